@@ -1,0 +1,50 @@
+# Everything that a developer or a user types. `make help` lists it.
+
+GO      ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+# Where a person sits in front of it, the demo stays; elsewhere it makes the
+# requests itself and ends.
+DEMO_FLAGS ?= $(shell test -t 0 || echo --once)
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build bin/usher, a static binary
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/usher ./cmd/usher
+
+.PHONY: demo
+demo: build ## see usher at work (root: on a cluster IP; else: on a loopback address)
+	@test/install.sh iptables
+	bin/usher demo $(DEMO_FLAGS)
+
+.PHONY: test
+test: ## run all tests, with the race detector; installs what they need (apt, as root)
+	@test/install.sh iptables nftables iproute2 procps
+	@test/privileges.sh
+	CGO_ENABLED=1 $(GO) test -race -timeout 20m ./...
+	@$(MAKE) --no-print-directory cross
+
+.PHONY: cross
+cross: ## check that everything compiles for other systems
+	GOOS=darwin $(GO) vet ./...
+	GOOS=windows $(GO) vet ./...
+
+.PHONY: fuzz
+fuzz: ## run each fuzz target for a minute (FUZZTIME=1m)
+	@test/fuzz.sh $(or $(FUZZTIME),1m)
+
+.PHONY: lint
+lint: ## gofmt, go vet, staticcheck
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$bad" || { echo "gofmt would change:"; echo "$$bad"; exit 1; }
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+
+.PHONY: clean
+clean: ## remove what the build made
+	rm -rf bin .cache

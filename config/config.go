@@ -1,0 +1,191 @@
+package config
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// A Source is where the model comes from.
+type Source interface {
+	// Run watches until ctx ends and calls apply with what changed, never
+	// concurrently. The first call holds every Service there is (perhaps none):
+	// before it, nothing may be changed in the kernel. A later call holds only
+	// the Services that changed. Run returns an error if it cannot go on, and
+	// nil once ctx has ended.
+	Run(ctx context.Context, apply func([]Service)) error
+}
+
+// Service is what usher serves for one Kubernetes Service.
+type Service struct {
+	Name types.NamespacedName
+
+	// Ports has one element for each service port and IP family, sorted by
+	// PortID. It is empty when the Service is gone, or is one that nobody
+	// proxies (headless, ExternalName, another proxy's).
+	Ports []ServicePort
+
+	// HealthCheckNodePort is where load balancers ask whether this node has
+	// endpoints of its own; 0 if they do not.
+	HealthCheckNodePort uint16
+}
+
+// PortID identifies a service port. Kubernetes tells the ports of a Service
+// apart by name; usher serves each IP family of one by itself.
+type PortID struct {
+	Namespace string
+	Service   string
+	Port      string // name of the service port; "" if it has none
+	Family    Family
+}
+
+// ServiceName returns the name of the Service that the port belongs to.
+func (id PortID) ServiceName() types.NamespacedName {
+	return types.NamespacedName{Namespace: id.Namespace, Name: id.Service}
+}
+
+// String returns "namespace/service:port", the form that kube-proxy uses too,
+// with "/IPv6" behind it for the IPv6 side.
+func (id PortID) String() string {
+	s := id.Namespace + "/" + id.Service
+	if id.Port != "" {
+		s += ":" + id.Port
+	}
+	if id.Family == IPv6 {
+		s += "/IPv6"
+	}
+	return s
+}
+
+// Compare orders service ports by namespace, Service, port name and family.
+func (id PortID) Compare(other PortID) int {
+	return cmp.Or(
+		cmp.Compare(id.Namespace, other.Namespace),
+		cmp.Compare(id.Service, other.Service),
+		cmp.Compare(id.Port, other.Port),
+		cmp.Compare(id.Family, other.Family),
+	)
+}
+
+// Family is an IP family.
+type Family uint8
+
+// The IP families.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// FamilyOf returns the family of a.
+func FamilyOf(a netip.Addr) Family {
+	if a.Unmap().Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// String returns the name that the Kubernetes API uses for f.
+func (f Family) String() string { return fmt.Sprintf("IPv%d", uint8(f)) }
+
+// Protocol is a transport protocol as the Kubernetes API writes it.
+type Protocol string
+
+// The protocols that a service port may have.
+const (
+	TCP  Protocol = "TCP"
+	UDP  Protocol = "UDP"
+	SCTP Protocol = "SCTP"
+)
+
+// ServicePort is one port of a Service in one IP family.
+type ServicePort struct {
+	ID          PortID
+	Protocol    Protocol
+	AppProtocol string // a hint for people; changes nothing
+
+	// VIPs are the places where clients connect: never empty, the cluster IP
+	// first.
+	VIPs []VIP
+
+	// AffinityTimeout is how long a client keeps its endpoint after its last
+	// new connection; 0 means no session affinity.
+	AffinityTimeout time.Duration
+
+	// Endpoints are all endpoints of this port, usable or not, sorted by
+	// address. In-flight connections to an endpoint end for UDP when it
+	// leaves this list.
+	Endpoints []Endpoint
+
+	// Cluster, Internal and External are the endpoints that a new connection
+	// may use: Internal and External as the Service's traffic policies want it
+	// for clients of cluster IPs and for clients from outside; Cluster is what
+	// both of them are under the policy Cluster, and what a client on this node
+	// may use whatever the external policy says.
+	Cluster, Internal, External []Endpoint
+
+	// InternalLocal and ExternalLocal say that the policy is Local: without
+	// an endpoint on this node, packets are dropped and not refused, since
+	// another node may have one.
+	InternalLocal, ExternalLocal bool
+}
+
+// VIPKind says what sort of address a VIP is.
+type VIPKind string
+
+// The kinds of VIP, named after the Service fields they come from.
+const (
+	ClusterIP      VIPKind = "ClusterIP"
+	NodePort       VIPKind = "NodePort"
+	ExternalIP     VIPKind = "ExternalIP"
+	LoadBalancerIP VIPKind = "LoadBalancerIP"
+)
+
+// VIP is an address and port that clients use for a service port.
+type VIP struct {
+	Kind VIPKind
+
+	// Addr is the address; for a node port the unspecified address of the
+	// family, which stands for every address of this node.
+	Addr netip.Addr
+	Port uint16
+
+	// Sources are the only networks that may connect; none means everybody.
+	Sources []netip.Prefix
+}
+
+// AddrPort returns the address and port of v.
+func (v VIP) AddrPort() netip.AddrPort { return netip.AddrPortFrom(v.Addr, v.Port) }
+
+// External reports whether the external traffic policy applies to v's clients.
+func (v VIP) External() bool { return v.Kind != ClusterIP }
+
+// Allows reports whether a client with address a may connect.
+func (v VIP) Allows(a netip.Addr) bool {
+	if len(v.Sources) == 0 {
+		return true
+	}
+	a = a.Unmap()
+	for _, p := range v.Sources {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// Endpoint is one endpoint of a service port.
+type Endpoint struct {
+	Addr netip.AddrPort
+
+	// Pod is "namespace/name" of the Pod behind the address, Node the name of
+	// its node and Zone that node's zone: "" where the EndpointSlice does not
+	// tell.
+	Pod, Node, Zone string
+
+	// Conditions as EndpointSlice defines them, its defaults filled in.
+	Ready, Serving, Terminating bool
+}
