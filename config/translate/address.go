@@ -1,0 +1,84 @@
+package translate
+
+import (
+	"net/netip"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// parseAddr reads an address as Kubernetes does: with leading zeros, which
+// count as decimal, and with an IPv4-mapped IPv6 address meaning the IPv4 one.
+// Objects that were stored by old API servers may hold both.
+func parseAddr(s string) (netip.Addr, bool) {
+	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
+	return a.Unmap(), ok
+}
+
+// parsePrefix reads a network in the same way.
+func parsePrefix(s string) (netip.Prefix, bool) {
+	_, n, err := netutils.ParseCIDRSloppy(s)
+	if err != nil {
+		return netip.Prefix{}, false
+	}
+	a, _ := netip.AddrFromSlice(n.IP)
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(a.Unmap(), bits), true
+}
+
+// forbidden knows the addresses that no endpoint may have.
+type forbidden struct {
+	loopback  bool // forbid loopback addresses too
+	own, vips *VIPSet
+}
+
+// address returns what speaks against a as an endpoint's address, or nil.
+func (f forbidden) address(path *field.Path, a netip.Addr) *field.Error {
+	if a.IsLoopback() {
+		if f.loopback {
+			return field.Invalid(path, a.String(), "may not be in the loopback range (127.0.0.0/8, ::1/128)")
+		}
+		return nil
+	}
+	return special(path, a)
+}
+
+// special returns what speaks against a as an address that reaches one host
+// beyond this node, or nil. The messages are those of the API server, which
+// has no rule against multicast beyond the link; such an address is no better.
+func special(path *field.Path, a netip.Addr) *field.Error {
+	detail := ""
+	switch {
+	case a.IsUnspecified():
+		detail = "may not be unspecified (" + a.String() + ")"
+	case a.IsLoopback():
+		detail = "may not be in the loopback range (127.0.0.0/8, ::1/128)"
+	case a.IsLinkLocalUnicast():
+		detail = "may not be in the link-local range (169.254.0.0/16, fe80::/10)"
+	case a.IsLinkLocalMulticast():
+		detail = "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"
+	case a.IsMulticast():
+		detail = "may not be in the multicast range (224.0.0.0/4, ff00::/8)"
+	case a == broadcast:
+		detail = "may not be the broadcast address"
+	default:
+		return nil
+	}
+	return field.Invalid(path, a.String(), detail)
+}
+
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
+// vip returns what speaks against an endpoint at a for a port with protocol p,
+// or nil: a connection to a VIP would come back to usher.
+func (f forbidden) vip(path *field.Path, p config.Protocol, a netip.AddrPort) *field.Error {
+	if f.own.Has(p, a) {
+		return field.Invalid(path, a.Addr().String(), "may not be an address of the Service itself")
+	}
+	if f.vips.Has(p, a) {
+		return field.Invalid(path, a.Addr().String(), "may not be an address of a Service")
+	}
+	return nil
+}

@@ -1,0 +1,184 @@
+package translate
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// candidate is an endpoint with all that decides whether it is used.
+type candidate struct {
+	config.Endpoint
+	hints *discoveryv1.EndpointHints
+}
+
+// gather returns the endpoints of each of ports, sorted by address, each
+// address and port once.
+func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refuse forbidden) ([][]candidate, []Problem) {
+	mine = slices.Clone(mine)
+	slices.SortFunc(mine, func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
+
+	var all []Problem
+	found := make([]map[netip.AddrPort]candidate, len(ports))
+	for _, slice := range mine {
+		family, ok := familyOf(slice.AddressType)
+		if !ok {
+			continue // FQDN: kube-proxy ignores them too
+		}
+		p := &problems{kind: "EndpointSlice", name: types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}}
+		hosts := hostsOf(slice, family, refuse, p)
+		for i, slicePort := range slice.Ports {
+			n := portNamed(ports, value(slicePort.Name), family)
+			if n < 0 || !usable(slicePort, ports[n], field.NewPath("ports").Index(i), p) {
+				continue
+			}
+			if found[n] == nil {
+				found[n] = map[netip.AddrPort]candidate{}
+			}
+			merge(found[n], hosts, ports[n].Protocol, uint16(*slicePort.Port), refuse, p)
+		}
+		all = append(all, p.list...)
+	}
+
+	sorted := make([][]candidate, len(ports))
+	for i, byAddr := range found {
+		sorted[i] = sortByAddr(byAddr)
+	}
+	return sorted, all
+}
+
+func familyOf(t discoveryv1.AddressType) (config.Family, bool) {
+	switch t {
+	case discoveryv1.AddressTypeIPv4:
+		return config.IPv4, true
+	case discoveryv1.AddressTypeIPv6:
+		return config.IPv6, true
+	}
+	return 0, false
+}
+
+// portNamed returns the index of the port of that name and family, or -1.
+func portNamed(ports []config.ServicePort, name string, family config.Family) int {
+	return slices.IndexFunc(ports, func(p config.ServicePort) bool { return p.ID.Port == name && p.ID.Family == family })
+}
+
+// usable reports whether a slice's port says where port is served.
+func usable(slicePort discoveryv1.EndpointPort, port config.ServicePort, path *field.Path, p *problems) bool {
+	number := value(slicePort.Port)
+	if number == 0 {
+		return false // null means "all ports", which has no meaning for a Service
+	}
+	if number < 1 || number > 65535 {
+		p.add(field.Invalid(path.Child("port"), number, "must be between 1 and 65535, inclusive"))
+		return false
+	}
+	if protocol := protocolOf(value(slicePort.Protocol)); protocol != port.Protocol {
+		p.add(field.Invalid(path.Child("protocol"), protocol,
+			"must be "+string(port.Protocol)+", the protocol of port "+port.ID.String()))
+		return false
+	}
+	return true
+}
+
+// host is an endpoint before it has a port.
+type host struct {
+	candidate
+	addr netip.Addr
+	path *field.Path // of the address
+}
+
+// hostsOf returns the endpoints of slice whose addresses may be served.
+func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forbidden, p *problems) []host {
+	out := make([]host, 0, len(slice.Endpoints))
+	for i := range slice.Endpoints {
+		e := &slice.Endpoints[i]
+		path := field.NewPath("endpoints").Index(i).Child("addresses")
+		if len(e.Addresses) == 0 {
+			p.add(field.Required(path, "must contain at least 1 address"))
+			continue
+		}
+		path = path.Index(0) // consumers must not use any of the others
+		a, ok := parseAddr(e.Addresses[0])
+		if !ok || config.FamilyOf(a) != family {
+			p.add(field.Invalid(path, e.Addresses[0], "must be an "+family.String()+" address"))
+			continue
+		}
+		if err := refuse.address(path, a); err != nil {
+			p.add(err)
+			continue
+		}
+		out = append(out, host{candidate{endpointOf(e), e.Hints}, a, path})
+	}
+	return out
+}
+
+// endpointOf fills in the defaults of the conditions, as their API
+// documentation defines them.
+func endpointOf(e *discoveryv1.Endpoint) config.Endpoint {
+	ready := e.Conditions.Ready == nil || *e.Conditions.Ready
+	out := config.Endpoint{
+		Node:        value(e.NodeName),
+		Zone:        value(e.Zone),
+		Ready:       ready,
+		Serving:     ready,
+		Terminating: value(e.Conditions.Terminating),
+	}
+	if e.Conditions.Serving != nil {
+		out.Serving = *e.Conditions.Serving
+	}
+	if ref := e.TargetRef; ref != nil && ref.Kind == "Pod" {
+		out.Pod = podName(ref)
+	}
+	return out
+}
+
+func podName(ref *corev1.ObjectReference) string { return ref.Namespace + "/" + ref.Name }
+
+// merge adds hosts, at the given port, to what was found already.
+func merge(found map[netip.AddrPort]candidate, hosts []host, protocol config.Protocol, port uint16, refuse forbidden, p *problems) {
+	for _, h := range hosts {
+		addr := netip.AddrPortFrom(h.addr, port)
+		if err := refuse.vip(h.path, protocol, addr); err != nil {
+			p.add(err)
+			continue
+		}
+		old, twice := found[addr]
+		if twice && !better(h.Endpoint, old.Endpoint) {
+			continue
+		}
+		h.Addr = addr
+		found[addr] = h.candidate
+	}
+}
+
+// better reports whether a says more than b of what is to be had at the
+// address that both have. An endpoint is in two slices while the controller
+// moves it; and two Pods have one address when the first is still terminating
+// and the second is running already.
+func better(a, b config.Endpoint) bool {
+	switch {
+	case a.Ready != b.Ready:
+		return a.Ready
+	case a.Terminating != b.Terminating && a.Ready:
+		return b.Terminating
+	case a.Serving != b.Serving:
+		return a.Serving
+	}
+	return false
+}
+
+func sortByAddr(byAddr map[netip.AddrPort]candidate) []candidate {
+	out := make([]candidate, 0, len(byAddr))
+	for _, c := range byAddr {
+		out = append(out, c)
+	}
+	slices.SortFunc(out, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
+	return out
+}

@@ -1,0 +1,168 @@
+package translate
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// Node is what must be known of the node that usher runs on.
+type Node struct {
+	// Name is the name that EndpointSlices give this node. If it is empty, no
+	// endpoint is local.
+	Name string
+
+	// Zone is the node's label topology.kubernetes.io/zone. If it is empty, no
+	// hint for a zone is for this node.
+	Zone string
+}
+
+// Options are the choices that hold for every Service. The zero value is right
+// for objects from an API server.
+type Options struct {
+	// ServiceProxyName is usher's name among the proxies of a cluster: see
+	// Proxied. "" is none.
+	ServiceProxyName string
+
+	// AllowLoopbackEndpoints admits endpoints in 127.0.0.0/8 and ::1: for
+	// manifests on a developer's machine. It must be off for objects from an
+	// API server, whose authors must not reach what listens on the loopback
+	// address of a node.
+	AllowLoopbackEndpoints bool
+
+	// VIPs are addresses that no endpoint may have, since a connection to one
+	// of them would come back to usher. The Service's own are refused without
+	// being named here. Nil is an empty set.
+	VIPs *VIPSet
+}
+
+// Service returns what usher serves for svc on node, and what is left out and
+// why. It takes from all the EndpointSlices that belong to svc and passes over
+// the others.
+//
+// The result has no ports if svc is one that usher does not proxy.
+func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node Node, opts Options) (config.Service, []Problem) {
+	out := config.Service{Name: types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}}
+	if !Proxied(svc, opts.ServiceProxyName) {
+		return out, nil
+	}
+
+	p := &problems{kind: "Service", name: out.Name}
+	out.Ports = servicePorts(svc, p)
+	out.HealthCheckNodePort = healthCheckNodePort(svc)
+
+	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, vips: opts.VIPs, own: NewVIPSet(out)}
+	mine := slicesOf(svc, all, opts.ServiceProxyName)
+	found, sliceProblems := gather(out.Ports, mine, refuse)
+	for i := range out.Ports {
+		choose(&out.Ports[i], found[i], node)
+	}
+	return out, append(p.list, sliceProblems...)
+}
+
+// servicePorts returns the ports of svc in each of its IP families, without
+// endpoints, sorted by PortID.
+func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
+	clusterIPs := clusterIPs(svc, p)
+	external := externalVIPs(svc, p)
+	timeout := affinityTimeout(svc, p)
+
+	var out []config.ServicePort
+	names := map[string]bool{}
+	for i := range svc.Spec.Ports {
+		port := &svc.Spec.Ports[i]
+		path := field.NewPath("spec", "ports").Index(i)
+		if names[port.Name] {
+			p.add(field.Duplicate(path.Child("name"), port.Name))
+			continue
+		}
+		names[port.Name] = true
+		if !validPort(port, path, p) {
+			continue
+		}
+		for _, ip := range clusterIPs {
+			family := config.FamilyOf(ip)
+			out = append(out, config.ServicePort{
+				ID:              config.PortID{Namespace: svc.Namespace, Service: svc.Name, Port: port.Name, Family: family},
+				Protocol:        protocolOf(port.Protocol),
+				AppProtocol:     value(port.AppProtocol),
+				VIPs:            vips(svc, port, ip, external, path, p),
+				AffinityTimeout: timeout,
+				InternalLocal:   internalLocal(svc),
+				ExternalLocal:   externalLocal(svc),
+			})
+		}
+	}
+	slices.SortFunc(out, func(a, b config.ServicePort) int {
+		if c := strings.Compare(a.ID.Port, b.ID.Port); c != 0 {
+			return c
+		}
+		return int(a.ID.Family) - int(b.ID.Family)
+	})
+	return out
+}
+
+// validPort reports whether port can be served at all.
+func validPort(port *corev1.ServicePort, path *field.Path, p *problems) bool {
+	if port.Port < 1 || port.Port > 65535 {
+		p.add(field.Invalid(path.Child("port"), port.Port, "must be between 1 and 65535, inclusive"))
+		return false
+	}
+	switch protocolOf(port.Protocol) {
+	case config.TCP, config.UDP, config.SCTP:
+		return true
+	}
+	p.add(field.NotSupported(path.Child("protocol"), port.Protocol, []config.Protocol{config.SCTP, config.TCP, config.UDP}))
+	return false
+}
+
+// protocolOf fills in the API's default.
+func protocolOf(p corev1.Protocol) config.Protocol {
+	if p == "" {
+		return config.TCP
+	}
+	return config.Protocol(p)
+}
+
+// affinityTimeout returns how long a client keeps its endpoint; 0 if it does
+// not.
+func affinityTimeout(svc *corev1.Service, p *problems) time.Duration {
+	if svc.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return 0
+	}
+	seconds := corev1.DefaultClientIPServiceAffinitySeconds
+	if c := svc.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		seconds = *c.ClientIP.TimeoutSeconds
+	}
+	if seconds < 1 || seconds > 86400 {
+		p.add(field.Invalid(field.NewPath("spec", "sessionAffinityConfig", "clientIP", "timeoutSeconds"), seconds,
+			"must be between 1 and 86400, inclusive"))
+		seconds = corev1.DefaultClientIPServiceAffinitySeconds
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// healthCheckNodePort returns the port on which load balancers ask for this
+// node's endpoints; 0 if they do not.
+func healthCheckNodePort(svc *corev1.Service) uint16 {
+	port := svc.Spec.HealthCheckNodePort
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || !externalLocal(svc) || port < 1 || port > 65535 {
+		return 0
+	}
+	return uint16(port)
+}
+
+func value[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}

@@ -1,0 +1,144 @@
+package translate
+
+import (
+	"net/netip"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// clusterIPs returns the cluster IPs of svc, at most one of each family.
+func clusterIPs(svc *corev1.Service, p *problems) []netip.Addr {
+	path := field.NewPath("spec", "clusterIPs")
+	all := svc.Spec.ClusterIPs
+	if len(all) == 0 { // an object that is older than dual stack
+		all = []string{svc.Spec.ClusterIP}
+	}
+	var out []netip.Addr
+	for i, s := range all {
+		a, ok := parseAddr(s)
+		switch {
+		case !ok:
+			p.add(field.Invalid(path.Index(i), s, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"))
+		case a.IsUnspecified() || a.IsMulticast():
+			p.add(special(path.Index(i), a))
+		case len(out) > 0 && config.FamilyOf(out[0]) == config.FamilyOf(a):
+			p.add(field.Invalid(path, all, "may specify no more than one IP for each IP family"))
+		default:
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// externalVIPs returns the external and load balancer IPs of svc, without
+// ports.
+func externalVIPs(svc *corev1.Service, p *problems) []config.VIP {
+	var out []config.VIP
+	for i, s := range svc.Spec.ExternalIPs {
+		path := field.NewPath("spec", "externalIPs").Index(i)
+		if a, ok := externalAddr(s, path, p); ok {
+			out = append(out, config.VIP{Kind: config.ExternalIP, Addr: a})
+		}
+	}
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return out
+	}
+	for i, ingress := range svc.Status.LoadBalancer.Ingress {
+		if ingress.IP == "" || value(ingress.IPMode) == corev1.LoadBalancerIPModeProxy {
+			continue // a host name, or a balancer that delivers to the node port itself
+		}
+		path := field.NewPath("status", "loadBalancer", "ingress").Index(i).Child("ip")
+		if a, ok := externalAddr(ingress.IP, path, p); ok {
+			out = append(out, config.VIP{Kind: config.LoadBalancerIP, Addr: a})
+		}
+	}
+	return out
+}
+
+// externalAddr refuses addresses whose portal would take this node's own
+// traffic, such as what goes to its loopback address.
+func externalAddr(s string, path *field.Path, p *problems) (netip.Addr, bool) {
+	a, ok := parseAddr(s)
+	if !ok {
+		p.add(field.Invalid(path, s, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"))
+		return a, false
+	}
+	if err := special(path, a); err != nil {
+		p.add(err)
+		return a, false
+	}
+	return a, true
+}
+
+// vips returns where clients connect to port in the family of clusterIP. Each
+// address is there once; the first reason to serve it counts, as it does in
+// the order of kube-proxy's rules.
+func vips(svc *corev1.Service, port *corev1.ServicePort, clusterIP netip.Addr, external []config.VIP, path *field.Path, p *problems) []config.VIP {
+	family, number := config.FamilyOf(clusterIP), uint16(port.Port)
+	out := []config.VIP{{Kind: config.ClusterIP, Addr: clusterIP, Port: number}}
+	seen := map[netip.Addr]bool{clusterIP: true}
+	for _, v := range external {
+		if config.FamilyOf(v.Addr) != family || seen[v.Addr] {
+			continue
+		}
+		seen[v.Addr] = true
+		v.Port = number
+		if v.Kind == config.LoadBalancerIP {
+			v.Sources = sourceRanges(svc, family, p)
+		}
+		out = append(out, v)
+	}
+	if hasNodePort(svc, port, path, p) {
+		any := netip.IPv4Unspecified()
+		if family == config.IPv6 {
+			any = netip.IPv6Unspecified()
+		}
+		out = append(out, config.VIP{Kind: config.NodePort, Addr: any, Port: uint16(port.NodePort)})
+	}
+	return out
+}
+
+// hasNodePort reports whether port is served on the node's addresses. A
+// Service of type LoadBalancer has no node port if it was made with
+// allocateLoadBalancerNodePorts: false.
+func hasNodePort(svc *corev1.Service, port *corev1.ServicePort, path *field.Path, p *problems) bool {
+	if svc.Spec.Type != corev1.ServiceTypeNodePort && svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return false
+	}
+	if port.NodePort < 0 || port.NodePort > 65535 {
+		p.add(field.Invalid(path.Child("nodePort"), port.NodePort, "must be between 1 and 65535, inclusive"))
+		return false
+	}
+	return port.NodePort != 0
+}
+
+// sourceRanges returns the networks whose clients may connect to a load
+// balancer IP of the family; none means everybody.
+//
+// Ranges of the other family are kept: if there are only such, nobody in this
+// family is allowed, and an empty list would say the opposite. A range that
+// cannot be read is no reason to let everybody in either.
+func sourceRanges(svc *corev1.Service, family config.Family, p *problems) []netip.Prefix {
+	var out []netip.Prefix
+	for i, s := range svc.Spec.LoadBalancerSourceRanges {
+		s = strings.TrimSpace(s) // the API allows it
+		n, ok := parsePrefix(s)
+		if !ok {
+			path := field.NewPath("spec", "loadBalancerSourceRanges").Index(i)
+			p.add(field.Invalid(path, s, "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)"))
+			n = nobody
+		}
+		if n.Bits() == 0 && config.FamilyOf(n.Addr()) == family {
+			return nil
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// nobody is a network that no client is in.
+var nobody = netip.PrefixFrom(netip.IPv6Unspecified(), 128)
