@@ -1,0 +1,203 @@
+package manifest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	kjson "sigs.k8s.io/json"
+)
+
+// header is what says which object a value is.
+type header struct {
+	APIVersion string
+	Kind       string
+	name       types.NamespacedName
+}
+
+// versions are the kinds that are read, each in its one version.
+var versions = map[schema.GroupKind]string{
+	{Kind: "List"}:          "v1",
+	{Kind: "Service"}:       "v1",
+	{Kind: "ServiceList"}:   "v1",
+	{Kind: "Endpoints"}:     "v1",
+	{Kind: "EndpointsList"}: "v1",
+	{Group: discoveryv1.GroupName, Kind: "EndpointSlice"}:     "v1",
+	{Group: discoveryv1.GroupName, Kind: "EndpointSliceList"}: "v1",
+}
+
+// value reads one JSON value, which is an object or a list of objects. If spoiled
+// is set, there was a mistake in the value already, and it is only asked for
+// names. What the value leaves out of the header is taken from defaults.
+func (r *reader) value(place Problem, value []byte, defaults header, spoiled bool) {
+	h, err := readHeader(value, defaults)
+	if err != nil {
+		r.fail(place.with(err))
+		return
+	}
+	place.Object = key{h.Kind, h.name}.String()
+	gv, err := schema.ParseGroupVersion(h.APIVersion)
+	if err != nil {
+		r.fail(place.with(field.Invalid(field.NewPath("apiVersion"), h.APIVersion, "must be a version or a group and a version, (e.g. v1 or discovery.k8s.io/v1)")))
+		return
+	}
+	version, known := versions[schema.GroupKind{Group: gv.Group, Kind: h.Kind}]
+	switch {
+	case !known:
+		r.warnings = append(r.warnings, place.with(fmt.Errorf("ignored: usher does not read %s of %s", h.Kind, h.APIVersion)))
+	case gv.Version != version:
+		want := schema.GroupVersion{Group: gv.Group, Version: version}.String()
+		r.spoil(key{h.Kind, h.name}, place, []error{field.NotSupported(field.NewPath("apiVersion"), h.APIVersion, []string{want})})
+	case strings.HasSuffix(h.Kind, "List"):
+		r.list(place, value, h, spoiled)
+	default:
+		r.object(place, value, h, spoiled)
+	}
+}
+
+// readHeader reads which object value is, as far as that can be understood.
+func readHeader(value []byte, defaults header) (header, error) {
+	var raw struct {
+		APIVersion any             `json:"apiVersion"`
+		Kind       any             `json:"kind"`
+		Metadata   json.RawMessage `json:"metadata"`
+	}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(value, &raw); err != nil || value[0] != '{' {
+		return header{}, errors.New("must be an object with the fields apiVersion, kind and metadata")
+	}
+	h := defaults
+	for _, f := range []struct {
+		name  string
+		value any
+		into  *string
+	}{{"apiVersion", raw.APIVersion, &h.APIVersion}, {"kind", raw.Kind, &h.Kind}} {
+		s, ok := f.value.(string)
+		switch {
+		case ok && s != "":
+			*f.into = s
+		case f.value != nil && !ok:
+			return header{}, field.TypeInvalid(field.NewPath(f.name), f.value, "must be a string")
+		case *f.into == "":
+			return header{}, field.Required(field.NewPath(f.name), "")
+		}
+	}
+	h.name = readName(raw.Metadata)
+	return h, nil
+}
+
+// readName reads the name of an object. A mistake in its metadata comes to light
+// later.
+func readName(metadata []byte) types.NamespacedName {
+	var meta struct {
+		Name      any `json:"name"`
+		Namespace any `json:"namespace"`
+	}
+	_ = kjson.UnmarshalCaseSensitivePreserveInts(metadata, &meta)
+	name, _ := meta.Name.(string)
+	namespace, _ := meta.Namespace.(string)
+	if namespace == "" {
+		namespace = metav1.NamespaceDefault
+	}
+	return types.NamespacedName{Namespace: namespace, Name: name}
+}
+
+// list reads the objects of a List. The items of a ServiceList and its like
+// need not say what they are.
+func (r *reader) list(place Problem, value []byte, h header, spoiled bool) {
+	place.Object = h.Kind
+	var list struct {
+		metav1.TypeMeta `json:",inline"`
+		Metadata        metav1.ListMeta   `json:"metadata"`
+		Items           []json.RawMessage `json:"items"`
+	}
+	errs := decodeStrict(value, &list)
+	for _, err := range errs {
+		r.errors = append(r.errors, place.with(err))
+	}
+	if len(errs) > 0 && len(list.Items) == 0 {
+		r.unreadable = true
+	}
+	var defaults header
+	if kind := strings.TrimSuffix(h.Kind, "List"); kind != "" {
+		defaults = header{APIVersion: h.APIVersion, Kind: kind}
+	}
+	for i, item := range list.Items {
+		place := Problem{File: place.File, Document: place.Document, Item: fmt.Sprintf("items[%d]", i)}
+		if h, err := readHeader(item, defaults); err == nil && strings.HasSuffix(h.Kind, "List") {
+			r.fail(place.with(errors.New("a list may not be in a list")))
+			continue
+		}
+		r.value(place, item, defaults, spoiled || len(errs) > 0)
+	}
+}
+
+// object reads a Service, EndpointSlice or Endpoints.
+func (r *reader) object(place Problem, value []byte, h header, spoiled bool) {
+	o := object{key: key{h.Kind, h.name}, place: place}
+	var errs []error
+	switch h.Kind {
+	case "Service":
+		o.service, errs = decodeService(value, r.nets)
+		if len(errs) == 0 && !spoiled {
+			r.warnings = append(r.warnings, warnService(o.service, place)...)
+		}
+	case "EndpointSlice":
+		var slice *discoveryv1.EndpointSlice
+		slice, errs = decodeSlice(value)
+		o.slices = []*discoveryv1.EndpointSlice{slice}
+	case "Endpoints":
+		o.slices, errs = decodeEndpoints(value)
+	}
+	if spoiled || len(errs) > 0 {
+		r.spoil(o.key, place, errs)
+		return
+	}
+	r.objects = append(r.objects, o)
+}
+
+func decodeService(value []byte, nets networks) (*corev1.Service, []error) {
+	svc := &corev1.Service{}
+	if errs := decodeStrict(value, svc); len(errs) > 0 {
+		return nil, errs
+	}
+	defaultService(svc)
+	errs := validateService(svc)
+	if len(errs) == 0 {
+		errs = nets.chooseFamilies(svc)
+	}
+	trim(&svc.ObjectMeta)
+	return svc, flat(errs)
+}
+
+func decodeSlice(value []byte) (*discoveryv1.EndpointSlice, []error) {
+	slice := &discoveryv1.EndpointSlice{}
+	if errs := decodeStrict(value, slice); len(errs) > 0 {
+		return nil, errs
+	}
+	defaultSlice(slice)
+	errs := validateSlice(slice)
+	trim(&slice.ObjectMeta)
+	return slice, flat(errs)
+}
+
+// trim takes out what is of no use and can be large.
+func trim(meta *metav1.ObjectMeta) {
+	meta.ManagedFields = nil
+	delete(meta.Annotations, corev1.LastAppliedConfigAnnotation)
+}
+
+// flat returns the errors of a list, each with all its text.
+func flat(list field.ErrorList) []error {
+	var out []error
+	for _, err := range list {
+		out = append(out, err)
+	}
+	return out
+}

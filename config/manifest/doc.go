@@ -1,0 +1,33 @@
+// Package manifest is the source that takes Services from files: the YAML or
+// JSON that one would give to kubectl apply, or that kubectl get -o yaml prints.
+//
+// What is read, from files and from folders (the .yaml, .yml and .json files in
+// them, not in their sub-folders, and none whose name begins with a dot):
+//
+//	v1                    Service, Endpoints, List, ServiceList, EndpointsList
+//	discovery.k8s.io/v1   EndpointSlice, EndpointSliceList
+//
+// Other kinds are passed over with a warning. A file goes through these stages,
+// each of which is a pure function in a file of that name:
+//
+//	split.go       a file's bytes  → documents
+//	yaml.go        a document      → JSON, with the lines of mistakes
+//	decode.go      JSON            → objects, strictly: an unknown or doubled field is an error
+//	defaults.go    an object       → the same with what an API server fills in
+//	validate.go    an object       → what an API server would say against it
+//	endpoints.go   an Endpoints    → the EndpointSlices that it stands for
+//	read.go        all of the above in one
+//	history.go     two readings    → the objects of a file: the last good version of each
+//	resolve.go     all objects     → the model, with cluster IPs for those that have none
+//
+// Around them, load.go reads the files that changed, [Check] says all that is
+// wrong with some files, and a [Source] watches files and hands over what
+// changes.
+//
+// A mistake costs as little as it can. An object with a mistake keeps its last
+// good version; a document that cannot be read at all keeps everything that its
+// file held; other files are not affected. Every error names file, document,
+// object and field, and says what is allowed.
+//
+// Nothing is ever written: neither files nor status fields.
+package manifest

@@ -1,0 +1,162 @@
+//lint:file-ignore SA1019 Endpoints are deprecated, and read for those who still have them.
+
+package manifest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+)
+
+// Who wrote an EndpointSlice, by its label endpointslice.kubernetes.io/managed-by.
+const (
+	sliceController  = "endpointslice-controller.k8s.io"
+	mirrorController = "endpointslicemirroring-controller.k8s.io"
+)
+
+// leaderAnnotation is on Endpoints that are a lock and lead to nothing.
+const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
+
+// decodeEndpoints reads an Endpoints object and returns the slices that it
+// stands for.
+func decodeEndpoints(value []byte) ([]*discoveryv1.EndpointSlice, []error) {
+	endpoints := &corev1.Endpoints{}
+	if errs := decodeStrict(value, endpoints); len(errs) > 0 {
+		return nil, errs
+	}
+	defaultEndpoints(endpoints)
+	if errs := validateEndpoints(endpoints); len(errs) > 0 {
+		return nil, flat(errs)
+	}
+	return mirror(endpoints), nil
+}
+
+func defaultEndpoints(endpoints *corev1.Endpoints) {
+	defaultMeta(&endpoints.ObjectMeta)
+	for i := range endpoints.Subsets {
+		ports := endpoints.Subsets[i].Ports
+		for j := range ports {
+			setDefault(&ports[j].Protocol, corev1.ProtocolTCP)
+		}
+	}
+}
+
+// mirror returns the EndpointSlices that Kubernetes makes of an Endpoints
+// object: one for each subset and IP family. Their names are none that a real
+// slice can have, and say where they come from.
+func mirror(endpoints *corev1.Endpoints) []*discoveryv1.EndpointSlice {
+	if endpoints.Labels[discoveryv1.LabelSkipMirror] == "true" {
+		return nil
+	}
+	if _, lock := endpoints.Annotations[leaderAnnotation]; lock {
+		return nil
+	}
+	var out []*discoveryv1.EndpointSlice
+	for i := range endpoints.Subsets {
+		for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+			if s := mirrorSubset(endpoints, i, family); len(s.Endpoints) > 0 {
+				out = append(out, s)
+			}
+		}
+	}
+	return out
+}
+
+// mirroredFrom returns the field of an Endpoints object from which the slice of
+// that name was made.
+func mirroredFrom(name string) string {
+	_, subset, _ := strings.Cut(name, ":")
+	return subset
+}
+
+func mirrorSubset(endpoints *corev1.Endpoints, i int, family discoveryv1.AddressType) *discoveryv1.EndpointSlice {
+	subset := &endpoints.Subsets[i]
+	labels := maps.Clone(endpoints.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels[discoveryv1.LabelServiceName] = endpoints.Name
+	labels[discoveryv1.LabelManagedBy] = mirrorController
+	out := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: endpoints.Namespace,
+			Name:      fmt.Sprintf("%s:subsets[%d]", endpoints.Name, i),
+			Labels:    labels,
+		},
+		AddressType: family,
+	}
+	for _, p := range subset.Ports {
+		out.Ports = append(out.Ports, discoveryv1.EndpointPort{
+			Name: &p.Name, Port: &p.Port, Protocol: &p.Protocol, AppProtocol: p.AppProtocol,
+		})
+	}
+	add := func(addresses []corev1.EndpointAddress, ready bool) {
+		for _, a := range addresses {
+			if netutils.IsIPv6String(a.IP) != (family == discoveryv1.AddressTypeIPv6) {
+				continue
+			}
+			out.Endpoints = append(out.Endpoints, discoveryv1.Endpoint{
+				Addresses:  []string{a.IP},
+				Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+				TargetRef:  a.TargetRef,
+				NodeName:   a.NodeName,
+			})
+		}
+	}
+	add(subset.Addresses, true)
+	add(subset.NotReadyAddresses, false)
+	return out
+}
+
+// validateEndpoints checks an Endpoints object that has its defaults.
+func validateEndpoints(e *corev1.Endpoints) field.ErrorList {
+	errs := validation.ValidateObjectMeta(&e.ObjectMeta, true, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
+	for i := range e.Subsets {
+		s, path := &e.Subsets[i], field.NewPath("subsets").Index(i)
+		if len(s.Addresses) == 0 && len(s.NotReadyAddresses) == 0 {
+			errs = append(errs, field.Required(path, "must specify `addresses` or `notReadyAddresses`"))
+		}
+		errs = append(errs, validateAddresses(s.Addresses, path.Child("addresses"))...)
+		errs = append(errs, validateAddresses(s.NotReadyAddresses, path.Child("notReadyAddresses"))...)
+		for j := range s.Ports {
+			errs = append(errs, validateSubsetPort(&s.Ports[j], len(s.Ports) > 1, path.Child("ports").Index(j))...)
+		}
+	}
+	return errs
+}
+
+func validateAddresses(addresses []corev1.EndpointAddress, path *field.Path) (errs field.ErrorList) {
+	for i := range addresses {
+		a, path := &addresses[i], path.Index(i)
+		errs = append(errs, validateEndpointIP(a.IP, path.Child("ip"), true)...)
+		if a.Hostname != "" {
+			errs = append(errs, invalid(path.Child("hostname"), a.Hostname, utilvalidation.IsDNS1123Label(a.Hostname))...)
+		}
+		if a.NodeName != nil {
+			errs = append(errs, invalid(path.Child("nodeName"), *a.NodeName, validation.NameIsDNSSubdomain(*a.NodeName, false))...)
+		}
+	}
+	return errs
+}
+
+func validateSubsetPort(p *corev1.EndpointPort, named bool, path *field.Path) (errs field.ErrorList) {
+	if p.Name != "" {
+		errs = append(errs, invalid(path.Child("name"), p.Name, utilvalidation.IsDNS1123Label(p.Name))...)
+	} else if named {
+		errs = append(errs, field.Required(path.Child("name"), ""))
+	}
+	errs = append(errs, invalid(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))...)
+	if !slices.Contains(protocols, p.Protocol) {
+		errs = append(errs, field.NotSupported(path.Child("protocol"), p.Protocol, protocols))
+	}
+	return append(errs, validateAppProtocol(p.AppProtocol, path)...)
+}

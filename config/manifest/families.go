@@ -1,0 +1,136 @@
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// networks are the service CIDRs: at most one of each family, that of the
+// default family first.
+type networks []netip.Prefix
+
+// newNetworks checks the service CIDRs.
+func newNetworks(cidrs []netip.Prefix) (networks, error) {
+	if len(cidrs) == 0 {
+		cidrs = []netip.Prefix{DefaultServiceCIDR}
+	}
+	var out networks
+	for _, c := range cidrs {
+		switch {
+		case !c.IsValid():
+			return nil, errors.New("service CIDR: must be a network, (e.g. 10.96.0.0/12)")
+		case c.Addr().Is4In6():
+			return nil, fmt.Errorf("service CIDR %v: must not be an IPv4-mapped IPv6 network", c)
+		case c.Addr().BitLen()-c.Bits() < 2:
+			return nil, fmt.Errorf("service CIDR %v: too small: must have room for 4 addresses or more", c)
+		case out.of(config.FamilyOf(c.Addr())).IsValid():
+			return nil, fmt.Errorf("service CIDR %v: there is one of this family already", c)
+		}
+		out = append(out, c.Masked())
+	}
+	return out, nil
+}
+
+// of returns the network of that family; the zero Prefix if there is none.
+func (n networks) of(f config.Family) netip.Prefix {
+	for _, c := range n {
+		if config.FamilyOf(c.Addr()) == f {
+			return c
+		}
+	}
+	return netip.Prefix{}
+}
+
+func (n networks) has(f corev1.IPFamily) bool { return n.of(familyOf(f)).IsValid() }
+
+func familyOf(f corev1.IPFamily) config.Family {
+	if f == corev1.IPv6Protocol {
+		return config.IPv6
+	}
+	return config.IPv4
+}
+
+func other(f corev1.IPFamily) corev1.IPFamily {
+	if f == corev1.IPv6Protocol {
+		return corev1.IPv4Protocol
+	}
+	return corev1.IPv6Protocol
+}
+
+// chooseFamilies fills in ipFamilyPolicy and ipFamilies of a Service that is
+// valid, as an API server does when the Service is created. Afterwards ipFamilies
+// has the family of every cluster IP that the Service has or is to get.
+//
+// One rule is missing: a cluster IP that is given may have any family, since no
+// network is needed to give it out.
+func (n networks) chooseFamilies(svc *corev1.Service) field.ErrorList {
+	spec, path := &svc.Spec, field.NewPath("spec")
+	if spec.Type == corev1.ServiceTypeExternalName || spec.ClusterIP == corev1.ClusterIPNone {
+		return nil // no addresses
+	}
+	if spec.IPFamilyPolicy == nil {
+		spec.IPFamilyPolicy = new(corev1.IPFamilyPolicySingleStack)
+	}
+	var errs field.ErrorList
+	if *spec.IPFamilyPolicy == corev1.IPFamilyPolicySingleStack {
+		const rule = "must be 'RequireDualStack' or 'PreferDualStack' when multiple %s are specified"
+		if len(spec.ClusterIPs) > 1 {
+			errs = append(errs, field.Invalid(path.Child("ipFamilyPolicy"), *spec.IPFamilyPolicy, fmt.Sprintf(rule, "cluster IPs")))
+		}
+		if len(spec.IPFamilies) > 1 {
+			errs = append(errs, field.Invalid(path.Child("ipFamilyPolicy"), *spec.IPFamilyPolicy, fmt.Sprintf(rule, "IP families")))
+		}
+		if len(errs) > 0 {
+			return errs
+		}
+	}
+	for i, ip := range spec.ClusterIPs {
+		if i >= len(spec.IPFamilies) {
+			spec.IPFamilies = append(spec.IPFamilies, ipFamilyOf(ip))
+		}
+	}
+	if len(spec.IPFamilies) == 0 {
+		spec.IPFamilies = []corev1.IPFamily{corev1.IPFamily(config.FamilyOf(n[0].Addr()).String())}
+	}
+	if second := other(spec.IPFamilies[0]); *spec.IPFamilyPolicy != corev1.IPFamilyPolicySingleStack && len(spec.IPFamilies) == 1 {
+		switch {
+		case n.has(second):
+			spec.IPFamilies = append(spec.IPFamilies, second)
+		case *spec.IPFamilyPolicy == corev1.IPFamilyPolicyRequireDualStack:
+			errs = append(errs, field.Invalid(path.Child("ipFamilyPolicy"), *spec.IPFamilyPolicy,
+				fmt.Sprintf("there is no service CIDR for %s addresses", second)))
+		}
+	}
+	for i := len(spec.ClusterIPs); i < len(spec.IPFamilies); i++ {
+		if f := spec.IPFamilies[i]; !n.has(f) {
+			errs = append(errs, field.Invalid(path.Child("ipFamilies").Index(i), f, fmt.Sprintf("there is no service CIDR for %s addresses", f)))
+		}
+	}
+	return errs
+}
+
+func ipFamilyOf(ip string) corev1.IPFamily {
+	if netutils.IsIPv6String(ip) {
+		return corev1.IPv6Protocol
+	}
+	return corev1.IPv4Protocol
+}
+
+// clusterAddr reads a cluster IP; the zero Addr if it is "None" or empty.
+func clusterAddr(s string) netip.Addr {
+	a, _ := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
+	return a.Unmap()
+}
+
+// hasClusterIPs reports whether svc has cluster IPs, or is to get some.
+func hasClusterIPs(svc *corev1.Service) bool {
+	return svc.Spec.Type != corev1.ServiceTypeExternalName && !slices.Contains(svc.Spec.ClusterIPs, corev1.ClusterIPNone)
+}

@@ -1,0 +1,128 @@
+package manifest
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/usherproxy/usher/config/translate"
+)
+
+func testNetworks(t testing.TB) networks {
+	n, err := newNetworks([]netip.Prefix{DefaultServiceCIDR, netip.MustParsePrefix("fd00::/112")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// FuzzRead feeds anything to the reader, and what comes out of it to the
+// resolver: neither may panic, take long, or lose an error.
+func FuzzRead(f *testing.F) {
+	for _, pattern := range []string{"testdata/*/*.yaml", "testdata/*/*.json", "../../examples/*.yaml"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, file := range files {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(data)
+		}
+	}
+	nets := testNetworks(f)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, name := range []string{"f.yaml", "f.json"} {
+			r := read(name, data, nets, 1<<20)
+			if (r.unreadable || len(r.spoiled) > 0) && len(r.errors) == 0 {
+				t.Errorf("%s: something cannot be read, and nothing is said of it", name)
+			}
+			for _, p := range append(r.errors, r.warnings...) {
+				if p.File != name || p.Err == nil {
+					t.Errorf("%s: %#v", name, p)
+				}
+				_ = p.Error()
+			}
+			resolver := &resolver{nets: nets, node: translate.Node{Name: "here"}, opts: translate.Options{AllowLoopbackEndpoints: true}}
+			first := resolver.resolve(r.objects)
+			again := resolver.resolve(remember(r.objects, reading{unreadable: true}))
+			if n := len(changes(first.services, again.services)); n > 0 {
+				t.Errorf("%s: %d Services changed without reason", name, n)
+			}
+		}
+	})
+}
+
+// many is a manifest of n Services with an EndpointSlice each.
+func many(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, `apiVersion: v1
+kind: Service
+metadata:
+  name: web-%[1]d
+  namespace: shop
+  labels:
+    app: web-%[1]d
+spec:
+  selector:
+    app: web-%[1]d
+  ports:
+  - name: http
+    port: 80
+    targetPort: 8080
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: web-%[1]d-abcde
+  namespace: shop
+  labels:
+    kubernetes.io/service-name: web-%[1]d
+addressType: IPv4
+ports:
+- name: http
+  port: 8080
+endpoints:
+- addresses: [10.1.%[2]d.%[3]d]
+  nodeName: here
+- addresses: [10.2.%[2]d.%[3]d]
+  nodeName: there
+---
+`, i, i/250, i%250+1)
+	}
+	return b.String()
+}
+
+// BenchmarkLoad reads 10,000 Services with their EndpointSlices from one file.
+func BenchmarkLoad(b *testing.B) {
+	file := filepath.Join(b.TempDir(), "many.yaml")
+	if err := os.WriteFile(file, []byte(many(10000)), 0o644); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		r, err := Check(Options{Paths: []string{file}})
+		if err != nil || len(r.Services) != 10000 || len(r.Errors) > 0 {
+			b.Fatal(err, len(r.Services), r.Errors)
+		}
+	}
+}
+
+// BenchmarkResolve makes the model of 10,000 Services anew, which is what each
+// change costs besides reading the file that changed.
+func BenchmarkResolve(b *testing.B) {
+	r := read("many.yaml", []byte(many(10000)), testNetworks(b), DefaultMaxFileSize)
+	res := &resolver{nets: testNetworks(b)}
+	before := res.resolve(r.objects).services
+	for b.Loop() {
+		after := res.resolve(r.objects).services
+		if len(changes(before, after)) != 0 {
+			b.Fatal("changed")
+		}
+	}
+}

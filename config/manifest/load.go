@@ -1,0 +1,146 @@
+package manifest
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"errors"
+	"io/fs"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// confirm is how long a file has to be gone, or to say nothing at all, until
+// that is believed: editors and copying programs make files vanish or be empty
+// for a moment.
+const confirm = 200 * time.Millisecond
+
+// loader reads files and remembers what they said.
+type loader struct {
+	paths    []string
+	maxSize  int
+	resolver *resolver
+	files    map[string]*file // by absolute path
+	listing  listing          // as of the last load
+}
+
+// file is what is remembered of a file.
+type file struct {
+	path     string
+	sum      [sha256.Size]byte // of what it contained when it was last read; zero if it could not be read
+	objects  []object
+	errors   []Problem
+	warnings []Problem
+	doubted  time.Time // since when it is gone or says nothing; zero if it is not
+}
+
+// loaded is the outcome of a load.
+type loaded struct {
+	resolution
+	changed map[string]bool // files that were read anew, by the path that problems name
+	doubts  bool            // there is something to be confirmed by a load somewhat later
+}
+
+// load reads what has changed, and makes the model anew.
+func (l *loader) load(now time.Time) loaded {
+	l.listing = list(l.paths)
+	out := loaded{changed: map[string]bool{}}
+	here := map[string]bool{}
+	for _, e := range l.listing.entries {
+		here[e.abs] = true
+		l.visit(e, now, &out)
+	}
+	for abs, f := range l.files {
+		if here[abs] || l.listing.covers(abs) {
+			continue
+		}
+		if f.gone(now, &out) {
+			delete(l.files, abs)
+		}
+	}
+
+	var objects []object
+	files := slices.SortedFunc(maps.Values(l.files), func(a, b *file) int { return cmp.Compare(a.path, b.path) })
+	for _, f := range files {
+		objects = append(objects, f.objects...)
+	}
+	out.resolution = l.resolver.resolve(objects)
+	errs, warnings := slices.Clone(l.listing.problems), []Problem(nil)
+	for _, f := range files {
+		errs, warnings = append(errs, f.errors...), append(warnings, f.warnings...)
+	}
+	out.errors = sortProblems(append(errs, out.errors...))
+	out.warnings = sortProblems(append(warnings, out.warnings...))
+	return out
+}
+
+// visit reads one file, unless its content is what it was.
+func (l *loader) visit(e entry, now time.Time, out *loaded) {
+	f := l.files[e.abs]
+	known := f != nil
+	if !known {
+		f = &file{path: e.path}
+	}
+	data, err := readFile(e.path, l.maxSize)
+	if errors.Is(err, fs.ErrNotExist) {
+		if known && f.gone(now, out) {
+			delete(l.files, e.abs)
+		}
+		return
+	}
+	l.files[e.abs] = f
+	if err != nil { // what it said last still holds
+		f.sum, f.errors, f.warnings, f.doubted = [sha256.Size]byte{}, []Problem{{File: e.path, Err: err}}, nil, time.Time{}
+		return
+	}
+	sum := sha256.Sum256(data)
+	if known && sum == f.sum {
+		f.doubted = time.Time{}
+		return
+	}
+	r := read(e.path, data, l.resolver.nets, l.maxSize)
+	if known && len(f.objects) > 0 && silent(r) && !f.gone(now, out) {
+		return
+	}
+	out.changed[e.path] = true
+	*f = file{path: e.path, sum: sum, objects: remember(f.objects, r), errors: r.errors, warnings: r.warnings}
+}
+
+// silent reports whether a file says nothing, not even something wrong.
+func silent(r reading) bool {
+	return len(r.objects) == 0 && len(r.errors) == 0 && len(r.warnings) == 0
+}
+
+// gone reports whether it is to be believed that f is gone or empty.
+func (f *file) gone(now time.Time, out *loaded) bool {
+	if f.doubted.IsZero() {
+		f.doubted = now
+	}
+	if len(f.objects) == 0 || now.Sub(f.doubted) >= confirm {
+		return true
+	}
+	out.doubts = true
+	return false
+}
+
+// changes returns the Services of now that are not as they were before, and
+// those that are gone, without ports; sorted by name.
+func changes(before, now map[name]config.Service) []config.Service {
+	var out []config.Service
+	for n, svc := range now {
+		if old, ok := before[n]; !ok || !equal(old, svc) {
+			out = append(out, svc)
+		}
+	}
+	for n := range before {
+		if _, ok := now[n]; !ok {
+			out = append(out, config.Service{Name: n})
+		}
+	}
+	slices.SortFunc(out, func(a, b config.Service) int {
+		return cmp.Or(cmp.Compare(a.Name.Namespace, b.Name.Namespace), cmp.Compare(a.Name.Name, b.Name.Name))
+	})
+	return out
+}

@@ -1,0 +1,183 @@
+package manifest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"reflect"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
+)
+
+// DefaultServiceCIDR is the network that cluster IPs are allocated from if none
+// is given. It is that of kubeadm.
+var DefaultServiceCIDR = netip.MustParsePrefix("10.96.0.0/12")
+
+// DefaultMaxFileSize is how large a file may be if nothing else is said: enough
+// for some 20,000 Services with their EndpointSlices.
+const DefaultMaxFileSize = 32 << 20
+
+// Options say what to read, and how.
+type Options struct {
+	// Paths are files, and folders whose .yaml, .yml and .json files are read.
+	Paths []string
+
+	// ServiceCIDRs are the networks that cluster IPs are allocated from: one, or
+	// one of each family. The family of the first is that of Services which do
+	// not say which they want. None means DefaultServiceCIDR.
+	ServiceCIDRs []netip.Prefix
+
+	// Node is the node that this process runs on. It decides what is local.
+	Node translate.Node
+
+	// ServiceProxyName is usher's name among the proxies of a cluster: see
+	// translate.Proxied. "" is none.
+	ServiceProxyName string
+
+	// MaxFileSize is the largest file that is read, in bytes; 0 means
+	// DefaultMaxFileSize.
+	MaxFileSize int
+
+	// Log is told what is wrong with the files, and what changes. Nil means
+	// nobody is.
+	Log logrus.FieldLogger
+}
+
+func (o Options) loader() (*loader, error) {
+	nets, err := newNetworks(o.ServiceCIDRs)
+	if err != nil {
+		return nil, err
+	}
+	if o.MaxFileSize == 0 {
+		o.MaxFileSize = DefaultMaxFileSize
+	}
+	return &loader{
+		paths:   o.Paths,
+		maxSize: o.MaxFileSize,
+		files:   map[string]*file{},
+		resolver: &resolver{
+			nets: nets,
+			node: o.Node,
+			opts: translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true},
+		},
+	}, nil
+}
+
+// Source takes Services from files, and watches them.
+type Source struct {
+	loader *loader
+	log    logrus.FieldLogger
+	notify func() (*fsnotify.Watcher, error)
+
+	// What the last load said, to tell what is new. Only Run uses them.
+	services map[name]config.Service
+	said     map[string]bool
+}
+
+var _ config.Source = (*Source)(nil)
+
+type name = types.NamespacedName
+
+// New returns a Source. It reads nothing yet; an error is about the options.
+func New(opts Options) (*Source, error) {
+	if len(opts.Paths) == 0 {
+		return nil, errors.New("manifest: no files or folders are given")
+	}
+	l, err := opts.loader()
+	if err != nil {
+		return nil, fmt.Errorf("manifest: %w", err)
+	}
+	s := &Source{loader: l, log: opts.Log, notify: fsnotify.NewWatcher}
+	if s.log == nil {
+		silent := logrus.New()
+		silent.SetOutput(io.Discard)
+		s.log = silent
+	}
+	return s, nil
+}
+
+// Run reads the files and calls apply with all Services; then it watches them,
+// and calls apply with what changed, a tenth of a second after it did, until ctx
+// ends. It returns an error at once if a path does not exist or cannot be
+// read; later such a thing is only logged. Run may be called once.
+func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
+	for _, p := range s.loader.paths {
+		info, err := os.Stat(p)
+		switch {
+		case err != nil:
+			return fmt.Errorf("manifest %s: %w", p, cause(err))
+		case !info.IsDir() && !info.Mode().IsRegular():
+			return fmt.Errorf("manifest %s: neither a file nor a folder", p)
+		}
+	}
+	w := newWatcher(s.loader.paths, s.notify, s.log)
+	defer w.close()
+	w.follow(list(s.loader.paths)) // first, so that nothing is missed
+
+	doubts := s.reload(apply, true)
+	for ctx.Err() == nil {
+		// What changed before a folder was watched may have gone unnoticed.
+		if !w.follow(s.loader.listing) && !w.wait(ctx, s.loader.listing, doubts) {
+			break
+		}
+		doubts = s.reload(apply, false)
+	}
+	return nil
+}
+
+// reload reads what has changed and applies it. It reports whether it has to be
+// done again soon to be sure.
+func (s *Source) reload(apply func([]config.Service), first bool) (doubts bool) {
+	l := s.loader.load(time.Now())
+	s.tell(l)
+	changed := changes(s.services, l.services)
+	s.services = l.services
+	if first {
+		s.log.WithFields(logrus.Fields{"services": len(l.services), "files": len(s.loader.files)}).Info("manifests read")
+	} else if len(changed) > 0 {
+		s.log.WithFields(logrus.Fields{"services": len(l.services), "changed": len(changed)}).Info("manifests changed")
+	}
+	if first || len(changed) > 0 {
+		apply(changed)
+	}
+	return l.doubts
+}
+
+// maxTold is how many problems of a kind are logged at once. More of them have
+// one cause, or are a case for usher check.
+const maxTold = 100
+
+// tell logs what is wrong, once for each change: what is new, and what is still
+// there after its file was changed.
+func (s *Source) tell(l loaded) {
+	said := map[string]bool{}
+	tell := func(ps []Problem, log func(...any)) {
+		told := 0
+		for _, p := range ps {
+			text := p.Error()
+			if !s.said[text] || l.changed[p.File] {
+				if told++; told <= maxTold {
+					log(text)
+				}
+			}
+			said[text] = true
+		}
+		if told > maxTold {
+			log(told-maxTold, " more of these; \"usher check\" lists all")
+		}
+	}
+	tell(l.errors, s.log.Error)
+	tell(l.warnings, s.log.Warn)
+	s.said = said
+}
+
+func equal(a, b config.Service) bool { return reflect.DeepEqual(a, b) }

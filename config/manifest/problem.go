@@ -1,0 +1,52 @@
+package manifest
+
+import (
+	"fmt"
+	"strings"
+)
+
+// A Problem is something wrong, or something to know, about a manifest. What is
+// not known of its place is left at zero.
+type Problem struct {
+	File     string
+	Document int    // in the file, from 1; empty documents do not count
+	Item     string // in a List: "items[3]"
+	Line     int    // in the file, from 1; for what is wrong with the syntax
+	Object   string // "Service default/web"
+	Err      error
+}
+
+// Error returns, for example,
+//
+//	examples/web.yaml, document 2, Service default/web: spec.ports[0].port: Invalid value: 70000: must be between 1 and 65535, inclusive
+func (p Problem) Error() string {
+	var where []string
+	if p.File != "" {
+		where = append(where, p.File)
+	}
+	if p.Document > 0 {
+		where = append(where, fmt.Sprintf("document %d", p.Document))
+	}
+	if p.Item != "" {
+		where = append(where, p.Item)
+	}
+	if p.Line > 0 {
+		where = append(where, fmt.Sprintf("line %d", p.Line))
+	}
+	if p.Object != "" {
+		where = append(where, p.Object)
+	}
+	if len(where) == 0 {
+		return p.Err.Error()
+	}
+	return strings.Join(where, ", ") + ": " + p.Err.Error()
+}
+
+// Unwrap returns what is wrong, without the place.
+func (p Problem) Unwrap() error { return p.Err }
+
+// with returns p with another error in the same place.
+func (p Problem) with(err error) Problem {
+	p.Err = err
+	return p
+}

@@ -1,0 +1,127 @@
+package manifest
+
+import (
+	"path/filepath"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// key identifies an object, as an API server would.
+type key struct {
+	kind string
+	name types.NamespacedName
+}
+
+func (k key) String() string {
+	if k.name.Name == "" {
+		return k.kind
+	}
+	return k.kind + " " + k.name.String()
+}
+
+// object is an object that was read and has no mistakes. It is not changed any
+// more.
+type object struct {
+	key
+	place Problem // where it was defined
+
+	service *corev1.Service              // of a Service
+	slices  []*discoveryv1.EndpointSlice // of an EndpointSlice, itself; of an Endpoints, its mirror images
+}
+
+// reading is what a file says.
+type reading struct {
+	objects []object
+
+	// spoiled are the objects that have a mistake somewhere. There may be a
+	// good definition of one of them too, in another document.
+	spoiled []key
+
+	// unreadable says that there is a document of which it is not known which
+	// objects it defines.
+	unreadable bool
+
+	errors, warnings []Problem
+}
+
+// read reads the contents of a file. The name of the file is used for the places
+// of problems, and to tell JSON by its ending.
+func read(file string, data []byte, nets networks, maxSize int) reading {
+	r := &reader{nets: nets, budget: maxSize}
+	if len(data) > maxSize {
+		r.fail(Problem{File: file, Err: tooBig(maxSize)})
+		return r.reading
+	}
+	if filepath.Ext(file) == ".json" {
+		if err := jsonSyntax(data); err != nil {
+			r.syntax(Problem{File: file}, 1, err)
+			r.unreadable = true
+			return r.reading
+		}
+	}
+	for _, d := range split(data) {
+		r.document(file, d)
+	}
+	return r.reading
+}
+
+// reader builds a reading.
+type reader struct {
+	reading
+	nets   networks
+	budget int // what may still be added by writing out aliases
+}
+
+func (r *reader) document(file string, d document) {
+	place := Problem{File: file, Document: d.number}
+	values, errs := toJSON(d.text, &r.budget)
+	for _, err := range errs {
+		r.syntax(named(place, values), d.line, err)
+	}
+	if len(values) == 0 {
+		r.unreadable = true
+	}
+	for _, value := range values {
+		r.value(place, value, header{}, len(errs) > 0)
+	}
+}
+
+// named adds the object to a place if it is the only one there.
+func named(place Problem, values [][]byte) Problem {
+	if len(values) == 1 {
+		if h, err := readHeader(values[0], header{}); err == nil && h.name.Name != "" {
+			place.Object = key{h.Kind, h.name}.String()
+		}
+	}
+	return place
+}
+
+// fail records an error that leaves unknown which object it concerns.
+func (r *reader) fail(p Problem) {
+	r.unreadable = true
+	r.errors = append(r.errors, p)
+}
+
+// syntax records an error in a text that begins on the given line of the file.
+func (r *reader) syntax(place Problem, begins int, err error) {
+	if s, ok := err.(*syntaxError); ok && s.line > 0 {
+		place.Line = begins + s.line - 1
+	}
+	r.errors = append(r.errors, place.with(err))
+}
+
+// spoil records errors of an object.
+func (r *reader) spoil(k key, place Problem, errs []error) {
+	for _, err := range errs {
+		r.errors = append(r.errors, place.with(err))
+	}
+	switch {
+	case k.name.Name == "":
+		r.unreadable = true
+	case !slices.Contains(r.spoiled, k):
+		r.spoiled = append(r.spoiled, k)
+	}
+}

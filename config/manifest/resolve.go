@@ -1,0 +1,277 @@
+package manifest
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
+)
+
+// resolver makes the model from the objects of all files. It remembers which
+// Service had which addresses, so that they stay the same while it lives.
+type resolver struct {
+	nets networks
+	node translate.Node
+	opts translate.Options
+
+	// had is each Service as it was in the last resolution, with its cluster
+	// IPs, and owners what it had.
+	had    map[types.NamespacedName]*corev1.Service
+	owners claims
+}
+
+// resolution is the model, and what had to be left out of it.
+type resolution struct {
+	services         map[types.NamespacedName]config.Service
+	errors, warnings []Problem
+}
+
+// resolve makes the model of objects, which are in the order in which they take
+// precedence.
+func (r *resolver) resolve(objects []object) resolution {
+	out := resolution{services: map[types.NamespacedName]config.Service{}}
+	services, slicesOf := out.index(objects)
+	services = r.address(services, &out)
+	out.warnings = append(out.warnings, lonely(services, slicesOf)...)
+
+	opts := r.opts
+	opts.VIPs = &translate.VIPSet{}
+	for _, o := range services {
+		svc, _ := translate.Service(o.service, nil, r.node, opts)
+		opts.VIPs.Add(svc)
+	}
+	for _, o := range services {
+		r.translate(o, slicesOf[o.name], opts, &out)
+	}
+	return out
+}
+
+// index tells Services and the slices of each apart. Of an object that is
+// defined more than once the first definition counts.
+func (out *resolution) index(objects []object) ([]object, map[types.NamespacedName][]object) {
+	var services []object
+	slicesOf := map[types.NamespacedName][]object{}
+	first := map[key]Problem{}
+	for _, o := range objects {
+		if p, twice := first[o.key]; twice {
+			out.errors = append(out.errors, o.place.with(fmt.Errorf("already defined in %s, document %d", p.File, p.Document)))
+			continue
+		}
+		first[o.key] = o.place
+		if o.service != nil {
+			services = append(services, o)
+			continue
+		}
+		for i := range o.slices {
+			one := o
+			one.slices = o.slices[i : i+1]
+			name, ok := translate.ServiceOf(o.slices[i])
+			if !ok {
+				out.warnings = append(out.warnings, o.place.with(fmt.Errorf("metadata.labels[%s]: not given: these endpoints belong to no Service", discoveryv1.LabelServiceName)))
+				continue
+			}
+			if o.slices[i].AddressType == discoveryv1.AddressTypeFQDN {
+				out.warnings = append(out.warnings, o.place.with(errors.New("addressType: FQDN: ignored, as kube-proxy does: only IPv4 and IPv6 endpoints are served")))
+			}
+			slicesOf[name] = append(slicesOf[name], one)
+		}
+	}
+	return services, slicesOf
+}
+
+// address returns services with their cluster IPs, without those that cannot
+// have what they claim. In this order Services get what they ask for:
+//
+//  1. each what it had already: nothing good is taken away by a mistake in
+//     another file;
+//  2. each what it names, in order;
+//  3. those of them that could not, what their last good version had;
+//  4. the others a cluster IP that is left.
+func (r *resolver) address(services []object, out *resolution) []object {
+	got := claims{}
+	for _, o := range services {
+		for _, w := range wishes(r.keep(o)) {
+			if r.owners[w.claim] == o.name {
+				got[w.claim] = o.name
+			}
+		}
+	}
+	var good, late []object
+	for _, o := range services {
+		o.service = r.keep(o)
+		if err := got.grant(o.name, wishes(o.service)); err != nil {
+			out.errors = append(out.errors, o.place.with(err))
+			late = append(late, o)
+			continue
+		}
+		good = append(good, o)
+	}
+	for _, o := range late {
+		if o.service = r.had[o.name]; o.service != nil && got.grant(o.name, wishes(o.service)) == nil {
+			good = append(good, o)
+		}
+	}
+
+	all := good[:0]
+	r.had = map[types.NamespacedName]*corev1.Service{}
+	for _, o := range good {
+		svc, err := r.allocate(o.service, got)
+		if err != nil {
+			out.errors = append(out.errors, o.place.with(err))
+			continue
+		}
+		o.service = svc
+		r.had[o.name] = svc
+		all = append(all, o)
+	}
+	r.owners = got
+	return all
+}
+
+// keep returns the Service of o with the cluster IPs that were allocated to it
+// before, if it still wants them allocated.
+func (r *resolver) keep(o object) *corev1.Service {
+	old, svc := r.had[o.name], o.service
+	if old == nil || !hasClusterIPs(svc) || len(svc.Spec.ClusterIPs) >= len(svc.Spec.IPFamilies) || !hasClusterIPs(old) {
+		return svc
+	}
+	ips := slices.Clone(svc.Spec.ClusterIPs)
+	for _, f := range svc.Spec.IPFamilies[len(ips):] {
+		i := slices.IndexFunc(old.Spec.ClusterIPs, func(ip string) bool { return ipFamilyOf(ip) == f })
+		if i < 0 {
+			break // allocated later
+		}
+		ips = append(ips, old.Spec.ClusterIPs[i])
+	}
+	return withClusterIPs(svc, ips)
+}
+
+// allocate returns svc with a cluster IP for each family that it has none for.
+func (r *resolver) allocate(svc *corev1.Service, got claims) (*corev1.Service, error) {
+	if !hasClusterIPs(svc) || len(svc.Spec.ClusterIPs) >= len(svc.Spec.IPFamilies) {
+		return svc, nil
+	}
+	name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
+	ips := slices.Clone(svc.Spec.ClusterIPs)
+	for _, f := range svc.Spec.IPFamilies[len(ips):] {
+		network := r.nets.of(familyOf(f))
+		a, ok := allocate(network, name.String(), got.taken)
+		if !ok {
+			return nil, fmt.Errorf("spec.clusterIP: no address of the service CIDR %v is left", network)
+		}
+		got[claim{addr: a}] = name
+		ips = append(ips, a.String())
+	}
+	return withClusterIPs(svc, ips), nil
+}
+
+// withClusterIPs returns a copy of svc that has these cluster IPs. The rest is
+// shared with svc, which nobody changes.
+func withClusterIPs(svc *corev1.Service, ips []string) *corev1.Service {
+	if len(ips) == 0 {
+		return svc
+	}
+	out := *svc
+	out.Spec.ClusterIP, out.Spec.ClusterIPs = ips[0], ips
+	return &out
+}
+
+// translate adds the model of one Service.
+func (r *resolver) translate(o object, slices []object, opts translate.Options, out *resolution) {
+	slices = current(slices)
+	origins := map[string]object{}
+	var mine []*discoveryv1.EndpointSlice
+	for _, s := range slices {
+		mine = append(mine, s.slices[0])
+		origins[s.slices[0].Name] = s
+	}
+	svc, problems := translate.Service(o.service, mine, r.node, opts)
+	for _, p := range problems {
+		from, err := o, error(p.Field)
+		if p.Kind == "EndpointSlice" {
+			from = origins[p.Name.Name]
+		}
+		if from.kind == "Endpoints" {
+			err = fmt.Errorf("%s: %w", mirroredFrom(p.Name.Name), err)
+		}
+		out.errors = append(out.errors, from.place.with(err))
+	}
+	if len(svc.Ports) > 0 {
+		out.services[svc.Name] = svc
+		out.warnings = append(out.warnings, misnamed(svc, slices)...)
+	}
+}
+
+// current returns which slices of a Service to use. What comes from an Endpoints
+// object is left aside if there are slices from the controllers of a cluster:
+// those hold the same endpoints, and know more of each.
+func current(all []object) []object {
+	byController := slices.ContainsFunc(all, func(o object) bool {
+		manager := o.slices[0].Labels[discoveryv1.LabelManagedBy]
+		return o.kind == "EndpointSlice" && (manager == sliceController || manager == mirrorController)
+	})
+	if !byController {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(o object) bool { return o.kind == "Endpoints" })
+}
+
+// lonely warns of slices whose Service does not exist. They wait for it.
+func lonely(services []object, slicesOf map[types.NamespacedName][]object) []Problem {
+	known := map[types.NamespacedName]bool{}
+	for _, o := range services {
+		known[o.name] = true
+	}
+	var out []Problem
+	for name, slices := range slicesOf {
+		for _, s := range slices {
+			if !known[name] {
+				out = append(out, s.place.with(fmt.Errorf("there is no Service %s for these endpoints", name)))
+			}
+		}
+	}
+	return sortProblems(out)
+}
+
+// misnamed warns of slices none of whose ports has the name of one of the
+// Service's: the Service will refuse all connections, and nothing says why.
+func misnamed(svc config.Service, all []object) []Problem {
+	has := func(p discoveryv1.EndpointPort) bool {
+		return slices.ContainsFunc(svc.Ports, func(sp config.ServicePort) bool { return p.Name != nil && sp.ID.Port == *p.Name })
+	}
+	var out []Problem
+	for _, o := range all {
+		if ports := o.slices[0].Ports; len(ports) > 0 && !slices.ContainsFunc(ports, has) {
+			out = append(out, o.place.with(fmt.Errorf("ports[0].name: %q: Service %s has no port of that name, only %s", *ports[0].Name, svc.Name, portNames(svc))))
+		}
+	}
+	return out
+}
+
+func portNames(svc config.Service) string {
+	var names []string
+	for _, p := range svc.Ports {
+		names = append(names, fmt.Sprintf("%q", p.ID.Port))
+	}
+	names = slices.Compact(names)
+	out := names[0]
+	for _, n := range names[1:] {
+		out += ", " + n
+	}
+	return out
+}
+
+// sortProblems sorts by place, keeping the order of what is in the same place.
+func sortProblems(ps []Problem) []Problem {
+	slices.SortStableFunc(ps, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Document, b.Document), cmp.Compare(len(a.Item), len(b.Item)), cmp.Compare(a.Item, b.Item), cmp.Compare(a.Line, b.Line))
+	})
+	return ps
+}

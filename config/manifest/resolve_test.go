@@ -1,0 +1,305 @@
+package manifest
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config/translate"
+)
+
+// svc is the manifest of a Service, with what is given of its spec.
+func svc(name, spec string) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {ports: [{port: 80}], %s}\n---\n", name, spec)
+}
+
+func at(ip string) string { return "clusterIP: " + ip }
+
+// world is a set of files and what is made of them.
+type world struct {
+	resolver *resolver
+	files    map[string][]object
+	last     resolution
+}
+
+func newWorld(cidrs ...string) *world {
+	var prefixes []netip.Prefix
+	for _, c := range cidrs {
+		prefixes = append(prefixes, netip.MustParsePrefix(c))
+	}
+	nets, err := newNetworks(prefixes)
+	Expect(err).NotTo(HaveOccurred())
+	return &world{
+		resolver: &resolver{nets: nets, opts: translate.Options{AllowLoopbackEndpoints: true}},
+		files:    map[string][]object{},
+	}
+}
+
+// write changes files (name, content, ...) and makes the model anew.
+func (w *world) write(files ...string) {
+	var problems []Problem
+	for i := 0; i < len(files); i += 2 {
+		r := read(files[i], []byte(files[i+1]), w.resolver.nets, 1<<20)
+		w.files[files[i]] = remember(w.files[files[i]], r)
+		problems = append(problems, r.errors...)
+	}
+	var objects []object
+	for _, name := range []string{"a.yaml", "b.yaml", "c.yaml"} {
+		objects = append(objects, w.files[name]...)
+	}
+	w.last = w.resolver.resolve(objects)
+	w.last.errors = append(problems, w.last.errors...)
+}
+
+// has is the first cluster IP of a Service; "" if it is not served.
+func (w *world) has(name string) string {
+	s, ok := w.last.services[types.NamespacedName{Namespace: "default", Name: name}]
+	if !ok {
+		return ""
+	}
+	return s.Ports[0].VIPs[0].Addr.String()
+}
+
+func (w *world) errors() string {
+	var all []string
+	for _, p := range w.last.errors {
+		all = append(all, p.Error())
+	}
+	return strings.Join(all, "\n")
+}
+
+var _ = Describe("the last good version", func() {
+	It("of an object stays when its new version has a mistake, and the others change", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.2")))
+		w.write("a.yaml", svc("one", "clusterIP: wrong")+svc("two", at("10.96.0.22")))
+		Expect(w.has("one")).To(Equal("10.96.0.1"))
+		Expect(w.has("two")).To(Equal("10.96.0.22"))
+		Expect(w.errors()).To(ContainSubstring(`a.yaml, document 1, Service default/one: spec.clusterIPs[0]: Invalid value: "wrong"`))
+	})
+
+	It("of an object stays when it has an unknown or a doubled field", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.2")))
+		w.write("a.yaml", svc("one", "clusterIp: 10.96.0.11")+svc("two", "clusterIP: 10.96.0.22, clusterIP: 10.96.0.23"))
+		Expect(w.has("one")).To(Equal("10.96.0.1"))
+		Expect(w.has("two")).To(Equal("10.96.0.2"))
+	})
+
+	It("of all that a file held stays when a document cannot be read, but for what the readable ones say", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.2"))+svc("three", at("10.96.0.3")))
+		w.write("a.yaml", svc("one", at("10.96.0.11"))+"a: [\n---\n"+svc("three", at("10.96.0.3")))
+		Expect(w.has("one")).To(Equal("10.96.0.11"))
+		Expect(w.has("two")).To(Equal("10.96.0.2"))
+
+		w.write("a.yaml", svc("one", at("10.96.0.11")))
+		Expect(w.has("two")).To(BeEmpty(), "once the file can be read, what it does not mention is gone")
+		Expect(w.has("three")).To(BeEmpty())
+	})
+
+	It("does not matter to other files", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", at("10.96.0.1")), "b.yaml", svc("two", at("10.96.0.2")))
+		w.write("a.yaml", "}", "b.yaml", svc("two", at("10.96.0.22")))
+		Expect(w.has("one")).To(Equal("10.96.0.1"))
+		Expect(w.has("two")).To(Equal("10.96.0.22"))
+	})
+
+	It("does not bring back what was never good", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", "clusterIP: wrong"))
+		Expect(w.has("one")).To(BeEmpty())
+	})
+
+	It("stays when the new version wants what another Service has", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", at("10.96.0.1")), "b.yaml", svc("two", at("10.96.0.2")))
+		w.write("a.yaml", svc("one", at("10.96.0.2")))
+		Expect(w.has("one")).To(Equal("10.96.0.1"))
+		Expect(w.has("two")).To(Equal("10.96.0.2"))
+		Expect(w.errors()).To(Equal(`a.yaml, document 1, Service default/one: spec.clusterIP: Invalid value: "10.96.0.2": provided IP is already allocated to Service default/two`))
+
+		w.write("b.yaml", "")
+		Expect(w.has("one")).To(Equal("10.96.0.2"), "when it is free, it is taken")
+	})
+})
+
+var _ = Describe("the same object in two places", func() {
+	It("is as the first file in order says, and an error in the second", func() {
+		w := newWorld()
+		w.write("b.yaml", svc("one", at("10.96.0.2")))
+		w.write("a.yaml", svc("one", at("10.96.0.1")))
+		Expect(w.has("one")).To(Equal("10.96.0.1"))
+		Expect(w.errors()).To(Equal("b.yaml, document 1, Service default/one: already defined in a.yaml, document 1"))
+	})
+
+	It("is as the second says when the first is deleted", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", at("10.96.0.1")), "b.yaml", svc("one", at("10.96.0.2")))
+		w.write("a.yaml", "")
+		Expect(w.has("one")).To(Equal("10.96.0.2"))
+		Expect(w.last.errors).To(BeEmpty())
+	})
+})
+
+var _ = Describe("two Services with one cluster IP", func() {
+	It("at start: the first has it", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", at("10.96.0.1")), "b.yaml", svc("two", at("10.96.0.1")))
+		Expect(w.has("one")).To(Equal("10.96.0.1"))
+		Expect(w.has("two")).To(BeEmpty())
+	})
+
+	It("later: the one that has it keeps it, whatever the order", func() {
+		w := newWorld()
+		w.write("b.yaml", svc("two", at("10.96.0.1")))
+		w.write("a.yaml", svc("one", at("10.96.0.1")))
+		Expect(w.has("one")).To(BeEmpty())
+		Expect(w.has("two")).To(Equal("10.96.0.1"))
+	})
+
+	It("may exchange theirs", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", at("10.96.0.1")), "b.yaml", svc("two", at("10.96.0.2")))
+		w.write("a.yaml", svc("one", at("10.96.0.2")), "b.yaml", svc("two", at("10.96.0.1")))
+		Expect(w.last.errors).To(BeEmpty())
+		Expect(w.has("one")).To(Equal("10.96.0.2"))
+		Expect(w.has("two")).To(Equal("10.96.0.1"))
+	})
+})
+
+var _ = Describe("a Service without a cluster IP", func() {
+	It("gets one, the same in every process and whatever else there is", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", ""))
+		ip := w.has("one")
+		Expect(DefaultServiceCIDR.Contains(netip.MustParseAddr(ip))).To(BeTrue())
+
+		other := newWorld()
+		other.write("a.yaml", svc("two", "")+svc("three", ""), "c.yaml", svc("one", ""))
+		Expect(other.has("one")).To(Equal(ip))
+	})
+
+	It("keeps it, though another Service claims it later", func() {
+		w := newWorld()
+		w.write("b.yaml", svc("one", ""))
+		ip := w.has("one")
+		w.write("a.yaml", svc("two", at(ip)))
+		Expect(w.has("one")).To(Equal(ip))
+		Expect(w.has("two")).To(BeEmpty())
+		Expect(w.errors()).To(ContainSubstring("already allocated to Service default/one"))
+	})
+
+	It("gets another if its own is named by a Service that is there first", func() {
+		w := newWorld()
+		w.write("b.yaml", svc("one", ""))
+		ip := w.has("one")
+		fresh := newWorld()
+		fresh.write("b.yaml", svc("one", ""), "c.yaml", svc("two", at(ip)))
+		Expect(fresh.has("two")).To(Equal(ip))
+		Expect(fresh.has("one")).NotTo(Or(BeEmpty(), Equal(ip)))
+	})
+
+	It("keeps the cluster IP that it named before and does not name any more", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", at("10.96.0.1")))
+		w.write("a.yaml", svc("one", ""))
+		Expect(w.has("one")).To(Equal("10.96.0.1"))
+	})
+
+	It("keeps its IPv4 address when it gets an IPv6 one too", func() {
+		w := newWorld("10.96.0.0/12", "fd00::/112")
+		w.write("a.yaml", svc("one", ""))
+		ip := w.has("one")
+		w.write("a.yaml", svc("one", "ipFamilyPolicy: RequireDualStack"))
+		Expect(w.has("one")).To(Equal(ip))
+		Expect(w.last.services[types.NamespacedName{Namespace: "default", Name: "one"}].Ports).To(HaveLen(2))
+	})
+
+	It("gets none when none is left, and says so", func() {
+		w := newWorld("10.0.0.0/30")
+		w.write("a.yaml", svc("one", "")+svc("two", "")+svc("three", ""))
+		Expect([]string{w.has("one"), w.has("two")}).To(ConsistOf("10.0.0.1", "10.0.0.2"), "neither network nor broadcast address")
+		Expect(w.has("three")).To(BeEmpty())
+		Expect(w.errors()).To(Equal("a.yaml, document 3, Service default/three: spec.clusterIP: no address of the service CIDR 10.0.0.0/30 is left"))
+	})
+})
+
+var _ = Describe("the allocation of cluster IPs", func() {
+	nothing := func(netip.Addr) bool { return false }
+
+	It("leaves the lowest addresses to those who name theirs", func() {
+		for i := range 1000 {
+			a, ok := allocate(netip.MustParsePrefix("10.96.0.0/12"), fmt.Sprint("default/", i), nothing)
+			Expect(ok).To(BeTrue())
+			Expect(a.Compare(netip.MustParseAddr("10.96.1.0"))).To(BeNumerically(">", 0))
+		}
+	})
+
+	It("uses the whole network before it gives up", func() {
+		network := netip.MustParsePrefix("10.0.0.0/24")
+		got := map[netip.Addr]bool{}
+		for i := range 254 {
+			a, ok := allocate(network, fmt.Sprint("default/", i), func(a netip.Addr) bool { return got[a] })
+			Expect(ok).To(BeTrue())
+			got[a] = true
+		}
+		Expect(got).To(HaveLen(254))
+		Expect(got).NotTo(HaveKey(netip.MustParseAddr("10.0.0.0")))
+		Expect(got).NotTo(HaveKey(netip.MustParseAddr("10.0.0.255")))
+		_, ok := allocate(network, "default/x", func(a netip.Addr) bool { return got[a] })
+		Expect(ok).To(BeFalse())
+	})
+
+	It("copes with large IPv6 networks", func() {
+		network := netip.MustParsePrefix("fd00:1234::/48")
+		a, ok := allocate(network, "default/one", nothing)
+		Expect(ok).To(BeTrue())
+		Expect(network.Contains(a)).To(BeTrue())
+	})
+
+	DescribeTable("refuses networks that make no sense",
+		func(message string, cidrs ...string) {
+			var prefixes []netip.Prefix
+			for _, c := range cidrs {
+				prefixes = append(prefixes, netip.MustParsePrefix(c))
+			}
+			_, err := New(Options{Paths: []string{"."}, ServiceCIDRs: prefixes})
+			Expect(err).To(MatchError(message))
+		},
+		Entry("too small", "manifest: service CIDR 10.0.0.0/31: too small: must have room for 4 addresses or more", "10.0.0.0/31"),
+		Entry("two of a family", "manifest: service CIDR 10.1.0.0/16: there is one of this family already", "10.0.0.0/16", "10.1.0.0/16"),
+		Entry("IPv4-mapped", "manifest: service CIDR ::ffff:10.0.0.0/112: must not be an IPv4-mapped IPv6 network", "::ffff:10.0.0.0/112"),
+	)
+})
+
+var _ = Describe("Endpoints and EndpointSlices of one Service", func() {
+	const endpoints = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: one}\nsubsets: [{addresses: [{ip: 10.0.0.1}], ports: [{port: 80}]}]\n---\n"
+	slice := func(labels string) string {
+		return "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: one-1, labels: {kubernetes.io/service-name: one" + labels + "}}\n" +
+			"addressType: IPv4\nports: [{port: 80}]\nendpoints: [{addresses: [10.0.0.2]}]\n---\n"
+	}
+	addrs := func(w *world) (out []string) {
+		for _, e := range w.last.services[types.NamespacedName{Namespace: "default", Name: "one"}].Ports[0].Cluster {
+			out = append(out, e.Addr.Addr().String())
+		}
+		return out
+	}
+
+	It("are used together when somebody wrote both", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", "")+endpoints+slice(""))
+		Expect(addrs(w)).To(Equal([]string{"10.0.0.1", "10.0.0.2"}))
+	})
+
+	It("are the same in a cluster's dump: the slices count", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", "")+endpoints+slice(", endpointslice.kubernetes.io/managed-by: endpointslice-controller.k8s.io"))
+		Expect(addrs(w)).To(Equal([]string{"10.0.0.2"}))
+	})
+})

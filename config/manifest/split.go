@@ -1,0 +1,81 @@
+package manifest
+
+import (
+	"bytes"
+)
+
+// document is one of the documents of a file.
+type document struct {
+	number int // from 1
+	line   int // of the file, on which text begins, from 1
+	text   []byte
+}
+
+// split cuts a file into its documents, at lines that begin with "---" or
+// "...". A separator stays in front of what it begins, since there may be
+// directives before it and content behind it. Documents that hold nothing but
+// comments are left out and are not counted.
+func split(data []byte) []document {
+	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
+	var out []document
+	begin, beginLine := 0, 1
+	cut := func(end, nextLine int) {
+		if text := data[begin:end]; !blank(text) {
+			out = append(out, document{number: len(out) + 1, line: beginLine, text: text})
+			begin, beginLine = end, nextLine
+		} else if !directives(text) {
+			begin, beginLine = end, nextLine
+		}
+	}
+	line := 1
+	for at := 0; at < len(data); line++ {
+		end := len(data)
+		if n := bytes.IndexByte(data[at:], '\n'); n >= 0 {
+			end = at + n + 1
+		}
+		switch {
+		case separator(data[at:end], "---"):
+			cut(at, line)
+		case separator(data[at:end], "..."):
+			cut(at, line+1)
+			begin, beginLine = end, line+1
+		}
+		at = end
+	}
+	cut(len(data), line)
+	return out
+}
+
+// separator reports whether line is mark, alone or followed by white space.
+func separator(line []byte, mark string) bool {
+	rest, ok := bytes.CutPrefix(line, []byte(mark))
+	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
+}
+
+// blank reports whether text holds nothing but white space, comments,
+// directives and separators.
+func blank(text []byte) bool {
+	for line := range bytes.Lines(text) {
+		if separator(line, "---") {
+			line = line[3:]
+		}
+		line = bytes.TrimSpace(line)
+		if len(line) > 0 && line[0] != '#' && line[0] != '%' {
+			return false
+		}
+	}
+	return true
+}
+
+// directives reports whether text consists of YAML directives that have no
+// document yet, and are part of the one that follows.
+func directives(text []byte) bool {
+	found := false
+	for line := range bytes.Lines(text) {
+		if separator(line, "---") {
+			return false
+		}
+		found = found || line[0] == '%'
+	}
+	return found
+}

@@ -1,0 +1,339 @@
+package manifest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	netutils "k8s.io/utils/net"
+)
+
+// What an API server says against a Service. Its own validation cannot be
+// imported without all of Kubernetes; the rules, fields and words are the same,
+// with the same helpers where they are public.
+
+var protocols = []corev1.Protocol{corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP}
+
+// validateService checks a Service that has its defaults.
+func validateService(svc *corev1.Service) field.ErrorList {
+	spec, path := &svc.Spec, field.NewPath("spec")
+	errs := validation.ValidateObjectMeta(&svc.ObjectMeta, true, validation.NameIsDNSLabel, field.NewPath("metadata"))
+	errs = append(errs, validateType(spec, path)...)
+	errs = append(errs, validatePorts(spec, path.Child("ports"))...)
+	errs = append(errs, metavalidation.ValidateLabels(spec.Selector, path.Child("selector"))...)
+	errs = append(errs, validateAffinity(spec, path)...)
+	if spec.Type != corev1.ServiceTypeExternalName {
+		errs = append(errs, validateClusterIPs(spec, path)...)
+		errs = append(errs, validateFamilies(spec, path)...)
+	}
+	for i, ip := range spec.ExternalIPs {
+		errs = append(errs, validateEndpointIP(ip, path.Child("externalIPs").Index(i), false)...)
+	}
+	errs = append(errs, validateSourceRanges(svc)...)
+	errs = append(errs, validateLoadBalancer(svc)...)
+	errs = append(errs, validatePolicies(spec, path)...)
+	return errs
+}
+
+// headless reports whether a Service has no cluster IP because it wants none.
+func headless(spec *corev1.ServiceSpec) bool {
+	return len(spec.ClusterIPs) == 1 && spec.ClusterIPs[0] == corev1.ClusterIPNone
+}
+
+func validateType(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorList) {
+	switch spec.Type {
+	case corev1.ServiceTypeClusterIP:
+	case corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
+		if headless(spec) {
+			errs = append(errs, field.Invalid(path.Child("clusterIPs").Index(0), spec.ClusterIPs[0],
+				fmt.Sprintf("may not be set to 'None' for %s services", spec.Type)))
+		}
+	case corev1.ServiceTypeExternalName:
+		errs = append(errs, validateExternalName(spec, path)...)
+	default:
+		errs = append(errs, field.NotSupported(path.Child("type"), spec.Type, []corev1.ServiceType{
+			corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort}))
+	}
+	return errs
+}
+
+func validateExternalName(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorList) {
+	forbidden := func(name string, set bool) {
+		if set {
+			errs = append(errs, field.Forbidden(path.Child(name), "may not be set for ExternalName services"))
+		}
+	}
+	forbidden("clusterIPs", len(spec.ClusterIPs) > 0)
+	forbidden("ipFamilies", len(spec.IPFamilies) > 0)
+	forbidden("ipFamilyPolicy", spec.IPFamilyPolicy != nil)
+	name := strings.TrimSuffix(spec.ExternalName, ".")
+	if name == "" {
+		return append(errs, field.Required(path.Child("externalName"), ""))
+	}
+	return append(errs, invalid(path.Child("externalName"), name, utilvalidation.IsDNS1123Subdomain(name))...)
+}
+
+// validatePorts checks the ports one by one and against each other.
+func validatePorts(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorList) {
+	if len(spec.Ports) == 0 && !headless(spec) && spec.Type != corev1.ServiceTypeExternalName {
+		errs = append(errs, field.Required(path, ""))
+	}
+	type number struct {
+		protocol corev1.Protocol
+		number   int32
+	}
+	names, ports, nodePorts := map[string]bool{}, map[number]bool{}, map[number]bool{}
+	for i := range spec.Ports {
+		p, path := &spec.Ports[i], path.Index(i)
+		switch {
+		case p.Name == "" && len(spec.Ports) > 1:
+			errs = append(errs, field.Required(path.Child("name"), ""))
+		case p.Name != "":
+			errs = append(errs, invalid(path.Child("name"), p.Name, utilvalidation.IsDNS1123Label(p.Name))...)
+			if names[p.Name] {
+				errs = append(errs, field.Duplicate(path.Child("name"), p.Name))
+			}
+			names[p.Name] = true
+		}
+		errs = append(errs, validatePort(p, path)...)
+		if spec.Type == corev1.ServiceTypeClusterIP && p.NodePort != 0 {
+			errs = append(errs, field.Forbidden(path.Child("nodePort"), "may not be used when `type` is 'ClusterIP'"))
+		}
+		if n := (number{p.Protocol, p.Port}); ports[n] {
+			errs = append(errs, field.Duplicate(path, fmt.Sprintf("%d/%s", p.Port, p.Protocol)))
+		} else {
+			ports[n] = true
+		}
+		if n := (number{p.Protocol, p.NodePort}); p.NodePort != 0 && nodePorts[n] {
+			errs = append(errs, field.Duplicate(path.Child("nodePort"), p.NodePort))
+		} else {
+			nodePorts[n] = true
+		}
+	}
+	return errs
+}
+
+func validatePort(p *corev1.ServicePort, path *field.Path) field.ErrorList {
+	errs := invalid(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))
+	if !slices.Contains(protocols, p.Protocol) {
+		errs = append(errs, field.NotSupported(path.Child("protocol"), p.Protocol, protocols))
+	}
+	if p.TargetPort.Type == intstr.String {
+		errs = append(errs, invalid(path.Child("targetPort"), p.TargetPort.StrVal, utilvalidation.IsValidPortName(p.TargetPort.StrVal))...)
+	} else if p.TargetPort.IntVal != p.Port { // otherwise it is the same mistake
+		errs = append(errs, invalid(path.Child("targetPort"), p.TargetPort.IntVal, utilvalidation.IsValidPortNum(int(p.TargetPort.IntVal)))...)
+	}
+	if p.NodePort != 0 {
+		errs = append(errs, invalid(path.Child("nodePort"), p.NodePort, utilvalidation.IsValidPortNum(int(p.NodePort)))...)
+	}
+	return append(errs, validateAppProtocol(p.AppProtocol, path)...)
+}
+
+func validateAppProtocol(p *string, path *field.Path) field.ErrorList {
+	if p == nil {
+		return nil
+	}
+	return invalid(path.Child("appProtocol"), *p, utilvalidation.IsQualifiedName(*p))
+}
+
+func validateAffinity(spec *corev1.ServiceSpec, path *field.Path) field.ErrorList {
+	switch spec.SessionAffinity {
+	case corev1.ServiceAffinityNone:
+		return nil
+	case corev1.ServiceAffinityClientIP:
+		const longest = 86400 // a day
+		if t := *spec.SessionAffinityConfig.ClientIP.TimeoutSeconds; t <= 0 || t > longest {
+			return field.ErrorList{field.Invalid(path.Child("sessionAffinityConfig", "clientIP", "timeoutSeconds"), t,
+				fmt.Sprintf("must be greater than 0 and less than or equal to %d", longest))}
+		}
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(path.Child("sessionAffinity"), spec.SessionAffinity,
+		[]corev1.ServiceAffinity{corev1.ServiceAffinityClientIP, corev1.ServiceAffinityNone})}
+}
+
+func validateClusterIPs(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorList) {
+	all, path := spec.ClusterIPs, path.Child("clusterIPs")
+	switch {
+	case spec.ClusterIP == "" && len(all) > 0:
+		errs = append(errs, field.Invalid(path, all, "must be empty when `clusterIP` is not specified"))
+	case len(all) > 0 && all[0] != spec.ClusterIP:
+		errs = append(errs, field.Invalid(path, all, "first value must match `clusterIP`"))
+	}
+	if len(all) > 2 {
+		errs = append(errs, field.Invalid(path, all, "may only hold up to 2 values"))
+	}
+	families := map[corev1.IPFamily]bool{}
+	for i, ip := range all {
+		if i == 0 && ip == corev1.ClusterIPNone {
+			if len(all) > 1 {
+				errs = append(errs, field.Invalid(path, all, "'None' must be the first and only value"))
+			}
+			return errs
+		}
+		bad := utilvalidation.IsValidIPForLegacyField(path.Index(i), ip, true, nil)
+		if errs = append(errs, bad...); len(bad) > 0 {
+			continue
+		}
+		// An API server needs no such rule, since it knows its networks.
+		if a := clusterAddr(ip); a.IsUnspecified() || a.IsMulticast() {
+			errs = append(errs, field.Invalid(path.Index(i), ip, "may not be unspecified or multicast"))
+		}
+		f := ipFamilyOf(ip)
+		if families[f] {
+			errs = append(errs, field.Invalid(path, all, "may specify no more than one IP for each IP family"))
+		}
+		families[f] = true
+		if i < len(spec.IPFamilies) && spec.IPFamilies[i] != f {
+			errs = append(errs, field.Invalid(path.Index(i), ip,
+				fmt.Sprintf("expected an %s value as indicated by `ipFamilies[%d]`", spec.IPFamilies[i], i)))
+		}
+	}
+	return errs
+}
+
+func validateFamilies(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorList) {
+	seen := map[corev1.IPFamily]bool{}
+	for i, f := range spec.IPFamilies {
+		path := path.Child("ipFamilies").Index(i)
+		if f != corev1.IPv4Protocol && f != corev1.IPv6Protocol {
+			errs = append(errs, field.NotSupported(path, f, []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}))
+		}
+		if seen[f] {
+			errs = append(errs, field.Duplicate(path, f))
+		}
+		seen[f] = true
+	}
+	policies := []corev1.IPFamilyPolicy{corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack, corev1.IPFamilyPolicySingleStack}
+	if p := spec.IPFamilyPolicy; p != nil && !slices.Contains(policies, *p) {
+		errs = append(errs, field.NotSupported(path.Child("ipFamilyPolicy"), *p, policies))
+	}
+	return errs
+}
+
+func validateSourceRanges(svc *corev1.Service) (errs field.ErrorList) {
+	ranges, path := svc.Spec.LoadBalancerSourceRanges, field.NewPath("spec", "loadBalancerSourceRanges")
+	if annotation, ok := svc.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey]; ok && len(ranges) == 0 {
+		path = field.NewPath("metadata", "annotations").Key(corev1.AnnotationLoadBalancerSourceRangesKey)
+		if annotation = strings.TrimSpace(annotation); annotation != "" {
+			ranges = strings.Split(annotation, ",")
+		}
+	}
+	if len(ranges) > 0 && svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		errs = append(errs, field.Forbidden(path, "may only be used when `type` is 'LoadBalancer'"))
+	}
+	for i, r := range ranges {
+		errs = append(errs, utilvalidation.IsValidCIDRForLegacyField(path.Index(i), strings.TrimSpace(r), true, nil)...)
+	}
+	return errs
+}
+
+func validateLoadBalancer(svc *corev1.Service) (errs field.ErrorList) {
+	spec, path := &svc.Spec, field.NewPath("spec")
+	const only = "may only be used when `type` is 'LoadBalancer'"
+	balanced := spec.Type == corev1.ServiceTypeLoadBalancer
+	if spec.AllocateLoadBalancerNodePorts != nil && !balanced {
+		errs = append(errs, field.Forbidden(path.Child("allocateLoadBalancerNodePorts"), only))
+	}
+	if class := spec.LoadBalancerClass; class != nil {
+		if balanced {
+			errs = append(errs, invalid(path.Child("loadBalancerClass"), *class, utilvalidation.IsQualifiedName(*class))...)
+		} else {
+			errs = append(errs, field.Forbidden(path.Child("loadBalancerClass"), only))
+		}
+	}
+	ingressPath := field.NewPath("status", "loadBalancer", "ingress")
+	if !balanced && len(svc.Status.LoadBalancer.Ingress) > 0 {
+		return append(errs, field.Forbidden(ingressPath, "may only be used when `spec.type` is 'LoadBalancer'"))
+	}
+	for i := range svc.Status.LoadBalancer.Ingress {
+		errs = append(errs, validateIngress(&svc.Status.LoadBalancer.Ingress[i], ingressPath.Index(i))...)
+	}
+	return errs
+}
+
+func validateIngress(in *corev1.LoadBalancerIngress, path *field.Path) (errs field.ErrorList) {
+	if in.IP != "" {
+		errs = append(errs, utilvalidation.IsValidIPForLegacyField(path.Child("ip"), in.IP, true, nil)...)
+	}
+	modes := []corev1.LoadBalancerIPMode{corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP}
+	switch {
+	case in.IPMode == nil:
+	case in.IP == "":
+		errs = append(errs, field.Forbidden(path.Child("ipMode"), "may not be specified when `ip` is not set"))
+	case !slices.Contains(modes, *in.IPMode):
+		errs = append(errs, field.NotSupported(path.Child("ipMode"), *in.IPMode, modes))
+	}
+	if in.Hostname != "" {
+		errs = append(errs, invalid(path.Child("hostname"), in.Hostname, utilvalidation.IsDNS1123Subdomain(in.Hostname))...)
+		if netutils.ParseIPSloppy(in.Hostname) != nil {
+			errs = append(errs, field.Invalid(path.Child("hostname"), in.Hostname, "must be a DNS name, not an IP address"))
+		}
+	}
+	return errs
+}
+
+// validatePolicies checks where traffic may go. One rule is missing: an API
+// server gives out the healthCheckNodePort that a Service lacks, so that it is
+// no mistake to leave it out.
+func validatePolicies(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorList) {
+	external, outside := spec.ExternalTrafficPolicy, reachableFromOutside(spec)
+	externals := []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal}
+	switch {
+	case !outside && external != "":
+		errs = append(errs, field.Invalid(path.Child("externalTrafficPolicy"), external, "may only be set for externally-accessible services"))
+	case outside && !slices.Contains(externals, external):
+		errs = append(errs, field.NotSupported(path.Child("externalTrafficPolicy"), external, externals))
+	}
+
+	if port := spec.HealthCheckNodePort; port != 0 {
+		if spec.Type == corev1.ServiceTypeLoadBalancer && external == corev1.ServiceExternalTrafficPolicyLocal {
+			errs = append(errs, invalid(path.Child("healthCheckNodePort"), port, utilvalidation.IsValidPortNum(int(port)))...)
+		} else {
+			errs = append(errs, field.Invalid(path.Child("healthCheckNodePort"), port,
+				"may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"))
+		}
+	}
+
+	internals := []corev1.ServiceInternalTrafficPolicy{corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal}
+	if p := spec.InternalTrafficPolicy; p != nil && !slices.Contains(internals, *p) {
+		errs = append(errs, field.NotSupported(path.Child("internalTrafficPolicy"), *p, internals))
+	}
+	distributions := []string{corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameNode, corev1.ServiceTrafficDistributionPreferSameZone}
+	if d := spec.TrafficDistribution; d != nil && !slices.Contains(distributions, *d) {
+		errs = append(errs, field.NotSupported(path.Child("trafficDistribution"), *d, distributions))
+	}
+	return errs
+}
+
+// invalid makes an error of each message of a helper that gives only messages.
+func invalid(path *field.Path, value any, messages []string) (errs field.ErrorList) {
+	for _, m := range messages {
+		errs = append(errs, field.Invalid(path, value, m))
+	}
+	return errs
+}
+
+// warnService says what a valid Service will lack here that it would have in a
+// cluster.
+func warnService(svc *corev1.Service, place Problem) (out []Problem) {
+	spec := &svc.Spec
+	warn := func(path *field.Path, detail string) {
+		out = append(out, place.with(fmt.Errorf("%s: %s", path, detail)))
+	}
+	for i, p := range spec.Ports {
+		if spec.Type == corev1.ServiceTypeNodePort && p.NodePort == 0 {
+			warn(field.NewPath("spec", "ports").Index(i).Child("nodePort"), "not given, and usher gives out none: this port has no node port")
+		}
+	}
+	if spec.Type == corev1.ServiceTypeLoadBalancer && spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal && spec.HealthCheckNodePort == 0 {
+		warn(field.NewPath("spec", "healthCheckNodePort"), "not given, and usher gives out none: there are no health checks")
+	}
+	return out
+}

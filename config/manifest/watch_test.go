@@ -1,0 +1,328 @@
+package manifest_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/manifest"
+)
+
+// service is the manifest of a Service.
+func service(name, clusterIP string) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {clusterIP: %s, ports: [{port: 80}]}\n---\n", name, clusterIP)
+}
+
+// running is a Source that runs, and what it has applied so far.
+type running struct {
+	source  *manifest.Source
+	applied chan []config.Service
+	log     *gbytes.Buffer
+	has     map[string]string // name → cluster IP
+	calls   int
+	stop    func()
+}
+
+// run starts a Source and waits for its first picture.
+func run(paths []string, change ...func(*manifest.Source)) *running {
+	GinkgoHelper()
+	log := logrus.New()
+	r := &running{applied: make(chan []config.Service, 100), log: gbytes.NewBuffer(), has: map[string]string{}}
+	log.SetOutput(r.log)
+	s, err := manifest.New(manifest.Options{Paths: paths, Log: log, MaxFileSize: 1 << 20})
+	Expect(err).NotTo(HaveOccurred())
+	r.source = s
+	for _, c := range change {
+		c(s)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx, func(svcs []config.Service) { r.applied <- slices.Clone(svcs) }) }()
+	r.stop = func() {
+		cancel()
+		Eventually(done).WithTimeout(5 * time.Second).Should(Receive(BeNil()))
+	}
+	DeferCleanup(func() { r.stop() })
+	r.take()
+	return r
+}
+
+// take takes one call of apply.
+func (r *running) take() []config.Service {
+	GinkgoHelper()
+	var svcs []config.Service
+	Eventually(r.applied).WithTimeout(5 * time.Second).Should(Receive(&svcs))
+	r.calls++
+	for _, svc := range svcs {
+		delete(r.has, svc.Name.Name)
+		if len(svc.Ports) > 0 {
+			r.has[svc.Name.Name] = svc.Ports[0].VIPs[0].Addr.String()
+		}
+	}
+	return svcs
+}
+
+// becomes waits until these Services are there: name, cluster IP, ...
+func (r *running) becomes(pairs ...string) {
+	GinkgoHelper()
+	want := map[string]string{}
+	for i := 0; i < len(pairs); i += 2 {
+		want[pairs[i]] = pairs[i+1]
+	}
+	for !equalMaps(r.has, want) {
+		r.take()
+	}
+	Expect(r.has).To(Equal(want))
+}
+
+func equalMaps(a, b map[string]string) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
+
+func write(path, content string) {
+	GinkgoHelper()
+	Expect(os.WriteFile(path, []byte(content), 0o644)).To(Succeed())
+}
+
+// replace writes a file as editors do: another file takes its name.
+func replace(path, content string) {
+	GinkgoHelper()
+	tmp := filepath.Join(filepath.Dir(path), ".tmp")
+	write(tmp, content)
+	Expect(os.Rename(tmp, path)).To(Succeed())
+}
+
+var _ = Describe("a Source", func() {
+	var dir, a, b string
+
+	BeforeEach(func() {
+		dir = GinkgoT().TempDir()
+		a, b = filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
+	})
+
+	It("begins with every Service there is", func() {
+		write(a, service("one", "10.96.0.1"))
+		write(b, service("two", "10.96.0.2"))
+		write(filepath.Join(dir, "notes.txt"), "{")
+		Expect(os.Mkdir(filepath.Join(dir, "sub.yaml"), 0o755)).To(Succeed())
+		r := run([]string{dir})
+		Expect(r.has).To(Equal(map[string]string{"one": "10.96.0.1", "two": "10.96.0.2"}))
+		Expect(r.calls).To(Equal(1))
+	})
+
+	It("begins with none if the folder is empty, and takes what comes", func() {
+		r := run([]string{dir})
+		Expect(r.has).To(BeEmpty())
+		write(a, service("one", "10.96.0.1"))
+		r.becomes("one", "10.96.0.1")
+	})
+
+	It("ends at once if a path does not exist", func() {
+		s, err := manifest.New(manifest.Options{Paths: []string{dir, filepath.Join(dir, "missing.yaml")}})
+		Expect(err).NotTo(HaveOccurred())
+		err = s.Run(context.Background(), func([]config.Service) { Fail("applied") })
+		Expect(err).To(MatchError(os.ErrNotExist))
+		Expect(err).To(MatchError(ContainSubstring("missing.yaml")))
+	})
+
+	It("serves what is good and says what is not, once", func() {
+		write(a, service("one", "10.96.0.1")+service("two", "wrong"))
+		write(b, "a: [")
+		r := run([]string{dir})
+		Expect(r.has).To(Equal(map[string]string{"one": "10.96.0.1"}))
+		write(filepath.Join(dir, "c.yaml"), service("three", "10.96.0.3"))
+		r.becomes("one", "10.96.0.1", "three", "10.96.0.3")
+		Expect(bytes.Count(r.log.Contents(), []byte("Service default/two: spec.clusterIPs[0]"))).To(Equal(1))
+		Expect(bytes.Count(r.log.Contents(), []byte("b.yaml, document 1, line 1"))).To(Equal(1))
+	})
+
+	It("hands over only the Services that changed", func() {
+		write(a, service("one", "10.96.0.1")+service("two", "10.96.0.2"))
+		r := run([]string{dir})
+		write(a, "# moved down\n"+service("two", "10.96.0.22")+service("one", "10.96.0.1"))
+		changed := r.take()
+		Expect(changed).To(HaveLen(1))
+		Expect(changed[0].Name.String()).To(Equal("default/two"))
+	})
+
+	It("is live well within a second", func() {
+		write(a, service("one", "10.96.0.1"))
+		r := run([]string{dir})
+		start := time.Now()
+		replace(a, service("one", "10.96.0.11"))
+		r.becomes("one", "10.96.0.11")
+		Expect(time.Since(start)).To(BeNumerically("<", time.Second))
+	})
+
+	DescribeTable("sees changes of a file, given by itself or by its folder",
+		func(path func() string) {
+			write(a, service("one", "10.96.0.1"))
+			r := run([]string{path()})
+			By("writing into it")
+			write(a, service("one", "10.96.0.2"))
+			r.becomes("one", "10.96.0.2")
+			By("replacing it")
+			replace(a, service("one", "10.96.0.3"))
+			r.becomes("one", "10.96.0.3")
+			replace(a, service("one", "10.96.0.4"))
+			r.becomes("one", "10.96.0.4")
+			By("deleting it")
+			Expect(os.Remove(a)).To(Succeed())
+			r.becomes()
+			By("creating it")
+			write(a, service("one", "10.96.0.5"))
+			r.becomes("one", "10.96.0.5")
+		},
+		Entry("file", func() string { return a }),
+		Entry("folder", func() string { return dir }),
+		Entry("folder behind a link", func() string {
+			link := filepath.Join(GinkgoT().TempDir(), "link")
+			Expect(os.Symlink(dir, link)).To(Succeed())
+			return link
+		}),
+	)
+
+	DescribeTable("sees a mounted ConfigMap change, in which ..data is another link at once",
+		func(path func() string) {
+			version := func(n int) {
+				v := fmt.Sprintf("..v%d", n)
+				Expect(os.Mkdir(filepath.Join(dir, v), 0o755)).To(Succeed())
+				write(filepath.Join(dir, v, "a.yaml"), service("one", fmt.Sprintf("10.96.0.%d", n)))
+				Expect(os.Symlink(v, filepath.Join(dir, "..data_tmp"))).To(Succeed())
+				Expect(os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data"))).To(Succeed())
+				if n > 1 {
+					Expect(os.RemoveAll(filepath.Join(dir, fmt.Sprintf("..v%d", n-1)))).To(Succeed())
+				}
+			}
+			version(1)
+			Expect(os.Symlink(filepath.Join("..data", "a.yaml"), a)).To(Succeed())
+			r := run([]string{path()})
+			Expect(r.has).To(Equal(map[string]string{"one": "10.96.0.1"}))
+			version(2)
+			r.becomes("one", "10.96.0.2")
+			version(3)
+			r.becomes("one", "10.96.0.3")
+		},
+		Entry("file", func() string { return a }),
+		Entry("folder", func() string { return dir }),
+	)
+
+	It("sees changes of the file that a link leads to, and of where the link leads", func() {
+		far := GinkgoT().TempDir()
+		target, other := filepath.Join(far, "real.yaml"), filepath.Join(far, "other.yaml")
+		write(target, service("one", "10.96.0.1"))
+		write(other, service("one", "10.96.0.3"))
+		Expect(os.Symlink(target, a)).To(Succeed())
+		r := run([]string{dir})
+		replace(target, service("one", "10.96.0.2"))
+		r.becomes("one", "10.96.0.2")
+		Expect(os.Symlink(other, filepath.Join(dir, ".tmp"))).To(Succeed())
+		Expect(os.Rename(filepath.Join(dir, ".tmp"), a)).To(Succeed())
+		r.becomes("one", "10.96.0.3")
+		replace(other, service("one", "10.96.0.4"))
+		r.becomes("one", "10.96.0.4")
+	})
+
+	It("sees another folder take the place of the one it reads", func() {
+		folder := filepath.Join(dir, "folder")
+		Expect(os.Mkdir(folder, 0o755)).To(Succeed())
+		write(filepath.Join(folder, "a.yaml"), service("one", "10.96.0.1"))
+		r := run([]string{folder})
+		Expect(os.Rename(folder, folder+".old")).To(Succeed())
+		Expect(os.Mkdir(folder, 0o755)).To(Succeed())
+		write(filepath.Join(folder, "a.yaml"), service("one", "10.96.0.2"))
+		r.becomes("one", "10.96.0.2")
+		write(filepath.Join(folder, "a.yaml"), service("one", "10.96.0.3"))
+		r.becomes("one", "10.96.0.3")
+	})
+
+	It("keeps what was good when the file is broken, and says so", func() {
+		write(a, service("one", "10.96.0.1"))
+		r := run([]string{dir})
+		write(a, "a: [")
+		Eventually(r.log).WithTimeout(5 * time.Second).Should(gbytes.Say("a.yaml, document 1, line 1: did not find expected"))
+		write(a, service("one", "10.96.0.2"))
+		r.becomes("one", "10.96.0.2")
+		Expect(r.calls).To(Equal(2), "nothing was taken away in between")
+	})
+
+	It("keeps what was good when the file grows too large", func() {
+		write(a, service("one", "10.96.0.1"))
+		r := run([]string{dir})
+		write(a, service("one", "10.96.0.2")+string(bytes.Repeat([]byte("#"), 1<<20)))
+		Eventually(r.log).WithTimeout(5 * time.Second).Should(gbytes.Say("too large: may have up to 1048576 bytes"))
+		write(a, service("one", "10.96.0.3"))
+		r.becomes("one", "10.96.0.3")
+		Expect(r.calls).To(Equal(2))
+	})
+
+	It("does not flinch when a file vanishes or is empty for a moment", func() {
+		write(a, service("one", "10.96.0.1"))
+		r := run([]string{dir})
+		// Other files tell when the Source has looked.
+		Expect(os.Remove(a)).To(Succeed())
+		write(b, service("two", "10.96.0.2"))
+		Expect(names(r.take())).To(Equal([]string{"two"}))
+		write(a, "")
+		write(b, service("two", "10.96.0.3"))
+		Expect(names(r.take())).To(Equal([]string{"two"}))
+		write(a, service("one", "10.96.0.1"))
+		write(b, service("two", "10.96.0.4"))
+		Expect(names(r.take())).To(Equal([]string{"two"}))
+		Expect(r.has).To(HaveKey("one"))
+	})
+
+	It("believes that a file is empty when it stays so", func() {
+		write(a, service("one", "10.96.0.1"))
+		r := run([]string{dir})
+		write(a, "# nothing\n")
+		r.becomes()
+	})
+
+	It("keeps the objects that another file defines too when one is deleted", func() {
+		write(a, service("one", "10.96.0.1"))
+		write(b, service("one", "10.96.0.1"))
+		r := run([]string{dir})
+		Expect(os.Remove(a)).To(Succeed())
+		write(filepath.Join(dir, "c.yaml"), service("two", "10.96.0.2"))
+		r.becomes("one", "10.96.0.1", "two", "10.96.0.2")
+		write(filepath.Join(dir, "c.yaml"), service("two", "10.96.0.3"))
+		r.becomes("one", "10.96.0.1", "two", "10.96.0.3")
+	})
+
+	It("looks every second where files cannot be watched, and says so", func() {
+		write(a, service("one", "10.96.0.1"))
+		r := run([]string{dir}, func(s *manifest.Source) {
+			s.SetNotify(func() (*fsnotify.Watcher, error) { return nil, errors.New("no more inotify instances") })
+		})
+		Expect(r.log).To(gbytes.Say("looking at them every second"))
+		replace(a, service("one", "10.96.0.2"))
+		r.becomes("one", "10.96.0.2")
+		Expect(os.Remove(a)).To(Succeed())
+		r.becomes()
+	})
+
+	It("ends when it is told to", func() {
+		r := run([]string{dir})
+		r.stop()
+		r.stop = func() {}
+	})
+})
+
+func names(svcs []config.Service) []string {
+	var out []string
+	for _, s := range svcs {
+		out = append(out, s.Name.Name)
+	}
+	return out
+}
