@@ -1,0 +1,171 @@
+package affinity
+
+import (
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+// Limits bounds what the tables that share it may remember together, so that a
+// flood of clients cannot exhaust memory. An entry takes about 200 bytes.
+type Limits struct {
+	PerTable int64 // entries in one table; at least 1
+	Total    int64 // entries in all tables that share this value
+
+	used atomic.Int64
+}
+
+// Used returns the number of entries in all tables that share l.
+func (l *Limits) Used() int64 { return l.used.Load() }
+
+// Table maps clients to the endpoints they had. It is safe for concurrent use.
+type Table struct {
+	limits *Limits
+
+	mu      sync.Mutex
+	timeout time.Duration
+	clients *simplelru.LRU[netip.Addr, entry]
+}
+
+type entry struct {
+	endpoint netip.AddrPort
+	since    time.Time // the client's last new connection
+}
+
+// NewTable returns an empty table. A client keeps its endpoint for timeout
+// after its last new connection; 0 means that nothing is remembered.
+func NewTable(limits *Limits, timeout time.Duration) *Table {
+	t := &Table{limits: limits, timeout: timeout}
+	// NewLRU only fails for a size below 1.
+	size := max(int(limits.PerTable), 1)
+	t.clients, _ = simplelru.NewLRU(size, func(netip.Addr, entry) { limits.used.Add(-1) })
+	return t
+}
+
+// SetTimeout changes the timeout, for the clients that are known too. With 0
+// the table forgets them.
+func (t *Table) SetTimeout(timeout time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.timeout = timeout
+	if timeout <= 0 {
+		t.clients.Purge()
+	}
+}
+
+// Get returns the endpoint that client had, unless its time is over at now.
+func (t *Table) Get(client netip.Addr, now time.Time) (endpoint netip.AddrPort, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e, ok := t.clients.Peek(client)
+	if !ok {
+		return netip.AddrPort{}, false
+	}
+	if t.over(e, now) {
+		t.clients.Remove(client)
+		return netip.AddrPort{}, false
+	}
+	return e.endpoint, true
+}
+
+// Set remembers that client makes a new connection to endpoint at now.
+func (t *Table) Set(client netip.Addr, endpoint netip.AddrPort, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.set(client, endpoint, now)
+}
+
+func (t *Table) set(client netip.Addr, endpoint netip.AddrPort, now time.Time) {
+	if t.timeout <= 0 {
+		return
+	}
+	if !t.clients.Contains(client) && !t.reserve() {
+		return
+	}
+	t.clients.Add(client, entry{endpoint: endpoint, since: now})
+}
+
+// Claim is Set for a client that Get did not know: if another connection of the
+// same client has been faster, that one's endpoint is kept and returned.
+func (t *Table) Claim(client netip.Addr, endpoint netip.AddrPort, now time.Time) netip.AddrPort {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e, ok := t.clients.Peek(client); ok && !t.over(e, now) {
+		return e.endpoint
+	}
+	t.set(client, endpoint, now)
+	return endpoint
+}
+
+// reserve makes room for one more entry under the limit for all tables. If
+// there is none, the table gives up its own oldest entry; a table that has none
+// must go without.
+func (t *Table) reserve() bool {
+	if t.limits.used.Add(1) <= t.limits.Total {
+		return true
+	}
+	if _, _, ok := t.clients.RemoveOldest(); ok {
+		return true
+	}
+	t.limits.used.Add(-1)
+	return false
+}
+
+// Forget ends the affinity of client if it is to endpoint: a later connection
+// may have moved on to another endpoint already, and keeps it.
+func (t *Table) Forget(client netip.Addr, endpoint netip.AddrPort) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e, ok := t.clients.Peek(client); ok && e.endpoint == endpoint {
+		t.clients.Remove(client)
+	}
+}
+
+// ForgetEndpoint ends the affinity of every client of endpoint and returns how
+// many there were. It looks at every entry.
+func (t *Table) ForgetEndpoint(endpoint netip.AddrPort) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := 0
+	for _, client := range t.clients.Keys() {
+		if e, _ := t.clients.Peek(client); e.endpoint == endpoint {
+			t.clients.Remove(client)
+			n++
+		}
+	}
+	return n
+}
+
+// Close forgets every client.
+func (t *Table) Close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.clients.Purge()
+}
+
+// Entry is one client's affinity.
+type Entry struct {
+	Client   netip.Addr
+	Endpoint netip.AddrPort
+	Left     time.Duration // until it ends, if the client makes no new connection
+}
+
+// Entries returns the entries that hold at now, the client that has been away
+// longest first.
+func (t *Table) Entries(now time.Time) []Entry {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	entries := make([]Entry, 0, t.clients.Len())
+	for _, client := range t.clients.Keys() {
+		e, _ := t.clients.Peek(client)
+		if !t.over(e, now) {
+			entries = append(entries, Entry{Client: client, Endpoint: e.endpoint, Left: t.timeout - now.Sub(e.since)})
+		}
+	}
+	return entries
+}
+
+func (t *Table) over(e entry, now time.Time) bool { return now.Sub(e.since) >= t.timeout }

@@ -1,0 +1,142 @@
+package affinity_test
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/affinity"
+)
+
+func TestAffinity(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "affinity")
+}
+
+var (
+	alice = netip.MustParseAddr("192.0.2.1")
+	bob   = netip.MustParseAddr("2001:db8::2")
+	carol = netip.MustParseAddr("192.0.2.3")
+	one   = netip.MustParseAddrPort("10.1.0.1:8080")
+	two   = netip.MustParseAddrPort("10.1.0.2:8080")
+	start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+)
+
+var _ = Describe("a Table", func() {
+	var limits *affinity.Limits
+	var table *affinity.Table
+
+	BeforeEach(func() {
+		limits = &affinity.Limits{PerTable: 2, Total: 3}
+		table = affinity.NewTable(limits, 10*time.Second)
+	})
+	endpointOf := func(client netip.Addr, after time.Duration) netip.AddrPort {
+		e, _ := table.Get(client, start.Add(after))
+		return e
+	}
+
+	It("knows nobody at first", func() {
+		Expect(endpointOf(alice, 0)).To(BeZero())
+	})
+
+	It("holds until exactly the timeout after the last new connection", func() {
+		table.Set(alice, one, start)
+		Expect(endpointOf(alice, 10*time.Second-1)).To(Equal(one))
+		table.Set(alice, one, start.Add(9*time.Second))
+		Expect(endpointOf(alice, 19*time.Second-1)).To(Equal(one), "the second connection starts the time anew")
+		Expect(endpointOf(alice, 19*time.Second)).To(BeZero())
+		Expect(limits.Used()).To(BeZero(), "an entry that is over is given back")
+	})
+
+	It("is not prolonged by looking", func() {
+		table.Set(alice, one, start)
+		for s := range 10 {
+			Expect(endpointOf(alice, time.Duration(s)*time.Second)).To(Equal(one))
+		}
+		Expect(endpointOf(alice, 10*time.Second)).To(BeZero())
+	})
+
+	It("applies a new timeout to clients that it knows", func() {
+		table.Set(alice, one, start)
+		table.SetTimeout(20 * time.Second)
+		Expect(endpointOf(alice, 19*time.Second)).To(Equal(one))
+		table.SetTimeout(5 * time.Second)
+		Expect(endpointOf(alice, 5*time.Second)).To(BeZero())
+	})
+
+	It("remembers nothing while affinity is off", func() {
+		table.Set(alice, one, start)
+		table.SetTimeout(0)
+		table.Set(bob, one, start)
+		table.SetTimeout(10 * time.Second)
+		Expect(endpointOf(alice, 0)).To(BeZero())
+		Expect(endpointOf(bob, 0)).To(BeZero())
+	})
+
+	It("forgets a client whose endpoint failed, but not one that has moved on", func() {
+		table.Set(alice, one, start)
+		table.Set(bob, two, start)
+		table.Forget(alice, one)
+		table.Forget(bob, one)
+		Expect(endpointOf(alice, 0)).To(BeZero())
+		Expect(endpointOf(bob, 0)).To(Equal(two))
+	})
+
+	It("forgets all clients of an endpoint that left", func() {
+		table.Set(alice, one, start)
+		table.Set(bob, one, start)
+		Expect(table.ForgetEndpoint(two)).To(Equal(0))
+		Expect(table.ForgetEndpoint(one)).To(Equal(2))
+		Expect(table.Entries(start)).To(BeEmpty())
+		Expect(limits.Used()).To(BeZero())
+	})
+
+	It("when full, gives up the client that has been away longest", func() {
+		table.Set(alice, one, start)
+		table.Set(bob, one, start)
+		table.Set(alice, one, start)
+		table.Set(carol, two, start)
+		Expect(endpointOf(bob, 0)).To(BeZero())
+		Expect(endpointOf(alice, 0)).To(Equal(one))
+		Expect(endpointOf(carol, 0)).To(Equal(two))
+		Expect(limits.Used()).To(Equal(int64(2)))
+	})
+
+	It("shares the total with other tables and never passes it", func() {
+		others := affinity.NewTable(limits, time.Hour)
+		others.Set(alice, one, start)
+		others.Set(bob, one, start)
+		table.Set(alice, two, start)
+		table.Set(bob, two, start)
+		Expect(limits.Used()).To(Equal(int64(3)))
+		Expect(endpointOf(alice, 0)).To(BeZero(), "it gave up its own oldest")
+		Expect(endpointOf(bob, 0)).To(Equal(two))
+
+		third := affinity.NewTable(limits, time.Hour)
+		third.Set(carol, one, start)
+		Expect(third.Entries(start)).To(BeEmpty(), "it had none to give up")
+		others.Close()
+		table.Close()
+		Expect(limits.Used()).To(BeZero())
+	})
+
+	It("gives two connections that claim at once the same endpoint", func() {
+		Expect(table.Claim(alice, one, start)).To(Equal(one))
+		Expect(table.Claim(alice, two, start)).To(Equal(one))
+		Expect(table.Claim(alice, two, start.Add(10*time.Second))).To(Equal(two), "the first claim is over")
+		table.SetTimeout(0)
+		Expect(table.Claim(alice, one, start)).To(Equal(one), "without affinity nobody has a claim")
+	})
+
+	It("lists who it knows, with the time left", func() {
+		table.Set(alice, one, start)
+		table.Set(bob, two, start.Add(4*time.Second))
+		Expect(table.Entries(start.Add(6 * time.Second))).To(Equal([]affinity.Entry{
+			{Client: alice, Endpoint: one, Left: 4 * time.Second},
+			{Client: bob, Endpoint: two, Left: 8 * time.Second},
+		}))
+	})
+})
