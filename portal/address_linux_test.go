@@ -1,0 +1,161 @@
+package portal
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+var _ = Describe("portal address", func() {
+	var n *testNet
+	BeforeEach(func() { n = newTestNet() })
+	ours := func() string {
+		return n.node.sh("ip route show table local proto 117; ip -6 route show table local proto 117")
+	}
+
+	It("works from the node and from Pods where there is no iptables at all", func() {
+		path := os.Getenv("PATH")
+		DeferCleanup(os.Setenv, "PATH", path)
+		Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
+		p := n.open(ModeAuto, Options{})
+		Expect(p.Mode()).To(Equal(ModeAddress))
+		binds, _ := n.publish(p, "web", web4, web6, webNode4)
+		Expect(binds).To(HaveLen(3))
+		n.publish(p, "dns", dns4, dns6)
+		for _, from := range []*host{n.node, n.pod} {
+			Expect(from.ask(web4)).To(HavePrefix("web"))
+			Expect(from.ask(web6)).To(HavePrefix("web"))
+			Expect(from.ask(dns4)).To(Equal("dns"))
+			Expect(from.ask(dns6)).To(Equal("dns"))
+			Expect(from.ask(at(webNode4, nodeIP4))).To(HavePrefix("web"))
+		}
+		Expect(n.node.ask(at(webNode4, localhost4))).To(HavePrefix("web"))
+		n.remove(p)
+		Expect(os.Setenv("PATH", path)).To(Succeed())
+		Expect(ours()).To(BeEmpty())
+	})
+
+	It("asks for listeners at the very targets", func() {
+		p := n.open(ModeAddress, Options{})
+		Expect(p.Listen([]Target{web4, webNode4})).To(ConsistOf(
+			Bind{Addr: netip.MustParseAddrPort("10.96.0.10:80"), Targets: []Target{web4}},
+			Bind{Addr: netip.MustParseAddrPort("0.0.0.0:30080"), Targets: []Target{webNode4}},
+		))
+	})
+
+	It("refuses rejected targets at once, and another port of the VIP too", func() {
+		p := n.open(ModeAddress, Options{})
+		n.apply(p, []Rule{reject(web4), reject(dns6)}, nil)
+		for _, from := range []*host{n.node, n.pod} {
+			Expect(from.ask(web4)).To(Equal("refused"))
+			Expect(from.ask(dns6)).To(Equal("refused"))
+			Expect(from.ask(Target{TCP, vip4, 81})).To(Equal("refused"))
+		}
+	})
+
+	It("keeps a VIP until its last target is gone", func() {
+		p := n.open(ModeAddress, Options{})
+		n.apply(p, []Rule{redirect(web4, 80), redirect(dns4, 53), redirect(webNode4, 30080)}, nil)
+		n.apply(p, []Rule{reject(web4)}, nil)
+		n.apply(p, nil, []Target{web4, webNode4})
+		Expect(ours()).To(Equal("local 10.96.0.10 dev lo scope host \n"))
+		n.apply(p, nil, []Target{web4})
+		Expect(ours()).NotTo(BeEmpty(), "taking away twice what was there once")
+		n.apply(p, nil, []Target{dns4})
+		Expect(ours()).To(BeEmpty())
+	})
+
+	It("repairs routes that others removed", func() {
+		p := n.open(ModeAddress, Options{})
+		n.publish(p, "web", web4, web6)
+		Expect(n.check(p)).To(BeZero())
+		n.node.sh("ip route del local 10.96.0.10 table local; ip -6 route del local fd96::10 table local")
+		Expect(n.check(p)).To(Equal(2))
+		Expect(n.pod.ask(web4)).To(HavePrefix("web"))
+		Expect(n.pod.ask(web6)).To(HavePrefix("web"))
+		Expect(n.check(p)).To(BeZero())
+	})
+
+	It("takes over what an earlier process left, and removes what is not wanted any more", func() {
+		n.apply(n.open(ModeAddress, Options{}), []Rule{redirect(web4, 80), redirect(target(TCP, "10.96.0.77:80"), 80)}, nil)
+		second := n.open(ModeAddress, Options{})
+		Expect(n.check(second)).To(BeZero())
+		Expect(ours()).To(ContainSubstring("10.96.0.77"))
+		n.apply(second, []Rule{redirect(web4, 80)}, nil)
+		Expect(ours()).To(Equal("local 10.96.0.10 dev lo scope host \n"))
+	})
+
+	It("leaves addresses alone that the node has anyhow, until it has them no more", func() {
+		n.node.sh("ip addr add 10.96.0.10/32 dev pod0; ip route add local 10.97.0.0/16 dev lo")
+		p := n.open(ModeAddress, Options{})
+		n.publish(p, "web", web4)
+		n.publish(p, "wide", target(TCP, "10.97.0.5:80"))
+		Expect(ours()).To(BeEmpty())
+		n.node.sh("ip addr del 10.96.0.10/32 dev pod0")
+		Expect(n.check(p)).To(Equal(1))
+		Expect(n.pod.ask(web4)).To(HavePrefix("web"))
+	})
+
+	It("leaves nothing behind", func() {
+		before := n.node.state()
+		p := n.open(ModeAddress, Options{})
+		Expect(n.node.state()).To(Equal(before), "after New")
+		n.publish(p, "web", web4, web6, webNode4)
+		Expect(n.node.state()).NotTo(Equal(before))
+		n.remove(p)
+		Expect(n.node.state()).To(Equal(before))
+	})
+
+	It("takes out the rules that mode iptables left", func() {
+		before := n.node.state()
+		n.publish(n.open(ModeIPTables, Options{}), "old", web4)
+		p := n.open(ModeAddress, Options{})
+		n.publish(p, "new", web4)
+		Expect(n.pod.ask(web4)).To(HavePrefix("new"))
+		n.remove(p)
+		Expect(n.node.state()).To(Equal(before))
+	})
+
+	It("says so when lo is down", func() {
+		n.node.sh("ip link set lo down")
+		n.node.do(func() {
+			_, err := New(background, ModeAddress, Options{})
+			Expect(err).To(MatchError(ContainSubstring("ip link set lo up")))
+		})
+	})
+
+	It("names the VIPs that cannot be had where IPv6 is off", func() {
+		n.node.sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.lo.disable_ipv6=1")
+		p := n.open(ModeAddress, Options{NoIPv6: true})
+		n.node.do(func() {
+			err := p.Apply(background, []Rule{redirect(web4, 80), redirect(web6, 80)}, nil)
+			Expect(err).To(MatchError(ContainSubstring("[fd96::10]:80/tcp")))
+		})
+		Expect(ours()).To(ContainSubstring("10.96.0.10"))
+	})
+
+	It("is fast with 10,000 VIPs", Label("slow"), func() {
+		p := n.open(ModeAddress, Options{})
+		var rules []Rule
+		for i := range 10000 {
+			rules = append(rules, redirect(Target{TCP, netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)}), 80}, 80))
+		}
+		measure := func(what string, most time.Duration, f func()) {
+			GinkgoHelper()
+			began := time.Now()
+			f()
+			AddReportEntry(fmt.Sprintf("address, 10,000 VIPs: %s: %v", what, time.Since(began).Round(10*time.Microsecond)))
+			Expect(time.Since(began)).To(BeNumerically("<", most), what)
+		}
+		measure("first apply", 6*time.Second, func() { n.apply(p, rules, nil) })
+		measure("check", 3*time.Second, func() { Expect(n.check(p)).To(BeZero()) })
+		measure("one added", 100*time.Millisecond, func() { n.apply(p, []Rule{redirect(web4, 80)}, nil) })
+		measure("remove", 6*time.Second, func() { n.remove(p) })
+		Expect(strings.TrimSpace(ours())).To(BeEmpty())
+	})
+})

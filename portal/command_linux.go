@@ -1,0 +1,93 @@
+package portal
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+)
+
+// run runs one of the iptables commands to its end and returns what it prints.
+// The error holds what it complained about.
+func run(ctx context.Context, stdin, command string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, command, args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	var out, complaint bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return "", fmt.Errorf("%s: %w: %s", command, err, lastLines(complaint.String()))
+	}
+	return out.String(), nil
+}
+
+// lastLines joins what a command complained about into one line, without the
+// hints that iptables prints every time.
+func lastLines(text string) string {
+	var kept []string
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' || strings.HasPrefix(line, "Try `") || strings.HasPrefix(line, "Error occurred at line") {
+			continue
+		}
+		kept = append(kept, line)
+	}
+	if len(kept) > 3 {
+		kept = kept[len(kept)-3:]
+	}
+	return strings.Join(kept, "; ")
+}
+
+// hint adds to an error of iptables what is missing and what to do about it.
+func hint(err error, ip6 bool) error {
+	if err == nil {
+		return nil
+	}
+	six := ""
+	if ip6 {
+		six = "6"
+	}
+	text := err.Error()
+	if strings.Contains(text, "\n") {
+		err = oneLine{err}
+	}
+	has := func(parts ...string) bool {
+		for _, p := range parts {
+			if strings.Contains(text, p) {
+				return true
+			}
+		}
+		return false
+	}
+	var advice string
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		advice = "install the iptables package, or choose --portal=address or none"
+	case has("xtables lock", "xtables.lock"):
+		advice = "another program holds /run/xtables.lock, or it cannot be opened: if usher runs in a container, mount the host's /run/xtables.lock"
+	case has("incompatible"):
+		advice = "the table holds nftables rules that iptables does not understand"
+	case has("Failed to initialize nft", "Could not fetch rule set generation id"):
+		advice = "this kernel has no nf_tables: modprobe nf_tables, or use the legacy iptables"
+	case has("can't initialize", "Table does not exist", "TABLE_ADD failed", "CHAIN_ADD failed"):
+		advice = fmt.Sprintf("this kernel has no nat table for iptables: modprobe ip%stable_nat (or nft_chain_nat)", six)
+	case has("RULE_APPEND failed", "No chain/target/match by that name", "Couldn't load"):
+		advice = "this kernel or iptables lacks a match or target: modprobe xt_REDIRECT xt_tcpudp nft_compat"
+	case has("Permission denied", "Operation not permitted"):
+		advice = "the kernel does not let this process change rules, although it has CAP_NET_ADMIN here: it is needed in the user namespace that owns the network namespace"
+	default:
+		return err
+	}
+	return fmt.Errorf("%w (%s)", err, advice)
+}
+
+// oneLine is an error whose text, as iptables printed it, has several.
+type oneLine struct{ error }
+
+func (e oneLine) Error() string { return lastLines(e.error.Error()) }
+
+func (e oneLine) Unwrap() error { return e.error }

@@ -1,0 +1,110 @@
+package portal
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// forgetFlows makes the kernel forget the UDP flows to the targets in want
+// that go elsewhere than want says: to another local port, to none (rejected
+// is port 0), or out of the node as before there was a rule. The nat table is
+// asked only about a flow's first packet, so a client that keeps its port would
+// otherwise go on talking to a listener that is gone. TCP needs no such thing:
+// a new connection has a new port or ends the old flow by its SYN.
+//
+// A target that has no rule any more is in want with port -1.
+func forgetFlows(want map[Target]int) error {
+	for _, family := range []struct {
+		number netlink.InetFamily
+		any    netip.Addr
+	}{{unix.AF_INET, anyIPv4}, {unix.AF_INET6, anyIPv6}} {
+		filter := staleFlows{want: map[Target]int{}, any: family.any}
+		for t, port := range want {
+			if t.Protocol == UDP && anyOf(t.Addr) == family.any {
+				filter.want[t] = port
+				filter.nodePorts = filter.nodePorts || t.Addr.IsUnspecified()
+			}
+		}
+		if len(filter.want) == 0 {
+			continue
+		}
+		if filter.nodePorts {
+			filter.local = localPrefixes(family.any)
+		}
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family.number, filter); err != nil {
+			return fmt.Errorf("deleting conntrack entries of UDP clients: %w", err)
+		}
+	}
+	return nil
+}
+
+// staleFlows picks the conntrack entries that contradict want.
+type staleFlows struct {
+	want      map[Target]int
+	any       netip.Addr
+	nodePorts bool
+	local     []netip.Prefix
+}
+
+// MatchConntrackFlow is for netlink.ConntrackDeleteFilters.
+func (s staleFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	if Protocol(flow.Forward.Protocol) != UDP {
+		return false
+	}
+	dst, ok := netip.AddrFromSlice(flow.Forward.DstIP)
+	if !ok {
+		return false
+	}
+	t := Target{Protocol: UDP, Addr: dst.Unmap(), Port: flow.Forward.DstPort}
+	port, ours := s.want[t]
+	if !ours && s.nodePorts && containsAddr(s.local, t.Addr) {
+		t.Addr = s.any
+		port, ours = s.want[t]
+	}
+	if !ours {
+		return false
+	}
+	// Answers to a redirected flow come from the local port.
+	redirected := !flow.Reverse.SrcIP.Equal(flow.Forward.DstIP) || flow.Reverse.SrcPort != flow.Forward.DstPort
+	if port < 0 {
+		return redirected
+	}
+	return !redirected || int(flow.Reverse.SrcPort) != port
+}
+
+// localPrefixes returns this node's addresses in the family of any, loopback
+// as a whole.
+func localPrefixes(any netip.Addr) []netip.Prefix {
+	prefixes := []netip.Prefix{netip.PrefixFrom(netip.IPv6Loopback(), 128)}
+	if any.Is4() {
+		prefixes[0] = netip.MustParsePrefix("127.0.0.0/8")
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return prefixes
+	}
+	for _, a := range addrs {
+		ipnet, ok := a.(*net.IPNet)
+		if !ok {
+			continue
+		}
+		addr, ok := netip.AddrFromSlice(ipnet.IP)
+		if addr = addr.Unmap(); ok && anyOf(addr) == any && !containsAddr(prefixes, addr) {
+			prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
+		}
+	}
+	return prefixes
+}
+
+func containsAddr(prefixes []netip.Prefix, addr netip.Addr) bool {
+	for _, p := range prefixes {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,33 @@
+// Package portal arranges that what clients send to a VIP of a Service reaches
+// a local listener of usher's.
+//
+// There are several ways to do that, the modes. Each is a [Portal]:
+//
+//	iptables   REDIRECT rules in the nat table            needs iptables, CAP_NET_ADMIN
+//	address    VIPs become local addresses of the node    needs CAP_NET_ADMIN, no netfilter
+//	none       nothing; listeners are on loopback         needs nothing
+//
+// [New] makes one by its name, or with "auto" the first that works here.
+//
+// The owner of a Portal asks it with Listen where the listeners for a service
+// port have to be, opens them, and then hands over rules with Apply. A Portal
+// remembers the rules that it was given, changes only what differs, and Check
+// compares them with what the kernel really holds and repairs it. What a process
+// leaves when it ends, or is killed, its successor finds: Listen proposes the
+// same ports again, the first Apply replaces in place. Whatever is left, of any
+// mode, [Cleanup] takes out.
+//
+// Deciding what has to be in the kernel is pure and in files of its own; reading
+// and writing the kernel is kept thin. For iptables, in reading order:
+//
+//	layout.go            which chains hold which rules, and why so
+//	spec.go, save.go     a rule as a value; reading what iptables-save prints
+//	diff.go              from what is installed to what is wanted
+//	bisect.go            which rules does the kernel refuse?
+//	variant.go           iptables-nft or iptables-legacy?
+//	ipfamily_linux.go    one family's rules: probe, read, put in
+//	iptables_linux.go    the portal
+//
+// The package never opens a listener, never reads a packet and knows nothing
+// of Services: what a rule is for is a comment to it.
+package portal

@@ -1,0 +1,260 @@
+package portal
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// host is a network namespace that stands for a host.
+type host struct {
+	ns netns.NsHandle
+}
+
+// newHost makes a host with nothing but a loopback interface that is up. It
+// is gone when the spec ends.
+func newHost() *host {
+	GinkgoHelper()
+	if os.Geteuid() != 0 {
+		Skip("needs root to make network namespaces")
+	}
+	h := &host{}
+	h.inNew()
+	DeferCleanup(func() { h.ns.Close() })
+	h.do(func() {
+		lo, err := netlink.LinkByName("lo")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(netlink.LinkSetUp(lo)).To(Succeed())
+	})
+	return h
+}
+
+// inNew makes the namespace on a thread of its own, which ends with it.
+func (h *host) inNew() {
+	GinkgoHelper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		var err error
+		h.ns, err = netns.New()
+		done <- err
+	}()
+	Expect(<-done).To(Succeed())
+}
+
+// do runs f on a thread that is on this host.
+func (h *host) do(f func()) {
+	GinkgoHelper()
+	done := make(chan struct{})
+	go func() {
+		defer GinkgoRecover()
+		defer close(done)
+		runtime.LockOSThread()
+		Expect(netns.Set(h.ns)).To(Succeed())
+		f()
+	}()
+	<-done
+}
+
+// sh runs a shell command on this host and returns what it prints.
+func (h *host) sh(command string) string {
+	GinkgoHelper()
+	var out []byte
+	h.do(func() {
+		var err error
+		out, err = exec.Command("sh", "-c", command).CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), "%s: %s", command, out)
+	})
+	return string(out)
+}
+
+// net is a node with one Pod behind a veth. The node's default route leads to
+// the Pod too, so that VIPs have a route there.
+type testNet struct {
+	node, pod *host
+}
+
+func newTestNet() *testNet {
+	GinkgoHelper()
+	n := &testNet{newHost(), newHost()}
+	n.node.do(func() {
+		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pod0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(n.pod.ns)}
+		Expect(netlink.LinkAdd(link)).To(Succeed())
+	})
+	n.node.sh(`ip addr add 10.1.0.1/24 dev pod0; ip addr add fd01::1/64 dev pod0 nodad; ip link set pod0 up
+		ip route add default via 10.1.0.2`)
+	n.pod.sh(`ip addr add 10.1.0.2/24 dev eth0; ip addr add fd01::2/64 dev eth0 nodad; ip link set eth0 up
+		ip route add default via 10.1.0.1; ip -6 route add default via fd01::1`)
+	n.node.sh(`ip -6 route add default via fd01::2`)
+	return n
+}
+
+// serve opens the listener that b asks for on this host, and answers each TCP
+// connection with word and its original destination, each datagram with word.
+// It returns the port.
+func (h *host) serve(b Bind, word string) uint16 {
+	GinkgoHelper()
+	var port uint16
+	protocol := b.Targets[0].Protocol
+	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		if e := raw.Control(func(fd uintptr) {
+			err = errors.Join(
+				unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1),
+				unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_PKTINFO, 1),
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+			if b.Addr.Addr().Is6() {
+				err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1))
+			}
+		}); e != nil {
+			return e
+		}
+		return err
+	}}
+	four := "6"
+	if b.Addr.Addr().Is4() {
+		four = "4"
+	}
+	h.do(func() {
+		if protocol == UDP {
+			conn, err := config.ListenPacket(context.Background(), "udp"+four, b.Addr.String())
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(func() { conn.Close() })
+			port = conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+			go answer(conn.(*net.UDPConn), word)
+			return
+		}
+		l, err := config.Listen(context.Background(), "tcp"+four, b.Addr.String())
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { l.Close() })
+		port = l.Addr().(*net.TCPAddr).AddrPort().Port()
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				dst, err := OriginalDst(conn.(*net.TCPConn))
+				if err != nil {
+					io.WriteString(conn, word+" "+err.Error())
+				} else {
+					io.WriteString(conn, word+" "+dst.String())
+				}
+				conn.Close()
+			}
+		}()
+	})
+	return port
+}
+
+// answer sends word to each client, from the address that the client's
+// datagram came to.
+func answer(conn *net.UDPConn, word string) {
+	buffer, oob := make([]byte, 100), make([]byte, 100)
+	for {
+		_, n, _, from, err := conn.ReadMsgUDPAddrPort(buffer, oob)
+		if err != nil {
+			return
+		}
+		messages, err := unix.ParseSocketControlMessage(oob[:n])
+		if err != nil {
+			return
+		}
+		for _, m := range messages {
+			switch {
+			case m.Header.Level == unix.SOL_IP && m.Header.Type == unix.IP_PKTINFO:
+				info := *(*unix.Inet4Pktinfo)(unsafe.Pointer(&m.Data[0]))
+				info.Ifindex = 0
+				conn.WriteMsgUDPAddrPort([]byte(word), unix.PktInfo4(&info), from)
+			case m.Header.Level == unix.SOL_IPV6 && m.Header.Type == unix.IPV6_PKTINFO:
+				info := *(*unix.Inet6Pktinfo)(unsafe.Pointer(&m.Data[0]))
+				info.Ifindex = 0
+				conn.WriteMsgUDPAddrPort([]byte(word), unix.PktInfo6(&info), from)
+			}
+		}
+	}
+}
+
+// ask connects to t from this host and returns what comes back: the server's
+// words, "refused", "silence" or another error.
+func (h *host) ask(t Target) string {
+	GinkgoHelper()
+	return h.askFrom(t, 0, 2*time.Second)
+}
+
+func (h *host) askFrom(t Target, localPort int, patience time.Duration) string {
+	GinkgoHelper()
+	var answer string
+	h.do(func() {
+		dialer := net.Dialer{Timeout: patience}
+		if localPort != 0 {
+			dialer.LocalAddr = &net.UDPAddr{Port: localPort}
+		}
+		conn, err := dialer.Dial(t.Protocol.String(), netip.AddrPortFrom(t.Addr, t.Port).String())
+		if err == nil {
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(patience))
+			if t.Protocol == UDP {
+				_, err = io.WriteString(conn, "?")
+			}
+			if err == nil {
+				buffer := make([]byte, 200)
+				var n int
+				n, err = conn.Read(buffer)
+				answer = string(buffer[:n])
+			}
+		}
+		var timeout net.Error
+		switch {
+		case err == nil:
+		case errors.Is(err, syscall.ECONNREFUSED):
+			answer = "refused"
+		case errors.As(err, &timeout) && timeout.Timeout():
+			answer = "silence"
+		default:
+			answer = err.Error()
+		}
+	})
+	return answer
+}
+
+// counters are what iptables-save, nft and ip print and what changes by itself.
+var counters = regexp.MustCompile(`(?m)\[\d+:\d+\]|packets \d+ bytes \d+|valid_lft \S+ preferred_lft \S+|^#.*\n`)
+
+// legacyEmpty is a table of the legacy variant with nothing in it. Once looked
+// at, such a table stays until its module is unloaded, so it is no trace.
+var legacyEmpty = regexp.MustCompile(`(?m)^\*\w+\n(:[A-Z]+ ACCEPT \n)+COMMIT\n`)
+
+// state is all that a portal might have left on this host.
+func (h *host) state() string {
+	GinkgoHelper()
+	var all strings.Builder
+	for _, command := range []string{
+		"iptables-nft-save; ip6tables-nft-save", "nft list ruleset",
+		"iptables-legacy-save; ip6tables-legacy-save",
+		"ip route show table all; ip -6 route show table all; ip rule; ip -6 rule", "ip addr",
+	} {
+		out := counters.ReplaceAllString(h.sh(command+" 2>/dev/null || true"), "")
+		if strings.Contains(command, "legacy") {
+			out = legacyEmpty.ReplaceAllString(out, "")
+		}
+		all.WriteString("== " + command + "\n" + out)
+	}
+	return all.String()
+}

@@ -1,0 +1,353 @@
+package portal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	goiptables "github.com/coreos/go-iptables/iptables"
+	"github.com/sirupsen/logrus"
+)
+
+// A refused rule is tried again after retryFirst, and then after twice as long
+// each time up to retryLast: a module that was missing may have been loaded.
+const (
+	retryFirst = 10 * time.Second
+	retryLast  = 5 * time.Minute
+)
+
+// maxMoves is how often a jump that others pushed down is moved to the front
+// again. After that another program wants the first place as much as usher
+// does, and rules that change places every few seconds serve nobody.
+const maxMoves = 5
+
+// ipFamily is one family of iptables rules: how to read and write them, and
+// what they were when last seen. It is not safe for concurrent use.
+type ipFamily struct {
+	log     logrus.FieldLogger
+	any     netip.Addr // the unspecified address: which family this is
+	variant variant
+	ipt     *goiptables.IPTables
+	// save and restore are the commands' names; wait are restore's arguments
+	// for waiting for the xtables lock.
+	save, restore string
+	wait          []string
+	have          matches
+	now           func() time.Time
+
+	installed map[string]*contents // what the kernel holds, as far as known; nil if it has to be read
+	everRead  bool
+	moves     int
+	refused   map[Target]refusal
+	retryAt   time.Time
+	retryWait time.Duration
+}
+
+// refusal is a rule that the kernel did not take.
+type refusal struct {
+	rule Rule
+	err  error
+}
+
+func (f *ipFamily) ip6() bool { return f.any.Is6() }
+
+func (f *ipFamily) String() string {
+	if f.ip6() {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// openFamily finds the commands of a variant for one family, and proves that
+// with them rules can be put into the nat table. It leaves nothing behind.
+func openFamily(ctx context.Context, v variant, any netip.Addr, opts Options) (*ipFamily, error) {
+	f := &ipFamily{
+		log: opts.Log, any: any, variant: v, now: time.Now,
+		save:    v.command(any.Is6(), "-save"),
+		restore: v.command(any.Is6(), "-restore"),
+		refused: map[Target]refusal{}, retryWait: retryFirst,
+	}
+	protocol, seconds := goiptables.ProtocolIPv4, int(opts.LockWait/time.Second)
+	if any.Is6() {
+		protocol = goiptables.ProtocolIPv6
+	}
+	for _, tool := range []string{"", "-save", "-restore"} {
+		if _, err := exec.LookPath(v.command(any.Is6(), tool)); err != nil {
+			return nil, hint(fmt.Errorf("looking for %s: %w", v.command(any.Is6(), tool), err), any.Is6())
+		}
+	}
+	ipt, err := goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(v.command(any.Is6(), "")), goiptables.Timeout(seconds))
+	if err != nil {
+		return nil, hint(fmt.Errorf("%s: %w", v.command(any.Is6(), ""), err), any.Is6())
+	}
+	f.ipt = ipt
+	if major, minor, patch := ipt.GetIptablesVersion(); major > 1 || minor > 6 || minor == 6 && patch >= 2 {
+		f.wait = []string{"--wait", fmt.Sprint(seconds)} // restore knows it since 1.6.2
+	}
+	if err := f.probe(); err != nil {
+		return nil, hint(fmt.Errorf("trying %s with a rule in a chain of its own: %w", v.command(any.Is6(), ""), err), any.Is6())
+	}
+	return f, f.read(ctx)
+}
+
+// scratch is a chain to try rules in. Nothing jumps to it.
+func scratch() string { return fmt.Sprintf("%sPROBE-%d", chainPrefix, os.Getpid()) }
+
+// probe puts rules into a scratch chain of the nat table: it must take a
+// redirect, and it shows which matches there are.
+func (f *ipFamily) probe() (err error) {
+	var notes []string
+	if f.variant.nft {
+		if notes, err = notesFor(f.any, tableNAT, nil); err != nil {
+			return err
+		}
+	}
+	chain := scratch()
+	if err := f.ipt.ClearChain(tableNAT, chain); err != nil { // makes it if it is missing
+		return err
+	}
+	defer func() {
+		undo := f.ipt.ClearAndDeleteChain(tableNAT, chain)
+		if undo == nil && f.variant.nft {
+			undo = tidyNFT(f.any, tableNAT, notes)
+		}
+		err = errors.Join(err, undo)
+	}()
+	redirect := []string{"-p", "tcp", "-m", "tcp", "--dport", "9"}
+	action := []string{"-j", "REDIRECT", "--to-ports", fmt.Sprint(rejectPort)}
+	if err := f.ipt.Append(tableNAT, chain, append(redirect, action...)...); err != nil {
+		return err
+	}
+	has := func(match ...string) bool {
+		return f.ipt.Append(tableNAT, chain, append(match, "-j", "RETURN")...) == nil
+	}
+	f.have.comment = has("-m", "comment", "--comment", "probe")
+	f.have.addrtype = has("-m", "addrtype", "--dst-type", "LOCAL")
+	return nil
+}
+
+// read asks the kernel what it holds.
+func (f *ipFamily) read(ctx context.Context) error {
+	// Asking the legacy variant for a table by name makes the kernel set it up,
+	// so the first time all tables that there are are read.
+	args := [][]string{nil}
+	if f.everRead {
+		args = [][]string{{"-t", tableNAT}}
+		if f.installed[tableMangle] != nil {
+			args = append(args, []string{"-t", tableMangle})
+		}
+	}
+	installed := map[string]*contents{}
+	for _, a := range args {
+		text, err := run(ctx, "", f.save, a...)
+		if err != nil {
+			f.installed = nil
+			return hint(fmt.Errorf("reading the %s rules: %w", f, err), f.ip6())
+		}
+		for name, c := range parseSave(text) {
+			installed[name] = c
+		}
+	}
+	f.installed, f.everRead = installed, true
+	return nil
+}
+
+// sync brings the kernel to what rules say, which must be in the order of
+// compareTargets. It returns what had to be changed. The rules that the
+// kernel refuses are in f.refused afterwards, and do not make an error.
+func (f *ipFamily) sync(ctx context.Context, rules []Rule, reread bool) (changed []string, err error) {
+	if reread || f.installed == nil {
+		if err := f.read(ctx); err != nil {
+			return nil, err
+		}
+	}
+	changed, err = f.put(ctx, rules)
+	if err == nil || ctx.Err() != nil {
+		return changed, err
+	}
+	// Perhaps the kernel holds something else than it did when last seen.
+	f.log.WithError(err).Debug("portal rules did not go in, reading them anew")
+	if err := f.read(ctx); err != nil {
+		return nil, err
+	}
+	changed, err = f.put(ctx, rules)
+	if err == nil || ctx.Err() != nil {
+		return changed, err
+	}
+	if err := f.findRefused(ctx, rules, err); err != nil {
+		f.installed = nil
+		return nil, err
+	}
+	changed, err = f.put(ctx, rules)
+	if err != nil {
+		f.installed = nil
+	}
+	return changed, err
+}
+
+// put makes the kernel hold all of rules but the refused ones, in one run of
+// iptables-restore.
+func (f *ipFamily) put(ctx context.Context, rules []Rule) (changed []string, err error) {
+	accepted := rules
+	if len(f.refused) > 0 {
+		accepted = make([]Rule, 0, len(rules))
+		for _, r := range rules {
+			if f.refused[r.Target].rule != r {
+				accepted = append(accepted, r)
+			}
+		}
+	}
+	if !f.have.addrtype {
+		f.have.local = localPrefixes(f.any)
+	}
+	wanted := layOut(accepted, f.have)
+	keep, err := f.notes(wanted)
+	if err != nil {
+		return nil, err
+	}
+	if f.moves < maxMoves && movedDown(f.installed, wanted) {
+		if f.moves++; f.moves == maxMoves {
+			f.log.Warnf("another program puts its %s nat rules before usher's again and again: they stay there from now on", f)
+		}
+	}
+	c := diff(f.installed, wanted, keep, f.moves < maxMoves)
+	if c.script == "" {
+		return nil, nil
+	}
+	if _, err := run(ctx, c.script, f.restore, append([]string{"--noflush"}, f.wait...)...); err != nil {
+		return nil, hint(fmt.Errorf("putting in the %s rules: %w", f, err), f.ip6())
+	}
+	f.installed = asInstalled(wanted, keep)
+	return c.repairs, nil
+}
+
+// notes returns the notes to be in each table: those that are there, and
+// those for what the next change makes iptables-nft make.
+func (f *ipFamily) notes(wanted map[string]*table) (map[string][]string, error) {
+	if !f.variant.nft {
+		return nil, nil
+	}
+	keep := map[string][]string{}
+	for name, c := range f.installed {
+		for chain := range c.chains {
+			if isNote(chain) {
+				keep[name] = append(keep[name], chain)
+			}
+		}
+	}
+	for name, want := range wanted {
+		if have := f.installed[name]; len(keep[name]) > 0 || have != nil && len(have.jumps) >= len(want.jumps) {
+			continue
+		}
+		made, err := notesFor(f.any, name, want.jumps)
+		if err != nil {
+			return nil, err
+		}
+		keep[name] = made
+	}
+	return keep, nil
+}
+
+// findRefused puts into f.refused the rules that the kernel does not take. The
+// error is putErr, why the rules did not go in, unless such rules explain it.
+func (f *ipFamily) findRefused(ctx context.Context, rules []Rule, putErr error) error {
+	in := map[spec]bool{}
+	for _, c := range f.installed {
+		for _, specs := range c.chains {
+			for _, s := range specs {
+				in[s] = true
+			}
+		}
+	}
+	var suspects []Rule
+	for _, r := range rules {
+		specs := f.specs(r)
+		if f.refused[r.Target].rule != r && (!in[specs[0].spec] || !in[specs[len(specs)-1].spec]) {
+			suspects = append(suspects, r)
+		}
+	}
+	defer f.untry(suspects)
+	if err := f.try(ctx, nil); err != nil {
+		return putErr // not even an empty chain goes in: no rule is to blame
+	}
+	bad := bisect(suspects, func(part []Rule) error { return f.try(ctx, part) })
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if len(bad) == 0 {
+		return putErr
+	}
+	for _, r := range suspects {
+		if err := bad[r.Target]; err != nil {
+			f.refused[r.Target] = refusal{r, err}
+		}
+	}
+	f.retryAt = f.now().Add(f.retryWait)
+	f.retryWait = min(2*f.retryWait, retryLast)
+	return nil
+}
+
+// tableSpec is a rule for one table.
+type tableSpec struct {
+	table string
+	spec  spec
+}
+
+// specs returns what r is in the tables. There is at least one.
+func (f *ipFamily) specs(r Rule) []tableSpec {
+	var specs []tableSpec
+	for name, t := range layOut([]Rule{r}, f.have) {
+		for chain, rules := range t.chains {
+			if chain == chainNodePorts || !r.Target.Addr.IsUnspecified() {
+				specs = append(specs, tableSpec{name, rules[0]})
+			}
+		}
+	}
+	return specs
+}
+
+// try puts rules into scratch chains.
+func (f *ipFamily) try(ctx context.Context, rules []Rule) error {
+	lines := map[string][]string{tableNAT: nil}
+	for _, r := range rules {
+		for _, s := range f.specs(r) {
+			lines[s.table] = append(lines[s.table], "-A "+scratch()+" "+s.spec.String()+"\n")
+		}
+	}
+	var script strings.Builder
+	for name, rules := range lines {
+		fmt.Fprintf(&script, "*%s\n:%s - [0:0]\n%sCOMMIT\n", name, scratch(), strings.Join(rules, ""))
+	}
+	_, err := run(ctx, script.String(), f.restore, append([]string{"--noflush"}, f.wait...)...)
+	return hint(err, f.ip6())
+}
+
+// untry takes out the scratch chains that trying these rules made.
+func (f *ipFamily) untry(rules []Rule) {
+	tables := map[string]bool{tableNAT: true}
+	for _, r := range rules {
+		if r.Action == Drop { // looking into a table makes the kernel set it up
+			tables[tableMangle] = true
+		}
+	}
+	for name := range tables {
+		if exists, err := f.ipt.ChainExists(name, scratch()); err != nil || !exists {
+			continue
+		}
+		if err := f.ipt.ClearAndDeleteChain(name, scratch()); err != nil {
+			f.log.WithError(err).Debug("a scratch chain was left behind")
+		}
+	}
+}
+
+// retryRefused forgets which rules were refused once it is time to try again.
+func (f *ipFamily) retryRefused() {
+	if len(f.refused) > 0 && !f.now().Before(f.retryAt) {
+		clear(f.refused)
+	}
+}

@@ -1,0 +1,28 @@
+package portal
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+)
+
+// modes are all modes, in the order in which auto tries them.
+var modes = []mode{
+	{ModeIPTables, newIPTables},
+	{ModeAddress, newAddress},
+	{ModeNone, newNone},
+}
+
+// errNoNetAdmin is why most portals do not work for an ordinary user.
+var errNoNetAdmin = errors.New("CAP_NET_ADMIN is missing: run as root, give the process this capability, or choose --portal=none")
+
+// hasNetAdmin tells whether this process may change rules and routes. When
+// that cannot be found out, it says yes and leaves the refusal to the kernel.
+func hasNetAdmin() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData // version 3 writes two
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return true
+	}
+	return data[0].Effective&(1<<unix.CAP_NET_ADMIN) != 0
+}

@@ -1,0 +1,160 @@
+package portal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// Portal is one way to bring what is sent to a VIP to a local listener. Its
+// methods may be called from any goroutine; one call waits for another.
+type Portal interface {
+	// Mode returns the name under which the portal is chosen: "iptables",
+	// "address" or "none".
+	Mode() string
+
+	// Listen says where the listeners have to be for the targets of one
+	// service port. Each target is in exactly one of the Binds. It changes
+	// nothing.
+	Listen(targets []Target) []Bind
+
+	// Apply puts in or replaces the rules in set, and takes out those for the
+	// targets in gone, in one transaction where the kernel has them. The first
+	// call also takes out what an earlier process left and set does not hold,
+	// without a moment in which a rule that stays is missing.
+	//
+	// If some of the rules cannot be put in and the others can, the error is a
+	// *RuleError. After any error the rules are still wanted: Check tries again.
+	Apply(ctx context.Context, set []Rule, gone []Target) error
+
+	// Check compares what the kernel holds with what is wanted, and repairs
+	// it. It returns how many rules, routes or chains had to be repaired, and
+	// an error (as Apply does) if something could not be.
+	Check(ctx context.Context) (repaired int, err error)
+
+	// Remove takes out everything that this mode ever puts in, whichever
+	// process did, and nothing that others put in.
+	Remove(ctx context.Context) error
+}
+
+// Protocol is a transport protocol, by its IP protocol number.
+type Protocol uint8
+
+// The protocols that a portal can carry.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// String returns the name that /etc/protocols and iptables use.
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	case SCTP:
+		return "sctp"
+	}
+	return fmt.Sprintf("protocol %d", uint8(p))
+}
+
+// Target is a place that clients send to. It identifies a rule: there is at
+// most one for a Target.
+type Target struct {
+	Protocol Protocol
+	// Addr is the VIP. The unspecified address of a family stands for every
+	// address of this node in that family (a node port).
+	Addr netip.Addr
+	Port uint16
+}
+
+// String returns "address:port/protocol".
+func (t Target) String() string {
+	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(t.Addr, t.Port), t.Protocol)
+}
+
+// Compare orders targets by address, protocol and port.
+func (t Target) Compare(other Target) int { return compareTargets(t, other) }
+
+// Rule says what happens to packets for a Target.
+type Rule struct {
+	Target Target
+	Action Action
+	// LocalPort is the port of the listener, for Redirect. With Drop it may be
+	// the port to which what the node's own processes send is redirected.
+	LocalPort uint16
+	// Comment tells people what the rule is for, such as "default/web:http".
+	Comment string
+}
+
+// Action is what a Rule does.
+type Action uint8
+
+// The actions.
+const (
+	// Redirect brings packets to the local listener.
+	Redirect Action = iota
+	// Reject answers as a host does where nobody listens: with a reset to TCP,
+	// an abort to SCTP, ICMP port unreachable to UDP.
+	Reject
+	// Drop lets new connections from other hosts and from Pods vanish; those in
+	// flight go on. Processes of the node itself are redirected if LocalPort is
+	// set, and otherwise left alone. A portal without netfilter cannot drop: it
+	// rejects.
+	Drop
+)
+
+// String returns "redirect", "reject" or "drop".
+func (a Action) String() string {
+	switch a {
+	case Redirect:
+		return "redirect"
+	case Reject:
+		return "reject"
+	case Drop:
+		return "drop"
+	}
+	return fmt.Sprintf("action %d", uint8(a))
+}
+
+// Bind is a listener that a portal wants for some targets of a service port,
+// which are all of one address family and protocol.
+type Bind struct {
+	// Addr is where to listen. Port 0 means any free port. Addr need not be an
+	// address of this node yet: the listener sets IP_FREEBIND.
+	Addr netip.AddrPort
+	// Preferred says that another port will do if Addr's cannot be had.
+	Preferred bool
+	// Redirected says that connections arrive with another destination than
+	// their original one: the listener must look that up (OriginalDst) and
+	// refuse who did not come through a portal. A UDP listener must answer
+	// from the address that a datagram arrived at (IP_PKTINFO): an answer from
+	// another address of this node is not led back to the client.
+	Redirected bool
+	// Targets are those that this listener serves.
+	Targets []Target
+}
+
+// RuleError says which rules the kernel does not take. All others are in.
+type RuleError struct {
+	Refused map[Target]error
+}
+
+// Error tells about one of the refused rules and how many more there are.
+func (e *RuleError) Error() string {
+	targets := sortedTargets(e.Refused)
+	switch len(targets) {
+	case 0:
+		return "portal rules were refused"
+	case 1:
+		return fmt.Sprintf("the portal rule for %s was refused: %v", targets[0], e.Refused[targets[0]])
+	}
+	return fmt.Sprintf("%d portal rules were refused, the first for %s: %v", len(targets), targets[0], e.Refused[targets[0]])
+}
+
+// ErrNotRedirected is what OriginalDst returns for a connection that came
+// straight to the listener.
+var ErrNotRedirected = errors.New("the connection did not come through a portal")

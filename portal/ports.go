@@ -1,0 +1,101 @@
+package portal
+
+import (
+	"hash/fnv"
+	"net/netip"
+)
+
+// PortRange is a range of port numbers, both ends included. The zero value is
+// no range at all: any port will do.
+type PortRange struct {
+	First, Last uint16
+}
+
+// isZero tells whether r limits nothing.
+func (r PortRange) isZero() bool { return r.First == 0 && r.Last == 0 }
+
+// contains tells whether port is in r.
+func (r PortRange) contains(port uint16) bool {
+	return r.isZero() || r.First <= port && port <= r.Last
+}
+
+// portBook proposes local ports that stay the same over restarts: the place in
+// the range where the search begins follows from the target, and only what
+// this process has already promised to another target is passed over. It
+// opens nothing, so a proposed port may turn out to be in use by others.
+type portBook struct {
+	within PortRange
+	owner  map[portKey]Target
+	port   map[Target]uint16
+}
+
+// portKey names a port; each family and protocol has ports of its own.
+type portKey struct {
+	any      netip.Addr
+	protocol Protocol
+	port     uint16
+}
+
+func newPortBook(within PortRange) *portBook {
+	return &portBook{within: within, owner: map[portKey]Target{}, port: map[Target]uint16{}}
+}
+
+// propose returns t's port, or 0 when the whole range is promised away.
+func (b *portBook) propose(t Target) uint16 {
+	if port, ok := b.port[t]; ok {
+		return port
+	}
+	size := uint32(b.within.Last) - uint32(b.within.First) + 1
+	h := fnv.New32a()
+	h.Write([]byte(t.String()))
+	start := h.Sum32() % size
+	for i := range size {
+		port := uint16(uint32(b.within.First) + (start+i)%size)
+		key := portKey{anyOf(t.Addr), t.Protocol, port}
+		if _, taken := b.owner[key]; !taken && port != 0 {
+			b.owner[key], b.port[t] = t, port
+			return port
+		}
+	}
+	return 0
+}
+
+// promise records that t has port already.
+func (b *portBook) promise(t Target, port uint16) {
+	b.owner[portKey{anyOf(t.Addr), t.Protocol, port}], b.port[t] = t, port
+}
+
+// forget takes t's promise back.
+func (b *portBook) forget(t Target) {
+	if port, ok := b.port[t]; ok {
+		delete(b.port, t)
+		if key := (portKey{anyOf(t.Addr), t.Protocol, port}); b.owner[key] == t {
+			delete(b.owner, key)
+		}
+	}
+}
+
+// byListener splits the targets of a service port into groups that one
+// listener can serve: those of one family and protocol. Both the groups and
+// the targets in them come in the order of compareTargets.
+func byListener(targets []Target) [][]Target {
+	groups := map[portKey]map[Target]struct{}{}
+	keys := map[Target]struct{}{}
+	for _, t := range targets {
+		t = t.plain()
+		if !t.Addr.IsValid() {
+			continue // Apply refuses its rule; there is nothing to listen for
+		}
+		key := portKey{any: anyOf(t.Addr), protocol: t.Protocol}
+		if groups[key] == nil {
+			groups[key] = map[Target]struct{}{}
+			keys[Target{Addr: key.any, Protocol: key.protocol}] = struct{}{}
+		}
+		groups[key][t] = struct{}{}
+	}
+	var out [][]Target
+	for _, k := range sortedTargets(keys) {
+		out = append(out, sortedTargets(groups[portKey{any: k.Addr, protocol: k.Protocol}]))
+	}
+	return out
+}

@@ -1,0 +1,182 @@
+package portal
+
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// spec is one iptables rule. All that usher ever writes has a field, so that
+// two rules are the same exactly if their specs are equal, however the
+// iptables at hand spells them. What is in a rule beyond that goes to other
+// and makes it differ from everything that is wanted.
+type spec struct {
+	dst     netip.Prefix // -d; the zero prefix is every address
+	proto   Protocol     // -p; 0 is every protocol
+	ports   PortRange    // --dport; the zero range is every port
+	local   bool         // -m addrtype --dst-type LOCAL
+	fresh   bool         // -m conntrack --ctstate NEW
+	comment string       // -m comment --comment
+	jump    string       // -j: a chain or REDIRECT or DROP
+	toPort  int          // REDIRECT --to-ports; -1 if there is none
+	other   string
+}
+
+// jumpTo returns a spec that sends everything to a chain.
+func jumpTo(chain string) spec { return spec{jump: chain, toPort: -1} }
+
+// appendTo writes s as iptables-save would, without "-A CHAIN".
+func (s spec) appendTo(b *strings.Builder) {
+	var buf [64]byte
+	number := func(n int) { b.Write(strconv.AppendInt(buf[:0], int64(n), 10)) }
+	if s.dst.IsValid() {
+		b.WriteString("-d ")
+		b.Write(s.dst.AppendTo(buf[:0]))
+		b.WriteByte(' ')
+	}
+	if s.proto != 0 {
+		b.WriteString("-p ")
+		b.WriteString(s.proto.String())
+		b.WriteByte(' ')
+	}
+	if !s.ports.isZero() {
+		b.WriteString("-m ")
+		b.WriteString(s.proto.String())
+		b.WriteString(" --dport ")
+		number(int(s.ports.First))
+		if s.ports.Last != s.ports.First {
+			b.WriteByte(':')
+			number(int(s.ports.Last))
+		}
+		b.WriteByte(' ')
+	}
+	if s.local {
+		b.WriteString("-m addrtype --dst-type LOCAL ")
+	}
+	if s.fresh {
+		b.WriteString("-m conntrack --ctstate NEW ")
+	}
+	if s.comment != "" {
+		b.WriteString(`-m comment --comment "`)
+		b.WriteString(s.comment)
+		b.WriteString(`" `)
+	}
+	b.WriteString("-j ")
+	b.WriteString(s.jump)
+	if s.toPort >= 0 {
+		b.WriteString(" --to-ports ")
+		number(s.toPort)
+	}
+	if s.other != "" {
+		b.WriteByte(' ')
+		b.WriteString(s.other)
+	}
+}
+
+// String returns the rule without "-A CHAIN".
+func (s spec) String() string {
+	var b strings.Builder
+	s.appendTo(&b)
+	return b.String()
+}
+
+// parseSpec reads the words of a rule after "-A CHAIN".
+func parseSpec(words []string) spec {
+	s := spec{toPort: -1}
+	var other []string
+	for i := 0; i < len(words); i++ {
+		word, value := words[i], ""
+		if i+1 < len(words) {
+			value = words[i+1]
+		}
+		known := true
+		switch word {
+		case "-d":
+			s.dst, known = parsePrefix(value)
+		case "-p":
+			s.proto, known = parseProtocol(value)
+		case "-m":
+			switch value {
+			case "tcp", "udp", "sctp", "addrtype", "conntrack", "comment":
+			default:
+				known = false
+			}
+		case "--dport":
+			s.ports, known = parsePorts(value)
+		case "--dst-type":
+			s.local, known = true, value == "LOCAL"
+		case "--ctstate":
+			s.fresh, known = true, value == "NEW"
+		case "--comment":
+			s.comment = value
+		case "-j":
+			s.jump = value
+		case "--to-ports":
+			port, err := strconv.ParseUint(value, 10, 16)
+			s.toPort, known = int(port), err == nil
+		default:
+			// One word that means nothing here; the next is looked at anew.
+			other = append(other, word)
+			continue
+		}
+		if !known {
+			other = append(other, word, value)
+		}
+		i++
+	}
+	s.other = strings.Join(other, " ")
+	return s
+}
+
+// parsePrefix reads what stands behind -d: iptables leaves out a prefix length
+// that covers the whole address, and writes unusual masks as addresses.
+func parsePrefix(s string) (netip.Prefix, bool) {
+	if addr, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(addr, addr.BitLen()), true
+	}
+	prefix, err := netip.ParsePrefix(s)
+	return prefix, err == nil
+}
+
+// parseProtocol reads what stands behind -p, a name or, where /etc/protocols
+// does not know the name, a number.
+func parseProtocol(s string) (Protocol, bool) {
+	switch s {
+	case "tcp", "6":
+		return TCP, true
+	case "udp", "17":
+		return UDP, true
+	case "sctp", "132":
+		return SCTP, true
+	}
+	return 0, false
+}
+
+func parsePorts(s string) (PortRange, bool) {
+	first, last, isRange := strings.Cut(s, ":")
+	if !isRange {
+		last = first
+	}
+	a, err1 := strconv.ParseUint(first, 10, 16)
+	b, err2 := strconv.ParseUint(last, 10, 16)
+	return PortRange{uint16(a), uint16(b)}, err1 == nil && err2 == nil
+}
+
+// plainComment makes text safe inside a quoted argument of iptables-restore
+// and stable when iptables-save prints it: what iptables would escape becomes
+// an underscore. The kernel keeps 255 bytes (XT_MAX_COMMENT_LEN is 256).
+func plainComment(text string) string {
+	plain := func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9',
+			strings.ContainsRune(" -_./:,()[]", r):
+			return r
+		}
+		return '_'
+	}
+	text = strings.TrimSpace(strings.Map(plain, text))
+	if len(text) > 255 {
+		text = strings.TrimSpace(text[:255])
+	}
+	return text
+}

@@ -1,0 +1,102 @@
+package portal
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+// Node ports have the unspecified address; these two stand for "every address
+// of this node".
+var (
+	anyIPv4 = netip.IPv4Unspecified()
+	anyIPv6 = netip.IPv6Unspecified()
+)
+
+// anyOf returns the unspecified address of addr's family.
+func anyOf(addr netip.Addr) netip.Addr {
+	if addr.Is4() {
+		return anyIPv4
+	}
+	return anyIPv6
+}
+
+// compareTargets orders by address, protocol and port, so that the rules for
+// one VIP, and those for VIPs that share a prefix, stand together.
+func compareTargets(a, b Target) int {
+	return cmp.Or(
+		a.Addr.Compare(b.Addr),
+		cmp.Compare(a.Protocol, b.Protocol),
+		cmp.Compare(a.Port, b.Port),
+	)
+}
+
+// sortedTargets returns the keys of m in the order of compareTargets.
+func sortedTargets[V any](m map[Target]V) []Target {
+	return slices.SortedFunc(maps.Keys(m), compareTargets)
+}
+
+// plain returns t with an IPv4 address that came as ::ffff:a.b.c.d in its four
+// byte form, so that the two are the same target.
+func (t Target) plain() Target {
+	t.Addr = t.Addr.Unmap()
+	return t
+}
+
+// check tells what makes a rule one that no portal can put in.
+func (r Rule) check() error {
+	t := r.Target
+	switch {
+	case !t.Addr.IsValid():
+		return errors.New("the target has no address")
+	case t.Addr.Zone() != "":
+		return fmt.Errorf("the address %s has a zone; a VIP has none", t.Addr)
+	case t.Addr.IsMulticast():
+		return fmt.Errorf("the address %s is a multicast address", t.Addr)
+	case t.Port == 0:
+		return errors.New("the target has port 0")
+	case t.Protocol != TCP && t.Protocol != UDP && t.Protocol != SCTP:
+		return fmt.Errorf("%s cannot be carried, only tcp, udp and sctp", t.Protocol)
+	case r.Action > Drop:
+		return fmt.Errorf("%s is none of redirect, reject and drop", r.Action)
+	case r.Action == Redirect && r.LocalPort == 0:
+		return errors.New("a redirect needs the local port to redirect to")
+	}
+	return nil
+}
+
+// merge makes the changes set and gone in wanted. It returns the targets whose
+// rule is now another one than before, and errors for rules that can be none.
+func merge(wanted map[Target]Rule, set []Rule, gone []Target) (changed []Target, bad map[Target]error) {
+	bad = map[Target]error{}
+	for _, t := range gone {
+		t = t.plain()
+		if _, was := wanted[t]; was {
+			delete(wanted, t)
+			changed = append(changed, t)
+		}
+	}
+	for _, r := range set {
+		r.Target = r.Target.plain()
+		if err := r.check(); err != nil {
+			bad[r.Target] = err
+			continue
+		}
+		if old, was := wanted[r.Target]; !was || old != r {
+			wanted[r.Target] = r
+			changed = append(changed, r.Target)
+		}
+	}
+	return changed, bad
+}
+
+// ruleError returns nil if nothing was refused.
+func ruleError(refused map[Target]error) error {
+	if len(refused) == 0 {
+		return nil
+	}
+	return &RuleError{Refused: refused}
+}
