@@ -1,0 +1,250 @@
+package balance_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/balance"
+)
+
+func TestBalance(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "balance")
+}
+
+var (
+	start      = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	quarantine = balance.Quarantine{First: 10 * time.Second, Max: 2 * time.Minute}
+	errRefused = errors.New("connection refused")
+)
+
+// endpoints returns endpoints 10.0.0.n:80.
+func endpoints(ns ...int) []config.Endpoint {
+	var list []config.Endpoint
+	for _, n := range ns {
+		list = append(list, config.Endpoint{Addr: addr(n), Ready: true, Serving: true})
+	}
+	return list
+}
+
+func addr(n int) netip.AddrPort { return netip.MustParseAddrPort(fmt.Sprintf("10.0.0.%d:80", n)) }
+
+func port(list []config.Endpoint) config.ServicePort {
+	return config.ServicePort{Endpoints: list, Cluster: list, Internal: list}
+}
+
+var _ = Describe("a Set", func() {
+	var pool *balance.Pool
+	BeforeEach(func() {
+		pool = new(balance.Pool)
+		pool.Update(port(endpoints(1, 2, 3)))
+	})
+	pick := func(after time.Duration, tried ...int) string {
+		var done []netip.AddrPort
+		for _, n := range tried {
+			done = append(done, addr(n))
+		}
+		c, ok := pool.Cluster.Pick(start.Add(after), done)
+		if !ok {
+			return "nobody"
+		}
+		return fmt.Sprintf("%d, %s", c.Endpoint.Addr.Addr().As4()[3], c.Reason)
+	}
+	fail := func(n int, after time.Duration) {
+		e := pool.Cluster.Find(addr(n))
+		e.Fail(start.Add(after), start.Add(after), errRefused, quarantine)
+	}
+
+	It("goes round robin", func() {
+		for range 2 {
+			Expect(pick(0)).To(Equal("1, round robin"))
+			Expect(pick(0)).To(Equal("2, round robin"))
+			Expect(pick(0)).To(Equal("3, round robin"))
+		}
+	})
+
+	It("gives each endpoint the same share under concurrency", func() {
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for range 300 {
+					c, _ := pool.Cluster.Pick(start, nil)
+					c.Endpoint.Connected.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		for _, e := range pool.All {
+			Expect(e.Connected.Load()).To(BeEquivalentTo(800))
+		}
+	})
+
+	It("goes to an endpoint that was not tried while there is one", func() {
+		Expect(pick(0, 1)).To(Equal("2, round robin"))
+		Expect(pick(0, 2, 3)).To(Equal("1, only one left"))
+		Expect(pick(0, 1, 2, 3)).To(Equal("nobody"))
+	})
+
+	It("picks nobody where there is nobody", func() {
+		Expect(pool.External.Len()).To(BeZero())
+		_, ok := pool.External.Pick(start, nil)
+		Expect(ok).To(BeFalse())
+	})
+
+	It("passes over an endpoint in quarantine, and shares its turns evenly", func() {
+		fail(2, 0)
+		counts := map[string]int{}
+		for range 30 {
+			counts[pick(9*time.Second)]++
+		}
+		Expect(counts).To(Equal(map[string]int{"1, round robin": 15, "3, round robin": 15}))
+	})
+
+	It("uses those in quarantine when there are no others", func() {
+		fail(2, 0)
+		fail(3, 0)
+		Expect(pick(0, 1)).To(Equal("2, all that are left are in quarantine"))
+		Expect(pick(0, 1, 2)).To(Equal("3, only one left"))
+		fail(1, 0)
+		seen := map[string]bool{}
+		for range 3 {
+			seen[pick(0)] = true
+		}
+		Expect(seen).To(HaveLen(3), "in turn")
+	})
+
+	It("says how many it passed over", func() {
+		fail(1, 0)
+		fail(2, 0)
+		c, _ := pool.Cluster.Pick(start, nil)
+		Expect(c.Endpoint.Addr).To(Equal(addr(3)))
+		Expect(c.PassedOver).To(Equal(2))
+	})
+
+	It("sends one connection to probe when a quarantine is over", func() {
+		fail(1, 0)
+		Expect(pick(10*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
+		for range 6 {
+			Expect(pick(10 * time.Second)).NotTo(HavePrefix("1,"))
+		}
+		By("letting the next one probe if nothing is heard of the first")
+		Expect(pick(11*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
+		By("making the quarantine longer if a probe fails")
+		fail(1, 11*time.Second)
+		Expect(pick(30*time.Second, 2, 3)).To(Equal("1, only one left"))
+		_, failures, _, _ := pool.Cluster.Find(addr(1)).Quarantined(start.Add(30 * time.Second))
+		Expect(failures).To(Equal(2))
+		By("trusting it again once the probe has succeeded")
+		pool.Cluster.Find(addr(1)).Succeed()
+		c, _ := pool.Cluster.Pick(start.Add(30*time.Second), []netip.AddrPort{addr(2), addr(3)})
+		Expect(c.Reason).To(Equal(balance.OnlyOne))
+		Expect(pick(30*time.Second, 3)).NotTo(ContainSubstring("quarantine"))
+	})
+
+	DescribeTable("doubles the quarantine with each failure in a row, up to the maximum",
+		func(failures int, length time.Duration) {
+			e := pool.Cluster.Find(addr(1))
+			now := start
+			for i := range failures {
+				now = now.Add(time.Duration(i) * time.Hour)
+				e.Fail(now, now, errRefused, quarantine)
+			}
+			until, n, cause, ok := e.Quarantined(now.Add(length - 1))
+			Expect(ok).To(BeTrue())
+			Expect(until.Sub(now)).To(Equal(length))
+			Expect(n).To(Equal(failures))
+			Expect(cause).To(Equal(errRefused))
+			_, _, _, ok = e.Quarantined(until)
+			Expect(ok).To(BeFalse())
+		},
+		Entry(nil, 1, 10*time.Second),
+		Entry(nil, 2, 20*time.Second),
+		Entry(nil, 3, 40*time.Second),
+		Entry(nil, 4, 80*time.Second),
+		Entry(nil, 5, 2*time.Minute),
+		Entry(nil, 50, 2*time.Minute),
+	)
+
+	It("takes failures of attempts that began before the quarantine was over as one", func() {
+		e := pool.Cluster.Find(addr(1))
+		for i := range 100 {
+			e.Fail(start.Add(time.Duration(i)*time.Millisecond), start.Add(250*time.Millisecond), errRefused, quarantine)
+		}
+		until, failures, _, _ := e.Quarantined(start.Add(time.Second))
+		Expect(failures).To(Equal(1))
+		Expect(until).To(Equal(start.Add(10*time.Second + 250*time.Millisecond)))
+		Expect(e.Failed.Load()).To(BeEquivalentTo(100))
+	})
+
+	It("knows no quarantine if that is switched off", func() {
+		e := pool.Cluster.Find(addr(1))
+		e.Fail(start, start, errRefused, balance.Quarantine{})
+		_, _, _, ok := e.Quarantined(start)
+		Expect(ok).To(BeFalse())
+	})
+})
+
+var _ = Describe("a Pool", func() {
+	It("keeps what it knows of endpoints that stay, and the turn", func() {
+		var pool balance.Pool
+		pool.Update(port(endpoints(1, 2, 3)))
+		pool.Cluster.Pick(start, nil)
+		pool.Cluster.Find(addr(2)).Fail(start, start, errRefused, quarantine)
+
+		list := endpoints(2, 3, 4)
+		list[0].Terminating = true
+		gone := pool.Update(port(list))
+
+		Expect(gone).To(HaveLen(1))
+		Expect(gone[0].Addr).To(Equal(addr(1)))
+		two := pool.Cluster.Find(addr(2))
+		Expect(two.Terminating).To(BeTrue())
+		_, _, _, ok := two.Quarantined(start)
+		Expect(ok).To(BeTrue())
+		c, _ := pool.Cluster.Pick(start, nil)
+		Expect(c.Endpoint.Addr).To(Equal(addr(3)))
+	})
+
+	It("forgets an endpoint that was replaced by another Pod or was away", func() {
+		var pool balance.Pool
+		list := endpoints(1)
+		list[0].Pod = "default/old"
+		pool.Update(port(list))
+		pool.Cluster.Find(addr(1)).Fail(start, start, errRefused, quarantine)
+
+		list = endpoints(1)
+		list[0].Pod = "default/new"
+		Expect(pool.Update(port(list))).To(HaveLen(1))
+		_, _, _, ok := pool.Cluster.Find(addr(1)).Quarantined(start)
+		Expect(ok).To(BeFalse())
+
+		pool.Cluster.Find(addr(1)).Fail(start, start, errRefused, quarantine)
+		Expect(pool.Update(port(nil))).To(HaveLen(1))
+		Expect(pool.Update(port(list))).To(BeEmpty())
+		_, _, _, ok = pool.Cluster.Find(addr(1)).Quarantined(start)
+		Expect(ok).To(BeFalse())
+	})
+})
+
+func BenchmarkPick(b *testing.B) {
+	var pool balance.Pool
+	var ns []int
+	for n := range 100 {
+		ns = append(ns, n)
+	}
+	pool.Update(port(endpoints(ns...)))
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			pool.Cluster.Pick(start, nil)
+		}
+	})
+}

@@ -1,0 +1,16 @@
+// Package balance picks the endpoint that a connection tries next.
+//
+// A [Pool] keeps the state of every endpoint of one service port across
+// changes: who is in quarantine, how many connections each one has. A [Set] is
+// the part of the pool that a group of clients may use (traffic policies make
+// different groups); it is replaced as a whole when endpoints change, and asked
+// with Pick.
+//
+// Picking is round robin. An endpoint that failed is in quarantine for a while
+// and is passed over as long as there is another one; when its time is over,
+// one connection probes it while the others still pass it over. Every choice
+// comes with its reason.
+//
+// The package dials nothing and has no goroutine and no clock: the caller
+// passes the time in and reports how each attempt ended.
+package balance

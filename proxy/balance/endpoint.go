@@ -1,0 +1,129 @@
+package balance
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// Quarantine says for how long an endpoint that failed is passed over.
+type Quarantine struct {
+	First time.Duration // after the first failure; 0 means never
+	Max   time.Duration // it doubles with each further failure, up to this
+}
+
+// probeTime is how long the others wait for the outcome when one connection
+// has been sent to an endpoint whose quarantine is over.
+const probeTime = time.Second
+
+// Endpoint is one endpoint of a service port and what is known of it.
+type Endpoint struct {
+	config.Endpoint
+	*State
+}
+
+// State is what is known of an endpoint. It lasts for as long as the endpoint
+// is listed without a break and belongs to the same Pod, whatever else is said
+// of it changes meanwhile.
+type State struct {
+	// Counters for the data plane to keep and for people to read.
+	Active    atomic.Int64 // connections open now
+	Connected atomic.Int64 // connections ever established
+	Failed    atomic.Int64 // attempts that failed
+
+	quarantined atomic.Bool // failures > 0, readable without the lock
+
+	mu       sync.Mutex
+	failures int       // in a row
+	until    time.Time // passed over until then
+	probed   time.Time // somebody is probing; passed over until then
+	cause    error
+}
+
+// Fail reports that an attempt, started at started, failed at now. Only a
+// failure of an attempt that was started outside of a quarantine begins the
+// next, longer one: neither a hundred connections that meet a dead endpoint at
+// the same moment nor one that asks it again for want of another make it worse.
+func (s *State) Fail(started, now time.Time, cause error, q Quarantine) {
+	s.Failed.Add(1)
+	if q.First <= 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failures > 0 && started.Before(s.until) {
+		return
+	}
+	s.failures++
+	s.until, s.probed, s.cause = now.Add(q.length(s.failures)), time.Time{}, cause
+	s.quarantined.Store(true)
+}
+
+// length returns the length of the quarantine after so many failures in a row.
+func (q Quarantine) length(failures int) time.Duration {
+	d := q.First
+	for range failures - 1 {
+		if d >= q.Max/2 {
+			return max(q.Max, q.First)
+		}
+		d *= 2
+	}
+	return d
+}
+
+// Succeed reports that a connection was established: the past is
+// forgotten.
+func (s *State) Succeed() {
+	s.Connected.Add(1)
+	if !s.quarantined.Load() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failures, s.until, s.probed, s.cause = 0, time.Time{}, time.Time{}, nil
+	s.quarantined.Store(false)
+}
+
+// Quarantined returns until when the endpoint is passed over, how many failures in a row
+// led to that and what the last one was; ok is false if it is not in quarantine
+// at now.
+func (s *State) Quarantined(now time.Time) (until time.Time, failures int, cause error, ok bool) {
+	if !s.quarantined.Load() {
+		return time.Time{}, 0, nil, false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.until, s.failures, s.cause, s.failures > 0 && now.Before(s.until)
+}
+
+// standing is what the choice depends on.
+type standing uint8
+
+const (
+	healthy standing = iota
+	probing          // its quarantine is over and the caller is the one to probe it
+	avoided          // in quarantine, or somebody else is probing it
+)
+
+// stand returns the endpoint's standing at now. If claim is set and the answer is probing,
+// the caller has the probe: others see avoided until it has reported how that
+// ended, or probeTime has passed.
+func (s *State) stand(now time.Time, claim bool) standing {
+	if !s.quarantined.Load() {
+		return healthy
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.failures == 0:
+		return healthy
+	case now.Before(s.until), now.Before(s.probed):
+		return avoided
+	}
+	if claim {
+		s.probed = now.Add(probeTime)
+	}
+	return probing
+}

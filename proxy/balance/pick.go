@@ -1,0 +1,113 @@
+package balance
+
+import (
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// Reason says why an endpoint was chosen.
+type Reason string
+
+// The reasons.
+const (
+	RoundRobin Reason = "round robin"                         // it was its turn
+	Affinity   Reason = "affinity"                            // the client had it before
+	Probe      Reason = "probe after quarantine"              // it failed before; this connection finds out whether it still does
+	OnlyOne    Reason = "only one left"                       // there is no other that was not tried
+	LastResort Reason = "all that are left are in quarantine" // better than nobody
+)
+
+// Choice is an endpoint to try and why.
+type Choice struct {
+	Endpoint *Endpoint
+	Reason   Reason
+	// PassedOver is how many endpoints would have been next but are in
+	// quarantine.
+	PassedOver int
+}
+
+// Set is a list of endpoints that connections are spread over. It never
+// changes; it may be used from any goroutine.
+type Set struct {
+	endpoints []*Endpoint
+	cursor    atomic.Uint32 // the next turn, modulo the number of endpoints
+}
+
+// Len returns the number of endpoints.
+func (s *Set) Len() int { return len(s.endpoints) }
+
+// Endpoints returns the endpoints. The caller must not change the slice.
+func (s *Set) Endpoints() []*Endpoint { return s.endpoints }
+
+// Find returns the endpoint with address addr, or nil.
+func (s *Set) Find(addr netip.AddrPort) *Endpoint {
+	for _, e := range s.endpoints {
+		if e.Addr == addr {
+			return e
+		}
+	}
+	return nil
+}
+
+// Pick returns the endpoint to try next at now: the next in turn that is not
+// among tried and not in quarantine; if there is none, the next in turn that is
+// not among tried. It returns false if all have been tried.
+func (s *Set) Pick(now time.Time, tried []netip.AddrPort) (Choice, bool) {
+	choice, skipped, ok := s.pick(s.cursor.Add(1)-1, now, tried, true)
+	// An endpoint that is passed over uses up its turn; otherwise the one
+	// behind it would get that share on top of its own.
+	if skipped > 0 {
+		s.cursor.Add(skipped)
+	}
+	return choice, ok
+}
+
+// pick is Pick for the turn given, and returns how many endpoints it skipped.
+func (s *Set) pick(turn uint32, now time.Time, tried []netip.AddrPort, claim bool) (c Choice, skipped uint32, ok bool) {
+	n := uint32(len(s.endpoints))
+	var resort *Endpoint
+	var resortSkipped uint32
+	for i := range n {
+		e := s.endpoints[(turn+i)%n]
+		if slices.Contains(tried, e.Addr) {
+			continue
+		}
+		switch e.stand(now, claim) {
+		case healthy:
+			c.Endpoint, c.Reason = e, RoundRobin
+			if s.Untried(tried) == 1 {
+				c.Reason = OnlyOne
+			}
+			return c, i, true
+		case probing:
+			c.Endpoint, c.Reason = e, Probe
+			return c, i, true
+		case avoided:
+			c.PassedOver++
+			if resort == nil {
+				resort, resortSkipped = e, i
+			}
+		}
+	}
+	if resort == nil {
+		return Choice{}, 0, false
+	}
+	reason := LastResort
+	if c.PassedOver == 1 {
+		reason = OnlyOne
+	}
+	return Choice{Endpoint: resort, Reason: reason}, resortSkipped, true
+}
+
+// Untried returns how many endpoints are not among tried.
+func (s *Set) Untried(tried []netip.AddrPort) int {
+	n := len(s.endpoints)
+	for _, addr := range tried {
+		if s.Find(addr) != nil {
+			n--
+		}
+	}
+	return n
+}
