@@ -1,0 +1,144 @@
+package trace_test
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+func TestTrace(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "trace")
+}
+
+func seqs(events []trace.Event) (list []uint64) {
+	for _, e := range events {
+		list = append(list, e.Seq)
+	}
+	return list
+}
+
+var _ = Describe("a Log", func() {
+	It("gives a reader the events in order, the old ones too", func() {
+		log := trace.NewLog(10)
+		log.Add(trace.Event{Conn: 7})
+		r := log.Reader(false)
+		log.Add(trace.Event{Conn: 8})
+		buf := make([]trace.Event, 5)
+		n, missed, err := r.Next(context.Background(), buf)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(missed).To(BeZero())
+		Expect(seqs(buf[:n])).To(Equal([]uint64{1, 2}))
+		Expect(buf[0].Conn).To(BeEquivalentTo(7))
+		n, _ = r.Poll(buf)
+		Expect(n).To(BeZero())
+	})
+
+	It("gives a fresh reader only what comes later", func() {
+		log := trace.NewLog(10)
+		log.Add(trace.Event{})
+		r := log.Reader(true)
+		log.Add(trace.Event{})
+		buf := make([]trace.Event, 5)
+		n, _ := r.Poll(buf)
+		Expect(seqs(buf[:n])).To(Equal([]uint64{2}))
+	})
+
+	It("keeps the newest when full and tells a slow reader what it missed", func() {
+		log := trace.NewLog(3)
+		r := log.Reader(false)
+		for range 5 {
+			log.Add(trace.Event{})
+		}
+		buf := make([]trace.Event, 2)
+		n, missed := r.Poll(buf)
+		Expect(seqs(buf[:n])).To(Equal([]uint64{3, 4}))
+		Expect(missed).To(BeEquivalentTo(2))
+		n, missed = r.Poll(buf)
+		Expect(seqs(buf[:n])).To(Equal([]uint64{5}))
+		Expect(missed).To(BeZero())
+	})
+
+	It("wakes a reader that waits", func() {
+		log := trace.NewLog(3)
+		r := log.Reader(true)
+		got := make(chan uint64)
+		go func() {
+			buf := make([]trace.Event, 1)
+			_, _, _ = r.Next(context.Background(), buf)
+			got <- buf[0].Seq
+		}()
+		log.Add(trace.Event{})
+		Eventually(got).Should(Receive(BeEquivalentTo(1)))
+	})
+
+	It("lets a reader go when its context ends", func() {
+		log := trace.NewLog(3)
+		ctx, cancel := context.WithCancel(context.Background())
+		failed := make(chan error)
+		go func() {
+			_, _, err := log.Reader(true).Next(ctx, make([]trace.Event, 1))
+			failed <- err
+		}()
+		cancel()
+		Eventually(failed).Should(Receive(MatchError(context.Canceled)))
+	})
+
+	It("loses nothing between many writers and a fast reader", func() {
+		log := trace.NewLog(10000)
+		var wg sync.WaitGroup
+		for w := range 4 {
+			wg.Go(func() {
+				for i := range 1000 {
+					log.Add(trace.Event{Conn: uint64(w), Attempt: i})
+				}
+			})
+		}
+		next := map[uint64]int{}
+		r, buf := log.Reader(false), make([]trace.Event, 64)
+		for total := 0; total < 4000; {
+			n, missed, _ := r.Next(context.Background(), buf)
+			Expect(missed).To(BeZero())
+			for _, e := range buf[:n] {
+				Expect(e.Attempt).To(Equal(next[e.Conn]), "each writer's events are in order")
+				next[e.Conn]++
+			}
+			total += n
+		}
+		wg.Wait()
+	})
+})
+
+var _ = DescribeTable("an Event tells itself in a line", func(e trace.Event, line string) {
+	e.Conn, e.Port = 5, config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}
+	Expect(e.String()).To(Equal("#5 default/web:http " + line))
+},
+	Entry(nil, trace.Event{Kind: trace.Accepted, Client: netip.MustParseAddrPort("10.0.0.1:999"), VIP: netip.MustParseAddrPort("10.96.0.10:80")},
+		"accepted 10.0.0.1:999 → 10.96.0.10:80"),
+	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Pod: "default/web-1", Reason: "round robin", PassedOver: 2, Err: "connection refused", Took: 240 * time.Microsecond},
+		"attempt 1 → 10.1.0.1:80 default/web-1 (round robin, 2 passed over in quarantine): connection refused after 0.24 ms"),
+	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 2, Endpoint: netip.MustParseAddrPort("[2001:db8::1]:80"), Reason: "affinity", Took: 253 * time.Millisecond},
+		"attempt 2 → [2001:db8::1]:80 (affinity): connected in 253 ms"),
+	Entry(nil, trace.Event{Kind: trace.Waiting, Took: 1500 * time.Millisecond}, "nobody else to try; waiting 1.5 s"),
+	Entry(nil, trace.Event{Kind: trace.Closed, Took: 90 * time.Minute, End: trace.AttemptsFailed}, "closed after 1h30m0s: attempts-failed"),
+	Entry(nil, trace.Event{Kind: trace.Closed, Took: 9 * time.Millisecond, End: trace.ClientReset, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), ToEndpoint: 5, ToClient: 7, Err: "connection reset by peer"},
+		"closed after 9.00 ms: client-reset, 5 bytes to 10.1.0.1:80, 7 bytes to the client (connection reset by peer)"),
+)
+
+func BenchmarkAdd(b *testing.B) {
+	log := trace.NewLog(8192)
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			log.Add(trace.Event{Conn: 1})
+		}
+	})
+}
