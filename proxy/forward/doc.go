@@ -1,0 +1,14 @@
+// Package forward moves bytes between two connections until both sides are
+// done.
+//
+// Its owner hands over a pair, client and endpoint, with
+// [Forwarder.Forward]; from then on the pair belongs to the package, which
+// closes both and says how it ended, and how many bytes went each way.
+//
+// What one side does is carried across to the other: a FIN becomes a FIN and
+// leaves the opposite direction open, a reset becomes a reset, and a side that
+// does not read stops the reading from the other. Nothing is buffered beyond
+// one read.
+//
+// The package knows nothing of Services, balancing or portals.
+package forward
