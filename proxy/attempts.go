@@ -1,0 +1,213 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/usherproxy/usher/affinity"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// DefaultSchedule is the one that kube-proxy's userspace mode had.
+var DefaultSchedule = []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
+
+// maxAttempts bounds what one connection may try, so that a Service whose many
+// endpoints all refuse at once costs little.
+const maxAttempts = 32
+
+// Why no endpoint was found.
+var (
+	errNoEndpoint = errors.New("the Service has no usable endpoint")
+	errAllFailed  = errors.New("every attempt failed")
+)
+
+// errNoAnswer is what an attempt that took too long ends with.
+var errNoAnswer = errors.New("no answer")
+
+// A dialer connects to an endpoint, from the local address given or, if that is
+// the zero Addr, from one that the kernel picks. It returns when ctx ends.
+type dialer func(ctx context.Context, from netip.Addr, to netip.AddrPort) (forward.Conn, error)
+
+// attempts is one connection's search for an endpoint that answers.
+//
+// Time is divided into the slots of the schedule, and an attempt may take as
+// long as its slot. One that fails sooner leaves the rest of the slot to the
+// next endpoint. When all were tried, the rest of the slot is waited before
+// they are asked again, since a Pod that is restarting is often back soon; that
+// goes for the last slot too.
+type attempts struct {
+	schedule   []time.Duration
+	quarantine balance.Quarantine
+	dial       dialer
+	from       netip.Addr
+
+	// endpoints returns those that this connection may use now, and a channel
+	// that is closed when they are replaced by others.
+	endpoints func() (*balance.Set, <-chan struct{})
+
+	affinity *affinity.Table
+	client   netip.Addr
+
+	// report is told each step. It fills in what all events of the connection
+	// have in common.
+	report func(trace.Event)
+
+	tried []netip.AddrPort // since all were tried
+	count int              // attempts so far
+}
+
+// run returns a connection to an endpoint, or says why there is none:
+// errNoEndpoint, errAllFailed, ctx's error, or a system error for which
+// outOfResources is true.
+func (a *attempts) run(ctx context.Context) (forward.Conn, *balance.Endpoint, error) {
+	waited := false
+	for _, slot := range a.schedule {
+		for end := time.Now().Add(slot); time.Now().Before(end); {
+			set, changed := a.endpoints()
+			waited = set.Len() > 0 && set.Untried(a.tried) == 0
+			if waited {
+				if a.wait(ctx, time.Until(end), changed); ctx.Err() != nil {
+					return nil, nil, ctx.Err()
+				}
+				continue
+			}
+			if conn, endpoint, err := a.next(ctx, set, slot); !errors.Is(err, errTryAgain) {
+				return conn, endpoint, err
+			}
+		}
+		if set, _ := a.endpoints(); set.Untried(a.tried) == 0 {
+			a.tried = a.tried[:0]
+		}
+	}
+	if waited {
+		set, _ := a.endpoints()
+		if conn, endpoint, err := a.next(ctx, set, a.schedule[0]); !errors.Is(err, errTryAgain) {
+			return conn, endpoint, err
+		}
+	}
+	return nil, nil, errAllFailed
+}
+
+// errTryAgain is what next returns when an endpoint failed and the next one may
+// be tried.
+var errTryAgain = errors.New("this endpoint failed")
+
+// next makes one attempt to the endpoint that is to be tried next.
+func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Duration) (forward.Conn, *balance.Endpoint, error) {
+	if a.count == maxAttempts {
+		return nil, nil, errAllFailed
+	}
+	started := time.Now()
+	choice, ok := a.choose(set, started)
+	if !ok {
+		return nil, nil, errNoEndpoint
+	}
+	endpoint := choice.Endpoint
+	a.count++
+	a.tried = append(a.tried, endpoint.Addr)
+
+	conn, err := a.connect(ctx, endpoint.Addr, timeout)
+	now := time.Now()
+	step := trace.Event{Kind: trace.Attempt, Time: now, Attempt: a.count, Endpoint: endpoint.Addr, Pod: endpoint.Pod,
+		Reason: string(choice.Reason), PassedOver: choice.PassedOver, Took: now.Sub(started)}
+	if err != nil {
+		step.Err = err.Error()
+	}
+	a.report(step)
+
+	switch {
+	case err == nil:
+		endpoint.Succeed()
+		return conn, endpoint, nil
+	case ctx.Err() != nil, outOfResources(err):
+		return nil, nil, err // not the endpoint's fault
+	}
+	endpoint.Fail(started, now, err, a.quarantine)
+	a.affinity.Forget(a.client, endpoint.Addr)
+	return nil, nil, errTryAgain
+}
+
+// choose returns the endpoint that the client had, if there is affinity and the
+// endpoint is as good as any, and otherwise the next in turn.
+func (a *attempts) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
+	if had, ok := a.affinity.Get(a.client, now); ok {
+		if choice, ok := a.sticky(set, had, now); ok {
+			a.affinity.Set(a.client, had, now)
+			return choice, true
+		}
+		a.affinity.Forget(a.client, had)
+	}
+	choice, ok := set.Pick(now, a.tried)
+	if !ok {
+		return choice, false
+	}
+	if had := a.affinity.Claim(a.client, choice.Endpoint.Addr, now); had != choice.Endpoint.Addr {
+		if sticky, ok := a.sticky(set, had, now); ok {
+			return sticky, true
+		}
+	}
+	return choice, true
+}
+
+// sticky returns the choice of the endpoint that the client had, unless it is
+// not usable any more, has failed lately, or has been tried.
+func (a *attempts) sticky(set *balance.Set, had netip.AddrPort, now time.Time) (balance.Choice, bool) {
+	endpoint := set.Find(had)
+	if endpoint == nil || slices.Contains(a.tried, had) {
+		return balance.Choice{}, false
+	}
+	if _, _, _, quarantined := endpoint.Quarantined(now); quarantined {
+		return balance.Choice{}, false
+	}
+	return balance.Choice{Endpoint: endpoint, Reason: balance.Affinity}, true
+}
+
+// connect dials and gives up after timeout.
+func (a *attempts) connect(ctx context.Context, to netip.AddrPort, timeout time.Duration) (forward.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	conn, err := a.dial(ctx, a.from, to)
+	var errno syscall.Errno
+	switch {
+	case err == nil:
+		return conn, nil
+	case errors.As(err, &errno):
+		return nil, errno
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, errNoAnswer
+	}
+	return nil, err
+}
+
+// wait returns after d, or sooner if the endpoints are replaced by others or
+// ctx ends.
+func (a *attempts) wait(ctx context.Context, d time.Duration, changed <-chan struct{}) {
+	a.report(trace.Event{Kind: trace.Waiting, Time: time.Now(), Attempt: a.count, Took: d})
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-changed:
+	case <-ctx.Done():
+	}
+}
+
+// outOfResources reports whether err says that this node, and not the endpoint,
+// has run out of descriptors, memory or ports (see connect(2), socket(2)).
+func outOfResources(err error) bool {
+	for _, errno := range []syscall.Errno{
+		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL, syscall.EAGAIN,
+	} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}

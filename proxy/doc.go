@@ -1,0 +1,18 @@
+// Package proxy is the data plane: for each service port a front end that
+// accepts connections, finds an endpoint that answers, and moves the bytes.
+//
+// Changes come in through [Proxy.Apply], called by a source of package config.
+// The life of a change is in proxy.go (what differs) and frontend.go (one
+// service port: listeners and portal rules that follow its configuration). The
+// life of a connection is in connection.go, from accept to close; how an
+// endpoint is found is in attempts.go.
+//
+// Which endpoint is next is decided by package balance, how a VIP reaches a
+// listener by package portal, bytes are moved by package forward, and what
+// happened is kept by package trace.
+//
+// Locks: Proxy.mu guards the configuration and every front end's listeners and
+// rules; it is held while the kernel is changed, but never by a connection. A
+// connection reads its front end's view, an immutable value behind an atomic
+// pointer.
+package proxy

@@ -1,0 +1,239 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/usherproxy/usher/affinity"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/balance"
+)
+
+// frontEnd serves one service port in one IP family: it has the listeners, the
+// portal rules that lead to them, and the endpoints. All but view and the
+// counters are guarded by Proxy.mu.
+type frontEnd struct {
+	proxy    *Proxy
+	id       config.PortID
+	protocol config.Protocol
+
+	// view is what connections see of the configuration.
+	view     atomic.Pointer[view]
+	affinity *affinity.Table
+	open     atomic.Int64 // connections
+
+	pool      balance.Pool
+	listeners []*listener
+	rules     map[portal.Target]portal.Rule // that the portal was given
+}
+
+// view is a front end's configuration at one moment: a value that is replaced,
+// never changed.
+type view struct {
+	port     config.ServicePort
+	vips     map[netip.AddrPort]config.VIP
+	cluster  *balance.Set
+	internal *balance.Set
+	external *balance.Set
+	replaced chan struct{} // closed when another view takes this one's place
+}
+
+// endpoints returns the endpoints for clients that came to vip.
+func (v *view) endpoints(vip config.VIP, nodeLocal bool) *balance.Set {
+	switch {
+	case !vip.External():
+		return v.internal
+	case nodeLocal:
+		return v.cluster
+	}
+	return v.external
+}
+
+func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
+	return &frontEnd{
+		proxy:    p,
+		id:       port.ID,
+		protocol: port.Protocol,
+		affinity: affinity.NewTable(p.affinities, port.AffinityTimeout),
+		rules:    map[portal.Target]portal.Rule{},
+	}
+}
+
+// update makes the front end serve port. Connections that are open go on.
+func (f *frontEnd) update(port config.ServicePort, c *change) {
+	f.swapView(port)
+	if f.protocol != config.TCP {
+		f.proxy.problem(f.id, ReasonProtocol, fmt.Errorf("protocol %s is not served by this version of usher", f.protocol))
+		return
+	}
+	targets, problem := f.claim(port)
+	if err := f.bind(targets, c); err != nil && problem == nil {
+		problem = &Problem{Reason: ReasonListen, Err: err}
+	}
+	switch {
+	case problem != nil:
+		f.proxy.problem(f.id, problem.Reason, problem.Err)
+	case f.proxy.problems[f.id] != nil && f.proxy.problems[f.id].Reason != ReasonPortal:
+		f.proxy.solved(f.id)
+	}
+}
+
+// swapView makes new connections see port and its endpoints.
+func (f *frontEnd) swapView(port config.ServicePort) {
+	f.affinity.SetTimeout(port.AffinityTimeout)
+	gone := f.pool.Update(port)
+	v := &view{
+		port:     port,
+		vips:     make(map[netip.AddrPort]config.VIP, len(port.VIPs)),
+		cluster:  f.pool.Cluster,
+		internal: f.pool.Internal,
+		external: f.pool.External,
+		replaced: make(chan struct{}),
+	}
+	for _, vip := range port.VIPs {
+		v.vips[vip.AddrPort()] = vip
+	}
+	if old := f.view.Swap(v); old != nil {
+		close(old.replaced)
+	}
+	for _, endpoint := range gone {
+		f.affinity.ForgetEndpoint(endpoint.Addr)
+	}
+}
+
+// claim makes the front end the owner of port's VIPs and returns those that it
+// owns: a VIP that another service port has already stays with that one.
+func (f *frontEnd) claim(port config.ServicePort) (own []portal.Target, problem *Problem) {
+	for _, vip := range port.VIPs {
+		t := target(f.protocol, vip)
+		if owner := f.proxy.owners[t]; owner != nil && owner != f {
+			problem = &Problem{Reason: ReasonConflict, Err: fmt.Errorf("%s %s is served for %s already", vip.Kind, t, owner.id)}
+			continue
+		}
+		f.proxy.owners[t] = f
+		own = append(own, t)
+	}
+	return own, problem
+}
+
+// releaseOthers gives up the VIPs that are not port's.
+func (f *frontEnd) releaseOthers(port config.ServicePort, c *change) {
+	keep := map[portal.Target]bool{}
+	for _, vip := range port.VIPs {
+		keep[target(f.protocol, vip)] = true
+	}
+	for t := range f.rules {
+		if !keep[t] {
+			f.release(t, c)
+		}
+	}
+}
+
+func (f *frontEnd) release(t portal.Target, c *change) {
+	delete(f.proxy.owners, t)
+	delete(f.rules, t)
+	c.drop(t)
+}
+
+// bind opens the listeners that are missing for targets, and puts into c the
+// rules that differ and the listeners that are left over. Targets without
+// endpoints have no listener: they are refused, by the portal's rule or because
+// nobody listens.
+func (f *frontEnd) bind(targets []portal.Target, c *change) error {
+	v := f.view.Load()
+	var served []portal.Target
+	for _, t := range targets {
+		vip := v.vips[netip.AddrPortFrom(t.Addr, t.Port)]
+		if v.endpoints(vip, true).Len() > 0 {
+			served = append(served, t)
+			continue
+		}
+		action := portal.Reject
+		if vip.External() && v.port.ExternalLocal || !vip.External() && v.port.InternalLocal {
+			action = portal.Drop
+		}
+		f.rule(portal.Rule{Target: t, Action: action}, c)
+	}
+
+	var failed error
+	old := f.listeners
+	f.listeners = nil
+	for _, b := range f.proxy.Portal.Listen(served) {
+		l, err := f.listen(b, &old)
+		if err != nil {
+			failed = err
+			for _, t := range b.Targets {
+				f.rule(portal.Rule{Target: t, Action: portal.Reject}, c)
+			}
+			continue
+		}
+		l.targets.Store(&b.Targets)
+		f.listeners = append(f.listeners, l)
+		for _, t := range b.Targets {
+			f.rule(portal.Rule{Target: t, Action: portal.Redirect, LocalPort: l.addr().Port()}, c)
+		}
+	}
+	c.close = append(c.close, old...)
+	return failed
+}
+
+// listen returns the listener for b: one of old, which is taken from there, or
+// a new one.
+func (f *frontEnd) listen(b portal.Bind, old *[]*listener) (*listener, error) {
+	for i, l := range *old {
+		if l.serves(b) {
+			*old = slices.Delete(*old, i, i+1)
+			return l, nil
+		}
+	}
+	l, err := openListener(b, f.proxy.Keepalive)
+	if err != nil {
+		return nil, err
+	}
+	f.proxy.connections.listeners.Add(1)
+	go f.acceptLoop(l)
+	return l, nil
+}
+
+// rule puts r into c if the portal does not have it like that already.
+func (f *frontEnd) rule(r portal.Rule, c *change) {
+	r.Comment = f.id.String()
+	if f.rules[r.Target] == r && c.set[r.Target] == (portal.Rule{}) {
+		return
+	}
+	f.rules[r.Target] = r
+	c.add(r)
+}
+
+// remove takes the front end out of service. Connections that are open go on.
+func (f *frontEnd) remove(c *change) {
+	f.releaseOthers(config.ServicePort{}, c)
+	c.close = append(c.close, f.listeners...)
+	f.listeners = nil
+	f.affinity.Close()
+	// Whoever is still looking for an endpoint finds none.
+	gone := config.ServicePort{ID: f.id, Protocol: f.protocol, VIPs: f.view.Load().port.VIPs}
+	f.swapView(gone)
+}
+
+// closeListeners stops accepting.
+func (f *frontEnd) closeListeners() {
+	for _, l := range f.listeners {
+		l.close()
+	}
+	f.listeners = nil
+}
+
+// target returns the portal's name for vip.
+func target(protocol config.Protocol, vip config.VIP) portal.Target {
+	return portal.Target{Protocol: portalProtocols[protocol], Addr: vip.Addr, Port: vip.Port}
+}
+
+var portalProtocols = map[config.Protocol]portal.Protocol{
+	config.TCP:  portal.TCP,
+	config.UDP:  portal.UDP,
+	config.SCTP: portal.SCTP,
+}

@@ -1,0 +1,82 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// listener is a TCP listener for some targets of a service port.
+type listener struct {
+	*net.TCPListener
+	redirected bool
+	targets    atomic.Pointer[[]portal.Target]
+
+	closing sync.Once
+	closed  chan struct{} // the accept loop has ended
+}
+
+// keepaliveProbes and keepaliveInterval are how often and at what distance a
+// silent peer is probed before it counts as gone.
+const (
+	keepaliveProbes   = 3
+	keepaliveInterval = 30 * time.Second
+)
+
+// openListener opens the listener that b asks for. Accepted connections inherit
+// keepalive from it.
+func openListener(b portal.Bind, keepalive time.Duration) (*listener, error) {
+	l, err := listenTCP(b.Addr, keepalive)
+	if err != nil && b.Preferred && errors.Is(err, syscall.EADDRINUSE) {
+		l, err = listenTCP(netip.AddrPortFrom(b.Addr.Addr(), 0), keepalive)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
+	}
+	return &listener{TCPListener: l, redirected: b.Redirected, closed: make(chan struct{})}, nil
+}
+
+func listenTCP(addr netip.AddrPort, keepalive time.Duration) (*net.TCPListener, error) {
+	config := net.ListenConfig{
+		KeepAlive: -1, // not set again for each connection
+		Control: func(_, _ string, raw syscall.RawConn) error {
+			var failed error
+			err := raw.Control(func(fd uintptr) { failed = setListenerOptions(fd, addr.Addr(), keepalive) })
+			return errors.Join(err, failed)
+		},
+	}
+	network := "tcp4"
+	if addr.Addr().Is6() {
+		network = "tcp6" // sets IPV6_V6ONLY
+	}
+	l, err := config.Listen(context.Background(), network, addr.String())
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.TCPListener), nil
+}
+
+// addr returns where l listens.
+func (l *listener) addr() netip.AddrPort { return l.Addr().(*net.TCPAddr).AddrPort() }
+
+// serves reports whether l is the listener that b asks for.
+func (l *listener) serves(b portal.Bind) bool {
+	have := l.addr()
+	samePort := have.Port() == b.Addr.Port() || b.Addr.Port() == 0 || b.Preferred
+	return samePort && have.Addr() == b.Addr.Addr() && l.redirected == b.Redirected
+}
+
+// close stops accepting and returns when the accept loop has ended. Connections
+// that wait to be accepted are reset by the kernel.
+func (l *listener) close() {
+	l.closing.Do(func() { l.TCPListener.Close() })
+	<-l.closed
+}

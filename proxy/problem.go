@@ -1,0 +1,50 @@
+package proxy
+
+import (
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// Reason says in one word why a service port is not served as it should be.
+type Reason string
+
+// The reasons.
+const (
+	ReasonProtocol Reason = "ProtocolNotServed" // usher or this node cannot carry the protocol
+	ReasonConflict Reason = "AddressConflict"   // another service port has the address and port
+	ReasonListen   Reason = "ListenFailed"      // no listener could be opened
+	ReasonPortal   Reason = "PortalFailed"      // the kernel did not take the portal's rule
+)
+
+// Problem is why a service port is not served as it should be. It is tried
+// again at every check until it is solved or the port is gone.
+type Problem struct {
+	Reason Reason
+	Err    error
+	Since  time.Time
+}
+
+// problem notes that the port id has a problem, and logs it if it is new.
+func (p *Proxy) problem(id config.PortID, reason Reason, err error) {
+	old := p.problems[id]
+	if old != nil && old.Reason == reason && old.Err.Error() == err.Error() {
+		return
+	}
+	since := time.Now()
+	if old != nil {
+		since = old.Since
+	}
+	p.problems[id] = &Problem{Reason: reason, Err: err, Since: since}
+	p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": reason}).WithError(err).Error("Service port is not served")
+}
+
+// solved notes that the port id has no problem, or none any more.
+func (p *Proxy) solved(id config.PortID) {
+	if old := p.problems[id]; old != nil {
+		delete(p.problems, id)
+		p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": old.Reason}).Info("Problem with service port is over")
+	}
+}
