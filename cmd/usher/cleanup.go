@@ -1,0 +1,42 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+func newCleanup() *cobra.Command {
+	var logs logFlags
+	cmd := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove everything that usher ever installed on this node",
+		Long: `Removes every rule, chain and route that usher installed on this node, in every
+portal mode, whichever process did it and however that ended. What others
+installed is not touched. Stop usher before.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := logs.logger(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			unlock, err := portal.Lock()
+			if err != nil {
+				return fmt.Errorf("%w; stop it first, or it puts its rules back", err)
+			}
+			defer unlock()
+			removed, err := portal.Cleanup(cmd.Context(), log)
+			if err == nil && len(removed) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "There was nothing to remove.")
+			}
+			for _, what := range removed {
+				fmt.Fprintln(cmd.OutOrStdout(), "removed", what)
+			}
+			return err
+		},
+	}
+	logs.register(cmd.Flags(), "auto")
+	return cmd
+}

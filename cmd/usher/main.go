@@ -1,0 +1,69 @@
+// Command usher is a service proxy for Kubernetes that works in userspace.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	os.Exit(execute(context.Background(), newRoot(), os.Args[1:]))
+}
+
+// execute runs the command line and returns the exit code: 0, 1 if the command
+// failed, 2 if it was not understood.
+func execute(ctx context.Context, root *cobra.Command, args []string) int {
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	var usage *usageError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &usage):
+		fmt.Fprintf(root.ErrOrStderr(), "usher: %v\nSee '%s --help'.\n", err, cmd.CommandPath())
+		return 2
+	case errors.Is(err, errSaid):
+		return 1
+	}
+	fmt.Fprintf(root.ErrOrStderr(), "usher: %v\n", err)
+	return 1
+}
+
+// errSaid is the error of a command that has already told what is wrong.
+var errSaid = errors.New("see above")
+
+// usageError is a mistake in the command line.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error {
+	return &usageError{fmt.Errorf(format, args...)}
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "usher",
+		Short: "A service proxy for Kubernetes in userspace",
+		Long: `usher brings connections to the cluster IPs of Kubernetes Services to their
+endpoints, in userspace: it accepts each connection, tries endpoints until one
+answers, and moves the bytes. A dead endpoint costs a retry and not a failed
+connection.
+
+Begin with 'usher demo', which needs nothing.`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usagef("there is no command %q", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.AddCommand(newRun(), newDemo(), newCheck(), newCleanup(), newVersion())
+	return root
+}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/pflag"
+
+	"github.com/usherproxy/usher/config/manifest"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// proxyFlags are what a proxy is made of, wherever its Services come from.
+type proxyFlags struct {
+	portal       string
+	proxyPorts   string
+	traceEvents  int
+	drainTimeout time.Duration
+	proxy        proxy.Options
+}
+
+func (f *proxyFlags) register(flags *pflag.FlagSet) {
+	f.proxy = proxy.Defaults()
+	o := &f.proxy
+	flags.StringVar(&f.portal, "portal", portal.ModeAuto, "how VIPs reach usher: "+strings.Join(portal.Modes(), ", ")+"; auto takes the first that works here")
+	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "`first-last` local ports for listeners that are not on a VIP; empty means any free port")
+	flags.DurationVar(&o.CheckInterval, "portal-check-interval", o.CheckInterval, "how often the portal's rules are compared with the kernel's and repaired, and what could not be served is tried again")
+	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "how long each attempt to connect to an endpoint may take")
+	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "how long an endpoint that failed is passed over; doubles while it keeps failing; 0 switches quarantine off")
+	flags.DurationVar(&o.Quarantine.Max, "quarantine-max", o.Quarantine.Max, "longest quarantine")
+	flags.DurationVar(&o.HalfClosed, "half-closed-timeout", o.HalfClosed, "how long a connection lasts that is closed in one direction and silent in the other; 0 means forever")
+	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "how long a connection is silent before the peers are probed (TCP keepalive, on both sides)")
+	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "connections that may be open at once; 0 means as many as open files allow, which is a little under half their limit")
+	flags.Int64Var(&o.MaxConnectionsPerPort, "max-connections-per-port", 0, "connections that one service port may have open at once; 0 means no bound of its own")
+	flags.Int64Var(&o.AffinityPerPort, "max-affinity-per-port", o.AffinityPerPort, "clients that are remembered for one service port with ClientIP affinity")
+	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "clients that are remembered for all service ports with ClientIP affinity")
+	flags.IntVar(&f.traceEvents, "trace-events", 8192, "steps of connections that are kept in memory")
+	flags.DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "how long connections may take to end when usher is stopped")
+}
+
+// check returns an error that names the flag that is wrong.
+func (f *proxyFlags) check() error {
+	o := &f.proxy
+	if len(o.Schedule) == 0 {
+		return usagef("--dial-timeouts: at least one is needed")
+	}
+	for _, d := range o.Schedule {
+		if d <= 0 {
+			return usagef("--dial-timeouts: %s is not a positive duration", d)
+		}
+	}
+	for _, d := range []struct {
+		flag  string
+		value time.Duration
+		least time.Duration
+	}{
+		{"portal-check-interval", o.CheckInterval, 100 * time.Millisecond},
+		{"quarantine", o.Quarantine.First, 0},
+		{"quarantine-max", o.Quarantine.Max, 0},
+		{"half-closed-timeout", o.HalfClosed, 0},
+		{"keepalive", o.Keepalive, time.Second},
+		{"drain-timeout", f.drainTimeout, 0},
+	} {
+		if d.value < d.least {
+			return usagef("--%s: %s is less than %s", d.flag, d.value, d.least)
+		}
+	}
+	for _, n := range []struct {
+		flag         string
+		value, least int64
+	}{
+		{"max-connections", o.MaxConnections, 0},
+		{"max-connections-per-port", o.MaxConnectionsPerPort, 0},
+		{"max-affinity-per-port", o.AffinityPerPort, 1},
+		{"max-affinity", o.AffinityTotal, 1},
+		{"trace-events", int64(f.traceEvents), 1},
+	} {
+		if n.value < n.least {
+			return usagef("--%s: %d is less than %d", n.flag, n.value, n.least)
+		}
+	}
+	_, err := parsePortRange(f.proxyPorts)
+	return err
+}
+
+// portalOptions returns the options for a portal. check has been called.
+func (f *proxyFlags) portalOptions(log logrus.FieldLogger) portal.Options {
+	ports, _ := parsePortRange(f.proxyPorts)
+	return portal.Options{Log: log, ProxyPorts: ports}
+}
+
+// newProxy returns a proxy behind p.
+func (f *proxyFlags) newProxy(p portal.Portal, log logrus.FieldLogger) *proxy.Proxy {
+	o := f.proxy
+	o.Portal, o.Log, o.Trace = p, log, trace.NewLog(f.traceEvents)
+	return proxy.New(o)
+}
+
+// parsePortRange parses "first-last"; "" is any port.
+func parsePortRange(s string) (portal.PortRange, error) {
+	if s == "" {
+		return portal.PortRange{}, nil
+	}
+	first, last, _ := strings.Cut(s, "-")
+	a, errA := strconv.ParseUint(first, 10, 16)
+	b, errB := strconv.ParseUint(last, 10, 16)
+	if errA != nil || errB != nil || a < 1 || a > b {
+		return portal.PortRange{}, usagef("--proxy-port-range: %q is not FIRST-LAST with ports from 1 to 65535", s)
+	}
+	return portal.PortRange{First: uint16(a), Last: uint16(b)}, nil
+}
+
+// defaultServiceCIDRs is the default of --service-cidr.
+var defaultServiceCIDRs = []string{manifest.DefaultServiceCIDR.String()}
+
+const serviceCIDRUsage = "where Services without a cluster IP get one, for each IP family at most one network"
+
+// parseCIDRs parses the value of --service-cidr.
+func parseCIDRs(list []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, s := range list {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, usagef("--service-cidr: %q is not a CIDR such as 10.96.0.0/12", s)
+		}
+		if p != p.Masked() {
+			return nil, usagef("--service-cidr: %s has bits beyond its prefix; %s is meant, perhaps", p, p.Masked())
+		}
+		for _, other := range out {
+			if other.Addr().Is4() == p.Addr().Is4() {
+				return nil, usagef("--service-cidr: %s and %s are of the same IP family; there is one for each", other, p)
+			}
+		}
+		out = append(out, p)
+	}
+	if len(out) == 0 {
+		return nil, usagef("--service-cidr: at least one is needed")
+	}
+	return out, nil
+}
+
+// plural returns "1 thing" or "n things".
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}

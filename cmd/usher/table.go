@@ -1,0 +1,84 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy"
+)
+
+// maxTableRows bounds the table that run prints; nobody reads ten thousand
+// lines.
+const maxTableRows = 100
+
+// printTable tells a person what is served where.
+func printTable(out io.Writer, ports []proxy.PortStatus) {
+	if len(ports) == 0 {
+		fmt.Fprintln(out, "No Services to serve yet.")
+		return
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SERVICE\tPORT\tVIP\tLISTENS ON\tENDPOINTS")
+	for i, p := range ports {
+		if i == maxTableRows {
+			fmt.Fprintf(w, "… and %d more\n", len(ports)-i)
+			break
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", p.Port.ID.ServiceName(), portName(p.Port), vips(p.Port), listeners(p), endpoints(p.Port))
+	}
+	w.Flush()
+}
+
+// portName returns "http 80/TCP".
+func portName(p config.ServicePort) string {
+	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.ID.Port, p.VIPs[0].Port, p.Protocol))
+}
+
+func vips(p config.ServicePort) string {
+	var list []string
+	for _, v := range p.VIPs {
+		if v.Kind == config.NodePort {
+			list = append(list, fmt.Sprintf("node port %d", v.Port))
+		} else {
+			list = append(list, v.AddrPort().String())
+		}
+	}
+	return few(list)
+}
+
+func listeners(p proxy.PortStatus) string {
+	if p.Problem != nil {
+		return "not served: " + p.Problem.Err.Error()
+	}
+	if len(p.Listeners) == 0 {
+		return "- (refused: no endpoints)"
+	}
+	var list []string
+	for _, l := range p.Listeners {
+		list = append(list, l.String())
+	}
+	return few(list)
+}
+
+func endpoints(p config.ServicePort) string {
+	if len(p.Cluster) == 0 {
+		return "none"
+	}
+	var list []string
+	for _, e := range p.Cluster {
+		list = append(list, e.Addr.String())
+	}
+	return few(list)
+}
+
+// few joins the first three of list and says how many more there are.
+func few(list []string) string {
+	const some = 3
+	if len(list) <= some {
+		return strings.Join(list, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(list[:some], ", "), len(list)-some)
+}
