@@ -1,0 +1,267 @@
+package lab
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"time"
+
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// Lab is the network.
+type Lab struct {
+	Node, Pods, Outside *Namespace
+}
+
+// Addresses of the network.
+const (
+	PodClient4 = "10.244.0.100"
+	PodClient6 = "fd00:244::100"
+	Outside4   = "192.0.2.2"
+	Outside6   = "2001:db8::2"
+	NodeOut4   = "192.0.2.1"
+	NodeOut6   = "2001:db8::1"
+)
+
+// Pod returns the address of Pod number n (1 to 80).
+func Pod(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, 0, byte(10 + n)}) }
+
+// Pod6 returns the IPv6 address of Pod number n (1 to 80).
+func Pod6(n int) netip.Addr {
+	return netip.MustParseAddr(fmt.Sprintf("fd00:244::%d", 10+n))
+}
+
+// BlackHole is a Pod address where packets vanish.
+const BlackHole = "10.244.0.99"
+
+// pods is how many Pod addresses there are.
+const pods = 80
+
+// New makes the network. It skips the test if this user may not. The network
+// goes when the test ends.
+func New() *Lab {
+	ginkgo.GinkgoHelper()
+	if os.Geteuid() != 0 {
+		ginkgo.Skip("needs root, to make network namespaces")
+	}
+	l := &Lab{Node: newNamespace("node"), Pods: newNamespace("pods"), Outside: newNamespace("outside")}
+	l.connect("to-pods", l.Pods)
+	l.connect("to-outside", l.Outside)
+
+	l.Node.address("to-pods", "10.244.0.1/24", "fd00:244::1/64")
+	l.Node.address("to-outside", NodeOut4+"/24", NodeOut6+"/64")
+	l.Node.defaultRoute(Outside4, Outside6)
+	l.Pods.address("eth0", PodClient4+"/24", PodClient6+"/64")
+	for n := range pods {
+		l.Pods.address("eth0", Pod(n+1).String()+"/24", Pod6(n+1).String()+"/64")
+	}
+	l.Pods.defaultRoute("10.244.0.1", "fd00:244::1")
+	l.Outside.address("eth0", Outside4+"/24", Outside6+"/64")
+	l.Outside.defaultRoute(NodeOut4, NodeOut6)
+	l.Node.blackHole("to-pods", BlackHole)
+	return l
+}
+
+// connect puts a cable between the node and ns.
+func (l *Lab) connect(nodeSide string, ns *Namespace) {
+	ginkgo.GinkgoHelper()
+	l.Node.Do(func() error {
+		cable := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: nodeSide}, PeerName: "eth0", PeerNamespace: netlink.NsFd(ns.handle)}
+		return netlink.LinkAdd(cable)
+	})
+}
+
+// Namespace is a network namespace.
+type Namespace struct {
+	Name   string
+	handle netns.NsHandle
+}
+
+func newNamespace(name string) *Namespace {
+	ginkgo.GinkgoHelper()
+	ns := &Namespace{Name: name, handle: netns.None()}
+	onOwnThread(func() error {
+		var err error
+		if ns.handle, err = netns.New(); err != nil {
+			return err
+		}
+		// No link-local addresses that appear some time later.
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/addr_gen_mode", []byte("1"), 0); err != nil {
+			return err
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(lo)
+	})
+	ginkgo.DeferCleanup(func() { ns.handle.Close() })
+	return ns
+}
+
+// onOwnThread runs f on a thread that ends with it, so that f may change the
+// thread's namespace.
+func onOwnThread(f func() error) {
+	ginkgo.GinkgoHelper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		done <- f()
+	}()
+	gomega.Expect(<-done).To(gomega.Succeed())
+}
+
+// Do runs f in the namespace, and fails the test if f fails. Sockets that f
+// makes, and processes that it starts, belong to the namespace.
+func (ns *Namespace) Do(f func() error) {
+	ginkgo.GinkgoHelper()
+	onOwnThread(func() error { return ns.enter(f) })
+}
+
+func (ns *Namespace) enter(f func() error) error {
+	if err := netns.Set(ns.handle); err != nil {
+		return fmt.Errorf("entering namespace %s: %w", ns.Name, err)
+	}
+	return f()
+}
+
+// Listen listens on a TCP address of the namespace. The listener is closed when
+// the test ends.
+func (ns *Namespace) Listen(address string) net.Listener {
+	ginkgo.GinkgoHelper()
+	var l net.Listener
+	ns.Do(func() (err error) {
+		l, err = net.Listen("tcp", address)
+		return err
+	})
+	ginkgo.DeferCleanup(func() { l.Close() })
+	return l
+}
+
+// Dialer makes TCP connections from the namespace. It keeps threads there: make
+// one for many connections.
+type Dialer struct {
+	jobs chan func()
+}
+
+// NewDialer returns a dialer with so many threads, each for one dial at a time.
+// It goes when the test ends.
+func (ns *Namespace) NewDialer(threads int) *Dialer {
+	ginkgo.GinkgoHelper()
+	d := &Dialer{jobs: make(chan func())}
+	for range threads {
+		ready := make(chan error)
+		go func() {
+			runtime.LockOSThread()
+			ready <- netns.Set(ns.handle)
+			for job := range d.jobs {
+				job()
+			}
+		}()
+		gomega.Expect(<-ready).To(gomega.Succeed())
+	}
+	ginkgo.DeferCleanup(func() { close(d.jobs) })
+	return d
+}
+
+// Dial connects to a TCP address, from the local address given if it is not "".
+func (d *Dialer) Dial(from, to string, timeout time.Duration) (*net.TCPConn, error) {
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	done := make(chan result, 1)
+	d.jobs <- func() {
+		dialer := net.Dialer{Timeout: timeout}
+		if from != "" {
+			dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
+		}
+		conn, err := dialer.Dial("tcp", to)
+		done <- result{conn, err}
+	}
+	r := <-done
+	if r.err != nil {
+		return nil, r.err
+	}
+	return r.conn.(*net.TCPConn), nil
+}
+
+// Start starts cmd in the namespace.
+func (ns *Namespace) Start(cmd *exec.Cmd) {
+	ginkgo.GinkgoHelper()
+	ns.Do(cmd.Start)
+}
+
+// Output runs a command in the namespace and returns what it printed. The test
+// fails if the command does.
+func (ns *Namespace) Output(name string, args ...string) string {
+	ginkgo.GinkgoHelper()
+	var out []byte
+	ns.Do(func() (err error) {
+		out, err = exec.Command(name, args...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s %v: %w: %s", name, args, err, out)
+		}
+		return nil
+	})
+	return string(out)
+}
+
+func (ns *Namespace) address(link string, cidrs ...string) {
+	ginkgo.GinkgoHelper()
+	ns.Do(func() error {
+		l, err := netlink.LinkByName(link)
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(l); err != nil {
+			return err
+		}
+		for _, cidr := range cidrs {
+			a, err := netlink.ParseAddr(cidr)
+			if err != nil {
+				return err
+			}
+			if a.IP.To4() == nil {
+				a.Flags = 0x02 // IFA_F_NODAD: usable at once
+			}
+			if err := netlink.AddrAdd(l, a); err != nil {
+				return fmt.Errorf("%s: %w", cidr, err)
+			}
+		}
+		return nil
+	})
+}
+
+func (ns *Namespace) defaultRoute(gateways ...string) {
+	ginkgo.GinkgoHelper()
+	ns.Do(func() error {
+		for _, gateway := range gateways {
+			if err := netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway)}); err != nil {
+				return fmt.Errorf("default route via %s: %w", gateway, err)
+			}
+		}
+		return nil
+	})
+}
+
+// blackHole makes packets to addr vanish: they go to a network card that does
+// not exist.
+func (ns *Namespace) blackHole(link, addr string) {
+	ginkgo.GinkgoHelper()
+	ns.Do(func() error {
+		l, err := netlink.LinkByName(link)
+		if err != nil {
+			return err
+		}
+		return netlink.NeighAdd(&netlink.Neigh{LinkIndex: l.Attrs().Index, State: netlink.NUD_PERMANENT,
+			IP: net.ParseIP(addr), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0x99}})
+	})
+}

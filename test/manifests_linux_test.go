@@ -1,0 +1,174 @@
+package test
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("manifests", func() {
+	var (
+		l      *lab.Lab
+		pod    *lab.Dialer
+		dir    string
+		web    service
+		first  *backend
+		second *backend
+	)
+	BeforeEach(func() {
+		l = lab.New()
+		pod = l.Pods.NewDialer(4)
+		dir = manifestsDir()
+		first, second = startBackend(l.Pods, lab.Pod(1), 8080), startBackend(l.Pods, lab.Pod(2), 8080)
+		web = service{name: "web", clusterIP: clusterIP, port: 80, endpoints: []netip.AddrPort{first.addr}}
+		web.write(dir)
+	})
+	answers := func(vip string) func() (netip.AddrPort, error) {
+		return func() (netip.AddrPort, error) { return ask(pod, vip) }
+	}
+
+	It("that change are live within a second, and those that go are gone", func() {
+		u := startUsher(l.Node, dir, "--portal=address")
+		Expect(ask(pod, web.vip())).To(Equal(first.addr))
+
+		web.endpoints = []netip.AddrPort{second.addr}
+		web.write(dir)
+		Eventually(answers(web.vip())).WithTimeout(time.Second).Should(Equal(second.addr))
+
+		other := service{name: "other", clusterIP: "10.96.0.11", port: 8000, endpoints: web.endpoints}
+		other.write(dir)
+		Eventually(answers(other.vip())).WithTimeout(time.Second).Should(Equal(second.addr))
+
+		Expect(os.Remove(filepath.Join(dir, "other.yaml"))).To(Succeed())
+		Eventually(func() error {
+			c, err := pod.Dial("", other.vip(), 200*time.Millisecond)
+			if err == nil {
+				c.Close()
+			}
+			return err
+		}).WithTimeout(3 * time.Second).Should(HaveOccurred())
+		Expect(state(l.Node)).NotTo(ContainSubstring("10.96.0.11"))
+		Expect(ask(pod, web.vip())).To(Equal(second.addr))
+		u.stop()
+	})
+
+	It("that are bad take nothing down that was good, and the log says where", func() {
+		u := startUsher(l.Node, dir, "--portal=address")
+		bad := web
+		bad.port = 70000
+		bad.write(dir)
+		Eventually(u.Err).WithTimeout(3 * time.Second).Should(gbytes.Say(`web.yaml, document 1, Service default/web: spec.ports\[0\].port: Invalid value: 70000: must be between 1 and 65535, inclusive`))
+		Expect(ask(pod, web.vip())).To(Equal(first.addr))
+
+		writeFile(filepath.Join(dir, "rubbish.yaml"), "{{{")
+		Eventually(u.Err).WithTimeout(3 * time.Second).Should(gbytes.Say("rubbish.yaml"))
+		Expect(ask(pod, web.vip())).To(Equal(first.addr))
+
+		web.endpoints = []netip.AddrPort{second.addr}
+		web.write(dir)
+		Eventually(answers(web.vip())).WithTimeout(time.Second).Should(Equal(second.addr))
+	})
+
+	It("without a cluster IP get one, the same in each life", func() {
+		noIP := service{name: "auto", port: 80, endpoints: []netip.AddrPort{first.addr}}
+		text := strings.Replace(noIP.yaml(), "  clusterIP: \"\"\n", "", 1)
+		writeFile(filepath.Join(dir, "auto.yaml"), text)
+		vip := func() string {
+			u := startUsher(l.Node, dir, "--portal=none")
+			defer u.stop()
+			Eventually(u.Out).Should(gbytes.Say(`default/auto +main 80/TCP +10\.`))
+			line := string(u.Out.Contents())
+			return strings.Fields(line[strings.Index(line, "default/auto"):])[3]
+		}
+		once := vip()
+		Expect(netip.MustParsePrefix("10.96.0.0/12").Contains(netip.MustParseAddrPort(once).Addr())).To(BeTrue())
+		Expect(vip()).To(Equal(once))
+	})
+
+	It("are served on a loopback port by the portal that needs nothing", func() {
+		web.endpoints = []netip.AddrPort{startBackend(l.Node, netip.MustParseAddr("127.0.0.1"), 8080).addr}
+		web.write(dir)
+		before := state(l.Node)
+		u := startUsher(l.Node, dir, "--portal=none")
+		Eventually(u.Out).Should(gbytes.Say(`127\.0\.0\.1:\d+`))
+		out := string(u.Out.Contents())
+		at := strings.Fields(out[strings.Index(out, "default/web"):])[4]
+		Expect(ask(l.Node.NewDialer(1), at)).To(Equal(web.endpoints[0]))
+		Expect(state(l.Node)).To(Equal(before))
+	})
+
+	It("with a port that cannot be served keep no other from being served", func() {
+		taken := service{name: "taken", clusterIP: "10.96.0.12", port: 80, endpoints: []netip.AddrPort{first.addr}}
+		l.Node.Output("ip", "route", "add", "local", "10.96.0.12/32", "dev", "lo")
+		holder := l.Node.Listen("10.96.0.12:80")
+		taken.write(dir)
+		u := startUsher(l.Node, dir, "--portal=address", "--portal-check-interval=300ms")
+		Expect(ask(pod, web.vip())).To(Equal(first.addr))
+		Expect(string(u.Err.Contents())).To(MatchRegexp(`Service port is not served.*address already in use.*default/taken`))
+
+		By("being tried again until it can be served")
+		holder.Close()
+		Eventually(answers(taken.vip())).WithTimeout(3 * time.Second).Should(Equal(first.addr))
+		Eventually(u.Err).Should(gbytes.Say("Problem with service port is over"))
+	})
+})
+
+var _ = Describe("usher check", func() {
+	It("finds nothing wrong with the examples", func() {
+		out, err := exec.Command(usherBinary, "check", filepath.Join(root(), "examples")).CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), string(out))
+		Expect(string(out)).To(ContainSubstring("0 errors"))
+	})
+
+	It("tells every error at once and fails", func() {
+		dir := GinkgoT().TempDir()
+		writeFile(filepath.Join(dir, "a.yaml"), service{name: "UPPER", clusterIP: "10.0.0.1", port: 80}.yaml())
+		writeFile(filepath.Join(dir, "b.yaml"), service{name: "web", clusterIP: "nonsense", port: 0}.yaml())
+		cmd := exec.Command(usherBinary, "check", dir)
+		session, err := gexec.Start(cmd, GinkgoWriter, GinkgoWriter)
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(session).WithTimeout(10 * time.Second).Should(gexec.Exit(1))
+		said := string(session.Err.Contents())
+		Expect(said).To(ContainSubstring("a.yaml, document 1, Service default/UPPER: metadata.name"))
+		Expect(said).To(ContainSubstring("b.yaml, document 1, Service default/web: spec.ports[0].port"))
+		Expect(said).To(ContainSubstring("nonsense"))
+	})
+})
+
+var _ = Describe("usher demo --once", func() {
+	It("serves the cluster IP as root, shows a retry, and leaves nothing behind", func() {
+		l := lab.New()
+		before := state(l.Node)
+		s := launch(l.Node, exec.Command(usherBinary, "demo", "--once"), "")
+		Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
+		Expect(s.Out).To(gbytes.Say(`accepted .* → 10\.96\.0\.10:80`))
+		Expect(s.Out).To(gbytes.Say(`web-refuses .*: connection refused after`))
+		Expect(s.Out).To(gbytes.Say(`attempt 2 → .*: connected in`))
+		Expect(s.Out).To(gbytes.Say(`All 6 requests succeeded`))
+		Expect(state(l.Node)).To(Equal(before))
+	})
+
+	It("needs no root", func() {
+		l := lab.New()
+		missing("setpriv")
+		copied := filepath.Join(os.TempDir(), "usher-for-nobody")
+		binary, err := os.ReadFile(usherBinary)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(os.WriteFile(copied, binary, 0o755)).To(Succeed())
+		DeferCleanup(func() { os.Remove(copied) })
+		u := launch(l.Node, exec.Command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", copied, "demo", "--once"), "")
+		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
+		Expect(u.Out).To(gbytes.Say(`accepted .* → 127\.0\.0\.1:`))
+		Expect(u.Out).To(gbytes.Say(`All 6 requests succeeded`))
+	})
+})

@@ -1,0 +1,188 @@
+package test
+
+import (
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// What usher installs, through its own death and other people's hands.
+var _ = Describe("the rules and routes of", func() {
+	for _, portal := range []string{"iptables", "address"} {
+		Describe("the "+portal+" portal", func() { restartSpecs(portal) })
+	}
+})
+
+func restartSpecs(portal string) {
+	var (
+		l   *lab.Lab
+		pod *lab.Dialer
+		dir string
+	)
+	BeforeEach(func() {
+		missing("iptables")
+		l = lab.New()
+		pod = l.Pods.NewDialer(8)
+		dir = manifestsDir()
+	})
+	services := func(count int, backends ...*backend) (list []service) {
+		for i := range count {
+			s := service{name: fmt.Sprintf("s%d", i), clusterIP: fmt.Sprintf("10.96.%d.%d", i/200, 1+i%200), port: 80}
+			for _, b := range backends {
+				s.endpoints = append(s.endpoints, b.addr)
+			}
+			s.write(dir)
+			list = append(list, s)
+		}
+		return list
+	}
+	run := func() *usher {
+		GinkgoHelper()
+		return startUsher(l.Node, dir, "--portal="+portal, "--portal-check-interval=1s")
+	}
+	cleanup := func() {
+		GinkgoHelper()
+		Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+	}
+
+	It("are taken over after kill -9 with 100 Services, and cleanup leaves no trace", func() {
+		before := state(l.Node)
+		first, second := startBackend(l.Pods, lab.Pod(1), 8080), startBackend(l.Pods, lab.Pod(2), 8080)
+		list := services(100, first)
+		u := run()
+		for _, s := range list {
+			Expect(ask(pod, s.vip())).To(Equal(first.addr))
+		}
+		installed := state(l.Node)
+		Expect(installed).NotTo(Equal(before))
+		u.Kill().Wait(10 * time.Second)
+		Expect(state(l.Node)).To(Equal(installed), "a killed process leaves its rules")
+		Expect(ask(pod, list[0].vip())).Error().To(refused)
+
+		By("changing every Service and removing one while no usher runs")
+		for i := range list {
+			list[i].endpoints = []netip.AddrPort{second.addr}
+			list[i].write(dir)
+		}
+		removed := list[99]
+		removed.clusterIP = "10.97.0.1"
+		removed.write(dir)
+		u = run()
+		for _, s := range list[:99] {
+			Expect(ask(pod, s.vip())).To(Equal(second.addr))
+		}
+		Expect(ask(pod, removed.vip())).To(Equal(second.addr))
+		after := state(l.Node)
+		Expect(after).NotTo(ContainSubstring(list[99].clusterIP), "what is not wanted any more is gone")
+		Expect(strings.Count(after, "10.96.0.7")).To(Equal(strings.Count(installed, "10.96.0.7")), "nothing is there twice")
+		if portal == "iptables" {
+			By("using the same local ports")
+			Expect(rule(after, "10.96.0.7/32")).To(Equal(rule(installed, "10.96.0.7/32")))
+		}
+
+		By("cleaning up")
+		u.stop()
+		cleanup()
+		Expect(state(l.Node)).To(Equal(before))
+	})
+
+	It("go at once on Ctrl-C", func() {
+		before := state(l.Node)
+		services(3, startBackend(l.Pods, lab.Pod(1), 8080))
+		u := run()
+		Expect(state(l.Node)).NotTo(Equal(before))
+		u.Interrupt()
+		Eventually(u).WithTimeout(10 * time.Second).Should(gexec.Exit(0))
+		Expect(state(l.Node)).To(Equal(before))
+	})
+
+	It("are put back when somebody removes them, and connections that are open do not notice", func() {
+		list := services(3, startBackend(l.Pods, lab.Pod(1), 8080))
+		u := run()
+		open, err := pod.Dial("", list[0].vip(), time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(readName(open)).Error().NotTo(HaveOccurred())
+		if portal == "iptables" {
+			l.Node.Output("iptables", "-t", "nat", "-F")
+		} else {
+			l.Node.Output("ip", "route", "flush", "table", "local", "proto", "117")
+		}
+		Expect(pod.Dial("", list[1].vip(), 300*time.Millisecond)).Error().To(HaveOccurred())
+		Eventually(u.Err).WithTimeout(10 * time.Second).Should(gbytes.Say("have been repaired"))
+		Expect(ask(pod, list[1].vip())).Error().NotTo(HaveOccurred())
+		Expect(open.Write([]byte("x"))).Error().NotTo(HaveOccurred())
+		Expect(open.SetReadDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
+		Expect(open.Read(make([]byte, 1))).To(Equal(1))
+	})
+
+	It("are managed by one usher at a time", func() {
+		services(1, startBackend(l.Pods, lab.Pod(1), 8080))
+		u := run()
+		other := launchUsher(l.Node, dir, "--portal="+portal)
+		Eventually(other).WithTimeout(10 * time.Second).Should(gexec.Exit(1))
+		Expect(other.Err).To(gbytes.Say(fmt.Sprintf("another usher manages the portals .*process %d", u.Command.Process.Pid)))
+		clean := launch(l.Node, exec.Command(usherBinary, "cleanup"), "")
+		Eventually(clean).WithTimeout(10 * time.Second).Should(gexec.Exit(1))
+		startUsher(l.Node, dir, "--portal=none")
+	})
+}
+
+// rule returns the lines of an iptables-save output that speak of an address.
+func rule(saved, address string) (lines []string) {
+	for line := range strings.Lines(saved) {
+		if strings.Contains(line, address) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+var _ = Describe("where there is no netfilter", func() {
+	It("the address portal serves all the same, and auto finds it", func() {
+		l := lab.New()
+		dir := manifestsDir()
+		web := service{name: "web", clusterIP: clusterIP, port: 80, endpoints: []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}}
+		web.write(dir)
+		// An empty PATH: no iptables, no nft, no ip.
+		cmd := exec.Command(usherBinary, "run", "--manifests", dir, "--log-format=text")
+		cmd.Env = []string{"PATH=/nowhere"}
+		u := launch(l.Node, cmd, dir)
+		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`portal passed over.*iptables`))
+		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`portal chosen.*address`))
+		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+		Expect(ask(l.Node.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+	})
+})
+
+var _ = Describe("a listener behind a redirect", func() {
+	It("resets who did not come through its portal", func() {
+		missing("iptables")
+		l := lab.New()
+		dir := manifestsDir()
+		backend := startBackend(l.Pods, lab.Pod(1), 8080)
+		web := service{name: "web", clusterIP: clusterIP, port: 80, endpoints: []netip.AddrPort{backend.addr}}
+		web.write(dir)
+		u := startUsher(l.Node, dir, "--portal=iptables", "--trace")
+		Eventually(u.Out).Should(gbytes.Say("10.96.0.10:80 +0.0.0.0:"))
+		var port int
+		_, err := fmt.Sscanf(string(u.Out.Contents()[strings.Index(string(u.Out.Contents()), "0.0.0.0:")+len("0.0.0.0:"):]), "%d", &port)
+		Expect(err).NotTo(HaveOccurred())
+
+		for _, client := range []*lab.Namespace{l.Outside, l.Pods, l.Node} {
+			Expect(ask(client.NewDialer(1), fmt.Sprintf("%s:%d", lab.NodeOut4, port))).Error().To(reset)
+			Eventually(u.Out).Should(gbytes.Say("closed after .*: not-through-portal"))
+		}
+		Expect(backend.connections()).To(BeZero())
+		Expect(ask(l.Outside.NewDialer(1), web.vip())).To(Equal(backend.addr), "through the portal it is served")
+	})
+})

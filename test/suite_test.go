@@ -1,0 +1,45 @@
+// Package test holds the tests of usher as a whole: the program, started as a
+// user starts it, in a network of namespaces that stand for a node, its Pods and
+// clients. What one package does alone is tested beside it.
+package test
+
+import (
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gexec"
+)
+
+func TestUsher(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "usher")
+}
+
+// usherBinary is the program under test, built with the race detector.
+var usherBinary string
+
+var _ = SynchronizedBeforeSuite(func() []byte {
+	path, err := gexec.Build("github.com/usherproxy/usher/cmd/usher", "-race")
+	Expect(err).NotTo(HaveOccurred())
+	return []byte(path)
+}, func(path []byte) { usherBinary = string(path) })
+
+var _ = SynchronizedAfterSuite(func() {}, gexec.CleanupBuildArtifacts)
+
+// root is the top folder of the repository.
+func root() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Dir(filepath.Dir(file))
+}
+
+// missing skips the test if a program is not installed.
+func missing(program string) {
+	GinkgoHelper()
+	if _, err := exec.LookPath(program); err != nil {
+		Skip(program + " is not installed")
+	}
+}

@@ -1,0 +1,441 @@
+package test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+const clusterIP = "10.96.0.10"
+
+// Everything about TCP holds whichever portal leads to usher.
+var _ = Describe("TCP through", func() {
+	for _, portal := range []string{"iptables", "address"} {
+		Describe("the "+portal+" portal", func() { tcpSpecs(portal) })
+	}
+})
+
+func tcpSpecs(portal string) {
+	var (
+		l       *lab.Lab
+		pod     *lab.Dialer // a Pod that is a client
+		node    *lab.Dialer // a process of the node
+		web     service
+		dir     string
+		address = func(n int, port uint16) netip.AddrPort { return netip.AddrPortFrom(lab.Pod(n), port) }
+	)
+	BeforeEach(func() {
+		if portal == "iptables" {
+			missing("iptables")
+		}
+		l = lab.New()
+		pod, node = l.Pods.NewDialer(64), l.Node.NewDialer(4)
+		web = service{name: "web", clusterIP: clusterIP, port: 80}
+		dir = manifestsDir()
+	})
+	start := func(args ...string) *usher {
+		GinkgoHelper()
+		web.write(dir)
+		return startUsher(l.Node, dir, append([]string{"--portal=" + portal}, args...)...)
+	}
+
+	It("reaches every endpoint in turn, from Pods and from the node", func() {
+		for n := 1; n <= 3; n++ {
+			web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
+		}
+		start()
+		for _, client := range []*lab.Dialer{pod, node} {
+			seen := map[netip.AddrPort]int{}
+			for range 9 {
+				endpoint, err := ask(client, web.vip())
+				Expect(err).NotTo(HaveOccurred())
+				seen[endpoint]++
+			}
+			Expect(seen).To(Equal(map[netip.AddrPort]int{web.endpoints[0]: 3, web.endpoints[1]: 3, web.endpoints[2]: 3}))
+		}
+	})
+
+	It("serves IPv6", func() {
+		web.clusterIP = "fd00:10:96::10"
+		web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod6(1), 8080).addr)
+		start()
+		for _, client := range []*lab.Dialer{pod, node} {
+			Expect(ask(client, web.vip())).To(Equal(web.endpoints[0]))
+		}
+	})
+
+	It("loses no connection to one endpoint that refuses and one that is silent, and soon they cost nothing", func() {
+		good := startBackend(l.Pods, lab.Pod(1), 8080)
+		measure := func() time.Duration {
+			var took []time.Duration
+			for range 200 {
+				started := time.Now()
+				Expect(ask(pod, web.vip())).To(Equal(good.addr))
+				took = append(took, time.Since(started))
+			}
+			slices.Sort(took)
+			return took[len(took)/2]
+		}
+		web.endpoints = []netip.AddrPort{good.addr}
+		start()
+		alone := measure()
+
+		web.endpoints = []netip.AddrPort{good.addr, address(2, 8080), netip.MustParseAddrPort(lab.BlackHole + ":8080")}
+		web.write(dir)
+		Eventually(func() bool { // until the change is live
+			started := time.Now()
+			Expect(ask(pod, web.vip())).To(Equal(good.addr))
+			return time.Since(started) > 200*time.Millisecond
+		}).WithTimeout(5 * time.Second).Should(BeTrue())
+		together := measure()
+		AddReportEntry("median", fmt.Sprintf("good endpoint alone %s, with two bad ones %s", alone, together))
+		Expect(together).To(BeNumerically("<", 2*alone+time.Millisecond))
+	})
+
+	It("lets no connection wait for another's attempts", func() {
+		good := startBackend(l.Pods, lab.Pod(1), 8080)
+		web.endpoints = []netip.AddrPort{good.addr, netip.MustParseAddrPort(lab.BlackHole + ":8080")}
+		start("--quarantine=0s") // so that every second connection meets the silent one
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		var quick, slow int
+		for range 100 {
+			wg.Go(func() {
+				defer GinkgoRecover()
+				started := time.Now()
+				Expect(ask(pod, web.vip())).To(Equal(good.addr))
+				mu.Lock()
+				defer mu.Unlock()
+				if time.Since(started) < 200*time.Millisecond {
+					quick++
+				} else {
+					slow++
+				}
+			})
+		}
+		wg.Wait()
+		// 64 client threads: the last 36 begin when others are done.
+		Expect(quick).To(BeNumerically(">=", 45), "connections whose turn was the good endpoint's; %d were slow", slow)
+	})
+
+	It("waits for an endpoint that is restarting", func() {
+		web.endpoints = []netip.AddrPort{address(1, 8080)}
+		start()
+		began := time.Now()
+		time.AfterFunc(2*time.Second, func() {
+			defer GinkgoRecover()
+			startBackend(l.Pods, lab.Pod(1), 8080)
+		})
+		Expect(ask(pod, web.vip())).To(Equal(web.endpoints[0]))
+		Expect(time.Since(began)).To(BeNumerically("~", 3*time.Second, 1100*time.Millisecond))
+	})
+
+	It("resets the client when every attempt failed", func() {
+		web.endpoints = []netip.AddrPort{address(1, 8080)}
+		u := start("--trace", "--dial-timeouts=50ms,50ms")
+		Expect(ask(pod, web.vip())).Error().To(reset)
+		Eventually(u.Out).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.11:8080 \(only one left\): connection refused after`))
+		Eventually(u.Out).Should(gbytes.Say(`attempt 3 → .*connection refused`))
+		Eventually(u.Out).Should(gbytes.Say(`closed after .*: attempts-failed`))
+	})
+
+	It("refuses at once where there are no endpoints, and serves as soon as there is one", func() {
+		u := start()
+		for _, client := range []*lab.Dialer{pod, node} {
+			began := time.Now()
+			Expect(ask(client, web.vip())).Error().To(refused)
+			Expect(time.Since(began)).To(BeNumerically("<", 100*time.Millisecond))
+		}
+		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
+		web.write(u.manifests)
+		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(time.Second).Should(Succeed())
+
+		By("refusing again when the last one has left")
+		web.endpoints = nil
+		web.write(u.manifests)
+		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(time.Second).Should(refused)
+	})
+
+	It("carries half-close both ways, byte for byte, through 10,000 connections at 200 a time", func() {
+		question := make([]byte, 1<<20)
+		answer := make([]byte, 1<<20)
+		rnd := rand.NewChaCha8([32]byte{7})
+		rnd.Read(question)
+		rnd.Read(answer)
+		server := l.Pods.Listen(address(1, 9000).String())
+		go func() {
+			for {
+				c, err := server.Accept()
+				if err != nil {
+					return
+				}
+				go func() { // as many bytes back as came, once the client has ended
+					defer c.Close()
+					got, err := io.ReadAll(c)
+					if err == nil && bytes.Equal(got, question[:len(got)]) {
+						_, _ = c.Write(answer[:len(got)])
+					}
+				}()
+			}
+		}()
+		web.endpoints = []netip.AddrPort{address(1, 9000)}
+		start()
+		exchange := func(size int) error {
+			c, err := pod.Dial("", web.vip(), 10*time.Second)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+				return err
+			}
+			if _, err := c.Write(question[:size]); err != nil {
+				return err
+			}
+			if err := c.CloseWrite(); err != nil {
+				return err
+			}
+			got, err := io.ReadAll(c)
+			if err == nil && !bytes.Equal(got, answer[:size]) {
+				err = fmt.Errorf("%d bytes sent, %d came back or they differ", size, len(got))
+			}
+			return err
+		}
+		for range 5 {
+			Expect(exchange(1 << 20)).To(Succeed())
+		}
+		var failed atomic.Int64
+		var wg sync.WaitGroup
+		for range 200 {
+			wg.Go(func() {
+				defer GinkgoRecover()
+				for i := range 50 {
+					if err := exchange(1 + i*37%5000); err != nil {
+						failed.Add(1)
+						AddReportEntry("failed", err.Error())
+					}
+				}
+			})
+		}
+		wg.Wait()
+		Expect(failed.Load()).To(BeZero())
+	})
+
+	Describe("with ClientIP affinity", func() {
+		BeforeEach(func() {
+			web.spec = "  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 2}}\n"
+			for n := 1; n <= 3; n++ {
+				web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
+			}
+		})
+
+		It("gives the same client the same endpoint, and other clients others", func() {
+			start()
+			first, err := ask(pod, web.vip())
+			Expect(err).NotTo(HaveOccurred())
+			for range 10 {
+				Expect(ask(pod, web.vip())).To(Equal(first))
+			}
+			Expect(ask(node, web.vip())).NotTo(Equal(first))
+			Expect(askFrom(pod, lab.Pod(50).String(), web.vip())).NotTo(Equal(first))
+		})
+
+		It("ends timeoutSeconds after the last new connection", func() {
+			start()
+			first, err := ask(pod, web.vip())
+			Expect(err).NotTo(HaveOccurred())
+			for range 3 { // each new connection starts the two seconds anew
+				time.Sleep(1300 * time.Millisecond)
+				Expect(ask(pod, web.vip())).To(Equal(first))
+			}
+			time.Sleep(2100 * time.Millisecond)
+			Expect(ask(pod, web.vip())).NotTo(Equal(first))
+		})
+
+		It("ends when the endpoint leaves, and never leads to a dead one", func() {
+			u := start()
+			first, err := ask(pod, web.vip())
+			Expect(err).NotTo(HaveOccurred())
+			web.endpoints = slices.DeleteFunc(web.endpoints, func(e netip.AddrPort) bool { return e == first })
+			web.write(u.manifests)
+			Eventually(func() (netip.AddrPort, error) { return ask(pod, web.vip()) }).WithTimeout(time.Second).ShouldNot(Equal(first))
+
+			By("putting a dead endpoint into the place of all but one")
+			second, err := ask(pod, web.vip())
+			Expect(err).NotTo(HaveOccurred())
+			web.endpoints = []netip.AddrPort{address(60, 1), second, address(61, 1)}
+			web.write(u.manifests)
+			for range 10 {
+				Expect(ask(pod, web.vip())).To(Equal(second))
+			}
+		})
+	})
+
+	It("cuts and fails nothing while endpoints are added, removed and replaced ten times a second", func() {
+		var backends []*backend
+		for n := 1; n <= 6; n++ {
+			backends = append(backends, startBackend(l.Pods, lab.Pod(n), 8080))
+		}
+		web.endpoints = []netip.AddrPort{backends[0].addr}
+		u := start()
+
+		stop := make(chan struct{})
+		var churn sync.WaitGroup
+		churn.Go(func() {
+			defer GinkgoRecover()
+			ticker := time.NewTicker(100 * time.Millisecond)
+			defer ticker.Stop()
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				case <-ticker.C:
+				}
+				web.endpoints = nil
+				for n := range 1 + i%3 {
+					web.endpoints = append(web.endpoints, backends[(i+n)%len(backends)].addr)
+				}
+				web.write(u.manifests)
+			}
+		})
+
+		var wg sync.WaitGroup
+		used := map[netip.AddrPort]bool{}
+		var mu sync.Mutex
+		for range 50 {
+			wg.Go(func() {
+				defer GinkgoRecover()
+				for range 20 {
+					c, err := pod.Dial("", web.vip(), 10*time.Second)
+					Expect(err).NotTo(HaveOccurred())
+					endpoint, err := readName(c)
+					Expect(err).NotTo(HaveOccurred())
+					mu.Lock()
+					used[endpoint] = true
+					mu.Unlock()
+					Expect(c.SetDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
+					for i := range 4 { // for 200 ms: over two changes
+						message := fmt.Appendf(nil, "message %d", i)
+						Expect(c.Write(message)).Error().NotTo(HaveOccurred())
+						got := make([]byte, len(message))
+						Expect(io.ReadFull(c, got)).Error().NotTo(HaveOccurred())
+						Expect(got).To(Equal(message))
+						time.Sleep(50 * time.Millisecond)
+					}
+					Expect(c.CloseWrite()).To(Succeed())
+					Expect(io.ReadAll(c)).To(BeEmpty())
+					c.Close()
+				}
+			})
+		}
+		wg.Wait()
+		close(stop)
+		churn.Wait()
+		Expect(used).To(HaveLen(len(backends)), "all endpoints had their time")
+	})
+
+	It("outlives a flood that exhausts its descriptors, and serves again at once", func() {
+		good := startBackend(l.Pods, lab.Pod(1), 8080)
+		web.endpoints = []netip.AddrPort{good.addr}
+		web.write(dir)
+		u := launch(l.Node, exec.Command("sh", "-c", `ulimit -n 256 && exec "$0" run --log-format=text --portal=`+portal+` --manifests "$1"`, usherBinary, dir), dir)
+		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+
+		var mu sync.Mutex
+		var open []io.Closer
+		var served, turnedAway int
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				defer GinkgoRecover()
+				for range 20 {
+					c, err := pod.Dial("", web.vip(), 10*time.Second)
+					if err == nil {
+						_, err = readName(c)
+					}
+					mu.Lock()
+					if err == nil {
+						open = append(open, c)
+						served++
+					} else {
+						turnedAway++
+						Expect(err).To(reset)
+					}
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		Expect(served).To(BeNumerically("~", 95, 10), "a little under half of 256")
+		Expect(turnedAway).To(Equal(1000 - served))
+		Expect(bytes.Count(u.Err.Contents(), []byte("Too many connections"))).To(BeNumerically("<=", 3), "the log is not flooded")
+
+		By("not using the processor while it is full")
+		before := cpuTime(u.Command.Process.Pid)
+		time.Sleep(time.Second)
+		Expect(cpuTime(u.Command.Process.Pid) - before).To(BeNumerically("<", 200*time.Millisecond))
+
+		for _, c := range open {
+			c.Close()
+		}
+		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(500 * time.Millisecond).Should(Succeed())
+		for range 50 {
+			Expect(ask(pod, web.vip())).To(Equal(good.addr))
+		}
+	})
+
+	It("lets connections end when it is stopped, and resets those that do not", func() {
+		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
+		u := start("--drain-timeout=3s")
+		ends, err := pod.Dial("", web.vip(), time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(readName(ends)).Error().NotTo(HaveOccurred())
+		stays, err := pod.Dial("", web.vip(), time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(readName(stays)).Error().NotTo(HaveOccurred())
+
+		u.Terminate()
+		Eventually(u.Err).Should(gbytes.Say("Stopping"))
+		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).Should(refused)
+		Expect(ends.Write([]byte("still here"))).Error().NotTo(HaveOccurred())
+		Expect(ends.CloseWrite()).To(Succeed())
+		Expect(io.ReadAll(ends)).To(Equal([]byte("still here")))
+
+		Expect(stays.SetReadDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
+		Expect(stays.Read(make([]byte, 1))).Error().To(reset)
+		Eventually(u.Err).Should(gbytes.Say("had not ended were reset"))
+	})
+}
+
+// cpuTime returns how long a process has used processors.
+func cpuTime(pid int) time.Duration {
+	GinkgoHelper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	Expect(err).NotTo(HaveOccurred())
+	// See proc(5): after the name in brackets, utime and stime are the 12th and
+	// 13th field.
+	_, rest, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(rest)
+	user, err := strconv.Atoi(fields[11])
+	Expect(err).NotTo(HaveOccurred())
+	system, err := strconv.Atoi(fields[12])
+	Expect(err).NotTo(HaveOccurred())
+	const ticksPerSecond = 100 // USER_HZ, on every architecture that Go has
+	return time.Duration(user+system) * time.Second / ticksPerSecond
+}

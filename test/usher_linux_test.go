@@ -1,0 +1,223 @@
+package test
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// usher is a process of the program under test.
+type usher struct {
+	*gexec.Session
+	manifests string // the folder that it watches
+}
+
+// startUsher starts usher in ns on the manifests folder and waits until it
+// serves. It is killed, if it still runs, when the test ends.
+func startUsher(ns *lab.Namespace, manifests string, args ...string) *usher {
+	GinkgoHelper()
+	u := launchUsher(ns, manifests, args...)
+	Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+	return u
+}
+
+func launchUsher(ns *lab.Namespace, manifests string, args ...string) *usher {
+	GinkgoHelper()
+	return launch(ns, exec.Command(usherBinary, append([]string{"run", "--manifests", manifests, "--log-format=text"}, args...)...), manifests)
+}
+
+func launch(ns *lab.Namespace, cmd *exec.Cmd, manifests string) *usher {
+	GinkgoHelper()
+	u := &usher{manifests: manifests}
+	ns.Do(func() (err error) {
+		u.Session, err = gexec.Start(cmd, GinkgoWriter, GinkgoWriter)
+		return err
+	})
+	DeferCleanup(func() {
+		u.Kill().Wait(10 * time.Second)
+		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
+		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("panic:"))
+	})
+	return u
+}
+
+// stop ends usher with SIGTERM and waits for it.
+func (u *usher) stop() {
+	GinkgoHelper()
+	u.Terminate()
+	Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+}
+
+// manifestsDir returns an empty folder for manifests.
+func manifestsDir() string { return GinkgoT().TempDir() }
+
+// service is what a test says of a Service; the rest has defaults.
+type service struct {
+	name      string
+	clusterIP string
+	port      int
+	spec      string // further lines of the spec, each indented by two blanks
+	endpoints []netip.AddrPort
+}
+
+// yaml returns the manifests of the Service and of a slice for each endpoint.
+func (s service) yaml() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: default}\nspec:\n  clusterIP: %q\n", s.name, s.clusterIP)
+	fmt.Fprintf(&b, "  ports: [{name: main, port: %d}]\n%s", s.port, s.spec)
+	for i, e := range s.endpoints {
+		family := "IPv4"
+		if e.Addr().Is6() {
+			family = "IPv6"
+		}
+		fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-%d, namespace: default, labels: {kubernetes.io/service-name: %s}}\n", s.name, i, s.name)
+		fmt.Fprintf(&b, "addressType: %s\nports: [{name: main, port: %d}]\nendpoints: [{addresses: [%q], conditions: {ready: true}}]\n", family, e.Port(), e.Addr())
+	}
+	return b.String()
+}
+
+// write puts the Service's manifests into dir, in one step as editors do.
+func (s service) write(dir string) {
+	GinkgoHelper()
+	writeFile(filepath.Join(dir, s.name+".yaml"), s.yaml())
+}
+
+func writeFile(path, text string) {
+	GinkgoHelper()
+	Expect(os.WriteFile(path+".new", []byte(text), 0o644)).To(Succeed())
+	Expect(os.Rename(path+".new", path)).To(Succeed())
+}
+
+// vip returns where clients connect.
+func (s service) vip() string { return net.JoinHostPort(s.clusterIP, fmt.Sprint(s.port)) }
+
+// backend is a server in a Pod: it says its address in a line and then sends
+// back what it gets.
+type backend struct {
+	addr netip.AddrPort
+
+	mu       sync.Mutex
+	accepted int
+}
+
+// startBackend starts a backend on an address of ns.
+func startBackend(ns *lab.Namespace, addr netip.Addr, port uint16) *backend {
+	GinkgoHelper()
+	b := &backend{addr: netip.AddrPortFrom(addr, port)}
+	go b.serve(ns.Listen(b.addr.String()))
+	return b
+}
+
+func (b *backend) serve(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		b.mu.Lock()
+		b.accepted++
+		b.mu.Unlock()
+		go func() {
+			defer c.Close()
+			if _, err := fmt.Fprintln(c, b.addr); err != nil {
+				return
+			}
+			buf := make([]byte, 4096)
+			for {
+				n, err := c.Read(buf)
+				if n > 0 {
+					if _, err := c.Write(buf[:n]); err != nil {
+						return
+					}
+				}
+				if err != nil {
+					return
+				}
+			}
+		}()
+	}
+}
+
+func (b *backend) connections() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.accepted
+}
+
+// ask connects to a Service of backends, and returns which endpoint answered.
+func ask(d *lab.Dialer, vip string) (netip.AddrPort, error) { return askFrom(d, "", vip) }
+
+func askFrom(d *lab.Dialer, from, vip string) (netip.AddrPort, error) {
+	c, err := d.Dial(from, vip, 10*time.Second)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	defer c.Close()
+	return readName(c)
+}
+
+// readName reads the line with which a backend begins.
+func readName(c net.Conn) (netip.AddrPort, error) {
+	if err := c.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		return netip.AddrPort{}, err
+	}
+	var line []byte
+	buf := make([]byte, 1)
+	for {
+		if _, err := c.Read(buf); err != nil {
+			return netip.AddrPort{}, fmt.Errorf("reading the backend's name: %w", err)
+		}
+		if buf[0] == '\n' {
+			return netip.ParseAddrPort(string(line))
+		}
+		line = append(line, buf[0])
+	}
+}
+
+// state returns what usher might change in ns: rules, routes, addresses.
+func state(ns *lab.Namespace) string {
+	GinkgoHelper()
+	var b bytes.Buffer
+	for _, command := range [][]string{
+		{"iptables-save"}, {"ip6tables-save"},
+		{"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
+		{"ip", "addr"}, {"ip", "rule"},
+	} {
+		for line := range strings.Lines(ns.Output(command[0], command[1:]...)) {
+			// Comments hold the time of day; addresses, how long they are valid.
+			if !strings.HasPrefix(line, "#") {
+				b.WriteString(withoutCounters(line))
+			}
+		}
+	}
+	return b.String()
+}
+
+// withoutCounters takes packet and byte counts out of a line of iptables-save.
+func withoutCounters(line string) string {
+	if i := strings.Index(line, " ["); strings.HasPrefix(line, ":") && i > 0 {
+		return line[:i] + "\n"
+	}
+	return line
+}
+
+// resetOrRefused are what clients see of a connection that is not served.
+var (
+	refused = MatchError(syscall.ECONNREFUSED)
+	reset   = MatchError(syscall.ECONNRESET)
+)
