@@ -66,6 +66,7 @@ func New() *Lab {
 	l.Outside.address("eth0", Outside4+"/24", Outside6+"/64")
 	l.Outside.defaultRoute(NodeOut4, NodeOut6)
 	l.Node.blackHole("to-pods", BlackHole)
+	l.Node.waitForCarrier("to-pods", "to-outside")
 	return l
 }
 
@@ -250,6 +251,23 @@ func (ns *Namespace) defaultRoute(gateways ...string) {
 		}
 		return nil
 	})
+}
+
+// waitForCarrier waits until links are not only up but connected.
+func (ns *Namespace) waitForCarrier(links ...string) {
+	ginkgo.GinkgoHelper()
+	for _, name := range links {
+		gomega.Eventually(func() (state netlink.LinkOperState) {
+			ns.Do(func() error {
+				l, err := netlink.LinkByName(name)
+				if err == nil {
+					state = l.Attrs().OperState
+				}
+				return err
+			})
+			return state
+		}).Should(gomega.BeEquivalentTo(netlink.OperUp))
+	}
 }
 
 // blackHole makes packets to addr vanish: they go to a network card that does
