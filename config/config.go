@@ -101,6 +101,25 @@ const (
 	SCTP Protocol = "SCTP"
 )
 
+// Node is the node that usher runs on.
+type Node struct {
+	// Name is the name that EndpointSlices give this node. If it is empty, no
+	// endpoint is local.
+	Name string
+
+	// Zone is the node's label topology.kubernetes.io/zone. If it is empty, no
+	// hint for a zone is for this node.
+	Zone string
+
+	// PodCIDRs are where the Pods of this node have their addresses, as far as
+	// that is known.
+	PodCIDRs []netip.Prefix
+
+	// Leaving is set while the node is being deleted, or is marked for that by
+	// the cluster autoscaler: load balancers should not use it any more.
+	Leaving bool
+}
+
 // ServicePort is one port of a Service in one IP family.
 type ServicePort struct {
 	ID          PortID

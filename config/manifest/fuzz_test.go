@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/translate"
 )
 
@@ -48,7 +49,7 @@ func FuzzRead(f *testing.F) {
 				}
 				_ = p.Error()
 			}
-			resolver := &resolver{nets: nets, node: translate.Node{Name: "here"}, opts: translate.Options{AllowLoopbackEndpoints: true}}
+			resolver := &resolver{nets: nets, node: config.Node{Name: "here"}, opts: translate.Options{AllowLoopbackEndpoints: true}}
 			first := resolver.resolve(r.objects)
 			again := resolver.resolve(remember(r.objects, reading{unreadable: true}))
 			if n := len(changes(first.services, again.services)); n > 0 {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/manifest"
-	"github.com/usherproxy/usher/config/translate"
 )
 
 // update writes the golden files anew:
@@ -27,7 +26,7 @@ func TestManifest(t *testing.T) {
 	RunSpecs(t, "config/manifest")
 }
 
-var here = translate.Node{Name: "here", Zone: "east"}
+var here = config.Node{Name: "here", Zone: "east"}
 
 // report writes down what Check says.
 func report(r *manifest.Result) string {

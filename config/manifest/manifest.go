@@ -37,7 +37,7 @@ type Options struct {
 	ServiceCIDRs []netip.Prefix
 
 	// Node is the node that this process runs on. It decides what is local.
-	Node translate.Node
+	Node config.Node
 
 	// ServiceProxyName is usher's name among the proxies of a cluster: see
 	// translate.Proxied. "" is none.

@@ -18,7 +18,7 @@ import (
 // Service had which addresses, so that they stay the same while it lives.
 type resolver struct {
 	nets networks
-	node translate.Node
+	node config.Node
 	opts translate.Options
 
 	// had is each Service as it was in the last resolution, with its cluster

@@ -26,7 +26,7 @@ func externalLocal(svc *corev1.Service) bool {
 
 // choose gives port its endpoints, and those of them that a new connection
 // from each kind of client may use.
-func choose(port *config.ServicePort, found []candidate, node Node) {
+func choose(port *config.ServicePort, found []candidate, node config.Node) {
 	local := func(c candidate) bool { return node.Name != "" && c.Node == node.Name }
 	port.Endpoints = endpoints(found)
 	port.Cluster = endpoints(usableNow(found, near(found, node)))
@@ -61,7 +61,7 @@ func everywhere(candidate) bool { return true }
 // node itself; otherwise those for its zone; otherwise all. A kind of hint
 // counts only if every ready candidate has one and one of them is for us, since
 // anything less means that the controller has not caught up.
-func near(found []candidate, node Node) func(candidate) bool {
+func near(found []candidate, node config.Node) func(candidate) bool {
 	ready := filter(found, func(c candidate) bool { return c.Ready })
 	forNode := func(c candidate) bool { return node.Name != "" && hintsNode(c.hints, node.Name) }
 	forZone := func(c candidate) bool { return node.Zone != "" && hintsZone(c.hints, node.Zone) }

@@ -13,17 +13,6 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Node is what must be known of the node that usher runs on.
-type Node struct {
-	// Name is the name that EndpointSlices give this node. If it is empty, no
-	// endpoint is local.
-	Name string
-
-	// Zone is the node's label topology.kubernetes.io/zone. If it is empty, no
-	// hint for a zone is for this node.
-	Zone string
-}
-
 // Options are the choices that hold for every Service. The zero value is right
 // for objects from an API server.
 type Options struct {
@@ -48,7 +37,7 @@ type Options struct {
 // the others.
 //
 // The result has no ports if svc is one that usher does not proxy.
-func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node Node, opts Options) (config.Service, []Problem) {
+func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.Node, opts Options) (config.Service, []Problem) {
 	out := config.Service{Name: types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}}
 	if !Proxied(svc, opts.ServiceProxyName) {
 		return out, nil

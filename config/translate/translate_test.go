@@ -20,7 +20,7 @@ func TestTranslate(t *testing.T) {
 }
 
 // here is the node that the specs run on.
-var here = translate.Node{Name: "here", Zone: "east"}
+var here = config.Node{Name: "here", Zone: "east"}
 
 // service is a Service default/web with cluster IP 10.96.0.10 and the unnamed
 // port 80, with changes.
@@ -604,7 +604,7 @@ var _ = Describe("Traffic policy", func() {
 	})
 
 	It("no node name: nothing is local", func() {
-		out, _ := translate.Service(service(internal), []*discoveryv1.EndpointSlice{slice("a", endpoint("10.0.0.1", onNode("")))}, translate.Node{}, translate.Options{})
+		out, _ := translate.Service(service(internal), []*discoveryv1.EndpointSlice{slice("a", endpoint("10.0.0.1", onNode("")))}, config.Node{}, translate.Options{})
 		Expect(out.Ports[0].Internal).To(BeEmpty())
 	})
 
@@ -645,7 +645,7 @@ var _ = Describe("Hints", func() {
 
 	It("a node without a zone uses all", func() {
 		out, _ := translate.Service(service(), []*discoveryv1.EndpointSlice{slice("a", endpoint("10.0.0.1", forZones("")), endpoint("10.0.0.2", forZones("west")))},
-			translate.Node{Name: "here"}, translate.Options{})
+			config.Node{Name: "here"}, translate.Options{})
 		Expect(out.Ports[0].Cluster).To(HaveLen(2))
 	})
 

@@ -1,0 +1,136 @@
+package kube
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Connection says how to reach an API server. The zero value is for a Pod, which
+// finds address and credentials in its environment.
+type Connection struct {
+	Kubeconfig string // file; "" for the credentials of a Pod
+	Context    string // of the kubeconfig; "" for its current one
+	Server     string // URL; "" for the kubeconfig's, or the Pod's environment's
+
+	// QPS and Burst bound requests a second; 0 means client-go's defaults.
+	QPS   float32
+	Burst int
+	// AcceptContentTypes and ContentType are the encodings; "" means protobuf.
+	AcceptContentTypes, ContentType string
+
+	UserAgent string
+}
+
+// Connect makes a client. It does not wait for the API server: Reach tells
+// whether that answers.
+func (c Connection) Connect() (kubernetes.Interface, *Reach, error) {
+	config, err := c.restConfig()
+	if err != nil {
+		return nil, nil, err
+	}
+	reach := &Reach{}
+	config.Wrap(reach.wrap)
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, nil, fmt.Errorf("connecting to the API server %s: %w", config.Host, err)
+	}
+	return client, reach, nil
+}
+
+func (c Connection) restConfig() (*rest.Config, error) {
+	config, err := c.load()
+	if err != nil {
+		return nil, err
+	}
+	config.UserAgent = c.UserAgent
+	config.QPS, config.Burst = c.QPS, c.Burst
+	config.AcceptContentTypes, config.ContentType = c.AcceptContentTypes, c.ContentType
+	if config.ContentType == "" {
+		config.ContentType = runtime.ContentTypeProtobuf
+	}
+	if config.AcceptContentTypes == "" {
+		config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	}
+	return config, nil
+}
+
+func (c Connection) load() (*rest.Config, error) {
+	if c.Kubeconfig == "" && c.Context == "" {
+		config, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("no kubeconfig was named, and this is not a Pod: %w", err)
+		}
+		if c.Server != "" {
+			config.Host = c.Server
+		}
+		return config, nil
+	}
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = c.Kubeconfig
+	overrides := &clientcmd.ConfigOverrides{CurrentContext: c.Context}
+	overrides.ClusterInfo.Server = c.Server
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", c.Kubeconfig, err)
+	}
+	return config, nil
+}
+
+// Reach tells whether the API server answers. The zero value has heard nothing
+// yet.
+type Reach struct {
+	mu  sync.Mutex
+	now ReachStatus
+}
+
+// ReachStatus is what a Reach tells.
+type ReachStatus struct {
+	Connected bool
+	Since     time.Time // of Connected being as it is; zero if nothing was heard yet
+	Err       error     // of the last request, while not connected
+}
+
+// Status returns how it is now.
+func (r *Reach) Status() ReachStatus {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.now
+}
+
+func (r *Reach) heard(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if connected := err == nil; connected != r.now.Connected || r.now.Since.IsZero() {
+		r.now.Connected, r.now.Since = connected, time.Now()
+	}
+	r.now.Err = err
+}
+
+// wrap returns a transport that notes how requests end. A watch that breaks is
+// noticed by the request that follows it.
+func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(req *http.Request) (*http.Response, error) {
+		res, err := next.RoundTrip(req)
+		switch {
+		case err != nil && req.Context().Err() != nil: // given up by us
+		case err != nil:
+			r.heard(err)
+		case res.StatusCode >= http.StatusInternalServerError:
+			r.heard(fmt.Errorf("the API server answered %s", res.Status))
+		default:
+			r.heard(nil)
+		}
+		return res, err
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }

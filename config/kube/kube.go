@@ -1,0 +1,415 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
+)
+
+// Options are what a Source is made of. Client and Log are required.
+type Options struct {
+	Client kubernetes.Interface
+	Log    logrus.FieldLogger
+
+	// NodeName is the name of the Node object of this node; "" if there is none.
+	NodeName string
+	// ServiceProxyName is usher's name among the proxies of the cluster: see
+	// translate.Proxied. "" is none.
+	ServiceProxyName string
+
+	// Quiet is how long nothing must happen before what is dirty is computed;
+	// under constant change it is computed every MaxDelay all the same. Zero
+	// means DefaultQuiet and DefaultMaxDelay.
+	Quiet, MaxDelay time.Duration
+	// Resync is how often everything is computed anew, though nothing seems to
+	// have changed; 0 means never.
+	Resync time.Duration
+
+	// OnNode, if not nil, is told how this node is: once before the first
+	// Services are handed on, and whenever it changes.
+	OnNode func(config.Node)
+	// OnProblems, if not nil, is told what is wrong with the objects of a
+	// Service, whenever that changes; an empty list means nothing is any more.
+	OnProblems func(types.NamespacedName, []translate.Problem)
+}
+
+// Defaults of Options.
+const (
+	DefaultQuiet    = 10 * time.Millisecond
+	DefaultMaxDelay = 50 * time.Millisecond
+)
+
+// Source watches an API server. It implements config.Source.
+type Source struct {
+	options  Options
+	services cache.SharedIndexInformer
+	slices   cache.SharedIndexInformer
+	nodes    cache.SharedIndexInformer // nil without a NodeName
+
+	mu    sync.Mutex
+	dirty map[types.NamespacedName]bool
+	all   bool          // everything is dirty
+	lookN bool          // the Node may have changed
+	wake  chan struct{} // holds something if dirty was added to
+
+	// Of the goroutine that computes.
+	node     *config.Node // nil before it was looked at
+	told     map[types.NamespacedName]config.Service
+	claimed  map[types.NamespacedName]config.Service // without endpoints: what is in vips
+	vips     translate.VIPSet
+	sweeping bool // a sweep is due
+	problems map[types.NamespacedName]string
+}
+
+// byService is the index of EndpointSlices by the Service they belong to.
+const byService = "service"
+
+// New returns a Source. It asks the API server nothing yet.
+func New(options Options) (*Source, error) {
+	if options.Quiet <= 0 {
+		options.Quiet = DefaultQuiet
+	}
+	if options.MaxDelay <= 0 {
+		options.MaxDelay = DefaultMaxDelay
+	}
+	s := &Source{
+		options:  options,
+		dirty:    map[types.NamespacedName]bool{},
+		wake:     make(chan struct{}, 1),
+		told:     map[types.NamespacedName]config.Service{},
+		claimed:  map[types.NamespacedName]config.Service{},
+		problems: map[types.NamespacedName]string{},
+	}
+	serviceLabels, sliceLabels, err := selectors(options.ServiceProxyName)
+	if err != nil {
+		return nil, err
+	}
+	s.services = s.factory(serviceLabels, "").Core().V1().Services().Informer()
+	s.slices = s.factory(sliceLabels, "").Discovery().V1().EndpointSlices().Informer()
+	err = errors.Join(
+		s.slices.AddIndexers(cache.Indexers{byService: func(object any) ([]string, error) {
+			name, ok := translate.ServiceOf(object.(*discoveryv1.EndpointSlice))
+			if !ok {
+				return nil, nil
+			}
+			return []string{name.String()}, nil
+		}}),
+		s.watch(s.services, func(object any) {
+			svc := object.(*corev1.Service)
+			s.mark(types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name})
+		}),
+		s.watch(s.slices, func(object any) {
+			if name, ok := translate.ServiceOf(object.(*discoveryv1.EndpointSlice)); ok {
+				s.mark(name)
+			}
+		}),
+	)
+	if options.NodeName != "" {
+		s.nodes = s.factory("", fields.OneTermEqualSelector(metav1.ObjectNameField, options.NodeName).String()).Core().V1().Nodes().Informer()
+		err = errors.Join(err, s.watch(s.nodes, func(any) { s.markNode() }))
+	}
+	return s, err
+}
+
+// selectors returns the label selectors for Services and EndpointSlices, so that
+// the API server does not even send what is not usher's business: headless
+// Services, and those of other proxies. EndpointSlices that people wrote have
+// perhaps not the label with a proxy's name, so with a name they are sorted out
+// here.
+func selectors(proxyName string) (services, slices string, err error) {
+	notHeadless, err1 := labels.NewRequirement(corev1.IsHeadlessService, selection.DoesNotExist, nil)
+	unlabelled, err2 := labels.NewRequirement(translate.LabelServiceProxyName, selection.DoesNotExist, nil)
+	if err := errors.Join(err1, err2); err != nil {
+		return "", "", err
+	}
+	if proxyName == "" {
+		both := labels.NewSelector().Add(*notHeadless, *unlabelled).String()
+		return both, both, nil
+	}
+	named, err := labels.NewRequirement(translate.LabelServiceProxyName, selection.Equals, []string{proxyName})
+	if err != nil {
+		return "", "", fmt.Errorf("service proxy name %q: %w", proxyName, err)
+	}
+	return labels.NewSelector().Add(*notHeadless, *named).String(), labels.NewSelector().Add(*notHeadless).String(), nil
+}
+
+func (s *Source) factory(labelSelector, fieldSelector string) informers.SharedInformerFactory {
+	return informers.NewSharedInformerFactoryWithOptions(s.options.Client, s.options.Resync,
+		informers.WithTransform(trim),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.LabelSelector, o.FieldSelector = labelSelector, fieldSelector
+		}))
+}
+
+// watch calls mark with each object that informer sees come, change (as it was
+// and as it is) or go.
+func (s *Source) watch(informer cache.SharedIndexInformer, mark func(object any)) error {
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: mark,
+		UpdateFunc: func(old, object any) {
+			mark(old)
+			mark(object)
+		},
+		DeleteFunc: func(object any) {
+			if missed, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = missed.Obj
+			}
+			mark(object)
+		},
+	})
+	return err
+}
+
+func (s *Source) mark(name types.NamespacedName) {
+	s.mu.Lock()
+	s.dirty[name] = true
+	s.mu.Unlock()
+	s.wakeUp()
+}
+
+func (s *Source) markAll() {
+	s.mu.Lock()
+	s.all = true
+	s.mu.Unlock()
+	s.wakeUp()
+}
+
+func (s *Source) markNode() {
+	s.mu.Lock()
+	s.lookN = true
+	s.mu.Unlock()
+	s.wakeUp()
+}
+
+func (s *Source) wakeUp() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run implements config.Source. It ends only when ctx does: an API server that
+// is away, or says no, is asked again.
+func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
+	var informers sync.WaitGroup
+	defer informers.Wait()
+	synced := []cache.InformerSynced{s.services.HasSynced, s.slices.HasSynced}
+	informers.Go(func() { s.services.RunWithContext(ctx) })
+	informers.Go(func() { s.slices.RunWithContext(ctx) })
+	if s.nodes != nil {
+		informers.Go(func() { s.nodes.RunWithContext(ctx) })
+		synced = append(synced, s.nodes.HasSynced)
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return nil
+	}
+	s.markNode()
+	s.markAll()
+	for first := true; ; first = false {
+		if !first && !s.settle(ctx) {
+			return nil
+		}
+		if changed := s.compute(); first || len(changed) > 0 {
+			apply(changed)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+}
+
+// settle waits until something is dirty and nothing has happened for the quiet
+// time, or MaxDelay is over. It returns false if ctx has ended.
+func (s *Source) settle(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-s.wake:
+	}
+	latest := time.NewTimer(s.options.MaxDelay)
+	defer latest.Stop()
+	quiet := time.NewTimer(s.options.Quiet)
+	defer quiet.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-latest.C:
+			return true
+		case <-quiet.C:
+			return true
+		case <-s.wake:
+			quiet.Reset(s.options.Quiet)
+		}
+	}
+}
+
+// compute returns the Services that are dirty and really changed.
+func (s *Source) compute() (changed []config.Service) {
+	names := s.takeDirty()
+	for _, name := range names {
+		s.claimVIPs(name)
+	}
+	for _, name := range names {
+		if out, ok := s.computeOne(name); ok {
+			changed = append(changed, out)
+		}
+	}
+	return changed
+}
+
+// takeDirty returns what is dirty and forgets that it is.
+func (s *Source) takeDirty() (names []types.NamespacedName) {
+	s.mu.Lock()
+	dirty, all, lookAtNode := s.dirty, s.all, s.lookN
+	s.dirty, s.all, s.lookN = map[types.NamespacedName]bool{}, false, false
+	s.mu.Unlock()
+	if lookAtNode && s.lookAtNode() {
+		all = true
+	}
+	if all {
+		s.sweeping = false
+		for name := range s.told {
+			dirty[name] = true
+		}
+		for _, object := range s.services.GetStore().List() {
+			svc := object.(*corev1.Service)
+			dirty[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}] = true
+		}
+	}
+	return slices.Collect(maps.Keys(dirty))
+}
+
+// sweepAfter is how soon all Services are computed anew after a VIP has come up:
+// an endpoint of any of them may have that address, which is forbidden.
+const sweepAfter = 30 * time.Second
+
+// claimVIPs brings the set of all VIPs up to date with one Service.
+func (s *Source) claimVIPs(name types.NamespacedName) {
+	before := s.claimed[name]
+	now := s.translate(name, nil)
+	if reflect.DeepEqual(before, now) {
+		return
+	}
+	s.vips.Remove(before)
+	s.vips.Add(now)
+	if s.claimed[name] = now; len(now.Ports) == 0 {
+		delete(s.claimed, name)
+		return
+	}
+	if !s.sweeping {
+		s.sweeping = true
+		time.AfterFunc(sweepAfter, s.markAll)
+	}
+}
+
+// translate returns what is served for a Service with the slices given, and
+// tells OnProblems what is not. Without slices it tells nothing.
+func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.EndpointSlice) config.Service {
+	svc := s.Service(name)
+	if svc == nil {
+		s.tellProblems(name, nil)
+		return config.Service{Name: name}
+	}
+	out, problems := translate.Service(svc, slices, *s.node, translate.Options{ServiceProxyName: s.options.ServiceProxyName, VIPs: &s.vips})
+	if slices != nil {
+		s.tellProblems(name, problems)
+	}
+	return out
+}
+
+// computeOne returns what is served for a Service now, and whether that is
+// something else than before.
+func (s *Source) computeOne(name types.NamespacedName) (config.Service, bool) {
+	out := s.translate(name, s.slicesOf(name))
+	before, known := s.told[name]
+	switch {
+	case known && reflect.DeepEqual(before, out), !known && len(out.Ports) == 0:
+		return out, false
+	case len(out.Ports) == 0:
+		delete(s.told, name)
+	default:
+		s.told[name] = out
+	}
+	return out, true
+}
+
+func (s *Source) slicesOf(name types.NamespacedName) []*discoveryv1.EndpointSlice {
+	// The index exists, so there is no error.
+	objects, _ := s.slices.GetIndexer().ByIndex(byService, name.String())
+	list := make([]*discoveryv1.EndpointSlice, len(objects))
+	for i, object := range objects {
+		list[i] = object.(*discoveryv1.EndpointSlice)
+	}
+	return list
+}
+
+// tellProblems tells OnProblems and the log if they are others than before.
+func (s *Source) tellProblems(name types.NamespacedName, problems []translate.Problem) {
+	text := ""
+	for _, p := range problems {
+		text += p.Error() + "\n"
+	}
+	if s.problems[name] == text {
+		return
+	}
+	if s.problems[name] = text; text == "" {
+		delete(s.problems, name)
+	}
+	for _, p := range problems {
+		s.options.Log.WithField("service", name.String()).WithError(p).Error("Part of a Service is not served")
+	}
+	if s.options.OnProblems != nil {
+		s.options.OnProblems(name, problems)
+	}
+}
+
+// lookAtNode reads this node's object, and reports whether Services have to be
+// computed anew because of it.
+func (s *Source) lookAtNode() (matters bool) {
+	now := config.Node{Name: s.options.NodeName}
+	if s.nodes != nil {
+		if object, ok, _ := s.nodes.GetStore().GetByKey(s.options.NodeName); ok {
+			now = nodeOf(object.(*corev1.Node))
+		}
+	}
+	before := s.node
+	if before != nil && reflect.DeepEqual(*before, now) {
+		return false
+	}
+	s.node = &now
+	if s.options.OnNode != nil {
+		s.options.OnNode(now)
+	}
+	return before == nil || before.Name != now.Name || before.Zone != now.Zone
+}
+
+// Service returns a Service's object, or nil if there is none.
+func (s *Source) Service(name types.NamespacedName) *corev1.Service {
+	svc, err := corelisters.NewServiceLister(s.services.GetIndexer()).Services(name.Namespace).Get(name.Name)
+	if err != nil {
+		return nil
+	}
+	return svc
+}

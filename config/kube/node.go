@@ -1,0 +1,56 @@
+package kube
+
+import (
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// toBeDeletedTaint is put on a node by the cluster autoscaler before it takes
+// the node away (autoscaler/cluster-autoscaler/utils/taints; KEP-3836).
+const toBeDeletedTaint = "ToBeDeletedByClusterAutoscaler"
+
+// nodeOf returns what usher needs to know of a Node object.
+func nodeOf(node *corev1.Node) config.Node {
+	out := config.Node{
+		Name:    node.Name,
+		Zone:    node.Labels[corev1.LabelTopologyZone],
+		Leaving: node.DeletionTimestamp != nil,
+	}
+	for _, taint := range node.Spec.Taints {
+		if taint.Key == toBeDeletedTaint {
+			out.Leaving = true
+		}
+	}
+	for _, cidr := range node.Spec.PodCIDRs {
+		if p, err := netip.ParsePrefix(cidr); err == nil { // the API validates it
+			out.PodCIDRs = append(out.PodCIDRs, p)
+		}
+	}
+	return out
+}
+
+// trim takes out of an object what usher never looks at, before it is kept.
+func trim(object any) (any, error) {
+	switch o := object.(type) {
+	case *corev1.Node:
+		o.ManagedFields, o.Annotations = nil, nil
+		o.Status = corev1.NodeStatus{}
+	case *corev1.Service:
+		o.ManagedFields, o.Annotations = nil, nil
+		o.Spec.Selector = nil
+		o.Status.Conditions = nil
+	case interface {
+		SetManagedFields([]metav1.ManagedFieldsEntry)
+		SetAnnotations(map[string]string)
+		SetOwnerReferences([]metav1.OwnerReference)
+	}:
+		o.SetManagedFields(nil)
+		o.SetAnnotations(nil)
+		o.SetOwnerReferences(nil)
+	}
+	return object, nil
+}
