@@ -28,8 +28,11 @@ var (
 	errAllFailed  = errors.New("every attempt failed")
 )
 
-// errNoAnswer is what an attempt that took too long ends with.
-var errNoAnswer = errors.New("no answer")
+// What most attempts that fail end with.
+var (
+	errRefused  = errors.New("connection refused")
+	errNoAnswer = errors.New("no answer") // in the time it had
+)
 
 // A dialer connects to an endpoint, from the local address given or, if that is
 // the zero Addr, from one that the kernel picks. It returns when ctx ends.
@@ -178,6 +181,8 @@ func (a *attempts) connect(ctx context.Context, to netip.AddrPort, timeout time.
 	switch {
 	case err == nil:
 		return conn, nil
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return nil, errRefused
 	case errors.As(err, &errno):
 		return nil, errno
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):

@@ -180,7 +180,7 @@ func (c *connection) attempt() (forward.Conn, *balance.Endpoint, error) {
 		report:     c.event,
 		endpoints: func() (*balance.Set, <-chan struct{}) {
 			v := c.front.view.Load()
-			return v.endpoints(c.vip, c.from.Addr().IsLoopback()), v.replaced
+			return v.endpoints(c.vip, p.locality.local(c.from.Addr())), v.replaced
 		},
 	}
 	return a.run(p.ctx)
@@ -277,6 +277,7 @@ func (c *connection) closed(e trace.Event) {
 // event puts e into the trace.
 func (c *connection) event(e trace.Event) {
 	e.Conn, e.Port, e.Protocol, e.Client, e.VIP = c.id, c.front.id, c.front.protocol, c.from, c.to
+	c.front.proxy.counters.count(&e)
 	c.front.proxy.Trace.Add(e)
 }
 

@@ -84,7 +84,10 @@ func (f *frontEnd) update(port config.ServicePort, c *change) {
 // swapView makes new connections see port and its endpoints.
 func (f *frontEnd) swapView(port config.ServicePort) {
 	f.affinity.SetTimeout(port.AffinityTimeout)
+	before := len(f.pool.All)
 	gone := f.pool.Update(port)
+	came := len(f.pool.All) - (before - len(gone))
+	f.proxy.counters.endpointChanges.Add(int64(came + len(gone)))
 	v := &view{
 		port:     port,
 		vips:     make(map[netip.AddrPort]config.VIP, len(port.VIPs)),
@@ -152,7 +155,8 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 			continue
 		}
 		action := portal.Reject
-		if vip.External() && v.port.ExternalLocal || !vip.External() && v.port.InternalLocal {
+		if v.cluster.Len() > 0 {
+			// The policy is Local. Another node may have an endpoint.
 			action = portal.Drop
 		}
 		f.rule(portal.Rule{Target: t, Action: action}, c)

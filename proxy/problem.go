@@ -37,7 +37,11 @@ func (p *Proxy) problem(id config.PortID, reason Reason, err error) {
 	if old != nil {
 		since = old.Since
 	}
-	p.problems[id] = &Problem{Reason: reason, Err: err, Since: since}
+	problem := &Problem{Reason: reason, Err: err, Since: since}
+	p.problems[id] = problem
+	if p.OnProblem != nil {
+		p.OnProblem(id, problem)
+	}
 	p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": reason}).WithError(err).Error("Service port is not served")
 }
 
@@ -45,6 +49,9 @@ func (p *Proxy) problem(id config.PortID, reason Reason, err error) {
 func (p *Proxy) solved(id config.PortID) {
 	if old := p.problems[id]; old != nil {
 		delete(p.problems, id)
+		if p.OnProblem != nil {
+			p.OnProblem(id, nil)
+		}
 		p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": old.Reason}).Info("Problem with service port is over")
 	}
 }

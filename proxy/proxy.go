@@ -53,6 +53,13 @@ type Options struct {
 	// CheckInterval is how often the portal's rules are compared with the
 	// kernel's, and what could not be served is tried again.
 	CheckInterval time.Duration
+
+	// OnProblem, if not nil, is told when a service port gets a problem, when
+	// that becomes another one, and, with nil, when it is over. It must return
+	// quickly.
+	OnProblem func(config.PortID, *Problem)
+	// OnSync, if not nil, is told how long it took to carry out a change.
+	OnSync func(took time.Duration)
 }
 
 // Defaults returns the options that usher has without flags.
@@ -74,6 +81,9 @@ type Proxy struct {
 	forwarder   *forward.Forwarder
 	affinities  *affinity.Limits
 	connections connections
+	locality    locality
+	counters    counters
+	sync        syncState
 
 	// ctx ends when connections are to be given up; see Drain.
 	ctx    context.Context
@@ -91,7 +101,7 @@ type Proxy struct {
 // New returns a Proxy that serves nothing yet.
 func New(options Options) *Proxy {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Proxy{
+	p := &Proxy{
 		Options:     options,
 		forwarder:   forward.New(forward.Options{HalfClosed: options.HalfClosed}),
 		affinities:  &affinity.Limits{PerTable: options.AffinityPerPort, Total: options.AffinityTotal},
@@ -102,8 +112,15 @@ func New(options Options) *Proxy {
 		owners:      map[portal.Target]*frontEnd{},
 		problems:    map[config.PortID]*Problem{},
 		refused:     map[portal.Target]error{},
+		counters:    counters{ends: map[trace.End]int64{}},
 	}
+	p.locality.refresh()
+	return p
 }
+
+// SetPodNetworks says in which networks the Pods of this node have their
+// addresses: the policies for clients from outside do not apply to them.
+func (p *Proxy) SetPodNetworks(pods []netip.Prefix) { p.locality.setPods(pods) }
 
 // Apply makes the proxy serve the given Services as they are now, and leaves
 // all others as they were. The first call is the full picture, see
@@ -113,11 +130,14 @@ func New(options Options) *Proxy {
 // A port that cannot be served does not keep others from being served: it
 // becomes a [Problem], and is tried again.
 func (p *Proxy) Apply(services []config.Service) {
+	started := time.Now()
+	p.sync.queued(started)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.stopped {
 		return
 	}
+	p.counters.serviceChanges.Add(int64(len(services)))
 	var c change
 	// Those that go come first, so that what they leave can be taken over.
 	for _, s := range services {
@@ -128,6 +148,9 @@ func (p *Proxy) Apply(services []config.Service) {
 	}
 	p.commit(&c)
 	p.retry()
+	if p.OnSync != nil {
+		p.OnSync(time.Since(started))
+	}
 }
 
 // removePorts closes the front ends that s no longer has, and makes the others
@@ -214,10 +237,14 @@ func (p *Proxy) commit(c *change) {
 // portalAnswered takes note of what the portal could not do.
 func (p *Proxy) portalAnswered(err error) {
 	var refused *portal.RuleError
-	switch {
-	case errors.As(err, &refused):
+	if errors.As(err, &refused) {
 		maps.Copy(p.refused, refused.Refused)
-	case err != nil:
+	}
+	// With nothing but refused rules, everything else is in force.
+	if err == nil || err == error(refused) {
+		p.sync.applied(time.Now())
+	} else {
+		p.counters.portalFailures.Add(1)
 		p.Log.WithError(err).Errorf("The %s portal could not be brought up to date; trying again every %s", p.Portal.Mode(), p.CheckInterval)
 	}
 	for t, err := range p.refused {
@@ -263,8 +290,10 @@ func (p *Proxy) check(ctx context.Context) {
 	if p.stopped {
 		return
 	}
+	p.locality.refresh()
 	repaired, err := p.Portal.Check(ctx)
 	if repaired > 0 {
+		p.counters.repaired.Add(int64(repaired))
 		p.Log.WithField("repaired", repaired).Warnf("Rules of the %s portal were missing or changed, and have been repaired", p.Portal.Mode())
 	}
 	for t := range p.refused {

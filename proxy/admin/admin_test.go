@@ -1,0 +1,230 @@
+package admin_test
+
+import (
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+func TestAdmin(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "admin")
+}
+
+func get(h http.Handler, path string) (int, string) {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return w.Code, w.Body.String()
+}
+
+var _ = Describe("health", func() {
+	var status proxy.SyncStatus
+	var h *admin.Health
+	var handler http.Handler
+	BeforeEach(func() {
+		status = proxy.SyncStatus{LastQueued: time.Now(), LastApplied: time.Now()}
+		h = &admin.Health{Sync: func() proxy.SyncStatus { return status }, Timeout: time.Minute}
+		handler = admin.HealthHandler(h)
+	})
+	codes := func() [2]int {
+		healthz, _ := get(handler, "/healthz")
+		livez, _ := get(handler, "/livez")
+		return [2]int{healthz, livez}
+	}
+
+	It("is 200 while the last wanted change was applied", func() {
+		Expect(codes()).To(Equal([2]int{200, 200}))
+	})
+	It("is 200 while a change waits, but not for too long", func() {
+		status.Pending = time.Now().Add(-59 * time.Second)
+		Expect(codes()).To(Equal([2]int{200, 200}))
+		status.Pending = time.Now().Add(-61 * time.Second)
+		Expect(codes()).To(Equal([2]int{503, 503}))
+		Expect(h.Serving()).To(BeFalse())
+	})
+	It("is alive but not healthy before the first full picture", func() {
+		status = proxy.SyncStatus{}
+		Expect(codes()).To(Equal([2]int{503, 200}))
+	})
+	It("is alive but not healthy on a node that is leaving", func() {
+		h.SetLeaving(true)
+		Expect(codes()).To(Equal([2]int{503, 200}))
+		Expect(h.Serving()).To(BeTrue(), "that is about the proxy")
+		h.SetLeaving(false)
+		Expect(codes()).To(Equal([2]int{200, 200}))
+	})
+	It("tells the times, and about the API server, in JSON", func() {
+		since := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+		h.APIServer = func() admin.APIServerStatus {
+			return admin.APIServerStatus{Connected: false, Since: since, Error: "connection refused"}
+		}
+		code, body := get(handler, "/healthz")
+		Expect(code).To(Equal(200), "what is known goes on being served")
+		var answer map[string]any
+		Expect(json.Unmarshal([]byte(body), &answer)).To(Succeed())
+		Expect(answer).To(HaveKeyWithValue("nodeEligible", true))
+		Expect(answer).To(HaveKey("lastUpdated"))
+		Expect(answer).To(HaveKey("currentTime"))
+		Expect(answer).To(HaveKeyWithValue("apiServer", map[string]any{"connected": false, "since": "2026-01-01T00:00:00Z", "error": "connection refused"}))
+	})
+})
+
+var _ = Describe("health check node ports", func() {
+	var h *admin.HealthChecks
+	var serving bool
+	var problems []error
+	name := types.NamespacedName{Namespace: "default", Name: "web"}
+	service := func(port uint16, ready ...bool) config.Service {
+		p := config.ServicePort{ExternalLocal: true}
+		for i, r := range ready {
+			p.External = append(p.External, config.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80), Ready: r, Serving: true})
+		}
+		// Two ports of one Service: endpoints count once.
+		return config.Service{Name: name, HealthCheckNodePort: port, Ports: []config.ServicePort{p, p}}
+	}
+	free := func() uint16 {
+		l, err := net.Listen("tcp", ":0")
+		Expect(err).NotTo(HaveOccurred())
+		defer l.Close()
+		return uint16(l.Addr().(*net.TCPAddr).Port)
+	}
+	ask := func(port uint16) (int, string, string) {
+		GinkgoHelper()
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		res, err := client.Get("http://127.0.0.1:" + strconv.Itoa(int(port)) + "/")
+		Expect(err).NotTo(HaveOccurred())
+		defer res.Body.Close()
+		body, err := io.ReadAll(res.Body)
+		Expect(err).NotTo(HaveOccurred())
+		return res.StatusCode, res.Header.Get("X-Load-Balancing-Endpoint-Weight"), strings.TrimSpace(string(body))
+	}
+	BeforeEach(func() {
+		serving, problems = true, nil
+		log := logrus.New()
+		log.SetOutput(GinkgoWriter)
+		h = &admin.HealthChecks{Serving: func() bool { return serving }, Log: log,
+			OnProblem: func(_ types.NamespacedName, err error) { problems = append(problems, err) }}
+		DeferCleanup(h.Close)
+	})
+
+	It("answer 200 with the number of ready endpoints on this node, 503 where there are none", func() {
+		port := free()
+		h.Apply([]config.Service{service(port, true, true, false)})
+		code, weight, body := ask(port)
+		Expect(code).To(Equal(200))
+		Expect(weight).To(Equal("2"))
+		Expect(body).To(Equal(`{"service":{"namespace":"default","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}`))
+
+		h.Apply([]config.Service{service(port, false)})
+		code, weight, body = ask(port)
+		Expect(code).To(Equal(503))
+		Expect(weight).To(Equal("0"))
+		Expect(body).To(ContainSubstring(`"localEndpoints":0`))
+	})
+
+	It("answer 503 while the proxy is not well", func() {
+		port := free()
+		h.Apply([]config.Service{service(port, true)})
+		serving = false
+		code, _, body := ask(port)
+		Expect(code).To(Equal(503))
+		Expect(body).To(ContainSubstring(`"serviceProxyHealthy":false`))
+	})
+
+	It("move and go with the Service", func() {
+		first, second := free(), free()
+		h.Apply([]config.Service{service(first, true)})
+		h.Apply([]config.Service{service(second, true)})
+		Expect(net.Dial("tcp", "127.0.0.1:"+strconv.Itoa(int(first)))).Error().To(HaveOccurred())
+		code, _, _ := ask(second)
+		Expect(code).To(Equal(200))
+		h.Apply([]config.Service{{Name: name}})
+		Expect(net.Dial("tcp", "127.0.0.1:"+strconv.Itoa(int(second)))).Error().To(HaveOccurred())
+	})
+
+	It("that are taken are reported once, and tried again", func() {
+		l, err := net.Listen("tcp", ":0")
+		Expect(err).NotTo(HaveOccurred())
+		port := uint16(l.Addr().(*net.TCPAddr).Port)
+		h.Apply([]config.Service{service(port, true)})
+		h.Retry()
+		Expect(problems).To(HaveLen(1))
+		Expect(problems[0]).To(MatchError(ContainSubstring("address already in use")))
+		l.Close()
+		h.Retry()
+		Expect(problems).To(HaveLen(2))
+		Expect(problems[1]).To(Succeed())
+		code, _, _ := ask(port)
+		Expect(code).To(Equal(200))
+	})
+})
+
+var _ = Describe("the admin handler", func() {
+	var handler http.Handler
+	BeforeEach(func() {
+		pt, err := portal.New(GinkgoT().Context(), portal.ModeNone, portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		o := proxy.Defaults()
+		o.Portal, o.Log, o.Trace = pt, logrus.New(), trace.NewLog(10)
+		p := proxy.New(o)
+		h := &admin.Health{Sync: p.SyncStatus, Timeout: time.Minute}
+		m := admin.NewMetrics(p, h, "v1")
+		p.OnSync = m.Synced
+		p.Apply(nil)
+		get(admin.HealthHandler(h), "/healthz")
+		handler = admin.Handler(h, m.Registry, map[string]string{"portal": "none"})
+	})
+
+	It("says which mode it is, in kube-proxy's word", func() {
+		_, body := get(handler, "/proxyMode")
+		Expect(body).To(Equal("userspace"))
+	})
+	It("tells the configuration", func() {
+		_, body := get(handler, "/configz")
+		Expect(body).To(MatchJSON(`{"portal": "none"}`))
+	})
+	It("has kube-proxy's metrics, under kube-proxy's names, and its own", func() {
+		code, body := get(handler, "/metrics")
+		Expect(code).To(Equal(200))
+		for _, line := range []string{
+			"kubeproxy_sync_proxy_rules_duration_seconds_count 1",
+			"kubeproxy_sync_proxy_rules_last_timestamp_seconds 1.",
+			"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds 1.",
+			`kubeproxy_proxy_healthz_total{code="200"} 1`,
+			`kubeproxy_proxy_livez_total{code="503"} 0`,
+			`kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy="external"} 0`,
+			`usher_build_info{portal="none",version="v1"} 1`,
+			`usher_attempts_total{result="no-answer"} 0`,
+			"usher_connections_open 0",
+			"go_goroutines ",
+			"process_resident_memory_bytes ",
+		} {
+			Expect(body).To(ContainSubstring(line))
+		}
+	})
+	It("changes nothing: only GET is answered", func() {
+		for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest(method, "/metrics", nil))
+			Expect(w.Code).To(Equal(http.StatusMethodNotAllowed))
+		}
+	})
+})

@@ -1,0 +1,101 @@
+package admin
+
+import (
+	"encoding/json"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/usherproxy/usher/proxy"
+)
+
+// Health answers /healthz and /livez.
+//
+// A proxy is alive while the last change that was wanted has been applied, or
+// has not waited for longer than Timeout. It is healthy if it is also past its
+// first full picture, and its node is not about to leave: load balancers ask
+// /healthz whether they should send clients here (KEP-3836), the kubelet asks
+// /livez whether a restart would help.
+type Health struct {
+	// Sync returns what was wanted and what was applied, and when.
+	Sync func() proxy.SyncStatus
+	// Timeout is how long a change may wait.
+	Timeout time.Duration
+	// APIServer, if not nil, tells whether the API server can be reached. That
+	// it cannot is no reason to be unhealthy: what is known goes on being
+	// served.
+	APIServer func() APIServerStatus
+
+	leaving        atomic.Bool
+	healthz, livez counterPair
+}
+
+// counterPair counts answers of 200 and of 503.
+type counterPair struct{ ok, unavailable atomic.Int64 }
+
+// APIServerStatus says whether the API server answers.
+type APIServerStatus struct {
+	Connected bool      `json:"connected"`
+	Since     time.Time `json:"since,omitzero"`
+	Error     string    `json:"error,omitempty"`
+}
+
+// SetLeaving says whether this node is being deleted or about to be.
+func (h *Health) SetLeaving(leaving bool) { h.leaving.Store(leaving) }
+
+// healthAnswer is the body of an answer. The first three fields are kube-proxy's.
+type healthAnswer struct {
+	LastUpdated  time.Time        `json:"lastUpdated"`
+	CurrentTime  time.Time        `json:"currentTime"`
+	NodeEligible *bool            `json:"nodeEligible,omitempty"` // /healthz only
+	PendingSince time.Time        `json:"pendingSince,omitzero"`
+	APIServer    *APIServerStatus `json:"apiServer,omitempty"`
+}
+
+// Healthz answers /healthz.
+func (h *Health) Healthz(w http.ResponseWriter, _ *http.Request) {
+	alive, answer := h.look()
+	eligible := !h.leaving.Load()
+	answer.NodeEligible = &eligible
+	h.answer(w, alive && eligible && !answer.LastUpdated.IsZero(), answer, &h.healthz)
+}
+
+// Livez answers /livez.
+func (h *Health) Livez(w http.ResponseWriter, _ *http.Request) {
+	alive, answer := h.look()
+	h.answer(w, alive, answer, &h.livez)
+}
+
+// Serving reports whether /healthz would answer 200 but for the node's state.
+func (h *Health) Serving() bool {
+	alive, answer := h.look()
+	return alive && !answer.LastUpdated.IsZero()
+}
+
+func (h *Health) look() (alive bool, answer healthAnswer) {
+	status, now := h.Sync(), time.Now()
+	answer = healthAnswer{LastUpdated: status.LastApplied, CurrentTime: now, PendingSince: status.Pending}
+	if h.APIServer != nil {
+		a := h.APIServer()
+		answer.APIServer = &a
+	}
+	return status.Pending.IsZero() || now.Sub(status.Pending) <= h.Timeout, answer
+}
+
+func (h *Health) answer(w http.ResponseWriter, ok bool, answer healthAnswer, counts *counterPair) {
+	status := http.StatusOK
+	if ok {
+		counts.ok.Add(1)
+	} else {
+		status = http.StatusServiceUnavailable
+		counts.unavailable.Add(1)
+	}
+	writeJSON(w, status, answer)
+}
+
+func writeJSON(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body) // the client may be gone
+}

@@ -1,0 +1,177 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// HealthChecks answers load balancers that ask, at the healthCheckNodePort of a
+// Service with externalTrafficPolicy Local, whether this node has endpoints of
+// its own. There is a server for each such Service.
+type HealthChecks struct {
+	// Serving reports whether the proxy itself is well.
+	Serving func() bool
+	// Addresses are those of this node to listen on; none means all.
+	Addresses func() []netip.Addr
+	Log       logrus.FieldLogger
+	// OnProblem, if not nil, is told when a port cannot be served, and, with
+	// nil, when it can be again.
+	OnProblem func(types.NamespacedName, error)
+
+	mu      sync.Mutex
+	servers map[types.NamespacedName]*healthCheck
+}
+
+// healthCheck is the server for one Service. port and local are guarded by
+// HealthChecks.mu.
+type healthCheck struct {
+	owner   *HealthChecks
+	service types.NamespacedName
+	port    uint16
+	local   int
+	server  *http.Server // nil while the port cannot be had
+	failed  string       // why
+}
+
+// Apply starts, changes and stops servers as the Services want it.
+func (h *HealthChecks) Apply(services []config.Service) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.servers == nil {
+		h.servers = map[types.NamespacedName]*healthCheck{}
+	}
+	for _, s := range services {
+		c := h.servers[s.Name]
+		if c != nil && c.port != s.HealthCheckNodePort {
+			c.stop()
+			delete(h.servers, s.Name)
+			c = nil
+		}
+		if s.HealthCheckNodePort == 0 {
+			continue
+		}
+		if c == nil {
+			c = &healthCheck{owner: h, service: s.Name, port: s.HealthCheckNodePort}
+			h.servers[s.Name] = c
+		}
+		c.local = localEndpoints(s)
+		c.start()
+	}
+}
+
+// Retry tries again to open the ports that could not be had.
+func (h *HealthChecks) Retry() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range h.servers {
+		c.start()
+	}
+}
+
+// Close stops all servers.
+func (h *HealthChecks) Close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for name, c := range h.servers {
+		c.stop()
+		delete(h.servers, name)
+	}
+}
+
+// localEndpoints returns how many ready endpoints s has on this node, counted
+// once if it serves several ports.
+func localEndpoints(s config.Service) int {
+	addrs := map[netip.Addr]bool{}
+	for _, p := range s.Ports {
+		if !p.ExternalLocal {
+			continue
+		}
+		for _, e := range p.External {
+			// Those that are terminating still get what comes here, but a
+			// balancer that can choose should choose another node.
+			if e.Ready {
+				addrs[e.Addr.Addr()] = true
+			}
+		}
+	}
+	return len(addrs)
+}
+
+// start opens the port, unless it is open.
+func (c *healthCheck) start() {
+	if c.server != nil {
+		return
+	}
+	listeners, err := listenNode(c.owner.Addresses, c.port)
+	if err != nil {
+		c.report(fmt.Errorf("health check node port %d: %w", c.port, err))
+		return
+	}
+	c.report(nil)
+	c.server = newServer(http.HandlerFunc(c.answer))
+	for _, l := range listeners {
+		go func() { _ = c.server.Serve(l) }() // until stop
+	}
+}
+
+func (c *healthCheck) stop() {
+	if c.server == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := c.server.Shutdown(ctx); errors.Is(err, context.DeadlineExceeded) {
+		c.server.Close()
+	}
+}
+
+// report tells a problem once.
+func (c *healthCheck) report(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text == c.failed {
+		return
+	}
+	c.failed = text
+	if err != nil {
+		c.owner.Log.WithField("service", c.service.String()).WithError(err).Error("Load balancers cannot ask for the health of a Service")
+	}
+	if c.owner.OnProblem != nil {
+		c.owner.OnProblem(c.service, err)
+	}
+}
+
+// answer answers a load balancer as kube-proxy does.
+func (c *healthCheck) answer(w http.ResponseWriter, _ *http.Request) {
+	serving := c.owner.Serving()
+	c.owner.mu.Lock()
+	local := c.local
+	c.owner.mu.Unlock()
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(local))
+	status := http.StatusOK
+	if local == 0 || !serving {
+		status = http.StatusServiceUnavailable
+	}
+	type service struct {
+		Namespace string `json:"namespace"`
+		Name      string `json:"name"`
+	}
+	writeJSON(w, status, struct {
+		Service             service `json:"service"`
+		LocalEndpoints      int     `json:"localEndpoints"`
+		ServiceProxyHealthy bool    `json:"serviceProxyHealthy"`
+	}{service{c.service.Namespace, c.service.Name}, local, serving})
+}

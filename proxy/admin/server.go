@@ -1,0 +1,117 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// newServer returns a server that no slow client can hold up.
+func newServer(handler http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+	}
+}
+
+// Server is an HTTP server that runs.
+type Server struct {
+	server *http.Server
+	addr   net.Addr
+}
+
+// Addr returns where it listens.
+func (s *Server) Addr() net.Addr { return s.addr }
+
+// Close ends it.
+func (s *Server) Close() { s.server.Close() }
+
+// Serve starts a server on address.
+func Serve(address string, handler http.Handler) (*Server, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{server: newServer(handler), addr: l.Addr()}
+	go func() { _ = s.server.Serve(l) }() // until Close
+	return s, nil
+}
+
+// listenNode listens on a port of the node's addresses given, or of all.
+func listenNode(addresses func() []netip.Addr, port uint16) ([]net.Listener, error) {
+	hosts := []string{""}
+	if addresses != nil {
+		if list := addresses(); len(list) > 0 {
+			hosts = nil
+			for _, a := range list {
+				hosts = append(hosts, a.String())
+			}
+		}
+	}
+	var listeners []net.Listener
+	for _, host := range hosts {
+		l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
+		if err != nil {
+			for _, open := range listeners {
+				open.Close()
+			}
+			var op *net.OpError
+			if errors.As(err, &op) {
+				err = op.Err
+			}
+			return nil, fmt.Errorf("cannot listen: %w", err)
+		}
+		listeners = append(listeners, l)
+	}
+	return listeners, nil
+}
+
+// HealthHandler returns what is served to everybody who can reach the node.
+func HealthHandler(h *Health) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", h.Healthz)
+	mux.HandleFunc("GET /livez", h.Livez)
+	return mux
+}
+
+// Handler returns what is served on the admin address: metrics that registry
+// has, and config, the configuration in force, as JSON.
+func Handler(h *Health, registry *prometheus.Registry, config any) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", h.Healthz)
+	mux.HandleFunc("GET /livez", h.Livez)
+	mux.HandleFunc("GET /proxyMode", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		fmt.Fprint(w, "userspace")
+	})
+	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, config) })
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	return mux
+}
+
+// RunRetries calls Retry at every interval until ctx ends.
+func (h *HealthChecks) RunRetries(ctx context.Context, interval time.Duration) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			h.Retry()
+		}
+	}
+}

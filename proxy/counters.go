@@ -1,0 +1,174 @@
+package proxy
+
+import (
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// counters count what happened since the start. They are kept where the trace
+// is: each event is counted once.
+type counters struct {
+	accepted, established atomic.Int64
+	attempts              [numResults]atomic.Int64
+	toEndpoint, toClient  atomic.Int64
+
+	mu   sync.Mutex
+	ends map[trace.End]int64
+
+	serviceChanges, endpointChanges atomic.Int64
+	repaired, portalFailures        atomic.Int64
+}
+
+// AttemptResult says how an attempt ended.
+type AttemptResult int
+
+// The results.
+const (
+	AttemptConnected AttemptResult = iota
+	AttemptRefused
+	AttemptNoAnswer
+	AttemptFailed // in any other way
+	numResults
+)
+
+// String returns the word that metrics use.
+func (r AttemptResult) String() string {
+	return [...]string{"connected", "refused", "no-answer", "failed"}[r]
+}
+
+func resultOf(e *trace.Event) AttemptResult {
+	switch e.Err {
+	case "":
+		return AttemptConnected
+	case errRefused.Error():
+		return AttemptRefused
+	case errNoAnswer.Error():
+		return AttemptNoAnswer
+	}
+	return AttemptFailed
+}
+
+func (c *counters) count(e *trace.Event) {
+	switch e.Kind {
+	case trace.Accepted:
+		c.accepted.Add(1)
+	case trace.Attempt:
+		c.attempts[resultOf(e)].Add(1)
+	case trace.Established:
+		c.established.Add(1)
+	case trace.Closed:
+		c.toEndpoint.Add(e.ToEndpoint)
+		c.toClient.Add(e.ToClient)
+		c.mu.Lock()
+		c.ends[e.End]++
+		c.mu.Unlock()
+	}
+}
+
+// Stats are numbers about a Proxy: those that count do so since its start.
+type Stats struct {
+	Accepted, Established int64
+	Attempts              [numResults]int64 // by AttemptResult
+	Ends                  map[trace.End]int64
+	ToEndpoint, ToClient  int64 // bytes of connections that have ended
+
+	Open, Limit     int64 // connections
+	Services, Ports int
+	Listeners       int64
+	AffinityClients int64
+	Problems        map[Reason]int
+
+	ServiceChanges, EndpointChanges int64
+	Repaired                        int64 // rules, routes and chains that somebody had removed or changed
+	PortalFailures                  int64 // changes that the portal could not make
+
+	// NoLocalEndpoints is how many service ports have policy Local, endpoints,
+	// and none of them on this node.
+	NoLocalEndpoints struct{ Internal, External int }
+}
+
+// Stats returns the numbers as they are now.
+func (p *Proxy) Stats() Stats {
+	c := &p.counters
+	s := Stats{
+		Accepted:        c.accepted.Load(),
+		Established:     c.established.Load(),
+		ToEndpoint:      c.toEndpoint.Load(),
+		ToClient:        c.toClient.Load(),
+		Open:            p.connections.open.Load(),
+		Limit:           p.connections.limit(),
+		Listeners:       p.connections.listeners.Load(),
+		AffinityClients: p.affinities.Used(),
+		Problems:        map[Reason]int{},
+		ServiceChanges:  c.serviceChanges.Load(),
+		EndpointChanges: c.endpointChanges.Load(),
+		Repaired:        c.repaired.Load(),
+		PortalFailures:  c.portalFailures.Load(),
+	}
+	for i := range s.Attempts {
+		s.Attempts[i] = c.attempts[i].Load()
+	}
+	c.mu.Lock()
+	s.Ends = maps.Clone(c.ends)
+	c.mu.Unlock()
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.Services = len(p.services)
+	for _, fronts := range p.services {
+		s.Ports += len(fronts)
+		for _, f := range fronts {
+			v := f.view.Load()
+			if v.port.InternalLocal && v.internal.Len() == 0 && v.cluster.Len() > 0 {
+				s.NoLocalEndpoints.Internal++
+			}
+			if v.port.ExternalLocal && v.external.Len() == 0 && v.cluster.Len() > 0 {
+				s.NoLocalEndpoints.External++
+			}
+		}
+	}
+	for _, problem := range p.problems {
+		s.Problems[problem.Reason]++
+	}
+	return s
+}
+
+// SyncStatus says whether what the source wants is in force.
+type SyncStatus struct {
+	LastQueued  time.Time // when the source last handed over a change; zero if it never did
+	LastApplied time.Time // when the kernel was last brought up to date; zero if it never was
+	Pending     time.Time // since when a change waits to be applied; zero if none does
+}
+
+// syncState is a SyncStatus that is kept up to date.
+type syncState struct {
+	mu  sync.Mutex
+	now SyncStatus
+}
+
+func (s *syncState) queued(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now.LastQueued = at
+	if s.now.Pending.IsZero() {
+		s.now.Pending = at
+	}
+}
+
+func (s *syncState) applied(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now.LastApplied, s.now.Pending = at, time.Time{}
+}
+
+// SyncStatus returns how it is now. It never waits for a change that is being
+// made.
+func (p *Proxy) SyncStatus() SyncStatus {
+	p.sync.mu.Lock()
+	defer p.sync.mu.Unlock()
+	return p.sync.now
+}

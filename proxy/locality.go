@@ -1,0 +1,71 @@
+package proxy
+
+import (
+	"net"
+	"net/netip"
+	"sync/atomic"
+)
+
+// locality tells whether a client is a Pod or a process of this node. Traffic
+// policies for clients from outside do not apply to those.
+type locality struct {
+	now atomic.Pointer[localities]
+}
+
+// localities is a value that is replaced, never changed.
+type localities struct {
+	addrs map[netip.Addr]bool // of this node
+	pods  []netip.Prefix      // of its Pods
+}
+
+// refresh reads the node's addresses. If they cannot be read, what was known
+// holds.
+func (l *locality) refresh() {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return
+	}
+	next := &localities{addrs: make(map[netip.Addr]bool, len(addrs)), pods: l.pods()}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			next.addrs[p.Addr()] = true
+		}
+	}
+	l.now.Store(next)
+}
+
+// setPods replaces the networks of this node's Pods.
+func (l *locality) setPods(pods []netip.Prefix) {
+	next := &localities{pods: pods}
+	if old := l.now.Load(); old != nil {
+		next.addrs = old.addrs
+	}
+	l.now.Store(next)
+}
+
+func (l *locality) pods() []netip.Prefix {
+	if now := l.now.Load(); now != nil {
+		return now.pods
+	}
+	return nil
+}
+
+// local reports whether a belongs to this node or one of its Pods.
+func (l *locality) local(a netip.Addr) bool {
+	if a.IsLoopback() {
+		return true
+	}
+	now := l.now.Load()
+	if now == nil {
+		return false
+	}
+	if now.addrs[a] {
+		return true
+	}
+	for _, p := range now.pods {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,241 @@
+package proxy_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gleak"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+func TestProxy(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "proxy")
+}
+
+// These specs run the proxy behind the portal that needs nothing. What needs
+// the kernel is in folder test.
+var _ = Describe("a Proxy", func() {
+	var p *proxy.Proxy
+	var problems []string
+
+	BeforeEach(func() {
+		goroutines := gleak.Goroutines()
+		log := logrus.New()
+		log.SetOutput(GinkgoWriter)
+		pt, err := portal.New(context.Background(), portal.ModeNone, portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		o := proxy.Defaults()
+		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
+		o.Schedule = []time.Duration{50 * time.Millisecond, 50 * time.Millisecond}
+		o.MaxConnectionsPerPort = 3
+		problems = nil
+		o.OnProblem = func(id config.PortID, problem *proxy.Problem) {
+			if problem == nil {
+				problems = append(problems, fmt.Sprintf("%s: solved", id))
+			} else {
+				problems = append(problems, fmt.Sprintf("%s: %s: %v", id, problem.Reason, problem.Err))
+			}
+		}
+		p = proxy.New(o)
+		DeferCleanup(func() {
+			p.Stop()
+			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			defer cancel()
+			p.Drain(ctx)
+			Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(goroutines))
+		})
+	})
+
+	// service is a Service with one port on a VIP.
+	service := func(name, vip string, endpoints ...netip.AddrPort) config.Service {
+		port := config.ServicePort{
+			ID:       config.PortID{Namespace: "default", Service: name, Port: "main", Family: config.IPv4},
+			Protocol: config.TCP,
+			VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr(vip), Port: 80}},
+		}
+		for _, e := range endpoints {
+			port.Endpoints = append(port.Endpoints, config.Endpoint{Addr: e, Ready: true})
+		}
+		port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
+		return config.Service{Name: types.NamespacedName{Namespace: "default", Name: name}, Ports: []config.ServicePort{port}}
+	}
+	gone := func(name string) config.Service {
+		return config.Service{Name: types.NamespacedName{Namespace: "default", Name: name}}
+	}
+	// backend is a server that answers with its name.
+	backend := func(name string) netip.AddrPort {
+		GinkgoHelper()
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer c.Close()
+					fmt.Fprint(c, name)
+					_, _ = io.Copy(io.Discard, c)
+				}()
+			}
+		}()
+		return l.Addr().(*net.TCPAddr).AddrPort()
+	}
+	listener := func(service string) string {
+		GinkgoHelper()
+		for _, s := range p.Status() {
+			if s.Port.ID.Service == service && len(s.Listeners) > 0 {
+				return s.Listeners[0].String()
+			}
+		}
+		return ""
+	}
+	dial := func(service string) net.Conn {
+		GinkgoHelper()
+		c, err := net.Dial("tcp", listener(service))
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { c.Close() })
+		Expect(c.SetDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
+		return c
+	}
+	answer := func(c net.Conn) string {
+		GinkgoHelper()
+		buf := make([]byte, 16)
+		n, err := c.Read(buf)
+		Expect(err).NotTo(HaveOccurred())
+		return string(buf[:n])
+	}
+
+	It("serves a Service, changes its endpoints under it, and takes it away, while an open connection goes on", func() {
+		p.Apply([]config.Service{service("web", "10.96.0.1", backend("one"))})
+		open := dial("web")
+		Expect(answer(open)).To(Equal("one"))
+		at := listener("web")
+
+		p.Apply([]config.Service{service("web", "10.96.0.1", backend("two"))})
+		Expect(listener("web")).To(Equal(at), "the listener stays")
+		Expect(answer(dial("web"))).To(Equal("two"))
+
+		p.Apply([]config.Service{gone("web")})
+		Expect(p.Status()).To(BeEmpty())
+		Expect(net.Dial("tcp", at)).Error().To(HaveOccurred())
+		Expect(open.Write([]byte("still open"))).Error().NotTo(HaveOccurred())
+		Expect(p.Connections()).To(BeEquivalentTo(2))
+	})
+
+	It("does not listen while there are no endpoints", func() {
+		p.Apply([]config.Service{service("web", "10.96.0.1")})
+		Expect(listener("web")).To(BeEmpty())
+		p.Apply([]config.Service{service("web", "10.96.0.1", backend("one"))})
+		at := listener("web")
+		Expect(answer(dial("web"))).To(Equal("one"))
+		p.Apply([]config.Service{service("web", "10.96.0.1")})
+		Expect(listener("web")).To(BeEmpty())
+		p.Apply([]config.Service{service("web", "10.96.0.1", backend("one"))})
+		Expect(listener("web")).To(Equal(at), "the same port again")
+	})
+
+	It("lets one Service have a VIP, and gives it to the next when that leaves", func() {
+		p.Apply([]config.Service{service("a", "10.96.0.1", backend("a"))})
+		p.Apply([]config.Service{service("b", "10.96.0.1", backend("b"))})
+		Expect(problems).To(Equal([]string{"default/b:main: AddressConflict: ClusterIP 10.96.0.1:80/tcp is served for default/a:main already"}))
+		Expect(listener("b")).To(BeEmpty())
+		Expect(p.Stats().Problems).To(Equal(map[proxy.Reason]int{proxy.ReasonConflict: 1}))
+
+		p.Apply([]config.Service{gone("a")})
+		Expect(problems[1:]).To(Equal([]string{"default/b:main: solved"}))
+		Expect(answer(dial("b"))).To(Equal("b"))
+	})
+
+	It("lets two Services swap their VIPs in one change", func() {
+		p.Apply([]config.Service{service("a", "10.96.0.1", backend("a")), service("b", "10.96.0.2", backend("b"))})
+		p.Apply([]config.Service{service("a", "10.96.0.2", backend("a")), service("b", "10.96.0.1", backend("b"))})
+		Expect(problems).To(BeEmpty())
+		Expect(answer(dial("a"))).To(Equal("a"))
+		Expect(answer(dial("b"))).To(Equal("b"))
+	})
+
+	It("says which protocols it does not serve, and serves the rest", func() {
+		dns := service("dns", "10.96.0.1", backend("dns"))
+		udp := dns.Ports[0]
+		udp.ID.Port, udp.Protocol = "udp", config.UDP
+		dns.Ports = append(dns.Ports, udp)
+		p.Apply([]config.Service{dns})
+		Expect(problems).To(Equal([]string{"default/dns:udp: ProtocolNotServed: protocol UDP is not served by this version of usher"}))
+		Expect(answer(dial("dns"))).To(Equal("dns"))
+		p.Apply([]config.Service{gone("dns")})
+		Expect(p.Stats().Problems).To(BeEmpty())
+	})
+
+	It("turns clients away that are too many, and counts how each connection ended", func() {
+		p.Apply([]config.Service{service("web", "10.96.0.1", backend("one"))})
+		var open []net.Conn
+		for range 3 {
+			c := dial("web")
+			Expect(answer(c)).To(Equal("one"))
+			open = append(open, c)
+		}
+		c, err := net.Dial("tcp", listener("web"))
+		if err == nil {
+			_, err = c.Read(make([]byte, 1))
+			c.Close()
+		}
+		Expect(err).To(HaveOccurred())
+		for _, c := range open {
+			c.Close()
+		}
+		Eventually(p.Connections).Should(BeZero())
+		Expect(answer(dial("web"))).To(Equal("one"))
+		s := p.Stats()
+		Expect(s.Ends).To(Equal(map[trace.End]int64{trace.Limit: 1, trace.ClientClosed: 3}))
+		Expect(s.Accepted).To(BeEquivalentTo(5))
+		Expect(s.Attempts[proxy.AttemptConnected]).To(BeEquivalentTo(4))
+		Expect(s.ToClient).To(BeEquivalentTo(9))
+	})
+
+	It("ends the search for an endpoint when the Service goes", func() {
+		holder := dialedPort()
+		p.Apply([]config.Service{service("web", "10.96.0.1", holder)})
+		c := dial("web")
+		p.Apply([]config.Service{gone("web")})
+		Expect(c.Read(make([]byte, 1))).Error().To(HaveOccurred())
+		Eventually(func() int64 { return p.Stats().Ends[trace.NoEndpoint] }).Should(BeEquivalentTo(1))
+	})
+
+	It("tells when a change was wanted and when it was carried out", func() {
+		Expect(p.SyncStatus()).To(BeZero())
+		p.Apply(nil)
+		s := p.SyncStatus()
+		Expect(s.Pending).To(BeZero())
+		Expect(s.LastApplied).To(BeTemporally(">=", s.LastQueued))
+	})
+})
+
+// dialedPort returns an address on which connections are refused until the test
+// ends: that of a connected socket.
+func dialedPort() netip.AddrPort {
+	GinkgoHelper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	Expect(err).NotTo(HaveOccurred())
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() { c.Close() })
+	return c.LocalAddr().(*net.TCPAddr).AddrPort()
+}
