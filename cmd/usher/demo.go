@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -93,7 +94,7 @@ func (d *demo) run(cmd *cobra.Command) error {
 			}()
 		}
 	}
-	if err := s.serve(ctx, source); err != nil {
+	if err := s.serve(ctx, func(context.Context, *server) (config.Source, error) { return source, nil }); err != nil {
 		return err
 	}
 	if !d.once {

@@ -2,33 +2,33 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/signal"
-	"sync"
-	"syscall"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/kube"
 	"github.com/usherproxy/usher/config/manifest"
-	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/config/translate"
 	"github.com/usherproxy/usher/proxy"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 func newRun() *cobra.Command {
 	var r runCommand
 	cmd := &cobra.Command{
-		Use:   "run --manifests PATH",
-		Short: "Serve the Services of manifests",
-		Long: `Serves the Services in the manifests given: opens a listener for each service
-port, installs portals that bring cluster IP traffic to it, and proxies. Folders
-and files are watched; a change is live within a second.
+		Use:   "run",
+		Short: "Serve the Services of a cluster, or of manifests",
+		Long: `Serves Services: opens a listener for each service port, installs portals that
+bring cluster IP traffic to it, and proxies.
+
+Services come from an API server (--kubeconfig; in a Pod, without flags, with the
+Pod's credentials), or from files and folders (--manifests). Changes are live at
+once.
 
 Prints a table of what is served where, once it serves. Logs go to standard
 error.
@@ -37,173 +37,155 @@ SIGTERM stops accepting, lets connections end for --drain-timeout, and leaves
 the portal's rules to a successor, which takes them over. Ctrl-C (SIGINT) does
 the same and then removes the rules. A second signal ends usher at once. 'usher
 cleanup' removes what is left.`,
-		Example: `  usher run --manifests examples/web.yaml
+		Example: `  usher run --kubeconfig /etc/kubernetes/usher.conf --node-name worker-1
+  usher run --manifests examples/web.yaml
   kubectl get services,endpointslices -A -o yaml > all.yaml && usher run --manifests all.yaml
   usher run --manifests services/ --portal=none --trace`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return r.run(cmd) },
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&r.manifests, "manifests", nil, "file or folder with manifests (YAML or JSON): Service, EndpointSlice, Endpoints, List; may be repeated")
+	flags.StringArrayVar(&r.manifests, "manifests", nil, "`path` of a file or folder with manifests (YAML or JSON): Service, EndpointSlice, Endpoints, List; may be repeated")
 	flags.StringSliceVar(&r.serviceCIDRs, "service-cidr", defaultServiceCIDRs, serviceCIDRUsage)
+	flags.StringVar(&r.cluster.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server")
+	flags.StringVar(&r.cluster.Context, "context", "", "context of the kubeconfig; empty means its current one")
+	flags.StringVar(&r.cluster.Server, "server", "", "`URL` of the API server, instead of the kubeconfig's or the Pod's")
+	flags.StringVar(&r.nodeName, "node-name", "", "name of this node's Node object; empty means this machine's name")
+	flags.StringVar(&r.serviceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value; empty means those without the label")
+	flags.DurationVar(&r.maxDelay, "min-sync-delay", kube.DefaultMaxDelay, "how often changes are carried out at the most while Services change all the time")
 	flags.BoolVar(&r.trace, "trace", false, "print each step of each connection to standard output")
 	r.proxyFlags.register(flags)
+	r.adminFlags.register(flags)
 	r.logs.register(flags, "auto")
 	return cmd
 }
 
 type runCommand struct {
-	manifests    []string
-	serviceCIDRs []string
-	trace        bool
-	proxyFlags   proxyFlags
-	logs         logFlags
+	manifests        []string
+	serviceCIDRs     []string
+	cluster          kube.Connection
+	nodeName         string
+	serviceProxyName string
+	maxDelay         time.Duration
+	trace            bool
+	proxyFlags       proxyFlags
+	adminFlags       adminFlags
+	logs             logFlags
 }
 
 func (r *runCommand) run(cmd *cobra.Command) error {
-	if len(r.manifests) == 0 {
-		return usagef("--manifests: at least one file or folder is needed")
-	}
 	if err := r.proxyFlags.check(); err != nil {
-		return err
-	}
-	cidrs, err := parseCIDRs(r.serviceCIDRs)
-	if err != nil {
 		return err
 	}
 	log, err := r.logs.logger(cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
-	source, err := manifest.New(manifest.Options{Paths: r.manifests, ServiceCIDRs: cidrs, Log: log})
+	if r.nodeName == "" {
+		if r.nodeName, err = hostname(); err != nil {
+			return err
+		}
+	}
+	if len(r.manifests) > 0 && !cmd.Flags().Changed("healthz-address") {
+		r.adminFlags.healthz = ""
+	}
+	s := server{flags: &r.proxyFlags, admin: &r.adminFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace, settings: allFlags(cmd)}
+	switch {
+	case len(r.manifests) == 0:
+		return s.serve(cmd.Context(), r.clusterSource)
+	case r.cluster != kube.Connection{}:
+		return usagef("--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source")
+	}
+	return s.serve(cmd.Context(), r.manifestSource)
+}
+
+// manifestSource returns the source for --manifests.
+func (r *runCommand) manifestSource(_ context.Context, s *server) (config.Source, error) {
+	cidrs, err := parseCIDRs(r.serviceCIDRs)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s := server{flags: &r.proxyFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace}
-	return s.serve(cmd.Context(), source)
+	return manifest.New(manifest.Options{Paths: r.manifests, ServiceCIDRs: cidrs,
+		Node: config.Node{Name: r.nodeName}, ServiceProxyName: r.serviceProxyName, Log: s.log})
 }
 
-// server is a proxy from start to stop.
-type server struct {
-	flags *proxyFlags
-	log   *logrus.Logger
-	out   io.Writer
-	trace bool // print it to out
-
-	// started is called once what the source has first is served; nil prints
-	// the table.
-	started func(p *proxy.Proxy)
-	// demo is for a demo, which has no successor: the portal's rules
-	// go, whatever ended the server; and an usher that is there already is left
-	// alone.
-	demo bool
-}
-
-// serve serves what source has until a signal comes, ctx ends, or the source
-// fails.
-func (s *server) serve(ctx context.Context, source config.Source) error {
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
-	defer signal.Stop(signals)
-
-	open := openPortal
-	if s.demo {
-		open = openPortalBeside
-	}
-	unlock, pt, err := open(ctx, s.flags.portal, s.flags.portalOptions(s.log))
+// clusterSource returns the source for an API server, and lets the server tell
+// it what goes wrong.
+func (r *runCommand) clusterSource(ctx context.Context, s *server) (config.Source, error) {
+	r.cluster.UserAgent = "usher/" + version
+	client, reach, err := r.cluster.Connect()
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("%w; --manifests serves Services from files, --kubeconfig those of a cluster", err)
 	}
-	defer unlock()
-	p := s.flags.newProxy(pt, s.log)
-
-	ctx, cancel := context.WithCancel(ctx)
-	var workers sync.WaitGroup
-	defer workers.Wait()
-	defer cancel()
-	workers.Go(func() { p.Run(ctx) })
-	if s.trace {
-		workers.Go(func() { printTrace(ctx, s.out, p.Trace.Reader(true)) })
-	}
-	failed := make(chan error, 1)
-	workers.Go(func() { failed <- source.Run(ctx, s.applyTo(p)) })
-
-	remove := s.demo
-	select {
-	case err = <-failed:
-		if err != nil {
-			err = fmt.Errorf("cannot go on: %w", err)
-		}
-	case <-ctx.Done():
-	case sig := <-signals:
-		s.log.WithFields(logrus.Fields{"signal": sig.String(), "connections": p.Connections(), "drain-timeout": s.flags.drainTimeout.String()}).
-			Info("Stopping: no new connections; those that are open may end")
-		remove = remove || sig == os.Interrupt
-	}
-	cancel()
-	s.stop(p, pt, remove, signals)
-	return err
-}
-
-// applyTo returns the function to which a source reports.
-func (s *server) applyTo(p *proxy.Proxy) func([]config.Service) {
-	first := true
-	return func(services []config.Service) {
-		started := time.Now()
-		p.Apply(services)
-		if !first {
-			return
-		}
-		first = false
-		s.log.WithFields(logrus.Fields{"services": len(services), "portal": p.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
-		if s.started != nil {
-			s.started(p)
-			return
-		}
-		printTable(s.out, p.Status())
-	}
-}
-
-// stop stops p, removes what the portal installed if remove is set, and drains.
-// A further signal ends the draining.
-func (s *server) stop(p *proxy.Proxy, pt portal.Portal, remove bool, signals <-chan os.Signal) {
-	p.Stop()
-	if remove {
-		if err := pt.Remove(context.Background()); err != nil {
-			s.log.WithError(err).Error("The portal's rules could not all be removed; 'usher cleanup' tries again")
-		}
-	}
-	grace, cancel := context.WithTimeout(context.Background(), s.flags.drainTimeout)
-	defer cancel()
-	go func() {
-		select {
-		case <-signals:
-			cancel()
-		case <-grace.Done():
-		}
-	}()
-	if broken := p.Drain(grace); broken > 0 {
-		s.log.WithField("connections", broken).Warn("Stopped; connections that had not ended were reset")
-		return
-	}
-	s.log.Info("Stopped")
-}
-
-// printTrace prints events as they come until ctx ends.
-func printTrace(ctx context.Context, out io.Writer, r *trace.Reader) {
-	buf := make([]trace.Event, 64)
-	for {
-		n, missed, err := r.Next(ctx, buf)
-		if err != nil {
-			return
-		}
-		if missed > 0 {
-			fmt.Fprintf(out, "… %s missed\n", plural(int(missed), "event"))
-		}
-		for _, e := range buf[:n] {
-			if _, err := fmt.Fprintf(out, "%s %s\n", e.Time.Format("15:04:05.000"), e); errors.Is(err, syscall.EPIPE) {
-				return
+	s.reach = reach
+	var events *kube.Events
+	source, err := kube.New(kube.Options{
+		Client:           client,
+		Log:              s.log,
+		NodeName:         r.nodeName,
+		ServiceProxyName: r.serviceProxyName,
+		MaxDelay:         r.maxDelay,
+		OnNode:           s.nodeChanged,
+		OnProblems: func(service types.NamespacedName, problems []translate.Problem) {
+			for _, p := range problems {
+				events.Warn(service, "PartNotServed", p.Error())
 			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	events, err = kube.NewEvents(ctx, client, source, r.nodeName)
+	if err != nil {
+		return nil, err
+	}
+	s.onProblem = func(id config.PortID, p *proxy.Problem) {
+		if p == nil {
+			events.Tell(id.ServiceName(), "Served", fmt.Sprintf("Service port %s is served again", id))
+			return
+		}
+		events.Warn(id.ServiceName(), string(p.Reason), fmt.Sprintf("Service port %s is not served: %v", id, p.Err))
+	}
+	s.onHealthCheckProblem = func(service types.NamespacedName, err error) {
+		if err == nil {
+			events.Tell(service, "Served", "The health check node port is served again")
+			return
+		}
+		events.Warn(service, "HealthCheckFailed", err.Error())
+	}
+	go warnWhileAway(ctx, reach, s.log)
+	return source, nil
+}
+
+// warnWhileAway logs when the API server is lost and found.
+func warnWhileAway(ctx context.Context, reach *kube.Reach, log logrus.FieldLogger) {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	connected := true
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		now := reach.Status()
+		if now.Since.IsZero() || now.Connected == connected {
+			continue
+		}
+		if connected = now.Connected; connected {
+			log.Info("The API server answers again")
+		} else {
+			log.WithError(now.Err).Warn("The API server does not answer; what is known goes on being served")
 		}
 	}
+}
+
+// hostname returns this machine's name as kubelet and kube-proxy use it for the
+// Node object.
+func hostname() (string, error) {
+	name, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("--node-name is not given, and this machine's name cannot be found out: %w", err)
+	}
+	return strings.ToLower(strings.TrimSpace(name)), nil
 }
