@@ -35,7 +35,8 @@ type connection struct {
 // acceptLoop accepts until l is closed. It never waits for anything that a
 // client or an endpoint does: each connection has a goroutine of its own until
 // it is established.
-func (f *frontEnd) acceptLoop(l *listener) {
+func (l *tcpListener) acceptLoop() {
+	f := l.front
 	defer f.proxy.connections.listeners.Add(-1)
 	defer close(l.closed)
 	var pause time.Duration
@@ -45,7 +46,7 @@ func (f *frontEnd) acceptLoop(l *listener) {
 			return
 		}
 		if err != nil {
-			pause = f.acceptFailed(l, err, pause)
+			pause = l.acceptFailed(err, pause)
 			continue
 		}
 		pause = 0
@@ -74,12 +75,12 @@ var acceptErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
 // acceptFailed waits a little, twice as long as before, and returns for how
 // long. A client that gave up before it was accepted is no reason to wait.
-func (f *frontEnd) acceptFailed(l *listener, err error, pause time.Duration) time.Duration {
+func (l *tcpListener) acceptFailed(err error, pause time.Duration) time.Duration {
 	if errors.Is(err, syscall.ECONNABORTED) {
 		return 0
 	}
 	acceptErrors.Do(func() {
-		f.proxy.Log.WithField("service", f.id.String()).WithError(plainError(err)).
+		l.front.proxy.Log.WithField("service", l.front.id.String()).WithError(plainError(err)).
 			Error("Clients cannot be accepted; trying again (further errors of this kind are logged every 10 s at the most)")
 	})
 	pause = min(max(2*pause, minAcceptPause), maxAcceptPause)
@@ -87,7 +88,7 @@ func (f *frontEnd) acceptFailed(l *listener, err error, pause time.Duration) tim
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-f.proxy.ctx.Done():
+	case <-l.front.proxy.ctx.Done():
 	}
 	return pause
 }
@@ -108,7 +109,7 @@ var limitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
 // serve takes the connection from accepted to established, and hands it to the
 // forwarder; or resets it.
-func (c *connection) serve(l *listener) {
+func (c *connection) serve(l *tcpListener) {
 	end, err := c.admit(l)
 	c.event(trace.Event{Kind: trace.Accepted, Time: c.accepted})
 	if err != nil {
@@ -131,7 +132,7 @@ var (
 
 // admit finds out which VIP the client connected to, and whether it may: behind
 // a redirect anybody who finds the listener's port could connect to it.
-func (c *connection) admit(l *listener) (trace.End, error) {
+func (c *connection) admit(l *tcpListener) (trace.End, error) {
 	v := c.front.view.Load()
 	if l.redirected {
 		original, err := portal.OriginalDst(c.client)

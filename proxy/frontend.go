@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -26,9 +27,36 @@ type frontEnd struct {
 	open     atomic.Int64 // connections
 
 	pool      balance.Pool
-	listeners []*listener
+	listeners []listener
 	rules     map[portal.Target]portal.Rule // that the portal was given
 }
+
+// listener takes in what clients send to some targets of a service port. Each
+// protocol has its own: tcp.go.
+type listener interface {
+	// addr returns where it listens.
+	addr() netip.AddrPort
+	// serves reports whether it is the listener that b asks for.
+	serves(b portal.Bind) bool
+	// setTargets says which targets lead to it.
+	setTargets(targets []portal.Target)
+	// endpointsChanged is called after the front end's view was replaced.
+	endpointsChanged()
+	// close stops taking in new clients, and returns when nobody does any more.
+	close()
+}
+
+// openListener opens the listener for b, and starts it.
+func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
+	switch f.protocol {
+	case config.TCP:
+		return openTCP(f, b)
+	}
+	return nil, errProtocol
+}
+
+// errProtocol says that this version cannot carry a protocol.
+var errProtocol = errors.New("this version of usher does not serve the protocol")
 
 // view is a front end's configuration at one moment: a value that is replaced,
 // never changed.
@@ -65,13 +93,12 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 // update makes the front end serve port. Connections that are open go on.
 func (f *frontEnd) update(port config.ServicePort, c *change) {
 	f.swapView(port)
-	if f.protocol != config.TCP {
-		f.proxy.problem(f.id, ReasonProtocol, fmt.Errorf("protocol %s is not served by this version of usher", f.protocol))
-		return
-	}
 	targets, problem := f.claim(port)
 	if err := f.bind(targets, c); err != nil && problem == nil {
 		problem = &Problem{Reason: ReasonListen, Err: err}
+		if errors.Is(err, errProtocol) {
+			problem.Reason = ReasonProtocol
+		}
 	}
 	switch {
 	case problem != nil:
@@ -104,6 +131,9 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	}
 	for _, endpoint := range gone {
 		f.affinity.ForgetEndpoint(endpoint.Addr)
+	}
+	for _, l := range f.listeners {
+		l.endpointsChanged()
 	}
 }
 
@@ -174,7 +204,7 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 			}
 			continue
 		}
-		l.targets.Store(&b.Targets)
+		l.setTargets(b.Targets)
 		f.listeners = append(f.listeners, l)
 		for _, t := range b.Targets {
 			f.rule(portal.Rule{Target: t, Action: portal.Redirect, LocalPort: l.addr().Port()}, c)
@@ -186,20 +216,14 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 
 // listen returns the listener for b: one of old, which is taken from there, or
 // a new one.
-func (f *frontEnd) listen(b portal.Bind, old *[]*listener) (*listener, error) {
+func (f *frontEnd) listen(b portal.Bind, old *[]listener) (listener, error) {
 	for i, l := range *old {
 		if l.serves(b) {
 			*old = slices.Delete(*old, i, i+1)
 			return l, nil
 		}
 	}
-	l, err := openListener(b, f.proxy.Keepalive)
-	if err != nil {
-		return nil, err
-	}
-	f.proxy.connections.listeners.Add(1)
-	go f.acceptLoop(l)
-	return l, nil
+	return f.openListener(b)
 }
 
 // rule puts r into c if the portal does not have it like that already.

@@ -198,7 +198,7 @@ func (p *Proxy) updatePorts(s config.Service, c *change) {
 type change struct {
 	set   map[portal.Target]portal.Rule
 	gone  map[portal.Target]bool
-	close []*listener
+	close []listener
 }
 
 func (c *change) add(r portal.Rule) {

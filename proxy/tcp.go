@@ -14,9 +14,10 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// listener is a TCP listener for some targets of a service port.
-type listener struct {
+// tcpListener is a listener for a TCP service port.
+type tcpListener struct {
 	*net.TCPListener
+	front      *frontEnd
 	redirected bool
 	targets    atomic.Pointer[[]portal.Target]
 
@@ -31,17 +32,21 @@ const (
 	keepaliveInterval = 30 * time.Second
 )
 
-// openListener opens the listener that b asks for. Accepted connections inherit
-// keepalive from it.
-func openListener(b portal.Bind, keepalive time.Duration) (*listener, error) {
-	l, err := listenTCP(b.Addr, keepalive)
+// openTCP opens the listener that b asks for and starts to accept. Accepted
+// connections inherit keepalive from it.
+func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
+	l, err := listenTCP(b.Addr, f.proxy.Keepalive)
 	if err != nil && b.Preferred && errors.Is(err, syscall.EADDRINUSE) {
-		l, err = listenTCP(netip.AddrPortFrom(b.Addr.Addr(), 0), keepalive)
+		l, err = listenTCP(netip.AddrPortFrom(b.Addr.Addr(), 0), f.proxy.Keepalive)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
 	}
-	return &listener{TCPListener: l, redirected: b.Redirected, closed: make(chan struct{})}, nil
+	t := &tcpListener{TCPListener: l, front: f, redirected: b.Redirected, closed: make(chan struct{})}
+	t.setTargets(b.Targets)
+	f.proxy.connections.listeners.Add(1)
+	go t.acceptLoop()
+	return t, nil
 }
 
 func listenTCP(addr netip.AddrPort, keepalive time.Duration) (*net.TCPListener, error) {
@@ -64,19 +69,22 @@ func listenTCP(addr netip.AddrPort, keepalive time.Duration) (*net.TCPListener, 
 	return l.(*net.TCPListener), nil
 }
 
-// addr returns where l listens.
-func (l *listener) addr() netip.AddrPort { return l.Addr().(*net.TCPAddr).AddrPort() }
+func (l *tcpListener) addr() netip.AddrPort { return l.Addr().(*net.TCPAddr).AddrPort() }
 
-// serves reports whether l is the listener that b asks for.
-func (l *listener) serves(b portal.Bind) bool {
+func (l *tcpListener) serves(b portal.Bind) bool {
 	have := l.addr()
 	samePort := have.Port() == b.Addr.Port() || b.Addr.Port() == 0 || b.Preferred
 	return samePort && have.Addr() == b.Addr.Addr() && l.redirected == b.Redirected
 }
 
+func (l *tcpListener) setTargets(targets []portal.Target) { l.targets.Store(&targets) }
+
+// endpointsChanged: connections go on whatever happens to their endpoints.
+func (l *tcpListener) endpointsChanged() {}
+
 // close stops accepting and returns when the accept loop has ended. Connections
 // that wait to be accepted are reset by the kernel.
-func (l *listener) close() {
+func (l *tcpListener) close() {
 	l.closing.Do(func() { l.TCPListener.Close() })
 	<-l.closed
 }
