@@ -1,0 +1,105 @@
+package kube
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// What needs an API server is tested in test/cluster, against a real one.
+func TestKube(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "kube")
+}
+
+var _ = DescribeTable("the API server is asked only for what is usher's business",
+	func(proxyName string, object map[string]string, service, slice bool) {
+		forServices, forSlices, err := selectors(proxyName)
+		Expect(err).NotTo(HaveOccurred())
+		matches := func(selector string) bool {
+			s, err := labels.Parse(selector)
+			Expect(err).NotTo(HaveOccurred())
+			return s.Matches(labels.Set(object))
+		}
+		Expect(matches(forServices)).To(Equal(service), "Service")
+		Expect(matches(forSlices)).To(Equal(slice), "EndpointSlice")
+	},
+	Entry("no label", "", map[string]string{}, true, true),
+	Entry("headless", "", map[string]string{"service.kubernetes.io/headless": ""}, false, false),
+	Entry("another proxy's", "", map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, false, false),
+	Entry("with a name: its own", "usher", map[string]string{"service.kubernetes.io/service-proxy-name": "usher"}, true, true),
+	Entry("with a name: no label; people may have written the slice", "usher", map[string]string{}, false, true),
+	Entry("with a name: headless", "usher", map[string]string{"service.kubernetes.io/headless": ""}, false, false),
+)
+
+var _ = Describe("a Node", func() {
+	node := func(change func(*corev1.Node)) config.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"topology.kubernetes.io/zone": "east"}},
+			Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.1.0/24", "fd00:1::/64"}}}
+		change(n)
+		return nodeOf(n)
+	}
+	It("has a name, a zone, and Pod networks", func() {
+		Expect(node(func(*corev1.Node) {})).To(Equal(config.Node{Name: "n1", Zone: "east",
+			PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:1::/64")}}))
+	})
+	It("is leaving while it is being deleted", func() {
+		Expect(node(func(n *corev1.Node) { n.DeletionTimestamp = &metav1.Time{Time: time.Now()} }).Leaving).To(BeTrue())
+	})
+	It("is leaving once the cluster autoscaler has marked it", func() {
+		taint := corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}
+		Expect(node(func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, taint) }).Leaving).To(BeTrue())
+	})
+	It("with other taints is not leaving", func() {
+		taint := corev1.Taint{Key: "node.kubernetes.io/unschedulable", Effect: corev1.TaintEffectNoSchedule}
+		Expect(node(func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, taint) }).Leaving).To(BeFalse())
+	})
+})
+
+var _ = Describe("what is kept of an object", func() {
+	meta := metav1.ObjectMeta{Name: "a", Labels: map[string]string{"keep": "me"}, Annotations: map[string]string{"long": "text"},
+		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}}
+	It("is without managed fields and annotations, and with all that decides", func() {
+		svc := &corev1.Service{ObjectMeta: *meta.DeepCopy(), Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Selector: map[string]string{"app": "web"}}}
+		Expect(trim(svc)).To(BeIdenticalTo(svc))
+		Expect(svc.ManagedFields).To(BeNil())
+		Expect(svc.Annotations).To(BeNil())
+		Expect(svc.Labels).To(HaveKey("keep"))
+		Expect(svc.Spec.ClusterIP).To(Equal("10.96.0.1"))
+
+		slice := &discoveryv1.EndpointSlice{ObjectMeta: *meta.DeepCopy(), Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}}}
+		Expect(trim(slice)).To(BeIdenticalTo(slice))
+		Expect(slice.ManagedFields).To(BeNil())
+		Expect(slice.Labels).To(HaveKey("keep"))
+		Expect(slice.Endpoints).To(HaveLen(1))
+	})
+})
+
+var _ = Describe("Reach", func() {
+	It("tells since when the API server answers or does not", func() {
+		var r Reach
+		Expect(r.Status()).To(BeZero())
+		r.heard(nil)
+		up := r.Status()
+		Expect(up.Connected).To(BeTrue())
+		r.heard(nil)
+		Expect(r.Status()).To(Equal(up), "it has not changed")
+		r.heard(errTest)
+		down := r.Status()
+		Expect(down.Connected).To(BeFalse())
+		Expect(down.Err).To(Equal(errTest))
+		Expect(down.Since).To(BeTemporally(">=", up.Since))
+	})
+})
+
+var errTest = errors.New("away")
