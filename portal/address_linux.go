@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -15,20 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RouteProtocol is the number by which the routes of the address portal are
-// known as usher's ("proto 117" in the output of ip route). It is none of
-// those in linux/rtnetlink.h and iproute2's rt_protos.
-const RouteProtocol = 117
-
 // addressPortal makes VIPs local addresses of the node, so that the kernel
 // itself brings what is sent to them to listeners on VIP:port. It needs no
-// netfilter. The VIPs are not addresses of an interface but `local` routes on lo
-// (the kernel's AnyIP), which ip addr does not show.
+// netfilter.
 //
 // A rejected target keeps its route: without a listener the kernel refuses. A
 // dropped target is refused as well, since routes cannot drop one port of an
-// address. A target of a local VIP that has no rule is refused too, where
-// other portals would let it pass.
+// address; if its clients on this node are to be served, the listener decides
+// who is. A target of a local VIP that has no rule is refused too, where other
+// portals would let it pass.
 //
 // Since a VIP is a local address, the node answers ARP and neighbour discovery
 // for it, as IPVS proxies do. Where a load balancer announces VIPs in the
@@ -36,15 +30,17 @@ const RouteProtocol = 117
 type addressPortal struct {
 	log    logrus.FieldLogger
 	opts   Options
-	handle *netlink.Handle
-	lo     int // the index of lo
+	routes *localRoutes
 
 	mu      sync.Mutex // guards all below
 	rules   map[Target]Rule
 	users   map[netip.Addr]int   // how many rules have this VIP
 	routed  map[netip.Addr]bool  // VIPs with a route of ours; the others are local by themselves
 	missing map[netip.Addr]error // VIPs that could not be made local
-	applied bool
+	// listened is what Listen last answered for node ports, if they are not at
+	// all addresses of the node.
+	listened map[Target][]netip.Addr
+	applied  bool
 }
 
 // newAddress makes sure that routes can be made, by making one and taking it
@@ -53,22 +49,8 @@ func newAddress(_ context.Context, opts Options) (Portal, error) {
 	if !hasNetAdmin() {
 		return nil, errNoNetAdmin
 	}
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	routes, err := openRoutes()
 	if err != nil {
-		return nil, fmt.Errorf("asking the kernel for its routes: %w", err)
-	}
-	lo, err := handle.LinkByName("lo")
-	if err != nil {
-		handle.Close()
-		return nil, fmt.Errorf("looking for the interface lo: %w", err)
-	}
-	p := &addressPortal{
-		log: opts.Log.WithField("portal", ModeAddress), opts: opts, handle: handle, lo: lo.Attrs().Index,
-		rules: map[Target]Rule{}, users: map[netip.Addr]int{},
-		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{},
-	}
-	if err := p.loDown(); err != nil {
-		handle.Close()
 		return nil, err
 	}
 	// An address for documentation (RFC 5737, RFC 3849): nobody has it.
@@ -76,29 +58,83 @@ func newAddress(_ context.Context, opts Options) (Portal, error) {
 	if opts.NoIPv4 {
 		probe = netip.MustParseAddr("2001:db8::117")
 	}
-	err = p.add(probe)
-	if err == nil || errors.Is(err, unix.EEXIST) { // it may be there if a process died right here
-		err = p.del(probe)
-	}
-	if err != nil {
-		handle.Close()
+	if err := routes.probe(probe); err != nil {
+		routes.close()
 		return nil, err
 	}
-	return p, nil
+	return &addressPortal{
+		log: opts.Log.WithField("portal", ModeAddress), opts: opts, routes: routes,
+		rules: map[Target]Rule{}, users: map[netip.Addr]int{},
+		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{},
+		listened: map[Target][]netip.Addr{},
+	}, nil
 }
 
 func (p *addressPortal) Mode() string { return ModeAddress }
 
 // Listen asks for one listener per target, at the very address that clients use.
 func (p *addressPortal) Listen(targets []Target) []Bind {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	var binds []Bind
 	for _, group := range byListener(targets) {
 		for _, t := range group {
-			binds = append(binds, Bind{Addr: netip.AddrPortFrom(t.Addr, t.Port), Targets: []Target{t}})
+			addrs := []netip.Addr{t.Addr}
+			if t.Addr.IsUnspecified() && len(p.opts.NodePortAddresses) > 0 {
+				addrs = p.nodeAddresses(t.Addr)
+				p.listened[t] = addrs
+			}
+			for _, addr := range addrs {
+				binds = append(binds, Bind{Addr: netip.AddrPortFrom(addr, t.Port), Targets: []Target{t}})
+			}
 		}
 	}
 	return binds
 }
+
+// nodeAddresses returns this node's addresses of one family that are within
+// NodePortAddresses, in order. A link-local address of IPv6 is none without an
+// interface.
+func (p *addressPortal) nodeAddresses(any netip.Addr) (addrs []netip.Addr) {
+	family := netlink.FAMILY_V4
+	if any.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	all, err := p.routes.handle.AddrList(nil, family)
+	if err != nil {
+		p.log.WithError(err).Error("This node's addresses cannot be listed: node ports are not served at those that are missing")
+	}
+	for _, a := range all {
+		addr, _ := netip.AddrFromSlice(a.IP)
+		addr = addr.Unmap()
+		if containsAddr(p.opts.NodePortAddresses, addr) && !(addr.Is6() && addr.IsLinkLocalUnicast()) {
+			addrs = append(addrs, addr)
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
+}
+
+// moved returns nil while Listen would answer as it did.
+func (p *addressPortal) moved() error {
+	now := map[netip.Addr][]netip.Addr{}
+	again := map[Target]bool{}
+	for t, then := range p.listened {
+		if _, known := now[t.Addr]; !known {
+			now[t.Addr] = p.nodeAddresses(t.Addr)
+		}
+		if !slices.Equal(then, now[t.Addr]) {
+			again[t] = true
+		}
+	}
+	if len(again) == 0 {
+		return nil
+	}
+	return &ListenAgainError{Targets: sortedTargets(again)}
+}
+
+// SetLocalSources changes nothing: nothing is dropped here.
+func (p *addressPortal) SetLocalSources([]netip.Prefix) {}
 
 func (p *addressPortal) Apply(ctx context.Context, set []Rule, gone []Target) error {
 	p.mu.Lock()
@@ -112,6 +148,12 @@ func (p *addressPortal) Apply(ctx context.Context, set []Rule, gone []Target) er
 	for _, t := range gone {
 		t = t.plain()
 		_, before[t] = p.rules[t]
+		delete(p.listened, t)
+	}
+	for _, r := range set {
+		if r.LocalPort == 0 { // there is no listener any more
+			delete(p.listened, r.Target.plain())
+		}
 	}
 	_, refused := merge(p.rules, set, gone)
 	for t, was := range before {
@@ -162,24 +204,25 @@ func (p *addressPortal) Check(ctx context.Context) (int, error) {
 	for t := range p.rules {
 		p.explain(t, refused)
 	}
-	return len(repaired), errors.Join(err, ruleError(refused))
+	return len(repaired), errors.Join(err, ruleError(refused), p.moved())
 }
 
 // settleAll reads which routes of ours there are, and makes all VIPs right.
 func (p *addressPortal) settleAll(ctx context.Context) (changed []string, err error) {
-	if err := p.loDown(); err != nil {
+	if err := p.routes.loDown(); err != nil {
 		return nil, err
 	}
-	routes, err := ourRoutes(p.handle)
+	routed, err := p.routes.list()
 	if err != nil {
 		return nil, err
 	}
 	addrs := map[netip.Addr]bool{}
 	clear(p.routed)
-	for _, r := range routes {
-		if vip, ok := routeAddr(r); ok {
-			p.routed[vip] = true
-			addrs[vip] = true
+	for _, addr := range routed {
+		// Connections that came in by a landing may still be draining.
+		if vipRoutes(addr) {
+			p.routed[addr] = true
+			addrs[addr] = true
 		}
 	}
 	for vip := range p.users {
@@ -202,10 +245,10 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 			p.missing[vip] = err
 			continue
 		}
-		if p.isLocal(vip) {
+		if p.routes.isLocal(vip) {
 			continue
 		}
-		switch err := p.add(vip); {
+		switch err := p.routes.add(vip); {
 		case err == nil:
 			p.routed[vip] = true
 			changed = append(changed, vip.String())
@@ -221,7 +264,7 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 		delete(p.users, vip)
 		delete(p.missing, vip)
 		if p.routed[vip] {
-			if err := p.del(vip); err != nil {
+			if err := p.routes.del(vip); err != nil {
 				errs = append(errs, err)
 				continue
 			}
@@ -240,55 +283,6 @@ func (p *addressPortal) usable(vip netip.Addr) error {
 	return nil
 }
 
-// isLocal tells whether the kernel delivers vip to this node, for whatever reason.
-func (p *addressPortal) isLocal(vip netip.Addr) bool {
-	routes, err := p.handle.RouteGet(vip.AsSlice())
-	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
-}
-
-// route is the route that makes vip local.
-func (p *addressPortal) route(vip netip.Addr) *netlink.Route {
-	return &netlink.Route{
-		LinkIndex: p.lo,
-		Dst:       &net.IPNet{IP: vip.AsSlice(), Mask: net.CIDRMask(vip.BitLen(), vip.BitLen())},
-		Table:     unix.RT_TABLE_LOCAL,
-		Type:      unix.RTN_LOCAL,
-		Scope:     netlink.SCOPE_HOST,
-		Protocol:  RouteProtocol,
-	}
-}
-
-func (p *addressPortal) add(vip netip.Addr) error {
-	err := p.handle.RouteAdd(p.route(vip))
-	switch {
-	case err == nil:
-		return nil
-	case vip.Is6() && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EACCES)):
-		err = fmt.Errorf("%w (IPv6 is switched off here: see net.ipv6.conf.lo.disable_ipv6)", err)
-	}
-	return fmt.Errorf("making %s a local address by a route on lo: %w", vip, err)
-}
-
-// loDown tells when lo is down, as it is in a new network namespace. The
-// kernel takes local routes all the same, but nothing arrives by them.
-func (p *addressPortal) loDown() error {
-	lo, err := p.handle.LinkByIndex(p.lo)
-	if err == nil && lo.Attrs().Flags&net.FlagUp == 0 {
-		err = errors.New("it is down in this network namespace: ip link set lo up")
-	}
-	if err != nil {
-		return fmt.Errorf("looking whether the interface lo is up: %w", err)
-	}
-	return nil
-}
-
-func (p *addressPortal) del(vip netip.Addr) error {
-	if err := p.handle.RouteDel(p.route(vip)); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("removing the local route for %s: %w", vip, err)
-	}
-	return nil
-}
-
 func (p *addressPortal) Remove(context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -296,88 +290,7 @@ func (p *addressPortal) Remove(context.Context) error {
 	clear(p.users)
 	clear(p.routed)
 	clear(p.missing)
-	_, err := removeRoutes()
+	clear(p.listened)
+	_, err := removeRoutes(allRoutes)
 	return err
-}
-
-// ourRoutes lists the routes that an address portal has made.
-func ourRoutes(h *netlink.Handle) ([]netlink.Route, error) {
-	var all []netlink.Route
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: RouteProtocol}
-		const mask = netlink.RT_FILTER_TABLE | netlink.RT_FILTER_TYPE | netlink.RT_FILTER_PROTOCOL
-		var routes []netlink.Route
-		var err error
-		for range 10 { // a dump that a change interrupts is incomplete
-			routes, err = h.RouteListFiltered(family, filter, mask)
-			if !errors.Is(err, netlink.ErrDumpInterrupted) {
-				break
-			}
-		}
-		if err != nil {
-			return nil, fmt.Errorf("listing the local routes: %w", err)
-		}
-		all = append(all, routes...)
-	}
-	return all, nil
-}
-
-// routeAddr returns the VIP that a route of ours is for.
-func routeAddr(r netlink.Route) (netip.Addr, bool) {
-	if r.Dst == nil {
-		return netip.Addr{}, false
-	}
-	addr, ok := netip.AddrFromSlice(r.Dst.IP)
-	return addr.Unmap(), ok
-}
-
-// removeRoutes takes out all routes of all address portals.
-func removeRoutes() (removed []string, err error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("asking the kernel for its routes: %w", err)
-	}
-	defer h.Close()
-	routes, err := ourRoutes(h)
-	if err != nil {
-		return nil, err
-	}
-	var errs []error
-	count := 0
-	for _, r := range routes {
-		if err := h.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
-			errs = append(errs, fmt.Errorf("removing the local route %s: %w", r.Dst, err))
-			continue
-		}
-		count++
-	}
-	if count > 0 {
-		removed = append(removed, fmt.Sprintf("routes: %d local routes of protocol %d", count, RouteProtocol))
-	}
-	return removed, errors.Join(errs...)
-}
-
-// interfacesWithoutIPv4 names the interfaces that are up and could bring in
-// packets, but have no IPv4 address, neither themselves nor as part of another.
-func interfacesWithoutIPv4() ([]string, error) {
-	links, err := netlink.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("listing the interfaces: %w", err)
-	}
-	addrs, err := netlink.AddrList(nil, netlink.FAMILY_V4)
-	if err != nil {
-		return nil, fmt.Errorf("listing the addresses: %w", err)
-	}
-	has := map[int]bool{}
-	for _, a := range addrs {
-		has[a.LinkIndex] = true
-	}
-	var names []string
-	for _, l := range links {
-		a := l.Attrs()
-		if a.Flags&net.FlagUp != 0 && a.Flags&net.FlagLoopback == 0 && a.MasterIndex == 0 && !has[a.Index] {
-			names = append(names, a.Name)
-		}
-	}
-	return names, nil
 }

@@ -1,6 +1,7 @@
 package portal
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -46,6 +47,53 @@ var _ = Describe("portal address", func() {
 			Bind{Addr: netip.MustParseAddrPort("10.96.0.10:80"), Targets: []Target{web4}},
 			Bind{Addr: netip.MustParseAddrPort("0.0.0.0:30080"), Targets: []Target{webNode4}},
 		))
+	})
+
+	It("asks for a listener at each address that has node ports, and tells when they have to move", func() {
+		p := n.open(ModeAddress, Options{NodePortAddresses: prefixes("10.1.0.0/16", "127.0.0.0/8", "fd01::/64", "fe80::/10")})
+		addrs := func(t Target) (addrs []string) {
+			for _, b := range p.Listen([]Target{t}) {
+				Expect(b.Targets).To(Equal([]Target{t}))
+				Expect(b.Addr.Port()).To(Equal(t.Port))
+				addrs = append(addrs, b.Addr.Addr().String())
+			}
+			return addrs
+		}
+		Expect(addrs(webNode6)).To(HaveExactElements("fd01::1"))
+		Expect(addrs(webNode4)).To(HaveExactElements("10.1.0.1", "127.0.0.1"))
+		n.publish(p, "web", webNode4)
+		for _, from := range []*host{n.node, n.pod} {
+			Expect(from.ask(at(webNode4, nodeIP4))).To(HavePrefix("web"))
+		}
+		Expect(n.node.ask(at(webNode4, localhost4))).To(HavePrefix("web"))
+		Expect(n.check(p)).To(BeZero())
+
+		n.node.sh("ip addr add 10.1.77.1/32 dev lo; ip addr add 10.3.0.1/32 dev lo")
+		later := at(webNode4, netip.MustParseAddr("10.1.77.1"))
+		n.node.do(func() {
+			for range 2 {
+				_, err := p.Check(background)
+				var again *ListenAgainError
+				Expect(errors.As(err, &again)).To(BeTrue(), "%v", err)
+				Expect(again.Targets).To(Equal([]Target{webNode4}))
+			}
+		})
+		Expect(n.node.ask(later)).To(Equal("refused"))
+		Expect(addrs(webNode4)).To(HaveExactElements("10.1.0.1", "10.1.77.1", "127.0.0.1"))
+		Expect(n.check(p)).To(BeZero())
+
+		n.node.sh("ip addr del 10.1.77.1/32 dev lo")
+		n.node.do(func() {
+			_, err := p.Check(background)
+			Expect(err).To(MatchError(ContainSubstring("0.0.0.0:30080/tcp")))
+		})
+		n.apply(p, []Rule{reject(webNode4)}, nil)
+		Expect(n.check(p)).To(BeZero(), "without listener none has to move")
+	})
+
+	It("has no node ports where no address has", func() {
+		p := n.open(ModeAddress, Options{NodePortAddresses: prefixes("192.0.2.0/24")})
+		Expect(p.Listen([]Target{webNode4, webNode6})).To(BeEmpty())
 	})
 
 	It("refuses rejected targets at once, and another port of the VIP too", func() {
@@ -111,11 +159,13 @@ var _ = Describe("portal address", func() {
 		Expect(n.node.state()).To(Equal(before))
 	})
 
-	It("takes out the rules that mode iptables left", func() {
+	It("takes out the rules that mode iptables left, but while it runs not the landing of connections in flight", func() {
 		before := n.node.state()
 		n.publish(n.open(ModeIPTables, Options{}), "old", web4)
 		p := n.open(ModeAddress, Options{})
 		n.publish(p, "new", web4)
+		Expect(n.check(p)).To(BeZero())
+		Expect(ours()).To(ContainSubstring("169.254.117.115"))
 		Expect(n.pod.ask(web4)).To(HavePrefix("new"))
 		n.remove(p)
 		Expect(n.node.state()).To(Equal(before))

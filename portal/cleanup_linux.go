@@ -19,7 +19,7 @@ import (
 func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err error) {
 	opts := Options{Log: log}.withDefaults()
 	rules, err1 := removeIPTables(ctx, opts, nil)
-	routes, err2 := removeRoutes()
+	routes, err2 := removeRoutes(allRoutes)
 	removed = append(rules, routes...)
 	for _, what := range removed {
 		opts.Log.WithField("what", what).Info("portal removed")

@@ -3,7 +3,7 @@
 //
 // There are several ways to do that, the modes. Each is a [Portal]:
 //
-//	iptables   REDIRECT rules in the nat table            needs iptables, CAP_NET_ADMIN
+//	iptables   rules that change the destination          needs iptables, CAP_NET_ADMIN
 //	address    VIPs become local addresses of the node    needs CAP_NET_ADMIN, no netfilter
 //	none       nothing; listeners are on loopback         needs nothing
 //
@@ -21,10 +21,12 @@
 // and writing the kernel is kept thin. For iptables, in reading order:
 //
 //	layout.go            which chains hold which rules, and why so
+//	sources.go           networks of clients
 //	spec.go, save.go     a rule as a value; reading what iptables-save prints
 //	diff.go              from what is installed to what is wanted
 //	bisect.go            which rules does the kernel refuse?
 //	variant.go           iptables-nft or iptables-legacy?
+//	routes_linux.go      routes that make addresses local, as mode address needs too
 //	ipfamily_linux.go    one family's rules: probe, read, put in
 //	iptables_linux.go    the portal
 //

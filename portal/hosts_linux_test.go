@@ -3,6 +3,7 @@ package portal
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -84,8 +85,17 @@ func (h *host) sh(command string) string {
 	return string(out)
 }
 
-// net is a node with one Pod behind a veth. The node's default route leads to
-// the Pod too, so that VIPs have a route there.
+// connect puts a cable between an interface of h and one of other, both new.
+func (h *host) connect(name string, other *host, otherName string) {
+	GinkgoHelper()
+	h.do(func() {
+		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: otherName, PeerNamespace: netlink.NsFd(other.ns)}
+		Expect(netlink.LinkAdd(link)).To(Succeed())
+	})
+}
+
+// testNet is a node with one Pod behind a veth. The node's default route leads
+// to the Pod too, so that VIPs have a route there.
 type testNet struct {
 	node, pod *host
 }
@@ -93,10 +103,7 @@ type testNet struct {
 func newTestNet() *testNet {
 	GinkgoHelper()
 	n := &testNet{newHost(), newHost()}
-	n.node.do(func() {
-		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "pod0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(n.pod.ns)}
-		Expect(netlink.LinkAdd(link)).To(Succeed())
-	})
+	n.node.connect("pod0", n.pod, "eth0")
 	n.node.sh(`ip addr add 10.1.0.1/24 dev pod0; ip addr add fd01::1/64 dev pod0 nodad; ip link set pod0 up
 		ip route add default via 10.1.0.2`)
 	n.pod.sh(`ip addr add 10.1.0.2/24 dev eth0; ip addr add fd01::2/64 dev eth0 nodad; ip link set eth0 up
@@ -104,6 +111,62 @@ func newTestNet() *testNet {
 	n.node.sh(`ip -6 route add default via fd01::2`)
 	return n
 }
+
+// addOutside returns a host outside of the node's network that reaches VIPs by
+// the node, which is 10.2.0.1 and fd02::1 there.
+func (n *testNet) addOutside() *host {
+	GinkgoHelper()
+	outside := newHost()
+	n.node.connect("up0", outside, "eth0")
+	n.node.sh(`ip addr add 10.2.0.1/24 dev up0; ip addr add fd02::1/64 dev up0 nodad; ip link set up0 up`)
+	outside.sh(`ip addr add 10.2.0.2/24 dev eth0; ip addr add fd02::2/64 dev eth0 nodad; ip link set eth0 up
+		ip route add default via 10.2.0.1; ip -6 route add default via fd02::1`)
+	return outside
+}
+
+// addBarePod returns a Pod behind an interface of the node that has no IPv4
+// address, as Calico and the AWS VPC CNI make them: each Pod is reached by a
+// route of its own, and reaches all by a gateway that is no address of anybody's.
+func (n *testNet) addBarePod(number int, kind bareKind) *host {
+	GinkgoHelper()
+	pod := newHost()
+	name := fmt.Sprintf("bare%d", number)
+	n.node.connect(name, pod, "eth0")
+	script := func(text string) string {
+		return strings.NewReplacer("$IF", name, "$N", fmt.Sprint(number)).Replace(text)
+	}
+	mac := func(h *host, name string) (address string) {
+		h.do(func() {
+			link, err := net.InterfaceByName(name)
+			Expect(err).NotTo(HaveOccurred())
+			address = link.HardwareAddr.String()
+		})
+		return address
+	}
+	n.node.sh(script("sysctl -qw net.ipv4.conf.$IF.rp_filter=1"))
+	if kind == staticNeighbours {
+		n.node.sh(script("ip link set $IF addrgenmode none"))
+	} else {
+		n.node.sh(script("sysctl -qw net.ipv4.conf.$IF.proxy_arp=1; ip addr add fe80::1/64 dev $IF nodad"))
+	}
+	n.node.sh(script("ip link set $IF up; ip route add 10.1.9.$N/32 dev $IF; ip -6 route add fd01:9::$N/128 dev $IF"))
+	pod.sh(script(`ip addr add 10.1.9.$N/32 dev eth0; ip addr add fd01:9::$N/128 dev eth0 nodad; ip link set eth0 up
+		ip route add 169.254.1.1 dev eth0 scope link; ip route add default via 169.254.1.1; ip -6 route add default via fe80::1 dev eth0`))
+	if kind == staticNeighbours {
+		pod.sh("ip neigh add 169.254.1.1 dev eth0 lladdr " + mac(n.node, name) + "; ip neigh add fe80::1 dev eth0 lladdr " + mac(n.node, name))
+		n.node.sh(script("ip neigh add fd01:9::$N dev $IF lladdr ") + mac(pod, "eth0"))
+	}
+	return pod
+}
+
+// bareKind is how a Pod's host finds its neighbour on an interface without
+// addresses.
+type bareKind int
+
+const (
+	proxyARP         bareKind = iota // as with Calico, which needs forwarding
+	staticNeighbours                 // as with the AWS VPC CNI
+)
 
 // serve opens the listener that b asks for on this host, and answers each TCP
 // connection with word and its original destination, each datagram with word.

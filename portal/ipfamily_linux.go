@@ -7,11 +7,13 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 )
 
 // A refused rule is tried again after retryFirst, and then after twice as long
@@ -37,7 +39,7 @@ type ipFamily struct {
 	// for waiting for the xtables lock.
 	save, restore string
 	wait          []string
-	have          matches
+	at            setting
 	now           func() time.Time
 
 	installed map[string]*contents // what the kernel holds, as far as known; nil if it has to be read
@@ -71,6 +73,7 @@ func openFamily(ctx context.Context, v variant, any netip.Addr, opts Options) (*
 		save:    v.command(any.Is6(), "-save"),
 		restore: v.command(any.Is6(), "-restore"),
 		refused: map[Target]refusal{}, retryWait: retryFirst,
+		at: setting{nodePorts: opts.NodePortAddresses},
 	}
 	protocol, seconds := goiptables.ProtocolIPv4, int(opts.LockWait/time.Second)
 	if any.Is6() {
@@ -98,8 +101,8 @@ func openFamily(ctx context.Context, v variant, any netip.Addr, opts Options) (*
 // scratch is a chain to try rules in. Nothing jumps to it.
 func scratch() string { return fmt.Sprintf("%sPROBE-%d", chainPrefix, os.Getpid()) }
 
-// probe puts rules into a scratch chain of the nat table: it must take a
-// redirect, and it shows which matches there are.
+// probe puts rules into a scratch chain of the nat table: it must take a DNAT or
+// a REDIRECT, and it shows which matches there are.
 func (f *ipFamily) probe() (err error) {
 	var notes []string
 	if f.variant.nft {
@@ -118,17 +121,52 @@ func (f *ipFamily) probe() (err error) {
 		}
 		err = errors.Join(err, undo)
 	}()
-	redirect := []string{"-p", "tcp", "-m", "tcp", "--dport", "9"}
-	action := []string{"-j", "REDIRECT", "--to-ports", fmt.Sprint(rejectPort)}
-	if err := f.ipt.Append(tableNAT, chain, append(redirect, action...)...); err != nil {
-		return err
+	try := func(action ...string) error {
+		return f.ipt.Append(tableNAT, chain, append([]string{"-p", "tcp", "-m", "tcp", "--dport", "9"}, action...)...)
+	}
+	f.at.landing = landingOf(f.any)
+	// iptables takes port 0 there since 1.8.8.
+	noLanding := try("-j", "DNAT", "--to-destination", netip.AddrPortFrom(f.at.landing, rejectPort).String())
+	if noLanding == nil {
+		noLanding = probeLanding(f.at.landing)
+	}
+	if noLanding != nil {
+		f.at.landing = netip.Addr{}
+		f.log.WithError(hint(noLanding, f.ip6())).Infof("%s packets will be redirected to the address of the interface that they come in by", f)
+		if err := try("-j", "REDIRECT", "--to-ports", fmt.Sprint(rejectPort)); err != nil {
+			return err
+		}
 	}
 	has := func(match ...string) bool {
 		return f.ipt.Append(tableNAT, chain, append(match, "-j", "RETURN")...) == nil
 	}
-	f.have.comment = has("-m", "comment", "--comment", "probe")
-	f.have.addrtype = has("-m", "addrtype", "--dst-type", "LOCAL")
+	f.at.comment = has("-m", "comment", "--comment", "probe")
+	f.at.addrtype = has("-m", "addrtype", "--dst-type", "LOCAL")
 	return nil
+}
+
+// probeLanding makes sure that packets can land there.
+func probeLanding(landing netip.Addr) error {
+	routes, err := openRoutes()
+	if err != nil {
+		return err
+	}
+	defer routes.close()
+	return routes.probe(landing)
+}
+
+// land makes the landing an address of the node, and tells whether it was not.
+func (f *ipFamily) land() (changed bool, err error) {
+	routes, err := openRoutes()
+	if err != nil {
+		return false, err
+	}
+	defer routes.close()
+	err = routes.add(f.at.landing)
+	if errors.Is(err, unix.EEXIST) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // read asks the kernel what it holds.
@@ -158,9 +196,23 @@ func (f *ipFamily) read(ctx context.Context) error {
 }
 
 // sync brings the kernel to what rules say, which must be in the order of
-// compareTargets. It returns what had to be changed. The rules that the
+// Target.Compare. It returns what had to be changed. The rules that the
 // kernel refuses are in f.refused afterwards, and do not make an error.
 func (f *ipFamily) sync(ctx context.Context, rules []Rule, reread bool) (changed []string, err error) {
+	var landed []string
+	if f.at.landing.IsValid() && len(rules) > 0 { // before packets are sent there
+		switch made, err := f.land(); {
+		case err != nil:
+			return nil, err
+		case made:
+			landed = []string{"route " + f.at.landing.String()}
+		}
+	}
+	changed, err = f.syncRules(ctx, rules, reread)
+	return append(landed, changed...), err
+}
+
+func (f *ipFamily) syncRules(ctx context.Context, rules []Rule, reread bool) (changed []string, err error) {
 	if reread || f.installed == nil {
 		if err := f.read(ctx); err != nil {
 			return nil, err
@@ -202,10 +254,10 @@ func (f *ipFamily) put(ctx context.Context, rules []Rule) (changed []string, err
 			}
 		}
 	}
-	if !f.have.addrtype {
-		f.have.local = localPrefixes(f.any)
+	if !f.at.addrtype {
+		f.at.local = localPrefixes(f.any)
 	}
-	wanted := layOut(accepted, f.have)
+	wanted := layOut(accepted, f.at)
 	keep, err := f.notes(wanted)
 	if err != nil {
 		return nil, err
@@ -266,8 +318,8 @@ func (f *ipFamily) findRefused(ctx context.Context, rules []Rule, putErr error) 
 	}
 	var suspects []Rule
 	for _, r := range rules {
-		specs := f.specs(r)
-		if f.refused[r.Target].rule != r && (!in[specs[0].spec] || !in[specs[len(specs)-1].spec]) {
+		missing := slices.ContainsFunc(f.specs(r), func(s tableSpec) bool { return !in[s.spec] })
+		if missing && f.refused[r.Target].rule != r {
 			suspects = append(suspects, r)
 		}
 	}
@@ -298,13 +350,12 @@ type tableSpec struct {
 	spec  spec
 }
 
-// specs returns what r is in the tables. There is at least one.
-func (f *ipFamily) specs(r Rule) []tableSpec {
-	var specs []tableSpec
-	for name, t := range layOut([]Rule{r}, f.have) {
-		for chain, rules := range t.chains {
-			if chain == chainNodePorts || !r.Target.Addr.IsUnspecified() {
-				specs = append(specs, tableSpec{name, rules[0]})
+// specs returns what r amounts to in the tables.
+func (f *ipFamily) specs(r Rule) (specs []tableSpec) {
+	for name, t := range layOut([]Rule{r}, f.at) {
+		for _, rules := range t.chains {
+			for _, s := range rules {
+				specs = append(specs, tableSpec{name, s})
 			}
 		}
 	}
@@ -316,6 +367,9 @@ func (f *ipFamily) try(ctx context.Context, rules []Rule) error {
 	lines := map[string][]string{tableNAT: nil}
 	for _, r := range rules {
 		for _, s := range f.specs(r) {
+			if strings.HasPrefix(s.spec.jump, chainPrefix) {
+				s.spec.jump = "RETURN" // in place of a chain that may not be there
+			}
 			lines[s.table] = append(lines[s.table], "-A "+scratch()+" "+s.spec.String()+"\n")
 		}
 	}
@@ -331,7 +385,7 @@ func (f *ipFamily) try(ctx context.Context, rules []Rule) error {
 func (f *ipFamily) untry(rules []Rule) {
 	tables := map[string]bool{tableNAT: true}
 	for _, r := range rules {
-		if r.Action == Drop { // looking into a table makes the kernel set it up
+		if layOut([]Rule{r}, f.at)[tableMangle] != nil { // looking into a table makes the kernel set it up
 			tables[tableMangle] = true
 		}
 	}

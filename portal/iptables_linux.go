@@ -14,7 +14,7 @@ import (
 )
 
 // iptablesPortal redirects what is sent to a target to the port of a listener
-// on this node, by rules in the nat table.
+// on this node, by rules in the nat table; see layout.go.
 type iptablesPortal struct {
 	log  logrus.FieldLogger
 	opts Options
@@ -23,6 +23,7 @@ type iptablesPortal struct {
 	families []*ipFamily
 	unusable map[netip.Addr]error // families without iptables, by unspecified address
 	rules    map[Target]Rule
+	pods     []netip.Prefix // see SetLocalSources
 	// before are the local ports in the rules that an earlier process left.
 	before  map[Target]uint16
 	ports   *portBook // nil if any free port will do
@@ -104,7 +105,8 @@ func newIPTablesVariant(ctx context.Context, v variant, opts Options) (Portal, e
 func (p *iptablesPortal) Mode() string { return ModeIPTables }
 
 // Listen asks for one listener per family on all addresses: redirected packets
-// arrive at 127.0.0.1, or at the address of the interface they came in by.
+// arrive at the landing, or, where there is none, at 127.0.0.1 or the address of
+// the interface they came in by.
 func (p *iptablesPortal) Listen(targets []Target) []Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -167,6 +169,12 @@ func (p *iptablesPortal) Apply(ctx context.Context, set []Rule, gone []Target) e
 	return errors.Join(err, ruleError(refused))
 }
 
+func (p *iptablesPortal) SetLocalSources(pods []netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pods = plainPrefixes(pods)
+}
+
 func (p *iptablesPortal) Check(ctx context.Context) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -194,6 +202,7 @@ func (p *iptablesPortal) Check(ctx context.Context) (int, error) {
 func (p *iptablesPortal) sync(ctx context.Context, reread bool, asked []Rule, refused map[Target]error) (changed []string, err error) {
 	var errs []error
 	for _, f := range p.families {
+		f.at.pods = p.pods
 		c, err := f.sync(ctx, p.sorted(f.any), reread)
 		for _, what := range c {
 			changed = append(changed, f.String()+" "+what)
@@ -225,7 +234,7 @@ func (p *iptablesPortal) sync(ctx context.Context, reread bool, asked []Rule, re
 	return changed, errors.Join(errs...)
 }
 
-// sorted returns the rules of one family in the order of compareTargets.
+// sorted returns the rules of one family in the order of Target.Compare.
 func (p *iptablesPortal) sorted(any netip.Addr) []Rule {
 	rules := make([]Rule, 0, len(p.rules))
 	for t, r := range p.rules {
@@ -233,7 +242,7 @@ func (p *iptablesPortal) sorted(any netip.Addr) []Rule {
 			rules = append(rules, r)
 		}
 	}
-	slices.SortFunc(rules, func(a, b Rule) int { return compareTargets(a.Target, b.Target) })
+	slices.SortFunc(rules, func(a, b Rule) int { return a.Target.Compare(b.Target) })
 	return rules
 }
 
@@ -273,7 +282,8 @@ func (p *iptablesPortal) Remove(ctx context.Context) error {
 		clear(f.refused)
 	}
 	_, err := removeIPTables(ctx, p.opts, nil)
-	return err
+	_, err2 := removeRoutes(landingRoutes)
+	return errors.Join(err, err2)
 }
 
 // removeOthers takes out what other modes, and the other variant of iptables,
@@ -281,7 +291,7 @@ func (p *iptablesPortal) Remove(ctx context.Context) error {
 func (p *iptablesPortal) removeOthers(ctx context.Context) {
 	mine := p.families[0].variant
 	removed, err := removeIPTables(ctx, p.opts, &mine)
-	routes, err2 := removeRoutes()
+	routes, err2 := removeRoutes(vipRoutes)
 	if removed = append(removed, routes...); len(removed) > 0 {
 		p.log.WithField("what", some(removed)).Info("removed what another mode of portal had left")
 	}
@@ -290,10 +300,10 @@ func (p *iptablesPortal) removeOthers(ctx context.Context) {
 	}
 }
 
-// warnNoAddress tells about interfaces that redirected packets cannot come
-// from: nf_nat_redirect_ipv4 drops them where there is no address to send them to.
+// warnNoAddress tells about interfaces that packets cannot be redirected from
+// where there is no landing.
 func (p *iptablesPortal) warnNoAddress() {
-	if p.opts.NoIPv4 {
+	if p.opts.NoIPv4 || p.families[0].at.landing.IsValid() {
 		return
 	}
 	names, err := interfacesWithoutIPv4()

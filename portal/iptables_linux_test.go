@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -152,27 +154,261 @@ var _ = Describe("portal iptables", func() {
 				Expect(n.node.askFrom(dns6, 5353, time.Second)).To(Equal("dns"))
 			})
 
-			It("drops what comes in for a dropped target, and lets the node itself through if asked to", func() {
+			// soon is how long to wait for an answer that is not to come.
+			const soon = 200 * time.Millisecond
+
+			DescribeTable("serves and refuses Pods behind interfaces without an address, at once when such interfaces appear",
+				func(kind bareKind, forwarding string) {
+					n.addOutside()
+					n.node.sh("ip route replace default via 10.2.0.2; sysctl -qw net.ipv4.ip_forward=" + forwarding + " net.ipv6.conf.all.forwarding=" + forwarding)
+					p := n.open(ModeIPTables, opts)
+					n.publish(p, "web", web4, web6, webNode4, webNode6)
+					n.publish(p, "dns", dns4, dns6)
+					rejected := []Target{{TCP, vip4, 81}, {TCP, vip6, 81}, {UDP, vip4, 81}, {UDP, vip6, 81}}
+					for _, t := range rejected {
+						n.apply(p, []Rule{reject(t)}, nil)
+					}
+					for number := range 2 {
+						pod := n.addBarePod(number+2, kind)
+						Expect(pod.ask(web4)).To(Equal("web 10.96.0.10:80"))
+						Expect(pod.ask(web6)).To(Equal("web [fd96::10]:80"))
+						Expect(pod.ask(dns4)).To(Equal("dns"))
+						Expect(pod.ask(dns6)).To(Equal("dns"))
+						Expect(pod.ask(at(webNode4, nodeIP4))).To(Equal("web 10.1.0.1:30080"))
+						Expect(pod.ask(at(webNode6, nodeIP6))).To(Equal("web [fd01::1]:30080"))
+						for _, t := range rejected {
+							Expect(pod.ask(t)).To(Equal("refused"), t.String())
+						}
+					}
+					Expect(n.node.ask(web4)).To(Equal("web 10.96.0.10:80"))
+					Expect(n.check(p)).To(BeZero())
+				},
+				Entry("as Calico makes them", proxyARP, "1"),
+				Entry("as the AWS VPC CNI makes them", staticNeighbours, "1"),
+				Entry("on a node that does not forward", staticNeighbours, "0"),
+			)
+
+			It("keeps connections in flight when this node's addresses change", func() {
 				p := n.open(ModeIPTables, opts)
-				_, rules := n.publish(p, "web", web4, web6)
+				binds := p.Listen([]Target{web4})
+				n.node.do(func() {
+					l, err := net.Listen("tcp4", "0.0.0.0:0")
+					Expect(err).NotTo(HaveOccurred())
+					DeferCleanup(l.Close)
+					Expect(binds[0].Addr.Addr()).To(Equal(anyIPv4))
+					Expect(p.Apply(background, []Rule{redirect(web4, l.Addr().(*net.TCPAddr).AddrPort().Port())}, nil)).To(Succeed())
+					var client net.Conn
+					n.pod.do(func() {
+						client, err = net.Dial("tcp4", "10.96.0.10:80")
+						Expect(err).NotTo(HaveOccurred())
+						DeferCleanup(client.Close)
+					})
+					server, err := l.Accept()
+					Expect(err).NotTo(HaveOccurred())
+					DeferCleanup(server.Close)
+					n.node.sh("ip addr add 10.1.0.7/24 dev pod0; ip addr del 10.1.0.1/24 dev pod0; ip addr replace 10.1.0.7/24 dev pod0")
+					n.pod.sh("ip route replace default via 10.1.0.7")
+					for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
+						way[1].SetDeadline(time.Now().Add(2 * time.Second))
+						_, err := io.WriteString(way[0], "x")
+						Expect(err).NotTo(HaveOccurred())
+						Expect(way[1].Read(make([]byte, 1))).To(Equal(1))
+					}
+				})
+			})
+
+			It("puts the landing back when others removed it", func() {
+				p := n.open(ModeIPTables, opts)
+				n.publish(p, "web", web4, web6)
+				n.node.sh("ip route del local 169.254.117.115 table local; ip -6 route del local fd75:7368:6572::1 table local")
+				Expect(n.check(p)).To(Equal(2))
+				Expect(n.pod.ask(web4)).To(Equal("web 10.96.0.10:80"))
+				Expect(n.pod.ask(web6)).To(Equal("web [fd96::10]:80"))
+				Expect(n.check(p)).To(BeZero())
+			})
+
+			It("uses REDIRECT where iptables takes no DNAT to port 0, and warns of interfaces from which the kernel drops that", func() {
+				// An iptables that refuses it, as those before 1.8.8 do.
+				bin := GinkgoT().TempDir()
+				for _, six := range []string{"", "6"} {
+					name := "ip" + six + "tables-" + variant
+					real, err := exec.LookPath(name)
+					Expect(err).NotTo(HaveOccurred())
+					Expect(os.WriteFile(filepath.Join(bin, name), []byte(fmt.Sprintf(
+						"#!/bin/sh\ncase \"$*\" in *DNAT*:0*) echo 'Port `0'\"'\"' not valid' >&2; exit 2;; esac\nexec %s \"$@\"\n", real)), 0o755)).To(Succeed())
+				}
+				path := os.Getenv("PATH")
+				DeferCleanup(os.Setenv, "PATH", path)
+				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
+
+				log, seen := logtest.NewNullLogger()
+				opts.Log = log
+				bare := n.addBarePod(2, staticNeighbours)
+				p := n.open(ModeIPTables, opts)
+				n.publish(p, "web", web4, web6)
+				n.apply(p, []Rule{reject(dns4)}, nil)
+				messages := []string{}
+				for _, e := range seen.AllEntries() {
+					messages = append(messages, e.Message)
+				}
+				Expect(messages).To(ContainElement(ContainSubstring("have no IPv4 address")))
+				Expect(save("", "nat")).To(And(ContainSubstring("-j REDIRECT --to-ports"), Not(ContainSubstring("DNAT"))))
+				for _, from := range []*host{n.node, n.pod} {
+					Expect(from.ask(web4)).To(Equal("web 10.96.0.10:80"))
+					Expect(from.ask(web6)).To(Equal("web [fd96::10]:80"))
+					Expect(from.ask(dns4)).To(Equal("refused"))
+				}
+				Expect(bare.askFrom(web4, 0, soon)).To(Equal("silence"), "what the warning is about")
+
+				By("an upgrade of iptables, and a restart")
+				Expect(os.Setenv("PATH", path)).To(Succeed())
+				second := n.open(ModeIPTables, opts)
+				Expect(second.Listen([]Target{web4, web6})).To(Equal(p.Listen([]Target{web4, web6})))
+			})
+
+			It("drops new connections to a dropped target, whoever makes them", func() {
+				outside := n.addOutside()
+				p := n.open(ModeIPTables, opts)
+				n.publish(p, "web", web4, web6, webNode4)
+				n.publish(p, "dns", dns4)
+				n.apply(p, []Rule{drop(web4), drop(web6), drop(webNode4), drop(dns4)}, nil)
+				for _, from := range []*host{n.node, n.pod, outside} {
+					Expect(from.askFrom(web4, 0, soon)).To(Equal("silence"))
+					Expect(from.askFrom(web6, 0, soon)).To(Equal("silence"))
+					Expect(from.askFrom(at(webNode4, nodeIP4), 0, soon)).To(Equal("silence"))
+				}
+				Expect(n.pod.askFrom(dns4, 0, soon)).To(Equal("silence"))
+				Expect(n.node.askFrom(dns4, 0, soon)).To(ContainSubstring("not permitted"))
+				n.apply(p, nil, []Target{web4, web6, webNode4, dns4})
+				Expect(save("", "mangle")).NotTo(ContainSubstring("USHER-DROP"))
+			})
+
+			It("redirects clients of this node to a dropped target that has a local port, and drops others", func() {
+				outside := n.addOutside()
+				p := n.open(ModeIPTables, opts)
+				_, rules := n.publish(p, "web", web4, web6, webNode4, webNode6)
 				for i := range rules {
 					rules[i].Action = Drop
 				}
 				n.apply(p, rules, nil)
-				Expect(n.pod.askFrom(web4, 0, 300*time.Millisecond)).To(Equal("silence"))
-				Expect(n.pod.askFrom(web6, 0, 300*time.Millisecond)).To(Equal("silence"))
-				Expect(n.node.ask(web4)).To(Equal("web 10.96.0.10:80"))
-				Expect(n.node.ask(web6)).To(Equal("web [fd96::10]:80"))
+				expect := func(who *host, web bool) {
+					GinkgoHelper()
+					for t, answer := range map[Target]string{
+						web4: "web 10.96.0.10:80", web6: "web [fd96::10]:80",
+						at(webNode4, nodeIP4): "web 10.1.0.1:30080", at(webNode6, nodeIP6): "web [fd01::1]:30080",
+					} {
+						if !web {
+							answer = "silence"
+						}
+						Expect(who.askFrom(t, 0, soon)).To(Equal(answer), t.String())
+					}
+				}
+				expect(n.node, true)
+				expect(n.pod, false)
+				expect(outside, false)
+				Expect(n.node.ask(at(webNode4, localhost4))).To(Equal("web 127.0.0.1:30080"))
+
+				By("learning where this node's Pods are")
+				p.SetLocalSources(prefixes("10.1.0.77/24", "fd01::/64"))
+				n.apply(p, nil, nil)
+				expect(n.node, true)
+				expect(n.pod, true)
+				expect(outside, false)
+				Expect(n.check(p)).To(BeZero())
+
+				By("losing the rules")
 				n.node.sh("iptables-" + variant + " -t mangle -F; iptables-" + variant + " -t mangle -X")
 				Expect(n.check(p)).To(BeNumerically(">", 0))
-				Expect(n.pod.askFrom(web4, 0, 300*time.Millisecond)).To(Equal("silence"))
+				expect(n.pod, true)
+				expect(outside, false)
+
+				By("forgetting about the Pods")
+				p.SetLocalSources(nil)
+				Expect(n.check(p)).To(BeNumerically(">", 0))
+				expect(n.pod, false)
+
+				By("having endpoints on this node again")
 				for i := range rules {
 					rules[i].Action = Redirect
 				}
 				n.apply(p, rules, nil)
-				Expect(n.pod.ask(web4)).To(Equal("web 10.96.0.10:80"))
+				expect(outside, true)
 				Expect(save("", "mangle")).NotTo(ContainSubstring("USHER-DROP"))
 			})
+
+			It("drops clients that are not among a rule's sources", func() {
+				outside := n.addOutside()
+				p := n.open(ModeIPTables, opts)
+				_, rules := n.publish(p, "web", web4, web6)
+				for i := range rules {
+					rules[i].Sources = SourcesOf(prefixes("10.2.0.0/24", "fd02::/64", "192.0.2.0/24"))
+				}
+				n.apply(p, rules, nil)
+				n.publish(p, "dns", dns4)
+				for _, t := range []Target{web4, web6} {
+					Expect(outside.ask(t)).To(HavePrefix("web"))
+					Expect(n.pod.askFrom(t, 0, soon)).To(Equal("silence"))
+					Expect(n.node.askFrom(t, 0, soon)).To(Equal("silence"), "this node is no exception")
+				}
+				Expect(n.pod.ask(dns4)).To(Equal("dns"), "another port of the same VIP")
+				Expect(n.check(p)).To(BeZero())
+
+				By("other sources")
+				for i := range rules {
+					rules[i].Sources = SourcesOf(prefixes("10.1.0.1/32", "fd01::1/128"))
+				}
+				n.apply(p, rules, nil)
+				for _, t := range []Target{web4, web6} {
+					Expect(outside.askFrom(t, 0, soon)).To(Equal("silence"))
+					Expect(n.node.ask(t)).To(HavePrefix("web"))
+				}
+
+				By("dropping those that are among the sources but not of this node")
+				for i := range rules {
+					rules[i].Action = Drop
+					rules[i].Sources = SourcesOf(prefixes("10.0.0.0/8", "fd00::/8"))
+				}
+				p.SetLocalSources(prefixes("10.1.0.0/24", "fd01::/64"))
+				n.apply(p, rules, nil)
+				for _, t := range []Target{web4, web6} {
+					Expect(outside.askFrom(t, 0, soon)).To(Equal("silence"))
+					Expect(n.pod.ask(t)).To(HavePrefix("web"))
+				}
+			})
+
+			DescribeTable("serves node ports only at the addresses that it was given",
+				func(addrtype bool) {
+					n.addOutside()
+					opts.NodePortAddresses = prefixes("10.1.0.0/16", "fd01::/64")
+					p := n.open(ModeIPTables, opts)
+					for _, f := range p.(*iptablesPortal).families {
+						f.at.addrtype = addrtype
+					}
+					n.publish(p, "web", webNode4, webNode6, web4)
+					later := netip.MustParseAddr("10.1.77.1")
+					n.node.sh("ip addr add 10.1.77.1/32 dev lo")
+					if !addrtype {
+						Expect(n.check(p)).To(Equal(1))
+					}
+					for _, from := range []*host{n.node, n.pod} {
+						Expect(from.ask(at(webNode4, nodeIP4))).To(Equal("web 10.1.0.1:30080"))
+						Expect(from.ask(at(webNode4, later))).To(Equal("web 10.1.77.1:30080"))
+						Expect(from.ask(at(webNode6, nodeIP6))).To(Equal("web [fd01::1]:30080"))
+						Expect(from.ask(at(webNode4, netip.MustParseAddr("10.2.0.1")))).To(Equal("refused"))
+						Expect(from.ask(web4)).To(Equal("web 10.96.0.10:80"))
+					}
+					Expect(n.node.ask(at(webNode4, localhost4))).To(Equal("refused"))
+					Expect(n.node.ask(at(webNode6, netip.IPv6Loopback()))).To(Equal("refused"))
+					n.node.sh("ip addr del 10.1.77.1/32 dev lo")
+					if !addrtype {
+						Expect(n.check(p)).To(Equal(1))
+					}
+					Expect(n.check(p)).To(BeZero())
+					Expect(n.node.askFrom(at(webNode4, later), 0, soon)).To(Equal("silence"))
+				},
+				Entry("by addrtype", true),
+				Entry("by a list, where addrtype is missing", false),
+			)
 
 			DescribeTable("repairs what others did to it",
 				func(damage string, atLeast int) {
@@ -260,10 +496,10 @@ var _ = Describe("portal iptables", func() {
 			})
 
 			DescribeTable("takes what iptables prints of any kind of rule for its own, and says the same without optional matches",
-				func(have func(*matches)) {
+				func(have func(*setting)) {
 					p := n.open(ModeIPTables, opts)
 					for _, f := range p.(*iptablesPortal).families {
-						have(&f.have)
+						have(&f.at)
 					}
 					_, rules := n.publish(p, "web", web4, web6, webNode4, webNode6)
 					rules[0].Comment = strings.Repeat("long \"quoted\" ", 30)
@@ -285,9 +521,10 @@ var _ = Describe("portal iptables", func() {
 					}
 					Expect(n.node.ask(at(webNode4, localhost4))).To(Equal("web 127.0.0.1:30080"))
 				},
-				Entry("with all of them", func(*matches) {}),
-				Entry("without addrtype", func(m *matches) { m.addrtype = false }),
-				Entry("without comment", func(m *matches) { m.comment = false }),
+				Entry("with all of them", func(*setting) {}),
+				Entry("without addrtype", func(m *setting) { m.addrtype = false }),
+				Entry("without landing", func(m *setting) { m.landing = netip.Addr{} }),
+				Entry("without comment", func(m *setting) { m.comment = false }),
 			)
 
 			It("leaves nothing behind", func() {
@@ -367,7 +604,7 @@ var _ = Describe("portal iptables", func() {
 				})
 				Expect(n.pod.ask(web4)).To(Equal("web 10.96.0.10:80"))
 				nat := save("", "nat")
-				Expect(strings.Count(nat, "--to-ports 4001")).To(Equal(200))
+				Expect(strings.Count(nat, "--to-destination 169.254.117.115:4001")).To(Equal(200))
 				Expect(nat).NotTo(ContainSubstring("PROBE"))
 				n.apply(p, []Rule{redirect(dns4, 4002)}, nil)
 
@@ -400,22 +637,31 @@ var _ = Describe("portal iptables", func() {
 					Expect(err).To(MatchError(ContainSubstring("ip6tables")))
 				})
 				Expect(os.Setenv("PATH", path)).To(Succeed())
-				Expect(save("", "nat")).To(ContainSubstring("--to-ports 4000"))
+				Expect(save("", "nat")).To(ContainSubstring("--to-destination 169.254.117.115:4000"))
 			})
 
-			It("warns of interfaces from which the kernel drops what is redirected", func() {
-				log, seen := logtest.NewNullLogger()
-				opts.Log = log
-				n.node.sh("ip addr del 10.1.0.1/24 dev pod0; ip addr add 10.1.0.1/32 dev lo; ip route add 10.1.0.2 dev pod0; ip route add default via 10.1.0.2 dev pod0 onlink")
-				n.pod.sh("ip route replace default dev eth0; ip neigh replace 10.96.0.10 dev eth0 lladdr $(ip -br link show eth0 | awk '{print $3}')")
+			It("refuses what needs the mangle table where that is missing, and puts in all others", func() {
+				bin := GinkgoT().TempDir()
+				real, err := exec.LookPath("iptables-" + variant + "-restore")
+				Expect(err).NotTo(HaveOccurred())
+				Expect(os.WriteFile(filepath.Join(bin, filepath.Base(real)), []byte(fmt.Sprintf(
+					"#!/bin/sh\ninput=$(cat)\ncase \"$input\" in *'*mangle'*) echo 'no mangle here' >&2; exit 1;; esac\necho \"$input\" | %s \"$@\"\n", real)), 0o755)).To(Succeed())
+				path := os.Getenv("PATH")
+				DeferCleanup(os.Setenv, "PATH", path)
+				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
 				p := n.open(ModeIPTables, opts)
-				n.publish(p, "web", web4)
-				messages := []string{}
-				for _, e := range seen.AllEntries() {
-					messages = append(messages, e.Message)
-				}
-				Expect(messages).To(ContainElement(ContainSubstring("have no IPv4 address")))
-				Expect(n.node.ask(web4)).To(Equal("web 10.96.0.10:80"))
+				_, rules := n.publish(p, "web", web4)
+				limited, local := redirect(Target{TCP, vip4, 81}, 4000), drop(Target{TCP, vip4, 82})
+				limited.Sources, local.LocalPort = SourcesOf(prefixes("10.0.0.0/8")), 4000
+				n.node.do(func() {
+					err := p.Apply(background, append(rules, limited, local, drop(webNode4)), nil)
+					var refused *RuleError
+					Expect(errors.As(err, &refused)).To(BeTrue(), "%v", err)
+					Expect(sortedTargets(refused.Refused)).To(Equal([]Target{webNode4, limited.Target, local.Target}))
+					Expect(refused.Refused[webNode4]).To(MatchError(ContainSubstring("no mangle here")))
+				})
+				Expect(n.pod.ask(web4)).To(Equal("web 10.96.0.10:80"))
+				Expect(save("", "nat")).NotTo(Or(ContainSubstring("PROBE"), ContainSubstring(":4000")))
 			})
 
 			It("is fast with 10,000 rules", Label("slow"), func() {

@@ -13,39 +13,71 @@ import (
 // The tables and chains. In nat:
 //
 //	PREROUTING ─┐
-//	            ├─► USHER-PORTALS ─► USHER-10.96.0.0-16 ─► … REDIRECT
-//	OUTPUT ─────┘         └────────► USHER-NODEPORTS    ─► … REDIRECT
+//	            ├─► USHER-PORTALS ─► USHER-10.96.0.0-16 ─► … DNAT to 169.254.117.115
+//	OUTPUT ─────┘         └────────► USHER-NODEPORTS    ─► … DNAT to 169.254.117.115
 //
-// and, only while a rule says Drop, in mangle:
+// and, only while a rule says Drop or has Sources, in mangle:
 //
-//	PREROUTING, new connections ─► USHER-DROP ─► … DROP
+//	PREROUTING ─┐ new                          ┌─► DROP
+//	            ├───────────► USHER-DROP ─► … ─┼─► USHER-OUTSIDE ─► DROP, but for this node's
+//	OUTPUT ─────┘ connections                  └─► USHER-FROM-192.0.2.0-24 ─► DROP, but for those
 //
 // A chain that holds no more rules than a packet may well be compared with one
 // by one is flat. A larger one is split by the next bits of what tells its
 // rules apart, address before protocol before port, and then holds only jumps.
 // With 10,000 Services a first packet meets some 60 rules instead of 10,000.
 //
-// Reject is a REDIRECT to port 0. No socket can be bound to it, so the kernel
+// Packets go to the listener's port by DNAT to an address of usher's own, its
+// landing. REDIRECT would be the usual way: it takes an address of the interface
+// that a packet came in by. But where that interface has no IPv4 address, such
+// as the host's end of a Pod's veth with Calico or the AWS VPC CNI, REDIRECT
+// drops the packet (nf_nat_redirect_ipv4). An address that the node has anyhow
+// would do, but it may change; then all rules would have to, and connections in
+// flight would end. REDIRECT stays for where there can be no landing.
+//
+// Reject is a DNAT to port 0. No socket can be bound to it, so the kernel
 // answers as for any closed port: TCP reset, ICMP port unreachable, SCTP abort.
 // A REJECT in the filter table would be the usual way, but forwarded packets
 // only meet it where the node forwards at all: with net.ipv4.ip_forward=0 a
 // Pod's connection would hang instead of being refused.
 //
 // Drop is in mangle since nat may not drop, and there since mangle PREROUTING
-// is met by all that comes in, whether or not it would be forwarded. It is not
-// met by what the node itself sends. Only new connections are dropped, so that
-// those in flight go on when a Service loses its last local endpoint.
+// is met by all that comes in, whether or not it would be forwarded. Only new
+// connections are dropped, so that those in flight go on when a Service loses
+// its last local endpoint. This node itself is an exception only where a rule
+// says so by its LocalPort: kube-proxy also drops what the node sends for an
+// internalTrafficPolicy that finds no local endpoint, or from an address that
+// is not in loadBalancerSourceRanges.
 const (
 	tableNAT    = "nat"
 	tableMangle = "mangle"
 
 	chainPortals   = chainPrefix + "PORTALS"
 	chainDrop      = chainPrefix + "DROP"
+	chainOutside   = chainPrefix + "OUTSIDE"
 	chainNodePorts = chainPrefix + "NODEPORTS"
 
 	// rejectPort is the port to which rejected targets are redirected.
 	rejectPort = 0
 )
+
+// The landings: local addresses of the node by a route on lo, as the VIPs of
+// mode address are. No router forwards to a link-local address (RFC 3927), so
+// none brings packets for it from elsewhere; 117 and 115 are "us" in ASCII. For
+// IPv6 that is not to be had without an interface: a unique local address
+// (RFC 4193) with "usher" for its global ID.
+var (
+	landing4 = netip.MustParseAddr("169.254.117.115")
+	landing6 = netip.MustParseAddr("fd75:7368:6572::1")
+)
+
+// landingOf returns the landing of addr's family.
+func landingOf(addr netip.Addr) netip.Addr {
+	if addr.Is4() {
+		return landing4
+	}
+	return landing6
+}
 
 // maxFlat is how many rules a chain holds before it is split. At some 20 ns to
 // 50 ns a comparison this bounds what a chain costs to about a microsecond.
@@ -59,13 +91,19 @@ const splitBits = 4
 // (XT_EXTENSION_MAXNAMELEN is 29 with the terminating zero).
 const maxChainName = 28
 
-// matches says which matches the kernel and the iptables at hand have.
-type matches struct {
-	comment  bool
-	addrtype bool
-	// local are the node's own addresses, by which node ports are recognised
-	// where addrtype is missing.
+// setting is what the layout depends on beside the rules.
+type setting struct {
+	// comment and addrtype are matches that may be missing.
+	comment, addrtype bool
+	// landing is where packets go; if it is invalid, REDIRECT decides.
+	landing netip.Addr
+	// local are the node's own addresses, for where addrtype is missing.
 	local []netip.Prefix
+	// nodePorts are the networks of the addresses that have node ports; none
+	// is all of them.
+	nodePorts []netip.Prefix
+	// pods are the networks of this node's Pods.
+	pods []netip.Prefix
 }
 
 // table is what usher wants to have in one iptables table.
@@ -81,72 +119,146 @@ type wantedJump struct {
 }
 
 // layOut says which chains of which tables hold which rules. rules must be in
-// the order of compareTargets, all of one family, and valid. A table that is
+// the order of Target.Compare, all of one family, and valid. A table that is
 // not needed is not in the result.
-func layOut(rules []Rule, have matches) map[string]*table {
-	nat := &layouter{have: have, chains: map[string][]spec{}, spec: redirectSpec}
-	drop := &layouter{have: have, chains: map[string][]spec{}, spec: dropSpec}
+func layOut(rules []Rule, at setting) map[string]*table {
+	nat := &layouter{at: at, chains: map[string][]spec{}}
+	nat.specs = nat.redirect
+	drop := &layouter{at: at, chains: map[string][]spec{}}
+	drop.specs = drop.drop
 	for _, r := range rules {
 		if r.Action != Drop || r.LocalPort != 0 {
 			nat.rules = append(nat.rules, r)
 		}
-		if r.Action == Drop {
+		if r.Action == Drop || r.Sources != (Sources{}) {
 			drop.rules = append(drop.rules, r)
 		}
 	}
 	tables := map[string]*table{}
 	if len(nat.rules) > 0 {
 		nat.root(chainPortals)
-		jump := jumpTo(chainPortals)
-		if have.comment {
-			jump.comment = "usher: portals of Services"
-		}
-		tables[tableNAT] = &table{chains: nat.chains, jumps: []wantedJump{{"PREROUTING", jump}, {"OUTPUT", jump}}}
+		tables[tableNAT] = nat.table(chainPortals, spec{comment: "usher: portals of Services"})
 	}
 	if len(drop.rules) > 0 {
 		drop.root(chainDrop)
-		jump := jumpTo(chainDrop)
-		jump.fresh = true
-		if have.comment {
-			jump.comment = "usher: Services without endpoints on this node"
-		}
-		tables[tableMangle] = &table{chains: drop.chains, jumps: []wantedJump{{"PREROUTING", jump}}}
+		tables[tableMangle] = drop.table(chainDrop, spec{fresh: true, comment: "usher: clients that Services do not let in"})
 	}
 	return tables
 }
 
-// redirectSpec is what stands in nat for r.
-func redirectSpec(r Rule) spec {
-	s := matchSpec(r)
-	s.jump, s.toPort = "REDIRECT", int(r.LocalPort)
+// layouter builds the chains of one table.
+type layouter struct {
+	at     setting
+	rules  []Rule
+	specs  func(Rule) []spec // what stands in the table for a rule
+	chains map[string][]spec
+}
+
+// table returns what l has built, with jumps that match as jump does from
+// where all packets come by: PREROUTING for those that come in, OUTPUT for
+// those of the node itself.
+func (l *layouter) table(root string, jump spec) *table {
+	jump.jump, jump.toPort = root, -1
+	if !l.at.comment {
+		jump.comment = ""
+	}
+	return &table{chains: l.chains, jumps: []wantedJump{{"PREROUTING", jump}, {"OUTPUT", jump}}}
+}
+
+// redirect returns what stands in nat for r.
+func (l *layouter) redirect(r Rule) []spec {
+	s := l.match(r)
+	s.jump, s.to, s.toPort = "REDIRECT", l.at.landing, int(r.LocalPort)
+	if s.to.IsValid() {
+		s.jump = "DNAT"
+	}
 	if r.Action == Reject {
 		s.toPort = rejectPort
 	}
-	return s
+	return []spec{s}
 }
 
-// dropSpec is what stands in mangle for r.
-func dropSpec(r Rule) spec {
-	s := matchSpec(r)
-	s.jump = "DROP"
-	return s
+// drop returns what stands in mangle for r: nothing if all may connect.
+func (l *layouter) drop(r Rule) (specs []spec) {
+	s := l.match(r)
+	if r.Action == Drop {
+		s.jump = "DROP"
+		if r.LocalPort == 0 {
+			return []spec{s}
+		}
+		s.jump = l.outside(anyOf(r.Target.Addr))
+		specs = append(specs, s)
+	}
+	if networks, all := r.Sources.in(anyOf(r.Target.Addr)); !all {
+		s.jump = l.from(networks)
+		specs = append(specs, s)
+	}
+	return specs
 }
 
-func matchSpec(r Rule) spec {
+// match returns a spec that matches packets for r's target.
+func (l *layouter) match(r Rule) spec {
 	t := r.Target
-	s := spec{proto: t.Protocol, ports: PortRange{t.Port, t.Port}, comment: r.Comment, toPort: -1}
+	s := spec{proto: t.Protocol, ports: PortRange{t.Port, t.Port}, toPort: -1}
 	if !t.Addr.IsUnspecified() {
 		s.dst = netip.PrefixFrom(t.Addr, t.Addr.BitLen())
+	}
+	if l.at.comment {
+		s.comment = r.Comment
 	}
 	return s
 }
 
-// layouter builds the chains of one table.
-type layouter struct {
-	have   matches
-	rules  []Rule
-	spec   func(Rule) spec
-	chains map[string][]spec
+// outside returns the chain that drops all but what comes from this node.
+func (l *layouter) outside(any netip.Addr) string {
+	if l.chains[chainOutside] != nil {
+		return chainOutside
+	}
+	var sources []spec
+	if l.at.addrtype {
+		sources = append(sources, spec{srcLocal: true})
+	} else {
+		sources = fromEach(l.at.local)
+	}
+	sources = append(sources, fromEach(ofFamily(l.at.pods, any))...)
+	l.chains[chainOutside] = dropAllBut(sources)
+	return chainOutside
+}
+
+// from returns the chain that drops all but what comes from these networks.
+func (l *layouter) from(networks []netip.Prefix) string {
+	words := []string{"FROM"}
+	for _, n := range networks {
+		words = append(words, prefixWord(n))
+	}
+	name := chainName(words...)
+	l.chains[name] = dropAllBut(fromEach(networks))
+	return name
+}
+
+func fromEach(networks []netip.Prefix) (sources []spec) {
+	for _, n := range networks {
+		sources = append(sources, spec{src: orEverywhere(n)})
+	}
+	return sources
+}
+
+// dropAllBut lets pass what matches one of these.
+func dropAllBut(these []spec) []spec {
+	var specs []spec
+	for _, s := range these {
+		s.jump, s.toPort = "RETURN", -1
+		specs = append(specs, s)
+	}
+	return append(specs, spec{jump: "DROP", toPort: -1})
+}
+
+// orEverywhere returns p as a spec has it.
+func orEverywhere(p netip.Prefix) netip.Prefix {
+	if p.Bits() == 0 {
+		return netip.Prefix{}
+	}
+	return p
 }
 
 // root lays out all rules below the chain called name: VIPs first, then node
@@ -166,27 +278,35 @@ func (l *layouter) root(name string) {
 		return
 	}
 	l.fill(chainNodePorts, place{}, nodePorts)
-	jump := jumpTo(chainNodePorts)
-	if l.have.addrtype {
-		jump.local = true
-		l.chains[name] = append(l.chains[name], jump)
-		return
+	for _, s := range l.nodeAddresses(anyOf(nodePorts[0].Target.Addr)) {
+		s.jump, s.toPort = chainNodePorts, -1
+		l.chains[name] = append(l.chains[name], s)
 	}
-	for _, prefix := range l.have.local {
-		jump.dst = prefix
-		l.chains[name] = append(l.chains[name], jump)
+}
+
+// nodeAddresses matches packets for the addresses that have node ports.
+func (l *layouter) nodeAddresses(any netip.Addr) (specs []spec) {
+	within := ofFamily(l.at.nodePorts, any)
+	if len(l.at.nodePorts) == 0 {
+		within = []netip.Prefix{netip.PrefixFrom(any, 0)}
 	}
+	if l.at.addrtype {
+		for _, p := range within {
+			specs = append(specs, spec{dst: orEverywhere(p), dstLocal: true})
+		}
+		return specs
+	}
+	for _, p := range intersections(l.at.local, within) {
+		specs = append(specs, spec{dst: p})
+	}
+	return specs
 }
 
 // fill puts rules, all of which are in p, into chain, or into chains below it.
 func (l *layouter) fill(chain string, p place, rules []Rule) {
 	if len(rules) <= maxFlat {
 		for _, r := range rules {
-			s := l.spec(r)
-			if !l.have.comment {
-				s.comment = ""
-			}
-			l.chains[chain] = append(l.chains[chain], s)
+			l.chains[chain] = append(l.chains[chain], l.specs(r)...)
 		}
 		return
 	}
@@ -266,12 +386,11 @@ func (p place) spec(chain string) spec {
 }
 
 // chain names the chain that holds what is in p, so that people see what it is
-// for where that fits: USHER-10.96.0.0-16, USHER-tcp-30000-30015.
+// for: USHER-10.96.0.0-16, USHER-tcp-30000-30015.
 func (p place) chain() string {
 	var words []string
 	if p.prefix.IsValid() {
-		addr := strings.ReplaceAll(p.prefix.Addr().String(), ":", "_") // nft takes no colon in a name
-		words = append(words, addr, fmt.Sprint(p.prefix.Bits()))
+		words = append(words, prefixWord(p.prefix))
 	}
 	if p.proto != 0 {
 		words = append(words, p.proto.String())
@@ -279,6 +398,16 @@ func (p place) chain() string {
 	if !p.ports.isZero() {
 		words = append(words, fmt.Sprint(p.ports.First), fmt.Sprint(p.ports.Last))
 	}
+	return chainName(words...)
+}
+
+// prefixWord returns p as a part of a chain's name: nft takes no colon there.
+func prefixWord(p netip.Prefix) string {
+	return strings.NewReplacer(":", "_", "/", "-").Replace(p.String())
+}
+
+// chainName makes a chain's name of words, or of their hash where they are too long.
+func chainName(words ...string) string {
 	name := chainPrefix + strings.Join(words, "-")
 	if len(name) <= maxChainName {
 		return name

@@ -11,7 +11,8 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-var allMatches = matches{comment: true, addrtype: true}
+// usual is a setting in which nothing is missing.
+var usual = setting{comment: true, addrtype: true, landing: landing4}
 
 // manyRules returns n rules: three quarters are cluster IPs spread over
 // 10.96.0.0/12, the others node ports.
@@ -42,7 +43,7 @@ func walk(chains map[string][]spec, chain string, t Target, local bool) (end *sp
 	for _, s := range chains[chain] {
 		compared++
 		if s.dst.IsValid() && !s.dst.Contains(t.Addr) || s.proto != 0 && s.proto != t.Protocol ||
-			!s.ports.contains(t.Port) || s.local && !local {
+			!s.ports.contains(t.Port) || s.dstLocal && !local {
 			continue
 		}
 		if _, isChain := chains[s.jump]; !isChain {
@@ -68,56 +69,101 @@ var _ = Describe("the layout of iptables chains", func() {
 	web := target(TCP, "10.96.0.10:80")
 
 	It("is nothing at all without rules", func() {
-		Expect(layOut(nil, allMatches)).To(BeEmpty())
+		Expect(layOut(nil, usual)).To(BeEmpty())
 	})
 
 	It("is one flat chain while there are few rules", func() {
-		tables := layOut([]Rule{redirect(web, 40001), reject(target(UDP, "10.96.0.11:53"))}, allMatches)
+		tables := layOut([]Rule{redirect(web, 40001), reject(target(UDP, "10.96.0.11:53"))}, usual)
 		Expect(tables).To(HaveLen(1))
 		nat := tables["nat"]
 		Expect(nat.chains).To(HaveLen(1))
 		Expect(lines(nat.chains, "USHER-PORTALS")).To(Equal([]string{
-			`-d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j REDIRECT --to-ports 40001`,
-			`-d 10.96.0.11/32 -p udp -m udp --dport 53 -m comment --comment "default/none:http" -j REDIRECT --to-ports 0`,
+			`-d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 169.254.117.115:40001`,
+			`-d 10.96.0.11/32 -p udp -m udp --dport 53 -m comment --comment "default/none:http" -j DNAT --to-destination 169.254.117.115:0`,
 		}))
 		jump := spec{comment: "usher: portals of Services", jump: "USHER-PORTALS", toPort: -1}
 		Expect(nat.jumps).To(Equal([]wantedJump{{"PREROUTING", jump}, {"OUTPUT", jump}}))
 	})
 
 	It("asks for node ports after all VIPs, and only at addresses of this node", func() {
-		tables := layOut([]Rule{redirect(target(TCP, "0.0.0.0:30080"), 40001), redirect(web, 40001)}, allMatches)
+		tables := layOut([]Rule{redirect(target(TCP, "0.0.0.0:30080"), 40001), redirect(web, 40001)}, usual)
 		Expect(lines(tables["nat"].chains, "USHER-PORTALS")).To(HaveExactElements(
 			HavePrefix("-d 10.96.0.10/32"), Equal("-m addrtype --dst-type LOCAL -j USHER-NODEPORTS")))
 		Expect(lines(tables["nat"].chains, "USHER-NODEPORTS")).To(HaveExactElements(HavePrefix("-p tcp -m tcp --dport 30080 ")))
 	})
 
-	It("lists this node's addresses where addrtype is missing, and leaves out comments where they are", func() {
+	It("lists this node's addresses where addrtype is missing, leaves out comments where they are, and uses REDIRECT where there is no landing", func() {
 		tables := layOut([]Rule{redirect(target(TCP, "0.0.0.0:30080"), 40001)},
-			matches{local: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("10.0.0.1/32")}})
+			setting{local: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("10.0.0.1/32")}})
 		Expect(lines(tables["nat"].chains, "USHER-PORTALS")).To(Equal([]string{
-			"-d 127.0.0.0/8 -j USHER-NODEPORTS", "-d 10.0.0.1/32 -j USHER-NODEPORTS"}))
+			"-d 10.0.0.1/32 -j USHER-NODEPORTS", "-d 127.0.0.0/8 -j USHER-NODEPORTS"}))
 		Expect(lines(tables["nat"].chains, "USHER-NODEPORTS")).To(Equal([]string{
 			"-p tcp -m tcp --dport 30080 -j REDIRECT --to-ports 40001"}))
 	})
 
-	It("drops new connections in mangle, and redirects the node's own if a port is given", func() {
-		local := drop(web)
-		tables := layOut([]Rule{local}, allMatches)
-		Expect(tables).To(HaveLen(1))
-		Expect(lines(tables["mangle"].chains, "USHER-DROP")).To(HaveExactElements(HaveSuffix("-j DROP")))
-		Expect(tables["mangle"].jumps).To(HaveLen(1))
-		Expect(tables["mangle"].jumps[0].chain).To(Equal("PREROUTING"))
-		Expect(tables["mangle"].jumps[0].spec.fresh).To(BeTrue())
+	It("asks for node ports only at this node's addresses within the networks that it was given", func() {
+		within := usual
+		within.nodePorts = prefixes("10.0.0.0/8", "127.0.0.1/32", "fd00::/8")
+		jumps := func(rule Rule) []string { return lines(layOut([]Rule{rule}, within)["nat"].chains, "USHER-PORTALS") }
+		four, six := redirect(target(TCP, "0.0.0.0:30080"), 40001), redirect(target(TCP, "[::]:30080"), 40001)
+		Expect(jumps(four)).To(Equal([]string{
+			"-d 10.0.0.0/8 -m addrtype --dst-type LOCAL -j USHER-NODEPORTS", "-d 127.0.0.1/32 -m addrtype --dst-type LOCAL -j USHER-NODEPORTS"}))
+		Expect(jumps(six)).To(Equal([]string{"-d fd00::/8 -m addrtype --dst-type LOCAL -j USHER-NODEPORTS"}))
 
-		local.LocalPort = 40001
-		tables = layOut([]Rule{local}, allMatches)
-		Expect(lines(tables["nat"].chains, "USHER-PORTALS")).To(HaveExactElements(HaveSuffix("--to-ports 40001")))
-		Expect(tables["mangle"].chains).To(HaveKey("USHER-DROP"))
+		within.addrtype, within.local = false, prefixes("127.0.0.0/8", "10.1.2.3/32", "192.168.1.1/32")
+		Expect(jumps(four)).To(Equal([]string{"-d 10.1.2.3/32 -j USHER-NODEPORTS", "-d 127.0.0.1/32 -j USHER-NODEPORTS"}))
+
+		within.addrtype, within.nodePorts = true, prefixes("0.0.0.0/0")
+		Expect(jumps(four)).To(Equal([]string{"-m addrtype --dst-type LOCAL -j USHER-NODEPORTS"}))
+		Expect(jumps(six)).To(BeEmpty())
+	})
+
+	It("drops new connections in mangle, whoever's they are", func() {
+		tables := layOut([]Rule{drop(web)}, usual)
+		Expect(tables).To(HaveLen(1))
+		Expect(lines(tables["mangle"].chains, "USHER-DROP")).To(HaveExactElements(
+			`-d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/local:http" -j DROP`))
+		jump := spec{fresh: true, comment: "usher: clients that Services do not let in", jump: "USHER-DROP", toPort: -1}
+		Expect(tables["mangle"].jumps).To(Equal([]wantedJump{{"PREROUTING", jump}, {"OUTPUT", jump}}))
+	})
+
+	It("drops those from outside only, and redirects this node's, if a port is given", func() {
+		rule := drop(web)
+		rule.LocalPort = 40001
+		at := usual
+		at.pods = prefixes("10.1.0.0/24", "fd01::/64")
+		tables := layOut([]Rule{rule}, at)
+		Expect(lines(tables["nat"].chains, "USHER-PORTALS")).To(HaveExactElements(HaveSuffix(" --to-destination 169.254.117.115:40001")))
+		Expect(lines(tables["mangle"].chains, "USHER-DROP")).To(HaveExactElements(HaveSuffix("-j USHER-OUTSIDE")))
+		Expect(lines(tables["mangle"].chains, "USHER-OUTSIDE")).To(Equal([]string{
+			"-m addrtype --src-type LOCAL -j RETURN", "-s 10.1.0.0/24 -j RETURN", "-j DROP"}))
+
+		at.addrtype, at.local = false, prefixes("127.0.0.0/8", "10.0.0.1/32")
+		Expect(lines(layOut([]Rule{rule}, at)["mangle"].chains, "USHER-OUTSIDE")).To(Equal([]string{
+			"-s 127.0.0.0/8 -j RETURN", "-s 10.0.0.1/32 -j RETURN", "-s 10.1.0.0/24 -j RETURN", "-j DROP"}))
+	})
+
+	It("drops what comes from elsewhere than the sources of a rule, with one chain for all rules that have the same", func() {
+		dns := redirect(target(UDP, "10.96.0.10:53"), 40002)
+		rules := []Rule{redirect(web, 40001), dns, drop(target(TCP, "10.96.0.11:80")), redirect(target(TCP, "10.96.0.12:80"), 1)}
+		rules[0].Sources = SourcesOf(prefixes("192.0.2.7/24"))
+		rules[1].Sources = rules[0].Sources
+		rules[2].LocalPort = 40001
+		rules[2].Sources = SourcesOf(prefixes("192.0.2.0/24", "198.51.100.0/24"))
+		rules[3].Sources = SourcesOf(prefixes("0.0.0.0/0"))
+		tables := layOut(rules, usual)
+		Expect(tables["nat"].chains["USHER-PORTALS"]).To(HaveLen(4))
+		mangle := tables["mangle"].chains
+		Expect(lines(mangle, "USHER-DROP")).To(HaveExactElements(
+			HaveSuffix("-j USHER-FROM-192.0.2.0-24"), HaveSuffix("-j USHER-FROM-192.0.2.0-24"),
+			HaveSuffix("-j USHER-OUTSIDE"), HaveSuffix("-j "+chainName("FROM", "192.0.2.0-24", "198.51.100.0-24"))))
+		Expect(lines(mangle, "USHER-FROM-192.0.2.0-24")).To(Equal([]string{"-s 192.0.2.0/24 -j RETURN", "-j DROP"}))
+		Expect(mangle).To(HaveLen(4))
 	})
 
 	DescribeTable("finds each of many rules after few comparisons",
 		func(rules []Rule, most int) {
-			chains := layOut(rules, allMatches)["nat"].chains
+			chains := layOut(rules, usual)["nat"].chains
 			worst := 0
 			for _, r := range rules {
 				t := r.Target
@@ -169,8 +215,8 @@ var _ = Describe("the layout of iptables chains", func() {
 	It("changes few chains when one Service is added among 10,000", func() {
 		rules := manyRules(10001)
 		before := slices.Delete(slices.Clone(rules), 7000, 7001)
-		had := asInstalled(layOut(before, allMatches), nil)
-		c := diff(had, layOut(rules, allMatches), nil, true)
+		had := asInstalled(layOut(before, usual), nil)
+		c := diff(had, layOut(rules, usual), nil, true)
 		Expect(len(c.repairs)).To(BeNumerically("<=", 3))
 		Expect(len(c.script)).To(BeNumerically("<", 10000))
 	})
@@ -178,10 +224,10 @@ var _ = Describe("the layout of iptables chains", func() {
 
 func BenchmarkLayoutAndDiff10000(b *testing.B) {
 	rules := manyRules(10001)
-	had := asInstalled(layOut(slices.Delete(slices.Clone(rules), 7000, 7001), allMatches), nil)
+	had := asInstalled(layOut(slices.Delete(slices.Clone(rules), 7000, 7001), usual), nil)
 	b.ReportAllocs()
 	for b.Loop() {
-		if c := diff(had, layOut(rules, allMatches), nil, true); c.script == "" {
+		if c := diff(had, layOut(rules, usual), nil, true); c.script == "" {
 			b.Fatal("no change found")
 		}
 	}
@@ -191,6 +237,6 @@ func BenchmarkFirstScript10000(b *testing.B) {
 	rules := manyRules(10000)
 	b.ReportAllocs()
 	for b.Loop() {
-		diff(nil, layOut(rules, allMatches), nil, true)
+		diff(nil, layOut(rules, usual), nil, true)
 	}
 }

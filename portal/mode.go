@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -28,6 +29,11 @@ type Options struct {
 	// ProxyPorts is where listeners behind a redirect, or on loopback, have
 	// their ports. Zero: any free port, and 20000-29999 for mode none.
 	ProxyPorts PortRange
+	// NodePortAddresses are the networks within which this node's addresses
+	// take connections to node ports, as kube-proxy's --nodeport-addresses
+	// says; but a family without a network in it has no node ports then. None:
+	// all addresses of the node, loopback included. Mode none does not ask.
+	NodePortAddresses []netip.Prefix
 	// LockWait is how long to wait for another program that changes iptables
 	// rules. Zero: 5 seconds. Whole seconds count.
 	LockWait time.Duration
@@ -46,6 +52,7 @@ func (o Options) withDefaults() Options {
 	if o.LockWait <= 0 {
 		o.LockWait = 5 * time.Second
 	}
+	o.NodePortAddresses = plainPrefixes(o.NodePortAddresses)
 	o.LockWait = max(o.LockWait.Truncate(time.Second), time.Second)
 	return o
 }

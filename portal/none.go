@@ -75,6 +75,9 @@ func (n *none) Apply(_ context.Context, set []Rule, gone []Target) error {
 	return ruleError(bad)
 }
 
+// SetLocalSources changes nothing: nothing is dropped here.
+func (n *none) SetLocalSources([]netip.Prefix) {}
+
 func (n *none) Check(context.Context) (int, error) { return 0, nil }
 
 func (n *none) Remove(context.Context) error { return nil }

@@ -1,6 +1,7 @@
 package portal
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,8 +16,9 @@ type Portal interface {
 	Mode() string
 
 	// Listen says where the listeners have to be for the targets of one
-	// service port. Each target is in exactly one of the Binds. It changes
-	// nothing.
+	// service port. Each target is in exactly one of the Binds, except for node
+	// ports in mode address with Options.NodePortAddresses: they have a Bind
+	// for each address. It changes nothing.
 	Listen(targets []Target) []Bind
 
 	// Apply puts in or replaces the rules in set, and takes out those for the
@@ -28,13 +30,20 @@ type Portal interface {
 	// *RuleError. After any error the rules are still wanted: Check tries again.
 	Apply(ctx context.Context, set []Rule, gone []Target) error
 
+	// SetLocalSources says which networks this node's Pods are in, none at
+	// first; see Drop. It takes effect with the next Apply, which may be one
+	// without rules, or Check.
+	SetLocalSources(pods []netip.Prefix)
+
 	// Check compares what the kernel holds with what is wanted, and repairs
 	// it. It returns how many rules, routes or chains had to be repaired, and
-	// an error (as Apply does) if something could not be.
+	// an error (as Apply does) if something could not be. If a
+	// *ListenAgainError is in that, listeners have to move.
 	Check(ctx context.Context) (repaired int, err error)
 
 	// Remove takes out everything that this mode ever puts in, whichever
-	// process did, and nothing that others put in.
+	// process did, and nothing that others put in. Connections that came
+	// through the portal may end with it.
 	Remove(ctx context.Context) error
 }
 
@@ -76,16 +85,27 @@ func (t Target) String() string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(t.Addr, t.Port), t.Protocol)
 }
 
-// Compare orders targets by address, protocol and port.
-func (t Target) Compare(other Target) int { return compareTargets(t, other) }
+// Compare orders targets by address, protocol and port, so that those of one
+// VIP, and of VIPs that share a prefix, stand together; node ports come first.
+func (t Target) Compare(other Target) int {
+	return cmp.Or(
+		t.Addr.Compare(other.Addr),
+		cmp.Compare(t.Protocol, other.Protocol),
+		cmp.Compare(t.Port, other.Port),
+	)
+}
 
 // Rule says what happens to packets for a Target.
 type Rule struct {
 	Target Target
 	Action Action
 	// LocalPort is the port of the listener, for Redirect. With Drop it may be
-	// the port to which what the node's own processes send is redirected.
+	// the port to which clients of this node are redirected all the same.
 	LocalPort uint16
+	// Sources are the clients that may connect; what others send vanishes,
+	// wherever they are. A portal without netfilter leaves that to the
+	// listener, which does well to look in any case.
+	Sources Sources
 	// Comment tells people what the rule is for, such as "default/web:http".
 	Comment string
 }
@@ -100,10 +120,11 @@ const (
 	// Reject answers as a host does where nobody listens: with a reset to TCP,
 	// an abort to SCTP, ICMP port unreachable to UDP.
 	Reject
-	// Drop lets new connections from other hosts and from Pods vanish; those in
-	// flight go on. Processes of the node itself are redirected if LocalPort is
-	// set, and otherwise left alone. A portal without netfilter cannot drop: it
-	// rejects.
+	// Drop lets new connections vanish, those of this node's own processes
+	// too; connections in flight go on. If LocalPort is set, clients of this
+	// node are redirected instead: its processes, and its Pods, which are those
+	// in the networks given to SetLocalSources. A portal without netfilter
+	// cannot drop: where nobody listens, it rejects.
 	Drop
 )
 
@@ -153,6 +174,18 @@ func (e *RuleError) Error() string {
 		return fmt.Sprintf("the portal rule for %s was refused: %v", targets[0], e.Refused[targets[0]])
 	}
 	return fmt.Sprintf("%d portal rules were refused, the first for %s: %v", len(targets), targets[0], e.Refused[targets[0]])
+}
+
+// ListenAgainError is what Check returns when listeners are not at the addresses
+// where they have to be any more, since this node's addresses have changed: ask
+// Listen anew, for all the targets of the service ports that these belong to.
+type ListenAgainError struct {
+	Targets []Target
+}
+
+// Error names the targets.
+func (e *ListenAgainError) Error() string {
+	return fmt.Sprintf("this node's addresses have changed: the listeners for %s have to move", e.Targets)
 }
 
 // ErrNotRedirected is what OriginalDst returns for a connection that came

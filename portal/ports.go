@@ -77,7 +77,7 @@ func (b *portBook) forget(t Target) {
 
 // byListener splits the targets of a service port into groups that one
 // listener can serve: those of one family and protocol. Both the groups and
-// the targets in them come in the order of compareTargets.
+// the targets in them come in the order of Target.Compare.
 func byListener(targets []Target) [][]Target {
 	groups := map[portKey]map[Target]struct{}{}
 	keys := map[Target]struct{}{}

@@ -102,14 +102,14 @@ func quotedWord(line string) (word, rest string) {
 	return b.String(), ""
 }
 
-// ports returns the local port of each redirect that the chains hold, and 0
-// for each rejected target. nodePort is the unspecified address of the family
+// ports returns the local port of each DNAT or REDIRECT that the chains hold,
+// and 0 for each rejected target. nodePort is the unspecified address of the family
 // that the contents are of: a rule without destination is for a node port.
 func (c *contents) ports(nodePort netip.Addr) map[Target]uint16 {
 	found := map[Target]uint16{}
 	for _, rules := range c.chains {
 		for _, s := range rules {
-			if s.jump != "REDIRECT" || s.toPort < 0 || s.proto == 0 ||
+			if s.toPort < 0 || s.proto == 0 ||
 				s.ports.isZero() || s.ports.First != s.ports.Last {
 				continue
 			}

@@ -32,6 +32,7 @@ COMMIT
 -A OUTPUT -m comment --comment "usher: portals of Services" -j USHER-PORTALS
 -A USHER-NODEPORTS -p tcp -m tcp --dport 30080 -m comment --comment default/web:http -j REDIRECT --to-ports 40001
 -A USHER-PORTALS -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j REDIRECT --to-ports 40001
+-A USHER-PORTALS -d 10.96.0.13/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 169.254.117.115:40003
 -A USHER-PORTALS -d 10.96.0.11/32 -p udp -m udp --dport 53 -m comment --comment "d\'e f" -j REDIRECT --to-ports 0
 -A USHER-PORTALS -d 10.96.0.12/32 -p 132 -m sctp --dport 53 -m owner --uid-owner 7 -j REDIRECT --to-ports 1
 -A USHER-PORTALS -m addrtype --dst-type LOCAL -j USHER-NODEPORTS
@@ -48,7 +49,7 @@ var _ = Describe("what iptables-save prints", func() {
 		nat := tables["nat"]
 		Expect(nat.chains).To(HaveLen(3))
 		Expect(nat.chains).To(HaveKeyWithValue("USHER-EMPTY", BeEmpty()))
-		Expect(nat.chains["USHER-PORTALS"]).To(HaveLen(4))
+		Expect(nat.chains["USHER-PORTALS"]).To(HaveLen(5))
 		raw := `-m comment --comment "usher: portals of Services" -j USHER-PORTALS`
 		jump := spec{comment: "usher: portals of Services", jump: "USHER-PORTALS", toPort: -1}
 		Expect(nat.jumps).To(Equal([]foundJump{{"PREROUTING", 2, jump, raw}, {"OUTPUT", 1, jump, raw}}))
@@ -58,13 +59,14 @@ var _ = Describe("what iptables-save prints", func() {
 		Expect(parseSave(saved)["nat"].ports(anyIPv4)).To(Equal(map[Target]uint16{
 			target(TCP, "0.0.0.0:30080"):  40001,
 			target(TCP, "10.96.0.10:80"):  40001,
+			target(TCP, "10.96.0.13:80"):  40003,
 			target(UDP, "10.96.0.11:53"):  0,
 			target(SCTP, "10.96.0.12:53"): 1,
 		}))
 	})
 
 	It("keeps what it does not know apart", func() {
-		Expect(parseSave(saved)["nat"].chains["USHER-PORTALS"][2].other).To(Equal("-m owner --uid-owner 7"))
+		Expect(parseSave(saved)["nat"].chains["USHER-PORTALS"][3].other).To(Equal("-m owner --uid-owner 7"))
 	})
 
 	DescribeTable("means the same in different spellings",
@@ -79,7 +81,9 @@ var _ = Describe("what iptables-save prints", func() {
 
 	It("gives back each rule that usher writes", func() {
 		rules := append(manyRules(500), redirect(target(TCP, "[fd00::10]:80"), 7), redirect(target(SCTP, "[fd00::11]:80"), 8), drop(target(UDP, "[fd00::12]:80")))
-		for _, t := range layOut(rules, allMatches) {
+		local := drop(target(TCP, "[fd00::13]:80"))
+		local.LocalPort, local.Sources = 9, SourcesOf(prefixes("10.0.0.0/8", "fd77::/64"))
+		for _, t := range layOut(append(rules, local), usual) {
 			for _, specs := range t.chains {
 				for _, s := range specs {
 					Expect(parseSpec(words(s.String()))).To(Equal(s))
@@ -99,14 +103,14 @@ var _ = Describe("what iptables-save prints", func() {
 
 var _ = Describe("the difference between two sets of chains", func() {
 	rules := []Rule{redirect(target(TCP, "10.96.0.10:80"), 40001), redirect(target(TCP, "10.96.0.11:80"), 40002)}
-	wanted := layOut(rules, allMatches)
+	wanted := layOut(rules, usual)
 
 	It("is everything at first", func() {
 		c := diff(nil, wanted, nil, true)
 		Expect(c.script).To(Equal(`*nat
 :USHER-PORTALS - [0:0]
--A USHER-PORTALS -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j REDIRECT --to-ports 40001
--A USHER-PORTALS -d 10.96.0.11/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j REDIRECT --to-ports 40002
+-A USHER-PORTALS -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 169.254.117.115:40001
+-A USHER-PORTALS -d 10.96.0.11/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 169.254.117.115:40002
 -I PREROUTING 1 -m comment --comment "usher: portals of Services" -j USHER-PORTALS
 -I OUTPUT 1 -m comment --comment "usher: portals of Services" -j USHER-PORTALS
 COMMIT
@@ -126,8 +130,8 @@ COMMIT
 :USHER-PORTALS - [0:0]
 :USHER-EMPTY - [0:0]
 :USHER-NODEPORTS - [0:0]
--A USHER-PORTALS -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j REDIRECT --to-ports 40001
--A USHER-PORTALS -d 10.96.0.11/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j REDIRECT --to-ports 40002
+-A USHER-PORTALS -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 169.254.117.115:40001
+-A USHER-PORTALS -d 10.96.0.11/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 169.254.117.115:40002
 -X USHER-EMPTY
 -X USHER-NODEPORTS
 COMMIT

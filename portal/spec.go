@@ -11,15 +11,16 @@ import (
 // iptables at hand spells them. What is in a rule beyond that goes to other
 // and makes it differ from everything that is wanted.
 type spec struct {
-	dst     netip.Prefix // -d; the zero prefix is every address
-	proto   Protocol     // -p; 0 is every protocol
-	ports   PortRange    // --dport; the zero range is every port
-	local   bool         // -m addrtype --dst-type LOCAL
-	fresh   bool         // -m conntrack --ctstate NEW
-	comment string       // -m comment --comment
-	jump    string       // -j: a chain or REDIRECT or DROP
-	toPort  int          // REDIRECT --to-ports; -1 if there is none
-	other   string
+	src, dst           netip.Prefix // -s and -d; the zero prefix is every address
+	proto              Protocol     // -p; 0 is every protocol
+	ports              PortRange    // --dport; the zero range is every port
+	srcLocal, dstLocal bool         // -m addrtype --src-type LOCAL, --dst-type LOCAL
+	fresh              bool         // -m conntrack --ctstate NEW
+	comment            string       // -m comment --comment
+	jump               string       // -j: a chain, DNAT, REDIRECT, DROP or RETURN
+	to                 netip.Addr   // the address in DNAT --to-destination
+	toPort             int          // the port there, or in REDIRECT --to-ports; -1 if there is none
+	other              string
 }
 
 // jumpTo returns a spec that sends everything to a chain.
@@ -29,6 +30,11 @@ func jumpTo(chain string) spec { return spec{jump: chain, toPort: -1} }
 func (s spec) appendTo(b *strings.Builder) {
 	var buf [64]byte
 	number := func(n int) { b.Write(strconv.AppendInt(buf[:0], int64(n), 10)) }
+	if s.src.IsValid() {
+		b.WriteString("-s ")
+		b.Write(s.src.AppendTo(buf[:0]))
+		b.WriteByte(' ')
+	}
 	if s.dst.IsValid() {
 		b.WriteString("-d ")
 		b.Write(s.dst.AppendTo(buf[:0]))
@@ -50,7 +56,10 @@ func (s spec) appendTo(b *strings.Builder) {
 		}
 		b.WriteByte(' ')
 	}
-	if s.local {
+	if s.srcLocal {
+		b.WriteString("-m addrtype --src-type LOCAL ")
+	}
+	if s.dstLocal {
 		b.WriteString("-m addrtype --dst-type LOCAL ")
 	}
 	if s.fresh {
@@ -63,7 +72,11 @@ func (s spec) appendTo(b *strings.Builder) {
 	}
 	b.WriteString("-j ")
 	b.WriteString(s.jump)
-	if s.toPort >= 0 {
+	switch {
+	case s.to.IsValid():
+		b.WriteString(" --to-destination ")
+		b.Write(netip.AddrPortFrom(s.to, uint16(s.toPort)).AppendTo(buf[:0]))
+	case s.toPort >= 0:
 		b.WriteString(" --to-ports ")
 		number(s.toPort)
 	}
@@ -91,6 +104,8 @@ func parseSpec(words []string) spec {
 		}
 		known := true
 		switch word {
+		case "-s":
+			s.src, known = parsePrefix(value)
 		case "-d":
 			s.dst, known = parsePrefix(value)
 		case "-p":
@@ -103,17 +118,26 @@ func parseSpec(words []string) spec {
 			}
 		case "--dport":
 			s.ports, known = parsePorts(value)
+		case "--src-type":
+			s.srcLocal, known = true, value == "LOCAL"
 		case "--dst-type":
-			s.local, known = true, value == "LOCAL"
+			s.dstLocal, known = true, value == "LOCAL"
 		case "--ctstate":
 			s.fresh, known = true, value == "NEW"
 		case "--comment":
 			s.comment = value
 		case "-j":
 			s.jump = value
+		case "--to-destination":
+			to, err := netip.ParseAddrPort(value)
+			if known = err == nil; known {
+				s.to, s.toPort = to.Addr(), int(to.Port())
+			}
 		case "--to-ports":
 			port, err := strconv.ParseUint(value, 10, 16)
-			s.toPort, known = int(port), err == nil
+			if known = err == nil; known {
+				s.toPort = int(port)
+			}
 		default:
 			// One word that means nothing here; the next is looked at anew.
 			other = append(other, word)
@@ -128,8 +152,9 @@ func parseSpec(words []string) spec {
 	return s
 }
 
-// parsePrefix reads what stands behind -d: iptables leaves out a prefix length
-// that covers the whole address, and writes unusual masks as addresses.
+// parsePrefix reads what stands behind -s or -d. Some versions of iptables
+// leave out a prefix length that covers the whole address. Masks that are no
+// prefix length are not read.
 func parsePrefix(s string) (netip.Prefix, bool) {
 	if addr, err := netip.ParseAddr(s); err == nil {
 		return netip.PrefixFrom(addr, addr.BitLen()), true

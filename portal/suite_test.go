@@ -26,3 +26,11 @@ func redirect(t Target, port uint16) Rule {
 func reject(t Target) Rule { return Rule{Target: t, Action: Reject, Comment: "default/none:http"} }
 
 func drop(t Target) Rule { return Rule{Target: t, Action: Drop, Comment: "default/local:http"} }
+
+// prefixes reads "10.0.0.0/8" as a prefix.
+func prefixes(texts ...string) (list []netip.Prefix) {
+	for _, t := range texts {
+		list = append(list, netip.MustParsePrefix(t))
+	}
+	return list
+}

@@ -1,7 +1,6 @@
 package portal
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -24,19 +23,9 @@ func anyOf(addr netip.Addr) netip.Addr {
 	return anyIPv6
 }
 
-// compareTargets orders by address, protocol and port, so that the rules for
-// one VIP, and those for VIPs that share a prefix, stand together.
-func compareTargets(a, b Target) int {
-	return cmp.Or(
-		a.Addr.Compare(b.Addr),
-		cmp.Compare(a.Protocol, b.Protocol),
-		cmp.Compare(a.Port, b.Port),
-	)
-}
-
-// sortedTargets returns the keys of m in the order of compareTargets.
+// sortedTargets returns the keys of m in the order of Target.Compare.
 func sortedTargets[V any](m map[Target]V) []Target {
-	return slices.SortedFunc(maps.Keys(m), compareTargets)
+	return slices.SortedFunc(maps.Keys(m), Target.Compare)
 }
 
 // plain returns t with an IPv4 address that came as ::ffff:a.b.c.d in its four

@@ -1,0 +1,83 @@
+package portal
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Sources are networks of clients. The zero value is all clients there are.
+// Two Sources can be compared by ==.
+type Sources struct {
+	list string // prefixes in order, with spaces between
+}
+
+// SourcesOf returns the Sources that consist of these networks, or all clients
+// if there are none. The order and host bits of the prefixes mean nothing.
+func SourcesOf(networks []netip.Prefix) Sources {
+	var words []string
+	for _, n := range plainPrefixes(networks) {
+		words = append(words, n.String())
+	}
+	return Sources{strings.Join(words, " ")}
+}
+
+// String returns the networks, or "all".
+func (s Sources) String() string {
+	if s == (Sources{}) {
+		return "all"
+	}
+	return s.list
+}
+
+// in returns the networks of one family, and whether they are all of it.
+func (s Sources) in(any netip.Addr) (networks []netip.Prefix, all bool) {
+	for word := range strings.FieldsSeq(s.list) {
+		if n, err := netip.ParsePrefix(word); err == nil && anyOf(n.Addr()) == any {
+			networks = append(networks, n)
+			all = all || n.Bits() == 0
+		}
+	}
+	return networks, all || s == (Sources{})
+}
+
+// plainPrefixes returns prefixes in order, each once, without host bits, and
+// those of IPv4 as such. An invalid prefix stays: no address is in it.
+func plainPrefixes(prefixes []netip.Prefix) []netip.Prefix {
+	var plain []netip.Prefix
+	for _, p := range prefixes {
+		if p.Addr().Is4In6() && p.Bits() >= 96 {
+			p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+		}
+		plain = append(plain, p.Masked())
+	}
+	slices.SortFunc(plain, netip.Prefix.Compare)
+	return slices.Compact(plain)
+}
+
+// ofFamily returns those of prefixes that are of one family.
+func ofFamily(prefixes []netip.Prefix, any netip.Addr) (these []netip.Prefix) {
+	for _, p := range prefixes {
+		if p.IsValid() && anyOf(p.Addr()) == any {
+			these = append(these, p)
+		}
+	}
+	return these
+}
+
+// intersections returns the prefixes that are in one of a and in one of b.
+func intersections(a, b []netip.Prefix) []netip.Prefix {
+	var both []netip.Prefix
+	for _, p := range a {
+		for _, q := range b {
+			switch {
+			case !p.Overlaps(q):
+			case p.Bits() > q.Bits():
+				both = append(both, p)
+			default:
+				both = append(both, q)
+			}
+		}
+	}
+	return plainPrefixes(both)
+}
