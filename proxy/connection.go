@@ -181,10 +181,16 @@ func (c *connection) attempt() (forward.Conn, *balance.Endpoint, error) {
 		report:     c.event,
 		endpoints: func() (*balance.Set, <-chan struct{}) {
 			v := c.front.view.Load()
-			return v.endpoints(c.vip, p.locality.local(c.from.Addr())), v.replaced
+			return v.endpoints(c.vip, c.ofThisNode()), v.replaced
 		},
 	}
 	return a.run(p.ctx)
+}
+
+// ofThisNode reports whether the client is a process or a Pod of this node. Where
+// a VIP is an address of the node, its processes connect to it from itself.
+func (c *connection) ofThisNode() bool {
+	return c.from.Addr() == c.to.Addr() || c.front.proxy.locality.local(c.from.Addr())
 }
 
 // dialTCP connects to an endpoint, with keepalive.

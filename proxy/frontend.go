@@ -28,6 +28,7 @@ type frontEnd struct {
 
 	pool      balance.Pool
 	listeners []listener
+	owned     map[portal.Target]bool        // see Proxy.owners
 	rules     map[portal.Target]portal.Rule // that the portal was given
 }
 
@@ -52,7 +53,7 @@ func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
 	case config.TCP:
 		return openTCP(f, b)
 	}
-	return nil, errProtocol
+	return nil, fmt.Errorf("%w %s", errProtocol, f.protocol)
 }
 
 // errProtocol says that this version cannot carry a protocol.
@@ -80,12 +81,25 @@ func (v *view) endpoints(vip config.VIP, nodeLocal bool) *balance.Set {
 	return v.external
 }
 
+// redirect returns the rule that leads from t to a listener.
+func (v *view) redirect(t portal.Target, port uint16) portal.Rule {
+	vip := v.vips[netip.AddrPortFrom(t.Addr, t.Port)]
+	r := portal.Rule{Target: t, Action: portal.Redirect, LocalPort: port, Sources: portal.SourcesOf(vip.Sources)}
+	if vip.External() && v.external.Len() == 0 {
+		// The policy is Local, and there are endpoints on other nodes only: they
+		// are for clients of this node.
+		r.Action = portal.Drop
+	}
+	return r
+}
+
 func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 	return &frontEnd{
 		proxy:    p,
 		id:       port.ID,
 		protocol: port.Protocol,
 		affinity: affinity.NewTable(p.affinities, port.AffinityTimeout),
+		owned:    map[portal.Target]bool{},
 		rules:    map[portal.Target]portal.Rule{},
 	}
 }
@@ -147,6 +161,7 @@ func (f *frontEnd) claim(port config.ServicePort) (own []portal.Target, problem 
 			continue
 		}
 		f.proxy.owners[t] = f
+		f.owned[t] = true
 		own = append(own, t)
 	}
 	return own, problem
@@ -158,7 +173,7 @@ func (f *frontEnd) releaseOthers(port config.ServicePort, c *change) {
 	for _, vip := range port.VIPs {
 		keep[target(f.protocol, vip)] = true
 	}
-	for t := range f.rules {
+	for t := range f.owned {
 		if !keep[t] {
 			f.release(t, c)
 		}
@@ -167,8 +182,11 @@ func (f *frontEnd) releaseOthers(port config.ServicePort, c *change) {
 
 func (f *frontEnd) release(t portal.Target, c *change) {
 	delete(f.proxy.owners, t)
-	delete(f.rules, t)
-	c.drop(t)
+	delete(f.owned, t)
+	if _, ok := f.rules[t]; ok {
+		delete(f.rules, t)
+		c.drop(t)
+	}
 }
 
 // bind opens the listeners that are missing for targets, and puts into c the
@@ -207,7 +225,7 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 		l.setTargets(b.Targets)
 		f.listeners = append(f.listeners, l)
 		for _, t := range b.Targets {
-			f.rule(portal.Rule{Target: t, Action: portal.Redirect, LocalPort: l.addr().Port()}, c)
+			f.rule(v.redirect(t, l.addr().Port()), c)
 		}
 	}
 	c.close = append(c.close, old...)

@@ -90,6 +90,7 @@ type Proxy struct {
 	giveUp context.CancelFunc
 
 	mu       sync.Mutex
+	started  bool // there was a first full picture
 	stopped  bool
 	services map[types.NamespacedName]map[config.PortID]*frontEnd
 	owners   map[portal.Target]*frontEnd // who serves a VIP: one only
@@ -120,7 +121,15 @@ func New(options Options) *Proxy {
 
 // SetPodNetworks says in which networks the Pods of this node have their
 // addresses: the policies for clients from outside do not apply to them.
-func (p *Proxy) SetPodNetworks(pods []netip.Prefix) { p.locality.setPods(pods) }
+func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.locality.setPods(pods)
+	p.Portal.SetLocalSources(pods)
+	if p.started && !p.stopped {
+		p.commit(&change{})
+	}
+}
 
 // Apply makes the proxy serve the given Services as they are now, and leaves
 // all others as they were. The first call is the full picture, see
@@ -137,6 +146,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	if p.stopped {
 		return
 	}
+	p.started = true
 	p.counters.serviceChanges.Add(int64(len(services)))
 	var c change
 	// Those that go come first, so that what they leave can be taken over.
@@ -217,6 +227,8 @@ func (c *change) drop(t portal.Target) {
 	delete(c.set, t)
 }
 
+func (c *change) empty() bool { return len(c.set)+len(c.gone)+len(c.close) == 0 }
+
 // commit carries out c.
 func (p *Proxy) commit(c *change) {
 	rules := slices.SortedFunc(maps.Values(c.set), func(a, b portal.Rule) int { return a.Target.Compare(b.Target) })
@@ -236,22 +248,50 @@ func (p *Proxy) commit(c *change) {
 
 // portalAnswered takes note of what the portal could not do.
 func (p *Proxy) portalAnswered(err error) {
-	var refused *portal.RuleError
-	if errors.As(err, &refused) {
-		maps.Copy(p.refused, refused.Refused)
+	var failed error
+	var again change
+	for _, e := range each(err) {
+		switch e := e.(type) {
+		case *portal.RuleError:
+			maps.Copy(p.refused, e.Refused)
+		case *portal.ListenAgainError:
+			for _, t := range e.Targets {
+				if f := p.owners[t]; f != nil {
+					f.update(f.view.Load().port, &again)
+				}
+			}
+		default:
+			failed = errors.Join(failed, e)
+		}
 	}
-	// With nothing but refused rules, everything else is in force.
-	if err == nil || err == error(refused) {
+	if failed == nil {
 		p.sync.applied(time.Now())
 	} else {
 		p.counters.portalFailures.Add(1)
-		p.Log.WithError(err).Errorf("The %s portal could not be brought up to date; trying again every %s", p.Portal.Mode(), p.CheckInterval)
+		p.Log.WithError(failed).Errorf("The %s portal could not be brought up to date; trying again every %s", p.Portal.Mode(), p.CheckInterval)
 	}
 	for t, err := range p.refused {
 		if f := p.owners[t]; f != nil {
 			p.problem(f.id, ReasonPortal, fmt.Errorf("%s: %w", t, err))
 		}
 	}
+	if !again.empty() {
+		p.commit(&again)
+	}
+}
+
+// each returns the errors that were joined in err, or err itself.
+func each(err error) (list []error) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range joined.Unwrap() {
+			list = append(list, each(e)...)
+		}
+		return list
+	}
+	if err != nil {
+		list = append(list, err)
+	}
+	return list
 }
 
 // retry tries again what could not be served.
@@ -264,7 +304,7 @@ func (p *Proxy) retry() {
 		}
 		f.update(f.view.Load().port, &c)
 	}
-	if len(c.set)+len(c.gone)+len(c.close) > 0 {
+	if !c.empty() {
 		p.commit(&c)
 	}
 }

@@ -177,7 +177,7 @@ var _ = Describe("a Proxy", func() {
 		udp.ID.Port, udp.Protocol = "udp", config.UDP
 		dns.Ports = append(dns.Ports, udp)
 		p.Apply([]config.Service{dns})
-		Expect(problems).To(Equal([]string{"default/dns:udp: ProtocolNotServed: this version of usher does not serve the protocol"}))
+		Expect(problems).To(Equal([]string{"default/dns:udp: ProtocolNotServed: this version of usher does not serve the protocol UDP"}))
 		Expect(answer(dial("dns"))).To(Equal("dns"))
 		p.Apply([]config.Service{gone("dns")})
 		Expect(p.Stats().Problems).To(BeEmpty())

@@ -22,9 +22,10 @@ import (
 type HealthChecks struct {
 	// Serving reports whether the proxy itself is well.
 	Serving func() bool
-	// Addresses are those of this node to listen on; none means all.
-	Addresses func() []netip.Addr
-	Log       logrus.FieldLogger
+	// Networks are those of the node addresses to listen on; none means all
+	// addresses.
+	Networks []netip.Prefix
+	Log      logrus.FieldLogger
 	// OnProblem, if not nil, is told when a port cannot be served, and, with
 	// nil, when it can be again.
 	OnProblem func(types.NamespacedName, error)
@@ -113,7 +114,7 @@ func (c *healthCheck) start() {
 	if c.server != nil {
 		return
 	}
-	listeners, err := listenNode(c.owner.Addresses, c.port)
+	listeners, err := listenNode(c.owner.Networks, c.port)
 	if err != nil {
 		c.report(fmt.Errorf("health check node port %d: %w", c.port, err))
 		return

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -49,16 +50,12 @@ func Serve(address string, handler http.Handler) (*Server, error) {
 	return s, nil
 }
 
-// listenNode listens on a port of the node's addresses given, or of all.
-func listenNode(addresses func() []netip.Addr, port uint16) ([]net.Listener, error) {
+// listenNode listens on a port of the node's addresses in the networks given, or
+// of all.
+func listenNode(networks []netip.Prefix, port uint16) ([]net.Listener, error) {
 	hosts := []string{""}
-	if addresses != nil {
-		if list := addresses(); len(list) > 0 {
-			hosts = nil
-			for _, a := range list {
-				hosts = append(hosts, a.String())
-			}
-		}
+	if len(networks) > 0 {
+		hosts = addressesIn(networks)
 	}
 	var listeners []net.Listener
 	for _, host := range hosts {
@@ -76,6 +73,24 @@ func listenNode(addresses func() []netip.Addr, port uint16) ([]net.Listener, err
 		listeners = append(listeners, l)
 	}
 	return listeners, nil
+}
+
+// addressesIn returns this node's addresses in the networks given.
+func addressesIn(networks []netip.Prefix) (hosts []string) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range addrs {
+		p, err := netip.ParsePrefix(a.String())
+		if err != nil || p.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		if slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(p.Addr()) }) {
+			hosts = append(hosts, p.Addr().String())
+		}
+	}
+	return hosts
 }
 
 // HealthHandler returns what is served to everybody who can reach the node.
