@@ -1,0 +1,15 @@
+// Package kubeproxy reads kube-proxy's configuration file, so that usher can take
+// kube-proxy's place on a node with the file that is already there.
+//
+// The file holds one KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1.
+// [Read] decodes it strictly, validates it, and returns [Settings]: what usher
+// uses, as Go values, where a zero value means that the file says nothing. So
+// the caller can let a flag win over the file, and the file over a default.
+//
+//	decode.go    bytes → object; unknown fields, values of the wrong type
+//	settings.go  object → Settings; values that are not allowed
+//	fields.go    which fields usher uses, and why it does not use the others
+//
+// Nothing is ignored silently: a field that is set and means nothing to usher is
+// in the warnings.
+package kubeproxy

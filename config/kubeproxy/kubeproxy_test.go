@@ -1,0 +1,376 @@
+package kubeproxy_test
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
+
+	. "github.com/usherproxy/usher/config/kubeproxy"
+)
+
+func TestKubeproxy(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "config/kubeproxy")
+}
+
+const header = "apiVersion: " + APIVersion + "\nkind: " + Kind + "\n"
+
+// write writes a file and returns its path.
+func write(text string) string {
+	GinkgoHelper()
+	path := filepath.Join(GinkgoT().TempDir(), "config.conf")
+	Expect(os.WriteFile(path, []byte(text), 0o600)).To(Succeed())
+	return path
+}
+
+// read reads a file with the header and body, in which nothing is wrong.
+func read(body string) (*Settings, []string) {
+	GinkgoHelper()
+	s, warnings, err := Read(write(header + body))
+	Expect(err).NotTo(HaveOccurred())
+	return s, warnings
+}
+
+var _ = Describe("Read", func() {
+	DescribeTable("takes", func(body string, want Settings) {
+		s, warnings := read(body)
+		Expect(*s).To(Equal(want))
+		Expect(warnings).To(BeEmpty())
+	},
+		Entry("nothing from a file that says nothing", "", Settings{}),
+		Entry("clientConnection", "clientConnection: {kubeconfig: /etc/k, acceptContentTypes: 'application/json,application/cbor', contentType: application/json, qps: 2.5, burst: 7}",
+			Settings{Kubeconfig: "/etc/k", AcceptContentTypes: "application/json,application/cbor", ContentType: "application/json", QPS: 2.5, Burst: 7}),
+		Entry("a negative qps, which is no bound", "clientConnection: {qps: -1}", Settings{QPS: -1}),
+		Entry("hostnameOverride, as kube-proxy does", "hostnameOverride: ' Worker-1 '", Settings{NodeName: "worker-1"}),
+
+		Entry("healthzBindAddress with a port", "healthzBindAddress: 127.0.0.1:8080", Settings{HealthzAddress: netip.MustParseAddrPort("127.0.0.1:8080")}),
+		Entry("healthzBindAddress without", "healthzBindAddress: 0.0.0.0", Settings{HealthzAddress: netip.MustParseAddrPort("0.0.0.0:10256")}),
+		Entry("healthzBindAddress IPv6 with a port", "healthzBindAddress: '[::1]:8080'", Settings{HealthzAddress: netip.MustParseAddrPort("[::1]:8080")}),
+		Entry("healthzBindAddress IPv6 without", "healthzBindAddress: '::'", Settings{HealthzAddress: netip.MustParseAddrPort("[::]:10256")}),
+		Entry("metricsBindAddress with a port", "metricsBindAddress: 0.0.0.0:9", Settings{MetricsAddress: netip.MustParseAddrPort("0.0.0.0:9")}),
+		Entry("metricsBindAddress without", "metricsBindAddress: 0.0.0.0", Settings{MetricsAddress: netip.MustParseAddrPort("0.0.0.0:10249")}),
+		Entry("bindAddressHardFail", "bindAddressHardFail: true", Settings{BindHardFail: true}),
+
+		Entry("bindAddress: any IPv4 is the default", "bindAddress: 0.0.0.0", Settings{}),
+		Entry("bindAddress: any IPv6 makes the other addresses IPv6", "bindAddress: '::'",
+			Settings{HealthzAddress: netip.MustParseAddrPort("[::]:10256"), MetricsAddress: netip.MustParseAddrPort("[::1]:10249")}),
+		Entry("bindAddress: but not those that are given", "bindAddress: '::'\nhealthzBindAddress: 0.0.0.0",
+			Settings{HealthzAddress: netip.MustParseAddrPort("0.0.0.0:10256"), MetricsAddress: netip.MustParseAddrPort("[::1]:10249")}),
+		Entry("bindAddress as the primary address", "bindAddress: 192.0.2.1\nnodePortAddresses: [primary]",
+			Settings{NodeIP: netip.MustParseAddr("192.0.2.1"), NodePorts: NodePorts{Primary: true}}),
+
+		Entry("nodePortAddresses: primary", "nodePortAddresses: [primary]", Settings{NodePorts: NodePorts{Primary: true}}),
+		Entry("nodePortAddresses: networks", "nodePortAddresses: [192.0.2.7/24, 'fd00::/8']",
+			Settings{NodePorts: NodePorts{Networks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("fd00::/8")}}}),
+		Entry("nodePortAddresses: none", "nodePortAddresses: []", Settings{}),
+		Entry("clusterCIDR", "clusterCIDR: 10.244.0.0/16", Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}),
+		Entry("clusterCIDR of both families", "clusterCIDR: 'fd01::/48, 10.244.0.0/16'\ndetectLocalMode: ClusterCIDR",
+			Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("fd01::/48"), netip.MustParsePrefix("10.244.0.0/16")}}),
+		Entry("detectLocalMode NodeCIDR", "detectLocalMode: NodeCIDR", Settings{}),
+
+		Entry("portRange FIRST-LAST", "portRange: 30000-31000", Settings{ProxyPorts: PortRange{First: 30000, Last: 31000}}),
+		Entry("portRange FIRST+COUNT", "portRange: 30000+10", Settings{ProxyPorts: PortRange{First: 30000, Last: 30010}}),
+		Entry("portRange of one", "portRange: '30000'", Settings{ProxyPorts: PortRange{First: 30000, Last: 30000}}),
+		Entry("portRange to the end", "portRange: 1-65535", Settings{ProxyPorts: PortRange{First: 1, Last: 65535}}),
+		Entry("portRange 0-0", "portRange: 0-0", Settings{}),
+		Entry("portRange 0", "portRange: '0'", Settings{}),
+
+		Entry("logging: verbosity 0", "logging: {verbosity: 0}", Settings{}),
+		Entry("logging: verbosity 1", "logging: {verbosity: 1}", Settings{LogLevel: "info"}),
+		Entry("logging: verbosity 3", "logging: {verbosity: 3}", Settings{LogLevel: "info"}),
+		Entry("logging: verbosity 4", "logging: {verbosity: 4}", Settings{LogLevel: "debug"}),
+		Entry("logging: verbosity 10", "logging: {verbosity: 10}", Settings{LogLevel: "debug"}),
+		Entry("logging: format text", "logging: {format: text}", Settings{LogFormat: "text"}),
+		Entry("logging: format json", "logging: {format: json}", Settings{LogFormat: "json"}),
+
+		Entry("mode none", "mode: ''", Settings{}),
+		Entry("mode userspace", "mode: userspace", Settings{}),
+		Entry("mode iptables", "mode: iptables", Settings{Portal: "iptables"}),
+		Entry("mode nftables", "mode: nftables", Settings{Portal: "nftables"}),
+
+		Entry("configSyncPeriod", "configSyncPeriod: 15m0s", Settings{Resync: 15 * time.Minute}),
+		Entry("periods without a mode", "iptables: {syncPeriod: 30s, minSyncPeriod: 1s}", Settings{CheckInterval: 30 * time.Second, MaxDelay: time.Second}),
+		Entry("periods of userspace", "mode: userspace\niptables: {syncPeriod: 30s}", Settings{CheckInterval: 30 * time.Second}),
+		Entry("periods of iptables", "mode: iptables\niptables: {minSyncPeriod: 2s}", Settings{Portal: "iptables", MaxDelay: 2 * time.Second}),
+		Entry("periods of nftables", "mode: nftables\nnftables: {syncPeriod: 30s, minSyncPeriod: 1s}\niptables: {syncPeriod: 0s}",
+			Settings{Portal: "nftables", CheckInterval: 30 * time.Second, MaxDelay: time.Second}),
+		Entry("localhostNodePorts, which is what usher does", "iptables: {localhostNodePorts: true}", Settings{}),
+		Entry("a field from when there was a userspace mode", "udpIdleTimeout: 0s", Settings{}),
+	)
+
+	DescribeTable("warns of", func(body string, want ...string) {
+		_, warnings := read(body)
+		for i := range want {
+			want[i] = "config.conf: " + want[i]
+		}
+		for i, w := range warnings {
+			warnings[i] = w[strings.Index(w, "config.conf: "):]
+		}
+		Expect(warnings).To(HaveExactElements(want))
+	},
+		Entry("a field without a meaning", "oomScoreAdj: -999",
+			"oomScoreAdj: -999 has no effect: usher does not change its own score; what starts it does (the kubelet by the priority class, systemd by OOMScoreAdjust)"),
+		Entry("each of them", "conntrack: {maxPerCore: 32768, min: 0, tcpCloseWaitTimeout: 1h0m0s}",
+			"conntrack.maxPerCore: 32768 has no effect: usher changes no settings of the kernel",
+			`conntrack.tcpCloseWaitTimeout: "1h0m0s" has no effect: usher changes no settings of the kernel`),
+		Entry("feature gates", "featureGates: {One: true, Two: false, Three.Dotted: true}",
+			"featureGates.One: true has no effect: usher has no feature gates",
+			"featureGates.Three.Dotted: true has no effect: usher has no feature gates"),
+		Entry("a list", "logging: {vmodule: [{filePattern: a, verbosity: 2}]}",
+			`logging.vmodule: [{"filePattern":"a","verbosity":2}] has no effect: usher has one log level for everything`),
+		Entry("bindAddress without nodePortAddresses primary", "bindAddress: 192.0.2.1",
+			`bindAddress: "192.0.2.1" has no effect: nothing listens there, in kube-proxy neither; it is the node's address, which only nodePortAddresses [primary] asks for`),
+		Entry("the periods of another mode", "mode: nftables\niptables: {syncPeriod: 30s, minSyncPeriod: 0s}\nnftables: {syncPeriod: 20s}",
+			`iptables.syncPeriod: "30s" has no effect: mode is "nftables", for which the periods in the section nftables count`),
+		Entry("the periods of IPVS", "ipvs: {syncPeriod: 30s}", `ipvs.syncPeriod: "30s" has no effect: usher does not use IPVS`),
+		Entry("localhostNodePorts: false", "iptables: {localhostNodePorts: false}",
+			"iptables.localhostNodePorts: false has no effect: usher serves node ports on loopback too; nodePortAddresses can leave it out"),
+		Entry("a detectLocalMode by interface, and what goes with it", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br0}\nclusterCIDR: 10.244.0.0/16",
+			`clusterCIDR: "10.244.0.0/16" has no effect: detectLocalMode is BridgeInterface, and not ClusterCIDR`,
+			`detectLocal.bridgeInterface: "br0" has no effect: usher tells the Pods of this node by their addresses, and looks at no interfaces`,
+			`detectLocalMode: "BridgeInterface" has no effect: usher tells the Pods of this node by their addresses, and looks at no interfaces; it does as with NodeCIDR`),
+		Entry("a field that is gone", "udpIdleTimeout: 250ms", `udpIdleTimeout: "250ms" has no effect: the field is gone since Kubernetes 1.26`),
+	)
+
+	It("does not use a clusterCIDR that kube-proxy would not use", func() {
+		s, _ := read("detectLocalMode: NodeCIDR\nclusterCIDR: 10.244.0.0/16")
+		Expect(s.ClusterCIDRs).To(BeEmpty())
+	})
+
+	DescribeTable("refuses", func(text string, want ...string) {
+		if !strings.HasPrefix(text, "#raw\n") {
+			text = header + text
+		}
+		path := write(strings.TrimPrefix(text, "#raw\n"))
+		s, warnings, err := Read(path)
+		Expect(err).To(HaveOccurred())
+		Expect(s).To(BeNil())
+		Expect(warnings).To(BeEmpty())
+		lines := strings.Split(err.Error(), "\n")
+		Expect(lines).To(HaveLen(len(want)), err.Error())
+		for i, line := range lines {
+			Expect(line).To(HavePrefix(path + ": "))
+			Expect(line).To(ContainSubstring(want[i]))
+		}
+	},
+		Entry("an empty file", "#raw\n", "is empty; a KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 is expected"),
+		Entry("a file of comments", "#raw\n# nothing\n---\n", "is empty"),
+		Entry("text", "#raw\nhello", "is not a KubeProxyConfiguration, which is an object with fields"),
+		Entry("bad syntax", "mode: [", "line 3"),
+		Entry("several documents", "mode: iptables\n---\nmode: nftables", "holds 2 documents; one KubeProxyConfiguration"),
+		Entry("another kind", "#raw\napiVersion: v1\nkind: Pod", `apiVersion: Unsupported value: "v1": supported values: "kubeproxy.config.k8s.io/v1alpha1"`,
+			`kind: Unsupported value: "Pod": supported values: "KubeProxyConfiguration"`),
+		Entry("another version", "#raw\napiVersion: kubeproxy.config.k8s.io/v1\nkind: KubeProxyConfiguration", `supported values: "kubeproxy.config.k8s.io/v1alpha1"`),
+		Entry("no kind", "#raw\nmode: iptables", "apiVersion: Required value: must be kubeproxy.config.k8s.io/v1alpha1", "kind: Required value: must be KubeProxyConfiguration"),
+		Entry("a whole ConfigMap", "#raw\napiVersion: v1\nkind: ConfigMap\ndata: {}", "apiVersion: ", "kind: ", "what is expected is the file in its data, which kubeadm calls config.conf"),
+
+		Entry("unknown fields", "mod: iptables\nclientConnection: {qbs: 5, more: {a: 1, b: 2}}",
+			"clientConnection.more: unknown field", "clientConnection.qbs: unknown field", "mod: unknown field"),
+		Entry("a field in another case", "Mode: iptables", "Mode: unknown field"),
+		Entry("an unknown field in a list", "logging: {vmodule: [{file: a}]}", "logging.vmodule[0].file: unknown field"),
+		Entry("duplicate fields", "mode: iptables\nclientConnection:\n  qps: 1\n  qps: 2\nmode: nftables",
+			"line 6: clientConnection.qps: duplicate field, it is in line 5 already", "line 7: mode: duplicate field, it is in line 3 already"),
+		Entry("duplicate fields in JSON", `#raw`+"\n"+`{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "iptables": {"syncPeriod": "1s", "syncPeriod": "2s"}}`,
+			"iptables.syncPeriod: duplicate field"),
+
+		Entry("values of the wrong type, all of them", "bindAddressHardFail: maybe\nclientConnection: {burst: many, qps: [1]}\nmode: 7\nnodePortAddresses: primary\nlogging: {verbosity: -1}",
+			`bindAddressHardFail: Invalid value: "maybe": must be true or false`,
+			`clientConnection.burst: Invalid value: "many": must be a whole number`,
+			`clientConnection.qps: Invalid value: [1]: must be a number`,
+			`logging.verbosity: Invalid value: -1: must be a whole number of 32 bits that is not negative`,
+			`mode: Invalid value: 7: must be a string`,
+			`nodePortAddresses: Invalid value: "primary": must be a list of strings`),
+		Entry("a list of numbers", "nodePortAddresses: [1]", "nodePortAddresses: Invalid value: [1]: must be a list of strings"),
+		Entry("a gate", "featureGates: {One: on-and-off}", `featureGates.One: Invalid value: "on-and-off": must be true or false`),
+		Entry("a section that is none", "iptables: 30s", `iptables: Invalid value: "30s": must be an object`),
+		Entry("a value that is an object", "clientConnection: {burst: {a: 1}}", `clientConnection.burst: Invalid value: {"a":1}: must be a whole number`),
+		Entry("a duration that is none", "iptables: {syncPeriod: 30}\nconfigSyncPeriod: soon\nlogging: {flushFrequency: often, options: {json: {infoBufferSize: big}}}",
+			`configSyncPeriod: Invalid value: "soon": must be a duration such as 30s or 1m30s`,
+			`iptables.syncPeriod: Invalid value: 30: must be a duration such as 30s or 1m30s`,
+			`logging.flushFrequency: Invalid value: "often": must be a duration such as 30s or 1m30s`,
+			`logging.options.json.infoBufferSize: Invalid value: "big": must be a quantity such as 64Ki`),
+
+		Entry("wrong values, all of them", "clientConnection: {burst: -1}\nhostnameOverride: a_b\nmode: ipvs",
+			"clientConnection.burst: Invalid value: -1: must not be negative",
+			`hostnameOverride: Invalid value: "a_b": must be the name of a Node`,
+			`mode: Unsupported value: "ipvs": supported values: "userspace", "iptables", "nftables"`),
+		Entry("mode kernelspace", "mode: kernelspace", `mode: Unsupported value: "kernelspace": supported values: "userspace", "iptables", "nftables"`),
+		Entry("a node name of spaces", "hostnameOverride: '  '", "hostnameOverride: Invalid value"),
+		Entry("a content type", "clientConnection: {contentType: json, acceptContentTypes: 'application/json,,'}",
+			"clientConnection.acceptContentTypes: Invalid value", `clientConnection.contentType: Invalid value: "json": must be a media type such as application/json`),
+		Entry("healthzBindAddress: a name", "healthzBindAddress: localhost:10256", `healthzBindAddress: Invalid value: "localhost:10256": must be an IP address, or IP:port with a port from 1 to 65535, such as 127.0.0.1:10256 or [::1]:10256`),
+		Entry("healthzBindAddress: port 0", "healthzBindAddress: 0.0.0.0:0", "healthzBindAddress: Invalid value"),
+		Entry("metricsBindAddress: no address", "metricsBindAddress: ':10249'", "metricsBindAddress: Invalid value"),
+		Entry("metricsBindAddress: port 65536", "metricsBindAddress: 127.0.0.1:65536", "metricsBindAddress: Invalid value"),
+		Entry("bindAddress", "bindAddress: node-1", `bindAddress: Invalid value: "node-1": must be an IP address`),
+		Entry("nodePortAddresses", "nodePortAddresses: [192.0.2.1]", `nodePortAddresses[0]: Invalid value: "192.0.2.1": must be a CIDR such as 192.168.0.0/16, or primary`),
+		Entry("nodePortAddresses mixed", "nodePortAddresses: [192.0.2.0/24, primary]", `nodePortAddresses[1]: Invalid value: "primary": must stand alone`),
+		Entry("clusterCIDR", "clusterCIDR: 10.244.0.0", `clusterCIDR: Invalid value: "10.244.0.0": must be a CIDR such as 10.244.0.0/16`),
+		Entry("clusterCIDR twice in a family", "clusterCIDR: 10.1.0.0/16,10.2.0.0/16", `clusterCIDR: Invalid value: "10.1.0.0/16,10.2.0.0/16"`),
+		Entry("clusterCIDR even where it is not used", "detectLocalMode: NodeCIDR\nclusterCIDR: x", "clusterCIDR: Invalid value"),
+		Entry("detectLocalMode", "detectLocalMode: Magic", `detectLocalMode: Unsupported value: "Magic": supported values: "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"`),
+		Entry("portRange backwards", "portRange: 20-10", `portRange: Invalid value: "20-10": must be FIRST-LAST or FIRST+COUNT`),
+		Entry("portRange beyond", "portRange: 65000+1000", "portRange: Invalid value"),
+		Entry("portRange from 0", "portRange: 0-10", "portRange: Invalid value"),
+		Entry("portRange text", "portRange: any", "portRange: Invalid value"),
+		Entry("logging.format", "logging: {format: xml}", `logging.format: Unsupported value: "xml": supported values: "text", "json"`),
+		Entry("negative periods", "configSyncPeriod: -1s\nnftables: {syncPeriod: -1s}\niptables: {syncPeriod: -1s, minSyncPeriod: -1s}",
+			`configSyncPeriod: Invalid value: "-1s": must be greater than 0, or 0 for the default`, "iptables.syncPeriod: Invalid value", "iptables.minSyncPeriod: Invalid value"),
+		Entry("a syncPeriod that is too short", "iptables: {syncPeriod: 1ms}", `iptables.syncPeriod: Invalid value: "1ms": must be at least 100ms, or 0 for the default`),
+		Entry("a minSyncPeriod beyond syncPeriod", "mode: nftables\nnftables: {syncPeriod: 1s, minSyncPeriod: 2s}", `nftables.minSyncPeriod: Invalid value: "2s": must not be greater than nftables.syncPeriod, which is 1s`),
+	)
+
+	It("says which file cannot be read", func() {
+		_, _, err := Read("/nowhere/config.conf")
+		Expect(err).To(MatchError(ContainSubstring("/nowhere/config.conf")))
+		Expect(err).To(MatchError(os.ErrNotExist))
+	})
+
+	It("reads JSON, also with tabs", func() {
+		s, _, err := Read(write("{\n\t\"apiVersion\": \"kubeproxy.config.k8s.io/v1alpha1\",\n\t\"kind\": \"KubeProxyConfiguration\",\n\t\"mode\": \"iptables\"\n}\n"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(s.Portal).To(Equal("iptables"))
+	})
+
+	It("finds the document among comments and separators", func() {
+		s, _, err := Read(write("# kube-proxy\n---\n# none\n---\n" + header + "mode: iptables\n---\n"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(s.Portal).To(Equal("iptables"))
+	})
+
+	It("loads what kubeadm writes, without a warning", func() {
+		s, warnings, err := Read("testdata/kubeadm.conf")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(warnings).To(BeEmpty())
+		Expect(*s).To(Equal(Settings{
+			Kubeconfig:   "/var/lib/kube-proxy/kubeconfig.conf",
+			ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+		}))
+	})
+
+	It("loads what kube-proxy --write-config-to writes, and warns of its defaults", func() {
+		s, warnings, err := Read("testdata/kube-proxy-defaults.yaml")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(*s).To(Equal(Settings{
+			ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10,
+			HealthzAddress: netip.MustParseAddrPort("0.0.0.0:10256"), MetricsAddress: netip.MustParseAddrPort("127.0.0.1:10249"),
+			LogFormat: "text", Resync: 15 * time.Minute, CheckInterval: 30 * time.Second, MaxDelay: time.Second,
+		}))
+		Expect(warnings).To(HaveLen(8), strings.Join(warnings, "\n"))
+	})
+
+	// A field that a new release adds must not be ignored silently.
+	Context("for every field that the type has", func() {
+		fields := map[string]string{}
+		everyField(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), nil, fields)
+		for path, value := range fields {
+			It(fmt.Sprintf("takes or warns of %s", path), func() {
+				keys := strings.Split(path, ".")
+				body := ""
+				for depth, key := range keys {
+					body += strings.Repeat("  ", depth) + key + ":\n"
+				}
+				s, warnings := read(strings.TrimSuffix(body, "\n") + " " + value + "\n")
+				if reflect.DeepEqual(*s, Settings{}) {
+					Expect(warnings).NotTo(BeEmpty())
+				}
+				Expect(warnings).NotTo(ContainElement(ContainSubstring("usher does not know it")))
+			})
+		}
+	})
+})
+
+// valid are values for fields that do not take any.
+var valid = map[string]string{
+	"clientConnection.acceptContentTypes": "application/json",
+	"clientConnection.contentType":        "application/json",
+	"bindAddress":                         "192.0.2.1",
+	"healthzBindAddress":                  "192.0.2.1",
+	"metricsBindAddress":                  "192.0.2.1",
+	"mode":                                "iptables",
+	"detectLocalMode":                     "InterfaceNamePrefix",
+	"clusterCIDR":                         "10.0.0.0/8",
+	"nodePortAddresses":                   "[10.0.0.0/8]",
+	"portRange":                           "1-2",
+	"logging.format":                      "json",
+	"logging.vmodule":                     "[{filePattern: a, verbosity: 1}]",
+	"iptables.localhostNodePorts":         "false",
+}
+
+// everyField fills in a value for each field of a type.
+func everyField(t reflect.Type, keys []string, out map[string]string) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		at := append(keys[:len(keys):len(keys)], name)
+		if strings.Contains(options, "inline") {
+			at = keys
+		}
+		kind := f.Type
+		if kind.Kind() == reflect.Pointer {
+			kind = kind.Elem()
+		}
+		path := strings.Join(at, ".")
+		switch {
+		case kind == reflect.TypeFor[metav1.TypeMeta]():
+		case valid[path] != "":
+			out[path] = valid[path]
+		case kind == reflect.TypeFor[metav1.Duration](), kind == reflect.TypeFor[logsapi.TimeOrMetaDuration]():
+			out[path] = "7s"
+		case strings.HasSuffix(path, "infoBufferSize"):
+			out[path] = "64Ki"
+		case kind.Kind() == reflect.Struct:
+			everyField(kind, at, out)
+		case kind.Kind() == reflect.Bool:
+			out[path] = "true"
+		case kind.Kind() == reflect.String:
+			out[path] = "some"
+		case kind.Kind() == reflect.Map:
+			out[path] = "{Some: true}"
+		case kind.Kind() == reflect.Slice:
+			out[path] = "[some]"
+		default:
+			out[path] = "7"
+		}
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	for _, file := range []string{"testdata/kubeadm.conf", "testdata/kube-proxy-defaults.yaml"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(text))
+	}
+	f.Add(header + "portRange: 1+9223372036854775807\nnodePortAddresses: [&a 10.0.0.0/8, *a]")
+	f.Fuzz(func(t *testing.T, text string) {
+		path := filepath.Join(t.TempDir(), "f")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, _, err := Read(path)
+		if (s == nil) != (err != nil) {
+			t.Fatalf("%v, %v", s, err)
+		}
+		if s == nil {
+			return
+		}
+		var doc map[string]any
+		if yaml.Unmarshal([]byte(text), &doc) == nil && doc != nil && doc["kind"] != Kind {
+			t.Fatalf("kind %v was taken", doc["kind"])
+		}
+	})
+}

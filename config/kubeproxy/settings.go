@@ -1,0 +1,386 @@
+package kubeproxy
+
+import (
+	"errors"
+	"fmt"
+	"mime"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// Settings is what usher uses of a KubeProxyConfiguration. A zero value means
+// that the file does not say.
+type Settings struct {
+	// Kubeconfig is the file that says how to reach the API server
+	// (clientConnection.kubeconfig).
+	Kubeconfig string
+	// AcceptContentTypes and ContentType are the encodings of the connection to
+	// the API server, as in the HTTP headers Accept and Content-Type.
+	AcceptContentTypes, ContentType string
+	// QPS and Burst bound the requests a second; a negative QPS means no bound.
+	QPS   float32
+	Burst int
+
+	// NodeName is the name of this node's Node object (hostnameOverride).
+	NodeName string
+
+	// NodeIP is this node's primary address in its IP family (bindAddress).
+	// Nothing listens there; it is what NodePorts.Primary means.
+	NodeIP netip.Addr
+
+	// HealthzAddress and MetricsAddress are where /healthz and /metrics are
+	// served. They are set too if they follow from the family of bindAddress.
+	HealthzAddress, MetricsAddress netip.AddrPort
+	// BindHardFail says that usher should end if it cannot listen there.
+	BindHardFail bool
+
+	// NodePorts says on which addresses of the node its node ports are.
+	NodePorts NodePorts
+
+	// ClusterCIDRs are the networks of the cluster's Pods, at most one for each
+	// IP family.
+	ClusterCIDRs []netip.Prefix
+
+	// ProxyPorts are the local ports for listeners.
+	ProxyPorts PortRange
+
+	// LogLevel is "info" or "debug", LogFormat "text" or "json".
+	LogLevel, LogFormat string
+
+	// Portal is the portal's mode, "iptables" or "nftables".
+	Portal string
+
+	// Resync is how often everything is computed anew (configSyncPeriod).
+	Resync time.Duration
+	// CheckInterval is how often the portal's rules are compared with the
+	// kernel's (syncPeriod of the mode's section).
+	CheckInterval time.Duration
+	// MaxDelay is how long changes may be gathered before they are carried out
+	// (minSyncPeriod of the mode's section).
+	MaxDelay time.Duration
+}
+
+// NodePorts says on which addresses of the node its node ports are. The zero
+// value means that the file does not say.
+type NodePorts struct {
+	Primary  bool           // only on the node's primary address of each family
+	Networks []netip.Prefix // only on addresses in these
+}
+
+// PortRange is a range of ports, both ends included. The zero value means that
+// the file does not say.
+type PortRange struct {
+	First, Last uint16
+}
+
+// kube-proxy's ports (pkg/cluster/ports), for addresses that name none.
+const (
+	healthzPort = 10256
+	metricsPort = 10249
+)
+
+// leastCheckInterval is the shortest CheckInterval, as of the flag
+// --portal-check-interval.
+const leastCheckInterval = 100 * time.Millisecond
+
+// Read reads a file. The warnings name fields that are set and mean nothing to
+// usher. The error names every mistake: file, field, value, and what is allowed.
+func Read(path string) (*Settings, []string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, doc, errs := decode(text)
+	var s *Settings
+	var warnings []string
+	if len(errs) == 0 {
+		var list field.ErrorList
+		s, list = settings(c)
+		for _, err := range list {
+			errs = append(errs, err)
+		}
+		warnings = ignored(c, doc)
+	}
+	for i, err := range errs {
+		errs[i] = fmt.Errorf("%s: %w", path, err)
+	}
+	if len(errs) > 0 {
+		return nil, nil, errors.Join(errs...)
+	}
+	for i, w := range warnings {
+		warnings[i] = path + ": " + w
+	}
+	return s, warnings, nil
+}
+
+// settings validates what usher uses of c.
+func settings(c *v1alpha1.KubeProxyConfiguration) (*Settings, field.ErrorList) {
+	var v validator
+	s := &Settings{
+		Kubeconfig:         c.ClientConnection.Kubeconfig,
+		AcceptContentTypes: v.contentTypes(field.NewPath("clientConnection", "acceptContentTypes"), c.ClientConnection.AcceptContentTypes),
+		ContentType:        v.contentTypes(field.NewPath("clientConnection", "contentType"), c.ClientConnection.ContentType),
+		QPS:                c.ClientConnection.QPS,
+		Burst:              v.burst(field.NewPath("clientConnection", "burst"), c.ClientConnection.Burst),
+		NodeName:           v.nodeName(field.NewPath("hostnameOverride"), c.HostnameOverride),
+		HealthzAddress:     v.addrPort(field.NewPath("healthzBindAddress"), c.HealthzBindAddress, healthzPort),
+		MetricsAddress:     v.addrPort(field.NewPath("metricsBindAddress"), c.MetricsBindAddress, metricsPort),
+		BindHardFail:       c.BindAddressHardFail,
+		NodePorts:          v.nodePorts(field.NewPath("nodePortAddresses"), c.NodePortAddresses),
+		ProxyPorts:         v.portRange(field.NewPath("portRange"), c.PortRange),
+		LogLevel:           logLevel(uint32(c.Logging.Verbosity)),
+		LogFormat:          v.oneOf(field.NewPath("logging", "format"), c.Logging.Format, "text", "json"),
+		Portal:             v.mode(field.NewPath("mode"), c.Mode),
+		Resync:             v.period(field.NewPath("configSyncPeriod"), c.ConfigSyncPeriod.Duration, 0),
+	}
+
+	v.oneOf(field.NewPath("detectLocalMode"), string(c.DetectLocalMode), localModes...)
+	clusterCIDRs := v.clusterCIDRs(field.NewPath("clusterCIDR"), c.ClusterCIDR)
+	if usesClusterCIDR(c) {
+		s.ClusterCIDRs = clusterCIDRs
+	}
+
+	section, sync, minSync := periods(c)
+	s.CheckInterval = v.period(section.Child("syncPeriod"), sync, leastCheckInterval)
+	s.MaxDelay = v.period(section.Child("minSyncPeriod"), minSync, 0)
+	if s.CheckInterval > 0 && s.MaxDelay > s.CheckInterval {
+		v.invalid(section.Child("minSyncPeriod"), s.MaxDelay.String(), fmt.Sprintf("must not be greater than %s, which is %s", section.Child("syncPeriod"), s.CheckInterval))
+	}
+
+	v.bindAddress(field.NewPath("bindAddress"), c.BindAddress, s)
+	return s, v.errs
+}
+
+// periods returns the periods of the section that belongs to the mode, and which
+// section that is. The old userspace mode read that of iptables too.
+func periods(c *v1alpha1.KubeProxyConfiguration) (section *field.Path, sync, minSync time.Duration) {
+	if c.Mode == modeNFTables {
+		return field.NewPath("nftables"), c.NFTables.SyncPeriod.Duration, c.NFTables.MinSyncPeriod.Duration
+	}
+	return field.NewPath("iptables"), c.IPTables.SyncPeriod.Duration, c.IPTables.MinSyncPeriod.Duration
+}
+
+// The modes that kube-proxy has or had.
+const (
+	modeUserspace = "userspace"
+	modeIPTables  = "iptables"
+	modeNFTables  = "nftables"
+)
+
+// The local modes of kube-proxy (pkg/proxy/apis/config).
+const (
+	localClusterCIDR = "ClusterCIDR"
+	localNodeCIDR    = "NodeCIDR"
+)
+
+var localModes = []string{localClusterCIDR, localNodeCIDR, "BridgeInterface", "InterfaceNamePrefix"}
+
+// usesClusterCIDR reports whether clusterCIDR is what tells Pods from others.
+func usesClusterCIDR(c *v1alpha1.KubeProxyConfiguration) bool {
+	return c.DetectLocalMode == "" || c.DetectLocalMode == localClusterCIDR
+}
+
+// logLevel returns the level for a verbosity of klog. kube-proxy tells what it
+// changes at 2 and 3, and what it looks at from 4 on.
+func logLevel(verbosity uint32) string {
+	switch {
+	case verbosity == 0: // the default, and so not said
+		return ""
+	case verbosity < 4:
+		return "info"
+	}
+	return "debug"
+}
+
+// validator gathers errors. Its methods return the zero value of what is wrong.
+type validator struct {
+	errs field.ErrorList
+}
+
+func (v *validator) invalid(path *field.Path, value any, allowed string) {
+	v.errs = append(v.errs, field.Invalid(path, value, allowed))
+}
+
+func (v *validator) oneOf(path *field.Path, value string, allowed ...string) string {
+	if value == "" {
+		return ""
+	}
+	for _, a := range allowed {
+		if value == a {
+			return value
+		}
+	}
+	v.errs = append(v.errs, field.NotSupported(path, value, allowed))
+	return ""
+}
+
+func (v *validator) mode(path *field.Path, value v1alpha1.ProxyMode) string {
+	switch v.oneOf(path, string(value), modeUserspace, modeIPTables, modeNFTables) {
+	case modeIPTables:
+		return modeIPTables
+	case modeNFTables:
+		return modeNFTables
+	}
+	return "" // usher is a userspace proxy; it finds a portal by itself
+}
+
+// contentTypes checks a list of media types with commas between.
+func (v *validator) contentTypes(path *field.Path, value string) string {
+	if value == "" {
+		return ""
+	}
+	for one := range strings.SplitSeq(value, ",") {
+		if kind, _, err := mime.ParseMediaType(one); err != nil || !strings.Contains(kind, "/") {
+			v.invalid(path, value, "must be a media type such as application/json or application/vnd.kubernetes.protobuf")
+			return ""
+		}
+	}
+	return value
+}
+
+func (v *validator) burst(path *field.Path, value int32) int {
+	if value < 0 {
+		v.invalid(path, value, "must not be negative")
+		return 0
+	}
+	return int(value)
+}
+
+// nodeName does what kube-proxy does with the name before it uses it.
+func (v *validator) nodeName(path *field.Path, value string) string {
+	name := strings.ToLower(strings.TrimSpace(value))
+	if value == "" {
+		return ""
+	}
+	if wrong := validation.IsDNS1123Subdomain(name); len(wrong) > 0 {
+		v.invalid(path, value, "must be the name of a Node: "+strings.Join(wrong, "; "))
+		return ""
+	}
+	return name
+}
+
+// addrPort parses "IP:port", or an IP that gets a default port.
+func (v *validator) addrPort(path *field.Path, value string, port uint16) netip.AddrPort {
+	if value == "" {
+		return netip.AddrPort{}
+	}
+	if addr, err := netip.ParseAddr(value); err == nil {
+		return netip.AddrPortFrom(addr, port)
+	}
+	host, portText, err := net.SplitHostPort(value)
+	addr, addrErr := netip.ParseAddr(host)
+	n, portErr := strconv.ParseUint(portText, 10, 16)
+	if err != nil || addrErr != nil || portErr != nil || n == 0 {
+		v.invalid(path, value, fmt.Sprintf("must be an IP address, or IP:port with a port from 1 to 65535, such as 127.0.0.1:%d or [::1]:%d", port, port))
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(addr, uint16(n))
+}
+
+func (v *validator) nodePorts(path *field.Path, values []string) (out NodePorts) {
+	for i, value := range values {
+		switch {
+		case value == "primary" && len(values) > 1:
+			v.invalid(path.Index(i), value, "must stand alone: either primary, or networks")
+		case value == "primary":
+			out.Primary = true
+		default:
+			if p, ok := v.cidr(path.Index(i), value, "must be a CIDR such as 192.168.0.0/16, or primary"); ok {
+				out.Networks = append(out.Networks, p)
+			}
+		}
+	}
+	return out
+}
+
+func (v *validator) clusterCIDRs(path *field.Path, value string) (out []netip.Prefix) {
+	const allowed = "must be a CIDR such as 10.244.0.0/16, or one for each IP family with a comma between"
+	if value == "" {
+		return nil
+	}
+	for text := range strings.SplitSeq(value, ",") {
+		p, ok := v.cidr(path, strings.TrimSpace(text), allowed)
+		if !ok {
+			return nil
+		}
+		for _, other := range out {
+			if other.Addr().Is4() == p.Addr().Is4() {
+				v.invalid(path, value, allowed)
+				return nil
+			}
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// cidr parses a network; as kube-proxy does, it lets bits beyond the prefix
+// pass.
+func (v *validator) cidr(path *field.Path, value, allowed string) (netip.Prefix, bool) {
+	p, err := netip.ParsePrefix(value)
+	if err != nil || p.Addr().Is4In6() {
+		v.invalid(path, value, allowed)
+		return netip.Prefix{}, false
+	}
+	return p.Masked(), true
+}
+
+// portRange parses what k8s.io/apimachinery's PortRange.Set accepts. A 0 or 0-0
+// means, as it did for the old userspace mode, any port.
+func (v *validator) portRange(path *field.Path, value string) PortRange {
+	r, err := utilnet.ParsePortRange(value)
+	switch {
+	case err == nil && (r.Size == 0 || r.Base == 0 && r.Size == 1):
+		return PortRange{}
+	case err != nil || r.Base < 1:
+		v.invalid(path, value, "must be FIRST-LAST or FIRST+COUNT with ports from 1 to 65535, a single port, or 0-0 for any port")
+		return PortRange{}
+	}
+	return PortRange{First: uint16(r.Base), Last: uint16(r.Base + r.Size - 1)}
+}
+
+func (v *validator) period(path *field.Path, value, least time.Duration) time.Duration {
+	switch {
+	case value < 0:
+		v.invalid(path, value.String(), "must be greater than 0, or 0 for the default")
+	case value > 0 && value < least:
+		v.invalid(path, value.String(), fmt.Sprintf("must be at least %s, or 0 for the default", least))
+	default:
+		return value
+	}
+	return 0
+}
+
+// bindAddress fills in NodeIP and, as kube-proxy does, addresses that are not
+// given from its family.
+func (v *validator) bindAddress(path *field.Path, value string, s *Settings) {
+	if value == "" {
+		return
+	}
+	addr, err := netip.ParseAddr(value)
+	if err != nil {
+		v.invalid(path, value, "must be an IP address")
+		return
+	}
+	if addr = addr.Unmap(); !addr.IsUnspecified() {
+		s.NodeIP = addr
+	}
+	if addr.Is4() {
+		return // usher's own defaults
+	}
+	if !s.HealthzAddress.IsValid() {
+		s.HealthzAddress = netip.AddrPortFrom(netip.IPv6Unspecified(), healthzPort)
+	}
+	if !s.MetricsAddress.IsValid() {
+		s.MetricsAddress = netip.AddrPortFrom(netip.IPv6Loopback(), metricsPort)
+	}
+}
