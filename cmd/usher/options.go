@@ -23,6 +23,9 @@ type proxyFlags struct {
 	traceEvents  int
 	drainTimeout time.Duration
 	proxy        proxy.Options
+
+	// Parsed already; empty means all addresses of the node.
+	nodePortAddresses []netip.Prefix
 }
 
 func (f *proxyFlags) register(flags *pflag.FlagSet) {
@@ -92,7 +95,7 @@ func (f *proxyFlags) check() error {
 // portalOptions returns the options for a portal. check has been called.
 func (f *proxyFlags) portalOptions(log logrus.FieldLogger) portal.Options {
 	ports, _ := parsePortRange(f.proxyPorts)
-	return portal.Options{Log: log, ProxyPorts: ports}
+	return portal.Options{Log: log, ProxyPorts: ports, NodePortAddresses: f.nodePortAddresses}
 }
 
 // newProxy returns a proxy behind p.

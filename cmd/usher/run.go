@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -52,6 +53,9 @@ cleanup' removes what is left.`,
 	flags.StringVar(&r.cluster.Server, "server", "", "`URL` of the API server, instead of the kubeconfig's or the Pod's")
 	flags.StringVar(&r.nodeName, "node-name", "", "name of this node's Node object; empty means this machine's name")
 	flags.StringVar(&r.serviceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value; empty means those without the label")
+	flags.StringSliceVar(&r.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses on which node ports are served, or the word primary; empty means all addresses, loopback included")
+	flags.StringSliceVar(&r.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, besides those that the Node object names: policies for clients from outside do not apply to Pods")
+	flags.StringVar(&r.config, "config", "", "`file` with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); a flag wins over it")
 	flags.DurationVar(&r.maxDelay, "min-sync-delay", kube.DefaultMaxDelay, "how often changes are carried out at the most while Services change all the time")
 	flags.BoolVar(&r.trace, "trace", false, "print each step of each connection to standard output")
 	r.proxyFlags.register(flags)
@@ -66,34 +70,61 @@ type runCommand struct {
 	cluster          kube.Connection
 	nodeName         string
 	serviceProxyName string
-	maxDelay         time.Duration
-	trace            bool
-	proxyFlags       proxyFlags
-	adminFlags       adminFlags
-	logs             logFlags
+
+	config            string
+	nodePortAddresses []string
+	clusterCIDRs      []string
+	resync            time.Duration // from the file only
+	nodeIP            netip.Addr    // from the file only
+
+	maxDelay   time.Duration
+	trace      bool
+	proxyFlags proxyFlags
+	adminFlags adminFlags
+	logs       logFlags
 }
 
 func (r *runCommand) run(cmd *cobra.Command) error {
+	fromFiles := len(r.manifests) > 0
+	if fromFiles && !cmd.Flags().Changed("healthz-address") {
+		r.adminFlags.healthz = ""
+	}
+	var warnings []string
+	if r.config != "" {
+		var err error
+		if warnings, err = r.readKubeProxyConfig(cmd.Flags(), r.config); err != nil {
+			return err
+		}
+	}
 	if err := r.proxyFlags.check(); err != nil {
+		return err
+	}
+	var err error
+	if r.proxyFlags.nodePortAddresses, err = parseNodePortAddresses(r.nodePortAddresses, r.nodeIP); err != nil {
+		return err
+	}
+	podNetworks, err := parseClusterCIDRs(r.clusterCIDRs)
+	if err != nil {
 		return err
 	}
 	log, err := r.logs.logger(cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
+	for _, w := range warnings {
+		log.Warn(w)
+	}
 	if r.nodeName == "" {
 		if r.nodeName, err = hostname(); err != nil {
 			return err
 		}
 	}
-	if len(r.manifests) > 0 && !cmd.Flags().Changed("healthz-address") {
-		r.adminFlags.healthz = ""
-	}
-	s := server{flags: &r.proxyFlags, admin: &r.adminFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace, settings: allFlags(cmd)}
+	s := server{flags: &r.proxyFlags, admin: &r.adminFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace,
+		settings: allFlags(cmd), podNetworks: podNetworks}
 	switch {
-	case len(r.manifests) == 0:
+	case !fromFiles:
 		return s.serve(cmd.Context(), r.clusterSource)
-	case r.cluster != kube.Connection{}:
+	case r.cluster.Kubeconfig != "" || r.cluster.Context != "" || r.cluster.Server != "":
 		return usagef("--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source")
 	}
 	return s.serve(cmd.Context(), r.manifestSource)
@@ -125,6 +156,7 @@ func (r *runCommand) clusterSource(ctx context.Context, s *server) (config.Sourc
 		NodeName:         r.nodeName,
 		ServiceProxyName: r.serviceProxyName,
 		MaxDelay:         r.maxDelay,
+		Resync:           r.resync,
 		OnNode:           s.nodeChanged,
 		OnProblems: func(service types.NamespacedName, problems []translate.Problem) {
 			for _, p := range problems {

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -32,6 +34,8 @@ type server struct {
 	out      io.Writer
 	trace    bool              // print it to out
 	settings map[string]string // what /configz tells
+
+	podNetworks []netip.Prefix // besides those of the Node object
 
 	// started is called once what the source has first is served; nil prints
 	// the table.
@@ -69,8 +73,9 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	}
 	defer unlock()
 	s.proxy = s.flags.newProxy(pt, s.log)
+	s.proxy.SetPodNetworks(s.podNetworks)
 	s.health = &admin.Health{Sync: s.proxy.SyncStatus, Timeout: healthTimeout}
-	s.healthChecks = &admin.HealthChecks{Serving: s.health.Serving, Log: s.log}
+	s.healthChecks = &admin.HealthChecks{Serving: s.health.Serving, Networks: s.flags.nodePortAddresses, Log: s.log}
 	source, err := newSource(ctx, s)
 	if err != nil {
 		return err
@@ -138,7 +143,7 @@ func (s *server) apply() func([]config.Service) {
 
 // nodeChanged takes note of how this node is.
 func (s *server) nodeChanged(node config.Node) {
-	s.proxy.SetPodNetworks(node.PodCIDRs)
+	s.proxy.SetPodNetworks(append(slices.Clone(s.podNetworks), node.PodCIDRs...))
 	s.health.SetLeaving(node.Leaving)
 }
 
@@ -151,16 +156,11 @@ func (s *server) apiServer() admin.APIServerStatus {
 	return out
 }
 
-// stop stops the proxy, removes what the portal installed if remove is set, and
-// drains. A further signal ends the draining.
+// stop stops the proxy, drains, and removes what the portal installed if remove
+// is set. A further signal ends the draining.
 func (s *server) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	s.proxy.Stop()
 	s.healthChecks.Close()
-	if remove {
-		if err := pt.Remove(context.Background()); err != nil {
-			s.log.WithError(err).Error("The portal's rules could not all be removed; 'usher cleanup' tries again")
-		}
-	}
 	grace, cancel := context.WithTimeout(context.Background(), s.flags.drainTimeout)
 	defer cancel()
 	go func() {
@@ -170,7 +170,14 @@ func (s *server) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 		case <-grace.Done():
 		}
 	}()
-	if broken := s.proxy.Drain(grace); broken > 0 {
+	broken := s.proxy.Drain(grace)
+	if remove {
+		// Not before: connections in flight need what the portal installed.
+		if err := pt.Remove(context.Background()); err != nil {
+			s.log.WithError(err).Error("The portal's rules could not all be removed; 'usher cleanup' tries again")
+		}
+	}
+	if broken > 0 {
 		s.log.WithField("connections", broken).Warn("Stopped; connections that had not ended were reset")
 		return
 	}
