@@ -1,0 +1,155 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+// command runs a command that must succeed and returns what it prints. If it is
+// not installed, the spec is skipped.
+func command(stdin, name string, args ...string) string {
+	GinkgoHelper()
+	if _, err := exec.LookPath(name); err != nil {
+		Skip(name + " is not installed")
+	}
+	cmd := exec.Command(name, args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), "%s %s: %s", name, args, out)
+	return string(out)
+}
+
+var _ = Describe("the unit of systemd", func() {
+	var unit string
+	BeforeEach(func() {
+		text, err := os.ReadFile(filepath.Join(deploy, "systemd", "usher.service"))
+		Expect(err).NotTo(HaveOccurred())
+		unit = string(text)
+	})
+	setting := func(name string) string {
+		GinkgoHelper()
+		m := regexp.MustCompile(`(?m)^`+name+`=(.*)$`).FindAllStringSubmatch(unit, -1)
+		Expect(m).To(HaveLen(1), name)
+		return m[0][1]
+	}
+	// here is the unit with a program that this machine has.
+	here := func() string {
+		GinkgoHelper()
+		file := filepath.Join(GinkgoT().TempDir(), "usher.service")
+		Expect(os.WriteFile(file, []byte(strings.ReplaceAll(unit, "/usr/local/bin/usher", "/bin/true")), 0o644)).To(Succeed())
+		return file
+	}
+
+	It("is one that systemd understands, without a warning", func() {
+		Expect(command("", "systemd-analyze", "verify", "--man=no", here())).To(BeEmpty())
+	})
+
+	It("exposes little", func() {
+		// 0 is nothing, 10 is everything; what is left is being root, the network
+		// and the two capabilities.
+		command("", "systemd-analyze", "security", "--offline=true", "--threshold=30", here())
+	})
+
+	It("gives two capabilities, and none to take", func() {
+		Expect(strings.Fields(setting("CapabilityBoundingSet"))).To(ConsistOf("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE"))
+		Expect(setting("NoNewPrivileges")).To(Equal("yes"))
+		Expect(setting("ProtectSystem")).To(Equal("strict"))
+		Expect(unit).NotTo(ContainSubstring("\nAmbientCapabilities="))
+		Expect(unit).NotTo(ContainSubstring("\nReadWritePaths="))
+	})
+
+	It("waits for connections to end, and leaves the rules for the successor", func() {
+		stop, err := time.ParseDuration(setting("TimeoutStopSec") + "s")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(stop).To(BeNumerically(">=", drainTimeout()+5*time.Second))
+		Expect(setting("KillMode")).To(Equal("mixed"))
+		Expect(unit).NotTo(ContainSubstring("\nExecStopPost="))
+		Expect(unit).NotTo(ContainSubstring("\nKillSignal=")) // SIGTERM
+	})
+
+	It("gives only flags that usher has", func() {
+		for _, flag := range regexp.MustCompile(`USHER_FLAGS=(.*)`).FindAllStringSubmatch(unit, -1) {
+			for _, f := range strings.Fields(strings.Trim(flag[1], `"`)) {
+				expectFlag(f)
+			}
+		}
+	})
+})
+
+var _ = Describe("the image", func() {
+	var image string
+	BeforeEach(func() {
+		if os.Geteuid() != 0 {
+			Skip("chroot needs root")
+		}
+		if _, err := os.Stat("/usr/sbin/xtables-nft-multi"); err != nil {
+			Skip("Debian's iptables is not installed")
+		}
+		image = filepath.Join(GinkgoT().TempDir(), "image")
+		command("", filepath.Join(deploy, "image", "rootfs.sh"), image)
+	})
+
+	const rules = `*nat
+:USHER-TEST - [0:0]
+-A PREROUTING -d ADDR -p tcp -m tcp --dport 80 -m comment --comment "a comment" -j REDIRECT --to-ports 8080
+-A PREROUTING -d ADDR -p udp -m udp --dport 80 -m addrtype --dst-type LOCAL -j USHER-TEST
+-A PREROUTING -d ADDR -p sctp -m sctp --dport 80 -j REDIRECT --to-ports 8080
+COMMIT
+`
+	DescribeTable("holds an iptables that works", func(name, addr string) {
+		script := "chroot " + image + " " + name + "-restore --noflush && chroot " + image + " " + name + "-save -t nat"
+		out := command(strings.ReplaceAll(rules, "ADDR", addr), "unshare", "-n", "sh", "-c", script)
+		for _, protocol := range []string{"tcp", "udp", "sctp"} {
+			Expect(out).To(ContainSubstring("-p " + protocol + " -m " + protocol + " --dport 80"))
+		}
+	},
+		Entry("in IPv4", "iptables", "10.96.0.10/32"),
+		Entry("in IPv6", "ip6tables", "fd00::10/128"),
+		Entry("that is the nft variant", "iptables-nft", "10.96.0.10/32"),
+		Entry("the legacy variant", "iptables-legacy", "10.96.0.10/32"),
+		Entry("the legacy variant in IPv6", "ip6tables-legacy", "fd00::10/128"),
+	)
+
+	It("is small", func() {
+		var size int64
+		Expect(filepath.WalkDir(image, func(_ string, entry os.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			info, err := entry.Info()
+			size += info.Size()
+			return err
+		})).To(Succeed())
+		Expect(size).To(BeNumerically("<", 10<<20))
+	})
+})
+
+// What deploy/kustomize says about capabilities, files and iptables.
+var _ = Describe("the two capabilities", func() {
+	BeforeEach(func() {
+		if os.Geteuid() != 0 {
+			Skip("a read-only /run needs root")
+		}
+	})
+	const asInPod = `mount -t tmpfs -o ro none /run && exec setpriv --bounding-set=-all,+net_admin,+net_bind_service --inh-caps=-all --no-new-privs `
+	const rule = "*nat\n:USHER-TEST - [0:0]\n-A PREROUTING -p tcp --dport 80 -j REDIRECT --to-ports 8080\nCOMMIT\n"
+
+	It("are enough for the nft variant of iptables, which needs no lock file", func() {
+		command(rule, "unshare", "-nm", "sh", "-c", asInPod+"iptables-nft-restore -w 5 --noflush")
+	})
+
+	It("are not enough for the legacy variant, which opens a raw socket", func() {
+		if _, err := exec.LookPath("iptables-legacy-save"); err != nil {
+			Skip("iptables-legacy is not installed")
+		}
+		out := command("", "unshare", "-nm", "sh", "-c", "("+asInPod+"iptables-legacy-save -t nat) 2>&1 || true")
+		Expect(out).To(ContainSubstring("Permission denied"))
+	})
+})

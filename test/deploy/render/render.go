@@ -1,0 +1,92 @@
+// Package render renders what deploy/ holds, as kubectl and helm do.
+package render
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+)
+
+// Namespace and Release are what the chart is rendered for.
+const (
+	Namespace = "kube-system"
+	Release   = "usher"
+)
+
+// Kustomize renders a folder with a kustomization, as 'kubectl kustomize' does.
+func Kustomize(dir string) ([]byte, error) {
+	resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+	if err != nil {
+		return nil, err
+	}
+	return resources.AsYaml()
+}
+
+// Chart renders a chart with values over its defaults, as 'helm template' does,
+// and returns its objects and its notes. Values that its schema does not allow
+// are an error.
+func Chart(dir string, values map[string]any) (objects []byte, notes string, err error) {
+	chart, err := loader.Load(dir)
+	if err != nil {
+		return nil, "", err
+	}
+	release := common.ReleaseOptions{Name: Release, Namespace: Namespace, Revision: 1, IsInstall: true}
+	all, err := util.ToRenderValues(chart, values, release, common.DefaultCapabilities)
+	if err != nil {
+		return nil, "", err
+	}
+	files, err := engine.Render(chart, all)
+	if err != nil {
+		return nil, "", err
+	}
+	var out strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		switch {
+		case path.Base(name) == "NOTES.txt":
+			notes = files[name]
+		case path.Ext(name) == ".yaml" && strings.TrimSpace(files[name]) != "":
+			fmt.Fprintf(&out, "---\n# Source: %s\n%s\n", name, strings.TrimSpace(files[name]))
+		}
+	}
+	return []byte(out.String()), notes, nil
+}
+
+// Write renders everything with its defaults into a folder, one file for each
+// way to install usher, and returns the files.
+func Write(deploy, dir string) ([]string, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	var files []string
+	for name, render := range map[string]func() ([]byte, error){
+		"kustomize.yaml":         func() ([]byte, error) { return Kustomize(filepath.Join(deploy, "kustomize")) },
+		"kustomize-kubeadm.yaml": func() ([]byte, error) { return Kustomize(filepath.Join(deploy, "kustomize-kubeadm")) },
+		"helm.yaml": func() ([]byte, error) {
+			objects, _, err := Chart(filepath.Join(deploy, "helm", "usher"), nil)
+			return objects, err
+		},
+	} {
+		text, err := render()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, text, 0o644); err != nil {
+			return nil, err
+		}
+		files = append(files, file)
+	}
+	slices.Sort(files)
+	return files, nil
+}
