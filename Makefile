@@ -24,10 +24,12 @@ demo: build ## see usher at work (root: on a cluster IP; else: on a loopback add
 	bin/usher demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: ## run all tests, with the race detector; installs what they need (apt, as root)
-	@test/install.sh iptables nftables iproute2 procps
+test: ## run all tests; installs what they need (apt, as root); the first time, builds a Kubernetes API server
+	@test/install.sh iptables nftables iproute2 procps etcd-server
 	@test/privileges.sh
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m ./...
+	cd test/deploy && $(GO) test -timeout 20m ./...
+	cd test/cluster && $(GO) test -timeout 40m ./...
 	@$(MAKE) --no-print-directory cross
 
 .PHONY: cross
@@ -44,6 +46,8 @@ lint: ## gofmt, go vet, staticcheck
 	@bad=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$bad" || { echo "gofmt would change:"; echo "$$bad"; exit 1; }
 	$(GO) vet ./...
 	$(GO) tool staticcheck ./...
+	cd test/deploy && $(GO) vet ./...
+	cd test/cluster && $(GO) vet ./...
 
 .PHONY: clean
 clean: ## remove what the build made

@@ -1,0 +1,185 @@
+package cluster
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/usherproxy/usher/test/cluster/control"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// recovery is how long usher may take to notice that the API server is back:
+// client-go waits longer from try to try.
+const recovery = 30 * time.Second
+
+var _ = Describe("while the API server is away", func() {
+	var (
+		c       *cluster
+		wire    *control.Wire
+		servers []*server
+		healthz = "http://" + lab.NodeOut4 + ":" + healthzPort + "/healthz"
+	)
+	BeforeEach(func() {
+		c = newCluster()
+		wire = plane.NewWire()
+		servers = nil
+		for n := 1; n <= 3; n++ {
+			servers = append(servers, serve(c.Pods, netip.AddrPortFrom(lab.Pod(n), 8080)))
+		}
+	})
+	// create creates a Service with the endpoint number n.
+	create := func(name string, n int) *corev1.Service {
+		GinkgoHelper()
+		svc := c.service(name, noSelector)
+		c.write(c.slice(name, name, endpoint(lab.Pod(n))))
+		return svc
+	}
+	start := func() *usher {
+		GinkgoHelper()
+		return c.usher("--kubeconfig=" + leastRole(wire.Server()))
+	}
+	connected := func() (bool, error) {
+		answer, err := get(c.outside, healthz)
+		if err != nil {
+			return false, err
+		}
+		Expect(answer.Code).To(Equal(200), "what is known goes on being served: %s", answer.Body)
+		status, _ := answer.fields()["apiServer"].(map[string]any)
+		connected, ok := status["connected"].(bool)
+		if !ok {
+			return false, fmt.Errorf("healthz does not tell: %s", answer.Body)
+		}
+		return connected, nil
+	}
+
+	It("what was served goes on being served, and health says so; what changed meanwhile is right afterwards", func() {
+		kept, deleted, moved := create("kept", 1), create("deleted", 1), create("moved", 1)
+		again := create("again", 1)
+		start()
+		for _, svc := range []*corev1.Service{kept, deleted, moved, again} {
+			Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(servers[0].addr))
+		}
+		Eventually(connected).WithTimeout(soon).Should(BeTrue())
+		open, err := connect(c.pod, vip(deleted))
+		Expect(err).NotTo(HaveOccurred())
+
+		wire.Cut()
+		c.deleteService("deleted")
+		c.write(c.slice("moved", "moved", endpoint(lab.Pod(2))))
+		created := create("created", 3)
+		c.deleteService("again")
+		again2 := c.service("again", noSelector, func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })
+		Eventually(connected).WithTimeout(recovery).Should(BeFalse())
+		Expect(ask(c.pod, vip(kept))).To(Equal(servers[0].addr))
+		Expect(ask(c.pod, vip(deleted))).To(Equal(servers[0].addr))
+		Expect(open.works()).To(Succeed())
+
+		wire.Mend()
+		Eventually(answers(c.pod, vip(created))).WithTimeout(recovery).Should(Equal(servers[2].addr))
+		Eventually(answers(c.pod, vip(moved))).WithTimeout(recovery).Should(Equal(servers[1].addr))
+		Eventually(answers(c.pod, vip(again2))).WithTimeout(soon).Should(Equal(servers[0].addr))
+		Eventually(failure(c.pod, vip(deleted))).WithTimeout(soon).Should(HaveOccurred())
+		Eventually(failure(c.pod, vip(again))).WithTimeout(soon).Should(HaveOccurred())
+		Expect(ask(c.pod, vip(kept))).To(Equal(servers[0].addr))
+		Expect(open.works()).To(Succeed())
+		Eventually(connected).WithTimeout(soon).Should(BeTrue())
+	})
+
+	It("and it was killed and has forgotten what it had sent (resource version too old): the same", func() {
+		DeferCleanup(restartControllers)
+		kept, deleted := create("kept", 1), create("deleted", 1)
+		start()
+		for _, svc := range []*corev1.Service{kept, deleted} {
+			Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(servers[0].addr))
+		}
+		l := startLoad(c.pod, vip(kept), 50)
+
+		wire.Cut()
+		c.deleteService("deleted")
+		created := create("created", 2)
+		for i := range 20 { // so that it has moved on a good way
+			c.update("kept", func(s *corev1.Service) { s.Labels = map[string]string{"edit": fmt.Sprint(i)} })
+		}
+		plane.KillAPIServer()
+		plane.StartAPIServer()
+		c.write(c.slice("kept", "kept", endpoint(lab.Pod(3))))
+		wire.Mend()
+		Eventually(answers(c.pod, vip(created))).WithTimeout(recovery).Should(Equal(servers[1].addr))
+		Eventually(answers(c.pod, vip(kept))).WithTimeout(recovery).Should(Equal(servers[2].addr))
+		Eventually(failure(c.pod, vip(deleted))).WithTimeout(soon).Should(HaveOccurred())
+		Expect(l.stop()).To(BeEmpty(), "connections meanwhile")
+	})
+
+	It("and it was killed and comes back: changes are followed again", func() {
+		DeferCleanup(restartControllers)
+		kept := create("kept", 1)
+		c.usher()
+		Eventually(answers(c.pod, vip(kept))).WithTimeout(soon).Should(Equal(servers[0].addr))
+		l := startLoad(c.pod, vip(kept), 50)
+		plane.KillAPIServer()
+		Eventually(connected).WithTimeout(recovery).Should(BeFalse())
+		l.more(50)
+		plane.StartAPIServer()
+		created := create("created", 2)
+		Eventually(answers(c.pod, vip(created))).WithTimeout(recovery).Should(Equal(servers[1].addr))
+		Eventually(connected).WithTimeout(soon).Should(BeTrue())
+		Expect(l.stop()).To(BeEmpty(), "connections meanwhile")
+	})
+
+	It("an usher that starts leaves the rules of the one before, and serves once the API server is back", func() {
+		kept := create("kept", 1)
+		first := start()
+		Eventually(answers(c.pod, vip(kept))).WithTimeout(soon).Should(Equal(servers[0].addr))
+		first.Kill().Wait(soon)
+		rules := func() string { return c.Node.Output("iptables-save", "-t", "nat") }
+		before := withoutCounters(rules())
+
+		wire.Cut()
+		second := c.launch(usherRace, "--kubeconfig="+leastRole(wire.Server()))
+		Eventually(getting(c.outside, "http://"+lab.NodeOut4+":"+healthzPort+"/livez")).WithTimeout(soon).Should(code(200))
+		Expect(get(c.outside, healthz)).To(code(503), "there is no full picture yet")
+		Consistently(func() string { return withoutCounters(rules()) }).WithTimeout(time.Second).Should(Equal(before))
+		wire.Mend()
+		second.serving()
+		Eventually(answers(c.pod, vip(kept))).WithTimeout(soon).Should(Equal(servers[0].addr))
+		Expect(get(c.outside, healthz)).To(code(200))
+	})
+})
+
+var _ = Describe("a watch that breaks", func() {
+	It("is taken up again, and nothing is missed", func() {
+		c := newCluster()
+		wire := plane.NewWire()
+		one, two := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080)), serve(c.Pods, netip.AddrPortFrom(lab.Pod(2), 8080))
+		svc := c.service("web", noSelector)
+		c.write(c.slice("web", "web", endpoint(lab.Pod(1))))
+		c.usher("--kubeconfig=" + leastRole(wire.Server()))
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(one.addr))
+
+		// Only twice: client-go waits longer from break to break.
+		wire.Break()
+		c.write(c.slice("web", "web", endpoint(lab.Pod(2))))
+		other := c.service("other", noSelector)
+		c.write(c.slice("other", "other", endpoint(lab.Pod(1))))
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(recovery).Should(Equal(two.addr))
+		Eventually(answers(c.pod, vip(other))).WithTimeout(recovery).Should(Equal(one.addr))
+		wire.Break()
+		c.write(c.slice("web", "web", endpoint(lab.Pod(1))))
+		c.deleteService("other")
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(recovery).Should(Equal(one.addr))
+		Eventually(failure(c.pod, vip(other))).WithTimeout(recovery).Should(HaveOccurred())
+	})
+})
+
+// restartControllers spares the next spec the time in which the controllers
+// wait before they ask an API server again that was away.
+func restartControllers() {
+	GinkgoHelper()
+	plane.StopControllers()
+	plane.StartControllers()
+}

@@ -1,0 +1,129 @@
+package control
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Binaries are the programs of a control plane.
+type Binaries struct {
+	Etcd, APIServer, ControllerManager string
+}
+
+// programs of Kubernetes, as packages.
+var programs = []string{"k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager"}
+
+// Missing returns which program the machine lacks for a control plane and a
+// lab, or "".
+func Missing() string {
+	for _, need := range []struct{ program, from string }{
+		{"etcd", "etcd-server"}, {"iptables", "iptables"}, {"ip", "iproute2"}, {"go", "Go"},
+	} {
+		if _, err := exec.LookPath(need.program); err != nil {
+			return fmt.Sprintf("%s is not installed (Debian's package: %s)", need.program, need.from)
+		}
+	}
+	return ""
+}
+
+// Build returns the programs of a control plane, after building those that are
+// not there yet, which takes some four minutes on two cores. Progress goes to
+// log. Two processes may call it at once: one builds, the other waits.
+func Build(log io.Writer) (Binaries, error) {
+	etcd, err := exec.LookPath("etcd")
+	if err != nil {
+		return Binaries{}, fmt.Errorf("etcd is not installed (Debian's package: etcd-server): %w", err)
+	}
+	version, err := output("go", "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
+	if err != nil {
+		return Binaries{}, err
+	}
+	dir := filepath.Join(Root(), ".cache", "kubernetes-"+version)
+	b := Binaries{
+		Etcd:              etcd,
+		APIServer:         filepath.Join(dir, "kube-apiserver"),
+		ControllerManager: filepath.Join(dir, "kube-controller-manager"),
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return b, err
+	}
+	unlock, err := lock(filepath.Join(dir, ".lock"))
+	if err != nil {
+		return b, err
+	}
+	defer unlock()
+	if exists(b.APIServer) && exists(b.ControllerManager) {
+		return b, nil
+	}
+	fmt.Fprintf(log, "building Kubernetes %s into %s: some minutes, once\n", version, dir)
+	return b, build(dir, version, log)
+}
+
+// build builds all programs aside and then moves them into dir, so that there
+// is never half of one.
+func build(dir, version string, log io.Writer) error {
+	aside, err := os.MkdirTemp(dir, "build-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(aside)
+	stamp := "-s -w -X k8s.io/component-base/version.gitVersion=" + version
+	cmd := exec.Command("nice", append([]string{"go", "build", "-ldflags", stamp, "-o", aside}, programs...)...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = module(), log, log
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("building Kubernetes %s: %w", version, err)
+	}
+	for _, program := range programs {
+		name := filepath.Base(program)
+		if err := os.Rename(filepath.Join(aside, name), filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lock takes the lock file at path, waiting for it.
+func lock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("locking %s: %w", path, err)
+	}
+	return func() { f.Close() }, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// output runs a command in the folder of this module.
+func output(name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir, cmd.Stderr = module(), os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// module is the folder of this module.
+func module() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Dir(filepath.Dir(file))
+}
+
+// Root is the top folder of the repository.
+func Root() string { return filepath.Dir(filepath.Dir(module())) }

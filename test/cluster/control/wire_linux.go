@@ -1,0 +1,122 @@
+package control
+
+import (
+	"io"
+	"net"
+	"sync"
+
+	. "github.com/onsi/ginkgo/v2"
+)
+
+// A Wire is a second way to the API server, which a test can cut: what uses it
+// sees the API server vanish, while the test and the controllers go on.
+type Wire struct {
+	plane   *Plane
+	address string // "" until the first listen
+
+	mu       sync.Mutex
+	listener net.Listener
+	conns    map[net.Conn]struct{}
+}
+
+// NewWire returns a wire that works. It goes when the test ends.
+func (p *Plane) NewWire() *Wire {
+	GinkgoHelper()
+	w := &Wire{plane: p, conns: map[net.Conn]struct{}{}, address: net.JoinHostPort(p.address.String(), "0")}
+	w.Mend()
+	DeferCleanup(w.Cut)
+	return w
+}
+
+// Server is the URL of the API server at the end of the wire.
+func (w *Wire) Server() string { return "https://" + w.address }
+
+// Cut breaks every connection and refuses new ones.
+func (w *Wire) Cut() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.listener != nil {
+		w.listener.Close()
+		w.listener = nil
+	}
+	w.drop()
+}
+
+// Break breaks every connection; new ones work.
+func (w *Wire) Break() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.drop()
+}
+
+// drop resets the connections. The lock is held.
+func (w *Wire) drop() {
+	for c := range w.conns {
+		_ = c.(*net.TCPConn).SetLinger(0) // a reset, as from a machine that has crashed and is back
+		c.Close()
+	}
+	clear(w.conns)
+}
+
+// Mend makes a wire that was cut work again, at the same address.
+func (w *Wire) Mend() {
+	GinkgoHelper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.plane.ns.Do(func() (err error) {
+		w.listener, err = net.Listen("tcp", w.address)
+		return err
+	})
+	w.address = w.listener.Addr().String()
+	go w.accept(w.listener)
+}
+
+func (w *Wire) accept(l net.Listener) {
+	for {
+		client, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go w.carry(l, client)
+	}
+}
+
+// carry moves bytes between a client and the API server until a side ends.
+func (w *Wire) carry(l net.Listener, client net.Conn) {
+	server, err := w.plane.dial(w.plane.apiServer())
+	if err != nil {
+		client.Close()
+		return
+	}
+	if !w.keep(l, client, server) {
+		client.Close()
+		server.Close()
+		return
+	}
+	var both sync.WaitGroup
+	one := func(to, from net.Conn) {
+		_, _ = io.Copy(to, from)
+		to.Close()
+		from.Close()
+	}
+	both.Go(func() { one(server, client) })
+	both.Go(func() { one(client, server) })
+	both.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.conns, client)
+	delete(w.conns, server)
+}
+
+// keep notes the connections, unless the wire was cut meanwhile.
+func (w *Wire) keep(l net.Listener, conns ...net.Conn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.listener != l {
+		return false
+	}
+	for _, c := range conns {
+		w.conns[c] = struct{}{}
+	}
+	return true
+}

@@ -1,0 +1,23 @@
+// Package cluster holds the tests of usher against a real API server: the
+// program, started with a kubeconfig, on a node of package lab, while the tests
+// act as the rest of a cluster would.
+//
+//	namespace "control"                    the lab of one spec
+//	┌───────────────────────┐              outside ───── node ───── pods
+//	│ etcd, kube-apiserver, │ 198.51.100.1              usher       servers
+//	│ kube-controller-      ├────────────────────────────┘
+//	│ manager               │
+//	└───────────────────────┘
+//
+// There is one control plane for the suite; a spec has a network, a namespace
+// and an usher of its own. A spec creates Nodes, Services and Pods. Behind a
+// Pod's address a server listens, and the Pod's status is what a kubelet would
+// report, so that the real EndpointSlice controller writes the slices.
+//
+//	go test ./...
+//
+// is all that is needed, as root, with Go and Debian's packages etcd-server,
+// iptables and iproute2. The first run builds Kubernetes (package control).
+// What a Service proxy must do is in SERVICE-SEMANTICS.md; each row of it that
+// needs a cluster has a spec that names it.
+package cluster

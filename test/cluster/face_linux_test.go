@@ -1,0 +1,198 @@
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// SERVICE-SEMANTICS.md, "The proxy's own face".
+var _ = Describe("the proxy's own face:", func() {
+	var (
+		c              *cluster
+		healthz, livez = "http://" + lab.NodeOut4 + ":" + healthzPort + "/healthz", "http://" + lab.NodeOut4 + ":" + healthzPort + "/livez"
+	)
+	BeforeEach(func() { c = newCluster() })
+
+	It("/healthz and /livez on every address: 200, with the times", func() {
+		c.usher()
+		for _, url := range []string{healthz, livez} {
+			answer, err := get(c.outside, url)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(answer).To(code(200))
+			for _, field := range []string{"lastUpdated", "currentTime"} {
+				at, err := time.Parse(time.RFC3339, fmt.Sprint(answer.fields()[field]))
+				Expect(err).NotTo(HaveOccurred(), answer.Body)
+				Expect(time.Since(at)).To(BeNumerically("<", time.Minute))
+			}
+		}
+	})
+
+	It("/healthz is 503 while the node carries ToBeDeletedByClusterAutoscaler; /livez is not", func() {
+		createNode("doomed")
+		DeferCleanup(deleteNode, "doomed")
+		c.usher("--node-name=doomed")
+		Expect(get(c.outside, healthz)).To(code(200))
+		updateNode("doomed", func(n *corev1.Node) {
+			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler", Value: "1", Effect: corev1.TaintEffectNoSchedule})
+		})
+		Eventually(getting(c.outside, healthz)).WithTimeout(soon).Should(code(503))
+		Expect(get(c.outside, livez)).To(code(200))
+		updateNode("doomed", func(n *corev1.Node) { n.Spec.Taints = nil })
+		Eventually(getting(c.outside, healthz)).WithTimeout(soon).Should(code(200))
+	})
+
+	It("/healthz is 503 while the node is being deleted; /livez is not", func() {
+		createNode("leaving", func(n *corev1.Node) { n.Finalizers = []string{"usher.example/test"} })
+		DeferCleanup(func() { updateNode("leaving", func(n *corev1.Node) { n.Finalizers = nil }) })
+		c.usher("--node-name=leaving")
+		Expect(get(c.outside, healthz)).To(code(200))
+		deleteNode("leaving")
+		Eventually(getting(c.outside, healthz)).WithTimeout(soon).Should(code(503))
+		Expect(get(c.outside, livez)).To(code(200))
+	})
+
+	It("/proxyMode, /metrics and /configz, on the node's loopback only", func() {
+		c.usher()
+		Expect(get(c.node, adminURL+"/proxyMode")).To(And(code(200), HaveField("Body", "userspace")))
+		metrics, err := get(c.node, adminURL+"/metrics")
+		Expect(err).NotTo(HaveOccurred())
+		for _, name := range []string{"kubeproxy_sync_proxy_rules_duration_seconds_count", "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "usher_services"} {
+			Expect(metrics.Body).To(MatchRegexp(`(?m)^` + name + `(\{[^}]*\})? [0-9.e+]+$`))
+		}
+		Expect(get(c.node, adminURL+"/configz")).To(code(200))
+		Expect(get(c.outside, "http://"+lab.NodeOut4+":10249/metrics")).Error().To(HaveOccurred())
+	})
+
+	It("Events say what cannot be served, and why; the rest is served", func() {
+		svc := c.service("assoc", func(s *corev1.Service) {
+			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "sctp", Port: 5000, Protocol: corev1.ProtocolSCTP})
+		})
+		pod := c.startPod("assoc", 1, here)
+		c.usher()
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+		Eventually(c.warnings("assoc")).WithTimeout(soon).Should(ContainElement(And(ContainSubstring("assoc:sctp"), ContainSubstring("protocol"), ContainSubstring(here))))
+		metrics, err := get(c.node, adminURL+"/metrics")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(metrics.Body).To(MatchRegexp(`(?m)^usher_service_port_problems\{reason="\w+"\} 1$`))
+	})
+
+	It("cleanup: everything that usher made is gone, and what others made is untouched", func() {
+		c.Node.Output("iptables", "-t", "nat", "-A", "PREROUTING", "-d", "198.18.0.1", "-p", "tcp", "--dport", "99", "-j", "REDIRECT", "--to-ports", "98")
+		c.Node.Output("ip6tables", "-t", "nat", "-L") // so that the tables are there before, too
+		c.Node.Output("iptables", "-t", "mangle", "-L")
+		c.Node.Output("ip6tables", "-t", "mangle", "-L")
+		c.Node.Output("iptables", "-t", "filter", "-L")
+		c.Node.Output("ip6tables", "-t", "filter", "-L")
+		before := kernelState(c.Node)
+		both := corev1.IPFamilyPolicyRequireDualStack
+		svc := c.service("web", loadBalancer, externalLocal, func(s *corev1.Service) {
+			s.Spec.IPFamilyPolicy, s.Spec.ExternalIPs = &both, []string{externalIP}
+		})
+		c.service("empty")
+		c.ingress("web", nil)
+		pod := c.startPod("web", 1, here)
+		for _, portal := range []string{"iptables", "address"} {
+			u := c.usher("--portal=" + portal)
+			Eventually(answers(c.outside, at(externalIP, 80))).WithTimeout(soon).Should(Equal(pod.addr))
+			Expect(ask(c.pod, vip(svc))).To(Equal(pod.addr))
+			Expect(kernelState(c.Node)).NotTo(Equal(before))
+			u.stop()
+			session := startIn(c.Node, exec.Command(usherRace, "cleanup"))
+			Eventually(session).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			Expect(kernelState(c.Node)).To(Equal(before), portal)
+		}
+	})
+})
+
+var _ = Describe("kube-proxy's configuration file", func() {
+	var c *cluster
+	BeforeEach(func() { c = newCluster() })
+	file := func(fields string) string {
+		GinkgoHelper()
+		path := filepath.Join(GinkgoT().TempDir(), "config.yaml")
+		Expect(os.WriteFile(path, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+fields), 0o600)).To(Succeed())
+		return path
+	}
+	// run runs usher with nothing but the file.
+	run := func(path string, args ...string) *gexec.Session {
+		GinkgoHelper()
+		session := startIn(c.Node, exec.Command(usherRace, append([]string{"run", "--portal=iptables", "--log-format=text", "--config=" + path}, args...)...))
+		DeferCleanup(func() { session.Kill().Wait(10 * time.Second) })
+		return session
+	}
+
+	It("is enough to run usher", func() {
+		svc := c.service("web", nodePort)
+		pod := c.startPod("web", 1, here)
+		session := run(file(`
+clientConnection: {kubeconfig: ` + leastRole(plane.Server()) + `}
+hostnameOverride: ` + here + `
+healthzBindAddress: 0.0.0.0:11256
+metricsBindAddress: 127.0.0.1:11249
+nodePortAddresses: [192.0.2.0/24]
+clusterCIDR: 10.244.0.0/16
+mode: userspace
+`))
+		Eventually(session.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+		Expect(ask(c.outside, at(lab.NodeOut4, svc.Spec.Ports[0].NodePort))).To(Equal(pod.addr))
+		Expect(failure(c.pod, at("10.244.0.1", svc.Spec.Ports[0].NodePort))()).To(HaveOccurred())
+		Expect(get(c.outside, "http://"+lab.NodeOut4+":11256/healthz")).To(code(200))
+		Expect(get(c.node, "http://127.0.0.1:11249/proxyMode")).To(code(200))
+	})
+
+	It("gives way to flags, and warns of fields that have no meaning here", func() {
+		session := run(file(`
+clientConnection: {kubeconfig: `+leastRole(plane.Server())+`}
+healthzBindAddress: 0.0.0.0:11256
+iptables: {masqueradeBit: 3}
+`), "--healthz-address=0.0.0.0:12256")
+		Eventually(session.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
+		Expect(get(c.outside, "http://"+lab.NodeOut4+":12256/healthz")).To(code(200))
+		Expect(string(session.Err.Contents())).To(MatchRegexp("(?i)masqueradeBit"))
+	})
+
+	DescribeTable("is refused, and the field named:", func(fields, named string) {
+		session := run(file(fields))
+		Eventually(session).WithTimeout(soon).Should(gexec.Exit())
+		Expect(session.ExitCode()).NotTo(BeZero())
+		Expect(string(session.Err.Contents())).To(ContainSubstring(named))
+	},
+		Entry("a wrong value", "healthzBindAddress: nowhere\n", "healthzBindAddress"),
+		Entry("an unknown field", "clusterCIRD: 10.0.0.0/8\n", "clusterCIRD"),
+		Entry("another mode", "mode: ipvs\n", "mode"),
+	)
+})
+
+// kernelState returns what usher might change in ns: rules, routes, addresses.
+func kernelState(ns *lab.Namespace) string {
+	GinkgoHelper()
+	var b strings.Builder
+	for _, command := range [][]string{
+		{"iptables-save"}, {"ip6tables-save"},
+		{"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
+		{"ip", "addr"}, {"ip", "rule"},
+	} {
+		b.WriteString(withoutCounters(ns.Output(command[0], command[1:]...)))
+	}
+	return b.String()
+}
+
+// counters is what changes by itself: packets and bytes that a chain has seen,
+// and the time of day.
+var counters = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]$`)
+
+func withoutCounters(saved string) string { return counters.ReplaceAllString(saved, "") }

@@ -1,0 +1,93 @@
+package cluster
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// load is clients that connect at a steady rate.
+type load struct {
+	dialer *lab.Dialer
+	vip    string
+	end    chan struct{}
+	all    sync.WaitGroup
+
+	mu       sync.Mutex
+	done     int
+	failures []string
+}
+
+// startLoad makes so many connections a second until stop. Each asks something
+// and waits for the answer.
+func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
+	l := &load{dialer: d, vip: vip, end: make(chan struct{})}
+	l.all.Go(func() {
+		ticker := time.NewTicker(time.Second / time.Duration(perSecond))
+		defer ticker.Stop()
+		for {
+			select {
+			case <-l.end:
+				return
+			case <-ticker.C:
+				l.all.Go(l.connection)
+			}
+		}
+	})
+	DeferCleanup(func() { l.stop() })
+	return l
+}
+
+func (l *load) connection() {
+	began := time.Now()
+	err := l.exchange()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.done++
+	if err != nil {
+		l.failures = append(l.failures, fmt.Sprintf("%s, after %s: %v", began.Format("15:04:05.000"), time.Since(began), err))
+	}
+}
+
+func (l *load) exchange() error {
+	c, err := l.dialer.Dial("", l.vip, 5*time.Second)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	name, err := readName(c)
+	if err != nil {
+		return err
+	}
+	return (&connection{c, name}).works()
+}
+
+// count returns how many connections have been made.
+func (l *load) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.done
+}
+
+// more waits for so many further connections.
+func (l *load) more(n int) {
+	GinkgoHelper()
+	want := l.count() + n
+	Eventually(l.count).WithTimeout(30 * time.Second).Should(BeNumerically(">=", want))
+}
+
+// stop ends the load and returns what failed.
+func (l *load) stop() []string {
+	select {
+	case <-l.end:
+	default:
+		close(l.end)
+	}
+	l.all.Wait()
+	return l.failures
+}

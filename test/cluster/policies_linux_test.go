@@ -1,0 +1,149 @@
+package cluster
+
+import (
+	"net/netip"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// forZone and forNode are hints on endpoints.
+func forZone(zone string) func(*discoveryv1.Endpoint) {
+	return func(e *discoveryv1.Endpoint) {
+		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
+	}
+}
+
+func forNode(node, zone string) func(*discoveryv1.Endpoint) {
+	return func(e *discoveryv1.Endpoint) {
+		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}, ForNodes: []discoveryv1.ForNode{{Name: node}}}
+	}
+}
+
+var _ = Describe("trafficDistribution and hints:", func() {
+	var (
+		c       *cluster
+		svc     *corev1.Service
+		servers []*server
+	)
+	BeforeEach(func() {
+		c = newCluster()
+		svc = c.service("web", noSelector)
+		servers = nil
+		for n := 1; n <= 3; n++ {
+			servers = append(servers, serve(c.Pods, netip.AddrPortFrom(lab.Pod(n), 8080)))
+		}
+	})
+	uses := func(want ...int) {
+		GinkgoHelper()
+		expected := map[netip.AddrPort]bool{}
+		for _, n := range want {
+			expected[servers[n-1].addr] = true
+		}
+		Eventually(func() (map[netip.AddrPort]bool, error) {
+			seen := map[netip.AddrPort]bool{}
+			for range 9 {
+				endpoint, err := ask(c.pod, vip(svc))
+				if err != nil {
+					return nil, err
+				}
+				seen[endpoint] = true
+			}
+			return seen, nil
+		}).WithTimeout(soon).Should(Equal(expected))
+	}
+
+	It("forZones: only those for this node's zone, if every endpoint has hints and one is for it; otherwise all", func() {
+		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forZone("zone-a")), endpoint(lab.Pod(2), forZone("zone-b"))))
+		c.usher()
+		uses(1)
+		By("an endpoint without hints")
+		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forZone("zone-a")), endpoint(lab.Pod(2), forZone("zone-b")), endpoint(lab.Pod(3))))
+		uses(1, 2, 3)
+		By("no hint for this zone")
+		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forZone("zone-b")), endpoint(lab.Pod(2), forZone("zone-c"))))
+		uses(1, 2)
+	})
+
+	It("forNodes: only those for this node", func() {
+		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forNode(here, "zone-a")), endpoint(lab.Pod(2), forNode(elsewhere, "zone-a"))))
+		c.usher()
+		uses(1)
+		By("no hint for this node, but for its zone")
+		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forNode("third", "zone-b")), endpoint(lab.Pod(2), forNode(elsewhere, "zone-a"))))
+		uses(2)
+	})
+
+	It("trafficDistribution PreferSameZone: the controller's hints are followed", func() {
+		same := corev1.ServiceTrafficDistributionPreferSameZone
+		near := c.startPod("app", 11, here)
+		c.startPod("app", 12, elsewhere)
+		svc = c.service("app", func(s *corev1.Service) { s.Spec.TrafficDistribution = &same })
+		c.usher()
+		Eventually(func() bool {
+			list := c.slices("app")
+			return len(list) == 2 && list[0].Hints != nil && list[1].Hints != nil
+		}).WithTimeout(soon).Should(BeTrue())
+		servers = []*server{near.server}
+		uses(1)
+		near.remove()
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).ShouldNot(Equal(near.addr))
+	})
+
+	It("this node's zone may change", func() {
+		createNode("moving", func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = "zone-a" })
+		DeferCleanup(deleteNode, "moving")
+		c.write(c.slice("web", "a", endpoint(lab.Pod(1), forZone("zone-a")), endpoint(lab.Pod(2), forZone("zone-b"))))
+		c.usher("--node-name=moving")
+		uses(1)
+		updateNode("moving", func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = "zone-b" })
+		uses(2)
+	})
+})
+
+var _ = Describe("healthCheckNodePort", func() {
+	It("answers how many local endpoints there are: 200 while there are some, else 503", func() {
+		c := newCluster()
+		svc := c.service("web", loadBalancer, externalLocal)
+		port := svc.Spec.HealthCheckNodePort
+		Expect(port).NotTo(BeZero())
+		one, two := c.startPod("web", 1, here), c.startPod("web", 2, here)
+		c.startPod("web", 3, elsewhere)
+		c.usher()
+		url := "http://" + at(lab.NodeOut4, port) + "/"
+		Eventually(getting(c.outside, url)).WithTimeout(soon).Should(And(code(200), HaveField("Body", ContainSubstring(`"localEndpoints":2`))))
+		answer, err := get(c.outside, url)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(answer.fields()).To(Equal(map[string]any{
+			"service":        map[string]any{"namespace": c.namespace, "name": "web"},
+			"localEndpoints": 2.0, "serviceProxyHealthy": true,
+		}))
+		Expect(answer.Header.Get("X-Load-Balancing-Endpoint-Weight")).To(Equal("2"))
+
+		one.remove()
+		Eventually(getting(c.outside, url)).WithTimeout(soon).Should(And(code(200), HaveField("Body", ContainSubstring(`"localEndpoints":1`))))
+		By("the last one terminating: load balancers are told to go elsewhere")
+		two.terminate()
+		Eventually(getting(c.outside, url)).WithTimeout(soon).Should(code(503))
+		answer, err = get(c.outside, url)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(answer.Header.Get("X-Load-Balancing-Endpoint-Weight")).To(Equal("0"))
+
+		By("the policy becoming Cluster: the server goes")
+		c.update("web", func(s *corev1.Service) {
+			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyCluster, 0
+		})
+		Eventually(func() error {
+			conn, err := c.outside.Dial("", at(lab.NodeOut4, port), time.Second)
+			if err == nil {
+				conn.Close()
+			}
+			return err
+		}).WithTimeout(soon).Should(HaveOccurred())
+	})
+})

@@ -1,0 +1,161 @@
+package cluster
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// endpointOf returns what the slices of a Service say of a Pod's address, or nil.
+func (c *cluster) endpointOf(service string, pod *kubernetesPod) *discoveryv1.Endpoint {
+	GinkgoHelper()
+	for _, e := range c.slices(service) {
+		if e.Addresses[0] == pod.addr.Addr().String() {
+			return &e
+		}
+	}
+	return nil
+}
+
+func (c *cluster) awaitReady(service string, pod *kubernetesPod) {
+	GinkgoHelper()
+	Eventually(func() bool {
+		e := c.endpointOf(service, pod)
+		return e != nil && *e.Conditions.Ready
+	}).WithTimeout(soon).Should(BeTrue())
+}
+
+func (c *cluster) awaitTerminating(service string, pod *kubernetesPod) {
+	GinkgoHelper()
+	Eventually(func() bool {
+		e := c.endpointOf(service, pod)
+		return e != nil && *e.Conditions.Terminating
+	}).WithTimeout(soon).Should(BeTrue())
+}
+
+var _ = Describe("with 200 connections a second, none fails", func() {
+	It("during a rolling update: old Pods terminating, new ones ready", func() {
+		c := newCluster()
+		svc := c.service("web")
+		var old, young []*kubernetesPod
+		for n := 1; n <= 4; n++ {
+			old = append(old, c.startPod("web", n, here))
+		}
+		for _, p := range old {
+			c.awaitReady("web", p)
+		}
+		c.usher("--trace=false")
+		open, err := connect(c.pod, vip(svc))
+		Expect(err).NotTo(HaveOccurred())
+
+		l := startLoad(c.pod, vip(svc), 200)
+		l.more(100)
+		for i, p := range old {
+			fresh := c.startPod("web", 11+i, elsewhere)
+			young = append(young, fresh)
+			c.awaitReady("web", fresh)
+			p.terminate()
+			c.awaitTerminating("web", p)
+			p.stop() // it was asked to end: no new connections
+			l.more(100)
+			Expect(open.works()).To(Succeed(), "those in flight go on")
+			p.remove()
+		}
+		l.more(100)
+		Expect(l.stop()).To(BeEmpty())
+		for _, p := range young {
+			Expect(p.connections()).NotTo(BeZero())
+		}
+		AddReportEntry("connections", l.count())
+	})
+
+	It("during a drain: every Pod terminating, and their successors late", func() {
+		c := newCluster()
+		svc := c.service("web")
+		old := []*kubernetesPod{c.startPod("web", 1, here), c.startPod("web", 2, here)}
+		for _, p := range old {
+			c.awaitReady("web", p)
+		}
+		c.usher("--trace=false")
+		l := startLoad(c.pod, vip(svc), 200)
+		l.more(100)
+		for _, p := range old {
+			p.terminate()
+			c.awaitTerminating("web", p)
+		}
+		l.more(200) // nobody is ready: those that serve on are used
+		fresh := c.startPod("web", 11, elsewhere)
+		c.awaitReady("web", fresh)
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(fresh.addr))
+		for _, p := range old {
+			p.stop()
+			p.remove()
+		}
+		l.more(200)
+		Expect(l.stop()).To(BeEmpty())
+	})
+})
+
+var _ = Describe("an endpoint that goes terminating", func() {
+	It("gets no new connection later than 100 ms after the watch event", func(ctx SpecContext) {
+		c := newCluster()
+		svc := c.service("web", noSelector)
+		leaving, staying := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080)), serve(c.Pods, netip.AddrPortFrom(lab.Pod(2), 8080))
+		ready := c.slice("web", "a", endpoint(lab.Pod(1)), endpoint(lab.Pod(2)))
+		terminating := c.slice("web", "a", endpoint(lab.Pod(1), func(e *discoveryv1.Endpoint) { e.Conditions = conditions(false, true, true) }), endpoint(lab.Pod(2)))
+		c.write(ready)
+		c.releasedUsher()
+		l := startLoad(c.pod, vip(svc), 200)
+
+		seen := c.whenTerminating(ctx, "a")
+		var latest time.Duration
+		for range 5 {
+			before := leaving.connections()
+			Eventually(leaving.connections).WithTimeout(soon).Should(BeNumerically(">", before))
+			c.write(terminating)
+			var event time.Time
+			Eventually(seen).WithTimeout(soon).Should(Receive(&event))
+			l.more(100) // half a second
+			latest = max(latest, leaving.last().Sub(event))
+			c.write(ready)
+		}
+		Expect(l.stop()).To(BeEmpty())
+		Expect(staying.connections()).NotTo(BeZero())
+		AddReportEntry("last new connection after the event", latest.String())
+		Expect(latest).To(BeNumerically("<", 100*time.Millisecond))
+	}, SpecTimeout(time.Minute))
+})
+
+// whenTerminating watches a slice as usher does, and tells each time when it
+// hears that an endpoint has begun to terminate.
+func (c *cluster) whenTerminating(ctx context.Context, slice string) <-chan time.Time {
+	GinkgoHelper()
+	client := c.api.DiscoveryV1().EndpointSlices(c.namespace)
+	now, err := client.Get(ctx, slice, metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	watch, err := client.Watch(ctx, metav1.ListOptions{ResourceVersion: now.ResourceVersion})
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(watch.Stop)
+	seen := make(chan time.Time, 100)
+	go func() {
+		for event := range watch.ResultChan() {
+			heard := time.Now()
+			slice, ok := event.Object.(*discoveryv1.EndpointSlice)
+			if !ok {
+				GinkgoWriter.Printf("the test's watch: %#v\n", event)
+			} else if slices.ContainsFunc(slice.Endpoints, func(e discoveryv1.Endpoint) bool { return *e.Conditions.Terminating }) {
+				seen <- heard
+			}
+		}
+		GinkgoWriter.Println("the test's watch has ended")
+	}()
+	return seen
+}

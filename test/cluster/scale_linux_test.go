@@ -1,0 +1,176 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// What must hold in a cluster with many Services, measured on the program as it
+// is released.
+var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
+	const many = 1000
+	var (
+		c        *cluster
+		u        *usher
+		services []*corev1.Service
+	)
+	BeforeAll(func() {
+		c = newCluster()
+		for n := 1; n <= 10; n++ {
+			c.startPod("many", n, here)
+		}
+		u = c.releasedUsher()
+	})
+
+	It("created in one go, are all reachable", func() {
+		began := time.Now()
+		services = make([]*corev1.Service, many)
+		each(many, func(i int) error {
+			var err error
+			services[i], err = c.tryService(fmt.Sprintf("many-%d", i), func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "many"} })
+			return err
+		})
+		created := time.Since(began)
+		Eventually(func() int {
+			list, err := c.api.DiscoveryV1().EndpointSlices(c.namespace).List(context.Background(), metav1.ListOptions{ResourceVersion: "0"})
+			Expect(err).NotTo(HaveOccurred())
+			return len(list.Items)
+		}).WithTimeout(time.Minute).WithPolling(100 * time.Millisecond).Should(Equal(many))
+		written := time.Since(began)
+		for _, svc := range services {
+			Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Not(BeZero()), svc.Name)
+		}
+		AddReportEntry("1,000 Services", fmt.Sprintf("created after %s, all slices written after %s, all reachable after %s", created, written, time.Since(began)))
+	})
+
+	It("leave one that is created then reachable within 200 ms of its EndpointSlice being written", func() {
+		server := serve(c.Pods, netip.AddrPortFrom(lab.Pod(20), 8080))
+		var took []time.Duration
+		for i := range 10 {
+			svc := c.service(fmt.Sprintf("late-%d", i), noSelector)
+			slice := c.slice(svc.Name, svc.Name, endpoint(lab.Pod(20)))
+			began := time.Now() // before it is written: the API server's time counts too
+			c.write(slice)
+			Eventually(impatient(c.pod, vip(svc))).WithTimeout(soon).WithPolling(2 * time.Millisecond).Should(Equal(server.addr))
+			took = append(took, time.Since(began))
+		}
+		slices.Sort(took)
+		AddReportEntry("reachable after its slice was written", fmt.Sprintf("median %s, worst %s", took[len(took)/2], took[len(took)-1]))
+		Expect(took[len(took)-1]).To(BeNumerically("<", 200*time.Millisecond))
+	})
+
+	It("take less than 120 MiB of memory", func() {
+		resident := u.resident()
+		AddReportEntry("resident memory", fmt.Sprintf("%.1f MiB", float64(resident)/(1<<20)))
+		Expect(resident).To(BeNumerically("<", 120<<20))
+	})
+
+	It("take less than 1 % of a core while nothing happens", func() {
+		// Two rounds of comparing the portal's rules are in it.
+		const long = 20 * time.Second
+		before := u.cpu()
+		over := time.After(long)
+		Eventually(over).WithTimeout(long + soon).Should(Receive())
+		used := u.cpu() - before
+		AddReportEntry("processor", fmt.Sprintf("%s in %s: %.2f %%", used, long, 100*used.Seconds()/long.Seconds()))
+		Expect(used).To(BeNumerically("<", long/100))
+	})
+
+	It("deleted in one go, are all gone, and other Services are not affected", func() {
+		svc := c.service("stays", noSelector)
+		server := serve(c.Pods, netip.AddrPortFrom(lab.Pod(21), 8080))
+		c.write(c.slice("stays", "stays", endpoint(lab.Pod(21))))
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(server.addr))
+		l := startLoad(c.pod, vip(svc), 50)
+		began := time.Now()
+		each(many, func(i int) error {
+			return c.api.CoreV1().Services(c.namespace).Delete(context.Background(), services[i].Name, metav1.DeleteOptions{})
+		})
+		Eventually(u.listeners).WithTimeout(30 * time.Second).Should(BeNumerically("<", 50))
+		AddReportEntry("1,000 Services gone", time.Since(began).String())
+		Expect(l.stop()).To(BeEmpty())
+	})
+})
+
+// impatient returns a function for Eventually that asks. It does not wait for
+// TCP to repeat a packet, which it does after a second, when the first came too
+// early.
+func impatient(d *lab.Dialer, vip string) func() (netip.AddrPort, error) {
+	return func() (netip.AddrPort, error) {
+		c, err := d.Dial("", vip, 20*time.Millisecond)
+		if err != nil {
+			return netip.AddrPort{}, err
+		}
+		defer c.Close()
+		return readName(c)
+	}
+}
+
+// each calls f for 0 to n-1, twenty at a time.
+func each(n int, f func(i int) error) {
+	GinkgoHelper()
+	next := make(chan int)
+	failed := make(chan error, n)
+	var workers sync.WaitGroup
+	for range 20 {
+		workers.Go(func() {
+			for i := range next {
+				if err := f(i); err != nil {
+					failed <- err
+				}
+			}
+		})
+	}
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	workers.Wait()
+	Expect(failed).NotTo(Receive())
+}
+
+// resident returns how many bytes of memory usher holds.
+func (u *usher) resident() int {
+	GinkgoHelper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", u.Command.Process.Pid))
+	Expect(err).NotTo(HaveOccurred())
+	for line := range strings.Lines(string(status)) {
+		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kB, err := strconv.Atoi(strings.Fields(value)[0])
+			Expect(err).NotTo(HaveOccurred())
+			return kB << 10
+		}
+	}
+	Fail("no VmRSS in " + string(status))
+	return 0
+}
+
+// cpu returns how much processor time usher has used, and the programs that it
+// ran (proc_pid_stat(5): utime, stime, cutime and cstime, in hundredths).
+func (u *usher) cpu() time.Duration {
+	GinkgoHelper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", u.Command.Process.Pid))
+	Expect(err).NotTo(HaveOccurred())
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	total := 0
+	for _, field := range fields[11:15] {
+		ticks, err := strconv.Atoi(field)
+		Expect(err).NotTo(HaveOccurred())
+		total += ticks
+	}
+	return time.Duration(total) * 10 * time.Millisecond
+}

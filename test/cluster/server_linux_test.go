@@ -1,0 +1,173 @@
+package cluster
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// server says its address in a line to who connects, and then sends back what
+// it gets.
+type server struct {
+	addr     netip.AddrPort
+	listener net.Listener
+
+	mu       sync.Mutex
+	accepted []time.Time
+	conns    map[net.Conn]struct{}
+}
+
+// serve starts a server on an address of ns.
+func serve(ns *lab.Namespace, addr netip.AddrPort) *server {
+	GinkgoHelper()
+	s := &server{addr: addr, listener: ns.Listen(addr.String()), conns: map[net.Conn]struct{}{}}
+	go s.accept()
+	return s
+}
+
+func (s *server) accept() {
+	for {
+		c, err := s.listener.Accept()
+		if err != nil {
+			return
+		}
+		s.mu.Lock()
+		s.accepted = append(s.accepted, time.Now())
+		s.conns[c] = struct{}{}
+		s.mu.Unlock()
+		go s.echo(c)
+	}
+}
+
+func (s *server) echo(c net.Conn) {
+	defer func() {
+		c.Close()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.conns, c)
+	}()
+	if _, err := fmt.Fprintln(c, s.addr); err != nil {
+		return
+	}
+	buf := make([]byte, 4096)
+	for {
+		n, err := c.Read(buf)
+		if n > 0 {
+			if _, err := c.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// stop closes the listener, as a program does that was asked to end: what is
+// open goes on.
+func (s *server) stop() { s.listener.Close() }
+
+// connections returns how many connections there were.
+func (s *server) connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.accepted)
+}
+
+// last returns when the last connection came.
+func (s *server) last() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.accepted) == 0 {
+		return time.Time{}
+	}
+	return s.accepted[len(s.accepted)-1]
+}
+
+// ask connects to a Service and returns which server answered.
+func ask(d *lab.Dialer, vip string) (netip.AddrPort, error) { return askFrom(d, "", vip) }
+
+func askFrom(d *lab.Dialer, from, vip string) (netip.AddrPort, error) {
+	c, err := d.Dial(from, vip, 3*time.Second)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	defer c.Close()
+	return readName(c)
+}
+
+// answers returns a function for Eventually that asks.
+func answers(d *lab.Dialer, vip string) func() (netip.AddrPort, error) {
+	return func() (netip.AddrPort, error) { return ask(d, vip) }
+}
+
+// failure returns a function for Eventually that asks, and returns only the
+// error. It waits a short time only, for addresses that nobody answers for.
+func failure(d *lab.Dialer, vip string) func() error {
+	return func() error {
+		c, err := d.Dial("", vip, 300*time.Millisecond)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = readName(c)
+		return err
+	}
+}
+
+// readName reads the line with which a server begins.
+func readName(c net.Conn) (netip.AddrPort, error) {
+	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return netip.AddrPort{}, err
+	}
+	var line []byte
+	buf := make([]byte, 1)
+	for {
+		if _, err := c.Read(buf); err != nil {
+			return netip.AddrPort{}, fmt.Errorf("reading the server's name: %w", err)
+		}
+		if buf[0] == '\n' {
+			return netip.ParseAddrPort(string(line))
+		}
+		line = append(line, buf[0])
+	}
+}
+
+// connection is one that stays open.
+type connection struct {
+	net.Conn
+	server netip.AddrPort
+}
+
+// connect opens a connection to a Service.
+func connect(d *lab.Dialer, vip string) (*connection, error) {
+	c, err := d.Dial("", vip, 3*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	name, err := readName(c)
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	DeferCleanup(func() { c.Close() })
+	return &connection{c, name}, nil
+}
+
+// works returns an error unless bytes go to the server and come back.
+func (c *connection) works() error {
+	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return err
+	}
+	if _, err := c.Write([]byte("?")); err != nil {
+		return err
+	}
+	_, err := c.Read(make([]byte, 1))
+	return err
+}

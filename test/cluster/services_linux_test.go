@@ -1,0 +1,257 @@
+package cluster
+
+import (
+	"net/netip"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// SERVICE-SEMANTICS.md, "Which Services".
+var _ = Describe("which Services are served:", func() {
+	var c *cluster
+	BeforeEach(func() { c = newCluster() })
+
+	// notProxied says that a Service opened no listener, once a Service that was
+	// created after it is served.
+	notProxied := func(u *usher, create func()) {
+		GinkgoHelper()
+		before := u.listeners()
+		create()
+		svc := c.service("later")
+		pod := c.startPod("later", 20, here)
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+		Expect(u.listeners()).To(Equal(before+1), "one listener more, for the later Service")
+	}
+
+	It("default/kubernetes, whose slice the API server writes itself", func() {
+		c.usher()
+		for _, client := range []*lab.Dialer{c.pod, c.node} {
+			conn, err := client.Dial("", "10.96.0.1:443", soon)
+			Expect(err).NotTo(HaveOccurred())
+			conn.Close()
+		}
+	})
+
+	It("type ClusterIP, from Pods and from the node, each endpoint in turn", func() {
+		svc := c.service("web")
+		one, two := c.startPod("web", 1, here), c.startPod("web", 2, elsewhere)
+		c.usher()
+		for _, client := range []*lab.Dialer{c.pod, c.node} {
+			seen := map[netip.AddrPort]int{}
+			Eventually(func() map[netip.AddrPort]int {
+				endpoint, err := ask(client, vip(svc))
+				Expect(err).NotTo(HaveOccurred())
+				seen[endpoint]++
+				return seen
+			}).WithTimeout(soon).Should(And(HaveKey(one.addr), HaveKey(two.addr)))
+		}
+	})
+
+	It("endpoints on the node's own address (hostNetwork), and clients that are an endpoint themselves", func() {
+		svc := c.service("web", noSelector)
+		host := serve(c.Node, netip.AddrPortFrom(netip.MustParseAddr(lab.NodeOut4), 8080))
+		pod := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
+		c.write(c.slice("web", "a", endpoint(host.addr.Addr()), endpoint(lab.Pod(1))))
+		c.usher()
+		for _, from := range []string{"", lab.Pod(1).String()} {
+			seen := map[netip.AddrPort]bool{}
+			Eventually(func() (map[netip.AddrPort]bool, error) {
+				endpoint, err := askFrom(c.pod, from, vip(svc))
+				seen[endpoint] = true
+				return seen, err
+			}).WithTimeout(soon).Should(And(HaveKey(host.addr), HaveKey(pod.addr)))
+		}
+	})
+
+	It("type ExternalName: nothing is proxied", func() {
+		notProxied(c.usher(), func() {
+			c.service("name", func(s *corev1.Service) {
+				s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.com"
+			})
+		})
+	})
+
+	It("clusterIP None (headless): nothing is proxied", func() {
+		notProxied(c.usher(), func() {
+			c.service("headless", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
+			c.startPod("headless", 21, here)
+			Eventually(func() int { return len(c.slices("headless")) }).WithTimeout(soon).Should(Equal(1))
+		})
+	})
+
+	It("a Service that becomes ExternalName is not proxied any more", func() {
+		svc := c.service("web")
+		pod := c.startPod("web", 1, here)
+		c.usher()
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+		c.update("web", func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.ExternalName, s.Spec.ClusterIP, s.Spec.ClusterIPs = corev1.ServiceTypeExternalName, "example.com", "", nil
+		})
+		Eventually(failure(c.pod, vip(svc))).WithTimeout(soon).Should(HaveOccurred())
+	})
+
+	Describe("the label service.kubernetes.io/service-proxy-name", func() {
+		labelled := func(name string) func(*corev1.Service) {
+			return func(s *corev1.Service) {
+				s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": name}
+			}
+		}
+
+		It("says that a Service is another proxy's", func() {
+			notProxied(c.usher(), func() {
+				c.service("foreign", labelled("somebody"))
+				c.startPod("foreign", 21, here)
+			})
+		})
+
+		It("with the name that usher was told, says that it is usher's", func() {
+			ours, foreign := c.service("ours", labelled("usher.example")), c.service("foreign", labelled("somebody"))
+			pod := c.startPod("ours", 1, here)
+			c.startPod("foreign", 2, here)
+			c.usher("--service-proxy-name=usher.example")
+			Eventually(answers(c.pod, vip(ours))).WithTimeout(soon).Should(Equal(pod.addr))
+			Expect(failure(c.pod, vip(foreign))()).To(HaveOccurred())
+		})
+
+		It("may be put on and taken off", func() {
+			svc := c.service("web")
+			pod := c.startPod("web", 1, here)
+			c.usher()
+			Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+			c.update("web", labelled("somebody"))
+			Eventually(failure(c.pod, vip(svc))).WithTimeout(soon).Should(HaveOccurred())
+			c.update("web", func(s *corev1.Service) { s.Labels = nil })
+			Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+		})
+	})
+
+	It("no selector: the endpoints come from slices that somebody else wrote", func() {
+		svc := c.service("web", noSelector)
+		server := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
+		c.write(c.slice("web", "by-hand", endpoint(lab.Pod(1))))
+		c.usher()
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(server.addr))
+	})
+
+	It("no selector: the endpoints come from an Endpoints object, which the controller mirrors", func() {
+		svc := c.service("web", noSelector)
+		server := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
+		c.writeEndpoints("web", lab.Pod(1))
+		c.usher()
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(server.addr))
+	})
+
+	It("several ports, one number used by two protocols, named and differing target ports, appProtocol", func() {
+		h2c := "kubernetes.io/h2c"
+		svc := c.service("dns", func(s *corev1.Service) {
+			s.Spec.Ports = []corev1.ServicePort{
+				{Name: "dns-tcp", Port: 53, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolTCP},
+				{Name: "dns", Port: 53, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolUDP},
+				{Name: "web", Port: 80, TargetPort: intstr.FromString("http"), AppProtocol: &h2c},
+				{Name: "metrics", Port: 9153, TargetPort: intstr.FromInt32(9153)},
+			}
+		})
+		pod := c.startPod("dns", 1, here)
+		other := c.startPod("dns", 2, here, func(p *corev1.Pod) { p.Spec.Containers[0].Ports[0].ContainerPort = 9090 })
+		http := serve(c.Pods, netip.AddrPortFrom(lab.Pod(2), 9090))
+		metrics := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 9153))
+		other2 := serve(c.Pods, netip.AddrPortFrom(lab.Pod(2), 9153))
+		c.usher()
+		for port, want := range map[int32][]netip.AddrPort{53: {pod.addr, other.addr}, 80: {pod.addr, http.addr}, 9153: {metrics.addr, other2.addr}} {
+			seen := map[netip.AddrPort]bool{}
+			Eventually(func() map[netip.AddrPort]bool {
+				if endpoint, err := ask(c.pod, vipOf(svc, port)); err == nil {
+					seen[endpoint] = true
+				}
+				return seen
+			}).WithTimeout(soon).Should(And(HaveLen(2), HaveKey(want[0]), HaveKey(want[1])), "port %d", port)
+		}
+	})
+
+	It("clusterIPs of two families: each is served from the slices of its addressType", func() {
+		both := corev1.IPFamilyPolicyRequireDualStack
+		svc := c.service("web", func(s *corev1.Service) { s.Spec.IPFamilyPolicy = &both })
+		Expect(svc.Spec.ClusterIPs).To(HaveLen(2))
+		pod := c.startPod("web", 1, here)
+		c.usher()
+		for _, client := range []*lab.Dialer{c.pod, c.node} {
+			Eventually(answers(client, at(svc.Spec.ClusterIPs[0], 80))).WithTimeout(soon).Should(Equal(pod.addr))
+			Eventually(answers(client, at(svc.Spec.ClusterIPs[1], 80))).WithTimeout(soon).Should(Equal(pod.six.addr))
+		}
+
+		By("taking one family away")
+		single := corev1.IPFamilyPolicySingleStack
+		c.update("web", func(s *corev1.Service) {
+			s.Spec.IPFamilyPolicy, s.Spec.ClusterIPs, s.Spec.IPFamilies = &single, s.Spec.ClusterIPs[:1], s.Spec.IPFamilies[:1]
+		})
+		Eventually(failure(c.pod, at(svc.Spec.ClusterIPs[1], 80))).WithTimeout(soon).Should(HaveOccurred())
+		Expect(ask(c.pod, at(svc.Spec.ClusterIPs[0], 80))).To(Equal(pod.addr))
+	})
+
+	It("only IPv6", func() {
+		svc := c.service("web", func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} })
+		pod := c.startPod("web", 1, here)
+		c.usher()
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.six.addr))
+	})
+
+	It("ports that are edited ten times: the last edit counts, and connections in flight go on", func() {
+		svc := c.service("web")
+		pod := c.startPod("web", 1, here)
+		c.usher()
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+		open, err := connect(c.pod, vip(svc))
+		Expect(err).NotTo(HaveOccurred())
+		for i := range int32(10) {
+			c.update("web", func(s *corev1.Service) { s.Spec.Ports[0].Port = 8000 + i })
+			Expect(open.works()).To(Succeed())
+		}
+		Eventually(answers(c.pod, vipOf(svc, 8009))).WithTimeout(soon).Should(Equal(pod.addr))
+		for _, port := range []int32{80, 8000, 8008} {
+			Eventually(failure(c.pod, vipOf(svc, port))).WithTimeout(soon).Should(HaveOccurred())
+		}
+		Expect(open.works()).To(Succeed())
+	})
+
+	It("a selector that is changed: new connections go to the new Pods, those in flight go on", func() {
+		svc := c.service("web")
+		blue, green := c.startPod("web", 1, here), c.startPod("green", 2, here)
+		c.usher()
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(blue.addr))
+		open, err := connect(c.pod, vip(svc))
+		Expect(err).NotTo(HaveOccurred())
+		c.update("web", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "green"} })
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(green.addr))
+		Expect(open.works()).To(Succeed())
+	})
+
+	It("deleted and created again under the same name: the new one is served, on its own address", func() {
+		old := c.service("web")
+		pod := c.startPod("web", 1, here)
+		c.usher()
+		Eventually(answers(c.pod, vip(old))).WithTimeout(soon).Should(Equal(pod.addr))
+		for range 3 {
+			c.deleteService("web")
+			svc := c.service("web", func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })
+			Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+			Eventually(failure(c.pod, vip(old))).WithTimeout(soon).Should(HaveOccurred())
+		}
+	})
+
+	It("deleted and created again with the same cluster IP by one who is quick: served", func() {
+		old := c.service("web")
+		pod := c.startPod("web", 1, here)
+		c.usher()
+		Eventually(answers(c.pod, vip(old))).WithTimeout(soon).Should(Equal(pod.addr))
+		c.deleteService("web")
+		svc := c.service("other", func(s *corev1.Service) {
+			s.Spec.ClusterIP, s.Spec.Selector = old.Spec.ClusterIP, map[string]string{"app": "web"}
+		})
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+	})
+})

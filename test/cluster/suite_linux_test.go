@@ -1,0 +1,78 @@
+package cluster
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/vishvananda/netns"
+
+	"github.com/usherproxy/usher/test/cluster/control"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+func TestCluster(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+	if missing := control.Missing(); missing != "" {
+		t.Fatal(missing)
+	}
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "usher in a cluster")
+}
+
+// controlAddress is where the API server answers.
+var controlAddress = netip.MustParseAddr("198.51.100.1")
+
+var (
+	plane *control.Plane
+
+	// controlSpace is the namespace that the control plane is in: the
+	// "outside" of a lab that has no other use.
+	controlSpace  *lab.Namespace
+	controlHandle netns.NsHandle
+
+	// The program under test, built with the race detector and as it is
+	// released: the latter is for what is measured.
+	usherRace, usherReleased string
+)
+
+var _ = BeforeSuite(func() {
+	binaries, err := control.Build(GinkgoWriter)
+	Expect(err).NotTo(HaveOccurred())
+	usherRace, usherReleased = buildUsher("-race"), buildUsher("-trimpath")
+
+	controlSpace = lab.New().Outside
+	controlSpace.Output("ip", "address", "add", controlAddress.String()+"/32", "dev", "lo")
+	controlSpace.Do(func() (err error) {
+		controlHandle, err = netns.Get()
+		return err
+	})
+	DeferCleanup(func() { controlHandle.Close() })
+	plane = control.Start(controlSpace, controlAddress, binaries)
+	prepareCluster()
+})
+
+// buildUsher builds usher in its own module, as `make build` does, and returns
+// the path of the program. If the environment has USHER_PROGRAM, it is that
+// which is tested.
+func buildUsher(flags ...string) string {
+	GinkgoHelper()
+	if program := os.Getenv("USHER_PROGRAM"); program != "" {
+		return program
+	}
+	dir, err := os.MkdirTemp("", "usher-built-")
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(os.RemoveAll, dir)
+	path := filepath.Join(dir, "usher")
+	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-o", path, "./cmd/usher")...)
+	cmd.Dir = control.Root()
+	out, err := cmd.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), "%s", out)
+	return path
+}

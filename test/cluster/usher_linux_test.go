@@ -1,0 +1,155 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+	gomegatypes "github.com/onsi/gomega/types"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// Where usher answers about itself: to everybody, and on the node.
+const (
+	healthzPort = "10256"
+	adminURL    = "http://127.0.0.1:10249"
+)
+
+// usher is a process of the program under test.
+type usher struct {
+	*gexec.Session
+	cluster *cluster
+}
+
+// usher starts usher on the node and waits until it serves. It runs under the
+// least role. It is killed, if it still runs, when the spec ends.
+func (c *cluster) usher(args ...string) *usher {
+	GinkgoHelper()
+	return c.launch(usherRace, append([]string{"--trace"}, args...)...).serving()
+}
+
+// releasedUsher starts usher as it is released, for what is measured.
+func (c *cluster) releasedUsher(args ...string) *usher {
+	GinkgoHelper()
+	return c.launch(usherReleased, args...).serving()
+}
+
+// launch starts usher on the node. Flags in args win over the defaults.
+func (c *cluster) launch(program string, args ...string) *usher {
+	GinkgoHelper()
+	cmd := exec.Command(program, append([]string{"run", "--node-name=" + here, "--portal=iptables", "--log-format=text",
+		"--kubeconfig=" + leastRole(plane.Server())}, args...)...)
+	u := &usher{cluster: c, Session: startIn(c.Node, cmd)}
+	DeferCleanup(func() {
+		u.Kill().Wait(10 * time.Second)
+		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
+		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("panic:"))
+	})
+	return u
+}
+
+// startIn starts a command in a namespace. It dies with the test's process.
+func startIn(ns *lab.Namespace, cmd *exec.Cmd) *gexec.Session {
+	GinkgoHelper()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // see control.start
+	started := make(chan *gexec.Session)
+	go func() {
+		defer GinkgoRecover()
+		ns.Do(func() error {
+			session, err := gexec.Start(cmd, GinkgoWriter, GinkgoWriter)
+			started <- session
+			if err == nil {
+				<-session.Exited
+			}
+			return err
+		})
+	}()
+	session := <-started
+	Expect(session).NotTo(BeNil())
+	return session
+}
+
+// serving waits until usher serves what there is.
+func (u *usher) serving() *usher {
+	GinkgoHelper()
+	Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
+	return u
+}
+
+// stop ends usher with SIGTERM and waits for it.
+func (u *usher) stop() {
+	GinkgoHelper()
+	u.Terminate()
+	Eventually(u.Session).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+}
+
+// listeners returns how many TCP sockets listen on the node, which are usher's.
+func (u *usher) listeners() int {
+	GinkgoHelper()
+	return len(strings.Split(strings.TrimSpace(u.cluster.Node.Output("ss", "-Hltn")), "\n"))
+}
+
+// answer is what an HTTP server answered.
+type answer struct {
+	Code   int
+	Body   string
+	Header http.Header
+}
+
+// get asks an HTTP server.
+func get(d *lab.Dialer, url string) (answer, error) {
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
+			return d.Dial("", address, 3*time.Second)
+		},
+	}}
+	response, err := client.Get(url)
+	if err != nil {
+		return answer{}, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return answer{response.StatusCode, string(body), response.Header}, err
+}
+
+// getting returns a function for Eventually that asks an HTTP server.
+func getting(d *lab.Dialer, url string) func() (answer, error) {
+	return func() (answer, error) { return get(d, url) }
+}
+
+// code matches an answer with this status code.
+func code(want int) gomegatypes.GomegaMatcher {
+	return HaveField("Code", want)
+}
+
+// fields returns the JSON object in the body.
+func (a answer) fields() (object map[string]any) {
+	GinkgoHelper()
+	Expect(json.Unmarshal([]byte(a.Body), &object)).To(Succeed(), a.Body)
+	return object
+}
+
+func (a answer) String() string { return fmt.Sprintf("%d %s", a.Code, a.Body) }
+
+// What clients see of a connection that is not served.
+var (
+	refused  = MatchError(syscall.ECONNREFUSED)
+	timedOut = Satisfy(func(err error) bool {
+		var n net.Error
+		return errors.As(err, &n) && n.Timeout()
+	})
+)
