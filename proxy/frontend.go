@@ -10,6 +10,7 @@ import (
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
@@ -41,6 +42,8 @@ type listener interface {
 	serves(b portal.Bind) bool
 	// setTargets says which targets lead to it.
 	setTargets(targets []portal.Target)
+	// socket returns a copy of the socket, for a successor.
+	socket() (handover.Socket, error)
 	// endpointsChanged is called after the front end's view was replaced.
 	endpointsChanged()
 	// close stops taking in new clients, and returns when nobody does any more.

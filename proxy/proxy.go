@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -95,6 +97,8 @@ type Proxy struct {
 	services map[types.NamespacedName]map[config.PortID]*frontEnd
 	owners   map[portal.Target]*frontEnd // who serves a VIP: one only
 	problems map[config.PortID]*Problem
+	// inherited are the sockets of a predecessor that nobody uses yet.
+	inherited map[string]*os.File
 	// refused are the targets for which the portal could not put in a rule.
 	refused map[portal.Target]error
 }
@@ -319,12 +323,14 @@ func (p *Proxy) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			p.check(ctx)
+			p.Check(ctx)
 		}
 	}
 }
 
-func (p *Proxy) check(ctx context.Context) {
+// Check compares the portal with the kernel, repairs it, and tries again what
+// could not be served.
+func (p *Proxy) Check(ctx context.Context) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.stopped {
@@ -357,6 +363,36 @@ func (p *Proxy) Stop() {
 			f.closeListeners()
 		}
 	}
+}
+
+// Inherit makes listeners use the sockets of a predecessor. It takes those that it
+// uses out of sockets. It is called before the first Apply.
+func (p *Proxy) Inherit(sockets map[string]*os.File) { p.inherited = sockets }
+
+// HandOver implements handover.Holder. Until resume or release is called, the
+// proxy changes nothing, but serves; after release it never changes anything
+// again, and is to be stopped.
+func (p *Proxy) HandOver() (sockets []handover.Socket, resume, release func(), err error) {
+	p.mu.Lock()
+	if !p.started || p.stopped {
+		p.mu.Unlock()
+		return nil, nil, nil, errors.New("the proxy does not serve")
+	}
+	for _, fronts := range p.services {
+		for _, f := range fronts {
+			for _, l := range f.listeners {
+				// A socket that cannot be copied is opened anew by the successor.
+				if s, err := l.socket(); err == nil {
+					sockets = append(sockets, s)
+				}
+			}
+		}
+	}
+	release = func() {
+		p.stopped = true
+		p.mu.Unlock()
+	}
+	return sockets, p.mu.Unlock, release, nil
 }
 
 // Drain waits until the connections that are open have ended, and breaks those

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
 )
 
 // tcpListener is a listener for a TCP service port.
@@ -35,7 +36,10 @@ const (
 // openTCP opens the listener that b asks for and starts to accept. Accepted
 // connections inherit keepalive from it.
 func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
-	l, err := listenTCP(b.Addr, f.proxy.Keepalive)
+	l, err := f.proxy.inheritTCP(b.Addr)
+	if l == nil && err == nil {
+		l, err = listenTCP(b.Addr, f.proxy.Keepalive)
+	}
 	if err != nil && b.Preferred && errors.Is(err, syscall.EADDRINUSE) {
 		l, err = listenTCP(netip.AddrPortFrom(b.Addr.Addr(), 0), f.proxy.Keepalive)
 	}
@@ -47,6 +51,30 @@ func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
 	f.proxy.connections.listeners.Add(1)
 	go t.acceptLoop()
 	return t, nil
+}
+
+// inheritTCP returns the listener for addr that a predecessor has handed over, or
+// nil if there is none.
+func (p *Proxy) inheritTCP(addr netip.AddrPort) (*net.TCPListener, error) {
+	file := p.inherited[tcpSocketName(addr)]
+	if file == nil {
+		return nil, nil
+	}
+	delete(p.inherited, tcpSocketName(addr))
+	defer file.Close() // the listener has a copy
+	l, err := net.FileListener(file)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.TCPListener), nil
+}
+
+// tcpSocketName is the name of a listener in a handover.
+func tcpSocketName(addr netip.AddrPort) string { return "tcp " + addr.String() }
+
+func (l *tcpListener) socket() (handover.Socket, error) {
+	file, err := l.File()
+	return handover.Socket{Name: tcpSocketName(l.addr()), File: file}, err
 }
 
 func listenTCP(addr netip.AddrPort, keepalive time.Duration) (*net.TCPListener, error) {

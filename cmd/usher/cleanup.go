@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
 )
 
 func newCleanup() *cobra.Command {
@@ -22,11 +23,11 @@ installed is not touched. Stop usher before.`,
 			if err != nil {
 				return err
 			}
-			unlock, err := portal.Lock()
+			lock, err := handover.Acquire()
 			if err != nil {
 				return fmt.Errorf("%w; stop it first, or it puts its rules back", err)
 			}
-			defer unlock()
+			defer lock.Release()
 			removed, err := portal.Cleanup(cmd.Context(), log)
 			if err == nil && len(removed) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), "There was nothing to remove.")

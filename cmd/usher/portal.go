@@ -6,33 +6,34 @@ import (
 	"fmt"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
 )
 
-// openPortal makes the portal called mode, and the lock that goes with it:
-// nobody else may manage rules here until unlock is called. A portal that
-// installs nothing needs no lock.
-func openPortal(ctx context.Context, mode string, options portal.Options) (unlock func(), p portal.Portal, err error) {
-	unlock = func() {}
+// openPortal makes the portal called mode, and takes the lock that goes with it:
+// nobody else may manage rules here until it is released. The lock is nil for a
+// portal that installs nothing, and, with takeOver, if another usher has it.
+func openPortal(ctx context.Context, mode string, options portal.Options, takeOver bool) (lock *handover.Lock, p portal.Portal, err error) {
 	if mode != portal.ModeNone {
-		if unlock, err = portal.Lock(); err != nil {
-			return nil, nil, fmt.Errorf("%w; stop it, or use --portal=none", err)
+		lock, err = handover.Acquire()
+		if err != nil && !(takeOver && errors.Is(err, handover.ErrLocked)) {
+			return nil, nil, fmt.Errorf("%w; stop it, take over from it with 'usher run --take-over', or use --portal=none", err)
 		}
 	}
 	p, err = portal.New(ctx, mode, options)
-	if err != nil || p.Mode() == portal.ModeNone {
-		unlock()
-		unlock = func() {}
+	if lock != nil && (err != nil || p.Mode() == portal.ModeNone) {
+		lock.Release()
+		lock = nil
 	}
-	return unlock, p, err
+	return lock, p, err
 }
 
 // openPortalBeside is openPortal for a demo, which leaves an usher that is
 // there already alone.
-func openPortalBeside(ctx context.Context, mode string, options portal.Options) (unlock func(), p portal.Portal, err error) {
-	unlock, p, err = openPortal(ctx, mode, options)
-	if errors.Is(err, portal.ErrLocked) && mode == portal.ModeAuto {
+func openPortalBeside(ctx context.Context, mode string, options portal.Options) (lock *handover.Lock, p portal.Portal, err error) {
+	lock, p, err = openPortal(ctx, mode, options, false)
+	if errors.Is(err, handover.ErrLocked) && mode == portal.ModeAuto {
 		options.Log.WithError(err).Warn("Not touching the portals")
-		return openPortal(ctx, portal.ModeNone, options)
+		return openPortal(ctx, portal.ModeNone, options, false)
 	}
-	return unlock, p, err
+	return lock, p, err
 }

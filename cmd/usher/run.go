@@ -57,6 +57,7 @@ cleanup' removes what is left.`,
 	flags.StringSliceVar(&r.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, besides those that the Node object names: policies for clients from outside do not apply to Pods")
 	flags.StringVar(&r.config, "config", "", "`file` with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); a flag wins over it")
 	flags.DurationVar(&r.maxDelay, "min-sync-delay", kube.DefaultMaxDelay, "how often changes are carried out at the most while Services change all the time")
+	flags.BoolVar(&r.takeOver, "take-over", false, "if an usher serves this node already, take over from it without a gap; that one ends when its connections have")
 	flags.BoolVar(&r.trace, "trace", false, "print each step of each connection to standard output")
 	r.proxyFlags.register(flags)
 	r.adminFlags.register(flags)
@@ -78,6 +79,7 @@ type runCommand struct {
 	nodeIP            netip.Addr    // from the file only
 
 	maxDelay   time.Duration
+	takeOver   bool
 	trace      bool
 	proxyFlags proxyFlags
 	adminFlags adminFlags
@@ -119,7 +121,7 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 			return err
 		}
 	}
-	s := server{flags: &r.proxyFlags, admin: &r.adminFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace,
+	s := server{flags: &r.proxyFlags, admin: &r.adminFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace, takeOver: r.takeOver,
 		settings: allFlags(cmd), podNetworks: podNetworks}
 	switch {
 	case !fromFiles:

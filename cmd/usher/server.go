@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -21,6 +22,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -44,6 +46,9 @@ type server struct {
 	// ended the server; and an usher that is there already is left alone.
 	demo bool
 
+	// takeOver says to take over from an usher that is there already.
+	takeOver bool
+
 	// What a source that watches an API server adds.
 	reach                *kube.Reach
 	onProblem            func(config.PortID, *proxy.Problem)
@@ -52,6 +57,14 @@ type server struct {
 	proxy        *proxy.Proxy
 	health       *admin.Health
 	healthChecks *admin.HealthChecks
+
+	lock       *handover.Lock // nil without one
+	handedOver chan struct{}  // closed when another usher has taken over
+	told       chan struct{}  // closed when, after that, a signal has said to stop
+
+	serversMu   sync.Mutex
+	servers     []*admin.Server
+	serversOver bool // they have been closed
 }
 
 // serve serves what the source has until a signal comes, ctx ends, or the
@@ -63,21 +76,24 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
-	open := openPortal
-	if s.demo {
-		open = openPortalBeside
+	var pt portal.Portal
+	var err error
+	if options := s.flags.portalOptions(s.log); s.demo {
+		s.lock, pt, err = openPortalBeside(ctx, s.flags.portal, options)
+	} else {
+		s.lock, pt, err = openPortal(ctx, s.flags.portal, options, s.takeOver)
 	}
-	unlock, pt, err := open(ctx, s.flags.portal, s.flags.portalOptions(s.log))
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer s.unlock()
+	s.handedOver, s.told = make(chan struct{}), make(chan struct{})
 	s.proxy = s.flags.newProxy(pt, s.log)
 	s.proxy.SetPodNetworks(s.podNetworks)
 	s.health = &admin.Health{Sync: s.proxy.SyncStatus, Timeout: healthTimeout}
 	s.healthChecks = &admin.HealthChecks{Serving: s.health.Serving, Networks: s.flags.nodePortAddresses, Log: s.log}
-	source, err := newSource(ctx, s)
-	if err != nil {
+	var source config.Source
+	if source, err = newSource(ctx, s); err != nil {
 		return err
 	}
 	s.proxy.OnProblem = s.onProblem
@@ -86,23 +102,22 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 		s.health.APIServer = s.apiServer
 	}
 	if s.admin != nil {
-		closeServers, err := s.startServers()
-		if err != nil {
+		if err := s.startServers(ctx); err != nil {
 			return err
 		}
-		defer closeServers()
+		defer s.closeServers()
 	}
 
 	var workers sync.WaitGroup
 	defer workers.Wait()
 	defer cancel()
 	workers.Go(func() { s.proxy.Run(ctx) })
-	workers.Go(func() { s.healthChecks.RunRetries(ctx, s.flags.proxy.CheckInterval) })
+	workers.Go(func() { s.healthChecks.RunRetries(ctx, time.Second) })
 	if s.trace {
 		workers.Go(func() { printTrace(ctx, s.out, s.proxy.Trace.Reader(true)) })
 	}
-	failed := make(chan error, 1)
-	workers.Go(func() { failed <- source.Run(ctx, s.apply()) })
+	failed := make(chan error, 2)
+	workers.Go(func() { failed <- source.Run(ctx, s.apply(failed)) })
 
 	remove := s.demo
 	select {
@@ -111,6 +126,9 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 			err = fmt.Errorf("cannot go on: %w", err)
 		}
 	case <-ctx.Done():
+	case <-s.handedOver:
+		s.log.WithField("connections", s.proxy.Connections()).Info("Another usher has taken over; connections that are open may end")
+		s.closeServers()
 	case sig := <-signals:
 		s.log.WithFields(logrus.Fields{"signal": sig.String(), "connections": s.proxy.Connections(), "drain-timeout": s.flags.drainTimeout.String()}).
 			Info("Stopping: no new connections; those that are open may end")
@@ -118,26 +136,96 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	}
 	cancel()
 	s.stop(pt, remove, signals)
+	if s.isHandedOver() && inPod() {
+		// The kubelet would start it again, and it would take over in its turn.
+		select {
+		case <-signals:
+		case <-s.told:
+		}
+	}
 	return err
 }
 
-// apply returns the function to which a source reports.
-func (s *server) apply() func([]config.Service) {
+func (s *server) isHandedOver() bool {
+	select {
+	case <-s.handedOver:
+		return true
+	default:
+		return false
+	}
+}
+
+// inPod reports whether a kubelet runs this process.
+func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
+
+// apply returns the function to which a source reports. If that cannot be
+// carried out at all, it says so to failed.
+func (s *server) apply(failed chan<- error) func([]config.Service) {
 	first := true
 	return func(services []config.Service) {
-		started := time.Now()
-		s.proxy.Apply(services)
-		s.healthChecks.Apply(services)
 		if !first {
+			s.proxy.Apply(services)
+			s.healthChecks.Apply(services)
 			return
 		}
 		first = false
+		started := time.Now()
+		if err := s.begin(services); err != nil {
+			failed <- err
+			return
+		}
+		s.healthChecks.Apply(services)
 		s.log.WithFields(logrus.Fields{"services": len(services), "portal": s.proxy.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
 		if s.started != nil {
 			s.started(s.proxy)
 			return
 		}
 		printTable(s.out, s.proxy.Status())
+	}
+}
+
+// begin carries out the first full picture, and has the lock then: its own, or
+// that of the usher that it takes over from.
+func (s *server) begin(services []config.Service) error {
+	if s.lock == nil && s.proxy.Portal.Mode() != portal.ModeNone {
+		successor, err := handover.Ask()
+		if err != nil {
+			// It may have ended meanwhile.
+			if s.lock, _ = handover.Acquire(); s.lock == nil {
+				return err
+			}
+		} else {
+			s.proxy.Inherit(successor.Sockets)
+			s.proxy.Apply(services)
+			if s.lock, err = successor.Take(); err != nil {
+				return err
+			}
+			// In case that the other one changed something after this one had
+			// looked first.
+			s.proxy.Check(context.Background())
+			s.lock.Serve(s)
+			return nil
+		}
+	}
+	s.proxy.Apply(services)
+	if s.lock != nil {
+		s.lock.Serve(s)
+	}
+	return nil
+}
+
+// HandOver implements handover.Holder.
+func (s *server) HandOver() (sockets []handover.Socket, resume, release func(), err error) {
+	sockets, resume, stop, err := s.proxy.HandOver()
+	return sockets, resume, func() {
+		stop()
+		close(s.handedOver)
+	}, err
+}
+
+func (s *server) unlock() {
+	if s.lock != nil {
+		s.lock.Release()
 	}
 }
 
@@ -164,6 +252,14 @@ func (s *server) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	grace, cancel := context.WithTimeout(context.Background(), s.flags.drainTimeout)
 	defer cancel()
 	go func() {
+		if s.isHandedOver() {
+			select {
+			case <-signals: // to stop, which it does already
+				close(s.told)
+			case <-grace.Done():
+				return
+			}
+		}
 		select {
 		case <-signals:
 			cancel()
@@ -200,43 +296,68 @@ func (f *adminFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.hardFail, "bind-address-hard-fail", false, "end if one of these addresses cannot be had, instead of going on without it")
 }
 
-// startServers starts the HTTP servers and returns what ends them.
-func (s *server) startServers() (closeAll func(), err error) {
+// startServers starts the HTTP servers. An address that is taken, perhaps by an
+// usher that is about to end, is tried again until it is free.
+func (s *server) startServers(ctx context.Context) error {
 	metrics := admin.NewMetrics(s.proxy, s.health, version)
 	s.proxy.OnSync = metrics.Synced
-	var running []*admin.Server
-	closeAll = func() {
-		for _, r := range running {
-			r.Close()
-		}
-	}
-	start := func(flag, address string, serve func(string) (*admin.Server, error)) error {
-		if address == "" {
-			return nil
-		}
-		r, err := serve(address)
-		if err == nil {
-			running = append(running, r)
-			return nil
-		}
-		if s.admin.hardFail {
-			return fmt.Errorf("--%s: %w", flag, err)
-		}
-		s.log.WithError(err).Warnf("Going on without the server of --%s", flag)
+	return errors.Join(
+		s.startServer(ctx, "healthz-address", s.admin.healthz, admin.HealthHandler(s.health)),
+		s.startServer(ctx, "admin-address", s.admin.admin, admin.Handler(s.health, metrics.Registry, s.settings)),
+	)
+}
+
+func (s *server) startServer(ctx context.Context, flag, address string, handler http.Handler) error {
+	if address == "" {
 		return nil
 	}
-	err = errors.Join(
-		start("healthz-address", s.admin.healthz, func(a string) (*admin.Server, error) {
-			return admin.Serve(a, admin.HealthHandler(s.health))
-		}),
-		start("admin-address", s.admin.admin, func(a string) (*admin.Server, error) {
-			return admin.Serve(a, admin.Handler(s.health, metrics.Registry, s.settings))
-		}),
-	)
-	if err != nil {
-		closeAll()
+	err := s.tryServer(address, handler)
+	switch {
+	case err == nil:
+		return nil
+	case s.admin.hardFail && !s.takeOver:
+		return fmt.Errorf("--%s: %w", flag, err)
 	}
-	return closeAll, err
+	s.log.WithError(err).Warnf("Going on without the server of --%s for now", flag)
+	go func() {
+		ticker := time.NewTicker(500 * time.Millisecond)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+			if s.tryServer(address, handler) == nil {
+				s.log.Infof("The server of --%s is there now", flag)
+				return
+			}
+		}
+	}()
+	return nil
+}
+
+func (s *server) tryServer(address string, handler http.Handler) error {
+	s.serversMu.Lock()
+	defer s.serversMu.Unlock()
+	if s.serversOver {
+		return nil
+	}
+	r, err := admin.Serve(address, handler)
+	if err == nil {
+		s.servers = append(s.servers, r)
+	}
+	return err
+}
+
+func (s *server) closeServers() {
+	s.serversMu.Lock()
+	defer s.serversMu.Unlock()
+	s.serversOver = true
+	for _, r := range s.servers {
+		r.Close()
+	}
+	s.servers = nil
 }
 
 // allFlags returns the flags of cmd and their values.

@@ -35,7 +35,7 @@ func chartFile(name string) string {
 var _ = Describe("the chart", func() {
 	DescribeTable("turns values into arguments", func(text string, want ...string) {
 		args := chart(values(text)).container().Args
-		Expect(args[2:]).To(HaveExactElements(want))
+		Expect(args[3:]).To(HaveExactElements(want))
 	},
 		Entry("none", ""),
 		Entry("portal", "portal: address", "--portal=address"),

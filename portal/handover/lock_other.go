@@ -1,0 +1,35 @@
+//go:build !linux
+
+package handover
+
+import (
+	"errors"
+	"os"
+)
+
+// Lock is the right to manage the portals. Other systems have no portal that
+// installs anything, so there is nothing to lock.
+type Lock struct{}
+
+// Acquire takes the lock.
+func Acquire() (*Lock, error) { return &Lock{}, nil }
+
+// Release gives the lock back.
+func (l *Lock) Release() {}
+
+// Serve has no successor to answer.
+func (l *Lock) Serve(Holder) {}
+
+// Successor is who is about to take over from another process.
+type Successor struct {
+	Sockets map[string]*os.File
+}
+
+// Ask finds nobody to take over from.
+func Ask() (*Successor, error) { return nil, errors.New("handover needs Linux") }
+
+// Take is never called.
+func (s *Successor) Take() (*Lock, error) { return &Lock{}, nil }
+
+// Abort is never called.
+func (s *Successor) Abort() {}

@@ -1,0 +1,220 @@
+package test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// load makes new connections to a Service at a steady rate.
+type load struct {
+	made, failed atomic.Int64
+	firstFailure atomic.Pointer[error]
+	stop         chan struct{}
+	workers      sync.WaitGroup
+}
+
+// startLoad makes about perSecond connections a second to vip, each an exchange
+// of some bytes.
+func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
+	l := &load{stop: make(chan struct{})}
+	const workers = 20
+	for range workers {
+		l.workers.Go(func() {
+			ticker := time.NewTicker(time.Duration(workers) * time.Second / time.Duration(perSecond))
+			defer ticker.Stop()
+			for {
+				select {
+				case <-l.stop:
+					return
+				case <-ticker.C:
+				}
+				l.made.Add(1)
+				if err := exchange(d, vip); err != nil {
+					l.failed.Add(1)
+					l.firstFailure.CompareAndSwap(nil, &err)
+				}
+			}
+		})
+	}
+	return l
+}
+
+func (l *load) end() {
+	close(l.stop)
+	l.workers.Wait()
+}
+
+// exchange makes a connection, reads the backend's name, and sends some bytes to
+// and fro.
+func exchange(d *lab.Dialer, vip string) error {
+	c, err := d.Dial("", vip, 5*time.Second)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if _, err := readName(c); err != nil {
+		return err
+	}
+	return pingPong(c)
+}
+
+func pingPong(c net.Conn) error {
+	if _, err := c.Write([]byte("ping")); err != nil {
+		return err
+	}
+	buf := make([]byte, 4)
+	_, err := io.ReadFull(c, buf)
+	if err == nil && string(buf) != "ping" {
+		err = fmt.Errorf("%q came back", buf)
+	}
+	return err
+}
+
+var _ = Describe("taking over from a running usher", func() {
+	for _, portal := range []string{"iptables", "address"} {
+		Describe("with the "+portal+" portal", func() { handoverSpecs(portal) })
+	}
+})
+
+func handoverSpecs(portal string) {
+	var (
+		l   *lab.Lab
+		pod *lab.Dialer
+		dir string
+		web service
+	)
+	BeforeEach(func() {
+		if portal == "iptables" {
+			missing("iptables")
+		}
+		l = lab.New()
+		pod = l.Pods.NewDialer(30)
+		dir = manifestsDir()
+		web = service{name: "web", clusterIP: clusterIP, port: 80}
+		for n := 1; n <= 3; n++ {
+			web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
+		}
+		web.write(dir)
+	})
+	start := func(args ...string) *usher {
+		GinkgoHelper()
+		return startUsher(l.Node, dir, append([]string{"--portal=" + portal}, args...)...)
+	}
+
+	It("fails no new connection and cuts none, five times in a row", func() {
+		current := start()
+		inFlight, err := pod.Dial("", web.vip(), time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(readName(inFlight)).Error().NotTo(HaveOccurred())
+
+		traffic := startLoad(pod, web.vip(), 500)
+		rules := state(l.Node)
+		first := current
+		for range 5 {
+			previous := current
+			current = start("--take-over")
+			Eventually(previous.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("has taken over"))
+			Expect(pingPong(inFlight)).To(Succeed(), "an open connection stays with the usher that has it")
+			if previous != first {
+				Eventually(previous).WithTimeout(5*time.Second).Should(gexec.Exit(0), "it ends when its connections have")
+			}
+		}
+		Expect(first).NotTo(gexec.Exit())
+		inFlight.Close()
+		Eventually(first).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+		traffic.end()
+		AddReportEntry("connections", traffic.made.Load())
+		if err := traffic.firstFailure.Load(); err != nil {
+			Expect(*err).NotTo(HaveOccurred())
+		}
+		Expect(traffic.failed.Load()).To(BeZero())
+		Expect(traffic.made.Load()).To(BeNumerically(">", 500))
+		Expect(state(l.Node)).To(Equal(rules), "the rules are the same throughout")
+	})
+
+	It("brings what changed since the other one looked", func() {
+		old := start()
+		other := service{name: "other", clusterIP: "10.96.0.20", port: 80, endpoints: web.endpoints}
+		dir = manifestsDir()
+		other.write(dir)
+		start("--take-over")
+		Eventually(old).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+		Expect(exchange(pod, other.vip())).To(Succeed())
+		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP+"/32"), "what only the old one served is gone")
+	})
+
+	It("leaves the old one in office if the new one dies before it is done", func() {
+		u := start()
+		// Somebody who asks for the office and goes away.
+		l.Node.Do(func() error {
+			c, err := net.Dial("unixpacket", "@usher-portal")
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if _, err := c.Write([]byte("hand over")); err != nil {
+				return err
+			}
+			_, err = c.Read(make([]byte, 1000))
+			return err
+		})
+		web.endpoints = web.endpoints[:1]
+		web.write(dir)
+		Eventually(func() (map[netip.AddrPort]bool, error) {
+			seen := map[netip.AddrPort]bool{}
+			for range 6 {
+				e, err := ask(pod, web.vip())
+				if err != nil {
+					return nil, err
+				}
+				seen[e] = true
+			}
+			return seen, nil
+		}).WithTimeout(5 * time.Second).Should(HaveLen(1), "it goes on to follow changes")
+		u.stop()
+	})
+
+	It("keeps failures after kill -9 to the time in which no process runs", func() {
+		u := start()
+		traffic := startLoad(pod, web.vip(), 200)
+		Eventually(traffic.made.Load).Should(BeNumerically(">", 50))
+		Expect(traffic.failed.Load()).To(BeZero())
+		u.Kill().Wait(5 * time.Second)
+		Eventually(traffic.failed.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", 0))
+		start()
+		before := traffic.failed.Load()
+		made := traffic.made.Load()
+		Eventually(traffic.made.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", made+200))
+		traffic.end()
+		Expect(traffic.failed.Load()-before).To(BeNumerically("<=", 20), "only those that were under way")
+	})
+}
+
+var _ = Describe("two ushers", func() {
+	It("pass their HTTP addresses on, too", func() {
+		l := lab.New()
+		dir := manifestsDir()
+		service{name: "web", clusterIP: clusterIP, port: 80}.write(dir)
+		old := startUsher(l.Node, dir, "--portal=address", "--healthz-address=127.0.0.1:10256")
+		newer := startUsher(l.Node, dir, "--portal=address", "--healthz-address=127.0.0.1:10256", "--take-over")
+		Eventually(old).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+		Eventually(newer.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("healthz-address is there now"))
+		c, err := l.Node.NewDialer(1).Dial("", "127.0.0.1:10256", time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		defer c.Close()
+		Expect(io.WriteString(c, "GET /healthz HTTP/1.0\r\n\r\n")).Error().NotTo(HaveOccurred())
+		Expect(io.ReadAll(c)).To(HavePrefix("HTTP/1.0 200 OK"))
+	})
+})
