@@ -182,7 +182,7 @@ func handoverSpecs(portal string) {
 				seen[e] = true
 			}
 			return seen, nil
-		}).WithTimeout(5 * time.Second).Should(HaveLen(1), "it goes on to follow changes")
+		}).WithTimeout(5*time.Second).Should(HaveLen(1), "it goes on to follow changes")
 		u.stop()
 	})
 

@@ -160,6 +160,7 @@ func (r *runCommand) clusterSource(ctx context.Context, s *server) (config.Sourc
 		MaxDelay:         r.maxDelay,
 		Resync:           r.resync,
 		OnNode:           s.nodeChanged,
+		OnProgrammed:     s.programmed,
 		OnProblems: func(service types.NamespacedName, problems []translate.Problem) {
 			for _, p := range problems {
 				events.Warn(service, "PartNotServed", p.Error())

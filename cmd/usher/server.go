@@ -57,6 +57,7 @@ type server struct {
 	proxy        *proxy.Proxy
 	health       *admin.Health
 	healthChecks *admin.HealthChecks
+	metrics      *admin.Metrics // nil without HTTP servers
 
 	lock       *handover.Lock // nil without one
 	handedOver chan struct{}  // closed when another usher has taken over
@@ -235,6 +236,13 @@ func (s *server) nodeChanged(node config.Node) {
 	s.health.SetLeaving(node.Leaving)
 }
 
+// programmed takes note of how long ago the change was that has been carried out.
+func (s *server) programmed(took time.Duration) {
+	if s.metrics != nil {
+		s.metrics.Programmed(took)
+	}
+}
+
 func (s *server) apiServer() admin.APIServerStatus {
 	now := s.reach.Status()
 	out := admin.APIServerStatus{Connected: now.Connected, Since: now.Since}
@@ -299,11 +307,11 @@ func (f *adminFlags) register(flags *pflag.FlagSet) {
 // startServers starts the HTTP servers. An address that is taken, perhaps by an
 // usher that is about to end, is tried again until it is free.
 func (s *server) startServers(ctx context.Context) error {
-	metrics := admin.NewMetrics(s.proxy, s.health, version)
-	s.proxy.OnSync = metrics.Synced
+	s.metrics = admin.NewMetrics(s.proxy, s.health, version)
+	s.proxy.OnSync = s.metrics.Synced
 	return errors.Join(
 		s.startServer(ctx, "healthz-address", s.admin.healthz, admin.HealthHandler(s.health)),
-		s.startServer(ctx, "admin-address", s.admin.admin, admin.Handler(s.health, metrics.Registry, s.settings)),
+		s.startServer(ctx, "admin-address", s.admin.admin, admin.Handler(s.health, s.metrics.Registry, s.settings)),
 	)
 }
 

@@ -49,6 +49,10 @@ type Options struct {
 	// OnNode, if not nil, is told how this node is: once before the first
 	// Services are handed on, and whenever it changes.
 	OnNode func(config.Node)
+	// OnProgrammed, if not nil, is told, for each change of endpoints that was
+	// handed on, how long ago the change of the Pod or Service was that led to
+	// it.
+	OnProgrammed func(took time.Duration)
 	// OnProblems, if not nil, is told what is wrong with the objects of a
 	// Service, whenever that changes; an empty list means nothing is any more.
 	OnProblems func(types.NamespacedName, []translate.Problem)
@@ -79,6 +83,7 @@ type Source struct {
 	claimed  map[types.NamespacedName]config.Service // without endpoints: what is in vips
 	vips     translate.VIPSet
 	sweeping bool // a sweep is due
+	triggers triggers
 	problems map[types.NamespacedName]string
 }
 
@@ -100,6 +105,7 @@ func New(options Options) (*Source, error) {
 		told:     map[types.NamespacedName]config.Service{},
 		claimed:  map[types.NamespacedName]config.Service{},
 		problems: map[types.NamespacedName]string{},
+		triggers: triggers{latest: map[types.NamespacedName]time.Time{}},
 	}
 	serviceLabels, sliceLabels, err := selectors(options.ServiceProxyName)
 	if err != nil {
@@ -232,6 +238,7 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 		}
 		if changed := s.compute(); first || len(changed) > 0 {
 			apply(changed)
+			s.triggers.report(first, s.options.OnProgrammed)
 		}
 		if ctx.Err() != nil {
 			return nil
@@ -342,15 +349,18 @@ func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.Endp
 // computeOne returns what is served for a Service now, and whether that is
 // something else than before.
 func (s *Source) computeOne(name types.NamespacedName) (config.Service, bool) {
-	out := s.translate(name, s.slicesOf(name))
+	slices := s.slicesOf(name)
+	out := s.translate(name, slices)
 	before, known := s.told[name]
 	switch {
 	case known && reflect.DeepEqual(before, out), !known && len(out.Ports) == 0:
 		return out, false
 	case len(out.Ports) == 0:
 		delete(s.told, name)
+		s.triggers.forget(name)
 	default:
 		s.told[name] = out
+		s.triggers.note(name, slices)
 	}
 	return out, true
 }

@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
 )
@@ -82,6 +83,32 @@ var _ = Describe("what is kept of an object", func() {
 		Expect(slice.ManagedFields).To(BeNil())
 		Expect(slice.Labels).To(HaveKey("keep"))
 		Expect(slice.Endpoints).To(HaveLen(1))
+	})
+})
+
+var _ = Describe("triggers", func() {
+	It("tell how long ago a change was, each once, and nothing of those before the start", func() {
+		web := types.NamespacedName{Namespace: "default", Name: "web"}
+		slice := func(ago time.Duration) *discoveryv1.EndpointSlice {
+			at := time.Now().Add(-ago).Format(time.RFC3339Nano)
+			s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{corev1.EndpointsLastChangeTriggerTime: at, "other": "x"}}}
+			Expect(trim(s)).Error().NotTo(HaveOccurred())
+			return s
+		}
+		var told []time.Duration
+		tell := func(d time.Duration) { told = append(told, d) }
+		t := triggers{latest: map[types.NamespacedName]time.Time{}}
+		old, newer := slice(time.Hour), slice(time.Minute)
+
+		t.note(web, []*discoveryv1.EndpointSlice{old})
+		t.report(true, tell)
+		Expect(told).To(BeEmpty())
+		t.note(web, []*discoveryv1.EndpointSlice{old, newer})
+		t.report(false, tell)
+		Expect(told).To(ConsistOf(BeNumerically("~", time.Minute, time.Second)))
+		t.note(web, []*discoveryv1.EndpointSlice{newer})
+		t.report(false, tell)
+		Expect(told).To(HaveLen(1))
 	})
 })
 

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/usherproxy/usher/config"
 )
@@ -43,14 +43,12 @@ func trim(object any) (any, error) {
 		o.ManagedFields, o.Annotations = nil, nil
 		o.Spec.Selector = nil
 		o.Status.Conditions = nil
-	case interface {
-		SetManagedFields([]metav1.ManagedFieldsEntry)
-		SetAnnotations(map[string]string)
-		SetOwnerReferences([]metav1.OwnerReference)
-	}:
-		o.SetManagedFields(nil)
-		o.SetAnnotations(nil)
-		o.SetOwnerReferences(nil)
+	case *discoveryv1.EndpointSlice:
+		o.ManagedFields, o.OwnerReferences = nil, nil
+		trigger, ok := o.Annotations[corev1.EndpointsLastChangeTriggerTime]
+		if o.Annotations = nil; ok {
+			o.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger}
+		}
 	}
 	return object, nil
 }

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -11,8 +12,9 @@ import (
 
 // Metrics are what /metrics tells of a proxy.
 type Metrics struct {
-	Registry *prometheus.Registry
-	sync     prometheus.Histogram
+	Registry   *prometheus.Registry
+	sync       prometheus.Histogram
+	programmed prometheus.Histogram
 }
 
 // NewMetrics returns the metrics of p. h may be nil.
@@ -25,18 +27,35 @@ func NewMetrics(p *proxy.Proxy, h *Health, version string) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15), // those of kube-proxy
 		}),
 	}
+	m.programmed = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "kubeproxy_network_programming_duration_seconds",
+		Help:    "How long it took from a change of a Pod or Service until the endpoints that it led to were served.",
+		Buckets: programmingBuckets,
+	})
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "usher_build_info", Help: "1; the labels tell what runs.",
 		ConstLabels: prometheus.Labels{"version": version, "portal": p.Portal.Mode()},
 	})
 	build.Set(1)
 	m.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		m.sync, build, &proxyCollector{p, h})
+		m.sync, m.programmed, build, &proxyCollector{p, h})
 	return m
 }
 
 // Synced notes how long a change took.
 func (m *Metrics) Synced(took time.Duration) { m.sync.Observe(took.Seconds()) }
+
+// Programmed notes how long ago the change was that has just been carried out.
+func (m *Metrics) Programmed(took time.Duration) { m.programmed.Observe(took.Seconds()) }
+
+// programmingBuckets are those of kube-proxy: 0.25 s, 0.5 s, 1 s to 59 s, 60 s to
+// 115 s by 5 s, and 120 s to 300 s by 30 s.
+var programmingBuckets = slices.Concat(
+	prometheus.LinearBuckets(0.25, 0.25, 2),
+	prometheus.LinearBuckets(1, 1, 59),
+	prometheus.LinearBuckets(60, 5, 12),
+	prometheus.LinearBuckets(120, 30, 7),
+)
 
 // proxyCollector reads a proxy's numbers when somebody asks for them.
 type proxyCollector struct {
