@@ -171,9 +171,11 @@ func (p *addressPortal) Apply(ctx context.Context, set []Rule, gone []Target) er
 	}
 	if err == nil && !p.applied {
 		p.applied = true
-		if removed, err := removeIPTables(ctx, p.opts, nil); err != nil {
+		removed, err := removeIPTables(ctx, p.opts, nil)
+		tables, err2 := removeNFTables()
+		if err := errors.Join(err, err2); err != nil {
 			p.log.WithError(err).Debug("looking for what another mode of portal has left")
-		} else if len(removed) > 0 {
+		} else if removed = append(removed, tables...); len(removed) > 0 {
 			p.log.WithField("what", some(removed)).Info("removed what another mode of portal had left")
 		}
 	}

@@ -19,12 +19,13 @@ import (
 func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err error) {
 	opts := Options{Log: log}.withDefaults()
 	rules, err1 := removeIPTables(ctx, opts, nil)
-	routes, err2 := removeRoutes(allRoutes)
-	removed = append(rules, routes...)
+	tables, err2 := removeNFTables()
+	routes, err3 := removeRoutes(allRoutes)
+	removed = append(append(rules, tables...), routes...)
 	for _, what := range removed {
 		opts.Log.WithField("what", what).Info("portal removed")
 	}
-	return removed, errors.Join(err1, err2)
+	return removed, errors.Join(err1, err2, err3)
 }
 
 // removeIPTables takes our chains and the jumps to them out of all tables of

@@ -16,7 +16,13 @@ func run(ctx context.Context, stdin, command string, args ...string) (string, er
 	cmd.Stdin = strings.NewReader(stdin)
 	var out, complaint bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaint
-	if err := cmd.Run(); err != nil {
+	err := cmd.Start()
+	if err == nil {
+		// Its first netlink socket has the process's number (netlink(7)).
+		ownSockets.add(uint32(cmd.Process.Pid))
+		err = cmd.Wait()
+	}
+	if err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}

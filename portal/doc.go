@@ -4,6 +4,7 @@
 // There are several ways to do that, the modes. Each is a [Portal]:
 //
 //	iptables   rules that change the destination          needs iptables, CAP_NET_ADMIN
+//	nftables   the same, by netlink alone                 needs nf_tables, CAP_NET_ADMIN
 //	address    VIPs become local addresses of the node    needs CAP_NET_ADMIN, no netfilter
 //	none       nothing; listeners are on loopback         needs nothing
 //
@@ -20,6 +21,7 @@
 // Deciding what has to be in the kernel is pure and in files of its own; reading
 // and writing the kernel is kept thin. For iptables, in reading order:
 //
+//	redirect_linux.go    the portal, for nftables as well
 //	layout.go            which chains hold which rules, and why so
 //	sources.go           networks of clients
 //	spec.go, save.go     a rule as a value; reading what iptables-save prints
@@ -28,7 +30,16 @@
 //	variant.go           iptables-nft or iptables-legacy?
 //	routes_linux.go      routes that make addresses local, as mode address needs too
 //	ipfamily_linux.go    one family's rules: probe, read, put in
-//	iptables_linux.go    the portal
+//	iptables_linux.go    what is said above, put together
+//
+// For nftables:
+//
+//	nftlayout.go         which chains and maps there are, and why so
+//	nftdiff.go           from what is installed to what is wanted
+//	nftkernel_linux.go   reading the kernel, and one transaction
+//	nftfamily_linux.go   one family's rules: probe, read, put in
+//
+// For all: watch_linux.go, by what the kernel tells of changes by others.
 //
 // The package never opens a listener, never reads a packet and knows nothing
 // of Services: what a rule is for is a comment to it.

@@ -13,14 +13,6 @@ import (
 
 	goiptables "github.com/coreos/go-iptables/iptables"
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
-)
-
-// A refused rule is tried again after retryFirst, and then after twice as long
-// each time up to retryLast: a module that was missing may have been loaded.
-const (
-	retryFirst = 10 * time.Second
-	retryLast  = 5 * time.Minute
 )
 
 // maxMoves is how often a jump that others pushed down is moved to the front
@@ -40,40 +32,36 @@ type ipFamily struct {
 	save, restore string
 	wait          []string
 	at            setting
-	now           func() time.Time
 
 	installed map[string]*contents // what the kernel holds, as far as known; nil if it has to be read
 	everRead  bool
 	moves     int
-	refused   map[Target]refusal
-	retryAt   time.Time
-	retryWait time.Duration
+	refusals  *refusals
 }
 
-// refusal is a rule that the kernel did not take.
-type refusal struct {
-	rule Rule
-	err  error
-}
+func (f *ipFamily) ip6() bool          { return f.any.Is6() }
+func (f *ipFamily) which() netip.Addr  { return f.any }
+func (f *ipFamily) lands() bool        { return f.at.landing.IsValid() }
+func (f *ipFamily) refused() *refusals { return f.refusals }
+func (f *ipFamily) forget()            { f.installed = nil }
+func (f *ipFamily) String() string     { return familyName(f.any) }
 
-func (f *ipFamily) ip6() bool { return f.any.Is6() }
-
-func (f *ipFamily) String() string {
-	if f.ip6() {
-		return "IPv6"
+func (f *ipFamily) left() map[Target]uint16 {
+	if nat := f.installed[tableNAT]; nat != nil {
+		return nat.ports(f.any)
 	}
-	return "IPv4"
+	return nil
 }
 
 // openFamily finds the commands of a variant for one family, and proves that
 // with them rules can be put into the nat table. It leaves nothing behind.
 func openFamily(ctx context.Context, v variant, any netip.Addr, opts Options) (*ipFamily, error) {
 	f := &ipFamily{
-		log: opts.Log, any: any, variant: v, now: time.Now,
-		save:    v.command(any.Is6(), "-save"),
-		restore: v.command(any.Is6(), "-restore"),
-		refused: map[Target]refusal{}, retryWait: retryFirst,
-		at: setting{nodePorts: opts.NodePortAddresses},
+		log: opts.Log, any: any, variant: v,
+		save:     v.command(any.Is6(), "-save"),
+		restore:  v.command(any.Is6(), "-restore"),
+		refusals: newRefusals(),
+		at:       setting{nodePorts: opts.NodePortAddresses},
 	}
 	protocol, seconds := goiptables.ProtocolIPv4, int(opts.LockWait/time.Second)
 	if any.Is6() {
@@ -145,30 +133,6 @@ func (f *ipFamily) probe() (err error) {
 	return nil
 }
 
-// probeLanding makes sure that packets can land there.
-func probeLanding(landing netip.Addr) error {
-	routes, err := openRoutes()
-	if err != nil {
-		return err
-	}
-	defer routes.close()
-	return routes.probe(landing)
-}
-
-// land makes the landing an address of the node, and tells whether it was not.
-func (f *ipFamily) land() (changed bool, err error) {
-	routes, err := openRoutes()
-	if err != nil {
-		return false, err
-	}
-	defer routes.close()
-	err = routes.add(f.at.landing)
-	if errors.Is(err, unix.EEXIST) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 // read asks the kernel what it holds.
 func (f *ipFamily) read(ctx context.Context) error {
 	// Asking the legacy variant for a table by name makes the kernel set it up,
@@ -195,17 +159,13 @@ func (f *ipFamily) read(ctx context.Context) error {
 	return nil
 }
 
-// sync brings the kernel to what rules say, which must be in the order of
-// Target.Compare. It returns what had to be changed. The rules that the
-// kernel refuses are in f.refused afterwards, and do not make an error.
-func (f *ipFamily) sync(ctx context.Context, rules []Rule, reread bool) (changed []string, err error) {
+func (f *ipFamily) sync(ctx context.Context, want wanted, reread bool) (changed []string, err error) {
+	f.at.pods = want.pods
+	rules := rulesOf(want.rules, f.any)
 	var landed []string
-	if f.at.landing.IsValid() && len(rules) > 0 { // before packets are sent there
-		switch made, err := f.land(); {
-		case err != nil:
+	if f.lands() && len(rules) > 0 { // before packets are sent there
+		if landed, err = land(f.at.landing); err != nil {
 			return nil, err
-		case made:
-			landed = []string{"route " + f.at.landing.String()}
 		}
 	}
 	changed, err = f.syncRules(ctx, rules, reread)
@@ -246,10 +206,10 @@ func (f *ipFamily) syncRules(ctx context.Context, rules []Rule, reread bool) (ch
 // iptables-restore.
 func (f *ipFamily) put(ctx context.Context, rules []Rule) (changed []string, err error) {
 	accepted := rules
-	if len(f.refused) > 0 {
+	if len(f.refusals.byTarget) > 0 {
 		accepted = make([]Rule, 0, len(rules))
 		for _, r := range rules {
-			if f.refused[r.Target].rule != r {
+			if !f.refusals.has(r) {
 				accepted = append(accepted, r)
 			}
 		}
@@ -305,7 +265,7 @@ func (f *ipFamily) notes(wanted map[string]*table) (map[string][]string, error) 
 	return keep, nil
 }
 
-// findRefused puts into f.refused the rules that the kernel does not take. The
+// findRefused puts into f.refusals the rules that the kernel does not take. The
 // error is putErr, why the rules did not go in, unless such rules explain it.
 func (f *ipFamily) findRefused(ctx context.Context, rules []Rule, putErr error) error {
 	in := map[spec]bool{}
@@ -319,7 +279,7 @@ func (f *ipFamily) findRefused(ctx context.Context, rules []Rule, putErr error) 
 	var suspects []Rule
 	for _, r := range rules {
 		missing := slices.ContainsFunc(f.specs(r), func(s tableSpec) bool { return !in[s.spec] })
-		if missing && f.refused[r.Target].rule != r {
+		if missing && !f.refusals.has(r) {
 			suspects = append(suspects, r)
 		}
 	}
@@ -334,13 +294,7 @@ func (f *ipFamily) findRefused(ctx context.Context, rules []Rule, putErr error) 
 	if len(bad) == 0 {
 		return putErr
 	}
-	for _, r := range suspects {
-		if err := bad[r.Target]; err != nil {
-			f.refused[r.Target] = refusal{r, err}
-		}
-	}
-	f.retryAt = f.now().Add(f.retryWait)
-	f.retryWait = min(2*f.retryWait, retryLast)
+	f.refusals.add(suspects, bad)
 	return nil
 }
 
@@ -396,12 +350,5 @@ func (f *ipFamily) untry(rules []Rule) {
 		if err := f.ipt.ClearAndDeleteChain(name, scratch()); err != nil {
 			f.log.WithError(err).Debug("a scratch chain was left behind")
 		}
-	}
-}
-
-// retryRefused forgets which rules were refused once it is time to try again.
-func (f *ipFamily) retryRefused() {
-	if len(f.refused) > 0 && !f.now().Before(f.retryAt) {
-		clear(f.refused)
 	}
 }

@@ -93,7 +93,8 @@ const maxChainName = 28
 
 // setting is what the layout depends on beside the rules.
 type setting struct {
-	// comment and addrtype are matches that may be missing.
+	// comment and addrtype are matches that may be missing; in nftables the
+	// latter is called fib, and comments are never missing.
 	comment, addrtype bool
 	// landing is where packets go; if it is invalid, REDIRECT decides.
 	landing netip.Addr
@@ -214,15 +215,18 @@ func (l *layouter) outside(any netip.Addr) string {
 	if l.chains[chainOutside] != nil {
 		return chainOutside
 	}
-	var sources []spec
-	if l.at.addrtype {
+	l.chains[chainOutside] = dropAllBut(insiders(any, l.at))
+	return chainOutside
+}
+
+// insiders matches what comes from this node and its Pods.
+func insiders(any netip.Addr, at setting) (sources []spec) {
+	if at.addrtype {
 		sources = append(sources, spec{srcLocal: true})
 	} else {
-		sources = fromEach(l.at.local)
+		sources = fromEach(at.local)
 	}
-	sources = append(sources, fromEach(ofFamily(l.at.pods, any))...)
-	l.chains[chainOutside] = dropAllBut(sources)
-	return chainOutside
+	return append(sources, fromEach(ofFamily(at.pods, any))...)
 }
 
 // from returns the chain that drops all but what comes from these networks.
@@ -278,25 +282,25 @@ func (l *layouter) root(name string) {
 		return
 	}
 	l.fill(chainNodePorts, place{}, nodePorts)
-	for _, s := range l.nodeAddresses(anyOf(nodePorts[0].Target.Addr)) {
+	for _, s := range nodeAddresses(anyOf(nodePorts[0].Target.Addr), l.at) {
 		s.jump, s.toPort = chainNodePorts, -1
 		l.chains[name] = append(l.chains[name], s)
 	}
 }
 
 // nodeAddresses matches packets for the addresses that have node ports.
-func (l *layouter) nodeAddresses(any netip.Addr) (specs []spec) {
-	within := ofFamily(l.at.nodePorts, any)
-	if len(l.at.nodePorts) == 0 {
+func nodeAddresses(any netip.Addr, at setting) (specs []spec) {
+	within := ofFamily(at.nodePorts, any)
+	if len(at.nodePorts) == 0 {
 		within = []netip.Prefix{netip.PrefixFrom(any, 0)}
 	}
-	if l.at.addrtype {
+	if at.addrtype {
 		for _, p := range within {
 			specs = append(specs, spec{dst: orEverywhere(p), dstLocal: true})
 		}
 		return specs
 	}
-	for _, p := range intersections(l.at.local, within) {
+	for _, p := range intersections(at.local, within) {
 		specs = append(specs, spec{dst: p})
 	}
 	return specs

@@ -16,6 +16,7 @@ import (
 const (
 	ModeAuto     = "auto"
 	ModeIPTables = "iptables"
+	ModeNFTables = "nftables"
 	ModeAddress  = "address"
 	ModeNone     = "none"
 )

@@ -9,6 +9,7 @@ import (
 // modes are all modes, in the order in which auto tries them.
 var modes = []mode{
 	{ModeIPTables, newIPTables},
+	{ModeNFTables, newNFTables},
 	{ModeAddress, newAddress},
 	{ModeNone, newNone},
 }

@@ -14,6 +14,7 @@ import (
 // modes are all modes, in the order in which auto tries them.
 var modes = []mode{
 	{ModeIPTables, needsLinux},
+	{ModeNFTables, needsLinux},
 	{ModeAddress, needsLinux},
 	{ModeNone, newNone},
 }

@@ -38,7 +38,7 @@ var _ = Describe("choosing a portal", func() {
 	})
 	It("names the modes when asked for another", func() {
 		_, err := New(context.Background(), "ipvs", Options{})
-		Expect(err).To(MatchError(`there is no portal called "ipvs"; there are auto, iptables, address, none`))
+		Expect(err).To(MatchError(`there is no portal called "ipvs"; there are auto, iptables, nftables, address, none`))
 	})
 	It("refuses an empty port range", func() {
 		_, err := New(context.Background(), ModeNone, Options{ProxyPorts: PortRange{10, 5}})

@@ -12,7 +12,7 @@ import (
 // methods may be called from any goroutine; one call waits for another.
 type Portal interface {
 	// Mode returns the name under which the portal is chosen: "iptables",
-	// "address" or "none".
+	// "nftables", "address" or "none".
 	Mode() string
 
 	// Listen says where the listeners have to be for the targets of one
@@ -45,6 +45,18 @@ type Portal interface {
 	// process did, and nothing that others put in. Connections that came
 	// through the portal may end with it.
 	Remove(ctx context.Context) error
+}
+
+// Watcher is a Portal to which the kernel tells when somebody changes what it
+// has installed.
+type Watcher interface {
+	// Watch returns a channel on which it tells, within half a second, that
+	// others have changed something, so that Check is due. Several changes may
+	// be one. The channel is closed soon after ctx ends, when all that
+	// belongs to it has been released. Changes of which the kernel
+	// tells nothing, as with the legacy variant of iptables, are left to Checks
+	// from time to time.
+	Watch(ctx context.Context) (<-chan struct{}, error)
 }
 
 // Protocol is a transport protocol, by its IP protocol number.

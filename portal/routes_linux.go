@@ -54,6 +54,33 @@ func (r *localRoutes) probe(addr netip.Addr) error {
 	}
 }
 
+// probeLanding makes sure that packets can land there.
+func probeLanding(landing netip.Addr) error {
+	routes, err := openRoutes()
+	if err != nil {
+		return err
+	}
+	defer routes.close()
+	return routes.probe(landing)
+}
+
+// land makes a landing an address of the node, and returns what it had to put in.
+func land(landing netip.Addr) (made []string, err error) {
+	routes, err := openRoutes()
+	if err != nil {
+		return nil, err
+	}
+	defer routes.close()
+	switch err := routes.add(landing); {
+	case err == nil:
+		return []string{"route " + landing.String()}, nil
+	case errors.Is(err, unix.EEXIST):
+		return nil, nil
+	default:
+		return nil, err
+	}
+}
+
 // route is the route that makes addr local.
 func (r *localRoutes) route(addr netip.Addr) *netlink.Route {
 	return &netlink.Route{

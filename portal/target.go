@@ -23,6 +23,26 @@ func anyOf(addr netip.Addr) netip.Addr {
 	return anyIPv6
 }
 
+// familyName returns "IPv4" or "IPv6".
+func familyName(any netip.Addr) string {
+	if any.Is6() {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// rulesOf returns the rules of one family in the order of Target.Compare.
+func rulesOf(rules map[Target]Rule, any netip.Addr) []Rule {
+	these := make([]Rule, 0, len(rules))
+	for t, r := range rules {
+		if anyOf(t.Addr) == any {
+			these = append(these, r)
+		}
+	}
+	slices.SortFunc(these, func(a, b Rule) int { return a.Target.Compare(b.Target) })
+	return these
+}
+
 // sortedTargets returns the keys of m in the order of Target.Compare.
 func sortedTargets[V any](m map[Target]V) []Target {
 	return slices.SortedFunc(maps.Keys(m), Target.Compare)

@@ -1,0 +1,32 @@
+package portal
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+)
+
+// newNFTables makes the portal whose rules are in a table of nf_tables, which it
+// speaks to itself; see nftlayout.go.
+func newNFTables(_ context.Context, opts Options) (Portal, error) {
+	if !hasNetAdmin() {
+		return nil, errNoNetAdmin
+	}
+	p := newRedirect(ModeNFTables, opts)
+	opts.Log = p.log
+	p.removeOthers = func(ctx context.Context) ([]string, error) {
+		rules, err := removeIPTables(ctx, opts, nil)
+		routes, err2 := removeRoutes(vipRoutes)
+		return append(rules, routes...), errors.Join(err, err2)
+	}
+	p.removeOwn = func(context.Context) error {
+		_, err := removeNFTables()
+		return err
+	}
+	p.watched = func() ([]subscription, error) { return nftablesEvents() }
+	if err := p.openFamilies(func(any netip.Addr) (ruleFamily, error) { return openNFTRules(any, opts) }); err != nil {
+		return nil, err
+	}
+	p.log.WithField("left", len(p.before)).Debug("nftables works")
+	return p, nil
+}

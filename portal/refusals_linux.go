@@ -1,0 +1,57 @@
+package portal
+
+import "time"
+
+// A refused rule is tried again after retryFirst, and then after twice as long
+// each time up to retryLast: a module that was missing may have been loaded.
+const (
+	retryFirst = 10 * time.Second
+	retryLast  = 5 * time.Minute
+)
+
+// refusals are the rules of a family that the kernel did not take.
+type refusals struct {
+	byTarget map[Target]refusal
+	at       time.Time // when to try again
+	wait     time.Duration
+	now      func() time.Time
+}
+
+type refusal struct {
+	rule Rule
+	err  error
+}
+
+func newRefusals() *refusals {
+	return &refusals{byTarget: map[Target]refusal{}, wait: retryFirst, now: time.Now}
+}
+
+// has tells whether this very rule is refused.
+func (r *refusals) has(rule Rule) bool { return r.byTarget[rule.Target].rule == rule }
+
+// add notes the rules among suspects for which bad has an error.
+func (r *refusals) add(suspects []Rule, bad map[Target]error) {
+	for _, s := range suspects {
+		if err := bad[s.Target]; err != nil {
+			r.byTarget[s.Target] = refusal{s, err}
+		}
+	}
+	r.at = r.now().Add(r.wait)
+	r.wait = min(2*r.wait, retryLast)
+}
+
+// keep forgets those that are not among rules any more.
+func (r *refusals) keep(rules map[Target]Rule) {
+	for t, refused := range r.byTarget {
+		if rules[t] != refused.rule {
+			delete(r.byTarget, t)
+		}
+	}
+}
+
+// retry forgets all once it is time to try again.
+func (r *refusals) retry() {
+	if len(r.byTarget) > 0 && !r.now().Before(r.at) {
+		clear(r.byTarget)
+	}
+}
