@@ -72,7 +72,7 @@ func hint(err error, ip6 bool) error {
 	var advice string
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
-		advice = "install the iptables package, or choose --portal=address or none"
+		advice = "install the iptables package, or choose --portal=nftables, address or none"
 	case has("xtables lock", "xtables.lock"):
 		advice = "another program holds /run/xtables.lock, or it cannot be opened: if usher runs in a container, mount the host's /run/xtables.lock"
 	case has("incompatible"):

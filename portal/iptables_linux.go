@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"strings"
 
 	"github.com/sirupsen/logrus"
 )
@@ -49,7 +50,13 @@ func newIPTablesVariant(ctx context.Context, v variant, opts Options) (Portal, e
 		_, err := removeIPTables(ctx, opts, nil)
 		return err
 	}
-	p.watched = func() ([]subscription, error) { return iptablesEvents(v) }
+	if v.nft {
+		p.nftMatters = func(table, chain string) bool {
+			// In other chains rules of others come and go all the time.
+			return (table == tableNAT || table == tableMangle) &&
+				(chain == "PREROUTING" || chain == "OUTPUT" || strings.HasPrefix(chain, chainPrefix))
+		}
+	}
 	err := p.openFamilies(func(any netip.Addr) (ruleFamily, error) { return openFamily(ctx, v, any, opts) })
 	if err != nil {
 		return nil, err

@@ -23,7 +23,7 @@ func newNFTables(_ context.Context, opts Options) (Portal, error) {
 		_, err := removeNFTables()
 		return err
 	}
-	p.watched = func() ([]subscription, error) { return nftablesEvents() }
+	p.nftMatters = func(table, _ string) bool { return table == nftTable }
 	if err := p.openFamilies(func(any netip.Addr) (ruleFamily, error) { return openNFTRules(any, opts) }); err != nil {
 		return nil, err
 	}

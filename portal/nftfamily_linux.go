@@ -249,11 +249,3 @@ func (f *nftRules) try(ctx context.Context, rules []Rule) error {
 	c.trial = true
 	return f.send(ctx, f.any, c)
 }
-
-func byTarget(rules []Rule) map[Target]Rule {
-	m := make(map[Target]Rule, len(rules))
-	for _, r := range rules {
-		m[r.Target] = r
-	}
-	return m
-}

@@ -31,7 +31,7 @@ func nftFamily(any netip.Addr) nftables.TableFamily {
 // nftChains lists the chains of a table of iptables-nft. exists says whether
 // there is such a table.
 func nftChains(any netip.Addr, table string) (chains []*nftables.Chain, exists bool, err error) {
-	conn, err := nftables.New()
+	conn, err := openNFT()
 	if err != nil {
 		return nil, false, fmt.Errorf("asking nf_tables for its chains: %w", err)
 	}
@@ -90,7 +90,7 @@ func tidyNFT(any netip.Addr, table string, notes []string) error {
 	if err != nil || !exists {
 		return err
 	}
-	conn, err := nftables.New()
+	conn, err := openNFT()
 	if err != nil {
 		return fmt.Errorf("removing the empty table %s: %w", table, err)
 	}

@@ -22,9 +22,10 @@ type redirectPortal struct {
 	// this mode ever puts in.
 	removeOthers func(context.Context) (removed []string, err error)
 	removeOwn    func(context.Context) error
-	// watched are the events by which the kernel tells of changes to the rules;
-	// see Watch.
-	watched func() ([]subscription, error)
+	// nftMatters tells whether a change in nf_tables by others, to a table or to
+	// a chain in it, is one that Check has to do with. It is nil for rules that
+	// are elsewhere.
+	nftMatters func(table, chain string) bool
 
 	mu       sync.Mutex // guards all below
 	families []ruleFamily

@@ -43,6 +43,15 @@ func rulesOf(rules map[Target]Rule, any netip.Addr) []Rule {
 	return these
 }
 
+// byTarget returns rules by their targets.
+func byTarget(rules []Rule) map[Target]Rule {
+	m := make(map[Target]Rule, len(rules))
+	for _, r := range rules {
+		m[r.Target] = r
+	}
+	return m
+}
+
 // sortedTargets returns the keys of m in the order of Target.Compare.
 func sortedTargets[V any](m map[Target]V) []Target {
 	return slices.SortedFunc(maps.Keys(m), Target.Compare)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"strings"
 	"syscall"
 	"time"
 
@@ -120,9 +119,20 @@ func debounce(ctx context.Context, events <-chan struct{}, out chan<- struct{}) 
 
 // Watch implements Watcher.
 func (p *redirectPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
-	subscriptions, err := p.watched()
-	if err != nil {
-		return nil, err
+	open := []func() (subscription, error){p.landingEvents}
+	if p.nftMatters != nil {
+		open = append(open, func() (subscription, error) { return nftEvents(p.nftMatters) })
+	}
+	var subscriptions []subscription
+	for _, o := range open {
+		s, err := o()
+		if err != nil {
+			for _, s := range subscriptions {
+				s.socket.Close()
+			}
+			return nil, err
+		}
+		subscriptions = append(subscriptions, s)
 	}
 	return watch(ctx, subscriptions), nil
 }
@@ -171,9 +181,16 @@ func routeEvents(matters func(addr netip.Addr, gone, ours bool) bool) (subscript
 	}, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
 }
 
-// landingEvents tells when a landing is gone.
-func landingEvents() (subscription, error) {
-	return routeEvents(func(addr netip.Addr, gone, _ bool) bool { return gone && addr == landingOf(addr) })
+// landingEvents tells when a landing is gone that is needed.
+func (p *redirectPortal) landingEvents() (subscription, error) {
+	return routeEvents(func(addr netip.Addr, gone, _ bool) bool {
+		if !gone || addr != landingOf(addr) {
+			return false
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return len(p.rules) > 0
+	})
 }
 
 // nftEvents tells of changes by others, for which matters is asked with the table
@@ -212,43 +229,6 @@ func nftString(data []byte, attribute uint16) string {
 		data = data[min((size+3)&^3, len(data)):]
 	}
 	return ""
-}
-
-// nftablesEvents are those that mode nftables watches.
-func nftablesEvents() ([]subscription, error) {
-	return both(landingEvents, func() (subscription, error) {
-		return nftEvents(func(table, _ string) bool { return table == nftTable })
-	})
-}
-
-// iptablesEvents are those that mode iptables watches. The legacy variant tells
-// nothing of its rules.
-func iptablesEvents(v variant) ([]subscription, error) {
-	if !v.nft {
-		return both(landingEvents)
-	}
-	return both(landingEvents, func() (subscription, error) {
-		return nftEvents(func(table, chain string) bool {
-			// Rules of others come and go in other chains all the time.
-			return (table == tableNAT || table == tableMangle) &&
-				(chain == "PREROUTING" || chain == "OUTPUT" || strings.HasPrefix(chain, chainPrefix))
-		})
-	})
-}
-
-// both opens all subscriptions or none.
-func both(open ...func() (subscription, error)) (all []subscription, err error) {
-	for _, o := range open {
-		s, err := o()
-		if err != nil {
-			for _, s := range all {
-				s.socket.Close()
-			}
-			return nil, err
-		}
-		all = append(all, s)
-	}
-	return all, nil
 }
 
 var _ = []Watcher{(*redirectPortal)(nil), (*addressPortal)(nil)}

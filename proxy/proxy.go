@@ -314,8 +314,10 @@ func (p *Proxy) retry() {
 }
 
 // Run keeps the portal in repair and tries again what could not be served,
-// until ctx ends.
+// until ctx ends: from time to time, and when the kernel tells that others have
+// changed something.
 func (p *Proxy) Run(ctx context.Context) {
+	changed := p.watchPortal(ctx)
 	ticker := time.NewTicker(p.CheckInterval)
 	defer ticker.Stop()
 	for {
@@ -324,8 +326,29 @@ func (p *Proxy) Run(ctx context.Context) {
 			return
 		case <-ticker.C:
 			p.Check(ctx)
+		case _, open := <-changed:
+			if !open {
+				changed = nil
+				continue
+			}
+			p.Check(ctx)
 		}
 	}
+}
+
+// watchPortal returns a channel on which the portal tells that it should be
+// checked: nil if it cannot.
+func (p *Proxy) watchPortal(ctx context.Context) <-chan struct{} {
+	w, ok := p.Portal.(portal.Watcher)
+	if !ok {
+		return nil
+	}
+	changed, err := w.Watch(ctx)
+	if err != nil {
+		p.Log.WithError(err).Infof("The kernel does not tell of changes to the %s portal: it is checked every %s", p.Portal.Mode(), p.CheckInterval)
+		return nil
+	}
+	return changed
 }
 
 // Check compares the portal with the kernel, repairs it, and tries again what

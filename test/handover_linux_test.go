@@ -83,7 +83,7 @@ func pingPong(c net.Conn) error {
 }
 
 var _ = Describe("taking over from a running usher", func() {
-	for _, portal := range []string{"iptables", "address"} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		Describe("with the "+portal+" portal", func() { handoverSpecs(portal) })
 	}
 })

@@ -17,7 +17,7 @@ import (
 
 // What usher installs, through its own death and other people's hands.
 var _ = Describe("the rules and routes of", func() {
-	for _, portal := range []string{"iptables", "address"} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		Describe("the "+portal+" portal", func() { restartSpecs(portal) })
 	}
 })
@@ -107,17 +107,23 @@ func restartSpecs(portal string) {
 
 	It("are put back when somebody removes them, and connections that are open do not notice", func() {
 		list := services(3, startBackend(l.Pods, lab.Pod(1), 8080))
-		u := run()
+		interval := "1m" // the kernel tells before
+		if portal == "iptables" && !strings.Contains(l.Node.Output("iptables", "--version"), "nf_tables") {
+			interval = "1s"
+		}
+		u := startUsher(l.Node, dir, "--portal="+portal, "--portal-check-interval="+interval)
 		open, err := pod.Dial("", list[0].vip(), time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(readName(open)).Error().NotTo(HaveOccurred())
-		if portal == "iptables" {
+		switch portal {
+		case "iptables":
 			l.Node.Output("iptables", "-t", "nat", "-F")
-		} else {
+		case "nftables":
+			l.Node.Output("nft", "flush", "ruleset")
+		default:
 			l.Node.Output("ip", "route", "flush", "table", "local", "proto", "117")
 		}
-		Expect(pod.Dial("", list[1].vip(), 300*time.Millisecond)).Error().To(HaveOccurred())
-		Eventually(u.Err).WithTimeout(10 * time.Second).Should(gbytes.Say("have been repaired"))
+		Eventually(u.Err).WithTimeout(2 * time.Second).Should(gbytes.Say("have been repaired"))
 		Expect(ask(pod, list[1].vip())).Error().NotTo(HaveOccurred())
 		Expect(open.Write([]byte("x"))).Error().NotTo(HaveOccurred())
 		Expect(open.SetReadDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
@@ -146,33 +152,38 @@ func rule(saved, address string) (lines []string) {
 	return lines
 }
 
-var _ = Describe("where there is no netfilter", func() {
-	It("the address portal serves all the same, and auto finds it", func() {
-		l := lab.New()
-		dir := manifestsDir()
-		web := service{name: "web", clusterIP: clusterIP, port: 80, endpoints: []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}}
-		web.write(dir)
-		// An empty PATH: no iptables, no nft, no ip.
-		cmd := exec.Command(usherBinary, "run", "--manifests", dir, "--log-format=text")
-		cmd.Env = []string{"PATH=/nowhere"}
-		u := launch(l.Node, cmd, dir)
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`portal passed over.*iptables`))
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`portal chosen.*address`))
-		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
-		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
-		Expect(ask(l.Node.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
-	})
+var _ = Describe("where there is no iptables", func() {
+	for mode, chosen := range map[string]string{"auto": "nftables", "address": "address"} {
+		It("--portal="+mode+" serves all the same", func() {
+			l := lab.New()
+			dir := manifestsDir()
+			web := service{name: "web", clusterIP: clusterIP, port: 80, endpoints: []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}}
+			web.write(dir)
+			// An empty PATH: no iptables, no nft, no ip.
+			cmd := exec.Command(usherBinary, "run", "--manifests", dir, "--log-format=text", "--portal="+mode)
+			cmd.Env = []string{"PATH=/nowhere"}
+			u := launch(l.Node, cmd, dir)
+			if mode == "auto" {
+				Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`portal passed over.*iptables`))
+			}
+			Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving.*portal=" + chosen))
+			Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+			Expect(ask(l.Node.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+		})
+	}
 })
 
 var _ = Describe("a listener behind a redirect", func() {
-	It("resets who did not come through its portal", func() {
-		missing("iptables")
+	DescribeTable("resets who did not come through its portal", func(portal string) {
+		if portal == "iptables" {
+			missing("iptables")
+		}
 		l := lab.New()
 		dir := manifestsDir()
 		backend := startBackend(l.Pods, lab.Pod(1), 8080)
 		web := service{name: "web", clusterIP: clusterIP, port: 80, endpoints: []netip.AddrPort{backend.addr}}
 		web.write(dir)
-		u := startUsher(l.Node, dir, "--portal=iptables", "--trace")
+		u := startUsher(l.Node, dir, "--portal="+portal, "--trace")
 		Eventually(u.Out).Should(gbytes.Say("10.96.0.10:80 +0.0.0.0:"))
 		var port int
 		_, err := fmt.Sscanf(string(u.Out.Contents()[strings.Index(string(u.Out.Contents()), "0.0.0.0:")+len("0.0.0.0:"):]), "%d", &port)
@@ -184,5 +195,5 @@ var _ = Describe("a listener behind a redirect", func() {
 		}
 		Expect(backend.connections()).To(BeZero())
 		Expect(ask(l.Outside.NewDialer(1), web.vip())).To(Equal(backend.addr), "through the portal it is served")
-	})
+	}, Entry("iptables", "iptables"), Entry("nftables", "nftables"))
 })

@@ -26,7 +26,7 @@ const clusterIP = "10.96.0.10"
 
 // Everything about TCP holds whichever portal leads to usher.
 var _ = Describe("TCP through", func() {
-	for _, portal := range []string{"iptables", "address"} {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
 		Describe("the "+portal+" portal", func() { tcpSpecs(portal) })
 	}
 })

@@ -193,11 +193,15 @@ func readName(c net.Conn) (netip.AddrPort, error) {
 func state(ns *lab.Namespace) string {
 	GinkgoHelper()
 	var b bytes.Buffer
-	for _, command := range [][]string{
+	commands := [][]string{
 		{"iptables-save"}, {"ip6tables-save"},
 		{"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
 		{"ip", "addr"}, {"ip", "rule"},
-	} {
+	}
+	if _, err := exec.LookPath("nft"); err == nil {
+		commands = append(commands, []string{"nft", "--stateless", "list", "ruleset"})
+	}
+	for _, command := range commands {
 		for line := range strings.Lines(ns.Output(command[0], command[1:]...)) {
 			// Comments hold the time of day; addresses, how long they are valid.
 			if !strings.HasPrefix(line, "#") {

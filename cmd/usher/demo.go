@@ -137,6 +137,8 @@ func portalInWords(mode string) string {
 	switch mode {
 	case "iptables":
 		return "rules in the nat table redirect what is sent to the cluster IP to usher's port."
+	case "nftables":
+		return "a table of nftables redirects what is sent to the cluster IP to usher's port."
 	case "address":
 		return "a route makes the cluster IP an address of this node, and usher listens on it."
 	case "none":

@@ -104,7 +104,7 @@ var _ = Describe("the proxy's own face:", func() {
 		c.service("empty")
 		c.ingress("web", nil)
 		pod := c.startPod("web", 1, here)
-		for _, portal := range []string{"iptables", "address"} {
+		for _, portal := range []string{"iptables", "nftables", "address"} {
 			u := c.usher("--portal=" + portal)
 			Eventually(answers(c.outside, at(externalIP, 80))).WithTimeout(soon).Should(Equal(pod.addr))
 			Expect(ask(c.pod, vip(svc))).To(Equal(pod.addr))
