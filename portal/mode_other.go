@@ -36,3 +36,6 @@ func OriginalDstFD(int) (netip.AddrPort, error) {
 
 // Cleanup finds nothing: no mode leaves traces here.
 func Cleanup(context.Context, logrus.FieldLogger) (removed []string, err error) { return nil, nil }
+
+// List finds nothing: no mode leaves traces here.
+func List(context.Context, logrus.FieldLogger) ([]Installed, error) { return nil, nil }

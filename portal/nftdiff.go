@@ -2,6 +2,7 @@ package portal
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 )
 
@@ -22,6 +23,10 @@ type nftContents struct {
 type nftChain struct {
 	prints []string
 	rules  []nftRule
+	// What List tells of a chain: the networks that it lets in, and whether it
+	// asks whether a client is of this node.
+	from    []netip.Prefix
+	outside bool
 }
 
 func noNFTContents() *nftContents {

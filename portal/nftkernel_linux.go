@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -464,11 +465,15 @@ func readNFTChains(conn *nftables.Conn, any netip.Addr, table *nftables.Table, c
 		if err != nil {
 			return fmt.Errorf("listing the nftables rules of chain %s: %w", chain.Name, err)
 		}
-		var prints []string
+		var have nftChain
 		for _, r := range rules {
-			prints = append(prints, fingerprint(r))
+			have.prints = append(have.prints, fingerprint(r))
+			if from, ok := sourceOf(r.Exprs); ok {
+				have.from = append(have.from, from)
+			}
+			have.outside = have.outside || jumpsOutside(r.Exprs)
 		}
-		c.chains[chain.Name] = nftChain{prints: prints}
+		c.chains[chain.Name] = have
 	}
 	return nil
 }
@@ -484,6 +489,33 @@ func fingerprint(r *nftables.Rule) string {
 		b = append(b, data...)
 	}
 	return string(b)
+}
+
+// sourceOf reads the network from which a rule lets clients in.
+func sourceOf(exprs []expr.Any) (p netip.Prefix, ok bool) {
+	if len(exprs) != 4 {
+		return p, false
+	}
+	load, isLoad := exprs[0].(*expr.Payload)
+	mask, isMask := exprs[1].(*expr.Bitwise)
+	equal, isEqual := exprs[2].(*expr.Cmp)
+	if !isLoad || !isMask || !isEqual {
+		return p, false
+	}
+	if size, offset := addrIn(len(equal.Data) == 16, true); load.Offset != offset || load.Len != size {
+		return p, false
+	}
+	addr, ok := netip.AddrFromSlice(equal.Data)
+	ones, _ := net.IPMask(mask.Mask).Size()
+	return netip.PrefixFrom(addr, ones), ok
+}
+
+func jumpsOutside(exprs []expr.Any) bool {
+	if len(exprs) != 1 {
+		return false
+	}
+	v, is := exprs[0].(*expr.Verdict)
+	return is && v.Chain == nftOutside
 }
 
 // sameBase tells whether two chains are in the same place.

@@ -109,19 +109,22 @@ func (c *contents) ports(nodePort netip.Addr) map[Target]uint16 {
 	found := map[Target]uint16{}
 	for _, rules := range c.chains {
 		for _, s := range rules {
-			if s.toPort < 0 || s.proto == 0 ||
-				s.ports.isZero() || s.ports.First != s.ports.Last {
-				continue
+			if t, ok := s.target(nodePort); ok && s.toPort >= 0 {
+				found[t] = uint16(s.toPort)
 			}
-			t := Target{Protocol: s.proto, Addr: nodePort, Port: s.ports.First}
-			if s.dst.IsValid() {
-				if !s.dst.IsSingleIP() {
-					continue
-				}
-				t.Addr = s.dst.Addr()
-			}
-			found[t] = uint16(s.toPort)
 		}
 	}
 	return found
+}
+
+// target returns what a rule is for, if that is a single target.
+func (s spec) target(nodePort netip.Addr) (t Target, ok bool) {
+	if s.proto == 0 || s.ports.isZero() || s.ports.First != s.ports.Last || s.dst.IsValid() && !s.dst.IsSingleIP() {
+		return t, false
+	}
+	t = Target{Protocol: s.proto, Addr: nodePort, Port: s.ports.First}
+	if s.dst.IsValid() {
+		t.Addr = s.dst.Addr()
+	}
+	return t, true
 }

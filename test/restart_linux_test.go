@@ -95,6 +95,25 @@ func restartSpecs(portal string) {
 		Expect(state(l.Node)).To(Equal(before))
 	})
 
+	It("are listed, with and without an usher that runs", func() {
+		list := services(2, startBackend(l.Pods, lab.Pod(1), 8080))
+		u := run()
+		portals := func(args ...string) string {
+			GinkgoHelper()
+			session := launch(l.Node, exec.Command(usherBinary, append([]string{"portals"}, args...)...), "")
+			Eventually(session).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			return string(session.Out.Contents())
+		}
+		for _, s := range list {
+			Expect(portals()).To(MatchRegexp(`(?m)^%s +%s`, portal, s.clusterIP))
+		}
+		u.Kill().Wait(10 * time.Second)
+		Expect(portals("-o", "json")).To(And(ContainSubstring(`"address": "10.96.0.2"`), ContainSubstring(`"portal": "`+portal+`"`)))
+		cleanup()
+		Expect(portals()).To(Equal("No portals are installed.\n"))
+		Expect(portals("-o", "json")).To(Equal("[]\n"))
+	})
+
 	It("go at once on Ctrl-C", func() {
 		before := state(l.Node)
 		services(3, startBackend(l.Pods, lab.Pod(1), 8080))
