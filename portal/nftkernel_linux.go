@@ -59,7 +59,7 @@ func (r *recent) add(n uint32) {
 func (r *recent) has(n uint32) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Contains(r.last[:], n)
+	return n != 0 && slices.Contains(r.last[:], n) // 0 is the kernel itself
 }
 
 // openNFT returns a connection that is good for one transaction, or for reading.
