@@ -51,12 +51,25 @@ func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
 	switch f.protocol {
 	case config.TCP:
 		return openTCP(f, b)
+	case config.SCTP:
+		return openSCTP(f, b)
 	}
 	return nil, errProtocol
 }
 
 // errProtocol says that this version cannot carry a protocol.
 var errProtocol = errors.New("this version of usher does not serve the protocol")
+
+// listenReason returns the word for an error of openListener.
+func listenReason(err error) Reason {
+	switch {
+	case errors.Is(err, errProtocol), errors.Is(err, errNoSCTP):
+		return ReasonProtocol
+	case errors.Is(err, errSCTPOff):
+		return ReasonSCTPOff
+	}
+	return ReasonListen
+}
 
 // view is a front end's configuration at one moment: a value that is replaced,
 // never changed.
@@ -95,10 +108,7 @@ func (f *frontEnd) update(port config.ServicePort, c *change) {
 	f.swapView(port)
 	targets, problem := f.claim(port)
 	if err := f.bind(targets, c); err != nil && problem == nil {
-		problem = &Problem{Reason: ReasonListen, Err: err}
-		if errors.Is(err, errProtocol) {
-			problem.Reason = ReasonProtocol
-		}
+		problem = &Problem{Reason: listenReason(err), Err: err}
 	}
 	switch {
 	case problem != nil:

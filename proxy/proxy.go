@@ -50,6 +50,9 @@ type Options struct {
 	// bound of its own.
 	MaxConnectionsPerPort int64
 
+	// SCTP says whether SCTP Services are served.
+	SCTP SCTPMode
+
 	// CheckInterval is how often the portal's rules are compared with the
 	// kernel's, and what could not be served is tried again.
 	CheckInterval time.Duration
@@ -71,6 +74,7 @@ func Defaults() Options {
 		Keepalive:       3 * time.Minute,
 		AffinityPerPort: 65536,
 		AffinityTotal:   1 << 20,
+		SCTP:            SCTPAuto,
 		CheckInterval:   10 * time.Second,
 	}
 }
@@ -291,6 +295,7 @@ func (p *Proxy) check(ctx context.Context) {
 		return
 	}
 	p.locality.refresh()
+	p.followAddresses()
 	repaired, err := p.Portal.Check(ctx)
 	if repaired > 0 {
 		p.counters.repaired.Add(int64(repaired))

@@ -7,22 +7,30 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/forward"
 )
 
 // tcpListener is a listener for a TCP service port.
 type tcpListener struct {
 	*net.TCPListener
-	front      *frontEnd
-	redirected bool
-	targets    atomic.Pointer[[]portal.Target]
+	acceptor
 
 	closing sync.Once
 	closed  chan struct{} // the accept loop has ended
+}
+
+// tcp carries TCP connections.
+var tcp = carrier{
+	dial: func(ctx context.Context, p *Proxy, _ conn, from netip.Addr, to netip.AddrPort) (conn, error) {
+		return dialTCP(ctx, p.Keepalive, from, to)
+	},
+	forward: func(f *forward.Forwarder, client, endpoint conn, done func(forward.Result)) *forward.Flow {
+		return f.Forward(client.(*net.TCPConn), endpoint.(*net.TCPConn), done)
+	},
 }
 
 // keepaliveProbes and keepaliveInterval are how often and at what distance a
@@ -42,11 +50,18 @@ func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
 	}
-	t := &tcpListener{TCPListener: l, front: f, redirected: b.Redirected, closed: make(chan struct{})}
+	t := &tcpListener{TCPListener: l, acceptor: acceptor{front: f, carrier: &tcp, redirected: b.Redirected}, closed: make(chan struct{})}
 	t.setTargets(b.Targets)
 	f.proxy.connections.listeners.Add(1)
-	go t.acceptLoop()
+	go t.run()
 	return t, nil
+}
+
+// run accepts until t is closed.
+func (l *tcpListener) run() {
+	defer l.front.proxy.connections.listeners.Add(-1)
+	defer close(l.closed)
+	l.acceptLoop(func() (conn, error) { return l.AcceptTCP() })
 }
 
 func listenTCP(addr netip.AddrPort, keepalive time.Duration) (*net.TCPListener, error) {
@@ -77,14 +92,24 @@ func (l *tcpListener) serves(b portal.Bind) bool {
 	return samePort && have.Addr() == b.Addr.Addr() && l.redirected == b.Redirected
 }
 
-func (l *tcpListener) setTargets(targets []portal.Target) { l.targets.Store(&targets) }
-
-// endpointsChanged: connections go on whatever happens to their endpoints.
-func (l *tcpListener) endpointsChanged() {}
-
 // close stops accepting and returns when the accept loop has ended. Connections
 // that wait to be accepted are reset by the kernel.
 func (l *tcpListener) close() {
 	l.closing.Do(func() { l.TCPListener.Close() })
 	<-l.closed
+}
+
+// dialTCP connects to an endpoint, with keepalive.
+func dialTCP(ctx context.Context, keepalive time.Duration, from netip.Addr, to netip.AddrPort) (conn, error) {
+	d := net.Dialer{
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepalive, Interval: keepaliveInterval, Count: keepaliveProbes},
+	}
+	if from.IsValid() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
+	}
+	c, err := d.DialContext(ctx, "tcp", to.String())
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.TCPConn), nil
 }
