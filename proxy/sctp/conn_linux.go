@@ -251,10 +251,28 @@ func (s *sending) step(fd uintptr) bool {
 			continue
 		case unix.EAGAIN:
 			return false
+		case unix.EMSGSIZE:
+			if makeRoom(int(fd), len(s.message.Data)) {
+				continue
+			}
 		case unix.EPIPE, unix.ESHUTDOWN, unix.ENOTCONN:
 			err = unix.EPIPE
 		}
 		s.err = os.NewSyscallError("sendmsg", err)
 		return true
 	}
+}
+
+// makeRoom enlarges a send buffer that cannot hold a message of size bytes, and
+// reports whether it can now. Beyond net.core.wmem_max that takes CAP_NET_ADMIN.
+func makeRoom(fd, size int) bool {
+	had, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err != nil || had >= size {
+		return false
+	}
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size) // as much as is allowed
+	}
+	has, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	return err == nil && has >= size
 }
