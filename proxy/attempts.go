@@ -11,7 +11,6 @@ import (
 
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/proxy/balance"
-	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -36,7 +35,7 @@ var (
 
 // A dialer connects to an endpoint, from the local address given or, if that is
 // the zero Addr, from one that the kernel picks. It returns when ctx ends.
-type dialer func(ctx context.Context, from netip.Addr, to netip.AddrPort) (forward.Conn, error)
+type dialer func(ctx context.Context, from netip.Addr, to netip.AddrPort) (conn, error)
 
 // attempts is one connection's search for an endpoint that answers.
 //
@@ -69,7 +68,7 @@ type attempts struct {
 // run returns a connection to an endpoint, or says why there is none:
 // errNoEndpoint, errAllFailed, ctx's error, or a system error for which
 // outOfResources is true.
-func (a *attempts) run(ctx context.Context) (forward.Conn, *balance.Endpoint, error) {
+func (a *attempts) run(ctx context.Context) (conn, *balance.Endpoint, error) {
 	waited := false
 	for _, slot := range a.schedule {
 		for end := time.Now().Add(slot); time.Now().Before(end); {
@@ -103,7 +102,7 @@ func (a *attempts) run(ctx context.Context) (forward.Conn, *balance.Endpoint, er
 var errTryAgain = errors.New("this endpoint failed")
 
 // next makes one attempt to the endpoint that is to be tried next.
-func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Duration) (forward.Conn, *balance.Endpoint, error) {
+func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Duration) (conn, *balance.Endpoint, error) {
 	if a.count == maxAttempts {
 		return nil, nil, errAllFailed
 	}
@@ -131,6 +130,10 @@ func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Dura
 		return conn, endpoint, nil
 	case ctx.Err() != nil, outOfResources(err):
 		return nil, nil, err // not the endpoint's fault
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		// Neither is this: the ports towards this endpoint are used up, or there
+		// is no address of its family here. Another endpoint may do.
+		return nil, nil, errTryAgain
 	}
 	endpoint.Fail(started, now, err, a.quarantine)
 	a.affinity.Forget(a.client, endpoint.Addr)
@@ -173,7 +176,7 @@ func (a *attempts) sticky(set *balance.Set, had netip.AddrPort, now time.Time) (
 }
 
 // connect dials and gives up after timeout.
-func (a *attempts) connect(ctx context.Context, to netip.AddrPort, timeout time.Duration) (forward.Conn, error) {
+func (a *attempts) connect(ctx context.Context, to netip.AddrPort, timeout time.Duration) (conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	conn, err := a.dial(ctx, a.from, to)
@@ -205,10 +208,10 @@ func (a *attempts) wait(ctx context.Context, d time.Duration, changed <-chan str
 }
 
 // outOfResources reports whether err says that this node, and not the endpoint,
-// has run out of descriptors, memory or ports (see connect(2), socket(2)).
+// has run out of descriptors or memory (see connect(2), socket(2)).
 func outOfResources(err error) bool {
 	for _, errno := range []syscall.Errno{
-		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL, syscall.EAGAIN,
+		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EAGAIN,
 	} {
 		if errors.Is(err, errno) {
 			return true

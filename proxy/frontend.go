@@ -29,6 +29,7 @@ type frontEnd struct {
 
 	pool      balance.Pool
 	listeners []listener
+	trouble   *Problem                      // what update could not do; nil if all is well
 	owned     map[portal.Target]bool        // see Proxy.owners
 	rules     map[portal.Target]portal.Rule // that the portal was given
 }
@@ -42,8 +43,8 @@ type listener interface {
 	serves(b portal.Bind) bool
 	// setTargets says which targets lead to it.
 	setTargets(targets []portal.Target)
-	// socket returns a copy of the socket, for a successor.
-	socket() (handover.Socket, error)
+	// handOver returns copies of the sockets that a successor can go on with.
+	handOver() []handover.Socket
 	// endpointsChanged is called after the front end's view was replaced.
 	endpointsChanged()
 	// close stops taking in new clients, and returns when nobody does any more.
@@ -55,12 +56,25 @@ func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
 	switch f.protocol {
 	case config.TCP:
 		return openTCP(f, b)
+	case config.SCTP:
+		return openSCTP(f, b)
 	}
 	return nil, fmt.Errorf("%w %s", errProtocol, f.protocol)
 }
 
 // errProtocol says that this version cannot carry a protocol.
 var errProtocol = errors.New("this version of usher does not serve the protocol")
+
+// listenReason returns the word for an error of openListener.
+func listenReason(err error) Reason {
+	switch {
+	case errors.Is(err, errProtocol), errors.Is(err, errNoSCTP):
+		return ReasonProtocol
+	case errors.Is(err, errSCTPOff):
+		return ReasonSCTPOff
+	}
+	return ReasonListen
+}
 
 // view is a front end's configuration at one moment: a value that is replaced,
 // never changed.
@@ -112,17 +126,10 @@ func (f *frontEnd) update(port config.ServicePort, c *change) {
 	f.swapView(port)
 	targets, problem := f.claim(port)
 	if err := f.bind(targets, c); err != nil && problem == nil {
-		problem = &Problem{Reason: ReasonListen, Err: err}
-		if errors.Is(err, errProtocol) {
-			problem.Reason = ReasonProtocol
-		}
+		problem = &Problem{Reason: listenReason(err), Err: err}
 	}
-	switch {
-	case problem != nil:
-		f.proxy.problem(f.id, problem.Reason, problem.Err)
-	case f.proxy.problems[f.id] != nil && f.proxy.problems[f.id].Reason != ReasonPortal:
-		f.proxy.solved(f.id)
-	}
+	f.trouble = problem
+	f.proxy.review(f)
 }
 
 // swapView makes new connections see port and its endpoints.
@@ -165,6 +172,9 @@ func (f *frontEnd) claim(port config.ServicePort) (own []portal.Target, problem 
 		}
 		f.proxy.owners[t] = f
 		f.owned[t] = true
+		if vip.Kind == config.NodePort {
+			f.proxy.nodePorts.Store(t, nil)
+		}
 		own = append(own, t)
 	}
 	return own, problem
@@ -186,6 +196,7 @@ func (f *frontEnd) releaseOthers(port config.ServicePort, c *change) {
 func (f *frontEnd) release(t portal.Target, c *change) {
 	delete(f.proxy.owners, t)
 	delete(f.owned, t)
+	f.proxy.nodePorts.Delete(t)
 	if _, ok := f.rules[t]; ok {
 		delete(f.rules, t)
 		c.drop(t)

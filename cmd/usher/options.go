@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,17 +23,22 @@ type proxyFlags struct {
 	proxyPorts   string
 	traceEvents  int
 	drainTimeout time.Duration
+	sctp         string
 	proxy        proxy.Options
 
 	// Parsed already; empty means all addresses of the node.
 	nodePortAddresses []netip.Prefix
 }
 
+// sctpModes are the values of --sctp.
+var sctpModes = []string{string(proxy.SCTPAuto), string(proxy.SCTPOn), string(proxy.SCTPOff)}
+
 func (f *proxyFlags) register(flags *pflag.FlagSet) {
 	f.proxy = proxy.Defaults()
 	o := &f.proxy
 	flags.StringVar(&f.portal, "portal", portal.ModeAuto, "how VIPs reach usher: "+strings.Join(portal.Modes(), ", ")+"; auto takes the first that works here")
 	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "`first-last` local ports for listeners that are not on a VIP; empty means any free port")
+	flags.StringVar(&f.sctp, "sctp", string(proxy.SCTPAuto), "whether SCTP Services are served: "+strings.Join(sctpModes, ", ")+"; auto does where the kernel's SCTP is in use already, on loads it (which ends what userspace SCTP stacks on this node do), off never touches it")
 	flags.DurationVar(&o.CheckInterval, "portal-check-interval", o.CheckInterval, "how often the portal's rules are compared with the kernel's and repaired, and what could not be served is tried again")
 	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "how long each attempt to connect to an endpoint may take")
 	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "how long an endpoint that failed is passed over; doubles while it keeps failing; 0 switches quarantine off")
@@ -88,6 +94,12 @@ func (f *proxyFlags) check() error {
 			return usagef("--%s: %d is less than %d", n.flag, n.value, n.least)
 		}
 	}
+	if !slices.Contains(sctpModes, f.sctp) {
+		return usagef("--sctp: %q is none of %s", f.sctp, strings.Join(sctpModes, ", "))
+	}
+	if !slices.Contains(portal.Modes(), f.portal) {
+		return usagef("--portal: %q is not one of %s", f.portal, strings.Join(portal.Modes(), ", "))
+	}
 	_, err := parsePortRange(f.proxyPorts)
 	return err
 }
@@ -101,7 +113,9 @@ func (f *proxyFlags) portalOptions(log logrus.FieldLogger) portal.Options {
 // newProxy returns a proxy behind p.
 func (f *proxyFlags) newProxy(p portal.Portal, log logrus.FieldLogger) *proxy.Proxy {
 	o := f.proxy
+	o.SCTP = proxy.SCTPMode(f.sctp)
 	o.Portal, o.Log, o.Trace = p, log, trace.NewLog(f.traceEvents)
+	o.Ports, _ = parsePortRange(f.proxyPorts) // checked
 	return proxy.New(o)
 }
 

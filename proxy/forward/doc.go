@@ -8,7 +8,10 @@
 // What one side does is carried across to the other: a FIN becomes a FIN and
 // leaves the opposite direction open, a reset becomes a reset, and a side that
 // does not read stops the reading from the other. Nothing is buffered beyond
-// one read.
+// one read or one message.
+//
+// Streams are moved by [Forwarder.Forward], messages, as SCTP has them, by
+// [Forwarder.ForwardMessages].
 //
 // The package knows nothing of Services, balancing or portals.
 package forward
