@@ -2,6 +2,8 @@ package test
 
 import (
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 
@@ -59,10 +61,13 @@ var bootAll = sync.OnceValue(func() map[string]func() (map[string]uml.Verdict, s
 func buildForUML() (inside, usher string) {
 	GinkgoHelper()
 	static := []string{"CGO_ENABLED=0"}
-	inside, err := gexec.CompileTestWithEnvironment("github.com/usherproxy/usher/test/uml", static)
+	usher, err := gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", static)
 	Expect(err).NotTo(HaveOccurred())
-	usher, err = gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", static)
-	Expect(err).NotTo(HaveOccurred())
+	inside = filepath.Join(filepath.Dir(usher), "uml.test") // gexec cleans up there
+	compile := exec.Command("go", "test", "-c", "-o", inside, "github.com/usherproxy/usher/test/uml")
+	compile.Env = append(os.Environ(), static...)
+	out, err := compile.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(out))
 	return inside, usher
 }
 

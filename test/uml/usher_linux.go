@@ -1,3 +1,5 @@
+//lint:file-ignore ST1001 checks are specs, and read like those in test files
+
 package uml
 
 import (
