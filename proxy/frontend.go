@@ -25,6 +25,7 @@ type frontEnd struct {
 	view     atomic.Pointer[view]
 	affinity *affinity.Table
 	open     atomic.Int64 // connections
+	sessions atomic.Int64 // UDP sessions
 
 	pool      balance.Pool
 	listeners []listener
@@ -32,7 +33,7 @@ type frontEnd struct {
 }
 
 // listener takes in what clients send to some targets of a service port. Each
-// protocol has its own: tcp.go.
+// protocol has its own: tcp.go, udp_linux.go.
 type listener interface {
 	// addr returns where it listens.
 	addr() netip.AddrPort
@@ -51,6 +52,8 @@ func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
 	switch f.protocol {
 	case config.TCP:
 		return openTCP(f, b)
+	case config.UDP:
+		return openUDP(f, b)
 	}
 	return nil, errProtocol
 }
@@ -63,6 +66,7 @@ var errProtocol = errors.New("this version of usher does not serve the protocol"
 type view struct {
 	port     config.ServicePort
 	vips     map[netip.AddrPort]config.VIP
+	all      []*balance.Endpoint // usable or not
 	cluster  *balance.Set
 	internal *balance.Set
 	external *balance.Set
@@ -118,6 +122,7 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	v := &view{
 		port:     port,
 		vips:     make(map[netip.AddrPort]config.VIP, len(port.VIPs)),
+		all:      f.pool.All,
 		cluster:  f.pool.Cluster,
 		internal: f.pool.Internal,
 		external: f.pool.External,

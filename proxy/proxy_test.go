@@ -173,11 +173,11 @@ var _ = Describe("a Proxy", func() {
 
 	It("says which protocols it does not serve, and serves the rest", func() {
 		dns := service("dns", "10.96.0.1", backend("dns"))
-		udp := dns.Ports[0]
-		udp.ID.Port, udp.Protocol = "udp", config.UDP
-		dns.Ports = append(dns.Ports, udp)
+		sctp := dns.Ports[0]
+		sctp.ID.Port, sctp.Protocol = "sctp", config.SCTP
+		dns.Ports = append(dns.Ports, sctp)
 		p.Apply([]config.Service{dns})
-		Expect(problems).To(Equal([]string{"default/dns:udp: ProtocolNotServed: this version of usher does not serve the protocol"}))
+		Expect(problems).To(Equal([]string{"default/dns:sctp: ProtocolNotServed: this version of usher does not serve the protocol"}))
 		Expect(answer(dial("dns"))).To(Equal("dns"))
 		p.Apply([]config.Service{gone("dns")})
 		Expect(p.Stats().Problems).To(BeEmpty())

@@ -10,5 +10,9 @@
 // does not read stops the reading from the other. Nothing is buffered beyond
 // one read.
 //
+// For UDP, on Linux, it has what sessions are made of: a [Poller] that waits for
+// many sockets, and [Batch], which receives and sends many datagrams with one
+// system call.
+//
 // The package knows nothing of Services, balancing or portals.
 package forward
