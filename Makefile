@@ -25,7 +25,7 @@ demo: build ## see usher at work (root: on a cluster IP; else: on a loopback add
 
 .PHONY: test
 test: ## run all tests, with the race detector; installs what they need (apt, as root)
-	@test/install.sh iptables nftables iproute2 procps
+	@test/install.sh iptables nftables iproute2 procps dnsmasq-base dnsutils
 	@test/privileges.sh
 	CGO_ENABLED=1 $(GO) test -race -timeout 20m ./...
 	@$(MAKE) --no-print-directory cross
