@@ -20,7 +20,7 @@ stream {
   server { listen 127.0.0.1:15301 udp reuseport; proxy_pass 127.0.0.1:15300; proxy_timeout 60s; }
 }
 CONF
-nginx -c "$dir/nginx.conf" & pids="$pids $!"
+nginx -c "$dir/nginx.conf" & nginx=$!; pids="$pids $nginx"
 cat > "$dir/echo.yaml" <<YAML
 apiVersion: v1
 kind: Service
@@ -34,11 +34,14 @@ addressType: IPv4
 ports: [{name: main, port: 15300, protocol: UDP}]
 endpoints: [{addresses: [127.0.0.1]}]
 YAML
-"$dir/usher" run --manifests "$dir/echo.yaml" --portal=none --proxy-port-range=15302-15302 --admin-address= > "$dir/usher.out" 2>&1 & pids="$pids $!"
+"$dir/usher" run --manifests "$dir/echo.yaml" --portal=none --proxy-port-range=15302-15302 --admin-address= > "$dir/usher.out" 2>&1 & usher=$!; pids="$pids $usher"
 sleep 1.5
+# busy PID... prints the processor time that processes have used, in 1/100 s.
+busy() { for p in "$@"; do cut -d' ' -f14,15 /proc/$p/stat | tr ' ' '\n'; done | awk '{ n += $1 } END { print n }'; }
+cpu() { before=$(busy $1); echo "$(one $2); $(( $(busy $1) - before )) ticks of processor time"; }
 one() { "$dir/bench" -to "127.0.0.1:$1" -clients "${CLIENTS:-16}" -window "${WINDOW:-4}" -for "${SECONDS_EACH:-3}s"; }
 for round in $(seq "${ROUNDS:-3}"); do
 	echo "round $round: direct $(one 15300)"
-	echo "round $round: nginx  $(one 15301)"
-	echo "round $round: usher  $(one 15302)"
+	echo "round $round: nginx  $(cpu "$(pgrep -P $nginx | tr "\n" " ")" 15301)"
+	echo "round $round: usher  $(cpu $usher 15302)"
 done
