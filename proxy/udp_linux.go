@@ -455,7 +455,7 @@ func (l *udpSocket) refresh() {
 	if l.idle == 0 {
 		l.idle = l.front.proxy.UDPIdleTimeout
 	}
-	if len(l.sessions) == 0 {
+	if l.order.Len() == 0 {
 		return
 	}
 	usable := v.usable()
@@ -494,7 +494,9 @@ func (l *udpSocket) tick() {
 
 // forget takes s out of the books.
 func (l *udpSocket) forget(s *udpSession) {
-	delete(l.sessions, s.key)
+	if l.sessions[s.key] == s {
+		delete(l.sessions, s.key)
+	}
 	l.order.Remove(s.inSocket)
 	l.loop.sessions.Remove(s.inLoop)
 	l.front.proxy.udp.release(l.front)

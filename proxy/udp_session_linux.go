@@ -34,6 +34,9 @@ type udpSession struct {
 	search               *udpSearch // nil once an endpoint has answered
 	toEndpoint, toClient int64      // bytes
 
+	asked   bool // the client has sent something since the last reply
+	leaving bool // see linger
+
 	inSocket, inLoop *list.Element // where it stands among the others
 }
 
@@ -153,6 +156,7 @@ func (s *udpSession) disconnect() {
 func (s *udpSession) send(at, count int) int {
 	b, c := s.socket.loop.in, &s.socket.front.proxy.counters
 	s.touch()
+	s.asked = true
 	if s.search != nil {
 		s.search.keep(s, at, count)
 	}
@@ -232,6 +236,7 @@ func (s *udpSession) Ready(forward.Readiness) {
 		s.answered()
 	}
 	s.touch()
+	s.asked = false
 	for i := loop.outCount; i < loop.outCount+n; i++ {
 		loop.out.Address(i, &s.key.peer, s.control)
 		s.toClient += int64(len(loop.out.Data(i)))
@@ -400,6 +405,9 @@ func (v *view) usable() map[*balance.State]bool {
 
 // compare ends the session if, with v, it could not be as it is.
 func (s *udpSession) compare(v *view, usable map[*balance.State]bool) {
+	if s.leaving {
+		return
+	}
 	vip, ok := v.vips[s.vip.AddrPort()]
 	switch {
 	case !ok:
@@ -422,7 +430,29 @@ func (s *udpSession) compare(v *view, usable map[*balance.State]bool) {
 		s.moveOn(errLeft, false) // what the client asked, another one may answer
 		return
 	}
+	if s.asked && s.search == nil {
+		s.linger()
+		return
+	}
 	s.end(trace.EndpointLeft, nil)
+}
+
+// lingerTime is how long an endpoint that left may take to answer what it had
+// been asked before.
+const lingerTime = 500 * time.Millisecond
+
+// linger takes the session away from its client, whose next datagram begins
+// another, but lets the replies through that are under way.
+func (s *udpSession) linger() {
+	l := s.socket
+	delete(l.sessions, s.key)
+	s.leaving = true
+	end := func() {
+		if s.fd >= 0 {
+			s.end(trace.EndpointLeft, nil)
+		}
+	}
+	time.AfterFunc(lingerTime, func() { _ = l.loop.poller.Do(end) })
 }
 
 // end ends the session. Its client's next datagram begins another.
