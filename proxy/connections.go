@@ -14,6 +14,7 @@ type connections struct {
 	max         int64 // as the user set it, or 0
 	descriptors int64 // that the process may have
 	listeners   atomic.Int64
+	udp         atomic.Int64 // descriptors that UDP has: sessions, loops, sockets beyond one for each listener
 	open        atomic.Int64
 	next        atomic.Uint64
 
@@ -31,7 +32,7 @@ func newConnections(max int64) connections {
 // descriptors.
 func (c *connections) limit() int64 {
 	// A handover needs a copy of each listener.
-	limit := max(1, (c.descriptors-reservedDescriptors-2*c.listeners.Load())/2)
+	limit := max(1, (c.descriptors-reservedDescriptors-2*c.listeners.Load()-c.udp.Load())/2)
 	if c.max > 0 {
 		limit = min(limit, c.max)
 	}

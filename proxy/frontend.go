@@ -26,6 +26,7 @@ type frontEnd struct {
 	view     atomic.Pointer[view]
 	affinity *affinity.Table
 	open     atomic.Int64 // connections
+	sessions atomic.Int64 // UDP sessions
 
 	pool      balance.Pool
 	listeners []listener
@@ -35,7 +36,7 @@ type frontEnd struct {
 }
 
 // listener takes in what clients send to some targets of a service port. Each
-// protocol has its own: tcp.go.
+// protocol has its own: tcp.go, udp_linux.go.
 type listener interface {
 	// addr returns where it listens.
 	addr() netip.AddrPort
@@ -58,6 +59,8 @@ func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
 		return openTCP(f, b)
 	case config.SCTP:
 		return openSCTP(f, b)
+	case config.UDP:
+		return openUDP(f, b)
 	}
 	return nil, fmt.Errorf("%w %s", errProtocol, f.protocol)
 }
@@ -81,6 +84,7 @@ func listenReason(err error) Reason {
 type view struct {
 	port     config.ServicePort
 	vips     map[netip.AddrPort]config.VIP
+	all      []*balance.Endpoint // usable or not
 	cluster  *balance.Set
 	internal *balance.Set
 	external *balance.Set
@@ -142,6 +146,7 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	v := &view{
 		port:     port,
 		vips:     make(map[netip.AddrPort]config.VIP, len(port.VIPs)),
+		all:      f.pool.All,
 		cluster:  f.pool.Cluster,
 		internal: f.pool.Internal,
 		external: f.pool.External,

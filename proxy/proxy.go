@@ -58,6 +58,16 @@ type Options struct {
 	// any.
 	Ports portal.PortRange
 
+	// UDPIdleTimeout is how long a UDP session lasts without a datagram, unless
+	// the Service says otherwise.
+	UDPIdleTimeout time.Duration
+	// MaxUDPSessions bounds the UDP sessions that are open at once. A quarter
+	// of the file descriptors is the bound in any case.
+	MaxUDPSessions int64
+	// MaxUDPSessionsPerPort bounds those of one service port; 0 means half of
+	// what all may have together.
+	MaxUDPSessionsPerPort int64
+
 	// CheckInterval is how often the portal's rules are compared with the
 	// kernel's, and what could not be served is tried again.
 	CheckInterval time.Duration
@@ -80,6 +90,8 @@ func Defaults() Options {
 		AffinityPerPort: 65536,
 		AffinityTotal:   1 << 20,
 		SCTP:            SCTPAuto,
+		UDPIdleTimeout:  time.Minute,
+		MaxUDPSessions:  65536,
 		CheckInterval:   10 * time.Second,
 	}
 }
@@ -90,6 +102,7 @@ type Proxy struct {
 	forwarder   *forward.Forwarder
 	affinities  *affinity.Limits
 	connections connections
+	udp         udpEngine
 	locality    locality
 	counters    counters
 	sync        syncState
@@ -121,14 +134,16 @@ func New(options Options) *Proxy {
 		forwarder:   forward.New(forward.Options{HalfClosed: options.HalfClosed}),
 		affinities:  &affinity.Limits{PerTable: options.AffinityPerPort, Total: options.AffinityTotal},
 		connections: newConnections(options.MaxConnections),
+		udp:         udpEngine{limits: sessionLimits{total: options.MaxUDPSessions, perPort: options.MaxUDPSessionsPerPort}},
 		ctx:         ctx,
 		giveUp:      cancel,
 		services:    map[types.NamespacedName]map[config.PortID]*frontEnd{},
 		owners:      map[portal.Target]*frontEnd{},
 		problems:    map[config.PortID]*Problem{},
 		refused:     map[portal.Target]error{},
-		counters:    counters{ends: map[trace.End]int64{}},
+		counters:    counters{ends: map[trace.End]int64{}, sessionEnds: map[trace.End]int64{}},
 	}
+	p.udp.proxy = p
 	p.locality.refresh()
 	return p
 }
@@ -374,7 +389,8 @@ func (p *Proxy) Check(ctx context.Context) {
 }
 
 // Stop stops accepting, and from then on nothing is changed in the kernel any
-// more. The portal's rules stay as they are; connections that are open go on.
+// more. The portal's rules stay as they are. Connections that are open go on;
+// UDP sessions end.
 func (p *Proxy) Stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -384,6 +400,7 @@ func (p *Proxy) Stop() {
 			f.closeListeners()
 		}
 	}
+	p.udp.stop()
 }
 
 // Inherit makes listeners use the sockets of a predecessor. It takes those that it

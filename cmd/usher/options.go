@@ -47,6 +47,9 @@ func (f *proxyFlags) register(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "how long a connection is silent before the peers are probed (TCP keepalive, on both sides)")
 	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "connections that may be open at once; 0 means as many as open files allow, which is a little under half their limit")
 	flags.Int64Var(&o.MaxConnectionsPerPort, "max-connections-per-port", 0, "connections that one service port may have open at once; 0 means no bound of its own")
+	flags.DurationVar(&o.UDPIdleTimeout, "udp-idle-timeout", o.UDPIdleTimeout, "how long a UDP session lasts without a datagram; a Service may set its own by the annotation usher.io/udp-idle-timeout")
+	flags.Int64Var(&o.MaxUDPSessions, "max-udp-sessions", o.MaxUDPSessions, "UDP sessions that may be open at once, a quarter of the open files limit at the most; beyond it the one that has been idle longest ends")
+	flags.Int64Var(&o.MaxUDPSessionsPerPort, "max-udp-sessions-per-port", 0, "UDP sessions that one service port may have open at once; 0 means half of all")
 	flags.Int64Var(&o.AffinityPerPort, "max-affinity-per-port", o.AffinityPerPort, "clients that are remembered for one service port with ClientIP affinity")
 	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "clients that are remembered for all service ports with ClientIP affinity")
 	flags.IntVar(&f.traceEvents, "trace-events", 8192, "steps of connections that are kept in memory")
@@ -74,6 +77,7 @@ func (f *proxyFlags) check() error {
 		{"quarantine-max", o.Quarantine.Max, 0},
 		{"half-closed-timeout", o.HalfClosed, 0},
 		{"keepalive", o.Keepalive, time.Second},
+		{"udp-idle-timeout", o.UDPIdleTimeout, 100 * time.Millisecond},
 		{"drain-timeout", f.drainTimeout, 0},
 	} {
 		if d.value < d.least {
@@ -86,6 +90,8 @@ func (f *proxyFlags) check() error {
 	}{
 		{"max-connections", o.MaxConnections, 0},
 		{"max-connections-per-port", o.MaxConnectionsPerPort, 0},
+		{"max-udp-sessions", o.MaxUDPSessions, 1},
+		{"max-udp-sessions-per-port", o.MaxUDPSessionsPerPort, 0},
 		{"max-affinity-per-port", o.AffinityPerPort, 1},
 		{"max-affinity", o.AffinityTotal, 1},
 		{"trace-events", int64(f.traceEvents), 1},

@@ -212,9 +212,7 @@ func (s *server) begin(services []config.Service) error {
 				return err
 			}
 			s.lock.Store(lock)
-			// In case that the other one changed something after this one had
-			// looked first.
-			s.proxy.Check(context.Background())
+			s.settle()
 			lock.Serve(s)
 			return nil
 		}
@@ -224,6 +222,19 @@ func (s *server) begin(services []config.Service) error {
 		lock.Serve(s)
 	}
 	return nil
+}
+
+// settle tries again, for some time, what could not be done while the other usher
+// was there: not every socket is handed over. It also finds what that one changed
+// after this one had looked first.
+func (s *server) settle() {
+	for range 20 {
+		s.proxy.Check(context.Background())
+		if s.proxy.Stats().Problems[proxy.ReasonListen] == 0 {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
 // succeed asks the usher that is here to hand over, or takes the lock if that

@@ -13,5 +13,9 @@
 // Streams are moved by [Forwarder.Forward], messages, as SCTP has them, by
 // [Forwarder.ForwardMessages].
 //
+// For UDP, on Linux, it has what sessions are made of: a [Poller] that waits for
+// many sockets, and [Batch], which receives and sends many datagrams with one
+// system call.
+//
 // The package knows nothing of Services, balancing or portals.
 package forward
