@@ -134,6 +134,10 @@ type ServicePort struct {
 	// new connection; 0 means no session affinity.
 	AffinityTimeout time.Duration
 
+	// UDPIdleTimeout is how long a UDP session of this port lasts without a
+	// datagram; 0 means as long as the proxy's own default.
+	UDPIdleTimeout time.Duration
+
 	// Endpoints are all endpoints of this port, usable or not, sorted by
 	// address. In-flight connections to an endpoint end for UDP when it
 	// leaves this list.

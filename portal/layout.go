@@ -169,9 +169,11 @@ func (l *layouter) table(root string, jump spec) *table {
 // redirect returns what stands in nat for r.
 func (l *layouter) redirect(r Rule) []spec {
 	s := l.match(r)
-	s.jump, s.to, s.toPort = "REDIRECT", l.at.landing, int(r.LocalPort)
-	if s.to.IsValid() {
-		s.jump = "DNAT"
+	s.jump, s.toPort = "REDIRECT", int(r.LocalPort)
+	// SCTP does not use a link-local address towards one that is not (the kernel's
+	// sctp_in_scope), so it goes where REDIRECT leads.
+	if l.at.landing.IsValid() && r.Target.Protocol != SCTP {
+		s.jump, s.to = "DNAT", l.at.landing
 	}
 	if r.Action == Reject {
 		s.toPort = rejectPort

@@ -11,7 +11,6 @@ import (
 
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/proxy/balance"
-	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -36,7 +35,7 @@ var (
 
 // A dialer connects to an endpoint, from the local address given or, if that is
 // the zero Addr, from one that the kernel picks. It returns when ctx ends.
-type dialer func(ctx context.Context, from netip.Addr, to netip.AddrPort) (forward.Conn, error)
+type dialer func(ctx context.Context, from netip.Addr, to netip.AddrPort) (conn, error)
 
 // attempts is one connection's search for an endpoint that answers.
 //
@@ -69,7 +68,7 @@ type attempts struct {
 // run returns a connection to an endpoint, or says why there is none:
 // errNoEndpoint, errAllFailed, ctx's error, or a system error for which
 // outOfResources is true.
-func (a *attempts) run(ctx context.Context) (forward.Conn, *balance.Endpoint, error) {
+func (a *attempts) run(ctx context.Context) (conn, *balance.Endpoint, error) {
 	waited := false
 	for _, slot := range a.schedule {
 		for end := time.Now().Add(slot); time.Now().Before(end); {
@@ -103,38 +102,63 @@ func (a *attempts) run(ctx context.Context) (forward.Conn, *balance.Endpoint, er
 var errTryAgain = errors.New("this endpoint failed")
 
 // next makes one attempt to the endpoint that is to be tried next.
-func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Duration) (forward.Conn, *balance.Endpoint, error) {
-	if a.count == maxAttempts {
-		return nil, nil, errAllFailed
+func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Duration) (conn, *balance.Endpoint, error) {
+	t, err := a.begin(set, time.Now())
+	if err != nil {
+		return nil, nil, err
 	}
-	started := time.Now()
-	choice, ok := a.choose(set, started)
-	if !ok {
-		return nil, nil, errNoEndpoint
+	conn, err := a.connect(ctx, t.Endpoint.Addr, timeout)
+	failed := err != nil && ctx.Err() == nil && !outOfResources(err) // else it is not about the endpoint
+	// The ports towards this endpoint are used up, or there is no address of its
+	// family here: that is not its fault, but another endpoint may do.
+	unreachable := errors.Is(err, syscall.EADDRNOTAVAIL)
+	a.end(t, time.Now(), err, failed && !unreachable)
+	switch {
+	case err == nil:
+		return conn, t.Endpoint, nil
+	case failed:
+		return nil, nil, errTryAgain
 	}
-	endpoint := choice.Endpoint
-	a.count++
-	a.tried = append(a.tried, endpoint.Addr)
+	return nil, nil, err
+}
 
-	conn, err := a.connect(ctx, endpoint.Addr, timeout)
-	now := time.Now()
-	step := trace.Event{Kind: trace.Attempt, Time: now, Attempt: a.count, Endpoint: endpoint.Addr, Pod: endpoint.Pod,
-		Reason: string(choice.Reason), PassedOver: choice.PassedOver, Took: now.Sub(started)}
+// try is an attempt that has begun.
+type try struct {
+	balance.Choice
+	started time.Time
+}
+
+// begin chooses the endpoint to try next. The error is errNoEndpoint or
+// errAllFailed.
+func (a *attempts) begin(set *balance.Set, now time.Time) (try, error) {
+	if a.count == maxAttempts {
+		return try{}, errAllFailed
+	}
+	choice, ok := a.choose(set, now)
+	if !ok {
+		return try{}, errNoEndpoint
+	}
+	a.count++
+	a.tried = append(a.tried, choice.Endpoint.Addr)
+	return try{choice, now}, nil
+}
+
+// end reports how an attempt ended. If it is the endpoint's fault, that goes
+// into quarantine, and the client's affinity to it is forgotten.
+func (a *attempts) end(t try, now time.Time, err error, blame bool) {
+	step := trace.Event{Kind: trace.Attempt, Time: now, Attempt: a.count, Endpoint: t.Endpoint.Addr, Pod: t.Endpoint.Pod,
+		Reason: string(t.Reason), PassedOver: t.PassedOver, Took: now.Sub(t.started)}
 	if err != nil {
 		step.Err = err.Error()
 	}
 	a.report(step)
-
 	switch {
 	case err == nil:
-		endpoint.Succeed()
-		return conn, endpoint, nil
-	case ctx.Err() != nil, outOfResources(err):
-		return nil, nil, err // not the endpoint's fault
+		t.Endpoint.Succeed()
+	case blame:
+		t.Endpoint.Fail(t.started, now, err, a.quarantine)
+		a.affinity.Forget(a.client, t.Endpoint.Addr)
 	}
-	endpoint.Fail(started, now, err, a.quarantine)
-	a.affinity.Forget(a.client, endpoint.Addr)
-	return nil, nil, errTryAgain
 }
 
 // choose returns the endpoint that the client had, if there is affinity and the
@@ -173,22 +197,28 @@ func (a *attempts) sticky(set *balance.Set, had netip.AddrPort, now time.Time) (
 }
 
 // connect dials and gives up after timeout.
-func (a *attempts) connect(ctx context.Context, to netip.AddrPort, timeout time.Duration) (forward.Conn, error) {
+func (a *attempts) connect(ctx context.Context, to netip.AddrPort, timeout time.Duration) (conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	conn, err := a.dial(ctx, a.from, to)
+	if err != nil {
+		return nil, attemptError(err)
+	}
+	return conn, nil
+}
+
+// attemptError says in few words why an attempt failed.
+func attemptError(err error) error {
 	var errno syscall.Errno
 	switch {
-	case err == nil:
-		return conn, nil
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return nil, errRefused
+		return errRefused
 	case errors.As(err, &errno):
-		return nil, errno
+		return errno
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, errNoAnswer
+		return errNoAnswer
 	}
-	return nil, err
+	return err
 }
 
 // wait returns after d, or sooner if the endpoints are replaced by others or
@@ -205,10 +235,10 @@ func (a *attempts) wait(ctx context.Context, d time.Duration, changed <-chan str
 }
 
 // outOfResources reports whether err says that this node, and not the endpoint,
-// has run out of descriptors, memory or ports (see connect(2), socket(2)).
+// has run out of descriptors or memory (see connect(2), socket(2)).
 func outOfResources(err error) bool {
 	for _, errno := range []syscall.Errno{
-		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL, syscall.EAGAIN,
+		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EAGAIN,
 	} {
 		if errors.Is(err, errno) {
 			return true

@@ -17,7 +17,6 @@ import (
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/balance"
-	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -77,7 +76,7 @@ func newSearch(endpoints ...behaviour) *search {
 		quarantine: Defaults().Quarantine,
 		affinity:   affinity.NewTable(&affinity.Limits{PerTable: 10, Total: 10}, 0),
 		client:     netip.MustParseAddr("192.0.2.1"),
-		dial: func(ctx context.Context, _ netip.Addr, to netip.AddrPort) (forward.Conn, error) {
+		dial: func(ctx context.Context, _ netip.Addr, to netip.AddrPort) (conn, error) {
 			return nil, s.behaviour[number(to)](ctx, time.Since(s.start))
 		},
 		endpoints: func() (*balance.Set, <-chan struct{}) {

@@ -18,11 +18,13 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// connection is one client's connection, from accept to close.
+// connection is one client's connection (for SCTP, association), from accept to
+// close.
 type connection struct {
 	id       uint64
 	front    *frontEnd
-	client   *net.TCPConn
+	carrier  *carrier
+	client   conn
 	from     netip.AddrPort // the client
 	to       netip.AddrPort // what it connected to
 	vip      config.VIP
@@ -32,27 +34,57 @@ type connection struct {
 	flow     atomic.Pointer[forward.Flow] // once established
 }
 
-// acceptLoop accepts until l is closed. It never waits for anything that a
-// client or an endpoint does: each connection has a goroutine of its own until
-// it is established.
-func (l *tcpListener) acceptLoop() {
-	f := l.front
-	defer f.proxy.connections.listeners.Add(-1)
-	defer close(l.closed)
+// conn is what a TCP connection and an SCTP association have in common.
+type conn interface {
+	LocalAddr() net.Addr
+	RemoteAddr() net.Addr
+	SyscallConn() (syscall.RawConn, error)
+	// SetLinger(0) makes Close send a reset or an abort.
+	SetLinger(sec int) error
+	Close() error
+}
+
+// carrier is what a protocol does differently once a client is accepted.
+type carrier struct {
+	// dial connects to an endpoint for a client.
+	dial func(ctx context.Context, p *Proxy, client conn, from netip.Addr, to netip.AddrPort) (conn, error)
+	// forward hands over a pair; see package forward.
+	forward func(f *forward.Forwarder, client, endpoint conn, done func(forward.Result)) *forward.Flow
+}
+
+// acceptor is what the listeners of protocols with connections have in common.
+type acceptor struct {
+	front      *frontEnd
+	carrier    *carrier
+	redirected bool
+	targets    atomic.Pointer[[]portal.Target]
+}
+
+func (a *acceptor) setTargets(targets []portal.Target) { a.targets.Store(&targets) }
+
+// endpointsChanged: connections go on whatever happens to their endpoints.
+func (a *acceptor) endpointsChanged() {}
+
+// acceptLoop accepts until accept returns net.ErrClosed. It never waits for
+// anything that a client or an endpoint does: each connection has a goroutine of
+// its own until it is established.
+func (a *acceptor) acceptLoop(accept func() (conn, error)) {
+	f := a.front
 	var pause time.Duration
 	for {
-		client, err := l.AcceptTCP()
+		client, err := accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
-			pause = l.acceptFailed(err, pause)
+			pause = a.acceptFailed(err, pause)
 			continue
 		}
 		pause = 0
 		c := &connection{
 			id:       f.proxy.connections.next.Add(1),
 			front:    f,
+			carrier:  a.carrier,
 			client:   client,
 			from:     plainAddr(client.RemoteAddr()),
 			accepted: time.Now(),
@@ -61,7 +93,7 @@ func (l *tcpListener) acceptLoop() {
 			f.proxy.turnAway(c)
 			continue
 		}
-		go c.serve(l)
+		go c.serve(a)
 	}
 }
 
@@ -75,12 +107,12 @@ var acceptErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
 // acceptFailed waits a little, twice as long as before, and returns for how
 // long. A client that gave up before it was accepted is no reason to wait.
-func (l *tcpListener) acceptFailed(err error, pause time.Duration) time.Duration {
+func (a *acceptor) acceptFailed(err error, pause time.Duration) time.Duration {
 	if errors.Is(err, syscall.ECONNABORTED) {
 		return 0
 	}
 	acceptErrors.Do(func() {
-		l.front.proxy.Log.WithField("service", l.front.id.String()).WithError(plainError(err)).
+		a.front.proxy.Log.WithField("service", a.front.id.String()).WithError(plainError(err)).
 			Error("Clients cannot be accepted; trying again (further errors of this kind are logged every 10 s at the most)")
 	})
 	pause = min(max(2*pause, minAcceptPause), maxAcceptPause)
@@ -88,7 +120,7 @@ func (l *tcpListener) acceptFailed(err error, pause time.Duration) time.Duration
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-l.front.proxy.ctx.Done():
+	case <-a.front.proxy.ctx.Done():
 	}
 	return pause
 }
@@ -109,19 +141,19 @@ var limitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
 // serve takes the connection from accepted to established, and hands it to the
 // forwarder; or resets it.
-func (c *connection) serve(l *tcpListener) {
-	end, err := c.admit(l)
+func (c *connection) serve(a *acceptor) {
+	end, err := c.admit(a)
 	c.event(trace.Event{Kind: trace.Accepted, Time: c.accepted})
 	if err != nil {
 		c.refuse(end, err)
 		return
 	}
-	conn, endpoint, err := c.attempt()
+	server, endpoint, err := c.attempt()
 	if err != nil {
 		c.refuse(endOf(err), err)
 		return
 	}
-	c.forward(conn, endpoint)
+	c.forward(server, endpoint)
 }
 
 // Why a client is not admitted.
@@ -132,9 +164,9 @@ var (
 
 // admit finds out which VIP the client connected to, and whether it may: behind
 // a redirect anybody who finds the listener's port could connect to it.
-func (c *connection) admit(l *tcpListener) (trace.End, error) {
+func (c *connection) admit(a *acceptor) (trace.End, error) {
 	v := c.front.view.Load()
-	if l.redirected {
+	if a.redirected {
 		original, err := portal.OriginalDst(c.client)
 		if err != nil {
 			c.to = plainAddr(c.client.LocalAddr())
@@ -146,9 +178,12 @@ func (c *connection) admit(l *tcpListener) (trace.End, error) {
 			return trace.NotAdmitted, errDirect
 		}
 	} else {
-		t := (*l.targets.Load())[0]
-		c.vip = v.vips[netip.AddrPortFrom(t.Addr, t.Port)]
+		t := (*a.targets.Load())[0]
 		c.to = plainAddr(c.client.LocalAddr())
+		var ok bool
+		if c.vip, ok = v.vips[netip.AddrPortFrom(t.Addr, t.Port)]; !ok {
+			return trace.NotAdmitted, errDirect // it has just been removed
+		}
 	}
 	if !c.vip.Allows(c.from.Addr()) {
 		return trace.SourceRefused, errSource
@@ -170,15 +205,20 @@ func (v *view) vip(original netip.AddrPort) (config.VIP, bool) {
 }
 
 // attempt finds an endpoint that answers.
-func (c *connection) attempt() (forward.Conn, *balance.Endpoint, error) {
+func (c *connection) attempt() (conn, *balance.Endpoint, error) {
 	p := c.front.proxy
 	a := attempts{
 		schedule:   p.Schedule,
 		quarantine: p.Quarantine,
-		dial:       p.dialTCP,
-		affinity:   c.front.affinity,
-		client:     c.from.Addr(),
-		report:     c.event,
+		dial: func(ctx context.Context, from netip.Addr, to netip.AddrPort) (conn, error) {
+			if p.leadsBack(c.front.protocol, to) {
+				return nil, errLeadsBack
+			}
+			return c.carrier.dial(ctx, p, c.client, from, to)
+		},
+		affinity: c.front.affinity,
+		client:   c.from.Addr(),
+		report:   c.event,
 		endpoints: func() (*balance.Set, <-chan struct{}) {
 			v := c.front.view.Load()
 			return v.endpoints(c.vip, c.ofThisNode()), v.replaced
@@ -187,34 +227,34 @@ func (c *connection) attempt() (forward.Conn, *balance.Endpoint, error) {
 	return a.run(p.ctx)
 }
 
+// errLeadsBack is why usher does not connect to some endpoints.
+var errLeadsBack = errors.New("refused: it is a node port of this node, and would lead back here")
+
+// leadsBack reports whether a connection to an endpoint would come back to usher:
+// it is an address of this node, and the port a node port. (Endpoints that are
+// other VIPs are refused by package translate.)
+func (p *Proxy) leadsBack(protocol config.Protocol, to netip.AddrPort) bool {
+	any := netip.IPv4Unspecified()
+	if to.Addr().Is6() {
+		any = netip.IPv6Unspecified()
+	}
+	_, nodePort := p.nodePorts.Load(portal.Target{Protocol: portalProtocols[protocol], Addr: any, Port: to.Port()})
+	return nodePort && p.locality.isNode(to.Addr())
+}
+
 // ofThisNode reports whether the client is a process or a Pod of this node. Where
 // a VIP is an address of the node, its processes connect to it from itself.
 func (c *connection) ofThisNode() bool {
 	return c.from.Addr() == c.to.Addr() || c.front.proxy.locality.local(c.from.Addr())
 }
 
-// dialTCP connects to an endpoint, with keepalive.
-func (p *Proxy) dialTCP(ctx context.Context, from netip.Addr, to netip.AddrPort) (forward.Conn, error) {
-	d := net.Dialer{
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: p.Keepalive, Interval: keepaliveInterval, Count: keepaliveProbes},
-	}
-	if from.IsValid() {
-		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
-	}
-	conn, err := d.DialContext(ctx, "tcp", to.String())
-	if err != nil {
-		return nil, err
-	}
-	return conn.(*net.TCPConn), nil
-}
-
 // forward moves bytes until both sides are done.
-func (c *connection) forward(conn forward.Conn, endpoint *balance.Endpoint) {
+func (c *connection) forward(server conn, endpoint *balance.Endpoint) {
 	p := c.front.proxy
 	c.endpoint = endpoint
 	endpoint.Active.Add(1)
 	c.event(trace.Event{Kind: trace.Established, Time: time.Now(), Endpoint: endpoint.Addr, Pod: endpoint.Pod})
-	c.flow.Store(p.forwarder.Forward(c.client, conn, c.forwarded))
+	c.flow.Store(c.carrier.forward(p.forwarder, c.client, server, c.forwarded))
 	if p.ctx.Err() != nil { // Drain may have passed by already
 		c.flow.Load().Break()
 	}
@@ -269,7 +309,7 @@ func (c *connection) refuse(end trace.End, err error) {
 	c.front.proxy.connections.remove(c)
 }
 
-// reset closes the client's connection with a TCP reset.
+// reset closes the client's connection with a TCP reset or an SCTP abort.
 func (c *connection) reset() {
 	_ = c.client.SetLinger(0) // fails only if the connection is gone already
 	c.client.Close()
@@ -288,9 +328,9 @@ func (c *connection) event(e trace.Event) {
 	c.front.proxy.Trace.Add(e)
 }
 
-// plainAddr returns a TCP address as netip has it, IPv4 as IPv4.
+// plainAddr returns an address as netip has it, IPv4 as IPv4.
 func plainAddr(a net.Addr) netip.AddrPort {
-	ap := a.(*net.TCPAddr).AddrPort()
+	ap := a.(interface{ AddrPort() netip.AddrPort }).AddrPort()
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 }
 

@@ -14,9 +14,9 @@ type connections struct {
 	max         int64 // as the user set it, or 0
 	descriptors int64 // that the process may have
 	listeners   atomic.Int64
+	udp         atomic.Int64 // descriptors that UDP has: sessions, loops, sockets beyond one for each listener
 	open        atomic.Int64
 	next        atomic.Uint64
-	refused     atomic.Int64 // for want of room
 
 	mu    *sync.Mutex
 	byID  map[uint64]*connection
@@ -31,7 +31,8 @@ func newConnections(max int64) connections {
 // limit returns how many connections may be open at once. Each takes two
 // descriptors.
 func (c *connections) limit() int64 {
-	limit := max(1, (c.descriptors-reservedDescriptors-c.listeners.Load())/2)
+	// A handover needs a copy of each listener.
+	limit := max(1, (c.descriptors-reservedDescriptors-2*c.listeners.Load()-c.udp.Load())/2)
 	if c.max > 0 {
 		limit = min(limit, c.max)
 	}
@@ -42,12 +43,10 @@ func (c *connections) limit() int64 {
 // room.
 func (c *connections) add(conn *connection, perPort int64) bool {
 	if c.open.Add(1) > c.limit() {
-		c.refused.Add(1)
 		c.open.Add(-1)
 		return false
 	}
 	if n := conn.front.open.Add(1); perPort > 0 && n > perPort {
-		c.refused.Add(1)
 		conn.front.open.Add(-1)
 		c.open.Add(-1)
 		return false

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -16,8 +17,14 @@ type counters struct {
 	attempts              [numResults]atomic.Int64
 	toEndpoint, toClient  atomic.Int64
 
-	mu   sync.Mutex
-	ends map[trace.End]int64
+	sessions                               atomic.Int64 // UDP sessions that have begun
+	answered                               atomic.Int64 // of those
+	datagramsToEndpoint, datagramsToClient atomic.Int64
+	dropped                                [numDrops]atomic.Int64
+
+	mu          sync.Mutex
+	ends        map[trace.End]int64
+	sessionEnds map[trace.End]int64
 
 	serviceChanges, endpointChanges atomic.Int64
 	repaired, portalFailures        atomic.Int64
@@ -52,7 +59,33 @@ func resultOf(e *trace.Event) AttemptResult {
 	return AttemptFailed
 }
 
+// Drop says why a datagram was not passed on.
+type Drop int
+
+// The reasons.
+const (
+	DropNotAdmitted   Drop = iota // it came straight to the listener, or from a source that is not allowed
+	DropUnknownOrigin             // conntrack could not say where it was meant to go
+	DropNoEndpoint                // there is none, or all have refused
+	DropLimit                     // no room for another session
+	DropReceiveBuffer             // usher could not read fast enough
+	DropSendBuffer                // the kernel could not send fast enough
+	DropNotSent                   // the kernel would not send it
+	numDrops
+)
+
+// String returns the word that metrics use.
+func (d Drop) String() string {
+	return [...]string{"not-admitted", "unknown-origin", "no-endpoint", "limit", "receive-buffer-full", "send-buffer-full", "not-sent"}[d]
+}
+
+func (c *counters) drop(why Drop, n int) { c.dropped[why].Add(int64(n)) }
+
 func (c *counters) count(e *trace.Event) {
+	if e.Protocol == config.UDP && e.Kind != trace.Attempt {
+		c.countSession(e)
+		return
+	}
 	switch e.Kind {
 	case trace.Accepted:
 		c.accepted.Add(1)
@@ -69,12 +102,29 @@ func (c *counters) count(e *trace.Event) {
 	}
 }
 
+func (c *counters) countSession(e *trace.Event) {
+	switch e.Kind {
+	case trace.Accepted:
+		c.sessions.Add(1)
+	case trace.Established:
+		c.answered.Add(1)
+	case trace.Closed:
+		c.toEndpoint.Add(e.ToEndpoint)
+		c.toClient.Add(e.ToClient)
+		c.mu.Lock()
+		c.sessionEnds[e.End]++
+		c.mu.Unlock()
+	}
+}
+
 // Stats are numbers about a Proxy: those that count do so since its start.
 type Stats struct {
 	Accepted, Established int64
 	Attempts              [numResults]int64 // by AttemptResult
 	Ends                  map[trace.End]int64
-	ToEndpoint, ToClient  int64 // bytes of connections that have ended
+	ToEndpoint, ToClient  int64 // bytes of connections and UDP sessions that have ended
+
+	Sessions UDPStats
 
 	Open, Limit     int64 // connections
 	Services, Ports int
@@ -89,6 +139,15 @@ type Stats struct {
 	// NoLocalEndpoints is how many service ports have policy Local, endpoints,
 	// and none of them on this node.
 	NoLocalEndpoints struct{ Internal, External int }
+}
+
+// UDPStats are numbers about UDP sessions and their datagrams.
+type UDPStats struct {
+	Open, Limit          int64
+	Begun, Answered      int64
+	Ends                 map[trace.End]int64
+	ToEndpoint, ToClient int64           // datagrams
+	Dropped              [numDrops]int64 // datagrams, by Drop
 }
 
 // Stats returns the numbers as they are now.
@@ -112,7 +171,16 @@ func (p *Proxy) Stats() Stats {
 	for i := range s.Attempts {
 		s.Attempts[i] = c.attempts[i].Load()
 	}
+	s.Sessions = UDPStats{
+		Open: p.udp.limits.open.Load(), Limit: p.udp.limit(),
+		Begun: c.sessions.Load(), Answered: c.answered.Load(),
+		ToEndpoint: c.datagramsToEndpoint.Load(), ToClient: c.datagramsToClient.Load(),
+	}
+	for i := range s.Sessions.Dropped {
+		s.Sessions.Dropped[i] = c.dropped[i].Load()
+	}
 	c.mu.Lock()
+	s.Sessions.Ends = maps.Clone(c.sessionEnds)
 	s.Ends = maps.Clone(c.ends)
 	c.mu.Unlock()
 

@@ -5,7 +5,9 @@
 // The life of a change is in proxy.go (what differs) and frontend.go (one
 // service port: listeners and portal rules that follow its configuration). The
 // life of a connection is in connection.go, from accept to close; how an
-// endpoint is found is in attempts.go.
+// endpoint is found is in attempts.go. UDP has sessions instead, which belong to
+// loops: udp_linux.go has loops and listeners, udp_session_linux.go the life of a
+// session.
 //
 // Which endpoint is next is decided by package balance, how a VIP reaches a
 // listener by package portal, bytes are moved by package forward, and what
@@ -13,6 +15,6 @@
 //
 // Locks: Proxy.mu guards the configuration and every front end's listeners and
 // rules; it is held while the kernel is changed, but never by a connection. A
-// connection reads its front end's view, an immutable value behind an atomic
-// pointer.
+// connection or a UDP session reads its front end's view, an immutable value
+// behind an atomic pointer.
 package proxy

@@ -26,15 +26,17 @@ type frontEnd struct {
 	view     atomic.Pointer[view]
 	affinity *affinity.Table
 	open     atomic.Int64 // connections
+	sessions atomic.Int64 // UDP sessions
 
 	pool      balance.Pool
 	listeners []listener
+	trouble   *Problem                      // what update could not do; nil if all is well
 	owned     map[portal.Target]bool        // see Proxy.owners
 	rules     map[portal.Target]portal.Rule // that the portal was given
 }
 
 // listener takes in what clients send to some targets of a service port. Each
-// protocol has its own: tcp.go.
+// protocol has its own: tcp.go, udp_linux.go.
 type listener interface {
 	// addr returns where it listens.
 	addr() netip.AddrPort
@@ -42,8 +44,8 @@ type listener interface {
 	serves(b portal.Bind) bool
 	// setTargets says which targets lead to it.
 	setTargets(targets []portal.Target)
-	// socket returns a copy of the socket, for a successor.
-	socket() (handover.Socket, error)
+	// handOver returns copies of the sockets that a successor can go on with.
+	handOver() []handover.Socket
 	// endpointsChanged is called after the front end's view was replaced.
 	endpointsChanged()
 	// close stops taking in new clients, and returns when nobody does any more.
@@ -55,6 +57,10 @@ func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
 	switch f.protocol {
 	case config.TCP:
 		return openTCP(f, b)
+	case config.SCTP:
+		return openSCTP(f, b)
+	case config.UDP:
+		return openUDP(f, b)
 	}
 	return nil, fmt.Errorf("%w %s", errProtocol, f.protocol)
 }
@@ -62,11 +68,23 @@ func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
 // errProtocol says that this version cannot carry a protocol.
 var errProtocol = errors.New("this version of usher does not serve the protocol")
 
+// listenReason returns the word for an error of openListener.
+func listenReason(err error) Reason {
+	switch {
+	case errors.Is(err, errProtocol), errors.Is(err, errNoSCTP):
+		return ReasonProtocol
+	case errors.Is(err, errSCTPOff):
+		return ReasonSCTPOff
+	}
+	return ReasonListen
+}
+
 // view is a front end's configuration at one moment: a value that is replaced,
 // never changed.
 type view struct {
 	port     config.ServicePort
 	vips     map[netip.AddrPort]config.VIP
+	all      []*balance.Endpoint // usable or not
 	cluster  *balance.Set
 	internal *balance.Set
 	external *balance.Set
@@ -112,17 +130,10 @@ func (f *frontEnd) update(port config.ServicePort, c *change) {
 	f.swapView(port)
 	targets, problem := f.claim(port)
 	if err := f.bind(targets, c); err != nil && problem == nil {
-		problem = &Problem{Reason: ReasonListen, Err: err}
-		if errors.Is(err, errProtocol) {
-			problem.Reason = ReasonProtocol
-		}
+		problem = &Problem{Reason: listenReason(err), Err: err}
 	}
-	switch {
-	case problem != nil:
-		f.proxy.problem(f.id, problem.Reason, problem.Err)
-	case f.proxy.problems[f.id] != nil && f.proxy.problems[f.id].Reason != ReasonPortal:
-		f.proxy.solved(f.id)
-	}
+	f.trouble = problem
+	f.proxy.review(f)
 }
 
 // swapView makes new connections see port and its endpoints.
@@ -135,6 +146,7 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	v := &view{
 		port:     port,
 		vips:     make(map[netip.AddrPort]config.VIP, len(port.VIPs)),
+		all:      f.pool.All,
 		cluster:  f.pool.Cluster,
 		internal: f.pool.Internal,
 		external: f.pool.External,
@@ -165,6 +177,9 @@ func (f *frontEnd) claim(port config.ServicePort) (own []portal.Target, problem 
 		}
 		f.proxy.owners[t] = f
 		f.owned[t] = true
+		if vip.Kind == config.NodePort {
+			f.proxy.nodePorts.Store(t, nil)
+		}
 		own = append(own, t)
 	}
 	return own, problem
@@ -186,6 +201,7 @@ func (f *frontEnd) releaseOthers(port config.ServicePort, c *change) {
 func (f *frontEnd) release(t portal.Target, c *change) {
 	delete(f.proxy.owners, t)
 	delete(f.owned, t)
+	f.proxy.nodePorts.Delete(t)
 	if _, ok := f.rules[t]; ok {
 		delete(f.rules, t)
 		c.drop(t)

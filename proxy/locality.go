@@ -50,17 +50,20 @@ func (l *locality) pods() []netip.Prefix {
 	return nil
 }
 
+// isNode reports whether a is an address of this node.
+func (l *locality) isNode(a netip.Addr) bool {
+	now := l.now.Load()
+	return a.IsLoopback() || now != nil && now.addrs[a]
+}
+
 // local reports whether a belongs to this node or one of its Pods.
 func (l *locality) local(a netip.Addr) bool {
-	if a.IsLoopback() {
+	if l.isNode(a) {
 		return true
 	}
 	now := l.now.Load()
 	if now == nil {
 		return false
-	}
-	if now.addrs[a] {
-		return true
 	}
 	for _, p := range now.pods {
 		if p.Contains(a) {

@@ -1,11 +1,15 @@
 package proxy
 
 import (
+	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 )
 
 // Reason says in one word why a service port is not served as it should be.
@@ -14,6 +18,7 @@ type Reason string
 // The reasons.
 const (
 	ReasonProtocol Reason = "ProtocolNotServed" // usher or this node cannot carry the protocol
+	ReasonSCTPOff  Reason = "SCTPOff"           // SCTP is not in use on this node, or switched off; see SCTPMode
 	ReasonConflict Reason = "AddressConflict"   // another service port has the address and port
 	ReasonListen   Reason = "ListenFailed"      // no listener could be opened
 	ReasonPortal   Reason = "PortalFailed"      // the kernel did not take the portal's rule
@@ -25,6 +30,22 @@ type Problem struct {
 	Reason Reason
 	Err    error
 	Since  time.Time
+}
+
+// review finds out whether f has a problem now, and which. What f itself could not
+// do comes before what the portal could not.
+func (p *Proxy) review(f *frontEnd) {
+	if f.trouble != nil {
+		p.problem(f.id, f.trouble.Reason, f.trouble.Err)
+		return
+	}
+	for _, t := range slices.SortedFunc(maps.Keys(f.owned), portal.Target.Compare) {
+		if err := p.refused[t]; err != nil {
+			p.problem(f.id, ReasonPortal, fmt.Errorf("%s: %w", t, err))
+			return
+		}
+	}
+	p.solved(f.id)
 }
 
 // problem notes that the port id has a problem, and logs it if it is new.

@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"os"
@@ -52,6 +51,23 @@ type Options struct {
 	// bound of its own.
 	MaxConnectionsPerPort int64
 
+	// SCTP says whether SCTP Services are served.
+	SCTP SCTPMode
+
+	// Ports are the local ports for listeners that are not on a VIP; none means
+	// any.
+	Ports portal.PortRange
+
+	// UDPIdleTimeout is how long a UDP session lasts without a datagram, unless
+	// the Service says otherwise.
+	UDPIdleTimeout time.Duration
+	// MaxUDPSessions bounds the UDP sessions that are open at once. A quarter
+	// of the file descriptors is the bound in any case.
+	MaxUDPSessions int64
+	// MaxUDPSessionsPerPort bounds those of one service port; 0 means half of
+	// what all may have together.
+	MaxUDPSessionsPerPort int64
+
 	// CheckInterval is how often the portal's rules are compared with the
 	// kernel's, and what could not be served is tried again.
 	CheckInterval time.Duration
@@ -73,6 +89,9 @@ func Defaults() Options {
 		Keepalive:       3 * time.Minute,
 		AffinityPerPort: 65536,
 		AffinityTotal:   1 << 20,
+		SCTP:            SCTPAuto,
+		UDPIdleTimeout:  time.Minute,
+		MaxUDPSessions:  65536,
 		CheckInterval:   10 * time.Second,
 	}
 }
@@ -83,6 +102,7 @@ type Proxy struct {
 	forwarder   *forward.Forwarder
 	affinities  *affinity.Limits
 	connections connections
+	udp         udpEngine
 	locality    locality
 	counters    counters
 	sync        syncState
@@ -96,7 +116,10 @@ type Proxy struct {
 	stopped  bool
 	services map[types.NamespacedName]map[config.PortID]*frontEnd
 	owners   map[portal.Target]*frontEnd // who serves a VIP: one only
-	problems map[config.PortID]*Problem
+	// nodePorts are those of owners that are node ports, for connections to
+	// look at.
+	nodePorts sync.Map // of portal.Target
+	problems  map[config.PortID]*Problem
 	// inherited are the sockets of a predecessor that nobody uses yet.
 	inherited map[string]*os.File
 	// refused are the targets for which the portal could not put in a rule.
@@ -111,14 +134,16 @@ func New(options Options) *Proxy {
 		forwarder:   forward.New(forward.Options{HalfClosed: options.HalfClosed}),
 		affinities:  &affinity.Limits{PerTable: options.AffinityPerPort, Total: options.AffinityTotal},
 		connections: newConnections(options.MaxConnections),
+		udp:         udpEngine{limits: sessionLimits{total: options.MaxUDPSessions, perPort: options.MaxUDPSessionsPerPort}},
 		ctx:         ctx,
 		giveUp:      cancel,
 		services:    map[types.NamespacedName]map[config.PortID]*frontEnd{},
 		owners:      map[portal.Target]*frontEnd{},
 		problems:    map[config.PortID]*Problem{},
 		refused:     map[portal.Target]error{},
-		counters:    counters{ends: map[trace.End]int64{}},
+		counters:    counters{ends: map[trace.End]int64{}, sessionEnds: map[trace.End]int64{}},
 	}
+	p.udp.proxy = p
 	p.locality.refresh()
 	return p
 }
@@ -274,13 +299,28 @@ func (p *Proxy) portalAnswered(err error) {
 		p.counters.portalFailures.Add(1)
 		p.Log.WithError(failed).Errorf("The %s portal could not be brought up to date; trying again every %s", p.Portal.Mode(), p.CheckInterval)
 	}
-	for t, err := range p.refused {
-		if f := p.owners[t]; f != nil {
-			p.problem(f.id, ReasonPortal, fmt.Errorf("%s: %w", t, err))
-		}
-	}
+	p.reviewRefused()
 	if !again.empty() {
 		p.commit(&again)
+	}
+}
+
+// reviewRefused reviews the service ports that have, or had, a rule that the
+// kernel refuses.
+func (p *Proxy) reviewRefused() {
+	concerned := map[*frontEnd]bool{}
+	for id, problem := range p.problems {
+		if f := p.services[id.ServiceName()][id]; f != nil && problem.Reason == ReasonPortal {
+			concerned[f] = true
+		}
+	}
+	for t := range p.refused {
+		if f := p.owners[t]; f != nil {
+			concerned[f] = true
+		}
+	}
+	for f := range concerned {
+		p.review(f)
 	}
 }
 
@@ -303,8 +343,8 @@ func (p *Proxy) retry() {
 	var c change
 	for id, problem := range p.problems {
 		f := p.services[id.ServiceName()][id]
-		if f == nil || problem.Reason == ReasonPortal {
-			continue
+		if f == nil || f.trouble == nil || problem.Reason == ReasonProtocol {
+			continue // the portal tries again by itself; a protocol is not learned
 		}
 		f.update(f.view.Load().port, &c)
 	}
@@ -360,23 +400,20 @@ func (p *Proxy) Check(ctx context.Context) {
 		return
 	}
 	p.locality.refresh()
+	p.followAddresses()
 	repaired, err := p.Portal.Check(ctx)
 	if repaired > 0 {
 		p.counters.repaired.Add(int64(repaired))
 		p.Log.WithField("repaired", repaired).Warnf("Rules of the %s portal were missing or changed, and have been repaired", p.Portal.Mode())
 	}
-	for t := range p.refused {
-		delete(p.refused, t)
-		if f := p.owners[t]; f != nil && p.problems[f.id] != nil && p.problems[f.id].Reason == ReasonPortal {
-			p.solved(f.id)
-		}
-	}
+	clear(p.refused) // err has them all
 	p.portalAnswered(err)
 	p.retry()
 }
 
 // Stop stops accepting, and from then on nothing is changed in the kernel any
-// more. The portal's rules stay as they are; connections that are open go on.
+// more. The portal's rules stay as they are. Connections that are open go on;
+// UDP sessions end.
 func (p *Proxy) Stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -386,6 +423,7 @@ func (p *Proxy) Stop() {
 			f.closeListeners()
 		}
 	}
+	p.udp.stop()
 }
 
 // Inherit makes listeners use the sockets of a predecessor. It takes those that it
@@ -404,10 +442,7 @@ func (p *Proxy) HandOver() (sockets []handover.Socket, resume, release func(), e
 	for _, fronts := range p.services {
 		for _, f := range fronts {
 			for _, l := range f.listeners {
-				// A socket that cannot be copied is opened anew by the successor.
-				if s, err := l.socket(); err == nil {
-					sockets = append(sockets, s)
-				}
+				sockets = append(sockets, l.handOver()...)
 			}
 		}
 	}
@@ -415,7 +450,11 @@ func (p *Proxy) HandOver() (sockets []handover.Socket, resume, release func(), e
 		p.stopped = true
 		p.mu.Unlock()
 	}
-	return sockets, p.mu.Unlock, release, nil
+	resume = func() {
+		p.mu.Unlock()
+		p.Check(p.ctx) // the successor may have changed something
+	}
+	return sockets, resume, release, nil
 }
 
 // Drain waits until the connections that are open have ended, and breaks those

@@ -40,6 +40,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(err).NotTo(HaveOccurred())
 		o := proxy.Defaults()
 		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
+		o.SCTP = proxy.SCTPOff
 		o.Schedule = []time.Duration{50 * time.Millisecond, 50 * time.Millisecond}
 		o.MaxConnectionsPerPort = 3
 		problems = nil
@@ -173,11 +174,11 @@ var _ = Describe("a Proxy", func() {
 
 	It("says which protocols it does not serve, and serves the rest", func() {
 		dns := service("dns", "10.96.0.1", backend("dns"))
-		udp := dns.Ports[0]
-		udp.ID.Port, udp.Protocol = "udp", config.UDP
-		dns.Ports = append(dns.Ports, udp)
+		sctp := dns.Ports[0]
+		sctp.ID.Port, sctp.Protocol = "sctp", config.SCTP
+		dns.Ports = append(dns.Ports, sctp)
 		p.Apply([]config.Service{dns})
-		Expect(problems).To(Equal([]string{"default/dns:udp: ProtocolNotServed: this version of usher does not serve the protocol UDP"}))
+		Expect(problems).To(Equal([]string{"default/dns:sctp: SCTPOff: SCTP is not served: --sctp=off"}))
 		Expect(answer(dial("dns"))).To(Equal("dns"))
 		p.Apply([]config.Service{gone("dns")})
 		Expect(p.Stats().Problems).To(BeEmpty())

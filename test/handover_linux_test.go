@@ -41,7 +41,7 @@ func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
 				case <-ticker.C:
 				}
 				l.made.Add(1)
-				if err := exchange(d, vip); err != nil {
+				if err := connectAndTalk(d, vip); err != nil {
 					l.failed.Add(1)
 					l.firstFailure.CompareAndSwap(nil, &err)
 				}
@@ -56,9 +56,9 @@ func (l *load) end() {
 	l.workers.Wait()
 }
 
-// exchange makes a connection, reads the backend's name, and sends some bytes to
+// connectAndTalk makes a connection, reads the backend's name, and sends some bytes to
 // and fro.
-func exchange(d *lab.Dialer, vip string) error {
+func connectAndTalk(d *lab.Dialer, vip string) error {
 	c, err := d.Dial("", vip, 5*time.Second)
 	if err != nil {
 		return err
@@ -151,7 +151,7 @@ func handoverSpecs(portal string) {
 		other.write(dir)
 		start("--take-over")
 		Eventually(old).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
-		Expect(exchange(pod, other.vip())).To(Succeed())
+		Expect(connectAndTalk(pod, other.vip())).To(Succeed())
 		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP+"/32"), "what only the old one served is gone")
 	})
 

@@ -294,6 +294,7 @@ func tcpSpecs(portal string) {
 		}
 		web.endpoints = []netip.AddrPort{backends[0].addr}
 		u := start()
+		changing, vip := web, web.vip()
 
 		stop := make(chan struct{})
 		var churn sync.WaitGroup
@@ -307,11 +308,11 @@ func tcpSpecs(portal string) {
 					return
 				case <-ticker.C:
 				}
-				web.endpoints = nil
+				changing.endpoints = nil
 				for n := range 1 + i%3 {
-					web.endpoints = append(web.endpoints, backends[(i+n)%len(backends)].addr)
+					changing.endpoints = append(changing.endpoints, backends[(i+n)%len(backends)].addr)
 				}
-				web.write(u.manifests)
+				changing.write(u.manifests)
 			}
 		})
 
@@ -322,7 +323,7 @@ func tcpSpecs(portal string) {
 			wg.Go(func() {
 				defer GinkgoRecover()
 				for range 20 {
-					c, err := pod.Dial("", web.vip(), 10*time.Second)
+					c, err := pod.Dial("", vip, 10*time.Second)
 					Expect(err).NotTo(HaveOccurred())
 					endpoint, err := readName(c)
 					Expect(err).NotTo(HaveOccurred())

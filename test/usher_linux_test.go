@@ -2,6 +2,7 @@ package test
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -68,25 +69,29 @@ func manifestsDir() string { return GinkgoT().TempDir() }
 
 // service is what a test says of a Service; the rest has defaults.
 type service struct {
-	name      string
-	clusterIP string
-	port      int
-	spec      string // further lines of the spec, each indented by two blanks
-	endpoints []netip.AddrPort
+	name       string
+	clusterIP  string
+	port       int
+	protocol   string // TCP if empty
+	portFields string // further fields of the port, with a comma in front
+	metadata   string // further fields of the metadata, with a comma in front
+	spec       string // further lines of the spec, each indented by two blanks
+	endpoints  []netip.AddrPort
 }
 
 // yaml returns the manifests of the Service and of a slice for each endpoint.
 func (s service) yaml() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: default}\nspec:\n  clusterIP: %q\n", s.name, s.clusterIP)
-	fmt.Fprintf(&b, "  ports: [{name: main, port: %d}]\n%s", s.port, s.spec)
+	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: default%s}\nspec:\n  clusterIP: %q\n", s.name, s.metadata, s.clusterIP)
+	protocol := cmp.Or(s.protocol, "TCP")
+	fmt.Fprintf(&b, "  ports: [{name: main, port: %d, protocol: %s%s}]\n%s", s.port, protocol, s.portFields, s.spec)
 	for i, e := range s.endpoints {
 		family := "IPv4"
 		if e.Addr().Is6() {
 			family = "IPv6"
 		}
 		fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-%d, namespace: default, labels: {kubernetes.io/service-name: %s}}\n", s.name, i, s.name)
-		fmt.Fprintf(&b, "addressType: %s\nports: [{name: main, port: %d}]\nendpoints: [{addresses: [%q], conditions: {ready: true}}]\n", family, e.Port(), e.Addr())
+		fmt.Fprintf(&b, "addressType: %s\nports: [{name: main, port: %d, protocol: %s}]\nendpoints: [{addresses: [%q], conditions: {ready: true}}]\n", family, e.Port(), protocol, e.Addr())
 	}
 	return b.String()
 }

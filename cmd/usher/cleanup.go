@@ -17,7 +17,7 @@ func newCleanup() *cobra.Command {
 		Long: `Removes every rule, chain and route that usher installed on this node, in every
 portal mode, whichever process did it and however that ended. What others
 installed is not touched. Stop usher before.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := logs.logger(cmd.ErrOrStderr())
 			if err != nil {

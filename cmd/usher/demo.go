@@ -34,7 +34,7 @@ be had here, and tells line by line what happens to each connection.
 
 As root the Service has its cluster IP on this node; without root it is on a
 loopback address. Everything is removed at the end.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return d.run(cmd) },
 	}
 	flags := cmd.Flags()

@@ -36,7 +36,7 @@ func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, file string) (war
 		"log-format":             s.LogFormat,
 		"portal":                 s.Portal,
 		"portal-check-interval":  duration(s.CheckInterval),
-		"min-sync-delay":         duration(s.MaxDelay),
+		"max-sync-delay":         duration(s.MaxDelay),
 	} {
 		if value == "" || flags.Changed(flag) {
 			continue

@@ -43,6 +43,14 @@ func usagef(format string, args ...any) error {
 	return &usageError{fmt.Errorf(format, args...)}
 }
 
+// noArgs is for commands that take flags only.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("%s takes no arguments, and got %q", cmd.Name(), args[0])
+	}
+	return nil
+}
+
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "usher",

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,17 +23,22 @@ type proxyFlags struct {
 	proxyPorts   string
 	traceEvents  int
 	drainTimeout time.Duration
+	sctp         string
 	proxy        proxy.Options
 
 	// Parsed already; empty means all addresses of the node.
 	nodePortAddresses []netip.Prefix
 }
 
+// sctpModes are the values of --sctp.
+var sctpModes = []string{string(proxy.SCTPAuto), string(proxy.SCTPOn), string(proxy.SCTPOff)}
+
 func (f *proxyFlags) register(flags *pflag.FlagSet) {
 	f.proxy = proxy.Defaults()
 	o := &f.proxy
 	flags.StringVar(&f.portal, "portal", portal.ModeAuto, "how VIPs reach usher: "+strings.Join(portal.Modes(), ", ")+"; auto takes the first that works here")
 	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "`first-last` local ports for listeners that are not on a VIP; empty means any free port")
+	flags.StringVar(&f.sctp, "sctp", string(proxy.SCTPAuto), "whether SCTP Services are served: "+strings.Join(sctpModes, ", ")+"; auto does where the kernel's SCTP is in use already, on loads it (which ends what userspace SCTP stacks on this node do), off never touches it")
 	flags.DurationVar(&o.CheckInterval, "portal-check-interval", o.CheckInterval, "how often the portal's rules are compared with the kernel's and repaired, and what could not be served is tried again")
 	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "how long each attempt to connect to an endpoint may take")
 	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "how long an endpoint that failed is passed over; doubles while it keeps failing; 0 switches quarantine off")
@@ -41,6 +47,9 @@ func (f *proxyFlags) register(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "how long a connection is silent before the peers are probed (TCP keepalive, on both sides)")
 	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "connections that may be open at once; 0 means as many as open files allow, which is a little under half their limit")
 	flags.Int64Var(&o.MaxConnectionsPerPort, "max-connections-per-port", 0, "connections that one service port may have open at once; 0 means no bound of its own")
+	flags.DurationVar(&o.UDPIdleTimeout, "udp-idle-timeout", o.UDPIdleTimeout, "how long a UDP session lasts without a datagram; a Service may set its own by the annotation usher.io/udp-idle-timeout")
+	flags.Int64Var(&o.MaxUDPSessions, "max-udp-sessions", o.MaxUDPSessions, "UDP sessions that may be open at once, a quarter of the open files limit at the most; beyond it the one that has been idle longest ends")
+	flags.Int64Var(&o.MaxUDPSessionsPerPort, "max-udp-sessions-per-port", 0, "UDP sessions that one service port may have open at once; 0 means half of all")
 	flags.Int64Var(&o.AffinityPerPort, "max-affinity-per-port", o.AffinityPerPort, "clients that are remembered for one service port with ClientIP affinity")
 	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "clients that are remembered for all service ports with ClientIP affinity")
 	flags.IntVar(&f.traceEvents, "trace-events", 8192, "steps of connections that are kept in memory")
@@ -68,6 +77,7 @@ func (f *proxyFlags) check() error {
 		{"quarantine-max", o.Quarantine.Max, 0},
 		{"half-closed-timeout", o.HalfClosed, 0},
 		{"keepalive", o.Keepalive, time.Second},
+		{"udp-idle-timeout", o.UDPIdleTimeout, 100 * time.Millisecond},
 		{"drain-timeout", f.drainTimeout, 0},
 	} {
 		if d.value < d.least {
@@ -80,6 +90,8 @@ func (f *proxyFlags) check() error {
 	}{
 		{"max-connections", o.MaxConnections, 0},
 		{"max-connections-per-port", o.MaxConnectionsPerPort, 0},
+		{"max-udp-sessions", o.MaxUDPSessions, 1},
+		{"max-udp-sessions-per-port", o.MaxUDPSessionsPerPort, 0},
 		{"max-affinity-per-port", o.AffinityPerPort, 1},
 		{"max-affinity", o.AffinityTotal, 1},
 		{"trace-events", int64(f.traceEvents), 1},
@@ -87,6 +99,12 @@ func (f *proxyFlags) check() error {
 		if n.value < n.least {
 			return usagef("--%s: %d is less than %d", n.flag, n.value, n.least)
 		}
+	}
+	if !slices.Contains(sctpModes, f.sctp) {
+		return usagef("--sctp: %q is none of %s", f.sctp, strings.Join(sctpModes, ", "))
+	}
+	if !slices.Contains(portal.Modes(), f.portal) {
+		return usagef("--portal: %q is not one of %s", f.portal, strings.Join(portal.Modes(), ", "))
 	}
 	_, err := parsePortRange(f.proxyPorts)
 	return err
@@ -101,7 +119,9 @@ func (f *proxyFlags) portalOptions(log logrus.FieldLogger) portal.Options {
 // newProxy returns a proxy behind p.
 func (f *proxyFlags) newProxy(p portal.Portal, log logrus.FieldLogger) *proxy.Proxy {
 	o := f.proxy
+	o.SCTP = proxy.SCTPMode(f.sctp)
 	o.Portal, o.Log, o.Trace = p, log, trace.NewLog(f.traceEvents)
+	o.Ports, _ = parsePortRange(f.proxyPorts) // checked
 	return proxy.New(o)
 }
 

@@ -42,7 +42,7 @@ cleanup' removes what is left.`,
   usher run --manifests examples/web.yaml
   kubectl get services,endpointslices -A -o yaml > all.yaml && usher run --manifests all.yaml
   usher run --manifests services/ --portal=none --trace`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return r.run(cmd) },
 	}
 	flags := cmd.Flags()
@@ -56,7 +56,7 @@ cleanup' removes what is left.`,
 	flags.StringSliceVar(&r.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses on which node ports are served, or the word primary; empty means all addresses, loopback included")
 	flags.StringSliceVar(&r.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, besides those that the Node object names: policies for clients from outside do not apply to Pods")
 	flags.StringVar(&r.config, "config", "", "`file` with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); a flag wins over it")
-	flags.DurationVar(&r.maxDelay, "min-sync-delay", kube.DefaultMaxDelay, "how often changes are carried out at the most while Services change all the time")
+	flags.DurationVar(&r.maxDelay, "max-sync-delay", kube.DefaultMaxDelay, "how long changes may be gathered, while Services change all the time, before they are carried out")
 	flags.BoolVar(&r.takeOver, "take-over", false, "if an usher serves this node already, take over from it without a gap; that one ends when its connections have")
 	flags.BoolVar(&r.trace, "trace", false, "print each step of each connection to standard output")
 	r.proxyFlags.register(flags)

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -59,9 +60,9 @@ type server struct {
 	healthChecks *admin.HealthChecks
 	metrics      *admin.Metrics // nil without HTTP servers
 
-	lock       *handover.Lock // nil without one
-	handedOver chan struct{}  // closed when another usher has taken over
-	told       chan struct{}  // closed when, after that, a signal has said to stop
+	lock       atomic.Pointer[handover.Lock] // nil without one
+	handedOver chan struct{}                 // closed when another usher has taken over
+	told       chan struct{}                 // closed when, after that, a signal has said to stop
 
 	serversMu   sync.Mutex
 	servers     []*admin.Server
@@ -74,19 +75,23 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
 	defer signal.Stop(signals)
+	// Whoever reads the trace may go away (usher run --trace | head).
+	signal.Ignore(syscall.SIGPIPE)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
+	var lock *handover.Lock
 	var pt portal.Portal
 	var err error
 	if options := s.flags.portalOptions(s.log); s.demo {
-		s.lock, pt, err = openPortalBeside(ctx, s.flags.portal, options)
+		lock, pt, err = openPortalBeside(ctx, s.flags.portal, options)
 	} else {
-		s.lock, pt, err = openPortal(ctx, s.flags.portal, options, s.takeOver)
+		lock, pt, err = openPortal(ctx, s.flags.portal, options, s.takeOver)
 	}
 	if err != nil {
 		return err
 	}
+	s.lock.Store(lock)
 	defer s.unlock()
 	s.handedOver, s.told = make(chan struct{}), make(chan struct{})
 	s.proxy = s.flags.newProxy(pt, s.log)
@@ -112,10 +117,12 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	var workers sync.WaitGroup
 	defer workers.Wait()
 	defer cancel()
+	traceCtx, endTrace := context.WithCancel(context.Background())
+	defer endTrace() // after draining, so that all ends are told
 	workers.Go(func() { s.proxy.Run(ctx) })
 	workers.Go(func() { s.healthChecks.RunRetries(ctx, time.Second) })
 	if s.trace {
-		workers.Go(func() { printTrace(ctx, s.out, s.proxy.Trace.Reader(true)) })
+		workers.Go(func() { printTrace(traceCtx, s.out, s.proxy.Trace.Reader(true)) })
 	}
 	failed := make(chan error, 2)
 	workers.Go(func() { failed <- source.Run(ctx, s.apply(failed)) })
@@ -162,19 +169,23 @@ func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
 // apply returns the function to which a source reports. If that cannot be
 // carried out at all, it says so to failed.
 func (s *server) apply(failed chan<- error) func([]config.Service) {
-	first := true
+	first, dead := true, false
 	return func(services []config.Service) {
+		if dead {
+			return
+		}
 		if !first {
 			s.proxy.Apply(services)
 			s.healthChecks.Apply(services)
 			return
 		}
-		first = false
 		started := time.Now()
 		if err := s.begin(services); err != nil {
 			failed <- err
+			dead = true
 			return
 		}
+		first = false
 		s.healthChecks.Apply(services)
 		s.log.WithFields(logrus.Fields{"services": len(services), "portal": s.proxy.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
 		if s.started != nil {
@@ -188,45 +199,76 @@ func (s *server) apply(failed chan<- error) func([]config.Service) {
 // begin carries out the first full picture, and has the lock then: its own, or
 // that of the usher that it takes over from.
 func (s *server) begin(services []config.Service) error {
-	if s.lock == nil && s.proxy.Portal.Mode() != portal.ModeNone {
-		successor, err := handover.Ask()
+	if s.lock.Load() == nil && s.proxy.Portal.Mode() != portal.ModeNone {
+		successor, err := s.succeed()
 		if err != nil {
-			// It may have ended meanwhile.
-			if s.lock, _ = handover.Acquire(); s.lock == nil {
-				return err
-			}
-		} else {
+			return err
+		}
+		if successor != nil {
 			s.proxy.Inherit(successor.Sockets)
 			s.proxy.Apply(services)
-			if s.lock, err = successor.Take(); err != nil {
+			lock, err := successor.Take()
+			if err != nil {
 				return err
 			}
-			// In case that the other one changed something after this one had
-			// looked first.
-			s.proxy.Check(context.Background())
-			s.lock.Serve(s)
+			s.lock.Store(lock)
+			s.settle()
+			lock.Serve(s)
 			return nil
 		}
 	}
 	s.proxy.Apply(services)
-	if s.lock != nil {
-		s.lock.Serve(s)
+	if lock := s.lock.Load(); lock != nil && !s.demo {
+		lock.Serve(s)
 	}
 	return nil
 }
+
+// settle tries again, for some time, what could not be done while the other usher
+// was there: not every socket is handed over. It also finds what that one changed
+// after this one had looked first.
+func (s *server) settle() {
+	for range 20 {
+		s.proxy.Check(context.Background())
+		if s.proxy.Stats().Problems[proxy.ReasonListen] == 0 {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// succeed asks the usher that is here to hand over, or takes the lock if that
+// one has ended meanwhile, or is about to: for some time it tries again.
+func (s *server) succeed() (successor *handover.Successor, err error) {
+	for deadline := time.Now().Add(successionTime); ; time.Sleep(100 * time.Millisecond) {
+		if successor, err = handover.Ask(); err == nil {
+			return successor, nil
+		}
+		if lock, err := handover.Acquire(); err == nil {
+			s.lock.Store(lock)
+			return nil, nil
+		}
+		if time.Now().After(deadline) {
+			return nil, err
+		}
+	}
+}
+
+// successionTime is how long an usher may take to say whether it hands over.
+const successionTime = 10 * time.Second
 
 // HandOver implements handover.Holder.
 func (s *server) HandOver() (sockets []handover.Socket, resume, release func(), err error) {
 	sockets, resume, stop, err := s.proxy.HandOver()
 	return sockets, resume, func() {
-		stop()
 		close(s.handedOver)
+		stop()
 	}, err
 }
 
 func (s *server) unlock() {
-	if s.lock != nil {
-		s.lock.Release()
+	if lock := s.lock.Load(); lock != nil {
+		lock.Release()
 	}
 }
 
@@ -255,8 +297,14 @@ func (s *server) apiServer() admin.APIServerStatus {
 // stop stops the proxy, drains, and removes what the portal installed if remove
 // is set. A further signal ends the draining.
 func (s *server) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
+	s.health.SetStopping()
 	s.proxy.Stop()
 	s.healthChecks.Close()
+	// Only who is in office, and has not handed it over, may remove the rules.
+	remove = remove && (s.lock.Load() != nil || s.proxy.Portal.Mode() == portal.ModeNone) && !s.isHandedOver()
+	if !remove {
+		s.unlock() // a successor need not wait until connections have ended
+	}
 	grace, cancel := context.WithTimeout(context.Background(), s.flags.drainTimeout)
 	defer cancel()
 	go func() {
@@ -387,8 +435,8 @@ func printTrace(ctx context.Context, out io.Writer, r *trace.Reader) {
 			fmt.Fprintf(out, "… %s missed\n", plural(int(missed), "event"))
 		}
 		for _, e := range buf[:n] {
-			if _, err := fmt.Fprintf(out, "%s %s\n", e.Time.Format("15:04:05.000"), e); errors.Is(err, syscall.EPIPE) {
-				return
+			if _, err := fmt.Fprintf(out, "%s %s\n", e.Time.Format("15:04:05.000"), e); err != nil {
+				return // nobody listens any more
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -305,7 +306,22 @@ func (s *Source) takeDirty() (names []types.NamespacedName) {
 			dirty[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}] = true
 		}
 	}
-	return slices.Collect(maps.Keys(dirty))
+	// Where two Services want the same address, the older one has it, on every
+	// node and after every restart.
+	return slices.SortedFunc(maps.Keys(dirty), s.compareAge)
+}
+
+// compareAge orders Services by their creation, and by name where that is the same
+// or not known.
+func (s *Source) compareAge(a, b types.NamespacedName) int {
+	var madeA, madeB time.Time
+	if svc := s.Service(a); svc != nil {
+		madeA = svc.CreationTimestamp.Time
+	}
+	if svc := s.Service(b); svc != nil {
+		madeB = svc.CreationTimestamp.Time
+	}
+	return cmp.Or(madeA.Compare(madeB), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
 // sweepAfter is how soon all Services are computed anew after a VIP has come up:

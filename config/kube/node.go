@@ -5,8 +5,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
 )
 
 // toBeDeletedTaint is put on a node by the cluster autoscaler before it takes
@@ -40,15 +42,27 @@ func trim(object any) (any, error) {
 		o.ManagedFields, o.Annotations = nil, nil
 		o.Status = corev1.NodeStatus{}
 	case *corev1.Service:
-		o.ManagedFields, o.Annotations = nil, nil
+		o.ManagedFields = nil
+		keepAnnotations(&o.ObjectMeta, translate.AnnotationUDPIdleTimeout)
 		o.Spec.Selector = nil
 		o.Status.Conditions = nil
 	case *discoveryv1.EndpointSlice:
 		o.ManagedFields, o.OwnerReferences = nil, nil
-		trigger, ok := o.Annotations[corev1.EndpointsLastChangeTriggerTime]
-		if o.Annotations = nil; ok {
-			o.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: trigger}
-		}
+		keepAnnotations(&o.ObjectMeta, corev1.EndpointsLastChangeTriggerTime)
 	}
 	return object, nil
+}
+
+// keepAnnotations takes all other annotations out of meta.
+func keepAnnotations(meta *metav1.ObjectMeta, keys ...string) {
+	var kept map[string]string
+	for _, key := range keys {
+		if value, ok := meta.Annotations[key]; ok {
+			if kept == nil {
+				kept = map[string]string{}
+			}
+			kept[key] = value
+		}
+	}
+	meta.Annotations = kept
 }

@@ -62,6 +62,7 @@ func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
 	clusterIPs := clusterIPs(svc, p)
 	external := externalVIPs(svc, p)
 	timeout := affinityTimeout(svc, p)
+	udpIdle := udpIdleTimeout(svc, p)
 
 	var out []config.ServicePort
 	names := map[string]bool{}
@@ -78,7 +79,7 @@ func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
 		}
 		for _, ip := range clusterIPs {
 			family := config.FamilyOf(ip)
-			out = append(out, config.ServicePort{
+			served := config.ServicePort{
 				ID:              config.PortID{Namespace: svc.Namespace, Service: svc.Name, Port: port.Name, Family: family},
 				Protocol:        protocolOf(port.Protocol),
 				AppProtocol:     value(port.AppProtocol),
@@ -86,7 +87,11 @@ func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
 				AffinityTimeout: timeout,
 				InternalLocal:   internalLocal(svc),
 				ExternalLocal:   externalLocal(svc),
-			})
+			}
+			if served.Protocol == config.UDP {
+				served.UDPIdleTimeout = udpIdle
+			}
+			out = append(out, served)
 		}
 	}
 	slices.SortFunc(out, func(a, b config.ServicePort) int {
@@ -136,6 +141,33 @@ func affinityTimeout(svc *corev1.Service, p *problems) time.Duration {
 		seconds = corev1.DefaultClientIPServiceAffinitySeconds
 	}
 	return time.Duration(seconds) * time.Second
+}
+
+// AnnotationUDPIdleTimeout, on a Service, is how long its UDP sessions last
+// without a datagram: a duration such as "30s" or "5m".
+const AnnotationUDPIdleTimeout = "usher.io/udp-idle-timeout"
+
+// What the annotation may say. Below a second, a session would hardly outlast
+// the answer; above a day, it would outlast any client.
+const (
+	minUDPIdleTimeout = time.Second
+	maxUDPIdleTimeout = 24 * time.Hour
+)
+
+// udpIdleTimeout returns what the annotation says; 0, for the default, if it is
+// not there or not valid.
+func udpIdleTimeout(svc *corev1.Service, p *problems) time.Duration {
+	text, ok := svc.Annotations[AnnotationUDPIdleTimeout]
+	if !ok {
+		return 0
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < minUDPIdleTimeout || d > maxUDPIdleTimeout {
+		p.add(field.Invalid(field.NewPath("metadata", "annotations").Key(AnnotationUDPIdleTimeout), text,
+			"must be a duration from 1s to 24h, such as 30s; the default is used"))
+		return 0
+	}
+	return d
 }
 
 // healthCheckNodePort returns the port on which load balancers ask for this

@@ -111,7 +111,10 @@ func Ask() (*Successor, error) {
 		return nil, fmt.Errorf("asking the usher that is here to hand over: %w", err)
 	}
 	s := &Successor{conn: conn, Sockets: map[string]*os.File{}}
-	if err = send(conn, wordHandOver); err == nil {
+	if !sameUser(conn) {
+		// Anybody may bind the lock's name.
+		err = fmt.Errorf("it is run by another user%s", holder())
+	} else if err = send(conn, wordHandOver); err == nil {
 		err = s.receiveSockets()
 	}
 	if err != nil {

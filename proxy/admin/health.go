@@ -27,6 +27,7 @@ type Health struct {
 	APIServer func() APIServerStatus
 
 	leaving        atomic.Bool
+	stopping       atomic.Bool
 	healthz, livez counterPair
 }
 
@@ -43,6 +44,9 @@ type APIServerStatus struct {
 // SetLeaving says whether this node is being deleted or about to be.
 func (h *Health) SetLeaving(leaving bool) { h.leaving.Store(leaving) }
 
+// SetStopping says that nothing is accepted any more.
+func (h *Health) SetStopping() { h.stopping.Store(true) }
+
 // healthAnswer is the body of an answer. The first three fields are kube-proxy's.
 type healthAnswer struct {
 	LastUpdated  time.Time        `json:"lastUpdated"`
@@ -57,7 +61,7 @@ func (h *Health) Healthz(w http.ResponseWriter, _ *http.Request) {
 	alive, answer := h.look()
 	eligible := !h.leaving.Load()
 	answer.NodeEligible = &eligible
-	h.answer(w, alive && eligible && !answer.LastUpdated.IsZero(), answer, &h.healthz)
+	h.answer(w, alive && eligible && h.Serving(), answer, &h.healthz)
 }
 
 // Livez answers /livez.
@@ -69,7 +73,7 @@ func (h *Health) Livez(w http.ResponseWriter, _ *http.Request) {
 // Serving reports whether /healthz would answer 200 but for the node's state.
 func (h *Health) Serving() bool {
 	alive, answer := h.look()
-	return alive && !answer.LastUpdated.IsZero()
+	return alive && !answer.LastUpdated.IsZero() && !h.stopping.Load()
 }
 
 func (h *Health) look() (alive bool, answer healthAnswer) {

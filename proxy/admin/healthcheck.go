@@ -1,14 +1,13 @@
 package admin
 
 import (
-	"context"
-	"errors"
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/netip"
 	"strconv"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
@@ -34,13 +33,13 @@ type HealthChecks struct {
 	servers map[types.NamespacedName]*healthCheck
 }
 
-// healthCheck is the server for one Service. port and local are guarded by
+// healthCheck is the server for one Service. All but local is guarded by
 // HealthChecks.mu.
 type healthCheck struct {
 	owner   *HealthChecks
 	service types.NamespacedName
 	port    uint16
-	local   int
+	local   atomic.Int64 // endpoints
 	server  *http.Server // nil while the port cannot be had
 	failed  string       // why
 }
@@ -66,7 +65,7 @@ func (h *HealthChecks) Apply(services []config.Service) {
 			c = &healthCheck{owner: h, service: s.Name, port: s.HealthCheckNodePort}
 			h.servers[s.Name] = c
 		}
-		c.local = localEndpoints(s)
+		c.local.Store(int64(localEndpoints(s)))
 		c.start()
 	}
 }
@@ -90,10 +89,10 @@ func (h *HealthChecks) Close() {
 	}
 }
 
-// localEndpoints returns how many ready endpoints s has on this node, counted
-// once if it serves several ports.
+// localEndpoints returns how many ready endpoints s has on this node. A Pod counts
+// once, whatever ports and IP families it serves.
 func localEndpoints(s config.Service) int {
-	addrs := map[netip.Addr]bool{}
+	endpoints := map[string]bool{}
 	for _, p := range s.Ports {
 		if !p.ExternalLocal {
 			continue
@@ -102,11 +101,11 @@ func localEndpoints(s config.Service) int {
 			// Those that are terminating still get what comes here, but a
 			// balancer that can choose should choose another node.
 			if e.Ready {
-				addrs[e.Addr.Addr()] = true
+				endpoints[cmp.Or(e.Pod, e.Addr.Addr().String())] = true
 			}
 		}
 	}
-	return len(addrs)
+	return len(endpoints)
 }
 
 // start opens the port, unless it is open.
@@ -130,11 +129,7 @@ func (c *healthCheck) stop() {
 	if c.server == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if err := c.server.Shutdown(ctx); errors.Is(err, context.DeadlineExceeded) {
-		c.server.Close()
-	}
+	c.server.Close()
 }
 
 // report tells a problem once.
@@ -158,10 +153,8 @@ func (c *healthCheck) report(err error) {
 // answer answers a load balancer as kube-proxy does.
 func (c *healthCheck) answer(w http.ResponseWriter, _ *http.Request) {
 	serving := c.owner.Serving()
-	c.owner.mu.Lock()
-	local := c.local
-	c.owner.mu.Unlock()
-	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(local))
+	local := c.local.Load()
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(local, 10))
 	status := http.StatusOK
 	if local == 0 || !serving {
 		status = http.StatusServiceUnavailable
@@ -172,7 +165,7 @@ func (c *healthCheck) answer(w http.ResponseWriter, _ *http.Request) {
 	}
 	writeJSON(w, status, struct {
 		Service             service `json:"service"`
-		LocalEndpoints      int     `json:"localEndpoints"`
+		LocalEndpoints      int64   `json:"localEndpoints"`
 		ServiceProxyHealthy bool    `json:"serviceProxyHealthy"`
 	}{service{c.service.Namespace, c.service.Name}, local, serving})
 }

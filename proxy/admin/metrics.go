@@ -74,7 +74,14 @@ var (
 	connectionsOpen     = desc("usher_connections_open", "Connections that are open.")
 	connectionsLimit    = desc("usher_connections_limit", "Connections that may be open at once.")
 	attempts            = desc("usher_attempts_total", "Attempts to connect to an endpoint, by result.", "result")
-	bytes               = desc("usher_bytes_total", "Bytes of connections that have ended, by direction.", "to")
+	bytes               = desc("usher_bytes_total", "Bytes of connections and UDP sessions that have ended, by direction.", "to")
+	udpSessionsBegun    = desc("usher_udp_sessions_total", "UDP sessions that have begun.")
+	udpSessionsAnswered = desc("usher_udp_sessions_answered_total", "UDP sessions in which an endpoint has answered.")
+	udpSessionsEnded    = desc("usher_udp_sessions_ended_total", "UDP sessions that have ended, by how: see docs/life-of-a-connection.md.", "end")
+	udpSessionsOpen     = desc("usher_udp_sessions_open", "UDP sessions that are open.")
+	udpSessionsLimit    = desc("usher_udp_sessions_limit", "UDP sessions that may be open at once.")
+	udpDatagrams        = desc("usher_udp_datagrams_total", "UDP datagrams that were passed on, by direction.", "to")
+	udpDropped          = desc("usher_udp_datagrams_dropped_total", "UDP datagrams that were not passed on, by why.", "reason")
 	services            = desc("usher_services", "Services that are served.")
 	servicePorts        = desc("usher_service_ports", "Service ports that are served, each IP family by itself.")
 	listeners           = desc("usher_listeners", "Listeners that are open.")
@@ -117,6 +124,19 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	}
 	counter(bytes, s.ToEndpoint, "endpoint")
 	counter(bytes, s.ToClient, "client")
+	u := s.Sessions
+	counter(udpSessionsBegun, u.Begun)
+	counter(udpSessionsAnswered, u.Answered)
+	for end, n := range u.Ends {
+		counter(udpSessionsEnded, n, string(end))
+	}
+	gauge(udpSessionsOpen, float64(u.Open))
+	gauge(udpSessionsLimit, float64(u.Limit))
+	counter(udpDatagrams, u.ToEndpoint, "endpoint")
+	counter(udpDatagrams, u.ToClient, "client")
+	for reason, n := range u.Dropped {
+		counter(udpDropped, n, proxy.Drop(reason).String())
+	}
 	gauge(services, float64(s.Services))
 	gauge(servicePorts, float64(s.Ports))
 	gauge(listeners, float64(s.Listeners))

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/netip"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 )
 
 // newServer returns a server that no slow client can hold up.
@@ -24,8 +27,13 @@ func newServer(handler http.Handler) *http.Server {
 		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          log.New(io.Discard, "", 0), // what clients do wrong is no news
 	}
 }
+
+// MaxClients is how many connections each server takes at once: everybody who can
+// reach the node can reach some of them. Further ones wait to be accepted.
+const MaxClients = 16
 
 // Server is an HTTP server that runs.
 type Server struct {
@@ -46,7 +54,7 @@ func Serve(address string, handler http.Handler) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{server: newServer(handler), addr: l.Addr()}
-	go func() { _ = s.server.Serve(l) }() // until Close
+	go func() { _ = s.server.Serve(netutil.LimitListener(l, MaxClients)) }() // until Close
 	return s, nil
 }
 
@@ -70,7 +78,10 @@ func listenNode(networks []netip.Prefix, port uint16) ([]net.Listener, error) {
 			}
 			return nil, fmt.Errorf("cannot listen: %w", err)
 		}
-		listeners = append(listeners, l)
+		listeners = append(listeners, netutil.LimitListener(l, MaxClients))
+	}
+	if len(listeners) == 0 {
+		return nil, errors.New("this node has no address in the networks for node ports")
 	}
 	return listeners, nil
 }

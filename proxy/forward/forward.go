@@ -60,13 +60,24 @@ func New(options Options) *Forwarder { return &Forwarder{options: options} }
 // has ended and both connections are closed, it calls done, once, from a
 // goroutine of its own.
 func (f *Forwarder) Forward(client, endpoint Conn, done func(Result)) *Flow {
+	fl := f.newFlow(client, endpoint, done)
+	fl.start(func() { fl.copy(&fl.toEndpoint, client, endpoint) }, func() { fl.copy(&fl.toClient, endpoint, client) })
+	return fl
+}
+
+func (f *Forwarder) newFlow(client, endpoint side, done func(Result)) *Flow {
 	fl := &Flow{halfClosed: f.options.HalfClosed, done: done}
 	fl.toEndpoint = direction{from: client, to: endpoint, fromEnd: ClientClosed, fromReset: ClientReset, toReset: EndpointReset, opposite: &fl.toClient}
 	fl.toClient = direction{from: endpoint, to: client, fromEnd: EndpointClosed, fromReset: EndpointReset, toReset: ClientReset, opposite: &fl.toEndpoint}
-	fl.running.Store(2)
-	go fl.run(&fl.toEndpoint)
-	go fl.run(&fl.toClient)
 	return fl
+}
+
+// start runs the two directions, each by a function that returns when it has
+// ended.
+func (fl *Flow) start(toEndpoint, toClient func()) {
+	fl.running.Store(2)
+	go fl.run(toEndpoint)
+	go fl.run(toClient)
 }
 
 // Flow is a pair that is being forwarded.
@@ -83,9 +94,20 @@ type Flow struct {
 	err error
 }
 
+// side is what a Flow needs of a connection, whatever it carries.
+type side interface {
+	// CloseWrite says that nothing more will be sent.
+	CloseWrite() error
+	// SetLinger(0) makes Close break the connection off.
+	SetLinger(sec int) error
+	Close() error
+	SetReadDeadline(t time.Time) error
+	SetWriteDeadline(t time.Time) error
+}
+
 // direction is one of the two ways that bytes take.
 type direction struct {
-	from, to Conn
+	from, to side
 	bytes    atomic.Int64
 	opposite *direction
 
@@ -101,15 +123,15 @@ func (fl *Flow) Bytes() (toEndpoint, toClient int64) {
 // Break ends the pair now: both sides get a reset.
 func (fl *Flow) Break() { fl.reset(Broken, nil) }
 
-// run moves bytes in direction d until it ends. The last of the two to end
+// run moves bytes in one direction until it ends. The last of the two to end
 // closes the pair.
-func (fl *Flow) run(d *direction) {
-	fl.copy(d)
+func (fl *Flow) run(move func()) {
+	move()
 	if fl.running.Add(-1) > 0 {
 		return
 	}
-	d.from.Close()
-	d.to.Close()
+	fl.toEndpoint.from.Close()
+	fl.toEndpoint.to.Close()
 	fl.mu.Lock()
 	r := Result{End: fl.end, Err: fl.err}
 	fl.mu.Unlock()
@@ -122,16 +144,16 @@ const bufferSize = 32 << 10
 
 var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
 
-func (fl *Flow) copy(d *direction) {
+func (fl *Flow) copy(d *direction, from, to Conn) {
 	buf := buffers.Get().(*[bufferSize]byte)
 	defer buffers.Put(buf)
 	for {
 		if fl.half.Load() {
 			fl.limit(d)
 		}
-		n, err := d.from.Read(buf[:])
+		n, err := from.Read(buf[:])
 		if n > 0 {
-			w, err := d.to.Write(buf[:n])
+			w, err := to.Write(buf[:n])
 			d.bytes.Add(int64(w))
 			if err != nil {
 				fl.writeFailed(d, err)
@@ -191,7 +213,7 @@ func (fl *Flow) limit(d *direction) {
 // reset ends both directions at once and makes both sides see a reset.
 func (fl *Flow) reset(end End, err error) {
 	fl.cause(end, err)
-	for _, c := range []Conn{fl.toEndpoint.from, fl.toEndpoint.to} {
+	for _, c := range []side{fl.toEndpoint.from, fl.toEndpoint.to} {
 		_ = c.SetLinger(0)
 		c.Close()
 	}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/usherproxy/usher/config"
 )
 
 // String tells the event in one line, without the time.
@@ -15,9 +17,12 @@ func (e Event) String() string {
 		fmt.Fprintf(&b, "accepted %s → %s", e.Client, e.VIP)
 	case Attempt:
 		fmt.Fprintf(&b, "attempt %d → %s%s (%s%s): ", e.Attempt, e.Endpoint, pod(e.Pod), e.Reason, passedOver(e.PassedOver))
-		if e.Err == "" {
+		switch {
+		case e.Err == "" && e.Protocol == config.UDP:
+			fmt.Fprintf(&b, "answered in %s", Short(e.Took))
+		case e.Err == "":
 			fmt.Fprintf(&b, "connected in %s", Short(e.Took))
-		} else {
+		default:
 			fmt.Fprintf(&b, "%s after %s", e.Err, Short(e.Took))
 		}
 	case Waiting:

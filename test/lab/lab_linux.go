@@ -93,8 +93,8 @@ func newNamespace(name string) *Namespace {
 		if ns.handle, err = netns.New(); err != nil {
 			return err
 		}
-		// No link-local addresses that appear some time later.
-		if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/addr_gen_mode", []byte("1"), 0); err != nil {
+		// Link-local addresses that are usable at once, and not some time later.
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0); err != nil {
 			return err
 		}
 		lo, err := netlink.LinkByName("lo")
@@ -146,6 +146,19 @@ func (ns *Namespace) Listen(address string) net.Listener {
 	return l
 }
 
+// ListenUDP opens a UDP socket on an address of the namespace. It is closed when
+// the test ends.
+func (ns *Namespace) ListenUDP(address string) *net.UDPConn {
+	ginkgo.GinkgoHelper()
+	var c net.PacketConn
+	ns.Do(func() (err error) {
+		c, err = net.ListenPacket("udp", address)
+		return err
+	})
+	ginkgo.DeferCleanup(func() { c.Close() })
+	return c.(*net.UDPConn)
+}
+
 // Dialer makes TCP connections from the namespace. It keeps threads there: make
 // one for many connections.
 type Dialer struct {
@@ -192,6 +205,29 @@ func (d *Dialer) Dial(from, to string, timeout time.Duration) (*net.TCPConn, err
 		return nil, r.err
 	}
 	return r.conn.(*net.TCPConn), nil
+}
+
+// DialUDP returns a UDP socket that is connected to an address: it sends there
+// and receives only what comes from there.
+func (d *Dialer) DialUDP(from, to string) (*net.UDPConn, error) {
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	done := make(chan result, 1)
+	d.jobs <- func() {
+		var dialer net.Dialer
+		if from != "" {
+			dialer.LocalAddr = &net.UDPAddr{IP: net.ParseIP(from)}
+		}
+		conn, err := dialer.Dial("udp", to)
+		done <- result{conn, err}
+	}
+	r := <-done
+	if r.err != nil {
+		return nil, r.err
+	}
+	return r.conn.(*net.UDPConn), nil
 }
 
 // Start starts cmd in the namespace.

@@ -1,0 +1,42 @@
+package translate
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/usherproxy/usher/config"
+)
+
+func TestUDPIdleTimeoutComesFromTheAnnotation(t *testing.T) {
+	for _, c := range []struct {
+		annotation string
+		want       time.Duration
+		problem    string
+	}{
+		{"30s", 30 * time.Second, ""},
+		{"24h", 24 * time.Hour, ""},
+		{"999ms", 0, `Service default/dns: metadata.annotations[usher.io/udp-idle-timeout]: Invalid value: "999ms": must be a duration from 1s to 24h, such as 30s; the default is used`},
+		{"-5s", 0, "must be a duration"},
+		{"soon", 0, "must be a duration"},
+	} {
+		g := NewWithT(t)
+		svc := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dns", Annotations: map[string]string{AnnotationUDPIdleTimeout: c.annotation}},
+			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{
+				{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}},
+		}
+		served, problems := Service(svc, nil, config.Node{}, Options{})
+		g.Expect(served.Ports[0].UDPIdleTimeout).To(BeZero(), "TCP has none")
+		g.Expect(served.Ports[1].UDPIdleTimeout).To(Equal(c.want), c.annotation)
+		if c.problem == "" {
+			g.Expect(problems).To(BeEmpty())
+			continue
+		}
+		g.Expect(problems).To(HaveLen(1))
+		g.Expect(problems[0].Error()).To(ContainSubstring(c.problem))
+	}
+}

@@ -1,0 +1,164 @@
+package forward
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// MaxDatagram is more than the largest datagram that UDP carries over IPv4
+// (65,507 bytes) or IPv6 without jumbograms (65,527).
+const MaxDatagram = 1 << 16
+
+// Batch is room for some datagrams, of any size, that are received and sent
+// with one system call for many (recvmmsg(2), sendmmsg(2)). The memory is used
+// again and again; pages of it that no datagram ever filled cost nothing.
+//
+// A datagram in a Batch has a number, from 0. A Batch is for one goroutine.
+type Batch struct {
+	headers  []mmsghdr
+	iovecs   []unix.Iovec
+	peers    []Peer
+	controls []byte
+	data     []byte
+}
+
+// mmsghdr is struct mmsghdr of recvmmsg(2).
+type mmsghdr struct {
+	unix.Msghdr
+	received uint32
+}
+
+// Peer is a socket address as the kernel has it: a struct sockaddr_in or
+// sockaddr_in6. It is comparable.
+type Peer struct {
+	raw    [unix.SizeofSockaddrInet6]byte
+	length uint32
+}
+
+// AddrPort returns p as netip has it; an IPv6 link-local address without zone.
+func (p *Peer) AddrPort() netip.AddrPort {
+	port := binary.BigEndian.Uint16(p.raw[2:])
+	switch binary.NativeEndian.Uint16(p.raw[:]) {
+	case unix.AF_INET:
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(p.raw[4:8])), port)
+	case unix.AF_INET6:
+		return netip.AddrPortFrom(netip.AddrFrom16([16]byte(p.raw[8:24])).Unmap(), port)
+	}
+	return netip.AddrPort{}
+}
+
+// NewBatch returns room for size datagrams.
+func NewBatch(size int) *Batch {
+	return &Batch{
+		headers:  make([]mmsghdr, size),
+		iovecs:   make([]unix.Iovec, size),
+		peers:    make([]Peer, size),
+		controls: make([]byte, size*controlSpace),
+		data:     make([]byte, size*stride),
+	}
+}
+
+// stride is the distance of two datagrams in memory: a little more than the
+// largest, lest the first bytes of all compete for the same lines of the cache.
+const stride = MaxDatagram + 192
+
+// Cap returns how many datagrams b has room for.
+func (b *Batch) Cap() int { return len(b.headers) }
+
+// Receive receives up to max datagrams, the first as number at, with what there
+// is to tell of each: who sent it and its control messages. It returns how many
+// there were. fd is non-blocking.
+func (b *Batch) Receive(fd, at, max int) (int, error) {
+	for i := at; i < at+max; i++ {
+		h := b.room(i)
+		h.Name, h.Namelen = &b.peers[i].raw[0], unix.SizeofSockaddrInet6
+		h.Control = &b.controls[i*controlSpace]
+		h.SetControllen(controlSpace)
+	}
+	n, err := b.receive(fd, at, max)
+	for i := at; i < at+n; i++ {
+		p := &b.peers[i]
+		p.length = min(b.headers[i].Namelen, unix.SizeofSockaddrInet6)
+		clear(p.raw[p.length:]) // what another datagram has left there
+	}
+	return n, err
+}
+
+// ReceiveConnected is Receive for a connected socket: there is nothing to tell.
+func (b *Batch) ReceiveConnected(fd, at, max int) (int, error) {
+	for i := at; i < at+max; i++ {
+		h := b.room(i)
+		h.Name, h.Namelen, h.Control = nil, 0, nil
+		h.SetControllen(0)
+	}
+	return b.receive(fd, at, max)
+}
+
+// room makes number i refer to its whole room.
+func (b *Batch) room(i int) *mmsghdr {
+	h, v := &b.headers[i], &b.iovecs[i]
+	v.Base = &b.data[i*stride]
+	v.SetLen(MaxDatagram)
+	h.Iov = v
+	h.SetIovlen(1)
+	return h
+}
+
+func (b *Batch) receive(fd, at, max int) (int, error) {
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&b.headers[at])), uintptr(max), unix.MSG_DONTWAIT, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	for i := at; i < at+int(n); i++ {
+		b.iovecs[i].SetLen(int(b.headers[i].received))
+	}
+	return int(n), nil
+}
+
+// Data returns datagram i. It holds until something else is received in its
+// place.
+func (b *Batch) Data(i int) []byte { return b.data[i*stride:][:b.iovecs[i].Len] }
+
+// Peer returns who sent datagram i.
+func (b *Batch) Peer(i int) *Peer { return &b.peers[i] }
+
+// Control returns what came with datagram i.
+func (b *Batch) Control(i int) Control {
+	length := int(b.headers[i].Controllen)
+	return ParseControl(b.controls[i*controlSpace:][:min(length, controlSpace)])
+}
+
+// Address makes datagram i one that goes to peer, with the control messages
+// given. Both must stay as they are until it has been sent.
+func (b *Batch) Address(i int, peer *Peer, control []byte) {
+	h := &b.headers[i]
+	h.Name, h.Namelen = &peer.raw[0], peer.length
+	h.Control = nil
+	if len(control) > 0 {
+		h.Control = &control[0]
+	}
+	h.SetControllen(len(control))
+}
+
+// Unaddress makes datagram i one for a connected socket.
+func (b *Batch) Unaddress(i int) {
+	h := &b.headers[i]
+	h.Name, h.Namelen, h.Control = nil, 0, nil
+	h.SetControllen(0)
+}
+
+// Send sends count datagrams from number at on. It returns how many were sent
+// before the first that was not, and why that one was not.
+func (b *Batch) Send(fd, at, count int) (sent int, err error) {
+	for sent < count {
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&b.headers[at+sent])), uintptr(count-sent), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+		if errno != 0 {
+			return sent, errno
+		}
+		sent += int(n)
+	}
+	return sent, nil
+}

@@ -1,0 +1,131 @@
+package forward
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+)
+
+// loopback returns a socket that listens, one that is connected to it, and the
+// address that it has.
+func loopback(t testing.TB, listen string) (server, client int, at netip.AddrPort) {
+	t.Helper()
+	fds, err := ListenUDP(netip.MustParseAddrPort(listen), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bound, err := LocalAddr(fds[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := netip.MustParseAddr("127.0.0.1")
+	if bound.Addr().Is6() {
+		to = netip.IPv6Loopback()
+	}
+	at = netip.AddrPortFrom(to, bound.Port())
+	client, err = ConnectUDP(netip.Addr{}, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		unix.Close(fds[0])
+		unix.Close(client)
+	})
+	return fds[0], client, at
+}
+
+func TestDatagramsOfEverySizeComeBackFromWhereTheyWereSent(t *testing.T) {
+	g := NewWithT(t)
+	for _, listen := range []string{"0.0.0.0:0", "[::]:0"} {
+		server, client, at := loopback(t, listen)
+		b := NewBatch(4)
+		for _, size := range []int{0, 1, 1473, 65507} {
+			sent := bytes.Repeat([]byte{byte(size)}, size)
+			g.Expect(unix.Send(client, sent, 0)).To(Succeed())
+			g.Expect(b.Receive(server, 0, 4)).To(Equal(1))
+			g.Expect(bytes.Equal(b.Data(0), sent)).To(BeTrue())
+			local := b.Control(0).Local
+			g.Expect(local).To(Equal(at.Addr()))
+			from, err := LocalAddr(client)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(b.Peer(0).AddrPort()).To(Equal(from))
+
+			b.Address(0, b.Peer(0), SourceControl(local, 0))
+			g.Expect(b.Send(server, 0, 1)).To(Equal(1))
+			g.Expect(b.ReceiveConnected(client, 0, 4)).To(Equal(1))
+			g.Expect(bytes.Equal(b.Data(0), sent)).To(BeTrue())
+		}
+	}
+}
+
+func TestAPortThatIsTakenIsNotShared(t *testing.T) {
+	g := NewWithT(t)
+	fds, err := ListenUDP(netip.MustParseAddrPort("127.0.0.1:0"), 3)
+	g.Expect(err).NotTo(HaveOccurred())
+	defer func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}()
+	at, err := LocalAddr(fds[0])
+	g.Expect(err).NotTo(HaveOccurred())
+	for _, fd := range fds {
+		g.Expect(LocalAddr(fd)).To(Equal(at))
+	}
+	_, err = ListenUDP(at, 3)
+	g.Expect(err).To(MatchError(unix.EADDRINUSE))
+}
+
+func TestAConnectedSocketTellsThatNobodyListens(t *testing.T) {
+	g := NewWithT(t)
+	fds, err := ListenUDP(netip.MustParseAddrPort("127.0.0.1:0"), 1)
+	g.Expect(err).NotTo(HaveOccurred())
+	at, err := LocalAddr(fds[0])
+	g.Expect(err).NotTo(HaveOccurred())
+	unix.Close(fds[0])
+	client, err := ConnectUDP(netip.Addr{}, at)
+	g.Expect(err).NotTo(HaveOccurred())
+	defer unix.Close(client)
+	g.Expect(unix.Send(client, []byte("x"), 0)).To(Succeed())
+	_, err = NewBatch(2).ReceiveConnected(client, 0, 2)
+	g.Expect(err).To(Equal(unix.ECONNREFUSED))
+}
+
+func FuzzParseControl(f *testing.F) {
+	f.Add(SourceControl(netip.MustParseAddr("192.0.2.1"), 0))
+	f.Add(SourceControl(netip.MustParseAddr("fe80::1"), 7))
+	f.Add([]byte{})
+	f.Add(bytes.Repeat([]byte{0xff}, 64))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := ParseControl(b)
+		if c.Local.Is4() && len(b) < unix.CmsgLen(unix.SizeofInet4Pktinfo) {
+			t.Errorf("%v from %d bytes", c, len(b))
+		}
+	})
+}
+
+func BenchmarkDatagram(b *testing.B) {
+	server, client, _ := loopback(b, "0.0.0.0:0")
+	in, out := NewBatch(32), NewBatch(32)
+	payload := make([]byte, 64)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := unix.Send(client, payload, 0); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := in.Receive(server, 0, 32); err != nil {
+			b.Fatal(err)
+		}
+		in.Control(0)
+		in.Address(0, in.Peer(0), nil)
+		if _, err := in.Send(server, 0, 1); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := out.ReceiveConnected(client, 0, 8); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,86 @@
+package forward
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// controlSpace is room for the control messages that a datagram comes with: the
+// larger of the two packet infos, and the count of datagrams that were lost.
+var controlSpace = unix.CmsgSpace(unix.SizeofInet6Pktinfo) + unix.CmsgSpace(4)
+
+// Control is what the control messages of a datagram tell (see cmsg(3)).
+type Control struct {
+	// Local is the address that the datagram was sent to (IP_PKTINFO, ip(7);
+	// IPV6_RECVPKTINFO, ipv6(7)); invalid if that was not asked for.
+	Local netip.Addr
+	// Interface is the index of the interface that it came in by.
+	Interface int
+	// Lost is how many datagrams the socket has lost since it was opened since
+	// its buffer was full (SO_RXQ_OVFL, socket(7)).
+	Lost uint32
+}
+
+// ParseControl reads control messages. What it does not know, or is cut short,
+// it passes over.
+func ParseControl(b []byte) (c Control) {
+	header := unix.CmsgLen(0)
+	for len(b) >= header {
+		length, level, kind := cmsgHeader(b)
+		if length < header || length > len(b) {
+			return c
+		}
+		data := b[header:length]
+		switch {
+		case level == unix.IPPROTO_IP && kind == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
+			c.Interface = int(int32(binary.NativeEndian.Uint32(data)))
+			c.Local = netip.AddrFrom4([4]byte(data[8:12]))
+		case level == unix.IPPROTO_IPV6 && kind == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
+			c.Local = netip.AddrFrom16([16]byte(data))
+			c.Interface = int(int32(binary.NativeEndian.Uint32(data[16:])))
+		case level == unix.SOL_SOCKET && kind == unix.SO_RXQ_OVFL && len(data) >= 4:
+			c.Lost = binary.NativeEndian.Uint32(data)
+		}
+		b = b[min(unix.CmsgSpace(len(data)), len(b)):]
+	}
+	return c
+}
+
+// cmsgHeader reads a struct cmsghdr, whose first field is as long as a pointer.
+func cmsgHeader(b []byte) (length, level, kind int) {
+	const word = int(unsafe.Sizeof(uintptr(0)))
+	if word == 8 {
+		length = int(binary.NativeEndian.Uint64(b))
+	} else {
+		length = int(binary.NativeEndian.Uint32(b))
+	}
+	return length, int(int32(binary.NativeEndian.Uint32(b[word:]))), int(int32(binary.NativeEndian.Uint32(b[word+4:])))
+}
+
+// SourceControl returns the control message that makes a datagram go out from
+// the address local. An IPv6 link-local address also needs the interface.
+func SourceControl(local netip.Addr, link int) []byte {
+	size, level, kind := unix.SizeofInet4Pktinfo, unix.IPPROTO_IP, unix.IP_PKTINFO
+	if local.Is6() {
+		size, level, kind = unix.SizeofInet6Pktinfo, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO
+	}
+	b := make([]byte, unix.CmsgSpace(size))
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
+	h.SetLen(unix.CmsgLen(size))
+	h.Level, h.Type = int32(level), int32(kind)
+	data := b[unix.CmsgLen(0):]
+	if local.Is4() {
+		a := local.As4()
+		copy(data[4:], a[:]) // ipi_spec_dst
+		return b
+	}
+	a := local.As16()
+	copy(data, a[:])
+	if local.IsLinkLocalUnicast() {
+		binary.NativeEndian.PutUint32(data[16:], uint32(link))
+	}
+	return b
+}

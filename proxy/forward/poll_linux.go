@@ -1,0 +1,214 @@
+package forward
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Readiness says what a descriptor is ready for.
+type Readiness uint32
+
+// The kinds of readiness; see epoll_ctl(2).
+const (
+	Readable Readiness = unix.EPOLLIN
+	Writable Readiness = unix.EPOLLOUT
+	Failed   Readiness = unix.EPOLLERR | unix.EPOLLHUP // reported whether asked for or not
+)
+
+// Handler is told when its descriptor is ready. It must not block. It may be
+// told of a readiness that is over already.
+type Handler interface {
+	Ready(r Readiness)
+}
+
+// Poller is a loop that waits for many descriptors at once (epoll) and calls
+// their handlers, one after the other, all from one goroutine. What only its
+// handlers touch needs no lock.
+//
+// Readiness is level-triggered: a handler that leaves something behind is
+// called again in the next round, after the others had their turn.
+type Poller struct {
+	epoll int
+	wake  int // eventfd; readable while there are tasks
+	done  chan struct{}
+
+	// For the loop only.
+	slots    []slot
+	free     []int32
+	roundEnd []func()
+
+	mu     sync.Mutex
+	tasks  []func()
+	closed bool
+}
+
+// slot holds the handler of a descriptor. Its generation tells an event for the
+// descriptor that had the slot before from one for the descriptor that has it.
+type slot struct {
+	handler    Handler
+	fd         int
+	generation int32
+}
+
+// Registration names a descriptor that a Poller watches.
+type Registration struct{ slot int32 }
+
+// ErrPollerClosed is what [Poller.Do] returns after Close.
+var ErrPollerClosed = errors.New("the poller is closed")
+
+// wakeSlot is the slot number of a Poller's own descriptor.
+const wakeSlot = -1
+
+// NewPoller returns a Poller whose loop runs until Close. It takes two
+// descriptors.
+func NewPoller() (*Poller, error) {
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll_create1: %w", err)
+	}
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		unix.Close(epoll)
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: wakeSlot}); err != nil {
+		unix.Close(epoll)
+		unix.Close(wake)
+		return nil, fmt.Errorf("epoll_ctl: %w", err)
+	}
+	p := &Poller{epoll: epoll, wake: wake, done: make(chan struct{})}
+	go p.loop()
+	return p, nil
+}
+
+// Do makes the loop call f, soon, before it waits again. Calls keep their order.
+// It may be called from any goroutine, the loop's included.
+func (p *Poller) Do(f func()) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return ErrPollerClosed
+	}
+	p.tasks = append(p.tasks, f)
+	if len(p.tasks) == 1 {
+		p.signal()
+	}
+	return nil
+}
+
+// signal makes the eventfd readable. An error would say that it is already.
+func (p *Poller) signal() {
+	_, _ = unix.Write(p.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+}
+
+// OnRoundEnd makes the loop call f after the handlers of each round, for what
+// they have collected. Only the loop may call it.
+func (p *Poller) OnRoundEnd(f func()) { p.roundEnd = append(p.roundEnd, f) }
+
+// Add watches fd, which must be non-blocking, for what want says. Only the loop
+// may call it.
+func (p *Poller) Add(fd int, want Readiness, h Handler) (Registration, error) {
+	var at int32
+	if n := len(p.free); n > 0 {
+		at, p.free = p.free[n-1], p.free[:n-1]
+	} else {
+		at = int32(len(p.slots))
+		p.slots = append(p.slots, slot{})
+	}
+	s := &p.slots[at]
+	s.handler, s.fd = h, fd
+	event := unix.EpollEvent{Events: uint32(want), Fd: at, Pad: s.generation}
+	if err := unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
+		p.release(at)
+		return Registration{}, fmt.Errorf("epoll_ctl: %w", err)
+	}
+	return Registration{at}, nil
+}
+
+// CloseFD watches the descriptor no more, and closes it. Only the loop may call
+// it, once for each Add.
+func (p *Poller) CloseFD(r Registration) {
+	fd := p.slots[r.slot].fd
+	p.release(r.slot)
+	unix.Close(fd) // takes it out of the epoll set, too
+}
+
+func (p *Poller) release(at int32) {
+	s := &p.slots[at]
+	s.handler, s.fd = nil, -1
+	s.generation++
+	p.free = append(p.free, at)
+}
+
+// Close ends the loop and returns when it has ended. Descriptors that are
+// still watched stay open. The loop itself must not call it.
+func (p *Poller) Close() {
+	p.mu.Lock()
+	if !p.closed {
+		p.closed = true
+		p.signal()
+	}
+	p.mu.Unlock()
+	<-p.done
+}
+
+// eventsPerRound bounds how long a task waits for handlers.
+const eventsPerRound = 128
+
+func (p *Poller) loop() {
+	defer close(p.done)
+	defer unix.Close(p.wake)
+	defer unix.Close(p.epoll)
+	events := make([]unix.EpollEvent, eventsPerRound)
+	for {
+		for _, event := range events[:p.wait(events)] {
+			if event.Fd == wakeSlot {
+				if !p.runTasks() {
+					return
+				}
+				continue
+			}
+			if int(event.Fd) >= len(p.slots) {
+				continue
+			}
+			if s := &p.slots[event.Fd]; s.handler != nil && s.generation == event.Pad {
+				s.handler.Ready(Readiness(event.Events))
+			}
+		}
+		for _, f := range p.roundEnd {
+			f()
+		}
+	}
+}
+
+// wait returns how many events there are. Under load there are some at once,
+// and a call that cannot block need not tell Go's scheduler that it might.
+func (p *Poller) wait(events []unix.EpollEvent) int {
+	n, _, _ := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
+	if n := int(n); n > 0 {
+		return n
+	}
+	count, err := unix.EpollWait(p.epoll, events, -1)
+	if err != nil { // EINTR: a signal came
+		return 0
+	}
+	return count
+}
+
+// runTasks calls what Do was given, and reports whether the loop goes on.
+func (p *Poller) runTasks() bool {
+	var count [8]byte
+	_, _ = unix.Read(p.wake, count[:]) // it is readable: that is why we are here
+	p.mu.Lock()
+	tasks, closed := p.tasks, p.closed
+	p.tasks = nil
+	p.mu.Unlock()
+	for _, f := range tasks {
+		f()
+	}
+	return !closed
+}

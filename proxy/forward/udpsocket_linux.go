@@ -1,0 +1,135 @@
+package forward
+
+import (
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// receiveBuffer is what a socket that many clients send to may have waiting.
+// The kernel gives as much of it as net.core.rmem_max allows.
+const receiveBuffer = 4 << 20
+
+// ListenUDP opens count sockets on addr, among which the kernel spreads the
+// clients: each client's datagrams all come to the same one. With port 0 all
+// have the same free port. Each datagram is received with its local address, if
+// addr is unspecified, and with the count of those that were lost.
+//
+// A port that another process, or another call, has already is never shared,
+// although sharing is what SO_REUSEPORT is for: the first socket is bound
+// without it.
+func ListenUDP(addr netip.AddrPort, count int) (fds []int, err error) {
+	defer func() {
+		if err != nil {
+			for _, fd := range fds {
+				unix.Close(fd)
+			}
+			fds = nil
+		}
+	}()
+	for i := range count {
+		fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return fds, fmt.Errorf("socket: %w", err)
+		}
+		fds = append(fds, fd)
+		if err := setListenOptions(fd, addr.Addr()); err != nil {
+			return fds, err
+		}
+		share := func() error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }
+		if i > 0 {
+			if err := share(); err != nil {
+				return fds, fmt.Errorf("setting SO_REUSEPORT: %w", err)
+			}
+		}
+		if err := unix.Bind(fd, sockaddr(addr)); err != nil {
+			return fds, err
+		}
+		if i > 0 || count == 1 {
+			continue
+		}
+		if err := share(); err != nil {
+			return fds, fmt.Errorf("setting SO_REUSEPORT: %w", err)
+		}
+		if addr, err = LocalAddr(fd); err != nil {
+			return fds, err
+		}
+	}
+	return fds, nil
+}
+
+func setListenOptions(fd int, addr netip.Addr) error {
+	level, freebind, packetInfo := unix.IPPROTO_IP, unix.IP_FREEBIND, unix.IP_PKTINFO
+	if addr.Is6() {
+		level, freebind, packetInfo = unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, unix.IPV6_RECVPKTINFO
+		if err := unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1); err != nil {
+			return fmt.Errorf("setting IPV6_V6ONLY: %w", err)
+		}
+	}
+	if addr.IsUnspecified() {
+		if err := unix.SetsockoptInt(fd, level, packetInfo, 1); err != nil {
+			return fmt.Errorf("asking for the local addresses of datagrams: %w", err)
+		}
+	}
+	// A VIP may be bound before it is an address of this node. And an IPv6 answer
+	// may come from an address that is local by a route and not an interface's,
+	// as those are that portals make (ip6_datagram_send_ctl in the kernel).
+	if err := unix.SetsockoptInt(fd, level, freebind, 1); err != nil {
+		return fmt.Errorf("setting IP_FREEBIND: %w", err)
+	}
+	// What follows is good to have; everything works without it.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1)
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
+	return nil
+}
+
+// ConnectUDP opens a socket that is connected to addr: it receives only what
+// comes from there, and the ICMP errors that what it sends there meets. from is
+// the local address, or the zero Addr for one that the kernel picks.
+func ConnectUDP(from netip.Addr, addr netip.AddrPort) (int, error) {
+	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, err
+	}
+	if from.IsValid() {
+		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0)))
+	}
+	if err == nil {
+		err = unix.Connect(fd, sockaddr(addr))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// LocalAddr returns the address that a socket is bound to.
+func LocalAddr(fd int) (netip.AddrPort, error) {
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("getsockname: %w", err)
+	}
+	switch a := name.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)), nil
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)), nil
+	}
+	return netip.AddrPort{}, fmt.Errorf("getsockname: %T is no Internet address", name)
+}
+
+func domain(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+}

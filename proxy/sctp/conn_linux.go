@@ -1,0 +1,278 @@
+//go:build !386
+
+package sctp
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+
+	"github.com/ishidawataru/sctp"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// Conn is an association. One goroutine may receive while another sends; the
+// other methods may be called from anywhere.
+type Conn struct {
+	*socket
+	local, remote Addr
+	streams       Streams
+	receiving     receiving
+	sending       sending
+}
+
+// newConn takes over the socket of an association that is established.
+func newConn(s *socket, remote Addr) (*Conn, error) {
+	c := &Conn{socket: s, remote: remote}
+	c.receiving.ready = c.receiving.step
+	c.sending.ready = c.sending.step
+	local, err := s.localAddr()
+	if err == nil {
+		c.local = Addr(local)
+		err = s.control(func(fd int) error {
+			status, err := sctp.NewSCTPConn(fd, nil).GetStatus()
+			c.streams = Streams{In: status.Instreams, Out: status.Ostreams}
+			return os.NewSyscallError("getsockopt SCTP_STATUS", err)
+		})
+	}
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// LocalAddr returns this side's address.
+func (c *Conn) LocalAddr() net.Addr { return c.local }
+
+// RemoteAddr returns the address of the peer that the association began with.
+func (c *Conn) RemoteAddr() net.Addr { return c.remote }
+
+// Streams returns how many streams the two sides agreed upon.
+func (c *Conn) Streams() Streams { return c.streams }
+
+// CloseWrite makes the kernel begin SHUTDOWN when all that was sent has been
+// delivered. What the peer has sent before can still be received.
+func (c *Conn) CloseWrite() error {
+	return c.control(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
+}
+
+// Receive implements [forward.MessageConn].
+func (c *Conn) Receive() (*forward.Message, error) {
+	r := &c.receiving
+	r.err = nil
+	err := c.raw.Read(r.ready)
+	m := r.message
+	if err == nil {
+		err = r.err
+	}
+	switch {
+	case c.closed.Load():
+		err = net.ErrClosed
+	case err == nil:
+		r.message = nil
+		return m, nil
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, err // what has come of a message stays for the next call
+	}
+	if m != nil {
+		r.message = nil
+		c.Release(m)
+	}
+	return nil, err
+}
+
+// Release implements [forward.MessageConn].
+func (c *Conn) Release(m *forward.Message) { release(m) }
+
+// bufferSize is the room that a message has at first; larger ones are rare. It
+// holds any notification as well.
+const bufferSize = 64 << 10
+
+// roomForNotification is free in each read, since what is read may turn out to
+// be a notification.
+const roomForNotification = 1 << 10
+
+var messages = sync.Pool{New: func() any { return &forward.Message{Data: make([]byte, 0, bufferSize)} }}
+
+func release(m *forward.Message) {
+	if cap(m.Data) == bufferSize {
+		messages.Put(m)
+	}
+}
+
+// receiving is the state of Receive. It holds no buffer while nothing comes.
+type receiving struct {
+	ready   func(fd uintptr) bool // step
+	message *forward.Message      // what has come of it
+	err     error
+	control [128]byte
+}
+
+// step reads until a message is whole (true), or nothing more is there (false).
+func (r *receiving) step(fd uintptr) bool {
+	for {
+		if r.message == nil {
+			r.message = messages.Get().(*forward.Message)
+			r.message.Data = r.message.Data[:0]
+		}
+		m := r.message
+		if cap(m.Data)-len(m.Data) < roomForNotification {
+			if len(m.Data) > MaxMessage {
+				r.err = ErrMessageTooLarge
+				return true
+			}
+			m.Data = append(make([]byte, 0, 2*cap(m.Data)), m.Data...)
+		}
+		read := m.Data[len(m.Data):cap(m.Data)]
+		n, controlLen, flags, _, err := unix.Recvmsg(int(fd), read, r.control[:], 0)
+		switch {
+		case err == unix.EAGAIN:
+			if len(m.Data) == 0 {
+				r.message = nil
+				release(m)
+			}
+			return false
+		case err == unix.EINTR, err == unix.ESHUTDOWN:
+			// The kernel leaves ESHUTDOWN behind where a send came after the
+			// peer's SHUTDOWN. What there is to read is still there.
+			continue
+		case err != nil:
+			r.err = os.NewSyscallError("recvmsg", err)
+			return true
+		case flags&sctp.MSG_NOTIFICATION != 0:
+			if r.err = notified(int(fd), read[:n], m); r.err != nil {
+				return true
+			}
+			continue
+		case n == 0:
+			r.err = io.EOF
+			return true
+		}
+		m.Data = m.Data[:len(m.Data)+n]
+		if flags&unix.MSG_EOR == 0 {
+			continue // the message goes on
+		}
+		if len(m.Data) > MaxMessage {
+			r.err = ErrMessageTooLarge
+			return true
+		}
+		if !describe(m, r.control[:controlLen]) {
+			r.err = errors.New("the kernel does not tell a message's stream")
+		}
+		return true
+	}
+}
+
+// notified says what a notification (RFC 6458 section 6.1) means: io.EOF that
+// the association has ended as it should, another error that it was lost, nil
+// that it goes on.
+func notified(fd int, notification []byte, partial *forward.Message) error {
+	const header = 8 // type, flags, length
+	if len(notification) < header+2 {
+		return nil
+	}
+	switch sctp.SCTPNotificationType(binary.NativeEndian.Uint16(notification)) {
+	case sctp.SCTP_PARTIAL_DELIVERY_EVENT:
+		// The sender has given up the message of which a part has come.
+		partial.Data = partial.Data[:0]
+	case sctp.SCTP_ASSOC_CHANGE:
+		switch sctp.SCTPState(binary.NativeEndian.Uint16(notification[header:])) {
+		case sctp.SCTP_SHUTDOWN_COMP:
+			return io.EOF
+		case sctp.SCTP_COMM_LOST:
+			if errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && errno != 0 {
+				return unix.Errno(errno)
+			}
+			return unix.ECONNRESET
+		case sctp.SCTP_RESTART:
+			// The peer has lost its state and begun anew (RFC 9260 section
+			// 5.2): whatever it says next belongs to another conversation.
+			return unix.ECONNRESET
+		}
+	}
+	return nil
+}
+
+// describe fills in what the kernel tells about a message beside its bytes.
+func describe(m *forward.Message, control []byte) bool {
+	list, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return false
+	}
+	for _, c := range list {
+		// struct sctp_sndrcvinfo: stream, ssn, flags, padding, ppid.
+		if c.Header.Level == unix.IPPROTO_SCTP && c.Header.Type == sctp.SCTP_CMSG_SNDRCV && len(c.Data) >= 12 {
+			m.Stream = binary.NativeEndian.Uint16(c.Data)
+			m.Unordered = binary.NativeEndian.Uint16(c.Data[4:])&sctp.SCTP_UNORDERED != 0
+			m.PPID = binary.BigEndian.Uint32(c.Data[8:])
+			return true
+		}
+	}
+	return false
+}
+
+// sending is the state of Send.
+type sending struct {
+	ready   func(fd uintptr) bool // step
+	message *forward.Message
+	err     error
+}
+
+// Send implements [forward.MessageConn].
+func (c *Conn) Send(m *forward.Message) error {
+	s := &c.sending
+	s.message, s.err = m, nil
+	err := c.raw.Write(s.ready)
+	s.message = nil
+	switch {
+	case c.closed.Load():
+		return net.ErrClosed
+	case err != nil:
+		return err
+	}
+	return s.err
+}
+
+func (s *sending) step(fd uintptr) bool {
+	info := sctp.SndRcvInfo{Stream: s.message.Stream, PPID: s.message.PPID}
+	if s.message.Unordered {
+		info.Flags = sctp.SCTP_UNORDERED
+	}
+	for {
+		_, err := sctp.NewSCTPConn(int(fd), nil).SCTPWrite(s.message.Data, &info)
+		switch err {
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+			return false
+		case unix.EMSGSIZE:
+			if makeRoom(int(fd), len(s.message.Data)) {
+				continue
+			}
+		case unix.EPIPE, unix.ESHUTDOWN, unix.ENOTCONN:
+			err = unix.EPIPE
+		}
+		s.err = os.NewSyscallError("sendmsg", err)
+		return true
+	}
+}
+
+// makeRoom enlarges a send buffer that cannot hold a message of size bytes, and
+// reports whether it can now. Beyond net.core.wmem_max that takes CAP_NET_ADMIN.
+func makeRoom(fd, size int) bool {
+	had, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err != nil || had >= size {
+		return false
+	}
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size) // as much as is allowed
+	}
+	has, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	return err == nil && has >= size
+}

@@ -1,0 +1,117 @@
+//go:build !386
+
+package sctp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/ishidawataru/sctp"
+	"golang.org/x/sys/unix"
+)
+
+// Dial associates with to, from the local address given or, if that is the zero
+// Addr, from the one that the kernel would choose. It asks for the streams
+// given, of which the peer may grant fewer. It returns when ctx ends.
+func Dial(ctx context.Context, from netip.Addr, to netip.AddrPort, streams Streams) (*Conn, error) {
+	if !from.IsValid() {
+		var err error
+		if from, err = sourceFor(to); err != nil {
+			return nil, err
+		}
+	}
+	s, err := openSocket(netip.AddrPortFrom(from, 0))
+	if errors.Is(err, unix.EADDRINUSE) {
+		err = unix.EADDRNOTAVAIL // every port is taken: the word for that, when connecting
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = s.control(func(fd int) error {
+		if err := sctp.NewSCTPConn(fd, nil).SetInitMsg(int(streams.Out), int(streams.In), 0, 0); err != nil {
+			return os.NewSyscallError("setsockopt SCTP_INITMSG", err)
+		}
+		return setOptions(fd)
+	})
+	if err == nil {
+		err = s.connect(ctx, to)
+	}
+	if err != nil {
+		_ = s.SetLinger(0) // what may still come of it is aborted
+		s.Close()
+		return nil, err
+	}
+	return newConn(s, Addr(to))
+}
+
+// sourceFor returns the address from which this machine reaches to. Connecting
+// a UDP socket makes the kernel look, and sends nothing.
+func sourceFor(to netip.AddrPort) (netip.Addr, error) {
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
+}
+
+// connect connects as connect(2) says for a non-blocking socket: it waits until
+// the socket is writable, and then asks how it went.
+func (s *socket) connect(ctx context.Context, to netip.AddrPort) error {
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := s.SetWriteDeadline(deadline); err != nil {
+			return err
+		}
+	}
+	stop := context.AfterFunc(ctx, func() { _ = s.SetWriteDeadline(time.Unix(1, 0)) })
+	defer stop()
+	begun := false
+	var failed error
+	err := s.raw.Write(func(fd uintptr) bool {
+		if !begun {
+			begun = true
+			failed = unix.Connect(int(fd), sockaddr(to))
+			return failed != unix.EINPROGRESS
+		}
+		var done bool
+		done, failed = connected(int(fd))
+		return done
+	})
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return err
+	case failed != nil:
+		return os.NewSyscallError("connect", failed)
+	}
+	if !stop() {
+		return ctx.Err()
+	}
+	return s.SetWriteDeadline(time.Time{})
+}
+
+// stateEstablished is SCTP_ESTABLISHED of enum sctp_sstat_state in linux/sctp.h.
+// The library has RFC 6458's list, whose numbers are others.
+const stateEstablished = 4
+
+// connected reports whether an attempt to connect has come to an end, and how.
+func connected(fd int) (done bool, err error) {
+	errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err != nil {
+		return true, err
+	}
+	if errno != 0 {
+		return true, unix.Errno(errno)
+	}
+	status, err := sctp.NewSCTPConn(fd, nil).GetStatus()
+	if err != nil {
+		return true, fmt.Errorf("getsockopt SCTP_STATUS: %w", err)
+	}
+	return status.State >= stateEstablished, nil
+}

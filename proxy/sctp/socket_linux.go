@@ -1,0 +1,175 @@
+//go:build !386
+
+package sctp
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/ishidawataru/sctp"
+	"golang.org/x/sys/unix"
+)
+
+// Supported says whether this package has sockets on this system.
+const Supported = true
+
+// socket is a descriptor that the runtime polls.
+type socket struct {
+	file   *os.File
+	raw    syscall.RawConn
+	closed atomic.Bool
+}
+
+// newSocket takes over a non-blocking descriptor.
+func newSocket(fd int) (*socket, error) {
+	file := os.NewFile(uintptr(fd), "sctp")
+	raw, err := file.SyscallConn()
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return &socket{file: file, raw: raw}, nil
+}
+
+// openSocket opens a socket in the family of addr, bound to addr, which need
+// not be an address of this machine yet.
+func openSocket(addr netip.AddrPort) (*socket, error) {
+	family := unix.AF_INET
+	if addr.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	if err := bind(fd, addr); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return newSocket(fd)
+}
+
+func bind(fd int, addr netip.AddrPort) error {
+	level, freebind := unix.SOL_IP, unix.IP_FREEBIND
+	if addr.Addr().Is6() {
+		level, freebind = unix.SOL_IPV6, unix.IPV6_FREEBIND
+		if err := unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
+			return os.NewSyscallError("setsockopt IPV6_V6ONLY", err)
+		}
+	}
+	if err := unix.SetsockoptInt(fd, level, freebind, 1); err != nil {
+		return os.NewSyscallError("setsockopt IP_FREEBIND", err)
+	}
+	return os.NewSyscallError("bind", unix.Bind(fd, sockaddr(addr)))
+}
+
+// control calls f with the descriptor.
+func (s *socket) control(f func(fd int) error) error {
+	var failed error
+	if err := s.raw.Control(func(fd uintptr) { failed = f(int(fd)) }); err != nil {
+		return err
+	}
+	return failed
+}
+
+// SyscallConn gives access to the descriptor.
+func (s *socket) SyscallConn() (syscall.RawConn, error) { return s.raw, nil }
+
+// SetLinger with 0 makes Close abort the association.
+func (s *socket) SetLinger(seconds int) error {
+	return s.control(func(fd int) error {
+		return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: int32(seconds)})
+	})
+}
+
+// SetReadDeadline is as in package net.
+func (s *socket) SetReadDeadline(t time.Time) error { return s.file.SetReadDeadline(t) }
+
+// SetWriteDeadline is as in package net.
+func (s *socket) SetWriteDeadline(t time.Time) error { return s.file.SetWriteDeadline(t) }
+
+// Close closes the socket. Calls that wait return an error.
+func (s *socket) Close() error {
+	s.closed.Store(true)
+	return s.file.Close()
+}
+
+// localAddr returns where the socket is bound.
+func (s *socket) localAddr() (addr netip.AddrPort, err error) {
+	err = s.control(func(fd int) error {
+		name, err := unix.Getsockname(fd)
+		addr = addrPort(name)
+		return os.NewSyscallError("getsockname", err)
+	})
+	return addr, err
+}
+
+// setOptions sets what every association has: messages leave at once (SCTP_NODELAY)
+// and come with their stream and identifier, and the end of the association is
+// told in its place among the messages.
+func setOptions(fd int) error {
+	if err := unix.SetsockoptInt(fd, sctp.SOL_SCTP, sctp.SCTP_NODELAY, 1); err != nil {
+		return os.NewSyscallError("setsockopt SCTP_NODELAY", err)
+	}
+	const events = sctp.SCTP_EVENT_DATA_IO | sctp.SCTP_EVENT_ASSOCIATION | sctp.SCTP_EVENT_PARTIAL_DELIVERY
+	return os.NewSyscallError("setsockopt SCTP_EVENTS", sctp.NewSCTPConn(fd, nil).SubscribeEvents(events))
+}
+
+// setHeartbeat says whether the peer's address is probed while it is silent; on
+// a listener and with the zero address, those of associations to come.
+func setHeartbeat(fd int, peer netip.AddrPort, on bool) error {
+	// struct sctp_paddrparams of linux/sctp.h, which is packed.
+	const (
+		address = 4
+		flags   = 146
+		size    = 156
+		enable  = 1 // SPP_HB_ENABLE
+		disable = 2 // SPP_HB_DISABLE
+	)
+	var params [size]byte
+	putSockaddr(params[address:], peer)
+	how := uint32(disable)
+	if on {
+		how = enable
+	}
+	binary.NativeEndian.PutUint32(params[flags:], how)
+	return os.NewSyscallError("setsockopt SCTP_PEER_ADDR_PARAMS",
+		unix.SetsockoptString(fd, sctp.SOL_SCTP, sctp.SCTP_PEER_ADDR_PARAMS, string(params[:])))
+}
+
+// putSockaddr writes a struct sockaddr_in or sockaddr_in6; for the zero
+// AddrPort, nothing.
+func putSockaddr(b []byte, addr netip.AddrPort) {
+	if !addr.IsValid() {
+		return
+	}
+	binary.BigEndian.PutUint16(b[2:], addr.Port())
+	if a := addr.Addr(); a.Is4() {
+		binary.NativeEndian.PutUint16(b, unix.AF_INET)
+		copy(b[4:], a.AsSlice())
+	} else {
+		binary.NativeEndian.PutUint16(b, unix.AF_INET6)
+		copy(b[8:], a.AsSlice())
+	}
+}
+
+func sockaddr(addr netip.AddrPort) unix.Sockaddr {
+	if addr.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
+}
+
+func addrPort(name unix.Sockaddr) netip.AddrPort {
+	switch a := name.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
+	}
+	return netip.AddrPort{}
+}

@@ -1,0 +1,120 @@
+package proxy_test
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gleak"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// serveUDP serves a Service of one echo server behind the portal that needs
+// nothing, and returns a client's socket.
+func serveUDP(t testing.TB) (*proxy.Proxy, *net.UDPConn) {
+	t.Helper()
+	g := NewWithT(t)
+	echo, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { echo.Close() })
+	go func() {
+		buf := make([]byte, 65536)
+		for {
+			n, from, err := echo.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			_, _ = echo.WriteToUDPAddrPort(buf[:n], from)
+		}
+	}()
+	pt, err := portal.New(context.Background(), portal.ModeNone, portal.Options{})
+	g.Expect(err).NotTo(HaveOccurred())
+	o := proxy.Defaults()
+	o.Portal, o.Log, o.Trace = pt, logrus.New(), trace.NewLog(100)
+	p := proxy.New(o)
+	t.Cleanup(p.Stop)
+	endpoints := []config.Endpoint{{Addr: echo.LocalAddr().(*net.UDPAddr).AddrPort(), Ready: true}}
+	p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "default", Name: "echo"}, Ports: []config.ServicePort{{
+		ID:        config.PortID{Namespace: "default", Service: "echo", Family: config.IPv4},
+		Protocol:  config.UDP,
+		VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 53}},
+		Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
+	}}}})
+	client, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(p.Status()[0].Listeners[0]))
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { client.Close() })
+	g.Expect(client.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
+	return p, client
+}
+
+func exchangeOnce(t testing.TB, client *net.UDPConn, buf []byte) {
+	t.Helper()
+	if _, err := client.Write(buf); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Read(buf); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestUDPSessionsAndLoopsEndWhenTheProxyStops(t *testing.T) {
+	g := NewWithT(t)
+	before := gleak.Goroutines()
+	p, client := serveUDP(t)
+	exchangeOnce(t, client, make([]byte, 64))
+	s := p.Stats().Sessions
+	g.Expect(s.Open).To(BeEquivalentTo(1))
+	g.Expect(s.Answered).To(BeEquivalentTo(1))
+	p.Stop()
+	s = p.Stats().Sessions
+	g.Expect(s.Open).To(BeZero())
+	g.Expect(s.Ends).To(Equal(map[trace.End]int64{trace.Drained: 1}))
+	client.Close()
+	g.Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(append(before, ownEcho()...)))
+}
+
+// ownEcho returns the goroutines of the test's own servers.
+func ownEcho() (list []gleak.Goroutine) {
+	for _, g := range gleak.Goroutines() {
+		if g.CreatorFunction == "github.com/usherproxy/usher/proxy_test.serveUDP" {
+			list = append(list, g)
+		}
+	}
+	return list
+}
+
+func TestADatagramOfASessionAllocatesNothing(t *testing.T) {
+	_, client := serveUDP(t)
+	buf := make([]byte, 64)
+	exchangeOnce(t, client, buf)
+	var before, after runtime.MemStats
+	const rounds = 5000
+	runtime.ReadMemStats(&before)
+	for range rounds {
+		exchangeOnce(t, client, buf)
+	}
+	runtime.ReadMemStats(&after)
+	if perRound := float64(after.Mallocs-before.Mallocs) / rounds; perRound > 0.1 {
+		t.Errorf("%.2f allocations for a datagram out and back", perRound)
+	}
+}
+
+func BenchmarkUDPOutAndBack(b *testing.B) {
+	_, client := serveUDP(b)
+	buf := make([]byte, 64)
+	exchangeOnce(b, client, buf)
+	b.ReportAllocs()
+	for b.Loop() {
+		exchangeOnce(b, client, buf)
+	}
+}

@@ -1,0 +1,501 @@
+package proxy
+
+import (
+	"container/list"
+	"errors"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// udpSession is one client's session, from its first datagram until it is idle
+// or its endpoint is not to be used any more. It belongs to its loop.
+type udpSession struct {
+	id      uint64
+	socket  *udpSocket
+	key     sessionKey
+	control []byte         // makes replies come from where the client sent to
+	from    netip.AddrPort // the client
+	to      netip.AddrPort // what it sent to
+	vip     config.VIP
+	began   time.Time
+	last    time.Time // a datagram, either way
+
+	endpoint             *balance.Endpoint
+	fd                   int // connected to the endpoint; -1 if none is
+	watched              forward.Registration
+	search               *udpSearch // nil once an endpoint has answered
+	toEndpoint, toClient int64      // bytes
+
+	asked   bool // the client has sent something since the last reply
+	leaving bool // see linger
+
+	inSocket, inLoop *list.Element // where it stands among the others
+}
+
+// udpSearch is what a session needs until an endpoint has answered.
+type udpSearch struct {
+	attempts
+	now     try
+	reached bool // no refusal came in time: it counts as reachable
+
+	// The last datagrams, to be sent again to the next endpoint. Of many that
+	// come before the first answer, the last ones matter.
+	kept  [maxKept]keptDatagram
+	count int // datagrams kept so far; the next one goes to kept[count%maxKept]
+}
+
+type keptDatagram struct {
+	data []byte
+	at   time.Time // zero if there is none
+}
+
+const (
+	// maxKept is how many datagrams a session keeps.
+	maxKept = 8
+	// keptTime is how long a datagram is worth sending again. A refusal comes
+	// within a round trip.
+	keptTime = time.Second
+	// maxKeptBytes bounds the copies that one loop keeps. A datagram for which
+	// there is no room is sent once.
+	maxKeptBytes = 16 << 20
+)
+
+func newUDPSearch(s *udpSession) *udpSearch {
+	f := s.socket.front
+	return &udpSearch{attempts: attempts{
+		quarantine: f.proxy.Quarantine,
+		affinity:   f.affinity,
+		client:     s.from.Addr(),
+		report:     s.event,
+	}}
+}
+
+// admit finds out which VIP the client sent to, and whether it may. It is the
+// same as for a connection.
+func (s *udpSession) admit() (trace.End, Drop, error) {
+	l := s.socket
+	if l.listener.redirected {
+		original, err := l.loop.flows.OriginalDst(portal.UDP, s.from, s.to)
+		switch {
+		case errors.Is(err, portal.ErrNotRedirected):
+			return trace.NotAdmitted, DropNotAdmitted, errDirect
+		case err != nil:
+			return trace.Internal, DropUnknownOrigin, err
+		}
+		s.to = original
+	}
+	var ok bool
+	if s.vip, ok = l.listener.vipOf(l.view, s.to); !ok {
+		return trace.NotAdmitted, DropNotAdmitted, errDirect
+	}
+	if !s.vip.Allows(s.from.Addr()) {
+		return trace.SourceRefused, DropNotAdmitted, errSource
+	}
+	return "", 0, nil
+}
+
+// connect opens a socket to the endpoint that is next. If there is none, the
+// session is over and it returns false.
+func (s *udpSession) connect() bool {
+	l := s.socket
+	p := l.front.proxy
+	now := l.loop.clock()
+	for {
+		set := l.view.endpoints(s.vip, p.locality.local(s.from.Addr()))
+		t, err := s.search.begin(set, now)
+		if err != nil {
+			if s.search.attempts.count > 0 {
+				err = errAllFailed
+			}
+			s.end(endOf(err), err)
+			return false
+		}
+		s.search.now, s.search.reached = t, false
+		fd, err := forward.ConnectUDP(netip.Addr{}, t.Endpoint.Addr)
+		if err != nil && outOfResources(err) && evictOldest(&l.loop.sessions, s) {
+			fd, err = forward.ConnectUDP(netip.Addr{}, t.Endpoint.Addr)
+		}
+		if err == nil {
+			if s.watched, err = l.loop.poller.Add(fd, forward.Readable, s); err == nil {
+				s.fd, s.endpoint = fd, t.Endpoint
+				s.endpoint.Active.Add(1)
+				return true
+			}
+			unix.Close(fd)
+			err = unix.ENOMEM // see epoll_ctl(2)
+		}
+		blame := !outOfResources(err)
+		s.search.end(t, now, attemptError(err), blame)
+		if !blame {
+			s.end(trace.Limit, err)
+			return false
+		}
+	}
+}
+
+// disconnect closes the socket to the endpoint.
+func (s *udpSession) disconnect() {
+	if s.fd >= 0 {
+		s.socket.loop.poller.CloseFD(s.watched)
+		s.endpoint.Active.Add(-1)
+		s.fd = -1
+	}
+}
+
+// send passes on count datagrams of the loop's batch to the endpoint. It
+// returns how many it is done with: not all if the endpoint had answered and
+// now refuses. The session is over then.
+func (s *udpSession) send(at, count int) int {
+	b, c := s.socket.loop.in, &s.socket.front.proxy.counters
+	s.touch()
+	s.asked = true
+	if s.search != nil {
+		s.search.keep(s, at, count)
+	}
+	for i := at; i < at+count; i++ {
+		b.Unaddress(i)
+	}
+	done, passed, again := 0, 0, false
+	defer func() { c.datagramsToEndpoint.Add(int64(passed)) }()
+	for done < count {
+		n, err := b.Send(s.fd, at+done, count-done)
+		for i := range n {
+			s.toEndpoint += int64(len(b.Data(at + done + i)))
+		}
+		done += n
+		passed += n
+		switch {
+		case err == nil:
+		case unreachable(err):
+			if s.search == nil {
+				s.broken(err)
+				return done
+			}
+			s.failed(err)
+			return count
+		case bufferFull(err):
+			c.drop(DropSendBuffer, count-done)
+			return count
+		case !again:
+			again = true // it may be what an earlier datagram has met: see udp(7)
+		default:
+			c.drop(DropNotSent, 1)
+			done++
+			again = false
+		}
+	}
+	return done
+}
+
+// unreachable reports whether err, an ICMP error, says that the endpoint cannot be
+// reached (icmp_err_convert in the kernel's net/ipv4/icmp.c has those that a
+// connected socket gets to see).
+func unreachable(err error) bool {
+	switch err {
+	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
+		return true
+	}
+	return false
+}
+
+// Ready receives what the endpoint has sent, or the ICMP error that it was
+// told. Replies wait for the end of the round, so that those to many clients
+// are sent together.
+func (s *udpSession) Ready(forward.Readiness) {
+	l := s.socket
+	loop := l.loop
+	if l.refresh(); s.fd < 0 {
+		return // its endpoint is not to be used any more
+	}
+	if loop.outFrom != l || loop.outCount == batchSize {
+		loop.flush()
+		loop.outFrom = l
+	}
+	room := min(batchSize-loop.outCount, repliesPerTurn)
+	n, err := loop.out.ReceiveConnected(s.fd, loop.outCount, room)
+	if err != nil && err != unix.EAGAIN {
+		// The error comes first, what was received before it second.
+		var none error
+		if n, none = loop.out.ReceiveConnected(s.fd, loop.outCount, room); none != nil {
+			s.failed(err)
+			return
+		}
+	}
+	if n == 0 {
+		return
+	}
+	if s.search != nil {
+		s.answered()
+	}
+	s.touch()
+	s.asked = false
+	for i := loop.outCount; i < loop.outCount+n; i++ {
+		loop.out.Address(i, &s.key.peer, s.control)
+		s.toClient += int64(len(loop.out.Data(i)))
+	}
+	loop.outCount += n
+}
+
+// repliesPerTurn bounds how many replies one session sends before it is
+// another's turn.
+const repliesPerTurn = 8
+
+// touch notes that the session is not idle.
+func (s *udpSession) touch() {
+	l := s.socket
+	s.last = l.loop.clock()
+	l.order.MoveToBack(s.inSocket)
+	l.loop.sessions.MoveToBack(s.inLoop)
+}
+
+// answered notes the first reply: from now on the session stays with its
+// endpoint.
+func (s *udpSession) answered() {
+	now := s.socket.loop.clock()
+	s.search.end(s.search.now, now, nil, false)
+	s.event(trace.Event{Kind: trace.Established, Time: now, Endpoint: s.endpoint.Addr, Pod: s.endpoint.Pod})
+	s.dropSearch()
+}
+
+func (s *udpSession) dropSearch() {
+	for i := range s.search.kept {
+		s.socket.loop.kept -= cap(s.search.kept[i].data)
+	}
+	s.search = nil
+}
+
+// keep keeps copies of datagrams.
+func (u *udpSearch) keep(s *udpSession, at, count int) {
+	loop := s.socket.loop
+	now := loop.clock()
+	if !u.reached && now.Sub(u.now.started) > keptTime {
+		// Some endpoints never answer, a collector of logs for one.
+		u.reached = true
+		s.endpoint.Succeed()
+	}
+	for i := at + max(0, count-maxKept); i < at+count; i++ {
+		k := &u.kept[u.count%maxKept]
+		u.count++
+		data := loop.in.Data(i)
+		k.at = time.Time{}
+		if more := len(data) - cap(k.data); more > 0 {
+			if loop.kept+more > maxKeptBytes {
+				continue
+			}
+			loop.kept -= cap(k.data)
+			k.data = make([]byte, 0, len(data))
+			loop.kept += cap(k.data)
+		}
+		k.data, k.at = append(k.data[:0], data...), now
+	}
+}
+
+// failed is called when the endpoint refuses.
+func (s *udpSession) failed(err error) {
+	if s.search == nil {
+		s.broken(err)
+		return
+	}
+	refused := s.endpoint.State
+	s.moveOn(attemptError(err), true)
+	s.socket.listener.abandon(refused)
+}
+
+// moveOn goes on to the next endpoint, and sends it what was kept.
+func (s *udpSession) moveOn(why error, blame bool) {
+	for {
+		s.search.end(s.search.now, s.socket.loop.clock(), why, blame)
+		s.disconnect()
+		if !s.connect() {
+			s.socket.front.proxy.counters.drop(DropNoEndpoint, 1)
+			return
+		}
+		err := s.sendAgain()
+		if err == nil {
+			return
+		}
+		why, blame = attemptError(err), true
+	}
+}
+
+// Why a session goes on to another endpoint that did not refuse it.
+var (
+	errRefusedOther = errors.New("it refused another client")
+	errLeft         = errors.New("it left before it answered")
+)
+
+// abandon makes the sessions go on to another endpoint that wait for the first
+// answer of one that has refused another client. Hosts bound how often they
+// send ICMP errors (Linux once a second to each address, after six at once: see
+// icmp_ratelimit, icmp(7)), so most clients of a dead endpoint learn nothing.
+func (l *udpSocket) abandon(refused *balance.State) {
+	now := l.loop.clock()
+	var waiting []*udpSession
+	for e := l.order.Back(); e != nil; e = e.Prev() {
+		s := e.Value.(*udpSession)
+		if now.Sub(s.last) > keptTime {
+			break
+		}
+		if s.search != nil && s.endpoint.State == refused {
+			waiting = append(waiting, s)
+		}
+	}
+	for _, s := range waiting {
+		if s.fd >= 0 && s.endpoint.State == refused { // not evicted meanwhile
+			s.moveOn(errRefusedOther, false)
+		}
+	}
+}
+
+// sendAgain sends what was kept to an endpoint that is new to the session.
+func (s *udpSession) sendAgain() error {
+	u := s.search
+	now := s.socket.loop.clock()
+	c := &s.socket.front.proxy.counters
+	for i := range maxKept {
+		k := &u.kept[(u.count+i)%maxKept]
+		if k.at.IsZero() || now.Sub(k.at) > keptTime {
+			continue
+		}
+		switch err := unix.Send(s.fd, k.data, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); {
+		case err == nil:
+			s.toEndpoint += int64(len(k.data))
+			c.datagramsToEndpoint.Add(1)
+		case unreachable(err):
+			return err
+		case bufferFull(err):
+			c.drop(DropSendBuffer, 1)
+		default:
+			c.drop(DropNotSent, 1)
+		}
+	}
+	return nil
+}
+
+// broken ends a session whose endpoint had answered and now refuses. The
+// client's next datagram begins another.
+func (s *udpSession) broken(err error) {
+	f := s.socket.front
+	now := s.socket.loop.clock()
+	err = attemptError(err)
+	s.endpoint.Fail(now, now, err, f.proxy.Quarantine)
+	f.affinity.Forget(s.from.Addr(), s.endpoint.Addr)
+	s.end(trace.EndpointReset, err)
+}
+
+// usable returns the endpoints that a session may stay with: those that are
+// ready. A session does not move because of traffic policies or hints.
+func (v *view) usable() map[*balance.State]bool {
+	usable := make(map[*balance.State]bool, len(v.all))
+	for _, e := range v.all {
+		if e.Ready {
+			usable[e.State] = true
+		}
+	}
+	return usable
+}
+
+// compare ends the session if, with v, it could not be as it is.
+func (s *udpSession) compare(v *view, usable map[*balance.State]bool) {
+	if s.leaving {
+		return
+	}
+	vip, ok := v.vips[s.vip.AddrPort()]
+	switch {
+	case !ok:
+		s.end(trace.Withdrawn, nil)
+		return
+	case !vip.Allows(s.from.Addr()):
+		s.end(trace.SourceRefused, errSource)
+		return
+	}
+	s.vip = vip
+	if usable[s.endpoint.State] {
+		return
+	}
+	// Where none is ready, those that are terminating but serving are used.
+	set := v.endpoints(vip, s.socket.front.proxy.locality.local(s.from.Addr()))
+	if e := set.Find(s.endpoint.Addr); e != nil && e.State == s.endpoint.State {
+		return
+	}
+	if s.search != nil && set.Len() > 0 {
+		s.moveOn(errLeft, false) // what the client asked, another one may answer
+		return
+	}
+	if s.asked && s.search == nil {
+		s.linger()
+		return
+	}
+	s.end(trace.EndpointLeft, nil)
+}
+
+// lingerTime is how long an endpoint that left may take to answer what it had
+// been asked before.
+const lingerTime = 500 * time.Millisecond
+
+// linger takes the session away from its client, whose next datagram begins
+// another, but lets the replies through that are under way.
+func (s *udpSession) linger() {
+	l := s.socket
+	delete(l.sessions, s.key)
+	s.leaving = true
+	end := func() {
+		if s.fd >= 0 {
+			s.end(trace.EndpointLeft, nil)
+		}
+	}
+	time.AfterFunc(lingerTime, func() { _ = l.loop.poller.Do(end) })
+}
+
+// end ends the session. Its client's next datagram begins another.
+func (s *udpSession) end(end trace.End, err error) {
+	now := s.socket.loop.clock()
+	if s.search != nil {
+		if s.fd >= 0 {
+			s.unanswered(now)
+		}
+		s.dropSearch()
+	}
+	e := trace.Event{End: end, ToEndpoint: s.toEndpoint, ToClient: s.toClient}
+	if s.endpoint != nil {
+		e.Endpoint, e.Pod = s.endpoint.Addr, s.endpoint.Pod
+	}
+	if err != nil {
+		e.Err = err.Error()
+	}
+	s.disconnect()
+	s.socket.forget(s)
+	s.closed(e)
+}
+
+// unanswered reports the attempt to an endpoint that neither answered nor
+// refused. That may be the way of the protocol, and is not held against it.
+func (s *udpSession) unanswered(now time.Time) {
+	u := s.search
+	u.end(u.now, now, errNoAnswer, false)
+	if !u.reached && now.Sub(u.now.started) > keptTime {
+		s.endpoint.Succeed()
+	}
+}
+
+func (s *udpSession) closed(e trace.Event) {
+	e.Kind, e.Time = trace.Closed, s.socket.loop.clock()
+	e.Took = e.Time.Sub(s.began)
+	s.event(e)
+}
+
+// event puts e into the trace.
+func (s *udpSession) event(e trace.Event) {
+	p := s.socket.front.proxy
+	e.Conn, e.Port, e.Protocol, e.Client, e.VIP = s.id, s.socket.front.id, config.UDP, s.from, s.to
+	p.counters.count(&e)
+	p.Trace.Add(e)
+}

@@ -1,0 +1,597 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// Everything about UDP holds whichever portal leads to usher.
+var _ = Describe("UDP through", func() {
+	for _, portal := range []string{"iptables", "address"} {
+		Describe("the "+portal+" portal", func() { udpSpecs(portal) })
+	}
+})
+
+// who is the datagram that an echo server answers with its address.
+const who = "who are you?"
+
+// startEcho starts a server that sends back what it gets.
+func startEcho(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
+	GinkgoHelper()
+	at := netip.AddrPortFrom(addr, 5300)
+	serveEcho(ns.ListenUDP(at.String()), at)
+	return at
+}
+
+func serveEcho(c *net.UDPConn, at netip.AddrPort) {
+	name := []byte(at.String())
+	_ = c.SetReadBuffer(4 << 20)
+	go func() {
+		buf := make([]byte, 65536)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				continue
+			}
+			answer := buf[:n]
+			if string(answer) == who {
+				answer = name
+			}
+			_, _ = c.WriteToUDPAddrPort(answer, from)
+		}
+	}()
+}
+
+// exchange sends one datagram and returns the next one that comes back.
+func exchange(c net.Conn, datagram []byte, timeout time.Duration) ([]byte, error) {
+	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return nil, err
+	}
+	if _, err := c.Write(datagram); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 65536)
+	n, err := c.Read(buf)
+	if err != nil {
+		return nil, err
+	}
+	return buf[:n], nil
+}
+
+// askWho is one new client that asks which endpoint it gets.
+func askWho(d *lab.Dialer, from, vip string) (netip.AddrPort, error) {
+	c, err := d.DialUDP(from, vip)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	defer c.Close()
+	answer, err := exchange(c, []byte(who), 5*time.Second)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	return netip.ParseAddrPort(string(answer))
+}
+
+func udpSpecs(portal string) {
+	var (
+		l       *lab.Lab
+		pod     *lab.Dialer
+		node    *lab.Dialer
+		outside *lab.Dialer
+		dns     service
+		dir     string
+		dead    = func(n int) netip.AddrPort { return netip.AddrPortFrom(lab.Pod(n), 5300) }
+	)
+	BeforeEach(func() {
+		if portal == "iptables" {
+			missing("iptables")
+		}
+		l = lab.New()
+		pod, node, outside = l.Pods.NewDialer(8), l.Node.NewDialer(2), l.Outside.NewDialer(2)
+		dns = service{name: "dns", clusterIP: clusterIP, port: 53, protocol: "UDP"}
+		dir = manifestsDir()
+	})
+	start := func(args ...string) *usher {
+		GinkgoHelper()
+		dns.write(dir)
+		return startUsher(l.Node, dir, append([]string{"--portal=" + portal}, args...)...)
+	}
+
+	It("reaches every endpoint in turn, from Pods, from the node and from outside", func() {
+		for n := 1; n <= 3; n++ {
+			dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod(n)))
+		}
+		start()
+		for _, client := range []*lab.Dialer{pod, node, outside} {
+			seen := map[netip.AddrPort]int{}
+			for range 9 {
+				endpoint, err := askWho(client, "", dns.vip())
+				Expect(err).NotTo(HaveOccurred())
+				seen[endpoint]++
+			}
+			Expect(seen).To(Equal(map[netip.AddrPort]int{dns.endpoints[0]: 3, dns.endpoints[1]: 3, dns.endpoints[2]: 3}))
+		}
+	})
+
+	It("serves IPv6", func() {
+		dns.clusterIP = "fd00:10:96::10"
+		dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod6(1)))
+		start()
+		for _, client := range []*lab.Dialer{pod, node, outside} {
+			Expect(askWho(client, "", dns.vip())).To(Equal(dns.endpoints[0]))
+			expectEverySize(client, dns.vip())
+		}
+	})
+
+	It("passes datagrams of every size unchanged", func() {
+		dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod(1)))
+		start()
+		for _, client := range []*lab.Dialer{pod, node} {
+			expectEverySize(client, dns.vip())
+		}
+	})
+
+	It("answers from the address that the client sent to, on a node with several", func() {
+		l.Node.Output("ip", "addr", "add", "192.0.2.7/24", "dev", "to-outside")
+		l.Node.Output("ip", "addr", "add", "198.51.100.1/32", "dev", "lo")
+		l.Node.Output("ip", "addr", "add", "2001:db8::7/64", "dev", "to-outside", "nodad")
+		dns.portFields, dns.spec = ", nodePort: 30053", "  type: NodePort\n  externalIPs: [203.0.113.9]\n"
+		dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod(1)))
+		six := service{name: "six", clusterIP: "fd00:10:96::10", port: 53, protocol: "UDP", portFields: ", nodePort: 30054", spec: "  type: NodePort\n",
+			endpoints: []netip.AddrPort{startEcho(l.Pods, lab.Pod6(1))}}
+		six.write(dir)
+		start("--trace")
+		// A connected socket takes only what comes from where it sent to.
+		for _, at := range []string{"192.0.2.1:30053", "192.0.2.7:30053", "198.51.100.1:30053", "10.244.0.1:30053", "203.0.113.9:53", dns.vip()} {
+			Expect(askWho(outside, "", at)).To(Equal(dns.endpoints[0]), at)
+			Expect(askWho(pod, "", at)).To(Equal(dns.endpoints[0]), at)
+			Expect(askWho(node, "", at)).To(Equal(dns.endpoints[0]), at)
+		}
+		for _, at := range []string{"[fd00:244::1]:30054", "[2001:db8::1]:30054", "[2001:db8::7]:30054"} {
+			// The Pod first: without link-local addresses (see lab) the node
+			// finds its neighbours only by an address of the same interface.
+			Expect(askWho(pod, "", at)).To(Equal(six.endpoints[0]), at)
+			Expect(askWho(outside, "", at)).To(Equal(six.endpoints[0]), at)
+		}
+	})
+
+	It("goes on to the next endpoint, within milliseconds, from one that refuses", func() {
+		good := startEcho(l.Pods, lab.Pod(1))
+		dns.endpoints = []netip.AddrPort{dead(2), dead(3), good}
+		u := start("--trace")
+		var slowest time.Duration
+		for range 50 {
+			began := time.Now()
+			Expect(askWho(pod, "", dns.vip())).To(Equal(good))
+			slowest = max(slowest, time.Since(began))
+		}
+		AddReportEntry("slowest answer", slowest.String())
+		Expect(slowest).To(BeNumerically("<", 200*time.Millisecond))
+		Eventually(u.Out).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.1[23]:5300 .*connection refused after`))
+		Eventually(u.Out).Should(gbytes.Say(`attempt \d → 10\.244\.0\.11:5300 .*answered in`))
+	})
+
+	It("passes over an endpoint that refused, and says nothing when all do", func() {
+		dns.endpoints = []netip.AddrPort{dead(2), dead(3)}
+		u := start("--trace")
+		c, err := pod.DialUDP("", dns.vip())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(exchange(c, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded))
+		Eventually(u.Out).Should(gbytes.Say(`closed after .*: attempts-failed`))
+
+		By("serving the same client as soon as one answers")
+		dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod(1)))
+		dns.write(dir)
+		Eventually(func() (string, error) {
+			answer, err := exchange(c, []byte(who), 300*time.Millisecond)
+			return string(answer), err
+		}).WithTimeout(5 * time.Second).Should(Equal(dns.endpoints[2].String()))
+	})
+
+	It("refuses where there are no endpoints", func() {
+		u := start()
+		ask := func(timeout time.Duration) error {
+			c, err := pod.DialUDP("", dns.vip())
+			Expect(err).NotTo(HaveOccurred())
+			defer c.Close()
+			_, err = exchange(c, []byte(who), timeout)
+			return err
+		}
+		Expect(ask(2 * time.Second)).To(refused)
+		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
+		dns.write(u.manifests)
+		// The node does not send an ICMP error each time.
+		Eventually(func() error { return ask(100 * time.Millisecond) }).WithTimeout(2 * time.Second).Should(Succeed())
+	})
+
+	It("gives a client that never pauses a live endpoint as soon as its own has left", func() {
+		first, second := startEcho(l.Pods, lab.Pod(1)), startEcho(l.Pods, lab.Pod(2))
+		dns.endpoints = []netip.AddrPort{first}
+		u := start("--trace")
+		c, err := pod.DialUDP("", dns.vip())
+		Expect(err).NotTo(HaveOccurred())
+		asked, stop := keepAsking(c)
+		Eventually(asked.latest).Should(Equal(first.String()))
+		dns.endpoints = []netip.AddrPort{second}
+		dns.write(u.manifests)
+		Eventually(asked.latest).WithTimeout(2 * time.Second).Should(Equal(second.String()))
+		Eventually(u.Out).Should(gbytes.Say("closed after .*: endpoint-left"))
+		Consistently(asked.latest).WithTimeout(300 * time.Millisecond).Should(Equal(second.String()))
+		stop()
+		Expect(asked.unanswered.Load()).To(BeNumerically("<=", 2))
+	})
+
+	It("serves a client that never pauses through a restart of usher", func() {
+		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
+		u := start()
+		c, err := pod.DialUDP("", dns.vip())
+		Expect(err).NotTo(HaveOccurred())
+		asked, stop := keepAsking(c)
+		defer stop()
+		for i := range 3 {
+			Eventually(asked.latest).Should(Equal(dns.endpoints[0].String()))
+			if i%2 == 0 {
+				u.Kill().Wait(10 * time.Second)
+			} else {
+				u.stop()
+			}
+			// Another process takes the local port, so the listener moves.
+			if at := listenerOf(u, "dns"); portal == "iptables" {
+				l.Node.ListenUDP(at)
+			}
+			before := asked.answered.Load()
+			u = start()
+			Eventually(asked.answered.Load).WithTimeout(2 * time.Second).Should(BeNumerically(">", before+5))
+		}
+	})
+
+	It("keeps a client's endpoint with ClientIP affinity", func() {
+		dns.spec = "  sessionAffinity: ClientIP\n"
+		for n := 1; n <= 3; n++ {
+			dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod(n)))
+		}
+		start()
+		first, err := askWho(pod, "", dns.vip())
+		Expect(err).NotTo(HaveOccurred())
+		for range 10 {
+			Expect(askWho(pod, "", dns.vip())).To(Equal(first))
+		}
+		Expect(askWho(pod, lab.Pod(50).String(), dns.vip())).NotTo(Equal(first))
+		dns.endpoints = slices.DeleteFunc(dns.endpoints, func(e netip.AddrPort) bool { return e == first })
+		dns.write(dir)
+		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).ShouldNot(Equal(first))
+	})
+
+	It("ends sessions that are idle, as the flag or the Service says", func() {
+		echo := startEcho(l.Pods, lab.Pod(1))
+		dns.endpoints = []netip.AddrPort{echo}
+		slow := dns
+		slow.name, slow.clusterIP, slow.metadata = "slow", "10.96.0.11", `, annotations: {usher.io/udp-idle-timeout: "1h"}`
+		slow.write(dir)
+		u := start("--udp-idle-timeout=1s", "--trace")
+		Expect(askWho(pod, "", dns.vip())).To(Equal(echo))
+		Expect(askWho(pod, "", slow.vip())).To(Equal(echo))
+		Expect(metric(node, "usher_udp_sessions_open")).To(BeEquivalentTo(2))
+		Eventually(u.Out).WithTimeout(3 * time.Second).Should(gbytes.Say(`default/dns:main closed after 1\.\d s: idle, 12 bytes to 10.244.0.11:5300, 16 bytes to the client`))
+		Expect(metric(node, "usher_udp_sessions_open")).To(BeEquivalentTo(1))
+	})
+
+	It("ends the session that has been idle longest when there are too many", func() {
+		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
+		u := start("--max-udp-sessions=40", "--max-udp-sessions-per-port=20", "--trace")
+		var clients []*net.UDPConn
+		for range 60 {
+			c, err := pod.DialUDP("", dns.vip())
+			Expect(err).NotTo(HaveOccurred())
+			clients = append(clients, c)
+			Expect(exchange(c, []byte(who), time.Second)).Error().NotTo(HaveOccurred())
+		}
+		Expect(metric(node, "usher_udp_sessions_open")).To(BeNumerically("<=", 20))
+		Expect(metric(node, `usher_udp_sessions_ended_total{end="limit"}`)).To(BeNumerically(">=", 40))
+		Expect(u.Out).To(gbytes.Say(`closed after .*: limit, .*had been idle longest`))
+		for _, c := range clients { // those that are gone begin another
+			Expect(exchange(c, []byte(who), time.Second)).Error().NotTo(HaveOccurred())
+		}
+	})
+
+	It("bounds what 100,000 clients that send one datagram each cost, and gives it back", func() {
+		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
+		u := start("--udp-idle-timeout=3s", "--max-udp-sessions=4000")
+		pid := u.Command.Process.Pid
+		Expect(askWho(pod, "", dns.vip())).To(Equal(dns.endpoints[0]))
+		rss, files := resident(pid), descriptors(pid)
+		var sent atomic.Int64
+		flooders := l.Pods.NewDialer(8)
+		var wg sync.WaitGroup
+		var peak atomic.Int64
+		for worker := range 8 {
+			wg.Go(func() {
+				defer GinkgoRecover()
+				for i := range 12500 {
+					c, err := flooders.DialUDP(lab.Pod(1+(worker*12500+i)%80).String(), dns.vip())
+					Expect(err).NotTo(HaveOccurred())
+					if _, err := c.Write([]byte("x")); err == nil {
+						sent.Add(1)
+					}
+					c.Close()
+					if i%1000 == 0 {
+						peak.Store(max(peak.Load(), resident(pid)))
+					}
+				}
+			})
+		}
+		wg.Wait()
+		Expect(sent.Load()).To(BeEquivalentTo(100_000))
+		Expect(metric(node, "usher_udp_sessions_open")).To(BeNumerically("<=", 4000))
+		Expect(descriptors(pid)).To(BeNumerically("<", files+4100))
+		Expect(askWho(pod, "", dns.vip())).To(Equal(dns.endpoints[0]), "others are served meanwhile")
+		Eventually(func() int { return int(metric(node, "usher_udp_sessions_open")) }).WithTimeout(10 * time.Second).Should(BeZero())
+		after := resident(pid)
+		AddReportEntry("resident memory", fmt.Sprintf("before %d MB, peak %d MB, after %d MB", rss>>20, peak.Load()>>20, after>>20))
+		Expect(peak.Load() - rss).To(BeNumerically("<", 200<<20)) // with the race detector; some 20 MB without
+		Expect(descriptors(pid)).To(BeNumerically("<=", files+10))
+	})
+
+	It("checks where clients come from, and ends their sessions when that changes", func() {
+		dns.portFields = ", nodePort: 30053"
+		dns.spec = "  type: LoadBalancer\n  loadBalancerSourceRanges: [192.0.2.0/24]\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}\n"
+		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
+		u := start("--trace")
+		Expect(askWho(outside, "", "203.0.113.10:53")).To(Equal(dns.endpoints[0]))
+		c, err := pod.DialUDP("", "203.0.113.10:53")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(exchange(c, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded))
+		if portal == "address" { // others leave it to the kernel
+			Eventually(u.Out).Should(gbytes.Say("closed after .*: source-refused"))
+		}
+	})
+
+	It("loses no query to a real DNS server while endpoints roll and one is dead", func() {
+		missing("dnsmasq")
+		missing("dig")
+		for n := 1; n <= 4; n++ {
+			dns.endpoints = append(dns.endpoints, startDNS(l.Pods, lab.Pod(n)))
+		}
+		all := dns.endpoints
+		dns.endpoints = []netip.AddrPort{all[0], all[1], dead(60)}
+		u := start()
+		var out []byte
+		l.Pods.Do(func() (err error) {
+			out, err = exec.Command("dig", "+short", "+tries=1", "@"+clusterIP, "web.example.test").CombinedOutput()
+			return err
+		})
+		Expect(string(out)).To(Equal("192.0.2.80\n"))
+
+		rolling, vip := dns, dns.vip()
+		stop := make(chan struct{})
+		var roll sync.WaitGroup
+		roll.Go(func() {
+			defer GinkgoRecover()
+			ticker := time.NewTicker(time.Second)
+			defer ticker.Stop()
+			for i := 1; ; i++ {
+				select {
+				case <-stop:
+					return
+				case <-ticker.C:
+				}
+				rolling.endpoints = []netip.AddrPort{all[i%4], all[(i+1)%4], dead(60)}
+				rolling.write(u.manifests)
+			}
+		})
+		var unanswered atomic.Int64
+		var slowest atomic.Int64
+		var wg sync.WaitGroup
+		const clients, each = 4, 5000
+		for range clients {
+			wg.Go(func() {
+				defer GinkgoRecover()
+				for i := range each {
+					began := time.Now()
+					if err := query(pod, vip, i%10 == 0); err != nil {
+						unanswered.Add(1)
+						AddReportEntry("unanswered", err.Error())
+					}
+					slowest.Store(max(slowest.Load(), int64(time.Since(began))))
+					time.Sleep(time.Millisecond)
+				}
+			})
+		}
+		wg.Wait()
+		close(stop)
+		roll.Wait()
+		AddReportEntry("slowest answer", time.Duration(slowest.Load()).String())
+		Expect(unanswered.Load()).To(BeZero(), "of %d", clients*each)
+	})
+
+	It("ends its sessions when it is stopped", func() {
+		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
+		u := start("--trace", "--drain-timeout=30s")
+		Expect(askWho(pod, "", dns.vip())).To(Equal(dns.endpoints[0]))
+		u.Terminate()
+		Eventually(u).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+	})
+}
+
+// expectEverySize exchanges datagrams from empty to the largest.
+func expectEverySize(d *lab.Dialer, vip string) {
+	GinkgoHelper()
+	c, err := d.DialUDP("", vip)
+	Expect(err).NotTo(HaveOccurred())
+	defer c.Close()
+	for _, size := range []int{0, 1, 2, 63, 64, 511, 512, 1231, 1472, 1473, 4096, 4097, 9000, 32768, 65506, 65507} {
+		sent := make([]byte, size)
+		for i := range sent {
+			sent[i] = byte(rand.Uint32())
+		}
+		got, err := exchange(c, sent, 5*time.Second)
+		Expect(err).NotTo(HaveOccurred(), "%d bytes", size)
+		Expect(bytes.Equal(got, sent)).To(BeTrue(), "%d bytes sent, %d came back", size, len(got))
+	}
+}
+
+// asking is what came of a client that keeps asking.
+type asking struct {
+	last                 atomic.Value
+	answered, unanswered atomic.Int64
+}
+
+func (a *asking) latest() string {
+	s, _ := a.last.Load().(string)
+	return s
+}
+
+// keepAsking asks who over c, every ten milliseconds, until stop is called.
+func keepAsking(c *net.UDPConn) (a *asking, stop func()) {
+	a = new(asking)
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		ticker := time.NewTicker(10 * time.Millisecond)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-ticker.C:
+			}
+			answer, err := exchange(c, []byte(who), 100*time.Millisecond)
+			if err != nil {
+				a.unanswered.Add(1)
+				continue
+			}
+			a.answered.Add(1)
+			a.last.Store(string(answer))
+		}
+	})
+	return a, sync.OnceFunc(func() { close(done); wg.Wait() })
+}
+
+var listensOn = regexp.MustCompile(`default/(\w+) .* (\S+:\d+) +\S+`)
+
+// listenerOf reads from usher's table where it listens for a Service.
+func listenerOf(u *usher, name string) string {
+	GinkgoHelper()
+	for _, m := range listensOn.FindAllStringSubmatch(string(u.Out.Contents()), -1) {
+		if m[1] == name {
+			return m[2]
+		}
+	}
+	Fail("no listener in " + string(u.Out.Contents()))
+	return ""
+}
+
+// metric returns a number that usher tells on the node's loopback address.
+func metric(node *lab.Dialer, name string) float64 {
+	GinkgoHelper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
+		return node.Dial("", to, time.Second)
+	}}}
+	res, err := client.Get("http://127.0.0.1:10249/metrics")
+	Expect(err).NotTo(HaveOccurred())
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	Expect(err).NotTo(HaveOccurred())
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			number, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			Expect(err).NotTo(HaveOccurred())
+			return number
+		}
+	}
+	return 0
+}
+
+// resident returns the resident memory of a process, in bytes.
+func resident(pid int) int64 {
+	GinkgoHelper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	Expect(err).NotTo(HaveOccurred())
+	pages, err := strconv.ParseInt(strings.Fields(string(text))[1], 10, 64)
+	Expect(err).NotTo(HaveOccurred())
+	return pages * int64(os.Getpagesize())
+}
+
+// descriptors returns how many descriptors a process has.
+func descriptors(pid int) int {
+	GinkgoHelper()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	Expect(err).NotTo(HaveOccurred())
+	return len(entries)
+}
+
+// startDNS starts dnsmasq on port 53 of an address.
+func startDNS(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
+	GinkgoHelper()
+	cmd := exec.Command("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--user=root", "--log-facility=-",
+		"--pid-file="+filepath.Join(GinkgoT().TempDir(), "pid"), "--bind-interfaces", "--except-interface=lo", "--listen-address="+addr.String(),
+		"--port=5300", "--cache-size=1000", "--address=/example.test/192.0.2.80")
+	session := launchServer(ns, cmd)
+	Eventually(session.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("started"))
+	return netip.AddrPortFrom(addr, 5300)
+}
+
+// launchServer starts a server that ends with the test.
+func launchServer(ns *lab.Namespace, cmd *exec.Cmd) *gexec.Session {
+	GinkgoHelper()
+	var session *gexec.Session
+	ns.Do(func() (err error) {
+		session, err = gexec.Start(cmd, GinkgoWriter, GinkgoWriter)
+		return err
+	})
+	DeferCleanup(func() { session.Kill().Wait(5 * time.Second) })
+	return session
+}
+
+// query asks the DNS server behind vip for an address, as a resolver that does
+// not try again.
+func query(d *lab.Dialer, vip string, random bool) error {
+	c, err := d.DialUDP("", vip)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	name := "web"
+	if random {
+		name = fmt.Sprintf("w%d", rand.IntN(1000))
+	}
+	id := byte(rand.Uint32())
+	question := []byte{id, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, byte(len(name))}
+	question = append(question, name...)
+	question = append(question, "\x07example\x04test\x00\x00\x01\x00\x01"...)
+	answer, err := exchange(c, question, 3*time.Second)
+	if err != nil {
+		return err
+	}
+	if len(answer) < 12 || answer[0] != id || !bytes.HasSuffix(answer, []byte{192, 0, 2, 80}) {
+		return fmt.Errorf("%q is not the answer", answer)
+	}
+	return nil
+}

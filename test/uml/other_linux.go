@@ -1,0 +1,148 @@
+//lint:file-ignore ST1001 checks are specs, and read like those in test files
+
+package uml
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// notLoaded is what is checked while nobody uses SCTP. The last one loads it.
+var notLoaded = []Check{
+	{"--sctp=off: the SCTP Service is reported, the kernel's SCTP is left alone, and TCP is served", func() { switchedOff("--sctp=off", `--sctp=off`) }},
+	{"--sctp=auto: the SCTP Service is reported, the kernel's SCTP is left alone, and TCP is served", func() { switchedOff("--sctp=auto", `the kernel's SCTP is not in use`) }},
+	{"--sctp=on: the kernel's SCTP is loaded, and the Service is served", switchedOn},
+	{"--sctp=off: SCTP is not served where it is loaded either", stillOff},
+}
+
+// withoutNetfilter is what is checked on a node with an old or minimal kernel.
+func withoutNetfilter() []Check {
+	return append([]Check{
+		{"--portal=auto: takes the address portal and says why not iptables", autoPortal},
+		{"--portal=auto: TCP is served", func() { tcpServed("--portal=auto") }},
+		// UDP through the address portal is checked here, once usher serves UDP.
+	}, sctpChecks("address")...)
+}
+
+// web is a TCP Service with one endpoint, which says its name.
+func web(n *node) service {
+	GinkgoHelper()
+	at := netip.AddrPortFrom(lab.Pod(1), 8080)
+	l := n.Pods.Listen(at.String())
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			fmt.Fprintln(c, at)
+			c.Close()
+		}
+	}()
+	return service{name: "web", vip: netip.MustParseAddrPort("10.96.0.11:80"), protocol: "TCP", endpoints: []netip.AddrPort{at}}
+}
+
+// answersTCP expects that a TCP Service is served to Pods and to the node.
+func answersTCP(n *node, s service) {
+	GinkgoHelper()
+	for _, from := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
+		c, err := from.NewDialer(1).Dial("", s.vip.String(), patience)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.SetDeadline(time.Now().Add(patience))).To(Succeed())
+		line, err := bufio.NewReader(net.Conn(c)).ReadString('\n')
+		Expect(err).NotTo(HaveOccurred())
+		Expect(line).To(Equal(s.endpoints[0].String() + "\n"))
+		c.Close()
+	}
+}
+
+func tcpServed(flags ...string) {
+	n := newNode()
+	s := web(n)
+	n.put(s)
+	n.start(flags...)
+	answersTCP(n, s)
+}
+
+// loaded reports whether the kernel's SCTP is loaded.
+func loaded() bool {
+	_, err := os.Stat("/sys/module/sctp")
+	return err == nil
+}
+
+// reports expects that the log says why SCTP is not served.
+func (n *node) reports(why string) {
+	GinkgoHelper()
+	Expect(string(n.usher.Err.Contents())).To(MatchRegexp("Service port is not served.*" + why + ".*reason=SCTPOff"))
+}
+
+func switchedOff(flag, why string) {
+	Expect(loaded()).To(BeFalse(), "before usher starts")
+	n := newNode()
+	s := web(n)
+	n.put(s)
+	n.put(diameter(netip.AddrPortFrom(lab.Pod(1), 3868)))
+	n.start(flag, "--portal-check-interval=100ms")
+	n.reports(why)
+	n.said("default/diameter.*not served: SCTP is not served")
+	answersTCP(n, s)
+	time.Sleep(500 * time.Millisecond) // some retries
+	Expect(loaded()).To(BeFalse(), "usher must not load it")
+}
+
+func switchedOn() {
+	Expect(loaded()).To(BeFalse(), "before usher starts")
+	n := newNode()
+	s := web(n)
+	n.put(s)
+	d := diameter(netip.AddrPortFrom(lab.Pod(1), 3868))
+	n.put(d)
+	// One that waits for SCTP to be loaded by somebody else.
+	n.start("--sctp=auto", "--portal-check-interval=200ms")
+	n.reports("the kernel's SCTP is not in use")
+
+	other := newNode()
+	other.put(d)
+	other.start("--sctp=on")
+	Expect(loaded()).To(BeTrue())
+	for _, node := range []*node{n, other} {
+		e := startEndpoint(node.Pods, lab.Pod(1), false)
+		Eventually(func() (name netip.AddrPort, err error) {
+			p, name, err := ask(node.Pods, anyAddr, d.vip)
+			if err == nil {
+				p.close()
+			}
+			return name, err
+		}).WithTimeout(eventually).Should(Equal(e.addr))
+	}
+	Eventually(n.usher.Err).WithTimeout(eventually).Should(gbytes.Say("Problem with service port is over"))
+	answersTCP(n, s)
+}
+
+func stillOff() {
+	n := newNode()
+	d := diameter(startEndpoint(n.Pods, lab.Pod(1), false).addr)
+	n.put(d)
+	n.start("--sctp=off")
+	n.reports("--sctp=off")
+	_, _, err := ask(n.Pods, anyAddr, d.vip)
+	Expect(err).To(HaveOccurred())
+}
+
+func autoPortal() {
+	n := newNode()
+	n.start("--portal=auto")
+	said := string(n.usher.Err.Contents())
+	Expect(said).To(MatchRegexp(`portal passed over.*portal=iptables`))
+	Expect(said).To(MatchRegexp(`portal chosen.*portal=address`))
+}

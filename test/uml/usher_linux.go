@@ -1,0 +1,106 @@
+//lint:file-ignore ST1001 checks are specs, and read like those in test files
+
+package uml
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// node is a lab with an usher on its node, and the Services that it serves.
+type node struct {
+	*lab.Lab
+	usher     *gexec.Session
+	manifests string
+}
+
+func newNode() *node {
+	GinkgoHelper()
+	return &node{Lab: lab.New(), manifests: GinkgoT().TempDir()}
+}
+
+// start starts usher and waits until it serves.
+func (n *node) start(flags ...string) {
+	GinkgoHelper()
+	args := append([]string{"run", "--manifests", n.manifests, "--log-format=text", "--log-level=debug", "--trace"}, flags...)
+	n.Node.Do(func() (err error) {
+		n.usher, err = gexec.Start(exec.Command(os.Getenv(usherVariable), args...), GinkgoWriter, GinkgoWriter)
+		return err
+	})
+	DeferCleanup(func() {
+		n.usher.Kill().Wait(patience)
+		Expect(string(n.usher.Err.Contents())).NotTo(ContainSubstring("panic:"))
+	})
+	Eventually(n.usher.Err).WithTimeout(patience).Should(gbytes.Say("Serving"))
+}
+
+// service is what a check says of a Service; the rest has defaults.
+type service struct {
+	name      string
+	vip       netip.AddrPort
+	protocol  string
+	spec      string // further lines of the spec, each indented by two blanks
+	endpoints []netip.AddrPort
+}
+
+// diameter is an SCTP Service. 3868 is the port of Diameter.
+func diameter(endpoints ...netip.AddrPort) service {
+	return service{name: "diameter", vip: netip.MustParseAddrPort("10.96.0.10:3868"), protocol: "SCTP", endpoints: endpoints}
+}
+
+// put writes the Service's manifests, in one step as editors do.
+func (n *node) put(s service) {
+	GinkgoHelper()
+	var b strings.Builder
+	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: default}\nspec:\n  clusterIP: %q\n", s.name, s.vip.Addr())
+	fmt.Fprintf(&b, "  ports: [{name: main, port: %d, protocol: %s}]\n%s", s.vip.Port(), s.protocol, s.spec)
+	for i, e := range s.endpoints {
+		fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-%d, namespace: default, labels: {kubernetes.io/service-name: %s}}\n", s.name, i, s.name)
+		fmt.Fprintf(&b, "addressType: %s\nports: [{name: main, port: %d, protocol: %s}]\nendpoints: [{addresses: [%q], conditions: {ready: true}}]\n", family(e.Addr()), e.Port(), s.protocol, e.Addr())
+	}
+	path := filepath.Join(n.manifests, s.name+".yaml")
+	Expect(os.WriteFile(path+".new", []byte(b.String()), 0o644)).To(Succeed())
+	Expect(os.Rename(path+".new", path)).To(Succeed())
+}
+
+func family(a netip.Addr) string {
+	if a.Is6() {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// remove removes the Service's manifests.
+func (n *node) remove(s service) {
+	GinkgoHelper()
+	Expect(os.Remove(filepath.Join(n.manifests, s.name+".yaml"))).To(Succeed())
+}
+
+// said expects a step in the trace that usher prints.
+func (n *node) said(step string) {
+	GinkgoHelper()
+	Eventually(n.usher.Out).WithTimeout(patience).Should(gbytes.Say(step))
+}
+
+// threads returns how many threads usher has.
+func (n *node) threads() int {
+	GinkgoHelper()
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", n.usher.Command.Process.Pid))
+	Expect(err).NotTo(HaveOccurred())
+	return len(tasks)
+}
+
+// eventually is how long a change may take to be live.
+const eventually = 5 * time.Second

@@ -1,0 +1,78 @@
+package test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/uml"
+)
+
+// What this machine's kernel may not have is checked in others: see package uml.
+// Each check there is a test here.
+var _ = Describe("in", func() {
+	for _, kernel := range uml.Kernels {
+		Describe(kernel.Name, func() {
+			for _, check := range kernel.Checks {
+				It(check.Name, func() {
+					missing("linux.uml")
+					missing("modprobe")
+					if os.Geteuid() != 0 {
+						Skip("needs root, to read the kernel's modules as their owner")
+					}
+					verdicts, console := bootAll()[kernel.Name]()
+					verdict, ok := verdicts[check.Name]
+					if !ok {
+						Fail("the kernel ended without a verdict; its console:\n" + tail(console))
+					}
+					GinkgoWriter.Printf("took %s in the kernel\n", verdict.Took)
+					for _, note := range verdict.Notes {
+						AddReportEntry(check.Name, note)
+					}
+					Expect(verdict.Passed).To(BeTrue(), "%s\n\n%s", verdict.Message, verdict.Log)
+				})
+			}
+		})
+	}
+})
+
+// bootAll boots all kernels at once, and returns functions that wait for the
+// verdicts and the console of each.
+var bootAll = sync.OnceValue(func() map[string]func() (map[string]uml.Verdict, string) {
+	GinkgoHelper()
+	inside, usher := buildForUML()
+	boots := map[string]func() (map[string]uml.Verdict, string){}
+	for _, kernel := range uml.Kernels {
+		boot := sync.OnceValues(func() (map[string]uml.Verdict, string) { return uml.Boot(kernel.Name, inside, usher) })
+		boots[kernel.Name] = boot
+		go boot()
+	}
+	return boots
+})
+
+// buildForUML builds what runs in a kernel. The race detector does not work
+// there: it needs more address space than the kernel gives.
+func buildForUML() (inside, usher string) {
+	GinkgoHelper()
+	static := []string{"CGO_ENABLED=0"}
+	usher, err := gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", static)
+	Expect(err).NotTo(HaveOccurred())
+	inside = filepath.Join(filepath.Dir(usher), "uml.test") // gexec cleans up there
+	compile := exec.Command("go", "test", "-c", "-o", inside, "github.com/usherproxy/usher/test/uml")
+	compile.Env = append(os.Environ(), static...)
+	out, err := compile.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(out))
+	return inside, usher
+}
+
+// tail returns the end of a console.
+func tail(console string) string {
+	lines := strings.Split(console, "\n")
+	return strings.Join(lines[max(0, len(lines)-80):], "\n")
+}
