@@ -83,7 +83,7 @@ var _ = Describe("the proxy's own face:", func() {
 		pod := c.startPod("assoc", 1, here)
 		c.usher()
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
-		Eventually(c.warnings("assoc")).WithTimeout(soon).Should(ContainElement(And(ContainSubstring("assoc:sctp"), ContainSubstring("protocol"), ContainSubstring(here))))
+		Eventually(c.warnings("assoc")).WithTimeout(soon).Should(ContainElement(And(ContainSubstring("assoc:sctp"), ContainSubstring("SCTP is not served"), ContainSubstring(here))))
 		metrics, err := get(c.node, adminURL+"/metrics")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(metrics.Body).To(MatchRegexp(`(?m)^usher_service_port_problems\{reason="\w+"\} 1$`))
