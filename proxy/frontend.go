@@ -52,6 +52,13 @@ type listener interface {
 	close()
 }
 
+// fits reports whether a listener at addr is what b asks for: the same one, or one
+// on another port where b does not insist on its own.
+func fits(b portal.Bind, addr netip.AddrPort, redirected bool) bool {
+	samePort := addr.Port() == b.Addr.Port() || b.Addr.Port() == 0 || b.Preferred
+	return samePort && addr.Addr() == b.Addr.Addr() && redirected == b.Redirected
+}
+
 // openListener opens the listener for b, and starts it.
 func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
 	switch f.protocol {

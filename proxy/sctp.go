@@ -208,8 +208,7 @@ func nodeAddresses(six bool) []netip.Addr {
 func (l *sctpListener) addr() netip.AddrPort { return l.at }
 
 func (l *sctpListener) serves(b portal.Bind) bool {
-	samePort := l.at.Port() == b.Addr.Port() || b.Addr.Port() == 0 || b.Preferred
-	return samePort && l.at.Addr() == b.Addr.Addr() && l.redirected == b.Redirected
+	return fits(b, l.at, l.redirected)
 }
 
 // close stops accepting and returns when the accept loops have ended.

@@ -147,9 +147,7 @@ func listenTCP(addr netip.AddrPort, keepalive time.Duration) (*net.TCPListener, 
 func (l *tcpListener) addr() netip.AddrPort { return l.Addr().(*net.TCPAddr).AddrPort() }
 
 func (l *tcpListener) serves(b portal.Bind) bool {
-	have := l.addr()
-	samePort := have.Port() == b.Addr.Port() || b.Addr.Port() == 0 || b.Preferred
-	return samePort && have.Addr() == b.Addr.Addr() && l.redirected == b.Redirected
+	return fits(b, l.addr(), l.redirected)
 }
 
 // close stops accepting and returns when the accept loop has ended. Connections

@@ -232,8 +232,7 @@ func openUDP(f *frontEnd, b portal.Bind) (listener, error) {
 func (l *udpListener) addr() netip.AddrPort { return l.at }
 
 func (l *udpListener) serves(b portal.Bind) bool {
-	samePort := l.at.Port() == b.Addr.Port() || b.Addr.Port() == 0 || b.Preferred
-	return samePort && l.at.Addr() == b.Addr.Addr() && l.redirected == b.Redirected
+	return fits(b, l.at, l.redirected)
 }
 
 // handOver: sessions are here, so the successor opens sockets of its own.
