@@ -41,6 +41,10 @@ cross: ## check that everything compiles for other systems
 fuzz: ## run each fuzz target for a minute (FUZZTIME=1m)
 	@test/fuzz.sh $(or $(FUZZTIME),1m)
 
+.PHONY: generate
+generate: ## write anew what is made from the code: openapi.json
+	$(GO) test -count=1 ./proxy/admin/api -update
+
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@bad=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$bad" || { echo "gofmt would change:"; echo "$$bad"; exit 1; }
