@@ -106,6 +106,7 @@ type Proxy struct {
 	locality    locality
 	counters    counters
 	sync        syncState
+	reading     sync.Mutex // held while PortalStatus reads the kernel
 
 	// ctx ends when connections are to be given up; see Drain.
 	ctx    context.Context
@@ -406,6 +407,7 @@ func (p *Proxy) Check(ctx context.Context) {
 	p.locality.refresh()
 	p.followAddresses()
 	repaired, err := p.Portal.Check(ctx)
+	p.sync.checked(time.Now())
 	if repaired > 0 {
 		p.counters.repaired.Add(int64(repaired))
 		p.Trace.Change(&trace.Event{Kind: trace.PortalRepaired, Time: time.Now(), Count: repaired})
