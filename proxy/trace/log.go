@@ -128,6 +128,14 @@ func (l *Log) Reader(fresh bool) *Reader {
 	return &Reader{log: l, steps: l.steps.oldest(), change: l.changes.oldest()}
 }
 
+// ReaderOfEnds returns a fresh reader, and how many connections had ended before
+// it: the next end has Event.Ended one above that.
+func (l *Log) ReaderOfEnds() (*Reader, uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return &Reader{log: l, steps: l.steps.added + 1, change: l.changes.added + 1}, l.ended
+}
+
 // ReaderBehind returns a reader that begins with the first event whose number is
 // above seq. Those that are gone count as missed.
 func (l *Log) ReaderBehind(seq uint64) *Reader {
