@@ -16,7 +16,18 @@ type Readiness uint32
 const (
 	Readable Readiness = unix.EPOLLIN
 	Writable Readiness = unix.EPOLLOUT
+	HungUp   Readiness = unix.EPOLLRDHUP               // the peer sends no more
 	Failed   Readiness = unix.EPOLLERR | unix.EPOLLHUP // reported whether asked for or not
+)
+
+// How a descriptor is watched, in addition to for what.
+const (
+	// Once makes the handler be called when the descriptor becomes ready, and not
+	// again while it is (EPOLLET).
+	Once Readiness = unix.EPOLLET
+	// Shared is for a descriptor that several Pollers watch: what makes it ready
+	// need not be told to all of them (EPOLLEXCLUSIVE).
+	Shared Readiness = unix.EPOLLEXCLUSIVE
 )
 
 // Handler is told when its descriptor is ready. It must not block. It may be
@@ -29,8 +40,9 @@ type Handler interface {
 // their handlers, one after the other, all from one goroutine. What only its
 // handlers touch needs no lock.
 //
-// Readiness is level-triggered: a handler that leaves something behind is
-// called again in the next round, after the others had their turn.
+// Unless it is asked for Once, readiness is level-triggered: a handler that leaves
+// something behind is called again in the next round, after the others had their
+// turn.
 type Poller struct {
 	epoll int
 	wake  int // eventfd; readable while there are tasks
@@ -127,6 +139,18 @@ func (p *Poller) Add(fd int, want Readiness, h Handler) (Registration, error) {
 		return Registration{}, fmt.Errorf("epoll_ctl: %w", err)
 	}
 	return Registration{at}, nil
+}
+
+// Handle makes h the handler of a descriptor that is watched already. Only the loop
+// may call it.
+func (p *Poller) Handle(r Registration, h Handler) { p.slots[r.slot].handler = h }
+
+// Remove watches the descriptor no more. Only the loop may call it, once for each
+// Add.
+func (p *Poller) Remove(r Registration) {
+	// An error would say that it is not watched, which it is.
+	_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, p.slots[r.slot].fd, &unix.EpollEvent{})
+	p.release(r.slot)
 }
 
 // CloseFD watches the descriptor no more, and closes it. Only the loop may call
