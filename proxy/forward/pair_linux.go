@@ -36,7 +36,7 @@ type way struct {
 	bytes atomic.Int64
 	rest  []byte // what was read and not written yet; nil if that is nothing
 	pipe  *pipe  // the same, for a stream; nil if that is nothing
-	full  uint8 // how many reads in a row have filled the buffer
+	full  uint8  // how many reads in a row have filled the buffer
 	ended bool
 }
 

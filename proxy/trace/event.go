@@ -59,7 +59,8 @@ const (
 	SourceRefused     End = "source-refused"     // the client is not in loadBalancerSourceRanges
 	Limit             End = "limit"              // too many connections or sessions, or no descriptors, memory or ports left
 	Drained           End = "drained"            // usher was stopped and the grace period was over; a UDP session has none
-	Idle              End = "idle"               // no datagram came for the idle time (UDP)
+	Idle              End = "idle"               // nothing came for the idle time
+	Aged              End = "aged"               // it had reached its maximum age
 	EndpointLeft      End = "endpoint-left"      // its endpoint left, or stopped being usable (UDP)
 	Withdrawn         End = "withdrawn"          // the Service, or the VIP that the client used, was taken away (UDP)
 	Internal          End = "internal"           // a fault of usher's; the error tells

@@ -1,0 +1,68 @@
+package proxy
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// loops carry TCP connections: one for each processor, from the first TCP listener
+// on. A connection stays on its loop.
+type loops struct {
+	list []*forward.Loop // set once, with Proxy.mu
+}
+
+// descriptorsPerTCPLoop are epoll and eventfd.
+const descriptorsPerTCPLoop = 2
+
+// maxPipes is how many pipes a loop may have, for as many streams that keep it busy
+// at the same time.
+const maxPipes = 32
+
+// start starts the loops if they do not run yet.
+func (ls *loops) start(p *Proxy) error {
+	if ls.list != nil {
+		return nil
+	}
+	n := runtime.GOMAXPROCS(0)
+	// Pipes get a sixteenth of the descriptors at the most.
+	pipes := min(maxPipes, int(p.connections.descriptors)/16/2/n)
+	var list []*forward.Loop
+	for range n {
+		l, err := forward.NewLoop(forward.Options{Keepalive: p.keepalive(), Pipes: pipes})
+		if err != nil {
+			for _, l := range list {
+				l.Close()
+			}
+			return fmt.Errorf("starting a loop for TCP: %w", err)
+		}
+		list = append(list, l)
+	}
+	ls.list = list
+	p.connections.loops.Store(int64(n * (descriptorsPerTCPLoop + 2*pipes)))
+	return nil
+}
+
+// stop ends the loops, whose connections have ended.
+func (ls *loops) stop() {
+	for _, l := range ls.list {
+		l.Close()
+	}
+}
+
+// idlest returns the loop with the fewest pairs, but stays with the one given
+// while that has not clearly more: to change costs a wake-up.
+func (ls *loops) idlest(stay *forward.Loop) *forward.Loop {
+	best, fewest := stay, stay.Pairs()-stay.Pairs()/4-4
+	for _, l := range ls.list {
+		if n := l.Pairs(); n < fewest {
+			best, fewest = l, n
+		}
+	}
+	return best
+}
+
+func (p *Proxy) keepalive() forward.Keepalive {
+	return forward.Keepalive{Idle: p.Keepalive, Interval: keepaliveInterval, Probes: keepaliveProbes}
+}
