@@ -62,10 +62,19 @@ type acceptor struct {
 	front      *frontEnd
 	carrier    *carrier
 	redirected bool
+	at         netip.AddrPort // where it listens, if that is known
 	targets    atomic.Pointer[[]portal.Target]
 }
 
 func (a *acceptor) setTargets(targets []portal.Target) { a.targets.Store(&targets) }
+
+// local returns the address that a client has connected to.
+func (a *acceptor) local(client conn) netip.AddrPort {
+	if !a.at.IsValid() || a.at.Addr().IsUnspecified() {
+		return plainAddr(client.LocalAddr())
+	}
+	return a.at
+}
 
 // endpointsChanged: connections go on whatever happens to their endpoints.
 func (a *acceptor) endpointsChanged() {}
@@ -198,7 +207,7 @@ func (c *connection) admit(a *acceptor) (trace.End, error) {
 	if a.redirected {
 		original, err := c.carrier.originalDst(c.client)
 		if err != nil {
-			c.to = plainAddr(c.client.LocalAddr())
+			c.to = a.local(c.client)
 			return trace.NotAdmitted, err
 		}
 		c.to = original
@@ -208,7 +217,7 @@ func (c *connection) admit(a *acceptor) (trace.End, error) {
 		}
 	} else {
 		t := (*a.targets.Load())[0]
-		c.to = plainAddr(c.client.LocalAddr())
+		c.to = a.local(c.client)
 		var ok bool
 		if c.vip, ok = v.vips[netip.AddrPortFrom(t.Addr, t.Port)]; !ok {
 			return trace.NotAdmitted, errDirect // it has just been removed

@@ -20,7 +20,6 @@ import (
 type tcpListener struct {
 	acceptor
 	fd        int
-	at        netip.AddrPort
 	entrances []*entrance
 }
 

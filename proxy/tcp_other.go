@@ -51,7 +51,7 @@ func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
 	}
-	t := &tcpListener{TCPListener: l, acceptor: acceptor{front: f, carrier: &tcp, redirected: b.Redirected}, closed: make(chan struct{})}
+	t := &tcpListener{TCPListener: l, acceptor: acceptor{front: f, carrier: &tcp, redirected: b.Redirected, at: plainAddr(l.Addr())}, closed: make(chan struct{})}
 	t.setTargets(b.Targets)
 	f.proxy.connections.listeners.Add(1)
 	go t.run()
