@@ -51,10 +51,14 @@ func (ls *loops) stop() {
 	}
 }
 
-// idlest returns the loop with the fewest pairs, but stays with the one given
-// while that has not clearly more: to change costs a wake-up.
-func (ls *loops) idlest(stay *forward.Loop) *forward.Loop {
-	best, fewest := stay, stay.Pairs()-stay.Pairs()/4-4
+// muchMore is how many more connections than another a loop has before that one gets
+// the next: to hand it over takes a wake-up.
+const muchMore = 16
+
+// idlest returns the loop with the fewest pairs, or the one given, unless that has
+// clearly more.
+func (ls *loops) idlest(here *forward.Loop) *forward.Loop {
+	best, fewest := here, here.Pairs()*3/4-muchMore
 	for _, l := range ls.list {
 		if n := l.Pairs(); n < fewest {
 			best, fewest = l, n

@@ -229,7 +229,7 @@ func (c *connection) serveOn(loop *forward.Loop, a *acceptor) {
 		tried(nil, errLeadsBack)
 		return
 	}
-	loop.Connect(search.from, t.Endpoint.Addr, search.schedule[0], tried)
+	loop.Connect(search.from, t.Endpoint.Addr, c.client.(forward.Socket).HasData(), search.schedule[0], tried)
 }
 
 // tryOthers is findEndpoint for a connection whose first attempt has failed.
@@ -258,7 +258,7 @@ func dialTCP(ctx context.Context, loops []*forward.Loop, from netip.Addr, to net
 	made := make(chan outcome, 1)
 	started := make(chan *forward.Dialed, 1)
 	err := loop.Do(func() {
-		started <- loop.Connect(from, to, 0, func(d *forward.Dialed, err error) { made <- outcome{d, err} })
+		started <- loop.Connect(from, to, false, 0, func(d *forward.Dialed, err error) { made <- outcome{d, err} })
 	})
 	if err != nil {
 		return nil, err

@@ -26,11 +26,12 @@ type Dialed struct {
 // The loop calls done, once, when the connection is made, or with an error when it
 // has failed: a unix.Errno, or context.DeadlineExceeded after timeout. It may do so
 // before Connect returns. A timeout of 0 means none; all others are the same for one
-// loop.
-func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, timeout time.Duration, done func(*Dialed, error)) *Dialed {
+// loop. With data, the client has sent something, so that there will be something to
+// send at once: that saves a packet.
+func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, data bool, timeout time.Duration, done func(*Dialed, error)) *Dialed {
 	d := &Dialed{Loop: l, fd: -1, done: done}
 	var err error
-	if d.fd, err = connectTCP(from, to, l.keepalive); err != nil {
+	if d.fd, err = connectTCP(from, to, l.keepalive, data); err != nil {
 		d.finish(err)
 		return d
 	}

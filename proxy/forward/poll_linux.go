@@ -178,8 +178,12 @@ func (p *Poller) Remove(r Registration) {
 func (p *Poller) CloseFD(r Registration) {
 	fd := p.slots[r.slot].fd
 	p.release(r.slot)
-	unix.Close(fd) // takes it out of the epoll set, too
+	closeFD(fd) // takes it out of the epoll set, too
 }
+
+// closeFD is close(2) for a socket, which does not block unless it was told to
+// linger.
+func closeFD(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
 
 func (p *Poller) release(at int32) {
 	s := &p.slots[at]

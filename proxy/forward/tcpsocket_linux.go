@@ -104,14 +104,18 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 }
 
 // connectTCP begins to connect to addr, from the local address from or, if that is
-// the zero Addr, from one that the kernel picks.
-func connectTCP(from netip.Addr, addr netip.AddrPort, k Keepalive) (Socket, error) {
+// the zero Addr, from one that the kernel picks. If data waits to be sent, the
+// handshake's last ACK goes with it.
+func connectTCP(from netip.Addr, addr netip.AddrPort, k Keepalive, data bool) (Socket, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {
 		return -1, err
 	}
 	if err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err == nil {
 		err = k.set(fd)
+	}
+	if err == nil && data {
+		err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0)
 	}
 	if err == nil && from.IsValid() {
 		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0)))
@@ -174,6 +178,13 @@ func (s Socket) read(b []byte) (int, error) {
 	return int(n), nil
 }
 
+// HasData reports whether there is something to read now.
+func (s Socket) HasData() bool {
+	var b [1]byte
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(s), uintptr(unsafe.Pointer(&b)), 1, unix.MSG_DONTWAIT|unix.MSG_PEEK, 0, 0)
+	return errno == 0 && n == 1
+}
+
 func (s Socket) write(b []byte) (int, error) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
 	if errno != 0 {
@@ -189,7 +200,7 @@ func (s Socket) closeWrite() {
 }
 
 // Close closes the socket.
-func (s Socket) Close() error { return unix.Close(int(s)) }
+func (s Socket) Close() error { closeFD(int(s)); return nil }
 
 // SetLinger is as in package net: after SetLinger(0), Close sends a reset.
 func (s Socket) SetLinger(seconds int) error {
