@@ -6,6 +6,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -43,6 +44,7 @@ type copying struct {
 	mu      sync.Mutex
 	outcome outcome
 	half    bool        // one direction has ended
+	lost    side        // writing has told that it has failed, and reading will not
 	watch   watch       // from newCopying on
 	timer   *time.Timer // for the next look; nil if there are no limits
 }
@@ -154,8 +156,11 @@ func (fl *copying) copy(d *direction, from, to Conn) {
 
 // readEnded is called when from has no more bytes: it has ended or has failed.
 func (fl *copying) readEnded(d *direction, err error) {
-	if !errors.Is(err, io.EOF) {
-		fl.reset(d.fromReset, err)
+	fl.mu.Lock()
+	lost := fl.lost == d.from
+	fl.mu.Unlock()
+	if lost || !errors.Is(err, io.EOF) {
+		fl.reset(d.fromReset, err) // what it sent may lack its end
 		return
 	}
 	fl.becomeHalf(d.fromEnd, nil)
@@ -165,8 +170,17 @@ func (fl *copying) readEnded(d *direction, err error) {
 
 // writeFailed is called when to takes no more bytes. It may have sent some
 // before it went away (an answer that did not wait for the whole question), so
-// the opposite direction goes on until it has delivered those.
-func (fl *copying) writeFailed(d *direction, err error) { fl.becomeHalf(d.toReset, err) }
+// the opposite direction goes on until it has delivered those. With EPIPE, its FIN
+// came before the reset (tcp_reset in the kernel); with any other error there was
+// none.
+func (fl *copying) writeFailed(d *direction, err error) {
+	if !errors.Is(err, syscall.EPIPE) {
+		fl.mu.Lock()
+		fl.lost = d.to
+		fl.mu.Unlock()
+	}
+	fl.becomeHalf(d.toReset, err)
+}
 
 // becomeHalf is called when one direction has ended and the opposite one may go
 // on.

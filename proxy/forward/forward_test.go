@@ -190,6 +190,33 @@ func specify(m mover) {
 		Expect(result().End).To(Equal(forward.EndpointReset))
 	})
 
+	It("lets no reset look like the end of an answer", func() {
+		for n := range 20 {
+			if n > 0 {
+				start(forward.Limits{})
+			}
+			write(endpoint, "half of the ")
+			Expect(read(client, 12)).To(Equal("half of the "))
+			// The reset meets a pair that is writing: writing meets it, not reading.
+			sent := make(chan error)
+			go func() {
+				for {
+					if _, err := client.Write([]byte("more ")); err != nil {
+						sent <- err
+						return
+					}
+				}
+			}()
+			read(endpoint, 100)
+			Expect(endpoint.SetLinger(0)).To(Succeed())
+			endpoint.Close()
+			_, err := client.Read(make([]byte, 1))
+			// Of the client's own two calls, one is told.
+			Expect([]error{err, <-sent}).To(ContainElement(MatchError(syscall.ECONNRESET)))
+			Expect(result().End).To(Equal(forward.EndpointReset))
+		}
+	})
+
 	It("stops reading from one side while the other does not read", func() {
 		chunk := make([]byte, 1<<20)
 		sent := 0

@@ -29,6 +29,8 @@ type edge struct {
 	readable bool // there may be something to read
 	writable bool // there may be room to write
 	hungUp   bool // the peer has ended or failed; reading tells
+	ended    bool // the peer has ended, and had not failed then
+	lost     bool // writing has told that the peer has failed, and reading will not
 }
 
 // way is one of the two directions that bytes take.
@@ -102,6 +104,7 @@ func (e *edge) note(r Readiness) {
 	e.readable = e.readable || r&(Readable|HungUp|Failed) != 0
 	e.writable = e.writable || r&(Writable|Failed) != 0
 	e.hungUp = e.hungUp || r&(HungUp|Failed) != 0
+	e.ended = e.ended || r&HungUp != 0 && r&Failed == 0
 }
 
 // failed is called for the error of a socket from which nothing is read any more,
@@ -176,7 +179,7 @@ func (p *pair) copy(w *way, from, to *edge) int {
 		p.readFailed(w, err)
 		return 0
 	case n == 0:
-		p.readEnded(w, to)
+		p.readEnded(w, from, to)
 		return 0
 	case n == len(buf):
 		w.full = min(w.full+1, spliceAfter)
@@ -193,7 +196,7 @@ func (p *pair) copy(w *way, from, to *edge) int {
 func (p *pair) write(w *way, to *edge, b []byte) {
 	n, err := to.fd.write(b)
 	if err != nil && err != unix.EAGAIN && err != unix.EINTR {
-		p.writeFailed(w, err)
+		p.writeFailed(w, to, err)
 		return
 	}
 	w.bytes.Add(int64(n))
@@ -216,7 +219,7 @@ func (p *pair) writeRest(w *way, to *edge) int {
 		to.writable = false
 		return 0
 	case err != nil:
-		p.writeFailed(w, err)
+		p.writeFailed(w, to, err)
 		return 0
 	}
 	w.bytes.Add(int64(n))
@@ -227,7 +230,14 @@ func (p *pair) writeRest(w *way, to *edge) int {
 }
 
 // readEnded is called when from has sent FIN, and all before that is on its way.
-func (p *pair) readEnded(w *way, to *edge) {
+//
+// If from was lost before, what looks like FIN is not: what it sent may lack its
+// end.
+func (p *pair) readEnded(w *way, from, to *edge) {
+	if from.lost {
+		p.reset(p.outcome.end, p.outcome.err)
+		return
+	}
 	end := ClientClosed
 	if w == &p.toClient {
 		end = EndpointClosed
@@ -247,8 +257,11 @@ func (p *pair) readFailed(w *way, err error) {
 
 // writeFailed is called when to takes no more bytes. It may have sent some before
 // it went away (an answer that did not wait for the whole question), so the other
-// direction goes on until it has delivered those.
-func (p *pair) writeFailed(w *way, err error) {
+// direction goes on until it has delivered those. With EPIPE, its FIN came before
+// the reset (tcp_reset in the kernel); with any other error there was none. Only
+// splice(2) may have told another error before without saying so.
+func (p *pair) writeFailed(w *way, to *edge, err error) {
+	to.lost = err != unix.EPIPE || w.pipe != nil && !to.ended
 	end := EndpointReset
 	if w == &p.toClient {
 		end = ClientReset

@@ -67,7 +67,7 @@ func (p *pair) fill(w *way, from, to *edge) {
 	case err != nil:
 		p.readFailed(w, err)
 	case n == 0 && w.pipe.held == 0:
-		p.readEnded(w, to)
+		p.readEnded(w, from, to)
 	default:
 		w.pipe.held += n
 	}
@@ -84,7 +84,7 @@ func (p *pair) drain(w *way, to *edge) int {
 		to.writable = false
 		return 0
 	case err != nil:
-		p.writeFailed(w, err)
+		p.writeFailed(w, to, err)
 		return 0
 	}
 	w.pipe.held -= n
