@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/usherproxy/usher/test/bench/load"
 )
 
@@ -103,11 +101,11 @@ func (s *scene) close() {
 func (s *scene) awaitAnswer() error {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		err := s.do(func() error {
-			fd, err := load.Exchange(s.echo, []byte("?"))
-			if err == nil {
-				unix.Close(fd)
+			conn, err := load.Exchange(s.echo, []byte("?"))
+			if err != nil {
+				return err
 			}
-			return err
+			return conn.Close()
 		})
 		if err == nil || time.Now().After(deadline) {
 			return err
