@@ -9,11 +9,14 @@ import (
 
 // figure is one thing that is measured for every peer.
 type figure struct {
-	name string
-	udp  bool
-	// userspace says that there is nothing to measure where the kernel does it all.
-	userspace bool
-	measure   func(s *scene, o options) (report.Values, error)
+	name    string
+	measure func(s *scene, o options) (report.Values, error)
+	// of says which peers it is measured of; nil means all.
+	of func(peer) bool
+	// set, if it is not nil, makes the peer ready in another way than usual.
+	set func(peer) peer
+	// once: not in every round, since it takes long and hardly varies.
+	once bool
 }
 
 // message is how many bytes a client sends and gets back, and a datagram has.
@@ -26,11 +29,18 @@ var figures = []figure{
 	{name: "rr64", measure: exchanges(load.RR, 64, 1_000_000)},
 	{name: "stream1", measure: stream(1)},
 	{name: "stream16", measure: stream(16)},
-	{name: "udp1", udp: true, measure: udp(1)},
-	{name: "udp4", udp: true, measure: udp(4)},
+	{name: "udp1", of: speaksUDP, measure: udp(1)},
+	{name: "udp4", of: speaksUDP, measure: udp(4)},
 	{name: "idle", measure: idle},
-	{name: "churn", userspace: true, measure: churn},
+	{name: "churn", of: isProcess, once: true, measure: churn},
+	{name: "services10", of: hasPortal, set: many(10), measure: services},
+	{name: "services1000", of: hasPortal, set: many(1000), measure: services},
+	{name: "services10000", of: hasPortal, set: many(10_000), measure: services},
 }
+
+func speaksUDP(p peer) bool { return !p.noUDP }
+func isProcess(p peer) bool { return !p.kernel }
+func hasPortal(p peer) bool { return p.usher != nil && p.usher.portal != "none" }
 
 // warm is how long a load runs before it is measured.
 const warm = 300 * time.Millisecond

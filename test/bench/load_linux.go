@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -50,7 +51,7 @@ func (s *stage) startPart(part string, does any) (*process, error) {
 
 // startEndpoint starts the endpoint and waits until it listens.
 func (s *stage) startEndpoint(loops int) (*process, error) {
-	p, err := s.startPart(endpointPart, load.Endpoint{Echo: onEndpoint.echo, Sink: onEndpoint.sink, UDP: onEndpoint.udp, Loops: loops})
+	p, err := s.startPart(endpointPart, load.Endpoint{Echo: netip.AddrPortFrom(netip.IPv4Unspecified(), echoTarget), Sink: netip.AddrPortFrom(netip.IPv4Unspecified(), sinkTarget), UDP: onEndpoint.udp, Loops: loops})
 	if err != nil {
 		return nil, err
 	}

@@ -1,8 +1,8 @@
 // Command bench measures usher beside other proxies and the kernel, and writes
 // the page docs/benchmarks.md.
 //
-//	go run ./test/bench                       everything: about 20 minutes
-//	go run ./test/bench -quick                one short round of it: two minutes
+//	make bench                                everything, and the page: about 20 minutes
+//	make bench QUICK=1                        one short round of the most of it: two minutes
 //	go run ./test/bench -only crr,rr64 -peers haproxy,usher-none -seconds 2 -usher bin/usher
 //	go run ./test/bench -report FILE          the page from results that are there
 //
@@ -30,7 +30,14 @@ type options struct {
 	loops       int           // threads of clients, and of the endpoint
 	usher       string
 	results     string
+	page        string // file of results to make the page from
 }
+
+// What -quick measures, in two minutes.
+const (
+	quickFigures = "crr,rr1,rr64,stream1,stream16,udp4,idle,services10,services1000"
+	quickPeers   = "direct,dnat,haproxy,nginx,usher-none,usher-nftables"
+)
 
 func main() {
 	log.SetFlags(0)
@@ -41,7 +48,11 @@ func main() {
 		return
 	}
 	o := parse()
-	if err := run(o); err != nil {
+	do := run
+	if o.page != "" {
+		do = writePage
+	}
+	if err := do(o); err != nil {
 		log.Fatalf("bench: %v", err)
 	}
 }
@@ -55,7 +66,12 @@ func parse() options {
 	flag.IntVar(&o.loops, "loops", runtime.NumCPU(), "threads of the clients, and as many of the endpoint")
 	flag.StringVar(&o.usher, "usher", "bin/usher", "the usher to measure")
 	flag.StringVar(&o.results, "results", "", "`file` to which results are appended, one JSON object a line; what it has already is not measured again")
+	flag.StringVar(&o.page, "report", "", "measure nothing, but write docs/benchmarks.md from the results in `file`")
+	quick := flag.Bool("quick", false, "one short round of the most telling figures and peers, whatever -only, -peers, -rounds and -seconds say")
 	flag.Parse()
+	if *quick {
+		*only, *peers, o.rounds, *seconds = quickFigures, quickPeers, 1, 0.7
+	}
 	o.each = time.Duration(*seconds * float64(time.Second))
 	o.only, o.peers = list(*only), list(*peers)
 	if i := slices.Index(o.only, "cpu"); i >= 0 {

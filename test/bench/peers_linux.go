@@ -35,7 +35,8 @@ func at(a netip.Addr, echo, sink, udp uint16) targets {
 type peer struct {
 	name   string
 	noUDP  bool
-	kernel bool // there is no process
+	kernel bool         // there is no process
+	usher  *usherPortal // nil for others
 	// set makes the peer ready on the stage; dir is for its files. The process
 	// is nil if there is none.
 	set func(s *stage, dir string) (targets, *process, error)
@@ -59,6 +60,8 @@ type scene struct {
 	end   *process
 	dir   string
 	loops int // threads of clients, and of the endpoint
+
+	readyAfter time.Duration // from the start of the proxy to a client's first answer
 }
 
 // setScene makes a scene. Close it.
@@ -82,7 +85,13 @@ func setScene(p peer, loops int) (s *scene, err error) {
 	if s.targets, s.proxy, err = p.set(s.stage, s.dir); err != nil {
 		return s, err
 	}
-	return s, s.awaitAnswer()
+	if err = s.awaitAnswer(); err != nil {
+		return s, err
+	}
+	if s.proxy != nil {
+		s.readyAfter = time.Since(s.proxy.started)
+	}
+	return s, nil
 }
 
 func (s *scene) close() {

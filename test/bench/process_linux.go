@@ -24,6 +24,8 @@ type process struct {
 	out  *bufio.Reader
 	said bytes.Buffer // to standard error
 	done chan struct{}
+
+	started time.Time
 }
 
 // start starts a program on the stage. It ends with the stage's thread at the
@@ -44,6 +46,7 @@ func (s *stage) start(name string, args ...string) (*process, error) {
 		return nil, err
 	}
 	p.cmd.Stdout, p.out = w, bufio.NewReader(r)
+	p.started = time.Now()
 	err = s.do(p.cmd.Start)
 	w.Close()
 	if err != nil {
@@ -69,7 +72,14 @@ func (p *process) line() (string, error) {
 // gone is the error for a process that ended too early.
 func (p *process) gone() error {
 	<-p.done
-	return fmt.Errorf("%s ended: %s: %s", strings.Join(p.cmd.Args, " "), p.cmd.ProcessState, bytes.TrimSpace(p.said.Bytes()))
+	return fmt.Errorf("%s ended: %s: %s", strings.Join(p.cmd.Args, " "), p.cmd.ProcessState, p.last(1000))
+}
+
+// last returns the last n bytes that a process that has ended had said to
+// standard error.
+func (p *process) last(n int) []byte {
+	said := bytes.TrimSpace(p.said.Bytes())
+	return said[max(len(said)-n, 0):]
 }
 
 // running returns an error once the process has ended.

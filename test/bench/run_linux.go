@@ -10,7 +10,8 @@ import (
 )
 
 // run measures what was selected. In each round, and for each figure, the peers
-// take turns: what is compared was measured within seconds.
+// take turns: what is compared was measured within seconds. A measurement that
+// fails is a result, too.
 func run(o options) error {
 	wanted, err := selected("only", figures, figureName, o.only)
 	if err != nil {
@@ -27,7 +28,7 @@ func run(o options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("root is needed, to make network namespaces")
 	}
-	results, keep, err := resume(o.results)
+	all, keep, err := resume(o, usher)
 	if err != nil {
 		return err
 	}
@@ -35,15 +36,14 @@ func run(o options) error {
 	for round := 1; round <= o.rounds; round++ {
 		for _, f := range wanted {
 			for _, p := range peers {
-				if f.udp && p.noUDP || f.userspace && p.kernel || results.Find(f.name, p.name, round) != nil {
+				if f.of != nil && !f.of(p) || f.once && round > 1 || all.Results.Has(f.name, p.name, round) {
 					continue
 				}
-				values, err := measure(f, p, o)
-				if err != nil {
-					return fmt.Errorf("%s, %s, round %d: %w", f.name, p.name, round, err)
+				r := report.Result{Figure: f.name, Peer: p.name, Round: round}
+				if r.Values, err = measure(f, p, o); err != nil {
+					r.Failed = err.Error()
 				}
-				r := report.Result{Figure: f.name, Peer: p.name, Round: round, Values: values}
-				results = append(results, r)
+				all.Results = all.Results.With(r)
 				if err := report.Write(keep, r); err != nil {
 					return err
 				}
@@ -51,30 +51,43 @@ func run(o options) error {
 			}
 		}
 	}
-	fmt.Print("\n", report.Summary(results))
+	fmt.Print("\n", report.Summary(all.Results))
 	return nil
 }
 
-// resume returns the results that a file has, and the file to append to. Without
-// a file nothing is kept.
-func resume(path string) (report.Results, *os.File, error) {
+// resume returns the results that the file has, and the file to append to.
+// Without a file nothing is kept.
+func resume(o options, usher string) (report.Run, *os.File, error) {
+	path := o.results
 	if path == "" {
 		path = os.DevNull
 	}
-	results, err := report.Read(path)
+	run, err := report.Read(path)
 	if err != nil {
-		return nil, nil, err
+		return run, nil, err
 	}
 	keep, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	return results, keep, err
+	if err == nil && run.Machine.Date == "" {
+		if run.Machine, err = thisMachine(usher, o.each); err == nil {
+			err = report.WriteMachine(keep, run.Machine)
+		}
+	}
+	return run, keep, err
 }
 
 // measure takes one figure of one peer.
 func measure(f figure, p peer, o options) (report.Values, error) {
+	if f.set != nil {
+		p = f.set(p)
+	}
 	s, err := setScene(p, o.loops)
 	if err != nil {
 		return nil, err
 	}
-	defer s.close()
-	return f.measure(s, o)
+	values, err := f.measure(s, o)
+	s.close()
+	if err != nil && s.proxy != nil {
+		err = fmt.Errorf("%w; what %s said last: %s", err, p.name, s.proxy.last(1000))
+	}
+	return values, err
 }

@@ -13,9 +13,12 @@ import (
 // Addresses on every stage.
 var (
 	vip      = netip.MustParseAddr("10.96.0.10")  // clients connect to it
-	endpoint = netip.MustParseAddr("10.244.0.11") // the endpoint listens on it
+	endpoint = netip.MustParseAddr("10.244.0.11") // the endpoint has it, and the nine that follow
 	node     = netip.MustParseAddr("192.0.2.1")   // clients connect from it
 )
+
+// endpoints is how many addresses the endpoint has.
+const endpoints = 10
 
 // stage is a network namespace in which clients, one peer and the endpoint meet
 // on loopback. Each measurement has a new one, so that none inherits sockets in
@@ -69,7 +72,7 @@ func furnish() error {
 	if err := netlink.LinkSetUp(lo); err != nil {
 		return err
 	}
-	for _, a := range []netip.Addr{endpoint, node} {
+	for _, a := range append(following(endpoint, endpoints), node) {
 		if err := addAddress(lo, a); err != nil {
 			return err
 		}
@@ -93,6 +96,15 @@ func furnish() error {
 		}
 	}
 	return nil
+}
+
+// following returns n addresses, the first one included.
+func following(first netip.Addr, n int) (all []netip.Addr) {
+	for range n {
+		all = append(all, first)
+		first = first.Next()
+	}
+	return all
 }
 
 func addAddress(lo netlink.Link, a netip.Addr) error {

@@ -6,23 +6,32 @@ import (
 	"strings"
 )
 
-// newUsher returns usher with the portal given, with its defaults otherwise.
+// usherPortal is usher with one of its portals, and with its defaults otherwise.
+type usherPortal struct{ binary, portal string }
+
 func newUsher(binary, portal string) peer {
-	return peer{name: "usher-" + portal, set: func(s *stage, dir string) (targets, *process, error) {
-		file, err := write(dir, "echo.yaml", usherManifest())
-		if err != nil {
-			return targets{}, nil, err
-		}
-		p, err := s.start(binary, "run", "--manifests", file, "--portal", portal)
-		if err != nil {
-			return targets{}, nil, err
-		}
-		to, err := readTable(p)
-		if portal != "none" {
-			to = onVIP
-		}
-		return to, p, err
-	}}
+	u := &usherPortal{binary, portal}
+	return peer{name: "usher-" + portal, usher: u, set: u.set}
+}
+
+// start starts usher for the manifests in dir.
+func (u *usherPortal) start(s *stage, dir string) (*process, error) {
+	return s.start(u.binary, "run", "--manifests", dir, "--portal", u.portal)
+}
+
+func (u *usherPortal) set(s *stage, dir string) (targets, *process, error) {
+	if _, err := write(dir, "bench.yaml", usherManifest()); err != nil {
+		return targets{}, nil, err
+	}
+	p, err := u.start(s, dir)
+	if err != nil {
+		return targets{}, nil, err
+	}
+	to, err := readTable(p)
+	if u.portal != "none" {
+		to = onVIP
+	}
+	return to, p, err
 }
 
 // readTable waits for the table that usher prints when it serves, and returns

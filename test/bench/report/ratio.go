@@ -42,6 +42,38 @@ func (r Results) Ratio(figure, peer, to string, q Quantity) Spread {
 	return spread(ratios)
 }
 
+// OwnRatio returns the ratio of two quantities of the same measurement.
+func (r Results) OwnRatio(figure, peer string, q, to Quantity) Spread {
+	var ratios []float64
+	for _, m := range r {
+		if b := m.Values[to]; m.Figure == figure && m.Peer == peer && b != 0 {
+			ratios = append(ratios, m.Values[q]/b)
+		}
+	}
+	return spread(ratios)
+}
+
+// greatest returns the greatest value of a quantity among all peers.
+func (r Results) greatest(figure string, q Quantity) (most float64) {
+	for _, m := range r {
+		if m.Figure == figure {
+			most = max(most, m.Values[q])
+		}
+	}
+	return most
+}
+
+// peers returns those that there are results of, for a figure or, if that is
+// "", at all, in the order in which they were measured.
+func (r Results) peers(figure string) (all []string) {
+	for _, m := range r {
+		if (figure == "" || m.Figure == figure) && !slices.Contains(all, m.Peer) {
+			all = append(all, m.Peer)
+		}
+	}
+	return all
+}
+
 func (r Results) rounds() (last int) {
 	for _, m := range r {
 		last = max(last, m.Round)

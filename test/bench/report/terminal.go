@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -9,7 +10,7 @@ import (
 
 // shown are the quantities in the order in which they are told.
 var shown = []Quantity{Rate, Gbits, P50, P99, CPU, Resident, Descriptors, System, Lost, Errors,
-	ResidentStart, ResidentFirst, ResidentEnd, DescriptorsStart, DescriptorsEnd}
+	ResidentStart, ResidentFirst, ResidentEnd, DescriptorsStart, DescriptorsEnd, Start, Memory, Change, FirstRate, LastRate, LastFirst}
 
 // Line tells one measurement in a line.
 func Line(r Result) string {
@@ -19,18 +20,32 @@ func Line(r Result) string {
 			parts = append(parts, fmt.Sprintf("%s %s", q, number(v)))
 		}
 	}
+	if r.Failed != "" {
+		parts = append(parts, "FAILED: "+r.Failed)
+	}
 	return strings.Join(parts, "  ")
 }
 
 // number writes v with three or four digits that count.
 func number(v float64) string {
 	switch {
+	case v >= 10_000:
+		return thousands(int64(math.Round(v)))
 	case v >= 100 || v <= -100 || v == float64(int(v)):
 		return fmt.Sprintf("%.0f", v)
 	case v >= 10:
 		return fmt.Sprintf("%.1f", v)
 	}
 	return fmt.Sprintf("%.2f", v)
+}
+
+// thousands writes n with a comma before every three digits.
+func thousands(n int64) string {
+	s := fmt.Sprint(n)
+	for at := len(s) - 3; at > 0; at -= 3 {
+		s = s[:at] + "," + s[at:]
+	}
+	return s
 }
 
 // bases are the peers that the others are compared with.
