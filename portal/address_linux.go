@@ -37,8 +37,8 @@ type addressPortal struct {
 	users   map[netip.Addr]int   // how many rules have this VIP
 	routed  map[netip.Addr]bool  // VIPs with a route of ours; the others are local by themselves
 	missing map[netip.Addr]error // VIPs that could not be made local
-	// listened is what Listen last answered for node ports, if they are not at
-	// all addresses of the node.
+	// listened is what Listen last answered for node ports that have a listener
+	// for each address.
 	listened map[Target][]netip.Addr
 	applied  bool
 }
@@ -73,6 +73,8 @@ func newAddress(_ context.Context, opts Options) (Portal, error) {
 func (p *addressPortal) Mode() string { return ModeAddress }
 
 // Listen asks for one listener per target, at the very address that clients use.
+// For SCTP that holds for node ports too: a listener on all addresses would tell
+// its clients all of them, and some may be out of their reach.
 func (p *addressPortal) Listen(targets []Target) []Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +82,7 @@ func (p *addressPortal) Listen(targets []Target) []Bind {
 	for _, group := range byListener(targets) {
 		for _, t := range group {
 			addrs := []netip.Addr{t.Addr}
-			if t.Addr.IsUnspecified() && len(p.opts.NodePortAddresses) > 0 {
+			if t.Addr.IsUnspecified() && (t.Protocol == SCTP || len(p.opts.NodePortAddresses) > 0) {
 				addrs = p.nodeAddresses(t.Addr)
 				p.listened[t] = addrs
 			}
@@ -92,8 +94,8 @@ func (p *addressPortal) Listen(targets []Target) []Bind {
 	return binds
 }
 
-// nodeAddresses returns this node's addresses of one family that are within
-// NodePortAddresses, in order. A link-local address of IPv6 is none without an
+// nodeAddresses returns this node's addresses of one family that have node
+// ports, in order. A link-local address of IPv6 is none without an
 // interface.
 func (p *addressPortal) nodeAddresses(any netip.Addr) (addrs []netip.Addr) {
 	family := netlink.FAMILY_V4
@@ -107,7 +109,8 @@ func (p *addressPortal) nodeAddresses(any netip.Addr) (addrs []netip.Addr) {
 	for _, a := range all {
 		addr, _ := netip.AddrFromSlice(a.IP)
 		addr = addr.Unmap()
-		if containsAddr(p.opts.NodePortAddresses, addr) && !(addr.Is6() && addr.IsLinkLocalUnicast()) {
+		within := len(p.opts.NodePortAddresses) == 0 || containsAddr(p.opts.NodePortAddresses, addr)
+		if within && !(addr.Is6() && addr.IsLinkLocalUnicast()) {
 			addrs = append(addrs, addr)
 		}
 	}

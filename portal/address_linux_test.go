@@ -164,7 +164,7 @@ var _ = Describe("portal address", func() {
 		p := n.open(ModeAddress, Options{})
 		n.publish(p, "new", web4)
 		Expect(n.check(p)).To(BeZero())
-		Expect(ours()).To(ContainSubstring("169.254.117.115"))
+		Expect(ours()).To(ContainSubstring("192.0.0.117"))
 		Expect(n.pod.ask(web4)).To(HavePrefix("new"))
 		n.remove(p)
 		Expect(n.node.state()).To(Equal(before))
