@@ -27,10 +27,6 @@ func withNetfilter() []Check {
 	checks := append(sctpChecks("iptables"), sctpChecks("address")...)
 	return append(checks,
 		Check{"SCTP through the iptables portal: who connects to the listener past the portal is aborted", directConnection},
-		Check{"SCTP through the iptables portal: associations in flight outlive their Service", func() {
-			n := newNode()
-			serviceRemoval(n, func(flags ...string) { n.start(append(flags, "--portal=iptables")...) })
-		}},
 		Check{"SCTP through the address portal: serves node ports on an address that the node got later", laterAddress},
 		Check{"SCTP through the iptables portal: serves IPv6", func() { ipv6("iptables") }},
 		Check{"SCTP through the address portal: serves IPv6", func() { ipv6("address") }},
@@ -53,6 +49,7 @@ func sctpChecks(portal string) []Check {
 		{"the client is aborted when every attempt failed, and refused where there is no endpoint", noEndpoint},
 		{"a client with ClientIP affinity keeps its endpoint", stickiness},
 		{"associations in flight outlive their endpoint's entry", removal},
+		{"associations in flight outlive their Service", serviceRemoval},
 		{"a shutdown is carried across in both ways, after what came before it", shutdowns},
 		{"an abort is carried across in both ways", aborts},
 		{"a side that does not read stops the other, and loses nothing", backPressure},
@@ -272,7 +269,7 @@ func serviceRemoval(n *node, start func(...string)) {
 	e := startEndpoint(n.Pods, lab.Pod(1), false)
 	s := diameter(e.addr)
 	n.put(s)
-	start()
+	start("--portal-check-interval=200ms")
 	var open []*peer
 	for _, client := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
 		p, _, err := ask(client, anyAddr, s.vip)
@@ -291,6 +288,14 @@ func serviceRemoval(n *node, start func(...string)) {
 	for _, p := range open {
 		echoes(p)
 	}
+	By("ending them")
+	for _, p := range open {
+		Expect(p.shutdown()).To(Succeed())
+		Expect(p.receive()).Error().To(ended)
+	}
+	Eventually(func() string {
+		return n.Node.Output("ip", "route", "show", "table", "local", "proto", "117")
+	}).WithTimeout(eventually).ShouldNot(ContainSubstring(s.vip.Addr().String()))
 }
 
 // pair makes an association through usher to an endpoint that leaves its side to
