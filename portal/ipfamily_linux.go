@@ -112,15 +112,20 @@ func (f *ipFamily) probe() (err error) {
 	try := func(action ...string) error {
 		return f.ipt.Append(tableNAT, chain, append([]string{"-p", "tcp", "-m", "tcp", "--dport", "9"}, action...)...)
 	}
-	f.at.landing = landingOf(f.any)
-	// iptables takes port 0 there since 1.8.8.
-	noLanding := try("-j", "DNAT", "--to-destination", netip.AddrPortFrom(f.at.landing, rejectPort).String())
-	if noLanding == nil {
-		noLanding = probeLanding(f.at.landing)
+	toLanding := func(port uint16) error {
+		return try("-j", "DNAT", "--to-destination", netip.AddrPortFrom(landingOf(f.any), port).String())
 	}
-	if noLanding != nil {
-		f.at.landing = netip.Addr{}
+	noLanding := toLanding(9)
+	if noLanding == nil {
+		noLanding = probeLanding(landingOf(f.any))
+	}
+	if noLanding == nil {
+		f.at.landing = landingOf(f.any)
+		f.at.noPort0 = toLanding(rejectPort) != nil // iptables takes it since 1.8.8
+	} else {
 		f.log.WithError(hint(noLanding, f.ip6())).Infof("%s packets will be redirected to the address of the interface that they come in by", f)
+	}
+	if noLanding != nil || f.at.noPort0 {
 		if err := try("-j", "REDIRECT", "--to-ports", fmt.Sprint(rejectPort)); err != nil {
 			return err
 		}

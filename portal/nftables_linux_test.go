@@ -92,15 +92,13 @@ var _ = Describe("portal nftables", func() {
 
 	chain portals {
 		ip daddr . meta l4proto . th dport vmap @guards
-		meta l4proto { tcp, udp } dnat to 169.254.117.115:ip daddr . meta l4proto . th dport map @portals
-		meta l4proto sctp redirect to :ip daddr . meta l4proto . sctp dport map @portals
+		meta l4proto { tcp, udp, sctp } dnat to 192.0.0.117:ip daddr . meta l4proto . th dport map @portals
 		fib daddr type local jump node-ports
 	}
 
 	chain node-ports {
 		meta l4proto . th dport vmap @node-port-guards
-		meta l4proto { tcp, udp } dnat to 169.254.117.115:meta l4proto . th dport map @node-ports
-		meta l4proto sctp redirect to :meta l4proto . sctp dport map @node-ports
+		meta l4proto { tcp, udp, sctp } dnat to 192.0.0.117:meta l4proto . th dport map @node-ports
 	}
 
 	chain outside {

@@ -122,15 +122,21 @@ func (p *redirectPortal) Mode() string { return p.mode }
 
 // Listen asks for one listener per family on all addresses: redirected packets
 // arrive at the landing, or, where there is none, at 127.0.0.1 or the address of
-// the interface they came in by.
+// the interface they came in by. For SCTP it is on the landing alone: one that
+// listened on all addresses would tell clients all of them, and clients would
+// use them, past the portal.
 func (p *redirectPortal) Listen(targets []Target) []Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var binds []Bind
 	for _, group := range byListener(targets) {
 		port := p.portFor(group)
+		addr := anyOf(group[0].Addr)
+		if group[0].Protocol == SCTP {
+			addr = landingOf(addr)
+		}
 		binds = append(binds, Bind{
-			Addr:       netip.AddrPortFrom(anyOf(group[0].Addr), port),
+			Addr:       netip.AddrPortFrom(addr, port),
 			Preferred:  port != 0,
 			Redirected: true,
 			Targets:    group,
@@ -223,6 +229,9 @@ func (p *redirectPortal) Check(ctx context.Context) (int, error) {
 func (p *redirectPortal) sync(ctx context.Context, reread bool, since []Target, asked []Rule, refused map[Target]error) (changed []string, err error) {
 	var errs []error
 	for _, f := range p.families {
+		if !f.lands() {
+			f.refused().addSCTP(rulesOf(p.rules, f.which()))
+		}
 		c, err := f.sync(ctx, wanted{rules: p.rules, changed: since, pods: p.pods}, reread)
 		for _, what := range c {
 			changed = append(changed, f.String()+" "+what)

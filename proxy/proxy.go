@@ -401,7 +401,6 @@ func (p *Proxy) Check(ctx context.Context) {
 		return
 	}
 	p.locality.refresh()
-	p.followAddresses()
 	repaired, err := p.Portal.Check(ctx)
 	if repaired > 0 {
 		p.counters.repaired.Add(int64(repaired))
