@@ -108,6 +108,7 @@ type Proxy struct {
 	locality    locality
 	counters    counters
 	sync        syncState
+	reading     sync.Mutex // held while PortalStatus reads the kernel
 
 	// ctx ends when connections are to be given up; see Drain.
 	ctx    context.Context
@@ -403,6 +404,7 @@ func (p *Proxy) Check(ctx context.Context) {
 	p.locality.refresh()
 	p.followAddresses()
 	repaired, err := p.Portal.Check(ctx)
+	p.sync.checked(time.Now())
 	if repaired > 0 {
 		p.counters.repaired.Add(int64(repaired))
 		p.Log.WithField("repaired", repaired).Warnf("Rules of the %s portal were missing or changed, and have been repaired", p.Portal.Mode())
