@@ -35,8 +35,9 @@ type redirectPortal struct {
 	// before are the local ports in the rules that an earlier process left.
 	before  map[Target]uint16
 	ports   *portBook // nil if any free port will do
-	applied bool      // the first Apply is done
-	warned  string    // interfaces that a warning was already given for
+	free    *freePorts
+	applied bool   // the first Apply is done
+	warned  string // interfaces that a warning was already given for
 }
 
 // ruleFamily is one family of rules in the kernel. It is not safe for
@@ -77,6 +78,7 @@ func newRedirect(mode string, opts Options) *redirectPortal {
 		unusable: map[netip.Addr]error{},
 		rules:    map[Target]Rule{},
 		before:   map[Target]uint16{},
+		free:     newFreePorts(),
 	}
 	if !opts.ProxyPorts.isZero() {
 		p.ports = newPortBook(opts.ProxyPorts)
@@ -140,7 +142,8 @@ func (p *redirectPortal) Listen(targets []Target) []Bind {
 }
 
 // portFor proposes the port that the rules for these targets lead to now, or
-// did when the previous process ended; 0 if it does not matter.
+// did when the previous process ended, or one that is free, perhaps; 0 leaves the
+// choice to the kernel.
 func (p *redirectPortal) portFor(group []Target) uint16 {
 	for _, t := range group {
 		if r, is := p.rules[t]; is && r.Action == Redirect {
@@ -154,6 +157,9 @@ func (p *redirectPortal) portFor(group []Target) uint16 {
 	}
 	if p.ports != nil {
 		return p.ports.propose(firstTarget(group))
+	}
+	if group[0].Protocol == TCP {
+		return p.free.propose()
 	}
 	return 0
 }
