@@ -2,8 +2,6 @@ package proxy
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -39,11 +37,15 @@ func (p *Proxy) review(f *frontEnd) {
 		p.problem(f.id, f.trouble.Reason, f.trouble.Err)
 		return
 	}
-	for _, t := range slices.SortedFunc(maps.Keys(f.owned), portal.Target.Compare) {
-		if err := p.refused[t]; err != nil {
-			p.problem(f.id, ReasonPortal, fmt.Errorf("%s: %w", t, err))
-			return
+	var first portal.Target
+	for _, o := range f.owned {
+		if p.refused[o.Target] != nil && (!first.Addr.IsValid() || o.Target.Compare(first) < 0) {
+			first = o.Target
 		}
+	}
+	if err := p.refused[first]; err != nil {
+		p.problem(f.id, ReasonPortal, fmt.Errorf("%s: %w", first, err))
+		return
 	}
 	p.solved(f.id)
 }

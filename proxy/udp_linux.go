@@ -518,7 +518,5 @@ func (l *udpListener) vipOf(v *view, original netip.AddrPort) (config.VIP, bool)
 	if l.redirected {
 		return v.vip(original)
 	}
-	t := (*l.targets.Load())[0]
-	vip, ok := v.vips[netip.AddrPortFrom(t.Addr, t.Port)]
-	return vip, ok
+	return v.vipOf((*l.targets.Load())[0])
 }

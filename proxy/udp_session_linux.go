@@ -408,7 +408,7 @@ func (s *udpSession) compare(v *view, usable map[*balance.State]bool) {
 	if s.leaving {
 		return
 	}
-	vip, ok := v.vips[s.vip.AddrPort()]
+	vip, ok := v.vipAt(s.vip.AddrPort())
 	switch {
 	case !ok:
 		s.end(trace.Withdrawn, nil)
