@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"iter"
 	"maps"
 	"net/netip"
 	"os"
@@ -436,18 +437,11 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) { p.inherited = sockets }
 // HandOver implements handover.Holder. Until resume or release is called, the
 // proxy changes nothing, but serves; after release it never changes anything
 // again, and is to be stopped.
-func (p *Proxy) HandOver() (sockets []handover.Socket, resume, release func(), err error) {
+func (p *Proxy) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
 	p.mu.Lock()
 	if !p.started || p.stopped {
 		p.mu.Unlock()
 		return nil, nil, nil, errors.New("the proxy does not serve")
-	}
-	for _, fronts := range p.services {
-		for _, f := range fronts {
-			for _, l := range f.listeners {
-				sockets = append(sockets, l.handOver()...)
-			}
-		}
 	}
 	release = func() {
 		p.stopped = true
@@ -457,7 +451,26 @@ func (p *Proxy) HandOver() (sockets []handover.Socket, resume, release func(), e
 		p.mu.Unlock()
 		p.Check(p.ctx) // the successor may have changed something
 	}
-	return sockets, resume, release, nil
+	return p.sockets, resume, release, nil
+}
+
+// sockets yields copies of the sockets that a successor can go on with. It is
+// called with Proxy.mu.
+func (p *Proxy) sockets(yield func(handover.Socket) bool) {
+	for _, fronts := range p.services {
+		for _, f := range fronts {
+			for _, l := range f.listeners {
+				for i, all := 0, l.handOver(); i < len(all); i++ {
+					if !yield(all[i]) {
+						for _, s := range all[i+1:] {
+							s.File.Close()
+						}
+						return
+					}
+				}
+			}
+		}
+	}
 }
 
 // Drain waits until the connections that are open have ended, and breaks those

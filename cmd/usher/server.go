@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/netip"
 	"os"
@@ -258,7 +259,7 @@ func (s *server) succeed() (successor *handover.Successor, err error) {
 const successionTime = 10 * time.Second
 
 // HandOver implements handover.Holder.
-func (s *server) HandOver() (sockets []handover.Socket, resume, release func(), err error) {
+func (s *server) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
 	sockets, resume, stop, err := s.proxy.HandOver()
 	return sockets, resume, func() {
 		close(s.handedOver)
