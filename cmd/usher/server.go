@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -191,9 +192,12 @@ func (s *server) apply(failed chan<- error) func([]config.Service) {
 		s.log.WithFields(logrus.Fields{"services": len(services), "portal": s.proxy.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
 		if s.started != nil {
 			s.started(s.proxy)
-			return
+		} else {
+			printTable(s.out, s.proxy.Status())
 		}
-		printTable(s.out, s.proxy.Status())
+		// Reading everything took several times the memory that is in use from
+		// now on. It is given back at once, and not over the next minutes.
+		go debug.FreeOSMemory()
 	}
 }
 
