@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -179,6 +178,9 @@ func (s *server) apply(failed chan<- error) func([]config.Service) {
 		if !first {
 			s.proxy.Apply(services)
 			s.healthChecks.Apply(services)
+			if len(services) >= manyServices {
+				go tidyMemory()
+			}
 			return
 		}
 		started := time.Now()
@@ -195,9 +197,7 @@ func (s *server) apply(failed chan<- error) func([]config.Service) {
 		} else {
 			printTable(s.out, s.proxy.Status())
 		}
-		// Reading everything took several times the memory that is in use from
-		// now on. It is given back at once, and not over the next minutes.
-		go debug.FreeOSMemory()
+		go tidyMemory()
 	}
 }
 
