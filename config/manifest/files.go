@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -121,7 +122,12 @@ func readFile(path string, maxSize int) ([]byte, error) {
 		return nil, cause(err)
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, int64(maxSize)+1))
+	var b bytes.Buffer
+	if info, err := f.Stat(); err == nil { // or it grows step by step
+		b.Grow(int(min(info.Size(), int64(maxSize))) + bytes.MinRead)
+	}
+	_, err = b.ReadFrom(io.LimitReader(f, int64(maxSize)+1))
+	data := b.Bytes()
 	switch {
 	case err != nil:
 		return nil, cause(err)
