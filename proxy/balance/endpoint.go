@@ -18,9 +18,10 @@ type Quarantine struct {
 // has been sent to an endpoint whose quarantine is over.
 const probeTime = time.Second
 
-// Endpoint is one endpoint of a service port and what is known of it.
+// Endpoint is one endpoint of a service port and what is known of it. Each update
+// of a Pool makes new ones; the State tells whether two are the same endpoint.
 type Endpoint struct {
-	config.Endpoint
+	*config.Endpoint // in the model that the Pool was last given, which is not changed
 	*State
 }
 

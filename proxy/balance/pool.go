@@ -23,20 +23,21 @@ type Pool struct {
 func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 	old := byAddr(p.All)
 	now := make(map[netip.AddrPort]*Endpoint, len(port.Endpoints))
-	p.All = make([]*Endpoint, 0, len(port.Endpoints))
-	for _, c := range port.Endpoints {
-		e := old[c.Addr]
-		switch {
-		case e == nil:
-			e = &Endpoint{c, new(State)}
-		case e.Pod != c.Pod:
-			gone = append(gone, e)
-			e = &Endpoint{c, new(State)}
-		case e.Endpoint != c:
-			e = &Endpoint{c, e.State}
+	p.All = make([]*Endpoint, len(port.Endpoints))
+	endpoints := make([]Endpoint, len(port.Endpoints))
+	for i := range port.Endpoints {
+		c, e := &port.Endpoints[i], &endpoints[i]
+		e.Endpoint = c
+		switch known := old[c.Addr]; {
+		case known == nil:
+			e.State = new(State)
+		case known.Pod != c.Pod:
+			gone = append(gone, known)
+			e.State = new(State)
+		default:
+			e.State = known.State
 		}
-		now[c.Addr] = e
-		p.All = append(p.All, e)
+		now[c.Addr], p.All[i] = e, e
 	}
 	for addr, e := range old {
 		if now[addr] == nil {
