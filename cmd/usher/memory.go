@@ -14,7 +14,7 @@ const (
 	// Services most of it lasts as long as they do: 110 MiB that are in use would
 	// take 250. A small heap is left alone, since it would be collected too often.
 	largeHeap       = 64 << 20
-	largeHeapGrowth = 50
+	largeHeapGrowth = 40
 )
 
 // tidyMemory gives back what was needed to read many Services, several times of

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -31,7 +32,6 @@ func serve(count int) (dir string) {
 	dir = GinkgoT().TempDir()
 	file, err := os.Create(filepath.Join(dir, "services.json"))
 	Expect(err).NotTo(HaveOccurred())
-	defer file.Close()
 	w := bufio.NewWriter(file)
 	fmt.Fprint(w, `{"apiVersion": "v1", "kind": "List", "items": [`)
 	for i := range count {
@@ -42,6 +42,10 @@ func serve(count int) (dir string) {
 	}
 	fmt.Fprint(w, "]}\n")
 	Expect(w.Flush()).To(Succeed())
+	Expect(file.Close()).To(Succeed())
+	// A file that was written just now is read again at each change.
+	old := time.Now().Add(-time.Minute)
+	Expect(os.Chtimes(file.Name(), old, old)).To(Succeed())
 	return dir
 }
 
