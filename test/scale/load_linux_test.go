@@ -90,7 +90,8 @@ func rate(d *lab.Dialer, clients int, vip string, lasts time.Duration) (perSecon
 
 // load makes new connections at a steady rate.
 type load struct {
-	stop    chan struct{}
+	stop    func()
+	stopped chan struct{}
 	workers sync.WaitGroup
 
 	mu     sync.Mutex
@@ -112,8 +113,15 @@ func (f failure) String() string {
 // their timeout while the others go on.
 const loadClients = 100
 
+// startLoad starts the load. It ends when the spec does, if not before.
 func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
-	l := &load{stop: make(chan struct{})}
+	GinkgoHelper()
+	l := &load{stopped: make(chan struct{})}
+	l.stop = sync.OnceFunc(func() {
+		close(l.stopped)
+		l.workers.Wait()
+	})
+	DeferCleanup(l.stop)
 	for i := range loadClients {
 		l.workers.Go(func() {
 			interval := loadClients * time.Second / time.Duration(perSecond)
@@ -121,7 +129,7 @@ func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
 			defer next.Stop()
 			for {
 				select {
-				case <-l.stop:
+				case <-l.stopped:
 					return
 				case <-next.C:
 				}
@@ -153,7 +161,6 @@ func (l *load) count() int {
 // end ends the load and returns how many connections there were, and those that
 // failed.
 func (l *load) end() (made int, failed []failure) {
-	close(l.stop)
-	l.workers.Wait()
+	l.stop()
 	return l.made, l.failed
 }

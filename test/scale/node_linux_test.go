@@ -29,7 +29,7 @@ type usher struct {
 	began time.Time
 }
 
-// start starts usher and waits until it serves.
+// start starts usher and waits until it serves. Who calls it sees to its end.
 func start(ns *lab.Namespace, dir, portal string, args ...string) *usher {
 	GinkgoHelper()
 	// prlimit(1) is in util-linux, but a shell is everywhere.
@@ -40,7 +40,6 @@ func start(ns *lab.Namespace, dir, portal string, args ...string) *usher {
 		u.Session, err = gexec.Start(exec.Command("sh", args...), GinkgoWriter, GinkgoWriter)
 		return err
 	})
-	DeferCleanup(func() { u.Kill().Wait(20 * time.Second) })
 	Eventually(u.Err).WithTimeout(time.Minute).WithPolling(time.Millisecond).Should(gbytes.Say(`"Serving"`))
 	return u
 }
@@ -87,6 +86,9 @@ func (u *usher) resident() float64 {
 	Fail("no VmRSS in " + string(status))
 	return 0
 }
+
+// end kills usher if it still runs.
+func (u *usher) end() { u.Kill().Wait(20 * time.Second) }
 
 // killed kills usher and returns when.
 func (u *usher) killed() time.Time {

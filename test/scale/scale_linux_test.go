@@ -62,6 +62,7 @@ func specs(t target) {
 		pod = l.Pods.NewDialer(loadClients)
 		dir = serve(many)
 		u = start(l.Node, dir, t.portal)
+		DeferCleanup(func() { u.end() }) // the last one
 	})
 
 	It("are open soon after the start", func() {
@@ -101,7 +102,7 @@ func specs(t target) {
 	It("cost a connection through the last of them no more than through the only one of 1", func() {
 		alone := lab.New()
 		startBackends(alone.Pods)
-		start(alone.Node, serve(1), t.portal)
+		DeferCleanup(start(alone.Node, serve(1), t.portal).end)
 		clients := alone.Pods.NewDialer(4)
 		var one, ofMany float64
 		for range 5 { // in turn, so that both meet the same machine
@@ -132,6 +133,7 @@ func specs(t target) {
 		traffic := startLoad(pod, last, 500)
 		Eventually(traffic.count).WithTimeout(10 * time.Second).Should(BeNumerically(">", 500))
 		old := u
+		DeferCleanup(old.end)
 		u = start(l.Node, dir, t.portal, "--take-over")
 		Eventually(old.Err).WithTimeout(10 * time.Second).Should(gbytes.Say("has taken over"))
 		before := traffic.count()
