@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"sync"
@@ -286,12 +287,14 @@ func (p *redirectPortal) forgetFlows(changed []Target) {
 func (p *redirectPortal) Remove(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	clear(p.rules)
+	rules := p.rules
+	p.rules = map[Target]Rule{}
 	for _, f := range p.families {
 		f.forget()
 		clear(f.refused().byTarget)
 	}
 	err := p.removeOwn(ctx)
+	forgetRedirected(maps.Keys(rules), p.log)
 	_, err2 := removeRoutes(landingRoutes)
 	return errors.Join(err, err2)
 }
