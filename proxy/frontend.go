@@ -78,6 +78,9 @@ func fits(b portal.Bind, addr netip.AddrPort, redirected bool) bool {
 
 // openListener opens the listener for b, and starts it.
 func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
+	if err := f.proxy.connections.room(); err != nil {
+		return nil, err
+	}
 	switch f.protocol {
 	case config.TCP:
 		return openTCP(f, b)

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -65,7 +66,9 @@ func (p *Proxy) problem(id config.PortID, reason Reason, err error) {
 	if p.OnProblem != nil {
 		p.OnProblem(id, problem)
 	}
-	p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": reason}).WithError(err).Error("Service port is not served")
+	if !errors.Is(err, errOpenFiles) { // of which there may be thousands: see reportOpenFiles
+		p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": reason}).WithError(err).Error("Service port is not served")
+	}
 }
 
 // solved notes that the port id has no problem, or none any more.
@@ -75,6 +78,8 @@ func (p *Proxy) solved(id config.PortID) {
 		if p.OnProblem != nil {
 			p.OnProblem(id, nil)
 		}
-		p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": old.Reason}).Info("Problem with service port is over")
+		if !errors.Is(old.Err, errOpenFiles) {
+			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": old.Reason}).Info("Problem with service port is over")
+		}
 	}
 }

@@ -115,15 +115,18 @@ type Proxy struct {
 	ctx    context.Context
 	giveUp context.CancelFunc
 
-	mu       sync.Mutex
-	started  bool // there was a first full picture
-	stopped  bool
-	services map[types.NamespacedName]map[config.PortID]*frontEnd
-	owners   map[portal.Target]*frontEnd // who serves a VIP: one only
+	mu      sync.Mutex
+	started bool // there was a first full picture
+	stopped bool
+	// handedOver says that a successor has the listeners' sockets.
+	handedOver bool
+	services   map[types.NamespacedName]map[config.PortID]*frontEnd
+	owners     map[portal.Target]*frontEnd // who serves a VIP: one only
 	// nodePorts are those of owners that are node ports, for connections to
 	// look at.
 	nodePorts sync.Map // of portal.Target
 	problems  map[config.PortID]*Problem
+	leftOut   int // service ports that the limit on open files did not hold when that was last reported
 	// inherited are the sockets of a predecessor that nobody uses yet.
 	inherited map[string]*os.File
 	// refused are the targets for which the portal could not put in a rule.
@@ -190,6 +193,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	}
 	p.commit(&c)
 	p.retry()
+	p.reportOpenFiles()
 	if p.OnSync != nil {
 		p.OnSync(time.Since(started))
 	}
@@ -413,12 +417,22 @@ func (p *Proxy) Check(ctx context.Context) {
 	clear(p.refused) // err has them all
 	p.portalAnswered(err)
 	p.retry()
+	p.reportOpenFiles()
 }
 
 // Stop stops accepting, and from then on nothing is changed in the kernel any
 // more. The portal's rules stay as they are. Connections that are open go on;
-// UDP sessions end.
+// UDP sessions end; after a handover, when the clients that wait for a reply have
+// it, or after two seconds.
 func (p *Proxy) Stop() {
+	p.closeListeners()
+	p.udp.retired()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.udp.stop()
+}
+
+func (p *Proxy) closeListeners() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopped = true
@@ -427,7 +441,6 @@ func (p *Proxy) Stop() {
 			f.closeListeners()
 		}
 	}
-	p.udp.stop()
 }
 
 // Inherit makes listeners use the sockets of a predecessor. It takes those that it
@@ -444,7 +457,7 @@ func (p *Proxy) HandOver() (sockets iter.Seq[handover.Socket], resume, release f
 		return nil, nil, nil, errors.New("the proxy does not serve")
 	}
 	release = func() {
-		p.stopped = true
+		p.stopped, p.handedOver = true, true
 		p.mu.Unlock()
 	}
 	resume = func() {

@@ -32,8 +32,14 @@ type usher struct {
 // start starts usher and waits until it serves. Who calls it sees to its end.
 func start(ns *lab.Namespace, dir, portal string, args ...string) *usher {
 	GinkgoHelper()
+	return startWithin(openFiles, ns, dir, portal, args...)
+}
+
+// startWithin is start with another limit on open files.
+func startWithin(files int, ns *lab.Namespace, dir, portal string, args ...string) *usher {
+	GinkgoHelper()
 	// prlimit(1) is in util-linux, but a shell is everywhere.
-	command := fmt.Sprintf(`ulimit -n %d && exec "$@"`, openFiles)
+	command := fmt.Sprintf(`ulimit -n %d && exec "$@"`, files)
 	args = append([]string{"-c", command, "usher", usherBinary, "run", "--manifests", dir, "--portal=" + portal, "--log-format=json"}, args...)
 	u := &usher{began: time.Now()}
 	ns.Do(func() (err error) {

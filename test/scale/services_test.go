@@ -52,7 +52,17 @@ func serve(count int) (dir string) {
 // add puts a file for one more Service into dir, whose endpoints answer.
 func add(dir string, i int) {
 	GinkgoHelper()
-	path := filepath.Join(dir, fmt.Sprintf("added-%d.json", i))
+	writeOne(filepath.Join(dir, fmt.Sprintf("added-%d.json", i)), i)
+}
+
+// replaceAll leaves Service number i alone in dir, whose endpoints answer.
+func replaceAll(dir string, i int) {
+	GinkgoHelper()
+	writeOne(filepath.Join(dir, "services.json"), i)
+}
+
+func writeOne(path string, i int) {
+	GinkgoHelper()
 	file, err := os.Create(path + ".new")
 	Expect(err).NotTo(HaveOccurred())
 	w := bufio.NewWriter(file)

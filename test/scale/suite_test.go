@@ -32,5 +32,5 @@ const slack = 2
 
 // figure prints a figure, beside its target.
 func figure(format string, args ...any) {
-	fmt.Printf("figure: "+format+"\n", args...)
+	fmt.Printf("\nfigure: "+format+"\n", args...)
 }
