@@ -186,6 +186,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []Rule, gone []Target) er
 			p.log.WithError(err).Debug("looking for what another mode of portal has left")
 		} else if removed = append(removed, tables...); len(removed) > 0 {
 			p.log.WithField("what", some(removed)).Info("removed what another mode of portal had left")
+			forgetRedirected(maps.Keys(p.rules), p.log)
 		}
 	}
 	for _, r := range set {

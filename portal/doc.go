@@ -22,6 +22,7 @@
 // and writing the kernel is kept thin. For iptables, in reading order:
 //
 //	redirect_linux.go    the portal, for nftables as well
+//	freeports_linux.go   on which ports its listeners may be
 //	layout.go            which chains hold which rules, and why so
 //	sources.go           networks of clients
 //	spec.go, save.go     a rule as a value; reading what iptables-save prints
@@ -39,7 +40,8 @@
 //	nftkernel_linux.go   reading the kernel, and one transaction
 //	nftfamily_linux.go   one family's rules: probe, read, put in
 //
-// For all: watch_linux.go, by what the kernel tells of changes by others.
+// For all: watch_linux.go, by what the kernel tells of changes by others;
+// installed.go and compare.go, what there is for people to see.
 //
 // The package never opens a listener, never reads a packet and knows nothing
 // of Services: what a rule is for is a comment to it.

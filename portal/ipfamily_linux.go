@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -87,7 +88,13 @@ func openFamily(ctx context.Context, v variant, any netip.Addr, opts Options) (*
 }
 
 // scratch is a chain to try rules in. Nothing jumps to it.
-func scratch() string { return fmt.Sprintf("%sPROBE-%d", chainPrefix, os.Getpid()) }
+func scratch() string { return fmt.Sprintf("%s%d", scratchPrefix, os.Getpid()) }
+
+const scratchPrefix = chainPrefix + "PROBE-"
+
+// isScratch reports whether a chain is a scratch chain of any process: perhaps of
+// one that is about to take over, and would find that iptables does not work.
+func isScratch(chain string) bool { return strings.HasPrefix(chain, scratchPrefix) }
 
 // probe puts rules into a scratch chain of the nat table: it must take a DNAT or
 // a REDIRECT, and it shows which matches there are.
@@ -157,6 +164,7 @@ func (f *ipFamily) read(ctx context.Context) error {
 			return hint(fmt.Errorf("reading the %s rules: %w", f, err), f.ip6())
 		}
 		for name, c := range parseSave(text) {
+			maps.DeleteFunc(c.chains, func(chain string, _ []spec) bool { return isScratch(chain) })
 			installed[name] = c
 		}
 	}

@@ -328,6 +328,15 @@ var _ = Describe("portal iptables", func() {
 				Expect(save("", "nat")).NotTo(Or(ContainSubstring("PROBE"), ContainSubstring(":4000")))
 			})
 
+			It("leaves the chain alone in which another process tries rules, and cleans it up", func() {
+				p := n.open(ModeIPTables, opts)
+				n.publish(p, "web", web4)
+				n.node.sh("iptables-" + variant + " -t nat -N USHER-PROBE-1")
+				Expect(n.check(p)).To(BeZero())
+				Expect(save("", "nat")).To(ContainSubstring("USHER-PROBE-1"))
+				n.node.do(func() { Expect(Cleanup(background, nil)).NotTo(BeEmpty()) })
+				Expect(save("", "nat")).NotTo(ContainSubstring("USHER"))
+			})
 		})
 	}
 

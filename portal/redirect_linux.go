@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"sync"
@@ -35,8 +36,9 @@ type redirectPortal struct {
 	// before are the local ports in the rules that an earlier process left.
 	before  map[Target]uint16
 	ports   *portBook // nil if any free port will do
-	applied bool      // the first Apply is done
-	warned  string    // interfaces that a warning was already given for
+	free    *freePorts
+	applied bool   // the first Apply is done
+	warned  string // interfaces that a warning was already given for
 }
 
 // ruleFamily is one family of rules in the kernel. It is not safe for
@@ -77,6 +79,7 @@ func newRedirect(mode string, opts Options) *redirectPortal {
 		unusable: map[netip.Addr]error{},
 		rules:    map[Target]Rule{},
 		before:   map[Target]uint16{},
+		free:     newFreePorts(),
 	}
 	if !opts.ProxyPorts.isZero() {
 		p.ports = newPortBook(opts.ProxyPorts)
@@ -146,7 +149,8 @@ func (p *redirectPortal) Listen(targets []Target) []Bind {
 }
 
 // portFor proposes the port that the rules for these targets lead to now, or
-// did when the previous process ended; 0 if it does not matter.
+// did when the previous process ended, or one that is free, perhaps; 0 leaves the
+// choice to the kernel.
 func (p *redirectPortal) portFor(group []Target) uint16 {
 	for _, t := range group {
 		if r, is := p.rules[t]; is && r.Action == Redirect {
@@ -160,6 +164,9 @@ func (p *redirectPortal) portFor(group []Target) uint16 {
 	}
 	if p.ports != nil {
 		return p.ports.propose(firstTarget(group))
+	}
+	if group[0].Protocol == TCP {
+		return p.free.propose()
 	}
 	return 0
 }
@@ -289,12 +296,14 @@ func (p *redirectPortal) forgetFlows(changed []Target) {
 func (p *redirectPortal) Remove(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	clear(p.rules)
+	rules := p.rules
+	p.rules = map[Target]Rule{}
 	for _, f := range p.families {
 		f.forget()
 		clear(f.refused().byTarget)
 	}
 	err := p.removeOwn(ctx)
+	forgetRedirected(maps.Keys(rules), p.log)
 	_, err2 := removeRoutes(landingRoutes)
 	return errors.Join(err, err2)
 }

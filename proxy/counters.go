@@ -209,6 +209,7 @@ func (p *Proxy) Stats() Stats {
 type SyncStatus struct {
 	LastQueued  time.Time // when the source last handed over a change; zero if it never did
 	LastApplied time.Time // when the kernel was last brought up to date; zero if it never was
+	LastChecked time.Time // when the portal was last compared with the kernel; zero if it never was
 	Pending     time.Time // since when a change waits to be applied; zero if none does
 }
 
@@ -231,6 +232,12 @@ func (s *syncState) applied(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now.LastApplied, s.now.Pending = at, time.Time{}
+}
+
+func (s *syncState) checked(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now.LastChecked = at
 }
 
 // SyncStatus returns how it is now. It never waits for a change that is being

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/netip"
 	"os"
@@ -177,6 +178,9 @@ func (s *server) apply(failed chan<- error) func([]config.Service) {
 		if !first {
 			s.proxy.Apply(services)
 			s.healthChecks.Apply(services)
+			if len(services) >= manyServices {
+				go tidyMemory()
+			}
 			return
 		}
 		started := time.Now()
@@ -190,9 +194,10 @@ func (s *server) apply(failed chan<- error) func([]config.Service) {
 		s.log.WithFields(logrus.Fields{"services": len(services), "portal": s.proxy.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
 		if s.started != nil {
 			s.started(s.proxy)
-			return
+		} else {
+			printTable(s.out, s.proxy.Status())
 		}
-		printTable(s.out, s.proxy.Status())
+		go tidyMemory()
 	}
 }
 
@@ -258,7 +263,7 @@ func (s *server) succeed() (successor *handover.Successor, err error) {
 const successionTime = 10 * time.Second
 
 // HandOver implements handover.Holder.
-func (s *server) HandOver() (sockets []handover.Socket, resume, release func(), err error) {
+func (s *server) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
 	sockets, resume, stop, err := s.proxy.HandOver()
 	return sockets, resume, func() {
 		close(s.handedOver)
@@ -346,8 +351,11 @@ type adminFlags struct {
 	hardFail       bool
 }
 
+// defaultAdminAddress is the default of --admin-address.
+const defaultAdminAddress = "127.0.0.1:10249"
+
 func (f *adminFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&f.admin, "admin-address", "127.0.0.1:10249", "`host:port` for /metrics, /proxyMode, /configz; empty means none")
+	flags.StringVar(&f.admin, "admin-address", defaultAdminAddress, "`host:port` for /metrics, /proxyMode, /configz, /api; empty means none")
 	flags.StringVar(&f.healthz, "healthz-address", "0.0.0.0:10256", "`host:port` for /healthz and /livez; empty means none, which is the default with --manifests")
 	flags.BoolVar(&f.hardFail, "bind-address-hard-fail", false, "end if one of these addresses cannot be had, instead of going on without it")
 }
@@ -359,7 +367,7 @@ func (s *server) startServers(ctx context.Context) error {
 	s.proxy.OnSync = s.metrics.Synced
 	return errors.Join(
 		s.startServer(ctx, "healthz-address", s.admin.healthz, admin.HealthHandler(s.health)),
-		s.startServer(ctx, "admin-address", s.admin.admin, admin.Handler(s.health, s.metrics.Registry, s.settings)),
+		s.startServer(ctx, "admin-address", s.admin.admin, admin.Handler(s.proxy, s.health, s.metrics.Registry, s.settings)),
 	)
 }
 

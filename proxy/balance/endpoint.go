@@ -18,9 +18,10 @@ type Quarantine struct {
 // has been sent to an endpoint whose quarantine is over.
 const probeTime = time.Second
 
-// Endpoint is one endpoint of a service port and what is known of it.
+// Endpoint is one endpoint of a service port and what is known of it. Each update
+// of a Pool makes new ones; the State tells whether two are the same endpoint.
 type Endpoint struct {
-	config.Endpoint
+	*config.Endpoint // in the model that the Pool was last given, which is not changed
 	*State
 }
 
@@ -33,13 +34,18 @@ type State struct {
 	Connected atomic.Int64 // connections ever established
 	Failed    atomic.Int64 // attempts that failed
 
-	quarantined atomic.Bool // failures > 0, readable without the lock
+	quarantined atomic.Bool // failed is there, readable without the lock
 
-	mu       sync.Mutex
-	failures int       // in a row
-	until    time.Time // passed over until then
-	probed   time.Time // somebody is probing; passed over until then
-	cause    error
+	mu     sync.Mutex
+	failed *failed // nil, as with most of a hundred thousand, if the last attempt did not fail
+}
+
+// failed is what is known of an endpoint that failed.
+type failed struct {
+	times  int       // in a row
+	until  time.Time // passed over until then
+	probed time.Time // somebody is probing; passed over until then
+	cause  error
 }
 
 // Fail reports that an attempt, started at started, failed at now. Only a
@@ -53,11 +59,14 @@ func (s *State) Fail(started, now time.Time, cause error, q Quarantine) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.failures > 0 && started.Before(s.until) {
-		return
+	times := 1
+	if s.failed != nil {
+		if started.Before(s.failed.until) {
+			return
+		}
+		times += s.failed.times
 	}
-	s.failures++
-	s.until, s.probed, s.cause = now.Add(q.length(s.failures)), time.Time{}, cause
+	s.failed = &failed{times: times, until: now.Add(q.length(times)), cause: cause}
 	s.quarantined.Store(true)
 }
 
@@ -82,7 +91,7 @@ func (s *State) Succeed() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.failures, s.until, s.probed, s.cause = 0, time.Time{}, time.Time{}, nil
+	s.failed = nil
 	s.quarantined.Store(false)
 }
 
@@ -95,7 +104,11 @@ func (s *State) Quarantined(now time.Time) (until time.Time, failures int, cause
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.until, s.failures, s.cause, s.failures > 0 && now.Before(s.until)
+	f := s.failed
+	if f == nil {
+		return time.Time{}, 0, nil, false
+	}
+	return f.until, f.times, f.cause, now.Before(f.until)
 }
 
 // standing is what the choice depends on.
@@ -116,14 +129,15 @@ func (s *State) stand(now time.Time, claim bool) standing {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	f := s.failed
 	switch {
-	case s.failures == 0:
+	case f == nil:
 		return healthy
-	case now.Before(s.until), now.Before(s.probed):
+	case now.Before(f.until), now.Before(f.probed):
 		return avoided
 	}
 	if claim {
-		s.probed = now.Add(probeTime)
+		f.probed = now.Add(probeTime)
 	}
 	return probing
 }
