@@ -237,7 +237,10 @@ func (s *udpSession) Ready(forward.Readiness) {
 		s.answered()
 	}
 	s.touch()
-	s.asked = false
+	if s.asked {
+		s.asked = false
+		l.replied()
+	}
 	for i := loop.outCount; i < loop.outCount+n; i++ {
 		loop.out.Address(i, &s.key.peer, s.control)
 		s.toClient += int64(len(loop.out.Data(i)))
@@ -409,7 +412,7 @@ func (s *udpSession) compare(v *view, usable map[*balance.State]bool) {
 	if s.leaving {
 		return
 	}
-	vip, ok := v.vips[s.vip.AddrPort()]
+	vip, ok := v.vipAt(s.vip.AddrPort())
 	switch {
 	case !ok:
 		s.end(trace.Withdrawn, nil)
@@ -475,6 +478,9 @@ func (s *udpSession) end(end trace.End, err error) {
 	}
 	s.disconnect()
 	s.socket.forget(s)
+	if s.asked {
+		s.socket.replied()
+	}
 	s.closed(e)
 }
 
