@@ -90,8 +90,11 @@ func openSCTP(f *frontEnd, b portal.Bind) (*sctpListener, error) {
 	}
 	l.setTargets(b.Targets)
 	err := l.open()
-	for try := 0; err != nil && errors.Is(err, syscall.EADDRINUSE) && (b.Preferred || b.Addr.Port() == 0) && try < freePortTries; try++ {
-		l.at = netip.AddrPortFrom(b.Addr.Addr(), 0)
+	for _, port := range l.otherPorts(b) {
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			break
+		}
+		l.at = netip.AddrPortFrom(b.Addr.Addr(), port)
 		err = l.open()
 	}
 	switch {
@@ -101,6 +104,19 @@ func openSCTP(f *frontEnd, b portal.Bind) (*sctpListener, error) {
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
 	}
 	return l, nil
+}
+
+// otherPorts returns the ports to try when b's is taken on some address. Any port
+// that is free on one address may be taken on another, so it is tried several times.
+func (l *sctpListener) otherPorts(b portal.Bind) []uint16 {
+	switch ports := l.front.proxy.otherPorts(); {
+	case b.Addr.Port() != 0 && !b.Preferred:
+		return nil
+	case b.Addr.Port() == 0 || ports[0] == 0:
+		return make([]uint16, freePortTries)
+	default:
+		return ports
+	}
 }
 
 // handOver: the successor opens sockets of its own.

@@ -204,8 +204,13 @@ func openUDP(f *frontEnd, b portal.Bind) (listener, error) {
 		}
 	}
 	fds, err := forward.ListenUDP(b.Addr, len(loops))
-	if err != nil && b.Preferred && errors.Is(err, unix.EADDRINUSE) {
-		fds, err = forward.ListenUDP(netip.AddrPortFrom(b.Addr.Addr(), 0), len(loops))
+	if b.Preferred {
+		for _, port := range f.proxy.otherPorts() {
+			if !errors.Is(err, unix.EADDRINUSE) {
+				break
+			}
+			fds, err = forward.ListenUDP(netip.AddrPortFrom(b.Addr.Addr(), port), len(loops))
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
