@@ -403,6 +403,12 @@ func (l *udpSocket) begin(key *sessionKey, link, count int) *udpSession {
 	}
 	if end, drop, err := s.admit(); err != nil {
 		p.counters.drop(drop, count)
+		if drop == DropUnknownOrigin {
+			originErrors.Do(func() {
+				p.Log.WithField("service", l.front.id.String()).WithError(err).
+					Error("UDP clients are not served: it cannot be told whether they came through the portal (logged every 10 s at the most)")
+			})
+		}
 		if l.loop.refusals.Allow() {
 			s.id = p.connections.next.Add(1)
 			s.event(trace.Event{Kind: trace.Accepted, Time: s.began})
@@ -425,6 +431,8 @@ func (l *udpSocket) begin(key *sessionKey, link, count int) *udpSession {
 	}
 	return s
 }
+
+var originErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
 // makeRoom makes room for one more session: if there is none, the one that has
 // been idle longest goes, of this socket if the service port has its share, and
