@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,6 +34,9 @@ type udpEngine struct {
 
 	loops []*udpLoop // guarded by Proxy.mu
 	next  int        // the loop on which the next listener begins
+
+	returning atomic.Bool    // memory is being given back
+	returns   sync.WaitGroup // what does it
 }
 
 // A listener has a socket on so many loops at the most: with a thousand
@@ -77,6 +81,19 @@ func (e *udpEngine) stop() {
 		e.proxy.connections.udp.Add(-descriptorsPerLoop)
 	}
 	e.loops = nil
+	e.returns.Wait()
+}
+
+// returnMemory gives memory back to the system soon. After many sessions there
+// may be nothing that makes Go collect: its collector follows allocation.
+func (e *udpEngine) returnMemory() {
+	if !e.returning.CompareAndSwap(false, true) {
+		return
+	}
+	e.returns.Go(func() {
+		debug.FreeOSMemory()
+		e.returning.Store(false)
+	})
 }
 
 // choose returns the loops for a new listener.
@@ -519,6 +536,7 @@ func (l *udpSocket) forget(s *udpSession) {
 	if len(l.sessions) == 0 && l.peak > keepMap {
 		// A Go map does not shrink.
 		l.sessions, l.peak = map[sessionKey]*udpSession{}, 0
+		l.front.proxy.udp.returnMemory()
 	}
 }
 
