@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,9 @@ type udpEngine struct {
 	next  int        // the loop on which the next listener begins
 
 	retiring sync.WaitGroup // sockets that a successor has, and by which replies go out yet
+
+	returning atomic.Bool    // memory is being given back
+	returns   sync.WaitGroup // what does it
 }
 
 // A listener has a socket on so many loops at the most: with a thousand
@@ -78,6 +82,19 @@ func (e *udpEngine) stop() {
 		e.proxy.connections.udp.Add(-descriptorsPerLoop)
 	}
 	e.loops = nil
+	e.returns.Wait()
+}
+
+// returnMemory gives memory back to the system soon. After many sessions there
+// may be nothing that makes Go collect: its collector follows allocation.
+func (e *udpEngine) returnMemory() {
+	if !e.returning.CompareAndSwap(false, true) {
+		return
+	}
+	e.returns.Go(func() {
+		debug.FreeOSMemory()
+		e.returning.Store(false)
+	})
 }
 
 // choose returns the loops for a new listener.
@@ -208,8 +225,13 @@ func openUDP(f *frontEnd, b portal.Bind) (listener, error) {
 	if len(fds) == 0 {
 		fds, err = forward.ListenUDP(b.Addr, len(loops))
 	}
-	if err != nil && b.Preferred && errors.Is(err, unix.EADDRINUSE) {
-		fds, err = forward.ListenUDP(netip.AddrPortFrom(b.Addr.Addr(), 0), len(loops))
+	if b.Preferred {
+		for _, port := range f.proxy.otherPorts() {
+			if !errors.Is(err, unix.EADDRINUSE) {
+				break
+			}
+			fds, err = forward.ListenUDP(netip.AddrPortFrom(b.Addr.Addr(), port), len(loops))
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
@@ -419,6 +441,12 @@ func (l *udpSocket) begin(key *sessionKey, link, count int) *udpSession {
 	}
 	if end, drop, err := s.admit(); err != nil {
 		p.counters.drop(drop, count)
+		if drop == DropUnknownOrigin {
+			originErrors.Do(func() {
+				p.Log.WithField("service", l.front.id.String()).WithError(err).
+					Error("UDP clients are not served: it cannot be told whether they came through the portal (logged every 10 s at the most)")
+			})
+		}
 		if l.loop.refusals.Allow() {
 			s.id = p.connections.next.Add(1)
 			s.event(trace.Event{Kind: trace.Accepted, Time: s.began})
@@ -441,6 +469,8 @@ func (l *udpSocket) begin(key *sessionKey, link, count int) *udpSession {
 	}
 	return s
 }
+
+var originErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
 // makeRoom makes room for one more session: if there is none, the one that has
 // been idle longest goes, of this socket if the service port has its share, and
@@ -527,6 +557,7 @@ func (l *udpSocket) forget(s *udpSession) {
 	if len(l.sessions) == 0 && l.peak > keepMap {
 		// A Go map does not shrink.
 		l.sessions, l.peak = map[sessionKey]*udpSession{}, 0
+		l.front.proxy.udp.returnMemory()
 	}
 }
 

@@ -120,9 +120,9 @@ func (s *udpSession) connect() bool {
 			return false
 		}
 		s.search.now, s.search.reached = t, false
-		fd, err := forward.ConnectUDP(netip.Addr{}, t.Endpoint.Addr)
+		fd, err := s.dial(t.Endpoint.Addr)
 		if err != nil && outOfResources(err) && evictOldest(&l.loop.sessions, s) {
-			fd, err = forward.ConnectUDP(netip.Addr{}, t.Endpoint.Addr)
+			fd, err = s.dial(t.Endpoint.Addr)
 		}
 		if err == nil {
 			if s.watched, err = l.loop.poller.Add(fd, forward.Readable, s); err == nil {
@@ -140,6 +140,14 @@ func (s *udpSession) connect() bool {
 			return false
 		}
 	}
+}
+
+// dial opens a socket that is connected to an endpoint.
+func (s *udpSession) dial(to netip.AddrPort) (int, error) {
+	if s.socket.front.proxy.leadsBack(config.UDP, to) {
+		return -1, errLeadsBack
+	}
+	return forward.ConnectUDP(netip.Addr{}, to)
 }
 
 // disconnect closes the socket to the endpoint.

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ishidawataru/sctp"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gbytes"
@@ -30,6 +31,7 @@ func withNetfilter() []Check {
 		Check{"SCTP through the address portal: serves node ports on an address that the node got later", laterAddress},
 		Check{"SCTP through the iptables portal: serves IPv6", func() { ipv6("iptables") }},
 		Check{"SCTP through the address portal: serves IPv6", func() { ipv6("address") }},
+		Check{"SCTP through the iptables portal: listens on another port of --proxy-port-range where its own is taken", portRange},
 		Check{"SCTP through no portal: listens on loopback", withoutPortal},
 		Check{"SCTP: 500 associations at once need fewer than 100 threads", manyAssociations},
 	)
@@ -568,4 +570,27 @@ func manyAssociations() {
 	for _, p := range open {
 		p.close()
 	}
+}
+
+// portRange has all ports of the range but one taken, whichever usher prefers.
+func portRange() {
+	n := newNode()
+	for _, port := range []uint16{20000, 20001, 20003} {
+		n.Node.Do(func() error {
+			l, err := sctp.ListenSCTP("sctp", address(netip.AddrPortFrom(netip.MustParseAddr("10.244.0.1"), port)))
+			if err == nil {
+				DeferCleanup(l.Close)
+			}
+			return err
+		})
+	}
+	e := startEndpoint(n.Pods, lab.Pod(1), false)
+	d := diameter(e.addr)
+	n.put(d)
+	n.start("--portal=iptables", "--proxy-port-range=20000-20003")
+	n.said(`default/diameter .* 0\.0\.0\.0:20002 `)
+	p, name, err := ask(n.Pods, anyAddr, d.vip)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(name).To(Equal(e.addr))
+	p.close()
 }
