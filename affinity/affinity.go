@@ -101,7 +101,7 @@ func (t *Table) Get(client netip.Addr, now time.Time) (endpoint netip.AddrPort, 
 func (t *Table) Peek(client netip.Addr, now time.Time) (Entry, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e, ok := t.clients.Peek(client)
+	e, ok := t.peek(client)
 	if !ok || t.over(e, now) {
 		return Entry{}, false
 	}
