@@ -131,6 +131,16 @@ var _ = Describe("a Table", func() {
 		Expect(table.Claim(alice, one, start)).To(Equal(one), "without affinity nobody has a claim")
 	})
 
+	It("lets people look without changing anything", func() {
+		table.Set(alice, one, start)
+		e, ok := table.Peek(alice, start.Add(3*time.Second))
+		Expect(ok).To(BeTrue())
+		Expect(e).To(Equal(affinity.Entry{Client: alice, Endpoint: one, Left: 7 * time.Second}))
+		Expect(table.Peek(bob, start)).Error().To(BeFalse())
+		Expect(table.Peek(alice, start.Add(10*time.Second))).Error().To(BeFalse(), "its time is over")
+		Expect(limits.Used()).To(Equal(int64(1)), "it is not forgotten for that")
+	})
+
 	It("lists who it knows, with the time left", func() {
 		table.Set(alice, one, start)
 		table.Set(bob, two, start.Add(4*time.Second))

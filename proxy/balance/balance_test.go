@@ -121,6 +121,22 @@ var _ = Describe("a Set", func() {
 		Expect(seen).To(HaveLen(3), "in turn")
 	})
 
+	It("foretells the turns without using them up", func() {
+		pool.Cluster.Find(addr(2)).Fail(start, start, errRefused, quarantine)
+		var foretold []string
+		var tried []netip.AddrPort
+		for turn, ok := uint32(0), true; ; {
+			var c balance.Choice
+			if c, turn, ok = pool.Cluster.Peek(turn, start, tried); !ok {
+				break
+			}
+			tried = append(tried, c.Endpoint.Addr)
+			foretold = append(foretold, fmt.Sprintf("%d, %s", c.Endpoint.Addr.Addr().As4()[3], c.Reason))
+		}
+		Expect(foretold).To(HaveLen(3))
+		Expect([]string{pick(0), pick(0, 1), pick(0, 1, 3)}).To(Equal(foretold))
+	})
+
 	It("says how many it passed over", func() {
 		fail(1, 0)
 		fail(2, 0)
