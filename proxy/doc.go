@@ -5,9 +5,10 @@
 // The life of a change is in proxy.go (what differs) and frontend.go (one
 // service port: listeners and portal rules that follow its configuration). The
 // life of a connection is in connection.go, from accept to close; how an
-// endpoint is found is in attempts.go. UDP has sessions instead, which belong to
-// loops: udp_linux.go has loops and listeners, udp_session_linux.go the life of a
-// session.
+// endpoint is found is in attempts.go. On Linux, TCP connections belong to loops,
+// from accept on: tcp_linux.go. UDP has sessions instead, which belong to
+// loops as well: udp_linux.go has loops and listeners, udp_session_linux.go the life
+// of a session.
 //
 // Which endpoint is next is decided by package balance, how a VIP reaches a
 // listener by package portal, bytes are moved by package forward, and what

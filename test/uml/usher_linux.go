@@ -43,7 +43,8 @@ func (n *node) start(flags ...string) {
 		n.usher.Kill().Wait(patience)
 		Expect(string(n.usher.Err.Contents())).NotTo(ContainSubstring("panic:"))
 	})
-	Eventually(n.usher.Err).WithTimeout(patience).Should(gbytes.Say("Serving"))
+	// On a busy machine a kernel in a process takes seconds for each iptables.
+	Eventually(n.usher.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
 }
 
 // service is what a check says of a Service; the rest has defaults.
