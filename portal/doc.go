@@ -39,7 +39,8 @@
 //	nftkernel_linux.go   reading the kernel, and one transaction
 //	nftfamily_linux.go   one family's rules: probe, read, put in
 //
-// For all: watch_linux.go, by what the kernel tells of changes by others.
+// For all: watch_linux.go, by what the kernel tells of changes by others;
+// installed.go and compare.go, what there is for people to see.
 //
 // The package never opens a listener, never reads a packet and knows nothing
 // of Services: what a rule is for is a comment to it.

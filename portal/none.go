@@ -80,4 +80,8 @@ func (n *none) SetLocalSources([]netip.Prefix) {}
 
 func (n *none) Check(context.Context) (int, error) { return 0, nil }
 
+// Compare finds nothing: this mode installs nothing, and what others have left
+// cannot be read without their privileges.
+func (n *none) Compare(context.Context) ([]Comparison, error) { return nil, nil }
+
 func (n *none) Remove(context.Context) error { return nil }

@@ -41,6 +41,12 @@ type Portal interface {
 	// *ListenAgainError is in that, listeners have to move.
 	Check(ctx context.Context) (repaired int, err error)
 
+	// Compare compares what is wanted with what portals of any mode, of this or
+	// another process, have installed, and changes nothing. What is changed
+	// while it looks may count as missing or extra. The comments of wanted rules
+	// are as they were given to Apply, but for what no kernel takes.
+	Compare(ctx context.Context) ([]Comparison, error)
+
 	// Remove takes out everything that this mode ever puts in, whichever
 	// process did, and nothing that others put in. Connections that came
 	// through the portal may end with it.

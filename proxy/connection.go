@@ -30,6 +30,7 @@ type connection struct {
 	vip      config.VIP
 	accepted time.Time
 
+	life     *trace.Life                  // from the first event on
 	endpoint *balance.Endpoint            // once established
 	flow     atomic.Pointer[forward.Flow] // once established
 }
@@ -255,6 +256,7 @@ func (c *connection) forward(server conn, endpoint *balance.Endpoint) {
 	endpoint.Active.Add(1)
 	c.event(trace.Event{Kind: trace.Established, Time: time.Now(), Endpoint: endpoint.Addr, Pod: endpoint.Pod})
 	c.flow.Store(c.carrier.forward(p.forwarder, c.client, server, c.forwarded))
+	c.life.Moves(c.flow.Load())
 	if p.ctx.Err() != nil { // Drain may have passed by already
 		c.flow.Load().Break()
 	}
@@ -273,6 +275,7 @@ var ends = map[forward.End]trace.End{
 // forwarded is called when the forwarder is done with the connection.
 func (c *connection) forwarded(r forward.Result) {
 	c.endpoint.Active.Add(-1)
+	c.endpoint.Moved(r.ToEndpoint, r.ToClient)
 	e := trace.Event{End: ends[r.End], ToEndpoint: r.ToEndpoint, ToClient: r.ToClient, Endpoint: c.endpoint.Addr, Pod: c.endpoint.Pod}
 	if r.Err != nil {
 		e.Err = r.Err.Error()
@@ -323,9 +326,10 @@ func (c *connection) closed(e trace.Event) {
 
 // event puts e into the trace.
 func (c *connection) event(e trace.Event) {
-	e.Conn, e.Port, e.Protocol, e.Client, e.VIP = c.id, c.front.id, c.front.protocol, c.from, c.to
-	c.front.proxy.counters.count(&e)
-	c.front.proxy.Trace.Add(e)
+	if c.life == nil {
+		c.life = c.front.begin(c.id, c.from, c.to, c.accepted)
+	}
+	c.front.step(c.life, &e)
 }
 
 // plainAddr returns an address as netip has it, IPv4 as IPv4.

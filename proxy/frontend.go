@@ -27,6 +27,7 @@ type frontEnd struct {
 	affinity *affinity.Table
 	open     atomic.Int64 // connections
 	sessions atomic.Int64 // UDP sessions
+	tally    tally
 
 	pool      balance.Pool
 	listeners []listener
@@ -122,7 +123,7 @@ func (v *view) redirect(t portal.Target, port uint16) portal.Rule {
 }
 
 func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
-	return &frontEnd{
+	f := &frontEnd{
 		proxy:    p,
 		id:       port.ID,
 		protocol: port.Protocol,
@@ -130,6 +131,8 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 		owned:    map[portal.Target]bool{},
 		rules:    map[portal.Target]portal.Rule{},
 	}
+	f.pool.Watcher = f
+	return f
 }
 
 // update makes the front end serve port. Connections that are open go on.
@@ -162,9 +165,11 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	for _, vip := range port.VIPs {
 		v.vips[vip.AddrPort()] = vip
 	}
-	if old := f.view.Swap(v); old != nil {
+	old := f.view.Swap(v)
+	if old != nil {
 		close(old.replaced)
 	}
+	f.tellEndpoints(old, v)
 	for _, endpoint := range gone {
 		f.affinity.ForgetEndpoint(endpoint.Addr)
 	}

@@ -26,7 +26,8 @@ type udpSession struct {
 	to      netip.AddrPort // what it sent to
 	vip     config.VIP
 	began   time.Time
-	last    time.Time // a datagram, either way
+	life    *trace.Life // from the first event on
+	last    time.Time   // a datagram, either way
 
 	endpoint             *balance.Endpoint
 	fd                   int // connected to the endpoint; -1 if none is
@@ -467,6 +468,7 @@ func (s *udpSession) end(end trace.End, err error) {
 	e := trace.Event{End: end, ToEndpoint: s.toEndpoint, ToClient: s.toClient}
 	if s.endpoint != nil {
 		e.Endpoint, e.Pod = s.endpoint.Addr, s.endpoint.Pod
+		s.endpoint.Moved(s.toEndpoint, s.toClient)
 	}
 	if err != nil {
 		e.Err = err.Error()
@@ -494,8 +496,9 @@ func (s *udpSession) closed(e trace.Event) {
 
 // event puts e into the trace.
 func (s *udpSession) event(e trace.Event) {
-	p := s.socket.front.proxy
-	e.Conn, e.Port, e.Protocol, e.Client, e.VIP = s.id, s.socket.front.id, config.UDP, s.from, s.to
-	p.counters.count(&e)
-	p.Trace.Add(e)
+	f := s.socket.front
+	if s.life == nil {
+		s.life = f.begin(s.id, s.from, s.to, s.began)
+	}
+	f.step(s.life, &e)
 }

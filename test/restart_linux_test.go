@@ -1,6 +1,7 @@
 package test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"github.com/onsi/gomega/gbytes"
 	"github.com/onsi/gomega/gexec"
 
+	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -95,23 +97,37 @@ func restartSpecs(portal string) {
 		Expect(state(l.Node)).To(Equal(before))
 	})
 
-	It("are listed, with and without an usher that runs", func() {
-		list := services(2, startBackend(l.Pods, lab.Pod(1), 8080))
-		u := run()
-		portals := func(args ...string) string {
+	It("are listed, beside what is wanted while an usher runs", func() {
+		list := services(3, startBackend(l.Pods, lab.Pod(1), 8080))
+		u := startUsher(l.Node, dir, "--portal="+portal, "--portal-check-interval=1m")
+		portals := func(args ...string) *usher {
 			GinkgoHelper()
-			session := launch(l.Node, exec.Command(usherBinary, append([]string{"portals"}, args...)...), "")
-			Eventually(session).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
-			return string(session.Out.Contents())
+			p := launch(l.Node, exec.Command(usherBinary, append([]string{"portals"}, args...)...), "")
+			Eventually(p).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			return p
+		}
+		row := func(state string, s service) string {
+			return fmt.Sprintf(`(?m)^%s *%s +%s:80/TCP .* default/%s:main$`, state, portal, s.clusterIP, s.name)
 		}
 		for _, s := range list {
-			Expect(portals()).To(MatchRegexp(`(?m)^%s +%s`, portal, s.clusterIP))
+			Expect(string(portals().Out.Contents())).To(MatchRegexp(row("ok", s)))
 		}
+		var answer admin.Portals
+		Expect(json.Unmarshal(portals("-o", "json").Out.Contents(), &answer)).To(Succeed())
+		Expect(answer.Mode).To(Equal(portal))
+		Expect(answer.LastApplied).To(BeTemporally("~", time.Now(), 20*time.Second))
+		Expect(answer.Rules).To(HaveLen(3))
+
+		By("asking nobody")
+		alone := portals("--admin-address=127.0.0.1:1")
+		Expect(alone.Err).To(gbytes.Say("What is wanted is not known, since no usher answers: .*connection refused"))
+		Expect(alone.Out.Contents()).NotTo(ContainSubstring("STATE"))
+		Expect(alone.Out.Contents()).To(ContainSubstring(list[2].clusterIP))
+
 		u.Kill().Wait(10 * time.Second)
-		Expect(portals("-o", "json")).To(And(ContainSubstring(`"address": "10.96.0.2"`), ContainSubstring(`"portal": "`+portal+`"`)))
+		Expect(portals("-o", "json").Out.Contents()).To(ContainSubstring(`"mode": "` + portal + `"`))
 		cleanup()
-		Expect(portals()).To(Equal("No portals are installed.\n"))
-		Expect(portals("-o", "json")).To(Equal("[]\n"))
+		Expect(portals("-o", "json").Out.Contents()).To(MatchJSON(`{"repairs": 0, "rules": []}`))
 	})
 
 	It("go at once on Ctrl-C", func() {

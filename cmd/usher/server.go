@@ -346,8 +346,11 @@ type adminFlags struct {
 	hardFail       bool
 }
 
+// defaultAdminAddress is the default of --admin-address.
+const defaultAdminAddress = "127.0.0.1:10249"
+
 func (f *adminFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&f.admin, "admin-address", "127.0.0.1:10249", "`host:port` for /metrics, /proxyMode, /configz; empty means none")
+	flags.StringVar(&f.admin, "admin-address", defaultAdminAddress, "`host:port` for /metrics, /proxyMode, /configz, /api; empty means none")
 	flags.StringVar(&f.healthz, "healthz-address", "0.0.0.0:10256", "`host:port` for /healthz and /livez; empty means none, which is the default with --manifests")
 	flags.BoolVar(&f.hardFail, "bind-address-hard-fail", false, "end if one of these addresses cannot be had, instead of going on without it")
 }
@@ -359,7 +362,7 @@ func (s *server) startServers(ctx context.Context) error {
 	s.proxy.OnSync = s.metrics.Synced
 	return errors.Join(
 		s.startServer(ctx, "healthz-address", s.admin.healthz, admin.HealthHandler(s.health)),
-		s.startServer(ctx, "admin-address", s.admin.admin, admin.Handler(s.health, s.metrics.Registry, s.settings)),
+		s.startServer(ctx, "admin-address", s.admin.admin, admin.Handler(s.proxy, s.health, s.metrics.Registry, s.settings)),
 	)
 }
 

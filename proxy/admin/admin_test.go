@@ -190,7 +190,7 @@ var _ = Describe("the admin handler", func() {
 		p.OnSync = m.Synced
 		p.Apply(nil)
 		get(admin.HealthHandler(h), "/healthz")
-		handler = admin.Handler(h, m.Registry, map[string]string{"portal": "none"})
+		handler = admin.Handler(p, h, m.Registry, map[string]string{"portal": "none"})
 	})
 
 	It("says which mode it is, in kube-proxy's word", func() {
@@ -219,6 +219,24 @@ var _ = Describe("the admin handler", func() {
 		} {
 			Expect(body).To(ContainSubstring(line))
 		}
+	})
+	It("tells the portals", func() {
+		code, body := get(handler, "/api/v1/portals")
+		Expect(code).To(Equal(200))
+		var answer map[string]any
+		Expect(json.Unmarshal([]byte(body), &answer)).To(Succeed())
+		Expect(answer).To(HaveKeyWithValue("mode", "none"))
+		Expect(answer).To(HaveKey("lastApplied"))
+		Expect(answer).NotTo(HaveKey("lastCheck"), "there was none yet")
+		Expect(answer).To(HaveKeyWithValue("rules", BeEmpty()))
+	})
+	It("tells a rule of a portal in words that stay", func() {
+		vip := portal.Target{Protocol: portal.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
+		rule := portal.Rule{Target: vip, LocalPort: 4000, Comment: "default/web:http", Sources: portal.SourcesOf([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")})}
+		Expect(json.Marshal(admin.NewPortalRule(portal.ModeNFTables, rule))).To(MatchJSON(`{"mode": "nftables", "service": "default/web:http",
+			"protocol": "TCP", "vip": "10.96.0.10:80", "action": "redirect", "localPort": 4000, "sources": ["192.0.2.0/24"]}`))
+		address := portal.Rule{Target: portal.Target{Addr: netip.MustParseAddr("fd96::10")}}
+		Expect(json.Marshal(admin.NewPortalRule(portal.ModeAddress, address))).To(MatchJSON(`{"mode": "address", "vip": "fd96::10", "action": "address"}`))
 	})
 	It("changes nothing: only GET is answered", func() {
 		for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {

@@ -3,6 +3,7 @@
 //
 //	0.0.0.0:10256    /healthz /livez                  health.go
 //	127.0.0.1:10249  /proxyMode /metrics /configz     server.go, metrics.go
+//	                 /api/v1/portals                  portals.go
 //	a Service's      the health check node port       healthcheck.go
 //
 // Addresses, paths, answers and the names of metrics are kube-proxy's where

@@ -16,6 +16,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/net/netutil"
+
+	"github.com/usherproxy/usher/proxy"
 )
 
 // newServer returns a server that no slow client can hold up.
@@ -112,9 +114,9 @@ func HealthHandler(h *Health) http.Handler {
 	return mux
 }
 
-// Handler returns what is served on the admin address: metrics that registry
-// has, and config, the configuration in force, as JSON.
-func Handler(h *Health, registry *prometheus.Registry, config any) http.Handler {
+// Handler returns what is served on the admin address: the portals of p, metrics
+// that registry has, and config, the configuration in force, as JSON.
+func Handler(p *proxy.Proxy, h *Health, registry *prometheus.Registry, config any) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", h.Healthz)
 	mux.HandleFunc("GET /livez", h.Livez)
@@ -124,6 +126,7 @@ func Handler(h *Health, registry *prometheus.Registry, config any) http.Handler 
 		fmt.Fprint(w, "userspace")
 	})
 	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, config) })
+	mux.HandleFunc("GET "+PortalsPath, PortalsHandler(p))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	return mux
 }

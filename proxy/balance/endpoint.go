@@ -22,6 +22,7 @@ const probeTime = time.Second
 type Endpoint struct {
 	config.Endpoint
 	*State
+	watcher Watcher // nil for none
 }
 
 // State is what is known of an endpoint. It lasts for as long as the endpoint
@@ -32,6 +33,8 @@ type State struct {
 	Active    atomic.Int64 // connections open now
 	Connected atomic.Int64 // connections ever established
 	Failed    atomic.Int64 // attempts that failed
+	// Bytes of connections that have ended.
+	ToEndpoint, ToClient atomic.Int64
 
 	quarantined atomic.Bool // failures > 0, readable without the lock
 
@@ -42,23 +45,52 @@ type State struct {
 	cause    error
 }
 
+// Moved adds the bytes of a connection that has ended.
+func (s *State) Moved(toEndpoint, toClient int64) {
+	s.ToEndpoint.Add(toEndpoint)
+	s.ToClient.Add(toClient)
+}
+
+// Watcher is told when quarantine begins and ends. It must return quickly.
+type Watcher interface {
+	Quarantined(e *Endpoint, now time.Time, length time.Duration, cause error)
+	Recovered(e *Endpoint)
+}
+
+// Fail is State.Fail, and tells the pool's watcher.
+func (e *Endpoint) Fail(started, now time.Time, cause error, q Quarantine) {
+	if length := e.State.Fail(started, now, cause, q); length > 0 && e.watcher != nil {
+		e.watcher.Quarantined(e, now, length, cause)
+	}
+}
+
+// Succeed is State.Succeed, and tells the pool's watcher.
+func (e *Endpoint) Succeed() {
+	if e.State.Succeed() && e.watcher != nil {
+		e.watcher.Recovered(e)
+	}
+}
+
 // Fail reports that an attempt, started at started, failed at now. Only a
 // failure of an attempt that was started outside of a quarantine begins the
 // next, longer one: neither a hundred connections that meet a dead endpoint at
-// the same moment nor one that asks it again for want of another make it worse.
-func (s *State) Fail(started, now time.Time, cause error, q Quarantine) {
+// the same moment nor one that asks it again for want of another make it worse. Fail returns the length of the
+// quarantine that begins, or 0.
+func (s *State) Fail(started, now time.Time, cause error, q Quarantine) time.Duration {
 	s.Failed.Add(1)
 	if q.First <= 0 {
-		return
+		return 0
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failures > 0 && started.Before(s.until) {
-		return
+		return 0
 	}
 	s.failures++
-	s.until, s.probed, s.cause = now.Add(q.length(s.failures)), time.Time{}, cause
+	length := q.length(s.failures)
+	s.until, s.probed, s.cause = now.Add(length), time.Time{}, cause
 	s.quarantined.Store(true)
+	return length
 }
 
 // length returns the length of the quarantine after so many failures in a row.
@@ -73,17 +105,19 @@ func (q Quarantine) length(failures int) time.Duration {
 	return d
 }
 
-// Succeed reports that a connection was established: the past is
-// forgotten.
-func (s *State) Succeed() {
+// Succeed reports that a connection was established: the past is forgotten. It
+// returns whether there was one.
+func (s *State) Succeed() bool {
 	s.Connected.Add(1)
 	if !s.quarantined.Load() {
-		return
+		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	failed := s.failures > 0
 	s.failures, s.until, s.probed, s.cause = 0, time.Time{}, time.Time{}, nil
 	s.quarantined.Store(false)
+	return failed
 }
 
 // Quarantined returns until when the endpoint is passed over, how many failures in a row

@@ -9,6 +9,10 @@ import (
 // Pool holds the endpoints of one service port. One goroutine at a time may
 // call its methods; the Sets that it hands out may be used from any.
 type Pool struct {
+	// Watcher, if not nil, is told of the quarantine of endpoints. It is set
+	// before the first Update.
+	Watcher Watcher
+
 	byAddr map[netip.AddrPort]*Endpoint
 
 	// All are all endpoints, usable or not, in the order of the model.
@@ -30,12 +34,12 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 		e := old[c.Addr]
 		switch {
 		case e == nil:
-			e = &Endpoint{c, new(State)}
+			e = &Endpoint{c, new(State), p.Watcher}
 		case e.Pod != c.Pod:
 			gone = append(gone, e)
-			e = &Endpoint{c, new(State)}
+			e = &Endpoint{c, new(State), p.Watcher}
 		case e.Endpoint != c:
-			e = &Endpoint{c, e.State}
+			e = &Endpoint{c, e.State, p.Watcher}
 		}
 		p.byAddr[c.Addr] = e
 		p.All = append(p.All, e)

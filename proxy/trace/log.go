@@ -3,47 +3,118 @@ package trace
 import (
 	"context"
 	"sync"
+	"time"
 )
 
-// Log keeps the last events. It is safe for concurrent use.
-type Log struct {
-	max int
+// keptChanges is how many changes a Log keeps besides the steps of connections.
+const keptChanges = 1024
 
-	mu   sync.Mutex
-	more *sync.Cond // an event was added, or a reader's context has ended
-	seq  uint64     // of the newest event
-	ring []Event    // event number n is at (n-1) % max; grows up to max
+// Log keeps the last events, and knows the connections that have not ended. It is
+// safe for concurrent use.
+type Log struct {
+	open register
+
+	mu      sync.Mutex
+	more    *sync.Cond // an event was added, or a reader's context has ended
+	waiting int        // readers that wait for more
+	seq     uint64     // of the newest event
+	ended   uint64     // connections
+	steps   ring
+	changes ring
 }
 
-// NewLog returns a Log that keeps the last max events (at least 1), each of
-// about 400 bytes. It takes memory as events come.
-func NewLog(max int) *Log {
-	l := &Log{max: max}
-	if l.max < 1 {
-		l.max = 1
-	}
+// NewLog returns a Log that keeps the last steps of connections, so many (at least 1),
+// each of about 220 bytes, and the last thousand changes. It takes memory as
+// events come.
+func NewLog(steps int) *Log {
+	l := &Log{steps: ring{max: max(steps, 1)}, changes: ring{max: keptChanges}}
 	l.more = sync.NewCond(&l.mu)
 	return l
 }
 
-// Add appends e and numbers it.
-func (l *Log) Add(e Event) {
+// Begin returns the Life of a connection that was accepted at the time given. It
+// counts as open until its step Closed.
+func (l *Log) Begin(s Subject, accepted time.Time) *Life {
+	life := &Life{Subject: s, Accepted: accepted}
+	l.open.add(life)
+	return life
+}
+
+// Step appends a step of a connection. It fills in e's number and what it is
+// about.
+func (l *Log) Step(life *Life, e *Event) {
+	e.Subject = &life.Subject
+	switch e.Kind {
+	case Attempt:
+		life.attempted(e)
+	case Closed:
+		e.Life = life
+		l.open.remove(life)
+	}
+	l.add(&l.steps, e)
+}
+
+// Change appends a change. What it is about may be nil.
+func (l *Log) Change(e *Event) {
+	if e.Subject == nil {
+		e.Subject = &nobody
+	}
+	l.add(&l.changes, e)
+}
+
+var nobody Subject
+
+func (l *Log) add(r *ring, e *Event) {
 	l.mu.Lock()
 	l.seq++
 	e.Seq = l.seq
-	if len(l.ring) < l.max {
-		l.ring = append(l.ring, e)
-	} else {
-		l.ring[(l.seq-1)%uint64(l.max)] = e
+	if e.Kind == Closed {
+		l.ended++
+		e.Ended = l.ended
 	}
+	r.add(e)
+	waiting := l.waiting > 0
 	l.mu.Unlock()
-	l.more.Broadcast()
+	if waiting {
+		l.more.Broadcast()
+	}
+}
+
+// Open returns the connections that have not ended and for which match returns
+// true, in no order. match must return quickly.
+func (l *Log) Open(match func(*Life) bool) []*Life { return l.open.all(match) }
+
+// Find returns the connection with that number: the Life of one that is open, or
+// else the event of its end, if that is kept.
+func (l *Log) Find(conn uint64) (open *Life, ended *Event) {
+	if life := l.open.find(conn); life != nil {
+		return life, nil
+	}
+	found := l.Ended(1, func(e *Event) bool { return e.Conn == conn })
+	if len(found) == 0 {
+		return nil, nil
+	}
+	return nil, &found[0]
+}
+
+// Ended returns the ends that are kept and for which match returns true, the
+// newest first, at most max. match must return quickly.
+func (l *Log) Ended(max int, match func(*Event) bool) (list []Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for place := l.steps.added; place >= l.steps.oldest() && len(list) < max; place-- {
+		if e := l.steps.at(place); e.Kind == Closed && match(e) {
+			list = append(list, *e)
+		}
+	}
+	return list
 }
 
 // Reader reads a Log from some place on. It is for one goroutine.
 type Reader struct {
-	log  *Log
-	next uint64
+	log           *Log
+	steps, change uint64 // the next places
+	owed          uint64 // events that were gone before it began
 }
 
 // Reader returns a reader that begins with the oldest event that is kept, or,
@@ -51,15 +122,23 @@ type Reader struct {
 func (l *Log) Reader(fresh bool) *Reader {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := &Reader{log: l, next: l.oldest()}
 	if fresh {
-		r.next = l.seq + 1
+		return &Reader{log: l, steps: l.steps.added + 1, change: l.changes.added + 1}
 	}
-	return r
+	return &Reader{log: l, steps: l.steps.oldest(), change: l.changes.oldest()}
 }
 
-// oldest returns the number of the oldest event that is kept.
-func (l *Log) oldest() uint64 { return l.seq - uint64(len(l.ring)) + 1 }
+// ReaderBehind returns a reader that begins with the first event whose number is
+// above seq. Those that are gone count as missed.
+func (l *Log) ReaderBehind(seq uint64) *Reader {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	seq = min(seq, l.seq)
+	r := &Reader{log: l, steps: l.steps.behind(seq), change: l.changes.behind(seq)}
+	kept := (l.steps.added + 1 - r.steps) + (l.changes.added + 1 - r.change)
+	r.owed = l.seq - seq - kept
+	return r
+}
 
 // Next copies events into buf, oldest first, and waits until there is at least
 // one. It returns how many it copied and how many were missed just before them
@@ -74,33 +153,55 @@ func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, e
 	defer stop()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for r.next > l.seq {
+	for r.idle() {
 		if ctx.Err() != nil {
 			return 0, 0, ctx.Err()
 		}
+		l.waiting++
 		l.more.Wait()
+		l.waiting--
 	}
-	return r.copy(buf)
+	n, missed = r.copy(buf)
+	return n, missed, nil
 }
 
 // Poll is Next without the waiting: it returns 0 events if there are none.
 func (r *Reader) Poll(buf []Event) (n int, missed uint64) {
 	r.log.mu.Lock()
 	defer r.log.mu.Unlock()
-	n, missed, _ = r.copy(buf)
-	return n, missed
+	return r.copy(buf)
 }
 
-func (r *Reader) copy(buf []Event) (n int, missed uint64, err error) {
+// idle reports whether there is nothing to read or to tell.
+func (r *Reader) idle() bool {
+	return r.steps > r.log.steps.added && r.change > r.log.changes.added && r.owed == 0
+}
+
+// copy takes events from both rings in the order of their numbers.
+func (r *Reader) copy(buf []Event) (n int, missed uint64) {
 	l := r.log
-	if oldest := l.oldest(); r.next < oldest {
-		missed = oldest - r.next
-		r.next = oldest
+	missed, r.owed = r.owed, 0
+	skip := func(place *uint64, oldest uint64) {
+		if *place < oldest {
+			missed += oldest - *place
+			*place = oldest
+		}
 	}
-	for n < len(buf) && r.next <= l.seq {
-		buf[n] = l.ring[(r.next-1)%uint64(l.max)]
+	skip(&r.steps, l.steps.oldest())
+	skip(&r.change, l.changes.oldest())
+	for n < len(buf) {
+		step, change := r.steps <= l.steps.added, r.change <= l.changes.added
+		switch {
+		case step && (!change || l.steps.at(r.steps).Seq < l.changes.at(r.change).Seq):
+			buf[n] = *l.steps.at(r.steps)
+			r.steps++
+		case change:
+			buf[n] = *l.changes.at(r.change)
+			r.change++
+		default:
+			return n, missed
+		}
 		n++
-		r.next++
 	}
-	return n, missed, nil
+	return n, missed
 }
