@@ -21,14 +21,8 @@ type telling struct {
 	untold int       // that were not
 }
 
-// begin begins the changes of one Apply. Of the first one, the full picture, only
-// the number of Services is told.
-func (t *telling) begin(started bool) {
-	t.now, t.left, t.untold = time.Now(), maxTold, 0
-	if !started {
-		t.left = 0
-	}
-}
+// begin begins the changes of one Apply.
+func (t *telling) begin() { t.now, t.left, t.untold = time.Now(), maxTold, 0 }
 
 // end ends them.
 func (t *telling) end(log *trace.Log) {

@@ -177,7 +177,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	if p.stopped {
 		return
 	}
-	p.telling.begin(p.started)
+	p.telling.begin()
 	p.started = true
 	p.counters.serviceChanges.Add(int64(len(services)))
 	var c change

@@ -15,6 +15,7 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
 func newPortals() *cobra.Command {
@@ -69,10 +70,10 @@ is installed is listed without the column.`,
 const askPatience = 10 * time.Second
 
 // askPortals asks the usher that serves its API at address for its portals.
-func askPortals(ctx context.Context, address string) (portals admin.Portals, err error) {
+func askPortals(ctx context.Context, address string) (portals api.Portals, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askPatience)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+admin.PortalsPath, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+api.Prefix+"/portals", nil)
 	if err != nil {
 		return portals, err
 	}
@@ -88,14 +89,14 @@ func askPortals(ctx context.Context, address string) (portals admin.Portals, err
 		return portals, fmt.Errorf("%s: %s: %s", request.URL, response.Status, strings.TrimSpace(string(text)))
 	}
 	if err := json.NewDecoder(response.Body).Decode(&portals); err != nil {
-		return admin.Portals{}, fmt.Errorf("%s: %w", request.URL, err)
+		return api.Portals{}, fmt.Errorf("%s: %w", request.URL, err)
 	}
 	return portals, nil
 }
 
 // printPortals prints a table, with the column STATE if an usher said what it
 // wants.
-func printPortals(out io.Writer, p admin.Portals) error {
+func printPortals(out io.Writer, p api.Portals) error {
 	known := p.Mode != ""
 	if len(p.Rules) == 0 {
 		text := "No portals are installed."
@@ -142,9 +143,9 @@ func sourcesCell(sources []string) string {
 
 // printPortalsJSON prints what GET /api/v1/portals answers, of which only the
 // rules are known without an usher that runs.
-func printPortalsJSON(out io.Writer, p admin.Portals) error {
+func printPortalsJSON(out io.Writer, p api.Portals) error {
 	if p.Rules == nil {
-		p.Rules = []admin.PortalRule{}
+		p.Rules = []api.PortalRule{}
 	}
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "  ")

@@ -360,17 +360,18 @@ func (f *adminFlags) register(flags *pflag.FlagSet) {
 func (s *server) startServers(ctx context.Context) error {
 	s.metrics = admin.NewMetrics(s.proxy, s.health, version)
 	s.proxy.OnSync = s.metrics.Synced
+	api := admin.NewAPI(s.proxy, admin.APIOptions{Version: version, Demo: s.demo})
 	return errors.Join(
-		s.startServer(ctx, "healthz-address", s.admin.healthz, admin.HealthHandler(s.health)),
-		s.startServer(ctx, "admin-address", s.admin.admin, admin.Handler(s.proxy, s.health, s.metrics.Registry, s.settings)),
+		s.startServer(ctx, "healthz-address", s.admin.healthz, admin.HealthHandler(s.health), admin.MaxClients),
+		s.startServer(ctx, "admin-address", s.admin.admin, admin.Guard(s.admin.admin, admin.Handler(api, s.health, s.metrics.Registry, s.settings)), admin.MaxAdminClients),
 	)
 }
 
-func (s *server) startServer(ctx context.Context, flag, address string, handler http.Handler) error {
+func (s *server) startServer(ctx context.Context, flag, address string, handler http.Handler, clients int) error {
 	if address == "" {
 		return nil
 	}
-	err := s.tryServer(address, handler)
+	err := s.tryServer(address, handler, clients)
 	switch {
 	case err == nil:
 		return nil
@@ -387,7 +388,7 @@ func (s *server) startServer(ctx context.Context, flag, address string, handler 
 				return
 			case <-ticker.C:
 			}
-			if s.tryServer(address, handler) == nil {
+			if s.tryServer(address, handler, clients) == nil {
 				s.log.Infof("The server of --%s is there now", flag)
 				return
 			}
@@ -396,13 +397,13 @@ func (s *server) startServer(ctx context.Context, flag, address string, handler 
 	return nil
 }
 
-func (s *server) tryServer(address string, handler http.Handler) error {
+func (s *server) tryServer(address string, handler http.Handler, clients int) error {
 	s.serversMu.Lock()
 	defer s.serversMu.Unlock()
 	if s.serversOver {
 		return nil
 	}
-	r, err := admin.Serve(address, handler)
+	r, err := admin.Serve(address, handler, clients)
 	if err == nil {
 		s.servers = append(s.servers, r)
 	}

@@ -74,7 +74,7 @@ var (
 	connectionsOpen     = desc("usher_connections_open", "Connections that are open.")
 	connectionsLimit    = desc("usher_connections_limit", "Connections that may be open at once.")
 	attempts            = desc("usher_attempts_total", "Attempts to connect to an endpoint, by result.", "result")
-	bytes               = desc("usher_bytes_total", "Bytes of connections and UDP sessions that have ended, by direction.", "to")
+	bytesMoved          = desc("usher_bytes_total", "Bytes of connections and UDP sessions that have ended, by direction.", "to")
 	udpSessionsBegun    = desc("usher_udp_sessions_total", "UDP sessions that have begun.")
 	udpSessionsAnswered = desc("usher_udp_sessions_answered_total", "UDP sessions in which an endpoint has answered.")
 	udpSessionsEnded    = desc("usher_udp_sessions_ended_total", "UDP sessions that have ended, by how: see docs/life-of-a-connection.md.", "end")
@@ -122,8 +122,8 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	for result, n := range s.Attempts {
 		counter(attempts, n, proxy.AttemptResult(result).String())
 	}
-	counter(bytes, s.ToEndpoint, "endpoint")
-	counter(bytes, s.ToClient, "client")
+	counter(bytesMoved, s.ToEndpoint, "endpoint")
+	counter(bytesMoved, s.ToClient, "client")
 	u := s.Sessions
 	counter(udpSessionsBegun, u.Begun)
 	counter(udpSessionsAnswered, u.Answered)

@@ -51,7 +51,7 @@ func (e Event) change() string {
 	endpoint := e.Endpoint.String() + pod(e.Pod)
 	switch e.Kind {
 	case ServiceAdded:
-		return fmt.Sprintf("%s added, with %d endpoints", e.Port.ServiceName(), e.Count)
+		return fmt.Sprintf("%s added, with %s", e.Port.ServiceName(), count(e.Count, "endpoint"))
 	case ServiceChanged:
 		return fmt.Sprintf("%s changed", e.Port)
 	case ServiceRemoved:
@@ -67,11 +67,19 @@ func (e Event) change() string {
 	case EndpointRecovered:
 		return fmt.Sprintf("%s endpoint %s answers again", e.Port, endpoint)
 	case PortalRepaired:
-		return fmt.Sprintf("portal repaired: %d rules, routes or chains were missing or changed", e.Count)
+		return fmt.Sprintf("the portal was repaired: %s missing or changed", count(e.Count, "part"))
 	case MoreChanges:
-		return fmt.Sprintf("%d more changes", e.Count)
+		return count(e.Count, "more change")
 	}
 	return e.Kind.String()
+}
+
+// count returns "1 thing" or "n things".
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 func pod(name string) string {

@@ -54,6 +54,9 @@ func (l *Life) Tried() []Tried {
 	return append([]Tried{l.first}, *l.others.Load()...)
 }
 
+// Attempts returns how many there are.
+func (l *Life) Attempts() int { return int(l.count.Load()) }
+
 // Established returns the attempt that succeeded.
 func (l *Life) Established() (Tried, bool) {
 	var last Tried
