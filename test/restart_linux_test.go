@@ -13,7 +13,7 @@ import (
 	"github.com/onsi/gomega/gbytes"
 	"github.com/onsi/gomega/gexec"
 
-	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -112,7 +112,7 @@ func restartSpecs(portal string) {
 		for _, s := range list {
 			Expect(string(portals().Out.Contents())).To(MatchRegexp(row("ok", s)))
 		}
-		var answer admin.Portals
+		var answer api.Portals
 		Expect(json.Unmarshal(portals("-o", "json").Out.Contents(), &answer)).To(Succeed())
 		Expect(answer.Mode).To(Equal(portal))
 		Expect(answer.LastApplied).To(BeTemporally("~", time.Now(), 20*time.Second))

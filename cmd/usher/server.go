@@ -46,6 +46,8 @@ type server struct {
 	// demo is for a demo, which has no successor: the portal's rules go, whatever
 	// ended the server; and an usher that is there already is left alone.
 	demo bool
+	// wrapAdmin adds to what is served on the admin address; nil adds nothing.
+	wrapAdmin func(http.Handler) http.Handler
 
 	// takeOver says to take over from an usher that is there already.
 	takeOver bool
@@ -361,10 +363,25 @@ func (s *server) startServers(ctx context.Context) error {
 	s.metrics = admin.NewMetrics(s.proxy, s.health, version)
 	s.proxy.OnSync = s.metrics.Synced
 	api := admin.NewAPI(s.proxy, admin.APIOptions{Version: version, Demo: s.demo})
+	handler := admin.Handler(api, s.health, s.metrics.Registry, s.settings)
+	if s.wrapAdmin != nil {
+		handler = s.wrapAdmin(handler)
+	}
 	return errors.Join(
 		s.startServer(ctx, "healthz-address", s.admin.healthz, admin.HealthHandler(s.health), admin.MaxClients),
-		s.startServer(ctx, "admin-address", s.admin.admin, admin.Guard(s.admin.admin, admin.Handler(api, s.health, s.metrics.Registry, s.settings)), admin.MaxAdminClients),
+		s.startServer(ctx, "admin-address", s.admin.admin, admin.Guard(s.admin.admin, handler), admin.MaxAdminClients),
 	)
+}
+
+// adminAddress returns where the API is served, "" if it is not. It is for a
+// server without --healthz-address.
+func (s *server) adminAddress() string {
+	s.serversMu.Lock()
+	defer s.serversMu.Unlock()
+	if len(s.servers) == 0 {
+		return ""
+	}
+	return s.servers[0].Addr().String()
 }
 
 func (s *server) startServer(ctx context.Context, flag, address string, handler http.Handler, clients int) error {
