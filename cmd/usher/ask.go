@@ -31,8 +31,8 @@ func (f *askFlags) client() (*client.Client, error) {
 	return c, nil
 }
 
-// explain adds to an error what to do about it.
-func (f *askFlags) explain(err error) error {
+// hint adds to an error what to do about it.
+func (f *askFlags) hint(err error) error {
 	var unreachable *client.UnreachableError
 	var other *client.NotUsherError
 	switch {

@@ -46,7 +46,7 @@ trying.`,
 			}
 			e, err := c.Break(cmd.Context(), api.DemoBreak{Endpoint: args[0], How: args[1]})
 			if err != nil {
-				return asks.explain(err)
+				return asks.hint(err)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) now %s.\n", e.Pod, e.Endpoint, e.Does)
 			return nil
@@ -90,7 +90,7 @@ that was in quarantine is tried again when that is over.`,
 			}
 			list, err := c.Mend(cmd.Context(), what)
 			if err != nil {
-				return asks.explain(err)
+				return asks.hint(err)
 			}
 			for _, e := range list.Items {
 				fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) now %s.\n", e.Pod, e.Endpoint, e.Does)
@@ -116,7 +116,7 @@ func newDemoEndpoints() *cobra.Command {
 			}
 			list, err := c.DemoEndpoints(cmd.Context())
 			if err != nil {
-				return asks.explain(err)
+				return asks.hint(err)
 			}
 			printDemoEndpoints(cmd.OutOrStdout(), "", list.Items)
 			return nil

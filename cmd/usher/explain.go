@@ -47,7 +47,7 @@ node, say with --vip which of the Service's addresses it connects to.`,
 			q.Service = namespace.serviceName(args[0])
 			e, err := c.Explain(cmd.Context(), q)
 			if err != nil {
-				return asks.explain(err)
+				return asks.hint(err)
 			}
 			if output != "" {
 				return printObject(cmd.OutOrStdout(), output, e)

@@ -102,7 +102,7 @@ func get[T any](f *getFlags, run func(ctx context.Context, c *client.Client, nam
 		defer c.Close()
 		items, err := run(cmd.Context(), c, names)
 		if err != nil {
-			return f.asks.explain(err)
+			return f.asks.hint(err)
 		}
 		return printItems(cmd, f, items, columns, kind)
 	}
@@ -289,7 +289,7 @@ func (f *getFlags) printConnection(cmd *cobra.Command, id uint64) error {
 	connection, err := c.Connection(cmd.Context(), id)
 	switch {
 	case err != nil:
-		return f.asks.explain(err)
+		return f.asks.hint(err)
 	case f.output == "json" || f.output == "yaml":
 		return printObject(cmd.OutOrStdout(), f.output, connection)
 	}

@@ -90,7 +90,7 @@ func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer c.Close()
-	return t.asks.explain(t.print(cmd, c))
+	return t.asks.hint(t.print(cmd, c))
 }
 
 // print prints what the stream tells until it ends.
