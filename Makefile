@@ -42,8 +42,9 @@ fuzz: ## run each fuzz target for a minute (FUZZTIME=1m)
 	@test/fuzz.sh $(or $(FUZZTIME),1m)
 
 .PHONY: generate
-generate: ## write anew what is made from the code: openapi.json
+generate: ## write anew what is made from the code: openapi.json, docs/metrics.md
 	$(GO) test -count=1 ./proxy/admin/api -update
+	$(GO) test -count=1 ./proxy/admin -update
 
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck

@@ -7,7 +7,7 @@ import (
 
 // reserved descriptors are those that are neither a connection's nor a
 // listener's: standard files, epoll, netlink, admin clients, iptables' pipes.
-const reservedDescriptors = 64
+const reservedDescriptors = 256
 
 // connections are all that are open, and the bound on them.
 type connections struct {

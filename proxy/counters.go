@@ -16,6 +16,7 @@ type counters struct {
 	accepted, established atomic.Int64
 	attempts              [numResults]atomic.Int64
 	retries, failed       atomic.Int64
+	associations          atomic.Int64 // SCTP; they are among accepted too
 	toEndpoint, toClient  atomic.Int64
 
 	sessions                               atomic.Int64 // UDP sessions that have begun
@@ -101,6 +102,9 @@ func (c *counters) count(life *trace.Life, e *trace.Event) {
 	switch e.Kind {
 	case trace.Accepted:
 		c.accepted.Add(1)
+		if e.Protocol == config.SCTP {
+			c.associations.Add(1)
+		}
 	case trace.Attempt:
 		c.attempts[ResultOf(e.Err)].Add(1)
 	case trace.Established:
@@ -139,6 +143,8 @@ type Stats struct {
 	ToEndpoint, ToClient  int64 // bytes of connections and UDP sessions that have ended
 
 	Sessions UDPStats
+	// Associations are those of SCTP, which count as connections too.
+	Associations struct{ Accepted, Open int64 }
 
 	Open, Limit     int64 // connections
 	Services, Ports int
@@ -187,6 +193,7 @@ func (p *Proxy) Stats() Stats {
 		Quarantines:     c.quarantines.Load(),
 		Recoveries:      c.recoveries.Load(),
 	}
+	s.Associations.Accepted = c.associations.Load()
 	for i := range s.Attempts {
 		s.Attempts[i] = c.attempts[i].Load()
 	}
@@ -210,6 +217,9 @@ func (p *Proxy) Stats() Stats {
 		s.Ports += len(fronts)
 		for _, f := range fronts {
 			v := f.view.Load()
+			if f.protocol == config.SCTP {
+				s.Associations.Open += f.open.Load()
+			}
 			if v.port.InternalLocal && v.internal.Len() == 0 && v.cluster.Len() > 0 {
 				s.NoLocalEndpoints.Internal++
 			}

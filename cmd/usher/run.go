@@ -61,6 +61,7 @@ cleanup' removes what is left.`,
 	flags.BoolVar(&r.trace, "trace", false, "print each step of each connection to standard output")
 	r.proxyFlags.register(flags)
 	r.adminFlags.register(flags)
+	r.access.register(flags)
 	r.logs.register(flags, "auto")
 	return cmd
 }
@@ -83,6 +84,7 @@ type runCommand struct {
 	trace      bool
 	proxyFlags proxyFlags
 	adminFlags adminFlags
+	access     accessFlags
 	logs       logFlags
 }
 
@@ -99,6 +101,9 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		}
 	}
 	if err := r.proxyFlags.check(); err != nil {
+		return err
+	}
+	if err := r.access.check(); err != nil {
 		return err
 	}
 	var err error
@@ -122,7 +127,7 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		}
 	}
 	s := server{flags: &r.proxyFlags, admin: &r.adminFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace, takeOver: r.takeOver,
-		settings: allFlags(cmd), podNetworks: podNetworks}
+		settings: allFlags(cmd), access: r.access, podNetworks: podNetworks}
 	switch {
 	case !fromFiles:
 		return s.serve(cmd.Context(), r.clusterSource)

@@ -25,6 +25,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -37,6 +38,7 @@ type server struct {
 	out      io.Writer
 	trace    bool              // print it to out
 	settings map[string]string // what /configz tells
+	access   accessFlags
 
 	podNetworks []netip.Prefix // besides those of the Node object
 
@@ -61,6 +63,7 @@ type server struct {
 	health       *admin.Health
 	healthChecks *admin.HealthChecks
 	metrics      *admin.Metrics // nil without HTTP servers
+	accessLog    *accesslog.Log // nil without one
 
 	lock       atomic.Pointer[handover.Lock] // nil without one
 	handedOver chan struct{}                 // closed when another usher has taken over
@@ -109,6 +112,9 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	if s.reach != nil {
 		s.health.APIServer = s.apiServer
 	}
+	if s.accessLog, err = s.access.open(s.proxy.Trace, s.out, s.log); err != nil {
+		return err
+	}
 	if s.admin != nil {
 		if err := s.startServers(ctx); err != nil {
 			return err
@@ -125,6 +131,9 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	workers.Go(func() { s.healthChecks.RunRetries(ctx, time.Second) })
 	if s.trace {
 		workers.Go(func() { printTrace(traceCtx, s.out, s.proxy.Trace.Reader(true)) })
+	}
+	if s.accessLog != nil {
+		workers.Go(func() { s.accessLog.Run(traceCtx) })
 	}
 	failed := make(chan error, 2)
 	workers.Go(func() { failed <- source.Run(ctx, s.apply(failed)) })
@@ -360,9 +369,10 @@ func (f *adminFlags) register(flags *pflag.FlagSet) {
 // startServers starts the HTTP servers. An address that is taken, perhaps by an
 // usher that is about to end, is tried again until it is free.
 func (s *server) startServers(ctx context.Context) error {
-	s.metrics = admin.NewMetrics(s.proxy, s.health, version)
-	s.proxy.OnSync = s.metrics.Synced
 	api := admin.NewAPI(s.proxy, admin.APIOptions{Version: version, Demo: s.demo})
+	s.metrics = admin.NewMetrics(s.proxy, s.health, version)
+	s.metrics.Watch(api, s.accessLog)
+	s.proxy.OnSync = s.metrics.Synced
 	handler := admin.Handler(api, s.health, s.metrics.Registry, s.settings)
 	if s.wrapAdmin != nil {
 		handler = s.wrapAdmin(handler)

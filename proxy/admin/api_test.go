@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"net/url"
 	"strings"
@@ -30,8 +29,10 @@ import (
 // node is a real proxy behind the portal that needs nothing, with its API on a real
 // server.
 type node struct {
-	proxy  *proxy.Proxy
-	server *httptest.Server
+	proxy   *proxy.Proxy
+	metrics *admin.Metrics
+	url     string
+	addr    net.Addr
 }
 
 func newNode() *node {
@@ -46,10 +47,13 @@ func newNode() *node {
 	n := &node{proxy: proxy.New(o)}
 	h := &admin.Health{Sync: n.proxy.SyncStatus, Timeout: time.Minute}
 	a := admin.NewAPI(n.proxy, admin.APIOptions{Version: "v1"})
-	n.server = httptest.NewServer(admin.Guard("127.0.0.1:10249", admin.Handler(a, h, admin.NewMetrics(n.proxy, h, "v1").Registry, nil)))
+	n.metrics = admin.NewMetrics(n.proxy, h, "v1")
+	n.metrics.Watch(a, nil)
+	server, err := admin.Serve("127.0.0.1:0", admin.Guard("127.0.0.1:0", admin.Handler(a, h, n.metrics.Registry, nil)), admin.MaxAdminClients)
+	Expect(err).NotTo(HaveOccurred())
+	n.addr, n.url = server.Addr(), "http://"+server.Addr().String()
 	DeferCleanup(func() {
-		n.server.CloseClientConnections()
-		n.server.Close()
+		server.Close()
 		n.proxy.Stop()
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -61,7 +65,7 @@ func newNode() *node {
 // get asks for what is behind /api/v1 and decodes the answer.
 func (n *node) get(path string, into any) int {
 	GinkgoHelper()
-	res, err := http.Get(n.server.URL + api.Prefix + path)
+	res, err := http.Get(n.url + api.Prefix + path)
 	Expect(err).NotTo(HaveOccurred())
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
@@ -160,7 +164,7 @@ var _ = Describe("the API of a proxy", func() {
 			if r.Stream {
 				path += "?follow=false"
 			}
-			res, err := http.Get(n.server.URL + api.Prefix + path)
+			res, err := http.Get(n.url + api.Prefix + path)
 			Expect(err).NotTo(HaveOccurred())
 			res.Body.Close()
 			Expect(res.StatusCode).To(Equal(200), path)
@@ -393,7 +397,7 @@ type subscription struct {
 // subscribe reads events until the stream ends.
 func (n *node) subscribe(query, last string) (s subscription) {
 	GinkgoHelper()
-	req, err := http.NewRequest(http.MethodGet, n.server.URL+api.Prefix+"/events?"+query, nil)
+	req, err := http.NewRequest(http.MethodGet, n.url+api.Prefix+"/events?"+query, nil)
 	Expect(err).NotTo(HaveOccurred())
 	if last != "" {
 		req.Header.Set("Last-Event-ID", last)

@@ -19,7 +19,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// MaxSubscribers is how many may read events at once. Each costs about 50 kB and a
+// MaxSubscribers is how many may read events at once. Each costs about 100 kB and a
 // descriptor, whether it reads or not.
 const MaxSubscribers = 128
 
@@ -73,6 +73,7 @@ func (a *API) events(w http.ResponseWriter, r *http.Request, route api.Route) {
 	}
 	if !a.subscribers.enter() {
 		w.Header().Set("Retry-After", "5")
+		w.Header().Set("Connection", "close") // the room is needed for who asks for something else
 		writeError(w, http.StatusServiceUnavailable, fmt.Sprintf("there are %d subscribers already, which is as many as there may be", MaxSubscribers))
 		return
 	}

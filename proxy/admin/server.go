@@ -58,8 +58,24 @@ func Serve(address string, handler http.Handler, clients int) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{server: newServer(handler), addr: l.Addr()}
-	go func() { _ = s.server.Serve(netutil.LimitListener(l, clients)) }() // until Close
+	go func() { _ = s.server.Serve(netutil.LimitListener(smallBuffers{l}, clients)) }() // until Close
 	return s, nil
+}
+
+// sendBuffer is how much the kernel may hold for a client that does not read. By
+// itself it would let that grow to megabytes.
+const sendBuffer = 64 << 10
+
+// smallBuffers is a listener whose connections have a bounded send buffer.
+type smallBuffers struct{ net.Listener }
+
+// Accept implements net.Listener.
+func (l smallBuffers) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if t, ok := c.(*net.TCPConn); ok {
+		_ = t.SetWriteBuffer(sendBuffer) // fails only if the connection is gone already
+	}
+	return c, err
 }
 
 // listenNode listens on a port of the node's addresses in the networks given, or

@@ -111,6 +111,8 @@ func groups(views []proxy.PortView) (list []group) {
 	return list
 }
 
+func (g group) name() types.NamespacedName { return g[0].Port.ID.ServiceName() }
+
 // key sorts as PortID does: a slash would not, since "-" comes before it.
 func (g group) key() string { return g[0].Port.ID.Namespace + "\x00" + g[0].Port.ID.Service }
 
@@ -135,21 +137,19 @@ func (g group) contains(text string) bool {
 	return false
 }
 
-func (g group) totals() api.Totals {
-	var sum proxy.Totals
+func (g group) totals() (all api.Totals) {
 	for _, v := range g {
-		t := v.Totals
-		sum.Active += t.Active
-		sum.Accepted += t.Accepted
-		sum.Established += t.Established
-		sum.Failed += t.Failed
-		sum.Attempts += t.Attempts
-		sum.AttemptsFailed += t.AttemptsFailed
-		sum.Retries += t.Retries
-		sum.ToEndpoint += t.ToEndpoint
-		sum.ToClient += t.ToClient
+		all = sum(all, totals(v.Totals))
 	}
-	return totals(sum)
+	return all
+}
+
+func sum(a, b api.Totals) api.Totals {
+	return api.Totals{
+		Active: a.Active + b.Active, Accepted: a.Accepted + b.Accepted, Established: a.Established + b.Established, Failed: a.Failed + b.Failed,
+		Attempts: a.Attempts + b.Attempts, AttemptsFailed: a.AttemptsFailed + b.AttemptsFailed, Retries: a.Retries + b.Retries,
+		BytesToEndpoint: a.BytesToEndpoint + b.BytesToEndpoint, BytesToClient: a.BytesToClient + b.BytesToClient,
+	}
 }
 
 func (g group) summary(now time.Time) api.Service {

@@ -3,7 +3,7 @@
 //
 // A Log is a ring in memory, and another one for changes, which connections would
 // soon have pushed out. Writing to it takes a lock for as long as copying one
-// event takes, and waits for nobody. A reader has a place of its own in the rings
+// event takes, and waits for one reader at the most. A reader has a place of its own in the rings
 // and takes events at its own pace; one that is too slow misses events and is
 // told how many. A reader that never reads costs its place, a few bytes.
 //

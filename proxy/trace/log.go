@@ -14,11 +14,14 @@ const keptChanges = 1024
 type Log struct {
 	open register
 
+	// reading is held by whoever reads, before mu: however many read, those who
+	// write wait for one of them at the most.
+	reading sync.Mutex
+
 	mu      sync.Mutex
-	more    *sync.Cond // an event was added, or a reader's context has ended
-	waiting int        // readers that wait for more
-	seq     uint64     // of the newest event
-	ended   uint64     // connections
+	more    chan struct{} // closed when an event is added; nil if nobody waits
+	seq     uint64        // of the newest event
+	ended   uint64        // connections
 	steps   ring
 	changes ring
 }
@@ -27,9 +30,7 @@ type Log struct {
 // each of about 220 bytes, and the last thousand changes. It takes memory as
 // events come.
 func NewLog(steps int) *Log {
-	l := &Log{steps: ring{max: max(steps, 1)}, changes: ring{max: keptChanges}}
-	l.more = sync.NewCond(&l.mu)
-	return l
+	return &Log{steps: ring{max: max(steps, 1)}, changes: ring{max: keptChanges}}
 }
 
 // Begin returns the Life of a connection that was accepted at the time given. It
@@ -73,11 +74,23 @@ func (l *Log) add(r *ring, e *Event) {
 		e.Ended = l.ended
 	}
 	r.add(e)
-	waiting := l.waiting > 0
+	waiting := l.more
+	l.more = nil
 	l.mu.Unlock()
-	if waiting {
-		l.more.Broadcast()
+	if waiting != nil {
+		close(waiting)
 	}
+}
+
+// lockForReading keeps events from being added until unlockForReading.
+func (l *Log) lockForReading() {
+	l.reading.Lock()
+	l.mu.Lock()
+}
+
+func (l *Log) unlockForReading() {
+	l.mu.Unlock()
+	l.reading.Unlock()
 }
 
 // Open returns the connections that have not ended and for which match returns
@@ -100,8 +113,8 @@ func (l *Log) Find(conn uint64) (open *Life, ended *Event) {
 // Ended returns the ends that are kept and for which match returns true, the
 // newest first, at most max. match must return quickly.
 func (l *Log) Ended(max int, match func(*Event) bool) (list []Event) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lockForReading()
+	defer l.unlockForReading()
 	for place := l.steps.added; place >= l.steps.oldest() && len(list) < max; place-- {
 		if e := l.steps.at(place); e.Kind == Closed && match(e) {
 			list = append(list, *e)
@@ -120,19 +133,27 @@ type Reader struct {
 // Reader returns a reader that begins with the oldest event that is kept, or,
 // if fresh is set, with the next one that is added.
 func (l *Log) Reader(fresh bool) *Reader {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lockForReading()
+	defer l.unlockForReading()
 	if fresh {
 		return &Reader{log: l, steps: l.steps.added + 1, change: l.changes.added + 1}
 	}
 	return &Reader{log: l, steps: l.steps.oldest(), change: l.changes.oldest()}
 }
 
+// ReaderOfEnds returns a fresh reader, and how many connections had ended before
+// it: the next end has Event.Ended one above that.
+func (l *Log) ReaderOfEnds() (*Reader, uint64) {
+	l.lockForReading()
+	defer l.unlockForReading()
+	return &Reader{log: l, steps: l.steps.added + 1, change: l.changes.added + 1}, l.ended
+}
+
 // ReaderBehind returns a reader that begins with the first event whose number is
 // above seq. Those that are gone count as missed.
 func (l *Log) ReaderBehind(seq uint64) *Reader {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lockForReading()
+	defer l.unlockForReading()
 	seq = min(seq, l.seq)
 	r := &Reader{log: l, steps: l.steps.behind(seq), change: l.changes.behind(seq)}
 	kept := (l.steps.added + 1 - r.steps) + (l.changes.added + 1 - r.change)
@@ -144,37 +165,39 @@ func (l *Log) ReaderBehind(seq uint64) *Reader {
 // one. It returns how many it copied and how many were missed just before them
 // because the reader was too slow. The error is ctx's, when that has ended.
 func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, err error) {
-	l := r.log
-	stop := context.AfterFunc(ctx, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.more.Broadcast()
-	})
-	defer stop()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for r.idle() {
-		if ctx.Err() != nil {
+	for {
+		n, missed, more := r.read(buf, true)
+		if n > 0 || missed > 0 {
+			return n, missed, nil
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
 			return 0, 0, ctx.Err()
 		}
-		l.waiting++
-		l.more.Wait()
-		l.waiting--
 	}
-	n, missed = r.copy(buf)
-	return n, missed, nil
 }
 
 // Poll is Next without the waiting: it returns 0 events if there are none.
 func (r *Reader) Poll(buf []Event) (n int, missed uint64) {
-	r.log.mu.Lock()
-	defer r.log.mu.Unlock()
-	return r.copy(buf)
+	n, missed, _ = r.read(buf, false)
+	return n, missed
 }
 
-// idle reports whether there is nothing to read or to tell.
-func (r *Reader) idle() bool {
-	return r.steps > r.log.steps.added && r.change > r.log.changes.added && r.owed == 0
+// read copies events. If there is nothing to read, and wait is set, it returns a
+// channel that is closed when there is.
+func (r *Reader) read(buf []Event, wait bool) (n int, missed uint64, more <-chan struct{}) {
+	l := r.log
+	l.lockForReading()
+	defer l.unlockForReading()
+	n, missed = r.copy(buf)
+	if n > 0 || missed > 0 || !wait {
+		return n, missed, nil
+	}
+	if l.more == nil {
+		l.more = make(chan struct{})
+	}
+	return 0, 0, l.more
 }
 
 // copy takes events from both rings in the order of their numbers.
