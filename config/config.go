@@ -138,6 +138,11 @@ type ServicePort struct {
 	// datagram; 0 means as long as the proxy's own default.
 	UDPIdleTimeout time.Duration
 
+	// IdleTimeout is how long a TCP connection or SCTP association of this port
+	// lasts in which nothing moves, and MaxAge how long one lasts at the most;
+	// 0 means what the proxy's own defaults say.
+	IdleTimeout, MaxAge time.Duration
+
 	// Endpoints are all endpoints of this port, usable or not, sorted by
 	// address. In-flight connections to an endpoint end for UDP when it
 	// leaves this list.

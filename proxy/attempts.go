@@ -35,7 +35,7 @@ var (
 
 // A dialer connects to an endpoint, from the local address given or, if that is
 // the zero Addr, from one that the kernel picks. It returns when ctx ends.
-type dialer func(ctx context.Context, from netip.Addr, to netip.AddrPort) (conn, error)
+type dialer func(ctx context.Context, from netip.Addr, to netip.AddrPort) (endpointConn, error)
 
 // attempts is one connection's search for an endpoint that answers.
 //
@@ -63,15 +63,21 @@ type attempts struct {
 
 	tried []netip.AddrPort // since all were tried
 	count int              // attempts so far
+	began time.Time        // the first one
 }
 
 // run returns a connection to an endpoint, or says why there is none:
 // errNoEndpoint, errAllFailed, ctx's error, or a system error for which
 // outOfResources is true.
-func (a *attempts) run(ctx context.Context) (conn, *balance.Endpoint, error) {
+func (a *attempts) run(ctx context.Context) (endpointConn, *balance.Endpoint, error) {
 	waited := false
+	began := a.began
+	if began.IsZero() {
+		began = time.Now()
+	}
 	for _, slot := range a.schedule {
-		for end := time.Now().Add(slot); time.Now().Before(end); {
+		end := began.Add(slot)
+		for time.Now().Before(end) {
 			set, changed := a.endpoints()
 			waited = set.Len() > 0 && set.Untried(a.tried) == 0
 			if waited {
@@ -87,6 +93,7 @@ func (a *attempts) run(ctx context.Context) (conn, *balance.Endpoint, error) {
 		if set, _ := a.endpoints(); set.Untried(a.tried) == 0 {
 			a.tried = a.tried[:0]
 		}
+		began = time.Now()
 	}
 	if waited {
 		set, _ := a.endpoints()
@@ -102,24 +109,33 @@ func (a *attempts) run(ctx context.Context) (conn, *balance.Endpoint, error) {
 var errTryAgain = errors.New("this endpoint failed")
 
 // next makes one attempt to the endpoint that is to be tried next.
-func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Duration) (conn, *balance.Endpoint, error) {
+func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Duration) (endpointConn, *balance.Endpoint, error) {
 	t, err := a.begin(set, time.Now())
 	if err != nil {
 		return nil, nil, err
 	}
 	conn, err := a.connect(ctx, t.Endpoint.Addr, timeout)
+	if err := a.settle(ctx, t, err); err != nil {
+		return nil, nil, err
+	}
+	return conn, t.Endpoint, nil
+}
+
+// settle ends an attempt that ended with err, and says what that means: nil if it
+// succeeded, errTryAgain if it failed, or else why no other attempt is worth it.
+func (a *attempts) settle(ctx context.Context, t try, err error) error {
 	failed := err != nil && ctx.Err() == nil && !outOfResources(err) // else it is not about the endpoint
 	// The ports towards this endpoint are used up, or there is no address of its
 	// family here: that is not its fault, but another endpoint may do.
 	unreachable := errors.Is(err, syscall.EADDRNOTAVAIL)
-	a.end(t, time.Now(), err, failed && !unreachable)
-	switch {
-	case err == nil:
-		return conn, t.Endpoint, nil
-	case failed:
-		return nil, nil, errTryAgain
+	if err != nil {
+		err = attemptError(err)
 	}
-	return nil, nil, err
+	a.end(t, time.Now(), err, failed && !unreachable)
+	if failed {
+		return errTryAgain
+	}
+	return err
 }
 
 // try is an attempt that has begun.
@@ -138,7 +154,9 @@ func (a *attempts) begin(set *balance.Set, now time.Time) (try, error) {
 	if !ok {
 		return try{}, errNoEndpoint
 	}
-	a.count++
+	if a.count++; a.count == 1 {
+		a.began = now
+	}
 	a.tried = append(a.tried, choice.Endpoint.Addr)
 	return try{choice, now}, nil
 }
@@ -197,14 +215,10 @@ func (a *attempts) sticky(set *balance.Set, had netip.AddrPort, now time.Time) (
 }
 
 // connect dials and gives up after timeout.
-func (a *attempts) connect(ctx context.Context, to netip.AddrPort, timeout time.Duration) (conn, error) {
+func (a *attempts) connect(ctx context.Context, to netip.AddrPort, timeout time.Duration) (endpointConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	conn, err := a.dial(ctx, a.from, to)
-	if err != nil {
-		return nil, attemptError(err)
-	}
-	return conn, nil
+	return a.dial(ctx, a.from, to)
 }
 
 // attemptError says in few words why an attempt failed.

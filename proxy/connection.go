@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"sync/atomic"
@@ -35,22 +36,26 @@ type connection struct {
 	flow     atomic.Pointer[forward.Flow] // once established
 }
 
-// conn is what a TCP connection and an SCTP association have in common.
+// conn is what the clients of all protocols with connections have in common.
 type conn interface {
 	LocalAddr() net.Addr
-	RemoteAddr() net.Addr
-	SyscallConn() (syscall.RawConn, error)
 	// SetLinger(0) makes Close send a reset or an abort.
 	SetLinger(sec int) error
 	Close() error
 }
 
+// endpointConn is a connection to an endpoint. The carrier that has made it can
+// forward it.
+type endpointConn = io.Closer
+
 // carrier is what a protocol does differently once a client is accepted.
 type carrier struct {
+	// originalDst tells where a client wanted to go; see portal.OriginalDst.
+	originalDst func(client conn) (netip.AddrPort, error)
 	// dial connects to an endpoint for a client.
-	dial func(ctx context.Context, p *Proxy, client conn, from netip.Addr, to netip.AddrPort) (conn, error)
+	dial func(ctx context.Context, p *Proxy, client conn, from netip.Addr, to netip.AddrPort) (endpointConn, error)
 	// forward hands over a pair; see package forward.
-	forward func(f *forward.Forwarder, client, endpoint conn, done func(forward.Result)) *forward.Flow
+	forward func(client conn, endpoint endpointConn, limits *forward.Limits, done func(forward.Result)) forward.Flow
 }
 
 // acceptor is what the listeners of protocols with connections have in common.
@@ -58,10 +63,19 @@ type acceptor struct {
 	front      *frontEnd
 	carrier    *carrier
 	redirected bool
+	at         netip.AddrPort // where it listens, if that is known
 	targets    atomic.Pointer[[]portal.Target]
 }
 
 func (a *acceptor) setTargets(targets []portal.Target) { a.targets.Store(&targets) }
+
+// local returns the address that a client has connected to.
+func (a *acceptor) local(client conn) netip.AddrPort {
+	if !a.at.IsValid() || a.at.Addr().IsUnspecified() {
+		return plainAddr(client.LocalAddr())
+	}
+	return a.at
+}
 
 // endpointsChanged: connections go on whatever happens to their endpoints.
 func (a *acceptor) endpointsChanged() {}
@@ -69,33 +83,42 @@ func (a *acceptor) endpointsChanged() {}
 // acceptLoop accepts until accept returns net.ErrClosed. It never waits for
 // anything that a client or an endpoint does: each connection has a goroutine of
 // its own until it is established.
-func (a *acceptor) acceptLoop(accept func() (conn, error)) {
-	f := a.front
+func (a *acceptor) acceptLoop(accept func() (client conn, from net.Addr, err error)) {
 	var pause time.Duration
 	for {
-		client, err := accept()
+		client, from, err := accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
 			pause = a.acceptFailed(err, pause)
+			a.wait(pause)
 			continue
 		}
 		pause = 0
-		c := &connection{
-			id:       f.proxy.connections.next.Add(1),
-			front:    f,
-			carrier:  a.carrier,
-			client:   client,
-			from:     plainAddr(client.RemoteAddr()),
-			accepted: time.Now(),
+		if c := a.accepted(client, plainAddr(from)); c != nil {
+			go c.serve(a)
 		}
-		if !f.proxy.connections.add(c, f.proxy.MaxConnectionsPerPort) {
-			f.proxy.turnAway(c)
-			continue
-		}
-		go c.serve(a)
 	}
+}
+
+// accepted returns the connection of a new client, or nil if there is no room for
+// it.
+func (a *acceptor) accepted(client conn, from netip.AddrPort) *connection {
+	p := a.front.proxy
+	c := &connection{
+		id:       p.connections.next.Add(1),
+		front:    a.front,
+		carrier:  a.carrier,
+		client:   client,
+		from:     from,
+		accepted: time.Now(),
+	}
+	if !p.connections.add(c, p.MaxConnectionsPerPort) {
+		p.turnAway(c)
+		return nil
+	}
+	return c
 }
 
 const (
@@ -106,8 +129,9 @@ const (
 // acceptErrors bounds how often a flood can write to the log.
 var acceptErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
-// acceptFailed waits a little, twice as long as before, and returns for how
-// long. A client that gave up before it was accepted is no reason to wait.
+// acceptFailed returns how long to wait before the next client is accepted: twice
+// as long as before. A client that gave up before it was accepted is no reason to
+// wait.
 func (a *acceptor) acceptFailed(err error, pause time.Duration) time.Duration {
 	if errors.Is(err, syscall.ECONNABORTED) {
 		return 0
@@ -116,14 +140,16 @@ func (a *acceptor) acceptFailed(err error, pause time.Duration) time.Duration {
 		a.front.proxy.Log.WithField("service", a.front.id.String()).WithError(plainError(err)).
 			Error("Clients cannot be accepted; trying again (further errors of this kind are logged every 10 s at the most)")
 	})
-	pause = min(max(2*pause, minAcceptPause), maxAcceptPause)
+	return min(max(2*pause, minAcceptPause), maxAcceptPause)
+}
+
+func (a *acceptor) wait(pause time.Duration) {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
 	case <-a.front.proxy.ctx.Done():
 	}
-	return pause
 }
 
 // turnAway resets a client for which there is no room.
@@ -143,18 +169,30 @@ var limitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 // serve takes the connection from accepted to established, and hands it to the
 // forwarder; or resets it.
 func (c *connection) serve(a *acceptor) {
+	if c.admitted(a) {
+		c.findEndpoint(c.search())
+	}
+}
+
+// admitted reports whether the client is admitted. If not, it has been reset.
+func (c *connection) admitted(a *acceptor) bool {
 	end, err := c.admit(a)
 	c.event(trace.Event{Kind: trace.Accepted, Time: c.accepted})
 	if err != nil {
 		c.refuse(end, err)
-		return
+		return false
 	}
-	server, endpoint, err := c.attempt()
+	return true
+}
+
+// findEndpoint connects the client to an endpoint that answers, or resets it.
+func (c *connection) findEndpoint(search *attempts) {
+	conn, endpoint, err := search.run(c.front.proxy.ctx)
 	if err != nil {
 		c.refuse(endOf(err), err)
 		return
 	}
-	c.forward(server, endpoint)
+	c.forward(conn, endpoint)
 }
 
 // Why a client is not admitted.
@@ -168,9 +206,9 @@ var (
 func (c *connection) admit(a *acceptor) (trace.End, error) {
 	v := c.front.view.Load()
 	if a.redirected {
-		original, err := portal.OriginalDst(c.client)
+		original, err := c.carrier.originalDst(c.client)
 		if err != nil {
-			c.to = plainAddr(c.client.LocalAddr())
+			c.to = a.local(c.client)
 			return trace.NotAdmitted, err
 		}
 		c.to = original
@@ -180,7 +218,7 @@ func (c *connection) admit(a *acceptor) (trace.End, error) {
 		}
 	} else {
 		t := (*a.targets.Load())[0]
-		c.to = plainAddr(c.client.LocalAddr())
+		c.to = a.local(c.client)
 		var ok bool
 		if c.vip, ok = v.vips[netip.AddrPortFrom(t.Addr, t.Port)]; !ok {
 			return trace.NotAdmitted, errDirect // it has just been removed
@@ -205,13 +243,13 @@ func (v *view) vip(original netip.AddrPort) (config.VIP, bool) {
 	return vip, ok
 }
 
-// attempt finds an endpoint that answers.
-func (c *connection) attempt() (conn, *balance.Endpoint, error) {
+// search returns the connection's search for an endpoint.
+func (c *connection) search() *attempts {
 	p := c.front.proxy
-	a := attempts{
+	return &attempts{
 		schedule:   p.Schedule,
 		quarantine: p.Quarantine,
-		dial: func(ctx context.Context, from netip.Addr, to netip.AddrPort) (conn, error) {
+		dial: func(ctx context.Context, from netip.Addr, to netip.AddrPort) (endpointConn, error) {
 			if p.leadsBack(c.front.protocol, to) {
 				return nil, errLeadsBack
 			}
@@ -225,7 +263,6 @@ func (c *connection) attempt() (conn, *balance.Endpoint, error) {
 			return v.endpoints(c.vip, c.ofThisNode()), v.replaced
 		},
 	}
-	return a.run(p.ctx)
 }
 
 // errLeadsBack is why usher does not connect to some endpoints.
@@ -250,15 +287,16 @@ func (c *connection) ofThisNode() bool {
 }
 
 // forward moves bytes until both sides are done.
-func (c *connection) forward(server conn, endpoint *balance.Endpoint) {
+func (c *connection) forward(conn endpointConn, endpoint *balance.Endpoint) {
 	p := c.front.proxy
 	c.endpoint = endpoint
 	endpoint.Active.Add(1)
 	c.event(trace.Event{Kind: trace.Established, Time: time.Now(), Endpoint: endpoint.Addr, Pod: endpoint.Pod})
-	c.flow.Store(c.carrier.forward(p.forwarder, c.client, server, c.forwarded))
-	c.life.Moves(c.flow.Load())
+	flow := c.carrier.forward(c.client, conn, c.limits(), c.forwarded)
+	c.flow.Store(&flow)
+	c.life.Moves(flow)
 	if p.ctx.Err() != nil { // Drain may have passed by already
-		c.flow.Load().Break()
+		flow.Break()
 	}
 }
 
@@ -269,6 +307,8 @@ var ends = map[forward.End]trace.End{
 	forward.ClientReset:       trace.ClientReset,
 	forward.EndpointReset:     trace.EndpointReset,
 	forward.HalfClosedTimeout: trace.HalfClosedTimeout,
+	forward.IdleTimeout:       trace.Idle,
+	forward.Aged:              trace.Aged,
 	forward.Broken:            trace.Drained,
 }
 

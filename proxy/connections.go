@@ -14,6 +14,7 @@ type connections struct {
 	max         int64 // as the user set it, or 0
 	descriptors int64 // that the process may have
 	listeners   atomic.Int64
+	loops       atomic.Int64 // descriptors that the TCP loops may have, pipes included
 	udp         atomic.Int64 // descriptors that UDP has: sessions, loops, sockets beyond one for each listener
 	open        atomic.Int64
 	next        atomic.Uint64
@@ -32,7 +33,7 @@ func newConnections(max int64) connections {
 // descriptors.
 func (c *connections) limit() int64 {
 	// A handover needs a copy of each listener.
-	limit := max(1, (c.descriptors-reservedDescriptors-2*c.listeners.Load()-c.udp.Load())/2)
+	limit := max(1, (c.descriptors-reservedDescriptors-2*c.listeners.Load()-c.loops.Load()-c.udp.Load())/2)
 	if c.max > 0 {
 		limit = min(limit, c.max)
 	}
@@ -88,7 +89,7 @@ func (c *connections) breakAll() int {
 	defer c.mu.Unlock()
 	for _, conn := range c.byID {
 		if flow := conn.flow.Load(); flow != nil {
-			flow.Break()
+			(*flow).Break()
 		}
 	}
 	return len(c.byID)

@@ -12,6 +12,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/forward"
 )
 
 // frontEnd serves one service port in one IP family: it has the listeners, the
@@ -96,6 +97,7 @@ type view struct {
 	cluster  *balance.Set
 	internal *balance.Set
 	external *balance.Set
+	limits   *forward.Limits
 	replaced chan struct{} // closed when another view takes this one's place
 }
 
@@ -160,6 +162,7 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 		cluster:  f.pool.Cluster,
 		internal: f.pool.Internal,
 		external: f.pool.External,
+		limits:   f.proxy.limits(port),
 		replaced: make(chan struct{}),
 	}
 	for _, vip := range port.VIPs {

@@ -18,7 +18,6 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/balance"
-	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -36,6 +35,9 @@ type Options struct {
 	// HalfClosed ends a connection of which one direction has ended and the
 	// other is silent; 0 means never.
 	HalfClosed time.Duration
+	// IdleTimeout ends a connection in which nothing moves, and MaxAge one that
+	// is so old, less up to a tenth; 0 means never. A Service may have its own.
+	IdleTimeout, MaxAge time.Duration
 	// Keepalive is how long a connection is silent before it is probed, on
 	// both sides.
 	Keepalive time.Duration
@@ -99,9 +101,9 @@ func Defaults() Options {
 // Proxy serves Services.
 type Proxy struct {
 	Options
-	forwarder   *forward.Forwarder
 	affinities  *affinity.Limits
 	connections connections
+	loops       loops
 	udp         udpEngine
 	locality    locality
 	counters    counters
@@ -133,7 +135,6 @@ func New(options Options) *Proxy {
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &Proxy{
 		Options:     options,
-		forwarder:   forward.New(forward.Options{HalfClosed: options.HalfClosed}),
 		affinities:  &affinity.Limits{PerTable: options.AffinityPerPort, Total: options.AffinityTotal},
 		connections: newConnections(options.MaxConnections),
 		udp:         udpEngine{limits: sessionLimits{total: options.MaxUDPSessions, perPort: options.MaxUDPSessionsPerPort}},
@@ -476,6 +477,7 @@ func (p *Proxy) Drain(ctx context.Context) (broken int) {
 	p.giveUp()
 	broken = p.connections.breakAll()
 	<-drained
+	p.loops.stop()
 	return broken
 }
 

@@ -52,14 +52,15 @@ func (m SCTPMode) allowed() error {
 
 // sctpCarrier carries SCTP associations.
 var sctpCarrier = carrier{
+	originalDst: func(client conn) (netip.AddrPort, error) { return portal.OriginalDst(client.(*sctp.Conn)) },
 	// The endpoint is asked for as many streams as the client asked for, and is
 	// allowed as many as can be carried back.
-	dial: func(ctx context.Context, _ *Proxy, client conn, from netip.Addr, to netip.AddrPort) (conn, error) {
+	dial: func(ctx context.Context, _ *Proxy, client conn, from netip.Addr, to netip.AddrPort) (endpointConn, error) {
 		streams := client.(*sctp.Conn).Streams()
 		return sctp.Dial(ctx, from, to, sctp.Streams{In: streams.Out, Out: streams.In})
 	},
-	forward: func(f *forward.Forwarder, client, endpoint conn, done func(forward.Result)) *forward.Flow {
-		return f.ForwardMessages(client.(*sctp.Conn), endpoint.(*sctp.Conn), done)
+	forward: func(client conn, endpoint endpointConn, limits *forward.Limits, done func(forward.Result)) forward.Flow {
+		return forward.CopyMessages(client.(*sctp.Conn), endpoint.(*sctp.Conn), *limits, done)
 	},
 }
 
@@ -139,7 +140,13 @@ func (l *sctpListener) add(a netip.Addr) error {
 	l.front.proxy.connections.listeners.Add(1)
 	l.loops.Go(func() {
 		defer l.front.proxy.connections.listeners.Add(-1)
-		l.acceptLoop(func() (conn, error) { return s.Accept() })
+		l.acceptLoop(func() (conn, net.Addr, error) {
+			client, err := s.Accept()
+			if err != nil {
+				return nil, nil, err
+			}
+			return client, client.RemoteAddr(), nil
+		})
 	})
 	return nil
 }

@@ -36,7 +36,7 @@ const (
 func (e *udpEngine) reserve(f *frontEnd) fullness {
 	c := &e.proxy.connections
 	e.take(f)
-	used := reservedDescriptors + c.listeners.Load() + c.udp.Load() + 2*c.open.Load()
+	used := reservedDescriptors + c.listeners.Load() + c.loops.Load() + c.udp.Load() + 2*c.open.Load()
 	var full fullness
 	switch {
 	case f.sessions.Load() > e.limitPerPort():

@@ -44,6 +44,8 @@ func (f *proxyFlags) register(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "how long an endpoint that failed is passed over; doubles while it keeps failing; 0 switches quarantine off")
 	flags.DurationVar(&o.Quarantine.Max, "quarantine-max", o.Quarantine.Max, "longest quarantine")
 	flags.DurationVar(&o.HalfClosed, "half-closed-timeout", o.HalfClosed, "how long a connection lasts that is closed in one direction and silent in the other; 0 means forever")
+	flags.DurationVar(&o.IdleTimeout, "connection-idle-timeout", o.IdleTimeout, "how long a connection lasts in which nothing moves; 0 means forever; a Service may set its own by the annotation usher.io/connection-idle-timeout")
+	flags.DurationVar(&o.MaxAge, "max-connection-age", o.MaxAge, "how long a connection lasts at the most, less up to a tenth, so that not all end at once; 0 means forever; a Service may set its own by the annotation usher.io/max-connection-age")
 	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "how long a connection is silent before the peers are probed (TCP keepalive, on both sides)")
 	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "connections that may be open at once; 0 means as many as open files allow, which is a little under half their limit")
 	flags.Int64Var(&o.MaxConnectionsPerPort, "max-connections-per-port", 0, "connections that one service port may have open at once; 0 means no bound of its own")
@@ -76,6 +78,8 @@ func (f *proxyFlags) check() error {
 		{"quarantine", o.Quarantine.First, 0},
 		{"quarantine-max", o.Quarantine.Max, 0},
 		{"half-closed-timeout", o.HalfClosed, 0},
+		{"connection-idle-timeout", o.IdleTimeout, 0},
+		{"max-connection-age", o.MaxAge, 0},
 		{"keepalive", o.Keepalive, time.Second},
 		{"udp-idle-timeout", o.UDPIdleTimeout, 100 * time.Millisecond},
 		{"drain-timeout", f.drainTimeout, 0},

@@ -62,7 +62,9 @@ func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
 	clusterIPs := clusterIPs(svc, p)
 	external := externalVIPs(svc, p)
 	timeout := affinityTimeout(svc, p)
-	udpIdle := udpIdleTimeout(svc, p)
+	udpIdle := annotatedDuration(svc, AnnotationUDPIdleTimeout, p)
+	idle := annotatedDuration(svc, AnnotationIdleTimeout, p)
+	maxAge := annotatedDuration(svc, AnnotationMaxAge, p)
 
 	var out []config.ServicePort
 	names := map[string]bool{}
@@ -90,6 +92,8 @@ func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
 			}
 			if served.Protocol == config.UDP {
 				served.UDPIdleTimeout = udpIdle
+			} else {
+				served.IdleTimeout, served.MaxAge = idle, maxAge
 			}
 			out = append(out, served)
 		}
@@ -143,27 +147,34 @@ func affinityTimeout(svc *corev1.Service, p *problems) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// AnnotationUDPIdleTimeout, on a Service, is how long its UDP sessions last
-// without a datagram: a duration such as "30s" or "5m".
-const AnnotationUDPIdleTimeout = "usher.io/udp-idle-timeout"
-
-// What the annotation may say. Below a second, a session would hardly outlast
-// the answer; above a day, it would outlast any client.
+// Annotations of a Service, each a duration such as "30s" or "5m".
 const (
-	minUDPIdleTimeout = time.Second
-	maxUDPIdleTimeout = 24 * time.Hour
+	// AnnotationUDPIdleTimeout is how long its UDP sessions last without a datagram.
+	AnnotationUDPIdleTimeout = "usher.io/udp-idle-timeout"
+	// AnnotationIdleTimeout is how long its connections last in which nothing
+	// moves.
+	AnnotationIdleTimeout = "usher.io/connection-idle-timeout"
+	// AnnotationMaxAge is how long its connections last at the most.
+	AnnotationMaxAge = "usher.io/max-connection-age"
 )
 
-// udpIdleTimeout returns what the annotation says; 0, for the default, if it is
+// What these annotations may say. Below a second, a session would hardly outlast
+// the answer; above a day, it would outlast most clients.
+const (
+	minAnnotatedDuration = time.Second
+	maxAnnotatedDuration = 24 * time.Hour
+)
+
+// annotatedDuration returns what an annotation says; 0, for the default, if it is
 // not there or not valid.
-func udpIdleTimeout(svc *corev1.Service, p *problems) time.Duration {
-	text, ok := svc.Annotations[AnnotationUDPIdleTimeout]
+func annotatedDuration(svc *corev1.Service, annotation string, p *problems) time.Duration {
+	text, ok := svc.Annotations[annotation]
 	if !ok {
 		return 0
 	}
 	d, err := time.ParseDuration(text)
-	if err != nil || d < minUDPIdleTimeout || d > maxUDPIdleTimeout {
-		p.add(field.Invalid(field.NewPath("metadata", "annotations").Key(AnnotationUDPIdleTimeout), text,
+	if err != nil || d < minAnnotatedDuration || d > maxAnnotatedDuration {
+		p.add(field.Invalid(field.NewPath("metadata", "annotations").Key(annotation), text,
 			"must be a duration from 1s to 24h, such as 30s; the default is used"))
 		return 0
 	}

@@ -88,9 +88,8 @@ func (a *API) service(r *http.Request) (any, error) {
 	}
 	now := time.Now()
 	out := api.ServiceDetail{Service: group(views).summary(now)}
-	mode := a.proxy.Portal.Mode()
 	for i := range views {
-		out.Details = append(out.Details, detail(&views[i], mode, now, a.proxy.UDPIdleTimeout))
+		out.Details = append(out.Details, detail(&views[i], &a.proxy.Options, now))
 	}
 	return out, nil
 }
@@ -238,11 +237,12 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 	return s
 }
 
-func detail(v *proxy.PortView, mode string, now time.Time, udpIdle time.Duration) api.ServicePort {
+func detail(v *proxy.PortView, o *proxy.Options, now time.Time) api.ServicePort {
+	mode := o.Portal.Mode()
 	p := api.ServicePort{
 		PortSummary: portSummary(v), AppProtocol: v.Port.AppProtocol,
 		VIPs: []api.VIP{}, Listeners: []string{}, Rules: []api.PortalRule{}, Endpoints: []api.Endpoint{},
-		Policies: policies(v.Port, udpIdle), Totals: totals(v.Totals),
+		Policies: policies(v.Port, o), Totals: totals(v.Totals),
 	}
 	for _, vip := range v.Port.VIPs {
 		out := api.VIP{Kind: string(vip.Kind), Address: vip.AddrPort().String()}
@@ -265,12 +265,15 @@ func detail(v *proxy.PortView, mode string, now time.Time, udpIdle time.Duration
 	return p
 }
 
-func policies(port config.ServicePort, udpIdle time.Duration) api.Policies {
+func policies(port config.ServicePort, o *proxy.Options) api.Policies {
 	words := map[bool]string{false: "Cluster", true: "Local"}
 	p := api.Policies{Internal: words[port.InternalLocal], External: words[port.ExternalLocal], AffinitySeconds: port.AffinityTimeout.Seconds()}
 	if port.Protocol == config.UDP {
-		p.UDPIdleSeconds = cmp.Or(port.UDPIdleTimeout, udpIdle).Seconds()
+		p.UDPIdleSeconds = cmp.Or(port.UDPIdleTimeout, o.UDPIdleTimeout).Seconds()
+		return p
 	}
+	p.ConnectionIdleSeconds = cmp.Or(port.IdleTimeout, o.IdleTimeout).Seconds()
+	p.MaxAgeSeconds = cmp.Or(port.MaxAge, o.MaxAge).Seconds()
 	return p
 }
 

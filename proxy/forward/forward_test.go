@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -37,29 +38,49 @@ func tcpPair() (near, far *net.TCPConn) {
 	return a.(*net.TCPConn), c.(*net.TCPConn)
 }
 
-var _ = Describe("a pair", func() {
-	var client, endpoint *net.TCPConn // the far ends
-	var flow *forward.Flow
-	var ended chan forward.Result
+// mover is one of the ways to forward a pair.
+type mover struct {
+	name string
+	// begin forwards a new pair and returns the far ends of its connections. What
+	// it takes for that is given back when the spec has ended.
+	begin func(limits forward.Limits, done func(forward.Result)) (client, endpoint *net.TCPConn, flow forward.Flow)
+}
 
-	start := func(o forward.Options) {
+var copyMover = mover{"two goroutines", func(limits forward.Limits, done func(forward.Result)) (client, endpoint *net.TCPConn, flow forward.Flow) {
+	nearClient, client := tcpPair()
+	nearEndpoint, endpoint := tcpPair()
+	return client, endpoint, forward.Copy(nearClient, nearEndpoint, limits, done)
+}}
+
+var _ = Describe("a pair", func() {
+	for _, m := range append(systemMovers(), copyMover) {
+		Context("of "+m.name, func() { specify(m) })
+	}
+})
+
+func specify(m mover) {
+	var client, endpoint *net.TCPConn // the far ends
+	var flow forward.Flow
+	var ended chan forward.Result
+	var calls atomic.Int32 // of done
+
+	start := func(limits forward.Limits) {
 		GinkgoHelper()
-		nearClient, farClient := tcpPair()
-		nearEndpoint, farEndpoint := tcpPair()
-		client, endpoint = farClient, farEndpoint
+		calls.Store(0)
 		done := make(chan forward.Result, 2)
 		ended = done
-		flow = forward.New(o).Forward(nearClient, nearEndpoint, func(r forward.Result) { done <- r })
+		client, endpoint, flow = m.begin(limits, func(r forward.Result) { calls.Add(1); done <- r })
 	}
 	BeforeEach(func() {
 		goroutines := gleak.Goroutines()
+		DeferCleanup(func() { Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(goroutines)) })
+		start(forward.Limits{HalfClosed: time.Minute})
 		DeferCleanup(func() {
 			client.Close()
 			endpoint.Close()
-			Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(goroutines))
-			Expect(ended).NotTo(Receive(), "done must be called once")
+			Eventually(calls.Load).WithTimeout(5 * time.Second).Should(BeEquivalentTo(1))
+			Consistently(calls.Load).WithTimeout(20*time.Millisecond).Should(BeEquivalentTo(1), "done is called once")
 		})
-		start(forward.Options{HalfClosed: time.Minute})
 	})
 	result := func() (r forward.Result) {
 		GinkgoHelper()
@@ -78,6 +99,13 @@ var _ = Describe("a pair", func() {
 		GinkgoHelper()
 		_, err := io.WriteString(c, s)
 		Expect(err).NotTo(HaveOccurred())
+	}
+
+	again := func(limits forward.Limits) {
+		client.Close()
+		endpoint.Close()
+		result()
+		start(limits)
 	}
 
 	It("carries bytes both ways and counts them", func() {
@@ -162,6 +190,33 @@ var _ = Describe("a pair", func() {
 		Expect(result().End).To(Equal(forward.EndpointReset))
 	})
 
+	It("lets no reset look like the end of an answer", func() {
+		for n := range 20 {
+			if n > 0 {
+				start(forward.Limits{})
+			}
+			write(endpoint, "half of the ")
+			Expect(read(client, 12)).To(Equal("half of the "))
+			// The reset meets a pair that is writing: writing meets it, not reading.
+			sent := make(chan error)
+			go func() {
+				for {
+					if _, err := client.Write([]byte("more ")); err != nil {
+						sent <- err
+						return
+					}
+				}
+			}()
+			read(endpoint, 100)
+			Expect(endpoint.SetLinger(0)).To(Succeed())
+			endpoint.Close()
+			_, err := client.Read(make([]byte, 1))
+			// Of the client's own two calls, one is told.
+			Expect([]error{err, <-sent}).To(ContainElement(MatchError(syscall.ECONNRESET)))
+			Expect(result().End).To(Equal(forward.EndpointReset))
+		}
+	})
+
 	It("stops reading from one side while the other does not read", func() {
 		chunk := make([]byte, 1<<20)
 		sent := 0
@@ -180,10 +235,7 @@ var _ = Describe("a pair", func() {
 	})
 
 	It("ends when half closed and silent for too long", func() {
-		client.Close()
-		endpoint.Close()
-		result()
-		start(forward.Options{HalfClosed: 300 * time.Millisecond})
+		again(forward.Limits{HalfClosed: 300 * time.Millisecond})
 		Expect(client.CloseWrite()).To(Succeed())
 		for range 6 { // it is silence that counts
 			write(endpoint, "tick")
@@ -192,6 +244,74 @@ var _ = Describe("a pair", func() {
 		}
 		Expect(client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 		Expect(result().End).To(Equal(forward.HalfClosedTimeout))
+	})
+
+	It("ends when nothing has moved for the idle time", func() {
+		again(forward.Limits{Idle: 300 * time.Millisecond})
+		for range 6 {
+			write(client, "tick")
+			read(endpoint, 4)
+			Consistently(ended).WithTimeout(100 * time.Millisecond).ShouldNot(Receive())
+		}
+		Expect(endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+		Expect(result()).To(Equal(forward.Result{End: forward.IdleTimeout, ToEndpoint: 24}))
+	})
+
+	It("ends when it is too old, at the first silence if there is one", func() {
+		again(forward.Limits{Age: 800 * time.Millisecond})
+		began := time.Now()
+		Expect(client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+		Expect(time.Since(began)).To(BeNumerically(">=", 650*time.Millisecond))
+		Expect(result().End).To(Equal(forward.Aged))
+
+		start(forward.Limits{Age: 800 * time.Millisecond})
+		began = time.Now()
+		for ; ; time.Sleep(time.Millisecond) { // traffic without a pause: there is nothing to wait for
+			if _, err := client.Write([]byte("x")); err != nil {
+				break
+			}
+		}
+		Expect(time.Since(began)).To(BeNumerically(">=", 780*time.Millisecond))
+		Expect(result().End).To(Equal(forward.Aged))
+	})
+
+	It("moves both ways at once, through readers that stop and go, byte for byte", func() {
+		const size = 24 << 20
+		exchange := func(c *net.TCPConn, mine, others [32]byte, pauses uint64) {
+			defer GinkgoRecover()
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				defer GinkgoRecover()
+				_, err := io.Copy(c, io.LimitReader(rand.NewChaCha8(mine), size))
+				Expect(err).NotTo(HaveOccurred())
+				Expect(c.CloseWrite()).To(Succeed())
+			})
+			expected, buf, want := rand.NewChaCha8(others), make([]byte, 100<<10), make([]byte, 100<<10)
+			rnd := rand.New(rand.NewPCG(pauses, 1))
+			total := 0
+			for {
+				n, err := c.Read(buf[:1+rnd.IntN(len(buf))])
+				total += n
+				expected.Read(want[:n])
+				Expect(bytes.Equal(buf[:n], want[:n])).To(BeTrue(), "bytes before %d", total)
+				if err == io.EOF {
+					break
+				}
+				Expect(err).NotTo(HaveOccurred())
+				if rnd.IntN(200) == 0 {
+					time.Sleep(time.Duration(rnd.IntN(20)) * time.Millisecond)
+				}
+			}
+			Expect(total).To(Equal(size))
+			wg.Wait()
+		}
+		a, b := [32]byte{1}, [32]byte{2}
+		var both sync.WaitGroup
+		both.Go(func() { exchange(client, a, b, 1) })
+		both.Go(func() { exchange(endpoint, b, a, 2) })
+		both.Wait()
+		r := result()
+		Expect([]int64{r.ToEndpoint, r.ToClient}).To(Equal([]int64{size, size}))
 	})
 
 	It("ends with a reset of both sides when it is broken", func() {
@@ -203,4 +323,4 @@ var _ = Describe("a pair", func() {
 		Expect(result()).To(Equal(forward.Result{End: forward.Broken, ToEndpoint: 1}))
 		flow.Break() // again: nothing happens
 	})
-})
+}

@@ -2,7 +2,6 @@ package forward
 
 import (
 	"errors"
-	"os"
 	"syscall"
 )
 
@@ -32,14 +31,14 @@ type MessageConn interface {
 	Send(*Message) error
 }
 
-// ForwardMessages is Forward for associations.
+// CopyMessages is [Copy] for associations.
 //
 // A shutdown becomes a shutdown, after all that came before it, and an abort
 // becomes an abort. Since an association has no half that stays open, what the
 // other side has sent and was still under way when the shutdown came is lost,
 // as is what it sends from then on.
-func (f *Forwarder) ForwardMessages(client, endpoint MessageConn, done func(Result)) *Flow {
-	fl := f.newFlow(client, endpoint, done)
+func CopyMessages(client, endpoint MessageConn, limits Limits, done func(Result)) Flow {
+	fl := newCopying(client, endpoint, limits, done)
 	fl.start(func() { fl.relay(&fl.toEndpoint, client, endpoint) }, func() { fl.relay(&fl.toClient, endpoint, client) })
 	return fl
 }
@@ -47,17 +46,15 @@ func (f *Forwarder) ForwardMessages(client, endpoint MessageConn, done func(Resu
 // relay moves messages in direction d until from has ended. When to takes no
 // more because it is being shut down, the rest is read all the same: an
 // association that is closed with something unread is aborted.
-func (fl *Flow) relay(d *direction, from, to MessageConn) {
+func (fl *copying) relay(d *direction, from, to MessageConn) {
 	closing := false // to takes nothing any more
 	for {
-		if fl.half.Load() {
-			fl.limit(d)
-		}
 		m, err := from.Receive()
 		if err != nil {
 			fl.readEnded(d, err)
 			return
 		}
+		fl.moved.Store(true)
 		if !closing {
 			err = to.Send(m)
 		}
@@ -70,18 +67,8 @@ func (fl *Flow) relay(d *direction, from, to MessageConn) {
 		case errors.Is(err, syscall.EPIPE):
 			closing = true
 		default:
-			fl.sendFailed(d, err)
+			fl.reset(d.toReset, err)
 			return
 		}
 	}
-}
-
-// sendFailed is called when a message could not be sent, and what follows can
-// therefore not be sent either.
-func (fl *Flow) sendFailed(d *direction, err error) {
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		fl.reset(HalfClosedTimeout, nil)
-		return
-	}
-	fl.reset(d.toReset, err)
 }

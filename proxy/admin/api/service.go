@@ -133,6 +133,10 @@ type Policies struct {
 	// UDPIdleSeconds is how long a UDP session lasts without a datagram; left
 	// out for other protocols.
 	UDPIdleSeconds float64 `json:"udpIdleSeconds,omitempty"`
+	// ConnectionIdleSeconds is how long a connection lasts in which nothing moves,
+	// MaxAgeSeconds how old it may become; left out where there is no such limit.
+	ConnectionIdleSeconds float64 `json:"connectionIdleSeconds,omitempty"`
+	MaxAgeSeconds         float64 `json:"maxAgeSeconds,omitempty"`
 }
 
 // EndpointState says whether new connections go to an endpoint.

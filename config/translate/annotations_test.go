@@ -40,3 +40,22 @@ func TestUDPIdleTimeoutComesFromTheAnnotation(t *testing.T) {
 		g.Expect(problems[0].Error()).To(ContainSubstring(c.problem))
 	}
 }
+
+func TestConnectionsLastAsTheAnnotationsSay(t *testing.T) {
+	g := NewWithT(t)
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dns", Annotations: map[string]string{
+			AnnotationIdleTimeout: "10m", AnnotationMaxAge: "1h"}},
+		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{
+			{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}},
+	}
+	served, problems := Service(svc, nil, config.Node{}, Options{})
+	g.Expect(problems).To(BeEmpty())
+	g.Expect([]time.Duration{served.Ports[0].IdleTimeout, served.Ports[0].MaxAge}).To(Equal([]time.Duration{10 * time.Minute, time.Hour}))
+	g.Expect([]time.Duration{served.Ports[1].IdleTimeout, served.Ports[1].MaxAge}).To(Equal([]time.Duration{0, 0}), "UDP has sessions")
+
+	svc.Annotations[AnnotationMaxAge] = "25h"
+	served, problems = Service(svc, nil, config.Node{}, Options{})
+	g.Expect(problems).To(ConsistOf(MatchError(ContainSubstring(`metadata.annotations[usher.io/max-connection-age]: Invalid value: "25h"`))))
+	g.Expect(served.Ports[0].MaxAge).To(BeZero())
+}

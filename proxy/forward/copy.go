@@ -1,0 +1,204 @@
+package forward
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Conn is what Copy forwards: a TCP connection, or anything else that can be
+// half-closed and reset. *net.TCPConn is one.
+type Conn interface {
+	net.Conn
+	// CloseWrite sends FIN and leaves the other direction open.
+	CloseWrite() error
+	// SetLinger(0) makes Close send a reset.
+	SetLinger(sec int) error
+}
+
+// Copy takes over client and endpoint, and returns at once. When the pair has
+// ended and both connections are closed, it calls done, once, from a goroutine of
+// its own.
+//
+// It takes two goroutines for each pair, and works on every system. On Linux, a
+// [Loop] does the same for much less.
+func Copy(client, endpoint Conn, limits Limits, done func(Result)) Flow {
+	fl := newCopying(client, endpoint, limits, done)
+	fl.start(func() { fl.copy(&fl.toEndpoint, client, endpoint) }, func() { fl.copy(&fl.toClient, endpoint, client) })
+	return fl
+}
+
+// copying is a pair whose two directions have a goroutine each.
+type copying struct {
+	limits Limits
+	done   func(Result)
+
+	toEndpoint, toClient direction
+	running              atomic.Int32 // directions that have not ended
+	moved                atomic.Bool  // since the last look at the limits
+
+	mu      sync.Mutex
+	outcome outcome
+	half    bool        // one direction has ended
+	lost    side        // writing has told that it has failed, and reading will not
+	watch   watch       // from newCopying on
+	timer   *time.Timer // for the next look; nil if there are no limits
+}
+
+// side is what a pair needs of a connection, whatever it carries.
+type side interface {
+	// CloseWrite says that nothing more will be sent.
+	CloseWrite() error
+	// SetLinger(0) makes Close break the connection off.
+	SetLinger(sec int) error
+	Close() error
+}
+
+// direction is one of the two ways that bytes take.
+type direction struct {
+	from, to side
+	bytes    atomic.Int64
+
+	// What it means for the pair if from ends, from fails, to fails.
+	fromEnd, fromReset, toReset End
+}
+
+func newCopying(client, endpoint side, limits Limits, done func(Result)) *copying {
+	fl := &copying{limits: limits, done: done, watch: newWatch(time.Now())}
+	fl.toEndpoint = direction{from: client, to: endpoint, fromEnd: ClientClosed, fromReset: ClientReset, toReset: EndpointReset}
+	fl.toClient = direction{from: endpoint, to: client, fromEnd: EndpointClosed, fromReset: EndpointReset, toReset: ClientReset}
+	return fl
+}
+
+// start runs the two directions, each by a function that returns when it has
+// ended.
+func (fl *copying) start(toEndpoint, toClient func()) {
+	if period := fl.limits.period(); period > 0 {
+		fl.mu.Lock()
+		fl.timer = time.AfterFunc(period, fl.look)
+		fl.mu.Unlock()
+	}
+	fl.running.Store(2)
+	go fl.run(toEndpoint)
+	go fl.run(toClient)
+}
+
+// Bytes implements Flow.
+func (fl *copying) Bytes() (toEndpoint, toClient int64) {
+	return fl.toEndpoint.bytes.Load(), fl.toClient.bytes.Load()
+}
+
+// Break implements Flow.
+func (fl *copying) Break() { fl.reset(Broken, nil) }
+
+// look compares the pair with its limits.
+func (fl *copying) look() {
+	fl.mu.Lock()
+	end := fl.watch.verdict(fl.limits, time.Now(), fl.moved.Swap(false), fl.half)
+	if end == 0 && fl.timer != nil {
+		fl.timer.Reset(fl.limits.period())
+	}
+	fl.mu.Unlock()
+	if end != 0 {
+		fl.reset(end, nil)
+	}
+}
+
+// run moves bytes in one direction until it ends. The last of the two to end
+// closes the pair.
+func (fl *copying) run(move func()) {
+	move()
+	if fl.running.Add(-1) > 0 {
+		return
+	}
+	fl.toEndpoint.from.Close()
+	fl.toEndpoint.to.Close()
+	fl.mu.Lock()
+	if fl.timer != nil {
+		fl.timer.Stop()
+		fl.timer = nil
+	}
+	r := Result{End: fl.outcome.end, Err: fl.outcome.err}
+	fl.mu.Unlock()
+	r.ToEndpoint, r.ToClient = fl.Bytes()
+	fl.done(r)
+}
+
+// copySize is that of Go's own io.Copy.
+const copySize = 32 << 10
+
+var copyBuffers = sync.Pool{New: func() any { return new([copySize]byte) }}
+
+func (fl *copying) copy(d *direction, from, to Conn) {
+	buf := copyBuffers.Get().(*[copySize]byte)
+	defer copyBuffers.Put(buf)
+	for {
+		n, err := from.Read(buf[:])
+		if n > 0 {
+			fl.moved.Store(true)
+			w, err := to.Write(buf[:n])
+			d.bytes.Add(int64(w))
+			if err != nil {
+				fl.writeFailed(d, err)
+				return
+			}
+		}
+		if err != nil {
+			fl.readEnded(d, err)
+			return
+		}
+	}
+}
+
+// readEnded is called when from has no more bytes: it has ended or has failed.
+func (fl *copying) readEnded(d *direction, err error) {
+	fl.mu.Lock()
+	lost := fl.lost == d.from
+	fl.mu.Unlock()
+	if lost || !errors.Is(err, io.EOF) {
+		fl.reset(d.fromReset, err) // what it sent may lack its end
+		return
+	}
+	fl.becomeHalf(d.fromEnd, nil)
+	// An error means that to is dead already; reading from it tells.
+	_ = d.to.CloseWrite()
+}
+
+// writeFailed is called when to takes no more bytes. It may have sent some
+// before it went away (an answer that did not wait for the whole question), so
+// the opposite direction goes on until it has delivered those. With EPIPE, its FIN
+// came before the reset (tcp_reset in the kernel); with any other error there was
+// none.
+func (fl *copying) writeFailed(d *direction, err error) {
+	if !errors.Is(err, syscall.EPIPE) {
+		fl.mu.Lock()
+		fl.lost = d.to
+		fl.mu.Unlock()
+	}
+	fl.becomeHalf(d.toReset, err)
+}
+
+// becomeHalf is called when one direction has ended and the opposite one may go
+// on.
+func (fl *copying) becomeHalf(end End, err error) {
+	fl.mu.Lock()
+	defer fl.mu.Unlock()
+	fl.outcome.cause(end, err)
+	fl.half = true
+	fl.watch.silent = time.Now()
+}
+
+// reset ends both directions at once and makes both sides see a reset.
+func (fl *copying) reset(end End, err error) {
+	fl.mu.Lock()
+	fl.outcome.cause(end, err)
+	fl.mu.Unlock()
+	for _, c := range []side{fl.toEndpoint.from, fl.toEndpoint.to} {
+		_ = c.SetLinger(0)
+		c.Close()
+	}
+}

@@ -1,0 +1,138 @@
+package forward
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Dialed is a connection that a Loop makes, or has made, to an endpoint. Once it is
+// made, it waits for [Loop.Forward] or Close.
+type Dialed struct {
+	Loop *Loop // whose goroutine it belongs to
+
+	fd    Socket
+	watch Registration
+	seen  Readiness            // until somebody else watches
+	done  func(*Dialed, error) // nil once it was called
+	until time.Time
+}
+
+// Connect begins to connect to an endpoint, from the local address from, or, if
+// that is the zero Addr, from one that the kernel picks. Only the loop may call it.
+//
+// The loop calls done, once, when the connection is made, or with an error when it
+// has failed: a unix.Errno, or context.DeadlineExceeded after timeout. It may do so
+// before Connect returns. A timeout of 0 means none; all others are the same for one
+// loop. With data, the client has sent something, so that there will be something to
+// send at once: that saves a packet.
+func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, data bool, timeout time.Duration, done func(*Dialed, error)) *Dialed {
+	d := &Dialed{Loop: l, fd: -1, done: done}
+	var err error
+	if d.fd, err = connectTCP(from, to, l.keepalive, data); err != nil {
+		d.finish(err)
+		return d
+	}
+	if d.watch, err = l.Add(int(d.fd), Readable|Writable|HungUp|Once, d); err != nil {
+		d.fd.Close()
+		d.finish(unix.ENOMEM)
+		return d
+	}
+	if timeout > 0 {
+		d.until = time.Now().Add(timeout)
+		l.dialing.add(d)
+	}
+	return d
+}
+
+// Cancel gives up a connection that is not made yet: done is called with
+// context.Canceled. Only the loop may call it, at any time.
+func (d *Dialed) Cancel() { d.fail(context.Canceled) }
+
+// Close closes a connection that was made and that nobody has taken over. It may be
+// called from any goroutine.
+func (d *Dialed) Close() error { return d.Loop.Do(func() { d.Loop.CloseFD(d.watch) }) }
+
+// Ready implements Handler.
+func (d *Dialed) Ready(r Readiness) {
+	d.seen |= r
+	switch {
+	case d.done == nil: // it waits to be taken over
+	case r&Failed != 0:
+		if err := d.fd.pending(); err != nil {
+			d.fail(err)
+			return
+		}
+		d.finish(nil) // it was made, and has ended since
+	case r&Writable != 0:
+		d.finish(nil)
+	}
+}
+
+func (d *Dialed) fail(err error) {
+	if d.done != nil {
+		d.Loop.CloseFD(d.watch)
+		d.finish(err)
+	}
+}
+
+func (d *Dialed) finish(err error) {
+	done := d.done
+	d.done = nil
+	done(d, err)
+}
+
+// dialing are the connections that a Loop is making and that have a time limit,
+// first come first: the limit is the same for all. One timer serves them all, and
+// runs on while there are any; a connection that is made in time is found out to be
+// done when its time is over, which costs less than to take it out.
+type dialing struct {
+	loop  *Loop
+	queue []*Dialed
+	timer *time.Timer
+}
+
+func (q *dialing) add(d *Dialed) {
+	q.queue = append(q.queue, d)
+	if len(q.queue) == 1 {
+		q.wakeAt(d.until)
+	}
+}
+
+func (q *dialing) wakeAt(t time.Time) {
+	if q.timer == nil {
+		q.timer = time.AfterFunc(time.Until(t), func() { _ = q.loop.Do(q.expire) })
+		return
+	}
+	q.timer.Reset(time.Until(t))
+}
+
+// expire gives up the connections whose time is over.
+func (q *dialing) expire() {
+	now := time.Now()
+	over := 0
+	for ; over < len(q.queue); over++ {
+		d := q.queue[over]
+		if d.done == nil {
+			continue
+		}
+		if d.until.After(now) {
+			break
+		}
+		d.fail(context.DeadlineExceeded) // may add others
+	}
+	if over == len(q.queue) {
+		q.queue = nil // a burst shall not keep its memory
+		return
+	}
+	q.queue = append([]*Dialed(nil), q.queue[over:]...)
+	q.wakeAt(q.queue[0].until)
+}
+
+func (q *dialing) stop() {
+	if q.timer != nil {
+		q.timer.Stop()
+	}
+}

@@ -1,0 +1,88 @@
+package forward
+
+import "time"
+
+// limited are the pairs of a Loop that have limits to be looked at: those that are
+// half closed, and those that may be idle, or live, for some time only. One timer
+// serves them all.
+type limited struct {
+	loop   *Loop
+	pairs  []limitedPair
+	timer  *time.Timer
+	period time.Duration // between two looks; 0 if nobody looks
+}
+
+type limitedPair struct {
+	*pair
+	watch watch
+}
+
+// add makes p's limits be looked at; if they are already, its silence counts from
+// now on.
+func (ls *limited) add(p *pair) {
+	now := time.Now()
+	if p.place > 0 {
+		ls.pairs[p.place-1].watch.silent = now
+		return
+	}
+	ls.pairs = append(ls.pairs, limitedPair{p, newWatch(now)})
+	p.place = int32(len(ls.pairs))
+	if period := p.limits.period(); ls.period == 0 || period < ls.period {
+		ls.period = period
+		ls.wakeIn(period)
+	}
+}
+
+func (ls *limited) remove(p *pair) {
+	if p.place == 0 {
+		return
+	}
+	last := len(ls.pairs) - 1
+	moved := ls.pairs[last]
+	ls.pairs[p.place-1] = moved
+	moved.place = p.place
+	ls.pairs[last] = limitedPair{}
+	ls.pairs = ls.pairs[:last]
+	p.place = 0
+}
+
+func (ls *limited) wakeIn(d time.Duration) {
+	if ls.timer == nil {
+		ls.timer = time.AfterFunc(d, func() { _ = ls.loop.Do(ls.look) })
+		return
+	}
+	ls.timer.Reset(d)
+}
+
+// look ends the pairs that have reached a limit.
+func (ls *limited) look() {
+	now := time.Now()
+	for i := 0; i < len(ls.pairs); {
+		p := &ls.pairs[i]
+		half := p.toEndpoint.ended || p.toClient.ended
+		moved := p.moved
+		p.moved = false
+		if end := p.watch.verdict(*p.limits, now, moved, half); end != 0 {
+			p.reset(end, nil) // another takes its place
+			continue
+		}
+		i++
+	}
+	ls.period = 0
+	if len(ls.pairs) == 0 {
+		ls.pairs = nil
+		return
+	}
+	for _, p := range ls.pairs {
+		if period := p.limits.period(); ls.period == 0 || period < ls.period {
+			ls.period = period
+		}
+	}
+	ls.wakeIn(ls.period)
+}
+
+func (ls *limited) stop() {
+	if ls.timer != nil {
+		ls.timer.Stop()
+	}
+}

@@ -1,0 +1,65 @@
+package forward
+
+import "time"
+
+// Limits bound how long a pair lasts; 0 means that there is no such bound. They
+// are looked at from time to time, so that a pair may last an eighth longer. What
+// ends for its limits ends with a reset of both sides: they shall not take it for
+// the regular end of what was sent.
+type Limits struct {
+	// HalfClosed is how long a pair lasts in which one direction has ended and
+	// the other is silent.
+	HalfClosed time.Duration
+	// Idle is how long a pair lasts in which nothing moves.
+	Idle time.Duration
+	// Age is how long a pair lasts at the most. In the last eighth of it, it ends
+	// as soon as nothing moves.
+	Age time.Duration
+}
+
+// The time between two looks at a pair is an eighth of its shortest limit, but
+// within these bounds.
+const (
+	minPeriod = 10 * time.Millisecond
+	maxPeriod = 30 * time.Second
+)
+
+// period returns the time between two looks, or 0 if there are no limits.
+func (l Limits) period() time.Duration {
+	var shortest time.Duration
+	for _, limit := range []time.Duration{l.HalfClosed, l.Idle, l.Age} {
+		if limit > 0 && (shortest == 0 || limit < shortest) {
+			shortest = limit
+		}
+	}
+	if shortest == 0 {
+		return 0
+	}
+	return min(max(shortest/8, minPeriod), maxPeriod)
+}
+
+// watch is what has to be known of a pair to compare it with its limits.
+type watch struct {
+	began  time.Time
+	silent time.Time // since then, as far as the last look could tell
+}
+
+func newWatch(now time.Time) watch { return watch{began: now, silent: now} }
+
+// verdict returns how the pair is to end, or 0. moved says whether anything has
+// moved since the last look, half whether one direction has ended.
+func (w *watch) verdict(l Limits, now time.Time, moved, half bool) End {
+	if moved {
+		w.silent = now
+	}
+	age, silence := now.Sub(w.began), now.Sub(w.silent)
+	switch {
+	case l.Age > 0 && (age >= l.Age || age >= l.Age-l.Age/8 && !moved):
+		return Aged
+	case l.HalfClosed > 0 && half && silence >= l.HalfClosed:
+		return HalfClosedTimeout
+	case l.Idle > 0 && silence >= l.Idle:
+		return IdleTimeout
+	}
+	return 0
+}

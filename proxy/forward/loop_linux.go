@@ -1,0 +1,55 @@
+package forward
+
+import "sync/atomic"
+
+// Options are what a Loop is made with.
+type Options struct {
+	// Keepalive is for the connections that the loop makes.
+	Keepalive Keepalive
+	// Pipes bounds the pipes that bulk data is moved through, each of which takes
+	// two descriptors. Pairs for which there is none copy.
+	Pipes int
+}
+
+// Loop connects and forwards TCP pairs, all from the goroutine of its [Poller]. A
+// pair that is idle costs its two descriptors and a few hundred bytes.
+type Loop struct {
+	*Poller
+	keepalive Keepalive
+	pairs     atomic.Int64
+
+	// For the loop only.
+	buffer  []byte // what a pair moves goes through here, or through a pipe
+	pipes   pipes
+	dialing dialing
+	limited limited
+}
+
+// bufferSize is what one read can bring. A stream fills it; messages rarely do.
+const bufferSize = 64 << 10
+
+// NewLoop returns a Loop that runs until Close.
+func NewLoop(o Options) (*Loop, error) {
+	poller, err := NewPoller()
+	if err != nil {
+		return nil, err
+	}
+	l := &Loop{Poller: poller, keepalive: o.Keepalive, buffer: make([]byte, bufferSize), pipes: pipes{max: o.Pipes}}
+	l.dialing.loop, l.limited.loop = l, l
+	return l, nil
+}
+
+// Pairs returns how many pairs the loop forwards. It may be called from any
+// goroutine.
+func (l *Loop) Pairs() int { return int(l.pairs.Load()) }
+
+// Close ends the loop, whose pairs must have ended. The loop itself must not call
+// it.
+func (l *Loop) Close() {
+	_ = l.Do(func() {
+		l.dialing.stop()
+		l.limited.stop()
+		l.pipes.close()
+	})
+	l.Poller.Close()
+}

@@ -1,0 +1,92 @@
+package forward_test
+
+import (
+	"net"
+	"net/netip"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// systemMovers are those that only this system has.
+func systemMovers() []mover {
+	return []mover{{"a loop", func(limits forward.Limits, done func(forward.Result)) (*net.TCPConn, *net.TCPConn, forward.Flow) {
+		GinkgoHelper()
+		loop := newLoop(16)
+		return loopPair(loop, limits, done)
+	}}, {"a loop without pipes", func(limits forward.Limits, done func(forward.Result)) (*net.TCPConn, *net.TCPConn, forward.Flow) {
+		GinkgoHelper()
+		return loopPair(newLoop(0), limits, done)
+	}}}
+}
+
+var keepalive = forward.Keepalive{Idle: time.Minute, Interval: time.Minute, Probes: 3}
+
+func newLoop(pipes int) *forward.Loop {
+	GinkgoHelper()
+	loop, err := forward.NewLoop(forward.Options{Keepalive: keepalive, Pipes: pipes})
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(loop.Close)
+	return loop
+}
+
+// on calls f on the loop, and returns what it returns.
+func on[T any](loop *forward.Loop, f func() T) T {
+	GinkgoHelper()
+	result := make(chan T, 1)
+	Expect(loop.Do(func() { result <- f() })).To(Succeed())
+	var r T
+	Eventually(result).Should(Receive(&r))
+	return r
+}
+
+// dialed returns a connection to an endpoint that the loop has made, and its far
+// end.
+func dialed(loop *forward.Loop) (*forward.Dialed, *net.TCPConn) {
+	GinkgoHelper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	Expect(err).NotTo(HaveOccurred())
+	defer l.Close()
+	to := l.Addr().(*net.TCPAddr).AddrPort()
+	made := make(chan *forward.Dialed, 1)
+	on(loop, func() bool {
+		loop.Connect(netip.Addr{}, to, false, time.Second, func(d *forward.Dialed, err error) {
+			defer GinkgoRecover()
+			Expect(err).NotTo(HaveOccurred())
+			made <- d
+		})
+		return true
+	})
+	far, err := l.Accept()
+	Expect(err).NotTo(HaveOccurred())
+	var d *forward.Dialed
+	Eventually(made).Should(Receive(&d))
+	return d, far.(*net.TCPConn)
+}
+
+// accepted returns a client that was accepted, and its far end.
+func accepted() (forward.Socket, *net.TCPConn) {
+	GinkgoHelper()
+	fd, err := forward.ListenTCP(netip.MustParseAddrPort("127.0.0.1:0"), keepalive)
+	Expect(err).NotTo(HaveOccurred())
+	defer unix.Close(fd)
+	at, err := forward.LocalAddr(fd)
+	Expect(err).NotTo(HaveOccurred())
+	far, err := net.Dial("tcp", at.String())
+	Expect(err).NotTo(HaveOccurred())
+	near, from, err := forward.AcceptTCP(fd)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(from.String()).To(Equal(far.LocalAddr().String()))
+	return near, far.(*net.TCPConn)
+}
+
+func loopPair(loop *forward.Loop, limits forward.Limits, done func(forward.Result)) (client, endpoint *net.TCPConn, flow forward.Flow) {
+	GinkgoHelper()
+	near, client := accepted()
+	d, endpoint := dialed(loop)
+	return client, endpoint, on(loop, func() forward.Flow { return loop.Forward(near, d, &limits, done) })
+}

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package forward_test
+
+func systemMovers() []mover { return nil }

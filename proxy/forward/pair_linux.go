@@ -1,0 +1,323 @@
+package forward
+
+import (
+	"bytes"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// pair is a client and an endpoint between which a Loop moves bytes. All but the
+// counts belong to the loop.
+type pair struct {
+	loop   *Loop
+	limits *Limits
+	done   func(Result) // nil once it was called
+
+	client, endpoint     edge
+	toEndpoint, toClient way
+
+	outcome outcome
+	moved   bool  // since the last look at the limits
+	place   int32 // in loop.limited, from 1 on; 0 if it is not there
+}
+
+// edge is one of a pair's two sockets.
+type edge struct {
+	fd       Socket
+	watch    Registration
+	readable bool // there may be something to read
+	writable bool // there may be room to write
+	hungUp   bool // the peer has ended or failed; reading tells
+	ended    bool // the peer has ended, and had not failed then
+	lost     bool // writing has told that the peer has failed, and reading will not
+}
+
+// way is one of the two directions that bytes take.
+type way struct {
+	bytes atomic.Int64
+	rest  []byte // what was read and not written yet; nil if that is nothing
+	pipe  *pipe  // the same, for a stream; nil if that is nothing
+	full  uint8  // how many reads in a row have filled the buffer
+	ended bool
+}
+
+// unwatched stands for the registration of a socket that has none.
+const unwatched = -1
+
+// turn is how many bytes one direction of a pair moves before others have their
+// turn.
+const turn = 1 << 20
+
+// Forward takes over client and endpoint. When the pair has ended and both are
+// closed, the loop calls done, once. Only the loop may call Forward; done may be
+// called before it returns.
+//
+// Limits may be shared by many pairs and are not changed.
+func (l *Loop) Forward(client Socket, endpoint *Dialed, limits *Limits, done func(Result)) Flow {
+	p := &pair{loop: l, limits: limits, done: done}
+	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true}
+	p.client = edge{fd: client, writable: true, readable: true} // most clients speak first, and at once
+	l.pairs.Add(1)
+	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
+	var err error
+	if p.client.watch, err = l.Add(int(client), Readable|Writable|HungUp|Once, (*clientEdge)(p)); err != nil {
+		p.client.watch = Registration{unwatched}
+		p.reset(ClientReset, unix.ENOMEM)
+		return p
+	}
+	if limits.Idle > 0 || limits.Age > 0 {
+		l.limited.add(p)
+	}
+	p.endpoint.note(endpoint.seen &^ Writable)
+	p.move()
+	return p
+}
+
+// clientEdge and endpointEdge are a pair as the handler of its client's or of its
+// endpoint's socket.
+type (
+	clientEdge   pair
+	endpointEdge pair
+)
+
+func (e *clientEdge) Ready(r Readiness) {
+	p := (*pair)(e)
+	p.client.note(r)
+	if r&unix.EPOLLERR != 0 && p.toEndpoint.ended {
+		p.failed(&p.client, ClientReset)
+	}
+	p.move()
+}
+
+func (e *endpointEdge) Ready(r Readiness) {
+	p := (*pair)(e)
+	p.endpoint.note(r)
+	if r&unix.EPOLLERR != 0 && p.toClient.ended {
+		p.failed(&p.endpoint, EndpointReset)
+	}
+	p.move()
+}
+
+// note takes in what the kernel tells of a socket. It tells of each change once.
+func (e *edge) note(r Readiness) {
+	e.readable = e.readable || r&(Readable|HungUp|Failed) != 0
+	e.writable = e.writable || r&(Writable|Failed) != 0
+	e.hungUp = e.hungUp || r&(HungUp|Failed) != 0
+	e.ended = e.ended || r&HungUp != 0 && r&Failed == 0
+}
+
+// failed is called for the error of a socket from which nothing is read any more,
+// so that reading cannot tell.
+func (p *pair) failed(e *edge, end End) {
+	if p.done == nil {
+		return
+	}
+	if err := e.fd.pending(); err != nil {
+		p.reset(end, err)
+	}
+}
+
+// Bytes implements Flow.
+func (p *pair) Bytes() (toEndpoint, toClient int64) {
+	return p.toEndpoint.bytes.Load(), p.toClient.bytes.Load()
+}
+
+// Break implements Flow. If the loop has ended, so has the pair.
+func (p *pair) Break() { _ = p.loop.Do(func() { p.reset(Broken, nil) }) }
+
+// move moves what can be moved.
+func (p *pair) move() {
+	more := p.carry(&p.toEndpoint, &p.client, &p.endpoint)
+	more = p.carry(&p.toClient, &p.endpoint, &p.client) || more
+	if more {
+		_ = p.loop.Do(p.move) // after the others
+	}
+}
+
+// carry moves bytes in one direction until there are none, or there is no room for
+// them, or the direction has ended. If its turn is over before that, it returns
+// true.
+func (p *pair) carry(w *way, from, to *edge) (more bool) {
+	for moved := 0; moved < turn; {
+		if w.ended || p.done == nil {
+			return false
+		}
+		var n int
+		switch {
+		case w.rest != nil:
+			n = p.writeRest(w, to)
+		case w.pipe != nil || w.full == spliceAfter:
+			n = p.splice(w, from, to)
+		default:
+			n = p.copy(w, from, to)
+		}
+		if n == 0 {
+			return false
+		}
+		moved += n
+		p.moved = true
+	}
+	return true
+}
+
+// copy moves what one read brings, and returns how much that was: 0 if there is
+// nothing to do before the kernel tells of a change.
+func (p *pair) copy(w *way, from, to *edge) int {
+	if !from.readable || !to.writable {
+		return 0
+	}
+	buf := p.loop.buffer
+	n, err := from.fd.read(buf)
+	switch {
+	case err == unix.EAGAIN:
+		from.readable = false
+		return 0
+	case err == unix.EINTR:
+		return p.copy(w, from, to)
+	case err != nil:
+		p.readFailed(w, err)
+		return 0
+	case n == 0:
+		p.readEnded(w, from, to)
+		return 0
+	case n == len(buf):
+		w.full = min(w.full+1, spliceAfter)
+	default:
+		w.full = 0
+		// It was all there was (see epoll(7)), unless the end comes after it.
+		from.readable = from.hungUp
+	}
+	p.write(w, to, buf[:n])
+	return n
+}
+
+// write writes b, or keeps what there is no room for.
+func (p *pair) write(w *way, to *edge, b []byte) {
+	n, err := to.fd.write(b)
+	if err != nil && err != unix.EAGAIN && err != unix.EINTR {
+		p.writeFailed(w, to, err)
+		return
+	}
+	w.bytes.Add(int64(n))
+	if n < len(b) {
+		w.rest = bytes.Clone(b[n:])
+		to.writable = err == unix.EINTR
+	}
+}
+
+// writeRest goes on with what was kept, and returns how much of it was written.
+func (p *pair) writeRest(w *way, to *edge) int {
+	if !to.writable {
+		return 0
+	}
+	n, err := to.fd.write(w.rest)
+	switch {
+	case err == unix.EINTR:
+		return p.writeRest(w, to)
+	case err == unix.EAGAIN:
+		to.writable = false
+		return 0
+	case err != nil:
+		p.writeFailed(w, to, err)
+		return 0
+	}
+	w.bytes.Add(int64(n))
+	if w.rest = w.rest[n:]; len(w.rest) == 0 {
+		w.rest = nil
+	}
+	return n
+}
+
+// readEnded is called when from has sent FIN, and all before that is on its way.
+//
+// If from was lost before, what looks like FIN is not: what it sent may lack its
+// end.
+func (p *pair) readEnded(w *way, from, to *edge) {
+	if from.lost {
+		p.reset(p.outcome.end, p.outcome.err)
+		return
+	}
+	end := ClientClosed
+	if w == &p.toClient {
+		end = EndpointClosed
+	}
+	p.outcome.cause(end, nil)
+	p.end(w, to)
+}
+
+// readFailed is called when from has been reset, or is lost.
+func (p *pair) readFailed(w *way, err error) {
+	end := ClientReset
+	if w == &p.toClient {
+		end = EndpointReset
+	}
+	p.reset(end, err)
+}
+
+// writeFailed is called when to takes no more bytes. It may have sent some before
+// it went away (an answer that did not wait for the whole question), so the other
+// direction goes on until it has delivered those. With EPIPE, its FIN came before
+// the reset (tcp_reset in the kernel); with any other error there was none. Only
+// splice(2) may have told another error before without saying so.
+func (p *pair) writeFailed(w *way, to *edge, err error) {
+	to.lost = err != unix.EPIPE || w.pipe != nil && !to.ended
+	end := EndpointReset
+	if w == &p.toClient {
+		end = ClientReset
+	}
+	p.outcome.cause(end, err)
+	p.end(w, nil)
+}
+
+// end ends one direction, with FIN to to, if it is not nil. If the other one has
+// ended as well, so has the pair, and closing it sends FIN.
+func (p *pair) end(w *way, to *edge) {
+	w.ended = true
+	if p.toEndpoint.ended && p.toClient.ended {
+		p.finish()
+		return
+	}
+	if to != nil {
+		to.fd.closeWrite()
+	}
+	if p.limits.HalfClosed > 0 {
+		p.loop.limited.add(p)
+	}
+}
+
+// reset ends the pair at once, with a reset for both sides.
+func (p *pair) reset(end End, err error) {
+	if p.done == nil {
+		return
+	}
+	p.outcome.cause(end, err)
+	_ = p.client.fd.SetLinger(0)
+	_ = p.endpoint.fd.SetLinger(0)
+	p.finish()
+}
+
+// finish closes both sockets and tells the owner.
+func (p *pair) finish() {
+	l := p.loop
+	for _, e := range [...]*edge{&p.client, &p.endpoint} {
+		if e.watch.slot == unwatched {
+			e.fd.Close()
+			continue
+		}
+		l.CloseFD(e.watch)
+	}
+	for _, w := range [...]*way{&p.toEndpoint, &p.toClient} {
+		l.pipes.put(w.pipe)
+		w.pipe, w.rest = nil, nil
+	}
+	l.limited.remove(p)
+	if l.pairs.Add(-1) == 0 {
+		l.pipes.close()
+	}
+	done := p.done
+	p.done = nil
+	r := Result{End: p.outcome.end, Err: p.outcome.err}
+	r.ToEndpoint, r.ToClient = p.Bytes()
+	done(r)
+}

@@ -1,0 +1,169 @@
+package forward
+
+import "golang.org/x/sys/unix"
+
+const (
+	// spliceAfter is after how many full buffers in a row a pipe takes over.
+	spliceAfter = 2
+	// spliceWorth is what a pipe must have moved by the time that the stream
+	// pauses, to be used again when it goes on.
+	spliceWorth = 4 * bufferSize
+	// pipeSize is what an unprivileged process may have (pipe(7)).
+	pipeSize = 1 << 20
+	// keptPipes is how many pipes a loop keeps for the next stream. Empty ones
+	// take little memory, but descriptors.
+	keptPipes = 4
+)
+
+// pipe is a pipe(2) on the way between two sockets.
+type pipe struct {
+	read, write int
+	size        int
+	held        int // bytes in it
+	moved       int // since a pair got it
+}
+
+// splice moves what the pipe can take from one socket to the other, and returns
+// how much the other has taken: 0 if there is nothing to do before the kernel tells
+// of a change. A stream that pauses gives the pipe back.
+func (p *pair) splice(w *way, from, to *edge) int {
+	if w.pipe == nil {
+		if !from.readable || !to.writable {
+			return 0
+		}
+		if w.pipe = p.loop.pipes.get(); w.pipe == nil {
+			return p.copy(w, from, to)
+		}
+	}
+	if from.readable && w.pipe.held < w.pipe.size {
+		p.fill(w, from, to)
+	}
+	switch {
+	case w.ended || p.done == nil || !from.readable && w.pipe == nil:
+		return 0
+	case w.pipe == nil: // it does not work here
+		return p.copy(w, from, to)
+	}
+	n := p.drain(w, to)
+	if w.pipe != nil && w.pipe.held == 0 && !from.readable {
+		p.pause(w)
+	}
+	return n
+}
+
+// fill moves bytes into the pipe. If there are none, and it is empty, it is given
+// back.
+func (p *pair) fill(w *way, from, to *edge) {
+	n, err := splice(int(from.fd), w.pipe.write, w.pipe.size-w.pipe.held)
+	switch {
+	case err == unix.EAGAIN && w.pipe.held > 0:
+		// Nothing to read, or no room: the kernel does not say which.
+	case err == unix.EAGAIN:
+		from.readable = false
+		p.pause(w)
+	case err == unix.EINVAL && w.pipe.held == 0: // this kernel cannot do it with sockets
+		p.pause(w)
+		p.loop.pipes.max = 0
+	case err != nil:
+		p.readFailed(w, err)
+	case n == 0 && w.pipe.held == 0:
+		p.readEnded(w, from, to)
+	default:
+		w.pipe.held += n
+	}
+}
+
+// drain moves bytes out of the pipe, and returns how many.
+func (p *pair) drain(w *way, to *edge) int {
+	if !to.writable || w.pipe.held == 0 {
+		return 0
+	}
+	n, err := splice(w.pipe.read, int(to.fd), w.pipe.held)
+	switch {
+	case err == unix.EAGAIN:
+		to.writable = false
+		return 0
+	case err != nil:
+		p.writeFailed(w, to, err)
+		return 0
+	}
+	w.pipe.held -= n
+	w.pipe.moved += n
+	w.bytes.Add(int64(n))
+	return n
+}
+
+// pause gives the empty pipe back.
+func (p *pair) pause(w *way) {
+	if w.pipe.moved < spliceWorth {
+		w.full = 0
+	}
+	p.loop.pipes.put(w.pipe)
+	w.pipe = nil
+}
+
+// splice is splice(2) that does not wait.
+func splice(from, to, size int) (int, error) {
+	for {
+		n, err := unix.Splice(from, nil, to, nil, size, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+		if err != unix.EINTR {
+			return int(n), err
+		}
+	}
+}
+
+// pipes are the pipes of a Loop.
+type pipes struct {
+	max    int
+	opened int
+	kept   []*pipe
+}
+
+// get returns an empty pipe, or nil if there is none to be had.
+func (ps *pipes) get() *pipe {
+	if n := len(ps.kept); n > 0 {
+		p := ps.kept[n-1]
+		ps.kept = ps.kept[:n-1]
+		return p
+	}
+	if ps.opened >= ps.max {
+		return nil
+	}
+	var fds [2]int
+	if unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+		return nil
+	}
+	ps.opened++
+	p := &pipe{read: fds[0], write: fds[1], size: 16 * unix.Getpagesize()} // the default, see pipe(7)
+	if size, err := unix.FcntlInt(uintptr(p.read), unix.F_SETPIPE_SZ, pipeSize); err == nil {
+		p.size = size
+	}
+	return p
+}
+
+// put takes a pipe back, or nil.
+func (ps *pipes) put(p *pipe) {
+	if p == nil {
+		return
+	}
+	if p.held > 0 || len(ps.kept) >= keptPipes {
+		ps.discard(p)
+		return
+	}
+	p.moved = 0
+	ps.kept = append(ps.kept, p)
+}
+
+func (ps *pipes) discard(p *pipe) {
+	unix.Close(p.read)
+	unix.Close(p.write)
+	ps.opened--
+}
+
+// close closes the pipes that are kept.
+func (ps *pipes) close() {
+	for _, p := range ps.kept {
+		ps.discard(p)
+	}
+	ps.kept = nil
+}

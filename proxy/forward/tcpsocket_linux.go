@@ -1,0 +1,218 @@
+package forward
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Keepalive says how a silent peer is found to be gone (see tcp(7)). Its times
+// count in whole seconds, of which there is at least one.
+type Keepalive struct {
+	Idle     time.Duration // silent for so long, it is probed
+	Interval time.Duration // the time between two probes
+	Probes   int           // so many without an answer, and it is gone
+}
+
+func (k Keepalive) set(fd int) error {
+	seconds := func(d time.Duration) int { return max(1, int(d/time.Second)) }
+	for _, o := range [...]struct{ level, name, value int }{
+		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds(k.Idle)},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds(k.Interval)},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, k.Probes},
+	} {
+		if err := setInt(fd, o.level, o.name, o.value); err != nil {
+			return fmt.Errorf("setting keepalive: %w", err)
+		}
+	}
+	return nil
+}
+
+// Socket is a connected, non-blocking TCP socket: the number of its descriptor.
+// Whoever has it closes it; no copy may be used after that.
+type Socket int
+
+// ListenTCP opens a listener on addr, which is an address of this node or will be
+// one. What is accepted from it inherits keepalive, and sends without delay
+// (TCP_NODELAY).
+//
+// A client that asks for MPTCP gets TCP: the kernel does not tell the original
+// destination of an MPTCP connection.
+func ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error) {
+	fd, err = unix.Socket(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
+	if err != nil {
+		return -1, fmt.Errorf("socket: %w", err)
+	}
+	if err = listen(fd, addr, k); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// backlog is cut by the kernel to net.core.somaxconn.
+const backlog = 1<<16 - 1
+
+func listen(fd int, addr netip.AddrPort, k Keepalive) error {
+	if err := setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return fmt.Errorf("setting SO_REUSEADDR: %w", err)
+	}
+	level, freebind := unix.IPPROTO_IP, unix.IP_FREEBIND
+	if addr.Addr().Is6() {
+		level, freebind = unix.IPPROTO_IPV6, unix.IPV6_FREEBIND
+		if err := setInt(fd, level, unix.IPV6_V6ONLY, 1); err != nil {
+			return fmt.Errorf("setting IPV6_V6ONLY: %w", err)
+		}
+	}
+	if err := setInt(fd, level, freebind, 1); err != nil {
+		return fmt.Errorf("setting IP_FREEBIND: %w", err)
+	}
+	if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+		return fmt.Errorf("setting TCP_NODELAY: %w", err)
+	}
+	if err := k.set(fd); err != nil {
+		return err
+	}
+	if err := unix.Bind(fd, sockaddr(addr)); err != nil {
+		return err
+	}
+	return unix.Listen(fd, backlog)
+}
+
+// AcceptTCP returns the next client of a listener and the client's address. The
+// error is unix.EAGAIN if there is none.
+func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
+	var peer Peer
+	peer.length = uint32(len(peer.raw))
+	for {
+		fd, _, errno := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(listener), uintptr(unsafe.Pointer(&peer.raw)), uintptr(unsafe.Pointer(&peer.length)),
+			unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0, 0)
+		switch errno {
+		case 0:
+			return Socket(fd), peer.AddrPort(), nil
+		case unix.EINTR:
+			continue
+		}
+		return -1, netip.AddrPort{}, errno
+	}
+}
+
+// connectTCP begins to connect to addr, from the local address from or, if that is
+// the zero Addr, from one that the kernel picks. If data waits to be sent, the
+// handshake's last ACK goes with it.
+func connectTCP(from netip.Addr, addr netip.AddrPort, k Keepalive, data bool) (Socket, error) {
+	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
+	if err != nil {
+		return -1, err
+	}
+	if err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err == nil {
+		err = k.set(fd)
+	}
+	if err == nil && data {
+		err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0)
+	}
+	if err == nil && from.IsValid() {
+		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0)))
+	}
+	if err == nil {
+		err = connect(fd, addr)
+	}
+	if err != nil && err != unix.EINPROGRESS {
+		unix.Close(fd)
+		return -1, err
+	}
+	return Socket(fd), nil
+}
+
+// The calls that follow are those that a connection makes. They do not block, so
+// Go's scheduler need not be told of them.
+
+func connect(fd int, addr netip.AddrPort) error {
+	var raw [unix.SizeofSockaddrInet6]byte
+	length := unix.SizeofSockaddrInet4
+	binary.BigEndian.PutUint16(raw[2:], addr.Port())
+	if addr.Addr().Is4() {
+		binary.NativeEndian.PutUint16(raw[:], unix.AF_INET)
+		a := addr.Addr().As4()
+		copy(raw[4:], a[:])
+	} else {
+		length = unix.SizeofSockaddrInet6
+		binary.NativeEndian.PutUint16(raw[:], unix.AF_INET6)
+		a := addr.Addr().As16()
+		copy(raw[8:], a[:])
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&raw)), uintptr(length)); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func setInt(fd, level, name, value int) error {
+	v := int32(value)
+	if _, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name), uintptr(unsafe.Pointer(&v)), 4, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// pending returns the error that a socket has met, and forgets it there.
+func (s Socket) pending() error {
+	errno, err := unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_ERROR)
+	if err == nil && errno != 0 {
+		err = unix.Errno(errno)
+	}
+	return err
+}
+
+func (s Socket) read(b []byte) (int, error) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
+
+// HasData reports whether there is something to read now.
+func (s Socket) HasData() bool {
+	var b [1]byte
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(s), uintptr(unsafe.Pointer(&b)), 1, unix.MSG_DONTWAIT|unix.MSG_PEEK, 0, 0)
+	return errno == 0 && n == 1
+}
+
+func (s Socket) write(b []byte) (int, error) {
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
+
+// closeWrite sends FIN. An error means that the connection is gone already;
+// reading from it tells.
+func (s Socket) closeWrite() {
+	_, _, _ = unix.RawSyscall(unix.SYS_SHUTDOWN, uintptr(s), unix.SHUT_WR, 0)
+}
+
+// Close closes the socket.
+func (s Socket) Close() error { closeFD(int(s)); return nil }
+
+// SetLinger is as in package net: after SetLinger(0), Close sends a reset.
+func (s Socket) SetLinger(seconds int) error {
+	l := unix.Linger{Onoff: 1, Linger: int32(seconds)}
+	if seconds < 0 {
+		l = unix.Linger{}
+	}
+	return unix.SetsockoptLinger(int(s), unix.SOL_SOCKET, unix.SO_LINGER, &l)
+}
+
+// LocalAddr returns a *net.TCPAddr.
+func (s Socket) LocalAddr() net.Addr {
+	at, _ := LocalAddr(int(s)) // fails only if s is closed
+	return net.TCPAddrFromAddrPort(at)
+}

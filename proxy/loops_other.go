@@ -1,0 +1,8 @@
+//go:build !linux
+
+package proxy
+
+// loops are for Linux only.
+type loops struct{}
+
+func (loops) stop() {}
