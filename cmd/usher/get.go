@@ -174,11 +174,12 @@ turn, of how many. Counts are since usher has started.`,
 // services returns the Services that the command line asks for. One that is named
 // and is not there is an error, as in kubectl.
 func (f *getFlags) services(ctx context.Context, c *client.Client, q client.ServiceQuery, names []string) ([]api.Service, error) {
-	if !f.all {
+	filtered := q != (client.ServiceQuery{Sort: q.Sort})
+	switch namespace, name, _ := strings.Cut(f.only(names), "/"); {
+	case name != "":
+		q.Namespace, q.Name = namespace, name
+	case !f.all && len(names) == 0: // names may have a namespace of their own
 		q.Namespace = f.namespace
-	}
-	if len(names) > 0 {
-		q.Namespace = "" // names may have one of their own
 	}
 	list, err := c.Services(ctx, q)
 	if err != nil {
@@ -187,7 +188,7 @@ func (f *getFlags) services(ctx context.Context, c *client.Client, q client.Serv
 	items := slices.DeleteFunc(list.Items, func(s api.Service) bool { return !f.wanted(s.Namespace+"/"+s.Name, names) })
 	for _, n := range names {
 		there := slices.ContainsFunc(items, func(s api.Service) bool { return f.wanted(s.Namespace+"/"+s.Name, []string{n}) })
-		if !there && q == (client.ServiceQuery{Sort: q.Sort}) {
+		if !there && !filtered {
 			return nil, fmt.Errorf("there is no Service %s that usher serves; -A searches all namespaces", f.serviceName(n))
 		}
 	}
