@@ -37,6 +37,18 @@ cross: ## check that everything compiles for other systems
 	GOOS=darwin $(GO) vet ./...
 	GOOS=windows $(GO) vet ./...
 
+# A run that was broken off goes on where it was: its results are kept here.
+BENCH_RESULTS = .cache/bench$(if $(QUICK),-quick).jsonl
+
+.PHONY: bench
+bench: build ## measure usher beside HAProxy, nginx and the kernel (as root), and write docs/benchmarks.md; QUICK=1: in two minutes
+	@test/install.sh iptables haproxy nginx libnginx-mod-stream
+	@mkdir -p .cache
+	$(GO) build -o .cache/bench ./test/bench
+	.cache/bench $(if $(QUICK),-quick) -results $(BENCH_RESULTS)
+	.cache/bench -report $(BENCH_RESULTS)
+	@mv $(BENCH_RESULTS) $(BENCH_RESULTS).last
+
 .PHONY: fuzz
 fuzz: ## run each fuzz target for a minute (FUZZTIME=1m)
 	@test/fuzz.sh $(or $(FUZZTIME),1m)

@@ -27,7 +27,7 @@ type Table struct {
 
 	mu      sync.Mutex
 	timeout time.Duration
-	clients *simplelru.LRU[netip.Addr, entry]
+	clients *simplelru.LRU[netip.Addr, entry] // nil while the timeout is 0, as with most of thousands of tables
 }
 
 type entry struct {
@@ -38,10 +38,8 @@ type entry struct {
 // NewTable returns an empty table. A client keeps its endpoint for timeout
 // after its last new connection; 0 means that nothing is remembered.
 func NewTable(limits *Limits, timeout time.Duration) *Table {
-	t := &Table{limits: limits, timeout: timeout}
-	// NewLRU only fails for a size below 1.
-	size := max(int(limits.PerTable), 1)
-	t.clients, _ = simplelru.NewLRU(size, func(netip.Addr, entry) { limits.used.Add(-1) })
+	t := &Table{limits: limits}
+	t.SetTimeout(timeout)
 	return t
 }
 
@@ -51,16 +49,43 @@ func (t *Table) SetTimeout(timeout time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.timeout = timeout
-	if timeout <= 0 {
+	switch {
+	case timeout <= 0:
+		t.purge()
+		t.clients = nil
+	case t.clients == nil:
+		// NewLRU only fails for a size below 1.
+		size := max(int(t.limits.PerTable), 1)
+		t.clients, _ = simplelru.NewLRU(size, func(netip.Addr, entry) { t.limits.used.Add(-1) })
+	}
+}
+
+func (t *Table) purge() {
+	if t.clients != nil {
 		t.clients.Purge()
 	}
+}
+
+func (t *Table) peek(client netip.Addr) (e entry, known bool) {
+	if t.clients == nil {
+		return entry{}, false
+	}
+	return t.clients.Peek(client)
+}
+
+// known returns the clients, the one that has been away longest first.
+func (t *Table) known() []netip.Addr {
+	if t.clients == nil {
+		return nil
+	}
+	return t.clients.Keys()
 }
 
 // Get returns the endpoint that client had, unless its time is over at now.
 func (t *Table) Get(client netip.Addr, now time.Time) (endpoint netip.AddrPort, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e, ok := t.clients.Peek(client)
+	e, ok := t.peek(client)
 	if !ok {
 		return netip.AddrPort{}, false
 	}
@@ -76,7 +101,7 @@ func (t *Table) Get(client netip.Addr, now time.Time) (endpoint netip.AddrPort, 
 func (t *Table) Peek(client netip.Addr, now time.Time) (Entry, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e, ok := t.clients.Peek(client)
+	e, ok := t.peek(client)
 	if !ok || t.over(e, now) {
 		return Entry{}, false
 	}
@@ -105,7 +130,7 @@ func (t *Table) set(client netip.Addr, endpoint netip.AddrPort, now time.Time) {
 func (t *Table) Claim(client netip.Addr, endpoint netip.AddrPort, now time.Time) netip.AddrPort {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e, ok := t.clients.Peek(client); ok && !t.over(e, now) {
+	if e, ok := t.peek(client); ok && !t.over(e, now) {
 		return e.endpoint
 	}
 	t.set(client, endpoint, now)
@@ -131,7 +156,7 @@ func (t *Table) reserve() bool {
 func (t *Table) Forget(client netip.Addr, endpoint netip.AddrPort) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if e, ok := t.clients.Peek(client); ok && e.endpoint == endpoint {
+	if e, ok := t.peek(client); ok && e.endpoint == endpoint {
 		t.clients.Remove(client)
 	}
 }
@@ -142,7 +167,7 @@ func (t *Table) ForgetEndpoint(endpoint netip.AddrPort) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := 0
-	for _, client := range t.clients.Keys() {
+	for _, client := range t.known() {
 		if e, _ := t.clients.Peek(client); e.endpoint == endpoint {
 			t.clients.Remove(client)
 			n++
@@ -155,7 +180,7 @@ func (t *Table) ForgetEndpoint(endpoint netip.AddrPort) int {
 func (t *Table) Close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.clients.Purge()
+	t.purge()
 }
 
 // Entry is one client's affinity.
@@ -170,8 +195,9 @@ type Entry struct {
 func (t *Table) Entries(now time.Time) []Entry {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	entries := make([]Entry, 0, t.clients.Len())
-	for _, client := range t.clients.Keys() {
+	clients := t.known()
+	entries := make([]Entry, 0, len(clients))
+	for _, client := range clients {
 		e, _ := t.clients.Peek(client)
 		if !t.over(e, now) {
 			entries = append(entries, Entry{Client: client, Endpoint: e.endpoint, Left: t.timeout - now.Sub(e.since)})

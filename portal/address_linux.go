@@ -24,6 +24,11 @@ import (
 // who is. A target of a local VIP that has no rule is refused too, where other
 // portals would let it pass.
 //
+// The route for a VIP without rules goes when no connection needs it any more,
+// whosever that is: usher's, a predecessor's that is draining, or the kernel's
+// alone, which still sends what a closed socket has left. Each Check looks; until
+// the route goes, new connections are refused.
+//
 // Since a VIP is a local address, the node answers ARP and neighbour discovery
 // for it, as IPVS proxies do. Where a load balancer announces VIPs in the
 // node's own network, set net.ipv4.conf.all.arp_ignore=1.
@@ -37,8 +42,9 @@ type addressPortal struct {
 	users   map[netip.Addr]int   // how many rules have this VIP
 	routed  map[netip.Addr]bool  // VIPs with a route of ours; the others are local by themselves
 	missing map[netip.Addr]error // VIPs that could not be made local
-	// listened is what Listen last answered for node ports, if they are not at
-	// all addresses of the node.
+	leaving map[netip.Addr]bool  // VIPs without rules that are routed for the connections they have
+	// listened is what Listen last answered for node ports that have a listener
+	// for each address.
 	listened map[Target][]netip.Addr
 	applied  bool
 }
@@ -65,7 +71,7 @@ func newAddress(_ context.Context, opts Options) (Portal, error) {
 	return &addressPortal{
 		log: opts.Log.WithField("portal", ModeAddress), opts: opts, routes: routes,
 		rules: map[Target]Rule{}, users: map[netip.Addr]int{},
-		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{},
+		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{}, leaving: map[netip.Addr]bool{},
 		listened: map[Target][]netip.Addr{},
 	}, nil
 }
@@ -73,6 +79,8 @@ func newAddress(_ context.Context, opts Options) (Portal, error) {
 func (p *addressPortal) Mode() string { return ModeAddress }
 
 // Listen asks for one listener per target, at the very address that clients use.
+// For SCTP that holds for node ports too: a listener on all addresses would tell
+// its clients all of them, and some may be out of their reach.
 func (p *addressPortal) Listen(targets []Target) []Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +88,7 @@ func (p *addressPortal) Listen(targets []Target) []Bind {
 	for _, group := range byListener(targets) {
 		for _, t := range group {
 			addrs := []netip.Addr{t.Addr}
-			if t.Addr.IsUnspecified() && len(p.opts.NodePortAddresses) > 0 {
+			if t.Addr.IsUnspecified() && (t.Protocol == SCTP || len(p.opts.NodePortAddresses) > 0) {
 				addrs = p.nodeAddresses(t.Addr)
 				p.listened[t] = addrs
 			}
@@ -92,8 +100,8 @@ func (p *addressPortal) Listen(targets []Target) []Bind {
 	return binds
 }
 
-// nodeAddresses returns this node's addresses of one family that are within
-// NodePortAddresses, in order. A link-local address of IPv6 is none without an
+// nodeAddresses returns this node's addresses of one family that have node
+// ports, in order. A link-local address of IPv6 is none without an
 // interface.
 func (p *addressPortal) nodeAddresses(any netip.Addr) (addrs []netip.Addr) {
 	family := netlink.FAMILY_V4
@@ -107,7 +115,8 @@ func (p *addressPortal) nodeAddresses(any netip.Addr) (addrs []netip.Addr) {
 	for _, a := range all {
 		addr, _ := netip.AddrFromSlice(a.IP)
 		addr = addr.Unmap()
-		if containsAddr(p.opts.NodePortAddresses, addr) && !(addr.Is6() && addr.IsLinkLocalUnicast()) {
+		within := len(p.opts.NodePortAddresses) == 0 || containsAddr(p.opts.NodePortAddresses, addr)
+		if within && !(addr.Is6() && addr.IsLinkLocalUnicast()) {
 			addrs = append(addrs, addr)
 		}
 	}
@@ -177,6 +186,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []Rule, gone []Target) er
 			p.log.WithError(err).Debug("looking for what another mode of portal has left")
 		} else if removed = append(removed, tables...); len(removed) > 0 {
 			p.log.WithField("what", some(removed)).Info("removed what another mode of portal had left")
+			forgetRedirected(maps.Keys(p.rules), p.log)
 		}
 	}
 	for _, r := range set {
@@ -233,10 +243,15 @@ func (p *addressPortal) settleAll(ctx context.Context) (changed []string, err er
 	return p.settle(ctx, slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare))
 }
 
-// settle makes the VIPs that a rule has local, and those that none has not.
+// settle makes the VIPs that a rule has local, and those that none has not, once
+// they have no connections either. That these have ended is no change.
 func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed []string, err error) {
 	for _, vip := range vips { // what opens first, so that nothing is away meanwhile
-		if p.users[vip] <= 0 || p.routed[vip] {
+		if p.users[vip] <= 0 {
+			continue
+		}
+		delete(p.leaving, vip)
+		if p.routed[vip] {
 			continue
 		}
 		delete(p.missing, vip)
@@ -258,7 +273,7 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 			p.missing[vip] = err
 		}
 	}
-	var errs []error
+	var unused []netip.Addr
 	for _, vip := range vips {
 		if p.users[vip] > 0 {
 			continue
@@ -266,15 +281,40 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 		delete(p.users, vip)
 		delete(p.missing, vip)
 		if p.routed[vip] {
-			if err := p.routes.del(vip); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-			delete(p.routed, vip)
-			changed = append(changed, vip.String())
+			unused = append(unused, vip)
 		}
 	}
-	return changed, errors.Join(errs...)
+	removed, err := p.leave(unused)
+	return append(changed, removed...), err
+}
+
+// leave takes out the routes for VIPs that have no connections. It returns those
+// that were not to go earlier.
+func (p *addressPortal) leave(vips []netip.Addr) (removed []string, err error) {
+	if len(vips) == 0 {
+		return nil, nil
+	}
+	needed, err := inUse(vips)
+	if err != nil {
+		p.log.WithError(err).Warn("Connections to Services that are removed may be cut")
+	}
+	var errs []error
+	for _, vip := range vips {
+		if needed[vip] {
+			p.leaving[vip] = true
+			continue
+		}
+		if err := p.routes.del(vip); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if !p.leaving[vip] {
+			removed = append(removed, vip.String())
+		}
+		delete(p.leaving, vip)
+		delete(p.routed, vip)
+	}
+	return removed, errors.Join(errs...)
 }
 
 // usable tells why a VIP must not be made local.
@@ -292,6 +332,7 @@ func (p *addressPortal) Remove(context.Context) error {
 	clear(p.users)
 	clear(p.routed)
 	clear(p.missing)
+	clear(p.leaving)
 	clear(p.listened)
 	_, err := removeRoutes(allRoutes)
 	return err

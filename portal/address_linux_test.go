@@ -3,13 +3,17 @@ package portal
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 )
 
 var _ = Describe("portal address", func() {
@@ -117,6 +121,60 @@ var _ = Describe("portal address", func() {
 		Expect(ours()).To(BeEmpty())
 	})
 
+	It("keeps a VIP that has lost its last target until its last connection has ended, and refuses new ones", func() {
+		for _, t := range []Target{web4, web6} {
+			p := n.open(ModeAddress, Options{})
+			var l net.Listener
+			n.node.do(func() { l = listenOn(t) })
+			n.apply(p, []Rule{redirect(t, 80)}, nil)
+			remote, local := connect(n.pod, l, t), connect(n.node, l, t)
+			n.apply(p, nil, []Target{t})
+			l.Close()
+			for _, from := range []*host{n.pod, n.node} {
+				Expect(from.ask(t)).To(Equal("refused"))
+			}
+			Expect(n.check(p)).To(BeZero())
+			carries(remote)
+			carries(local)
+
+			By("a restart")
+			p = n.open(ModeAddress, Options{})
+			n.apply(p, nil, nil)
+			carries(remote)
+
+			By("another Service at that VIP")
+			again := Target{TCP, t.Addr, 81}
+			n.apply(p, []Rule{redirect(again, 81)}, nil)
+			n.apply(p, nil, []Target{again})
+			carries(remote)
+
+			By("the end")
+			remote.end()
+			local.end()
+			Eventually(func() string { Expect(n.check(p)).To(BeZero()); return ours() }).Should(BeEmpty())
+		}
+	})
+
+	It("keeps a VIP while the kernel sends what a closed connection has left", func() {
+		p := n.open(ModeAddress, Options{})
+		var l net.Listener
+		n.node.do(func() { l = listenOn(web4) })
+		n.apply(p, []Rule{redirect(web4, 80)}, nil)
+		c := connect(n.pod, l, web4)
+		_, err := c.server.Write(make([]byte, 64<<10))
+		Expect(err).NotTo(HaveOccurred())
+		n.pod.sh("ip link set eth0 down")
+		c.server.Close()
+		n.apply(p, nil, []Target{web4})
+		Expect(ours()).To(ContainSubstring(vip4.String()))
+
+		By("the end")
+		n.pod.sh("ip link set eth0 up; ip route add default via 10.1.0.1")
+		Expect(io.Copy(io.Discard, c.client)).To(BeEquivalentTo(64 << 10))
+		c.client.Close()
+		Eventually(func() string { Expect(n.check(p)).To(BeZero()); return ours() }).WithTimeout(10 * time.Second).Should(BeEmpty())
+	})
+
 	It("repairs routes that others removed", func() {
 		p := n.open(ModeAddress, Options{})
 		n.publish(p, "web", web4, web6)
@@ -164,7 +222,7 @@ var _ = Describe("portal address", func() {
 		p := n.open(ModeAddress, Options{})
 		n.publish(p, "new", web4)
 		Expect(n.check(p)).To(BeZero())
-		Expect(ours()).To(ContainSubstring("169.254.117.115"))
+		Expect(ours()).To(ContainSubstring("192.0.0.117"))
 		Expect(n.pod.ask(web4)).To(HavePrefix("new"))
 		n.remove(p)
 		Expect(n.node.state()).To(Equal(before))
@@ -208,3 +266,54 @@ var _ = Describe("portal address", func() {
 		Expect(strings.TrimSpace(ours())).To(BeEmpty())
 	})
 })
+
+// connection is a TCP connection of which the specs have both ends.
+type connection struct{ client, server net.Conn }
+
+// listenOn listens at a TCP target, from the calling thread's host.
+func listenOn(t Target) net.Listener {
+	GinkgoHelper()
+	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var failed error
+		err := raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) })
+		return errors.Join(err, failed)
+	}}
+	l, err := config.Listen(background, "tcp", netip.AddrPortFrom(t.Addr, t.Port).String())
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() { l.Close() })
+	return l
+}
+
+// connect connects from a host to l, at t.
+func connect(from *host, l net.Listener, t Target) *connection {
+	GinkgoHelper()
+	c := &connection{}
+	from.do(func() {
+		var err error
+		c.client, err = net.Dial("tcp", netip.AddrPortFrom(t.Addr, t.Port).String())
+		Expect(err).NotTo(HaveOccurred())
+	})
+	var err error
+	c.server, err = l.Accept()
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(c.end)
+	return c
+}
+
+// end ends it, the client first.
+func (c *connection) end() {
+	c.client.Close()
+	c.server.Close()
+}
+
+// carries expects that a connection carries bytes both ways.
+func carries(c *connection) {
+	GinkgoHelper()
+	for _, way := range [][2]net.Conn{{c.client, c.server}, {c.server, c.client}} {
+		_, err := way[0].Write([]byte("?"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(way[1].SetReadDeadline(time.Now().Add(2 * time.Second))).To(Succeed())
+		_, err = way[1].Read(make([]byte, 1))
+		Expect(err).NotTo(HaveOccurred())
+	}
+}

@@ -18,9 +18,20 @@ import (
 // tool or of kernel support is passed over, since then nothing is in it either.
 func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err error) {
 	opts := Options{Log: log}.withDefaults()
+	installed, err := List(ctx, opts.Log)
+	if err != nil {
+		opts.Log.WithError(err).Debug("UDP clients may keep to a former listener")
+	}
 	rules, err1 := removeIPTables(ctx, opts, nil)
 	tables, err2 := removeNFTables()
 	routes, err3 := removeRoutes(allRoutes)
+	forgetRedirected(func(yield func(Target) bool) {
+		for _, i := range installed {
+			if !yield(i.Rule.Target) {
+				return
+			}
+		}
+	}, opts.Log)
 	removed = append(append(rules, tables...), routes...)
 	for _, what := range removed {
 		opts.Log.WithField("what", what).Info("portal removed")

@@ -2,9 +2,11 @@ package portal
 
 import (
 	"fmt"
+	"iter"
 	"net"
 	"net/netip"
 
+	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -40,6 +42,18 @@ func forgetFlows(want map[Target]int) error {
 		}
 	}
 	return nil
+}
+
+// forgetRedirected makes the kernel forget the UDP flows to targets that are
+// redirected no more.
+func forgetRedirected(targets iter.Seq[Target], log logrus.FieldLogger) {
+	want := map[Target]int{}
+	for t := range targets {
+		want[t] = -1
+	}
+	if err := forgetFlows(want); err != nil {
+		log.WithError(err).Debug("UDP clients may keep to a former listener")
+	}
 }
 
 // staleFlows picks the conntrack entries that contradict want.

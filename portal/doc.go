@@ -22,6 +22,7 @@
 // and writing the kernel is kept thin. For iptables, in reading order:
 //
 //	redirect_linux.go    the portal, for nftables as well
+//	freeports_linux.go   on which ports its listeners may be
 //	layout.go            which chains hold which rules, and why so
 //	sources.go           networks of clients
 //	spec.go, save.go     a rule as a value; reading what iptables-save prints

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -87,7 +88,13 @@ func openFamily(ctx context.Context, v variant, any netip.Addr, opts Options) (*
 }
 
 // scratch is a chain to try rules in. Nothing jumps to it.
-func scratch() string { return fmt.Sprintf("%sPROBE-%d", chainPrefix, os.Getpid()) }
+func scratch() string { return fmt.Sprintf("%s%d", scratchPrefix, os.Getpid()) }
+
+const scratchPrefix = chainPrefix + "PROBE-"
+
+// isScratch reports whether a chain is a scratch chain of any process: perhaps of
+// one that is about to take over, and would find that iptables does not work.
+func isScratch(chain string) bool { return strings.HasPrefix(chain, scratchPrefix) }
 
 // probe puts rules into a scratch chain of the nat table: it must take a DNAT or
 // a REDIRECT, and it shows which matches there are.
@@ -112,15 +119,20 @@ func (f *ipFamily) probe() (err error) {
 	try := func(action ...string) error {
 		return f.ipt.Append(tableNAT, chain, append([]string{"-p", "tcp", "-m", "tcp", "--dport", "9"}, action...)...)
 	}
-	f.at.landing = landingOf(f.any)
-	// iptables takes port 0 there since 1.8.8.
-	noLanding := try("-j", "DNAT", "--to-destination", netip.AddrPortFrom(f.at.landing, rejectPort).String())
-	if noLanding == nil {
-		noLanding = probeLanding(f.at.landing)
+	toLanding := func(port uint16) error {
+		return try("-j", "DNAT", "--to-destination", netip.AddrPortFrom(landingOf(f.any), port).String())
 	}
-	if noLanding != nil {
-		f.at.landing = netip.Addr{}
+	noLanding := toLanding(9)
+	if noLanding == nil {
+		noLanding = probeLanding(landingOf(f.any))
+	}
+	if noLanding == nil {
+		f.at.landing = landingOf(f.any)
+		f.at.noPort0 = toLanding(rejectPort) != nil // iptables takes it since 1.8.8
+	} else {
 		f.log.WithError(hint(noLanding, f.ip6())).Infof("%s packets will be redirected to the address of the interface that they come in by", f)
+	}
+	if noLanding != nil || f.at.noPort0 {
 		if err := try("-j", "REDIRECT", "--to-ports", fmt.Sprint(rejectPort)); err != nil {
 			return err
 		}
@@ -152,6 +164,7 @@ func (f *ipFamily) read(ctx context.Context) error {
 			return hint(fmt.Errorf("reading the %s rules: %w", f, err), f.ip6())
 		}
 		for name, c := range parseSave(text) {
+			maps.DeleteFunc(c.chains, func(chain string, _ []spec) bool { return isScratch(chain) })
 			installed[name] = c
 		}
 	}

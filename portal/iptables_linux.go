@@ -54,7 +54,7 @@ func newIPTablesVariant(ctx context.Context, v variant, opts Options) (Portal, e
 		p.nftMatters = func(table, chain string) bool {
 			// In other chains rules of others come and go all the time.
 			return (table == tableNAT || table == tableMangle) &&
-				(chain == "PREROUTING" || chain == "OUTPUT" || strings.HasPrefix(chain, chainPrefix))
+				(chain == "PREROUTING" || chain == "OUTPUT" || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain))
 		}
 	}
 	err := p.openFamilies(func(any netip.Addr) (ruleFamily, error) { return openFamily(ctx, v, any, opts) })

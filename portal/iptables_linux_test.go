@@ -107,20 +107,25 @@ var _ = Describe("portal iptables", func() {
 				return n.node.sh("ip" + six + "tables-" + variant + "-save -t " + table)
 			}
 
-			It("uses REDIRECT where iptables takes no DNAT to port 0, and warns of interfaces from which the kernel drops that", func() {
-				// An iptables that refuses it, as those before 1.8.8 do.
+			// refuses puts an iptables in front that does not take rules like these.
+			refuses := func(rules, message string) {
+				GinkgoHelper()
 				bin := GinkgoT().TempDir()
 				for _, six := range []string{"", "6"} {
 					name := "ip" + six + "tables-" + variant
 					real, err := exec.LookPath(name)
 					Expect(err).NotTo(HaveOccurred())
 					Expect(os.WriteFile(filepath.Join(bin, name), []byte(fmt.Sprintf(
-						"#!/bin/sh\ncase \"$*\" in *DNAT*:0*) echo 'Port `0'\"'\"' not valid' >&2; exit 2;; esac\nexec %s \"$@\"\n", real)), 0o755)).To(Succeed())
+						"#!/bin/sh\ncase \"$*\" in %s) echo %q >&2; exit 2;; esac\nexec %s \"$@\"\n", rules, message, real)), 0o755)).To(Succeed())
 				}
 				path := os.Getenv("PATH")
 				DeferCleanup(os.Setenv, "PATH", path)
 				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
+			}
 
+			It("uses REDIRECT where iptables takes no DNAT, and warns of interfaces from which the kernel drops that", func() {
+				path := os.Getenv("PATH")
+				refuses("*DNAT*", "No chain/target/match by that name")
 				log, seen := logtest.NewNullLogger()
 				opts.Log = log
 				bare := n.addBarePod(2, staticNeighbours)
@@ -140,10 +145,26 @@ var _ = Describe("portal iptables", func() {
 				}
 				Expect(bare.askFrom(web4, 0, soon)).To(Equal("silence"), "what the warning is about")
 
-				By("an upgrade of iptables, and a restart")
+				By("an iptables that takes it, and a restart")
 				Expect(os.Setenv("PATH", path)).To(Succeed())
 				second := n.open(ModeIPTables, opts)
 				Expect(second.Listen([]Target{web4, web6})).To(Equal(p.Listen([]Target{web4, web6})))
+			})
+
+			It("rejects by REDIRECT where iptables takes no DNAT to port 0, as those before 1.8.8", func() {
+				refuses("*DNAT*:0*", "Port 0 not valid")
+				bare := n.addBarePod(2, staticNeighbours)
+				p := n.open(ModeIPTables, opts)
+				n.publish(p, "web", web4, web6)
+				n.apply(p, []Rule{reject(dns4), reject(dns6), redirect(Target{SCTP, vip4, 80}, 4000)}, nil)
+				for _, from := range []*host{n.node, n.pod} {
+					Expect(from.ask(web4)).To(Equal("web 10.96.0.10:80"))
+					Expect(from.ask(web6)).To(Equal("web [fd96::10]:80"))
+					Expect(from.ask(dns4)).To(Equal("refused"))
+					Expect(from.ask(dns6)).To(Equal("refused"))
+				}
+				Expect(bare.ask(web4)).To(Equal("web 10.96.0.10:80"))
+				Expect(n.check(p)).To(BeZero())
 			})
 
 			DescribeTable("repairs what others did to it",
@@ -247,7 +268,7 @@ var _ = Describe("portal iptables", func() {
 				})
 				Expect(n.pod.ask(web4)).To(Equal("web 10.96.0.10:80"))
 				nat := save("", "nat")
-				Expect(strings.Count(nat, "--to-destination 169.254.117.115:4001")).To(Equal(200))
+				Expect(strings.Count(nat, "--to-destination 192.0.0.117:4001")).To(Equal(200))
 				Expect(nat).NotTo(ContainSubstring("PROBE"))
 				n.apply(p, []Rule{redirect(dns4, 4002)}, nil)
 
@@ -280,7 +301,7 @@ var _ = Describe("portal iptables", func() {
 					Expect(err).To(MatchError(ContainSubstring("ip6tables")))
 				})
 				Expect(os.Setenv("PATH", path)).To(Succeed())
-				Expect(save("", "nat")).To(ContainSubstring("--to-destination 169.254.117.115:4000"))
+				Expect(save("", "nat")).To(ContainSubstring("--to-destination 192.0.0.117:4000"))
 			})
 
 			It("refuses what needs the mangle table where that is missing, and puts in all others", func() {
@@ -307,6 +328,15 @@ var _ = Describe("portal iptables", func() {
 				Expect(save("", "nat")).NotTo(Or(ContainSubstring("PROBE"), ContainSubstring(":4000")))
 			})
 
+			It("leaves the chain alone in which another process tries rules, and cleans it up", func() {
+				p := n.open(ModeIPTables, opts)
+				n.publish(p, "web", web4)
+				n.node.sh("iptables-" + variant + " -t nat -N USHER-PROBE-1")
+				Expect(n.check(p)).To(BeZero())
+				Expect(save("", "nat")).To(ContainSubstring("USHER-PROBE-1"))
+				n.node.do(func() { Expect(Cleanup(background, nil)).NotTo(BeEmpty()) })
+				Expect(save("", "nat")).NotTo(ContainSubstring("USHER"))
+			})
 		})
 	}
 

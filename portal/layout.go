@@ -13,8 +13,8 @@ import (
 // The tables and chains. In nat:
 //
 //	PREROUTING ─┐
-//	            ├─► USHER-PORTALS ─► USHER-10.96.0.0-16 ─► … DNAT to 169.254.117.115
-//	OUTPUT ─────┘         └────────► USHER-NODEPORTS    ─► … DNAT to 169.254.117.115
+//	            ├─► USHER-PORTALS ─► USHER-10.96.0.0-16 ─► … DNAT to 192.0.0.117
+//	OUTPUT ─────┘         └────────► USHER-NODEPORTS    ─► … DNAT to 192.0.0.117
 //
 // and, only while a rule says Drop or has Sources, in mangle:
 //
@@ -33,10 +33,13 @@ import (
 // as the host's end of a Pod's veth with Calico or the AWS VPC CNI, REDIRECT
 // drops the packet (nf_nat_redirect_ipv4). An address that the node has anyhow
 // would do, but it may change; then all rules would have to, and connections in
-// flight would end. REDIRECT stays for where there can be no landing.
+// flight would end. REDIRECT stays for where there can be no landing; SCTP has
+// none there, since it needs one address for an association's whole life, and
+// one that its clients can use: see landing4.
 //
-// Reject is a DNAT to port 0. No socket can be bound to it, so the kernel
-// answers as for any closed port: TCP reset, ICMP port unreachable, SCTP abort.
+// Reject is a DNAT to port 0, or, where iptables takes none, REDIRECT. No socket
+// can be bound to that port, so the kernel answers as for any closed one: TCP
+// reset, ICMP port unreachable, SCTP abort.
 // A REJECT in the filter table would be the usual way, but forwarded packets
 // only meet it where the node forwards at all: with net.ipv4.ip_forward=0 a
 // Pod's connection would hang instead of being refused.
@@ -62,12 +65,15 @@ const (
 )
 
 // The landings: local addresses of the node by a route on lo, as the VIPs of
-// mode address are. No router forwards to a link-local address (RFC 3927), so
-// none brings packets for it from elsewhere; 117 and 115 are "us" in ASCII. For
-// IPv6 that is not to be had without an interface: a unique local address
-// (RFC 4193) with "usher" for its global ID.
+// mode address are. The one of IPv4 is in the block for protocol assignments,
+// which nobody routes (RFC 6890: neither source nor destination nor
+// forwardable), and where nothing has been assigned near it. It cannot be a
+// link-local, loopback or benchmarking address: to the kernel's SCTP
+// (sctp_v4_scope) the former are too near for clients with a private address, and
+// the latter, before Linux 5.14, is none at all. The one of IPv6 is a unique local
+// address (RFC 4193) with "usher" for its global ID.
 var (
-	landing4 = netip.MustParseAddr("169.254.117.115")
+	landing4 = netip.MustParseAddr("192.0.0.117")
 	landing6 = netip.MustParseAddr("fd75:7368:6572::1")
 )
 
@@ -98,6 +104,8 @@ type setting struct {
 	comment, addrtype bool
 	// landing is where packets go; if it is invalid, REDIRECT decides.
 	landing netip.Addr
+	// noPort0 says that iptables takes no DNAT to port 0.
+	noPort0 bool
 	// local are the node's own addresses, for where addrtype is missing.
 	local []netip.Prefix
 	// nodePorts are the networks of the addresses that have node ports; none
@@ -170,13 +178,11 @@ func (l *layouter) table(root string, jump spec) *table {
 func (l *layouter) redirect(r Rule) []spec {
 	s := l.match(r)
 	s.jump, s.toPort = "REDIRECT", int(r.LocalPort)
-	// SCTP does not use a link-local address towards one that is not (the kernel's
-	// sctp_in_scope), so it goes where REDIRECT leads.
-	if l.at.landing.IsValid() && r.Target.Protocol != SCTP {
-		s.jump, s.to = "DNAT", l.at.landing
-	}
 	if r.Action == Reject {
 		s.toPort = rejectPort
+	}
+	if l.at.landing.IsValid() && !(l.at.noPort0 && s.toPort == rejectPort) {
+		s.jump, s.to = "DNAT", l.at.landing
 	}
 	return []spec{s}
 }

@@ -78,11 +78,19 @@ var _ = Describe("the layout of iptables chains", func() {
 		nat := tables["nat"]
 		Expect(nat.chains).To(HaveLen(1))
 		Expect(lines(nat.chains, "USHER-PORTALS")).To(Equal([]string{
-			`-d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 169.254.117.115:40001`,
-			`-d 10.96.0.11/32 -p udp -m udp --dport 53 -m comment --comment "default/none:http" -j DNAT --to-destination 169.254.117.115:0`,
+			`-d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 192.0.0.117:40001`,
+			`-d 10.96.0.11/32 -p udp -m udp --dport 53 -m comment --comment "default/none:http" -j DNAT --to-destination 192.0.0.117:0`,
 		}))
 		jump := spec{comment: "usher: portals of Services", jump: "USHER-PORTALS", toPort: -1}
 		Expect(nat.jumps).To(Equal([]wantedJump{{"PREROUTING", jump}, {"OUTPUT", jump}}))
+	})
+
+	It("rejects by REDIRECT where iptables takes no DNAT to port 0", func() {
+		old := usual
+		old.noPort0 = true
+		chains := layOut([]Rule{redirect(web, 40001), reject(target(SCTP, "10.96.0.11:80"))}, old)["nat"].chains
+		Expect(lines(chains, "USHER-PORTALS")).To(HaveExactElements(
+			HaveSuffix("-j DNAT --to-destination 192.0.0.117:40001"), HaveSuffix("-j REDIRECT --to-ports 0")))
 	})
 
 	It("asks for node ports after all VIPs, and only at addresses of this node", func() {
@@ -133,7 +141,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		at := usual
 		at.pods = prefixes("10.1.0.0/24", "fd01::/64")
 		tables := layOut([]Rule{rule}, at)
-		Expect(lines(tables["nat"].chains, "USHER-PORTALS")).To(HaveExactElements(HaveSuffix(" --to-destination 169.254.117.115:40001")))
+		Expect(lines(tables["nat"].chains, "USHER-PORTALS")).To(HaveExactElements(HaveSuffix(" --to-destination 192.0.0.117:40001")))
 		Expect(lines(tables["mangle"].chains, "USHER-DROP")).To(HaveExactElements(HaveSuffix("-j USHER-OUTSIDE")))
 		Expect(lines(tables["mangle"].chains, "USHER-OUTSIDE")).To(Equal([]string{
 			"-m addrtype --src-type LOCAL -j RETURN", "-s 10.1.0.0/24 -j RETURN", "-j DROP"}))

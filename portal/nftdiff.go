@@ -91,10 +91,11 @@ func (c *nftChange) empty() bool {
 	return !c.remove && !c.create && len(c.chains)+len(c.goneChains)+len(c.del)+len(c.add) == 0
 }
 
-// nftWanted is what the table is to hold. An empty one is for no table at all.
+// nftWanted is what the table is to hold. An empty one is for no table at all,
+// where there is none yet.
 type nftWanted struct {
-	fixed map[string][]nftRule // nil if there is to be no table
-	rules map[Target]Rule      // what the elements are for
+	fixed map[string][]nftRule
+	rules map[Target]Rule // what the elements are for
 	// targets are the only ones to look at; nil is all.
 	targets []Target
 }
@@ -103,10 +104,6 @@ type nftWanted struct {
 func nftDiff(have *nftContents, want nftWanted) *nftChange {
 	c := &nftChange{chains: map[string][]nftRule{}}
 	if want.fixed == nil {
-		if have.exists {
-			c.remove = true
-			c.repairs = append(c.repairs, "table "+nftTable)
-		}
 		return c
 	}
 	if !have.exists || have.other != "" {

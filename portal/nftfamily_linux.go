@@ -166,7 +166,9 @@ func (f *nftRules) syncAll(ctx context.Context, rules map[Target]Rule, any bool)
 // transaction. If targets is not nil, only those differ from what is installed.
 func (f *nftRules) put(ctx context.Context, rules map[Target]Rule, any bool, targets []Target) (changed []string, err error) {
 	want := nftWanted{rules: rules, targets: targets}
-	if any {
+	// A table that is there stays until Remove: with the last nat chain of a
+	// network namespace the kernel ceases to translate connections in flight.
+	if any || f.installed.exists {
 		want.fixed = f.fixed()
 	}
 	if len(f.refusals.byTarget) > 0 {

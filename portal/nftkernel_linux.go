@@ -344,20 +344,12 @@ func (r nftRule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[stri
 	}
 	// Without this in front nft does not take the rule from a file: it wants to
 	// know that there are ports.
-	out = append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1})
-	if r.sctp {
-		out = append(out, equals([]byte{byte(SCTP)}))
-	} else {
-		carried := &nftables.Set{Table: table, Anonymous: true, Constant: true, KeyType: nftables.TypeInetProto}
-		elements := []nftables.SetElement{{Key: []byte{byte(TCP)}}, {Key: []byte{byte(UDP)}}}
-		if !r.landing.IsValid() {
-			elements = append(elements, nftables.SetElement{Key: []byte{byte(SCTP)}})
-		}
-		if err := conn.AddSet(carried, elements); err != nil {
-			return nil, err
-		}
-		out = append(out, &expr.Lookup{SourceRegister: 1, SetName: carried.Name, SetID: carried.ID})
+	carried := &nftables.Set{Table: table, Anonymous: true, Constant: true, KeyType: nftables.TypeInetProto}
+	if err := conn.AddSet(carried, []nftables.SetElement{{Key: []byte{byte(TCP)}}, {Key: []byte{byte(UDP)}}, {Key: []byte{byte(SCTP)}}}); err != nil {
+		return nil, err
 	}
+	out = append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Lookup{SourceRegister: 1, SetName: carried.Name, SetID: carried.ID})
 	lookup := func(register uint32) {
 		out = append(out, r.key(register32(register))...)
 		out = append(out, &expr.Lookup{SourceRegister: register, SetName: r.by, SetID: sets[r.by].ID, DestRegister: register, IsDestRegSet: true})

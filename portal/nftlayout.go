@@ -20,8 +20,7 @@ import (
 //	  chain output     { type nat hook output     priority dstnat - 10; jump portals }
 //	  chain portals {
 //	    ip daddr . meta l4proto . th dport vmap @guards
-//	    meta l4proto { tcp, udp } dnat to 169.254.117.115 : ip daddr . meta l4proto . th dport map @portals
-//	    meta l4proto sctp redirect to : ip daddr . meta l4proto . th dport map @portals
+//	    meta l4proto { tcp, udp, sctp } dnat to 192.0.0.117 : ip daddr . meta l4proto . th dport map @portals
 //	    fib daddr type local jump node-ports
 //	  }
 //	  chain node-ports { … the same without address, in node-ports and node-port-guards }
@@ -73,8 +72,7 @@ type nftRule struct {
 	// to it; if there is none, the verdict does.
 	by      string
 	verdict nftVerdict
-	landing netip.Addr // with a map of ports: where TCP and UDP go; if invalid, redirect decides
-	sctp    bool       // with a map of ports: for SCTP alone
+	landing netip.Addr // with a map of ports: where packets go; if invalid, redirect decides
 	ip6     bool
 }
 
@@ -127,9 +125,7 @@ func (r nftRule) String() string {
 	case !r.leads():
 		add(key, "vmap", "@"+r.by)
 	case r.landing.IsValid():
-		add("meta l4proto { tcp, udp } dnat to", r.landing.String(), ":", key, "map", "@"+r.by)
-	case r.sctp:
-		add("meta l4proto sctp redirect to :", key, "map", "@"+r.by)
+		add("meta l4proto { tcp, udp, sctp } dnat to", r.landing.String(), ":", key, "map", "@"+r.by)
 	default:
 		add("meta l4proto { tcp, udp, sctp } redirect to :", key, "map", "@"+r.by)
 	}
@@ -147,11 +143,7 @@ func nftFixed(any netip.Addr, at setting) map[string][]nftRule {
 	six := any.Is6()
 	to := func(chain string) []nftRule { return []nftRule{{verdict: nftJump(chain), ip6: six}} }
 	lookup := func(guards, ports string) []nftRule {
-		rules := []nftRule{{by: guards, ip6: six}, {by: ports, landing: at.landing, ip6: six}}
-		if at.landing.IsValid() {
-			rules = append(rules, nftRule{by: ports, sctp: true, ip6: six}) // see layouter.redirect
-		}
-		return rules
+		return []nftRule{{by: guards, ip6: six}, {by: ports, landing: at.landing, ip6: six}}
 	}
 	portals := lookup(nftGuards, nftPortals)
 	// VIPs come first, so that one that is also an address of the node keeps its

@@ -17,8 +17,8 @@ type Portal interface {
 
 	// Listen says where the listeners have to be for the targets of one
 	// service port. Each target is in exactly one of the Binds, except for node
-	// ports in mode address with Options.NodePortAddresses: they have a Bind
-	// for each address. It changes nothing.
+	// ports in mode address: those of SCTP, and with Options.NodePortAddresses
+	// all, have a Bind for each address. It changes nothing.
 	Listen(targets []Target) []Bind
 
 	// Apply puts in or replaces the rules in set, and takes out those for the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"sync"
@@ -35,8 +36,9 @@ type redirectPortal struct {
 	// before are the local ports in the rules that an earlier process left.
 	before  map[Target]uint16
 	ports   *portBook // nil if any free port will do
-	applied bool      // the first Apply is done
-	warned  string    // interfaces that a warning was already given for
+	free    *freePorts
+	applied bool   // the first Apply is done
+	warned  string // interfaces that a warning was already given for
 }
 
 // ruleFamily is one family of rules in the kernel. It is not safe for
@@ -77,6 +79,7 @@ func newRedirect(mode string, opts Options) *redirectPortal {
 		unusable: map[netip.Addr]error{},
 		rules:    map[Target]Rule{},
 		before:   map[Target]uint16{},
+		free:     newFreePorts(),
 	}
 	if !opts.ProxyPorts.isZero() {
 		p.ports = newPortBook(opts.ProxyPorts)
@@ -122,15 +125,21 @@ func (p *redirectPortal) Mode() string { return p.mode }
 
 // Listen asks for one listener per family on all addresses: redirected packets
 // arrive at the landing, or, where there is none, at 127.0.0.1 or the address of
-// the interface they came in by.
+// the interface they came in by. For SCTP it is on the landing alone: one that
+// listened on all addresses would tell clients all of them, and clients would
+// use them, past the portal.
 func (p *redirectPortal) Listen(targets []Target) []Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var binds []Bind
 	for _, group := range byListener(targets) {
 		port := p.portFor(group)
+		addr := anyOf(group[0].Addr)
+		if group[0].Protocol == SCTP {
+			addr = landingOf(addr)
+		}
 		binds = append(binds, Bind{
-			Addr:       netip.AddrPortFrom(anyOf(group[0].Addr), port),
+			Addr:       netip.AddrPortFrom(addr, port),
 			Preferred:  port != 0,
 			Redirected: true,
 			Targets:    group,
@@ -140,7 +149,8 @@ func (p *redirectPortal) Listen(targets []Target) []Bind {
 }
 
 // portFor proposes the port that the rules for these targets lead to now, or
-// did when the previous process ended; 0 if it does not matter.
+// did when the previous process ended, or one that is free, perhaps; 0 leaves the
+// choice to the kernel.
 func (p *redirectPortal) portFor(group []Target) uint16 {
 	for _, t := range group {
 		if r, is := p.rules[t]; is && r.Action == Redirect {
@@ -154,6 +164,9 @@ func (p *redirectPortal) portFor(group []Target) uint16 {
 	}
 	if p.ports != nil {
 		return p.ports.propose(firstTarget(group))
+	}
+	if group[0].Protocol == TCP {
+		return p.free.propose()
 	}
 	return 0
 }
@@ -223,6 +236,9 @@ func (p *redirectPortal) Check(ctx context.Context) (int, error) {
 func (p *redirectPortal) sync(ctx context.Context, reread bool, since []Target, asked []Rule, refused map[Target]error) (changed []string, err error) {
 	var errs []error
 	for _, f := range p.families {
+		if !f.lands() {
+			f.refused().addSCTP(rulesOf(p.rules, f.which()))
+		}
 		c, err := f.sync(ctx, wanted{rules: p.rules, changed: since, pods: p.pods}, reread)
 		for _, what := range c {
 			changed = append(changed, f.String()+" "+what)
@@ -280,12 +296,14 @@ func (p *redirectPortal) forgetFlows(changed []Target) {
 func (p *redirectPortal) Remove(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	clear(p.rules)
+	rules := p.rules
+	p.rules = map[Target]Rule{}
 	for _, f := range p.families {
 		f.forget()
 		clear(f.refused().byTarget)
 	}
 	err := p.removeOwn(ctx)
+	forgetRedirected(maps.Keys(rules), p.log)
 	_, err2 := removeRoutes(landingRoutes)
 	return errors.Join(err, err2)
 }

@@ -1,6 +1,7 @@
 package portal
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -183,7 +184,7 @@ func itRedirects(k *redirectKind) {
 	It("puts the landing back when others removed it", func() {
 		p := k.open(n)
 		n.publish(p, "web", web4, web6)
-		n.node.sh("ip route del local 169.254.117.115 table local; ip -6 route del local fd75:7368:6572::1 table local")
+		n.node.sh("ip route del local 192.0.0.117 table local; ip -6 route del local fd75:7368:6572::1 table local")
 		Expect(n.check(p)).To(Equal(2))
 		Expect(n.pod.ask(web4)).To(Equal("web 10.96.0.10:80"))
 		Expect(n.pod.ask(web6)).To(Equal("web [fd96::10]:80"))
@@ -404,12 +405,17 @@ func itRedirects(k *redirectKind) {
 			_, rules := n.publish(p, "web", web4, web6, webNode4, webNode6)
 			rules[0].Comment = strings.Repeat("long \"quoted\" ", 30)
 			rules = append(rules,
-				redirect(Target{SCTP, vip4, 80}, 4000), redirect(Target{SCTP, vip6, 80}, 4000), redirect(Target{SCTP, anyIPv4, 30081}, 4000),
 				redirect(target(UDP, "[fd00::]:53"), 4000), redirect(target(TCP, "[2001:db8:0:0:1::1]:65535"), 65535),
 				reject(target(SCTP, "1.2.3.4:1")), drop(target(UDP, "[fd96::11]:7")), drop(target(TCP, "0.0.0.0:31000")))
 			for i := range 300 {
 				rules = append(rules, redirect(target(TCP, fmt.Sprintf("[fd96::1:%x]:80", i)), 4001),
 					redirect(Target{[]Protocol{TCP, UDP}[i%2], vip4, uint16(1000 + i)}, 4002))
+			}
+			sctp := []Rule{redirect(Target{SCTP, vip4, 80}, 4000), redirect(Target{SCTP, vip6, 80}, 4000), redirect(Target{SCTP, anyIPv4, 30081}, 4000)}
+			if settings(p)[0].landing.IsValid() {
+				rules = append(rules, sctp...)
+			} else {
+				refusesSCTP(n, p, sctp)
 			}
 			n.apply(p, rules, nil)
 			Expect(n.check(p)).To(BeZero())
@@ -452,4 +458,28 @@ func itRedirects(k *redirectKind) {
 		Expect(second.Listen([]Target{rules[9999].Target})[0].Addr.Port()).To(Equal(rules[9999].LocalPort))
 		measure("remove", 3*time.Second, func() { n.remove(second) })
 	})
+}
+
+// refusesSCTP expects that rules for SCTP are refused each time, and others not:
+// an SCTP listener is at the landing, and here there is none.
+func refusesSCTP(n *testNet, p Portal, rules []Rule) {
+	GinkgoHelper()
+	n.node.do(func() {
+		for _, ask := range []func() error{
+			func() error { return p.Apply(background, append(rules, reject(dns4)), nil) },
+			func() error { _, err := p.Check(background); return err },
+		} {
+			var refused *RuleError
+			Expect(errors.As(ask(), &refused)).To(BeTrue())
+			Expect(refused.Refused).To(HaveLen(len(rules)))
+			for _, r := range rules {
+				Expect(refused.Refused[r.Target]).To(MatchError(ContainSubstring("--portal=address")))
+			}
+		}
+	})
+	gone := []Target{dns4}
+	for _, r := range rules {
+		gone = append(gone, r.Target)
+	}
+	n.apply(p, nil, gone)
 }

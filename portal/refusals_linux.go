@@ -1,6 +1,9 @@
 package portal
 
-import "time"
+import (
+	"errors"
+	"time"
+)
 
 // A refused rule is tried again after retryFirst, and then after twice as long
 // each time up to retryLast: a module that was missing may have been loaded.
@@ -38,6 +41,18 @@ func (r *refusals) add(suspects []Rule, bad map[Target]error) {
 	}
 	r.at = r.now().Add(r.wait)
 	r.wait = min(2*r.wait, retryLast)
+}
+
+// errNoLanding is why SCTP rules are refused where packets have no landing.
+var errNoLanding = errors.New("SCTP cannot be led to a listener here, since the kernel or iptables takes no DNAT, or no local route; use --portal=address")
+
+// addSCTP notes the SCTP rules that lead to a listener.
+func (r *refusals) addSCTP(rules []Rule) {
+	for _, s := range rules {
+		if s.Target.Protocol == SCTP && s.LocalPort != 0 {
+			r.byTarget[s.Target] = refusal{s, errNoLanding}
+		}
+	}
 }
 
 // keep forgets those that are not among rules any more.

@@ -32,7 +32,7 @@ COMMIT
 -A OUTPUT -m comment --comment "usher: portals of Services" -j USHER-PORTALS
 -A USHER-NODEPORTS -p tcp -m tcp --dport 30080 -m comment --comment default/web:http -j REDIRECT --to-ports 40001
 -A USHER-PORTALS -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j REDIRECT --to-ports 40001
--A USHER-PORTALS -d 10.96.0.13/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 169.254.117.115:40003
+-A USHER-PORTALS -d 10.96.0.13/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 192.0.0.117:40003
 -A USHER-PORTALS -d 10.96.0.11/32 -p udp -m udp --dport 53 -m comment --comment "d\'e f" -j REDIRECT --to-ports 0
 -A USHER-PORTALS -d 10.96.0.12/32 -p 132 -m sctp --dport 53 -m owner --uid-owner 7 -j REDIRECT --to-ports 1
 -A USHER-PORTALS -m addrtype --dst-type LOCAL -j USHER-NODEPORTS
@@ -109,8 +109,8 @@ var _ = Describe("the difference between two sets of chains", func() {
 		c := diff(nil, wanted, nil, true)
 		Expect(c.script).To(Equal(`*nat
 :USHER-PORTALS - [0:0]
--A USHER-PORTALS -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 169.254.117.115:40001
--A USHER-PORTALS -d 10.96.0.11/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 169.254.117.115:40002
+-A USHER-PORTALS -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 192.0.0.117:40001
+-A USHER-PORTALS -d 10.96.0.11/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 192.0.0.117:40002
 -I PREROUTING 1 -m comment --comment "usher: portals of Services" -j USHER-PORTALS
 -I OUTPUT 1 -m comment --comment "usher: portals of Services" -j USHER-PORTALS
 COMMIT
@@ -130,8 +130,8 @@ COMMIT
 :USHER-PORTALS - [0:0]
 :USHER-EMPTY - [0:0]
 :USHER-NODEPORTS - [0:0]
--A USHER-PORTALS -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 169.254.117.115:40001
--A USHER-PORTALS -d 10.96.0.11/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 169.254.117.115:40002
+-A USHER-PORTALS -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 192.0.0.117:40001
+-A USHER-PORTALS -d 10.96.0.11/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:http" -j DNAT --to-destination 192.0.0.117:40002
 -X USHER-EMPTY
 -X USHER-NODEPORTS
 COMMIT

@@ -38,7 +38,7 @@ var _ = Describe("watching a portal", func() {
 		{"nftables", ModeNFTables, "",
 			[]string{
 				"nft delete element ip usher portals { 10.96.0.10 . tcp . 80 }", "nft flush chain ip6 usher portals",
-				"nft flush ruleset", "ip route del local 169.254.117.115 table local",
+				"nft flush ruleset", "ip route del local 192.0.0.117 table local",
 			},
 			[]string{"nft 'table ip other { chain c { drop; }; }'", "ip addr add 10.77.0.1/32 dev lo"}},
 		{"iptables-nft", ModeIPTables, "nft",
@@ -48,7 +48,7 @@ var _ = Describe("watching a portal", func() {
 			},
 			[]string{"iptables-nft -t nat -N OTHER; iptables-nft -t nat -A OTHER -j RETURN; iptables-nft -t nat -A POSTROUTING -j OTHER"}},
 		{"iptables-legacy", ModeIPTables, "legacy",
-			[]string{"ip route del local 169.254.117.115 table local"},
+			[]string{"ip route del local 192.0.0.117 table local"},
 			[]string{"nft 'table ip nat { chain c { drop; }; }'"}},
 		{"address", ModeAddress, "",
 			[]string{"ip route del local 10.96.0.10 table local", "ip -6 route flush table local proto 117"},

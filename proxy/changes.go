@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"net/netip"
 	"reflect"
 	"time"
 
@@ -49,7 +50,11 @@ func (t *telling) service(p *Proxy, s config.Service) {
 	id := config.PortID{Namespace: s.Name.Namespace, Service: s.Name.Name}
 	switch {
 	case !had && len(s.Ports) > 0:
-		t.tell(p.Trace, id, trace.Event{Kind: trace.ServiceAdded, Count: countEndpoints(s)})
+		e := trace.Event{Kind: trace.ServiceAdded}
+		if t.left > 0 {
+			e.Count = countEndpoints(s)
+		}
+		t.tell(p.Trace, id, e)
 	case had && len(s.Ports) == 0:
 		t.tell(p.Trace, id, trace.Event{Kind: trace.ServiceRemoved})
 	}
@@ -57,10 +62,10 @@ func (t *telling) service(p *Proxy, s config.Service) {
 
 // countEndpoints returns how many endpoints s has, each address and port once.
 func countEndpoints(s config.Service) int {
-	all := map[config.Endpoint]bool{}
+	all := map[netip.AddrPort]bool{}
 	for _, port := range s.Ports {
 		for _, e := range port.Endpoints {
-			all[e] = true
+			all[e.Addr] = true
 		}
 	}
 	return len(all)
@@ -73,7 +78,7 @@ func (f *frontEnd) tellEndpoints(before, after *view) {
 		return // it comes or goes
 	}
 	tell := func(kind trace.Kind, e *balance.Endpoint) {
-		p.telling.tell(p.Trace, f.id, trace.Event{Kind: kind, Endpoint: e.Addr, Pod: e.Pod, Reason: conditions(e.Endpoint)})
+		p.telling.tell(p.Trace, f.id, trace.Event{Kind: kind, Endpoint: e.Addr, Pod: e.Pod, Reason: conditions(e)})
 	}
 	if !sameButEndpoints(before.port, after.port) {
 		p.telling.tell(p.Trace, f.id, trace.Event{Kind: trace.ServiceChanged})
@@ -88,7 +93,7 @@ func (f *frontEnd) tellEndpoints(before, after *view) {
 		switch {
 		case was == nil:
 			tell(trace.EndpointAdded, e)
-		case conditions(was.Endpoint) != conditions(e.Endpoint):
+		case conditions(was) != conditions(e):
 			tell(trace.EndpointChanged, e)
 		}
 	}
@@ -100,7 +105,7 @@ func (f *frontEnd) tellEndpoints(before, after *view) {
 }
 
 // conditions says in a word whether an endpoint is used.
-func conditions(e config.Endpoint) string {
+func conditions(e *balance.Endpoint) string {
 	switch {
 	case e.Ready:
 		return "ready"

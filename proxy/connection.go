@@ -220,7 +220,7 @@ func (c *connection) admit(a *acceptor) (trace.End, error) {
 		t := (*a.targets.Load())[0]
 		c.to = a.local(c.client)
 		var ok bool
-		if c.vip, ok = v.vips[netip.AddrPortFrom(t.Addr, t.Port)]; !ok {
+		if c.vip, ok = v.vipOf(t); !ok {
 			return trace.NotAdmitted, errDirect // it has just been removed
 		}
 	}
@@ -232,15 +232,14 @@ func (c *connection) admit(a *acceptor) (trace.End, error) {
 
 // vip returns the VIP that a client which connected to original meant.
 func (v *view) vip(original netip.AddrPort) (config.VIP, bool) {
-	if vip, ok := v.vips[original]; ok {
+	if vip, ok := v.vipAt(original); ok {
 		return vip, true
 	}
 	anywhere := netip.IPv4Unspecified()
 	if original.Addr().Is6() {
 		anywhere = netip.IPv6Unspecified()
 	}
-	vip, ok := v.vips[netip.AddrPortFrom(anywhere, original.Port())]
-	return vip, ok
+	return v.vipAt(netip.AddrPortFrom(anywhere, original.Port()))
 }
 
 // search returns the connection's search for an endpoint.

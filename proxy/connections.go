@@ -3,11 +3,14 @@ package proxy
 import (
 	"sync"
 	"sync/atomic"
+
+	"github.com/usherproxy/usher/portal/handover"
 )
 
 // reserved descriptors are those that are neither a connection's nor a
-// listener's: standard files, epoll, netlink, admin clients, iptables' pipes.
-const reservedDescriptors = 256
+// listener's: standard files, epoll, netlink, admin clients, iptables' pipes, and
+// the copies of listeners of which a handover makes so many at a time.
+const reservedDescriptors = 256 + handover.SocketsAtOnce
 
 // connections are all that are open, and the bound on them.
 type connections struct {
@@ -32,8 +35,7 @@ func newConnections(max int64) connections {
 // limit returns how many connections may be open at once. Each takes two
 // descriptors.
 func (c *connections) limit() int64 {
-	// A handover needs a copy of each listener.
-	limit := max(1, (c.descriptors-reservedDescriptors-2*c.listeners.Load()-c.loops.Load()-c.udp.Load())/2)
+	limit := max(1, (c.descriptors-reservedDescriptors-c.listeners.Load()-c.loops.Load()-c.udp.Load())/2)
 	if c.max > 0 {
 		limit = min(limit, c.max)
 	}

@@ -32,9 +32,25 @@ type frontEnd struct {
 
 	pool      balance.Pool
 	listeners []listener
-	trouble   *Problem                      // what update could not do; nil if all is well
-	owned     map[portal.Target]bool        // see Proxy.owners
-	rules     map[portal.Target]portal.Rule // that the portal was given
+	trouble   *Problem      // what update could not do; nil if all is well
+	owned     []ownedTarget // in no order; see Proxy.owners
+}
+
+// ownedTarget is a target that a front end serves. There are one to some tens, in
+// each of thousands of front ends: a slice takes a fraction of what maps would.
+type ownedTarget struct {
+	portal.Target
+	rule portal.Rule // that the portal was given; the zero Rule if it has none
+}
+
+// own returns the entry for t, or nil if t is not the front end's.
+func (f *frontEnd) own(t portal.Target) *ownedTarget {
+	for i := range f.owned {
+		if f.owned[i].Target == t {
+			return &f.owned[i]
+		}
+	}
+	return nil
 }
 
 // listener takes in what clients send to some targets of a service port. Each
@@ -63,6 +79,9 @@ func fits(b portal.Bind, addr netip.AddrPort, redirected bool) bool {
 
 // openListener opens the listener for b, and starts it.
 func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
+	if err := f.proxy.connections.room(); err != nil {
+		return nil, err
+	}
 	switch f.protocol {
 	case config.TCP:
 		return openTCP(f, b)
@@ -92,7 +111,6 @@ func listenReason(err error) Reason {
 // never changed.
 type view struct {
 	port     config.ServicePort
-	vips     map[netip.AddrPort]config.VIP
 	all      []*balance.Endpoint // usable or not
 	cluster  *balance.Set
 	internal *balance.Set
@@ -112,9 +130,24 @@ func (v *view) endpoints(vip config.VIP, nodeLocal bool) *balance.Set {
 	return v.external
 }
 
+// vipAt returns the VIP with that very address and port.
+func (v *view) vipAt(at netip.AddrPort) (config.VIP, bool) {
+	for _, vip := range v.port.VIPs { // one to some tens
+		if vip.AddrPort() == at {
+			return vip, true
+		}
+	}
+	return config.VIP{}, false
+}
+
+// vipOf returns the VIP that is a portal's target.
+func (v *view) vipOf(t portal.Target) (config.VIP, bool) {
+	return v.vipAt(netip.AddrPortFrom(t.Addr, t.Port))
+}
+
 // redirect returns the rule that leads from t to a listener.
 func (v *view) redirect(t portal.Target, port uint16) portal.Rule {
-	vip := v.vips[netip.AddrPortFrom(t.Addr, t.Port)]
+	vip, _ := v.vipOf(t)
 	r := portal.Rule{Target: t, Action: portal.Redirect, LocalPort: port, Sources: portal.SourcesOf(vip.Sources)}
 	if vip.External() && v.external.Len() == 0 {
 		// The policy is Local, and there are endpoints on other nodes only: they
@@ -130,8 +163,6 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 		id:       port.ID,
 		protocol: port.Protocol,
 		affinity: affinity.NewTable(p.affinities, port.AffinityTimeout),
-		owned:    map[portal.Target]bool{},
-		rules:    map[portal.Target]portal.Rule{},
 	}
 	f.pool.Watcher = f
 	return f
@@ -157,16 +188,12 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	f.proxy.counters.endpointChanges.Add(int64(came + len(gone)))
 	v := &view{
 		port:     port,
-		vips:     make(map[netip.AddrPort]config.VIP, len(port.VIPs)),
 		all:      f.pool.All,
 		cluster:  f.pool.Cluster,
 		internal: f.pool.Internal,
 		external: f.pool.External,
 		limits:   f.proxy.limits(port),
 		replaced: make(chan struct{}),
-	}
-	for _, vip := range port.VIPs {
-		v.vips[vip.AddrPort()] = vip
 	}
 	old := f.view.Swap(v)
 	if old != nil {
@@ -191,7 +218,9 @@ func (f *frontEnd) claim(port config.ServicePort) (own []portal.Target, problem 
 			continue
 		}
 		f.proxy.owners[t] = f
-		f.owned[t] = true
+		if f.own(t) == nil {
+			f.owned = append(f.owned, ownedTarget{Target: t})
+		}
 		if vip.Kind == config.NodePort {
 			f.proxy.nodePorts.Store(t, nil)
 		}
@@ -206,21 +235,17 @@ func (f *frontEnd) releaseOthers(port config.ServicePort, c *change) {
 	for _, vip := range port.VIPs {
 		keep[target(f.protocol, vip)] = true
 	}
-	for t := range f.owned {
-		if !keep[t] {
-			f.release(t, c)
+	f.owned = slices.DeleteFunc(f.owned, func(o ownedTarget) bool {
+		if keep[o.Target] {
+			return false
 		}
-	}
-}
-
-func (f *frontEnd) release(t portal.Target, c *change) {
-	delete(f.proxy.owners, t)
-	delete(f.owned, t)
-	f.proxy.nodePorts.Delete(t)
-	if _, ok := f.rules[t]; ok {
-		delete(f.rules, t)
-		c.drop(t)
-	}
+		delete(f.proxy.owners, o.Target)
+		f.proxy.nodePorts.Delete(o.Target)
+		if o.rule != (portal.Rule{}) {
+			c.drop(o.Target)
+		}
+		return true
+	})
 }
 
 // bind opens the listeners that are missing for targets, and puts into c the
@@ -231,7 +256,7 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 	v := f.view.Load()
 	var served []portal.Target
 	for _, t := range targets {
-		vip := v.vips[netip.AddrPortFrom(t.Addr, t.Port)]
+		vip, _ := v.vipOf(t)
 		if v.endpoints(vip, true).Len() > 0 {
 			served = append(served, t)
 			continue
@@ -281,10 +306,11 @@ func (f *frontEnd) listen(b portal.Bind, old *[]listener) (listener, error) {
 // rule puts r into c if the portal does not have it like that already.
 func (f *frontEnd) rule(r portal.Rule, c *change) {
 	r.Comment = f.id.String()
-	if f.rules[r.Target] == r && c.set[r.Target] == (portal.Rule{}) {
+	own := f.own(r.Target)
+	if own.rule == r && c.set[r.Target] == (portal.Rule{}) {
 		return
 	}
-	f.rules[r.Target] = r
+	own.rule = r
 	c.add(r)
 }
 

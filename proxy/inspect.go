@@ -52,8 +52,10 @@ func (p *Proxy) InspectService(name types.NamespacedName) (list []PortView) {
 	defer p.mu.Unlock()
 	for _, f := range p.services[name] {
 		v := f.inspect()
-		for _, r := range f.rules {
-			v.Rules = append(v.Rules, r)
+		for _, o := range f.owned {
+			if o.rule != (portal.Rule{}) {
+				v.Rules = append(v.Rules, o.rule)
+			}
 		}
 		slices.SortFunc(v.Rules, func(a, b portal.Rule) int { return a.Target.Compare(b.Target) })
 		list = append(list, v)

@@ -1,9 +1,8 @@
 package proxy
 
 import (
+	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -39,11 +38,15 @@ func (p *Proxy) review(f *frontEnd) {
 		p.problem(f.id, f.trouble.Reason, f.trouble.Err)
 		return
 	}
-	for _, t := range slices.SortedFunc(maps.Keys(f.owned), portal.Target.Compare) {
-		if err := p.refused[t]; err != nil {
-			p.problem(f.id, ReasonPortal, fmt.Errorf("%s: %w", t, err))
-			return
+	var first portal.Target
+	for _, o := range f.owned {
+		if p.refused[o.Target] != nil && (!first.Addr.IsValid() || o.Target.Compare(first) < 0) {
+			first = o.Target
 		}
+	}
+	if err := p.refused[first]; err != nil {
+		p.problem(f.id, ReasonPortal, fmt.Errorf("%s: %w", first, err))
+		return
 	}
 	p.solved(f.id)
 }
@@ -63,7 +66,9 @@ func (p *Proxy) problem(id config.PortID, reason Reason, err error) {
 	if p.OnProblem != nil {
 		p.OnProblem(id, problem)
 	}
-	p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": reason}).WithError(err).Error("Service port is not served")
+	if !errors.Is(err, errOpenFiles) { // of which there may be thousands: see reportOpenFiles
+		p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": reason}).WithError(err).Error("Service port is not served")
+	}
 }
 
 // solved notes that the port id has no problem, or none any more.
@@ -73,6 +78,8 @@ func (p *Proxy) solved(id config.PortID) {
 		if p.OnProblem != nil {
 			p.OnProblem(id, nil)
 		}
-		p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": old.Reason}).Info("Problem with service port is over")
+		if !errors.Is(old.Err, errOpenFiles) {
+			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": old.Reason}).Info("Problem with service port is over")
+		}
 	}
 }

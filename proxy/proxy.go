@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"iter"
 	"maps"
 	"net/netip"
 	"os"
@@ -114,16 +115,19 @@ type Proxy struct {
 	ctx    context.Context
 	giveUp context.CancelFunc
 
-	mu       sync.Mutex
-	started  bool // there was a first full picture
-	stopped  bool
-	telling  telling
-	services map[types.NamespacedName]map[config.PortID]*frontEnd
-	owners   map[portal.Target]*frontEnd // who serves a VIP: one only
+	mu      sync.Mutex
+	started bool // there was a first full picture
+	stopped bool
+	// handedOver says that a successor has the listeners' sockets.
+	handedOver bool
+	telling    telling
+	services   map[types.NamespacedName]map[config.PortID]*frontEnd
+	owners     map[portal.Target]*frontEnd // who serves a VIP: one only
 	// nodePorts are those of owners that are node ports, for connections to
 	// look at.
 	nodePorts sync.Map // of portal.Target
 	problems  map[config.PortID]*Problem
+	leftOut   int // service ports that the limit on open files did not hold when that was last reported
 	// inherited are the sockets of a predecessor that nobody uses yet.
 	inherited map[string]*os.File
 	// refused are the targets for which the portal could not put in a rule.
@@ -193,6 +197,7 @@ func (p *Proxy) Apply(services []config.Service) {
 	p.telling.end(p.Trace)
 	p.commit(&c)
 	p.retry()
+	p.reportOpenFiles()
 	if p.OnSync != nil {
 		p.OnSync(time.Since(started))
 	}
@@ -406,7 +411,6 @@ func (p *Proxy) Check(ctx context.Context) {
 		return
 	}
 	p.locality.refresh()
-	p.followAddresses()
 	repaired, err := p.Portal.Check(ctx)
 	p.sync.checked(time.Now())
 	if repaired > 0 {
@@ -417,12 +421,22 @@ func (p *Proxy) Check(ctx context.Context) {
 	clear(p.refused) // err has them all
 	p.portalAnswered(err)
 	p.retry()
+	p.reportOpenFiles()
 }
 
 // Stop stops accepting, and from then on nothing is changed in the kernel any
 // more. The portal's rules stay as they are. Connections that are open go on;
-// UDP sessions end.
+// UDP sessions end; after a handover, when the clients that wait for a reply have
+// it, or after two seconds.
 func (p *Proxy) Stop() {
+	p.closeListeners()
+	p.udp.retired()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.udp.stop()
+}
+
+func (p *Proxy) closeListeners() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopped = true
@@ -431,7 +445,6 @@ func (p *Proxy) Stop() {
 			f.closeListeners()
 		}
 	}
-	p.udp.stop()
 }
 
 // Inherit makes listeners use the sockets of a predecessor. It takes those that it
@@ -441,28 +454,40 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) { p.inherited = sockets }
 // HandOver implements handover.Holder. Until resume or release is called, the
 // proxy changes nothing, but serves; after release it never changes anything
 // again, and is to be stopped.
-func (p *Proxy) HandOver() (sockets []handover.Socket, resume, release func(), err error) {
+func (p *Proxy) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
 	p.mu.Lock()
 	if !p.started || p.stopped {
 		p.mu.Unlock()
 		return nil, nil, nil, errors.New("the proxy does not serve")
 	}
-	for _, fronts := range p.services {
-		for _, f := range fronts {
-			for _, l := range f.listeners {
-				sockets = append(sockets, l.handOver()...)
-			}
-		}
-	}
 	release = func() {
-		p.stopped = true
+		p.stopped, p.handedOver = true, true
 		p.mu.Unlock()
 	}
 	resume = func() {
 		p.mu.Unlock()
 		p.Check(p.ctx) // the successor may have changed something
 	}
-	return sockets, resume, release, nil
+	return p.sockets, resume, release, nil
+}
+
+// sockets yields copies of the sockets that a successor can go on with. It is
+// called with Proxy.mu.
+func (p *Proxy) sockets(yield func(handover.Socket) bool) {
+	for _, fronts := range p.services {
+		for _, f := range fronts {
+			for _, l := range f.listeners {
+				for i, all := 0, l.handOver(); i < len(all); i++ {
+					if !yield(all[i]) {
+						for _, s := range all[i+1:] {
+							s.File.Close()
+						}
+						return
+					}
+				}
+			}
+		}
+	}
 }
 
 // Drain waits until the connections that are open have ended, and breaks those

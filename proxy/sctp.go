@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"syscall"
 
@@ -64,35 +63,28 @@ var sctpCarrier = carrier{
 	},
 }
 
-// sctpListener is a listener for an SCTP service port. It has one socket, or, to
-// listen on all addresses of the node, one for each: see sctp.Listen. All but
-// the acceptor is guarded by Proxy.mu.
+// sctpListener is a listener for an SCTP service port.
 type sctpListener struct {
+	*sctp.Listener
 	acceptor
-	at      netip.AddrPort // its address may be the unspecified one
-	sockets map[netip.Addr]*sctp.Listener
-	loops   sync.WaitGroup
-}
 
-// freePortTries is how many ports are tried before it is given up to find one
-// that is free on every address of the node.
-const freePortTries = 16
+	closing sync.Once
+	closed  chan struct{} // the accept loop has ended
+}
 
 // openSCTP opens the listener that b asks for and starts to accept.
 func openSCTP(f *frontEnd, b portal.Bind) (*sctpListener, error) {
 	if err := f.proxy.SCTP.allowed(); err != nil {
 		return nil, err
 	}
-	l := &sctpListener{
-		acceptor: acceptor{front: f, carrier: &sctpCarrier, redirected: b.Redirected},
-		at:       b.Addr,
-		sockets:  map[netip.Addr]*sctp.Listener{},
-	}
-	l.setTargets(b.Targets)
-	err := l.open()
-	for try := 0; err != nil && errors.Is(err, syscall.EADDRINUSE) && (b.Preferred || b.Addr.Port() == 0) && try < freePortTries; try++ {
-		l.at = netip.AddrPortFrom(b.Addr.Addr(), 0)
-		err = l.open()
+	s, err := sctp.Listen(b.Addr)
+	if b.Preferred {
+		for _, port := range f.proxy.otherPorts() {
+			if !errors.Is(err, syscall.EADDRINUSE) {
+				break
+			}
+			s, err = sctp.Listen(netip.AddrPortFrom(b.Addr.Addr(), port))
+		}
 	}
 	switch {
 	case errors.Is(err, syscall.EPROTONOSUPPORT):
@@ -100,130 +92,38 @@ func openSCTP(f *frontEnd, b portal.Bind) (*sctpListener, error) {
 	case err != nil:
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
 	}
+	l := &sctpListener{Listener: s, acceptor: acceptor{front: f, carrier: &sctpCarrier, redirected: b.Redirected, at: s.LocalAddr().AddrPort()}, closed: make(chan struct{})}
+	l.setTargets(b.Targets)
+	f.proxy.connections.listeners.Add(1)
+	go l.run()
 	return l, nil
 }
 
-// handOver: the successor opens sockets of its own.
+// handOver: the successor opens a socket of its own.
 func (l *sctpListener) handOver() []handover.Socket { return nil }
 
-// open opens all sockets, or none.
-func (l *sctpListener) open() error {
-	for _, a := range l.wanted() {
-		if err := l.add(a); err != nil {
-			l.close()
-			return err
-		}
-	}
-	if len(l.sockets) == 0 {
-		return syscall.EADDRNOTAVAIL
-	}
-	return nil
-}
-
-// wanted returns the addresses on which there are to be sockets.
-func (l *sctpListener) wanted() []netip.Addr {
-	if !l.at.Addr().IsUnspecified() {
-		return []netip.Addr{l.at.Addr()}
-	}
-	return nodeAddresses(l.at.Addr().Is6())
-}
-
-// add opens the socket for an address. The first decides about the port, if any
-// will do.
-func (l *sctpListener) add(a netip.Addr) error {
-	s, err := sctp.Listen(netip.AddrPortFrom(a, l.at.Port()))
-	if err != nil {
-		return err
-	}
-	l.at = netip.AddrPortFrom(l.at.Addr(), s.LocalAddr().AddrPort().Port())
-	l.sockets[a] = s
-	l.front.proxy.connections.listeners.Add(1)
-	l.loops.Go(func() {
-		defer l.front.proxy.connections.listeners.Add(-1)
-		l.acceptLoop(func() (conn, net.Addr, error) {
-			client, err := s.Accept()
-			if err != nil {
-				return nil, nil, err
-			}
-			return client, client.RemoteAddr(), nil
-		})
-	})
-	return nil
-}
-
-// followAddresses opens sockets for addresses that the node got since, and
-// closes those for addresses that it has no more.
-func (l *sctpListener) followAddresses() {
-	wanted := l.wanted()
-	for a, s := range l.sockets {
-		if !slices.Contains(wanted, a) {
-			s.Close()
-			delete(l.sockets, a)
-		}
-	}
-	for _, a := range wanted {
-		if l.sockets[a] != nil {
-			continue
-		}
-		if err := l.add(a); err != nil {
-			l.front.proxy.Log.WithField("service", l.front.id.String()).WithError(plainError(err)).
-				Warnf("An address of this node cannot be listened on: %s", netip.AddrPortFrom(a, l.at.Port()))
-		}
-	}
-}
-
-// followAddresses makes the listeners follow the node's addresses, where they
-// have to.
-func (p *Proxy) followAddresses() {
-	for _, fronts := range p.services {
-		for _, f := range fronts {
-			for _, l := range f.listeners {
-				if s, ok := l.(*sctpListener); ok && s.at.Addr().IsUnspecified() {
-					s.followAddresses()
-				}
-			}
-		}
-	}
-}
-
-// nodeAddresses returns the addresses to which a portal may redirect: those of
-// the interfaces that are up.
-func nodeAddresses(six bool) []netip.Addr {
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		return nil
-	}
-	var list []netip.Addr
-	for _, i := range interfaces {
-		if i.Flags&net.FlagUp == 0 {
-			continue
-		}
-		addrs, err := i.Addrs()
+// run accepts until l is closed.
+func (l *sctpListener) run() {
+	defer l.front.proxy.connections.listeners.Add(-1)
+	defer close(l.closed)
+	l.acceptLoop(func() (conn, net.Addr, error) {
+		client, err := l.Accept()
 		if err != nil {
-			continue // it has just gone
+			return nil, nil, err
 		}
-		for _, a := range addrs {
-			prefix, err := netip.ParsePrefix(a.String())
-			if addr := prefix.Addr(); err == nil && addr.Is6() == six && !addr.IsLinkLocalUnicast() && !slices.Contains(list, addr) {
-				list = append(list, addr)
-			}
-		}
-	}
-	return list
+		return client, client.RemoteAddr(), nil
+	})
 }
 
-func (l *sctpListener) addr() netip.AddrPort { return l.at }
+func (l *sctpListener) addr() netip.AddrPort { return l.LocalAddr().AddrPort() }
 
 func (l *sctpListener) serves(b portal.Bind) bool {
-	return fits(b, l.at, l.redirected)
+	return fits(b, l.addr(), l.redirected)
 }
 
-// close stops accepting and returns when the accept loops have ended.
+// close stops accepting and returns when the accept loop has ended.
 // Associations that wait to be accepted are aborted.
 func (l *sctpListener) close() {
-	for a, s := range l.sockets {
-		s.Close()
-		delete(l.sockets, a)
-	}
-	l.loops.Wait()
+	l.closing.Do(func() { l.Listener.Close() })
+	<-l.closed
 }

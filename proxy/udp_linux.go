@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +16,6 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -33,6 +33,11 @@ type udpEngine struct {
 
 	loops []*udpLoop // guarded by Proxy.mu
 	next  int        // the loop on which the next listener begins
+
+	retiring sync.WaitGroup // sockets that a successor has, and by which replies go out yet
+
+	returning atomic.Bool    // memory is being given back
+	returns   sync.WaitGroup // what does it
 }
 
 // A listener has a socket on so many loops at the most: with a thousand
@@ -77,6 +82,19 @@ func (e *udpEngine) stop() {
 		e.proxy.connections.udp.Add(-descriptorsPerLoop)
 	}
 	e.loops = nil
+	e.returns.Wait()
+}
+
+// returnMemory gives memory back to the system soon. After many sessions there
+// may be nothing that makes Go collect: its collector follows allocation.
+func (e *udpEngine) returnMemory() {
+	if !e.returning.CompareAndSwap(false, true) {
+		return
+	}
+	e.returns.Go(func() {
+		debug.FreeOSMemory()
+		e.returning.Store(false)
+	})
 }
 
 // choose returns the loops for a new listener.
@@ -203,9 +221,17 @@ func openUDP(f *frontEnd, b portal.Bind) (listener, error) {
 			}
 		}
 	}
-	fds, err := forward.ListenUDP(b.Addr, len(loops))
-	if err != nil && b.Preferred && errors.Is(err, unix.EADDRINUSE) {
-		fds, err = forward.ListenUDP(netip.AddrPortFrom(b.Addr.Addr(), 0), len(loops))
+	fds, err := f.proxy.inheritUDP(b.Addr), error(nil)
+	if len(fds) == 0 {
+		fds, err = forward.ListenUDP(b.Addr, len(loops))
+	}
+	if b.Preferred {
+		for _, port := range f.proxy.otherPorts() {
+			if !errors.Is(err, unix.EADDRINUSE) {
+				break
+			}
+			fds, err = forward.ListenUDP(netip.AddrPortFrom(b.Addr.Addr(), port), len(loops))
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
@@ -221,7 +247,7 @@ func openUDP(f *frontEnd, b portal.Bind) (listener, error) {
 	f.proxy.connections.listeners.Add(1)
 	f.proxy.connections.udp.Add(int64(len(fds) - 1))
 	for i, fd := range fds {
-		l.sockets = append(l.sockets, newUDPSocket(l, loops[i], fd))
+		l.sockets = append(l.sockets, newUDPSocket(l, loops[i%len(loops)], fd))
 	}
 	for _, s := range l.sockets {
 		_ = s.loop.poller.Do(s.open) // the loops run until Stop, after which nothing is opened
@@ -234,9 +260,6 @@ func (l *udpListener) addr() netip.AddrPort { return l.at }
 func (l *udpListener) serves(b portal.Bind) bool {
 	return fits(b, l.at, l.redirected)
 }
-
-// handOver: sessions are here, so the successor opens sockets of its own.
-func (l *udpListener) handOver() []handover.Socket { return nil }
 
 func (l *udpListener) setTargets(targets []portal.Target) { l.targets.Store(&targets) }
 
@@ -258,6 +281,12 @@ func (l *udpListener) abandon(refused *balance.State) {
 
 // close ends the sessions and closes the sockets. It is called with Proxy.mu.
 func (l *udpListener) close() {
+	l.front.proxy.connections.listeners.Add(-1)
+	l.front.proxy.connections.udp.Add(-int64(len(l.sockets) - 1))
+	if l.front.proxy.handedOver {
+		l.retire()
+		return
+	}
 	end := trace.Withdrawn
 	if l.front.proxy.stopped {
 		end = trace.Drained
@@ -274,8 +303,6 @@ func (l *udpListener) close() {
 		}
 	}
 	closed.Wait()
-	l.front.proxy.connections.listeners.Add(-1)
-	l.front.proxy.connections.udp.Add(-int64(len(l.sockets) - 1))
 }
 
 // udpSocket is one of a listener's sockets, with the sessions of the clients
@@ -295,7 +322,13 @@ type udpSocket struct {
 	expiry   *time.Timer
 	ticking  bool   // expiry will call expire
 	lost     uint32 // datagrams that the kernel dropped before they were received
+	deaf     bool   // it is not watched any more
 	closed   bool
+
+	// Once a successor has the socket: what closes it, and how many clients
+	// wait for a reply before that. See retire.
+	retired func()
+	awaited int
 }
 
 // sessionKey is a client and where on this node its datagrams arrive: answers
@@ -336,8 +369,18 @@ func (l *udpSocket) close(end trace.End) {
 		e.Value.(*udpSession).end(end, nil)
 	}
 	l.expiry.Stop()
-	l.loop.poller.CloseFD(l.watched)
+	l.stopReceiving()
+	unix.Close(l.fd)
 	l.closed = true
+}
+
+// stopReceiving takes the socket out of the loop. Closing it would not, while
+// another process has it too.
+func (l *udpSocket) stopReceiving() {
+	if !l.deaf {
+		l.deaf = true
+		l.loop.poller.Remove(l.watched)
+	}
 }
 
 // Ready receives what clients have sent.
@@ -398,6 +441,12 @@ func (l *udpSocket) begin(key *sessionKey, link, count int) *udpSession {
 	}
 	if end, drop, err := s.admit(); err != nil {
 		p.counters.drop(drop, count)
+		if drop == DropUnknownOrigin {
+			originErrors.Do(func() {
+				p.Log.WithField("service", l.front.id.String()).WithError(err).
+					Error("UDP clients are not served: it cannot be told whether they came through the portal (logged every 10 s at the most)")
+			})
+		}
 		if l.loop.refusals.Allow() {
 			s.id = p.connections.next.Add(1)
 			s.event(trace.Event{Kind: trace.Accepted, Time: s.began})
@@ -420,6 +469,8 @@ func (l *udpSocket) begin(key *sessionKey, link, count int) *udpSession {
 	}
 	return s
 }
+
+var originErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
 // makeRoom makes room for one more session: if there is none, the one that has
 // been idle longest goes, of this socket if the service port has its share, and
@@ -506,6 +557,7 @@ func (l *udpSocket) forget(s *udpSession) {
 	if len(l.sessions) == 0 && l.peak > keepMap {
 		// A Go map does not shrink.
 		l.sessions, l.peak = map[sessionKey]*udpSession{}, 0
+		l.front.proxy.udp.returnMemory()
 	}
 }
 
@@ -518,7 +570,5 @@ func (l *udpListener) vipOf(v *view, original netip.AddrPort) (config.VIP, bool)
 	if l.redirected {
 		return v.vip(original)
 	}
-	t := (*l.targets.Load())[0]
-	vip, ok := v.vips[netip.AddrPortFrom(t.Addr, t.Port)]
-	return vip, ok
+	return v.vipOf((*l.targets.Load())[0])
 }

@@ -15,7 +15,8 @@ type udpEngine struct {
 	limits sessionLimits
 }
 
-func (e *udpEngine) stop() {}
+func (e *udpEngine) retired() {}
+func (e *udpEngine) stop()    {}
 
 func openUDP(*frontEnd, portal.Bind) (listener, error) {
 	return nil, fmt.Errorf("%w: UDP is served on Linux only, not on %s", errProtocol, runtime.GOOS)

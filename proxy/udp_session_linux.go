@@ -120,9 +120,9 @@ func (s *udpSession) connect() bool {
 			return false
 		}
 		s.search.now, s.search.reached = t, false
-		fd, err := forward.ConnectUDP(netip.Addr{}, t.Endpoint.Addr)
+		fd, err := s.dial(t.Endpoint.Addr)
 		if err != nil && outOfResources(err) && evictOldest(&l.loop.sessions, s) {
-			fd, err = forward.ConnectUDP(netip.Addr{}, t.Endpoint.Addr)
+			fd, err = s.dial(t.Endpoint.Addr)
 		}
 		if err == nil {
 			if s.watched, err = l.loop.poller.Add(fd, forward.Readable, s); err == nil {
@@ -140,6 +140,14 @@ func (s *udpSession) connect() bool {
 			return false
 		}
 	}
+}
+
+// dial opens a socket that is connected to an endpoint.
+func (s *udpSession) dial(to netip.AddrPort) (int, error) {
+	if s.socket.front.proxy.leadsBack(config.UDP, to) {
+		return -1, errLeadsBack
+	}
+	return forward.ConnectUDP(netip.Addr{}, to)
 }
 
 // disconnect closes the socket to the endpoint.
@@ -237,7 +245,10 @@ func (s *udpSession) Ready(forward.Readiness) {
 		s.answered()
 	}
 	s.touch()
-	s.asked = false
+	if s.asked {
+		s.asked = false
+		l.replied()
+	}
 	for i := loop.outCount; i < loop.outCount+n; i++ {
 		loop.out.Address(i, &s.key.peer, s.control)
 		s.toClient += int64(len(loop.out.Data(i)))
@@ -409,7 +420,7 @@ func (s *udpSession) compare(v *view, usable map[*balance.State]bool) {
 	if s.leaving {
 		return
 	}
-	vip, ok := v.vips[s.vip.AddrPort()]
+	vip, ok := v.vipAt(s.vip.AddrPort())
 	switch {
 	case !ok:
 		s.end(trace.Withdrawn, nil)
@@ -475,6 +486,9 @@ func (s *udpSession) end(end trace.End, err error) {
 	}
 	s.disconnect()
 	s.socket.forget(s)
+	if s.asked {
+		s.socket.replied()
+	}
 	s.closed(e)
 }
 

@@ -82,6 +82,78 @@ func pingPong(c net.Conn) error {
 	return err
 }
 
+// udpLoad asks a UDP Service again and again.
+type udpLoad struct {
+	asked        atomic.Int64
+	firstFailure atomic.Pointer[error]
+	stop         chan struct{}
+	workers      sync.WaitGroup
+}
+
+// startUDPLoad asks with ten clients that come anew with each request, as
+// resolvers do, and with ten that stay the same.
+func startUDPLoad(d *lab.Dialer, vip string) *udpLoad {
+	l := &udpLoad{stop: make(chan struct{})}
+	for i := range 20 {
+		l.workers.Go(func() {
+			var stays net.Conn
+			for {
+				select {
+				case <-l.stop:
+					return
+				default:
+				}
+				c := stays
+				if c == nil {
+					var err error
+					if c, err = d.DialUDP("", vip); err != nil {
+						l.firstFailure.CompareAndSwap(nil, &err)
+						return
+					}
+				}
+				if i < 10 {
+					stays = c
+				}
+				n := l.asked.Add(1)
+				if err := askUDP(c, n); err != nil {
+					l.firstFailure.CompareAndSwap(nil, &err)
+				}
+				if stays == nil {
+					c.Close()
+				}
+			}
+		})
+	}
+	return l
+}
+
+func (l *udpLoad) end() {
+	close(l.stop)
+	l.workers.Wait()
+}
+
+// askUDP sends request number n, and waits for its reply.
+func askUDP(c net.Conn, n int64) error {
+	began := time.Now()
+	request := fmt.Sprintf("request %d", n)
+	if _, err := c.Write([]byte(request)); err != nil {
+		return err
+	}
+	if err := c.SetReadDeadline(began.Add(3 * time.Second)); err != nil {
+		return err
+	}
+	buf := make([]byte, 100)
+	for {
+		size, err := c.Read(buf)
+		if err != nil {
+			return fmt.Errorf("%s from %s at %s: %w", request, c.LocalAddr(), began.Format("15:04:05.000"), err)
+		}
+		if string(buf[:size]) == request {
+			return nil
+		}
+	}
+}
+
 var _ = Describe("taking over from a running usher", func() {
 	for _, portal := range []string{"iptables", "nftables", "address"} {
 		Describe("with the "+portal+" portal", func() { handoverSpecs(portal) })
@@ -142,6 +214,28 @@ func handoverSpecs(portal string) {
 		Expect(traffic.failed.Load()).To(BeZero())
 		Expect(traffic.made.Load()).To(BeNumerically(">", 500))
 		Expect(state(l.Node)).To(Equal(rules), "the rules are the same throughout")
+	})
+
+	It("leaves no UDP request unanswered, five times in a row", func() {
+		dns := service{name: "dns", clusterIP: "10.96.0.53", port: 53, protocol: "UDP"}
+		for n := 1; n <= 3; n++ {
+			dns.endpoints = append(dns.endpoints, startEcho(l.Pods, lab.Pod(n)))
+		}
+		dns.write(dir)
+		current := start()
+		traffic := startUDPLoad(pod, dns.vip())
+		for range 5 {
+			previous := current
+			current = start("--take-over")
+			Eventually(previous).WithTimeout(10*time.Second).Should(gexec.Exit(0), "it ends when its clients have their replies")
+			made := traffic.asked.Load()
+			Eventually(traffic.asked.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", made+200))
+		}
+		traffic.end()
+		AddReportEntry("UDP requests", traffic.asked.Load())
+		if err := traffic.firstFailure.Load(); err != nil {
+			Expect(*err).NotTo(HaveOccurred())
+		}
 	})
 
 	It("brings what changed since the other one looked", func() {

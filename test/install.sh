@@ -16,6 +16,22 @@ elif [ "$(id -u)" != 0 ]; then
 	echo "note: not root, so not installing:$missing"
 else
 	echo "Installing from Debian:$missing"
+	# For tests programs are wanted, not services: none is started, now (see
+	# invoke-rc.d(8)) or at the next boot.
+	policy=/usr/sbin/policy-rc.d
+	if [ ! -e $policy ]; then
+		trap 'rm -f $policy' EXIT
+		printf '#!/bin/sh\nexit 101\n' >$policy
+		chmod +x $policy
+	fi
+	services() { ls /etc/systemd/system/multi-user.target.wants 2>/dev/null || true; }
+	before=$(services)
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+	for service in $(services); do
+		case " $(echo $before) " in
+		*" $service "*) ;;
+		*) systemctl disable --quiet "$service" || true ;;
+		esac
+	done
 fi

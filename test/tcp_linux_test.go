@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -69,6 +71,68 @@ func tcpSpecs(portal string) {
 			}
 			Expect(seen).To(Equal(map[netip.AddrPort]int{web.endpoints[0]: 3, web.endpoints[1]: 3, web.endpoints[2]: 3}))
 		}
+	})
+
+	It("lets connections in flight go on when their Service is removed", func() {
+		b := startBackend(l.Pods, lab.Pod(1), 8080)
+		web.endpoints = []netip.AddrPort{b.addr}
+		if portal == "iptables" {
+			// Without any rule that translates, the kernel ceases to track connections.
+			service{name: "other", clusterIP: "10.96.0.33", port: 80}.write(dir)
+		}
+		u := start("--portal-check-interval=200ms")
+		var open []*net.TCPConn
+		for _, client := range []*lab.Dialer{pod, node} {
+			c, err := client.Dial("", web.vip(), 10*time.Second)
+			Expect(err).NotTo(HaveOccurred())
+			defer c.Close()
+			Expect(readName(c)).To(Equal(b.addr))
+			open = append(open, c)
+		}
+		Expect(os.Remove(filepath.Join(dir, web.name+".yaml"))).To(Succeed())
+		gone := HaveOccurred() // led out of the node, to where nobody is
+		if portal == "address" {
+			gone = refused
+		}
+		Eventually(func() error {
+			c, err := pod.Dial("", web.vip(), 500*time.Millisecond)
+			if err == nil {
+				c.Close()
+			}
+			return err
+		}).WithTimeout(5 * time.Second).Should(gone)
+		echoes := func() {
+			GinkgoHelper()
+			for _, c := range open {
+				Expect(c.SetDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
+				_, err := c.Write([]byte("?"))
+				Expect(err).NotTo(HaveOccurred())
+				_, err = c.Read(make([]byte, 1))
+				Expect(err).NotTo(HaveOccurred())
+			}
+		}
+		echoes()
+		if portal != "address" {
+			return
+		}
+
+		By("a restart, in which the former process drains")
+		u.Terminate()
+		Eventually(u.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("Stopping"))
+		web2 := web
+		web2.name, web2.clusterIP = "web2", "10.96.0.22"
+		web2.write(dir)
+		startUsher(l.Node, dir, "--portal=address", "--portal-check-interval=200ms")
+		Expect(ask(pod, web2.vip())).To(Equal(b.addr))
+		echoes()
+
+		By("ending them")
+		for _, c := range open {
+			c.Close()
+		}
+		Eventually(func() string {
+			return l.Node.Output("ip", "route", "show", "table", "local", "proto", "117")
+		}).WithTimeout(5 * time.Second).Should(And(ContainSubstring("10.96.0.22"), Not(ContainSubstring("10.96.0.10"))))
 	})
 
 	It("serves IPv6", func() {

@@ -321,44 +321,6 @@ func udpSpecs(portal string) {
 		}
 	})
 
-	It("bounds what 100,000 clients that send one datagram each cost, and gives it back", func() {
-		dns.endpoints = []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}
-		u := start("--udp-idle-timeout=3s", "--max-udp-sessions=4000")
-		pid := u.Command.Process.Pid
-		Expect(askWho(pod, "", dns.vip())).To(Equal(dns.endpoints[0]))
-		rss, files := resident(pid), descriptors(pid)
-		var sent atomic.Int64
-		flooders := l.Pods.NewDialer(8)
-		var wg sync.WaitGroup
-		var peak atomic.Int64
-		for worker := range 8 {
-			wg.Go(func() {
-				defer GinkgoRecover()
-				for i := range 12500 {
-					c, err := flooders.DialUDP(lab.Pod(1+(worker*12500+i)%80).String(), dns.vip())
-					Expect(err).NotTo(HaveOccurred())
-					if _, err := c.Write([]byte("x")); err == nil {
-						sent.Add(1)
-					}
-					c.Close()
-					if i%1000 == 0 {
-						peak.Store(max(peak.Load(), resident(pid)))
-					}
-				}
-			})
-		}
-		wg.Wait()
-		Expect(sent.Load()).To(BeEquivalentTo(100_000))
-		Expect(metric(node, "usher_udp_sessions_open")).To(BeNumerically("<=", 4000))
-		Expect(descriptors(pid)).To(BeNumerically("<", files+4100))
-		Expect(askWho(pod, "", dns.vip())).To(Equal(dns.endpoints[0]), "others are served meanwhile")
-		Eventually(func() int { return int(metric(node, "usher_udp_sessions_open")) }).WithTimeout(10 * time.Second).Should(BeZero())
-		after := resident(pid)
-		AddReportEntry("resident memory", fmt.Sprintf("before %d MB, peak %d MB, after %d MB", rss>>20, peak.Load()>>20, after>>20))
-		Expect(peak.Load() - rss).To(BeNumerically("<", 200<<20)) // with the race detector; some 20 MB without
-		Expect(descriptors(pid)).To(BeNumerically("<=", files+10))
-	})
-
 	It("checks where clients come from, and ends their sessions when that changes", func() {
 		dns.portFields = ", nodePort: 30053"
 		dns.spec = "  type: LoadBalancer\n  loadBalancerSourceRanges: [192.0.2.0/24]\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}\n"
@@ -527,24 +489,6 @@ func metric(node *lab.Dialer, name string) float64 {
 		}
 	}
 	return 0
-}
-
-// resident returns the resident memory of a process, in bytes.
-func resident(pid int) int64 {
-	GinkgoHelper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	Expect(err).NotTo(HaveOccurred())
-	pages, err := strconv.ParseInt(strings.Fields(string(text))[1], 10, 64)
-	Expect(err).NotTo(HaveOccurred())
-	return pages * int64(os.Getpagesize())
-}
-
-// descriptors returns how many descriptors a process has.
-func descriptors(pid int) int {
-	GinkgoHelper()
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-	Expect(err).NotTo(HaveOccurred())
-	return len(entries)
 }
 
 // startDNS starts dnsmasq on port 53 of an address.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/netip"
 	"os"
@@ -188,6 +189,9 @@ func (s *server) apply(failed chan<- error) func([]config.Service) {
 		if !first {
 			s.proxy.Apply(services)
 			s.healthChecks.Apply(services)
+			if len(services) >= manyServices {
+				go tidyMemory()
+			}
 			return
 		}
 		started := time.Now()
@@ -201,9 +205,10 @@ func (s *server) apply(failed chan<- error) func([]config.Service) {
 		s.log.WithFields(logrus.Fields{"services": len(services), "portal": s.proxy.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
 		if s.started != nil {
 			s.started(s.proxy)
-			return
+		} else {
+			printTable(s.out, s.proxy.Status())
 		}
-		printTable(s.out, s.proxy.Status())
+		go tidyMemory()
 	}
 }
 
@@ -269,7 +274,7 @@ func (s *server) succeed() (successor *handover.Successor, err error) {
 const successionTime = 10 * time.Second
 
 // HandOver implements handover.Holder.
-func (s *server) HandOver() (sockets []handover.Socket, resume, release func(), err error) {
+func (s *server) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
 	sockets, resume, stop, err := s.proxy.HandOver()
 	return sockets, resume, func() {
 		close(s.handedOver)

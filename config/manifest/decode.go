@@ -150,7 +150,9 @@ func (r *reader) object(place Problem, value []byte, h header, spoiled bool) {
 		}
 	case "EndpointSlice":
 		var slice *discoveryv1.EndpointSlice
-		slice, errs = decodeSlice(value)
+		if slice, errs = decodeSlice(value); len(errs) == 0 {
+			r.compact(slice)
+		}
 		o.slices = []*discoveryv1.EndpointSlice{slice}
 	case "Endpoints":
 		o.slices, errs = decodeEndpoints(value)

@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -91,8 +92,14 @@ func (l *listing) covers(abs string) bool {
 // without reading them.
 func (l *listing) same(other listing) bool {
 	return len(l.problems) == len(other.problems) && slices.EqualFunc(l.entries, other.entries, func(a, b entry) bool {
-		return a.path == b.path && os.SameFile(a.info, b.info) && a.info.Size() == b.info.Size() && a.info.ModTime().Equal(b.info.ModTime())
+		return a.path == b.path && sameFile(a.info, b.info)
 	})
+}
+
+// sameFile reports whether a file is as it was, as far as can be told without
+// reading it.
+func sameFile(a, b fs.FileInfo) bool {
+	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
 // isManifest reports whether a file of that name in a folder is read. Names that
@@ -115,7 +122,12 @@ func readFile(path string, maxSize int) ([]byte, error) {
 		return nil, cause(err)
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, int64(maxSize)+1))
+	var b bytes.Buffer
+	if info, err := f.Stat(); err == nil { // or it grows step by step
+		b.Grow(int(min(info.Size(), int64(maxSize))) + bytes.MinRead)
+	}
+	_, err = b.ReadFrom(io.LimitReader(f, int64(maxSize)+1))
+	data := b.Bytes()
 	switch {
 	case err != nil:
 		return nil, cause(err)

@@ -30,6 +30,7 @@ type loader struct {
 type file struct {
 	path     string
 	sum      [sha256.Size]byte // of what it contained when it was last read; zero if it could not be read
+	info     fs.FileInfo       // of when it was last read; nil if what it contained then may have changed unseen
 	objects  []object
 	errors   []Problem
 	warnings []Problem
@@ -83,6 +84,10 @@ func (l *loader) visit(e entry, now time.Time, out *loaded) {
 	if !known {
 		f = &file{path: e.path}
 	}
+	if known && f.untouched(e) {
+		f.doubted = time.Time{}
+		return
+	}
 	data, err := readFile(e.path, l.maxSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		if known && f.gone(now, out) {
@@ -93,11 +98,12 @@ func (l *loader) visit(e entry, now time.Time, out *loaded) {
 	l.files[e.abs] = f
 	if err != nil { // what it said last still holds
 		f.sum, f.errors, f.warnings, f.doubted = [sha256.Size]byte{}, []Problem{{File: e.path, Err: err}}, nil, time.Time{}
+		f.info = nil
 		return
 	}
 	sum := sha256.Sum256(data)
 	if known && sum == f.sum {
-		f.doubted = time.Time{}
+		f.doubted, f.info = time.Time{}, settled(e, now)
 		return
 	}
 	r := read(e.path, data, l.resolver.nets, l.maxSize)
@@ -105,7 +111,21 @@ func (l *loader) visit(e entry, now time.Time, out *loaded) {
 		return
 	}
 	out.changed[e.path] = true
-	*f = file{path: e.path, sum: sum, objects: remember(f.objects, r), errors: r.errors, warnings: r.warnings}
+	*f = file{path: e.path, sum: sum, info: settled(e, now), objects: remember(f.objects, r), errors: r.errors, warnings: r.warnings}
+}
+
+// untouched reports whether the file of e is known to be as it was when f was
+// read, without reading it again.
+func (f *file) untouched(e entry) bool { return f.info != nil && sameFile(f.info, e.info) }
+
+// settled returns e.info if the file, which is read at now, cannot change after
+// that and keep its time of modification: some file systems tell that in steps
+// of two seconds.
+func settled(e entry, now time.Time) fs.FileInfo {
+	if now.Sub(e.info.ModTime()) <= 2*time.Second {
+		return nil
+	}
+	return e.info
 }
 
 // silent reports whether a file says nothing, not even something wrong.
@@ -125,12 +145,18 @@ func (f *file) gone(now time.Time, out *loaded) bool {
 	return false
 }
 
+// same reports whether a and b were made at once, without looking at all that is
+// in them.
+func same(a, b config.Service) bool {
+	return len(a.Ports) == len(b.Ports) && len(a.Ports) > 0 && &a.Ports[0] == &b.Ports[0]
+}
+
 // changes returns the Services of now that are not as they were before, and
 // those that are gone, without ports; sorted by name.
 func changes(before, now map[name]config.Service) []config.Service {
 	var out []config.Service
 	for n, svc := range now {
-		if old, ok := before[n]; !ok || !equal(old, svc) {
+		if old, ok := before[n]; !ok || !same(old, svc) && !equal(old, svc) {
 			out = append(out, svc)
 		}
 	}

@@ -72,7 +72,8 @@ func read(file string, data []byte, nets networks, maxSize int) reading {
 type reader struct {
 	reading
 	nets   networks
-	budget int // what may still be added by writing out aliases
+	budget int                // what may still be added by writing out aliases
+	words  map[string]*string // see compact
 }
 
 func (r *reader) document(file string, d document) {

@@ -23,9 +23,14 @@ type resolver struct {
 
 	// had is each Service as it was in the last resolution, with its cluster
 	// IPs, and owners what it had.
-	had    map[types.NamespacedName]*corev1.Service
+	had    map[types.NamespacedName]addressed
 	owners claims
+
+	translated map[types.NamespacedName]*translated
 }
+
+// addressed is a Service with its cluster IPs, and the Service as it was read.
+type addressed struct{ service, read *corev1.Service }
 
 // resolution is the model, and what had to be left out of it.
 type resolution struct {
@@ -41,15 +46,7 @@ func (r *resolver) resolve(objects []object) resolution {
 	services = r.address(services, &out)
 	out.warnings = append(out.warnings, lonely(services, slicesOf)...)
 
-	opts := r.opts
-	opts.VIPs = &translate.VIPSet{}
-	for _, o := range services {
-		svc, _ := translate.Service(o.service, nil, r.node, opts)
-		opts.VIPs.Add(svc)
-	}
-	for _, o := range services {
-		r.translate(o, slicesOf[o.name], opts, &out)
-	}
+	r.translateAll(services, slicesOf, &out)
 	return out
 }
 
@@ -104,23 +101,26 @@ func (r *resolver) address(services []object, out *resolution) []object {
 		}
 	}
 	var good, late []object
+	read := make(map[types.NamespacedName]*corev1.Service, len(services))
 	for _, o := range services {
+		read[o.name] = o.service
 		o.service = r.keep(o)
 		if err := got.grant(o.name, wishes(o.service)); err != nil {
 			out.errors = append(out.errors, o.place.with(err))
 			late = append(late, o)
+			delete(read, o.name) // it is not what comes of that
 			continue
 		}
 		good = append(good, o)
 	}
 	for _, o := range late {
-		if o.service = r.had[o.name]; o.service != nil && got.grant(o.name, wishes(o.service)) == nil {
+		if o.service = r.had[o.name].service; o.service != nil && got.grant(o.name, wishes(o.service)) == nil {
 			good = append(good, o)
 		}
 	}
 
 	all := good[:0]
-	r.had = map[types.NamespacedName]*corev1.Service{}
+	r.had = make(map[types.NamespacedName]addressed, len(good))
 	for _, o := range good {
 		svc, err := r.allocate(o.service, got)
 		if err != nil {
@@ -128,7 +128,7 @@ func (r *resolver) address(services []object, out *resolution) []object {
 			continue
 		}
 		o.service = svc
-		r.had[o.name] = svc
+		r.had[o.name] = addressed{svc, read[o.name]}
 		all = append(all, o)
 	}
 	r.owners = got
@@ -138,7 +138,10 @@ func (r *resolver) address(services []object, out *resolution) []object {
 // keep returns the Service of o with the cluster IPs that were allocated to it
 // before, if it still wants them allocated.
 func (r *resolver) keep(o object) *corev1.Service {
-	old, svc := r.had[o.name], o.service
+	old, svc := r.had[o.name].service, o.service
+	if old != nil && r.had[o.name].read == svc {
+		return old
+	}
 	if old == nil || !hasClusterIPs(svc) || len(svc.Spec.ClusterIPs) >= len(svc.Spec.IPFamilies) || !hasClusterIPs(old) {
 		return svc
 	}
@@ -181,32 +184,6 @@ func withClusterIPs(svc *corev1.Service, ips []string) *corev1.Service {
 	out := *svc
 	out.Spec.ClusterIP, out.Spec.ClusterIPs = ips[0], ips
 	return &out
-}
-
-// translate adds the model of one Service.
-func (r *resolver) translate(o object, slices []object, opts translate.Options, out *resolution) {
-	slices = current(slices)
-	origins := map[string]object{}
-	var mine []*discoveryv1.EndpointSlice
-	for _, s := range slices {
-		mine = append(mine, s.slices[0])
-		origins[s.slices[0].Name] = s
-	}
-	svc, problems := translate.Service(o.service, mine, r.node, opts)
-	for _, p := range problems {
-		from, err := o, error(p.Field)
-		if p.Kind == "EndpointSlice" {
-			from = origins[p.Name.Name]
-		}
-		if from.kind == "Endpoints" {
-			err = fmt.Errorf("%s: %w", mirroredFrom(p.Name.Name), err)
-		}
-		out.errors = append(out.errors, from.place.with(err))
-	}
-	if len(svc.Ports) > 0 {
-		out.services[svc.Name] = svc
-		out.warnings = append(out.warnings, misnamed(svc, slices)...)
-	}
 }
 
 // current returns which slices of a Service to use. What comes from an Endpoints

@@ -303,3 +303,42 @@ var _ = Describe("Endpoints and EndpointSlices of one Service", func() {
 		Expect(addrs(w)).To(Equal([]string{"10.0.0.2"}))
 	})
 })
+
+var _ = Describe("what is kept from one resolution to the next", func() {
+	web := svc("web", at("10.96.0.1"))
+	slice := func(addr string) string {
+		return "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\n" +
+			"addressType: IPv4\nports: [{name: \"\", port: 8080}]\nendpoints: [{addresses: [" + addr + "]}]\n"
+	}
+	endpoints := func(w *world) int {
+		return len(w.last.services[types.NamespacedName{Namespace: "default", Name: "web"}].Ports[0].Cluster)
+	}
+
+	It("is what was made of the same objects", func() {
+		w := newWorld()
+		w.write("a.yaml", web, "b.yaml", slice("10.1.0.1"))
+		before := w.last.services
+		w.write("c.yaml", svc("other", at("10.96.0.2")))
+		for name, was := range before {
+			Expect(same(was, w.last.services[name])).To(BeTrue())
+		}
+	})
+	It("is not what was made of endpoints that have changed", func() {
+		w := newWorld()
+		w.write("a.yaml", web, "b.yaml", slice("10.1.0.1"))
+		w.write("b.yaml", slice("10.1.0.1, 10.1.0.2"))
+		w.write("b.yaml", "")
+		Expect(endpoints(w)).To(BeZero())
+	})
+	It("is not what was made of an endpoint whose address has become a VIP, or is one no longer", func() {
+		w := newWorld()
+		w.write("a.yaml", web, "b.yaml", slice("10.96.0.2"))
+		Expect(endpoints(w)).To(Equal(1))
+		w.write("c.yaml", svc("other", at("10.96.0.2")))
+		Expect(endpoints(w)).To(BeZero(), "a connection to it would come back")
+		Expect(w.errors()).To(ContainSubstring("10.96.0.2"))
+		w.write("c.yaml", "")
+		Expect(endpoints(w)).To(Equal(1))
+		Expect(w.errors()).To(BeEmpty())
+	})
+})

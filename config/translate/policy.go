@@ -29,7 +29,10 @@ func externalLocal(svc *corev1.Service) bool {
 func choose(port *config.ServicePort, found []candidate, node config.Node) {
 	local := func(c candidate) bool { return node.Name != "" && c.Node == node.Name }
 	port.Endpoints = endpoints(found)
-	port.Cluster = endpoints(usableNow(found, near(found, node)))
+	port.Cluster = port.Endpoints
+	if usable := usableNow(found, near(found, node)); len(usable) < len(found) { // or it is the same list
+		port.Cluster = endpoints(usable)
+	}
 	port.Internal, port.External = port.Cluster, port.Cluster
 	if !port.InternalLocal && !port.ExternalLocal {
 		return

@@ -2,6 +2,7 @@ package handover
 
 import (
 	"errors"
+	"iter"
 	"os"
 )
 
@@ -14,11 +15,16 @@ type Socket struct {
 	File *os.File
 }
 
+// SocketsAtOnce is how many copies of sockets a holder has open at a time. It is at
+// most SCM_MAX_FD, 253 (unix(7)).
+const SocketsAtOnce = 128
+
 // Holder is who has the lock.
 type Holder interface {
 	// HandOver is called when a successor has asked. The holder changes nothing
 	// any more in what the two of them share, until either resume or release is
-	// called; one of them is. The files of the sockets are copies, which the
-	// caller closes.
-	HandOver() (sockets []Socket, resume, release func(), err error)
+	// called; one of them is. Each file of sockets is a copy that is made when it
+	// is its turn, since there may be as many sockets as half the open files limit
+	// allows; the caller, who goes through them once and before that, closes it.
+	HandOver() (sockets iter.Seq[Socket], resume, release func(), err error)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"os"
 	"strings"
@@ -25,9 +26,6 @@ const (
 	// patience is how long one side waits for the other's next word. A successor
 	// installs thousands of rules in it.
 	patience = 30 * time.Second
-
-	// socketsPerPacket is at most SCM_MAX_FD, 253 (unix(7)).
-	socketsPerPacket = 128
 	// maxPacket is more than that many names take.
 	maxPacket = 64 << 10
 )
@@ -82,11 +80,7 @@ func (l *Lock) answer(conn *net.UnixConn, h Holder) (taken bool) {
 	if err != nil {
 		return false
 	}
-	err = sendSockets(conn, sockets)
-	for _, s := range sockets {
-		s.File.Close()
-	}
-	if err != nil || receive(conn, wordTaken) != nil {
+	if sendSockets(conn, sockets) != nil || receive(conn, wordTaken) != nil {
 		resume()
 		return false
 	}
@@ -148,7 +142,7 @@ func (s *Successor) Abort() {
 
 func (s *Successor) receiveSockets() error {
 	buf := make([]byte, maxPacket)
-	oob := make([]byte, unix.CmsgSpace(socketsPerPacket*4))
+	oob := make([]byte, unix.CmsgSpace(SocketsAtOnce*4))
 	for {
 		if err := s.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
 			return err
@@ -197,28 +191,47 @@ func filesOf(oob []byte) (files []*os.File, err error) {
 }
 
 // sendSockets sends sockets, and a line feed alone behind them.
-func sendSockets(conn *net.UnixConn, sockets []Socket) error {
-	for len(sockets) > 0 {
-		batch := sockets[:min(len(sockets), socketsPerPacket)]
-		sockets = sockets[len(batch):]
-		var names []string
-		var fds []int
-		for _, s := range batch {
-			names = append(names, s.Name)
-			fd, err := descriptor(s.File)
-			if err != nil {
-				return err
-			}
-			fds = append(fds, fd)
+func sendSockets(conn *net.UnixConn, sockets iter.Seq[Socket]) error {
+	var batch []Socket
+	var failed error
+	for s := range sockets {
+		batch = append(batch, s)
+		if len(batch) < SocketsAtOnce {
+			continue
 		}
-		if err := conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
-			return err
+		if failed = sendBatch(conn, batch); failed != nil {
+			break
 		}
-		if _, _, err := conn.WriteMsgUnix([]byte(strings.Join(names, "\n")), unix.UnixRights(fds...), nil); err != nil {
-			return err
-		}
+		batch = batch[:0]
+	}
+	if failed == nil && len(batch) > 0 {
+		failed = sendBatch(conn, batch)
+	}
+	if failed != nil {
+		return failed
 	}
 	return send(conn, "\n")
+}
+
+// sendBatch sends sockets in one packet, and closes this process's copies.
+func sendBatch(conn *net.UnixConn, batch []Socket) error {
+	var names []string
+	var fds []int
+	var failed error
+	for _, s := range batch {
+		defer s.File.Close()
+		fd, err := descriptor(s.File)
+		failed = errors.Join(failed, err)
+		names, fds = append(names, s.Name), append(fds, fd)
+	}
+	if failed != nil {
+		return failed
+	}
+	if err := conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	_, _, err := conn.WriteMsgUnix([]byte(strings.Join(names, "\n")), unix.UnixRights(fds...), nil)
+	return err
 }
 
 // descriptor returns f's descriptor as it is: f.Fd might make the socket, which

@@ -18,11 +18,12 @@ type Quarantine struct {
 // has been sent to an endpoint whose quarantine is over.
 const probeTime = time.Second
 
-// Endpoint is one endpoint of a service port and what is known of it.
+// Endpoint is one endpoint of a service port and what is known of it. Each update
+// of a Pool makes new ones; the State tells whether two are the same endpoint.
 type Endpoint struct {
-	config.Endpoint
+	*config.Endpoint // in the model that the Pool was last given, which is not changed
 	*State
-	watcher Watcher // nil for none
+	pool *Pool
 }
 
 // State is what is known of an endpoint. It lasts for as long as the endpoint
@@ -36,13 +37,18 @@ type State struct {
 	// Bytes of connections that have ended.
 	ToEndpoint, ToClient atomic.Int64
 
-	quarantined atomic.Bool // failures > 0, readable without the lock
+	quarantined atomic.Bool // failed is there, readable without the lock
 
-	mu       sync.Mutex
-	failures int       // in a row
-	until    time.Time // passed over until then
-	probed   time.Time // somebody is probing; passed over until then
-	cause    error
+	mu     sync.Mutex
+	failed *failed // nil, as with most of a hundred thousand, if the last attempt did not fail
+}
+
+// failed is what is known of an endpoint that failed.
+type failed struct {
+	times  int       // in a row
+	until  time.Time // passed over until then
+	probed time.Time // somebody is probing; passed over until then
+	cause  error
 }
 
 // Moved adds the bytes of a connection that has ended.
@@ -59,15 +65,15 @@ type Watcher interface {
 
 // Fail is State.Fail, and tells the pool's watcher.
 func (e *Endpoint) Fail(started, now time.Time, cause error, q Quarantine) {
-	if length := e.State.Fail(started, now, cause, q); length > 0 && e.watcher != nil {
-		e.watcher.Quarantined(e, now, length, cause)
+	if length := e.State.Fail(started, now, cause, q); length > 0 && e.pool.Watcher != nil {
+		e.pool.Watcher.Quarantined(e, now, length, cause)
 	}
 }
 
 // Succeed is State.Succeed, and tells the pool's watcher.
 func (e *Endpoint) Succeed() {
-	if e.State.Succeed() && e.watcher != nil {
-		e.watcher.Recovered(e)
+	if e.State.Succeed() && e.pool.Watcher != nil {
+		e.pool.Watcher.Recovered(e)
 	}
 }
 
@@ -83,12 +89,15 @@ func (s *State) Fail(started, now time.Time, cause error, q Quarantine) time.Dur
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.failures > 0 && started.Before(s.until) {
-		return 0
+	times := 1
+	if s.failed != nil {
+		if started.Before(s.failed.until) {
+			return 0
+		}
+		times += s.failed.times
 	}
-	s.failures++
-	length := q.length(s.failures)
-	s.until, s.probed, s.cause = now.Add(length), time.Time{}, cause
+	length := q.length(times)
+	s.failed = &failed{times: times, until: now.Add(length), cause: cause}
 	s.quarantined.Store(true)
 	return length
 }
@@ -114,8 +123,8 @@ func (s *State) Succeed() bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	failed := s.failures > 0
-	s.failures, s.until, s.probed, s.cause = 0, time.Time{}, time.Time{}, nil
+	failed := s.failed != nil
+	s.failed = nil
 	s.quarantined.Store(false)
 	return failed
 }
@@ -129,7 +138,11 @@ func (s *State) Quarantined(now time.Time) (until time.Time, failures int, cause
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.until, s.failures, s.cause, s.failures > 0 && now.Before(s.until)
+	f := s.failed
+	if f == nil {
+		return time.Time{}, 0, nil, false
+	}
+	return f.until, f.times, f.cause, now.Before(f.until)
 }
 
 // standing is what the choice depends on.
@@ -150,14 +163,15 @@ func (s *State) stand(now time.Time, claim bool) standing {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	f := s.failed
 	switch {
-	case s.failures == 0:
+	case f == nil:
 		return healthy
-	case now.Before(s.until), now.Before(s.probed):
+	case now.Before(f.until), now.Before(f.probed):
 		return avoided
 	}
 	if claim {
-		s.probed = now.Add(probeTime)
+		f.probed = now.Add(probeTime)
 	}
 	return probing
 }

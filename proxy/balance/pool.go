@@ -13,8 +13,6 @@ type Pool struct {
 	// before the first Update.
 	Watcher Watcher
 
-	byAddr map[netip.AddrPort]*Endpoint
-
 	// All are all endpoints, usable or not, in the order of the model.
 	All []*Endpoint
 
@@ -27,43 +25,54 @@ type Pool struct {
 // those that stay. It returns the endpoints that are gone; one that was
 // replaced by another Pod at the same address is among them.
 func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
-	old := p.byAddr
-	p.byAddr = make(map[netip.AddrPort]*Endpoint, len(port.Endpoints))
-	p.All = make([]*Endpoint, 0, len(port.Endpoints))
-	for _, c := range port.Endpoints {
-		e := old[c.Addr]
-		switch {
-		case e == nil:
-			e = &Endpoint{c, new(State), p.Watcher}
-		case e.Pod != c.Pod:
-			gone = append(gone, e)
-			e = &Endpoint{c, new(State), p.Watcher}
-		case e.Endpoint != c:
-			e = &Endpoint{c, e.State, p.Watcher}
+	old := byAddr(p.All)
+	now := make(map[netip.AddrPort]*Endpoint, len(port.Endpoints))
+	p.All = make([]*Endpoint, len(port.Endpoints))
+	endpoints := make([]Endpoint, len(port.Endpoints))
+	for i := range port.Endpoints {
+		c, e := &port.Endpoints[i], &endpoints[i]
+		e.Endpoint, e.pool = c, p
+		switch known := old[c.Addr]; {
+		case known == nil:
+			e.State = new(State)
+		case known.Pod != c.Pod:
+			gone = append(gone, known)
+			e.State = new(State)
+		default:
+			e.State = known.State
 		}
-		p.byAddr[c.Addr] = e
-		p.All = append(p.All, e)
+		now[c.Addr], p.All[i] = e, e
 	}
 	for addr, e := range old {
-		if p.byAddr[addr] == nil {
+		if now[addr] == nil {
 			gone = append(gone, e)
 		}
 	}
-	p.Cluster = p.set(p.Cluster, port.Cluster)
-	p.Internal = p.set(p.Internal, port.Internal)
-	p.External = p.set(p.External, port.External)
+	p.Cluster = newSet(p.Cluster, port.Cluster, now)
+	p.Internal = newSet(p.Internal, port.Internal, now)
+	p.External = newSet(p.External, port.External, now)
 	return gone
 }
 
-// set returns a Set of the endpoints in list that goes on where old was in the
-// rotation.
-func (p *Pool) set(old *Set, list []config.Endpoint) *Set {
+// byAddr is made when it is needed and not kept: there is a pool for each of
+// thousands of service ports.
+func byAddr(list []*Endpoint) map[netip.AddrPort]*Endpoint {
+	m := make(map[netip.AddrPort]*Endpoint, len(list))
+	for _, e := range list {
+		m[e.Addr] = e
+	}
+	return m
+}
+
+// newSet returns a Set of the endpoints in list, all of which are in all, that
+// goes on where old was in the rotation.
+func newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*Endpoint) *Set {
 	s := &Set{endpoints: make([]*Endpoint, 0, len(list))}
 	if old != nil {
 		s.cursor.Store(old.cursor.Load())
 	}
 	for _, c := range list {
-		if e := p.byAddr[c.Addr]; e != nil {
+		if e := all[c.Addr]; e != nil {
 			s.endpoints = append(s.endpoints, e)
 		}
 	}

@@ -23,6 +23,7 @@ type Batch struct {
 	peers    []Peer
 	controls []byte
 	data     []byte
+	segments segmenter
 }
 
 // mmsghdr is struct mmsghdr of recvmmsg(2).
@@ -58,6 +59,7 @@ func NewBatch(size int) *Batch {
 		peers:    make([]Peer, size),
 		controls: make([]byte, size*controlSpace),
 		data:     make([]byte, size*stride),
+		segments: newSegmenter(size),
 	}
 }
 
@@ -108,7 +110,7 @@ func (b *Batch) room(i int) *mmsghdr {
 }
 
 func (b *Batch) receive(fd, at, max int) (int, error) {
-	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&b.headers[at])), uintptr(max), unix.MSG_DONTWAIT, 0, 0)
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&b.headers[at])), uintptr(max), unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {
 		return 0, errno
 	}
@@ -151,14 +153,27 @@ func (b *Batch) Unaddress(i int) {
 }
 
 // Send sends count datagrams from number at on. It returns how many were sent
-// before the first that was not, and why that one was not.
+// before the first that was not, and why that one was not. Those next to each
+// other that were addressed with the same peer and the same control messages go
+// through the kernel together, if they are of the same size.
 func (b *Batch) Send(fd, at, count int) (sent int, err error) {
+	together := b.segments.on
 	for sent < count {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&b.headers[at+sent])), uintptr(count-sent), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
-		if errno != 0 {
+		messages := b.headers[at+sent : at+count]
+		if together {
+			messages = b.messages(at+sent, at+count)
+		}
+		n, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&messages[0])), uintptr(len(messages)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+		switch {
+		case errno == 0 && together:
+			sent += b.segments.datagrams(int(n))
+		case errno == 0:
+			sent += int(n)
+		case together && b.segments.datagrams(1) > 1 && refusesSegments(errno):
+			together = false
+		default:
 			return sent, errno
 		}
-		sent += int(n)
 	}
 	return sent, nil
 }

@@ -53,6 +53,9 @@ type Poller struct {
 	done  chan struct{}
 
 	// For the loop only.
+	events   [eventsPerRound]unix.EpollEvent
+	count    int                   // of events
+	look     func(fd uintptr) bool // poll, made once
 	slots    []slot
 	free     []int32
 	roundEnd []func()
@@ -83,6 +86,7 @@ const wakeSlot = -1
 // descriptors.
 func NewPoller() (*Poller, error) {
 	p := &Poller{wake: -1, done: make(chan struct{})}
+	p.look = p.poll
 	if err := p.open(); err != nil {
 		if p.file != nil {
 			p.file.Close()
@@ -211,9 +215,8 @@ func (p *Poller) loop() {
 	defer close(p.done)
 	defer unix.Close(p.wake)
 	defer p.file.Close()
-	events := make([]unix.EpollEvent, eventsPerRound)
 	for {
-		for _, event := range events[:p.wait(events)] {
+		for _, event := range p.wait() {
 			if event.Fd == wakeSlot {
 				if !p.runTasks() {
 					return
@@ -233,22 +236,24 @@ func (p *Poller) loop() {
 	}
 }
 
-// wait returns how many events there are. While there are none the goroutine is
+// wait returns the events that there are. While there are none the goroutine is
 // parked: an epoll descriptor is itself one that Go's poller can wait for. (To block
 // in epoll_wait(2) makes Go's scheduler look after the thread every 20 µs, which
 // took a twentieth of the processor time of short connections.)
-func (p *Poller) wait(events []unix.EpollEvent) (n int) {
-	err := p.ready.Read(func(fd uintptr) bool {
-		r, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, fd, uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
-		if errno == 0 {
-			n = int(r)
-		}
-		return n > 0
-	})
-	if err != nil { // it could not be parked: that is tried again
-		return 0
+func (p *Poller) wait() []unix.EpollEvent {
+	if err := p.ready.Read(p.look); err != nil {
+		return nil // it could not be parked: that is tried again
 	}
-	return n
+	return p.events[:p.count]
+}
+
+// poll takes the events that there are, and reports whether there are any.
+func (p *Poller) poll(fd uintptr) bool {
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, fd, uintptr(unsafe.Pointer(&p.events)), uintptr(len(p.events)), 0, 0, 0)
+	if p.count = int(n); errno != 0 {
+		p.count = 0
+	}
+	return p.count > 0
 }
 
 // runTasks calls what Do was given, and reports whether the loop goes on.

@@ -27,7 +27,7 @@ var network = []string{"ipv6", "veth"}
 var association = []string{"sctp", "hmac", "md5", "sha1_generic"}
 
 // netfilter is what the iptables portal needs.
-var netfilter = []string{"iptable_nat", "xt_REDIRECT", "xt_comment", "xt_sctp"}
+var netfilter = []string{"iptable_nat", "xt_nat", "xt_comment", "xt_sctp"}
 
 // Kernels are all kernels.
 var Kernels = []Kernel{

@@ -30,7 +30,8 @@ func withoutNetfilter() []Check {
 	return append([]Check{
 		{"--portal=auto: takes the address portal and says why not iptables", autoPortal},
 		{"--portal=auto: TCP is served", func() { tcpServed("--portal=auto") }},
-		// UDP through the address portal is checked here, once usher serves UDP.
+		{"--portal=auto: UDP is served, in every size, and a dead endpoint costs nothing", func() { udpServed("--portal=auto") }},
+		{"--portal=auto: UDP sessions end with their endpoint", func() { udpEndpointLeaves("--portal=auto") }},
 	}, sctpChecks("address")...)
 }
 

@@ -8,11 +8,13 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/netip"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/ishidawataru/sctp"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gbytes"
@@ -25,12 +27,11 @@ import (
 func withNetfilter() []Check {
 	checks := append(sctpChecks("iptables"), sctpChecks("address")...)
 	return append(checks,
-		Check{"SCTP through the iptables portal: who connects to the redirected port is aborted", directConnection},
-		Check{"SCTP through the iptables portal: associations in flight outlive their Service", serviceRemoval},
-		Check{"SCTP through the address portal: clients on the node with several addresses keep their association", multiHomedNode},
-		Check{"SCTP through the iptables portal: reaches usher on an address that the node got later", laterAddress},
+		Check{"SCTP through the iptables portal: who connects to the listener past the portal is aborted", directConnection},
+		Check{"SCTP through the address portal: serves node ports on an address that the node got later", laterAddress},
 		Check{"SCTP through the iptables portal: serves IPv6", func() { ipv6("iptables") }},
 		Check{"SCTP through the address portal: serves IPv6", func() { ipv6("address") }},
+		Check{"SCTP through the iptables portal: listens on another port of --proxy-port-range where its own is taken", portRange},
 		Check{"SCTP through no portal: listens on loopback", withoutPortal},
 		Check{"SCTP: 500 associations at once need fewer than 100 threads", manyAssociations},
 	)
@@ -43,12 +44,14 @@ func sctpChecks(portal string) []Check {
 		name string
 		body func(n *node, start func(...string))
 	}{
+		{"clients on the node, in Pods and outside are served, whichever of their addresses they use", everywhere},
 		{"1,000 messages on 8 streams keep boundary, stream, identifier and order flag", echo},
 		{"messages larger than a read are carried whole, and one beyond the bound ends the association", largeMessages},
 		{"an endpoint that refuses and one that is silent cost no association", retry},
 		{"the client is aborted when every attempt failed, and refused where there is no endpoint", noEndpoint},
 		{"a client with ClientIP affinity keeps its endpoint", stickiness},
 		{"associations in flight outlive their endpoint's entry", removal},
+		{"associations in flight outlive their Service", serviceRemoval},
 		{"a shutdown is carried across in both ways, after what came before it", shutdowns},
 		{"an abort is carried across in both ways", aborts},
 		{"a side that does not read stops the other, and loses nothing", backPressure},
@@ -68,6 +71,38 @@ var anyAddr netip.Addr
 
 // podClient is the address of a Pod that is a client.
 var podClient = netip.MustParseAddr(lab.PodClient4)
+
+// everywhere includes the addresses that the kernel's SCTP keeps apart by their
+// scope: loopback, link-local, private and global ones.
+func everywhere(n *node, start func(...string)) {
+	e := startEndpoint(n.Pods, lab.Pod(1), false)
+	s := diameter(e.addr)
+	s.spec = "  type: NodePort\n"
+	s.nodePort = 30868
+	n.put(s)
+	n.Node.Output("ip", "addr", "add", "169.254.20.10/32", "dev", "lo")
+	start()
+	private, global := netip.MustParseAddr("10.244.0.1"), netip.MustParseAddr(lab.NodeOut4)
+	linkLocal, loopback := netip.MustParseAddr("169.254.20.10"), netip.MustParseAddr("127.0.0.1")
+	nodePort := func(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, s.nodePort) }
+	for _, client := range []struct {
+		in   *lab.Namespace
+		from netip.Addr
+		to   netip.AddrPort
+	}{
+		{n.Pods, anyAddr, s.vip}, {n.Pods, podClient, s.vip}, {n.Pods, podClient, nodePort(private)}, {n.Pods, podClient, nodePort(global)},
+		{n.Outside, anyAddr, s.vip}, {n.Outside, anyAddr, nodePort(private)}, {n.Outside, anyAddr, nodePort(global)},
+		{n.Node, anyAddr, s.vip}, {n.Node, private, s.vip}, {n.Node, global, s.vip},
+		{n.Node, anyAddr, nodePort(loopback)}, {n.Node, loopback, nodePort(loopback)},
+		{n.Node, anyAddr, nodePort(private)}, {n.Node, anyAddr, nodePort(global)}, {n.Node, anyAddr, nodePort(linkLocal)},
+	} {
+		p, name, err := ask(client.in, client.from, client.to)
+		Expect(err).NotTo(HaveOccurred(), "in %s, from %s to %s", client.in.Name, client.from, client.to)
+		Expect(name).To(Equal(e.addr))
+		echoes(p)
+		p.close()
+	}
+}
 
 func echo(n *node, start func(...string)) {
 	e := startEndpoint(n.Pods, lab.Pod(1), false)
@@ -232,17 +267,18 @@ func removal(n *node, start func(...string)) {
 	echoes(p)
 }
 
-// serviceRemoval is not for the address portal: there the VIP goes with the
-// Service.
-func serviceRemoval() {
-	n := newNode()
+func serviceRemoval(n *node, start func(...string)) {
 	e := startEndpoint(n.Pods, lab.Pod(1), false)
 	s := diameter(e.addr)
 	n.put(s)
-	n.start("--portal=iptables")
-	p, _, err := ask(n.Pods, podClient, s.vip)
-	Expect(err).NotTo(HaveOccurred())
-	defer p.close()
+	start("--portal-check-interval=200ms")
+	var open []*peer
+	for _, client := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
+		p, _, err := ask(client, anyAddr, s.vip)
+		Expect(err).NotTo(HaveOccurred())
+		defer p.close()
+		open = append(open, p)
+	}
 	n.remove(s)
 	Eventually(func() error {
 		q, _, err := ask(n.Pods, podClient, s.vip)
@@ -251,7 +287,17 @@ func serviceRemoval() {
 		}
 		return err
 	}).WithTimeout(eventually).Should(HaveOccurred())
-	echoes(p)
+	for _, p := range open {
+		echoes(p)
+	}
+	By("ending them")
+	for _, p := range open {
+		Expect(p.shutdown()).To(Succeed())
+		Expect(p.receive()).Error().To(ended)
+	}
+	Eventually(func() string {
+		return n.Node.Output("ip", "route", "show", "table", "local", "proto", "117")
+	}).WithTimeout(eventually).ShouldNot(ContainSubstring(s.vip.Addr().String()))
 }
 
 // pair makes an association through usher to an endpoint that leaves its side to
@@ -370,16 +416,6 @@ func backPressure(n *node, start func(...string)) {
 	Expect(received).To(Equal(count()))
 }
 
-// clientsOf returns where clients can be. The kernel redirects what the node
-// itself sends to its loopback address, at which its SCTP does not answer clients
-// with other addresses.
-func clientsOf(n *node, portal string) []*lab.Namespace {
-	if portal == "iptables" {
-		return []*lab.Namespace{n.Pods}
-	}
-	return []*lab.Namespace{n.Pods, n.Node}
-}
-
 // multiHomed outlasts the time after which the kernel probes further addresses
 // of a peer: half a second to one and a half times the initial RTO of 3 s.
 func multiHomed(n *node, start func(...string)) {
@@ -387,25 +423,18 @@ func multiHomed(n *node, start func(...string)) {
 	s := diameter(e.addr)
 	n.put(s)
 	start()
-	stays(n.Pods, s)
-}
-
-func multiHomedNode() {
-	n := newNode()
-	e := startEndpoint(n.Pods, lab.Pod(1), false)
-	s := diameter(e.addr)
-	n.put(s)
-	n.start("--portal=address")
-	stays(n.Node, s)
-}
-
-func stays(client *lab.Namespace, s service) {
-	GinkgoHelper()
-	p, _, err := ask(client, anyAddr, s.vip)
-	Expect(err).NotTo(HaveOccurred())
+	var open []*peer
+	for _, client := range []*lab.Namespace{n.Pods, n.Node} {
+		p, _, err := ask(client, anyAddr, s.vip)
+		Expect(err).NotTo(HaveOccurred())
+		defer p.close()
+		open = append(open, p)
+	}
 	for range 7 {
 		time.Sleep(time.Second)
-		echoes(p)
+		for _, p := range open {
+			echoes(p)
+		}
 	}
 }
 
@@ -428,16 +457,17 @@ func draining(n *node, start func(...string)) {
 	Eventually(n.usher.Err).WithTimeout(patience).Should(gbytes.Say("had not ended were reset"))
 }
 
-// redirectedPort returns the local port of the only Service.
-func (n *node) redirectedPort() uint16 {
+// listensAt returns where usher listens for the only Service, at which the
+// address is addr.
+func (n *node) listensAt(addr string) netip.AddrPort {
 	GinkgoHelper()
-	Eventually(n.usher.Out).Should(gbytes.Say(`0\.0\.0\.0:\d+`))
-	var port uint16
-	_, text, _ := strings.Cut(string(n.usher.Out.Contents()), "0.0.0.0:")
-	_, err := fmt.Sscan(text, &port)
-	Expect(err).NotTo(HaveOccurred())
-	return port
+	at := regexp.MustCompile(regexp.QuoteMeta(addr) + `:\d+`)
+	Eventually(n.usher.Out.Contents).WithTimeout(patience).Should(MatchRegexp(at.String()))
+	return netip.MustParseAddrPort(string(at.Find(n.usher.Out.Contents())))
 }
+
+// landing is where package portal leads packets.
+const landing = "192.0.0.117"
 
 func directConnection() {
 	n := newNode()
@@ -445,14 +475,16 @@ func directConnection() {
 	s := diameter(e.addr)
 	n.put(s)
 	n.start("--portal=iptables")
-	direct := netip.AddrPortFrom(netip.MustParseAddr("10.244.0.1"), n.redirectedPort())
-	for _, client := range []*lab.Namespace{n.Pods, n.Node} {
+	direct := n.listensAt(landing)
+	for _, client := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
 		p, err := dial(client, anyAddr, direct, 1)
 		if err == nil {
 			_, err = p.receive()
 		}
 		Expect(err).To(MatchError(syscall.ECONNRESET))
 		n.said("not-through-portal")
+		_, err = dial(client, anyAddr, netip.AddrPortFrom(netip.MustParseAddr("10.244.0.1"), direct.Port()), 1)
+		Expect(err).To(MatchError(syscall.ECONNREFUSED), "no other address of the node is listened on")
 	}
 	Expect(e.associations()).To(BeEmpty())
 	p, _, err := ask(n.Pods, podClient, s.vip)
@@ -464,12 +496,13 @@ func laterAddress() {
 	n := newNode()
 	e := startEndpoint(n.Pods, lab.Pod(1), false)
 	s := diameter(e.addr)
+	s.spec, s.nodePort = "  type: NodePort\n", 30868
 	n.put(s)
 	n.Node.Output("ip", "addr", "del", lab.NodeOut4+"/24", "dev", "to-outside")
-	n.start("--portal=iptables", "--portal-check-interval=200ms")
+	n.start("--portal=address", "--portal-check-interval=200ms")
 	n.Node.Output("ip", "addr", "add", lab.NodeOut4+"/24", "dev", "to-outside")
 	Eventually(func() error {
-		p, _, err := ask(n.Outside, anyAddr, s.vip)
+		p, _, err := ask(n.Outside, anyAddr, netip.AddrPortFrom(netip.MustParseAddr(lab.NodeOut4), s.nodePort))
 		if err == nil {
 			p.close()
 		}
@@ -484,7 +517,7 @@ func ipv6(portal string) {
 	s.vip = netip.MustParseAddrPort("[fd00:10:96::10]:3868")
 	n.put(s)
 	n.start("--portal=" + portal)
-	for _, from := range clientsOf(n, portal) {
+	for _, from := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
 		p, name, err := ask(from, anyAddr, s.vip)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(name).To(Equal(e.addr))
@@ -498,11 +531,7 @@ func withoutPortal() {
 	e := startEndpoint(n.Pods, lab.Pod(1), false)
 	n.put(diameter(e.addr))
 	n.start("--portal=none")
-	Eventually(n.usher.Out).Should(gbytes.Say(`127\.0\.0\.1:\d+`))
-	_, text, _ := strings.Cut(string(n.usher.Out.Contents()), "127.0.0.1:")
-	at, err := netip.ParseAddrPort("127.0.0.1:" + strings.Fields(text)[0])
-	Expect(err).NotTo(HaveOccurred())
-	p, _, err := ask(n.Node, anyAddr, at)
+	p, _, err := ask(n.Node, anyAddr, n.listensAt("127.0.0.1"))
 	Expect(err).NotTo(HaveOccurred())
 	echoes(p)
 	p.close()
@@ -541,4 +570,27 @@ func manyAssociations() {
 	for _, p := range open {
 		p.close()
 	}
+}
+
+// portRange has all ports of the range but one taken, whichever usher prefers.
+func portRange() {
+	n := newNode()
+	for _, port := range []uint16{20000, 20001, 20003} {
+		n.Node.Do(func() error {
+			l, err := sctp.ListenSCTP("sctp", address(netip.AddrPortFrom(netip.MustParseAddr("10.244.0.1"), port)))
+			if err == nil {
+				DeferCleanup(l.Close)
+			}
+			return err
+		})
+	}
+	e := startEndpoint(n.Pods, lab.Pod(1), false)
+	d := diameter(e.addr)
+	n.put(d)
+	n.start("--portal=iptables", "--proxy-port-range=20000-20003")
+	n.said(`default/diameter .* 0\.0\.0\.0:20002 `)
+	p, name, err := ask(n.Pods, anyAddr, d.vip)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(name).To(Equal(e.addr))
+	p.close()
 }

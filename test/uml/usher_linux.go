@@ -53,6 +53,7 @@ type service struct {
 	protocol  string
 	spec      string // further lines of the spec, each indented by two blanks
 	endpoints []netip.AddrPort
+	nodePort  uint16 // 0: none
 }
 
 // diameter is an SCTP Service. 3868 is the port of Diameter.
@@ -65,7 +66,11 @@ func (n *node) put(s service) {
 	GinkgoHelper()
 	var b strings.Builder
 	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: default}\nspec:\n  clusterIP: %q\n", s.name, s.vip.Addr())
-	fmt.Fprintf(&b, "  ports: [{name: main, port: %d, protocol: %s}]\n%s", s.vip.Port(), s.protocol, s.spec)
+	nodePort := ""
+	if s.nodePort != 0 {
+		nodePort = fmt.Sprintf(", nodePort: %d", s.nodePort)
+	}
+	fmt.Fprintf(&b, "  ports: [{name: main, port: %d, protocol: %s%s}]\n%s", s.vip.Port(), s.protocol, nodePort, s.spec)
 	for i, e := range s.endpoints {
 		fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-%d, namespace: default, labels: {kubernetes.io/service-name: %s}}\n", s.name, i, s.name)
 		fmt.Fprintf(&b, "addressType: %s\nports: [{name: main, port: %d, protocol: %s}]\nendpoints: [{addresses: [%q], conditions: {ready: true}}]\n", family(e.Addr()), e.Port(), s.protocol, e.Addr())

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"time"
+
+	"github.com/usherproxy/usher/test/bench/load"
+	"github.com/usherproxy/usher/test/bench/report"
+)
+
+// figure is one thing that is measured for every peer.
+type figure struct {
+	name    string
+	measure func(s *scene, o options) (report.Values, error)
+	// of says which peers it is measured of; nil means all.
+	of func(peer) bool
+	// set, if it is not nil, makes the peer ready in another way than usual.
+	set func(peer) peer
+	// once: not in every round, since it takes long and hardly varies.
+	once bool
+}
+
+// message is how many bytes a client sends and gets back, and a datagram has.
+const message = 64
+
+// figures are all, in the order in which they are measured and told.
+var figures = []figure{
+	{name: "crr", measure: exchanges(load.CRR, 64, 100_000)},
+	{name: "rr1", measure: exchanges(load.RR, 1, 1_000_000)},
+	{name: "rr64", measure: exchanges(load.RR, 64, 1_000_000)},
+	{name: "stream1", measure: stream(1)},
+	{name: "stream16", measure: stream(16)},
+	{name: "udp1", of: speaksUDP, measure: udp(1)},
+	{name: "udp4", of: speaksUDP, measure: udp(4)},
+	{name: "idle", measure: idle},
+	{name: "churn", of: isProcess, once: true, measure: churn},
+	{name: "services10", of: hasPortal, set: many(10), measure: services},
+	{name: "services1000", of: hasPortal, set: many(1000), measure: services},
+	{name: "services10000", of: hasPortal, set: many(10_000), measure: services},
+}
+
+func speaksUDP(p peer) bool { return !p.noUDP }
+func isProcess(p peer) bool { return !p.kernel }
+func hasPortal(p peer) bool { return p.usher != nil && p.usher.portal != "none" }
+
+// warm is how long a load runs before it is measured.
+const warm = 300 * time.Millisecond
+
+// exchanges measures how many exchanges a second clients make, and the proxy's
+// processor time for so many of them.
+func exchanges(kind load.Kind, clients, per int) func(*scene, options) (report.Values, error) {
+	return func(s *scene, o options) (report.Values, error) {
+		out, _, err := s.drive(load.Spec{Kind: kind, To: s.echo, Clients: clients, Size: message, Warm: warm, For: o.each})
+		if err != nil {
+			return nil, err
+		}
+		return out.values(s, float64(per)), nil
+	}
+}
+
+// values are what all exchanges have in common. Processor time is that for per
+// exchanges.
+func (o outcome) values(s *scene, per float64) report.Values {
+	v := report.Values{
+		report.Rate:   float64(o.Done) / o.Seconds,
+		report.P50:    micros(o.P50),
+		report.P99:    micros(o.P99),
+		report.Errors: float64(o.Errors),
+	}
+	o.addCPU(v, s, per)
+	return v
+}
+
+// addCPU adds the proxy's processor seconds for per things done.
+func (o outcome) addCPU(v report.Values, s *scene, per float64) {
+	if s.proxy != nil && o.Done > 0 {
+		v[report.CPU] = o.cpu().Seconds() / float64(o.Done) * per
+	}
+}
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+// stream measures Gbit/s, and the proxy's processor time for 100 GB.
+func stream(clients int) func(*scene, options) (report.Values, error) {
+	return func(s *scene, o options) (report.Values, error) {
+		out, _, err := s.drive(load.Spec{Kind: load.Stream, To: s.sink, Clients: clients, Size: 256 << 10, Warm: warm, For: o.each})
+		if err != nil {
+			return nil, err
+		}
+		v := report.Values{report.Gbits: float64(out.Done) * 8 / 1e9 / out.Seconds}
+		out.addCPU(v, s, 100e9)
+		return v, nil
+	}
+}
+
+// udp measures datagrams of 16 clients, each with so many under way.
+func udp(window int) func(*scene, options) (report.Values, error) {
+	return func(s *scene, o options) (report.Values, error) {
+		out, _, err := s.drive(load.Spec{Kind: load.UDP, To: s.udp, Clients: 16, Window: window, Size: message, Warm: warm, For: o.each})
+		if err != nil {
+			return nil, err
+		}
+		v := out.values(s, 1_000_000)
+		v[report.Lost] = float64(out.Lost)
+		return v, nil
+	}
+}

@@ -1,0 +1,61 @@
+package load
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// Kind says what clients do.
+type Kind string
+
+// The kinds of load.
+const (
+	// CRR: connect, send, read the same number of bytes, close, again.
+	CRR Kind = "crr"
+	// RR: send and read the same number of bytes on connections that stay.
+	RR Kind = "rr"
+	// Stream: send as fast as the connection takes it.
+	Stream Kind = "stream"
+	// UDP: send a datagram for each that comes back.
+	UDP Kind = "udp"
+	// Hold: open connections, exchange Size bytes on each, and keep them.
+	Hold Kind = "hold"
+)
+
+// Spec is a load. It is what the process that makes it gets as its argument.
+type Spec struct {
+	Kind    Kind
+	To      netip.AddrPort
+	Clients int
+	Size    int           // bytes of a message, a datagram or a write
+	Window  int           // UDP: datagrams that each client has under way
+	Loops   int           // threads
+	Warm    time.Duration // before begin
+	For     time.Duration // from begin to end
+}
+
+// check returns an error that names the field that is wrong.
+func (s Spec) check() error {
+	switch {
+	case !s.To.IsValid():
+		return fmt.Errorf("field To: an address and port are needed")
+	case s.Clients < 1 || s.Size < 1 || s.Loops < 1:
+		return fmt.Errorf("fields Clients, Size and Loops: %d, %d, %d; each must be at least 1", s.Clients, s.Size, s.Loops)
+	case s.Kind == UDP && s.Window < 1:
+		return fmt.Errorf("field Window: %d; must be at least 1", s.Window)
+	case s.Kind != Hold && s.For <= 0:
+		return fmt.Errorf("field For: %s is not a positive duration", s.For)
+	}
+	return nil
+}
+
+// Result is what clients saw between begin and end.
+type Result struct {
+	Seconds float64
+	Done    int64         // exchanges, datagrams that came back, or bytes sent
+	Errors  int64         // connections that failed, whenever that was
+	Lost    int64         // datagrams that did not come back
+	P50     time.Duration // of an exchange, connecting included if that is part of it
+	P99     time.Duration
+}

@@ -1,0 +1,28 @@
+package load
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// stream is a client that sends without end.
+type stream struct{}
+
+func (stream) start(l *loop, i int) { l.dial(i, unix.EPOLLOUT) }
+
+func (stream) ready(l *loop, i int, _ uint32) {
+	n, errno := send(l.clients[i].fd, l.buffer[:l.spec.Size])
+	if errno == unix.EAGAIN {
+		return
+	}
+	if errno != 0 {
+		l.stop("send", errno)
+		return
+	}
+	if l.counts(time.Now()) {
+		l.done += int64(n)
+	}
+}
+
+func (stream) tick(*loop) {}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/test/bench/report"
+)
+
+// thisMachine describes where measurements are made, and of what.
+func thisMachine(usher string, each time.Duration) (report.Machine, error) {
+	var kernel unix.Utsname
+	if err := unix.Uname(&kernel); err != nil {
+		return report.Machine{}, err
+	}
+	memory, err := kilobytes("/proc/meminfo", "MemTotal:")
+	if err != nil {
+		return report.Machine{}, err
+	}
+	system := unix.ByteSliceToString(kernel.Sysname[:]) + " " + unix.ByteSliceToString(kernel.Release[:])
+	if name := after("/etc/os-release", "PRETTY_NAME="); name != "" {
+		system += ", " + strings.Trim(name, `"`)
+	}
+	return report.Machine{
+		Date:    time.Now().UTC().Format(time.DateOnly),
+		System:  system,
+		CPU:     strings.TrimLeft(after("/proc/cpuinfo", "model name"), "\t: "),
+		Cores:   runtime.NumCPU(),
+		Memory:  memory << 10,
+		Seconds: each.Seconds(),
+		Programs: []string{
+			firstLine(usher, "version"),
+			firstLine("haproxy", "-v"),
+			firstLine("nginx", "-v"),
+			firstLine("iptables", "--version"),
+			"clients and endpoint: " + runtime.Version(),
+		},
+	}, nil
+}
+
+// firstLine returns the first line that a program prints, or the error: a
+// program that is missing is told when it is to be measured.
+func firstLine(program string, args ...string) string {
+	out, err := exec.Command(program, args...).CombinedOutput()
+	if line, _, _ := strings.Cut(string(out), "\n"); line != "" {
+		return line
+	}
+	return program + ": " + err.Error()
+}
+
+// after returns the rest of the first line of a file that begins with prefix,
+// or "".
+func after(file, prefix string) string {
+	data, _ := os.ReadFile(file)
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, prefix); ok {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return ""
+}

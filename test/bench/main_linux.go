@@ -1,0 +1,115 @@
+// Command bench measures usher beside other proxies and the kernel, and writes
+// the page docs/benchmarks.md.
+//
+//	make bench                                everything, and the page: about 20 minutes
+//	make bench QUICK=1                        one short round of the most of it: two minutes
+//	go run ./test/bench -only crr,rr64 -peers haproxy,usher-none -seconds 2 -usher bin/usher
+//	go run ./test/bench -report FILE          the page from results that are there
+//
+// It needs root, for network namespaces, and haproxy, nginx with its stream
+// module, and iptables. peers_linux.go says what is compared, figures_linux.go
+// what is measured, and package load what clients and endpoint do.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+// options are what the command line says.
+type options struct {
+	only, peers []string
+	rounds      int
+	each        time.Duration // how long a load is measured
+	loops       int           // threads of clients, and of the endpoint
+	usher       string
+	results     string
+	page        string // file of results to make the page from
+}
+
+// What -quick measures, in two minutes.
+const (
+	quickFigures = "crr,rr1,rr64,stream1,stream16,udp4,idle,services10,services1000"
+	quickPeers   = "direct,dnat,haproxy,nginx,usher-none,usher-nftables"
+)
+
+func main() {
+	log.SetFlags(0)
+	if ran, err := runPart(os.Args[1:]); ran {
+		if err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
+	o := parse()
+	do := run
+	if o.page != "" {
+		do = writePage
+	}
+	if err := do(o); err != nil {
+		log.Fatalf("bench: %v", err)
+	}
+}
+
+func parse() options {
+	var o options
+	only := flag.String("only", "", "`figures` to measure, with commas between: "+strings.Join(names(figures, figureName), ", ")+"; cpu stands for all that yield processor time")
+	peers := flag.String("peers", "", "`peers` to compare, with commas between: "+strings.Join(names(allPeers(""), peerName), ", "))
+	flag.IntVar(&o.rounds, "rounds", 3, "how often the peers take turns")
+	seconds := flag.Float64("seconds", 3, "how long each load is measured")
+	flag.IntVar(&o.loops, "loops", runtime.NumCPU(), "threads of the clients, and as many of the endpoint")
+	flag.StringVar(&o.usher, "usher", "bin/usher", "the usher to measure")
+	flag.StringVar(&o.results, "results", "", "`file` to which results are appended, one JSON object a line; what it has already is not measured again")
+	flag.StringVar(&o.page, "report", "", "measure nothing, but write docs/benchmarks.md from the results in `file`")
+	quick := flag.Bool("quick", false, "one short round of the most telling figures and peers, whatever -only, -peers, -rounds and -seconds say")
+	flag.Parse()
+	if *quick {
+		*only, *peers, o.rounds, *seconds = quickFigures, quickPeers, 1, 0.7
+	}
+	o.each = time.Duration(*seconds * float64(time.Second))
+	o.only, o.peers = list(*only), list(*peers)
+	if i := slices.Index(o.only, "cpu"); i >= 0 {
+		o.only = slices.Replace(o.only, i, i+1, "crr", "rr64", "stream1")
+	}
+	return o
+}
+
+// list splits a list with commas; an empty one is nil.
+func list(s string) []string {
+	if s == "" {
+		return nil
+	}
+	return strings.Split(s, ",")
+}
+
+func figureName(f figure) string { return f.name }
+func peerName(p peer) string     { return p.name }
+
+func names[T any](all []T, name func(T) string) (out []string) {
+	for _, one := range all {
+		out = append(out, name(one))
+	}
+	return out
+}
+
+// selected returns those of all that are named, or all if no name is given.
+func selected[T any](what string, all []T, name func(T) string, wanted []string) ([]T, error) {
+	for _, w := range wanted {
+		if known := names(all, name); !slices.Contains(known, w) {
+			return nil, fmt.Errorf("-%s: %q is none of %s", what, w, strings.Join(known, ", "))
+		}
+	}
+	var out []T
+	for _, one := range all {
+		if len(wanted) == 0 || slices.Contains(wanted, name(one)) {
+			out = append(out, one)
+		}
+	}
+	return out, nil
+}

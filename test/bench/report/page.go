@@ -1,0 +1,116 @@
+package report
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Listing is a configuration that the page shows.
+type Listing struct{ Title, Text string }
+
+// Page returns the page in Markdown. Plots are at plots/FIGURE.svg.
+func Page(run Run, plots string, listings []Listing) string {
+	var b strings.Builder
+	b.WriteString(introduction(run))
+	b.WriteString("\n## Targets\n\nMedians of the rounds' ratios, or of the figure itself.\n\n")
+	b.WriteString(run.Results.targetTable())
+	for _, s := range sections {
+		if peers := run.Results.peers(s.figure); len(peers) > 0 {
+			fmt.Fprintf(&b, "\n## %s\n\n%s\n\n![%s](%s/%s.svg)\n\n%s", s.title, s.text, s.title, plots, s.figure, run.Results.sectionTable(s, peers))
+		}
+	}
+	b.WriteString(run.Results.failures())
+	b.WriteString("\n## Configurations\n")
+	for _, l := range listings {
+		fmt.Fprintf(&b, "\n%s:\n\n```\n%s```\n", l.Title, strings.TrimRight(l.Text, "\n")+"\n")
+	}
+	return b.String()
+}
+
+func introduction(run Run) string {
+	m := run.Machine
+	return fmt.Sprintf(`# Benchmarks
+
+usher beside other proxies, on the same machine, in turn. This page is written by
+%[1]smake bench%[1]s (%[1]smake bench QUICK=1%[1]s takes two minutes); [test/bench](../test/bench) is how.
+
+Absolute figures say little on a machine that is shared with others; ratios of what
+was measured within the same seconds do. So in every round, and for every figure, the
+peers take turns; a ratio is taken in each round, and what stands here is the median of
+the rounds, with the least and the greatest in brackets. Read the ratios, and look at
+how far the brackets are apart before believing a second digit.
+
+- %[2]s; %[3]d cores, %[4]s, %.1[5]f GiB of memory; %[6]s
+- %[7]s
+- rounds: %[8]d; each load runs for %[9]s s after 0.3 s of warming up
+
+All take the same path: in a network namespace of its own for each measurement, clients
+connect on loopback to 10.96.0.10, and the endpoint listens on 10.244.0.11. HAProxy
+and nginx listen on 10.96.0.10 themselves. Kernel DNAT rewrites that address, as
+kube-proxy's rules do, and is the limit for a proxy outside the kernel. usher is reached
+through its portals as a user would have it, and without one, on a port of its own. *direct* is
+no proxy: it shows that clients and endpoint are not what is measured. They are one
+epoll loop for each core, in processes of their own, and share the cores with the proxy.
+Processor time is the user and system time of the proxy's processes alone; what the kernel
+does for connections within them is part of it, so DNAT's cannot be told.
+
+`, "`", m.System, m.Cores, m.CPU, float64(m.Memory)/(1<<30), m.Date, strings.Join(m.Programs, "\n- "), run.Results.rounds(), number(m.Seconds))
+}
+
+// sectionTable has a row for each peer.
+func (r Results) sectionTable(s section, peers []string) string {
+	t := table{head: []string{""}}
+	var columns []column
+	for _, c := range s.columns {
+		if r.greatest(s.figure, c.quantity) > 0 || c.quantity != Errors && c.quantity != Lost {
+			columns = append(columns, c)
+			t.head = append(t.head, c.heading)
+		}
+	}
+	var against []string // other peers that there are results of
+	for _, base := range bases {
+		for _, p := range peers {
+			if p == base {
+				against = append(against, base)
+				t.head = append(t.head, fmt.Sprintf("%s / %s", s.main().heading, title(base)))
+			}
+		}
+	}
+	for _, p := range peers {
+		row := []string{title(p)}
+		for _, c := range columns {
+			row = append(row, cell(r.Over(s.figure, p, c.quantity), c.scale))
+		}
+		for _, base := range against {
+			row = append(row, ratio(r.Ratio(s.figure, p, base, s.main().quantity), base == p))
+		}
+		t.rows = append(t.rows, row)
+	}
+	return t.String()
+}
+
+// cell returns "10,600 (9,800–11,000)".
+func cell(s Spread, scale float64) string {
+	if s.Rounds == 0 {
+		return ""
+	}
+	median := number(s.Median / scale)
+	if s.Rounds == 1 || s.Min == s.Max {
+		return median
+	}
+	return fmt.Sprintf("%s (%s–%s)", median, number(s.Min/scale), number(s.Max/scale))
+}
+
+// failures tells what could not be measured.
+func (r Results) failures() string {
+	var b strings.Builder
+	for _, m := range r {
+		if m.Failed != "" {
+			fmt.Fprintf(&b, "- %s, %s, round %d: `%s`\n", m.Figure, title(m.Peer), m.Round, strings.ReplaceAll(strings.ReplaceAll(m.Failed, "`", "'"), "\n", " "))
+		}
+	}
+	if b.Len() == 0 {
+		return ""
+	}
+	return "\n## What failed\n\n" + b.String()
+}

@@ -1,0 +1,82 @@
+package report
+
+import "slices"
+
+// Spread is a median over rounds, with the least and the greatest.
+type Spread struct {
+	Median, Min, Max float64
+	Rounds           int // 0: there is none
+}
+
+func spread(values []float64) Spread {
+	if len(values) == 0 {
+		return Spread{}
+	}
+	slices.Sort(values)
+	n := len(values)
+	return Spread{Median: (values[(n-1)/2] + values[n/2]) / 2, Min: values[0], Max: values[n-1], Rounds: n}
+}
+
+// Over returns a quantity over all rounds.
+func (r Results) Over(figure, peer string, q Quantity) Spread {
+	var values []float64
+	for _, m := range r {
+		if v, ok := m.Values[q]; ok && m.Figure == figure && m.Peer == peer {
+			values = append(values, v)
+		}
+	}
+	return spread(values)
+}
+
+// Ratio returns the ratio of a quantity between two peers, taken in each round
+// that has both: what a busy machine does to one round it does to both.
+func (r Results) Ratio(figure, peer, to string, q Quantity) Spread {
+	var ratios []float64
+	for round := 1; round <= r.rounds(); round++ {
+		a, okA := r.Find(figure, peer, round)[q]
+		b, okB := r.Find(figure, to, round)[q]
+		if okA && okB && b != 0 {
+			ratios = append(ratios, a/b)
+		}
+	}
+	return spread(ratios)
+}
+
+// OwnRatio returns the ratio of two quantities of the same measurement.
+func (r Results) OwnRatio(figure, peer string, q, to Quantity) Spread {
+	var ratios []float64
+	for _, m := range r {
+		if b := m.Values[to]; m.Figure == figure && m.Peer == peer && b != 0 {
+			ratios = append(ratios, m.Values[q]/b)
+		}
+	}
+	return spread(ratios)
+}
+
+// greatest returns the greatest value of a quantity among all peers.
+func (r Results) greatest(figure string, q Quantity) (most float64) {
+	for _, m := range r {
+		if m.Figure == figure {
+			most = max(most, m.Values[q])
+		}
+	}
+	return most
+}
+
+// peers returns those that there are results of, for a figure or, if that is
+// "", at all, in the order in which they were measured.
+func (r Results) peers(figure string) (all []string) {
+	for _, m := range r {
+		if (figure == "" || m.Figure == figure) && !slices.Contains(all, m.Peer) {
+			all = append(all, m.Peer)
+		}
+	}
+	return all
+}
+
+func (r Results) rounds() (last int) {
+	for _, m := range r {
+		last = max(last, m.Round)
+	}
+	return last
+}

@@ -1,0 +1,101 @@
+package report_test
+
+import (
+	"bytes"
+	"encoding/xml"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/test/bench/report"
+)
+
+func TestReport(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "report")
+}
+
+// crr returns rates of new connections, a round for each.
+func crr(peer string, rates ...float64) (all report.Results) {
+	for i, rate := range rates {
+		all = append(all, report.Result{Figure: "crr", Peer: peer, Round: i + 1, Values: report.Values{report.Rate: rate}})
+	}
+	return all
+}
+
+var _ = Describe("a ratio", func() {
+	It("is the median of those of each round, and not the ratio of medians", func() {
+		r := append(crr("usher-none", 100, 400, 900), crr("haproxy", 100, 200, 1000)...)
+		Expect(r.Ratio("crr", "usher-none", "haproxy", report.Rate)).To(Equal(report.Spread{Median: 1, Min: 0.9, Max: 2, Rounds: 3}))
+	})
+	It("leaves out a round that has only one of the two", func() {
+		r := append(crr("usher-none", 100, 400), crr("haproxy", 100)...)
+		Expect(r.Ratio("crr", "usher-none", "haproxy", report.Rate)).To(Equal(report.Spread{Median: 1, Min: 1, Max: 1, Rounds: 1}))
+	})
+})
+
+var _ = Describe("a file of results", func() {
+	It("has what was written, and a measurement that was made again once", func() {
+		var file bytes.Buffer
+		Expect(report.WriteMachine(&file, report.Machine{Cores: 2})).To(Succeed())
+		failed := report.Result{Figure: "crr", Peer: "nginx", Round: 1, Failed: "connection reset"}
+		again := crr("nginx", 5)[0]
+		Expect(report.Write(&file, failed)).To(Succeed())
+		Expect(report.Write(&file, again)).To(Succeed())
+		path := filepath.Join(GinkgoT().TempDir(), "results.jsonl")
+		Expect(os.WriteFile(path, file.Bytes(), 0o600)).To(Succeed())
+
+		run, err := report.Read(path)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(run).To(Equal(report.Run{Machine: report.Machine{Cores: 2}, Results: report.Results{again}}))
+	})
+	It("that is broken is an error with its line", func() {
+		path := filepath.Join(GinkgoT().TempDir(), "results.jsonl")
+		Expect(os.WriteFile(path, []byte("{}\n{"), 0o600)).To(Succeed())
+		_, err := report.Read(path)
+		Expect(err).To(MatchError(ContainSubstring("results.jsonl, line 2: ")))
+	})
+})
+
+var _ = Describe("the page", func() {
+	results := append(append(crr("haproxy", 10_000, 10_000, 10_000), crr("usher-none", 9_000, 9_500, 12_000)...), crr("usher-nftables", 10_000, 11_000, 12_000)...)
+	page := func(r report.Results) string { return report.Page(report.Run{Results: r}, "benchmarks", nil) }
+
+	It("says which targets are met and which are not", func() {
+		Expect(page(results)).To(ContainSubstring("| new connections a second | ≥ 1.00 × HAProxy | 0.95 **not met** | 1.10 met |\n"))
+	})
+	It("has the median, the least and the greatest, and the ratios", func() {
+		Expect(page(results)).To(ContainSubstring("| usher, no portal | 9500 (9000–12,000) |"))
+		Expect(page(results)).To(ContainSubstring("| 0.95 (0.90–1.20) |\n"))
+	})
+	It("tells what failed", func() {
+		Expect(page(append(results, report.Result{Figure: "idle", Peer: "nginx", Round: 2, Failed: "timed out"}))).
+			To(ContainSubstring("- idle, nginx, round 2: `timed out`\n"))
+	})
+	It("shows only plots that there are", func() {
+		Expect(report.Plots(results)).To(HaveLen(1))
+		Expect(page(results)).To(ContainSubstring("(benchmarks/crr.svg)"))
+		Expect(strings.Count(page(results), ".svg)")).To(Equal(1))
+	})
+})
+
+var _ = Describe("a plot", func() {
+	It("is well-formed, with a bar for each peer", func() {
+		svg := report.Plots(append(crr("haproxy", 10_000), crr("usher-none", 20_000)...))["crr"]
+		Expect(strings.Count(svg, `class="other"`)).To(Equal(1))
+		Expect(svg).To(ContainSubstring(`<rect class="other" x="150" y="44" width="205.0"`))
+		Expect(svg).To(ContainSubstring(`<rect class="usher" x="150" y="72" width="410.0"`))
+		for d := xml.NewDecoder(strings.NewReader(svg)); ; {
+			if _, err := d.Token(); err == io.EOF {
+				return
+			} else {
+				Expect(err).NotTo(HaveOccurred())
+			}
+		}
+	})
+})

@@ -1,0 +1,127 @@
+package report
+
+import (
+	"fmt"
+	"strings"
+)
+
+// target is something that usher set out to reach: a quantity against another
+// peer's, or against another quantity of its own, or by itself.
+type target struct {
+	figure   string
+	quantity Quantity
+	to       string   // peer
+	own      Quantity // of the same measurement
+	least    bool     // at least bound; otherwise at most
+	bound    float64
+	unit     float64 // what bound counts in; 0 means 1
+	peer     string  // the only usher that it is about; "" means each
+	text     string
+}
+
+// targets are all, in the order of the page.
+var targets = []target{
+	{figure: "crr", quantity: Rate, to: "haproxy", least: true, bound: 1, text: "new connections a second"},
+	{figure: "crr", quantity: Rate, to: "nginx", least: true, bound: 1.4, text: "new connections a second"},
+	{figure: "rr64", quantity: Rate, to: "haproxy", least: true, bound: 1, text: "requests a second, 64 connections"},
+	{figure: "rr1", quantity: P50, to: "haproxy", bound: 1, text: "median of a request, one connection"},
+	{figure: "stream1", quantity: Gbits, to: "haproxy", least: true, bound: 2, text: "bulk, one connection"},
+	{figure: "stream16", quantity: Gbits, to: "haproxy", least: true, bound: 1.6, text: "bulk, 16 connections"},
+	{figure: "stream1", quantity: Gbits, to: "dnat", least: true, bound: 0.65, text: "bulk, one connection"},
+	{figure: "stream16", quantity: Gbits, to: "dnat", least: true, bound: 0.65, text: "bulk, 16 connections"},
+	{figure: "udp1", quantity: Rate, to: "nginx", least: true, bound: 1.25, text: "datagrams a second, one under way"},
+	{figure: "udp4", quantity: Rate, to: "nginx", least: true, bound: 1.25, text: "datagrams a second, four under way"},
+	{figure: "idle", quantity: Resident, bound: 1500, text: "resident bytes for an idle connection"},
+	{figure: "idle", quantity: Descriptors, bound: 2, text: "descriptors for an idle connection"},
+	{figure: "idle", quantity: System, to: "haproxy", bound: 1, text: "system memory for an idle connection"},
+	{figure: "crr", quantity: CPU, to: "haproxy", bound: 1, text: "processor time for a new connection"},
+	{figure: "rr64", quantity: CPU, to: "haproxy", bound: 1, text: "processor time for a request"},
+	{figure: "stream1", quantity: CPU, to: "haproxy", bound: 1, text: "processor time for a GB, one connection"},
+	{figure: "stream16", quantity: CPU, to: "haproxy", bound: 1, text: "processor time for a GB, 16 connections"},
+	{figure: "churn", quantity: DescriptorsEnd, own: DescriptorsStart, bound: 1, text: "descriptors after 100,000 connections / before"},
+	{figure: "churn", quantity: ResidentEnd, own: ResidentFirst, bound: 1.1, text: "resident memory after 100,000 connections / after 10,000"},
+	{figure: "services10000", quantity: Start, peer: "usher-nftables", bound: 3, text: "seconds to start, 10,000 Services"},
+	{figure: "services10000", quantity: Start, peer: "usher-iptables", bound: 6, text: "seconds to start, 10,000 Services"},
+	{figure: "services10000", quantity: Start, peer: "usher-address", bound: 6, text: "seconds to start, 10,000 Services"},
+	{figure: "services10000", quantity: Change, peer: "usher-nftables", bound: 20, text: "ms until a change is there, 10,000 Services"},
+	{figure: "services10000", quantity: Change, peer: "usher-iptables", bound: 300, text: "ms until a change is there, 10,000 Services"},
+	{figure: "services10000", quantity: Change, peer: "usher-address", bound: 20, text: "ms until a change is there, 10,000 Services"},
+	{figure: "services10000", quantity: Memory, bound: 250, unit: 1 << 20, text: "resident MiB, 10,000 Services"},
+	{figure: "services10000", quantity: LastFirst, least: true, bound: 0.9, text: "new connections, the last of 10,000 portals / the first"},
+}
+
+// measured returns what the target is about, for one usher.
+func (t target) measured(r Results, peer string) Spread {
+	switch {
+	case t.peer != "" && t.peer != peer:
+		return Spread{}
+	case t.to != "":
+		return r.Ratio(t.figure, peer, t.to, t.quantity)
+	case t.own != "":
+		return r.OwnRatio(t.figure, peer, t.quantity, t.own)
+	}
+	s := r.Over(t.figure, peer, t.quantity)
+	if t.unit != 0 {
+		s.Median, s.Min, s.Max = s.Median/t.unit, s.Min/t.unit, s.Max/t.unit
+	}
+	return s
+}
+
+// met reports whether the median reaches the target, to the two digits that are
+// shown.
+func (t target) met(s Spread) bool {
+	const half = 0.005
+	if t.least {
+		return s.Median > t.bound-half
+	}
+	return s.Median < t.bound+half
+}
+
+// wanted returns "≥ 1.40 × nginx".
+func (t target) wanted() string {
+	sign := "≤"
+	if t.least {
+		sign = "≥"
+	}
+	if t.to == "" {
+		return fmt.Sprintf("%s %s", sign, number(t.bound))
+	}
+	return fmt.Sprintf("%s %.2f × %s", sign, t.bound, title(t.to))
+}
+
+// targetTable says of every target and every usher whether it was met.
+func (r Results) targetTable() string {
+	var ushers []string
+	for _, p := range r.peers("") {
+		if strings.HasPrefix(p, "usher-") {
+			ushers = append(ushers, p)
+		}
+	}
+	t := table{head: []string{"what", "target"}}
+	for _, u := range ushers {
+		t.head = append(t.head, title(u))
+	}
+	for _, target := range targets {
+		row := []string{target.text, target.wanted()}
+		there := false
+		for _, u := range ushers {
+			s := target.measured(r, u)
+			row = append(row, target.verdict(s))
+			there = there || s.Rounds > 0
+		}
+		if there {
+			t.rows = append(t.rows, row)
+		}
+	}
+	return t.String()
+}
+
+func (t target) verdict(s Spread) string {
+	switch {
+	case s.Rounds == 0:
+		return ""
+	case t.met(s):
+		return number(s.Median) + " met"
+	}
+	return number(s.Median) + " **not met**"
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/usherproxy/usher/test/bench/report"
+)
+
+// run measures what was selected. In each round, and for each figure, the peers
+// take turns: what is compared was measured within seconds. A measurement that
+// fails is a result, too.
+func run(o options) error {
+	wanted, err := selected("only", figures, figureName, o.only)
+	if err != nil {
+		return err
+	}
+	usher, err := filepath.Abs(o.usher)
+	if err != nil {
+		return err
+	}
+	peers, err := selected("peers", allPeers(usher), peerName, o.peers)
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("root is needed, to make network namespaces")
+	}
+	all, keep, err := resume(o, usher)
+	if err != nil {
+		return err
+	}
+	defer keep.Close()
+	for round := 1; round <= o.rounds; round++ {
+		for _, f := range wanted {
+			for _, p := range peers {
+				if f.of != nil && !f.of(p) || f.once && round > 1 || all.Results.Has(f.name, p.name, round) {
+					continue
+				}
+				r := report.Result{Figure: f.name, Peer: p.name, Round: round}
+				if r.Values, err = measure(f, p, o); err != nil {
+					r.Failed = err.Error()
+				}
+				all.Results = all.Results.With(r)
+				if err := report.Write(keep, r); err != nil {
+					return err
+				}
+				fmt.Println(report.Line(r))
+			}
+		}
+	}
+	fmt.Print("\n", report.Summary(all.Results))
+	return nil
+}
+
+// resume returns the results that the file has, and the file to append to.
+// Without a file nothing is kept.
+func resume(o options, usher string) (report.Run, *os.File, error) {
+	path := o.results
+	if path == "" {
+		path = os.DevNull
+	}
+	run, err := report.Read(path)
+	if err != nil {
+		return run, nil, err
+	}
+	keep, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err == nil && run.Machine.Date == "" {
+		if run.Machine, err = thisMachine(usher, o.each); err == nil {
+			err = report.WriteMachine(keep, run.Machine)
+		}
+	}
+	return run, keep, err
+}
+
+// measure takes one figure of one peer.
+func measure(f figure, p peer, o options) (report.Values, error) {
+	if f.set != nil {
+		p = f.set(p)
+	}
+	s, err := setScene(p, o.loops)
+	if err != nil {
+		return nil, err
+	}
+	values, err := f.measure(s, o)
+	s.close()
+	if err != nil && s.proxy != nil {
+		err = fmt.Errorf("%w; what %s said last: %s", err, p.name, s.proxy.last(1000))
+	}
+	return values, err
+}

@@ -1,0 +1,56 @@
+package scale
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("more service ports than the limit on open files can hold", func() {
+	It("are served as far as it goes, with room for connections, and usher says so once", func() {
+		const limit, ports = 2000, 3000
+		l := lab.New()
+		startBackends(l.Pods)
+		pod := l.Pods.NewDialer(200)
+		dir := serve(ports)
+		u := startWithin(limit, l.Node, dir, "nftables", "--portal-check-interval=500ms")
+		DeferCleanup(u.end)
+		log := string(u.Err.Contents())
+		Expect(log).To(MatchRegexp("The limit of 2000 open files cannot hold all service ports: [0-9]+ are not served, .* Raise it to [0-9]+ or more"))
+		Expect(strings.Count(log, "cannot hold all")).To(Equal(1))
+		Expect(log).NotTo(ContainSubstring("Service port is not served"), "a line for each would tell no more")
+
+		metrics := func() string { return l.Node.Output("curl", "-s", "http://127.0.0.1:10249/metrics") }
+		value := func(metric string) int {
+			GinkgoHelper()
+			for line := range strings.Lines(metrics()) {
+				if rest, ok := strings.CutPrefix(line, metric+" "); ok {
+					n, err := strconv.ParseFloat(strings.TrimSpace(rest), 64)
+					Expect(err).NotTo(HaveOccurred())
+					return int(n)
+				}
+			}
+			Fail("no " + metric)
+			return 0
+		}
+		served := value("usher_listeners")
+		figure("open files limit %d, %d service ports: %d served, %d connections may be open", limit, ports, served, value("usher_connections_limit"))
+		Expect(served).To(BeNumerically("~", (limit-192)*3/4, 1))
+		Expect(value(`usher_service_port_problems{reason="ListenFailed"}`)).To(Equal(ports - served))
+		Expect(value("usher_connections_limit")).To(BeNumerically(">", 100))
+
+		By("asking one that is not served, and making room for it")
+		Expect(connectAndAsk(pod, vip(ports-1), time.Second)).To(MatchError(ContainSubstring("refused")))
+		replaceAll(dir, ports-1)
+		Eventually(func() error { return connectAndAsk(pod, vip(ports-1), time.Second) }).WithTimeout(10 * time.Second).Should(Succeed())
+		Eventually(u.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("holds all service ports now"))
+		Expect(fmt.Sprint(value("usher_listeners"))).To(Equal("1"))
+	})
+})

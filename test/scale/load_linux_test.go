@@ -1,0 +1,166 @@
+package scale
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+const backendPort = 8080
+
+// startBackends answers on all Pod addresses: four bytes come back.
+func startBackends(pods *lab.Namespace) {
+	GinkgoHelper()
+	l := pods.Listen(fmt.Sprintf("0.0.0.0:%d", backendPort))
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				buf := make([]byte, 4)
+				for {
+					if _, err := io.ReadFull(c, buf); err != nil {
+						return
+					}
+					if _, err := c.Write(buf); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+}
+
+// pingPong asks and waits for the answer.
+func pingPong(c net.Conn) error {
+	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return err
+	}
+	if _, err := c.Write([]byte("ping")); err != nil {
+		return fmt.Errorf("asking: %w", err)
+	}
+	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil {
+		return fmt.Errorf("waiting for the answer: %w", err)
+	}
+	return nil
+}
+
+// connectAndAsk is a connection with one request and its response.
+func connectAndAsk(d *lab.Dialer, vip string, patience time.Duration) error {
+	c, err := d.Dial("", vip, patience)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return pingPong(c)
+}
+
+// rate returns how many such connections a second some clients make, each one
+// after the other, while it lasts.
+func rate(d *lab.Dialer, clients int, vip string, lasts time.Duration) (perSecond float64, failed error) {
+	var mu sync.Mutex
+	var workers sync.WaitGroup
+	made := 0
+	began := time.Now()
+	for range clients {
+		workers.Go(func() {
+			for time.Since(began) < lasts {
+				err := connectAndAsk(d, vip, time.Second)
+				mu.Lock()
+				made++
+				if failed == nil {
+					failed = err
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	workers.Wait()
+	return float64(made) / time.Since(began).Seconds(), failed
+}
+
+// load makes new connections at a steady rate.
+type load struct {
+	stop    func()
+	stopped chan struct{}
+	workers sync.WaitGroup
+
+	mu     sync.Mutex
+	made   int
+	failed []failure
+}
+
+// failure is a connection that failed.
+type failure struct {
+	began, ended time.Time
+	err          error
+}
+
+func (f failure) String() string {
+	return fmt.Sprintf("begun %s, failed after %s: %v", f.began.Format("15:04:05.000"), f.ended.Sub(f.began).Round(time.Millisecond), f.err)
+}
+
+// loadClients is how many threads make connections: enough for some to wait for
+// their timeout while the others go on.
+const loadClients = 100
+
+// startLoad starts the load. It ends when the spec does, if not before.
+func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
+	GinkgoHelper()
+	l := &load{stopped: make(chan struct{})}
+	l.stop = sync.OnceFunc(func() {
+		close(l.stopped)
+		l.workers.Wait()
+	})
+	DeferCleanup(l.stop)
+	for i := range loadClients {
+		l.workers.Go(func() {
+			interval := loadClients * time.Second / time.Duration(perSecond)
+			next := time.NewTimer(interval * time.Duration(i) / loadClients)
+			defer next.Stop()
+			for {
+				select {
+				case <-l.stopped:
+					return
+				case <-next.C:
+				}
+				next.Reset(interval)
+				began := time.Now()
+				l.took(began, connectAndAsk(d, vip, time.Second))
+			}
+		})
+	}
+	return l
+}
+
+func (l *load) took(began time.Time, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.made++
+	if err != nil {
+		l.failed = append(l.failed, failure{began, time.Now(), err})
+	}
+}
+
+// count returns how many connections were made so far.
+func (l *load) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.made
+}
+
+// end ends the load and returns how many connections there were, and those that
+// failed.
+func (l *load) end() (made int, failed []failure) {
+	l.stop()
+	return l.made, l.failed
+}

@@ -1,0 +1,36 @@
+package scale
+
+import (
+	"fmt"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gexec"
+)
+
+func TestScale(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "scale")
+}
+
+// usherBinary is the program as it is released: without the race detector, which
+// makes everything several times slower and larger.
+var usherBinary string
+
+var _ = BeforeSuite(func() {
+	var err error
+	usherBinary, err = gexec.Build("github.com/usherproxy/usher/cmd/usher")
+	Expect(err).NotTo(HaveOccurred())
+})
+
+var _ = AfterSuite(gexec.CleanupBuildArtifacts)
+
+// slack is by how much a duration may be longer than its target where tests of
+// other packages, or other jobs of a CI machine, run at the same time.
+const slack = 2
+
+// figure prints a figure, beside its target.
+func figure(format string, args ...any) {
+	fmt.Printf("\nfigure: "+format+"\n", args...)
+}

@@ -1,0 +1,167 @@
+package test
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// Who is served, by which port and which endpoint, where rules lead to usher.
+var _ = Describe("A UDP Service behind a redirect of", func() {
+	for _, portal := range []string{"iptables", "nftables"} {
+		Describe(portal, func() { redirectedUDPSpecs(portal) })
+	}
+})
+
+// countedEcho is an echo server that counts what it gets.
+type countedEcho struct {
+	addr netip.AddrPort
+	got  atomic.Int64
+}
+
+func startCountedEcho(ns *lab.Namespace, addr netip.Addr) *countedEcho {
+	GinkgoHelper()
+	e := &countedEcho{addr: netip.AddrPortFrom(addr, 5300)}
+	c := ns.ListenUDP(e.addr.String())
+	go func() {
+		buf := make([]byte, 2048)
+		for {
+			_, from, err := c.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			e.got.Add(1)
+			_, _ = c.WriteToUDPAddrPort([]byte(e.addr.String()), from)
+		}
+	}()
+	return e
+}
+
+func redirectedUDPSpecs(portal string) {
+	var (
+		l             *lab.Lab
+		pod, node     *lab.Dialer
+		outside       *lab.Dialer
+		dns           service
+		dir           string
+		first, second *countedEcho
+	)
+	BeforeEach(func() {
+		if portal == "iptables" {
+			missing("iptables")
+		}
+		l = lab.New()
+		pod, node, outside = l.Pods.NewDialer(2), l.Node.NewDialer(2), l.Outside.NewDialer(2)
+		dir = manifestsDir()
+		first, second = startCountedEcho(l.Pods, lab.Pod(1)), startCountedEcho(l.Pods, lab.Pod(2))
+		dns = service{name: "dns", clusterIP: clusterIP, port: 53, protocol: "UDP", endpoints: []netip.AddrPort{first.addr}}
+	})
+	start := func(args ...string) *usher {
+		GinkgoHelper()
+		dns.write(dir)
+		return startUsher(l.Node, dir, append([]string{"--portal=" + portal, "--trace"}, args...)...)
+	}
+	reaches := func(from *lab.Dialer, e *countedEcho) {
+		GinkgoHelper()
+		Expect(askWho(from, "", dns.vip())).To(Equal(e.addr))
+	}
+
+	It("does not answer who sends to the listener's port, past the portal", func() {
+		u := start()
+		_, port, err := net.SplitHostPort(listenerOf(u, "dns"))
+		Expect(err).NotTo(HaveOccurred())
+		refused := 0
+		for _, c := range []struct {
+			from *lab.Dialer
+			to   string
+		}{{pod, "10.244.0.1"}, {outside, "192.0.2.1"}, {node, "127.0.0.1"}} {
+			direct, err := c.from.DialUDP("", net.JoinHostPort(c.to, port))
+			Expect(err).NotTo(HaveOccurred())
+			Expect(exchange(direct, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded), c.to)
+			refused++
+			Expect(metric(node, `usher_udp_datagrams_dropped_total{reason="not-admitted"}`)).To(BeEquivalentTo(refused), c.to)
+			direct.Close()
+		}
+		Eventually(u.Out).Should(gbytes.Say("closed after .*: not-through-portal"))
+		Expect(metric(node, "usher_udp_sessions_open")).To(BeZero())
+		Expect(first.got.Load()).To(BeZero(), "datagrams that the endpoint saw")
+		reaches(pod, first)
+	})
+
+	It("has nothing to do with an endpoint that is a node port of this node", func() {
+		dns.portFields, dns.spec = ", nodePort: 30053", "  type: NodePort\n"
+		dns.endpoints = []netip.AddrPort{netip.MustParseAddrPort("10.244.0.1:30053"), first.addr}
+		u := start()
+		for range 4 {
+			reaches(pod, first)
+		}
+		Eventually(u.Out).Should(gbytes.Say(`→ 10\.244\.0\.1:30053 .*refused: it is a node port of this node`))
+		Expect(first.got.Load()).To(BeEquivalentTo(4))
+	})
+
+	It("listens on another port of the range that the user gave where its own is taken", func() {
+		for _, taken := range []string{"0.0.0.0:20000", "0.0.0.0:20001", "0.0.0.0:20003"} {
+			l.Node.ListenUDP(taken)
+		}
+		u := start("--proxy-port-range=20000-20003")
+		Expect(listenerOf(u, "dns")).To(Equal("0.0.0.0:20002"))
+		reaches(pod, first)
+
+		By("not listening anywhere else when all are taken")
+		other := service{name: "other", clusterIP: "10.96.0.11", port: 53, protocol: "UDP", endpoints: dns.endpoints}
+		other.write(dir)
+		Eventually(u.Err).WithTimeout(5 * time.Second).Should(gbytes.Say(`Service port is not served.*address already in use`))
+		reaches(pod, first)
+	})
+
+	// conditions writes the Service again, with what EndpointSlices say of its
+	// endpoints.
+	conditions := func(of map[*countedEcho]string) {
+		GinkgoHelper()
+		text := dns.yaml()
+		for e, c := range of {
+			ready := fmt.Sprintf("[%q], conditions: {ready: true}", e.addr.Addr())
+			Expect(text).To(ContainSubstring(ready))
+			text = strings.Replace(text, ready, fmt.Sprintf("[%q], conditions: {%s}", e.addr.Addr(), c), 1)
+		}
+		writeFile(filepath.Join(dir, "dns.yaml"), text)
+	}
+
+	It("ends a session whose endpoint is terminating, though it still serves, if another is ready", func() {
+		dns.endpoints = append(dns.endpoints, second.addr)
+		ready, terminating, gone := "ready: true", "ready: false, serving: true, terminating: true", "ready: false, serving: false, terminating: true"
+		conditions(map[*countedEcho]string{first: ready, second: gone})
+		u := startUsher(l.Node, dir, "--portal="+portal, "--trace")
+		c, err := pod.DialUDP("", dns.vip())
+		Expect(err).NotTo(HaveOccurred())
+		asked, stop := keepAsking(c)
+		defer stop()
+		Eventually(asked.latest).Should(Equal(first.addr.String()))
+
+		conditions(map[*countedEcho]string{first: terminating, second: ready})
+		Eventually(asked.latest).WithTimeout(2 * time.Second).Should(Equal(second.addr.String()))
+		Eventually(u.Out).Should(gbytes.Say("closed after .*: endpoint-left"))
+
+		By("staying with one that is terminating where none is ready")
+		conditions(map[*countedEcho]string{first: gone, second: terminating})
+		before := asked.answered.Load()
+		Eventually(asked.answered.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", before+50))
+		Expect(asked.latest()).To(Equal(second.addr.String()))
+
+		By("ending it where that one serves no more")
+		conditions(map[*countedEcho]string{first: gone, second: gone})
+		Eventually(u.Out).WithTimeout(2 * time.Second).Should(gbytes.Say("closed after .*: endpoint-left"))
+		Eventually(asked.unanswered.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", 5))
+	})
+}

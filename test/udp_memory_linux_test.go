@@ -1,0 +1,114 @@
+package test
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// The race detector has memory of its own for all that a program ever touched,
+// so this usher is built without.
+var _ = Describe("The memory and the descriptors that UDP clients cost", func() {
+	It("are bounded with 100,000 clients of one datagram each, and given back when they are idle", func() {
+		const (
+			some     = 10_000 // enough to fill what is kept: the trace
+			clients  = 100_000
+			workers  = 8
+			sessions = 4000
+		)
+		l := lab.New()
+		pod, node := l.Pods.NewDialer(workers), l.Node.NewDialer(2)
+		dns := service{name: "dns", clusterIP: clusterIP, port: 53, protocol: "UDP",
+			endpoints: []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}}
+		dir := manifestsDir()
+		dns.write(dir)
+		plain, err := gexec.Build("github.com/usherproxy/usher/cmd/usher")
+		Expect(err).NotTo(HaveOccurred())
+		u := launch(l.Node, exec.Command(plain, "run", "--manifests", dir, "--portal=address", "--log-format=text",
+			"--udp-idle-timeout=3s", "--max-udp-sessions="+strconv.Itoa(sessions), "--max-udp-sessions-per-port="+strconv.Itoa(sessions)), dir)
+		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		pid := u.Command.Process.Pid
+		open := func() float64 { return metric(node, "usher_udp_sessions_open") }
+		var top, topFiles atomic.Int64
+		look := func() {
+			top.Store(max(top.Load(), resident(pid)))
+			topFiles.Store(max(topFiles.Load(), int64(descriptors(pid))))
+		}
+		flood := func(clients int) {
+			var wg sync.WaitGroup
+			for worker := range workers {
+				wg.Go(func() {
+					defer GinkgoRecover()
+					for i := worker; i < clients; i += workers {
+						c, err := pod.DialUDP(lab.Pod(1+i%80).String(), dns.vip())
+						Expect(err).NotTo(HaveOccurred())
+						_, err = c.Write([]byte("x"))
+						Expect(err).NotTo(HaveOccurred())
+						c.Close()
+						if worker == 0 && i%(workers*500) == 0 {
+							look()
+						}
+					}
+				})
+			}
+			wg.Wait()
+			look()
+		}
+		// settled returns the memory when no session is left, once it is below most.
+		settled := func(most int64) (now int64) {
+			Eventually(open).WithTimeout(15 * time.Second).Should(BeZero())
+			Eventually(func() int64 { now = resident(pid); return now }).WithTimeout(10 * time.Second).Should(BeNumerically("<", most))
+			return now
+		}
+
+		fresh, files := resident(pid), descriptors(pid)
+		flood(some)
+		before := settled(fresh + 16<<20)
+		flood(clients)
+		Expect(askWho(pod, "", dns.vip())).To(Equal(dns.endpoints[0]), "others are served meanwhile")
+		Expect(topFiles.Load()).To(BeNumerically("<=", files+sessions+20))
+		Expect(top.Load() - before).To(BeNumerically("<", 64<<20))
+		after := settled(before + 2<<20)
+		Expect(descriptors(pid)).To(BeNumerically("<=", files+20))
+		AddReportEntry("resident memory", fmt.Sprintf("%.1f MB at first, %.1f MB before, %.1f MB at the top, %.1f MB after", megabytes(fresh), megabytes(before), megabytes(top.Load()), megabytes(after)))
+	})
+})
+
+func megabytes(n int64) float64 { return float64(n) / (1 << 20) }
+
+// resident returns the resident memory of a process, in bytes.
+func resident(pid int) int64 {
+	GinkgoHelper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	Expect(err).NotTo(HaveOccurred())
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			kilobytes, err := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
+			Expect(err).NotTo(HaveOccurred())
+			return kilobytes << 10
+		}
+	}
+	Fail("no VmRSS in " + string(text))
+	return 0
+}
+
+// descriptors returns how many descriptors a process has.
+func descriptors(pid int) int {
+	GinkgoHelper()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	Expect(err).NotTo(HaveOccurred())
+	return len(entries)
+}
