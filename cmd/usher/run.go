@@ -88,6 +88,9 @@ type runCommand struct {
 
 func (r *runCommand) run(cmd *cobra.Command) error {
 	fromFiles := len(r.manifests) > 0
+	if fromFiles && (r.cluster.Kubeconfig != "" || r.cluster.Context != "" || r.cluster.Server != "") {
+		return usagef("--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source")
+	}
 	if fromFiles && !cmd.Flags().Changed("healthz-address") {
 		r.adminFlags.healthz = ""
 	}
@@ -123,13 +126,10 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	}
 	s := server{flags: &r.proxyFlags, admin: &r.adminFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace, takeOver: r.takeOver,
 		settings: allFlags(cmd), podNetworks: podNetworks}
-	switch {
-	case !fromFiles:
-		return s.serve(cmd.Context(), r.clusterSource)
-	case r.cluster.Kubeconfig != "" || r.cluster.Context != "" || r.cluster.Server != "":
-		return usagef("--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source")
+	if fromFiles { // also if a file that --config names says how to reach an API server
+		return s.serve(cmd.Context(), r.manifestSource)
 	}
-	return s.serve(cmd.Context(), r.manifestSource)
+	return s.serve(cmd.Context(), r.clusterSource)
 }
 
 // manifestSource returns the source for --manifests.

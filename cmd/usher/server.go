@@ -81,9 +81,12 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
+	source, err := newSource(ctx, s) // first: without one there is nothing to look for a portal for
+	if err != nil {
+		return err
+	}
 	var lock *handover.Lock
 	var pt portal.Portal
-	var err error
 	if options := s.flags.portalOptions(s.log); s.demo {
 		lock, pt, err = openPortalBeside(ctx, s.flags.portal, options)
 	} else {
@@ -99,10 +102,6 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	s.proxy.SetPodNetworks(s.podNetworks)
 	s.health = &admin.Health{Sync: s.proxy.SyncStatus, Timeout: healthTimeout}
 	s.healthChecks = &admin.HealthChecks{Serving: s.health.Serving, Networks: s.flags.nodePortAddresses, Log: s.log}
-	var source config.Source
-	if source, err = newSource(ctx, s); err != nil {
-		return err
-	}
 	s.proxy.OnProblem = s.onProblem
 	s.healthChecks.OnProblem = s.onHealthCheckProblem
 	if s.reach != nil {
