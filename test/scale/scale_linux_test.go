@@ -32,7 +32,7 @@ const (
 	maxResident = 250 // MiB
 	// maxBusyResident is what is accepted while garbage has not been collected yet.
 	maxBusyResident = 300
-	minCRR      = 0.9
+	minCRR          = 0.9
 	// minBusyCRR is what is accepted while other programs compete for the
 	// processor: the two sides of the comparison do not meet the same load then.
 	minBusyCRR = 0.75
