@@ -53,6 +53,11 @@ bench: build ## measure usher beside HAProxy, nginx and the kernel (as root), an
 fuzz: ## run each fuzz target for a minute (FUZZTIME=1m)
 	@test/fuzz.sh $(or $(FUZZTIME),1m)
 
+.PHONY: generate
+generate: ## write anew what is made from the code: openapi.json, docs/metrics.md
+	$(GO) test -count=1 ./proxy/admin/api -update
+	$(GO) test -count=1 ./proxy/admin -update
+
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@bad=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$bad" || { echo "gofmt would change:"; echo "$$bad"; exit 1; }

@@ -96,6 +96,18 @@ func (t *Table) Get(client netip.Addr, now time.Time) (endpoint netip.AddrPort, 
 	return e.endpoint, true
 }
 
+// Peek is Get without forgetting an entry whose time is over. It also returns for
+// how long the entry holds.
+func (t *Table) Peek(client netip.Addr, now time.Time) (Entry, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e, ok := t.peek(client)
+	if !ok || t.over(e, now) {
+		return Entry{}, false
+	}
+	return Entry{Client: client, Endpoint: e.endpoint, Left: t.timeout - now.Sub(e.since)}, true
+}
+
 // Set remembers that client makes a new connection to endpoint at now.
 func (t *Table) Set(client netip.Addr, endpoint netip.AddrPort, now time.Time) {
 	t.mu.Lock()

@@ -28,9 +28,10 @@ type connection struct {
 	client   conn
 	from     netip.AddrPort // the client
 	to       netip.AddrPort // what it connected to
-	vip      config.VIP
+	vip      *config.VIP
 	accepted time.Time
 
+	life     *trace.Life                  // from the first event on
 	endpoint *balance.Endpoint            // once established
 	flow     atomic.Pointer[forward.Flow] // once established
 }
@@ -230,7 +231,7 @@ func (c *connection) admit(a *acceptor) (trace.End, error) {
 }
 
 // vip returns the VIP that a client which connected to original meant.
-func (v *view) vip(original netip.AddrPort) (config.VIP, bool) {
+func (v *view) vip(original netip.AddrPort) (*config.VIP, bool) {
 	if vip, ok := v.vipAt(original); ok {
 		return vip, true
 	}
@@ -292,6 +293,7 @@ func (c *connection) forward(conn endpointConn, endpoint *balance.Endpoint) {
 	c.event(trace.Event{Kind: trace.Established, Time: time.Now(), Endpoint: endpoint.Addr, Pod: endpoint.Pod})
 	flow := c.carrier.forward(c.client, conn, c.limits(), c.forwarded)
 	c.flow.Store(&flow)
+	c.life.Moves(flow)
 	if p.ctx.Err() != nil { // Drain may have passed by already
 		flow.Break()
 	}
@@ -312,6 +314,7 @@ var ends = map[forward.End]trace.End{
 // forwarded is called when the forwarder is done with the connection.
 func (c *connection) forwarded(r forward.Result) {
 	c.endpoint.Active.Add(-1)
+	c.endpoint.Moved(r.ToEndpoint, r.ToClient)
 	e := trace.Event{End: ends[r.End], ToEndpoint: r.ToEndpoint, ToClient: r.ToClient, Endpoint: c.endpoint.Addr, Pod: c.endpoint.Pod}
 	if r.Err != nil {
 		e.Err = r.Err.Error()
@@ -362,9 +365,10 @@ func (c *connection) closed(e trace.Event) {
 
 // event puts e into the trace.
 func (c *connection) event(e trace.Event) {
-	e.Conn, e.Port, e.Protocol, e.Client, e.VIP = c.id, c.front.id, c.front.protocol, c.from, c.to
-	c.front.proxy.counters.count(&e)
-	c.front.proxy.Trace.Add(e)
+	if c.life == nil {
+		c.life = c.front.begin(c.id, c.from, c.to, c.accepted)
+	}
+	c.front.step(c.life, &e)
 }
 
 // plainAddr returns an address as netip has it, IPv4 as IPv4.

@@ -10,7 +10,7 @@ import (
 // reserved descriptors are those that are neither a connection's nor a
 // listener's: standard files, epoll, netlink, admin clients, iptables' pipes, and
 // the copies of listeners of which a handover makes so many at a time.
-const reservedDescriptors = 64 + handover.SocketsAtOnce
+const reservedDescriptors = 256 + handover.SocketsAtOnce
 
 // connections are all that are open, and the bound on them.
 type connections struct {

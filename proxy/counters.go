@@ -15,6 +15,8 @@ import (
 type counters struct {
 	accepted, established atomic.Int64
 	attempts              [numResults]atomic.Int64
+	retries, failed       atomic.Int64
+	associations          atomic.Int64 // SCTP; they are among accepted too
 	toEndpoint, toClient  atomic.Int64
 
 	sessions                               atomic.Int64 // UDP sessions that have begun
@@ -28,6 +30,7 @@ type counters struct {
 
 	serviceChanges, endpointChanges atomic.Int64
 	repaired, portalFailures        atomic.Int64
+	quarantines, recoveries         atomic.Int64
 }
 
 // AttemptResult says how an attempt ended.
@@ -47,8 +50,10 @@ func (r AttemptResult) String() string {
 	return [...]string{"connected", "refused", "no-answer", "failed"}[r]
 }
 
-func resultOf(e *trace.Event) AttemptResult {
-	switch e.Err {
+// ResultOf returns the result of an attempt that ended with the error given, "" if
+// it succeeded.
+func ResultOf(err string) AttemptResult {
+	switch err {
 	case "":
 		return AttemptConnected
 	case errRefused.Error():
@@ -81,7 +86,15 @@ func (d Drop) String() string {
 
 func (c *counters) drop(why Drop, n int) { c.dropped[why].Add(int64(n)) }
 
-func (c *counters) count(e *trace.Event) {
+// count counts a step of a connection, of which life is what is known, e
+// included.
+func (c *counters) count(life *trace.Life, e *trace.Event) {
+	if isRetry(e) {
+		c.retries.Add(1)
+	}
+	if isFailure(life, e) {
+		c.failed.Add(1)
+	}
 	if e.Protocol == config.UDP && e.Kind != trace.Attempt {
 		c.countSession(e)
 		return
@@ -89,8 +102,11 @@ func (c *counters) count(e *trace.Event) {
 	switch e.Kind {
 	case trace.Accepted:
 		c.accepted.Add(1)
+		if e.Protocol == config.SCTP {
+			c.associations.Add(1)
+		}
 	case trace.Attempt:
-		c.attempts[resultOf(e)].Add(1)
+		c.attempts[ResultOf(e.Err)].Add(1)
 	case trace.Established:
 		c.established.Add(1)
 	case trace.Closed:
@@ -121,10 +137,14 @@ func (c *counters) countSession(e *trace.Event) {
 type Stats struct {
 	Accepted, Established int64
 	Attempts              [numResults]int64 // by AttemptResult
+	Retries               int64             // attempts after a connection's, or session's, first
+	Failed                int64             // connections and sessions that ended without an endpoint
 	Ends                  map[trace.End]int64
 	ToEndpoint, ToClient  int64 // bytes of connections and UDP sessions that have ended
 
 	Sessions UDPStats
+	// Associations are those of SCTP, which count as connections too.
+	Associations struct{ Accepted, Open int64 }
 
 	Open, Limit     int64 // connections
 	Services, Ports int
@@ -135,6 +155,7 @@ type Stats struct {
 	ServiceChanges, EndpointChanges int64
 	Repaired                        int64 // rules, routes and chains that somebody had removed or changed
 	PortalFailures                  int64 // changes that the portal could not make
+	Quarantines, Recoveries         int64 // endpoints that went into quarantine, and that answered after one
 
 	// NoLocalEndpoints is how many service ports have policy Local, endpoints,
 	// and none of them on this node.
@@ -156,6 +177,8 @@ func (p *Proxy) Stats() Stats {
 	s := Stats{
 		Accepted:        c.accepted.Load(),
 		Established:     c.established.Load(),
+		Retries:         c.retries.Load(),
+		Failed:          c.failed.Load(),
 		ToEndpoint:      c.toEndpoint.Load(),
 		ToClient:        c.toClient.Load(),
 		Open:            p.connections.open.Load(),
@@ -167,7 +190,10 @@ func (p *Proxy) Stats() Stats {
 		EndpointChanges: c.endpointChanges.Load(),
 		Repaired:        c.repaired.Load(),
 		PortalFailures:  c.portalFailures.Load(),
+		Quarantines:     c.quarantines.Load(),
+		Recoveries:      c.recoveries.Load(),
 	}
+	s.Associations.Accepted = c.associations.Load()
 	for i := range s.Attempts {
 		s.Attempts[i] = c.attempts[i].Load()
 	}
@@ -191,6 +217,9 @@ func (p *Proxy) Stats() Stats {
 		s.Ports += len(fronts)
 		for _, f := range fronts {
 			v := f.view.Load()
+			if f.protocol == config.SCTP {
+				s.Associations.Open += f.open.Load()
+			}
 			if v.port.InternalLocal && v.internal.Len() == 0 && v.cluster.Len() > 0 {
 				s.NoLocalEndpoints.Internal++
 			}

@@ -28,6 +28,7 @@ type frontEnd struct {
 	affinity *affinity.Table
 	open     atomic.Int64 // connections
 	sessions atomic.Int64 // UDP sessions
+	tally    tally
 
 	pool      balance.Pool
 	listeners []listener
@@ -119,7 +120,7 @@ type view struct {
 }
 
 // endpoints returns the endpoints for clients that came to vip.
-func (v *view) endpoints(vip config.VIP, nodeLocal bool) *balance.Set {
+func (v *view) endpoints(vip *config.VIP, nodeLocal bool) *balance.Set {
 	switch {
 	case !vip.External():
 		return v.internal
@@ -130,17 +131,17 @@ func (v *view) endpoints(vip config.VIP, nodeLocal bool) *balance.Set {
 }
 
 // vipAt returns the VIP with that very address and port.
-func (v *view) vipAt(at netip.AddrPort) (config.VIP, bool) {
-	for _, vip := range v.port.VIPs { // one to some tens
-		if vip.AddrPort() == at {
+func (v *view) vipAt(at netip.AddrPort) (*config.VIP, bool) {
+	for i := range v.port.VIPs { // one to some tens
+		if vip := &v.port.VIPs[i]; vip.AddrPort() == at {
 			return vip, true
 		}
 	}
-	return config.VIP{}, false
+	return nil, false
 }
 
 // vipOf returns the VIP that is a portal's target.
-func (v *view) vipOf(t portal.Target) (config.VIP, bool) {
+func (v *view) vipOf(t portal.Target) (*config.VIP, bool) {
 	return v.vipAt(netip.AddrPortFrom(t.Addr, t.Port))
 }
 
@@ -157,12 +158,14 @@ func (v *view) redirect(t portal.Target, port uint16) portal.Rule {
 }
 
 func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
-	return &frontEnd{
+	f := &frontEnd{
 		proxy:    p,
 		id:       port.ID,
 		protocol: port.Protocol,
 		affinity: affinity.NewTable(p.affinities, port.AffinityTimeout),
 	}
+	f.pool.Watcher = f
+	return f
 }
 
 // update makes the front end serve port. Connections that are open go on.
@@ -192,9 +195,11 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 		limits:   f.proxy.limits(port),
 		replaced: make(chan struct{}),
 	}
-	if old := f.view.Swap(v); old != nil {
+	old := f.view.Swap(v)
+	if old != nil {
 		close(old.replaced)
 	}
+	f.tellEndpoints(old, v)
 	for _, endpoint := range gone {
 		f.affinity.ForgetEndpoint(endpoint.Addr)
 	}

@@ -120,6 +120,7 @@ type Proxy struct {
 	stopped bool
 	// handedOver says that a successor has the listeners' sockets.
 	handedOver bool
+	telling    telling
 	services   map[types.NamespacedName]map[config.PortID]*frontEnd
 	owners     map[portal.Target]*frontEnd // who serves a VIP: one only
 	// nodePorts are those of owners that are node ports, for connections to
@@ -181,16 +182,19 @@ func (p *Proxy) Apply(services []config.Service) {
 	if p.stopped {
 		return
 	}
+	p.telling.begin()
 	p.started = true
 	p.counters.serviceChanges.Add(int64(len(services)))
 	var c change
 	// Those that go come first, so that what they leave can be taken over.
 	for _, s := range services {
+		p.telling.service(p, s)
 		p.removePorts(s, &c)
 	}
 	for _, s := range services {
 		p.updatePorts(s, &c)
 	}
+	p.telling.end(p.Trace)
 	p.commit(&c)
 	p.retry()
 	p.reportOpenFiles()
@@ -411,6 +415,7 @@ func (p *Proxy) Check(ctx context.Context) {
 	p.sync.checked(time.Now())
 	if repaired > 0 {
 		p.counters.repaired.Add(int64(repaired))
+		p.Trace.Change(&trace.Event{Kind: trace.PortalRepaired, Time: time.Now(), Count: repaired})
 		p.Log.WithField("repaired", repaired).Warnf("Rules of the %s portal were missing or changed, and have been repaired", p.Portal.Mode())
 	}
 	clear(p.refused) // err has them all

@@ -566,7 +566,7 @@ const keepMap = 256
 
 // vipOf returns the VIP that a client meant which sent to original, or whose
 // datagrams came to this listener without a redirect.
-func (l *udpListener) vipOf(v *view, original netip.AddrPort) (config.VIP, bool) {
+func (l *udpListener) vipOf(v *view, original netip.AddrPort) (*config.VIP, bool) {
 	if l.redirected {
 		return v.vip(original)
 	}

@@ -24,9 +24,10 @@ type udpSession struct {
 	control []byte         // makes replies come from where the client sent to
 	from    netip.AddrPort // the client
 	to      netip.AddrPort // what it sent to
-	vip     config.VIP
+	vip     *config.VIP
 	began   time.Time
-	last    time.Time // a datagram, either way
+	life    *trace.Life // from the first event on
+	last    time.Time   // a datagram, either way
 
 	endpoint             *balance.Endpoint
 	fd                   int // connected to the endpoint; -1 if none is
@@ -478,6 +479,7 @@ func (s *udpSession) end(end trace.End, err error) {
 	e := trace.Event{End: end, ToEndpoint: s.toEndpoint, ToClient: s.toClient}
 	if s.endpoint != nil {
 		e.Endpoint, e.Pod = s.endpoint.Addr, s.endpoint.Pod
+		s.endpoint.Moved(s.toEndpoint, s.toClient)
 	}
 	if err != nil {
 		e.Err = err.Error()
@@ -508,8 +510,9 @@ func (s *udpSession) closed(e trace.Event) {
 
 // event puts e into the trace.
 func (s *udpSession) event(e trace.Event) {
-	p := s.socket.front.proxy
-	e.Conn, e.Port, e.Protocol, e.Client, e.VIP = s.id, s.socket.front.id, config.UDP, s.from, s.to
-	p.counters.count(&e)
-	p.Trace.Add(e)
+	f := s.socket.front
+	if s.life == nil {
+		s.life = f.begin(s.id, s.from, s.to, s.began)
+	}
+	f.step(s.life, &e)
 }

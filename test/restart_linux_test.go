@@ -13,7 +13,7 @@ import (
 	"github.com/onsi/gomega/gbytes"
 	"github.com/onsi/gomega/gexec"
 
-	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -112,7 +112,7 @@ func restartSpecs(portal string) {
 		for _, s := range list {
 			Expect(string(portals().Out.Contents())).To(MatchRegexp(row("ok", s)))
 		}
-		var answer admin.Portals
+		var answer api.Portals
 		Expect(json.Unmarshal(portals("-o", "json").Out.Contents(), &answer)).To(Succeed())
 		Expect(answer.Mode).To(Equal(portal))
 		Expect(answer.LastApplied).To(BeTemporally("~", time.Now(), 20*time.Second))
@@ -120,7 +120,7 @@ func restartSpecs(portal string) {
 
 		By("asking nobody")
 		alone := portals("--admin-address=127.0.0.1:1")
-		Expect(alone.Err).To(gbytes.Say("What is wanted is not known, since no usher answers: .*connection refused"))
+		Expect(alone.Err).To(gbytes.Say("What is wanted is not known, since no usher answers at .*: connection refused"))
 		Expect(alone.Out.Contents()).NotTo(ContainSubstring("STATE"))
 		Expect(alone.Out.Contents()).To(ContainSubstring(list[2].clusterIP))
 

@@ -459,15 +459,17 @@ func keepAsking(c *net.UDPConn) (a *asking, stop func()) {
 var listensOn = regexp.MustCompile(`default/(\w+) .* (\S+:\d+) +\S+`)
 
 // listenerOf reads from usher's table where it listens for a Service.
-func listenerOf(u *usher, name string) string {
+func listenerOf(u *usher, name string) (at string) {
 	GinkgoHelper()
-	for _, m := range listensOn.FindAllStringSubmatch(string(u.Out.Contents()), -1) {
-		if m[1] == name {
-			return m[2]
+	Eventually(func() string {
+		for _, m := range listensOn.FindAllStringSubmatch(string(u.Out.Contents()), -1) {
+			if m[1] == name {
+				at = m[2]
+			}
 		}
-	}
-	Fail("no listener in " + string(u.Out.Contents()))
-	return ""
+		return at
+	}).ShouldNot(BeEmpty(), "it stands in the table that is printed once usher serves")
+	return at
 }
 
 // metric returns a number that usher tells on the node's loopback address.

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"net/netip"
+	"net"
 	"os"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,60 +15,73 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/proxy"
-	"github.com/usherproxy/usher/proxy/trace"
 )
-
-// demoRequests is how many requests 'usher demo --once' makes: each endpoint's
-// turn comes twice.
-const demoRequests = 6
 
 func newDemo() *cobra.Command {
 	var d demo
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "See usher at work: needs no cluster, no root and no configuration",
-		Long: `Starts three small HTTP servers in this process (one answers, one refuses
-connections, one is slow to answer), writes manifests that make them the
-endpoints of a Service, serves that Service through the best portal that is to
-be had here, and tells line by line what happens to each connection.
+		Long: `Starts some small servers in this process, writes manifests that make them the
+endpoints of Services (one that is healthy, one with an endpoint that refuses
+connections, one with an endpoint that never answers, one with session affinity,
+one for UDP, one without endpoints), serves these through the best portal that is
+to be had here, and tells line by line what happens to each connection. It also
+serves usher's API, which the other commands ask, and its pages.
 
-As root the Service has its cluster IP on this node; without root it is on a
-loopback address. Everything is removed at the end.`,
+As root the Services have their cluster IPs on this node; without root they are
+on loopback addresses. Everything is removed at the end.
+
+From another terminal, 'usher demo break' and 'usher demo mend' change what the
+servers do, and 'usher top', 'usher trace', 'usher explain' and 'usher get' show
+what comes of it.`,
+		Example: `  usher demo                            # and then, in another terminal:
+  usher demo break web-2 blackhole
+  usher demo endpoints
+  usher demo mend --all
+
+  usher demo --ask-every=1s             # its own clients ask every Service
+  usher demo --once                     # ask, tell, end`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return d.run(cmd) },
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&d.once, "once", false, "make the requests too, print the outcome and end; the exit code is 0 only if every request succeeded")
+	flags.BoolVar(&d.once, "once", false, "make the requests too, print the outcome and end; the exit code is 0 only if every request came out as it should")
+	flags.DurationVar(&d.askEvery, "ask-every", 0, "how often each Service is asked by a client in this process; 0 means never")
+	flags.StringVar(&d.admin.admin, "admin-address", defaultAdminAddress, "`host:port` for the API and the pages; if the default is taken, another port is used; empty means none")
 	d.proxyFlags.register(flags)
 	d.logs.register(flags, "text")
+	cmd.AddCommand(newDemoBreak(), newDemoMend(), newDemoEndpoints())
 	return cmd
 }
 
 type demo struct {
 	once       bool
+	askEvery   time.Duration
+	admin      adminFlags
 	proxyFlags proxyFlags
 	logs       logFlags
 }
 
 func (d *demo) run(cmd *cobra.Command) error {
-	if err := d.proxyFlags.check(); err != nil {
+	if err := d.check(cmd); err != nil {
 		return err
 	}
 	log, err := d.logs.logger(cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
-	backends, err := startBackends()
+	servers, err := startBackends()
 	if err != nil {
 		return fmt.Errorf("starting the demo's servers: %w", err)
 	}
-	defer backends.stop()
+	defer servers.stop()
 	dir, err := os.MkdirTemp("", "usher-demo-")
 	if err != nil {
 		return fmt.Errorf("writing the demo's manifests: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	if err := backends.writeManifests(dir); err != nil {
+	if err := writeManifests(dir, servers); err != nil {
 		return fmt.Errorf("writing the demo's manifests: %w", err)
 	}
 	source, err := manifest.New(manifest.Options{Paths: []string{dir}, Log: log})
@@ -80,18 +93,21 @@ func (d *demo) run(cmd *cobra.Command) error {
 	defer cancel()
 	out := cmd.OutOrStdout()
 	result := make(chan error, 1)
-	s := server{flags: &d.proxyFlags, log: log, out: out, trace: !d.once, demo: true}
+	s := server{flags: &d.proxyFlags, admin: &d.admin, log: log, out: out, trace: !d.once, demo: true,
+		settings: allFlags(cmd), wrapAdmin: servers.withDemo}
 	s.started = func(p *proxy.Proxy) {
-		url := demoURL(p)
-		printDemo(out, p, backends, dir)
-		if !d.once {
-			fmt.Fprintf(out, "In another terminal, type\n\n  curl %s\n\n", url)
-			fmt.Fprintf(out, "and watch here what happens to each connection. Edit a manifest and see what\nchanges. Ctrl-C ends the demo and removes all that it installed.\n\n")
-		} else {
+		targets := demoTargets(p)
+		printDemo(out, p, targets, servers, dir)
+		if d.once {
 			go func() {
-				result <- makeRequests(ctx, out, p.Trace.Reader(true), url)
+				result <- askAll(ctx, out, p.Trace.Reader(true), targets)
 				cancel()
 			}()
+			return
+		}
+		printHowToGoOn(out, s.adminAddress())
+		if d.askEvery > 0 {
+			go keepAsking(ctx, targets, d.askEvery)
 		}
 	}
 	if err := s.serve(ctx, func(context.Context, *server) (config.Source, error) { return source, nil }); err != nil {
@@ -108,118 +124,77 @@ func (d *demo) run(cmd *cobra.Command) error {
 	}
 }
 
-// demoURL returns where a client reaches the demo's Service: on its cluster IP,
-// or where usher listens if no portal leads there.
-func demoURL(p *proxy.Proxy) string {
-	status := p.Status()[0]
-	at := status.Port.VIPs[0].AddrPort()
-	if p.Portal.Mode() == "none" && len(status.Listeners) > 0 {
-		at = status.Listeners[0]
+// check returns an error that names the flag that is wrong, and chooses another
+// port for the API if nobody asked for this one.
+func (d *demo) check(cmd *cobra.Command) error {
+	if err := d.proxyFlags.check(); err != nil {
+		return err
 	}
-	if at.Port() == 80 {
-		return fmt.Sprintf("http://%s/", at.Addr())
+	if d.askEvery < 0 {
+		return usagef("--ask-every: %s is less than 0", d.askEvery)
 	}
-	return fmt.Sprintf("http://%s/", at)
+	if cmd.Flags().Changed("admin-address") {
+		d.admin.hardFail = true
+		return nil
+	}
+	l, err := net.Listen("tcp", d.admin.admin)
+	if err != nil {
+		d.admin.admin = "127.0.0.1:0"
+		return nil
+	}
+	return l.Close()
 }
 
-func printDemo(out io.Writer, p *proxy.Proxy, b *backends, dir string) {
-	fmt.Fprintf(out, "\nThe Service default/web has these endpoints:\n\n")
-	for _, e := range b.list {
-		fmt.Fprintf(out, "  %-21s %-12s %s\n", e.addr, e.name, e.does)
+func printDemo(out io.Writer, p *proxy.Proxy, targets []demoTarget, servers backends, dir string) {
+	fmt.Fprintf(out, "\nThe Services, and how to ask them:\n\n")
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, t := range targets {
+		fmt.Fprintf(w, "  default/%s\t%s\t%s\n", t.name, t.about, t.command())
 	}
-	fmt.Fprintf(out, "\nThe manifests are in %s.\n\n", dir)
-	printTable(out, p.Status())
-	fmt.Fprintf(out, "\nThe portal is %q: %s\n\n", p.Portal.Mode(), portalInWords(p.Portal.Mode()))
+	w.Flush()
+	fmt.Fprintf(out, "\nTheir endpoints, servers in this process:\n\n")
+	printDemoEndpoints(out, "  ", servers.tell().Items)
+	fmt.Fprintf(out, "\nThe manifests are in %s.\n", dir)
+	fmt.Fprintf(out, "The portal is %q: %s\n\n", p.Portal.Mode(), portalInWords(p.Portal.Mode()))
+}
+
+// printHowToGoOn tells what to type next. api is where usher's API is served, ""
+// for nowhere.
+func printHowToGoOn(out io.Writer, api string) {
+	if api == "" {
+		fmt.Fprintf(out, "Ask a Service from another terminal, and watch here what happens to each\nconnection. Ctrl-C ends the demo and removes all that it installed.\n\n")
+		return
+	}
+	flag := ""
+	if api != defaultAdminAddress {
+		flag = " --admin-address=" + api
+	}
+	fmt.Fprintf(out, "Open http://%s/ in a browser, or type in another terminal\n\n", api)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, line := range [][2]string{
+		{"usher top", "what is going on, full screen"},
+		{"usher get services -A", "how the Services fare"},
+		{"usher explain refusing", "which endpoint would be tried, and why"},
+		{"usher demo break web-2 blackhole", "break an endpoint: refuse, blackhole, slow, reset"},
+		{"usher demo mend --all", "mend them all"},
+	} {
+		fmt.Fprintf(w, "  %s%s\t%s\n", line[0], flag, line[1])
+	}
+	w.Flush()
+	fmt.Fprintf(out, "\nand watch here what happens to each connection. Edit a manifest and see what\nchanges. Ctrl-C ends the demo and removes all that it installed.\n\n")
 }
 
 // portalInWords says how a connection reaches usher.
 func portalInWords(mode string) string {
 	switch mode {
 	case "iptables":
-		return "rules in the nat table redirect what is sent to the cluster IP to usher's port."
+		return "rules in the nat table redirect what is sent to a\ncluster IP to usher's port."
 	case "nftables":
-		return "a table of nftables redirects what is sent to the cluster IP to usher's port."
+		return "a table of nftables redirects what is sent to a\ncluster IP to usher's port."
 	case "address":
-		return "a route makes the cluster IP an address of this node, and usher listens on it."
+		return "a route makes each cluster IP an address of this node,\nand usher listens on it."
 	case "none":
-		return "nothing is installed, and usher listens on a loopback address. (As root the\nService would have its cluster IP.)"
+		return "nothing is installed, and usher listens on loopback addresses.\n(As root the Services would have their cluster IPs.)"
 	}
 	return ""
-}
-
-// makeRequests makes one request after the other, and prints each with what
-// happened to its connection.
-func makeRequests(ctx context.Context, out io.Writer, events *trace.Reader, url string) error {
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	failed := 0
-	for i := range demoRequests {
-		started := time.Now()
-		outcome, err := request(ctx, &client, url)
-		took := time.Since(started)
-		printUntilClosed(ctx, out, events)
-		if err != nil {
-			failed++
-			fmt.Fprintf(out, "request %d FAILED after %s: %v\n\n", i+1, trace.Short(took), err)
-			continue
-		}
-		fmt.Fprintf(out, "request %d: %s in %s\n\n", i+1, outcome, trace.Short(took))
-	}
-	if failed > 0 {
-		return fmt.Errorf("%d of %s failed", failed, plural(demoRequests, "request"))
-	}
-	fmt.Fprintf(out, "All %d requests succeeded, though one of the three endpoints refuses connections.\n", demoRequests)
-	return nil
-}
-
-func request(ctx context.Context, client *http.Client, url string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return "", err
-	}
-	res, err := client.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(res.Body, 1000))
-	if err != nil {
-		return "", err
-	}
-	if res.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("the answer was %s", res.Status)
-	}
-	return fmt.Sprintf("%s, %q", res.Status, string(body)), nil
-}
-
-// printUntilClosed prints the events of one connection.
-func printUntilClosed(ctx context.Context, out io.Writer, events *trace.Reader) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	buf := make([]trace.Event, 1)
-	for {
-		if n, _, err := events.Next(ctx, buf); err != nil || n == 0 {
-			return
-		}
-		fmt.Fprintf(out, "%s %s\n", buf[0].Time.Format("15:04:05.000"), buf[0])
-		if buf[0].Kind == trace.Closed {
-			return
-		}
-	}
-}
-
-// backends are the demo's servers.
-type backends struct {
-	list  []backend
-	close []func()
-}
-
-type backend struct {
-	name, does string
-	addr       netip.AddrPort
-}
-
-func (b *backends) stop() {
-	for _, c := range b.close {
-		c()
-	}
 }

@@ -1,123 +1,152 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"net/netip"
-	"os"
-	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// demoClusterIP is the demo's Service; no real Service is likely to have it
-// where somebody runs a demo.
-const demoClusterIP = "10.96.0.10"
+// slowAnswer is how long a slow server takes to answer.
+const slowAnswer = 2 * time.Second
 
-// slowAnswer is how long the slow server takes.
-const slowAnswer = 400 * time.Millisecond
+// backends are the demo's servers, in the order of demoServices.
+type backends []*backend
+
+// backend is one of the demo's servers, an endpoint of its Service. It keeps its
+// address whatever fault it has.
+type backend struct {
+	service demoService
+	name    string // of the Pod that it stands for
+	addr    netip.AddrPort
+
+	mu     sync.Mutex // guards what follows
+	fault  string
+	server faultyServer
+}
+
+// faultyServer is a server that can be given faults. Calls are not concurrent.
+type faultyServer interface {
+	addr() netip.AddrPort
+	// setFault makes it have a fault, one of the api.Demo…; "" mends it.
+	setFault(fault string) error
+	close()
+}
 
 // startBackends starts the demo's servers on loopback ports.
-func startBackends() (*backends, error) {
-	b := new(backends)
-	err := errors.Join(
-		b.serve("web-good", "answers at once", 0),
-		b.refuse("web-refuses", "refuses connections"),
-		b.serve("web-slow", fmt.Sprintf("answers after %s", slowAnswer), slowAnswer),
-	)
+func startBackends() (backends, error) {
+	var list backends
+	for _, s := range demoServices {
+		for i, fault := range s.backends {
+			b, err := startBackend(s, fmt.Sprintf("%s-%d", s.name, i+1), fault)
+			if err != nil {
+				list.stop()
+				return nil, err
+			}
+			list = append(list, b)
+		}
+	}
+	return list, nil
+}
+
+func startBackend(s demoService, name, fault string) (b *backend, err error) {
+	b = &backend{service: s, name: name}
+	if s.protocol == corev1.ProtocolUDP {
+		b.server, err = startEcho(name)
+	} else {
+		b.server, err = startHTTP(name)
+	}
 	if err != nil {
-		b.stop()
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	b.addr = b.server.addr()
+	err = b.setFault(fault)
+	if errors.Is(err, errors.ErrUnsupported) {
+		err = b.setFault(api.DemoRefuse) // the nearest to it on this system
+	}
+	if err != nil {
+		b.server.close()
 		return nil, err
 	}
 	return b, nil
 }
 
-// serve starts an HTTP server that says its name after a while.
-func (b *backends) serve(name, does string, after time.Duration) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
+func (list backends) stop() {
+	for _, b := range list {
+		b.mu.Lock()
+		b.server.close()
+		b.mu.Unlock()
 	}
-	server := &http.Server{
-		ReadHeaderTimeout: 10 * time.Second,
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			select {
-			case <-time.After(after):
-			case <-r.Context().Done():
-			}
-			fmt.Fprintf(w, "I am %s\n", name)
-		}),
-	}
-	go func() { _ = server.Serve(l) }() // until Close
-	b.add(name, does, l.Addr(), func() { server.Close() })
-	return nil
 }
 
-// refuse takes a port on which connections are refused: that of a connected
-// socket, so that nobody else can listen on it meanwhile.
-func (b *backends) refuse(name, does string) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	holder, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", l.Addr().String())
-	if err != nil {
-		return err
-	}
-	b.add(name, does, holder.LocalAddr(), func() { holder.Close() })
-	return nil
-}
-
-func (b *backends) add(name, does string, addr net.Addr, stop func()) {
-	b.list = append(b.list, backend{name: name, does: does, addr: netip.MustParseAddrPort(addr.String())})
-	b.close = append(b.close, stop)
-}
-
-// writeManifests writes a Service, and an EndpointSlice for each server.
-func (b *backends) writeManifests(dir string) error {
-	service := corev1.Service{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
-		Spec: corev1.ServiceSpec{
-			ClusterIP: demoClusterIP,
-			Ports:     []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
-		},
-	}
-	if err := writeYAML(dir, "service.yaml", service); err != nil {
-		return err
-	}
-	for _, e := range b.list {
-		name, port, protocol := "http", int32(e.addr.Port()), corev1.ProtocolTCP
-		slice := discoveryv1.EndpointSlice{
-			TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: e.name,
-				Labels: map[string]string{discoveryv1.LabelServiceName: service.Name}},
-			AddressType: discoveryv1.AddressTypeIPv4,
-			Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}},
-			Endpoints: []discoveryv1.Endpoint{{
-				Addresses: []string{e.addr.Addr().String()},
-				TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: e.name},
-			}},
-		}
-		if err := writeYAML(dir, e.name+".yaml", slice); err != nil {
-			return err
+// find returns the server with an address, or that stands for a Pod, with or
+// without namespace; nil if there is none.
+func (list backends) find(name string) *backend {
+	short := strings.TrimPrefix(name, corev1.NamespaceDefault+"/")
+	for _, b := range list {
+		if b.addr.String() == name || b.name == short {
+			return b
 		}
 	}
 	return nil
 }
 
-func writeYAML(dir, file string, object any) error {
-	text, err := yaml.Marshal(object)
-	if err != nil {
-		return err
+// faults are those that b can be given.
+func (b *backend) faults() []string {
+	if b.service.protocol == corev1.ProtocolUDP {
+		return []string{api.DemoRefuse, api.DemoBlackhole, api.DemoSlow}
 	}
-	return os.WriteFile(filepath.Join(dir, file), text, 0o644)
+	return []string{api.DemoRefuse, api.DemoBlackhole, api.DemoSlow, api.DemoReset}
+}
+
+// setFault gives b a fault; "" mends it.
+func (b *backend) setFault(fault string) error {
+	if can := b.faults(); fault != "" && !slices.Contains(can, fault) {
+		return fmt.Errorf("how: %q is none of %s, which is what can be done to %s, a %s server",
+			fault, strings.Join(can, ", "), b.name, b.service.protocol)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.server.setFault(fault); err != nil {
+		return fmt.Errorf("%s: %w", b.name, err)
+	}
+	b.fault = fault
+	return nil
+}
+
+// tell returns what there is to say of b.
+func (b *backend) tell() api.DemoEndpoint {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return api.DemoEndpoint{
+		Endpoint: b.addr.String(),
+		Pod:      corev1.NamespaceDefault + "/" + b.name,
+		Service:  corev1.NamespaceDefault + "/" + b.service.name,
+		Protocol: string(b.service.protocol),
+		Does:     faultInWords(b.fault),
+		Broken:   b.fault,
+		Can:      b.faults(),
+	}
+}
+
+// faultInWords says what a server with a fault does.
+func faultInWords(fault string) string {
+	switch fault {
+	case api.DemoRefuse:
+		return "refuses connections"
+	case api.DemoBlackhole:
+		return "never answers"
+	case api.DemoSlow:
+		return fmt.Sprintf("answers after %s", slowAnswer)
+	case api.DemoReset:
+		return "accepts, and resets at once"
+	}
+	return "answers at once"
 }

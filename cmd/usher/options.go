@@ -54,7 +54,7 @@ func (f *proxyFlags) register(flags *pflag.FlagSet) {
 	flags.Int64Var(&o.MaxUDPSessionsPerPort, "max-udp-sessions-per-port", 0, "UDP sessions that one service port may have open at once; 0 means half of all")
 	flags.Int64Var(&o.AffinityPerPort, "max-affinity-per-port", o.AffinityPerPort, "clients that are remembered for one service port with ClientIP affinity")
 	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "clients that are remembered for all service ports with ClientIP affinity")
-	flags.IntVar(&f.traceEvents, "trace-events", 8192, "steps of connections that are kept in memory")
+	flags.IntVar(&f.traceEvents, "trace-events", 4096, "steps of connections that are kept in memory")
 	flags.DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "how long connections may take to end when usher is stopped")
 }
 

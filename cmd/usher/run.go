@@ -61,6 +61,7 @@ cleanup' removes what is left.`,
 	flags.BoolVar(&r.trace, "trace", false, "print each step of each connection to standard output")
 	r.proxyFlags.register(flags)
 	r.adminFlags.register(flags)
+	r.access.register(flags)
 	r.logs.register(flags, "auto")
 	return cmd
 }
@@ -83,11 +84,15 @@ type runCommand struct {
 	trace      bool
 	proxyFlags proxyFlags
 	adminFlags adminFlags
+	access     accessFlags
 	logs       logFlags
 }
 
 func (r *runCommand) run(cmd *cobra.Command) error {
 	fromFiles := len(r.manifests) > 0
+	if fromFiles && (r.cluster.Kubeconfig != "" || r.cluster.Context != "" || r.cluster.Server != "") {
+		return usagef("--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source")
+	}
 	if fromFiles && !cmd.Flags().Changed("healthz-address") {
 		r.adminFlags.healthz = ""
 	}
@@ -99,6 +104,9 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		}
 	}
 	if err := r.proxyFlags.check(); err != nil {
+		return err
+	}
+	if err := r.access.check(); err != nil {
 		return err
 	}
 	var err error
@@ -122,14 +130,11 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		}
 	}
 	s := server{flags: &r.proxyFlags, admin: &r.adminFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace, takeOver: r.takeOver,
-		settings: allFlags(cmd), podNetworks: podNetworks}
-	switch {
-	case !fromFiles:
-		return s.serve(cmd.Context(), r.clusterSource)
-	case r.cluster.Kubeconfig != "" || r.cluster.Context != "" || r.cluster.Server != "":
-		return usagef("--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source")
+		settings: allFlags(cmd), access: r.access, podNetworks: podNetworks}
+	if fromFiles { // also if a file that --config names says how to reach an API server
+		return s.serve(cmd.Context(), r.manifestSource)
 	}
-	return s.serve(cmd.Context(), r.manifestSource)
+	return s.serve(cmd.Context(), r.clusterSource)
 }
 
 // manifestSource returns the source for --manifests.

@@ -26,6 +26,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -38,6 +39,7 @@ type server struct {
 	out      io.Writer
 	trace    bool              // print it to out
 	settings map[string]string // what /configz tells
+	access   accessFlags
 
 	podNetworks []netip.Prefix // besides those of the Node object
 
@@ -47,6 +49,8 @@ type server struct {
 	// demo is for a demo, which has no successor: the portal's rules go, whatever
 	// ended the server; and an usher that is there already is left alone.
 	demo bool
+	// wrapAdmin adds to what is served on the admin address; nil adds nothing.
+	wrapAdmin func(http.Handler) http.Handler
 
 	// takeOver says to take over from an usher that is there already.
 	takeOver bool
@@ -60,6 +64,7 @@ type server struct {
 	health       *admin.Health
 	healthChecks *admin.HealthChecks
 	metrics      *admin.Metrics // nil without HTTP servers
+	accessLog    *accesslog.Log // nil without one
 
 	lock       atomic.Pointer[handover.Lock] // nil without one
 	handedOver chan struct{}                 // closed when another usher has taken over
@@ -81,9 +86,12 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
+	source, err := newSource(ctx, s) // first: without one there is nothing to look for a portal for
+	if err != nil {
+		return err
+	}
 	var lock *handover.Lock
 	var pt portal.Portal
-	var err error
 	if options := s.flags.portalOptions(s.log); s.demo {
 		lock, pt, err = openPortalBeside(ctx, s.flags.portal, options)
 	} else {
@@ -99,14 +107,13 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	s.proxy.SetPodNetworks(s.podNetworks)
 	s.health = &admin.Health{Sync: s.proxy.SyncStatus, Timeout: healthTimeout}
 	s.healthChecks = &admin.HealthChecks{Serving: s.health.Serving, Networks: s.flags.nodePortAddresses, Log: s.log}
-	var source config.Source
-	if source, err = newSource(ctx, s); err != nil {
-		return err
-	}
 	s.proxy.OnProblem = s.onProblem
 	s.healthChecks.OnProblem = s.onHealthCheckProblem
 	if s.reach != nil {
 		s.health.APIServer = s.apiServer
+	}
+	if s.accessLog, err = s.access.open(s.proxy.Trace, s.out, s.log); err != nil {
+		return err
 	}
 	if s.admin != nil {
 		if err := s.startServers(ctx); err != nil {
@@ -124,6 +131,9 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	workers.Go(func() { s.healthChecks.RunRetries(ctx, time.Second) })
 	if s.trace {
 		workers.Go(func() { printTrace(traceCtx, s.out, s.proxy.Trace.Reader(true)) })
+	}
+	if s.accessLog != nil {
+		workers.Go(func() { s.accessLog.Run(traceCtx) })
 	}
 	failed := make(chan error, 2)
 	workers.Go(func() { failed <- source.Run(ctx, s.apply(failed)) })
@@ -363,19 +373,36 @@ func (f *adminFlags) register(flags *pflag.FlagSet) {
 // startServers starts the HTTP servers. An address that is taken, perhaps by an
 // usher that is about to end, is tried again until it is free.
 func (s *server) startServers(ctx context.Context) error {
+	api := admin.NewAPI(s.proxy, admin.APIOptions{Version: version, Demo: s.demo})
 	s.metrics = admin.NewMetrics(s.proxy, s.health, version)
+	s.metrics.Watch(api, s.accessLog)
 	s.proxy.OnSync = s.metrics.Synced
+	handler := admin.Handler(api, s.health, s.metrics.Registry, s.settings)
+	if s.wrapAdmin != nil {
+		handler = s.wrapAdmin(handler)
+	}
 	return errors.Join(
-		s.startServer(ctx, "healthz-address", s.admin.healthz, admin.HealthHandler(s.health)),
-		s.startServer(ctx, "admin-address", s.admin.admin, admin.Handler(s.proxy, s.health, s.metrics.Registry, s.settings)),
+		s.startServer(ctx, "healthz-address", s.admin.healthz, admin.HealthHandler(s.health), admin.MaxClients),
+		s.startServer(ctx, "admin-address", s.admin.admin, admin.Guard(s.admin.admin, handler), admin.MaxAdminClients),
 	)
 }
 
-func (s *server) startServer(ctx context.Context, flag, address string, handler http.Handler) error {
+// adminAddress returns where the API is served, "" if it is not. It is for a
+// server without --healthz-address.
+func (s *server) adminAddress() string {
+	s.serversMu.Lock()
+	defer s.serversMu.Unlock()
+	if len(s.servers) == 0 {
+		return ""
+	}
+	return s.servers[0].Addr().String()
+}
+
+func (s *server) startServer(ctx context.Context, flag, address string, handler http.Handler, clients int) error {
 	if address == "" {
 		return nil
 	}
-	err := s.tryServer(address, handler)
+	err := s.tryServer(address, handler, clients)
 	switch {
 	case err == nil:
 		return nil
@@ -392,7 +419,7 @@ func (s *server) startServer(ctx context.Context, flag, address string, handler 
 				return
 			case <-ticker.C:
 			}
-			if s.tryServer(address, handler) == nil {
+			if s.tryServer(address, handler, clients) == nil {
 				s.log.Infof("The server of --%s is there now", flag)
 				return
 			}
@@ -401,13 +428,13 @@ func (s *server) startServer(ctx context.Context, flag, address string, handler 
 	return nil
 }
 
-func (s *server) tryServer(address string, handler http.Handler) error {
+func (s *server) tryServer(address string, handler http.Handler, clients int) error {
 	s.serversMu.Lock()
 	defer s.serversMu.Unlock()
 	if s.serversOver {
 		return nil
 	}
-	r, err := admin.Serve(address, handler)
+	r, err := admin.Serve(address, handler, clients)
 	if err == nil {
 		s.servers = append(s.servers, r)
 	}

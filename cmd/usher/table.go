@@ -6,6 +6,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/usherproxy/usher/cmd/usher/show"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy"
 )
@@ -46,7 +47,7 @@ func vips(p config.ServicePort) string {
 			list = append(list, v.AddrPort().String())
 		}
 	}
-	return few(list)
+	return show.Few(list)
 }
 
 func listeners(p proxy.PortStatus) string {
@@ -60,7 +61,7 @@ func listeners(p proxy.PortStatus) string {
 	for _, l := range p.Listeners {
 		list = append(list, l.String())
 	}
-	return few(list)
+	return show.Few(list)
 }
 
 func endpoints(p config.ServicePort) string {
@@ -71,14 +72,5 @@ func endpoints(p config.ServicePort) string {
 	for _, e := range p.Cluster {
 		list = append(list, e.Addr.String())
 	}
-	return few(list)
-}
-
-// few joins the first three of list and says how many more there are.
-func few(list []string) string {
-	const some = 3
-	if len(list) <= some {
-		return strings.Join(list, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(list[:some], ", "), len(list)-some)
+	return show.Few(list)
 }

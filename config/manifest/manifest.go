@@ -108,7 +108,9 @@ func New(opts Options) (*Source, error) {
 // Run reads the files and calls apply with all Services; then it watches them,
 // and calls apply with what changed, a tenth of a second after it did, until ctx
 // ends. It returns an error at once if a path does not exist or cannot be
-// read; later such a thing is only logged. Run may be called once.
+// read. Later such a thing is logged: what a file that cannot be read said last
+// stays, and of one that is gone for longer than it takes to put another in its
+// place (0.2 s) the Services go. Run may be called once.
 func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	for _, p := range s.loader.paths {
 		info, err := os.Stat(p)

@@ -190,7 +190,7 @@ var _ = Describe("the admin handler", func() {
 		p.OnSync = m.Synced
 		p.Apply(nil)
 		get(admin.HealthHandler(h), "/healthz")
-		handler = admin.Handler(p, h, m.Registry, map[string]string{"portal": "none"})
+		handler = admin.Handler(admin.NewAPI(p, admin.APIOptions{Version: "v1"}), h, m.Registry, map[string]string{"portal": "none"})
 	})
 
 	It("says which mode it is, in kube-proxy's word", func() {

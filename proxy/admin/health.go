@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"encoding/json"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -95,11 +94,4 @@ func (h *Health) answer(w http.ResponseWriter, ok bool, answer healthAnswer, cou
 		counts.unavailable.Add(1)
 	}
 	writeJSON(w, status, answer)
-}
-
-func writeJSON(w http.ResponseWriter, status int, body any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(body) // the client may be gone
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/accesslog"
 )
 
 // Metrics are what /metrics tells of a proxy.
@@ -15,30 +16,37 @@ type Metrics struct {
 	Registry   *prometheus.Registry
 	sync       prometheus.Histogram
 	programmed prometheus.Histogram
+	proxy      *proxyCollector
 }
+
+var (
+	syncOptions = prometheus.HistogramOpts{
+		Name:    "kubeproxy_sync_proxy_rules_duration_seconds",
+		Help:    "How long it took to carry out a change: listeners and portal rules.",
+		Buckets: prometheus.ExponentialBuckets(0.001, 2, 15), // those of kube-proxy
+	}
+	programmedOptions = prometheus.HistogramOpts{
+		Name:    "kubeproxy_network_programming_duration_seconds",
+		Help:    "How long it took from a change of a Pod or Service until the endpoints that it led to were served.",
+		Buckets: programmingBuckets,
+	}
+	buildOptions = prometheus.GaugeOpts{Name: "usher_build_info", Help: "1; the labels tell what runs."}
+)
 
 // NewMetrics returns the metrics of p. h may be nil.
 func NewMetrics(p *proxy.Proxy, h *Health, version string) *Metrics {
 	m := &Metrics{
-		Registry: prometheus.NewRegistry(),
-		sync: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "kubeproxy_sync_proxy_rules_duration_seconds",
-			Help:    "How long it took to carry out a change: listeners and portal rules.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15), // those of kube-proxy
-		}),
+		Registry:   prometheus.NewRegistry(),
+		sync:       prometheus.NewHistogram(syncOptions),
+		programmed: prometheus.NewHistogram(programmedOptions),
+		proxy:      &proxyCollector{proxy: p, health: h},
 	}
-	m.programmed = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name:    "kubeproxy_network_programming_duration_seconds",
-		Help:    "How long it took from a change of a Pod or Service until the endpoints that it led to were served.",
-		Buckets: programmingBuckets,
-	})
-	build := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "usher_build_info", Help: "1; the labels tell what runs.",
-		ConstLabels: prometheus.Labels{"version": version, "portal": p.Portal.Mode()},
-	})
+	options := buildOptions
+	options.ConstLabels = prometheus.Labels{"version": version, "portal": p.Portal.Mode()}
+	build := prometheus.NewGauge(options)
 	build.Set(1)
 	m.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		m.sync, m.programmed, build, &proxyCollector{p, h})
+		m.sync, m.programmed, build, m.proxy)
 	return m
 }
 
@@ -59,44 +67,15 @@ var programmingBuckets = slices.Concat(
 
 // proxyCollector reads a proxy's numbers when somebody asks for them.
 type proxyCollector struct {
-	proxy  *proxy.Proxy
-	health *Health
+	proxy     *proxy.Proxy
+	health    *Health        // nil for none
+	api       *API           // nil for none
+	accessLog *accesslog.Log // nil for none
+	services  serviceSeries
 }
 
-func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc(name, help, labels, nil)
-}
-
-var (
-	connectionsAccepted = desc("usher_connections_accepted_total", "Connections that clients have made.")
-	connectionsServed   = desc("usher_connections_established_total", "Connections for which an endpoint was found.")
-	connectionsClosed   = desc("usher_connections_closed_total", "Connections that have ended, by how: see docs/life-of-a-connection.md.", "end")
-	connectionsOpen     = desc("usher_connections_open", "Connections that are open.")
-	connectionsLimit    = desc("usher_connections_limit", "Connections that may be open at once.")
-	attempts            = desc("usher_attempts_total", "Attempts to connect to an endpoint, by result.", "result")
-	bytes               = desc("usher_bytes_total", "Bytes of connections and UDP sessions that have ended, by direction.", "to")
-	udpSessionsBegun    = desc("usher_udp_sessions_total", "UDP sessions that have begun.")
-	udpSessionsAnswered = desc("usher_udp_sessions_answered_total", "UDP sessions in which an endpoint has answered.")
-	udpSessionsEnded    = desc("usher_udp_sessions_ended_total", "UDP sessions that have ended, by how: see docs/life-of-a-connection.md.", "end")
-	udpSessionsOpen     = desc("usher_udp_sessions_open", "UDP sessions that are open.")
-	udpSessionsLimit    = desc("usher_udp_sessions_limit", "UDP sessions that may be open at once.")
-	udpDatagrams        = desc("usher_udp_datagrams_total", "UDP datagrams that were passed on, by direction.", "to")
-	udpDropped          = desc("usher_udp_datagrams_dropped_total", "UDP datagrams that were not passed on, by why.", "reason")
-	services            = desc("usher_services", "Services that are served.")
-	servicePorts        = desc("usher_service_ports", "Service ports that are served, each IP family by itself.")
-	listeners           = desc("usher_listeners", "Listeners that are open.")
-	affinityClients     = desc("usher_affinity_clients", "Clients that are remembered for session affinity.")
-	portProblems        = desc("usher_service_port_problems", "Service ports that are not served as they should be, by reason.", "reason")
-	portalRepairs       = desc("usher_portal_repairs_total", "Rules, routes and chains that were missing or changed in the kernel, and were put back.")
-	portalFailures      = desc("usher_portal_failures_total", "Changes that could not be made in the kernel.")
-	lastApplied         = desc("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "When the kernel was last brought up to date.")
-	lastQueued          = desc("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "When a change was last wanted.")
-	serviceChanges      = desc("kubeproxy_sync_proxy_rules_service_changes_total", "Services that were changed.")
-	endpointChanges     = desc("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Endpoints that came or went.")
-	noLocalEndpoints    = desc("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Service ports with policy Local that have endpoints, but none on this node.", "traffic_policy")
-	healthzTotal        = desc("kubeproxy_proxy_healthz_total", "Answers of /healthz, by code.", "code")
-	livezTotal          = desc("kubeproxy_proxy_livez_total", "Answers of /livez, by code.", "code")
-)
+// Watch adds the metrics of the API and of the access log, which may be nil.
+func (m *Metrics) Watch(a *API, l *accesslog.Log) { m.proxy.api, m.proxy.accessLog = a, l }
 
 // Describe implements prometheus.Collector. It describes nothing, since which
 // labels there are is known only when they come up; that makes the collector an
@@ -105,59 +84,70 @@ func (c *proxyCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
-	counter := func(d *prometheus.Desc, value int64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value), labels...)
-	}
-	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
-	}
+	tell := func(m *metric, value int64, labels ...string) { m.tell(out, float64(value), labels...) }
 	s := c.proxy.Stats()
-	counter(connectionsAccepted, s.Accepted)
-	counter(connectionsServed, s.Established)
+	tell(connectionsAccepted, s.Accepted)
+	tell(connectionsServed, s.Established)
 	for end, n := range s.Ends {
-		counter(connectionsClosed, n, string(end))
+		tell(connectionsClosed, n, string(end))
 	}
-	gauge(connectionsOpen, float64(s.Open))
-	gauge(connectionsLimit, float64(s.Limit))
+	tell(connectionsOpen, s.Open)
+	tell(connectionsLimit, s.Limit)
+	tell(connectionsFailed, s.Failed)
+	tell(associations, s.Associations.Accepted)
+	tell(associationsOpen, s.Associations.Open)
 	for result, n := range s.Attempts {
-		counter(attempts, n, proxy.AttemptResult(result).String())
+		tell(attempts, n, proxy.AttemptResult(result).String())
 	}
-	counter(bytes, s.ToEndpoint, "endpoint")
-	counter(bytes, s.ToClient, "client")
+	tell(retries, s.Retries)
+	tell(quarantines, s.Quarantines)
+	tell(recoveries, s.Recoveries)
+	tell(bytesMoved, s.ToEndpoint, "endpoint")
+	tell(bytesMoved, s.ToClient, "client")
 	u := s.Sessions
-	counter(udpSessionsBegun, u.Begun)
-	counter(udpSessionsAnswered, u.Answered)
+	tell(udpSessionsBegun, u.Begun)
+	tell(udpSessionsAnswered, u.Answered)
 	for end, n := range u.Ends {
-		counter(udpSessionsEnded, n, string(end))
+		tell(udpSessionsEnded, n, string(end))
 	}
-	gauge(udpSessionsOpen, float64(u.Open))
-	gauge(udpSessionsLimit, float64(u.Limit))
-	counter(udpDatagrams, u.ToEndpoint, "endpoint")
-	counter(udpDatagrams, u.ToClient, "client")
+	tell(udpSessionsOpen, u.Open)
+	tell(udpSessionsLimit, u.Limit)
+	tell(udpDatagrams, u.ToEndpoint, "endpoint")
+	tell(udpDatagrams, u.ToClient, "client")
 	for reason, n := range u.Dropped {
-		counter(udpDropped, n, proxy.Drop(reason).String())
+		tell(udpDropped, n, proxy.Drop(reason).String())
 	}
-	gauge(services, float64(s.Services))
-	gauge(servicePorts, float64(s.Ports))
-	gauge(listeners, float64(s.Listeners))
-	gauge(affinityClients, float64(s.AffinityClients))
+	tell(services, int64(s.Services))
+	tell(servicePorts, int64(s.Ports))
+	tell(listeners, s.Listeners)
+	tell(affinityClients, s.AffinityClients)
+	tell(affinityLimit, c.proxy.AffinityTotal)
 	for reason, n := range s.Problems {
-		gauge(portProblems, float64(n), string(reason))
+		tell(portProblems, int64(n), string(reason))
 	}
-	counter(portalRepairs, s.Repaired)
-	counter(portalFailures, s.PortalFailures)
-	counter(serviceChanges, s.ServiceChanges)
-	counter(endpointChanges, s.EndpointChanges)
-	gauge(noLocalEndpoints, float64(s.NoLocalEndpoints.Internal), "internal")
-	gauge(noLocalEndpoints, float64(s.NoLocalEndpoints.External), "external")
+	tell(portalRepairs, s.Repaired)
+	tell(portalFailures, s.PortalFailures)
+	tell(serviceChanges, s.ServiceChanges)
+	tell(endpointChanges, s.EndpointChanges)
+	tell(noLocalEndpoints, int64(s.NoLocalEndpoints.Internal), "internal")
+	tell(noLocalEndpoints, int64(s.NoLocalEndpoints.External), "external")
 	status := c.proxy.SyncStatus()
-	gauge(lastApplied, seconds(status.LastApplied))
-	gauge(lastQueued, seconds(status.LastQueued))
+	lastApplied.tell(out, seconds(status.LastApplied))
+	lastQueued.tell(out, seconds(status.LastQueued))
+	c.services.collect(out, c.proxy)
+	if c.api != nil {
+		tell(subscribersNow, c.api.subscribers.now.Load())
+		tell(subscribersRefused, c.api.subscribers.refused.Load())
+	}
+	if c.accessLog != nil {
+		tell(accessLines, c.accessLog.Written())
+		tell(accessLost, c.accessLog.Lost())
+	}
 	if c.health != nil {
-		counter(healthzTotal, c.health.healthz.ok.Load(), "200")
-		counter(healthzTotal, c.health.healthz.unavailable.Load(), "503")
-		counter(livezTotal, c.health.livez.ok.Load(), "200")
-		counter(livezTotal, c.health.livez.unavailable.Load(), "503")
+		tell(healthzTotal, c.health.healthz.ok.Load(), "200")
+		tell(healthzTotal, c.health.healthz.unavailable.Load(), "503")
+		tell(livezTotal, c.health.livez.ok.Load(), "200")
+		tell(livezTotal, c.health.livez.unavailable.Load(), "503")
 	}
 }
 

@@ -1,72 +1,22 @@
 package admin
 
 import (
+	"fmt"
 	"net/http"
 	"net/netip"
 	"strings"
-	"time"
 
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin/api"
 )
-
-// PortalsPath is where the portals are told of.
-const PortalsPath = "/api/v1/portals"
-
-// Portals is the answer to GET /api/v1/portals: what the portal wants to have in
-// the kernel, and what is there.
-type Portals struct {
-	// Mode is "iptables", "nftables", "address" or "none".
-	Mode string `json:"mode,omitempty"`
-	// LastApplied is when the kernel was last brought up to date, LastCheck when
-	// it was last compared with what is wanted.
-	LastApplied time.Time `json:"lastApplied,omitzero"`
-	LastCheck   time.Time `json:"lastCheck,omitzero"`
-	// Repairs is how many rules, routes and chains were put back since the start.
-	Repairs int64 `json:"repairs"`
-	// Rules are in the order of their VIPs.
-	Rules []PortalRule `json:"rules"`
-}
-
-// PortalRule is one rule.
-type PortalRule struct {
-	// Mode is the mode of the portal that the rule belongs to: another one than
-	// Portals.Mode for what an earlier process has left.
-	Mode string `json:"mode"`
-	// Service is the service port, "namespace/service:port" with "/IPv6" behind
-	// it for the IPv6 side; "" if that is not known.
-	Service string `json:"service,omitempty"`
-	// Protocol is "TCP", "UDP" or "SCTP"; "" for an address that leads all.
-	Protocol string `json:"protocol,omitempty"`
-	// VIP is "address:port", with the address 0.0.0.0 or [::] for a node port; for
-	// an address that leads all ports, the address alone.
-	VIP string `json:"vip"`
-	// State is "ok", "missing" (from the kernel), "differs" or "extra" (nobody
-	// wants it); "" if no usher said what is wanted.
-	State string `json:"state,omitempty"`
-	PortalEffect
-	// Installed is what the kernel has, if that differs.
-	Installed *PortalEffect `json:"installed,omitempty"`
-}
-
-// PortalEffect is what a rule does.
-type PortalEffect struct {
-	// Action is "redirect", "reject", "drop", or "address": the VIP is an address
-	// of this node.
-	Action string `json:"action"`
-	// LocalPort is that of usher's listener; 0 if the rule leads to none.
-	LocalPort uint16 `json:"localPort,omitempty"`
-	// Sources are the only networks that may connect; none means everybody.
-	Sources []string `json:"sources,omitempty"`
-}
 
 // actionAddress is the action of a route that makes an address local.
 const actionAddress = "address"
 
 // NewPortalRule returns r as JSON has it.
-func NewPortalRule(mode string, r portal.Rule) PortalRule {
+func NewPortalRule(mode string, r portal.Rule) api.PortalRule {
 	t := r.Target
-	p := PortalRule{Mode: mode, Service: r.Comment, VIP: t.Addr.String(), PortalEffect: PortalEffect{Action: actionAddress}}
+	p := api.PortalRule{Mode: mode, Service: r.Comment, VIP: t.Addr.String(), PortalEffect: api.PortalEffect{Action: actionAddress}}
 	if t.Port == 0 {
 		return p
 	}
@@ -75,33 +25,65 @@ func NewPortalRule(mode string, r portal.Rule) PortalRule {
 	return p
 }
 
-func portalEffect(r portal.Rule) PortalEffect {
-	e := PortalEffect{Action: r.Action.String(), LocalPort: r.LocalPort}
+func portalEffect(r portal.Rule) api.PortalEffect {
+	e := api.PortalEffect{Action: r.Action.String(), LocalPort: r.LocalPort}
 	if r.Sources != (portal.Sources{}) {
 		e.Sources = strings.Fields(r.Sources.String())
 	}
 	return e
 }
 
-// PortalsHandler answers GET /api/v1/portals for p.
-func PortalsHandler(p *proxy.Proxy) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		status, err := p.PortalStatus(r.Context())
-		if err != nil {
-			writeJSON(w, http.StatusInternalServerError, map[string]string{"error": err.Error()})
-			return
-		}
-		answer := Portals{Mode: status.Mode, LastApplied: status.Sync.LastApplied, LastCheck: status.Sync.LastChecked,
-			Repairs: status.Repaired, Rules: make([]PortalRule, 0, len(status.Rules))}
-		for _, c := range status.Rules {
-			rule := NewPortalRule(c.Mode, c.Rule)
-			rule.State = string(c.State)
-			if c.State == portal.StateDiffers {
-				installed := portalEffect(c.Installed)
-				rule.Installed = &installed
-			}
-			answer.Rules = append(answer.Rules, rule)
-		}
-		writeJSON(w, http.StatusOK, answer)
+// portals answers /portals.
+func (a *API) portals(r *http.Request) (any, error) {
+	status, err := a.proxy.PortalStatus(r.Context())
+	if err != nil {
+		return nil, err
 	}
+	answer := api.Portals{Mode: status.Mode, LastApplied: status.Sync.LastApplied, LastCheck: status.Sync.LastChecked,
+		Repairs: status.Repaired, Rules: make([]api.PortalRule, 0, len(status.Rules))}
+	for _, c := range status.Rules {
+		rule := NewPortalRule(c.Mode, c.Rule)
+		rule.State = string(c.State)
+		rule.Text = ruleInWords(c.Mode, c.Rule)
+		if c.State == portal.StateDiffers {
+			installed := portalEffect(c.Installed)
+			rule.Installed = &installed
+		}
+		answer.Rules = append(answer.Rules, rule)
+	}
+	return answer, nil
+}
+
+// ruleInWords says what a rule of a portal of that mode does.
+func ruleInWords(mode string, r portal.Rule) string {
+	if r.Target.Port == 0 {
+		return fmt.Sprintf("%s is an address of this node", r.Target.Addr)
+	}
+	at := netip.AddrPortFrom(r.Target.Addr, r.Target.Port).String()
+	if r.Target.Addr.IsUnspecified() {
+		at = fmt.Sprintf("port %d of every address of this node", r.Target.Port)
+	}
+	switch {
+	case r.Action == portal.Redirect && mode == portal.ModeNone:
+		return fmt.Sprintf("nothing leads from %s to usher, who listens on port %d", at, r.LocalPort)
+	case r.Action == portal.Redirect && mode == portal.ModeAddress && r.Target.Addr.IsUnspecified():
+		return fmt.Sprintf("usher listens on %s", at)
+	case r.Action == portal.Redirect && mode == portal.ModeAddress:
+		return fmt.Sprintf("%s is an address of this node, and usher listens on %s", r.Target.Addr, at)
+	case mode == portal.ModeNone, mode == portal.ModeAddress:
+		return fmt.Sprintf("nobody listens on %s: there is no endpoint that could be used", at)
+	}
+	who := "what clients send"
+	if sources := portalEffect(r).Sources; len(sources) > 0 {
+		who = "what clients in " + strings.Join(sources, ", ") + " send"
+	}
+	switch {
+	case r.Action == portal.Redirect:
+		return fmt.Sprintf("%s to %s is led to usher's port %d", who, at, r.LocalPort)
+	case r.Action == portal.Reject:
+		return fmt.Sprintf("%s to %s is rejected: there is no endpoint", who, at)
+	case r.LocalPort != 0:
+		return fmt.Sprintf("%s to %s is led to usher's port %d if the client is of this node, and dropped otherwise: there are endpoints on other nodes only", who, at, r.LocalPort)
+	}
+	return fmt.Sprintf("%s to %s is dropped: there are endpoints on other nodes only", who, at)
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/net/netutil"
 
-	"github.com/usherproxy/usher/proxy"
 )
 
 // newServer returns a server that no slow client can hold up.
@@ -33,9 +32,13 @@ func newServer(handler http.Handler) *http.Server {
 	}
 }
 
-// MaxClients is how many connections each server takes at once: everybody who can
-// reach the node can reach some of them. Further ones wait to be accepted.
-const MaxClients = 16
+// MaxClients is how many connections a server for everybody who can reach the node
+// takes at once, and MaxAdminClients, how many the admin server does. Further ones
+// wait to be accepted.
+const (
+	MaxClients      = 16
+	MaxAdminClients = MaxSubscribers + 64
+)
 
 // Server is an HTTP server that runs.
 type Server struct {
@@ -49,15 +52,31 @@ func (s *Server) Addr() net.Addr { return s.addr }
 // Close ends it.
 func (s *Server) Close() { s.server.Close() }
 
-// Serve starts a server on address.
-func Serve(address string, handler http.Handler) (*Server, error) {
+// Serve starts a server on address, which takes so many connections at once.
+func Serve(address string, handler http.Handler, clients int) (*Server, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, err
 	}
 	s := &Server{server: newServer(handler), addr: l.Addr()}
-	go func() { _ = s.server.Serve(netutil.LimitListener(l, MaxClients)) }() // until Close
+	go func() { _ = s.server.Serve(netutil.LimitListener(smallBuffers{l}, clients)) }() // until Close
 	return s, nil
+}
+
+// sendBuffer is how much the kernel may hold for a client that does not read. By
+// itself it would let that grow to megabytes.
+const sendBuffer = 64 << 10
+
+// smallBuffers is a listener whose connections have a bounded send buffer.
+type smallBuffers struct{ net.Listener }
+
+// Accept implements net.Listener.
+func (l smallBuffers) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if t, ok := c.(*net.TCPConn); ok {
+		_ = t.SetWriteBuffer(sendBuffer) // fails only if the connection is gone already
+	}
+	return c, err
 }
 
 // listenNode listens on a port of the node's addresses in the networks given, or
@@ -114,9 +133,9 @@ func HealthHandler(h *Health) http.Handler {
 	return mux
 }
 
-// Handler returns what is served on the admin address: the portals of p, metrics
-// that registry has, and config, the configuration in force, as JSON.
-func Handler(p *proxy.Proxy, h *Health, registry *prometheus.Registry, config any) http.Handler {
+// Handler returns what is served on the admin address: the API, metrics that
+// registry has, and config, the configuration in force, as JSON.
+func Handler(a *API, h *Health, registry *prometheus.Registry, config any) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", h.Healthz)
 	mux.HandleFunc("GET /livez", h.Livez)
@@ -126,7 +145,7 @@ func Handler(p *proxy.Proxy, h *Health, registry *prometheus.Registry, config an
 		fmt.Fprint(w, "userspace")
 	})
 	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, config) })
-	mux.HandleFunc("GET "+PortalsPath, PortalsHandler(p))
+	a.register(mux)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	return mux
 }

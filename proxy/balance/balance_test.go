@@ -233,18 +233,3 @@ var _ = Describe("a Pool", func() {
 		Expect(ok).To(BeFalse())
 	})
 })
-
-func BenchmarkPick(b *testing.B) {
-	var pool balance.Pool
-	var ns []int
-	for n := range 100 {
-		ns = append(ns, n)
-	}
-	pool.Update(port(endpoints(ns...)))
-	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		for pb.Next() {
-			pool.Cluster.Pick(start, nil)
-		}
-	})
-}

@@ -23,6 +23,7 @@ const probeTime = time.Second
 type Endpoint struct {
 	*config.Endpoint // in the model that the Pool was last given, which is not changed
 	*State
+	pool *Pool
 }
 
 // State is what is known of an endpoint. It lasts for as long as the endpoint
@@ -33,6 +34,8 @@ type State struct {
 	Active    atomic.Int64 // connections open now
 	Connected atomic.Int64 // connections ever established
 	Failed    atomic.Int64 // attempts that failed
+	// Bytes of connections that have ended.
+	ToEndpoint, ToClient atomic.Int64
 
 	quarantined atomic.Bool // failed is there, readable without the lock
 
@@ -48,26 +51,55 @@ type failed struct {
 	cause  error
 }
 
+// Moved adds the bytes of a connection that has ended.
+func (s *State) Moved(toEndpoint, toClient int64) {
+	s.ToEndpoint.Add(toEndpoint)
+	s.ToClient.Add(toClient)
+}
+
+// Watcher is told when quarantine begins and ends. It must return quickly.
+type Watcher interface {
+	Quarantined(e *Endpoint, now time.Time, length time.Duration, cause error)
+	Recovered(e *Endpoint)
+}
+
+// Fail is State.Fail, and tells the pool's watcher.
+func (e *Endpoint) Fail(started, now time.Time, cause error, q Quarantine) {
+	if length := e.State.Fail(started, now, cause, q); length > 0 && e.pool.Watcher != nil {
+		e.pool.Watcher.Quarantined(e, now, length, cause)
+	}
+}
+
+// Succeed is State.Succeed, and tells the pool's watcher.
+func (e *Endpoint) Succeed() {
+	if e.State.Succeed() && e.pool.Watcher != nil {
+		e.pool.Watcher.Recovered(e)
+	}
+}
+
 // Fail reports that an attempt, started at started, failed at now. Only a
 // failure of an attempt that was started outside of a quarantine begins the
 // next, longer one: neither a hundred connections that meet a dead endpoint at
-// the same moment nor one that asks it again for want of another make it worse.
-func (s *State) Fail(started, now time.Time, cause error, q Quarantine) {
+// the same moment nor one that asks it again for want of another make it worse. Fail returns the length of the
+// quarantine that begins, or 0.
+func (s *State) Fail(started, now time.Time, cause error, q Quarantine) time.Duration {
 	s.Failed.Add(1)
 	if q.First <= 0 {
-		return
+		return 0
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	times := 1
 	if s.failed != nil {
 		if started.Before(s.failed.until) {
-			return
+			return 0
 		}
 		times += s.failed.times
 	}
-	s.failed = &failed{times: times, until: now.Add(q.length(times)), cause: cause}
+	length := q.length(times)
+	s.failed = &failed{times: times, until: now.Add(length), cause: cause}
 	s.quarantined.Store(true)
+	return length
 }
 
 // length returns the length of the quarantine after so many failures in a row.
@@ -82,17 +114,19 @@ func (q Quarantine) length(failures int) time.Duration {
 	return d
 }
 
-// Succeed reports that a connection was established: the past is
-// forgotten.
-func (s *State) Succeed() {
+// Succeed reports that a connection was established: the past is forgotten. It
+// returns whether there was one.
+func (s *State) Succeed() bool {
 	s.Connected.Add(1)
 	if !s.quarantined.Load() {
-		return
+		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	failed := s.failed != nil
 	s.failed = nil
 	s.quarantined.Store(false)
+	return failed
 }
 
 // Quarantined returns until when the endpoint is passed over, how many failures in a row

@@ -64,6 +64,14 @@ func (s *Set) Pick(now time.Time, tried []netip.AddrPort) (Choice, bool) {
 	return choice, ok
 }
 
+// Peek is Pick, for the turn-th caller from now on (0 for the next one), without
+// using up a turn or claiming a probe. It returns which turn would be the next
+// one's.
+func (s *Set) Peek(turn uint32, now time.Time, tried []netip.AddrPort) (c Choice, next uint32, ok bool) {
+	c, skipped, ok := s.pick(s.cursor.Load()+turn, now, tried, false)
+	return c, turn + 1 + skipped, ok
+}
+
 // pick is Pick for the turn given, and returns how many endpoints it skipped.
 func (s *Set) pick(turn uint32, now time.Time, tried []netip.AddrPort, claim bool) (c Choice, skipped uint32, ok bool) {
 	n := uint32(len(s.endpoints))

@@ -9,6 +9,10 @@ import (
 // Pool holds the endpoints of one service port. One goroutine at a time may
 // call its methods; the Sets that it hands out may be used from any.
 type Pool struct {
+	// Watcher, if not nil, is told of the quarantine of endpoints. It is set
+	// before the first Update.
+	Watcher Watcher
+
 	// All are all endpoints, usable or not, in the order of the model.
 	All []*Endpoint
 
@@ -27,7 +31,7 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 	endpoints := make([]Endpoint, len(port.Endpoints))
 	for i := range port.Endpoints {
 		c, e := &port.Endpoints[i], &endpoints[i]
-		e.Endpoint = c
+		e.Endpoint, e.pool = c, p
 		switch known := old[c.Addr]; {
 		case known == nil:
 			e.State = new(State)

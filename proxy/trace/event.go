@@ -7,10 +7,11 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// Kind says which step of a connection's life an event is.
+// Kind says which step of a connection's life an event is, or what has changed.
 type Kind uint8
 
-// The kinds of event, in the order in which a connection meets them.
+// The kinds of event: first the steps, in the order in which a connection meets
+// them.
 const (
 	// Accepted: a client has connected.
 	Accepted Kind = iota + 1
@@ -23,72 +24,87 @@ const (
 	Established
 	// Closed: it is over.
 	Closed
+
+	ServiceAdded
+	// ServiceChanged: something about a service port, but not its endpoints.
+	ServiceChanged
+	ServiceRemoved
+	EndpointAdded
+	// EndpointChanged: its conditions.
+	EndpointChanged
+	EndpointRemoved
+	// EndpointQuarantined: it failed, and is passed over for some time.
+	EndpointQuarantined
+	// EndpointRecovered: it had been in quarantine, and answers.
+	EndpointRecovered
+	// PortalRepaired: rules were missing or changed in the kernel.
+	PortalRepaired
+	// MoreChanges stands for changes that are not told one by one.
+	MoreChanges
 )
 
-// String returns the name of k in lower case.
-func (k Kind) String() string {
-	switch k {
-	case Accepted:
-		return "accepted"
-	case Attempt:
-		return "attempt"
-	case Waiting:
-		return "waiting"
-	case Established:
-		return "established"
-	case Closed:
-		return "closed"
-	}
-	return "unknown"
+var kinds = [...]string{
+	Accepted: "accepted", Attempt: "attempt", Waiting: "waiting", Established: "established", Closed: "closed",
+	ServiceAdded: "service-added", ServiceChanged: "service-changed", ServiceRemoved: "service-removed",
+	EndpointAdded: "endpoint-added", EndpointChanged: "endpoint-changed", EndpointRemoved: "endpoint-removed",
+	EndpointQuarantined: "endpoint-quarantined", EndpointRecovered: "endpoint-recovered",
+	PortalRepaired: "portal-repaired", MoreChanges: "more-changes",
 }
 
-// End says how a connection ended. There is one for each; it is the same in
-// every place that shows it.
-type End string
+// Kinds returns all kinds.
+func Kinds() (all []Kind) {
+	for k := Accepted; int(k) < len(kinds); k++ {
+		all = append(all, k)
+	}
+	return all
+}
 
-// The ends of a connection.
-const (
-	ClientClosed      End = "client-closed"      // both directions ended, the client's first
-	EndpointClosed    End = "endpoint-closed"    // both directions ended, the endpoint's first
-	ClientReset       End = "client-reset"       // the client broke it off
-	EndpointReset     End = "endpoint-reset"     // the endpoint broke it off
-	HalfClosedTimeout End = "half-closed"        // one direction had ended and the other was silent for too long
-	NoEndpoint        End = "no-endpoint"        // there was no endpoint to try
-	AttemptsFailed    End = "attempts-failed"    // every attempt failed
-	NotAdmitted       End = "not-through-portal" // it came straight to the listener
-	SourceRefused     End = "source-refused"     // the client is not in loadBalancerSourceRanges
-	Limit             End = "limit"              // too many connections or sessions, or no descriptors, memory or ports left
-	Drained           End = "drained"            // usher was stopped and the grace period was over; a UDP session has none
-	Idle              End = "idle"               // nothing came for the idle time
-	Aged              End = "aged"               // it had reached its maximum age
-	EndpointLeft      End = "endpoint-left"      // its endpoint left, or stopped being usable (UDP)
-	Withdrawn         End = "withdrawn"          // the Service, or the VIP that the client used, was taken away (UDP)
-	Internal          End = "internal"           // a fault of usher's; the error tells
-)
+// String returns the name of k: lower case, with hyphens.
+func (k Kind) String() string {
+	if k < Accepted || int(k) >= len(kinds) {
+		return "unknown"
+	}
+	return kinds[k]
+}
 
-// Event is one step of a connection. Fields that do not belong to its kind are
-// zero.
+// IsStep reports whether k is a step of a connection, and not a change.
+func (k Kind) IsStep() bool { return k <= Closed }
+
+// Subject is what an event is about. It never changes.
+type Subject struct {
+	Conn     uint64 // number of the connection, unique in the process; 0 for a change
+	Port     config.PortID
+	Protocol config.Protocol
+	Client   netip.AddrPort
+	VIP      netip.AddrPort // where the client connected to
+}
+
+// Event is one step of a connection, or one change. Fields that do not belong to
+// its kind are zero.
 type Event struct {
 	Seq  uint64 // 1 for the first event of the process
 	Time time.Time
 	Kind Kind
 
-	Conn     uint64 // number of the connection, unique in the process
-	Port     config.PortID
-	Protocol config.Protocol
-	Client   netip.AddrPort
-	VIP      netip.AddrPort // where the client connected to
+	*Subject // never nil in an event that was read from a Log
 
-	// Attempt, and Established for the one that succeeded.
+	// Attempt, and Established for the one that succeeded; changes of endpoints
+	// have Endpoint and Pod.
 	Attempt    int // 1 for the first
 	Endpoint   netip.AddrPort
 	Pod        string
 	Reason     string        // why this endpoint
 	PassedOver int           // endpoints passed over because they are in quarantine
-	Took       time.Duration // for the attempt; for Waiting, how long is waited; for Closed, since Accepted
+	Took       time.Duration // for the attempt; for Waiting, how long is waited; for Closed, since Accepted; for EndpointQuarantined, how long it lasts
 	Err        string        // "" if it succeeded
 
 	// Closed.
 	End                  End
-	ToEndpoint, ToClient int64 // bytes
+	ToEndpoint, ToClient int64  // bytes
+	Life                 *Life  // what is known of the connection
+	Ended                uint64 // how many connections have ended, this one included
+
+	// Count is how many rules were repaired, endpoints a Service came with,
+	// changes are not told.
+	Count int
 }

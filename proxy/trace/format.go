@@ -10,6 +10,9 @@ import (
 
 // String tells the event in one line, without the time.
 func (e Event) String() string {
+	if !e.Kind.IsStep() {
+		return e.change()
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "#%d %s ", e.Conn, e.Port)
 	switch e.Kind {
@@ -41,6 +44,42 @@ func (e Event) String() string {
 		b.WriteString(e.Kind.String())
 	}
 	return b.String()
+}
+
+// change tells a change in one line.
+func (e Event) change() string {
+	endpoint := e.Endpoint.String() + pod(e.Pod)
+	switch e.Kind {
+	case ServiceAdded:
+		return fmt.Sprintf("%s added, with %s", e.Port.ServiceName(), count(e.Count, "endpoint"))
+	case ServiceChanged:
+		return fmt.Sprintf("%s changed", e.Port)
+	case ServiceRemoved:
+		return fmt.Sprintf("%s removed", e.Port.ServiceName())
+	case EndpointAdded:
+		return fmt.Sprintf("%s endpoint %s added: %s", e.Port, endpoint, e.Reason)
+	case EndpointChanged:
+		return fmt.Sprintf("%s endpoint %s is now %s", e.Port, endpoint, e.Reason)
+	case EndpointRemoved:
+		return fmt.Sprintf("%s endpoint %s removed", e.Port, endpoint)
+	case EndpointQuarantined:
+		return fmt.Sprintf("%s endpoint %s in quarantine for %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
+	case EndpointRecovered:
+		return fmt.Sprintf("%s endpoint %s answers again", e.Port, endpoint)
+	case PortalRepaired:
+		return fmt.Sprintf("the portal was repaired: %s missing or changed", count(e.Count, "part"))
+	case MoreChanges:
+		return count(e.Count, "more change")
+	}
+	return e.Kind.String()
+}
+
+// count returns "1 thing" or "n things".
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 func pod(name string) string {

@@ -26,12 +26,17 @@ func seqs(events []trace.Event) (list []uint64) {
 	return list
 }
 
+// step adds a step of a connection.
+func step(log *trace.Log, conn uint64) {
+	log.Step(log.Begin(trace.Subject{Conn: conn}, time.Now()), &trace.Event{Kind: trace.Waiting})
+}
+
 var _ = Describe("a Log", func() {
 	It("gives a reader the events in order, the old ones too", func() {
 		log := trace.NewLog(10)
-		log.Add(trace.Event{Conn: 7})
+		step(log, 7)
 		r := log.Reader(false)
-		log.Add(trace.Event{Conn: 8})
+		step(log, 8)
 		buf := make([]trace.Event, 5)
 		n, missed, err := r.Next(context.Background(), buf)
 		Expect(err).NotTo(HaveOccurred())
@@ -44,9 +49,9 @@ var _ = Describe("a Log", func() {
 
 	It("gives a fresh reader only what comes later", func() {
 		log := trace.NewLog(10)
-		log.Add(trace.Event{})
+		step(log, 1)
 		r := log.Reader(true)
-		log.Add(trace.Event{})
+		step(log, 1)
 		buf := make([]trace.Event, 5)
 		n, _ := r.Poll(buf)
 		Expect(seqs(buf[:n])).To(Equal([]uint64{2}))
@@ -56,7 +61,7 @@ var _ = Describe("a Log", func() {
 		log := trace.NewLog(3)
 		r := log.Reader(false)
 		for range 5 {
-			log.Add(trace.Event{})
+			step(log, 1)
 		}
 		buf := make([]trace.Event, 2)
 		n, missed := r.Poll(buf)
@@ -76,7 +81,7 @@ var _ = Describe("a Log", func() {
 			_, _, _ = r.Next(context.Background(), buf)
 			got <- buf[0].Seq
 		}()
-		log.Add(trace.Event{})
+		step(log, 1)
 		Eventually(got).Should(Receive(BeEquivalentTo(1)))
 	})
 
@@ -97,8 +102,9 @@ var _ = Describe("a Log", func() {
 		var wg sync.WaitGroup
 		for w := range 4 {
 			wg.Go(func() {
+				life := log.Begin(trace.Subject{Conn: uint64(w)}, time.Now())
 				for i := range 1000 {
-					log.Add(trace.Event{Conn: uint64(w), Attempt: i})
+					log.Step(life, &trace.Event{Attempt: i})
 				}
 			})
 		}
@@ -118,10 +124,13 @@ var _ = Describe("a Log", func() {
 })
 
 var _ = DescribeTable("an Event tells itself in a line", func(e trace.Event, line string) {
+	if e.Subject == nil {
+		e.Subject = &trace.Subject{}
+	}
 	e.Conn, e.Port = 5, config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}
 	Expect(e.String()).To(Equal("#5 default/web:http " + line))
 },
-	Entry(nil, trace.Event{Kind: trace.Accepted, Client: netip.MustParseAddrPort("10.0.0.1:999"), VIP: netip.MustParseAddrPort("10.96.0.10:80")},
+	Entry(nil, trace.Event{Kind: trace.Accepted, Subject: &trace.Subject{Client: netip.MustParseAddrPort("10.0.0.1:999"), VIP: netip.MustParseAddrPort("10.96.0.10:80")}},
 		"accepted 10.0.0.1:999 → 10.96.0.10:80"),
 	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Pod: "default/web-1", Reason: "round robin", PassedOver: 2, Err: "connection refused", Took: 240 * time.Microsecond},
 		"attempt 1 → 10.1.0.1:80 default/web-1 (round robin, 2 passed over in quarantine): connection refused after 0.24 ms"),
@@ -132,13 +141,3 @@ var _ = DescribeTable("an Event tells itself in a line", func(e trace.Event, lin
 	Entry(nil, trace.Event{Kind: trace.Closed, Took: 9 * time.Millisecond, End: trace.ClientReset, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), ToEndpoint: 5, ToClient: 7, Err: "connection reset by peer"},
 		"closed after 9.00 ms: client-reset, 5 bytes to 10.1.0.1:80, 7 bytes to the client (connection reset by peer)"),
 )
-
-func BenchmarkAdd(b *testing.B) {
-	log := trace.NewLog(8192)
-	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		for pb.Next() {
-			log.Add(trace.Event{Conn: 1})
-		}
-	})
-}

@@ -1,10 +1,14 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/usherproxy/usher/test/bench/report"
 )
@@ -33,17 +37,32 @@ func run(o options) error {
 		return err
 	}
 	defer keep.Close()
+	// What is under way is cleared away, and what was measured is kept.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err = takeTurns(ctx, o, wanted, peers, &all.Results, keep)
+	fmt.Print("\n", report.Summary(all.Results))
+	return err
+}
+
+// takeTurns measures what results do not have yet, and writes it to keep.
+func takeTurns(ctx context.Context, o options, wanted []figure, peers []peer, results *report.Results, keep io.Writer) error {
 	for round := 1; round <= o.rounds; round++ {
 		for _, f := range wanted {
 			for _, p := range peers {
-				if f.of != nil && !f.of(p) || f.once && round > 1 || all.Results.Has(f.name, p.name, round) {
+				if f.of != nil && !f.of(p) || f.once && round > 1 || results.Has(f.name, p.name, round) {
 					continue
 				}
 				r := report.Result{Figure: f.name, Peer: p.name, Round: round}
+				var err error
 				if r.Values, err = measure(f, p, o); err != nil {
 					r.Failed = err.Error()
 				}
-				all.Results = all.Results.With(r)
+				if ctx.Err() != nil {
+					// Ctrl-C goes to clients and proxies, too: this one says nothing.
+					return errors.New("stopped by a signal; with -results, the same command goes on")
+				}
+				*results = results.With(r)
 				if err := report.Write(keep, r); err != nil {
 					return err
 				}
@@ -51,7 +70,6 @@ func run(o options) error {
 			}
 		}
 	}
-	fmt.Print("\n", report.Summary(all.Results))
 	return nil
 }
 

@@ -113,8 +113,9 @@ func (f failure) String() string {
 // their timeout while the others go on.
 const loadClients = 100
 
-// startLoad starts the load. It ends when the spec does, if not before.
-func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
+// startLoad starts the load, in which each connection may take as long as patience
+// to be made. It ends when the spec does, if not before.
+func startLoad(d *lab.Dialer, vip string, perSecond int, patience time.Duration) *load {
 	GinkgoHelper()
 	l := &load{stopped: make(chan struct{})}
 	l.stop = sync.OnceFunc(func() {
@@ -135,7 +136,7 @@ func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
 				}
 				next.Reset(interval)
 				began := time.Now()
-				l.took(began, connectAndAsk(d, vip, time.Second))
+				l.took(began, connectAndAsk(d, vip, patience))
 			}
 		})
 	}

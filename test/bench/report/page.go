@@ -14,10 +14,17 @@ func Page(run Run, plots string, listings []Listing) string {
 	b.WriteString(introduction(run))
 	b.WriteString("\n## Targets\n\nMedians of the rounds' ratios, or of the figure itself.\n\n")
 	b.WriteString(run.Results.targetTable())
+	drawn := Plots(run.Results)
 	for _, s := range sections {
-		if peers := run.Results.peers(s.figure); len(peers) > 0 {
-			fmt.Fprintf(&b, "\n## %s\n\n%s\n\n![%s](%s/%s.svg)\n\n%s", s.title, s.text, s.title, plots, s.figure, run.Results.sectionTable(s, peers))
+		peers := run.Results.peers(s.figure)
+		if len(peers) == 0 {
+			continue
 		}
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", s.title, s.text)
+		if drawn[s.figure] != "" {
+			fmt.Fprintf(&b, "![%s](%s/%s.svg)\n\n", s.title, plots, s.figure)
+		}
+		b.WriteString(run.Results.sectionTable(s, peers))
 	}
 	b.WriteString(run.Results.failures())
 	b.WriteString("\n## Configurations\n")
@@ -53,7 +60,6 @@ no proxy: it shows that clients and endpoint are not what is measured. They are 
 epoll loop for each core, in processes of their own, and share the cores with the proxy.
 Processor time is the user and system time of the proxy's processes alone; what the kernel
 does for connections within them is part of it, so DNAT's cannot be told.
-
 `, "`", m.System, m.Cores, m.CPU, float64(m.Memory)/(1<<30), m.Date, strings.Join(m.Programs, "\n- "), run.Results.rounds(), number(m.Seconds))
 }
 

@@ -7,10 +7,18 @@ import (
 )
 
 // Plots returns, for each figure that there are results of, its plot as SVG.
+// Peers that have nothing to show, such as DNAT where a process is measured, are
+// left out.
 func Plots(r Results) map[string]string {
 	all := map[string]string{}
 	for _, s := range sections {
-		if peers := r.peers(s.figure); len(peers) > 0 {
+		var peers []string
+		for _, p := range r.peers(s.figure) {
+			if r.Over(s.figure, p, s.main().quantity).Rounds > 0 {
+				peers = append(peers, p)
+			}
+		}
+		if len(peers) > 0 {
 			all[s.figure] = r.plot(s, peers)
 		}
 	}
@@ -50,7 +58,7 @@ func (r Results) plot(s section, peers []string) string {
 		plotWidth, height, plotWidth, height, html.EscapeString(s.title+": "+c.heading))
 	b.WriteString(style)
 	fmt.Fprintf(&b, `<rect class="back" width="%d" height="%d" rx="6"/>`+"\n", plotWidth, height)
-	fmt.Fprintf(&b, `<text class="title" x="16" y="26">%s <tspan class="small">%s</tspan></text>`+"\n", html.EscapeString(s.title), html.EscapeString(c.heading))
+	fmt.Fprintf(&b, `<text class="title" x="16" y="26">%s <tspan class="small">%s</tspan></text>`+"\n", html.EscapeString(s.title), html.EscapeString(c.heading+better(c.quantity)))
 	for i, p := range peers {
 		b.WriteString(bar(title(p), kindOf(p), r.Over(s.figure, p, c.quantity), c.scale, full, headerEnd+i*rowHeight))
 	}
@@ -58,16 +66,20 @@ func (r Results) plot(s section, peers []string) string {
 	return b.String()
 }
 
+// better says which way is better, where that is down.
+func better(q Quantity) string {
+	if q == Rate || q == Gbits {
+		return ""
+	}
+	return " (less is better)"
+}
+
 // bar draws one peer's row at height y.
 func bar(name, kind string, s Spread, scale, full float64, y int) string {
 	place := func(v float64) float64 { return barLeft + (barRight-barLeft)*max(v, 0)/max(full, 1e-9) }
 	base := y + barHeight - 4 // of the text
-	row := fmt.Sprintf(`<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", barLeft-10, base, html.EscapeString(name))
-	if s.Rounds == 0 {
-		return row + fmt.Sprintf(`<text class="small" x="%d" y="%d">not measured</text>`+"\n", barLeft, base)
-	}
 	middle := y + barHeight/2
-	return row +
+	return fmt.Sprintf(`<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", barLeft-10, base, html.EscapeString(name)) +
 		fmt.Sprintf(`<rect class="%s" x="%d" y="%d" width="%.1f" height="%d" rx="2"/>`+"\n", kind, barLeft, y, place(s.Median)-barLeft, barHeight) +
 		fmt.Sprintf(`<line class="range" x1="%.1f" y1="%d" x2="%.1f" y2="%d"/>`+"\n", place(s.Min), middle, place(s.Max), middle) +
 		fmt.Sprintf(`<text x="%d" y="%d">%s</text>`+"\n", barRight+10, base, html.EscapeString(cell(s, scale)))

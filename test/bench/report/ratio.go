@@ -29,13 +29,15 @@ func (r Results) Over(figure, peer string, q Quantity) Spread {
 }
 
 // Ratio returns the ratio of a quantity between two peers, taken in each round
-// that has both: what a busy machine does to one round it does to both.
+// that has both: what a busy machine does to one round it does to both. Memory
+// that seems to have become more while connections were opened, since another
+// program gave some back, has no ratio.
 func (r Results) Ratio(figure, peer, to string, q Quantity) Spread {
 	var ratios []float64
 	for round := 1; round <= r.rounds(); round++ {
 		a, okA := r.Find(figure, peer, round)[q]
 		b, okB := r.Find(figure, to, round)[q]
-		if okA && okB && b != 0 {
+		if okA && okB && a >= 0 && b > 0 {
 			ratios = append(ratios, a/b)
 		}
 	}
@@ -72,6 +74,11 @@ func (r Results) peers(figure string) (all []string) {
 		}
 	}
 	return all
+}
+
+// failed reports whether any measurement of a figure failed.
+func (r Results) failed(figure, peer string) bool {
+	return slices.ContainsFunc(r, func(m Result) bool { return m.Figure == figure && m.Peer == peer && m.Failed != "" })
 }
 
 func (r Results) rounds() (last int) {

@@ -77,6 +77,10 @@ var _ = Describe("the page", func() {
 		Expect(page(append(results, report.Result{Figure: "idle", Peer: "nginx", Round: 2, Failed: "timed out"}))).
 			To(ContainSubstring("- idle, nginx, round 2: `timed out`\n"))
 	})
+	It("counts a figure that failed as not met", func() {
+		failed := report.Result{Figure: "rr64", Peer: "usher-none", Round: 1, Failed: "connection reset"}
+		Expect(page(append(results, failed))).To(ContainSubstring("| requests a second, 64 connections | ≥ 1.00 × HAProxy | failed, **not met** |  |\n"))
+	})
 	It("shows only plots that there are", func() {
 		Expect(report.Plots(results)).To(HaveLen(1))
 		Expect(page(results)).To(ContainSubstring("(benchmarks/crr.svg)"))

@@ -53,7 +53,7 @@ var targets = []target{
 // measured returns what the target is about, for one usher.
 func (t target) measured(r Results, peer string) Spread {
 	switch {
-	case t.peer != "" && t.peer != peer:
+	case !t.about(peer):
 		return Spread{}
 	case t.to != "":
 		return r.Ratio(t.figure, peer, t.to, t.quantity)
@@ -66,6 +66,9 @@ func (t target) measured(r Results, peer string) Spread {
 	}
 	return s
 }
+
+// about reports whether the target is about the usher given.
+func (t target) about(peer string) bool { return t.peer == "" || t.peer == peer }
 
 // met reports whether the median reaches the target, to the two digits that are
 // shown.
@@ -106,8 +109,8 @@ func (r Results) targetTable() string {
 		there := false
 		for _, u := range ushers {
 			s := target.measured(r, u)
-			row = append(row, target.verdict(s))
-			there = there || s.Rounds > 0
+			row = append(row, target.verdict(s, target.about(u) && r.failed(target.figure, u)))
+			there = there || row[len(row)-1] != ""
 		}
 		if there {
 			t.rows = append(t.rows, row)
@@ -116,8 +119,11 @@ func (r Results) targetTable() string {
 	return t.String()
 }
 
-func (t target) verdict(s Spread) string {
+// verdict tells it; failed says that a measurement was tried and came to nothing.
+func (t target) verdict(s Spread, failed bool) string {
 	switch {
+	case s.Rounds == 0 && failed:
+		return "failed, **not met**"
 	case s.Rounds == 0:
 		return ""
 	case t.met(s):

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// maxDemoRequest bounds the body of a request, in bytes.
+const maxDemoRequest = 4 << 10
+
+// withDemo returns a handler that answers the demo's routes and leaves the others
+// to next.
+func (list backends) withDemo(next http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/", next)
+	mux.HandleFunc("GET "+api.DemoEndpointsPath, list.answerEndpoints)
+	mux.HandleFunc("POST "+api.DemoBreakPath, ownPagesOnly(list.answerBreak))
+	mux.HandleFunc("POST "+api.DemoMendPath, ownPagesOnly(list.answerMend))
+	return mux
+}
+
+// ownPagesOnly refuses what a page of another site may have sent: a browser sends
+// a header of one's own only where the server has agreed, which this one never
+// does.
+func ownPagesOnly(next http.HandlerFunc) http.HandlerFunc {
+	origins := http.NewCrossOriginProtection()
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get(api.DemoHeader) == "" {
+			answerError(w, http.StatusForbidden, "the header "+api.DemoHeader+": 1 is needed")
+			return
+		}
+		if err := origins.Check(r); err != nil {
+			answerError(w, http.StatusForbidden, "only the demo's own pages may do that: "+err.Error())
+			return
+		}
+		next(w, r)
+	}
+}
+
+func (list backends) answerEndpoints(w http.ResponseWriter, _ *http.Request) {
+	answerJSON(w, http.StatusOK, list.tell())
+}
+
+func (list backends) tell() api.DemoEndpointList {
+	items := []api.DemoEndpoint{}
+	for _, b := range list {
+		items = append(items, b.tell())
+	}
+	return api.DemoEndpointList{Page: api.Page{Total: len(items)}, Items: items}
+}
+
+func (list backends) answerBreak(w http.ResponseWriter, r *http.Request) {
+	var what api.DemoBreak
+	if !readJSON(w, r, &what) {
+		return
+	}
+	b := list.named(w, what.Endpoint)
+	switch {
+	case b == nil:
+		return
+	case what.How == "":
+		answerError(w, http.StatusBadRequest, "how: nothing is given; "+strings.Join(b.faults(), ", ")+" are allowed")
+		return
+	}
+	if err := b.setFault(what.How); err != nil {
+		answerError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	answerJSON(w, http.StatusOK, b.tell())
+}
+
+func (list backends) answerMend(w http.ResponseWriter, r *http.Request) {
+	var what api.DemoMend
+	if !readJSON(w, r, &what) {
+		return
+	}
+	mend := list
+	if !what.All {
+		b := list.named(w, what.Endpoint)
+		if b == nil {
+			return
+		}
+		mend = backends{b}
+	}
+	for _, b := range mend {
+		if err := b.setFault(""); err != nil {
+			answerError(w, http.StatusInternalServerError, err.Error())
+			return
+		}
+	}
+	answerJSON(w, http.StatusOK, mend.tell())
+}
+
+// named returns the server called name. If there is none, it answers so and
+// returns nil.
+func (list backends) named(w http.ResponseWriter, name string) *backend {
+	b := list.find(name)
+	if b == nil {
+		var names []string
+		for _, other := range list {
+			names = append(names, other.name)
+		}
+		answerError(w, http.StatusNotFound, fmt.Sprintf("endpoint: %q is none of the demo's: %s", name, strings.Join(names, ", ")))
+	}
+	return b
+}
+
+// readJSON reads the body into what. If it is not right, it answers so and returns
+// false.
+func readJSON(w http.ResponseWriter, r *http.Request, what any) bool {
+	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxDemoRequest))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(what)
+	if err == nil && decoder.Decode(&struct{}{}) != io.EOF {
+		err = fmt.Errorf("something follows the object")
+	}
+	if err != nil {
+		answerError(w, http.StatusBadRequest, "the body is not what is wanted: "+err.Error())
+	}
+	return err == nil
+}
+
+func answerError(w http.ResponseWriter, status int, message string) {
+	answerJSON(w, status, api.Error{Code: status, Message: message})
+}
+
+func answerJSON(w http.ResponseWriter, status int, v any) {
+	header := w.Header()
+	header.Set("Content-Type", "application/json")
+	header.Set("Cache-Control", "no-store")
+	header.Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // to a client that may have left
+}

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// requestPatience is how long one request of the demo may take: all attempts, and
+// a server that is slow.
+const requestPatience = 10 * time.Second
+
+// demoTarget is where a client reaches one of the demo's Services.
+type demoTarget struct {
+	demoService
+	// at is its cluster IP, or where usher listens if no portal leads there.
+	at netip.AddrPort
+	// unserved says why it cannot be reached; "" if it can.
+	unserved string
+}
+
+// demoTargets returns where p serves the demo's Services.
+func demoTargets(p *proxy.Proxy) (list []demoTarget) {
+	served := map[string]proxy.PortStatus{}
+	for _, status := range p.Status() {
+		served[status.Port.ID.Service] = status
+	}
+	for _, s := range demoServices {
+		t := demoTarget{demoService: s}
+		switch status, ok := served[s.name]; {
+		case !ok:
+			t.unserved = "it is not there any more"
+		case status.Problem != nil:
+			t.unserved = status.Problem.Err.Error()
+		case p.Portal.Mode() != portal.ModeNone:
+			t.at = status.Port.VIPs[0].AddrPort()
+		case len(status.Listeners) > 0:
+			t.at = status.Listeners[0]
+		default:
+			t.unserved = "without a portal nothing leads to it"
+		}
+		list = append(list, t)
+	}
+	return list
+}
+
+// command is what a person types to ask it.
+func (t demoTarget) command() string {
+	switch {
+	case t.unserved != "":
+		return "(not served: " + t.unserved + ")"
+	case t.protocol == corev1.ProtocolUDP:
+		return fmt.Sprintf("echo hello | nc -u -w1 %s %d", t.at.Addr(), t.at.Port())
+	}
+	return "curl " + t.url()
+}
+
+func (t demoTarget) url() string {
+	if t.at.Port() == 80 {
+		return fmt.Sprintf("http://%s/", t.at.Addr())
+	}
+	return fmt.Sprintf("http://%s/", t.at)
+}
+
+// ask makes one request and returns the answer, a line.
+func (t demoTarget) ask(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestPatience)
+	defer cancel()
+	if t.protocol == corev1.ProtocolUDP {
+		return askUDP(ctx, t.at.String())
+	}
+	return askHTTP(ctx, t.url())
+}
+
+// demoHTTP makes a connection for each request.
+var demoHTTP = http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
+func askHTTP(ctx context.Context, url string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	res, err := demoHTTP.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(res.Body, 1000))
+	if err != nil {
+		return "", err
+	}
+	if res.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("the answer was %s", res.Status)
+	}
+	return strings.TrimSpace(string(body)), nil
+}
+
+func askUDP(ctx context.Context, address string) (string, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "udp", address)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(deadline); err != nil {
+			return "", err
+		}
+	}
+	if _, err := conn.Write([]byte("hello")); err != nil {
+		return "", err
+	}
+	buf := make([]byte, 1000)
+	n, err := conn.Read(buf)
+	return string(buf[:n]), err
+}
+
+// askAll makes the requests of 'usher demo --once', one after the other, and
+// prints each with what happened to its connection.
+func askAll(ctx context.Context, out io.Writer, events *trace.Reader, targets []demoTarget) error {
+	asked, failed := 0, 0
+	for _, t := range targets {
+		fmt.Fprintf(out, "default/%s: %s\n", t.name, t.about)
+		if t.unserved != "" {
+			fmt.Fprintf(out, "  not asked: %s\n\n", t.unserved)
+			continue
+		}
+		for range t.requests {
+			asked++
+			if !askAndTell(ctx, out, events, t) {
+				failed++
+			}
+		}
+		fmt.Fprintln(out)
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d of %s came out otherwise than they should", failed, plural(asked, "request"))
+	}
+	fmt.Fprintf(out, "All %d requests came out as they should, though some of the endpoints are broken.\n", asked)
+	return nil
+}
+
+// askAndTell makes one request, and reports whether it came out as it should:
+// answered, or refused where there is no endpoint.
+func askAndTell(ctx context.Context, out io.Writer, events *trace.Reader, t demoTarget) bool {
+	started := time.Now()
+	answer, err := t.ask(ctx)
+	took := trace.Short(time.Since(started))
+	if len(t.backends) == 0 { // nobody accepts, so no step is traced
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			fmt.Fprintf(out, "  request WRONG after %s: %q, %v; it should be refused\n", took, answer, err)
+			return false
+		}
+		fmt.Fprintf(out, "  request refused after %s, as it should be\n", took)
+		return true
+	}
+	printSteps(ctx, out, events, t, err == nil)
+	if err != nil {
+		fmt.Fprintf(out, "  request FAILED after %s: %v\n", took, err)
+		return false
+	}
+	fmt.Fprintf(out, "  request answered in %s: %q\n", took, answer)
+	return true
+}
+
+// printSteps prints the steps of one connection to t: up to its end, or for UDP,
+// whose sessions last longer than a person waits, up to the answer. A request that
+// was not answered may have left none at all.
+func printSteps(ctx context.Context, out io.Writer, events *trace.Reader, t demoTarget, answered bool) {
+	patience := 5 * time.Second
+	if !answered {
+		patience = 100 * time.Millisecond
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	buf := make([]trace.Event, 1)
+	for {
+		if n, _, err := events.Next(ctx, buf); err != nil || n == 0 {
+			return
+		}
+		e := buf[0]
+		if !e.Kind.IsStep() || e.Port.Service != t.name {
+			continue
+		}
+		fmt.Fprintf(out, "  %s %s\n", e.Time.Format("15:04:05.000"), e)
+		if e.Kind == trace.Closed || e.Kind == trace.Established && t.protocol == corev1.ProtocolUDP {
+			return
+		}
+	}
+}
+
+// keepAsking asks every Service at every interval until ctx ends. What comes of it
+// is seen in the trace.
+func keepAsking(ctx context.Context, targets []demoTarget, interval time.Duration) {
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	for _, t := range targets {
+		if t.unserved != "" {
+			continue
+		}
+		asking.Go(func() {
+			ticker := time.NewTicker(interval)
+			defer ticker.Stop()
+			for {
+				_, _ = t.ask(ctx) // seen in the trace
+				select {
+				case <-ticker.C:
+				case <-ctx.Done():
+					return
+				}
+			}
+		})
+	}
+}

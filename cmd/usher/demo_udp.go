@@ -1,0 +1,75 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// echoServer sends datagrams back with its name in front, unless it has a fault.
+type echoServer struct {
+	name string
+	at   netip.AddrPort
+	conn *net.UDPConn // holds the port, always
+
+	serving sync.WaitGroup
+}
+
+func startEcho(name string) (*echoServer, error) {
+	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return nil, err
+	}
+	return &echoServer{name: name, at: conn.LocalAddr().(*net.UDPAddr).AddrPort(), conn: conn}, nil
+}
+
+func (s *echoServer) addr() netip.AddrPort { return s.at }
+
+func (s *echoServer) setFault(fault string) (err error) {
+	s.close()
+	at := net.UDPAddrFromAddrPort(s.at)
+	if fault == api.DemoRefuse {
+		// A socket that is connected takes datagrams from its peer only, here
+		// itself. All others are answered by ICMP port unreachable, and the port
+		// stays ours.
+		s.conn, err = net.DialUDP("udp4", at, at)
+		return err
+	}
+	if s.conn, err = net.ListenUDP("udp4", at); err != nil {
+		return err
+	}
+	conn := s.conn
+	s.serving.Go(func() { s.serve(conn, fault) })
+	return nil
+}
+
+func (s *echoServer) close() {
+	if s.conn != nil { // nil if its port could not be had again
+		s.conn.Close()
+	}
+	s.serving.Wait()
+}
+
+// serve answers until conn is closed.
+func (s *echoServer) serve(conn *net.UDPConn, fault string) {
+	buf := make([]byte, 2048)
+	for {
+		n, from, err := conn.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			return
+		}
+		reply := fmt.Appendf(nil, "%s: %s", s.name, buf[:n])
+		send := func() { _, _ = conn.WriteToUDPAddrPort(reply, from) } // a client that has left
+		switch fault {
+		case api.DemoBlackhole:
+		case api.DemoSlow:
+			time.AfterFunc(slowAnswer, send)
+		default:
+			send()
+		}
+	}
+}

@@ -1,0 +1,65 @@
+package show
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// Milliseconds returns "0.24 ms", "253 ms", "1.5 s".
+func Milliseconds(ms float64) string {
+	return trace.Short(time.Duration(ms * float64(time.Millisecond)))
+}
+
+// Seconds returns "7s", "3m7s", "2h58m": what a person wants to know of the time
+// that is left.
+func Seconds(s float64) string {
+	d := time.Duration(s * float64(time.Second)).Round(time.Second)
+	if d >= time.Hour {
+		return strings.TrimSuffix(strings.TrimSuffix(d.Round(time.Minute).String(), "0s"), "0m")
+	}
+	return d.String()
+}
+
+// Bytes returns "73 B", "1.3 kB", "20 MB".
+func Bytes(n float64) string {
+	for _, unit := range []string{"B", "kB", "MB", "GB", "TB"} {
+		switch {
+		case n < 9.95 && unit != "B":
+			return fmt.Sprintf("%.1f %s", n, unit)
+		case n < 999.5:
+			return fmt.Sprintf("%.0f %s", n, unit)
+		}
+		n /= 1000
+	}
+	return fmt.Sprintf("%.0f PB", n)
+}
+
+// Rate returns a number for each second: "0", "0.3", "12".
+func Rate(n float64) string {
+	switch {
+	case n == 0:
+		return "0"
+	case n < 9.95:
+		return fmt.Sprintf("%.1f", n)
+	}
+	return fmt.Sprintf("%.0f", n)
+}
+
+func number(n int64) string { return strconv.FormatInt(n, 10) }
+
+// dash is what a cell has that would be empty.
+func dash(s string) string { return cmp.Or(Clean(s), "-") }
+
+// Few joins the first three of list and says how many more there are.
+func Few(list []string) string {
+	const some = 3
+	if len(list) <= some {
+		return Clean(strings.Join(list, ", "))
+	}
+	return fmt.Sprintf("%s and %d more", Clean(strings.Join(list[:some], ", ")), len(list)-some)
+}

@@ -1,0 +1,81 @@
+package show
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// Connections are the columns for connections.
+var Connections = []Column[api.Connection]{
+	{Title: "ID", Right: true, Cell: func(c api.Connection) string { return fmt.Sprint(c.ID) }},
+	{Title: "NAMESPACE", Cell: func(c api.Connection) string { return namespaceOf(c.Service) }},
+	{Title: "SERVICE", Cell: func(c api.Connection) string { return nameOf(c.Service, c.Port) }},
+	{Title: "CLIENT", Cell: func(c api.Connection) string { return Clean(c.Client) }},
+	{Title: "ENDPOINT", Cell: func(c api.Connection) string { return dash(c.Endpoint) }},
+	{Title: "POD", Cell: func(c api.Connection) string { return dash(podName(c.Pod)) }},
+	{Title: "STATE", Cell: ConnectionState},
+	{Title: "ATTEMPTS", Right: true, Cell: func(c api.Connection) string { return number(int64(len(c.Attempts))) }},
+	{Title: "LASTED", Right: true, Cell: func(c api.Connection) string { return Milliseconds(c.DurationMs) }},
+	{Title: "TO ENDPOINT", Right: true, Cell: func(c api.Connection) string { return Bytes(float64(c.BytesToEndpoint)) }},
+	{Title: "TO CLIENT", Right: true, Cell: func(c api.Connection) string { return Bytes(float64(c.BytesToClient)) }},
+	{Title: "PROTOCOL", Wide: true, Cell: func(c api.Connection) string { return Clean(c.Protocol) }},
+	{Title: "VIP", Wide: true, Cell: func(c api.Connection) string { return Clean(c.VIP) }},
+	{Title: "CONNECT TIME", Right: true, Wide: true, Cell: func(c api.Connection) string {
+		if c.ConnectMs == 0 {
+			return "-"
+		}
+		return Milliseconds(c.ConnectMs)
+	}},
+	{Title: "ACCEPTED", Wide: true, Cell: func(c api.Connection) string { return c.Accepted.Local().Format("15:04:05.000") }},
+	{Title: "ERROR", Wide: true, Cell: func(c api.Connection) string { return dash(c.Error) }},
+}
+
+// ConnectionState returns how far a connection has come, or how it ended.
+func ConnectionState(c api.Connection) string {
+	if c.End != "" {
+		return Clean(c.End)
+	}
+	return Clean(string(c.State))
+}
+
+// ConnectionStyle is green for one that is open, red for one that ended by a
+// fault, and yellow for one that is looking for an endpoint.
+func ConnectionStyle(c api.Connection) Style {
+	switch {
+	case c.State == api.Connecting:
+		return Care
+	case c.State == api.Established:
+		return Good
+	case NormalEnd(c.End):
+		return Plain
+	}
+	return Bad
+}
+
+// NormalEnd reports whether an end is nobody's fault.
+func NormalEnd(code string) bool {
+	for _, e := range trace.Ends {
+		if string(e.End) == code {
+			return e.Fault == trace.FaultNone
+		}
+	}
+	return false // of a later version
+}
+
+// namespaceOf and nameOf take "namespace/name" apart; the name is told with the
+// port's, if it has one.
+func namespaceOf(service string) string {
+	namespace, _, _ := strings.Cut(service, "/")
+	return Clean(namespace)
+}
+
+func nameOf(service, port string) string {
+	_, name, _ := strings.Cut(service, "/")
+	if port != "" {
+		name += ":" + port
+	}
+	return Clean(name)
+}

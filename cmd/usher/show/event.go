@@ -1,0 +1,41 @@
+package show
+
+import (
+	"fmt"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// Event tells an event in one line, with the time in front.
+func Event(e api.Event) string {
+	return Quiet.Text(e.Time.Local().Format("15:04:05.000")) + " " + eventStyle(e).Text(Clean(e.Text))
+}
+
+func eventStyle(e api.Event) Style {
+	switch e.Kind {
+	case api.KindAttempt:
+		if e.Error == "" {
+			return Good
+		}
+		return Care
+	case api.KindWaiting, api.KindEndpointQuarantined:
+		return Care
+	case api.KindClosed:
+		if !NormalEnd(e.End) {
+			return Bad
+		}
+		return Quiet
+	case api.KindAccepted, api.KindEstablished:
+		return Plain
+	}
+	return Note
+}
+
+// Missed says how many events were left out.
+func Missed(n uint64) string {
+	what := "steps"
+	if n == 1 {
+		what = "step"
+	}
+	return Alarm.Text(fmt.Sprintf("… %d %s missed", n, what))
+}

@@ -1,0 +1,83 @@
+package show
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// Explanation tells what would become of a connection.
+func Explanation(e api.Explanation) []string {
+	client := "a client that is not known"
+	if e.Client != "" {
+		client = "client " + Clean(e.Client)
+	}
+	lines := []string{
+		Title.Text(Clean(servicePort(e.Service, e.Port, e.Family))) + fmt.Sprintf("  %s  %s → %s (%s)", Clean(e.Protocol), client, Clean(e.VIP), Clean(e.VIPKind)),
+		Clean(e.Policy),
+	}
+	style := Plain
+	if e.Verdict != api.WouldTry {
+		style = Bad
+	}
+	for _, sentence := range e.Text {
+		if !repeats(sentence, e.Order) {
+			lines = append(lines, style.Text(Clean(sentence)))
+		}
+	}
+	if len(e.Order) > 0 {
+		lines = append(lines, "", "Would be tried, each as long as those before it fail:")
+		lines = append(lines, candidates(e.Order, true)...)
+		lines = append(lines, "", "Time for an attempt: "+schedule(e.ScheduleMs)+".")
+	}
+	if len(e.NotTried) > 0 {
+		lines = append(lines, "", "Would not be tried:")
+		lines = append(lines, candidates(e.NotTried, false)...)
+	}
+	return lines
+}
+
+// repeats reports whether a sentence tells what the list of candidates does.
+func repeats(sentence string, list []api.Candidate) bool {
+	return slices.ContainsFunc(list, func(c api.Candidate) bool {
+		return strings.Contains(sentence, c.Endpoint) && strings.Contains(sentence, c.Text)
+	})
+}
+
+// candidates lists endpoints, with numbers or without.
+func candidates(list []api.Candidate, numbered bool) (lines []string) {
+	type row struct {
+		number int
+		api.Candidate
+	}
+	var rows []row
+	for i, c := range list {
+		rows = append(rows, row{i + 1, c})
+	}
+	columns := []Column[row]{
+		{Right: true, Cell: func(r row) string {
+			if !numbered {
+				return "-"
+			}
+			return fmt.Sprint(r.number)
+		}},
+		{Cell: func(r row) string { return Clean(r.Endpoint) }},
+		{Cell: func(r row) string { return Clean(r.Pod) }},
+		{Cell: func(r row) string { return Clean(r.Reason) }},
+		{Cell: func(r row) string { return Quiet.Text(Clean(r.Text)) }},
+	}
+	for _, line := range Lines(columns, rows)[1:] {
+		lines = append(lines, "  "+line)
+	}
+	return lines
+}
+
+func schedule(ms []float64) string {
+	var list []string
+	for _, slot := range ms {
+		list = append(list, Milliseconds(slot))
+	}
+	return strings.Join(list, ", then ")
+}

@@ -1,0 +1,58 @@
+package show
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// Portals are the columns for the portal's rules.
+var Portals = []Column[api.PortalRule]{
+	{Title: "STATE", Cell: func(r api.PortalRule) string { return Clean(r.State) }},
+	{Title: "PORTAL", Cell: func(r api.PortalRule) string { return Clean(r.Mode) }},
+	{Title: "VIP", Cell: func(r api.PortalRule) string {
+		if r.Protocol == "" {
+			return Clean(r.VIP)
+		}
+		return Clean(r.VIP + "/" + r.Protocol)
+	}},
+	{Title: "ACTION", Cell: func(r api.PortalRule) string { return Clean(r.Action) }},
+	{Title: "LOCAL PORT", Cell: func(r api.PortalRule) string { return localPort(r.LocalPort) }},
+	{Title: "SOURCES", Cell: func(r api.PortalRule) string { return sources(r.Sources) }},
+	{Title: "SERVICE PORT", Cell: func(r api.PortalRule) string { return dash(r.Service) }},
+	{Title: "IN WORDS", Wide: true, Cell: func(r api.PortalRule) string { return dash(r.Text) }},
+}
+
+// WithInstalled puts behind each rule of which the kernel has another one a row
+// that tells that one.
+func WithInstalled(rules []api.PortalRule) (rows []api.PortalRule) {
+	for _, r := range rules {
+		rows = append(rows, r)
+		if r.Installed != nil {
+			rows = append(rows, api.PortalRule{VIP: "(installed)", PortalEffect: *r.Installed})
+		}
+	}
+	return rows
+}
+
+func localPort(port uint16) string {
+	if port == 0 {
+		return "-"
+	}
+	return strconv.Itoa(int(port))
+}
+
+func sources(list []string) string {
+	if len(list) == 0 {
+		return "all"
+	}
+	return Few(list)
+}
+
+// ServiceOfRule returns the Service of a rule, "namespace/name", without port and
+// family.
+func ServiceOfRule(r api.PortalRule) string {
+	service, _, _ := strings.Cut(r.Service, ":")
+	return strings.TrimSuffix(service, "/IPv6")
+}

@@ -1,0 +1,78 @@
+package show
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// Services are the columns for Services.
+var Services = []Column[api.Service]{
+	{Title: "NAMESPACE", Cell: func(s api.Service) string { return Clean(s.Namespace) }},
+	{Title: "NAME", Cell: func(s api.Service) string { return Clean(s.Name) }},
+	{Title: "STATE", Cell: func(s api.Service) string { return Clean(string(s.State)) }},
+	{Title: "VIP", Cell: func(s api.Service) string { return Few(vips(s)) }},
+	{Title: "PORTS", Cell: func(s api.Service) string { return Few(portNumbers(s)) }},
+	{Title: "ENDPOINTS", Cell: func(s api.Service) string { return ReadyOf(s.Endpoints) }},
+	{Title: "ACTIVE", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Active) }},
+	{Title: "CONNECTIONS", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Accepted) }},
+	{Title: "RETRIES", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Retries) }},
+	{Title: "FAILED", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Failed) }},
+	{Title: "TO ENDPOINTS", Right: true, Wide: true, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToEndpoint)) }},
+	{Title: "TO CLIENTS", Right: true, Wide: true, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToClient)) }},
+	{Title: "AFFINITY", Wide: true, Cell: func(s api.Service) string { return affinity(s.AffinitySeconds) }},
+	{Title: "LISTENS ON", Wide: true, Cell: func(s api.Service) string { return dash(Few(listeners(s))) }},
+	{Title: "PROBLEM", Wide: true, Cell: func(s api.Service) string { return dash(problems(s)) }},
+}
+
+// ReadyOf returns how many endpoints take their turn, of how many.
+func ReadyOf(c api.EndpointCounts) string { return fmt.Sprintf("%d/%d", c.Ready, c.Total) }
+
+// vips returns the addresses of a Service's VIPs, without ports.
+func vips(s api.Service) (list []string) {
+	for _, p := range s.Ports {
+		if host, _, err := net.SplitHostPort(p.VIP); err == nil && !slices.Contains(list, host) {
+			list = append(list, host)
+		}
+	}
+	return list
+}
+
+// portNumbers returns a Service's ports, "80/TCP", whatever IP families they have.
+func portNumbers(s api.Service) (list []string) {
+	for _, p := range s.Ports {
+		if _, port, err := net.SplitHostPort(p.VIP); err == nil && !slices.Contains(list, port+"/"+p.Protocol) {
+			list = append(list, port+"/"+p.Protocol)
+		}
+	}
+	return list
+}
+
+func listeners(s api.Service) (list []string) {
+	for _, p := range s.Ports {
+		if p.Listener != "" {
+			list = append(list, p.Listener)
+		}
+	}
+	return list
+}
+
+func problems(s api.Service) string {
+	var list []string
+	for _, p := range s.Ports {
+		if p.Problem != nil {
+			list = append(list, p.Problem.Reason+": "+p.Problem.Message)
+		}
+	}
+	return strings.Join(list, "; ")
+}
+
+func affinity(seconds float64) string {
+	if seconds == 0 {
+		return "-"
+	}
+	return Seconds(seconds)
+}

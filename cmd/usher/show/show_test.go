@@ -1,0 +1,223 @@
+package show_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/cmd/usher/show"
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+func TestShow(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "show")
+}
+
+var web = api.Service{
+	Namespace: "default", Name: "web", State: api.ServiceDegraded,
+	Ports: []api.PortSummary{
+		{Name: "http", Family: "IPv4", Protocol: "TCP", VIP: "10.96.0.10:80", Listener: "0.0.0.0:36841"},
+		{Name: "http", Family: "IPv6", Protocol: "TCP", VIP: "[fd00::10]:80", Listener: "[::]:36841"},
+	},
+	Endpoints: api.EndpointCounts{Total: 3, Ready: 2, Quarantined: 1},
+	Totals:    api.Totals{Active: 2, Accepted: 1210, Retries: 4, Failed: 1, BytesToEndpoint: 730, BytesToClient: 1310000},
+}
+
+// A connection whose first endpoint did not answer and whose second one refused.
+var retried = api.Connection{
+	ID: 7, Service: "default/web", Port: "http", Family: "IPv4", Protocol: "TCP", Client: "192.0.2.2:48200", VIP: "10.96.0.10:80",
+	State: api.Ended, Accepted: time.Date(2026, 11, 21, 13, 5, 0, 123e6, time.Local), Endpoint: "10.1.0.8:80", Pod: "default/web-2",
+	ConnectMs: 500, DurationMs: 1500, BytesToEndpoint: 73, BytesToClient: 131, End: "endpoint-closed",
+	Attempts: []api.Attempt{
+		{Number: 1, Endpoint: "10.1.0.7:80", Pod: "default/web-1", Reason: "round robin", TookMs: 250, Result: "no-answer", Error: "no answer"},
+		{Number: 2, Endpoint: "10.1.0.9:80", Reason: "round robin", PassedOver: 1, StartMs: 250, TookMs: 0.2, Result: "refused", Error: "connection refused"},
+		{Number: 3, Endpoint: "10.1.0.8:80", Pod: "default/web-2", Reason: "only one left", StartMs: 250.2, TookMs: 249.8, Result: "connected"},
+	},
+}
+
+// lines returns a table's lines.
+func lines[T any](columns []show.Column[T], wide bool, rows ...T) []string {
+	GinkgoHelper()
+	var out bytes.Buffer
+	Expect(show.Table(&out, columns, rows, wide)).To(Succeed())
+	return strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+}
+
+var _ = Describe("a table", func() {
+	It("tells Services", func() {
+		Expect(lines(show.Services, false, web)).To(Equal([]string{
+			"NAMESPACE  NAME  STATE     VIP                   PORTS   ENDPOINTS  ACTIVE  CONNECTIONS  RETRIES  FAILED",
+			"default    web   degraded  10.96.0.10, fd00::10  80/TCP  2/3             2         1210        4       1",
+		}))
+	})
+
+	It("tells more of Services when it is wide", func() {
+		problem := web
+		problem.AffinitySeconds = 10800
+		problem.Ports = []api.PortSummary{{Protocol: "SCTP", VIP: "10.96.0.10:99", Problem: &api.Problem{Reason: "SCTPOff", Message: "off"}}}
+		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("1         730 B      1.3 MB  3h        -           SCTPOff: off"))
+	})
+
+	It("tells endpoints, and for how long one is in quarantine", func() {
+		detail := api.ServiceDetail{Service: web, Details: []api.ServicePort{{
+			PortSummary: web.Ports[0],
+			Endpoints: []api.Endpoint{
+				{Address: "10.1.0.7:80", Pod: "default/web-1", State: api.EndpointQuarantined, Failed: 5,
+					Quarantine: &api.Quarantine{SecondsLeft: 7.2, Cause: "connection refused"}},
+				{Address: "10.1.0.8:80", State: api.EndpointReady, Active: 2, Connected: 9},
+			},
+		}}}
+		Expect(lines(show.Endpoints, false, show.PortEndpoints(detail)...)).To(Equal([]string{
+			"NAMESPACE  SERVICE  PORT  ENDPOINT     POD    STATE        ACTIVE  CONNECTED  FAILED  QUARANTINE",
+			"default    web      http  10.1.0.7:80  web-1  quarantined       0          0       5  another 7s: connection refused",
+			"default    web      http  10.1.0.8:80  -      ready             2          9       0  -",
+		}))
+	})
+
+	It("tells connections", func() {
+		Expect(lines(show.Connections, false, retried)).To(Equal([]string{
+			"ID  NAMESPACE  SERVICE   CLIENT           ENDPOINT     POD    STATE            ATTEMPTS  LASTED  TO ENDPOINT  TO CLIENT",
+			" 7  default    web:http  192.0.2.2:48200  10.1.0.8:80  web-2  endpoint-closed         3   1.5 s         73 B      131 B",
+		}))
+	})
+
+	It("tells who is remembered", func() {
+		Expect(lines(show.Affinity, false, api.AffinityEntry{Service: "default/web", Client: "192.0.2.2", Endpoint: "10.1.0.8:80", SecondsLeft: 10712})).To(Equal([]string{
+			"NAMESPACE  SERVICE  CLIENT     ENDPOINT     POD   LEFT",
+			"default    web      192.0.2.2  10.1.0.8:80  -    2h59m",
+		}))
+	})
+
+	It("tells rules, and under one what the kernel has instead", func() {
+		rule := api.PortalRule{Mode: "nftables", Service: "default/web:http", Protocol: "TCP", VIP: "10.96.0.10:80", State: "differs",
+			PortalEffect: api.PortalEffect{Action: "redirect", LocalPort: 36841},
+			Installed:    &api.PortalEffect{Action: "reject", Sources: []string{"10.0.0.0/8"}}}
+		Expect(lines(show.Portals, false, show.WithInstalled([]api.PortalRule{rule})...)).To(Equal([]string{
+			"STATE    PORTAL    VIP                ACTION    LOCAL PORT  SOURCES     SERVICE PORT",
+			"differs  nftables  10.96.0.10:80/TCP  redirect  36841       all         default/web:http",
+			"                   (installed)        reject    -           10.0.0.0/8  -",
+		}))
+		Expect(show.ServiceOfRule(rule)).To(Equal("default/web"))
+		Expect(show.ServiceOfRule(api.PortalRule{Service: "default/web/IPv6"})).To(Equal("default/web"))
+	})
+
+	It("lines up what is wider than a byte, or has colours", func() {
+		columns := []show.Column[string]{{Title: "A", Cell: func(s string) string { return s }}, {Title: "B", Cell: func(string) string { return "x" }}}
+		Expect(lines(columns, false, "äöü", show.Good.Text("ok"))).To(Equal([]string{
+			"A    B", "äöü  x", show.Good.Text("ok") + "   x",
+		}))
+	})
+
+	It("leaves out the last columns where a terminal is narrow", func() {
+		Expect(show.Fit(show.Services, []api.Service{web}, 40)).To(HaveLen(3))
+		Expect(show.Fit(show.Services, []api.Service{web}, 3)).To(HaveLen(1))
+	})
+})
+
+var _ = Describe("a waterfall", func() {
+	plain := func(width int) (out []string) {
+		for _, line := range show.Waterfall(retried, width) {
+			out = append(out, strings.TrimRight(ansi.Strip(line), " "))
+		}
+		return out
+	}
+
+	It("has a bar for each attempt, as long as it took", func() {
+		Expect(plain(67)).To(Equal([]string{
+			"#7 default/web:http  TCP  192.0.2.2:48200 → 10.96.0.10:80",
+			"accepted 13:05:00.123, established after 500 ms, ended after 1.5 s: endpoint-closed",
+			"73 B to the endpoint, 131 B to the client",
+			"",
+			" 1 10.1.0.7:80 default/web-1 (round robin)",
+			"   ████████████████████                     no answer after 250 ms",
+			" 2 10.1.0.9:80 (round robin, 1 passed over in quarantine)",
+			"                       █                    connection refused after 0.20 ms",
+			" 3 10.1.0.8:80 default/web-2 (only one left)",
+			"                       ████████████████████ connected in 250 ms",
+			"   0─────────────────────────────────500 ms",
+		}))
+	})
+
+	It("is there on a narrow terminal too", func() {
+		Expect(plain(20)).To(ContainElement("   █████      no answer after 250 ms"))
+	})
+
+	It("says so while no attempt has ended", func() {
+		c := api.Connection{ID: 9, State: api.Connecting, DurationMs: 120}
+		Expect(ansi.Strip(strings.Join(show.Waterfall(c, 80), "\n"))).To(And(
+			ContainSubstring("looking for an endpoint for 120 ms"), ContainSubstring("No attempt has ended.")))
+	})
+})
+
+var _ = Describe("an explanation", func() {
+	It("lists who would be tried, and who would not, each with why", func() {
+		e := api.Explanation{Service: "default/web", Port: "http", Family: "IPv6", Protocol: "TCP", Client: "fd00::7", VIP: "[fd00::10]:80", VIPKind: "ClusterIP",
+			Verdict: api.WouldTry, Policy: "internalTrafficPolicy Cluster: endpoints on all nodes",
+			Order: []api.Candidate{
+				{Endpoint: "[fd00::1]:80", Pod: "default/web-1", Reason: "affinity", Text: "the client had it before"},
+				{Endpoint: "[fd00::2]:80", Reason: "only one left", Text: "there is no other left"}},
+			NotTried:   []api.Candidate{{Endpoint: "[fd00::3]:80", Reason: "not-ready", Text: "it is not ready"}},
+			ScheduleMs: []float64{250, 1000},
+			Text:       []string{"Its affinity is kept.", "First [fd00::1]:80: the client had it before."},
+		}
+		Expect(ansi.Strip(strings.Join(show.Explanation(e), "\n"))).To(Equal(strings.Join([]string{
+			"default/web:http/IPv6  TCP  client fd00::7 → [fd00::10]:80 (ClusterIP)",
+			"internalTrafficPolicy Cluster: endpoints on all nodes",
+			"Its affinity is kept.",
+			"",
+			"Would be tried, each as long as those before it fail:",
+			"  1  [fd00::1]:80  default/web-1  affinity       the client had it before",
+			"  2  [fd00::2]:80                 only one left  there is no other left",
+			"",
+			"Time for an attempt: 250 ms, then 1.0 s.",
+			"",
+			"Would not be tried:",
+			"  -  [fd00::3]:80    not-ready  it is not ready",
+		}, "\n")))
+	})
+})
+
+var _ = Describe("an event", func() {
+	event := func(kind, err, end string) string {
+		return show.Event(api.Event{Time: time.Date(2026, 11, 21, 13, 5, 0, 0, time.Local), Kind: kind, Text: "#7 text", Error: err, End: end})
+	}
+
+	DescribeTable("has a colour by what it means", func(kind, err, end string, style show.Style) {
+		Expect(event(kind, err, end)).To(Equal(show.Quiet.Text("13:05:00.000") + " " + style.Text("#7 text")))
+	},
+		Entry(nil, api.KindAccepted, "", "", show.Plain),
+		Entry(nil, api.KindAttempt, "", "", show.Good),
+		Entry(nil, api.KindAttempt, "no answer", "", show.Care),
+		Entry(nil, api.KindClosed, "", "client-closed", show.Quiet),
+		Entry(nil, api.KindClosed, "", "attempts-failed", show.Bad),
+		Entry(nil, api.KindEndpointRecovered, "", "", show.Note),
+	)
+
+	It("cannot tell a terminal what to do", func() {
+		Expect(show.Clean("a\x1b[2Jb\u202ec\n")).To(Equal("a\ufffd[2Jb\ufffdc\ufffd"))
+	})
+
+	It("says how many are missing", func() {
+		Expect(ansi.Strip(show.Missed(1))).To(Equal("… 1 step missed"))
+		Expect(ansi.Strip(show.Missed(12))).To(Equal("… 12 steps missed"))
+	})
+})
+
+var _ = DescribeTable("an amount is written as people read it", func(got, want string) { Expect(got).To(Equal(want)) },
+	Entry(nil, show.Bytes(0), "0 B"),
+	Entry(nil, show.Bytes(999), "999 B"),
+	Entry(nil, show.Bytes(1234), "1.2 kB"),
+	Entry(nil, show.Bytes(20e6), "20 MB"),
+	Entry(nil, show.Bytes(999.9e3), "1.0 MB"),
+	Entry(nil, show.Seconds(7.2), "7s"),
+	Entry(nil, show.Seconds(187), "3m7s"),
+	Entry(nil, show.Seconds(10800), "3h"),
+	Entry(nil, show.Rate(0.31), "0.3"),
+	Entry(nil, show.Rate(12.4), "12"),
+)

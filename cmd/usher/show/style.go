@@ -1,0 +1,42 @@
+package show
+
+import (
+	"strings"
+	"unicode"
+)
+
+// Style is a way to write text: the parameters of an SGR sequence.
+type Style string
+
+// The styles.
+const (
+	Plain Style = ""
+	Good  Style = "32"   // green
+	Care  Style = "33"   // yellow: it went wrong, and on
+	Bad   Style = "31"   // red: it went wrong
+	Note  Style = "36"   // cyan: something changed
+	Quiet Style = "2"    // dim
+	Title Style = "1"    // bold
+	Chose Style = "7"    // reversed
+	Alarm Style = "1;31" // bold red
+)
+
+// Text returns s in this style.
+func (style Style) Text(s string) string {
+	if style == Plain || s == "" {
+		return s
+	}
+	return "\x1b[" + string(style) + "m" + s + "\x1b[0m"
+}
+
+// Clean returns s without what a terminal would obey or that would change the
+// order of letters: control characters and formats. Names and errors come from
+// others.
+func Clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || unicode.Is(unicode.Cf, r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, s)
+}

@@ -1,0 +1,111 @@
+package show
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// Waterfall tells a connection with a bar for each attempt: when it began, how
+// long it took, how it ended. Lines are at most width wide where words allow it.
+func Waterfall(c api.Connection, width int) []string {
+	lines := []string{
+		Title.Text(fmt.Sprintf("#%d %s", c.ID, Clean(servicePort(c.Service, c.Port, c.Family)))) + fmt.Sprintf("  %s  %s → %s", Clean(c.Protocol), Clean(c.Client), Clean(c.VIP)),
+		fmt.Sprintf("accepted %s, %s", c.Accepted.Local().Format("15:04:05.000"), ConnectionStyle(c).Text(fate(c))),
+	}
+	if c.Endpoint != "" {
+		lines = append(lines, fmt.Sprintf("%s to the endpoint, %s to the client", Bytes(float64(c.BytesToEndpoint)), Bytes(float64(c.BytesToClient))))
+	}
+	lines = append(lines, "")
+	if len(c.Attempts) == 0 {
+		return append(lines, "No attempt has ended.")
+	}
+	room := max(10, min(width, 100)-len("   no answer after 0.00 ms "))
+	span := 0.0
+	for _, a := range c.Attempts {
+		span = max(span, a.StartMs+a.TookMs)
+	}
+	for _, a := range c.Attempts {
+		lines = append(lines,
+			fmt.Sprintf("%2d %s%s %s", a.Number, Clean(a.Endpoint), inFront(" ", Clean(a.Pod)), Quiet.Text("("+reason(a.Reason, a.PassedOver)+")")),
+			"   "+attemptStyle(a).Text(bar(a.StartMs, a.TookMs, span, room))+" "+attemptStyle(a).Text(outcome(a)))
+	}
+	return append(lines, "   "+Quiet.Text(scale(span, room)))
+}
+
+// bar draws from start to start+took of a span that is room cells wide, and at
+// least one cell.
+func bar(start, took, span float64, room int) string {
+	if span <= 0 {
+		return "█" + strings.Repeat(" ", room-1)
+	}
+	cells := func(ms float64) int { return int(math.Round(ms / span * float64(room))) }
+	from := min(cells(start), room-1)
+	to := min(max(cells(start+took), from+1), room)
+	return strings.Repeat(" ", from) + strings.Repeat("█", to-from) + strings.Repeat(" ", room-to)
+}
+
+// scale is the line under the bars: where they begin and end.
+func scale(span float64, room int) string {
+	begin, end := "0", Milliseconds(span)
+	return begin + strings.Repeat("─", max(1, room-len(begin)-len(end))) + end
+}
+
+func attemptStyle(a api.Attempt) Style {
+	if a.Error == "" {
+		return Good
+	}
+	return Care
+}
+
+// outcome is how an attempt ended.
+func outcome(a api.Attempt) string {
+	if a.Error == "" {
+		return Clean(a.Result) + " in " + Milliseconds(a.TookMs)
+	}
+	return Clean(a.Error) + " after " + Milliseconds(a.TookMs)
+}
+
+// fate is what became of a connection.
+func fate(c api.Connection) string {
+	var parts []string
+	if c.ConnectMs > 0 {
+		parts = append(parts, "established after "+Milliseconds(c.ConnectMs))
+	}
+	switch c.State {
+	case api.Ended:
+		parts = append(parts, "ended after "+Milliseconds(c.DurationMs)+": "+Clean(c.End)+inFront(", ", Clean(c.Error)))
+	case api.Connecting:
+		parts = append(parts, "looking for an endpoint for "+Milliseconds(c.DurationMs))
+	default:
+		parts = append(parts, "open for "+Milliseconds(c.DurationMs))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func reason(why string, passedOver int) string {
+	if passedOver > 0 {
+		return fmt.Sprintf("%s, %d passed over in quarantine", Clean(why), passedOver)
+	}
+	return Clean(why)
+}
+
+// servicePort returns "namespace/service:port", with "/IPv6" behind it for the IPv6
+// side.
+func servicePort(service, port, family string) string {
+	s := service + inFront(":", port)
+	if family == "IPv6" {
+		s += "/IPv6"
+	}
+	return s
+}
+
+// inFront returns s with prefix in front, and nothing for nothing.
+func inFront(prefix, s string) string {
+	if s == "" {
+		return ""
+	}
+	return prefix + s
+}

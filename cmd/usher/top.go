@@ -1,0 +1,73 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/usherproxy/usher/cmd/usher/top"
+)
+
+func newTop() *cobra.Command {
+	var asks askFlags
+	var o top.Options
+	var namespace namespaceFlag
+	cmd := &cobra.Command{
+		Use:   "top [SERVICE]",
+		Short: "Watch what goes on, full screen",
+		Long: `Shows the Services of the usher that runs here, live: how they fare, how many
+connections begin, are retried and fail in a second. Enter shows a Service's
+connections, also those that have ended and are still in the trace, and enter on one
+of these all attempts that were made for it. With SERVICE it begins with that one's
+connections. ? lists the keys, q quits.
+
+It needs a terminal, of any size and with or without colours (NO_COLOR). If usher
+does not answer for a while, what was last known stays.`,
+		Example: `  usher top
+  usher top web
+  usher top -n shop --interval 250ms`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usagef("top takes one SERVICE, or none, and got %s", plural(len(args), "argument"))
+			}
+			return nil
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return asks.completeServices(cmd, namespace.namespace, nil), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.Interval < minTopInterval {
+				return usagef("--interval: %s is less than %s", o.Interval, minTopInterval)
+			}
+			if !term.IsTerminal(int(os.Stdin.Fd())) || !term.IsTerminal(int(os.Stdout.Fd())) {
+				return errors.New("top needs a terminal; 'usher get services' prints much of the same, once")
+			}
+			c, err := asks.client()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if cmd.Flags().Changed("namespace") {
+				o.Namespace = namespace.namespace
+			}
+			if len(args) == 1 {
+				o.Service = namespace.serviceName(args[0])
+			}
+			o.Input, o.Output = os.Stdin, os.Stdout
+			return asks.hint(top.Run(cmd.Context(), c, o))
+		},
+	}
+	cmd.Flags().DurationVar(&o.Interval, "interval", time.Second, "how often usher is asked")
+	cmd.Flags().StringVarP(&namespace.namespace, "namespace", "n", "default", "only the Services of this `namespace` (all, if it is not given); also that of SERVICE")
+	asks.register(cmd.Flags())
+	return cmd
+}
+
+// minTopInterval keeps usher top from being what there is to see.
+const minTopInterval = 100 * time.Millisecond

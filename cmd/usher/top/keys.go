@@ -1,0 +1,167 @@
+package top
+
+import (
+	"slices"
+	"strconv"
+
+	tea "charm.land/bubbletea/v2"
+)
+
+// helpText says what the keys do.
+var helpText = []string{
+	"↑ ↓  k j        choose a line      PgUp PgDn  Home End   further",
+	"enter           the connections of the Service; the attempts of the connection",
+	"esc             back",
+	"c               connections of all Services",
+	"s  S            sort by the next column, by the one before",
+	"/               filter; enter keeps it, esc drops it",
+	"p  space        pause, go on",
+	"q  Ctrl-C       quit",
+}
+
+// key does what a key says.
+func (m Model) key(k tea.KeyPressMsg) (tea.Model, tea.Cmd) {
+	if k.String() == "ctrl+c" {
+		return m, tea.Quit
+	}
+	if m.typing {
+		return m.typed(k)
+	}
+	if m.help {
+		m.help = false
+		return m, nil
+	}
+	switch k.String() {
+	case "q":
+		return m, tea.Quit
+	case "?", "h", "f1":
+		m.help = true
+	case "up", "k":
+		m.move(-1)
+	case "down", "j":
+		m.move(1)
+	case "pgup", "ctrl+b":
+		m.move(-m.listHeight())
+	case "pgdown", "ctrl+f":
+		m.move(m.listHeight())
+	case "home", "g":
+		m.move(-maxItems)
+	case "end", "G":
+		m.move(maxItems)
+	case "enter", "right", "l":
+		return m.open()
+	case "esc", "left", "backspace":
+		return m.back()
+	case "c":
+		if m.screen != connections || m.service != "" {
+			m.service = ""
+			return m.show(connections)
+		}
+	case "s":
+		return m.sort(1)
+	case "S":
+		return m.sort(-1)
+	case "/":
+		m.typing = m.screen != waterfall
+	case "p", "space":
+		if m.paused = !m.paused; !m.paused {
+			return m.again()
+		}
+	}
+	return m, nil
+}
+
+// typed takes a key while the filter is being typed.
+func (m Model) typed(k tea.KeyPressMsg) (tea.Model, tea.Cmd) {
+	switch k.String() {
+	case "enter":
+		m.typing = false
+		return m, nil
+	case "esc":
+		m.typing, m.filter = false, ""
+	case "backspace":
+		if letters := []rune(m.filter); len(letters) > 0 {
+			m.filter = string(letters[:len(letters)-1])
+		}
+	default:
+		m.filter += k.Text
+	}
+	m.connectionList.reorder(connectionKeys(m.visibleConnections()))
+	return m.again()
+}
+
+// move chooses the line n further down, or scrolls.
+func (m *Model) move(n int) {
+	switch m.screen {
+	case services:
+		m.serviceList.move(n)
+		m.serviceList.top, _ = m.serviceList.window(m.listHeight())
+	case connections:
+		m.connectionList.move(n)
+		m.connectionList.top, _ = m.connectionList.window(m.listHeight())
+	case waterfall:
+		m.waterfallOffset = max(0, min(m.waterfallOffset+n, len(m.waterfallLines())-m.bodyHeight()))
+	}
+}
+
+// open looks into the line that is chosen.
+func (m Model) open() (tea.Model, tea.Cmd) {
+	switch m.screen {
+	case services:
+		if key := m.serviceList.key(); key != "" {
+			m.service = key
+			return m.show(connections)
+		}
+	case connections:
+		if id, err := strconv.ParseUint(m.connectionList.key(), 10, 64); err == nil {
+			m.connection = id
+			i := slices.IndexFunc(m.connections, func(c connection) bool { return c.ID == id })
+			m.shown, m.gone, m.waterfallOffset = m.connections[i], false, 0
+			return m.show(waterfall)
+		}
+	}
+	return m, nil
+}
+
+// show goes on to another screen.
+func (m Model) show(s screen) (tea.Model, tea.Cmd) {
+	if s != m.screen {
+		m.behind = append(slices.Clone(m.behind), m.screen)
+	}
+	if s == connections {
+		m.connections, m.connectionList, m.filter = nil, list{}, ""
+	}
+	m.screen = s
+	return m.again()
+}
+
+// back goes to the screen before, or drops the filter.
+func (m Model) back() (tea.Model, tea.Cmd) {
+	switch {
+	case m.filter != "" && m.screen != waterfall:
+		m.filter = ""
+		m.connectionList.reorder(connectionKeys(m.visibleConnections()))
+	case len(m.behind) > 0:
+		m.screen = m.behind[len(m.behind)-1]
+		m.behind = m.behind[:len(m.behind)-1]
+	case m.screen != services: // it began here
+		m.screen = services
+	default:
+		return m, nil
+	}
+	return m.again()
+}
+
+// sort sorts by another column.
+func (m Model) sort(step int) (tea.Model, tea.Cmd) {
+	switch m.screen {
+	case services:
+		m.serviceSort = (m.serviceSort + step + len(serviceSorts)) % len(serviceSorts)
+		m.serviceList.chosen, m.serviceList.top = 0, 0
+	case connections:
+		m.connectionSort = (m.connectionSort + step + len(connectionSorts)) % len(connectionSorts)
+		m.connectionList.chosen, m.connectionList.top = 0, 0
+		m.sortConnections()
+	}
+	return m.again()
+}

@@ -1,0 +1,47 @@
+package top
+
+import "slices"
+
+// list is a list of lines of which one is chosen. Lines have keys, so that the one
+// that is chosen stays chosen when the order changes.
+type list struct {
+	keys   []string
+	chosen int // index in keys
+	top    int // index of the first line on the screen
+}
+
+// reorder takes the lines as they are now. Who is on the first line stays there, and
+// so sees what is new.
+func (l *list) reorder(keys []string) {
+	if l.chosen < len(l.keys) {
+		if i := slices.Index(keys, l.keys[l.chosen]); i >= 0 && l.chosen > 0 {
+			l.chosen = i
+		}
+	}
+	l.keys = keys
+	l.move(0)
+}
+
+// move chooses the line n further down.
+func (l *list) move(n int) { l.chosen = max(0, min(l.chosen+n, len(l.keys)-1)) }
+
+// key returns the key of the line that is chosen, "" if there is none.
+func (l *list) key() string {
+	if l.chosen >= len(l.keys) {
+		return ""
+	}
+	return l.keys[l.chosen]
+}
+
+// window returns which lines are on a screen of height lines, so that the one that
+// is chosen is among them.
+func (l list) window(height int) (from, to int) {
+	from = max(0, min(l.top, len(l.keys)-height))
+	if l.chosen < from {
+		from = l.chosen
+	}
+	if l.chosen >= from+height {
+		from = l.chosen - height + 1
+	}
+	return from, min(from+height, len(l.keys))
+}

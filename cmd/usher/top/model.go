@@ -1,0 +1,126 @@
+package top
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// screen is what is looked at.
+type screen int
+
+const (
+	services screen = iota
+	connections
+	waterfall
+)
+
+// Model is what is known and what is chosen. It is a value: Update returns
+// another one.
+type Model struct {
+	ctx      context.Context
+	source   Source
+	interval time.Duration
+
+	width, height int
+
+	screen     screen
+	behind     []screen // where esc goes back to, the last one first
+	namespace  string   // of the Services; "" is all
+	service    string   // whose connections; "" is all
+	connection uint64   // whose waterfall
+
+	serviceSort    int // index in serviceSorts
+	connectionSort int // index in connectionSorts
+	filter         string
+	typing         bool // the filter is being typed
+	paused, help   bool
+
+	status          api.Status
+	rates           rates
+	total           int // how many Services or connections there are, on all pages
+	services        []api.Service
+	connections     []api.Connection
+	shown           api.Connection
+	gone            bool // shown is not known any more
+	serviceList     list
+	connectionList  list
+	waterfallOffset int
+
+	asked uint64    // number of the last question; older answers are too late
+	seen  time.Time // when usher last answered
+	err   error     // why it does not
+}
+
+// New returns a Model that watches source.
+func New(ctx context.Context, source Source, o Options) Model {
+	m := Model{ctx: ctx, source: source, interval: o.Interval, namespace: o.Namespace, width: 80, height: 24}
+	if o.Service != "" {
+		m.service, m.screen = o.Service, connections
+	}
+	return m
+}
+
+// Init implements tea.Model.
+func (m Model) Init() tea.Cmd { return tea.Batch(m.ask(), m.tick()) }
+
+// Update implements tea.Model.
+func (m Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case tea.WindowSizeMsg:
+		m.width, m.height = msg.Width, msg.Height
+	case tea.KeyPressMsg:
+		return m.key(msg)
+	case tick:
+		if m.paused {
+			return m, m.tick()
+		}
+		m.asked++
+		return m, tea.Batch(m.ask(), m.tick())
+	case answer:
+		m.take(msg)
+	}
+	return m, nil
+}
+
+// again asks at once, since something else is looked at.
+func (m Model) again() (tea.Model, tea.Cmd) {
+	m.asked++
+	return m, m.ask()
+}
+
+// take takes what usher answered.
+func (m *Model) take(a answer) {
+	if a.number != m.asked {
+		return // something else is looked at meanwhile
+	}
+	if m.err = a.err; a.err != nil {
+		return
+	}
+	m.seen = a.at
+	m.rates = m.rates.next(a, m.interval*3/4)
+	m.status, m.total = a.status, a.total
+	switch m.screen {
+	case services:
+		m.services = a.services
+		m.serviceList.reorder(serviceKeys(m.services))
+	case connections:
+		m.connections = a.connections
+		m.sortConnections()
+	case waterfall:
+		if m.gone = a.gone; !a.gone {
+			m.shown = a.connection
+		}
+	}
+}
+
+// sortConnections brings the connections that the filter lets through into order.
+func (m *Model) sortConnections() {
+	order := connectionSorts[m.connectionSort].compare
+	slices.SortStableFunc(m.connections, func(a, b api.Connection) int { return order(a, b) })
+	m.connectionList.reorder(connectionKeys(m.visibleConnections()))
+}

@@ -1,0 +1,176 @@
+package accesslog_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/accesslog"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+func TestAccessLog(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "accesslog")
+}
+
+var (
+	bad  = netip.MustParseAddrPort("10.1.0.7:80")
+	good = netip.MustParseAddrPort("10.1.0.8:80")
+	at   = time.Date(2026, 1, 2, 3, 4, 5, 600e6, time.UTC)
+)
+
+// retried puts a connection into the trace that got its endpoint at the second
+// attempt.
+func retried(t *trace.Log, err string) {
+	life := t.Begin(trace.Subject{Conn: 7, Port: config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}, Protocol: config.TCP,
+		Client: netip.MustParseAddrPort("192.0.2.2:48200"), VIP: netip.MustParseAddrPort("10.96.0.10:80")}, at.Add(-time.Second))
+	t.Step(life, &trace.Event{Kind: trace.Accepted, Time: life.Accepted})
+	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Accepted.Add(time.Millisecond), Attempt: 1, Endpoint: bad, Pod: "default/web-1", Took: 500 * time.Microsecond, Err: err})
+	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Accepted.Add(2 * time.Millisecond), Attempt: 2, Endpoint: good, Pod: "default/web-2", Took: time.Millisecond})
+	t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: trace.ClientClosed, ToEndpoint: 73, ToClient: 131, Endpoint: good})
+}
+
+var _ = Describe("an access log", func() {
+	var t *trace.Log
+	BeforeEach(func() { t = trace.NewLog(100) })
+
+	// run runs a log until do has returned, and returns the log.
+	run := func(o accesslog.Options, do func(l *accesslog.Log)) *accesslog.Log {
+		GinkgoHelper()
+		o.Log = logrus.New()
+		o.Log.(*logrus.Logger).SetOutput(GinkgoWriter)
+		l, err := accesslog.New(t, o)
+		Expect(err).NotTo(HaveOccurred())
+		ctx, cancel := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		running.Go(func() { l.Run(ctx) })
+		do(l)
+		cancel()
+		running.Wait()
+		return l
+	}
+
+	It("has a line in JSON for each connection, with its attempts", func() {
+		var out strings.Builder
+		l := run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) { retried(t, "connection refused") })
+		Expect(out.String()).To(MatchJSON(`{"time":"2026-01-02T03:04:05.600Z","connection":7,"service":"default/web","port":"http","protocol":"TCP",
+			"client":"192.0.2.2:48200","vip":"10.96.0.10:80","endpoint":"10.1.0.8:80","pod":"default/web-2",
+			"attempts":[{"endpoint":"10.1.0.7:80","pod":"default/web-1","ms":0.500,"error":"connection refused"},{"endpoint":"10.1.0.8:80","pod":"default/web-2","ms":1.000}],
+			"connectMs":2.000,"durationMs":1000.000,"bytesToEndpoint":73,"bytesToClient":131,"end":"client-closed"}`))
+		Expect(strings.Count(out.String(), "\n")).To(Equal(1))
+		Expect(l.Written()).To(BeEquivalentTo(1))
+	})
+
+	It("writes what is in errors so that it stays JSON", func() {
+		var out strings.Builder
+		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) { retried(t, "a \"quoted\"\n\\ error") })
+		var line struct{ Attempts []struct{ Error string } }
+		Expect(json.Unmarshal([]byte(out.String()), &line)).To(Succeed())
+		Expect(line.Attempts[0].Error).To(Equal("a \"quoted\"\n\\ error"))
+	})
+
+	It("has the same as text", func() {
+		var out strings.Builder
+		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.Text}, func(*accesslog.Log) { retried(t, "connection refused") })
+		Expect(out.String()).To(Equal("2026-01-02T03:04:05.600Z default/web:http TCP 192.0.2.2:48200 10.96.0.10:80 10.1.0.8:80 default/web-2 10.1.0.7:80=refused/0.500,10.1.0.8:80=connected/1.000 2.000 1000.000 73 131 client-closed\n"))
+	})
+
+	It("goes on in a new file when the old one was moved away", func() {
+		path := filepath.Join(GinkgoT().TempDir(), "access.log")
+		lines := func(name string) int {
+			text, err := os.ReadFile(name)
+			if errors.Is(err, os.ErrNotExist) {
+				return 0
+			}
+			Expect(err).NotTo(HaveOccurred())
+			return strings.Count(string(text), "\n")
+		}
+		run(accesslog.Options{Path: path, Format: accesslog.JSON}, func(*accesslog.Log) {
+			retried(t, "")
+			Eventually(func() int { return lines(path) }).Should(Equal(1))
+			Expect(os.Rename(path, path+".1")).To(Succeed())
+			Eventually(func() int {
+				retried(t, "")
+				return lines(path)
+			}, "5s").Should(BeNumerically(">", 0))
+		})
+		Expect(lines(path+".1")).To(BeNumerically(">=", 1), "nothing is lost on the way")
+	})
+
+	It("counts the lines that it loses, and says so where they are missing", func() {
+		disk := &slowDisk{begun: make(chan struct{}, 1), free: make(chan struct{})}
+		l := run(accesslog.Options{Path: "-", Out: disk, Format: accesslog.JSON}, func(l *accesslog.Log) {
+			retried(t, "")
+			Eventually(disk.begun).Should(Receive())
+			for range 100 { // 400 steps; the trace keeps 100
+				retried(t, "")
+			}
+			close(disk.free)
+		})
+		Expect(l.Lost()).To(BeEquivalentTo(75))
+		Expect(l.Written()).To(BeEquivalentTo(26))
+		Expect(disk.text.String()).To(ContainSubstring(`"lost":75}`))
+	})
+
+	It("counts lines that cannot be written as lost", func() {
+		closed, err := os.CreateTemp(GinkgoT().TempDir(), "")
+		Expect(err).NotTo(HaveOccurred())
+		closed.Close()
+		l := run(accesslog.Options{Path: "-", Out: closed, Format: accesslog.Text}, func(*accesslog.Log) { retried(t, "") })
+		Expect(l.Lost()).To(BeEquivalentTo(1))
+		Expect(l.Written()).To(BeZero())
+	})
+
+	It("says at once that a file cannot be had", func() {
+		_, err := accesslog.New(t, accesslog.Options{Path: filepath.Join(GinkgoT().TempDir(), "none", "x.log")})
+		Expect(err).To(MatchError(os.ErrNotExist))
+	})
+})
+
+// slowDisk keeps what is written to it, and lets writers wait until it is free.
+type slowDisk struct {
+	begun, free chan struct{}
+	text        strings.Builder
+}
+
+func (d *slowDisk) Write(p []byte) (int, error) {
+	select {
+	case d.begun <- struct{}{}:
+	default:
+	}
+	<-d.free
+	return d.text.Write(p)
+}
+
+// BenchmarkConnection is what a connection costs with an access log, both formats.
+func BenchmarkConnection(b *testing.B) {
+	for _, format := range []accesslog.Format{accesslog.JSON, accesslog.Text} {
+		b.Run(string(format), func(b *testing.B) {
+			t := trace.NewLog(8192)
+			l, _ := accesslog.New(t, accesslog.Options{Path: "-", Out: io.Discard, Format: format, Log: logrus.New()})
+			ctx, cancel := context.WithCancel(context.Background())
+			done := make(chan struct{})
+			go func() { l.Run(ctx); close(done) }()
+			for range b.N {
+				retried(t, "connection refused")
+			}
+			cancel()
+			<-done
+			b.ReportMetric(float64(l.Lost())/float64(b.N), "lost/op")
+		})
+	}
+}

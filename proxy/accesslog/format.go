@@ -1,0 +1,195 @@
+package accesslog
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// Format is how a line is written.
+type Format string
+
+// The formats.
+const (
+	JSON Format = "json"
+	Text Format = "text"
+)
+
+// Formats are all there are.
+var Formats = []string{string(JSON), string(Text)}
+
+// timeFormat is RFC 3339 with milliseconds.
+const timeFormat = "2006-01-02T15:04:05.000Z07:00"
+
+// line appends the line for a connection that has ended. It is written by hand,
+// not by encoding/json, since there may be tens of thousands in a second.
+func (f Format) line(b []byte, e *trace.Event) []byte {
+	if f == Text {
+		return textLine(b, e)
+	}
+	return jsonLine(b, e)
+}
+
+// lost appends a line that says how many are missing just here.
+func (f Format) lost(b []byte, at time.Time, n int64) []byte {
+	if f == Text {
+		return fmt.Appendf(b, "%s %d lines lost\n", at.UTC().Format(timeFormat), n)
+	}
+	return fmt.Appendf(b, "{\"time\":%q,\"lost\":%d}\n", at.UTC().Format(timeFormat), n)
+}
+
+func jsonLine(b []byte, e *trace.Event) []byte {
+	b = append(b, `{"time":"`...)
+	b = e.Time.UTC().AppendFormat(b, timeFormat)
+	b = append(b, `","connection":`...)
+	b = strconv.AppendUint(b, e.Conn, 10)
+	b = append(b, `,"service":`...)
+	b = appendQuoted(b, e.Port.Namespace+"/"+e.Port.Service)
+	b = appendField(b, "port", e.Port.Port)
+	b = append(b, `,"protocol":"`...)
+	b = append(b, e.Protocol...)
+	b = append(b, '"')
+	b = appendAddr(b, "client", e.Client)
+	b = appendAddr(b, "vip", e.VIP)
+	chosen, established := e.Life.Established()
+	if established {
+		b = appendAddr(b, "endpoint", chosen.Endpoint)
+		b = appendField(b, "pod", chosen.Pod)
+	}
+	b = append(b, `,"attempts":[`...)
+	for i, t := range e.Life.Tried() {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, `{"endpoint":"`...)
+		b = t.Endpoint.AppendTo(b)
+		b = append(b, '"')
+		b = appendField(b, "pod", t.Pod)
+		b = append(b, `,"ms":`...)
+		b = appendMilliseconds(b, t.Took)
+		b = appendField(b, "error", t.Err)
+		b = append(b, '}')
+	}
+	b = append(b, ']')
+	if established {
+		b = append(b, `,"connectMs":`...)
+		b = appendMilliseconds(b, chosen.Began+chosen.Took)
+	}
+	b = append(b, `,"durationMs":`...)
+	b = appendMilliseconds(b, e.Took)
+	b = append(b, `,"bytesToEndpoint":`...)
+	b = strconv.AppendInt(b, e.ToEndpoint, 10)
+	b = append(b, `,"bytesToClient":`...)
+	b = strconv.AppendInt(b, e.ToClient, 10)
+	b = append(b, `,"end":"`...)
+	b = append(b, e.End...)
+	b = append(b, '"')
+	b = appendField(b, "error", e.Err)
+	return append(b, '}', '\n')
+}
+
+func appendAddr(b []byte, name string, a netip.AddrPort) []byte {
+	b = append(b, ',', '"')
+	b = append(b, name...)
+	b = append(b, '"', ':', '"')
+	b = a.AppendTo(b)
+	return append(b, '"')
+}
+
+// appendField appends a field, unless it is empty.
+func appendField(b []byte, name, value string) []byte {
+	if value == "" {
+		return b
+	}
+	b = append(b, ',', '"')
+	b = append(b, name...)
+	b = append(b, '"', ':')
+	return appendQuoted(b, value)
+}
+
+// appendQuoted appends a JSON string.
+func appendQuoted(b []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			quoted, _ := json.Marshal(s) // a string can always be written
+			return append(b, quoted...)
+		}
+	}
+	b = append(b, '"')
+	b = append(b, s...)
+	return append(b, '"')
+}
+
+func appendMilliseconds(b []byte, d time.Duration) []byte {
+	return strconv.AppendFloat(b, float64(d)/float64(time.Millisecond), 'f', 3, 64)
+}
+
+// textLine appends fields between spaces, "-" for what is not there: time, service
+// port, protocol, client, VIP, endpoint, Pod, attempts, time until established and
+// until the end in milliseconds, bytes to the endpoint and to the client, end, and
+// error in quotes.
+func textLine(b []byte, e *trace.Event) []byte {
+	b = e.Time.UTC().AppendFormat(b, timeFormat)
+	b = append(b, ' ')
+	b = append(b, e.Port.String()...)
+	b = append(b, ' ')
+	b = append(b, e.Protocol...)
+	b = append(b, ' ')
+	b = e.Client.AppendTo(b)
+	b = append(b, ' ')
+	b = e.VIP.AppendTo(b)
+	b = append(b, ' ')
+	chosen, established := e.Life.Established()
+	if established {
+		b = chosen.Endpoint.AppendTo(b)
+		b = append(b, ' ')
+		b = appendWord(b, chosen.Pod)
+	} else {
+		b = append(b, "- -"...)
+	}
+	b = append(b, ' ')
+	for i, t := range e.Life.Tried() {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = t.Endpoint.AppendTo(b)
+		b = append(b, '=')
+		b = append(b, proxy.ResultOf(t.Err).String()...)
+		b = append(b, '/')
+		b = appendMilliseconds(b, t.Took)
+	}
+	if e.Life.Attempts() == 0 {
+		b = append(b, '-')
+	}
+	b = append(b, ' ')
+	if established {
+		b = appendMilliseconds(b, chosen.Began+chosen.Took)
+	} else {
+		b = append(b, '-')
+	}
+	b = append(b, ' ')
+	b = appendMilliseconds(b, e.Took)
+	b = append(b, ' ')
+	b = strconv.AppendInt(b, e.ToEndpoint, 10)
+	b = append(b, ' ')
+	b = strconv.AppendInt(b, e.ToClient, 10)
+	b = append(b, ' ')
+	b = append(b, e.End...)
+	if e.Err != "" {
+		b = append(b, ' ')
+		b = strconv.AppendQuote(b, e.Err)
+	}
+	return append(b, '\n')
+}
+
+func appendWord(b []byte, s string) []byte {
+	if s == "" {
+		return append(b, '-')
+	}
+	return append(b, s...)
+}

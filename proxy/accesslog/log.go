@@ -1,0 +1,178 @@
+package accesslog
+
+import (
+	"context"
+	"io"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/time/rate"
+
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+const (
+	// gathering is how long lines are gathered before they are written, so that
+	// neither the proxy nor the disk is bothered for each connection.
+	gathering = 20 * time.Millisecond
+	// lookInterval is how often a log looks whether its file was moved away.
+	lookInterval = time.Second
+	// batch is how many events are taken from the trace at once.
+	batch = 256
+	// keepBuffer is the size up to which the buffer for lines is kept.
+	keepBuffer = 256 << 10
+)
+
+// Log is an access log.
+type Log struct {
+	path   string // "" for out
+	out    io.Writer
+	file   *os.File // nil for out, and while the file cannot be had
+	looked time.Time
+	format Format
+	errors logrus.FieldLogger
+	rarely rate.Sometimes
+
+	reader *trace.Reader
+	ended  uint64 // connections, until and with the last one that was written or lost
+	lines  []byte
+	count  int64 // lines in it
+
+	written, lost atomic.Int64
+}
+
+// Options say where and how lines are written.
+type Options struct {
+	// Path is the file to which lines are appended; "-" is Out. A file that was
+	// moved away is opened anew within a second: that is how it is rotated.
+	Path   string
+	Out    io.Writer
+	Format Format
+	// Log is told what goes wrong.
+	Log logrus.FieldLogger
+}
+
+// New returns a log of the connections that end from now on.
+func New(t *trace.Log, o Options) (*Log, error) {
+	reader, ended := t.ReaderOfEnds()
+	l := &Log{out: o.Out, format: o.Format, errors: o.Log, reader: reader, ended: ended, rarely: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
+	if o.Path == "-" {
+		return l, nil
+	}
+	l.path = o.Path
+	return l, l.open()
+}
+
+// Written returns how many lines were written, Lost how many could not be.
+func (l *Log) Written() int64 { return l.written.Load() }
+
+// Lost returns how many lines are missing: the trace no longer had the connection
+// when it was its turn, or the file could not be written.
+func (l *Log) Lost() int64 { return l.lost.Load() }
+
+// Run writes lines until ctx ends, then those that are left, and closes the file.
+func (l *Log) Run(ctx context.Context) {
+	events := make([]trace.Event, batch)
+	for {
+		n, _, err := l.reader.Next(ctx, events)
+		if err != nil {
+			break
+		}
+		if l.take(events[:n]); n == batch {
+			continue
+		}
+		l.write()
+		timer := time.NewTimer(gathering)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+	for {
+		n, _ := l.reader.Poll(events)
+		if n == 0 {
+			break
+		}
+		l.take(events[:n])
+	}
+	l.write()
+	if l.file != nil {
+		l.file.Close()
+	}
+}
+
+// take makes lines of the ends among events.
+func (l *Log) take(events []trace.Event) {
+	for i := range events {
+		e := &events[i]
+		if e.Kind != trace.Closed {
+			continue
+		}
+		if gap := int64(e.Ended - l.ended - 1); gap > 0 {
+			l.lost.Add(gap)
+			l.lines = l.format.lost(l.lines, e.Time, gap)
+		}
+		l.ended = e.Ended
+		l.lines = l.format.line(l.lines, e)
+		l.count++
+	}
+	clear(events) // they hold on to connections
+	if len(l.lines) > keepBuffer {
+		l.write()
+	}
+}
+
+// write writes the lines that were made.
+func (l *Log) write() {
+	if len(l.lines) == 0 {
+		return
+	}
+	var err error
+	if l.path != "" {
+		if err = l.follow(); err == nil {
+			_, err = l.file.Write(l.lines)
+		}
+	} else {
+		_, err = l.out.Write(l.lines)
+	}
+	if err != nil {
+		l.lost.Add(l.count)
+		l.rarely.Do(func() {
+			l.errors.WithError(err).Error("The access log cannot be written; lines are lost (logged every 10 s at the most)")
+		})
+	} else {
+		l.written.Add(l.count)
+	}
+	l.lines, l.count = l.lines[:0], 0
+	if cap(l.lines) > 2*keepBuffer {
+		l.lines = nil
+	}
+}
+
+// follow opens the file anew if it was moved away or deleted.
+func (l *Log) follow() error {
+	now := time.Now()
+	if l.file != nil && now.Sub(l.looked) < lookInterval {
+		return nil
+	}
+	l.looked = now
+	if l.file != nil {
+		opened, err := l.file.Stat()
+		if err == nil {
+			if there, err := os.Stat(l.path); err == nil && os.SameFile(opened, there) {
+				return nil
+			}
+		}
+		l.file.Close()
+		l.file = nil
+	}
+	return l.open()
+}
+
+func (l *Log) open() (err error) {
+	l.file, err = os.OpenFile(l.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
+	return err
+}

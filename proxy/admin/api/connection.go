@@ -1,0 +1,101 @@
+package api
+
+import "time"
+
+// ConnectionList is a page of connections, the newest first.
+type ConnectionList struct {
+	Page
+	Items []Connection `json:"items"`
+}
+
+// ConnectionState says how far a connection has come.
+type ConnectionState string
+
+// The states of a connection.
+const (
+	Connecting  ConnectionState = "connecting"  // an endpoint is being looked for
+	Established ConnectionState = "established" // bytes flow
+	Ended       ConnectionState = "ended"
+)
+
+// Connection is one client's connection, SCTP association or UDP session, with
+// all attempts that were made for it. One that has ended is known for as long as
+// the trace has it.
+type Connection struct {
+	ID       uint64 `json:"id"`
+	Service  string `json:"service"`
+	Port     string `json:"port,omitempty"`
+	Family   string `json:"family"`
+	Protocol string `json:"protocol"`
+	Client   string `json:"client"`
+	// VIP is where the client connected to.
+	VIP   string          `json:"vip"`
+	State ConnectionState `json:"state"`
+
+	Accepted time.Time `json:"accepted"`
+	// Endpoint and Pod are left out until it is established.
+	Endpoint string `json:"endpoint,omitempty"`
+	Pod      string `json:"pod,omitempty"`
+	// ConnectMs is the time from accepted to established; left out before.
+	ConnectMs float64 `json:"connectMs,omitempty"`
+	// DurationMs is the time since accepted, until now or until it ended.
+	DurationMs float64 `json:"durationMs"`
+	// BytesToEndpoint and BytesToClient are those that were moved so far; for
+	// UDP they are known when the session has ended.
+	BytesToEndpoint int64 `json:"bytesToEndpoint"`
+	BytesToClient   int64 `json:"bytesToClient"`
+
+	// End says how it ended (see /api/v1/ends), Error why, where there is more
+	// to say. Both are left out while it is open.
+	End   string `json:"end,omitempty"`
+	Error string `json:"error,omitempty"`
+
+	// Attempts are in the order in which they were made. One that is under way
+	// is not among them.
+	Attempts []Attempt `json:"attempts"`
+}
+
+// Attempt is one try to connect to one endpoint, a bar of the waterfall.
+type Attempt struct {
+	// Number is 1 for the first.
+	Number   int    `json:"number"`
+	Endpoint string `json:"endpoint"`
+	Pod      string `json:"pod,omitempty"`
+	// Reason says why this endpoint.
+	Reason string `json:"reason"`
+	// PassedOver is how many endpoints would have been next but were in
+	// quarantine.
+	PassedOver int `json:"passedOver,omitempty"`
+	// StartMs is when it began, after the connection was accepted. Time between
+	// attempts was waited: every endpoint had been tried.
+	StartMs float64 `json:"startMs"`
+	TookMs  float64 `json:"tookMs"`
+	// Result is connected, refused, no-answer or failed; for UDP, connected is a
+	// first answer.
+	Result string `json:"result"`
+	// Error is left out if it succeeded.
+	Error string `json:"error,omitempty"`
+}
+
+// AffinityList is a page of clients that are remembered, sorted by service port;
+// within one, the client that has been away longest comes first.
+type AffinityList struct {
+	Page
+	Items []AffinityEntry `json:"items"`
+}
+
+// AffinityEntry says which endpoint a client gets again.
+type AffinityEntry struct {
+	Service  string `json:"service"`
+	Port     string `json:"port,omitempty"`
+	Family   string `json:"family"`
+	Protocol string `json:"protocol"`
+	// Client is an address without port.
+	Client   string `json:"client"`
+	Endpoint string `json:"endpoint"`
+	Pod      string `json:"pod,omitempty"`
+	// SecondsLeft is until it ends, if the client makes no new connection.
+	SecondsLeft float64 `json:"secondsLeft"`
+	// TimeoutSeconds is what SecondsLeft begins with at each new connection.
+	TimeoutSeconds float64 `json:"timeoutSeconds"`
+}

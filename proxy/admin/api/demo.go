@@ -1,0 +1,53 @@
+package api
+
+// What usher demo answers besides /api/v1, on the same server. No other usher has
+// these paths. POST needs DemoHeader, so that no page of another site can send it.
+const (
+	DemoEndpointsPath = "/demo/endpoints" // GET: DemoEndpointList
+	DemoBreakPath     = "/demo/break"     // POST DemoBreak: DemoEndpoint
+	DemoMendPath      = "/demo/mend"      // POST DemoMend: DemoEndpointList, those that were mended
+
+	DemoHeader = "X-Usher-Demo" // with any value
+)
+
+// DemoEndpointList is the list of the demo's servers.
+type DemoEndpointList struct {
+	Page
+	Items []DemoEndpoint `json:"items"`
+}
+
+// DemoEndpoint is one of the demo's servers.
+type DemoEndpoint struct {
+	Endpoint string `json:"endpoint"`
+	Pod      string `json:"pod"`
+	Service  string `json:"service"`
+	Protocol string `json:"protocol"`
+	// Does says in a sentence what it does with its clients now.
+	Does string `json:"does"`
+	// Broken is the fault that it has now; left out if it has none.
+	Broken string `json:"broken,omitempty"`
+	// Can are the faults that it can be given.
+	Can []string `json:"can"`
+}
+
+// The faults that the demo's servers can be given.
+const (
+	DemoRefuse    = "refuse"    // connections are refused
+	DemoBlackhole = "blackhole" // nothing answers
+	DemoSlow      = "slow"      // answers come late
+	DemoReset     = "reset"     // connections are accepted and reset
+)
+
+// DemoBreak says what is to be broken.
+type DemoBreak struct {
+	// Endpoint is an address and port, or the Pod's name, with or without
+	// namespace.
+	Endpoint string `json:"endpoint"`
+	How      string `json:"how"`
+}
+
+// DemoMend says what is to be mended.
+type DemoMend struct {
+	Endpoint string `json:"endpoint,omitempty"` // as in DemoBreak
+	All      bool   `json:"all,omitempty"`      // instead of Endpoint
+}

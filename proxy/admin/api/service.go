@@ -1,0 +1,192 @@
+package api
+
+import "time"
+
+// ServiceList is a page of Services, sorted by namespace and name unless the
+// parameter sort says otherwise.
+type ServiceList struct {
+	Page
+	Items []Service `json:"items"`
+}
+
+// ServiceState says how a Service fares.
+type ServiceState string
+
+// The states of a Service, the best first.
+const (
+	ServiceOK          ServiceState = "ok"           // it is served, and every endpoint is ready
+	ServiceDegraded    ServiceState = "degraded"     // some endpoint is in quarantine, terminating or not ready
+	ServiceDown        ServiceState = "down"         // every endpoint that could be used is in quarantine
+	ServiceNoEndpoints ServiceState = "no-endpoints" // there is no endpoint to use for some port
+	ServiceProblem     ServiceState = "problem"      // some port is not served as it should be: see Problem
+)
+
+// Service is one Service in short.
+type Service struct {
+	Namespace string         `json:"namespace"`
+	Name      string         `json:"name"`
+	State     ServiceState   `json:"state"`
+	Ports     []PortSummary  `json:"ports"`
+	Endpoints EndpointCounts `json:"endpoints"`
+	// AffinitySeconds is the time of the ports' session affinity; left out if
+	// there is none.
+	AffinitySeconds float64 `json:"affinitySeconds,omitempty"`
+	Totals          Totals  `json:"totals"`
+}
+
+// PortSummary is a service port in short. Each IP family is one of its own.
+type PortSummary struct {
+	// Name is left out for a service port without a name.
+	Name     string `json:"name,omitempty"`
+	Family   string `json:"family"`   // IPv4 or IPv6
+	Protocol string `json:"protocol"` // TCP, UDP or SCTP
+	// VIP is the first of the VIPs: the cluster IP.
+	VIP string `json:"vip"`
+	// Listener is where usher listens for it; left out while there is no
+	// endpoint.
+	Listener string `json:"listener,omitempty"`
+	// Problem is left out if the port is served as it should be.
+	Problem *Problem `json:"problem,omitempty"`
+}
+
+// EndpointCounts says how many endpoints there are, each address and port once.
+type EndpointCounts struct {
+	Total       int `json:"total"`
+	Ready       int `json:"ready"`
+	Quarantined int `json:"quarantined"`
+	Terminating int `json:"terminating"`
+	NotReady    int `json:"notReady"`
+}
+
+// Totals are counts. All but Active only grow, so two answers give a rate.
+type Totals struct {
+	// Active is how many connections, or UDP sessions, are open now.
+	Active int64 `json:"active"`
+	// Accepted is how many clients have connected.
+	Accepted int64 `json:"accepted"`
+	// Established is for how many of those an endpoint was found.
+	Established int64 `json:"established"`
+	// Failed is how many ended without one.
+	Failed int64 `json:"failed"`
+	// Attempts is how many attempts to connect to an endpoint have ended,
+	// AttemptsFailed how many of those failed. Retries are the attempts after a
+	// connection's first.
+	Attempts       int64 `json:"attempts"`
+	AttemptsFailed int64 `json:"attemptsFailed"`
+	Retries        int64 `json:"retries"`
+	// BytesToEndpoint and BytesToClient are those of connections that have
+	// ended.
+	BytesToEndpoint int64 `json:"bytesToEndpoint"`
+	BytesToClient   int64 `json:"bytesToClient"`
+}
+
+// Problem is why a service port is not served as it should be.
+type Problem struct {
+	// Reason is one word, as in Kubernetes Events: AddressConflict,
+	// ListenFailed, …
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+}
+
+// ServiceDetail is all about one Service.
+type ServiceDetail struct {
+	Service
+	Details []ServicePort `json:"details"`
+}
+
+// ServicePort is all about one service port in one IP family.
+type ServicePort struct {
+	PortSummary
+	AppProtocol string `json:"appProtocol,omitempty"`
+	VIPs        []VIP  `json:"vips"`
+	// Listeners are where usher listens for it.
+	Listeners []string `json:"listeners"`
+	// Rules are what the portal was given for it; whether the kernel has them
+	// so is told by /api/v1/portals.
+	Rules    []PortalRule `json:"rules"`
+	Policies Policies     `json:"policies"`
+	// Endpoints are all there are, usable or not, sorted by address.
+	Endpoints []Endpoint `json:"endpoints"`
+	Totals    Totals     `json:"totals"`
+}
+
+// VIP is an address that clients use for a service port.
+type VIP struct {
+	// Kind is ClusterIP, NodePort, ExternalIP or LoadBalancerIP.
+	Kind string `json:"kind"`
+	// Address is "address:port"; for a node port the address is 0.0.0.0 or [::],
+	// which stands for every address of the node.
+	Address string `json:"address"`
+	// Sources are the only networks that may connect; left out if everybody may.
+	Sources []string `json:"sources,omitempty"`
+}
+
+// Policies say which clients may use which endpoints.
+type Policies struct {
+	// Internal and External are Cluster or Local: the traffic policies for
+	// clients of cluster IPs and for those from outside.
+	Internal string `json:"internal"`
+	External string `json:"external"`
+	// AffinitySeconds is how long a client keeps its endpoint after its last new
+	// connection; left out if there is no session affinity.
+	AffinitySeconds float64 `json:"affinitySeconds,omitempty"`
+	// UDPIdleSeconds is how long a UDP session lasts without a datagram; left
+	// out for other protocols.
+	UDPIdleSeconds float64 `json:"udpIdleSeconds,omitempty"`
+	// ConnectionIdleSeconds is how long a connection lasts in which nothing moves,
+	// MaxAgeSeconds how old it may become; left out where there is no such limit.
+	ConnectionIdleSeconds float64 `json:"connectionIdleSeconds,omitempty"`
+	MaxAgeSeconds         float64 `json:"maxAgeSeconds,omitempty"`
+}
+
+// EndpointState says whether new connections go to an endpoint.
+type EndpointState string
+
+// The states of an endpoint. Of several that apply, quarantined is told first.
+const (
+	EndpointReady       EndpointState = "ready"       // it takes its turn
+	EndpointQuarantined EndpointState = "quarantined" // it failed, and is passed over while there is another one
+	EndpointTerminating EndpointState = "terminating" // its Pod is ending; used only if none is ready
+	EndpointNotReady    EndpointState = "not-ready"   // it is not used
+)
+
+// Endpoint is one endpoint of a service port.
+type Endpoint struct {
+	Address string        `json:"address"`
+	Pod     string        `json:"pod,omitempty"`
+	Node    string        `json:"node,omitempty"`
+	Zone    string        `json:"zone,omitempty"`
+	State   EndpointState `json:"state"`
+
+	// Conditions, as EndpointSlice has them.
+	Ready       bool `json:"ready"`
+	Serving     bool `json:"serving"`
+	Terminating bool `json:"terminating"`
+
+	// UsedFor says whose connections may go to it: internal (clients of cluster
+	// IPs), external (clients from outside), node (clients on this node). It is
+	// empty for one that is not usable, or that policies and topology hints
+	// leave to other nodes.
+	UsedFor []string `json:"usedFor"`
+
+	// Quarantine is left out if it is in none.
+	Quarantine *Quarantine `json:"quarantine,omitempty"`
+
+	// Active is how many connections it has now, Connected how many it ever had,
+	// Failed how many attempts failed.
+	Active          int64 `json:"active"`
+	Connected       int64 `json:"connected"`
+	Failed          int64 `json:"failed"`
+	BytesToEndpoint int64 `json:"bytesToEndpoint"`
+	BytesToClient   int64 `json:"bytesToClient"`
+}
+
+// Quarantine is a time in which an endpoint is passed over.
+type Quarantine struct {
+	Until       time.Time `json:"until"`
+	SecondsLeft float64   `json:"secondsLeft"`
+	// Failures is how many in a row have led to it.
+	Failures int `json:"failures"`
+	// Cause is the last failure: "connection refused", "no answer", …
+	Cause string `json:"cause"`
+}

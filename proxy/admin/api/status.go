@@ -1,0 +1,65 @@
+package api
+
+import "time"
+
+// Status is the proxy as a whole.
+type Status struct {
+	// Instance tells this process from the one before it: counts and numbers of
+	// connections begin anew with another one.
+	Instance string    `json:"instance"`
+	Version  string    `json:"version"`
+	Started  time.Time `json:"started"`
+	// Now is the proxy's clock, for times that lie ahead.
+	Now time.Time `json:"now"`
+	// PortalMode is iptables, nftables, address or none.
+	PortalMode string `json:"portalMode"`
+	// Demo says that the Services are those of usher demo.
+	Demo bool `json:"demo,omitempty"`
+
+	Services     int `json:"services"`
+	ServicePorts int `json:"servicePorts"`
+	// Problems is how many service ports are not served as they should be.
+	Problems int `json:"problems"`
+
+	Connections Limited `json:"connections"`
+	UDPSessions Limited `json:"udpSessions"`
+	// AffinityClients is how many clients are remembered.
+	AffinityClients int64 `json:"affinityClients"`
+	// Subscribers is how many read /api/v1/events now.
+	Subscribers Limited `json:"subscribers"`
+
+	// Totals are those of all service ports, also of those that are gone.
+	Totals Totals `json:"totals"`
+	// Ends counts the connections and UDP sessions that have ended, by how.
+	Ends map[string]int64 `json:"ends"`
+
+	// LastQueued is when a change was last wanted, LastApplied when the kernel
+	// was last brought up to date.
+	LastQueued  time.Time `json:"lastQueued,omitzero"`
+	LastApplied time.Time `json:"lastApplied,omitzero"`
+	// Repairs is how many rules, routes and chains were missing or changed in the
+	// kernel, and were put back.
+	Repairs int64 `json:"repairs"`
+}
+
+// Limited is a number that has a bound.
+type Limited struct {
+	Now   int64 `json:"now"`
+	Limit int64 `json:"limit"`
+}
+
+// EndList is the list of how connections can end.
+type EndList struct {
+	Items []End `json:"items"`
+}
+
+// End is one way in which connections end. The code is the same in the trace, in
+// metrics, in the access log and here.
+type End struct {
+	Code string `json:"code"`
+	// Meaning is one sentence for people.
+	Meaning string `json:"meaning"`
+	// Fault says whose doing it is: client, endpoint, policy (it was meant to
+	// be refused), node (limits, shutdown), usher, or none (a normal end).
+	Fault string `json:"fault"`
+}

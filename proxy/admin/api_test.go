@@ -1,0 +1,434 @@
+package admin_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// node is a real proxy behind the portal that needs nothing, with its API on a real
+// server.
+type node struct {
+	proxy   *proxy.Proxy
+	metrics *admin.Metrics
+	url     string
+	addr    net.Addr
+}
+
+func newNode() *node {
+	GinkgoHelper()
+	pt, err := portal.New(context.Background(), portal.ModeNone, portal.Options{})
+	Expect(err).NotTo(HaveOccurred())
+	log := logrus.New()
+	log.SetOutput(GinkgoWriter)
+	o := proxy.Defaults()
+	o.Portal, o.Log, o.Trace, o.SCTP = pt, log, trace.NewLog(1000), proxy.SCTPOff
+	o.Schedule = []time.Duration{100 * time.Millisecond, 100 * time.Millisecond}
+	n := &node{proxy: proxy.New(o)}
+	h := &admin.Health{Sync: n.proxy.SyncStatus, Timeout: time.Minute}
+	a := admin.NewAPI(n.proxy, admin.APIOptions{Version: "v1"})
+	n.metrics = admin.NewMetrics(n.proxy, h, "v1")
+	n.metrics.Watch(a, nil)
+	server, err := admin.Serve("127.0.0.1:0", admin.Guard("127.0.0.1:0", admin.Handler(a, h, n.metrics.Registry, nil)), admin.MaxAdminClients)
+	Expect(err).NotTo(HaveOccurred())
+	n.addr, n.url = server.Addr(), "http://"+server.Addr().String()
+	DeferCleanup(func() {
+		server.Close()
+		n.proxy.Stop()
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		n.proxy.Drain(ctx)
+	})
+	return n
+}
+
+// get asks for what is behind /api/v1 and decodes the answer.
+func (n *node) get(path string, into any) int {
+	GinkgoHelper()
+	res, err := http.Get(n.url + api.Prefix + path)
+	Expect(err).NotTo(HaveOccurred())
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(json.Unmarshal(body, into)).To(Succeed(), "%s", body)
+	return res.StatusCode
+}
+
+// fails asks for what cannot be had, and returns what is said about it.
+func (n *node) fails(path string) string {
+	GinkgoHelper()
+	var e api.Error
+	code := n.get(path, &e)
+	Expect(e.Code).To(Equal(code))
+	return fmt.Sprintf("%d %s", code, e.Message)
+}
+
+// client connects to a Service, and returns the connection and the answer.
+func (n *node) client(service string) (net.Conn, string) {
+	GinkgoHelper()
+	for _, s := range n.proxy.Status() {
+		if s.Port.ID.Service == service && len(s.Listeners) > 0 {
+			c, err := net.Dial("tcp", s.Listeners[0].String())
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(func() { c.Close() })
+			buf := make([]byte, 16)
+			got, _ := c.Read(buf)
+			return c, string(buf[:got])
+		}
+	}
+	Fail("nobody listens for " + service)
+	return nil, ""
+}
+
+// answering starts an endpoint that says hello and waits for the client to go.
+func answering() netip.AddrPort {
+	GinkgoHelper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				fmt.Fprint(c, "hello")
+				_, _ = io.Copy(io.Discard, c)
+			}()
+		}
+	}()
+	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// refusing returns an address on which connections are refused until the test
+// ends: that of a connected socket.
+func refusing() netip.AddrPort {
+	GinkgoHelper()
+	c, err := net.Dial("tcp", answering().String())
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() { c.Close() })
+	return c.LocalAddr().(*net.TCPAddr).AddrPort()
+}
+
+// service is a Service with one port and endpoints that are Pods of this node.
+func service(name, vip string, endpoints ...netip.AddrPort) config.Service {
+	port := config.ServicePort{
+		ID:       config.PortID{Namespace: "default", Service: name, Port: "main", Family: config.IPv4},
+		Protocol: config.TCP,
+		VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr(vip), Port: 80}},
+	}
+	for i, e := range endpoints {
+		port.Endpoints = append(port.Endpoints, config.Endpoint{Addr: e, Pod: fmt.Sprintf("default/%s-%d", name, i), Ready: true, Serving: true})
+	}
+	port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
+	return config.Service{Name: types.NamespacedName{Namespace: "default", Name: name}, Ports: []config.ServicePort{port}}
+}
+
+var _ = Describe("the API of a proxy", func() {
+	var n *node
+	BeforeEach(func() { n = newNode() })
+
+	It("answers every route that is described", func() {
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
+		n.client("web")
+		fill := strings.NewReplacer("{namespace}", "default", "{name}", "web", "{id}", "1")
+		for _, r := range api.Routes {
+			path := fill.Replace(r.Path)
+			for _, p := range r.Params {
+				if p.Required && p.In == "query" {
+					path += "?" + p.Name + "=web"
+				}
+			}
+			if r.Stream {
+				path += "?follow=false"
+			}
+			res, err := http.Get(n.url + api.Prefix + path)
+			Expect(err).NotTo(HaveOccurred())
+			res.Body.Close()
+			Expect(res.StatusCode).To(Equal(200), path)
+		}
+		var described map[string]any
+		Expect(n.get("/openapi.json", &described)).To(Equal(200))
+		Expect(described["paths"]).To(HaveLen(len(api.Routes)))
+	})
+
+	Describe("a Service with an endpoint that refuses", func() {
+		var bad, good netip.AddrPort
+		BeforeEach(func() {
+			bad, good = refusing(), answering()
+			n.proxy.Apply([]config.Service{service("web", "10.96.0.1", bad, good)})
+			_, hello := n.client("web")
+			Expect(hello).To(Equal("hello"))
+		})
+
+		It("is degraded, and its detail says which endpoint is in quarantine, until when and why", func() {
+			var list api.ServiceList
+			n.get("/services", &list)
+			Expect(list.Total).To(Equal(1))
+			Expect(list.Items[0].State).To(Equal(api.ServiceDegraded))
+			Expect(list.Items[0].Endpoints).To(Equal(api.EndpointCounts{Total: 2, Ready: 1, Quarantined: 1}))
+
+			var detail api.ServiceDetail
+			n.get("/services/default/web", &detail)
+			port := detail.Details[0]
+			Expect(port.VIPs).To(Equal([]api.VIP{{Kind: "ClusterIP", Address: "10.96.0.1:80"}}))
+			Expect(port.Policies).To(Equal(api.Policies{Internal: "Cluster", External: "Cluster"}))
+			Expect(port.Totals).To(Equal(api.Totals{Active: 1, Accepted: 1, Established: 1, Attempts: 2, AttemptsFailed: 1, Retries: 1}))
+			at := map[string]api.Endpoint{}
+			for _, e := range port.Endpoints {
+				at[e.Address] = e
+			}
+			q := at[bad.String()].Quarantine
+			Expect(q).NotTo(BeNil())
+			Expect(q.Cause).To(Equal("connection refused"))
+			Expect(q.SecondsLeft).To(BeNumerically("~", 10, 5))
+			Expect(at[bad.String()].UsedFor).To(Equal([]string{"internal", "external", "node"}))
+			Expect(at[good.String()].State).To(Equal(api.EndpointReady))
+			Expect(at[good.String()].Active).To(BeEquivalentTo(1))
+		})
+
+		It("has a connection with both attempts, while it is open and when it has ended", func() {
+			var list api.ConnectionList
+			n.get("/connections?client=127.0.0.0/8&retried=true", &list)
+			Expect(list.Items).To(HaveLen(1))
+			c := list.Items[0]
+			Expect(c.State).To(Equal(api.Established))
+			Expect(c.Endpoint).To(Equal(good.String()))
+			Expect(c.Pod).To(Equal("default/web-1"))
+			Expect(c.Attempts).To(HaveLen(2))
+			Expect(c.Attempts[0].Endpoint + " " + c.Attempts[0].Result).To(Equal(bad.String() + " refused"))
+			Expect(c.Attempts[1].Endpoint + " " + c.Attempts[1].Result).To(Equal(good.String() + " connected"))
+			Expect(c.Attempts[1].StartMs).To(BeNumerically(">=", c.Attempts[0].StartMs+c.Attempts[0].TookMs))
+
+			n.proxy.Stop()
+			ctx, cancel := context.WithCancel(context.Background())
+			cancel()
+			n.proxy.Drain(ctx)
+			var ended api.Connection
+			Expect(n.get(fmt.Sprintf("/connections/%d", c.ID), &ended)).To(Equal(200))
+			Expect(ended.State).To(Equal(api.Ended))
+			Expect(ended.End).To(Equal(string(trace.Drained)))
+			Expect(ended.BytesToClient).To(BeEquivalentTo(5))
+			Expect(ended.Attempts).To(Equal(c.Attempts))
+			n.get("/connections", &list)
+			Expect(list.Items).To(BeEmpty())
+			n.get("/connections?end=drained", &list)
+			Expect(list.Items).To(HaveLen(1))
+			n.get("/connections?state=all&endpoint=default/web-0", &list)
+			Expect(list.Items).To(HaveLen(1), "it was tried")
+			n.get("/connections?state=all&endpoint=default/other", &list)
+			Expect(list.Items).To(BeEmpty())
+		})
+
+		It("tells the steps and the quarantine as events, in one stream", func() {
+			s := n.subscribe("follow=false", "")
+			Expect(s.kinds()).To(Equal([]string{"service-added", "accepted", "attempt", "endpoint-quarantined", "attempt", "established"}))
+			Expect(s.events[0].Count).To(Equal(2))
+			Expect(s.events[2].Result).To(Equal("refused"))
+			Expect(n.subscribe("follow=false&outcome=retry", "").kinds()).To(Equal([]string{"attempt", "attempt"}))
+			Expect(n.subscribe("follow=false&kind=changes&service=default/web", "").kinds()).To(Equal([]string{"service-added", "endpoint-quarantined"}))
+			Expect(n.subscribe("follow=false&endpoint="+good.String(), "").kinds()).To(Equal([]string{"attempt", "established"}))
+			Expect(n.subscribe("follow=false&client=10.0.0.1", "").kinds()).To(BeEmpty())
+			Expect(n.subscribe("follow=false&service=default/other", "").kinds()).To(BeEmpty())
+			Expect(n.subscribe("follow=false", s.events[3].ID).kinds()).To(Equal([]string{"attempt", "established"}), "Last-Event-ID")
+		})
+
+		It("explains which endpoints would be tried, without using up a turn", func() {
+			ask := func() (x api.Explanation) {
+				n.get("/explain?service=default/web&client=192.0.2.2", &x)
+				return x
+			}
+			x := ask()
+			Expect(x.Verdict).To(Equal(api.WouldTry))
+			Expect(x.Order).To(HaveLen(2))
+			Expect(x.Order[0].Endpoint).To(Equal(good.String()))
+			Expect(x.Order[1].Endpoint).To(Equal(bad.String()))
+			Expect(x.Order[1].Reason).To(Equal("only one left"))
+			Expect(x.Order[1].Text).To(ContainSubstring("in quarantine for another"))
+			Expect(x.ScheduleMs).To(Equal([]float64{100, 100}))
+			again := ask()
+			again.Order[1], x.Order[1] = api.Candidate{}, api.Candidate{} // time goes on
+			again.Text, x.Text = nil, nil
+			Expect(again).To(Equal(x))
+		})
+	})
+
+	It("explains what happens next: what it says comes true", func() {
+		a, b, c := answering(), answering(), answering()
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", a, b, c)})
+		for range 5 {
+			var x api.Explanation
+			n.get("/explain?service=web", &x)
+			n.client("web")
+			var list api.ConnectionList
+			n.get("/connections?limit=1", &list)
+			Expect(list.Items[0].Endpoint).To(Equal(x.Order[0].Endpoint))
+		}
+	})
+
+	It("explains affinity, policies, source ranges and missing endpoints", func() {
+		sticky := service("sticky", "10.96.0.1", answering(), answering())
+		sticky.Ports[0].AffinityTimeout = time.Hour
+		limited := service("limited", "10.96.0.2", answering())
+		limited.Ports[0].VIPs[0].Sources = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+		elsewhere := service("elsewhere", "10.96.0.3", answering())
+		elsewhere.Ports[0].Internal, elsewhere.Ports[0].InternalLocal = nil, true
+		leaving := service("leaving", "10.96.0.4", answering(), answering())
+		leaving.Ports[0].Endpoints[1].Ready, leaving.Ports[0].Endpoints[1].Terminating = false, true
+		leaving.Ports[0].Cluster = leaving.Ports[0].Endpoints[:1]
+		leaving.Ports[0].Internal, leaving.Ports[0].External = leaving.Ports[0].Cluster, leaving.Ports[0].Cluster
+		n.proxy.Apply([]config.Service{sticky, limited, elsewhere, leaving, service("empty", "10.96.0.5")})
+		explain := func(query string) (x api.Explanation) {
+			GinkgoHelper()
+			Expect(n.get("/explain?service="+query, &x)).To(Equal(200))
+			return x
+		}
+		n.client("sticky")
+		var entries api.AffinityList
+		n.get("/affinity?client=127.0.0.1", &entries)
+		Expect(entries.Items).To(HaveLen(1))
+		Expect(entries.Items[0].SecondsLeft).To(BeNumerically("~", 3600, 10))
+		x := explain("sticky&client=127.0.0.1")
+		Expect(x.Order[0].Endpoint).To(Equal(entries.Items[0].Endpoint))
+		Expect(x.Order[0].Reason).To(Equal("affinity"))
+		Expect(x.Affinity.Pod).To(Equal(entries.Items[0].Pod))
+		Expect(explain("sticky&client=127.0.0.9").Affinity).To(BeNil())
+
+		Expect(explain("limited&client=198.51.100.1").Verdict).To(Equal(api.WouldRefuse))
+		Expect(explain("limited&client=192.0.2.7").Verdict).To(Equal(api.WouldTry))
+		x = explain("elsewhere")
+		Expect(x.Verdict).To(Equal(api.WouldReject))
+		Expect(x.Policy).To(ContainSubstring("internalTrafficPolicy Local"))
+		Expect(x.NotTried[0].Reason).To(Equal("policy-local"))
+		x = explain("leaving")
+		Expect(x.NotTried).To(HaveLen(1))
+		Expect(x.NotTried[0].Reason).To(Equal("terminating"))
+		Expect(explain("empty").Verdict).To(Equal(api.WouldReject))
+		Expect(n.fails("/explain?service=web")).To(Equal("404 service: there is no Service default/web that usher serves"))
+		Expect(n.fails("/explain?service=empty&port=x")).To(Equal(`400 port: Service default/empty has no port "x"; it has main`))
+	})
+
+	It("pages, filters and sorts Services", func() {
+		var all []config.Service
+		at := answering()
+		for i := range 25 {
+			all = append(all, service(fmt.Sprintf("s%02d", i), fmt.Sprintf("10.96.1.%d", i), at))
+		}
+		// "a-b" sorts behind "a" as a name, though before "a/".
+		for _, namespace := range []string{"a-b", "a"} {
+			s := service("x", "10.96.2."+fmt.Sprint(len(namespace)), at)
+			s.Name.Namespace, s.Ports[0].ID.Namespace = namespace, namespace
+			all = append(all, s)
+		}
+		n.proxy.Apply(all)
+		n.client("s07")
+		var names []string
+		for token, more := "", true; more; {
+			var list api.ServiceList
+			n.get("/services?limit=4&continue="+url.QueryEscape(token), &list)
+			Expect(list.Total).To(Equal(27))
+			for _, s := range list.Items {
+				names = append(names, s.Namespace+"/"+s.Name)
+			}
+			token, more = list.Continue, list.Continue != ""
+		}
+		Expect(names).To(HaveLen(27))
+		Expect(names[:3]).To(Equal([]string{"a/x", "a-b/x", "default/s00"}))
+
+		one := func(query string) []string {
+			var list api.ServiceList
+			n.get("/services?"+query, &list)
+			var names []string
+			for _, s := range list.Items {
+				names = append(names, s.Name)
+			}
+			return names
+		}
+		Expect(one("q=S1")).To(HaveLen(10))
+		Expect(one("q=10.96.1.24")).To(Equal([]string{"s24"}))
+		Expect(one("namespace=a")).To(Equal([]string{"x"}))
+		Expect(one("service=default/s03&service=default/s05")).To(Equal([]string{"s03", "s05"}))
+		Expect(one("sort=active&limit=1")).To(Equal([]string{"s07"}))
+		Expect(one("state=down")).To(BeEmpty())
+		Expect(one("protocol=UDP")).To(BeEmpty())
+	})
+
+	It("says which parameter is wrong, and what is allowed", func() {
+		Expect(n.fails("/services?sort=x")).To(Equal(`400 sort: "x" is not one of name, active, connections, failed, retries, bytes`))
+		Expect(n.fails("/services?limit=0")).To(Equal(`400 limit: "0" is not a number from 1 to 1000`))
+		Expect(n.fails("/services?limi=1")).To(HavePrefix(`400 there is no parameter "limi"; there are: namespace, name`))
+		Expect(n.fails("/connections?client=x")).To(Equal(`400 client: "x" is not an address, an address and port, or a network such as 10.1.0.0/16`))
+		Expect(n.fails("/events?kind=x")).To(HavePrefix(`400 kind: "x" is not one of steps, changes, accepted`))
+		Expect(n.fails("/explain")).To(HavePrefix(`400 service is needed`))
+		Expect(n.fails("/connections/7")).To(HavePrefix("404 connection 7 is not known"))
+		Expect(n.fails("/services/a/b")).To(Equal("404 there is no Service a/b that usher serves"))
+		Expect(n.fails("/nothing")).To(HavePrefix("404 there is no /api/v1/nothing"))
+	})
+})
+
+// subscription is what was read from a stream that has ended.
+type subscription struct {
+	events []api.Event
+	missed []uint64
+}
+
+// subscribe reads events until the stream ends.
+func (n *node) subscribe(query, last string) (s subscription) {
+	GinkgoHelper()
+	req, err := http.NewRequest(http.MethodGet, n.url+api.Prefix+"/events?"+query, nil)
+	Expect(err).NotTo(HaveOccurred())
+	if last != "" {
+		req.Header.Set("Last-Event-ID", last)
+	}
+	res, err := http.DefaultClient.Do(req)
+	Expect(err).NotTo(HaveOccurred())
+	defer res.Body.Close()
+	Expect(res.Header.Get("Content-Type")).To(Equal("text/event-stream"))
+	lines := bufio.NewScanner(res.Body)
+	name := ""
+	for lines.Scan() {
+		field, value, _ := strings.Cut(lines.Text(), ": ")
+		switch {
+		case field == "event":
+			name = value
+		case field == "data" && name == api.StreamMissed:
+			var m api.Missed
+			Expect(json.Unmarshal([]byte(value), &m)).To(Succeed())
+			s.missed = append(s.missed, m.Missed)
+		case field == "data" && name != api.StreamHello:
+			var e api.Event
+			Expect(json.Unmarshal([]byte(value), &e)).To(Succeed())
+			s.events = append(s.events, e)
+		}
+	}
+	return s
+}
+
+func (s subscription) kinds() (list []string) {
+	for _, e := range s.events {
+		list = append(list, e.Kind)
+	}
+	return list
+}

@@ -1,0 +1,140 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// API answers /api/v1: see package api for what.
+type API struct {
+	proxy   *proxy.Proxy
+	version string
+	demo    bool
+
+	instance    string
+	started     time.Time
+	subscribers subscribers
+}
+
+// APIOptions say what an API tells about the program.
+type APIOptions struct {
+	Version string
+	Demo    bool
+}
+
+// NewAPI returns the API of p, which has just been started.
+func NewAPI(p *proxy.Proxy, o APIOptions) *API {
+	now := time.Now()
+	return &API{proxy: p, version: o.Version, demo: o.Demo, instance: strconv.FormatInt(now.UnixMilli(), 36), started: now}
+}
+
+// answerer answers a request with what becomes JSON. An error that is no *api.Error
+// is a fault of usher's.
+type answerer func(*http.Request) (any, error)
+
+// register puts the routes of package api into mux.
+func (a *API) register(mux *http.ServeMux) {
+	answers := map[string]answerer{
+		"/status":                      a.status,
+		"/ends":                        a.ends,
+		"/services":                    a.services,
+		"/services/{namespace}/{name}": a.service,
+		"/connections":                 a.connections,
+		"/connections/{id}":            a.connection,
+		"/affinity":                    a.affinity,
+		"/portals":                     a.portals,
+		"/explain":                     a.explain,
+	}
+	for _, route := range api.Routes {
+		pattern := "GET " + api.Prefix + route.Path
+		if route.Stream {
+			mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { a.events(w, r, route) })
+			continue
+		}
+		answer := answers[route.Path]
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { reply(w, r, route, answer) })
+	}
+	mux.HandleFunc("GET "+api.Prefix+"/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(api.OpenAPI) // the client may be gone
+	})
+	mux.HandleFunc("GET /api/", func(w http.ResponseWriter, r *http.Request) {
+		writeError(w, http.StatusNotFound, "there is no "+r.URL.Path+"; "+api.Prefix+"/openapi.json says what there is")
+	})
+}
+
+// reply checks the query, and writes what answer returns.
+func reply(w http.ResponseWriter, r *http.Request, route api.Route, answer answerer) {
+	err := checkQuery(route, r.URL.Query())
+	var body any
+	if err == nil {
+		body, err = answer(r)
+	}
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, body)
+}
+
+// fail answers with an error.
+func fail(w http.ResponseWriter, r *http.Request, err error) {
+	var known *api.Error
+	switch {
+	case errors.As(err, &known):
+		writeError(w, known.Code, known.Message)
+	case errors.Is(err, context.Canceled) && r.Context().Err() != nil: // nobody waits for it
+	default:
+		writeError(w, http.StatusInternalServerError, err.Error())
+	}
+}
+
+// notFound returns the error for what is not there.
+func notFound(message string) error { return &api.Error{Code: http.StatusNotFound, Message: message} }
+
+// milliseconds returns d as the API has it.
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// page cuts one page out of items, which are sorted by key, descending or
+// ascending as behind says: whether an item stands behind the one that the token
+// names.
+func page[T any](items []T, limit int, token string, behind func(item T, token string) bool, key func(T) string) ([]T, string) {
+	if token != "" {
+		first := len(items)
+		for i, item := range items {
+			if behind(item, token) {
+				first = i
+				break
+			}
+		}
+		items = items[first:]
+	}
+	if len(items) <= limit {
+		return items, ""
+	}
+	return items[:limit], key(items[limit-1])
+}
+
+// offset pages a list by position.
+func offset[T any](items []T, limit int, token string) ([]T, string, error) {
+	at := 0
+	if token != "" {
+		n, err := strconv.Atoi(strings.TrimPrefix(token, "@"))
+		if err != nil || n < 0 || !strings.HasPrefix(token, "@") {
+			return nil, "", badQuery("continue", token, "what an answer had in continue")
+		}
+		at = min(n, len(items))
+	}
+	items = items[at:]
+	if len(items) <= limit {
+		return items, "", nil
+	}
+	return items[:limit], "@" + strconv.Itoa(at+limit), nil
+}

@@ -1,0 +1,143 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// answerTimeout is how long an answer may take; the stream of events has no such
+// bound.
+const answerTimeout = 30 * time.Second
+
+// maxAnswer bounds what is read of one answer: far more than a page of 1,000
+// items has.
+const maxAnswer = 256 << 20
+
+// Client asks one usher. It is safe for concurrent use.
+type Client struct {
+	address string
+	http    http.Client
+}
+
+// New returns a Client of the usher whose --admin-address is address, "host:port".
+// Nothing is sent yet. An address without host is loopback.
+func New(address string) (*Client, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("%q is not host:port, such as 127.0.0.1:10249", address)
+	}
+	if _, err := net.LookupPort("tcp", port); err != nil || port == "" {
+		return nil, fmt.Errorf("%q: %q is not a port from 1 to 65535", address, port)
+	}
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	c := &Client{address: net.JoinHostPort(host, port)}
+	// No proxy of the environment: usher is on this node or is named exactly.
+	c.http.Transport = &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
+		MaxIdleConnsPerHost: 4,
+		IdleConnTimeout:     30 * time.Second,
+	}
+	// A redirect is nothing that usher does.
+	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return c, nil
+}
+
+// Address returns where the usher is asked, "host:port".
+func (c *Client) Address() string { return c.address }
+
+// Close closes connections that are idle.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// get asks for a path under api.Prefix and decodes the answer into out.
+func (c *Client) get(ctx context.Context, path string, query url.Values, out any) error {
+	return c.ask(ctx, http.MethodGet, api.Prefix+path, query, nil, out)
+}
+
+// ask sends one request, with in as its body unless that is nil, and decodes the
+// answer into out.
+func (c *Client) ask(ctx context.Context, method, path string, query url.Values, in, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	res, err := c.send(ctx, method, path, query, nil, in)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(res.Body, maxAnswer)).Decode(out); err != nil {
+		return c.failed(ctx, fmt.Errorf("reading the answer to %s: %w", path, err))
+	}
+	return nil
+}
+
+// send returns an answer that is 200, whose body the caller closes.
+func (c *Client) send(ctx context.Context, method, path string, query url.Values, header http.Header, in any) (*http.Response, error) {
+	var body io.Reader
+	if in != nil {
+		text, err := json.Marshal(in)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.NewReader(text)
+	}
+	to := url.URL{Scheme: "http", Host: c.address, Path: path, RawQuery: query.Encode()}
+	req, err := http.NewRequestWithContext(ctx, method, to.String(), body)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("User-Agent", "usher")
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set(api.DemoHeader, "1")
+	}
+	for name, values := range header {
+		req.Header[name] = values
+	}
+	res, err := c.http.Do(req)
+	if err != nil {
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // without method and URL, which the user did not type
+		}
+		return nil, c.failed(ctx, err)
+	}
+	if res.StatusCode != http.StatusOK {
+		defer res.Body.Close()
+		return nil, c.refused(res)
+	}
+	return res, nil
+}
+
+// failed returns what a failure to get an answer means.
+func (c *Client) failed(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		err = fmt.Errorf("no answer within %s", answerTimeout)
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return &UnreachableError{Address: c.address, Err: err}
+}
+
+// refused returns the error of an answer that is not 200.
+func (c *Client) refused(res *http.Response) error {
+	var e api.Error
+	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
+	if kind == "application/json" &&
+		json.NewDecoder(io.LimitReader(res.Body, 64<<10)).Decode(&e) == nil && e.Message != "" {
+		return &e
+	}
+	return &NotUsherError{Address: c.address, Status: res.Status}
+}

@@ -1,0 +1,216 @@
+package client_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+)
+
+func TestClient(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "client")
+}
+
+// serve answers as handler says, and returns a client of it.
+func serve(handler http.HandlerFunc) *client.Client {
+	GinkgoHelper()
+	server := httptest.NewServer(handler)
+	DeferCleanup(server.Close)
+	return newClient(server.Listener.Addr().String())
+}
+
+func newClient(address string) *client.Client {
+	GinkgoHelper()
+	c, err := client.New(address)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(c.Close)
+	return c
+}
+
+// answer writes v as usher does.
+func answer(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+var _ = Describe("an address", func() {
+	It("is loopback where it names no host", func() {
+		Expect(newClient(":10249").Address()).To(Equal("127.0.0.1:10249"))
+		Expect(newClient("[::1]:10249").Address()).To(Equal("[::1]:10249"))
+	})
+
+	DescribeTable("that cannot be one is refused with what is allowed", func(address, text string) {
+		_, err := client.New(address)
+		Expect(err).To(MatchError(ContainSubstring(text)))
+	},
+		Entry(nil, "localhost", `"localhost" is not host:port`),
+		Entry(nil, "http://127.0.0.1:10249", "is not host:port"),
+		Entry(nil, "127.0.0.1:", `"" is not a port from 1 to 65535`),
+		Entry(nil, "127.0.0.1:70000", `"70000" is not a port from 1 to 65535`),
+	)
+})
+
+var _ = Describe("a list", func() {
+	// five Services, in pages as asked for.
+	five := func(asked *[]string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			*asked = append(*asked, r.URL.RequestURI())
+			q := r.URL.Query()
+			limit, _ := strconv.Atoi(q.Get("limit"))
+			limit = min(limit, 2) // small pages
+			from, _ := strconv.Atoi(q.Get("continue"))
+			to := min(from+limit, 5)
+			list := api.ServiceList{Page: api.Page{Total: 5}, Items: []api.Service{}}
+			for i := from; i < to; i++ {
+				list.Items = append(list.Items, api.Service{Name: fmt.Sprint(i)})
+			}
+			if to < 5 {
+				list.Continue = strconv.Itoa(to)
+			}
+			answer(w, http.StatusOK, list)
+		}
+	}
+	names := func(list api.ServiceList) (out []string) {
+		for _, s := range list.Items {
+			out = append(out, s.Name)
+		}
+		return out
+	}
+
+	It("is read to its last page, with the same filters", func(ctx context.Context) {
+		var asked []string
+		list, err := serve(five(&asked)).Services(ctx, client.ServiceQuery{Namespace: "shop", Text: "a b"})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(names(list)).To(Equal([]string{"0", "1", "2", "3", "4"}))
+		Expect(list.Total).To(Equal(5))
+		Expect(asked).To(Equal([]string{
+			"/api/v1/services?limit=1000&namespace=shop&q=a+b",
+			"/api/v1/services?continue=2&limit=1000&namespace=shop&q=a+b",
+			"/api/v1/services?continue=4&limit=1000&namespace=shop&q=a+b",
+		}))
+	})
+
+	It("is read no further than asked, and tells how many there are", func(ctx context.Context) {
+		var asked []string
+		list, err := serve(five(&asked)).Services(ctx, client.ServiceQuery{Max: 3})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(names(list)).To(Equal([]string{"0", "1", "2"}))
+		Expect(list.Total).To(Equal(5))
+	})
+})
+
+var _ = Describe("what goes wrong", func() {
+	It("is told in usher's own words", func(ctx context.Context) {
+		c := serve(func(w http.ResponseWriter, _ *http.Request) {
+			answer(w, http.StatusNotFound, api.Error{Code: http.StatusNotFound, Message: "there is no Service default/wbe"})
+		})
+		_, err := c.Service(ctx, "default", "wbe")
+		Expect(err).To(MatchError("there is no Service default/wbe"))
+		Expect(client.IsNotFound(err)).To(BeTrue())
+	})
+
+	It("is told from an address at which nobody answers", func(ctx context.Context) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		address := l.Addr().String()
+		Expect(l.Close()).To(Succeed())
+		_, err = newClient(address).Status(ctx)
+		Expect(err).To(MatchError("no usher answers at " + address + ": connection refused"))
+	})
+
+	It("is told from another program that has the port", func(ctx context.Context) {
+		_, err := serve(http.NotFound).Status(ctx)
+		Expect(err).To(BeAssignableToTypeOf(&client.NotUsherError{}))
+		Expect(err).To(MatchError(ContainSubstring("has not usher's API (404 Not Found)")))
+	})
+
+	It("says of an usher without a demo that it has none", func(ctx context.Context) {
+		_, err := serve(http.NotFound).Break(ctx, api.DemoBreak{Endpoint: "web-1", How: api.DemoRefuse})
+		Expect(err).To(MatchError(client.ErrNoDemo))
+	})
+})
+
+var _ = Describe("the stream of events", func() {
+	const stream = "event: hello\ndata: {\"instance\":\"a\",\"heartbeatSeconds\":15}\n\n" +
+		": heartbeat\n\n" +
+		"id: a-1\nevent: step\ndata: {\"id\":\"a-1\",\"kind\":\"accepted\",\"text\":\"#1\"}\n\n" +
+		"event: missed\ndata: {\"missed\":120}\n\n" +
+		"event: of-a-later-version\ndata: {}\n\n" +
+		"id: a-9\r\nevent: change\r\ndata: {\"id\":\"a-9\",\r\ndata: \"kind\":\"service-added\"}\r\n\r\n"
+
+	// told reads a stream to its end.
+	told := func(ctx context.Context, c *client.Client, q client.EventQuery) (lines []string, err error) {
+		for m, err := range c.Events(ctx, q) {
+			switch {
+			case err != nil:
+				return lines, err
+			case m.Hello != nil:
+				lines = append(lines, "hello "+m.Hello.Instance)
+			case m.Event != nil:
+				lines = append(lines, m.Event.ID+" "+m.Event.Kind)
+			default:
+				lines = append(lines, fmt.Sprintf("missed %d", m.Missed))
+			}
+		}
+		return lines, nil
+	}
+	all := []string{"hello a", "a-1 accepted", "missed 120", "a-9 service-added"}
+
+	It("is read event by event; what is not known is skipped", func(ctx context.Context) {
+		var asked string
+		c := serve(func(w http.ResponseWriter, r *http.Request) {
+			asked = r.URL.RequestURI()
+			fmt.Fprint(w, stream)
+		})
+		lines, err := told(ctx, c, client.EventQuery{Service: "default/web", Outcome: "retry", History: true, Once: true})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(lines).To(Equal(all))
+		Expect(asked).To(Equal("/api/v1/events?follow=false&history=true&outcome=retry&service=default%2Fweb"))
+	})
+
+	It("that was to go on says that it has ended", func(ctx context.Context) {
+		c := serve(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, stream) })
+		lines, err := told(ctx, c, client.EventQuery{})
+		Expect(err).To(MatchError(client.ErrStreamEnded))
+		Expect(lines).To(Equal(all))
+	})
+
+	It("that is silent beyond its heartbeat counts as ended", func(ctx context.Context) {
+		c := serve(func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprint(w, strings.Replace(stream, "15", "0.01", 1))
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		})
+		lines, err := told(ctx, c, client.EventQuery{})
+		Expect(err).To(MatchError(client.ErrStreamEnded))
+		Expect(slices.Contains(lines, "hello a")).To(BeTrue())
+	})
+
+	It("ends when its reader has enough", func(ctx context.Context) {
+		gone := make(chan struct{})
+		c := serve(func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprint(w, stream)
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+			close(gone)
+		})
+		for range c.Events(ctx, client.EventQuery{}) {
+			break
+		}
+		Eventually(gone).Should(BeClosed())
+	})
+})

@@ -1,0 +1,42 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// ErrNoDemo says that what is asked is no usher demo.
+var ErrNoDemo = errors.New("this usher is no demo: only the servers of 'usher demo' can be broken and mended")
+
+// DemoEndpoints returns the demo's servers.
+func (c *Client) DemoEndpoints(ctx context.Context) (out api.DemoEndpointList, err error) {
+	err = c.ask(ctx, http.MethodGet, api.DemoEndpointsPath, nil, nil, &out)
+	if IsNotFound(err) {
+		return out, ErrNoDemo
+	}
+	return out, noDemo(err)
+}
+
+// Break breaks one of the demo's servers.
+func (c *Client) Break(ctx context.Context, b api.DemoBreak) (out api.DemoEndpoint, err error) {
+	return out, noDemo(c.ask(ctx, http.MethodPost, api.DemoBreakPath, nil, b, &out))
+}
+
+// Mend mends one of the demo's servers, or all.
+func (c *Client) Mend(ctx context.Context, m api.DemoMend) (out api.DemoEndpointList, err error) {
+	return out, noDemo(c.ask(ctx, http.MethodPost, api.DemoMendPath, nil, m, &out))
+}
+
+// noDemo returns ErrNoDemo for an usher that does not know the path or the
+// method.
+func noDemo(err error) error {
+	var e *api.Error
+	var not *NotUsherError
+	if errors.As(err, &not) || errors.As(err, &e) && e.Code == http.StatusMethodNotAllowed {
+		return ErrNoDemo
+	}
+	return err
+}

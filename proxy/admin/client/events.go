@@ -1,0 +1,158 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// EventQuery says which events are asked for. What is empty is any.
+type EventQuery struct {
+	Service, Client, Endpoint, Protocol string
+	Outcome                             string // ok, retry, failed, or the code of an end; several with commas
+	Kind                                string // kinds; several with commas
+	Connection                          uint64
+	// History says to begin with what the trace still has.
+	History bool
+	// Once says to end when that has been read, instead of waiting for more.
+	Once bool
+	// Rate is how many events a second at the most; 0 leaves it to usher.
+	Rate int
+}
+
+func (q EventQuery) values() url.Values {
+	v := values("service", q.Service, "client", q.Client, "endpoint", q.Endpoint, "protocol", q.Protocol, "outcome", q.Outcome, "kind", q.Kind)
+	if q.Connection != 0 {
+		v.Set("connection", strconv.FormatUint(q.Connection, 10))
+	}
+	if q.History {
+		v.Set("history", "true")
+	}
+	if q.Once {
+		v.Set("follow", "false")
+	}
+	if q.Rate > 0 {
+		v.Set("rate", strconv.Itoa(q.Rate))
+	}
+	return v
+}
+
+// Message is one thing that the stream of events tells. One of its fields is set.
+type Message struct {
+	Hello  *api.Hello
+	Event  *api.Event
+	Missed uint64 // events that were left out just here
+}
+
+// ErrStreamEnded is the error with which a stream ends that was to go on.
+var ErrStreamEnded = errors.New("the stream of events has ended: that usher has stopped, or was replaced")
+
+// Events returns the stream of events. It ends with an error, or, for
+// EventQuery.Once, without one. Each pass over it is a stream of its own.
+func (c *Client) Events(ctx context.Context, q EventQuery) iter.Seq2[Message, error] {
+	return func(yield func(Message, error) bool) {
+		outer := ctx
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		res, err := c.send(ctx, http.MethodGet, api.Prefix+"/events", q.values(), http.Header{"Accept": {"text/event-stream"}}, nil)
+		if err != nil {
+			yield(Message{}, err)
+			return
+		}
+		defer res.Body.Close()
+		// A stream that is silent for twice its heartbeat is dead; reading from it
+		// would wait forever.
+		silence := time.AfterFunc(answerTimeout, cancel)
+		defer silence.Stop()
+		allowed := answerTimeout
+		stream := bufio.NewReader(res.Body)
+		for {
+			m, err := readMessage(stream, func() { silence.Reset(allowed) })
+			switch {
+			case outer.Err() != nil:
+				err = outer.Err()
+			case err == nil:
+			case errors.Is(err, io.EOF) && q.Once:
+				return
+			default:
+				err = ErrStreamEnded
+			}
+			if m.Hello != nil && m.Hello.HeartbeatSeconds > 0 {
+				allowed = time.Duration(2 * m.Hello.HeartbeatSeconds * float64(time.Second))
+			}
+			if !yield(m, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// readMessage reads up to the next message of a kind that is known, and calls
+// alive for every line.
+func readMessage(stream *bufio.Reader, alive func()) (m Message, err error) {
+	for {
+		event, data, err := readBlock(stream, alive)
+		if err != nil {
+			return m, err
+		}
+		var missed api.Missed
+		var into any
+		switch event {
+		case api.StreamHello:
+			m.Hello = new(api.Hello)
+			into = m.Hello
+		case api.StreamStep, api.StreamChange:
+			m.Event = new(api.Event)
+			into = m.Event
+		case api.StreamMissed:
+			into = &missed
+		default:
+			continue
+		}
+		if err := json.Unmarshal([]byte(data), into); err != nil {
+			return Message{}, fmt.Errorf("event %s: %w", event, err)
+		}
+		m.Missed = missed.Missed
+		return m, nil
+	}
+}
+
+// readBlock reads the lines of one event, as the HTML standard has them
+// (9.2.6, Interpreting an event stream).
+func readBlock(stream *bufio.Reader, alive func()) (event, data string, err error) {
+	var lines []string
+	for {
+		line, err := stream.ReadString('\n')
+		if err != nil {
+			return "", "", err
+		}
+		alive()
+		line = strings.TrimRight(line, "\r\n")
+		if line == "" {
+			if lines != nil {
+				return event, strings.Join(lines, "\n"), nil
+			}
+			event = ""
+			continue
+		}
+		field, value, _ := strings.Cut(line, ":")
+		value = strings.TrimPrefix(value, " ")
+		switch field {
+		case "event":
+			event = value
+		case "data":
+			lines = append(lines, value)
+		}
+	}
+}

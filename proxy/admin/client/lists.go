@@ -1,0 +1,137 @@
+package client
+
+import (
+	"context"
+	"net/url"
+	"strconv"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// All is the value of a query's Max that asks for whole lists.
+const All = 0
+
+// ServiceQuery says which Services are asked for. What is empty is any.
+type ServiceQuery struct {
+	Namespace, Name string
+	Text            string // part of a name, VIP, endpoint or Pod
+	State           string
+	Protocol        string
+	Sort            string // api.SortName and so on
+	Max             int    // how many at the most
+}
+
+func (q ServiceQuery) values() url.Values {
+	return values("namespace", q.Namespace, "name", q.Name, "q", q.Text, "state", q.State, "protocol", q.Protocol, "sort", q.Sort)
+}
+
+// ConnectionQuery says which connections are asked for. What is empty is any.
+type ConnectionQuery struct {
+	State    string // open (if empty), ended, all
+	Service  string // namespace/name
+	Client   string // address, address and port, or network
+	Endpoint string // address, address and port, or Pod
+	Protocol string
+	End      string // see /api/v1/ends
+	Retried  bool   // only those with more than one attempt
+	Max      int    // how many at the most
+}
+
+func (q ConnectionQuery) values() url.Values {
+	v := values("state", q.State, "service", q.Service, "client", q.Client, "endpoint", q.Endpoint, "protocol", q.Protocol, "end", q.End)
+	if q.Retried {
+		v.Set("retried", "true")
+	}
+	return v
+}
+
+// AffinityQuery says which clients are asked for. What is empty is any.
+type AffinityQuery struct {
+	Service, Client, Endpoint string
+}
+
+// ExplainQuery is what Explain is asked.
+type ExplainQuery struct {
+	Service string // namespace/name
+	Port    string // name or number
+	Client  string // an address
+	VIP     string // an address, or address and port
+}
+
+// Status returns how the proxy as a whole is.
+func (c *Client) Status(ctx context.Context) (out api.Status, err error) {
+	return out, c.get(ctx, "/status", nil, &out)
+}
+
+// Services returns Services in short.
+func (c *Client) Services(ctx context.Context, q ServiceQuery) (api.ServiceList, error) {
+	page, items, err := pages[api.Service](ctx, c, "/services", q.values(), q.Max)
+	return api.ServiceList{Page: page, Items: items}, err
+}
+
+// Service returns all about one Service.
+func (c *Client) Service(ctx context.Context, namespace, name string) (out api.ServiceDetail, err error) {
+	return out, c.get(ctx, "/services/"+url.PathEscape(namespace)+"/"+url.PathEscape(name), nil, &out)
+}
+
+// Connections returns connections, the newest first.
+func (c *Client) Connections(ctx context.Context, q ConnectionQuery) (api.ConnectionList, error) {
+	page, items, err := pages[api.Connection](ctx, c, "/connections", q.values(), q.Max)
+	return api.ConnectionList{Page: page, Items: items}, err
+}
+
+// Connection returns one connection.
+func (c *Client) Connection(ctx context.Context, id uint64) (out api.Connection, err error) {
+	return out, c.get(ctx, "/connections/"+strconv.FormatUint(id, 10), nil, &out)
+}
+
+// Affinity returns which endpoint each client gets again.
+func (c *Client) Affinity(ctx context.Context, q AffinityQuery) (api.AffinityList, error) {
+	page, items, err := pages[api.AffinityEntry](ctx, c, "/affinity", values("service", q.Service, "client", q.Client, "endpoint", q.Endpoint), All)
+	return api.AffinityList{Page: page, Items: items}, err
+}
+
+// Portals returns the portal's rules.
+func (c *Client) Portals(ctx context.Context) (out api.Portals, err error) {
+	return out, c.get(ctx, "/portals", nil, &out)
+}
+
+// Explain returns what would become of a connection.
+func (c *Client) Explain(ctx context.Context, q ExplainQuery) (out api.Explanation, err error) {
+	return out, c.get(ctx, "/explain", values("service", q.Service, "port", q.Port, "client", q.Client, "vip", q.VIP), &out)
+}
+
+// pages reads a list page by page, up to max items.
+func pages[T any](ctx context.Context, c *Client, path string, query url.Values, max int) (api.Page, []T, error) {
+	items, total := []T{}, 0
+	for {
+		limit := api.MaxLimit
+		if max != All {
+			limit = min(limit, max-len(items))
+		}
+		query.Set("limit", strconv.Itoa(limit))
+		var page struct {
+			api.Page
+			Items []T `json:"items"`
+		}
+		if err := c.get(ctx, path, query, &page); err != nil {
+			return api.Page{}, nil, err
+		}
+		items, total = append(items, page.Items...), page.Total
+		if page.Continue == "" || max != All && len(items) >= max {
+			return api.Page{Total: total, Continue: page.Continue}, items, nil
+		}
+		query.Set("continue", page.Continue)
+	}
+}
+
+// values makes a query of names and values; what is empty is left out.
+func values(pairs ...string) url.Values {
+	v := url.Values{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if pairs[i+1] != "" {
+			v.Set(pairs[i], pairs[i+1])
+		}
+	}
+	return v
+}

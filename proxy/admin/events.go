@@ -1,0 +1,269 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// MaxSubscribers is how many may read events at once. Each costs about 100 kB and a
+// descriptor, whether it reads or not.
+const MaxSubscribers = 128
+
+const (
+	// heartbeat is how long a stream is silent at the most.
+	heartbeat = 15 * time.Second
+	// patience is how long a subscriber may take to take in what it was sent.
+	// One that does not is gone.
+	patience = 10 * time.Second
+	// gathering is how long events are gathered before they are sent, so that
+	// neither the proxy nor a subscriber is woken for each of them.
+	gathering = 25 * time.Millisecond
+	// batch is how many events are taken from the trace at once.
+	batch = 64
+)
+
+// Bounds of the parameter rate, in events a second.
+const (
+	defaultRate = 1000
+	maxRate     = 100000
+)
+
+// subscribers counts who reads events.
+type subscribers struct {
+	now     atomic.Int64
+	refused atomic.Int64 // since the start
+}
+
+// enter makes room for one more, or reports that there is none.
+func (s *subscribers) enter() bool {
+	if s.now.Add(1) <= MaxSubscribers {
+		return true
+	}
+	s.now.Add(-1)
+	s.refused.Add(1)
+	return false
+}
+
+func (s *subscribers) leave() { s.now.Add(-1) }
+
+// events answers /events with a stream.
+func (a *API) events(w http.ResponseWriter, r *http.Request, route api.Route) {
+	err := checkQuery(route, r.URL.Query())
+	var s *stream
+	if err == nil {
+		s, err = a.newStream(r)
+	}
+	if err != nil {
+		fail(w, r, err)
+		return
+	}
+	if !a.subscribers.enter() {
+		w.Header().Set("Retry-After", "5")
+		w.Header().Set("Connection", "close") // the room is needed for who asks for something else
+		writeError(w, http.StatusServiceUnavailable, fmt.Sprintf("there are %d subscribers already, which is as many as there may be", MaxSubscribers))
+		return
+	}
+	defer a.subscribers.leave()
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	if r.Method == http.MethodHead {
+		return
+	}
+	s.out, s.control = w, http.NewResponseController(w)
+	// The server's own deadlines are for answers that end.
+	_ = s.control.SetReadDeadline(time.Time{})
+	s.run(r.Context())
+}
+
+// stream is one subscriber.
+type stream struct {
+	instance string
+	reader   *trace.Reader
+	wanted   eventSelection
+	follow   bool
+	rate     *rate.Limiter
+
+	out     http.ResponseWriter
+	control *http.ResponseController
+	pending bytes.Buffer
+	missed  uint64 // that were not told yet
+}
+
+func (a *API) newStream(r *http.Request) (s *stream, err error) {
+	query := r.URL.Query()
+	s = &stream{instance: a.instance, follow: flag(query, "follow", true)}
+	if s.wanted, err = newEventSelection(query); err != nil {
+		return nil, err
+	}
+	perSecond, err := number(query, "rate", 1, maxRate, defaultRate)
+	if err != nil {
+		return nil, err
+	}
+	s.rate = rate.NewLimiter(rate.Limit(perSecond), int(perSecond))
+	history := flag(query, "history", !s.follow)
+	switch seq, ok := a.lastEvent(r.Header.Get("Last-Event-ID")); {
+	case ok:
+		s.reader = a.proxy.Trace.ReaderBehind(seq)
+	default:
+		s.reader = a.proxy.Trace.Reader(!history)
+	}
+	return s, nil
+}
+
+// lastEvent returns the number of the event after which to go on. Numbers of
+// another process mean nothing here.
+func (a *API) lastEvent(id string) (uint64, bool) {
+	instance, number, ok := strings.Cut(id, "-")
+	seq, err := strconv.ParseUint(number, 10, 64)
+	return seq, ok && err == nil && instance == a.instance
+}
+
+// run sends events until the client goes, or is too slow.
+func (s *stream) run(ctx context.Context) {
+	s.put("", api.StreamHello, api.Hello{Instance: s.instance, HeartbeatSeconds: heartbeat.Seconds()})
+	if s.flush() != nil {
+		return
+	}
+	buf := make([]trace.Event, batch)
+	for {
+		n, missed, err := s.next(ctx, buf)
+		switch {
+		case errors.Is(err, context.DeadlineExceeded):
+			s.pending.WriteString(": heartbeat\n\n")
+		case err != nil:
+			return
+		}
+		s.missed += missed
+		for i := range n {
+			s.event(&buf[i])
+		}
+		clear(buf[:n]) // they hold on to connections
+		ended := n == 0 && err == nil
+		if ended || n < batch {
+			s.tellMissed()
+		}
+		if s.pending.Len() > 0 && s.flush() != nil || ended {
+			return
+		}
+		if n < batch && s.follow {
+			s.gather(ctx)
+		}
+	}
+}
+
+// next waits for events, for heartbeat at the most. If the stream does not follow,
+// it returns none when there are no more.
+func (s *stream) next(ctx context.Context, buf []trace.Event) (int, uint64, error) {
+	if !s.follow {
+		n, missed := s.reader.Poll(buf)
+		return n, missed, ctx.Err()
+	}
+	waiting, cancel := context.WithTimeout(ctx, heartbeat)
+	defer cancel()
+	n, missed, err := s.reader.Next(waiting, buf)
+	if err != nil && ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return n, missed, err
+}
+
+// gather lets events come together.
+func (s *stream) gather(ctx context.Context) {
+	timer := time.NewTimer(gathering)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// event puts e into what is sent next, if it is wanted.
+func (s *stream) event(e *trace.Event) {
+	if !s.wanted.matches(e) {
+		return
+	}
+	if !s.rate.Allow() && s.follow {
+		s.missed++
+		return
+	}
+	s.tellMissed()
+	name := api.StreamStep
+	if !e.Kind.IsStep() {
+		name = api.StreamChange
+	}
+	id := s.instance + "-" + strconv.FormatUint(e.Seq, 10)
+	s.put(id, name, newEvent(id, e))
+}
+
+func (s *stream) tellMissed() {
+	if s.missed > 0 {
+		s.put("", api.StreamMissed, api.Missed{Missed: s.missed})
+		s.missed = 0
+	}
+}
+
+// put appends an event in the format of the HTML standard, 9.2.6.
+func (s *stream) put(id, name string, data any) {
+	text, err := json.Marshal(data)
+	if err != nil {
+		return // structs of strings and numbers can always be written
+	}
+	if id != "" {
+		fmt.Fprintf(&s.pending, "id: %s\n", id)
+	}
+	fmt.Fprintf(&s.pending, "event: %s\ndata: %s\n\n", name, text)
+}
+
+// flush sends what is pending.
+func (s *stream) flush() error {
+	if err := s.control.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	_, err := s.out.Write(s.pending.Bytes())
+	s.pending.Reset()
+	if err != nil {
+		return err
+	}
+	return s.control.Flush()
+}
+
+// newEvent returns e as the API has it.
+func newEvent(id string, e *trace.Event) api.Event {
+	out := api.Event{
+		ID: id, Time: e.Time, Kind: e.Kind.String(), Text: e.String(),
+		Protocol: string(e.Protocol), Connection: e.Conn,
+		Attempt: e.Attempt, Pod: e.Pod, Reason: e.Reason, PassedOver: e.PassedOver, TookMs: milliseconds(e.Took), Error: e.Err,
+		End: string(e.End), BytesToEndpoint: e.ToEndpoint, BytesToClient: e.ToClient, Count: e.Count,
+	}
+	if e.Port.Service != "" {
+		out.Service, out.Port = e.Port.ServiceName().String(), e.Port.Port
+	}
+	if e.Port.Family != 0 {
+		out.Family = e.Port.Family.String()
+	}
+	if e.Client.IsValid() {
+		out.Client, out.VIP = e.Client.String(), e.VIP.String()
+	}
+	if e.Endpoint.IsValid() {
+		out.Endpoint = e.Endpoint.String()
+	}
+	if e.Kind == trace.Attempt {
+		out.Result = proxy.ResultOf(e.Err).String()
+	}
+	return out
+}

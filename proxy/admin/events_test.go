@@ -1,0 +1,122 @@
+package admin_test
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+var _ = Describe("a subscriber of events", func() {
+	var n *node
+	BeforeEach(func() {
+		n = newNode()
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
+	})
+
+	// steps puts steps of one connection into the trace.
+	steps := func(count int) {
+		life := n.proxy.Trace.Begin(trace.Subject{Conn: 1 << 40}, time.Now())
+		for range count {
+			n.proxy.Trace.Step(life, &trace.Event{Kind: trace.Waiting})
+		}
+	}
+
+	It("gets steps as they happen", func() {
+		res, err := http.Get(n.url + api.Prefix + "/events?kind=accepted")
+		Expect(err).NotTo(HaveOccurred())
+		defer res.Body.Close()
+		lines := bufio.NewScanner(res.Body)
+		next := func(prefix string) string {
+			GinkgoHelper()
+			for lines.Scan() {
+				if strings.HasPrefix(lines.Text(), prefix) {
+					return lines.Text()
+				}
+			}
+			Fail("the stream has ended")
+			return ""
+		}
+		Expect(next("event: ")).To(Equal("event: hello"))
+		n.client("web")
+		Expect(next("event: ")).To(Equal("event: step"))
+		Expect(next("data: ")).To(ContainSubstring(`"kind":"accepted"`))
+	})
+
+	It("is told how many it missed: those that the trace has no more", func() {
+		first := n.subscribe("follow=false", "").events[0]
+		steps(1500) // the trace keeps 1000
+		s := n.subscribe("follow=false", first.ID)
+		Expect(s.missed).To(Equal([]uint64{500}))
+		Expect(s.events).To(HaveLen(1000))
+	})
+
+	It("goes on from the beginning behind another process", func() {
+		Expect(n.subscribe("follow=false", "other-7").kinds()).To(Equal([]string{"service-added"}))
+	})
+
+	It("may ask for the headers alone", func() {
+		res, err := http.Head(n.url + api.Prefix + "/events")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(res.StatusCode).To(Equal(200))
+	})
+
+	Describe("of whom there are a thousand, who never read", func() {
+		It("costs a bounded amount of memory, and slows neither the trace nor who asks for something else", func() {
+			heap := func() int64 {
+				runtime.GC()
+				var m runtime.MemStats
+				runtime.ReadMemStats(&m)
+				return int64(m.HeapAlloc + m.StackInuse)
+			}
+			add := func() time.Duration {
+				began := time.Now()
+				steps(20000)
+				return time.Since(began)
+			}
+			add()
+			before, alone := heap(), add()
+			refused := 0
+			for range 1000 {
+				c, err := net.Dial("tcp", n.addr.String())
+				Expect(err).NotTo(HaveOccurred())
+				DeferCleanup(func() { c.Close() })
+				fmt.Fprintf(c, "GET %s/events?history=true&rate=100000 HTTP/1.1\r\nHost: localhost\r\n\r\n", api.Prefix)
+				// It reads no more than whether it was let in.
+				status := make([]byte, len("HTTP/1.1 200"))
+				_, err = c.Read(status)
+				Expect(err).NotTo(HaveOccurred())
+				if strings.HasSuffix(string(status), "503") {
+					refused++
+				}
+			}
+			Expect(refused).To(Equal(1000 - admin.MaxSubscribers))
+			var more int64
+			Eventually(func() int64 {
+				add() // until no socket takes more
+				more = heap() - before
+				return more
+			}, "50s").Should(BeNumerically("<", 16<<20))
+			var among time.Duration
+			Eventually(func() time.Duration {
+				among = add()
+				return among
+			}, "50s").Should(BeNumerically("<", 10*alone+10*time.Millisecond), "nobody waits for who does not read")
+			GinkgoWriter.Printf("20,000 steps: %v alone, %v among 1,000 subscribers; memory %+d kB\n", alone, among, more/1024)
+			var s api.Status
+			Expect(n.get("/status", &s)).To(Equal(200))
+			Expect(s.Subscribers.Now).To(BeEquivalentTo(admin.MaxSubscribers))
+		})
+	})
+})

@@ -1,0 +1,119 @@
+package admin
+
+import (
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// eventSelection says which events a subscriber wants. What is zero lets
+// everything through.
+type eventSelection struct {
+	selection
+	conn     uint64
+	kinds    map[trace.Kind]bool
+	outcomes []string
+	// steps is set if only steps of connections can match.
+	steps bool
+}
+
+func newEventSelection(query url.Values) (s eventSelection, err error) {
+	if s.selection, err = newSelection(query); err != nil {
+		return s, err
+	}
+	if s.kinds, err = parseKinds(query.Get("kind")); err != nil {
+		return s, err
+	}
+	if s.outcomes, err = parseOutcomes(query.Get("outcome")); err != nil {
+		return s, err
+	}
+	conn, err := number(query, "connection", 0, 1<<62, 0)
+	s.conn = uint64(conn)
+	s.steps = s.conn != 0 || s.outcomes != nil || s.client.IsValid() || s.protocol != ""
+	return s, err
+}
+
+// The names for all kinds that are steps, or changes.
+const (
+	allSteps   = "steps"
+	allChanges = "changes"
+)
+
+func parseKinds(value string) (map[trace.Kind]bool, error) {
+	if value == "" {
+		return nil, nil
+	}
+	kinds := map[trace.Kind]bool{}
+	for name := range strings.SplitSeq(value, ",") {
+		known := false
+		for _, k := range trace.Kinds() {
+			if name == k.String() || name == allSteps && k.IsStep() || name == allChanges && !k.IsStep() {
+				kinds[k], known = true, true
+			}
+		}
+		if !known {
+			return nil, badQuery("kind", name, "one of "+allSteps+", "+allChanges+", "+kindNames())
+		}
+	}
+	return kinds, nil
+}
+
+func kindNames() string {
+	var names []string
+	for _, k := range trace.Kinds() {
+		names = append(names, k.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+func parseOutcomes(value string) (outcomes []string, err error) {
+	if value == "" {
+		return nil, nil
+	}
+	allowed := []string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}
+	for _, e := range trace.Ends {
+		allowed = append(allowed, string(e.End))
+	}
+	for name := range strings.SplitSeq(value, ",") {
+		if !slices.Contains(allowed, name) {
+			return nil, badQuery("outcome", name, "one of "+strings.Join(allowed, ", "))
+		}
+		outcomes = append(outcomes, name)
+	}
+	return outcomes, nil
+}
+
+// matches reports whether e is wanted.
+func (s *eventSelection) matches(e *trace.Event) bool {
+	if s.kinds != nil && !s.kinds[e.Kind] || s.steps && !e.Kind.IsStep() || s.conn != 0 && s.conn != e.Conn {
+		return false
+	}
+	if e.Kind.IsStep() && !s.subject(e.Subject) || !s.servicePort(e.Port) || !s.hasEndpoint(e.Endpoint, e.Pod) {
+		return false
+	}
+	return s.outcomes == nil || slices.ContainsFunc(s.outcomes, func(o string) bool { return hasOutcome(e, o) })
+}
+
+// hasOutcome reports whether e is a step with that outcome.
+func hasOutcome(e *trace.Event, outcome string) bool {
+	switch outcome {
+	case api.OutcomeOK:
+		return e.Kind == trace.Established || e.Kind == trace.Closed && faultOf(e.End) == trace.FaultNone
+	case api.OutcomeRetry:
+		return e.Kind == trace.Attempt && (e.Err != "" || e.Attempt > 1) || e.Kind == trace.Waiting
+	case api.OutcomeFailed:
+		return e.Kind == trace.Closed && faultOf(e.End) != trace.FaultNone
+	}
+	return e.Kind == trace.Closed && string(e.End) == outcome
+}
+
+func faultOf(end trace.End) trace.Fault {
+	i := slices.IndexFunc(trace.Ends, func(e trace.EndMeaning) bool { return e.End == end })
+	if i < 0 {
+		return trace.FaultUsher
+	}
+	return trace.Ends[i].Fault
+}

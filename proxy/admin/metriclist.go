@@ -1,0 +1,129 @@
+package admin
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metric is a metric whose value is looked up when somebody asks for it.
+type metric struct {
+	name, help string
+	kind       prometheus.ValueType
+	labels     []string
+	desc       *prometheus.Desc
+}
+
+// told are all of them, in the order of the documentation.
+var told []*metric
+
+func counter(name, help string, labels ...string) *metric {
+	return newMetric(prometheus.CounterValue, name, help, labels)
+}
+
+func gauge(name, help string, labels ...string) *metric {
+	return newMetric(prometheus.GaugeValue, name, help, labels)
+}
+
+func newMetric(kind prometheus.ValueType, name, help string, labels []string) *metric {
+	m := &metric{name: name, help: help, kind: kind, labels: labels, desc: prometheus.NewDesc(name, help, labels, nil)}
+	told = append(told, m)
+	return m
+}
+
+// tell sends the value that the metric has with these values of its labels.
+func (m *metric) tell(out chan<- prometheus.Metric, value float64, labels ...string) {
+	out <- prometheus.MustNewConstMetric(m.desc, m.kind, value, labels...)
+}
+
+var (
+	connectionsAccepted = counter("usher_connections_accepted_total", "Connections that clients have made.")
+	connectionsServed   = counter("usher_connections_established_total", "Connections for which an endpoint was found.")
+	connectionsClosed   = counter("usher_connections_closed_total", "Connections that have ended, by how: see docs/life-of-a-connection.md.", "end")
+	connectionsOpen     = gauge("usher_connections_open", "Connections that are open.")
+	connectionsLimit    = gauge("usher_connections_limit", "Connections that may be open at once.")
+	connectionsFailed   = counter("usher_connections_failed_total", "Connections and UDP sessions that ended without an endpoint.")
+	associations        = counter("usher_sctp_associations_total", "SCTP associations that clients have made; they count as connections too.")
+	associationsOpen    = gauge("usher_sctp_associations_open", "SCTP associations that are open.")
+	attempts            = counter("usher_attempts_total", "Attempts to connect to an endpoint, by result.", "result")
+	retries             = counter("usher_retries_total", "Attempts after a connection's, or UDP session's, first.")
+	quarantines         = counter("usher_quarantines_total", "Endpoints that failed and went into quarantine.")
+	recoveries          = counter("usher_quarantine_recoveries_total", "Endpoints that answered again after a quarantine.")
+	endpointsByState    = gauge("usher_endpoints", "Endpoints of service ports, by state.", "state")
+	bytesMoved          = counter("usher_bytes_total", "Bytes of connections and UDP sessions that have ended, by direction.", "to")
+	udpSessionsBegun    = counter("usher_udp_sessions_total", "UDP sessions that have begun.")
+	udpSessionsAnswered = counter("usher_udp_sessions_answered_total", "UDP sessions in which an endpoint has answered.")
+	udpSessionsEnded    = counter("usher_udp_sessions_ended_total", "UDP sessions that have ended, by how: see docs/life-of-a-connection.md.", "end")
+	udpSessionsOpen     = gauge("usher_udp_sessions_open", "UDP sessions that are open.")
+	udpSessionsLimit    = gauge("usher_udp_sessions_limit", "UDP sessions that may be open at once.")
+	udpDatagrams        = counter("usher_udp_datagrams_total", "UDP datagrams that were passed on, by direction.", "to")
+	udpDropped          = counter("usher_udp_datagrams_dropped_total", "UDP datagrams that were not passed on, by why.", "reason")
+	services            = gauge("usher_services", "Services that are served.")
+	servicePorts        = gauge("usher_service_ports", "Service ports that are served, each IP family by itself.")
+	listeners           = gauge("usher_listeners", "Listeners that are open.")
+	affinityClients     = gauge("usher_affinity_clients", "Clients that are remembered for session affinity.")
+	affinityLimit       = gauge("usher_affinity_clients_limit", "Clients that may be remembered for session affinity.")
+	portProblems        = gauge("usher_service_port_problems", "Service ports that are not served as they should be, by reason.", "reason")
+	portalRepairs       = counter("usher_portal_repairs_total", "Rules, routes and chains that were missing or changed in the kernel, and were put back.")
+	portalFailures      = counter("usher_portal_failures_total", "Changes that could not be made in the kernel.")
+	accessLines         = counter("usher_access_log_lines_total", "Lines that were written to the access log.")
+	accessLost          = counter("usher_access_log_lost_total", "Lines that are missing in the access log.")
+	subscribersNow      = gauge("usher_event_subscribers", "Who reads /api/v1/events now.")
+	subscribersRefused  = counter("usher_event_subscribers_refused_total", "Who wanted to read /api/v1/events, and could not since there were too many.")
+	serviceAccepted     = counter("usher_service_connections_total", "Connections and UDP sessions that clients of a Service have made.", "namespace", "service")
+	serviceFailed       = counter("usher_service_connections_failed_total", "Those that ended without an endpoint.", "namespace", "service")
+	serviceRetries      = counter("usher_service_retries_total", "Attempts after a connection's first.", "namespace", "service")
+	serviceOpen         = gauge("usher_service_connections_open", "Connections and UDP sessions that are open.", "namespace", "service")
+	serviceBytes        = counter("usher_service_bytes_total", "Bytes of those that have ended, by direction.", "namespace", "service", "to")
+	lastApplied         = gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "When the kernel was last brought up to date.")
+	lastQueued          = gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "When a change was last wanted.")
+	serviceChanges      = counter("kubeproxy_sync_proxy_rules_service_changes_total", "Services that were changed.")
+	endpointChanges     = counter("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Endpoints that came or went.")
+	noLocalEndpoints    = gauge("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Service ports with policy Local that have endpoints, but none on this node.", "traffic_policy")
+	healthzTotal        = counter("kubeproxy_proxy_healthz_total", "Answers of /healthz, by code.", "code")
+	livezTotal          = counter("kubeproxy_proxy_livez_total", "Answers of /livez, by code.", "code")
+)
+
+// MetricsDocumentation returns docs/metrics.md.
+func MetricsDocumentation() string {
+	var b strings.Builder
+	b.WriteString(metricsIntroduction)
+	row := func(name, kind string, labels []string, help string) {
+		text := "-"
+		if len(labels) > 0 {
+			text = "`" + strings.Join(labels, "`, `") + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, kind, text, help)
+	}
+	kinds := map[prometheus.ValueType]string{prometheus.CounterValue: "counter", prometheus.GaugeValue: "gauge"}
+	for _, m := range told {
+		row(m.name, kinds[m.kind], m.labels, m.help)
+	}
+	row(syncOptions.Name, "histogram", nil, syncOptions.Help)
+	row(programmedOptions.Name, "histogram", nil, programmedOptions.Help)
+	row(buildOptions.Name, "gauge", []string{"version", "portal"}, buildOptions.Help)
+	return b.String()
+}
+
+// metricsIntroduction is what docs/metrics.md begins with.
+const metricsIntroduction = `# Metrics
+
+usher serves metrics for Prometheus at ` + "`/metrics`" + ` of ` + "`--admin-address`" + `. This page is made
+from the code (` + "`make generate`" + `). Besides these there are those of Go and of the process
+(` + "`go_*`, `process_*`" + `). [deploy/monitoring](../deploy/monitoring) has a dashboard for Grafana
+and alert rules that use them.
+
+Names that begin with ` + "`kubeproxy_`" + ` mean the same as kube-proxy's, so that what watches
+kube-proxy can watch usher. The values of ` + "`end`" + ` are in
+[the life of a connection](life-of-a-connection.md). ` + "`result`" + ` is connected, refused, no-answer or
+failed.
+
+How many series there are does not depend on how many Services there are, but for
+` + "`usher_service_*`" + `: a Service has them from its first connection on, and at most 1,000 Services do.
+Those beyond that are counted together, with ` + "`service=\"(others)\"`" + ` and no namespace. There are no
+series for endpoints or clients: ` + "`/api/v1/services`" + ` and the access log tell about those.
+
+| name | type | labels | what it tells |
+|---|---|---|---|
+`

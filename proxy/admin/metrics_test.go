@@ -1,0 +1,165 @@
+package admin_test
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"regexp"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	dto "github.com/prometheus/client_model/go"
+	"sigs.k8s.io/yaml"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/admin"
+)
+
+// update writes docs/metrics.md instead of comparing it: make generate.
+var update = flag.Bool("update", false, "write docs/metrics.md")
+
+const metricsPage = "../../docs/metrics.md"
+
+// documented returns the names of the metrics in docs/metrics.md.
+func documented() map[string]bool {
+	names := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(admin.MetricsDocumentation(), -1) {
+		names[m[1]] = true
+	}
+	return names
+}
+
+var _ = Describe("the metrics", func() {
+	It("are documented", func() {
+		if *update {
+			Expect(os.WriteFile(metricsPage, []byte(admin.MetricsDocumentation()), 0o644)).To(Succeed())
+		}
+		page, err := os.ReadFile(metricsPage)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(page) == admin.MetricsDocumentation()).To(BeTrue(), "docs/metrics.md is out of date: make generate")
+	})
+
+	It("are all there, and none that is not documented", func() {
+		n := newNode()
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", refusing(), answering())})
+		c, _ := n.client("web")
+		c.Close()
+		Eventually(n.proxy.Connections).Should(BeZero())
+		got := map[string]bool{}
+		for _, family := range n.gather() {
+			if name := family.GetName(); strings.HasPrefix(name, "usher_") || strings.HasPrefix(name, "kubeproxy_") {
+				got[name] = true
+				Expect(documented()).To(HaveKey(name))
+			}
+		}
+		for name := range documented() {
+			switch name {
+			case "usher_udp_sessions_ended_total", "usher_service_port_problems", // none has ended, there is none
+				"usher_access_log_lines_total", "usher_access_log_lost_total": // there is no access log
+			default:
+				Expect(got).To(HaveKey(name))
+			}
+		}
+	})
+
+	It("give a Service series of its own from its first connection on, for so many Services at the most", func() {
+		n := newNode()
+		at := answering()
+		n.proxy.Apply([]config.Service{service("used", "10.96.0.1", refusing(), at), service("idle", "10.96.0.2", at)})
+		n.client("used")
+		series := map[string]float64{}
+		for _, family := range n.gather() {
+			if family.GetName() == "usher_service_retries_total" {
+				for _, m := range family.Metric {
+					series[m.Label[0].GetValue()+"/"+m.Label[1].GetValue()] = m.Counter.GetValue()
+				}
+			}
+		}
+		Expect(series).To(Equal(map[string]float64{"default/used": 1, "/(others)": 0}))
+	})
+})
+
+// gather returns all metrics of the node.
+func (n *node) gather() []*dto.MetricFamily {
+	GinkgoHelper()
+	all, err := n.metrics.Registry.Gather()
+	Expect(err).NotTo(HaveOccurred())
+	return all
+}
+
+// named finds names of metrics in an expression.
+var named = regexp.MustCompile(`\b(?:usher|kubeproxy|go|process)_[a-z_]+\b`)
+
+var _ = Describe("what is made for Prometheus and Grafana", func() {
+	known := func(expression string) {
+		GinkgoHelper()
+		names := named.FindAllString(expression, -1)
+		Expect(names).NotTo(BeEmpty(), expression)
+		for _, name := range names {
+			if strings.HasPrefix(name, "process_") {
+				continue // those of the process are Prometheus' own
+			}
+			base := regexp.MustCompile(`_(bucket|count|sum)$`).ReplaceAllString(name, "")
+			Expect(documented()).To(HaveKey(base), expression)
+		}
+		for _, pair := range []string{"()", "[]", "{}"} {
+			Expect(strings.Count(expression, pair[:1])).To(Equal(strings.Count(expression, pair[1:])), expression)
+		}
+	}
+
+	It("has alert rules that name metrics that there are", func() {
+		text, err := os.ReadFile("../../deploy/monitoring/alerts.yaml")
+		Expect(err).NotTo(HaveOccurred())
+		var file struct {
+			Groups []struct {
+				Name  string `json:"name"`
+				Rules []struct {
+					Alert       string            `json:"alert"`
+					Expr        string            `json:"expr"`
+					For         string            `json:"for"`
+					Labels      map[string]string `json:"labels"`
+					Annotations map[string]string `json:"annotations"`
+				} `json:"rules"`
+			} `json:"groups"`
+		}
+		Expect(yaml.UnmarshalStrict(text, &file)).To(Succeed())
+		alerts := map[string]bool{}
+		for _, g := range file.Groups {
+			for _, r := range g.Rules {
+				known(r.Expr)
+				Expect(alerts).NotTo(HaveKey(r.Alert))
+				alerts[r.Alert] = true
+				Expect(r.Labels["severity"]).To(BeElementOf("info", "warning", "critical"), r.Alert)
+				Expect(r.Annotations).To(And(HaveKey("summary"), HaveKey("description")), r.Alert)
+			}
+		}
+		Expect(alerts).To(HaveLen(9))
+	})
+
+	It("has a dashboard whose panels name metrics that there are", func() {
+		text, err := os.ReadFile("../../deploy/monitoring/dashboard.json")
+		Expect(err).NotTo(HaveOccurred())
+		var dashboard struct {
+			Panels []struct {
+				ID      int
+				Type    string
+				Title   string
+				Targets []struct{ Expr string }
+			}
+		}
+		Expect(json.Unmarshal(text, &dashboard)).To(Succeed())
+		ids := map[int]bool{}
+		for _, p := range dashboard.Panels {
+			Expect(ids).NotTo(HaveKey(p.ID))
+			ids[p.ID] = true
+			if p.Type != "row" {
+				Expect(p.Targets).NotTo(BeEmpty(), p.Title)
+			}
+			for _, t := range p.Targets {
+				known(t.Expr)
+			}
+		}
+		Expect(len(ids)).To(BeNumerically(">", 20))
+	})
+})

@@ -1,0 +1,305 @@
+package admin
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/balance"
+)
+
+// services answers /services. Only those of the page are looked at closely, unless
+// the question is about their state.
+func (a *API) services(r *http.Request) (any, error) {
+	query := r.URL.Query()
+	size, err := limit(query)
+	if err != nil {
+		return nil, err
+	}
+	match, err := serviceMatcher(query)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	all := groups(a.proxy.Inspect(match))
+	text, state, protocol := strings.ToLower(query.Get("q")), query.Get("state"), query.Get("protocol")
+	all = slices.DeleteFunc(all, func(g group) bool {
+		return text != "" && !g.contains(text) || protocol != "" && !g.has(config.Protocol(protocol)) ||
+			state != "" && string(g.summary(now).State) != state
+	})
+	out := api.ServiceList{Page: api.Page{Total: len(all)}, Items: []api.Service{}}
+	if by := sortKeys[query.Get("sort")]; by != nil {
+		slices.SortStableFunc(all, func(a, b group) int { return cmp.Compare(by(b.totals()), by(a.totals())) })
+		all, out.Continue, err = offset(all, size, query.Get("continue"))
+	} else {
+		all, out.Continue = page(all, size, query.Get("continue"),
+			func(g group, token string) bool { return g.key() > token }, group.key)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range all {
+		out.Items = append(out.Items, g.summary(now))
+	}
+	return out, nil
+}
+
+// sortKeys are what Services can be sorted by, besides their names.
+var sortKeys = map[string]func(api.Totals) int64{
+	api.SortActive:      func(t api.Totals) int64 { return t.Active },
+	api.SortConnections: func(t api.Totals) int64 { return t.Accepted },
+	api.SortFailed:      func(t api.Totals) int64 { return t.Failed },
+	api.SortRetries:     func(t api.Totals) int64 { return t.Retries },
+	api.SortBytes:       func(t api.Totals) int64 { return t.BytesToEndpoint + t.BytesToClient },
+}
+
+// serviceMatcher returns what namespace, name and service ask for.
+func serviceMatcher(query url.Values) (func(types.NamespacedName) bool, error) {
+	listed := map[types.NamespacedName]bool{}
+	for _, s := range query["service"] {
+		name, err := serviceName(s)
+		if err != nil {
+			return nil, err
+		}
+		listed[name] = true
+	}
+	namespace, name := query.Get("namespace"), query.Get("name")
+	return func(s types.NamespacedName) bool {
+		return (namespace == "" || s.Namespace == namespace) && (name == "" || s.Name == name) && (len(listed) == 0 || listed[s])
+	}, nil
+}
+
+// service answers /services/{namespace}/{name}.
+func (a *API) service(r *http.Request) (any, error) {
+	name := types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}
+	views := a.proxy.InspectService(name)
+	if len(views) == 0 {
+		return nil, notFound(fmt.Sprintf("there is no Service %s that usher serves", name))
+	}
+	now := time.Now()
+	out := api.ServiceDetail{Service: group(views).summary(now)}
+	for i := range views {
+		out.Details = append(out.Details, detail(&views[i], &a.proxy.Options, now))
+	}
+	return out, nil
+}
+
+// group is the service ports of one Service.
+type group []proxy.PortView
+
+// groups divides views, which are in the order of their Services.
+func groups(views []proxy.PortView) (list []group) {
+	for len(views) > 0 {
+		n := 1
+		for n < len(views) && views[n].Port.ID.ServiceName() == views[0].Port.ID.ServiceName() {
+			n++
+		}
+		list = append(list, group(views[:n]))
+		views = views[n:]
+	}
+	return list
+}
+
+func (g group) name() types.NamespacedName { return g[0].Port.ID.ServiceName() }
+
+// key sorts as PortID does: a slash would not, since "-" comes before it.
+func (g group) key() string { return g[0].Port.ID.Namespace + "\x00" + g[0].Port.ID.Service }
+
+func (g group) has(protocol config.Protocol) bool {
+	return slices.ContainsFunc(g, func(v proxy.PortView) bool { return v.Port.Protocol == protocol })
+}
+
+// contains reports whether text, in lower case, is in one of the names and
+// addresses of the Service.
+func (g group) contains(text string) bool {
+	in := func(s string) bool { return strings.Contains(strings.ToLower(s), text) }
+	if in(g[0].Port.ID.ServiceName().String()) {
+		return true
+	}
+	for _, v := range g {
+		if in(v.Port.ID.Port) ||
+			slices.ContainsFunc(v.Port.VIPs, func(vip config.VIP) bool { return in(vip.AddrPort().String()) }) ||
+			slices.ContainsFunc(v.Endpoints, func(e *balance.Endpoint) bool { return in(e.Addr.String()) || in(e.Pod) }) {
+			return true
+		}
+	}
+	return false
+}
+
+func (g group) totals() (all api.Totals) {
+	for _, v := range g {
+		all = sum(all, totals(v.Totals))
+	}
+	return all
+}
+
+func sum(a, b api.Totals) api.Totals {
+	return api.Totals{
+		Active: a.Active + b.Active, Accepted: a.Accepted + b.Accepted, Established: a.Established + b.Established, Failed: a.Failed + b.Failed,
+		Attempts: a.Attempts + b.Attempts, AttemptsFailed: a.AttemptsFailed + b.AttemptsFailed, Retries: a.Retries + b.Retries,
+		BytesToEndpoint: a.BytesToEndpoint + b.BytesToEndpoint, BytesToClient: a.BytesToClient + b.BytesToClient,
+	}
+}
+
+func (g group) summary(now time.Time) api.Service {
+	id := g[0].Port.ID
+	s := api.Service{Namespace: id.Namespace, Name: id.Service, Totals: g.totals(), State: api.ServiceOK}
+	seen := map[netip.AddrPort]bool{}
+	for i := range g {
+		v := &g[i]
+		s.Ports = append(s.Ports, portSummary(v))
+		s.AffinitySeconds = max(s.AffinitySeconds, v.Port.AffinityTimeout.Seconds())
+		for _, e := range v.Endpoints {
+			if !seen[e.Addr] {
+				seen[e.Addr] = true
+				s.Endpoints.Total++
+				countState(&s.Endpoints, stateOf(e, now))
+			}
+		}
+		if state := portState(v, now); worse(state, s.State) {
+			s.State = state
+		}
+	}
+	return s
+}
+
+func countState(c *api.EndpointCounts, state api.EndpointState) {
+	switch state {
+	case api.EndpointReady:
+		c.Ready++
+	case api.EndpointQuarantined:
+		c.Quarantined++
+	case api.EndpointTerminating:
+		c.Terminating++
+	default:
+		c.NotReady++
+	}
+}
+
+// states has the states of Services, the best first.
+var states = []api.ServiceState{api.ServiceOK, api.ServiceDegraded, api.ServiceDown, api.ServiceNoEndpoints, api.ServiceProblem}
+
+func worse(a, b api.ServiceState) bool { return slices.Index(states, a) > slices.Index(states, b) }
+
+// portState says how one service port fares.
+func portState(v *proxy.PortView, now time.Time) api.ServiceState {
+	quarantined := 0
+	for _, e := range v.Cluster.Endpoints() {
+		if stateOf(e, now) == api.EndpointQuarantined {
+			quarantined++
+		}
+	}
+	allReady := !slices.ContainsFunc(v.Endpoints, func(e *balance.Endpoint) bool { return stateOf(e, now) != api.EndpointReady })
+	switch {
+	case v.Problem != nil:
+		return api.ServiceProblem
+	case v.Cluster.Len() == 0:
+		return api.ServiceNoEndpoints
+	case quarantined == v.Cluster.Len():
+		return api.ServiceDown
+	case !allReady:
+		return api.ServiceDegraded
+	}
+	return api.ServiceOK
+}
+
+func stateOf(e *balance.Endpoint, now time.Time) api.EndpointState {
+	if _, _, _, quarantined := e.Quarantined(now); quarantined {
+		return api.EndpointQuarantined
+	}
+	switch {
+	case e.Terminating:
+		return api.EndpointTerminating
+	case e.Ready:
+		return api.EndpointReady
+	}
+	return api.EndpointNotReady
+}
+
+func portSummary(v *proxy.PortView) api.PortSummary {
+	s := api.PortSummary{Name: v.Port.ID.Port, Family: v.Port.ID.Family.String(), Protocol: string(v.Port.Protocol), VIP: v.Port.VIPs[0].AddrPort().String()}
+	if len(v.Listeners) > 0 {
+		s.Listener = v.Listeners[0].String()
+	}
+	if v.Problem != nil {
+		s.Problem = &api.Problem{Reason: string(v.Problem.Reason), Message: v.Problem.Err.Error()}
+	}
+	return s
+}
+
+func detail(v *proxy.PortView, o *proxy.Options, now time.Time) api.ServicePort {
+	mode := o.Portal.Mode()
+	p := api.ServicePort{
+		PortSummary: portSummary(v), AppProtocol: v.Port.AppProtocol,
+		VIPs: []api.VIP{}, Listeners: []string{}, Rules: []api.PortalRule{}, Endpoints: []api.Endpoint{},
+		Policies: policies(v.Port, o), Totals: totals(v.Totals),
+	}
+	for _, vip := range v.Port.VIPs {
+		out := api.VIP{Kind: string(vip.Kind), Address: vip.AddrPort().String()}
+		for _, source := range vip.Sources {
+			out.Sources = append(out.Sources, source.String())
+		}
+		p.VIPs = append(p.VIPs, out)
+	}
+	for _, l := range v.Listeners {
+		p.Listeners = append(p.Listeners, l.String())
+	}
+	for _, r := range v.Rules {
+		rule := NewPortalRule(mode, r)
+		rule.Text = ruleInWords(mode, r)
+		p.Rules = append(p.Rules, rule)
+	}
+	for _, e := range v.Endpoints {
+		p.Endpoints = append(p.Endpoints, endpoint(v, e, now))
+	}
+	return p
+}
+
+func policies(port config.ServicePort, o *proxy.Options) api.Policies {
+	words := map[bool]string{false: "Cluster", true: "Local"}
+	p := api.Policies{Internal: words[port.InternalLocal], External: words[port.ExternalLocal], AffinitySeconds: port.AffinityTimeout.Seconds()}
+	if port.Protocol == config.UDP {
+		p.UDPIdleSeconds = cmp.Or(port.UDPIdleTimeout, o.UDPIdleTimeout).Seconds()
+		return p
+	}
+	p.ConnectionIdleSeconds = cmp.Or(port.IdleTimeout, o.IdleTimeout).Seconds()
+	p.MaxAgeSeconds = cmp.Or(port.MaxAge, o.MaxAge).Seconds()
+	return p
+}
+
+func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint {
+	out := api.Endpoint{
+		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: stateOf(e, now),
+		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: []string{},
+		Quarantine: quarantine(e, now),
+		Active:     e.Active.Load(), Connected: e.Connected.Load(), Failed: e.Failed.Load(),
+		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(),
+	}
+	for _, use := range []struct {
+		name string
+		set  *balance.Set
+	}{{"internal", v.Internal}, {"external", v.External}, {"node", v.Cluster}} {
+		if use.set.Find(e.Addr) != nil {
+			out.UsedFor = append(out.UsedFor, use.name)
+		}
+	}
+	return out
+}
+
+func quarantine(e *balance.Endpoint, now time.Time) *api.Quarantine {
+	until, failures, cause, ok := e.Quarantined(now)
+	if !ok {
+		return nil
+	}
+	return &api.Quarantine{Until: until, SecondsLeft: until.Sub(now).Seconds(), Failures: failures, Cause: cause.Error()}
+}

@@ -1,0 +1,54 @@
+package admin
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// status answers /status.
+func (a *API) status(*http.Request) (any, error) {
+	s, sync := a.proxy.Stats(), a.proxy.SyncStatus()
+	out := api.Status{
+		Instance: a.instance, Version: a.version, Started: a.started, Now: time.Now(),
+		PortalMode: a.proxy.Portal.Mode(), Demo: a.demo,
+		Services: s.Services, ServicePorts: s.Ports,
+		Connections:     api.Limited{Now: s.Open, Limit: s.Limit},
+		UDPSessions:     api.Limited{Now: s.Sessions.Open, Limit: s.Sessions.Limit},
+		AffinityClients: s.AffinityClients,
+		Subscribers:     api.Limited{Now: a.subscribers.now.Load(), Limit: MaxSubscribers},
+		Totals:          totals(s.Totals()),
+		Ends:            map[string]int64{},
+		LastQueued:      sync.LastQueued, LastApplied: sync.LastApplied,
+		Repairs: s.Repaired,
+	}
+	for _, n := range s.Problems {
+		out.Problems += n
+	}
+	for _, ends := range []map[trace.End]int64{s.Ends, s.Sessions.Ends} {
+		for end, n := range ends {
+			out.Ends[string(end)] += n
+		}
+	}
+	return out, nil
+}
+
+func totals(t proxy.Totals) api.Totals {
+	return api.Totals{
+		Active: t.Active, Accepted: t.Accepted, Established: t.Established, Failed: t.Failed,
+		Attempts: t.Attempts, AttemptsFailed: t.AttemptsFailed, Retries: t.Retries,
+		BytesToEndpoint: t.ToEndpoint, BytesToClient: t.ToClient,
+	}
+}
+
+// ends answers /ends.
+func (a *API) ends(*http.Request) (any, error) {
+	list := api.EndList{}
+	for _, e := range trace.Ends {
+		list.Items = append(list.Items, api.End{Code: string(e.End), Meaning: e.Meaning, Fault: string(e.Fault)})
+	}
+	return list, nil
+}

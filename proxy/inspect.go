@@ -1,0 +1,91 @@
+package proxy
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/affinity"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/balance"
+)
+
+// PortView is one service port as people see it: what it is, how it is served and
+// how it fares. Its endpoints and sets are the live ones, for reading.
+type PortView struct {
+	Port      config.ServicePort
+	Listeners []netip.AddrPort
+	Problem   *Problem      // nil if all is well
+	Rules     []portal.Rule // that the portal was given; InspectService only
+
+	Endpoints []*balance.Endpoint // usable or not
+	// Cluster, Internal and External are as in config.ServicePort.
+	Cluster, Internal, External *balance.Set
+
+	Affinity *affinity.Table
+	Totals   Totals
+}
+
+// Inspect returns the service ports of the Services for which match returns true,
+// in the order of PortID. It holds up changes, not connections.
+func (p *Proxy) Inspect(match func(types.NamespacedName) bool) (list []PortView) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, fronts := range p.services {
+		if !match(name) {
+			continue
+		}
+		for _, f := range fronts {
+			list = append(list, f.inspect())
+		}
+	}
+	sortViews(list)
+	return list
+}
+
+// InspectService returns the service ports of one Service with their rules.
+func (p *Proxy) InspectService(name types.NamespacedName) (list []PortView) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, f := range p.services[name] {
+		v := f.inspect()
+		for _, o := range f.owned {
+			if o.rule != (portal.Rule{}) {
+				v.Rules = append(v.Rules, o.rule)
+			}
+		}
+		slices.SortFunc(v.Rules, func(a, b portal.Rule) int { return a.Target.Compare(b.Target) })
+		list = append(list, v)
+	}
+	sortViews(list)
+	return list
+}
+
+func sortViews(list []PortView) {
+	slices.SortFunc(list, func(a, b PortView) int { return a.Port.ID.Compare(b.Port.ID) })
+}
+
+// inspect is called with Proxy.mu.
+func (f *frontEnd) inspect() PortView {
+	v := f.view.Load()
+	out := PortView{
+		Port: v.port, Problem: f.proxy.problems[f.id],
+		Endpoints: v.all, Cluster: v.cluster, Internal: v.internal, External: v.external,
+		Affinity: f.affinity, Totals: f.totals(),
+	}
+	for _, l := range f.listeners {
+		out.Listeners = append(out.Listeners, l.addr())
+	}
+	return out
+}
+
+// AffinityEntries returns which endpoint each client of the port gets again.
+func (v *PortView) AffinityEntries(now time.Time) []affinity.Entry {
+	if v.Port.AffinityTimeout == 0 {
+		return nil
+	}
+	return v.Affinity.Entries(now)
+}

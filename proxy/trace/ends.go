@@ -1,0 +1,66 @@
+package trace
+
+// End says how a connection ended. There is one for each; it is the same in
+// every place that shows it.
+type End string
+
+// The ends of a connection. Ends says what they mean.
+const (
+	ClientClosed      End = "client-closed"
+	EndpointClosed    End = "endpoint-closed"
+	ClientReset       End = "client-reset"
+	EndpointReset     End = "endpoint-reset"
+	HalfClosedTimeout End = "half-closed"
+	NoEndpoint        End = "no-endpoint"
+	AttemptsFailed    End = "attempts-failed"
+	NotAdmitted       End = "not-through-portal"
+	SourceRefused     End = "source-refused"
+	Limit             End = "limit"
+	Drained           End = "drained"
+	Aged              End = "aged"
+	Idle              End = "idle"
+	EndpointLeft      End = "endpoint-left"
+	Withdrawn         End = "withdrawn"
+	Internal          End = "internal"
+)
+
+// Fault says whose doing an end is.
+type Fault string
+
+// The faults.
+const (
+	FaultNone     Fault = "none" // a normal end
+	FaultClient   Fault = "client"
+	FaultEndpoint Fault = "endpoint"
+	FaultPolicy   Fault = "policy" // it is meant to be refused, or to end
+	FaultNode     Fault = "node"   // limits, and shutting down
+	FaultUsher    Fault = "usher"
+)
+
+// EndMeaning is what people are told about an End.
+type EndMeaning struct {
+	End     End
+	Meaning string
+	Fault   Fault
+}
+
+// Ends are all the ends there are. docs/life-of-a-connection.md has the same
+// table.
+var Ends = []EndMeaning{
+	{ClientClosed, "both directions ended, the client's first", FaultNone},
+	{EndpointClosed, "both directions ended, the endpoint's first", FaultNone},
+	{ClientReset, "the client broke the connection off", FaultClient},
+	{EndpointReset, "the endpoint broke the connection off; for UDP, it had answered and now refuses", FaultEndpoint},
+	{HalfClosedTimeout, "one direction had ended and the other was silent for `--half-closed-timeout`", FaultPolicy},
+	{NoEndpoint, "there was no endpoint to try", FaultEndpoint},
+	{AttemptsFailed, "every attempt failed", FaultEndpoint},
+	{NotAdmitted, "it came straight to usher's port", FaultClient},
+	{SourceRefused, "the client is not in `loadBalancerSourceRanges`", FaultPolicy},
+	{Limit, "too many connections, or the node has run out of descriptors, memory or ports; a UDP session: another client needed the room, and this one had been idle longest", FaultNode},
+	{Drained, "usher was stopped, and `--drain-timeout` was over; a UDP session ends as soon as usher is stopped", FaultNode},
+	{Aged, "it had reached `--max-connection-age`", FaultPolicy},
+	{Idle, "nothing moved for `--connection-idle-timeout`; UDP: no datagram either way for `--udp-idle-timeout`", FaultNone},
+	{EndpointLeft, "UDP: the endpoint left, or stopped being usable", FaultPolicy},
+	{Withdrawn, "UDP: the Service, or the VIP that the client used, was taken away", FaultPolicy},
+	{Internal, "a fault of usher's; the error tells", FaultUsher},
+}

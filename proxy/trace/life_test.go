@@ -1,0 +1,137 @@
+package trace_test
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// live adds the four events of a connection whose first attempt succeeds.
+func live(log *trace.Log, id uint64) {
+	now := time.Now()
+	life := log.Begin(trace.Subject{Conn: id, Port: lifePort, Protocol: config.TCP, Client: lifeClient, VIP: lifeVIP}, now)
+	log.Step(life, &trace.Event{Kind: trace.Accepted, Time: now})
+	log.Step(life, &trace.Event{Kind: trace.Attempt, Time: now, Attempt: 1, Endpoint: lifeEndpoint, Pod: "default/web-1", Reason: "round robin", Took: time.Millisecond})
+	log.Step(life, &trace.Event{Kind: trace.Established, Time: now, Endpoint: lifeEndpoint, Pod: "default/web-1"})
+	log.Step(life, &trace.Event{Kind: trace.Closed, Time: now, End: trace.ClientClosed, Endpoint: lifeEndpoint, Pod: "default/web-1", ToEndpoint: 70, ToClient: 200})
+}
+
+var (
+	lifePort     = config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}
+	lifeClient   = netip.MustParseAddrPort("192.0.2.2:48200")
+	lifeVIP      = netip.MustParseAddrPort("10.96.0.10:80")
+	lifeEndpoint = netip.MustParseAddrPort("10.1.0.7:80")
+)
+
+// BenchmarkConnection is what a connection costs that leaves four events.
+func BenchmarkConnection(b *testing.B) {
+	log := trace.NewLog(8192)
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for i := uint64(0); pb.Next(); i++ {
+			live(log, i)
+		}
+	})
+}
+
+var _ = Describe("the life of a connection", func() {
+	var log *trace.Log
+	BeforeEach(func() { log = trace.NewLog(10) })
+
+	// begin begins the life of a connection with so many attempts that failed.
+	begin := func(id uint64, failed int) *trace.Life {
+		life := log.Begin(trace.Subject{Conn: id, Client: lifeClient}, time.Now())
+		for i := range failed {
+			log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Accepted.Add(time.Duration(i+1) * time.Second), Took: time.Second, Attempt: i + 1, Err: "connection refused"})
+		}
+		return life
+	}
+	any := func(*trace.Life) bool { return true }
+
+	It("has its attempts, with when they began, and which succeeded", func() {
+		life := begin(1, 2)
+		_, ok := life.Established()
+		Expect(ok).To(BeFalse())
+		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Accepted.Add(3 * time.Second), Took: time.Second, Attempt: 3, Endpoint: lifeEndpoint})
+		chosen, ok := life.Established()
+		Expect(ok).To(BeTrue())
+		Expect(chosen.Endpoint).To(Equal(lifeEndpoint))
+		var began []time.Duration
+		for _, t := range life.Tried() {
+			began = append(began, t.Began)
+		}
+		Expect(began).To(Equal([]time.Duration{0, time.Second, 2 * time.Second}))
+		Expect(life.Attempts()).To(Equal(3))
+	})
+
+	It("is known from accept to close, and then with its last event", func() {
+		lives := map[uint64]*trace.Life{}
+		for id := range uint64(40) { // several in each part of the register
+			lives[id] = begin(id, 0)
+		}
+		Expect(log.Open(any)).To(HaveLen(40))
+		for _, id := range []uint64{16, 0, 32, 7} { // first, middle and last of a part
+			log.Step(lives[id], &trace.Event{Kind: trace.Closed, End: trace.ClientClosed})
+		}
+		Expect(log.Open(any)).To(HaveLen(36))
+		open, ended := log.Find(16)
+		Expect(open).To(BeNil())
+		Expect(ended.Life).To(BeIdenticalTo(lives[16]))
+		open, ended = log.Find(17)
+		Expect(open).To(BeIdenticalTo(lives[17]))
+		Expect(ended).To(BeNil())
+		open, ended = log.Find(1000)
+		Expect(open == nil && ended == nil).To(BeTrue())
+	})
+
+	It("numbers the ends, so that a reader knows how many it has missed", func() {
+		reader, before := log.ReaderOfEnds()
+		Expect(before).To(BeZero())
+		for id := range uint64(30) {
+			log.Step(begin(id, 0), &trace.Event{Kind: trace.Closed})
+		}
+		buf := make([]trace.Event, 1)
+		_, missed := reader.Poll(buf)
+		Expect(missed).To(BeEquivalentTo(20))
+		Expect(buf[0].Ended).To(BeEquivalentTo(21))
+	})
+})
+
+var _ = Describe("changes", func() {
+	It("stay while connections push each other out, and come in order with their steps", func() {
+		log := trace.NewLog(3)
+		log.Change(&trace.Event{Kind: trace.ServiceAdded})
+		for range 5 {
+			step(log, 1)
+		}
+		log.Change(&trace.Event{Kind: trace.PortalRepaired, Count: 2})
+		r, buf := log.Reader(false), make([]trace.Event, 10)
+		n, _ := r.Poll(buf)
+		Expect(seqs(buf[:n])).To(Equal([]uint64{1, 4, 5, 6, 7}))
+		Expect(buf[4].String()).To(Equal("the portal was repaired: 2 parts missing or changed"))
+
+		n, missed := log.ReaderBehind(2).Poll(buf)
+		Expect(seqs(buf[:n])).To(Equal([]uint64{4, 5, 6, 7}))
+		Expect(missed).To(BeEquivalentTo(1), "number 3")
+		n, missed = log.ReaderBehind(100).Poll(buf)
+		Expect(n + int(missed)).To(BeZero())
+	})
+})
+
+var _ = Describe("the ends", func() {
+	It("are documented as they are told", func() {
+		page, err := os.ReadFile("../../docs/life-of-a-connection.md")
+		Expect(err).NotTo(HaveOccurred())
+		for _, e := range trace.Ends {
+			Expect(string(page)).To(ContainSubstring(fmt.Sprintf("| `%s` | %s |", e.End, e.Meaning)))
+		}
+	})
+})

@@ -1,0 +1,430 @@
+package test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	"github.com/creack/pty"
+	"github.com/hinshun/vt10x"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// terminal is a pseudo-terminal in which a program runs, and the screen that a
+// person would see.
+type terminal struct {
+	cmd    *exec.Cmd
+	pty    *os.File
+	vt     vt10x.Terminal
+	before unix.Termios  // its settings before the program
+	after  unix.Termios  // and behind it
+	done   chan struct{} // closed when the program has ended and all is drawn
+
+	mu  sync.Mutex
+	raw strings.Builder // all that was written
+}
+
+// startTerminal runs usher in ns, in a terminal of this size. env is added to the
+// environment.
+func startTerminal(ns *lab.Namespace, width, height int, env []string, args ...string) *terminal {
+	GinkgoHelper()
+	t := &terminal{cmd: exec.Command(usherBinary, args...), vt: vt10x.New(vt10x.WithSize(width, height)), done: make(chan struct{})}
+	t.cmd.Env = append(append(os.Environ(), "TERM=xterm-256color", "COLORTERM="), env...)
+	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	var tty *os.File
+	ns.Do(func() (err error) {
+		if t.pty, tty, err = pty.Open(); err != nil {
+			return err
+		}
+		t.resize(width, height)
+		t.before = settings(tty)
+		t.cmd.Stdin, t.cmd.Stdout, t.cmd.Stderr = tty, tty, tty
+		return t.cmd.Start()
+	})
+	go func() {
+		_ = t.cmd.Wait() // its state tells
+		t.after = settings(tty)
+		tty.Close() // ends read
+	}()
+	go t.read()
+	DeferCleanup(func() {
+		_ = t.cmd.Process.Kill() // it may have ended
+		<-t.done
+		t.pty.Close()
+	})
+	return t
+}
+
+// settings are those of a terminal.
+func settings(tty *os.File) unix.Termios {
+	modes, err := unix.IoctlGetTermios(int(tty.Fd()), unix.TCGETS)
+	if err != nil {
+		return unix.Termios{}
+	}
+	return *modes
+}
+
+func (t *terminal) resize(width, height int) {
+	GinkgoHelper()
+	t.vt.Resize(width, height)
+	Expect(pty.Setsize(t.pty, &pty.Winsize{Cols: uint16(width), Rows: uint16(height)})).To(Succeed())
+}
+
+// read draws what the program writes until it has ended.
+func (t *terminal) read() {
+	defer close(t.done)
+	buf := make([]byte, 4096)
+	for {
+		n, err := t.pty.Read(buf)
+		t.mu.Lock()
+		t.raw.Write(buf[:n])
+		t.mu.Unlock()
+		_, _ = t.vt.Write(buf[:n]) // draws, and cannot fail
+		if err != nil {            // EIO: the program has ended
+			return
+		}
+	}
+}
+
+// screen is what is on the screen now.
+func (t *terminal) screen() string { return t.vt.String() }
+
+// written is all that was written, as it was.
+func (t *terminal) written() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.raw.String()
+}
+
+func (t *terminal) press(keys string) {
+	GinkgoHelper()
+	_, err := t.pty.WriteString(keys)
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// shows waits until the screen matches.
+func (t *terminal) shows(pattern string) {
+	GinkgoHelper()
+	Eventually(t.screen).WithTimeout(15 * time.Second).Should(MatchRegexp(pattern))
+}
+
+// ends waits until the program has ended, and expects its exit code.
+func (t *terminal) ends(code int) {
+	GinkgoHelper()
+	Eventually(t.done).WithTimeout(15*time.Second).Should(BeClosed(), t.written)
+	Expect(t.cmd.ProcessState.ExitCode()).To(Equal(code), t.written())
+}
+
+// askUsher runs a command of usher in ns and returns what it wrote, with its exit code.
+func askUsher(ns *lab.Namespace, args ...string) (out, err string, code int) {
+	GinkgoHelper()
+	s := launch(ns, exec.Command(usherBinary, args...), "")
+	Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit())
+	return string(s.Out.Contents()), string(s.Err.Contents()), s.ExitCode()
+}
+
+var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
+	var l *lab.Lab
+	var dialer *lab.Dialer // of Pods
+	web := service{name: "web", clusterIP: "10.96.0.10", port: 80}
+	empty := service{name: "empty", clusterIP: "10.96.0.11", port: 80}
+
+	BeforeAll(func() {
+		l = lab.New()
+		good := startBackend(l.Pods, lab.Pod(1), 8080)
+		refuses := netip.AddrPortFrom(lab.Pod(2), 8080) // nobody listens
+		web.endpoints = append(web.endpoints, good.addr, refuses)
+		web.spec = "  sessionAffinity: ClientIP\n"
+		dir := manifestsDir()
+		web.write(dir)
+		empty.write(dir)
+		startUsher(l.Node, dir, "--portal=address", "--quarantine=10m", "--quarantine-max=10m")
+		dialer = l.Pods.NewDialer(1)
+		// A client gets to the endpoint that refuses sooner or later: each has its
+		// turn.
+		for n := range 4 {
+			_, err := askFrom(dialer, lab.Pod(10+n).String(), web.vip())
+			Expect(err).NotTo(HaveOccurred())
+		}
+	})
+
+	Describe("usher get", func() {
+		It("lists Services as kubectl does", func() {
+			Eventually(func() string { // until the connections have ended
+				out, _, code := askUsher(l.Node, "get", "services")
+				Expect(code).To(BeZero())
+				Expect(out).To(MatchRegexp(`(?m)^NAME +STATE +VIP +PORTS +ENDPOINTS`))
+				Expect(out).To(MatchRegexp(`(?m)^empty +no-endpoints `))
+				return out
+			}).WithTimeout(20 * time.Second).Should(MatchRegexp(`(?m)^web +degraded +10\.96\.0\.10 +80/TCP +1/2 +0 +4 +1 +0$`))
+			out, _, _ := askUsher(l.Node, "get", "svc", "-A", "web")
+			Expect(out).To(MatchRegexp(`(?m)^default +web `))
+			Expect(out).NotTo(ContainSubstring("empty"))
+		})
+
+		It("prints JSON and YAML for programs", func() {
+			out, _, code := askUsher(l.Node, "get", "connections", "web", "--state=all", "--retried", "-o", "json")
+			Expect(code).To(BeZero())
+			var list api.ConnectionList
+			Expect(json.Unmarshal([]byte(out), &list)).To(Succeed())
+			Expect(list.Items).To(HaveLen(1))
+			Expect(list.Items[0].Attempts).To(HaveLen(2))
+			out, _, _ = askUsher(l.Node, "get", "svc", "empty", "-o", "yaml")
+			Expect(out).To(ContainSubstring("state: no-endpoints\n"))
+		})
+
+		It("tells endpoints with their quarantine, affinity and rules", func() {
+			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
+			Expect(out).To(MatchRegexp(`(?m)^web +main +10\.244\.0\.12:8080 +- +quarantined .* another \dm\d+s: connection refused$`))
+			out, _, _ = askUsher(l.Node, "get", "affinity", "--client", "10.244.0.20")
+			Expect(out).To(MatchRegexp(`(?m)^web:main +10\.244\.0\.20 +10\.244\.0\.11:8080 +- +(3h|2h59m)$`))
+			out, _, _ = askUsher(l.Node, "get", "portals", "-A")
+			Expect(out).To(MatchRegexp(`(?m)^ok +address +10\.96\.0\.10`))
+		})
+
+		It("tells all attempts of one connection", func() {
+			out, _, _ := askUsher(l.Node, "get", "conn", "-A", "--state=all", "--retried", "-o", "json")
+			var list api.ConnectionList
+			Expect(json.Unmarshal([]byte(out), &list)).To(Succeed())
+			out, _, code := askUsher(l.Node, "get", "connection", fmt.Sprint(list.Items[0].ID))
+			Expect(code).To(BeZero())
+			Expect(out).To(MatchRegexp(`(?s)1 10\.244\.0\.12:8080 \(round robin\)\n +█+ *connection refused after .*2 10\.244\.0\.11:8080 .*connected in`))
+		})
+
+		It("says what is wrong, with an exit code", func() {
+			_, err, code := askUsher(l.Node, "get", "services", "wbe")
+			Expect(code).To(Equal(1))
+			Expect(err).To(ContainSubstring("there is no Service default/wbe that usher serves"))
+			_, err, code = askUsher(l.Node, "get", "pods")
+			Expect(code).To(Equal(2))
+			Expect(err).To(ContainSubstring(`there is no kind "pods"`))
+			_, err, code = askUsher(l.Pods, "get", "services") // where no usher runs
+			Expect(code).To(Equal(1))
+			Expect(err).To(ContainSubstring("no usher answers at 127.0.0.1:10249: connection refused\nIf no usher runs here, 'usher demo' starts one"))
+			_, err, code = askUsher(l.Node, "demo", "mend", "--all")
+			Expect(code).To(Equal(1))
+			Expect(err).To(ContainSubstring("this usher is no demo"))
+			_, err, code = askUsher(l.Node, "get", "services", "-n", "shop")
+			Expect(code).To(BeZero())
+			Expect(err).To(ContainSubstring("No Services in namespace shop; -A lists those of all namespaces."))
+		})
+	})
+
+	Describe("usher explain", func() {
+		It("says who would be tried, in which order, and why", func() {
+			out, _, code := askUsher(l.Node, "explain", "web", "--client", "10.244.0.20")
+			Expect(code).To(BeZero())
+			Expect(out).To(MatchRegexp(`(?m)^  1  10\.244\.0\.11:8080 +affinity +the client had it before`))
+			Expect(out).To(MatchRegexp(`(?m)^  2  10\.244\.0\.12:8080 +only one left +.*in quarantine for another`))
+			out, _, _ = askUsher(l.Node, "explain", "empty")
+			Expect(out).To(ContainSubstring("There is no endpoint that could be used"))
+		})
+	})
+
+	Describe("usher trace", func() {
+		It("tells what is still known, and ends", func() {
+			out, _, code := askUsher(l.Node, "trace", "web", "--follow=false", "--outcome=retry")
+			Expect(code).To(BeZero())
+			Expect(out).To(MatchRegexp(`attempt 1 → 10\.244\.0\.12:8080 .*: connection refused after`))
+			Expect(out).NotTo(ContainSubstring("\x1b"), "no colours in a pipe")
+		})
+
+		It("follows, in colours, until Ctrl-C", func() {
+			t := startTerminal(l.Node, 120, 30, nil, "trace", "web", "--client=10.244.0.33", "--history")
+			Eventually(func() string {
+				_, err := askFrom(dialer, "10.244.0.33", web.vip())
+				Expect(err).NotTo(HaveOccurred())
+				return t.written()
+			}).WithTimeout(10 * time.Second).Should(ContainSubstring("\x1b[32m#"))
+			t.shows(`accepted 10\.244\.0\.33:\d+ → 10\.96\.0\.10:80`)
+			Expect(ansi.Strip(t.written())).NotTo(ContainSubstring("10.244.0.20"), "the filter holds")
+			t.press("\x03")
+			Eventually(t.done).WithTimeout(10 * time.Second).Should(BeClosed())
+			Expect(t.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal()).To(Equal(syscall.SIGINT))
+		})
+
+		It("has no colours where NO_COLOR is set", func() {
+			t := startTerminal(l.Node, 120, 30, []string{"NO_COLOR=1"}, "trace", "--follow=false")
+			t.ends(0)
+			Expect(t.written()).To(ContainSubstring("connection refused after"))
+			Expect(t.written()).NotTo(MatchRegexp(`\x1b\[3\dm`))
+		})
+	})
+
+	Describe("usher top", func() {
+		It("shows Services, sorts them, opens a connection's waterfall, and leaves the terminal as it was", func() {
+			t := startTerminal(l.Node, 110, 24, nil, "top", "--interval=200ms")
+			t.shows(`> default/empty +no-endpoints`)
+			t.shows(`default/web +degraded +1/2`)
+			t.shows(`Services, by name`)
+
+			By("sorting by retries")
+			t.press("sss")
+			t.shows(`Services, the most retries first`)
+			t.shows(`> default/web `)
+
+			By("opening the Service and the connection that was retried")
+			t.press("\r")
+			t.shows(`Connections of default/web, the newest first`)
+			t.shows(`> +\d+ +client-closed`)
+			t.press("s")
+			t.shows(`the most attempts first`)
+			t.shows(`> +\d+ +client-closed +2 `)
+			t.press("\r")
+			t.shows(`Connection #\d+`)
+			t.shows(`(?s)1 10\.244\.0\.12:8080 \(round robin\).*connection refused after.*2 10\.244\.0\.11:8080 .*connected in`)
+
+			By("making the terminal smaller")
+			t.resize(60, 12)
+			t.press("\x1b")
+			t.shows(`Connections of default/web`)
+
+			By("quitting")
+			t.press("q")
+			t.ends(0)
+			Expect(t.written()).To(ContainSubstring("\x1b[?1049h"), "the other screen of the terminal")
+			Expect(t.written()).To(MatchRegexp(`(?s)\x1b\[\?1049l.*$`), "and back")
+			Expect(t.vt.Mode() & vt10x.ModeAltScreen).To(BeZero())
+			Expect(t.vt.CursorVisible()).To(BeTrue())
+			Expect(t.after).To(Equal(t.before))
+		})
+
+		It("filters, and says who does not match", func() {
+			t := startTerminal(l.Node, 90, 20, []string{"NO_COLOR=1"}, "top", "--interval=200ms")
+			t.shows(`default/web`)
+			t.press("/emp")
+			t.shows(`Services, with “emp▏”`)
+			Eventually(t.screen).Should(Not(ContainSubstring("default/web")))
+			t.press("x")
+			t.shows(`None matches the filter`)
+			t.press("\x1b")
+			t.shows(`default/web`)
+			t.press("\x03")
+			t.ends(0)
+			Expect(t.written()).NotTo(MatchRegexp(`\x1b\[[0-9;]*3[1-7]m`), "no colours")
+		})
+
+		It("needs a terminal", func() {
+			_, err, code := askUsher(l.Node, "top")
+			Expect(code).To(Equal(1))
+			Expect(err).To(ContainSubstring("top needs a terminal; 'usher get services' prints much of the same"))
+		})
+
+		It("says so on the ordinary screen if no usher runs", func() {
+			t := startTerminal(l.Pods, 80, 24, nil, "top")
+			t.ends(1)
+			Expect(t.written()).To(ContainSubstring("no usher answers at 127.0.0.1:10249"))
+			Expect(t.written()).NotTo(ContainSubstring("\x1b[?1049h"))
+		})
+	})
+})
+
+var _ = Describe("usher demo", func() {
+	It("breaks and mends its servers on request", func() {
+		l := lab.New()
+		d := launch(l.Node, exec.Command(usherBinary, "demo", "--portal=address", "--quarantine=100ms"), "")
+		Eventually(d.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`Open http://127\.0\.0\.1:10249/`))
+		dialer := l.Node.NewDialer(1)
+		curl := func(vip string) string {
+			conn, err := dialer.Dial("", vip+":80", 10*time.Second)
+			if err != nil {
+				return err.Error()
+			}
+			defer conn.Close()
+			Expect(conn.SetDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
+			fmt.Fprintf(conn, "GET / HTTP/1.0\r\n\r\n")
+			buf := make([]byte, 4096)
+			var text strings.Builder
+			for {
+				n, err := conn.Read(buf)
+				text.Write(buf[:n])
+				if err != nil {
+					return text.String() + " " + err.Error()
+				}
+			}
+		}
+		change := func(says string, args ...string) {
+			GinkgoHelper()
+			out, err, code := askUsher(l.Node, append([]string{"demo"}, args...)...)
+			Expect(code).To(BeZero(), err)
+			Expect(out).To(ContainSubstring(says))
+		}
+		const web = "10.96.0.10"
+		Expect(curl(web)).To(ContainSubstring("I am web-"))
+
+		By("refusing, and never answering")
+		change("default/web-1", "break", "web-1", "refuse")
+		change("now never answers", "break", "default/web-2", "blackhole")
+		for range 3 {
+			Expect(curl(web)).To(ContainSubstring("I am web-3"))
+		}
+		Eventually(d.Out).Should(gbytes.Say(`web-1 .*: connection refused after`))
+		Eventually(d.Out).Should(gbytes.Say(`web-3 .*: connected in`))
+		Expect(string(d.Out.Contents())).To(MatchRegexp(`web-2 .*: no answer after`))
+
+		By("resetting, which no attempt can know")
+		change("now accepts, and resets at once", "break", "web-3", "reset")
+		Expect(curl(web)).To(ContainSubstring("reset by peer"))
+		Eventually(d.Out).Should(gbytes.Say(`endpoint-reset`))
+
+		By("answering slowly")
+		change("now answers after 2s", "break", "web-3", "slow")
+		began := time.Now()
+		Expect(curl(web)).To(ContainSubstring("I am web-3"))
+		Expect(time.Since(began)).To(BeNumerically(">=", 2*time.Second))
+
+		By("mending")
+		change("default/web-2", "mend", "--all")
+		answered := func() string { return curl(web) }
+		for _, name := range []string{"web-1", "web-2", "web-3"} {
+			Eventually(answered).WithTimeout(10 * time.Second).Should(ContainSubstring("I am " + name))
+		}
+
+		By("doing nothing that another site's page may ask for")
+		post := func(headers ...string) string {
+			GinkgoHelper()
+			conn, err := dialer.Dial("", "127.0.0.1:10249", 10*time.Second)
+			Expect(err).NotTo(HaveOccurred())
+			defer conn.Close()
+			const body = `{"all":true}`
+			fmt.Fprintf(conn, "POST /demo/mend HTTP/1.0\r\nContent-Length: %d\r\n%s\r\n\r\n%s", len(body), strings.Join(headers, "\r\n"), body)
+			answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			Expect(err).NotTo(HaveOccurred())
+			defer answer.Body.Close()
+			return answer.Status
+		}
+		Expect(post("Host: 127.0.0.1:10249", "X-Usher-Demo: 1")).To(HavePrefix("200"))
+		Expect(post("Host: 127.0.0.1:10249")).To(HavePrefix("403"), "a plain form")
+		Expect(post("Host: 127.0.0.1:10249", "X-Usher-Demo: 1", "Origin: http://evil.example")).To(HavePrefix("403"))
+		Expect(post("Host: evil.example", "X-Usher-Demo: 1")).To(HavePrefix("421"), "a name that leads here")
+
+		By("saying what cannot be done")
+		_, err, code := askUsher(l.Node, "demo", "break", "echo-1", "reset")
+		Expect(code).To(Equal(1))
+		Expect(err).To(ContainSubstring(`"reset" is none of refuse, blackhole, slow, which is what can be done to echo-1, a UDP server`))
+		_, err, code = askUsher(l.Node, "demo", "break", "web-9", "slow")
+		Expect(code).To(Equal(1))
+		Expect(err).To(ContainSubstring(`"web-9" is none of the demo's: web-1, web-2, web-3,`))
+		_, err, code = askUsher(l.Node, "demo", "mend")
+		Expect(code).To(Equal(2))
+		Expect(err).To(ContainSubstring("mend takes one ENDPOINT, or --all"))
+		d.Interrupt()
+		Eventually(d).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+	})
+})
