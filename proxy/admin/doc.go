@@ -2,7 +2,8 @@
 // balancers. It reads and changes nothing.
 //
 //	0.0.0.0:10256    /healthz /livez                  health.go
-//	127.0.0.1:10249  /proxyMode /metrics /configz     server.go, metrics.go
+//	127.0.0.1:10249  /                                dashboard
+//	                 /proxyMode /metrics /configz     server.go, metrics.go
 //	                 /api/v1/portals                  portals.go
 //	a Service's      the health check node port       healthcheck.go
 //

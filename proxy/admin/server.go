@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/net/netutil"
 
+	"github.com/usherproxy/usher/proxy/admin/dashboard"
 )
 
 // newServer returns a server that no slow client can hold up.
@@ -145,6 +146,8 @@ func Handler(a *API, h *Health, registry *prometheus.Registry, config any) http.
 		fmt.Fprint(w, "userspace")
 	})
 	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, config) })
+	mux.Handle("GET /{$}", dashboard.Handler())
+	mux.Handle("GET /dashboard/", dashboard.Handler())
 	a.register(mux)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	return mux

@@ -1,0 +1,74 @@
+package dashboard
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"net/http"
+	"path"
+	"strings"
+	"time"
+)
+
+//go:embed page
+var files embed.FS
+
+// policy is what the browser lets the page do: load its own files, talk to its
+// own server, and nothing else. No script or style in the markup, no string that
+// becomes markup (trusted-types), no frame around it.
+var policy = strings.Join([]string{
+	"default-src 'self'",
+	"base-uri 'none'",
+	"form-action 'none'",
+	"frame-ancestors 'none'",
+	"object-src 'none'",
+	"require-trusted-types-for 'script'",
+	"trusted-types 'none'",
+}, "; ")
+
+// contentTypes are not left to the system's list of types: with nosniff, a wrong
+// one means that the page does not work.
+var contentTypes = map[string]string{
+	".html": "text/html; charset=utf-8",
+	".css":  "text/css; charset=utf-8",
+	".js":   "text/javascript; charset=utf-8",
+	".svg":  "image/svg+xml",
+}
+
+// Handler serves the page at / and its parts below /dashboard/. Anything else is
+// 404.
+func Handler() http.Handler {
+	mux := http.NewServeMux()
+	entries, err := files.ReadDir("page")
+	if err != nil {
+		panic(err) // it is in the binary
+	}
+	for _, e := range entries {
+		pattern := "GET /dashboard/" + e.Name()
+		if e.Name() == "index.html" {
+			pattern = "GET /{$}"
+		}
+		mux.Handle(pattern, serveFile(e.Name()))
+	}
+	return mux
+}
+
+// serveFile serves one file. Browsers keep it, and ask each time whether it is
+// still the same: another version of usher may answer at this address.
+func serveFile(name string) http.Handler {
+	content, err := files.ReadFile("page/" + name)
+	if err != nil {
+		panic(err)
+	}
+	sum := sha256.Sum256(content)
+	etag := `"` + hex.EncodeToString(sum[:8]) + `"`
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		header := w.Header()
+		header.Set("Content-Type", contentTypes[path.Ext(name)])
+		header.Set("Content-Security-Policy", policy)
+		header.Set("Cache-Control", "no-cache")
+		header.Set("ETag", etag)
+		http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(content))
+	})
+}

@@ -1,0 +1,55 @@
+// The admin API, as this page asks it. Paths are relative, so that the page also
+// works behind a proxy that puts a path in front (kubectl proxy).
+
+const patience = 5000; // ms for an answer
+
+// Failure is an answer that is not 2xx, or none: then status is 0.
+class Failure extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// get returns what is answered on path, below /api/v1. Parameters that are empty
+// are left out; an array gives a parameter several times.
+export function get(path, params = {}) { return ask(`api/v1/${path}${query(params)}`).then(r => r.json()); }
+
+// changesSoFar returns the changes of the configuration that usher still knows.
+export async function changesSoFar(service) {
+  const text = await ask(`api/v1/events${query({ history: true, follow: false, kind: 'changes', service })}`).then(r => r.text());
+  return text.split('\n\n')
+    .filter(block => /^event: ?change$/m.test(block))
+    .map(block => JSON.parse(block.match(/^data: ?(.*)$/m)[1]));
+}
+
+// The demo's own requests; they exist only while usher demo runs.
+export function demoEndpoints() { return ask('demo/endpoints').then(r => r.json()); }
+export function demoBreak(endpoint, how) { return post('demo/break', { endpoint, how }); }
+export function demoMend(endpoint) { return post('demo/mend', { endpoint }); }
+
+function post(path, body) {
+  // The header is one that no other site can make a browser send.
+  const headers = { 'Content-Type': 'application/json', 'X-Usher-Demo': '1' };
+  return ask(path, { method: 'POST', headers, body: JSON.stringify(body) });
+}
+
+function query(params) {
+  const out = new URLSearchParams();
+  for (const [name, value] of Object.entries(params)) {
+    for (const v of [value].flat()) if (v !== undefined && v !== null && v !== '') out.append(name, v);
+  }
+  return out.size ? `?${out}` : '';
+}
+
+async function ask(path, options = {}) {
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, signal: AbortSignal.timeout(patience) });
+  } catch (err) {
+    throw new Failure(0, `no answer from usher: ${err.message}`);
+  }
+  if (answer.ok) return answer;
+  const body = await answer.json().catch(() => ({}));
+  throw new Failure(answer.status, body.message ?? `usher answered ${answer.status}`);
+}

@@ -1,0 +1,96 @@
+// The connections that this page knows of, put together from their steps.
+
+import { get } from './api.js';
+
+const kept = 1000;
+
+const known = new Map(); // by number, in the order in which they came
+
+export const connections = {
+  // load asks for those that usher knows. Steps that come meanwhile are taken
+  // too.
+  async load(params = {}) {
+    const answer = await get('connections', { state: 'all', limit: kept, ...params });
+    for (const c of answer.items.toReversed()) known.set(c.id, { ...c, ...newer(known.get(c.id), c) });
+    for (const id of [...known.keys()].sort((a, b) => a - b)) {
+      const c = known.get(id);
+      known.delete(id);
+      known.set(id, c);
+    }
+    trim();
+  },
+
+  // newest returns those that match, the newest first.
+  newest(limit, matches = () => true) {
+    const out = [];
+    for (const c of [...known.values()].reverse()) {
+      if (out.length === limit) break;
+      if (matches(c)) out.push(c);
+    }
+    return out;
+  },
+
+  get(id) { return known.get(id); },
+  get size() { return known.size; },
+  forget() { known.clear(); },
+
+  // step takes one of the stream's events. It returns the connection; none if
+  // its beginning was not seen.
+  step(e) {
+    if (e.kind === 'accepted') {
+      const { service, port, family, protocol, client, vip } = e;
+      known.set(e.connection, {
+        id: e.connection, service, port, family, protocol, client, vip, state: 'connecting',
+        accepted: e.time, attempts: [], bytesToEndpoint: 0, bytesToClient: 0,
+      });
+      trim();
+    }
+    const c = known.get(e.connection);
+    if (c) steps[e.kind]?.(c, e);
+    return c;
+  },
+};
+
+const steps = {
+  attempt(c, e) {
+    if (c.attempts.some(a => a.number === e.attempt)) return;
+    const { endpoint, pod, reason, passedOver, result, error, tookMs = 0 } = e;
+    const startMs = Math.max(0, Date.parse(e.time) - Date.parse(c.accepted) - tookMs);
+    c.attempts.push({ number: e.attempt, endpoint, pod, reason, passedOver, result, error, tookMs, startMs });
+  },
+  established(c, e) {
+    c.state = 'established';
+    c.endpoint = e.endpoint;
+    c.pod = e.pod;
+  },
+  closed(c, e) {
+    c.state = 'ended';
+    c.end = e.end;
+    c.error = e.error;
+    c.durationMs = e.tookMs ?? 0;
+    c.bytesToEndpoint = e.bytesToEndpoint ?? 0;
+    c.bytesToClient = e.bytesToClient ?? 0;
+  },
+};
+
+// newer returns what steps have told of a connection beyond an answer.
+function newer(have, answer) { return have?.state === 'ended' && answer.state !== 'ended' ? have : {}; }
+
+function trim() {
+  for (const id of known.keys()) {
+    if (known.size <= kept) return;
+    known.delete(id);
+  }
+}
+
+// retried says whether an attempt of a connection failed.
+export function retried(c) { return c.attempts.some(a => a.result !== 'connected'); }
+
+// broken says whether a client did not get what it came for.
+export function broken(c, ends) {
+  const fault = ends.get(c.end)?.fault;
+  return fault !== undefined && fault !== 'none';
+}
+
+// lasted is how long a connection has lasted, in milliseconds.
+export function lasted(c, now) { return c.state === 'ended' ? c.durationMs : Math.max(0, now - Date.parse(c.accepted)); }

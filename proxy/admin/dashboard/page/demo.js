@@ -1,0 +1,60 @@
+// Breaking and mending endpoints, while usher demo runs and nowhere else.
+
+import { demoBreak, demoEndpoints, demoMend } from './api.js';
+import { h } from './dom.js';
+import { live } from './live.js';
+
+// What each fault is called here.
+const faults = { refuse: 'refuses', blackhole: 'never answers', slow: 'answers late', reset: 'resets' };
+
+class Demo extends EventTarget {
+  // endpoints are the demo's servers by their addresses; null where there is no
+  // demo.
+  endpoints = null;
+  #failure = '';
+
+  async refresh() {
+    if (!live.status?.demo) return;
+    this.endpoints = new Map((await demoEndpoints()).items.map(e => [e.endpoint, e]));
+  }
+
+  async #do(what) {
+    try {
+      await what();
+      this.#failure = '';
+      await this.refresh();
+    } catch (err) {
+      this.#failure = err.message;
+    }
+    this.dispatchEvent(new Event('changed'));
+  }
+
+  // buttons are those for one endpoint; null if it is not one of the demo's.
+  buttons(address) {
+    const e = this.endpoints?.get(address);
+    return e && h('span', { class: 'demo-buttons' },
+      h('select', { 'aria-label': `Break ${nameOf(e)}`, class: e.broken ? 'bad' : null, onchange: ev => this.#choose(e, ev.target.value) },
+        h('option', { value: '', selected: !e.broken }, e.broken ? 'Mend it' : 'Break…'),
+        e.can.map(fault => h('option', { value: fault, selected: fault === e.broken }, faults[fault] ?? fault))),
+      h('button', { type: 'button', 'aria-label': `Mend ${nameOf(e)}`, disabled: !e.broken, onclick: () => this.#choose(e, '') }, 'Mend'));
+  }
+
+  #choose(e, fault) { this.#do(() => fault ? demoBreak(e.endpoint, fault) : demoMend(e.endpoint)); }
+
+  // panel is the part of the overview that invites to break something.
+  panel() {
+    if (!this.endpoints) return null;
+    return h('section', { key: 'demo', class: 'card demo', 'aria-labelledby': 'demo-title' },
+      h('h2', { id: 'demo-title' }, 'Break something'),
+      h('p', { class: 'quiet' }, 'This is the demo: its endpoints are small servers in the same process. ',
+        'Break one, and watch connections go on to the next endpoint.'),
+      this.#failure && h('p', { class: 'bad', role: 'alert' }, this.#failure),
+      h('ul', { class: 'demo-list' }, [...this.endpoints].map(([address, e]) => h('li', { key: address },
+        h('span', null, h('b', null, nameOf(e)), h('small', { class: e.broken ? 'bad' : null }, ` ${e.does}`)),
+        this.buttons(address)))));
+  }
+}
+
+function nameOf(e) { return e.pod.slice(e.pod.indexOf('/') + 1); }
+
+export const demo = new Demo();

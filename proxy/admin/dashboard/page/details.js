@@ -1,0 +1,47 @@
+// All about the few Services that somebody looks at just now.
+
+import { get } from './api.js';
+
+const known = new Map();
+let wanted = new Map(); // by who wants them
+
+export const details = {
+  // want says which Services a part of the page needs, from now on.
+  want(who, keys) {
+    wanted.set(who, keys);
+    if (keys.length === 0) wanted.delete(who);
+    for (const key of known.keys()) if (!this.wanted().has(key)) known.delete(key);
+  },
+
+  wanted() { return new Set([...wanted.values()].flat()); },
+
+  // get returns the API's ServiceDetail, null if there is no such Service, and
+  // undefined if that is not known yet.
+  get(key) { return known.get(key); },
+
+  forget() { known.clear(); },
+
+  async refresh(keys = [...this.wanted()]) {
+    await Promise.all(keys.map(async key => {
+      try {
+        known.set(key, await get(`services/${pathOf(key)}`));
+      } catch (err) {
+        if (err.status !== 404) throw err;
+        known.set(key, null);
+      }
+    }));
+  },
+};
+
+// pathOf writes namespace/name so that it can stand in a path.
+export function pathOf(key) {
+  const slash = key.indexOf('/');
+  return `${encodeURIComponent(key.slice(0, slash))}/${encodeURIComponent(key.slice(slash + 1))}`;
+}
+
+// endpointsOf returns a Service's endpoints, each address once, sorted by Pod.
+export function endpointsOf(detail) {
+  const out = new Map();
+  for (const port of detail?.details ?? []) for (const e of port.endpoints) if (!out.has(e.address)) out.set(e.address, e);
+  return [...out.values()].sort((a, b) => (a.pod ?? a.address).localeCompare(b.pod ?? b.address, 'en', { numeric: true }));
+}

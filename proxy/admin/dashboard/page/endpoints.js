@@ -1,0 +1,41 @@
+// The endpoints of a service port, each with its state, its figures and, where it
+// is in quarantine, what is left of that.
+
+import { demo } from './demo.js';
+import { h } from './dom.js';
+import { live } from './live.js';
+import { stateMark } from './marks.js';
+import { endpointStates, number, shortPod, stateOf } from './words.js';
+
+export function endpointList(endpoints) {
+  if (endpoints.length === 0) {
+    return h('p', { class: 'empty' }, 'There is no endpoint: clients are refused at once. Endpoints appear when the Service’s ',
+      'selector matches Pods that are ready, or when an EndpointSlice names some.');
+  }
+  return h('ul', { class: 'endpoints' }, endpoints.map(endpoint));
+}
+
+function endpoint(e) {
+  const state = stateOf(endpointStates, e.state);
+  const count = (n, what, tone) => h('span', { class: tone }, h('b', null, number(n)), ` ${what}`);
+  return h('li', { key: e.address },
+    h('div', { class: 'who' },
+      h('b', null, shortPod(e.pod, e.address)),
+      h('small', { class: 'mono' }, e.address, e.node && ` on ${e.node}`)),
+    h('div', { class: 'how' },
+      stateMark(state),
+      e.quarantine ? countdown(e.quarantine)
+        : e.state !== 'ready' ? h('small', null, state.means)
+          : e.usedFor.length === 0 && h('small', null, 'left to other nodes by policy or topology')),
+    h('div', { class: 'figures' },
+      count(e.active, 'open'), count(e.connected, 'connections'), count(e.failed, 'failed attempts', e.failed > 0 && 'bad')),
+    demo.buttons(e.address));
+}
+
+function countdown({ until, cause, failures }) {
+  const left = (Date.parse(until) - live.now()) / 1000;
+  return h('small', { class: 'countdown' },
+    h('b', null, left > 0 ? `${Math.ceil(left)} s` : 'now'),
+    left > 0 ? ' until it is tried again: ' : ' it is tried again: ',
+    cause, failures > 1 && `, ${failures} times in a row`);
+}

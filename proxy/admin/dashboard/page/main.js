@@ -1,0 +1,186 @@
+// The page as a whole: which view is shown, when it is drawn, the keys, and what
+// the header says.
+//
+// Data comes from three places: live (events and a status every two seconds),
+// services (all of them, a page at a time) and details (the few that are looked
+// at). A view turns data into elements (render), and dom.js changes the page
+// where it differs.
+
+import { connections } from './connections.js';
+import { demo } from './demo.js';
+import { details } from './details.js';
+import { h, morph, mount } from './dom.js';
+import { loadEnds } from './ends.js';
+import { live } from './live.js';
+import { services } from './services.js';
+import { OneConnection } from './view-connection.js';
+import { Connections } from './view-connections.js';
+import { Overview } from './view-overview.js';
+import { OneService } from './view-service.js';
+import { clock, plural } from './words.js';
+
+const main = document.getElementById('main');
+const pauseButton = document.getElementById('pause');
+const notice = document.getElementById('notice');
+
+const routes = [
+  [/^#\/service\/([^/]+)\/([^/]+)$/, OneService],
+  [/^#\/connection\/(\d+)$/, OneConnection],
+  [/^#\/connections$/, Connections],
+];
+
+let view;
+
+function route() {
+  const [match, View] = routes.map(([path, View]) => [location.hash.match(path), View]).find(([m]) => m) ?? [[], Overview];
+  const arrived = view !== undefined;
+  view?.stop();
+  view = new View(draw, ...match.slice(1).map(decodeURIComponent));
+  view.start();
+  main.replaceChildren();
+  draw();
+  scrollTo(0, 0);
+  if (arrived) main.focus({ preventScroll: true }); // so that readers of screens begin anew
+  for (const a of document.querySelectorAll('nav a')) {
+    if (a.hash === (location.hash || '#/')) a.setAttribute('aria-current', 'page');
+    else a.removeAttribute('aria-current');
+  }
+}
+
+// draw shows what is known now. soon does so too, but not more often than eyes
+// follow: steps come by the hundred.
+function draw() {
+  drawnAt = performance.now();
+  morph(main, [view.render()]);
+  mount(main);
+  view.drawn();
+  document.title = `${view.title} · usher`;
+}
+
+let drawnAt = 0, drawing = 0;
+
+function soon() {
+  if (drawing || live.paused) return;
+  drawing = setTimeout(() => {
+    drawing = 0;
+    if (!live.paused) draw();
+  }, Math.max(0, 250 - (performance.now() - drawnAt)));
+}
+
+live.addEventListener('step', ({ detail: e }) => {
+  connections.step(e);
+  view.step?.(e);
+  soon();
+});
+
+live.addEventListener('change', ({ detail: e }) => {
+  view.change?.(e);
+  soon();
+});
+
+// Steps that were left out are missing in what has been put together from them.
+let stepsMissing = false;
+live.addEventListener('missed', () => { stepsMissing = true; });
+
+live.addEventListener('tick', async ({ detail: status }) => {
+  view.tick?.(status);
+  soon();
+  try {
+    await Promise.all([
+      services.complete && services.refresh(),
+      details.refresh(),
+      demo.refresh(),
+      stepsMissing && connections.load({ limit: 200 }),
+    ]);
+    stepsMissing = false;
+  } catch { /* live tells */ }
+  soon();
+});
+
+async function load() {
+  try {
+    await Promise.all([loadEnds(), connections.load(), demo.refresh(), services.load(soon)]);
+  } catch { /* live tells */ }
+  soon();
+}
+
+live.addEventListener('back', load);
+live.addEventListener('restarted', () => {
+  connections.forget();
+  services.forget();
+  details.forget();
+  view.restarted?.();
+  load();
+  say('usher has been started anew: its counts begin anew too.', 8000);
+});
+
+live.addEventListener('state', () => {
+  const words = { connecting: 'connecting', on: 'live', paused: 'paused', lost: 'no connection' };
+  const pill = document.getElementById('live');
+  pill.textContent = words[live.state];
+  pill.dataset.state = live.state;
+  pauseButton.textContent = live.paused ? 'Go on' : 'Pause';
+  pauseButton.setAttribute('aria-pressed', String(live.paused));
+  if (live.state === 'lost') {
+    say(`The connection to usher is lost (${live.reason}). What you see is from ${clock(live.now())}. `
+      + 'Trying again every two seconds.');
+  } else if (live.state === 'paused') {
+    say('The page holds still. Connections go on, and are counted here when it goes on.');
+  } else if (live.state === 'on' && /lost|holds still/.test(notice.textContent)) {
+    say('The page is live again.', 3000);
+  }
+  draw();
+});
+
+demo.addEventListener('changed', draw);
+
+let sayTimer;
+
+// say shows a line below the header, for some time or until something else is
+// said.
+function say(text, time) {
+  clearTimeout(sayTimer);
+  notice.hidden = text === '';
+  notice.textContent = text;
+  notice.dataset.state = live.state;
+  if (time) sayTimer = setTimeout(() => { notice.hidden = true; }, time);
+}
+
+pauseButton.addEventListener('click', () => live.pause(!live.paused));
+setInterval(() => {
+  if (live.state === 'paused') say(`The page holds still since ${clock(live.pausedSince)}; ${plural(live.skipped, 'step')} since then.`);
+  else if (live.state === 'on' && document.querySelector('.countdown')) soon();
+}, 1000);
+
+// The link that skips the header must not change the route.
+document.getElementById('skip').addEventListener('click', e => {
+  e.preventDefault();
+  main.focus();
+});
+
+addEventListener('keydown', e => {
+  if (e.altKey || e.ctrlKey || e.metaKey) return;
+  const search = document.getElementById('search');
+  const writing = e.target.matches('input, select, textarea');
+  if (e.key === '/' && !writing && search) {
+    e.preventDefault();
+    search.focus();
+  } else if (e.key === 'p' && !writing) {
+    live.pause(!live.paused);
+  } else if (e.key === 'Escape' && e.target === search) {
+    search.value = '';
+    search.dispatchEvent(new Event('input'));
+  }
+});
+
+const key = name => h('kbd', null, name);
+const command = text => h('code', null, text);
+document.getElementById('foot').append(
+  h('span', null, 'Keys: ', key('/'), ' finds, ', key('p'), ' pauses, ', key('↑'), ' ', key('↓'), ' go through a table.'),
+  h('span', null, 'The same in a terminal: ', command('usher get services'), ', ', command('usher trace'), ', ', command('usher top'), '.'),
+  h('span', null, 'As data: ', h('a', { href: 'api/v1/openapi.json' }, 'the API'), '.'));
+
+addEventListener('hashchange', route);
+route();
+live.start();
+load();

@@ -1,0 +1,152 @@
+// All Services, kept up to date a page at a time, with what they did of late.
+
+import { get } from './api.js';
+import { live } from './live.js';
+import { serviceStates } from './words.js';
+
+const pageSize = 1000; // the most that usher gives at once
+const samples = 40; // kept of each Service: its history
+
+// A Service here is the API's, with
+//   key       namespace/name
+//   text      what the search looks at
+//   history   [{ t, accepted, failed, retries }], the newest last
+const known = new Map();
+let found = { q: '', keys: new Set() }; // what usher itself found for a search
+let complete = false; // every Service has been seen once
+let shown = []; // keys of those that are on the screen
+let next = ''; // where the next page begins
+let seen = new Set(); // in this round
+let version = 0; // goes up when known changes
+let names = null; // the keys of known, sorted; null if they have changed
+let last = {}; // what list was asked last, and its answer
+
+export const services = {
+  get complete() { return complete; },
+  get size() { return known.size; },
+  get(key) { return known.get(key); },
+  all() { return known.values(); },
+
+  // show says which Services are on the screen: those are asked for every time.
+  show(keys) { shown = keys.slice(0, 60); },
+
+  // counts says how many there are in each state.
+  counts() {
+    const counts = Object.fromEntries(Object.keys(serviceStates).map(s => [s, 0]));
+    for (const s of known.values()) counts[s.state] = (counts[s.state] ?? 0) + 1;
+    return counts;
+  },
+
+  // list returns those that match, sorted by name unless sort is another order.
+  list({ q, states, sort, descending }) {
+    q = q.trim().toLowerCase();
+    const asked = [version, q, states, sort, descending].join();
+    if (last.asked === asked) return last.answer;
+    names ??= [...known.keys()].sort();
+    const out = [];
+    for (const key of names) {
+      const s = known.get(key);
+      if (states && !states.includes(s.state)) continue;
+      if (q && !s.text.includes(q) && !(found.q === q && found.keys.has(s.key))) continue;
+      out.push(s);
+    }
+    const by = orders[sort];
+    const sign = descending ? -1 : 1;
+    if (by) out.sort((a, b) => sign * by(a, b)); // of those that are equal, names go on being sorted
+    else if (descending) out.reverse();
+    last = { asked, answer: out };
+    return out;
+  },
+
+  // find asks usher, who also looks at endpoints and Pods, which this page does
+  // not have for every Service. It resolves when list knows the answer.
+  async find(q) {
+    q = q.trim().toLowerCase();
+    if (!q || found.q === q) return;
+    const answer = await get('services', { q, limit: pageSize });
+    answer.items.forEach(take);
+    found = { q, keys: new Set(answer.items.map(keyOf)) };
+    version++;
+  },
+
+  // load asks for all of them; those that are there can be used meanwhile.
+  async load(progress) {
+    do {
+      await readPage();
+      progress();
+    } while (next);
+  },
+
+  // refresh asks for a page, and for those on the screen.
+  async refresh() {
+    const page = await readPage();
+    const missing = shown.filter(key => !page.has(key) && known.has(key));
+    if (missing.length === 0) return;
+    const answer = await get('services', { service: missing, limit: pageSize });
+    answer.items.forEach(take);
+  },
+
+  forget() {
+    known.clear();
+    names = null;
+    version++;
+    next = '';
+    seen = new Set();
+    complete = false;
+  },
+};
+
+async function readPage() {
+  const answer = await get('services', { limit: pageSize, continue: next }).catch(err => {
+    next = ''; // where the page began is gone, perhaps
+    throw err;
+  });
+  const page = new Set(answer.items.map(keyOf));
+  answer.items.forEach(take);
+  page.forEach(key => seen.add(key));
+  next = answer.continue ?? '';
+  if (next === '') {
+    for (const key of known.keys()) if (!seen.has(key)) drop(key);
+    seen = new Set();
+    complete = true;
+  }
+  return page;
+}
+
+function keyOf(service) { return `${service.namespace}/${service.name}`; }
+
+function take(service) {
+  version++;
+  const key = keyOf(service);
+  if (!known.has(key)) names = null;
+  const history = known.get(key)?.history ?? [];
+  const { accepted, failed, retries } = service.totals;
+  if (history.at(-1)?.accepted > accepted) history.length = 0; // counts have begun anew
+  history.push({ t: live.now(), accepted, failed, retries });
+  if (history.length > samples) history.shift();
+  const ports = service.ports.map(p => `${p.name ?? ''} ${p.vip} ${p.protocol}`).join(' ');
+  known.set(key, { ...service, key, history, text: `${key} ${ports}`.toLowerCase() });
+}
+
+function drop(key) {
+  known.delete(key);
+  names = null;
+  version++;
+}
+
+// perSecond says how many of a count there were of late.
+export function perSecond(history, count) {
+  const last = history.at(-1);
+  const first = history.findLast(s => last.t - s.t >= 5000) ?? history[0];
+  return !last || last.t === first.t ? 0 : (last[count] - first[count]) / (last.t - first.t) * 1000;
+}
+
+const states = Object.keys(serviceStates);
+const orders = {
+  state: (a, b) => states.indexOf(a.state) - states.indexOf(b.state),
+  endpoints: (a, b) => a.endpoints.total - b.endpoints.total,
+  active: (a, b) => a.totals.active - b.totals.active,
+  accepted: (a, b) => a.totals.accepted - b.totals.accepted,
+  retries: (a, b) => a.totals.retries - b.totals.retries,
+  failed: (a, b) => a.totals.failed - b.totals.failed,
+};

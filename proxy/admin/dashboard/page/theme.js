@@ -1,0 +1,35 @@
+// The colours: as the system has them, light or dark. This file is no module, and
+// runs before the page is first drawn, so that the page does not flash.
+'use strict';
+(() => {
+  const choices = ['auto', 'light', 'dark'];
+
+  function stored() {
+    try {
+      const choice = localStorage.getItem('usher-theme');
+      return choices.includes(choice) ? choice : 'auto';
+    } catch {
+      return 'auto'; // storage is forbidden
+    }
+  }
+
+  function apply(choice) {
+    if (choice === 'auto') document.documentElement.removeAttribute('data-theme');
+    else document.documentElement.dataset.theme = choice;
+  }
+
+  apply(stored());
+
+  addEventListener('DOMContentLoaded', () => {
+    const button = document.getElementById('theme');
+    let choice = stored();
+    const label = () => { button.textContent = `Colours: ${choice}`; };
+    label();
+    button.addEventListener('click', () => {
+      choice = choices[(choices.indexOf(choice) + 1) % choices.length];
+      try { localStorage.setItem('usher-theme', choice); } catch { /* until the page is left */ }
+      apply(choice);
+      label();
+    });
+  });
+})();

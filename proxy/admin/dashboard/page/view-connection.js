@@ -1,0 +1,98 @@
+// The page of one connection: every attempt, and what became of it.
+
+import { get } from './api.js';
+import { connections, lasted } from './connections.js';
+import { pathOf } from './details.js';
+import { h } from './dom.js';
+import { ends } from './ends.js';
+import { live } from './live.js';
+import { waterfall } from './waterfall.js';
+import { bytes, clock, duration, plural } from './words.js';
+
+export class OneConnection {
+  #failure = null;
+
+  constructor(draw, id) {
+    this.draw = draw;
+    this.id = +id;
+    this.title = `Connection ${id}`;
+  }
+
+  start() { this.#ask(); }
+  stop() {}
+  drawn() {}
+  tick() { if (this.connection?.state !== 'ended') this.#ask(); }
+  step(e) { if (e.connection === this.id && e.kind !== 'accepted') this.#ask(); }
+
+  async #ask() {
+    try {
+      this.connection = await get(`connections/${this.id}`);
+      this.#failure = null;
+    } catch (err) {
+      this.#failure = err;
+      this.connection ??= connections.get(this.id);
+    }
+    this.draw();
+  }
+
+  render() {
+    const c = this.connection;
+    if (!c) {
+      return [
+        h('h1', null, this.title),
+        h('div', { class: 'card empty' }, h('p', null, this.#notThere()), h('a', { href: '#/connections' }, 'All connections that are known')),
+      ];
+    }
+    return [
+      h('p', { class: 'crumbs' },
+        h('a', { href: '#/connections' }, 'Connections'), ' / ', h('a', { href: `#/service/${pathOf(c.service)}` }, c.service)),
+      h('h1', null, this.title),
+      h('p', { class: 'lead' }, story(c)),
+      h('section', { class: 'card', 'aria-labelledby': 'attempts' },
+        h('h2', { id: 'attempts' }, c.attempts.length > 0 ? plural(c.attempts.length, 'attempt') : 'No attempt'),
+        c.attempts.length > 0 ? waterfall(c) : h('p', { class: 'quiet' }, noAttempt(c))),
+      h('dl', { class: 'facts card' }, facts(c).map(([name, value]) => h('div', null, h('dt', null, name), h('dd', null, value)))),
+    ];
+  }
+
+  #notThere() {
+    if (!this.#failure) return 'Reading …';
+    return this.#failure.status === 404
+      ? 'usher does not know this connection any more: the trace keeps the latest ones only.'
+      : this.#failure.message;
+  }
+}
+
+function noAttempt(c) { return c.state === 'connecting' ? 'The first one is under way.' : 'No endpoint was tried.'; }
+
+// story tells a connection as one would tell it to somebody.
+function story(c) {
+  const failures = c.attempts.filter(a => a.result !== 'connected').length;
+  const failed = failures === 0 ? '' : failures === 1 ? 'One attempt failed; ' : `${failures} attempts failed; `;
+  const end = ends.get(c.end)?.meaning ?? c.end;
+  if (c.state === 'connecting') return capital(`${failed}an endpoint is being looked for.`);
+  if (!c.endpoint) return capital(`${failed}no endpoint was found: ${end}.`);
+  const noticed = failures > 0 ? ', so the client noticed nothing but the delay' : '';
+  const then = c.state === 'ended' ? `${capital(end)} after ${duration(c.durationMs)}.` : 'It is open.';
+  return `${failed || 'At the first attempt '}${c.pod || c.endpoint} answered${noticed}. ${then}`;
+}
+
+function capital(text) { return text.charAt(0).toUpperCase() + text.slice(1); }
+
+function facts(c) {
+  const mono = text => h('span', { class: 'mono' }, text);
+  return [
+    ['Client', mono(c.client)],
+    ['Connected to', mono(`${c.vip} ${c.protocol}`)],
+    ['Service port', `${c.service}${c.port ? `:${c.port}` : ''}, ${c.family}`],
+    ['Endpoint', c.endpoint ? mono(c.endpoint) : 'none'],
+    c.pod && ['Pod', c.pod],
+    ['Accepted', clock(c.accepted)],
+    c.connectMs && ['Endpoint found after', duration(c.connectMs)],
+    ['Lasted', duration(lasted(c, live.now()))],
+    ['To the endpoint', bytes(c.bytesToEndpoint)],
+    ['To the client', bytes(c.bytesToClient)],
+    ['End', c.state === 'ended' ? c.end : 'open'],
+    c.error && ['Error', c.error],
+  ].filter(Boolean);
+}

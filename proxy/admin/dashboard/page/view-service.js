@@ -1,0 +1,195 @@
+// The page of one Service: its endpoints, addresses, rules, affinity, and what
+// happened to its connections.
+
+import { changesSoFar, get } from './api.js';
+import { connections } from './connections.js';
+import { details } from './details.js';
+import { h } from './dom.js';
+import { endpointList } from './endpoints.js';
+import { ExplainForm } from './explain.js';
+import { live } from './live.js';
+import { figure, stateMark, tableOr } from './marks.js';
+import { Picture } from './picture.js';
+import { rulesOf } from './rules.js';
+import { services } from './services.js';
+import { sparkline } from './sparkline.js';
+import { tableOfConnections } from './table-of-connections.js';
+import { bytes, clock, number, plural, portName, seconds, serviceStates, shortPod, stateOf } from './words.js';
+
+const endpointsDrawn = 12, changesShown = 8, clientsShown = 50;
+
+export class OneService {
+  latest = tableOfConnections('Latest connections', { ofOneService: true });
+  picture = new Picture(() => details.get(this.key) ? [this.key] : [], endpointsDrawn);
+  #changes = [];
+  #affinity = null;
+  #portals = null;
+
+  constructor(draw, namespace, name) {
+    this.draw = draw;
+    this.key = `${namespace}/${name}`;
+    this.title = this.key;
+    this.explain = new ExplainForm(draw, this.key);
+  }
+
+  start() {
+    details.want(this, [this.key]);
+    services.show([this.key]);
+    for (const c of connections.newest(20, c => c.service === this.key)) this.picture.knows(c.client);
+    this.#ask();
+    this.#look();
+  }
+
+  stop() {
+    details.want(this, []);
+    services.show([]);
+    this.picture.stop();
+  }
+
+  async #ask() {
+    try {
+      await details.refresh([this.key]);
+      this.draw();
+      this.#changes = (await changesSoFar(this.key)).toReversed();
+      await connections.load({ service: this.key, limit: 100 });
+      this.#affinity = await get('affinity', { service: this.key, limit: clientsShown });
+    } catch { /* live tells */ }
+    this.draw();
+  }
+
+  // look compares with what the kernel has.
+  async #look() {
+    try {
+      const { rules, mode } = await get('portals');
+      this.#portals = { mode, at: live.now(), rules: rules.filter(r => isOf(r.service ?? '', this.key)) };
+    } catch { /* live tells */ }
+    this.draw();
+  }
+
+  back() { this.#ask(); }
+
+  step(e) { if (e.service === this.key) this.picture.step(e); }
+
+  change(e) {
+    if (e.service !== this.key) return;
+    this.#changes.unshift(e);
+    details.refresh([this.key]).then(this.draw).catch(live.tells);
+  }
+
+  async tick() {
+    if (!details.get(this.key)?.affinitySeconds) return;
+    this.#affinity = await get('affinity', { service: this.key, limit: clientsShown }).catch(() => this.#affinity);
+  }
+
+  render() {
+    const detail = details.get(this.key);
+    const crumbs = h('p', { class: 'crumbs' }, h('a', { href: '#/' }, 'Services'), ' / ', this.key.slice(0, this.key.indexOf('/')));
+    if (!detail) {
+      const text = detail === undefined ? 'Reading …' : 'usher serves no Service of this name. It was deleted, or belongs to another proxy.';
+      return [crumbs, h('h1', null, this.key), h('div', { class: 'card empty' }, h('p', null, text), h('a', { href: '#/' }, 'All Services'))];
+    }
+    this.latest.rows = connections.newest(10, c => c.service === this.key);
+    return [
+      crumbs,
+      h('h1', null, detail.name, ' ', stateMark(stateOf(serviceStates, detail.state))),
+      h('p', { class: 'lead' }, howItFares(detail)),
+      this.#numbers(detail),
+      h('div', { own: this.picture, class: 'card picture-card', role: 'group', 'aria-label': 'The path of connections to this Service' }),
+      detail.details.map(p => this.#port(p, detail.details.length)),
+      this.explain.render(detail),
+      detail.affinitySeconds > 0 && this.#affinitySection(detail.affinitySeconds),
+      h('section', { key: 'connections', 'aria-labelledby': 'latest' },
+        h('h2', { id: 'latest' }, 'Latest connections'),
+        tableOr(this.latest, 'usher knows of no connection to this Service.')),
+      this.#changesSection(),
+    ];
+  }
+
+  drawn() {
+    if (!details.get(this.key)) return;
+    this.picture.draw();
+    if (this.latest.rows.length > 0) this.latest.draw();
+  }
+
+  #numbers({ totals }) {
+    const history = services.get(this.key)?.history ?? [];
+    const curve = history.length > 1 && sparkline(history, ['accepted', 'retries']);
+    return h('dl', { class: 'numbers' },
+      figure('open', number(totals.active)),
+      figure('connections', number(totals.accepted), { more: curve }),
+      figure('retries', number(totals.retries), { tone: totals.retries > 0 && 'warn' }),
+      figure('failed', number(totals.failed), { tone: totals.failed > 0 && 'bad' }),
+      figure('to endpoints', bytes(totals.bytesToEndpoint)),
+      figure('to clients', bytes(totals.bytesToClient)));
+  }
+
+  #port(port, ports) {
+    const name = `Port ${portName(port)}, ${port.family}`;
+    return h('section', { key: `${name} ${port.vip}`, class: 'card', 'aria-label': name },
+      h('h2', null, ports > 1 ? `${name}: endpoints` : 'Endpoints'),
+      port.problem && h('p', { class: 'bad' }, `This port is not served as it should be. ${port.problem.message}`),
+      endpointList(port.endpoints),
+      h('h3', null, 'Addresses and rules'),
+      h('p', { class: 'quiet' }, policyWords(port)),
+      rulesOf(port, this.#portals, () => this.#look()));
+  }
+
+  #affinitySection(timeout) {
+    const list = this.#affinity;
+    return h('section', { key: 'affinity', class: 'card', 'aria-labelledby': 'affinity' },
+      h('h2', { id: 'affinity' }, 'Session affinity'),
+      h('p', { class: 'quiet' }, 'A client gets the endpoint that it had, until it has made no new connection for ',
+        `${seconds(timeout)} or the endpoint fails.`),
+      list?.items.length > 0 ? rememberedClients(list.items)
+        : h('p', { class: 'empty' }, 'No client is remembered: the first connection of each begins it.'),
+      list?.total > clientsShown && h('p', { class: 'quiet' }, `and ${plural(list.total - clientsShown, 'more client')}`));
+  }
+
+  #changesSection() {
+    const line = c => h('li', { key: c.id }, h('time', { class: 'mono', datetime: c.time }, clock(c.time)), h('span', null, c.text));
+    return h('section', { key: 'changes', class: 'card', 'aria-labelledby': 'changes' },
+      h('h2', { id: 'changes' }, 'What changed'),
+      this.#changes.length > 0 ? h('ol', { class: 'changes' }, this.#changes.slice(0, changesShown).map(line))
+        : h('p', { class: 'empty' }, 'Nothing since usher started, as far as it still knows.'));
+  }
+}
+
+function rememberedClients(items) {
+  const heading = text => h('th', { scope: 'col' }, text);
+  return h('table', { class: 'plain' },
+    h('thead', null, h('tr', null, heading('Client'), heading('Endpoint'), heading('Remembered for'))),
+    h('tbody', null, items.map(a => h('tr', { key: `${a.client} ${a.port} ${a.protocol}` },
+      h('th', { scope: 'row', class: 'mono' }, a.client),
+      h('td', null, shortPod(a.pod, a.endpoint)),
+      h('td', null, seconds(a.secondsLeft))))));
+}
+
+// isOf says whether a service port, as rules name it, is one of a Service's.
+function isOf(port, service) { return port === service || port.startsWith(`${service}:`) || port.startsWith(`${service}/`); }
+
+// howItFares says a Service's state in a sentence.
+function howItFares({ state, endpoints: e }) {
+  const others = [[e.quarantined, 'in quarantine'], [e.terminating, 'terminating'], [e.notReady, 'not ready']];
+  const rest = others.filter(([n]) => n > 0).map(([n, what]) => `${n} ${what}`).join(', ');
+  const [are, those] = e.ready === 1 ? ['is', 'that one'] : ['are', 'those'];
+  switch (state) {
+    case 'ok':
+      return e.total === 1 ? 'Its one endpoint is ready.' : e.total === 2 ? 'Both endpoints are ready.' : `All ${e.total} endpoints are ready.`;
+    case 'degraded':
+      return `${e.ready} of ${plural(e.total, 'endpoint')} ${are} ready (${rest}); new connections go to ${those}.`;
+    case 'down':
+      return `No endpoint is well (${rest}). They are tried all the same: one may be back.`;
+    case 'no-endpoints':
+      return 'There is no endpoint to connect to: clients are refused at once.';
+    case 'problem':
+      return 'A port of this Service is not served as it should be; see below.';
+  }
+  return '';
+}
+
+function policyWords({ policies: { internal, external, udpIdleSeconds } }) {
+  const where = policy => policy === 'Local' ? 'on this node only' : 'on every node';
+  const outside = internal === external ? 'So do clients from outside.' : `Clients from outside get endpoints ${where(external)}.`;
+  const idle = udpIdleSeconds ? ` A UDP session ends after ${seconds(udpIdleSeconds)} without a datagram.` : '';
+  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${idle}`;
+}

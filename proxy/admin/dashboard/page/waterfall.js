@@ -1,0 +1,48 @@
+// The attempts of a connection as bars on one scale of time.
+
+import { h } from './dom.js';
+import { duration, results, shortPod, stateOf } from './words.js';
+
+// waterfall draws the time until an endpoint was found, or until none was.
+export function waterfall(connection) {
+  const { attempts } = connection;
+  const end = Math.max(...attempts.map(a => a.startMs + a.tookMs), 0.001);
+  const percent = ms => `${(ms / end * 100).toFixed(3)}%`;
+  return h('div', { class: 'waterfall', role: 'list', 'aria-label': 'attempts' },
+    h('div', { class: 'scale', 'aria-hidden': 'true' }, ticks(end).map(t => h('span', { style: { left: percent(t) } }, duration(t)))),
+    attempts.map((a, i) => {
+      const { mark, word, tone } = stateOf(results, a.result);
+      const before = i === 0 ? 0 : attempts[i - 1].startMs + attempts[i - 1].tookMs;
+      const waited = a.startMs - before;
+      return h('div', { class: `attempt ${tone}`, role: 'listitem', 'data-attempt': a.number },
+        h('div', { class: 'who' },
+          h('b', null, a.number), h('span', { class: 'mono' }, a.endpoint), a.pod && h('small', null, a.pod)),
+        h('div', { class: 'track', 'aria-hidden': 'true' },
+          waited > end / 100 && h('i', { class: 'waited', style: { left: percent(before), width: percent(waited) } }),
+          h('i', { class: 'bar', style: { left: `min(${percent(a.startMs)}, 100% - 3px)`, width: percent(a.tookMs) } })),
+        h('div', { class: 'outcome' },
+          h('b', null, `${mark} ${word} after ${duration(a.tookMs)}`),
+          h('small', null, [a.error && a.error !== word && a.error, `chosen by: ${a.reason}`,
+            a.passedOver && `${a.passedOver} in quarantine passed over`,
+            waited > end / 100 && `${duration(waited)} waited before`].filter(Boolean).join(' · '))));
+    }));
+}
+
+// ticks returns round times, three to six of them.
+function ticks(end) {
+  const step = [1, 2, 5, 10].map(n => n * 10 ** Math.floor(Math.log10(end / 4))).find(n => end / n <= 6);
+  return Array.from({ length: Math.floor(end / step) + 1 }, (_, i) => i * step).filter(t => t < end * 0.97);
+}
+
+// attemptsInShort is one line: which endpoints were tried, with what outcome.
+export function attemptsInShort({ attempts, state }) {
+  if (attempts.length === 0) {
+    return h('span', { class: 'quiet' }, state === 'connecting' ? 'an endpoint is being looked for' : 'no endpoint was tried');
+  }
+  return h('span', { class: 'chips' }, attempts.map((a, i) => {
+    const { mark, word, tone } = stateOf(results, a.result);
+    return [i > 0 && h('span', { class: 'then', 'aria-label': 'then' }, '→'),
+      h('span', { class: `chip ${tone}`, title: `attempt ${a.number}: ${a.endpoint} ${word} after ${duration(a.tookMs)}` },
+        h('span', { 'aria-hidden': 'true' }, mark), h('span', { class: 'unseen' }, word), ` ${shortPod(a.pod, a.endpoint)}`)];
+  }));
+}

@@ -1,0 +1,96 @@
+// How things are said: numbers with their units, and states in the words of the
+// documentation.
+
+// number writes large numbers in groups of three.
+export function number(n) { return Math.round(n ?? 0).toLocaleString('en').replaceAll(',', '\u202f'); }
+
+// plural is "1 endpoint", "2 endpoints".
+export function plural(n, noun) { return `${number(n)} ${noun}${n === 1 ? '' : 's'}`; }
+
+// duration says milliseconds with three figures at the most.
+export function duration(ms) {
+  if (ms < 0.005) return '0 ms';
+  if (ms < 10) return `${+ms.toFixed(2)} ms`;
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 10_000) return `${+(ms / 1000).toFixed(2)} s`;
+  return seconds(ms / 1000);
+}
+
+// seconds says longer times with two units: "9 s", "1 min 5 s", "2 h 58 min".
+export function seconds(s) {
+  s = Math.round(s);
+  if (s < 60) return `${s} s`;
+  const [large, small, a, b] = s < 3600 ? [60, 1, 'min', 's'] : s < 86400 ? [3600, 60, 'h', 'min'] : [86400, 3600, 'd', 'h'];
+  const rest = Math.floor(s % large / small);
+  return `${Math.floor(s / large)} ${a}${rest ? ` ${rest} ${b}` : ''}`;
+}
+
+export function bytes(n) {
+  n ??= 0;
+  if (n < 1000) return `${n} B`;
+  for (const unit of ['kB', 'MB', 'GB', 'TB']) {
+    n /= 1000;
+    if (n < 1000 || unit === 'TB') return `${n < 10 ? n.toFixed(1) : Math.round(n)} ${unit}`;
+  }
+}
+
+// rate says how often a second.
+export function rate(perSecond) {
+  if (perSecond === 0) return '0/s';
+  if (perSecond < 0.1) return '<0.1/s';
+  return `${perSecond < 10 ? +perSecond.toFixed(1) : number(perSecond)}/s`;
+}
+
+// clock says the time of day here.
+export function clock(time) {
+  const t = new Date(time);
+  return `${t.toLocaleTimeString('en-GB')}.${String(t.getMilliseconds()).padStart(3, '0')}`;
+}
+
+// The states of a Service: a mark that does not need colour, a word, what it
+// means, and how bad it is.
+export const serviceStates = {
+  'problem': { mark: '!', word: 'problem', means: 'a port of it is not served as it should be', tone: 'bad' },
+  'down': { mark: '✗', word: 'down', means: 'every endpoint that could be used is in quarantine', tone: 'bad' },
+  'no-endpoints': { mark: '∅', word: 'no endpoints', means: 'there is no endpoint to use for some port', tone: 'warn' },
+  'degraded': { mark: '~', word: 'degraded', means: 'some endpoint is in quarantine, terminating or not ready', tone: 'warn' },
+  'ok': { mark: '✓', word: 'ok', means: 'every endpoint is ready', tone: 'good' },
+};
+
+export const endpointStates = {
+  'ready': { mark: '✓', word: 'ready', means: 'it takes its turn', tone: 'good' },
+  'quarantined': { mark: '✗', word: 'quarantined', means: 'it failed, and is passed over while there is another one', tone: 'bad' },
+  'terminating': { mark: '~', word: 'terminating', means: 'its Pod is ending; used only if none is ready', tone: 'warn' },
+  'not-ready': { mark: '–', word: 'not ready', means: 'it is not used', tone: 'quiet' },
+};
+
+export const results = {
+  'connected': { mark: '✓', word: 'connected', tone: 'good' },
+  'refused': { mark: '✗', word: 'refused', tone: 'bad' },
+  'no-answer': { mark: '✗', word: 'no answer', tone: 'bad' },
+  'failed': { mark: '✗', word: 'failed', tone: 'bad' },
+};
+
+// stateOf finds one of the above; what a later usher may say is shown as it is.
+export function stateOf(table, state) {
+  return table[state] ?? { mark: '·', word: String(state).replaceAll('-', ' '), means: '', tone: 'quiet' };
+}
+
+// portalWords says how a connection comes to usher's listener.
+export function portalWords(mode) {
+  return {
+    'iptables': 'Rules in the kernel (iptables) lead what clients send to a Service’s address to usher’s port.',
+    'nftables': 'Rules in the kernel (nftables) lead what clients send to a Service’s address to usher’s port.',
+    'address': 'Routes make the Services’ addresses addresses of this node, and usher listens on them.',
+    'none': 'Nothing is installed in the kernel: clients connect to usher’s own port.',
+  }[mode] ?? '';
+}
+
+// portName is "http 80/TCP", or "80/UDP" for a port without a name.
+export function portName(port) { return `${port.name ? `${port.name} ` : ''}${portNumber(port)}/${port.protocol}`; }
+
+export function portNumber(port) { return port.vip.slice(port.vip.lastIndexOf(':') + 1); }
+
+// shortPod is the Pod's name without its namespace, or the address where no Pod is
+// known.
+export function shortPod(pod, address) { return pod ? pod.slice(pod.indexOf('/') + 1) : address; }

@@ -1,0 +1,89 @@
+package dashboard
+
+import (
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+var _ = Describe("a connection whose first endpoint refuses", func() {
+	var u *usher
+
+	BeforeEach(func() { u = run(service("web", "10.96.0.10", refusing(), answering())) })
+
+	// retry makes connections until one has met both endpoints: round robin begins
+	// where it likes, and after that the one that refuses is in quarantine.
+	retry := func() {
+		GinkgoHelper()
+		var answer struct{ Total int }
+		eventually(func() int {
+			Expect(u.connect("web")).To(Equal("hello\n"))
+			u.ask("connections?state=all&retried=true", &answer)
+			return answer.Total
+		}).Should(Equal(1))
+	}
+
+	It("is seen going on to the next endpoint", func() {
+		p := open(u.url)
+		eventually(func() []string { return p.texts(".box.endpoint b") }).Should(ConsistOf("web-0", "web-1"))
+		retry()
+		eventually(func() int { return p.count(`.dot.bad[data-attempt="1"]`) }).Should(Equal(1), "the first attempt fails")
+		Expect(p.texts(`.box[data-mark="1 refused"] b`)).To(Equal([]string{"web-0"}))
+		eventually(func() int { return p.count(`.dot[data-attempt="2"]`) }).Should(Equal(1), "the dot goes on")
+		eventually(func() []string { return p.texts(`.box[data-mark="2 connected"] b`) }).Should(Equal([]string{"web-1"}))
+		eventually(func() int { return p.count(".dot") }).Should(BeZero(), "it has arrived")
+		eventually(func() string { return p.text(`a[title="default/web"] + .endpoint span`) }).Should(ContainSubstring("quarantined: connection refused"))
+	})
+
+	It("is told without motion to those who want none", func() {
+		p := open(u.url, preferences{"prefers-reduced-motion": "reduce"})
+		eventually(func() int { return p.count(".box.endpoint") }).Should(Equal(2))
+		retry()
+		eventually(func() []string { return p.texts(`.box[data-mark="1 refused"] b`) }).Should(Equal([]string{"web-0"}))
+		eventually(func() []string { return p.texts(`.box[data-mark="2 connected"] b`) }).Should(Equal([]string{"web-1"}))
+		Expect(p.count(".dot")).To(BeZero())
+	})
+
+	It("has a page with every attempt, how long it took, and its error", func() {
+		p := open(u.url)
+		eventually(func() string { return p.text("#live") }).Should(Equal("live"))
+		retry()
+		eventually(func() int { return p.count(".connections .chip.bad") }).Should(Equal(1))
+		Expect(eval[string](p, `document.querySelector(".chip.bad").closest("tr").querySelector(".chips").textContent`)).To(Equal("✗refused web-0→✓connected web-1"))
+		eval[any](p, `document.querySelector(".chip.bad").closest("a, td").click()`)
+		eventually(func() int { return p.count(".waterfall .attempt") }).Should(Equal(2))
+		Expect(p.text(`.attempt[data-attempt="1"] .outcome`)).To(MatchRegexp(`^✗ refused after [0-9.]+ ms`))
+		Expect(p.text(`.attempt[data-attempt="1"] .outcome`)).To(ContainSubstring("connection refused"))
+		Expect(p.text(`.attempt[data-attempt="2"] .outcome`)).To(MatchRegexp(`^✓ connected after [0-9.]+ ms`))
+		Expect(p.text(".lead")).To(HavePrefix("One attempt failed; default/web-1 answered"))
+		Expect(eval[bool](p, `(() => {
+			const [first, second] = [...document.querySelectorAll(".waterfall .bar")].map(b => b.getBoundingClientRect());
+			return first.width > 0 && second.width > 0 && second.left >= first.left;
+		})()`)).To(BeTrue(), "the bars follow one another")
+	})
+
+	It("is found among the connections", func() {
+		retry()
+		p := open(u.url + "#/connections")
+		eventually(func() int { return p.count("tbody tr") }).Should(BeNumerically(">=", 1))
+		p.click(".filter:nth-of-type(3)") // with more than one attempt
+		eventually(func() int { return p.count("tbody tr") }).Should(Equal(1))
+		p.click("#search")
+		p.press("refused")
+		Expect(p.count("tbody tr")).To(Equal(1))
+		p.press("!")
+		eventually(func() string { return p.text(".empty") }).Should(ContainSubstring("No connection is like that"))
+	})
+
+	It("has a Service that tells of the quarantine", func() {
+		p := open(u.url + "#/service/default/web")
+		retry()
+		eventually(func() string { return p.text(`li .countdown`) }).Should(MatchRegexp(`^[0-9]+ s until it is tried again: connection refused`))
+		first := p.text(".countdown b")
+		eventually(func() string { return p.text(".countdown b") }).ShouldNot(Equal(first), "it counts down")
+		Expect(p.text("h1")).To(Equal("web ~ degraded"))
+		Expect(p.text(".lead")).To(Equal("1 of 2 endpoints is ready (1 in quarantine); new connections go to that one."))
+		eventually(func() []string { return p.texts(".changes span") }).Should(ContainElement(ContainSubstring("quarantine")))
+		p.click(".explain button")
+		eventually(func() []string { return p.texts(".order li b") }).Should(Equal([]string{"default/web-1", "default/web-0"}))
+	})
+})

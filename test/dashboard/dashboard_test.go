@@ -1,0 +1,57 @@
+package dashboard
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+func TestDashboard(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "dashboard")
+}
+
+var (
+	usherBinary string
+	browser     context.Context // that pages are opened in
+)
+
+var _ = BeforeSuite(func() {
+	chromium, err := exec.LookPath("chromium")
+	if err != nil {
+		Skip("there is no chromium here; as root, 'make test' installs it")
+	}
+	dir, err := os.MkdirTemp("", "usher-dashboard-")
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(os.RemoveAll, dir)
+	usherBinary = filepath.Join(dir, "usher")
+	build, err := exec.Command("go", "build", "-race", "-C", "../..", "-o", usherBinary, "./cmd/usher").CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(build))
+
+	var end context.CancelFunc
+	browser, end = chromedp.NewContext(context.Background(), chromedp.WithAllocatorOptions(
+		chromedp.ExecPath(chromium), chromedp.Headless, chromedp.NoSandbox, chromedp.CombinedOutput(io.Discard),
+		// Whatever the browser itself would like to ask the world does not get out.
+		chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
+	))
+	DeferCleanup(end)
+	Expect(chromedp.Do(browser, chromedp.Navigate("about:blank"))).To(Succeed())
+})
+
+// header returns a header of what is answered at url.
+func header(url, name string) string {
+	GinkgoHelper()
+	res, err := http.Get(url)
+	Expect(err).NotTo(HaveOccurred())
+	res.Body.Close()
+	Expect(res.StatusCode).To(Equal(http.StatusOK), url)
+	return res.Header.Get(name)
+}

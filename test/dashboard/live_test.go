@@ -1,0 +1,67 @@
+package dashboard
+
+import (
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+var _ = Describe("the line to usher", func() {
+	It("is told when it is lost, and when usher is back", func() {
+		u := run(service("web", "10.96.0.10", answering()))
+		p := open(u.url)
+		p.downtime = true
+		eventually(func() string { return p.text("#live") }).Should(Equal("live"))
+		u.Interrupt().Wait(20 * time.Second)
+		eventually(func() string { return p.text("#live") }).Should(Equal("no connection"))
+		Expect(p.text("#notice:not([hidden])")).To(ContainSubstring("The connection to usher is lost"))
+		Expect(p.texts(".services tbody th")).To(Equal([]string{"default/web"}), "what was known is still there")
+
+		u.start()
+		eventually(func() string { return p.text("#live") }).Should(Equal("live"))
+		eventually(func() string { return p.text("#notice:not([hidden])") }).Should(ContainSubstring("started anew"))
+		u.connect("web")
+		eventually(func() int { return p.count(".connections tbody tr") }).Should(Equal(1), "events come again")
+	})
+
+	It("can be paused: the page holds still, and says what it leaves out", func() {
+		u := run(service("web", "10.96.0.10", answering()))
+		p := open(u.url)
+		eventually(func() string { return p.text("#live") }).Should(Equal("live"))
+		p.press("p")
+		eventually(func() string { return p.text("#live") }).Should(Equal("paused"))
+		Expect(p.count(`#pause[aria-pressed="true"]`)).To(Equal(1))
+		u.connect("web")
+		eventually(func() string { return p.text("#notice") }).Should(MatchRegexp(`; 4 steps since then`))
+		Expect(p.count(".connections tbody tr")).To(BeZero())
+		p.click("#pause")
+		eventually(func() int { return p.count(".connections tbody tr") }).Should(Equal(1), "what happened meanwhile is there")
+	})
+})
+
+var _ = Describe("usher demo", func() {
+	It("has endpoints that can be broken and mended from the page", func() {
+		u := demo()
+		p := open(u.url)
+		choose := func(fault string) {
+			GinkgoHelper()
+			eval[any](p, `(() => {
+				const choice = document.querySelector("select[aria-label='Break web-1']");
+				choice.value = "`+fault+`";
+				choice.dispatchEvent(new Event("change"));
+			})()`)
+		}
+		eventually(func() int { return p.count("select[aria-label='Break web-1']") }).Should(Equal(1))
+		choose("refuse")
+		eventually(func() int { return p.count("button[aria-label='Mend web-1']:not(:disabled)") }).Should(Equal(1))
+		p.click("button[aria-label='Mend web-1']")
+		eventually(func() int { return p.count("button[aria-label='Mend web-1']:disabled") }).Should(Equal(1))
+	})
+
+	It("is the only usher with such buttons", func() {
+		p := open(run(service("web", "10.96.0.10", answering())).url)
+		eventually(func() string { return p.text("#live") }).Should(Equal("live"))
+		Expect(p.count("select[aria-label^=Break]")).To(BeZero())
+	})
+})

@@ -1,0 +1,169 @@
+package dashboard
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/chromedp"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+// page is the dashboard in a tab of its own. When the test ends, or earlier by
+// close, the tab is closed, and the test fails if the page has written an error to
+// the console or asked anybody but its usher.
+type page struct {
+	ctx    context.Context
+	close  func()
+	origin string
+
+	mu       sync.Mutex
+	errors   []string // that the page wrote to the console
+	requests []string
+
+	// downtime says that the usher ends in this test: the browser complains
+	// about requests that nobody answers.
+	downtime bool
+}
+
+// size is that of a screen, in px.
+type size struct{ width, height int64 }
+
+var (
+	desktop = size{1280, 800}
+	phone   = size{375, 667}
+)
+
+// preferences are what the system tells a browser about the person.
+type preferences map[string]string
+
+// open opens the dashboard at url, on a desktop without preferences unless told
+// otherwise.
+func open(url string, how ...any) *page {
+	GinkgoHelper()
+	ctx, closeTab := chromedp.NewContext(browser)
+	p := &page{ctx: ctx, origin: url[:strings.Index(url+"#", "#")]}
+	p.close = sync.OnceFunc(func() {
+		closeTab()
+		p.judge()
+	})
+	DeferCleanup(func() { p.close() })
+	screen, media := desktop, []*emulation.MediaFeature(nil)
+	for _, h := range how {
+		switch h := h.(type) {
+		case size:
+			screen = h
+		case preferences:
+			for name, value := range h {
+				media = append(media, &emulation.MediaFeature{Name: name, Value: value})
+			}
+		}
+	}
+	// The tab lives as long as the context of its first command.
+	Expect(chromedp.Do(ctx, chromedp.EmulateViewport(screen.width, screen.height))).To(Succeed())
+	p.listen()
+	_, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: media})
+	Expect(err).NotTo(HaveOccurred())
+	p.do(chromedp.Navigate(url))
+	return p
+}
+
+// judge looks at what the page has written and asked for.
+func (p *page) judge() {
+	GinkgoHelper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range p.requests {
+		Expect(r).To(HavePrefix(p.origin), "no request leaves the origin")
+	}
+	if !p.downtime {
+		Expect(p.errors).To(BeEmpty(), "the console")
+	}
+}
+
+// listen takes note of what the page writes and asks for.
+func (p *page) listen() {
+	GinkgoHelper()
+	_, err := chromedp.Call(p.ctx, network.Enable, network.EnableParams{})
+	Expect(err).NotTo(HaveOccurred())
+	console, requests := chromedp.Console(p.ctx), chromedp.Events(p.ctx, network.RequestWillBeSent)
+	go func() {
+		for m, err := range console {
+			if err != nil {
+				return // the tab is closed
+			}
+			if m.IsException() || m.Type == "error" || m.Type == "warning" {
+				p.mu.Lock()
+				p.errors = append(p.errors, m.String()+" "+m.URL)
+				p.mu.Unlock()
+			}
+		}
+	}()
+	go func() {
+		for e, err := range requests {
+			if err != nil {
+				return
+			}
+			p.mu.Lock()
+			p.requests = append(p.requests, e.Request.URL)
+			p.mu.Unlock()
+		}
+	}()
+}
+
+func (p *page) do(steps ...chromedp.Action[chromedp.Void]) {
+	GinkgoHelper()
+	ctx, cancel := context.WithTimeout(p.ctx, 30*time.Second)
+	defer cancel()
+	Expect(chromedp.Do(ctx, steps...)).To(Succeed())
+}
+
+// eval returns what a JavaScript expression gives; a promise is waited for.
+func eval[T any](p *page, expression string) T {
+	GinkgoHelper()
+	ctx, cancel := context.WithTimeout(p.ctx, 60*time.Second)
+	defer cancel()
+	value, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
+	Expect(err).NotTo(HaveOccurred(), expression)
+	return value
+}
+
+// texts returns the texts of all elements that a selector finds.
+func (p *page) texts(selector string) []string {
+	GinkgoHelper()
+	return eval[[]string](p, fmt.Sprintf(`[...document.querySelectorAll(%q)].map(e => e.textContent.trim())`, selector))
+}
+
+// text returns the text of the first one, "" if there is none.
+func (p *page) text(selector string) string {
+	GinkgoHelper()
+	return strings.Join(p.texts(selector)[:min(1, len(p.texts(selector)))], "")
+}
+
+// count says how many elements a selector finds.
+func (p *page) count(selector string) int {
+	GinkgoHelper()
+	return eval[int](p, fmt.Sprintf(`document.querySelectorAll(%q).length`, selector))
+}
+
+// click clicks on the first element that a selector finds, as a mouse does.
+func (p *page) click(selector string) {
+	GinkgoHelper()
+	p.do(chromedp.Click(chromedp.CSS(selector)))
+}
+
+// press presses keys.
+func (p *page) press(keys string) {
+	GinkgoHelper()
+	p.do(chromedp.KeyEvent(keys))
+}
+
+// eventually waits for what get returns.
+func eventually(get any) AsyncAssertion {
+	return Eventually(get).WithTimeout(15 * time.Second).WithPolling(50 * time.Millisecond)
+}
