@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
@@ -75,6 +76,7 @@ func TestWhereConntrackCannotBeAskedThereIsNoListener(t *testing.T) {
 
 func TestWhereConntrackCannotBeAskedAnyMoreNewClientsAreDroppedAndCounted(t *testing.T) {
 	g := NewWithT(t)
+	originErrors = rate.Sometimes{First: 1, Interval: time.Hour} // whatever was logged before
 	var said bytes.Buffer
 	log := logrus.New()
 	log.SetOutput(&said)
