@@ -214,6 +214,7 @@ var _ = Describe("a Proxy", func() {
 		holder := dialedPort()
 		p.Apply([]config.Service{service("web", "10.96.0.1", holder)})
 		c := dial("web")
+		Eventually(p.Connections).Should(BeEquivalentTo(1), "accepted")
 		p.Apply([]config.Service{gone("web")})
 		Expect(c.Read(make([]byte, 1))).Error().To(HaveOccurred())
 		Eventually(func() int64 { return p.Stats().Ends[trace.NoEndpoint] }).Should(BeEquivalentTo(1))

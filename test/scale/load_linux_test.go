@@ -12,8 +12,6 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-const backendPort = 8080
-
 // startBackends answers on all Pod addresses: four bytes come back.
 func startBackends(pods *lab.Namespace) {
 	GinkgoHelper()

@@ -14,6 +14,9 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
+// backendPort is where the endpoints of all Services listen.
+const backendPort = 8080
+
 const (
 	many             = 10_000
 	endpointsPerPort = 10
