@@ -83,6 +83,10 @@ var _ = Describe("a connection whose first endpoint refuses", func() {
 		Expect(p.text("h1")).To(Equal("web ~ degraded"))
 		Expect(p.text(".lead")).To(Equal("1 of 2 endpoints is ready (1 in quarantine); new connections go to that one."))
 		eventually(func() []string { return p.texts(".changes span") }).Should(ContainElement(ContainSubstring("quarantine")))
+		Expect(eval[float64](p, `(() => {
+			const [edge, box] = [".edge", ".box"].map(s => document.querySelector(s).getBoundingClientRect());
+			return Math.abs((edge.top + edge.bottom) / 2 - (box.top + box.bottom) / 2);
+		})()`)).To(BeNumerically("<", 2), "lines end at the boxes")
 		p.click(".explain button")
 		eventually(func() []string { return p.texts(".order li b") }).Should(Equal([]string{"default/web-1", "default/web-0"}))
 	})

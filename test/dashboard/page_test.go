@@ -142,7 +142,11 @@ func (p *page) texts(selector string) []string {
 // text returns the text of the first one, "" if there is none.
 func (p *page) text(selector string) string {
 	GinkgoHelper()
-	return strings.Join(p.texts(selector)[:min(1, len(p.texts(selector)))], "")
+	texts := p.texts(selector)
+	if len(texts) == 0 {
+		return ""
+	}
+	return texts[0]
 }
 
 // count says how many elements a selector finds.

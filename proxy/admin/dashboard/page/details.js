@@ -43,5 +43,8 @@ export function pathOf(key) {
 export function endpointsOf(detail) {
   const out = new Map();
   for (const port of detail?.details ?? []) for (const e of port.endpoints) if (!out.has(e.address)) out.set(e.address, e);
-  return [...out.values()].sort((a, b) => (a.pod ?? a.address).localeCompare(b.pod ?? b.address, 'en', { numeric: true }));
+  return [...out.values()].sort(byPod);
 }
+
+// byPod sorts endpoints as people count: web-2 before web-10.
+export function byPod(a, b) { return (a.pod ?? a.address).localeCompare(b.pod ?? b.address, 'en', { numeric: true }); }

@@ -2,6 +2,7 @@
 // is in quarantine, what is left of that.
 
 import { demo } from './demo.js';
+import { byPod } from './details.js';
 import { h } from './dom.js';
 import { live } from './live.js';
 import { stateMark } from './marks.js';
@@ -12,7 +13,7 @@ export function endpointList(endpoints) {
     return h('p', { class: 'empty' }, 'There is no endpoint: clients are refused at once. Endpoints appear when the Service’s ',
       'selector matches Pods that are ready, or when an EndpointSlice names some.');
   }
-  return h('ul', { class: 'endpoints' }, endpoints.map(endpoint));
+  return h('ul', { class: 'endpoints' }, endpoints.toSorted(byPod).map(endpoint));
 }
 
 function endpoint(e) {

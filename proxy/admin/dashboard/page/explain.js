@@ -42,7 +42,7 @@ export class ExplainForm {
 
 function answer(a) {
   return [
-    a.text.map(t => h('p', null, t)),
+    (a.verdict === 'try' ? [a.policy] : a.text).map(t => h('p', null, t)),
     a.order.length > 0 && h('ol', { class: 'order' }, a.order.map(c => candidate(c))),
     a.notTried.length > 0 && [h('h3', null, 'Not tried at all'), h('ul', { class: 'order' }, a.notTried.map(c => candidate(c)))],
   ];

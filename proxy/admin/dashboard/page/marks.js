@@ -10,7 +10,7 @@ export function stateMark({ mark, word, means, tone }, more) {
 // figure is a number with its name, for a list of class numbers; more stands
 // below it.
 export function figure(name, value, { more, tone } = {}) {
-  return h('div', { class: `number ${tone ?? ''}` },
+  return h('div', { class: `number ${tone || ''}` },
     h('dt', null, name), h('dd', null, value), more && h('dd', { class: 'more' }, more));
 }
 

@@ -19,7 +19,7 @@ const others = 'others'; // stands for clients and endpoints that are not drawn
 
 export class Picture {
   node = h('div', { class: 'picture' });
-  #canvas = h('svg', { class: 'canvas', 'aria-hidden': 'true' }, h('g', { class: 'edges' }));
+  #canvas = h('svg', { class: 'canvas', 'aria-hidden': 'true', preserveAspectRatio: 'xMinYMin' }, h('g', { class: 'edges' }));
   #boxes = h('div', { class: 'boxes' });
   #clients = []; // those that were seen last, at the end
   #marks = new Map();

@@ -7,7 +7,7 @@ import { h } from './dom.js';
 import { ends } from './ends.js';
 import { live } from './live.js';
 import { waterfall } from './waterfall.js';
-import { bytes, clock, duration, plural } from './words.js';
+import { bytes, capital, clock, duration, plural } from './words.js';
 
 export class OneConnection {
   #failure = null;
@@ -73,11 +73,9 @@ function story(c) {
   if (c.state === 'connecting') return capital(`${failed}an endpoint is being looked for.`);
   if (!c.endpoint) return capital(`${failed}no endpoint was found: ${end}.`);
   const noticed = failures > 0 ? ', so the client noticed nothing but the delay' : '';
-  const then = c.state === 'ended' ? `${capital(end)} after ${duration(c.durationMs)}.` : 'It is open.';
+  const then = c.state === 'ended' ? `${capital(end)}; it lasted ${duration(c.durationMs)}.` : 'It is open.';
   return `${failed || 'At the first attempt '}${c.pod || c.endpoint} answered${noticed}. ${then}`;
 }
-
-function capital(text) { return text.charAt(0).toUpperCase() + text.slice(1); }
 
 function facts(c) {
   const mono = text => h('span', { class: 'mono' }, text);

@@ -146,11 +146,12 @@ export class Overview {
   #numbers({ totals, connections: { limit }, started, now }) {
     const counted = this.#totals;
     const curve = count => counted.length > 1 && sparkline(counted, [count]);
+    const retries = perSecond(counted, 'retries');
     const since = duration(Date.parse(now) - Date.parse(started));
     return [
       figure('open connections', number(totals.active), { more: `of ${number(limit)} at the most` }),
       figure('new connections', rate(perSecond(counted, 'accepted')), { more: curve('accepted') }),
-      figure('retries', rate(perSecond(counted, 'retries')), { more: curve('retries'), tone: totals.retries > 0 && 'warn' }),
+      figure('retries', rate(retries), { more: curve('retries'), tone: retries > 0 && 'warn' }),
       figure('failed connections', number(totals.failed),
         { more: `of ${number(totals.accepted)} since ${since}`, tone: totals.failed > 0 && 'bad' }),
     ];

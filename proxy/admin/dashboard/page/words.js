@@ -86,6 +86,8 @@ export function portalWords(mode) {
   }[mode] ?? '';
 }
 
+export function capital(text) { return text.charAt(0).toUpperCase() + text.slice(1); }
+
 // portName is "http 80/TCP", or "80/UDP" for a port without a name.
 export function portName(port) { return `${port.name ? `${port.name} ` : ''}${portNumber(port)}/${port.protocol}`; }
 
