@@ -33,9 +33,9 @@ const (
 	// maxBusyResident is what is accepted while garbage has not been collected yet.
 	maxBusyResident = 300
 	minCRR          = 0.9
-	// minBusyCRR is what is accepted while other programs compete for the
-	// processor: the two sides of the comparison do not meet the same load then.
-	minBusyCRR = 0.75
+	// What is accepted: while more programs want to run than there are processors,
+	// the two sides of the comparison do not meet the same load.
+	minNoisyCRR, minBusyCRR = 0.8, 0.4
 	// repairTime is how long rules may be away until the kernel's news of that has
 	// led to repair: README.
 	repairTime = time.Second
@@ -129,7 +129,11 @@ func specs(t target) {
 			ofMany += perSecond(pod, last, 250*time.Millisecond) / rounds
 		}
 		figure("%s: %.0f connections a second through the last of 10,000, %.0f through the only one: %.2f (target %.1f)", t.portal, ofMany, one, ofMany/one, minCRR)
-		Expect(ofMany / one).To(BeNumerically(">=", minBusyCRR))
+		least := minNoisyCRR
+		if busy() {
+			least = minBusyCRR
+		}
+		Expect(ofMany / one).To(BeNumerically(">=", least))
 	})
 
 	It("fit into memory, also after all that", func() {

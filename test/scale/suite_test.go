@@ -2,6 +2,8 @@ package scale
 
 import (
 	"fmt"
+	"os"
+	"runtime"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -33,4 +35,18 @@ const slack = 2
 // figure prints a figure, beside its target.
 func figure(format string, args ...any) {
 	fmt.Printf("\nfigure: "+format+"\n", args...)
+}
+
+// busy reports whether, in the last minute, twice as many threads wanted to run as
+// there are processors: more than this suite has by itself.
+func busy() bool {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return false
+	}
+	var load float64
+	if _, err := fmt.Sscan(string(text), &load); err != nil {
+		return false
+	}
+	return load > 2*float64(runtime.NumCPU())
 }
