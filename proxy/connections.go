@@ -7,10 +7,15 @@ import (
 	"github.com/usherproxy/usher/portal/handover"
 )
 
-// reserved descriptors are those that are neither a connection's nor a
-// listener's: standard files, epoll, netlink, admin clients, iptables' pipes, and
-// the copies of listeners of which a handover makes so many at a time.
-const reservedDescriptors = 256 + handover.SocketsAtOnce
+// reserved returns how many descriptors are kept for what is neither a connection
+// nor a listener: standard files, epoll, netlink, admin clients, iptables' pipes,
+// and the copies of listeners of which a handover makes so many at a time. Where
+// few are allowed, a quarter has to do.
+func (c *connections) reserved() int64 {
+	return min(mostReserved, c.descriptors/4)
+}
+
+const mostReserved = 256 + handover.SocketsAtOnce
 
 // connections are all that are open, and the bound on them.
 type connections struct {
@@ -35,7 +40,7 @@ func newConnections(max int64) connections {
 // limit returns how many connections may be open at once. Each takes two
 // descriptors.
 func (c *connections) limit() int64 {
-	limit := max(1, (c.descriptors-reservedDescriptors-c.listeners.Load()-c.loops.Load()-c.udp.Load())/2)
+	limit := max(1, (c.descriptors-c.reserved()-c.listeners.Load()-c.loops.Load()-c.udp.Load())/2)
 	if c.max > 0 {
 		limit = min(limit, c.max)
 	}

@@ -14,7 +14,7 @@ var errOpenFiles = errors.New("the limit on open files has no room for another l
 // maxListeners returns how many descriptors listeners may take: a quarter stays
 // for connections, without which listeners are of no use.
 func (c *connections) maxListeners() int64 {
-	return max(1, (c.descriptors-reservedDescriptors)*3/4)
+	return max(1, (c.descriptors-c.reserved())*3/4)
 }
 
 // room returns an error if there is no room for another listener.
@@ -39,7 +39,8 @@ func (p *Proxy) reportOpenFiles() {
 	switch {
 	case left > before:
 		c := &p.connections
-		needed := (c.listeners.Load()+int64(left))*4/3 + reservedDescriptors + 1
+		share := (c.listeners.Load()+int64(left))*4/3 + 1
+		needed := min(share+mostReserved, share*4/3+1)
 		p.Log.WithFields(logrus.Fields{"limit": c.descriptors, "listeners": c.listeners.Load(), "not-served": left, "needed": needed}).
 			Errorf("The limit of %d open files cannot hold all service ports: %d are not served, and their clients are refused. Raise it to %d or more (ulimit -n, LimitNOFILE=)", c.descriptors, left, needed)
 	case left == 0 && before > 0:

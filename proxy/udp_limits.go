@@ -12,7 +12,7 @@ type sessionLimits struct {
 // datagrams from addresses that are not theirs, so however many come, three
 // quarters of the descriptors stay for connections.
 func (e *udpEngine) limit() int64 {
-	return min(e.limits.total, max(1, (e.proxy.connections.descriptors-reservedDescriptors)/4))
+	return min(e.limits.total, max(1, (e.proxy.connections.descriptors-e.proxy.connections.reserved())/4))
 }
 
 // limitPerPort returns how many of those one service port may have.
@@ -36,7 +36,7 @@ const (
 func (e *udpEngine) reserve(f *frontEnd) fullness {
 	c := &e.proxy.connections
 	e.take(f)
-	used := reservedDescriptors + c.listeners.Load() + c.loops.Load() + c.udp.Load() + 2*c.open.Load()
+	used := c.reserved() + c.listeners.Load() + c.loops.Load() + c.udp.Load() + 2*c.open.Load()
 	var full fullness
 	switch {
 	case f.sessions.Load() > e.limitPerPort():
