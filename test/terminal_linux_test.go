@@ -57,12 +57,18 @@ func startTerminal(ns *lab.Namespace, width, height int, env []string, args ...s
 		t.cmd.Stdin, t.cmd.Stdout, t.cmd.Stderr = tty, tty, tty
 		return t.cmd.Start()
 	})
+	drawn := make(chan struct{})
+	go func() {
+		t.draw()
+		close(drawn)
+	}()
 	go func() {
 		_ = t.cmd.Wait() // its state tells
 		t.after = settings(tty)
-		tty.Close() // ends read
+		tty.Close() // ends draw
+		<-drawn
+		close(t.done)
 	}()
-	go t.read()
 	DeferCleanup(func() {
 		_ = t.cmd.Process.Kill() // it may have ended
 		<-t.done
@@ -86,9 +92,8 @@ func (t *terminal) resize(width, height int) {
 	Expect(pty.Setsize(t.pty, &pty.Winsize{Cols: uint16(width), Rows: uint16(height)})).To(Succeed())
 }
 
-// read draws what the program writes until it has ended.
-func (t *terminal) read() {
-	defer close(t.done)
+// draw draws what the program writes until it has ended.
+func (t *terminal) draw() {
 	buf := make([]byte, 4096)
 	for {
 		n, err := t.pty.Read(buf)

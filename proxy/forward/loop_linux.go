@@ -4,7 +4,8 @@ import "sync/atomic"
 
 // Options are what a Loop is made with.
 type Options struct {
-	// Keepalive is for the connections that the loop makes.
+	// Keepalive is for the connections that the loop makes. They get it within
+	// seconds.
 	Keepalive Keepalive
 	// Pipes bounds the pipes that bulk data is moved through, each of which takes
 	// two descriptors. Pairs for which there is none copy.
@@ -19,10 +20,11 @@ type Loop struct {
 	pairs     atomic.Int64
 
 	// For the loop only.
-	buffer  []byte // what a pair moves goes through here, or through a pipe
-	pipes   pipes
-	dialing dialing
-	limited limited
+	buffer   []byte // what a pair moves goes through here, or through a pipe
+	pipes    pipes
+	dialing  dialing
+	limited  limited
+	unprobed unprobed
 }
 
 // bufferSize is what one read can bring. A stream fills it; messages rarely do.
@@ -35,7 +37,7 @@ func NewLoop(o Options) (*Loop, error) {
 		return nil, err
 	}
 	l := &Loop{Poller: poller, keepalive: o.Keepalive, buffer: make([]byte, bufferSize), pipes: pipes{max: o.Pipes}}
-	l.dialing.loop, l.limited.loop = l, l
+	l.dialing.loop, l.limited.loop, l.unprobed.loop = l, l, l
 	return l, nil
 }
 
@@ -49,6 +51,7 @@ func (l *Loop) Close() {
 	_ = l.Do(func() {
 		l.dialing.stop()
 		l.limited.stop()
+		l.unprobed.stop()
 		l.pipes.close()
 	})
 	l.Poller.Close()

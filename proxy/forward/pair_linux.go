@@ -17,9 +17,10 @@ type pair struct {
 	client, endpoint     edge
 	toEndpoint, toClient way
 
-	outcome outcome
-	moved   bool  // since the last look at the limits
-	place   int32 // in loop.limited, from 1 on; 0 if it is not there
+	outcome  outcome
+	moved    bool  // since the last look at the limits
+	place    int32 // in loop.limited, from 1 on; 0 if it is not there
+	unprobed int32 // the same in loop.unprobed
 }
 
 // edge is one of a pair's two sockets.
@@ -66,6 +67,7 @@ func (l *Loop) Forward(client Socket, endpoint *Dialed, limits *Limits, done fun
 		p.reset(ClientReset, unix.ENOMEM)
 		return p
 	}
+	l.unprobed.add(p)
 	if limits.Idle > 0 || limits.Age > 0 {
 		l.limited.add(p)
 	}
@@ -312,6 +314,7 @@ func (p *pair) finish() {
 		w.pipe, w.rest = nil, nil
 	}
 	l.limited.remove(p)
+	l.unprobed.remove(p)
 	if l.pairs.Add(-1) == 0 {
 		l.pipes.close()
 	}

@@ -106,14 +106,12 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 // connectTCP begins to connect to addr, from the local address from or, if that is
 // the zero Addr, from one that the kernel picks. If data waits to be sent, the
 // handshake's last ACK goes with it.
-func connectTCP(from netip.Addr, addr netip.AddrPort, k Keepalive, data bool) (Socket, error) {
+func connectTCP(from netip.Addr, addr netip.AddrPort, data bool) (Socket, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {
 		return -1, err
 	}
-	if err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err == nil {
-		err = k.set(fd)
-	}
+	err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 	if err == nil && data {
 		err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0)
 	}
