@@ -25,13 +25,13 @@ type tcpListener struct {
 
 // tcp carries TCP connections.
 var tcp = carrier{
-	originalDst: func(client conn) (netip.AddrPort, error) { return portal.OriginalDstFD(int(client.(forward.Socket))) },
+	originalDst: func(client conn) (netip.AddrPort, error) { return portal.OriginalDstFD(int(client.(*forward.Client).Socket)) },
 	dial: func(ctx context.Context, p *Proxy, _ conn, from netip.Addr, to netip.AddrPort) (endpointConn, error) {
 		return dialTCP(ctx, p.loops.list, from, to)
 	},
 	forward: func(client conn, endpoint endpointConn, limits *forward.Limits, done func(forward.Result)) forward.Flow {
 		d := endpoint.(*forward.Dialed)
-		return d.Loop.Forward(client.(forward.Socket), d, limits, done)
+		return d.Loop.Forward(client.(*forward.Client), d, limits, done)
 	},
 }
 
@@ -192,7 +192,7 @@ func (e *entrance) failed(err error) {
 
 // accepted serves a client, on the loop that has the least to do.
 func (e *entrance) accepted(client forward.Socket, from netip.AddrPort) {
-	c := e.listener.accepted(client, from)
+	c := e.listener.accepted(&forward.Client{Socket: client}, from)
 	if c == nil {
 		return
 	}
@@ -229,7 +229,7 @@ func (c *connection) serveOn(loop *forward.Loop, a *acceptor) {
 		tried(nil, errLeadsBack)
 		return
 	}
-	loop.Connect(search.from, t.Endpoint.Addr, c.client.(forward.Socket).HasData(), search.schedule[0], tried)
+	loop.Connect(search.from, t.Endpoint.Addr, loop.ReadAhead(c.client.(*forward.Client)), search.schedule[0], tried)
 }
 
 // tryOthers is findEndpoint for a connection whose first attempt has failed.

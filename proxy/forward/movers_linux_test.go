@@ -69,7 +69,7 @@ func dialed(loop *forward.Loop) (*forward.Dialed, *net.TCPConn) {
 }
 
 // accepted returns a client that was accepted, and its far end.
-func accepted() (forward.Socket, *net.TCPConn) {
+func accepted() (*forward.Client, *net.TCPConn) {
 	GinkgoHelper()
 	fd, err := forward.ListenTCP(netip.MustParseAddrPort("127.0.0.1:0"), keepalive)
 	Expect(err).NotTo(HaveOccurred())
@@ -81,7 +81,7 @@ func accepted() (forward.Socket, *net.TCPConn) {
 	near, from, err := forward.AcceptTCP(fd)
 	Expect(err).NotTo(HaveOccurred())
 	Expect(from.String()).To(Equal(far.LocalAddr().String()))
-	return near, far.(*net.TCPConn)
+	return &forward.Client{Socket: near}, far.(*net.TCPConn)
 }
 
 func loopPair(loop *forward.Loop, limits forward.Limits, done func(forward.Result)) (client, endpoint *net.TCPConn, flow forward.Flow) {

@@ -31,6 +31,8 @@ type edge struct {
 	writable bool // there may be room to write
 	hungUp   bool // the peer has ended or failed; reading tells
 	ended    bool // the peer has ended, and had not failed then
+	roomTold bool // the kernel tells when there is room to write
+	delays   bool // the kernel may wait for more before it sends
 	lost     bool // writing has told that the peer has failed, and reading will not
 }
 
@@ -55,16 +57,21 @@ const turn = 1 << 20
 // called before it returns.
 //
 // Limits may be shared by many pairs and are not changed.
-func (l *Loop) Forward(client Socket, endpoint *Dialed, limits *Limits, done func(Result)) Flow {
+func (l *Loop) Forward(client *Client, endpoint *Dialed, limits *Limits, done func(Result)) Flow {
 	p := &pair{loop: l, limits: limits, done: done}
-	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true}
-	p.client = edge{fd: client, writable: true, readable: true} // most clients speak first, and at once
+	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, roomTold: true, delays: true}
+	p.client = edge{fd: client.Socket, writable: true}
+	p.toEndpoint.rest, client.first = client.first, nil
 	l.pairs.Add(1)
 	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
 	var err error
-	if p.client.watch, err = l.Add(int(client), Readable|Writable|HungUp|Once, (*clientEdge)(p)); err != nil {
+	if p.client.watch, err = l.Add(int(client.Socket), Readable|HungUp|Once, (*clientEdge)(p)); err != nil {
 		p.client.watch = Registration{unwatched}
 		p.reset(ClientReset, unix.ENOMEM)
+		return p
+	}
+	if client.err != nil {
+		p.reset(ClientReset, client.err)
 		return p
 	}
 	l.unprobed.add(p)
@@ -145,6 +152,10 @@ func (p *pair) carry(w *way, from, to *edge) (more bool) {
 		if w.ended || p.done == nil {
 			return false
 		}
+		if to.delays && w.bytes.Load() > 0 { // the first bytes are never held back
+			to.fd.undelay()
+			to.delays = false
+		}
 		var n int
 		switch {
 		case w.rest != nil:
@@ -204,7 +215,9 @@ func (p *pair) write(w *way, to *edge, b []byte) {
 	w.bytes.Add(int64(n))
 	if n < len(b) {
 		w.rest = bytes.Clone(b[n:])
-		to.writable = err == unix.EINTR
+		if err != unix.EINTR {
+			p.awaitRoom(to)
+		}
 	}
 }
 
@@ -218,7 +231,7 @@ func (p *pair) writeRest(w *way, to *edge) int {
 	case err == unix.EINTR:
 		return p.writeRest(w, to)
 	case err == unix.EAGAIN:
-		to.writable = false
+		p.awaitRoom(to)
 		return 0
 	case err != nil:
 		p.writeFailed(w, to, err)
@@ -229,6 +242,16 @@ func (p *pair) writeRest(w *way, to *edge) int {
 		w.rest = nil
 	}
 	return n
+}
+
+// awaitRoom is called when e takes no more bytes for now. Most sockets never get so
+// far, and it would be an event for each of them to be told of the room at first.
+func (p *pair) awaitRoom(e *edge) {
+	e.writable = false
+	if !e.roomTold {
+		e.roomTold = true
+		p.loop.Watch(e.watch, Readable|Writable|HungUp|Once)
+	}
 }
 
 // readEnded is called when from has sent FIN, and all before that is on its way.

@@ -165,6 +165,13 @@ func (p *Poller) Add(fd int, want Readiness, h Handler) (Registration, error) {
 	return Registration{at}, nil
 }
 
+// Watch changes what a descriptor is watched for. Only the loop may call it.
+func (p *Poller) Watch(r Registration, want Readiness) {
+	s := &p.slots[r.slot]
+	// An error would say that it is not watched, which it is.
+	_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_MOD, s.fd, &unix.EpollEvent{Events: uint32(want), Fd: r.slot, Pad: s.generation})
+}
+
 // Handle makes h the handler of a descriptor that is watched already. Only the loop
 // may call it.
 func (p *Poller) Handle(r Registration, h Handler) { p.slots[r.slot].handler = h }

@@ -105,14 +105,14 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 
 // connectTCP begins to connect to addr, from the local address from or, if that is
 // the zero Addr, from one that the kernel picks. If data waits to be sent, the
-// handshake's last ACK goes with it.
+// handshake's last ACK goes with it. Before more than that is sent, it needs
+// TCP_NODELAY.
 func connectTCP(from netip.Addr, addr netip.AddrPort, data bool) (Socket, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {
 		return -1, err
 	}
-	err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	if err == nil && data {
+	if data {
 		err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0)
 	}
 	if err == nil && from.IsValid() {
@@ -176,13 +176,6 @@ func (s Socket) read(b []byte) (int, error) {
 	return int(n), nil
 }
 
-// HasData reports whether there is something to read now.
-func (s Socket) HasData() bool {
-	var b [1]byte
-	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(s), uintptr(unsafe.Pointer(&b)), 1, unix.MSG_DONTWAIT|unix.MSG_PEEK, 0, 0)
-	return errno == 0 && n == 1
-}
-
 func (s Socket) write(b []byte) (int, error) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
 	if errno != 0 {
@@ -190,6 +183,9 @@ func (s Socket) write(b []byte) (int, error) {
 	}
 	return int(n), nil
 }
+
+// undelay makes the socket send without delay (TCP_NODELAY).
+func (s Socket) undelay() { _ = setInt(int(s), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }
 
 // closeWrite sends FIN. An error means that the connection is gone already;
 // reading from it tells.
