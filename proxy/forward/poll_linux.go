@@ -254,8 +254,20 @@ func (p *Poller) wait() []unix.EpollEvent {
 	return p.events[:p.count]
 }
 
-// poll takes the events that there are, and reports whether there are any.
+// poll takes the events that there are, and reports whether there are any. If there
+// are none, it looks once more when others have had the processor: on a busy machine
+// they are those who make events, and to park and wake the goroutine for each costs
+// more (with 64 busy connections, an eighth of the rate). Where nobody waits for the
+// processor, sched_yield(2) returns at once.
 func (p *Poller) poll(fd uintptr) bool {
+	if p.take(fd) {
+		return true
+	}
+	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	return p.take(fd)
+}
+
+func (p *Poller) take(fd uintptr) bool {
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, fd, uintptr(unsafe.Pointer(&p.events)), uintptr(len(p.events)), 0, 0, 0)
 	if p.count = int(n); errno != 0 {
 		p.count = 0
