@@ -25,7 +25,9 @@ type tcpListener struct {
 
 // tcp carries TCP connections.
 var tcp = carrier{
-	originalDst: func(client conn) (netip.AddrPort, error) { return portal.OriginalDstFD(int(client.(*forward.Client).Socket)) },
+	originalDst: func(client conn) (netip.AddrPort, error) {
+		return portal.OriginalDstFD(int(client.(*forward.Client).Socket))
+	},
 	dial: func(ctx context.Context, p *Proxy, _ conn, from netip.Addr, to netip.AddrPort) (endpointConn, error) {
 		return dialTCP(ctx, p.loops.list, from, to)
 	},
