@@ -37,7 +37,9 @@
 //
 //	nftlayout.go         which chains and maps there are, and why so
 //	nftdiff.go           from what is installed to what is wanted
-//	nftkernel_linux.go   reading the kernel, and one transaction
+//	nftkernel_linux.go   one transaction for what differs
+//	nftread_linux.go     what the kernel holds
+//	nftencode_linux.go   keys, elements and rules as the kernel has them
 //	nftfamily_linux.go   one family's rules: probe, read, put in
 //
 // For all: watch_linux.go, by what the kernel tells of changes by others;
