@@ -29,10 +29,19 @@ type Service struct {
 	// proxies (headless, ExternalName, another proxy's).
 	Ports []ServicePort
 
+	// Discovery is how clients find the Service by its name. It is nil when the
+	// Service is gone, and if the source was not asked for it: then the source
+	// does not tell at all of Services that nobody proxies.
+	Discovery *Discovery
+
 	// HealthCheckNodePort is where load balancers ask whether this node has
 	// endpoints of its own; 0 if they do not.
 	HealthCheckNodePort uint16
 }
+
+// Gone reports whether nothing is left of s: it is not served, and cannot be
+// found by its name either.
+func (s Service) Gone() bool { return len(s.Ports) == 0 && s.Discovery == nil }
 
 // PortID identifies a service port. Kubernetes tells the ports of a Service
 // apart by name; usher serves each IP family of one by itself.

@@ -38,6 +38,9 @@ type Options struct {
 	// ServiceProxyName is usher's name among the proxies of the cluster: see
 	// translate.Proxied. "" is none.
 	ServiceProxyName string
+	// Discovery asks for config.Service.Discovery, and so for Services that
+	// nobody proxies too: all Services and EndpointSlices are watched then.
+	Discovery bool
 
 	// Quiet is how long nothing must happen before what is dirty is computed;
 	// under constant change it is computed every MaxDelay all the same. Zero
@@ -108,7 +111,7 @@ func New(options Options) (*Source, error) {
 		problems: map[types.NamespacedName]string{},
 		triggers: triggers{latest: map[types.NamespacedName]time.Time{}},
 	}
-	serviceLabels, sliceLabels, err := selectors(options.ServiceProxyName)
+	serviceLabels, sliceLabels, err := selectors(options.ServiceProxyName, options.Discovery)
 	if err != nil {
 		return nil, err
 	}
@@ -143,8 +146,11 @@ func New(options Options) (*Source, error) {
 // the API server does not even send what is not usher's business: headless
 // Services, and those of other proxies. EndpointSlices that people wrote have
 // perhaps not the label with a proxy's name, so with a name they are sorted out
-// here.
-func selectors(proxyName string) (services, slices string, err error) {
+// here. Discovery is about all of them.
+func selectors(proxyName string, discovery bool) (services, slices string, err error) {
+	if discovery {
+		return "", "", nil
+	}
 	notHeadless, err1 := labels.NewRequirement(corev1.IsHeadlessService, selection.DoesNotExist, nil)
 	unlabelled, err2 := labels.NewRequirement(translate.LabelServiceProxyName, selection.DoesNotExist, nil)
 	if err := errors.Join(err1, err2); err != nil {
@@ -347,8 +353,9 @@ func (s *Source) claimVIPs(name types.NamespacedName) {
 	}
 }
 
-// translate returns what is served for a Service with the slices given, and
-// tells OnProblems what is not. Without slices it tells nothing.
+// translate returns what is served for a Service with the slices given, and how it
+// is found, and tells OnProblems what is not. Without slices it returns only what
+// is served, and tells nothing.
 func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.EndpointSlice) config.Service {
 	svc := s.Service(name)
 	if svc == nil {
@@ -356,9 +363,15 @@ func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.Endp
 		return config.Service{Name: name}
 	}
 	out, problems := translate.Service(svc, slices, *s.node, translate.Options{ServiceProxyName: s.options.ServiceProxyName, VIPs: &s.vips})
-	if slices != nil {
-		s.tellProblems(name, problems)
+	if slices == nil {
+		return out
 	}
+	if s.options.Discovery {
+		var more []translate.Problem
+		out.Discovery, more = translate.Discovery(svc, slices, translate.Options{})
+		problems = append(problems, more...)
+	}
+	s.tellProblems(name, problems)
 	return out
 }
 
@@ -369,9 +382,9 @@ func (s *Source) computeOne(name types.NamespacedName) (config.Service, bool) {
 	out := s.translate(name, slices)
 	before, known := s.told[name]
 	switch {
-	case known && reflect.DeepEqual(before, out), !known && len(out.Ports) == 0:
+	case known && reflect.DeepEqual(before, out), !known && out.Gone():
 		return out, false
-	case len(out.Ports) == 0:
+	case out.Gone():
 		delete(s.told, name)
 		s.triggers.forget(name)
 	default:

@@ -24,8 +24,8 @@ func TestKube(t *testing.T) {
 }
 
 var _ = DescribeTable("the API server is asked only for what is usher's business",
-	func(proxyName string, object map[string]string, service, slice bool) {
-		forServices, forSlices, err := selectors(proxyName)
+	func(proxyName string, discovery bool, object map[string]string, service, slice bool) {
+		forServices, forSlices, err := selectors(proxyName, discovery)
 		Expect(err).NotTo(HaveOccurred())
 		matches := func(selector string) bool {
 			s, err := labels.Parse(selector)
@@ -35,12 +35,14 @@ var _ = DescribeTable("the API server is asked only for what is usher's business
 		Expect(matches(forServices)).To(Equal(service), "Service")
 		Expect(matches(forSlices)).To(Equal(slice), "EndpointSlice")
 	},
-	Entry("no label", "", map[string]string{}, true, true),
-	Entry("headless", "", map[string]string{"service.kubernetes.io/headless": ""}, false, false),
-	Entry("another proxy's", "", map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, false, false),
-	Entry("with a name: its own", "usher", map[string]string{"service.kubernetes.io/service-proxy-name": "usher"}, true, true),
-	Entry("with a name: no label; people may have written the slice", "usher", map[string]string{}, false, true),
-	Entry("with a name: headless", "usher", map[string]string{"service.kubernetes.io/headless": ""}, false, false),
+	Entry("no label", "", false, map[string]string{}, true, true),
+	Entry("headless", "", false, map[string]string{"service.kubernetes.io/headless": ""}, false, false),
+	Entry("another proxy's", "", false, map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, false, false),
+	Entry("with a name: its own", "usher", false, map[string]string{"service.kubernetes.io/service-proxy-name": "usher"}, true, true),
+	Entry("with a name: no label; people may have written the slice", "usher", false, map[string]string{}, false, true),
+	Entry("with a name: headless", "usher", false, map[string]string{"service.kubernetes.io/headless": ""}, false, false),
+	Entry("with discovery: headless", "", true, map[string]string{"service.kubernetes.io/headless": ""}, true, true),
+	Entry("with discovery: another proxy's", "usher", true, map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, true, true),
 )
 
 var _ = Describe("a Node", func() {

@@ -106,6 +106,7 @@ func mirrorSubset(endpoints *corev1.Endpoints, i int, family discoveryv1.Address
 			}
 			out.Endpoints = append(out.Endpoints, discoveryv1.Endpoint{
 				Addresses:  []string{a.IP},
+				Hostname:   hostname(a),
 				Conditions: discoveryv1.EndpointConditions{Ready: &ready},
 				TargetRef:  a.TargetRef,
 				NodeName:   a.NodeName,
@@ -115,6 +116,14 @@ func mirrorSubset(endpoints *corev1.Endpoints, i int, family discoveryv1.Address
 	add(subset.Addresses, true)
 	add(subset.NotReadyAddresses, false)
 	return out
+}
+
+// hostname returns the name of an endpoint among those of its Service, or nil.
+func hostname(a corev1.EndpointAddress) *string {
+	if a.Hostname == "" {
+		return nil
+	}
+	return new(a.Hostname)
 }
 
 // validateEndpoints checks an Endpoints object that has its defaults.

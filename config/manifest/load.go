@@ -148,11 +148,14 @@ func (f *file) gone(now time.Time, out *loaded) bool {
 // same reports whether a and b were made at once, without looking at all that is
 // in them.
 func same(a, b config.Service) bool {
+	if a.Discovery != nil {
+		return a.Discovery == b.Discovery
+	}
 	return len(a.Ports) == len(b.Ports) && len(a.Ports) > 0 && &a.Ports[0] == &b.Ports[0]
 }
 
 // changes returns the Services of now that are not as they were before, and
-// those that are gone, without ports; sorted by name.
+// those that are gone, with nothing but their names; sorted by name.
 func changes(before, now map[name]config.Service) []config.Service {
 	var out []config.Service
 	for n, svc := range now {

@@ -43,6 +43,10 @@ type Options struct {
 	// translate.Proxied. "" is none.
 	ServiceProxyName string
 
+	// Discovery asks for config.Service.Discovery, and so for Services that
+	// nobody proxies too.
+	Discovery bool
+
 	// MaxFileSize is the largest file that is read, in bytes; 0 means
 	// DefaultMaxFileSize.
 	MaxFileSize int
@@ -65,9 +69,10 @@ func (o Options) loader() (*loader, error) {
 		maxSize: o.MaxFileSize,
 		files:   map[string]*file{},
 		resolver: &resolver{
-			nets: nets,
-			node: o.Node,
-			opts: translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true},
+			nets:      nets,
+			node:      o.Node,
+			discovery: o.Discovery,
+			opts:      translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true},
 		},
 	}, nil
 }

@@ -17,9 +17,10 @@ import (
 // resolver makes the model from the objects of all files. It remembers which
 // Service had which addresses, so that they stay the same while it lives.
 type resolver struct {
-	nets networks
-	node config.Node
-	opts translate.Options
+	nets      networks
+	node      config.Node
+	opts      translate.Options
+	discovery bool // see Options
 
 	// had is each Service as it was in the last resolution, with its cluster
 	// IPs, and owners what it had.

@@ -95,6 +95,11 @@ func (r *resolver) translate(t *translated, o object, from []object, moved map[n
 	if !t.holds(mine, moved) {
 		t.made, t.slices = true, mine
 		t.model, t.problems = translate.Service(o.service, mine, r.node, opts)
+		if r.discovery {
+			var more []translate.Problem
+			t.model.Discovery, more = translate.Discovery(o.service, mine, opts)
+			t.problems = append(t.problems, more...)
+		}
 	}
 	for _, p := range t.problems {
 		place, err := o.place, error(p.Field)
@@ -107,8 +112,10 @@ func (r *resolver) translate(t *translated, o object, from []object, moved map[n
 		}
 		out.errors = append(out.errors, place.with(err))
 	}
-	if len(t.model.Ports) > 0 {
+	if !t.model.Gone() {
 		out.services[t.model.Name] = t.model
+	}
+	if len(t.model.Ports) > 0 {
 		out.warnings = append(out.warnings, misnamed(t.model, from)...)
 	}
 }

@@ -12,6 +12,9 @@
 //	endpoints.go  which endpoints the slices hold, each once
 //	policy.go     which of them a new connection may use
 //
+// Of a Service that nobody proxies too, discovery.go says how it is found by its
+// name.
+//
 // Everything here is a pure function: no clock, no kernel, no client-go, no
 // state, and the same input in any order gives the same output. Both sources
 // use it, so that a manifest means what it would mean in a cluster.

@@ -22,17 +22,14 @@ type candidate struct {
 // gather returns the endpoints of each of ports, sorted by address, each
 // address and port once.
 func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refuse forbidden) ([][]candidate, []Problem) {
-	mine = slices.Clone(mine)
-	slices.SortFunc(mine, func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
-
 	var all []Problem
 	found := make([]map[netip.AddrPort]candidate, len(ports))
-	for _, slice := range mine {
+	for _, slice := range byName(mine) {
 		family, ok := familyOf(slice.AddressType)
 		if !ok {
 			continue // FQDN: kube-proxy ignores them too
 		}
-		p := &problems{kind: "EndpointSlice", name: types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}}
+		p := problemsOf(slice)
 		hosts := hostsOf(slice, family, refuse, p)
 		for i, slicePort := range slice.Ports {
 			n := portNamed(ports, value(slicePort.Name), family)
@@ -52,6 +49,16 @@ func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refus
 		sorted[i] = sortByAddr(byAddr)
 	}
 	return sorted, all
+}
+
+// byName returns mine in an order that depends on nothing else.
+func byName(mine []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
+	return slices.SortedFunc(slices.Values(mine), func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// problemsOf returns a place for what is wrong with slice.
+func problemsOf(slice *discoveryv1.EndpointSlice) *problems {
+	return &problems{kind: "EndpointSlice", name: types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}}
 }
 
 func familyOf(t discoveryv1.AddressType) (config.Family, bool) {
@@ -90,8 +97,9 @@ func usable(slicePort discoveryv1.EndpointPort, port config.ServicePort, path *f
 // host is an endpoint before it has a port.
 type host struct {
 	candidate
-	addr netip.Addr
-	path *field.Path // of the address
+	addr     netip.Addr
+	hostname string      // "" if it has none
+	path     *field.Path // of the address
 }
 
 // hostsOf returns the endpoints of slice whose addresses may be served.
@@ -114,7 +122,7 @@ func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forb
 			p.add(err)
 			continue
 		}
-		out = append(out, host{candidate{endpointOf(e), e.Hints}, a, path})
+		out = append(out, host{candidate{endpointOf(e), e.Hints}, a, value(e.Hostname), path})
 	}
 	return out
 }

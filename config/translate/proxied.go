@@ -44,13 +44,18 @@ func ServiceOf(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: slice.Namespace, Name: name}, name != ""
 }
 
-// slicesOf returns those of all that belong to svc. The EndpointSlice controller
+// belongs reports whether the endpoints of slice are svc's.
+func belongs(slice *discoveryv1.EndpointSlice, svc *corev1.Service) bool {
+	return slice.Namespace == svc.Namespace && slice.Labels[discoveryv1.LabelServiceName] == svc.Name
+}
+
+// slicesOf returns those of all that belong to svc and are ours. The EndpointSlice controller
 // copies the labels of a Service to its slices; one that has another proxy's
 // name all the same is not for us. One that people wrote may have no such label.
 func slicesOf(svc *corev1.Service, all []*discoveryv1.EndpointSlice, proxyName string) []*discoveryv1.EndpointSlice {
 	var out []*discoveryv1.EndpointSlice
 	for _, s := range all {
-		if s.Namespace != svc.Namespace || s.Labels[discoveryv1.LabelServiceName] != svc.Name {
+		if !belongs(s, svc) {
 			continue
 		}
 		_, headless := s.Labels[corev1.IsHeadlessService]

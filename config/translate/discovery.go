@@ -1,0 +1,116 @@
+package translate
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// Discovery returns how clients find svc by its name, and which endpoints cannot
+// be found and why. It is nil if svc is to have a cluster IP and has none yet.
+//
+// Whose business it is to proxy svc does not matter. What is wrong with svc itself
+// is told by Service.
+func Discovery(svc *corev1.Service, all []*discoveryv1.EndpointSlice, opts Options) (*config.Discovery, []Problem) {
+	out := &config.Discovery{Ports: discoveryPorts(svc)}
+	switch {
+	case svc.Spec.Type == corev1.ServiceTypeExternalName:
+		out.ExternalName = strings.TrimSuffix(svc.Spec.ExternalName, ".")
+	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
+		var problems []Problem
+		out.Endpoints, problems = discoveryEndpoints(svc, all, forbidden{loopback: !opts.AllowLoopbackEndpoints})
+		return out, problems
+	case svc.Spec.ClusterIP == "":
+		return nil, nil
+	default:
+		if out.ClusterIPs = clusterIPs(svc, &problems{}); len(out.ClusterIPs) == 0 {
+			return nil, nil
+		}
+	}
+	return out, nil
+}
+
+// discoveryPorts returns the ports of svc that are valid, in its order.
+func discoveryPorts(svc *corev1.Service) []config.DiscoveryPort {
+	var out []config.DiscoveryPort
+	for i := range svc.Spec.Ports {
+		if p := &svc.Spec.Ports[i]; validPort(p, nil, &problems{}) {
+			out = append(out, config.DiscoveryPort{Name: p.Name, Protocol: protocolOf(p.Protocol), Number: uint16(p.Port)})
+		}
+	}
+	return out
+}
+
+// discoveryEndpoints returns the endpoints of a headless Service that may be
+// found.
+func discoveryEndpoints(svc *corev1.Service, all []*discoveryv1.EndpointSlice, refuse forbidden) (out []config.DiscoveryEndpoint, wrong []Problem) {
+	for _, slice := range byName(all) {
+		family, ok := familyOf(slice.AddressType)
+		if !ok || !belongs(slice, svc) {
+			continue
+		}
+		p := problemsOf(slice)
+		ports := slicePorts(slice, p)
+		for _, h := range hostsOf(slice, family, refuse, p) {
+			if h.Ready || svc.Spec.PublishNotReadyAddresses {
+				out = append(out, config.DiscoveryEndpoint{Addr: h.addr, Hostname: h.hostname, Ports: ports})
+			}
+		}
+		wrong = append(wrong, p.list...)
+	}
+	return mergeEndpoints(out), wrong
+}
+
+// slicePorts returns the ports on which the endpoints of slice listen. All of them
+// share the list.
+func slicePorts(slice *discoveryv1.EndpointSlice, p *problems) []config.DiscoveryPort {
+	var out []config.DiscoveryPort
+	for i, port := range slice.Ports {
+		number := value(port.Port)
+		if number == 0 {
+			continue // null means "all ports", which have no name
+		}
+		if number < 1 || number > 65535 {
+			path := field.NewPath("ports").Index(i).Child("port")
+			p.add(field.Invalid(path, number, "must be between 1 and 65535, inclusive"))
+			continue
+		}
+		out = append(out, config.DiscoveryPort{Name: value(port.Name), Protocol: protocolOf(value(port.Protocol)), Number: uint16(number)})
+	}
+	return out
+}
+
+// mergeEndpoints sorts all and makes one of those that are in several slices: Pods
+// that give a named port different numbers are told apart in that way.
+func mergeEndpoints(all []config.DiscoveryEndpoint) []config.DiscoveryEndpoint {
+	type key struct {
+		addr     netip.Addr
+		hostname string
+	}
+	at := make(map[key]int, len(all))
+	out := all[:0]
+	for _, e := range all {
+		i, twice := at[key{e.Addr, e.Hostname}]
+		if !twice {
+			at[key{e.Addr, e.Hostname}] = len(out)
+			out = append(out, e)
+			continue
+		}
+		for _, p := range e.Ports {
+			if !slices.Contains(out[i].Ports, p) {
+				out[i].Ports = append(slices.Clip(out[i].Ports), p)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b config.DiscoveryEndpoint) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Hostname, b.Hostname))
+	})
+	return out
+}

@@ -1,0 +1,117 @@
+package translate_test
+
+import (
+	"net/netip"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
+)
+
+// discovered is how svc is found, and must not have problems.
+func discovered(svc *corev1.Service, slices ...*discoveryv1.EndpointSlice) *config.Discovery {
+	GinkgoHelper()
+	out, problems := translate.Discovery(svc, slices, translate.Options{})
+	Expect(problems).To(BeEmpty())
+	return out
+}
+
+func headless(svc *corev1.Service) {
+	svc.Spec.ClusterIP, svc.Spec.ClusterIPs = corev1.ClusterIPNone, []string{corev1.ClusterIPNone}
+}
+
+func hostname(name string) func(*discoveryv1.Endpoint) {
+	return func(e *discoveryv1.Endpoint) { e.Hostname = &name }
+}
+
+var _ = Describe("how a Service is found", func() {
+	addr := netip.MustParseAddr
+
+	It("is by its cluster IPs and its ports, in its order", func() {
+		svc := service(dual, func(svc *corev1.Service) {
+			svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "fd00::10", []string{"fd00::10", "10.96.0.10"}
+			svc.Spec.Ports = []corev1.ServicePort{{Name: "web", Port: 80}, {Name: "dns", Protocol: "UDP", Port: 53}}
+		})
+		Expect(discovered(svc)).To(Equal(&config.Discovery{
+			ClusterIPs: []netip.Addr{addr("fd00::10"), addr("10.96.0.10")},
+			Ports:      []config.DiscoveryPort{{Name: "web", Protocol: config.TCP, Number: 80}, {Name: "dns", Protocol: config.UDP, Number: 53}},
+		}))
+	})
+
+	It("is not yet at all as long as it has no cluster IP", func() {
+		Expect(discovered(service(func(svc *corev1.Service) { svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "", nil }))).To(BeNil())
+	})
+
+	It("is the same if another proxy serves it, or it says that it is headless", func() {
+		for _, label := range []string{translate.LabelServiceProxyName, corev1.IsHeadlessService} {
+			svc := service(func(svc *corev1.Service) { svc.Labels = map[string]string{label: "other"} })
+			Expect(discovered(svc).ClusterIPs).To(ConsistOf(addr("10.96.0.10")))
+		}
+	})
+
+	It("is another name, if it is an ExternalName", func() {
+		svc := service(func(svc *corev1.Service) {
+			svc.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "www.example.com."}
+		})
+		Expect(discovered(svc)).To(Equal(&config.Discovery{ExternalName: "www.example.com"}))
+	})
+
+	Context("that is headless", func() {
+		endpoints := func(svc *corev1.Service, slices ...*discoveryv1.EndpointSlice) []config.DiscoveryEndpoint {
+			GinkgoHelper()
+			return discovered(svc, slices...).Endpoints
+		}
+		http := []config.DiscoveryPort{{Protocol: config.TCP, Number: 8080}}
+
+		It("is by its ready endpoints, of both families, sorted, each with its hostname and ports", func() {
+			v6 := slice("b", endpoint("fd00::1", hostname("web-0")))
+			v6.AddressType = discoveryv1.AddressTypeIPv6
+			v6.Labels[corev1.IsHeadlessService] = ""
+			Expect(endpoints(service(headless), v6, slice("a", endpoint("10.0.0.2"), endpoint("10.0.0.3", notReady), endpoint("10.0.0.1", hostname("web-0"))))).To(Equal([]config.DiscoveryEndpoint{
+				{Addr: addr("10.0.0.1"), Hostname: "web-0", Ports: http},
+				{Addr: addr("10.0.0.2"), Ports: http},
+				{Addr: addr("fd00::1"), Hostname: "web-0", Ports: http},
+			}))
+		})
+
+		It("is by endpoints that are not ready too, if it says so", func() {
+			svc := service(headless, func(svc *corev1.Service) { svc.Spec.PublishNotReadyAddresses = true })
+			Expect(endpoints(svc, slice("a", endpoint("10.0.0.1", notReady)))).To(HaveLen(1))
+		})
+
+		It("is not by a Pod that is terminating", func() {
+			Expect(endpoints(service(headless), slice("a", endpoint("10.0.0.1", draining)))).To(BeEmpty())
+		})
+
+		It("knows an endpoint of two slices once, with the ports of both", func() {
+			other := slice("b", endpoint("10.0.0.1"))
+			other.Ports = []discoveryv1.EndpointPort{port("", 8080), port("metrics", 9090)}
+			Expect(endpoints(service(headless), slice("a", endpoint("10.0.0.1")), other)).To(Equal([]config.DiscoveryEndpoint{
+				{Addr: addr("10.0.0.1"), Ports: append(http[:1:1], config.DiscoveryPort{Name: "metrics", Protocol: config.TCP, Number: 9090})},
+			}))
+		})
+
+		It("takes no endpoints of others", func() {
+			other := slice("b", endpoint("10.0.0.1"))
+			other.Labels[discoveryv1.LabelServiceName] = "other"
+			Expect(endpoints(service(headless), other)).To(BeEmpty())
+		})
+
+		It("leaves out endpoints and ports that cannot be, and says which", func() {
+			bad := slice("bad", endpoint("127.0.0.1"), endpoint("10.0.0.1"))
+			bad.Ports = []discoveryv1.EndpointPort{port("a", 70000), {Name: new("all")}, port("b", 80)}
+			out, problems := translate.Discovery(service(headless), []*discoveryv1.EndpointSlice{bad}, translate.Options{})
+			Expect(out.Endpoints).To(Equal([]config.DiscoveryEndpoint{
+				{Addr: addr("10.0.0.1"), Ports: []config.DiscoveryPort{{Name: "b", Protocol: config.TCP, Number: 80}}},
+			}))
+			Expect(problems).To(ConsistOf(
+				MatchError(`EndpointSlice default/bad: ports[0].port: Invalid value: 70000: must be between 1 and 65535, inclusive`),
+				MatchError(ContainSubstring(`EndpointSlice default/bad: endpoints[0].addresses[0]: Invalid value: "127.0.0.1": may not be in the loopback range`)),
+			))
+		})
+	})
+})
