@@ -1,0 +1,132 @@
+// Package environ says which environment variables a kubelet gives to a Pod, so
+// that programs find Services without asking anybody.
+//
+// It is a pure function of the model: Services with a cluster IP, in, variables
+// out, and how they are written down for a shell or a program.
+package environ
+
+import (
+	"cmp"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// Variable is an environment variable.
+type Variable struct{ Name, Value string }
+
+// String returns "NAME=value", as os/exec has it.
+func (v Variable) String() string { return v.Name + "=" + v.Value }
+
+// kubernetes is the Service that every Pod is told of, whatever its namespace.
+var kubernetes = types.NamespacedName{Namespace: "default", Name: "kubernetes"}
+
+// OfPod returns the variables of a Pod in that namespace, sorted by Service: those
+// of the Services of its namespace, and of the one that is the API server; if the
+// namespace has one of that name itself, of that.
+func OfPod(services []config.Service, namespace string) []Variable {
+	return of(choose(services, func(name types.NamespacedName) int {
+		switch {
+		case name.Namespace == namespace:
+			return 2
+		case name == kubernetes:
+			return 1
+		}
+		return 0
+	}))
+}
+
+// OfAll returns the variables of all Services. Names of namespaces are not in the
+// names of variables: of Services of the same name the one in that namespace
+// counts, otherwise the first in the order of their namespaces.
+func OfAll(services []config.Service, namespace string) []Variable {
+	return of(choose(services, func(name types.NamespacedName) int {
+		if name.Namespace == namespace {
+			return 2
+		}
+		return 1
+	}))
+}
+
+// Of returns the variables of one Service, in the order in which a kubelet has
+// them; none if it has no cluster IP.
+func Of(s config.Service) []Variable {
+	if !hasVariables(s) {
+		return nil
+	}
+	prefix := name(s.Name.Name)
+	host := s.Discovery.ClusterIPs[0].String()
+	ports := s.Discovery.Ports
+
+	out := []Variable{
+		{prefix + "_SERVICE_HOST", host},
+		{prefix + "_SERVICE_PORT", number(ports[0])},
+	}
+	for _, p := range ports {
+		if p.Name != "" {
+			out = append(out, Variable{prefix + "_SERVICE_PORT_" + name(p.Name), number(p)})
+		}
+	}
+	out = append(out, Variable{prefix + "_PORT", url(host, ports[0])})
+	for _, p := range ports {
+		port := prefix + "_PORT_" + number(p) + "_" + string(p.Protocol)
+		out = append(out,
+			Variable{port, url(host, p)},
+			Variable{port + "_PROTO", strings.ToLower(string(p.Protocol))},
+			Variable{port + "_PORT", number(p)},
+			Variable{port + "_ADDR", host},
+		)
+	}
+	return out
+}
+
+// hasVariables reports whether a kubelet tells Pods of s.
+func hasVariables(s config.Service) bool {
+	return s.Discovery != nil && len(s.Discovery.ClusterIPs) > 0 && len(s.Discovery.Ports) > 0
+}
+
+// of returns the variables of all services, one after the other.
+func of(services []config.Service) []Variable {
+	var out []Variable
+	for _, s := range services {
+		out = append(out, Of(s)...)
+	}
+	return out
+}
+
+// choose returns one Service of each name, sorted by name: the one that rank puts
+// highest, and of equals the first by namespace. Those of rank 0 are left out.
+func choose(services []config.Service, rank func(types.NamespacedName) int) []config.Service {
+	best := map[string]config.Service{}
+	for _, s := range services {
+		if !hasVariables(s) || rank(s.Name) == 0 {
+			continue
+		}
+		other, twice := best[s.Name.Name]
+		order := cmp.Or(cmp.Compare(rank(other.Name), rank(s.Name)), cmp.Compare(s.Name.Namespace, other.Name.Namespace))
+		if !twice || order < 0 {
+			best[s.Name.Name] = s
+		}
+	}
+	out := make([]config.Service, 0, len(best))
+	for _, s := range best {
+		out = append(out, s)
+	}
+	slices.SortFunc(out, func(a, b config.Service) int { return cmp.Compare(a.Name.Name, b.Name.Name) })
+	return out
+}
+
+// name returns a Service's or port's name as it is in that of a variable.
+func name(s string) string { return strings.ToUpper(strings.ReplaceAll(s, "-", "_")) }
+
+func number(p config.DiscoveryPort) string { return strconv.Itoa(int(p.Number)) }
+
+// url returns "tcp://10.96.0.10:80".
+func url(host string, p config.DiscoveryPort) string {
+	return strings.ToLower(string(p.Protocol)) + "://" + net.JoinHostPort(host, number(p))
+}
