@@ -1,0 +1,38 @@
+package dns
+
+import (
+	"net"
+
+	"github.com/miekg/dns"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
+)
+
+// datagrams reads queries from a socket, and answers each from the address to which
+// it was sent: a client that asked one address does not take answers from another.
+type datagrams struct {
+	conn net.PacketConn
+	udp  *net.UDPConn // conn, if it is one: others have one address only
+}
+
+func newDatagrams(conn net.PacketConn) datagrams {
+	udp, _ := conn.(*net.UDPConn)
+	if udp != nil {
+		// One of both fails, that of the other family; where both do, the kernel
+		// chooses the address.
+		_ = ipv4.NewPacketConn(udp).SetControlMessage(ipv4.FlagDst|ipv4.FlagInterface, true)
+		_ = ipv6.NewPacketConn(udp).SetControlMessage(ipv6.FlagDst|ipv6.FlagInterface, true)
+	}
+	return datagrams{conn, udp}
+}
+
+// read reads a query into buf, and returns how to answer it. A client that is gone
+// by then is no error.
+func (d datagrams) read(buf []byte) (n int, answer func([]byte), err error) {
+	if d.udp == nil {
+		n, from, err := d.conn.ReadFrom(buf)
+		return n, func(reply []byte) { _, _ = d.conn.WriteTo(reply, from) }, err
+	}
+	n, session, err := dns.ReadFromSessionUDP(d.udp, buf)
+	return n, func(reply []byte) { _, _ = dns.WriteToSessionUDP(d.udp, reply, session) }, err
+}

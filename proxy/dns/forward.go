@@ -1,0 +1,192 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+	"github.com/sirupsen/logrus"
+)
+
+const (
+	// maxForwards is how many queries may wait for upstreams at once. Each has a
+	// socket.
+	maxForwards = 128
+	// tryTimeout is how long one upstream is waited for, and askTimeout, all of
+	// them together: libc's resolver asks again after five seconds
+	// (resolv.conf(5), timeout).
+	tryTimeout = 1500 * time.Millisecond
+	askTimeout = 4500 * time.Millisecond
+	// passOver is how long an upstream that did not answer is asked after the
+	// others.
+	passOver = 30 * time.Second
+)
+
+// errNoUpstream says that there is nobody to ask.
+var errNoUpstream = errors.New("no upstream resolver is known")
+
+// upstreams are the resolvers that know the names of others.
+type upstreams struct {
+	log   logrus.FieldLogger
+	slots chan struct{} // one is held by each query that waits
+	fixed bool          // servers are not those of a file
+	path  string
+
+	mu      sync.Mutex // guards all below
+	file    resolvConf
+	servers []netip.AddrPort
+	silent  map[netip.AddrPort]time.Time // those that did not answer, and when
+	away    bool                         // nobody answered the last query
+}
+
+func newUpstreams(servers []netip.AddrPort, path string, log logrus.FieldLogger) *upstreams {
+	return &upstreams{
+		log:     log,
+		slots:   make(chan struct{}, maxForwards),
+		fixed:   len(servers) > 0,
+		path:    path,
+		file:    resolvConf{path: path},
+		servers: servers,
+		silent:  map[netip.AddrPort]time.Time{},
+	}
+}
+
+// reserve takes a slot for a query, and returns false if there is none. release
+// gives it back.
+func (u *upstreams) reserve() bool {
+	select {
+	case u.slots <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (u *upstreams) release() { <-u.slots }
+
+// ask asks one upstream after the other, and returns the first answer that is of
+// use; if there is none, one that is an answer at all.
+func (u *upstreams) ask(ctx context.Context, m *dns.Msg) (*dns.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	servers := u.inOrder(time.Now())
+	var poor *dns.Msg
+	err := errNoUpstream
+	for range 2 { // a datagram is easily lost
+		for _, server := range servers {
+			var r *dns.Msg
+			r, err = askOne(ctx, m, server)
+			u.heard(server, err, time.Now())
+			switch {
+			case err != nil && ctx.Err() != nil:
+				u.tell(err)
+				return nil, err
+			case err != nil:
+			case r.Rcode == dns.RcodeSuccess || r.Rcode == dns.RcodeNameError:
+				u.tell(nil)
+				return r, nil
+			default:
+				poor = r
+			}
+		}
+		if poor != nil {
+			u.tell(nil)
+			return poor, nil
+		}
+	}
+	u.tell(err)
+	return nil, err
+}
+
+// inOrder returns the upstreams as they are to be asked: those that were silent of
+// late, last.
+func (u *upstreams) inOrder(now time.Time) []netip.AddrPort {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.fixed && u.file.changed(now) {
+		u.read()
+	}
+	var out, silent []netip.AddrPort
+	for _, s := range u.servers {
+		if since, ok := u.silent[s]; ok && now.Sub(since) < passOver {
+			silent = append(silent, s)
+		} else {
+			out = append(out, s)
+		}
+	}
+	return append(out, silent...)
+}
+
+// read reads the file. If that cannot be done, what it said last holds: it may be
+// about to be written anew.
+func (u *upstreams) read() {
+	servers, err := Nameservers(u.path)
+	if err != nil {
+		u.log.WithError(err).Warn("The list of resolvers cannot be read")
+		return
+	}
+	u.servers = servers
+	u.silent = map[netip.AddrPort]time.Time{}
+}
+
+// heard takes note of whether a server answered.
+func (u *upstreams) heard(server netip.AddrPort, err error, now time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.silent, server)
+	if err != nil {
+		u.silent[server] = now
+	}
+}
+
+// tell logs when nobody answers, and when somebody does again.
+func (u *upstreams) tell(err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if away := err != nil; away != u.away {
+		if u.away = away; away {
+			u.log.WithError(err).Warn("No resolver answers for names that are not the cluster's")
+		} else {
+			u.log.Info("Names that are not the cluster's are resolved again")
+		}
+	}
+}
+
+// errOtherQuestion is that of an answer which is not one to what was asked.
+var errOtherQuestion = errors.New("the answer is to another question")
+
+// askOne asks one upstream, over UDP, and over TCP if the answer is too long for
+// that.
+func askOne(ctx context.Context, m *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
+	r, err := askOver(ctx, "udp", m, server)
+	if err != nil || !r.Truncated {
+		return r, err
+	}
+	if whole, err := askOver(ctx, "tcp", m, server); err == nil {
+		return whole, nil
+	}
+	return r, nil
+}
+
+func askOver(ctx context.Context, network string, m *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
+	client := dns.Client{Net: network, Timeout: tryTimeout}
+	conn, err := client.DialContext(ctx, server.String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	r, _, err := client.ExchangeWithConnContext(ctx, m, conn)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", server, err)
+	}
+	if len(r.Question) != 1 || r.Question[0].Qtype != m.Question[0].Qtype || !strings.EqualFold(r.Question[0].Name, m.Question[0].Name) {
+		return nil, fmt.Errorf("%s: %w", server, errOtherQuestion)
+	}
+	return r, nil
+}

@@ -1,0 +1,101 @@
+package dns
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/miekg/dns"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// entry is what there is at one name. The zero value is a name that exists only
+// since there are names below it. It is not changed once it is made.
+type entry struct {
+	addrs     []netip.Addr
+	alias     string // the name that it stands for, fully qualified; "" if for none
+	locations []location
+	names     []string // of the address that the name is about
+	text      string
+	top       bool // it is where a zone begins
+}
+
+// location is where a port is served.
+type location struct {
+	host string // fully qualified
+	port uint16
+}
+
+// records are what one Service adds to the zone: entries by the labels in front of
+// its own name, "" for that name itself. They are not changed once they are made.
+type records struct {
+	entries  map[string]entry
+	pointers map[netip.Addr]string // the name of each of its addresses
+}
+
+// newRecords returns the records of the Service of that name, fully qualified.
+func newRecords(name string, d *config.Discovery) records {
+	r := records{entries: map[string]entry{}, pointers: map[netip.Addr]string{}}
+	switch {
+	case d.ExternalName != "":
+		r.entries[""] = entry{alias: dns.Fqdn(strings.ToLower(d.ExternalName))}
+	case len(d.ClusterIPs) > 0:
+		for _, a := range d.ClusterIPs {
+			r.addAddr("", a)
+			r.pointers[a] = name
+		}
+		for _, p := range d.Ports {
+			r.addPort(p, name)
+		}
+	default:
+		r.addEndpoints(name, d.Endpoints)
+	}
+	return r
+}
+
+// addEndpoints adds the records of a headless Service. Without endpoints it has
+// none at all: its name does not exist (2.4.1).
+func (r records) addEndpoints(name string, endpoints []config.DiscoveryEndpoint) {
+	for _, e := range endpoints {
+		host := hostLabel(e)
+		r.addAddr("", e.Addr)
+		r.addAddr(host, e.Addr)
+		r.pointers[e.Addr] = host + "." + name
+		for _, p := range e.Ports {
+			r.addPort(p, host+"."+name)
+		}
+	}
+}
+
+// hostLabel returns the name of an endpoint among those of its Service: its own, or
+// else one that its address makes.
+func hostLabel(e config.DiscoveryEndpoint) string {
+	if e.Hostname != "" {
+		return strings.ToLower(e.Hostname)
+	}
+	return strings.NewReplacer(".", "-", ":", "-").Replace(e.Addr.StringExpanded())
+}
+
+func (r records) addAddr(labels string, a netip.Addr) {
+	e := r.entries[labels]
+	if !slices.Contains(e.addrs, a) {
+		e.addrs = append(e.addrs, a)
+	}
+	r.entries[labels] = e
+}
+
+// addPort adds that a port is served by host. A port without a name has no record.
+func (r records) addPort(p config.DiscoveryPort, host string) {
+	if p.Name == "" {
+		return
+	}
+	protocol := "_" + strings.ToLower(string(p.Protocol))
+	labels := "_" + strings.ToLower(p.Name) + "." + protocol
+	e := r.entries[labels]
+	if l := (location{host, p.Number}); !slices.Contains(e.locations, l) {
+		e.locations = append(e.locations, l)
+	}
+	r.entries[labels] = e
+	r.entries[protocol] = entry{}
+}

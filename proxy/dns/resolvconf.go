@@ -1,0 +1,87 @@
+package dns
+
+import (
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// ndots is that of a Pod: names with fewer dots are looked for in the search
+// domains first, so that even web.default.svc is found there (kubelet, the DNS
+// policy ClusterFirst).
+const ndots = 5
+
+// PodResolvConf returns what resolv.conf(5) says in a Pod of that namespace: names
+// are asked of nameservers, and looked for in the namespace, among all Services, in
+// the cluster's domain, and then where this machine looks for them.
+func (s *Server) PodResolvConf(namespace string, nameservers ...netip.Addr) string {
+	search := []string{namespace + ".svc." + s.Domain(), "svc." + s.Domain(), s.Domain()}
+	if c, err := dns.ClientConfigFromFile(s.upstreams.path); err == nil {
+		search = append(search, c.Search...)
+	}
+	var b strings.Builder
+	for _, a := range nameservers {
+		fmt.Fprintf(&b, "nameserver %s\n", a)
+	}
+	fmt.Fprintf(&b, "search %s\noptions ndots:%d\n", strings.Join(search, " "), ndots)
+	return b.String()
+}
+
+// Nameservers returns the resolvers that a resolv.conf(5) file names.
+func Nameservers(path string) ([]netip.AddrPort, error) {
+	c, err := dns.ClientConfigFromFile(path)
+	if err != nil {
+		return nil, err
+	}
+	port, err := strconv.ParseUint(c.Port, 10, 16)
+	if err != nil {
+		return nil, fmt.Errorf("%s: port %q: %w", path, c.Port, err)
+	}
+	var out []netip.AddrPort
+	for _, s := range c.Servers {
+		// What is no address is passed over, as libc does.
+		if a, err := netip.ParseAddr(s); err == nil {
+			out = append(out, netip.AddrPortFrom(a, uint16(port)))
+		}
+	}
+	return out, nil
+}
+
+// lookInterval is how often a file is looked at, at the most, to see whether it is
+// another now.
+const lookInterval = time.Second
+
+// resolvConf is a file as it was when it was last looked at.
+type resolvConf struct {
+	path   string
+	looked time.Time
+	info   fs.FileInfo // nil if it was not there
+}
+
+// changed reports whether the file is another than when that was last asked.
+func (r *resolvConf) changed(now time.Time) bool {
+	if !r.looked.IsZero() && now.Sub(r.looked) < lookInterval {
+		return false
+	}
+	first := r.looked.IsZero()
+	r.looked = now
+	info, err := os.Stat(r.path)
+	if err != nil {
+		info = nil
+	}
+	before := r.info
+	r.info = info
+	switch {
+	case first:
+		return true
+	case before == nil || info == nil:
+		return before != info
+	}
+	return !os.SameFile(before, info) || before.ModTime() != info.ModTime() || before.Size() != info.Size()
+}

@@ -1,0 +1,154 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"net"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/net/netutil"
+)
+
+const (
+	// maxQuery is the largest query over UDP, in bytes: a name and options.
+	maxQuery = 4096
+	// maxClients is how many TCP connections there may be for each listener; more
+	// of them wait.
+	maxClients = 64
+	// idleTimeout is how long a TCP connection may say nothing, and how long it may
+	// take to receive an answer (RFC 7766, 6.2.3: in the order of seconds).
+	idleTimeout = 10 * time.Second
+)
+
+// Serve answers the queries that come to pc, which is UDP, and l, which is TCP,
+// until ctx ends; it returns nil then, and an error if a socket fails. It closes
+// both when it returns. It may be called for several pairs of sockets at once.
+func (s *Server) Serve(ctx context.Context, pc net.PacketConn, l net.Listener) error {
+	l = netutil.LimitListener(l, maxClients)
+	ctx, cancel := context.WithCancel(ctx)
+	var workers sync.WaitGroup
+	defer workers.Wait()
+	defer cancel()
+	context.AfterFunc(ctx, func() {
+		pc.Close()
+		l.Close()
+	})
+
+	failed := make(chan error, 1)
+	run := func(serve func() error) {
+		workers.Go(func() {
+			if err := serve(); err != nil && ctx.Err() == nil {
+				select {
+				case failed <- err:
+				default:
+				}
+			}
+		})
+	}
+	datagrams := newDatagrams(pc)
+	for range runtime.GOMAXPROCS(0) {
+		run(func() error { return s.serveUDP(ctx, datagrams, &workers) })
+	}
+	run(func() error { return s.serveTCP(ctx, l, &workers) })
+
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-failed:
+		return err
+	}
+}
+
+// serveUDP answers datagrams, one after the other but for those that have to wait
+// for upstreams, until the socket is closed.
+func (s *Server) serveUDP(ctx context.Context, d datagrams, workers *sync.WaitGroup) error {
+	buf := make([]byte, maxQuery)
+	for {
+		n, answer, err := d.read(buf)
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return err
+		case err != nil: // of one datagram, such as a reset on Windows, or out of memory
+			if !pause(ctx) {
+				return nil
+			}
+			continue
+		}
+		e := s.begin(buf[:n])
+		switch {
+		case e == nil:
+		case !e.waits():
+			answer(s.end(e, e.room))
+		case !s.upstreams.reserve():
+			e.fail()
+			answer(s.end(e, e.room))
+		default:
+			workers.Go(func() {
+				defer s.upstreams.release()
+				s.complete(ctx, e)
+				answer(s.end(e, e.room))
+			})
+		}
+	}
+}
+
+// pause waits a little, and returns false if ctx ends.
+func pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(10 * time.Millisecond):
+		return true
+	}
+}
+
+// serveTCP accepts clients until the listener is closed.
+func (s *Server) serveTCP(ctx context.Context, l net.Listener, workers *sync.WaitGroup) error {
+	for {
+		c, err := l.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return err
+		case err != nil: // of one connection, or out of descriptors
+			if !pause(ctx) {
+				return nil
+			}
+			continue
+		}
+		workers.Go(func() { s.serveClient(ctx, c) })
+	}
+}
+
+// serveClient answers the queries of one connection, one after the other, and
+// closes it.
+func (s *Server) serveClient(ctx context.Context, c net.Conn) {
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	conn := dns.Conn{Conn: c}
+	for {
+		if c.SetDeadline(time.Now().Add(idleTimeout)) != nil {
+			return
+		}
+		raw, err := conn.ReadMsgHeader(nil)
+		if err != nil {
+			return
+		}
+		e := s.begin(raw)
+		switch {
+		case e == nil:
+			return
+		case !e.waits():
+		case !s.upstreams.reserve():
+			e.fail()
+		default:
+			s.complete(ctx, e)
+			s.upstreams.release()
+		}
+		if _, err := conn.Write(s.end(e, dns.MaxMsgSize-1)); err != nil {
+			return
+		}
+	}
+}
