@@ -47,6 +47,11 @@ func (s *Server) complete(ctx context.Context, e *exchange) {
 		e.fail()
 		return
 	}
+	e.take(r)
+}
+
+// take makes what an upstream answered part of the answer.
+func (e *exchange) take(r *dns.Msg) {
 	withoutOPT := slices.DeleteFunc(r.Extra, func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeOPT })
 	e.reply.Rcode = r.Rcode
 	e.reply.Truncated = r.Truncated

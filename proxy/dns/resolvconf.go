@@ -1,8 +1,10 @@
 package dns
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"strconv"
@@ -33,24 +35,37 @@ func (s *Server) PodResolvConf(namespace string, nameservers ...netip.Addr) stri
 	return b.String()
 }
 
-// Nameservers returns the resolvers that a resolv.conf(5) file names.
+// Nameservers returns the resolvers that a resolv.conf(5) file names: addresses, or,
+// as on OpenBSD, [address]:port. What is neither is passed over, as libc does.
 func Nameservers(path string) ([]netip.AddrPort, error) {
 	c, err := dns.ClientConfigFromFile(path)
 	if err != nil {
 		return nil, err
 	}
-	port, err := strconv.ParseUint(c.Port, 10, 16)
-	if err != nil {
-		return nil, fmt.Errorf("%s: port %q: %w", path, c.Port, err)
-	}
 	var out []netip.AddrPort
 	for _, s := range c.Servers {
-		// What is no address is passed over, as libc does.
-		if a, err := netip.ParseAddr(s); err == nil {
-			out = append(out, netip.AddrPortFrom(a, uint16(port)))
+		if a, err := ParseServer(s); err == nil {
+			out = append(out, a)
 		}
 	}
 	return out, nil
+}
+
+// Port is that of a resolver which names none.
+const Port = 53
+
+// ParseServer reads an address with or without a port; without, it is Port.
+func ParseServer(s string) (netip.AddrPort, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.AddrPortFrom(a, Port), nil
+	}
+	host, port, err := net.SplitHostPort(s)
+	a, errAddr := netip.ParseAddr(host)
+	n, errPort := strconv.ParseUint(port, 10, 16)
+	if errors.Join(err, errAddr, errPort) != nil || n == 0 {
+		return netip.AddrPort{}, fmt.Errorf("%q is not an address such as 192.0.2.53, 2001:db8::53 or 192.0.2.53:5353", s)
+	}
+	return netip.AddrPortFrom(a, uint16(n)), nil
 }
 
 // lookInterval is how often a file is looked at, at the most, to see whether it is

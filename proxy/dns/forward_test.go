@@ -1,0 +1,305 @@
+package dns_test
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	mdns "github.com/miekg/dns"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/proxy/dns"
+)
+
+// upstream is a resolver, and what it was asked.
+type upstream struct {
+	addr netip.AddrPort
+	mu   sync.Mutex
+	seen []*mdns.Msg
+}
+
+// startUpstream starts a resolver on loopback, for UDP and TCP on one port.
+func startUpstream(answer func(w mdns.ResponseWriter, query, reply *mdns.Msg)) *upstream {
+	GinkgoHelper()
+	u := &upstream{}
+	handler := mdns.HandlerFunc(func(w mdns.ResponseWriter, query *mdns.Msg) {
+		u.mu.Lock()
+		u.seen = append(u.seen, query)
+		u.mu.Unlock()
+		reply := new(mdns.Msg).SetReply(query)
+		answer(w, query, reply)
+		_ = w.WriteMsg(reply)
+	})
+	pc, l := samePort()
+	u.addr = pc.LocalAddr().(*net.UDPAddr).AddrPort()
+	for _, server := range []*mdns.Server{{PacketConn: pc, Handler: handler}, {Listener: l, Handler: handler}} {
+		started := make(chan struct{})
+		server.NotifyStartedFunc = func() { close(started) }
+		go func() { _ = server.ActivateAndServe() }()
+		Eventually(started).Should(BeClosed())
+		DeferCleanup(server.Shutdown)
+	}
+	return u
+}
+
+// samePort opens a UDP and a TCP socket on the same free port.
+func samePort() (net.PacketConn, net.Listener) {
+	GinkgoHelper()
+	for range 100 {
+		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		if l, err := net.Listen("tcp", pc.LocalAddr().String()); err == nil {
+			return pc, l
+		}
+		pc.Close()
+	}
+	Fail("no port is free for UDP and TCP")
+	return nil, nil
+}
+
+func (u *upstream) queries() []*mdns.Msg {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.seen
+}
+
+// says returns an answer that every name has this address.
+func says(ip string) func(mdns.ResponseWriter, *mdns.Msg, *mdns.Msg) {
+	return func(_ mdns.ResponseWriter, query, reply *mdns.Msg) {
+		reply.Answer = []mdns.RR{&mdns.A{Hdr: mdns.RR_Header{Name: query.Question[0].Name, Rrtype: mdns.TypeA, Class: mdns.ClassINET, Ttl: 300}, A: net.ParseIP(ip)}}
+	}
+}
+
+func code(rcode int) func(mdns.ResponseWriter, *mdns.Msg, *mdns.Msg) {
+	return func(_ mdns.ResponseWriter, _, reply *mdns.Msg) { reply.Rcode = rcode }
+}
+
+// refuses returns where nobody listens.
+func refuses() netip.AddrPort {
+	GinkgoHelper()
+	pc, l := samePort()
+	defer pc.Close()
+	defer l.Close()
+	return pc.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+// silent returns where queries arrive and are never answered.
+func silent() netip.AddrPort {
+	GinkgoHelper()
+	pc, l := samePort()
+	DeferCleanup(pc.Close)
+	DeferCleanup(l.Close)
+	return pc.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+func via(servers ...netip.AddrPort) dns.Options { return dns.Options{Upstreams: servers} }
+
+var _ = Describe("names of others", func() {
+	It("are asked of the upstream resolver, with nothing of the client but what it wants to know", func() {
+		u := startUpstream(says("192.0.2.53"))
+		s := start(via(u.addr), ofTheSpecification...)
+		reply := s.ask("wWw.example.com.", mdns.TypeA, func(m *mdns.Msg) {
+			m.SetEdns0(4096, true)
+			m.IsEdns0().Option = append(m.IsEdns0().Option, &mdns.EDNS0_COOKIE{Code: mdns.EDNS0COOKIE, Cookie: "24a5ac1223344556"})
+		})
+		Expect(text(reply.Answer)).To(ConsistOf("wWw.example.com. IN A 192.0.2.53"))
+		Expect(reply.Answer[0].Header().Ttl).To(BeEquivalentTo(300))
+		Expect(reply.Authoritative).To(BeFalse())
+		Expect(reply.RecursionAvailable).To(BeTrue())
+
+		Expect(u.queries()).To(HaveLen(1))
+		asked := u.queries()[0]
+		Expect(asked.Question[0].Name).To(Equal("wWw.example.com."))
+		Expect(asked.RecursionDesired).To(BeTrue())
+		Expect(asked.IsEdns0().Do()).To(BeTrue())
+		Expect(asked.IsEdns0().Option).To(BeEmpty())
+	})
+
+	It("and none of the cluster's are", func() {
+		u := startUpstream(says("192.0.2.53"))
+		s := start(via(u.addr), ofTheSpecification...)
+		for _, name := range []string{"nothing.default.svc.cluster.local.", "cluster.local.", "www.example.com.cluster.local.", "1.0.3.10.in-addr.arpa."} {
+			s.ask(name, mdns.TypeA)
+		}
+		Expect(u.queries()).To(BeEmpty())
+	})
+
+	It("are addresses that are no Service's, too", func() {
+		u := startUpstream(func(_ mdns.ResponseWriter, query, reply *mdns.Msg) {
+			reply.Answer = []mdns.RR{&mdns.PTR{Hdr: mdns.RR_Header{Name: query.Question[0].Name, Rrtype: mdns.TypePTR, Class: mdns.ClassINET}, Ptr: "printer."}}
+		})
+		s := start(via(u.addr), ofTheSpecification...)
+		Expect(text(s.ask("9.9.3.10.in-addr.arpa.", mdns.TypePTR).Answer)).To(ConsistOf("9.9.3.10.in-addr.arpa. IN PTR printer."))
+	})
+
+	It("for which a Service stands are asked for, and come with it", func() {
+		u := startUpstream(says("192.0.2.53"))
+		s := start(via(u.addr), ofTheSpecification...)
+		reply := s.ask("foo.default.svc.cluster.local.", mdns.TypeA)
+		Expect(text(reply.Answer)).To(Equal(names("foo+ IN CNAME www.example.com.", "www.example.com. IN A 192.0.2.53")))
+		Expect(u.queries()[0].Question[0]).To(Equal(mdns.Question{Name: "www.example.com.", Qtype: mdns.TypeA, Qclass: mdns.ClassINET}))
+	})
+
+	It("that do not exist do not for a Service that stands for one", func() {
+		s := start(via(startUpstream(code(mdns.RcodeNameError)).addr), ofTheSpecification...)
+		reply := s.ask("foo.default.svc.cluster.local.", mdns.TypeA)
+		Expect(reply.Rcode).To(Equal(mdns.RcodeNameError))
+		Expect(text(reply.Answer)).To(Equal(names("foo+ IN CNAME www.example.com.")))
+	})
+
+	DescribeTable("are asked of the next resolver", func(first func() netip.AddrPort) {
+		u := startUpstream(says("192.0.2.53"))
+		s := start(via(first(), u.addr))
+		Expect(s.ask("www.example.com.", mdns.TypeA).Answer).To(HaveLen(1))
+	},
+		Entry("if the first refuses the connection", refuses),
+		Entry("if the first does not answer", silent),
+		Entry("if the first fails", func() netip.AddrPort { return startUpstream(code(mdns.RcodeServerFailure)).addr }),
+		Entry("if the first will not answer", func() netip.AddrPort { return startUpstream(code(mdns.RcodeRefused)).addr }),
+		Entry("if the first answers another question", func() netip.AddrPort {
+			return startUpstream(func(_ mdns.ResponseWriter, _, reply *mdns.Msg) { reply.Question[0].Name = "other.example." }).addr
+		}),
+	)
+
+	It("are asked of a resolver that did not answer after the others, for some time", func() {
+		var down atomic.Bool
+		down.Store(true)
+		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(pc.Close)
+		asked := make(chan struct{}, 100)
+		go func() {
+			buf := make([]byte, 1500)
+			for {
+				if _, _, err := pc.ReadFrom(buf); err != nil {
+					return
+				}
+				asked <- struct{}{}
+			}
+		}()
+		s := start(via(pc.LocalAddr().(*net.UDPAddr).AddrPort(), startUpstream(says("192.0.2.53")).addr))
+		for range 5 {
+			Expect(s.ask("www.example.com.", mdns.TypeA).Answer).To(HaveLen(1))
+		}
+		Expect(asked).To(HaveLen(1))
+	})
+
+	It("are answered as the resolvers do, if all of them fail", func() {
+		s := start(via(startUpstream(code(mdns.RcodeRefused)).addr))
+		Expect(s.ask("www.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeRefused))
+	})
+
+	It("fail if nobody answers, and before a client gives up", func() {
+		s := start(via(silent(), silent()))
+		before := time.Now()
+		Expect(s.ask("www.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeServerFailure))
+		Expect(time.Since(before)).To(BeNumerically("<", 5*time.Second))
+	})
+
+	It("fail at once if there is nobody to ask", func() {
+		Expect(start(dns.Options{}).ask("www.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeServerFailure))
+	})
+
+	It("whose answer is too long for UDP are asked for over TCP, and cut to what the client takes", func() {
+		u := startUpstream(func(w mdns.ResponseWriter, query, reply *mdns.Msg) {
+			if w.RemoteAddr().Network() == "udp" {
+				reply.Truncated = true
+				return
+			}
+			var all []mdns.RR
+			for n := range 100 {
+				says(fmt.Sprintf("192.0.2.%d", n))(w, query, reply)
+				all = append(all, reply.Answer...)
+			}
+			reply.Answer = all
+		})
+		s := start(via(u.addr))
+		Expect(send("tcp", s.tcp, question("www.example.com.", mdns.TypeA)).Answer).To(HaveLen(100))
+		reply := s.ask("www.example.com.", mdns.TypeA)
+		Expect(reply.Truncated).To(BeTrue())
+		Expect(len(reply.Answer)).To(And(BeNumerically(">", 10), BeNumerically("<", 100)))
+	})
+})
+
+var _ = Describe("the list of resolvers", func() {
+	It("is read again when it changes", func() {
+		file := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
+		write := func(ip string) {
+			GinkgoHelper()
+			u := startUpstream(says(ip))
+			Expect(os.WriteFile(file, fmt.Appendf(nil, "# %s\nnameserver nonsense\nnameserver [%s]:%d\n", ip, u.addr.Addr(), u.addr.Port()), 0o644)).To(Succeed())
+		}
+		s := start(dns.Options{ResolvConf: file})
+		ask := func() []string { return text(s.ask("www.example.com.", mdns.TypeA).Answer) }
+		Expect(ask()).To(BeEmpty(), "there is no list yet")
+		for _, ip := range []string{"192.0.2.1", "192.0.2.22"} {
+			write(ip)
+			Eventually(ask).WithTimeout(5 * time.Second).Should(ConsistOf("www.example.com. IN A " + ip))
+		}
+	})
+
+	It("names addresses, for port 53 if none is named", func() {
+		file := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
+		Expect(os.WriteFile(file, []byte("nameserver 192.0.2.1\nnameserver fe80::1%lo\n nameserver [2001:db8::1]:5353\nsearch lan\n"), 0o644)).To(Succeed())
+		Expect(dns.Nameservers(file)).To(Equal([]netip.AddrPort{
+			netip.MustParseAddrPort("192.0.2.1:53"), netip.MustParseAddrPort("[fe80::1%lo]:53"), netip.MustParseAddrPort("[2001:db8::1]:5353"),
+		}))
+	})
+
+	It("gives Pods the search domains of the cluster first", func() {
+		file := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
+		Expect(os.WriteFile(file, []byte("nameserver 192.0.2.1\nsearch corp.example lan\n"), 0o644)).To(Succeed())
+		s := start(dns.Options{Domain: "lab.example", ResolvConf: file})
+		Expect(s.PodResolvConf("shop", addr("10.96.0.10"), addr("fd00::10"))).To(Equal(strings.Join([]string{
+			"nameserver 10.96.0.10",
+			"nameserver fd00::10",
+			"search shop.svc.lab.example svc.lab.example lab.example corp.example lan",
+			"options ndots:5",
+			"",
+		}, "\n")))
+	})
+})
+
+var _ = Describe("a flood of queries that nobody answers", func() {
+	It("takes no more than a bounded number of goroutines, and leaves room for the cluster's names", func() {
+		s := start(via(silent()), ofTheSpecification...)
+		before := runtime.NumGoroutine()
+		c, err := net.Dial("udp", s.udp)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(c.Close)
+		most := 0
+		for n := range 5000 {
+			raw, err := question(fmt.Sprintf("n%d.example.com.", n), mdns.TypeA).Pack()
+			Expect(err).NotTo(HaveOccurred())
+			Expect(c.Write(raw)).Error().NotTo(HaveOccurred())
+			if n%500 == 0 {
+				askPatiently(s, "kubernetes.default.svc.cluster.local.", mdns.RcodeSuccess)
+				most = max(most, runtime.NumGoroutine()-before)
+			}
+		}
+		Expect(most).To(And(BeNumerically(">", 100), BeNumerically("<", 150)))
+		askPatiently(s, "one.more.example.com.", mdns.RcodeServerFailure)
+	})
+})
+
+// askPatiently asks as a client does, again if there is no answer in half a second:
+// in a flood datagrams are lost.
+func askPatiently(s *running, name string, code int) {
+	GinkgoHelper()
+	client := mdns.Client{Timeout: 500 * time.Millisecond}
+	Eventually(func() (int, error) {
+		reply, _, err := client.Exchange(question(name, mdns.TypeA), s.udp)
+		if err != nil {
+			return 0, err
+		}
+		return reply.Rcode, nil
+	}).WithTimeout(10 * time.Second).Should(Equal(code))
+}
