@@ -46,11 +46,7 @@ cleanup' removes what is left.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return r.run(cmd) },
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&r.manifests, "manifests", nil, "`path` of a file or folder with manifests (YAML or JSON): Service, EndpointSlice, Endpoints, List; may be repeated")
-	flags.StringSliceVar(&r.serviceCIDRs, "service-cidr", defaultServiceCIDRs, serviceCIDRUsage)
-	flags.StringVar(&r.cluster.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server")
-	flags.StringVar(&r.cluster.Context, "context", "", "context of the kubeconfig; empty means its current one")
-	flags.StringVar(&r.cluster.Server, "server", "", "`URL` of the API server, instead of the kubeconfig's or the Pod's")
+	r.sourceFlags.register(flags)
 	flags.StringVar(&r.nodeName, "node-name", "", "name of this node's Node object; empty means this machine's name")
 	flags.StringVar(&r.serviceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value; empty means those without the label")
 	flags.StringSliceVar(&r.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses on which node ports are served, or the word primary; empty means all addresses, loopback included")
@@ -59,6 +55,7 @@ cleanup' removes what is left.`,
 	flags.DurationVar(&r.maxDelay, "max-sync-delay", kube.DefaultMaxDelay, "how long changes may be gathered, while Services change all the time, before they are carried out")
 	flags.BoolVar(&r.takeOver, "take-over", false, "if an usher serves this node already, take over from it without a gap; that one ends when its connections have")
 	flags.BoolVar(&r.trace, "trace", false, "print each step of each connection to standard output")
+	r.dns.register(flags)
 	r.proxyFlags.register(flags)
 	r.adminFlags.register(flags)
 	r.access.register(flags)
@@ -67,9 +64,7 @@ cleanup' removes what is left.`,
 }
 
 type runCommand struct {
-	manifests        []string
-	serviceCIDRs     []string
-	cluster          kube.Connection
+	sourceFlags
 	nodeName         string
 	serviceProxyName string
 
@@ -82,6 +77,7 @@ type runCommand struct {
 	maxDelay   time.Duration
 	takeOver   bool
 	trace      bool
+	dns        dnsFlags
 	proxyFlags proxyFlags
 	adminFlags adminFlags
 	access     accessFlags
@@ -89,10 +85,10 @@ type runCommand struct {
 }
 
 func (r *runCommand) run(cmd *cobra.Command) error {
-	fromFiles := len(r.manifests) > 0
-	if fromFiles && (r.cluster.Kubeconfig != "" || r.cluster.Context != "" || r.cluster.Server != "") {
-		return usagef("--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source")
+	if err := r.sourceFlags.check(); err != nil {
+		return err
 	}
+	fromFiles := r.fromFiles() // also if a file that --config names says how to reach an API server
 	if fromFiles && !cmd.Flags().Changed("healthz-address") {
 		r.adminFlags.healthz = ""
 	}
@@ -131,7 +127,10 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	}
 	s := server{flags: &r.proxyFlags, admin: &r.adminFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace, takeOver: r.takeOver,
 		settings: allFlags(cmd), access: r.access, podNetworks: podNetworks}
-	if fromFiles { // also if a file that --config names says how to reach an API server
+	if s.names, s.namesAt, err = r.dns.newServer(log); err != nil {
+		return err
+	}
+	if fromFiles {
 		return s.serve(cmd.Context(), r.manifestSource)
 	}
 	return s.serve(cmd.Context(), r.clusterSource)
@@ -139,21 +138,15 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 
 // manifestSource returns the source for --manifests.
 func (r *runCommand) manifestSource(_ context.Context, s *server) (config.Source, error) {
-	cidrs, err := parseCIDRs(r.serviceCIDRs)
-	if err != nil {
-		return nil, err
-	}
-	return manifest.New(manifest.Options{Paths: r.manifests, ServiceCIDRs: cidrs,
-		Node: config.Node{Name: r.nodeName}, ServiceProxyName: r.serviceProxyName, Log: s.log})
+	return r.files(manifest.Options{Node: config.Node{Name: r.nodeName}, ServiceProxyName: r.serviceProxyName, Discovery: s.names != nil, Log: s.log})
 }
 
 // clusterSource returns the source for an API server, and lets the server tell
 // it what goes wrong.
 func (r *runCommand) clusterSource(ctx context.Context, s *server) (config.Source, error) {
-	r.cluster.UserAgent = "usher/" + version
-	client, reach, err := r.cluster.Connect()
+	client, reach, err := r.connect()
 	if err != nil {
-		return nil, fmt.Errorf("%w; --manifests serves Services from files, --kubeconfig those of a cluster", err)
+		return nil, err
 	}
 	s.reach = reach
 	var events *kube.Events
@@ -162,6 +155,7 @@ func (r *runCommand) clusterSource(ctx context.Context, s *server) (config.Sourc
 		Log:              s.log,
 		NodeName:         r.nodeName,
 		ServiceProxyName: r.serviceProxyName,
+		Discovery:        s.names != nil,
 		MaxDelay:         r.maxDelay,
 		Resync:           r.resync,
 		OnNode:           s.nodeChanged,

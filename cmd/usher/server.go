@@ -28,6 +28,7 @@ import (
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/dns"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -42,6 +43,9 @@ type server struct {
 	access   accessFlags
 
 	podNetworks []netip.Prefix // besides those of the Node object
+
+	names   *dns.Server    // answers for the names of Services; nil if nobody does
+	namesAt netip.AddrPort // where
 
 	// started is called once what the source has first is served; nil prints
 	// the table.
@@ -135,6 +139,9 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	if s.accessLog != nil {
 		workers.Go(func() { s.accessLog.Run(traceCtx) })
 	}
+	if err := s.startDNS(ctx, &workers); err != nil {
+		return err
+	}
 	failed := make(chan error, 2)
 	workers.Go(func() { failed <- source.Run(ctx, s.apply(failed)) })
 
@@ -187,7 +194,7 @@ func (s *server) apply(failed chan<- error) func([]config.Service) {
 		}
 		if !first {
 			s.proxy.Apply(services)
-			s.healthChecks.Apply(services)
+			s.applied(services)
 			if len(services) >= manyServices {
 				go tidyMemory()
 			}
@@ -200,7 +207,7 @@ func (s *server) apply(failed chan<- error) func([]config.Service) {
 			return
 		}
 		first = false
-		s.healthChecks.Apply(services)
+		s.applied(services)
 		s.log.WithFields(logrus.Fields{"services": len(services), "portal": s.proxy.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
 		if s.started != nil {
 			s.started(s.proxy)
@@ -208,6 +215,15 @@ func (s *server) apply(failed chan<- error) func([]config.Service) {
 			printTable(s.out, s.proxy.Status())
 		}
 		go tidyMemory()
+	}
+}
+
+// applied tells others what the proxy serves now: nobody is to be told of a Service
+// by its name before it is served.
+func (s *server) applied(services []config.Service) {
+	s.healthChecks.Apply(services)
+	if s.names != nil {
+		s.names.Apply(services)
 	}
 }
 
@@ -375,7 +391,7 @@ func (f *adminFlags) register(flags *pflag.FlagSet) {
 func (s *server) startServers(ctx context.Context) error {
 	api := admin.NewAPI(s.proxy, admin.APIOptions{Version: version, Demo: s.demo})
 	s.metrics = admin.NewMetrics(s.proxy, s.health, version)
-	s.metrics.Watch(api, s.accessLog)
+	s.metrics.Watch(api, s.accessLog, s.names)
 	s.proxy.OnSync = s.metrics.Synced
 	handler := admin.Handler(api, s.health, s.metrics.Registry, s.settings)
 	if s.wrapAdmin != nil {

@@ -48,7 +48,7 @@ func newNode() *node {
 	h := &admin.Health{Sync: n.proxy.SyncStatus, Timeout: time.Minute}
 	a := admin.NewAPI(n.proxy, admin.APIOptions{Version: "v1"})
 	n.metrics = admin.NewMetrics(n.proxy, h, "v1")
-	n.metrics.Watch(a, nil)
+	n.metrics.Watch(a, nil, nil)
 	server, err := admin.Serve("127.0.0.1:0", admin.Guard("127.0.0.1:0", admin.Handler(a, h, n.metrics.Registry, nil)), admin.MaxAdminClients)
 	Expect(err).NotTo(HaveOccurred())
 	n.addr, n.url = server.Addr(), "http://"+server.Addr().String()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/accesslog"
+	"github.com/usherproxy/usher/proxy/dns"
 )
 
 // Metrics are what /metrics tells of a proxy.
@@ -71,11 +72,15 @@ type proxyCollector struct {
 	health    *Health        // nil for none
 	api       *API           // nil for none
 	accessLog *accesslog.Log // nil for none
+	names     *dns.Server    // nil for none
 	services  serviceSeries
 }
 
-// Watch adds the metrics of the API and of the access log, which may be nil.
-func (m *Metrics) Watch(a *API, l *accesslog.Log) { m.proxy.api, m.proxy.accessLog = a, l }
+// Watch adds the metrics of the API, of the access log and of what answers for
+// names; the last two may be nil.
+func (m *Metrics) Watch(a *API, l *accesslog.Log, names *dns.Server) {
+	m.proxy.api, m.proxy.accessLog, m.proxy.names = a, l, names
+}
 
 // Describe implements prometheus.Collector. It describes nothing, since which
 // labels there are is known only when they come up; that makes the collector an
@@ -142,6 +147,11 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	if c.accessLog != nil {
 		tell(accessLines, c.accessLog.Written())
 		tell(accessLost, c.accessLog.Lost())
+	}
+	if c.names != nil {
+		for _, q := range c.names.Queries() {
+			tell(dnsQueries, q.Count, q.Type, q.Code)
+		}
 	}
 	if c.health != nil {
 		tell(healthzTotal, c.health.healthz.ok.Load(), "200")

@@ -39,6 +39,11 @@ type Options struct {
 	// "" means DefaultResolvConf.
 	ResolvConf string
 
+	// Self is where the Server is reached by programs in this network namespace;
+	// the zero AddrPort if it is not. An upstream that is the Server itself is
+	// passed over, so that no query goes in a circle.
+	Self netip.AddrPort
+
 	// Log is told when no upstream answers, and when one does again. Nil means
 	// nobody is.
 	Log logrus.FieldLogger
@@ -72,7 +77,7 @@ func New(o Options) (*Server, error) {
 	}
 	return &Server{
 		zone:      newZone(domain, uint32(o.TTL/time.Second)),
-		upstreams: newUpstreams(o.Upstreams, o.ResolvConf, o.Log),
+		upstreams: newUpstreams(o),
 	}, nil
 }
 

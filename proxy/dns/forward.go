@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -36,6 +38,7 @@ type upstreams struct {
 	slots chan struct{} // one is held by each query that waits
 	fixed bool          // servers are not those of a file
 	path  string
+	self  netip.AddrPort // see Options
 
 	mu      sync.Mutex // guards all below
 	file    resolvConf
@@ -44,16 +47,18 @@ type upstreams struct {
 	away    bool                         // nobody answered the last query
 }
 
-func newUpstreams(servers []netip.AddrPort, path string, log logrus.FieldLogger) *upstreams {
-	return &upstreams{
-		log:     log,
-		slots:   make(chan struct{}, maxForwards),
-		fixed:   len(servers) > 0,
-		path:    path,
-		file:    resolvConf{path: path},
-		servers: servers,
-		silent:  map[netip.AddrPort]time.Time{},
+func newUpstreams(o Options) *upstreams {
+	u := &upstreams{
+		log:    o.Log,
+		slots:  make(chan struct{}, maxForwards),
+		fixed:  len(o.Upstreams) > 0,
+		path:   o.ResolvConf,
+		self:   o.Self,
+		file:   resolvConf{path: o.ResolvConf},
+		silent: map[netip.AddrPort]time.Time{},
 	}
+	u.set(o.Upstreams)
+	return u
 }
 
 // reserve takes a slot for a query, and returns false if there is none. release
@@ -130,8 +135,37 @@ func (u *upstreams) read() {
 		u.log.WithError(err).Warn("The list of resolvers cannot be read")
 		return
 	}
-	u.servers = servers
+	u.set(servers)
 	u.silent = map[netip.AddrPort]time.Time{}
+}
+
+// set makes servers those that are asked, but for the Server itself.
+func (u *upstreams) set(servers []netip.AddrPort) {
+	u.servers = nil
+	for _, s := range servers {
+		if u.isSelf(s) {
+			u.log.WithField("upstream", s.String()).Warn("This resolver is named as its own upstream, which is passed over")
+			continue
+		}
+		u.servers = append(u.servers, s)
+	}
+}
+
+// isSelf reports whether a query to server would come back.
+func (u *upstreams) isSelf(server netip.AddrPort) bool {
+	switch {
+	case server.Port() != u.self.Port():
+		return false
+	case !u.self.Addr().IsUnspecified():
+		return server == u.self
+	case server.Addr().IsLoopback():
+		return true
+	}
+	addrs, _ := net.InterfaceAddrs() // none, then
+	return slices.ContainsFunc(addrs, func(a net.Addr) bool {
+		p, err := netip.ParsePrefix(a.String())
+		return err == nil && p.Addr() == server.Addr().WithZone("")
+	})
 }
 
 // heard takes note of whether a server answered.

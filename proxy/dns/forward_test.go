@@ -192,6 +192,18 @@ var _ = Describe("names of others", func() {
 		Expect(asked).To(HaveLen(1))
 	})
 
+	DescribeTable("are never asked of the Server itself", func(self string, asked int) {
+		u := startUpstream(says("192.0.2.53"))
+		s := start(dns.Options{Upstreams: []netip.AddrPort{u.addr}, Self: netip.AddrPortFrom(addr(self), u.addr.Port())})
+		s.ask("www.example.com.", mdns.TypeA)
+		Expect(u.queries()).To(HaveLen(asked))
+	},
+		Entry("at its address", "127.0.0.1", 0),
+		Entry("at any of this machine's", "0.0.0.0", 0),
+		Entry("at any, of both families", "::", 0),
+		Entry("but of another that has the same port", "127.0.0.2", 1),
+	)
+
 	It("are answered as the resolvers do, if all of them fail", func() {
 		s := start(via(startUpstream(code(mdns.RcodeRefused)).addr))
 		Expect(s.ask("www.example.com.", mdns.TypeA).Rcode).To(Equal(mdns.RcodeRefused))
