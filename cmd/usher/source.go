@@ -94,7 +94,10 @@ func (f *sourceFlags) read(ctx context.Context, log logrus.FieldLogger) ([]confi
 		cancel()
 	})
 	if err == nil && !complete {
-		err = fmt.Errorf("the API server did not tell its Services within %s: %w", readTimeout, reach.Status().Err)
+		err = fmt.Errorf("the API server did not tell its Services within %s", readTimeout)
+		if why := reach.Status().Err; why != nil {
+			err = fmt.Errorf("%w: %w", err, why)
+		}
 	}
 	return services, err
 }

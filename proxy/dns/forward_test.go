@@ -268,7 +268,7 @@ var _ = Describe("the list of resolvers", func() {
 
 	It("gives Pods the search domains of the cluster first", func() {
 		file := filepath.Join(GinkgoT().TempDir(), "resolv.conf")
-		Expect(os.WriteFile(file, []byte("nameserver 192.0.2.1\nsearch corp.example lan\n"), 0o644)).To(Succeed())
+		Expect(os.WriteFile(file, []byte("nameserver 192.0.2.1\nsearch corp.example . lan\n"), 0o644)).To(Succeed())
 		s := start(dns.Options{Domain: "lab.example", ResolvConf: file})
 		Expect(s.PodResolvConf("shop", addr("10.96.0.10"), addr("fd00::10"))).To(Equal(strings.Join([]string{
 			"nameserver 10.96.0.10",

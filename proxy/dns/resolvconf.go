@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,7 +26,8 @@ const ndots = 5
 func (s *Server) PodResolvConf(namespace string, nameservers ...netip.Addr) string {
 	search := []string{namespace + ".svc." + s.Domain(), "svc." + s.Domain(), s.Domain()}
 	if c, err := dns.ClientConfigFromFile(s.upstreams.path); err == nil {
-		search = append(search, c.Search...)
+		// A dot stands for names as they are, which are asked for in any case.
+		search = append(search, slices.DeleteFunc(c.Search, func(s string) bool { return s == "." })...)
 	}
 	var b strings.Builder
 	for _, a := range nameservers {
@@ -51,13 +53,13 @@ func Nameservers(path string) ([]netip.AddrPort, error) {
 	return out, nil
 }
 
-// Port is that of a resolver which names none.
-const Port = 53
+// defaultPort is that of a resolver which names none.
+const defaultPort = 53
 
-// ParseServer reads an address with or without a port; without, it is Port.
+// ParseServer reads an address with or without a port; without, it is 53.
 func ParseServer(s string) (netip.AddrPort, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
-		return netip.AddrPortFrom(a, Port), nil
+		return netip.AddrPortFrom(a, defaultPort), nil
 	}
 	host, port, err := net.SplitHostPort(s)
 	a, errAddr := netip.ParseAddr(host)
