@@ -91,12 +91,15 @@ var _ = Describe("usher run --dns", func() {
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 	})
 
-	It("answers from the address that was asked, where it listens on all", func() {
-		start("--dns=0.0.0.0:5353")
+	DescribeTable("answers from the address that was asked, where it listens on all", func(all string) {
+		start("--dns=" + all)
 		for ns, at := range map[*lab.Namespace]string{l.Pods: resolver, l.Outside: lab.NodeOut4, l.Node: "127.0.0.1"} {
 			Expect(ns.Output("dig", "+short", "+tries=1", "-p", "5353", "@"+at, "web.default.svc.cluster.local")).To(Equal(clusterIP + "\n"))
 		}
-	})
+	},
+		Entry("of IPv4", "0.0.0.0:5353"),
+		Entry("of both families", "[::]:5353"),
+	)
 
 	It("sees changes within a second", func() {
 		start("--dns=" + resolver)

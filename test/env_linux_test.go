@@ -51,7 +51,7 @@ var _ = Describe("usher env", func() {
 		Expect(session.Out.Contents()).To(BeEmpty())
 	},
 		Entry("no such Service", 1, "there is no Service default/nothing", "nothing"),
-		Entry("no cluster IP", 1, "Service default/db has no variables: only one with a cluster IP has", "db"),
+		Entry("no cluster IP", 1, "there are no variables for Service default/db: only one with a cluster IP has some", "db"),
 		Entry("a format", 2, `--output: "yaml" is none of shell, dotenv, json`, "-o", "yaml"),
 		Entry("all and some", 2, "-A asks for all Services, and cart for some", "-A", "cart"),
 		Entry("two sources", 2, "there is one source", "--context", "kind"),

@@ -86,7 +86,7 @@ func variables(services []config.Service, namespace *namespaceFlag, names []stri
 		}
 		vars := environ.Of(services[i])
 		if len(vars) == 0 {
-			return nil, fmt.Errorf("Service %s/%s has no variables: only one with a cluster IP has", ns, n)
+			return nil, fmt.Errorf("there are no variables for Service %s/%s: only one with a cluster IP has some", ns, n)
 		}
 		out = append(out, vars...)
 	}
