@@ -33,7 +33,7 @@ var _ = BeforeSuite(func() {
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(os.RemoveAll, dir)
 	usherBinary = filepath.Join(dir, "usher")
-	build, err := exec.Command("go", "build", "-race", "-C", "../..", "-o", usherBinary, "./cmd/usher").CombinedOutput()
+	build, err := exec.Command("go", "build", "-C", "../..", "-race", "-o", usherBinary, "./cmd/usher").CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), string(build))
 
 	var end context.CancelFunc
