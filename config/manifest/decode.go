@@ -42,6 +42,11 @@ func (r *reader) value(place Problem, value []byte, defaults header, spoiled boo
 		r.fail(place.with(err))
 		return
 	}
+	r.headed(place, value, h, spoiled)
+}
+
+// headed is value, once it is known what the value is.
+func (r *reader) headed(place Problem, value []byte, h header, spoiled bool) {
 	place.Object = key{h.Kind, h.name}.String()
 	gv, err := schema.ParseGroupVersion(h.APIVersion)
 	if err != nil {
@@ -130,11 +135,15 @@ func (r *reader) list(place Problem, value []byte, h header, spoiled bool) {
 	}
 	for i, item := range list.Items {
 		place := Problem{File: place.File, Document: place.Document, Item: fmt.Sprintf("items[%d]", i)}
-		if h, err := readHeader(item, defaults); err == nil && strings.HasSuffix(h.Kind, "List") {
-			r.fail(place.with(errors.New("a list may not be in a list")))
+		h, err := readHeader(item, defaults)
+		if err == nil && strings.HasSuffix(h.Kind, "List") {
+			err = errors.New("a list may not be in a list")
+		}
+		if err != nil {
+			r.fail(place.with(err))
 			continue
 		}
-		r.value(place, item, defaults, spoiled || len(errs) > 0)
+		r.headed(place, item, h, spoiled || len(errs) > 0)
 	}
 }
 

@@ -55,7 +55,13 @@ func read(file string, data []byte, nets networks, maxSize int) reading {
 		r.fail(Problem{File: file, Err: tooBig(maxSize)})
 		return r.reading
 	}
-	if filepath.Ext(file) == ".json" {
+	if filepath.Ext(file) == ".json" && !separator(data, "---") {
+		if values, ok := jsonValues(data); ok {
+			for _, value := range values {
+				r.value(Problem{File: file, Document: 1}, value, header{}, false)
+			}
+			return r.reading
+		}
 		if err := jsonSyntax(data); err != nil {
 			r.syntax(Problem{File: file}, 1, err)
 			r.unreadable = true
