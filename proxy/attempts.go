@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/affinity"
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -35,7 +36,7 @@ var (
 
 // A dialer connects to an endpoint, from the local address given or, if that is
 // the zero Addr, from one that the kernel picks. It returns when ctx ends.
-type dialer func(ctx context.Context, from netip.Addr, to netip.AddrPort) (endpointConn, error)
+type dialer func(ctx context.Context, from netip.Addr, to *config.Endpoint) (endpointConn, error)
 
 // attempts is one connection's search for an endpoint that answers.
 //
@@ -114,7 +115,7 @@ func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Dura
 	if err != nil {
 		return nil, nil, err
 	}
-	conn, err := a.connect(ctx, t.Endpoint.Addr, timeout)
+	conn, err := a.connect(ctx, t.Endpoint.Endpoint, timeout)
 	if err := a.settle(ctx, t, err); err != nil {
 		return nil, nil, err
 	}
@@ -215,7 +216,7 @@ func (a *attempts) sticky(set *balance.Set, had netip.AddrPort, now time.Time) (
 }
 
 // connect dials and gives up after timeout.
-func (a *attempts) connect(ctx context.Context, to netip.AddrPort, timeout time.Duration) (endpointConn, error) {
+func (a *attempts) connect(ctx context.Context, to *config.Endpoint, timeout time.Duration) (endpointConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return a.dial(ctx, a.from, to)

@@ -76,8 +76,8 @@ func newSearch(endpoints ...behaviour) *search {
 		quarantine: Defaults().Quarantine,
 		affinity:   affinity.NewTable(&affinity.Limits{PerTable: 10, Total: 10}, 0),
 		client:     netip.MustParseAddr("192.0.2.1"),
-		dial: func(ctx context.Context, _ netip.Addr, to netip.AddrPort) (endpointConn, error) {
-			return nil, s.behaviour[number(to)](ctx, time.Since(s.start))
+		dial: func(ctx context.Context, _ netip.Addr, to *config.Endpoint) (endpointConn, error) {
+			return nil, s.behaviour[number(to.Addr)](ctx, time.Since(s.start))
 		},
 		endpoints: func() (*balance.Set, <-chan struct{}) {
 			l := s.listed.Load()
