@@ -17,6 +17,7 @@ import (
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/config/translate"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/portforward"
 )
 
 func newRun() *cobra.Command {
@@ -41,7 +42,8 @@ cleanup' removes what is left.`,
 		Example: `  usher run --kubeconfig /etc/kubernetes/usher.conf --node-name worker-1
   usher run --manifests examples/web.yaml
   kubectl get services,endpointslices -A -o yaml > all.yaml && usher run --manifests all.yaml
-  usher run --manifests services/ --portal=none --trace`,
+  usher run --manifests services/ --portal=none --trace
+  usher run --context staging --via=portforward --portal=none`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return r.run(cmd) },
 	}
@@ -51,7 +53,7 @@ cleanup' removes what is left.`,
 	flags.StringVar(&r.cluster.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server")
 	flags.StringVar(&r.cluster.Context, "context", "", "context of the kubeconfig; empty means its current one")
 	flags.StringVar(&r.cluster.Server, "server", "", "`URL` of the API server, instead of the kubeconfig's or the Pod's")
-	flags.StringVar(&r.nodeName, "node-name", "", "name of this node's Node object; empty means this machine's name")
+	flags.StringVar(&r.nodeName, "node-name", "", "name of this node's Node object; empty means this machine's name, and with --via=portforward or auto that this is no node")
 	flags.StringVar(&r.serviceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value; empty means those without the label")
 	flags.StringSliceVar(&r.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses on which node ports are served, or the word primary; empty means all addresses, loopback included")
 	flags.StringSliceVar(&r.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, besides those that the Node object names: policies for clients from outside do not apply to Pods")
@@ -59,6 +61,7 @@ cleanup' removes what is left.`,
 	flags.DurationVar(&r.maxDelay, "max-sync-delay", kube.DefaultMaxDelay, "how long changes may be gathered, while Services change all the time, before they are carried out")
 	flags.BoolVar(&r.takeOver, "take-over", false, "if an usher serves this node already, take over from it without a gap; that one ends when its connections have")
 	flags.BoolVar(&r.trace, "trace", false, "print each step of each connection to standard output")
+	r.via.register(flags)
 	r.proxyFlags.register(flags)
 	r.adminFlags.register(flags)
 	r.access.register(flags)
@@ -82,6 +85,7 @@ type runCommand struct {
 	maxDelay   time.Duration
 	takeOver   bool
 	trace      bool
+	via        viaFlags
 	proxyFlags proxyFlags
 	adminFlags adminFlags
 	access     accessFlags
@@ -93,8 +97,17 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	if fromFiles && (r.cluster.Kubeconfig != "" || r.cluster.Context != "" || r.cluster.Server != "") {
 		return usagef("--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source")
 	}
-	if fromFiles && !cmd.Flags().Changed("healthz-address") {
+	if err := r.via.check(); err != nil {
+		return err
+	}
+	if fromFiles && r.via.remote() {
+		return usagef("--via=%s leads through an API server, and --manifests says that there is none", r.via.via)
+	}
+	if (fromFiles || r.via.remote()) && !cmd.Flags().Changed("healthz-address") {
 		r.adminFlags.healthz = ""
+	}
+	if r.via.remote() && !cmd.Flags().Changed("dial-timeouts") {
+		r.proxyFlags.proxy.Schedule = portforward.Schedule
 	}
 	var warnings []string
 	if r.config != "" {
@@ -124,7 +137,7 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	for _, w := range warnings {
 		log.Warn(w)
 	}
-	if r.nodeName == "" {
+	if r.nodeName == "" && !r.via.remote() {
 		if r.nodeName, err = hostname(); err != nil {
 			return err
 		}
@@ -134,6 +147,7 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	if fromFiles { // also if a file that --config names says how to reach an API server
 		return s.serve(cmd.Context(), r.manifestSource)
 	}
+	defer r.via.close()
 	return s.serve(cmd.Context(), r.clusterSource)
 }
 
@@ -156,6 +170,9 @@ func (r *runCommand) clusterSource(ctx context.Context, s *server) (config.Sourc
 		return nil, fmt.Errorf("%w; --manifests serves Services from files, --kubeconfig those of a cluster", err)
 	}
 	s.reach = reach
+	if err := r.via.apply(&s.flags.proxy, r.cluster, s.log); err != nil {
+		return nil, err
+	}
 	var events *kube.Events
 	source, err := kube.New(kube.Options{
 		Client:           client,

@@ -1,0 +1,28 @@
+package portforward
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// errForbidden says that the API server does not allow port-forward.
+var errForbidden = errors.New("port-forward is forbidden")
+
+// rights is what a user needs in a namespace to port-forward to its Pods, as a
+// command that makes a role of it. WebSocket asks for the verb get, and API servers
+// from 1.35 on for create as well; SPDY asks for create.
+const rights = "kubectl create role usher-portforward --verb=get,create --resource=pods/portforward -n %s, and a rolebinding for it"
+
+// plain returns err in the words that an attempt is reported with. If it is for want
+// of rights, the log says once for a namespace which.
+func (d *Dialer) plain(p pod, err error) error {
+	if err == nil || !strings.Contains(err.Error(), "is forbidden") { // SPDY's errors are texts
+		return err
+	}
+	if _, told := d.toldOfRights.LoadOrStore(p.namespace, true); !told {
+		d.log.WithField("namespace", p.namespace).WithError(err).
+			Errorf("The API server does not allow port-forward. What is needed: "+rights, p.namespace)
+	}
+	return fmt.Errorf("%w: get and create pods/portforward are needed in namespace %s", errForbidden, p.namespace)
+}
