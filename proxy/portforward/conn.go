@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/streaming/pkg/httpstream"
 )
 
 // confirmTime is how long an endpoint that says nothing is given to refuse. A

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
+	"k8s.io/streaming/pkg/httpstream"
 )
 
 const (
@@ -99,7 +99,7 @@ func (d *Dialer) run(c *connection) {
 // cannot be had by SPDY, which API servers before 1.30 want.
 func (d *Dialer) upgrade(p pod) (httpstream.Connection, error) {
 	if !d.noWebSocket.Load() {
-		dialer, err := portforward.NewSPDYOverWebsocketDialer(d.url(p), d.config)
+		dialer, err := portforward.NewSPDYOverWebsocketDialerForStreaming(d.url(p), d.config)
 		if err != nil {
 			return nil, err
 		}
@@ -112,7 +112,7 @@ func (d *Dialer) upgrade(p pod) (httpstream.Connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := negotiate(spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, d.url(p)))
+	conn, err := negotiate(spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, d.url(p)))
 	if err == nil {
 		d.noWebSocket.Store(true)
 	}
