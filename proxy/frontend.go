@@ -279,7 +279,7 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 	var failed error
 	old := f.listeners
 	f.listeners = nil
-	for _, b := range f.proxy.Portal.Listen(served) {
+	for _, b := range f.proxy.Portal.Listen(f.id.ServiceName().String(), served) {
 		l, err := f.listen(b, &old)
 		if err != nil {
 			failed = err
