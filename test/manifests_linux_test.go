@@ -165,13 +165,7 @@ var _ = Describe("usher demo --once", func() {
 
 	It("needs no root", func() {
 		l := lab.New()
-		missing("setpriv")
-		copied := filepath.Join(os.TempDir(), "usher-for-nobody")
-		binary, err := os.ReadFile(usherBinary)
-		Expect(err).NotTo(HaveOccurred())
-		Expect(os.WriteFile(copied, binary, 0o755)).To(Succeed())
-		DeferCleanup(func() { os.Remove(copied) })
-		u := launch(l.Node, exec.Command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", copied, "demo", "--once"), "")
+		u := launch(l.Node, asNobody(usherForNobody(), "demo", "--once"), "")
 		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
 		Expect(u.Out).To(gbytes.Say(`accepted .* → 127\.\d+\.\d+\.\d+:`))
 		Expect(u.Out).To(gbytes.Say(`All 11 requests came out as they should`))

@@ -62,6 +62,7 @@ cleanup' removes what is left.`,
 	flags.BoolVar(&r.takeOver, "take-over", false, "if an usher serves this node already, take over from it without a gap; that one ends when its connections have")
 	flags.BoolVar(&r.trace, "trace", false, "print each step of each connection to standard output")
 	r.via.register(flags)
+	r.socks.register(flags)
 	r.proxyFlags.register(flags)
 	r.adminFlags.register(flags)
 	r.access.register(flags)
@@ -86,6 +87,7 @@ type runCommand struct {
 	takeOver   bool
 	trace      bool
 	via        viaFlags
+	socks      socksFlags
 	proxyFlags proxyFlags
 	adminFlags adminFlags
 	access     accessFlags
@@ -119,6 +121,9 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	if err := r.proxyFlags.check(); err != nil {
 		return err
 	}
+	if err := r.socks.check(); err != nil {
+		return err
+	}
 	if err := r.access.check(); err != nil {
 		return err
 	}
@@ -143,7 +148,7 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		}
 	}
 	s := server{flags: &r.proxyFlags, admin: &r.adminFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace, takeOver: r.takeOver,
-		settings: allFlags(cmd), access: r.access, podNetworks: podNetworks}
+		settings: allFlags(cmd), access: r.access, socks: r.socks, podNetworks: podNetworks}
 	if fromFiles { // also if a file that --config names says how to reach an API server
 		return s.serve(cmd.Context(), r.manifestSource)
 	}

@@ -40,6 +40,7 @@ type server struct {
 	trace    bool              // print it to out
 	settings map[string]string // what /configz tells
 	access   accessFlags
+	socks    socksFlags
 
 	podNetworks []netip.Prefix // besides those of the Node object
 
@@ -121,6 +122,12 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 		}
 		defer s.closeServers()
 	}
+
+	closeSOCKS, err := s.startSOCKS(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeSOCKS() // after draining
 
 	var workers sync.WaitGroup
 	defer workers.Wait()
