@@ -68,8 +68,8 @@ type attempts struct {
 }
 
 // run returns a connection to an endpoint, or says why there is none:
-// errNoEndpoint, errAllFailed, ctx's error, or a system error for which
-// outOfResources is true.
+// errNoEndpoint, errAllFailed, ctx's error, a system error for which
+// outOfResources is true, or one that is futile.
 func (a *attempts) run(ctx context.Context) (endpointConn, *balance.Endpoint, error) {
 	waited := false
 	began := a.began
@@ -125,7 +125,7 @@ func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Dura
 // settle ends an attempt that ended with err, and says what that means: nil if it
 // succeeded, errTryAgain if it failed, or else why no other attempt is worth it.
 func (a *attempts) settle(ctx context.Context, t try, err error) error {
-	failed := err != nil && ctx.Err() == nil && !outOfResources(err) // else it is not about the endpoint
+	failed := err != nil && ctx.Err() == nil && !outOfResources(err) && !futile(err) // else it is not about the endpoint
 	// The ports towards this endpoint are used up, or there is no address of its
 	// family here: that is not its fault, but another endpoint may do.
 	unreachable := errors.Is(err, syscall.EADDRNOTAVAIL)
@@ -247,6 +247,12 @@ func (a *attempts) wait(ctx context.Context, d time.Duration, changed <-chan str
 	case <-changed:
 	case <-ctx.Done():
 	}
+}
+
+// futile reports whether err says that no endpoint will do: see Options.Dial.
+func futile(err error) bool {
+	var f interface{ Futile() bool }
+	return errors.As(err, &f) && f.Futile()
 }
 
 // outOfResources reports whether err says that this node, and not the endpoint,

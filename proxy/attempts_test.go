@@ -48,6 +48,11 @@ func slow(d time.Duration, err error) behaviour {
 	}
 }
 
+type forbidden struct{}
+
+func (forbidden) Error() string { return "forbidden" }
+func (forbidden) Futile() bool  { return true }
+
 type listed struct {
 	set      *balance.Set
 	replaced chan struct{}
@@ -161,6 +166,9 @@ func TestAttempts(t *testing.T) {
 		{"does not go on when this node has run out of descriptors",
 			[]behaviour{func(context.Context, time.Duration) error { return syscall.EMFILE }, answers},
 			"1@0:too many open files too many open files"},
+		{"does not go on when no other endpoint will do either",
+			[]behaviour{func(context.Context, time.Duration) error { return forbidden{} }, answers},
+			"1@0:forbidden forbidden"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -328,7 +328,7 @@ func endOf(err error) trace.End {
 	switch {
 	case errors.Is(err, errNoEndpoint):
 		return trace.NoEndpoint
-	case errors.Is(err, errAllFailed):
+	case errors.Is(err, errAllFailed), futile(err):
 		return trace.AttemptsFailed
 	case errors.Is(err, context.Canceled):
 		return trace.Drained

@@ -64,7 +64,8 @@ type Options struct {
 
 	// Dial, if not nil, connects to TCP endpoints in place of the kernel, which
 	// costs two goroutines for each connection. It returns when ctx ends. What it
-	// returns may be an [Unconfirmed].
+	// returns may be an [Unconfirmed]. An error whose method Futile returns true says
+	// that the Service's other endpoints cannot be reached either.
 	Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
 	// TCPOnly, if not nil, says why nothing but TCP reaches the endpoints: service
 	// ports of other protocols are not served.

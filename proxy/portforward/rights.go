@@ -1,13 +1,16 @@
 package portforward
 
-import (
-	"errors"
-	"fmt"
-	"strings"
-)
+import "strings"
 
-// errForbidden says that the API server does not allow port-forward.
-var errForbidden = errors.New("port-forward is forbidden")
+// forbidden says that the API server does not allow port-forward in a namespace.
+type forbidden struct{ namespace string }
+
+func (f forbidden) Error() string {
+	return "port-forward is forbidden: get and create pods/portforward are needed in namespace " + f.namespace
+}
+
+// Futile tells package proxy not to try the Service's other Pods.
+func (forbidden) Futile() bool { return true }
 
 // rights is what a user needs in a namespace to port-forward to its Pods, as a
 // command that makes a role of it. WebSocket asks for the verb get, and API servers
@@ -24,5 +27,5 @@ func (d *Dialer) plain(p pod, err error) error {
 		d.log.WithField("namespace", p.namespace).WithError(err).
 			Errorf("The API server does not allow port-forward. What is needed: "+rights, p.namespace)
 	}
-	return fmt.Errorf("%w: get and create pods/portforward are needed in namespace %s", errForbidden, p.namespace)
+	return forbidden{p.namespace}
 }
