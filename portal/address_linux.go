@@ -81,7 +81,7 @@ func (p *addressPortal) Mode() string { return ModeAddress }
 // Listen asks for one listener per target, at the very address that clients use.
 // For SCTP that holds for node ports too: a listener on all addresses would tell
 // its clients all of them, and some may be out of their reach.
-func (p *addressPortal) Listen(targets []Target) []Bind {
+func (p *addressPortal) Listen(_ string, targets []Target) []Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var binds []Bind

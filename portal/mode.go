@@ -28,7 +28,7 @@ type Options struct {
 	// NoIPv4 and NoIPv6 leave a family alone: its rules are refused.
 	NoIPv4, NoIPv6 bool
 	// ProxyPorts is where listeners behind a redirect, or on loopback, have
-	// their ports. Zero: any free port, and 20000-29999 for mode none.
+	// their ports. Zero: any free port, and for mode none the Service's own.
 	ProxyPorts PortRange
 	// NodePortAddresses are the networks within which this node's addresses
 	// take connections to node ports, as kube-proxy's --nodeport-addresses

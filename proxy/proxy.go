@@ -19,6 +19,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -60,6 +61,15 @@ type Options struct {
 	// Ports are the local ports for listeners that are not on a VIP; none means
 	// any.
 	Ports portal.PortRange
+
+	// Dial, if not nil, connects to TCP endpoints in place of the kernel, which
+	// costs two goroutines for each connection. It returns when ctx ends. What it
+	// returns may be an [Unconfirmed]. An error whose method Futile returns true says
+	// that the Service's other endpoints cannot be reached either.
+	Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
+	// TCPOnly, if not nil, says why nothing but TCP reaches the endpoints: service
+	// ports of other protocols are not served.
+	TCPOnly error
 
 	// UDPIdleTimeout is how long a UDP session lasts without a datagram, unless
 	// the Service says otherwise.

@@ -227,7 +227,7 @@ func openUDP(f *frontEnd, b portal.Bind) (listener, error) {
 	}
 	if b.Preferred {
 		for _, port := range f.proxy.otherPorts() {
-			if !errors.Is(err, unix.EADDRINUSE) {
+			if !portTaken(err) {
 				break
 			}
 			fds, err = forward.ListenUDP(netip.AddrPortFrom(b.Addr.Addr(), port), len(loops))

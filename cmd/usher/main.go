@@ -72,6 +72,6 @@ Begin with 'usher demo', which needs nothing.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(newRun(), newDemo(), newGet(), newTop(), newTrace(), newExplain(), newCheck(), newEnv(), newPortals(), newCleanup(), newVersion())
+	root.AddCommand(newRun(), newDemo(), newGet(), newTop(), newTrace(), newExplain(), newCheck(), newEnv(), newPortals(), newProxyEnv(), newCleanup(), newVersion())
 	return root
 }

@@ -41,6 +41,7 @@ type server struct {
 	trace    bool              // print it to out
 	settings map[string]string // what /configz tells
 	access   accessFlags
+	socks    socksFlags
 
 	podNetworks []netip.Prefix // besides those of the Node object
 
@@ -125,6 +126,12 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 		}
 		defer s.closeServers()
 	}
+
+	closeSOCKS, err := s.startSOCKS(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeSOCKS() // after draining
 
 	var workers sync.WaitGroup
 	defer workers.Wait()
@@ -382,7 +389,7 @@ const defaultAdminAddress = "127.0.0.1:10249"
 
 func (f *adminFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.admin, "admin-address", defaultAdminAddress, "`host:port` for the dashboard, /api, /metrics, /proxyMode, /configz; empty means none")
-	flags.StringVar(&f.healthz, "healthz-address", "0.0.0.0:10256", "`host:port` for /healthz and /livez; empty means none, which is the default with --manifests")
+	flags.StringVar(&f.healthz, "healthz-address", "0.0.0.0:10256", "`host:port` for /healthz and /livez; empty means none, which is the default with --manifests and with --via=portforward or auto")
 	flags.BoolVar(&f.hardFail, "bind-address-hard-fail", false, "end if one of these addresses cannot be had, instead of going on without it")
 }
 

@@ -31,7 +31,7 @@ type Connection struct {
 // Connect makes a client. It does not wait for the API server: Reach tells
 // whether that answers.
 func (c Connection) Connect() (kubernetes.Interface, *Reach, error) {
-	config, err := c.restConfig()
+	config, err := c.RESTConfig()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -44,7 +44,8 @@ func (c Connection) Connect() (kubernetes.Interface, *Reach, error) {
 	return client, reach, nil
 }
 
-func (c Connection) restConfig() (*rest.Config, error) {
+// RESTConfig returns what makes a client, for those that need another than Connect's.
+func (c Connection) RESTConfig() (*rest.Config, error) {
 	config, err := c.load()
 	if err != nil {
 		return nil, err

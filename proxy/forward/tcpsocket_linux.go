@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"time"
 	"unsafe"
 
@@ -195,6 +196,17 @@ func (s Socket) closeWrite() {
 
 // Close closes the socket.
 func (s Socket) Close() error { closeFD(int(s)); return nil }
+
+// TCPConn makes a connection of package net of the socket, which is closed.
+func (s Socket) TCPConn() (*net.TCPConn, error) {
+	f := os.NewFile(uintptr(s), "client")
+	defer f.Close() // the connection has a copy
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.TCPConn), nil
+}
 
 // SetLinger is as in package net: after SetLinger(0), Close sends a reset.
 func (s Socket) SetLinger(seconds int) error {
