@@ -81,6 +81,11 @@ type Options struct {
 	// what all may have together.
 	MaxUDPSessionsPerPort int64
 
+	// Socket makes the sockets of TCP and UDP listeners; nil is socket(2). With
+	// another one, which must do what that does, they may be in a network
+	// namespace that this process is not in. Linux only; SCTP is not served then.
+	Socket func(domain, kind, protocol int) (fd int, err error)
+
 	// CheckInterval is how often the portal's rules are compared with the
 	// kernel's, and what could not be served is tried again.
 	CheckInterval time.Duration

@@ -75,6 +75,9 @@ type sctpListener struct {
 
 // openSCTP opens the listener that b asks for and starts to accept.
 func openSCTP(f *frontEnd, b portal.Bind) (*sctpListener, error) {
+	if f.proxy.Socket != nil {
+		return nil, fmt.Errorf("%w in the network namespace of a command: TCP and UDP are", errNoSCTP)
+	}
 	if err := f.proxy.SCTP.allowed(); err != nil {
 		return nil, err
 	}

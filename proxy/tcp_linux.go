@@ -45,14 +45,14 @@ func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
 	}
 	fd, err := f.proxy.inheritTCP(b.Addr)
 	if fd < 0 && err == nil {
-		fd, err = forward.ListenTCP(b.Addr, f.proxy.keepalive())
+		fd, err = forward.Sockets(f.proxy.Socket).ListenTCP(b.Addr, f.proxy.keepalive())
 	}
 	if b.Preferred {
 		for _, port := range f.proxy.otherPorts() {
 			if !portTaken(err) {
 				break
 			}
-			fd, err = forward.ListenTCP(netip.AddrPortFrom(b.Addr.Addr(), port), f.proxy.keepalive())
+			fd, err = forward.Sockets(f.proxy.Socket).ListenTCP(netip.AddrPortFrom(b.Addr.Addr(), port), f.proxy.keepalive())
 		}
 	}
 	if err != nil {

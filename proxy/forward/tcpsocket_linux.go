@@ -45,8 +45,8 @@ type Socket int
 //
 // A client that asks for MPTCP gets TCP: the kernel does not tell the original
 // destination of an MPTCP connection.
-func ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error) {
-	fd, err = unix.Socket(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
+func (s Sockets) ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error) {
+	fd, err = s.open(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {
 		return -1, fmt.Errorf("socket: %w", err)
 	}
