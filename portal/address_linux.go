@@ -180,19 +180,27 @@ func (p *addressPortal) Apply(ctx context.Context, set []Rule, gone []Target) er
 	}
 	if err == nil && !p.applied {
 		p.applied = true
-		removed, err := removeIPTables(ctx, p.opts, nil)
-		tables, err2 := removeNFTables()
-		if err := errors.Join(err, err2); err != nil {
-			p.log.WithError(err).Debug("looking for what another mode of portal has left")
-		} else if removed = append(removed, tables...); len(removed) > 0 {
-			p.log.WithField("what", some(removed)).Info("removed what another mode of portal had left")
-			forgetRedirected(maps.Keys(p.rules), p.log)
-		}
+		p.tidy(ctx)
 	}
 	for _, r := range set {
 		p.explain(r.Target.plain(), refused)
 	}
 	return errors.Join(err, ruleError(refused))
+}
+
+// tidy takes out what another mode of portal has left.
+func (p *addressPortal) tidy(ctx context.Context) {
+	if p.opts.Alone {
+		return
+	}
+	removed, err := removeIPTables(ctx, p.opts, nil)
+	tables, err2 := removeNFTables()
+	if err := errors.Join(err, err2); err != nil {
+		p.log.WithError(err).Debug("looking for what another mode of portal has left")
+	} else if removed = append(removed, tables...); len(removed) > 0 {
+		p.log.WithField("what", some(removed)).Info("removed what another mode of portal had left")
+		forgetRedirected(maps.Keys(p.rules), p.log)
+	}
 }
 
 // explain puts into refused why a target's VIP is not local, if so.

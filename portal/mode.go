@@ -35,6 +35,9 @@ type Options struct {
 	// says; but a family without a network in it has no node ports then. None:
 	// all addresses of the node, loopback included. Mode none does not ask.
 	NodePortAddresses []netip.Prefix
+	// Alone says that nothing else has ever installed anything in this network
+	// namespace: what others have left is not looked for. Mode address only.
+	Alone bool
 	// LockWait is how long to wait for another program that changes iptables
 	// rules. Zero: 5 seconds. Whole seconds count.
 	LockWait time.Duration
