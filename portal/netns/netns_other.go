@@ -4,6 +4,8 @@ package netns
 
 import (
 	"errors"
+	"net"
+	"net/netip"
 	"os"
 
 	"github.com/usherproxy/usher/portal"
@@ -22,6 +24,12 @@ func Inside() error { return errUnsupported }
 
 // Socket is never called.
 func (n *Namespace) Socket(domain, kind, protocol int) (int, error) { return -1, errUnsupported }
+
+// ListenPacket is never called.
+func (n *Namespace) ListenPacket(netip.AddrPort) (net.PacketConn, error) { return nil, errUnsupported }
+
+// Listen is never called.
+func (n *Namespace) Listen(netip.AddrPort) (net.Listener, error) { return nil, errUnsupported }
 
 // Tun is never called.
 func (n *Namespace) Tun() (*os.File, error) { return nil, errUnsupported }

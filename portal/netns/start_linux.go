@@ -20,8 +20,9 @@ type Namespace struct {
 	helper *exec.Cmd
 	ended  *os.File // where the helper writes how the command has ended
 
-	lineMu sync.Mutex // guards line
+	lineMu sync.Mutex // guards what follows
 	line   *net.UnixConn
+	stocks map[socketKind]*stock
 
 	callsMu sync.Mutex // guards what follows: one call at a time
 	calls   *net.UnixConn
@@ -50,7 +51,7 @@ func Start(o Options) (*Namespace, error) {
 		return nil, fmt.Errorf("pipe: %w", err)
 	}
 	defer endedInside.Close()
-	n := &Namespace{line: line, calls: calls, ended: ended, encoder: gob.NewEncoder(calls), decoder: gob.NewDecoder(calls)}
+	n := &Namespace{line: line, stocks: map[socketKind]*stock{}, calls: calls, ended: ended, encoder: gob.NewEncoder(calls), decoder: gob.NewDecoder(calls)}
 	n.helper = exec.Command("/proc/self/exe", o.Self...)
 	n.helper.Stdin, n.helper.Stdout, n.helper.Stderr = os.Stdin, os.Stdout, os.Stderr
 	n.helper.ExtraFiles = []*os.File{lineInside, callsInside, endedInside} // in the order of Inside
