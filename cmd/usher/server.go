@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -45,8 +46,16 @@ type server struct {
 
 	podNetworks []netip.Prefix // besides those of the Node object
 
+	// inside is the portal of a network namespace in which a command runs; nil
+	// opens one for this node. With it signals are the command's, and the server
+	// ends with ctx.
+	inside portal.Portal
+
 	names   *dns.Server    // answers for the names of Services; nil if nobody does
 	namesAt netip.AddrPort // where
+	// listenNames opens both sockets for that, UDP and TCP; nil does in this
+	// process's network namespace.
+	listenNames func(at netip.AddrPort) (net.PacketConn, net.Listener, error)
 
 	// started is called once what the source has first is served; nil prints
 	// the table.
@@ -84,8 +93,10 @@ type server struct {
 // source fails.
 func (s *server) serve(ctx context.Context, newSource func(context.Context, *server) (config.Source, error)) error {
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
-	defer signal.Stop(signals)
+	if s.inside == nil {
+		signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+		defer signal.Stop(signals)
+	}
 	// Whoever reads the trace may go away (usher run --trace | head).
 	signal.Ignore(syscall.SIGPIPE)
 	ctx, cancel := context.WithCancel(ctx)
@@ -95,13 +106,7 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	if err != nil {
 		return err
 	}
-	var lock *handover.Lock
-	var pt portal.Portal
-	if options := s.flags.portalOptions(s.log); s.demo {
-		lock, pt, err = openPortalBeside(ctx, s.flags.portal, options)
-	} else {
-		lock, pt, err = openPortal(ctx, s.flags.portal, options, s.takeOver)
-	}
+	lock, pt, err := s.openPortal(ctx)
 	if err != nil {
 		return err
 	}
@@ -179,6 +184,18 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	return err
 }
 
+// openPortal returns the portal, and the lock that goes with it.
+func (s *server) openPortal(ctx context.Context) (*handover.Lock, portal.Portal, error) {
+	options := s.flags.portalOptions(s.log)
+	switch {
+	case s.inside != nil:
+		return nil, s.inside, nil
+	case s.demo:
+		return openPortalBeside(ctx, s.flags.portal, options)
+	}
+	return openPortal(ctx, s.flags.portal, options, s.takeOver)
+}
+
 func (s *server) isHandedOver() bool {
 	select {
 	case <-s.handedOver:
@@ -237,7 +254,7 @@ func (s *server) applied(services []config.Service) {
 // begin carries out the first full picture, and has the lock then: its own, or
 // that of the usher that it takes over from.
 func (s *server) begin(services []config.Service) error {
-	if s.lock.Load() == nil && s.proxy.Portal.Mode() != portal.ModeNone {
+	if s.lock.Load() == nil && s.inside == nil && s.proxy.Portal.Mode() != portal.ModeNone {
 		successor, err := s.succeed()
 		if err != nil {
 			return err

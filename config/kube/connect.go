@@ -15,9 +15,12 @@ import (
 // Connection says how to reach an API server. The zero value is for a Pod, which
 // finds address and credentials in its environment.
 type Connection struct {
-	Kubeconfig string // file; "" for the credentials of a Pod
+	Kubeconfig string // file; "" for the credentials of a Pod, unless AsUser
 	Context    string // of the kubeconfig; "" for its current one
 	Server     string // URL; "" for the kubeconfig's, or the Pod's environment's
+
+	// AsUser says to use the kubeconfig that kubectl would, if none is named.
+	AsUser bool
 
 	// QPS and Burst bound requests a second; 0 means client-go's defaults.
 	QPS   float32
@@ -63,7 +66,7 @@ func (c Connection) RESTConfig() (*rest.Config, error) {
 }
 
 func (c Connection) load() (*rest.Config, error) {
-	if c.Kubeconfig == "" && c.Context == "" {
+	if c.Kubeconfig == "" && c.Context == "" && !c.AsUser {
 		config, err := rest.InClusterConfig()
 		if err != nil {
 			return nil, fmt.Errorf("no kubeconfig was named, and this is not a Pod: %w", err)
@@ -73,15 +76,29 @@ func (c Connection) load() (*rest.Config, error) {
 		}
 		return config, nil
 	}
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = c.Kubeconfig
-	overrides := &clientcmd.ConfigOverrides{CurrentContext: c.Context}
-	overrides.ClusterInfo.Server = c.Server
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
+	config, err := c.kubeconfig().ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", c.Kubeconfig, err)
 	}
 	return config, nil
+}
+
+// kubeconfig returns what the kubeconfig says.
+func (c Connection) kubeconfig() clientcmd.ClientConfig {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = c.Kubeconfig
+	overrides := &clientcmd.ConfigOverrides{CurrentContext: c.Context}
+	overrides.ClusterInfo.Server = c.Server
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
+}
+
+// Namespace returns the one that the kubeconfig's context names, or "default".
+func (c Connection) Namespace() (string, error) {
+	namespace, _, err := c.kubeconfig().Namespace()
+	if err != nil {
+		return "", fmt.Errorf("kubeconfig %s: %w", c.Kubeconfig, err)
+	}
+	return namespace, nil
 }
 
 // Reach tells whether the API server answers. The zero value has heard nothing
