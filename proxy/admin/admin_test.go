@@ -151,6 +151,9 @@ var _ = Describe("health check node ports", func() {
 
 	It("move and go with the Service", func() {
 		first, second := free(), free()
+		for second == first {
+			second = free()
+		}
 		h.Apply([]config.Service{service(first, true)})
 		h.Apply([]config.Service{service(second, true)})
 		Expect(net.Dial("tcp", "127.0.0.1:"+strconv.Itoa(int(first)))).Error().To(HaveOccurred())

@@ -24,9 +24,9 @@ const readAhead = 4 << 10
 func (l *Loop) ReadAhead(c *Client) bool {
 	n, err := c.read(l.buffer[:readAhead])
 	switch {
-	case err == nil:
+	case n > 0:
 		c.first = bytes.Clone(l.buffer[:n:n])
-	case err != unix.EAGAIN && err != unix.EINTR:
+	case err != nil && err != unix.EAGAIN && err != unix.EINTR:
 		c.err = err // the kernel tells it once
 	}
 	return n > 0

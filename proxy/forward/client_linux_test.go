@@ -55,8 +55,8 @@ var _ = Describe("A client that has no endpoint yet", func() {
 	})
 
 	It("may have sent nothing, and ended", func() {
-		Expect(readAhead()).To(BeFalse())
 		Expect(client.CloseWrite()).To(Succeed())
+		Expect(readAhead()).To(BeFalse())
 		endpoint := join()
 		Expect(io.ReadAll(endpoint)).To(BeEmpty())
 	})
