@@ -81,7 +81,7 @@ func (p *addressPortal) Mode() string { return ModeAddress }
 // Listen asks for one listener per target, at the very address that clients use.
 // For SCTP that holds for node ports too: a listener on all addresses would tell
 // its clients all of them, and some may be out of their reach.
-func (p *addressPortal) Listen(targets []Target) []Bind {
+func (p *addressPortal) Listen(_ string, targets []Target) []Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var binds []Bind
@@ -180,19 +180,27 @@ func (p *addressPortal) Apply(ctx context.Context, set []Rule, gone []Target) er
 	}
 	if err == nil && !p.applied {
 		p.applied = true
-		removed, err := removeIPTables(ctx, p.opts, nil)
-		tables, err2 := removeNFTables()
-		if err := errors.Join(err, err2); err != nil {
-			p.log.WithError(err).Debug("looking for what another mode of portal has left")
-		} else if removed = append(removed, tables...); len(removed) > 0 {
-			p.log.WithField("what", some(removed)).Info("removed what another mode of portal had left")
-			forgetRedirected(maps.Keys(p.rules), p.log)
-		}
+		p.tidy(ctx)
 	}
 	for _, r := range set {
 		p.explain(r.Target.plain(), refused)
 	}
 	return errors.Join(err, ruleError(refused))
+}
+
+// tidy takes out what another mode of portal has left.
+func (p *addressPortal) tidy(ctx context.Context) {
+	if p.opts.Alone {
+		return
+	}
+	removed, err := removeIPTables(ctx, p.opts, nil)
+	tables, err2 := removeNFTables()
+	if err := errors.Join(err, err2); err != nil {
+		p.log.WithError(err).Debug("looking for what another mode of portal has left")
+	} else if removed = append(removed, tables...); len(removed) > 0 {
+		p.log.WithField("what", some(removed)).Info("removed what another mode of portal had left")
+		forgetRedirected(maps.Keys(p.rules), p.log)
+	}
 }
 
 // explain puts into refused why a target's VIP is not local, if so.

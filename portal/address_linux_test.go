@@ -46,7 +46,7 @@ var _ = Describe("portal address", func() {
 
 	It("asks for listeners at the very targets", func() {
 		p := n.open(ModeAddress, Options{})
-		Expect(p.Listen([]Target{web4, webNode4})).To(ConsistOf(
+		Expect(p.Listen("default/web", []Target{web4, webNode4})).To(ConsistOf(
 			Bind{Addr: netip.MustParseAddrPort("10.96.0.10:80"), Targets: []Target{web4}},
 			Bind{Addr: netip.MustParseAddrPort("0.0.0.0:30080"), Targets: []Target{webNode4}},
 		))
@@ -55,7 +55,7 @@ var _ = Describe("portal address", func() {
 	It("asks for a listener at each address that has node ports, and tells when they have to move", func() {
 		p := n.open(ModeAddress, Options{NodePortAddresses: prefixes("10.1.0.0/16", "127.0.0.0/8", "fd01::/64", "fe80::/10")})
 		addrs := func(t Target) (addrs []string) {
-			for _, b := range p.Listen([]Target{t}) {
+			for _, b := range p.Listen("default/web", []Target{t}) {
 				Expect(b.Targets).To(Equal([]Target{t}))
 				Expect(b.Addr.Port()).To(Equal(t.Port))
 				addrs = append(addrs, b.Addr.Addr().String())
@@ -96,7 +96,7 @@ var _ = Describe("portal address", func() {
 
 	It("has no node ports where no address has", func() {
 		p := n.open(ModeAddress, Options{NodePortAddresses: prefixes("192.0.2.0/24")})
-		Expect(p.Listen([]Target{webNode4, webNode6})).To(BeEmpty())
+		Expect(p.Listen("default/web", []Target{webNode4, webNode6})).To(BeEmpty())
 	})
 
 	It("refuses rejected targets at once, and another port of the VIP too", func() {

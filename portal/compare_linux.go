@@ -23,6 +23,9 @@ func (p *addressPortal) Compare(ctx context.Context) ([]Comparison, error) {
 	p.mu.Lock()
 	wanted := maps.Clone(p.rules)
 	p.mu.Unlock()
+	if p.opts.Alone {
+		return compareLocal(wanted, p.routes.isLocal, nil), nil
+	}
 	installed, err := List(ctx, p.log)
 	if err != nil {
 		return nil, err

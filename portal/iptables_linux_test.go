@@ -43,7 +43,7 @@ func (n *testNet) open(mode string, opts Options) Portal {
 // publish opens the listeners for targets and the portal to them.
 func (n *testNet) publish(p Portal, word string, targets ...Target) (binds []Bind, rules []Rule) {
 	GinkgoHelper()
-	binds = p.Listen(targets)
+	binds = p.Listen("default/web", targets)
 	for i, b := range binds {
 		port := n.node.serve(b, word)
 		binds[i].Addr = netip.AddrPortFrom(b.Addr.Addr(), port)
@@ -148,7 +148,7 @@ var _ = Describe("portal iptables", func() {
 				By("an iptables that takes it, and a restart")
 				Expect(os.Setenv("PATH", path)).To(Succeed())
 				second := n.open(ModeIPTables, opts)
-				Expect(second.Listen([]Target{web4, web6})).To(Equal(p.Listen([]Target{web4, web6})))
+				Expect(second.Listen("default/web", []Target{web4, web6})).To(Equal(p.Listen("default/web", []Target{web4, web6})))
 			})
 
 			It("rejects by REDIRECT where iptables takes no DNAT to port 0, as those before 1.8.8", func() {

@@ -28,13 +28,16 @@ type Options struct {
 	// NoIPv4 and NoIPv6 leave a family alone: its rules are refused.
 	NoIPv4, NoIPv6 bool
 	// ProxyPorts is where listeners behind a redirect, or on loopback, have
-	// their ports. Zero: any free port, and 20000-29999 for mode none.
+	// their ports. Zero: any free port, and for mode none the Service's own.
 	ProxyPorts PortRange
 	// NodePortAddresses are the networks within which this node's addresses
 	// take connections to node ports, as kube-proxy's --nodeport-addresses
 	// says; but a family without a network in it has no node ports then. None:
 	// all addresses of the node, loopback included. Mode none does not ask.
 	NodePortAddresses []netip.Prefix
+	// Alone says that nothing else has ever installed anything in this network
+	// namespace: what others have left is not looked for. Mode address only.
+	Alone bool
 	// LockWait is how long to wait for another program that changes iptables
 	// rules. Zero: 5 seconds. Whole seconds count.
 	LockWait time.Duration

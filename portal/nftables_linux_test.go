@@ -225,7 +225,7 @@ var _ = Describe("portal nftables", func() {
 			chain pre { type nat hook prerouting priority -150; meta l4proto tcp redirect to : ip daddr . th dport map @portals; }; }'`)
 		log, seen := logtest.NewNullLogger()
 		p := n.open(ModeNFTables, Options{Log: log})
-		Expect(p.Listen([]Target{web4})[0].Addr.Port()).NotTo(BeEquivalentTo(9), "what it does not know it does not read")
+		Expect(p.Listen("default/web", []Target{web4})[0].Addr.Port()).NotTo(BeEquivalentTo(9), "what it does not know it does not read")
 		n.publish(p, "web", web4)
 		Expect(n.pod.ask(web4)).To(Equal("web 10.96.0.10:80"))
 		Expect(list(n)).NotTo(Or(ContainSubstring("old"), ContainSubstring("-150")))

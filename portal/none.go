@@ -2,50 +2,99 @@ package portal
 
 import (
 	"context"
+	"errors"
+	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 )
 
-// nonePorts is where listeners of mode none go unless Options.ProxyPorts says
-// otherwise: below the node ports (30000-32767) and below what Linux hands out
-// to clients (from 32768), so that neither collides.
-var nonePorts = PortRange{First: 20000, Last: 29999}
-
 // none is the portal for those who may change nothing in the kernel: clients
-// are told the loopback address at which a Service listens.
+// are told the loopback address at which a Service listens. Each Service has an
+// address of its own where the system has more than one, and there its own ports.
 type none struct {
-	mu    sync.Mutex // guards ports
-	ports *portBook
+	system loopback
+
+	mu        sync.Mutex // guards the books
+	addresses *addressBook
+	ports     *portBook // for Services without an address of their own, and if the user gave a range
+	ownPorts  bool      // no range was given
 }
 
+// loopback is what a system has of loopback addresses for this user.
+type loopback struct {
+	many bool // all of 127.0.0.0/8, and not just 127.0.0.1
+	low  bool // ports below 1024
+}
+
+// nonePorts is where listeners have their ports that share an address, unless
+// Options.ProxyPorts says otherwise: below the node ports (30000-32767) and below
+// what Linux hands out to clients (from 32768), so that neither collides.
+var nonePorts = PortRange{First: 20000, Last: 29999}
+
+// highPort is added to ports below 1024 where those cannot be had: 80 becomes 8080,
+// 443 8443.
+const highPort = 8000
+
 func newNone(_ context.Context, opts Options) (Portal, error) {
+	return newNoneOn(lookAtLoopback(), opts), nil
+}
+
+func newNoneOn(system loopback, opts Options) *none {
+	n := &none{system: system, addresses: newAddressBook(ownAddresses), ownPorts: opts.ProxyPorts.isZero()}
 	within := opts.ProxyPorts
-	if within.isZero() {
+	if n.ownPorts {
 		within = nonePorts
 	}
-	return &none{ports: newPortBook(within)}, nil
+	n.ports = newPortBook(within)
+	return n
+}
+
+// lookAtLoopback finds out what the system has by listening there. Linux and
+// Windows have all of 127.0.0.0/8; macOS has 127.0.0.1, unless others were added.
+func lookAtLoopback() loopback {
+	tryPort := func(port uint16) error {
+		l, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(netip.AddrPortFrom(ownAddresses.Addr().Next(), port)))
+		if err == nil {
+			l.Close()
+		}
+		return err
+	}
+	low := tryPort(1023)
+	return loopback{many: tryPort(0) == nil, low: low == nil || errors.Is(low, syscall.EADDRINUSE)}
 }
 
 func (n *none) Mode() string { return ModeNone }
 
-// Listen asks for one listener on loopback per family, with a port that
-// follows from the first target and so is the same after a restart.
-func (n *none) Listen(targets []Target) []Bind {
+// Listen asks for one listener on loopback per family, which is the same one after
+// a restart.
+func (n *none) Listen(service string, targets []Target) []Bind {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var binds []Bind
 	for _, group := range byListener(targets) {
-		loopback := netip.IPv6Loopback()
-		if group[0].Addr.Is4() {
-			loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-		}
-		binds = append(binds, Bind{
-			Addr:      netip.AddrPortFrom(loopback, n.ports.propose(firstTarget(group))),
-			Preferred: true,
-			Targets:   group,
-		})
+		binds = append(binds, Bind{Addr: n.place(service, group), Preferred: true, Targets: group})
 	}
 	return binds
+}
+
+// place returns where to listen for a group of targets.
+func (n *none) place(service string, group []Target) netip.AddrPort {
+	first := firstTarget(group)
+	addr := netip.IPv6Loopback()
+	if first.Addr.Is4() {
+		addr = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		if n.system.many {
+			addr = n.addresses.propose(service, group)
+		}
+	}
+	switch own := n.system.many && first.Addr.Is4(); {
+	case !own || !n.ownPorts:
+		return netip.AddrPortFrom(addr, n.ports.propose(first))
+	case first.Port < 1024 && !n.system.low:
+		return netip.AddrPortFrom(addr, first.Port+highPort)
+	}
+	return netip.AddrPortFrom(addr, first.Port)
 }
 
 // firstTarget returns the target that a group's port is derived from: the
@@ -65,6 +114,7 @@ func (n *none) Apply(_ context.Context, set []Rule, gone []Target) error {
 	defer n.mu.Unlock()
 	for _, t := range gone {
 		n.ports.forget(t.plain())
+		n.addresses.forget(t.plain())
 	}
 	bad := map[Target]error{}
 	for _, r := range set {

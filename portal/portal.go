@@ -16,10 +16,10 @@ type Portal interface {
 	Mode() string
 
 	// Listen says where the listeners have to be for the targets of one
-	// service port. Each target is in exactly one of the Binds, except for node
+	// service port. service is the Service's name, "namespace/name". Each target is in exactly one of the Binds, except for node
 	// ports in mode address: those of SCTP, and with Options.NodePortAddresses
 	// all, have a Bind for each address. It changes nothing.
-	Listen(targets []Target) []Bind
+	Listen(service string, targets []Target) []Bind
 
 	// Apply puts in or replaces the rules in set, and takes out those for the
 	// targets in gone, in one transaction where the kernel has them. The first

@@ -128,7 +128,7 @@ func (p *redirectPortal) Mode() string { return p.mode }
 // the interface they came in by. For SCTP it is on the landing alone: one that
 // listened on all addresses would tell clients all of them, and clients would
 // use them, past the portal.
-func (p *redirectPortal) Listen(targets []Target) []Bind {
+func (p *redirectPortal) Listen(_ string, targets []Target) []Bind {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var binds []Bind

@@ -154,7 +154,7 @@ func itRedirects(k *redirectKind) {
 
 	It("keeps connections in flight when this node's addresses change", func() {
 		p := k.open(n)
-		binds := p.Listen([]Target{web4})
+		binds := p.Listen("default/web", []Target{web4})
 		n.node.do(func() {
 			l, err := net.Listen("tcp4", "0.0.0.0:0")
 			Expect(err).NotTo(HaveOccurred())
@@ -308,13 +308,13 @@ func itRedirects(k *redirectKind) {
 		n.apply(first, []Rule{redirect(target(TCP, "10.96.0.99:80"), 999), reject(dns4)}, nil)
 
 		second := k.open(n)
-		again := second.Listen(targets)
+		again := second.Listen("default/web", targets)
 		Expect(again).To(HaveLen(2))
 		for i, b := range again {
 			Expect(b.Addr).To(Equal(binds[i].Addr))
 			Expect(b.Preferred).To(BeTrue())
 		}
-		Expect(second.Listen([]Target{dns4})[0].Addr.Port()).To(BeZero(), "a rejected target had no port")
+		Expect(second.Listen("default/web", []Target{dns4})[0].Addr.Port()).To(BeZero(), "a rejected target had no port")
 		Expect(n.check(second)).To(BeZero(), "nothing is touched before the first Apply")
 		Expect(k.saved(n)).To(ContainSubstring("10.96.0.99"))
 
@@ -334,10 +334,10 @@ func itRedirects(k *redirectKind) {
 	It("keeps to the port range, and to what it says before", func() {
 		k.opts.ProxyPorts = PortRange{41000, 41009}
 		p := k.open(n)
-		b := p.Listen([]Target{web4})[0]
+		b := p.Listen("default/web", []Target{web4})[0]
 		Expect(b.Addr.Port()).To(And(BeNumerically(">=", 41000), BeNumerically("<=", 41009)))
 		Expect(b.Preferred).To(BeTrue())
-		Expect(k.open(n).Listen([]Target{web4})[0]).To(Equal(b))
+		Expect(k.open(n).Listen("default/web", []Target{web4})[0]).To(Equal(b))
 	})
 
 	It("leaves nothing behind", func() {
@@ -456,7 +456,7 @@ func itRedirects(k *redirectKind) {
 		var second Portal
 		measure("a new process starts", time.Second, func() { second = k.open(n) })
 		measure("its first apply, nothing changed", 3*time.Second, func() { n.apply(second, rules, nil) })
-		Expect(second.Listen([]Target{rules[9999].Target})[0].Addr.Port()).To(Equal(rules[9999].LocalPort))
+		Expect(second.Listen("default/web", []Target{rules[9999].Target})[0].Addr.Port()).To(Equal(rules[9999].LocalPort))
 		measure("remove", 3*time.Second, func() { n.remove(second) })
 	})
 }

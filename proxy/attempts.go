@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/affinity"
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -35,7 +36,7 @@ var (
 
 // A dialer connects to an endpoint, from the local address given or, if that is
 // the zero Addr, from one that the kernel picks. It returns when ctx ends.
-type dialer func(ctx context.Context, from netip.Addr, to netip.AddrPort) (endpointConn, error)
+type dialer func(ctx context.Context, from netip.Addr, to *config.Endpoint) (endpointConn, error)
 
 // attempts is one connection's search for an endpoint that answers.
 //
@@ -67,8 +68,8 @@ type attempts struct {
 }
 
 // run returns a connection to an endpoint, or says why there is none:
-// errNoEndpoint, errAllFailed, ctx's error, or a system error for which
-// outOfResources is true.
+// errNoEndpoint, errAllFailed, ctx's error, a system error for which
+// outOfResources is true, or one that is futile.
 func (a *attempts) run(ctx context.Context) (endpointConn, *balance.Endpoint, error) {
 	waited := false
 	began := a.began
@@ -114,7 +115,7 @@ func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Dura
 	if err != nil {
 		return nil, nil, err
 	}
-	conn, err := a.connect(ctx, t.Endpoint.Addr, timeout)
+	conn, err := a.connect(ctx, t.Endpoint.Endpoint, timeout)
 	if err := a.settle(ctx, t, err); err != nil {
 		return nil, nil, err
 	}
@@ -124,7 +125,7 @@ func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Dura
 // settle ends an attempt that ended with err, and says what that means: nil if it
 // succeeded, errTryAgain if it failed, or else why no other attempt is worth it.
 func (a *attempts) settle(ctx context.Context, t try, err error) error {
-	failed := err != nil && ctx.Err() == nil && !outOfResources(err) // else it is not about the endpoint
+	failed := err != nil && ctx.Err() == nil && !outOfResources(err) && !futile(err) // else it is not about the endpoint
 	// The ports towards this endpoint are used up, or there is no address of its
 	// family here: that is not its fault, but another endpoint may do.
 	unreachable := errors.Is(err, syscall.EADDRNOTAVAIL)
@@ -215,7 +216,7 @@ func (a *attempts) sticky(set *balance.Set, had netip.AddrPort, now time.Time) (
 }
 
 // connect dials and gives up after timeout.
-func (a *attempts) connect(ctx context.Context, to netip.AddrPort, timeout time.Duration) (endpointConn, error) {
+func (a *attempts) connect(ctx context.Context, to *config.Endpoint, timeout time.Duration) (endpointConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return a.dial(ctx, a.from, to)
@@ -246,6 +247,12 @@ func (a *attempts) wait(ctx context.Context, d time.Duration, changed <-chan str
 	case <-changed:
 	case <-ctx.Done():
 	}
+}
+
+// futile reports whether err says that no endpoint will do: see Options.Dial.
+func futile(err error) bool {
+	var f interface{ Futile() bool }
+	return errors.As(err, &f) && f.Futile()
 }
 
 // outOfResources reports whether err says that this node, and not the endpoint,

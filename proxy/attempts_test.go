@@ -48,6 +48,11 @@ func slow(d time.Duration, err error) behaviour {
 	}
 }
 
+type forbidden struct{}
+
+func (forbidden) Error() string { return "forbidden" }
+func (forbidden) Futile() bool  { return true }
+
 type listed struct {
 	set      *balance.Set
 	replaced chan struct{}
@@ -76,8 +81,8 @@ func newSearch(endpoints ...behaviour) *search {
 		quarantine: Defaults().Quarantine,
 		affinity:   affinity.NewTable(&affinity.Limits{PerTable: 10, Total: 10}, 0),
 		client:     netip.MustParseAddr("192.0.2.1"),
-		dial: func(ctx context.Context, _ netip.Addr, to netip.AddrPort) (endpointConn, error) {
-			return nil, s.behaviour[number(to)](ctx, time.Since(s.start))
+		dial: func(ctx context.Context, _ netip.Addr, to *config.Endpoint) (endpointConn, error) {
+			return nil, s.behaviour[number(to.Addr)](ctx, time.Since(s.start))
 		},
 		endpoints: func() (*balance.Set, <-chan struct{}) {
 			l := s.listed.Load()
@@ -161,6 +166,9 @@ func TestAttempts(t *testing.T) {
 		{"does not go on when this node has run out of descriptors",
 			[]behaviour{func(context.Context, time.Duration) error { return syscall.EMFILE }, answers},
 			"1@0:too many open files too many open files"},
+		{"does not go on when no other endpoint will do either",
+			[]behaviour{func(context.Context, time.Duration) error { return forbidden{} }, answers},
+			"1@0:forbidden forbidden"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -53,7 +53,7 @@ type carrier struct {
 	// originalDst tells where a client wanted to go; see portal.OriginalDst.
 	originalDst func(client conn) (netip.AddrPort, error)
 	// dial connects to an endpoint for a client.
-	dial func(ctx context.Context, p *Proxy, client conn, from netip.Addr, to netip.AddrPort) (endpointConn, error)
+	dial func(ctx context.Context, p *Proxy, client conn, from netip.Addr, to *config.Endpoint) (endpointConn, error)
 	// forward hands over a pair; see package forward.
 	forward func(client conn, endpoint endpointConn, limits *forward.Limits, done func(forward.Result)) forward.Flow
 }
@@ -248,8 +248,8 @@ func (c *connection) search() *attempts {
 	return &attempts{
 		schedule:   p.Schedule,
 		quarantine: p.Quarantine,
-		dial: func(ctx context.Context, from netip.Addr, to netip.AddrPort) (endpointConn, error) {
-			if p.leadsBack(c.front.protocol, to) {
+		dial: func(ctx context.Context, from netip.Addr, to *config.Endpoint) (endpointConn, error) {
+			if p.leadsBack(c.front.protocol, to.Addr) {
 				return nil, errLeadsBack
 			}
 			return c.carrier.dial(ctx, p, c.client, from, to)
@@ -328,7 +328,7 @@ func endOf(err error) trace.End {
 	switch {
 	case errors.Is(err, errNoEndpoint):
 		return trace.NoEndpoint
-	case errors.Is(err, errAllFailed):
+	case errors.Is(err, errAllFailed), futile(err):
 		return trace.AttemptsFailed
 	case errors.Is(err, context.Canceled):
 		return trace.Drained

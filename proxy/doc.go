@@ -15,7 +15,7 @@
 // happened is kept by package trace.
 //
 // Locks: Proxy.mu guards the configuration and every front end's listeners and
-// rules; it is held while the kernel is changed, but never by a connection. A
-// connection or a UDP session reads its front end's view, an immutable value
-// behind an atomic pointer.
+// rules; it is held while the kernel is changed, but never by a connection (but for
+// those that come to [Proxy.Serve], before they begin). A connection or a UDP
+// session reads its front end's view, an immutable value behind an atomic pointer.
 package proxy

@@ -82,6 +82,9 @@ func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
 	if err := f.proxy.connections.room(); err != nil {
 		return nil, err
 	}
+	if why := f.proxy.TCPOnly; why != nil && f.protocol != config.TCP {
+		return nil, fmt.Errorf("%w: %w", errTCPOnly, why)
+	}
 	switch f.protocol {
 	case config.TCP:
 		return openTCP(f, b)
@@ -93,13 +96,17 @@ func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
 	return nil, fmt.Errorf("%w %s", errProtocol, f.protocol)
 }
 
-// errProtocol says that this version cannot carry a protocol.
-var errProtocol = errors.New("this version of usher does not serve the protocol")
+// Why a protocol is not served: this version cannot carry it, or what connects to
+// the endpoints cannot.
+var (
+	errProtocol = errors.New("this version of usher does not serve the protocol")
+	errTCPOnly  = errors.New("only TCP is served")
+)
 
 // listenReason returns the word for an error of openListener.
 func listenReason(err error) Reason {
 	switch {
-	case errors.Is(err, errProtocol), errors.Is(err, errNoSCTP):
+	case errors.Is(err, errProtocol), errors.Is(err, errTCPOnly), errors.Is(err, errNoSCTP):
 		return ReasonProtocol
 	case errors.Is(err, errSCTPOff):
 		return ReasonSCTPOff
@@ -272,7 +279,7 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 	var failed error
 	old := f.listeners
 	f.listeners = nil
-	for _, b := range f.proxy.Portal.Listen(served) {
+	for _, b := range f.proxy.Portal.Listen(f.id.ServiceName().String(), served) {
 		l, err := f.listen(b, &old)
 		if err != nil {
 			failed = err

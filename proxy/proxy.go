@@ -19,6 +19,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -61,6 +62,15 @@ type Options struct {
 	// any.
 	Ports portal.PortRange
 
+	// Dial, if not nil, connects to TCP endpoints in place of the kernel, which
+	// costs two goroutines for each connection. It returns when ctx ends. What it
+	// returns may be an [Unconfirmed]. An error whose method Futile returns true says
+	// that the Service's other endpoints cannot be reached either.
+	Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
+	// TCPOnly, if not nil, says why nothing but TCP reaches the endpoints: service
+	// ports of other protocols are not served.
+	TCPOnly error
+
 	// UDPIdleTimeout is how long a UDP session lasts without a datagram, unless
 	// the Service says otherwise.
 	UDPIdleTimeout time.Duration
@@ -70,6 +80,11 @@ type Options struct {
 	// MaxUDPSessionsPerPort bounds those of one service port; 0 means half of
 	// what all may have together.
 	MaxUDPSessionsPerPort int64
+
+	// Socket makes the sockets of TCP and UDP listeners; nil is socket(2). With
+	// another one, which must do what that does, they may be in a network
+	// namespace that this process is not in. Linux only; SCTP is not served then.
+	Socket func(domain, kind, protocol int) (fd int, err error)
 
 	// CheckInterval is how often the portal's rules are compared with the
 	// kernel's, and what could not be served is tried again.

@@ -61,10 +61,11 @@ var _ = Describe("a Proxy", func() {
 		})
 	})
 
-	// service is a Service with one port on a VIP.
+	// service is a Service with one port on a VIP, of a namespace that no other tests
+	// have: those that run at the same time would take the loopback address.
 	service := func(name, vip string, endpoints ...netip.AddrPort) config.Service {
 		port := config.ServicePort{
-			ID:       config.PortID{Namespace: "default", Service: name, Port: "main", Family: config.IPv4},
+			ID:       config.PortID{Namespace: "of-proxy", Service: name, Port: "main", Family: config.IPv4},
 			Protocol: config.TCP,
 			VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr(vip), Port: 80}},
 		}
@@ -72,10 +73,10 @@ var _ = Describe("a Proxy", func() {
 			port.Endpoints = append(port.Endpoints, config.Endpoint{Addr: e, Ready: true})
 		}
 		port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
-		return config.Service{Name: types.NamespacedName{Namespace: "default", Name: name}, Ports: []config.ServicePort{port}}
+		return config.Service{Name: types.NamespacedName{Namespace: "of-proxy", Name: name}, Ports: []config.ServicePort{port}}
 	}
 	gone := func(name string) config.Service {
-		return config.Service{Name: types.NamespacedName{Namespace: "default", Name: name}}
+		return config.Service{Name: types.NamespacedName{Namespace: "of-proxy", Name: name}}
 	}
 	// backend is a server that answers with its name.
 	backend := func(name string) netip.AddrPort {
@@ -155,12 +156,12 @@ var _ = Describe("a Proxy", func() {
 	It("lets one Service have a VIP, and gives it to the next when that leaves", func() {
 		p.Apply([]config.Service{service("a", "10.96.0.1", backend("a"))})
 		p.Apply([]config.Service{service("b", "10.96.0.1", backend("b"))})
-		Expect(problems).To(Equal([]string{"default/b:main: AddressConflict: ClusterIP 10.96.0.1:80/tcp is served for default/a:main already"}))
+		Expect(problems).To(Equal([]string{"of-proxy/b:main: AddressConflict: ClusterIP 10.96.0.1:80/tcp is served for of-proxy/a:main already"}))
 		Expect(listener("b")).To(BeEmpty())
 		Expect(p.Stats().Problems).To(Equal(map[proxy.Reason]int{proxy.ReasonConflict: 1}))
 
 		p.Apply([]config.Service{gone("a")})
-		Expect(problems[1:]).To(Equal([]string{"default/b:main: solved"}))
+		Expect(problems[1:]).To(Equal([]string{"of-proxy/b:main: solved"}))
 		Expect(answer(dial("b"))).To(Equal("b"))
 	})
 
@@ -178,7 +179,7 @@ var _ = Describe("a Proxy", func() {
 		sctp.ID.Port, sctp.Protocol = "sctp", config.SCTP
 		dns.Ports = append(dns.Ports, sctp)
 		p.Apply([]config.Service{dns})
-		Expect(problems).To(Equal([]string{"default/dns:sctp: SCTPOff: SCTP is not served: --sctp=off"}))
+		Expect(problems).To(Equal([]string{"of-proxy/dns:sctp: SCTPOff: SCTP is not served: --sctp=off"}))
 		Expect(answer(dial("dns"))).To(Equal("dns"))
 		p.Apply([]config.Service{gone("dns")})
 		Expect(p.Stats().Problems).To(BeEmpty())

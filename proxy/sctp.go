@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/forward"
@@ -54,9 +55,9 @@ var sctpCarrier = carrier{
 	originalDst: func(client conn) (netip.AddrPort, error) { return portal.OriginalDst(client.(*sctp.Conn)) },
 	// The endpoint is asked for as many streams as the client asked for, and is
 	// allowed as many as can be carried back.
-	dial: func(ctx context.Context, _ *Proxy, client conn, from netip.Addr, to netip.AddrPort) (endpointConn, error) {
+	dial: func(ctx context.Context, _ *Proxy, client conn, from netip.Addr, to *config.Endpoint) (endpointConn, error) {
 		streams := client.(*sctp.Conn).Streams()
-		return sctp.Dial(ctx, from, to, sctp.Streams{In: streams.Out, Out: streams.In})
+		return sctp.Dial(ctx, from, to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
 	},
 	forward: func(client conn, endpoint endpointConn, limits *forward.Limits, done func(forward.Result)) forward.Flow {
 		return forward.CopyMessages(client.(*sctp.Conn), endpoint.(*sctp.Conn), *limits, done)
@@ -74,13 +75,16 @@ type sctpListener struct {
 
 // openSCTP opens the listener that b asks for and starts to accept.
 func openSCTP(f *frontEnd, b portal.Bind) (*sctpListener, error) {
+	if f.proxy.Socket != nil {
+		return nil, fmt.Errorf("%w in the network namespace of a command: TCP and UDP are", errNoSCTP)
+	}
 	if err := f.proxy.SCTP.allowed(); err != nil {
 		return nil, err
 	}
 	s, err := sctp.Listen(b.Addr)
 	if b.Preferred {
 		for _, port := range f.proxy.otherPorts() {
-			if !errors.Is(err, syscall.EADDRINUSE) {
+			if !portTaken(err) {
 				break
 			}
 			s, err = sctp.Listen(netip.AddrPortFrom(b.Addr.Addr(), port))

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/forward"
@@ -28,8 +29,8 @@ var tcp = carrier{
 	originalDst: func(client conn) (netip.AddrPort, error) {
 		return portal.OriginalDstFD(int(client.(*forward.Client).Socket))
 	},
-	dial: func(ctx context.Context, p *Proxy, _ conn, from netip.Addr, to netip.AddrPort) (endpointConn, error) {
-		return dialTCP(ctx, p.loops.list, from, to)
+	dial: func(ctx context.Context, p *Proxy, _ conn, from netip.Addr, to *config.Endpoint) (endpointConn, error) {
+		return dialOnLoop(ctx, p.loops.list, from, to.Addr)
 	},
 	forward: func(client conn, endpoint endpointConn, limits *forward.Limits, done func(forward.Result)) forward.Flow {
 		d := endpoint.(*forward.Dialed)
@@ -44,20 +45,20 @@ func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
 	}
 	fd, err := f.proxy.inheritTCP(b.Addr)
 	if fd < 0 && err == nil {
-		fd, err = forward.ListenTCP(b.Addr, f.proxy.keepalive())
+		fd, err = forward.Sockets(f.proxy.Socket).ListenTCP(b.Addr, f.proxy.keepalive())
 	}
 	if b.Preferred {
 		for _, port := range f.proxy.otherPorts() {
-			if !errors.Is(err, unix.EADDRINUSE) {
+			if !portTaken(err) {
 				break
 			}
-			fd, err = forward.ListenTCP(netip.AddrPortFrom(b.Addr.Addr(), port), f.proxy.keepalive())
+			fd, err = forward.Sockets(f.proxy.Socket).ListenTCP(netip.AddrPortFrom(b.Addr.Addr(), port), f.proxy.keepalive())
 		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
 	}
-	l := &tcpListener{acceptor: acceptor{front: f, carrier: &tcp, redirected: b.Redirected}, fd: fd}
+	l := &tcpListener{acceptor: acceptor{front: f, carrier: f.proxy.tcpCarrier(), redirected: b.Redirected}, fd: fd}
 	if l.at, err = forward.LocalAddr(fd); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
@@ -194,6 +195,10 @@ func (e *entrance) failed(err error) {
 
 // accepted serves a client, on the loop that has the least to do.
 func (e *entrance) accepted(client forward.Socket, from netip.AddrPort) {
+	if e.listener.carrier == &portable {
+		e.listener.acceptedPortable(client, from)
+		return
+	}
 	c := e.listener.accepted(&forward.Client{Socket: client}, from)
 	if c == nil {
 		return
@@ -201,6 +206,18 @@ func (e *entrance) accepted(client forward.Socket, from netip.AddrPort) {
 	loop := e.listener.front.proxy.loops.idlest(e.loop)
 	if loop == e.loop || loop.Do(func() { c.serveOn(loop, &e.listener.acceptor) }) != nil {
 		c.serveOn(e.loop, &e.listener.acceptor)
+	}
+}
+
+// acceptedPortable serves a client by goroutines.
+func (l *tcpListener) acceptedPortable(client forward.Socket, from netip.AddrPort) {
+	conn, err := client.TCPConn()
+	if err != nil {
+		l.acceptFailed(err, 0) // it is logged; the client sees that it was closed
+		return
+	}
+	if c := l.acceptor.accepted(&keptClient{Conn: conn}, from); c != nil {
+		go c.serve(&l.acceptor)
 	}
 }
 
@@ -245,8 +262,8 @@ func (c *connection) tryOthers(search *attempts) {
 	_ = loop.Do(func() { c.forward(conn, endpoint) }) // it runs as long as there are connections
 }
 
-// dialTCP lets one of the loops connect to an endpoint.
-func dialTCP(ctx context.Context, loops []*forward.Loop, from netip.Addr, to netip.AddrPort) (*forward.Dialed, error) {
+// dialOnLoop lets one of the loops connect to an endpoint.
+func dialOnLoop(ctx context.Context, loops []*forward.Loop, from netip.Addr, to netip.AddrPort) (*forward.Dialed, error) {
 	loop := loops[0]
 	for _, l := range loops {
 		if l.Pairs() < loop.Pairs() {

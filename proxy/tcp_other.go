@@ -4,17 +4,13 @@ package proxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"sync"
-	"syscall"
-	"time"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
-	"github.com/usherproxy/usher/proxy/forward"
 )
 
 // tcpListener is a listener for a TCP service port.
@@ -27,22 +23,14 @@ type tcpListener struct {
 }
 
 // tcp carries TCP connections.
-var tcp = carrier{
-	originalDst: func(client conn) (netip.AddrPort, error) { return portal.OriginalDst(client.(*net.TCPConn)) },
-	dial: func(ctx context.Context, p *Proxy, _ conn, from netip.Addr, to netip.AddrPort) (endpointConn, error) {
-		return dialTCP(ctx, p.Keepalive, from, to)
-	},
-	forward: func(client conn, endpoint endpointConn, limits *forward.Limits, done func(forward.Result)) forward.Flow {
-		return forward.Copy(client.(*net.TCPConn), endpoint.(*net.TCPConn), *limits, done)
-	},
-}
+var tcp = portable
 
 // openTCP opens the listener that b asks for and starts to accept.
 func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
 	l, err := listenTCP(b.Addr)
 	if b.Preferred {
 		for _, port := range f.proxy.otherPorts() {
-			if !errors.Is(err, syscall.EADDRINUSE) {
+			if !portTaken(err) {
 				break
 			}
 			l, err = listenTCP(netip.AddrPortFrom(b.Addr.Addr(), port))
@@ -51,7 +39,7 @@ func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
 	}
-	t := &tcpListener{TCPListener: l, acceptor: acceptor{front: f, carrier: &tcp, redirected: b.Redirected, at: plainAddr(l.Addr())}, closed: make(chan struct{})}
+	t := &tcpListener{TCPListener: l, acceptor: acceptor{front: f, carrier: f.proxy.tcpCarrier(), redirected: b.Redirected, at: plainAddr(l.Addr())}, closed: make(chan struct{})}
 	t.setTargets(b.Targets)
 	f.proxy.connections.listeners.Add(1)
 	go t.run()
@@ -71,7 +59,7 @@ func (l *tcpListener) run() {
 			return nil, nil, err
 		}
 		_ = client.SetKeepAliveConfig(keepaliveConfig(l.front.proxy.Keepalive)) // good to have
-		return client, client.RemoteAddr(), nil
+		return &keptClient{Conn: client}, client.RemoteAddr(), nil
 	})
 }
 
@@ -97,21 +85,4 @@ func (l *tcpListener) serves(b portal.Bind) bool { return fits(b, l.addr(), l.re
 func (l *tcpListener) close() {
 	l.closing.Do(func() { l.TCPListener.Close() })
 	<-l.closed
-}
-
-// dialTCP connects to an endpoint, with keepalive.
-func dialTCP(ctx context.Context, keepalive time.Duration, from netip.Addr, to netip.AddrPort) (*net.TCPConn, error) {
-	d := net.Dialer{KeepAliveConfig: keepaliveConfig(keepalive)}
-	if from.IsValid() {
-		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
-	}
-	c, err := d.DialContext(ctx, "tcp", to.String())
-	if err != nil {
-		return nil, err
-	}
-	return c.(*net.TCPConn), nil
-}
-
-func keepaliveConfig(idle time.Duration) net.KeepAliveConfig {
-	return net.KeepAliveConfig{Enable: true, Idle: idle, Interval: keepaliveInterval, Count: keepaliveProbes}
 }

@@ -223,14 +223,14 @@ func openUDP(f *frontEnd, b portal.Bind) (listener, error) {
 	}
 	fds, err := f.proxy.inheritUDP(b.Addr), error(nil)
 	if len(fds) == 0 {
-		fds, err = forward.ListenUDP(b.Addr, len(loops))
+		fds, err = forward.Sockets(f.proxy.Socket).ListenUDP(b.Addr, len(loops))
 	}
 	if b.Preferred {
 		for _, port := range f.proxy.otherPorts() {
-			if !errors.Is(err, unix.EADDRINUSE) {
+			if !portTaken(err) {
 				break
 			}
-			fds, err = forward.ListenUDP(netip.AddrPortFrom(b.Addr.Addr(), port), len(loops))
+			fds, err = forward.Sockets(f.proxy.Socket).ListenUDP(netip.AddrPortFrom(b.Addr.Addr(), port), len(loops))
 		}
 	}
 	if err != nil {

@@ -57,6 +57,26 @@ func launch(ns *lab.Namespace, cmd *exec.Cmd, manifests string) *usher {
 	return u
 }
 
+// usherForNobody returns a copy of the program that every user may execute.
+func usherForNobody() string {
+	GinkgoHelper()
+	dir, err := os.MkdirTemp("", "usher-for-nobody-")
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(os.RemoveAll, dir)
+	Expect(os.Chmod(dir, 0o755)).To(Succeed())
+	binary, err := os.ReadFile(usherBinary)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(os.WriteFile(filepath.Join(dir, "usher"), binary, 0o755)).To(Succeed())
+	return filepath.Join(dir, "usher")
+}
+
+// asNobody returns a command that runs as a user without any privilege.
+func asNobody(program string, args ...string) *exec.Cmd {
+	GinkgoHelper()
+	missing("setpriv")
+	return exec.Command("setpriv", append([]string{"--reuid=65534", "--regid=65534", "--clear-groups", program}, args...)...)
+}
+
 // stop ends usher with SIGTERM and waits for it.
 func (u *usher) stop() {
 	GinkgoHelper()

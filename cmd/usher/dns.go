@@ -25,8 +25,12 @@ type dnsFlags struct {
 
 func (f *dnsFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.address, "dns", "", "`address` at which the names of Services are answered (UDP and TCP; port 53, or address:port); empty means nowhere")
-	flags.StringVar(&f.domain, "dns-domain", dns.DefaultDomain, "the cluster's `domain`, in which the names of Services are")
+	f.registerDomain(flags)
 	flags.StringSliceVar(&f.upstreams, "dns-upstream", nil, "`addresses` of the resolvers that are asked for all other names; empty means those in "+dns.DefaultResolvConf)
+}
+
+func (f *dnsFlags) registerDomain(flags *pflag.FlagSet) {
+	flags.StringVar(&f.domain, "dns-domain", dns.DefaultDomain, "the cluster's `domain`, in which the names of Services are")
 }
 
 // newServer returns what answers, and where; nil if the flags do not want it.
@@ -60,12 +64,16 @@ func (s *server) startDNS(ctx context.Context, workers *sync.WaitGroup) error {
 	if s.names == nil {
 		return nil
 	}
-	pc, l, err := listenDNS(s.namesAt)
+	listen := s.listenNames
+	if listen == nil {
+		listen = listenDNS
+	}
+	pc, l, err := listen(s.namesAt)
 	if err != nil && !(s.takeOver && errors.Is(err, syscall.EADDRINUSE)) {
 		return err
 	}
 	workers.Go(func() {
-		for ; err != nil; pc, l, err = listenDNS(s.namesAt) {
+		for ; err != nil; pc, l, err = listen(s.namesAt) {
 			select {
 			case <-ctx.Done():
 				return

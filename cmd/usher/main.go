@@ -15,11 +15,12 @@ func main() {
 }
 
 // execute runs the command line and returns the exit code: 0, 1 if the command
-// failed, 2 if it was not understood.
+// failed, 2 if it was not understood; for exec, that of the command that it runs.
 func execute(ctx context.Context, root *cobra.Command, args []string) int {
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	var usage *usageError
+	var exit *exitError
 	switch {
 	case err == nil:
 		return 0
@@ -28,6 +29,8 @@ func execute(ctx context.Context, root *cobra.Command, args []string) int {
 		return 2
 	case errors.Is(err, errSaid):
 		return 1
+	case errors.As(err, &exit):
+		return exit.code
 	}
 	fmt.Fprintf(root.ErrOrStderr(), "usher: %v\n", err)
 	return 1
@@ -35,6 +38,12 @@ func execute(ctx context.Context, root *cobra.Command, args []string) int {
 
 // errSaid is the error of a command that has already told what is wrong.
 var errSaid = errors.New("see above")
+
+// exitError is the exit code of a program that was run, which has said itself what
+// there is to say.
+type exitError struct{ code int }
+
+func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
 
 // usageError is a mistake in the command line.
 type usageError struct{ error }
@@ -72,6 +81,6 @@ Begin with 'usher demo', which needs nothing.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(newRun(), newDemo(), newGet(), newTop(), newTrace(), newExplain(), newCheck(), newEnv(), newPortals(), newCleanup(), newVersion())
+	root.AddCommand(newRun(), newExec(), newExecInside(), newDemo(), newGet(), newTop(), newTrace(), newExplain(), newCheck(), newEnv(), newPortals(), newProxyEnv(), newCleanup(), newVersion())
 	return root
 }

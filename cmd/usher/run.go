@@ -17,6 +17,7 @@ import (
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/config/translate"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/portforward"
 )
 
 func newRun() *cobra.Command {
@@ -41,13 +42,14 @@ cleanup' removes what is left.`,
 		Example: `  usher run --kubeconfig /etc/kubernetes/usher.conf --node-name worker-1
   usher run --manifests examples/web.yaml
   kubectl get services,endpointslices -A -o yaml > all.yaml && usher run --manifests all.yaml
-  usher run --manifests services/ --portal=none --trace`,
+  usher run --manifests services/ --portal=none --trace
+  usher run --context staging --via=portforward --portal=none`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return r.run(cmd) },
 	}
 	flags := cmd.Flags()
 	r.sourceFlags.register(flags)
-	flags.StringVar(&r.nodeName, "node-name", "", "name of this node's Node object; empty means this machine's name")
+	flags.StringVar(&r.nodeName, "node-name", "", "name of this node's Node object; empty means this machine's name, and with --via=portforward or auto that this is no node")
 	flags.StringVar(&r.serviceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value; empty means those without the label")
 	flags.StringSliceVar(&r.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses on which node ports are served, or the word primary; empty means all addresses, loopback included")
 	flags.StringSliceVar(&r.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, besides those that the Node object names: policies for clients from outside do not apply to Pods")
@@ -56,6 +58,8 @@ cleanup' removes what is left.`,
 	flags.BoolVar(&r.takeOver, "take-over", false, "if an usher serves this node already, take over from it without a gap; that one ends when its connections have")
 	flags.BoolVar(&r.trace, "trace", false, "print each step of each connection to standard output")
 	r.dns.register(flags)
+	r.via.register(flags)
+	r.socks.register(flags)
 	r.proxyFlags.register(flags)
 	r.adminFlags.register(flags)
 	r.access.register(flags)
@@ -78,6 +82,8 @@ type runCommand struct {
 	takeOver   bool
 	trace      bool
 	dns        dnsFlags
+	via        viaFlags
+	socks      socksFlags
 	proxyFlags proxyFlags
 	adminFlags adminFlags
 	access     accessFlags
@@ -88,9 +94,18 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	if err := r.sourceFlags.check(); err != nil {
 		return err
 	}
+	if err := r.via.check(); err != nil {
+		return err
+	}
 	fromFiles := r.fromFiles() // also if a file that --config names says how to reach an API server
-	if fromFiles && !cmd.Flags().Changed("healthz-address") {
+	if fromFiles && r.via.remote() {
+		return usagef("--via=%s leads through an API server, and --manifests says that there is none", r.via.via)
+	}
+	if (fromFiles || r.via.remote()) && !cmd.Flags().Changed("healthz-address") {
 		r.adminFlags.healthz = ""
+	}
+	if r.via.remote() && !cmd.Flags().Changed("dial-timeouts") {
+		r.proxyFlags.proxy.Schedule = portforward.Schedule
 	}
 	var warnings []string
 	if r.config != "" {
@@ -100,6 +115,9 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		}
 	}
 	if err := r.proxyFlags.check(); err != nil {
+		return err
+	}
+	if err := r.socks.check(); err != nil {
 		return err
 	}
 	if err := r.access.check(); err != nil {
@@ -120,19 +138,20 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	for _, w := range warnings {
 		log.Warn(w)
 	}
-	if r.nodeName == "" {
+	if r.nodeName == "" && !r.via.remote() {
 		if r.nodeName, err = hostname(); err != nil {
 			return err
 		}
 	}
 	s := server{flags: &r.proxyFlags, admin: &r.adminFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace, takeOver: r.takeOver,
-		settings: allFlags(cmd), access: r.access, podNetworks: podNetworks}
+		settings: allFlags(cmd), access: r.access, socks: r.socks, podNetworks: podNetworks}
 	if s.names, s.namesAt, err = r.dns.newServer(log); err != nil {
 		return err
 	}
 	if fromFiles {
 		return s.serve(cmd.Context(), r.manifestSource)
 	}
+	defer r.via.close()
 	return s.serve(cmd.Context(), r.clusterSource)
 }
 
@@ -149,6 +168,9 @@ func (r *runCommand) clusterSource(ctx context.Context, s *server) (config.Sourc
 		return nil, err
 	}
 	s.reach = reach
+	if err := r.via.apply(&s.flags.proxy, r.cluster, s.log); err != nil {
+		return nil, err
+	}
 	var events *kube.Events
 	source, err := kube.New(kube.Options{
 		Client:           client,

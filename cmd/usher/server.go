@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -41,11 +42,20 @@ type server struct {
 	trace    bool              // print it to out
 	settings map[string]string // what /configz tells
 	access   accessFlags
+	socks    socksFlags
 
 	podNetworks []netip.Prefix // besides those of the Node object
 
+	// inside is the portal of a network namespace in which a command runs; nil
+	// opens one for this node. With it signals are the command's, and the server
+	// ends with ctx.
+	inside portal.Portal
+
 	names   *dns.Server    // answers for the names of Services; nil if nobody does
 	namesAt netip.AddrPort // where
+	// listenNames opens both sockets for that, UDP and TCP; nil does in this
+	// process's network namespace.
+	listenNames func(at netip.AddrPort) (net.PacketConn, net.Listener, error)
 
 	// started is called once what the source has first is served; nil prints
 	// the table.
@@ -83,8 +93,10 @@ type server struct {
 // source fails.
 func (s *server) serve(ctx context.Context, newSource func(context.Context, *server) (config.Source, error)) error {
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
-	defer signal.Stop(signals)
+	if s.inside == nil {
+		signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+		defer signal.Stop(signals)
+	}
 	// Whoever reads the trace may go away (usher run --trace | head).
 	signal.Ignore(syscall.SIGPIPE)
 	ctx, cancel := context.WithCancel(ctx)
@@ -94,13 +106,7 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	if err != nil {
 		return err
 	}
-	var lock *handover.Lock
-	var pt portal.Portal
-	if options := s.flags.portalOptions(s.log); s.demo {
-		lock, pt, err = openPortalBeside(ctx, s.flags.portal, options)
-	} else {
-		lock, pt, err = openPortal(ctx, s.flags.portal, options, s.takeOver)
-	}
+	lock, pt, err := s.openPortal(ctx)
 	if err != nil {
 		return err
 	}
@@ -125,6 +131,12 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 		}
 		defer s.closeServers()
 	}
+
+	closeSOCKS, err := s.startSOCKS(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeSOCKS() // after draining
 
 	var workers sync.WaitGroup
 	defer workers.Wait()
@@ -170,6 +182,18 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 		}
 	}
 	return err
+}
+
+// openPortal returns the portal, and the lock that goes with it.
+func (s *server) openPortal(ctx context.Context) (*handover.Lock, portal.Portal, error) {
+	options := s.flags.portalOptions(s.log)
+	switch {
+	case s.inside != nil:
+		return nil, s.inside, nil
+	case s.demo:
+		return openPortalBeside(ctx, s.flags.portal, options)
+	}
+	return openPortal(ctx, s.flags.portal, options, s.takeOver)
 }
 
 func (s *server) isHandedOver() bool {
@@ -230,7 +254,7 @@ func (s *server) applied(services []config.Service) {
 // begin carries out the first full picture, and has the lock then: its own, or
 // that of the usher that it takes over from.
 func (s *server) begin(services []config.Service) error {
-	if s.lock.Load() == nil && s.proxy.Portal.Mode() != portal.ModeNone {
+	if s.lock.Load() == nil && s.inside == nil && s.proxy.Portal.Mode() != portal.ModeNone {
 		successor, err := s.succeed()
 		if err != nil {
 			return err
@@ -382,7 +406,7 @@ const defaultAdminAddress = "127.0.0.1:10249"
 
 func (f *adminFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.admin, "admin-address", defaultAdminAddress, "`host:port` for the dashboard, /api, /metrics, /proxyMode, /configz; empty means none")
-	flags.StringVar(&f.healthz, "healthz-address", "0.0.0.0:10256", "`host:port` for /healthz and /livez; empty means none, which is the default with --manifests")
+	flags.StringVar(&f.healthz, "healthz-address", "0.0.0.0:10256", "`host:port` for /healthz and /livez; empty means none, which is the default with --manifests and with --via=portforward or auto")
 	flags.BoolVar(&f.hardFail, "bind-address-hard-fail", false, "end if one of these addresses cannot be had, instead of going on without it")
 }
 

@@ -53,6 +53,25 @@ func OfAll(services []config.Service, namespace string) []Variable {
 	}))
 }
 
+// Over returns an environment, in the form of os.Environ, with variables in it; those
+// of the same name that it had go.
+func Over(environment []string, variables []Variable) []string {
+	names := make(map[string]bool, len(variables))
+	for _, v := range variables {
+		names[v.Name] = true
+	}
+	var out []string
+	for _, line := range environment {
+		if name, _, _ := strings.Cut(line, "="); !names[name] {
+			out = append(out, line)
+		}
+	}
+	for _, v := range variables {
+		out = append(out, v.String())
+	}
+	return out
+}
+
 // Of returns the variables of one Service, in the order in which a kubelet has
 // them; none if it has no cluster IP.
 func Of(s config.Service) []Variable {

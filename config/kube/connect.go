@@ -15,9 +15,12 @@ import (
 // Connection says how to reach an API server. The zero value is for a Pod, which
 // finds address and credentials in its environment.
 type Connection struct {
-	Kubeconfig string // file; "" for the credentials of a Pod
+	Kubeconfig string // file; "" for the credentials of a Pod, unless AsUser
 	Context    string // of the kubeconfig; "" for its current one
 	Server     string // URL; "" for the kubeconfig's, or the Pod's environment's
+
+	// AsUser says to use the kubeconfig that kubectl would, if none is named.
+	AsUser bool
 
 	// QPS and Burst bound requests a second; 0 means client-go's defaults.
 	QPS   float32
@@ -31,7 +34,7 @@ type Connection struct {
 // Connect makes a client. It does not wait for the API server: Reach tells
 // whether that answers.
 func (c Connection) Connect() (kubernetes.Interface, *Reach, error) {
-	config, err := c.restConfig()
+	config, err := c.RESTConfig()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -44,7 +47,8 @@ func (c Connection) Connect() (kubernetes.Interface, *Reach, error) {
 	return client, reach, nil
 }
 
-func (c Connection) restConfig() (*rest.Config, error) {
+// RESTConfig returns what makes a client, for those that need another than Connect's.
+func (c Connection) RESTConfig() (*rest.Config, error) {
 	config, err := c.load()
 	if err != nil {
 		return nil, err
@@ -62,7 +66,7 @@ func (c Connection) restConfig() (*rest.Config, error) {
 }
 
 func (c Connection) load() (*rest.Config, error) {
-	if c.Kubeconfig == "" && c.Context == "" {
+	if c.Kubeconfig == "" && c.Context == "" && !c.AsUser {
 		config, err := rest.InClusterConfig()
 		if err != nil {
 			return nil, fmt.Errorf("no kubeconfig was named, and this is not a Pod: %w", err)
@@ -72,15 +76,29 @@ func (c Connection) load() (*rest.Config, error) {
 		}
 		return config, nil
 	}
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = c.Kubeconfig
-	overrides := &clientcmd.ConfigOverrides{CurrentContext: c.Context}
-	overrides.ClusterInfo.Server = c.Server
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
+	config, err := c.kubeconfig().ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", c.Kubeconfig, err)
 	}
 	return config, nil
+}
+
+// kubeconfig returns what the kubeconfig says.
+func (c Connection) kubeconfig() clientcmd.ClientConfig {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = c.Kubeconfig
+	overrides := &clientcmd.ConfigOverrides{CurrentContext: c.Context}
+	overrides.ClusterInfo.Server = c.Server
+	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
+}
+
+// Namespace returns the one that the kubeconfig's context names, or "default".
+func (c Connection) Namespace() (string, error) {
+	namespace, _, err := c.kubeconfig().Namespace()
+	if err != nil {
+		return "", fmt.Errorf("kubeconfig %s: %w", c.Kubeconfig, err)
+	}
+	return namespace, nil
 }
 
 // Reach tells whether the API server answers. The zero value has heard nothing

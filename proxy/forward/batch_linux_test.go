@@ -13,7 +13,7 @@ import (
 // address that it has.
 func loopback(t testing.TB, listen string) (server, client int, at netip.AddrPort) {
 	t.Helper()
-	fds, err := ListenUDP(netip.MustParseAddrPort(listen), 1)
+	fds, err := Sockets(nil).ListenUDP(netip.MustParseAddrPort(listen), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestDatagramsOfEverySizeComeBackFromWhereTheyWereSent(t *testing.T) {
 
 func TestAPortThatIsTakenIsNotShared(t *testing.T) {
 	g := NewWithT(t)
-	fds, err := ListenUDP(netip.MustParseAddrPort("127.0.0.1:0"), 3)
+	fds, err := Sockets(nil).ListenUDP(netip.MustParseAddrPort("127.0.0.1:0"), 3)
 	g.Expect(err).NotTo(HaveOccurred())
 	defer func() {
 		for _, fd := range fds {
@@ -75,13 +75,13 @@ func TestAPortThatIsTakenIsNotShared(t *testing.T) {
 	for _, fd := range fds {
 		g.Expect(LocalAddr(fd)).To(Equal(at))
 	}
-	_, err = ListenUDP(at, 3)
+	_, err = Sockets(nil).ListenUDP(at, 3)
 	g.Expect(err).To(MatchError(unix.EADDRINUSE))
 }
 
 func TestAConnectedSocketTellsThatNobodyListens(t *testing.T) {
 	g := NewWithT(t)
-	fds, err := ListenUDP(netip.MustParseAddrPort("127.0.0.1:0"), 1)
+	fds, err := Sockets(nil).ListenUDP(netip.MustParseAddrPort("127.0.0.1:0"), 1)
 	g.Expect(err).NotTo(HaveOccurred())
 	at, err := LocalAddr(fds[0])
 	g.Expect(err).NotTo(HaveOccurred())

@@ -71,7 +71,7 @@ func dialed(loop *forward.Loop) (*forward.Dialed, *net.TCPConn) {
 // accepted returns a client that was accepted, and its far end.
 func accepted() (*forward.Client, *net.TCPConn) {
 	GinkgoHelper()
-	fd, err := forward.ListenTCP(netip.MustParseAddrPort("127.0.0.1:0"), keepalive)
+	fd, err := forward.Sockets(nil).ListenTCP(netip.MustParseAddrPort("127.0.0.1:0"), keepalive)
 	Expect(err).NotTo(HaveOccurred())
 	defer unix.Close(fd)
 	at, err := forward.LocalAddr(fd)

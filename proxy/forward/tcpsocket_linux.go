@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"time"
 	"unsafe"
 
@@ -44,8 +45,8 @@ type Socket int
 //
 // A client that asks for MPTCP gets TCP: the kernel does not tell the original
 // destination of an MPTCP connection.
-func ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error) {
-	fd, err = unix.Socket(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
+func (s Sockets) ListenTCP(addr netip.AddrPort, k Keepalive) (fd int, err error) {
+	fd, err = s.open(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {
 		return -1, fmt.Errorf("socket: %w", err)
 	}
@@ -195,6 +196,17 @@ func (s Socket) closeWrite() {
 
 // Close closes the socket.
 func (s Socket) Close() error { closeFD(int(s)); return nil }
+
+// TCPConn makes a connection of package net of the socket, which is closed.
+func (s Socket) TCPConn() (*net.TCPConn, error) {
+	f := os.NewFile(uintptr(s), "client")
+	defer f.Close() // the connection has a copy
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.TCPConn), nil
+}
 
 // SetLinger is as in package net: after SetLinger(0), Close sends a reset.
 func (s Socket) SetLinger(seconds int) error {

@@ -19,7 +19,7 @@ const receiveBuffer = 4 << 20
 // A port that another process, or another call, has already is never shared,
 // although sharing is what SO_REUSEPORT is for: the first socket is bound
 // without it.
-func ListenUDP(addr netip.AddrPort, count int) (fds []int, err error) {
+func (s Sockets) ListenUDP(addr netip.AddrPort, count int) (fds []int, err error) {
 	defer func() {
 		if err != nil {
 			for _, fd := range fds {
@@ -29,7 +29,7 @@ func ListenUDP(addr netip.AddrPort, count int) (fds []int, err error) {
 		}
 	}()
 	for i := range count {
-		fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		fd, err := s.open(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		if err != nil {
 			return fds, fmt.Errorf("socket: %w", err)
 		}

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// defaultSOCKSAddress is where SOCKS servers are by custom (RFC 1928).
+const defaultSOCKSAddress = "127.0.0.1:1080"
+
+func newProxyEnv() *cobra.Command {
+	f := socksFlags{address: defaultSOCKSAddress}
+	cmd := &cobra.Command{
+		Use:   "proxy-env",
+		Short: "Print the environment that makes programs use 'usher run --socks'",
+		Long: `Prints commands for a shell that make programs which look for a proxy in their
+environment (curl, wget, Git, Python, Go programs) connect through the SOCKS server
+of 'usher run --socks', so that they reach Services by name. It asks nothing and
+changes nothing.`,
+		Example: `  usher run --context staging --via=portforward --portal=none --socks 127.0.0.1:1080 &
+  eval "$(usher proxy-env)"
+  curl http://web.default/`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.check(); err != nil {
+				return err
+			}
+			for _, line := range proxyEnv(f.address) {
+				fmt.Fprintln(cmd.OutOrStdout(), "export "+line)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&f.address, "socks", f.address, "`host:port` of the SOCKS server")
+	return cmd
+}
+
+// proxyEnv returns the variables, as NAME=value. Programs differ in which they look
+// at, and in upper or lower case. With socks5h the proxy resolves names.
+func proxyEnv(address string) (list []string) {
+	if strings.HasPrefix(address, ":") {
+		address = "127.0.0.1" + address
+	}
+	for _, name := range []string{"ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY"} {
+		list = append(list, name+"=socks5h://"+address, strings.ToLower(name)+"=socks5h://"+address)
+	}
+	return append(list, "NO_PROXY=localhost,127.0.0.1,::1", "no_proxy=localhost,127.0.0.1,::1")
+}

@@ -1,0 +1,143 @@
+package netns
+
+import (
+	"context"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// helper is what holds the namespace, inside it.
+type helper struct {
+	portal  portal.Portal // nil until it is set up
+	command command
+}
+
+// Inside is what this program does when Start has started it: it serves the
+// maker of the namespace until that is gone, and then ends all processes inside.
+func Inside() error {
+	var conns [2]*net.UnixConn
+	for i := range conns { // see Namespace.Start
+		unix.CloseOnExec(3 + i)
+		var err error
+		if conns[i], err = unixConn(os.NewFile(uintptr(3+i), "outside")); err != nil {
+			return errors.New("this is for 'usher exec' to call")
+		}
+	}
+	unix.CloseOnExec(5)
+	// Whatever the command leaves becomes a child of this process.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("becoming the parent of what is left inside: %w", err)
+	}
+	h := &helper{command: command{ended: os.NewFile(5, "ended"), childless: make(chan struct{})}}
+	go h.serveCalls(conns[1])
+	h.serveLine(conns[0])
+	h.command.endAll()
+	return nil
+}
+
+// request is a call from outside: one of its fields is set.
+type request struct {
+	SetUp  *string // resolv.conf
+	Listen *wanted
+	Apply  *change
+	Check  bool
+	Look   bool // compare
+	Start  *start
+	Signal int
+}
+
+// answer is what comes back.
+type answer struct {
+	Error       string
+	Errno       unix.Errno // in Error, 0 if there is none
+	Binds       []portal.Bind
+	Outcome     outcome
+	Comparisons []comparison
+}
+
+// call makes a call, and returns the answer. Its error is the answer's, if that
+// has one.
+func (n *Namespace) call(r request) (answer, error) {
+	n.callsMu.Lock()
+	defer n.callsMu.Unlock()
+	var a answer
+	err := n.encoder.Encode(r)
+	if err == nil {
+		err = n.decoder.Decode(&a)
+	}
+	if err != nil {
+		return a, fmt.Errorf("the helper inside the namespace does not answer: %w", err)
+	}
+	if a.Error != "" {
+		return a, &insideError{a.Error, a.Errno}
+	}
+	return a, nil
+}
+
+// insideError is an error of the helper.
+type insideError struct {
+	text  string
+	errno unix.Errno
+}
+
+func (e *insideError) Error() string        { return e.text }
+func (e *insideError) Is(target error) bool { return e.errno != 0 && target == e.errno }
+
+// serveCalls answers calls, one after the other, until the other side is gone.
+func (h *helper) serveCalls(conn *net.UnixConn) {
+	decoder, encoder := gob.NewDecoder(conn), gob.NewEncoder(conn)
+	for {
+		var r request
+		if decoder.Decode(&r) != nil {
+			return
+		}
+		var a answer
+		if err := h.answer(r, &a); err != nil {
+			a.Error = err.Error()
+			errors.As(err, &a.Errno)
+		}
+		if encoder.Encode(a) != nil {
+			return
+		}
+	}
+}
+
+func (h *helper) answer(r request, a *answer) (err error) {
+	ctx := context.Background()
+	switch {
+	case r.SetUp != nil:
+		return h.setUp(ctx, *r.SetUp)
+	case r.Listen != nil:
+		a.Binds = h.portal.Listen(r.Listen.Service, r.Listen.Targets)
+	case r.Apply != nil:
+		a.Outcome = outcomeOf(0, h.portal.Apply(ctx, r.Apply.rules(), r.Apply.Gone))
+	case r.Check:
+		a.Outcome = outcomeOf(h.portal.Check(ctx))
+	case r.Look:
+		a.Comparisons, err = h.look(ctx)
+	case r.Start != nil:
+		return h.command.start(r.Start)
+	case r.Signal != 0:
+		return h.command.signal(unix.Signal(r.Signal))
+	}
+	return err
+}
+
+// setUp makes the namespace usable.
+func (h *helper) setUp(ctx context.Context, resolvConf string) (err error) {
+	if err := setUpLoopback(); err != nil {
+		return err
+	}
+	if err := setUpNames(resolvConf); err != nil {
+		return err
+	}
+	h.portal, err = portal.New(ctx, portal.ModeAddress, portal.Options{Alone: true})
+	return err
+}

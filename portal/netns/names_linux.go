@@ -1,0 +1,63 @@
+package netns
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// resolverSockets are where the C library asks other programs for names: those of
+// nss-resolve and of nscd. These know nothing of what is inside; where they do
+// not answer, the library goes by /etc/resolv.conf.
+var resolverSockets = []string{
+	"/run/systemd/resolve/io.systemd.Resolve",
+	"/run/nscd/socket",
+	"/var/run/nscd/socket",
+}
+
+// setUpNames makes /etc/resolv.conf, wherever that leads, say conf, and nobody
+// answer on the sockets of other resolvers: by mounts that only the processes
+// inside see.
+func setUpNames(conf string) error {
+	// What is mounted outside later is to be seen inside too, and not the other
+	// way round.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("keeping mounts to this namespace: %w", err)
+	}
+	if err := replaceFile("/etc/resolv.conf", conf); err != nil {
+		return fmt.Errorf("making names resolve: %w", err)
+	}
+	for _, socket := range resolverSockets {
+		if info, err := os.Stat(socket); err != nil || info.Mode()&os.ModeSocket == 0 {
+			continue
+		}
+		if err := unix.Mount(os.DevNull, socket, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("making names resolve: mounting %s on %s: %w", os.DevNull, socket, err)
+		}
+	}
+	return nil
+}
+
+// replaceFile mounts a file with this text on path. The file is in memory, and
+// gone with the mount.
+func replaceFile(path, text string) error {
+	path, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return err
+	}
+	dir := os.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=64k"); err != nil {
+		return fmt.Errorf("mounting memory on %s: %w", dir, err)
+	}
+	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }() // it goes with the namespace in any case
+	file := filepath.Join(dir, filepath.Base(path))
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		return err
+	}
+	if err := unix.Mount(file, path, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mounting a file on %s: %w", path, err)
+	}
+	return nil
+}

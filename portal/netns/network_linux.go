@@ -1,0 +1,81 @@
+package netns
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	tunDevice = "/dev/net/tun"
+	tunName   = "usher"
+)
+
+// setUpLoopback brings lo up, with the namespace's own addresses.
+func setUpLoopback() error {
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		return fmt.Errorf("bringing lo up: %w", err)
+	}
+	for _, addr := range []netip.Addr{Address, address6} {
+		if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: network(addr, addr.BitLen()), Flags: unix.IFA_F_NODAD}); err != nil && addr.Is4() {
+			return fmt.Errorf("giving lo the address %s: %w", addr, err) // IPv6 may be switched off
+		}
+	}
+	return nil
+}
+
+// openTun makes the device that leads elsewhere, and the routes to it.
+func openTun() (fd int, err error) {
+	fd, err = unix.Open(tunDevice, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err := attachTun(fd); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func attachTun(fd int) error {
+	ifr, err := unix.NewIfreq(tunName)
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
+		return err
+	}
+	link, err := netlink.LinkByName(tunName)
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkSetMTU(link, MTU); err != nil {
+		return err
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return err
+	}
+	for _, addr := range []netip.Addr{Address, address6} {
+		anywhere := netip.IPv6Unspecified()
+		if addr.Is4() {
+			anywhere = netip.IPv4Unspecified()
+		}
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: network(anywhere, 0), Src: addr.AsSlice()}
+		if err := netlink.RouteAdd(route); err != nil && addr.Is4() {
+			return err
+		}
+	}
+	return nil
+}
+
+func network(addr netip.Addr, bits int) *net.IPNet {
+	return &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(bits, addr.BitLen())}
+}

@@ -1,0 +1,146 @@
+package netns
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// Portal returns the portal of the namespace, one of mode address.
+func (n *Namespace) Portal() portal.Portal { return outside{n} }
+
+// outside is a portal that others manage.
+type outside struct{ namespace *Namespace }
+
+func (outside) Mode() string { return portal.ModeAddress }
+
+func (o outside) Listen(service string, targets []portal.Target) []portal.Bind {
+	a, _ := o.namespace.call(request{Listen: &wanted{service, targets}}) // without a helper there is nothing to listen for
+	return a.Binds
+}
+
+func (o outside) Apply(_ context.Context, set []portal.Rule, gone []portal.Target) error {
+	c := change{Gone: gone}
+	for _, r := range set {
+		c.Set = append(c.Set, rule{r.Target, r.Action, r.LocalPort, r.Comment})
+	}
+	a, err := o.namespace.call(request{Apply: &c})
+	return errors.Join(err, a.Outcome.err())
+}
+
+// SetLocalSources changes nothing: the address portal drops nothing.
+func (outside) SetLocalSources([]netip.Prefix) {}
+
+func (o outside) Check(context.Context) (repaired int, err error) {
+	a, err := o.namespace.call(request{Check: true})
+	return a.Outcome.Repaired, errors.Join(err, a.Outcome.err())
+}
+
+func (o outside) Compare(context.Context) ([]portal.Comparison, error) {
+	a, err := o.namespace.call(request{Look: true})
+	all := make([]portal.Comparison, len(a.Comparisons))
+	for i, c := range a.Comparisons {
+		all[i] = portal.Comparison{Mode: c.Mode, Rule: c.Rule.plain(), State: c.State, Installed: c.Installed.plain()}
+	}
+	return all, err
+}
+
+// Remove changes nothing: what there is goes with the namespace.
+func (outside) Remove(context.Context) error { return nil }
+
+// wanted is what Listen is called with.
+type wanted struct {
+	Service string
+	Targets []portal.Target
+}
+
+// rule is a portal.Rule on its way. Its sources stay behind: the listener looks
+// at them.
+type rule struct {
+	Target    portal.Target
+	Action    portal.Action
+	LocalPort uint16
+	Comment   string
+}
+
+func (r rule) plain() portal.Rule {
+	return portal.Rule{Target: r.Target, Action: r.Action, LocalPort: r.LocalPort, Comment: r.Comment}
+}
+
+// change is what Apply is called with.
+type change struct {
+	Set  []rule
+	Gone []portal.Target
+}
+
+func (c *change) rules() []portal.Rule {
+	all := make([]portal.Rule, len(c.Set))
+	for i, r := range c.Set {
+		all[i] = r.plain()
+	}
+	return all
+}
+
+// comparison is a portal.Comparison on its way.
+type comparison struct {
+	Mode            string
+	Rule, Installed rule
+	State           portal.State
+}
+
+func (h *helper) look(ctx context.Context) (all []comparison, err error) {
+	found, err := h.portal.Compare(ctx)
+	for _, c := range found {
+		wire := func(r portal.Rule) rule { return rule{r.Target, r.Action, r.LocalPort, r.Comment} }
+		all = append(all, comparison{c.Mode, wire(c.Rule), wire(c.Installed), c.State})
+	}
+	return all, err
+}
+
+// outcome is what Apply and Check return, on its way.
+type outcome struct {
+	Repaired int
+	Refused  map[portal.Target]string
+	Again    []portal.Target
+	Failed   string
+}
+
+func outcomeOf(repaired int, err error) outcome {
+	o := outcome{Repaired: repaired}
+	var refused *portal.RuleError
+	var again *portal.ListenAgainError
+	if errors.As(err, &refused) {
+		o.Refused = map[portal.Target]string{}
+		for t, why := range refused.Refused {
+			o.Refused[t] = why.Error()
+		}
+	}
+	if errors.As(err, &again) {
+		o.Again = again.Targets
+	}
+	if err != nil && refused == nil && again == nil {
+		o.Failed = err.Error()
+	}
+	return o
+}
+
+// err returns the error that the outcome came from.
+func (o outcome) err() error {
+	var errs []error
+	if len(o.Refused) > 0 {
+		refused := map[portal.Target]error{}
+		for t, why := range o.Refused {
+			refused[t] = errors.New(why)
+		}
+		errs = append(errs, &portal.RuleError{Refused: refused})
+	}
+	if len(o.Again) > 0 {
+		errs = append(errs, &portal.ListenAgainError{Targets: o.Again})
+	}
+	if o.Failed != "" {
+		errs = append(errs, errors.New(o.Failed))
+	}
+	return errors.Join(errs...)
+}

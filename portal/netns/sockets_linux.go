@@ -1,0 +1,197 @@
+package netns
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// On the line, a packet of four numbers asks for descriptors: a socket's domain,
+// kind and protocol, and how many. The answer is an errno, with the descriptors
+// (SCM_RIGHTS) if that is 0.
+const (
+	askSize    = 16
+	answerSize = 4
+
+	// maxBatch bounds how many sockets are made before somebody wants them.
+	maxBatch = 64
+
+	// wantTun in the place of the domain asks for the device that leads
+	// elsewhere.
+	wantTun = unix.AF_UNSPEC
+)
+
+// stock are sockets that were made ahead, since thousands are wanted at the start
+// and each question costs two switches between processes. What is left when the
+// process ends goes with it.
+type stock struct {
+	fds   []int
+	batch int // how many were asked for last
+}
+
+// socketKind is what socket(2) is called with.
+type socketKind struct{ domain, kind, protocol int }
+
+// Socket makes a socket in the namespace, as socket(2) does. With it this process
+// may do what it may with its own; and since it made the namespace, it
+// may also bind low ports there.
+func (n *Namespace) Socket(domain, kind, protocol int) (fd int, err error) {
+	n.lineMu.Lock()
+	defer n.lineMu.Unlock()
+	of := socketKind{domain, kind, protocol}
+	s := n.stocks[of]
+	if s == nil {
+		s = &stock{}
+		n.stocks[of] = s
+	}
+	if len(s.fds) == 0 {
+		s.batch = min(max(1, 2*s.batch), maxBatch)
+		if s.fds, err = n.descriptors(of, s.batch); err != nil {
+			s.batch = 0
+			return -1, err
+		}
+	}
+	fd = s.fds[0]
+	s.fds = s.fds[1:]
+	return fd, nil
+}
+
+// ListenPacket returns a UDP socket on an address of the namespace.
+func (n *Namespace) ListenPacket(at netip.AddrPort) (net.PacketConn, error) {
+	f, err := n.bound(unix.SOCK_DGRAM, at)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return net.FilePacketConn(f)
+}
+
+// Listen returns a TCP listener on an address of the namespace.
+func (n *Namespace) Listen(at netip.AddrPort) (net.Listener, error) {
+	f, err := n.bound(unix.SOCK_STREAM, at)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if err := unix.Listen(int(f.Fd()), unix.SOMAXCONN); err != nil {
+		return nil, fmt.Errorf("listening on %s: %w", at, err)
+	}
+	return net.FileListener(f)
+}
+
+// bound returns a socket of IPv4 that has the address at.
+func (n *Namespace) bound(kind int, at netip.AddrPort) (*os.File, error) {
+	fd, err := n.Socket(unix.AF_INET, kind, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: at.Addr().As4(), Port: int(at.Port())}); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("binding %s: %w", at, err)
+	}
+	return os.NewFile(uintptr(fd), at.String()), nil
+}
+
+// Tun returns the device to which all is sent inside that is for elsewhere: each
+// read and write is an IP packet, of MTU bytes at the most. It is called once, and
+// the caller closes it.
+func (n *Namespace) Tun() (*os.File, error) {
+	n.lineMu.Lock()
+	defer n.lineMu.Unlock()
+	fds, err := n.descriptors(socketKind{domain: wantTun}, 1)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", tunDevice, err)
+	}
+	return os.NewFile(uintptr(fds[0]), tunDevice), nil
+}
+
+// descriptors asks for some. It is called with lineMu.
+func (n *Namespace) descriptors(of socketKind, count int) (fds []int, err error) {
+	ask := make([]byte, 0, askSize)
+	for _, number := range []int{of.domain, of.kind, of.protocol, count} {
+		ask = binary.NativeEndian.AppendUint32(ask, uint32(number))
+	}
+	if _, err := n.line.Write(ask); err != nil {
+		return nil, fmt.Errorf("asking inside for a socket: %w", err)
+	}
+	answer, oob := make([]byte, answerSize), make([]byte, unix.CmsgSpace(4*count))
+	size, oobSize, _, _, err := n.line.ReadMsgUnix(answer, oob)
+	if err != nil || size != answerSize {
+		return nil, errors.Join(errors.New("asking inside for a socket: no answer"), err)
+	}
+	if errno := unix.Errno(binary.NativeEndian.Uint32(answer)); errno != 0 {
+		return nil, errno
+	}
+	fds, err = handedOut(oob[:oobSize])
+	if err == nil && len(fds) == 0 {
+		err = unix.EMFILE // recvmsg(2): what there is no room for is lost
+	}
+	return fds, err
+}
+
+// handedOut returns the descriptors that came with a packet. Package net has seen
+// to it that they are closed on exec.
+func handedOut(oob []byte) (fds []int, err error) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	for i := range messages {
+		some, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			return nil, err
+		}
+		fds = append(fds, some...)
+	}
+	return fds, nil
+}
+
+// serveLine hands out descriptors until the other side is gone.
+func (h *helper) serveLine(line *net.UnixConn) {
+	ask := make([]byte, askSize)
+	for {
+		size, err := line.Read(ask)
+		if err != nil || size != askSize {
+			return
+		}
+		number := func(i int) int { return int(int32(binary.NativeEndian.Uint32(ask[4*i:]))) }
+		fds, err := open(socketKind{number(0), number(1), number(2)}, number(3))
+		var errno unix.Errno
+		if err != nil && !errors.As(err, &errno) {
+			errno = unix.EIO
+		}
+		var rights []byte
+		if len(fds) > 0 {
+			errno, rights = 0, unix.UnixRights(fds...)
+		}
+		_, _, err = line.WriteMsgUnix(binary.NativeEndian.AppendUint32(nil, uint32(errno)), rights, nil)
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// open opens what was asked for: fewer, if there cannot be so many.
+func open(of socketKind, count int) (fds []int, err error) {
+	for range count {
+		var fd int
+		if of.domain == wantTun {
+			fd, err = openTun()
+		} else {
+			fd, err = unix.Socket(of.domain, of.kind|unix.SOCK_CLOEXEC, of.protocol)
+		}
+		if err != nil {
+			break
+		}
+		fds = append(fds, fd)
+	}
+	return fds, err
+}

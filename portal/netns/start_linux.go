@@ -1,0 +1,158 @@
+package netns
+
+import (
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Namespace is a network namespace, seen from outside. Its methods may be called
+// from any goroutine.
+type Namespace struct {
+	helper *exec.Cmd
+	ended  *os.File // where the helper writes how the command has ended
+
+	lineMu sync.Mutex // guards what follows
+	line   *net.UnixConn
+	stocks map[socketKind]*stock
+
+	callsMu sync.Mutex // guards what follows: one call at a time
+	calls   *net.UnixConn
+	encoder *gob.Encoder
+	decoder *gob.Decoder
+}
+
+// Start makes a namespace, and returns when it is set up but for Services. Its
+// owner closes it.
+func Start(o Options) (*Namespace, error) {
+	line, lineInside, err := pair(unix.SOCK_SEQPACKET)
+	if err != nil {
+		return nil, err
+	}
+	defer lineInside.Close()
+	calls, callsInside, err := pair(unix.SOCK_STREAM)
+	if err != nil {
+		line.Close()
+		return nil, err
+	}
+	defer callsInside.Close()
+	ended, endedInside, err := os.Pipe()
+	if err != nil {
+		line.Close()
+		calls.Close()
+		return nil, fmt.Errorf("pipe: %w", err)
+	}
+	defer endedInside.Close()
+	n := &Namespace{line: line, stocks: map[socketKind]*stock{}, calls: calls, ended: ended, encoder: gob.NewEncoder(calls), decoder: gob.NewDecoder(calls)}
+	n.helper = exec.Command("/proc/self/exe", o.Self...)
+	n.helper.Stdin, n.helper.Stdout, n.helper.Stderr = os.Stdin, os.Stdout, os.Stderr
+	n.helper.ExtraFiles = []*os.File{lineInside, callsInside, endedInside} // in the order of Inside
+	n.helper.SysProcAttr = newNamespaces()
+	if err := n.helper.Start(); err != nil {
+		n.helper = nil
+		n.Close()
+		return nil, forbidden(err)
+	}
+	if _, err := n.call(request{SetUp: &o.ResolvConf}); err != nil {
+		n.Close()
+		return nil, forbidden(err)
+	}
+	return n, nil
+}
+
+// Close ends every process inside, and with them the namespace.
+func (n *Namespace) Close() {
+	n.line.Close()
+	n.calls.Close()
+	if n.helper != nil {
+		_ = n.helper.Wait() // how it ends is of no interest
+	}
+	n.ended.Close()
+}
+
+// newNamespaces says in which namespaces the helper is to be. Who is root
+// needs no user namespace; everybody else keeps user and group, so that
+// files belong to whom they belonged, and has capabilities over the namespace.
+//
+// The helper is in a process group of its own: what is typed on the terminal to
+// end or stop the command is not for it.
+func newNamespaces() *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Setpgid: true}
+	if mayAdminister() {
+		return a
+	}
+	a.Cloneflags |= unix.CLONE_NEWUSER
+	a.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Geteuid(), HostID: os.Geteuid(), Size: 1}}
+	a.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getegid(), HostID: os.Getegid(), Size: 1}}
+	a.AmbientCaps = []uintptr{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
+	return a
+}
+
+// mayAdminister reports whether this process may make namespaces as it is, and
+// change them.
+func mayAdminister() bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData // version 3 writes two
+	if unix.Capget(&header, &data[0]) != nil {
+		return false
+	}
+	const needed = 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_NET_BIND_SERVICE
+	return data[0].Effective&needed == needed
+}
+
+// forbidden explains why a namespace cannot be made, as far as the system tells.
+func forbidden(err error) error {
+	err = fmt.Errorf("making a network namespace: %w", err)
+	if !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	for _, s := range []struct{ sysctl, forbids string }{
+		{"kernel.unprivileged_userns_clone", "0"}, // Debian's
+		{"kernel.apparmor_restrict_unprivileged_userns", "1"},
+		{"user.max_user_namespaces", "0"},
+		{"user.max_net_namespaces", "0"},
+		{"user.max_mnt_namespaces", "0"},
+	} {
+		value, readErr := os.ReadFile("/proc/sys/" + strings.ReplaceAll(s.sysctl, ".", "/"))
+		if readErr == nil && strings.TrimSpace(string(value)) == s.forbids {
+			return fmt.Errorf("%w: here %s is %s, so that only root may make one; "+insteadOf, err, s.sysctl, s.forbids)
+		}
+	}
+	return fmt.Errorf("%w: ordinary users may not make one here, perhaps because this is a container; "+insteadOf, err)
+}
+
+const insteadOf = "'usher run --portal=none' needs none"
+
+// pair returns two sockets that are connected: one for this process and one to
+// hand on.
+func pair(kind int) (*net.UnixConn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("socketpair: %w", err)
+	}
+	theirs := os.NewFile(uintptr(fds[1]), "inside")
+	ours, err := unixConn(os.NewFile(uintptr(fds[0]), "outside"))
+	if err != nil {
+		theirs.Close()
+		return nil, nil, err
+	}
+	return ours, theirs, nil
+}
+
+// unixConn makes f, which it closes, a connection.
+func unixConn(f *os.File) (*net.UnixConn, error) {
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UnixConn), nil
+}

@@ -1,0 +1,70 @@
+package proxy
+
+import (
+	"net/netip"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// ClusterIP returns where clients connect for a TCP port of a Service: on its IPv4
+// cluster IP if it has one. known says whether there is such a Service; at is not
+// valid if that has no such port.
+func (p *Proxy) ClusterIP(service types.NamespacedName, port uint16) (at netip.AddrPort, known bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fronts, known := p.services[service]
+	for _, f := range fronts {
+		for _, vip := range f.view.Load().port.VIPs {
+			if f.protocol != config.TCP || vip.Kind != config.ClusterIP || vip.Port != port {
+				continue
+			}
+			if !at.IsValid() || vip.Addr.Is4() {
+				at = vip.AddrPort()
+			}
+		}
+	}
+	return at, known
+}
+
+// Serves tells whether vip is a TCP service port's, and whether that has an endpoint
+// for a client of this node.
+func (p *Proxy) Serves(vip netip.AddrPort) (known, usable bool) {
+	f := p.ownerOf(vip)
+	if f == nil {
+		return false, false
+	}
+	v := f.view.Load()
+	at, ok := v.vipAt(vip)
+	return true, ok && v.endpoints(at, true).Len() > 0
+}
+
+// Serve serves a client that has asked for vip by other means than to connect to it,
+// as if it had come through a portal. It takes over client and returns at once. If
+// vip is not served any more, client is reset.
+func (p *Proxy) Serve(client forward.Conn, from, vip netip.AddrPort) {
+	f := p.ownerOf(vip)
+	if f == nil {
+		_ = client.SetLinger(0)
+		client.Close()
+		return
+	}
+	a := &acceptor{front: f, carrier: &portable, at: vip}
+	a.setTargets([]portal.Target{{Protocol: portal.TCP, Addr: vip.Addr(), Port: vip.Port()}})
+	if c := a.accepted(&keptClient{Conn: client}, from); c != nil {
+		go c.serve(a)
+	}
+}
+
+// ownerOf returns who serves a VIP for TCP, or nil.
+func (p *Proxy) ownerOf(vip netip.AddrPort) *frontEnd {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped {
+		return nil
+	}
+	return p.owners[portal.Target{Protocol: portal.TCP, Addr: vip.Addr(), Port: vip.Port()}]
+}

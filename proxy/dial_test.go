@@ -1,0 +1,195 @@
+package proxy_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gleak"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// tunnel is a connection through which an endpoint is reached: it is there at once,
+// and what became of the endpoint is told by Confirm.
+type tunnel struct {
+	*net.TCPConn
+	verdict error
+}
+
+func (t tunnel) Confirm() error {
+	if t.verdict != nil {
+		// The client's bytes are on their way: the next endpoint must get them too.
+		_, _ = t.Read(make([]byte, 1))
+	}
+	return t.verdict
+}
+
+var _ = Describe("a Proxy with a Dial of its own", func() {
+	var (
+		p       *proxy.Proxy
+		events  *trace.Reader
+		refuse  map[netip.AddrPort]bool
+		refusal = errors.New("nobody there, after all")
+	)
+	server := func(handle func(net.Conn)) netip.AddrPort {
+		GinkgoHelper()
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer c.Close()
+					handle(c)
+				}()
+			}
+		}()
+		return l.Addr().(*net.TCPAddr).AddrPort()
+	}
+	// echo answers with what it got, once the client has sent FIN.
+	echo := func(c net.Conn) {
+		all, _ := io.ReadAll(c)
+		_, _ = c.Write(all)
+	}
+	// swallow says so when it has got something.
+	swallow := func(c net.Conn) {
+		_, _ = c.Read(make([]byte, 1))
+		_, _ = c.Write([]byte("!"))
+		_, _ = io.Copy(io.Discard, c)
+	}
+	serve := func(protocol config.Protocol, endpoints ...netip.AddrPort) string {
+		GinkgoHelper()
+		port := config.ServicePort{
+			ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: protocol,
+			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
+		}
+		for _, e := range endpoints {
+			port.Endpoints = append(port.Endpoints, config.Endpoint{Addr: e, Ready: true, Pod: "default/" + e.String()})
+		}
+		port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
+		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "default", Name: "web"}, Ports: []config.ServicePort{port}}})
+		if status := p.Status()[0]; status.Problem == nil {
+			return status.Listeners[0].String()
+		}
+		return ""
+	}
+	connect := func(at string) *net.TCPConn {
+		GinkgoHelper()
+		c, err := net.Dial("tcp", at)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { c.Close() })
+		Expect(c.SetDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
+		return c.(*net.TCPConn)
+	}
+
+	BeforeEach(func() {
+		goroutines := gleak.Goroutines()
+		log := logrus.New()
+		log.SetOutput(GinkgoWriter)
+		pt, err := portal.New(context.Background(), portal.ModeNone, portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		refuse = map[netip.AddrPort]bool{}
+		o := proxy.Defaults()
+		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
+		events = o.Trace.Reader(true)
+		o.TCPOnly = errors.New("a tunnel carries TCP only")
+		o.Dial = func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
+			c, err := o.DirectDial(ctx, to)
+			if err != nil {
+				return nil, err
+			}
+			t := tunnel{TCPConn: c.(*net.TCPConn)}
+			if refuse[to.Addr] {
+				t.verdict = refusal
+			}
+			return t, nil
+		}
+		p = proxy.New(o)
+		DeferCleanup(func() {
+			p.Stop()
+			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			defer cancel()
+			p.Drain(ctx)
+			Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(goroutines))
+		})
+	})
+	// told returns the events of the connections so far, once the last has ended.
+	told := func() (list []trace.Event) {
+		GinkgoHelper()
+		Eventually(p.Connections).Should(BeZero())
+		buf := make([]trace.Event, 100)
+		n, _, err := events.Next(context.Background(), buf)
+		Expect(err).NotTo(HaveOccurred())
+		for _, e := range buf[:n] {
+			if e.Kind == trace.Attempt || e.Kind == trace.Closed {
+				list = append(list, e)
+			}
+		}
+		return list
+	}
+
+	DescribeTable("what a client sends before an endpoint is confirmed goes to the endpoint that is",
+		func(question string) {
+			dead, alive := server(swallow), server(echo)
+			refuse[dead] = true
+			at := serve(config.TCP, dead, alive)
+			var clients sync.WaitGroup
+			for range 2 { // whichever endpoint's turn it is
+				c := connect(at)
+				clients.Go(func() {
+					defer GinkgoRecover()
+					go func() {
+						_, _ = io.Copy(c, strings.NewReader(question))
+						_ = c.CloseWrite()
+					}()
+					answer, err := io.ReadAll(c)
+					Expect(err).NotTo(HaveOccurred())
+					Expect(string(answer)).To(Equal(question))
+				})
+			}
+			clients.Wait()
+			var attempts, failed int
+			for _, e := range told() {
+				switch {
+				case e.Kind == trace.Closed:
+					Expect(e.ToEndpoint).To(BeEquivalentTo(len(question)), "%s", e)
+					Expect(e.ToClient).To(BeEquivalentTo(len(question)), "%s", e)
+				case e.Err != "":
+					Expect(e.Err).To(Equal(refusal.Error()))
+					failed++
+				default:
+					attempts++
+				}
+			}
+			Expect(attempts).To(Equal(2))
+			Expect(failed).To(Equal(1), "and then it is in quarantine")
+		},
+		Entry("a few bytes", "GET /"),
+		Entry("more than is kept", strings.Repeat("0123456789abcdef", 20_000)),
+	)
+
+	It("does not serve other protocols, and says why", func() {
+		Expect(serve(config.UDP, netip.MustParseAddrPort("10.0.0.1:53"))).To(BeEmpty())
+		problem := p.Status()[0].Problem
+		Expect(problem.Reason).To(Equal(proxy.ReasonProtocol))
+		Expect(problem.Err).To(MatchError("only TCP is served: a tunnel carries TCP only"))
+	})
+})

@@ -1,0 +1,134 @@
+package localhost
+
+import (
+	"context"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// interval is how often it is looked who listens here, and how soon a port that
+// was taken there is tried again.
+const interval = 500 * time.Millisecond
+
+// Mirror serves loopback servers of this network namespace in another one.
+type Mirror struct {
+	proxy  *proxy.Proxy
+	served map[server]bool
+}
+
+// New returns a mirror that listens on sockets that socket makes, in the other
+// namespace; see proxy.Options.Socket.
+func New(socket func(domain, kind, protocol int) (fd int, err error)) *Mirror {
+	options := proxy.Defaults()
+	options.Portal, options.Trace, options.Log = onLoopback{}, trace.NewLog(1), silent()
+	options.Socket = socket
+	options.Schedule = []time.Duration{10 * time.Second} // who does not answer here has no other endpoint
+	options.Quarantine.First = 0
+	options.CheckInterval = interval
+	return &Mirror{proxy: proxy.New(options), served: map[server]bool{}}
+}
+
+// silent returns a log for nobody: that a port is taken there is no fault.
+func silent() *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+// Refresh looks who listens here, and serves that there.
+func (m *Mirror) Refresh() {
+	now := map[server]bool{}
+	for _, file := range []string{"tcp", "tcp6", "udp", "udp6"} {
+		f, err := os.Open(filepath.Join("/proc/net", file))
+		if err != nil {
+			continue // without IPv6 there are two
+		}
+		for _, s := range servers(file, f, ephemeralPorts()) {
+			now[s] = true
+		}
+		f.Close()
+	}
+	var changes []config.Service
+	for s := range m.served {
+		if !now[s] {
+			changes = append(changes, config.Service{Name: s.name()})
+		}
+	}
+	for s := range now {
+		if !m.served[s] {
+			changes = append(changes, s.service())
+		}
+	}
+	m.served = now
+	if len(changes) > 0 {
+		m.proxy.Apply(changes)
+	}
+}
+
+// Run refreshes the mirror until ctx ends, and then ends its connections.
+func (m *Mirror) Run(ctx context.Context) {
+	go m.proxy.Run(ctx)
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			m.proxy.Stop()
+			m.proxy.Drain(ctx)
+			return
+		case <-ticker.C:
+			m.Refresh()
+		}
+	}
+}
+
+// server is somebody who listens on a loopback address.
+type server struct {
+	protocol config.Protocol
+	at       netip.AddrPort
+}
+
+func (s server) name() types.NamespacedName {
+	return types.NamespacedName{Namespace: "localhost", Name: string(s.protocol) + " " + s.at.String()}
+}
+
+// service returns a Service with the server as its endpoint, at the same address.
+func (s server) service() config.Service {
+	name := s.name()
+	endpoints := []config.Endpoint{{Addr: s.at, Ready: true, Serving: true}}
+	return config.Service{Name: name, Ports: []config.ServicePort{{
+		ID:        config.PortID{Namespace: name.Namespace, Service: name.Name, Family: config.FamilyOf(s.at.Addr())},
+		Protocol:  s.protocol,
+		VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: s.at.Addr(), Port: s.at.Port()}},
+		Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
+	}}}
+}
+
+// onLoopback is the portal to addresses that are there already.
+type onLoopback struct{}
+
+func (onLoopback) Mode() string { return portal.ModeNone }
+
+func (onLoopback) Listen(_ string, targets []portal.Target) (binds []portal.Bind) {
+	for _, t := range targets {
+		binds = append(binds, portal.Bind{Addr: netip.AddrPortFrom(t.Addr, t.Port), Targets: []portal.Target{t}})
+	}
+	return binds
+}
+
+func (onLoopback) Apply(context.Context, []portal.Rule, []portal.Target) error { return nil }
+func (onLoopback) SetLocalSources([]netip.Prefix)                              {}
+func (onLoopback) Check(context.Context) (int, error)                          { return 0, nil }
+func (onLoopback) Compare(context.Context) ([]portal.Comparison, error)        { return nil, nil }
+func (onLoopback) Remove(context.Context) error                                { return nil }

@@ -1,0 +1,108 @@
+package localhost
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+)
+
+// States of sockets in /proc/net (include/net/tcp_states.h): of a TCP listener, and
+// of a UDP socket that is not connected.
+const (
+	stateListen = "0A"
+	stateClose  = "07"
+)
+
+// servers returns who may be reached on a loopback address, according to a file of
+// /proc/net (proc(5)): tcp, tcp6, udp or udp6. Who listens on all addresses
+// does on that of loopback; but a UDP socket like that with one of the
+// ephemeral ports is a client's.
+func servers(file string, r io.Reader, ephemeral portal.PortRange) (all []server) {
+	protocol, state := config.TCP, stateListen
+	if strings.HasPrefix(file, "udp") {
+		protocol, state = config.UDP, stateClose
+	}
+	lines := bufio.NewScanner(r)
+	lines.Scan() // headings
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text()) // number, local address, remote address, state
+		if len(fields) < 4 {
+			continue
+		}
+		if fields[3] != state {
+			if protocol == config.TCP {
+				break // listeners come first; there may be many connections
+			}
+			continue
+		}
+		at, err := parseAddrPort(fields[1])
+		if err != nil || at.Port() == 0 {
+			continue
+		}
+		any := at.Addr().IsUnspecified()
+		if any && protocol == config.UDP && ephemeral.First <= at.Port() && at.Port() <= ephemeral.Last {
+			continue
+		}
+		for _, addr := range loopback(at.Addr()) {
+			all = append(all, server{protocol, netip.AddrPortFrom(addr, at.Port())})
+		}
+	}
+	return all
+}
+
+// loopback returns the loopback addresses at which a socket bound to addr can be
+// reached. One on all addresses of IPv6 takes IPv4 as well unless it said not to,
+// which cannot be seen here.
+func loopback(addr netip.Addr) []netip.Addr {
+	v4 := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	switch {
+	case addr == netip.IPv6Unspecified():
+		return []netip.Addr{netip.IPv6Loopback(), v4}
+	case addr.IsUnspecified():
+		return []netip.Addr{v4}
+	case addr.IsLoopback():
+		return []netip.Addr{addr}
+	}
+	return nil
+}
+
+// parseAddrPort parses "0100007F:1F90": the address as words of 32 bits in the
+// machine's byte order, and the port.
+func parseAddrPort(s string) (netip.AddrPort, error) {
+	addrText, portText, _ := strings.Cut(s, ":")
+	bytes, err := hex.DecodeString(addrText)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	for i := 0; i+4 <= len(bytes); i += 4 {
+		binary.NativeEndian.PutUint32(bytes[i:], binary.BigEndian.Uint32(bytes[i:]))
+	}
+	addr, ok := netip.AddrFromSlice(bytes)
+	if !ok {
+		return netip.AddrPort{}, fmt.Errorf("%q is no address", addrText)
+	}
+	port, err := strconv.ParseUint(portText, 16, 16)
+	return netip.AddrPortFrom(addr.Unmap(), uint16(port)), err
+}
+
+// ephemeralPorts returns the ports that the kernel gives to clients, or none if it
+// does not tell.
+func ephemeralPorts() (r portal.PortRange) {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &r.First, &r.Last)
+	}
+	if err != nil {
+		return portal.PortRange{}
+	}
+	return r
+}

@@ -1,0 +1,76 @@
+package portforward
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// Each step asks for an endpoint, whose network answers in some way, and says which
+// ways must have been tried.
+func TestAutoRemembersWhichNetworksAreWithinReach(t *testing.T) {
+	answers, refuses, silent := error(nil), error(syscall.ECONNREFUSED), errors.New("silent")
+	unreachable := error(syscall.ENETUNREACH)
+	type step struct {
+		endpoint string
+		direct   error // what becomes of a direct connection
+		later    time.Duration
+		tried    string
+	}
+	for name, steps := range map[string][]step{
+		"one that answers is dialed directly from then on, also when an endpoint refuses": {
+			{"10.1.0.1:80", answers, 0, "direct"}, {"10.1.0.2:80", refuses, 0, "direct"}, {"10.1.0.2:80", silent, 0, "direct"}},
+		"one that does not is not tried again": {
+			{"10.1.0.1:80", silent, 0, "direct else"}, {"10.1.0.2:80", answers, 0, "else"}, {"10.1.0.2:80", answers, 59 * time.Second, "else"}},
+		"one without a route": {
+			{"10.1.0.1:80", unreachable, 0, "direct else"}, {"10.1.0.2:80", unreachable, 0, "else"}},
+		"but after a minute": {
+			{"10.1.0.1:80", silent, 0, "direct else"}, {"10.1.0.2:80", answers, time.Minute, "direct"}},
+		"one that was within reach is looked at again after a minute": {
+			{"10.1.0.1:80", answers, 0, "direct"}, {"10.1.0.1:80", silent, time.Minute, "direct else"}, {"10.1.0.1:80", silent, 0, "else"}},
+		"a refusal says nothing": {
+			{"10.1.0.1:80", refuses, 0, "direct else"}, {"10.1.0.2:80", refuses, 0, "direct else"}, {"10.1.0.3:80", answers, 0, "direct"}},
+		"each network is for itself": {
+			{"10.1.0.1:80", silent, 0, "direct else"}, {"10.1.1.1:80", answers, 0, "direct"}, {"10.1.0.9:80", answers, 0, "else"}},
+		"of IPv6 too": {
+			{"[fd00::1]:80", silent, 0, "direct else"}, {"[fd00::ffff:1]:80", answers, 0, "else"}, {"[fd00:0:0:1::1]:80", answers, 0, "direct"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var now step
+				var tried string
+				auto := Auto{
+					Direct: func(ctx context.Context, _ *config.Endpoint) (forward.Conn, error) {
+						tried += " direct"
+						if now.direct == silent {
+							<-ctx.Done()
+							return nil, ctx.Err()
+						}
+						return nil, now.direct
+					},
+					Else: func(context.Context, *config.Endpoint) (forward.Conn, error) {
+						tried += " else"
+						return nil, nil
+					},
+				}
+				for i, s := range steps {
+					now, tried = s, ""
+					time.Sleep(s.later)
+					ctx, cancel := context.WithTimeout(t.Context(), Schedule[0])
+					_, _ = auto.Dial(ctx, &config.Endpoint{Addr: netip.MustParseAddrPort(s.endpoint)})
+					cancel()
+					if tried != " "+s.tried {
+						t.Errorf("step %d: tried%s, not %s", i+1, tried, s.tried)
+					}
+				}
+			})
+		})
+	}
+}

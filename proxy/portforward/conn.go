@@ -1,0 +1,223 @@
+package portforward
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"k8s.io/streaming/pkg/httpstream"
+)
+
+// confirmTime is how long an endpoint that says nothing is given to refuse. A
+// refusal comes as soon as the node has tried to connect within the Pod, which it
+// begins when it answers for the streams: on a node that is busy, after some tens
+// of milliseconds.
+const confirmTime = 200 * time.Millisecond
+
+// causeTime is how long after the end of the data the error stream may say why.
+const causeTime = time.Second
+
+// Conn is a connection to a port in a Pod. It is a forward.Conn.
+type Conn struct {
+	dialer *Dialer
+	via    *connection
+	data   httpstream.Stream
+	errs   httpstream.Stream
+
+	written  atomic.Bool   // something was handed to the stream
+	answered chan struct{} // closed when first, or its failing, is there
+	first    []byte        // what was read first, and not yet by Read
+	firstErr error
+
+	over    chan struct{} // closed when the node has ended the forwarding, and cause is set
+	cause   error         // nil for a regular end
+	closing sync.Once
+	closed  chan struct{}
+}
+
+func newConn(d *Dialer, via *connection, data, errs httpstream.Stream) *Conn {
+	c := &Conn{dialer: d, via: via, data: data, errs: errs,
+		answered: make(chan struct{}), over: make(chan struct{}), closed: make(chan struct{})}
+	_ = errs.Close() // nothing is ever written to it
+	go c.readErrors()
+	go c.readFirst()
+	return c
+}
+
+// readErrors finds out why the node ends the forwarding.
+func (c *Conn) readErrors() {
+	defer close(c.over)
+	message, err := io.ReadAll(io.LimitReader(c.errs, maxMessage))
+	switch {
+	case len(message) > 0:
+		c.cause = causeOf(string(message))
+	case err != nil:
+		c.cause = err
+	default:
+		select {
+		case <-c.via.http.CloseChan():
+			c.cause = errLost
+		default:
+		}
+	}
+}
+
+// maxMessage bounds what a node may say about an error.
+const maxMessage = 16 << 10
+
+// firstSize is as much as is read before somebody asks for it.
+const firstSize = 4 << 10
+
+func (c *Conn) readFirst() {
+	defer close(c.answered)
+	buf := make([]byte, firstSize)
+	n, err := c.data.Read(buf)
+	c.first, c.firstErr = buf[:n], err
+}
+
+// Confirm waits until the endpoint has sent something, or has had the time to
+// refuse. It returns an error if nothing that was written has reached the endpoint,
+// so that all of it can be written to another one.
+func (c *Conn) Confirm() error {
+	timer := time.NewTimer(confirmTime)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-c.over:
+	case <-c.answered:
+		if len(c.first) > 0 {
+			return nil
+		}
+		select {
+		case <-c.over: // it says why
+		case <-timer.C:
+			return nil
+		}
+	}
+	if c.cause == nil || c.written.Load() && !c.refused() {
+		return nil
+	}
+	return c.cause
+}
+
+// refused reports whether the node says that there was no connection to the
+// endpoint, and not that one broke.
+func (c *Conn) refused() bool {
+	var node nodeError
+	if !errors.As(c.cause, &node) {
+		return false
+	}
+	for _, sign := range []string{"reset by peer", "broken pipe", "use of closed", "EOF"} {
+		if strings.Contains(string(node), sign) {
+			return false
+		}
+	}
+	return true
+}
+
+// nodeError is what a node says on the error stream.
+type nodeError string
+
+func (e nodeError) Error() string { return string(e) }
+
+// causeOf returns the error that a node's message is about.
+func causeOf(message string) error {
+	err := nodeError(strings.TrimSpace(message))
+	if strings.Contains(message, "connection refused") {
+		return fmt.Errorf("%w: %w", syscall.ECONNREFUSED, err)
+	}
+	return err
+}
+
+// Read implements net.Conn.
+func (c *Conn) Read(p []byte) (int, error) {
+	<-c.answered
+	if len(c.first) > 0 {
+		n := copy(p, c.first)
+		c.first = c.first[n:]
+		return n, nil
+	}
+	err := c.firstErr
+	if err == nil {
+		var n int
+		if n, err = c.data.Read(p); n > 0 {
+			return n, nil
+		}
+	}
+	return 0, c.endOfData(err)
+}
+
+// endOfData returns how the data ended: spdystream tells a reset from a FIN as
+// little as a connection that was lost.
+func (c *Conn) endOfData(err error) error {
+	timer := time.NewTimer(causeTime)
+	defer timer.Stop()
+	select {
+	case <-c.closed:
+		return net.ErrClosed
+	case <-c.over:
+		if c.cause != nil {
+			return c.cause
+		}
+	case <-timer.C:
+	}
+	return err
+}
+
+// Write implements net.Conn. It returns EPIPE once the endpoint is gone.
+func (c *Conn) Write(p []byte) (int, error) {
+	select {
+	case <-c.closed:
+		return 0, net.ErrClosed
+	case <-c.over:
+		return 0, syscall.EPIPE
+	default:
+	}
+	c.written.Store(true)
+	return c.data.Write(p)
+}
+
+// CloseWrite sends a FIN. What becomes of the other direction then is up to the
+// node: see the package's comment.
+func (c *Conn) CloseWrite() error { return c.data.Close() }
+
+// SetLinger does nothing: port-forward has no resets.
+func (c *Conn) SetLinger(int) error { return nil }
+
+// Close ends the connection. It does not wait for the network.
+func (c *Conn) Close() error {
+	c.closing.Do(func() {
+		close(c.closed)
+		go c.end()
+	})
+	return nil
+}
+
+func (c *Conn) end() {
+	_, _ = c.data.Reset(), c.errs.Reset() // they fail only if the connection is gone
+	c.via.http.RemoveStreams(c.data, c.errs)
+	c.dialer.leave(c.via)
+}
+
+// LocalAddr and RemoteAddr implement net.Conn. Neither has an address of its own.
+func (c *Conn) LocalAddr() net.Addr  { return addr(c.via.pod.String()) }
+func (c *Conn) RemoteAddr() net.Addr { return addr(c.via.pod.String()) }
+
+// addr is a Pod's name.
+type addr string
+
+func (addr) Network() string  { return "portforward" }
+func (a addr) String() string { return string(a) }
+
+// Streams have no deadlines.
+func (c *Conn) SetDeadline(time.Time) error      { return os.ErrNoDeadline }
+func (c *Conn) SetReadDeadline(time.Time) error  { return os.ErrNoDeadline }
+func (c *Conn) SetWriteDeadline(time.Time) error { return os.ErrNoDeadline }

@@ -1,0 +1,205 @@
+package portforward
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/transport/spdy"
+	"k8s.io/streaming/pkg/httpstream"
+)
+
+const (
+	// connectTime is how long others wait for a connection to a Pod that somebody
+	// has begun to make. Then the next one begins anew.
+	connectTime = 10 * time.Second
+	// idleTime is how long a connection to a Pod stays that has no streams.
+	idleTime = time.Minute
+)
+
+// errLost says that the connection to a Pod broke.
+var errLost = errors.New("the connection to the Pod was lost")
+
+// connection is one to a Pod, with many streams. Dialer.mu guards what comes after
+// err.
+type connection struct {
+	pod   pod
+	ready chan struct{} // closed when http or err is set
+
+	http httpstream.Connection
+	err  error
+
+	users   int // who has streams, or waits to open them
+	retired bool
+	idle    *time.Timer // set when there is nobody
+}
+
+// connect returns a connection to p on which streams can be opened. The caller is
+// one of its users until leave.
+func (d *Dialer) connect(ctx context.Context, p pod) (*connection, error) {
+	c, err := d.join(p)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-c.ready:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err == nil {
+		err = c.err
+	}
+	if err != nil {
+		d.leave(c)
+		return nil, err
+	}
+	return c, nil
+}
+
+// join makes the caller a user of the connection to p, which is made if there is
+// none.
+func (d *Dialer) join(p pod) (*connection, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, errors.New("port-forwarding has ended")
+	}
+	c := d.pods[p]
+	if c == nil {
+		c = &connection{pod: p, ready: make(chan struct{})}
+		d.pods[p] = c
+		go d.run(c)
+	}
+	c.users++
+	if c.idle != nil {
+		c.idle.Stop()
+		c.idle = nil
+	}
+	return c, nil
+}
+
+// run makes a connection, and forgets it when it has ended.
+func (d *Dialer) run(c *connection) {
+	late := time.AfterFunc(connectTime, func() { d.retire(c) })
+	c.http, c.err = d.upgrade(c.pod)
+	late.Stop()
+	close(c.ready)
+	if c.err == nil {
+		d.closeIfUnused(c) // whoever wanted it may have gone
+		<-c.http.CloseChan()
+	}
+	d.retire(c)
+}
+
+// upgrade asks the API server for a connection to a Pod: by WebSocket, and if that
+// cannot be had by SPDY, which API servers before 1.30 want.
+func (d *Dialer) upgrade(p pod) (httpstream.Connection, error) {
+	if !d.noWebSocket.Load() {
+		dialer, err := portforward.NewSPDYOverWebsocketDialerForStreaming(d.url(p), d.config)
+		if err != nil {
+			return nil, err
+		}
+		conn, err := negotiate(dialer)
+		if err == nil || !worthSPDY(err) {
+			return conn, d.plain(p, err)
+		}
+	}
+	transport, upgrader, err := spdy.RoundTripperFor(d.config)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := negotiate(spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, d.url(p)))
+	if err == nil {
+		d.noWebSocket.Store(true)
+	}
+	return conn, d.plain(p, err)
+}
+
+func negotiate(dialer httpstream.Dialer) (httpstream.Connection, error) {
+	conn, protocol, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
+	if err == nil && protocol != portforward.PortForwardProtocolV1Name {
+		conn.Close()
+		return nil, fmt.Errorf("the API server speaks another protocol for port-forward: %q", protocol)
+	}
+	return conn, err
+}
+
+// worthSPDY reports whether SPDY may do what WebSocket could not: that is refused
+// for want of the verb get, or is not known to the server or a proxy.
+func worthSPDY(err error) bool {
+	var upgrade *httpstream.UpgradeFailureError
+	if errors.As(err, &upgrade) {
+		return !apierrors.IsNotFound(upgrade.Cause)
+	}
+	return httpstream.IsHTTPSProxyError(err)
+}
+
+// leave ends what connect began.
+func (d *Dialer) leave(c *connection) {
+	d.mu.Lock()
+	c.users--
+	unused := c.users == 0
+	if unused && !c.retired && d.pods[c.pod] == c {
+		c.idle = time.AfterFunc(idleTime, func() { d.retire(c) })
+	}
+	d.mu.Unlock()
+	if unused {
+		d.closeIfUnused(c)
+	}
+}
+
+// retire takes c out of use: streams that are open go on, new ones get another
+// connection.
+func (d *Dialer) retire(c *connection) {
+	d.mu.Lock()
+	c.retired = true
+	if d.pods[c.pod] == c {
+		delete(d.pods, c.pod)
+	}
+	if c.idle != nil {
+		c.idle.Stop()
+		c.idle = nil
+	}
+	d.mu.Unlock()
+	d.closeIfUnused(c)
+}
+
+// closeIfUnused closes a connection that is retired and has no users.
+func (d *Dialer) closeIfUnused(c *connection) {
+	d.mu.Lock()
+	over := c.retired && c.users == 0
+	d.mu.Unlock()
+	if !over {
+		return
+	}
+	select {
+	case <-c.ready:
+		if c.http != nil {
+			go c.http.Close() // it writes to the network, which may be away
+		}
+	default: // run does it
+	}
+}
+
+// Close ends the connections to all Pods, and with them the streams that are open.
+func (d *Dialer) Close() {
+	d.mu.Lock()
+	d.closed = true
+	all := d.pods
+	d.pods = map[pod]*connection{}
+	d.mu.Unlock()
+	for _, c := range all {
+		d.retire(c)
+		select {
+		case <-c.ready:
+			if c.http != nil {
+				c.http.Close()
+			}
+		default:
+		}
+	}
+}

@@ -1,0 +1,160 @@
+package portforward
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/streaming/pkg/httpstream"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// Schedule is how long attempts through port-forward may take. The first one to a
+// Pod takes some five round trips to the API server, the others one.
+var Schedule = []time.Duration{2 * time.Second, 2 * time.Second, 4 * time.Second}
+
+// ErrTCPOnly says why UDP and SCTP service ports are not served.
+var ErrTCPOnly = errors.New("port-forward carries TCP only")
+
+// Dialer connects to Pods through an API server. Its methods may be called from any
+// goroutine.
+type Dialer struct {
+	config *rest.Config
+	base   *url.URL // of the API, with its version
+	log    logrus.FieldLogger
+
+	requests     atomic.Uint64 // numbers for pairs of streams
+	noWebSocket  atomic.Bool   // the API server, or what is in front of it, speaks SPDY only
+	toldOfRights sync.Map      // namespaces for which the log has said what is missing
+
+	mu     sync.Mutex
+	pods   map[pod]*connection // that new streams may use
+	closed bool
+}
+
+// pod is a Pod's name.
+type pod struct{ namespace, name string }
+
+func (p pod) String() string { return p.namespace + "/" + p.name }
+
+// New returns a Dialer for the API server that config is for. It connects to
+// nothing yet.
+func New(config *rest.Config, log logrus.FieldLogger) (*Dialer, error) {
+	base, version, err := rest.DefaultServerUrlFor(forCore(config))
+	if err != nil {
+		return nil, fmt.Errorf("the API server's URL %q: %w", config.Host, err)
+	}
+	return &Dialer{config: config, base: base.JoinPath(version), log: log, pods: map[pod]*connection{}}, nil
+}
+
+// forCore returns config with what makes the path of the core API.
+func forCore(config *rest.Config) *rest.Config {
+	core := rest.CopyConfig(config)
+	core.APIPath, core.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	return core
+}
+
+func (d *Dialer) url(p pod) *url.URL {
+	return d.base.JoinPath("namespaces", p.namespace, "pods", p.name, "portforward")
+}
+
+// Dial opens a connection to the endpoint's port in its Pod. It returns when ctx
+// ends. That the connection is open does not say that somebody listens in the Pod:
+// see [Conn.Confirm].
+func (d *Dialer) Dial(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
+	namespace, name, ok := strings.Cut(to.Pod, "/")
+	if !ok {
+		return nil, fmt.Errorf("the EndpointSlice names no Pod for %s (targetRef), and port-forward reaches Pods only", to.Addr.Addr())
+	}
+	c, err := d.connect(ctx, pod{namespace, name})
+	if err != nil {
+		return nil, err
+	}
+	conn, err := d.open(ctx, c, to.Addr.Port())
+	if err != nil {
+		d.leave(c)
+		return nil, err
+	}
+	return conn, nil
+}
+
+// open opens the streams for one client on c.
+func (d *Dialer) open(ctx context.Context, c *connection, port uint16) (*Conn, error) {
+	headers := func(kind string) http.Header {
+		h := http.Header{}
+		h.Set(corev1.StreamType, kind)
+		h.Set(corev1.PortHeader, strconv.Itoa(int(port)))
+		return h
+	}
+	request := strconv.FormatUint(d.requests.Add(1), 10)
+	made := make(chan stream, 2)
+	for _, kind := range []string{corev1.StreamTypeError, corev1.StreamTypeData} {
+		h := headers(kind)
+		h.Set(corev1.PortForwardRequestIDHeader, request)
+		go func() {
+			s, err := c.http.CreateStream(h) // waits for an answer, 30 s at the most
+			made <- stream{kind, s, err}
+		}()
+	}
+	pair := map[string]httpstream.Stream{}
+	for range cap(made) {
+		select {
+		case s := <-made:
+			if s.err != nil {
+				d.abandon(c, made, pair)
+				return nil, fmt.Errorf("opening a stream to Pod %s: %w", c.pod, s.err)
+			}
+			pair[s.kind] = s.Stream
+		case <-c.http.CloseChan():
+			return nil, errLost
+		case <-ctx.Done():
+			d.abandon(c, made, pair)
+			return nil, ctx.Err()
+		}
+	}
+	return newConn(d, c, pair[corev1.StreamTypeData], pair[corev1.StreamTypeError]), nil
+}
+
+// stream is one that was opened, or not.
+type stream struct {
+	kind string
+	httpstream.Stream
+	err error
+}
+
+// abandon takes c out of use, since it does not answer, and resets those of two
+// streams that have come about or still do.
+func (d *Dialer) abandon(c *connection, made <-chan stream, pair map[string]httpstream.Stream) {
+	d.retire(c)
+	reset := func(s httpstream.Stream) {
+		_ = s.Reset()
+		c.http.RemoveStreams(s)
+	}
+	for _, s := range pair {
+		go reset(s) // it may wait for the network
+	}
+	go func() {
+		for range cap(made) - len(pair) {
+			select {
+			case s := <-made:
+				if s.err == nil {
+					reset(s.Stream)
+				}
+			case <-c.http.CloseChan():
+				return
+			}
+		}
+	}()
+}

@@ -1,0 +1,247 @@
+package socks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gleak"
+	"github.com/sirupsen/logrus"
+	xproxy "golang.org/x/net/proxy"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+func TestSOCKS(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "proxy/socks")
+}
+
+var _ = DescribeTable("a host name", func(host string, want string) {
+	name, certain, ok := serviceOf(host)
+	got := "no Service"
+	switch {
+	case ok && certain:
+		got = name.String()
+	case ok:
+		got = "perhaps " + name.String()
+	case certain:
+		got = "nothing"
+	}
+	Expect(got).To(Equal(want))
+},
+	Entry(nil, "web", "perhaps default/web"),
+	Entry(nil, "web.shop", "perhaps shop/web"),
+	Entry(nil, "web.shop.svc", "shop/web"),
+	Entry(nil, "web.shop.svc.cluster.local", "shop/web"),
+	Entry(nil, "Web.Shop.SVC.Cluster.Local.", "shop/web"),
+	Entry(nil, "example.com", "perhaps com/example"),
+	Entry(nil, "www.example.com", "no Service"),
+	Entry(nil, "shop.svc", "nothing"),
+	Entry(nil, "web-0.web.shop.svc", "nothing"),
+	Entry(nil, "10-0-0-1.shop.pod.cluster.local", "nothing"),
+	Entry(nil, "kubernetes.cluster.local", "nothing"),
+	Entry(nil, ".", "no Service"),
+)
+
+var _ = Describe("the SOCKS server", func() {
+	var (
+		p      *proxy.Proxy
+		events *trace.Reader
+		dialer xproxy.Dialer
+		at     string // where the server listens
+	)
+	// backend answers with its name and what it is asked, a line.
+	backend := func(name string) netip.AddrPort {
+		GinkgoHelper()
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer c.Close()
+					question, _ := io.ReadAll(c)
+					fmt.Fprintf(c, "%s: %s", name, question)
+				}()
+			}
+		}()
+		return l.Addr().(*net.TCPAddr).AddrPort()
+	}
+	closed := func() netip.AddrPort {
+		GinkgoHelper()
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		defer l.Close()
+		return l.Addr().(*net.TCPAddr).AddrPort()
+	}
+	service := func(namespace, name, vip string, endpoints ...netip.AddrPort) config.Service {
+		port := config.ServicePort{
+			ID: config.PortID{Namespace: namespace, Service: name, Family: config.IPv4}, Protocol: config.TCP,
+			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr(vip), Port: 80}},
+		}
+		for _, e := range endpoints {
+			port.Endpoints = append(port.Endpoints, config.Endpoint{Addr: e, Ready: true})
+		}
+		port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
+		return config.Service{Name: types.NamespacedName{Namespace: namespace, Name: name}, Ports: []config.ServicePort{port}}
+	}
+	ask := func(address string) (string, error) {
+		c, err := dialer.Dial("tcp", address)
+		if err != nil {
+			return "", err
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			return "", err
+		}
+		if _, err := io.WriteString(c, "who?"); err != nil {
+			return "", err
+		}
+		half, ok := c.(interface{ CloseWrite() error })
+		if !ok {
+			return "", errors.New("no CloseWrite")
+		}
+		if err := half.CloseWrite(); err != nil {
+			return "", err
+		}
+		answer, err := io.ReadAll(c)
+		return string(answer), err
+	}
+
+	BeforeEach(func() {
+		goroutines := gleak.Goroutines()
+		log := logrus.New()
+		log.SetOutput(GinkgoWriter)
+		log.SetLevel(logrus.DebugLevel)
+		pt, err := portal.New(context.Background(), portal.ModeNone, portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		o := proxy.Defaults()
+		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
+		p = proxy.New(o)
+		events = p.Trace.Reader(true)
+		s, err := Listen("127.0.0.1:0", p, log)
+		Expect(err).NotTo(HaveOccurred())
+		ctx, cancel := context.WithCancel(context.Background())
+		go s.Serve(ctx)
+		at = s.Addr().String()
+		socks, err := xproxy.SOCKS5("tcp", at, nil, tcpDialer{})
+		Expect(err).NotTo(HaveOccurred())
+		dialer = socks
+		DeferCleanup(func() {
+			cancel()
+			p.Stop()
+			short, over := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			defer over()
+			p.Drain(short)
+			s.Close()
+			Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(goroutines))
+		})
+	})
+
+	It("leads to a Service by each of its names, and by its cluster IP", func() {
+		p.Apply([]config.Service{service("default", "web", "10.96.0.10", backend("web")), service("shop", "web", "10.96.0.11", backend("shop"))})
+		for _, host := range []string{"web", "web.default", "web.default.svc", "web.default.svc.cluster.local", "web.default.svc.cluster.local.", "10.96.0.10"} {
+			Expect(ask(host+":80")).To(Equal("web: who?"), host)
+		}
+		Expect(ask("web.shop:80")).To(Equal("shop: who?"))
+	})
+
+	It("makes connections like any other: attempts, and a trace with the client's address", func() {
+		p.Apply([]config.Service{service("default", "web", "10.96.0.10", closed(), backend("web"))})
+		Expect(ask("web:80")).To(Equal("web: who?"))
+		Expect(ask("web:80")).To(Equal("web: who?"))
+		Eventually(p.Connections).Should(BeZero())
+		buf := make([]trace.Event, 100)
+		n, _, err := events.Next(context.Background(), buf)
+		Expect(err).NotTo(HaveOccurred())
+		var told strings.Builder
+		for _, e := range buf[:n] {
+			fmt.Fprintln(&told, e)
+		}
+		Expect(told.String()).To(MatchRegexp(`accepted 127\.0\.0\.1:\d+ → 10\.96\.0\.10:80`))
+		Expect(told.String()).To(MatchRegexp(`attempt 1 → .*connection refused`))
+		Expect(told.String()).To(MatchRegexp(`closed after .*client-closed, 4 bytes to .*, 9 bytes to the client`))
+	})
+
+	It("says how it is with a Service that cannot be reached", func() {
+		p.Apply([]config.Service{service("default", "empty", "10.96.0.12")})
+		for host, want := range map[string]string{
+			"empty:80": "connection refused", "10.96.0.12:80": "connection refused", "empty:81": "connection refused",
+			"nobody.default.svc:80": "host unreachable", "web-0.web.default.svc.cluster.local:80": "host unreachable",
+		} {
+			_, err := ask(host)
+			Expect(err).To(MatchError(ContainSubstring(want)), host)
+		}
+	})
+
+	It("connects to everything else directly", func() {
+		p.Apply([]config.Service{service("default", "web", "10.96.0.10", backend("web"))})
+		other := backend("other")
+		Expect(ask(other.String())).To(Equal("other: who?"))
+		Expect(ask(fmt.Sprintf("localhost:%d", other.Port()))).To(Equal("other: who?"))
+		_, err := ask(closed().String())
+		Expect(err).To(MatchError(ContainSubstring("connection refused")))
+	})
+
+	It("resets the client if every attempt fails", func() {
+		o := closed()
+		p.Apply([]config.Service{service("default", "web", "10.96.0.10", o)})
+		c, err := dialer.Dial("tcp", "web:80")
+		Expect(err).NotTo(HaveOccurred())
+		defer c.Close()
+		Expect(c.SetDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
+		_, err = c.Read(make([]byte, 1))
+		Expect(err).To(MatchError(ContainSubstring("connection reset by peer")))
+	})
+
+	It("takes what a client sends before it has got an answer", func() {
+		p.Apply([]config.Service{service("default", "web", "10.96.0.10", backend("web"))})
+		c, err := net.Dial("tcp", at)
+		Expect(err).NotTo(HaveOccurred())
+		defer c.Close()
+		_, err = c.Write([]byte("\x05\x01\x00" + "\x05\x01\x00\x03\x03web\x00\x50" + "who?"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.(*net.TCPConn).CloseWrite()).To(Succeed())
+		Expect(c.SetDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
+		answer, err := io.ReadAll(c)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(answer)).To(HaveSuffix("web: who?"))
+	})
+
+	DescribeTable("does not serve other commands", func(command byte) {
+		c, err := net.Dial("tcp", at)
+		Expect(err).NotTo(HaveOccurred())
+		defer c.Close()
+		_, err = c.Write([]byte{5, 1, 0, 5, command, 0, 1, 127, 0, 0, 1, 0, 80})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.SetDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
+		answer, err := io.ReadAll(c)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(answer[:4]).To(Equal([]byte{5, 0, 5, 7}), "command not supported")
+	},
+		Entry("BIND", byte(2)),
+		Entry("UDP ASSOCIATE", byte(3)),
+	)
+})
+
+// tcpDialer returns connections that can be half-closed.
+type tcpDialer struct{}
+
+func (tcpDialer) Dial(network, address string) (net.Conn, error) { return net.Dial(network, address) }

@@ -1,0 +1,96 @@
+package uplink
+
+import (
+	"net"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+	"gvisor.dev/gvisor/pkg/waiter"
+)
+
+const (
+	// udpIdle is how long a flow lasts without a datagram: RFC 4787 forbids a
+	// NAT to forget one in less than two minutes.
+	udpIdle = 2 * time.Minute
+	// maxUDPFlows bounds the flows, each of which has a socket; what is sent
+	// beyond it is lost.
+	maxUDPFlows = 4096
+	// maxDatagram is the largest that UDP can carry.
+	maxDatagram = 65535
+)
+
+// associate carries the datagrams of a client to one destination, and back. It
+// returns false, which the client is told as a refusal, if there is no way there.
+func (u *Uplink) associate(request *udp.ForwarderRequest) bool {
+	to := addrPort(request.ID().LocalAddress, request.ID().LocalPort)
+	if to.Addr().IsMulticast() {
+		return true // it goes nowhere, as it does behind a NAT
+	}
+	select {
+	case u.udp <- struct{}{}:
+	default:
+		return true // lost
+	}
+	server, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+	if err != nil {
+		<-u.udp
+		return false
+	}
+	var queue waiter.Queue
+	endpoint, failed := request.CreateEndpoint(&queue)
+	if failed != nil { // another datagram of the same flow was faster
+		server.Close()
+		<-u.udp
+		return true
+	}
+	u.flows.Go(func() {
+		defer func() { <-u.udp }()
+		u.exchange(gonet.NewUDPConn(&queue, endpoint), server)
+	})
+	return true
+}
+
+// exchange passes datagrams on until there has been none for udpIdle, or one side
+// fails, and closes both.
+func (u *Uplink) exchange(client, server net.Conn) {
+	var last atomic.Int64 // when there was a datagram, Unix nanoseconds
+	last.Store(time.Now().UnixNano())
+	pass := func(to, from net.Conn) {
+		defer client.Close()
+		defer server.Close()
+		buf := make([]byte, maxDatagram)
+		for {
+			_ = from.SetReadDeadline(time.Unix(0, last.Load()).Add(udpIdle)) // fails if it is closed, which Read tells
+			n, err := from.Read(buf)
+			now := time.Now()
+			if err != nil {
+				if timeout, ok := err.(net.Error); ok && timeout.Timeout() && now.UnixNano()-last.Load() < int64(udpIdle) {
+					continue // there was one the other way
+				}
+				return
+			}
+			last.Store(now.UnixNano())
+			if _, err := to.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+	}
+	stop := make(chan struct{})
+	go func() {
+		select {
+		case <-u.ctx.Done():
+			client.Close()
+		case <-stop:
+		}
+	}()
+	back := make(chan struct{})
+	go func() {
+		pass(client, server)
+		close(back)
+	}()
+	pass(server, client)
+	<-back
+	close(stop)
+}

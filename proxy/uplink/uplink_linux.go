@@ -1,0 +1,127 @@
+package uplink
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/link/fdbased"
+	"gvisor.dev/gvisor/pkg/tcpip/link/nested"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+)
+
+// Uplink carries what comes out of one TUN device.
+type Uplink struct {
+	device *os.File
+	stack  *stack.Stack
+
+	ctx    context.Context // ends with the uplink
+	cancel context.CancelFunc
+	flows  sync.WaitGroup // connections and UDP flows
+	udp    chan struct{}  // one element for each UDP flow
+}
+
+// nic is the only network card of the stack.
+const nic tcpip.NICID = 1
+
+// maxDials is how many connections may be under way to their destinations; a SYN
+// beyond that is lost, and sent again by the kernel.
+const maxDials = 1024
+
+// Start begins to carry what device, a TUN device, says: packets of mtu bytes at
+// the most, without further headers. The uplink closes the device.
+func Start(device *os.File, mtu uint32) (*Uplink, error) {
+	link, err := fdbased.New(&fdbased.Options{FDs: []int{int(device.Fd())}, MTU: mtu})
+	if err != nil {
+		device.Close()
+		return nil, fmt.Errorf("starting the TCP/IP stack for other networks: %w", err)
+	}
+	u := &Uplink{
+		device: device,
+		stack: stack.New(stack.Options{
+			NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
+			TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
+		}),
+		udp: make(chan struct{}, maxUDPFlows),
+	}
+	u.ctx, u.cancel = context.WithCancel(context.Background())
+	u.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(u.stack, 0, maxDials, u.connect).HandlePacket)
+	u.stack.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(u.stack, u.associate).HandlePacket)
+	if err := u.open(withoutICMP(link)); err != nil {
+		u.Close()
+		return nil, fmt.Errorf("starting the TCP/IP stack for other networks: %w", err)
+	}
+	return u, nil
+}
+
+// open makes the stack take in whatever comes, and answer for whomever it was
+// sent to.
+func (u *Uplink) open(link stack.LinkEndpoint) error {
+	sack := tcpip.TCPSACKEnabled(true)
+	for _, err := range []tcpip.Error{
+		u.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &sack),
+		u.stack.CreateNIC(nic, link),
+		u.stack.SetPromiscuousMode(nic, true),
+		u.stack.SetSpoofing(nic, true),
+	} {
+		if err != nil {
+			return fmt.Errorf("%s", err)
+		}
+	}
+	u.stack.SetRouteTable([]tcpip.Route{
+		{Destination: header.IPv4EmptySubnet, NIC: nic},
+		{Destination: header.IPv6EmptySubnet, NIC: nic},
+	})
+	return nil
+}
+
+// Close ends all that is carried.
+func (u *Uplink) Close() {
+	u.cancel()
+	u.stack.Destroy()
+	u.flows.Wait()
+	u.device.Close()
+}
+
+// addrPort returns an address of the stack as netip has it.
+func addrPort(addr tcpip.Address, port uint16) netip.AddrPort {
+	a, _ := netip.AddrFromSlice(addr.AsSlice())
+	return netip.AddrPortFrom(a, port)
+}
+
+// icmpFilter keeps ICMP from the stack, which would answer every ping itself,
+// whomever it is for.
+type icmpFilter struct{ nested.Endpoint }
+
+func withoutICMP(link stack.LinkEndpoint) stack.LinkEndpoint {
+	f := &icmpFilter{}
+	f.Init(link, f)
+	return f
+}
+
+// DeliverNetworkPacket implements stack.NetworkDispatcher.
+func (f *icmpFilter) DeliverNetworkPacket(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
+	if !isICMP(protocol, pkt) {
+		f.Endpoint.DeliverNetworkPacket(protocol, pkt)
+	}
+}
+
+func isICMP(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) bool {
+	switch protocol {
+	case header.IPv4ProtocolNumber:
+		h, ok := pkt.Data().PullUp(header.IPv4MinimumSize)
+		return ok && header.IPv4(h).Protocol() == uint8(header.ICMPv4ProtocolNumber)
+	case header.IPv6ProtocolNumber:
+		h, ok := pkt.Data().PullUp(header.IPv6MinimumSize)
+		return ok && header.IPv6(h).NextHeader() == uint8(header.ICMPv6ProtocolNumber)
+	}
+	return false
+}

@@ -1,0 +1,19 @@
+//go:build !linux
+
+package uplink
+
+import (
+	"errors"
+	"os"
+)
+
+// Uplink needs Linux: there is none elsewhere.
+type Uplink struct{}
+
+// Start returns an error.
+func Start(device *os.File, _ uint32) (*Uplink, error) {
+	return nil, errors.New("an uplink needs Linux")
+}
+
+// Close does nothing.
+func (u *Uplink) Close() {}

@@ -1,0 +1,242 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/usherproxy/usher/test/cluster/control"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// developer creates a user who may see Services, and do with pods/portforward what
+// verbs say. It returns the user's kubeconfig.
+func (c *cluster) developer(verbs ...string) string {
+	GinkgoHelper()
+	ctx, name := context.Background(), "developer-"+c.namespace
+	subject := []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: name}}
+	allow := func(role string, rule rbacv1.PolicyRule) {
+		meta := metav1.ObjectMeta{Name: name + "-" + role}
+		object := &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{rule}}
+		Expect(c.api.RbacV1().ClusterRoles().Create(ctx, object, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
+		binding := &rbacv1.ClusterRoleBinding{ObjectMeta: meta, Subjects: subject,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: meta.Name}}
+		Expect(c.api.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
+	}
+	allow("services", rbacv1.PolicyRule{APIGroups: []string{"", "discovery.k8s.io"}, Resources: []string{"services", "endpointslices"}, Verbs: []string{"list", "watch"}})
+	allow("events", rbacv1.PolicyRule{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}})
+	if len(verbs) > 0 {
+		allow("portforward", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods/portforward"}, Verbs: verbs})
+	}
+	return plane.Kubeconfig(control.Identity{User: name}, plane.Server())
+}
+
+// laptop starts usher where the API server is, and no Pod: cluster IPs are
+// addresses there.
+func (c *cluster) laptop(kubeconfig string, args ...string) *usher {
+	GinkgoHelper()
+	cmd := exec.Command(usherRace, append([]string{"run", "--kubeconfig=" + kubeconfig, "--portal=address", "--trace", "--log-format=text"}, args...)...)
+	u := &usher{cluster: c, Session: startIn(controlSpace, cmd)}
+	DeferCleanup(func() {
+		u.Interrupt() // what it installed goes
+		Eventually(u.Session).WithTimeout(20 * time.Second).Should(gexec.Exit())
+		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
+		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("panic:"))
+	})
+	return u.serving()
+}
+
+// kill ends a Pod's server with all its connections, as the end of its containers
+// does, and returns how many those were.
+func (s *server) kill() int {
+	s.stop()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		_ = c.(*net.TCPConn).SetLinger(0)
+		c.Close()
+	}
+	return len(s.conns)
+}
+
+// What the trace says of connections, line by line.
+func (u *usher) told() string { return string(u.Out.Contents()) }
+
+var _ = Describe("--via=portforward", func() {
+	var (
+		c      *cluster
+		k      *kubelet
+		svc    *corev1.Service
+		pods   []*kubernetesPod
+		laptop *lab.Dialer // a client there
+	)
+	BeforeEach(func() {
+		c = newCluster()
+		k = c.startKubelet()
+		svc = c.service("web")
+		pods = nil
+		for n := 1; n <= 3; n++ {
+			pods = append(pods, c.startPod("web", n, remote))
+		}
+		for _, p := range pods {
+			c.awaitReady("web", p)
+		}
+		laptop = controlSpace.NewDialer(64)
+	})
+	all := func() []netip.AddrPort { return []netip.AddrPort{pods[0].addr, pods[1].addr, pods[2].addr} }
+	// three asks three times.
+	three := func() (list []netip.AddrPort) {
+		GinkgoHelper()
+		for range 3 {
+			name, err := ask(laptop, vip(svc))
+			Expect(err).NotTo(HaveOccurred())
+			list = append(list, name)
+		}
+		return list
+	}
+
+	It("uses all Pods of a Service in turn, with no rights but to see Services and to port-forward", func() {
+		u := c.laptop(c.developer("get", "create"), "--via=portforward")
+		Expect(three()).To(ConsistOf(all()))
+		Expect(k.forwarded.Load()).To(BeEquivalentTo(3))
+		Expect(string(u.Err.Contents())).NotTo(MatchRegexp("(?i)forbidden"))
+	})
+
+	It("falls back from WebSocket to SPDY, for which the verb create is enough", func() {
+		c.laptop(c.developer("create"), "--via=portforward")
+		Expect(three()).To(ConsistOf(all()))
+	})
+
+	It("loses nothing but the open streams of a Pod that goes away under load", func() {
+		u := c.laptop(c.developer("get", "create"), "--via=portforward", "--trace=false")
+		open, err := connect(laptop, vip(svc))
+		Expect(err).NotTo(HaveOccurred())
+		victim, others := pods[0], pods[1:]
+		if open.server == victim.addr {
+			victim, others = pods[1], []*kubernetesPod{pods[0], pods[2]}
+		}
+		l := startLoad(laptop, vip(svc), 50)
+		l.more(100)
+		broken := victim.kill()
+		l.more(50) // it is still listed
+		victim.remove()
+		l.more(100)
+		Expect(len(l.stop())).To(BeNumerically("<=", broken), "%s", l.failures)
+		Expect(open.works()).To(Succeed(), "those to other Pods go on")
+		for _, p := range others {
+			Expect(p.connections()).NotTo(BeZero())
+		}
+		AddReportEntry("connections", fmt.Sprintf("%d, of which %d were open to the Pod that went, and %d failed", l.count(), broken, len(l.failures)))
+		Expect(u.Session).NotTo(gexec.Exit())
+	})
+
+	It("tries the next Pod when one refuses, with what the client has sent", func() {
+		u := c.laptop(c.developer("get", "create"), "--via=portforward")
+		pods[0].stop()
+		for range 3 {
+			client, err := laptop.Dial("", vip(svc), 3*time.Second)
+			Expect(err).NotTo(HaveOccurred())
+			_, err = client.Write([]byte("question"))
+			Expect(err).NotTo(HaveOccurred())
+			name, err := readName(client)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(name).To(BeElementOf(pods[1].addr, pods[2].addr))
+			answer := make([]byte, len("question"))
+			_, err = io.ReadFull(client, answer)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(string(answer)).To(Equal("question"))
+			client.Close()
+		}
+		Expect(u.told()).To(ContainSubstring("web-1 (round robin): connection refused after"))
+		Expect(strings.Count(u.told(), ": connection refused after")).To(Equal(1), "then it is in quarantine")
+	})
+
+	It("resets the client when the Pod ends in the middle of an answer", func() {
+		c.laptop(c.developer("get", "create"), "--via=portforward")
+		open, err := connect(laptop, vip(svc))
+		Expect(err).NotTo(HaveOccurred())
+		for _, p := range pods {
+			p.kill()
+		}
+		Expect(open.SetDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
+		_, err = open.Read(make([]byte, 1))
+		Expect(err).To(MatchError(syscall.ECONNRESET))
+	})
+
+	It("carries many bytes both ways, and the Pod's FIN", func() {
+		u := c.laptop(c.developer("get", "create"), "--via=portforward")
+		open, err := connect(laptop, vip(svc))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(open.SetDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
+		question := strings.Repeat("0123456789abcdef", 1<<16)
+		go func() { _, _ = io.Copy(open, strings.NewReader(question)) }()
+		answer := make([]byte, len(question))
+		_, err = io.ReadFull(open, answer)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(answer) == question).To(BeTrue())
+		Expect(open.Conn.(*net.TCPConn).CloseWrite()).To(Succeed())
+		_, err = open.Read(make([]byte, 1))
+		Expect(err).To(MatchError(io.EOF))
+		Eventually(u.Out).Should(gbytes.Say(`closed after .* client-closed, %d bytes to `, len(question)))
+	})
+
+	It("says which rights are missing", func() {
+		u := c.laptop(c.developer(), "--via=portforward")
+		began := time.Now()
+		Expect(ask(laptop, vip(svc))).Error().To(MatchError(syscall.ECONNRESET))
+		Expect(time.Since(began)).To(BeNumerically("<", 2*time.Second), "no other Pod is tried")
+		Eventually(u.Err).Should(gbytes.Say("does not allow port-forward. What is needed: kubectl create role usher-portforward --verb=get,create --resource=pods/portforward -n " + c.namespace))
+		Eventually(u.Out).Should(gbytes.Say("port-forward is forbidden: get and create pods/portforward are needed in namespace " + c.namespace))
+	})
+
+	It("reports UDP Services, which it cannot carry", func() {
+		u := c.laptop(c.developer("get", "create"), "--via=portforward")
+		c.service("web-udp", func(s *corev1.Service) {
+			s.Spec.Selector = map[string]string{"app": "web"}
+			s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
+		})
+		Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("Service port is not served.*only TCP is served: port-forward carries TCP only.*ProtocolNotServed"))
+		Eventually(func(g Gomega) {
+			list, err := c.api.EventsV1().Events(c.namespace).List(context.Background(), metav1.ListOptions{})
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(list.Items).To(ContainElement(And(HaveField("Reason", "ProtocolNotServed"), HaveField("Regarding.Name", "web-udp"))))
+		}).WithTimeout(soon).Should(Succeed())
+	})
+
+	It("says that an endpoint is no Pod", func() {
+		other := c.service("other", noSelector)
+		c.write(c.slice("other", "a", endpoint(lab.Pod(1))))
+		u := c.laptop(c.developer("get", "create"), "--via=portforward")
+		Eventually(failure(laptop, vip(other))).WithTimeout(soon).Should(HaveOccurred())
+		Eventually(u.Out).Should(gbytes.Say("the EndpointSlice names no Pod for 10.244.0.11"))
+	})
+
+	Describe("auto", func() {
+		It("goes through the API server where Pods do not answer", func() {
+			c.laptop(c.developer("get", "create"), "--via=auto")
+			Expect(three()).To(ConsistOf(all()))
+			Expect(k.forwarded.Load()).To(BeEquivalentTo(3))
+		})
+		It("goes directly where they do, and needs no rights for that", func() {
+			c.usher("--via=auto", "--kubeconfig="+c.developer(), "--node-name=")
+			for range 3 {
+				Expect(ask(c.pod, vip(svc))).Error().NotTo(HaveOccurred())
+			}
+			Expect(k.forwarded.Load()).To(BeZero())
+		})
+	})
+})

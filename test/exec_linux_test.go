@@ -1,0 +1,359 @@
+package test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/creack/pty"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// nobody is an ordinary user, without any capability.
+const nobody = 65534
+
+var _ = Describe("usher exec, as an ordinary user", func() {
+	var (
+		l         *lab.Lab
+		home      string // where the command begins; the user may write there
+		manifests string
+		program   string
+	)
+	BeforeEach(func() {
+		for _, program := range []string{"curl", "dig", "getent", "pgrep", "python3"} {
+			missing(program)
+		}
+		l = lab.New()
+		home = openDir()
+		manifests = filepath.Join(home, "manifests")
+		Expect(os.Mkdir(manifests, 0o777)).To(Succeed())
+		Expect(os.Chmod(manifests, 0o777)).To(Succeed())
+		program = filepath.Join(home, "usher")
+		Expect(os.Link(usherBinary, program)).To(Or(Succeed(), MatchError(syscall.EXDEV)))
+		if _, err := os.Stat(program); err != nil {
+			Expect(exec.Command("cp", usherBinary, program).Run()).To(Succeed())
+		}
+		web := service{name: "web", clusterIP: "10.96.0.10", port: 80}
+		for n := range 3 {
+			at := netip.AddrPortFrom(lab.Pod(n+1), 8080)
+			serveText(l.Pods, at.String(), fmt.Sprintf("Pod %d\n", n+1))
+			web.endpoints = append(web.endpoints, at)
+		}
+		web.write(manifests)
+	})
+
+	// command returns usher exec in the node's network, as nobody.
+	command := func(args ...string) *exec.Cmd {
+		cmd := exec.Command(program, append([]string{"exec", "--manifests", manifests}, args...)...)
+		cmd.Dir = home
+		cmd.Env = append(os.Environ(), "HOME="+home)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		return cmd
+	}
+	start := func(cmd *exec.Cmd) *gexec.Session {
+		GinkgoHelper()
+		return launch(l.Node, cmd, manifests).Session
+	}
+	// output runs a script inside, which must succeed.
+	output := func(script string) string {
+		GinkgoHelper()
+		s := start(command("--", "sh", "-euc", script))
+		Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
+		Expect(s.Err.Contents()).To(BeEmpty())
+		return string(s.Out.Contents())
+	}
+
+	It("reaches a Service by name, on its own port, at all its endpoints", func() {
+		Expect(output(`for name in web web.default web.default.svc.cluster.local; do curl -fsS http://$name/; done`)).
+			To(Equal("Pod 1\nPod 2\nPod 3\n"))
+	})
+
+	It("reaches UDP Services", func() {
+		echo := startUDPEcho(l.Pods, netip.AddrPortFrom(lab.Pod(1), 7))
+		service{name: "echo", clusterIP: "10.96.0.14", port: 5007, protocol: "UDP", endpoints: []netip.AddrPort{echo}}.write(manifests)
+		Expect(output(`python3 -c '
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(5)
+s.sendto(b"hello", ("echo", 5007))
+print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
+	})
+
+	It("resolves names for the C library and for dig", func() {
+		Expect(strings.Fields(output("getent hosts web"))).To(HaveExactElements("10.96.0.10", "web.default.svc.cluster.local"))
+		Expect(output("dig +short SRV _main._tcp.web.default.svc.cluster.local")).To(Equal("0 100 80 web.default.svc.cluster.local.\n"))
+	})
+
+	It("gives the command the variables of Services, over those that it had", func() {
+		GinkgoT().Setenv("WEB_SERVICE_HOST", "192.0.2.99")
+		Expect(strings.Split(output("env | grep WEB_SERVICE_ | sort"), "\n")).
+			To(HaveExactElements("WEB_SERVICE_HOST=10.96.0.10", "WEB_SERVICE_PORT=80", "WEB_SERVICE_PORT_MAIN=80", ""))
+	})
+
+	It("leaves localhost and other networks as they are", func() {
+		serveText(l.Node, "127.0.0.1:3000", "on IPv4's loopback\n")
+		serveText(l.Node, "[::1]:3001", "on IPv6's loopback\n")
+		serveText(l.Outside, "192.0.2.2:8000", "elsewhere\n")
+		serveText(l.Outside, "[2001:db8::2]:8000", "elsewhere, by IPv6\n")
+		Expect(output(`for at in 127.0.0.1:3000 [::1]:3001 localhost:3000 192.0.2.2:8000 [2001:db8::2]:8000; do curl -fsS http://$at/; done`)).
+			To(Equal("on IPv4's loopback\non IPv6's loopback\non IPv4's loopback\nelsewhere\nelsewhere, by IPv6\n"))
+		By("a refusal being one, too")
+		Expect(output(`curl -sS http://192.0.2.2:8001/ 2>&1 || true`)).To(ContainSubstring("Failed to connect"))
+		Expect(output(`curl -sS http://127.0.0.1:3002/ 2>&1 || true`)).To(ContainSubstring("Failed to connect"))
+	})
+
+	It("lets a server that listens on localhost inside have its port, and shows those that come later outside", func() {
+		s := start(command("--", "sh", "-euc", `
+			mkdir inside && echo inside > inside/index.html
+			python3 -m http.server --bind 127.0.0.1 --directory inside 3003 >/dev/null 2>&1 &
+			until curl -fs http://127.0.0.1:3003/; do sleep 0.05; done
+			until curl -fs http://127.0.0.1:3004/; do sleep 0.05; done
+			curl -fs http://127.0.0.1:3003/`))
+		Eventually(s).WithTimeout(20 * time.Second).Should(gbytes.Say("inside"))
+		serveText(l.Node, "127.0.0.1:3003", "outside\n")
+		serveText(l.Node, "127.0.0.1:3004", "later\n")
+		Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Expect(string(s.Out.Contents())).To(Equal("inside\nlater\ninside\n"))
+	})
+
+	It("shows a Service that comes later", func() {
+		s := start(command("--", "sh", "-euc", `echo ready; until curl -fs http://late.default.svc.cluster.local/; do sleep 0.05; done`))
+		Eventually(s).WithTimeout(20 * time.Second).Should(gbytes.Say("ready"))
+		service{name: "late", clusterIP: "10.96.0.20", port: 80, endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod(1), 8080)}}.write(manifests)
+		written := time.Now()
+		Eventually(s).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+		AddReportEntry("from a manifest to the end of the command that waits for its Service", time.Since(written).String())
+	})
+
+	DescribeTable("has the command's exit code",
+		func(code int, words ...string) {
+			s := start(command(append([]string{"--"}, words...)...))
+			Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(code))
+		},
+		Entry("its own", 7, "sh", "-c", "exit 7"),
+		Entry("128 and the signal that ended it", 128+9, "sh", "-c", "kill -9 $$"),
+		Entry("127 if there is no such command", 127, "no-such-command"),
+		Entry("126 if it cannot be run", 126, "/etc/passwd"),
+	)
+
+	It("leaves user, working directory, input, output and arguments to the command", func() {
+		cmd := command("sh", "-c", `id -u; pwd; cat; echo "$0 $1" >&2; touch made`, "zero", "--trace")
+		cmd.Stdin = strings.NewReader("from outside\n")
+		s := start(cmd)
+		Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Expect(string(s.Out.Contents())).To(Equal(fmt.Sprintf("%d\n%s\nfrom outside\n", nobody, home)))
+		Expect(string(s.Err.Contents())).To(Equal("zero --trace\n"))
+		made, err := os.Stat(filepath.Join(home, "made"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(made.Sys().(*syscall.Stat_t).Uid).To(BeEquivalentTo(nobody))
+	})
+
+	It("gives the command no capabilities", func() {
+		Expect(output("grep -E 'Cap(Inh|Prm|Eff|Amb)' /proc/self/status | sort -u -k2 | cut -f2")).To(Equal("0000000000000000\n"))
+	})
+
+	It("passes on SIGTERM, and SIGINT where no terminal has done so", func() {
+		for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+			s := start(command("--", "sh", "-c", `trap "exit 3" TERM INT; echo ready; while :; do sleep 0.05; done`))
+			Eventually(s).WithTimeout(20 * time.Second).Should(gbytes.Say("ready"))
+			s.Signal(signal)
+			Eventually(s).WithTimeout(10 * time.Second).Should(gexec.Exit(3))
+		}
+	})
+
+	It("leaves the terminal to the command: job control, Ctrl-C, Ctrl-Z", func() {
+		missing("bash")
+		cmd := command("--", "bash", "--norc", "-i")
+		cmd.Env = append(cmd.Env, "PS1=ready> ", "TERM=dumb")
+		terminal := startPTY(l.Node, cmd)
+		Eventually(terminal.seen).WithTimeout(20 * time.Second).Should(gbytes.Say("ready> "))
+		terminal.enter("sleep 1000\n")
+		Eventually(terminal.seen).Should(gbytes.Say("sleep 1000"))
+		terminal.enter("\x1a") // Ctrl-Z
+		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("Stopped.*sleep 1000"))
+		terminal.enter("fg\n")
+		Eventually(terminal.seen).Should(gbytes.Say("sleep 1000"))
+		terminal.enter("\x03") // Ctrl-C
+		terminal.enter("echo code $?\n")
+		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("code 130"))
+		terminal.enter("exit 5\n")
+		Eventually(terminal.ended).WithTimeout(10 * time.Second).Should(Receive(Equal(5)))
+	})
+
+	DescribeTable("leaves nothing behind",
+		func(end func(*gexec.Session)) {
+			before := state(l.Node)
+			s := start(command("--", "sh", "-c", `
+				sleep 1000 & echo child $!
+				setsid sh -c 'echo daemon $$; exec sleep 1000' &
+				sleep 0.2; echo ready; trap "exit 0" INT; read line`))
+			Eventually(s).WithTimeout(20 * time.Second).Should(gbytes.Say("ready"))
+			pids := regexp.MustCompile(`(child|daemon) (\d+)`).FindAllStringSubmatch(string(s.Out.Contents()), -1)
+			Expect(pids).To(HaveLen(2))
+			helpers := descendants(s.Command.Process.Pid)
+			Expect(helpers).NotTo(BeEmpty())
+			end(s)
+			Eventually(s).WithTimeout(10 * time.Second).Should(gexec.Exit())
+			for _, match := range pids {
+				pid, _ := strconv.Atoi(match[2])
+				helpers = append(helpers, pid)
+			}
+			for _, pid := range helpers {
+				Eventually(func() bool { return running(pid) }).WithTimeout(5*time.Second).Should(BeFalse(), "process %d", pid)
+			}
+			Expect(state(l.Node)).To(Equal(before))
+			files, err := filepath.Glob(filepath.Join(os.TempDir(), "usher*"))
+			Expect(err).NotTo(HaveOccurred())
+			for _, file := range files {
+				info, err := os.Stat(file)
+				if err == nil {
+					Expect(info.Sys().(*syscall.Stat_t).Uid).NotTo(BeEquivalentTo(nobody), file)
+				}
+			}
+		},
+		Entry("after the command's end", func(s *gexec.Session) { s.Signal(syscall.SIGINT) }),
+		Entry("after kill -9 of usher", func(s *gexec.Session) { s.Kill() }),
+	)
+
+	It("is ready soon with a thousand Services", func() {
+		plain, err := gexec.Build("github.com/usherproxy/usher/cmd/usher") // the race detector is slow
+		Expect(err).NotTo(HaveOccurred())
+		Expect(os.Remove(program)).To(Succeed())
+		Expect(exec.Command("cp", plain, program).Run()).To(Succeed())
+		var all strings.Builder
+		for n := range 1000 {
+			fmt.Fprintln(&all, "---")
+			all.WriteString(service{name: fmt.Sprintf("many-%d", n), clusterIP: fmt.Sprintf("10.97.%d.%d", n/250, n%250+1), port: 80,
+				endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod(1), 8080)}}.yaml())
+		}
+		writeFile(filepath.Join(manifests, "many.yaml"), all.String())
+		started := time.Now()
+		Expect(output("curl -fsS http://many-999/")).To(Equal("Pod 1\n"))
+		took := time.Since(started)
+		AddReportEntry("usher exec with 1,000 Services, to the command's end", took.String())
+		Expect(took).To(BeNumerically("<", 5*time.Second)) // one, on a machine that has nothing else to do
+	})
+
+	It("says what is missing where namespaces are forbidden", func() {
+		missing("unshare")
+		missing("setpriv")
+		script := `echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all --inh-caps=-all "$0" "$@"`
+		cmd := command("true")
+		cmd.Args = append([]string{"unshare", "-Ur", "sh", "-c", script}, cmd.Args...)
+		cmd.Path, _ = exec.LookPath("unshare")
+		s := start(cmd)
+		Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		Expect(string(s.Err.Contents())).To(And(ContainSubstring("user.max_user_namespaces is 0"), ContainSubstring("usher run --portal=none")))
+	})
+})
+
+// openDir returns a folder that every user may enter and write to. It goes when
+// the test ends.
+func openDir() string {
+	GinkgoHelper()
+	dir, err := os.MkdirTemp("", "exec-test-")
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(os.RemoveAll, dir)
+	Expect(os.Chmod(dir, 0o777)).To(Succeed())
+	return dir
+}
+
+// serveText answers every HTTP request at an address of ns with text.
+func serveText(ns *lab.Namespace, address, text string) {
+	GinkgoHelper()
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) })}
+	listener := ns.Listen(address)
+	go func() { _ = server.Serve(listener) }()
+	DeferCleanup(func() { _ = server.Shutdown(context.Background()) })
+}
+
+// startUDPEcho sends datagrams back from an address of ns.
+func startUDPEcho(ns *lab.Namespace, at netip.AddrPort) netip.AddrPort {
+	GinkgoHelper()
+	conn := ns.ListenUDP(at.String())
+	go func() {
+		buf := make([]byte, 1500)
+		for {
+			n, from, err := conn.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteTo(buf[:n], from.(*net.UDPAddr))
+		}
+	}()
+	return at
+}
+
+// ptySession is a command in a terminal.
+type ptySession struct {
+	file  *os.File
+	seen  *gbytes.Buffer
+	ended chan int // its exit code
+}
+
+func startPTY(ns *lab.Namespace, cmd *exec.Cmd) *ptySession {
+	GinkgoHelper()
+	p := &ptySession{seen: gbytes.NewBuffer(), ended: make(chan int, 1)}
+	cmd.SysProcAttr.Setsid, cmd.SysProcAttr.Setctty = true, true
+	ns.Do(func() error {
+		file, tty, err := pty.Open()
+		if err != nil {
+			return err
+		}
+		defer tty.Close()
+		p.file = file
+		if err := tty.Chown(nobody, nobody); err != nil {
+			return err
+		}
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
+		return cmd.Start()
+	})
+	go func() { _, _ = io.Copy(io.MultiWriter(p.seen, GinkgoWriter), p.file) }()
+	go func() {
+		_ = cmd.Wait()
+		p.ended <- cmd.ProcessState.ExitCode()
+	}()
+	DeferCleanup(func() {
+		_ = cmd.Process.Kill()
+		p.file.Close()
+	})
+	return p
+}
+
+func (p *ptySession) enter(text string) {
+	GinkgoHelper()
+	_, err := io.WriteString(p.file, text)
+	Expect(err).NotTo(HaveOccurred())
+}
+
+// descendants returns the processes that come from pid.
+func descendants(pid int) (all []int) {
+	text, _ := exec.Command("pgrep", "-P", strconv.Itoa(pid)).Output()
+	for field := range strings.FieldsSeq(string(text)) {
+		child, _ := strconv.Atoi(field)
+		all = append(append(all, child), descendants(child)...)
+	}
+	return all
+}
+
+// running reports whether there is a process pid that has not ended.
+func running(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
