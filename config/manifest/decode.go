@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -133,9 +135,29 @@ func (r *reader) list(place Problem, value []byte, h header, spoiled bool) {
 	if kind := strings.TrimSuffix(h.Kind, "List"); kind != "" {
 		defaults = header{APIVersion: h.APIVersion, Kind: kind}
 	}
-	for i, item := range list.Items {
+	// A cluster's state is one long List, and to read it is most of what a start
+	// from files takes.
+	readers := make([]reader, min(runtime.GOMAXPROCS(0), 1+len(list.Items)/itemsWorthAReader))
+	var all sync.WaitGroup
+	for i := range readers {
+		from, to := i*len(list.Items)/len(readers), (i+1)*len(list.Items)/len(readers)
+		readers[i].nets = r.nets
+		all.Go(func() { readers[i].items(place, list.Items, from, to, defaults, spoiled || len(errs) > 0) })
+	}
+	all.Wait()
+	for i := range readers {
+		r.add(&readers[i].reading)
+	}
+}
+
+// itemsWorthAReader is how many items of a List another goroutine is worth.
+const itemsWorthAReader = 1000
+
+// items reads the items of a List from the index from up to the index to.
+func (r *reader) items(place Problem, items []json.RawMessage, from, to int, defaults header, spoiled bool) {
+	for i := from; i < to; i++ {
 		place := Problem{File: place.File, Document: place.Document, Item: fmt.Sprintf("items[%d]", i)}
-		h, err := readHeader(item, defaults)
+		h, err := readHeader(items[i], defaults)
 		if err == nil && strings.HasSuffix(h.Kind, "List") {
 			err = errors.New("a list may not be in a list")
 		}
@@ -143,7 +165,7 @@ func (r *reader) list(place Problem, value []byte, h header, spoiled bool) {
 			r.fail(place.with(err))
 			continue
 		}
-		r.headed(place, item, h, spoiled || len(errs) > 0)
+		r.headed(place, items[i], h, spoiled)
 	}
 }
 

@@ -106,6 +106,23 @@ func named(place Problem, values [][]byte) Problem {
 	return place
 }
 
+// add takes over what another reader has read.
+func (r *reader) add(more *reading) {
+	r.objects = append(r.objects, more.objects...)
+	for _, k := range more.spoiled {
+		r.spoiledToo(k)
+	}
+	r.unreadable = r.unreadable || more.unreadable
+	r.errors = append(r.errors, more.errors...)
+	r.warnings = append(r.warnings, more.warnings...)
+}
+
+func (r *reader) spoiledToo(k key) {
+	if !slices.Contains(r.spoiled, k) {
+		r.spoiled = append(r.spoiled, k)
+	}
+}
+
 // fail records an error that leaves unknown which object it concerns.
 func (r *reader) fail(p Problem) {
 	r.unreadable = true
@@ -125,10 +142,9 @@ func (r *reader) spoil(k key, place Problem, errs []error) {
 	for _, err := range errs {
 		r.errors = append(r.errors, place.with(err))
 	}
-	switch {
-	case k.name.Name == "":
+	if k.name.Name == "" {
 		r.unreadable = true
-	case !slices.Contains(r.spoiled, k):
-		r.spoiled = append(r.spoiled, k)
+		return
 	}
+	r.spoiledToo(k)
 }
