@@ -6,7 +6,9 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -114,6 +116,25 @@ var _ = Describe("--via=portforward", func() {
 		Expect(three()).To(ConsistOf(all()))
 		Expect(k.forwarded.Load()).To(BeEquivalentTo(3))
 		Expect(string(u.Err.Contents())).NotTo(MatchRegexp("(?i)forbidden"))
+	})
+
+	It("lets the command of an ordinary user reach Services as a Pod would: by name, on their ports (usher exec)", func() {
+		for _, program := range []string{"bash", "setpriv"} {
+			Expect(exec.LookPath(program)).Error().NotTo(HaveOccurred())
+		}
+		// What the user needs is where the user may read it.
+		dir := GinkgoT().TempDir()
+		Expect(os.Chmod(dir, 0o755)).To(Succeed())
+		program, kubeconfig := filepath.Join(dir, "usher"), filepath.Join(dir, "kubeconfig")
+		Expect(exec.Command("install", "-m", "755", usherRace, program).Run()).To(Succeed())
+		Expect(exec.Command("install", "-m", "644", c.developer("get", "create"), kubeconfig).Run()).To(Succeed())
+		script := fmt.Sprintf(`for i in 1 2 3; do exec 3<>/dev/tcp/web/%d; read -r name <&3; echo "$name"; exec 3>&-; done; echo "$WEB_SERVICE_HOST"`, svc.Spec.Ports[0].Port)
+		s := startIn(controlSpace, exec.Command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+			program, "exec", "--kubeconfig", kubeconfig, "-n", c.namespace, "--via=portforward", "--", "bash", "-euc", script))
+		Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
+		said := strings.Fields(string(s.Out.Contents()))
+		Expect(said).To(ConsistOf(pods[0].addr.String(), pods[1].addr.String(), pods[2].addr.String(), svc.Spec.ClusterIP))
+		Expect(s.Err.Contents()).To(BeEmpty())
 	})
 
 	It("falls back from WebSocket to SPDY, for which the verb create is enough", func() {
