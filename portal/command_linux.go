@@ -16,10 +16,14 @@ func run(ctx context.Context, stdin, command string, args ...string) (string, er
 	cmd.Stdin = strings.NewReader(stdin)
 	var out, complaint bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaint
-	err := cmd.Start()
+	// Its first netlink socket has the process's number (netlink(7)).
+	err := ownSockets.addOf(func() (uint32, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		return uint32(cmd.Process.Pid), nil
+	})
 	if err == nil {
-		// Its first netlink socket has the process's number (netlink(7)).
-		ownSockets.add(uint32(cmd.Process.Pid))
 		err = cmd.Wait()
 	}
 	if err != nil {

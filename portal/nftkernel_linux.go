@@ -45,10 +45,20 @@ type recent struct {
 }
 
 func (r *recent) add(n uint32) {
+	_ = r.addOf(func() (uint32, error) { return n, nil })
+}
+
+// addOf adds the number that make returns. Until then nobody is told whether it is
+// there: what the number stands for may act before make returns.
+func (r *recent) addOf(make func() (uint32, error)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.last[r.next%len(r.last)] = n
-	r.next++
+	n, err := make()
+	if err == nil {
+		r.last[r.next%len(r.last)] = n
+		r.next++
+	}
+	return err
 }
 
 func (r *recent) has(n uint32) bool {
