@@ -7,8 +7,9 @@
 // life of a connection is in connection.go, from accept to close; how an
 // endpoint is found is in attempts.go. On Linux, TCP connections belong to loops,
 // from accept on: tcp_linux.go. UDP has sessions instead, which belong to
-// loops as well: udp_linux.go has loops and listeners, udp_session_linux.go the life
-// of a session.
+// loops as well: udp_linux.go has the loops, udp_listener_linux.go and
+// udp_socket_linux.go what clients send to, udp_session_linux.go the life of a
+// session, and udp_search_linux.go how it finds an endpoint that answers.
 //
 // Which endpoint is next is decided by package balance, how a VIP reaches a
 // listener by package portal, bytes are moved by package forward, and what

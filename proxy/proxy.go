@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"errors"
-	"iter"
 	"maps"
 	"net/netip"
 	"os"
@@ -11,108 +10,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/handover"
-	"github.com/usherproxy/usher/proxy/balance"
-	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
 )
-
-// Options are what a Proxy is made of. Portal, Trace and Log are required;
-// Defaults gives values for the others.
-type Options struct {
-	Portal portal.Portal
-	Trace  *trace.Log
-	Log    logrus.FieldLogger
-
-	// Schedule is how long each attempt to connect may take.
-	Schedule   []time.Duration
-	Quarantine balance.Quarantine
-
-	// HalfClosed ends a connection of which one direction has ended and the
-	// other is silent; 0 means never.
-	HalfClosed time.Duration
-	// IdleTimeout ends a connection in which nothing moves, and MaxAge one that
-	// is so old, less up to a tenth; 0 means never. A Service may have its own.
-	IdleTimeout, MaxAge time.Duration
-	// Keepalive is how long a connection is silent before it is probed, on
-	// both sides.
-	Keepalive time.Duration
-
-	// Affinity bounds how many clients are remembered.
-	AffinityPerPort, AffinityTotal int64
-
-	// MaxConnections bounds the connections that are open at once. 0 means as
-	// many as file descriptors allow, which is the bound in any case: a
-	// little under half of them.
-	MaxConnections int64
-	// MaxConnectionsPerPort bounds those of one service port; 0 means no
-	// bound of its own.
-	MaxConnectionsPerPort int64
-
-	// SCTP says whether SCTP Services are served.
-	SCTP SCTPMode
-
-	// Ports are the local ports for listeners that are not on a VIP; none means
-	// any.
-	Ports portal.PortRange
-
-	// Dial, if not nil, connects to TCP endpoints in place of the kernel, which
-	// costs two goroutines for each connection. It returns when ctx ends. What it
-	// returns may be an [Unconfirmed]. An error whose method Futile returns true says
-	// that the Service's other endpoints cannot be reached either.
-	Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
-	// TCPOnly, if not nil, says why nothing but TCP reaches the endpoints: service
-	// ports of other protocols are not served.
-	TCPOnly error
-
-	// UDPIdleTimeout is how long a UDP session lasts without a datagram, unless
-	// the Service says otherwise.
-	UDPIdleTimeout time.Duration
-	// MaxUDPSessions bounds the UDP sessions that are open at once. A quarter
-	// of the file descriptors is the bound in any case.
-	MaxUDPSessions int64
-	// MaxUDPSessionsPerPort bounds those of one service port; 0 means half of
-	// what all may have together.
-	MaxUDPSessionsPerPort int64
-
-	// Socket makes the sockets of TCP and UDP listeners; nil is socket(2). With
-	// another one, which must do what that does, they may be in a network
-	// namespace that this process is not in. Linux only; SCTP is not served then.
-	Socket func(domain, kind, protocol int) (fd int, err error)
-
-	// CheckInterval is how often the portal's rules are compared with the
-	// kernel's, and what could not be served is tried again.
-	CheckInterval time.Duration
-
-	// OnProblem, if not nil, is told when a service port gets a problem, when
-	// that becomes another one, and, with nil, when it is over. It must return
-	// quickly.
-	OnProblem func(config.PortID, *Problem)
-	// OnSync, if not nil, is told how long it took to carry out a change.
-	OnSync func(took time.Duration)
-}
-
-// Defaults returns the options that usher has without flags.
-func Defaults() Options {
-	return Options{
-		Schedule:        slices.Clone(DefaultSchedule),
-		Quarantine:      balance.Quarantine{First: 10 * time.Second, Max: 2 * time.Minute},
-		HalfClosed:      10 * time.Minute,
-		Keepalive:       3 * time.Minute,
-		AffinityPerPort: 65536,
-		AffinityTotal:   1 << 20,
-		SCTP:            SCTPAuto,
-		UDPIdleTimeout:  time.Minute,
-		MaxUDPSessions:  65536,
-		CheckInterval:   10 * time.Second,
-	}
-}
 
 // Proxy serves Services.
 type Proxy struct {
@@ -458,49 +362,6 @@ func (p *Proxy) closeListeners() {
 	for _, fronts := range p.services {
 		for _, f := range fronts {
 			f.closeListeners()
-		}
-	}
-}
-
-// Inherit makes listeners use the sockets of a predecessor. It takes those that it
-// uses out of sockets. It is called before the first Apply.
-func (p *Proxy) Inherit(sockets map[string]*os.File) { p.inherited = sockets }
-
-// HandOver implements handover.Holder. Until resume or release is called, the
-// proxy changes nothing, but serves; after release it never changes anything
-// again, and is to be stopped.
-func (p *Proxy) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
-	p.mu.Lock()
-	if !p.started || p.stopped {
-		p.mu.Unlock()
-		return nil, nil, nil, errors.New("the proxy does not serve")
-	}
-	release = func() {
-		p.stopped, p.handedOver = true, true
-		p.mu.Unlock()
-	}
-	resume = func() {
-		p.mu.Unlock()
-		p.Check(p.ctx) // the successor may have changed something
-	}
-	return p.sockets, resume, release, nil
-}
-
-// sockets yields copies of the sockets that a successor can go on with. It is
-// called with Proxy.mu.
-func (p *Proxy) sockets(yield func(handover.Socket) bool) {
-	for _, fronts := range p.services {
-		for _, f := range fronts {
-			for _, l := range f.listeners {
-				for i, all := 0, l.handOver(); i < len(all); i++ {
-					if !yield(all[i]) {
-						for _, s := range all[i+1:] {
-							s.File.Close()
-						}
-						return
-					}
-				}
-			}
 		}
 	}
 }

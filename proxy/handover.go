@@ -1,0 +1,52 @@
+package proxy
+
+import (
+	"errors"
+	"iter"
+	"os"
+
+	"github.com/usherproxy/usher/portal/handover"
+)
+
+// Inherit makes listeners use the sockets of a predecessor. It takes those that it
+// uses out of sockets. It is called before the first Apply.
+func (p *Proxy) Inherit(sockets map[string]*os.File) { p.inherited = sockets }
+
+// HandOver implements handover.Holder. Until resume or release is called, the
+// proxy changes nothing, but serves; after release it never changes anything
+// again, and is to be stopped.
+func (p *Proxy) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
+	p.mu.Lock()
+	if !p.started || p.stopped {
+		p.mu.Unlock()
+		return nil, nil, nil, errors.New("the proxy does not serve")
+	}
+	release = func() {
+		p.stopped, p.handedOver = true, true
+		p.mu.Unlock()
+	}
+	resume = func() {
+		p.mu.Unlock()
+		p.Check(p.ctx) // the successor may have changed something
+	}
+	return p.sockets, resume, release, nil
+}
+
+// sockets yields copies of the sockets that a successor can go on with. It is
+// called with Proxy.mu.
+func (p *Proxy) sockets(yield func(handover.Socket) bool) {
+	for _, fronts := range p.services {
+		for _, f := range fronts {
+			for _, l := range f.listeners {
+				for i, all := 0, l.handOver(); i < len(all); i++ {
+					if !yield(all[i]) {
+						for _, s := range all[i+1:] {
+							s.File.Close()
+						}
+						return
+					}
+				}
+			}
+		}
+	}
+}
