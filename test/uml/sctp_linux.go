@@ -271,6 +271,8 @@ func serviceRemoval(n *node, start func(...string)) {
 	e := startEndpoint(n.Pods, lab.Pod(1), false)
 	s := diameter(e.addr)
 	n.put(s)
+	// Without any rule that translates, the kernel ceases to track connections.
+	n.put(service{name: "other", vip: netip.MustParseAddrPort("10.96.0.33:80"), protocol: "TCP"})
 	start("--portal-check-interval=200ms")
 	var open []*peer
 	for _, client := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
