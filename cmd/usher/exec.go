@@ -187,9 +187,11 @@ func (e *execCommand) complete(flags *pflag.FlagSet) (err error) {
 	case e.fromFiles():
 		e.namespace = "default"
 	default:
-		e.namespace, err = e.cluster.Namespace()
+		if e.namespace, err = e.cluster.Namespace(); err != nil {
+			return noSource(err)
+		}
 	}
-	return err
+	return nil
 }
 
 // await returns when the Services that there are first are served, or an error if

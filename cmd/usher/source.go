@@ -55,9 +55,14 @@ func (f *sourceFlags) connect() (kubernetes.Interface, *kube.Reach, error) {
 	f.cluster.UserAgent = "usher/" + version
 	client, reach, err := f.cluster.Connect()
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w; --manifests takes Services from files, --kubeconfig from a cluster", err)
+		return nil, nil, noSource(err)
 	}
 	return client, reach, nil
+}
+
+// noSource adds to err, for which there is no source, how one is named.
+func noSource(err error) error {
+	return fmt.Errorf("%w; --manifests takes Services from files, --kubeconfig from a cluster", err)
 }
 
 // readTimeout is how long an API server may take to tell all Services.

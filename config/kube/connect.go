@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -78,7 +79,7 @@ func (c Connection) load() (*rest.Config, error) {
 	}
 	config, err := c.kubeconfig().ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("kubeconfig %s: %w", c.Kubeconfig, err)
+		return nil, c.unusable(err)
 	}
 	return config, nil
 }
@@ -92,11 +93,23 @@ func (c Connection) kubeconfig() clientcmd.ClientConfig {
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
 }
 
+// unusable says which kubeconfig cannot be used, and why.
+func (c Connection) unusable(err error) error {
+	at := c.Kubeconfig
+	if at == "" {
+		at = strings.Join(clientcmd.NewDefaultClientConfigLoadingRules().Precedence, ", ")
+	}
+	if clientcmd.IsEmptyConfig(err) {
+		return fmt.Errorf("no cluster is named by the kubeconfig (%s)", at)
+	}
+	return fmt.Errorf("kubeconfig %s: %w", at, err)
+}
+
 // Namespace returns the one that the kubeconfig's context names, or "default".
 func (c Connection) Namespace() (string, error) {
 	namespace, _, err := c.kubeconfig().Namespace()
 	if err != nil {
-		return "", fmt.Errorf("kubeconfig %s: %w", c.Kubeconfig, err)
+		return "", c.unusable(err)
 	}
 	return namespace, nil
 }
