@@ -183,15 +183,16 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		cmd.Env = append(cmd.Env, "PS1=ready> ", "TERM=dumb")
 		terminal := startPTY(l.Node, cmd)
 		Eventually(terminal.seen).WithTimeout(20 * time.Second).Should(gbytes.Say("ready> "))
-		terminal.enter("sleep 1000\n")
-		Eventually(terminal.seen).Should(gbytes.Say("sleep 1000"))
-		terminal.enter("\x1a") // Ctrl-Z
+		terminal.enter("sh -c 'trap \"echo caught; exit 9\" INT; echo started $((40+2)); sleep 1000 & wait'\n")
+		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("started 42")) // not what was typed
+		terminal.enter("\x1a")                                                                   // Ctrl-Z
 		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("Stopped.*sleep 1000"))
 		terminal.enter("fg\n")
-		Eventually(terminal.seen).Should(gbytes.Say("sleep 1000"))
-		terminal.enter("\x03") // Ctrl-C
-		terminal.enter("echo code $?\n")
-		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("code 130"))
+		// bash has told of the command before it has the terminal.
+		Eventually(func() *gbytes.Buffer {
+			terminal.enter("\x03") // Ctrl-C
+			return terminal.seen
+		}).WithTimeout(10 * time.Second).WithPolling(200 * time.Millisecond).Should(gbytes.Say("caught"))
 		terminal.enter("exit 5\n")
 		Eventually(terminal.ended).WithTimeout(10 * time.Second).Should(Receive(Equal(5)))
 	})
