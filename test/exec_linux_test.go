@@ -188,6 +188,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		terminal.enter("\x1a")                                                                   // Ctrl-Z
 		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("Stopped.*sleep 1000"))
 		terminal.enter("fg\n")
+		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("sh -c"))
 		// bash has told of the command before it has the terminal.
 		Eventually(func() *gbytes.Buffer {
 			terminal.enter("\x03") // Ctrl-C
