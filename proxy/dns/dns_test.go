@@ -326,21 +326,25 @@ var _ = Describe("names that change", func() {
 
 	It("may change while they are asked for", func() {
 		s := start(dns.Options{}, ofTheSpecification...)
+		change := func(n int) {
+			host := fmt.Sprintf("pet-%d", n%3)
+			s.Apply([]config.Service{
+				service("headless", &config.Discovery{Endpoints: []config.DiscoveryEndpoint{endpoint(host, "10.3.0.100", tcp("https", 443)), endpoint("b", "10.3.0.101", tcp("https", 443))}}),
+				clusterIP("kubernetes", fmt.Sprintf("10.3.0.%d", n%200+1), tcp("https", 443)),
+			})
+		}
+		change(0) // what start gave it has three endpoints
 		stop := make(chan struct{})
 		changed := make(chan struct{})
 		go func() {
 			defer close(changed)
-			for n := 0; ; n++ {
+			for n := 1; ; n++ {
 				select {
 				case <-stop:
 					return
 				default:
+					change(n)
 				}
-				host := fmt.Sprintf("pet-%d", n%3)
-				s.Apply([]config.Service{
-					service("headless", &config.Discovery{Endpoints: []config.DiscoveryEndpoint{endpoint(host, "10.3.0.100", tcp("https", 443)), endpoint("b", "10.3.0.101", tcp("https", 443))}}),
-					clusterIP("kubernetes", fmt.Sprintf("10.3.0.%d", n%200+1), tcp("https", 443)),
-				})
 			}
 		}()
 		for range 300 {
