@@ -55,8 +55,8 @@ func read(file string, data []byte, nets networks, maxSize int) reading {
 		r.fail(Problem{File: file, Err: tooBig(maxSize)})
 		return r.reading
 	}
-	if filepath.Ext(file) == ".json" && !separator(data, "---") {
-		if values, ok := jsonValues(data); ok {
+	if filepath.Ext(file) == ".json" {
+		if values, ok := jsonValues(data); ok && !separator(data, "---") {
 			for _, value := range values {
 				r.value(Problem{File: file, Document: 1}, value, header{}, false)
 			}
