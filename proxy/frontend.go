@@ -77,6 +77,24 @@ func fits(b portal.Bind, addr netip.AddrPort, redirected bool) bool {
 	return samePort && addr.Addr() == b.Addr.Addr() && redirected == b.Redirected
 }
 
+// listenFor opens what b asks for: by listen, which is given b's address, or, if its
+// port is taken and b does not insist on it, the same address with another port.
+func listenFor[T any](p *Proxy, b portal.Bind, listen func(netip.AddrPort) (T, error)) (T, error) {
+	l, err := listen(b.Addr)
+	if b.Preferred {
+		for _, port := range p.otherPorts() {
+			if !portTaken(err) {
+				break
+			}
+			l, err = listen(netip.AddrPortFrom(b.Addr.Addr(), port))
+		}
+	}
+	if err != nil {
+		return l, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
+	}
+	return l, nil
+}
+
 // openListener opens the listener for b, and starts it.
 func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
 	if err := f.proxy.connections.room(); err != nil {

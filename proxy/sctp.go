@@ -81,20 +81,12 @@ func openSCTP(f *frontEnd, b portal.Bind) (*sctpListener, error) {
 	if err := f.proxy.SCTP.allowed(); err != nil {
 		return nil, err
 	}
-	s, err := sctp.Listen(b.Addr)
-	if b.Preferred {
-		for _, port := range f.proxy.otherPorts() {
-			if !portTaken(err) {
-				break
-			}
-			s, err = sctp.Listen(netip.AddrPortFrom(b.Addr.Addr(), port))
-		}
-	}
+	s, err := listenFor(f.proxy, b, sctp.Listen)
 	switch {
 	case errors.Is(err, syscall.EPROTONOSUPPORT):
 		return nil, fmt.Errorf("%w: this node's kernel does not have it", errNoSCTP)
 	case err != nil:
-		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
+		return nil, err
 	}
 	l := &sctpListener{Listener: s, acceptor: acceptor{front: f, carrier: &sctpCarrier, redirected: b.Redirected, at: s.LocalAddr().AddrPort()}, closed: make(chan struct{})}
 	l.setTargets(b.Targets)

@@ -43,20 +43,16 @@ func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
 	if err := f.proxy.loops.start(f.proxy); err != nil {
 		return nil, err
 	}
-	fd, err := f.proxy.inheritTCP(b.Addr)
-	if fd < 0 && err == nil {
-		fd, err = forward.Sockets(f.proxy.Socket).ListenTCP(b.Addr, f.proxy.keepalive())
-	}
-	if b.Preferred {
-		for _, port := range f.proxy.otherPorts() {
-			if !portTaken(err) {
-				break
+	fd, err := listenFor(f.proxy, b, func(addr netip.AddrPort) (int, error) {
+		if addr == b.Addr { // what is inherited at others is for other front ends
+			if fd, err := f.proxy.inheritTCP(addr); fd >= 0 || err != nil {
+				return fd, err
 			}
-			fd, err = forward.Sockets(f.proxy.Socket).ListenTCP(netip.AddrPortFrom(b.Addr.Addr(), port), f.proxy.keepalive())
 		}
-	}
+		return forward.Sockets(f.proxy.Socket).ListenTCP(addr, f.proxy.keepalive())
+	})
 	if err != nil {
-		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
+		return nil, err
 	}
 	l := &tcpListener{acceptor: acceptor{front: f, carrier: f.proxy.tcpCarrier(), redirected: b.Redirected}, fd: fd}
 	if l.at, err = forward.LocalAddr(fd); err != nil {

@@ -4,7 +4,6 @@ package proxy
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -27,17 +26,9 @@ var tcp = portable
 
 // openTCP opens the listener that b asks for and starts to accept.
 func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
-	l, err := listenTCP(b.Addr)
-	if b.Preferred {
-		for _, port := range f.proxy.otherPorts() {
-			if !portTaken(err) {
-				break
-			}
-			l, err = listenTCP(netip.AddrPortFrom(b.Addr.Addr(), port))
-		}
-	}
+	l, err := listenFor(f.proxy, b, listenTCP)
 	if err != nil {
-		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
+		return nil, err
 	}
 	t := &tcpListener{TCPListener: l, acceptor: acceptor{front: f, carrier: f.proxy.tcpCarrier(), redirected: b.Redirected, at: plainAddr(l.Addr())}, closed: make(chan struct{})}
 	t.setTargets(b.Targets)

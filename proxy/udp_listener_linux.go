@@ -46,20 +46,16 @@ func openUDP(f *frontEnd, b portal.Bind) (listener, error) {
 			}
 		}
 	}
-	fds, err := f.proxy.inheritUDP(b.Addr), error(nil)
-	if len(fds) == 0 {
-		fds, err = forward.Sockets(f.proxy.Socket).ListenUDP(b.Addr, len(loops))
-	}
-	if b.Preferred {
-		for _, port := range f.proxy.otherPorts() {
-			if !portTaken(err) {
-				break
+	fds, err := listenFor(f.proxy, b, func(addr netip.AddrPort) ([]int, error) {
+		if addr == b.Addr { // as in openTCP
+			if fds := f.proxy.inheritUDP(addr); len(fds) > 0 {
+				return fds, nil
 			}
-			fds, err = forward.Sockets(f.proxy.Socket).ListenUDP(netip.AddrPortFrom(b.Addr.Addr(), port), len(loops))
 		}
-	}
+		return forward.Sockets(f.proxy.Socket).ListenUDP(addr, len(loops))
+	})
 	if err != nil {
-		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
+		return nil, err
 	}
 	l := &udpListener{front: f, redirected: b.Redirected}
 	l.setTargets(b.Targets)
