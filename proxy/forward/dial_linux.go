@@ -91,22 +91,14 @@ func (d *Dialed) finish(err error) {
 type dialing struct {
 	loop  *Loop
 	queue []*Dialed
-	timer *time.Timer
+	alarm alarm
 }
 
 func (q *dialing) add(d *Dialed) {
 	q.queue = append(q.queue, d)
 	if len(q.queue) == 1 {
-		q.wakeAt(d.until)
+		q.alarm.set(q.loop, time.Until(d.until), q.expire)
 	}
-}
-
-func (q *dialing) wakeAt(t time.Time) {
-	if q.timer == nil {
-		q.timer = time.AfterFunc(time.Until(t), func() { _ = q.loop.Do(q.expire) })
-		return
-	}
-	q.timer.Reset(time.Until(t))
 }
 
 // expire gives up the connections whose time is over.
@@ -128,11 +120,5 @@ func (q *dialing) expire() {
 		return
 	}
 	q.queue = append([]*Dialed(nil), q.queue[over:]...)
-	q.wakeAt(q.queue[0].until)
-}
-
-func (q *dialing) stop() {
-	if q.timer != nil {
-		q.timer.Stop()
-	}
+	q.alarm.set(q.loop, time.Until(q.queue[0].until), q.expire)
 }

@@ -9,7 +9,7 @@ import "time"
 type unprobed struct {
 	loop  *Loop
 	pairs []*pair
-	timer *time.Timer
+	alarm alarm
 }
 
 // probedAfter is how long a pair lasts, at the most, before its endpoint's socket
@@ -20,14 +20,9 @@ const probedAfter = 5 * time.Second
 func (u *unprobed) add(p *pair) {
 	u.pairs = append(u.pairs, p)
 	p.unprobed = int32(len(u.pairs))
-	if len(u.pairs) > 1 {
-		return
+	if len(u.pairs) == 1 {
+		u.alarm.set(u.loop, probedAfter, u.probe)
 	}
-	if u.timer == nil {
-		u.timer = time.AfterFunc(probedAfter, func() { _ = u.loop.Do(u.probe) })
-		return
-	}
-	u.timer.Reset(probedAfter)
 }
 
 func (u *unprobed) remove(p *pair) {
@@ -49,10 +44,4 @@ func (u *unprobed) probe() {
 		p.unprobed = 0
 	}
 	u.pairs = nil // a burst shall not keep its memory
-}
-
-func (u *unprobed) stop() {
-	if u.timer != nil {
-		u.timer.Stop()
-	}
 }

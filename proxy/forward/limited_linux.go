@@ -8,7 +8,7 @@ import "time"
 type limited struct {
 	loop   *Loop
 	pairs  []limitedPair
-	timer  *time.Timer
+	alarm  alarm
 	period time.Duration // between two looks; 0 if nobody looks
 }
 
@@ -29,7 +29,7 @@ func (ls *limited) add(p *pair) {
 	p.place = int32(len(ls.pairs))
 	if period := p.limits.period(); ls.period == 0 || period < ls.period {
 		ls.period = period
-		ls.wakeIn(period)
+		ls.alarm.set(ls.loop, period, ls.look)
 	}
 }
 
@@ -44,14 +44,6 @@ func (ls *limited) remove(p *pair) {
 	ls.pairs[last] = limitedPair{}
 	ls.pairs = ls.pairs[:last]
 	p.place = 0
-}
-
-func (ls *limited) wakeIn(d time.Duration) {
-	if ls.timer == nil {
-		ls.timer = time.AfterFunc(d, func() { _ = ls.loop.Do(ls.look) })
-		return
-	}
-	ls.timer.Reset(d)
 }
 
 // look ends the pairs that have reached a limit.
@@ -78,11 +70,5 @@ func (ls *limited) look() {
 			ls.period = period
 		}
 	}
-	ls.wakeIn(ls.period)
-}
-
-func (ls *limited) stop() {
-	if ls.timer != nil {
-		ls.timer.Stop()
-	}
+	ls.alarm.set(ls.loop, ls.period, ls.look)
 }

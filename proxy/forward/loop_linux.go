@@ -49,9 +49,9 @@ func (l *Loop) Pairs() int { return int(l.pairs.Load()) }
 // it.
 func (l *Loop) Close() {
 	_ = l.Do(func() {
-		l.dialing.stop()
-		l.limited.stop()
-		l.unprobed.stop()
+		l.dialing.alarm.stop()
+		l.limited.alarm.stop()
+		l.unprobed.alarm.stop()
 		l.pipes.close()
 	})
 	l.Poller.Close()

@@ -92,18 +92,20 @@ type (
 
 func (e *clientEdge) Ready(r Readiness) {
 	p := (*pair)(e)
-	p.client.note(r)
-	if r&unix.EPOLLERR != 0 && p.toEndpoint.ended {
-		p.failed(&p.client, ClientReset)
-	}
-	p.move()
+	p.ready(r, &p.client, &p.toEndpoint, ClientReset)
 }
 
 func (e *endpointEdge) Ready(r Readiness) {
 	p := (*pair)(e)
-	p.endpoint.note(r)
-	if r&unix.EPOLLERR != 0 && p.toClient.ended {
-		p.failed(&p.endpoint, EndpointReset)
+	p.ready(r, &p.endpoint, &p.toClient, EndpointReset)
+}
+
+// ready takes in what the kernel tells of e, from which w leads, and moves what can
+// be moved. If nothing is read from e any more, its error ends the pair with end.
+func (p *pair) ready(r Readiness, e *edge, w *way, end End) {
+	e.note(r)
+	if r&unix.EPOLLERR != 0 && w.ended {
+		p.failed(e, end)
 	}
 	p.move()
 }
