@@ -2,8 +2,6 @@ package portal
 
 import (
 	"bufio"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -57,25 +55,10 @@ func readTCP(r io.Reader, note func(netip.Addr)) error {
 		if len(words) < 4 || slices.Contains([]string{timeWait, closed, listening}, words[3]) {
 			return
 		}
-		text, _, _ := strings.Cut(words[1], ":")
-		if addr, ok := kernelAddr(text); ok {
-			note(addr)
+		if local, err := ParseProcNet(words[1]); err == nil {
+			note(local.Addr())
 		}
 	})
-}
-
-// kernelAddr reads an address as /proc/net/tcp has it: its 32-bit words in hex,
-// each as the machine has it.
-func kernelAddr(text string) (netip.Addr, bool) {
-	b, err := hex.DecodeString(text)
-	if err != nil || len(b)%4 != 0 {
-		return netip.Addr{}, false
-	}
-	for i := 0; i < len(b); i += 4 {
-		binary.NativeEndian.PutUint32(b[i:], binary.BigEndian.Uint32(b[i:]))
-	}
-	addr, ok := netip.AddrFromSlice(b)
-	return addr.Unmap(), ok
 }
 
 // readAssociations reads /proc/net/sctp/assocs, and calls note with each local

@@ -2,13 +2,10 @@ package localhost
 
 import (
 	"bufio"
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"net/netip"
 	"os"
-	"strconv"
 	"strings"
 
 	"github.com/usherproxy/usher/config"
@@ -44,7 +41,7 @@ func servers(file string, r io.Reader, ephemeral portal.PortRange) (all []server
 			}
 			continue
 		}
-		at, err := parseAddrPort(fields[1])
+		at, err := portal.ParseProcNet(fields[1])
 		if err != nil || at.Port() == 0 {
 			continue
 		}
@@ -73,25 +70,6 @@ func loopback(addr netip.Addr) []netip.Addr {
 		return []netip.Addr{addr}
 	}
 	return nil
-}
-
-// parseAddrPort parses "0100007F:1F90": the address as words of 32 bits in the
-// machine's byte order, and the port.
-func parseAddrPort(s string) (netip.AddrPort, error) {
-	addrText, portText, _ := strings.Cut(s, ":")
-	bytes, err := hex.DecodeString(addrText)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	for i := 0; i+4 <= len(bytes); i += 4 {
-		binary.NativeEndian.PutUint32(bytes[i:], binary.BigEndian.Uint32(bytes[i:]))
-	}
-	addr, ok := netip.AddrFromSlice(bytes)
-	if !ok {
-		return netip.AddrPort{}, fmt.Errorf("%q is no address", addrText)
-	}
-	port, err := strconv.ParseUint(portText, 16, 16)
-	return netip.AddrPortFrom(addr.Unmap(), uint16(port)), err
 }
 
 // ephemeralPorts returns the ports that the kernel gives to clients, or none if it
