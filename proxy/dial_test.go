@@ -21,6 +21,7 @@ import (
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
 )
 
 // tunnel is a connection through which an endpoint is reached: it is there at once,
@@ -45,25 +46,6 @@ var _ = Describe("a Proxy with a Dial of its own", func() {
 		refuse  map[netip.AddrPort]bool
 		refusal = errors.New("nobody there, after all")
 	)
-	server := func(handle func(net.Conn)) netip.AddrPort {
-		GinkgoHelper()
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		Expect(err).NotTo(HaveOccurred())
-		DeferCleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer c.Close()
-					handle(c)
-				}()
-			}
-		}()
-		return l.Addr().(*net.TCPAddr).AddrPort()
-	}
 	// echo answers with what it got, once the client has sent FIN.
 	echo := func(c net.Conn) {
 		all, _ := io.ReadAll(c)
@@ -148,7 +130,7 @@ var _ = Describe("a Proxy with a Dial of its own", func() {
 
 	DescribeTable("what a client sends before an endpoint is confirmed goes to the endpoint that is",
 		func(question string) {
-			dead, alive := server(swallow), server(echo)
+			dead, alive := lab.Backend(swallow), lab.Backend(echo)
 			refuse[dead] = true
 			at := serve(config.TCP, dead, alive)
 			var clients sync.WaitGroup

@@ -19,6 +19,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
 )
 
 func TestProxy(t *testing.T) {
@@ -81,23 +82,10 @@ var _ = Describe("a Proxy", func() {
 	// backend is a server that answers with its name.
 	backend := func(name string) netip.AddrPort {
 		GinkgoHelper()
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		Expect(err).NotTo(HaveOccurred())
-		DeferCleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer c.Close()
-					fmt.Fprint(c, name)
-					_, _ = io.Copy(io.Discard, c)
-				}()
-			}
-		}()
-		return l.Addr().(*net.TCPAddr).AddrPort()
+		return lab.Backend(func(c net.Conn) {
+			fmt.Fprint(c, name)
+			_, _ = io.Copy(io.Discard, c)
+		})
 	}
 	listener := func(service string) string {
 		GinkgoHelper()

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -44,7 +43,7 @@ var _ = Describe("The memory and the descriptors that UDP clients cost", func() 
 		open := func() float64 { return metric(node, "usher_udp_sessions_open") }
 		var top, topFiles atomic.Int64
 		look := func() {
-			top.Store(max(top.Load(), resident(pid)))
+			top.Store(max(top.Load(), lab.Resident(pid)))
 			topFiles.Store(max(topFiles.Load(), int64(descriptors(pid))))
 		}
 		flood := func(clients int) {
@@ -70,11 +69,11 @@ var _ = Describe("The memory and the descriptors that UDP clients cost", func() 
 		// settled returns the memory when no session is left, once it is below most.
 		settled := func(most int64) (now int64) {
 			Eventually(open).WithTimeout(15 * time.Second).Should(BeZero())
-			Eventually(func() int64 { now = resident(pid); return now }).WithTimeout(10 * time.Second).Should(BeNumerically("<", most))
+			Eventually(func() int64 { now = lab.Resident(pid); return now }).WithTimeout(10 * time.Second).Should(BeNumerically("<", most))
 			return now
 		}
 
-		fresh, files := resident(pid), descriptors(pid)
+		fresh, files := lab.Resident(pid), descriptors(pid)
 		flood(some)
 		before := settled(fresh + 16<<20)
 		flood(clients)
@@ -90,22 +89,6 @@ var _ = Describe("The memory and the descriptors that UDP clients cost", func() 
 })
 
 func megabytes(n int64) float64 { return float64(n) / (1 << 20) }
-
-// resident returns the resident memory of a process, in bytes.
-func resident(pid int) int64 {
-	GinkgoHelper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	Expect(err).NotTo(HaveOccurred())
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kilobytes, err := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
-			Expect(err).NotTo(HaveOccurred())
-			return kilobytes << 10
-		}
-	}
-	Fail("no VmRSS in " + string(text))
-	return 0
-}
 
 // descriptors returns how many descriptors a process has.
 func descriptors(pid int) int {

@@ -24,6 +24,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
 )
 
 // node is a real proxy behind the portal that needs nothing, with its API on a real
@@ -103,23 +104,10 @@ func (n *node) client(service string) (net.Conn, string) {
 // answering starts an endpoint that says hello and waits for the client to go.
 func answering() netip.AddrPort {
 	GinkgoHelper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	Expect(err).NotTo(HaveOccurred())
-	DeferCleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				fmt.Fprint(c, "hello")
-				_, _ = io.Copy(io.Discard, c)
-			}()
-		}
-	}()
-	return l.Addr().(*net.TCPAddr).AddrPort()
+	return lab.Backend(func(c net.Conn) {
+		fmt.Fprint(c, "hello")
+		_, _ = io.Copy(io.Discard, c)
+	})
 }
 
 // refusing returns an address on which connections are refused until the test

@@ -22,6 +22,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
 )
 
 func TestSOCKS(t *testing.T) {
@@ -66,23 +67,10 @@ var _ = Describe("the SOCKS server", func() {
 	// backend answers with its name and what it is asked, a line.
 	backend := func(name string) netip.AddrPort {
 		GinkgoHelper()
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		Expect(err).NotTo(HaveOccurred())
-		DeferCleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer c.Close()
-					question, _ := io.ReadAll(c)
-					fmt.Fprintf(c, "%s: %s", name, question)
-				}()
-			}
-		}()
-		return l.Addr().(*net.TCPAddr).AddrPort()
+		return lab.Backend(func(c net.Conn) {
+			question, _ := io.ReadAll(c)
+			fmt.Fprintf(c, "%s: %s", name, question)
+		})
 	}
 	closed := func() netip.AddrPort {
 		GinkgoHelper()

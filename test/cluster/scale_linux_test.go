@@ -74,7 +74,7 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 	})
 
 	It("take less than 120 MiB of memory", func() {
-		resident := u.resident()
+		resident := lab.Resident(u.Command.Process.Pid)
 		AddReportEntry("resident memory", fmt.Sprintf("%.1f MiB", float64(resident)/(1<<20)))
 		Expect(resident).To(BeNumerically("<", 120<<20))
 	})
@@ -145,22 +145,6 @@ func each(n int, f func(i int) error) {
 	close(next)
 	workers.Wait()
 	Expect(failed).NotTo(Receive())
-}
-
-// resident returns how many bytes of memory usher holds.
-func (u *usher) resident() int {
-	GinkgoHelper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", u.Command.Process.Pid))
-	Expect(err).NotTo(HaveOccurred())
-	for line := range strings.Lines(string(status)) {
-		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kB, err := strconv.Atoi(strings.Fields(value)[0])
-			Expect(err).NotTo(HaveOccurred())
-			return kB << 10
-		}
-	}
-	Fail("no VmRSS in " + string(status))
-	return 0
 }
 
 // cpu returns how much processor time usher has used, and the programs that it

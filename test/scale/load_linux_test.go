@@ -16,26 +16,17 @@ import (
 func startBackends(pods *lab.Namespace) {
 	GinkgoHelper()
 	l := pods.Listen(fmt.Sprintf("0.0.0.0:%d", backendPort))
-	go func() {
+	lab.Serve(l, func(c net.Conn) {
+		buf := make([]byte, 4)
 		for {
-			c, err := l.Accept()
-			if err != nil {
+			if _, err := io.ReadFull(c, buf); err != nil {
 				return
 			}
-			go func() {
-				defer c.Close()
-				buf := make([]byte, 4)
-				for {
-					if _, err := io.ReadFull(c, buf); err != nil {
-						return
-					}
-					if _, err := c.Write(buf); err != nil {
-						return
-					}
-				}
-			}()
+			if _, err := c.Write(buf); err != nil {
+				return
+			}
 		}
-	}()
+	})
 }
 
 // pingPong asks and waits for the answer.

@@ -4,10 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -80,17 +77,7 @@ func (u *usher) served() time.Time {
 // resident returns how many MiB of memory usher holds.
 func (u *usher) resident() float64 {
 	GinkgoHelper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", u.Command.Process.Pid))
-	Expect(err).NotTo(HaveOccurred())
-	for line := range strings.Lines(string(status)) {
-		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-			kB, err := strconv.Atoi(strings.Fields(value)[0])
-			Expect(err).NotTo(HaveOccurred())
-			return float64(kB) / 1024
-		}
-	}
-	Fail("no VmRSS in " + string(status))
-	return 0
+	return float64(lab.Resident(u.Command.Process.Pid)) / (1 << 20)
 }
 
 // end kills usher if it still runs.
