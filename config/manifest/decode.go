@@ -4,9 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -135,38 +133,21 @@ func (r *reader) list(place Problem, value []byte, h header, spoiled bool) {
 	if kind := strings.TrimSuffix(h.Kind, "List"); kind != "" {
 		defaults = header{APIVersion: h.APIVersion, Kind: kind}
 	}
-	// A cluster's state is one long List, and to read it is most of what a start
-	// from files takes.
-	readers := make([]reader, min(runtime.GOMAXPROCS(0), 1+len(list.Items)/itemsWorthAReader))
-	var all sync.WaitGroup
-	for i := range readers {
-		from, to := i*len(list.Items)/len(readers), (i+1)*len(list.Items)/len(readers)
-		readers[i].nets = r.nets
-		all.Go(func() { readers[i].items(place, list.Items, from, to, defaults, spoiled || len(errs) > 0) })
-	}
-	all.Wait()
-	for i := range readers {
-		r.add(&readers[i].reading)
-	}
+	r.share(len(list.Items), func(r *reader, i int) { r.item(place, i, list.Items[i], defaults, spoiled || len(errs) > 0) })
 }
 
-// itemsWorthAReader is how many items of a List another goroutine is worth.
-const itemsWorthAReader = 1000
-
-// items reads the items of a List from the index from up to the index to.
-func (r *reader) items(place Problem, items []json.RawMessage, from, to int, defaults header, spoiled bool) {
-	for i := from; i < to; i++ {
-		place := Problem{File: place.File, Document: place.Document, Item: fmt.Sprintf("items[%d]", i)}
-		h, err := readHeader(items[i], defaults)
-		if err == nil && strings.HasSuffix(h.Kind, "List") {
-			err = errors.New("a list may not be in a list")
-		}
-		if err != nil {
-			r.fail(place.with(err))
-			continue
-		}
-		r.headed(place, items[i], h, spoiled)
+// item reads the item i of a List.
+func (r *reader) item(list Problem, i int, item []byte, defaults header, spoiled bool) {
+	place := Problem{File: list.File, Document: list.Document, Item: fmt.Sprintf("items[%d]", i)}
+	h, err := readHeader(item, defaults)
+	if err == nil && strings.HasSuffix(h.Kind, "List") {
+		err = errors.New("a list may not be in a list")
 	}
+	if err != nil {
+		r.fail(place.with(err))
+		return
+	}
+	r.headed(place, item, h, spoiled)
 }
 
 // object reads a Service, EndpointSlice or Endpoints.

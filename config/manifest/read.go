@@ -2,7 +2,10 @@ package manifest
 
 import (
 	"path/filepath"
+	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -50,7 +53,8 @@ type reading struct {
 // read reads the contents of a file. The name of the file is used for the places
 // of problems, and to tell JSON by its ending.
 func read(file string, data []byte, nets networks, maxSize int) reading {
-	r := &reader{nets: nets, budget: maxSize}
+	r := &reader{nets: nets, budget: new(atomic.Int64)}
+	r.budget.Store(int64(maxSize))
 	if len(data) > maxSize {
 		r.fail(Problem{File: file, Err: tooBig(maxSize)})
 		return r.reading
@@ -68,9 +72,8 @@ func read(file string, data []byte, nets networks, maxSize int) reading {
 			return r.reading
 		}
 	}
-	for _, d := range split(data) {
-		r.document(file, d)
-	}
+	documents := split(data)
+	r.share(len(documents), func(r *reader, i int) { r.document(file, documents[i]) })
 	return r.reading
 }
 
@@ -78,13 +81,42 @@ func read(file string, data []byte, nets networks, maxSize int) reading {
 type reader struct {
 	reading
 	nets   networks
-	budget int                // what may still be added by writing out aliases
+	budget *atomic.Int64      // what the file may still become when its aliases are written out
 	words  map[string]*string // see compact
 }
 
+// share reads n pieces, by several readers if they are many: a cluster's state is
+// one long List, or a file of as many documents, and to read it is most of what a
+// start from files takes. What they have read is in the order of the pieces.
+func (r *reader) share(n int, read func(r *reader, i int)) {
+	if n < 2*worthAReader {
+		for i := range n {
+			read(r, i)
+		}
+		return
+	}
+	readers := make([]reader, min(runtime.GOMAXPROCS(0), n/worthAReader))
+	var all sync.WaitGroup
+	for k := range readers {
+		readers[k].nets, readers[k].budget = r.nets, r.budget
+		all.Go(func() {
+			for i := k * n / len(readers); i < (k+1)*n/len(readers); i++ {
+				read(&readers[k], i)
+			}
+		})
+	}
+	all.Wait()
+	for k := range readers {
+		r.add(&readers[k].reading)
+	}
+}
+
+// worthAReader is how many pieces a reader of their own is worth.
+const worthAReader = 1000
+
 func (r *reader) document(file string, d document) {
 	place := Problem{File: file, Document: d.number}
-	values, errs := toJSON(d.text, &r.budget)
+	values, errs := toJSON(d.text, r.budget)
 	for _, err := range errs {
 		r.syntax(named(place, values), d.line, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	yaml3 "go.yaml.in/yaml/v3"
 	kjson "sigs.k8s.io/json"
@@ -32,7 +33,7 @@ func (e *syntaxError) Error() string { return e.text }
 //
 // budget is how large the document may become when its aliases are written out;
 // it is reduced by the size.
-func toJSON(text []byte, budget *int) (values [][]byte, errs []error) {
+func toJSON(text []byte, budget *atomic.Int64) (values [][]byte, errs []error) {
 	// A mistake in a file must not end the process, whatever it finds in the
 	// parser.
 	defer func() {
@@ -46,7 +47,7 @@ func toJSON(text []byte, budget *int) (values [][]byte, errs []error) {
 	}
 	if size, err := expandedSize(text); err != nil {
 		return nil, []error{err}
-	} else if *budget -= size; *budget < 0 {
+	} else if budget.Add(-int64(size)) < 0 {
 		return nil, []error{&syntaxError{text: "too large when its aliases (*name) are written out"}}
 	}
 	value, err := yaml.YAMLToJSONStrict(text)

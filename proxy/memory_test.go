@@ -1,0 +1,45 @@
+package proxy
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+)
+
+// TestEbb looks at how many connections come in each period.
+func TestEbb(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		counts []int64 // that have begun or ended in each period
+		over   []int   // after which memory is given back
+	}{
+		{"a few", []int64{300, 300, 300, 0, 0}, nil},
+		{"a burst", []int64{5000, 0, 0, 0}, []int{1}},
+		{"a burst that fades", []int64{5000, 3000, 400, 300, 0}, []int{3}},
+		{"many all the time", []int64{5000, 4000, 6000, 5000, 4500, 5500}, nil},
+		{"a few each time add up", []int64{400, 400, 400, 0}, []int{3}},
+		{"two bursts", []int64{5000, 0, 0, 5000, 0, 0}, []int{1, 4}},
+		{"a beginning that is counted late", []int64{-1, 5001, -1, 1}, []int{2}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := NewWithT(t)
+			var e ebb
+			var count int64
+			var over []int
+			for i, n := range c.counts {
+				count += n
+				if e.over(time.Now(), count) {
+					over = append(over, i)
+					e.tidy()
+					now := e.rest.Add(-1)
+					g.Expect(e.over(now, count+2*rush)).To(BeFalse(), "they are many")
+					g.Expect(e.over(now, count+2*rush)).To(BeFalse(), "it has just been done")
+					g.Expect(e.over(e.rest, count+2*rush)).To(BeTrue())
+					e = ebb{seen: count, tidied: count}
+				}
+			}
+			g.Expect(over).To(Equal(c.over))
+		})
+	}
+}
