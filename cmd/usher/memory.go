@@ -15,20 +15,32 @@ const (
 	// take 250. A small heap is left alone, since it would be collected too often.
 	largeHeap       = 64 << 20
 	largeHeapGrowth = 40
+	// growthAtStart is by how much percent the heap may grow until the first
+	// Services are served. Nearly all that is allocated by then stays, and to look
+	// through it again and again took a quarter of the time.
+	growthAtStart = 150
 )
+
+// hurry lets the heap grow until tidyMemory is called.
+func hurry() { setGrowth(growthAtStart) }
+
+// setGrowth says by how much percent the heap may grow until it is collected, if
+// whoever runs usher has not decided it.
+func setGrowth(percent int) {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(percent)
+	}
+}
 
 // tidyMemory gives back what was needed to read many Services, several times of
 // what is in use from now on, at once and not over the next minutes.
 func tidyMemory() {
 	debug.FreeOSMemory()
-	if os.Getenv("GOGC") != "" {
-		return // whoever runs usher has decided
-	}
 	var now runtime.MemStats
 	runtime.ReadMemStats(&now)
 	growth := 100 // Go's default
 	if now.HeapAlloc > largeHeap {
 		growth = largeHeapGrowth
 	}
-	debug.SetGCPercent(growth)
+	setGrowth(growth)
 }

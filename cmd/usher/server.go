@@ -98,6 +98,7 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	}
 	// Whoever reads the trace may go away (usher run --trace | head).
 	signal.Ignore(syscall.SIGPIPE)
+	hurry()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
