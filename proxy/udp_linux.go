@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"runtime/debug"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,9 +30,6 @@ type udpEngine struct {
 	next  int        // the loop on which the next listener begins
 
 	retiring sync.WaitGroup // sockets that a successor has, and by which replies go out yet
-
-	returning atomic.Bool    // memory is being given back
-	returns   sync.WaitGroup // what does it
 }
 
 // A listener has a socket on so many loops at the most: with a thousand
@@ -79,19 +74,6 @@ func (e *udpEngine) stop() {
 		e.proxy.connections.udp.Add(-descriptorsPerLoop)
 	}
 	e.loops = nil
-	e.returns.Wait()
-}
-
-// returnMemory gives memory back to the system soon. After many sessions there
-// may be nothing that makes Go collect: its collector follows allocation.
-func (e *udpEngine) returnMemory() {
-	if !e.returning.CompareAndSwap(false, true) {
-		return
-	}
-	e.returns.Go(func() {
-		debug.FreeOSMemory()
-		e.returning.Store(false)
-	})
 }
 
 // choose returns the loops for a new listener.

@@ -264,7 +264,6 @@ func (l *udpSocket) forget(s *udpSession) {
 	if len(l.sessions) == 0 && l.peak > keepMap {
 		// A Go map does not shrink.
 		l.sessions, l.peak = map[sessionKey]*udpSession{}, 0
-		l.front.proxy.udp.returnMemory()
 	}
 }
 
