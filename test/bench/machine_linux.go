@@ -13,7 +13,7 @@ import (
 )
 
 // thisMachine describes where measurements are made, and of what.
-func thisMachine(usher string, each time.Duration) (report.Machine, error) {
+func thisMachine(usher string, o options) (report.Machine, error) {
 	var kernel unix.Utsname
 	if err := unix.Uname(&kernel); err != nil {
 		return report.Machine{}, err
@@ -27,12 +27,13 @@ func thisMachine(usher string, each time.Duration) (report.Machine, error) {
 		system += ", " + strings.Trim(name, `"`)
 	}
 	return report.Machine{
-		Date:    time.Now().UTC().Format(time.DateOnly),
-		System:  system,
-		CPU:     strings.TrimLeft(after("/proc/cpuinfo", "model name"), "\t: "),
-		Cores:   runtime.NumCPU(),
-		Memory:  memory << 10,
-		Seconds: each.Seconds(),
+		Date:       time.Now().UTC().Format(time.DateOnly),
+		System:     system,
+		CPU:        strings.TrimLeft(after("/proc/cpuinfo", "model name"), "\t: "),
+		Cores:      runtime.NumCPU(),
+		Memory:     memory << 10,
+		Congestion: o.congestion,
+		Seconds:    o.each.Seconds(),
 		Programs: []string{
 			firstLine(usher, "version"),
 			firstLine("haproxy", "-v"),

@@ -29,6 +29,7 @@ type options struct {
 	each        time.Duration // how long a load is measured
 	loops       int           // threads of clients, and of the endpoint
 	usher       string
+	congestion  string // control of TCP
 	results     string
 	page        string // file of results to make the page from
 }
@@ -65,6 +66,7 @@ func parse() options {
 	seconds := flag.Float64("seconds", 3, "how long each load is measured")
 	flag.IntVar(&o.loops, "loops", runtime.NumCPU(), "threads of the clients, and as many of the endpoint")
 	flag.StringVar(&o.usher, "usher", "bin/usher", "the usher to measure")
+	flag.StringVar(&o.congestion, "congestion", "cubic", "congestion control of TCP in the namespaces: one of net.ipv4.tcp_available_congestion_control. cubic is Linux's default; bbr paces by timers, and on loopback that is what is measured then")
 	flag.StringVar(&o.results, "results", "", "`file` to which results are appended, one JSON object a line; what it has already is not measured again")
 	flag.StringVar(&o.page, "report", "", "measure nothing, but write docs/benchmarks.md from the results in `file`")
 	quick := flag.Bool("quick", false, "one short round of the most telling figures and peers, whatever -only, -peers, -rounds and -seconds say")

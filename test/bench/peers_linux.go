@@ -65,8 +65,8 @@ type scene struct {
 }
 
 // setScene makes a scene. Close it.
-func setScene(p peer, loops int) (s *scene, err error) {
-	s = &scene{loops: loops}
+func setScene(p peer, o options) (s *scene, err error) {
+	s = &scene{loops: o.loops}
 	if s.dir, err = os.MkdirTemp("", "usher-bench-"); err != nil {
 		return nil, err
 	}
@@ -76,10 +76,10 @@ func setScene(p peer, loops int) (s *scene, err error) {
 			err = fmt.Errorf("%s: %w", p.name, err)
 		}
 	}()
-	if s.stage, err = newStage(); err != nil {
+	if s.stage, err = newStage(o.congestion); err != nil {
 		return s, err
 	}
-	if s.end, err = s.startEndpoint(loops); err != nil {
+	if s.end, err = s.startEndpoint(o.loops); err != nil {
 		return s, err
 	}
 	if s.targets, s.proxy, err = p.set(s.stage, s.dir); err != nil {

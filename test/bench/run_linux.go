@@ -86,7 +86,7 @@ func resume(o options, usher string) (report.Run, *os.File, error) {
 	}
 	keep, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err == nil && run.Machine.Date == "" {
-		if run.Machine, err = thisMachine(usher, o.each); err == nil {
+		if run.Machine, err = thisMachine(usher, o); err == nil {
 			err = report.WriteMachine(keep, run.Machine)
 		}
 	}
@@ -98,7 +98,7 @@ func measure(f figure, p peer, o options) (report.Values, error) {
 	if f.set != nil {
 		p = f.set(p)
 	}
-	s, err := setScene(p, o.loops)
+	s, err := setScene(p, o)
 	if err != nil {
 		return nil, err
 	}

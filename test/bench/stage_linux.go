@@ -29,7 +29,7 @@ type stage struct {
 	jobs chan func()
 }
 
-func newStage() (*stage, error) {
+func newStage(congestion string) (*stage, error) {
 	s := &stage{jobs: make(chan func())}
 	ready := make(chan error)
 	go func() {
@@ -42,7 +42,7 @@ func newStage() (*stage, error) {
 			return
 		}
 		handle.Close()
-		ready <- furnish()
+		ready <- furnish(congestion)
 		for job := range s.jobs {
 			job()
 		}
@@ -63,8 +63,8 @@ func (s *stage) do(f func() error) error {
 	return <-done
 }
 
-// furnish sets up the namespace of this thread.
-func furnish() error {
+// furnish sets up the namespace of this thread, with that congestion control of TCP.
+func furnish(congestion string) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return err
@@ -87,12 +87,13 @@ func furnish() error {
 	}
 	for file, value := range map[string]string{
 		// Room for connections in TIME-WAIT, on either side of the proxy.
-		"ipv4/ip_local_port_range": "10240 65535",
-		"ipv4/tcp_tw_reuse":        "1",
-		"core/somaxconn":           "4096",
+		"ipv4/ip_local_port_range":    "10240 65535",
+		"ipv4/tcp_tw_reuse":           "1",
+		"core/somaxconn":              "4096",
+		"ipv4/tcp_congestion_control": congestion,
 	} {
 		if err := os.WriteFile("/proc/sys/net/"+file, []byte(value), 0); err != nil {
-			return err
+			return fmt.Errorf("setting net/%s to %q: %w", file, value, err)
 		}
 	}
 	return nil

@@ -56,13 +56,14 @@ type Result struct {
 
 // Machine is where measurements were made.
 type Machine struct {
-	Date     string // of the first
-	System   string // kernel and distribution
-	CPU      string
-	Cores    int
-	Memory   int64    // bytes
-	Programs []string // with their versions
-	Seconds  float64  // that each load was measured
+	Date       string // of the first
+	System     string // kernel and distribution
+	CPU        string
+	Cores      int
+	Memory     int64    // bytes
+	Congestion string   // control of TCP
+	Programs   []string // with their versions
+	Seconds    float64  // that each load was measured
 }
 
 // Run is what a file of results holds.
