@@ -21,7 +21,7 @@ func Page(run Run, plots string, listings []Listing) string {
 		if len(peers) == 0 {
 			continue
 		}
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", s.title, s.text)
+		fmt.Fprintf(&b, "\n## %s\n\n%s %s.\n\n", s.title, s.text, run.Results.rounds(s.figure))
 		if drawn[s.figure] != "" {
 			fmt.Fprintf(&b, "![%s](%s/%s.svg)\n\n", s.title, plots, s.figure)
 		}
@@ -44,8 +44,8 @@ Profiles of the proxy's process (perf record -e cpu-clock -g), in November 2026:
 
 | | in the kernel | most of it |
 |---|---|---|
-| new connections | 89 % | sendto 22 %, close 20 %, connect 13 %, shutdown 8 %, socket 4 %, epoll_ctl 4 %, accept 4 %, recvfrom 4 % |
-| bulk, 16 connections | 92 % | splice 61 %: into the pipe 38 %, out of it 22 % |
+| new connections | 90 % | sendto 26 %, close 20 %, connect 13 %, shutdown 11 %, recvfrom 5 %, socket 4 %, epoll_ctl 4 %, accept 4 % |
+| bulk, 16 connections | 96 % | splice 83 %: into the pipe 16 %, out of it 66 % |
 | UDP, one under way | 90 % | sendmmsg 67 %, recvmmsg 10 % |
 
 On loopback the packets are carried by whoever sends them, so this is the TCP and UDP
@@ -59,22 +59,24 @@ writes, shutdown, two closes, and one that saves a packet (TCP_QUICKACK).
   write, the handshake's last ACK with the data, accepting on every loop, no timer and no
   goroutine for a connection, a loop that yields the processor once before it sleeps (an
   eighth of the rate). Tried, and worse: epoll_wait that blocks the thread.
-- **0.65 × kernel DNAT, 16 connections**: a proxy ends one TCP connection and begins another, so
-  the bytes pass TCP twice, on the same two cores. Tried: pipes of 64 KiB, 256 KiB, 1 MiB (in) and 4 MiB, turns
-  of 256 KiB to 4 MiB, socket buffers of 256 KiB and 1 MiB; less is slower each time, more
-  the same.
 - **New connections through the portals of netfilter**: there the kernel tracks and translates each
   connection besides, which takes a third of *direct* too (see kernel DNAT). HAProxy and nginx
   listen on the address themselves, as usher does with the address portal.
 - **1.25 × nginx with one datagram under way**: each datagram is sent by one system call's worth of
   work whoever makes it, and there is nothing to gather: a client that waits for its answer
   sends one. With four under way usher sends them together.
-- **1,500 bytes for an idle connection**: 850 are in use (heap after a collection, 3,000
-  connections), almost half of them for the steps that the dashboard shows; the rest is what Go has
-  not collected yet. With GOGC=4 it is 1,400 in all.
 - **A change among 10,000 Services** begins here with a file that is written. It is to be quiet for
   50 ms before it is read, and the model of all files is made anew. From there on it takes 5 ms, with
   iptables 30 (go test ./test/scale -v); Services of a cluster come one by one.
+
+For bulk data were tried pipes of 64 KiB, 256 KiB, 1 MiB (in) and 4 MiB, turns of 256 KiB to 4 MiB, and
+socket buffers of 256 KiB and 1 MiB: less is slower each time, more the same. In: splice(2) without telling
+Go's scheduler, which took a seventh of the processor time.
+
+The machine's own congestion control is bbr. It paces by timers, which on loopback is most of what is
+measured: bulk rates are less than half, for everybody. With it (-congestion bbr; six rounds of the
+same day) usher without a portal has 1.11 times HAProxy's new connections, 1.48 and 1.37 times its bulk rates on one
+and on 16 connections, and 0.63 and 0.60 times kernel DNAT's.
 `
 
 func introduction(run Run) string {
@@ -92,8 +94,8 @@ how far the brackets are apart before believing a second digit.
 
 - %[2]s; %[3]d cores, %[4]s, %.1[5]f GiB of memory; %[6]s
 - %[7]s
-- congestion control of TCP: %[10]s
-- rounds: %[8]d; each load runs for %[9]s s after 0.3 s of warming up
+- congestion control of TCP: %[9]s (cubic is what Linux has by default; -congestion sets another)
+- each load runs for %[8]s s after 0.3 s of warming up
 
 All take the same path: in a network namespace of its own for each measurement, clients
 connect on loopback to 10.96.0.10, and the endpoint listens on 10.244.0.11. HAProxy
@@ -104,7 +106,7 @@ no proxy: it shows that clients and endpoint are not what is measured. They are 
 epoll loop for each core, in processes of their own, and share the cores with the proxy.
 Processor time is the user and system time of the proxy's processes alone; what the kernel
 does for connections within them is part of it, so DNAT's cannot be told.
-`, "`", m.System, m.Cores, m.CPU, float64(m.Memory)/(1<<30), m.Date, strings.Join(m.Programs, "\n- "), run.Results.rounds(), number(m.Seconds), m.Congestion)
+`, "`", m.System, m.Cores, m.CPU, float64(m.Memory)/(1<<30), m.Date, strings.Join(m.Programs, "\n- "), number(m.Seconds), m.Congestion)
 }
 
 // sectionTable has a row for each peer.

@@ -1,6 +1,10 @@
 package report
 
-import "slices"
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
 
 // Spread is a median over rounds, with the least and the greatest.
 type Spread struct {
@@ -34,7 +38,7 @@ func (r Results) Over(figure, peer string, q Quantity) Spread {
 // program gave some back, has no ratio.
 func (r Results) Ratio(figure, peer, to string, q Quantity) Spread {
 	var ratios []float64
-	for round := 1; round <= r.rounds(); round++ {
+	for round := 1; round <= r.lastRound(); round++ {
 		a, okA := r.Find(figure, peer, round)[q]
 		b, okB := r.Find(figure, to, round)[q]
 		if okA && okB && a >= 0 && b > 0 {
@@ -81,9 +85,30 @@ func (r Results) failed(figure, peer string) bool {
 	return slices.ContainsFunc(r, func(m Result) bool { return m.Figure == figure && m.Peer == peer && m.Failed != "" })
 }
 
-func (r Results) rounds() (last int) {
+// lastRound returns the number of the last round of all.
+func (r Results) lastRound() (last int) {
 	for _, m := range r {
 		last = max(last, m.Round)
 	}
 	return last
+}
+
+// rounds says how many rounds there are of a figure: "6 rounds", or "6 to 30 rounds"
+// where some peers took part in more of them.
+func (r Results) rounds(figure string) string {
+	of := map[string]int{}
+	for _, m := range r {
+		if m.Figure == figure {
+			of[m.Peer]++
+		}
+	}
+	counts := slices.Sorted(maps.Values(of))
+	least, most := counts[0], counts[len(counts)-1]
+	switch {
+	case most == 1:
+		return "One round"
+	case least == most:
+		return fmt.Sprintf("%d rounds", most)
+	}
+	return fmt.Sprintf("%d to %d rounds", least, most)
 }

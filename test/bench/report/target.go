@@ -43,9 +43,9 @@ var targets = []target{
 	{figure: "services10000", quantity: Start, peer: "usher-nftables", bound: 3, text: "seconds to start, 10,000 Services"},
 	{figure: "services10000", quantity: Start, peer: "usher-iptables", bound: 6, text: "seconds to start, 10,000 Services"},
 	{figure: "services10000", quantity: Start, peer: "usher-address", bound: 6, text: "seconds to start, 10,000 Services"},
-	{figure: "services10000", quantity: Change, peer: "usher-nftables", bound: 20, text: "ms until a change is there, 10,000 Services"},
-	{figure: "services10000", quantity: Change, peer: "usher-iptables", bound: 300, text: "ms until a change is there, 10,000 Services"},
-	{figure: "services10000", quantity: Change, peer: "usher-address", bound: 20, text: "ms until a change is there, 10,000 Services"},
+	{figure: "services10000", quantity: Change, peer: "usher-nftables", bound: 20, text: "ms until a change of a file is there, 10,000 Services"},
+	{figure: "services10000", quantity: Change, peer: "usher-iptables", bound: 300, text: "ms until a change of a file is there, 10,000 Services"},
+	{figure: "services10000", quantity: Change, peer: "usher-address", bound: 20, text: "ms until a change of a file is there, 10,000 Services"},
 	{figure: "services10000", quantity: Memory, bound: 250, unit: 1 << 20, text: "resident MiB, 10,000 Services"},
 	{figure: "services10000", quantity: LastFirst, least: true, bound: 0.9, text: "new connections, the last of 10,000 portals / the first"},
 }
