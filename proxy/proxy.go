@@ -2,8 +2,6 @@ package proxy
 
 import (
 	"context"
-	"errors"
-	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -159,127 +157,6 @@ func (p *Proxy) updatePorts(s config.Service, c *change) {
 			fronts[port.ID] = f
 		}
 		f.update(port, c)
-	}
-}
-
-// change collects what has to be done in the kernel: listeners are open
-// already, then come the rules, then the listeners that nobody needs any more.
-type change struct {
-	set   map[portal.Target]portal.Rule
-	gone  map[portal.Target]bool
-	close []listener
-}
-
-func (c *change) add(r portal.Rule) {
-	if c.set == nil {
-		c.set = map[portal.Target]portal.Rule{}
-	}
-	c.set[r.Target] = r
-	delete(c.gone, r.Target)
-}
-
-func (c *change) drop(t portal.Target) {
-	if c.gone == nil {
-		c.gone = map[portal.Target]bool{}
-	}
-	c.gone[t] = true
-	delete(c.set, t)
-}
-
-func (c *change) empty() bool { return len(c.set)+len(c.gone)+len(c.close) == 0 }
-
-// commit carries out c.
-func (p *Proxy) commit(c *change) {
-	rules := slices.SortedFunc(maps.Values(c.set), func(a, b portal.Rule) int { return a.Target.Compare(b.Target) })
-	gone := slices.SortedFunc(maps.Keys(c.gone), portal.Target.Compare)
-	err := p.Portal.Apply(p.ctx, rules, gone)
-	for _, t := range gone {
-		delete(p.refused, t)
-	}
-	for _, r := range rules {
-		delete(p.refused, r.Target)
-	}
-	p.portalAnswered(err)
-	for _, l := range c.close {
-		l.close()
-	}
-}
-
-// portalAnswered takes note of what the portal could not do.
-func (p *Proxy) portalAnswered(err error) {
-	var failed error
-	var again change
-	for _, e := range each(err) {
-		switch e := e.(type) {
-		case *portal.RuleError:
-			maps.Copy(p.refused, e.Refused)
-		case *portal.ListenAgainError:
-			for _, t := range e.Targets {
-				if f := p.owners[t]; f != nil {
-					f.update(f.view.Load().port, &again)
-				}
-			}
-		default:
-			failed = errors.Join(failed, e)
-		}
-	}
-	if failed == nil {
-		p.sync.applied(time.Now())
-	} else {
-		p.counters.portalFailures.Add(1)
-		p.Log.WithError(failed).Errorf("The %s portal could not be brought up to date; trying again every %s", p.Portal.Mode(), p.CheckInterval)
-	}
-	p.reviewRefused()
-	if !again.empty() {
-		p.commit(&again)
-	}
-}
-
-// reviewRefused reviews the service ports that have, or had, a rule that the
-// kernel refuses.
-func (p *Proxy) reviewRefused() {
-	concerned := map[*frontEnd]bool{}
-	for id, problem := range p.problems {
-		if f := p.services[id.ServiceName()][id]; f != nil && problem.Reason == ReasonPortal {
-			concerned[f] = true
-		}
-	}
-	for t := range p.refused {
-		if f := p.owners[t]; f != nil {
-			concerned[f] = true
-		}
-	}
-	for f := range concerned {
-		p.review(f)
-	}
-}
-
-// each returns the errors that were joined in err, or err itself.
-func each(err error) (list []error) {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		for _, e := range joined.Unwrap() {
-			list = append(list, each(e)...)
-		}
-		return list
-	}
-	if err != nil {
-		list = append(list, err)
-	}
-	return list
-}
-
-// retry tries again what could not be served.
-func (p *Proxy) retry() {
-	var c change
-	for id, problem := range p.problems {
-		f := p.services[id.ServiceName()][id]
-		if f == nil || f.trouble == nil || problem.Reason == ReasonProtocol {
-			continue // the portal tries again by itself; a protocol is not learned
-		}
-		f.update(f.view.Load().port, &c)
-	}
-	if !c.empty() {
-		p.commit(&c)
 	}
 }
 
