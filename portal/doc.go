@@ -24,6 +24,7 @@
 //	redirect_linux.go    the portal, for nftables as well
 //	freeports_linux.go   on which ports its listeners may be
 //	layout.go            which chains hold which rules, and why so
+//	dispatch.go          how a packet gets past ten thousand rules in few steps
 //	sources.go           networks of clients
 //	spec.go, save.go     a rule as a value; reading what iptables-save prints
 //	diff.go              from what is installed to what is wanted

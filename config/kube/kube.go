@@ -1,13 +1,10 @@
 package kube
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
-	"slices"
 	"sync"
 	"time"
 
@@ -276,151 +273,6 @@ func (s *Source) settle(ctx context.Context) bool {
 		case <-s.wake:
 			quiet.Reset(s.options.Quiet)
 		}
-	}
-}
-
-// compute returns the Services that are dirty and really changed.
-func (s *Source) compute() (changed []config.Service) {
-	names := s.takeDirty()
-	for _, name := range names {
-		s.claimVIPs(name)
-	}
-	for _, name := range names {
-		if out, ok := s.computeOne(name); ok {
-			changed = append(changed, out)
-		}
-	}
-	return changed
-}
-
-// takeDirty returns what is dirty and forgets that it is.
-func (s *Source) takeDirty() (names []types.NamespacedName) {
-	s.mu.Lock()
-	dirty, all, lookAtNode := s.dirty, s.all, s.lookN
-	s.dirty, s.all, s.lookN = map[types.NamespacedName]bool{}, false, false
-	s.mu.Unlock()
-	if lookAtNode && s.lookAtNode() {
-		all = true
-	}
-	if all {
-		s.sweeping = false
-		for name := range s.told {
-			dirty[name] = true
-		}
-		for _, object := range s.services.GetStore().List() {
-			svc := object.(*corev1.Service)
-			dirty[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}] = true
-		}
-	}
-	// Where two Services want the same address, the older one has it, on every
-	// node and after every restart.
-	return slices.SortedFunc(maps.Keys(dirty), s.compareAge)
-}
-
-// compareAge orders Services by their creation, and by name where that is the same
-// or not known.
-func (s *Source) compareAge(a, b types.NamespacedName) int {
-	var madeA, madeB time.Time
-	if svc := s.Service(a); svc != nil {
-		madeA = svc.CreationTimestamp.Time
-	}
-	if svc := s.Service(b); svc != nil {
-		madeB = svc.CreationTimestamp.Time
-	}
-	return cmp.Or(madeA.Compare(madeB), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-}
-
-// sweepAfter is how soon all Services are computed anew after a VIP has come up:
-// an endpoint of any of them may have that address, which is forbidden.
-const sweepAfter = 30 * time.Second
-
-// claimVIPs brings the set of all VIPs up to date with one Service.
-func (s *Source) claimVIPs(name types.NamespacedName) {
-	before := s.claimed[name]
-	now := s.translate(name, nil)
-	if reflect.DeepEqual(before, now) {
-		return
-	}
-	s.vips.Remove(before)
-	s.vips.Add(now)
-	if s.claimed[name] = now; len(now.Ports) == 0 {
-		delete(s.claimed, name)
-		return
-	}
-	if !s.sweeping {
-		s.sweeping = true
-		time.AfterFunc(sweepAfter, s.markAll)
-	}
-}
-
-// translate returns what is served for a Service with the slices given, and how it
-// is found, and tells OnProblems what is not. Without slices it returns only what
-// is served, and tells nothing.
-func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.EndpointSlice) config.Service {
-	svc := s.Service(name)
-	if svc == nil {
-		s.tellProblems(name, nil)
-		return config.Service{Name: name}
-	}
-	out, problems := translate.Service(svc, slices, *s.node, translate.Options{ServiceProxyName: s.options.ServiceProxyName, VIPs: &s.vips})
-	if slices == nil {
-		return out
-	}
-	if s.options.Discovery {
-		var more []translate.Problem
-		out.Discovery, more = translate.Discovery(svc, slices, translate.Options{})
-		problems = append(problems, more...)
-	}
-	s.tellProblems(name, problems)
-	return out
-}
-
-// computeOne returns what is served for a Service now, and whether that is
-// something else than before.
-func (s *Source) computeOne(name types.NamespacedName) (config.Service, bool) {
-	slices := s.slicesOf(name)
-	out := s.translate(name, slices)
-	before, known := s.told[name]
-	switch {
-	case known && reflect.DeepEqual(before, out), !known && out.Gone():
-		return out, false
-	case out.Gone():
-		delete(s.told, name)
-		s.triggers.forget(name)
-	default:
-		s.told[name] = out
-		s.triggers.note(name, slices)
-	}
-	return out, true
-}
-
-func (s *Source) slicesOf(name types.NamespacedName) []*discoveryv1.EndpointSlice {
-	// The index exists, so there is no error.
-	objects, _ := s.slices.GetIndexer().ByIndex(byService, name.String())
-	list := make([]*discoveryv1.EndpointSlice, len(objects))
-	for i, object := range objects {
-		list[i] = object.(*discoveryv1.EndpointSlice)
-	}
-	return list
-}
-
-// tellProblems tells OnProblems and the log if they are others than before.
-func (s *Source) tellProblems(name types.NamespacedName, problems []translate.Problem) {
-	text := ""
-	for _, p := range problems {
-		text += p.Error() + "\n"
-	}
-	if s.problems[name] == text {
-		return
-	}
-	if s.problems[name] = text; text == "" {
-		delete(s.problems, name)
-	}
-	for _, p := range problems {
-		s.options.Log.WithField("service", name.String()).WithError(p).Error("Part of a Service is not served")
-	}
-	if s.options.OnProblems != nil {
-		s.options.OnProblems(name, problems)
 	}
 }
 
