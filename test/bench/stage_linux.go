@@ -90,7 +90,7 @@ func furnish(congestion string) error {
 		"ipv4/ip_local_port_range":    "10240 65535",
 		"ipv4/tcp_tw_reuse":           "1",
 		"core/somaxconn":              "4096",
-		"ipv4/tcp_congestion_control": congestion,
+		"ipv4/tcp_congestion_control": congestion, // see -congestion
 	} {
 		if err := os.WriteFile("/proc/sys/net/"+file, []byte(value), 0); err != nil {
 			return fmt.Errorf("setting net/%s to %q: %w", file, value, err)

@@ -80,8 +80,8 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 	})
 
 	It("take less than 1 % of a core while nothing happens", func() {
-		// Two rounds of comparing the portal's rules are in it. On a machine that is
-		// shared with others the same work may take twice as long for a while.
+		// Two rounds of comparing the portal's rules are in it, and at first what is
+		// left of making the Services: 1.00 % was seen, and 0.55 % after it.
 		const long = 20 * time.Second
 		used := func() time.Duration {
 			before := u.cpu()
