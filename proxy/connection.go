@@ -114,8 +114,8 @@ func (a *acceptor) accepted(client conn, from netip.AddrPort) *connection {
 		from:     from,
 		accepted: time.Now(),
 	}
-	if !p.connections.add(c, p.MaxConnectionsPerPort) {
-		p.turnAway(c)
+	if err := p.connections.add(c); err != nil {
+		p.turnAway(c, err)
 		return nil
 	}
 	return c
@@ -152,16 +152,16 @@ func (a *acceptor) wait(pause time.Duration) {
 	}
 }
 
-// turnAway resets a client for which there is no room.
-func (p *Proxy) turnAway(c *connection) {
+// turnAway resets a client for which there is no room, for the reason given.
+func (p *Proxy) turnAway(c *connection, why error) {
 	c.to = plainAddr(c.client.LocalAddr())
 	c.event(trace.Event{Kind: trace.Accepted, Time: c.accepted})
 	limitErrors.Do(func() {
-		p.Log.WithFields(map[string]any{"service": c.front.id.String(), "open": p.connections.open.Load(), "limit": p.connections.limit()}).
-			Error("Too many connections: clients are turned away (logged every 10 s at the most)")
+		p.Log.WithFields(map[string]any{"service": c.front.id.String(), "open": p.budget.connections.Load(), "limit": p.budget.connectionLimit()}).
+			WithError(why).Error("Too many connections: clients are turned away (logged every 10 s at the most)")
 	})
 	c.reset()
-	c.closed(trace.Event{End: trace.Limit, Err: "too many connections"})
+	c.closed(trace.Event{End: trace.Limit, Err: why.Error()})
 }
 
 var limitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}

@@ -181,9 +181,9 @@ func (p *Proxy) Stats() Stats {
 		Failed:          c.failed.Load(),
 		ToEndpoint:      c.toEndpoint.Load(),
 		ToClient:        c.toClient.Load(),
-		Open:            p.connections.open.Load(),
-		Limit:           p.connections.limit(),
-		Listeners:       p.connections.listeners.Load(),
+		Open:            p.budget.connections.Load(),
+		Limit:           p.budget.connectionLimit(),
+		Listeners:       p.budget.listeners.Load(),
 		AffinityClients: p.affinities.Used(),
 		Problems:        map[Reason]int{},
 		ServiceChanges:  c.serviceChanges.Load(),
@@ -198,7 +198,7 @@ func (p *Proxy) Stats() Stats {
 		s.Attempts[i] = c.attempts[i].Load()
 	}
 	s.Sessions = UDPStats{
-		Open: p.udp.limits.open.Load(), Limit: p.udp.limit(),
+		Open: p.budget.sessions.Load(), Limit: p.budget.sessionLimit(),
 		Begun: c.sessions.Load(), Answered: c.answered.Load(),
 		ToEndpoint: c.datagramsToEndpoint.Load(), ToClient: c.datagramsToClient.Load(),
 	}

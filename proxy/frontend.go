@@ -97,7 +97,7 @@ func listenFor[T any](p *Proxy, b portal.Bind, listen func(netip.AddrPort) (T, e
 
 // openListener opens the listener for b, and starts it.
 func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
-	if err := f.proxy.connections.room(); err != nil {
+	if err := f.proxy.budget.roomForListener(); err != nil {
 		return nil, err
 	}
 	if why := f.proxy.TCPOnly; why != nil && f.protocol != config.TCP {

@@ -27,7 +27,7 @@ func (ls *loops) start(p *Proxy) error {
 	}
 	n := runtime.GOMAXPROCS(0)
 	// Pipes get a sixteenth of the descriptors at the most.
-	pipes := min(maxPipes, int(p.connections.descriptors)/16/2/n)
+	pipes := min(maxPipes, int(p.budget.descriptors)/16/2/n)
 	var list []*forward.Loop
 	for range n {
 		l, err := forward.NewLoop(forward.Options{Keepalive: p.keepalive(), Pipes: pipes})
@@ -40,7 +40,7 @@ func (ls *loops) start(p *Proxy) error {
 		list = append(list, l)
 	}
 	ls.list = list
-	p.connections.loops.Store(int64(n * (descriptorsPerTCPLoop + 2*pipes)))
+	p.budget.loops.Store(int64(n * (descriptorsPerTCPLoop + 2*pipes)))
 	return nil
 }
 

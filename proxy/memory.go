@@ -47,5 +47,5 @@ func (e *ebb) tidy() {
 // turnover returns how many connections and UDP sessions have begun or ended.
 func (p *Proxy) turnover() int64 {
 	begun := int64(p.connections.next.Load())
-	return begun + begun - p.connections.open.Load() - p.udp.limits.open.Load()
+	return begun + begun - p.budget.connections.Load() - p.budget.sessions.Load()
 }

@@ -42,9 +42,15 @@ type Options struct {
 	// many as file descriptors allow, which is the bound in any case: a
 	// little under half of them.
 	MaxConnections int64
-	// MaxConnectionsPerPort bounds those of one service port; 0 means no
-	// bound of its own.
+	// MaxConnectionsPerPort bounds those of one service port; 0 means half of
+	// them when there is little room left.
 	MaxConnectionsPerPort int64
+
+	// MaxClientShare is how many percent of the connections, and of the UDP
+	// sessions, that may be open at once one client address may have when there is
+	// little room left; 100 means as many as there are. The client that has more
+	// gets no further connection, and its session that has been idle longest ends.
+	MaxClientShare int64
 
 	// SCTP says whether SCTP Services are served.
 	SCTP SCTPMode
@@ -101,6 +107,7 @@ func Defaults() Options {
 		SCTP:            SCTPAuto,
 		UDPIdleTimeout:  time.Minute,
 		MaxUDPSessions:  65536,
+		MaxClientShare:  25,
 		CheckInterval:   10 * time.Second,
 	}
 }

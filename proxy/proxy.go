@@ -20,6 +20,7 @@ import (
 type Proxy struct {
 	Options
 	affinities  *affinity.Limits
+	budget      budget
 	connections connections
 	loops       loops
 	udp         udpEngine
@@ -55,18 +56,18 @@ type Proxy struct {
 func New(options Options) *Proxy {
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &Proxy{
-		Options:     options,
-		affinities:  &affinity.Limits{PerTable: options.AffinityPerPort, Total: options.AffinityTotal},
-		connections: newConnections(options.MaxConnections),
-		udp:         udpEngine{limits: sessionLimits{total: options.MaxUDPSessions, perPort: options.MaxUDPSessionsPerPort}},
-		ctx:         ctx,
-		giveUp:      cancel,
-		services:    map[types.NamespacedName]map[config.PortID]*frontEnd{},
-		owners:      map[portal.Target]*frontEnd{},
-		problems:    map[config.PortID]*Problem{},
-		refused:     map[portal.Target]error{},
-		counters:    counters{ends: map[trace.End]int64{}, sessionEnds: map[trace.End]int64{}},
+		Options:    options,
+		affinities: &affinity.Limits{PerTable: options.AffinityPerPort, Total: options.AffinityTotal},
+		budget:     newBudget(&options),
+		ctx:        ctx,
+		giveUp:     cancel,
+		services:   map[types.NamespacedName]map[config.PortID]*frontEnd{},
+		owners:     map[portal.Target]*frontEnd{},
+		problems:   map[config.PortID]*Problem{},
+		refused:    map[portal.Target]error{},
+		counters:   counters{ends: map[trace.End]int64{}, sessionEnds: map[trace.End]int64{}},
 	}
+	p.connections = newConnections(&p.budget)
 	p.udp.proxy = p
 	p.locality.refresh()
 	return p
@@ -267,7 +268,7 @@ func (p *Proxy) Drain(ctx context.Context) (broken int) {
 }
 
 // Connections returns how many connections are open.
-func (p *Proxy) Connections() int64 { return p.connections.open.Load() }
+func (p *Proxy) Connections() int64 { return p.budget.connections.Load() }
 
 // PortStatus tells how a service port is served.
 type PortStatus struct {

@@ -90,7 +90,7 @@ func openSCTP(f *frontEnd, b portal.Bind) (*sctpListener, error) {
 	}
 	l := &sctpListener{Listener: s, acceptor: acceptor{front: f, carrier: &sctpCarrier, redirected: b.Redirected, at: s.LocalAddr().AddrPort()}, closed: make(chan struct{})}
 	l.setTargets(b.Targets)
-	f.proxy.connections.listeners.Add(1)
+	f.proxy.budget.listeners.Add(1)
 	go l.run()
 	return l, nil
 }
@@ -100,7 +100,7 @@ func (l *sctpListener) handOver() []handover.Socket { return nil }
 
 // run accepts until l is closed.
 func (l *sctpListener) run() {
-	defer l.front.proxy.connections.listeners.Add(-1)
+	defer l.front.proxy.budget.listeners.Add(-1)
 	defer close(l.closed)
 	l.acceptLoop(func() (conn, net.Addr, error) {
 		client, err := l.Accept()

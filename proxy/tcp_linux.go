@@ -60,7 +60,7 @@ func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
 	}
 	l.setTargets(b.Targets)
-	f.proxy.connections.listeners.Add(1)
+	f.proxy.budget.listeners.Add(1)
 	for _, loop := range f.proxy.loops.list {
 		e := &entrance{listener: l, loop: loop}
 		l.entrances = append(l.entrances, e)
@@ -123,7 +123,7 @@ func (l *tcpListener) close() {
 	}
 	closed.Wait()
 	unix.Close(l.fd)
-	l.front.proxy.connections.listeners.Add(-1)
+	l.front.proxy.budget.listeners.Add(-1)
 }
 
 // entrance is a listener on one of the loops, to which it belongs.

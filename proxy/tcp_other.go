@@ -32,7 +32,7 @@ func openTCP(f *frontEnd, b portal.Bind) (*tcpListener, error) {
 	}
 	t := &tcpListener{TCPListener: l, acceptor: acceptor{front: f, carrier: f.proxy.tcpCarrier(), redirected: b.Redirected, at: plainAddr(l.Addr())}, closed: make(chan struct{})}
 	t.setTargets(b.Targets)
-	f.proxy.connections.listeners.Add(1)
+	f.proxy.budget.listeners.Add(1)
 	go t.run()
 	return t, nil
 }
@@ -42,7 +42,7 @@ func (l *tcpListener) handOver() []handover.Socket { return nil }
 
 // run accepts until t is closed.
 func (l *tcpListener) run() {
-	defer l.front.proxy.connections.listeners.Add(-1)
+	defer l.front.proxy.budget.listeners.Add(-1)
 	defer close(l.closed)
 	l.acceptLoop(func() (conn, net.Addr, error) {
 		client, err := l.AcceptTCP()

@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
+	"net/netip"
 	"runtime"
 	"sync"
 	"time"
@@ -23,8 +24,7 @@ import (
 // datagrams of one client to the same socket, so a session belongs to one loop
 // for all its life, and nothing that a datagram touches needs a lock.
 type udpEngine struct {
-	proxy  *Proxy
-	limits sessionLimits
+	proxy *Proxy
 
 	loops []*udpLoop // guarded by Proxy.mu
 	next  int        // the loop on which the next listener begins
@@ -53,13 +53,14 @@ func (e *udpEngine) start() error {
 			in:       forward.NewBatch(batchSize),
 			out:      forward.NewBatch(batchSize),
 			keys:     make([]sessionKey, batchSize),
+			clients:  map[netip.Addr]*list.List{},
 			refusals: rate.NewLimiter(refusalsPerSecond, refusalsPerSecond),
 		}
 		if err := poller.Do(func() { poller.OnRoundEnd(loop.endRound) }); err != nil {
 			return fmt.Errorf("starting a loop for UDP: %w", err)
 		}
 		e.loops = append(e.loops, loop)
-		e.proxy.connections.udp.Add(descriptorsPerLoop)
+		e.proxy.budget.udp.Add(descriptorsPerLoop)
 	}
 	return nil
 }
@@ -71,7 +72,7 @@ func (e *udpEngine) stop() {
 		if loop.flows != nil {
 			loop.flows.Close()
 		}
-		e.proxy.connections.udp.Add(-descriptorsPerLoop)
+		e.proxy.budget.udp.Add(-descriptorsPerLoop)
 	}
 	e.loops = nil
 }
@@ -108,10 +109,35 @@ type udpLoop struct {
 	outCount int
 	outFrom  *udpSocket // the socket that they go out by
 
-	sessions list.List // *udpSession; idle for longest first
-	kept     int       // bytes in copies of datagrams
-	now      time.Time // of this round, once somebody asked
+	sessions list.List                 // *udpSession; idle for longest first
+	clients  map[netip.Addr]*list.List // the same by the client's address; none is empty
+	peak     int                       // clients at once since the map was made
+	kept     int                       // bytes in copies of datagrams
+	now      time.Time                 // of this round, once somebody asked
 	refusals *rate.Limiter
+}
+
+// join puts s among its client's sessions.
+func (l *udpLoop) join(s *udpSession) {
+	client := s.from.Addr()
+	s.siblings = l.clients[client]
+	if s.siblings == nil {
+		s.siblings = new(list.List)
+		l.clients[client] = s.siblings
+		l.peak = max(l.peak, len(l.clients))
+	}
+	s.inClient = s.siblings.PushBack(s)
+}
+
+// leave takes s from among its client's sessions.
+func (l *udpLoop) leave(s *udpSession) {
+	if s.siblings.Remove(s.inClient); s.siblings.Len() > 0 {
+		return
+	}
+	delete(l.clients, s.from.Addr())
+	if len(l.clients) == 0 && l.peak > keepMap {
+		l.clients, l.peak = map[netip.Addr]*list.List{}, 0 // as udpSocket.forget does
+	}
 }
 
 // clock returns the time, to the accuracy of a round.

@@ -65,8 +65,8 @@ func openUDP(f *frontEnd, b portal.Bind) (listener, error) {
 		}
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
 	}
-	f.proxy.connections.listeners.Add(1)
-	f.proxy.connections.udp.Add(int64(len(fds) - 1))
+	f.proxy.budget.listeners.Add(1)
+	f.proxy.budget.udp.Add(int64(len(fds) - 1))
 	for i, fd := range fds {
 		l.sockets = append(l.sockets, newUDPSocket(l, loops[i%len(loops)], fd))
 	}
@@ -102,8 +102,8 @@ func (l *udpListener) abandon(refused *balance.State) {
 
 // close ends the sessions and closes the sockets. It is called with Proxy.mu.
 func (l *udpListener) close() {
-	l.front.proxy.connections.listeners.Add(-1)
-	l.front.proxy.connections.udp.Add(-int64(len(l.sockets) - 1))
+	l.front.proxy.budget.listeners.Add(-1)
+	l.front.proxy.budget.udp.Add(-int64(len(l.sockets) - 1))
 	if l.front.proxy.handedOver {
 		l.retire()
 		return

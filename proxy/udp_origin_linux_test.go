@@ -71,7 +71,7 @@ func TestWhereConntrackCannotBeAskedThereIsNoListener(t *testing.T) {
 	g.Expect(<-failed).To(MatchError(And(
 		ContainSubstring("cannot tell which UDP clients come through the portal"),
 		ContainSubstring("operation not permitted"))))
-	g.Expect(f.proxy.connections.listeners.Load()).To(BeZero())
+	g.Expect(f.proxy.budget.listeners.Load()).To(BeZero())
 }
 
 func TestWhereConntrackCannotBeAskedAnyMoreNewClientsAreDroppedAndCounted(t *testing.T) {

@@ -11,8 +11,7 @@ import (
 
 // udpEngine holds the bounds; there is nothing to run.
 type udpEngine struct {
-	proxy  *Proxy
-	limits sessionLimits
+	proxy *Proxy
 }
 
 func (e *udpEngine) retired() {}

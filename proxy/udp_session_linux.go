@@ -38,7 +38,8 @@ type udpSession struct {
 	asked   bool // the client has sent something since the last reply
 	leaving bool // see linger
 
-	inSocket, inLoop *list.Element // where it stands among the others
+	inSocket, inLoop, inClient *list.Element // where it stands among the others
+	siblings                   *list.List    // the client's sessions on this loop
 }
 
 // admit finds out which VIP the client sent to, and whether it may. It is the
@@ -228,6 +229,7 @@ func (s *udpSession) touch() {
 	s.last = l.loop.clock()
 	l.order.MoveToBack(s.inSocket)
 	l.loop.sessions.MoveToBack(s.inLoop)
+	s.siblings.MoveToBack(s.inClient)
 }
 
 // answered notes the first reply: from now on the session stays with its

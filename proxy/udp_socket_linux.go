@@ -163,10 +163,11 @@ func (l *udpSocket) begin(key *sessionKey, link, count int) *udpSession {
 	}
 	s.id = p.connections.next.Add(1)
 	s.event(trace.Event{Kind: trace.Accepted, Time: s.began})
-	l.makeRoom()
+	l.makeRoom(s.from.Addr())
 	l.sessions[s.key] = s
 	l.peak = max(l.peak, len(l.sessions))
 	s.inSocket, s.inLoop = l.order.PushBack(s), l.loop.sessions.PushBack(s)
+	l.loop.join(s)
 	s.last = s.began
 	l.tick()
 	s.search = newUDPSearch(s)
@@ -179,28 +180,37 @@ func (l *udpSocket) begin(key *sessionKey, link, count int) *udpSession {
 
 var originErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 
-// makeRoom makes room for one more session: if there is none, the one that has
-// been idle longest goes, of this socket if the service port has its share, and
-// otherwise of this loop. Each socket may have one session in any case.
-func (l *udpSocket) makeRoom() {
-	p := l.front.proxy
+// makeRoom makes room for one more session of client: if there is none, the one
+// that has been idle longest goes, of the client's own if it has its share, of this
+// socket if the service port has its, and otherwise of this loop. Each socket may
+// have one session in any case.
+func (l *udpSocket) makeRoom(client netip.Addr) {
+	b := &l.front.proxy.budget
+	toPort := l.front.sessions.Add(1)
 	for {
-		full := p.udp.reserve(l.front)
-		if full == notFull {
-			return
+		own := l.loop.clients[client]
+		ofClient := 1
+		if own != nil {
+			ofClient += own.Len()
 		}
-		limitErrors.Do(func() {
-			p.Log.WithFields(map[string]any{"service": l.front.id.String(), "open": p.udp.limits.open.Load(), "limit": p.udp.limit(), "limit-per-port": p.udp.limitPerPort()}).
-				Error("Too many UDP sessions: those that have been idle longest end (logged every 10 s at the most)")
-		})
 		from := &l.loop.sessions
-		if full == portFull {
+		switch b.takeSession(toPort, int64(ofClient), len(l.listener.sockets)) {
+		case notFull:
+			return
+		case clientFull:
+			from = own
+		case portFull:
 			from = &l.order
 		}
-		if !evictOldest(from, nil) {
-			p.udp.take(l.front)
+		limitErrors.Do(func() {
+			l.front.proxy.Log.WithFields(map[string]any{"service": l.front.id.String(), "open": b.sessions.Load(), "limit": b.sessionLimit(), "limit-per-port": b.sessionLimitPerPort()}).
+				Error("Too many UDP sessions: those that have been idle longest end (logged every 10 s at the most)")
+		})
+		if from == nil || !evictOldest(from, nil) {
+			b.sessions.Add(1)
 			return
 		}
+		toPort = l.front.sessions.Load()
 	}
 }
 
@@ -260,7 +270,9 @@ func (l *udpSocket) forget(s *udpSession) {
 	}
 	l.order.Remove(s.inSocket)
 	l.loop.sessions.Remove(s.inLoop)
-	l.front.proxy.udp.release(l.front)
+	l.loop.leave(s)
+	l.front.sessions.Add(-1)
+	l.front.proxy.budget.sessions.Add(-1)
 	if len(l.sessions) == 0 && l.peak > keepMap {
 		// A Go map does not shrink.
 		l.sessions, l.peak = map[sessionKey]*udpSession{}, 0

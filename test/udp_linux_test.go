@@ -321,6 +321,45 @@ func udpSpecs(portal string) {
 		}
 	})
 
+	It("lets a client that begins too many sessions end its own, and nobody else's", func() {
+		at := netip.AddrPortFrom(lab.Pod(1), 5300)
+		dns.endpoints = []netip.AddrPort{at}
+		server := l.Pods.ListenUDP(at.String())
+		go func() { // says by which port of usher's a datagram came: a session has one
+			buf := make([]byte, 2048)
+			for {
+				_, from, err := server.ReadFromUDPAddrPort(buf)
+				if err != nil {
+					return
+				}
+				_, _ = server.WriteToUDPAddrPort([]byte(from.String()), from)
+			}
+		}()
+		start("--max-udp-sessions=80")
+		var quiet []*net.UDPConn
+		var before []string
+		sessions := func() (ports []string) {
+			GinkgoHelper()
+			for _, c := range quiet {
+				port, err := exchange(c, []byte("?"), 5*time.Second)
+				Expect(err).NotTo(HaveOccurred())
+				ports = append(ports, string(port))
+			}
+			return ports
+		}
+		for range 4 {
+			c, err := node.DialUDP("", dns.vip())
+			Expect(err).NotTo(HaveOccurred())
+			quiet = append(quiet, c)
+		}
+		before = sessions()
+		for range 300 {
+			Expect(askWho(pod, "", dns.vip())).Error().NotTo(HaveOccurred())
+		}
+		Expect(metric(node, `usher_udp_sessions_ended_total{end="limit"}`)).To(BeNumerically(">=", 200))
+		Expect(sessions()).To(Equal(before), "each quiet client still has its session")
+	})
+
 	It("checks where clients come from, and ends their sessions when that changes", func() {
 		dns.portFields = ", nodePort: 30053"
 		dns.spec = "  type: LoadBalancer\n  loadBalancerSourceRanges: [192.0.2.0/24]\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.10}]}}\n"

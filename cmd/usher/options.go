@@ -48,7 +48,8 @@ func (f *proxyFlags) register(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.MaxAge, "max-connection-age", o.MaxAge, "how long a connection lasts at the most, less up to a tenth, so that not all end at once; 0 means forever; a Service may set its own by the annotation usher.io/max-connection-age")
 	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "how long a connection is silent before the peers are probed (TCP keepalive, on both sides)")
 	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "connections that may be open at once; 0 means as many as open files allow, which is a little under half their limit")
-	flags.Int64Var(&o.MaxConnectionsPerPort, "max-connections-per-port", 0, "connections that one service port may have open at once; 0 means no bound of its own")
+	flags.Int64Var(&o.MaxConnectionsPerPort, "max-connections-per-port", 0, "connections that one service port may have open at once; 0 means half of all when there is little room left")
+	flags.Int64Var(&o.MaxClientShare, "max-client-share", o.MaxClientShare, "percent of the connections, and of the UDP sessions, that one client address may have open when there is little room left (the last eighth); 100 means as many as there are")
 	flags.DurationVar(&o.UDPIdleTimeout, "udp-idle-timeout", o.UDPIdleTimeout, "how long a UDP session lasts without a datagram; a Service may set its own by the annotation usher.io/udp-idle-timeout")
 	flags.Int64Var(&o.MaxUDPSessions, "max-udp-sessions", o.MaxUDPSessions, "UDP sessions that may be open at once, a quarter of the open files limit at the most; beyond it the one that has been idle longest ends")
 	flags.Int64Var(&o.MaxUDPSessionsPerPort, "max-udp-sessions-per-port", 0, "UDP sessions that one service port may have open at once; 0 means half of all")
@@ -103,6 +104,9 @@ func (f *proxyFlags) check() error {
 		if n.value < n.least {
 			return usagef("--%s: %d is less than %d", n.flag, n.value, n.least)
 		}
+	}
+	if share := o.MaxClientShare; share < 1 || share > 100 {
+		return usagef("--max-client-share: %d is not 1 to 100 percent", share)
 	}
 	if !slices.Contains(sctpModes, f.sctp) {
 		return usagef("--sctp: %q is none of %s", f.sctp, strings.Join(sctpModes, ", "))
