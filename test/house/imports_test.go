@@ -1,0 +1,208 @@
+package house
+
+import (
+	"fmt"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+const module = "github.com/usherproxy/usher"
+
+// floors are the top-level folders with code, the highest first. A package imports
+// from the floors below its own and from its own folder; so a new room, such as
+// proxy/new, needs no line here. Folders side by side on a floor do not know one
+// another: what brings them together is on the floor above.
+var floors = [][]string{
+	{"cmd"},
+	{"proxy"},
+	{"portal", "config", "affinity"},
+}
+
+// never are the rules beside the floors. In of, imports and but, "a/b" is a
+// package, "a/b/..." is that and what is below it, and "..." is all; packages of
+// this module are named by their folder.
+var never = []struct {
+	of, imports, but []string
+	why              string
+}{
+	{
+		of: []string{"..."}, imports: []string{"cmd/..."}, but: []string{"cmd/..."},
+		why: "cmd is flags and wiring; what others need of it belongs on a floor below",
+	},
+	{
+		of: []string{"..."}, imports: []string{"test/..."}, but: []string{"test/..."},
+		why: "what only tests need is not part of usher; _test.go files may",
+	},
+	{
+		of: []string{"portal/...", "affinity/...", "proxy/forward/..."}, imports: []string{"..."},
+		why: "it knows nothing of Services, and can be used without the rest of usher",
+	},
+	{
+		of: []string{"config"}, imports: []string{"...", "k8s.io/client-go/..."},
+		why: "it is the model, the same whether it comes from files or an API server; where it comes from is in its folders",
+	},
+	{
+		of: []string{"..."}, imports: []string{"k8s.io/client-go/informers/...", "k8s.io/client-go/listers/...", "k8s.io/client-go/tools/cache/..."},
+		but: []string{"config/kube/..."},
+		why: "one place watches the API server; all others are given the model",
+	},
+}
+
+// noName are names that say nothing of what a package is for.
+var noName = []string{"util", "utils", "common", "helper", "helpers", "types"}
+
+// importOf is an import as it stands in a file.
+type importOf struct {
+	file string // "proxy/tcp.go"
+	path string // as an import: "net/netip"; of this module: "portal"
+}
+
+// broken returns what the import breaks, or "".
+func (i importOf) broken() string {
+	folder := path.Dir(i.file)
+	if strings.HasSuffix(i.file, "_test.go") && matches(i.path, "test/...") {
+		return ""
+	}
+	for _, rule := range never {
+		exempt := slices.ContainsFunc(rule.but, func(p string) bool { return matches(folder, p) })
+		// A package's own folder is a part of it.
+		binds := slices.IndexFunc(rule.of, func(p string) bool {
+			return matches(folder, p) && !(strings.HasSuffix(p, "/...") && matches(i.path, p))
+		})
+		forbids := slices.IndexFunc(rule.imports, func(p string) bool { return matches(i.path, p) })
+		if !exempt && binds >= 0 && forbids >= 0 && folder != i.path {
+			return fmt.Sprintf("%s imports %s, but %s may not import %s: %s",
+				i.file, i.path, rule.of[binds], rule.imports[forbids], rule.why)
+		}
+	}
+	from, to := floorOf(folder), floorOf(i.path)
+	if to == 0 || from == 0 || from > to || top(folder) == top(i.path) {
+		return ""
+	}
+	return fmt.Sprintf("%s imports %s, but %s, on floor %d, may not import from %s, on floor %d: a package imports only from the floors below it and from its own folder",
+		i.file, i.path, folder, from, top(i.path), to)
+}
+
+// floorOf returns the floor that a package of ours is on, the lowest being 1, or 0
+// if it is on none: tests, and packages of others.
+func floorOf(p string) int {
+	i := slices.IndexFunc(floors, func(folders []string) bool { return slices.Contains(folders, top(p)) })
+	if i < 0 {
+		return 0
+	}
+	return len(floors) - i
+}
+
+func top(p string) string {
+	first, _, _ := strings.Cut(p, "/")
+	return first
+}
+
+// matches reports whether a package or import is among those that pattern means.
+func matches(p, pattern string) bool {
+	if pattern == "..." {
+		return floorOf(p) > 0 || top(p) == "test"
+	}
+	if folder, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return p == folder || strings.HasPrefix(p, folder+"/")
+	}
+	return p == pattern
+}
+
+// readCode reads all Go files once: every import, and the packages' names by folder.
+var readCode = sync.OnceValues(func() (imports []importOf, packages map[string]string) {
+	GinkgoHelper()
+	packages = map[string]string{}
+	for _, file := range filesNamed(".go") {
+		text, err := fs.ReadFile(repository, file)
+		Expect(err).NotTo(HaveOccurred())
+		tree, err := parser.ParseFile(token.NewFileSet(), file, text, parser.ImportsOnly)
+		Expect(err).NotTo(HaveOccurred())
+		packages[path.Dir(file)] = strings.TrimSuffix(tree.Name.Name, "_test")
+		for _, spec := range tree.Imports {
+			p, err := strconv.Unquote(spec.Path.Value)
+			Expect(err).NotTo(HaveOccurred())
+			imports = append(imports, importOf{file, strings.TrimPrefix(p, module+"/")})
+		}
+	}
+	return imports, packages
+})
+
+var _ = Describe("the house", func() {
+	It("has no import that breaks a rule", func() {
+		imports, _ := readCode()
+		var all []string
+		for _, i := range imports {
+			if s := i.broken(); s != "" {
+				all = append(all, s)
+			}
+		}
+		Expect(all).To(BeEmpty(), strings.Join(all, "\n"))
+	})
+
+	It("has a floor for every folder with code", func() {
+		_, packages := readCode()
+		for folder := range packages {
+			if top(folder) != "test" {
+				Expect(floorOf(folder)).NotTo(BeZero(), "%s is on no floor: say in floors which packages may import it", folder)
+			}
+		}
+	})
+
+	It("has no package whose name says nothing", func() {
+		_, packages := readCode()
+		for folder, name := range packages {
+			Expect(noName).NotTo(Or(ContainElement(name), ContainElement(path.Base(folder))),
+				"package %s in %s: name it after what it does", name, folder)
+		}
+	})
+
+	It("has no rule about what is gone", func() {
+		imports, packages := readCode()
+		for _, rule := range never {
+			for _, pattern := range slices.Concat(rule.of, rule.but) {
+				Expect(packages).To(HaveKey(Satisfy(func(p string) bool { return matches(p, pattern) })), pattern)
+			}
+			for _, pattern := range rule.imports {
+				Expect(imports).To(ContainElement(Satisfy(func(i importOf) bool { return matches(i.path, pattern) })), pattern)
+			}
+		}
+	})
+
+	DescribeTable("says of an import",
+		func(file, imported, says string) {
+			Expect(importOf{file, imported}.broken()).To(HavePrefix(says))
+			Expect(importOf{file, imported}.broken() == "").To(Equal(says == ""))
+		},
+		Entry("that goes up", "proxy/tcp.go", "cmd/usher/show",
+			"proxy/tcp.go imports cmd/usher/show, but ... may not import cmd/...: cmd is flags"),
+		Entry("that goes up from the ground", "config/config.go", "proxy/trace",
+			"config/config.go imports proxy/trace, but config may not import ...: it is the model"),
+		Entry("that goes up from a folder of the ground's", "config/kube/source.go", "proxy/trace",
+			"config/kube/source.go imports proxy/trace, but config/kube, on floor 1, may not import from proxy, on floor 2: a package imports only"),
+		Entry("from one side of a floor to the other", "config/kube/source.go", "portal",
+			"config/kube/source.go imports portal, but config/kube, on floor 1, may not import from portal, on floor 1: "),
+		Entry("of client-go into the model", "config/config.go", "k8s.io/client-go/rest",
+			"config/config.go imports k8s.io/client-go/rest, but config may not import k8s.io/client-go/...: it is the model"),
+		Entry("of the model into the mover of bytes", "proxy/forward/copy.go", "config",
+			"proxy/forward/copy.go imports config, but proxy/forward/... may not import ...: it knows nothing of Services"),
+		Entry("of an informer by another than the source", "cmd/usher/run.go", "k8s.io/client-go/tools/cache",
+			"cmd/usher/run.go imports k8s.io/client-go/tools/cache, but ... may not import k8s.io/client-go/tools/cache/...: one place"),
+		Entry("of what tests need by what is no test", "proxy/tcp.go", "test/lab",
+			"proxy/tcp.go imports test/lab, but ... may not import test/...: what only tests need"),
+		Entry("of a test's, nothing", "proxy/tcp_test.go", "test/lab", ""),
+		Entry("to a floor below, nothing", "cmd/usher/run.go", "config/kube", ""),
+		Entry("by a new room, nothing", "proxy/new/new.go", "affinity", ""),
+		Entry("within a folder, nothing", "portal/new/new.go", "portal", ""),
+		Entry("of others', nothing", "portal/portal.go", "github.com/google/nftables", ""),
+	)
+})
