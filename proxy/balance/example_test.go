@@ -1,0 +1,44 @@
+package balance_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/balance"
+)
+
+// Whoever makes a connection asks for an endpoint and reports how the attempt
+// ended. One that failed is passed over while there is another.
+func Example() {
+	endpoints := []config.Endpoint{
+		{Addr: netip.MustParseAddrPort("10.1.0.7:8080")},
+		{Addr: netip.MustParseAddrPort("10.1.0.8:8080")},
+	}
+	var pool balance.Pool
+	pool.Update(config.ServicePort{Endpoints: endpoints, Cluster: endpoints})
+
+	now := time.Now()
+	first, _ := pool.Cluster.Pick(now, nil)
+	quarantine := balance.Quarantine{First: 10 * time.Second, Max: time.Minute}
+	first.Endpoint.Fail(now, now, errors.New("connection refused"), quarantine)
+
+	others := 0
+	for range 4 {
+		next, _ := pool.Cluster.Pick(now.Add(time.Second), nil)
+		if next.Endpoint != first.Endpoint {
+			next.Endpoint.Succeed()
+			others++
+		}
+	}
+	fmt.Println(others, "of 4 went to the other endpoint")
+
+	_, failures, cause, _ := first.Endpoint.Quarantined(now.Add(time.Second))
+	fmt.Println("failures:", failures, "-", cause)
+
+	// Output:
+	// 4 of 4 went to the other endpoint
+	// failures: 1 - connection refused
+}
