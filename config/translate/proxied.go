@@ -6,8 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// LabelServiceProxyName, on a Service or an EndpointSlice, says that it is the
-// business of the proxy that has this name, and of no other.
+// LabelServiceProxyName is the label of a Service or an EndpointSlice that says
+// which proxy's business it is, and no other's.
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
 // Proxied reports whether svc is a Service that usher serves. If usher was told

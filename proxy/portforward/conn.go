@@ -217,7 +217,7 @@ type addr string
 func (addr) Network() string  { return "portforward" }
 func (a addr) String() string { return string(a) }
 
-// Streams have no deadlines.
+// SetDeadline fails, as the two below do: streams have no deadlines.
 func (c *Conn) SetDeadline(time.Time) error      { return os.ErrNoDeadline }
 func (c *Conn) SetReadDeadline(time.Time) error  { return os.ErrNoDeadline }
 func (c *Conn) SetWriteDeadline(time.Time) error { return os.ErrNoDeadline }
