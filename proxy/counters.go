@@ -76,12 +76,13 @@ const (
 	DropReceiveBuffer             // usher could not read fast enough
 	DropSendBuffer                // the kernel could not send fast enough
 	DropNotSent                   // the kernel would not send it
+	DropTooBig                    // a link on its way takes none of that size; the kernel knows now
 	numDrops
 )
 
 // String returns the word that metrics use.
 func (d Drop) String() string {
-	return [...]string{"not-admitted", "unknown-origin", "no-endpoint", "limit", "receive-buffer-full", "send-buffer-full", "not-sent"}[d]
+	return [...]string{"not-admitted", "unknown-origin", "no-endpoint", "limit", "receive-buffer-full", "send-buffer-full", "not-sent", "too-big"}[d]
 }
 
 func (c *counters) drop(why Drop, n int) { c.dropped[why].Add(int64(n)) }

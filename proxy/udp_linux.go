@@ -170,7 +170,7 @@ func (l *udpLoop) flush() {
 			c.drop(DropSendBuffer, l.outCount-at)
 			at = l.outCount
 		default:
-			c.drop(DropNotSent, 1)
+			c.drop(notSent(err), 1)
 			at++
 		}
 	}

@@ -149,7 +149,7 @@ func (s *udpSession) sendAgain() error {
 		case bufferFull(err):
 			c.drop(DropSendBuffer, 1)
 		default:
-			c.drop(DropNotSent, 1)
+			c.drop(notSent(err), 1)
 		}
 	}
 	return nil

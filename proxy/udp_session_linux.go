@@ -96,9 +96,8 @@ func (s *udpSession) connect() bool {
 			unix.Close(fd)
 			err = unix.ENOMEM // see epoll_ctl(2)
 		}
-		blame := !outOfResources(err)
-		s.search.end(t, now, attemptError(err), blame)
-		if !blame {
+		s.search.end(t, now, attemptError(err), unreachable(err) || errors.Is(err, errLeadsBack))
+		if outOfResources(err) {
 			s.end(trace.Limit, err)
 			return false
 		}
@@ -159,7 +158,7 @@ func (s *udpSession) send(at, count int) int {
 		case !again:
 			again = true // it may be what an earlier datagram has met: see udp(7)
 		default:
-			c.drop(DropNotSent, 1)
+			c.drop(notSent(err), 1)
 			done++
 			again = false
 		}
@@ -169,13 +168,24 @@ func (s *udpSession) send(at, count int) int {
 
 // unreachable reports whether err, an ICMP error, says that the endpoint cannot be
 // reached (icmp_err_convert in the kernel's net/ipv4/icmp.c has those that a
-// connected socket gets to see).
+// connected socket gets to see). Nothing else is the endpoint's fault: a datagram may
+// be too big for a link (EMSGSIZE), and a firewall or a full conntrack table of this
+// node may not let it out (EPERM).
 func unreachable(err error) bool {
 	switch err {
 	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
 		return true
 	}
 	return false
+}
+
+// notSent returns why a datagram is lost that met err, which does not say that the
+// endpoint is unreachable.
+func notSent(err error) Drop {
+	if err == unix.EMSGSIZE {
+		return DropTooBig
+	}
+	return DropNotSent
 }
 
 // Ready receives what the endpoint has sent, or the ICMP error that it was
@@ -196,7 +206,11 @@ func (s *udpSession) Ready(forward.Readiness) {
 	if err != nil && err != unix.EAGAIN {
 		// The error comes first, what was received before it second.
 		var none error
-		if n, none = loop.out.ReceiveConnected(s.fd, loop.outCount, room); none != nil {
+		n, none = loop.out.ReceiveConnected(s.fd, loop.outCount, room)
+		switch {
+		case !unreachable(err):
+			l.front.proxy.counters.drop(notSent(err), 1)
+		case none != nil:
 			s.failed(err)
 			return
 		}

@@ -1,0 +1,155 @@
+package proxy_test
+
+import (
+	"context"
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// What tells usher about a UDP endpoint, and what does not.
+var _ = Describe("a UDP session", func() {
+	var o proxy.Options
+	BeforeEach(func() {
+		pt, err := portal.New(context.Background(), portal.ModeNone, portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		log := logrus.New()
+		log.SetOutput(GinkgoWriter)
+		o = proxy.Defaults()
+		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
+	})
+	// serve serves these endpoints, and returns a way to make a client.
+	serve := func(endpoints ...netip.AddrPort) (*proxy.Proxy, func() *net.UDPConn) {
+		GinkgoHelper()
+		p := proxy.New(o)
+		DeferCleanup(p.Stop)
+		family, vip := config.IPv4, netip.MustParseAddr("10.96.0.1")
+		if endpoints[0].Addr().Is6() {
+			family, vip = config.IPv6, netip.MustParseAddr("fd00:10:96::1")
+		}
+		port := config.ServicePort{
+			ID:       config.PortID{Namespace: "of-udp-errors", Service: "echo", Family: family},
+			Protocol: config.UDP,
+			VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: vip, Port: 53}},
+		}
+		for _, e := range endpoints {
+			port.Endpoints = append(port.Endpoints, config.Endpoint{Addr: e, Ready: true})
+		}
+		port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
+		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "of-udp-errors", Name: "echo"}, Ports: []config.ServicePort{port}}})
+		return p, func() *net.UDPConn {
+			GinkgoHelper()
+			client, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(p.Status()[0].Listeners[0]))
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(client.Close)
+			Expect(client.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
+			return client
+		}
+	}
+	// listen opens an endpoint that says nothing by itself.
+	listen := func(at string) (*net.UDPConn, netip.AddrPort) {
+		GinkgoHelper()
+		c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(at)))
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { c.Close() })
+		return c, c.LocalAddr().(*net.UDPAddr).AddrPort()
+	}
+	receive := func(c *net.UDPConn) (string, netip.AddrPort) {
+		GinkgoHelper()
+		buf := make([]byte, 2048)
+		Expect(c.SetReadDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
+		n, from, err := c.ReadFromUDPAddrPort(buf)
+		Expect(err).NotTo(HaveOccurred())
+		return string(buf[:n]), from
+	}
+	send := func(c *net.UDPConn, text string) {
+		GinkgoHelper()
+		_, err := c.Write([]byte(text))
+		Expect(err).NotTo(HaveOccurred())
+	}
+
+	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
+		It("goes on when it is told that a datagram was too big, to "+at, func() {
+			endpoint, addr := listen(at)
+			p, newClient := serve(addr)
+			client := newClient()
+			tooBig := func() {
+				GinkgoHelper()
+				send(client, "a probe of the path")
+				_, session := receive(endpoint)
+				before := p.Stats().Sessions.Dropped[proxy.DropTooBig]
+				tellTooBig(session, addr)
+				Eventually(func() int64 { return p.Stats().Sessions.Dropped[proxy.DropTooBig] }).WithTimeout(10 * time.Second).Should(Equal(before + 1))
+			}
+
+			By("while the endpoint has not answered")
+			tooBig()
+			send(client, "hello")
+			got, session := receive(endpoint)
+			Expect(got).To(Equal("hello"))
+			_, err := endpoint.WriteToUDPAddrPort([]byte("welcome"), session)
+			Expect(err).NotTo(HaveOccurred())
+			got, _ = receive(client)
+			Expect(got).To(Equal("welcome"))
+
+			By("and when it has")
+			tooBig()
+			send(client, "smaller")
+			got, again := receive(endpoint)
+			Expect(got).To(Equal("smaller"))
+			Expect(again).To(Equal(session), "the session is the same")
+			s := p.Stats()
+			Expect(s.Quarantines).To(BeZero())
+			Expect(s.Sessions.Begun).To(BeEquivalentTo(1))
+			Expect(s.Sessions.Ends).To(BeEmpty())
+		})
+	}
+})
+
+// tellTooBig sends to a UDP socket at to the ICMP error that a router sends for a
+// datagram from there, to from, that is too big for the next link (RFC 1191, RFC 4443).
+func tellTooBig(to, from netip.AddrPort) {
+	GinkgoHelper()
+	if os.Geteuid() != 0 {
+		Skip("needs root, to send an ICMP error")
+	}
+	udp := binary.BigEndian.AppendUint16(nil, to.Port())
+	udp = binary.BigEndian.AppendUint16(udp, from.Port())
+	udp = append(udp, 0, 8, 0, 0)
+	network, message := "ip4:icmp", []byte{3, 4, 0, 0, 0, 0, 5, 0} // fragmentation needed, 1280
+	if to.Addr().Is4() {
+		ip := []byte{0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17, 0, 0}
+		ip = append(append(ip, to.Addr().AsSlice()...), from.Addr().AsSlice()...)
+		message = append(append(message, ip...), udp...)
+		var sum uint32
+		for i := 0; i < len(message); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(message[i:]))
+		}
+		for sum > 0xffff {
+			sum = sum>>16 + sum&0xffff
+		}
+		binary.BigEndian.PutUint16(message[2:], ^uint16(sum))
+	} else {
+		network, message = "ip6:ipv6-icmp", []byte{2, 0, 0, 0, 0, 0, 5, 0} // the kernel fills in the checksum
+		ip := []byte{0x60, 0, 0, 0, 0, 8, 17, 64}
+		ip = append(append(ip, to.Addr().AsSlice()...), from.Addr().AsSlice()...)
+		message = append(append(message, ip...), udp...)
+	}
+	c, err := net.Dial(network, to.Addr().String())
+	Expect(err).NotTo(HaveOccurred())
+	defer c.Close()
+	_, err = c.Write(message)
+	Expect(err).NotTo(HaveOccurred())
+}
