@@ -116,6 +116,57 @@ var _ = Describe("a UDP session", func() {
 			Expect(s.Sessions.Ends).To(BeEmpty())
 		})
 	}
+
+	It("ends no quarantine by silence", func() {
+		o.UDPIdleTimeout = 2 * time.Second
+		c, addr := listen("127.117.0.1:0") // where nobody else takes the port
+		c.Close()
+		p, newClient := serve(addr)
+		client := newClient()
+		send(client, "is anybody there?")
+		Eventually(func() int64 { return p.Stats().Quarantines }).Should(BeEquivalentTo(1))
+
+		By("sending to the only endpoint there is, which refuses no more and does not answer")
+		c, _ = listen(addr.String())
+		Consistently(func() int64 {
+			send(client, "a line of a log")
+			return p.Stats().Recoveries
+		}).WithTimeout(1500 * time.Millisecond).WithPolling(50 * time.Millisecond).Should(BeZero())
+		got, _ := receive(c)
+		Expect(got).To(Equal("a line of a log"))
+		Eventually(func() int64 { return p.Stats().Sessions.Ends[trace.Idle] }).WithTimeout(20 * time.Second).Should(BeEquivalentTo(1))
+		Expect(p.Stats().Recoveries).To(BeZero())
+
+		By("ending it by an answer")
+		send(client, "and now?")
+		for {
+			got, session := receive(c)
+			if got == "and now?" {
+				_, err := c.WriteToUDPAddrPort([]byte("yes"), session)
+				Expect(err).NotTo(HaveOccurred())
+				break
+			}
+		}
+		Eventually(func() int64 { return p.Stats().Recoveries }).Should(BeEquivalentTo(1))
+	})
+
+	It("serves an endpoint that never answers by design, beside one that is dead", func() {
+		o.Quarantine.First, o.Quarantine.Max = 50*time.Millisecond, 100*time.Millisecond
+		dead, nobody := listen("127.117.0.1:0")
+		dead.Close()
+		collector, addr := listen("127.0.0.1:0")
+		p, newClient := serve(nobody, addr)
+		for range 5 { // quarantines, after each of which the dead one is asked again
+			before := p.Stats().Quarantines
+			Eventually(func() int64 {
+				send(newClient(), "a line of a log")
+				got, _ := receive(collector)
+				Expect(got).To(Equal("a line of a log"))
+				return p.Stats().Quarantines
+			}).WithTimeout(20 * time.Second).Should(BeNumerically(">", before))
+		}
+		Expect(p.Stats().Sessions.Dropped[proxy.DropNoEndpoint]).To(BeZero())
+	})
 })
 
 // tellTooBig sends to a UDP socket at to the ICMP error that a router sends for a

@@ -12,8 +12,7 @@ import (
 // udpSearch is what a session needs until an endpoint has answered.
 type udpSearch struct {
 	attempts
-	now     try
-	reached bool // no refusal came in time: it counts as reachable
+	now try
 
 	// The last datagrams, to be sent again to the next endpoint. Of many that
 	// come before the first answer, the last ones matter.
@@ -51,11 +50,6 @@ func newUDPSearch(s *udpSession) *udpSearch {
 func (u *udpSearch) keep(s *udpSession, at, count int) {
 	loop := s.socket.loop
 	now := loop.clock()
-	if !u.reached && now.Sub(u.now.started) > keptTime {
-		// Some endpoints never answer, a collector of logs for one.
-		u.reached = true
-		s.endpoint.Succeed()
-	}
 	for i := at + max(0, count-maxKept); i < at+count; i++ {
 		k := &u.kept[u.count%maxKept]
 		u.count++

@@ -82,7 +82,7 @@ func (s *udpSession) connect() bool {
 			s.end(endOf(err), err)
 			return false
 		}
-		s.search.now, s.search.reached = t, false
+		s.search.now = t
 		fd, err := s.dial(t.Endpoint.Addr)
 		if err != nil && outOfResources(err) && evictOldest(&l.loop.sessions, s) {
 			fd, err = s.dial(t.Endpoint.Addr)
@@ -335,7 +335,9 @@ func (s *udpSession) end(end trace.End, err error) {
 	now := s.socket.loop.clock()
 	if s.search != nil {
 		if s.fd >= 0 {
-			s.unanswered(now)
+			// Silence may be the way of the protocol: it neither begins nor ends a
+			// quarantine.
+			s.search.end(s.search.now, now, errNoAnswer, false)
 		}
 		s.dropSearch()
 	}
@@ -353,16 +355,6 @@ func (s *udpSession) end(end trace.End, err error) {
 		s.socket.replied()
 	}
 	s.closed(e)
-}
-
-// unanswered reports the attempt to an endpoint that neither answered nor
-// refused. That may be the way of the protocol, and is not held against it.
-func (s *udpSession) unanswered(now time.Time) {
-	u := s.search
-	u.end(u.now, now, errNoAnswer, false)
-	if !u.reached && now.Sub(u.now.started) > keptTime {
-		s.endpoint.Succeed()
-	}
 }
 
 func (s *udpSession) closed(e trace.Event) {
