@@ -267,11 +267,12 @@ func (s *udpSession) broken(err error) {
 }
 
 // usable returns the endpoints that a session may stay with: those that are
-// ready. A session does not move because of traffic policies or hints.
+// ready, and those that are terminating but serve, which new sessions go to only
+// where none is ready. A session does not move because of traffic policies or hints.
 func (v *view) usable() map[*balance.State]bool {
 	usable := make(map[*balance.State]bool, len(v.all))
 	for _, e := range v.all {
-		if e.Ready {
+		if e.Ready || e.Terminating && e.Serving {
 			usable[e.State] = true
 		}
 	}
@@ -296,11 +297,7 @@ func (s *udpSession) compare(v *view, usable map[*balance.State]bool) {
 	if usable[s.endpoint.State] {
 		return
 	}
-	// Where none is ready, those that are terminating but serving are used.
 	set := v.endpoints(vip, s.socket.front.proxy.locality.local(s.from.Addr()))
-	if e := set.Find(s.endpoint.Addr); e != nil && e.State == s.endpoint.State {
-		return
-	}
 	if s.search != nil && set.Len() > 0 {
 		s.moveOn(errLeft, false) // what the client asked, another one may answer
 		return

@@ -138,7 +138,7 @@ func redirectedUDPSpecs(portal string) {
 		writeFile(filepath.Join(dir, "dns.yaml"), text)
 	}
 
-	It("ends a session whose endpoint is terminating, though it still serves, if another is ready", func() {
+	It("keeps a session with an endpoint that is terminating for as long as that serves", func() {
 		dns.endpoints = append(dns.endpoints, second.addr)
 		ready, terminating, gone := "ready: true", "ready: false, serving: true, terminating: true", "ready: false, serving: false, terminating: true"
 		conditions(map[*countedEcho]string{first: ready, second: gone})
@@ -150,16 +150,23 @@ func redirectedUDPSpecs(portal string) {
 		Eventually(asked.latest).Should(Equal(first.addr.String()))
 
 		conditions(map[*countedEcho]string{first: terminating, second: ready})
-		Eventually(asked.latest).WithTimeout(2 * time.Second).Should(Equal(second.addr.String()))
+		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).WithTimeout(5*time.Second).
+			Should(Equal(second.addr), "new clients go to the one that is ready")
+		before := asked.answered.Load()
+		Eventually(asked.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+50))
+		Expect(asked.latest()).To(Equal(first.addr.String()))
+		Expect(u.Out).NotTo(gbytes.Say("closed after .*: endpoint-left"))
+
+		By("ending it where that one serves no more")
+		conditions(map[*countedEcho]string{first: gone, second: ready})
+		Eventually(asked.latest).WithTimeout(5 * time.Second).Should(Equal(second.addr.String()))
 		Eventually(u.Out).Should(gbytes.Say("closed after .*: endpoint-left"))
 
 		By("staying with one that is terminating where none is ready")
 		conditions(map[*countedEcho]string{first: gone, second: terminating})
-		before := asked.answered.Load()
-		Eventually(asked.answered.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", before+50))
+		before = asked.answered.Load()
+		Eventually(asked.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+50))
 		Expect(asked.latest()).To(Equal(second.addr.String()))
-
-		By("ending it where that one serves no more")
 		conditions(map[*countedEcho]string{first: gone, second: gone})
 		Eventually(u.Out).WithTimeout(2 * time.Second).Should(gbytes.Say("closed after .*: endpoint-left"))
 		Eventually(asked.unanswered.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", 5))
