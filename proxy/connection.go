@@ -224,7 +224,7 @@ func (c *connection) admit(a *acceptor) (trace.End, error) {
 			return trace.NotAdmitted, errDirect // it has just been removed
 		}
 	}
-	if !c.vip.Allows(c.from.Addr()) {
+	if !c.front.proxy.locality.admits(c.vip, c.from.Addr(), c.to.Addr()) {
 		return trace.SourceRefused, errSource
 	}
 	return "", nil
@@ -259,7 +259,8 @@ func (c *connection) search() *attempts {
 		report:   c.event,
 		endpoints: func() (*balance.Set, <-chan struct{}) {
 			v := c.front.view.Load()
-			return v.endpoints(c.vip, c.ofThisNode()), v.replaced
+			local := p.locality.ofThisNode(c.from.Addr(), c.to.Addr())
+			return v.endpoints(c.vip, local), v.replaced
 		},
 	}
 }
@@ -277,12 +278,6 @@ func (p *Proxy) leadsBack(protocol config.Protocol, to netip.AddrPort) bool {
 	}
 	_, nodePort := p.nodePorts.Load(portal.Target{Protocol: portalProtocols[protocol], Addr: any, Port: to.Port()})
 	return nodePort && p.locality.isNode(to.Addr())
-}
-
-// ofThisNode reports whether the client is a process or a Pod of this node. Where
-// a VIP is an address of the node, its processes connect to it from itself.
-func (c *connection) ofThisNode() bool {
-	return c.from.Addr() == c.to.Addr() || c.front.proxy.locality.local(c.from.Addr())
 }
 
 // forward moves bytes until both sides are done.

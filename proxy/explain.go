@@ -79,14 +79,14 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 	v := front.view.Load()
 	x := &explaining{proxy: p, view: v, client: q.Client, now: now}
 	x.Port, x.Endpoints, x.VIP = v.port, v.all, vip
-	x.local = q.Client.IsValid() && (q.Client == vip.Addr || p.locality.local(q.Client))
+	x.local = q.Client.IsValid() && p.locality.ofThisNode(q.Client, vip.Addr)
 	x.set = v.endpoints(&vip, x.local)
 	x.policy()
 	x.leaveOut()
 	switch {
 	case problem != nil:
 		x.verdict(WouldFail, "The service port is not served as it should be: %v.", problem.Err)
-	case q.Client.IsValid() && !vip.Allows(q.Client):
+	case q.Client.IsValid() && !p.locality.admits(&vip, q.Client, vip.Addr):
 		x.sourceRefused()
 	case x.set.Len() == 0:
 		x.nobody()

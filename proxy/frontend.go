@@ -173,7 +173,13 @@ func (v *view) vipOf(t portal.Target) (*config.VIP, bool) {
 // redirect returns the rule that leads from t to a listener.
 func (v *view) redirect(t portal.Target, port uint16) portal.Rule {
 	vip, _ := v.vipOf(t)
-	r := portal.Rule{Target: t, Action: portal.Redirect, LocalPort: port, Sources: portal.SourcesOf(vip.Sources)}
+	r := portal.Rule{Target: t, Action: portal.Redirect, LocalPort: port}
+	if len(vip.Sources) > 0 {
+		// Where the VIP is an address of this node, its processes come from there:
+		// the listener knows whether they may; see locality.admits.
+		itself := netip.PrefixFrom(vip.Addr, vip.Addr.BitLen())
+		r.Sources = portal.SourcesOf(append(slices.Clip(vip.Sources), itself))
+	}
 	if vip.External() && v.external.Len() == 0 {
 		// The policy is Local, and there are endpoints on other nodes only: they
 		// are for clients of this node.

@@ -4,6 +4,8 @@ import (
 	"net"
 	"net/netip"
 	"sync/atomic"
+
+	"github.com/usherproxy/usher/config"
 )
 
 // locality tells whether a client is a Pod or a process of this node. Traffic
@@ -54,6 +56,27 @@ func (l *locality) pods() []netip.Prefix {
 func (l *locality) isNode(a netip.Addr) bool {
 	now := l.now.Load()
 	return a.IsLoopback() || now != nil && now.addrs[a]
+}
+
+// ofThisNode reports whether a client that has connected from from to to is a
+// process or a Pod of this node. Where a VIP is an address of the node, its processes
+// connect to it from itself.
+func (l *locality) ofThisNode(from, to netip.Addr) bool { return from == to || l.local(from) }
+
+// admits reports whether vip lets such a client in. This node's processes are let in
+// from the VIP itself if they would be from one of the node's addresses.
+func (l *locality) admits(vip *config.VIP, from, to netip.Addr) bool {
+	if vip.Allows(from) {
+		return true
+	}
+	if now := l.now.Load(); from == to && now != nil {
+		for a := range now.addrs {
+			if vip.Allows(a) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // local reports whether a belongs to this node or one of its Pods.

@@ -60,21 +60,29 @@ func (s *udpSession) admit() (trace.End, Drop, error) {
 	if s.vip, ok = l.listener.vipOf(l.view, s.to); !ok {
 		return trace.NotAdmitted, DropNotAdmitted, errDirect
 	}
-	if !s.vip.Allows(s.from.Addr()) {
+	if !s.admitted(s.vip) {
 		return trace.SourceRefused, DropNotAdmitted, errSource
 	}
 	return "", 0, nil
+}
+
+// admitted reports whether vip lets the client in.
+func (s *udpSession) admitted(vip *config.VIP) bool {
+	return s.socket.front.proxy.locality.admits(vip, s.from.Addr(), s.to.Addr())
+}
+
+// endpoints returns those that the client may have, with view v.
+func (s *udpSession) endpoints(v *view) *balance.Set {
+	return v.endpoints(s.vip, s.socket.front.proxy.locality.ofThisNode(s.from.Addr(), s.to.Addr()))
 }
 
 // connect opens a socket to the endpoint that is next. If there is none, the
 // session is over and it returns false.
 func (s *udpSession) connect() bool {
 	l := s.socket
-	p := l.front.proxy
 	now := l.loop.clock()
 	for {
-		set := l.view.endpoints(s.vip, p.locality.local(s.from.Addr()))
-		t, err := s.search.begin(set, now)
+		t, err := s.search.begin(s.endpoints(l.view), now)
 		if err != nil {
 			if s.search.attempts.count > 0 {
 				err = errAllFailed
@@ -289,7 +297,7 @@ func (s *udpSession) compare(v *view, usable map[*balance.State]bool) {
 	case !ok:
 		s.end(trace.Withdrawn, nil)
 		return
-	case !vip.Allows(s.from.Addr()):
+	case !s.admitted(vip):
 		s.end(trace.SourceRefused, errSource)
 		return
 	}
@@ -297,8 +305,7 @@ func (s *udpSession) compare(v *view, usable map[*balance.State]bool) {
 	if usable[s.endpoint.State] {
 		return
 	}
-	set := v.endpoints(vip, s.socket.front.proxy.locality.local(s.from.Addr()))
-	if s.search != nil && set.Len() > 0 {
+	if s.search != nil && s.endpoints(v).Len() > 0 {
 		s.moveOn(errLeft, false) // what the client asked, another one may answer
 		return
 	}

@@ -1,0 +1,77 @@
+package test
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// Where a VIP is an address of the node, the node's own processes come from the VIP.
+var _ = Describe("A load balancer's IP that is an address of the node, with the portal", func() {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
+		for _, ip := range []string{"203.0.113.10", "2001:db8:1::10"} {
+			It(portal+", "+ip+": the node is this node, and in the source ranges that hold an address of it", func() {
+				nodeVIPSpec(portal, netip.MustParseAddr(ip))
+			})
+		}
+	}
+})
+
+func nodeVIPSpec(portal string, ip netip.Addr) {
+	if portal == "iptables" {
+		missing("iptables")
+	}
+	l := lab.New()
+	l.Node.Output("ip", "addr", "add", netip.PrefixFrom(ip, ip.BitLen()).String(), "dev", "lo")
+	node, pod, dir := l.Node.NewDialer(2), l.Pods.NewDialer(2), manifestsDir()
+	endpoint, clusterIPs, ours, others := lab.Pod(1), []string{"10.96.0.10", "10.96.0.11"}, lab.NodeOut4+"/32", "198.51.100.0/24"
+	if ip.Is6() {
+		endpoint, clusterIPs, ours, others = lab.Pod6(1), []string{"fd00:10:96::10", "fd00:10:96::11"}, lab.NodeOut6+"/128", "2001:db8:2::/64"
+	}
+	udp, tcp := startEcho(l.Pods, endpoint), startBackend(l.Pods, endpoint, 5300).addr
+	services := func(spec string) {
+		GinkgoHelper()
+		spec = "  type: LoadBalancer\n" + spec + "status: {loadBalancer: {ingress: [{ip: \"" + ip.String() + "\"}]}}\n"
+		service{name: "udp", clusterIP: clusterIPs[0], port: 53, protocol: "UDP", spec: spec, endpoints: []netip.AddrPort{udp}}.write(dir)
+		service{name: "tcp", clusterIP: clusterIPs[1], port: 80, spec: spec, endpoints: []netip.AddrPort{tcp}}.write(dir)
+	}
+	vip := func(port int) string { return net.JoinHostPort(ip.String(), strconv.Itoa(port)) }
+	const local = "  externalTrafficPolicy: Local\n"
+	sources := func(ranges string) string { return "  loadBalancerSourceRanges: [\"" + ranges + "\"]\n" }
+
+	services(local + sources(ours))
+	u := startUsher(l.Node, dir, "--portal="+portal, "--node-name=this")
+	c, err := node.DialUDP("", vip(53))
+	Expect(err).NotTo(HaveOccurred())
+	Expect(c.LocalAddr().String()).To(HavePrefix(strings.TrimSuffix(vip(53), "53")), "where the node's processes come from")
+	Expect(exchange(c, []byte(who), 5*time.Second)).To(BeEquivalentTo(udp.String()))
+	Expect(ask(node, vip(80))).To(Equal(tcp))
+	other, err := pod.DialUDP("", vip(53))
+	Expect(err).NotTo(HaveOccurred())
+	Expect(exchange(other, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded), "a Pod is in no range")
+
+	By("not where the ranges hold none of its addresses")
+	services(local + sources(others))
+	Eventually(func() error {
+		c, err := node.Dial("", vip(80), 300*time.Millisecond)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = readName(c)
+		return err
+	}).WithTimeout(10 * time.Second).ShouldNot(Succeed())
+	Eventually(func() error {
+		_, err := exchange(c, []byte(who), 300*time.Millisecond)
+		return err
+	}).WithTimeout(10 * time.Second).Should(MatchError(os.ErrDeadlineExceeded))
+	Expect(u.ExitCode()).To(Equal(-1), "it runs")
+}
