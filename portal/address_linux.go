@@ -142,6 +142,9 @@ func (p *addressPortal) moved() error {
 	return &ListenAgainError{Targets: sortedTargets(again)}
 }
 
+// Mark is none: what is sent to a VIP goes to whoever listens there.
+func (p *addressPortal) Mark() uint32 { return 0 }
+
 // SetLocalSources changes nothing: nothing is dropped here.
 func (p *addressPortal) SetLocalSources([]netip.Prefix) {}
 

@@ -25,7 +25,8 @@ import (
 
 // host is a network namespace that stands for a host.
 type host struct {
-	ns netns.NsHandle
+	ns   netns.NsHandle
+	mark int // of what ask sends
 }
 
 // newHost makes a host with nothing but a loopback interface that is up. It
@@ -265,7 +266,9 @@ func (h *host) askFrom(t Target, localPort int, patience time.Duration) string {
 	GinkgoHelper()
 	var answer string
 	h.do(func() {
-		dialer := net.Dialer{Timeout: patience}
+		dialer := net.Dialer{Timeout: patience, Control: func(_, _ string, raw syscall.RawConn) (err error) {
+			return errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, h.mark) }), err)
+		}}
 		if localPort != 0 {
 			dialer.LocalAddr = &net.UDPAddr{Port: localPort}
 		}

@@ -43,6 +43,7 @@ type ipFamily struct {
 func (f *ipFamily) ip6() bool          { return f.any.Is6() }
 func (f *ipFamily) which() netip.Addr  { return f.any }
 func (f *ipFamily) lands() bool        { return f.at.landing.IsValid() }
+func (f *ipFamily) mark() uint32       { return f.at.mark }
 func (f *ipFamily) refused() *refusals { return f.refusals }
 func (f *ipFamily) forget()            { f.installed = nil }
 func (f *ipFamily) String() string     { return familyName(f.any) }
@@ -62,7 +63,7 @@ func openFamily(ctx context.Context, v variant, any netip.Addr, opts Options) (*
 		save:     v.command(any.Is6(), "-save"),
 		restore:  v.command(any.Is6(), "-restore"),
 		refusals: newRefusals(),
-		at:       setting{nodePorts: opts.NodePortAddresses},
+		at:       setting{nodePorts: opts.NodePortAddresses, mark: opts.Mark},
 	}
 	protocol, seconds := goiptables.ProtocolIPv4, int(opts.LockWait/time.Second)
 	if any.Is6() {
@@ -142,6 +143,10 @@ func (f *ipFamily) probe() (err error) {
 	}
 	f.at.comment = has("-m", "comment", "--comment", "probe")
 	f.at.addrtype = has("-m", "addrtype", "--dst-type", "LOCAL")
+	if m := f.at.mark; m != 0 && !has("-m", "mark", "!", "--mark", fmt.Sprintf("%#x/%#x", m, m)) {
+		f.log.Infof("%s: the match mark is missing: usher's own packets are not told from those of clients", f)
+		f.at.mark = 0
+	}
 	return nil
 }
 

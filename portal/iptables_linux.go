@@ -17,6 +17,7 @@ func newIPTables(ctx context.Context, opts Options) (Portal, error) {
 	if !hasNetAdmin() {
 		return nil, errNoNetAdmin
 	}
+	opts = opts.withMark()
 	var errs error
 	for _, v := range variants(ctx, opts) {
 		p, err := newIPTablesVariant(ctx, v.variant, opts)

@@ -82,7 +82,7 @@ var _ = Describe("portal iptables", func() {
 	for _, variant := range iptablesVariantNames {
 		Context("by iptables-"+variant, func() {
 			k := &redirectKind{
-				name: "iptables-" + variant, mode: ModeIPTables, options: Options{IPTablesVariant: variant},
+				name: "iptables-" + variant, mode: ModeIPTables, options: Options{IPTablesVariant: variant, Mark: 0x2000},
 				saved: func(n *testNet) string { return n.node.sh("iptables-" + variant + "-save -t nat") },
 				limits: func(n *testNet) int {
 					return strings.Count(n.node.sh("iptables-"+variant+"-save -t mangle"), chainDrop)

@@ -11,6 +11,9 @@ import (
 //	            ├─► USHER-PORTALS ─► USHER-10.96.0.0-16 ─► … DNAT to 192.0.0.117
 //	OUTPUT ─────┘         └────────► USHER-NODEPORTS    ─► … DNAT to 192.0.0.117
 //
+// but from OUTPUT only what does not have the mark of usher's own packets to endpoints:
+// those never come back to usher, wherever they go;
+//
 // and, only while a rule says Drop or has Sources, in mangle:
 //
 //	PREROUTING ─┐ new                          ┌─► DROP
@@ -72,6 +75,9 @@ var (
 	landing6 = netip.MustParseAddr("fd75:7368:6572::1")
 )
 
+// IsLanding reports whether addr is where packets are led. Nobody else is there.
+func IsLanding(addr netip.Addr) bool { return addr == landing4 || addr == landing6 }
+
 // landingOf returns the landing of addr's family.
 func landingOf(addr netip.Addr) netip.Addr {
 	if addr.Is4() {
@@ -108,6 +114,8 @@ type setting struct {
 	nodePorts []netip.Prefix
 	// pods are the networks of this node's Pods.
 	pods []netip.Prefix
+	// mark is Options.Mark, or 0 where the match is missing.
+	mark uint32
 }
 
 // table is what usher wants to have in one iptables table.
@@ -141,11 +149,11 @@ func layOut(rules []Rule, at setting) map[string]*table {
 	tables := map[string]*table{}
 	if len(nat.rules) > 0 {
 		nat.root(chainPortals)
-		tables[tableNAT] = nat.table(chainPortals, spec{comment: "usher: portals of Services"})
+		tables[tableNAT] = nat.table(chainPortals, spec{comment: "usher: portals of Services"}, 0)
 	}
 	if len(drop.rules) > 0 {
 		drop.root(chainDrop)
-		tables[tableMangle] = drop.table(chainDrop, spec{fresh: true, comment: "usher: clients that Services do not let in"})
+		tables[tableMangle] = drop.table(chainDrop, spec{fresh: true, comment: "usher: clients that Services do not let in"}, at.mark)
 	}
 	return tables
 }
@@ -160,13 +168,17 @@ type layouter struct {
 
 // table returns what l has built, with jumps that match as jump does from
 // where all packets come by: PREROUTING for those that come in, OUTPUT for
-// those of the node itself.
-func (l *layouter) table(root string, jump spec) *table {
+// those of the node itself. What usher sends to this node itself comes in by lo, and
+// has its mark still; but the nat table is not asked a second time. markIn is the
+// mark for those.
+func (l *layouter) table(root string, jump spec, markIn uint32) *table {
 	jump.jump, jump.toPort = root, -1
 	if !l.at.comment {
 		jump.comment = ""
 	}
-	return &table{chains: l.chains, jumps: []wantedJump{{"PREROUTING", jump}, {"OUTPUT", jump}}}
+	in, out := jump, jump
+	in.unmarked, out.unmarked = markIn, l.at.mark
+	return &table{chains: l.chains, jumps: []wantedJump{{"PREROUTING", in}, {"OUTPUT", out}}}
 }
 
 // redirect returns what stands in nat for r.

@@ -85,6 +85,24 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(nat.jumps).To(Equal([]wantedJump{{"PREROUTING", jump}, {"OUTPUT", jump}}))
 	})
 
+	It("leaves alone what this node sends with the mark, and what of that comes in by lo", func() {
+		limited, marking := redirect(web, 40001), usual
+		limited.Sources, marking.mark = SourcesOf(prefixes("192.0.2.0/24")), 0x2000
+		var jumps []string
+		for _, table := range []string{"nat", "mangle"} {
+			for _, j := range layOut([]Rule{limited}, marking)[table].jumps {
+				Expect(parseSpec(words(j.spec.String()))).To(Equal(j.spec))
+				jumps = append(jumps, table+" "+j.chain+" "+j.spec.String())
+			}
+		}
+		Expect(jumps).To(Equal([]string{
+			`nat PREROUTING -m comment --comment "usher: portals of Services" -j USHER-PORTALS`,
+			`nat OUTPUT -m mark ! --mark 0x2000/0x2000 -m comment --comment "usher: portals of Services" -j USHER-PORTALS`,
+			`mangle PREROUTING -m conntrack --ctstate NEW -m mark ! --mark 0x2000/0x2000 -m comment --comment "usher: clients that Services do not let in" -j USHER-DROP`,
+			`mangle OUTPUT -m conntrack --ctstate NEW -m mark ! --mark 0x2000/0x2000 -m comment --comment "usher: clients that Services do not let in" -j USHER-DROP`,
+		}))
+	})
+
 	It("rejects by REDIRECT where iptables takes no DNAT to port 0", func() {
 		old := usual
 		old.noPort0 = true

@@ -35,6 +35,11 @@ type Options struct {
 	// says; but a family without a network in it has no node ports then. None:
 	// all addresses of the node, loopback included. Mode none does not ask.
 	NodePortAddresses []netip.Prefix
+	// Mark is the mark (SO_MARK, socket(7)) of the packets that are left alone: those
+	// that have all of its bits. Who listens for a portal puts it on what it sends to
+	// endpoints, which so never comes back. Zero: all packets are alike. See
+	// Portal.Mark.
+	Mark uint32
 	// Alone says that nothing else has ever installed anything in this network
 	// namespace: what others have left is not looked for. Mode address only.
 	Alone bool

@@ -27,3 +27,20 @@ func hasNetAdmin() bool {
 	}
 	return data[0].Effective&(1<<unix.CAP_NET_ADMIN) != 0
 }
+
+// withMark returns o without Mark where no socket can have one.
+func (o Options) withMark() Options {
+	if o.Mark == 0 {
+		return o
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(o.Mark))
+		unix.Close(fd)
+	}
+	if err != nil {
+		o.Log.WithError(err).Info("sockets cannot be marked here: usher's own packets are not told from those of clients")
+		o.Mark = 0
+	}
+	return o
+}

@@ -12,6 +12,7 @@ func newNFTables(_ context.Context, opts Options) (Portal, error) {
 	if !hasNetAdmin() {
 		return nil, errNoNetAdmin
 	}
+	opts = opts.withMark()
 	p := newRedirect(ModeNFTables, opts)
 	opts.Log = p.log
 	p.removeOthers = func(ctx context.Context) ([]string, error) {

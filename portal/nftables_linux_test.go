@@ -28,7 +28,7 @@ func nftFamilies(p Portal) (all []*nftRules) {
 var _ = Describe("portal nftables", func() {
 	list := func(n *testNet) string { return n.node.sh("nft list table ip usher 2>/dev/null || true") }
 	k := &redirectKind{
-		name: "nftables", mode: ModeNFTables, saved: list,
+		name: "nftables", mode: ModeNFTables, options: Options{Mark: 0x2000}, saved: list,
 		limits: func(n *testNet) int {
 			return strings.Count(n.node.sh("nft list map ip usher guards 2>&1; nft list map ip usher node-port-guards 2>&1 || true"), " comment ")
 		},

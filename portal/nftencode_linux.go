@@ -86,6 +86,11 @@ func (r nftRule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[stri
 	if r.dst.IsValid() {
 		out = append(out, inNetwork(r.dst, false)...)
 	}
+	if r.marked != 0 {
+		mark := binaryutil.NativeEndian.PutUint32(r.marked)
+		out = append(out, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mark, Xor: make([]byte, 4)}, equals(mark))
+	}
 	local := binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)
 	if r.srcLocal {
 		out = append(out, &expr.Fib{Register: 1, FlagSADDR: true, ResultADDRTYPE: true}, equals(local))

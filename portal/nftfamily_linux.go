@@ -27,7 +27,7 @@ type nftRules struct {
 // leaves nothing behind.
 func openNFTRules(any netip.Addr, opts Options) (*nftRules, error) {
 	f := &nftRules{log: opts.Log, any: any, send: sendNFT, refusals: newRefusals(),
-		at: setting{comment: true, nodePorts: opts.NodePortAddresses}}
+		at: setting{comment: true, nodePorts: opts.NodePortAddresses, mark: opts.Mark}}
 	if err := f.probe(); err != nil {
 		return nil, err
 	}
@@ -36,6 +36,7 @@ func openNFTRules(any netip.Addr, opts Options) (*nftRules, error) {
 
 func (f *nftRules) which() netip.Addr  { return f.any }
 func (f *nftRules) lands() bool        { return f.at.landing.IsValid() }
+func (f *nftRules) mark() uint32       { return f.at.mark }
 func (f *nftRules) refused() *refusals { return f.refusals }
 func (f *nftRules) String() string     { return familyName(f.any) }
 func (f *nftRules) forget()            { f.before, f.installed = f.installed, nil }

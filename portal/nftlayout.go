@@ -3,6 +3,7 @@ package portal
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"fmt"
 	"net/netip"
 	"strings"
 )
@@ -17,7 +18,7 @@ import (
 //	  map node-port-guards { type inet_proto . inet_service : verdict }
 //
 //	  chain prerouting { type nat hook prerouting priority dstnat - 10; jump portals }
-//	  chain output     { type nat hook output     priority dstnat - 10; jump portals }
+//	  chain output     { type nat hook output     priority dstnat - 10; meta mark & 0x2000 == 0x2000 return; jump portals }
 //	  chain portals {
 //	    ip daddr . meta l4proto . th dport vmap @guards
 //	    meta l4proto { tcp, udp, sctp } dnat to 192.0.0.117 : ip daddr . meta l4proto . th dport map @portals
@@ -68,6 +69,7 @@ const maxNFTComment = 127
 type nftRule struct {
 	src, dst           netip.Prefix // the zero prefix is every address
 	srcLocal, dstLocal bool         // fib saddr type local, fib daddr type local
+	marked             uint32       // meta mark, with the same mask; 0 is every packet
 	// by is the map in which the packet's target is looked up for what happens
 	// to it; if there is none, the verdict does.
 	by      string
@@ -113,6 +115,9 @@ func (r nftRule) String() string {
 	if r.dst.IsValid() {
 		add(ip, "daddr", r.dst.String())
 	}
+	if r.marked != 0 {
+		add(fmt.Sprintf("meta mark & %#x == %#x", r.marked, r.marked))
+	}
 	if r.srcLocal {
 		add("fib saddr type local")
 	}
@@ -151,9 +156,13 @@ func nftFixed(any netip.Addr, at setting) map[string][]nftRule {
 	for _, s := range nodeAddresses(any, at) {
 		portals = append(portals, nftRule{dst: s.dst, dstLocal: s.dstLocal, verdict: nftJump(nftNodePorts), ip6: six})
 	}
+	output := to(nftPortals)
+	if at.mark != 0 {
+		output = append([]nftRule{{marked: at.mark, verdict: nftReturn, ip6: six}}, output...)
+	}
 	return map[string][]nftRule{
 		nftPrerouting: to(nftPortals),
-		nftOutput:     to(nftPortals),
+		nftOutput:     output,
 		nftPortals:    portals,
 		nftNodePorts:  lookup(nftNodePortGuards, nftNodePorts),
 		nftOutside:    nftDropAllBut(any, insiders(any, at)),

@@ -49,6 +49,13 @@ var _ = Describe("the layout of the nftables table", func() {
 		}))
 	})
 
+	It("leaves alone what this node sends with the mark", func() {
+		marking := usual
+		marking.mark = 0x2000
+		Expect(lines(nftFixed(anyIPv6, marking)[nftOutput])).To(Equal([]string{"meta mark & 0x2000 == 0x2000 return", "jump portals"}))
+		Expect(lines(nftFixed(anyIPv6, marking)[nftPrerouting])).To(Equal([]string{"jump portals"}))
+	})
+
 	It("asks for node ports only at this node's addresses within the networks that it was given", func() {
 		within := usual
 		within.nodePorts = prefixes("10.0.0.0/8", "fd00::/8")

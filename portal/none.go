@@ -125,6 +125,9 @@ func (n *none) Apply(_ context.Context, set []Rule, gone []Target) error {
 	return ruleError(bad)
 }
 
+// Mark is none: the kernel leads nothing here.
+func (n *none) Mark() uint32 { return 0 }
+
 // SetLocalSources changes nothing: nothing is dropped here.
 func (n *none) SetLocalSources([]netip.Prefix) {}
 

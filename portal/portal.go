@@ -15,6 +15,11 @@ type Portal interface {
 	// "nftables", "address" or "none".
 	Mode() string
 
+	// Mark returns the mark of the packets that the portal leaves alone, wherever
+	// they go, if they are sent on this node (SO_MARK): Options.Mark, or 0 where it
+	// looks at none.
+	Mark() uint32
+
 	// Listen says where the listeners have to be for the targets of one
 	// service port. service is the Service's name, "namespace/name". Each target is in exactly one of the Binds, except for node
 	// ports in mode address: those of SCTP, and with Options.NodePortAddresses

@@ -51,6 +51,8 @@ type ruleFamily interface {
 	// lands tells whether packets are led to the landing, and not to an address
 	// of the interface that they come in by.
 	lands() bool
+	// mark returns that of the packets that are left alone; 0 if none are.
+	mark() uint32
 	// left returns the local ports in the rules that are installed, and 0 for
 	// rejected targets.
 	left() map[Target]uint16
@@ -122,6 +124,16 @@ func (p *redirectPortal) openFamilies(open func(netip.Addr) (ruleFamily, error))
 }
 
 func (p *redirectPortal) Mode() string { return p.mode }
+
+// Mark is that of the options only if all families have it.
+func (p *redirectPortal) Mark() uint32 {
+	for _, f := range p.families {
+		if f.mark() == 0 {
+			return 0
+		}
+	}
+	return p.opts.Mark
+}
 
 // Listen asks for one listener per family on all addresses: redirected packets
 // arrive at the landing, or, where there is none, at 127.0.0.1 or the address of

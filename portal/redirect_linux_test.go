@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -90,6 +91,31 @@ func itRedirects(k *redirectKind) {
 		direct := Target{TCP, nodeIP4, binds[0].Addr.Port()}
 		// conntrack knows the connection, with itself as destination.
 		Expect(n.pod.ask(direct)).To(Equal(fmt.Sprintf("web 10.1.0.1:%d", direct.Port)))
+	})
+
+	It("leaves alone what has the mark of those who listen for it", func() {
+		p := k.open(n)
+		Expect(p.Mark()).To(BeEquivalentTo(0x2000))
+		own := []Target{{TCP, nodeIP4, 80}, {TCP, nodeIP6, 80}, {UDP, nodeIP4, 80}, {UDP, nodeIP6, 80}, {TCP, nodeIP4, 81}}
+		for _, t := range own {
+			n.node.serve(Bind{Addr: netip.AddrPortFrom(t.Addr, t.Port), Targets: []Target{t}}, "process")
+		}
+		_, rules := n.publish(p, "usher", own...)
+		limited := rules[slices.IndexFunc(rules, func(r Rule) bool { return r.Target == own[4] })]
+		limited.Sources = SourcesOf(prefixes("192.0.2.0/24"))
+		n.apply(p, []Rule{limited}, nil)
+		Expect(n.node.askFrom(own[4], 0, soon)).To(Equal("silence"))
+		for _, t := range own[:4] {
+			Expect(n.node.ask(t)).To(HavePrefix("usher"), t.String())
+			Expect(n.pod.ask(t)).To(HavePrefix("usher"), t.String())
+		}
+		n.node.mark = 0x6000
+		for _, t := range own {
+			Expect(n.node.ask(t)).To(HavePrefix("process"), t.String())
+		}
+		n.node.mark = 0x4000
+		Expect(n.node.ask(own[0])).To(HavePrefix("usher"), "another mark")
+		Expect(n.check(p)).To(BeZero())
 	})
 
 	for _, forwarding := range []string{"0", "1"} {

@@ -1,6 +1,8 @@
 package portal
 
 import (
+	"fmt"
+	"math"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -16,6 +18,7 @@ type spec struct {
 	ports              PortRange    // --dport; the zero range is every port
 	srcLocal, dstLocal bool         // -m addrtype --src-type LOCAL, --dst-type LOCAL
 	fresh              bool         // -m conntrack --ctstate NEW
+	unmarked           uint32       // -m mark ! --mark, with the same mask; 0 is every packet
 	comment            string       // -m comment --comment
 	jump               string       // -j: a chain, DNAT, REDIRECT, DROP or RETURN
 	to                 netip.Addr   // the address in DNAT --to-destination
@@ -65,6 +68,9 @@ func (s spec) appendTo(b *strings.Builder) {
 	if s.fresh {
 		b.WriteString("-m conntrack --ctstate NEW ")
 	}
+	if s.unmarked != 0 {
+		fmt.Fprintf(b, "-m mark ! --mark %#x/%#x ", s.unmarked, s.unmarked)
+	}
 	if s.comment != "" {
 		b.WriteString(`-m comment --comment "`)
 		b.WriteString(s.comment)
@@ -112,7 +118,7 @@ func parseSpec(words []string) spec {
 			s.proto, known = parseProtocol(value)
 		case "-m":
 			switch value {
-			case "tcp", "udp", "sctp", "addrtype", "conntrack", "comment":
+			case "tcp", "udp", "sctp", "addrtype", "conntrack", "mark", "comment":
 			default:
 				known = false
 			}
@@ -124,6 +130,11 @@ func parseSpec(words []string) spec {
 			s.dstLocal, known = true, value == "LOCAL"
 		case "--ctstate":
 			s.fresh, known = true, value == "NEW"
+		case "!":
+			if known = value == "--mark" && i+2 < len(words); known {
+				i++
+				s.unmarked, known = parseMark(words[i+1])
+			}
 		case "--comment":
 			s.comment = value
 		case "-j":
@@ -175,6 +186,14 @@ func parseProtocol(s string) (Protocol, bool) {
 		return SCTP, true
 	}
 	return 0, false
+}
+
+// parseMark reads what stands behind --mark, if the mask is the mark itself.
+// iptables-save leaves out a mask of all bits.
+func parseMark(s string) (mark uint32, ok bool) {
+	value, mask, masked := strings.Cut(s, "/")
+	v, err := strconv.ParseUint(value, 0, 32)
+	return uint32(v), err == nil && v != 0 && (mask == value || !masked && v == math.MaxUint32)
 }
 
 func parsePorts(s string) (PortRange, bool) {

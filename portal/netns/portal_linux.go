@@ -30,6 +30,9 @@ func (o outside) Apply(_ context.Context, set []portal.Rule, gone []portal.Targe
 	return errors.Join(err, a.Outcome.err())
 }
 
+// Mark is that of the address portal.
+func (outside) Mark() uint32 { return 0 }
+
 // SetLocalSources changes nothing: the address portal drops nothing.
 func (outside) SetLocalSources([]netip.Prefix) {}
 
