@@ -266,17 +266,25 @@ func (c *connection) search() *attempts {
 }
 
 // errLeadsBack is why usher does not connect to some endpoints.
-var errLeadsBack = errors.New("refused: it is a node port of this node, and would lead back here")
+var errLeadsBack = errors.New("refused: it is a VIP or a node port of this node, or usher's own address, and would lead back here")
 
-// leadsBack reports whether a connection to an endpoint would come back to usher:
-// it is an address of this node, and the port a node port. (Endpoints that are
-// other VIPs are refused by package translate.)
+// leadsBack reports whether a connection to an endpoint would come back to usher. A
+// VIP does not where the portal leaves usher's own connections alone: a process of
+// this node may be there. (Most endpoints that are VIPs are refused by package
+// translate.)
 func (p *Proxy) leadsBack(protocol config.Protocol, to netip.AddrPort) bool {
-	any := netip.IPv4Unspecified()
-	if to.Addr().Is6() {
-		any = netip.IPv6Unspecified()
+	if portal.IsLanding(to.Addr()) {
+		return true
 	}
-	_, nodePort := p.nodePorts.Load(portal.Target{Protocol: portalProtocols[protocol], Addr: any, Port: to.Port()})
+	t := portal.Target{Protocol: portalProtocols[protocol], Addr: to.Addr(), Port: to.Port()}
+	if _, vip := p.targets.Load(t); vip && p.Portal.Mark() == 0 {
+		return true
+	}
+	t.Addr = netip.IPv4Unspecified()
+	if to.Addr().Is6() {
+		t.Addr = netip.IPv6Unspecified()
+	}
+	_, nodePort := p.targets.Load(t)
 	return nodePort && p.locality.isNode(to.Addr())
 }
 

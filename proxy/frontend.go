@@ -252,9 +252,7 @@ func (f *frontEnd) claim(port config.ServicePort) (own []portal.Target, problem 
 		if f.own(t) == nil {
 			f.owned = append(f.owned, ownedTarget{Target: t})
 		}
-		if vip.Kind == config.NodePort {
-			f.proxy.nodePorts.Store(t, nil)
-		}
+		f.proxy.targets.Store(t, nil)
 		own = append(own, t)
 	}
 	return own, problem
@@ -271,7 +269,7 @@ func (f *frontEnd) releaseOthers(port config.ServicePort, c *change) {
 			return false
 		}
 		delete(f.proxy.owners, o.Target)
-		f.proxy.nodePorts.Delete(o.Target)
+		f.proxy.targets.Delete(o.Target)
 		if o.rule != (portal.Rule{}) {
 			c.drop(o.Target)
 		}

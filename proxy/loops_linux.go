@@ -30,7 +30,7 @@ func (ls *loops) start(p *Proxy) error {
 	pipes := min(maxPipes, int(p.budget.descriptors)/16/2/n)
 	var list []*forward.Loop
 	for range n {
-		l, err := forward.NewLoop(forward.Options{Keepalive: p.keepalive(), Pipes: pipes})
+		l, err := forward.NewLoop(forward.Options{Keepalive: p.keepalive(), Pipes: pipes, Mark: p.Portal.Mark()})
 		if err != nil {
 			for _, l := range list {
 				l.Close()

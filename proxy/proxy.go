@@ -41,11 +41,10 @@ type Proxy struct {
 	telling    telling
 	services   map[types.NamespacedName]map[config.PortID]*frontEnd
 	owners     map[portal.Target]*frontEnd // who serves a VIP: one only
-	// nodePorts are those of owners that are node ports, for connections to
-	// look at.
-	nodePorts sync.Map // of portal.Target
-	problems  map[config.PortID]*Problem
-	leftOut   int // service ports that the limit on open files did not hold when that was last reported
+	// targets are those of owners, for connections to look at.
+	targets  sync.Map // of portal.Target
+	problems map[config.PortID]*Problem
+	leftOut  int // service ports that the limit on open files did not hold when that was last reported
 	// inherited are the sockets of a predecessor that nobody uses yet.
 	inherited map[string]*os.File
 	// refused are the targets for which the portal could not put in a rule.

@@ -55,9 +55,9 @@ var sctpCarrier = carrier{
 	originalDst: func(client conn) (netip.AddrPort, error) { return portal.OriginalDst(client.(*sctp.Conn)) },
 	// The endpoint is asked for as many streams as the client asked for, and is
 	// allowed as many as can be carried back.
-	dial: func(ctx context.Context, _ *Proxy, client conn, from netip.Addr, to *config.Endpoint) (endpointConn, error) {
+	dial: func(ctx context.Context, p *Proxy, client conn, from netip.Addr, to *config.Endpoint) (endpointConn, error) {
 		streams := client.(*sctp.Conn).Streams()
-		return sctp.Dial(ctx, from, to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
+		return sctp.Dial(ctx, p.Portal.Mark(), from, to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
 	},
 	forward: func(client conn, endpoint endpointConn, limits *forward.Limits, done func(forward.Result)) forward.Flow {
 		return forward.CopyMessages(client.(*sctp.Conn), endpoint.(*sctp.Conn), *limits, done)

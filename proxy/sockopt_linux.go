@@ -10,3 +10,8 @@ func openFilesLimit() int64 {
 	}
 	return int64(min(limit.Cur, 1<<30))
 }
+
+// setMark puts a mark on what a socket sends.
+func setMark(fd uintptr, mark uint32) error {
+	return unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))
+}

@@ -51,12 +51,17 @@ func (p *Proxy) dial(ctx context.Context, from netip.Addr, to *config.Endpoint) 
 	if p.Dial != nil {
 		return p.Dial(ctx, to)
 	}
-	return dialTCP(ctx, p.Keepalive, from, to.Addr)
+	return dialTCP(ctx, p.Portal.Mark(), p.Keepalive, from, to.Addr)
 }
 
 // dialTCP connects to an endpoint, with keepalive.
-func dialTCP(ctx context.Context, keepalive time.Duration, from netip.Addr, to netip.AddrPort) (forward.Conn, error) {
+func dialTCP(ctx context.Context, mark uint32, keepalive time.Duration, from netip.Addr, to netip.AddrPort) (forward.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: keepaliveConfig(keepalive)}
+	if mark != 0 {
+		d.Control = func(_, _ string, c syscall.RawConn) (err error) {
+			return errors.Join(c.Control(func(fd uintptr) { err = setMark(fd, mark) }), err)
+		}
+	}
 	if from.IsValid() {
 		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
 	}
@@ -67,9 +72,10 @@ func dialTCP(ctx context.Context, keepalive time.Duration, from netip.Addr, to n
 	return c.(*net.TCPConn), nil
 }
 
-// DirectDial connects to endpoints as a Proxy without Options.Dial does.
+// DirectDial connects to endpoints as a Proxy without Options.Dial does. Options.Portal
+// must be set by then.
 func (o *Options) DirectDial(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
-	return dialTCP(ctx, o.Keepalive, netip.Addr{}, to.Addr)
+	return dialTCP(ctx, o.Portal.Mark(), o.Keepalive, netip.Addr{}, to.Addr)
 }
 
 func keepaliveConfig(idle time.Duration) net.KeepAliveConfig {

@@ -114,10 +114,11 @@ func (s *udpSession) connect() bool {
 
 // dial opens a socket that is connected to an endpoint.
 func (s *udpSession) dial(to netip.AddrPort) (int, error) {
-	if s.socket.front.proxy.leadsBack(config.UDP, to) {
+	p := s.socket.front.proxy
+	if p.leadsBack(config.UDP, to) {
 		return -1, errLeadsBack
 	}
-	return forward.ConnectUDP(netip.Addr{}, to)
+	return forward.ConnectUDP(p.Portal.Mark(), netip.Addr{}, to)
 }
 
 // disconnect closes the socket to the endpoint.

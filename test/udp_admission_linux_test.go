@@ -106,8 +106,29 @@ func redirectedUDPSpecs(portal string) {
 		for range 4 {
 			reaches(pod, first)
 		}
-		Eventually(u.Out).Should(gbytes.Say(`→ 10\.244\.0\.1:30053 .*refused: it is a node port of this node`))
+		Eventually(u.Out).Should(gbytes.Say(`→ 10\.244\.0\.1:30053 .*refused: it is a VIP or a node port of this node`))
 		Expect(first.got.Load()).To(BeEquivalentTo(4))
+	})
+
+	It("has nothing to do with an endpoint that is usher's own address", func() {
+		dns.portFields, dns.spec = ", nodePort: 30053", "  type: NodePort\n"
+		dns.endpoints = []netip.AddrPort{netip.MustParseAddrPort("192.0.0.117:30053"), first.addr}
+		six := service{name: "six", clusterIP: "fd00:10:96::10", port: 53, protocol: "UDP", portFields: ", nodePort: 30054", spec: "  type: NodePort\n",
+			endpoints: []netip.AddrPort{netip.MustParseAddrPort("[fd75:7368:6572::1]:30054"), startEcho(l.Pods, lab.Pod6(1))}}
+		six.write(dir)
+		web := service{name: "web", clusterIP: "10.96.0.11", port: 80, portFields: ", nodePort: 30080", spec: "  type: NodePort\n",
+			endpoints: []netip.AddrPort{netip.MustParseAddrPort("192.0.0.117:30080"), startBackend(l.Pods, lab.Pod(3), 8080).addr}}
+		web.write(dir)
+		u := start()
+		for range 4 {
+			reaches(pod, first)
+			Expect(askWho(pod, "", six.vip())).To(Equal(six.endpoints[1]))
+			Expect(ask(pod, web.vip())).To(Equal(web.endpoints[1]))
+		}
+		for _, own := range []string{`192\.0\.0\.117:30053`, `\[fd75:7368:6572::1\]:30054`, `192\.0\.0\.117:30080`} {
+			Eventually(func() string { return string(u.Out.Contents()) }).Should(MatchRegexp(`→ ` + own + ` .*refused: .*usher's own address`))
+		}
+		Expect(metric(node, "usher_udp_sessions_open")).To(BeEquivalentTo(8))
 	})
 
 	It("listens on another port of the range that the user gave where its own is taken", func() {

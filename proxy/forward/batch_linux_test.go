@@ -26,7 +26,7 @@ func loopback(t testing.TB, listen string) (server, client int, at netip.AddrPor
 		to = netip.IPv6Loopback()
 	}
 	at = netip.AddrPortFrom(to, bound.Port())
-	client, err = ConnectUDP(netip.Addr{}, at)
+	client, err = ConnectUDP(0, netip.Addr{}, at)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestAConnectedSocketTellsThatNobodyListens(t *testing.T) {
 	at, err := LocalAddr(fds[0])
 	g.Expect(err).NotTo(HaveOccurred())
 	unix.Close(fds[0])
-	client, err := ConnectUDP(netip.Addr{}, at)
+	client, err := ConnectUDP(0, netip.Addr{}, at)
 	g.Expect(err).NotTo(HaveOccurred())
 	defer unix.Close(client)
 	g.Expect(unix.Send(client, []byte("x"), 0)).To(Succeed())

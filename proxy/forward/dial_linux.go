@@ -31,7 +31,7 @@ type Dialed struct {
 func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, data bool, timeout time.Duration, done func(*Dialed, error)) *Dialed {
 	d := &Dialed{Loop: l, fd: -1, done: done}
 	var err error
-	if d.fd, err = connectTCP(from, to, data); err != nil {
+	if d.fd, err = connectTCP(l.mark, from, to, data); err != nil {
 		d.finish(err)
 		return d
 	}

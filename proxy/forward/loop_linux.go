@@ -10,6 +10,9 @@ type Options struct {
 	// Pipes bounds the pipes that bulk data is moved through, each of which takes
 	// two descriptors. Pairs for which there is none copy.
 	Pipes int
+	// Mark is put on what the connections that the loop makes send (SO_MARK,
+	// socket(7)), which takes CAP_NET_ADMIN; 0 is none.
+	Mark uint32
 }
 
 // Loop connects and forwards TCP pairs, all from the goroutine of its [Poller]. A
@@ -17,6 +20,7 @@ type Options struct {
 type Loop struct {
 	*Poller
 	keepalive Keepalive
+	mark      uint32
 	pairs     atomic.Int64
 
 	// For the loop only.
@@ -36,7 +40,7 @@ func NewLoop(o Options) (*Loop, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Loop{Poller: poller, keepalive: o.Keepalive, buffer: make([]byte, bufferSize), pipes: pipes{max: o.Pipes}}
+	l := &Loop{Poller: poller, keepalive: o.Keepalive, mark: o.Mark, buffer: make([]byte, bufferSize), pipes: pipes{max: o.Pipes}}
 	l.dialing.loop, l.limited.loop, l.unprobed.loop = l, l, l
 	return l, nil
 }

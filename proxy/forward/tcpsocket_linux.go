@@ -108,13 +108,16 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 // the zero Addr, from one that the kernel picks. If data waits to be sent, the
 // handshake's last ACK goes with it. Before more than that is sent, it needs
 // TCP_NODELAY.
-func connectTCP(from netip.Addr, addr netip.AddrPort, data bool) (Socket, error) {
+func connectTCP(mark uint32, from netip.Addr, addr netip.AddrPort, data bool) (Socket, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {
 		return -1, err
 	}
 	if data {
 		err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0)
+	}
+	if err == nil && mark != 0 {
+		err = setInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
 	}
 	if err == nil && from.IsValid() {
 		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0)))

@@ -86,13 +86,17 @@ func setListenOptions(fd int, addr netip.Addr) error {
 
 // ConnectUDP opens a socket that is connected to addr: it receives only what
 // comes from there, and the ICMP errors that what it sends there meets. from is
-// the local address, or the zero Addr for one that the kernel picks.
-func ConnectUDP(from netip.Addr, addr netip.AddrPort) (int, error) {
+// the local address, or the zero Addr for one that the kernel picks; mark is put on
+// what is sent (SO_MARK, socket(7)) if it is not 0.
+func ConnectUDP(mark uint32, from netip.Addr, addr netip.AddrPort) (int, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return -1, err
 	}
-	if from.IsValid() {
+	if mark != 0 {
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
+	}
+	if err == nil && from.IsValid() {
 		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0)))
 	}
 	if err == nil {

@@ -18,7 +18,7 @@ import (
 // Dial associates with to, from the local address given or, if that is the zero
 // Addr, from the one that the kernel would choose. It asks for the streams
 // given, of which the peer may grant fewer. It returns when ctx ends.
-func Dial(ctx context.Context, from netip.Addr, to netip.AddrPort, streams Streams) (*Conn, error) {
+func Dial(ctx context.Context, mark uint32, from netip.Addr, to netip.AddrPort, streams Streams) (*Conn, error) {
 	if !from.IsValid() {
 		var err error
 		if from, err = sourceFor(to); err != nil {
@@ -35,6 +35,11 @@ func Dial(ctx context.Context, from netip.Addr, to netip.AddrPort, streams Strea
 	err = s.control(func(fd int) error {
 		if err := sctp.NewSCTPConn(fd, nil).SetInitMsg(int(streams.Out), int(streams.In), 0, 0); err != nil {
 			return os.NewSyscallError("setsockopt SCTP_INITMSG", err)
+		}
+		if mark != 0 {
+			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
+				return os.NewSyscallError("setsockopt SO_MARK", err)
+			}
 		}
 		return setOptions(fd)
 	})
