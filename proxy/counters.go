@@ -77,12 +77,13 @@ const (
 	DropSendBuffer                // the kernel could not send fast enough
 	DropNotSent                   // the kernel would not send it
 	DropTooBig                    // a link on its way takes none of that size; the kernel knows now
+	DropHopLimit                  // it came with a hop limit of 1
 	numDrops
 )
 
 // String returns the word that metrics use.
 func (d Drop) String() string {
-	return [...]string{"not-admitted", "unknown-origin", "no-endpoint", "limit", "receive-buffer-full", "send-buffer-full", "not-sent", "too-big"}[d]
+	return [...]string{"not-admitted", "unknown-origin", "no-endpoint", "limit", "receive-buffer-full", "send-buffer-full", "not-sent", "too-big", "hop-limit"}[d]
 }
 
 func (c *counters) drop(why Drop, n int) { c.dropped[why].Add(int64(n)) }

@@ -52,7 +52,7 @@ func (e *udpEngine) start() error {
 			poller:   poller,
 			in:       forward.NewBatch(batchSize),
 			out:      forward.NewBatch(batchSize),
-			keys:     make([]sessionKey, batchSize),
+			came:     make([]arrival, batchSize),
 			clients:  map[netip.Addr]*list.List{},
 			refusals: rate.NewLimiter(refusalsPerSecond, refusalsPerSecond),
 		}
@@ -103,7 +103,7 @@ type udpLoop struct {
 	flows  *portal.Flows // nil until a listener behind a redirect needs it
 
 	in   *forward.Batch // from clients
-	keys []sessionKey   // of those in in
+	came []arrival      // of those in in
 
 	out      *forward.Batch // replies that wait for the end of the round
 	outCount int

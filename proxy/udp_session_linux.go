@@ -25,6 +25,7 @@ type udpSession struct {
 	from    netip.AddrPort // the client
 	to      netip.AddrPort // what it sent to
 	vip     *config.VIP
+	hops    int // that its datagrams may go on; -1 if that is not known
 	began   time.Time
 	life    *trace.Life // from the first event on
 	last    time.Time   // a datagram, either way
@@ -59,6 +60,9 @@ func (s *udpSession) admit() (trace.End, Drop, error) {
 	var ok bool
 	if s.vip, ok = l.listener.vipOf(l.view, s.to); !ok {
 		return trace.NotAdmitted, DropNotAdmitted, errDirect
+	}
+	if s.hops == 0 {
+		return trace.Limit, DropHopLimit, errHops
 	}
 	if !s.admitted(s.vip) {
 		return trace.SourceRefused, DropNotAdmitted, errSource
@@ -118,8 +122,17 @@ func (s *udpSession) dial(to netip.AddrPort) (int, error) {
 	if p.leadsBack(config.UDP, to) {
 		return -1, errLeadsBack
 	}
-	return forward.ConnectUDP(p.Portal.Mark(), netip.Addr{}, to)
+	fd, err := forward.ConnectUDP(p.Portal.Mark(), netip.Addr{}, to)
+	if err == nil && s.hops > 0 {
+		_ = forward.SetHops(fd, to.Addr(), s.hops) // or what comes back here has the whole limit again
+	}
+	return fd, err
 }
+
+// errHops is why a datagram is not sent on. usher takes one off the hop limit, as a
+// router does: nodes whose endpoints are node ports of each other would send it round
+// for ever.
+var errHops = errors.New("its hop limit is used up: perhaps it goes round between nodes")
 
 // disconnect closes the socket to the endpoint.
 func (s *udpSession) disconnect() {

@@ -45,6 +45,12 @@ type sessionKey struct {
 	local netip.Addr
 }
 
+// arrival is what is known of a datagram from a client.
+type arrival struct {
+	sessionKey
+	link, hops int // see forward.Control
+}
+
 func newUDPSocket(l *udpListener, loop *udpLoop, fd int) *udpSocket {
 	s := &udpSocket{listener: l, front: l.front, loop: loop, fd: fd, sessions: map[sessionKey]*udpSession{}}
 	s.expiry = time.AfterFunc(time.Hour, func() { _ = loop.poller.Do(s.expire) })
@@ -92,36 +98,34 @@ func (l *udpSocket) stopReceiving() {
 
 // Ready receives what clients have sent.
 func (l *udpSocket) Ready(forward.Readiness) {
-	b, keys := l.loop.in, l.loop.keys
+	b, came := l.loop.in, l.loop.came
 	n, err := b.Receive(l.fd, 0, batchSize)
 	if err != nil || n == 0 {
 		return // somebody else's readiness, or an error that is over now
 	}
 	l.refresh()
-	links := 0
 	for i := range n {
 		control := b.Control(i)
-		keys[i] = sessionKey{peer: *b.Peer(i), local: control.Local}
+		came[i] = arrival{sessionKey{peer: *b.Peer(i), local: control.Local}, control.Interface, control.Hops}
 		if control.Lost != l.lost {
 			l.front.proxy.counters.drop(DropReceiveBuffer, int(control.Lost-l.lost))
 			l.lost = control.Lost
 		}
-		links = control.Interface
 	}
 	for i := 0; i < n; {
 		run := 1
-		for i+run < n && keys[i+run] == keys[i] {
+		for i+run < n && came[i+run].sessionKey == came[i].sessionKey {
 			run++
 		}
-		l.pass(i, run, links)
+		l.pass(i, run)
 		i += run
 	}
 }
 
 // pass passes on a run of datagrams of one client.
-func (l *udpSocket) pass(at, count, link int) {
-	key := &l.loop.keys[at]
-	s := l.sessions[*key]
+func (l *udpSocket) pass(at, count int) {
+	first := &l.loop.came[at]
+	s := l.sessions[first.sessionKey]
 	if s != nil {
 		done := s.send(at, count)
 		if done == count {
@@ -130,21 +134,21 @@ func (l *udpSocket) pass(at, count, link int) {
 		// The endpoint is gone, though it had answered. These were not sent.
 		at, count = at+done, count-done
 	}
-	if s = l.begin(key, link, count); s != nil {
+	if s = l.begin(first, count); s != nil {
 		s.send(at, count)
 	}
 }
 
-// begin begins a session with the client that sent count datagrams. If there
-// can be none, it returns nil.
-func (l *udpSocket) begin(key *sessionKey, link, count int) *udpSession {
+// begin begins a session with the client that sent count datagrams, of which first
+// is the first. If there can be none, it returns nil.
+func (l *udpSocket) begin(first *arrival, count int) *udpSession {
 	p := l.front.proxy
-	s := &udpSession{socket: l, key: *key, began: l.loop.clock(), fd: -1}
-	s.from = key.peer.AddrPort()
+	s := &udpSession{socket: l, key: first.sessionKey, hops: first.hops - 1, began: l.loop.clock(), fd: -1}
+	s.from = first.peer.AddrPort()
 	s.to = l.listener.at
-	if key.local.IsValid() {
-		s.to = netip.AddrPortFrom(key.local.Unmap(), s.to.Port())
-		s.control = forward.SourceControl(key.local, link)
+	if first.local.IsValid() {
+		s.to = netip.AddrPortFrom(first.local.Unmap(), s.to.Port())
+		s.control = forward.SourceControl(first.local, first.link)
 	}
 	if end, drop, err := s.admit(); err != nil {
 		p.counters.drop(drop, count)

@@ -131,6 +131,33 @@ func redirectedUDPSpecs(portal string) {
 		Expect(metric(node, "usher_udp_sessions_open")).To(BeEquivalentTo(8))
 	})
 
+	for _, nodes := range [][2]string{{lab.NodeOut4, lab.Outside4}, {lab.NodeOut6, lab.Outside6}} {
+		It("sends a datagram round between nodes only so often, with the endpoint "+nodes[1], func() {
+			at := func(addr string) []netip.AddrPort {
+				return []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr(addr), 30053)}
+			}
+			dns.portFields, dns.spec, dns.endpoints = ", nodePort: 30053", "  type: NodePort\n", at(nodes[1])
+			if at(nodes[1])[0].Addr().Is6() {
+				dns.clusterIP = "fd00:10:96::10"
+			}
+			start()
+			elsewhere := manifestsDir()
+			dns.endpoints = at(nodes[0])
+			dns.write(elsewhere)
+			startUsher(l.Outside, elsewhere, "--portal="+portal)
+			c, err := pod.DialUDP("", dns.vip())
+			Expect(err).NotTo(HaveOccurred())
+			_, err = c.Write([]byte(who))
+			Expect(err).NotTo(HaveOccurred())
+			Eventually(func() float64 {
+				const dropped = `usher_udp_datagrams_dropped_total{reason="hop-limit"}`
+				return metric(node, dropped) + metric(outside, dropped)
+			}).WithTimeout(10 * time.Second).Should(BeEquivalentTo(1))
+			const sent = `usher_udp_datagrams_total{to="endpoint"}`
+			Expect(metric(node, sent)+metric(outside, sent)).To(And(BeNumerically(">", 2), BeNumerically("<=", 64)), "64 is the pod's hop limit")
+		})
+	}
+
 	It("listens on another port of the range that the user gave where its own is taken", func() {
 		for _, taken := range []string{"0.0.0.0:20000", "0.0.0.0:20001", "0.0.0.0:20003"} {
 			l.Node.ListenUDP(taken)

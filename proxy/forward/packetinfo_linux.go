@@ -9,8 +9,9 @@ import (
 )
 
 // controlSpace is room for the control messages that a datagram comes with: the
-// larger of the two packet infos, and the count of datagrams that were lost.
-var controlSpace = unix.CmsgSpace(unix.SizeofInet6Pktinfo) + unix.CmsgSpace(4)
+// larger of the two packet infos, the hop limit, and the count of datagrams that were
+// lost.
+var controlSpace = unix.CmsgSpace(unix.SizeofInet6Pktinfo) + unix.CmsgSpace(4) + unix.CmsgSpace(4)
 
 // Control is what the control messages of a datagram tell (see cmsg(3)).
 type Control struct {
@@ -19,6 +20,9 @@ type Control struct {
 	Local netip.Addr
 	// Interface is the index of the interface that it came in by.
 	Interface int
+	// Hops is the hop limit (IPv4: TTL) that the datagram came with, 0 if that was
+	// not asked for.
+	Hops int
 	// Lost is how many datagrams the socket has lost since it was opened since
 	// its buffer was full (SO_RXQ_OVFL, socket(7)).
 	Lost uint32
@@ -41,6 +45,9 @@ func ParseControl(b []byte) (c Control) {
 		case level == unix.IPPROTO_IPV6 && kind == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
 			c.Local = netip.AddrFrom16([16]byte(data))
 			c.Interface = int(int32(binary.NativeEndian.Uint32(data[16:])))
+		case level == unix.IPPROTO_IP && kind == unix.IP_TTL && len(data) >= 4,
+			level == unix.IPPROTO_IPV6 && kind == unix.IPV6_HOPLIMIT && len(data) >= 4:
+			c.Hops = int(int32(binary.NativeEndian.Uint32(data)))
 		case level == unix.SOL_SOCKET && kind == unix.SO_RXQ_OVFL && len(data) >= 4:
 			c.Lost = binary.NativeEndian.Uint32(data)
 		}

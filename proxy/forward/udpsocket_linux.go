@@ -14,7 +14,7 @@ const receiveBuffer = 4 << 20
 // ListenUDP opens count sockets on addr, among which the kernel spreads the
 // clients: each client's datagrams all come to the same one. With port 0 all
 // have the same free port. Each datagram is received with its local address, if
-// addr is unspecified, and with the count of those that were lost.
+// addr is unspecified, with its hop limit, and with the count of those that were lost.
 //
 // A port that another process, or another call, has already is never shared,
 // although sharing is what SO_REUSEPORT is for: the first socket is bound
@@ -60,9 +60,9 @@ func (s Sockets) ListenUDP(addr netip.AddrPort, count int) (fds []int, err error
 }
 
 func setListenOptions(fd int, addr netip.Addr) error {
-	level, freebind, packetInfo := unix.IPPROTO_IP, unix.IP_FREEBIND, unix.IP_PKTINFO
+	level, freebind, packetInfo, hops := unix.IPPROTO_IP, unix.IP_FREEBIND, unix.IP_PKTINFO, unix.IP_RECVTTL
 	if addr.Is6() {
-		level, freebind, packetInfo = unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, unix.IPV6_RECVPKTINFO
+		level, freebind, packetInfo, hops = unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, unix.IPV6_RECVPKTINFO, unix.IPV6_RECVHOPLIMIT
 		if err := unix.SetsockoptInt(fd, level, unix.IPV6_V6ONLY, 1); err != nil {
 			return fmt.Errorf("setting IPV6_V6ONLY: %w", err)
 		}
@@ -79,6 +79,7 @@ func setListenOptions(fd int, addr netip.Addr) error {
 		return fmt.Errorf("setting IP_FREEBIND: %w", err)
 	}
 	// What follows is good to have; everything works without it.
+	_ = unix.SetsockoptInt(fd, level, hops, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
 	return nil
@@ -107,6 +108,14 @@ func ConnectUDP(mark uint32, from netip.Addr, addr netip.AddrPort) (int, error) 
 		return -1, err
 	}
 	return fd, nil
+}
+
+// SetHops sets the hop limit (IPv4: TTL) of what a socket sends to addr.
+func SetHops(fd int, addr netip.Addr, hops int) error {
+	if addr.Is4() {
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, hops)
+	}
+	return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops)
 }
 
 // LocalAddr returns the address that a socket is bound to.
