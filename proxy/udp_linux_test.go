@@ -37,24 +37,39 @@ func serveUDP(t testing.TB) (*proxy.Proxy, *net.UDPConn) {
 			_, _ = echo.WriteToUDPAddrPort(buf[:n], from)
 		}
 	}()
+	p := proxyOf(t, echo)
+	client, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(p.Status()[0].Listeners[0]))
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { client.Close() })
+	g.Expect(client.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
+	return p, client
+}
+
+// proxyOf serves the Service of a server, until the test ends.
+func proxyOf(t testing.TB, server *net.UDPConn) *proxy.Proxy {
+	t.Helper()
+	g := NewWithT(t)
 	pt, err := portal.New(context.Background(), portal.ModeNone, portal.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	o := proxy.Defaults()
 	o.Portal, o.Log, o.Trace = pt, logrus.New(), trace.NewLog(100)
 	p := proxy.New(o)
 	t.Cleanup(p.Stop)
-	endpoints := []config.Endpoint{{Addr: echo.LocalAddr().(*net.UDPAddr).AddrPort(), Ready: true}}
-	p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "default", Name: "echo"}, Ports: []config.ServicePort{{
+	p.Apply([]config.Service{echoService(server.LocalAddr().(*net.UDPAddr).AddrPort())})
+	return p
+}
+
+func echoService(servers ...netip.AddrPort) config.Service {
+	var endpoints []config.Endpoint
+	for _, addr := range servers {
+		endpoints = append(endpoints, config.Endpoint{Addr: addr, Ready: true})
+	}
+	return config.Service{Name: types.NamespacedName{Namespace: "default", Name: "echo"}, Ports: []config.ServicePort{{
 		ID:        config.PortID{Namespace: "default", Service: "echo", Family: config.IPv4},
 		Protocol:  config.UDP,
 		VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 53}},
 		Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
-	}}}})
-	client, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(p.Status()[0].Listeners[0]))
-	g.Expect(err).NotTo(HaveOccurred())
-	t.Cleanup(func() { client.Close() })
-	g.Expect(client.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
-	return p, client
+	}}}
 }
 
 func exchangeOnce(t testing.TB, client *net.UDPConn, buf []byte) {
@@ -81,6 +96,33 @@ func TestUDPSessionsAndLoopsEndWhenTheProxyStops(t *testing.T) {
 	g.Expect(s.Ends).To(Equal(map[trace.End]int64{trace.Drained: 1}))
 	client.Close()
 	g.Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(append(before, ownEcho()...)))
+}
+
+func TestASessionThatWaitsForAnEndpointThatLeftEndsBecauseOfThat(t *testing.T) {
+	g := NewWithT(t)
+	server, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	g.Expect(err).NotTo(HaveOccurred())
+	defer server.Close()
+	p := proxyOf(t, server)
+	client, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(p.Status()[0].Listeners[0]))
+	g.Expect(err).NotTo(HaveOccurred())
+	defer client.Close()
+	buf := make([]byte, 64)
+	for i := range 2 { // the first is answered, the second is not
+		_, err = client.Write(buf)
+		g.Expect(err).NotTo(HaveOccurred())
+		_, from, err := server.ReadFromUDPAddrPort(buf)
+		g.Expect(err).NotTo(HaveOccurred())
+		if i == 0 {
+			_, err = server.WriteToUDPAddrPort(buf, from)
+			g.Expect(err).NotTo(HaveOccurred())
+			_, err = client.Read(buf)
+			g.Expect(err).NotTo(HaveOccurred())
+		}
+	}
+	p.Apply([]config.Service{echoService()})
+	p.Stop() // closes the listener, as the last endpoint's leave does behind a redirect
+	g.Expect(p.Stats().Sessions.Ends).To(Equal(map[trace.End]int64{trace.EndpointLeft: 1}))
 }
 
 // ownEcho returns the goroutines of the test's own servers.

@@ -79,7 +79,12 @@ func (l *udpSocket) close(end trace.End) {
 		l.loop.flush()
 	}
 	for e := l.order.Front(); e != nil; e = l.order.Front() {
-		e.Value.(*udpSession).end(end, nil)
+		s := e.Value.(*udpSession)
+		if s.leaving {
+			s.end(trace.EndpointLeft, nil) // that came before
+			continue
+		}
+		s.end(end, nil)
 	}
 	l.expiry.Stop()
 	l.stopReceiving()
