@@ -21,6 +21,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/test/lab"
 )
 
 // host is a network namespace that stands for a host.
@@ -33,6 +35,7 @@ type host struct {
 // is gone when the spec ends.
 func newHost() *host {
 	GinkgoHelper()
+	lab.Long()
 	if os.Geteuid() != 0 {
 		Skip("needs root to make network namespaces")
 	}
@@ -40,6 +43,8 @@ func newHost() *host {
 	h.inNew()
 	DeferCleanup(func() { h.ns.Close() })
 	h.do(func() {
+		// Link-local addresses that are usable at once, and not some time later.
+		Expect(os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0)).To(Succeed())
 		lo, err := netlink.LinkByName("lo")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(netlink.LinkSetUp(lo)).To(Succeed())
@@ -110,6 +115,10 @@ func newTestNet() *testNet {
 	n.pod.sh(`ip addr add 10.1.0.2/24 dev eth0; ip addr add fd01::2/64 dev eth0 nodad; ip link set eth0 up
 		ip route add default via 10.1.0.1; ip -6 route add default via fd01::1`)
 	n.node.sh(`ip -6 route add default via fd01::2`)
+	// The kernel tells routes of their link later: until then they are not as they
+	// stay, and a spec compares.
+	Eventually(func() string { return n.node.sh("ip route show table all; ip -6 route show table local") }).WithTimeout(10 * time.Second).
+		Should(And(Not(ContainSubstring("linkdown")), ContainSubstring("local fe80:")))
 	return n
 }
 

@@ -4,6 +4,7 @@
 package test
 
 import (
+	"io/fs"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -12,6 +13,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
 )
 
 func TestUsher(t *testing.T) {
@@ -19,11 +22,24 @@ func TestUsher(t *testing.T) {
 	RunSpecs(t, "usher")
 }
 
-// usherBinary is the program under test, built with the race detector.
+// usherBinary is the program under test, built with the race detector where long
+// specs were asked for.
 var usherBinary string
 
 var _ = SynchronizedBeforeSuite(func() []byte {
-	path, err := gexec.Build("github.com/usherproxy/usher/cmd/usher", "-race")
+	// go test believes an earlier result while nothing has changed that was looked
+	// at: the program is made of all this.
+	Expect(filepath.WalkDir(root(), func(_ string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.IsDir() && (entry.Name()[0] == '.' || entry.Name() == "bin") {
+			return fs.SkipDir
+		}
+		return err
+	})).To(Succeed())
+	var flags []string
+	if lab.Asked() {
+		flags = []string{"-race"}
+	}
+	path, err := gexec.Build("github.com/usherproxy/usher/cmd/usher", flags...)
 	Expect(err).NotTo(HaveOccurred())
 	return []byte(path)
 }, func(path []byte) { usherBinary = string(path) })

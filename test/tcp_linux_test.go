@@ -57,7 +57,7 @@ func tcpSpecs(portal string) {
 		return startUsher(l.Node, dir, append([]string{"--portal=" + portal}, args...)...)
 	}
 
-	It("reaches every endpoint in turn, from Pods and from the node", func() {
+	It("reaches every endpoint in turn, from Pods and from the node", lab.Smoke, func() {
 		for n := 1; n <= 3; n++ {
 			web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
 		}

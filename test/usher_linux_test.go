@@ -42,13 +42,20 @@ func launchUsher(ns *lab.Namespace, manifests string, args ...string) *usher {
 	return launch(ns, exec.Command(usherBinary, append([]string{"run", "--manifests", manifests, "--log-format=text"}, args...)...), manifests)
 }
 
+// launch starts usher in ns, or in the machine's own network if that is nil, where
+// it must have no portal.
 func launch(ns *lab.Namespace, cmd *exec.Cmd, manifests string) *usher {
 	GinkgoHelper()
 	u := &usher{manifests: manifests}
-	ns.Do(func() (err error) {
+	start := func() (err error) {
 		u.Session, err = gexec.Start(cmd, GinkgoWriter, GinkgoWriter)
 		return err
-	})
+	}
+	if ns != nil {
+		ns.Do(start)
+	} else {
+		Expect(start()).To(Succeed())
+	}
 	DeferCleanup(func() {
 		u.Kill().Wait(10 * time.Second)
 		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))

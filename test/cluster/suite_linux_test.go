@@ -22,6 +22,7 @@ func TestCluster(t *testing.T) {
 	if missing := control.Missing(); missing != "" {
 		t.Fatal(missing)
 	}
+	lab.Ask()
 	RegisterFailHandler(Fail)
 	RunSpecs(t, "usher in a cluster")
 }

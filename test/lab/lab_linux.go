@@ -7,12 +7,14 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // Lab is the network.
@@ -44,10 +46,11 @@ const BlackHole = "10.244.0.99"
 // pods is how many Pod addresses there are.
 const pods = 80
 
-// New makes the network. It skips the test if this user may not. The network
-// goes when the test ends.
+// New makes the network. It skips the test if this user may not, or if long ones
+// were not asked for. The network goes when the test ends.
 func New() *Lab {
 	ginkgo.GinkgoHelper()
+	Long()
 	if os.Geteuid() != 0 {
 		ginkgo.Skip("needs root, to make network namespaces")
 	}
@@ -83,6 +86,14 @@ func (l *Lab) connect(nodeSide string, ns *Namespace) {
 type Namespace struct {
 	Name   string
 	handle netns.NsHandle
+	tun    *os.FileMode // of /dev/net/tun, nil for what the machine has
+}
+
+// WithTun returns the namespace with a /dev/net/tun that has these permissions
+// (udev gives 0666, containers often less), or without one if mode is 0. It is there
+// for what is started in the namespace; the machine's own stays as it is.
+func (ns *Namespace) WithTun(mode os.FileMode) *Namespace {
+	return &Namespace{Name: ns.Name, handle: ns.handle, tun: &mode}
 }
 
 func newNamespace(name string) *Namespace {
@@ -130,7 +141,34 @@ func (ns *Namespace) enter(f func() error) error {
 	if err := netns.Set(ns.handle); err != nil {
 		return fmt.Errorf("entering namespace %s: %w", ns.Name, err)
 	}
+	if ns.tun != nil {
+		if err := mountTun(*ns.tun); err != nil {
+			return fmt.Errorf("making /dev/net/tun: %w", err)
+		}
+	}
 	return f()
+}
+
+// mountTun puts a folder over /dev/net that this thread and what it starts see.
+func mountTun(mode os.FileMode) error {
+	const folder = "/dev/net"
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		return err
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", folder, "tmpfs", 0, "mode=0755"); err != nil || mode == 0 {
+		return err
+	}
+	device := folder + "/tun"
+	if err := unix.Mknod(device, unix.S_IFCHR, int(unix.Mkdev(10, 200))); err != nil { // Documentation/admin-guide/devices.txt
+		return err
+	}
+	return os.Chmod(device, mode) // whatever the umask is
 }
 
 // Listen listens on a TCP address of the namespace. The listener is closed when
@@ -289,20 +327,25 @@ func (ns *Namespace) defaultRoute(gateways ...string) {
 	})
 }
 
-// waitForCarrier waits until links are not only up but connected.
+// waitForCarrier waits until links are not only up but connected, and have all
+// that the kernel gives them then: the route to the link-local address comes last.
 func (ns *Namespace) waitForCarrier(links ...string) {
 	ginkgo.GinkgoHelper()
 	for _, name := range links {
-		gomega.Eventually(func() (state netlink.LinkOperState) {
+		gomega.Eventually(func() (done bool) {
 			ns.Do(func() error {
 				l, err := netlink.LinkByName(name)
-				if err == nil {
-					state = l.Attrs().OperState
+				if err != nil {
+					return err
 				}
+				own := netlink.Route{LinkIndex: l.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}
+				routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &own, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+				done = l.Attrs().OperState == netlink.OperUp &&
+					slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Dst.IP.IsLinkLocalUnicast() })
 				return err
 			})
-			return state
-		}).Should(gomega.BeEquivalentTo(netlink.OperUp))
+			return done
+		}).WithTimeout(10*time.Second).Should(gomega.BeTrue(), "%s is connected", name)
 	}
 }
 

@@ -4,9 +4,9 @@
 // that neither a handover, nor being killed, nor somebody who flushes its rules
 // does more harm than it must.
 //
-//	go test ./test/scale -v               the program as it is released, about 3 minutes
-//	USHER_SCALE=long go test ./test/scale rules are flushed for a minute, and not for 15 s
+//	go test ./test/scale -v -ginkgo.focus=.
 //
+// tests the program as it is released, in about 3 minutes.
 // Each spec prints what it measured in one line that begins with "figure:", and
 // fails beyond the target that is written there. Targets hold for a machine that
 // does nothing else; a spec allows more (see slack) where other programs compete

@@ -1,7 +1,6 @@
 package scale
 
 import (
-	"os"
 	"os/exec"
 	"slices"
 	"time"
@@ -180,10 +179,7 @@ func specs(t target) {
 	})
 
 	It("come back each time that all rules are flushed under load", func() {
-		times := 5
-		if os.Getenv("USHER_SCALE") == "long" {
-			times = 20
-		}
+		const times = 5
 		traffic := startLoad(pod, last, 500, time.Second)
 		var flushed []time.Time
 		ticker := time.NewTicker(3 * time.Second)

@@ -9,6 +9,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
 )
 
 func TestScale(t *testing.T) {
@@ -21,6 +23,7 @@ func TestScale(t *testing.T) {
 var usherBinary string
 
 var _ = BeforeSuite(func() {
+	lab.Long()
 	var err error
 	usherBinary, err = gexec.Build("github.com/usherproxy/usher/cmd/usher")
 	Expect(err).NotTo(HaveOccurred())

@@ -67,7 +67,7 @@ writes, shutdown, two closes, and one that saves a packet (TCP_QUICKACK).
   sends one. With four under way usher sends them together.
 - **A change among 10,000 Services** begins here with a file that is written. It is to be quiet for
   50 ms before it is read, and the model of all files is made anew. From there on it takes 5 ms, with
-  iptables 30 (go test ./test/scale -v); Services of a cluster come one by one.
+  iptables 30 (go test ./test/scale -v -ginkgo.focus=.); Services of a cluster come one by one.
 
 For bulk data were tried pipes of 64 KiB, 256 KiB, 1 MiB (in) and 4 MiB, turns of 256 KiB to 4 MiB, and
 socket buffers of 256 KiB and 1 MiB: less is slower each time, more the same. In: splice(2) without telling
