@@ -31,7 +31,8 @@ const nobody = 65534
 var _ = Describe("usher exec, as an ordinary user", func() {
 	var (
 		l         *lab.Lab
-		home      string // where the command begins; the user may write there
+		node      *lab.Namespace // with a /dev/net/tun as udev makes it
+		home      string         // where the command begins; the user may write there
 		manifests string
 		program   string
 	)
@@ -40,6 +41,7 @@ var _ = Describe("usher exec, as an ordinary user", func() {
 			missing(program)
 		}
 		l = lab.New()
+		node = l.Node.WithTun(0o666)
 		home = openDir()
 		manifests = filepath.Join(home, "manifests")
 		Expect(os.Mkdir(manifests, 0o777)).To(Succeed())
@@ -68,7 +70,7 @@ var _ = Describe("usher exec, as an ordinary user", func() {
 	}
 	start := func(cmd *exec.Cmd) *gexec.Session {
 		GinkgoHelper()
-		return launch(l.Node, cmd, manifests).Session
+		return launch(node, cmd, manifests).Session
 	}
 	// output runs a script inside, which must succeed.
 	output := func(script string) string {
@@ -181,7 +183,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		missing("bash")
 		cmd := command("--", "bash", "--norc", "-i")
 		cmd.Env = append(cmd.Env, "PS1=ready> ", "TERM=dumb")
-		terminal := startPTY(l.Node, cmd)
+		terminal := startPTY(node, cmd)
 		Eventually(terminal.seen).WithTimeout(20 * time.Second).Should(gbytes.Say("ready> "))
 		terminal.enter("sh -c 'trap \"echo caught; exit 9\" INT; echo started $((40+2)); sleep 1000 & wait'\n")
 		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("started 42")) // not what was typed
@@ -251,6 +253,20 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		AddReportEntry("usher exec with 1,000 Services, to the command's end", took.String())
 		Expect(took).To(BeNumerically("<", 5*time.Second)) // one, on a machine that has nothing else to do
 	})
+
+	DescribeTable("reaches Services where it cannot reach other networks, and says once why and what helps",
+		func(mode os.FileMode, why string) {
+			node = l.Node.WithTun(mode)
+			serveText(l.Outside, "192.0.2.2:8000", "elsewhere\n")
+			s := start(command("--", "sh", "-c", "curl -fsS http://web/; curl -fs http://192.0.2.2:8000/"))
+			Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(7)) // curl's for no connection
+			Expect(string(s.Out.Contents())).To(Equal("Pod 1\n"))
+			lines := strings.Split(strings.TrimSpace(string(s.Err.Contents())), "\n")
+			Expect(lines).To(ConsistOf(And(ContainSubstring("Other networks cannot be reached from inside"), ContainSubstring(why))))
+		},
+		Entry("the device is root's", os.FileMode(0o600), "/dev/net/tun: permission denied; `sudo chmod 0666 /dev/net/tun` lets all users have it"),
+		Entry("there is no device", os.FileMode(0), "/dev/net/tun: no such file or directory; `sudo mkdir -p /dev/net && sudo mknod -m 0666 /dev/net/tun c 10 200` makes it"),
+	)
 
 	It("says what is missing where namespaces are forbidden", func() {
 		missing("unshare")

@@ -105,9 +105,19 @@ func (n *Namespace) Tun() (*os.File, error) {
 	defer n.lineMu.Unlock()
 	fds, err := n.descriptors(socketKind{domain: wantTun}, 1)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", tunDevice, err)
+		return nil, fmt.Errorf("%s: %w%s", tunDevice, err, tunRemedies[err])
 	}
 	return os.NewFile(uintptr(fds[0]), tunDevice), nil
+}
+
+// tunRemedies say what helps where the device cannot be had: see the kernel's
+// Documentation/networking/tuntap.rst.
+var tunRemedies = map[error]string{
+	unix.EACCES: "; `sudo chmod 0666 " + tunDevice + "` lets all users have it, as most systems do",
+	unix.ENOENT: "; `sudo mkdir -p /dev/net && sudo mknod -m 0666 " + tunDevice + " c 10 200` makes it",
+	unix.ENODEV: "; `sudo modprobe tun` loads what the kernel lacks",
+	unix.ENXIO:  "; `sudo modprobe tun` loads what the kernel lacks",
+	unix.EPERM:  "; who started this container must allow the device, as in `--device " + tunDevice + "`",
 }
 
 // descriptors asks for some. It is called with lineMu.
