@@ -197,8 +197,11 @@ func (e *execCommand) complete(flags *pflag.FlagSet) (err error) {
 // await returns when the Services that there are first are served, or an error if
 // it does not come to that.
 func (e *execCommand) await(cmd *cobra.Command, s *server, ready <-chan struct{}, served <-chan error, signals <-chan os.Signal) error {
-	const patience = 3 * time.Second
-	for waiting := time.After(patience); ; {
+	var waiting <-chan time.Time // never, for files: they are read as fast as this machine can
+	if !e.fromFiles() {
+		waiting = time.After(3 * time.Second)
+	}
+	for {
 		select {
 		case <-ready:
 			return nil
