@@ -23,17 +23,15 @@ demo: build ## see usher at work (root: on a cluster IP; else: on a loopback add
 	@test/install.sh iptables
 	bin/usher demo $(DEMO_FLAGS)
 
+.PHONY: test-fast
+test-fast: ## what `go test ./...` runs: no long tests; without root, without downloads, in minutes
+	$(GO) test ./...
+
 .PHONY: test
-test: ## run all tests; installs what they need (apt, as root); the first time, builds a Kubernetes API server
+test: ## run all tests, and end with a table; installs what they need (apt, as root); the first time, builds a Kubernetes API server
 	@test/install.sh iptables nftables iproute2 procps etcd-server user-mode-linux kmod dnsmasq-base dnsutils chromium curl python3
 	@test/privileges.sh
-	CGO_ENABLED=1 $(GO) test -race -timeout 20m $$($(GO) list ./... | grep -v '/test$$\|/test/scale$$')
-	CGO_ENABLED=1 $(GO) test -race -count=1 -timeout 30m ./test
-	$(GO) test -count=1 -timeout 20m ./test/scale
-	cd test/deploy && $(GO) test -count=1 -timeout 20m ./...
-	cd test/dashboard && $(GO) test -count=1 -timeout 20m ./...
-	cd test/cluster && $(GO) test -count=1 -timeout 40m ./...
-	@$(MAKE) --no-print-directory cross
+	@$(GO) run ./test/all
 
 .PHONY: cross
 cross: ## check that everything compiles for other systems

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"text/tabwriter"
+)
+
+func main() {
+	if dir := os.Getenv(reportsVariable); dir != "" {
+		fmt.Fprintln(os.Stderr, become(dir, os.Args[1:]))
+		os.Exit(1)
+	}
+	packages := suite{name: "packages", dir: ".", race: true, timeout: "20m", patterns: []string{"./..."}, except: []string{"/test", "/test/scale"}}
+	program := suite{name: "test", dir: ".", race: true, timeout: "40m", patterns: []string{"./test"}}
+	cluster := suite{name: "test/cluster", dir: "test/cluster", timeout: "50m", patterns: []string{"./..."}}
+	dashboard := suite{name: "test/dashboard", dir: "test/dashboard", timeout: "20m", patterns: []string{"./..."}}
+	deploy := suite{name: "test/deploy", dir: "test/deploy", timeout: "20m", patterns: []string{"./..."}}
+	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}}
+	if !run(os.Stdout,
+		stage{{packages}},
+		stage{{program}, {cluster, dashboard, deploy, suite{name: "cross", systems: []string{"darwin", "windows"}}}},
+		stage{{scale}},
+	) {
+		os.Exit(1)
+	}
+}
+
+// become replaces this process, which go test has started as its -exec, by a test
+// binary: with all specs, also the long ones, and a report of them in dir.
+func become(dir string, args []string) error {
+	binary, err := os.ReadFile(args[0])
+	if err != nil {
+		return err
+	}
+	if bytes.Contains(binary, []byte("github.com/onsi/ginkgo/v2.RunSpecs")) { // the others know no such flags
+		args = append(args, "-ginkgo.focus=.", "-ginkgo.no-color", "-ginkgo.silence-skips",
+			fmt.Sprintf("-ginkgo.json-report=%s/%d.json", dir, os.Getpid()))
+	}
+	if err := os.Unsetenv(reportsVariable); err != nil {
+		return err
+	}
+	return syscall.Exec(args[0], args, os.Environ())
+}
+
+// A stage is lanes that run beside each other; a lane is suites that run in turn.
+type stage [][]suite
+
+// run runs all stages, prints what comes of them, and reports whether all is well.
+func run(out io.Writer, stages ...stage) bool {
+	var results []*result
+	shared := &sharedWriter{w: out}
+	for _, lanes := range stages {
+		var running sync.WaitGroup
+		for _, lane := range lanes {
+			of := make([]*result, len(lane))
+			for i, s := range lane {
+				of[i] = &result{suite: s, out: shared}
+			}
+			results = append(results, of...)
+			running.Go(func() {
+				for _, r := range of {
+					r.run()
+				}
+			})
+		}
+		running.Wait()
+	}
+	return printTable(out, results)
+}
+
+func printTable(out io.Writer, results []*result) bool {
+	var sum result
+	fmt.Fprintln(out)
+	for _, r := range results {
+		for _, name := range r.failures {
+			fmt.Fprintf(out, "FAILED %s: %s\n", r.name, name)
+		}
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\nsuite\tpassed\tfailed\tskipped\tseconds\twhy skipped")
+	for _, r := range results {
+		var reasons []string
+		for reason, count := range r.reasons {
+			reasons = append(reasons, fmt.Sprintf("%d: %s", count, reason))
+		}
+		slices.Sort(reasons)
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%.0f\t%s\n", r.name, r.passed, len(r.failures), r.skipped(), r.took.Seconds(), cmp.Or(strings.Join(reasons, "; "), "-"))
+		sum.passed += r.passed
+		sum.failures = append(sum.failures, r.failures...)
+		sum.reasons = add(sum.reasons, r.reasons)
+	}
+	t.Flush()
+	fmt.Fprintf(out, "\n%d passed, %d failed, %d skipped\n", sum.passed, len(sum.failures), sum.skipped())
+	return len(sum.failures) == 0
+}
+
+// sharedWriter lets suites that run beside each other print whole lines.
+type sharedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (s *sharedWriter) print(suite, line string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintf(s.w, "%-14s | %s\n", suite, strings.TrimRight(line, "\n"))
+}
+
+// reports returns the files in which suites of specs have told what came of them.
+func reports(dir string) []string {
+	files, _ := filepath.Glob(filepath.Join(dir, "*.json")) // its only error is a bad pattern
+	return files
+}

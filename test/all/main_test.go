@@ -1,0 +1,57 @@
+package main
+
+import (
+	"os"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+)
+
+// The test binary is go test's -exec in turn, as the program is.
+func TestMain(m *testing.M) {
+	if os.Getenv(reportsVariable) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+func TestEverySuiteRunsWhateverFailsAndIsInTheTable(t *testing.T) {
+	g := NewWithT(t)
+	of := func(name string) suite {
+		return suite{name: name, dir: "testdata", timeout: "1m", patterns: []string{"./" + name}}
+	}
+	out := gbytes.NewBuffer()
+	g.Expect(run(out,
+		stage{{of("broken")}, {of("dies")}},
+		stage{{of("missing"), of("specs"), {name: "cross", systems: []string{"no-such-system"}}}},
+	)).To(BeFalse())
+	text := string(out.Contents())
+	g.Expect(text).To(And(
+		ContainSubstring(`cannot use "not a number"`), ContainSubstring("its last words"), ContainSubstring("the reason"), ContainSubstring("shown"),
+		Not(ContainSubstring("not shown"))))
+	g.Expect(text).To(MatchRegexp(`(?s)
+FAILED broken: .*did not compile.*
+FAILED dies: .*ended before its tests did.*
+FAILED missing: .*
+FAILED specs: .*TestFails
+FAILED specs: a suite fails \(.*/specs_test.go:17\)
+FAILED cross: GOOS=no-such-system .*
+
+suite +passed +failed +skipped +seconds +why skipped
+broken +0 +1 +0 +\d+ +-
+dies +0 +1 +0 +\d+ +-
+missing +0 +1 +0 +\d+ +-
+specs +2 +2 +4 +\d+ +1: no such program; 1: pending; 2: no such device
+cross +0 +1 +0 +\d+ +-
+
+2 passed, 6 failed, 4 skipped
+$`))
+}
+
+func TestAllIsWellIfNothingFails(t *testing.T) {
+	g := NewWithT(t)
+	out := gbytes.NewBuffer()
+	g.Expect(run(out, stage{{{name: "load", dir: "../bench/load", timeout: "1m", patterns: []string{"."}}}})).To(BeTrue())
+	g.Expect(string(out.Contents())).To(MatchRegexp(`\n[1-9]\d* passed, 0 failed, 0 skipped\n$`))
+}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/onsi/ginkgo/v2/types"
+)
+
+// module is the path of the module at the top of the repository. Those of the
+// others follow their folders.
+const module = "github.com/usherproxy/usher"
+
+// reportsVariable tells this program that it is go test's -exec, and where reports
+// go.
+const reportsVariable = "USHER_TEST_REPORTS"
+
+// suite is a row of the table: packages that go test is given, or systems for
+// which everything must compile.
+type suite struct {
+	name     string
+	dir      string // of the module
+	patterns []string
+	except   []string // ends of paths of packages
+	race     bool
+	timeout  string
+
+	systems []string // instead of all that
+}
+
+// result is what came of a suite.
+type result struct {
+	suite
+	out      *sharedWriter
+	passed   int
+	failures []string       // names
+	reasons  map[string]int // why tests were skipped, and how many
+	took     time.Duration
+
+	frames map[string]bool     // Go tests in which specs run
+	said   map[string][]string // what Go tests that are none have printed so far
+	broken []string            // packages that failed
+	culled []string            // packages of which a test is among the failures
+}
+
+func (r *result) skipped() (n int) {
+	for _, count := range r.reasons {
+		n += count
+	}
+	return n
+}
+
+// add adds counts to sum, which it returns.
+func add(sum, counts map[string]int) map[string]int {
+	if sum == nil {
+		sum = map[string]int{}
+	}
+	for reason, n := range counts {
+		sum[reason] += n
+	}
+	return sum
+}
+
+func (r *result) run() {
+	began := time.Now()
+	r.out.print(r.name, "begins")
+	var err error
+	if len(r.systems) > 0 {
+		r.vet()
+	} else {
+		err = r.test()
+	}
+	if r.passed+len(r.failures)+r.skipped() == 0 && err == nil {
+		err = fmt.Errorf("nothing ran")
+	}
+	if err != nil {
+		r.failures = append(r.failures, err.Error())
+	}
+	r.took = time.Since(began)
+	r.out.print(r.name, fmt.Sprintf("ends: %d passed, %d failed, %d skipped in %.0f s", r.passed, len(r.failures), r.skipped(), r.took.Seconds()))
+}
+
+// vet checks that everything compiles for other systems.
+func (r *result) vet() {
+	for _, system := range r.systems {
+		cmd := exec.Command("go", "vet", "./...")
+		cmd.Env = append(os.Environ(), "GOOS="+system)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			r.out.print(r.name, string(out))
+			r.failures = append(r.failures, "GOOS="+system+" go vet ./...")
+			continue
+		}
+		r.passed++
+	}
+}
+
+func (r *result) test() error {
+	list := exec.Command("go", append([]string{"list"}, r.patterns...)...)
+	list.Dir, list.Stderr = r.dir, os.Stderr
+	text, err := list.Output()
+	if err != nil {
+		return fmt.Errorf("go list: %w", err)
+	}
+	packages := slices.DeleteFunc(strings.Fields(string(text)), func(path string) bool {
+		return slices.ContainsFunc(r.except, func(end string) bool { return strings.HasSuffix(path, end) })
+	})
+
+	dir, err := os.MkdirTemp("", "usher-reports-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	args := []string{"test", "-json", "-count=1", "-timeout=" + r.timeout, "-exec=" + self}
+	if r.race {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, packages...)...)
+	cmd.Dir = r.dir
+	cmd.Env = append(os.Environ(), reportsVariable+"="+dir)
+	if r.race {
+		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
+	}
+	out, write := io.Pipe()
+	cmd.Stdout, cmd.Stderr = write, write
+	done := make(chan error)
+	go func() {
+		err := cmd.Run()
+		write.Close()
+		done <- err
+	}()
+	r.read(out)
+	err = <-done
+	if err := r.readReports(dir); err != nil {
+		return err
+	}
+	for _, path := range r.broken {
+		if !slices.ContainsFunc(r.culled, func(p string) bool { return strings.HasSuffix(p, strings.TrimPrefix(path, module)) }) {
+			r.failures = append(r.failures, path+": it did not compile, or ended before its tests did, or had a data race")
+		}
+	}
+	if err != nil && len(r.failures) == 0 {
+		return fmt.Errorf("go test: %w", err)
+	}
+	return nil
+}
+
+// event is one of `go doc cmd/test2json`.
+type event struct{ Action, Package, Test, Output string }
+
+// read reads what go test -json prints.
+func (r *result) read(out io.Reader) {
+	r.frames, r.said, r.reasons = map[string]bool{}, map[string][]string{}, map[string]int{}
+	lines := bufio.NewReader(out)
+	for {
+		line, err := lines.ReadString('\n')
+		var e event
+		if json.Unmarshal([]byte(line), &e) == nil {
+			r.take(e)
+		} else if line != "" {
+			r.out.print(r.name, line)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (r *result) take(e event) {
+	test, _, _ := strings.Cut(e.Test, "/")
+	id := e.Package + "." + test
+	switch {
+	case e.Action == "output" || e.Action == "build-output":
+		if strings.HasPrefix(e.Output, "Running Suite: ") {
+			r.frames[id] = true
+		}
+		switch {
+		case strings.HasPrefix(e.Output, "=== ") || strings.Trim(e.Output, "•S \n") == "":
+		case test == "" || r.frames[id]:
+			r.out.print(r.name, e.Output)
+		default: // it matters if the test fails
+			r.said[id] = append(r.said[id], e.Output)
+		}
+	case e.Action == "fail" && test == "":
+		r.broken = append(r.broken, e.Package)
+		for id, said := range r.said { // of those that have not ended
+			if strings.HasPrefix(id, e.Package+".") {
+				r.out.print(r.name, strings.Join(said, ""))
+			}
+		}
+	case test == "" || e.Test != test || r.frames[id]:
+	case e.Action == "pass":
+		r.passed++
+		delete(r.said, id)
+	case e.Action == "skip":
+		reason := strings.Join(r.said[id][:min(1, len(r.said[id]))], "") // "    file.go:1: reason"
+		_, text, _ := strings.Cut(reason, ": ")
+		r.reasons[strings.TrimSpace(text)]++
+		delete(r.said, id)
+	case e.Action == "fail":
+		r.failures = append(r.failures, id)
+		r.culled = append(r.culled, e.Package)
+		r.out.print(r.name, strings.Join(r.said[id], ""))
+		delete(r.said, id)
+	}
+}
+
+// readReports counts specs.
+func (r *result) readReports(dir string) error {
+	for _, file := range reports(dir) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		var suites []types.Report
+		if err := json.Unmarshal(text, &suites); err != nil {
+			return fmt.Errorf("the report of a suite: %w", err)
+		}
+		for _, s := range suites {
+			for _, spec := range s.SpecReports {
+				switch {
+				case spec.Failed():
+					r.failures = append(r.failures, fmt.Sprintf("%s (%s)", cmp.Or(spec.FullText(), spec.LeafNodeType.String()), spec.LeafNodeLocation))
+					r.culled = append(r.culled, filepath.ToSlash(s.SuitePath))
+				case spec.LeafNodeType != types.NodeTypeIt:
+				case spec.State == types.SpecStatePassed:
+					r.passed++
+				case spec.State == types.SpecStatePending:
+					r.reasons["pending"]++
+				default:
+					r.reasons[cmp.Or(spec.Failure.Message, "its suite could not begin")]++
+				}
+			}
+		}
+	}
+	return nil
+}
