@@ -25,8 +25,8 @@ type Options struct {
 	Schedule   []time.Duration
 	Quarantine balance.Quarantine
 
-	// HalfClosed ends a connection of which one direction has ended and the
-	// other is silent; 0 means never.
+	// HalfClosed ends a connection that one side has ended and in which nothing
+	// moves; 0 means never.
 	HalfClosed time.Duration
 	// IdleTimeout ends a connection in which nothing moves, and MaxAge one that
 	// is so old, less up to a tenth; 0 means never. A Service may have its own.

@@ -182,6 +182,15 @@ func (k *keptClient) Read(p []byte) (int, error) {
 	return k.Conn.Read(p)
 }
 
+// SyscallConn lets the forwarder see that a client is gone from which it does not
+// read just now. k.failed needs no looking at: it is read before anything else.
+func (k *keptClient) SyscallConn() (syscall.RawConn, error) {
+	if c, ok := k.Conn.(syscall.Conn); ok {
+		return c.SyscallConn()
+	}
+	return nil, errors.ErrUnsupported
+}
+
 // begunFlow counts what was sent before.
 type begunFlow struct {
 	sent int64

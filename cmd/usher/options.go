@@ -45,7 +45,7 @@ func (f *proxyFlags) register(flags *pflag.FlagSet) {
 	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "how long each attempt to connect to an endpoint may take")
 	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "how long an endpoint that failed is passed over; doubles while it keeps failing; 0 switches quarantine off")
 	flags.DurationVar(&o.Quarantine.Max, "quarantine-max", o.Quarantine.Max, "longest quarantine")
-	flags.DurationVar(&o.HalfClosed, "half-closed-timeout", o.HalfClosed, "how long a connection lasts that is closed in one direction and silent in the other; 0 means forever")
+	flags.DurationVar(&o.HalfClosed, "half-closed-timeout", o.HalfClosed, "how long a connection lasts that one side has closed and in which nothing moves; 0 means forever")
 	flags.DurationVar(&o.IdleTimeout, "connection-idle-timeout", o.IdleTimeout, "how long a connection lasts in which nothing moves; 0 means forever; a Service may set its own by the annotation usher.io/connection-idle-timeout")
 	flags.DurationVar(&o.MaxAge, "max-connection-age", o.MaxAge, "how long a connection lasts at the most, less up to a tenth, so that not all end at once; 0 means forever; a Service may set its own by the annotation usher.io/max-connection-age")
 	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "how long a connection is silent before the peers are probed (TCP keepalive, on both sides)")

@@ -20,6 +20,14 @@ type Conn interface {
 	SetLinger(sec int) error
 }
 
+// A Conn that is no syscall.Conn, or on another system than Linux, may have a method
+//
+//	HungUp() (ended bool, err error)
+//
+// that returns at once, and tells whether the peer has ended, or how it has failed,
+// even if something is unread that it has sent before. Where nothing tells that, such
+// a pair stays for as long as its other side does not read.
+
 // Copy takes over client and endpoint, and returns at once. When the pair has
 // ended and both connections are closed, it calls done, once, from a goroutine of
 // its own.
@@ -43,7 +51,7 @@ type copying struct {
 
 	mu      sync.Mutex
 	outcome outcome
-	half    bool        // one direction has ended
+	half    bool        // one direction has ended, or waits for room before its end
 	lost    side        // writing has told that it has failed, and reading will not
 	watch   watch       // from newCopying on
 	timer   *time.Timer // for the next look; nil if there are no limits
@@ -63,6 +71,9 @@ type direction struct {
 	from, to side
 	bytes    atomic.Int64
 
+	writing atomic.Bool // to to, and nothing is read from from
+	slow    *time.Timer // calls heldUp when that takes long
+
 	// What it means for the pair if from ends, from fails, to fails.
 	fromEnd, fromReset, toReset End
 }
@@ -71,7 +82,63 @@ func newCopying(client, endpoint side, limits Limits, done func(Result)) *copyin
 	fl := &copying{limits: limits, done: done, watch: newWatch(time.Now())}
 	fl.toEndpoint = direction{from: client, to: endpoint, fromEnd: ClientClosed, fromReset: ClientReset, toReset: EndpointReset}
 	fl.toClient = direction{from: endpoint, to: client, fromEnd: EndpointClosed, fromReset: EndpointReset, toReset: ClientReset}
+	for _, d := range []*direction{&fl.toEndpoint, &fl.toClient} {
+		d.slow = time.AfterFunc(time.Hour, func() { fl.heldUp(d) })
+		d.slow.Stop()
+	}
 	return fl
+}
+
+// slowAfter is how long a write takes before the side that it came from is looked
+// at, and the time between two looks.
+const slowAfter = time.Second
+
+// begin is called before something is written, and end after it.
+func (d *direction) begin() {
+	d.writing.Store(true)
+	d.slow.Reset(slowAfter)
+}
+
+func (d *direction) end() {
+	d.writing.Store(false)
+	d.slow.Stop()
+}
+
+// heldUp is called while to takes nothing. If it never does again, reading will not
+// tell that from has ended or failed. So a failure ends the pair now. An end is left
+// until it is read, but from here on the pair may not be silent for ever.
+func (fl *copying) heldUp(d *direction) {
+	if !d.writing.Load() {
+		return
+	}
+	ended, err := hungUp(d.from)
+	fl.mu.Lock()
+	if fl.lost == d.from {
+		err = fl.outcome.err
+	}
+	if ended && !fl.half {
+		fl.becomeHalf()
+	}
+	fl.mu.Unlock()
+	if err != nil {
+		fl.reset(d.fromReset, err)
+		return
+	}
+	d.slow.Reset(slowAfter)
+}
+
+// hungUp returns whether c's peer has ended, or how it has failed, though what it
+// has sent before was not read. Where that cannot be told, it returns nothing.
+func hungUp(c side) (ended bool, err error) {
+	switch c := c.(type) {
+	case interface{ HungUp() (bool, error) }:
+		return c.HungUp()
+	case syscall.Conn:
+		if raw, err := c.SyscallConn(); err == nil {
+			return socketHungUp(raw)
+		}
+	}
+	return false, nil
 }
 
 // start runs the two directions, each by a function that returns when it has
@@ -140,7 +207,9 @@ func (fl *copying) copy(d *direction, from, to Conn) {
 		n, err := from.Read(buf[:])
 		if n > 0 {
 			fl.moved.Store(true)
+			d.begin()
 			w, err := to.Write(buf[:n])
+			d.end()
 			d.bytes.Add(int64(w))
 			if err != nil {
 				fl.writeFailed(d, err)
@@ -163,7 +232,7 @@ func (fl *copying) readEnded(d *direction, err error) {
 		fl.reset(d.fromReset, err) // what it sent may lack its end
 		return
 	}
-	fl.becomeHalf(d.fromEnd, nil)
+	fl.ended(d.fromEnd, nil)
 	// An error means that to is dead already; reading from it tells.
 	_ = d.to.CloseWrite()
 }
@@ -179,15 +248,19 @@ func (fl *copying) writeFailed(d *direction, err error) {
 		fl.lost = d.to
 		fl.mu.Unlock()
 	}
-	fl.becomeHalf(d.toReset, err)
+	fl.ended(d.toReset, err)
 }
 
-// becomeHalf is called when one direction has ended and the opposite one may go
-// on.
-func (fl *copying) becomeHalf(end End, err error) {
+// ended is called when one direction has ended and the opposite one may go on.
+func (fl *copying) ended(end End, err error) {
 	fl.mu.Lock()
 	defer fl.mu.Unlock()
 	fl.outcome.cause(end, err)
+	fl.becomeHalf()
+}
+
+// becomeHalf makes the pair's silence be limited from now on. mu is held.
+func (fl *copying) becomeHalf() {
 	fl.half = true
 	fl.watch.silent = time.Now()
 }

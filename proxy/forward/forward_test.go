@@ -52,6 +52,44 @@ var copyMover = mover{"two goroutines", func(limits forward.Limits, done func(fo
 	return client, endpoint, forward.Copy(nearClient, nearEndpoint, limits, done)
 }}
 
+// opaque is a connection of which nothing but itself can tell how it is.
+type opaque struct {
+	forward.Conn
+	failed chan struct{}
+}
+
+func (o opaque) HungUp() (ended bool, err error) {
+	select {
+	case <-o.failed:
+		return true, io.ErrUnexpectedEOF
+	default:
+		return false, nil
+	}
+}
+
+var _ = Describe("a pair whose endpoint is no socket", func() {
+	It("ends when the endpoint has failed, though the client does not read", func() {
+		nearClient, client := tcpPair()
+		defer client.Close()
+		nearEndpoint, endpoint := tcpPair()
+		defer endpoint.Close()
+		ended := make(chan forward.Result, 1)
+		failed := make(chan struct{})
+		forward.Copy(nearClient, opaque{nearEndpoint, failed}, forward.Limits{}, func(r forward.Result) { ended <- r })
+		for block := make([]byte, 1<<20); ; {
+			Expect(endpoint.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
+			if _, err := endpoint.Write(block); err != nil {
+				break
+			}
+		}
+		close(failed)
+		var r forward.Result
+		Eventually(ended).WithTimeout(5 * time.Second).Should(Receive(&r))
+		Expect(r.End).To(Equal(forward.EndpointReset))
+		Expect(r.Err).To(MatchError(io.ErrUnexpectedEOF))
+	})
+})
+
 var _ = Describe("a pair", func() {
 	for _, m := range append(systemMovers(), copyMover) {
 		Context("of "+m.name, func() { specify(m) })
@@ -217,21 +255,107 @@ func specify(m mover) {
 		}
 	})
 
-	It("stops reading from one side while the other does not read", func() {
+	// fill writes to c until neither c nor the pair takes any more, and returns how much
+	// that was.
+	fill := func(c *net.TCPConn) (sent int) {
+		GinkgoHelper()
 		chunk := make([]byte, 1<<20)
-		sent := 0
 		Eventually(func() error {
-			Expect(client.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
-			n, err := client.Write(chunk)
+			Expect(c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
+			n, err := c.Write(chunk)
 			sent += n
 			return err
 		}).WithTimeout(20 * time.Second).Should(HaveOccurred())
+		return sent
+	}
+	// block writes to c until the pair moves no more of it, and returns how much that
+	// was. A FIN still gets through to the pair.
+	block := func(c *net.TCPConn) (sent int64) {
+		GinkgoHelper()
+		moved := func() int64 { a, b := flow.Bytes(); return a + b }
+		for before := moved(); ; {
+			n, err := c.Write(make([]byte, 64<<10))
+			Expect(err).NotTo(HaveOccurred())
+			sent += int64(n)
+			for began := time.Now(); moved() < before+sent; time.Sleep(time.Millisecond) {
+				if time.Since(began) > 300*time.Millisecond {
+					return sent
+				}
+			}
+		}
+	}
+	reset := func(c *net.TCPConn) {
+		GinkgoHelper()
+		Expect(c.SetLinger(0)).To(Succeed())
+		c.Close()
+	}
+
+	It("stops reading from one side while the other does not read", func() {
+		sent := fill(client)
 		Expect(client.CloseWrite()).To(Succeed())
 		n, err := io.Copy(io.Discard, endpoint)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(n).To(BeEquivalentTo(sent))
 		endpoint.Close()
 		Expect(result().ToEndpoint).To(BeEquivalentTo(sent))
+	})
+
+	Context("of which one side does not read", func() {
+		for _, byClient := range []bool{true, false} {
+			var gone, deaf *net.TCPConn
+			end := forward.EndpointReset
+			name := "the endpoint"
+			if byClient {
+				name, end = "the client", forward.ClientReset
+			}
+			pick := func() {
+				if gone, deaf = endpoint, client; byClient {
+					gone, deaf = client, endpoint
+				}
+			}
+			ends := func(with forward.End) {
+				GinkgoHelper()
+				Expect(result().End).To(Equal(with))
+				_, err := io.Copy(io.Discard, deaf)
+				Expect(err).To(MatchError(syscall.ECONNRESET))
+			}
+
+			It("ends when "+name+" is reset", func() {
+				pick()
+				fill(gone)
+				reset(gone)
+				ends(end)
+			})
+
+			It("ends when "+name+" is reset, and has not read either", func() {
+				pick()
+				fill(deaf)
+				fill(gone)
+				reset(gone)
+				ends(end)
+			})
+
+			It("ends when the end of what "+name+" sends cannot be delivered for too long", func() {
+				again(forward.Limits{HalfClosed: 300 * time.Millisecond})
+				pick()
+				block(gone)
+				Expect(gone.CloseWrite()).To(Succeed())
+				ends(forward.HalfClosedTimeout)
+			})
+
+			It("delivers all that "+name+" has sent before its end, though it takes nothing any more", func() {
+				pick()
+				sent := block(gone)
+				gone.Close()
+				for range 2 { // the first is answered by a reset
+					write(deaf, "late")
+					Consistently(ended).WithTimeout(50 * time.Millisecond).ShouldNot(Receive())
+				}
+				Expect(io.Copy(io.Discard, deaf)).To(Equal(sent))
+				deaf.Close()
+				result()
+			})
+		}
 	})
 
 	It("ends when half closed and silent for too long", func() {

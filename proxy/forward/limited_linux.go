@@ -51,10 +51,9 @@ func (ls *limited) look() {
 	now := time.Now()
 	for i := 0; i < len(ls.pairs); {
 		p := &ls.pairs[i]
-		half := p.toEndpoint.ended || p.toClient.ended
 		moved := p.moved
 		p.moved = false
-		if end := p.watch.verdict(*p.limits, now, moved, half); end != 0 {
+		if end := p.watch.verdict(*p.limits, now, moved, p.half); end != 0 {
 			p.reset(end, nil) // another takes its place
 			continue
 		}

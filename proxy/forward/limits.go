@@ -7,8 +7,9 @@ import "time"
 // ends for its limits ends with a reset of both sides: they shall not take it for
 // the regular end of what was sent.
 type Limits struct {
-	// HalfClosed is how long a pair lasts in which one direction has ended and
-	// the other is silent.
+	// HalfClosed is how long a pair lasts in which one direction has ended, or one
+	// side has ended and the other does not take what came before that, and nothing
+	// moves.
 	HalfClosed time.Duration
 	// Idle is how long a pair lasts in which nothing moves.
 	Idle time.Duration
@@ -47,7 +48,7 @@ type watch struct {
 func newWatch(now time.Time) watch { return watch{began: now, silent: now} }
 
 // verdict returns how the pair is to end, or 0. moved says whether anything has
-// moved since the last look, half whether one direction has ended.
+// moved since the last look, half whether HalfClosed counts.
 func (w *watch) verdict(l Limits, now time.Time, moved, half bool) End {
 	if moved {
 		w.silent = now

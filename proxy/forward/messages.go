@@ -56,7 +56,9 @@ func (fl *copying) relay(d *direction, from, to MessageConn) {
 		}
 		fl.moved.Store(true)
 		if !closing {
+			d.begin()
 			err = to.Send(m)
+			d.end()
 		}
 		size := len(m.Data)
 		from.Release(m)

@@ -19,6 +19,7 @@ type pair struct {
 
 	outcome  outcome
 	moved    bool  // since the last look at the limits
+	half     bool  // one direction has ended, or is held up before its end
 	place    int32 // in loop.limited, from 1 on; 0 if it is not there
 	unprobed int32 // the same in loop.unprobed
 }
@@ -168,6 +169,9 @@ func (p *pair) carry(w *way, from, to *edge) (more bool) {
 			n = p.copy(w, from, to)
 		}
 		if n == 0 {
+			if from.hungUp {
+				p.heldUp(w, from, to)
+			}
 			return false
 		}
 		moved += n
@@ -256,6 +260,30 @@ func (p *pair) awaitRoom(e *edge) {
 	}
 }
 
+// heldUp is called when from has ended or failed and nothing can be done in its
+// direction. If that is since to takes nothing of what came before, it may be so for
+// ever, and reading would never tell. So a failure ends the pair now. An end is left
+// until it is read, but from here on the pair may not be silent for ever.
+func (p *pair) heldUp(w *way, from, to *edge) {
+	switch {
+	case p.done == nil || w.ended || to.writable:
+		return
+	case from.lost:
+		p.reset(p.outcome.end, p.outcome.err)
+		return
+	case !from.ended:
+		// With EPIPE, or no error, FIN was there first: see writeFailed.
+		if err := from.fd.pending(); err != nil && err != unix.EPIPE {
+			p.readFailed(w, err)
+			return
+		}
+		from.ended = true
+	}
+	if !p.half {
+		p.becomeHalf()
+	}
+}
+
 // readEnded is called when from has sent FIN, and all before that is on its way.
 //
 // If from was lost before, what looks like FIN is not: what it sent may lack its
@@ -308,6 +336,12 @@ func (p *pair) end(w *way, to *edge) {
 	if to != nil {
 		to.fd.closeWrite()
 	}
+	p.becomeHalf()
+}
+
+// becomeHalf makes the pair's silence be limited from now on.
+func (p *pair) becomeHalf() {
+	p.half = true
 	if p.limits.HalfClosed > 0 {
 		p.loop.limited.add(p)
 	}

@@ -14,6 +14,10 @@ import (
 
 // Keepalive says how a silent peer is found to be gone (see tcp(7)). Its times
 // count in whole seconds, of which there is at least one.
+//
+// A peer that is gone while something is on its way to it is found by the kernel when
+// that was repeated often enough (net.ipv4.tcp_retries2). TCP_USER_TIMEOUT would find
+// it sooner, but also end a connection whose peer is there and does not read.
 type Keepalive struct {
 	Idle     time.Duration // silent for so long, it is probed
 	Interval time.Duration // the time between two probes

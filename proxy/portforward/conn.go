@@ -172,6 +172,17 @@ func (c *Conn) endOfData(err error) error {
 	return err
 }
 
+// HungUp tells the forwarder whether the node has ended the forwarding, also while
+// what came before is unread.
+func (c *Conn) HungUp() (ended bool, err error) {
+	select {
+	case <-c.over:
+		return true, c.cause
+	default:
+		return false, nil
+	}
+}
+
 // Write implements net.Conn. It returns EPIPE once the endpoint is gone.
 func (c *Conn) Write(p []byte) (int, error) {
 	select {

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package forward
+
+import "syscall"
+
+// socketHungUp is hungUp for a socket: these systems have no common way to tell.
+func socketHungUp(syscall.RawConn) (ended bool, err error) { return false, nil }

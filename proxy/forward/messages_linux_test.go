@@ -1,0 +1,103 @@
+package forward_test
+
+import (
+	"net"
+	"os"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// association is a Unix socket that keeps messages apart. As with SCTP, one that is
+// closed with something unread has failed for the other side.
+type association struct{ *net.UnixConn }
+
+func (a association) Receive() (*forward.Message, error) {
+	m := &forward.Message{Data: make([]byte, 4<<10)}
+	n, err := a.Read(m.Data)
+	m.Data = m.Data[:n]
+	return m, err
+}
+
+func (a association) Release(*forward.Message) {}
+
+func (a association) Send(m *forward.Message) error {
+	_, err := a.Write(m.Data)
+	return err
+}
+
+func (a association) SetLinger(int) error { return nil }
+
+// associate returns the two ends of an association.
+func associate() (near, far association) {
+	GinkgoHelper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	Expect(err).NotTo(HaveOccurred())
+	var ends [2]association
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "association")
+		c, err := net.FileConn(f)
+		f.Close() // c has a copy
+		Expect(err).NotTo(HaveOccurred())
+		ends[i] = association{c.(*net.UnixConn)}
+	}
+	return ends[0], ends[1]
+}
+
+var _ = Describe("A pair of associations of which one side does not read", func() {
+	var client, endpoint association // the far ends
+	var ended chan forward.Result
+	start := func(limits forward.Limits) {
+		var nearClient, nearEndpoint association
+		nearClient, client = associate()
+		nearEndpoint, endpoint = associate()
+		done := make(chan forward.Result, 1)
+		ended = done
+		forward.CopyMessages(nearClient, nearEndpoint, limits, func(r forward.Result) { done <- r })
+		DeferCleanup(func() {
+			client.Close()
+			endpoint.Close()
+		})
+	}
+	fill := func(a association) {
+		GinkgoHelper()
+		Eventually(func() error {
+			Expect(a.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
+			_, err := a.Write(make([]byte, 1<<10))
+			return err
+		}).WithTimeout(20 * time.Second).WithPolling(time.Microsecond).Should(MatchError(os.ErrDeadlineExceeded))
+	}
+	ends := func(with forward.End) {
+		GinkgoHelper()
+		var r forward.Result
+		Eventually(ended).WithTimeout(5 * time.Second).Should(Receive(&r))
+		Expect(r.End).To(Equal(with))
+	}
+
+	It("ends when the client is gone", func() {
+		start(forward.Limits{})
+		Expect(endpoint.Write([]byte("unread"))).To(Equal(6))
+		fill(client)
+		client.Close()
+		ends(forward.ClientReset)
+	})
+
+	It("ends when the endpoint is gone", func() {
+		start(forward.Limits{})
+		Expect(client.Write([]byte("unread"))).To(Equal(6))
+		fill(endpoint)
+		endpoint.Close()
+		ends(forward.EndpointReset)
+	})
+
+	It("ends when the end of what the client sends cannot be delivered for too long", func() {
+		start(forward.Limits{HalfClosed: 300 * time.Millisecond})
+		fill(client)
+		Expect(client.CloseWrite()).To(Succeed())
+		ends(forward.HalfClosedTimeout)
+	})
+})
