@@ -165,7 +165,7 @@ func (fl *copying) Break() { fl.reset(Broken, nil) }
 // look compares the pair with its limits.
 func (fl *copying) look() {
 	fl.mu.Lock()
-	end := fl.watch.verdict(fl.limits, time.Now(), fl.moved.Swap(false), fl.half)
+	end := fl.watch.verdict(fl.limits, time.Now(), fl.moved.Swap(false), fl.half, fl)
 	if end == 0 && fl.timer != nil {
 		fl.timer.Reset(fl.limits.period())
 	}
@@ -173,6 +173,18 @@ func (fl *copying) look() {
 	if end != 0 {
 		fl.reset(end, nil)
 	}
+}
+
+// unsent implements queue.
+func (fl *copying) unsent() (n int) {
+	for _, c := range []side{fl.toEndpoint.from, fl.toEndpoint.to} {
+		if c, ok := c.(syscall.Conn); ok {
+			if raw, err := c.SyscallConn(); err == nil {
+				n += socketUnsent(raw)
+			}
+		}
+	}
+	return n
 }
 
 // run moves bytes in one direction until it ends. The last of the two to end
@@ -262,7 +274,7 @@ func (fl *copying) ended(end End, err error) {
 // becomeHalf makes the pair's silence be limited from now on. mu is held.
 func (fl *copying) becomeHalf() {
 	fl.half = true
-	fl.watch.silent = time.Now()
+	fl.watch.restart(time.Now())
 }
 
 // reset ends both directions at once and makes both sides see a reset.

@@ -356,6 +356,26 @@ func specify(m mover) {
 				result()
 			})
 		}
+
+		It("goes on while what the client has sent before its end is read, however slowly", func() {
+			again(forward.Limits{HalfClosed: time.Second})
+			Expect(endpoint.SetReadBuffer(32 << 10)).To(Succeed()) // what it takes is seen soon
+			sent := block(client)
+			Expect(client.CloseWrite()).To(Succeed())
+			// The kernel finds room for more when a third of its buffer is empty,
+			// some 800 kB: at this rate, in more than twice the time allowed.
+			read := int64(0)
+			for slow := time.NewTicker(100 * time.Millisecond); read < min(1<<20, sent/2); <-slow.C {
+				n, err := io.CopyN(io.Discard, endpoint, 32<<10)
+				read += n
+				Expect(err).NotTo(HaveOccurred(), "after %d bytes", read)
+			}
+			n, err := io.Copy(io.Discard, endpoint)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(read + n).To(Equal(sent))
+			endpoint.Close()
+			result()
+		})
 	})
 
 	It("ends when half closed and silent for too long", func() {

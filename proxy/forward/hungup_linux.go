@@ -24,3 +24,9 @@ func socketHungUp(raw syscall.RawConn) (ended bool, err error) {
 	}
 	return ended, err
 }
+
+// socketUnsent returns how much was written that the peer has not taken yet.
+func socketUnsent(raw syscall.RawConn) (n int) {
+	_ = raw.Control(func(fd uintptr) { n = Socket(fd).unsent() }) // as above
+	return n
+}

@@ -6,3 +6,5 @@ import "syscall"
 
 // socketHungUp is hungUp for a socket: these systems have no common way to tell.
 func socketHungUp(syscall.RawConn) (ended bool, err error) { return false, nil }
+
+func socketUnsent(syscall.RawConn) int { return 0 }

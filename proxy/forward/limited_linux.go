@@ -22,7 +22,7 @@ type limitedPair struct {
 func (ls *limited) add(p *pair) {
 	now := time.Now()
 	if p.place > 0 {
-		ls.pairs[p.place-1].watch.silent = now
+		ls.pairs[p.place-1].watch.restart(now)
 		return
 	}
 	ls.pairs = append(ls.pairs, limitedPair{p, newWatch(now)})
@@ -46,6 +46,9 @@ func (ls *limited) remove(p *pair) {
 	p.place = 0
 }
 
+// unsent implements queue.
+func (p *pair) unsent() int { return p.client.fd.unsent() + p.endpoint.fd.unsent() }
+
 // look ends the pairs that have reached a limit.
 func (ls *limited) look() {
 	now := time.Now()
@@ -53,7 +56,7 @@ func (ls *limited) look() {
 		p := &ls.pairs[i]
 		moved := p.moved
 		p.moved = false
-		if end := p.watch.verdict(*p.limits, now, moved, p.half); end != 0 {
+		if end := p.watch.verdict(*p.limits, now, moved, p.half, p); end != 0 {
 			p.reset(end, nil) // another takes its place
 			continue
 		}

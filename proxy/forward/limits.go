@@ -43,24 +43,45 @@ func (l Limits) period() time.Duration {
 type watch struct {
 	began  time.Time
 	silent time.Time // since then, as far as the last look could tell
+	unsent int       // see queue, at the first look since then; -1 before that
 }
 
-func newWatch(now time.Time) watch { return watch{began: now, silent: now} }
+func newWatch(now time.Time) watch { return watch{began: now, silent: now, unsent: -1} }
+
+// restart makes the silence begin now.
+func (w *watch) restart(now time.Time) { w.silent, w.unsent = now, -1 }
+
+// queue is what a pair has written.
+type queue interface {
+	// unsent returns how many bytes of it the peers have not taken yet, as far as
+	// that can be told. For a reader that is slow, it becomes less while there is no
+	// room for more.
+	unsent() int
+}
 
 // verdict returns how the pair is to end, or 0. moved says whether anything has
 // moved since the last look, half whether HalfClosed counts.
-func (w *watch) verdict(l Limits, now time.Time, moved, half bool) End {
+func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) End {
 	if moved {
-		w.silent = now
+		w.restart(now)
+	} else if w.unsent < 0 {
+		w.unsent = q.unsent()
 	}
 	age, silence := now.Sub(w.began), now.Sub(w.silent)
+	var end End
 	switch {
 	case l.Age > 0 && (age >= l.Age || age >= l.Age-l.Age/8 && !moved):
 		return Aged
 	case l.HalfClosed > 0 && half && silence >= l.HalfClosed:
-		return HalfClosedTimeout
+		end = HalfClosedTimeout
 	case l.Idle > 0 && silence >= l.Idle:
-		return IdleTimeout
+		end = IdleTimeout
+	default:
+		return 0
 	}
-	return 0
+	if unsent := q.unsent(); unsent != w.unsent {
+		w.silent, w.unsent = now, unsent
+		return 0
+	}
+	return end
 }

@@ -176,6 +176,12 @@ func (s Socket) pending() error {
 	return err
 }
 
+// unsent returns how much was written that the peer has not taken yet.
+func (s Socket) unsent() int {
+	n, _ := unix.IoctlGetInt(int(s), unix.SIOCOUTQ) // tcp(7); SCTP has none
+	return n
+}
+
 func (s Socket) read(b []byte) (int, error) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {
