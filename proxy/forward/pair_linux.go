@@ -155,10 +155,6 @@ func (p *pair) carry(w *way, from, to *edge) (more bool) {
 		if w.ended || p.done == nil {
 			return false
 		}
-		if to.delays && w.bytes.Load() > 0 { // the first bytes are never held back
-			to.fd.undelay()
-			to.delays = false
-		}
 		var n int
 		switch {
 		case w.rest != nil:
@@ -213,6 +209,7 @@ func (p *pair) copy(w *way, from, to *edge) int {
 
 // write writes b, or keeps what there is no room for.
 func (p *pair) write(w *way, to *edge, b []byte) {
+	to.undelay(w)
 	n, err := to.fd.write(b)
 	if err != nil && err != unix.EAGAIN && err != unix.EINTR {
 		p.writeFailed(w, to, err)
@@ -232,6 +229,7 @@ func (p *pair) writeRest(w *way, to *edge) int {
 	if !to.writable {
 		return 0
 	}
+	to.undelay(w)
 	n, err := to.fd.write(w.rest)
 	switch {
 	case err == unix.EINTR:
@@ -248,6 +246,15 @@ func (p *pair) writeRest(w *way, to *edge) int {
 		w.rest = nil
 	}
 	return n
+}
+
+// undelay is called before something is written to e. The kernel never holds the first
+// bytes back (see tcp_minshall_check in it), and most connections have no others.
+func (e *edge) undelay(w *way) {
+	if e.delays && w.bytes.Load() > 0 {
+		e.delays = false
+		e.fd.undelay()
+	}
 }
 
 // awaitRoom is called when e takes no more bytes for now. Most sockets never get so

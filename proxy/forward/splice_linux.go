@@ -78,6 +78,7 @@ func (p *pair) drain(w *way, to *edge) int {
 	if !to.writable || w.pipe.held == 0 {
 		return 0
 	}
+	to.undelay(w)
 	n, err := splice(w.pipe.read, int(to.fd), w.pipe.held)
 	switch {
 	case err == unix.EAGAIN:

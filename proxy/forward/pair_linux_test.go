@@ -1,0 +1,78 @@
+package forward
+
+import (
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+)
+
+// loopedPair forwards a pair on a loop of its own, and returns its far ends.
+func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
+	t.Helper()
+	g := NewWithT(t)
+	l, err := NewLoop(Options{Keepalive: Keepalive{Idle: time.Minute, Interval: time.Minute, Probes: 3}})
+	g.Expect(err).NotTo(HaveOccurred())
+	clients, err := net.Listen("tcp", "127.0.0.1:0")
+	g.Expect(err).NotTo(HaveOccurred())
+	defer clients.Close()
+	endpoints, err := net.Listen("tcp", "127.0.0.1:0")
+	g.Expect(err).NotTo(HaveOccurred())
+	defer endpoints.Close()
+	ended := make(chan Result, 1)
+	begun := make(chan *pair, 1)
+	to := clients.Addr().(*net.TCPAddr).AddrPort()
+	near, err := connectTCP(netip.Addr{}, to, false)
+	g.Expect(err).NotTo(HaveOccurred())
+	far, err := clients.Accept()
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(l.Do(func() {
+		l.Connect(netip.Addr{}, endpoints.Addr().(*net.TCPAddr).AddrPort(), false, 0, func(d *Dialed, err error) {
+			if err != nil {
+				close(begun)
+				return
+			}
+			begun <- l.Forward(&Client{Socket: near}, d, &Limits{}, func(r Result) { ended <- r }).(*pair)
+		})
+	})).To(Succeed())
+	g.Eventually(begun).Should(Receive(&p))
+	other, err := endpoints.Accept()
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() {
+		far.Close()
+		other.Close()
+		g.Eventually(ended).WithTimeout(5 * time.Second).Should(Receive())
+		l.Close()
+	})
+	return p, far.(*net.TCPConn), other.(*net.TCPConn)
+}
+
+// onLoop calls f on p's loop, and returns when that has returned.
+func (p *pair) onLoop(t *testing.T, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	if err := p.loop.Do(func() { defer close(done); f() }); err != nil {
+		t.Fatal(err)
+	}
+	<-done
+}
+
+func TestAnEndpointsSocketIsToldNotToDelayWhenThereIsASecondMessage(t *testing.T) {
+	g := NewWithT(t)
+	p, client, endpoint := loopedPair(t)
+	undelayed := func() (on int) {
+		p.onLoop(t, func() { on, _ = unix.GetsockoptInt(int(p.endpoint.fd), unix.IPPROTO_TCP, unix.TCP_NODELAY) })
+		return on
+	}
+	for _, want := range []int{0, 1} {
+		g.Expect(client.Write([]byte("question"))).To(Equal(8))
+		g.Expect(io.ReadFull(endpoint, make([]byte, 8))).To(Equal(8))
+		g.Expect(endpoint.Write([]byte("answer"))).To(Equal(6))
+		g.Expect(io.ReadFull(client, make([]byte, 6))).To(Equal(6))
+		g.Expect(undelayed()).To(Equal(want))
+	}
+}
