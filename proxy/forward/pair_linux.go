@@ -19,6 +19,7 @@ type pair struct {
 
 	outcome  outcome
 	moved    bool  // since the last look at the limits
+	queued   bool  // the loop will go on with it
 	half     bool  // one direction has ended, or is held up before its end
 	place    int32 // in loop.limited, from 1 on; 0 if it is not there
 	unprobed int32 // the same in loop.unprobed
@@ -108,7 +109,9 @@ func (p *pair) ready(r Readiness, e *edge, w *way, end End) {
 	if r&unix.EPOLLERR != 0 && w.ended {
 		p.failed(e, end)
 	}
-	p.move()
+	if !p.queued { // it has had its turn
+		p.move()
+	}
 }
 
 // note takes in what the kernel tells of a socket. It tells of each change once.
@@ -142,9 +145,16 @@ func (p *pair) Break() { _ = p.loop.Do(func() { p.reset(Broken, nil) }) }
 func (p *pair) move() {
 	more := p.carry(&p.toEndpoint, &p.client, &p.endpoint)
 	more = p.carry(&p.toClient, &p.endpoint, &p.client) || more
-	if more {
-		_ = p.loop.Do(p.move) // after the others
+	if more && !p.queued {
+		p.queued = true
+		_ = p.loop.Do(p.moveOn)
 	}
+}
+
+// moveOn gives the pair its next turn, after the others have had theirs.
+func (p *pair) moveOn() {
+	p.queued = false
+	p.move()
 }
 
 // carry moves bytes in one direction until there are none, or there is no room for

@@ -76,3 +76,37 @@ func TestAnEndpointsSocketIsToldNotToDelayWhenThereIsASecondMessage(t *testing.T
 		g.Expect(undelayed()).To(Equal(want))
 	}
 }
+
+func TestAPairHasOneTurnInEachRound(t *testing.T) {
+	g := NewWithT(t)
+	p, _, endpoint := loopedPair(t)
+	const size = 16 << 20
+	read := int64(0)
+	take := func(n int64) {
+		n, _ = io.CopyN(io.Discard, endpoint, n-read)
+		read += n
+	}
+	sent := func() int64 { n, _ := p.Bytes(); return n }
+	ready := func() { (*endpointEdge)(p).Ready(Writable) }
+	var before, after int64
+	var tasks int
+	p.onLoop(t, func() {
+		p.toEndpoint.rest = make([]byte, size)
+		for sent()-before < turn && read < size { // the kernel's buffers grow as the endpoint reads
+			take(sent())
+			before = sent()
+			ready()
+		}
+		take(sent()) // so that there is room
+		before = sent()
+		for range 3 {
+			ready()
+		}
+		after, tasks = sent(), len(p.loop.tasks)
+	})
+	take(size)
+	g.Expect(read).To(BeEquivalentTo(size))
+	g.Expect(before).To(BeNumerically("<", size))
+	g.Expect(after).To(Equal(before), "it waits for its turn")
+	g.Expect(tasks).To(Equal(1))
+}
