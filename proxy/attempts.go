@@ -123,7 +123,8 @@ func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Dura
 }
 
 // settle ends an attempt that ended with err, and says what that means: nil if it
-// succeeded, errTryAgain if it failed, or else why no other attempt is worth it.
+// succeeded, errTryAgain if it failed, or else why no other attempt is worth it:
+// ctx's error if that has ended.
 func (a *attempts) settle(ctx context.Context, t try, err error) error {
 	failed := err != nil && ctx.Err() == nil && !outOfResources(err) && !futile(err) // else it is not about the endpoint
 	// The ports towards this endpoint are used up, or there is no address of its
@@ -133,8 +134,11 @@ func (a *attempts) settle(ctx context.Context, t try, err error) error {
 		err = attemptError(err)
 	}
 	a.end(t, time.Now(), err, failed && !unreachable)
-	if failed {
+	switch {
+	case failed:
 		return errTryAgain
+	case err != nil && ctx.Err() != nil:
+		return ctx.Err() // whatever became of the attempt
 	}
 	return err
 }

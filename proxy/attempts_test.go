@@ -131,6 +131,17 @@ func (s *search) find() string {
 	return strings.Join(append(s.log, fmt.Sprintf("found %d", number(e.Addr))), " ")
 }
 
+func TestAnAttemptThatFailsAfterTheDrainDeadlineEndsAsDrained(t *testing.T) {
+	g := NewWithT(t)
+	s := newSearch(refuses)
+	set, _ := s.endpoints()
+	try, err := s.begin(set, time.Now())
+	g.Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	g.Expect(endOf(s.settle(ctx, try, syscall.ECONNREFUSED))).To(Equal(trace.Drained))
+}
+
 func TestAttempts(t *testing.T) {
 	for _, c := range []struct {
 		name      string
