@@ -18,6 +18,7 @@ type Life struct {
 	// The attempts. Most connections have one: the first is here, so that they
 	// need no more memory. count says how many may be read.
 	count  atomic.Int32
+	over   atomic.Bool // it has ended
 	first  Tried
 	others atomic.Pointer[[]Tried] // replaced, never changed
 	moving atomic.Pointer[Mover]
@@ -72,8 +73,14 @@ func (l *Life) Established() (Tried, bool) {
 	return last, last.Err == ""
 }
 
-// Moves says that m moves the connection's bytes from now on.
-func (l *Life) Moves(m Mover) { l.moving.Store(&m) }
+// Moves says that m moves the connection's bytes from now on. It may be called after
+// the end, which is reported when m is done.
+func (l *Life) Moves(m Mover) {
+	l.moving.Store(&m)
+	if l.over.Load() {
+		l.moving.Store(nil)
+	}
+}
 
 // Bytes returns how many bytes were moved so far, as far as that can be told of
 // one that is open.

@@ -42,6 +42,11 @@ func BenchmarkConnection(b *testing.B) {
 	})
 }
 
+// mover has moved something.
+type mover struct{}
+
+func (mover) Bytes() (toEndpoint, toClient int64) { return 1, 2 }
+
 var _ = Describe("the life of a connection", func() {
 	var log *trace.Log
 	BeforeEach(func() { log = trace.NewLog(10) })
@@ -90,6 +95,14 @@ var _ = Describe("the life of a connection", func() {
 		Expect(ended).To(BeNil())
 		open, ended = log.Find(1000)
 		Expect(open == nil && ended == nil).To(BeTrue())
+	})
+
+	It("does not hold what moved its bytes, when it was over at once", func() {
+		life := begin(1, 0)
+		log.Step(life, &trace.Event{Kind: trace.Closed})
+		life.Moves(mover{})
+		toEndpoint, toClient := life.Bytes()
+		Expect([]int64{toEndpoint, toClient}).To(Equal([]int64{0, 0}))
 	})
 
 	It("numbers the ends, so that a reader knows how many it has missed", func() {

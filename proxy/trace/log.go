@@ -50,6 +50,7 @@ func (l *Log) Step(life *Life, e *Event) {
 		life.attempted(e)
 	case Closed:
 		e.Life = life
+		life.over.Store(true)
 		life.moving.Store(nil) // what moved its bytes need not be kept for as long as the event
 		l.open.remove(life)
 	}
