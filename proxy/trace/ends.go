@@ -51,7 +51,7 @@ var Ends = []EndMeaning{
 	{EndpointClosed, "both directions ended, the endpoint's first", FaultNone},
 	{ClientReset, "the client broke the connection off", FaultClient},
 	{EndpointReset, "the endpoint broke the connection off; for UDP, it had answered and now refuses", FaultEndpoint},
-	{HalfClosedTimeout, "one direction had ended and the other was silent for `--half-closed-timeout`", FaultPolicy},
+	{HalfClosedTimeout, "one direction had ended, or one side had and the other did not take what came before that, and nothing moved for `--half-closed-timeout`", FaultPolicy},
 	{NoEndpoint, "there was no endpoint to try", FaultEndpoint},
 	{AttemptsFailed, "every attempt failed", FaultEndpoint},
 	{NotAdmitted, "it came straight to usher's port", FaultClient},
