@@ -473,6 +473,44 @@ func tcpSpecs(portal string) {
 		}
 	})
 
+	It("keeps nothing of clients that are gone while their endpoint does not read", func() {
+		endpoint := netip.AddrPortFrom(lab.Pod(1), 8080)
+		defer l.Pods.Listen(endpoint.String()).Close() // its kernel accepts, and nobody reads
+		web.endpoints = []netip.AddrPort{endpoint}
+		u := start()
+		sockets := func() (n int) {
+			fds := fmt.Sprintf("/proc/%d/fd/", u.Command.Process.Pid)
+			entries, err := os.ReadDir(fds)
+			Expect(err).NotTo(HaveOccurred())
+			for _, e := range entries {
+				if to, _ := os.Readlink(fds + e.Name()); strings.HasPrefix(to, "socket:") {
+					n++
+				}
+			}
+			return n
+		}
+		before := sockets()
+		var clients sync.WaitGroup
+		for range 10 {
+			clients.Go(func() {
+				defer GinkgoRecover()
+				c, err := pod.Dial("", web.vip(), 10*time.Second)
+				Expect(err).NotTo(HaveOccurred())
+				defer c.Close()
+				for chunk := make([]byte, 1<<20); err == nil; { // until there is no room anywhere
+					Expect(c.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))).To(Succeed())
+					_, err = c.Write(chunk)
+				}
+				Expect(err).To(MatchError(os.ErrDeadlineExceeded))
+				Expect(c.SetLinger(0)).To(Succeed())
+			})
+		}
+		Eventually(sockets).WithTimeout(10 * time.Second).Should(BeNumerically(">=", before+20))
+		clients.Wait()
+		Eventually(sockets).WithTimeout(5 * time.Second).Should(BeNumerically("<=", before))
+		Expect(metric(node, "usher_connections_open")).To(BeZero())
+	})
+
 	It("lets connections end when it is stopped, and resets those that do not", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
 		u := start("--drain-timeout=3s")
