@@ -56,7 +56,7 @@ var Ends = []EndMeaning{
 	{AttemptsFailed, "every attempt failed", FaultEndpoint},
 	{NotAdmitted, "it came straight to usher's port", FaultClient},
 	{SourceRefused, "the client is not in `loadBalancerSourceRanges`", FaultPolicy},
-	{Limit, "too many connections, or the node has run out of descriptors, memory or ports; a UDP session: another client needed the room, and this one had been idle longest", FaultNode},
+	{Limit, "too many connections, or the node has run out of descriptors, memory or ports; a UDP session: another client needed the room, and this one had been idle longest, or the first datagram's hop limit was used up", FaultNode},
 	{Drained, "usher was stopped, and `--drain-timeout` was over; a UDP session ends as soon as usher is stopped", FaultNode},
 	{Aged, "it had reached `--max-connection-age`", FaultPolicy},
 	{Idle, "nothing moved for `--connection-idle-timeout`; UDP: no datagram either way for `--udp-idle-timeout`", FaultNone},
