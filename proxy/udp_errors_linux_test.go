@@ -117,6 +117,21 @@ var _ = Describe("a UDP session", func() {
 		})
 	}
 
+	It("does not go to an endpoint that is a VIP, where the portal tells usher's datagrams from no others", func() {
+		process, vip := listen("127.117.0.2:0")
+		p, newClient := serve(vip)
+		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "of-udp-errors", Name: "vip"}, Ports: []config.ServicePort{{
+			ID:       config.PortID{Namespace: "of-udp-errors", Service: "vip", Family: config.IPv4},
+			Protocol: config.UDP,
+			VIPs:     []config.VIP{{Kind: config.ExternalIP, Addr: vip.Addr(), Port: vip.Port()}},
+		}}}})
+		client := newClient()
+		send(client, "round and round")
+		Eventually(func() int64 { return p.Stats().Sessions.Ends[trace.AttemptsFailed] }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(1))
+		Expect(process.SetReadDeadline(time.Now())).To(Succeed())
+		Expect(process.ReadFromUDPAddrPort(make([]byte, 100))).Error().To(MatchError(os.ErrDeadlineExceeded))
+	})
+
 	It("ends no quarantine by silence", func() {
 		o.UDPIdleTimeout = 2 * time.Second
 		c, addr := listen("127.117.0.1:0") // where nobody else takes the port
