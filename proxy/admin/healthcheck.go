@@ -31,6 +31,7 @@ type HealthChecks struct {
 
 	mu      sync.Mutex
 	servers map[types.NamespacedName]*healthCheck
+	clients room // of all servers
 }
 
 // healthCheck is the server for one Service. All but local is guarded by
@@ -50,6 +51,7 @@ func (h *HealthChecks) Apply(services []config.Service) {
 	defer h.mu.Unlock()
 	if h.servers == nil {
 		h.servers = map[types.NamespacedName]*healthCheck{}
+		h.clients.places = MaxClients
 	}
 	for _, s := range services {
 		c := h.servers[s.Name]
@@ -119,7 +121,7 @@ func (c *healthCheck) start() {
 		return
 	}
 	c.report(nil)
-	c.server = newServer(http.HandlerFunc(c.answer))
+	c.server = newServer(oneAnswer(http.HandlerFunc(c.answer)), &c.owner.clients)
 	for _, l := range listeners {
 		go func() { _ = c.server.Serve(l) }() // until stop
 	}

@@ -15,15 +15,16 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/net/netutil"
 
 	"github.com/usherproxy/usher/proxy/admin/dashboard"
 )
 
-// newServer returns a server that no slow client can hold up.
-func newServer(handler http.Handler) *http.Server {
+// newServer returns a server that no slow client can hold up, and whose clients have
+// to find place in r.
+func newServer(handler http.Handler, r *room) *http.Server {
 	return &http.Server{
 		Handler:           handler,
+		ConnState:         r.connState,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      30 * time.Second,
@@ -34,10 +35,11 @@ func newServer(handler http.Handler) *http.Server {
 }
 
 // MaxClients is how many connections a server for everybody who can reach the node
-// takes at once, and MaxAdminClients, how many the admin server does. Further ones
-// wait to be accepted.
+// has at once, and so many all health check node ports have together;
+// MaxAdminClients is how many the admin server has. A further one is accepted all the
+// same, and one that was there goes: see room.
 const (
-	MaxClients      = 16
+	MaxClients      = 48
 	MaxAdminClients = MaxSubscribers + 64
 )
 
@@ -59,25 +61,9 @@ func Serve(address string, handler http.Handler, clients int) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{server: newServer(handler), addr: l.Addr()}
-	go func() { _ = s.server.Serve(netutil.LimitListener(smallBuffers{l}, clients)) }() // until Close
+	s := &Server{server: newServer(handler, &room{places: clients}), addr: l.Addr()}
+	go func() { _ = s.server.Serve(l) }() // until Close
 	return s, nil
-}
-
-// sendBuffer is how much the kernel may hold for a client that does not read. By
-// itself it would let that grow to megabytes.
-const sendBuffer = 64 << 10
-
-// smallBuffers is a listener whose connections have a bounded send buffer.
-type smallBuffers struct{ net.Listener }
-
-// Accept implements net.Listener.
-func (l smallBuffers) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if t, ok := c.(*net.TCPConn); ok {
-		_ = t.SetWriteBuffer(sendBuffer) // fails only if the connection is gone already
-	}
-	return c, err
 }
 
 // listenNode listens on a port of the node's addresses in the networks given, or
@@ -100,7 +86,7 @@ func listenNode(networks []netip.Prefix, port uint16) ([]net.Listener, error) {
 			}
 			return nil, fmt.Errorf("cannot listen: %w", err)
 		}
-		listeners = append(listeners, netutil.LimitListener(l, MaxClients))
+		listeners = append(listeners, l)
 	}
 	if len(listeners) == 0 {
 		return nil, errors.New("this node has no address in the networks for node ports")
@@ -131,7 +117,16 @@ func HealthHandler(h *Health) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", h.Healthz)
 	mux.HandleFunc("GET /livez", h.Livez)
-	return mux
+	return oneAnswer(mux)
+}
+
+// oneAnswer makes a connection end with its first answer. Who asks for a node's
+// health asks rarely, and while one connection stays open, it takes another's place.
+func oneAnswer(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Connection", "close")
+		next.ServeHTTP(w, r)
+	})
 }
 
 // Handler returns what is served on the admin address: the API, metrics that

@@ -1,0 +1,142 @@
+package admin_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin"
+)
+
+var _ = Describe("a health port", func() {
+	// prompt is far below the second that a kubelet waits by default, and far above
+	// what an answer takes.
+	const prompt = 800 * time.Millisecond
+	var at string
+	BeforeEach(func() {
+		h := &admin.Health{Sync: func() proxy.SyncStatus { return proxy.SyncStatus{LastApplied: time.Now()} }, Timeout: time.Minute}
+		s, err := admin.Serve("127.0.0.1:0", admin.HealthHandler(h), admin.MaxClients)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(s.Close)
+		at = s.Addr().String()
+	})
+	// connect makes n connections from a source to at, and says something on each.
+	connect := func(n int, source, at, says string) (conns []net.Conn) {
+		GinkgoHelper()
+		for range n {
+			c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}).Dial("tcp", at)
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(c.Close)
+			_, _ = io.WriteString(c, says) // it may be closed already
+			conns = append(conns, c)
+		}
+		return conns
+	}
+	probe := func(at string) {
+		GinkgoHelper()
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: prompt}
+		res, err := client.Get("http://" + at + "/livez")
+		Expect(err).NotTo(HaveOccurred())
+		defer res.Body.Close()
+		Expect(res.StatusCode).To(Equal(200))
+	}
+	isOpen := func(c net.Conn) bool {
+		Expect(c.SetReadDeadline(time.Now().Add(10 * time.Millisecond))).To(Succeed())
+		_, err := io.Copy(io.Discard, c)
+		timeout, ok := err.(net.Error)
+		return ok && timeout.Timeout()
+	}
+
+	It("answers a probe beside 64 clients that are idle", func() {
+		connect(64, "127.0.0.1", at, "GET /livez HTTP/1.1\r\nHost: node\r\n\r\n")
+		probe(at)
+		connect(64, "127.0.0.1", at, "")
+		probe(at)
+	})
+	It("answers a probe beside a thousand clients that send next to nothing", func() {
+		for _, c := range connect(1000, "127.0.0.1", at, "G") {
+			_, _ = io.WriteString(c, "E")
+		}
+		probe(at)
+	})
+	It("keeps a client while another source has more", func() {
+		one := connect(1, "127.0.0.2", at, "GET /li")[0]
+		connect(200, "127.0.0.1", at, "")
+		probe(at)
+		Expect(io.WriteString(one, "vez HTTP/1.1\r\nHost: node\r\n\r\n")).Error().NotTo(HaveOccurred())
+		Expect(io.ReadAll(one)).To(HavePrefix("HTTP/1.1 200 OK"))
+	})
+	It("answers while its Service's port is asked, and all health check node ports have one bound", func() {
+		log := logrus.New()
+		log.SetOutput(GinkgoWriter)
+		h := &admin.HealthChecks{Serving: func() bool { return true }, Log: log}
+		DeferCleanup(h.Close)
+		var ports []string
+		var conns []net.Conn
+		for i := range 3 {
+			l, err := net.Listen("tcp", ":0")
+			Expect(err).NotTo(HaveOccurred())
+			port := uint16(l.Addr().(*net.TCPAddr).Port)
+			l.Close()
+			ready := []config.Endpoint{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Ready: true}}
+			h.Apply([]config.Service{{
+				Name:                types.NamespacedName{Namespace: "default", Name: fmt.Sprint("web-", i)},
+				HealthCheckNodePort: port,
+				Ports:               []config.ServicePort{{ExternalLocal: true, External: ready}},
+			}})
+			ports = append(ports, "127.0.0.1:"+strconv.Itoa(int(port)))
+		}
+		for _, at := range ports {
+			conns = append(conns, connect(64, "127.0.0.1", at, "")...)
+		}
+		for _, at := range ports {
+			probe(at)
+		}
+		open := 0
+		for _, c := range conns {
+			if isOpen(c) {
+				open++
+			}
+		}
+		Expect(open).To(And(BeNumerically(">", 0), BeNumerically("<=", admin.MaxClients)))
+	})
+})
+
+var _ = Describe("a server that has no more room", func() {
+	It("sends away who waits, and not who is being answered", func() {
+		goOn := make(chan struct{})
+		s, err := admin.Serve("127.0.0.1:0", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.WriteString(w, "some ")
+			_ = http.NewResponseController(w).Flush()
+			<-goOn
+			_, _ = io.WriteString(w, "more")
+		}), 8)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(s.Close)
+		res, err := http.Get("http://" + s.Addr().String())
+		Expect(err).NotTo(HaveOccurred())
+		defer res.Body.Close()
+		for range 20 {
+			c, err := net.Dial("tcp", s.Addr().String())
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(c.Close)
+		}
+		// The last of them is there: the others were accepted before.
+		last, err := http.Get("http://" + s.Addr().String())
+		Expect(err).NotTo(HaveOccurred())
+		defer last.Body.Close()
+		close(goOn)
+		Expect(io.ReadAll(res.Body)).To(BeEquivalentTo("some more"))
+	})
+})
