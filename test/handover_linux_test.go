@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os/exec"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/onsi/gomega/gbytes"
 	"github.com/onsi/gomega/gexec"
 
+	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -253,15 +255,10 @@ func handoverSpecs(portal string) {
 		u := start()
 		// Somebody who asks for the office and goes away.
 		l.Node.Do(func() error {
-			c, err := net.Dial("unixpacket", "@usher-portal")
-			if err != nil {
-				return err
+			successor, err := handover.Ask()
+			if err == nil {
+				successor.Abort()
 			}
-			defer c.Close()
-			if _, err := c.Write([]byte("hand over")); err != nil {
-				return err
-			}
-			_, err = c.Read(make([]byte, 1000))
 			return err
 		})
 		web.endpoints = web.endpoints[:1]
@@ -297,6 +294,29 @@ func handoverSpecs(portal string) {
 }
 
 var _ = Describe("two ushers", func() {
+	It("are kept apart, whoever else takes their names", func() {
+		l := lab.New()
+		l.Node.Do(func() error { // mute, so without rights that could be seen
+			for _, name := range []string{"@usher-portal", "@usher-portal/1"} {
+				squatter, err := net.Listen("unixpacket", name)
+				if err != nil {
+					return err
+				}
+				DeferCleanup(squatter.Close)
+			}
+			return nil
+		})
+		dir := manifestsDir()
+		service{name: "web", clusterIP: clusterIP, port: 80}.write(dir)
+		u := launchUsher(l.Node, dir, "--portal=address")
+		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("claims to be the usher that manages its portals"))
+		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		second := launchUsher(l.Node, dir, "--portal=address")
+		Eventually(second).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		Expect(second.Err).To(gbytes.Say(`another usher manages the portals of this network namespace \(process \d+ of user 0\)`))
+		u.stop()
+		Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+	})
 	It("pass their HTTP addresses on, too", func() {
 		l := lab.New()
 		dir := manifestsDir()

@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/handover"
 )
 
 func newCleanup() *cobra.Command {
@@ -23,7 +22,7 @@ installed is not touched. Stop usher before.`,
 			if err != nil {
 				return err
 			}
-			lock, err := handover.Acquire()
+			lock, err := acquireLock(log)
 			if err != nil {
 				return fmt.Errorf("%w; stop it first, or it puts its rules back", err)
 			}

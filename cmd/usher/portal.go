@@ -5,16 +5,30 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 )
+
+// acquireLock takes the lock of the portals, and says who only claimed to have it.
+func acquireLock(log logrus.FieldLogger) (*handover.Lock, error) {
+	lock, err := handover.Acquire()
+	if err != nil {
+		return nil, err
+	}
+	for _, who := range lock.Strangers() {
+		log.WithField("who", who).Warn("Somebody who may not change this network namespace claims to be the usher that manages its portals; going on regardless")
+	}
+	return lock, nil
+}
 
 // openPortal makes the portal called mode, and takes the lock that goes with it:
 // nobody else may manage rules here until it is released. The lock is nil for a
 // portal that installs nothing, and, with takeOver, if another usher has it.
 func openPortal(ctx context.Context, mode string, options portal.Options, takeOver bool) (lock *handover.Lock, p portal.Portal, err error) {
 	if mode != portal.ModeNone {
-		lock, err = handover.Acquire()
+		lock, err = acquireLock(options.Log)
 		if err != nil && !(takeOver && errors.Is(err, handover.ErrLocked)) {
 			return nil, nil, fmt.Errorf("%w; stop it, take over from it with 'usher run --take-over', or use --portal=none", err)
 		}

@@ -29,7 +29,7 @@ func (s *server) succeed() (successor *handover.Successor, err error) {
 		if successor, err = handover.Ask(); err == nil {
 			return successor, nil
 		}
-		if lock, err := handover.Acquire(); err == nil {
+		if lock, err := acquireLock(s.log); err == nil {
 			s.lock.Store(lock)
 			return nil, nil
 		}

@@ -13,13 +13,24 @@
 //
 // The lock is an abstract Unix socket (unix(7)): it belongs to the network
 // namespace, as rules and routes do, needs no file, and is gone when the process
-// is, however that ended. The successor speaks over it. Packets (unix(7),
-// SOCK_SEQPACKET) in the order of events:
+// is, however that ended. Anybody in the network namespace can make such a socket, and
+// connect to one. So its name has a part that cannot be guessed, a process that wants
+// the lock asks all whose names begin as a holder's do (/proc/net/unix lists
+// them), and only who shows that it may change this network
+// namespace counts, for a holder as for a successor: CAP_NET_ADMIN in the user
+// namespace that owns it. How that is shown is told at deed.
+//
+// Packets (unix(7), SOCK_SEQPACKET) in the order of events:
 //
 //	successor           holder
-//	hand over        →
+//	hand over        →                     with a deed for the holder to sign
+//	                 ←  held               with a deed for the successor to sign
+//	signed           →
 //	                 ←  names of sockets, one a line, with the sockets (SCM_RIGHTS); repeated
 //	                 ←  (nothing)
 //	taken            →
 //	                 ←  released
+//
+// Who only wants to know whether somebody has the lock says "who is it", and leaves
+// when it has been told.
 package handover

@@ -1,303 +1,214 @@
 package handover
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"iter"
+	"math/rand/v2"
 	"net"
-	"os"
-	"strings"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
-	lockName = "@usher-portal"
-	network  = "unixpacket"
-
+	wordWho      = "who is it"
 	wordHandOver = "hand over"
+	stateHeld    = "held"
+	stateWanted  = "wanted" // by somebody who still looks whether another has it
+	wordSigned   = "signed"
 	wordTaken    = "taken"
 	wordReleased = "released"
 
-	// patience is how long one side waits for the other's next word. A successor
-	// installs thousands of rules in it.
+	// patience is how long a holder waits for a successor, which installs thousands of
+	// rules in it, and a successor for a holder that has not begun yet.
 	patience = 30 * time.Second
-	// maxPacket is more than that many names take.
-	maxPacket = 64 << 10
+	// sendTime is how long a successor may take to take all sockets.
+	sendTime = 5 * time.Second
+	// maxGuests is how many there may be whose rights a holder does not know yet. One
+	// more sends the first of them away.
+	maxGuests = 64
 )
 
 // Lock is the right to manage the portals.
 type Lock struct {
-	listener *net.UnixListener
-	serving  sync.WaitGroup
+	listener  *net.UnixListener
+	name      string
+	strangers []string
+	held      atomic.Bool
+	serving   sync.WaitGroup
+
+	served chan struct{} // closed by Serve
+	ended  chan struct{} // closed by Release
+	end    func()
+	holder Holder     // set before served is closed
+	office sync.Mutex // held while speaking with a successor that has the rights
+	taken  bool       // guarded by office
+
+	mu     sync.Mutex
+	guests []*net.UnixConn // in the order in which they came
 }
 
 // Acquire takes the lock. The error wraps ErrLocked, and says who has it, if
-// another process does.
+// another process does that has the rights for it. Who has not cannot keep anybody
+// from having the lock; see Strangers.
 func Acquire() (*Lock, error) {
-	l, err := net.ListenUnix(network, &net.UnixAddr{Name: lockName, Net: network})
-	switch {
-	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%w%s", ErrLocked, holder())
-	case err != nil:
-		return nil, fmt.Errorf("locking the portals: %w", err)
+	for try := 1; ; try++ {
+		l, err := newLock()
+		if err != nil {
+			return nil, fmt.Errorf("locking the portals: %w", err)
+		}
+		// Only now that others see this one: of two, one at least finds the other.
+		holder, strangers, err := look(l.name, wordWho)
+		if err == nil && holder == nil {
+			l.strangers = strangers
+			l.held.Store(true)
+			return l, nil
+		}
+		l.Release()
+		if errors.Is(err, syscall.ENOPROTOOPT) {
+			return nil, fmt.Errorf("%w, or another process does: before Linux 4.19 that cannot be told", ErrLocked)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("locking the portals: %w", err)
+		}
+		state, err := holder.state, fmt.Errorf("%w (%s)", ErrLocked, holder)
+		holder.close()
+		if state != stateWanted || try == 20 {
+			return nil, err
+		}
+		time.Sleep(rand.N(100 * time.Millisecond)) // both of them may have given way
 	}
-	return &Lock{listener: l}, nil
 }
 
-// Release gives the lock back. It may be called more than once.
-func (l *Lock) Release() {
-	l.listener.Close()
-	l.serving.Wait()
-}
-
-// Serve answers successors until the lock is released, one after the other.
-func (l *Lock) Serve(h Holder) {
+// newLock listens, and answers who asks for this process's rights.
+func newLock() (*Lock, error) {
+	name := holderPrefix + random()
+	listener, err := net.ListenUnix(network, &net.UnixAddr{Name: name, Net: network})
+	if err != nil {
+		return nil, err
+	}
+	l := &Lock{listener: listener, name: name, served: make(chan struct{}), ended: make(chan struct{})}
+	l.end = sync.OnceFunc(func() { close(l.ended) })
 	l.serving.Go(func() {
 		for {
 			conn, err := l.listener.AcceptUnix()
 			if err != nil {
 				return
 			}
-			if l.answer(conn, h) {
-				return
-			}
+			l.come(conn)
+			l.serving.Go(func() { l.answer(peer{conn}) })
 		}
 	})
+	return l, nil
 }
 
-// answer speaks with one successor, and reports whether that has taken over.
-func (l *Lock) answer(conn *net.UnixConn, h Holder) (taken bool) {
-	defer conn.Close()
-	if !sameUser(conn) || receive(conn, wordHandOver) != nil {
-		return false
+// Strangers says which processes claimed to have the lock, when it was taken, without
+// the rights for it.
+func (l *Lock) Strangers() []string { return l.strangers }
+
+// Release gives the lock back. It may be called more than once.
+func (l *Lock) Release() {
+	l.listener.Close()
+	l.end()
+	l.mu.Lock()
+	for _, conn := range l.guests {
+		conn.Close()
 	}
-	sockets, resume, release, err := h.HandOver()
+	l.mu.Unlock()
+	l.serving.Wait()
+}
+
+// Serve answers successors until the lock is released, one after the other. It is
+// called once at the most.
+func (l *Lock) Serve(h Holder) {
+	l.holder = h
+	close(l.served)
+}
+
+// come and leave keep the list of those whose rights are not known.
+func (l *Lock) come(conn *net.UnixConn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.guests) == maxGuests {
+		l.guests[0].Close()
+		l.guests = l.guests[1:]
+	}
+	l.guests = append(l.guests, conn)
+	select {
+	case <-l.ended: // Release may have closed the others already
+		conn.Close()
+	default:
+	}
+}
+
+func (l *Lock) leave(conn *net.UnixConn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.guests = slices.DeleteFunc(l.guests, func(c *net.UnixConn) bool { return c == conn })
+}
+
+// answer speaks with somebody who has come.
+func (l *Lock) answer(p peer) {
+	defer p.Close()
+	defer l.leave(p.UnixConn)
+	p.within(answerTime)
+	word, theirs, err := p.receiveDeed()
 	if err != nil {
-		return false
+		return
 	}
-	if sendSockets(conn, sockets) != nil || receive(conn, wordTaken) != nil {
+	connection := p.RemoteAddr().String()
+	_ = theirs.sign(connection, byHolder) // whoever asked sees whether it is signed
+	theirs.close()
+	ours, err := newDeed(connection, bySuccessor)
+	if err != nil {
+		return
+	}
+	defer ours.close()
+	state := stateWanted
+	if l.held.Load() {
+		state = stateHeld
+	}
+	if p.send(state, int(ours)) != nil || word != wordHandOver || p.receiveWord(wordSigned) != nil {
+		return
+	}
+	if entitled, err := ours.signed(); err != nil || !entitled {
+		return
+	}
+	l.leave(p.UnixConn)
+	l.handOver(p)
+}
+
+// handOver hands over to a successor that has the rights for it.
+func (l *Lock) handOver(p peer) {
+	select {
+	case <-l.served:
+	case <-l.ended:
+		return
+	case <-time.After(patience):
+		return
+	}
+	l.office.Lock()
+	defer l.office.Unlock()
+	if l.taken {
+		return
+	}
+	sockets, resume, release, err := l.holder.HandOver()
+	if err != nil {
+		return
+	}
+	p.within(sendTime)
+	if err = sendSockets(p, sockets); err == nil {
+		p.within(patience)
+		err = p.receiveWord(wordTaken)
+	}
+	if err != nil {
 		resume()
-		return false
+		return
 	}
+	l.taken = true
 	release()
 	l.listener.Close()
-	_ = send(conn, wordReleased) // it sees the lock in any case
-	return true
-}
-
-// Successor is who is about to take over from another process.
-type Successor struct {
-	conn *net.UnixConn
-	// Sockets are those of the holder, by name. Who uses one takes it out.
-	Sockets map[string]*os.File
-}
-
-// Ask asks the holder of the lock to hand over, and returns when it has stopped
-// changing things and its sockets are here. Take or Abort comes next.
-func Ask() (*Successor, error) {
-	conn, err := net.DialUnix(network, nil, &net.UnixAddr{Name: lockName, Net: network})
-	if err != nil {
-		return nil, fmt.Errorf("asking the usher that is here to hand over: %w", err)
-	}
-	s := &Successor{conn: conn, Sockets: map[string]*os.File{}}
-	if !sameUser(conn) {
-		// Anybody may bind the lock's name.
-		err = fmt.Errorf("it is run by another user%s", holder())
-	} else if err = send(conn, wordHandOver); err == nil {
-		err = s.receiveSockets()
-	}
-	if err != nil {
-		s.Abort()
-		return nil, fmt.Errorf("the usher that is here does not hand over: %w", err)
-	}
-	return s, nil
-}
-
-// Take tells the holder that everything is in place, and returns the lock.
-func (s *Successor) Take() (*Lock, error) {
-	defer s.Abort()
-	if err := send(s.conn, wordTaken); err != nil {
-		return nil, fmt.Errorf("taking over: %w", err)
-	}
-	if err := receive(s.conn, wordReleased); err != nil {
-		return nil, fmt.Errorf("taking over: the usher that was here has taken back its office: %w", err)
-	}
-	return Acquire()
-}
-
-// Abort lets the holder go on, unless it has been told to end, and closes the
-// sockets that were not taken out.
-func (s *Successor) Abort() {
-	s.conn.Close()
-	for name, f := range s.Sockets {
-		f.Close()
-		delete(s.Sockets, name)
-	}
-}
-
-func (s *Successor) receiveSockets() error {
-	buf := make([]byte, maxPacket)
-	oob := make([]byte, unix.CmsgSpace(SocketsAtOnce*4))
-	for {
-		if err := s.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
-			return err
-		}
-		n, oobn, flags, _, err := s.conn.ReadMsgUnix(buf, oob)
-		if err != nil {
-			return err
-		}
-		files, err := filesOf(oob[:oobn])
-		if err != nil {
-			return err
-		}
-		if n == 1 && buf[0] == '\n' {
-			return nil
-		}
-		names := strings.Split(string(buf[:n]), "\n")
-		if len(names) != len(files) || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-			for _, f := range files {
-				f.Close()
-			}
-			return fmt.Errorf("%d sockets came with %d names", len(files), len(names))
-		}
-		for i, name := range names {
-			s.Sockets[name] = files[i]
-		}
-	}
-}
-
-// filesOf returns the files that came with a packet.
-func filesOf(oob []byte) (files []*os.File, err error) {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, err
-	}
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			return nil, err
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "handed over"))
-		}
-	}
-	return files, nil
-}
-
-// sendSockets sends sockets, and a line feed alone behind them.
-func sendSockets(conn *net.UnixConn, sockets iter.Seq[Socket]) error {
-	var batch []Socket
-	var failed error
-	for s := range sockets {
-		batch = append(batch, s)
-		if len(batch) < SocketsAtOnce {
-			continue
-		}
-		if failed = sendBatch(conn, batch); failed != nil {
-			break
-		}
-		batch = batch[:0]
-	}
-	if failed == nil && len(batch) > 0 {
-		failed = sendBatch(conn, batch)
-	}
-	if failed != nil {
-		return failed
-	}
-	return send(conn, "\n")
-}
-
-// sendBatch sends sockets in one packet, and closes this process's copies.
-func sendBatch(conn *net.UnixConn, batch []Socket) error {
-	var names []string
-	var fds []int
-	var failed error
-	for _, s := range batch {
-		defer s.File.Close()
-		fd, err := descriptor(s.File)
-		failed = errors.Join(failed, err)
-		names, fds = append(names, s.Name), append(fds, fd)
-	}
-	if failed != nil {
-		return failed
-	}
-	if err := conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
-		return err
-	}
-	_, _, err := conn.WriteMsgUnix([]byte(strings.Join(names, "\n")), unix.UnixRights(fds...), nil)
-	return err
-}
-
-// descriptor returns f's descriptor as it is: f.Fd might make the socket, which
-// others use too, block.
-func descriptor(f *os.File) (fd int, err error) {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	err = raw.Control(func(d uintptr) { fd = int(d) })
-	return fd, err
-}
-
-func send(conn *net.UnixConn, word string) error {
-	if err := conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
-		return err
-	}
-	_, err := conn.Write([]byte(word))
-	return err
-}
-
-// receive waits for a word.
-func receive(conn *net.UnixConn, word string) error {
-	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
-		return err
-	}
-	buf := make([]byte, 64)
-	n, err := conn.Read(buf)
-	if err != nil {
-		return err
-	}
-	if !bytes.Equal(buf[:n], []byte(word)) {
-		return fmt.Errorf("it said %q and not %q", buf[:n], word)
-	}
-	return nil
-}
-
-// sameUser reports whether the other side is run by the same user, or by root.
-func sameUser(conn *net.UnixConn) bool {
-	peer := peerOf(conn)
-	return peer != nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid())
-}
-
-func peerOf(conn *net.UnixConn) (peer *unix.Ucred) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return nil
-	}
-	if raw.Control(func(fd uintptr) {
-		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}) != nil || err != nil {
-		return nil
-	}
-	return peer
-}
-
-// holder says who has the lock, if that can be found out.
-func holder() string {
-	conn, err := net.DialUnix(network, nil, &net.UnixAddr{Name: lockName, Net: network})
-	if err != nil {
-		return ""
-	}
-	defer conn.Close()
-	peer := peerOf(conn)
-	if peer == nil {
-		return ""
-	}
-	return fmt.Sprintf(" (process %d of user %d)", peer.Pid, peer.Uid)
+	_ = p.send(wordReleased) // it sees the lock in any case
 }

@@ -1,0 +1,95 @@
+package handover
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxPacket is more than the names in one packet take.
+const maxPacket = 64 << 10
+
+// peer is the other side of a connection.
+type peer struct{ *net.UnixConn }
+
+// within gives all that is said from now on so much time.
+func (p peer) within(d time.Duration) { _ = p.SetDeadline(time.Now().Add(d)) } // fails only once it is closed
+
+// send says text, and gives copies of descriptors with it.
+func (p peer) send(text string, fds ...int) error {
+	_, _, err := p.WriteMsgUnix([]byte(text), unix.UnixRights(fds...), nil)
+	return err
+}
+
+// receive returns what the other side says, and its descriptors, which the caller
+// closes.
+func (p peer) receive() (text string, fds []int, err error) {
+	buf, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(SocketsAtOnce*4))
+	n, oobn, flags, _, err := p.ReadMsgUnix(buf, oob)
+	if err != nil {
+		return "", nil, err
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil {
+		return "", nil, err
+	}
+	for i := range messages {
+		if more, err := unix.ParseUnixRights(&messages[i]); err == nil {
+			fds = append(fds, more...)
+		}
+	}
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		closeAll(fds)
+		return "", nil, errors.New("it said more than was to be expected")
+	}
+	return string(buf[:n]), fds, nil
+}
+
+// receiveDeed returns what the other side says, and the deed that comes with it,
+// which the caller closes.
+func (p peer) receiveDeed() (text string, d deed, err error) {
+	text, fds, err := p.receive()
+	if err != nil {
+		return "", -1, err
+	}
+	if len(fds) != 1 {
+		closeAll(fds)
+		return "", -1, fmt.Errorf("%d descriptors came with %q, and not one", len(fds), text)
+	}
+	return text, deed(fds[0]), nil
+}
+
+// receiveWord waits for a word.
+func (p peer) receiveWord(word string) error {
+	text, fds, err := p.receive()
+	closeAll(fds)
+	if err == nil && text != word {
+		err = fmt.Errorf("it said %q and not %q", text, word)
+	}
+	return err
+}
+
+// String says who it is, as far as this process can see: 0 is a process of another
+// PID namespace.
+func (p peer) String() string {
+	raw, err := p.SyscallConn()
+	if err != nil {
+		return "a process that is gone"
+	}
+	var who *unix.Ucred
+	if raw.Control(func(fd uintptr) {
+		who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}) != nil || err != nil {
+		return "a process that is gone"
+	}
+	return fmt.Sprintf("process %d of user %d", who.Pid, who.Uid)
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}

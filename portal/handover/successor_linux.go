@@ -1,0 +1,138 @@
+package handover
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"strings"
+)
+
+// Successor is who is about to take over from another process.
+type Successor struct {
+	peer peer
+	// Sockets are those of the holder, by name. Who uses one takes it out.
+	Sockets map[string]*os.File
+}
+
+// Ask asks the holder of the lock to hand over, and returns when it has stopped
+// changing things and its sockets are here. Take or Abort comes next.
+func Ask() (*Successor, error) {
+	holder, _, err := look("", wordHandOver)
+	if err == nil && holder == nil {
+		err = errors.New("there is none")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("asking the usher that is here to hand over: %w", err)
+	}
+	s := &Successor{peer: holder.peer, Sockets: map[string]*os.File{}}
+	err = holder.deed.sign(holder.name, bySuccessor)
+	holder.deed.close()
+	if err == nil {
+		s.peer.within(patience)
+		err = s.peer.send(wordSigned)
+	}
+	if err == nil {
+		err = s.receiveSockets()
+	}
+	if err != nil {
+		s.Abort()
+		return nil, fmt.Errorf("the usher that is here does not hand over: %w", err)
+	}
+	return s, nil
+}
+
+// Take tells the holder that everything is in place, and returns the lock.
+func (s *Successor) Take() (*Lock, error) {
+	defer s.Abort()
+	s.peer.within(patience)
+	if err := s.peer.send(wordTaken); err != nil {
+		return nil, fmt.Errorf("taking over: %w", err)
+	}
+	if err := s.peer.receiveWord(wordReleased); err != nil {
+		return nil, fmt.Errorf("taking over: the usher that was here has taken back its office: %w", err)
+	}
+	return Acquire()
+}
+
+// Abort lets the holder go on, unless it has been told to end, and closes the
+// sockets that were not taken out.
+func (s *Successor) Abort() {
+	s.peer.Close()
+	for name, f := range s.Sockets {
+		f.Close()
+		delete(s.Sockets, name)
+	}
+}
+
+func (s *Successor) receiveSockets() error {
+	for {
+		text, fds, err := s.peer.receive()
+		if err != nil {
+			return err
+		}
+		if text == "\n" {
+			closeAll(fds)
+			return nil
+		}
+		names := strings.Split(text, "\n")
+		if len(names) != len(fds) {
+			closeAll(fds)
+			return fmt.Errorf("%d sockets came with %d names", len(fds), len(names))
+		}
+		for i, name := range names {
+			s.Sockets[name] = os.NewFile(uintptr(fds[i]), "handed over")
+		}
+	}
+}
+
+// sendSockets sends sockets, and a line feed alone behind them.
+func sendSockets(p peer, sockets iter.Seq[Socket]) error {
+	var batch []Socket
+	var failed error
+	for s := range sockets {
+		batch = append(batch, s)
+		if len(batch) < SocketsAtOnce {
+			continue
+		}
+		if failed = sendBatch(p, batch); failed != nil {
+			break
+		}
+		batch = batch[:0]
+	}
+	if failed == nil && len(batch) > 0 {
+		failed = sendBatch(p, batch)
+	}
+	if failed != nil {
+		return failed
+	}
+	return p.send("\n")
+}
+
+// sendBatch sends sockets in one packet, and closes this process's copies.
+func sendBatch(p peer, batch []Socket) error {
+	var names []string
+	var fds []int
+	var failed error
+	for _, s := range batch {
+		defer s.File.Close()
+		fd, err := descriptor(s.File)
+		failed = errors.Join(failed, err)
+		names, fds = append(names, s.Name), append(fds, fd)
+	}
+	if failed != nil {
+		return failed
+	}
+	return p.send(strings.Join(names, "\n"), fds...)
+}
+
+// descriptor returns f's descriptor as it is: f.Fd might make the socket, which
+// others use too, block.
+func descriptor(f *os.File) (fd int, err error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	err = raw.Control(func(d uintptr) { fd = int(d) })
+	return fd, err
+}
