@@ -10,7 +10,8 @@ import (
 )
 
 // run runs one of the iptables commands to its end and returns what it prints.
-// The error holds what it complained about.
+// The error holds what it complained about; it is undecided unless the command came so
+// far as to refuse what it was given.
 func run(ctx context.Context, stdin, command string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, command, args...)
 	cmd.Stdin = strings.NewReader(stdin)
@@ -27,12 +28,24 @@ func run(ctx context.Context, stdin, command string, args ...string) (string, er
 		err = cmd.Wait()
 	}
 	if err != nil {
+		var exit *exec.ExitError
+		refused := errors.As(err, &exit) && exit.Exited() && ctx.Err() == nil && !ofLock(complaint.String())
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		return "", fmt.Errorf("%s: %w: %s", command, err, lastLines(complaint.String()))
+		err = fmt.Errorf("%s: %w: %s", command, err, lastLines(complaint.String()))
+		if !refused {
+			err = undecided{err}
+		}
+		return "", err
 	}
 	return out.String(), nil
+}
+
+// ofLock reports whether iptables complains about its lock (xtables_lock in
+// iptables/xshared.c).
+func ofLock(complaint string) bool {
+	return strings.Contains(complaint, "xtables lock") || strings.Contains(complaint, "lock file")
 }
 
 // lastLines joins what a command complained about into one line, without the
@@ -77,7 +90,7 @@ func hint(err error, ip6 bool) error {
 	switch {
 	case errors.Is(err, exec.ErrNotFound):
 		advice = "install the iptables package, or choose --portal=nftables, address or none"
-	case has("xtables lock", "xtables.lock"):
+	case ofLock(text):
 		advice = "another program holds /run/xtables.lock, or it cannot be opened: if usher runs in a container, mount the host's /run/xtables.lock"
 	case has("incompatible"):
 		advice = "the table holds nftables rules that iptables does not understand"

@@ -197,7 +197,7 @@ func (f *ipFamily) syncRules(ctx context.Context, rules []Rule, reread bool) (ch
 		}
 	}
 	changed, err = f.put(ctx, rules)
-	if err == nil || ctx.Err() != nil {
+	if err == nil || isUndecided(err) {
 		return changed, err
 	}
 	// Perhaps the kernel holds something else than it did when last seen.
@@ -206,7 +206,7 @@ func (f *ipFamily) syncRules(ctx context.Context, rules []Rule, reread bool) (ch
 		return nil, err
 	}
 	changed, err = f.put(ctx, rules)
-	if err == nil || ctx.Err() != nil {
+	if err == nil || isUndecided(err) {
 		return changed, err
 	}
 	if err := f.findRefused(ctx, rules, err); err != nil {
@@ -305,9 +305,9 @@ func (f *ipFamily) findRefused(ctx context.Context, rules []Rule, putErr error) 
 	if err := f.try(ctx, nil); err != nil {
 		return putErr // not even an empty chain goes in: no rule is to blame
 	}
-	bad := bisect(suspects, func(part []Rule) error { return f.try(ctx, part) })
-	if ctx.Err() != nil {
-		return ctx.Err()
+	bad, err := bisect(suspects, func(part []Rule) error { return f.try(ctx, part) })
+	if err != nil {
+		return err
 	}
 	if len(bad) == 0 {
 		return putErr

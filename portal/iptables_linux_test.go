@@ -15,6 +15,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	logtest "github.com/sirupsen/logrus/hooks/test"
+	"golang.org/x/sys/unix"
 )
 
 var (
@@ -122,6 +123,39 @@ var _ = Describe("portal iptables", func() {
 				DeferCleanup(os.Setenv, "PATH", path)
 				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
 			}
+
+			It("takes a lock that it did not get for no refusal of a rule, and waits for it once", func() {
+				if variant != "legacy" {
+					Skip("has no lock")
+				}
+				file := filepath.Join(GinkgoT().TempDir(), "lock")
+				DeferCleanup(os.Unsetenv, "XTABLES_LOCKFILE")
+				Expect(os.Setenv("XTABLES_LOCKFILE", file)).To(Succeed())
+				opts.LockWait = 3 * time.Second
+				p := n.open(ModeIPTables, opts)
+				n.publish(p, "web", web4)
+				lock, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
+				Expect(err).NotTo(HaveOccurred())
+				defer lock.Close()
+				Expect(unix.Flock(int(lock.Fd()), unix.LOCK_EX)).To(Succeed())
+				family := ipFamilies(p)[0]
+				n.node.do(func() {
+					began := time.Now()
+					err := p.Apply(background, []Rule{reject(dns4)}, nil)
+					Expect(err).To(MatchError(ContainSubstring("xtables lock")))
+					Expect(errors.As(err, new(*RuleError))).To(BeFalse())
+					Expect(time.Since(began)).To(BeNumerically("<", 2*opts.LockWait))
+					Expect(isUndecided(family.try(background, []Rule{reject(dns4)}))).To(BeTrue())
+				})
+				Expect(lock.Close()).To(Succeed())
+				n.node.do(func() {
+					family.untry(nil)
+					Expect(family.try(background, []Rule{reject(dns4)})).To(Succeed())
+					family.untry(nil)
+				})
+				n.apply(p, nil, nil)
+				Expect(n.pod.ask(dns4)).To(Equal("refused"))
+			})
 
 			It("uses REDIRECT where iptables takes no DNAT, and warns of interfaces from which the kernel drops that", func() {
 				path := os.Getenv("PATH")

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 )
 
 // nftRules is one family of nftables rules: what is installed, and how to get
@@ -235,9 +237,9 @@ func (f *nftRules) findRefused(ctx context.Context, rules map[Target]Rule, putEr
 	if err := f.try(ctx, nil); err != nil {
 		return putErr // not even the empty table goes in: no rule is to blame
 	}
-	bad := bisect(suspects, func(part []Rule) error { return f.try(ctx, part) })
-	if ctx.Err() != nil {
-		return ctx.Err()
+	bad, err := bisect(suspects, func(part []Rule) error { return f.try(ctx, part) })
+	if err != nil {
+		return err
 	}
 	if len(bad) == 0 {
 		return putErr
@@ -250,5 +252,11 @@ func (f *nftRules) findRefused(ctx context.Context, rules map[Target]Rule, putEr
 func (f *nftRules) try(ctx context.Context, rules []Rule) error {
 	c := nftDiff(noNFTContents(), nftWanted{fixed: f.fixed(), rules: byTarget(rules)})
 	c.trial = true
-	return f.send(ctx, f.any, c)
+	err := f.send(ctx, f.any, c)
+	for _, e := range []error{unix.ENOBUFS, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EAGAIN, unix.EINTR, unix.EPERM, os.ErrDeadlineExceeded, ctx.Err()} {
+		if e != nil && errors.Is(err, e) {
+			return undecided{err}
+		}
+	}
+	return err
 }

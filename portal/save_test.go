@@ -1,6 +1,7 @@
 package portal
 
 import (
+	"errors"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -223,6 +224,19 @@ var _ = Describe("finding the rules that the kernel refuses", func() {
 		tries := 0
 		Expect(bisect(rules, refusing(nil, &tries))).To(BeEmpty())
 		Expect(tries).To(Equal(1))
+	})
+	It("blames none, and gives up, once a try could not be made", func() {
+		tries := 0
+		try := refusing(map[Target]bool{rules[0].Target: true}, &tries)
+		bad, err := bisect(rules, func(part []Rule) error {
+			if err := try(part); err == nil || tries < 5 {
+				return err
+			}
+			return undecided{errors.New("another program holds the lock")}
+		})
+		Expect(err).To(MatchError("another program holds the lock"))
+		Expect(bad).To(BeEmpty())
+		Expect(tries).To(Equal(5))
 	})
 	It("blames those that are only refused together", func() {
 		together := func(part []Rule) error {
