@@ -35,11 +35,13 @@ func (c *change) drop(t portal.Target) {
 
 func (c *change) empty() bool { return len(c.set)+len(c.gone)+len(c.close) == 0 }
 
-// commit carries out c.
+// commit carries out c. It is called with both locks of a change, and gives Proxy.mu
+// back while the kernel is at work.
 func (p *Proxy) commit(c *change) {
 	rules := slices.SortedFunc(maps.Values(c.set), func(a, b portal.Rule) int { return a.Target.Compare(b.Target) })
 	gone := slices.SortedFunc(maps.Keys(c.gone), portal.Target.Compare)
-	err := p.Portal.Apply(p.ctx, rules, gone)
+	var err error
+	p.unlocked(func() { err = p.Portal.Apply(p.ctx, rules, gone) })
 	for _, t := range gone {
 		delete(p.refused, t)
 	}

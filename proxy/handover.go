@@ -13,27 +13,29 @@ import (
 func (p *Proxy) Inherit(sockets map[string]*os.File) { p.inherited = sockets }
 
 // HandOver implements handover.Holder. Until resume or release is called, the
-// proxy changes nothing, but serves; after release it never changes anything
+// proxy changes nothing, but serves, and can be looked at; after release it never changes anything
 // again, and is to be stopped.
 func (p *Proxy) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
-	p.mu.Lock()
+	p.changes.Lock()
 	if !p.started || p.stopped {
-		p.mu.Unlock()
+		p.changes.Unlock()
 		return nil, nil, nil, errors.New("the proxy does not serve")
 	}
 	release = func() {
+		p.mu.Lock()
 		p.stopped, p.handedOver = true, true
 		p.mu.Unlock()
+		p.changes.Unlock()
 	}
 	resume = func() {
-		p.mu.Unlock()
+		p.changes.Unlock()
 		p.Check(p.ctx) // the successor may have changed something
 	}
 	return p.sockets, resume, release, nil
 }
 
 // sockets yields copies of the sockets that a successor can go on with. It is
-// called with Proxy.mu.
+// called with Proxy.changes.
 func (p *Proxy) sockets(yield func(handover.Socket) bool) {
 	for _, fronts := range p.services {
 		for _, f := range fronts {

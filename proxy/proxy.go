@@ -33,8 +33,12 @@ type Proxy struct {
 	ctx    context.Context
 	giveUp context.CancelFunc
 
-	mu      sync.Mutex
-	started bool // there was a first full picture
+	// changes is held by who changes something, and then mu too, but while the
+	// kernel is at work: see commit. So who only looks, and takes mu alone, never
+	// waits for another program that holds the xtables lock, say, or for a successor.
+	changes sync.Mutex
+	mu      sync.Mutex // taken after changes
+	started bool       // there was a first full picture
 	stopped bool
 	// handedOver says that a successor has the listeners' sockets.
 	handedOver bool
@@ -72,11 +76,27 @@ func New(options Options) *Proxy {
 	return p
 }
 
+// change takes the locks for a change, and returns what gives them back.
+func (p *Proxy) change() (done func()) {
+	p.changes.Lock()
+	p.mu.Lock()
+	return func() {
+		p.mu.Unlock()
+		p.changes.Unlock()
+	}
+}
+
+// unlocked lets others look while f, which is part of a change, is at work.
+func (p *Proxy) unlocked(f func()) {
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	f()
+}
+
 // SetPodNetworks says in which networks the Pods of this node have their
 // addresses: the policies for clients from outside do not apply to them.
 func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.change()()
 	p.locality.setPods(pods)
 	p.Portal.SetLocalSources(pods)
 	if p.started && !p.stopped {
@@ -94,8 +114,7 @@ func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 func (p *Proxy) Apply(services []config.Service) {
 	started := time.Now()
 	p.sync.queued(started)
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.change()()
 	if p.stopped {
 		return
 	}
@@ -208,13 +227,14 @@ func (p *Proxy) watchPortal(ctx context.Context) <-chan struct{} {
 // Check compares the portal with the kernel, repairs it, and tries again what
 // could not be served.
 func (p *Proxy) Check(ctx context.Context) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.change()()
 	if p.stopped {
 		return
 	}
 	p.locality.refresh()
-	repaired, err := p.Portal.Check(ctx)
+	var repaired int
+	var err error
+	p.unlocked(func() { repaired, err = p.Portal.Check(ctx) })
 	p.sync.checked(time.Now())
 	if repaired > 0 {
 		p.counters.repaired.Add(int64(repaired))
@@ -234,14 +254,12 @@ func (p *Proxy) Check(ctx context.Context) {
 func (p *Proxy) Stop() {
 	p.closeListeners()
 	p.udp.retired()
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.change()()
 	p.udp.stop()
 }
 
 func (p *Proxy) closeListeners() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.change()()
 	p.stopped = true
 	for _, fronts := range p.services {
 		for _, f := range fronts {

@@ -1,0 +1,87 @@
+package proxy_test
+
+import (
+	"context"
+	"io"
+	"net/netip"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// lockedPortal is a portal whose rules another program has locked.
+type lockedPortal struct {
+	portal.Portal
+	asked, free chan struct{}
+}
+
+func (p *lockedPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) error {
+	p.asked <- struct{}{}
+	<-p.free
+	return p.Portal.Apply(ctx, set, gone)
+}
+
+var _ = Describe("a change that waits", func() {
+	var p *proxy.Proxy
+	var locked *lockedPortal
+	name := types.NamespacedName{Namespace: "of-changes", Name: "web"}
+	vip := netip.MustParseAddrPort("10.96.0.1:80")
+	web := config.Service{Name: name, Ports: []config.ServicePort{{
+		ID:       config.PortID{Namespace: name.Namespace, Service: name.Name, Port: "main", Family: config.IPv4},
+		Protocol: config.TCP,
+		VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: vip.Addr(), Port: vip.Port()}},
+	}}}
+	BeforeEach(func() {
+		none, err := portal.New(context.Background(), portal.ModeNone, portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		locked = &lockedPortal{Portal: none, asked: make(chan struct{}, 1), free: make(chan struct{})}
+		o := proxy.Defaults()
+		o.Portal, o.Trace, o.Log = locked, trace.NewLog(10), &logrus.Logger{Out: io.Discard, Formatter: &logrus.TextFormatter{}}
+		p = proxy.New(o)
+	})
+	// looks is all that only looks; it never ends if one of them waits.
+	looks := func() <-chan struct{} {
+		done := make(chan struct{})
+		go func() {
+			p.Stats()
+			p.Status()
+			p.Inspect(func(types.NamespacedName) bool { return true })
+			p.InspectService(name)
+			p.ClusterIP(name, 80)
+			p.Serves(vip)
+			close(done)
+		}()
+		return done
+	}
+
+	It("for another program's lock keeps nobody from looking", func() {
+		applied := make(chan struct{})
+		go func() {
+			p.Apply([]config.Service{web})
+			close(applied)
+		}()
+		Eventually(locked.asked).Should(Receive())
+		Eventually(looks()).WithTimeout(5 * time.Second).Should(BeClosed())
+		Consistently(applied).WithTimeout(10 * time.Millisecond).ShouldNot(BeClosed())
+		close(locked.free)
+		Eventually(applied).WithTimeout(5 * time.Second).Should(BeClosed())
+		p.Stop()
+	})
+	It("for a successor keeps nobody from looking", func() {
+		close(locked.free)
+		p.Apply([]config.Service{web})
+		_, resume, _, err := p.HandOver()
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(looks()).WithTimeout(5 * time.Second).Should(BeClosed())
+		resume()
+		p.Stop()
+	})
+})
