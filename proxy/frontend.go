@@ -202,7 +202,10 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 // update makes the front end serve port. Connections that are open go on.
 func (f *frontEnd) update(port config.ServicePort, c *change) {
 	f.swapView(port)
-	targets, problem := f.claim(port)
+	targets, losers, problem := f.claim(port)
+	for _, l := range losers {
+		l.update(l.view.Load().port, c)
+	}
 	if err := f.bind(targets, c); err != nil && problem == nil {
 		problem = &Problem{Reason: listenReason(err), Err: err}
 	}
@@ -240,11 +243,18 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 }
 
 // claim makes the front end the owner of port's VIPs and returns those that it
-// owns: a VIP that another service port has already stays with that one.
-func (f *frontEnd) claim(port config.ServicePort) (own []portal.Target, problem *Problem) {
+// owns: a VIP that another service port has already stays with that one. But a
+// cluster IP, which Kubernetes gives to one Service, is taken from who has it as an
+// external or load balancer IP, which anybody may write; those are the losers.
+func (f *frontEnd) claim(port config.ServicePort) (own []portal.Target, losers []*frontEnd, problem *Problem) {
 	for _, vip := range port.VIPs {
 		t := target(f.protocol, vip)
-		if owner := f.proxy.owners[t]; owner != nil && owner != f {
+		owner := f.proxy.owners[t]
+		if owner != nil && owner != f && !vip.External() && owner.yield(t) {
+			losers = append(losers, owner)
+			owner = nil
+		}
+		if owner != nil && owner != f {
 			problem = &Problem{Reason: ReasonConflict, Err: fmt.Errorf("%s %s is served for %s already", vip.Kind, t, owner.id)}
 			continue
 		}
@@ -255,7 +265,17 @@ func (f *frontEnd) claim(port config.ServicePort) (own []portal.Target, problem 
 		f.proxy.targets.Store(t, nil)
 		own = append(own, t)
 	}
-	return own, problem
+	return own, losers, problem
+}
+
+// yield makes the front end no longer the owner of t, unless that is its cluster IP.
+// The rule stays for the next owner to replace.
+func (f *frontEnd) yield(t portal.Target) bool {
+	if vip, is := f.view.Load().vipOf(t); is && !vip.External() {
+		return false
+	}
+	f.owned = slices.DeleteFunc(f.owned, func(o ownedTarget) bool { return o.Target == t })
+	return true
 }
 
 // releaseOthers gives up the VIPs that are not port's.

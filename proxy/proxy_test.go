@@ -153,6 +153,38 @@ var _ = Describe("a Proxy", func() {
 		Expect(answer(dial("b"))).To(Equal("b"))
 	})
 
+	It("serves a cluster IP for its Service, though another one's external IP was there first", func() {
+		external := service("a", "10.96.0.9", backend("a"))
+		external.Ports[0].VIPs = append(external.Ports[0].VIPs, config.VIP{Kind: config.ExternalIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80})
+		vip := netip.MustParseAddrPort("10.96.0.1:80")
+		serves := func() string {
+			GinkgoHelper()
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			Expect(err).NotTo(HaveOccurred())
+			defer l.Close()
+			c, err := net.Dial("tcp", l.Addr().String())
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(func() { c.Close() })
+			client, err := l.Accept()
+			Expect(err).NotTo(HaveOccurred())
+			p.Serve(client.(*net.TCPConn), netip.MustParseAddrPort("10.0.0.1:1"), vip)
+			Expect(c.SetDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
+			return answer(c)
+		}
+		p.Apply([]config.Service{external})
+		Expect(serves()).To(Equal("a"))
+		p.Apply([]config.Service{service("b", "10.96.0.1", backend("b"))})
+		Expect(problems).To(Equal([]string{"of-proxy/a:main: AddressConflict: ExternalIP 10.96.0.1:80/tcp is served for of-proxy/b:main already"}))
+		Expect(serves()).To(Equal("b"))
+		Expect(answer(dial("a"))).To(Equal("a"), "at its own cluster IP")
+		p.Apply([]config.Service{external})
+		Expect(serves()).To(Equal("b"))
+
+		p.Apply([]config.Service{gone("b")})
+		Expect(problems[1:]).To(Equal([]string{"of-proxy/a:main: solved"}))
+		Expect(serves()).To(Equal("a"))
+	})
+
 	It("lets two Services swap their VIPs in one change", func() {
 		p.Apply([]config.Service{service("a", "10.96.0.1", backend("a")), service("b", "10.96.0.2", backend("b"))})
 		p.Apply([]config.Service{service("a", "10.96.0.2", backend("a")), service("b", "10.96.0.1", backend("b"))})
