@@ -174,9 +174,19 @@ func (c *connection) serve(a *acceptor) {
 	}
 }
 
+// refusalsPerSecond bounds how much of the trace and of the access log clients can
+// take that are not admitted, however many come.
+const refusalsPerSecond = 10
+
 // admitted reports whether the client is admitted. If not, it has been reset.
 func (c *connection) admitted(a *acceptor) bool {
 	end, err := c.admit(a)
+	if p := c.front.proxy; err != nil && !p.refusals.Allow() {
+		c.reset()
+		c.front.untold(trace.Subject{Conn: c.id, Port: c.front.id, Protocol: c.front.protocol}, end)
+		p.connections.remove(c)
+		return false
+	}
 	c.event(trace.Event{Kind: trace.Accepted, Time: c.accepted})
 	if err != nil {
 		c.refuse(end, err)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/affinity"
@@ -27,7 +28,8 @@ type Proxy struct {
 	locality    locality
 	counters    counters
 	sync        syncState
-	reading     sync.Mutex // held while PortalStatus reads the kernel
+	refusals    *rate.Limiter // of connections, in the trace
+	reading     sync.Mutex    // held while PortalStatus reads the kernel
 
 	// ctx ends when connections are to be given up; see Drain.
 	ctx    context.Context
@@ -64,6 +66,7 @@ func New(options Options) *Proxy {
 		budget:     newBudget(&options),
 		ctx:        ctx,
 		giveUp:     cancel,
+		refusals:   rate.NewLimiter(refusalsPerSecond, refusalsPerSecond),
 		services:   map[types.NamespacedName]map[config.PortID]*frontEnd{},
 		owners:     map[portal.Target]*frontEnd{},
 		problems:   map[config.PortID]*Problem{},

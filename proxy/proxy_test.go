@@ -231,6 +231,27 @@ var _ = Describe("a Proxy", func() {
 		Expect(s.ToClient).To(BeEquivalentTo(9))
 	})
 
+	It("counts all clients that it does not admit, and tells of ten a second", func() {
+		web := service("web", "10.96.0.1", backend("one"))
+		web.Ports[0].VIPs[0].Sources = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+		p.Apply([]config.Service{web})
+		const clients = 200
+		began := time.Now()
+		for i := range clients {
+			if c, err := net.Dial("tcp", listener("web")); err == nil { // it may see the reset at once
+				c.Close()
+			}
+			Eventually(func() int64 { return p.Stats().Ends[trace.SourceRefused] }).WithPolling(time.Millisecond).WithTimeout(10 * time.Second).Should(BeEquivalentTo(i + 1))
+			Eventually(p.Connections).WithPolling(time.Millisecond).Should(BeZero())
+		}
+		mayTell := 10 + int(10*time.Since(began).Seconds()) + 1
+		s := p.Stats()
+		Expect(s.Accepted).To(BeEquivalentTo(clients))
+		told := len(p.Trace.Ended(clients, func(*trace.Event) bool { return true }))
+		Expect(told).To(And(BeNumerically(">", 0), BeNumerically("<=", mayTell)))
+		Expect(s.Untold).To(BeEquivalentTo(clients - told))
+	})
+
 	It("ends the search for an endpoint when the Service goes", func() {
 		holder := dialedPort()
 		p.Apply([]config.Service{service("web", "10.96.0.1", holder)})

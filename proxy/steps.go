@@ -22,6 +22,17 @@ func (f *frontEnd) step(life *trace.Life, e *trace.Event) {
 	f.tally.count(life, e)
 }
 
+// untold counts a connection that was refused, and puts nothing into the trace.
+func (f *frontEnd) untold(subject trace.Subject, end trace.End) {
+	f.proxy.counters.untold.Add(1)
+	life := &trace.Life{Subject: subject}
+	for _, e := range []trace.Event{{Kind: trace.Accepted}, {Kind: trace.Closed, End: end}} {
+		e.Subject = &life.Subject
+		f.proxy.counters.count(life, &e)
+		f.tally.count(life, &e)
+	}
+}
+
 // tally counts for one service port what counters counts for all.
 type tally struct {
 	accepted, established, failed     atomic.Int64

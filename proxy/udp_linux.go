@@ -91,10 +91,6 @@ func (e *udpEngine) choose() []*udpLoop {
 // batchSize is how many datagrams one system call may bring or send.
 const batchSize = 32
 
-// refusalsPerSecond bounds how much of the trace clients can take that are not
-// admitted: each of their datagrams would leave two events.
-const refusalsPerSecond = 10
-
 // udpLoop is what the sockets and sessions of one poller share. Except for what
 // is set before it starts, it belongs to the poller's goroutine.
 type udpLoop struct {
