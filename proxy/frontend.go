@@ -195,7 +195,7 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 		protocol: port.Protocol,
 		affinity: affinity.NewTable(p.affinities, port.AffinityTimeout),
 	}
-	f.pool.Watcher = f
+	f.pool.Watcher, f.pool.FirstTurn = f, p.FirstTurn
 	return f
 }
 

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -24,6 +25,9 @@ type Options struct {
 	// Schedule is how long each attempt to connect may take.
 	Schedule   []time.Duration
 	Quarantine balance.Quarantine
+	// FirstTurn is balance.Pool.FirstTurn. By default it is chance: nodes that all began
+	// with the first endpoint would all send it the first connection of a new Service.
+	FirstTurn func() uint32
 
 	// HalfClosed ends a connection that one side has ended and in which nothing
 	// moves; 0 means never.
@@ -100,6 +104,7 @@ func Defaults() Options {
 	return Options{
 		Schedule:        slices.Clone(DefaultSchedule),
 		Quarantine:      balance.Quarantine{First: 10 * time.Second, Max: 2 * time.Minute},
+		FirstTurn:       rand.Uint32,
 		HalfClosed:      10 * time.Minute,
 		Keepalive:       3 * time.Minute,
 		AffinityPerPort: 65536,

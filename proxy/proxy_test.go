@@ -262,6 +262,24 @@ var _ = Describe("a Proxy", func() {
 		Eventually(func() int64 { return p.Stats().Ends[trace.NoEndpoint] }).Should(BeEquivalentTo(1))
 	})
 
+	It("leaves to chance which endpoint of a new Service is the first", func() {
+		var endpoints []netip.AddrPort
+		for n := range 8 {
+			endpoints = append(endpoints, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), 80))
+		}
+		first := map[netip.AddrPort]bool{}
+		for n := range 20 { // the same endpoint twenty times: once in 10^17 runs
+			name := fmt.Sprint("web-", n)
+			s := service(name, fmt.Sprint("10.96.0.", n+1), endpoints...)
+			p.Apply([]config.Service{s})
+			x, err := p.Explain(proxy.Question{Service: s.Name}, time.Now())
+			Expect(err).NotTo(HaveOccurred())
+			first[x.Order[0].Endpoint.Addr] = true
+			p.Apply([]config.Service{gone(name)})
+		}
+		Expect(len(first)).To(BeNumerically(">", 1))
+	})
+
 	It("tells when a change was wanted and when it was carried out", func() {
 		Expect(p.SyncStatus()).To(BeZero())
 		p.Apply(nil)

@@ -44,6 +44,7 @@ func newNode() *node {
 	log.SetOutput(GinkgoWriter)
 	o := proxy.Defaults()
 	o.Portal, o.Log, o.Trace, o.SCTP = pt, log, trace.NewLog(1000), proxy.SCTPOff
+	o.FirstTurn = nil // the first endpoint's, as the specs expect
 	o.Schedule = []time.Duration{100 * time.Millisecond, 100 * time.Millisecond}
 	n := &node{proxy: proxy.New(o)}
 	h := &admin.Health{Sync: n.proxy.SyncStatus, Timeout: time.Minute}

@@ -3,6 +3,7 @@ package balance_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"sync"
 	"testing"
@@ -69,6 +70,22 @@ var _ = Describe("a Set", func() {
 			Expect(pick(0)).To(Equal("2, round robin"))
 			Expect(pick(0)).To(Equal("3, round robin"))
 		}
+	})
+
+	It("begins with the turn that it is told, and goes on from there when endpoints change", func() {
+		first := uint32(4)
+		pool = &balance.Pool{FirstTurn: func() uint32 { first++; return first }}
+		pool.Update(port(endpoints(1, 2, 3)))
+		Expect(pick(0)).To(Equal("3, round robin"))
+		pool.Update(port(endpoints(1, 2, 3)))
+		Expect(pick(0)).To(Equal("1, round robin"))
+		Expect(pick(0)).To(Equal("2, round robin"))
+	})
+
+	It("knows every endpoint, also in the last turn that can be counted", func() {
+		pool = &balance.Pool{FirstTurn: func() uint32 { return math.MaxUint32 }}
+		pool.Update(port(endpoints(1, 2, 3)))
+		Expect(pick(0, 1, 2)).To(Equal("3, only one left"))
 	})
 
 	It("gives each endpoint the same share under concurrency", func() {

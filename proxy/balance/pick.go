@@ -78,7 +78,7 @@ func (s *Set) pick(turn uint32, now time.Time, tried []netip.AddrPort, claim boo
 	var resort *Endpoint
 	var resortSkipped uint32
 	for i := range n {
-		e := s.endpoints[(turn+i)%n]
+		e := s.endpoints[(turn%n+i)%n] // turn+i could be beyond what a uint32 holds
 		if slices.Contains(tried, e.Addr) {
 			continue
 		}

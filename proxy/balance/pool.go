@@ -13,6 +13,11 @@ type Pool struct {
 	// before the first Update.
 	Watcher Watcher
 
+	// FirstTurn returns whose turn is first in a new Set: the endpoint with that
+	// index, modulo how many there are. Nil means always the first one. It is set
+	// before the first Update.
+	FirstTurn func() uint32
+
 	// All are all endpoints, usable or not, in the order of the model.
 	All []*Endpoint
 
@@ -48,9 +53,9 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 			gone = append(gone, e)
 		}
 	}
-	p.Cluster = newSet(p.Cluster, port.Cluster, now)
-	p.Internal = newSet(p.Internal, port.Internal, now)
-	p.External = newSet(p.External, port.External, now)
+	p.Cluster = p.newSet(p.Cluster, port.Cluster, now)
+	p.Internal = p.newSet(p.Internal, port.Internal, now)
+	p.External = p.newSet(p.External, port.External, now)
 	return gone
 }
 
@@ -66,10 +71,13 @@ func byAddr(list []*Endpoint) map[netip.AddrPort]*Endpoint {
 
 // newSet returns a Set of the endpoints in list, all of which are in all, that
 // goes on where old was in the rotation.
-func newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*Endpoint) *Set {
+func (p *Pool) newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*Endpoint) *Set {
 	s := &Set{endpoints: make([]*Endpoint, 0, len(list))}
-	if old != nil {
+	switch {
+	case old != nil:
 		s.cursor.Store(old.cursor.Load())
+	case p.FirstTurn != nil:
+		s.cursor.Store(p.FirstTurn())
 	}
 	for _, c := range list {
 		if e := all[c.Addr]; e != nil {
