@@ -1,0 +1,213 @@
+package probe
+
+import (
+	"container/heap"
+	"context"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// Target wants to know whether an address answers. Its methods are called one at a
+// time, must return quickly, and must not call the Prober. Targets are compared: one
+// that is added again is the same.
+type Target interface {
+	// Wanted reports whether it still wants to know. It is asked before each probe.
+	Wanted() bool
+	// Probed is told how a probe ended: err is what Options.Dial has returned. It
+	// returns after how long the next one is wanted; 0 means none.
+	Probed(err error) (next time.Duration)
+}
+
+// Options are what a Prober is made of. All are required.
+type Options struct {
+	// Dial makes a probe. It returns when ctx ends, which is after Timeout or when the
+	// Prober is stopped.
+	Dial    func(ctx context.Context, to netip.AddrPort) error
+	Timeout time.Duration
+	// Gap is the least time between the beginnings of two probes, AtOnce how many may be
+	// under way.
+	Gap    time.Duration
+	AtOnce int
+}
+
+// Prober probes addresses. Its methods may be called from any goroutine.
+type Prober struct {
+	Options
+	ctx  context.Context
+	stop context.CancelFunc
+
+	mu       sync.Mutex
+	jobs     map[netip.AddrPort]*job
+	waiting  queue // those jobs of which no probe is under way
+	underWay int
+	next     time.Time // no probe begins before
+	running  bool
+
+	look    chan struct{} // something has changed that run should look at
+	workers sync.WaitGroup
+}
+
+// New returns a Prober that has nothing to do.
+func New(options Options) *Prober {
+	p := &Prober{Options: options, jobs: map[netip.AddrPort]*job{}, look: make(chan struct{}, 1)}
+	p.ctx, p.stop = context.WithCancel(context.Background())
+	return p
+}
+
+// Add has to probed after wait, for t. If others want to know about it sooner, t is
+// told then. A Prober that was stopped does nothing.
+func (p *Prober) Add(to netip.AddrPort, t Target, wait time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ctx.Err() != nil {
+		return
+	}
+	due := time.Now().Add(wait)
+	j := p.jobs[to]
+	switch {
+	case j == nil:
+		j = &job{to: to, targets: map[Target]bool{}, due: due}
+		p.jobs[to] = j
+		heap.Push(&p.waiting, j)
+	case j.place >= 0 && due.Before(j.due):
+		j.due = due
+		heap.Fix(&p.waiting, j.place)
+	}
+	j.targets[t] = true
+	p.wake()
+}
+
+// Stop ends the probes that are under way, and returns when nothing runs any more.
+func (p *Prober) Stop() {
+	p.mu.Lock()
+	p.stop()
+	p.mu.Unlock()
+	p.workers.Wait()
+}
+
+// wake makes run look again, and starts it if need be. It is called with mu.
+func (p *Prober) wake() {
+	if !p.running {
+		p.running = true
+		p.workers.Go(p.run)
+		return
+	}
+	select {
+	case p.look <- struct{}{}:
+	default:
+	}
+}
+
+// run begins each probe when its time comes, until nobody waits.
+func (p *Prober) run() {
+	for {
+		wait, waiting := p.begin()
+		if !waiting {
+			return
+		}
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-p.look:
+		case <-time.After(wait):
+		}
+	}
+}
+
+// begin begins the probes that are due, and returns how long to wait for the next;
+// waiting is false, and running too, if there is none.
+func (p *Prober) begin() (wait time.Duration, waiting bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.waiting) > 0 {
+		j, now := p.waiting[0], time.Now()
+		if wait := max(j.due.Sub(now), p.next.Sub(now)); wait > 0 {
+			return wait, true
+		}
+		if p.underWay == p.AtOnce {
+			return time.Minute, true // the first that ends wakes run
+		}
+		heap.Pop(&p.waiting)
+		for t := range j.targets {
+			if !t.Wanted() {
+				delete(j.targets, t)
+			}
+		}
+		if len(j.targets) == 0 {
+			delete(p.jobs, j.to)
+			continue
+		}
+		p.underWay++
+		p.next = now.Add(p.Gap)
+		p.workers.Go(func() { p.probe(j) })
+	}
+	p.running = false
+	return 0, false
+}
+
+// probe makes one probe and tells those who want to know.
+func (p *Prober) probe(j *job) {
+	ctx, cancel := context.WithTimeout(p.ctx, p.Timeout)
+	defer cancel()
+	err := p.Dial(ctx, j.to)
+	p.mu.Lock() // until all is settled: a target that fails again meanwhile is added behind that
+	defer p.mu.Unlock()
+	p.underWay--
+	if p.ctx.Err() != nil {
+		return // err is nobody's fault
+	}
+	var soonest time.Duration
+	for t := range j.targets {
+		next := t.Probed(err)
+		if next == 0 {
+			delete(j.targets, t)
+		} else if soonest == 0 || next < soonest {
+			soonest = next
+		}
+	}
+	if len(j.targets) == 0 {
+		delete(p.jobs, j.to)
+	} else {
+		j.due = time.Now().Add(soonest)
+		heap.Push(&p.waiting, j)
+	}
+	if len(p.waiting) > 0 {
+		p.wake()
+	}
+}
+
+// job is an address and who wants to know about it.
+type job struct {
+	to      netip.AddrPort
+	targets map[Target]bool
+	due     time.Time
+	place   int // in the queue; -1 while the probe is under way
+}
+
+// queue is a heap of jobs, the one that is due first in front.
+type queue []*job
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].place, q[j].place = i, j
+}
+
+// Push implements heap.Interface.
+func (q *queue) Push(x any) {
+	j := x.(*job)
+	j.place = len(*q)
+	*q = append(*q, j)
+}
+
+// Pop implements heap.Interface.
+func (q *queue) Pop() any {
+	old := *q
+	j := old[len(old)-1]
+	old[len(old)-1] = nil
+	*q = old[:len(old)-1]
+	j.place = -1
+	return j
+}
