@@ -127,13 +127,11 @@ func (a *attempts) next(ctx context.Context, set *balance.Set, timeout time.Dura
 // ctx's error if that has ended.
 func (a *attempts) settle(ctx context.Context, t try, err error) error {
 	failed := err != nil && ctx.Err() == nil && !outOfResources(err) && !futile(err) // else it is not about the endpoint
-	// The ports towards this endpoint are used up, or there is no address of its
-	// family here: that is not its fault, but another endpoint may do.
-	unreachable := errors.Is(err, syscall.EADDRNOTAVAIL)
+	blame := failed && blamed(err)
 	if err != nil {
 		err = attemptError(err)
 	}
-	a.end(t, time.Now(), err, failed && !unreachable)
+	a.end(t, time.Now(), err, blame)
 	switch {
 	case failed:
 		return errTryAgain
@@ -142,6 +140,11 @@ func (a *attempts) settle(ctx context.Context, t try, err error) error {
 	}
 	return err
 }
+
+// blamed reports whether err, with which an attempt ended, is the endpoint's fault. It is
+// not if this node has run out of something, the ports towards this endpoint among that,
+// or has no address of its family: another endpoint may do.
+func blamed(err error) bool { return !outOfResources(err) && !errors.Is(err, syscall.EADDRNOTAVAIL) }
 
 // try is an attempt that has begun.
 type try struct {
@@ -213,7 +216,7 @@ func (a *attempts) sticky(set *balance.Set, had netip.AddrPort, now time.Time) (
 	if endpoint == nil || slices.Contains(a.tried, had) {
 		return balance.Choice{}, false
 	}
-	if _, _, _, quarantined := endpoint.Quarantined(now); quarantined {
+	if _, quarantined := endpoint.Quarantined(now); quarantined {
 		return balance.Choice{}, false
 	}
 	return balance.Choice{Endpoint: endpoint, Reason: balance.Affinity}, true

@@ -78,7 +78,7 @@ func newSearch(endpoints ...behaviour) *search {
 	s.list(ns...)
 	s.attempts = attempts{
 		schedule:   DefaultSchedule,
-		quarantine: Defaults().Quarantine,
+		quarantine: balance.Quarantine{First: 10 * time.Second, Max: 2 * time.Minute},
 		affinity:   affinity.NewTable(&affinity.Limits{PerTable: 10, Total: 10}, 0),
 		client:     netip.MustParseAddr("192.0.2.1"),
 		dial: func(ctx context.Context, _ netip.Addr, to *config.Endpoint) (endpointConn, error) {
@@ -214,7 +214,7 @@ func TestResourcesAreNotTheEndpointsFault(t *testing.T) {
 		g := NewWithT(t)
 		s := newSearch(func(context.Context, time.Duration) error { return syscall.EMFILE })
 		s.find()
-		_, _, _, quarantined := s.pool.All[0].Quarantined(time.Now())
+		_, quarantined := s.pool.All[0].Quarantined(time.Now())
 		g.Expect(quarantined).To(BeFalse())
 	})
 }
@@ -309,4 +309,11 @@ func TestAffinityOfAttempts(t *testing.T) {
 			g.Expect(s.find()).To(HaveSuffix("found 2"))
 		})
 	})
+}
+
+func TestProbesFitIntoWhatIsReserved(t *testing.T) {
+	for descriptors, most := range map[int64]int64{8: 1, 256: 9, 1024: 36, 1 << 20: 64} {
+		b := budget{descriptors: descriptors}
+		NewWithT(t).Expect(b.probes()).To(Equal(most), "of %d descriptors", descriptors)
+	}
 }

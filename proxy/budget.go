@@ -41,15 +41,16 @@ func newBudget(o *Options) budget {
 	}
 }
 
-const mostReserved = 256 + handover.SocketsAtOnce
+const mostReserved = 256 + mostProbes + handover.SocketsAtOnce
+
+// reserved returns how many descriptors are kept for standard files, epoll, netlink,
+// admin clients, iptables' pipes, probes, and the copies of listeners of which a
+// handover makes so many at a time. Where few are allowed, a quarter has to do.
+func (b *budget) reserved() int64 { return min(mostReserved, b.descriptors/4) }
 
 // usable returns how many descriptors there are for listeners, connections and
-// sessions. The others are kept for standard files, epoll, netlink, admin clients,
-// iptables' pipes, and the copies of listeners of which a handover makes so many at a
-// time. Where few are allowed, a quarter has to do.
-func (b *budget) usable() int64 {
-	return b.descriptors - min(mostReserved, b.descriptors/4)
-}
+// sessions.
+func (b *budget) usable() int64 { return b.descriptors - b.reserved() }
 
 // maxListeners returns how many descriptors listeners may take: a quarter stays
 // for connections, without which listeners are of no use.

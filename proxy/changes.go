@@ -127,13 +127,26 @@ func sameButEndpoints(a, b config.ServicePort) bool {
 // Quarantined implements balance.Watcher.
 func (f *frontEnd) Quarantined(e *balance.Endpoint, now time.Time, length time.Duration, cause error) {
 	f.proxy.counters.quarantines.Add(1)
-	f.proxy.Trace.Change(&trace.Event{Kind: trace.EndpointQuarantined, Time: now, Subject: &trace.Subject{Port: f.id, Protocol: f.protocol},
-		Endpoint: e.Addr, Pod: e.Pod, Took: length, Err: cause.Error()})
+	told := trace.Event{Kind: trace.EndpointQuarantined, Time: now, Took: length, Err: cause.Error()}
+	if f.quarantine().Probed {
+		told.Reason = trace.ByProbe
+		f.proxy.prober.Add(e.Addr, probed{f, e.State}, length)
+	}
+	f.tellEndpoint(told, e)
 }
 
 // Recovered implements balance.Watcher.
-func (f *frontEnd) Recovered(e *balance.Endpoint) {
+func (f *frontEnd) Recovered(e *balance.Endpoint) { f.recovered(e, time.Now(), "") }
+
+// recovered notes that e has answered: a client or, if by is trace.ByProbe, a probe.
+func (f *frontEnd) recovered(e *balance.Endpoint, now time.Time, by string) {
 	f.proxy.counters.recoveries.Add(1)
-	f.proxy.Trace.Change(&trace.Event{Kind: trace.EndpointRecovered, Time: time.Now(), Subject: &trace.Subject{Port: f.id, Protocol: f.protocol},
-		Endpoint: e.Addr, Pod: e.Pod})
+	f.tellEndpoint(trace.Event{Kind: trace.EndpointRecovered, Time: now, Reason: by}, e)
+}
+
+// tellEndpoint tells what has become of an endpoint.
+func (f *frontEnd) tellEndpoint(told trace.Event, e *balance.Endpoint) {
+	told.Subject = &trace.Subject{Port: f.id, Protocol: f.protocol}
+	told.Endpoint, told.Pod = e.Addr, e.Pod
+	f.proxy.Trace.Change(&told)
 }

@@ -257,7 +257,7 @@ func (c *connection) search() *attempts {
 	p := c.front.proxy
 	return &attempts{
 		schedule:   p.Schedule,
-		quarantine: p.Quarantine,
+		quarantine: c.front.quarantine(),
 		dial: func(ctx context.Context, from netip.Addr, to *config.Endpoint) (endpointConn, error) {
 			if p.leadsBack(c.front.protocol, to.Addr) {
 				return nil, errLeadsBack

@@ -32,6 +32,7 @@ type counters struct {
 	serviceChanges, endpointChanges atomic.Int64
 	repaired, portalFailures        atomic.Int64
 	quarantines, recoveries         atomic.Int64
+	probes                          [numResults]atomic.Int64
 }
 
 // AttemptResult says how an attempt ended.
@@ -157,9 +158,10 @@ type Stats struct {
 	Problems        map[Reason]int
 
 	ServiceChanges, EndpointChanges int64
-	Repaired                        int64 // rules, routes and chains that somebody had removed or changed
-	PortalFailures                  int64 // changes that the portal could not make
-	Quarantines, Recoveries         int64 // endpoints that went into quarantine, and that answered after one
+	Repaired                        int64             // rules, routes and chains that somebody had removed or changed
+	PortalFailures                  int64             // changes that the portal could not make
+	Quarantines, Recoveries         int64             // endpoints that went into quarantine, and that answered after one
+	Probes                          [numResults]int64 // by AttemptResult; they are not among Attempts
 
 	// NoLocalEndpoints is how many service ports have policy Local, endpoints,
 	// and none of them on this node.
@@ -201,6 +203,9 @@ func (p *Proxy) Stats() Stats {
 	s.Associations.Accepted = c.associations.Load()
 	for i := range s.Attempts {
 		s.Attempts[i] = c.attempts[i].Load()
+	}
+	for i := range s.Probes {
+		s.Probes[i] = c.probes[i].Load()
 	}
 	s.Sessions = UDPStats{
 		Open: p.budget.sessions.Load(), Limit: p.budget.sessionLimit(),

@@ -92,6 +92,7 @@ var _ = Describe("a Proxy with a Dial of its own", func() {
 		o := proxy.Defaults()
 		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
 		events = o.Trace.Reader(true)
+		o.Quarantine.First = time.Hour // longer than a spec takes
 		o.TCPOnly = errors.New("a tunnel carries TCP only")
 		o.Dial = func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
 			c, err := o.DirectDial(ctx, to)

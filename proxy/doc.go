@@ -12,6 +12,8 @@
 // clients send to, udp_session_linux.go the life of a session, and
 // udp_search_linux.go how it finds an endpoint that answers.
 //
+// Endpoints that failed are probed by package probe, as probes.go says.
+//
 // Which endpoint is next is decided by package balance, how a VIP reaches a
 // listener by package portal, bytes are moved by package forward, and what
 // happened is kept by package trace.

@@ -306,9 +306,14 @@ func (x *explaining) why(c balance.Choice) string {
 
 // quarantine says in words that e is in quarantine, or "".
 func (x *explaining) quarantine(e *balance.Endpoint) string {
-	until, failures, cause, ok := e.Quarantined(x.now)
+	spell, ok := e.Quarantined(x.now)
 	if !ok {
 		return ""
 	}
-	return fmt.Sprintf("in quarantine for another %s (failures in a row: %d, the last: %v)", trace.Short(until.Sub(x.now)), failures, cause)
+	left := trace.Short(max(0, spell.Until.Sub(x.now)))
+	why := fmt.Sprintf("(failures in a row: %d, the last: %v)", spell.Failures, spell.Cause)
+	if spell.Probed {
+		return fmt.Sprintf("in quarantine until a probe is answered, the next in %s %s", left, why)
+	}
+	return fmt.Sprintf("in quarantine for another %s %s", left, why)
 }

@@ -103,7 +103,7 @@ type Options struct {
 func Defaults() Options {
 	return Options{
 		Schedule:        slices.Clone(DefaultSchedule),
-		Quarantine:      balance.Quarantine{First: 10 * time.Second, Max: 2 * time.Minute},
+		Quarantine:      balance.Quarantine{First: time.Second, Max: 2 * time.Minute, Probed: true},
 		FirstTurn:       rand.Uint32,
 		HalfClosed:      10 * time.Minute,
 		Keepalive:       3 * time.Minute,

@@ -14,6 +14,7 @@ import (
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/probe"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -27,6 +28,7 @@ type Proxy struct {
 	udp         udpEngine
 	locality    locality
 	counters    counters
+	prober      *probe.Prober
 	sync        syncState
 	refusals    *rate.Limiter // of connections, in the trace
 	reading     sync.Mutex    // held while PortalStatus reads the kernel
@@ -75,6 +77,7 @@ func New(options Options) *Proxy {
 	}
 	p.connections = newConnections(&p.budget)
 	p.udp.proxy = p
+	p.prober = p.newProber()
 	p.locality.refresh()
 	return p
 }
@@ -251,11 +254,12 @@ func (p *Proxy) Check(ctx context.Context) {
 }
 
 // Stop stops accepting, and from then on nothing is changed in the kernel any
-// more. The portal's rules stay as they are. Connections that are open go on;
-// UDP sessions end; after a handover, when the clients that wait for a reply have
-// it, or after two seconds.
+// more, and no endpoint is probed. The portal's rules stay as they are. Connections
+// that are open go on; UDP sessions end; after a handover, when the clients that wait
+// for a reply have it, or after two seconds.
 func (p *Proxy) Stop() {
 	p.closeListeners()
+	p.prober.Stop()
 	p.udp.retired()
 	defer p.change()()
 	p.udp.stop()

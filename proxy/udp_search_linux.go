@@ -39,7 +39,7 @@ const (
 func newUDPSearch(s *udpSession) *udpSearch {
 	f := s.socket.front
 	return &udpSearch{attempts: attempts{
-		quarantine: f.proxy.Quarantine,
+		quarantine: f.quarantine(),
 		affinity:   f.affinity,
 		client:     s.from.Addr(),
 		report:     s.event,

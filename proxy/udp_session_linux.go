@@ -283,7 +283,7 @@ func (s *udpSession) broken(err error) {
 	f := s.socket.front
 	now := s.socket.loop.clock()
 	err = attemptError(err)
-	s.endpoint.Fail(now, now, err, f.proxy.Quarantine)
+	s.endpoint.Fail(now, now, err, f.quarantine())
 	f.affinity.Forget(s.from.Addr(), s.endpoint.Addr)
 	s.end(trace.EndpointReset, err)
 }

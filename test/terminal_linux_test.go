@@ -196,7 +196,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 
 		It("tells endpoints with their quarantine, affinity and rules", func() {
 			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
-			Expect(out).To(MatchRegexp(`(?m)^web +main +10\.244\.0\.12:8080 +- +quarantined .* another \dm\d+s: connection refused$`))
+			Expect(out).To(MatchRegexp(`(?m)^web +main +10\.244\.0\.12:8080 +- +quarantined .* probe in \dm\d+s: connection refused$`))
 			out, _, _ = askUsher(l.Node, "get", "affinity", "--client", "10.244.0.20")
 			Expect(out).To(MatchRegexp(`(?m)^web:main +10\.244\.0\.20 +10\.244\.0\.11:8080 +- +(3h|2h59m)$`))
 			out, _, _ = askUsher(l.Node, "get", "portals", "-A")
@@ -236,7 +236,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			out, _, code := askUsher(l.Node, "explain", "web", "--client", "10.244.0.20")
 			Expect(code).To(BeZero())
 			Expect(out).To(MatchRegexp(`(?m)^  1  10\.244\.0\.11:8080 +affinity +the client had it before`))
-			Expect(out).To(MatchRegexp(`(?m)^  2  10\.244\.0\.12:8080 +only one left +.*in quarantine for another`))
+			Expect(out).To(MatchRegexp(`(?m)^  2  10\.244\.0\.12:8080 +only one left +.*in quarantine until a probe is answered, the next in \dm`))
 			out, _, _ = askUsher(l.Node, "explain", "empty")
 			Expect(out).To(ContainSubstring("There is no endpoint that could be used"))
 		})

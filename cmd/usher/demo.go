@@ -50,6 +50,7 @@ what comes of it.`,
 	flags.DurationVar(&d.askEvery, "ask-every", 0, "how often each Service is asked by a client in this process; 0 means never")
 	flags.StringVar(&d.admin.admin, "admin-address", defaultAdminAddress, "`host:port` for the API and the pages; if the default is taken, another port is used; empty means none")
 	d.proxyFlags.register(flags)
+	setDefault(flags, "quarantine-max", "5s") // who has mended an endpoint wants to see it
 	d.logs.register(flags, "text")
 	cmd.AddCommand(newDemoBreak(), newDemoMend(), newDemoEndpoints())
 	return cmd

@@ -63,8 +63,8 @@ func newDemoMend() *cobra.Command {
 		Use:   "mend ENDPOINT | --all",
 		Short: "Mend a server of the demo that runs",
 		Long: `Mends one of the servers of the 'usher demo' that runs, or all, also those that
-were broken from the beginning. usher notices at the next attempt: an endpoint
-that was in quarantine is tried again when that is over.`,
+were broken from the beginning. usher notices by itself: it probes an endpoint
+that is in quarantine, every five seconds at least.`,
 		Example: `  usher demo mend web-2
   usher demo mend --all`,
 		Args: func(_ *cobra.Command, args []string) error {

@@ -204,7 +204,7 @@ func newGetEndpoints() *cobra.Command {
 		Short:   "endpoints: state, quarantine, connections, failures",
 		Long: `Lists the endpoints of Services, each port's for itself. STATE is ready;
 quarantined (it failed, and is passed over while there is another one; QUARANTINE
-says for how much longer, and why); terminating (used only if none is ready); or
+says when it is probed next, or for how much longer that is, and why); terminating (used only if none is ready); or
 not-ready.`,
 		Example: `  usher get endpoints web
   usher get endpoints -A -o wide

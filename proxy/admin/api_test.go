@@ -44,7 +44,8 @@ func newNode() *node {
 	log.SetOutput(GinkgoWriter)
 	o := proxy.Defaults()
 	o.Portal, o.Log, o.Trace, o.SCTP = pt, log, trace.NewLog(1000), proxy.SCTPOff
-	o.FirstTurn = nil // the first endpoint's, as the specs expect
+	o.FirstTurn = nil                     // the first endpoint's, as the specs expect
+	o.Quarantine.First = 10 * time.Second // no spec lasts so long
 	o.Schedule = []time.Duration{100 * time.Millisecond, 100 * time.Millisecond}
 	n := &node{proxy: proxy.New(o)}
 	h := &admin.Health{Sync: n.proxy.SyncStatus, Timeout: time.Minute}
@@ -193,6 +194,7 @@ var _ = Describe("the API of a proxy", func() {
 			Expect(q).NotTo(BeNil())
 			Expect(q.Cause).To(Equal("connection refused"))
 			Expect(q.SecondsLeft).To(BeNumerically("~", 10, 5))
+			Expect(q.Probed).To(BeTrue())
 			Expect(at[bad.String()].UsedFor).To(Equal([]string{"internal", "external", "node"}))
 			Expect(at[good.String()].State).To(Equal(api.EndpointReady))
 			Expect(at[good.String()].Active).To(BeEquivalentTo(1))
@@ -255,7 +257,7 @@ var _ = Describe("the API of a proxy", func() {
 			Expect(x.Order[0].Endpoint).To(Equal(good.String()))
 			Expect(x.Order[1].Endpoint).To(Equal(bad.String()))
 			Expect(x.Order[1].Reason).To(Equal("only one left"))
-			Expect(x.Order[1].Text).To(ContainSubstring("in quarantine for another"))
+			Expect(x.Order[1].Text).To(ContainSubstring("in quarantine until a probe is answered, the next in "))
 			Expect(x.ScheduleMs).To(Equal([]float64{100, 100}))
 			again := ask()
 			again.Order[1], x.Order[1] = api.Candidate{}, api.Candidate{} // time goes on

@@ -51,6 +51,7 @@ var (
 	retries             = counter("usher_retries_total", "Attempts after a connection's, or UDP session's, first.")
 	quarantines         = counter("usher_quarantines_total", "Endpoints that failed and went into quarantine.")
 	recoveries          = counter("usher_quarantine_recoveries_total", "Endpoints that answered again after a quarantine.")
+	probes              = counter("usher_probes_total", "Probes of endpoints in quarantine, by result.", "result")
 	endpointsByState    = gauge("usher_endpoints", "Endpoints of service ports, by state.", "state")
 	bytesMoved          = counter("usher_bytes_total", "Bytes of connections and UDP sessions that have ended, by direction.", "to")
 	udpSessionsBegun    = counter("usher_udp_sessions_total", "UDP sessions that have begun.")

@@ -108,6 +108,9 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	tell(retries, s.Retries)
 	tell(quarantines, s.Quarantines)
 	tell(recoveries, s.Recoveries)
+	for result, n := range s.Probes {
+		tell(probes, n, proxy.AttemptResult(result).String())
+	}
 	tell(bytesMoved, s.ToEndpoint, "endpoint")
 	tell(bytesMoved, s.ToClient, "client")
 	u := s.Sessions

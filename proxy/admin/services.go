@@ -214,7 +214,7 @@ func portState(v *proxy.PortView, now time.Time) api.ServiceState {
 }
 
 func stateOf(e *balance.Endpoint, now time.Time) api.EndpointState {
-	if _, _, _, quarantined := e.Quarantined(now); quarantined {
+	if _, quarantined := e.Quarantined(now); quarantined {
 		return api.EndpointQuarantined
 	}
 	switch {
@@ -297,9 +297,10 @@ func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoin
 }
 
 func quarantine(e *balance.Endpoint, now time.Time) *api.Quarantine {
-	until, failures, cause, ok := e.Quarantined(now)
+	spell, ok := e.Quarantined(now)
 	if !ok {
 		return nil
 	}
-	return &api.Quarantine{Until: until, SecondsLeft: until.Sub(now).Seconds(), Failures: failures, Cause: cause.Error()}
+	return &api.Quarantine{Until: spell.Until, SecondsLeft: max(0, spell.Until.Sub(now)).Seconds(), Probed: spell.Probed,
+		Failures: spell.Failures, Cause: spell.Cause.Error()}
 }

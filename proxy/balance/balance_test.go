@@ -157,8 +157,8 @@ var _ = Describe("a Set", func() {
 		By("making the quarantine longer if a probe fails")
 		fail(1, 11*time.Second)
 		Expect(pick(30*time.Second, 2, 3)).To(Equal("1, only one left"))
-		_, failures, _, _ := pool.Cluster.Find(addr(1)).Quarantined(start.Add(30 * time.Second))
-		Expect(failures).To(Equal(2))
+		spell, _ := pool.Cluster.Find(addr(1)).Quarantined(start.Add(30 * time.Second))
+		Expect(spell.Failures).To(Equal(2))
 		By("trusting it again once the probe has succeeded")
 		pool.Cluster.Find(addr(1)).Succeed()
 		c, _ := pool.Cluster.Pick(start.Add(30*time.Second), []netip.AddrPort{addr(2), addr(3)})
@@ -174,12 +174,10 @@ var _ = Describe("a Set", func() {
 				now = now.Add(time.Duration(i) * time.Hour)
 				e.Fail(now, now, errRefused, quarantine)
 			}
-			until, n, cause, ok := e.Quarantined(now.Add(length - 1))
+			spell, ok := e.Quarantined(now.Add(length - 1))
 			Expect(ok).To(BeTrue())
-			Expect(until.Sub(now)).To(Equal(length))
-			Expect(n).To(Equal(failures))
-			Expect(cause).To(Equal(errRefused))
-			_, _, _, ok = e.Quarantined(until)
+			Expect(spell).To(Equal(balance.Spell{Until: now.Add(length), Failures: failures, Cause: errRefused}))
+			_, ok = e.Quarantined(spell.Until)
 			Expect(ok).To(BeFalse())
 		},
 		Entry(nil, 1, 10*time.Second),
@@ -195,16 +193,113 @@ var _ = Describe("a Set", func() {
 		for i := range 100 {
 			e.Fail(start.Add(time.Duration(i)*time.Millisecond), start.Add(250*time.Millisecond), errRefused, quarantine)
 		}
-		until, failures, _, _ := e.Quarantined(start.Add(time.Second))
-		Expect(failures).To(Equal(1))
-		Expect(until).To(Equal(start.Add(10*time.Second + 250*time.Millisecond)))
+		spell, _ := e.Quarantined(start.Add(time.Second))
+		Expect(spell.Failures).To(Equal(1))
+		Expect(spell.Until).To(Equal(start.Add(10*time.Second + 250*time.Millisecond)))
 		Expect(e.Failed.Load()).To(BeEquivalentTo(100))
+	})
+
+	Describe("whose endpoints are probed", func() {
+		q := balance.Quarantine{First: time.Second, Max: 2 * time.Minute, Probed: true}
+		var e *balance.Endpoint
+		BeforeEach(func() { e = pool.Cluster.Find(addr(1)) })
+		quarantined := func(after time.Duration) bool {
+			_, ok := e.Quarantined(start.Add(after))
+			return ok
+		}
+
+		It("passes one over until a probe is answered, and then at once no more", func() {
+			e.Fail(start, start, errRefused, q)
+			for range 6 {
+				Expect(pick(time.Hour)).NotTo(HavePrefix("1,"), "no client has to find out")
+			}
+			spell, _ := e.Quarantined(start.Add(time.Hour))
+			Expect(spell).To(Equal(balance.Spell{Until: start.Add(time.Second), Probed: true, Failures: 1, Cause: errRefused}))
+
+			next, news := e.Probed(start.Add(time.Hour), nil, false, q)
+			Expect(next).To(BeZero())
+			Expect(news).To(BeTrue())
+			Expect(quarantined(time.Hour)).To(BeFalse())
+			Expect(pick(time.Hour, 2, 3)).To(Equal("1, only one left"))
+		})
+
+		It("waits twice as long for each probe, up to the maximum", func() {
+			e.Fail(start, start, errRefused, q)
+			now, silent := start.Add(time.Second), errors.New("no answer")
+			var waits []time.Duration
+			for range 9 {
+				next, news := e.Probed(now, silent, true, q)
+				Expect(news).To(Equal(len(waits) < 7), "that it takes longer")
+				now = now.Add(next)
+				waits = append(waits, next/time.Second)
+				spell, _ := e.Quarantined(now)
+				Expect(spell).To(Equal(balance.Spell{Until: now, Probed: true, Failures: 1 + len(waits), Cause: silent}))
+			}
+			Expect(waits).To(Equal([]time.Duration{2, 4, 8, 16, 32, 64, 120, 120, 120}))
+			Expect(e.Failed.Load()).To(BeEquivalentTo(1), "clients' attempts")
+		})
+
+		It("does not hold it against the endpoint if the probe could not be made", func() {
+			e.Fail(start, start, errRefused, q)
+			next, news := e.Probed(start.Add(time.Second), errors.New("too many open files"), false, q)
+			Expect(next).To(Equal(time.Second))
+			Expect(news).To(BeFalse())
+			spell, _ := e.Quarantined(start)
+			Expect(spell).To(Equal(balance.Spell{Until: start.Add(2 * time.Second), Probed: true, Failures: 1, Cause: errRefused}))
+		})
+
+		It("lets clients that have nobody else neither shorten nor prolong the time, but end it", func() {
+			e.Fail(start, start, errRefused, q)
+			e.Fail(start.Add(time.Minute), start.Add(time.Minute), errRefused, q)
+			spell, _ := e.Quarantined(start)
+			Expect(spell.Until).To(Equal(start.Add(time.Second)))
+			Expect(spell.Failures).To(Equal(1))
+
+			Expect(e.State.Succeed()).To(BeTrue())
+			Expect(quarantined(0)).To(BeFalse())
+			next, news := e.Probed(start.Add(time.Minute), nil, false, q)
+			Expect(next).To(BeZero())
+			Expect(news).To(BeFalse(), "that is known already")
+		})
+
+		It("is not misled by an endpoint that answers probes only", func() {
+			var waits []time.Duration
+			now := start
+			for range 4 {
+				e.Fail(now, now, errRefused, q)
+				spell, _ := e.Quarantined(now)
+				waits = append(waits, spell.Until.Sub(now)/time.Second)
+				now = spell.Until
+				e.Probed(now, nil, false, q)
+			}
+			Expect(waits).To(Equal([]time.Duration{1, 2, 4, 8}))
+
+			By("forgetting it when a client has been connected")
+			Expect(e.State.Succeed()).To(BeFalse(), "it had recovered")
+			e.Fail(now, now, errRefused, q)
+			spell, _ := e.Quarantined(now)
+			Expect(spell.Until.Sub(now)).To(Equal(time.Second))
+
+			By("and when it has been well for long")
+			e.Probed(now, nil, false, q)
+			now = now.Add(q.Max)
+			e.Fail(now, now, errRefused, q)
+			spell, _ = e.Quarantined(now)
+			Expect(spell.Until.Sub(now)).To(Equal(time.Second))
+		})
+
+		It("takes no notice of an attempt that began before the probe was answered", func() {
+			e.Fail(start, start, errRefused, q)
+			e.Probed(start.Add(time.Second), nil, false, q)
+			e.Fail(start.Add(900*time.Millisecond), start.Add(1150*time.Millisecond), errRefused, q)
+			Expect(quarantined(1150 * time.Millisecond)).To(BeFalse())
+		})
 	})
 
 	It("knows no quarantine if that is switched off", func() {
 		e := pool.Cluster.Find(addr(1))
 		e.Fail(start, start, errRefused, balance.Quarantine{})
-		_, _, _, ok := e.Quarantined(start)
+		_, ok := e.Quarantined(start)
 		Expect(ok).To(BeFalse())
 	})
 })
@@ -224,7 +319,7 @@ var _ = Describe("a Pool", func() {
 		Expect(gone[0].Addr).To(Equal(addr(1)))
 		two := pool.Cluster.Find(addr(2))
 		Expect(two.Terminating).To(BeTrue())
-		_, _, _, ok := two.Quarantined(start)
+		_, ok := two.Quarantined(start)
 		Expect(ok).To(BeTrue())
 		c, _ := pool.Cluster.Pick(start, nil)
 		Expect(c.Endpoint.Addr).To(Equal(addr(3)))
@@ -240,13 +335,13 @@ var _ = Describe("a Pool", func() {
 		list = endpoints(1)
 		list[0].Pod = "default/new"
 		Expect(pool.Update(port(list))).To(HaveLen(1))
-		_, _, _, ok := pool.Cluster.Find(addr(1)).Quarantined(start)
+		_, ok := pool.Cluster.Find(addr(1)).Quarantined(start)
 		Expect(ok).To(BeFalse())
 
 		pool.Cluster.Find(addr(1)).Fail(start, start, errRefused, quarantine)
 		Expect(pool.Update(port(nil))).To(HaveLen(1))
 		Expect(pool.Update(port(list))).To(BeEmpty())
-		_, _, _, ok = pool.Cluster.Find(addr(1)).Quarantined(start)
+		_, ok = pool.Cluster.Find(addr(1)).Quarantined(start)
 		Expect(ok).To(BeFalse())
 	})
 })

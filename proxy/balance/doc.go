@@ -6,11 +6,11 @@
 // different groups); it is replaced as a whole when endpoints change, and asked
 // with Pick.
 //
-// Picking is round robin. An endpoint that failed is in quarantine for a while
-// and is passed over as long as there is another one; when its time is over,
-// one connection probes it while the others still pass it over. Every choice
-// comes with its reason.
+// Picking is round robin. An endpoint that failed is in quarantine and is passed over
+// as long as there is another one: until the caller has probed it and it answered, or,
+// where nobody probes, for some time, after which one connection finds out while the
+// others still pass it over. Every choice comes with its reason.
 //
 // The package dials nothing and has no goroutine and no clock: the caller
-// passes the time in and reports how each attempt ended.
+// passes the time in and reports how each attempt and each probe ended.
 package balance

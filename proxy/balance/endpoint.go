@@ -12,6 +12,10 @@ import (
 type Quarantine struct {
 	First time.Duration // after the first failure; 0 means never
 	Max   time.Duration // it doubles with each further failure, up to this
+	// Probed says that the caller probes the endpoint when that time is over, and
+	// reports to State.Probed: the quarantine lasts until a probe is answered. Without
+	// that it is over by itself, and one connection finds out.
+	Probed bool
 }
 
 // probeTime is how long the others wait for the outcome when one connection
@@ -37,18 +41,37 @@ type State struct {
 	// Bytes of connections that have ended.
 	ToEndpoint, ToClient atomic.Int64
 
-	quarantined atomic.Bool // failed is there, readable without the lock
+	remembers atomic.Bool // failed is there, readable without the lock
 
 	mu     sync.Mutex
-	failed *failed // nil, as with most of a hundred thousand, if the last attempt did not fail
+	failed *failed // nil, as with most of a hundred thousand, if it did not fail since a client was connected to it
 }
 
 // failed is what is known of an endpoint that failed.
 type failed struct {
 	times  int       // in a row
 	until  time.Time // passed over until then
-	probed time.Time // somebody is probing; passed over until then
-	cause  error
+	probed bool      // and until a probe is answered
+	// answered says that a probe was, at until. The endpoint has its turns again, but
+	// what it failed is forgotten only when a client has been connected to it: one
+	// that answers nobody but probes shall not be back each time after a second.
+	answered bool
+	claimed  time.Time // a client's connection finds out; passed over until then
+	cause    error
+}
+
+// quarantined reports whether the endpoint was in quarantine at a time.
+func (f *failed) quarantined(at time.Time) bool {
+	return f.probed || at.Before(f.until) && !f.answered
+}
+
+// Spell is a time that an endpoint spends in quarantine.
+type Spell struct {
+	// Until is when it is over or, if it is Probed, when the next probe is due.
+	Until    time.Time
+	Probed   bool  // it lasts until a probe is answered
+	Failures int   // that led to it, in a row; those of probes among them
+	Cause    error // the last of them
 }
 
 // Moved adds the bytes of a connection that has ended.
@@ -90,16 +113,45 @@ func (s *State) Fail(started, now time.Time, cause error, q Quarantine) time.Dur
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	times := 1
-	if s.failed != nil {
-		if started.Before(s.failed.until) {
+	if f := s.failed; f != nil {
+		if f.probed || started.Before(f.until) {
 			return 0
 		}
-		times += s.failed.times
+		if !f.answered || now.Sub(f.until) < q.Max { // it has not been well for long
+			times += f.times
+		}
 	}
 	length := q.length(times)
-	s.failed = &failed{times: times, until: now.Add(length), cause: cause}
-	s.quarantined.Store(true)
+	s.failed = &failed{times: times, until: now.Add(length), probed: q.Probed, cause: cause}
+	s.remembers.Store(true)
 	return length
+}
+
+// Probed reports that a probe ended at now: answered, or with err, for which the
+// endpoint is to blame or not. It returns after which time the next one is due, 0 for
+// none; news says that the endpoint has recovered (and next is 0), or that it is left
+// alone for longer than before.
+func (s *State) Probed(now time.Time, err error, blame bool, q Quarantine) (next time.Duration, news bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.failed
+	switch {
+	case f == nil || !f.probed: // a client has been faster
+		return 0, false
+	case err == nil:
+		f.probed, f.answered, f.until = false, true, now
+		return 0, true
+	case !blame:
+		next = q.length(f.times)
+	default:
+		before := q.length(f.times)
+		f.times++
+		f.cause = err
+		next = q.length(f.times)
+		news = next > before
+	}
+	f.until = now.Add(next)
+	return next, news
 }
 
 // length returns the length of the quarantine after so many failures in a row.
@@ -115,34 +167,33 @@ func (q Quarantine) length(failures int) time.Duration {
 }
 
 // Succeed reports that a connection was established: the past is forgotten. It
-// returns whether there was one.
+// returns whether that is how the endpoint has recovered.
 func (s *State) Succeed() bool {
 	s.Connected.Add(1)
-	if !s.quarantined.Load() {
+	if !s.remembers.Load() {
 		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	failed := s.failed != nil
+	news := s.failed != nil && !s.failed.answered
 	s.failed = nil
-	s.quarantined.Store(false)
-	return failed
+	s.remembers.Store(false)
+	return news
 }
 
-// Quarantined returns until when the endpoint is passed over, how many failures in a row
-// led to that and what the last one was; ok is false if it is not in quarantine
-// at now.
-func (s *State) Quarantined(now time.Time) (until time.Time, failures int, cause error, ok bool) {
-	if !s.quarantined.Load() {
-		return time.Time{}, 0, nil, false
+// Quarantined tells of the quarantine in which the endpoint is at now; ok is false if
+// it is in none.
+func (s *State) Quarantined(now time.Time) (spell Spell, ok bool) {
+	if !s.remembers.Load() {
+		return Spell{}, false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failed
-	if f == nil {
-		return time.Time{}, 0, nil, false
+	if f == nil || !f.quarantined(now) {
+		return Spell{}, false
 	}
-	return f.until, f.times, f.cause, now.Before(f.until)
+	return Spell{Until: f.until, Probed: f.probed, Failures: f.times, Cause: f.cause}, true
 }
 
 // standing is what the choice depends on.
@@ -150,28 +201,28 @@ type standing uint8
 
 const (
 	healthy standing = iota
-	probing          // its quarantine is over and the caller is the one to probe it
-	avoided          // in quarantine, or somebody else is probing it
+	probing          // its quarantine is over by itself, and the caller is the one to find out
+	avoided          // in quarantine, or another connection is finding out
 )
 
 // stand returns the endpoint's standing at now. If claim is set and the answer is probing,
 // the caller has the probe: others see avoided until it has reported how that
 // ended, or probeTime has passed.
 func (s *State) stand(now time.Time, claim bool) standing {
-	if !s.quarantined.Load() {
+	if !s.remembers.Load() {
 		return healthy
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failed
 	switch {
-	case f == nil:
+	case f == nil, f.answered:
 		return healthy
-	case now.Before(f.until), now.Before(f.probed):
+	case f.quarantined(now), now.Before(f.claimed):
 		return avoided
 	}
 	if claim {
-		f.probed = now.Add(probeTime)
+		f.claimed = now.Add(probeTime)
 	}
 	return probing
 }

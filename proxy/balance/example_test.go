@@ -35,8 +35,8 @@ func Example() {
 	}
 	fmt.Println(others, "of 4 went to the other endpoint")
 
-	_, failures, cause, _ := first.Endpoint.Quarantined(now.Add(time.Second))
-	fmt.Println("failures:", failures, "-", cause)
+	spell, _ := first.Endpoint.Quarantined(now.Add(time.Second))
+	fmt.Println("failures:", spell.Failures, "-", spell.Cause)
 
 	// Output:
 	// 4 of 4 went to the other endpoint

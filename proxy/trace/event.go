@@ -35,6 +35,9 @@ const (
 	EndpointRemoved
 	// EndpointQuarantined: it failed, and is passed over for some time.
 	EndpointQuarantined
+	// EndpointProbed: it is in quarantine, and a probe was not answered. It is told
+	// only when the time until the next one becomes longer.
+	EndpointProbed
 	// EndpointRecovered: it had been in quarantine, and answers.
 	EndpointRecovered
 	// PortalRepaired: rules were missing or changed in the kernel.
@@ -47,7 +50,7 @@ var kinds = [...]string{
 	Accepted: "accepted", Attempt: "attempt", Waiting: "waiting", Established: "established", Closed: "closed",
 	ServiceAdded: "service-added", ServiceChanged: "service-changed", ServiceRemoved: "service-removed",
 	EndpointAdded: "endpoint-added", EndpointChanged: "endpoint-changed", EndpointRemoved: "endpoint-removed",
-	EndpointQuarantined: "endpoint-quarantined", EndpointRecovered: "endpoint-recovered",
+	EndpointQuarantined: "endpoint-quarantined", EndpointProbed: "endpoint-probed", EndpointRecovered: "endpoint-recovered",
 	PortalRepaired: "portal-repaired", MoreChanges: "more-changes",
 }
 
@@ -66,6 +69,10 @@ func (k Kind) String() string {
 	}
 	return kinds[k]
 }
+
+// ByProbe is the Reason of EndpointQuarantined if probes end that, and of
+// EndpointRecovered if one did.
+const ByProbe = "probe"
 
 // IsStep reports whether k is a step of a connection, and not a change.
 func (k Kind) IsStep() bool { return k <= Closed }
@@ -95,7 +102,7 @@ type Event struct {
 	Pod        string
 	Reason     string        // why this endpoint
 	PassedOver int           // endpoints passed over because they are in quarantine
-	Took       time.Duration // for the attempt; for Waiting, how long is waited; for Closed, since Accepted; for EndpointQuarantined, how long it lasts
+	Took       time.Duration // for the attempt; for Waiting, how long is waited; for Closed, since Accepted; for EndpointQuarantined, how long it lasts or when the next probe is due, as for EndpointProbed
 	Err        string        // "" if it succeeded
 
 	// Closed.

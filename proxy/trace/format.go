@@ -63,8 +63,16 @@ func (e Event) change() string {
 	case EndpointRemoved:
 		return fmt.Sprintf("%s endpoint %s removed", e.Port, endpoint)
 	case EndpointQuarantined:
+		if e.Reason == ByProbe {
+			return fmt.Sprintf("%s endpoint %s in quarantine, first probe in %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
+		}
 		return fmt.Sprintf("%s endpoint %s in quarantine for %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
+	case EndpointProbed:
+		return fmt.Sprintf("%s endpoint %s did not answer a probe, next in %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
 	case EndpointRecovered:
+		if e.Reason == ByProbe {
+			return fmt.Sprintf("%s endpoint %s answers again, to a probe", e.Port, endpoint)
+		}
 		return fmt.Sprintf("%s endpoint %s answers again", e.Port, endpoint)
 	case PortalRepaired:
 		return fmt.Sprintf("the portal was repaired: %s missing or changed", count(e.Count, "part"))

@@ -166,7 +166,7 @@ var _ = Describe("--via=portforward", func() {
 	})
 
 	It("tries the next Pod when one refuses, with what the client has sent", func() {
-		u := c.laptop(c.developer("get", "create"), "--via=portforward")
+		u := c.laptop(c.developer("get", "create"), "--via=portforward", "--quarantine=1h", "--quarantine-max=1h")
 		pods[0].stop()
 		for range 3 {
 			client, err := laptop.Dial("", vip(svc), 3*time.Second)

@@ -185,7 +185,7 @@ func retry(n *node, start func(...string)) {
 	good := startEndpoint(n.Pods, lab.Pod(1), false)
 	s := diameter(netip.AddrPortFrom(lab.Pod(2), 3868), netip.MustParseAddrPort(lab.BlackHole+":3868"), good.addr)
 	n.put(s)
-	start()
+	start("--quarantine=1h") // longer than this takes
 	for range 20 {
 		p, name, err := ask(n.Pods, podClient, s.vip)
 		Expect(err).NotTo(HaveOccurred())

@@ -45,12 +45,17 @@ var Endpoints = []Column[PortEndpoint]{
 	{Title: "TO CLIENTS", Right: true, Wide: true, Cell: func(e PortEndpoint) string { return Bytes(float64(e.BytesToClient)) }},
 }
 
-// QuarantineCell returns "another 7s: connection refused", or "-".
+// QuarantineCell returns "another 7s: connection refused" or, for one that is probed,
+// "probe in 7s: connection refused", or "-".
 func QuarantineCell(q *api.Quarantine) string {
 	if q == nil {
 		return "-"
 	}
-	return "another " + Seconds(q.SecondsLeft) + ": " + Clean(q.Cause)
+	how := "another "
+	if q.Probed {
+		how = "probe in "
+	}
+	return how + Seconds(q.SecondsLeft) + ": " + Clean(q.Cause)
 }
 
 // podName returns the name of a Pod without its namespace, which is the Service's.

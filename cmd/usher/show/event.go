@@ -18,7 +18,7 @@ func eventStyle(e api.Event) Style {
 			return Good
 		}
 		return Care
-	case api.KindWaiting, api.KindEndpointQuarantined:
+	case api.KindWaiting, api.KindEndpointQuarantined, api.KindEndpointProbed:
 		return Care
 	case api.KindClosed:
 		if !NormalEnd(e.End) {

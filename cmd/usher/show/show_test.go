@@ -71,12 +71,15 @@ var _ = Describe("a table", func() {
 				{Address: "10.1.0.7:80", Pod: "default/web-1", State: api.EndpointQuarantined, Failed: 5,
 					Quarantine: &api.Quarantine{SecondsLeft: 7.2, Cause: "connection refused"}},
 				{Address: "10.1.0.8:80", State: api.EndpointReady, Active: 2, Connected: 9},
+				{Address: "10.1.0.9:80", State: api.EndpointQuarantined, Failed: 1,
+					Quarantine: &api.Quarantine{SecondsLeft: 3.6, Probed: true, Cause: "no answer"}},
 			},
 		}}}
 		Expect(lines(show.Endpoints, false, show.PortEndpoints(detail)...)).To(Equal([]string{
 			"NAMESPACE  SERVICE  PORT  ENDPOINT     POD    STATE        ACTIVE  CONNECTED  FAILED  QUARANTINE",
 			"default    web      http  10.1.0.7:80  web-1  quarantined       0          0       5  another 7s: connection refused",
 			"default    web      http  10.1.0.8:80  -      ready             2          9       0  -",
+			"default    web      http  10.1.0.9:80  -      quarantined       0          0       1  probe in 4s: no answer",
 		}))
 	})
 
@@ -196,6 +199,7 @@ var _ = Describe("an event", func() {
 		Entry(nil, api.KindAttempt, "no answer", "", show.Care),
 		Entry(nil, api.KindClosed, "", "client-closed", show.Quiet),
 		Entry(nil, api.KindClosed, "", "attempts-failed", show.Bad),
+		Entry(nil, api.KindEndpointProbed, "no answer", "", show.Care),
 		Entry(nil, api.KindEndpointRecovered, "", "", show.Note),
 	)
 

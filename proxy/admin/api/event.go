@@ -47,6 +47,7 @@ const (
 	KindEndpointChanged     = "endpoint-changed" // its conditions
 	KindEndpointRemoved     = "endpoint-removed"
 	KindEndpointQuarantined = "endpoint-quarantined"
+	KindEndpointProbed      = "endpoint-probed"    // it is in quarantine, and has not answered a probe; told as long as the time between probes grows
 	KindEndpointRecovered   = "endpoint-recovered" // it was in quarantine, and has been connected to
 	KindPortalRepaired      = "portal-repaired"
 	// KindMoreChanges stands for further changes of the same moment that are not
@@ -83,7 +84,8 @@ type Event struct {
 	PassedOver int    `json:"passedOver,omitempty"`
 	Result     string `json:"result,omitempty"`
 	// TookMs is for the attempt; for waiting, how long is waited; for closed, the
-	// time since accepted; for endpoint-quarantined, how long it lasts.
+	// time since accepted; for endpoint-quarantined, how long it lasts; where the reason is
+	// probe, and for endpoint-probed, when the next probe is due.
 	TookMs float64 `json:"tookMs,omitempty"`
 	Error  string  `json:"error,omitempty"`
 

@@ -183,9 +183,14 @@ type Endpoint struct {
 
 // Quarantine is a time in which an endpoint is passed over.
 type Quarantine struct {
+	// Until is when it is over or, if it is Probed, when the next probe is due;
+	// SecondsLeft how far away that is.
 	Until       time.Time `json:"until"`
 	SecondsLeft float64   `json:"secondsLeft"`
-	// Failures is how many in a row have led to it.
+	// Probed says that usher probes the endpoint, and that the quarantine lasts until
+	// a probe is answered. Otherwise a client's attempt shows what it is like.
+	Probed bool `json:"probed,omitempty"`
+	// Failures is how many in a row have led to it, those of probes among them.
 	Failures int `json:"failures"`
 	// Cause is the last failure: "connection refused", "no answer", …
 	Cause string `json:"cause"`

@@ -1,0 +1,109 @@
+package test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("endpoints that fail", func() {
+	var (
+		l   *lab.Lab
+		pod *lab.Dialer
+		web service
+		dir string
+	)
+	BeforeEach(func() {
+		l = lab.New()
+		pod = l.Pods.NewDialer(20)
+		web = service{name: "web", clusterIP: clusterIP, port: 80}
+		dir = manifestsDir()
+	})
+	start := func(args ...string) *usher {
+		GinkgoHelper()
+		web.write(dir)
+		return startUsher(l.Node, dir, append([]string{"--portal=address", "--trace"}, args...)...)
+	}
+
+	DescribeTable("are back after a second or two when only some packets were lost",
+		func(vip string, at func(int) netip.Addr) {
+			missing("nft")
+			web.clusterIP = vip
+			var lost []string
+			for n := 1; n <= 10; n++ {
+				web.endpoints = append(web.endpoints, startBackend(l.Pods, at(n), 8080).addr)
+				if n > 1 {
+					lost = append(lost, at(n).String())
+				}
+			}
+			u := start()
+			family := map[bool]string{true: "ip", false: "ip6"}[at(1).Is4()]
+			l.Pods.Output("nft", "add table inet blip; add chain inet blip in { type filter hook input priority 0; };"+
+				fmt.Sprintf("add rule inet blip in tcp dport 8080 %s daddr { %s } drop", family, strings.Join(lost, ", ")))
+			var clients sync.WaitGroup
+			for range 10 { // each endpoint has a turn, at the same time
+				clients.Go(func() {
+					defer GinkgoRecover()
+					Expect(ask(pod, web.vip())).Error().NotTo(HaveOccurred())
+				})
+			}
+			for range lost { // a quarter of a second, if nothing else delays it
+				Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`in quarantine, first probe in 1.0 s: no answer`))
+			}
+			l.Pods.Output("nft", "delete table inet blip")
+			began := time.Now()
+			clients.Wait()
+			seen := map[netip.AddrPort]bool{}
+			Eventually(func() map[netip.AddrPort]bool {
+				endpoint, err := ask(pod, web.vip())
+				Expect(err).NotTo(HaveOccurred())
+				seen[endpoint] = true
+				return seen
+			}).WithTimeout(6 * time.Second).WithPolling(time.Millisecond).Should(HaveLen(10))
+			AddReportEntry("all ten have clients again", time.Since(began).String())
+			Expect(string(u.Out.Contents())).NotTo(ContainSubstring("probe after quarantine"), "no client found out")
+		},
+		Entry("IPv4", clusterIP, lab.Pod),
+		Entry("IPv6", "fd00:10:96::10", lab.Pod6),
+	)
+
+	It("cost one client an attempt and no other anything, until they are back", func() {
+		good := startBackend(l.Pods, lab.Pod(1), 8080)
+		dead := netip.AddrPortFrom(lab.Pod(2), 8080)
+		web.endpoints = []netip.AddrPort{good.addr, dead}
+		u := start()
+		asked := func() *gbytes.Buffer { // clients come all the time
+			Expect(ask(pod, web.vip())).To(BeElementOf(good.addr, dead))
+			return u.Out
+		}
+		Eventually(asked).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.12:8080 .*connection refused`))
+		for _, next := range []string{`2\.0`, `4\.0`, `8\.0`} { // after one second, three, and seven
+			Eventually(asked).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint 10\.244\.0\.12:8080 did not answer a probe, next in ` + next + ` s: connection refused`))
+		}
+		Expect(strings.Count(string(u.Out.Contents()), "→ 10.244.0.12:8080 ")).To(Equal(1))
+		out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
+		Expect(out).To(MatchRegexp(`10\.244\.0\.12:8080 +- +quarantined .* probe in \ds: connection refused`))
+
+		startBackend(l.Pods, lab.Pod(2), 8080)
+		Eventually(asked).WithTimeout(30 * time.Second).Should(gbytes.Say(`endpoint 10\.244\.0\.12:8080 answers again, to a probe`))
+		Eventually(asked).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.12:8080 \(round robin\): connected`))
+		Expect(metric(l.Node.NewDialer(1), `usher_probes_total{result="connected"}`)).To(BeEquivalentTo(1))
+	})
+
+	It("are found out about by clients with --probes=false", func() {
+		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr, netip.AddrPortFrom(lab.Pod(2), 8080)}
+		u := start("--probes=false", "--quarantine=100ms")
+		Eventually(func() *gbytes.Buffer {
+			Expect(ask(pod, web.vip())).Error().NotTo(HaveOccurred())
+			return u.Out
+		}).WithTimeout(10 * time.Second).Should(gbytes.Say(`attempt 1 → 10\.244\.0\.12:8080 \(probe after quarantine\): connection refused`))
+	})
+})
