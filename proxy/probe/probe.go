@@ -39,7 +39,8 @@ type Prober struct {
 
 	mu       sync.Mutex
 	jobs     map[netip.AddrPort]*job
-	waiting  queue // those jobs of which no probe is under way
+	waiting  queue // jobs that are not due
+	due      queue // jobs that are, and wait to be allowed
 	underWay int
 	next     time.Time // no probe begins before
 	running  bool
@@ -51,6 +52,10 @@ type Prober struct {
 // New returns a Prober that has nothing to do.
 func New(options Options) *Prober {
 	p := &Prober{Options: options, jobs: map[netip.AddrPort]*job{}, look: make(chan struct{}, 1)}
+	p.waiting.less = func(a, b *job) bool { return a.due.Before(b.due) }
+	// When many are due, those first that have been left alone for a short time: who has
+	// just failed does not wait for ten thousand that have been dead for long.
+	p.due.less = func(a, b *job) bool { return a.wait < b.wait }
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	return p
 }
@@ -63,18 +68,23 @@ func (p *Prober) Add(to netip.AddrPort, t Target, wait time.Duration) {
 	if p.ctx.Err() != nil {
 		return
 	}
-	due := time.Now().Add(wait)
 	j := p.jobs[to]
-	switch {
+	switch due := time.Now().Add(wait); {
 	case j == nil:
-		j = &job{to: to, targets: map[Target]bool{}, due: due}
+		j = &job{to: to, targets: map[Target]bool{}}
 		p.jobs[to] = j
-		heap.Push(&p.waiting, j)
-	case j.place >= 0 && due.Before(j.due):
-		j.due = due
-		heap.Fix(&p.waiting, j.place)
+		p.schedule(j, wait)
+	case j.queue == &p.waiting && due.Before(j.due), j.queue == &p.due && wait < j.wait:
+		heap.Remove(j.queue, j.place)
+		p.schedule(j, wait)
 	}
 	j.targets[t] = true
+}
+
+// schedule has j probed after wait. It is called with mu.
+func (p *Prober) schedule(j *job, wait time.Duration) {
+	j.wait, j.due = wait, time.Now().Add(wait)
+	heap.Push(&p.waiting, j)
 	p.wake()
 }
 
@@ -120,15 +130,18 @@ func (p *Prober) run() {
 func (p *Prober) begin() (wait time.Duration, waiting bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.waiting) > 0 {
-		j, now := p.waiting[0], time.Now()
-		if wait := max(j.due.Sub(now), p.next.Sub(now)); wait > 0 {
+	now := time.Now()
+	for p.waiting.Len() > 0 && !p.waiting.jobs[0].due.After(now) {
+		heap.Push(&p.due, heap.Pop(&p.waiting))
+	}
+	for p.due.Len() > 0 {
+		if wait := p.next.Sub(now); wait > 0 {
 			return wait, true
 		}
 		if p.underWay == p.AtOnce {
 			return time.Minute, true // the first that ends wakes run
 		}
-		heap.Pop(&p.waiting)
+		j := heap.Pop(&p.due).(*job)
 		for t := range j.targets {
 			if !t.Wanted() {
 				delete(j.targets, t)
@@ -141,6 +154,9 @@ func (p *Prober) begin() (wait time.Duration, waiting bool) {
 		p.underWay++
 		p.next = now.Add(p.Gap)
 		p.workers.Go(func() { p.probe(j) })
+	}
+	if p.waiting.Len() > 0 {
+		return p.waiting.jobs[0].due.Sub(now), true
 	}
 	p.running = false
 	return 0, false
@@ -168,46 +184,48 @@ func (p *Prober) probe(j *job) {
 	}
 	if len(j.targets) == 0 {
 		delete(p.jobs, j.to)
-	} else {
-		j.due = time.Now().Add(soonest)
-		heap.Push(&p.waiting, j)
+		p.wake() // another one may begin
+		return
 	}
-	if len(p.waiting) > 0 {
-		p.wake()
-	}
+	p.schedule(j, soonest)
 }
 
 // job is an address and who wants to know about it.
 type job struct {
 	to      netip.AddrPort
 	targets map[Target]bool
-	due     time.Time
-	place   int // in the queue; -1 while the probe is under way
+	wait    time.Duration // since the last probe, or since it was added
+	due     time.Time     // when that is over
+	queue   *queue        // in which it is, and where; nil while the probe is under way
+	place   int
 }
 
-// queue is a heap of jobs, the one that is due first in front.
-type queue []*job
+// queue is a heap of jobs.
+type queue struct {
+	jobs []*job
+	less func(a, b *job) bool
+}
 
-func (q queue) Len() int           { return len(q) }
-func (q queue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
-func (q queue) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].place, q[j].place = i, j
+func (q *queue) Len() int           { return len(q.jobs) }
+func (q *queue) Less(i, j int) bool { return q.less(q.jobs[i], q.jobs[j]) }
+func (q *queue) Swap(i, j int) {
+	q.jobs[i], q.jobs[j] = q.jobs[j], q.jobs[i]
+	q.jobs[i].place, q.jobs[j].place = i, j
 }
 
 // Push implements heap.Interface.
 func (q *queue) Push(x any) {
 	j := x.(*job)
-	j.place = len(*q)
-	*q = append(*q, j)
+	j.queue, j.place = q, len(q.jobs)
+	q.jobs = append(q.jobs, j)
 }
 
 // Pop implements heap.Interface.
 func (q *queue) Pop() any {
-	old := *q
-	j := old[len(old)-1]
-	old[len(old)-1] = nil
-	*q = old[:len(old)-1]
-	j.place = -1
+	last := len(q.jobs) - 1
+	j := q.jobs[last]
+	q.jobs[last] = nil
+	q.jobs = q.jobs[:last]
+	j.queue = nil
 	return j
 }

@@ -156,6 +156,19 @@ func TestProber(t *testing.T) {
 		g.Expect(n.probes).To(Equal([]string{"1@1s", "1@4s"}))
 	})
 
+	probing(t, "does not let one that has just failed wait for thousands that are dead", func(g Gomega, n *network) {
+		n.silent = true
+		for i := range 10_000 {
+			n.prober.Add(addr(i), &target{wait: time.Minute}, time.Minute)
+		}
+		pass(2 * time.Minute) // some 2,000 of them have been probed
+		g.Expect(len(n.begun)).To(BeNumerically("<", 5000))
+		a := &target{wait: time.Second}
+		n.prober.Add(addr(20_000), a, a.wait)
+		pass(6 * time.Second) // one second, then the next of 64 that end, and its own two
+		g.Expect(a.told).To(HaveLen(1))
+	})
+
 	for _, silent := range []bool{false, true} {
 		probing(t, fmt.Sprintf("makes few probes at a time when a thousand endpoints die, silent: %t", silent), func(g Gomega, n *network) {
 			n.silent = silent
