@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
 )
 
 // What needs an API server is tested in test/cluster, against a real one.
@@ -72,6 +73,16 @@ var _ = Describe("a Node", func() {
 var _ = Describe("what is kept of an object", func() {
 	meta := metav1.ObjectMeta{Name: "a", Labels: map[string]string{"keep": "me"}, Annotations: map[string]string{"long": "text"},
 		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}}
+	It("is with the annotations that usher reads", func() {
+		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default", Annotations: map[string]string{
+			translate.AnnotationUDPIdleTimeout: "7s", translate.AnnotationIdleTimeout: "8s", translate.AnnotationMaxAge: "9s", "long": "text"}},
+			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{
+				{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}}}
+		Expect(trim(svc)).To(BeIdenticalTo(svc))
+		Expect(svc.Annotations).NotTo(HaveKey("long"))
+		ports := func() []config.ServicePort { out, _ := translate.Service(svc, nil, config.Node{}, translate.Options{}); return out.Ports }()
+		Expect([]time.Duration{ports[0].IdleTimeout, ports[0].MaxAge, ports[1].UDPIdleTimeout}).To(Equal([]time.Duration{8 * time.Second, 9 * time.Second, 7 * time.Second}))
+	})
 	It("is without managed fields and annotations, and with all that decides", func() {
 		svc := &corev1.Service{ObjectMeta: *meta.DeepCopy(), Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Selector: map[string]string{"app": "web"}}}
 		Expect(trim(svc)).To(BeIdenticalTo(svc))

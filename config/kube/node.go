@@ -2,6 +2,7 @@ package kube
 
 import (
 	"net/netip"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -43,26 +44,28 @@ func trim(object any) (any, error) {
 		o.Status = corev1.NodeStatus{}
 	case *corev1.Service:
 		o.ManagedFields = nil
-		keepAnnotations(&o.ObjectMeta, translate.AnnotationUDPIdleTimeout)
+		keepAnnotations(&o.ObjectMeta, func(key string) bool { return strings.HasPrefix(key, translate.AnnotationPrefix) })
 		o.Spec.Selector = nil
 		o.Status.Conditions = nil
 	case *discoveryv1.EndpointSlice:
 		o.ManagedFields, o.OwnerReferences = nil, nil
-		keepAnnotations(&o.ObjectMeta, corev1.EndpointsLastChangeTriggerTime)
+		keepAnnotations(&o.ObjectMeta, func(key string) bool { return key == corev1.EndpointsLastChangeTriggerTime })
 	}
 	return object, nil
 }
 
-// keepAnnotations takes all other annotations out of meta.
-func keepAnnotations(meta *metav1.ObjectMeta, keys ...string) {
+// keepAnnotations takes all other annotations out of meta. The map is made anew,
+// since one from which much was taken still has the room.
+func keepAnnotations(meta *metav1.ObjectMeta, keep func(key string) bool) {
 	var kept map[string]string
-	for _, key := range keys {
-		if value, ok := meta.Annotations[key]; ok {
-			if kept == nil {
-				kept = map[string]string{}
-			}
-			kept[key] = value
+	for key, value := range meta.Annotations {
+		if !keep(key) {
+			continue
 		}
+		if kept == nil {
+			kept = map[string]string{}
+		}
+		kept[key] = value
 	}
 	meta.Annotations = kept
 }

@@ -147,15 +147,19 @@ func affinityTimeout(svc *corev1.Service, p *problems) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
+// AnnotationPrefix is what the names of all annotations begin with that usher
+// reads of a Service.
+const AnnotationPrefix = "usher.io/"
+
 // Annotations of a Service, each a duration such as "30s" or "5m".
 const (
 	// AnnotationUDPIdleTimeout is how long its UDP sessions last without a datagram.
-	AnnotationUDPIdleTimeout = "usher.io/udp-idle-timeout"
+	AnnotationUDPIdleTimeout = AnnotationPrefix + "udp-idle-timeout"
 	// AnnotationIdleTimeout is how long its connections last in which nothing
 	// moves.
-	AnnotationIdleTimeout = "usher.io/connection-idle-timeout"
+	AnnotationIdleTimeout = AnnotationPrefix + "connection-idle-timeout"
 	// AnnotationMaxAge is how long its connections last at the most.
-	AnnotationMaxAge = "usher.io/max-connection-age"
+	AnnotationMaxAge = AnnotationPrefix + "max-connection-age"
 )
 
 // What these annotations may say. Below a second, a session would hardly outlast
