@@ -80,7 +80,10 @@ var _ = Describe("what is kept of an object", func() {
 				{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}}}
 		Expect(trim(svc)).To(BeIdenticalTo(svc))
 		Expect(svc.Annotations).NotTo(HaveKey("long"))
-		ports := func() []config.ServicePort { out, _ := translate.Service(svc, nil, config.Node{}, translate.Options{}); return out.Ports }()
+		ports := func() []config.ServicePort {
+			out, _ := translate.Service(svc, nil, config.Node{}, translate.Options{})
+			return out.Ports
+		}()
 		Expect([]time.Duration{ports[0].IdleTimeout, ports[0].MaxAge, ports[1].UDPIdleTimeout}).To(Equal([]time.Duration{8 * time.Second, 9 * time.Second, 7 * time.Second}))
 	})
 	It("is without managed fields and annotations, and with all that decides", func() {

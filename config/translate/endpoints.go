@@ -130,16 +130,12 @@ func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forb
 // endpointOf fills in the defaults of the conditions, as their API
 // documentation defines them.
 func endpointOf(e *discoveryv1.Endpoint) config.Endpoint {
-	ready := e.Conditions.Ready == nil || *e.Conditions.Ready
 	out := config.Endpoint{
 		Node:        value(e.NodeName),
 		Zone:        value(e.Zone),
-		Ready:       ready,
-		Serving:     ready,
+		Ready:       e.Conditions.Ready == nil || *e.Conditions.Ready,
+		Serving:     e.Conditions.Serving == nil || *e.Conditions.Serving,
 		Terminating: value(e.Conditions.Terminating),
-	}
-	if e.Conditions.Serving != nil {
-		out.Serving = *e.Conditions.Serving
 	}
 	if ref := e.TargetRef; ref != nil && ref.Kind == "Pod" {
 		out.Pod = podName(ref)
@@ -172,10 +168,10 @@ func merge(found map[netip.AddrPort]candidate, hosts []host, protocol config.Pro
 // and the second is running already.
 func better(a, b config.Endpoint) bool {
 	switch {
+	case a.Terminating != b.Terminating:
+		return b.Terminating
 	case a.Ready != b.Ready:
 		return a.Ready
-	case a.Terminating != b.Terminating && a.Ready:
-		return b.Terminating
 	case a.Serving != b.Serving:
 		return a.Serving
 	}

@@ -68,6 +68,7 @@ func endpoint(addr string, changes ...func(*discoveryv1.Endpoint)) discoveryv1.E
 }
 
 func notReady(e *discoveryv1.Endpoint)    { e.Conditions.Ready = new(false) }
+func notServing(e *discoveryv1.Endpoint)  { e.Conditions.Serving = new(false) }
 func serving(e *discoveryv1.Endpoint)     { e.Conditions.Serving = new(true) }
 func terminating(e *discoveryv1.Endpoint) { e.Conditions.Terminating = new(true) }
 
@@ -274,6 +275,20 @@ var _ = Describe("Which endpoints", func() {
 		Expect(translated(service(), c, b, a)).To(Equal(out))
 	})
 
+	It("duplicates: one that is not terminating wins, though only the other is ready", func() {
+		// With publishNotReadyAddresses a terminating Pod is ready.
+		old := slice("a", endpoint("10.0.0.1", terminating, onNode("old")))
+		for _, change := range []func(*discoveryv1.Endpoint){notReady, func(*discoveryv1.Endpoint) {}} {
+			starting := slice("b", endpoint("10.0.0.1", change, onNode("new")))
+			for _, order := range [][]*discoveryv1.EndpointSlice{{old, starting}, {starting, old}} {
+				e := first(service(), order...).Endpoints
+				Expect(e).To(HaveLen(1))
+				Expect(e[0].Node).To(Equal("new"))
+				Expect(e[0].Terminating).To(BeFalse())
+			}
+		}
+	})
+
 	It("duplicates: ready wins over not ready, and running over terminating", func() {
 		gone := slice("a", endpoint("10.0.0.1", draining, onNode("old")))
 		back := slice("b", endpoint("10.0.0.1", onNode("new")))
@@ -335,8 +350,8 @@ var _ = Describe("Which endpoints", func() {
 			Expect([]bool{got.Ready, got.Serving, got.Terminating}).To(Equal([]bool{wantReady, wantServing, wantTerminating}))
 		},
 		Entry("ready null: ready", nil, nil, nil, true, true, false),
-		Entry("serving null: same as ready", new(false), nil, nil, false, false, false),
-		Entry("serving null: same as ready", new(true), nil, nil, true, true, false),
+		Entry("serving null: true, if not ready too", new(false), nil, nil, false, true, false),
+		Entry("serving null: true", new(true), nil, new(true), true, true, true),
 		Entry("terminating null: false", new(true), new(true), nil, true, true, false),
 		Entry("all given", new(false), new(true), new(true), false, true, true),
 	)
@@ -348,8 +363,8 @@ var _ = Describe("Which endpoints", func() {
 	})
 
 	It("none ready, some serving and terminating: use those", func() {
-		p := first(service(), slice("a", endpoint("10.0.0.1", notReady, terminating), endpoint("10.0.0.2", notReady, serving), endpoint("10.0.0.3", draining)))
-		Expect(addrs(p.Cluster)).To(Equal([]string{"10.0.0.3:8080"}))
+		p := first(service(), slice("a", endpoint("10.0.0.1", notReady, notServing, terminating), endpoint("10.0.0.2", notReady, serving), endpoint("10.0.0.3", draining), endpoint("10.0.0.4", notReady, terminating)))
+		Expect(addrs(p.Cluster)).To(Equal([]string{"10.0.0.3:8080", "10.0.0.4:8080"}))
 	})
 
 	It("none at all: no endpoint is usable", func() {
