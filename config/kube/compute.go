@@ -19,7 +19,7 @@ import (
 func (s *Source) compute() (changed []config.Service) {
 	names := s.takeDirty()
 	for _, name := range names {
-		s.claimVIPs(name)
+		s.claimClusterIPs(name)
 	}
 	for _, name := range names {
 		if out, ok := s.computeOne(name); ok {
@@ -70,15 +70,15 @@ func (s *Source) compareAge(a, b types.NamespacedName) int {
 // an endpoint of any of them may have that address, which is forbidden.
 const sweepAfter = 30 * time.Second
 
-// claimVIPs brings the set of all VIPs up to date with one Service.
-func (s *Source) claimVIPs(name types.NamespacedName) {
+// claimClusterIPs brings the set of all VIPs up to date with one Service.
+func (s *Source) claimClusterIPs(name types.NamespacedName) {
 	before := s.claimed[name]
 	now := s.translate(name, nil)
 	if reflect.DeepEqual(before, now) {
 		return
 	}
-	s.vips.Remove(before)
-	s.vips.Add(now)
+	s.clusterIPs.Remove(before)
+	s.clusterIPs.Add(now)
 	if s.claimed[name] = now; len(now.Ports) == 0 {
 		delete(s.claimed, name)
 		return
@@ -98,7 +98,7 @@ func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.Endp
 		s.tellProblems(name, nil)
 		return config.Service{Name: name}
 	}
-	out, problems := translate.Service(svc, slices, *s.node, translate.Options{ServiceProxyName: s.options.ServiceProxyName, VIPs: &s.vips})
+	out, problems := translate.Service(svc, slices, *s.node, translate.Options{ServiceProxyName: s.options.ServiceProxyName, ClusterIPs: &s.clusterIPs})
 	if slices == nil {
 		return out
 	}

@@ -79,13 +79,13 @@ type Source struct {
 	wake  chan struct{} // holds something if dirty was added to
 
 	// Of the goroutine that computes.
-	node     *config.Node // nil before it was looked at
-	told     map[types.NamespacedName]config.Service
-	claimed  map[types.NamespacedName]config.Service // without endpoints: what is in vips
-	vips     translate.VIPSet
-	sweeping bool // a sweep is due
-	triggers triggers
-	problems map[types.NamespacedName]string
+	node       *config.Node // nil before it was looked at
+	told       map[types.NamespacedName]config.Service
+	claimed    map[types.NamespacedName]config.Service // without endpoints: what is in clusterIPs
+	clusterIPs translate.ClusterIPs
+	sweeping   bool // a sweep is due
+	triggers   triggers
+	problems   map[types.NamespacedName]string
 }
 
 // byService is the index of EndpointSlices by the Service they belong to.

@@ -330,7 +330,7 @@ var _ = Describe("what is kept from one resolution to the next", func() {
 		w.write("b.yaml", "")
 		Expect(endpoints(w)).To(BeZero())
 	})
-	It("is not what was made of an endpoint whose address has become a VIP, or is one no longer", func() {
+	It("is not what was made of an endpoint whose address has become a cluster IP, or is one no longer", func() {
 		w := newWorld()
 		w.write("a.yaml", web, "b.yaml", slice("10.96.0.2"))
 		Expect(endpoints(w)).To(Equal(1))

@@ -15,8 +15,8 @@ import (
 
 // translated is what was made of a Service, and of which objects. It is kept from
 // one resolution to the next: objects are never changed once they have been read,
-// so the same ones give the same again, but for the VIPs of other Services, which
-// endpoints may not have.
+// so the same ones give the same again, but for the cluster IPs of other Services,
+// which endpoints may not have.
 type translated struct {
 	service *corev1.Service
 	vips    config.Service // service without endpoints
@@ -31,9 +31,9 @@ type translated struct {
 // another than last time.
 func (r *resolver) translateAll(services []object, slicesOf map[types.NamespacedName][]object, out *resolution) {
 	opts := r.opts
-	opts.VIPs = &translate.VIPSet{}
+	opts.ClusterIPs = &translate.ClusterIPs{}
 	now := make(map[types.NamespacedName]*translated, len(services))
-	moved := map[netip.Addr]bool{} // VIPs that came or went
+	moved := map[netip.Addr]bool{} // cluster IPs that came or went
 	for _, o := range services {
 		t := r.translated[o.name]
 		if t == nil || t.service != o.service {
@@ -43,7 +43,7 @@ func (r *resolver) translateAll(services []object, slicesOf map[types.Namespaced
 			t.addrs(moved)
 		}
 		now[o.name] = t
-		opts.VIPs.Add(t.vips)
+		opts.ClusterIPs.Add(t.vips)
 	}
 	for name, t := range r.translated {
 		if now[name] == nil {
@@ -56,15 +56,13 @@ func (r *resolver) translateAll(services []object, slicesOf map[types.Namespaced
 	}
 }
 
-// addrs adds the addresses of t's VIPs to set. t may be nil.
+// addrs adds t's cluster IPs to set. t may be nil.
 func (t *translated) addrs(set map[netip.Addr]bool) {
 	if t == nil {
 		return
 	}
 	for _, p := range t.vips.Ports {
-		for _, v := range p.VIPs {
-			set[v.Addr] = true
-		}
+		set[p.VIPs[0].Addr] = true
 	}
 }
 
@@ -83,7 +81,7 @@ func (t *translated) holds(mine []*discoveryv1.EndpointSlice, moved map[netip.Ad
 			}
 		}
 	}
-	return len(t.problems) == 0 // one may be an endpoint at a VIP that is gone
+	return len(t.problems) == 0 // one may be an endpoint at a cluster IP that is gone
 }
 
 // translate adds the model of one Service.

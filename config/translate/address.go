@@ -5,8 +5,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
-
-	"github.com/usherproxy/usher/config"
 )
 
 // parseAddr reads an address as Kubernetes does: with leading zeros, which
@@ -30,17 +28,21 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 
 // forbidden knows the addresses that no endpoint may have.
 type forbidden struct {
-	loopback  bool // forbid loopback addresses too
-	own, vips *VIPSet
+	loopback bool // forbid loopback addresses too
+	// Cluster IPs: the Service's own, and all. A connection to one would come
+	// back to usher.
+	own, all *ClusterIPs
 }
 
 // address returns what speaks against a as an endpoint's address, or nil.
 func (f forbidden) address(path *field.Path, a netip.Addr) *field.Error {
-	if a.IsLoopback() {
-		if f.loopback {
-			return field.Invalid(path, a.String(), "may not be in the loopback range (127.0.0.0/8, ::1/128)")
-		}
+	switch {
+	case a.IsLoopback() && !f.loopback:
 		return nil
+	case f.own.Has(a):
+		return field.Invalid(path, a.String(), "may not be an address of the Service itself")
+	case f.all.Has(a):
+		return field.Invalid(path, a.String(), "may not be an address of a Service")
 	}
 	return special(path, a)
 }
@@ -70,15 +72,3 @@ func special(path *field.Path, a netip.Addr) *field.Error {
 }
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
-
-// vip returns what speaks against an endpoint at a for a port with protocol p,
-// or nil: a connection to a VIP would come back to usher.
-func (f forbidden) vip(path *field.Path, p config.Protocol, a netip.AddrPort) *field.Error {
-	if f.own.Has(p, a) {
-		return field.Invalid(path, a.Addr().String(), "may not be an address of the Service itself")
-	}
-	if f.vips.Has(p, a) {
-		return field.Invalid(path, a.Addr().String(), "may not be an address of a Service")
-	}
-	return nil
-}

@@ -39,7 +39,7 @@ func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refus
 			if found[n] == nil {
 				found[n] = map[netip.AddrPort]candidate{}
 			}
-			merge(found[n], hosts, ports[n].Protocol, uint16(*slicePort.Port), refuse, p)
+			merge(found[n], hosts, uint16(*slicePort.Port))
 		}
 		all = append(all, p.list...)
 	}
@@ -98,8 +98,7 @@ func usable(slicePort discoveryv1.EndpointPort, port config.ServicePort, path *f
 type host struct {
 	candidate
 	addr     netip.Addr
-	hostname string      // "" if it has none
-	path     *field.Path // of the address
+	hostname string // "" if it has none
 }
 
 // hostsOf returns the endpoints of slice whose addresses may be served.
@@ -122,7 +121,7 @@ func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forb
 			p.add(err)
 			continue
 		}
-		out = append(out, host{candidate{endpointOf(e), e.Hints}, a, value(e.Hostname), path})
+		out = append(out, host{candidate{endpointOf(e), e.Hints}, a, value(e.Hostname)})
 	}
 	return out
 }
@@ -146,13 +145,9 @@ func endpointOf(e *discoveryv1.Endpoint) config.Endpoint {
 func podName(ref *corev1.ObjectReference) string { return ref.Namespace + "/" + ref.Name }
 
 // merge adds hosts, at the given port, to what was found already.
-func merge(found map[netip.AddrPort]candidate, hosts []host, protocol config.Protocol, port uint16, refuse forbidden, p *problems) {
+func merge(found map[netip.AddrPort]candidate, hosts []host, port uint16) {
 	for _, h := range hosts {
 		addr := netip.AddrPortFrom(h.addr, port)
-		if err := refuse.vip(h.path, protocol, addr); err != nil {
-			p.add(err)
-			continue
-		}
 		old, twice := found[addr]
 		if twice && !better(h.Endpoint, old.Endpoint) {
 			continue

@@ -26,10 +26,9 @@ type Options struct {
 	// address of a node.
 	AllowLoopbackEndpoints bool
 
-	// VIPs are addresses that no endpoint may have, since a connection to one
-	// of them would come back to usher. The Service's own are refused without
-	// being named here. Nil is an empty set.
-	VIPs *VIPSet
+	// ClusterIPs are those of all Services, which no endpoint may have. The
+	// Service's own are refused without being named here. Nil is an empty set.
+	ClusterIPs *ClusterIPs
 }
 
 // Service returns what usher serves for svc on node, and what is left out and
@@ -47,7 +46,8 @@ func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.
 	out.Ports = servicePorts(svc, p)
 	out.HealthCheckNodePort = healthCheckNodePort(svc)
 
-	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, vips: opts.VIPs, own: NewVIPSet(out)}
+	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, all: opts.ClusterIPs, own: &ClusterIPs{}}
+	refuse.own.Add(out)
 	mine := slicesOf(svc, all, opts.ServiceProxyName)
 	found, sliceProblems := gather(out.Ports, mine, refuse)
 	for i := range out.Ports {

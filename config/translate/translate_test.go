@@ -433,22 +433,42 @@ var _ = Describe("Which endpoints", func() {
 		Expect(problems).To(HaveLen(1))
 	})
 
-	It("an address of another Service: refuse; a node's address that an external IP shares: only that port", func() {
+	DescribeTable("an address of the node that is also an address at which Services are reached from outside: serve it, as of an ingress on the host's network",
+		func(give func(*corev1.Service)) {
+			own := service(give, func(s *corev1.Service) { s.Spec.Ports[0].Port = 8080 })
+			s := slice("a", endpoint("192.0.2.1"))
+			Expect(addrs(first(own, s).Cluster)).To(Equal([]string{"192.0.2.1:8080"}))
+
+			all := &translate.ClusterIPs{}
+			other := service(give, func(s *corev1.Service) {
+				s.Name, s.Spec.ClusterIP, s.Spec.ClusterIPs = "other", "10.96.0.11", []string{"10.96.0.11"}
+				s.Spec.Ports[0].Port = 8080
+			})
+			all.Add(translated(other))
+			out, problems := translate.Service(service(), []*discoveryv1.EndpointSlice{s}, here, translate.Options{ClusterIPs: all})
+			Expect(problems).To(BeEmpty())
+			Expect(addrs(out.Ports[0].Cluster)).To(Equal([]string{"192.0.2.1:8080"}))
+		},
+		Entry("external IP", func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.1"} }),
+		Entry("load balancer IP", func(s *corev1.Service) {
+			s.Spec.Type = corev1.ServiceTypeLoadBalancer
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}}
+		}),
+	)
+
+	It("the cluster IP of another Service: refuse, whatever the port", func() {
 		other := service(func(s *corev1.Service) {
 			s.Name, s.Spec.ClusterIP, s.Spec.ClusterIPs = "other", "10.96.0.11", []string{"10.96.0.11"}
-			s.Spec.ExternalIPs = []string{"192.0.2.1"}
-			s.Spec.Ports[0].Port = 8080
 		})
-		vips := translate.NewVIPSet(translated(other))
-		s := slice("a", endpoint("10.96.0.11"), endpoint("192.0.2.1"))
-		t := slice("b", endpoint("192.0.2.1"))
-		t.Ports = []discoveryv1.EndpointPort{port("", 8081)}
-		out, problems := translate.Service(service(), []*discoveryv1.EndpointSlice{s, t}, here, translate.Options{VIPs: vips})
-		Expect(addrs(out.Ports[0].Endpoints)).To(Equal([]string{"192.0.2.1:8081"}))
-		Expect(messages(problems)).To(HaveEach(HaveSuffix("may not be an address of a Service")))
+		all := &translate.ClusterIPs{}
+		all.Add(translated(other))
+		s := slice("a", endpoint("10.96.0.11"), endpoint("10.0.0.1"))
+		out, problems := translate.Service(service(), []*discoveryv1.EndpointSlice{s}, here, translate.Options{ClusterIPs: all})
+		Expect(addrs(out.Ports[0].Endpoints)).To(Equal([]string{"10.0.0.1:8080"}))
+		Expect(messages(problems)).To(ConsistOf(HaveSuffix("may not be an address of a Service")))
 
-		vips.Remove(translated(other))
-		Expect(vips.Has(config.TCP, netip.MustParseAddrPort("10.96.0.11:8080"))).To(BeFalse())
+		all.Remove(translated(other))
+		Expect(all.Has(netip.MustParseAddr("10.96.0.11"))).To(BeFalse())
 	})
 
 	It("tells the Pod, node and zone behind an endpoint", func() {
