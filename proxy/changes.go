@@ -74,14 +74,14 @@ func countEndpoints(s config.Service) int {
 // tellEndpoints tells what is different in a front end that goes on.
 func (f *frontEnd) tellEndpoints(before, after *view) {
 	p := f.proxy
-	if before == nil || p.telling.now.IsZero() || len(f.owned) == 0 {
+	if p.telling.now.IsZero() || len(f.owned) == 0 {
 		return // it comes or goes
 	}
 	tell := func(kind trace.Kind, e *balance.Endpoint) {
-		p.telling.tell(p.Trace, f.id, trace.Event{Kind: kind, Endpoint: e.Addr, Pod: e.Pod, Reason: conditions(e)})
+		p.telling.tell(p.Trace, f.id(), trace.Event{Kind: kind, Endpoint: e.Addr, Pod: e.Pod, Reason: conditions(e)})
 	}
 	if !sameButEndpoints(before.port, after.port) {
-		p.telling.tell(p.Trace, f.id, trace.Event{Kind: trace.ServiceChanged})
+		p.telling.tell(p.Trace, f.id(), trace.Event{Kind: trace.ServiceChanged})
 	}
 	had := make(map[*balance.State]*balance.Endpoint, len(before.all))
 	for _, e := range before.all {
@@ -146,7 +146,7 @@ func (f *frontEnd) recovered(e *balance.Endpoint, now time.Time, by string) {
 
 // tellEndpoint tells what has become of an endpoint.
 func (f *frontEnd) tellEndpoint(told trace.Event, e *balance.Endpoint) {
-	told.Subject = &trace.Subject{Port: f.id, Protocol: f.protocol}
+	told.Subject = &trace.Subject{Port: f.id(), Protocol: f.protocol}
 	told.Endpoint, told.Pod = e.Addr, e.Pod
 	f.proxy.Trace.Change(&told)
 }

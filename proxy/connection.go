@@ -137,7 +137,7 @@ func (a *acceptor) acceptFailed(err error, pause time.Duration) time.Duration {
 		return 0
 	}
 	acceptErrors.Do(func() {
-		a.front.proxy.Log.WithField("service", a.front.id.String()).WithError(plainError(err)).
+		a.front.proxy.Log.WithField("service", a.front.id().String()).WithError(plainError(err)).
 			Error("Clients cannot be accepted; trying again (further errors of this kind are logged every 10 s at the most)")
 	})
 	return min(max(2*pause, minAcceptPause), maxAcceptPause)
@@ -157,7 +157,7 @@ func (p *Proxy) turnAway(c *connection, why error) {
 	c.to = plainAddr(c.client.LocalAddr())
 	c.event(trace.Event{Kind: trace.Accepted, Time: c.accepted})
 	limitErrors.Do(func() {
-		p.Log.WithFields(map[string]any{"service": c.front.id.String(), "open": p.budget.connections.Load(), "limit": p.budget.connectionLimit()}).
+		p.Log.WithFields(map[string]any{"service": c.front.id().String(), "open": p.budget.connections.Load(), "limit": p.budget.connectionLimit()}).
 			WithError(why).Error("Too many connections: clients are turned away (logged every 10 s at the most)")
 	})
 	c.reset()
@@ -183,7 +183,7 @@ func (c *connection) admitted(a *acceptor) bool {
 	end, err := c.admit(a)
 	if p := c.front.proxy; err != nil && !p.refusals.Allow() {
 		c.reset()
-		c.front.untold(trace.Subject{Conn: c.id, Port: c.front.id, Protocol: c.front.protocol}, end)
+		c.front.untold(trace.Subject{Conn: c.id, Port: c.front.id(), Protocol: c.front.protocol}, end)
 		p.connections.remove(c)
 		return false
 	}
@@ -355,7 +355,7 @@ func endOf(err error) trace.End {
 func (c *connection) refuse(end trace.End, err error) {
 	if end == trace.Limit {
 		limitErrors.Do(func() {
-			c.front.proxy.Log.WithField("service", c.front.id.String()).WithError(err).
+			c.front.proxy.Log.WithField("service", c.front.id().String()).WithError(err).
 				Error("This node has run out of something that connections need (logged every 10 s at the most)")
 		})
 	}

@@ -74,7 +74,7 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 		return Explanation{}, err
 	}
 	p.mu.Lock()
-	problem := p.problems[front.id]
+	problem := p.problems[front.id()]
 	p.mu.Unlock()
 	v := front.view.Load()
 	x := &explaining{proxy: p, view: v, client: q.Client, now: now}

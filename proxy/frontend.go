@@ -20,7 +20,6 @@ import (
 // counters are guarded by Proxy.mu.
 type frontEnd struct {
 	proxy    *Proxy
-	id       config.PortID
 	protocol config.Protocol
 
 	// view is what connections see of the configuration.
@@ -191,13 +190,17 @@ func (v *view) redirect(t portal.Target, port uint16) portal.Rule {
 func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 	f := &frontEnd{
 		proxy:    p,
-		id:       port.ID,
 		protocol: port.Protocol,
 		affinity: affinity.NewTable(p.affinities, port.AffinityTimeout),
 	}
 	f.pool.Watcher, f.pool.FirstTurn = f, p.FirstTurn
+	f.view.Store(&view{port: config.ServicePort{ID: port.ID}, replaced: make(chan struct{})})
 	return f
 }
+
+// id returns which service port the front end serves. It is another one once that
+// has been renamed.
+func (f *frontEnd) id() config.PortID { return f.view.Load().port.ID }
 
 // update makes the front end serve port. Connections that are open go on.
 func (f *frontEnd) update(port config.ServicePort, c *change) {
@@ -230,9 +233,7 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 		replaced: make(chan struct{}),
 	}
 	old := f.view.Swap(v)
-	if old != nil {
-		close(old.replaced)
-	}
+	close(old.replaced)
 	f.tellEndpoints(old, v)
 	for _, endpoint := range gone {
 		f.affinity.ForgetEndpoint(endpoint.Addr)
@@ -255,7 +256,7 @@ func (f *frontEnd) claim(port config.ServicePort) (own []portal.Target, losers [
 			owner = nil
 		}
 		if owner != nil && owner != f {
-			problem = &Problem{Reason: ReasonConflict, Err: fmt.Errorf("%s %s is served for %s already", vip.Kind, t, owner.id)}
+			problem = &Problem{Reason: ReasonConflict, Err: fmt.Errorf("%s %s is served for %s already", vip.Kind, t, owner.id())}
 			continue
 		}
 		f.proxy.owners[t] = f
@@ -321,7 +322,7 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 	var failed error
 	old := f.listeners
 	f.listeners = nil
-	for _, b := range f.proxy.Portal.Listen(f.id.ServiceName().String(), served) {
+	for _, b := range f.proxy.Portal.Listen(f.id().ServiceName().String(), served) {
 		l, err := f.listen(b, &old)
 		if err != nil {
 			failed = err
@@ -354,7 +355,7 @@ func (f *frontEnd) listen(b portal.Bind, old *[]listener) (listener, error) {
 
 // rule puts r into c if the portal does not have it like that already.
 func (f *frontEnd) rule(r portal.Rule, c *change) {
-	r.Comment = f.id.String()
+	r.Comment = f.id().String()
 	own := f.own(r.Target)
 	if own.rule == r && c.set[r.Target] == (portal.Rule{}) {
 		return
@@ -370,7 +371,7 @@ func (f *frontEnd) remove(c *change) {
 	f.listeners = nil
 	f.affinity.Close()
 	// Whoever is still looking for an endpoint finds none.
-	gone := config.ServicePort{ID: f.id, Protocol: f.protocol, VIPs: f.view.Load().port.VIPs}
+	gone := config.ServicePort{ID: f.id(), Protocol: f.protocol, VIPs: f.view.Load().port.VIPs}
 	f.swapView(gone)
 }
 

@@ -72,7 +72,7 @@ func sortViews(list []PortView) {
 func (f *frontEnd) inspect() PortView {
 	v := f.view.Load()
 	out := PortView{
-		Port: v.port, Problem: f.proxy.problems[f.id],
+		Port: v.port, Problem: f.proxy.problems[f.id()],
 		Endpoints: v.all, Cluster: v.cluster, Internal: v.internal, External: v.external,
 		Affinity: f.affinity, Totals: f.totals(),
 	}

@@ -35,7 +35,7 @@ type Problem struct {
 // do comes before what the portal could not.
 func (p *Proxy) review(f *frontEnd) {
 	if f.trouble != nil {
-		p.problem(f.id, f.trouble.Reason, f.trouble.Err)
+		p.problem(f.id(), f.trouble.Reason, f.trouble.Err)
 		return
 	}
 	var first portal.Target
@@ -45,10 +45,10 @@ func (p *Proxy) review(f *frontEnd) {
 		}
 	}
 	if err := p.refused[first]; err != nil {
-		p.problem(f.id, ReasonPortal, fmt.Errorf("%s: %w", first, err))
+		p.problem(f.id(), ReasonPortal, fmt.Errorf("%s: %w", first, err))
 		return
 	}
-	p.solved(f.id)
+	p.solved(f.id())
 }
 
 // problem notes that the port id has a problem, and logs it if it is new.

@@ -148,24 +148,52 @@ func (p *Proxy) Apply(services []config.Service) {
 // removePorts closes the front ends that s no longer has, and makes the others
 // give up the VIPs that are no longer theirs.
 func (p *Proxy) removePorts(s config.Service, c *change) {
-	wanted := map[config.PortID]config.ServicePort{}
-	for _, port := range s.Ports {
-		wanted[port.ID] = port
-	}
-	fronts := p.services[s.Name]
-	for id, f := range fronts {
-		port, ok := wanted[id]
-		if ok && port.Protocol == f.protocol {
-			f.releaseOthers(port, c)
-			continue
+	stay := p.staying(s)
+	for id, f := range p.services[s.Name] {
+		now, stays := stay[f]
+		if stays {
+			f.releaseOthers(now, c)
+		} else {
+			f.remove(c)
 		}
-		f.remove(c)
-		delete(fronts, id)
-		p.solved(id)
+		if !stays || now.ID != id {
+			p.solved(id)
+		}
 	}
-	if len(fronts) == 0 {
-		delete(p.services, s.Name)
+	delete(p.services, s.Name)
+	if len(stay) == 0 {
+		return
 	}
+	fronts := make(map[config.PortID]*frontEnd, len(stay))
+	for f, port := range stay {
+		fronts[port.ID] = f
+	}
+	p.services[s.Name] = fronts
+}
+
+// staying returns the front ends that s goes on with, and as which of its ports.
+// That is the port with the same cluster IP and number, since clients know nothing
+// of its name: while a port is renamed its listeners stay, and nobody is refused.
+// A front end of which there is no such port goes on as the one with its name.
+func (p *Proxy) staying(s config.Service) map[*frontEnd]config.ServicePort {
+	stay := map[*frontEnd]config.ServicePort{}
+	had := p.services[s.Name]
+	var others []config.ServicePort
+	for _, port := range s.Ports {
+		f := p.owners[target(port.Protocol, port.VIPs[0])]
+		if f != nil && had[f.id()] == f {
+			stay[f] = port
+		} else {
+			others = append(others, port)
+		}
+	}
+	for _, port := range others {
+		f := had[port.ID]
+		if _, taken := stay[f]; f != nil && !taken && f.protocol == port.Protocol {
+			stay[f] = port
+		}
+	}
+	return stay
 }
 
 // updatePorts brings the front ends of s up to date and makes the new ones.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -191,6 +192,41 @@ var _ = Describe("a Proxy", func() {
 		Expect(problems).To(BeEmpty())
 		Expect(answer(dial("a"))).To(Equal("a"))
 		Expect(answer(dial("b"))).To(Equal("b"))
+	})
+
+	It("keeps the listener of a port that is renamed, and tells of it by its new name", func() {
+		web := service("web", "10.96.0.1", backend("one"))
+		more := web.Ports[0]
+		more.ID.Port, more.VIPs = "more", []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 81}}
+		web.Ports = append(web.Ports, more)
+		p.Apply([]config.Service{web})
+		at := map[uint16]netip.AddrPort{}
+		for _, s := range p.Status() {
+			at[s.Port.VIPs[0].Port] = s.Listeners[0]
+		}
+		open, err := net.Dial("tcp", at[80].String())
+		Expect(err).NotTo(HaveOccurred())
+		defer open.Close()
+		Expect(answer(open)).To(Equal("one"))
+
+		named := func(first, second string) {
+			GinkgoHelper()
+			web.Ports = slices.Clone(web.Ports)
+			web.Ports[0].ID.Port, web.Ports[1].ID.Port = first, second
+			p.Apply([]config.Service{web})
+			now, names := map[uint16]netip.AddrPort{}, map[uint16]string{}
+			for _, s := range p.Status() {
+				now[s.Port.VIPs[0].Port], names[s.Port.VIPs[0].Port] = s.Listeners[0], s.Port.ID.Port
+			}
+			Expect(now).To(Equal(at), "the listeners stay")
+			Expect(names).To(Equal(map[uint16]string{80: first, 81: second}))
+		}
+		named("http", "more")
+		named("more", "http")
+		named("main", "more")
+		Expect(problems).To(BeEmpty())
+		Expect(p.Connections()).To(BeEquivalentTo(1))
+		Expect(p.InspectService(web.Name)).To(ContainElement(HaveField("Totals.Active", BeEquivalentTo(1))), "the connection counts on")
 	})
 
 	It("says which protocols it does not serve, and serves the rest", func() {

@@ -10,7 +10,7 @@ import (
 
 // begin returns the record of a connection or UDP session that was accepted.
 func (f *frontEnd) begin(id uint64, from, to netip.AddrPort, accepted time.Time) *trace.Life {
-	return f.proxy.Trace.Begin(trace.Subject{Conn: id, Port: f.id, Protocol: f.protocol, Client: from, VIP: to}, accepted)
+	return f.proxy.Trace.Begin(trace.Subject{Conn: id, Port: f.id(), Protocol: f.protocol, Client: from, VIP: to}, accepted)
 }
 
 // step counts a step of a connection and puts it into the trace. Nothing of e is

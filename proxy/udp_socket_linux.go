@@ -63,7 +63,7 @@ func (l *udpSocket) open() {
 	l.refresh()
 	watched, err := l.loop.poller.Add(l.fd, forward.Readable, l)
 	if err != nil { // the kernel has no memory
-		l.front.proxy.Log.WithField("service", l.front.id.String()).WithError(err).Error("A UDP listener cannot be served")
+		l.front.proxy.Log.WithField("service", l.front.id().String()).WithError(err).Error("A UDP listener cannot be served")
 		unix.Close(l.fd)
 		l.closed = true
 		return
@@ -159,7 +159,7 @@ func (l *udpSocket) begin(first *arrival, count int) *udpSession {
 		p.counters.drop(drop, count)
 		if drop == DropUnknownOrigin {
 			originErrors.Do(func() {
-				p.Log.WithField("service", l.front.id.String()).WithError(err).
+				p.Log.WithField("service", l.front.id().String()).WithError(err).
 					Error("UDP clients are not served: it cannot be told whether they came through the portal (logged every 10 s at the most)")
 			})
 		}
@@ -212,7 +212,7 @@ func (l *udpSocket) makeRoom(client netip.Addr) {
 			from = &l.order
 		}
 		limitErrors.Do(func() {
-			l.front.proxy.Log.WithFields(map[string]any{"service": l.front.id.String(), "open": b.sessions.Load(), "limit": b.sessionLimit(), "limit-per-port": b.sessionLimitPerPort()}).
+			l.front.proxy.Log.WithFields(map[string]any{"service": l.front.id().String(), "open": b.sessions.Load(), "limit": b.sessionLimit(), "limit-per-port": b.sessionLimitPerPort()}).
 				Error("Too many UDP sessions: those that have been idle longest end (logged every 10 s at the most)")
 		})
 		if from == nil || !evictOldest(from, nil) {

@@ -415,6 +415,39 @@ func tcpSpecs(portal string) {
 		Expect(used).To(HaveLen(len(backends)), "all endpoints had their time")
 	})
 
+	It("refuses nobody while a port is renamed again and again", func() {
+		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
+		u := start()
+		stop := make(chan struct{})
+		var clients sync.WaitGroup
+		var asked atomic.Int64
+		defer func() {
+			close(stop)
+			clients.Wait()
+		}()
+		for range 8 {
+			clients.Go(func() {
+				defer GinkgoRecover()
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					Expect(ask(pod, web.vip())).To(Equal(web.endpoints[0]))
+					asked.Add(1)
+				}
+			})
+		}
+		for i := range 10 {
+			name := []string{"http", "main"}[i%2]
+			writeFile(filepath.Join(u.manifests, "web.yaml"), strings.ReplaceAll(web.yaml(), "name: main", "name: "+name))
+			Eventually(func() string { return told(node, "/api/v1/services/default/web") }).WithTimeout(10 * time.Second).Should(ContainSubstring(`"name":"` + name + `"`))
+			before := asked.Load()
+			Eventually(asked.Load).WithTimeout(10*time.Second).Should(BeNumerically(">", before+20), "clients after the change")
+		}
+	})
+
 	It("outlives a client that wants all descriptors: others are served, and UDP, and the client again at once", func() {
 		good := startBackend(l.Pods, lab.Pod(1), 8080)
 		web.endpoints = []netip.AddrPort{good.addr}

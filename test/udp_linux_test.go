@@ -514,15 +514,7 @@ func listenerOf(u *usher, name string) (at string) {
 // metric returns a number that usher tells on the node's loopback address.
 func metric(node *lab.Dialer, name string) float64 {
 	GinkgoHelper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
-		return node.Dial("", to, time.Second)
-	}}}
-	res, err := client.Get("http://127.0.0.1:10249/metrics")
-	Expect(err).NotTo(HaveOccurred())
-	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	Expect(err).NotTo(HaveOccurred())
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(told(node, "/metrics")) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
 			number, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 			Expect(err).NotTo(HaveOccurred())
@@ -530,6 +522,20 @@ func metric(node *lab.Dialer, name string) float64 {
 		}
 	}
 	return 0
+}
+
+// told returns what usher answers at its admin address.
+func told(node *lab.Dialer, path string) string {
+	GinkgoHelper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
+		return node.Dial("", to, time.Second)
+	}}}
+	res, err := client.Get("http://127.0.0.1:10249" + path)
+	Expect(err).NotTo(HaveOccurred())
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	Expect(err).NotTo(HaveOccurred())
+	return string(text)
 }
 
 // startDNS starts dnsmasq on port 53 of an address.
