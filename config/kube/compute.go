@@ -140,22 +140,23 @@ func (s *Source) slicesOf(name types.NamespacedName) []*discoveryv1.EndpointSlic
 	return list
 }
 
-// tellProblems tells OnProblems and the log if they are others than before.
+// tellProblems tells OnProblems and the log what is wrong that was not before.
 func (s *Source) tellProblems(name types.NamespacedName, problems []translate.Problem) {
-	text := ""
+	var all []string
+	var fresh []translate.Problem
 	for _, p := range problems {
-		text += p.Error() + "\n"
+		gist := p.Gist()
+		if all = append(all, gist); !slices.Contains(s.problems[name], gist) { // of some tens
+			fresh = append(fresh, p)
+		}
 	}
-	if s.problems[name] == text {
-		return
-	}
-	if s.problems[name] = text; text == "" {
+	if s.problems[name] = all; len(all) == 0 {
 		delete(s.problems, name)
 	}
-	for _, p := range problems {
+	for _, p := range fresh {
 		s.options.Log.WithField("service", name.String()).WithError(p).Error("Part of a Service is not served")
 	}
-	if s.options.OnProblems != nil {
-		s.options.OnProblems(name, problems)
+	if len(fresh) > 0 && s.options.OnProblems != nil {
+		s.options.OnProblems(name, fresh)
 	}
 }

@@ -8,11 +8,14 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/translate"
@@ -99,6 +102,39 @@ var _ = Describe("what is kept of an object", func() {
 		Expect(slice.ManagedFields).To(BeNil())
 		Expect(slice.Labels).To(HaveKey("keep"))
 		Expect(slice.Endpoints).To(HaveLen(1))
+	})
+})
+
+var _ = Describe("what is wrong with a Service", func() {
+	It("is told once, and again only if it is another thing, or twice as much", func() {
+		web := types.NamespacedName{Namespace: "default", Name: "web"}
+		log, logged := logtest.NewNullLogger()
+		var told []translate.Problem
+		s, err := New(Options{Client: kubernetes.NewForConfigOrDie(&rest.Config{Host: "192.0.2.1"}), Log: log,
+			OnProblems: func(_ types.NamespacedName, problems []translate.Problem) { told = append(told, problems...) }})
+		Expect(err).NotTo(HaveOccurred())
+		wrong := func(n int) {
+			slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+				AddressType: discoveryv1.AddressTypeIPv4}
+			for range n {
+				slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{"239.0.0.1"}})
+			}
+			svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+				Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Port: 80}}}}
+			_, problems := translate.Service(svc, []*discoveryv1.EndpointSlice{slice}, config.Node{}, translate.Options{})
+			s.tellProblems(web, problems)
+		}
+		for n := range 100 {
+			wrong(1000 - n)
+		}
+		Expect(told).To(HaveLen(1))
+		Expect(logged.AllEntries()).To(HaveLen(1))
+		Expect(logged.LastEntry().String()).To(ContainSubstring("and 999 more like this"))
+		wrong(2000)
+		Expect(told).To(HaveLen(2))
+		wrong(0)
+		wrong(1)
+		Expect(told).To(HaveLen(3), "it was well in between")
 	})
 })
 

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
+
+	"github.com/usherproxy/usher/config/translate"
 )
 
 // header is what says which object a value is.
@@ -187,7 +189,7 @@ func decodeService(value []byte, nets networks) (*corev1.Service, []error) {
 		errs = nets.chooseFamilies(svc)
 	}
 	trim(&svc.ObjectMeta)
-	return svc, flat(errs)
+	return svc, translate.SumUp(errs)
 }
 
 func decodeSlice(value []byte) (*discoveryv1.EndpointSlice, []error) {
@@ -198,20 +200,11 @@ func decodeSlice(value []byte) (*discoveryv1.EndpointSlice, []error) {
 	defaultSlice(slice)
 	errs := validateSlice(slice)
 	trim(&slice.ObjectMeta)
-	return slice, flat(errs)
+	return slice, translate.SumUp(errs)
 }
 
 // trim takes out what is of no use and can be large.
 func trim(meta *metav1.ObjectMeta) {
 	meta.ManagedFields = nil
 	delete(meta.Annotations, corev1.LastAppliedConfigAnnotation)
-}
-
-// flat returns the errors of a list, each with all its text.
-func flat(list field.ErrorList) []error {
-	var out []error
-	for _, err := range list {
-		out = append(out, err)
-	}
-	return out
 }

@@ -15,6 +15,8 @@ import (
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
+
+	"github.com/usherproxy/usher/config/translate"
 )
 
 // Who wrote an EndpointSlice, by its label endpointslice.kubernetes.io/managed-by.
@@ -35,7 +37,7 @@ func decodeEndpoints(value []byte) ([]*discoveryv1.EndpointSlice, []error) {
 	}
 	defaultEndpoints(endpoints)
 	if errs := validateEndpoints(endpoints); len(errs) > 0 {
-		return nil, flat(errs)
+		return nil, translate.SumUp(errs)
 	}
 	return mirror(endpoints), nil
 }

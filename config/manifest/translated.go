@@ -100,7 +100,7 @@ func (r *resolver) translate(t *translated, o object, from []object, moved map[n
 		}
 	}
 	for _, p := range t.problems {
-		place, err := o.place, error(p.Field)
+		place, err := o.place, p.Cause()
 		if p.Kind == "EndpointSlice" {
 			i := slices.IndexFunc(mine, func(s *discoveryv1.EndpointSlice) bool { return s.Name == p.Name.Name })
 			place = from[i].place

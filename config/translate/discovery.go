@@ -24,9 +24,9 @@ func Discovery(svc *corev1.Service, all []*discoveryv1.EndpointSlice, opts Optio
 	case svc.Spec.Type == corev1.ServiceTypeExternalName:
 		out.ExternalName = strings.TrimSuffix(svc.Spec.ExternalName, ".")
 	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
-		var problems []Problem
-		out.Endpoints, problems = discoveryEndpoints(svc, all, forbidden{loopback: !opts.AllowLoopbackEndpoints})
-		return out, problems
+		var wrong report
+		out.Endpoints = discoveryEndpoints(svc, all, forbidden{loopback: !opts.AllowLoopbackEndpoints}, &wrong)
+		return out, wrong.list()
 	case svc.Spec.ClusterIP == "":
 		return nil, nil
 	default:
@@ -50,22 +50,21 @@ func discoveryPorts(svc *corev1.Service) []config.DiscoveryPort {
 
 // discoveryEndpoints returns the endpoints of a headless Service that may be
 // found.
-func discoveryEndpoints(svc *corev1.Service, all []*discoveryv1.EndpointSlice, refuse forbidden) (out []config.DiscoveryEndpoint, wrong []Problem) {
+func discoveryEndpoints(svc *corev1.Service, all []*discoveryv1.EndpointSlice, refuse forbidden, wrong *report) (out []config.DiscoveryEndpoint) {
 	for _, slice := range byName(all) {
 		family, ok := familyOf(slice.AddressType)
 		if !ok || !belongs(slice, svc) {
 			continue
 		}
-		p := problemsOf(slice)
+		p := problemsOf(slice, wrong)
 		ports := slicePorts(slice, p)
 		for _, h := range hostsOf(slice, family, refuse, p) {
 			if h.Ready || svc.Spec.PublishNotReadyAddresses {
 				out = append(out, config.DiscoveryEndpoint{Addr: h.addr, Hostname: h.hostname, Ports: ports})
 			}
 		}
-		wrong = append(wrong, p.list...)
 	}
-	return mergeEndpoints(out), wrong
+	return mergeEndpoints(out)
 }
 
 // slicePorts returns the ports on which the endpoints of slice listen. All of them

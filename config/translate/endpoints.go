@@ -21,15 +21,14 @@ type candidate struct {
 
 // gather returns the endpoints of each of ports, sorted by address, each
 // address and port once.
-func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refuse forbidden) ([][]candidate, []Problem) {
-	var all []Problem
+func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refuse forbidden, wrong *report) [][]candidate {
 	found := make([]map[netip.AddrPort]candidate, len(ports))
 	for _, slice := range byName(mine) {
 		family, ok := familyOf(slice.AddressType)
 		if !ok {
 			continue // FQDN: kube-proxy ignores them too
 		}
-		p := problemsOf(slice)
+		p := problemsOf(slice, wrong)
 		hosts := hostsOf(slice, family, refuse, p)
 		for i, slicePort := range slice.Ports {
 			n := portNamed(ports, value(slicePort.Name), family)
@@ -41,14 +40,13 @@ func gather(ports []config.ServicePort, mine []*discoveryv1.EndpointSlice, refus
 			}
 			merge(found[n], hosts, uint16(*slicePort.Port))
 		}
-		all = append(all, p.list...)
 	}
 
 	sorted := make([][]candidate, len(ports))
 	for i, byAddr := range found {
 		sorted[i] = sortByAddr(byAddr)
 	}
-	return sorted, all
+	return sorted
 }
 
 // byName returns mine in an order that depends on nothing else.
@@ -56,9 +54,9 @@ func byName(mine []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
 	return slices.SortedFunc(slices.Values(mine), func(a, b *discoveryv1.EndpointSlice) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// problemsOf returns a place for what is wrong with slice.
-func problemsOf(slice *discoveryv1.EndpointSlice) *problems {
-	return &problems{kind: "EndpointSlice", name: types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}}
+// problemsOf returns the place in a report for what is wrong with slice.
+func problemsOf(slice *discoveryv1.EndpointSlice, wrong *report) *problems {
+	return &problems{kind: "EndpointSlice", name: types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}, report: wrong}
 }
 
 func familyOf(t discoveryv1.AddressType) (config.Family, bool) {

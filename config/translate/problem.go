@@ -1,47 +1,198 @@
 package translate
 
 import (
+	"cmp"
 	"fmt"
+	"math/bits"
+	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // A Problem is a part of an object that is not served, and why. It names the
-// object, the field and the rule.
+// object, the field and the rule. Of many parts that are wrong in the same way it
+// is the first.
 type Problem struct {
 	Kind  string // "Service" or "EndpointSlice"
 	Name  types.NamespacedName
 	Field *field.Error
+
+	// Count is how many parts are wrong in this way, and More says so and names
+	// the next of them: 1 and "" if each is a Problem of its own.
+	Count int
+	More  string
+}
+
+// Gist returns what tells p from others that were told before: as long as there
+// are about as many of a kind, to a factor of two, nothing is new.
+func (p Problem) Gist() string {
+	if p.More == "" {
+		return p.Error()
+	}
+	return fmt.Sprintf("%s %s: %s: %d", p.Kind, withoutIndexes(p.Field.Field), p.Field.Detail, bits.Len(uint(p.Count)))
 }
 
 // Error returns, for example,
 //
 //	EndpointSlice default/web-1: endpoints[2].addresses[0]: Invalid value: "127.0.0.1": may not be in the loopback range (127.0.0.0/8, ::1/128)
 func (p Problem) Error() string {
-	return fmt.Sprintf("%s %s: %v", p.Kind, p.Name, p.Field)
+	return fmt.Sprintf("%s %s: %v%s", p.Kind, p.Name, p.Field, p.More)
 }
 
 // Unwrap returns the field's error.
 func (p Problem) Unwrap() error { return p.Field }
 
-// problems collects what is wrong with one object, each thing once: some checks
-// are made for every port and family.
+// Anybody who may write EndpointSlices can be wrong a hundred thousand times.
+const (
+	// maxNamed is how many parts that are wrong in the same way are named.
+	maxNamed = 5
+	// maxKinds is how many ways to be wrong are told apart by the rule that is
+	// broken; beyond that, only by the field.
+	maxKinds = 20
+)
+
+// report collects what is wrong with a Service and its slices, each thing once:
+// some checks are made for every port and family. What it keeps, and makes text
+// of, has a bound.
+type report struct {
+	kinds map[problemKind]*sameKind
+	seen  map[seenProblem]bool
+	n     int
+}
+
+// problemKind is a way to be wrong: which field of which kind of object, whatever
+// its index, and why.
+type problemKind struct {
+	kind, field string
+	why         field.ErrorType
+	detail      string
+}
+
+type seenProblem struct {
+	kind          string
+	name          types.NamespacedName
+	field, detail string
+}
+
+// sameKind are problems of one kind.
+type sameKind struct {
+	named []Problem // the first ones
+	at    []int     // when each of them was found
+	count int
+}
+
+func (r *report) add(kind string, name types.NamespacedName, err *field.Error) {
+	if r.kinds == nil {
+		r.kinds, r.seen = map[problemKind]*sameKind{}, map[seenProblem]bool{}
+	}
+	place := seenProblem{kind, name, err.Field, err.Detail}
+	if r.seen[place] {
+		return
+	}
+	r.seen[place] = true
+	r.n++
+	key := problemKind{kind, withoutIndexes(err.Field), err.Type, err.Detail}
+	if len(r.kinds) >= maxKinds && r.kinds[key] == nil {
+		key.detail = ""
+	}
+	same := r.kinds[key]
+	if same == nil {
+		same = &sameKind{}
+		r.kinds[key] = same
+	}
+	if same.count++; same.count <= maxNamed {
+		same.named, same.at = append(same.named, Problem{Kind: kind, Name: name, Field: err, Count: 1}), append(same.at, r.n)
+	}
+}
+
+// list returns the problems in the order in which they were found. Those of one
+// kind are a Problem together if there are too many to be told one by one.
+func (r *report) list() []Problem {
+	at := map[*field.Error]int{}
+	var out []Problem
+	for _, same := range r.kinds {
+		for i, p := range same.named {
+			at[p.Field] = same.at[i]
+		}
+		if same.count > maxNamed {
+			out = append(out, same.sum())
+		} else {
+			out = append(out, same.named...)
+		}
+	}
+	slices.SortFunc(out, func(a, b Problem) int { return cmp.Compare(at[a.Field], at[b.Field]) })
+	return out
+}
+
+// sum returns the first problem, with what there is to say of the others.
+func (s *sameKind) sum() Problem {
+	first := s.named[0]
+	first.Count = s.count
+	var b strings.Builder
+	fmt.Fprintf(&b, "; and %d more like this: ", s.count-1)
+	for _, p := range s.named[1:] {
+		if p.Name != first.Name {
+			fmt.Fprintf(&b, "%s %s: ", p.Kind, p.Name)
+		}
+		fmt.Fprintf(&b, "%s", p.Field.Field)
+		if p.Field.BadValue != nil && p.Field.BadValue != "" {
+			fmt.Fprintf(&b, " %q", fmt.Sprint(p.Field.BadValue))
+		}
+		b.WriteString(", ")
+	}
+	b.WriteString("…")
+	first.More = b.String()
+	return first
+}
+
+// SumUp returns errs of one object, those of one kind as one if there are too many
+// to be told one by one.
+func SumUp(errs field.ErrorList) (out []error) {
+	var r report
+	for _, err := range errs {
+		r.add("", types.NamespacedName{}, err)
+	}
+	for _, p := range r.list() {
+		out = append(out, p.Cause())
+	}
+	return out
+}
+
+// Cause returns the error without the object's name.
+func (p Problem) Cause() error {
+	if p.More == "" {
+		return p.Field
+	}
+	return fmt.Errorf("%w%s", p.Field, p.More)
+}
+
+// withoutIndexes returns the path of a field without the numbers in brackets.
+func withoutIndexes(path string) string {
+	var b strings.Builder
+	for i := 0; i < len(path); i++ {
+		b.WriteByte(path[i])
+		if path[i] != '[' {
+			continue
+		}
+		if n := strings.IndexByte(path[i:], ']'); n > 0 && strings.Trim(path[i+1:i+n], "0123456789") == "" {
+			i += n - 1
+		}
+	}
+	return b.String()
+}
+
+// problems is the part of a report that is about one object. With a nil report
+// nobody is told.
 type problems struct {
-	kind string
-	name types.NamespacedName
-	list []Problem
-	seen map[string]bool
+	kind   string
+	name   types.NamespacedName
+	report *report
 }
 
 func (p *problems) add(err *field.Error) {
-	text := err.Error()
-	if p.seen[text] {
-		return
+	if p.report != nil {
+		p.report.add(p.kind, p.name, err)
 	}
-	if p.seen == nil {
-		p.seen = map[string]bool{}
-	}
-	p.seen[text] = true
-	p.list = append(p.list, Problem{Kind: p.kind, Name: p.name, Field: err})
 }

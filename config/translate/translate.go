@@ -42,18 +42,19 @@ func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.
 		return out, nil
 	}
 
-	p := &problems{kind: "Service", name: out.Name}
+	var wrong report
+	p := &problems{kind: "Service", name: out.Name, report: &wrong}
 	out.Ports = servicePorts(svc, p)
 	out.HealthCheckNodePort = healthCheckNodePort(svc)
 
 	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, all: opts.ClusterIPs, own: &ClusterIPs{}}
 	refuse.own.Add(out)
 	mine := slicesOf(svc, all, opts.ServiceProxyName)
-	found, sliceProblems := gather(out.Ports, mine, refuse)
+	found := gather(out.Ports, mine, refuse, &wrong)
 	for i := range out.Ports {
 		choose(&out.Ports[i], found[i], node)
 	}
-	return out, append(p.list, sliceProblems...)
+	return out, wrong.list()
 }
 
 // servicePorts returns the ports of svc in each of its IP families, without
