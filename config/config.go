@@ -124,6 +124,10 @@ type Node struct {
 	// that is known.
 	PodCIDRs []netip.Prefix
 
+	// Addresses are the node's primary addresses, at most one of each family, as
+	// its Node object tells them. None of a family that is not known.
+	Addresses []netip.Addr
+
 	// Leaving is set while the node is being deleted, or is marked for that by
 	// the cluster autoscaler: load balancers should not use it any more.
 	Leaving bool

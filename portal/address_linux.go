@@ -148,6 +148,12 @@ func (p *addressPortal) Mark() uint32 { return 0 }
 // SetLocalSources changes nothing: nothing is dropped here.
 func (p *addressPortal) SetLocalSources([]netip.Prefix) {}
 
+func (p *addressPortal) SetNodePortAddresses(within []netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.opts.NodePortAddresses = plainPrefixes(within)
+}
+
 func (p *addressPortal) Apply(ctx context.Context, set []Rule, gone []Target) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -178,7 +178,7 @@ func (f *ipFamily) read(ctx context.Context) error {
 }
 
 func (f *ipFamily) sync(ctx context.Context, want wanted, reread bool) (changed []string, err error) {
-	f.at.pods = want.pods
+	f.at.pods, f.at.nodePorts = want.pods, want.nodePorts
 	rules := rulesOf(want.rules, f.any)
 	var landed []string
 	if f.lands() && len(rules) > 0 { // before packets are sent there

@@ -104,7 +104,7 @@ func (f *nftRules) read() error {
 }
 
 func (f *nftRules) sync(ctx context.Context, want wanted, reread bool) (changed []string, err error) {
-	f.at.pods = want.pods
+	f.at.pods, f.at.nodePorts = want.pods, want.nodePorts
 	mine, any := f.mine(want)
 	var landed []string
 	if f.lands() && any { // before packets are sent there

@@ -131,6 +131,9 @@ func (n *none) Mark() uint32 { return 0 }
 // SetLocalSources changes nothing: nothing is dropped here.
 func (n *none) SetLocalSources([]netip.Prefix) {}
 
+// SetNodePortAddresses changes nothing: it is not asked for here.
+func (n *none) SetNodePortAddresses([]netip.Prefix) {}
+
 func (n *none) Check(context.Context) (int, error) { return 0, nil }
 
 // Compare finds nothing: this mode installs nothing, and what others have left

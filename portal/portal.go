@@ -40,6 +40,10 @@ type Portal interface {
 	// without rules, or Check.
 	SetLocalSources(pods []netip.Prefix)
 
+	// SetNodePortAddresses replaces Options.NodePortAddresses. It takes effect as
+	// SetLocalSources does; listeners have to be where Listen says afterwards.
+	SetNodePortAddresses(within []netip.Prefix)
+
 	// Check compares what the kernel holds with what is wanted, and repairs
 	// it. It returns how many rules, routes or chains had to be repaired, and
 	// an error (as Apply does) if something could not be. If a

@@ -70,6 +70,8 @@ type wanted struct {
 	rules   map[Target]Rule // of all families
 	changed []Target        // those whose rule is another one than at the last sync
 	pods    []netip.Prefix
+	// nodePorts are as in Options.NodePortAddresses.
+	nodePorts []netip.Prefix
 }
 
 // newRedirect returns a portal without families.
@@ -220,6 +222,12 @@ func (p *redirectPortal) SetLocalSources(pods []netip.Prefix) {
 	p.pods = plainPrefixes(pods)
 }
 
+func (p *redirectPortal) SetNodePortAddresses(within []netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.opts.NodePortAddresses = plainPrefixes(within)
+}
+
 func (p *redirectPortal) Check(ctx context.Context) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -251,7 +259,7 @@ func (p *redirectPortal) sync(ctx context.Context, reread bool, since []Target, 
 		if !f.lands() {
 			f.refused().addSCTP(rulesOf(p.rules, f.which()))
 		}
-		c, err := f.sync(ctx, wanted{rules: p.rules, changed: since, pods: p.pods}, reread)
+		c, err := f.sync(ctx, wanted{rules: p.rules, changed: since, pods: p.pods, nodePorts: p.opts.NodePortAddresses}, reread)
 		for _, what := range c {
 			changed = append(changed, f.String()+" "+what)
 		}

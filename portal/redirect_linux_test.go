@@ -407,6 +407,18 @@ func itRedirects(k *redirectKind) {
 			}
 			Expect(n.check(p)).To(BeZero())
 			Expect(n.node.askFrom(at(webNode4, later), 0, soon)).To(Equal("silence"))
+
+			By("being given others")
+			p.SetNodePortAddresses(prefixes("127.0.0.0/8", "::1/128"))
+			n.apply(p, nil, nil)
+			Expect(n.pod.ask(at(webNode4, nodeIP4))).To(Equal("refused"))
+			Expect(n.pod.ask(at(webNode6, nodeIP6))).To(Equal("refused"))
+			Expect(n.node.ask(at(webNode4, localhost4))).To(Equal("web 127.0.0.1:30080"))
+			Expect(n.check(p)).To(BeZero())
+			p.SetNodePortAddresses(prefixes("::/128"))
+			n.apply(p, nil, nil)
+			Expect(n.node.ask(at(webNode4, localhost4))).To(Equal("refused"))
+			Expect(n.check(p)).To(BeZero())
 		},
 		Entry("by addrtype", true),
 		Entry("by a list, where addrtype is missing", false),

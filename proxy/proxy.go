@@ -110,6 +110,30 @@ func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 	}
 }
 
+// SetNodePortAddresses says within which networks this node's addresses have node
+// ports, as portal.Options.NodePortAddresses does.
+func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Portal.SetNodePortAddresses(within)
+	if !p.started || p.stopped {
+		return
+	}
+	// Where listeners have to be may depend on it, and what fails is tried again
+	// by checks.
+	concerned := map[*frontEnd]bool{}
+	for t, f := range p.owners {
+		if t.Addr.IsUnspecified() {
+			concerned[f] = true
+		}
+	}
+	var c change
+	for f := range concerned {
+		f.update(f.view.Load().port, &c)
+	}
+	p.commit(&c)
+}
+
 // Apply makes the proxy serve the given Services as they are now, and leaves
 // all others as they were. The first call is the full picture, see
 // config.Source: what an earlier process left in the kernel and is not wanted

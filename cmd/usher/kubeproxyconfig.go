@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 	"time"
@@ -89,61 +88,6 @@ func join(networks []netip.Prefix) string {
 		words = append(words, n.String())
 	}
 	return strings.Join(words, ",")
-}
-
-// primary is the word for the node's primary addresses in --nodeport-addresses,
-// as in kube-proxy's.
-const primary = "primary"
-
-// parseNodePortAddresses parses the value of --nodeport-addresses. As with
-// kube-proxy, an IP family of which nothing is said is not restricted.
-func parseNodePortAddresses(list []string, nodeIP netip.Addr) ([]netip.Prefix, error) {
-	if len(list) == 0 {
-		return nil, nil
-	}
-	var out []netip.Prefix
-	if list[0] == primary && len(list) == 1 {
-		out = primaryAddresses(nodeIP)
-	} else {
-		for _, s := range list {
-			p, err := netip.ParsePrefix(s)
-			if err != nil {
-				return nil, usagef("--nodeport-addresses: %q is neither a CIDR such as 192.0.2.0/24 nor, alone, the word %q", s, primary)
-			}
-			out = append(out, p)
-		}
-	}
-	var four, six bool
-	for _, p := range out {
-		four, six = four || p.Addr().Is4(), six || p.Addr().Is6()
-	}
-	if !four {
-		out = append(out, netip.PrefixFrom(netip.IPv4Unspecified(), 0))
-	}
-	if !six {
-		out = append(out, netip.PrefixFrom(netip.IPv6Unspecified(), 0))
-	}
-	return out, nil
-}
-
-// primaryAddresses returns this node's address in each IP family: nodeIP if that
-// is given, and otherwise the one from which it would reach other networks.
-func primaryAddresses(nodeIP netip.Addr) (out []netip.Prefix) {
-	// Addresses for documentation (RFC 5737, RFC 3849). To connect a UDP socket
-	// sends nothing.
-	for _, elsewhere := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
-		a := nodeIP
-		if !a.IsValid() || a.Is4() != netip.MustParseAddrPort(elsewhere).Addr().Is4() {
-			conn, err := net.Dial("udp", elsewhere)
-			if err != nil {
-				continue // no such family here
-			}
-			a = conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
-			conn.Close()
-		}
-		out = append(out, netip.PrefixFrom(a, a.BitLen()))
-	}
-	return out
 }
 
 // parseClusterCIDRs parses the value of --cluster-cidr.

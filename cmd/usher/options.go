@@ -27,8 +27,7 @@ type proxyFlags struct {
 	sctp         string
 	proxy        proxy.Options
 
-	// Parsed already; empty means all addresses of the node.
-	nodePortAddresses []netip.Prefix
+	nodePorts nodePortAddresses // parsed already
 }
 
 // sctpModes are the values of --sctp.
@@ -124,7 +123,7 @@ func (f *proxyFlags) check() error {
 // portalOptions returns the options for a portal. check has been called.
 func (f *proxyFlags) portalOptions(log logrus.FieldLogger) portal.Options {
 	ports, _ := parsePortRange(f.proxyPorts)
-	return portal.Options{Log: log, ProxyPorts: ports, NodePortAddresses: f.nodePortAddresses, Mark: f.mark}
+	return portal.Options{Log: log, ProxyPorts: ports, NodePortAddresses: f.nodePorts.networks, Mark: f.mark}
 }
 
 // newProxy returns a proxy behind p.

@@ -51,7 +51,7 @@ cleanup' removes what is left.`,
 	r.sourceFlags.register(flags)
 	flags.StringVar(&r.nodeName, "node-name", "", "name of this node's Node object; empty means this machine's name, and with --via=portforward or auto that this is no node")
 	flags.StringVar(&r.serviceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value; empty means those without the label")
-	flags.StringSliceVar(&r.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses on which node ports are served, or the word primary; empty means all addresses, loopback included")
+	flags.StringSliceVar(&r.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses on which node ports are served, or the word primary, for those in the Node object (without one, those from which the node reaches other networks); empty means all addresses, loopback included")
 	flags.StringSliceVar(&r.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, besides those that the Node object names: policies for clients from outside do not apply to Pods")
 	flags.StringVar(&r.config, "config", "", "`file` with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); a flag wins over it")
 	flags.DurationVar(&r.maxDelay, "max-sync-delay", kube.DefaultMaxDelay, "how long changes may be gathered, while Services change all the time, before they are carried out")
@@ -124,7 +124,7 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		return err
 	}
 	var err error
-	if r.proxyFlags.nodePortAddresses, err = parseNodePortAddresses(r.nodePortAddresses, r.nodeIP); err != nil {
+	if r.proxyFlags.nodePorts, err = parseNodePortAddresses(r.nodePortAddresses, r.nodeIP); err != nil {
 		return err
 	}
 	podNetworks, err := parseClusterCIDRs(r.clusterCIDRs)
@@ -144,7 +144,7 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		}
 	}
 	s := server{flags: &r.proxyFlags, admin: &r.adminFlags, log: log, out: cmd.OutOrStdout(), trace: r.trace, takeOver: r.takeOver,
-		settings: allFlags(cmd), access: r.access, socks: r.socks, podNetworks: podNetworks}
+		settings: allFlags(cmd), access: r.access, socks: r.socks, podNetworks: podNetworks, noNode: fromFiles || r.nodeName == ""}
 	if s.names, s.namesAt, err = r.dns.newServer(log); err != nil {
 		return err
 	}

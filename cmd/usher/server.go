@@ -43,6 +43,7 @@ type server struct {
 	socks    socksFlags
 
 	podNetworks []netip.Prefix // besides those of the Node object
+	noNode      bool           // there is no Node object
 
 	// inside is the portal of a network namespace in which a command runs; nil
 	// opens one for this node. With it signals are the command's, and the server
@@ -115,7 +116,8 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	s.proxy = s.flags.newProxy(pt, s.log)
 	s.proxy.SetPodNetworks(s.podNetworks)
 	s.health = &admin.Health{Sync: s.proxy.SyncStatus, Timeout: healthTimeout}
-	s.healthChecks = &admin.HealthChecks{Serving: s.health.Serving, Networks: s.flags.nodePortAddresses, Log: s.log}
+	s.healthChecks = &admin.HealthChecks{Serving: s.health.Serving, Log: s.log}
+	s.healthChecks.SetNetworks(s.flags.nodePorts.networks)
 	s.proxy.OnProblem = s.onProblem
 	s.healthChecks.OnProblem = s.onHealthCheckProblem
 	if s.reach != nil {
@@ -144,6 +146,10 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	defer endTrace() // after draining, so that all ends are told
 	workers.Go(func() { s.proxy.Run(ctx) })
 	workers.Go(func() { s.healthChecks.RunRetries(ctx, time.Second) })
+	if s.noNode && s.flags.nodePorts.primary {
+		s.setPrimaryAddresses(routedAddresses())
+		workers.Go(func() { s.followRoutes(ctx) })
+	}
 	if s.trace {
 		workers.Go(func() { printTrace(traceCtx, s.out, s.proxy.Trace.Reader(true)) })
 	}
@@ -273,6 +279,9 @@ func (s *server) begin(services []config.Service) error {
 func (s *server) nodeChanged(node config.Node) {
 	s.proxy.SetPodNetworks(append(slices.Clone(s.podNetworks), node.PodCIDRs...))
 	s.health.SetLeaving(node.Leaving)
+	if !s.noNode {
+		s.setPrimaryAddresses(node.Addresses)
+	}
 }
 
 // programmed takes note of how long ago the change was that has been carried out.

@@ -60,6 +60,22 @@ var _ = Describe("a Node", func() {
 		Expect(node(func(*corev1.Node) {})).To(Equal(config.Node{Name: "n1", Zone: "east",
 			PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:1::/64")}}))
 	})
+	It("has one primary address of each family: the first InternalIP, or the first ExternalIP", func() {
+		addresses := func(of ...corev1.NodeAddress) []netip.Addr {
+			return node(func(n *corev1.Node) {
+				n.Status = corev1.NodeStatus{Addresses: of, Images: []corev1.ContainerImage{{}}}
+				Expect(trim(n)).To(BeIdenticalTo(n))
+				Expect(n.Status.Images).To(BeNil())
+			}).Addresses
+		}
+		at := func(kind corev1.NodeAddressType, a string) corev1.NodeAddress {
+			return corev1.NodeAddress{Type: kind, Address: a}
+		}
+		Expect(addresses()).To(BeEmpty())
+		Expect(addresses(at(corev1.NodeHostName, "n1"), at(corev1.NodeExternalIP, "203.0.113.1"), at(corev1.NodeExternalIP, "2001:db8::1"),
+			at(corev1.NodeInternalIP, "192.0.2.1"), at(corev1.NodeInternalIP, "192.0.2.2"))).
+			To(Equal([]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}))
+	})
 	It("is leaving while it is being deleted", func() {
 		Expect(node(func(n *corev1.Node) { n.DeletionTimestamp = &metav1.Time{Time: time.Now()} }).Leaving).To(BeTrue())
 	})

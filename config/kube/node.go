@@ -2,6 +2,7 @@ package kube
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -33,6 +34,25 @@ func nodeOf(node *corev1.Node) config.Node {
 			out.PodCIDRs = append(out.PodCIDRs, p)
 		}
 	}
+	out.Addresses = primaryAddresses(node.Status.Addresses)
+	return out
+}
+
+// primaryAddresses returns the address that kube-proxy calls primary, of each
+// family: the first of type InternalIP, or if there is none, of type ExternalIP.
+func primaryAddresses(all []corev1.NodeAddress) (out []netip.Addr) {
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		for _, a := range all {
+			addr, err := netip.ParseAddr(a.Address)
+			if a.Type != kind || err != nil {
+				continue
+			}
+			known := func(other netip.Addr) bool { return config.FamilyOf(other) == config.FamilyOf(addr) }
+			if !slices.ContainsFunc(out, known) {
+				out = append(out, addr.Unmap())
+			}
+		}
+	}
 	return out
 }
 
@@ -41,7 +61,7 @@ func trim(object any) (any, error) {
 	switch o := object.(type) {
 	case *corev1.Node:
 		o.ManagedFields, o.Annotations = nil, nil
-		o.Status = corev1.NodeStatus{}
+		o.Status = corev1.NodeStatus{Addresses: o.Status.Addresses}
 	case *corev1.Service:
 		o.ManagedFields = nil
 		keepAnnotations(&o.ObjectMeta, func(key string) bool { return strings.HasPrefix(key, translate.AnnotationPrefix) })

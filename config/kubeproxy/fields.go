@@ -76,7 +76,7 @@ var conditional = map[string]func(c *v1alpha1.KubeProxyConfiguration) string{
 
 func whyNotBindAddress(c *v1alpha1.KubeProxyConfiguration) string {
 	addr, err := netip.ParseAddr(c.BindAddress)
-	if err != nil || addr.IsUnspecified() || slices.Equal(c.NodePortAddresses, []string{"primary"}) {
+	if err != nil || addr.IsUnspecified() || primaryNodePorts(c) {
 		return ""
 	}
 	return "nothing listens there, in kube-proxy neither; it is the node's address, which only nodePortAddresses [primary] asks for"

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -156,8 +157,18 @@ func settings(c *v1alpha1.KubeProxyConfiguration) (*Settings, field.ErrorList) {
 		v.invalid(section.Child("minSyncPeriod"), s.MaxDelay.String(), fmt.Sprintf("must not be greater than %s, which is %s", section.Child("syncPeriod"), s.CheckInterval))
 	}
 
+	s.NodePorts.Primary = primaryNodePorts(c)
 	v.bindAddress(field.NewPath("bindAddress"), c.BindAddress, s)
 	return s, v.errs
+}
+
+// primaryNodePorts reports whether node ports are on the node's primary addresses
+// only: kube-proxy's default in mode nftables.
+func primaryNodePorts(c *v1alpha1.KubeProxyConfiguration) bool {
+	if len(c.NodePortAddresses) == 0 {
+		return c.Mode == modeNFTables
+	}
+	return slices.Equal(c.NodePortAddresses, []string{"primary"})
 }
 
 // periods returns the periods of the section that belongs to the mode, and which
@@ -291,8 +302,7 @@ func (v *validator) nodePorts(path *field.Path, values []string) (out NodePorts)
 		switch {
 		case value == "primary" && len(values) > 1:
 			v.invalid(path.Index(i), value, "must stand alone: either primary, or networks")
-		case value == "primary":
-			out.Primary = true
+		case value == "primary": // see primaryNodePorts
 		default:
 			if p, ok := v.cidr(path.Index(i), value, "must be a CIDR such as 192.168.0.0/16, or primary"); ok {
 				out.Networks = append(out.Networks, p)

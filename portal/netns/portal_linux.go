@@ -36,6 +36,10 @@ func (outside) Mark() uint32 { return 0 }
 // SetLocalSources changes nothing: the address portal drops nothing.
 func (outside) SetLocalSources([]netip.Prefix) {}
 
+// SetNodePortAddresses changes nothing: the namespace is all of the node that there
+// is.
+func (outside) SetNodePortAddresses([]netip.Prefix) {}
+
 func (o outside) Check(context.Context) (repaired int, err error) {
 	a, err := o.namespace.call(request{Check: true})
 	return a.Outcome.Repaired, errors.Join(err, a.Outcome.err())

@@ -125,6 +125,18 @@ var _ = Describe("health check node ports", func() {
 		DeferCleanup(h.Close)
 	})
 
+	It("answer only at the addresses that they are told, when they are told them", func() {
+		port := free()
+		h.SetNetworks([]netip.Prefix{netip.MustParsePrefix("::/128")})
+		h.Apply([]config.Service{service(port, true)})
+		Expect(net.Dial("tcp", "127.0.0.1:"+strconv.Itoa(int(port)))).Error().To(HaveOccurred())
+		h.SetNetworks([]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")})
+		code, _, _ := ask(port)
+		Expect(code).To(Equal(200))
+		h.SetNetworks([]netip.Prefix{netip.MustParsePrefix("::/128")})
+		Expect(net.Dial("tcp", "127.0.0.1:"+strconv.Itoa(int(port)))).Error().To(HaveOccurred())
+	})
+
 	It("answer 200 with the number of ready endpoints on this node, 503 where there are none", func() {
 		port := free()
 		h.Apply([]config.Service{service(port, true, true, false)})

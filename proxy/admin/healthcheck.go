@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -21,17 +22,15 @@ import (
 type HealthChecks struct {
 	// Serving reports whether the proxy itself is well.
 	Serving func() bool
-	// Networks are those of the node addresses to listen on; none means all
-	// addresses.
-	Networks []netip.Prefix
-	Log      logrus.FieldLogger
+	Log     logrus.FieldLogger
 	// OnProblem, if not nil, is told when a port cannot be served, and, with
 	// nil, when it can be again.
 	OnProblem func(types.NamespacedName, error)
 
-	mu      sync.Mutex
-	servers map[types.NamespacedName]*healthCheck
-	clients room // of all servers
+	mu       sync.Mutex
+	networks []netip.Prefix // see SetNetworks
+	servers  map[types.NamespacedName]*healthCheck
+	clients  room // of all servers
 }
 
 // healthCheck is the server for one Service. All but local is guarded by
@@ -43,6 +42,22 @@ type healthCheck struct {
 	local   atomic.Int64 // endpoints
 	server  *http.Server // nil while the port cannot be had
 	failed  string       // why
+}
+
+// SetNetworks says on which of the node's addresses to listen: those within the
+// networks; none means all addresses, and is so at first.
+func (h *HealthChecks) SetNetworks(within []netip.Prefix) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if slices.Equal(h.networks, within) {
+		return
+	}
+	h.networks = slices.Clone(within)
+	for _, c := range h.servers {
+		c.stop()
+		c.server = nil
+		c.start()
+	}
 }
 
 // Apply starts, changes and stops servers as the Services want it.
@@ -115,7 +130,7 @@ func (c *healthCheck) start() {
 	if c.server != nil {
 		return
 	}
-	listeners, err := listenNode(c.owner.Networks, c.port)
+	listeners, err := listenNode(c.owner.networks, c.port)
 	if err != nil {
 		c.report(fmt.Errorf("health check node port %d: %w", c.port, err))
 		return

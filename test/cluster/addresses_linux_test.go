@@ -134,6 +134,38 @@ func addressSpecs(portal string) {
 		Expect(failure(c.node, at("127.0.0.1", port))()).To(HaveOccurred())
 	})
 
+	It("a node port on the node's primary addresses: those of its Node object, and nowhere while it has none", func() {
+		pods()
+		both := corev1.IPFamilyPolicyRequireDualStack
+		svc := c.service("web", nodePort, func(s *corev1.Service) { s.Spec.IPFamilyPolicy = &both })
+		addresses := func(all ...string) {
+			GinkgoHelper()
+			updateNodeStatus(here, func(n *corev1.Node) {
+				n.Status.Addresses = nil
+				for _, a := range all {
+					n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+				}
+			})
+		}
+		DeferCleanup(func() { addresses() })
+		start("--nodeport-addresses=primary")
+		reaches(c.pod, "", vip(svc), local, distant)
+		port := svc.Spec.Ports[0].NodePort
+		for _, a := range []string{lab.NodeOut4, lab.NodeOut6, "10.244.0.1", "127.0.0.1", "::1"} {
+			Expect(failure(c.node, at(a, port))()).To(HaveOccurred(), a)
+		}
+		By("being told them")
+		addresses(lab.NodeOut4, lab.NodeOut6)
+		reaches(c.outside, "", at(lab.NodeOut4, port), local, distant)
+		reaches(c.outside, "", at(lab.NodeOut6, port), local, distant)
+		Expect(failure(c.pod, at("10.244.0.1", port))()).To(HaveOccurred())
+		By("being told others")
+		addresses("10.244.0.1")
+		reaches(c.pod, "", at("10.244.0.1", port), local, distant)
+		Expect(failure(c.outside, at(lab.NodeOut4, port))()).To(HaveOccurred())
+		Expect(failure(c.outside, at(lab.NodeOut6, port))()).To(HaveOccurred())
+	})
+
 	It("a node port on an address that the node gets later", func() {
 		pods()
 		svc := c.service("web", nodePort)

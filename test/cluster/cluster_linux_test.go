@@ -337,6 +337,21 @@ func updateNode(name string, edit func(*corev1.Node)) {
 	})).To(Succeed())
 }
 
+// updateNodeStatus changes a Node's status, as its kubelet does.
+func updateNodeStatus(name string, edit func(*corev1.Node)) {
+	GinkgoHelper()
+	nodes, ctx := plane.Client.CoreV1().Nodes(), context.Background()
+	Expect(retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		node, err := nodes.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		edit(node)
+		_, err = nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{})
+		return err
+	})).To(Succeed())
+}
+
 // deleteNode deletes a Node, if it is still there.
 func deleteNode(name string) {
 	GinkgoHelper()

@@ -124,6 +124,22 @@ var _ = Describe("which endpoints are used:", func() {
 		uses(2)
 	})
 
+	It("serving that is not given means that it does", func() {
+		unsaid := endpoint(lab.Pod(1), state(false, true, true))
+		unsaid.Conditions.Serving = nil
+		c.write(c.slice("web", "a", unsaid, endpoint(lab.Pod(2), state(false, false, true))))
+		c.usher()
+		uses(1)
+	})
+
+	It("an address that two entries share: the one that is not terminating counts", func() {
+		// The old Pod is ready all the same where publishNotReadyAddresses is set.
+		c.write(c.slice("web", "a", endpoint(lab.Pod(1), state(true, true, true))))
+		c.write(c.slice("web", "b", endpoint(lab.Pod(1), state(false, false, false)), endpoint(lab.Pod(2))))
+		c.usher()
+		uses(2)
+	})
+
 	It("none at all: new connections are refused at once", func() {
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1), state(false, false, false))))
 		c.usher()

@@ -2,10 +2,13 @@ package cluster
 
 import (
 	"net/netip"
+	"sync/atomic"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/usherproxy/usher/test/lab"
@@ -216,6 +219,69 @@ var _ = Describe("which Services are served:", func() {
 			Eventually(failure(c.pod, vipOf(svc, port))).WithTimeout(soon).Should(HaveOccurred())
 		}
 		Expect(open.works()).To(Succeed())
+	})
+
+	It("annotations: connections last as long as they say", func() {
+		svc := c.service("web", noSelector, func(s *corev1.Service) {
+			s.Annotations = map[string]string{"usher.io/connection-idle-timeout": "1s"}
+		})
+		old := c.service("old", noSelector, func(s *corev1.Service) {
+			s.Annotations = map[string]string{"usher.io/max-connection-age": "1s"}
+		})
+		serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
+		for _, name := range []string{"web", "old"} {
+			c.write(c.slice(name, name, endpoint(lab.Pod(1))))
+		}
+		u := c.usher()
+		for _, to := range []string{vip(svc), vip(old)} {
+			Eventually(answers(c.pod, to)).WithTimeout(soon).Should(Equal(netip.AddrPortFrom(lab.Pod(1), 8080)))
+			conn, err := c.pod.Dial("", to, 3*time.Second)
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(conn.Close)
+		}
+		for _, end := range []string{"idle", "aged"} {
+			Eventually(func() string { return string(u.Out.Contents()) }).WithTimeout(soon).Should(ContainSubstring(end))
+		}
+	})
+
+	It("a port that is renamed: nobody is refused", func() {
+		// With endpoints under both names, since a controller comes later.
+		svc := c.service("web", noSelector)
+		serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
+		slice := c.slice("web", "a", endpoint(lab.Pod(1)))
+		other, port := "other", int32(8080)
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &other, Port: &port})
+		c.write(slice)
+		for _, portal := range []string{"address", "iptables", "nftables"} {
+			u := c.usher("--portal=" + portal)
+			Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(netip.AddrPortFrom(lab.Pod(1), 8080)))
+			var asked atomic.Int64
+			stop, done := make(chan struct{}), make(chan error, 1)
+			go func() {
+				for {
+					select {
+					case <-stop:
+						done <- nil
+						return
+					default:
+					}
+					if _, err := ask(c.pod, vip(svc)); err != nil {
+						done <- err
+						return
+					}
+					asked.Add(1)
+				}
+			}()
+			for _, name := range []string{"other", "main", "other", "main"} {
+				c.update("web", func(s *corev1.Service) { s.Spec.Ports[0].Name = name })
+				Eventually(getting(c.node, adminURL+"/api/v1/services/"+c.namespace+"/web")).WithTimeout(soon).Should(HaveField("Body", ContainSubstring(`"name":"`+name+`"`)))
+				before := asked.Load()
+				Eventually(asked.Load).WithTimeout(soon).Should(BeNumerically(">", before+10))
+			}
+			close(stop)
+			Expect(<-done).NotTo(HaveOccurred(), portal)
+			u.stop()
+		}
 	})
 
 	It("a selector that is changed: new connections go to the new Pods, those in flight go on", func() {
