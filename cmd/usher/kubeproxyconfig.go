@@ -11,17 +11,21 @@ import (
 	"github.com/usherproxy/usher/config/kubeproxy"
 )
 
-// readKubeProxyConfig makes what a KubeProxyConfiguration says the value of the
-// flags that were not given. It returns warnings about what means nothing here.
-func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, file string) (warnings []string, err error) {
-	s, warnings, err := kubeproxy.Read(file)
-	if err != nil {
+// readKubeProxyConfig makes what a KubeProxyConfiguration, in a file and in flags of
+// kube-proxy's, says the value of the flags that were not given. It returns warnings about what means nothing here.
+func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, file string, given map[string]string) (warnings []string, err error) {
+	s, warnings, err := kubeproxy.Read(file, given)
+	switch {
+	case err != nil && file == "":
+		return nil, &usageError{err}
+	case err != nil:
 		return nil, fmt.Errorf("--config: %w", err)
 	}
 	r.cluster.AcceptContentTypes, r.cluster.ContentType = s.AcceptContentTypes, s.ContentType
 	r.cluster.QPS, r.cluster.Burst = s.QPS, s.Burst
 	r.resync = s.Resync
 	r.nodeIP = s.NodeIP
+	r.conntrack = s.Conntrack
 	for flag, value := range map[string]string{
 		"kubeconfig":             s.Kubeconfig,
 		"node-name":              s.NodeName,
@@ -41,7 +45,7 @@ func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, file string) (war
 			continue
 		}
 		if err := flags.Set(flag, value); err != nil {
-			return nil, fmt.Errorf("--config: %s, for --%s: %w", file, flag, err)
+			return nil, fmt.Errorf("kube-proxy's configuration, for --%s: %w", flag, err)
 		}
 	}
 	return warnings, nil

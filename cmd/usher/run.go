@@ -14,14 +14,16 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
+	"github.com/usherproxy/usher/config/kubeproxy"
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/config/translate"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/portforward"
 )
 
-func newRun() *cobra.Command {
-	var r runCommand
+func newRun() *cobra.Command { return newRunOf(&runCommand{}) }
+
+func newRunOf(r *runCommand) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Serve the Services of a cluster, or of manifests",
@@ -64,6 +66,7 @@ cleanup' removes what is left.`,
 	r.adminFlags.register(flags)
 	r.access.register(flags)
 	r.logs.register(flags, "auto")
+	r.kubeProxy.register(flags, &r.cluster.Server)
 	return cmd
 }
 
@@ -75,8 +78,10 @@ type runCommand struct {
 	config            string
 	nodePortAddresses []string
 	clusterCIDRs      []string
-	resync            time.Duration // from the file only
-	nodeIP            netip.Addr    // from the file only
+	resync            time.Duration       // from the file only
+	nodeIP            netip.Addr          // from the file only
+	conntrack         kubeproxy.Conntrack // from the file only
+	kubeProxy         kubeProxyFlags
 
 	maxDelay   time.Duration
 	takeOver   bool
@@ -91,6 +96,13 @@ type runCommand struct {
 }
 
 func (r *runCommand) run(cmd *cobra.Command) error {
+	if r.kubeProxy.cleanup {
+		cleanup := newCleanup()
+		cleanup.SetContext(cmd.Context())
+		cleanup.SetOut(cmd.OutOrStdout())
+		cleanup.SetErr(cmd.ErrOrStderr())
+		return cleanup.RunE(cleanup, nil)
+	}
 	if err := r.sourceFlags.check(); err != nil {
 		return err
 	}
@@ -108,9 +120,9 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 		r.proxyFlags.proxy.Schedule = portforward.Schedule
 	}
 	var warnings []string
-	if r.config != "" {
+	if given := r.kubeProxy.given(cmd.Flags()); r.config != "" || len(given) > 0 {
 		var err error
-		if warnings, err = r.readKubeProxyConfig(cmd.Flags(), r.config); err != nil {
+		if warnings, err = r.readKubeProxyConfig(cmd.Flags(), r.config, given); err != nil {
 			return err
 		}
 	}
@@ -137,6 +149,15 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	}
 	for _, w := range warnings {
 		log.Warn(w)
+	}
+	r.applyConntrack(log)
+	if r.kubeProxy.initOnly {
+		return nil
+	}
+	if r.config != "" {
+		if before, err := os.ReadFile(r.config); err == nil { // it was read a moment ago
+			go watchConfig(cmd.Context(), r.config, before, configCheckInterval, log)
+		}
 	}
 	if r.nodeName == "" && !r.via.remote() {
 		if r.nodeName, err = hostname(); err != nil {

@@ -346,10 +346,15 @@ func (s *server) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 // unhealthy: twice kube-proxy's default sync period, as kube-proxy has it.
 const healthTimeout = time.Minute
 
-// allFlags returns the flags of cmd and their values.
+// allFlags returns the flags of cmd and their values; of those that --help does not
+// list, the ones that were given.
 func allFlags(cmd *cobra.Command) map[string]string {
 	out := map[string]string{}
-	cmd.Flags().VisitAll(func(f *pflag.Flag) { out[f.Name] = f.Value.String() })
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden || f.Changed {
+			out[f.Name] = f.Value.String()
+		}
+	})
 	return out
 }
 

@@ -27,36 +27,33 @@ const (
 	Kind       = "KubeProxyConfiguration"
 )
 
-// decode returns the object in a file, and the same as it was written; or every
-// mistake that can be found.
-func decode(text []byte) (*v1alpha1.KubeProxyConfiguration, map[string]any, []error) {
+// parse returns what a file says, as it was written; or every mistake that can be
+// found.
+func parse(text []byte) (map[string]any, []error) {
 	value, errs := toJSON(text)
 	if len(errs) > 0 {
-		return nil, nil, errs
+		return nil, errs
 	}
 	var doc map[string]any
 	d := json.NewDecoder(bytes.NewReader(value))
 	d.UseNumber()
 	if err := d.Decode(&doc); err != nil || doc == nil {
-		return nil, nil, []error{fmt.Errorf("is not a %s, which is an object with fields", Kind)}
+		return nil, []error{fmt.Errorf("is not a %s, which is an object with fields", Kind)}
 	}
-	if errs := checkKind(doc); len(errs) > 0 {
-		return nil, nil, errs
-	}
-	current := map[string]any{}
-	for key, v := range doc {
-		if _, ok := former[key]; !ok {
-			current[key] = v
-		}
-	}
-	if errs := checkTypes(current); len(errs) > 0 {
-		return nil, nil, errs
+	return doc, checkKind(doc)
+}
+
+// decode returns the object that doc stands for. Unknown fields are left out, as
+// kube-proxy does: see ignored.
+func decode(doc map[string]any) (*v1alpha1.KubeProxyConfiguration, []error) {
+	if errs := checkTypes(doc); len(errs) > 0 {
+		return nil, errs
 	}
 	c := &v1alpha1.KubeProxyConfiguration{}
-	if err := decodeInto(c, current); err != nil {
-		return nil, nil, []error{err}
+	if _, err := decodeInto(c, doc); err != nil {
+		return nil, []error{err}
 	}
-	return c, doc, nil
+	return c, nil
 }
 
 // toJSON returns the one document of a file as JSON, which may be in JSON or
@@ -160,7 +157,7 @@ func checkKind(doc map[string]any) (errs []error) {
 	return errs
 }
 
-// checkTypes finds unknown fields and values that have the wrong type. It
+// checkTypes finds values that have the wrong type. It
 // decodes each field by itself, since a decoder stops at the first mistake, and
 // does not say which field a duration belongs to.
 func checkTypes(doc map[string]any) (errs []error) {
@@ -175,18 +172,12 @@ func checkTypes(doc map[string]any) (errs []error) {
 	return errs
 }
 
-var unknownField = regexp.MustCompile(`^unknown field "(.*)"$`)
-
 func checkType(keys []string, value any) error {
 	for _, key := range slices.Backward(keys) {
 		value = map[string]any{key: value}
 	}
-	err := decodeInto(&v1alpha1.KubeProxyConfiguration{}, value)
-	if err == nil {
+	if _, err := decodeInto(&v1alpha1.KubeProxyConfiguration{}, value); err == nil {
 		return nil
-	}
-	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
-		return fmt.Errorf("%s: unknown field", m[1])
 	}
 	t, depth := fieldType(keys)
 	for _, key := range keys[:depth] {
@@ -230,14 +221,14 @@ func elementType(t reflect.Type, key string) reflect.Type {
 	return nil
 }
 
-// decodeInto decodes the values of a document strictly.
-func decodeInto(c *v1alpha1.KubeProxyConfiguration, doc any) error {
+// decodeInto decodes the values of a document. unknown is not empty if there are
+// fields that an object does not have.
+func decodeInto(c *v1alpha1.KubeProxyConfiguration, doc any) (unknown []error, err error) {
 	value, err := json.Marshal(doc)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	strict, err := kjson.UnmarshalStrict(value, c)
-	return errors.Join(append(strict, err)...)
+	return kjson.UnmarshalStrict(value, c)
 }
 
 // typeName says what a value of a Go type is written as.

@@ -2,11 +2,12 @@
 // kube-proxy's place on a node with the file that is already there.
 //
 // The file holds one KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1.
-// [Read] decodes it strictly, validates it, and returns [Settings]: what usher
+// [Read] decodes it, validates it, and returns [Settings]: what usher
 // uses, as Go values, where a zero value means that the file says nothing. So
 // the caller can let a flag win over the file, and the file over a default.
 //
-//	decode.go    bytes → object; unknown fields, values of the wrong type
+//	decode.go    bytes → object; values of the wrong type
+//	flags.go     which flags of kube-proxy's stand for which field
 //	settings.go  object → Settings; values that are not allowed
 //	fields.go    which fields usher uses, and why it does not use the others
 //

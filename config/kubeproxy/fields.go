@@ -33,6 +33,13 @@ var used = map[string]bool{
 	"nodePortAddresses":                   true,
 	"configSyncPeriod":                    true,
 	"portRange":                           true,
+	"conntrack.maxPerCore":                true,
+	"conntrack.min":                       true,
+	"conntrack.tcpBeLiberal":              true,
+	"conntrack.tcpCloseWaitTimeout":       true,
+	"conntrack.tcpEstablishedTimeout":     true,
+	"conntrack.udpStreamTimeout":          true,
+	"conntrack.udpTimeout":                true,
 }
 
 // unused says why usher does not use a field, or any field below it.
@@ -52,7 +59,6 @@ var unused = map[string]string{
 	"windowsRunAsService":         "usher is not a Windows service",
 	"detectLocal":                 "usher tells the Pods of this node by their addresses, and looks at no interfaces",
 	"oomScoreAdj":                 "usher does not change its own score; what starts it does (the kubelet by the priority class, systemd by OOMScoreAdjust)",
-	"conntrack":                   "usher changes no settings of the kernel",
 }
 
 // former are fields that KubeProxyConfiguration had when kube-proxy had a
@@ -114,23 +120,28 @@ func whyNotPeriod(section string) func(*v1alpha1.KubeProxyConfiguration) string 
 	}
 }
 
-// ignored returns a warning for each field that is set and means nothing to
-// usher. doc is c as it was written.
-func ignored(c *v1alpha1.KubeProxyConfiguration, doc map[string]any) (warnings []string) {
-	for keys, value := range leaves(nil, doc) {
-		path := strings.Join(keys, ".")
-		// Of the values that mean "nothing" as a rule, this one says something.
-		said := path == "iptables.localhostNodePorts" && value == false
-		if empty(value) && !said {
-			continue
-		}
-		if why := whyNot(c, path); why != "" {
+// ignored yields each field that is set and means nothing to usher, with a warning.
+// doc is c as it was written.
+func ignored(c *v1alpha1.KubeProxyConfiguration, doc map[string]any) iter.Seq2[string, string] {
+	return func(yield func(path, warning string) bool) {
+		for keys, value := range leaves(nil, doc) {
+			path := strings.Join(keys, ".")
+			why := whyNot(c, path)
+			// Of the values that mean "nothing" as a rule, these say something.
+			said := path == "iptables.localhostNodePorts" && value == false || why == unknown
+			if why == "" || empty(value) && !said {
+				continue
+			}
 			text, _ := json.Marshal(value) // it was read from JSON
-			warnings = append(warnings, fmt.Sprintf("%s: %s has no effect: %s", path, text, why))
+			if !yield(path, fmt.Sprintf("%s: %s has no effect: %s", path, text, why)) {
+				return
+			}
 		}
 	}
-	return warnings
 }
+
+// unknown is said of a field that there is not.
+const unknown = "there is no such field"
 
 // whyNot returns why the field at path is not used, or "" if it is.
 func whyNot(c *v1alpha1.KubeProxyConfiguration, path string) string {
@@ -148,7 +159,7 @@ func whyNot(c *v1alpha1.KubeProxyConfiguration, path string) string {
 			return why
 		}
 	}
-	return "usher does not know it"
+	return unknown
 }
 
 // leaves yields the values in doc that are not maps with something in them, and

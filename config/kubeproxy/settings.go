@@ -7,11 +7,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -60,6 +62,9 @@ type Settings struct {
 	// Portal is the portal's mode, "iptables" or "nftables".
 	Portal string
 
+	// Conntrack are settings of the kernel's connection tracking.
+	Conntrack Conntrack
+
 	// Resync is how often everything is computed anew (configSyncPeriod).
 	Resync time.Duration
 	// CheckInterval is how often the portal's rules are compared with the
@@ -68,6 +73,17 @@ type Settings struct {
 	// MaxDelay is how long changes may be gathered before they are carried out
 	// (minSyncPeriod of the mode's section).
 	MaxDelay time.Duration
+}
+
+// Conntrack are settings of the kernel's connection tracking, for the whole node.
+// What is 0 stays as it is.
+type Conntrack struct {
+	// MaxPerCore and Min say for how many connections there must be room.
+	MaxPerCore, Min int
+	// How long an entry lasts in which nothing moves.
+	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
+	// TCPBeLiberal says to track TCP segments outside of the window too.
+	TCPBeLiberal bool
 }
 
 // NodePorts says on which addresses of the node its node ports are. The zero
@@ -93,23 +109,41 @@ const (
 // --portal-check-interval.
 const leastCheckInterval = 100 * time.Millisecond
 
-// Read reads a file. The warnings name fields that are set and mean nothing to
+// Read reads a file, "" for none, and the flags of kube-proxy's that were given, by
+// name; a flag wins over the file. The warnings name what is set and means nothing to
 // usher. The error names every mistake: file, field, value, and what is allowed.
-func Read(path string) (*Settings, []string, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, nil, err
-	}
-	c, doc, errs := decode(text)
-	var s *Settings
-	var warnings []string
-	if len(errs) == 0 {
-		var list field.ErrorList
-		s, list = settings(c)
-		for _, err := range list {
-			errs = append(errs, err)
+func Read(path string, flags map[string]string) (*Settings, []string, error) {
+	doc := map[string]any{}
+	var errs []error
+	if path != "" {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, nil, err
 		}
-		warnings = ignored(c, doc)
+		doc, errs = parse(text)
+	} else {
+		path = "kube-proxy's flags"
+	}
+	var s *Settings
+	var warnings, nothing []string
+	if len(errs) == 0 {
+		var from map[string]string
+		from, nothing = put(doc, flags)
+		var c *v1alpha1.KubeProxyConfiguration
+		if c, errs = decode(doc); len(errs) == 0 {
+			var list field.ErrorList
+			s, list = settings(c)
+			for _, err := range list {
+				errs = append(errs, err)
+			}
+			for field, warning := range ignored(c, doc) {
+				if flag := flagOf(from, field); flag != "" {
+					nothing = append(nothing, flag+" ("+whyNot(c, field)+")")
+				} else {
+					warnings = append(warnings, path+": "+warning)
+				}
+			}
+		}
 	}
 	for i, err := range errs {
 		errs[i] = fmt.Errorf("%s: %w", path, err)
@@ -117,10 +151,34 @@ func Read(path string) (*Settings, []string, error) {
 	if len(errs) > 0 {
 		return nil, nil, errors.Join(errs...)
 	}
-	for i, w := range warnings {
-		warnings[i] = path + ": " + w
+	return s, append(warnings, sumFlags(nothing)...), nil
+}
+
+// Changed returns the fields in which two versions of a file differ.
+func Changed(before, after []byte) (fields []string) {
+	was, _ := parse(before)
+	now, errs := parse(after)
+	if len(errs) > 0 {
+		return []string{"everything: it cannot be read any more"}
 	}
-	return s, warnings, nil
+	values := [2]map[string]any{{}, {}}
+	for i, doc := range []map[string]any{was, now} {
+		for keys, value := range leaves(nil, doc) {
+			values[i][strings.Join(keys, ".")] = value
+		}
+	}
+	for path, value := range values[0] {
+		if other, ok := values[1][path]; !ok || !reflect.DeepEqual(value, other) {
+			fields = append(fields, path)
+		}
+	}
+	for path := range values[1] {
+		if _, ok := values[0][path]; !ok {
+			fields = append(fields, path)
+		}
+	}
+	slices.Sort(fields)
+	return fields
 }
 
 // settings validates what usher uses of c.
@@ -143,6 +201,8 @@ func settings(c *v1alpha1.KubeProxyConfiguration) (*Settings, field.ErrorList) {
 		Portal:             v.mode(field.NewPath("mode"), c.Mode),
 		Resync:             v.period(field.NewPath("configSyncPeriod"), c.ConfigSyncPeriod.Duration, 0),
 	}
+
+	s.Conntrack = v.conntrack(field.NewPath("conntrack"), &c.Conntrack)
 
 	v.oneOf(field.NewPath("detectLocalMode"), string(c.DetectLocalMode), localModes...)
 	clusterCIDRs := v.clusterCIDRs(field.NewPath("clusterCIDR"), c.ClusterCIDR)
@@ -368,6 +428,37 @@ func (v *validator) period(path *field.Path, value, least time.Duration) time.Du
 		return value
 	}
 	return 0
+}
+
+// conntrack fills in kube-proxy's defaults of the one of maxPerCore and min that is
+// missing, if the other is there.
+func (v *validator) conntrack(path *field.Path, c *v1alpha1.KubeProxyConntrackConfiguration) Conntrack {
+	count := func(name string, value *int32, missing int) int {
+		switch {
+		case value == nil:
+			return missing
+		case *value < 0:
+			v.invalid(path.Child(name), *value, "must not be negative")
+		}
+		return int(*value)
+	}
+	timeout := func(name string, value *metav1.Duration) time.Duration {
+		if value == nil {
+			return 0
+		}
+		return v.period(path.Child(name), value.Duration, time.Second)
+	}
+	out := Conntrack{
+		TCPEstablished: timeout("tcpEstablishedTimeout", c.TCPEstablishedTimeout),
+		TCPCloseWait:   timeout("tcpCloseWaitTimeout", c.TCPCloseWaitTimeout),
+		UDP:            timeout("udpTimeout", &c.UDPTimeout),
+		UDPStream:      timeout("udpStreamTimeout", &c.UDPStreamTimeout),
+		TCPBeLiberal:   c.TCPBeLiberal,
+	}
+	if c.MaxPerCore != nil || c.Min != nil {
+		out.MaxPerCore, out.Min = count("maxPerCore", c.MaxPerCore, 32*1024), count("min", c.Min, 128*1024)
+	}
+	return out
 }
 
 // bindAddress fills in NodeIP and, as kube-proxy does, addresses that are not

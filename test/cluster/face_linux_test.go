@@ -159,10 +159,11 @@ mode: userspace
 clientConnection: {kubeconfig: `+leastRole(plane.Server())+`}
 healthzBindAddress: 0.0.0.0:11256
 iptables: {masqueradeBit: 3}
-`), "--healthz-address=0.0.0.0:12256")
+clusterCIRD: 10.0.0.0/8
+`), "--healthz-address=0.0.0.0:12256", "--hostname-override="+here, "--oom-score-adj=-999")
 		Eventually(session.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
 		Expect(get(c.outside, "http://"+lab.NodeOut4+":12256/healthz")).To(code(200))
-		Expect(string(session.Err.Contents())).To(MatchRegexp("(?i)masqueradeBit"))
+		Expect(string(session.Err.Contents())).To(And(MatchRegexp("(?i)masqueradeBit"), ContainSubstring("clusterCIRD"), ContainSubstring("--oom-score-adj")))
 	})
 
 	DescribeTable("is refused, and the field named:", func(fields, named string) {
@@ -172,7 +173,6 @@ iptables: {masqueradeBit: 3}
 		Expect(string(session.Err.Contents())).To(ContainSubstring(named))
 	},
 		Entry("a wrong value", "healthzBindAddress: nowhere\n", "healthzBindAddress"),
-		Entry("an unknown field", "clusterCIRD: 10.0.0.0/8\n", "clusterCIRD"),
 		Entry("another mode", "mode: ipvs\n", "mode"),
 	)
 })

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/pflag"
+
+	"github.com/usherproxy/usher/config/kubeproxy"
+)
+
+// kubeProxyFlags are flags of kube-proxy's, for who starts usher as kube-proxy was
+// started. --help does not list them; docs/kubernetes.md does.
+type kubeProxyFlags struct {
+	cleanup  bool // as the command cleanup
+	initOnly bool // make the settings that need more rights, and end
+}
+
+func (f *kubeProxyFlags) register(flags *pflag.FlagSet, server *string) {
+	hide := func(name string) { flags.Lookup(name).Hidden = true }
+	for _, one := range kubeproxy.Flags {
+		short := ""
+		if one.Name == "v" {
+			short = "v"
+		}
+		flags.StringP(one.Name, short, "", "a flag of kube-proxy's")
+		if one.Bool {
+			flags.Lookup(one.Name).NoOptDefVal = "true"
+		}
+		hide(one.Name)
+	}
+	flags.StringVar(server, "master", "", "kube-proxy's name of --server")
+	flags.BoolVar(&f.cleanup, "cleanup", false, "kube-proxy's name of 'usher cleanup'")
+	flags.BoolVar(&f.initOnly, "init-only", false, "make the settings of the kernel that kube-proxy's configuration asks for, and end")
+	for _, name := range []string{"master", "cleanup", "init-only"} {
+		hide(name)
+	}
+}
+
+// given returns kube-proxy's flags that were given, and their values.
+func (f *kubeProxyFlags) given(flags *pflag.FlagSet) map[string]string {
+	out := map[string]string{}
+	for _, one := range kubeproxy.Flags {
+		if flag := flags.Lookup(one.Name); flag.Changed {
+			out[one.Name] = flag.Value.String()
+		}
+	}
+	return out
+}
+
+// configCheckInterval is how often kube-proxy's configuration file is read to see
+// whether it has changed.
+const configCheckInterval = 10 * time.Second
+
+// watchConfig tells when the file no longer is what it was before, which kube-proxy
+// would end for, until ctx ends.
+func watchConfig(ctx context.Context, path string, before []byte, every time.Duration, log logrus.FieldLogger) {
+	told := before
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		now, err := os.ReadFile(path)
+		if err != nil || bytes.Equal(now, told) {
+			continue // a file that is being replaced may be gone for a moment
+		}
+		told = now
+		if fields := kubeproxy.Changed(before, now); len(fields) > 0 {
+			log.WithField("config", path).Warn(fmt.Sprintf("The configuration has changed (%s); usher goes on with what it read when it started: restart it", strings.Join(fields, ", ")))
+		}
+	}
+}

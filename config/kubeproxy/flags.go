@@ -1,0 +1,157 @@
+package kubeproxy
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// A Flag is a flag of kube-proxy's that means the same as a field of its file, or
+// nothing to usher.
+type Flag struct {
+	Name string
+	Bool bool // may stand without a value
+
+	field  string // "" for a flag that means nothing
+	decode func(string) any
+}
+
+// Flags are those of kube-proxy 1.36 that usher has no flag of the same name for.
+var Flags = []Flag{
+	text("bind-address", "bindAddress"),
+	text("config-sync-period", "configSyncPeriod"),
+	number("conntrack-max-per-core", "conntrack.maxPerCore"),
+	number("conntrack-min", "conntrack.min"),
+	truth("conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal"),
+	text("conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout"),
+	text("conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout"),
+	text("conntrack-udp-timeout", "conntrack.udpTimeout"),
+	text("conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout"),
+	text("detect-local-mode", "detectLocalMode"),
+	{Name: "feature-gates", field: "featureGates", decode: gates},
+	text("healthz-bind-address", "healthzBindAddress"),
+	{Name: "healthz-port"},
+	text("hostname-override", "hostnameOverride"),
+	truth("iptables-localhost-nodeports", "iptables.localhostNodePorts"),
+	number("iptables-masquerade-bit", "iptables.masqueradeBit"),
+	text("iptables-min-sync-period", "iptables.minSyncPeriod"),
+	text("iptables-sync-period", "iptables.syncPeriod"),
+	{Name: "ipvs-exclude-cidrs", field: "ipvs.excludeCIDRs", decode: list},
+	text("ipvs-min-sync-period", "ipvs.minSyncPeriod"),
+	text("ipvs-scheduler", "ipvs.scheduler"),
+	truth("ipvs-strict-arp", "ipvs.strictARP"),
+	text("ipvs-sync-period", "ipvs.syncPeriod"),
+	text("ipvs-tcp-timeout", "ipvs.tcpTimeout"),
+	text("ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout"),
+	text("ipvs-udp-timeout", "ipvs.udpTimeout"),
+	number("kube-api-burst", "clientConnection.burst"),
+	text("kube-api-content-type", "clientConnection.contentType"),
+	number("kube-api-qps", "clientConnection.qps"),
+	text("log-flush-frequency", "logging.flushFrequency"),
+	text("logging-format", "logging.format"),
+	truth("masquerade-all", "iptables.masqueradeAll"),
+	text("metrics-bind-address", "metricsBindAddress"),
+	{Name: "metrics-port"},
+	number("oom-score-adj", "oomScoreAdj"),
+	text("pod-bridge-interface", "detectLocal.bridgeInterface"),
+	text("pod-interface-name-prefix", "detectLocal.interfaceNamePrefix"),
+	truth("profiling", "enableProfiling"),
+	text("proxy-mode", "mode"),
+	text("show-hidden-metrics-for-version", "showHiddenMetricsForVersion"),
+	number("v", "logging.verbosity"),
+	{Name: "vmodule"},
+	{Name: "write-config-to"},
+}
+
+func text(name, field string) Flag {
+	return Flag{Name: name, field: field, decode: func(s string) any { return s }}
+}
+
+// number leaves what is no number to whoever checks the field's type.
+func number(name, field string) Flag {
+	return Flag{Name: name, field: field, decode: literal}
+}
+
+func truth(name, field string) Flag {
+	return Flag{Name: name, Bool: true, field: field, decode: literal}
+}
+
+// literal returns s as JSON has it, or else as a string.
+func literal(s string) any {
+	d := json.NewDecoder(strings.NewReader(s))
+	d.UseNumber()
+	var v any
+	if d.Decode(&v) != nil || d.More() {
+		return s
+	}
+	return v
+}
+
+func list(s string) any {
+	var out []any
+	for one := range strings.SplitSeq(s, ",") {
+		out = append(out, one)
+	}
+	return out
+}
+
+// gates reads "One=true,Two=false".
+func gates(s string) any {
+	out := map[string]any{}
+	for one := range strings.SplitSeq(s, ",") {
+		name, value, _ := strings.Cut(strings.TrimSpace(one), "=")
+		out[name] = literal(value)
+	}
+	return out
+}
+
+// put writes the fields that flags stand for into doc. It returns which flag each
+// of them is from, and the flags that mean nothing.
+func put(doc map[string]any, values map[string]string) (from map[string]string, nothing []string) {
+	from = map[string]string{}
+	for _, f := range Flags {
+		value, given := values[f.Name]
+		switch {
+		case !given:
+			continue
+		case f.field == "":
+			nothing = append(nothing, "--"+f.Name+" (usher has no use for it)")
+			continue
+		}
+		keys := strings.Split(f.field, ".")
+		at := doc
+		for _, key := range keys[:len(keys)-1] {
+			inner, ok := at[key].(map[string]any)
+			if !ok {
+				inner = map[string]any{}
+			} else {
+				inner = maps.Clone(inner)
+			}
+			at[key] = inner
+			at = inner
+		}
+		at[keys[len(keys)-1]] = f.decode(value)
+		from[f.field] = "--" + f.Name
+	}
+	return from, nothing
+}
+
+// flagOf returns the flag that the field at path is from, or "".
+func flagOf(from map[string]string, path string) string {
+	for p := path; p != ""; p = p[:max(0, strings.LastIndexByte(p, '.'))] {
+		if flag := from[p]; flag != "" {
+			return flag
+		}
+	}
+	return ""
+}
+
+// sumFlags returns one warning for all flags without effect.
+func sumFlags(nothing []string) []string {
+	if len(nothing) == 0 {
+		return nil
+	}
+	slices.Sort(nothing)
+	return []string{"Flags of kube-proxy's that have no effect: " + strings.Join(slices.Compact(nothing), ", ")}
+}
