@@ -74,6 +74,7 @@ func (p *Proxy) portalAnswered(err error) {
 	}
 	if failed == nil {
 		p.sync.applied(time.Now())
+		p.counters.appliedChanges()
 	} else {
 		p.counters.portalFailures.Add(1)
 		p.Log.WithError(failed).Errorf("The %s portal could not be brought up to date; trying again every %s", p.Portal.Mode(), p.CheckInterval)

@@ -29,10 +29,11 @@ type counters struct {
 	ends        map[trace.End]int64
 	sessionEnds map[trace.End]int64
 
-	serviceChanges, endpointChanges atomic.Int64
-	repaired, portalFailures        atomic.Int64
-	quarantines, recoveries         atomic.Int64
-	probes                          [numResults]atomic.Int64
+	serviceChanges, endpointChanges   atomic.Int64
+	servicesApplied, endpointsApplied atomic.Int64 // of those
+	repaired, portalFailures          atomic.Int64
+	quarantines, recoveries           atomic.Int64
+	probes                            [numResults]atomic.Int64
 }
 
 // AttemptResult says how an attempt ended.
@@ -122,6 +123,12 @@ func (c *counters) count(life *trace.Life, e *trace.Event) {
 	}
 }
 
+// appliedChanges notes that the kernel has taken all changes so far.
+func (c *counters) appliedChanges() {
+	c.servicesApplied.Store(c.serviceChanges.Load())
+	c.endpointsApplied.Store(c.endpointChanges.Load())
+}
+
 func (c *counters) countSession(e *trace.Event) {
 	switch e.Kind {
 	case trace.Accepted:
@@ -157,16 +164,20 @@ type Stats struct {
 	AffinityClients int64
 	Problems        map[Reason]int
 
-	ServiceChanges, EndpointChanges int64
-	Repaired                        int64             // rules, routes and chains that somebody had removed or changed
-	PortalFailures                  int64             // changes that the portal could not make
-	Quarantines, Recoveries         int64             // endpoints that went into quarantine, and that answered after one
-	Probes                          [numResults]int64 // by AttemptResult; they are not among Attempts
+	ServiceChanges, EndpointChanges   int64
+	ServicesPending, EndpointsPending int64             // of those, that the kernel has not taken yet
+	Repaired                          int64             // rules, routes and chains that somebody had removed or changed
+	PortalFailures                    int64             // changes that the portal could not make
+	Quarantines, Recoveries           int64             // endpoints that went into quarantine, and that answered after one
+	Probes                            [numResults]int64 // by AttemptResult; they are not among Attempts
 
 	// NoLocalEndpoints is how many service ports have policy Local, endpoints,
 	// and none of them on this node.
-	NoLocalEndpoints struct{ Internal, External int }
+	NoLocalEndpoints map[config.Family]NoLocal
 }
+
+// NoLocal counts service ports by the policy that leaves them without endpoints.
+type NoLocal struct{ Internal, External int }
 
 // UDPStats are numbers about UDP sessions and their datagrams.
 type UDPStats struct {
@@ -181,25 +192,28 @@ type UDPStats struct {
 func (p *Proxy) Stats() Stats {
 	c := &p.counters
 	s := Stats{
-		Accepted:        c.accepted.Load(),
-		Established:     c.established.Load(),
-		Retries:         c.retries.Load(),
-		Failed:          c.failed.Load(),
-		Untold:          c.untold.Load(),
-		ToEndpoint:      c.toEndpoint.Load(),
-		ToClient:        c.toClient.Load(),
-		Open:            p.budget.connections.Load(),
-		Limit:           p.budget.connectionLimit(),
-		Listeners:       p.budget.listeners.Load(),
-		AffinityClients: p.affinities.Used(),
-		Problems:        map[Reason]int{},
-		ServiceChanges:  c.serviceChanges.Load(),
-		EndpointChanges: c.endpointChanges.Load(),
-		Repaired:        c.repaired.Load(),
-		PortalFailures:  c.portalFailures.Load(),
-		Quarantines:     c.quarantines.Load(),
-		Recoveries:      c.recoveries.Load(),
+		Accepted:         c.accepted.Load(),
+		Established:      c.established.Load(),
+		Retries:          c.retries.Load(),
+		Failed:           c.failed.Load(),
+		Untold:           c.untold.Load(),
+		ToEndpoint:       c.toEndpoint.Load(),
+		ToClient:         c.toClient.Load(),
+		Open:             p.budget.connections.Load(),
+		Limit:            p.budget.connectionLimit(),
+		Listeners:        p.budget.listeners.Load(),
+		AffinityClients:  p.affinities.Used(),
+		Problems:         map[Reason]int{},
+		ServiceChanges:   c.serviceChanges.Load(),
+		EndpointChanges:  c.endpointChanges.Load(),
+		Repaired:         c.repaired.Load(),
+		PortalFailures:   c.portalFailures.Load(),
+		Quarantines:      c.quarantines.Load(),
+		Recoveries:       c.recoveries.Load(),
+		NoLocalEndpoints: map[config.Family]NoLocal{config.IPv4: {}, config.IPv6: {}},
 	}
+	s.ServicesPending = s.ServiceChanges - c.servicesApplied.Load()
+	s.EndpointsPending = s.EndpointChanges - c.endpointsApplied.Load()
 	s.Associations.Accepted = c.associations.Load()
 	for i := range s.Attempts {
 		s.Attempts[i] = c.attempts[i].Load()
@@ -230,12 +244,14 @@ func (p *Proxy) Stats() Stats {
 			if f.protocol == config.SCTP {
 				s.Associations.Open += f.open.Load()
 			}
+			without := s.NoLocalEndpoints[v.port.ID.Family]
 			if v.port.InternalLocal && v.internal.Len() == 0 && v.cluster.Len() > 0 {
-				s.NoLocalEndpoints.Internal++
+				without.Internal++
 			}
 			if v.port.ExternalLocal && v.external.Len() == 0 && v.cluster.Len() > 0 {
-				s.NoLocalEndpoints.External++
+				without.External++
 			}
+			s.NoLocalEndpoints[v.port.ID.Family] = without
 		}
 	}
 	for _, problem := range p.problems {

@@ -95,8 +95,9 @@ type Options struct {
 	// that becomes another one, and, with nil, when it is over. It must return
 	// quickly.
 	OnProblem func(config.PortID, *Problem)
-	// OnSync, if not nil, is told how long it took to carry out a change.
-	OnSync func(took time.Duration)
+	// OnSync, if not nil, is told how long it took to carry out a change, or, if it
+	// was full, everything: the first one, and each check.
+	OnSync func(took time.Duration, full bool)
 }
 
 // Defaults returns the options that usher has without flags.

@@ -149,6 +149,7 @@ func (p *Proxy) Apply(services []config.Service) {
 		return
 	}
 	p.telling.begin()
+	full := !p.started
 	p.started = true
 	p.counters.serviceChanges.Add(int64(len(services)))
 	var c change
@@ -164,8 +165,12 @@ func (p *Proxy) Apply(services []config.Service) {
 	p.commit(&c)
 	p.retry()
 	p.reportOpenFiles()
+	p.synced(started, full)
+}
+
+func (p *Proxy) synced(started time.Time, full bool) {
 	if p.OnSync != nil {
-		p.OnSync(time.Since(started))
+		p.OnSync(time.Since(started), full)
 	}
 }
 
@@ -289,6 +294,7 @@ func (p *Proxy) Check(ctx context.Context) {
 	if p.stopped {
 		return
 	}
+	started := time.Now()
 	p.locality.refresh()
 	var repaired int
 	var err error
@@ -303,6 +309,7 @@ func (p *Proxy) Check(ctx context.Context) {
 	p.portalAnswered(err)
 	p.retry()
 	p.reportOpenFiles()
+	p.synced(started, true)
 }
 
 // Stop stops accepting, and from then on nothing is changed in the kernel any

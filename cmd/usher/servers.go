@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	clientmetrics "k8s.io/client-go/tools/metrics"
 
 	"github.com/usherproxy/usher/proxy/admin"
 )
@@ -34,6 +35,9 @@ func (s *server) startServers(ctx context.Context) error {
 	s.metrics = admin.NewMetrics(s.proxy, s.health, version)
 	s.metrics.Watch(api, s.accessLog, s.names)
 	s.proxy.OnSync = s.metrics.Synced
+	if s.reach != nil {
+		clientmetrics.Register(clientmetrics.RegisterOpts{RequestLatency: s.metrics, RequestResult: s.metrics})
+	}
 	handler := admin.Handler(api, s.health, s.metrics.Registry, s.settings)
 	if s.wrapAdmin != nil {
 		handler = s.wrapAdmin(handler)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"strconv"
 	"strings"
 	"testing"
@@ -203,6 +204,8 @@ var _ = Describe("the admin handler", func() {
 		h := &admin.Health{Sync: p.SyncStatus, Timeout: time.Minute}
 		m := admin.NewMetrics(p, h, "v1")
 		p.OnSync = m.Synced
+		m.Increment(GinkgoT().Context(), "200", "GET", "10.96.0.1:443")
+		m.Observe(GinkgoT().Context(), "GET", url.URL{Host: "10.96.0.1:443"}, time.Millisecond)
 		p.Apply(nil)
 		get(admin.HealthHandler(h), "/healthz")
 		handler = admin.Handler(admin.NewAPI(p, admin.APIOptions{Version: "v1"}), h, m.Registry, map[string]string{"portal": "none"})
@@ -220,12 +223,20 @@ var _ = Describe("the admin handler", func() {
 		code, body := get(handler, "/metrics")
 		Expect(code).To(Equal(200))
 		for _, line := range []string{
-			"kubeproxy_sync_proxy_rules_duration_seconds_count 1",
-			"kubeproxy_sync_proxy_rules_last_timestamp_seconds 1.",
-			"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds 1.",
+			`kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1`,
+			`kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv6"} 1`,
+			`kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1`,
+			`kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family="IPv4"} 0`,
+			`kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"} 0`,
+			`kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 1.`,
+			`kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv6"} 1.`,
+			"kubeproxy_sync_proxy_rules_service_changes_pending 0",
+			"kubeproxy_sync_proxy_rules_endpoint_changes_pending 0",
+			`rest_client_requests_total{code="200",host="10.96.0.1:443",method="GET"} 1`,
+			`rest_client_request_duration_seconds_count{host="10.96.0.1:443",verb="GET"} 1`,
 			`kubeproxy_proxy_healthz_total{code="200"} 1`,
 			`kubeproxy_proxy_livez_total{code="503"} 0`,
-			`kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy="external"} 0`,
+			`kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"} 0`,
 			`usher_build_info{portal="none",version="v1"} 1`,
 			`usher_attempts_total{result="no-answer"} 0`,
 			"usher_connections_open 0",

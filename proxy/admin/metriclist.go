@@ -79,11 +79,15 @@ var (
 	serviceRetries      = counter("usher_service_retries_total", "Attempts after a connection's first.", "namespace", "service")
 	serviceOpen         = gauge("usher_service_connections_open", "Connections and UDP sessions that are open.", "namespace", "service")
 	serviceBytes        = counter("usher_service_bytes_total", "Bytes of those that have ended, by direction.", "namespace", "service", "to")
-	lastApplied         = gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "When the kernel was last brought up to date.")
-	lastQueued          = gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "When a change was last wanted.")
+	lastApplied         = gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "When the kernel was last brought up to date.", "ip_family")
+	lastQueued          = gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "When a change was last wanted.", "ip_family")
 	serviceChanges      = counter("kubeproxy_sync_proxy_rules_service_changes_total", "Services that were changed.")
 	endpointChanges     = counter("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Endpoints that came or went.")
-	noLocalEndpoints    = gauge("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Service ports with policy Local that have endpoints, but none on this node.", "traffic_policy")
+	servicesPending     = gauge("kubeproxy_sync_proxy_rules_service_changes_pending", "Of those, how many the kernel has not taken yet.")
+	endpointsPending    = gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Of those, how many the kernel has not taken yet.")
+	restoreFailures     = counter("kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "Changes that could not be made in the kernel, with the portal iptables.", "ip_family")
+	nftablesFailures    = counter("kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "Changes that could not be made in the kernel, with the portal nftables.", "ip_family")
+	noLocalEndpoints    = gauge("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Service ports with policy Local that have endpoints, but none on this node.", "traffic_policy", "ip_family")
 	healthzTotal        = counter("kubeproxy_proxy_healthz_total", "Answers of /healthz, by code.", "code")
 	livezTotal          = counter("kubeproxy_proxy_livez_total", "Answers of /livez, by code.", "code")
 )
@@ -103,8 +107,11 @@ func MetricsDocumentation() string {
 	for _, m := range told {
 		row(m.name, kinds[m.kind], m.labels, m.help)
 	}
-	row(syncOptions.Name, "histogram", nil, syncOptions.Help)
-	row(programmedOptions.Name, "histogram", nil, programmedOptions.Help)
+	for _, o := range []prometheus.HistogramOpts{syncOptions, fullOptions, partialOptions, programmedOptions} {
+		row(o.Name, "histogram", []string{"ip_family"}, o.Help)
+	}
+	row(requestsOptions.Name, "counter", requestsLabels, requestsOptions.Help)
+	row(latencyOptions.Name, "histogram", latencyLabels, latencyOptions.Help)
 	row(buildOptions.Name, "gauge", []string{"version", "portal"}, buildOptions.Help)
 	return b.String()
 }
@@ -118,7 +125,9 @@ from the code (` + "`make generate`" + `). Besides these there are those of Go a
 and alert rules that use them.
 
 Names that begin with ` + "`kubeproxy_`" + ` mean the same as kube-proxy's, so that what watches
-kube-proxy can watch usher. The values of ` + "`end`" + ` are in
+kube-proxy can watch usher; so do ` + "`rest_client_*`" + `, about requests to the API server. usher carries
+out a change in both IP families at once: what has the label ` + "`ip_family`" + ` and no number of its own is told
+for each of them. The values of ` + "`end`" + ` are in
 [the life of a connection](life-of-a-connection.md). ` + "`result`" + ` is connected, refused, no-answer or
 failed.
 

@@ -1,12 +1,16 @@
 package admin
 
 import (
+	"context"
+	"net/url"
 	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/dns"
@@ -14,32 +18,58 @@ import (
 
 // Metrics are what /metrics tells of a proxy.
 type Metrics struct {
-	Registry   *prometheus.Registry
-	sync       prometheus.Histogram
-	programmed prometheus.Histogram
-	proxy      *proxyCollector
+	Registry                        *prometheus.Registry
+	sync, full, partial, programmed *prometheus.HistogramVec
+	requests                        *prometheus.CounterVec
+	latency                         *prometheus.HistogramVec
+	proxy                           *proxyCollector
 }
+
+// families are the values of the label ip_family.
+var families = []string{config.IPv4.String(), config.IPv6.String()}
 
 var (
 	syncOptions = prometheus.HistogramOpts{
 		Name:    "kubeproxy_sync_proxy_rules_duration_seconds",
-		Help:    "How long it took to carry out a change: listeners and portal rules.",
-		Buckets: prometheus.ExponentialBuckets(0.001, 2, 15), // those of kube-proxy
+		Help:    "How long it took to carry out a change, listeners and portal rules, or to check everything.",
+		Buckets: syncBuckets,
+	}
+	fullOptions = prometheus.HistogramOpts{
+		Name:    "kubeproxy_sync_full_proxy_rules_duration_seconds",
+		Help:    "Of those, how long it took to carry out or check everything.",
+		Buckets: syncBuckets,
+	}
+	partialOptions = prometheus.HistogramOpts{
+		Name:    "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+		Help:    "Of those, how long it took to carry out what has changed.",
+		Buckets: syncBuckets,
 	}
 	programmedOptions = prometheus.HistogramOpts{
 		Name:    "kubeproxy_network_programming_duration_seconds",
 		Help:    "How long it took from a change of a Pod or Service until the endpoints that it led to were served.",
 		Buckets: programmingBuckets,
 	}
-	buildOptions = prometheus.GaugeOpts{Name: "usher_build_info", Help: "1; the labels tell what runs."}
+	requestsOptions = prometheus.CounterOpts{Name: "rest_client_requests_total", Help: "Requests to the API server, by code."}
+	requestsLabels  = []string{"code", "method", "host"}
+	latencyOptions  = prometheus.HistogramOpts{
+		Name:    "rest_client_request_duration_seconds",
+		Help:    "How long the API server took to answer.",
+		Buckets: []float64{0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60}, // those of kube-proxy
+	}
+	latencyLabels = []string{"verb", "host"}
+	buildOptions  = prometheus.GaugeOpts{Name: "usher_build_info", Help: "1; the labels tell what runs."}
 )
 
 // NewMetrics returns the metrics of p. h may be nil.
 func NewMetrics(p *proxy.Proxy, h *Health, version string) *Metrics {
 	m := &Metrics{
 		Registry:   prometheus.NewRegistry(),
-		sync:       prometheus.NewHistogram(syncOptions),
-		programmed: prometheus.NewHistogram(programmedOptions),
+		sync:       prometheus.NewHistogramVec(syncOptions, []string{"ip_family"}),
+		full:       prometheus.NewHistogramVec(fullOptions, []string{"ip_family"}),
+		partial:    prometheus.NewHistogramVec(partialOptions, []string{"ip_family"}),
+		programmed: prometheus.NewHistogramVec(programmedOptions, []string{"ip_family"}),
+		requests:   prometheus.NewCounterVec(requestsOptions, requestsLabels),
+		latency:    prometheus.NewHistogramVec(latencyOptions, latencyLabels),
 		proxy:      &proxyCollector{proxy: p, health: h},
 	}
 	options := buildOptions
@@ -47,15 +77,47 @@ func NewMetrics(p *proxy.Proxy, h *Health, version string) *Metrics {
 	build := prometheus.NewGauge(options)
 	build.Set(1)
 	m.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		m.sync, m.programmed, build, m.proxy)
+		m.sync, m.full, m.partial, m.programmed, m.requests, m.latency, build, m.proxy)
+	for _, h := range []*prometheus.HistogramVec{m.sync, m.full, m.partial, m.programmed} {
+		for _, family := range families {
+			h.WithLabelValues(family) // there from the start, with nothing in it
+		}
+	}
 	return m
 }
 
-// Synced notes how long a change took.
-func (m *Metrics) Synced(took time.Duration) { m.sync.Observe(took.Seconds()) }
+// Synced notes how long a change took; full is as in proxy.Options.OnSync.
+func (m *Metrics) Synced(took time.Duration, full bool) {
+	kind := m.partial
+	if full {
+		kind = m.full
+	}
+	observe(m.sync, took)
+	observe(kind, took)
+}
 
 // Programmed notes how long ago the change was that has just been carried out.
-func (m *Metrics) Programmed(took time.Duration) { m.programmed.Observe(took.Seconds()) }
+func (m *Metrics) Programmed(took time.Duration) { observe(m.programmed, took) }
+
+func observe(h *prometheus.HistogramVec, took time.Duration) {
+	for _, family := range families {
+		h.WithLabelValues(family).Observe(took.Seconds())
+	}
+}
+
+// Observe notes how long a request to the API server took. With Increment, it is what
+// client-go asks of metrics (tools/metrics).
+func (m *Metrics) Observe(_ context.Context, verb string, to url.URL, took time.Duration) {
+	m.latency.WithLabelValues(verb, to.Host).Observe(took.Seconds())
+}
+
+// Increment notes that the API server has answered a request with code.
+func (m *Metrics) Increment(_ context.Context, code, method, host string) {
+	m.requests.WithLabelValues(code, method, host).Inc()
+}
+
+// syncBuckets are those of kube-proxy.
+var syncBuckets = prometheus.ExponentialBuckets(0.001, 2, 15)
 
 // programmingBuckets are those of kube-proxy: 0.25 s, 0.5 s, 1 s to 59 s, 60 s to
 // 115 s by 5 s, and 120 s to 300 s by 30 s.
@@ -138,11 +200,21 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	tell(portalFailures, s.PortalFailures)
 	tell(serviceChanges, s.ServiceChanges)
 	tell(endpointChanges, s.EndpointChanges)
-	tell(noLocalEndpoints, int64(s.NoLocalEndpoints.Internal), "internal")
-	tell(noLocalEndpoints, int64(s.NoLocalEndpoints.External), "external")
+	tell(servicesPending, s.ServicesPending)
+	tell(endpointsPending, s.EndpointsPending)
 	status := c.proxy.SyncStatus()
-	lastApplied.tell(out, seconds(status.LastApplied))
-	lastQueued.tell(out, seconds(status.LastQueued))
+	for family, n := range s.NoLocalEndpoints {
+		tell(noLocalEndpoints, int64(n.Internal), "internal", family.String())
+		tell(noLocalEndpoints, int64(n.External), "external", family.String())
+		lastApplied.tell(out, seconds(status.LastApplied), family.String())
+		lastQueued.tell(out, seconds(status.LastQueued), family.String())
+		switch c.proxy.Portal.Mode() {
+		case portal.ModeIPTables:
+			tell(restoreFailures, s.PortalFailures, family.String())
+		case portal.ModeNFTables:
+			tell(nftablesFailures, s.PortalFailures, family.String())
+		}
+	}
 	c.services.collect(out, c.proxy)
 	if c.api != nil {
 		tell(subscribersNow, c.api.subscribers.now.Load())

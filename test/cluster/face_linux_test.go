@@ -69,7 +69,8 @@ var _ = Describe("the proxy's own face:", func() {
 		Expect(get(c.node, adminURL+"/proxyMode")).To(And(code(200), HaveField("Body", "userspace")))
 		metrics, err := get(c.node, adminURL+"/metrics")
 		Expect(err).NotTo(HaveOccurred())
-		for _, name := range []string{"kubeproxy_sync_proxy_rules_duration_seconds_count", "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "usher_services"} {
+		for _, name := range []string{"kubeproxy_sync_proxy_rules_duration_seconds_count", "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+			"rest_client_requests_total", "rest_client_request_duration_seconds_count", "usher_services"} {
 			Expect(metrics.Body).To(MatchRegexp(`(?m)^` + name + `(\{[^}]*\})? [0-9.e+]+$`))
 		}
 		Expect(get(c.node, adminURL+"/configz")).To(code(200))
