@@ -164,6 +164,14 @@ var _ = Describe("usher demo --once", func() {
 		Expect(state(l.Node)).To(Equal(before))
 	})
 
+	It("needs no default route", func() {
+		l := lab.New()
+		l.Node.Output("ip", "route", "del", "default")
+		u := launch(l.Node, exec.Command(usherBinary, "demo", "--once"), "")
+		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
+		Expect(u.Out).To(gbytes.Say("All 12 requests came out as they should"))
+	})
+
 	It("needs no root", func() {
 		demo := exec.Command(usherBinary, "demo", "--once")
 		if os.Geteuid() == 0 {

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
 
 	"github.com/sirupsen/logrus"
 
@@ -42,12 +45,28 @@ func openPortal(ctx context.Context, mode string, options portal.Options, takeOv
 }
 
 // openPortalBeside is openPortal for a demo, which leaves an usher that is
-// there already alone.
+// there already alone, and whose own clients must reach the cluster IPs: rules see
+// only what has a route, which a machine without a network does not have.
 func openPortalBeside(ctx context.Context, mode string, options portal.Options) (lock *handover.Lock, p portal.Portal, err error) {
+	if mode == portal.ModeAuto && !routed(netip.MustParseAddr(demoServices[0].clusterIP)) {
+		if lock, p, err = openPortal(ctx, portal.ModeAddress, options, false); err == nil {
+			options.Log.WithField("portal", portal.ModeAddress).Info("No route leads to cluster IPs here: the portal makes some")
+			return lock, p, nil
+		}
+	}
 	lock, p, err = openPortal(ctx, mode, options, false)
 	if errors.Is(err, handover.ErrLocked) && mode == portal.ModeAuto {
 		options.Log.WithError(err).Warn("Not touching the portals")
 		return openPortal(ctx, portal.ModeNone, options, false)
 	}
 	return lock, p, err
+}
+
+// routed reports whether this machine has a route to addr. It sends nothing.
+func routed(addr netip.Addr) bool {
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 9)))
+	if err == nil {
+		conn.Close()
+	}
+	return !errors.Is(err, syscall.ENETUNREACH)
 }
