@@ -27,6 +27,9 @@ func loopback(t testing.TB, listen string) (server, client int, at netip.AddrPor
 	}
 	at = netip.AddrPortFrom(to, bound.Port())
 	client, err = ConnectUDP(0, netip.Addr{}, at)
+	if err == unix.EADDRNOTAVAIL && to.Is6() {
+		t.Skip("IPv6 is switched off here")
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
