@@ -41,7 +41,7 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 			defer cancel()
 			p.Drain(ctx)
-			Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(goroutines))
+			Eventually(gleak.Goroutines).WithTimeout(10 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))
 		})
 		hello := func(c net.Conn) {
 			fmt.Fprint(c, "hello")
@@ -105,11 +105,11 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		serve(service("web", "10.96.0.1", bad, good))
 		connect(0, 2)
 		Expect(refusedAttempts()).To(BeEquivalentTo(1))
-		Eventually(func() int64 { connect(0, 5); return refusedProbes() }).Should(BeNumerically(">=", 4))
+		Eventually(func() int64 { connect(0, 5); return refusedProbes() }).WithTimeout(10 * time.Second).Should(BeNumerically(">=", 4))
 		Expect(refusedAttempts()).To(BeEquivalentTo(1))
 
 		back()
-		Eventually(func() int64 { return p.Stats().Recoveries }).Should(BeEquivalentTo(1))
+		Eventually(func() int64 { return p.Stats().Recoveries }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(1))
 		before := p.Stats()
 		Expect(before.Probes[proxy.AttemptConnected]).To(BeEquivalentTo(1))
 		connect(0, 4)
@@ -136,19 +136,20 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		serve(service("web", "10.96.0.1", bad, good), service("other", "10.96.0.2", bad, good))
 		connect(0, 2)
 		connect(1, 2)
-		Eventually(refusedProbes).Should(BeNumerically(">=", 1))
+		Eventually(refusedProbes).WithTimeout(10 * time.Second).Should(BeNumerically(">=", 1))
 		p.Apply([]config.Service{service("web", "10.96.0.1", good), {Name: types.NamespacedName{Namespace: "of-probes", Name: "other"}}})
-		Eventually(func() bool { // one may be under way
-			n := refusedProbes()
-			time.Sleep(10 * options.Quarantine.Max)
-			return refusedProbes() == n
-		}).WithTimeout(10 * time.Second).Should(BeTrue())
+		last := int64(-1)
+		Eventually(func() bool { // one may be under way; after that there is none in ten times the longest wait
+			before := last
+			last = refusedProbes()
+			return last == before
+		}).WithTimeout(10 * time.Second).WithPolling(10 * options.Quarantine.Max).Should(BeTrue())
 	})
 
 	It("leaves it to a client to find out, with probes switched off", func() {
 		options.Quarantine.Probed = false
 		serve(service("web", "10.96.0.1", bad, good))
-		Eventually(func() int64 { connect(0, 2); return refusedAttempts() }).Should(BeNumerically(">=", 3))
+		Eventually(func() int64 { connect(0, 2); return refusedAttempts() }).WithTimeout(10 * time.Second).Should(BeNumerically(">=", 3))
 		Expect(p.Stats().Probes).To(HaveEach(BeZero()))
 	})
 })
