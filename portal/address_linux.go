@@ -202,7 +202,7 @@ func (p *addressPortal) tidy(ctx context.Context) {
 	if p.opts.Alone {
 		return
 	}
-	removed, err := removeIPTables(ctx, p.opts, nil)
+	removed, err := removeIPTables(ctx, p.opts, nil, false)
 	tables, err2 := removeNFTables()
 	if err := errors.Join(err, err2); err != nil {
 		p.log.WithError(err).Debug("looking for what another mode of portal has left")

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
@@ -14,15 +16,19 @@ import (
 
 // Cleanup takes out everything that any mode of portal, of this or an earlier
 // process, has put into the kernel, by whichever tools are here. It returns
-// what it took out, one line for each kind. What cannot be looked at for want of a
-// tool or of kernel support is passed over, since then nothing is in it either.
+// what it took out, one line for each kind. What the kernel does not support is passed
+// over, since then nothing is in it either; what cannot be looked at for another reason
+// is an error.
 func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err error) {
+	if !hasNetAdmin() {
+		return nil, errNoNetAdmin
+	}
 	opts := Options{Log: log}.withDefaults()
 	installed, err := List(ctx, opts.Log)
 	if err != nil {
 		opts.Log.WithError(err).Debug("UDP clients may keep to a former listener")
 	}
-	rules, err1 := removeIPTables(ctx, opts, nil)
+	rules, err1 := removeIPTables(ctx, opts, nil, true)
 	tables, err2 := removeNFTables()
 	routes, err3 := removeRoutes(allRoutes)
 	forgetRedirected(func(yield func(Target) bool) {
@@ -36,12 +42,39 @@ func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err
 	for _, what := range removed {
 		opts.Log.WithField("what", what).Info("portal removed")
 	}
-	return removed, errors.Join(err1, err2, err3)
+	return removed, errors.Join(err1, err2, err3, overlooked(ctx, opts))
+}
+
+// overlooked returns an error if the kernel holds rules of iptables that may be
+// usher's, and no iptables is installed that could tell or remove them.
+func overlooked(ctx context.Context, opts Options) error {
+	var nft, legacy bool
+	for _, v := range variants(ctx, opts) {
+		nft, legacy = nft || v.nft, legacy || !v.nft
+	}
+	var errs []error
+	for _, any := range []netip.Addr{anyIPv4, anyIPv6} {
+		v, file := variant{suffix: "legacy"}, "ip_tables_names"
+		if any.Is6() {
+			file = "ip6_tables_names"
+		}
+		names, err := os.ReadFile("/proc/thread-self/net/" + file)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		if !legacy && slices.Contains(strings.Fields(string(names)), tableNAT) {
+			errs = append(errs, fmt.Errorf("the %s table %s of the legacy iptables is in use, and no %s is installed to look into it", familyName(any), tableNAT, v.command(any.Is6(), "")))
+		}
+		if chain := nftChainOfIPTables(any); !nft && chain != "" {
+			errs = append(errs, fmt.Errorf("there is the %s chain %s, and no %s is installed to remove it", familyName(any), chain, variant{suffix: "nft"}.command(any.Is6(), "")))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // removeIPTables takes our chains and the jumps to them out of all tables of
-// all variants but one.
-func removeIPTables(ctx context.Context, opts Options, but *variant) (removed []string, err error) {
+// all variants but one. If it must see all, rules that it cannot read are an error.
+func removeIPTables(ctx context.Context, opts Options, but *variant, all bool) (removed []string, err error) {
 	opts.IPTablesVariant = ""
 	var errs []error
 	for _, v := range variants(ctx, opts) {
@@ -49,7 +82,7 @@ func removeIPTables(ctx context.Context, opts Options, but *variant) (removed []
 			continue
 		}
 		for _, any := range []netip.Addr{anyIPv4, anyIPv6} {
-			what, err := removeFamily(ctx, v.variant, any, opts)
+			what, err := removeFamily(ctx, v.variant, any, opts, all)
 			removed = append(removed, what...)
 			if err != nil {
 				errs = append(errs, err)
@@ -59,11 +92,22 @@ func removeIPTables(ctx context.Context, opts Options, but *variant) (removed []
 	return removed, errors.Join(errs...)
 }
 
-func removeFamily(ctx context.Context, v variant, any netip.Addr, opts Options) (removed []string, err error) {
+// unsupported reports whether an iptables-save failed since the kernel has not what it
+// would read.
+func unsupported(err error) bool {
+	text := err.Error()
+	return slices.ContainsFunc([]string{"Protocol not supported", "Operation not supported", "not supported by protocol", "Table does not exist"},
+		func(what string) bool { return strings.Contains(text, what) })
+}
+
+func removeFamily(ctx context.Context, v variant, any netip.Addr, opts Options, all bool) (removed []string, err error) {
 	text, err := run(ctx, "", v.command(any.Is6(), "-save"))
-	if err != nil {
+	if err != nil && (!all || unsupported(err)) {
 		opts.Log.WithError(err).Debug("nothing to remove here: the rules cannot be read")
 		return nil, nil
+	}
+	if err != nil {
+		return nil, hint(fmt.Errorf("reading the %s rules: %w", familyName(any), err), any.Is6())
 	}
 	var errs []error
 	tables := parseSave(text)

@@ -42,13 +42,13 @@ func newIPTablesVariant(ctx context.Context, v variant, opts Options) (Portal, e
 	p := newRedirect(ModeIPTables, opts)
 	opts.Log = p.log
 	p.removeOthers = func(ctx context.Context) ([]string, error) {
-		rules, err := removeIPTables(ctx, opts, &v)
+		rules, err := removeIPTables(ctx, opts, &v, false)
 		tables, err2 := removeNFTables()
 		routes, err3 := removeRoutes(vipRoutes)
 		return append(append(rules, tables...), routes...), errors.Join(err, err2, err3)
 	}
 	p.removeOwn = func(ctx context.Context) error {
-		_, err := removeIPTables(ctx, opts, nil)
+		_, err := removeIPTables(ctx, opts, nil, false)
 		return err
 	}
 	if v.nft {

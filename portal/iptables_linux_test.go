@@ -157,6 +157,38 @@ var _ = Describe("portal iptables", func() {
 				Expect(n.pod.ask(dns4)).To(Equal("refused"))
 			})
 
+			It("says in a cleanup what it could not read or remove", func() {
+				p := n.open(ModeIPTables, opts)
+				n.publish(p, "web", web4)
+				path, bin := os.Getenv("PATH"), GinkgoT().TempDir()
+				for _, name := range []string{"iptables-" + variant, "ip6tables-" + variant} {
+					real, err := exec.LookPath(name)
+					Expect(err).NotTo(HaveOccurred())
+					Expect(os.Symlink(real, filepath.Join(bin, name))).To(Succeed())
+					Expect(os.WriteFile(filepath.Join(bin, name+"-save"), []byte("#!/bin/sh\necho Permission denied >&2; exit 4\n"), 0o755)).To(Succeed())
+				}
+				DeferCleanup(os.Setenv, "PATH", path)
+				cleanup := func(want OmegaMatcher) {
+					GinkgoHelper()
+					n.node.do(func() {
+						_, err := Cleanup(background, nil)
+						Expect(err).To(want)
+					})
+				}
+
+				By("no iptables at all")
+				Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
+				cleanup(MatchError(ContainSubstring("no iptables-%s is installed", variant)))
+
+				By("an iptables that cannot read")
+				Expect(os.Setenv("PATH", bin)).To(Succeed())
+				cleanup(MatchError(ContainSubstring("reading the IPv4 rules: iptables-%s-save: exit status 4: Permission denied", variant)))
+
+				Expect(os.Setenv("PATH", path)).To(Succeed())
+				cleanup(Succeed())
+				cleanup(Succeed())
+			})
+
 			It("uses REDIRECT where iptables takes no DNAT, and warns of interfaces from which the kernel drops that", func() {
 				path := os.Getenv("PATH")
 				refuses("*DNAT*", "No chain/target/match by that name")

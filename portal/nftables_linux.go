@@ -16,7 +16,7 @@ func newNFTables(_ context.Context, opts Options) (Portal, error) {
 	p := newRedirect(ModeNFTables, opts)
 	opts.Log = p.log
 	p.removeOthers = func(ctx context.Context) ([]string, error) {
-		rules, err := removeIPTables(ctx, opts, nil)
+		rules, err := removeIPTables(ctx, opts, nil, false)
 		routes, err2 := removeRoutes(vipRoutes)
 		return append(rules, routes...), errors.Join(err, err2)
 	}

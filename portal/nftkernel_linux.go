@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -258,6 +259,25 @@ func stage(conn *nftables.Conn, any netip.Addr, table *nftables.Table, c *nftCha
 	return nil
 }
 
+// nftChainOfIPTables returns the name of one of the iptables portal's chains in
+// nf_tables, "" if there is none.
+func nftChainOfIPTables(any netip.Addr) string {
+	conn, err := openNFT()
+	if err != nil {
+		return ""
+	}
+	chains, err := conn.ListChainsOfTableFamily(nftFamily(any))
+	if err != nil {
+		return "" // no nf_tables, so nothing is in it
+	}
+	for _, c := range chains {
+		if strings.HasPrefix(c.Name, chainPrefix) {
+			return c.Table.Name + " " + c.Name
+		}
+	}
+	return ""
+}
+
 // removeNFTables takes usher's tables out.
 func removeNFTables() (removed []string, err error) {
 	var errs []error
@@ -267,6 +287,9 @@ func removeNFTables() (removed []string, err error) {
 			return removed, err
 		}
 		tables, err := conn.ListTablesOfFamily(nftFamily(any))
+		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOBUFS) {
+			return removed, hintNFT(fmt.Errorf("reading the nftables tables: %w", err))
+		}
 		if err != nil {
 			continue // no nf_tables, so nothing is in it
 		}

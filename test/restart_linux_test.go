@@ -187,6 +187,16 @@ func rule(saved, address string) (lines []string) {
 	return lines
 }
 
+var _ = Describe("usher cleanup", func() {
+	It("does not say that there is nothing, where it may not look", func() {
+		l := lab.New()
+		clean := launch(l.Node, asNobody(usherForNobody(), "cleanup"), "")
+		Eventually(clean).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		Expect(clean.Err).To(gbytes.Say("CAP_NET_ADMIN is missing"))
+		Expect(clean.Out.Contents()).To(BeEmpty())
+	})
+})
+
 var _ = Describe("where there is no iptables", func() {
 	for mode, chosen := range map[string]string{"auto": "nftables", "address": "address"} {
 		It("--portal="+mode+" serves all the same", func() {
