@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/usherproxy/usher/config"
@@ -119,7 +120,9 @@ func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forb
 			p.add(err)
 			continue
 		}
-		out = append(out, host{candidate{endpointOf(e), e.Hints}, a, value(e.Hostname)})
+		h := host{candidate{endpointOf(e), e.Hints}, a, value(e.Hostname)}
+		h.Pod = podOf(e.TargetRef, slice.Namespace, field.NewPath("endpoints").Index(i).Child("targetRef"), p)
+		out = append(out, h)
 	}
 	return out
 }
@@ -134,13 +137,26 @@ func endpointOf(e *discoveryv1.Endpoint) config.Endpoint {
 		Serving:     e.Conditions.Serving == nil || *e.Conditions.Serving,
 		Terminating: value(e.Conditions.Terminating),
 	}
-	if ref := e.TargetRef; ref != nil && ref.Kind == "Pod" {
-		out.Pod = podName(ref)
-	}
 	return out
 }
 
-func podName(ref *corev1.ObjectReference) string { return ref.Namespace + "/" + ref.Name }
+// podOf returns the Pod that an endpoint of a slice in namespace refers to, "" if it is
+// none, or one that it may not name: connections are made to it with the rights of
+// who runs usher, and it is shown. The API server checks nothing of a targetRef.
+func podOf(ref *corev1.ObjectReference, namespace string, path *field.Path, p *problems) string {
+	if ref == nil || ref.Kind != "Pod" {
+		return ""
+	}
+	if ref.Namespace != namespace && ref.Namespace != "" {
+		p.add(field.Invalid(path.Child("namespace"), ref.Namespace, "must be "+namespace+", the slice's own"))
+		return ""
+	}
+	if wrong := validation.IsDNS1123Subdomain(ref.Name); len(wrong) > 0 {
+		p.add(field.Invalid(path.Child("name"), ref.Name, wrong[0]))
+		return ""
+	}
+	return namespace + "/" + ref.Name
+}
 
 // merge adds hosts, at the given port, to what was found already.
 func merge(found map[netip.AddrPort]candidate, hosts []host, port uint16) {

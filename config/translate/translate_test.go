@@ -482,6 +482,23 @@ var _ = Describe("Which endpoints", func() {
 	})
 })
 
+var _ = DescribeTable("A Pod that an endpoint may not name is not believed, and the endpoint is served all the same",
+	func(namespace, name, problem string) {
+		e := endpoint("10.0.0.1", func(e *discoveryv1.Endpoint) {
+			e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: namespace, Name: name}
+		})
+		out, problems := translate.Service(service(), []*discoveryv1.EndpointSlice{slice("a", e)}, here, translate.Options{})
+		Expect(out.Ports[0].Endpoints).To(HaveLen(1))
+		Expect(out.Ports[0].Endpoints[0].Pod).To(BeEmpty())
+		Expect(messages(problems)).To(ConsistOf(HavePrefix("EndpointSlice default/a: endpoints[0].targetRef." + problem)))
+	},
+	Entry("in another namespace", "kube-system", "etcd-0", `namespace: Invalid value: "kube-system": must be default, the slice's own`),
+	Entry("another path of the API", "default", "../../kube-system/pods/etcd-0", `name: Invalid value: "../../kube-system/pods/etcd-0": `),
+	Entry("two points", "default", "..", `name: Invalid value: "..": `),
+	Entry("control characters", "default", "web\n\x1b[2J", `name: Invalid value: "web\n\x1b[2J": `),
+	Entry("no name", "default", "", `name: Invalid value: "": `),
+)
+
 var _ = Describe("Where clients connect", func() {
 	vips := func(svc *corev1.Service) map[config.PortID][]string {
 		out := map[config.PortID][]string{}

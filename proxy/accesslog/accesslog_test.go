@@ -89,6 +89,17 @@ var _ = Describe("an access log", func() {
 		Expect(out.String()).To(Equal("2026-01-02T03:04:05.600Z default/web:http TCP 192.0.2.2:48200 10.96.0.10:80 10.1.0.8:80 default/web-2 10.1.0.7:80=refused/0.500,10.1.0.8:80=connected/1.000 2.000 1000.000 73 131 client-closed\n"))
 	})
 
+	It("has a line and as many fields as text, whatever a name holds", func() {
+		var out strings.Builder
+		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.Text}, func(*accesslog.Log) {
+			life := t.Begin(trace.Subject{Conn: 7, Port: config.PortID{Namespace: "default", Service: "web", Port: "x\ny", Family: config.IPv4}, Protocol: config.TCP, Client: good, VIP: good}, at)
+			t.Step(life, &trace.Event{Kind: trace.Attempt, Time: at, Attempt: 1, Endpoint: good, Pod: "default/a b\n\x1b"})
+			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, End: trace.ClientClosed, Endpoint: good})
+		})
+		Expect(out.String()).To(And(ContainSubstring(` "default/web:x\ny" TCP `), ContainSubstring(` "default/a b\n\x1b" `)))
+		Expect(strings.Count(out.String(), "\n")).To(Equal(1))
+	})
+
 	It("goes on in a new file when the old one was moved away", func() {
 		path := filepath.Join(GinkgoT().TempDir(), "access.log")
 		lines := func(name string) int {

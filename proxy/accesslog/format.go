@@ -136,7 +136,7 @@ func appendMilliseconds(b []byte, d time.Duration) []byte {
 func textLine(b []byte, e *trace.Event) []byte {
 	b = e.Time.UTC().AppendFormat(b, timeFormat)
 	b = append(b, ' ')
-	b = append(b, e.Port.String()...)
+	b = appendWord(b, e.Port.String())
 	b = append(b, ' ')
 	b = append(b, e.Protocol...)
 	b = append(b, ' ')
@@ -187,9 +187,15 @@ func textLine(b []byte, e *trace.Event) []byte {
 	return append(b, '\n')
 }
 
+// appendWord appends a field, in quotes if it could be taken for several.
 func appendWord(b []byte, s string) []byte {
 	if s == "" {
 		return append(b, '-')
+	}
+	for i := range len(s) {
+		if c := s[i]; c <= ' ' || c > '~' || c == '"' {
+			return strconv.AppendQuoteToASCII(b, s)
+		}
 	}
 	return append(b, s...)
 }

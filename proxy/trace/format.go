@@ -2,14 +2,34 @@ package trace
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/usherproxy/usher/config"
 )
 
-// String tells the event in one line, without the time.
+// String tells the event in one line, without the time. What a terminal would obey is
+// written as Go escapes it: errors and names come from others.
 func (e Event) String() string {
+	text := e.step()
+	if strings.IndexFunc(text, notShown) < 0 {
+		return text
+	}
+	var b strings.Builder
+	for _, r := range text {
+		if notShown(r) {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+func notShown(r rune) bool { return !strconv.IsPrint(r) }
+
+func (e Event) step() string {
 	if !e.Kind.IsStep() {
 		return e.change()
 	}

@@ -72,6 +72,10 @@ var _ = Describe("a Log", func() {
 		Expect(missed).To(BeZero())
 	})
 
+	It("tells an event in one line that obeys nobody, whatever names and errors hold", func() {
+		e := trace.Event{Kind: trace.Attempt, Attempt: 1, Pod: "default/a\nb", Err: "no \x1b[2Jé\u202e", Subject: &trace.Subject{}}
+		Expect(e.String()).To(And(ContainSubstring(`default/a\nb`), ContainSubstring(`no \x1b[2Jé\u202e after`)))
+	})
 	It("wakes a reader that waits", func() {
 		log := trace.NewLog(3)
 		r := log.Reader(true)
