@@ -1,4 +1,4 @@
-package uml
+package vm
 
 import (
 	"encoding/json"

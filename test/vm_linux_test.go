@@ -11,13 +11,13 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gexec"
 
-	"github.com/usherproxy/usher/test/uml"
+	"github.com/usherproxy/usher/test/vm"
 )
 
-// What this machine's kernel may not have is checked in others: see package uml.
+// What this machine's kernel may not have is checked in others: see package vm.
 // Each check there is a test here.
 var _ = Describe("in", func() {
-	for _, kernel := range uml.Kernels {
+	for _, kernel := range vm.Kernels {
 		Describe(kernel.Name, func() {
 			for _, check := range kernel.Checks {
 				It(check.Name, func() {
@@ -44,12 +44,12 @@ var _ = Describe("in", func() {
 
 // bootAll boots all kernels at once, and returns functions that wait for the
 // verdicts and the console of each.
-var bootAll = sync.OnceValue(func() map[string]func() (map[string]uml.Verdict, string) {
+var bootAll = sync.OnceValue(func() map[string]func() (map[string]vm.Verdict, string) {
 	GinkgoHelper()
 	inside, usher := buildForUML()
-	boots := map[string]func() (map[string]uml.Verdict, string){}
-	for _, kernel := range uml.Kernels {
-		boot := sync.OnceValues(func() (map[string]uml.Verdict, string) { return uml.Boot(kernel.Name, inside, usher) })
+	boots := map[string]func() (map[string]vm.Verdict, string){}
+	for _, kernel := range vm.Kernels {
+		boot := sync.OnceValues(func() (map[string]vm.Verdict, string) { return vm.Boot(kernel.Name, inside, usher) })
 		boots[kernel.Name] = boot
 		go boot()
 	}
@@ -64,7 +64,7 @@ func buildForUML() (inside, usher string) {
 	usher, err := gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", static)
 	Expect(err).NotTo(HaveOccurred())
 	inside = filepath.Join(filepath.Dir(usher), "uml.test") // gexec cleans up there
-	compile := exec.Command("go", "test", "-c", "-o", inside, "github.com/usherproxy/usher/test/uml")
+	compile := exec.Command("go", "test", "-c", "-o", inside, "github.com/usherproxy/usher/test/vm")
 	compile.Env = append(os.Environ(), static...)
 	out, err := compile.CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), string(out))

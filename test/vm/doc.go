@@ -1,4 +1,4 @@
-// Package uml tests usher in kernels other than this machine's: Debian's
+// Package vm tests usher in kernels other than this machine's: Debian's
 // user-mode-linux, which boots a Linux kernel as an ordinary process within
 // seconds, with this machine's files as its own.
 //
@@ -7,4 +7,4 @@
 // the kernel ready, runs the checks, prints a verdict for each, and halts.
 // [Boot] is the other side: it boots a kernel and collects the verdicts. Folder
 // test does that, and makes each verdict a test.
-package uml
+package vm

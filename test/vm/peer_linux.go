@@ -1,6 +1,6 @@
 //lint:file-ignore ST1001 checks are specs, and read like those in test files
 
-package uml
+package vm
 
 import (
 	"encoding/binary"
