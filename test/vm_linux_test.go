@@ -21,10 +21,8 @@ var _ = Describe("in", func() {
 		Describe(kernel.Name, func() {
 			for _, check := range kernel.Checks {
 				It(check.Name, func() {
-					missing("linux.uml")
-					missing("modprobe")
-					if os.Geteuid() != 0 {
-						Skip("needs root, to read the kernel's modules as their owner")
+					if lack := vm.Missing(); lack != "" {
+						Skip(lack)
 					}
 					verdicts, console := bootAll()[kernel.Name]()
 					verdict, ok := verdicts[check.Name]
@@ -46,29 +44,32 @@ var _ = Describe("in", func() {
 // verdicts and the console of each.
 var bootAll = sync.OnceValue(func() map[string]func() (map[string]vm.Verdict, string) {
 	GinkgoHelper()
-	inside, usher := buildForUML()
+	image := buildImage()
 	boots := map[string]func() (map[string]vm.Verdict, string){}
 	for _, kernel := range vm.Kernels {
-		boot := sync.OnceValues(func() (map[string]vm.Verdict, string) { return vm.Boot(kernel.Name, inside, usher) })
+		boot := sync.OnceValues(func() (map[string]vm.Verdict, string) { return image.Boot(kernel.Name) })
 		boots[kernel.Name] = boot
 		go boot()
 	}
 	return boots
 })
 
-// buildForUML builds what runs in a kernel. The race detector does not work
-// there: it needs more address space than the kernel gives.
-func buildForUML() (inside, usher string) {
+// buildImage builds what runs in a kernel. It is static, and without the race
+// detector, which would take most of an emulated processor's time.
+func buildImage() *vm.Image {
 	GinkgoHelper()
-	static := []string{"CGO_ENABLED=0"}
-	usher, err := gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", static)
+	static, stripped := []string{"CGO_ENABLED=0"}, "-ldflags=-s -w"
+	usher, err := gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", static, stripped)
 	Expect(err).NotTo(HaveOccurred())
-	inside = filepath.Join(filepath.Dir(usher), "uml.test") // gexec cleans up there
-	compile := exec.Command("go", "test", "-c", "-o", inside, "github.com/usherproxy/usher/test/vm")
+	dir := filepath.Dir(usher) // gexec cleans up there
+	inside := filepath.Join(dir, "vm.test")
+	compile := exec.Command("go", "test", "-c", stripped, "-o", inside, "github.com/usherproxy/usher/test/vm")
 	compile.Env = append(os.Environ(), static...)
 	out, err := compile.CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), string(out))
-	return inside, usher
+	image, err := vm.NewImage(dir, inside, usher)
+	Expect(err).NotTo(HaveOccurred())
+	return image
 }
 
 // tail returns the end of a console.

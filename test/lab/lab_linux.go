@@ -40,8 +40,11 @@ func Pod6(n int) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("fd00:244::%d", 10+n))
 }
 
-// BlackHole is a Pod address where packets vanish.
-const BlackHole = "10.244.0.99"
+// BlackHole and BlackHole6 are Pod addresses where packets vanish.
+const (
+	BlackHole  = "10.244.0.99"
+	BlackHole6 = "fd00:244::99"
+)
 
 // pods is how many Pod addresses there are.
 const pods = 80
@@ -61,14 +64,16 @@ func New() *Lab {
 	l.Node.address("to-pods", "10.244.0.1/24", "fd00:244::1/64")
 	l.Node.address("to-outside", NodeOut4+"/24", NodeOut6+"/64")
 	l.Node.defaultRoute(Outside4, Outside6)
-	l.Pods.address("eth0", PodClient4+"/24", PodClient6+"/64")
+	addresses := []string{PodClient4 + "/24", PodClient6 + "/64"}
 	for n := range pods {
-		l.Pods.address("eth0", Pod(n+1).String()+"/24", Pod6(n+1).String()+"/64")
+		addresses = append(addresses, Pod(n+1).String()+"/24", Pod6(n+1).String()+"/64")
 	}
+	l.Pods.address("eth0", addresses...)
 	l.Pods.defaultRoute("10.244.0.1", "fd00:244::1")
 	l.Outside.address("eth0", Outside4+"/24", Outside6+"/64")
 	l.Outside.defaultRoute(NodeOut4, NodeOut6)
 	l.Node.blackHole("to-pods", BlackHole)
+	l.Node.blackHole("to-pods", BlackHole6)
 	l.Node.waitForCarrier("to-pods", "to-outside")
 	return l
 }

@@ -3,25 +3,47 @@ package vm
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// program is the kernel.
-const program = "linux.uml"
-
-// bootTimeout is for a whole kernel: boot, checks, halt.
-const bootTimeout = 8 * time.Minute
-
-// What Boot tells the kernel's first process, through its environment.
 const (
-	kernelVariable = "usher_kernel"
-	usherVariable  = "usher_binary"
+	// emulator is QEMU.
+	emulator = "qemu-system-x86_64"
+	// kernelImages are Debian's kernels for virtual machines: the small ones.
+	kernelImages = "/boot/vmlinuz-*-cloud-amd64"
+	// programPath is where programs are, here and in a machine.
+	programPath = "/usr/sbin:/usr/bin:/sbin:/bin"
+	// usherPath is where usher is in a machine.
+	usherPath = "/usher"
 )
+
+const (
+	// bootTimeout is for a whole machine: boot, checks, halt.
+	bootTimeout = 15 * time.Minute
+	// trialTimeout is for a machine with KVM to boot and halt, which takes it 2 s.
+	trialTimeout = 20 * time.Second
+)
+
+// kernelOptions: after a panic the machine is off. On a busy machine an emulated
+// timer does not tick as often as the kernel expects when it checks that.
+const kernelOptions = "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off"
+
+// kernelVariable tells a machine's first process, through its environment, which
+// of the Kernels it is in.
+const kernelVariable = "usher_kernel"
 
 // Verdict is what became of a check.
 type Verdict struct {
@@ -33,33 +55,101 @@ type Verdict struct {
 	Notes   []string
 }
 
+// upMark is what a machine says first.
+const upMark = "usher's checks: the machine is up"
+
 // verdictMark begins a line with a verdict on the console.
 const verdictMark = "VERDICT "
 
-// Boot boots a kernel in which binary, the test binary of this package, is all
-// that runs, and returns the verdicts by the checks' names, and the console. The
-// kernel sees this machine's files and cannot change them.
-func Boot(kernel, binary, usher string) (map[string]Verdict, string) {
-	ctx, cancel := context.WithTimeout(context.Background(), bootTimeout)
+// Missing says what this machine lacks to boot another one, or "".
+func Missing() string {
+	for _, program := range []string{emulator, "modprobe", "ip", "iptables", "ldd"} {
+		if findProgram(program) == "" {
+			return program + " is not installed"
+		}
+	}
+	if kernel, _ := newestKernel(); kernel == "" {
+		return "no " + kernelImages + " is installed that this user may read, with its modules"
+	}
+	return ""
+}
+
+// newestKernel returns the kernel to boot and the folder of its modules, or "".
+func newestKernel() (image, modules string) {
+	images, _ := filepath.Glob(kernelImages) // the pattern is a good one
+	for _, candidate := range images {
+		dir := "/lib/modules/" + strings.TrimPrefix(filepath.Base(candidate), "vmlinuz-")
+		usable := unix.Access(candidate, unix.R_OK) == nil && unix.Access(dir+"/modules.dep", unix.R_OK) == nil
+		if usable && slices.Compare(numbers(candidate), numbers(image)) > 0 {
+			image, modules = candidate, dir
+		}
+	}
+	return image, modules
+}
+
+// numbers returns those in a version.
+func numbers(version string) (all []int) {
+	for _, n := range regexp.MustCompile(`\d+`).FindAllString(version, -1) {
+		i, _ := strconv.Atoi(n) // digits
+		all = append(all, i)
+	}
+	return all
+}
+
+// Image is what machines boot.
+type Image struct {
+	kernel, initramfs string
+	accelerator       func() string
+}
+
+// NewImage makes an image of init, the test binary of this package, and usher,
+// both static. Its file goes to dir. What [Missing] asks for must be there.
+func NewImage(dir, init, usher string) (*Image, error) {
+	kernel, modules := newestKernel()
+	i := &Image{kernel: kernel, initramfs: filepath.Join(dir, "initramfs")}
+	i.accelerator = sync.OnceValue(i.chooseAccelerator)
+	return i, writeImage(i.initramfs, init, usher, modules)
+}
+
+// chooseAccelerator tries whether the processor's help is to be had. On some
+// machines /dev/kvm is there, and what is booted with it stands still.
+func (i *Image) chooseAccelerator() string {
+	if unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) == nil {
+		if console := i.run("kvm", "", trialTimeout); strings.Contains(console, upMark) {
+			return "kvm"
+		}
+	}
+	return "tcg,thread=multi"
+}
+
+// Boot boots a kernel in a machine that has nothing but the image and a console,
+// and returns the verdicts by the checks' names, and the console.
+func (i *Image) Boot(kernel string) (map[string]Verdict, string) {
+	console := i.run(i.accelerator(), kernel, bootTimeout)
+	return verdicts(console), console
+}
+
+// run boots a kernel and returns the console when the machine is off.
+func (i *Image) run(accelerator, kernel string, timeout time.Duration) string {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program,
-		"mem=1G", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", "quiet",
-		"con=null", "con0=null,fd:1", "init="+binary,
-		kernelVariable+"="+strings.ReplaceAll(kernel, " ", "_"), usherVariable+"="+usher)
+	cmd := exec.CommandContext(ctx, emulator, "-accel", accelerator, "-cpu", "max", "-smp", "2", "-m", "1G",
+		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
+		"-kernel", i.kernel, "-initrd", i.initramfs,
+		"-append", kernelOptions+" "+kernelVariable+"="+strings.ReplaceAll(kernel, " ", "_"))
 	var console bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &console, &console
-	cmd.WaitDelay = time.Second // for processes of the kernel's that outlive it
 	if err := cmd.Run(); err != nil {
-		fmt.Fprintf(&console, "\n%s: %v\n", program, err)
+		fmt.Fprintf(&console, "\n%s: %v\n", emulator, cmp.Or(context.Cause(ctx), err))
 	}
-	return verdicts(console.Bytes()), console.String()
+	return console.String()
 }
 
 // verdicts finds the verdicts on a console. A line that is not one after all
 // leaves its check without a verdict.
-func verdicts(console []byte) map[string]Verdict {
+func verdicts(console string) map[string]Verdict {
 	found := map[string]Verdict{}
-	lines := bufio.NewScanner(bytes.NewReader(console))
+	lines := bufio.NewScanner(strings.NewReader(console))
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
 		_, text, ok := strings.Cut(lines.Text(), verdictMark)

@@ -1,10 +1,17 @@
-// Package vm tests usher in kernels other than this machine's: Debian's
-// user-mode-linux, which boots a Linux kernel as an ordinary process within
-// seconds, with this machine's files as its own.
+// Package vm tests usher in a kernel other than this machine's: Debian's for
+// virtual machines, booted by QEMU. Any user can, on any processor and in a
+// container: where there is no KVM that works, QEMU emulates a processor.
 //
-// [Kernels] are the kernels and what is checked in each. The test binary of this
-// package (go test -c) is the first and only process of such a kernel: it gets
-// the kernel ready, runs the checks, prints a verdict for each, and halts.
-// [Boot] is the other side: it boots a kernel and collects the verdicts. Folder
-// test does that, and makes each verdict a test.
+// [Kernels] are the kernels, each in a certain state, and what is checked in each.
+// A machine has nothing but an [Image] and a console: no disk, no network, no file
+// of this machine. The image is an initramfs that holds copies: of usher, of the
+// programs that it and the checks call, of the kernel's modules for the network
+// (all of them: a check may load those that it needs), and of the test binary of
+// this package (go test -c). That is the first process: it gets the kernel ready,
+// runs the checks, prints a verdict for each, and halts. [Image.Boot] is the other
+// side: it boots a kernel and collects the verdicts. Folder test does that, and
+// makes each verdict a test.
+//
+// An emulated processor is some ten times slower than this one, and all machines
+// run at once, so bounds on time in the checks are generous.
 package vm

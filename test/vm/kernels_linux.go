@@ -19,19 +19,13 @@ type Check struct {
 	Body func()
 }
 
-// network is what the lab needs.
-var network = []string{"ipv6", "veth"}
-
-// association is what SCTP needs: the kernel asks for the hash of its cookies
-// when the first socket listens.
-var association = []string{"sctp", "hmac", "md5", "sha1_generic"}
-
-// netfilter is what the iptables portal needs.
-var netfilter = []string{"iptable_nat", "xt_nat", "xt_comment", "xt_sctp"}
-
 // Kernels are all kernels.
 var Kernels = []Kernel{
-	{Name: "a kernel with SCTP and netfilter", Modules: slices.Concat(network, association, netfilter), Checks: withNetfilter()},
-	{Name: "a kernel that has not loaded its SCTP", Modules: slices.Concat(network, netfilter), Checks: notLoaded},
-	{Name: "a kernel with SCTP and without netfilter", Modules: slices.Concat(network, association), Bare: true, Checks: withoutNetfilter()},
+	{Name: "a kernel with SCTP and iptables", Modules: []string{"sctp"}, Checks: append(redirectChecks("iptables"),
+		sctpCheck(ipv4, "iptables", "500 associations at once need fewer than 100 threads", manyAssociations))},
+	{Name: "a kernel with SCTP and nftables", Modules: []string{"sctp"}, Checks: redirectChecks("nftables")},
+	// The first checks' last one loads it.
+	{Name: "a kernel that has not loaded its SCTP", Checks: slices.Concat(notLoaded, sctpChecks("address", true), addressChecks)},
+	// This one does not load the veth by itself either.
+	{Name: "a kernel with SCTP and without netfilter", Modules: []string{"veth", "sctp"}, Bare: true, Checks: slices.Concat(withoutNetfilter, sctpChecks("address", false))},
 }

@@ -25,14 +25,19 @@ var notLoaded = []Check{
 	{"--sctp=off: SCTP is not served where it is loaded either", stillOff},
 }
 
-// withoutNetfilter is what is checked on a node with an old or minimal kernel.
-func withoutNetfilter() []Check {
-	return append([]Check{
-		{"--portal=auto: takes the address portal and says why not iptables", autoPortal},
-		{"--portal=auto: TCP is served", func() { tcpServed("--portal=auto") }},
-		{"--portal=auto: UDP is served, in every size, and a dead endpoint costs nothing", func() { udpServed("--portal=auto") }},
-		{"--portal=auto: UDP sessions end with their endpoint", func() { udpEndpointLeaves("--portal=auto") }},
-	}, sctpChecks("address")...)
+// withoutNetfilter is what is checked, besides SCTP, on a node with an old or
+// minimal kernel.
+var withoutNetfilter = []Check{
+	{"--portal=auto: takes the address portal and says why not iptables", autoPortal},
+	{"--portal=auto: TCP is served", func() { tcpServed("--portal=auto") }},
+	{"--portal=auto: UDP is served, in every size, and a dead endpoint costs nothing", func() { udpServed("--portal=auto") }},
+	{"--portal=auto: UDP sessions end with their endpoint", func() { udpEndpointLeaves("--portal=auto") }},
+}
+
+// addressChecks are what is checked of the address portal and of none, once.
+var addressChecks = []Check{
+	{"SCTP through the address portal: serves node ports on an address that the node got later", laterAddress},
+	{"SCTP through no portal: listens on loopback", withoutPortal},
 }
 
 // web is a TCP Service with one endpoint, which says its name.
@@ -68,7 +73,7 @@ func answersTCP(n *node, s service) {
 }
 
 func tcpServed(flags ...string) {
-	n := newNode()
+	n := newNode(ipv4)
 	s := web(n)
 	n.put(s)
 	n.start(flags...)
@@ -89,10 +94,10 @@ func (n *node) reports(why string) {
 
 func switchedOff(flag, why string) {
 	Expect(loaded()).To(BeFalse(), "before usher starts")
-	n := newNode()
+	n := newNode(ipv4)
 	s := web(n)
 	n.put(s)
-	n.put(diameter(netip.AddrPortFrom(lab.Pod(1), 3868)))
+	n.put(n.diameter(netip.AddrPortFrom(lab.Pod(1), 3868)))
 	n.start(flag, "--portal-check-interval=100ms")
 	n.reports(why)
 	n.said("default/diameter.*not served: SCTP is not served")
@@ -103,16 +108,16 @@ func switchedOff(flag, why string) {
 
 func switchedOn() {
 	Expect(loaded()).To(BeFalse(), "before usher starts")
-	n := newNode()
+	n := newNode(ipv4)
 	s := web(n)
 	n.put(s)
-	d := diameter(netip.AddrPortFrom(lab.Pod(1), 3868))
+	d := n.diameter(netip.AddrPortFrom(lab.Pod(1), 3868))
 	n.put(d)
 	// One that waits for SCTP to be loaded by somebody else.
 	n.start("--sctp=auto", "--portal-check-interval=200ms")
 	n.reports("the kernel's SCTP is not in use")
 
-	other := newNode()
+	other := newNode(ipv4)
 	other.put(d)
 	other.start("--sctp=on")
 	Expect(loaded()).To(BeTrue())
@@ -131,8 +136,8 @@ func switchedOn() {
 }
 
 func stillOff() {
-	n := newNode()
-	d := diameter(startEndpoint(n.Pods, lab.Pod(1), false).addr)
+	n := newNode(ipv4)
+	d := n.diameter(startEndpoint(n.Pods, lab.Pod(1), false).addr)
 	n.put(d)
 	n.start("--sctp=off")
 	n.reports("--sctp=off")
@@ -141,7 +146,7 @@ func stillOff() {
 }
 
 func autoPortal() {
-	n := newNode()
+	n := newNode(ipv4)
 	n.start("--portal=auto")
 	said := string(n.usher.Err.Contents())
 	Expect(said).To(MatchRegexp(`portal passed over.*portal=iptables`))

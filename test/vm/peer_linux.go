@@ -24,7 +24,7 @@ import (
 )
 
 // patience is how long a client or server waits for the other side.
-const patience = 15 * time.Second
+const patience = time.Minute
 
 // message is what an association carries.
 type message struct {
@@ -134,6 +134,9 @@ func dial(ns *lab.Namespace, from netip.Addr, to netip.AddrPort, streams uint16)
 		}
 		config := sctp.SocketConfig{InitMsg: sctp.InitMsg{NumOstreams: streams, MaxInstreams: streams}, Control: limitConnect}
 		c, err := config.Dial("sctp", local, address(to))
+		for err == syscall.EINTR { // see send
+			c, err = config.Dial("sctp", local, address(to))
+		}
 		if err == nil {
 			p, err = newPeer(c)
 		}
@@ -149,7 +152,7 @@ func dial(ns *lab.Namespace, from netip.Addr, to netip.AddrPort, streams uint16)
 // limitConnect makes connecting give up soon: what is refused is refused at once,
 // and usher accepts at once.
 func limitConnect(_, _ string, raw syscall.RawConn) error {
-	wait := unix.NsecToTimeval(int64(2 * time.Second))
+	wait := unix.NsecToTimeval(int64(10 * time.Second))
 	var failed error
 	err := raw.Control(func(fd uintptr) {
 		failed = unix.SetsockoptTimeval(int(fd), unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait)

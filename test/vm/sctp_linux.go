@@ -23,79 +23,85 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// withNetfilter is what is checked where both portals work.
-func withNetfilter() []Check {
-	checks := append(sctpChecks("iptables"), sctpChecks("address")...)
-	return append(checks,
-		Check{"SCTP through the iptables portal: who connects to the listener past the portal is aborted", directConnection},
-		Check{"SCTP through the address portal: serves node ports on an address that the node got later", laterAddress},
-		Check{"SCTP through the iptables portal: serves IPv6", func() { ipv6("iptables") }},
-		Check{"SCTP through the address portal: serves IPv6", func() { ipv6("address") }},
-		Check{"SCTP through the iptables portal: listens on another port of --proxy-port-range where its own is taken", portRange},
-		Check{"SCTP through no portal: listens on loopback", withoutPortal},
-		Check{"SCTP: 500 associations at once need fewer than 100 threads", manyAssociations},
-	)
+// redirectChecks are what is checked of a portal that redirects.
+func redirectChecks(portal string) []Check {
+	const past = "who connects to the listener past the portal is aborted"
+	return append(sctpChecks(portal, true),
+		sctpCheck(ipv4, portal, past, directConnection),
+		sctpCheck(ipv6, portal, past, directConnection),
+		sctpCheck(ipv4, portal, "the listener takes another port of --proxy-port-range where its own is taken", portRange))
 }
 
-// sctpChecks hold whichever portal leads to usher.
-func sctpChecks(portal string) []Check {
-	var checks []Check
+// sctpChecks hold whichever portal leads to usher. Those that addresses, routes and
+// rules have a part in are made with IPv6 too, if both families are asked for.
+func sctpChecks(portal string, both bool) []Check {
+	var over4, over6 []Check
 	for _, c := range []struct {
 		name string
+		ip6  bool
 		body func(n *node, start func(...string))
 	}{
-		{"clients on the node, in Pods and outside are served, whichever of their addresses they use", everywhere},
-		{"1,000 messages on 8 streams keep boundary, stream, identifier and order flag", echo},
-		{"messages larger than a read are carried whole, and one beyond the bound ends the association", largeMessages},
-		{"an endpoint that refuses and one that is silent cost no association", retry},
-		{"the client is aborted when every attempt failed, and refused where there is no endpoint", noEndpoint},
-		{"a client with ClientIP affinity keeps its endpoint", stickiness},
-		{"associations in flight outlive their endpoint's entry", removal},
-		{"associations in flight outlive their Service", serviceRemoval},
-		{"a shutdown is carried across in both ways, after what came before it", shutdowns},
-		{"an abort is carried across in both ways", aborts},
-		{"a side that does not read stops the other, and loses nothing", backPressure},
-		{"clients with several addresses keep their association", multiHomed},
-		{"associations may end when usher is stopped, and those that do not are aborted", draining},
+		{"clients on the node, in Pods and outside are served, whichever of their addresses they use", true, everywhere},
+		{"1,000 messages on 8 streams keep boundary, stream, identifier and order flag", false, echo},
+		{"messages larger than a read are carried whole, and one beyond the bound ends the association", false, largeMessages},
+		{"an endpoint that refuses and one that is silent cost no association", true, retry},
+		{"the client is aborted when every attempt failed, and refused where there is no endpoint", true, noEndpoint},
+		{"a client with ClientIP affinity keeps its endpoint", false, stickiness},
+		{"associations in flight outlive their endpoint's entry", false, removal},
+		{"associations in flight outlive their Service", true, serviceRemoval},
+		{"a shutdown is carried across in both ways, after what came before it", false, shutdowns},
+		{"an abort is carried across in both ways", false, aborts},
+		{"a side that does not read stops the other, and loses nothing", false, backPressure},
+		{"clients with several addresses keep their association", true, multiHomed},
+		{"associations may end when usher is stopped, and those that do not are aborted", false, draining},
 	} {
-		checks = append(checks, Check{fmt.Sprintf("SCTP through the %s portal: %s", portal, c.name), func() {
-			n := newNode()
-			c.body(n, func(flags ...string) { n.start(append(flags, "--portal="+portal)...) })
-		}})
+		over4 = append(over4, sctpCheck(ipv4, portal, c.name, c.body))
+		if both && c.ip6 {
+			over6 = append(over6, sctpCheck(ipv6, portal, c.name, c.body))
+		}
 	}
-	return checks
+	return append(over4, over6...)
+}
+
+// sctpCheck is one on a node of its own, where start starts usher.
+func sctpCheck(ip family, portal, name string, body func(n *node, start func(flags ...string))) Check {
+	return Check{fmt.Sprintf("SCTP over %s through the %s portal: %s", ip.name, portal, name), func() {
+		n := newNode(ip)
+		body(n, func(flags ...string) { n.start(append(flags, "--portal="+portal)...) })
+	}}
 }
 
 // anyAddr makes a client use every address that it has.
 var anyAddr netip.Addr
 
-// podClient is the address of a Pod that is a client.
-var podClient = netip.MustParseAddr(lab.PodClient4)
-
 // everywhere includes the addresses that the kernel's SCTP keeps apart by their
-// scope: loopback, link-local, private and global ones.
+// scope: loopback, link-local, private and global ones. (A link-local one of IPv6
+// is good for one interface only, and a portal has no loopback one of IPv6.)
 func everywhere(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, lab.Pod(1), false)
-	s := diameter(e.addr)
+	e := startEndpoint(n.Pods, n.ip.pod(1), false)
+	s := n.diameter(e.addr)
 	s.spec = "  type: NodePort\n"
 	s.nodePort = 30868
 	n.put(s)
-	n.Node.Output("ip", "addr", "add", "169.254.20.10/32", "dev", "lo")
+	n.Node.Output("ip", "addr", "add", linkLocal.String()+"/32", "dev", "lo")
 	start()
-	private, global := netip.MustParseAddr("10.244.0.1"), netip.MustParseAddr(lab.NodeOut4)
-	linkLocal, loopback := netip.MustParseAddr("169.254.20.10"), netip.MustParseAddr("127.0.0.1")
+	private, global := n.ip.toPods, n.ip.toOutside
 	nodePort := func(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, s.nodePort) }
-	for _, client := range []struct {
+	type client struct {
 		in   *lab.Namespace
 		from netip.Addr
 		to   netip.AddrPort
-	}{
-		{n.Pods, anyAddr, s.vip}, {n.Pods, podClient, s.vip}, {n.Pods, podClient, nodePort(private)}, {n.Pods, podClient, nodePort(global)},
+	}
+	clients := []client{
+		{n.Pods, anyAddr, s.vip}, {n.Pods, n.ip.podClient, s.vip}, {n.Pods, n.ip.podClient, nodePort(private)}, {n.Pods, n.ip.podClient, nodePort(global)},
 		{n.Outside, anyAddr, s.vip}, {n.Outside, anyAddr, nodePort(private)}, {n.Outside, anyAddr, nodePort(global)},
 		{n.Node, anyAddr, s.vip}, {n.Node, private, s.vip}, {n.Node, global, s.vip},
-		{n.Node, anyAddr, nodePort(loopback)}, {n.Node, loopback, nodePort(loopback)},
-		{n.Node, anyAddr, nodePort(private)}, {n.Node, anyAddr, nodePort(global)}, {n.Node, anyAddr, nodePort(linkLocal)},
-	} {
+		{n.Node, anyAddr, nodePort(private)}, {n.Node, anyAddr, nodePort(global)},
+	}
+	if n.ip.podClient.Is4() {
+		clients = append(clients, client{n.Node, anyAddr, nodePort(loopback)}, client{n.Node, loopback, nodePort(loopback)}, client{n.Node, anyAddr, nodePort(linkLocal)})
+	}
+	for _, client := range clients {
 		p, name, err := ask(client.in, client.from, client.to)
 		Expect(err).NotTo(HaveOccurred(), "in %s, from %s to %s", client.in.Name, client.from, client.to)
 		Expect(name).To(Equal(e.addr))
@@ -104,12 +110,17 @@ func everywhere(n *node, start func(...string)) {
 	}
 }
 
+var (
+	linkLocal = netip.MustParseAddr("169.254.20.10")
+	loopback  = netip.MustParseAddr("127.0.0.1")
+)
+
 func echo(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, lab.Pod(1), false)
-	s := diameter(e.addr)
+	e := startEndpoint(n.Pods, n.ip.pod(1), false)
+	s := n.diameter(e.addr)
 	n.put(s)
 	start()
-	p, _, err := ask(n.Pods, podClient, s.vip)
+	p, _, err := ask(n.Pods, n.ip.podClient, s.vip)
 	Expect(err).NotTo(HaveOccurred())
 	defer p.close()
 	Expect(p.status.Ostreams).To(BeEquivalentTo(8))
@@ -160,11 +171,11 @@ func echo(n *node, start func(...string)) {
 }
 
 func largeMessages(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, lab.Pod(1), false)
-	s := diameter(e.addr)
+	e := startEndpoint(n.Pods, n.ip.pod(1), false)
+	s := n.diameter(e.addr)
 	n.put(s)
 	start()
-	p, _, err := ask(n.Pods, podClient, s.vip)
+	p, _, err := ask(n.Pods, n.ip.podClient, s.vip)
 	Expect(err).NotTo(HaveOccurred())
 	for _, side := range []*peer{p, e.associations()[0]} {
 		Expect(unix.SetsockoptInt(side.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 2<<20)).To(Succeed())
@@ -182,12 +193,12 @@ func largeMessages(n *node, start func(...string)) {
 }
 
 func retry(n *node, start func(...string)) {
-	good := startEndpoint(n.Pods, lab.Pod(1), false)
-	s := diameter(netip.AddrPortFrom(lab.Pod(2), 3868), netip.MustParseAddrPort(lab.BlackHole+":3868"), good.addr)
+	good := startEndpoint(n.Pods, n.ip.pod(1), false)
+	s := n.diameter(netip.AddrPortFrom(n.ip.pod(2), 3868), netip.AddrPortFrom(n.ip.blackHole, 3868), good.addr)
 	n.put(s)
-	start("--quarantine=1h") // longer than this takes
+	start("--quarantine=10m", "--quarantine-max=10m") // however long this takes
 	for range 20 {
-		p, name, err := ask(n.Pods, podClient, s.vip)
+		p, name, err := ask(n.Pods, n.ip.podClient, s.vip)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(name).To(Equal(good.addr))
 		p.close()
@@ -200,10 +211,10 @@ func retry(n *node, start func(...string)) {
 }
 
 func noEndpoint(n *node, start func(...string)) {
-	s := diameter(netip.AddrPortFrom(lab.Pod(2), 3868))
+	s := n.diameter(netip.AddrPortFrom(n.ip.pod(2), 3868))
 	n.put(s)
 	start("--dial-timeouts=50ms,50ms")
-	p, err := dial(n.Pods, podClient, s.vip, 1)
+	p, err := dial(n.Pods, n.ip.podClient, s.vip, 1)
 	if err == nil { // the association is there before usher knows of it
 		_, err = p.receive()
 		p.close()
@@ -214,7 +225,7 @@ func noEndpoint(n *node, start func(...string)) {
 	s.endpoints = nil
 	n.put(s)
 	Eventually(func() error {
-		p, err := dial(n.Pods, podClient, s.vip, 1)
+		p, err := dial(n.Pods, n.ip.podClient, s.vip, 1)
 		if err == nil {
 			p.abort()
 		}
@@ -223,16 +234,16 @@ func noEndpoint(n *node, start func(...string)) {
 }
 
 func stickiness(n *node, start func(...string)) {
-	s := diameter()
+	s := n.diameter()
 	for i := range 3 {
-		s.endpoints = append(s.endpoints, startEndpoint(n.Pods, lab.Pod(i+1), false).addr)
+		s.endpoints = append(s.endpoints, startEndpoint(n.Pods, n.ip.pod(i+1), false).addr)
 	}
 	s.spec = "  sessionAffinity: ClientIP\n"
 	n.put(s)
 	start()
 	first := map[netip.Addr]netip.AddrPort{}
 	for range 5 {
-		for _, client := range []netip.Addr{lab.Pod(20), lab.Pod(21), lab.Pod(22)} {
+		for _, client := range []netip.Addr{n.ip.pod(20), n.ip.pod(21), n.ip.pod(22)} {
 			p, name, err := ask(n.Pods, client, s.vip)
 			Expect(err).NotTo(HaveOccurred())
 			p.close()
@@ -246,11 +257,11 @@ func stickiness(n *node, start func(...string)) {
 }
 
 func removal(n *node, start func(...string)) {
-	one, two := startEndpoint(n.Pods, lab.Pod(1), false), startEndpoint(n.Pods, lab.Pod(2), false)
-	s := diameter(one.addr)
+	one, two := startEndpoint(n.Pods, n.ip.pod(1), false), startEndpoint(n.Pods, n.ip.pod(2), false)
+	s := n.diameter(one.addr)
 	n.put(s)
 	start()
-	p, _, err := ask(n.Pods, podClient, s.vip)
+	p, _, err := ask(n.Pods, n.ip.podClient, s.vip)
 	Expect(err).NotTo(HaveOccurred())
 	defer p.close()
 
@@ -258,7 +269,7 @@ func removal(n *node, start func(...string)) {
 	s.endpoints = []netip.AddrPort{two.addr}
 	n.put(s)
 	Eventually(func() netip.AddrPort {
-		q, name, err := ask(n.Pods, podClient, s.vip)
+		q, name, err := ask(n.Pods, n.ip.podClient, s.vip)
 		if err == nil {
 			q.close()
 		}
@@ -268,11 +279,11 @@ func removal(n *node, start func(...string)) {
 }
 
 func serviceRemoval(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, lab.Pod(1), false)
-	s := diameter(e.addr)
+	e := startEndpoint(n.Pods, n.ip.pod(1), false)
+	s := n.diameter(e.addr)
 	n.put(s)
 	// Without any rule that translates, the kernel ceases to track connections.
-	n.put(service{name: "other", vip: netip.MustParseAddrPort("10.96.0.33:80"), protocol: "TCP"})
+	n.put(service{name: "other", vip: netip.AddrPortFrom(n.ip.vip.Next(), 80), protocol: "TCP"})
 	start("--portal-check-interval=200ms")
 	var open []*peer
 	for _, client := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
@@ -283,7 +294,7 @@ func serviceRemoval(n *node, start func(...string)) {
 	}
 	n.remove(s)
 	Eventually(func() error {
-		q, _, err := ask(n.Pods, podClient, s.vip)
+		q, _, err := ask(n.Pods, n.ip.podClient, s.vip)
 		if err == nil {
 			q.close()
 		}
@@ -298,7 +309,7 @@ func serviceRemoval(n *node, start func(...string)) {
 		Expect(p.receive()).Error().To(ended)
 	}
 	Eventually(func() string {
-		return n.Node.Output("ip", "route", "show", "table", "local", "proto", "117")
+		return n.Node.Output("ip", n.ip.option, "route", "show", "table", "local", "proto", "117")
 	}).WithTimeout(eventually).ShouldNot(ContainSubstring(s.vip.Addr().String()))
 }
 
@@ -306,15 +317,15 @@ func serviceRemoval(n *node, start func(...string)) {
 // the check.
 func pair(n *node, s service, e *endpoint) (client, server *peer) {
 	GinkgoHelper()
-	client, err := dial(n.Pods, podClient, s.vip, 8)
+	client, err := dial(n.Pods, n.ip.podClient, s.vip, 8)
 	Expect(err).NotTo(HaveOccurred())
 	Eventually(e.arrived).WithTimeout(patience).Should(Receive(&server))
 	return client, server
 }
 
 func shutdowns(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, lab.Pod(1), true)
-	s := diameter(e.addr)
+	e := startEndpoint(n.Pods, n.ip.pod(1), true)
+	s := n.diameter(e.addr)
 	n.put(s)
 	start()
 	for _, direction := range []struct {
@@ -349,8 +360,8 @@ func shutdowns(n *node, start func(...string)) {
 }
 
 func aborts(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, lab.Pod(1), true)
-	s := diameter(e.addr)
+	e := startEndpoint(n.Pods, n.ip.pod(1), true)
+	s := n.diameter(e.addr)
 	n.put(s)
 	start()
 	client, server := pair(n, s, e)
@@ -369,8 +380,8 @@ func aborts(n *node, start func(...string)) {
 }
 
 func backPressure(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, lab.Pod(1), true)
-	s := diameter(e.addr)
+	e := startEndpoint(n.Pods, n.ip.pod(1), true)
+	s := n.diameter(e.addr)
 	n.put(s)
 	start()
 	client, server := pair(n, s, e)
@@ -421,8 +432,8 @@ func backPressure(n *node, start func(...string)) {
 // multiHomed outlasts the time after which the kernel probes further addresses
 // of a peer: half a second to one and a half times the initial RTO of 3 s.
 func multiHomed(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, lab.Pod(1), false)
-	s := diameter(e.addr)
+	e := startEndpoint(n.Pods, n.ip.pod(1), false)
+	s := n.diameter(e.addr)
 	n.put(s)
 	start()
 	var open []*peer
@@ -441,17 +452,17 @@ func multiHomed(n *node, start func(...string)) {
 }
 
 func draining(n *node, start func(...string)) {
-	e := startEndpoint(n.Pods, lab.Pod(1), false)
-	s := diameter(e.addr)
+	e := startEndpoint(n.Pods, n.ip.pod(1), false)
+	s := n.diameter(e.addr)
 	n.put(s)
-	start("--drain-timeout=3s")
-	ends, _, err := ask(n.Pods, podClient, s.vip)
+	start("--drain-timeout=10s")
+	ends, _, err := ask(n.Pods, n.ip.podClient, s.vip)
 	Expect(err).NotTo(HaveOccurred())
-	stays, _, err := ask(n.Pods, podClient, s.vip)
+	stays, _, err := ask(n.Pods, n.ip.podClient, s.vip)
 	Expect(err).NotTo(HaveOccurred())
 	n.usher.Terminate()
 	Eventually(n.usher.Err).WithTimeout(patience).Should(gbytes.Say("Stopping"))
-	Eventually(func() error { _, err := dial(n.Pods, podClient, s.vip, 1); return err }).WithTimeout(eventually).Should(MatchError(syscall.ECONNREFUSED))
+	Eventually(func() error { _, err := dial(n.Pods, n.ip.podClient, s.vip, 1); return err }).WithTimeout(eventually).Should(MatchError(syscall.ECONNREFUSED))
 	echoes(ends)
 	Expect(ends.shutdown()).To(Succeed())
 	Expect(ends.receive()).Error().To(ended)
@@ -459,8 +470,8 @@ func draining(n *node, start func(...string)) {
 	Eventually(n.usher.Err).WithTimeout(patience).Should(gbytes.Say("had not ended were reset"))
 }
 
-// listensAt returns where usher listens for the only Service, at which the
-// address matches addr.
+// listensAt returns where usher listens for the only Service, given the address
+// as a pattern.
 func (n *node) listensAt(addr string) netip.AddrPort {
 	GinkgoHelper()
 	at := regexp.MustCompile(addr + `:\d+`)
@@ -468,16 +479,12 @@ func (n *node) listensAt(addr string) netip.AddrPort {
 	return netip.MustParseAddrPort(string(at.Find(n.usher.Out.Contents())))
 }
 
-// landing is where package portal leads packets.
-const landing = "192.0.0.117"
-
-func directConnection() {
-	n := newNode()
-	e := startEndpoint(n.Pods, lab.Pod(1), false)
-	s := diameter(e.addr)
+func directConnection(n *node, start func(...string)) {
+	e := startEndpoint(n.Pods, n.ip.pod(1), false)
+	s := n.diameter(e.addr)
 	n.put(s)
-	n.start("--portal=iptables")
-	direct := n.listensAt(regexp.QuoteMeta(landing))
+	start()
+	direct := n.listensAt(regexp.QuoteMeta(strings.TrimSuffix(netip.AddrPortFrom(n.ip.landing, 0).String(), ":0")))
 	for _, client := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
 		p, err := dial(client, anyAddr, direct, 1)
 		if err == nil {
@@ -486,26 +493,26 @@ func directConnection() {
 		// It is "refused" if the abort comes before connect(2) has looked.
 		Expect(err).To(Or(MatchError(syscall.ECONNRESET), MatchError(syscall.ECONNREFUSED)))
 		n.said("not-through-portal")
-		_, err = dial(client, anyAddr, netip.AddrPortFrom(netip.MustParseAddr("10.244.0.1"), direct.Port()), 1)
+		_, err = dial(client, anyAddr, netip.AddrPortFrom(n.ip.toPods, direct.Port()), 1)
 		Expect(err).To(MatchError(syscall.ECONNREFUSED), "no other address of the node is listened on")
 	}
 	Expect(e.associations()).To(BeEmpty())
-	p, _, err := ask(n.Pods, podClient, s.vip)
+	p, _, err := ask(n.Pods, n.ip.podClient, s.vip)
 	Expect(err).NotTo(HaveOccurred())
 	p.close()
 }
 
 func laterAddress() {
-	n := newNode()
-	e := startEndpoint(n.Pods, lab.Pod(1), false)
-	s := diameter(e.addr)
+	n := newNode(ipv4)
+	e := startEndpoint(n.Pods, n.ip.pod(1), false)
+	s := n.diameter(e.addr)
 	s.spec, s.nodePort = "  type: NodePort\n", 30868
 	n.put(s)
 	n.Node.Output("ip", "addr", "del", lab.NodeOut4+"/24", "dev", "to-outside")
 	n.start("--portal=address", "--portal-check-interval=200ms")
 	n.Node.Output("ip", "addr", "add", lab.NodeOut4+"/24", "dev", "to-outside")
 	Eventually(func() error {
-		p, _, err := ask(n.Outside, anyAddr, netip.AddrPortFrom(netip.MustParseAddr(lab.NodeOut4), s.nodePort))
+		p, _, err := ask(n.Outside, anyAddr, netip.AddrPortFrom(n.ip.toOutside, s.nodePort))
 		if err == nil {
 			p.close()
 		}
@@ -513,26 +520,10 @@ func laterAddress() {
 	}).WithTimeout(eventually).Should(Succeed())
 }
 
-func ipv6(portal string) {
-	n := newNode()
-	e := startEndpoint(n.Pods, lab.Pod6(1), false)
-	s := diameter(e.addr)
-	s.vip = netip.MustParseAddrPort("[fd00:10:96::10]:3868")
-	n.put(s)
-	n.start("--portal=" + portal)
-	for _, from := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
-		p, name, err := ask(from, anyAddr, s.vip)
-		Expect(err).NotTo(HaveOccurred())
-		Expect(name).To(Equal(e.addr))
-		echoes(p)
-		p.close()
-	}
-}
-
 func withoutPortal() {
-	n := newNode()
-	e := startEndpoint(n.Pods, lab.Pod(1), false)
-	n.put(diameter(e.addr))
+	n := newNode(ipv4)
+	e := startEndpoint(n.Pods, n.ip.pod(1), false)
+	n.put(n.diameter(e.addr))
 	n.start("--portal=none")
 	p, _, err := ask(n.Node, anyAddr, n.listensAt(`127\.\d+\.\d+\.\d+`))
 	Expect(err).NotTo(HaveOccurred())
@@ -540,18 +531,17 @@ func withoutPortal() {
 	p.close()
 }
 
-func manyAssociations() {
-	n := newNode()
-	s := diameter()
+func manyAssociations(n *node, start func(...string)) {
+	s := n.diameter()
 	for i := range 3 {
-		s.endpoints = append(s.endpoints, startEndpoint(n.Pods, lab.Pod(i+1), false).addr)
+		s.endpoints = append(s.endpoints, startEndpoint(n.Pods, n.ip.pod(i+1), false).addr)
 	}
 	n.put(s)
-	n.start("--portal=iptables", "--trace=false")
+	start("--trace=false")
 	const count = 500
 	var open []*peer
 	for range count {
-		p, _, err := ask(n.Pods, podClient, s.vip)
+		p, _, err := ask(n.Pods, n.ip.podClient, s.vip)
 		Expect(err).NotTo(HaveOccurred(), "association %d", len(open))
 		open = append(open, p)
 	}
@@ -576,22 +566,21 @@ func manyAssociations() {
 }
 
 // portRange has all ports of the range but one taken, whichever usher prefers.
-func portRange() {
-	n := newNode()
+func portRange(n *node, start func(...string)) {
 	for _, port := range []uint16{20000, 20001, 20003} {
 		n.Node.Do(func() error {
-			l, err := sctp.ListenSCTP("sctp", address(netip.AddrPortFrom(netip.IPv4Unspecified(), port)))
+			l, err := sctp.ListenSCTP("sctp", address(netip.AddrPortFrom(n.ip.any, port)))
 			if err == nil {
 				DeferCleanup(l.Close)
 			}
 			return err
 		})
 	}
-	e := startEndpoint(n.Pods, lab.Pod(1), false)
-	d := diameter(e.addr)
+	e := startEndpoint(n.Pods, n.ip.pod(1), false)
+	d := n.diameter(e.addr)
 	n.put(d)
-	n.start("--portal=iptables", "--proxy-port-range=20000-20003")
-	n.said(`default/diameter .* 192\.0\.0\.117:20002 `)
+	start("--proxy-port-range=20000-20003")
+	n.said("default/diameter .* " + regexp.QuoteMeta(netip.AddrPortFrom(n.ip.landing, 20002).String()) + " ")
 	p, name, err := ask(n.Pods, anyAddr, d.vip)
 	Expect(err).NotTo(HaveOccurred())
 	Expect(name).To(Equal(e.addr))

@@ -69,7 +69,7 @@ func exchange(c net.Conn, datagram []byte) ([]byte, error) {
 // udpServed expects that a UDP Service with an endpoint that refuses is served to
 // Pods, to the node and from outside.
 func udpServed(flags ...string) {
-	n := newNode()
+	n := newNode(ipv4)
 	good := startEcho(n.Pods, lab.Pod(1))
 	s := dns(netip.AddrPortFrom(lab.Pod(2), 5300), good)
 	n.put(s)
@@ -90,7 +90,7 @@ func udpServed(flags ...string) {
 }
 
 func udpEndpointLeaves(flags ...string) {
-	n := newNode()
+	n := newNode(ipv4)
 	first, second := startEcho(n.Pods, lab.Pod(1)), startEcho(n.Pods, lab.Pod(2))
 	s := dns(first)
 	n.put(s)

@@ -20,16 +20,32 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
+// family is IPv4 or IPv6, with addresses of the lab, of the Service, and the
+// landing of package portal.
+type family struct {
+	name, option                                               string // option of ip(8)
+	pod                                                        func(n int) netip.Addr
+	podClient, blackHole, toPods, toOutside, vip, landing, any netip.Addr
+}
+
+var (
+	ipv4 = family{"IPv4", "-4", lab.Pod, netip.MustParseAddr(lab.PodClient4), netip.MustParseAddr(lab.BlackHole), netip.MustParseAddr("10.244.0.1"),
+		netip.MustParseAddr(lab.NodeOut4), netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("192.0.0.117"), netip.IPv4Unspecified()}
+	ipv6 = family{"IPv6", "-6", lab.Pod6, netip.MustParseAddr(lab.PodClient6), netip.MustParseAddr(lab.BlackHole6), netip.MustParseAddr("fd00:244::1"),
+		netip.MustParseAddr(lab.NodeOut6), netip.MustParseAddr("fd00:10:96::10"), netip.MustParseAddr("fd75:7368:6572::1"), netip.IPv6Unspecified()}
+)
+
 // node is a lab with an usher on its node, and the Services that it serves.
 type node struct {
 	*lab.Lab
+	ip        family
 	usher     *gexec.Session
 	manifests string
 }
 
-func newNode() *node {
+func newNode(ip family) *node {
 	GinkgoHelper()
-	return &node{Lab: lab.New(), manifests: GinkgoT().TempDir()}
+	return &node{Lab: lab.New(), ip: ip, manifests: GinkgoT().TempDir()}
 }
 
 // start starts usher and waits until it serves.
@@ -37,19 +53,18 @@ func (n *node) start(flags ...string) {
 	GinkgoHelper()
 	args := append([]string{"run", "--manifests", n.manifests, "--log-format=text", "--log-level=debug", "--trace"}, flags...)
 	if !slices.ContainsFunc(flags, func(f string) bool { return strings.HasPrefix(f, "--dial-timeouts") }) {
-		// On a busy machine a kernel in a process takes 300 ms for a connection.
-		args = append(args, "--dial-timeouts=1s,1s,2s,2s")
+		// On a busy machine a kernel in an emulator takes its time for a connection.
+		args = append(args, "--dial-timeouts=3s,3s,3s,3s")
 	}
 	n.Node.Do(func() (err error) {
-		n.usher, err = gexec.Start(exec.Command(os.Getenv(usherVariable), args...), GinkgoWriter, GinkgoWriter)
+		n.usher, err = gexec.Start(exec.Command(usherPath, args...), GinkgoWriter, GinkgoWriter)
 		return err
 	})
 	DeferCleanup(func() {
 		n.usher.Kill().Wait(patience)
 		Expect(string(n.usher.Err.Contents())).NotTo(ContainSubstring("panic:"))
 	})
-	// On a busy machine a kernel in a process takes seconds for each iptables.
-	Eventually(n.usher.Err).WithTimeout(time.Minute).Should(gbytes.Say("Serving"))
+	Eventually(n.usher.Err).WithTimeout(eventually).Should(gbytes.Say("Serving"))
 }
 
 // service is what a check says of a Service; the rest has defaults.
@@ -63,8 +78,8 @@ type service struct {
 }
 
 // diameter is an SCTP Service. 3868 is the port of Diameter.
-func diameter(endpoints ...netip.AddrPort) service {
-	return service{name: "diameter", vip: netip.MustParseAddrPort("10.96.0.10:3868"), protocol: "SCTP", endpoints: endpoints}
+func (n *node) diameter(endpoints ...netip.AddrPort) service {
+	return service{name: "diameter", vip: netip.AddrPortFrom(n.ip.vip, 3868), protocol: "SCTP", endpoints: endpoints}
 }
 
 // put writes the Service's manifests, in one step as editors do.
@@ -79,18 +94,11 @@ func (n *node) put(s service) {
 	fmt.Fprintf(&b, "  ports: [{name: main, port: %d, protocol: %s%s}]\n%s", s.vip.Port(), s.protocol, nodePort, s.spec)
 	for i, e := range s.endpoints {
 		fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-%d, namespace: default, labels: {kubernetes.io/service-name: %s}}\n", s.name, i, s.name)
-		fmt.Fprintf(&b, "addressType: %s\nports: [{name: main, port: %d, protocol: %s}]\nendpoints: [{addresses: [%q], conditions: {ready: true}}]\n", family(e.Addr()), e.Port(), s.protocol, e.Addr())
+		fmt.Fprintf(&b, "addressType: %s\nports: [{name: main, port: %d, protocol: %s}]\nendpoints: [{addresses: [%q], conditions: {ready: true}}]\n", n.ip.name, e.Port(), s.protocol, e.Addr())
 	}
 	path := filepath.Join(n.manifests, s.name+".yaml")
 	Expect(os.WriteFile(path+".new", []byte(b.String()), 0o644)).To(Succeed())
 	Expect(os.Rename(path+".new", path)).To(Succeed())
-}
-
-func family(a netip.Addr) string {
-	if a.Is6() {
-		return "IPv6"
-	}
-	return "IPv4"
 }
 
 // remove removes the Service's manifests.
@@ -114,4 +122,4 @@ func (n *node) threads() int {
 }
 
 // eventually is how long a change may take to be live.
-const eventually = 20 * time.Second
+const eventually = 2 * time.Minute

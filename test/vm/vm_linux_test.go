@@ -2,7 +2,6 @@ package vm
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -19,7 +18,10 @@ func TestMain(m *testing.M) {
 	if os.Getpid() != 1 {
 		os.Exit(m.Run())
 	}
-	if err := prepare(); err != nil {
+	fmt.Println(upMark)
+	if thisKernel == nil {
+		fmt.Printf("there is no kernel called %q\n", os.Getenv(kernelVariable))
+	} else if err := prepare(); err != nil {
 		fmt.Println("the kernel could not be made ready:", err)
 	} else {
 		m.Run()
@@ -70,52 +72,26 @@ var _ = ReportAfterEach(func(r SpecReport) {
 	fmt.Printf("\n%s%s\n", verdictMark, line)
 })
 
-// prepare makes the kernel fit for the checks: file systems, a network, modules.
+// prepare makes the kernel fit for the checks: file systems, modules.
 func prepare() error {
-	if thisKernel == nil {
-		return fmt.Errorf("there is no kernel called %q", os.Getenv(kernelVariable))
-	}
-	for _, v := range [][2]string{{"PATH", "/usr/sbin:/usr/bin:/sbin:/bin"}, {"TMPDIR", "/run/tmp"}, {"HOME", "/run/tmp"}} {
+	for _, v := range [][2]string{{"PATH", programPath}, {"TMPDIR", "/tmp"}, {"HOME", "/tmp"}} {
 		if err := os.Setenv(v[0], v[1]); err != nil {
 			return err
 		}
 	}
-	for _, m := range [][2]string{{"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/run"}} {
-		if err := unix.Mount(m[0], m[1], m[0], 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
+	for _, m := range [][2]string{{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}} {
+		if err := unix.Mount(m[0], m[1], m[0], 0, ""); err != nil {
 			return fmt.Errorf("mounting %s: %w", m[1], err)
 		}
-	}
-	var uts unix.Utsname
-	if err := unix.Uname(&uts); err != nil {
-		return err
-	}
-	release := unix.ByteSliceToString(uts.Release[:])
-	for _, dir := range []string{"/run/tmp", moduleRoot + "/lib/modules"} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-	}
-	if err := os.Symlink("/usr/lib/uml/modules/"+release, moduleRoot+"/lib/modules/"+release); err != nil {
-		return err
 	}
 	for _, module := range thisKernel.Modules {
 		if err := loadModule(module); err != nil {
 			return err
 		}
 	}
-	return setModuleLoader(thisKernel.Bare)
-}
-
-// setModuleLoader says what the kernel calls when it wants a module. Programs
-// such as iptables read it too.
-func setModuleLoader(none bool) error {
-	loader := ""
-	if !none {
-		loader = "/run/modprobe"
-		script := "#!/bin/sh\nexec /sbin/modprobe -d " + moduleRoot + " \"$@\"\n"
-		if err := os.WriteFile(loader, []byte(script), 0o755); err != nil {
-			return err
-		}
+	loader := findProgram("modprobe") // what the kernel calls when it wants a module
+	if thisKernel.Bare {
+		loader = ""
 	}
 	return os.WriteFile("/proc/sys/kernel/modprobe", []byte(loader+"\n"), 0)
 }

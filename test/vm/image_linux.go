@@ -1,0 +1,144 @@
+package vm
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// programs are those of this machine that the kernel, the checks and usher call.
+var programs = []string{"modprobe", "ip",
+	"iptables", "iptables-save", "iptables-restore", "iptables-nft", "iptables-nft-save", "iptables-nft-restore",
+	"ip6tables", "ip6tables-save", "ip6tables-restore", "ip6tables-nft", "ip6tables-nft-save", "ip6tables-nft-restore"}
+
+// plugins are what iptables loads by itself.
+const plugins = "/usr/lib/*/xtables/*.so"
+
+// moduleFiles are the kernel's modules that are taken along, all that have to do
+// with the network, and modprobe's lists of them.
+var moduleFiles = []string{"modules.*", "kernel/net", "kernel/lib", "kernel/crypto", "kernel/arch/x86/crypto", "kernel/drivers/net/*.ko*"}
+
+// writeImage writes an initramfs, an archive as the kernel's
+// Documentation/driver-api/early-userspace/buffer-format.rst has it: init, usher,
+// and copies of what they need of this machine. Nothing is shared with it.
+func writeImage(path, init, usher, modules string) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	a := &archive{w: bufio.NewWriterSize(f, 1<<20), has: map[string]bool{}}
+	a.copy("/init", init)
+	a.copy(usherPath, usher)
+	for _, name := range programs {
+		a.program(name)
+	}
+	a.tree(plugins)
+	for _, pattern := range moduleFiles {
+		a.tree(filepath.Join(modules, pattern))
+	}
+	for _, dir := range []string{"/proc", "/sys", "/run", "/tmp"} {
+		a.dir(dir)
+	}
+	a.entry("/dev/console", 0o020600, 5<<8|1, nil)
+	a.entry("TRAILER!!!", 0, 0, nil)
+	return errors.Join(a.err, a.w.Flush())
+}
+
+// archive is an initramfs that is being written. It keeps the first error.
+type archive struct {
+	w   *bufio.Writer
+	has map[string]bool // paths
+	err error
+}
+
+// entry writes an entry, with mode and device as stat(2) has them, after the
+// folders that it is in. What is there already stays.
+func (a *archive) entry(path string, mode, device uint32, content []byte) {
+	if a.has[path] || a.err != nil {
+		return
+	}
+	a.has[path] = true
+	if parent := filepath.Dir(path); parent != "/" && parent != "." {
+		a.dir(parent)
+	}
+	name := strings.TrimPrefix(path, "/") + "\x00"
+	fields := []any{len(a.has), mode, 0, 0, 1, 0, len(content), 0, 0, device >> 8, device & 0xff, len(name), 0}
+	// Header and name, and the content, each fill up a multiple of four bytes.
+	head := fmt.Sprintf("070701"+strings.Repeat("%08x", len(fields))+"%s", append(fields, name)...)
+	for _, part := range [][]byte{[]byte(head), content} {
+		_, _ = a.w.Write(part) // it keeps its error, for Flush
+		_, _ = a.w.Write(make([]byte, -len(part)&3))
+	}
+}
+
+func (a *archive) dir(path string) { a.entry(path, 0o040755, 0, nil) }
+
+// copy adds a copy of a file.
+func (a *archive) copy(path, from string) {
+	content, err := os.ReadFile(from)
+	a.err = errors.Join(a.err, err)
+	a.entry(path, 0o100755, 0, content)
+}
+
+// same adds a file of this machine under the path that it has here, and under that
+// to which it is a link.
+func (a *archive) same(path string) {
+	real, err := filepath.EvalSymlinks(path)
+	a.err = errors.Join(a.err, err)
+	if real != path {
+		a.entry(path, 0o120777, 0, []byte(real))
+	}
+	if !a.has[real] {
+		a.copy(real, real)
+	}
+}
+
+// tree adds the files that match a pattern, and those in folders that do.
+func (a *archive) tree(pattern string) {
+	matches, err := filepath.Glob(pattern)
+	a.err = errors.Join(a.err, err)
+	for _, match := range matches {
+		a.err = errors.Join(a.err, filepath.WalkDir(match, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				a.same(path)
+			}
+			return err
+		}))
+	}
+}
+
+// program adds a program with its libraries, which ldd(1) knows. One that is not
+// installed is left out: whatever needs it says so.
+func (a *archive) program(name string) {
+	path := findProgram(name)
+	if path == "" {
+		return
+	}
+	a.same(path)
+	out, err := exec.Command("ldd", path).Output()
+	if err != nil {
+		a.err = errors.Join(a.err, fmt.Errorf("ldd %s: %w", path, err))
+	}
+	for _, word := range strings.Fields(string(out)) {
+		if filepath.IsAbs(word) {
+			a.same(word)
+		}
+	}
+}
+
+// findProgram returns where a program is, or "". Those for administrators are not
+// on everybody's PATH.
+func findProgram(name string) string {
+	for _, dir := range filepath.SplitList(programPath) {
+		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return path
+		}
+	}
+	return ""
+}
