@@ -31,7 +31,12 @@ func newIPTables(ctx context.Context, opts Options) (Portal, error) {
 		}
 	}
 	if errs == nil {
-		return nil, hint(fmt.Errorf("looking for iptables: %w", exec.ErrNotFound), false)
+		// Without nf_tables in the kernel iptables-nft does not even say its version.
+		err := exec.ErrNotFound
+		if _, failed := run(ctx, "", "iptables", "--version"); failed != nil {
+			err = failed
+		}
+		return nil, hint(fmt.Errorf("looking for iptables: %w", err), false)
 	}
 	return nil, errs
 }

@@ -444,6 +444,12 @@ var _ = Describe("portal iptables", func() {
 			p, err := New(background, ModeAuto, Options{})
 			Expect(err).NotTo(HaveOccurred())
 			Expect(p.Mode()).To(Equal(ModeNFTables))
+
+			// As iptables-nft does where the kernel has no nf_tables, whatever is asked.
+			complaint := "#!/bin/sh\necho 'iptables/1.8.9 Failed to initialize nft: Protocol not supported' >&2\nexit 1\n"
+			Expect(os.WriteFile(filepath.Join(os.Getenv("PATH"), "iptables"), []byte(complaint), 0o755)).To(Succeed())
+			_, err = New(background, ModeIPTables, Options{})
+			Expect(err).To(MatchError(And(ContainSubstring("modprobe nf_tables"), Not(ContainSubstring("install the iptables package")))))
 		})
 		Expect(os.Setenv("PATH", path)).To(Succeed())
 		Expect(slices.Contains(Modes(), n.open(ModeAuto, Options{}).Mode())).To(BeTrue())

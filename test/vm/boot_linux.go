@@ -32,7 +32,7 @@ const (
 
 const (
 	// bootTimeout is for a whole machine: boot, checks, halt.
-	bootTimeout = 15 * time.Minute
+	bootTimeout = 20 * time.Minute
 	// trialTimeout is for a machine with KVM to boot and halt, which takes it 2 s.
 	trialTimeout = 20 * time.Second
 )
