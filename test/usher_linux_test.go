@@ -22,6 +22,9 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
+// What specs write, ordinary users must be able to read.
+func init() { syscall.Umask(0o022) }
+
 // usher is a process of the program under test.
 type usher struct {
 	*gexec.Session
