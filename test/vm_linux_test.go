@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gexec"
 
+	"github.com/usherproxy/usher/test/lab"
 	"github.com/usherproxy/usher/test/vm"
 )
 
@@ -21,6 +22,7 @@ var _ = Describe("in", func() {
 		Describe(kernel.Name, func() {
 			for _, check := range kernel.Checks {
 				It(check.Name, func() {
+					lab.Long()
 					if lack := vm.Missing(); lack != "" {
 						Skip(lack)
 					}

@@ -11,6 +11,8 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/test/lab"
 )
 
 // TestMain is the first process of a kernel, or an ordinary test.
@@ -35,6 +37,7 @@ func TestInside(t *testing.T) {
 		t.Skip("this runs inside the kernels that folder test boots")
 	}
 	RegisterFailHandler(Fail)
+	lab.Ask()
 	RunSpecs(t, "inside")
 }
 
