@@ -73,6 +73,9 @@ func connectAndTalk(d *lab.Dialer, vip string) error {
 }
 
 func pingPong(c net.Conn) error {
+	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		return err
+	}
 	if _, err := c.Write([]byte("ping")); err != nil {
 		return err
 	}

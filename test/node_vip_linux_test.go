@@ -25,6 +25,38 @@ var _ = Describe("A load balancer's IP that is an address of the node, with the 
 	}
 })
 
+// An ingress on bare metal is often so: a process of the node at an address of the node
+// that is its Service's external IP too.
+var _ = Describe("An endpoint on the host's network at an external IP of its Service, with the portal", func() {
+	for _, portal := range []string{"iptables", "nftables"} { // with address, usher would have to listen where the process does
+		for _, ip := range []string{"203.0.113.10", "2001:db8:1::10"} {
+			It(portal+", "+ip+": is served, and usher's own connections to it do not come back", func() {
+				if portal == "iptables" {
+					missing("iptables")
+				}
+				l := lab.New()
+				addr := netip.MustParseAddr(ip)
+				l.Node.Output("ip", "addr", "add", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "lo")
+				ingress, dir := startBackend(l.Node, addr, 443), manifestsDir()
+				clusterIP := "10.96.0.10"
+				if addr.Is6() {
+					clusterIP = "fd00:10:96::10"
+				}
+				web := service{name: "web", clusterIP: clusterIP, port: 443, spec: "  externalIPs: [\"" + ip + "\"]\n", endpoints: []netip.AddrPort{ingress.addr}}
+				web.write(dir)
+				u := startUsher(l.Node, dir, "--portal="+portal, "--node-name=this", "--trace")
+				for _, from := range []*lab.Namespace{l.Node, l.Pods, l.Outside} {
+					client := from.NewDialer(1)
+					Expect(ask(client, web.vip())).To(Equal(ingress.addr))
+					Expect(ask(client, ingress.addr.String())).To(Equal(ingress.addr))
+				}
+				Expect(ingress.connections()).To(Equal(6))
+				Expect(strings.Count(string(u.Out.Contents()), " established with ")).To(BeNumerically("<=", 6), "one for each client")
+			})
+		}
+	}
+})
+
 func nodeVIPSpec(portal string, ip netip.Addr) {
 	if portal == "iptables" {
 		missing("iptables")

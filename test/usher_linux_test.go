@@ -211,6 +211,7 @@ func readName(c net.Conn) (netip.AddrPort, error) {
 	if err := c.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		return netip.AddrPort{}, err
 	}
+	defer c.SetReadDeadline(time.Time{}) // what is said later has its own time
 	var line []byte
 	buf := make([]byte, 1)
 	for {
