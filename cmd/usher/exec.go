@@ -211,8 +211,8 @@ func (e *execCommand) await(cmd *cobra.Command, s *server, ready <-chan struct{}
 			return &exitError{128 + int(sig.(syscall.Signal))}
 		case <-waiting:
 			why := "it has not answered"
-			if s.reach != nil {
-				if err := s.reach.Status().Err; err != nil {
+			if reach := s.reach.Load(); reach != nil {
+				if err := reach.Status().Err; err != nil {
 					why = err.Error()
 				}
 			}
@@ -239,7 +239,7 @@ func (e *execCommand) openSource(ctx context.Context, s *server) (config.Source,
 	if err != nil {
 		return nil, err
 	}
-	s.reach = reach
+	s.reach.Store(reach)
 	if err := e.via.apply(&e.proxyFlags.proxy, e.cluster, s.log); err != nil {
 		return nil, err
 	}

@@ -188,7 +188,7 @@ func (r *runCommand) clusterSource(ctx context.Context, s *server) (config.Sourc
 	if err != nil {
 		return nil, err
 	}
-	s.reach = reach
+	s.reach.Store(reach)
 	if err := r.via.apply(&s.flags.proxy, r.cluster, s.log); err != nil {
 		return nil, err
 	}

@@ -69,7 +69,7 @@ type server struct {
 	takeOver bool
 
 	// What a source that watches an API server adds.
-	reach                *kube.Reach
+	reach                atomic.Pointer[kube.Reach] // nil if Services come from files
 	onProblem            func(config.PortID, *proxy.Problem)
 	onHealthCheckProblem func(types.NamespacedName, error)
 
@@ -120,7 +120,7 @@ func (s *server) serve(ctx context.Context, newSource func(context.Context, *ser
 	s.healthChecks.SetNetworks(s.flags.nodePorts.networks)
 	s.proxy.OnProblem = s.onProblem
 	s.healthChecks.OnProblem = s.onHealthCheckProblem
-	if s.reach != nil {
+	if s.reach.Load() != nil {
 		s.health.APIServer = s.apiServer
 	}
 	if s.accessLog, err = s.access.open(s.proxy.Trace, s.out, s.log); err != nil {
@@ -292,7 +292,7 @@ func (s *server) programmed(took time.Duration) {
 }
 
 func (s *server) apiServer() admin.APIServerStatus {
-	now := s.reach.Status()
+	now := s.reach.Load().Status()
 	out := admin.APIServerStatus{Connected: now.Connected, Since: now.Since}
 	if now.Err != nil {
 		out.Error = now.Err.Error()

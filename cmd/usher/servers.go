@@ -35,7 +35,7 @@ func (s *server) startServers(ctx context.Context) error {
 	s.metrics = admin.NewMetrics(s.proxy, s.health, version)
 	s.metrics.Watch(api, s.accessLog, s.names)
 	s.proxy.OnSync = s.metrics.Synced
-	if s.reach != nil {
+	if s.reach.Load() != nil {
 		clientmetrics.Register(clientmetrics.RegisterOpts{RequestLatency: s.metrics, RequestResult: s.metrics})
 	}
 	handler := admin.Handler(api, s.health, s.metrics.Registry, s.settings)
