@@ -281,8 +281,12 @@ var errLeadsBack = errors.New("refused: it is a VIP or a node port of this node,
 // leadsBack reports whether a connection to an endpoint would come back to usher. A
 // VIP does not where the portal leaves usher's own connections alone: a process of
 // this node may be there. (Most endpoints that are VIPs are refused by package
-// translate.)
+// translate.) Nor does anything where the listeners are in another network namespace
+// than the endpoints.
 func (p *Proxy) leadsBack(protocol config.Protocol, to netip.AddrPort) bool {
+	if p.Socket != nil {
+		return false
+	}
 	if portal.IsLanding(to.Addr()) {
 		return true
 	}

@@ -158,12 +158,13 @@ func addressSpecs(portal string) {
 		addresses(lab.NodeOut4, lab.NodeOut6)
 		reaches(c.outside, "", at(lab.NodeOut4, port), local, distant)
 		reaches(c.outside, "", at(lab.NodeOut6, port), local, distant)
-		Expect(failure(c.pod, at("10.244.0.1", port))()).To(HaveOccurred())
+		Eventually(failure(c.pod, at("10.244.0.1", port))).WithTimeout(soon).Should(HaveOccurred())
 		By("being told others")
 		addresses("10.244.0.1")
 		reaches(c.pod, "", at("10.244.0.1", port), local, distant)
-		Expect(failure(c.outside, at(lab.NodeOut4, port))()).To(HaveOccurred())
-		Expect(failure(c.outside, at(lab.NodeOut6, port))()).To(HaveOccurred())
+		// One family is changed after the other.
+		Eventually(failure(c.outside, at(lab.NodeOut4, port))).WithTimeout(soon).Should(HaveOccurred())
+		Eventually(failure(c.outside, at(lab.NodeOut6, port))).WithTimeout(soon).Should(HaveOccurred())
 	})
 
 	It("a node port on an address that the node gets later", func() {
