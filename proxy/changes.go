@@ -17,18 +17,18 @@ const maxTold = 100
 // telling tells changes of the configuration to the trace. It is guarded by
 // Proxy.mu.
 type telling struct {
-	now    time.Time // zero outside of an Apply
-	left   int       // that may be told one by one
-	untold int       // that were not
+	now     time.Time // zero outside of an Apply
+	left    int       // that may be told one by one
+	omitted int       // that were not
 }
 
 // begin begins the changes of one Apply.
-func (t *telling) begin() { t.now, t.left, t.untold = time.Now(), maxTold, 0 }
+func (t *telling) begin() { t.now, t.left, t.omitted = time.Now(), maxTold, 0 }
 
 // end ends them.
 func (t *telling) end(log *trace.Log) {
-	if t.untold > 0 {
-		log.Change(&trace.Event{Kind: trace.MoreChanges, Time: t.now, Count: t.untold})
+	if t.omitted > 0 {
+		log.Change(&trace.Event{Kind: trace.MoreChanges, Time: t.now, Count: t.omitted})
 	}
 	*t = telling{}
 }
@@ -36,7 +36,7 @@ func (t *telling) end(log *trace.Log) {
 // tell tells a change, if that is still to be told by itself.
 func (t *telling) tell(log *trace.Log, id config.PortID, e trace.Event) {
 	if t.left == 0 {
-		t.untold++
+		t.omitted++
 		return
 	}
 	t.left--

@@ -183,7 +183,7 @@ func (c *connection) admitted(a *acceptor) bool {
 	end, err := c.admit(a)
 	if p := c.front.proxy; err != nil && !p.refusals.Allow() {
 		c.reset()
-		c.front.untold(trace.Subject{Conn: c.id, Port: c.front.id(), Protocol: c.front.protocol}, end)
+		c.front.unlogged(trace.Subject{Conn: c.id, Port: c.front.id(), Protocol: c.front.protocol}, end)
 		p.connections.remove(c)
 		return false
 	}

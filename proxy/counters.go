@@ -18,7 +18,7 @@ type counters struct {
 	retries, failed       atomic.Int64
 	associations          atomic.Int64 // SCTP; they are among accepted too
 	toEndpoint, toClient  atomic.Int64
-	untold                atomic.Int64
+	unlogged              atomic.Int64
 
 	sessions                               atomic.Int64 // UDP sessions that have begun
 	answered                               atomic.Int64 // of those
@@ -150,7 +150,7 @@ type Stats struct {
 	Attempts              [numResults]int64 // by AttemptResult
 	Retries               int64             // attempts after a connection's, or session's, first
 	Failed                int64             // connections and sessions that ended without an endpoint
-	Untold                int64             // connections that were refused and that the trace leaves out
+	Unlogged              int64             // connections that were refused and that the trace leaves out
 	Ends                  map[trace.End]int64
 	ToEndpoint, ToClient  int64 // bytes of connections and UDP sessions that have ended
 
@@ -196,7 +196,7 @@ func (p *Proxy) Stats() Stats {
 		Established:      c.established.Load(),
 		Retries:          c.retries.Load(),
 		Failed:           c.failed.Load(),
-		Untold:           c.untold.Load(),
+		Unlogged:         c.unlogged.Load(),
 		ToEndpoint:       c.toEndpoint.Load(),
 		ToClient:         c.toClient.Load(),
 		Open:             p.budget.connections.Load(),

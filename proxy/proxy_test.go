@@ -285,7 +285,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(s.Accepted).To(BeEquivalentTo(clients))
 		told := len(p.Trace.Ended(clients, func(*trace.Event) bool { return true }))
 		Expect(told).To(And(BeNumerically(">", 0), BeNumerically("<=", mayTell)))
-		Expect(s.Untold).To(BeEquivalentTo(clients - told))
+		Expect(s.Unlogged).To(BeEquivalentTo(clients - told))
 	})
 
 	It("ends the search for an endpoint when the Service goes", func() {

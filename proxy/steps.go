@@ -22,9 +22,9 @@ func (f *frontEnd) step(life *trace.Life, e *trace.Event) {
 	f.tally.count(life, e)
 }
 
-// untold counts a connection that was refused, and puts nothing into the trace.
-func (f *frontEnd) untold(subject trace.Subject, end trace.End) {
-	f.proxy.counters.untold.Add(1)
+// unlogged counts a connection that was refused, and puts nothing into the trace.
+func (f *frontEnd) unlogged(subject trace.Subject, end trace.End) {
+	f.proxy.counters.unlogged.Add(1)
 	life := &trace.Life{Subject: subject}
 	for _, e := range []trace.Event{{Kind: trace.Accepted}, {Kind: trace.Closed, End: end}} {
 		e.Subject = &life.Subject

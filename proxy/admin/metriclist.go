@@ -44,7 +44,7 @@ var (
 	connectionsOpen     = gauge("usher_connections_open", "Connections that are open.")
 	connectionsLimit    = gauge("usher_connections_limit", "Connections that may be open at once.")
 	connectionsFailed   = counter("usher_connections_failed_total", "Connections and UDP sessions that ended without an endpoint.")
-	connectionsUntold   = counter("usher_connections_untold_total", "Connections that were refused at once and are neither in the trace nor in the access log, which tell ten such a second.")
+	connectionsUnlogged = counter("usher_connections_unlogged_total", "Connections that were refused at once and are neither in the trace nor in the access log, which tell ten such a second.")
 	associations        = counter("usher_sctp_associations_total", "SCTP associations that clients have made; they count as connections too.")
 	associationsOpen    = gauge("usher_sctp_associations_open", "SCTP associations that are open.")
 	attempts            = counter("usher_attempts_total", "Attempts to connect to an endpoint, by result.", "result")

@@ -161,7 +161,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	tell(connectionsOpen, s.Open)
 	tell(connectionsLimit, s.Limit)
 	tell(connectionsFailed, s.Failed)
-	tell(connectionsUntold, s.Untold)
+	tell(connectionsUnlogged, s.Unlogged)
 	tell(associations, s.Associations.Accepted)
 	tell(associationsOpen, s.Associations.Open)
 	for result, n := range s.Attempts {
