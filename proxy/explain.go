@@ -306,13 +306,13 @@ func (x *explaining) why(c balance.Choice) string {
 
 // quarantine says in words that e is in quarantine, or "".
 func (x *explaining) quarantine(e *balance.Endpoint) string {
-	spell, ok := e.Quarantined(x.now)
+	period, ok := e.Quarantined(x.now)
 	if !ok {
 		return ""
 	}
-	left := trace.Short(max(0, spell.Until.Sub(x.now)))
-	why := fmt.Sprintf("(failures in a row: %d, the last: %v)", spell.Failures, spell.Cause)
-	if spell.Probed {
+	left := trace.Short(max(0, period.Until.Sub(x.now)))
+	why := fmt.Sprintf("(failures in a row: %d, the last: %v)", period.Failures, period.Cause)
+	if period.Probed {
 		return fmt.Sprintf("in quarantine until a probe is answered, the next in %s %s", left, why)
 	}
 	return fmt.Sprintf("in quarantine for another %s %s", left, why)

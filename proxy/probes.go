@@ -82,8 +82,8 @@ func (t probed) endpoint() *balance.Endpoint {
 
 // Wanted implements probe.Target.
 func (t probed) Wanted() bool {
-	spell, quarantined := t.state.Quarantined(time.Now())
-	return quarantined && spell.Probed && t.endpoint() != nil
+	period, quarantined := t.state.Quarantined(time.Now())
+	return quarantined && period.Probed && t.endpoint() != nil
 }
 
 // Probed implements probe.Target.

@@ -16,15 +16,15 @@
 // is, however that ended. Anybody in the network namespace can make such a socket, and
 // connect to one. So its name has a part that cannot be guessed, a process that wants
 // the lock asks all whose names begin as a holder's do (/proc/net/unix lists
-// them), and only who shows that it may change this network
-// namespace counts, for a holder as for a successor: CAP_NET_ADMIN in the user
-// namespace that owns it. How that is shown is told at deed.
+// them), and only who shows that it may change this network namespace counts, for a
+// holder as for a successor: CAP_NET_ADMIN in the user namespace that owns it. Each
+// proves it by signing a challenge that the other one made.
 //
 // Packets (unix(7), SOCK_SEQPACKET) in the order of events:
 //
 //	successor           holder
-//	hand over        →                     with a deed for the holder to sign
-//	                 ←  held               with a deed for the successor to sign
+//	hand over        →                     with a challenge for the holder to sign
+//	                 ←  held               with a challenge for the successor to sign
 //	signed           →
 //	                 ←  names of sockets, one a line, with the sockets (SCM_RIGHTS); repeated
 //	                 ←  (nothing)

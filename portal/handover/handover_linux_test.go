@@ -229,15 +229,15 @@ var _ = Describe("the lock", func() {
 		holder, _, err := look("", wordHandOver)
 		Expect(err).NotTo(HaveOccurred())
 		defer holder.close()
-		Expect(holder.deed.sign(holder.name, bySuccessor)).To(Succeed())
+		Expect(holder.challenge.sign(holder.name, bySuccessor)).To(Succeed())
 		Expect(holder.send(wordSigned)).To(Succeed())
 		Eventually(o.counts).WithTimeout(patience / 2).Should(Equal([3]int{1, 1, 0}))
 	})
 })
 
-var _ = Describe("a deed", func() {
+var _ = Describe("a challenge", func() {
 	It("is not signed for another connection, nor by the other side of its own", func() {
-		d, err := newDeed("@one", byHolder)
+		d, err := newChallenge("@one", byHolder)
 		Expect(err).NotTo(HaveOccurred())
 		defer d.close()
 		Expect(d.sign("@other", byHolder)).NotTo(Succeed())
@@ -251,6 +251,6 @@ var _ = Describe("a deed", func() {
 		Expect(err).NotTo(HaveOccurred())
 		defer r.Close()
 		defer w.Close()
-		Expect(deed(int(r.Fd())).sign("@one", byHolder)).NotTo(Succeed())
+		Expect(challenge(int(r.Fd())).sign("@one", byHolder)).NotTo(Succeed())
 	})
 })

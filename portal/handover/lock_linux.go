@@ -154,14 +154,14 @@ func (l *Lock) answer(p peer) {
 	defer p.Close()
 	defer l.leave(p.UnixConn)
 	p.within(answerTime)
-	word, theirs, err := p.receiveDeed()
+	word, theirs, err := p.receiveChallenge()
 	if err != nil {
 		return
 	}
 	connection := p.RemoteAddr().String()
 	_ = theirs.sign(connection, byHolder) // whoever asked sees whether it is signed
 	theirs.close()
-	ours, err := newDeed(connection, bySuccessor)
+	ours, err := newChallenge(connection, bySuccessor)
 	if err != nil {
 		return
 	}

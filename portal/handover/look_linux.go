@@ -35,13 +35,13 @@ func random() string { return strings.ToLower(rand.Text()) }
 // found is a holder, which has shown its rights.
 type found struct {
 	peer
-	name  string // of this process's end
-	deed  deed   // that the holder gave this process to sign
-	state string // stateHeld or stateWanted
+	name      string    // of this process's end
+	challenge challenge // that the holder gave this process to sign
+	state     string    // stateHeld or stateWanted
 }
 
 func (f *found) close() {
-	f.deed.close()
+	f.challenge.close()
 	f.Close()
 }
 
@@ -123,8 +123,8 @@ var errGone = errors.New("it is gone")
 // approached is somebody who has a holder's name.
 type approached struct {
 	peer
-	name string
-	deed deed // for the holder to sign
+	name      string
+	challenge challenge // for the holder to sign
 }
 
 // approach connects to who listens under a name.
@@ -144,7 +144,7 @@ func approach(name string) (*approached, error) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	var err error
-	if a.deed, err = newDeed(a.name, byHolder); err != nil {
+	if a.challenge, err = newChallenge(a.name, byHolder); err != nil {
 		a.Close()
 		return nil, err
 	}
@@ -153,17 +153,17 @@ func approach(name string) (*approached, error) {
 
 // ask asks for the rights of who was approached, and returns who has them.
 func (a *approached) ask(word string) (*found, error) {
-	defer a.deed.close()
-	f := &found{peer: a.peer, name: a.name, deed: -1}
+	defer a.challenge.close()
+	f := &found{peer: a.peer, name: a.name, challenge: -1}
 	err := func() (err error) {
 		f.within(answerTime)
-		if err := f.send(word, int(a.deed)); err != nil {
+		if err := f.send(word, int(a.challenge)); err != nil {
 			return err
 		}
-		if f.state, f.deed, err = f.receiveDeed(); err != nil {
+		if f.state, f.challenge, err = f.receiveChallenge(); err != nil {
 			return err
 		}
-		has, err := a.deed.signed()
+		has, err := a.challenge.signed()
 		if err == nil && !has {
 			err = errors.New("it has not the rights of an usher")
 		}
@@ -172,8 +172,8 @@ func (a *approached) ask(word string) (*found, error) {
 	if err == nil {
 		return f, nil
 	}
-	if f.deed >= 0 {
-		f.deed.close()
+	if f.challenge >= 0 {
+		f.challenge.close()
 	}
 	f.Close()
 	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {

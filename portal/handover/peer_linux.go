@@ -48,9 +48,9 @@ func (p peer) receive() (text string, fds []int, err error) {
 	return string(buf[:n]), fds, nil
 }
 
-// receiveDeed returns what the other side says, and the deed that comes with it,
-// which the caller closes.
-func (p peer) receiveDeed() (text string, d deed, err error) {
+// receiveChallenge returns what the other side says, and the challenge that comes with
+// it, which the caller closes.
+func (p peer) receiveChallenge() (text string, c challenge, err error) {
 	text, fds, err := p.receive()
 	if err != nil {
 		return "", -1, err
@@ -59,7 +59,7 @@ func (p peer) receiveDeed() (text string, d deed, err error) {
 		closeAll(fds)
 		return "", -1, fmt.Errorf("%d descriptors came with %q, and not one", len(fds), text)
 	}
-	return text, deed(fds[0]), nil
+	return text, challenge(fds[0]), nil
 }
 
 // receiveWord waits for a word.

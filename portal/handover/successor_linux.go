@@ -26,8 +26,8 @@ func Ask() (*Successor, error) {
 		return nil, fmt.Errorf("asking the usher that is here to hand over: %w", err)
 	}
 	s := &Successor{peer: holder.peer, Sockets: map[string]*os.File{}}
-	err = holder.deed.sign(holder.name, bySuccessor)
-	holder.deed.close()
+	err = holder.challenge.sign(holder.name, bySuccessor)
+	holder.challenge.close()
 	if err == nil {
 		s.peer.within(patience)
 		err = s.peer.send(wordSigned)

@@ -297,10 +297,10 @@ func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoin
 }
 
 func quarantine(e *balance.Endpoint, now time.Time) *api.Quarantine {
-	spell, ok := e.Quarantined(now)
+	period, ok := e.Quarantined(now)
 	if !ok {
 		return nil
 	}
-	return &api.Quarantine{Until: spell.Until, SecondsLeft: max(0, spell.Until.Sub(now)).Seconds(), Probed: spell.Probed,
-		Failures: spell.Failures, Cause: spell.Cause.Error()}
+	return &api.Quarantine{Until: period.Until, SecondsLeft: max(0, period.Until.Sub(now)).Seconds(), Probed: period.Probed,
+		Failures: period.Failures, Cause: period.Cause.Error()}
 }

@@ -157,8 +157,8 @@ var _ = Describe("a Set", func() {
 		By("making the quarantine longer if a probe fails")
 		fail(1, 11*time.Second)
 		Expect(pick(30*time.Second, 2, 3)).To(Equal("1, only one left"))
-		spell, _ := pool.Cluster.Find(addr(1)).Quarantined(start.Add(30 * time.Second))
-		Expect(spell.Failures).To(Equal(2))
+		period, _ := pool.Cluster.Find(addr(1)).Quarantined(start.Add(30 * time.Second))
+		Expect(period.Failures).To(Equal(2))
 		By("trusting it again once the probe has succeeded")
 		pool.Cluster.Find(addr(1)).Succeed()
 		c, _ := pool.Cluster.Pick(start.Add(30*time.Second), []netip.AddrPort{addr(2), addr(3)})
@@ -174,10 +174,10 @@ var _ = Describe("a Set", func() {
 				now = now.Add(time.Duration(i) * time.Hour)
 				e.Fail(now, now, errRefused, quarantine)
 			}
-			spell, ok := e.Quarantined(now.Add(length - 1))
+			period, ok := e.Quarantined(now.Add(length - 1))
 			Expect(ok).To(BeTrue())
-			Expect(spell).To(Equal(balance.Spell{Until: now.Add(length), Failures: failures, Cause: errRefused}))
-			_, ok = e.Quarantined(spell.Until)
+			Expect(period).To(Equal(balance.Period{Until: now.Add(length), Failures: failures, Cause: errRefused}))
+			_, ok = e.Quarantined(period.Until)
 			Expect(ok).To(BeFalse())
 		},
 		Entry(nil, 1, 10*time.Second),
@@ -193,9 +193,9 @@ var _ = Describe("a Set", func() {
 		for i := range 100 {
 			e.Fail(start.Add(time.Duration(i)*time.Millisecond), start.Add(250*time.Millisecond), errRefused, quarantine)
 		}
-		spell, _ := e.Quarantined(start.Add(time.Second))
-		Expect(spell.Failures).To(Equal(1))
-		Expect(spell.Until).To(Equal(start.Add(10*time.Second + 250*time.Millisecond)))
+		period, _ := e.Quarantined(start.Add(time.Second))
+		Expect(period.Failures).To(Equal(1))
+		Expect(period.Until).To(Equal(start.Add(10*time.Second + 250*time.Millisecond)))
 		Expect(e.Failed.Load()).To(BeEquivalentTo(100))
 	})
 
@@ -213,8 +213,8 @@ var _ = Describe("a Set", func() {
 			for range 6 {
 				Expect(pick(time.Hour)).NotTo(HavePrefix("1,"), "no client has to find out")
 			}
-			spell, _ := e.Quarantined(start.Add(time.Hour))
-			Expect(spell).To(Equal(balance.Spell{Until: start.Add(time.Second), Probed: true, Failures: 1, Cause: errRefused}))
+			period, _ := e.Quarantined(start.Add(time.Hour))
+			Expect(period).To(Equal(balance.Period{Until: start.Add(time.Second), Probed: true, Failures: 1, Cause: errRefused}))
 
 			next, news := e.Probed(start.Add(time.Hour), nil, false, q)
 			Expect(next).To(BeZero())
@@ -232,8 +232,8 @@ var _ = Describe("a Set", func() {
 				Expect(news).To(Equal(len(waits) < 7), "that it takes longer")
 				now = now.Add(next)
 				waits = append(waits, next/time.Second)
-				spell, _ := e.Quarantined(now)
-				Expect(spell).To(Equal(balance.Spell{Until: now, Probed: true, Failures: 1 + len(waits), Cause: silent}))
+				period, _ := e.Quarantined(now)
+				Expect(period).To(Equal(balance.Period{Until: now, Probed: true, Failures: 1 + len(waits), Cause: silent}))
 			}
 			Expect(waits).To(Equal([]time.Duration{2, 4, 8, 16, 32, 64, 120, 120, 120}))
 			Expect(e.Failed.Load()).To(BeEquivalentTo(1), "clients' attempts")
@@ -244,16 +244,16 @@ var _ = Describe("a Set", func() {
 			next, news := e.Probed(start.Add(time.Second), errors.New("too many open files"), false, q)
 			Expect(next).To(Equal(time.Second))
 			Expect(news).To(BeFalse())
-			spell, _ := e.Quarantined(start)
-			Expect(spell).To(Equal(balance.Spell{Until: start.Add(2 * time.Second), Probed: true, Failures: 1, Cause: errRefused}))
+			period, _ := e.Quarantined(start)
+			Expect(period).To(Equal(balance.Period{Until: start.Add(2 * time.Second), Probed: true, Failures: 1, Cause: errRefused}))
 		})
 
 		It("lets clients that have nobody else neither shorten nor prolong the time, but end it", func() {
 			e.Fail(start, start, errRefused, q)
 			e.Fail(start.Add(time.Minute), start.Add(time.Minute), errRefused, q)
-			spell, _ := e.Quarantined(start)
-			Expect(spell.Until).To(Equal(start.Add(time.Second)))
-			Expect(spell.Failures).To(Equal(1))
+			period, _ := e.Quarantined(start)
+			Expect(period.Until).To(Equal(start.Add(time.Second)))
+			Expect(period.Failures).To(Equal(1))
 
 			Expect(e.State.Succeed()).To(BeTrue())
 			Expect(quarantined(0)).To(BeFalse())
@@ -267,9 +267,9 @@ var _ = Describe("a Set", func() {
 			now := start
 			for range 4 {
 				e.Fail(now, now, errRefused, q)
-				spell, _ := e.Quarantined(now)
-				waits = append(waits, spell.Until.Sub(now)/time.Second)
-				now = spell.Until
+				period, _ := e.Quarantined(now)
+				waits = append(waits, period.Until.Sub(now)/time.Second)
+				now = period.Until
 				e.Probed(now, nil, false, q)
 			}
 			Expect(waits).To(Equal([]time.Duration{1, 2, 4, 8}))
@@ -277,15 +277,15 @@ var _ = Describe("a Set", func() {
 			By("forgetting it when a client has been connected")
 			Expect(e.State.Succeed()).To(BeFalse(), "it had recovered")
 			e.Fail(now, now, errRefused, q)
-			spell, _ := e.Quarantined(now)
-			Expect(spell.Until.Sub(now)).To(Equal(time.Second))
+			period, _ := e.Quarantined(now)
+			Expect(period.Until.Sub(now)).To(Equal(time.Second))
 
 			By("and when it has been well for long")
 			e.Probed(now, nil, false, q)
 			now = now.Add(q.Max)
 			e.Fail(now, now, errRefused, q)
-			spell, _ = e.Quarantined(now)
-			Expect(spell.Until.Sub(now)).To(Equal(time.Second))
+			period, _ = e.Quarantined(now)
+			Expect(period.Until.Sub(now)).To(Equal(time.Second))
 		})
 
 		It("takes no notice of an attempt that began before the probe was answered", func() {

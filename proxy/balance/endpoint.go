@@ -65,8 +65,8 @@ func (f *failed) quarantined(at time.Time) bool {
 	return f.probed || at.Before(f.until) && !f.answered
 }
 
-// Spell is a time that an endpoint spends in quarantine.
-type Spell struct {
+// Period is a period that an endpoint spends in quarantine.
+type Period struct {
 	// Until is when it is over or, if it is Probed, when the next probe is due.
 	Until    time.Time
 	Probed   bool  // it lasts until a probe is answered
@@ -183,17 +183,17 @@ func (s *State) Succeed() bool {
 
 // Quarantined tells of the quarantine in which the endpoint is at now; ok is false if
 // it is in none.
-func (s *State) Quarantined(now time.Time) (spell Spell, ok bool) {
+func (s *State) Quarantined(now time.Time) (period Period, ok bool) {
 	if !s.remembers.Load() {
-		return Spell{}, false
+		return Period{}, false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failed
 	if f == nil || !f.quarantined(now) {
-		return Spell{}, false
+		return Period{}, false
 	}
-	return Spell{Until: f.until, Probed: f.probed, Failures: f.times, Cause: f.cause}, true
+	return Period{Until: f.until, Probed: f.probed, Failures: f.times, Cause: f.cause}, true
 }
 
 // standing is what the choice depends on.

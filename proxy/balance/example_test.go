@@ -35,8 +35,8 @@ func Example() {
 	}
 	fmt.Println(others, "of 4 went to the other endpoint")
 
-	spell, _ := first.Endpoint.Quarantined(now.Add(time.Second))
-	fmt.Println("failures:", spell.Failures, "-", spell.Cause)
+	period, _ := first.Endpoint.Quarantined(now.Add(time.Second))
+	fmt.Println("failures:", period.Failures, "-", period.Cause)
 
 	// Output:
 	// 4 of 4 went to the other endpoint
