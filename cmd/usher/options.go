@@ -21,7 +21,7 @@ import (
 type proxyFlags struct {
 	portal       string
 	proxyPorts   string
-	mark         uint32
+	mark         markFlag
 	traceEvents  int
 	drainTimeout time.Duration
 	sctp         string
@@ -38,7 +38,8 @@ func (f *proxyFlags) register(flags *pflag.FlagSet) {
 	o := &f.proxy
 	flags.StringVar(&f.portal, "portal", portal.ModeAuto, "how VIPs reach usher: "+strings.Join(portal.Modes(), ", ")+"; auto takes the first that works here")
 	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "`first-last` local ports for listeners that are not on a VIP; empty means any free port")
-	flags.Uint32Var(&f.mark, "mark", 0x2000, "the bits of the mark (SO_MARK) of usher's own packets to endpoints, by which the portals iptables and nftables leave them alone; 0 means no mark")
+	f.mark = 0x2000
+	flags.Var(&f.mark, "mark", "the bits of the mark (SO_MARK) of usher's own packets to endpoints, by which the portals iptables and nftables leave them alone; 0 means no mark")
 	flags.StringVar(&f.sctp, "sctp", string(proxy.SCTPAuto), "whether SCTP Services are served: "+strings.Join(sctpModes, ", ")+"; auto does where the kernel's SCTP is in use already, on loads it (which ends what userspace SCTP stacks on this node do), off never touches it")
 	flags.DurationVar(&o.CheckInterval, "portal-check-interval", o.CheckInterval, "how often the portal's rules are compared with the kernel's and repaired, and what could not be served is tried again")
 	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "how long each attempt to connect to an endpoint may take")
@@ -123,7 +124,7 @@ func (f *proxyFlags) check() error {
 // portalOptions returns the options for a portal. check has been called.
 func (f *proxyFlags) portalOptions(log logrus.FieldLogger) portal.Options {
 	ports, _ := parsePortRange(f.proxyPorts)
-	return portal.Options{Log: log, ProxyPorts: ports, NodePortAddresses: f.nodePorts.networks, Mark: f.mark}
+	return portal.Options{Log: log, ProxyPorts: ports, NodePortAddresses: f.nodePorts.networks, Mark: uint32(f.mark)}
 }
 
 // newProxy returns a proxy behind p.
