@@ -15,7 +15,7 @@ func newCleanup() *cobra.Command {
 		Short: "Remove everything that usher ever installed on this node",
 		Long: `Removes every rule, chain and route that usher installed on this node, in every
 portal mode, whichever process did it and however that ended. What others
-installed is not touched. Stop usher before.`,
+installed is not touched; what cannot be read is an error. Stop usher before.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := logs.logger(cmd.ErrOrStderr())
