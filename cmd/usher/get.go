@@ -204,8 +204,8 @@ func newGetEndpoints() *cobra.Command {
 		Short:   "endpoints: state, quarantine, connections, failures",
 		Long: `Lists the endpoints of Services, each port's for itself. STATE is ready;
 quarantined (it failed, and is passed over while there is another one; QUARANTINE
-says when it is probed next, or for how much longer that is, and why); terminating (used only if none is ready); or
-not-ready.`,
+says when it is probed next, or for how much longer that is, and why);
+terminating (used only if none is ready); or not-ready.`,
 		Example: `  usher get endpoints web
   usher get endpoints -A -o wide
   usher get endpoints -A --state down`,
