@@ -32,8 +32,7 @@ func (c *cluster) ingress(name string, mode *corev1.LoadBalancerIPMode) {
 	})
 }
 
-// SERVICE-SEMANTICS.md, "Where clients connect". It holds whichever portal
-// leads to usher.
+// What is said here holds whichever portal leads to usher.
 var _ = Describe("where clients connect:", func() {
 	for _, portal := range []string{"iptables", "nftables", "address"} {
 		Describe("through the "+portal+" portal:", func() { addressSpecs(portal) })

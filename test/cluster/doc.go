@@ -18,6 +18,7 @@
 //
 // is all that is needed, as root, with Go and Debian's packages etcd-server,
 // iptables and iproute2. The first run builds Kubernetes (package control).
-// What a Service proxy must do is in SERVICE-SEMANTICS.md; each row of it that
-// needs a cluster has a spec that names it.
+// The specs say what a proxy for Services must do in a cluster. Where that stands: the
+// comments on the fields in k8s.io/api (core/v1, discovery/v1), and Kubernetes' pages
+// "Service", "Virtual IPs and Service Proxies" and "EndpointSlices".
 package cluster

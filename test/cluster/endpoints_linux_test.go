@@ -35,7 +35,6 @@ func (c *cluster) tryEndpoints(service string, addr netip.Addr) error {
 	return err
 }
 
-// SERVICE-SEMANTICS.md, "Which endpoints".
 var _ = Describe("which endpoints are used:", func() {
 	var (
 		c       *cluster

@@ -18,7 +18,6 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// SERVICE-SEMANTICS.md, "The proxy's own face".
 var _ = Describe("the proxy's own face:", func() {
 	var (
 		c              *cluster

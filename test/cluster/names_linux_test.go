@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// SERVICE-SEMANTICS.md, "Discovery".
 var _ = Describe("the names of Services", func() {
 	const resolver = "10.244.0.1" // the node, for its Pods
 

@@ -14,7 +14,6 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// SERVICE-SEMANTICS.md, "Which Services".
 var _ = Describe("which Services are served:", func() {
 	var c *cluster
 	BeforeEach(func() { c = newCluster() })
