@@ -154,12 +154,15 @@ func (a *acceptor) wait(pause time.Duration) {
 
 // turnAway resets a client for which there is no room, for the reason given.
 func (p *Proxy) turnAway(c *connection, why error) {
-	c.to = plainAddr(c.client.LocalAddr())
-	c.event(trace.Event{Kind: trace.Accepted, Time: c.accepted})
 	limitErrors.Do(func() {
 		p.Log.WithFields(map[string]any{"service": c.front.id().String(), "open": p.budget.connections.Load(), "limit": p.budget.connectionLimit()}).
 			WithError(why).Error("Too many connections: clients are turned away (logged every 10 s at the most)")
 	})
+	if c.refusedUnlogged(trace.Limit) {
+		return
+	}
+	c.to = plainAddr(c.client.LocalAddr())
+	c.event(trace.Event{Kind: trace.Accepted, Time: c.accepted})
 	c.reset()
 	c.closed(trace.Event{End: trace.Limit, Err: why.Error()})
 }
@@ -175,16 +178,25 @@ func (c *connection) serve(a *acceptor) {
 }
 
 // refusalsPerSecond bounds how much of the trace and of the access log clients can
-// take that are not admitted, however many come.
+// take that are not admitted, or for whom there is no room, however many come.
 const refusalsPerSecond = 10
+
+// refusedUnlogged resets such a client, if enough of them have been told of in this
+// second, and reports whether it has.
+func (c *connection) refusedUnlogged(end trace.End) bool {
+	if c.front.proxy.refusals.Allow() {
+		return false
+	}
+	c.reset()
+	c.front.unlogged(trace.Subject{Conn: c.id, Port: c.front.id(), Protocol: c.front.protocol}, end)
+	return true
+}
 
 // admitted reports whether the client is admitted. If not, it has been reset.
 func (c *connection) admitted(a *acceptor) bool {
 	end, err := c.admit(a)
-	if p := c.front.proxy; err != nil && !p.refusals.Allow() {
-		c.reset()
-		c.front.unlogged(trace.Subject{Conn: c.id, Port: c.front.id(), Protocol: c.front.protocol}, end)
-		p.connections.remove(c)
+	if err != nil && c.refusedUnlogged(end) {
+		c.front.proxy.connections.remove(c)
 		return false
 	}
 	c.event(trace.Event{Kind: trace.Accepted, Time: c.accepted})
