@@ -100,10 +100,11 @@ func FuzzParseSpec(f *testing.F) {
 			f.Add(rule)
 		}
 	}
+	f.Add("X -i cali+ -j RETURN")
 	f.Add(`X -s 10.0.0.0/8 -m addrtype --src-type LOCAL -j DNAT --to-destination [fd75:7368:6572::1]:0`)
 	f.Fuzz(func(t *testing.T, line string) {
 		s := parseSpec(words(line))
-		if s.other != "" || s.comment != plainComment(s.comment) || strings.ContainsAny(s.jump, " \"\\") ||
+		if s.other != "" || s.comment != plainComment(s.comment) || strings.ContainsAny(s.jump+string(s.in), " \"\\") ||
 			s.jump == "" || s.proto == 0 && !s.ports.isZero() {
 			return // usher writes nothing like it
 		}

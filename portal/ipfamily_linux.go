@@ -63,7 +63,7 @@ func openFamily(ctx context.Context, v variant, any netip.Addr, opts Options) (*
 		save:     v.command(any.Is6(), "-save"),
 		restore:  v.command(any.Is6(), "-restore"),
 		refusals: newRefusals(),
-		at:       setting{nodePorts: opts.NodePortAddresses, mark: opts.Mark},
+		at:       setting{nodePorts: opts.NodePortAddresses, podInterfaces: opts.PodInterfaces, mark: opts.Mark},
 	}
 	protocol, seconds := goiptables.ProtocolIPv4, int(opts.LockWait/time.Second)
 	if any.Is6() {

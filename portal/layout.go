@@ -112,8 +112,11 @@ type setting struct {
 	// nodePorts are the networks of the addresses that have node ports; none
 	// is all of them.
 	nodePorts []netip.Prefix
-	// pods are the networks of this node's Pods.
-	pods []netip.Prefix
+	// pods are the networks of this node's Pods, and podInterfaces are as in
+	// Options. Addresses of single Pods would be a rule for each; an interface is
+	// one whatever is behind it, and there before its first Pod sends anything.
+	pods          []netip.Prefix
+	podInterfaces Interfaces
 	// mark is Options.Mark, or 0 where the match is missing.
 	mark uint32
 }
@@ -240,6 +243,9 @@ func insiders(any netip.Addr, at setting) (sources []spec) {
 		sources = append(sources, spec{srcLocal: true})
 	} else {
 		sources = fromEach(at.local)
+	}
+	if at.podInterfaces != "" {
+		sources = append(sources, spec{in: at.podInterfaces})
 	}
 	return append(sources, fromEach(ofFamily(at.pods, any))...)
 }

@@ -167,6 +167,11 @@ var _ = Describe("the layout of iptables chains", func() {
 		at.addrtype, at.local = false, prefixes("127.0.0.0/8", "10.0.0.1/32")
 		Expect(lines(layOut([]Rule{rule}, at)["mangle"].chains, "USHER-OUTSIDE")).To(Equal([]string{
 			"-s 127.0.0.0/8 -j RETURN", "-s 10.0.0.1/32 -j RETURN", "-s 10.1.0.0/24 -j RETURN", "-j DROP"}))
+
+		at.pods, at.podInterfaces = nil, "cali+"
+		outside := layOut([]Rule{rule}, at)["mangle"].chains["USHER-OUTSIDE"]
+		Expect(outside[2].String()).To(Equal("-i cali+ -j RETURN"))
+		Expect(parseSpec(words(outside[2].String()))).To(Equal(outside[2]))
 	})
 
 	It("drops what comes from elsewhere than the sources of a rule, with one chain for all rules that have the same", func() {

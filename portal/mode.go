@@ -35,6 +35,9 @@ type Options struct {
 	// says; but a family without a network in it has no node ports then. None:
 	// all addresses of the node, loopback included. Mode none does not ask.
 	NodePortAddresses []netip.Prefix
+	// PodInterfaces are those behind which this node's Pods are, besides those of
+	// Portal.SetLocalSources; see Drop. They need not exist yet.
+	PodInterfaces Interfaces
 	// Mark is the mark (SO_MARK, socket(7)) of the packets that are left alone: those
 	// that have all of its bits. Who listens for a portal puts it on what it sends to
 	// endpoints, which so never comes back. Zero: all packets are alike. See

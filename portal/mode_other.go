@@ -39,3 +39,8 @@ func Cleanup(context.Context, logrus.FieldLogger) (removed []string, err error) 
 
 // List finds nothing: no mode leaves traces here.
 func List(context.Context, logrus.FieldLogger) ([]Installed, error) { return nil, nil }
+
+// Behind has no answer here.
+func (i Interfaces) Behind() (func(netip.Addr) bool, error) {
+	return nil, errors.New("only on Linux the route to a client tells whether it is a Pod")
+}

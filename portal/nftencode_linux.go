@@ -86,6 +86,16 @@ func (r nftRule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[stri
 	if r.dst.IsValid() {
 		out = append(out, inNetwork(r.dst, false)...)
 	}
+	if r.in != "" {
+		// The kernel has names with zeros behind them; of one that may go on only what
+		// is given is compared.
+		begin, many := strings.CutSuffix(string(r.in), "+")
+		name := make([]byte, unix.IFNAMSIZ)
+		if copy(name, begin); many {
+			name = name[:len(begin)]
+		}
+		out = append(out, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, equals(name))
+	}
 	if r.marked != 0 {
 		mark := binaryutil.NativeEndian.PutUint32(r.marked)
 		out = append(out, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1},

@@ -29,7 +29,7 @@ type nftRules struct {
 // leaves nothing behind.
 func openNFTRules(any netip.Addr, opts Options) (*nftRules, error) {
 	f := &nftRules{log: opts.Log, any: any, send: sendNFT, refusals: newRefusals(),
-		at: setting{comment: true, nodePorts: opts.NodePortAddresses, mark: opts.Mark}}
+		at: setting{comment: true, nodePorts: opts.NodePortAddresses, podInterfaces: opts.PodInterfaces, mark: opts.Mark}}
 	if err := f.probe(); err != nil {
 		return nil, err
 	}

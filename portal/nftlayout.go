@@ -26,7 +26,7 @@ import (
 //	  }
 //	  chain node-ports { … the same without address, in node-ports and node-port-guards }
 //
-//	  chain outside        { fib saddr type local return; ip saddr 10.1.0.0/24 return; drop }
+//	  chain outside        { fib saddr type local return; iifname "cali*" return; ip saddr 10.1.0.0/24 return; drop }
 //	  chain from-192.0.2.0-24        { ip saddr 192.0.2.0/24 return; drop }
 //	  chain inside-from-192.0.2.0-24 { jump outside; ip saddr 192.0.2.0/24 return; drop }
 //	}
@@ -68,6 +68,7 @@ const maxNFTComment = 127
 // nftRule is one rule. Two rules do the same if they are equal.
 type nftRule struct {
 	src, dst           netip.Prefix // the zero prefix is every address
+	in                 Interfaces   // iifname; none is every interface
 	srcLocal, dstLocal bool         // fib saddr type local, fib daddr type local
 	marked             uint32       // meta mark, with the same mask; 0 is every packet
 	// by is the map in which the packet's target is looked up for what happens
@@ -114,6 +115,11 @@ func (r nftRule) String() string {
 	}
 	if r.dst.IsValid() {
 		add(ip, "daddr", r.dst.String())
+	}
+	if begin, many := strings.CutSuffix(string(r.in), "+"); many {
+		add("iifname", `"`+begin+`*"`)
+	} else if r.in != "" {
+		add("iifname", `"`+begin+`"`)
 	}
 	if r.marked != 0 {
 		add(fmt.Sprintf("meta mark & %#x == %#x", r.marked, r.marked))
@@ -172,7 +178,7 @@ func nftFixed(any netip.Addr, at setting) map[string][]nftRule {
 // nftDropAllBut lets pass what matches one of these.
 func nftDropAllBut(any netip.Addr, these []spec) (rules []nftRule) {
 	for _, s := range these {
-		rules = append(rules, nftRule{src: s.src, srcLocal: s.srcLocal, verdict: nftReturn, ip6: any.Is6()})
+		rules = append(rules, nftRule{src: s.src, in: s.in, srcLocal: s.srcLocal, verdict: nftReturn, ip6: any.Is6()})
 	}
 	return append(rules, nftRule{verdict: nftDrop, ip6: any.Is6()})
 }

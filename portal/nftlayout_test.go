@@ -74,6 +74,11 @@ var _ = Describe("the layout of the nftables table", func() {
 		at.addrtype, at.local = false, prefixes("127.0.0.0/8")
 		Expect(lines(nftFixed(anyIPv4, at)[nftOutside])).To(Equal([]string{
 			"ip saddr 127.0.0.0/8 return", "ip saddr 10.1.0.0/24 return", "drop"}))
+		at.pods = nil
+		for interfaces, match := range map[Interfaces]string{"cni0": `iifname "cni0"`, "cali+": `iifname "cali*"`} {
+			at.podInterfaces = interfaces
+			Expect(lines(nftFixed(anyIPv6, at)[nftOutside])).To(Equal([]string{"ip6 saddr 127.0.0.0/8 return", match + " return", "drop"}))
+		}
 	})
 
 	It("has elements for each kind of rule", func() {

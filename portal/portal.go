@@ -150,8 +150,8 @@ const (
 	// Drop lets new connections vanish, those of this node's own processes
 	// too; connections in flight go on. If LocalPort is set, clients of this
 	// node are redirected instead: its processes, and its Pods, which are those
-	// in the networks given to SetLocalSources. A portal without netfilter
-	// cannot drop: where nobody listens, it rejects.
+	// in the networks given to SetLocalSources, and what comes in by one of
+	// Options.PodInterfaces. A portal without netfilter cannot drop: where nobody listens, it rejects.
 	Drop
 )
 

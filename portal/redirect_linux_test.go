@@ -287,6 +287,39 @@ func itRedirects(k *redirectKind) {
 		Expect(k.limits(n)).To(BeZero())
 	})
 
+	for _, interfaces := range []Interfaces{"pod0", "pod+"} {
+		It("redirects what comes in by "+string(interfaces)+" to a dropped target that has a local port, and drops others", func() {
+			outside := n.addOutside()
+			k.opts.PodInterfaces = interfaces
+			p := k.open(n)
+			_, rules := n.publish(p, "web", web4, web6)
+			for i := range rules {
+				rules[i].Action = Drop
+			}
+			n.apply(p, rules, nil)
+			later := newHost()
+			n.node.connect("pod00", later, "eth0")
+			n.node.sh("ip addr add 10.3.0.1/24 dev pod00; ip addr add fd03::1/64 dev pod00 nodad; ip link set pod00 up")
+			later.sh(`ip addr add 10.3.0.2/24 dev eth0; ip addr add fd03::2/64 dev eth0 nodad; ip link set eth0 up
+				ip route add default via 10.3.0.1; ip -6 route add default via fd03::1`)
+			for t, answer := range map[Target]string{web4: "web 10.96.0.10:80", web6: "web [fd96::10]:80"} {
+				Expect(n.pod.ask(t)).To(Equal(answer))
+				Expect(n.node.ask(t)).To(Equal(answer))
+				Expect(outside.askFrom(t, 0, soon)).To(Equal("silence"))
+				if interfaces == "pod0" {
+					Expect(later.askFrom(t, 0, soon)).To(Equal("silence"), "the name is another one")
+				} else {
+					Expect(later.ask(t)).To(Equal(answer), "without a change of rules")
+				}
+			}
+			Expect(n.check(p)).To(BeZero())
+			n.node.sh(k.wipe)
+			Expect(n.check(p)).To(BeNumerically(">", 0))
+			Expect(n.pod.ask(web4)).To(HavePrefix("web"))
+			Expect(outside.askFrom(web4, 0, soon)).To(Equal("silence"))
+		})
+	}
+
 	It("drops clients that are not among a rule's sources", func() {
 		outside := n.addOutside()
 		p := k.open(n)

@@ -14,6 +14,7 @@ import (
 // and makes it differ from everything that is wanted.
 type spec struct {
 	src, dst           netip.Prefix // -s and -d; the zero prefix is every address
+	in                 Interfaces   // -i; none is every interface
 	proto              Protocol     // -p; 0 is every protocol
 	ports              PortRange    // --dport; the zero range is every port
 	srcLocal, dstLocal bool         // -m addrtype --src-type LOCAL, --dst-type LOCAL
@@ -41,6 +42,11 @@ func (s spec) appendTo(b *strings.Builder) {
 	if s.dst.IsValid() {
 		b.WriteString("-d ")
 		b.Write(s.dst.AppendTo(buf[:0]))
+		b.WriteByte(' ')
+	}
+	if s.in != "" {
+		b.WriteString("-i ")
+		b.WriteString(string(s.in))
 		b.WriteByte(' ')
 	}
 	if s.proto != 0 {
@@ -114,6 +120,8 @@ func parseSpec(words []string) spec {
 			s.src, known = parsePrefix(value)
 		case "-d":
 			s.dst, known = parsePrefix(value)
+		case "-i":
+			s.in = Interfaces(value)
 		case "-p":
 			s.proto, known = parseProtocol(value)
 		case "-m":
