@@ -281,7 +281,7 @@ func (c *connection) search() *attempts {
 		report:   c.event,
 		endpoints: func() (*balance.Set, <-chan struct{}) {
 			v := c.front.view.Load()
-			local := p.locality.ofThisNode(c.from.Addr(), c.to.Addr())
+			local := c.vip.External() && p.locality.ofThisNode(c.from.Addr(), c.to.Addr())
 			return v.endpoints(c.vip, local), v.replaced
 		},
 	}

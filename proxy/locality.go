@@ -11,7 +11,8 @@ import (
 // locality tells whether a client is a Pod or a process of this node. Traffic
 // policies for clients from outside do not apply to those.
 type locality struct {
-	now atomic.Pointer[localities]
+	now   atomic.Pointer[localities]
+	isPod func(netip.Addr) bool // Options.IsPod
 }
 
 // localities is a value that is replaced, never changed.
@@ -84,14 +85,10 @@ func (l *locality) local(a netip.Addr) bool {
 	if l.isNode(a) {
 		return true
 	}
-	now := l.now.Load()
-	if now == nil {
-		return false
-	}
-	for _, p := range now.pods {
+	for _, p := range l.pods() {
 		if p.Contains(a) {
 			return true
 		}
 	}
-	return false
+	return l.isPod != nil && l.isPod(a)
 }

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -90,6 +91,12 @@ type Options struct {
 	// CheckInterval is how often the portal's rules are compared with the
 	// kernel's, and what could not be served is tried again.
 	CheckInterval time.Duration
+
+	// IsPod, if not nil, reports whether the client at an address is a Pod of this node,
+	// besides those of SetPodNetworks. It is asked for each client of a VIP that is
+	// not a cluster IP, from many goroutines, and must return quickly. For the portal
+	// see portal.Options.PodInterfaces.
+	IsPod func(netip.Addr) bool
 
 	// OnProblem, if not nil, is told when a service port gets a problem, when
 	// that becomes another one, and, with nil, when it is over. It must return

@@ -78,6 +78,7 @@ func New(options Options) *Proxy {
 	p.connections = newConnections(&p.budget)
 	p.udp.proxy = p
 	p.prober = p.newProber()
+	p.locality.isPod = p.IsPod
 	p.locality.refresh()
 	return p
 }
@@ -100,7 +101,8 @@ func (p *Proxy) unlocked(f func()) {
 }
 
 // SetPodNetworks says in which networks the Pods of this node have their
-// addresses: the policies for clients from outside do not apply to them.
+// addresses, besides those that Options.IsPod knows: the policies for clients from
+// outside do not apply to them.
 func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 	defer p.change()()
 	p.locality.setPods(pods)

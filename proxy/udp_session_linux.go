@@ -77,7 +77,8 @@ func (s *udpSession) admitted(vip *config.VIP) bool {
 
 // endpoints returns those that the client may have, with view v.
 func (s *udpSession) endpoints(v *view) *balance.Set {
-	return v.endpoints(s.vip, s.socket.front.proxy.locality.ofThisNode(s.from.Addr(), s.to.Addr()))
+	local := s.vip.External() && s.socket.front.proxy.locality.ofThisNode(s.from.Addr(), s.to.Addr())
+	return v.endpoints(s.vip, local)
 }
 
 // connect opens a socket to the endpoint that is next. If there is none, the

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/usherproxy/usher/config/kubeproxy"
+	"github.com/usherproxy/usher/portal"
 )
 
 // readKubeProxyConfig makes what a KubeProxyConfiguration, in a file and in flags of
@@ -26,6 +27,7 @@ func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, file string, give
 	r.resync = s.Resync
 	r.nodeIP = s.NodeIP
 	r.conntrack = s.Conntrack
+	r.proxyFlags.podInterfaces = portal.Interfaces(s.PodInterfaces)
 	for flag, value := range map[string]string{
 		"kubeconfig":             s.Kubeconfig,
 		"node-name":              s.NodeName,

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,7 +13,10 @@ import (
 	"github.com/sirupsen/logrus"
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kubeproxy"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/admin"
 )
 
 func TestFlagsOfKubeProxysAreTaken(t *testing.T) {
@@ -20,6 +24,7 @@ func TestFlagsOfKubeProxysAreTaken(t *testing.T) {
 	var r runCommand
 	cmd := newRunOf(&r)
 	g.Expect(cmd.ParseFlags([]string{"--hostname-override=Worker-1", "--healthz-bind-address=127.0.0.1", "--proxy-mode=iptables", "--node-name=worker-2",
+		"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cali",
 		"-v=4", "--masquerade-all", "--conntrack-min=7", "--master=https://192.0.2.1"})).To(Succeed())
 	warnings, err := r.readKubeProxyConfig(cmd.Flags(), "", r.kubeProxy.given(cmd.Flags()))
 	g.Expect(err).NotTo(HaveOccurred())
@@ -28,11 +33,41 @@ func TestFlagsOfKubeProxysAreTaken(t *testing.T) {
 	g.Expect(r.adminFlags.healthz).To(Equal("127.0.0.1:10256"))
 	g.Expect(r.proxyFlags.portal).To(Equal("iptables"))
 	g.Expect(r.conntrack.Min).To(Equal(7))
+	g.Expect(r.proxyFlags.podInterfaces).To(Equal(portal.Interfaces("cali+")))
 	g.Expect(r.cluster.Server).To(Equal("https://192.0.2.1"))
 	g.Expect(allFlags(cmd)).To(And(HaveKey("hostname-override"), Not(HaveKey("oom-score-adj"))))
 
 	g.Expect(cmd.ParseFlags([]string{"--no-such-flag"})).NotTo(Succeed())
 	g.Expect(cmd.UsageString()).NotTo(ContainSubstring("hostname-override"))
+}
+
+// localSources is a portal that keeps what it is told of this node's Pods.
+type localSources struct {
+	portal.Portal
+	pods []netip.Prefix
+}
+
+func (p *localSources) SetLocalSources(pods []netip.Prefix) { p.pods = pods }
+
+func TestPodsAreToldByNetworksOrByInterfaces(t *testing.T) {
+	g := NewWithT(t)
+	ours := netip.MustParsePrefix("10.244.1.0/24")
+	for interfaces, want := range map[portal.Interfaces][]netip.Prefix{"": {ours}, "cali+": nil} {
+		var r runCommand
+		newRunOf(&r)
+		r.proxyFlags.podInterfaces = interfaces
+		log, logged := logtest.NewNullLogger()
+		none, err := portal.New(t.Context(), portal.ModeNone, r.proxyFlags.portalOptions(log))
+		g.Expect(err).NotTo(HaveOccurred())
+		told := &localSources{Portal: none}
+		s := server{flags: &r.proxyFlags, noNode: true, health: &admin.Health{}, proxy: r.proxyFlags.newProxy(told, log)}
+		s.nodeChanged(config.Node{PodCIDRs: []netip.Prefix{ours}})
+		g.Expect(told.pods).To(Equal(want))
+		if interfaces != "" {
+			g.Expect(logged.AllEntries()).To(HaveLen(1), "there is no such interface")
+			g.Expect(logged.LastEntry().Level).To(Equal(logrus.WarnLevel))
+		}
+	}
 }
 
 func TestConntrackSettingsAreMade(t *testing.T) {

@@ -27,7 +27,8 @@ type proxyFlags struct {
 	sctp         string
 	proxy        proxy.Options
 
-	nodePorts nodePortAddresses // parsed already
+	nodePorts     nodePortAddresses // parsed already
+	podInterfaces portal.Interfaces // from kube-proxy's configuration only
 }
 
 // sctpModes are the values of --sctp.
@@ -124,7 +125,7 @@ func (f *proxyFlags) check() error {
 // portalOptions returns the options for a portal. check has been called.
 func (f *proxyFlags) portalOptions(log logrus.FieldLogger) portal.Options {
 	ports, _ := parsePortRange(f.proxyPorts)
-	return portal.Options{Log: log, ProxyPorts: ports, NodePortAddresses: f.nodePorts.networks, Mark: uint32(f.mark)}
+	return portal.Options{Log: log, ProxyPorts: ports, NodePortAddresses: f.nodePorts.networks, PodInterfaces: f.podInterfaces, Mark: uint32(f.mark)}
 }
 
 // newProxy returns a proxy behind p.
@@ -134,7 +135,26 @@ func (f *proxyFlags) newProxy(p portal.Portal, log logrus.FieldLogger) *proxy.Pr
 	o.SCTP = proxy.SCTPMode(f.sctp)
 	o.Log, o.Trace = log, trace.NewLog(f.traceEvents)
 	o.Ports, _ = parsePortRange(f.proxyPorts) // checked
+	o.IsPod = f.isPod(log)
 	return proxy.New(o)
+}
+
+// isPod returns what tells this node's Pods by the interface that the route to them
+// leads over; nil if they are told by networks, or cannot be told.
+func (f *proxyFlags) isPod(log logrus.FieldLogger) func(netip.Addr) bool {
+	if f.podInterfaces == "" {
+		return nil
+	}
+	log = log.WithField("interfaces", string(f.podInterfaces))
+	behind, err := f.podInterfaces.Behind()
+	if err != nil {
+		log.WithError(err).Warn("This node's Pods cannot be told by their interfaces: no client counts as one")
+		return nil
+	}
+	if !f.podInterfaces.Exist() {
+		log.Warn("There is no such interface: as long as there is none, no client counts as a Pod of this node")
+	}
+	return behind
 }
 
 // parsePortRange parses "first-last"; "" is any port.

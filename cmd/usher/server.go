@@ -42,7 +42,7 @@ type server struct {
 	access   accessFlags
 	socks    socksFlags
 
-	podNetworks []netip.Prefix // besides those of the Node object
+	podNetworks []netip.Prefix // besides those of the Node object, or behind interfaces
 	noNode      bool           // there is no Node object
 
 	// inside is the portal of a network namespace in which a command runs; nil
@@ -277,7 +277,9 @@ func (s *server) begin(services []config.Service) error {
 
 // nodeChanged takes note of how this node is.
 func (s *server) nodeChanged(node config.Node) {
-	s.proxy.SetPodNetworks(append(slices.Clone(s.podNetworks), node.PodCIDRs...))
+	if s.flags.podInterfaces == "" {
+		s.proxy.SetPodNetworks(append(slices.Clone(s.podNetworks), node.PodCIDRs...))
+	}
 	s.health.SetLeaving(node.Leaving)
 	if !s.noNode {
 		s.setPrimaryAddresses(node.Addresses)

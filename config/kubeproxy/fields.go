@@ -30,6 +30,7 @@ var used = map[string]bool{
 	"metricsBindAddress":                  true,
 	"bindAddressHardFail":                 true,
 	"mode":                                true,
+	"detectLocalMode":                     true,
 	"nodePortAddresses":                   true,
 	"configSyncPeriod":                    true,
 	"portRange":                           true,
@@ -57,7 +58,6 @@ var unused = map[string]string{
 	"ipvs":                        "usher does not use IPVS",
 	"winkernel":                   "usher does not run on Windows as a proxy of the kernel",
 	"windowsRunAsService":         "usher is not a Windows service",
-	"detectLocal":                 "usher tells the Pods of this node by their addresses, and looks at no interfaces",
 	"oomScoreAdj":                 "usher does not change its own score; what starts it does (the kubelet by the priority class, systemd by OOMScoreAdjust)",
 }
 
@@ -70,14 +70,15 @@ var former = map[string]string{
 // conditional are fields that usher uses or not, depending on other fields. They
 // return why not, or "".
 var conditional = map[string]func(c *v1alpha1.KubeProxyConfiguration) string{
-	"bindAddress":                 whyNotBindAddress,
-	"clusterCIDR":                 whyNotClusterCIDR,
-	"detectLocalMode":             whyNotLocalMode,
-	"iptables.localhostNodePorts": whyNotLocalhostNodePorts,
-	"iptables.syncPeriod":         whyNotPeriod("iptables"),
-	"iptables.minSyncPeriod":      whyNotPeriod("iptables"),
-	"nftables.syncPeriod":         whyNotPeriod("nftables"),
-	"nftables.minSyncPeriod":      whyNotPeriod("nftables"),
+	"bindAddress":                     whyNotBindAddress,
+	"clusterCIDR":                     whyNotClusterCIDR,
+	"detectLocal.bridgeInterface":     whyNotLocal(localBridge),
+	"detectLocal.interfaceNamePrefix": whyNotLocal(localPrefix),
+	"iptables.localhostNodePorts":     whyNotLocalhostNodePorts,
+	"iptables.syncPeriod":             whyNotPeriod("iptables"),
+	"iptables.minSyncPeriod":          whyNotPeriod("iptables"),
+	"nftables.syncPeriod":             whyNotPeriod("nftables"),
+	"nftables.minSyncPeriod":          whyNotPeriod("nftables"),
 }
 
 func whyNotBindAddress(c *v1alpha1.KubeProxyConfiguration) string {
@@ -95,12 +96,13 @@ func whyNotClusterCIDR(c *v1alpha1.KubeProxyConfiguration) string {
 	return fmt.Sprintf("detectLocalMode is %s, and not %s", c.DetectLocalMode, localClusterCIDR)
 }
 
-func whyNotLocalMode(c *v1alpha1.KubeProxyConfiguration) string {
-	switch c.DetectLocalMode {
-	case localClusterCIDR, localNodeCIDR:
-		return ""
+func whyNotLocal(mode v1alpha1.LocalMode) func(*v1alpha1.KubeProxyConfiguration) string {
+	return func(c *v1alpha1.KubeProxyConfiguration) string {
+		if c.DetectLocalMode == mode {
+			return ""
+		}
+		return fmt.Sprintf("detectLocalMode is %q, and not %s", c.DetectLocalMode, mode)
 	}
-	return unused["detectLocal"] + fmt.Sprintf("; it does as with %s", localNodeCIDR)
 }
 
 func whyNotLocalhostNodePorts(c *v1alpha1.KubeProxyConfiguration) string {

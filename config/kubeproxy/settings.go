@@ -53,6 +53,11 @@ type Settings struct {
 	// IP family.
 	ClusterCIDRs []netip.Prefix
 
+	// PodInterfaces are the interfaces behind which this node's Pods are, and nobody
+	// else is a Pod then: a name (detectLocal.bridgeInterface), or the beginning of
+	// names and a + (detectLocal.interfaceNamePrefix). Empty: they are told by networks.
+	PodInterfaces string
+
 	// ProxyPorts are the local ports for listeners.
 	ProxyPorts PortRange
 
@@ -209,6 +214,7 @@ func settings(c *v1alpha1.KubeProxyConfiguration) (*Settings, field.ErrorList) {
 	if usesClusterCIDR(c) {
 		s.ClusterCIDRs = clusterCIDRs
 	}
+	s.PodInterfaces = v.podInterfaces(c)
 
 	section, sync, minSync := periods(c)
 	s.CheckInterval = v.period(section.Child("syncPeriod"), sync, leastCheckInterval)
@@ -251,9 +257,11 @@ const (
 const (
 	localClusterCIDR = "ClusterCIDR"
 	localNodeCIDR    = "NodeCIDR"
+	localBridge      = "BridgeInterface"
+	localPrefix      = "InterfaceNamePrefix"
 )
 
-var localModes = []string{localClusterCIDR, localNodeCIDR, "BridgeInterface", "InterfaceNamePrefix"}
+var localModes = []string{localClusterCIDR, localNodeCIDR, localBridge, localPrefix}
 
 // usesClusterCIDR reports whether clusterCIDR is what tells Pods from others.
 func usesClusterCIDR(c *v1alpha1.KubeProxyConfiguration) bool {
@@ -391,6 +399,34 @@ func (v *validator) clusterCIDRs(path *field.Path, value string) (out []netip.Pr
 		out = append(out, p)
 	}
 	return out
+}
+
+// podInterfaces returns Settings.PodInterfaces. What is set for another mode does not
+// matter, as with kube-proxy.
+func (v *validator) podInterfaces(c *v1alpha1.KubeProxyConfiguration) string {
+	path := field.NewPath("detectLocal")
+	switch c.DetectLocalMode {
+	case localBridge:
+		return v.interfaceName(path.Child("bridgeInterface"), c.DetectLocalMode, c.DetectLocal.BridgeInterface, longestInterface)
+	case localPrefix: // one more character makes a name of it
+		if begin := v.interfaceName(path.Child("interfaceNamePrefix"), c.DetectLocalMode, c.DetectLocal.InterfaceNamePrefix, longestInterface-1); begin != "" {
+			return begin + "+"
+		}
+	}
+	return ""
+}
+
+// longestInterface is how long the name of an interface may be (IFNAMSIZ is 16 with
+// the terminating zero).
+const longestInterface = 15
+
+func (v *validator) interfaceName(path *field.Path, mode v1alpha1.LocalMode, value string, longest int) string {
+	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+	if value == "" || len(value) > longest || strings.Trim(value, letters) != "" {
+		v.invalid(path, value, fmt.Sprintf("with detectLocalMode %s it must be 1 to %d letters, digits and . _ -", mode, longest))
+		return ""
+	}
+	return value
 }
 
 // cidr parses a network; as kube-proxy does, it lets bits beyond the prefix

@@ -87,6 +87,15 @@ func (l *Lab) connect(nodeSide string, ns *Namespace) {
 	})
 }
 
+// AddHost connects the node, by an interface of that name, with a new namespace that
+// has eth0. Both are down and without addresses.
+func (l *Lab) AddHost(nodeSide string) *Namespace {
+	ginkgo.GinkgoHelper()
+	ns := newNamespace("behind " + nodeSide)
+	l.connect(nodeSide, ns)
+	return ns
+}
+
 // Namespace is a network namespace.
 type Namespace struct {
 	Name   string
