@@ -74,6 +74,7 @@ var _ = Describe("a subscriber of events", func() {
 
 	Describe("of whom there are a thousand, who never read", func() {
 		It("costs a bounded amount of memory, and slows neither the trace nor who asks for something else", func() {
+			needFiles(2200) // both ends are in this process
 			heap := func() int64 {
 				runtime.GC()
 				var m runtime.MemStats

@@ -65,6 +65,7 @@ var _ = Describe("a health port", func() {
 		probe(at)
 	})
 	It("answers a probe beside a thousand clients that send next to nothing", func() {
+		needFiles(1200)
 		for _, c := range connect(1000, "127.0.0.1", at, "G") {
 			_, _ = io.WriteString(c, "E")
 		}
