@@ -40,6 +40,7 @@ var _ = Describe("usher exec, as an ordinary user", func() {
 		for _, program := range []string{"curl", "dig", "getent", "pgrep", "python3"} {
 			missing(program)
 		}
+		lab.UserNamespaces()
 		l = lab.New()
 		node = l.Node.WithTun(0o666)
 		home = openDir()

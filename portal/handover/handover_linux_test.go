@@ -15,6 +15,8 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/test/lab"
 )
 
 const role = "HANDOVER_TEST_ROLE"
@@ -120,6 +122,7 @@ var _ = Describe("the lock", func() {
 	// and returns what it says first.
 	rootWithoutRights := func(as string) (pid int, says string) {
 		GinkgoHelper()
+		lab.UserNamespaces()
 		cmd := again(as, syscall.CLONE_NEWUSER)
 		in, err := cmd.StdinPipe()
 		Expect(err).NotTo(HaveOccurred())

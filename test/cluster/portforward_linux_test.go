@@ -119,6 +119,7 @@ var _ = Describe("--via=portforward", func() {
 	})
 
 	It("lets the command of an ordinary user reach Services as a Pod would: by name, on their ports (usher exec)", func() {
+		lab.UserNamespaces()
 		for _, program := range []string{"bash", "setpriv"} {
 			Expect(exec.LookPath(program)).Error().NotTo(HaveOccurred())
 		}
