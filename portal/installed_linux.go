@@ -10,7 +10,7 @@ import (
 
 // List returns what portals of any mode, of this or another process, have put
 // into the kernel, mode by mode. It changes nothing. What cannot be looked at for
-// want of a tool or of kernel support is passed over, as [Cleanup] does.
+// want of a tool or of kernel support is passed over.
 //
 // On Linux it looks into the network namespace of the calling thread.
 func List(ctx context.Context, log logrus.FieldLogger) ([]Installed, error) {

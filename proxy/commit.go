@@ -15,6 +15,27 @@ type change struct {
 	set   map[portal.Target]portal.Rule
 	gone  map[portal.Target]bool
 	close []listener
+	// losers are front ends from which others have taken a VIP. They do without once
+	// all that is new is known, their own news included.
+	losers map[*frontEnd]bool
+}
+
+func (c *change) lost(f *frontEnd) {
+	if c.losers == nil {
+		c.losers = map[*frontEnd]bool{}
+	}
+	c.losers[f] = true
+}
+
+// settle updates the losers.
+func (c *change) settle() {
+	for len(c.losers) > 0 { // who loses a VIP may take its cluster IP from another
+		losers := c.losers
+		c.losers = nil
+		for f := range losers {
+			f.update(f.view.Load().port, c)
+		}
+	}
 }
 
 func (c *change) add(r portal.Rule) {
@@ -33,11 +54,14 @@ func (c *change) drop(t portal.Target) {
 	delete(c.set, t)
 }
 
-func (c *change) empty() bool { return len(c.set)+len(c.gone)+len(c.close) == 0 }
+func (c *change) empty() bool {
+	return len(c.set)+len(c.gone)+len(c.close)+len(c.losers) == 0
+}
 
 // commit carries out c. It is called with both locks of a change, and gives Proxy.mu
 // back while the kernel is at work.
 func (p *Proxy) commit(c *change) {
+	c.settle()
 	rules := slices.SortedFunc(maps.Values(c.set), func(a, b portal.Rule) int { return a.Target.Compare(b.Target) })
 	gone := slices.SortedFunc(maps.Keys(c.gone), portal.Target.Compare)
 	var err error

@@ -293,10 +293,11 @@ var errLeadsBack = errors.New("refused: it is a VIP or a node port of this node,
 // leadsBack reports whether a connection to an endpoint would come back to usher. A
 // VIP does not where the portal leaves usher's own connections alone: a process of
 // this node may be there. (Most endpoints that are VIPs are refused by package
-// translate.) Nor does anything where the listeners are in another network namespace
-// than the endpoints.
+// translate.) Nor does anything where the kernel leads nothing to usher, where the
+// listeners are in another network namespace than the endpoints, or where something
+// else than this node's kernel connects to those.
 func (p *Proxy) leadsBack(protocol config.Protocol, to netip.AddrPort) bool {
-	if p.Socket != nil {
+	if p.Portal.Mode() == portal.ModeNone || p.Socket != nil || p.Dial != nil {
 		return false
 	}
 	if portal.IsLanding(to.Addr()) {

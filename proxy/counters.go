@@ -191,6 +191,7 @@ type UDPStats struct {
 // Stats returns the numbers as they are now.
 func (p *Proxy) Stats() Stats {
 	c := &p.counters
+	servicesApplied, endpointsApplied := c.servicesApplied.Load(), c.endpointsApplied.Load() // before what they are of
 	s := Stats{
 		Accepted:         c.accepted.Load(),
 		Established:      c.established.Load(),
@@ -212,8 +213,8 @@ func (p *Proxy) Stats() Stats {
 		Recoveries:       c.recoveries.Load(),
 		NoLocalEndpoints: map[config.Family]NoLocal{config.IPv4: {}, config.IPv6: {}},
 	}
-	s.ServicesPending = s.ServiceChanges - c.servicesApplied.Load()
-	s.EndpointsPending = s.EndpointChanges - c.endpointsApplied.Load()
+	s.ServicesPending = s.ServiceChanges - servicesApplied
+	s.EndpointsPending = s.EndpointChanges - endpointsApplied
 	s.Associations.Accepted = c.associations.Load()
 	for i := range s.Attempts {
 		s.Attempts[i] = c.attempts[i].Load()

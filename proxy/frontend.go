@@ -17,7 +17,7 @@ import (
 
 // frontEnd serves one service port in one IP family: it has the listeners, the
 // portal rules that lead to them, and the endpoints. All but view and the
-// counters are guarded by Proxy.mu.
+// counters are written with both locks of a change, and read with either.
 type frontEnd struct {
 	proxy    *Proxy
 	protocol config.Protocol
@@ -205,10 +205,7 @@ func (f *frontEnd) id() config.PortID { return f.view.Load().port.ID }
 // update makes the front end serve port. Connections that are open go on.
 func (f *frontEnd) update(port config.ServicePort, c *change) {
 	f.swapView(port)
-	targets, losers, problem := f.claim(port)
-	for _, l := range losers {
-		l.update(l.view.Load().port, c)
-	}
+	targets, problem := f.claim(port, c)
 	if err := f.bind(targets, c); err != nil && problem == nil {
 		problem = &Problem{Reason: listenReason(err), Err: err}
 	}
@@ -246,13 +243,13 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 // claim makes the front end the owner of port's VIPs and returns those that it
 // owns: a VIP that another service port has already stays with that one. But a
 // cluster IP, which Kubernetes gives to one Service, is taken from who has it as an
-// external or load balancer IP, which anybody may write; those are the losers.
-func (f *frontEnd) claim(port config.ServicePort) (own []portal.Target, losers []*frontEnd, problem *Problem) {
+// external or load balancer IP, which anybody may write; those are c's losers.
+func (f *frontEnd) claim(port config.ServicePort, c *change) (own []portal.Target, problem *Problem) {
 	for _, vip := range port.VIPs {
 		t := target(f.protocol, vip)
 		owner := f.proxy.owners[t]
 		if owner != nil && owner != f && !vip.External() && owner.yield(t) {
-			losers = append(losers, owner)
+			c.lost(owner)
 			owner = nil
 		}
 		if owner != nil && owner != f {
@@ -266,7 +263,7 @@ func (f *frontEnd) claim(port config.ServicePort) (own []portal.Target, losers [
 		f.proxy.targets.Store(t, nil)
 		own = append(own, t)
 	}
-	return own, losers, problem
+	return own, problem
 }
 
 // yield makes the front end no longer the owner of t, unless that is its cluster IP.

@@ -115,8 +115,7 @@ func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 // SetNodePortAddresses says within which networks this node's addresses have node
 // ports, as portal.Options.NodePortAddresses does.
 func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.change()()
 	p.Portal.SetNodePortAddresses(within)
 	if !p.started || p.stopped {
 		return

@@ -19,6 +19,14 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
+// inMode is a portal that says that it is another.
+type inMode struct {
+	portal.Portal
+	mode string
+}
+
+func (p inMode) Mode() string { return p.mode }
+
 // What tells usher about a UDP endpoint, and what does not.
 var _ = Describe("a UDP session", func() {
 	var o proxy.Options
@@ -117,7 +125,8 @@ var _ = Describe("a UDP session", func() {
 		})
 	}
 
-	It("does not go to an endpoint that is a VIP, where the portal tells usher's datagrams from no others", func() {
+	DescribeTable("to an endpoint that is a VIP of another Service", func(mode string, goes bool) {
+		o.Portal = inMode{o.Portal, mode}
 		process, vip := listen("127.117.0.2:0")
 		p, newClient := serve(vip)
 		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "of-udp-errors", Name: "vip"}, Ports: []config.ServicePort{{
@@ -127,10 +136,18 @@ var _ = Describe("a UDP session", func() {
 		}}}})
 		client := newClient()
 		send(client, "round and round")
+		if goes {
+			got, _ := receive(process)
+			Expect(got).To(Equal("round and round"))
+			return
+		}
 		Eventually(func() int64 { return p.Stats().Sessions.Ends[trace.AttemptsFailed] }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(1))
 		Expect(process.SetReadDeadline(time.Now())).To(Succeed())
 		Expect(process.ReadFromUDPAddrPort(make([]byte, 100))).Error().To(MatchError(os.ErrDeadlineExceeded))
-	})
+	},
+		Entry("is not sent, where the portal tells usher's datagrams from no others", portal.ModeAddress, false),
+		Entry("is sent, where the kernel leads nothing to usher", portal.ModeNone, true),
+	)
 
 	It("ends no quarantine by silence", func() {
 		o.UDPIdleTimeout = 2 * time.Second

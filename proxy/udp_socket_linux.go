@@ -239,10 +239,14 @@ func (l *udpSocket) refresh() {
 		return
 	}
 	usable := v.usable()
-	for e := l.order.Front(); e != nil; {
-		s := e.Value.(*udpSession)
-		e = e.Next()
-		s.compare(v, usable)
+	before := make([]*udpSession, 0, l.order.Len())
+	for e := l.order.Front(); e != nil; e = e.Next() {
+		before = append(before, e.Value.(*udpSession))
+	}
+	for _, s := range before {
+		if s.fd >= 0 { // one that goes on to another endpoint may have ended others for want of room
+			s.compare(v, usable)
+		}
 	}
 	l.expire()
 }

@@ -166,6 +166,21 @@ var _ = Describe("a Set", func() {
 		Expect(pick(30*time.Second, 3)).NotTo(ContainSubstring("quarantine"))
 	})
 
+	It("trusts an endpoint of which nothing is heard any more, when it has refused nobody for the longest quarantine", func() {
+		fail(1, 0)
+		longest := int(quarantine.Max / time.Second)
+		for s := range longest {
+			Expect(pick(10*time.Second+time.Duration(s)*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
+		}
+		Expect(pick(10*time.Second+quarantine.Max, 2, 3)).To(Equal("1, only one left"))
+		By("not one that nobody was sent to for so long")
+		fail(2, 0)
+		Expect(pick(time.Hour, 1, 3)).To(Equal("2, probe after quarantine"))
+		By("beginning anew when it refuses somebody")
+		fail(1, time.Hour)
+		Expect(pick(time.Hour+20*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
+	})
+
 	DescribeTable("doubles the quarantine with each failure in a row, up to the maximum",
 		func(failures int, length time.Duration) {
 			e := pool.Cluster.Find(addr(1))

@@ -58,6 +58,11 @@ type failed struct {
 	answered bool
 	claimed  time.Time // a client's connection finds out; passed over until then
 	cause    error
+
+	// For protocols in which silence is no answer: since when clients have found out
+	// again, and how long that takes to be as good as one.
+	since  time.Time
+	enough time.Duration
 }
 
 // quarantined reports whether the endpoint was in quarantine at a time.
@@ -122,7 +127,7 @@ func (s *State) Fail(started, now time.Time, cause error, q Quarantine) time.Dur
 		}
 	}
 	length := q.length(times)
-	s.failed = &failed{times: times, until: now.Add(length), probed: q.Probed, cause: cause}
+	s.failed = &failed{times: times, until: now.Add(length), probed: q.Probed, cause: cause, enough: q.Max}
 	s.remembers.Store(true)
 	return length
 }
@@ -207,7 +212,9 @@ const (
 
 // stand returns the endpoint's standing at now. If claim is set and the answer is probing,
 // the caller has the probe: others see avoided until it has reported how that
-// ended, or probeTime has passed.
+// ended, or probeTime has passed. An endpoint of which nobody reports anything, since its
+// protocol has no answers, is healthy when it has refused nobody for the longest
+// quarantine.
 func (s *State) stand(now time.Time, claim bool) standing {
 	if !s.remembers.Load() {
 		return healthy
@@ -216,12 +223,15 @@ func (s *State) stand(now time.Time, claim bool) standing {
 	defer s.mu.Unlock()
 	f := s.failed
 	switch {
-	case f == nil, f.answered:
+	case f == nil, f.answered, !f.since.IsZero() && now.Sub(f.since) >= f.enough:
 		return healthy
 	case f.quarantined(now), now.Before(f.claimed):
 		return avoided
 	}
 	if claim {
+		if f.since.IsZero() {
+			f.since = now
+		}
 		f.claimed = now.Add(probeTime)
 	}
 	return probing

@@ -10,7 +10,7 @@ import (
 func socketHungUp(raw syscall.RawConn) (ended bool, err error) {
 	_ = raw.Control(func(fd uintptr) { // fails only if it is closed: whoever did that knows
 		look := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-		if n, _ := unix.Poll(look, 0); n == 0 {
+		if n, _ := unix.Poll(look, 0); n <= 0 { // -1: a signal came
 			return
 		}
 		ended = true
