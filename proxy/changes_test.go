@@ -21,7 +21,10 @@ import (
 type lockedPortal struct {
 	portal.Portal
 	asked, free chan struct{}
+	addresses   chan []netip.Prefix // for node ports
 }
+
+func (p *lockedPortal) SetNodePortAddresses(within []netip.Prefix) { p.addresses <- within }
 
 func (p *lockedPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) error {
 	p.asked <- struct{}{}
@@ -42,7 +45,7 @@ var _ = Describe("a change that waits", func() {
 	BeforeEach(func() {
 		none, err := portal.New(context.Background(), portal.ModeNone, portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
-		locked = &lockedPortal{Portal: none, asked: make(chan struct{}, 1), free: make(chan struct{})}
+		locked = &lockedPortal{Portal: none, asked: make(chan struct{}, 1), free: make(chan struct{}), addresses: make(chan []netip.Prefix, 1)}
 		o := proxy.Defaults()
 		o.Portal, o.Trace, o.Log = locked, trace.NewLog(10), &logrus.Logger{Out: io.Discard, Formatter: &logrus.TextFormatter{}}
 		p = proxy.New(o)
@@ -73,6 +76,21 @@ var _ = Describe("a change that waits", func() {
 		Consistently(applied).WithTimeout(10 * time.Millisecond).ShouldNot(BeClosed())
 		close(locked.free)
 		Eventually(applied).WithTimeout(5 * time.Second).Should(BeClosed())
+		p.Stop()
+	})
+	It("for another program's lock is over before other addresses have node ports", func() {
+		go p.Apply([]config.Service{web})
+		Eventually(locked.asked).Should(Receive())
+		within := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+		set := make(chan struct{})
+		go func() {
+			p.SetNodePortAddresses(within)
+			close(set)
+		}()
+		Consistently(locked.addresses).WithTimeout(50 * time.Millisecond).ShouldNot(Receive())
+		close(locked.free)
+		Eventually(locked.addresses).WithTimeout(5 * time.Second).Should(Receive(Equal(within)))
+		Eventually(set).WithTimeout(5 * time.Second).Should(BeClosed())
 		p.Stop()
 	})
 	It("for a successor keeps nobody from looking", func() {

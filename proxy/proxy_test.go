@@ -186,6 +186,27 @@ var _ = Describe("a Proxy", func() {
 		Expect(serves()).To(Equal("a"))
 	})
 
+	It("takes a cluster IP from a Service that gives up another of its VIPs in the same change", func() {
+		external := func(name, vip string, more ...string) config.Service {
+			s := service(name, vip, backend(name))
+			for _, ip := range more {
+				s.Ports[0].VIPs = append(s.Ports[0].VIPs, config.VIP{Kind: config.ExternalIP, Addr: netip.MustParseAddr(ip), Port: 80})
+			}
+			return s
+		}
+		p.Apply([]config.Service{external("a", "10.96.0.8"), external("b", "10.96.0.9", "10.96.0.1", "192.0.2.1")})
+		now := external("b", "10.96.0.9", "10.96.0.1")
+		now.Ports[0].ID.Port = "renamed"
+		p.Apply([]config.Service{external("a", "10.96.0.1"), now})
+		conflict := "of-proxy/b:renamed: AddressConflict: ExternalIP 10.96.0.1:80/tcp is served for of-proxy/a:main already"
+		Expect(problems).To(Equal([]string{conflict}))
+		By("which nobody keeps from others")
+		p.Apply([]config.Service{external("c", "10.96.0.7", "192.0.2.1")})
+		Expect(problems).To(Equal([]string{conflict}))
+		known, usable := p.Serves(netip.MustParseAddrPort("192.0.2.1:80"))
+		Expect(known && usable).To(BeTrue())
+	})
+
 	It("lets two Services swap their VIPs in one change", func() {
 		p.Apply([]config.Service{service("a", "10.96.0.1", backend("a")), service("b", "10.96.0.2", backend("b"))})
 		p.Apply([]config.Service{service("a", "10.96.0.2", backend("a")), service("b", "10.96.0.1", backend("b"))})
