@@ -10,10 +10,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -69,19 +71,25 @@ func Missing() string {
 		}
 	}
 	if kernel, _ := newestKernel(); kernel == "" {
-		return "no " + kernelImages + " is installed that this user may read, with its modules"
+		return "no " + kernelImages + " is there that this user may read, with its modules, nor below .cache/kernel (test/kernel.sh fetches it)"
 	}
 	return ""
 }
 
+// kernelRoots are where a kernel may be: installed, or as test/kernel.sh leaves it, seen
+// from folder test.
+var kernelRoots = []string{"/", "../.cache/kernel"}
+
 // newestKernel returns the kernel to boot and the folder of its modules, or "".
 func newestKernel() (image, modules string) {
-	images, _ := filepath.Glob(kernelImages) // the pattern is a good one
-	for _, candidate := range images {
-		dir := "/lib/modules/" + strings.TrimPrefix(filepath.Base(candidate), "vmlinuz-")
-		usable := unix.Access(candidate, unix.R_OK) == nil && unix.Access(dir+"/modules.dep", unix.R_OK) == nil
-		if usable && slices.Compare(numbers(candidate), numbers(image)) > 0 {
-			image, modules = candidate, dir
+	for _, root := range kernelRoots {
+		images, _ := filepath.Glob(filepath.Join(root, kernelImages)) // the pattern is a good one
+		for _, candidate := range images {
+			dir := filepath.Join(root, "lib/modules", strings.TrimPrefix(filepath.Base(candidate), "vmlinuz-"))
+			usable := unix.Access(candidate, unix.R_OK) == nil && unix.Access(dir+"/modules.dep", unix.R_OK) == nil
+			if usable && slices.Compare(numbers(filepath.Base(candidate)), numbers(filepath.Base(image))) > 0 {
+				image, modules = candidate, dir
+			}
 		}
 	}
 	return image, modules
@@ -139,6 +147,11 @@ func (i *Image) run(accelerator, kernel string, timeout time.Duration) string {
 		"-append", kernelOptions+" "+kernelVariable+"="+strings.ReplaceAll(kernel, " ", "_"))
 	var console bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &console, &console
+	// However the tests end, the machine does not outlive them: see PR_SET_PDEATHSIG in
+	// prctl(2), which counts the thread that started it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if err := cmd.Run(); err != nil {
 		fmt.Fprintf(&console, "\n%s: %v\n", emulator, cmp.Or(context.Cause(ctx), err))
 	}

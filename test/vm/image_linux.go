@@ -40,7 +40,7 @@ func writeImage(path, init, usher, modules string) (err error) {
 	}
 	a.tree(plugins)
 	for _, pattern := range moduleFiles {
-		a.tree(filepath.Join(modules, pattern))
+		a.modules(modules, pattern)
 	}
 	for _, dir := range []string{"/proc", "/sys", "/run", "/tmp"} {
 		a.dir(dir)
@@ -96,6 +96,21 @@ func (a *archive) same(path string) {
 	}
 	if !a.has[real] {
 		a.copy(real, real)
+	}
+}
+
+// modules adds the modules below dir that match a pattern, where modprobe looks for
+// them.
+func (a *archive) modules(dir, pattern string) {
+	matches, err := filepath.Glob(filepath.Join(dir, pattern))
+	a.err = errors.Join(a.err, err)
+	for _, match := range matches {
+		a.err = errors.Join(a.err, filepath.WalkDir(match, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() {
+				a.copy(filepath.Join("/lib/modules", filepath.Base(dir), strings.TrimPrefix(path, dir)), path)
+			}
+			return err
+		}))
 	}
 }
 
