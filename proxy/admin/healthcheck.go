@@ -136,10 +136,11 @@ func (c *healthCheck) start() {
 		return
 	}
 	c.report(nil)
-	c.server = newServer(oneAnswer(http.HandlerFunc(c.answer)), &c.owner.clients)
+	server := newServer(oneAnswer(http.HandlerFunc(c.answer)), &c.owner.clients)
 	for _, l := range listeners {
-		go func() { _ = c.server.Serve(l) }() // until stop
+		go func() { _ = server.Serve(l) }() // until stop
 	}
+	c.server = server
 }
 
 func (c *healthCheck) stop() {

@@ -9,8 +9,8 @@ import (
 
 // room bounds how many clients one or several servers have at once. None waits for
 // another to go: a client that comes when the room is full has the place of one that
-// was there before. That is one whose request is not being answered, if there is such
-// a client, of the source that has most clients, the one that came first. So who
+// was there before. That is one of the source that has most clients, whose request is
+// not being answered, if there is such a client, and the one that came first. So who
 // leaves connections idle, or sends a byte from time to time, keeps nobody else out.
 type room struct {
 	places int
@@ -58,25 +58,15 @@ func (r *room) connState(conn net.Conn, state http.ConnState) {
 
 // sendAway closes the connection of one client.
 func (r *room) sendAway() {
-	type group struct {
-		clients int
-		first   int // index of the one that came first
+	of := map[netip.Prefix]int{}
+	for _, c := range r.clients {
+		of[c.source]++
 	}
-	worst, most := 0, 0
-	for _, answered := range []bool{false, true} {
-		groups := map[netip.Prefix]group{}
-		for i := len(r.clients) - 1; i >= 0; i-- {
-			if c := r.clients[i]; c.answered == answered {
-				groups[c.source] = group{groups[c.source].clients + 1, i}
-			}
-		}
-		for _, g := range groups {
-			if g.clients > most || g.clients == most && g.first < worst {
-				worst, most = g.first, g.clients
-			}
-		}
-		if most > 0 {
-			break
+	worst := 0
+	for i, c := range r.clients {
+		w := r.clients[worst]
+		if of[c.source] > of[w.source] || of[c.source] == of[w.source] && w.answered && !c.answered {
+			worst = i
 		}
 	}
 	r.clients[worst].conn.Close()

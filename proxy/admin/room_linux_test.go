@@ -20,9 +20,9 @@ import (
 )
 
 var _ = Describe("a health port", func() {
-	// prompt is far below the second that a kubelet waits by default, and far above
-	// what an answer takes.
-	const prompt = 800 * time.Millisecond
+	// prompt is less than any of the times that a slow client may take, and far more
+	// than an answer takes, on a busy machine too.
+	const prompt = 3 * time.Second
 	var at string
 	BeforeEach(func() {
 		h := &admin.Health{Sync: func() proxy.SyncStatus { return proxy.SyncStatus{LastApplied: time.Now()} }, Timeout: time.Minute}
@@ -75,6 +75,13 @@ var _ = Describe("a health port", func() {
 		one := connect(1, "127.0.0.2", at, "GET /li")[0]
 		connect(200, "127.0.0.1", at, "")
 		probe(at)
+		Expect(io.WriteString(one, "vez HTTP/1.1\r\nHost: node\r\n\r\n")).Error().NotTo(HaveOccurred())
+		Expect(io.ReadAll(one)).To(HavePrefix("HTTP/1.1 200 OK"))
+	})
+	It("keeps a client while another source, which has more, never ends what it asks", func() {
+		connect(admin.MaxClients, "127.0.0.1", at, "POST /livez HTTP/1.1\r\nHost: node\r\nContent-Length: 10\r\n\r\n")
+		one := connect(1, "127.0.0.2", at, "GET /li")[0]
+		connect(20, "127.0.0.1", at, "")
 		Expect(io.WriteString(one, "vez HTTP/1.1\r\nHost: node\r\n\r\n")).Error().NotTo(HaveOccurred())
 		Expect(io.ReadAll(one)).To(HavePrefix("HTTP/1.1 200 OK"))
 	})
