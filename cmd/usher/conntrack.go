@@ -23,8 +23,8 @@ const conntrackDir = "/proc/sys/net/netfilter"
 const maxConntrack = 1 << 20
 
 // applyConntrack makes the kernel's connection tracking what a configuration says,
-// as kube-proxy does. What cannot be written is told once.
-func applyConntrack(dir string, c kubeproxy.Conntrack, processors int, log logrus.FieldLogger) {
+// as kube-proxy does. The error names all that cannot be written.
+func applyConntrack(dir string, c kubeproxy.Conntrack, processors int, log logrus.FieldLogger) error {
 	var failed []string
 	write := func(name string, value int) {
 		if value == 0 {
@@ -54,8 +54,9 @@ func applyConntrack(dir string, c kubeproxy.Conntrack, processors int, log logru
 		write("nf_conntrack_tcp_be_liberal", 1)
 	}
 	if len(failed) > 0 {
-		log.Warnf("Settings of the kernel's connection tracking that could not be made: %s", strings.Join(failed, ", "))
+		return fmt.Errorf("settings of the kernel's connection tracking could not be made: %s", strings.Join(failed, ", "))
 	}
+	return nil
 }
 
 // conntrackMax returns how many entries there must be room for: twice what
@@ -69,6 +70,6 @@ func conntrackMax(c kubeproxy.Conntrack, processors int) int {
 }
 
 // conntrack applies what the file, or flags, say of connection tracking.
-func (r *runCommand) applyConntrack(log logrus.FieldLogger) {
-	applyConntrack(conntrackDir, r.conntrack, runtime.NumCPU(), log)
+func (r *runCommand) applyConntrack(log logrus.FieldLogger) error {
+	return applyConntrack(conntrackDir, r.conntrack, runtime.NumCPU(), log)
 }

@@ -52,7 +52,7 @@ func (p *localSources) SetLocalSources(pods []netip.Prefix) { p.pods = pods }
 func TestPodsAreToldByNetworksOrByInterfaces(t *testing.T) {
 	g := NewWithT(t)
 	ours := netip.MustParsePrefix("10.244.1.0/24")
-	for interfaces, want := range map[portal.Interfaces][]netip.Prefix{"": {ours}, "cali+": nil} {
+	for interfaces, want := range map[portal.Interfaces][]netip.Prefix{"": {ours}, "usher-none+": nil} {
 		var r runCommand
 		newRunOf(&r)
 		r.proxyFlags.podInterfaces = interfaces
@@ -80,7 +80,7 @@ func TestConntrackSettingsAreMade(t *testing.T) {
 	}
 	maximum, established, closeWait := file("nf_conntrack_max", "1000\n"), file("nf_conntrack_tcp_timeout_established", "432000\n"), file("nf_conntrack_tcp_timeout_close_wait", "60\n")
 	log, logged := logtest.NewNullLogger()
-	apply := func(c kubeproxy.Conntrack) { applyConntrack(dir, c, 4, log) }
+	apply := func(c kubeproxy.Conntrack) { g.Expect(applyConntrack(dir, c, 4, log)).To(Succeed()) }
 	is := func(path, want string) {
 		t.Helper()
 		g.Expect(os.ReadFile(path)).To(BeEquivalentTo(want))
@@ -96,10 +96,9 @@ func TestConntrackSettingsAreMade(t *testing.T) {
 	is(maximum, "10000") // never lowered
 	g.Expect(logged.AllEntries()).To(HaveLen(3))
 
-	apply(kubeproxy.Conntrack{UDP: time.Second, UDPStream: time.Second})
-	g.Expect(logged.AllEntries()).To(HaveLen(4), "one warning for what cannot be written")
-	g.Expect(logged.LastEntry().Level).To(Equal(logrus.WarnLevel))
-	g.Expect(logged.LastEntry().Message).To(And(ContainSubstring("nf_conntrack_udp_timeout=1"), ContainSubstring("nf_conntrack_udp_timeout_stream=1")))
+	g.Expect(applyConntrack(dir, kubeproxy.Conntrack{UDP: time.Second, UDPStream: time.Second}, 4, log)).
+		To(MatchError(And(ContainSubstring("nf_conntrack_udp_timeout=1"), ContainSubstring("nf_conntrack_udp_timeout_stream=1"))), "all that cannot be written")
+	g.Expect(logged.AllEntries()).To(HaveLen(3))
 }
 
 func TestAChangedConfigurationIsTold(t *testing.T) {

@@ -150,9 +150,12 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	for _, w := range warnings {
 		log.Warn(w)
 	}
-	r.applyConntrack(log)
+	conntrackErr := r.applyConntrack(log)
 	if r.kubeProxy.initOnly {
-		return nil
+		return conntrackErr
+	}
+	if conntrackErr != nil {
+		log.Warn(conntrackErr)
 	}
 	if r.config != "" {
 		if before, err := os.ReadFile(r.config); err == nil { // it was read a moment ago
