@@ -3,7 +3,6 @@ package handover
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -16,7 +15,7 @@ const (
 	wordWho      = "who is it"
 	wordHandOver = "hand over"
 	stateHeld    = "held"
-	stateWanted  = "wanted" // by somebody who still looks whether another has it
+	stateWanted  = "wanted" // by somebody who still looks whether another has it; the first by name goes before
 	wordSigned   = "signed"
 	wordTaken    = "taken"
 	wordReleased = "released"
@@ -26,8 +25,8 @@ const (
 	patience = 30 * time.Second
 	// sendTime is how long a successor may take to take all sockets.
 	sendTime = 5 * time.Second
-	// maxGuests is how many there may be whose rights a holder does not know yet. One
-	// more sends the first of them away.
+	// maxGuests is how many a holder speaks with at once. One more sends the first of
+	// those away whose rights it does not know yet.
 	maxGuests = 64
 )
 
@@ -37,49 +36,48 @@ type Lock struct {
 	name      string
 	strangers []string
 	held      atomic.Bool
-	serving   sync.WaitGroup
+	serving   sync.WaitGroup // the one who accepts
+
+	// A place each for guests, and for those of other users while they are sent away.
+	places, closing chan struct{}
 
 	served chan struct{} // closed by Serve
-	ended  chan struct{} // closed by Release
+	ended  chan struct{} // closed by end: nobody is let in any more
 	end    func()
 	holder Holder     // set before served is closed
 	office sync.Mutex // held while speaking with a successor that has the rights
 	taken  bool       // guarded by office
 
 	mu     sync.Mutex
-	guests []*net.UnixConn // in the order in which they came
+	guests []peer // in the order in which they came
 }
 
 // Acquire takes the lock. The error wraps ErrLocked, and says who has it, if
-// another process does that has the rights for it. Who has not cannot keep anybody
-// from having the lock; see Strangers.
+// another process does that runs as the same user and has the rights for it. Who has
+// not cannot keep anybody from having the lock; see Strangers.
 func Acquire() (*Lock, error) {
-	for try := 1; ; try++ {
-		l, err := newLock()
-		if err != nil {
-			return nil, fmt.Errorf("locking the portals: %w", err)
-		}
-		// Only now that others see this one: of two, one at least finds the other.
-		holder, strangers, err := look(l.name, wordWho)
-		if err == nil && holder == nil {
-			l.strangers = strangers
-			l.held.Store(true)
-			return l, nil
-		}
-		l.Release()
-		if errors.Is(err, syscall.ENOPROTOOPT) {
-			return nil, fmt.Errorf("%w, or another process does: before Linux 4.19 that cannot be told", ErrLocked)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("locking the portals: %w", err)
-		}
-		state, err := holder.state, fmt.Errorf("%w (%s)", ErrLocked, holder)
-		holder.close()
-		if state != stateWanted || try == 20 {
-			return nil, err
-		}
-		time.Sleep(rand.N(100 * time.Millisecond)) // both of them may have given way
+	l, err := newLock()
+	if err != nil {
+		return nil, fmt.Errorf("locking the portals: %w", err)
 	}
+	// Only now that others see this one: of two, one at least finds the other.
+	holder, strangers, err := look(l.name, wordWho)
+	switch {
+	case holder != nil:
+		err = fmt.Errorf("%w (%s)", ErrLocked, holder)
+		holder.close()
+	case errors.Is(err, syscall.ENOPROTOOPT):
+		err = fmt.Errorf("%w, or another process does: before Linux 4.19 that cannot be told", ErrLocked)
+	case err != nil:
+		err = fmt.Errorf("locking the portals: %w", err)
+	}
+	if err != nil {
+		l.Release()
+		return nil, err
+	}
+	l.strangers = strangers
+	l.held.Store(true)
+	return l, nil
 }
 
 // newLock listens, and answers who asks for this process's rights.
@@ -89,35 +87,71 @@ func newLock() (*Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lock{listener: listener, name: name, served: make(chan struct{}), ended: make(chan struct{})}
-	l.end = sync.OnceFunc(func() { close(l.ended) })
-	l.serving.Go(func() {
-		for {
-			conn, err := l.listener.AcceptUnix()
-			if err != nil {
-				return
-			}
-			l.come(conn)
-			l.serving.Go(func() { l.answer(peer{conn}) })
-		}
+	l := &Lock{
+		listener: listener, name: name, served: make(chan struct{}), ended: make(chan struct{}),
+		places: make(chan struct{}, maxGuests), closing: make(chan struct{}, maxGuests),
+	}
+	l.end = sync.OnceFunc(func() {
+		close(l.ended)
+		_ = l.listener.SetDeadline(time.Now()) // fails only once it is closed
+		l.serving.Wait()
+		interrupted(func() { l.listener.Close() })
 	})
+	l.serving.Go(func() { l.accept(l.listener.AcceptUnix) })
 	return l, nil
+}
+
+// accept lets guests in until the lock is released.
+func (l *Lock) accept(next func() (*net.UnixConn, error)) {
+	for {
+		conn, err := next()
+		if err != nil { // no descriptor is free, for instance; others still see this listener
+			select {
+			case <-l.ended:
+				return
+			case <-time.After(10 * time.Millisecond):
+				continue
+			}
+		}
+		p, place := peer{conn}, l.places
+		mine := p.sameUser()
+		if mine {
+			l.come(p)
+		} else {
+			place = l.closing
+		}
+		select {
+		case place <- struct{}{}:
+		case <-l.ended:
+			go p.Close()
+			return
+		}
+		go func() {
+			defer func() { <-place }()
+			defer p.Close()
+			if mine {
+				l.answer(p)
+			}
+		}()
+	}
 }
 
 // Strangers says which processes claimed to have the lock, when it was taken, without
 // the rights for it.
 func (l *Lock) Strangers() []string { return l.strangers }
 
-// Release gives the lock back. It may be called more than once.
+// Release gives the lock back. It waits for a handover that is under way, and may be
+// called more than once.
 func (l *Lock) Release() {
-	l.listener.Close()
 	l.end()
 	l.mu.Lock()
-	for _, conn := range l.guests {
-		conn.Close()
+	for _, p := range l.guests {
+		p.within(0)
 	}
 	l.mu.Unlock()
-	l.serving.Wait()
+	l.office.Lock()
+	l.taken = true
+	l.office.Unlock()
 }
 
 // Serve answers successors until the lock is released, one after the other. It is
@@ -128,42 +162,46 @@ func (l *Lock) Serve(h Holder) {
 }
 
 // come and leave keep the list of those whose rights are not known.
-func (l *Lock) come(conn *net.UnixConn) {
+func (l *Lock) come(p peer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	p.within(answerTime)
 	if len(l.guests) == maxGuests {
-		l.guests[0].Close()
+		l.guests[0].within(0) // it asks again, if it is an usher
 		l.guests = l.guests[1:]
 	}
-	l.guests = append(l.guests, conn)
-	select {
-	case <-l.ended: // Release may have closed the others already
-		conn.Close()
-	default:
-	}
+	l.guests = append(l.guests, p)
 }
 
-func (l *Lock) leave(conn *net.UnixConn) {
+func (l *Lock) leave(p peer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.guests = slices.DeleteFunc(l.guests, func(c *net.UnixConn) bool { return c == conn })
+	l.guests = slices.DeleteFunc(l.guests, func(g peer) bool { return g == p })
 }
 
 // answer speaks with somebody who has come.
 func (l *Lock) answer(p peer) {
-	defer p.Close()
-	defer l.leave(p.UnixConn)
-	p.within(answerTime)
+	var entitled bool
+	interrupted(func() { entitled = l.entitled(p) })
+	l.leave(p)
+	if entitled {
+		l.handOver(p)
+	}
+}
+
+// entitled shows this process's rights, and tells whether the other side wants to take
+// over, and has the rights for it.
+func (l *Lock) entitled(p peer) bool {
 	word, theirs, err := p.receiveChallenge()
 	if err != nil {
-		return
+		return false
 	}
 	connection := p.RemoteAddr().String()
 	_ = theirs.sign(connection, byHolder) // whoever asked sees whether it is signed
 	theirs.close()
 	ours, err := newChallenge(connection, bySuccessor)
 	if err != nil {
-		return
+		return false
 	}
 	defer ours.close()
 	state := stateWanted
@@ -171,13 +209,10 @@ func (l *Lock) answer(p peer) {
 		state = stateHeld
 	}
 	if p.send(state, int(ours)) != nil || word != wordHandOver || p.receiveWord(wordSigned) != nil {
-		return
+		return false
 	}
-	if entitled, err := ours.signed(); err != nil || !entitled {
-		return
-	}
-	l.leave(p.UnixConn)
-	l.handOver(p)
+	signed, err := ours.signed()
+	return err == nil && signed
 }
 
 // handOver hands over to a successor that has the rights for it.
@@ -209,6 +244,6 @@ func (l *Lock) handOver(p peer) {
 	}
 	l.taken = true
 	release()
-	l.listener.Close()
+	l.end()
 	_ = p.send(wordReleased) // it sees the lock in any case
 }

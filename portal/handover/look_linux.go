@@ -5,14 +5,14 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"net"
 	"os"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -22,12 +22,12 @@ const (
 	holderPrefix    = "@usher-portal/"
 	successorPrefix = "@usher-successor/"
 
-	// answerTime is how long a holder may take to show its rights, and lookTime, how
-	// long all who have a holder's name may take together.
+	// answerTime is how long a guest may take to show its rights, and lookTime, how long
+	// all who have a holder's name may take together.
 	answerTime = 5 * time.Second
-	lookTime   = 20 * time.Second
-	// asked is how many are asked at once.
-	asked = 64
+	lookTime   = 5 * time.Second
+	// lookAgain is when somebody is asked again who could not be asked, or did not know.
+	lookAgain = 10 * time.Millisecond
 )
 
 func random() string { return strings.ToLower(rand.Text()) }
@@ -46,56 +46,111 @@ func (f *found) close() {
 }
 
 // look asks all who have a holder's name, but the one called own, with word for their
-// rights. It returns the first who has them, or nil, and who has not.
+// rights. It returns the first who has them and the lock, or goes before own in getting
+// it, or nil; and who has not. It takes lookTime at the most.
 func look(own, word string) (holder *found, strangers []string, err error) {
-	names, err := holders()
-	if err != nil {
-		return nil, nil, fmt.Errorf("looking for an usher that manages the portals: %w", err)
-	}
-	names = slices.DeleteFunc(names, func(name string) bool { return name == own })
 	type answer struct {
-		found    *found
-		stranger string
-		err      error
+		name  string
+		found *found
+		err   error
 	}
-	for end := time.Now().Add(lookTime); len(names) > 0 && holder == nil && time.Now().Before(end); {
-		some := names[:min(asked, len(names))]
-		names = names[len(some):]
-		answers := make(chan answer, len(some))
-		waiting := 0
-		for _, name := range some {
-			// In this thread, since that may be in a network namespace of its own.
-			a, err := approach(name)
+	answers, done := make(chan answer), make(chan struct{})
+	defer close(done)
+	known := map[string]bool{own: true} // the names
+	open := map[string]string{}         // who is not known to be a holder or not, by name
+	looking := map[string]string{}      // those of them that have the rights, and look as well
+	var waiting []string                // those who have to be asked
+	list := true
+	end := time.Now().Add(lookTime)
+	timeout, tick := time.After(lookTime), time.NewTicker(lookAgain)
+	defer tick.Stop()
+	askAll := func() error {
+		if list {
+			names, err := holders()
 			if err != nil {
-				continue // it is gone, or lets nobody in
+				return fmt.Errorf("looking for an usher that manages the portals: %w", err)
 			}
-			waiting++
-			go func() {
-				who := a.String()
-				f, err := a.ask(word)
-				answers <- answer{f, who, err}
-			}()
-		}
-		for ; waiting > 0 && holder == nil && err == nil; waiting-- {
-			a := <-answers
-			switch {
-			case errors.Is(a.err, syscall.ENOPROTOOPT):
-				err = a.err // before Linux 4.19
-			case a.found != nil:
-				holder = a.found
-			case !errors.Is(a.err, errGone):
-				strangers = append(strangers, a.stranger)
-			}
-		}
-		go func() { // the others
-			for ; waiting > 0; waiting-- {
-				if a := <-answers; a.found != nil {
-					a.found.close()
+			for _, name := range names {
+				if !known[name] {
+					known[name], open[name] = true, "a process that lets nobody in"
+					waiting = append(waiting, name)
 				}
 			}
-		}()
+			list = false
+		}
+		todo := waiting
+		waiting = nil
+		for _, name := range todo {
+			// In this thread, since that may be in a network namespace of its own.
+			a, err := approach(name)
+			switch {
+			case errors.Is(err, syscall.EAGAIN): // its backlog is full
+				waiting = append(waiting, name)
+				continue
+			case errors.Is(err, syscall.ECONNREFUSED):
+				delete(open, name)
+				list = true // it is gone, perhaps after it had handed over to another
+				continue
+			case errors.Is(err, syscall.EPROTOTYPE), errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+				delete(open, name) // it is no usher
+				continue
+			case err != nil:
+				return fmt.Errorf("asking an usher that may manage the portals: %w", err)
+			}
+			if open[name] = a.String(); !a.sameUser() {
+				strangers = append(strangers, open[name])
+				delete(open, name)
+				go a.close()
+				continue
+			}
+			_ = a.SetDeadline(end)
+			go func() {
+				f, err := a.ask(word)
+				select {
+				case answers <- answer{name, f, err}:
+				case <-done:
+					if f != nil {
+						f.close()
+					}
+				}
+			}()
+		}
+		return nil
 	}
-	return holder, strangers, err
+	err = askAll()
+	for late := false; err == nil && holder == nil && (list || len(open) > 0) && !late; {
+		select {
+		case <-tick.C:
+			err = askAll()
+		case <-timeout:
+			late = true
+		case a := <-answers:
+			delete(looking, a.name)
+			switch {
+			case errors.Is(a.err, syscall.ENOPROTOOPT): // before Linux 4.19
+				err = a.err
+			case errors.Is(a.err, io.EOF), errors.Is(a.err, syscall.EPIPE), errors.Is(a.err, syscall.ECONNRESET):
+				waiting = append(waiting, a.name) // unless it is gone
+			case a.err != nil:
+				strangers = append(strangers, open[a.name])
+				delete(open, a.name)
+			case a.found.state == stateHeld || a.name < own:
+				holder = a.found
+			default: // It gives way to own, or has the lock, as soon as it has looked.
+				looking[a.name] = a.found.String()
+				waiting = append(waiting, a.name)
+				go a.found.close()
+			}
+		}
+	}
+	if err == nil && holder == nil {
+		for _, who := range looking {
+			err = fmt.Errorf("%w (%s, perhaps)", ErrLocked, who)
+		}
+		strangers = slices.AppendSeq(strangers, maps.Values(open))
+	}
+	slices.Sort(strangers)
+	return holder, slices.Compact(strangers), err
 }
 
 // holders returns the names of listeners that begin as those of holders do.
@@ -117,9 +172,6 @@ func holders() (names []string, err error) {
 	return names, lines.Err()
 }
 
-// errGone is that somebody has ended while it was asked.
-var errGone = errors.New("it is gone")
-
 // approached is somebody who has a holder's name.
 type approached struct {
 	peer
@@ -127,23 +179,19 @@ type approached struct {
 	challenge challenge // for the holder to sign
 }
 
+func (a *approached) close() {
+	a.challenge.close()
+	a.Close()
+}
+
 // approach connects to who listens under a name.
 func approach(name string) (*approached, error) {
 	a := &approached{name: successorPrefix + random()}
-	end := time.Now().Add(answerTime)
-	for {
-		conn, err := net.DialUnix(network, &net.UnixAddr{Name: a.name, Net: network}, &net.UnixAddr{Name: name, Net: network})
-		if err == nil {
-			a.peer = peer{conn}
-			break
-		}
-		// Somebody may keep its backlog full for a moment.
-		if !errors.Is(err, syscall.EAGAIN) || time.Now().After(end) {
-			return nil, err
-		}
-		time.Sleep(10 * time.Millisecond)
+	conn, err := net.DialUnix(network, &net.UnixAddr{Name: a.name, Net: network}, &net.UnixAddr{Name: name, Net: network})
+	if err != nil {
+		return nil, err
 	}
-	var err error
+	a.peer = peer{conn}
 	if a.challenge, err = newChallenge(a.name, byHolder); err != nil {
 		a.Close()
 		return nil, err
@@ -151,33 +199,31 @@ func approach(name string) (*approached, error) {
 	return a, nil
 }
 
-// ask asks for the rights of who was approached, and returns who has them.
-func (a *approached) ask(word string) (*found, error) {
-	defer a.challenge.close()
+// ask asks for the rights of who was approached, and returns who has them. Until that
+// is known, what comes from there may take long to close.
+func (a *approached) ask(word string) (_ *found, err error) {
 	f := &found{peer: a.peer, name: a.name, challenge: -1}
-	err := func() (err error) {
-		f.within(answerTime)
-		if err := f.send(word, int(a.challenge)); err != nil {
-			return err
+	interrupted(func() {
+		if err = f.send(word, int(a.challenge)); err != nil {
+			return
 		}
 		if f.state, f.challenge, err = f.receiveChallenge(); err != nil {
-			return err
+			return
 		}
-		has, err := a.challenge.signed()
-		if err == nil && !has {
+		has, failed := a.challenge.signed()
+		if err = failed; err == nil && !has {
 			err = errors.New("it has not the rights of an usher")
 		}
-		return err
-	}()
+	})
 	if err == nil {
+		a.challenge.close()
 		return f, nil
 	}
-	if f.challenge >= 0 {
-		f.challenge.close()
-	}
-	f.Close()
-	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
-		err = errors.Join(errGone, err)
-	}
+	go func() {
+		if f.challenge >= 0 {
+			f.challenge.close()
+		}
+		a.close()
+	}()
 	return nil, err
 }

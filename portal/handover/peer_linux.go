@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"runtime"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -72,24 +75,69 @@ func (p peer) receiveWord(word string) error {
 	return err
 }
 
+// cred says who connected or listened: not who holds the socket now.
+func (p peer) cred() (who *unix.Ucred, err error) {
+	raw, err := p.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	controlled := raw.Control(func(fd uintptr) {
+		who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return who, errors.Join(controlled, err)
+}
+
+// sameUser tells whether the other side runs as this process's user. Nothing is
+// received from others.
+func (p peer) sameUser() bool {
+	who, err := p.cred()
+	return err == nil && int(who.Uid) == os.Geteuid()
+}
+
 // String says who it is, as far as this process can see: 0 is a process of another
 // PID namespace.
 func (p peer) String() string {
-	raw, err := p.SyscallConn()
+	who, err := p.cred()
 	if err != nil {
-		return "a process that is gone"
-	}
-	var who *unix.Ucred
-	if raw.Control(func(fd uintptr) {
-		who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}) != nil || err != nil {
 		return "a process that is gone"
 	}
 	return fmt.Sprintf("process %d of user %d", who.Pid, who.Uid)
 }
 
+// Close closes the connection, and with it what nobody has received.
+func (p peer) Close() { interrupted(func() { p.UnixConn.Close() }) }
+
 func closeAll(fds []int) {
 	for _, fd := range fds {
-		unix.Close(fd)
+		closeFD(fd)
 	}
+}
+
+func closeFD(fd int) { interrupted(func() { unix.Close(fd) }) }
+
+// interrupted does what may wait since somebody else wants it to: who closes the last
+// copy of a TCP socket with SO_LINGER waits until all that it has to send is
+// acknowledged, also if that copy is in a packet that was never received. A signal ends
+// it (sk_stream_wait_close in net/core/stream.c). SIGURG is the one that Go's
+// runtime sends its own threads, and that means nothing.
+func interrupted(do func()) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	thread, done := unix.Gettid(), make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				_ = unix.Tgkill(unix.Getpid(), thread, unix.SIGURG)
+			}
+		}
+	})
+	do()
+	close(done)
+	watching.Wait()
 }

@@ -41,7 +41,7 @@ func newChallenge(connection, by string) (challenge, error) {
 	return challenge(fd), nil
 }
 
-func (c challenge) close() { unix.Close(int(c)) }
+func (c challenge) close() { closeFD(int(c)) }
 
 // sign signs a challenge that the other side of a connection has made.
 func (c challenge) sign(connection, by string) error {

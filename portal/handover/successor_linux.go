@@ -45,14 +45,23 @@ func Ask() (*Successor, error) {
 // Take tells the holder that everything is in place, and returns the lock.
 func (s *Successor) Take() (*Lock, error) {
 	defer s.Abort()
-	s.peer.within(patience)
-	if err := s.peer.send(wordTaken); err != nil {
+	// Before the holder gives it up: whoever looks meanwhile finds one of the two.
+	l, err := newLock()
+	if err != nil {
 		return nil, fmt.Errorf("taking over: %w", err)
 	}
-	if err := s.peer.receiveWord(wordReleased); err != nil {
-		return nil, fmt.Errorf("taking over: the usher that was here has taken back its office: %w", err)
+	l.held.Store(true)
+	s.peer.within(patience)
+	if err = s.peer.send(wordTaken); err == nil {
+		if err = s.peer.receiveWord(wordReleased); err != nil {
+			err = fmt.Errorf("the usher that was here has taken back its office: %w", err)
+		}
 	}
-	return Acquire()
+	if err != nil {
+		l.Release()
+		return nil, fmt.Errorf("taking over: %w", err)
+	}
+	return l, nil
 }
 
 // Abort lets the holder go on, unless it has been told to end, and closes the
