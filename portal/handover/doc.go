@@ -18,7 +18,8 @@
 // the lock asks all whose names begin as a holder's do (/proc/net/unix lists
 // them), and only who shows that it may change this network namespace counts, for a
 // holder as for a successor: CAP_NET_ADMIN in the user namespace that owns it. Each
-// proves it by signing a challenge that the other one made.
+// proves it by signing a challenge that the other one made. Who runs as another user
+// is a stranger at once (SO_PEERCRED), and nothing is received from it.
 //
 // Packets (unix(7), SOCK_SEQPACKET) in the order of events:
 //

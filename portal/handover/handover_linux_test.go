@@ -2,6 +2,7 @@ package handover
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -9,12 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -26,7 +29,15 @@ const role = "HANDOVER_TEST_ROLE"
 func TestMain(m *testing.M) {
 	switch os.Getenv(role) {
 	case "":
-		os.Exit(run(again("tests", syscall.CLONE_NEWNET)))
+		cmd := again("tests", syscall.CLONE_NEWNET)
+		cmd.Stdout = os.Stdout
+		if noNamespace = cmd.Start(); noNamespace != nil {
+			os.Exit(m.Run())
+		}
+		if cmd.Wait() != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
 	case "tests":
 		os.Exit(m.Run())
 	case "holder":
@@ -37,6 +48,41 @@ func TestMain(m *testing.M) {
 	case "mute holder":
 		_, err := net.ListenUnix(network, &net.UnixAddr{Name: holderPrefix + "mute", Net: network})
 		exitIf(err)
+	case "full holders":
+		fullHolders(64)
+	case "lingering holder":
+		l, err := net.ListenUnix(network, &net.UnixAddr{Name: holderPrefix + "lingering", Net: network})
+		exitIf(err)
+		go func() {
+			for {
+				c, err := l.AcceptUnix()
+				exitIf(err)
+				lingering = append(lingering, c)
+				_ = giveLingering(peer{c}, stateHeld)
+			}
+		}()
+	case "lingering guest":
+		names, err := holders()
+		exitIf(err)
+		for range 3 {
+			c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: names[0], Net: network})
+			exitIf(err)
+			lingering = append(lingering, c)
+			// The holder may have closed the connection already.
+			if err := giveLingering(peer{c}, wordWho); !errors.Is(err, unix.EPIPE) {
+				exitIf(err)
+			}
+		}
+	case "crowd":
+		names, err := holders()
+		exitIf(err)
+		go func() {
+			for {
+				if c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: names[0], Net: network}); err == nil {
+					c.Close()
+				}
+			}
+		}()
 	case "successor":
 		// It says that it has signed, although it could not.
 		holder, _, err := look("", wordHandOver)
@@ -71,17 +117,83 @@ func again(as string, namespace uintptr) *exec.Cmd {
 	return cmd
 }
 
-func run(cmd *exec.Cmd) int {
-	cmd.Stdout = os.Stdout
-	if err := cmd.Start(); err != nil {
-		fmt.Println("skipped: needs the right to make a network namespace:", err)
-		return 0
+// noNamespace is why this is not a network namespace of its own.
+var noNamespace error
+
+var _ = BeforeSuite(func() {
+	if noNamespace != nil {
+		Skip(fmt.Sprint("needs the right to make a network namespace: ", noNamespace))
 	}
-	if err := cmd.Wait(); err != nil {
-		return 1
+	Expect(exec.Command("ip", "link", "set", "lo", "up").Run()).To(Succeed())
+})
+
+// fullHolders have holders' names, and nobody gets in.
+func fullHolders(n int) (closeAll func()) {
+	var all []int
+	for range n {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		exitIf(err)
+		name := holderPrefix + random()
+		exitIf(unix.Bind(fd, &unix.SockaddrUnix{Name: name}))
+		exitIf(unix.Listen(fd, 0))
+		all = append(all, fd)
+		for {
+			c, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+			exitIf(err)
+			all = append(all, c)
+			if err = unix.Connect(c, &unix.SockaddrUnix{Name: name}); err == unix.EAGAIN {
+				break
+			}
+			exitIf(err)
+		}
 	}
-	return 0
+	return func() {
+		for _, fd := range all {
+			unix.Close(fd)
+		}
+	}
 }
+
+// giveLingering sends p a socket whose last close waits: it has sent what nobody reads.
+func giveLingering(p peer, text string) error {
+	sink, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer func() { lingering = append(lingering, sink) }()
+	c, err := net.Dial("tcp", sink.Addr().String())
+	if err != nil {
+		return err
+	}
+	defer func() { go c.Close() }() // the other side may have closed its copy already
+	tcp := c.(*net.TCPConn)
+	accepted, err := sink.Accept()
+	if err != nil {
+		return err
+	}
+	lingering = append(lingering, accepted)
+	if err := errors.Join(tcp.SetLinger(1<<20), tcp.SetWriteDeadline(time.Now().Add(100*time.Millisecond))); err != nil {
+		return err
+	}
+	if _, err := io.Copy(tcp, zeros{}); !errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
+	}
+	f, err := tcp.File()
+	if err != nil {
+		return err
+	}
+	defer func() { go f.Close() }()
+	if err = p.send(text, int(f.Fd())); err != nil {
+		_ = tcp.SetLinger(0) // it is still this process's to close
+	}
+	return err
+}
+
+var lingering []io.Closer
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 
 func TestHandover(t *testing.T) {
 	RegisterFailHandler(Fail)
@@ -117,18 +229,18 @@ func (o *office) counts() [3]int {
 }
 
 var _ = Describe("the lock", func() {
-	// rootWithoutRights starts this program as a root that may change nothing in this
-	// network namespace, as in a container without capabilities on the host's network,
-	// and returns what it says first.
-	rootWithoutRights := func(as string) (pid int, says string) {
+	// start starts another process, and returns what it says first.
+	start := func(cmd *exec.Cmd) (pid int, says string) {
 		GinkgoHelper()
-		lab.UserNamespaces()
-		cmd := again(as, syscall.CLONE_NEWUSER)
 		in, err := cmd.StdinPipe()
 		Expect(err).NotTo(HaveOccurred())
 		out, err := cmd.StdoutPipe()
 		Expect(err).NotTo(HaveOccurred())
-		Expect(cmd.Start()).To(Succeed())
+		err = cmd.Start()
+		if cmd.SysProcAttr.Credential != nil && errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
+			Skip("needs to be root outside of a user namespace")
+		}
+		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(func() {
 			in.Close()
 			_ = cmd.Wait() // the role says itself how it went
@@ -136,6 +248,19 @@ var _ = Describe("the lock", func() {
 		says, err = bufio.NewReader(out).ReadString('\n')
 		Expect(err).NotTo(HaveOccurred())
 		return cmd.Process.Pid, says
+	}
+	// rootWithoutRights starts this program as a root that may change nothing in this
+	// network namespace, as in a container without capabilities on the host's network.
+	rootWithoutRights := func(as string) (pid int, says string) {
+		GinkgoHelper()
+		lab.UserNamespaces()
+		return start(again(as, syscall.CLONE_NEWUSER))
+	}
+	otherUser := func(as string) (pid int, says string) {
+		GinkgoHelper()
+		cmd := again(as, 0)
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
+		return start(cmd)
 	}
 	serve := func(o *office) *Lock {
 		GinkgoHelper()
@@ -165,7 +290,7 @@ var _ = Describe("the lock", func() {
 				})
 			}
 			all.Wait()
-			Expect(got).To(HaveLen(1))
+			Expect(got).To(HaveLen(1), "refused: %v", refused)
 			Expect(refused).To(HaveEach(MatchError(ErrLocked)))
 			Expect(refused[0]).To(MatchError(ContainSubstring("process %d of user %d", os.Getpid(), os.Getuid())))
 			got[0].Release()
@@ -218,6 +343,108 @@ var _ = Describe("the lock", func() {
 		Expect(time.Since(began)).To(BeNumerically("<", answerTime), "it does not wait for them to go")
 		s.Abort()
 		Eventually(o.counts).WithTimeout(5 * time.Second).Should(Equal([3]int{1, 1, 0}))
+	})
+	for _, who := range []struct {
+		name   string
+		start  func(string) (int, string)
+		within time.Duration
+	}{
+		{"another user", otherUser, lookTime / 2},
+		{"a root without rights", rootWithoutRights, 2 * lookTime},
+	} {
+		for _, as := range []string{"mute holder", "lingering holder"} {
+			It("is not delayed by a "+as+" that is "+who.name, func() {
+				pid, says := who.start(as)
+				Expect(says).To(Equal("ready\n"))
+				for range 2 {
+					began := time.Now()
+					l, err := Acquire()
+					Expect(err).NotTo(HaveOccurred())
+					Expect(time.Since(began)).To(BeNumerically("<", who.within))
+					Expect(l.Strangers()).To(HaveLen(1))
+					Expect(l.Strangers()[0]).To(HavePrefix("process %d of user ", pid))
+					l.Release()
+				}
+			})
+		}
+		It("is answered for and released although "+who.name+" sends what is slow to close", func() {
+			l := serve(&office{})
+			_, says := who.start("lingering guest")
+			Expect(says).To(Equal("ready\n"))
+			Expect(Acquire()).Error().To(MatchError(ErrLocked))
+			released := make(chan struct{})
+			go func() {
+				defer close(released)
+				l.Release()
+			}()
+			Eventually(released).WithTimeout(lookTime).Should(BeClosed())
+		})
+		It("is known to be held although "+who.name+" connects again and again", func() {
+			serve(&office{})
+			_, says := who.start("crowd")
+			Expect(says).To(Equal("ready\n"))
+			for range 3 {
+				Expect(Acquire()).Error().To(MatchError(ErrLocked))
+			}
+		})
+	}
+	It("is delayed once, and not by each, by holders with full backlogs", func() {
+		_, says := otherUser("full holders")
+		Expect(says).To(Equal("ready\n"))
+		began := time.Now()
+		l, err := Acquire()
+		Expect(err).NotTo(HaveOccurred())
+		defer l.Release()
+		Expect(time.Since(began)).To(BeNumerically("<", 2*lookTime))
+		Expect(l.Strangers()).To(ConsistOf("a process that lets nobody in"))
+	})
+	It("is another's if a holder is gone that has just handed over", func() {
+		for range 5 {
+			serve(&office{})
+			s, err := Ask()
+			Expect(err).NotTo(HaveOccurred())
+			stop := make(chan struct{})
+			var others sync.WaitGroup
+			var taken atomic.Int32
+			for range 4 {
+				others.Go(func() {
+					for {
+						if other, err := Acquire(); err == nil {
+							taken.Add(1)
+							other.Release()
+						}
+						select {
+						case <-stop:
+							return
+						default:
+						}
+					}
+				})
+			}
+			l, err := s.Take()
+			close(stop)
+			others.Wait()
+			Expect(err).NotTo(HaveOccurred())
+			l.Release()
+			Expect(taken.Load()).To(BeZero())
+		}
+	})
+	It("is answered for although accepting fails for a while", func() {
+		listener, err := net.ListenUnix(network, &net.UnixAddr{Name: holderPrefix + random(), Net: network})
+		Expect(err).NotTo(HaveOccurred())
+		l := newLockAt(listener)
+		l.held.Store(true)
+		failures := 3
+		l.serving.Go(func() {
+			l.accept(func() (*net.UnixConn, error) {
+				if failures--; failures >= 0 {
+					return nil, unix.EMFILE
+				}
+				return listener.AcceptUnix()
+			})
+		})
+		DeferCleanup(l.Release)
+		Expect(Acquire()).Error().To(MatchError(ErrLocked))
 	})
 	It("stays with the holder if the successor does not take the sockets", func() {
 		o := &office{sockets: func(yield func(Socket) bool) {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -25,9 +24,10 @@ const (
 	patience = 30 * time.Second
 	// sendTime is how long a successor may take to take all sockets.
 	sendTime = 5 * time.Second
-	// maxGuests is how many a holder speaks with at once. One more sends the first of
-	// those away whose rights it does not know yet.
+	// maxGuests is how many a holder speaks with at once. One more, who has waited for
+	// guestTime, sends those away whose rights it does not know yet.
 	maxGuests = 64
+	guestTime = 20 * time.Millisecond
 )
 
 // Lock is the right to manage the portals.
@@ -49,7 +49,7 @@ type Lock struct {
 	taken  bool       // guarded by office
 
 	mu     sync.Mutex
-	guests []peer // in the order in which they came
+	guests map[peer]bool
 }
 
 // Acquire takes the lock. The error wraps ErrLocked, and says who has it, if
@@ -82,14 +82,21 @@ func Acquire() (*Lock, error) {
 
 // newLock listens, and answers who asks for this process's rights.
 func newLock() (*Lock, error) {
-	name := holderPrefix + random()
-	listener, err := net.ListenUnix(network, &net.UnixAddr{Name: name, Net: network})
+	listener, err := net.ListenUnix(network, &net.UnixAddr{Name: holderPrefix + random(), Net: network})
 	if err != nil {
 		return nil, err
 	}
+	l := newLockAt(listener)
+	l.serving.Go(func() { l.accept(l.listener.AcceptUnix) })
+	return l, nil
+}
+
+// newLockAt does not accept yet.
+func newLockAt(listener *net.UnixListener) *Lock {
 	l := &Lock{
-		listener: listener, name: name, served: make(chan struct{}), ended: make(chan struct{}),
+		listener: listener, name: listener.Addr().String(), served: make(chan struct{}), ended: make(chan struct{}),
 		places: make(chan struct{}, maxGuests), closing: make(chan struct{}, maxGuests),
+		guests: map[peer]bool{},
 	}
 	l.end = sync.OnceFunc(func() {
 		close(l.ended)
@@ -97,8 +104,7 @@ func newLock() (*Lock, error) {
 		l.serving.Wait()
 		interrupted(func() { l.listener.Close() })
 	})
-	l.serving.Go(func() { l.accept(l.listener.AcceptUnix) })
-	return l, nil
+	return l
 }
 
 // accept lets guests in until the lock is released.
@@ -113,18 +119,24 @@ func (l *Lock) accept(next func() (*net.UnixConn, error)) {
 				continue
 			}
 		}
-		p, place := peer{conn}, l.places
+		p, place := peer{conn}, l.closing
 		mine := p.sameUser()
 		if mine {
-			l.come(p)
-		} else {
-			place = l.closing
+			place = l.places
 		}
-		select {
-		case place <- struct{}{}:
-		case <-l.ended:
-			go p.Close()
-			return
+		for placed := false; !placed; {
+			select {
+			case place <- struct{}{}:
+				placed = true
+			case <-l.ended:
+				go p.Close()
+				return
+			case <-time.After(guestTime):
+				l.sendAway()
+			}
+		}
+		if mine {
+			l.come(p)
 		}
 		go func() {
 			defer func() { <-place }()
@@ -144,11 +156,7 @@ func (l *Lock) Strangers() []string { return l.strangers }
 // called more than once.
 func (l *Lock) Release() {
 	l.end()
-	l.mu.Lock()
-	for _, p := range l.guests {
-		p.within(0)
-	}
-	l.mu.Unlock()
+	l.sendAway()
 	l.office.Lock()
 	l.taken = true
 	l.office.Unlock()
@@ -166,17 +174,22 @@ func (l *Lock) come(p peer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p.within(answerTime)
-	if len(l.guests) == maxGuests {
-		l.guests[0].within(0) // it asks again, if it is an usher
-		l.guests = l.guests[1:]
-	}
-	l.guests = append(l.guests, p)
+	l.guests[p] = true
 }
 
 func (l *Lock) leave(p peer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.guests = slices.DeleteFunc(l.guests, func(g peer) bool { return g == p })
+	delete(l.guests, p)
+}
+
+// sendAway ends what those say whose rights are not known. An usher asks again.
+func (l *Lock) sendAway() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for p := range l.guests {
+		p.within(0)
+	}
 }
 
 // answer speaks with somebody who has come.

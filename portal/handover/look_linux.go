@@ -89,6 +89,7 @@ func look(own, word string) (holder *found, strangers []string, err error) {
 				continue
 			case errors.Is(err, syscall.ECONNREFUSED):
 				delete(open, name)
+				delete(looking, name)
 				list = true // it is gone, perhaps after it had handed over to another
 				continue
 			case errors.Is(err, syscall.EPROTOTYPE), errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
