@@ -140,15 +140,19 @@ func (s *Source) slicesOf(name types.NamespacedName) []*discoveryv1.EndpointSlic
 	return list
 }
 
-// tellProblems tells OnProblems and the log what is wrong that was not before.
+// tellProblems tells OnProblems and the log what is wrong that was not before, or of
+// which there is now twice as much as was ever told, while it lasted.
 func (s *Source) tellProblems(name types.NamespacedName, problems []translate.Problem) {
-	var all []string
+	all := map[string]int{}
 	var fresh []translate.Problem
 	for _, p := range problems {
 		gist := p.Gist()
-		if all = append(all, gist); !slices.Contains(s.problems[name], gist) { // of some tens
+		told, known := s.problems[name][gist]
+		if !known || p.Count >= 2*max(told, 1) {
 			fresh = append(fresh, p)
+			told = p.Count
 		}
+		all[gist] = told
 	}
 	if s.problems[name] = all; len(all) == 0 {
 		delete(s.problems, name)

@@ -85,7 +85,7 @@ type Source struct {
 	clusterIPs translate.ClusterIPs
 	sweeping   bool // a sweep is due
 	triggers   triggers
-	problems   map[types.NamespacedName][]string // their gists, as they were told
+	problems   map[types.NamespacedName]map[string]int // the most that was told of each gist
 }
 
 // byService is the index of EndpointSlices by the Service they belong to.
@@ -105,7 +105,7 @@ func New(options Options) (*Source, error) {
 		wake:     make(chan struct{}, 1),
 		told:     map[types.NamespacedName]config.Service{},
 		claimed:  map[types.NamespacedName]config.Service{},
-		problems: map[types.NamespacedName][]string{},
+		problems: map[types.NamespacedName]map[string]int{},
 		triggers: triggers{latest: map[types.NamespacedName]time.Time{}},
 	}
 	serviceLabels, sliceLabels, err := selectors(options.ServiceProxyName, options.Discovery)

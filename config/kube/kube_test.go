@@ -148,6 +148,11 @@ var _ = Describe("what is wrong with a Service", func() {
 		Expect(logged.LastEntry().String()).To(ContainSubstring("and 999 more like this"))
 		wrong(2000)
 		Expect(told).To(HaveLen(2))
+		for range 10 { // to and fro
+			wrong(1000)
+			wrong(2001)
+		}
+		Expect(told).To(HaveLen(2))
 		wrong(0)
 		wrong(1)
 		Expect(told).To(HaveLen(3), "it was well in between")

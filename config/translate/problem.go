@@ -3,7 +3,6 @@ package translate
 import (
 	"cmp"
 	"fmt"
-	"math/bits"
 	"slices"
 	"strings"
 
@@ -25,13 +24,13 @@ type Problem struct {
 	More  string
 }
 
-// Gist returns what tells p from others that were told before: as long as there
-// are about as many of a kind, to a factor of two, nothing is new.
+// Gist returns what tells p from others that were told before. Of many of a kind it
+// is the kind, whatever their Count.
 func (p Problem) Gist() string {
 	if p.More == "" {
 		return p.Error()
 	}
-	return fmt.Sprintf("%s %s: %s: %d", p.Kind, withoutIndexes(p.Field.Field), p.Field.Detail, bits.Len(uint(p.Count)))
+	return fmt.Sprintf("%s %s: %s", p.Kind, withoutIndexes(p.Field.Field), p.Field.Detail)
 }
 
 // Error returns, for example,
