@@ -18,8 +18,8 @@ func (p *Proxy) ClusterIP(service types.NamespacedName, port uint16) (at netip.A
 	defer p.mu.Unlock()
 	fronts, known := p.services[service]
 	for _, f := range fronts {
-		for _, vip := range f.view.Load().port.VIPs {
-			if f.protocol != config.TCP || vip.Kind != config.ClusterIP || vip.Port != port {
+		for _, vip := range f.View().Port.VIPs {
+			if f.Protocol != config.TCP || vip.Kind != config.ClusterIP || vip.Port != port {
 				continue
 			}
 			if !at.IsValid() || vip.Addr.Is4() {
@@ -37,9 +37,9 @@ func (p *Proxy) Serves(vip netip.AddrPort) (known, usable bool) {
 	if f == nil {
 		return false, false
 	}
-	v := f.view.Load()
-	at, ok := v.vipAt(vip)
-	return true, ok && v.endpoints(at, true).Len() > 0
+	v := f.View()
+	at, ok := v.VIPAt(vip)
+	return true, ok && v.Endpoints(at, true).Len() > 0
 }
 
 // Serve serves a client that has asked for vip by other means than to connect to it,
@@ -52,11 +52,7 @@ func (p *Proxy) Serve(client forward.Conn, from, vip netip.AddrPort) {
 		client.Close()
 		return
 	}
-	a := &acceptor{front: f, carrier: &portable, at: vip}
-	a.setTargets([]portal.Target{{Protocol: portal.TCP, Addr: vip.Addr(), Port: vip.Port()}})
-	if c := a.accepted(&keptClient{Conn: client}, from); c != nil {
-		go c.serve(a)
-	}
+	p.streams.Serve(f.FrontEnd, client, from, vip)
 }
 
 // ownerOf returns who serves a VIP for TCP, or nil.

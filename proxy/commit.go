@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/frontend"
 )
 
 // change collects what has to be done in the kernel: listeners are open
@@ -14,7 +15,7 @@ import (
 type change struct {
 	set   map[portal.Target]portal.Rule
 	gone  map[portal.Target]bool
-	close []listener
+	close []frontend.Listener
 	// losers are front ends from which others have taken a VIP. They do without once
 	// all that is new is known, their own news included.
 	losers map[*frontEnd]bool
@@ -33,7 +34,7 @@ func (c *change) settle() {
 		losers := c.losers
 		c.losers = nil
 		for f := range losers {
-			f.update(f.view.Load().port, c)
+			f.update(f.View().Port, c)
 		}
 	}
 }
@@ -74,7 +75,7 @@ func (p *Proxy) commit(c *change) {
 	}
 	p.portalAnswered(err)
 	for _, l := range c.close {
-		l.close()
+		l.Close(frontend.Withdrawn)
 	}
 }
 
@@ -89,7 +90,7 @@ func (p *Proxy) portalAnswered(err error) {
 		case *portal.ListenAgainError:
 			for _, t := range e.Targets {
 				if f := p.owners[t]; f != nil {
-					f.update(f.view.Load().port, &again)
+					f.update(f.View().Port, &again)
 				}
 			}
 		default:
@@ -150,7 +151,7 @@ func (p *Proxy) retry() {
 		if f == nil || f.trouble == nil || problem.Reason == ReasonProtocol {
 			continue // the portal tries again by itself; a protocol is not learned
 		}
-		f.update(f.view.Load().port, &c)
+		f.update(f.View().Port, &c)
 	}
 	if !c.empty() {
 		p.commit(&c)

@@ -14,7 +14,8 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/search"
 )
 
 // Question is what Explain is asked: what would become of a connection?
@@ -46,54 +47,101 @@ const (
 	WouldFail   Verdict = "problem" // the service port is not served
 )
 
-// Explanation is the answer to a Question.
+// Cause says why endpoints would not be tried.
+type Cause uint8
+
+// The causes.
+const (
+	NoCause        Cause = iota
+	HasProblem           // Explanation.Problem
+	SourceRefused        // the client is not in loadBalancerSourceRanges
+	NoEndpoint           // there is none that could be used
+	NoEndpointHere       // there is none on this node, and the policy is Local
+)
+
+// Explanation is the answer to a Question. Package admin puts it into words.
 type Explanation struct {
 	Port      config.ServicePort
-	Endpoints []*balance.Endpoint // all that the port has
 	VIP       config.VIP
+	NodeLocal bool // the client is of this node
 	Verdict   Verdict
-	Policy    string // which endpoints count, and why
-	Affinity  *affinity.Entry
-	Order     []Candidate // in which they would be tried
-	NotTried  []Candidate
-	Text      []string // sentences
+	Cause     Cause
+	Problem   *Problem            // nil if all is well
+	Endpoints []*balance.Endpoint // all that the port has
+	Set       *balance.Set        // those of them for this client
+	Affinity  *affinity.Entry     // that the client has; looked at with WouldTry only
+	Order     []balance.Choice    // in which they would be tried
+	NotTried  []NotTried
 }
 
-// Candidate is an endpoint that would, or would not, be tried.
-type Candidate struct {
-	Endpoint *balance.Endpoint
-	Reason   string // a balance.Reason, or not-ready, terminating, policy-local, topology
-	Text     string
+// NotTried is an endpoint that would not be tried, and why: "terminating", "not-ready",
+// "policy-local" or "topology".
+type NotTried struct {
+	*balance.Endpoint
+	Reason string
 }
 
-// Explain tells what would happen if a client connected now. It changes nothing:
-// no turn is used up, no probe is claimed, no affinity begins or ends.
+// Explain tells what would happen if a client connected now. It changes nothing: see
+// search.Preview.
 func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 	front, vip, err := p.asked(q)
 	if err != nil {
 		return Explanation{}, err
 	}
 	p.mu.Lock()
-	problem := p.problems[front.id()]
+	problem := p.problems[front.ID()]
 	p.mu.Unlock()
-	v := front.view.Load()
-	x := &explaining{proxy: p, view: v, client: q.Client, now: now}
-	x.Port, x.Endpoints, x.VIP = v.port, v.all, vip
-	x.local = q.Client.IsValid() && p.locality.ofThisNode(q.Client, vip.Addr)
-	x.set = v.endpoints(&vip, x.local)
-	x.policy()
-	x.leaveOut()
+	v := front.View()
+	x := Explanation{Port: v.Port, VIP: vip, Problem: problem, Endpoints: v.All}
+	x.NodeLocal = q.Client.IsValid() && p.node.Locality.OfThisNode(q.Client, vip.Addr)
+	x.Set = v.Endpoints(&vip, x.NodeLocal)
+	x.NotTried = leftOut(v, x.Set)
+	// Where the portal does not filter, the listener does, or nobody listens.
+	mode := p.Portal.Mode()
+	filters := mode == portal.ModeIPTables || mode == portal.ModeNFTables
 	switch {
 	case problem != nil:
-		x.verdict(WouldFail, "The service port is not served as it should be: %v.", problem.Err)
-	case q.Client.IsValid() && !p.locality.admits(&vip, q.Client, vip.Addr):
-		x.sourceRefused()
-	case x.set.Len() == 0:
-		x.nobody()
+		x.Cause, x.Verdict = HasProblem, WouldFail
+	case q.Client.IsValid() && !p.node.Locality.Admits(&vip, q.Client, vip.Addr):
+		x.Cause, x.Verdict = SourceRefused, WouldRefuse
+		if filters {
+			x.Verdict = WouldDrop
+		}
+	case x.Set.Len() > 0:
+		x.Verdict = WouldTry
+		if had, ok := front.Affinity.Peek(q.Client, now); ok {
+			x.Affinity = &had
+		}
+		x.Order = search.Preview(x.Set, front.Affinity, q.Client, now)
+	case v.Cluster.Len() == 0:
+		x.Cause, x.Verdict = NoEndpoint, WouldReject
 	default:
-		x.order(front.affinity)
+		x.Cause, x.Verdict = NoEndpointHere, WouldReject
+		if filters {
+			x.Verdict = WouldDrop
+		}
 	}
-	return x.Explanation, nil
+	return x, nil
+}
+
+// leftOut returns the endpoints that are not in set.
+func leftOut(v *frontend.View, set *balance.Set) (list []NotTried) {
+	for _, e := range v.All {
+		if set.Find(e.Addr) != nil {
+			continue
+		}
+		reason := "topology"
+		switch {
+		case e.Terminating:
+			reason = "terminating"
+		case !e.Ready:
+			reason = "not-ready"
+		case v.Cluster.Find(e.Addr) != nil:
+			reason = "policy-local"
+		}
+		list = append(list, NotTried{e, reason})
+	}
+	return list
 }
 
 // asked finds the front end and the VIP that q asks about.
@@ -114,7 +162,7 @@ func (p *Proxy) asked(q Question) (*frontEnd, config.VIP, error) {
 	var foundVIP config.VIP
 	for _, id := range ids {
 		f := fronts[id]
-		port := f.view.Load().port
+		port := f.View().Port
 		if q.Port != "" && q.Port != id.Port && !slices.ContainsFunc(port.VIPs, func(v config.VIP) bool { return strconv.Itoa(int(v.Port)) == q.Port }) {
 			continue
 		}
@@ -163,157 +211,4 @@ func portNames(ids []config.PortID) string {
 		}
 	}
 	return strings.Join(names, ", ")
-}
-
-// explaining is an Explanation that is being made.
-type explaining struct {
-	Explanation
-	proxy  *Proxy
-	view   *view
-	set    *balance.Set
-	client netip.Addr
-	local  bool // the client is of this node
-	now    time.Time
-}
-
-func (x *explaining) say(format string, args ...any) {
-	x.Text = append(x.Text, fmt.Sprintf(format, args...))
-}
-
-func (x *explaining) verdict(v Verdict, format string, args ...any) {
-	x.Verdict = v
-	x.say(format, args...)
-}
-
-// policy says which endpoints count for this client.
-func (x *explaining) policy() {
-	port := x.view.port
-	switch {
-	case !x.VIP.External() && port.InternalLocal:
-		x.Policy = "internalTrafficPolicy Local: only endpoints on this node"
-	case !x.VIP.External():
-		x.Policy = "internalTrafficPolicy Cluster: endpoints on all nodes"
-	case port.ExternalLocal && x.local:
-		x.Policy = "externalTrafficPolicy Local, but the client is of this node: endpoints on all nodes"
-	case port.ExternalLocal:
-		x.Policy = "externalTrafficPolicy Local: only endpoints on this node"
-	default:
-		x.Policy = "externalTrafficPolicy Cluster: endpoints on all nodes"
-	}
-}
-
-// leaveOut notes the endpoints that are not in the set, with why.
-func (x *explaining) leaveOut() {
-	for _, e := range x.view.all {
-		if x.set.Find(e.Addr) != nil {
-			continue
-		}
-		c := Candidate{Endpoint: e}
-		switch {
-		case e.Terminating:
-			c.Reason, c.Text = "terminating", "its Pod is ending, and others are ready"
-		case !e.Ready:
-			c.Reason, c.Text = "not-ready", "it is not ready"
-		case x.view.cluster.Find(e.Addr) != nil:
-			c.Reason, c.Text = "policy-local", "it is on another node, and the policy is Local"
-		default:
-			c.Reason, c.Text = "topology", "the EndpointSlice's hints leave it to other nodes or zones"
-		}
-		x.NotTried = append(x.NotTried, c)
-	}
-}
-
-// filters reports whether the portal itself keeps clients away.
-func (x *explaining) filters() bool {
-	mode := x.proxy.Portal.Mode()
-	return mode == portal.ModeIPTables || mode == portal.ModeNFTables
-}
-
-func (x *explaining) sourceRefused() {
-	if x.filters() {
-		x.verdict(WouldDrop, "The client %s is not in loadBalancerSourceRanges: the portal drops its packets.", x.client)
-		return
-	}
-	x.verdict(WouldRefuse, "The client %s is not in loadBalancerSourceRanges: it is reset.", x.client)
-}
-
-func (x *explaining) nobody() {
-	switch {
-	case x.view.cluster.Len() == 0:
-		x.verdict(WouldReject, "There is no endpoint that could be used: nobody listens, and the portal rejects.")
-	case x.filters():
-		x.verdict(WouldDrop, "There are endpoints, but none on this node, and the policy is Local: the portal drops packets, since another node may have one.")
-	default:
-		x.verdict(WouldReject, "There are endpoints, but none on this node, and the policy is Local: nobody listens here.")
-	}
-}
-
-// order finds out in which order endpoints would be tried.
-func (x *explaining) order(table *affinity.Table) {
-	x.Verdict = WouldTry
-	var tried []netip.AddrPort
-	take := func(e *balance.Endpoint, reason balance.Reason, text string) {
-		x.Order = append(x.Order, Candidate{Endpoint: e, Reason: string(reason), Text: text})
-		tried = append(tried, e.Addr)
-	}
-	if had, ok := table.Peek(x.client, x.now); ok {
-		x.Affinity = &had
-		switch e := x.set.Find(had.Endpoint); {
-		case e == nil:
-			x.say("The client had %s, which is not usable any more: its affinity ends.", had.Endpoint)
-		case x.quarantine(e) != "":
-			x.say("The client had %s, which is %s: its affinity ends.", had.Endpoint, x.quarantine(e))
-		default:
-			take(e, balance.Affinity, fmt.Sprintf("the client had it before, and keeps it for %s", trace.Short(had.Left)))
-		}
-	}
-	for turn := uint32(0); len(x.Order) < maxAttempts; {
-		c, next, ok := x.set.Peek(turn, x.now, tried)
-		if !ok {
-			break
-		}
-		turn = next
-		take(c.Endpoint, c.Reason, x.why(c))
-	}
-	for i, c := range x.Order {
-		switch i {
-		case 0:
-			x.say("First %s: %s.", c.Endpoint.Addr, c.Text)
-		default:
-			x.say("If that fails, %s: %s.", c.Endpoint.Addr, c.Text)
-		}
-	}
-}
-
-// why says in words why an endpoint is next.
-func (x *explaining) why(c balance.Choice) string {
-	switch c.Reason {
-	case balance.RoundRobin:
-		if c.PassedOver > 0 {
-			return fmt.Sprintf("it is its turn; %d passed over in quarantine", c.PassedOver)
-		}
-		return "it is its turn"
-	case balance.Probe:
-		return "its quarantine is over: this connection would find out whether it answers"
-	case balance.LastResort:
-		return "all that are left are in quarantine; this one is " + x.quarantine(c.Endpoint)
-	}
-	if q := x.quarantine(c.Endpoint); q != "" {
-		return "there is no other left, though it is " + q
-	}
-	return "there is no other left"
-}
-
-// quarantine says in words that e is in quarantine, or "".
-func (x *explaining) quarantine(e *balance.Endpoint) string {
-	period, ok := e.Quarantined(x.now)
-	if !ok {
-		return ""
-	}
-	left := trace.Short(max(0, period.Until.Sub(x.now)))
-	why := fmt.Sprintf("(failures in a row: %d, the last: %v)", period.Failures, period.Cause)
-	if period.Probed {
-		return fmt.Sprintf("in quarantine until a probe is answered, the next in %s %s", left, why)
-	}
-	return fmt.Sprintf("in quarantine for another %s %s", left, why)
 }

@@ -3,34 +3,25 @@ package proxy
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
-	"sync/atomic"
 
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// frontEnd serves one service port in one IP family: it has the listeners, the
-// portal rules that lead to them, and the endpoints. All but view and the
-// counters are written with both locks of a change, and read with either.
+// frontEnd is a front end and what keeps it as its service port is configured: the
+// listeners, the portal rules that lead to them, and the endpoints. All is
+// written with both locks of a change, and read with either.
 type frontEnd struct {
-	proxy    *Proxy
-	protocol config.Protocol
-
-	// view is what connections see of the configuration.
-	view     atomic.Pointer[view]
-	affinity *affinity.Table
-	open     atomic.Int64 // connections
-	sessions atomic.Int64 // UDP sessions
-	tally    tally
+	*frontend.FrontEnd
+	proxy *Proxy
 
 	pool      balance.Pool
-	listeners []listener
+	listeners []frontend.Listener
 	trouble   *Problem      // what update could not do; nil if all is well
 	owned     []ownedTarget // in no order; see Proxy.owners
 }
@@ -52,155 +43,48 @@ func (f *frontEnd) own(t portal.Target) *ownedTarget {
 	return nil
 }
 
-// listener takes in what clients send to some targets of a service port. Each
-// protocol has its own: tcp.go, udp_linux.go.
-type listener interface {
-	// addr returns where it listens.
-	addr() netip.AddrPort
-	// serves reports whether it is the listener that b asks for.
-	serves(b portal.Bind) bool
-	// setTargets says which targets lead to it.
-	setTargets(targets []portal.Target)
-	// handOver returns copies of the sockets that a successor can go on with.
-	handOver() []handover.Socket
-	// endpointsChanged is called after the front end's view was replaced.
-	endpointsChanged()
-	// close stops taking in new clients, and returns when nobody does any more.
-	close()
-}
-
-// fits reports whether a listener at addr is what b asks for: the same one, or one
-// on another port where b does not insist on its own.
-func fits(b portal.Bind, addr netip.AddrPort, redirected bool) bool {
-	samePort := addr.Port() == b.Addr.Port() || b.Addr.Port() == 0 || b.Preferred
-	return samePort && addr.Addr() == b.Addr.Addr() && redirected == b.Redirected
-}
-
-// listenFor opens what b asks for: by listen, which is given b's address, or, if its
-// port is taken and b does not insist on it, the same address with another port.
-func listenFor[T any](p *Proxy, b portal.Bind, listen func(netip.AddrPort) (T, error)) (T, error) {
-	l, err := listen(b.Addr)
-	if b.Preferred {
-		for _, port := range p.otherPorts() {
-			if !portTaken(err) {
-				break
-			}
-			l, err = listen(netip.AddrPortFrom(b.Addr.Addr(), port))
-		}
-	}
-	if err != nil {
-		return l, fmt.Errorf("cannot listen on %s: %w", b.Addr, plainError(err))
-	}
-	return l, nil
-}
-
 // openListener opens the listener for b, and starts it.
-func (f *frontEnd) openListener(b portal.Bind) (listener, error) {
-	if err := f.proxy.budget.roomForListener(); err != nil {
+func (f *frontEnd) openListener(b portal.Bind) (frontend.Listener, error) {
+	if err := f.Budget.RoomForListener(); err != nil {
 		return nil, err
 	}
-	if why := f.proxy.TCPOnly; why != nil && f.protocol != config.TCP {
+	if why := f.proxy.TCPOnly; why != nil && f.Protocol != config.TCP {
 		return nil, fmt.Errorf("%w: %w", errTCPOnly, why)
 	}
-	switch f.protocol {
+	switch f.Protocol {
 	case config.TCP:
-		return openTCP(f, b)
+		return f.proxy.streams.ListenTCP(f.FrontEnd, b)
 	case config.SCTP:
-		return openSCTP(f, b)
+		return f.proxy.streams.ListenSCTP(f.FrontEnd, b)
 	case config.UDP:
-		return openUDP(f, b)
+		return f.proxy.datagrams.Listen(f.FrontEnd, b)
 	}
-	return nil, fmt.Errorf("%w %s", errProtocol, f.protocol)
+	return nil, fmt.Errorf("%w %s", frontend.ErrProtocol, f.Protocol)
 }
 
-// Why a protocol is not served: this version cannot carry it, or what connects to
-// the endpoints cannot.
-var (
-	errProtocol = errors.New("this version of usher does not serve the protocol")
-	errTCPOnly  = errors.New("only TCP is served")
-)
+// errTCPOnly is why a protocol is not served that what connects to the endpoints cannot
+// carry.
+var errTCPOnly = errors.New("only TCP is served")
 
 // listenReason returns the word for an error of openListener.
 func listenReason(err error) Reason {
 	switch {
-	case errors.Is(err, errProtocol), errors.Is(err, errTCPOnly), errors.Is(err, errNoSCTP):
+	case errors.Is(err, frontend.ErrProtocol), errors.Is(err, errTCPOnly), errors.Is(err, frontend.ErrNoSCTP):
 		return ReasonProtocol
-	case errors.Is(err, errSCTPOff):
+	case errors.Is(err, frontend.ErrSCTPOff):
 		return ReasonSCTPOff
 	}
 	return ReasonListen
 }
 
-// view is a front end's configuration at one moment: a value that is replaced,
-// never changed.
-type view struct {
-	port     config.ServicePort
-	all      []*balance.Endpoint // usable or not
-	cluster  *balance.Set
-	internal *balance.Set
-	external *balance.Set
-	limits   *forward.Limits
-	replaced chan struct{} // closed when another view takes this one's place
-}
-
-// endpoints returns the endpoints for clients that came to vip.
-func (v *view) endpoints(vip *config.VIP, nodeLocal bool) *balance.Set {
-	switch {
-	case !vip.External():
-		return v.internal
-	case nodeLocal:
-		return v.cluster
-	}
-	return v.external
-}
-
-// vipAt returns the VIP with that very address and port.
-func (v *view) vipAt(at netip.AddrPort) (*config.VIP, bool) {
-	for i := range v.port.VIPs { // one to some tens
-		if vip := &v.port.VIPs[i]; vip.AddrPort() == at {
-			return vip, true
-		}
-	}
-	return nil, false
-}
-
-// vipOf returns the VIP that is a portal's target.
-func (v *view) vipOf(t portal.Target) (*config.VIP, bool) {
-	return v.vipAt(netip.AddrPortFrom(t.Addr, t.Port))
-}
-
-// redirect returns the rule that leads from t to a listener.
-func (v *view) redirect(t portal.Target, port uint16) portal.Rule {
-	vip, _ := v.vipOf(t)
-	r := portal.Rule{Target: t, Action: portal.Redirect, LocalPort: port}
-	if len(vip.Sources) > 0 {
-		// Where the VIP is an address of this node, its processes come from there:
-		// the listener knows whether they may; see locality.admits.
-		itself := netip.PrefixFrom(vip.Addr, vip.Addr.BitLen())
-		r.Sources = portal.SourcesOf(append(slices.Clip(vip.Sources), itself))
-	}
-	if vip.External() && v.external.Len() == 0 {
-		// The policy is Local, and there are endpoints on other nodes only: they
-		// are for clients of this node.
-		r.Action = portal.Drop
-	}
-	return r
-}
-
 func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 	f := &frontEnd{
+		FrontEnd: frontend.New(p.node, port, affinity.NewTable(p.affinities, port.AffinityTimeout)),
 		proxy:    p,
-		protocol: port.Protocol,
-		affinity: affinity.NewTable(p.affinities, port.AffinityTimeout),
 	}
 	f.pool.Watcher, f.pool.FirstTurn = f, p.FirstTurn
-	f.view.Store(&view{port: config.ServicePort{ID: port.ID}, replaced: make(chan struct{})})
 	return f
 }
-
-// id returns which service port the front end serves. It is another one once that
-// has been renamed.
-func (f *frontEnd) id() config.PortID { return f.view.Load().port.ID }
 
 // update makes the front end serve port. Connections that are open go on.
 func (f *frontEnd) update(port config.ServicePort, c *change) {
@@ -215,28 +99,26 @@ func (f *frontEnd) update(port config.ServicePort, c *change) {
 
 // swapView makes new connections see port and its endpoints.
 func (f *frontEnd) swapView(port config.ServicePort) {
-	f.affinity.SetTimeout(port.AffinityTimeout)
+	f.Affinity.SetTimeout(port.AffinityTimeout)
 	before := len(f.pool.All)
 	gone := f.pool.Update(port)
 	came := len(f.pool.All) - (before - len(gone))
 	f.proxy.counters.endpointChanges.Add(int64(came + len(gone)))
-	v := &view{
-		port:     port,
-		all:      f.pool.All,
-		cluster:  f.pool.Cluster,
-		internal: f.pool.Internal,
-		external: f.pool.External,
-		limits:   f.proxy.limits(port),
-		replaced: make(chan struct{}),
+	v := &frontend.View{
+		Port:     port,
+		All:      f.pool.All,
+		Cluster:  f.pool.Cluster,
+		Internal: f.pool.Internal,
+		External: f.pool.External,
+		Limits:   f.proxy.limits(port),
 	}
-	old := f.view.Swap(v)
-	close(old.replaced)
+	old := f.Swap(v)
 	f.tellEndpoints(old, v)
 	for _, endpoint := range gone {
-		f.affinity.ForgetEndpoint(endpoint.Addr)
+		f.Affinity.ForgetEndpoint(endpoint.Addr)
 	}
 	for _, l := range f.listeners {
-		l.endpointsChanged()
+		l.EndpointsChanged()
 	}
 }
 
@@ -246,21 +128,21 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 // external or load balancer IP, which anybody may write; those are c's losers.
 func (f *frontEnd) claim(port config.ServicePort, c *change) (own []portal.Target, problem *Problem) {
 	for _, vip := range port.VIPs {
-		t := target(f.protocol, vip)
+		t := frontend.Target(f.Protocol, vip)
 		owner := f.proxy.owners[t]
 		if owner != nil && owner != f && !vip.External() && owner.yield(t) {
 			c.lost(owner)
 			owner = nil
 		}
 		if owner != nil && owner != f {
-			problem = &Problem{Reason: ReasonConflict, Err: fmt.Errorf("%s %s is served for %s already", vip.Kind, t, owner.id())}
+			problem = &Problem{Reason: ReasonConflict, Err: fmt.Errorf("%s %s is served for %s already", vip.Kind, t, owner.ID())}
 			continue
 		}
 		f.proxy.owners[t] = f
 		if f.own(t) == nil {
 			f.owned = append(f.owned, ownedTarget{Target: t})
 		}
-		f.proxy.targets.Store(t, nil)
+		f.Targets.Store(t, nil)
 		own = append(own, t)
 	}
 	return own, problem
@@ -269,7 +151,7 @@ func (f *frontEnd) claim(port config.ServicePort, c *change) (own []portal.Targe
 // yield makes the front end no longer the owner of t, unless that is its cluster IP.
 // The rule stays for the next owner to replace.
 func (f *frontEnd) yield(t portal.Target) bool {
-	if vip, is := f.view.Load().vipOf(t); is && !vip.External() {
+	if vip, is := f.View().VIPOf(t); is && !vip.External() {
 		return false
 	}
 	f.owned = slices.DeleteFunc(f.owned, func(o ownedTarget) bool { return o.Target == t })
@@ -280,14 +162,14 @@ func (f *frontEnd) yield(t portal.Target) bool {
 func (f *frontEnd) releaseOthers(port config.ServicePort, c *change) {
 	keep := map[portal.Target]bool{}
 	for _, vip := range port.VIPs {
-		keep[target(f.protocol, vip)] = true
+		keep[frontend.Target(f.Protocol, vip)] = true
 	}
 	f.owned = slices.DeleteFunc(f.owned, func(o ownedTarget) bool {
 		if keep[o.Target] {
 			return false
 		}
 		delete(f.proxy.owners, o.Target)
-		f.proxy.targets.Delete(o.Target)
+		f.Targets.Delete(o.Target)
 		if o.rule != (portal.Rule{}) {
 			c.drop(o.Target)
 		}
@@ -300,16 +182,16 @@ func (f *frontEnd) releaseOthers(port config.ServicePort, c *change) {
 // endpoints have no listener: they are refused, by the portal's rule or because
 // nobody listens.
 func (f *frontEnd) bind(targets []portal.Target, c *change) error {
-	v := f.view.Load()
+	v := f.View()
 	var served []portal.Target
 	for _, t := range targets {
-		vip, _ := v.vipOf(t)
-		if v.endpoints(vip, true).Len() > 0 {
+		vip, _ := v.VIPOf(t)
+		if v.Endpoints(vip, true).Len() > 0 {
 			served = append(served, t)
 			continue
 		}
 		action := portal.Reject
-		if v.cluster.Len() > 0 {
+		if v.Cluster.Len() > 0 {
 			// The policy is Local. Another node may have an endpoint.
 			action = portal.Drop
 		}
@@ -319,7 +201,7 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 	var failed error
 	old := f.listeners
 	f.listeners = nil
-	for _, b := range f.proxy.Portal.Listen(f.id().ServiceName().String(), served) {
+	for _, b := range f.proxy.Portal.Listen(f.ID().ServiceName().String(), served) {
 		l, err := f.listen(b, &old)
 		if err != nil {
 			failed = err
@@ -328,10 +210,10 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 			}
 			continue
 		}
-		l.setTargets(b.Targets)
+		l.SetTargets(b.Targets)
 		f.listeners = append(f.listeners, l)
 		for _, t := range b.Targets {
-			f.rule(v.redirect(t, l.addr().Port()), c)
+			f.rule(v.Redirect(t, l.Addr().Port()), c)
 		}
 	}
 	c.close = append(c.close, old...)
@@ -340,9 +222,9 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 
 // listen returns the listener for b: one of old, which is taken from there, or
 // a new one.
-func (f *frontEnd) listen(b portal.Bind, old *[]listener) (listener, error) {
+func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Listener, error) {
 	for i, l := range *old {
-		if l.serves(b) {
+		if l.Serves(b) {
 			*old = slices.Delete(*old, i, i+1)
 			return l, nil
 		}
@@ -352,7 +234,7 @@ func (f *frontEnd) listen(b portal.Bind, old *[]listener) (listener, error) {
 
 // rule puts r into c if the portal does not have it like that already.
 func (f *frontEnd) rule(r portal.Rule, c *change) {
-	r.Comment = f.id().String()
+	r.Comment = f.ID().String()
 	own := f.own(r.Target)
 	if own.rule == r && c.set[r.Target] == (portal.Rule{}) {
 		return
@@ -366,27 +248,28 @@ func (f *frontEnd) remove(c *change) {
 	f.releaseOthers(config.ServicePort{}, c)
 	c.close = append(c.close, f.listeners...)
 	f.listeners = nil
-	f.affinity.Close()
+	f.Affinity.Close()
 	// Whoever is still looking for an endpoint finds none.
-	gone := config.ServicePort{ID: f.id(), Protocol: f.protocol, VIPs: f.view.Load().port.VIPs}
+	gone := config.ServicePort{ID: f.ID(), Protocol: f.Protocol, VIPs: f.View().Port.VIPs}
 	f.swapView(gone)
 }
 
 // closeListeners stops accepting.
-func (f *frontEnd) closeListeners() {
+func (f *frontEnd) closeListeners(why frontend.Closing) {
 	for _, l := range f.listeners {
-		l.close()
+		l.Close(why)
 	}
 	f.listeners = nil
 }
 
-// target returns the portal's name for vip.
-func target(protocol config.Protocol, vip config.VIP) portal.Target {
-	return portal.Target{Protocol: portalProtocols[protocol], Addr: vip.Addr, Port: vip.Port}
-}
-
-var portalProtocols = map[config.Protocol]portal.Protocol{
-	config.TCP:  portal.TCP,
-	config.UDP:  portal.UDP,
-	config.SCTP: portal.SCTP,
+// limits returns how long the connections of a service port may last.
+func (o *Options) limits(port config.ServicePort) *forward.Limits {
+	l := &forward.Limits{HalfClosed: o.HalfClosed, Idle: o.IdleTimeout, Age: o.MaxAge}
+	if port.IdleTimeout > 0 {
+		l.Idle = port.IdleTimeout
+	}
+	if port.MaxAge > 0 {
+		l.Age = port.MaxAge
+	}
+	return l
 }

@@ -10,7 +10,7 @@ import (
 
 // Inherit makes listeners use the sockets of a predecessor. It takes those that it
 // uses out of sockets. It is called before the first Apply.
-func (p *Proxy) Inherit(sockets map[string]*os.File) { p.inherited = sockets }
+func (p *Proxy) Inherit(sockets map[string]*os.File) { p.node.Inherited = sockets }
 
 // HandOver implements handover.Holder. Until resume or release is called, the
 // proxy changes nothing, but serves, and can be looked at; after release it never changes anything
@@ -40,7 +40,7 @@ func (p *Proxy) sockets(yield func(handover.Socket) bool) {
 	for _, fronts := range p.services {
 		for _, f := range fronts {
 			for _, l := range f.listeners {
-				for i, all := 0, l.handOver(); i < len(all); i++ {
+				for i, all := 0, l.HandOver(); i < len(all); i++ {
 					if !yield(all[i]) {
 						for _, s := range all[i+1:] {
 							s.File.Close()

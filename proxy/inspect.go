@@ -11,6 +11,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/frontend"
 )
 
 // PortView is one service port as people see it: what it is, how it is served and
@@ -26,7 +27,7 @@ type PortView struct {
 	Cluster, Internal, External *balance.Set
 
 	Affinity *affinity.Table
-	Totals   Totals
+	Totals   frontend.Totals
 }
 
 // Inspect returns the service ports of the Services for which match returns true,
@@ -70,14 +71,14 @@ func sortViews(list []PortView) {
 
 // inspect is called with Proxy.mu.
 func (f *frontEnd) inspect() PortView {
-	v := f.view.Load()
+	v := f.View()
 	out := PortView{
-		Port: v.port, Problem: f.proxy.problems[f.id()],
-		Endpoints: v.all, Cluster: v.cluster, Internal: v.internal, External: v.external,
-		Affinity: f.affinity, Totals: f.totals(),
+		Port: v.Port, Problem: f.proxy.problems[f.ID()],
+		Endpoints: v.All, Cluster: v.Cluster, Internal: v.Internal, External: v.External,
+		Affinity: f.Affinity, Totals: f.Totals(),
 	}
 	for _, l := range f.listeners {
-		out.Listeners = append(out.Listeners, l.addr())
+		out.Listeners = append(out.Listeners, l.Addr())
 	}
 	return out
 }

@@ -46,6 +46,6 @@ func (e *ebb) tidy() {
 
 // turnover returns how many connections and UDP sessions have begun or ended.
 func (p *Proxy) turnover() int64 {
-	begun := int64(p.connections.next.Load())
-	return begun + begun - p.budget.connections.Load() - p.budget.sessions.Load()
+	begun := int64(p.node.LastID())
+	return begun + begun - p.node.Budget.Connections.Load() - p.node.Budget.Sessions.Load()
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/search"
+	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -58,7 +60,7 @@ type Options struct {
 	MaxClientShare int64
 
 	// SCTP says whether SCTP Services are served.
-	SCTP SCTPMode
+	SCTP stream.SCTPMode
 
 	// Ports are the local ports for listeners that are not on a VIP; none means
 	// any.
@@ -66,7 +68,7 @@ type Options struct {
 
 	// Dial, if not nil, connects to TCP endpoints in place of the kernel, which
 	// costs two goroutines for each connection. It returns when ctx ends. What it
-	// returns may be an [Unconfirmed]. An error whose method Futile returns true says
+	// returns may be a [stream.Unconfirmed]. An error whose method Futile returns true says
 	// that the Service's other endpoints cannot be reached either.
 	Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
 	// TCPOnly, if not nil, says why nothing but TCP reaches the endpoints: service
@@ -110,17 +112,23 @@ type Options struct {
 // Defaults returns the options that usher has without flags.
 func Defaults() Options {
 	return Options{
-		Schedule:        slices.Clone(DefaultSchedule),
+		Schedule:        slices.Clone(search.DefaultSchedule),
 		Quarantine:      balance.Quarantine{First: time.Second, Max: 2 * time.Minute, Probed: true},
 		FirstTurn:       rand.Uint32,
 		HalfClosed:      10 * time.Minute,
 		Keepalive:       3 * time.Minute,
 		AffinityPerPort: 65536,
 		AffinityTotal:   1 << 20,
-		SCTP:            SCTPAuto,
+		SCTP:            stream.SCTPAuto,
 		UDPIdleTimeout:  time.Minute,
 		MaxUDPSessions:  65536,
 		MaxClientShare:  25,
 		CheckInterval:   10 * time.Second,
 	}
+}
+
+// DirectDial connects to endpoints as a Proxy without Options.Dial does. Options.Portal
+// must be set by then.
+func (o *Options) DirectDial(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
+	return stream.DialTCP(ctx, o.Portal.Mark(), o.Keepalive, to.Addr)
 }

@@ -82,8 +82,8 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 			c.Close()
 		}
 	}
-	refusedAttempts := func() int64 { return p.Stats().Attempts[proxy.AttemptRefused] }
-	refusedProbes := func() int64 { return p.Stats().Probes[proxy.AttemptRefused] }
+	refusedAttempts := func() int64 { return p.Stats().Attempts[trace.Refused] }
+	refusedProbes := func() int64 { return p.Stats().Probes[trace.Refused] }
 	back := func() {
 		GinkgoHelper()
 		l, err := net.Listen("tcp", bad.String())
@@ -111,10 +111,10 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		back()
 		Eventually(func() int64 { return p.Stats().Recoveries }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(1))
 		before := p.Stats()
-		Expect(before.Probes[proxy.AttemptConnected]).To(BeEquivalentTo(1))
+		Expect(before.Probes[trace.Connected]).To(BeEquivalentTo(1))
 		connect(0, 4)
 		after := p.Stats()
-		Expect(after.Attempts[proxy.AttemptConnected] - before.Attempts[proxy.AttemptConnected]).To(BeEquivalentTo(4))
+		Expect(after.Attempts[trace.Connected] - before.Attempts[trace.Connected]).To(BeEquivalentTo(4))
 		Expect(after.Accepted - before.Accepted).To(BeEquivalentTo(4))
 		e := p.Inspect(func(types.NamespacedName) bool { return true })[0].Endpoints[0]
 		Expect(e.Connected.Load()).To(BeEquivalentTo(2), "it has its turns, and the probe is none")
@@ -129,7 +129,7 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		Eventually(func() int64 { return p.Stats().Recoveries }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(2))
 		s := p.Stats()
 		Expect(s.Quarantines).To(BeEquivalentTo(2))
-		Expect(s.Probes[proxy.AttemptConnected]).To(BeEquivalentTo(1))
+		Expect(s.Probes[trace.Connected]).To(BeEquivalentTo(1))
 	})
 
 	It("does not probe one that is gone", func() {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/budget"
 )
 
 // Reason says in one word why a service port is not served as it should be.
@@ -35,7 +36,7 @@ type Problem struct {
 // do comes before what the portal could not.
 func (p *Proxy) review(f *frontEnd) {
 	if f.trouble != nil {
-		p.problem(f.id(), f.trouble.Reason, f.trouble.Err)
+		p.problem(f.ID(), f.trouble.Reason, f.trouble.Err)
 		return
 	}
 	var first portal.Target
@@ -45,10 +46,10 @@ func (p *Proxy) review(f *frontEnd) {
 		}
 	}
 	if err := p.refused[first]; err != nil {
-		p.problem(f.id(), ReasonPortal, fmt.Errorf("%s: %w", first, err))
+		p.problem(f.ID(), ReasonPortal, fmt.Errorf("%s: %w", first, err))
 		return
 	}
-	p.solved(f.id())
+	p.solved(f.ID())
 }
 
 // problem notes that the port id has a problem, and logs it if it is new.
@@ -66,7 +67,7 @@ func (p *Proxy) problem(id config.PortID, reason Reason, err error) {
 	if p.OnProblem != nil {
 		p.OnProblem(id, problem)
 	}
-	if !errors.Is(err, errOpenFiles) { // of which there may be thousands: see reportOpenFiles
+	if !errors.Is(err, budget.ErrOpenFiles) { // of which there may be thousands: see reportOpenFiles
 		p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": reason}).WithError(err).Error("Service port is not served")
 	}
 }
@@ -78,8 +79,30 @@ func (p *Proxy) solved(id config.PortID) {
 		if p.OnProblem != nil {
 			p.OnProblem(id, nil)
 		}
-		if !errors.Is(old.Err, errOpenFiles) {
+		if !errors.Is(old.Err, budget.ErrOpenFiles) {
 			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": old.Reason}).Info("Problem with service port is over")
 		}
+	}
+}
+
+// reportOpenFiles says once how many service ports the limit cannot hold, when
+// there are such, when there are more, and when there are none any more.
+func (p *Proxy) reportOpenFiles() {
+	left := 0
+	for _, problem := range p.problems {
+		if errors.Is(problem.Err, budget.ErrOpenFiles) {
+			left++
+		}
+	}
+	before := p.leftOut
+	p.leftOut = left
+	switch {
+	case left > before:
+		b := p.node.Budget
+		needed := b.NeededFor(left)
+		p.Log.WithFields(logrus.Fields{"limit": b.Descriptors, "listeners": b.Listeners.Load(), "not-served": left, "needed": needed}).
+			Errorf("The limit of %d open files cannot hold all service ports: %d are not served, and their clients are refused. Raise it to %d or more (ulimit -n, LimitNOFILE=)", b.Descriptors, left, needed)
+	case left == 0 && before > 0:
+		p.Log.Info("The limit on open files holds all service ports now")
 	}
 }

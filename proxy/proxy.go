@@ -3,39 +3,38 @@ package proxy
 import (
 	"context"
 	"net/netip"
-	"os"
 	"slices"
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/budget"
+	"github.com/usherproxy/usher/proxy/datagram"
+	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/probe"
+	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // Proxy serves Services.
 type Proxy struct {
 	Options
-	affinities  *affinity.Limits
-	budget      budget
-	connections connections
-	loops       loops
-	udp         udpEngine
-	locality    locality
-	counters    counters
-	prober      *probe.Prober
-	sync        syncState
-	refusals    *rate.Limiter // of connections, in the trace
-	reading     sync.Mutex    // held while PortalStatus reads the kernel
+	node       *frontend.Node
+	streams    *stream.Server
+	datagrams  *datagram.Server
+	affinities *affinity.Limits
+	prober     *probe.Prober
+	counters   counters
+	sync       syncState
+	reading    sync.Mutex // held while PortalStatus reads the kernel
 
-	// ctx ends when connections are to be given up; see Drain.
-	ctx    context.Context
-	giveUp context.CancelFunc
+	// ctx ends with Drain: nothing is changed in the kernel any more.
+	ctx context.Context
+	end context.CancelFunc
 
 	// changes is held by who changes something, and then mu too, but while the
 	// kernel is at work: see commit. So who only looks, and takes mu alone, never
@@ -49,37 +48,39 @@ type Proxy struct {
 	telling    telling
 	services   map[types.NamespacedName]map[config.PortID]*frontEnd
 	owners     map[portal.Target]*frontEnd // who serves a VIP: one only
-	// targets are those of owners, for connections to look at.
-	targets  sync.Map // of portal.Target
-	problems map[config.PortID]*Problem
-	leftOut  int // service ports that the limit on open files did not hold when that was last reported
-	// inherited are the sockets of a predecessor that nobody uses yet.
-	inherited map[string]*os.File
+	problems   map[config.PortID]*Problem
+	leftOut    int // service ports that the limit on open files did not hold when that was last reported
 	// refused are the targets for which the portal could not put in a rule.
 	refused map[portal.Target]error
 }
 
 // New returns a Proxy that serves nothing yet.
-func New(options Options) *Proxy {
-	ctx, cancel := context.WithCancel(context.Background())
+func New(o Options) *Proxy {
+	node := &frontend.Node{
+		Log: o.Log, Trace: o.Trace, Portal: o.Portal,
+		Budget: budget.New(budget.Limits{
+			Connections: o.MaxConnections, ConnectionsPerPort: o.MaxConnectionsPerPort,
+			Sessions: o.MaxUDPSessions, SessionsPerPort: o.MaxUDPSessionsPerPort,
+			ClientShare: o.MaxClientShare,
+		}),
+		Schedule: o.Schedule, Quarantine: o.Quarantine,
+		Socket: o.Socket, Ports: o.Ports, Tunneled: o.Dial != nil,
+		Locality: frontend.Locality{IsPod: o.IsPod},
+	}
+	node.Init()
 	p := &Proxy{
-		Options:    options,
-		affinities: &affinity.Limits{PerTable: options.AffinityPerPort, Total: options.AffinityTotal},
-		budget:     newBudget(&options),
-		ctx:        ctx,
-		giveUp:     cancel,
-		refusals:   rate.NewLimiter(refusalsPerSecond, refusalsPerSecond),
+		Options:    o,
+		node:       node,
+		streams:    stream.New(node, stream.Options{Keepalive: o.Keepalive, SCTP: o.SCTP, Dial: o.Dial}),
+		datagrams:  datagram.New(node, o.UDPIdleTimeout),
+		affinities: &affinity.Limits{PerTable: o.AffinityPerPort, Total: o.AffinityTotal},
 		services:   map[types.NamespacedName]map[config.PortID]*frontEnd{},
 		owners:     map[portal.Target]*frontEnd{},
 		problems:   map[config.PortID]*Problem{},
 		refused:    map[portal.Target]error{},
-		counters:   counters{ends: map[trace.End]int64{}, sessionEnds: map[trace.End]int64{}},
 	}
-	p.connections = newConnections(&p.budget)
-	p.udp.proxy = p
+	p.ctx, p.end = context.WithCancel(context.Background())
 	p.prober = p.newProber()
-	p.locality.isPod = p.IsPod
-	p.locality.refresh()
 	return p
 }
 
@@ -105,7 +106,7 @@ func (p *Proxy) unlocked(f func()) {
 // outside do not apply to them.
 func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 	defer p.change()()
-	p.locality.setPods(pods)
+	p.node.Locality.SetPods(pods)
 	p.Portal.SetLocalSources(pods)
 	if p.started && !p.stopped {
 		p.commit(&change{})
@@ -130,7 +131,7 @@ func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 	}
 	var c change
 	for f := range concerned {
-		f.update(f.view.Load().port, &c)
+		f.update(f.View().Port, &c)
 	}
 	p.commit(&c)
 }
@@ -210,8 +211,8 @@ func (p *Proxy) staying(s config.Service) map[*frontEnd]config.ServicePort {
 	had := p.services[s.Name]
 	var others []config.ServicePort
 	for _, port := range s.Ports {
-		f := p.owners[target(port.Protocol, port.VIPs[0])]
-		if f != nil && had[f.id()] == f {
+		f := p.owners[frontend.Target(port.Protocol, port.VIPs[0])]
+		if f != nil && had[f.ID()] == f {
 			stay[f] = port
 		} else {
 			others = append(others, port)
@@ -219,7 +220,7 @@ func (p *Proxy) staying(s config.Service) map[*frontEnd]config.ServicePort {
 	}
 	for _, port := range others {
 		f := had[port.ID]
-		if _, taken := stay[f]; f != nil && !taken && f.protocol == port.Protocol {
+		if _, taken := stay[f]; f != nil && !taken && f.Protocol == port.Protocol {
 			stay[f] = port
 		}
 	}
@@ -296,7 +297,7 @@ func (p *Proxy) Check(ctx context.Context) {
 		return
 	}
 	started := time.Now()
-	p.locality.refresh()
+	p.node.Locality.Refresh()
 	var repaired int
 	var err error
 	p.unlocked(func() { repaired, err = p.Portal.Check(ctx) })
@@ -320,17 +321,21 @@ func (p *Proxy) Check(ctx context.Context) {
 func (p *Proxy) Stop() {
 	p.closeListeners()
 	p.prober.Stop()
-	p.udp.retired()
+	p.datagrams.Retired()
 	defer p.change()()
-	p.udp.stop()
+	p.datagrams.Stop()
 }
 
 func (p *Proxy) closeListeners() {
 	defer p.change()()
 	p.stopped = true
+	why := frontend.Stopped
+	if p.handedOver {
+		why = frontend.HandedOver
+	}
 	for _, fronts := range p.services {
 		for _, f := range fronts {
-			f.closeListeners()
+			f.closeListeners(why)
 		}
 	}
 }
@@ -339,20 +344,12 @@ func (p *Proxy) closeListeners() {
 // that are still there when ctx ends. It returns how many it had to break. Stop
 // comes first.
 func (p *Proxy) Drain(ctx context.Context) (broken int) {
-	drained := p.connections.drained()
-	select {
-	case <-drained:
-	case <-ctx.Done():
-	}
-	p.giveUp()
-	broken = p.connections.breakAll()
-	<-drained
-	p.loops.stop()
-	return broken
+	defer p.end()
+	return p.streams.Drain(ctx)
 }
 
 // Connections returns how many connections are open.
-func (p *Proxy) Connections() int64 { return p.budget.connections.Load() }
+func (p *Proxy) Connections() int64 { return p.node.Budget.Connections.Load() }
 
 // PortStatus tells how a service port is served.
 type PortStatus struct {
@@ -369,9 +366,9 @@ func (p *Proxy) Status() []PortStatus {
 	var list []PortStatus
 	for _, fronts := range p.services {
 		for id, f := range fronts {
-			s := PortStatus{Port: f.view.Load().port, Problem: p.problems[id]}
+			s := PortStatus{Port: f.View().Port, Problem: p.problems[id]}
 			for _, l := range f.listeners {
-				s.Listeners = append(s.Listeners, l.addr())
+				s.Listeners = append(s.Listeners, l.Addr())
 			}
 			list = append(list, s)
 		}

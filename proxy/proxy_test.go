@@ -19,6 +19,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -42,7 +43,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(err).NotTo(HaveOccurred())
 		o := proxy.Defaults()
 		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
-		o.SCTP = proxy.SCTPOff
+		o.SCTP = stream.SCTPOff
 		o.Schedule = []time.Duration{50 * time.Millisecond, 50 * time.Millisecond}
 		o.MaxConnectionsPerPort = 3
 		problems = nil
@@ -289,7 +290,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(s.Ends).To(Equal(map[trace.End]int64{trace.Limit: tooMany, trace.ClientClosed: 3}))
 		Expect(s.Accepted).To(BeEquivalentTo(tooMany + 4))
 		Expect(s.Unlogged).To(BeNumerically(">=", tooMany-10-int(10*time.Since(began).Seconds())-1), "the trace tells of ten a second")
-		Expect(s.Attempts[proxy.AttemptConnected]).To(BeEquivalentTo(4))
+		Expect(s.Attempts[trace.Connected]).To(BeEquivalentTo(4))
 		Expect(s.ToClient).To(BeEquivalentTo(9))
 	})
 

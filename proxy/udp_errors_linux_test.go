@@ -16,6 +16,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -97,9 +98,9 @@ var _ = Describe("a UDP session", func() {
 				GinkgoHelper()
 				send(client, "a probe of the path")
 				_, session := receive(endpoint)
-				before := p.Stats().Sessions.Dropped[proxy.DropTooBig]
+				before := p.Stats().Sessions.Dropped[frontend.DropTooBig]
 				tellTooBig(session, addr)
-				Eventually(func() int64 { return p.Stats().Sessions.Dropped[proxy.DropTooBig] }).WithTimeout(10 * time.Second).Should(Equal(before + 1))
+				Eventually(func() int64 { return p.Stats().Sessions.Dropped[frontend.DropTooBig] }).WithTimeout(10 * time.Second).Should(Equal(before + 1))
 			}
 
 			By("while the endpoint has not answered")
@@ -197,7 +198,7 @@ var _ = Describe("a UDP session", func() {
 				return p.Stats().Quarantines
 			}).WithTimeout(20 * time.Second).Should(BeNumerically(">", before))
 		}
-		Expect(p.Stats().Sessions.Dropped[proxy.DropNoEndpoint]).To(BeZero())
+		Expect(p.Stats().Sessions.Dropped[frontend.DropNoEndpoint]).To(BeZero())
 	})
 })
 

@@ -14,6 +14,7 @@ import (
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -32,7 +33,7 @@ type proxyFlags struct {
 }
 
 // sctpModes are the values of --sctp.
-var sctpModes = []string{string(proxy.SCTPAuto), string(proxy.SCTPOn), string(proxy.SCTPOff)}
+var sctpModes = []string{string(stream.SCTPAuto), string(stream.SCTPOn), string(stream.SCTPOff)}
 
 func (f *proxyFlags) register(flags *pflag.FlagSet) {
 	f.proxy = proxy.Defaults()
@@ -41,7 +42,7 @@ func (f *proxyFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "`first-last` local ports for listeners that are not on a VIP; empty means any free port")
 	f.mark = 0x2000
 	flags.Var(&f.mark, "mark", "the bits of the mark (SO_MARK) of usher's own packets to endpoints, by which the portals iptables and nftables leave them alone; 0 means no mark")
-	flags.StringVar(&f.sctp, "sctp", string(proxy.SCTPAuto), "whether SCTP Services are served: "+strings.Join(sctpModes, ", ")+"; auto does where the kernel's SCTP is in use already, on loads it (which ends what userspace SCTP stacks on this node do), off never touches it")
+	flags.StringVar(&f.sctp, "sctp", string(stream.SCTPAuto), "whether SCTP Services are served: "+strings.Join(sctpModes, ", ")+"; auto does where the kernel's SCTP is in use already, on loads it (which ends what userspace SCTP stacks on this node do), off never touches it")
 	flags.DurationVar(&o.CheckInterval, "portal-check-interval", o.CheckInterval, "how often the portal's rules are compared with the kernel's and repaired, and what could not be served is tried again")
 	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "how long each attempt to connect to an endpoint may take")
 	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "how long an endpoint that failed is passed over before it is probed; doubles while it keeps failing; 0 switches quarantine off")
@@ -132,7 +133,7 @@ func (f *proxyFlags) portalOptions(log logrus.FieldLogger) portal.Options {
 func (f *proxyFlags) newProxy(p portal.Portal, log logrus.FieldLogger) *proxy.Proxy {
 	f.proxy.Portal = p // for its DirectDial, too
 	o := f.proxy
-	o.SCTP = proxy.SCTPMode(f.sctp)
+	o.SCTP = stream.SCTPMode(f.sctp)
 	o.Log, o.Trace = log, trace.NewLog(f.traceEvents)
 	o.Ports, _ = parsePortRange(f.proxyPorts) // checked
 	o.IsPod = f.isPod(log)

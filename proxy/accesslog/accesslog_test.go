@@ -39,7 +39,7 @@ func retried(t *trace.Log, err string) {
 	life := t.Begin(trace.Subject{Conn: 7, Port: config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}, Protocol: config.TCP,
 		Client: netip.MustParseAddrPort("192.0.2.2:48200"), VIP: netip.MustParseAddrPort("10.96.0.10:80")}, at.Add(-time.Second))
 	t.Step(life, &trace.Event{Kind: trace.Accepted, Time: life.Accepted})
-	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Accepted.Add(time.Millisecond), Attempt: 1, Endpoint: bad, Pod: "default/web-1", Took: 500 * time.Microsecond, Err: err})
+	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Accepted.Add(time.Millisecond), Attempt: 1, Endpoint: bad, Pod: "default/web-1", Took: 500 * time.Microsecond, Result: trace.Refused, Err: err})
 	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Accepted.Add(2 * time.Millisecond), Attempt: 2, Endpoint: good, Pod: "default/web-2", Took: time.Millisecond})
 	t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: trace.ClientClosed, ToEndpoint: 73, ToClient: 131, Endpoint: good})
 }

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -159,7 +158,7 @@ func textLine(b []byte, e *trace.Event) []byte {
 		}
 		b = t.Endpoint.AppendTo(b)
 		b = append(b, '=')
-		b = append(b, proxy.ResultOf(t.Err).String()...)
+		b = append(b, t.Result.String()...)
 		b = append(b, '/')
 		b = appendMilliseconds(b, t.Took)
 	}

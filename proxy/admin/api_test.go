@@ -23,6 +23,7 @@ import (
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -43,7 +44,7 @@ func newNode() *node {
 	log := logrus.New()
 	log.SetOutput(GinkgoWriter)
 	o := proxy.Defaults()
-	o.Portal, o.Log, o.Trace, o.SCTP = pt, log, trace.NewLog(1000), proxy.SCTPOff
+	o.Portal, o.Log, o.Trace, o.SCTP = pt, log, trace.NewLog(1000), stream.SCTPOff
 	o.FirstTurn = nil                     // the first endpoint's, as the specs expect
 	o.Quarantine.First = 10 * time.Second // no spec lasts so long
 	o.Schedule = []time.Duration{100 * time.Millisecond, 100 * time.Millisecond}

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -110,7 +109,7 @@ func (s seen) connection(now time.Time) api.Connection {
 	for i, t := range l.Tried() {
 		c.Attempts = append(c.Attempts, api.Attempt{
 			Number: i + 1, Endpoint: t.Endpoint.String(), Pod: t.Pod, Reason: t.Reason, PassedOver: t.PassedOver,
-			StartMs: milliseconds(t.Began), TookMs: milliseconds(t.Took), Result: proxy.ResultOf(t.Err).String(), Error: t.Err,
+			StartMs: milliseconds(t.Began), TookMs: milliseconds(t.Took), Result: t.Result.String(), Error: t.Err,
 		})
 	}
 	if t, ok := l.Established(); ok {

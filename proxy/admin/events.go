@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -263,7 +262,7 @@ func newEvent(id string, e *trace.Event) api.Event {
 		out.Endpoint = e.Endpoint.String()
 	}
 	if e.Kind == trace.Attempt {
-		out.Result = proxy.ResultOf(e.Err).String()
+		out.Result = e.Result.String()
 	}
 	return out
 }

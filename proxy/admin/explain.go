@@ -2,6 +2,7 @@ package admin
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // explain answers /explain.
@@ -26,9 +29,10 @@ func (a *API) explain(r *http.Request) (any, error) {
 	id := x.Port.ID
 	out := api.Explanation{
 		Service: id.ServiceName().String(), Port: id.Port, Family: id.Family.String(), Protocol: string(x.Port.Protocol),
-		VIP: x.VIP.AddrPort().String(), VIPKind: string(x.VIP.Kind), Verdict: api.Verdict(x.Verdict), Policy: x.Policy,
-		Order: candidates(x.Order, now), NotTried: candidates(x.NotTried, now), ScheduleMs: []float64{}, Text: x.Text,
+		VIP: x.VIP.AddrPort().String(), VIPKind: string(x.VIP.Kind), Verdict: api.Verdict(x.Verdict), Policy: policy(&x),
+		Order: order(&x, now), NotTried: notTried(&x, now), ScheduleMs: []float64{},
 	}
+	out.Text = sentences(&x, q.Client, out.Order, now)
 	if q.Client.IsValid() {
 		out.Client = q.Client.String()
 	}
@@ -82,11 +86,122 @@ func questionError(err error) error {
 	return &api.Error{Code: code, Message: q.Error()}
 }
 
-func candidates(list []proxy.Candidate, now time.Time) []api.Candidate {
+// candidate returns e as the API has it.
+func candidate(e *balance.Endpoint, reason, text string, now time.Time) api.Candidate {
+	return api.Candidate{Endpoint: e.Addr.String(), Pod: e.Pod, Node: e.Node, Reason: reason, Text: text, Quarantine: quarantine(e, now)}
+}
+
+// order returns the endpoints that would be tried, the first one first.
+func order(x *proxy.Explanation, now time.Time) []api.Candidate {
 	out := []api.Candidate{}
-	for _, c := range list {
-		e := c.Endpoint
-		out = append(out, api.Candidate{Endpoint: e.Addr.String(), Pod: e.Pod, Node: e.Node, Reason: c.Reason, Text: c.Text, Quarantine: quarantine(e, now)})
+	for _, c := range x.Order {
+		out = append(out, candidate(c.Endpoint, string(c.Reason), whyNext(x, c, now), now))
 	}
 	return out
+}
+
+// notTried returns those that would not.
+func notTried(x *proxy.Explanation, now time.Time) []api.Candidate {
+	out := []api.Candidate{}
+	for _, e := range x.NotTried {
+		out = append(out, candidate(e.Endpoint, e.Reason, whyNotTried[e.Reason], now))
+	}
+	return out
+}
+
+var whyNotTried = map[string]string{
+	"terminating":  "its Pod is ending, and others are ready",
+	"not-ready":    "it is not ready",
+	"policy-local": "it is on another node, and the policy is Local",
+	"topology":     "the EndpointSlice's hints leave it to other nodes or zones",
+}
+
+// policy says which endpoints count for this client.
+func policy(x *proxy.Explanation) string {
+	switch {
+	case !x.VIP.External() && x.Port.InternalLocal:
+		return "internalTrafficPolicy Local: only endpoints on this node"
+	case !x.VIP.External():
+		return "internalTrafficPolicy Cluster: endpoints on all nodes"
+	case x.Port.ExternalLocal && x.NodeLocal:
+		return "externalTrafficPolicy Local, but the client is of this node: endpoints on all nodes"
+	case x.Port.ExternalLocal:
+		return "externalTrafficPolicy Local: only endpoints on this node"
+	}
+	return "externalTrafficPolicy Cluster: endpoints on all nodes"
+}
+
+// sentences says what would become of the client.
+func sentences(x *proxy.Explanation, client netip.Addr, order []api.Candidate, now time.Time) (text []string) {
+	say := func(format string, args ...any) { text = append(text, fmt.Sprintf(format, args...)) }
+	drops := x.Verdict == proxy.WouldDrop
+	switch x.Cause {
+	case proxy.HasProblem:
+		say("The service port is not served as it should be: %v.", x.Problem.Err)
+	case proxy.SourceRefused:
+		if drops {
+			say("The client %s is not in loadBalancerSourceRanges: the portal drops its packets.", client)
+		} else {
+			say("The client %s is not in loadBalancerSourceRanges: it is reset.", client)
+		}
+	case proxy.NoEndpoint:
+		say("There is no endpoint that could be used: nobody listens, and the portal rejects.")
+	case proxy.NoEndpointHere:
+		if drops {
+			say("There are endpoints, but none on this node, and the policy is Local: the portal drops packets, since another node may have one.")
+		} else {
+			say("There are endpoints, but none on this node, and the policy is Local: nobody listens here.")
+		}
+	}
+	if x.Affinity != nil {
+		had := x.Affinity.Endpoint
+		if e := x.Set.Find(had); e == nil {
+			say("The client had %s, which is not usable any more: its affinity ends.", had)
+		} else if q := inQuarantine(e, now); q != "" {
+			say("The client had %s, which is %s: its affinity ends.", had, q)
+		}
+	}
+	for i, c := range order {
+		if i == 0 {
+			say("First %s: %s.", c.Endpoint, c.Text)
+		} else {
+			say("If that fails, %s: %s.", c.Endpoint, c.Text)
+		}
+	}
+	return text
+}
+
+// whyNext says in words why an endpoint is next.
+func whyNext(x *proxy.Explanation, c balance.Choice, now time.Time) string {
+	switch c.Reason {
+	case balance.Affinity:
+		return fmt.Sprintf("the client had it before, and keeps it for %s", trace.Short(x.Affinity.Left))
+	case balance.RoundRobin:
+		if c.PassedOver > 0 {
+			return fmt.Sprintf("it is its turn; %d passed over in quarantine", c.PassedOver)
+		}
+		return "it is its turn"
+	case balance.Probe:
+		return "its quarantine is over: this connection would find out whether it answers"
+	case balance.LastResort:
+		return "all that are left are in quarantine; this one is " + inQuarantine(c.Endpoint, now)
+	}
+	if q := inQuarantine(c.Endpoint, now); q != "" {
+		return "there is no other left, though it is " + q
+	}
+	return "there is no other left"
+}
+
+// inQuarantine says in words that e is in quarantine, or "".
+func inQuarantine(e *balance.Endpoint, now time.Time) string {
+	period, ok := e.Quarantined(now)
+	if !ok {
+		return ""
+	}
+	left := trace.Short(max(0, period.Until.Sub(now)))
+	why := fmt.Sprintf("(failures in a row: %d, the last: %v)", period.Failures, period.Cause)
+	if period.Probed {
+		return fmt.Sprintf("in quarantine until a probe is answered, the next in %s %s", left, why)
+	}
+	return fmt.Sprintf("in quarantine for another %s %s", left, why)
 }

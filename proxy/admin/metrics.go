@@ -14,6 +14,8 @@ import (
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/dns"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // Metrics are what /metrics tells of a proxy.
@@ -165,13 +167,13 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	tell(associations, s.Associations.Accepted)
 	tell(associationsOpen, s.Associations.Open)
 	for result, n := range s.Attempts {
-		tell(attempts, n, proxy.AttemptResult(result).String())
+		tell(attempts, n, trace.Result(result).String())
 	}
 	tell(retries, s.Retries)
 	tell(quarantines, s.Quarantines)
 	tell(recoveries, s.Recoveries)
 	for result, n := range s.Probes {
-		tell(probes, n, proxy.AttemptResult(result).String())
+		tell(probes, n, trace.Result(result).String())
 	}
 	tell(bytesMoved, s.ToEndpoint, "endpoint")
 	tell(bytesMoved, s.ToClient, "client")
@@ -186,7 +188,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	tell(udpDatagrams, u.ToEndpoint, "endpoint")
 	tell(udpDatagrams, u.ToClient, "client")
 	for reason, n := range u.Dropped {
-		tell(udpDropped, n, proxy.Drop(reason).String())
+		tell(udpDropped, n, frontend.Drop(reason).String())
 	}
 	tell(services, int64(s.Services))
 	tell(servicePorts, int64(s.Ports))

@@ -4,8 +4,8 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -36,7 +36,7 @@ func (a *API) status(*http.Request) (any, error) {
 	return out, nil
 }
 
-func totals(t proxy.Totals) api.Totals {
+func totals(t frontend.Totals) api.Totals {
 	return api.Totals{
 		Active: t.Active, Accepted: t.Accepted, Established: t.Established, Failed: t.Failed,
 		Attempts: t.Attempts, AttemptsFailed: t.AttemptsFailed, Retries: t.Retries,

@@ -25,8 +25,8 @@ type Dialed struct {
 //
 // The loop calls done, once, when the connection is made, or with an error when it
 // has failed: a unix.Errno, or context.DeadlineExceeded after timeout. It may do so
-// before Connect returns. A timeout of 0 means none; all others are the same for one
-// loop. With data, the client has sent something, so that there will be something to
+// before Connect returns. A timeout of 0 means none; of others there may be a few
+// different ones. With data, the client has sent something, so that there will be something to
 // send at once: that saves a packet.
 func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, data bool, timeout time.Duration, done func(*Dialed, error)) *Dialed {
 	d := &Dialed{Loop: l, fd: -1, done: done}
@@ -42,7 +42,7 @@ func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, data bool, timeout ti
 	}
 	if timeout > 0 {
 		d.until = time.Now().Add(timeout)
-		l.dialing.add(d)
+		l.dialingFor(timeout).add(d)
 	}
 	return d
 }
@@ -50,6 +50,16 @@ func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, data bool, timeout ti
 // Cancel gives up a connection that is not made yet: done is called with
 // context.Canceled. Only the loop may call it, at any time.
 func (d *Dialed) Cancel() { d.fail(context.Canceled) }
+
+// CancelDials cancels all connections that the loop is making and that have a timeout.
+// Only the loop may call it.
+func (l *Loop) CancelDials() {
+	for _, q := range l.dialing {
+		for i := 0; i < len(q.queue); i++ { // who is told may begin others
+			q.queue[i].Cancel()
+		}
+	}
+}
 
 // Close closes a connection that was made and that nobody has taken over. It may be
 // called from any goroutine.
@@ -84,14 +94,27 @@ func (d *Dialed) finish(err error) {
 	done(d, err)
 }
 
-// dialing are the connections that a Loop is making and that have a time limit,
-// first come first: the limit is the same for all. One timer serves them all, and
+// dialing are the connections that a Loop is making and that have the same time limit,
+// first come first. One timer serves them all, and
 // runs on while there are any; a connection that is made in time is found out to be
 // done when its time is over, which costs less than to take it out.
 type dialing struct {
 	loop  *Loop
+	limit time.Duration
 	queue []*Dialed
 	alarm alarm
+}
+
+// dialingFor returns the queue for a limit.
+func (l *Loop) dialingFor(limit time.Duration) *dialing {
+	for _, q := range l.dialing {
+		if q.limit == limit {
+			return q
+		}
+	}
+	q := &dialing{loop: l, limit: limit}
+	l.dialing = append(l.dialing, q)
+	return q
 }
 
 func (q *dialing) add(d *Dialed) {

@@ -26,7 +26,7 @@ type Loop struct {
 	// For the loop only.
 	buffer   []byte // what a pair moves goes through here, or through a pipe
 	pipes    pipes
-	dialing  dialing
+	dialing  []*dialing
 	limited  limited
 	unprobed unprobed
 }
@@ -41,7 +41,7 @@ func NewLoop(o Options) (*Loop, error) {
 		return nil, err
 	}
 	l := &Loop{Poller: poller, keepalive: o.Keepalive, mark: o.Mark, buffer: make([]byte, bufferSize), pipes: pipes{max: o.Pipes}}
-	l.dialing.loop, l.limited.loop, l.unprobed.loop = l, l, l
+	l.limited.loop, l.unprobed.loop = l, l
 	return l, nil
 }
 
@@ -53,7 +53,9 @@ func (l *Loop) Pairs() int { return int(l.pairs.Load()) }
 // it.
 func (l *Loop) Close() {
 	_ = l.Do(func() {
-		l.dialing.alarm.stop()
+		for _, q := range l.dialing {
+			q.alarm.stop()
+		}
 		l.limited.alarm.stop()
 		l.unprobed.alarm.stop()
 		l.pipes.close()

@@ -70,6 +70,24 @@ func (k Kind) String() string {
 	return kinds[k]
 }
 
+// Result says how an attempt, or a probe, ended.
+type Result uint8
+
+// The results.
+const (
+	Connected Result = iota
+	Refused
+	NoAnswer
+	Failed // in any other way
+
+	Results = iota // how many there are
+)
+
+// String returns the word that metrics, the API and the access log use.
+func (r Result) String() string {
+	return [...]string{"connected", "refused", "no-answer", "failed"}[r]
+}
+
 // ByProbe is the Reason of EndpointQuarantined if probes end that, and of
 // EndpointRecovered if one did.
 const ByProbe = "probe"
@@ -89,9 +107,10 @@ type Subject struct {
 // Event is one step of a connection, or one change. Fields that do not belong to
 // its kind are zero.
 type Event struct {
-	Seq  uint64 // 1 for the first event of the process
-	Time time.Time
-	Kind Kind
+	Seq    uint64 // 1 for the first event of the process
+	Time   time.Time
+	Kind   Kind
+	Result Result // of an Attempt
 
 	*Subject // never nil in an event that was read from a Log
 

@@ -36,6 +36,7 @@ type Tried struct {
 	PassedOver int
 	Began      time.Duration // after the connection was accepted
 	Took       time.Duration
+	Result     Result
 	Err        string // "" if it succeeded
 }
 
@@ -94,7 +95,7 @@ func (l *Life) Bytes() (toEndpoint, toClient int64) {
 // attempted adds an attempt.
 func (l *Life) attempted(e *Event) {
 	tried := Tried{Endpoint: e.Endpoint, Pod: e.Pod, Reason: e.Reason, PassedOver: e.PassedOver,
-		Began: e.Time.Sub(l.Accepted) - e.Took, Took: e.Took, Err: e.Err}
+		Began: e.Time.Sub(l.Accepted) - e.Took, Took: e.Took, Result: e.Result, Err: e.Err}
 	n := l.count.Load()
 	if n == 0 {
 		l.first = tried

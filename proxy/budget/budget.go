@@ -1,0 +1,198 @@
+// Package budget reckons the descriptors that this process may have: who has them, and
+// who may have more. Listeners, connections and UDP sessions take from it.
+//
+// Nobody can take what others need. UDP sessions have a quarter of the descriptors
+// at the most, since anybody can send datagrams from addresses that are not theirs;
+// connections leave an eighth to UDP where that is served, so that a node's DNS
+// goes on. And of the room for connections, or for sessions, the last eighth is for
+// clients that have little; of that for connections, the last sixteenth is for service
+// ports that have little.
+package budget
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/usherproxy/usher/portal/handover"
+)
+
+// Limits are bounds beside those that follow from descriptors; 0 is none.
+type Limits struct {
+	Connections, ConnectionsPerPort int64
+	Sessions, SessionsPerPort       int64 // of UDP
+	ClientShare                     int64 // in percent; see proxy.Options.MaxClientShare
+}
+
+// Budget says what is in use, and what may be. It may be used from any goroutine.
+type Budget struct {
+	Descriptors int64 // that the process may have; see RLIMIT_NOFILE in getrlimit(2)
+	limits      Limits
+
+	// What is in use. Who opens something adds it, and takes it off when it is closed;
+	// TakeConnection and TakeSession add by themselves.
+	Listeners   atomic.Int64 // one descriptor each
+	TCPLoops    atomic.Int64 // descriptors that the TCP loops may have, pipes included
+	UDP         atomic.Int64 // descriptors of UDP's loops, and of its sockets beyond one for each listener
+	Connections atomic.Int64 // open; two descriptors each
+	Sessions    atomic.Int64 // open; one descriptor each
+}
+
+// New returns a budget of which nothing is in use.
+func New(limits Limits) *Budget {
+	return &Budget{Descriptors: openFilesLimit(), limits: limits}
+}
+
+// Descriptors that are kept for what comes by ones: standard files, epoll, netlink, admin
+// clients and iptables' pipes; probes, of which each takes one; and the copies of listeners
+// of which a handover makes so many at a time.
+const (
+	mostProbes   = 64
+	mostReserved = 256 + mostProbes + handover.SocketsAtOnce
+)
+
+// reserved returns how many those are. Where few are allowed, a quarter has to do.
+func (b *Budget) reserved() int64 { return min(mostReserved, b.Descriptors/4) }
+
+// usable returns how many descriptors there are for listeners, connections and
+// sessions.
+func (b *Budget) usable() int64 { return b.Descriptors - b.reserved() }
+
+// maxListeners returns how many descriptors listeners may take: a quarter stays
+// for connections, without which listeners are of no use.
+func (b *Budget) maxListeners() int64 { return max(1, b.usable()*3/4) }
+
+// ErrOpenFiles says that there is no room for another listener under the limit on
+// open files.
+var ErrOpenFiles = errors.New("the limit on open files has no room for another listener")
+
+// RoomForListener returns an error if there is no room for another listener.
+func (b *Budget) RoomForListener() error {
+	if b.Listeners.Load() < b.maxListeners() {
+		return nil
+	}
+	return fmt.Errorf("%w: of %d, %d may be listeners", ErrOpenFiles, b.Descriptors, b.maxListeners())
+}
+
+// fixed returns how many descriptors are in use by what does not come and go with
+// clients.
+func (b *Budget) fixed() int64 { return b.Listeners.Load() + b.TCPLoops.Load() + b.UDP.Load() }
+
+// ConnectionLimit returns how many connections may be open at once.
+func (b *Budget) ConnectionLimit() int64 {
+	sessions := b.Sessions.Load()
+	if b.UDP.Load() > 0 {
+		sessions = max(sessions, min(b.limits.Sessions, b.usable()/8))
+	}
+	limit := max(1, (b.usable()-b.fixed()-sessions)/2)
+	if b.limits.Connections > 0 {
+		limit = min(limit, b.limits.Connections)
+	}
+	return limit
+}
+
+// SessionLimit returns how many UDP sessions may be open at once.
+func (b *Budget) SessionLimit() int64 {
+	return min(b.limits.Sessions, max(1, b.usable()/4))
+}
+
+// SessionLimitPerPort returns how many of those one service port may have.
+func (b *Budget) SessionLimitPerPort() int64 {
+	if b.limits.SessionsPerPort > 0 {
+		return b.limits.SessionsPerPort
+	}
+	return max(1, b.SessionLimit()/2)
+}
+
+// Which part of the room is for those who have little. Where the room is less than so
+// many, there is no such part.
+const (
+	partForClients = 8
+	partForPorts   = 16
+)
+
+// scarce reports whether, with open of limit in use, only that part is left.
+func scarce(open, limit, part int64) bool { return open > limit-limit/part }
+
+// clientsPart returns how many of limit one client address may have when room is
+// scarce.
+func (b *Budget) clientsPart(limit int64) int64 { return max(1, limit*b.limits.ClientShare/100) }
+
+// Why there is no room for a connection.
+var (
+	ErrTooMany         = errors.New("too many connections")
+	ErrTooManyToPort   = errors.New("too many connections to this service port")
+	ErrTooManyOfClient = errors.New("too many connections of this client, while there is little room left")
+)
+
+// TakeConnection takes room for a connection, or says why there is none. toPort and
+// ofClient are how many the service port and the client have open, this one
+// included.
+func (b *Budget) TakeConnection(toPort, ofClient int64) error {
+	open, limit := b.Connections.Add(1), b.ConnectionLimit()
+	perPort := b.limits.ConnectionsPerPort
+	if perPort == 0 && scarce(open, limit, partForPorts) {
+		perPort = max(1, limit/2)
+	}
+	var err error
+	switch {
+	case open > limit:
+		err = ErrTooMany
+	case perPort > 0 && toPort > perPort:
+		err = ErrTooManyToPort
+	case scarce(open, limit, partForClients) && ofClient > b.clientsPart(limit):
+		err = ErrTooManyOfClient
+	default:
+		return nil
+	}
+	b.Connections.Add(-1)
+	return err
+}
+
+// Room says whether there is room for another UDP session.
+type Room uint8
+
+const (
+	Enough     Room = iota
+	PortFull        // the service port has its share
+	ClientFull      // the client has its share, and room is scarce
+	AllFull         // all sessions, or the descriptors, are in use
+)
+
+// TakeSession takes room for a UDP session, or says whose must go before. toPort is
+// how many the service port has, this one included; ofClient how many the client has
+// on one loop, of so many over whose sockets the kernel spreads its datagrams evenly.
+func (b *Budget) TakeSession(toPort, ofClient int64, sockets int) Room {
+	open, limit, perPort := b.Sessions.Add(1), b.SessionLimit(), b.SessionLimitPerPort()
+	full := open > limit || b.fixed()+open+2*b.Connections.Load() > b.usable()
+	var whose Room
+	switch {
+	case (full || scarce(open, limit, partForClients) || scarce(toPort, perPort, partForClients)) && ofClient > max(1, b.clientsPart(limit)/int64(sockets)):
+		whose = ClientFull
+	case toPort > perPort:
+		whose = PortFull
+	case full:
+		whose = AllFull
+	default:
+		return Enough
+	}
+	b.Sessions.Add(-1)
+	return whose
+}
+
+// Probes returns how many probes of endpoints may be under way at once: each takes a
+// descriptor, of those that are reserved.
+func (b *Budget) Probes() int64 {
+	return max(1, b.reserved()*mostProbes/mostReserved)
+}
+
+// Pipes returns how many pipes each of so many loops may have: all together have a
+// sixteenth of the descriptors at the most.
+func (b *Budget) Pipes(loops int) int { return int(b.Descriptors) / 16 / 2 / loops }
+
+// NeededFor returns the limit on open files that holds so many listeners beside those
+// that there are.
+func (b *Budget) NeededFor(more int) int64 {
+	share := (b.Listeners.Load()+int64(more))*4/3 + 1
+	return min(share+mostReserved, share*4/3+1)
+}

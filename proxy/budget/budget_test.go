@@ -1,0 +1,116 @@
+package budget
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+)
+
+// usual are the limits that usher has without flags.
+var usual = Limits{Sessions: 65536, ClientShare: 25}
+
+// of returns a budget of so many descriptors.
+func of(descriptors int64, limits Limits) *Budget {
+	b := New(limits)
+	b.Descriptors = descriptors
+	return b
+}
+
+func TestConnectionsLeaveRoomForUDP(t *testing.T) {
+	g := NewWithT(t)
+	b := of(1024, usual) // of which 768 are usable
+	g.Expect(b.usable()).To(BeEquivalentTo(1024 - 256))
+	g.Expect(b.ConnectionLimit()).To(BeEquivalentTo(768/2), "where nothing but TCP is served")
+	b.UDP.Add(8)
+	g.Expect(b.ConnectionLimit()).To(BeEquivalentTo((768 - 8 - 96) / 2))
+	b.Sessions.Add(150)
+	g.Expect(b.ConnectionLimit()).To(BeEquivalentTo((768 - 8 - 150) / 2))
+	b.Connections.Add(b.ConnectionLimit())
+	b.Sessions.Add(-150)
+	for i := range 100 {
+		g.Expect(b.TakeSession(1, 1, 2)).To(Equal(Enough), "session %d, while connections have all that they may", i)
+	}
+}
+
+func TestUDPLeavesRoomForConnections(t *testing.T) {
+	g := NewWithT(t)
+	b := of(1024, usual) // of which 768 are usable
+	var sessions int64
+	for b.TakeSession(1, 1, 1) == Enough {
+		sessions++
+	}
+	g.Expect(sessions).To(BeEquivalentTo(768 / 4))
+	g.Expect(b.ConnectionLimit()).To(BeEquivalentTo((768 - 768/4) / 2))
+}
+
+func TestTheLastRoomForConnectionsIsForThoseWhoHaveLittle(t *testing.T) {
+	for _, c := range []struct {
+		name             string
+		set              func(*Limits)
+		open             int64 // before
+		toPort, ofClient int64 // this one included
+		want             error
+	}{
+		{"much room", nil, 349 - 1, 349, 349, nil}, // 350 of 400 are in use by a single client
+		{"the last eighth, a client with a quarter", nil, 350, 351, 100, nil},
+		{"the last eighth, a client with more", nil, 350, 351, 101, ErrTooManyOfClient},
+		{"the last eighth, a client with more that may", func(l *Limits) { l.ClientShare = 100 }, 350, 351, 351, nil},
+		{"the last sixteenth, a port with half", nil, 375, 200, 1, nil},
+		{"the last sixteenth, a port with more", nil, 375, 201, 1, ErrTooManyToPort},
+		{"the last sixteenth, a port with more that may", func(l *Limits) { l.ConnectionsPerPort = 400 }, 375, 376, 1, nil},
+		{"no room", nil, 400, 1, 1, ErrTooMany},
+		{"a port with its own bound", func(l *Limits) { l.ConnectionsPerPort = 3 }, 3, 4, 1, ErrTooManyToPort},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := NewWithT(t)
+			limits := usual
+			limits.Connections = 400
+			if c.set != nil {
+				c.set(&limits)
+			}
+			b := of(1<<20, limits)
+			b.Connections.Store(c.open)
+			err := b.TakeConnection(c.toPort, c.ofClient)
+			if c.want == nil {
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(b.Connections.Load()).To(Equal(c.open + 1))
+				return
+			}
+			g.Expect(err).To(MatchError(c.want))
+			g.Expect(b.Connections.Load()).To(Equal(c.open), "what was not had is not kept")
+		})
+	}
+}
+
+func TestWhoseUDPSessionEndsWhenThereIsNoRoom(t *testing.T) {
+	for _, c := range []struct {
+		name             string
+		open             int64 // before, of 400
+		toPort, ofClient int64 // this one included; the client's on one of two loops
+		want             Room
+	}{
+		{"much room", 100, 101, 101, Enough},
+		{"the last eighth, a client with a quarter", 350, 100, 50, Enough},
+		{"the last eighth, a client with more", 350, 100, 51, ClientFull},
+		{"a port's last eighth, a client with more", 180, 176, 51, ClientFull},
+		{"a port's share is used up, by many", 201, 201, 1, PortFull},
+		{"a port's share is used up, by one", 201, 201, 200, ClientFull},
+		{"all are in use", 400, 100, 1, AllFull},
+		{"all are in use, by one", 400, 100, 51, ClientFull},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := NewWithT(t)
+			limits := usual
+			limits.Sessions = 400
+			b := of(1<<20, limits)
+			b.Sessions.Store(c.open)
+			g.Expect(b.TakeSession(c.toPort, c.ofClient, 2)).To(Equal(c.want))
+		})
+	}
+}
+
+func TestProbesFitIntoWhatIsReserved(t *testing.T) {
+	for descriptors, most := range map[int64]int64{8: 1, 256: 9, 1024: 36, 1 << 20: 64} {
+		NewWithT(t).Expect(of(descriptors, usual).Probes()).To(Equal(most), "of %d descriptors", descriptors)
+	}
+}

@@ -1,0 +1,12 @@
+package budget
+
+import "golang.org/x/sys/unix"
+
+// openFilesLimit returns how many descriptors the process may have.
+func openFilesLimit() int64 {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 1024 // POSIX systems' usual default
+	}
+	return int64(min(limit.Cur, 1<<30))
+}

@@ -1,0 +1,120 @@
+package datagram
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
+
+	"github.com/usherproxy/usher/affinity"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/budget"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// dropNetAdmin takes from this thread what conntrack wants to see. The thread
+// ends with the goroutine.
+func dropNetAdmin() error {
+	runtime.LockOSThread()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		return err
+	}
+	sets[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+	return unix.Capset(&header, &sets[0])
+}
+
+// redirectedFront returns a front end without listeners for a UDP Service, and what can
+// open some.
+func redirectedFront(t *testing.T, log *logrus.Logger) (*frontend.FrontEnd, *Server) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to ask conntrack")
+	}
+	node := &frontend.Node{Log: log, Trace: trace.NewLog(10_000), Budget: budget.New(budget.Limits{Sessions: 65536, ClientShare: 25})}
+	node.Init()
+	srv := New(node, time.Minute)
+	t.Cleanup(srv.Stop)
+	endpoints := []config.Endpoint{{Addr: netip.MustParseAddrPort("127.0.0.1:9"), Ready: true}}
+	port := config.ServicePort{
+		ID:        config.PortID{Namespace: "default", Service: "dns", Family: config.IPv4},
+		Protocol:  config.UDP,
+		VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 53}},
+		Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
+	}
+	var pool balance.Pool
+	pool.Update(port)
+	f := frontend.New(node, port, affinity.NewTable(&affinity.Limits{}, 0))
+	f.Swap(&frontend.View{Port: port, All: pool.All, Cluster: pool.Cluster, Internal: pool.Internal, External: pool.External})
+	return f, srv
+}
+
+var anywhereRedirected = portal.Bind{Addr: netip.MustParseAddrPort("127.0.0.1:0"), Redirected: true}
+
+func TestWhereConntrackCannotBeAskedThereIsNoListener(t *testing.T) {
+	g := NewWithT(t)
+	f, srv := redirectedFront(t, logrus.New())
+	failed := make(chan error)
+	go func() {
+		if err := dropNetAdmin(); err != nil {
+			failed <- err
+			return
+		}
+		_, err := srv.Listen(f, anywhereRedirected)
+		failed <- err
+	}()
+	g.Expect(<-failed).To(MatchError(And(
+		ContainSubstring("cannot tell which UDP clients come through the portal"),
+		ContainSubstring("operation not permitted"))))
+	g.Expect(f.Budget.Listeners.Load()).To(BeZero())
+}
+
+func TestWhereConntrackCannotBeAskedAnyMoreNewClientsAreDroppedAndCounted(t *testing.T) {
+	g := NewWithT(t)
+	originErrors = rate.Sometimes{First: 1, Interval: time.Hour} // whatever was logged before
+	var said bytes.Buffer
+	log := logrus.New()
+	log.SetOutput(&said)
+	f, srv := redirectedFront(t, log)
+	l, err := srv.Listen(f, anywhereRedirected)
+	g.Expect(err).NotTo(HaveOccurred())
+	closing := sync.OnceFunc(func() { l.Close(frontend.Stopped) })
+	defer closing()
+	for _, lp := range srv.loops {
+		denied := make(chan error)
+		g.Expect(lp.poller.Do(func() { denied <- dropNetAdmin() })).To(Succeed())
+		g.Expect(<-denied).To(Succeed())
+	}
+
+	const clients = 200
+	for range clients {
+		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(l.Addr()))
+		g.Expect(err).NotTo(HaveOccurred())
+		_, err = c.Write([]byte("x"))
+		g.Expect(err).NotTo(HaveOccurred())
+		c.Close()
+	}
+	stats := func() frontend.SessionStats { return f.Stats().Sessions }
+	g.Eventually(func() int64 { return stats().Dropped[frontend.DropUnknownOrigin] }).WithTimeout(5 * time.Second).Should(BeEquivalentTo(clients))
+	g.Expect(stats().Open).To(BeZero())
+	// A flood takes a bounded part of the trace: two events for each.
+	loops := len(srv.loops)
+	g.Expect(stats().Ends[trace.Internal]).To(And(BeNumerically(">", 0), BeNumerically("<=", 2*frontend.RefusalsPerSecond*loops)))
+	closing()
+	g.Expect(said.String()).To(ContainSubstring("UDP clients are not served"))
+	g.Expect(said.String()).To(ContainSubstring("operation not permitted"))
+	g.Expect(bytes.Count(said.Bytes(), []byte("\n"))).To(Equal(1))
+}

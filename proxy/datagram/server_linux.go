@@ -1,0 +1,193 @@
+package datagram
+
+import (
+	"container/list"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// Server serves the UDP service ports of a node, by loops, about one for each processor,
+// from the first listener on.
+type Server struct {
+	node  *frontend.Node
+	idle  time.Duration // how long a session lasts without a datagram, unless the Service says otherwise
+	loops []*loop       // for who opens listeners, as is next
+	next  int           // the loop on which the next listener begins
+
+	retiring sync.WaitGroup // sockets that a successor has, and by which replies go out yet
+}
+
+// New returns a Server without listeners. Sessions end when they are idle for so long,
+// unless their Service says otherwise.
+func New(node *frontend.Node, idle time.Duration) *Server { return &Server{node: node, idle: idle} }
+
+// A listener has a socket on so many loops at the most: with a thousand
+// service ports on a machine of many cores they would be too many descriptors,
+// and the clients of different ports are spread all the same.
+const maxSocketsPerListener = 4
+
+// descriptorsPerLoop are epoll, eventfd and netlink.
+const descriptorsPerLoop = 3
+
+// start starts the loops if they do not run yet.
+func (srv *Server) start() error {
+	for len(srv.loops) < runtime.GOMAXPROCS(0) {
+		poller, err := forward.NewPoller()
+		if err != nil {
+			return fmt.Errorf("starting a loop for UDP: %w", err)
+		}
+		lp := &loop{
+			counters: &srv.node.Counters,
+			poller:   poller,
+			in:       forward.NewBatch(batchSize),
+			out:      forward.NewBatch(batchSize),
+			came:     make([]arrival, batchSize),
+			clients:  map[netip.Addr]*list.List{},
+			refusals: rate.NewLimiter(frontend.RefusalsPerSecond, frontend.RefusalsPerSecond),
+		}
+		if err := poller.Do(func() { poller.OnRoundEnd(lp.endRound) }); err != nil {
+			return fmt.Errorf("starting a loop for UDP: %w", err)
+		}
+		srv.loops = append(srv.loops, lp)
+		srv.node.Budget.UDP.Add(descriptorsPerLoop)
+	}
+	return nil
+}
+
+// Stop ends the loops. Their listeners are closed before.
+func (srv *Server) Stop() {
+	for _, lp := range srv.loops {
+		lp.poller.Close()
+		if lp.flows != nil {
+			lp.flows.Close()
+		}
+		srv.node.Budget.UDP.Add(-descriptorsPerLoop)
+	}
+	srv.loops = nil
+}
+
+// choose returns the loops for a new listener.
+func (srv *Server) choose() []*loop {
+	n := min(len(srv.loops), maxSocketsPerListener)
+	chosen := make([]*loop, n)
+	for i := range chosen {
+		chosen[i] = srv.loops[(srv.next+i)%len(srv.loops)]
+	}
+	srv.next = (srv.next + n) % len(srv.loops)
+	return chosen
+}
+
+// batchSize is how many datagrams one system call may bring or send.
+const batchSize = 32
+
+// loop is what the sockets and sessions of one poller share. Except for what
+// is set before it starts, it belongs to the poller's goroutine.
+type loop struct {
+	counters *frontend.Counters
+	poller   *forward.Poller
+	flows    *portal.Flows // nil until a listener behind a redirect needs it
+
+	in   *forward.Batch // from clients
+	came []arrival      // of those in in
+
+	out      *forward.Batch // replies that wait for the end of the round
+	outCount int
+	outFrom  *socket // the socket that they go out by
+
+	sessions list.List                 // *session; idle for longest first
+	clients  map[netip.Addr]*list.List // the same by the client's address; none is empty
+	peak     int                       // clients at once since the map was made
+	kept     int                       // bytes in copies of datagrams
+	now      time.Time                 // of this round, once somebody asked
+	refusals *rate.Limiter
+}
+
+// join puts s among its client's sessions.
+func (lp *loop) join(s *session) {
+	client := s.From.Addr()
+	s.siblings = lp.clients[client]
+	if s.siblings == nil {
+		s.siblings = new(list.List)
+		lp.clients[client] = s.siblings
+		lp.peak = max(lp.peak, len(lp.clients))
+	}
+	s.inClient = s.siblings.PushBack(s)
+}
+
+// leave takes s from among its client's sessions.
+func (lp *loop) leave(s *session) {
+	if s.siblings.Remove(s.inClient); s.siblings.Len() > 0 {
+		return
+	}
+	delete(lp.clients, s.From.Addr())
+	if len(lp.clients) == 0 && lp.peak > keepMap {
+		lp.clients, lp.peak = map[netip.Addr]*list.List{}, 0 // as socket.forget does
+	}
+}
+
+// clock returns the time, to the accuracy of a round.
+func (lp *loop) clock() time.Time {
+	if lp.now.IsZero() {
+		lp.now = time.Now()
+	}
+	return lp.now
+}
+
+func (lp *loop) endRound() {
+	lp.flush()
+	lp.now = time.Time{}
+}
+
+// flush sends the replies that wait.
+func (lp *loop) flush() {
+	if lp.outCount == 0 {
+		return
+	}
+	c := lp.counters
+	sent := 0
+	for at := 0; at < lp.outCount; {
+		n, err := lp.out.Send(lp.outFrom.fd, at, lp.outCount-at)
+		at += n
+		sent += n
+		switch {
+		case err == nil:
+		case bufferFull(err): // for the others, too
+			c.Drop(frontend.DropSendBuffer, lp.outCount-at)
+			at = lp.outCount
+		default:
+			c.Drop(notSent(err), 1)
+			at++
+		}
+	}
+	c.DatagramsToClient.Add(int64(sent))
+	lp.outCount, lp.outFrom = 0, nil
+}
+
+// bufferFull reports whether err says that a socket has no room for more.
+func bufferFull(err error) bool { return err == unix.EAGAIN || err == unix.ENOBUFS }
+
+// evictOldest ends the session that has been idle longest, unless it is spare,
+// and reports whether there was one.
+func evictOldest(sessions *list.List, spare *session) bool {
+	for e := sessions.Front(); e != nil; e = e.Next() {
+		if s := e.Value.(*session); s != spare {
+			s.end(trace.Limit, errEvicted)
+			return true
+		}
+	}
+	return false
+}
+
+var errEvicted = errors.New("another client needed the room, and this one had been idle longest")

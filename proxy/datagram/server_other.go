@@ -1,0 +1,29 @@
+//go:build !linux
+
+package datagram
+
+import (
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/frontend"
+)
+
+// Server has nothing to run.
+type Server struct{}
+
+// New returns a Server.
+func New(*frontend.Node, time.Duration) *Server { return new(Server) }
+
+// Listen returns an error.
+func (*Server) Listen(*frontend.FrontEnd, portal.Bind) (frontend.Listener, error) {
+	return nil, fmt.Errorf("%w: UDP is served on Linux only, not on %s", frontend.ErrProtocol, runtime.GOOS)
+}
+
+// Retired returns at once.
+func (*Server) Retired() {}
+
+// Stop does nothing.
+func (*Server) Stop() {}

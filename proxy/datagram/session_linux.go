@@ -1,0 +1,416 @@
+package datagram
+
+import (
+	"container/list"
+	"errors"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/search"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// session is one client's session, from its first datagram until it is idle
+// or its endpoint is not to be used any more. It belongs to its loop.
+type session struct {
+	frontend.Client
+	socket  *socket
+	key     sessionKey
+	control []byte    // makes replies come from where the client sent to
+	hops    int       // that its datagrams may go on; -1 if that is not known
+	last    time.Time // a datagram, either way
+
+	endpoint             *balance.Endpoint
+	fd                   int // connected to the endpoint; -1 if none is
+	watched              forward.Registration
+	search               *search.Search // nil once an endpoint has answered
+	kept                 *kept          // the same
+	toEndpoint, toClient int64          // bytes
+
+	asked   bool // the client has sent something since the last reply
+	leaving bool // see linger
+
+	inSocket, inLoop, inClient *list.Element // where it stands among the others
+	siblings                   *list.List    // the client's sessions on this loop
+}
+
+// admit finds out which VIP the client sent to, and whether it may.
+func (s *session) admit() (trace.End, frontend.Drop, error) {
+	sk := s.socket
+	if sk.listener.Redirected {
+		original, err := sk.loop.flows.OriginalDst(portal.UDP, s.From, s.To)
+		switch {
+		case errors.Is(err, portal.ErrNotRedirected):
+			return trace.NotAdmitted, frontend.DropNotAdmitted, frontend.ErrDirect
+		case err != nil:
+			return trace.Internal, frontend.DropUnknownOrigin, err
+		}
+		s.To = original
+	}
+	if end, err := s.Admit(sk.view, &sk.listener.Place); err != nil {
+		return end, frontend.DropNotAdmitted, err
+	}
+	if s.hops == 0 {
+		return trace.Limit, frontend.DropHopLimit, errHops
+	}
+	return "", 0, nil
+}
+
+// errHops is why a datagram is not sent on. usher takes one off the hop limit, as a
+// router does: nodes whose endpoints are node ports of each other would send it round
+// for ever.
+var errHops = errors.New("its hop limit is used up: perhaps it goes round between nodes")
+
+// connect opens a socket to the endpoint that is next. If there is none, the
+// session is over and it returns false.
+func (s *session) connect() bool {
+	sk := s.socket
+	for now := sk.loop.clock(); ; {
+		step := s.search.Next(s.Endpoints(sk.view), now)
+		if step.Do == search.GiveUp {
+			s.stopSearching()
+			s.end(search.End(step.Err), step.Err)
+			return false
+		}
+		fd, err := s.dial(step.Endpoint.Addr)
+		if err != nil && search.OutOfResources(err) && evictOldest(&sk.loop.sessions, s) {
+			fd, err = s.dial(step.Endpoint.Addr)
+		}
+		if err == nil {
+			if s.watched, err = sk.loop.poller.Add(fd, forward.Readable, s); err == nil {
+				s.fd, s.endpoint = fd, step.Endpoint
+				s.endpoint.Active.Add(1)
+				return true
+			}
+			unix.Close(fd)
+			err = unix.ENOMEM // see epoll_ctl(2)
+		}
+		if unreachable(err) || search.OutOfResources(err) || errors.Is(err, frontend.ErrLeadsBack) {
+			s.search.Failed(now, err)
+		} else {
+			s.search.Left(now, err)
+		}
+	}
+}
+
+// dial opens a socket that is connected to an endpoint.
+func (s *session) dial(to netip.AddrPort) (int, error) {
+	if s.Front.LeadsBack(config.UDP, to) {
+		return -1, frontend.ErrLeadsBack
+	}
+	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), netip.Addr{}, to)
+	if err == nil && s.hops > 0 {
+		_ = forward.SetHops(fd, to.Addr(), s.hops) // or what comes back here has the whole limit again
+	}
+	return fd, err
+}
+
+// disconnect closes the socket to the endpoint.
+func (s *session) disconnect() {
+	if s.fd >= 0 {
+		s.socket.loop.poller.CloseFD(s.watched)
+		s.endpoint.Active.Add(-1)
+		s.fd = -1
+	}
+}
+
+// send passes on count datagrams of the loop's batch to the endpoint. It
+// returns how many it is done with: not all if the endpoint had answered and
+// now refuses. The session is over then.
+func (s *session) send(at, count int) int {
+	b, c := s.socket.loop.in, &s.Front.Counters
+	s.touch()
+	s.asked = true
+	if s.search != nil {
+		s.kept.keep(s.socket.loop, at, count)
+	}
+	for i := at; i < at+count; i++ {
+		b.Unaddress(i)
+	}
+	done, passed, again := 0, 0, false
+	defer func() { c.DatagramsToEndpoint.Add(int64(passed)) }()
+	for done < count {
+		n, err := b.Send(s.fd, at+done, count-done)
+		for i := range n {
+			s.toEndpoint += int64(len(b.Data(at + done + i)))
+		}
+		done += n
+		passed += n
+		switch {
+		case err == nil:
+		case unreachable(err):
+			if s.search == nil {
+				s.broken(err)
+				return done
+			}
+			s.failed(err)
+			return count
+		case bufferFull(err):
+			c.Drop(frontend.DropSendBuffer, count-done)
+			return count
+		case !again:
+			again = true // it may be what an earlier datagram has met: see udp(7)
+		default:
+			c.Drop(notSent(err), 1)
+			done++
+			again = false
+		}
+	}
+	return done
+}
+
+// unreachable reports whether err, an ICMP error, says that the endpoint cannot be
+// reached (icmp_err_convert in the kernel's net/ipv4/icmp.c has those that a
+// connected socket gets to see). Nothing else is the endpoint's fault: a datagram may
+// be too big for a link (EMSGSIZE), and a firewall or a full conntrack table of this
+// node may not let it out (EPERM).
+func unreachable(err error) bool {
+	switch err {
+	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
+		return true
+	}
+	return false
+}
+
+// notSent returns why a datagram is lost that met err, which does not say that the
+// endpoint is unreachable.
+func notSent(err error) frontend.Drop {
+	if err == unix.EMSGSIZE {
+		return frontend.DropTooBig
+	}
+	return frontend.DropNotSent
+}
+
+// Ready receives what the endpoint has sent, or the ICMP error that it was
+// told. Replies wait for the end of the round, so that those to many clients
+// are sent together.
+func (s *session) Ready(forward.Readiness) {
+	sk := s.socket
+	loop := sk.loop
+	if sk.refresh(); s.fd < 0 {
+		return // its endpoint is not to be used any more
+	}
+	if loop.outFrom != sk || loop.outCount == batchSize {
+		loop.flush()
+		loop.outFrom = sk
+	}
+	room := min(batchSize-loop.outCount, repliesPerTurn)
+	n, err := loop.out.ReceiveConnected(s.fd, loop.outCount, room)
+	if err != nil && err != unix.EAGAIN {
+		// The error comes first, what was received before it second.
+		var none error
+		n, none = loop.out.ReceiveConnected(s.fd, loop.outCount, room)
+		switch {
+		case !unreachable(err):
+			s.Front.Counters.Drop(notSent(err), 1)
+		case none != nil:
+			s.failed(err)
+			return
+		}
+	}
+	if n == 0 {
+		return
+	}
+	if s.search != nil {
+		s.answered()
+	}
+	s.touch()
+	if s.asked {
+		s.asked = false
+		sk.replied()
+	}
+	for i := loop.outCount; i < loop.outCount+n; i++ {
+		loop.out.Address(i, &s.key.peer, s.control)
+		s.toClient += int64(len(loop.out.Data(i)))
+	}
+	loop.outCount += n
+}
+
+// repliesPerTurn bounds how many replies one session sends before it is
+// another's turn.
+const repliesPerTurn = 8
+
+// touch notes that the session is not idle.
+func (s *session) touch() {
+	sk := s.socket
+	s.last = sk.loop.clock()
+	sk.order.MoveToBack(s.inSocket)
+	sk.loop.sessions.MoveToBack(s.inLoop)
+	s.siblings.MoveToBack(s.inClient)
+}
+
+// answered notes the first reply: from now on the session stays with its
+// endpoint.
+func (s *session) answered() {
+	now := s.socket.loop.clock()
+	s.search.Answered(now)
+	s.Established(now, s.endpoint)
+	s.stopSearching()
+}
+
+// stopSearching forgets what is needed until an endpoint has answered.
+func (s *session) stopSearching() {
+	s.kept.drop(s.socket.loop)
+	s.search, s.kept = nil, nil
+}
+
+// broken ends a session whose endpoint had answered and now refuses. The
+// client's next datagram begins another.
+func (s *session) broken(err error) {
+	now := s.socket.loop.clock()
+	err = search.Plain(err)
+	s.endpoint.Fail(now, now, err, s.Front.EndpointQuarantine())
+	s.Front.Affinity.Forget(s.From.Addr(), s.endpoint.Addr)
+	s.end(trace.EndpointReset, err)
+}
+
+// failed is called when the endpoint refuses.
+func (s *session) failed(err error) {
+	if s.search == nil {
+		s.broken(err)
+		return
+	}
+	refused := s.endpoint.State
+	s.search.Failed(s.socket.loop.clock(), err)
+	s.moveOn()
+	s.socket.listener.abandon(refused)
+}
+
+// Why a session goes on to another endpoint that did not refuse it.
+var (
+	errRefusedOther = errors.New("it refused another client")
+	errLeft         = errors.New("it left before it answered")
+)
+
+// leave gives up an endpoint that has not answered, for a reason that is not its fault.
+func (s *session) leave(why error) {
+	s.search.Left(s.socket.loop.clock(), why)
+	s.moveOn()
+}
+
+// moveOn goes on to the next endpoint, and sends it what was kept.
+func (s *session) moveOn() {
+	for {
+		s.disconnect()
+		if !s.connect() {
+			s.Front.Counters.Drop(frontend.DropNoEndpoint, 1)
+			return
+		}
+		err := s.sendAgain()
+		if err == nil {
+			return
+		}
+		s.search.Failed(s.socket.loop.clock(), err)
+	}
+}
+
+// sendAgain sends what was kept to an endpoint that is new to the session.
+func (s *session) sendAgain() error {
+	c := &s.Front.Counters
+	for data := range s.kept.all(s.socket.loop.clock()) {
+		switch err := unix.Send(s.fd, data, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); {
+		case err == nil:
+			s.toEndpoint += int64(len(data))
+			c.DatagramsToEndpoint.Add(1)
+		case unreachable(err):
+			return err
+		case bufferFull(err):
+			c.Drop(frontend.DropSendBuffer, 1)
+		default:
+			c.Drop(notSent(err), 1)
+		}
+	}
+	return nil
+}
+
+// usable returns the endpoints that a session may stay with: those that are
+// ready, and those that are terminating but serve, which new sessions go to only
+// where none is ready. A session does not move because of traffic policies or hints.
+func usable(v *frontend.View) map[*balance.State]bool {
+	states := make(map[*balance.State]bool, len(v.All))
+	for _, e := range v.All {
+		if e.Ready || e.Terminating && e.Serving {
+			states[e.State] = true
+		}
+	}
+	return states
+}
+
+// compare ends the session if, with v, it could not be as it is.
+func (s *session) compare(v *frontend.View, usable map[*balance.State]bool) {
+	if s.leaving {
+		return
+	}
+	vip, ok := v.VIPAt(s.VIP.AddrPort())
+	switch {
+	case !ok:
+		s.end(trace.Withdrawn, nil)
+		return
+	case !s.Allowed(vip):
+		s.end(trace.SourceRefused, frontend.ErrSource)
+		return
+	}
+	s.VIP = vip
+	if usable[s.endpoint.State] {
+		return
+	}
+	if s.search != nil && s.Endpoints(v).Len() > 0 {
+		s.leave(errLeft) // what the client asked, another one may answer
+		return
+	}
+	if s.asked && s.search == nil {
+		s.linger()
+		return
+	}
+	s.end(trace.EndpointLeft, nil)
+}
+
+// lingerTime is how long an endpoint that left may take to answer what it had
+// been asked before.
+const lingerTime = 500 * time.Millisecond
+
+// linger takes the session away from its client, whose next datagram begins
+// another, but lets the replies through that are under way.
+func (s *session) linger() {
+	sk := s.socket
+	delete(sk.sessions, s.key)
+	s.leaving = true
+	end := func() {
+		if s.fd >= 0 {
+			s.end(trace.EndpointLeft, nil)
+		}
+	}
+	time.AfterFunc(lingerTime, func() { _ = sk.loop.poller.Do(end) })
+}
+
+// end ends the session. Its client's next datagram begins another.
+func (s *session) end(end trace.End, err error) {
+	now := s.socket.loop.clock()
+	if s.search != nil {
+		// Silence may be the way of the protocol: it neither begins nor ends a
+		// quarantine.
+		s.search.Left(now, search.ErrNoAnswer)
+		s.stopSearching()
+	}
+	e := trace.Event{End: end, ToEndpoint: s.toEndpoint, ToClient: s.toClient}
+	if s.endpoint != nil {
+		e.Endpoint, e.Pod = s.endpoint.Addr, s.endpoint.Pod
+		s.endpoint.Moved(s.toEndpoint, s.toClient)
+	}
+	if err != nil {
+		e.Err = err.Error()
+	}
+	s.disconnect()
+	s.socket.forget(s)
+	if s.asked {
+		s.socket.replied()
+	}
+	s.Closed(now, e)
+}

@@ -1,0 +1,323 @@
+package datagram
+
+import (
+	"container/list"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
+
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/budget"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// socket is one of a listener's sockets, with the sessions of the clients
+// whose datagrams the kernel brings there. It belongs to its loop.
+type socket struct {
+	listener *listener
+	front    *frontend.FrontEnd
+	loop     *loop
+	fd       int
+	watched  forward.Registration
+
+	view     *frontend.View // that the sessions were last compared with
+	idle     time.Duration
+	sessions map[sessionKey]*session
+	order    list.List // *session; idle for longest first
+	peak     int       // sessions at once since the map was made
+	expiry   *time.Timer
+	ticking  bool   // expiry will call expire
+	lost     uint32 // datagrams that the kernel dropped before they were received
+	deaf     bool   // it is not watched any more
+	closed   bool
+
+	// Once a successor has the socket: what closes it, and how many clients
+	// wait for a reply before that. See retire.
+	retired func()
+	awaited int
+}
+
+// sessionKey is a client and where on this node its datagrams arrive: answers
+// must come from there.
+type sessionKey struct {
+	peer  forward.Peer
+	local netip.Addr
+}
+
+// arrival is what is known of a datagram from a client.
+type arrival struct {
+	sessionKey
+	link, hops int // see forward.Control
+}
+
+func newSocket(l *listener, lp *loop, fd int) *socket {
+	sk := &socket{listener: l, front: l.front, loop: lp, fd: fd, sessions: map[sessionKey]*session{}}
+	sk.expiry = time.AfterFunc(time.Hour, func() { _ = lp.poller.Do(sk.expire) })
+	sk.expiry.Stop()
+	return sk
+}
+
+// open begins to receive.
+func (sk *socket) open() {
+	sk.refresh()
+	watched, err := sk.loop.poller.Add(sk.fd, forward.Readable, sk)
+	if err != nil { // the kernel has no memory
+		sk.front.Log.WithField("service", sk.front.ID().String()).WithError(err).Error("A UDP listener cannot be served")
+		unix.Close(sk.fd)
+		sk.closed = true
+		return
+	}
+	sk.watched = watched
+}
+
+func (sk *socket) close(end trace.End) {
+	if sk.closed {
+		return
+	}
+	if sk.loop.outFrom == sk {
+		sk.loop.flush()
+	}
+	for e := sk.order.Front(); e != nil; e = sk.order.Front() {
+		s := e.Value.(*session)
+		if s.leaving {
+			s.end(trace.EndpointLeft, nil) // that came before
+			continue
+		}
+		s.end(end, nil)
+	}
+	sk.expiry.Stop()
+	sk.stopReceiving()
+	unix.Close(sk.fd)
+	sk.closed = true
+}
+
+// stopReceiving takes the socket out of the loop. Closing it would not, while
+// another process has it too.
+func (sk *socket) stopReceiving() {
+	if !sk.deaf {
+		sk.deaf = true
+		sk.loop.poller.Remove(sk.watched)
+	}
+}
+
+// Ready receives what clients have sent.
+func (sk *socket) Ready(forward.Readiness) {
+	b, came := sk.loop.in, sk.loop.came
+	n, err := b.Receive(sk.fd, 0, batchSize)
+	if err != nil || n == 0 {
+		return // somebody else's readiness, or an error that is over now
+	}
+	sk.refresh()
+	for i := range n {
+		control := b.Control(i)
+		came[i] = arrival{sessionKey{peer: *b.Peer(i), local: control.Local}, control.Interface, control.Hops}
+		if control.Lost != sk.lost {
+			sk.front.Counters.Drop(frontend.DropReceiveBuffer, int(control.Lost-sk.lost))
+			sk.lost = control.Lost
+		}
+	}
+	for i := 0; i < n; {
+		run := 1
+		for i+run < n && came[i+run].sessionKey == came[i].sessionKey {
+			run++
+		}
+		sk.pass(i, run)
+		i += run
+	}
+}
+
+// pass passes on a run of datagrams of one client.
+func (sk *socket) pass(at, count int) {
+	first := &sk.loop.came[at]
+	s := sk.sessions[first.sessionKey]
+	if s != nil {
+		done := s.send(at, count)
+		if done == count {
+			return
+		}
+		// The endpoint is gone, though it had answered. These were not sent.
+		at, count = at+done, count-done
+	}
+	if s = sk.begin(first, count); s != nil {
+		s.send(at, count)
+	}
+}
+
+// begin begins a session with the client that sent count datagrams, of which first
+// is the first. If there can be none, it returns nil.
+func (sk *socket) begin(first *arrival, count int) *session {
+	f := sk.front
+	s := &session{
+		Client: frontend.Client{Front: f, From: first.peer.AddrPort(), To: sk.listener.At, Began: sk.loop.clock()},
+		socket: sk, key: first.sessionKey, hops: first.hops - 1, fd: -1,
+	}
+	if first.local.IsValid() {
+		s.To = netip.AddrPortFrom(first.local.Unmap(), s.To.Port())
+		s.control = forward.SourceControl(first.local, first.link)
+	}
+	if end, drop, err := s.admit(); err != nil {
+		f.Counters.Drop(drop, count)
+		if drop == frontend.DropUnknownOrigin {
+			originErrors.Do(func() {
+				f.Log.WithField("service", f.ID().String()).WithError(err).
+					Error("UDP clients are not served: it cannot be told whether they came through the portal (logged every 10 s at the most)")
+			})
+		}
+		if sk.loop.refusals.Allow() {
+			s.ID = f.NewID()
+			s.Accepted()
+			s.Closed(sk.loop.clock(), trace.Event{End: end, Err: err.Error()})
+		}
+		return nil
+	}
+	s.ID = f.NewID()
+	s.Accepted()
+	sk.makeRoom(s.From.Addr())
+	sk.sessions[s.key] = s
+	sk.peak = max(sk.peak, len(sk.sessions))
+	s.inSocket, s.inLoop = sk.order.PushBack(s), sk.loop.sessions.PushBack(s)
+	sk.loop.join(s)
+	s.last = s.Began
+	sk.tick()
+	s.search, s.kept = f.NewSearch(&s.Client), new(kept)
+	if !s.connect() {
+		f.Counters.Drop(frontend.DropNoEndpoint, count)
+		return nil
+	}
+	return s
+}
+
+var originErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
+
+// makeRoom makes room for one more session of client: if there is none, the one
+// that has been idle longest goes, of the client's own if it has its share, of this
+// socket if the service port has its, and otherwise of this loop. Each socket may
+// have one session in any case.
+func (sk *socket) makeRoom(client netip.Addr) {
+	b := sk.front.Budget
+	toPort := sk.front.Sessions.Add(1)
+	for {
+		own := sk.loop.clients[client]
+		ofClient := 1
+		if own != nil {
+			ofClient += own.Len()
+		}
+		from := &sk.loop.sessions
+		switch b.TakeSession(toPort, int64(ofClient), len(sk.listener.sockets)) {
+		case budget.Enough:
+			return
+		case budget.ClientFull:
+			from = own
+		case budget.PortFull:
+			from = &sk.order
+		}
+		sk.front.LimitErrors.Do(func() {
+			sk.front.Log.WithFields(map[string]any{"service": sk.front.ID().String(), "open": b.Sessions.Load(), "limit": b.SessionLimit(), "limit-per-port": b.SessionLimitPerPort()}).
+				Error("Too many UDP sessions: those that have been idle longest end (logged every 10 s at the most)")
+		})
+		if from == nil || !evictOldest(from, nil) {
+			b.Sessions.Add(1)
+			return
+		}
+		toPort = sk.front.Sessions.Load()
+	}
+}
+
+// refresh compares the sessions with the front end's configuration if that has
+// changed: a session whose endpoint is not to be used any more ends now.
+func (sk *socket) refresh() {
+	v := sk.front.View()
+	if v == sk.view || sk.closed {
+		return
+	}
+	sk.view = v
+	sk.idle = v.Port.UDPIdleTimeout
+	if sk.idle == 0 {
+		sk.idle = sk.listener.server.idle
+	}
+	if sk.order.Len() == 0 {
+		return
+	}
+	usable := usable(v)
+	before := make([]*session, 0, sk.order.Len())
+	for e := sk.order.Front(); e != nil; e = e.Next() {
+		before = append(before, e.Value.(*session))
+	}
+	for _, s := range before {
+		if s.fd >= 0 { // one that goes on to another endpoint may have ended others for want of room
+			s.compare(v, usable)
+		}
+	}
+	sk.expire()
+}
+
+// abandon makes the sessions go on to another endpoint that wait for the first
+// answer of one that has refused another client. Hosts bound how often they
+// send ICMP errors (Linux once a second to each address, after six at once: see
+// icmp_ratelimit, icmp(7)), so most clients of a dead endpoint learn nothing.
+func (sk *socket) abandon(refused *balance.State) {
+	now := sk.loop.clock()
+	var waiting []*session
+	for e := sk.order.Back(); e != nil; e = e.Prev() {
+		s := e.Value.(*session)
+		if now.Sub(s.last) > keptTime {
+			break
+		}
+		if s.search != nil && s.endpoint.State == refused {
+			waiting = append(waiting, s)
+		}
+	}
+	for _, s := range waiting {
+		if s.fd >= 0 && s.endpoint.State == refused { // not evicted meanwhile
+			s.leave(errRefusedOther)
+		}
+	}
+}
+
+// expire ends the sessions that are idle for too long.
+func (sk *socket) expire() {
+	sk.ticking = false
+	if sk.closed {
+		return
+	}
+	now := sk.loop.clock()
+	for e := sk.order.Front(); e != nil; e = sk.order.Front() {
+		s := e.Value.(*session)
+		if now.Sub(s.last) < sk.idle {
+			break
+		}
+		s.end(trace.Idle, nil)
+	}
+	sk.tick()
+}
+
+// tick makes expire be called when the next session may be idle for too long.
+func (sk *socket) tick() {
+	if first := sk.order.Front(); first != nil && !sk.ticking {
+		sk.ticking = true
+		sk.expiry.Reset(max(sk.idle-sk.loop.clock().Sub(first.Value.(*session).last), time.Millisecond))
+	}
+}
+
+// forget takes s out of the books.
+func (sk *socket) forget(s *session) {
+	if sk.sessions[s.key] == s {
+		delete(sk.sessions, s.key)
+	}
+	sk.order.Remove(s.inSocket)
+	sk.loop.sessions.Remove(s.inLoop)
+	sk.loop.leave(s)
+	sk.front.Sessions.Add(-1)
+	sk.front.Budget.Sessions.Add(-1)
+	if len(sk.sessions) == 0 && sk.peak > keepMap {
+		// A Go map does not shrink.
+		sk.sessions, sk.peak = map[sessionKey]*session{}, 0
+	}
+}
+
+// keepMap is the size up to which an empty map is kept.
+const keepMap = 256

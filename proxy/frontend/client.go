@@ -1,0 +1,95 @@
+package frontend
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// Client is who has come to a front end, from the first packet to the end: with a
+// connection, an association, or a UDP session. One goroutine at a time may use it.
+type Client struct {
+	ID    uint64
+	Front *FrontEnd
+	From  netip.AddrPort
+	To    netip.AddrPort // where it wanted to go
+	VIP   *config.VIP    // that is; nil until it is admitted
+	Began time.Time
+	Life  *trace.Life // from the first event on
+}
+
+// Why a client is not admitted.
+var (
+	ErrDirect = errors.New("it did not come through a portal of this Service")
+	ErrSource = errors.New("the client is not in loadBalancerSourceRanges")
+)
+
+// Admit finds out, once To is known, which VIP the client meant that has come to a
+// listener at p, and whether it may: behind a redirect anybody who finds the listener's
+// port could connect to it.
+func (c *Client) Admit(v *View, p *Place) (trace.End, error) {
+	vip, ok := p.vip(v, c.To)
+	if !ok {
+		return trace.NotAdmitted, ErrDirect // or the VIP has just been removed
+	}
+	c.VIP = vip
+	if !c.Allowed(vip) {
+		return trace.SourceRefused, ErrSource
+	}
+	return "", nil
+}
+
+// Allowed reports whether vip lets the client in.
+func (c *Client) Allowed(vip *config.VIP) bool {
+	return c.Front.Locality.Admits(vip, c.From.Addr(), c.To.Addr())
+}
+
+// Endpoints returns those of v that the client may have, once it is admitted.
+func (c *Client) Endpoints(v *View) *balance.Set {
+	local := c.VIP.External() && c.Front.Locality.OfThisNode(c.From.Addr(), c.To.Addr())
+	return v.Endpoints(c.VIP, local)
+}
+
+// Report puts a step of the client's into the trace, and counts it.
+func (c *Client) Report(e trace.Event) {
+	f := c.Front
+	if c.Life == nil {
+		c.Life = f.Trace.Begin(trace.Subject{Conn: c.ID, Port: f.ID(), Protocol: f.Protocol, Client: c.From, VIP: c.To}, c.Began)
+	}
+	f.Trace.Step(c.Life, &e)
+	f.count(c.Life, &e)
+}
+
+// Accepted reports that the client has come.
+func (c *Client) Accepted() { c.Report(trace.Event{Kind: trace.Accepted, Time: c.Began}) }
+
+// Established reports that the client has an endpoint that answers.
+func (c *Client) Established(now time.Time, e *balance.Endpoint) {
+	c.Report(trace.Event{Kind: trace.Established, Time: now, Endpoint: e.Addr, Pod: e.Pod})
+}
+
+// Closed reports the client's end, of which e says how.
+func (c *Client) Closed(now time.Time, e trace.Event) {
+	e.Kind, e.Time, e.Took = trace.Closed, now, now.Sub(c.Began)
+	c.Report(e)
+}
+
+// RefusedUnlogged reports whether enough refused clients have been told of in this
+// second. If so, it has counted this one, and nothing of it is to be told.
+func (c *Client) RefusedUnlogged(end trace.End) bool {
+	f := c.Front
+	if f.refusals.Allow() {
+		return false
+	}
+	f.Counters.Unlogged.Add(1)
+	life := &trace.Life{Subject: trace.Subject{Conn: c.ID, Port: f.ID(), Protocol: f.Protocol}}
+	for _, e := range []trace.Event{{Kind: trace.Accepted}, {Kind: trace.Closed, End: end}} {
+		e.Subject = &life.Subject
+		f.count(life, &e)
+	}
+	return true
+}

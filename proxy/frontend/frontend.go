@@ -1,0 +1,167 @@
+package frontend
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/time/rate"
+
+	"github.com/usherproxy/usher/affinity"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/budget"
+	"github.com/usherproxy/usher/proxy/search"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// Node is what all front ends of this node have in common. The exported fields without
+// a word on it are set before the first front end is made, and not changed.
+type Node struct {
+	Log    logrus.FieldLogger
+	Trace  *trace.Log
+	Budget *budget.Budget
+	Portal portal.Portal
+
+	Schedule   []time.Duration // of searches, but of UDP's; see search.Search
+	Quarantine balance.Quarantine
+
+	// Socket and Ports are as in proxy.Options.
+	Socket func(domain, kind, protocol int) (fd int, err error)
+	Ports  portal.PortRange
+	// Tunneled says that something else than this node's kernel connects to the
+	// endpoints of TCP.
+	Tunneled bool
+
+	Locality Locality
+	Counters Counters
+
+	// Targets are those of portal rules that lead to listeners here: portal.Target. Any
+	// goroutine may look, and change it.
+	Targets sync.Map
+	// Inherited are the sockets of a predecessor that nobody uses yet, by their names.
+	// They are for who opens listeners, one at a time.
+	Inherited map[string]*os.File
+
+	// LimitErrors bounds how often the log is told that there is no room for clients.
+	LimitErrors rate.Sometimes
+
+	lastID   atomic.Uint64
+	refusals *rate.Limiter
+}
+
+// RefusalsPerSecond bounds how much of the trace and of the access log clients can
+// take that are not admitted, or for whom there is no room, however many come.
+const RefusalsPerSecond = 10
+
+// Init makes n ready for front ends.
+func (n *Node) Init() {
+	n.refusals = rate.NewLimiter(RefusalsPerSecond, RefusalsPerSecond)
+	n.LimitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
+	n.Counters.ends, n.Counters.sessionEnds = map[trace.End]int64{}, map[trace.End]int64{}
+	n.Locality.Refresh()
+}
+
+// NewID returns the number of a new client, 1 for the first.
+func (n *Node) NewID() uint64 { return n.lastID.Add(1) }
+
+// LastID returns how many clients there have been.
+func (n *Node) LastID() uint64 { return n.lastID.Load() }
+
+// ErrLeadsBack is why usher does not connect to some endpoints.
+var ErrLeadsBack = errors.New("refused: it is a VIP or a node port of this node, or usher's own address, and would lead back here")
+
+// LeadsBack reports whether a connection to an endpoint would come back to usher. A
+// VIP does not where the portal leaves usher's own connections alone: a process of
+// this node may be there. (Most endpoints that are VIPs are refused by package
+// translate.) Nor does anything where the kernel leads nothing to usher, where the
+// listeners are in another network namespace than the endpoints, or where something
+// else than this node's kernel connects to those.
+func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) bool {
+	if n.Portal.Mode() == portal.ModeNone || n.Socket != nil || n.Tunneled {
+		return false
+	}
+	if portal.IsLanding(to.Addr()) {
+		return true
+	}
+	t := portal.Target{Protocol: portalProtocols[protocol], Addr: to.Addr(), Port: to.Port()}
+	if _, vip := n.Targets.Load(t); vip && n.Portal.Mark() == 0 {
+		return true
+	}
+	t.Addr = netip.IPv4Unspecified()
+	if to.Addr().Is6() {
+		t.Addr = netip.IPv6Unspecified()
+	}
+	_, nodePort := n.Targets.Load(t)
+	return nodePort && n.Locality.IsNode(to.Addr())
+}
+
+// Target returns the portal's name for vip.
+func Target(protocol config.Protocol, vip config.VIP) portal.Target {
+	return portal.Target{Protocol: portalProtocols[protocol], Addr: vip.Addr, Port: vip.Port}
+}
+
+var portalProtocols = map[config.Protocol]portal.Protocol{
+	config.TCP:  portal.TCP,
+	config.UDP:  portal.UDP,
+	config.SCTP: portal.SCTP,
+}
+
+// FrontEnd is one service port in one IP family, as its clients meet it.
+type FrontEnd struct {
+	*Node
+	Protocol config.Protocol
+	Affinity *affinity.Table
+	Open     atomic.Int64 // connections
+	Sessions atomic.Int64 // of UDP
+
+	view  atomic.Pointer[View]
+	tally tally
+}
+
+// New returns a front end for port, without endpoints.
+func New(node *Node, port config.ServicePort, table *affinity.Table) *FrontEnd {
+	f := &FrontEnd{Node: node, Protocol: port.Protocol, Affinity: table}
+	f.Swap(&View{Port: config.ServicePort{ID: port.ID}})
+	return f
+}
+
+// View returns what clients that come now see.
+func (f *FrontEnd) View() *View { return f.view.Load() }
+
+// Swap makes clients see v, and returns what they saw before. Who waits for that to be
+// replaced is told.
+func (f *FrontEnd) Swap(v *View) (old *View) {
+	v.Replaced = make(chan struct{})
+	if old = f.view.Swap(v); old != nil {
+		close(old.Replaced)
+	}
+	return old
+}
+
+// ID returns which service port the front end serves. It is another one once that
+// has been renamed.
+func (f *FrontEnd) ID() config.PortID { return f.View().Port.ID }
+
+// EndpointQuarantine returns what goes for the endpoints. Only to those that the kernel
+// connects to by TCP a probe is like a client: for UDP there is none, one of SCTP costs
+// the endpoint an association, and one through a tunnel costs others.
+func (f *FrontEnd) EndpointQuarantine() balance.Quarantine {
+	q := f.Quarantine
+	q.Probed = q.Probed && f.Protocol == config.TCP && !f.Tunneled
+	return q
+}
+
+// NewSearch returns a client's search for an endpoint.
+func (f *FrontEnd) NewSearch(c *Client) *search.Search {
+	s := &search.Search{Schedule: f.Schedule, Quarantine: f.EndpointQuarantine(), Affinity: f.Affinity, Client: c.From.Addr(), Reporter: c}
+	if f.Protocol == config.UDP {
+		s.Schedule = nil
+	}
+	return s
+}

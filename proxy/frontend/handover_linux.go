@@ -1,0 +1,49 @@
+package frontend
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// Inherit returns the socket that a predecessor has handed over under that name, or -1
+// if there is none. It is an error if it is not at addr. The caller closes it.
+func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
+	file := n.Inherited[name]
+	if file == nil {
+		return -1, nil
+	}
+	delete(n.Inherited, name)
+	defer file.Close()
+	// file.Fd might make the socket block, which others use too.
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	if e := raw.Control(func(d uintptr) { fd, err = unix.FcntlInt(d, unix.F_DUPFD_CLOEXEC, 0) }); e != nil {
+		err = e
+	}
+	if err != nil {
+		return -1, fmt.Errorf("copying the socket that was handed over for %s: %w", addr, err)
+	}
+	if at, err := forward.LocalAddr(fd); err != nil || at != addr {
+		unix.Close(fd)
+		return -1, fmt.Errorf("the socket that was handed over is no listener on %s", addr)
+	}
+	return fd, nil
+}
+
+// SocketFor returns a copy of a listener's socket for a successor, or false if it cannot
+// be copied.
+func SocketFor(fd int, name string) (handover.Socket, bool) {
+	copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return handover.Socket{}, false
+	}
+	return handover.Socket{Name: name, File: os.NewFile(uintptr(copied), name)}, true
+}

@@ -1,0 +1,120 @@
+package frontend
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
+)
+
+// Listener takes in what clients send to some targets of a service port. Its methods
+// are called by one goroutine at a time.
+type Listener interface {
+	// Addr returns where it listens.
+	Addr() netip.AddrPort
+	// Serves reports whether it is the listener that b asks for.
+	Serves(b portal.Bind) bool
+	// SetTargets says which targets lead to it.
+	SetTargets(targets []portal.Target)
+	// HandOver returns copies of the sockets that a successor can go on with: the
+	// caller closes them.
+	HandOver() []handover.Socket
+	// EndpointsChanged is called after the front end's view was replaced.
+	EndpointsChanged()
+	// Close stops taking in new clients, and returns when nobody does any more.
+	Close(Closing)
+}
+
+// Closing says why a listener is closed.
+type Closing uint8
+
+// The reasons.
+const (
+	Withdrawn  Closing = iota // the portal leads nothing there any more
+	Stopped                   // usher stops
+	HandedOver                // and a successor has the sockets
+)
+
+// Why a protocol is not served: this version cannot carry it, this node cannot, or it
+// is not wanted.
+var (
+	ErrProtocol = errors.New("this version of usher does not serve the protocol")
+	ErrNoSCTP   = errors.New("SCTP cannot be served")
+	ErrSCTPOff  = errors.New("SCTP is not served")
+)
+
+// Place is where a listener listens, and what leads there. Listeners embed one.
+type Place struct {
+	At         netip.AddrPort
+	Redirected bool // see portal.Bind
+	targets    atomic.Pointer[[]portal.Target]
+}
+
+// Addr implements Listener.
+func (p *Place) Addr() netip.AddrPort { return p.At }
+
+// SetTargets implements Listener.
+func (p *Place) SetTargets(targets []portal.Target) { p.targets.Store(&targets) }
+
+// Serves implements Listener: it is the same place, or one on another port where b does
+// not insist on its own.
+func (p *Place) Serves(b portal.Bind) bool {
+	samePort := p.At.Port() == b.Addr.Port() || b.Addr.Port() == 0 || b.Preferred
+	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected
+}
+
+// vip returns the VIP that a client meant which sent to original, or which came without
+// a redirect.
+func (p *Place) vip(v *View, original netip.AddrPort) (*config.VIP, bool) {
+	if p.Redirected {
+		return v.VIPFor(original)
+	}
+	return v.VIPOf((*p.targets.Load())[0])
+}
+
+// Listen opens what b asks for: by listen, which is given b's address, or, if its
+// port is taken and b does not insist on it, the same address with another port.
+func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error)) (T, error) {
+	l, err := listen(b.Addr)
+	if b.Preferred {
+		for _, port := range otherPorts(n.Ports) {
+			if !errors.Is(err, syscall.EADDRINUSE) && !errors.Is(err, syscall.EACCES) { // in use, or not for this user
+				break
+			}
+			l, err = listen(netip.AddrPortFrom(b.Addr.Addr(), port))
+		}
+	}
+	if err != nil {
+		return l, fmt.Errorf("cannot listen on %s: %w", b.Addr, PlainError(err))
+	}
+	return l, nil
+}
+
+// otherPorts returns the ports to try when the preferred one is taken, in a random
+// order: those that the user allows, or 0 for any.
+func otherPorts(allowed portal.PortRange) []uint16 {
+	if allowed.First == 0 {
+		return []uint16{0}
+	}
+	var ports []uint16
+	for _, i := range rand.Perm(int(allowed.Last-allowed.First) + 1) {
+		ports = append(ports, allowed.First+uint16(i))
+	}
+	return ports
+}
+
+// PlainError returns the system error in err, without the operation and
+// addresses that package net wraps around it.
+func PlainError(err error) error {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return err
+}

@@ -1,0 +1,97 @@
+package frontend
+
+import (
+	"net"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// Locality tells whether a client is a Pod or a process of this node. Traffic
+// policies for clients from outside do not apply to those.
+type Locality struct {
+	// IsPod, if not nil, reports whether an address is that of a Pod of this node; see
+	// proxy.Options.
+	IsPod func(netip.Addr) bool
+
+	now atomic.Pointer[localities]
+}
+
+// localities is a value that is replaced, never changed.
+type localities struct {
+	addrs map[netip.Addr]bool // of this node
+	pods  []netip.Prefix      // of its Pods
+}
+
+// Refresh reads the node's addresses. If they cannot be read, what was known
+// holds.
+func (l *Locality) Refresh() {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return
+	}
+	next := &localities{addrs: make(map[netip.Addr]bool, len(addrs)), pods: l.pods()}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			next.addrs[p.Addr()] = true
+		}
+	}
+	l.now.Store(next)
+}
+
+// SetPods replaces the networks of this node's Pods.
+func (l *Locality) SetPods(pods []netip.Prefix) {
+	next := &localities{pods: pods}
+	if old := l.now.Load(); old != nil {
+		next.addrs = old.addrs
+	}
+	l.now.Store(next)
+}
+
+func (l *Locality) pods() []netip.Prefix {
+	if now := l.now.Load(); now != nil {
+		return now.pods
+	}
+	return nil
+}
+
+// IsNode reports whether a is an address of this node.
+func (l *Locality) IsNode(a netip.Addr) bool {
+	now := l.now.Load()
+	return a.IsLoopback() || now != nil && now.addrs[a]
+}
+
+// OfThisNode reports whether a client that has connected from from to to is a
+// process or a Pod of this node. Where a VIP is an address of the node, its processes
+// connect to it from itself.
+func (l *Locality) OfThisNode(from, to netip.Addr) bool { return from == to || l.local(from) }
+
+// Admits reports whether vip lets such a client in. This node's processes are let in
+// from the VIP itself if they would be from one of the node's addresses.
+func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
+	if vip.Allows(from) {
+		return true
+	}
+	if now := l.now.Load(); from == to && now != nil {
+		for a := range now.addrs {
+			if vip.Allows(a) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// local reports whether a belongs to this node or one of its Pods.
+func (l *Locality) local(a netip.Addr) bool {
+	if l.IsNode(a) {
+		return true
+	}
+	for _, p := range l.pods() {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return l.IsPod != nil && l.IsPod(a)
+}

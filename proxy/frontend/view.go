@@ -1,0 +1,80 @@
+package frontend
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// View is a front end's configuration at one moment: a value that is replaced,
+// never changed.
+type View struct {
+	Port config.ServicePort
+	All  []*balance.Endpoint // usable or not
+	// Those for clients, by who asks: see config.ServicePort.
+	Cluster, Internal, External *balance.Set
+
+	Limits   *forward.Limits
+	Replaced chan struct{} // closed when another view takes this one's place
+}
+
+// Endpoints returns the endpoints for clients that came to vip.
+func (v *View) Endpoints(vip *config.VIP, nodeLocal bool) *balance.Set {
+	switch {
+	case !vip.External():
+		return v.Internal
+	case nodeLocal:
+		return v.Cluster
+	}
+	return v.External
+}
+
+// VIPAt returns the VIP with that very address and port.
+func (v *View) VIPAt(at netip.AddrPort) (*config.VIP, bool) {
+	for i := range v.Port.VIPs { // one to some tens
+		if vip := &v.Port.VIPs[i]; vip.AddrPort() == at {
+			return vip, true
+		}
+	}
+	return nil, false
+}
+
+// VIPOf returns the VIP that is a portal's target.
+func (v *View) VIPOf(t portal.Target) (*config.VIP, bool) {
+	return v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
+}
+
+// VIPFor returns the VIP that a client which connected to original meant: that one, or a
+// node port.
+func (v *View) VIPFor(original netip.AddrPort) (*config.VIP, bool) {
+	if vip, ok := v.VIPAt(original); ok {
+		return vip, true
+	}
+	anywhere := netip.IPv4Unspecified()
+	if original.Addr().Is6() {
+		anywhere = netip.IPv6Unspecified()
+	}
+	return v.VIPAt(netip.AddrPortFrom(anywhere, original.Port()))
+}
+
+// Redirect returns the rule that leads from t to a listener.
+func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
+	vip, _ := v.VIPOf(t)
+	r := portal.Rule{Target: t, Action: portal.Redirect, LocalPort: port}
+	if len(vip.Sources) > 0 {
+		// Where the VIP is an address of this node, its processes come from there:
+		// the listener knows whether they may; see Locality.Admits.
+		itself := netip.PrefixFrom(vip.Addr, vip.Addr.BitLen())
+		r.Sources = portal.SourcesOf(append(slices.Clip(vip.Sources), itself))
+	}
+	if vip.External() && v.External.Len() == 0 {
+		// The policy is Local, and there are endpoints on other nodes only: they
+		// are for clients of this node.
+		r.Action = portal.Drop
+	}
+	return r
+}

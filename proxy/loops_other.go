@@ -1,8 +1,0 @@
-//go:build !linux
-
-package proxy
-
-// loops are for Linux only.
-type loops struct{}
-
-func (loops) stop() {}

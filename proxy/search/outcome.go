@@ -1,0 +1,94 @@
+package search
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// Why no endpoint was found. Other reasons to give up are errors for which
+// [OutOfResources] is true, and errors that say themselves that they are futile.
+var (
+	ErrNoEndpoint = errors.New("the Service has no usable endpoint")
+	ErrAllFailed  = errors.New("every attempt failed")
+)
+
+// What most attempts that fail end with.
+var (
+	errRefused  = errors.New("connection refused")
+	ErrNoAnswer = errors.New("no answer") // in the time it had
+)
+
+// End returns what it means for the client that the search was given up for err, or
+// because its context was canceled.
+func End(err error) trace.End {
+	switch {
+	case errors.Is(err, ErrNoEndpoint):
+		return trace.NoEndpoint
+	case errors.Is(err, ErrAllFailed), futile(err):
+		return trace.AttemptsFailed
+	case errors.Is(err, context.Canceled):
+		return trace.Drained
+	case OutOfResources(err):
+		return trace.Limit
+	}
+	return trace.Internal
+}
+
+// ResultOf returns the result of an attempt, or a probe, that ended with err, nil if
+// it succeeded.
+func ResultOf(err error) trace.Result {
+	switch Plain(err) {
+	case nil:
+		return trace.Connected
+	case errRefused:
+		return trace.Refused
+	case ErrNoAnswer:
+		return trace.NoAnswer
+	}
+	return trace.Failed
+}
+
+// Plain says in few words why an attempt failed: err itself or what is in it.
+func Plain(err error) error {
+	if err == nil {
+		return nil
+	}
+	var errno syscall.Errno
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return errRefused
+	case errors.As(err, &errno):
+		return errno
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return ErrNoAnswer
+	}
+	return err
+}
+
+// Blames reports whether err, with which an attempt ended, is the endpoint's fault. It is
+// not if this node has run out of something, the ports towards this endpoint among that,
+// or has no address of its family: another endpoint may do.
+func Blames(err error) bool { return !OutOfResources(err) && !errors.Is(err, syscall.EADDRNOTAVAIL) }
+
+// futile reports whether err says that no endpoint will do.
+func futile(err error) bool {
+	var f interface{ Futile() bool }
+	return errors.As(err, &f) && f.Futile()
+}
+
+// OutOfResources reports whether err says that this node, and not the endpoint,
+// has run out of descriptors or memory (see connect(2), socket(2)).
+func OutOfResources(err error) bool {
+	for _, errno := range []syscall.Errno{
+		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EAGAIN,
+	} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,29 @@
+package search
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+type nobody struct{}
+
+func (nobody) Report(trace.Event) {}
+
+// What a search costs whose first attempt succeeds at once, beside the dialing: choosing
+// the endpoint, and telling how it went.
+func BenchmarkSearch(b *testing.B) {
+	c := newClient(answers, answers, answers)
+	set, client := c.listed.Load().set, netip.MustParseAddr("192.0.2.1")
+	b.ReportAllocs()
+	for b.Loop() {
+		s := Search{Schedule: c.schedule, Quarantine: c.quarantine, Affinity: c.table, Client: client, Reporter: nobody{}}
+		now := time.Now()
+		if s.Next(set, now).Do != Dial {
+			b.Fatal("there is no endpoint")
+		}
+		s.Answered(now)
+	}
+}

@@ -1,0 +1,383 @@
+package search
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/affinity"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// behaviour is what an endpoint does to a dial at some time after the start.
+type behaviour func(ctx context.Context, since time.Duration) error
+
+func answers(context.Context, time.Duration) error { return nil }
+func refuses(context.Context, time.Duration) error { return syscall.ECONNREFUSED }
+func silent(ctx context.Context, _ time.Duration) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+func refusesFor(d time.Duration) behaviour {
+	return func(_ context.Context, since time.Duration) error {
+		if since < d {
+			return syscall.ECONNREFUSED
+		}
+		return nil
+	}
+}
+func slow(d time.Duration, err error) behaviour {
+	return func(ctx context.Context, _ time.Duration) error {
+		select {
+		case <-time.After(d):
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+type forbidden struct{}
+
+func (forbidden) Error() string { return "forbidden" }
+func (forbidden) Futile() bool  { return true }
+
+type listed struct {
+	set      *balance.Set
+	replaced chan struct{}
+}
+
+// client is one who drives a search as a goroutine does: endpoint n has address
+// 10.0.0.n:80.
+type client struct {
+	table      *affinity.Table
+	quarantine balance.Quarantine
+	schedule   []time.Duration
+	pool       balance.Pool
+	listed     atomic.Pointer[listed]
+	behaviour  map[int]behaviour
+	start      time.Time
+	log        []string // what was reported: "endpoint@ms:outcome"
+}
+
+func newClient(endpoints ...behaviour) *client {
+	c := &client{
+		table:      affinity.NewTable(&affinity.Limits{PerTable: 10, Total: 10}, 0),
+		quarantine: balance.Quarantine{First: 10 * time.Second, Max: 2 * time.Minute},
+		schedule:   DefaultSchedule,
+		behaviour:  map[int]behaviour{},
+		start:      time.Now(),
+	}
+	var ns []int
+	for i, b := range endpoints {
+		c.behaviour[i+1] = b
+		ns = append(ns, i+1)
+	}
+	c.list(ns...)
+	return c
+}
+
+// Report implements Reporter.
+func (c *client) Report(e trace.Event) {
+	ms := time.Since(c.start).Milliseconds()
+	switch {
+	case e.Kind == trace.Waiting:
+		c.log = append(c.log, fmt.Sprintf("wait@%d", ms))
+	case e.Err == "":
+		c.log = append(c.log, fmt.Sprintf("%d@%d:ok", number(e.Endpoint), ms))
+	default:
+		c.log = append(c.log, fmt.Sprintf("%d@%d:%s", number(e.Endpoint), ms, e.Err))
+	}
+}
+
+func number(a netip.AddrPort) int { return int(a.Addr().As4()[3]) }
+
+func endpointAddr(n int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), 80)
+}
+
+// list makes the endpoints those with the given numbers.
+func (c *client) list(ns ...int) {
+	var list []config.Endpoint
+	for _, n := range ns {
+		list = append(list, config.Endpoint{Addr: endpointAddr(n), Ready: true})
+	}
+	c.pool.Update(config.ServicePort{Endpoints: list, Cluster: list})
+	if old := c.listed.Swap(&listed{c.pool.Cluster, make(chan struct{})}); old != nil {
+		close(old.replaced)
+	}
+}
+
+// find makes a search and returns what it found and how.
+func (c *client) find() string {
+	c.log = nil
+	e, err := c.search()
+	if err != nil {
+		return strings.Join(append(c.log, err.Error()), " ")
+	}
+	return strings.Join(append(c.log, fmt.Sprintf("found %d", number(e.Addr))), " ")
+}
+
+func (c *client) search() (*balance.Endpoint, error) {
+	s := Search{Schedule: c.schedule, Quarantine: c.quarantine, Affinity: c.table, Client: netip.MustParseAddr("192.0.2.1"), Reporter: c}
+	for {
+		l := c.listed.Load()
+		step := s.Next(l.set, time.Now())
+		switch step.Do {
+		case GiveUp:
+			return nil, step.Err
+		case Wait:
+			select {
+			case <-time.After(step.For):
+			case <-l.replaced:
+			}
+			continue
+		}
+		ctx, cancel := context.Background(), func() {}
+		if step.For > 0 {
+			ctx, cancel = context.WithTimeout(ctx, step.For)
+		}
+		err := c.behaviour[number(step.Endpoint.Addr)](ctx, time.Since(c.start))
+		cancel()
+		if err == nil {
+			s.Answered(time.Now())
+			return step.Endpoint, nil
+		}
+		s.Failed(time.Now(), err)
+	}
+}
+
+func TestAttempts(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		endpoints []behaviour
+		want      string
+	}{
+		{"takes the first endpoint if that answers",
+			[]behaviour{answers, answers}, "1@0:ok found 1"},
+		{"goes on to the next at once when refused",
+			[]behaviour{refuses, answers}, "1@0:connection refused 2@0:ok found 2"},
+		{"gives an endpoint that does not answer its slot, then goes on to the next",
+			[]behaviour{silent, silent, answers}, "1@250:no answer 2@750:no answer 3@750:ok found 3"},
+		{"leaves the rest of a slot to the next endpoint, which has its full time",
+			[]behaviour{slow(200*time.Millisecond, syscall.ECONNREFUSED), slow(240*time.Millisecond, nil)},
+			"1@200:connection refused 2@440:ok found 2"},
+		{"tries as many endpoints as refuse at once, and finds the one that answers",
+			[]behaviour{refuses, refuses, refuses, refuses, refuses, answers},
+			"1@0:connection refused 2@0:connection refused 3@0:connection refused 4@0:connection refused 5@0:connection refused 6@0:ok found 6"},
+		{"asks the only endpoint again when each slot is over",
+			[]behaviour{refuses},
+			"1@0:connection refused wait@0 1@250:connection refused wait@250 1@750:connection refused wait@750 1@1750:connection refused wait@1750 1@3750:connection refused every attempt failed"},
+		{"finds a Pod that is back after two seconds",
+			[]behaviour{refusesFor(2 * time.Second)},
+			"1@0:connection refused wait@0 1@250:connection refused wait@250 1@750:connection refused wait@750 1@1750:connection refused wait@1750 1@3750:ok found 1"},
+		{"asks all again after waiting",
+			[]behaviour{refusesFor(600 * time.Millisecond), refuses},
+			"1@0:connection refused 2@0:connection refused wait@0 1@250:connection refused 2@250:connection refused wait@250 1@750:ok found 1"},
+		{"gives up on endpoints that do not answer after the whole schedule",
+			[]behaviour{silent},
+			"1@250:no answer 1@750:no answer 1@1750:no answer 1@3750:no answer every attempt failed"},
+		{"has no endpoint to try in an empty Service",
+			nil, "the Service has no usable endpoint"},
+		{"does not go on when this node has run out of descriptors",
+			[]behaviour{func(context.Context, time.Duration) error { return syscall.EMFILE }, answers},
+			"1@0:too many open files too many open files"},
+		{"does not go on when no other endpoint will do either",
+			[]behaviour{func(context.Context, time.Duration) error { return forbidden{} }, answers},
+			"1@0:forbidden forbidden"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				NewWithT(t).Expect(newClient(c.endpoints...).find()).To(Equal(c.want))
+			})
+		})
+	}
+}
+
+func TestAttemptsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := newClient(slices.Repeat([]behaviour{refuses}, 100)...)
+		g.Expect(s.find()).To(HaveSuffix("32@0:connection refused every attempt failed"))
+		g.Expect(s.log).To(HaveLen(maxAttempts))
+	})
+}
+
+func TestQuarantinedEndpointsCostNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := newClient(refuses, silent, answers)
+		g.Expect(s.find()).To(Equal("1@0:connection refused 2@250:no answer 3@250:ok found 3"))
+		for range 20 {
+			g.Expect(s.find()).To(Equal("3@250:ok found 3"))
+		}
+	})
+}
+
+func TestResourcesAreNotTheEndpointsFault(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		s := newClient(func(context.Context, time.Duration) error { return syscall.EMFILE })
+		s.find()
+		_, quarantined := s.pool.All[0].Quarantined(time.Now())
+		g.Expect(quarantined).To(BeFalse())
+	})
+}
+
+func TestNewEndpointEndsTheWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newClient(refuses)
+		s.behaviour[2] = answers
+		time.AfterFunc(100*time.Millisecond, func() { s.list(1, 2) })
+		NewWithT(t).Expect(s.find()).To(Equal("1@0:connection refused wait@0 2@100:ok found 2"))
+	})
+}
+
+func TestLastEndpointLeavesWhileWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newClient(refuses)
+		time.AfterFunc(100*time.Millisecond, func() { s.list() })
+		NewWithT(t).Expect(s.find()).To(Equal("1@0:connection refused wait@0 the Service has no usable endpoint"))
+	})
+}
+
+func TestAnAttemptThatIsLeftIsNobodysFault(t *testing.T) {
+	g := NewWithT(t)
+	c := newClient(refuses, refuses)
+	s := Search{Schedule: c.schedule, Quarantine: c.quarantine, Affinity: c.table, Reporter: c}
+	set := c.listed.Load().set
+	first := s.Next(set, c.start).Endpoint
+	s.Left(c.start, context.Canceled)
+	_, quarantined := first.Quarantined(c.start)
+	g.Expect(quarantined).To(BeFalse())
+	g.Expect(c.log).To(Equal([]string{"1@0:context canceled"}))
+	g.Expect(s.Next(set, c.start).Endpoint).NotTo(Equal(first), "it goes on with another one")
+	g.Expect(End(context.Canceled)).To(Equal(trace.Drained))
+}
+
+func TestWithoutAScheduleEachEndpointIsTriedOnce(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		endpoints []behaviour
+		want      string
+	}{
+		{"until one answers", []behaviour{refuses, answers, answers}, "1@0:connection refused 2@0:ok found 2"},
+		{"and never again", []behaviour{refuses, refuses}, "1@0:connection refused 2@0:connection refused every attempt failed"},
+		{"if there is one", nil, "the Service has no usable endpoint"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := newClient(c.endpoints...)
+				client.schedule = nil
+				NewWithT(t).Expect(client.find()).To(Equal(c.want))
+			})
+		})
+	}
+}
+
+func TestAPreviewIsWhatASearchThenDoes(t *testing.T) {
+	for name, prepare := range map[string]func(*client){
+		"all are well": func(*client) {},
+		"one is in quarantine": func(c *client) {
+			c.pool.All[1].Fail(c.start, c.start, syscall.ECONNREFUSED, c.quarantine)
+		},
+		"the client had one": func(c *client) {
+			c.table.SetTimeout(time.Minute)
+			c.table.Set(netip.MustParseAddr("192.0.2.1"), endpointAddr(3), c.start)
+		},
+		"the client had one that is in quarantine": func(c *client) {
+			c.table.SetTimeout(time.Minute)
+			c.table.Set(netip.MustParseAddr("192.0.2.1"), endpointAddr(1), c.start)
+			c.pool.All[0].Fail(c.start, c.start, syscall.ECONNREFUSED, c.quarantine)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newClient(refuses, refuses, refuses, refuses)
+				c.schedule = nil
+				prepare(c)
+				var want []string
+				for range 2 { // which changes nothing
+					want = nil
+					for _, choice := range Preview(c.listed.Load().set, c.table, netip.MustParseAddr("192.0.2.1"), time.Now()) {
+						want = append(want, fmt.Sprintf("%d@0:connection refused", number(choice.Endpoint.Addr)))
+					}
+				}
+				g := NewWithT(t)
+				g.Expect(want).To(HaveLen(4))
+				c.find()
+				g.Expect(c.log).To(Equal(want))
+			})
+		})
+	}
+}
+
+func TestAffinityOfAttempts(t *testing.T) {
+	sticky := func(endpoints ...behaviour) *client {
+		s := newClient(endpoints...)
+		s.table.SetTimeout(time.Minute)
+		return s
+	}
+	t.Run("stays with the endpoint", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := sticky(answers, answers, answers)
+			for range 5 {
+				NewWithT(t).Expect(s.find()).To(HaveSuffix("found 1"))
+			}
+		})
+	})
+	t.Run("moves on when the endpoint fails, and stays there", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			g := NewWithT(t)
+			s := sticky(answers, answers)
+			g.Expect(s.find()).To(HaveSuffix("found 1"))
+			s.behaviour[1] = refuses
+			g.Expect(s.find()).To(Equal("1@0:connection refused 2@0:ok found 2"))
+			s.behaviour[1] = answers
+			time.Sleep(30 * time.Second)
+			g.Expect(s.find()).To(HaveSuffix("found 2"))
+		})
+	})
+	t.Run("does not lead to an endpoint that failed for another client", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			g := NewWithT(t)
+			s := sticky(answers, answers)
+			g.Expect(s.find()).To(HaveSuffix("found 1"))
+			s.pool.Cluster.Endpoints()[0].Fail(time.Now(), time.Now(), syscall.ECONNREFUSED, s.quarantine)
+			g.Expect(s.find()).To(HaveSuffix("2@0:ok found 2"))
+		})
+	})
+	t.Run("does not lead to an endpoint that is no longer usable", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			g := NewWithT(t)
+			s := sticky(answers, answers)
+			g.Expect(s.find()).To(HaveSuffix("found 1"))
+			s.list(2)
+			g.Expect(s.find()).To(HaveSuffix("found 2"))
+			s.list(1, 2)
+			g.Expect(s.find()).To(HaveSuffix("found 2"))
+		})
+	})
+	t.Run("ends at the timeout after the last new connection", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			g := NewWithT(t)
+			s := sticky(answers, answers)
+			g.Expect(s.find()).To(HaveSuffix("found 1"))
+			time.Sleep(time.Minute - 1)
+			g.Expect(s.find()).To(HaveSuffix("found 1"))
+			time.Sleep(time.Minute)
+			g.Expect(s.find()).To(HaveSuffix("found 2"))
+		})
+	})
+}

@@ -1,0 +1,77 @@
+package stream
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/usherproxy/usher/proxy/frontend"
+)
+
+// acceptor is what the listeners of all protocols have in common.
+type acceptor struct {
+	frontend.Place
+	server *Server
+	front  *frontend.FrontEnd
+}
+
+// EndpointsChanged: connections go on whatever happens to their endpoints.
+func (a *acceptor) EndpointsChanged() {}
+
+// local returns the address that a client has connected to.
+func (a *acceptor) local(c client) netip.AddrPort {
+	if !a.At.IsValid() || a.At.Addr().IsUnspecified() {
+		return plainAddr(c.LocalAddr())
+	}
+	return a.At
+}
+
+// acceptLoop lets next accept and serve one client after the other, until that returns
+// net.ErrClosed. next must not wait for anything that a client or an endpoint does.
+func (a *acceptor) acceptLoop(next func() error) {
+	var pause time.Duration
+	for {
+		err := next()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			pause = a.acceptFailed(err, pause)
+			wait(a.server.ctx, pause, nil)
+		default:
+			pause = 0
+		}
+	}
+}
+
+const (
+	minAcceptPause = 5 * time.Millisecond
+	maxAcceptPause = 100 * time.Millisecond
+)
+
+// acceptErrors bounds how often a flood can write to the log.
+var acceptErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
+
+// acceptFailed returns how long to wait before the next client is accepted: twice
+// as long as before. A client that gave up before it was accepted is no reason to
+// wait.
+func (a *acceptor) acceptFailed(err error, pause time.Duration) time.Duration {
+	if errors.Is(err, syscall.ECONNABORTED) {
+		return 0
+	}
+	acceptErrors.Do(func() {
+		a.front.Log.WithField("service", a.front.ID().String()).WithError(frontend.PlainError(err)).
+			Error("Clients cannot be accepted; trying again (further errors of this kind are logged every 10 s at the most)")
+	})
+	return min(max(2*pause, minAcceptPause), maxAcceptPause)
+}
+
+// plainAddr returns an address as netip has it, IPv4 as IPv4.
+func plainAddr(a net.Addr) netip.AddrPort {
+	ap := a.(interface{ AddrPort() netip.AddrPort }).AddrPort()
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}

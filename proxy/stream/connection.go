@@ -1,0 +1,245 @@
+package stream
+
+import (
+	"context"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/search"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// connection is one client's connection (for SCTP, association), from accept to
+// close.
+type connection struct {
+	frontend.Client
+	server   *Server
+	client   client                       // nil once established
+	endpoint *balance.Endpoint            // once established
+	flow     atomic.Pointer[forward.Flow] // once established
+}
+
+// client is what the clients of all protocols have in common.
+type client interface {
+	LocalAddr() net.Addr
+	// originalDst tells where the client wanted to go; see portal.OriginalDst.
+	originalDst() (netip.AddrPort, error)
+	// SetLinger(0) makes Close send a reset or an abort.
+	SetLinger(sec int) error
+	Close() error
+}
+
+// accepted returns the connection of a new client, or nil if there is no room for
+// it: then it has been reset.
+func (a *acceptor) accepted(client client, from netip.AddrPort) *connection {
+	c := &connection{
+		Client: frontend.Client{ID: a.front.NewID(), Front: a.front, From: from, Began: time.Now()},
+		server: a.server,
+		client: client,
+	}
+	if err := a.server.register.add(c); err != nil {
+		c.turnAway(err)
+		return nil
+	}
+	return c
+}
+
+// turnAway resets a client for which there is no room, for the reason given.
+func (c *connection) turnAway(why error) {
+	f := c.Front
+	f.LimitErrors.Do(func() {
+		f.Log.WithFields(map[string]any{"service": f.ID().String(), "open": f.Budget.Connections.Load(), "limit": f.Budget.ConnectionLimit()}).
+			WithError(why).Error("Too many connections: clients are turned away (logged every 10 s at the most)")
+	})
+	if c.RefusedUnlogged(trace.Limit) {
+		c.reset()
+		return
+	}
+	c.To = plainAddr(c.client.LocalAddr())
+	c.Accepted()
+	c.reset()
+	c.Closed(time.Now(), trace.Event{End: trace.Limit, Err: why.Error()})
+}
+
+// admitted reports whether the client may connect. If not, it has been reset.
+func (c *connection) admitted(a *acceptor) bool {
+	end, err := c.admit(a)
+	if err != nil && c.RefusedUnlogged(end) {
+		c.reset()
+		c.server.register.remove(c)
+		return false
+	}
+	c.Accepted()
+	if err != nil {
+		c.refuse(end, err)
+		return false
+	}
+	return true
+}
+
+// admit finds out where the client wanted to go, and whether it may.
+func (c *connection) admit(a *acceptor) (trace.End, error) {
+	if !a.Redirected {
+		c.To = a.local(c.client)
+		return c.Admit(c.Front.View(), &a.Place)
+	}
+	var err error
+	if c.To, err = c.client.originalDst(); err != nil {
+		c.To = a.local(c.client)
+		return trace.NotAdmitted, err
+	}
+	return c.Admit(c.Front.View(), &a.Place)
+}
+
+// A dialer connects to an endpoint. It returns when ctx ends.
+type dialer func(ctx context.Context, to *config.Endpoint) (begin, error)
+
+// begin begins to forward between the client and the endpoint that it is connected to.
+type begin func(*forward.Limits, func(forward.Result)) forward.Flow
+
+// serve takes the connection from accepted to established, by the goroutine that calls
+// it, and hands it to the forwarder; or resets it.
+func (c *connection) serve(a *acceptor, dial dialer) {
+	if !c.admitted(a) {
+		return
+	}
+	found, endpoint, err := c.find(c.Front.NewSearch(&c.Client), dial)
+	if err != nil {
+		c.refuse(search.End(err), err)
+		return
+	}
+	c.establish(endpoint)
+	c.flowing(found(c.limits(), c.forwarded))
+}
+
+// find makes the attempts that s asks for.
+func (c *connection) find(s *search.Search, dial dialer) (begin, *balance.Endpoint, error) {
+	ctx := c.server.ctx
+	for {
+		v := c.Front.View()
+		step := s.Next(c.Endpoints(v), time.Now())
+		switch step.Do {
+		case search.GiveUp:
+			return nil, nil, step.Err
+		case search.Wait:
+			if wait(ctx, step.For, v.Replaced); ctx.Err() != nil {
+				return nil, nil, ctx.Err()
+			}
+			continue
+		}
+		found, err := c.attempt(ctx, step, dial)
+		switch now := time.Now(); {
+		case err == nil:
+			s.Answered(now)
+			return found, step.Endpoint, nil
+		case ctx.Err() != nil:
+			s.Left(now, err) // whatever became of the attempt
+			return nil, nil, ctx.Err()
+		default:
+			s.Failed(now, err)
+		}
+	}
+}
+
+// attempt makes one attempt, and gives up when its time is over.
+func (c *connection) attempt(ctx context.Context, step search.Step, dial dialer) (begin, error) {
+	if c.Front.LeadsBack(c.Front.Protocol, step.Endpoint.Addr) {
+		return nil, frontend.ErrLeadsBack
+	}
+	ctx, cancel := context.WithTimeout(ctx, step.For)
+	defer cancel()
+	return dial(ctx, step.Endpoint.Endpoint)
+}
+
+// wait returns after d, or sooner if changed is closed or ctx ends.
+func wait(ctx context.Context, d time.Duration, changed <-chan struct{}) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-changed:
+	case <-ctx.Done():
+	}
+}
+
+// establish notes that the client has an endpoint.
+func (c *connection) establish(endpoint *balance.Endpoint) {
+	c.endpoint = endpoint
+	endpoint.Active.Add(1)
+	c.Established(time.Now(), endpoint)
+}
+
+// flowing notes what moves the connection's bytes from now on.
+func (c *connection) flowing(flow forward.Flow) {
+	c.client = nil // flow has it
+	c.flow.Store(&flow)
+	c.Life.Moves(flow)
+	if c.server.ctx.Err() != nil { // Drain may have passed by already
+		flow.Break()
+	}
+}
+
+// A connection may lack an ageJitter-th part of its maximum age: those that were
+// opened at the same time shall not all come back at the same time.
+const ageJitter = 10
+
+// limits returns how long the connection may last.
+func (c *connection) limits() *forward.Limits {
+	shared := c.Front.View().Limits
+	if shared.Age == 0 {
+		return shared
+	}
+	own := *shared
+	own.Age -= rand.N(1 + own.Age/ageJitter)
+	return &own
+}
+
+// ends are the trace's words for the forwarder's.
+var ends = map[forward.End]trace.End{
+	forward.ClientClosed:      trace.ClientClosed,
+	forward.EndpointClosed:    trace.EndpointClosed,
+	forward.ClientReset:       trace.ClientReset,
+	forward.EndpointReset:     trace.EndpointReset,
+	forward.HalfClosedTimeout: trace.HalfClosedTimeout,
+	forward.IdleTimeout:       trace.Idle,
+	forward.Aged:              trace.Aged,
+	forward.Broken:            trace.Drained,
+}
+
+// forwarded is called when the forwarder is done with the connection.
+func (c *connection) forwarded(r forward.Result) {
+	c.endpoint.Active.Add(-1)
+	c.endpoint.Moved(r.ToEndpoint, r.ToClient)
+	e := trace.Event{End: ends[r.End], ToEndpoint: r.ToEndpoint, ToClient: r.ToClient, Endpoint: c.endpoint.Addr, Pod: c.endpoint.Pod}
+	if r.Err != nil {
+		e.Err = r.Err.Error()
+	}
+	c.Closed(time.Now(), e)
+	c.server.register.remove(c)
+}
+
+// refuse resets the client, so that it sees an error and not an empty answer.
+func (c *connection) refuse(end trace.End, err error) {
+	if end == trace.Limit {
+		c.Front.LimitErrors.Do(func() {
+			c.Front.Log.WithField("service", c.Front.ID().String()).WithError(err).
+				Error("This node has run out of something that connections need (logged every 10 s at the most)")
+		})
+	}
+	c.reset()
+	c.Closed(time.Now(), trace.Event{End: end, Err: err.Error()})
+	c.server.register.remove(c)
+}
+
+// reset closes the client's connection with a TCP reset or an SCTP abort.
+func (c *connection) reset() {
+	_ = c.client.SetLinger(0) // fails only if the connection is gone already
+	c.client.Close()
+}

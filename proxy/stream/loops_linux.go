@@ -1,0 +1,78 @@
+package stream
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// loops carry TCP connections: one for each processor, from the first TCP listener
+// on. A connection stays on its loop.
+type loops struct {
+	list []*forward.Loop // set once, by who opens listeners
+}
+
+// descriptorsPerTCPLoop are epoll and eventfd.
+const descriptorsPerTCPLoop = 2
+
+// maxPipes is how many pipes a loop may have, for as many streams that keep it busy
+// at the same time.
+const maxPipes = 32
+
+// start starts the loops if they do not run yet.
+func (ls *loops) start(s *Server) error {
+	if ls.list != nil {
+		return nil
+	}
+	n := runtime.GOMAXPROCS(0)
+	pipes := min(maxPipes, s.node.Budget.Pipes(n))
+	var list []*forward.Loop
+	for range n {
+		l, err := forward.NewLoop(forward.Options{Keepalive: s.keepalive(), Pipes: pipes, Mark: s.node.Portal.Mark()})
+		if err != nil {
+			for _, l := range list {
+				l.Close()
+			}
+			return fmt.Errorf("starting a loop for TCP: %w", err)
+		}
+		list = append(list, l)
+	}
+	ls.list = list
+	s.node.Budget.TCPLoops.Store(int64(n * (descriptorsPerTCPLoop + 2*pipes)))
+	return nil
+}
+
+// giveUp gives up the attempts that are under way.
+func (ls *loops) giveUp() {
+	for _, l := range ls.list {
+		_ = l.Do(l.CancelDials) // or it has ended, and has none
+	}
+}
+
+// stop ends the loops, whose connections have ended.
+func (ls *loops) stop() {
+	for _, l := range ls.list {
+		l.Close()
+	}
+}
+
+// muchMore is how many more connections than another a loop has before that one gets
+// the next: to hand it over takes a wake-up.
+const muchMore = 16
+
+// idlest returns the loop with the fewest pairs, or the one given, unless that has
+// clearly more.
+func (ls *loops) idlest(here *forward.Loop) *forward.Loop {
+	best, fewest := here, here.Pairs()*3/4-muchMore
+	for _, l := range ls.list {
+		if n := l.Pairs(); n < fewest {
+			best, fewest = l, n
+		}
+	}
+	return best
+}
+
+func (s *Server) keepalive() forward.Keepalive {
+	return forward.Keepalive{Idle: s.Keepalive, Interval: keepaliveInterval, Probes: keepaliveProbes}
+}

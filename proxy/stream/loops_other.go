@@ -1,0 +1,9 @@
+//go:build !linux
+
+package stream
+
+// loops are for Linux only.
+type loops struct{}
+
+func (loops) giveUp() {}
+func (loops) stop()   {}

@@ -1,0 +1,186 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// servePortable serves a TCP client by goroutines: on systems without loops, if
+// Options.Dial connects to the endpoints, and for clients that no loop has accepted. It
+// takes over client and returns at once.
+func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
+	client := &keptClient{Conn: conn}
+	if c := a.accepted(client, from); c != nil {
+		go c.serve(a, func(ctx context.Context, to *config.Endpoint) (begin, error) {
+			endpoint, err := a.server.DialTCP(ctx, to)
+			if err != nil {
+				return nil, err
+			}
+			return client.offerTo(endpoint)
+		})
+	}
+}
+
+// DialTCP connects to a TCP endpoint. It returns when ctx ends.
+func (s *Server) DialTCP(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
+	if s.Dial != nil {
+		return s.Dial(ctx, to)
+	}
+	return DialTCP(ctx, s.node.Portal.Mark(), s.Keepalive, to.Addr)
+}
+
+// DialTCP connects to an endpoint by the kernel, with keepalive and, unless it is 0, a
+// mark (SO_MARK). It returns when ctx ends.
+func DialTCP(ctx context.Context, mark uint32, keepalive time.Duration, to netip.AddrPort) (forward.Conn, error) {
+	d := net.Dialer{KeepAliveConfig: keepaliveConfig(keepalive)}
+	if mark != 0 {
+		d.Control = func(_, _ string, c syscall.RawConn) (err error) {
+			return errors.Join(c.Control(func(fd uintptr) { err = setMark(fd, mark) }), err)
+		}
+	}
+	c, err := d.DialContext(ctx, "tcp", to.String())
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.TCPConn), nil
+}
+
+func keepaliveConfig(idle time.Duration) net.KeepAliveConfig {
+	return net.KeepAliveConfig{Enable: true, Idle: idle, Interval: keepaliveInterval, Count: keepaliveProbes}
+}
+
+// Unconfirmed is a connection of which it is not certain, when it is made, that the
+// endpoint is there.
+type Unconfirmed interface {
+	forward.Conn
+	// Confirm waits, for a short time, until that is certain enough. It returns an
+	// error if nothing that was written until then has reached the endpoint.
+	Confirm() error
+}
+
+// keptClient is a client, and what it has sent while no endpoint was confirmed: an
+// endpoint may need that to say anything, and if it turns out not to be there, the
+// next one gets it.
+type keptClient struct {
+	forward.Conn
+	kept   []byte
+	ended  bool  // no more comes after kept
+	failed error // reading from the client has failed
+}
+
+// maxOffered is how much is read from a client while no endpoint is confirmed. More
+// waits in the socket.
+const maxOffered = 64 << 10
+
+func (k *keptClient) originalDst() (netip.AddrPort, error) { return portal.OriginalDst(k) }
+
+// offerTo returns, once endpoint is confirmed and what the client has sent is sent to it,
+// what forwards the rest.
+func (k *keptClient) offerTo(endpoint forward.Conn) (begin, error) {
+	u, uncertain := endpoint.(Unconfirmed)
+	if !uncertain && len(k.kept) == 0 && !k.ended {
+		return k.forwardTo(endpoint, 0), nil
+	}
+	withdraw := k.offer(endpoint)
+	var err error
+	if uncertain {
+		err = u.Confirm()
+	}
+	withdraw()
+	if err != nil {
+		endpoint.Close()
+		return nil, err
+	}
+	sent := int64(len(k.kept))
+	k.kept = nil
+	return k.forwardTo(endpoint, sent), nil
+}
+
+// forwardTo returns what forwards to endpoint, to which so many bytes were sent already.
+func (k *keptClient) forwardTo(endpoint forward.Conn, sent int64) begin {
+	return func(limits *forward.Limits, done func(forward.Result)) forward.Flow {
+		return begunFlow{sent, forward.Copy(k, endpoint, *limits, func(r forward.Result) {
+			r.ToEndpoint += sent
+			done(r)
+		})}
+	}
+}
+
+// offer sends to the endpoint what was kept, and what else comes from the client,
+// until withdraw has returned.
+func (k *keptClient) offer(to forward.Conn) (withdraw func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		k.send(to)
+	}()
+	return func() {
+		_ = k.SetReadDeadline(time.Unix(1, 0)) // fails only if the client is gone
+		<-done
+		_ = k.SetReadDeadline(time.Time{})
+	}
+}
+
+// send returns when the client is not to be read any more. What to does not take
+// is kept; if it is lost, reading from to tells.
+func (k *keptClient) send(to forward.Conn) {
+	_, err := to.Write(k.kept)
+	buf := make([]byte, 4<<10)
+	for err == nil && !k.ended && k.failed == nil && len(k.kept) < maxOffered {
+		n, readErr := k.Conn.Read(buf[:min(len(buf), maxOffered-len(k.kept))])
+		k.kept = append(k.kept, buf[:n]...)
+		if n > 0 {
+			_, err = to.Write(buf[:n])
+		}
+		switch {
+		case readErr == nil:
+		case errors.Is(readErr, io.EOF):
+			k.ended = true
+		case errors.Is(readErr, os.ErrDeadlineExceeded):
+			return
+		default:
+			k.failed = readErr
+		}
+	}
+	if k.ended {
+		_ = to.CloseWrite() // as with Write
+	}
+}
+
+// Read is for the forwarder.
+func (k *keptClient) Read(p []byte) (int, error) {
+	if k.failed != nil {
+		return 0, k.failed // the kernel tells once only
+	}
+	return k.Conn.Read(p)
+}
+
+// SyscallConn lets the forwarder see that a client is gone from which it does not
+// read just now. k.failed needs no looking at: it is read before anything else.
+func (k *keptClient) SyscallConn() (syscall.RawConn, error) {
+	if c, ok := k.Conn.(syscall.Conn); ok {
+		return c.SyscallConn()
+	}
+	return nil, errors.ErrUnsupported
+}
+
+// begunFlow counts what was sent before.
+type begunFlow struct {
+	sent int64
+	forward.Flow
+}
+
+func (f begunFlow) Bytes() (toEndpoint, toClient int64) {
+	toEndpoint, toClient = f.Flow.Bytes()
+	return f.sent + toEndpoint, toClient
+}

@@ -1,0 +1,124 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"syscall"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/sctp"
+)
+
+// SCTPMode says whether SCTP Services are served.
+//
+// The first SCTP socket on a machine makes the kernel load its SCTP, which from
+// then on answers every SCTP packet that reaches the machine: what belongs to an
+// SCTP implementation of some program's own, which the kernel knows nothing of,
+// it answers with an abort. KEP-614 has the story.
+type SCTPMode string
+
+// The modes.
+const (
+	SCTPAuto SCTPMode = "auto" // only where the kernel's SCTP is in use already
+	SCTPOn   SCTPMode = "on"   // load it
+	SCTPOff  SCTPMode = "off"  // no SCTP socket is ever opened
+)
+
+// allowed returns nil if an SCTP socket may be opened now.
+func (m SCTPMode) allowed() error {
+	switch {
+	case !sctp.Supported:
+		return fmt.Errorf("%w: %w", frontend.ErrNoSCTP, sctp.ErrUnsupported)
+	case m == SCTPOff:
+		return fmt.Errorf("%w: --sctp=off", frontend.ErrSCTPOff)
+	case m == SCTPAuto && !sctp.InUse():
+		return fmt.Errorf("%w: the kernel's SCTP is not in use on this node, and usher does not load it unasked (--sctp=on does; so does modprobe sctp)", frontend.ErrSCTPOff)
+	}
+	return nil
+}
+
+// sctpClient is a client's association.
+type sctpClient struct{ *sctp.Conn }
+
+func (c sctpClient) originalDst() (netip.AddrPort, error) { return portal.OriginalDst(c.Conn) }
+
+// dialer connects to endpoints for the client. An endpoint is asked for as many streams
+// as the client asked for, and is allowed as many as can be carried back.
+func (c sctpClient) dialer(mark uint32) dialer {
+	return func(ctx context.Context, to *config.Endpoint) (begin, error) {
+		streams := c.Streams()
+		endpoint, err := sctp.Dial(ctx, mark, netip.Addr{}, to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
+		if err != nil {
+			return nil, err
+		}
+		return func(limits *forward.Limits, done func(forward.Result)) forward.Flow {
+			return forward.CopyMessages(c.Conn, endpoint, *limits, done)
+		}, nil
+	}
+}
+
+// sctpListener is a listener for an SCTP service port.
+type sctpListener struct {
+	acceptor
+	listener *sctp.Listener
+
+	closing sync.Once
+	closed  chan struct{} // the accept loop has ended
+}
+
+// ListenSCTP opens the listener that b asks for and starts to accept.
+func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listener, error) {
+	if f.Socket != nil {
+		return nil, fmt.Errorf("%w in the network namespace of a command: TCP and UDP are", frontend.ErrNoSCTP)
+	}
+	if err := s.SCTP.allowed(); err != nil {
+		return nil, err
+	}
+	opened, err := frontend.Listen(f.Node, b, sctp.Listen)
+	switch {
+	case errors.Is(err, syscall.EPROTONOSUPPORT):
+		return nil, fmt.Errorf("%w: this node's kernel does not have it", frontend.ErrNoSCTP)
+	case err != nil:
+		return nil, err
+	}
+	l := &sctpListener{listener: opened, acceptor: acceptor{server: s, front: f}, closed: make(chan struct{})}
+	l.At, l.Redirected = opened.LocalAddr().AddrPort(), b.Redirected
+	l.SetTargets(b.Targets)
+	f.Budget.Listeners.Add(1)
+	go l.run()
+	return l, nil
+}
+
+// HandOver: the successor opens a socket of its own.
+func (l *sctpListener) HandOver() []handover.Socket { return nil }
+
+// run accepts until l is closed.
+func (l *sctpListener) run() {
+	defer l.front.Budget.Listeners.Add(-1)
+	defer close(l.closed)
+	l.acceptLoop(func() error {
+		conn, err := l.listener.Accept()
+		if err != nil {
+			return err
+		}
+		client := sctpClient{conn}
+		if c := l.accepted(client, plainAddr(conn.RemoteAddr())); c != nil {
+			go c.serve(&l.acceptor, client.dialer(l.front.Portal.Mark()))
+		}
+		return nil
+	})
+}
+
+// Close stops accepting and returns when the accept loop has ended.
+// Associations that wait to be accepted are aborted.
+func (l *sctpListener) Close(frontend.Closing) {
+	l.closing.Do(func() { l.listener.Close() })
+	<-l.closed
+}

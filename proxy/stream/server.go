@@ -1,0 +1,70 @@
+package stream
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/frontend"
+)
+
+// Options are what a Server is made with. The fields are as in proxy.Options.
+type Options struct {
+	Keepalive time.Duration
+	SCTP      SCTPMode
+	Dial      func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
+}
+
+// Server serves the connections of all front ends of a node.
+type Server struct {
+	node *frontend.Node
+	Options
+	register register
+	loops    loops
+
+	// ctx ends when connections are to be given up; see Drain.
+	ctx    context.Context
+	giveUp context.CancelFunc
+}
+
+// New returns a Server without listeners.
+func New(node *frontend.Node, o Options) *Server {
+	s := &Server{node: node, Options: o, register: newRegister(node.Budget)}
+	s.ctx, s.giveUp = context.WithCancel(context.Background())
+	return s
+}
+
+// Serve serves a TCP client that has asked for vip by other means than to connect to
+// it, as if it had come through a portal. It takes over client and returns at once.
+func (s *Server) Serve(front *frontend.FrontEnd, client forward.Conn, from, vip netip.AddrPort) {
+	a := &acceptor{server: s, front: front, Place: frontend.Place{At: vip}}
+	a.SetTargets([]portal.Target{{Protocol: portal.TCP, Addr: vip.Addr(), Port: vip.Port()}})
+	a.servePortable(client, from)
+}
+
+// Drain waits until the connections that are open have ended, and breaks those
+// that are still there when ctx ends. It returns how many it had to break. The
+// listeners are closed before.
+func (s *Server) Drain(ctx context.Context) (broken int) {
+	drained := s.register.drained()
+	select {
+	case <-drained:
+	case <-ctx.Done():
+	}
+	s.giveUp()
+	s.loops.giveUp()
+	broken = s.register.breakAll()
+	<-drained
+	s.loops.stop()
+	return broken
+}
+
+// keepaliveProbes and keepaliveInterval are how often and at what distance a
+// silent peer is probed before it counts as gone.
+const (
+	keepaliveProbes   = 3
+	keepaliveInterval = 30 * time.Second
+)

@@ -1,0 +1,258 @@
+package stream
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/search"
+)
+
+// tcpListener is a listener for a TCP service port. All loops accept from it.
+type tcpListener struct {
+	acceptor
+	fd        int
+	entrances []*entrance
+}
+
+// ListenTCP opens the listener that b asks for and starts to accept.
+func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listener, error) {
+	if err := s.loops.start(s); err != nil {
+		return nil, err
+	}
+	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
+		if addr == b.Addr && addr.Port() != 0 { // what is inherited at others is for other front ends
+			if fd, err := f.Inherit(socketName(addr), addr); fd >= 0 || err != nil {
+				return fd, err
+			}
+		}
+		return forward.Sockets(f.Socket).ListenTCP(addr, s.keepalive())
+	})
+	if err != nil {
+		return nil, err
+	}
+	l := &tcpListener{acceptor: acceptor{server: s, front: f}, fd: fd}
+	if l.At, err = forward.LocalAddr(fd); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
+	}
+	l.Redirected = b.Redirected
+	l.SetTargets(b.Targets)
+	f.Budget.Listeners.Add(1)
+	for _, loop := range s.loops.list {
+		e := &entrance{listener: l, loop: loop}
+		l.entrances = append(l.entrances, e)
+		_ = loop.Do(e.open) // the loops run as long as there are listeners
+	}
+	return l, nil
+}
+
+// HandOver implements frontend.Listener. A socket that cannot be copied is opened anew
+// by the successor.
+func (l *tcpListener) HandOver() []handover.Socket {
+	s, ok := frontend.SocketFor(l.fd, socketName(l.At))
+	if !ok {
+		return nil
+	}
+	return []handover.Socket{s}
+}
+
+// socketName is the name of a listener in a handover.
+func socketName(addr netip.AddrPort) string { return "tcp " + addr.String() }
+
+// Close stops accepting, and returns when nobody does any more. Connections that
+// wait to be accepted are reset by the kernel, unless a successor has the socket.
+func (l *tcpListener) Close(frontend.Closing) {
+	var closed sync.WaitGroup
+	for _, e := range l.entrances {
+		closed.Add(1)
+		err := e.loop.Do(func() {
+			e.close()
+			closed.Done()
+		})
+		if err != nil {
+			closed.Done()
+		}
+	}
+	closed.Wait()
+	unix.Close(l.fd)
+	l.front.Budget.Listeners.Add(-1)
+}
+
+// entrance is a listener on one of the loops, to which it belongs.
+type entrance struct {
+	listener *tcpListener
+	loop     *forward.Loop
+	watch    forward.Registration
+	watching bool
+	closed   bool
+	pause    time.Duration // after a failure
+}
+
+func (e *entrance) open() {
+	if e.closed || e.watching {
+		return
+	}
+	var err error
+	if e.watch, err = e.loop.Add(e.listener.fd, forward.Readable|forward.Shared, e); err != nil {
+		e.failed(err)
+		return
+	}
+	e.watching = true
+}
+
+func (e *entrance) close() {
+	e.closed = true
+	e.unwatch()
+}
+
+func (e *entrance) unwatch() {
+	if e.watching {
+		e.loop.Remove(e.watch)
+		e.watching = false
+	}
+}
+
+// acceptsPerTurn bounds how long those wait who are connected already. What is left
+// is accepted in the next round, or by another loop.
+const acceptsPerTurn = 4
+
+// Ready accepts clients.
+func (e *entrance) Ready(forward.Readiness) {
+	for range acceptsPerTurn {
+		client, from, err := forward.AcceptTCP(e.listener.fd)
+		switch err {
+		case nil:
+			e.pause = 0
+			e.accepted(client, from)
+		case unix.EAGAIN:
+			return
+		default:
+			e.failed(err)
+			return
+		}
+	}
+}
+
+// failed lets some time pass before the next client is accepted.
+func (e *entrance) failed(err error) {
+	if e.pause = e.listener.acceptFailed(err, e.pause); e.pause > 0 {
+		e.unwatch()
+		time.AfterFunc(e.pause, func() { _ = e.loop.Do(e.open) })
+	}
+}
+
+// accepted serves a client, on the loop that has the least to do.
+func (e *entrance) accepted(socket forward.Socket, from netip.AddrPort) {
+	l := e.listener
+	if l.server.Dial != nil {
+		l.acceptedPortable(socket, from)
+		return
+	}
+	w := &waiting{Client: forward.Client{Socket: socket}, loop: l.server.loops.idlest(e.loop)}
+	if w.connection = l.acceptor.accepted(w, from); w.connection == nil {
+		return
+	}
+	if w.loop == e.loop || w.loop.Do(func() { w.serve(&l.acceptor) }) != nil {
+		w.loop = e.loop
+		w.serve(&l.acceptor)
+	}
+}
+
+// acceptedPortable serves a client by goroutines.
+func (l *tcpListener) acceptedPortable(client forward.Socket, from netip.AddrPort) {
+	conn, err := client.TCPConn()
+	if err != nil {
+		l.acceptFailed(err, 0) // it is logged; the client sees that it was closed
+		return
+	}
+	l.servePortable(conn, from)
+}
+
+// waiting is a client on a loop that has no endpoint yet. It belongs to the loop, and is
+// forgotten once the connection is established.
+type waiting struct {
+	forward.Client
+	connection *connection
+	loop       *forward.Loop
+	search     *search.Search
+	data       bool              // the client has sent something
+	endpoint   *balance.Endpoint // that is being tried
+}
+
+func (w *waiting) originalDst() (netip.AddrPort, error) { return portal.OriginalDstFD(int(w.Socket)) }
+
+// serve is connection.serve on a loop, which waits for nothing.
+func (w *waiting) serve(a *acceptor) {
+	c := w.connection
+	if !c.admitted(a) {
+		return
+	}
+	w.search = c.Front.NewSearch(&c.Client)
+	w.data = w.loop.ReadAhead(&w.Client)
+	w.next()
+}
+
+// next does what the search asks for.
+func (w *waiting) next() {
+	c := w.connection
+	for c.server.ctx.Err() == nil {
+		v := c.Front.View()
+		step := w.search.Next(c.Endpoints(v), time.Now())
+		switch step.Do {
+		case search.GiveUp:
+			c.refuse(search.End(step.Err), step.Err)
+			return
+		case search.Wait:
+			go func() {
+				wait(c.server.ctx, step.For, v.Replaced)
+				_ = w.loop.Do(w.next) // it runs as long as there are connections
+			}()
+			return
+		}
+		w.endpoint = step.Endpoint
+		if !c.Front.LeadsBack(config.TCP, w.endpoint.Addr) {
+			w.loop.Connect(netip.Addr{}, w.endpoint.Addr, w.data, step.For, w.dialed)
+			return
+		}
+		w.search.Failed(time.Now(), frontend.ErrLeadsBack)
+	}
+	w.drained()
+}
+
+// dialed is called when an attempt has ended.
+func (w *waiting) dialed(d *forward.Dialed, err error) {
+	c, now := w.connection, time.Now()
+	switch {
+	case err == nil:
+		w.search.Answered(now)
+		c.establish(w.endpoint)
+		c.flowing(w.loop.Forward(&w.Client, d, c.limits(), c.forwarded))
+	case c.server.ctx.Err() != nil:
+		w.search.Left(now, err) // whatever became of it
+		w.drained()
+	default:
+		w.search.Failed(now, err)
+		w.next()
+	}
+}
+
+// drained resets a client that is still waiting when connections are given up.
+func (w *waiting) drained() {
+	err := w.connection.server.ctx.Err()
+	w.connection.refuse(search.End(err), err)
+}
+
+// setMark puts a mark on what a socket sends.
+func setMark(fd uintptr, mark uint32) error {
+	return unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))
+}
