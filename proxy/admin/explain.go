@@ -176,7 +176,7 @@ func whyNext(x *proxy.Explanation, c balance.Choice, now time.Time) string {
 	switch c.Reason {
 	case balance.Affinity:
 		return fmt.Sprintf("the client had it before, and keeps it for %s", trace.Short(x.Affinity.Left))
-	case balance.RoundRobin:
+	case balance.ByTurn:
 		if c.PassedOver > 0 {
 			return fmt.Sprintf("it is its turn; %d passed over in quarantine", c.PassedOver)
 		}

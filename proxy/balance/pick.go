@@ -12,7 +12,7 @@ type Reason string
 
 // The reasons.
 const (
-	RoundRobin Reason = "round robin"                         // it was its turn
+	ByTurn     Reason = "round robin"                         // it was its turn
 	Affinity   Reason = "affinity"                            // the client had it before
 	Probe      Reason = "probe after quarantine"              // it failed before; this connection finds out whether it still does
 	OnlyOne    Reason = "only one left"                       // there is no other that was not tried
@@ -32,7 +32,8 @@ type Choice struct {
 // changes; it may be used from any goroutine.
 type Set struct {
 	endpoints []*Endpoint
-	cursor    atomic.Uint32 // the next turn, modulo the number of endpoints
+	scheduler *Scheduler
+	cursor    atomic.Uint32 // the next turn
 }
 
 // Len returns the number of endpoints.
@@ -51,9 +52,9 @@ func (s *Set) Find(addr netip.AddrPort) *Endpoint {
 	return nil
 }
 
-// Pick returns the endpoint to try next at now: the next in turn that is not
-// among tried and not in quarantine; if there is none, the next in turn that is
-// not among tried. It returns false if all have been tried.
+// Pick returns the endpoint to try next at now: the one that the scheduler prefers of
+// those that are not among tried and not in quarantine; if there is none, of those that
+// are not among tried. It returns false if all have been tried.
 func (s *Set) Pick(now time.Time, tried []netip.AddrPort) (Choice, bool) {
 	choice, skipped, ok := s.pick(s.cursor.Add(1)-1, now, tried, true)
 	// An endpoint that is passed over uses up its turn; otherwise the one
@@ -72,26 +73,31 @@ func (s *Set) Peek(turn uint32, now time.Time, tried []netip.AddrPort) (c Choice
 	return c, turn + 1 + skipped, ok
 }
 
-// pick is Pick for the turn given, and returns how many endpoints it skipped.
+// pick is Pick for the turn given, and returns how many endpoints it skipped that would
+// have been next.
 func (s *Set) pick(turn uint32, now time.Time, tried []netip.AddrPort, claim bool) (c Choice, skipped uint32, ok bool) {
 	n := uint32(len(s.endpoints))
-	var resort *Endpoint
+	if n == 0 {
+		return Choice{}, 0, false
+	}
+	first := s.scheduler.first(turn, n)
+	var best, resort *Endpoint // resort: of those in quarantine
 	var resortSkipped uint32
 	for i := range n {
-		e := s.endpoints[(turn%n+i)%n] // turn+i could be beyond what a uint32 holds
+		e := s.endpoints[(first+i)%n] // both less than n
 		if slices.Contains(tried, e.Addr) {
 			continue
 		}
 		switch e.stand(now, claim) {
 		case healthy:
-			c.Endpoint, c.Reason = e, RoundRobin
-			if s.Untried(tried) == 1 {
-				c.Reason = OnlyOne
+			if best == nil || s.scheduler.better(e, best) {
+				best, skipped = e, i
 			}
-			return c, i, true
+			if s.scheduler.better == nil {
+				return s.healthy(best, c.PassedOver, tried), skipped, true
+			}
 		case probing:
-			c.Endpoint, c.Reason = e, Probe
-			return c, i, true
+			return Choice{Endpoint: e, Reason: Probe, PassedOver: c.PassedOver}, i, true
 		case avoided:
 			c.PassedOver++
 			if resort == nil {
@@ -99,7 +105,10 @@ func (s *Set) pick(turn uint32, now time.Time, tried []netip.AddrPort, claim boo
 			}
 		}
 	}
-	if resort == nil {
+	switch {
+	case best != nil:
+		return s.healthy(best, c.PassedOver, tried), skipped, true
+	case resort == nil:
 		return Choice{}, 0, false
 	}
 	reason := LastResort
@@ -107,6 +116,15 @@ func (s *Set) pick(turn uint32, now time.Time, tried []netip.AddrPort, claim boo
 		reason = OnlyOne
 	}
 	return Choice{Endpoint: resort, Reason: reason}, resortSkipped, true
+}
+
+// healthy returns the choice of an endpoint that is in no quarantine.
+func (s *Set) healthy(e *Endpoint, passedOver int, tried []netip.AddrPort) Choice {
+	c := Choice{Endpoint: e, Reason: s.scheduler.reason, PassedOver: passedOver}
+	if s.Untried(tried) == 1 {
+		c.Reason = OnlyOne
+	}
+	return c
 }
 
 // Untried returns how many endpoints are not among tried.

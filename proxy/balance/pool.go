@@ -1,6 +1,7 @@
 package balance
 
 import (
+	"cmp"
 	"net/netip"
 
 	"github.com/usherproxy/usher/config"
@@ -17,6 +18,10 @@ type Pool struct {
 	// index, modulo how many there are. Nil means always the first one. It is set
 	// before the first Update.
 	FirstTurn func() uint32
+
+	// Scheduler says which endpoint is next; nil is RoundRobin. It is set before the
+	// first Update.
+	Scheduler *Scheduler
 
 	// All are all endpoints, usable or not, in the order of the model.
 	All []*Endpoint
@@ -72,7 +77,7 @@ func byAddr(list []*Endpoint) map[netip.AddrPort]*Endpoint {
 // newSet returns a Set of the endpoints in list, all of which are in all, that
 // goes on where old was in the rotation.
 func (p *Pool) newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*Endpoint) *Set {
-	s := &Set{endpoints: make([]*Endpoint, 0, len(list))}
+	s := &Set{endpoints: make([]*Endpoint, 0, len(list)), scheduler: cmp.Or(p.Scheduler, RoundRobin)}
 	switch {
 	case old != nil:
 		s.cursor.Store(old.cursor.Load())
