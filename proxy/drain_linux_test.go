@@ -1,0 +1,131 @@
+package proxy_test
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gleak"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// silence returns an address where nobody answers: a listener whose backlog is full, so
+// that the kernel drops SYNs.
+func silence() netip.AddrPort {
+	GinkgoHelper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(unix.Close, fd)
+	Expect(unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})).To(Succeed())
+	Expect(unix.Listen(fd, 0)).To(Succeed())
+	at, err := unix.Getsockname(fd)
+	Expect(err).NotTo(HaveOccurred())
+	addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(at.(*unix.SockaddrInet4).Port))
+	Eventually(func() error {
+		c, err := net.DialTimeout("tcp", addr.String(), 100*time.Millisecond)
+		if err == nil {
+			DeferCleanup(c.Close)
+		}
+		return err
+	}).WithTimeout(10 * time.Second).Should(MatchError(ContainSubstring("timeout")))
+	return addr
+}
+
+// isSynSent reports whether somebody is connecting to an IPv4 address of this machine's.
+func isSynSent(to netip.AddrPort) bool {
+	text, err := os.ReadFile("/proc/self/net/tcp")
+	Expect(err).NotTo(HaveOccurred())
+	const synSent = "02" // TCP_SYN_SENT in the kernel's include/net/tcp_states.h
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line) // proc(5): sl, local_address, rem_address, st
+		if at, err := portal.ParseProcNet(fields[2]); err == nil && at == to && fields[3] == synSent {
+			return true
+		}
+	}
+	return false
+}
+
+// nobody returns an address where connections are refused.
+func nobody() netip.AddrPort {
+	GinkgoHelper()
+	l, err := net.Listen("tcp", "127.117.0.3:0") // which nobody else has
+	Expect(err).NotTo(HaveOccurred())
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+var _ = Describe("draining a Proxy", func() {
+	var dialing chan struct{}
+	BeforeEach(func() { dialing = make(chan struct{}, 10) })
+	untilCanceled := func(ctx context.Context, _ *config.Endpoint) (forward.Conn, error) {
+		dialing <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	isDialing := func(netip.AddrPort) bool { return len(dialing) > 0 }
+	refuse := func(context.Context, *config.Endpoint) (forward.Conn, error) { return nil, syscall.ECONNREFUSED }
+
+	DescribeTable("resets a client that has no endpoint yet, at once",
+		func(endpoint func() netip.AddrPort, dial func(context.Context, *config.Endpoint) (forward.Conn, error), underWay func(netip.AddrPort) bool, last string) {
+			goroutines := gleak.Goroutines()
+			pt, err := portal.New(context.Background(), portal.ModeNone, portal.Options{})
+			Expect(err).NotTo(HaveOccurred())
+			o := proxy.Defaults()
+			o.Portal, o.Log, o.Trace = pt, logrus.New(), trace.NewLog(100)
+			o.Schedule, o.Quarantine.First = []time.Duration{time.Hour}, 0
+			o.Dial = dial
+			p := proxy.New(o)
+			to := endpoint()
+			port := config.ServicePort{
+				ID: config.PortID{Namespace: "default", Service: "web", Family: config.IPv4}, Protocol: config.TCP,
+				VIPs:      []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
+				Endpoints: []config.Endpoint{{Addr: to, Ready: true}},
+			}
+			port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
+			p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "default", Name: "web"}, Ports: []config.ServicePort{port}}})
+			client, err := net.Dial("tcp", p.Status()[0].Listeners[0].String())
+			Expect(err).NotTo(HaveOccurred())
+			defer client.Close()
+			Eventually(p.Connections).Should(BeEquivalentTo(1))
+			isUnderWay := func() bool { return p.Stats().Attempts[trace.Refused] == 1 }
+			if underWay != nil {
+				isUnderWay = func() bool { return underWay(to) }
+			}
+			Eventually(isUnderWay).WithTimeout(10 * time.Second).Should(BeTrue())
+
+			p.Stop()
+			over, cancel := context.WithCancel(context.Background())
+			cancel()
+			drained := make(chan int)
+			go func() { drained <- p.Drain(over) }()
+			Eventually(drained).WithTimeout(30 * time.Second).Should(Receive(BeNumerically("<=", 1)))
+			Expect(client.SetReadDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
+			Expect(client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+			ends := o.Trace.Ended(10, func(*trace.Event) bool { return true })
+			Expect(ends).To(HaveLen(1))
+			Expect(ends[0].End).To(Equal(trace.Drained))
+			tried := ends[0].Life.Tried()
+			Expect(tried).To(HaveLen(1))
+			Expect(tried[0].Err).To(Equal(last))
+			Eventually(gleak.Goroutines).WithTimeout(10 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))
+		},
+		Entry("while a loop connects", silence, nil, isSynSent, "context canceled"),
+		Entry("while it waits to ask again", nobody, nil, nil, "connection refused"),
+		Entry("while something else than the kernel connects", nobody, untilCanceled, isDialing, "context canceled"),
+		Entry("while it waits to ask that again", nobody, refuse, nil, "connection refused"),
+	)
+})
