@@ -67,9 +67,6 @@ func NewBatch(size int) *Batch {
 // largest, lest the first bytes of all compete for the same lines of the cache.
 const stride = MaxDatagram + 192
 
-// Cap returns how many datagrams b has room for.
-func (b *Batch) Cap() int { return len(b.headers) }
-
 // Receive receives up to max datagrams, the first as number at, with what there
 // is to tell of each: who sent it and its control messages. It returns how many
 // there were. fd is non-blocking.

@@ -2,13 +2,17 @@ package stream
 
 import (
 	"errors"
+	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/time/rate"
 
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
@@ -46,6 +50,41 @@ func (a *acceptor) acceptLoop(next func() error) {
 			pause = 0
 		}
 	}
+}
+
+// listening is a listener whose clients one goroutine accepts.
+type listening struct {
+	acceptor
+	socket  io.Closer
+	closing sync.Once
+	closed  chan struct{} // nobody accepts any more
+}
+
+// newListening returns the listener for b, which has opened socket at that address and is
+// to run.
+func (s *Server) newListening(f *frontend.FrontEnd, b portal.Bind, socket io.Closer, at netip.AddrPort) *listening {
+	l := &listening{acceptor: acceptor{server: s, front: f}, socket: socket, closed: make(chan struct{})}
+	l.At, l.Redirected = at, b.Redirected
+	l.SetTargets(b.Targets)
+	f.Budget.Listeners.Add(1)
+	return l
+}
+
+// run accepts until l is closed.
+func (l *listening) run(next func() error) {
+	defer l.front.Budget.Listeners.Add(-1)
+	defer close(l.closed)
+	l.acceptLoop(next)
+}
+
+// HandOver: the successor opens a socket of its own.
+func (l *listening) HandOver() []handover.Socket { return nil }
+
+// Close stops accepting and returns when nobody does any more. Those that wait to be
+// accepted are reset, or aborted, by the kernel.
+func (l *listening) Close(frontend.Closing) {
+	l.closing.Do(func() { l.socket.Close() })
+	<-l.closed
 }
 
 const (

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"sync"
 	"syscall"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/sctp"
@@ -64,15 +62,6 @@ func (c sctpClient) dialer(mark uint32) dialer {
 	}
 }
 
-// sctpListener is a listener for an SCTP service port.
-type sctpListener struct {
-	acceptor
-	listener *sctp.Listener
-
-	closing sync.Once
-	closed  chan struct{} // the accept loop has ended
-}
-
 // ListenSCTP opens the listener that b asks for and starts to accept.
 func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listener, error) {
 	if f.Socket != nil {
@@ -88,37 +77,17 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 	case err != nil:
 		return nil, err
 	}
-	l := &sctpListener{listener: opened, acceptor: acceptor{server: s, front: f}, closed: make(chan struct{})}
-	l.At, l.Redirected = opened.LocalAddr().AddrPort(), b.Redirected
-	l.SetTargets(b.Targets)
-	f.Budget.Listeners.Add(1)
-	go l.run()
-	return l, nil
-}
-
-// HandOver: the successor opens a socket of its own.
-func (l *sctpListener) HandOver() []handover.Socket { return nil }
-
-// run accepts until l is closed.
-func (l *sctpListener) run() {
-	defer l.front.Budget.Listeners.Add(-1)
-	defer close(l.closed)
-	l.acceptLoop(func() error {
-		conn, err := l.listener.Accept()
+	l := s.newListening(f, b, opened, opened.LocalAddr().AddrPort())
+	go l.run(func() error {
+		conn, err := opened.Accept()
 		if err != nil {
 			return err
 		}
 		client := sctpClient{conn}
 		if c := l.accepted(client, plainAddr(conn.RemoteAddr())); c != nil {
-			go c.serve(&l.acceptor, client.dialer(l.front.Portal.Mark()))
+			go c.serve(&l.acceptor, client.dialer(f.Portal.Mark()))
 		}
 		return nil
 	})
-}
-
-// Close stops accepting and returns when the accept loop has ended.
-// Associations that wait to be accepted are aborted.
-func (l *sctpListener) Close(frontend.Closing) {
-	l.closing.Do(func() { l.listener.Close() })
-	<-l.closed
+	return l, nil
 }
