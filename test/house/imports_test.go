@@ -47,6 +47,14 @@ var never = []struct {
 		why: "it knows nothing of Services, and can be used without the rest of usher",
 	},
 	{
+		of: []string{"proxy/search"}, imports: []string{"proxy/forward/...", "proxy/frontend/...", "portal/...", "net"},
+		why: "it decides; who asks it has the sockets",
+	},
+	{
+		of: []string{"proxy/stream/...", "proxy/datagram/..."}, imports: []string{"proxy", "proxy/stream/...", "proxy/datagram/..."},
+		why: "they are given what they need, a front end, and do not know each other",
+	},
+	{
 		of: []string{"config"}, imports: []string{"...", "k8s.io/client-go/..."},
 		why: "it is the model, the same whether it comes from files or an API server; where it comes from is in its folders",
 	},
