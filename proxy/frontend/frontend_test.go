@@ -1,0 +1,183 @@
+package frontend
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/affinity"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/budget"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// marking is a portal that leaves packets with a mark alone.
+type marking struct {
+	portal.Portal
+	mark uint32
+}
+
+func (marking) Mode() string   { return portal.ModeIPTables }
+func (p marking) Mark() uint32 { return p.mark }
+
+var (
+	vip4     = config.VIP{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
+	vip6     = config.VIP{Kind: config.ClusterIP, Addr: netip.MustParseAddr("fd96::10"), Port: 80}
+	limited  = config.VIP{Kind: config.LoadBalancerIP, Addr: netip.MustParseAddr("192.0.2.10"), Port: 80, Sources: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}}
+	nodePort = config.VIP{Kind: config.NodePort, Addr: netip.IPv4Unspecified(), Port: 30080}
+)
+
+func endpoint(n int) config.Endpoint {
+	return config.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(n)}), 8080), Ready: true}
+}
+
+// front is a front end of all these VIPs, whose first endpoint is on this node.
+func front(node *Node) *FrontEnd {
+	node.Log, node.Trace, node.Budget = logrus.New(), trace.NewLog(100), budget.New(budget.Limits{})
+	if node.Portal == nil {
+		node.Portal = marking{}
+	}
+	node.Init()
+	port := config.ServicePort{
+		ID: config.PortID{Namespace: "default", Service: "web"}, Protocol: config.TCP,
+		VIPs:      []config.VIP{vip4, vip6, limited, nodePort},
+		Endpoints: []config.Endpoint{endpoint(1), endpoint(2)},
+	}
+	port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints[:1]
+	var pool balance.Pool
+	pool.Update(port)
+	f := New(node, port, affinity.NewTable(&affinity.Limits{}, 0))
+	f.Swap(&View{Port: port, All: pool.All, Cluster: pool.Cluster, Internal: pool.Internal, External: pool.External})
+	return f
+}
+
+func TestWhoIsAdmitted(t *testing.T) {
+	f := front(&Node{})
+	for _, c := range []struct {
+		redirected bool
+		from, to   string
+		end        trace.End
+		vip        config.VIP
+		endpoints  int
+	}{
+		{true, "203.0.113.1:1", "10.96.0.10:80", "", vip4, 2},
+		{true, "[2001:db8::1]:1", "[fd96::10]:80", "", vip6, 2},
+		{true, "203.0.113.1:1", "10.96.0.10:81", trace.NotAdmitted, vip4, 0},
+		{true, "203.0.113.1:1", "203.0.113.7:30080", "", nodePort, 1},
+		{true, "127.0.0.1:1", "127.0.0.1:30080", "", nodePort, 2},
+		{true, "[2001:db8::1]:1", "[2001:db8::7]:30080", trace.NotAdmitted, nodePort, 0},
+		{true, "198.51.100.7:1", "192.0.2.10:80", "", limited, 1},
+		{true, "203.0.113.1:1", "192.0.2.10:80", trace.SourceRefused, limited, 0},
+		// Without a redirect it is the listener that tells which VIP is meant.
+		{false, "198.51.100.7:1", "192.0.2.10:80", "", vip4, 2},
+	} {
+		t.Run(fmt.Sprintf("%s to %s, redirected %t", c.from, c.to, c.redirected), func(t *testing.T) {
+			g := NewWithT(t)
+			p := &Place{Redirected: c.redirected}
+			p.SetTargets([]portal.Target{Target(config.TCP, vip4)})
+			client := &Client{Front: f, From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}
+			end, err := client.Admit(f.View(), p)
+			g.Expect(end).To(Equal(c.end))
+			if c.end != "" {
+				g.Expect(err).To(HaveOccurred())
+				return
+			}
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(*client.VIP).To(Equal(c.vip))
+			g.Expect(client.Endpoints(f.View()).Len()).To(Equal(c.endpoints))
+		})
+	}
+}
+
+func TestWhatWouldLeadBack(t *testing.T) {
+	const vip, nodePortHere, elsewhere = "192.0.2.10:80", "127.0.0.1:30080", "203.0.113.1:30080"
+	landing := netip.AddrPortFrom(netip.MustParseAddr("192.0.0.117"), 80).String()
+	for name, c := range map[string]struct {
+		node *Node
+		back []string
+	}{
+		"where the portal leaves marked packets alone":         {&Node{Portal: marking{mark: 1}}, []string{landing, nodePortHere}},
+		"where it tells usher's packets from no others":        {&Node{Portal: marking{}}, []string{landing, nodePortHere, vip}},
+		"where something else connects":                        {&Node{Portal: marking{}, Tunneled: true}, nil},
+		"where listeners are in a network namespace elsewhere": {&Node{Portal: marking{}, Socket: func(int, int, int) (int, error) { return 0, nil }}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := c.node
+			front(n)
+			for _, v := range []config.VIP{vip4, limited, nodePort} {
+				n.Targets.Store(Target(config.TCP, v), nil)
+			}
+			var back []string
+			for _, to := range []string{landing, nodePortHere, elsewhere, vip, "192.0.2.10:81"} {
+				if n.LeadsBack(config.TCP, netip.MustParseAddrPort(to)) {
+					back = append(back, to)
+				}
+				NewWithT(t).Expect(n.LeadsBack(config.UDP, netip.MustParseAddrPort(to))).To(Equal(to == landing && c.back != nil), "there is no such port of UDP: %s", to)
+			}
+			NewWithT(t).Expect(back).To(Equal(c.back))
+		})
+	}
+}
+
+func TestWhereAListenerIsWhosePortIsTaken(t *testing.T) {
+	wanted := netip.MustParseAddrPort("127.0.0.1:80")
+	for _, c := range []struct {
+		name      string
+		preferred bool
+		ports     portal.PortRange
+		free      uint16
+		err       error
+		want      string
+	}{
+		{"its own", true, portal.PortRange{}, 80, syscall.EADDRINUSE, "127.0.0.1:80"},
+		{"any other", true, portal.PortRange{}, 0, syscall.EADDRINUSE, "127.0.0.1:0"},
+		{"any other, if its own is not for this user", true, portal.PortRange{}, 0, syscall.EACCES, "127.0.0.1:0"},
+		{"one that the user allows", true, portal.PortRange{First: 1000, Last: 1009}, 1007, syscall.EADDRINUSE, "127.0.0.1:1007"},
+		{"none, if it must be its own", false, portal.PortRange{}, 0, syscall.EADDRINUSE, ""},
+		{"none, if that is not what is wrong", true, portal.PortRange{}, 0, syscall.EAFNOSUPPORT, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := NewWithT(t)
+			at, err := Listen(&Node{Ports: c.ports}, portal.Bind{Addr: wanted, Preferred: c.preferred}, func(a netip.AddrPort) (string, error) {
+				if a.Port() != c.free {
+					return "", fmt.Errorf("listen tcp: %w", c.err)
+				}
+				return a.String(), nil
+			})
+			if c.want == "" {
+				g.Expect(err).To(MatchError("cannot listen on 127.0.0.1:80: " + c.err.Error()))
+				return
+			}
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(at).To(Equal(c.want))
+		})
+	}
+}
+
+func TestRefusedClientsHaveABoundedPartOfTheTrace(t *testing.T) {
+	g := NewWithT(t)
+	f := front(&Node{})
+	told := 0
+	for range 10 * RefusalsPerSecond {
+		c := &Client{ID: f.NewID(), Front: f, From: netip.MustParseAddrPort("203.0.113.1:1")}
+		if !c.RefusedUnlogged(trace.Limit) {
+			told++
+			c.Accepted()
+			c.Closed(c.Began, trace.Event{End: trace.Limit, Err: errors.ErrUnsupported.Error()})
+		}
+	}
+	g.Expect(told).To(And(BeNumerically(">=", RefusalsPerSecond), BeNumerically("<=", 2*RefusalsPerSecond)))
+	s := f.Stats()
+	g.Expect(s.Accepted).To(BeEquivalentTo(10 * RefusalsPerSecond))
+	g.Expect(s.Ends[trace.Limit]).To(BeEquivalentTo(10 * RefusalsPerSecond))
+	g.Expect(s.Unlogged).To(BeEquivalentTo(10*RefusalsPerSecond - told))
+	g.Expect(f.Totals().Failed).To(BeEquivalentTo(10 * RefusalsPerSecond))
+	g.Expect(f.Trace.Ended(1000, func(*trace.Event) bool { return true })).To(HaveLen(told))
+}
