@@ -11,7 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/usherproxy/usher/config/kubeproxy"
+	"github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
 )
 
 // conntrackDir is where the kernel has the settings of connection tracking

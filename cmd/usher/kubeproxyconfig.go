@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/usherproxy/usher/config/kubeproxy"
+	"github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
 	"github.com/usherproxy/usher/portal"
 )
 

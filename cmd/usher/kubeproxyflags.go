@@ -11,7 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
 
-	"github.com/usherproxy/usher/config/kubeproxy"
+	"github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
 )
 
 // kubeProxyFlags are flags of kube-proxy's, for who starts usher as kube-proxy was

@@ -13,8 +13,8 @@ import (
 	"github.com/sirupsen/logrus"
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
+	"github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/config/kubeproxy"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/admin"
 )

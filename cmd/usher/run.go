@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
-	"github.com/usherproxy/usher/config/kubeproxy"
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/config/translate"
 	"github.com/usherproxy/usher/proxy"

@@ -63,6 +63,10 @@ var never = []struct {
 		but: []string{"config/kube/..."},
 		why: "one place watches the API server; all others are given the model",
 	},
+	{
+		of: []string{"..."}, imports: []string{"k8s.io/kube-proxy/..."}, but: []string{"cmd/usher/daemon/kubeproxy"},
+		why: "one place reads kube-proxy's configuration; the daemon is given its own",
+	},
 }
 
 // noName are names that say nothing of what a package is for.

@@ -17,12 +17,12 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
 
-	. "github.com/usherproxy/usher/config/kubeproxy"
+	. "github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
 )
 
 func TestKubeproxy(t *testing.T) {
 	RegisterFailHandler(Fail)
-	RunSpecs(t, "config/kubeproxy")
+	RunSpecs(t, "cmd/usher/daemon/kubeproxy")
 }
 
 const header = "apiVersion: " + APIVersion + "\nkind: " + Kind + "\n"
