@@ -3,6 +3,7 @@ package kube
 import (
 	"cmp"
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 	"time"
@@ -66,20 +67,23 @@ func (s *Source) compareAge(a, b types.NamespacedName) int {
 	return cmp.Or(madeA.Compare(madeB), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// sweepAfter is how soon all Services are computed anew after a VIP has come up:
-// an endpoint of any of them may have that address, which is forbidden.
+// sweepAfter is how soon all Services are computed anew after a cluster IP has come
+// up: an endpoint of any of them may have that address, which is forbidden.
 const sweepAfter = 30 * time.Second
 
-// claimClusterIPs brings the set of all VIPs up to date with one Service.
+// claimClusterIPs brings the set of all cluster IPs up to date with one Service.
 func (s *Source) claimClusterIPs(name types.NamespacedName) {
 	before := s.claimed[name]
-	now := s.translate(name, nil)
-	if reflect.DeepEqual(before, now) {
+	var now []netip.Addr
+	if svc := s.Service(name); svc != nil {
+		now = translate.ClusterIPsOf(svc, s.options.ServiceProxyName)
+	}
+	if slices.Equal(before, now) {
 		return
 	}
 	s.clusterIPs.Remove(before)
 	s.clusterIPs.Add(now)
-	if s.claimed[name] = now; len(now.Ports) == 0 {
+	if s.claimed[name] = now; len(now) == 0 {
 		delete(s.claimed, name)
 		return
 	}
@@ -90,18 +94,14 @@ func (s *Source) claimClusterIPs(name types.NamespacedName) {
 }
 
 // translate returns what is served for a Service with the slices given, and how it
-// is found, and tells OnProblems what is not. Without slices it returns only what
-// is served, and tells nothing.
+// is found, and tells OnProblems what is not.
 func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.EndpointSlice) config.Service {
 	svc := s.Service(name)
 	if svc == nil {
 		s.tellProblems(name, nil)
 		return config.Service{Name: name}
 	}
-	out, problems := translate.Service(svc, slices, *s.node, translate.Options{ServiceProxyName: s.options.ServiceProxyName, ClusterIPs: &s.clusterIPs})
-	if slices == nil {
-		return out
-	}
+	out, problems := translate.Service(svc, slices, *s.node, translate.Options{ServiceProxyName: s.options.ServiceProxyName, ClusterIPs: s.clusterIPs})
 	if s.options.Discovery {
 		var more []translate.Problem
 		out.Discovery, more = translate.Discovery(svc, slices, translate.Options{})

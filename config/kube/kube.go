@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"reflect"
 	"sync"
 	"time"
@@ -81,7 +82,7 @@ type Source struct {
 	// Of the goroutine that computes.
 	node       *config.Node // nil before it was looked at
 	told       map[types.NamespacedName]config.Service
-	claimed    map[types.NamespacedName]config.Service // without endpoints: what is in clusterIPs
+	claimed    map[types.NamespacedName][]netip.Addr // what is in clusterIPs
 	clusterIPs translate.ClusterIPs
 	sweeping   bool // a sweep is due
 	triggers   triggers
@@ -104,8 +105,11 @@ func New(options Options) (*Source, error) {
 		dirty:    map[types.NamespacedName]bool{},
 		wake:     make(chan struct{}, 1),
 		told:     map[types.NamespacedName]config.Service{},
-		claimed:  map[types.NamespacedName]config.Service{},
+		claimed:  map[types.NamespacedName][]netip.Addr{},
 		problems: map[types.NamespacedName]map[string]int{},
+
+		clusterIPs: translate.ClusterIPs{},
+
 		triggers: triggers{latest: map[types.NamespacedName]time.Time{}},
 	}
 	serviceLabels, sliceLabels, err := selectors(options.ServiceProxyName, options.Discovery)

@@ -93,47 +93,54 @@ func (out *resolution) index(objects []object) ([]object, map[types.NamespacedNa
 //  3. those of them that could not, what their last good version had;
 //  4. the others a cluster IP that is left.
 func (r *resolver) address(services []object, out *resolution) []object {
+	type claimant struct {
+		*object
+		read   *corev1.Service // as it was read, if the object is what became of that
+		wishes []wish
+	}
 	got := claims{}
-	for _, o := range services {
-		for _, w := range wishes(r.keep(o)) {
-			if r.owners[w.claim] == o.name {
-				got[w.claim] = o.name
+	all := make([]claimant, len(services))
+	for i := range services {
+		c := claimant{object: &services[i], read: services[i].service}
+		c.service = r.keep(*c.object)
+		c.wishes = wishes(c.service)
+		for _, w := range c.wishes {
+			if r.owners[w.claim] == c.name {
+				got[w.claim] = c.name
 			}
 		}
+		all[i] = c
 	}
-	var good, late []object
-	read := make(map[types.NamespacedName]*corev1.Service, len(services))
-	for _, o := range services {
-		read[o.name] = o.service
-		o.service = r.keep(o)
-		if err := got.grant(o.name, wishes(o.service)); err != nil {
-			out.errors = append(out.errors, o.place.with(err))
-			late = append(late, o)
-			delete(read, o.name) // it is not what comes of that
+	var good, late []claimant
+	for _, c := range all {
+		if err := got.grant(c.name, c.wishes); err != nil {
+			out.errors = append(out.errors, c.place.with(err))
+			late = append(late, c)
 			continue
 		}
-		good = append(good, o)
+		good = append(good, c)
 	}
-	for _, o := range late {
-		if o.service = r.had[o.name].service; o.service != nil && got.grant(o.name, wishes(o.service)) == nil {
-			good = append(good, o)
+	for _, c := range late {
+		c.read, c.service = nil, r.had[c.name].service
+		if c.service != nil && got.grant(c.name, wishes(c.service)) == nil {
+			good = append(good, c)
 		}
 	}
 
-	all := good[:0]
+	can := make([]object, 0, len(good))
 	r.had = make(map[types.NamespacedName]addressed, len(good))
-	for _, o := range good {
-		svc, err := r.allocate(o.service, got)
+	for _, c := range good {
+		svc, err := r.allocate(c.service, got)
 		if err != nil {
-			out.errors = append(out.errors, o.place.with(err))
+			out.errors = append(out.errors, c.place.with(err))
 			continue
 		}
-		o.service = svc
-		r.had[o.name] = addressed{svc, read[o.name]}
-		all = append(all, o)
+		c.service = svc
+		r.had[c.name] = addressed{svc, c.read}
+		can = append(can, *c.object)
 	}
 	r.owners = got
-	return all
+	return can
 }
 
 // keep returns the Service of o with the cluster IPs that were allocated to it

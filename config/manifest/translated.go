@@ -18,8 +18,8 @@ import (
 // so the same ones give the same again, but for the cluster IPs of other Services,
 // which endpoints may not have.
 type translated struct {
-	service *corev1.Service
-	vips    config.Service // service without endpoints
+	service    *corev1.Service
+	clusterIPs []netip.Addr
 
 	made     bool // what follows is there
 	slices   []*discoveryv1.EndpointSlice
@@ -31,19 +31,18 @@ type translated struct {
 // another than last time.
 func (r *resolver) translateAll(services []object, slicesOf map[types.NamespacedName][]object, out *resolution) {
 	opts := r.opts
-	opts.ClusterIPs = &translate.ClusterIPs{}
+	opts.ClusterIPs = translate.ClusterIPs{}
 	now := make(map[types.NamespacedName]*translated, len(services))
 	moved := map[netip.Addr]bool{} // cluster IPs that came or went
 	for _, o := range services {
 		t := r.translated[o.name]
 		if t == nil || t.service != o.service {
 			t.addrs(moved)
-			t = &translated{service: o.service}
-			t.vips, _ = translate.Service(o.service, nil, r.node, opts)
+			t = &translated{service: o.service, clusterIPs: translate.ClusterIPsOf(o.service, opts.ServiceProxyName)}
 			t.addrs(moved)
 		}
 		now[o.name] = t
-		opts.ClusterIPs.Add(t.vips)
+		opts.ClusterIPs.Add(t.clusterIPs)
 	}
 	for name, t := range r.translated {
 		if now[name] == nil {
@@ -61,8 +60,8 @@ func (t *translated) addrs(set map[netip.Addr]bool) {
 	if t == nil {
 		return
 	}
-	for _, p := range t.vips.Ports {
-		set[p.VIPs[0].Addr] = true
+	for _, a := range t.clusterIPs {
+		set[a] = true
 	}
 }
 

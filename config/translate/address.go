@@ -2,6 +2,7 @@ package translate
 
 import (
 	"net/netip"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
@@ -31,7 +32,8 @@ type forbidden struct {
 	loopback bool // forbid loopback addresses too
 	// Cluster IPs: the Service's own, and all. A connection to one would come
 	// back to usher.
-	own, all *ClusterIPs
+	own []netip.Addr
+	all ClusterIPs
 }
 
 // address returns what speaks against a as an endpoint's address, or nil.
@@ -39,9 +41,9 @@ func (f forbidden) address(path *field.Path, a netip.Addr) *field.Error {
 	switch {
 	case a.IsLoopback() && !f.loopback:
 		return nil
-	case f.own.Has(a):
+	case slices.Contains(f.own, a):
 		return field.Invalid(path, a.String(), "may not be an address of the Service itself")
-	case f.all.Has(a):
+	case f.all[a] > 0:
 		return field.Invalid(path, a.String(), "may not be an address of a Service")
 	}
 	return special(path, a)

@@ -28,7 +28,7 @@ type Options struct {
 
 	// ClusterIPs are those of all Services, which no endpoint may have. The
 	// Service's own are refused without being named here. Nil is an empty set.
-	ClusterIPs *ClusterIPs
+	ClusterIPs ClusterIPs
 }
 
 // Service returns what usher serves for svc on node, and what is left out and
@@ -47,8 +47,7 @@ func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.
 	out.Ports = servicePorts(svc, p)
 	out.HealthCheckNodePort = healthCheckNodePort(svc)
 
-	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, all: opts.ClusterIPs, own: &ClusterIPs{}}
-	refuse.own.Add(out)
+	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, all: opts.ClusterIPs, own: ClusterIPsOf(svc, opts.ServiceProxyName)}
 	mine := slicesOf(svc, all, opts.ServiceProxyName)
 	found := gather(out.Ports, mine, refuse, &wrong)
 	for i := range out.Ports {

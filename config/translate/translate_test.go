@@ -439,12 +439,12 @@ var _ = Describe("Which endpoints", func() {
 			s := slice("a", endpoint("192.0.2.1"))
 			Expect(addrs(first(own, s).Cluster)).To(Equal([]string{"192.0.2.1:8080"}))
 
-			all := &translate.ClusterIPs{}
+			all := translate.ClusterIPs{}
 			other := service(give, func(s *corev1.Service) {
 				s.Name, s.Spec.ClusterIP, s.Spec.ClusterIPs = "other", "10.96.0.11", []string{"10.96.0.11"}
 				s.Spec.Ports[0].Port = 8080
 			})
-			all.Add(translated(other))
+			all.Add(translate.ClusterIPsOf(other, ""))
 			out, problems := translate.Service(service(), []*discoveryv1.EndpointSlice{s}, here, translate.Options{ClusterIPs: all})
 			Expect(problems).To(BeEmpty())
 			Expect(addrs(out.Ports[0].Cluster)).To(Equal([]string{"192.0.2.1:8080"}))
@@ -460,15 +460,24 @@ var _ = Describe("Which endpoints", func() {
 		other := service(func(s *corev1.Service) {
 			s.Name, s.Spec.ClusterIP, s.Spec.ClusterIPs = "other", "10.96.0.11", []string{"10.96.0.11"}
 		})
-		all := &translate.ClusterIPs{}
-		all.Add(translated(other))
+		all := translate.ClusterIPs{}
+		all.Add(translate.ClusterIPsOf(other, ""))
 		s := slice("a", endpoint("10.96.0.11"), endpoint("10.0.0.1"))
 		out, problems := translate.Service(service(), []*discoveryv1.EndpointSlice{s}, here, translate.Options{ClusterIPs: all})
 		Expect(addrs(out.Ports[0].Endpoints)).To(Equal([]string{"10.0.0.1:8080"}))
 		Expect(messages(problems)).To(ConsistOf(HaveSuffix("may not be an address of a Service")))
 
-		all.Remove(translated(other))
-		Expect(all.Has(netip.MustParseAddr("10.96.0.11"))).To(BeFalse())
+		all.Remove(translate.ClusterIPsOf(other, ""))
+		Expect(all).To(BeEmpty())
+	})
+
+	It("cluster IPs are claimed by a Service that is served, of both families, and by no other", func() {
+		claimed := func(changes ...func(*corev1.Service)) []netip.Addr {
+			return translate.ClusterIPsOf(service(changes...), "")
+		}
+		Expect(claimed(dual)).To(Equal([]netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00::10")}))
+		Expect(claimed(func(s *corev1.Service) { s.Labels = map[string]string{translate.LabelServiceProxyName: "other"} })).To(BeEmpty())
+		Expect(claimed(func(s *corev1.Service) { s.Spec.Ports[0].Port = 70000 })).To(BeEmpty(), "it has no port that can be served")
 	})
 
 	It("tells the Pod, node and zone behind an endpoint", func() {
