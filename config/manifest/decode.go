@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
 
+	"github.com/usherproxy/usher/config/strict"
 	"github.com/usherproxy/usher/config/translate"
 )
 
@@ -124,7 +125,7 @@ func (r *reader) list(place Problem, value []byte, h header, spoiled bool) {
 		Metadata        metav1.ListMeta   `json:"metadata"`
 		Items           []json.RawMessage `json:"items"`
 	}
-	errs := decodeStrict(value, &list)
+	errs := strict.Decode(value, &list)
 	for _, err := range errs {
 		r.errors = append(r.errors, place.with(err))
 	}
@@ -180,7 +181,7 @@ func (r *reader) object(place Problem, value []byte, h header, spoiled bool) {
 
 func decodeService(value []byte, nets networks) (*corev1.Service, []error) {
 	svc := &corev1.Service{}
-	if errs := decodeStrict(value, svc); len(errs) > 0 {
+	if errs := strict.Decode(value, svc); len(errs) > 0 {
 		return nil, errs
 	}
 	defaultService(svc)
@@ -194,7 +195,7 @@ func decodeService(value []byte, nets networks) (*corev1.Service, []error) {
 
 func decodeSlice(value []byte) (*discoveryv1.EndpointSlice, []error) {
 	slice := &discoveryv1.EndpointSlice{}
-	if errs := decodeStrict(value, slice); len(errs) > 0 {
+	if errs := strict.Decode(value, slice); len(errs) > 0 {
 		return nil, errs
 	}
 	defaultSlice(slice)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
 
+	"github.com/usherproxy/usher/config/strict"
 	"github.com/usherproxy/usher/config/translate"
 )
 
@@ -32,7 +33,7 @@ const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
 // stands for.
 func decodeEndpoints(value []byte) ([]*discoveryv1.EndpointSlice, []error) {
 	endpoints := &corev1.Endpoints{}
-	if errs := decodeStrict(value, endpoints); len(errs) > 0 {
+	if errs := strict.Decode(value, endpoints); len(errs) > 0 {
 		return nil, errs
 	}
 	defaultEndpoints(endpoints)

@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config/strict"
 )
 
 // key identifies an object, as an API server would.
@@ -60,19 +62,19 @@ func read(file string, data []byte, nets networks, maxSize int) reading {
 		return r.reading
 	}
 	if filepath.Ext(file) == ".json" {
-		if values, ok := jsonValues(data); ok && !separator(data, "---") {
+		if values, ok := strict.JSONValues(data); ok && !strict.Separator(data, "---") {
 			for _, value := range values {
 				r.value(Problem{File: file, Document: 1}, value, header{}, false)
 			}
 			return r.reading
 		}
-		if err := jsonSyntax(data); err != nil {
+		if err := strict.JSONSyntax(data); err != nil {
 			r.syntax(Problem{File: file}, 1, err)
 			r.unreadable = true
 			return r.reading
 		}
 	}
-	documents := split(data)
+	documents := strict.Split(data)
 	r.share(len(documents), func(r *reader, i int) { r.document(file, documents[i]) })
 	return r.reading
 }
@@ -114,11 +116,11 @@ func (r *reader) share(n int, read func(r *reader, i int)) {
 // worthAReader is how many pieces a reader of their own is worth.
 const worthAReader = 1000
 
-func (r *reader) document(file string, d document) {
-	place := Problem{File: file, Document: d.number}
-	values, errs := toJSON(d.text, r.budget)
+func (r *reader) document(file string, d strict.Document) {
+	place := Problem{File: file, Document: d.Number}
+	values, errs := strict.ToJSON(d.Text, r.budget)
 	for _, err := range errs {
-		r.syntax(named(place, values), d.line, err)
+		r.syntax(named(place, values), d.Line, err)
 	}
 	if len(values) == 0 {
 		r.unreadable = true
@@ -163,8 +165,8 @@ func (r *reader) fail(p Problem) {
 
 // syntax records an error in a text that begins on the given line of the file.
 func (r *reader) syntax(place Problem, begins int, err error) {
-	if s, ok := err.(*syntaxError); ok && s.line > 0 {
-		place.Line = begins + s.line - 1
+	if s, ok := err.(*strict.SyntaxError); ok && s.Line > 0 {
+		place.Line = begins + s.Line - 1
 	}
 	r.errors = append(r.errors, place.with(err))
 }

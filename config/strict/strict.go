@@ -1,4 +1,4 @@
-package manifest
+package strict
 
 import (
 	"bytes"
@@ -17,38 +17,38 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// syntaxError is a mistake in the YAML or JSON of a document. Its line counts
+// SyntaxError is a mistake in the YAML or JSON of a document. Its line counts
 // from the beginning of the document, from 1; 0 if it is not known.
-type syntaxError struct {
-	line int
-	text string
+type SyntaxError struct {
+	Line int
+	Text string
 }
 
-func (e *syntaxError) Error() string { return e.text }
+func (e *SyntaxError) Error() string { return e.Text }
 
-// toJSON returns the JSON values of a document, usually one: JSON is taken as
-// it is, YAML is converted. The errors are all syntaxErrors. There may be values
+// ToJSON returns the JSON values of a document, usually one: JSON is taken as
+// it is, YAML is converted. The errors are all SyntaxErrors. There may be values
 // although there are errors, if it is still clear what the document means; they
 // are good for telling which objects it speaks of.
 //
 // budget is how large the document may become when its aliases are written out;
 // it is reduced by the size.
-func toJSON(text []byte, budget *atomic.Int64) (values [][]byte, errs []error) {
+func ToJSON(text []byte, budget *atomic.Int64) (values [][]byte, errs []error) {
 	// A mistake in a file must not end the process, whatever it finds in the
 	// parser.
 	defer func() {
 		if r := recover(); r != nil {
-			values, errs = nil, []error{&syntaxError{text: fmt.Sprintf("cannot be parsed: %v", r)}}
+			values, errs = nil, []error{&SyntaxError{Text: fmt.Sprintf("cannot be parsed: %v", r)}}
 		}
 	}()
 
-	if values, ok := jsonValues(text); ok {
+	if values, ok := JSONValues(text); ok {
 		return values, nil
 	}
 	if size, err := expandedSize(text); err != nil {
 		return nil, []error{err}
 	} else if budget.Add(-int64(size)) < 0 {
-		return nil, []error{&syntaxError{text: "too large when its aliases (*name) are written out"}}
+		return nil, []error{&SyntaxError{Text: "too large when its aliases (*name) are written out"}}
 	}
 	value, err := yaml.YAMLToJSONStrict(text)
 	if err == nil {
@@ -61,11 +61,11 @@ func toJSON(text []byte, budget *atomic.Int64) (values [][]byte, errs []error) {
 	return values, errs
 }
 
-// jsonValues returns the values of a text that consists of JSON objects, one
+// JSONValues returns the values of a text that consists of JSON objects, one
 // after the other, and false if it does not. YAML contains JSON, but its parser
 // does not know that tabs are allowed there, and is slower.
-func jsonValues(text []byte) ([][]byte, bool) {
-	if separator(text, "---") {
+func JSONValues(text []byte) ([][]byte, bool) {
+	if Separator(text, "---") {
 		text = text[len("---"):]
 	}
 	text = bytes.TrimSpace(text)
@@ -86,9 +86,9 @@ func jsonValues(text []byte) ([][]byte, bool) {
 	}
 }
 
-// jsonSyntax returns the error of a file that says by its name that it is JSON,
+// JSONSyntax returns the error of a file that says by its name that it is JSON,
 // or nil if there is none: the YAML parser would point at another place.
-func jsonSyntax(text []byte) error {
+func JSONSyntax(text []byte) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	for {
 		var v json.RawMessage
@@ -99,9 +99,9 @@ func jsonSyntax(text []byte) error {
 			return nil
 		case errors.As(err, &syntax):
 			at := min(int(syntax.Offset), len(text))
-			return &syntaxError{line: 1 + bytes.Count(text[:at], []byte("\n")), text: syntax.Error()}
+			return &SyntaxError{Line: 1 + bytes.Count(text[:at], []byte("\n")), Text: syntax.Error()}
 		case err != nil: // the end came too early
-			return &syntaxError{line: 1 + bytes.Count(text, []byte("\n")), text: err.Error()}
+			return &SyntaxError{Line: 1 + bytes.Count(text, []byte("\n")), Text: err.Error()}
 		}
 	}
 }
@@ -118,17 +118,17 @@ func yamlErrors(err error, lines int) []error {
 		if s == "yaml: unmarshal errors:" || s == "" {
 			continue
 		}
-		e := &syntaxError{text: strings.TrimPrefix(s, "yaml: ")}
+		e := &SyntaxError{Text: strings.TrimPrefix(s, "yaml: ")}
 		if m := yamlLine.FindStringSubmatch(s); m != nil {
-			e.line, _ = strconv.Atoi(m[1])
-			e.text = m[2]
+			e.Line, _ = strconv.Atoi(m[1])
+			e.Text = m[2]
 		}
-		if strings.HasPrefix(e.text, "did not find expected") {
-			e.line++ // this one counts from 0
+		if strings.HasPrefix(e.Text, "did not find expected") {
+			e.Line++ // this one counts from 0
 		}
-		e.line = min(e.line, lines)
-		if key, ok := strings.CutSuffix(e.text, " already set in map"); ok {
-			e.text = "duplicate field " + strings.TrimPrefix(key, "key ")
+		e.Line = min(e.Line, lines)
+		if key, ok := strings.CutSuffix(e.Text, " already set in map"); ok {
+			e.Text = "duplicate field " + strings.TrimPrefix(key, "key ")
 		}
 		out = append(out, e)
 	}
@@ -168,9 +168,9 @@ func sizeOf(n *yaml3.Node, known map[*yaml3.Node]int) int {
 	return size
 }
 
-// decodeStrict decodes a JSON value into an object and returns every mistake.
+// Decode decodes a JSON value into an object and returns every mistake.
 // If none of them is fatal, into holds what could be understood.
-func decodeStrict(value []byte, into any) []error {
+func Decode(value []byte, into any) []error {
 	strict, err := kjson.UnmarshalStrict(value, into)
 	var wrong *json.UnmarshalTypeError
 	switch {

@@ -1,27 +1,27 @@
-package manifest
+package strict
 
 import (
 	"bytes"
 )
 
-// document is one of the documents of a file.
-type document struct {
-	number int // from 1
-	line   int // of the file, on which text begins, from 1
-	text   []byte
+// Document is one of the documents of a file.
+type Document struct {
+	Number int // from 1
+	Line   int // of the file, on which text begins, from 1
+	Text   []byte
 }
 
-// split cuts a file into its documents, at lines that begin with "---" or
+// Split cuts a file into its documents, at lines that begin with "---" or
 // "...". A separator stays in front of what it begins, since there may be
 // directives before it and content behind it. Documents that hold nothing but
 // comments are left out and are not counted.
-func split(data []byte) []document {
+func Split(data []byte) []Document {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
-	var out []document
+	var out []Document
 	begin, beginLine := 0, 1
 	cut := func(end, nextLine int) {
 		if text := data[begin:end]; !blank(text) {
-			out = append(out, document{number: len(out) + 1, line: beginLine, text: text})
+			out = append(out, Document{Number: len(out) + 1, Line: beginLine, Text: text})
 			begin, beginLine = end, nextLine
 		} else if !directives(text) {
 			begin, beginLine = end, nextLine
@@ -34,9 +34,9 @@ func split(data []byte) []document {
 			end = at + n + 1
 		}
 		switch {
-		case separator(data[at:end], "---"):
+		case Separator(data[at:end], "---"):
 			cut(at, line)
-		case separator(data[at:end], "..."):
+		case Separator(data[at:end], "..."):
 			cut(at, line+1)
 			begin, beginLine = end, line+1
 		}
@@ -46,8 +46,8 @@ func split(data []byte) []document {
 	return out
 }
 
-// separator reports whether line is mark, alone or followed by white space.
-func separator(line []byte, mark string) bool {
+// Separator reports whether line is mark, alone or followed by white space.
+func Separator(line []byte, mark string) bool {
 	rest, ok := bytes.CutPrefix(line, []byte(mark))
 	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
 }
@@ -56,7 +56,7 @@ func separator(line []byte, mark string) bool {
 // directives and separators.
 func blank(text []byte) bool {
 	for line := range bytes.Lines(text) {
-		if separator(line, "---") {
+		if Separator(line, "---") {
 			line = line[3:]
 		}
 		line = bytes.TrimSpace(line)
@@ -72,7 +72,7 @@ func blank(text []byte) bool {
 func directives(text []byte) bool {
 	found := false
 	for line := range bytes.Lines(text) {
-		if separator(line, "---") {
+		if Separator(line, "---") {
 			return false
 		}
 		found = found || line[0] == '%'

@@ -1,4 +1,4 @@
-package manifest
+package strict
 
 import (
 	"fmt"
@@ -9,11 +9,11 @@ import (
 )
 
 var _ = Describe("a file", func() {
-	DescribeTable("is split into documents, which know their line",
+	DescribeTable("is Split into documents, which know their line",
 		func(file string, want ...string) {
 			got := []string{}
-			for _, d := range split([]byte(file)) {
-				got = append(got, fmt.Sprintf("%d@%d %s", d.number, d.line, strings.TrimSpace(string(d.text))))
+			for _, d := range Split([]byte(file)) {
+				got = append(got, fmt.Sprintf("%d@%d %s", d.Number, d.Line, strings.TrimSpace(string(d.Text))))
 			}
 			Expect(strings.Join(got, "\n")).To(Equal(strings.Join(want, "\n")))
 		},
