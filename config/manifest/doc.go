@@ -10,17 +10,17 @@
 // Other kinds are passed over with a warning. A file goes through these stages,
 // each of which is a pure function in a file of that name:
 //
-//	split.go       a file's bytes  → documents
-//	yaml.go        a document      → JSON, with the lines of mistakes
-//	decode.go      JSON            → objects, strictly: an unknown or doubled field is an error
+//	../strict      a file's bytes  → documents → JSON, with the lines of mistakes
+//	decode.go      JSON            → objects, strictly: an unknown or duplicate field is an error
 //	defaults.go    an object       → the same with what an API server fills in
 //	validate.go    an object       → what an API server would say against it
 //	endpoints.go   an Endpoints    → the EndpointSlices that it stands for
 //	read.go        all of the above in one
-//	history.go     two readings    → the objects of a file: the last good version of each
+//	load.go        two readings    → the objects of a file: the last good version of each
 //	resolve.go     all objects     → the model, with cluster IPs for those that have none
 //
-// Around them, load.go reads the files that changed, [Check] says all that is
+// claims.go says which Service has which cluster IP. Around them, load.go reads the files
+// that changed, [Check] says all that is
 // wrong with some files, and a [Source] watches files and hands over what
 // changes.
 //

@@ -1,7 +1,9 @@
 package manifest
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -49,4 +51,12 @@ func (p Problem) Unwrap() error { return p.Err }
 func (p Problem) with(err error) Problem {
 	p.Err = err
 	return p
+}
+
+// sortProblems sorts by place, keeping the order of what is in the same place.
+func sortProblems(ps []Problem) []Problem {
+	slices.SortStableFunc(ps, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Document, b.Document), cmp.Compare(len(a.Item), len(b.Item)), cmp.Compare(a.Item, b.Item), cmp.Compare(a.Line, b.Line))
+	})
+	return ps
 }

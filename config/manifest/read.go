@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"errors"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -61,18 +62,16 @@ func read(file string, data []byte, nets networks, maxSize int) reading {
 		r.fail(Problem{File: file, Err: tooBig(maxSize)})
 		return r.reading
 	}
-	if filepath.Ext(file) == ".json" {
-		if values, ok := strict.JSONValues(data); ok && !strict.Separator(data, "---") {
-			for _, value := range values {
-				r.value(Problem{File: file, Document: 1}, value, header{}, false)
-			}
-			return r.reading
-		}
-		if err := strict.JSONSyntax(data); err != nil {
-			r.syntax(Problem{File: file}, 1, err)
+	if filepath.Ext(file) == ".json" { // the YAML parser would point at another place
+		values, err := strict.JSONValues(data)
+		if err != nil {
 			r.unreadable = true
-			return r.reading
+			r.syntax(Problem{File: file}, *err)
 		}
+		for _, value := range values {
+			r.value(Problem{File: file, Document: 1}, value, header{}, false)
+		}
+		return r.reading
 	}
 	documents := strict.Split(data)
 	r.share(len(documents), func(r *reader, i int) { r.document(file, documents[i]) })
@@ -118,9 +117,9 @@ const worthAReader = 1000
 
 func (r *reader) document(file string, d strict.Document) {
 	place := Problem{File: file, Document: d.Number}
-	values, errs := strict.ToJSON(d.Text, r.budget)
+	values, errs := strict.ToJSON(d, r.budget)
 	for _, err := range errs {
-		r.syntax(named(place, values), d.Line, err)
+		r.syntax(named(place, values), err)
 	}
 	if len(values) == 0 {
 		r.unreadable = true
@@ -163,12 +162,10 @@ func (r *reader) fail(p Problem) {
 	r.errors = append(r.errors, p)
 }
 
-// syntax records an error in a text that begins on the given line of the file.
-func (r *reader) syntax(place Problem, begins int, err error) {
-	if s, ok := err.(*strict.SyntaxError); ok && s.Line > 0 {
-		place.Line = begins + s.Line - 1
-	}
-	r.errors = append(r.errors, place.with(err))
+// syntax records an error in the syntax.
+func (r *reader) syntax(place Problem, err strict.SyntaxError) {
+	place.Line = err.Line
+	r.errors = append(r.errors, place.with(errors.New(err.Text)))
 }
 
 // spoil records errors of an object.

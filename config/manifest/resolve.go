@@ -1,7 +1,6 @@
 package manifest
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -251,12 +250,4 @@ func portNames(svc config.Service) string {
 		out += ", " + n
 	}
 	return out
-}
-
-// sortProblems sorts by place, keeping the order of what is in the same place.
-func sortProblems(ps []Problem) []Problem {
-	slices.SortStableFunc(ps, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Document, b.Document), cmp.Compare(len(a.Item), len(b.Item)), cmp.Compare(a.Item, b.Item), cmp.Compare(a.Line, b.Line))
-	})
-	return ps
 }

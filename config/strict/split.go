@@ -1,8 +1,6 @@
 package strict
 
-import (
-	"bytes"
-)
+import "bytes"
 
 // Document is one of the documents of a file.
 type Document struct {
@@ -34,9 +32,9 @@ func Split(data []byte) []Document {
 			end = at + n + 1
 		}
 		switch {
-		case Separator(data[at:end], "---"):
+		case separator(data[at:end], "---"):
 			cut(at, line)
-		case Separator(data[at:end], "..."):
+		case separator(data[at:end], "..."):
 			cut(at, line+1)
 			begin, beginLine = end, line+1
 		}
@@ -46,8 +44,8 @@ func Split(data []byte) []Document {
 	return out
 }
 
-// Separator reports whether line is mark, alone or followed by white space.
-func Separator(line []byte, mark string) bool {
+// separator reports whether line is mark, alone or followed by white space.
+func separator(line []byte, mark string) bool {
 	rest, ok := bytes.CutPrefix(line, []byte(mark))
 	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
 }
@@ -56,7 +54,7 @@ func Separator(line []byte, mark string) bool {
 // directives and separators.
 func blank(text []byte) bool {
 	for line := range bytes.Lines(text) {
-		if Separator(line, "---") {
+		if separator(line, "---") {
 			line = line[3:]
 		}
 		line = bytes.TrimSpace(line)
@@ -72,7 +70,7 @@ func blank(text []byte) bool {
 func directives(text []byte) bool {
 	found := false
 	for line := range bytes.Lines(text) {
-		if Separator(line, "---") {
+		if separator(line, "---") {
 			return false
 		}
 		found = found || line[0] == '%'

@@ -17,134 +17,138 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// SyntaxError is a mistake in the YAML or JSON of a document. Its line counts
-// from the beginning of the document, from 1; 0 if it is not known.
+// SyntaxError is a mistake in the YAML or JSON of a file.
 type SyntaxError struct {
-	Line int
+	Line int // of the file, from 1; 0 if it is not known
 	Text string
 }
 
-func (e *SyntaxError) Error() string { return e.Text }
+func (e SyntaxError) Error() string {
+	if e.Line == 0 {
+		return e.Text
+	}
+	return fmt.Sprintf("line %d: %s", e.Line, e.Text)
+}
 
 // ToJSON returns the JSON values of a document, usually one: JSON is taken as
-// it is, YAML is converted. The errors are all SyntaxErrors. There may be values
-// although there are errors, if it is still clear what the document means; they
-// are good for telling which objects it speaks of.
+// it is, YAML is converted. There may be values although there are errors, if it is
+// still clear what the document means; they are good for telling which objects it
+// speaks of.
 //
-// budget is how large the document may become when its aliases are written out;
-// it is reduced by the size.
-func ToJSON(text []byte, budget *atomic.Int64) (values [][]byte, errs []error) {
+// budget is how many bytes the documents of a file may become together when their
+// aliases are written out; what this one becomes is taken off.
+func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxError) {
 	// A mistake in a file must not end the process, whatever it finds in the
 	// parser.
 	defer func() {
 		if r := recover(); r != nil {
-			values, errs = nil, []error{&SyntaxError{Text: fmt.Sprintf("cannot be parsed: %v", r)}}
+			values, errs = nil, []SyntaxError{{Text: fmt.Sprintf("cannot be parsed: %v", r)}}
 		}
 	}()
 
-	if values, ok := JSONValues(text); ok {
-		return values, nil
+	// YAML contains JSON, but its parser does not know that tabs are allowed
+	// there, and is slower.
+	text := d.Text
+	if separator(text, "---") {
+		text = text[len("---"):]
 	}
-	if size, err := expandedSize(text); err != nil {
-		return nil, []error{err}
+	if text = bytes.TrimSpace(text); len(text) > 0 && text[0] == '{' {
+		if values, err := JSONValues(text); err == nil {
+			return values, nil
+		}
+	}
+	if size, err := aliasedSize(d.Text); err != nil {
+		return nil, []SyntaxError{d.syntaxError(err)}
 	} else if budget.Add(-int64(size)) < 0 {
-		return nil, []error{&SyntaxError{Text: "too large when its aliases (*name) are written out"}}
+		return nil, []SyntaxError{{Text: "too large when its aliases (*name) are written out"}}
 	}
-	value, err := yaml.YAMLToJSONStrict(text)
+	value, err := yaml.YAMLToJSONStrict(d.Text)
 	if err == nil {
 		return [][]byte{value}, nil
 	}
-	errs = yamlErrors(err, bytes.Count(text, []byte("\n"))+1)
-	if value, err := yaml.YAMLToJSON(text); err == nil {
-		values = [][]byte{value}
+	if value, lax := yaml.YAMLToJSON(d.Text); lax == nil {
+		var root yaml3.Node
+		values, _ = [][]byte{value}, yaml3.Unmarshal(d.Text, &root) // fails where the strict error is all there is to say
+		errs = d.duplicates(&root, "")
+	}
+	if len(errs) == 0 {
+		errs = []SyntaxError{d.syntaxError(err)}
 	}
 	return values, errs
 }
 
-// JSONValues returns the values of a text that consists of JSON objects, one
-// after the other, and false if it does not. YAML contains JSON, but its parser
-// does not know that tabs are allowed there, and is slower.
-func JSONValues(text []byte) ([][]byte, bool) {
-	if Separator(text, "---") {
-		text = text[len("---"):]
-	}
-	text = bytes.TrimSpace(text)
-	if len(text) == 0 || text[0] != '{' {
-		return nil, false
-	}
-	var out [][]byte
-	d := json.NewDecoder(bytes.NewReader(text))
-	for {
+// JSONValues returns the values of a text that consists of JSON values, one after
+// the other, or where it does not.
+func JSONValues(text []byte) ([][]byte, *SyntaxError) {
+	var values [][]byte
+	for d := json.NewDecoder(bytes.NewReader(text)); ; {
 		var v json.RawMessage
 		switch err := d.Decode(&v); {
 		case err == io.EOF:
-			return out, true
+			return values, nil
 		case err != nil:
-			return nil, false
+			at := len(text) // the end came too early
+			if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+				at = min(int(syntax.Offset), at)
+			}
+			return nil, &SyntaxError{Line: lines(text[:at]), Text: err.Error()}
 		}
-		out = append(out, v)
+		values = append(values, v)
 	}
 }
 
-// JSONSyntax returns the error of a file that says by its name that it is JSON,
-// or nil if there is none: the YAML parser would point at another place.
-func JSONSyntax(text []byte) error {
-	d := json.NewDecoder(bytes.NewReader(text))
-	for {
-		var v json.RawMessage
-		err := d.Decode(&v)
-		var syntax *json.SyntaxError
+func lines(text []byte) int { return 1 + bytes.Count(text, []byte("\n")) }
+
+var yamlLine = regexp.MustCompile(`^line (\d+): `)
+
+// syntaxError takes the line out of an error of the YAML parser.
+func (d Document) syntaxError(err error) SyntaxError {
+	text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:\n  ")
+	m := yamlLine.FindStringSubmatch(text)
+	if m == nil {
+		return SyntaxError{Text: text}
+	}
+	text = text[len(m[0]):]
+	line, _ := strconv.Atoi(m[1])
+	if strings.HasPrefix(text, "did not find expected") {
+		line++ // this one counts from 0
+	}
+	return SyntaxError{Line: d.Line - 1 + min(line, lines(d.Text)), Text: text}
+}
+
+// duplicates finds keys that are twice in one mapping.
+func (d Document) duplicates(n *yaml3.Node, path string) (errs []SyntaxError) {
+	first := map[string]int{}
+	for i, child := range n.Content {
+		at := path
 		switch {
-		case err == io.EOF:
-			return nil
-		case errors.As(err, &syntax):
-			at := min(int(syntax.Offset), len(text))
-			return &SyntaxError{Line: 1 + bytes.Count(text[:at], []byte("\n")), Text: syntax.Error()}
-		case err != nil: // the end came too early
-			return &SyntaxError{Line: 1 + bytes.Count(text, []byte("\n")), Text: err.Error()}
-		}
-	}
-}
-
-var yamlLine = regexp.MustCompile(`^(?:yaml: )?line (\d+): (.*)$`)
-
-// yamlErrors takes the line numbers out of an error of the YAML parser, for a
-// document of that many lines.
-func yamlErrors(err error, lines int) []error {
-	text := strings.TrimPrefix(err.Error(), "error converting YAML to JSON: ")
-	var out []error
-	for s := range strings.SplitSeq(text, "\n") {
-		s = strings.TrimSpace(s)
-		if s == "yaml: unmarshal errors:" || s == "" {
+		case n.Kind == yaml3.SequenceNode:
+			at = fmt.Sprintf("%s[%d]", path, i)
+		case n.Kind == yaml3.MappingNode && i%2 == 0:
 			continue
+		case n.Kind == yaml3.MappingNode:
+			key, line := n.Content[i-1].Value, d.Line-1+n.Content[i-1].Line
+			at = strings.TrimPrefix(path+"."+key, ".")
+			if before, twice := first[key]; twice {
+				errs = append(errs, SyntaxError{line, fmt.Sprintf("duplicate field %q, it is in line %d already", at, before)})
+			}
+			first[key] = line
 		}
-		e := &SyntaxError{Text: strings.TrimPrefix(s, "yaml: ")}
-		if m := yamlLine.FindStringSubmatch(s); m != nil {
-			e.Line, _ = strconv.Atoi(m[1])
-			e.Text = m[2]
-		}
-		if strings.HasPrefix(e.Text, "did not find expected") {
-			e.Line++ // this one counts from 0
-		}
-		e.Line = min(e.Line, lines)
-		if key, ok := strings.CutSuffix(e.Text, " already set in map"); ok {
-			e.Text = "duplicate field " + strings.TrimPrefix(key, "key ")
-		}
-		out = append(out, e)
+		errs = append(errs, d.duplicates(child, at)...)
 	}
-	return out
+	return errs
 }
 
-// expandedSize returns about how large text becomes when its aliases are
-// written out, without doing so: a few nested ones in a kilobyte can become
-// more than fits in memory.
-func expandedSize(text []byte) (int, error) {
+// aliasedSize returns about how large text becomes when its aliases are written out,
+// without doing so: a few nested ones in a kilobyte can become more than fits in
+// memory. It is 0 if there are none.
+func aliasedSize(text []byte) (int, error) {
 	if bytes.IndexByte(text, '&') < 0 || bytes.IndexByte(text, '*') < 0 {
-		return len(text), nil
+		return 0, nil
 	}
 	var root yaml3.Node
 	if err := yaml3.Unmarshal(text, &root); err != nil {
-		return 0, yamlErrors(err, bytes.Count(text, []byte("\n"))+1)[0]
+		return 0, err
 	}
 	return sizeOf(&root, map[*yaml3.Node]int{}), nil
 }
@@ -168,15 +172,14 @@ func sizeOf(n *yaml3.Node, known map[*yaml3.Node]int) int {
 	return size
 }
 
-// Decode decodes a JSON value into an object and returns every mistake.
-// If none of them is fatal, into holds what could be understood.
+// Decode decodes a JSON value into an object and returns every mistake. If none of
+// them is fatal, into holds what could be understood.
 func Decode(value []byte, into any) []error {
 	strict, err := kjson.UnmarshalStrict(value, into)
-	var wrong *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &wrong) && wrong.Field != "":
-		return []error{fmt.Errorf("%s: must be %s, not %s", wrong.Field, typeName(wrong.Type), jsonName(wrong.Value))}
-	case err != nil:
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && wrong.Field != "" {
+		return []error{fmt.Errorf("%s: must be %s, not %s", wrong.Field, TypeName(wrong.Type), jsonName(wrong.Value))}
+	}
+	if err != nil {
 		return []error{err}
 	}
 	return strict
@@ -195,12 +198,15 @@ func jsonName(s string) string {
 	return "a " + s
 }
 
-// typeName says which JSON value a Go type is written as.
-func typeName(t reflect.Type) string {
+// TypeName says which JSON value a Go type is written as.
+func TypeName(t reflect.Type) string {
 	switch t.Kind() {
-	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
-		reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		return "a whole number of " + strconv.Itoa(t.Bits()) + " bits"
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return fmt.Sprintf("a whole number of %d bits", t.Bits())
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return fmt.Sprintf("a whole number of %d bits that is not negative", t.Bits())
+	case reflect.Float32, reflect.Float64:
+		return "a number"
 	case reflect.Bool:
 		return "true or false"
 	case reflect.Slice, reflect.Array:

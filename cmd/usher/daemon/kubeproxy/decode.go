@@ -1,24 +1,22 @@
 package kubeproxy
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 
-	yaml3 "go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 	kjson "sigs.k8s.io/json"
-	"sigs.k8s.io/yaml"
+
+	"github.com/usherproxy/usher/config/strict"
 )
 
 // What a file has to be.
@@ -27,18 +25,35 @@ const (
 	Kind       = "KubeProxyConfiguration"
 )
 
+// maxSize is how large a file may become when its aliases are written out: what a
+// ConfigMap can hold.
+const maxSize = 1 << 20
+
 // parse returns what a file says, as it was written; or every mistake that can be
 // found.
-func parse(text []byte) (map[string]any, []error) {
-	value, errs := toJSON(text)
-	if len(errs) > 0 {
-		return nil, errs
+func parse(text []byte) (doc map[string]any, errs []error) {
+	var values [][]byte
+	var budget atomic.Int64
+	budget.Store(maxSize)
+	for _, d := range strict.Split(text) {
+		more, wrong := strict.ToJSON(d, &budget)
+		values = append(values, more...)
+		for _, err := range wrong {
+			errs = append(errs, err)
+		}
 	}
-	var doc map[string]any
-	d := json.NewDecoder(bytes.NewReader(value))
-	d.UseNumber()
-	if err := d.Decode(&doc); err != nil || doc == nil {
+	switch {
+	case len(errs) > 0:
+		return nil, errs
+	case len(values) == 0:
+		return nil, []error{fmt.Errorf("is empty; a %s of %s is expected", Kind, APIVersion)}
+	case len(values) > 1:
+		return nil, []error{fmt.Errorf("holds %d documents; one %s of %s is expected", len(values), Kind, APIVersion)}
+	case values[0][0] != '{':
 		return nil, []error{fmt.Errorf("is not a %s, which is an object with fields", Kind)}
+	}
+	if errs = strict.Decode(values[0], &doc); len(errs) > 0 {
+		return nil, errs
 	}
 	return doc, checkKind(doc)
 }
@@ -50,93 +65,10 @@ func decode(doc map[string]any) (*v1alpha1.KubeProxyConfiguration, []error) {
 		return nil, errs
 	}
 	c := &v1alpha1.KubeProxyConfiguration{}
-	if _, err := decodeInto(c, doc); err != nil {
+	if err := decodeInto(c, doc); err != nil {
 		return nil, []error{err}
 	}
 	return c, nil
-}
-
-// toJSON returns the one document of a file as JSON, which may be in JSON or
-// YAML.
-func toJSON(text []byte) ([]byte, []error) {
-	if trimmed := bytes.TrimSpace(text); len(trimmed) > 0 && trimmed[0] == '{' && json.Valid(trimmed) {
-		return trimmed, jsonDuplicates(trimmed)
-	}
-	var documents []*yaml3.Node
-	for d := yaml3.NewDecoder(bytes.NewReader(text)); ; {
-		var root yaml3.Node
-		err := d.Decode(&root)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, []error{err}
-		}
-		if !isNull(&root) {
-			documents = append(documents, &root)
-		}
-	}
-	switch len(documents) {
-	case 1:
-	case 0:
-		return nil, []error{fmt.Errorf("is empty; a %s of %s is expected", Kind, APIVersion)}
-	default:
-		return nil, []error{fmt.Errorf("holds %d documents; one %s of %s is expected", len(documents), Kind, APIVersion)}
-	}
-	if errs := duplicates(documents[0], ""); len(errs) > 0 {
-		return nil, errs
-	}
-	// The document alone, for the parser that Kubernetes uses: it takes the
-	// first of a file.
-	alone, err := yaml3.Marshal(documents[0])
-	if err != nil {
-		return nil, []error{err}
-	}
-	value, err := yaml.YAMLToJSON(alone)
-	if err != nil {
-		return nil, []error{err}
-	}
-	return value, nil
-}
-
-func isNull(n *yaml3.Node) bool {
-	if n.Kind == yaml3.DocumentNode {
-		return len(n.Content) == 0 || isNull(n.Content[0])
-	}
-	return n.Kind == 0 || n.Tag == "!!null"
-}
-
-// duplicates finds keys that stand twice in one map.
-func duplicates(n *yaml3.Node, path string) (errs []error) {
-	if n.Kind != yaml3.MappingNode {
-		for _, child := range n.Content {
-			errs = append(errs, duplicates(child, path)...)
-		}
-		return errs
-	}
-	lines := map[string]int{}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		key := n.Content[i]
-		at := strings.TrimPrefix(path+"."+key.Value, ".")
-		if first, ok := lines[key.Value]; ok {
-			errs = append(errs, fmt.Errorf("line %d: %s: duplicate field, it is in line %d already", key.Line, at, first))
-		}
-		lines[key.Value] = key.Line
-		errs = append(errs, duplicates(n.Content[i+1], at)...)
-	}
-	return errs
-}
-
-var duplicateField = regexp.MustCompile(`^duplicate field "(.*)"$`)
-
-func jsonDuplicates(value []byte) (errs []error) {
-	strict, _ := kjson.UnmarshalStrict(value, new(map[string]any))
-	for _, err := range strict {
-		if m := duplicateField.FindStringSubmatch(err.Error()); m != nil {
-			errs = append(errs, fmt.Errorf("%s: duplicate field", m[1]))
-		}
-	}
-	return errs
 }
 
 // checkKind says what is allowed if doc is something else.
@@ -176,7 +108,7 @@ func checkType(keys []string, value any) error {
 	for _, key := range slices.Backward(keys) {
 		value = map[string]any{key: value}
 	}
-	if _, err := decodeInto(&v1alpha1.KubeProxyConfiguration{}, value); err == nil {
+	if decodeInto(&v1alpha1.KubeProxyConfiguration{}, value) == nil {
 		return nil
 	}
 	t, depth := fieldType(keys)
@@ -221,14 +153,14 @@ func elementType(t reflect.Type, key string) reflect.Type {
 	return nil
 }
 
-// decodeInto decodes the values of a document. unknown is not empty if there are
-// fields that an object does not have.
-func decodeInto(c *v1alpha1.KubeProxyConfiguration, doc any) (unknown []error, err error) {
+// decodeInto decodes the values of a document; an object leaves out fields that it
+// does not have.
+func decodeInto(c *v1alpha1.KubeProxyConfiguration, doc any) error {
 	value, err := json.Marshal(doc)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return kjson.UnmarshalStrict(value, c)
+	return kjson.UnmarshalCaseSensitivePreserveInts(value, c)
 }
 
 // typeName says what a value of a Go type is written as.
@@ -238,23 +170,11 @@ func typeName(t reflect.Type) string {
 		return "a duration such as 30s or 1m30s"
 	case reflect.TypeFor[resource.QuantityValue]():
 		return "a quantity such as 64Ki"
-	}
-	switch t.Kind() {
-	case reflect.Bool:
-		return "true or false"
-	case reflect.Int32:
-		return "a whole number of 32 bits"
-	case reflect.Uint32:
-		return "a whole number of 32 bits that is not negative"
-	case reflect.Float32:
-		return "a number"
-	case reflect.Slice:
-		if t.Elem().Kind() == reflect.Struct {
-			return "a list of objects"
-		}
+	case reflect.TypeFor[[]string]():
 		return "a list of strings"
-	case reflect.Map, reflect.Struct:
-		return "an object"
 	}
-	return "a string"
+	if t.Kind() == reflect.Slice {
+		return "a list of objects"
+	}
+	return strict.TypeName(t)
 }

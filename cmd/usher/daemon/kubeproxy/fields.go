@@ -194,9 +194,10 @@ func empty(value any) bool {
 		return true
 	case bool:
 		return !v
-	case json.Number:
-		f, err := v.Float64()
-		return err == nil && f == 0
+	case int64:
+		return v == 0
+	case float64:
+		return v == 0
 	case string:
 		d, err := time.ParseDuration(v)
 		return v == "" || err == nil && d == 0

@@ -1,10 +1,11 @@
 package kubeproxy
 
 import (
-	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
+
+	kjson "sigs.k8s.io/json"
 )
 
 // A Flag is a flag of kube-proxy's that means the same as a field of its file, or
@@ -79,10 +80,8 @@ func truth(name, field string) Flag {
 
 // literal returns s as JSON has it, or else as a string.
 func literal(s string) any {
-	d := json.NewDecoder(strings.NewReader(s))
-	d.UseNumber()
 	var v any
-	if d.Decode(&v) != nil || d.More() {
+	if kjson.UnmarshalCaseSensitivePreserveInts([]byte(s), &v) != nil {
 		return s
 	}
 	return v

@@ -193,9 +193,9 @@ var _ = Describe("Read", func() {
 		Entry("a whole ConfigMap", "#raw\napiVersion: v1\nkind: ConfigMap\ndata: {}", "apiVersion: ", "kind: ", "what is expected is the file in its data, which kubeadm calls config.conf"),
 
 		Entry("duplicate fields", "mode: iptables\nclientConnection:\n  qps: 1\n  qps: 2\nmode: nftables",
-			"line 6: clientConnection.qps: duplicate field, it is in line 5 already", "line 7: mode: duplicate field, it is in line 3 already"),
+			`line 6: duplicate field "clientConnection.qps", it is in line 5 already`, `line 7: duplicate field "mode", it is in line 3 already`),
 		Entry("duplicate fields in JSON", `#raw`+"\n"+`{"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration", "iptables": {"syncPeriod": "1s", "syncPeriod": "2s"}}`,
-			"iptables.syncPeriod: duplicate field"),
+			`duplicate field "iptables.syncPeriod"`),
 
 		Entry("values of the wrong type, all of them", "bindAddressHardFail: maybe\nclientConnection: {burst: many, qps: [1]}\nmode: 7\nnodePortAddresses: primary\nlogging: {verbosity: -1}",
 			`bindAddressHardFail: Invalid value: "maybe": must be true or false`,
