@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/usherproxy/usher/config/translate"
 )
 
 // claim is something that only one Service can have: a cluster IP, or a port on
@@ -37,7 +39,8 @@ func wishes(svc *corev1.Service) []wish {
 			if i > 0 {
 				where = path.Child("clusterIPs").Index(i)
 			}
-			out = append(out, wish{claim{addr: clusterAddr(ip)}, where, ip, "IP"})
+			a, _ := translate.ParseAddr(ip)
+			out = append(out, wish{claim{addr: a}, where, ip, "IP"})
 		}
 	}
 	for i, p := range svc.Spec.Ports {

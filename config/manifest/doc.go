@@ -19,10 +19,9 @@
 //	load.go        two readings    → the objects of a file: the last good version of each
 //	resolve.go     all objects     → the model, with cluster IPs for those that have none
 //
-// claims.go says which Service has which cluster IP. Around them, load.go reads the files
-// that changed, [Check] says all that is
-// wrong with some files, and a [Source] watches files and hands over what
-// changes.
+// claims.go says which Service has which cluster IP. Around them, load.go reads the
+// files that changed, [Check] says all that is wrong with some files, and a [Source]
+// watches files and hands over what changes.
 //
 // A mistake costs as little as it can. An object with a mistake keeps its last
 // good version; a document that cannot be read at all keeps everything that its

@@ -5,7 +5,6 @@ package manifest
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -167,8 +166,6 @@ func validateSubsetPort(p *corev1.EndpointPort, named bool, path *field.Path) (e
 		errs = append(errs, field.Required(path.Child("name"), ""))
 	}
 	errs = append(errs, invalid(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))...)
-	if !slices.Contains(protocols, p.Protocol) {
-		errs = append(errs, field.NotSupported(path.Child("protocol"), p.Protocol, protocols))
-	}
+	errs = append(errs, oneOf(path.Child("protocol"), p.Protocol, protocols...)...)
 	return append(errs, validateAppProtocol(p.AppProtocol, path)...)
 }

@@ -124,12 +124,6 @@ func ipFamilyOf(ip string) corev1.IPFamily {
 	return corev1.IPv4Protocol
 }
 
-// clusterAddr reads a cluster IP; the zero Addr if it is "None" or empty.
-func clusterAddr(s string) netip.Addr {
-	a, _ := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
-	return a.Unmap()
-}
-
 // hasClusterIPs reports whether svc has cluster IPs, or is to get some.
 func hasClusterIPs(svc *corev1.Service) bool {
 	return svc.Spec.Type != corev1.ServiceTypeExternalName && !slices.Contains(svc.Spec.ClusterIPs, corev1.ClusterIPNone)

@@ -12,6 +12,8 @@ import (
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
+
+	"github.com/usherproxy/usher/config/translate"
 )
 
 // What an API server says against a Service. Its own validation cannot be
@@ -48,7 +50,6 @@ func headless(spec *corev1.ServiceSpec) bool {
 
 func validateType(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorList) {
 	switch spec.Type {
-	case corev1.ServiceTypeClusterIP:
 	case corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
 		if headless(spec) {
 			errs = append(errs, field.Invalid(path.Child("clusterIPs").Index(0), spec.ClusterIPs[0],
@@ -56,11 +57,9 @@ func validateType(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorL
 		}
 	case corev1.ServiceTypeExternalName:
 		errs = append(errs, validateExternalName(spec, path)...)
-	default:
-		errs = append(errs, field.NotSupported(path.Child("type"), spec.Type, []corev1.ServiceType{
-			corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort}))
 	}
-	return errs
+	return append(errs, oneOf(path.Child("type"), spec.Type,
+		corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort)...)
 }
 
 func validateExternalName(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorList) {
@@ -121,9 +120,7 @@ func validatePorts(spec *corev1.ServiceSpec, path *field.Path) (errs field.Error
 
 func validatePort(p *corev1.ServicePort, path *field.Path) field.ErrorList {
 	errs := invalid(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))
-	if !slices.Contains(protocols, p.Protocol) {
-		errs = append(errs, field.NotSupported(path.Child("protocol"), p.Protocol, protocols))
-	}
+	errs = append(errs, oneOf(path.Child("protocol"), p.Protocol, protocols...)...)
 	if p.TargetPort.Type == intstr.String {
 		errs = append(errs, invalid(path.Child("targetPort"), p.TargetPort.StrVal, utilvalidation.IsValidPortName(p.TargetPort.StrVal))...)
 	} else if p.TargetPort.IntVal != p.Port { // otherwise it is the same mistake
@@ -143,19 +140,14 @@ func validateAppProtocol(p *string, path *field.Path) field.ErrorList {
 }
 
 func validateAffinity(spec *corev1.ServiceSpec, path *field.Path) field.ErrorList {
-	switch spec.SessionAffinity {
-	case corev1.ServiceAffinityNone:
-		return nil
-	case corev1.ServiceAffinityClientIP:
+	if spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		const longest = 86400 // a day
 		if t := *spec.SessionAffinityConfig.ClientIP.TimeoutSeconds; t <= 0 || t > longest {
 			return field.ErrorList{field.Invalid(path.Child("sessionAffinityConfig", "clientIP", "timeoutSeconds"), t,
 				fmt.Sprintf("must be greater than 0 and less than or equal to %d", longest))}
 		}
-		return nil
 	}
-	return field.ErrorList{field.NotSupported(path.Child("sessionAffinity"), spec.SessionAffinity,
-		[]corev1.ServiceAffinity{corev1.ServiceAffinityClientIP, corev1.ServiceAffinityNone})}
+	return oneOf(path.Child("sessionAffinity"), spec.SessionAffinity, corev1.ServiceAffinityClientIP, corev1.ServiceAffinityNone)
 }
 
 func validateClusterIPs(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorList) {
@@ -182,7 +174,7 @@ func validateClusterIPs(spec *corev1.ServiceSpec, path *field.Path) (errs field.
 			continue
 		}
 		// An API server needs no such rule, since it knows its networks.
-		if a := clusterAddr(ip); a.IsUnspecified() || a.IsMulticast() {
+		if a, _ := translate.ParseAddr(ip); a.IsUnspecified() || a.IsMulticast() {
 			errs = append(errs, field.Invalid(path.Index(i), ip, "may not be unspecified or multicast"))
 		}
 		f := ipFamilyOf(ip)
@@ -202,19 +194,14 @@ func validateFamilies(spec *corev1.ServiceSpec, path *field.Path) (errs field.Er
 	seen := map[corev1.IPFamily]bool{}
 	for i, f := range spec.IPFamilies {
 		path := path.Child("ipFamilies").Index(i)
-		if f != corev1.IPv4Protocol && f != corev1.IPv6Protocol {
-			errs = append(errs, field.NotSupported(path, f, []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}))
-		}
+		errs = append(errs, oneOf(path, f, corev1.IPv4Protocol, corev1.IPv6Protocol)...)
 		if seen[f] {
 			errs = append(errs, field.Duplicate(path, f))
 		}
 		seen[f] = true
 	}
-	policies := []corev1.IPFamilyPolicy{corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack, corev1.IPFamilyPolicySingleStack}
-	if p := spec.IPFamilyPolicy; p != nil && !slices.Contains(policies, *p) {
-		errs = append(errs, field.NotSupported(path.Child("ipFamilyPolicy"), *p, policies))
-	}
-	return errs
+	return append(errs, oneOfOptional(path.Child("ipFamilyPolicy"), spec.IPFamilyPolicy,
+		corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack, corev1.IPFamilyPolicySingleStack)...)
 }
 
 func validateSourceRanges(svc *corev1.Service) (errs field.ErrorList) {
@@ -262,13 +249,10 @@ func validateIngress(in *corev1.LoadBalancerIngress, path *field.Path) (errs fie
 	if in.IP != "" {
 		errs = append(errs, utilvalidation.IsValidIPForLegacyField(path.Child("ip"), in.IP, true, nil)...)
 	}
-	modes := []corev1.LoadBalancerIPMode{corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP}
-	switch {
-	case in.IPMode == nil:
-	case in.IP == "":
+	if in.IPMode != nil && in.IP == "" {
 		errs = append(errs, field.Forbidden(path.Child("ipMode"), "may not be specified when `ip` is not set"))
-	case !slices.Contains(modes, *in.IPMode):
-		errs = append(errs, field.NotSupported(path.Child("ipMode"), *in.IPMode, modes))
+	} else {
+		errs = append(errs, oneOfOptional(path.Child("ipMode"), in.IPMode, corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP)...)
 	}
 	if in.Hostname != "" {
 		errs = append(errs, invalid(path.Child("hostname"), in.Hostname, utilvalidation.IsDNS1123Subdomain(in.Hostname))...)
@@ -284,12 +268,11 @@ func validateIngress(in *corev1.LoadBalancerIngress, path *field.Path) (errs fie
 // no mistake to leave it out.
 func validatePolicies(spec *corev1.ServiceSpec, path *field.Path) (errs field.ErrorList) {
 	external, outside := spec.ExternalTrafficPolicy, reachableFromOutside(spec)
-	externals := []corev1.ServiceExternalTrafficPolicy{corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal}
 	switch {
-	case !outside && external != "":
+	case outside:
+		errs = oneOf(path.Child("externalTrafficPolicy"), external, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)
+	case external != "":
 		errs = append(errs, field.Invalid(path.Child("externalTrafficPolicy"), external, "may only be set for externally-accessible services"))
-	case outside && !slices.Contains(externals, external):
-		errs = append(errs, field.NotSupported(path.Child("externalTrafficPolicy"), external, externals))
 	}
 
 	if port := spec.HealthCheckNodePort; port != 0 {
@@ -301,15 +284,25 @@ func validatePolicies(spec *corev1.ServiceSpec, path *field.Path) (errs field.Er
 		}
 	}
 
-	internals := []corev1.ServiceInternalTrafficPolicy{corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal}
-	if p := spec.InternalTrafficPolicy; p != nil && !slices.Contains(internals, *p) {
-		errs = append(errs, field.NotSupported(path.Child("internalTrafficPolicy"), *p, internals))
+	errs = append(errs, oneOfOptional(path.Child("internalTrafficPolicy"), spec.InternalTrafficPolicy,
+		corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)...)
+	return append(errs, oneOfOptional(path.Child("trafficDistribution"), spec.TrafficDistribution,
+		corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameNode, corev1.ServiceTrafficDistributionPreferSameZone)...)
+}
+
+// oneOf checks that a value is one of those that are allowed.
+func oneOf[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {
+	if slices.Contains(allowed, value) {
+		return nil
 	}
-	distributions := []string{corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameNode, corev1.ServiceTrafficDistributionPreferSameZone}
-	if d := spec.TrafficDistribution; d != nil && !slices.Contains(distributions, *d) {
-		errs = append(errs, field.NotSupported(path.Child("trafficDistribution"), *d, distributions))
+	return field.ErrorList{field.NotSupported(path, value, allowed)}
+}
+
+func oneOfOptional[T ~string](path *field.Path, value *T, allowed ...T) field.ErrorList {
+	if value == nil {
+		return nil
 	}
-	return errs
+	return oneOf(path, *value, allowed...)
 }
 
 // invalid makes an error of each message of a helper that gives only messages.

@@ -10,11 +10,13 @@ import (
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
+
+	"github.com/usherproxy/usher/config/translate"
 )
 
-// What an API server says against an EndpointSlice. Two rules are different: loopback addresses are allowed, since manifests are for
-// laptops too; and the port of a slice, which an API server does not look at,
-// must be one.
+// What an API server says against an EndpointSlice. Two rules are different: loopback
+// addresses are allowed, since manifests are for laptops too; and the port of a slice,
+// which an API server does not look at, must be one.
 
 // The limits of the API.
 const (
@@ -28,12 +30,10 @@ const (
 // validateSlice checks an EndpointSlice that has its defaults.
 func validateSlice(s *discoveryv1.EndpointSlice) field.ErrorList {
 	errs := validation.ValidateObjectMeta(&s.ObjectMeta, true, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
-	types := []discoveryv1.AddressType{discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}
-	switch path := field.NewPath("addressType"); {
-	case s.AddressType == "":
+	if path := field.NewPath("addressType"); s.AddressType == "" {
 		errs = append(errs, field.Required(path, ""))
-	case !slices.Contains(types, s.AddressType):
-		errs = append(errs, field.NotSupported(path, s.AddressType, types))
+	} else {
+		errs = append(errs, oneOf(path, s.AddressType, discoveryv1.AddressTypeFQDN, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6)...)
 	}
 	errs = append(errs, validateSlicePorts(s.Ports, field.NewPath("ports"))...)
 
@@ -61,9 +61,7 @@ func validateSlicePorts(ports []discoveryv1.EndpointPort, path *field.Path) (err
 			errs = append(errs, field.Duplicate(path.Child("name"), *p.Name))
 		}
 		names[*p.Name] = true
-		if !slices.Contains(protocols, *p.Protocol) {
-			errs = append(errs, field.NotSupported(path.Child("protocol"), *p.Protocol, protocols))
-		}
+		errs = append(errs, oneOf(path.Child("protocol"), *p.Protocol, protocols...)...)
 		if p.Port != nil {
 			errs = append(errs, invalid(path.Child("port"), *p.Port, utilvalidation.IsValidPortNum(int(*p.Port)))...)
 		}
@@ -117,15 +115,9 @@ func validateEndpointIP(s string, path *field.Path, loopback bool) (errs field.E
 	if errs := utilvalidation.IsValidIPForLegacyField(path, s, true, nil); len(errs) > 0 {
 		return errs
 	}
-	switch a := clusterAddr(s); {
-	case a.IsUnspecified():
-		errs = append(errs, field.Invalid(path, s, fmt.Sprintf("may not be unspecified (%s)", s)))
-	case a.IsLoopback() && !loopback:
-		errs = append(errs, field.Invalid(path, s, "may not be in the loopback range (127.0.0.0/8, ::1/128)"))
-	case a.IsLinkLocalUnicast():
-		errs = append(errs, field.Invalid(path, s, "may not be in the link-local range (169.254.0.0/16, fe80::/10)"))
-	case a.IsLinkLocalMulticast():
-		errs = append(errs, field.Invalid(path, s, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"))
+	a, _ := translate.ParseAddr(s)
+	if detail := translate.SpecialAddress(a); detail != "" && !(loopback && a.IsLoopback()) {
+		errs = append(errs, field.Invalid(path, s, detail))
 	}
 	return errs
 }

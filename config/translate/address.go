@@ -8,10 +8,10 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// parseAddr reads an address as Kubernetes does: with leading zeros, which
+// ParseAddr reads an address as Kubernetes does: with leading zeros, which
 // count as decimal, and with an IPv4-mapped IPv6 address meaning the IPv4 one.
 // Objects that were stored by old API servers may hold both.
-func parseAddr(s string) (netip.Addr, bool) {
+func ParseAddr(s string) (netip.Addr, bool) {
 	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
 	return a.Unmap(), ok
 }
@@ -50,19 +50,12 @@ func (f forbidden) address(path *field.Path, a netip.Addr) *field.Error {
 }
 
 // special returns what speaks against a as an address that reaches one host
-// beyond this node, or nil. The messages are those of the API server, which
-// has no rule against multicast beyond the link; such an address is no better.
+// beyond this node, or nil: what the API server says, which has no rule against
+// multicast beyond the link; such an address is no better.
 func special(path *field.Path, a netip.Addr) *field.Error {
-	detail := ""
+	detail := SpecialAddress(a)
 	switch {
-	case a.IsUnspecified():
-		detail = "may not be unspecified (" + a.String() + ")"
-	case a.IsLoopback():
-		detail = "may not be in the loopback range (127.0.0.0/8, ::1/128)"
-	case a.IsLinkLocalUnicast():
-		detail = "may not be in the link-local range (169.254.0.0/16, fe80::/10)"
-	case a.IsLinkLocalMulticast():
-		detail = "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"
+	case detail != "":
 	case a.IsMulticast():
 		detail = "may not be in the multicast range (224.0.0.0/4, ff00::/8)"
 	case a == broadcast:
@@ -71,6 +64,22 @@ func special(path *field.Path, a netip.Addr) *field.Error {
 		return nil
 	}
 	return field.Invalid(path, a.String(), detail)
+}
+
+// SpecialAddress returns what the API server says against a as the address of an
+// endpoint or an external IP, or "".
+func SpecialAddress(a netip.Addr) string {
+	switch {
+	case a.IsUnspecified():
+		return "may not be unspecified (" + a.String() + ")"
+	case a.IsLoopback():
+		return "may not be in the loopback range (127.0.0.0/8, ::1/128)"
+	case a.IsLinkLocalUnicast():
+		return "may not be in the link-local range (169.254.0.0/16, fe80::/10)"
+	case a.IsLinkLocalMulticast():
+		return "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"
+	}
+	return ""
 }
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})

@@ -111,7 +111,7 @@ func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forb
 			continue
 		}
 		path = path.Index(0) // consumers must not use any of the others
-		a, ok := parseAddr(e.Addresses[0])
+		a, ok := ParseAddr(e.Addresses[0])
 		if !ok || config.FamilyOf(a) != family {
 			p.add(field.Invalid(path, e.Addresses[0], "must be an "+family.String()+" address"))
 			continue

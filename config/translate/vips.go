@@ -19,7 +19,7 @@ func clusterIPs(svc *corev1.Service, p *problems) []netip.Addr {
 	}
 	var out []netip.Addr
 	for i, s := range all {
-		a, ok := parseAddr(s)
+		a, ok := ParseAddr(s)
 		switch {
 		case !ok:
 			p.add(field.Invalid(path.Index(i), s, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"))
@@ -62,7 +62,7 @@ func externalVIPs(svc *corev1.Service, p *problems) []config.VIP {
 // externalAddr refuses addresses whose portal would take this node's own
 // traffic, such as what goes to its loopback address.
 func externalAddr(s string, path *field.Path, p *problems) (netip.Addr, bool) {
-	a, ok := parseAddr(s)
+	a, ok := ParseAddr(s)
 	if !ok {
 		p.add(field.Invalid(path, s, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"))
 		return a, false
