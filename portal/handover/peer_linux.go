@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/fdpass"
 )
 
 // maxPacket is more than the names in one packet take.
@@ -23,30 +25,17 @@ func (p peer) within(d time.Duration) { _ = p.SetDeadline(time.Now().Add(d)) } /
 
 // send says text, and gives copies of descriptors with it.
 func (p peer) send(text string, fds ...int) error {
-	_, _, err := p.WriteMsgUnix([]byte(text), unix.UnixRights(fds...), nil)
-	return err
+	return fdpass.Send(p.UnixConn, []byte(text), fds...)
 }
 
 // receive returns what the other side says, and its descriptors, which the caller
 // closes.
 func (p peer) receive() (text string, fds []int, err error) {
-	buf, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(SocketsAtOnce*4))
-	n, oobn, flags, _, err := p.ReadMsgUnix(buf, oob)
+	buf := make([]byte, maxPacket)
+	n, fds, err := fdpass.Receive(p.UnixConn, buf, SocketsAtOnce)
 	if err != nil {
-		return "", nil, err
-	}
-	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
-	if err != nil {
-		return "", nil, err
-	}
-	for i := range messages {
-		if more, err := unix.ParseUnixRights(&messages[i]); err == nil {
-			fds = append(fds, more...)
-		}
-	}
-	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 		closeAll(fds)
-		return "", nil, errors.New("it said more than was to be expected")
+		return "", nil, err
 	}
 	return string(buf[:n]), fds, nil
 }

@@ -9,6 +9,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/fdpass"
 )
 
 // On the line, a packet of four numbers asks for descriptors: a socket's domain,
@@ -129,34 +131,16 @@ func (n *Namespace) descriptors(of socketKind, count int) (fds []int, err error)
 	if _, err := n.line.Write(ask); err != nil {
 		return nil, fmt.Errorf("asking inside for a socket: %w", err)
 	}
-	answer, oob := make([]byte, answerSize), make([]byte, unix.CmsgSpace(4*count))
-	size, oobSize, _, _, err := n.line.ReadMsgUnix(answer, oob)
-	if err != nil || size != answerSize {
+	answer := make([]byte, answerSize)
+	size, fds, err := fdpass.Receive(n.line, answer, count)
+	if err != nil && err != fdpass.ErrTruncated || size != answerSize {
 		return nil, errors.Join(errors.New("asking inside for a socket: no answer"), err)
 	}
 	if errno := unix.Errno(binary.NativeEndian.Uint32(answer)); errno != 0 {
 		return nil, errno
 	}
-	fds, err = handedOut(oob[:oobSize])
-	if err == nil && len(fds) == 0 {
-		err = unix.EMFILE // recvmsg(2): what there is no room for is lost
-	}
-	return fds, err
-}
-
-// handedOut returns the descriptors that came with a packet. Package net has seen
-// to it that they are closed on exec.
-func handedOut(oob []byte) (fds []int, err error) {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, err
-	}
-	for i := range messages {
-		some, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			return nil, err
-		}
-		fds = append(fds, some...)
+	if len(fds) == 0 {
+		return nil, unix.EMFILE // this process may have no more of them
 	}
 	return fds, nil
 }
@@ -175,11 +159,10 @@ func (h *helper) serveLine(line *net.UnixConn) {
 		if err != nil && !errors.As(err, &errno) {
 			errno = unix.EIO
 		}
-		var rights []byte
 		if len(fds) > 0 {
-			errno, rights = 0, unix.UnixRights(fds...)
+			errno = 0
 		}
-		_, _, err = line.WriteMsgUnix(binary.NativeEndian.AppendUint32(nil, uint32(errno)), rights, nil)
+		err = fdpass.Send(line, binary.NativeEndian.AppendUint32(nil, uint32(errno)), fds...)
 		for _, fd := range fds {
 			unix.Close(fd)
 		}

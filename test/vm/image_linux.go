@@ -38,9 +38,11 @@ func writeImage(path, init, usher, modules string) (err error) {
 	for _, name := range programs {
 		a.program(name)
 	}
-	a.tree(plugins)
+	a.tree(plugins, a.same)
 	for _, pattern := range moduleFiles {
-		a.modules(modules, pattern)
+		a.tree(filepath.Join(modules, pattern), func(path string) { // where modprobe looks for it
+			a.copy(filepath.Join("/lib/modules", filepath.Base(modules), strings.TrimPrefix(path, modules)), path)
+		})
 	}
 	for _, dir := range []string{"/proc", "/sys", "/run", "/tmp"} {
 		a.dir(dir)
@@ -99,29 +101,14 @@ func (a *archive) same(path string) {
 	}
 }
 
-// modules adds the modules below dir that match a pattern, where modprobe looks for
-// them.
-func (a *archive) modules(dir, pattern string) {
-	matches, err := filepath.Glob(filepath.Join(dir, pattern))
-	a.err = errors.Join(a.err, err)
-	for _, match := range matches {
-		a.err = errors.Join(a.err, filepath.WalkDir(match, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.Type().IsRegular() {
-				a.copy(filepath.Join("/lib/modules", filepath.Base(dir), strings.TrimPrefix(path, dir)), path)
-			}
-			return err
-		}))
-	}
-}
-
-// tree adds the files that match a pattern, and those in folders that do.
-func (a *archive) tree(pattern string) {
+// tree adds the files that match a pattern, and those in folders that do, each by add.
+func (a *archive) tree(pattern string, add func(path string)) {
 	matches, err := filepath.Glob(pattern)
 	a.err = errors.Join(a.err, err)
 	for _, match := range matches {
 		a.err = errors.Join(a.err, filepath.WalkDir(match, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && !d.IsDir() {
-				a.same(path)
+				add(path)
 			}
 			return err
 		}))

@@ -1,0 +1,46 @@
+package fdpass
+
+import (
+	"errors"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrTruncated says that there was more than the receiver had room for: bytes,
+// descriptors, or files that it may have open (recvmsg(2)). What was too much is lost.
+var ErrTruncated = errors.New("it said more than was to be expected")
+
+// Send sends data, and copies of descriptors with it: the sender's stay open.
+func Send(c *net.UnixConn, data []byte, fds ...int) error {
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	_, _, err := c.WriteMsgUnix(data, rights, nil)
+	return err
+}
+
+// Receive receives into buf what one Send sent, with up to maxFDs descriptors. They
+// are closed on exec, and the caller closes them; there may be some with ErrTruncated
+// too.
+func Receive(c *net.UnixConn, buf []byte, maxFDs int) (n int, fds []int, err error) {
+	oob := make([]byte, unix.CmsgSpace(maxFDs*4))
+	n, oobn, flags, _, err := c.ReadMsgUnix(buf, oob)
+	if err != nil {
+		return 0, nil, err
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil {
+		return 0, nil, err
+	}
+	for i := range messages {
+		if more, err := unix.ParseUnixRights(&messages[i]); err == nil { // or it is another kind of message
+			fds = append(fds, more...)
+		}
+	}
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		err = ErrTruncated
+	}
+	return n, fds, err
+}
