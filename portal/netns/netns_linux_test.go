@@ -1,0 +1,414 @@
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+const (
+	roleInside   = "netns-test-inside"   // the helper
+	roleOrdinary = "netns-test-ordinary" // somebody who is not root, and makes a namespace
+)
+
+// TestMain plays the parts of other processes for the tests.
+func TestMain(m *testing.M) {
+	role := ""
+	if len(os.Args) > 1 {
+		role = os.Args[1]
+	}
+	switch role {
+	case roleInside:
+		if err := Inside(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	case roleOrdinary:
+		n, err := Start(options)
+		if err == nil {
+			defer n.Close()
+			_, err = n.Run(Command{Path: "/bin/sh", Args: []string{"sh", "-c", "id -u; cat /etc/resolv.conf; grep CapEff /proc/self/status"}}, nil)
+		}
+		if err != nil {
+			fmt.Println(err)
+		}
+	default:
+		os.Exit(m.Run())
+	}
+}
+
+func TestNetns(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "portal/netns")
+}
+
+var options = Options{Self: []string{roleInside}, ResolvConf: "nameserver 192.0.0.6\n"}
+
+// made makes a namespace, which goes when the test ends. It skips the test where none
+// can be made.
+func made() *Namespace {
+	GinkgoHelper()
+	n, err := Start(options)
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSPC) {
+		Skip(err.Error())
+	}
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(n.Close)
+	return n
+}
+
+// script returns a shell script as a command, and the file that has what it says.
+func script(text string) (c Command, said string) {
+	said = filepath.Join(GinkgoT().TempDir(), "said")
+	return Command{Path: "/bin/sh", Args: []string{"sh", "-c", `exec > "$SAID"; ` + text}, Env: append(os.Environ(), "SAID="+said)}, said
+}
+
+// run runs a script and returns what it says and how it ends.
+func run(n *Namespace, text string) (said string, code int) {
+	GinkgoHelper()
+	c, file := script(text)
+	code, err := n.Run(c, nil)
+	Expect(err).NotTo(HaveOccurred())
+	content, err := os.ReadFile(file)
+	Expect(err).NotTo(HaveOccurred())
+	return string(content), code
+}
+
+// networkOf returns what identifies the network namespace that a socket is in.
+func networkOf(fd int) uint64 {
+	GinkgoHelper()
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	Expect(err).NotTo(HaveOccurred())
+	return cookie
+}
+
+// connect connects a new TCP socket of the namespace to an address.
+func connect(n *Namespace, to netip.AddrPort) (net.Conn, error) {
+	fd, err := n.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "client")
+	defer f.Close()
+	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}); err != nil {
+		return nil, err
+	}
+	return net.FileConn(f)
+}
+
+// answerAll answers the clients of l with word.
+func answerAll(l net.Listener, word string) {
+	DeferCleanup(func() { l.Close() })
+	lab.Serve(l, func(c net.Conn) { _, _ = io.WriteString(c, word) })
+}
+
+// asks returns what is answered at an address of the namespace.
+func asks(n *Namespace, at netip.AddrPort) (string, error) {
+	c, err := connect(n, at)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	text, err := io.ReadAll(c)
+	return string(text), err
+}
+
+func runs(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+var _ = Describe("a namespace", func() {
+	It("is a network of its own, in which names are asked of whom its maker says", func() {
+		before, err := os.ReadFile("/etc/resolv.conf")
+		Expect(err).NotTo(HaveOccurred())
+		outside, err := os.Readlink("/proc/self/ns/net")
+		Expect(err).NotTo(HaveOccurred())
+		said, code := run(made(), "readlink /proc/self/ns/net; cat /etc/resolv.conf")
+		Expect(code).To(BeZero())
+		inside, conf, _ := strings.Cut(said, "\n")
+		Expect(inside).To(HavePrefix("net:["))
+		Expect(inside).NotTo(Equal(outside))
+		Expect(conf).To(Equal(options.ResolvConf))
+		Expect(os.ReadFile("/etc/resolv.conf")).To(Equal(before), "outside, all is as it was")
+	})
+
+	It("has nobody who answers on the sockets of other resolvers", func() {
+		said, _ := run(made(), "for s in "+strings.Join(resolverSockets, " ")+"; do test -S $s && echo $s; done; true")
+		Expect(said).To(BeEmpty())
+	})
+
+	It("can be made by who is not root, whose command has no capabilities in it", func() {
+		lab.UserNamespaces()
+		if os.Geteuid() != 0 {
+			Skip("all the other specs show it")
+		}
+		cmd := exec.Command("/proc/self/exe", roleOrdinary)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		out, err := cmd.CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), string(out))
+		Expect(strings.Fields(string(out))).To(Equal([]string{"65534", "nameserver", "192.0.0.6", "CapEff:", "0000000000000000"}))
+	})
+
+	It("is gone with all that runs in it when it is closed", func() {
+		n := made()
+		said, _ := run(n, "setsid sleep 1000 & echo $!")
+		pid, err := strconv.Atoi(strings.TrimSpace(said))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(runs(pid)).To(BeTrue())
+		n.Close()
+		Expect(runs(pid)).To(BeFalse())
+		_, err = n.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		Expect(err).To(MatchError(ContainSubstring("asking inside for a socket")))
+		_, err = n.Run(Command{Path: "/bin/true", Args: []string{"true"}}, nil)
+		Expect(err).To(MatchError(ContainSubstring("the helper inside the namespace does not answer")))
+	})
+
+	DescribeTable("that cannot be made says why, and what needs none",
+		func(err error, hint bool) {
+			said := forbidden(err)
+			Expect(said).To(MatchError(err))
+			Expect(strings.Contains(said.Error(), insteadOf)).To(Equal(hint), said.Error())
+		},
+		Entry("forbidden", &os.PathError{Op: "fork/exec", Path: "x", Err: unix.EPERM}, true),
+		Entry("too many", unix.ENOSPC, true),
+		Entry("something else", fs.ErrNotExist, false),
+	)
+
+	It("is not for people to begin with", func() {
+		out, err := exec.Command("/proc/self/exe", roleInside).CombinedOutput()
+		Expect(err).To(HaveOccurred())
+		Expect(string(out)).To(ContainSubstring("this is for 'usher exec' to call"))
+	})
+})
+
+var _ = Describe("sockets that are made in a namespace", func() {
+	It("serve its clients, on low ports too", func() {
+		n := made()
+		at := netip.AddrPortFrom(Address, 53)
+		l, err := n.Listen(at)
+		Expect(err).NotTo(HaveOccurred())
+		answerAll(l, "from outside")
+		Expect(asks(n, at)).To(Equal("from outside"))
+
+		packets, err := n.ListenPacket(at)
+		Expect(err).NotTo(HaveOccurred())
+		defer packets.Close()
+		client, err := n.ListenPacket(netip.AddrPortFrom(Address, 0))
+		Expect(err).NotTo(HaveOccurred())
+		defer client.Close()
+		Expect(client.WriteTo([]byte("hello"), packets.LocalAddr())).To(Equal(5))
+		buf := make([]byte, 10)
+		size, from, err := packets.ReadFrom(buf)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(buf[:size])).To(Equal("hello"))
+		Expect(from).To(Equal(client.LocalAddr()))
+	})
+
+	It("are all there, whoever asks for how many at a time, and closed on exec", func() {
+		n := made()
+		const askers, each = 10, 30 // more than are made ahead at once
+		fds := make(chan int, askers*each)
+		var all sync.WaitGroup
+		for range askers {
+			all.Go(func() {
+				defer GinkgoRecover()
+				for range each {
+					fd, err := n.Socket(unix.AF_INET6, unix.SOCK_DGRAM, 0)
+					Expect(err).NotTo(HaveOccurred())
+					fds <- fd
+				}
+			})
+		}
+		all.Wait()
+		close(fds)
+		Expect(fds).To(HaveLen(askers * each))
+		own, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		Expect(err).NotTo(HaveOccurred())
+		defer unix.Close(own)
+		inside := map[uint64]bool{}
+		for fd := range fds {
+			flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(flags & unix.FD_CLOEXEC).NotTo(BeZero())
+			inside[networkOf(fd)] = true
+			Expect(unix.Close(fd)).To(Succeed(), "each is handed out once")
+		}
+		Expect(inside).To(HaveLen(1))
+		Expect(inside).NotTo(HaveKey(networkOf(own)))
+	})
+
+	It("have the errors of socket(2) and bind(2)", func() {
+		n := made()
+		_, err := n.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_UDP)
+		Expect(err).To(MatchError(unix.EPROTONOSUPPORT))
+		elsewhere := netip.MustParseAddrPort("192.0.2.1:80")
+		_, err = n.Listen(elsewhere)
+		Expect(err).To(And(MatchError(unix.EADDRNOTAVAIL), MatchError(ContainSubstring("binding 192.0.2.1:80"))))
+		Expect(asks(n, elsewhere)).Error().To(MatchError(unix.ENETUNREACH), "there is no way out before Tun")
+	})
+
+	It("reach what is elsewhere by the device that leads there", func() {
+		n := made()
+		tun, err := n.Tun()
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
+			Expect(err).To(MatchError(ContainSubstring("; ")), "with what helps")
+			Skip(err.Error())
+		}
+		Expect(err).NotTo(HaveOccurred())
+		defer tun.Close()
+		client, err := n.ListenPacket(netip.AddrPortFrom(Address, 0))
+		Expect(err).NotTo(HaveOccurred())
+		defer client.Close()
+		Expect(client.WriteTo([]byte("out"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort("192.0.2.7:9")))).To(Equal(3))
+		packet := make([]byte, MTU)
+		for { // others are there too: the kernel looks for routers by IPv6
+			Expect(tun.SetReadDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
+			size, err := tun.Read(packet)
+			Expect(err).NotTo(HaveOccurred())
+			if packet[0]>>4 != 4 {
+				continue
+			}
+			// RFC 791: addresses from byte 12 on; 28 bytes of headers.
+			Expect(packet[12:20]).To(Equal([]byte{192, 0, 0, 6, 192, 0, 2, 7}))
+			Expect(string(packet[28:size])).To(Equal("out"))
+			return
+		}
+	})
+})
+
+var _ = Describe("the portal of a namespace", func() {
+	target := portal.Target{Protocol: portal.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
+	vip := netip.AddrPortFrom(target.Addr, target.Port)
+
+	It("makes VIPs local addresses inside, until they are gone", func(ctx context.Context) {
+		n := made()
+		p := n.Portal()
+		Expect(p.Mode()).To(Equal(portal.ModeAddress))
+		Expect(p.Listen("default/web", []portal.Target{target})).To(Equal([]portal.Bind{{Addr: vip, Targets: []portal.Target{target}}}))
+		rule := portal.Rule{Target: target, Action: portal.Redirect, LocalPort: 80, Comment: "default/web"}
+		Expect(p.Apply(ctx, []portal.Rule{rule}, nil)).To(Succeed())
+		l, err := n.Listen(vip)
+		Expect(err).NotTo(HaveOccurred())
+		answerAll(l, "the Service")
+		Expect(asks(n, vip)).To(Equal("the Service"))
+		Expect(p.Check(ctx)).To(BeZero())
+		Expect(p.Compare(ctx)).To(Equal([]portal.Comparison{{Mode: portal.ModeAddress, Rule: rule, State: portal.StateOK}}))
+
+		Expect(l.Close()).To(Succeed())
+		Expect(p.Apply(ctx, nil, []portal.Target{target})).To(Succeed())
+		Eventually(func() error { // a route stays while a connection needs it
+			_, err := p.Check(ctx)
+			Expect(err).NotTo(HaveOccurred())
+			_, err = connect(n, vip)
+			return err
+		}).WithTimeout(10 * time.Second).Should(MatchError(unix.ENETUNREACH))
+		Expect(p.Compare(ctx)).To(BeEmpty())
+	})
+
+	It("repairs what others have broken, and says how much", func(ctx context.Context) {
+		if _, err := exec.LookPath("ip"); err != nil || os.Geteuid() != 0 {
+			Skip("needs ip(8), and root: the command of others has no capabilities")
+		}
+		n := made()
+		p := n.Portal()
+		Expect(p.Apply(ctx, []portal.Rule{{Target: target, LocalPort: 80}}, nil)).To(Succeed())
+		_, code := run(n, "ip route del local 10.96.0.10 table local")
+		Expect(code).To(BeZero())
+		Expect(p.Compare(ctx)).To(ConsistOf(HaveField("State", portal.StateMissing)))
+		Expect(p.Check(ctx)).To(Equal(1))
+		Expect(p.Compare(ctx)).To(ConsistOf(HaveField("State", portal.StateOK)))
+	})
+
+	It("says when there is nobody any more who manages it", func(ctx context.Context) {
+		n := made()
+		n.Close()
+		Expect(n.Portal().Listen("default/web", []portal.Target{target})).To(BeEmpty())
+		Expect(n.Portal().Apply(ctx, nil, nil)).To(MatchError(ContainSubstring("does not answer")))
+	})
+
+	DescribeTable("has the portal's own errors, also from inside",
+		func(err error) {
+			var refused, same *portal.RuleError
+			var again, sameAgain *portal.ListenAgainError
+			o := outcomeOf(3, err)
+			Expect(o.Repaired).To(Equal(3))
+			got := o.err()
+			Expect(errors.As(got, &same)).To(Equal(errors.As(err, &refused)))
+			Expect(errors.As(got, &sameAgain)).To(Equal(errors.As(err, &again)))
+			if err != nil {
+				Expect(got).To(MatchError(err.Error()))
+				Expect(sameAgain).To(Equal(again))
+			} else {
+				Expect(got).NotTo(HaveOccurred())
+			}
+		},
+		Entry("none", nil),
+		Entry("a rule that is refused", &portal.RuleError{Refused: map[portal.Target]error{target: errors.New("why")}}),
+		Entry("listeners that are wanted elsewhere", &portal.ListenAgainError{Targets: []portal.Target{target}}),
+		Entry("anything else", errors.New("the kernel is busy")),
+	)
+})
+
+var _ = Describe("the command in a namespace", func() {
+	It("has arguments, environment and folder as it is told", func() {
+		folder, err := os.Getwd()
+		Expect(err).NotTo(HaveOccurred())
+		GinkgoT().Setenv("ONE", "1")
+		said, code := run(made(), "echo $ONE; pwd; exit 7")
+		Expect(code).To(Equal(7))
+		Expect(said).To(Equal("1\n" + folder + "\n"))
+	})
+
+	It("that a signal has ended has the code that a shell gives it", func() {
+		_, code := run(made(), "kill -TERM $$")
+		Expect(code).To(Equal(128 + int(unix.SIGTERM)))
+	})
+
+	It("gets signals that are passed on", func() {
+		n := made()
+		c, said := script(`trap "echo got it; exit 3" TERM; echo ready; while :; do sleep 0.1; done`)
+		signals := make(chan os.Signal)
+		type end struct {
+			code int
+			err  error
+		}
+		ended := make(chan end)
+		go func() {
+			code, err := n.Run(c, signals)
+			ended <- end{code, err}
+		}()
+		Eventually(func() string {
+			text, _ := os.ReadFile(said)
+			return string(text)
+		}).WithTimeout(10 * time.Second).Should(Equal("ready\n"))
+		Eventually(signals).Should(BeSent(os.Signal(unix.SIGTERM)))
+		Eventually(ended).WithTimeout(10 * time.Second).Should(Receive(Equal(end{code: 3})))
+		Expect(os.ReadFile(said)).To(BeEquivalentTo("ready\ngot it\n"))
+	})
+
+	It("that there is not is told as such", func() {
+		_, err := made().Run(Command{Path: "/nowhere/program", Args: []string{"program"}}, nil)
+		Expect(err).To(MatchError(unix.ENOENT))
+	})
+})
