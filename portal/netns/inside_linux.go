@@ -42,9 +42,13 @@ func Inside() error {
 	return nil
 }
 
+// setUp is what a namespace is set up with. It is a struct since gob leaves out a
+// pointer to an empty string.
+type setUp struct{ ResolvConf string }
+
 // request is a call from outside: one of its fields is set.
 type request struct {
-	SetUp  *string // resolv.conf
+	SetUp  *setUp
 	Listen *wanted
 	Apply  *change
 	Check  bool
@@ -113,7 +117,7 @@ func (h *helper) answer(r request, a *answer) (err error) {
 	ctx := context.Background()
 	switch {
 	case r.SetUp != nil:
-		return h.setUp(ctx, *r.SetUp)
+		return h.setUp(ctx, r.SetUp.ResolvConf)
 	case r.Listen != nil:
 		a.Binds = h.portal.Listen(r.Listen.Service, r.Listen.Targets)
 	case r.Apply != nil:

@@ -66,9 +66,13 @@ var options = Options{Self: []string{roleInside}, ResolvConf: "nameserver 192.0.
 
 // made makes a namespace, which goes when the test ends. It skips the test where none
 // can be made.
-func made() *Namespace {
+func made(with ...func(*Options)) *Namespace {
 	GinkgoHelper()
-	n, err := Start(options)
+	o := options
+	for _, change := range with {
+		change(&o)
+	}
+	n, err := Start(o)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSPC) {
 		Skip(err.Error())
 	}
@@ -151,6 +155,15 @@ var _ = Describe("a namespace", func() {
 		Expect(inside).NotTo(Equal(outside))
 		Expect(conf).To(Equal(options.ResolvConf))
 		Expect(os.ReadFile("/etc/resolv.conf")).To(Equal(before), "outside, all is as it was")
+	})
+
+	It("may have nobody to ask for names, and is set up all the same", func() {
+		n := made(func(o *Options) { o.ResolvConf = "" })
+		said, _ := run(n, "cat /etc/resolv.conf")
+		Expect(said).To(BeEmpty())
+		l, err := n.Listen(netip.AddrPortFrom(Address, 0))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(l.Close()).To(Succeed())
 	})
 
 	It("has nobody who answers on the sockets of other resolvers", func() {

@@ -61,7 +61,7 @@ func Start(o Options) (*Namespace, error) {
 		n.Close()
 		return nil, forbidden(err)
 	}
-	if _, err := n.call(request{SetUp: &o.ResolvConf}); err != nil {
+	if _, err := n.call(request{SetUp: &setUp{o.ResolvConf}}); err != nil {
 		n.Close()
 		return nil, forbidden(err)
 	}
