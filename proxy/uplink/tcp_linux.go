@@ -27,7 +27,7 @@ func (u *Uplink) connect(request *tcp.ForwarderRequest) {
 	endpoint, refused := request.CreateEndpoint(&queue)
 	request.Complete(false)
 	if refused != nil { // the client is gone
-		server.Close()
+		reset(server)
 		return
 	}
 	relay(gonet.NewTCPConn(&queue, endpoint), endpoint, server)
@@ -49,10 +49,15 @@ func relay(client *gonet.TCPConn, endpoint tcpip.Endpoint, server *net.TCPConn) 
 	if _, err := io.Copy(server, client); err == nil {
 		_ = server.CloseWrite() // fails if the server is gone, which the other direction sees
 	} else {
-		_ = server.SetLinger(0)
-		server.Close()
+		reset(server)
 	}
 	<-answered
 	client.Close()
 	server.Close()
+}
+
+// reset closes a connection so that the other side is told that it was broken off.
+func reset(c *net.TCPConn) {
+	_ = c.SetLinger(0) // fails only if it is closed
+	c.Close()
 }

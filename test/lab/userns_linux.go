@@ -21,10 +21,18 @@ func UserNamespaces() {
 
 var userNamespace = sync.OnceValue(func() error {
 	cmd := exec.Command("true")
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}},
-	}
+	cmd.SysProcAttr = InNamespaces(syscall.CLONE_NEWUSER)
 	return cmd.Run()
 })
+
+// InNamespaces says that a command is to be in new namespaces (the CLONE_NEW flags of
+// clone(2)). For who is not root there is a user namespace too, in which the command is.
+func InNamespaces(flags uintptr) *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Cloneflags: flags}
+	if flags&syscall.CLONE_NEWUSER != 0 || os.Geteuid() != 0 {
+		a.Cloneflags |= syscall.CLONE_NEWUSER
+		a.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
+		a.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
+	}
+	return a
+}
