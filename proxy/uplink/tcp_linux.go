@@ -1,17 +1,18 @@
 package uplink
 
 import (
-	"io"
 	"net"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
+
+	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// connect carries a TCP connection. The client's handshake is answered when its
-// destination has answered, so that a refusal is seen as one.
+// connect carries a TCP connection until it has ended. The client's handshake is
+// answered when its destination has answered, so that a refusal is seen as one.
 func (u *Uplink) connect(request *tcp.ForwarderRequest) {
 	u.flows.Add(1)
 	defer u.flows.Done()
@@ -27,37 +28,23 @@ func (u *Uplink) connect(request *tcp.ForwarderRequest) {
 	endpoint, refused := request.CreateEndpoint(&queue)
 	request.Complete(false)
 	if refused != nil { // the client is gone
-		reset(server)
+		_ = server.SetLinger(0) // so that it is told
+		server.Close()
 		return
 	}
-	relay(gonet.NewTCPConn(&queue, endpoint), endpoint, server)
+	ended := make(chan struct{})
+	forward.Copy(client{gonet.NewTCPConn(&queue, endpoint), endpoint}, server, forward.Limits{}, func(forward.Result) { close(ended) })
+	<-ended
 }
 
-// relay moves bytes both ways until both sides are done, and closes the
-// connections. The end of one direction is passed on by itself; a reset, as one.
-func relay(client *gonet.TCPConn, endpoint tcpip.Endpoint, server *net.TCPConn) {
-	answered := make(chan error, 1)
-	go func() {
-		_, err := io.Copy(client, server)
-		if err == nil {
-			err = client.CloseWrite()
-		} else {
-			endpoint.Abort()
-		}
-		answered <- err
-	}()
-	if _, err := io.Copy(server, client); err == nil {
-		_ = server.CloseWrite() // fails if the server is gone, which the other direction sees
-	} else {
-		reset(server)
-	}
-	<-answered
-	client.Close()
-	server.Close()
+// client is a client's side of a connection, as forward.Conn has it.
+type client struct {
+	*gonet.TCPConn
+	endpoint tcpip.Endpoint
 }
 
-// reset closes a connection so that the other side is told that it was broken off.
-func reset(c *net.TCPConn) {
-	_ = c.SetLinger(0) // fails only if it is closed
-	c.Close()
+// SetLinger resets the connection: it is only called just before Close, with 0.
+func (c client) SetLinger(int) error {
+	c.endpoint.Abort()
+	return nil
 }
