@@ -254,9 +254,9 @@ func handoverSpecs(portal string) {
 		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP+"/32"), "what only the old one served is gone")
 	})
 
-	It("leaves the old one in office if the new one dies before it is done", func() {
+	It("leaves the old one in charge if the new one dies before it is done", func() {
 		u := start()
-		// Somebody who asks for the office and goes away.
+		// Somebody who asks it to hand over and goes away.
 		l.Node.Do(func() error {
 			successor, err := handover.Ask()
 			if err == nil {

@@ -40,7 +40,7 @@ var versions = map[schema.GroupKind]string{
 // value reads one JSON value, which is an object or a list of objects. If spoiled
 // is set, there was a mistake in the value already, and it is only asked for
 // names. What the value leaves out of the header is taken from defaults.
-func (r *reader) value(place Problem, value []byte, defaults header, spoiled bool) {
+func (r *reader) value(place Diagnostic, value []byte, defaults header, spoiled bool) {
 	h, err := readHeader(value, defaults)
 	if err != nil {
 		r.fail(place.with(err))
@@ -50,7 +50,7 @@ func (r *reader) value(place Problem, value []byte, defaults header, spoiled boo
 }
 
 // headed is value, once it is known what the value is.
-func (r *reader) headed(place Problem, value []byte, h header, spoiled bool) {
+func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) {
 	place.Object = key{h.Kind, h.name}.String()
 	gv, err := schema.ParseGroupVersion(h.APIVersion)
 	if err != nil {
@@ -119,7 +119,7 @@ func readName(metadata []byte) types.NamespacedName {
 
 // list reads the objects of a List. The items of a ServiceList and its like
 // need not say what they are.
-func (r *reader) list(place Problem, value []byte, h header, spoiled bool) {
+func (r *reader) list(place Diagnostic, value []byte, h header, spoiled bool) {
 	place.Object = h.Kind
 	var list struct {
 		metav1.TypeMeta `json:",inline"`
@@ -141,8 +141,8 @@ func (r *reader) list(place Problem, value []byte, h header, spoiled bool) {
 }
 
 // item reads the item i of a List.
-func (r *reader) item(list Problem, i int, item []byte, defaults header, spoiled bool) {
-	place := Problem{File: list.File, Document: list.Document, Item: fmt.Sprintf("items[%d]", i)}
+func (r *reader) item(list Diagnostic, i int, item []byte, defaults header, spoiled bool) {
+	place := Diagnostic{File: list.File, Document: list.Document, Item: fmt.Sprintf("items[%d]", i)}
 	h, err := readHeader(item, defaults)
 	if err == nil && strings.HasSuffix(h.Kind, "List") {
 		err = errors.New("a list may not be in a list")
@@ -155,7 +155,7 @@ func (r *reader) item(list Problem, i int, item []byte, defaults header, spoiled
 }
 
 // object reads a Service, EndpointSlice or Endpoints.
-func (r *reader) object(place Problem, value []byte, h header, spoiled bool) {
+func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) {
 	o := object{key: key{h.Kind, h.name}, place: place}
 	var errs []error
 	switch h.Kind {

@@ -24,7 +24,7 @@ type listing struct {
 	entries []entry // in the order of their names, each once
 
 	// problems are paths that could not be listed.
-	problems []Problem
+	problems []Diagnostic
 
 	// unknown are the folders (absolute) whose files are not known, since they
 	// could not be read for another reason than that they do not exist.
@@ -77,7 +77,7 @@ func (l *listing) folder(path, abs string) {
 }
 
 func (l *listing) fail(path, abs string, err error) {
-	l.problems = append(l.problems, Problem{File: path, Err: cause(err)})
+	l.problems = append(l.problems, Diagnostic{File: path, Err: cause(err)})
 	if !errors.Is(err, fs.ErrNotExist) {
 		l.unknown = append(l.unknown, abs)
 	}

@@ -32,15 +32,15 @@ type file struct {
 	sum      [sha256.Size]byte // of what it contained when it was last read; zero if it could not be read
 	info     fs.FileInfo       // of when it was last read; nil if what it contained then may have changed unseen
 	objects  []object
-	errors   []Problem
-	warnings []Problem
+	errors   []Diagnostic
+	warnings []Diagnostic
 	doubted  time.Time // since when it is gone or says nothing; zero if it is not
 }
 
 // loaded is the outcome of a load.
 type loaded struct {
 	resolution
-	changed map[string]bool // files that were read anew, by the path that problems name
+	changed map[string]bool // files that were read anew, by the path that diagnostics name
 	doubts  bool            // there is something to be confirmed by a load somewhat later
 }
 
@@ -68,12 +68,12 @@ func (l *loader) load(now time.Time) loaded {
 		objects = append(objects, f.objects...)
 	}
 	out.resolution = l.resolver.resolve(objects)
-	errs, warnings := slices.Clone(l.listing.problems), []Problem(nil)
+	errs, warnings := slices.Clone(l.listing.problems), []Diagnostic(nil)
 	for _, f := range files {
 		errs, warnings = append(errs, f.errors...), append(warnings, f.warnings...)
 	}
-	out.errors = sortProblems(append(errs, out.errors...))
-	out.warnings = sortProblems(append(warnings, out.warnings...))
+	out.errors = sortDiagnostics(append(errs, out.errors...))
+	out.warnings = sortDiagnostics(append(warnings, out.warnings...))
 	return out
 }
 
@@ -97,7 +97,7 @@ func (l *loader) visit(e entry, now time.Time, out *loaded) {
 	}
 	l.files[e.abs] = f
 	if err != nil { // what it said last still holds
-		f.sum, f.errors, f.warnings, f.doubted = [sha256.Size]byte{}, []Problem{{File: e.path, Err: err}}, nil, time.Time{}
+		f.sum, f.errors, f.warnings, f.doubted = [sha256.Size]byte{}, []Diagnostic{{File: e.path, Err: err}}, nil, time.Time{}
 		f.info = nil
 		return
 	}

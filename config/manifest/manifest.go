@@ -167,7 +167,7 @@ const maxTold = 100
 // there after its file was changed.
 func (s *Source) tell(l loaded) {
 	said := map[string]bool{}
-	tell := func(ps []Problem, log func(...any)) {
+	tell := func(ps []Diagnostic, log func(...any)) {
 		told := 0
 		for _, p := range ps {
 			text := p.Error()
@@ -196,7 +196,7 @@ type Result struct {
 
 	// Errors are parts that would not be served; Warnings are parts that would
 	// perhaps not do what was meant. Both are sorted by place.
-	Errors, Warnings []Problem
+	Errors, Warnings []Diagnostic
 }
 
 // Check reads the files and folders of opts once, and says what would be served

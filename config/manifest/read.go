@@ -32,7 +32,7 @@ func (k key) String() string {
 // more.
 type object struct {
 	key
-	place Problem // where it was defined
+	place Diagnostic // where it was defined
 
 	service *corev1.Service              // of a Service
 	slices  []*discoveryv1.EndpointSlice // of an EndpointSlice, itself; of an Endpoints, its mirror images
@@ -50,26 +50,26 @@ type reading struct {
 	// objects it defines.
 	unreadable bool
 
-	errors, warnings []Problem
+	errors, warnings []Diagnostic
 }
 
 // read reads the contents of a file. The name of the file is used for the places
-// of problems, and to tell JSON by its ending.
+// of diagnostics, and to tell JSON by its ending.
 func read(file string, data []byte, nets networks, maxSize int) reading {
 	r := &reader{nets: nets, budget: new(atomic.Int64)}
 	r.budget.Store(int64(maxSize))
 	if len(data) > maxSize {
-		r.fail(Problem{File: file, Err: tooBig(maxSize)})
+		r.fail(Diagnostic{File: file, Err: tooBig(maxSize)})
 		return r.reading
 	}
 	if filepath.Ext(file) == ".json" { // the YAML parser would point at another place
 		values, err := strict.JSONValues(data)
 		if err != nil {
 			r.unreadable = true
-			r.syntax(Problem{File: file}, *err)
+			r.syntax(Diagnostic{File: file}, *err)
 		}
 		for _, value := range values {
-			r.value(Problem{File: file, Document: 1}, value, header{}, false)
+			r.value(Diagnostic{File: file, Document: 1}, value, header{}, false)
 		}
 		return r.reading
 	}
@@ -116,7 +116,7 @@ func (r *reader) share(n int, read func(r *reader, i int)) {
 const worthAReader = 1000
 
 func (r *reader) document(file string, d strict.Document) {
-	place := Problem{File: file, Document: d.Number}
+	place := Diagnostic{File: file, Document: d.Number}
 	values, errs := strict.ToJSON(d, r.budget)
 	for _, err := range errs {
 		r.syntax(named(place, values), err)
@@ -130,7 +130,7 @@ func (r *reader) document(file string, d strict.Document) {
 }
 
 // named adds the object to a place if it is the only one there.
-func named(place Problem, values [][]byte) Problem {
+func named(place Diagnostic, values [][]byte) Diagnostic {
 	if len(values) == 1 {
 		if h, err := readHeader(values[0], header{}); err == nil && h.name.Name != "" {
 			place.Object = key{h.Kind, h.name}.String()
@@ -157,19 +157,19 @@ func (r *reader) spoiledToo(k key) {
 }
 
 // fail records an error that leaves unknown which object it concerns.
-func (r *reader) fail(p Problem) {
+func (r *reader) fail(p Diagnostic) {
 	r.unreadable = true
 	r.errors = append(r.errors, p)
 }
 
 // syntax records an error in the syntax.
-func (r *reader) syntax(place Problem, err strict.SyntaxError) {
+func (r *reader) syntax(place Diagnostic, err strict.SyntaxError) {
 	place.Line = err.Line
 	r.errors = append(r.errors, place.with(errors.New(err.Text)))
 }
 
 // spoil records errors of an object.
-func (r *reader) spoil(k key, place Problem, errs []error) {
+func (r *reader) spoil(k key, place Diagnostic, errs []error) {
 	for _, err := range errs {
 		r.errors = append(r.errors, place.with(err))
 	}

@@ -35,7 +35,7 @@ type addressed struct{ service, read *corev1.Service }
 // resolution is the model, and what had to be left out of it.
 type resolution struct {
 	services         map[types.NamespacedName]config.Service
-	errors, warnings []Problem
+	errors, warnings []Diagnostic
 }
 
 // resolve makes the model of objects, which are in the order in which they take
@@ -44,7 +44,7 @@ func (r *resolver) resolve(objects []object) resolution {
 	out := resolution{services: map[types.NamespacedName]config.Service{}}
 	services, slicesOf := out.index(objects)
 	services = r.address(services, &out)
-	out.warnings = append(out.warnings, lonely(services, slicesOf)...)
+	out.warnings = append(out.warnings, withoutService(services, slicesOf)...)
 
 	r.translateAll(services, slicesOf, &out)
 	return out
@@ -55,7 +55,7 @@ func (r *resolver) resolve(objects []object) resolution {
 func (out *resolution) index(objects []object) ([]object, map[types.NamespacedName][]object) {
 	var services []object
 	slicesOf := map[types.NamespacedName][]object{}
-	first := map[key]Problem{}
+	first := map[key]Diagnostic{}
 	for _, o := range objects {
 		if p, twice := first[o.key]; twice {
 			out.errors = append(out.errors, o.place.with(fmt.Errorf("already defined in %s, document %d", p.File, p.Document)))
@@ -207,13 +207,13 @@ func current(all []object) []object {
 	return slices.DeleteFunc(slices.Clone(all), func(o object) bool { return o.kind == "Endpoints" })
 }
 
-// lonely warns of slices whose Service does not exist. They wait for it.
-func lonely(services []object, slicesOf map[types.NamespacedName][]object) []Problem {
+// withoutService warns of slices whose Service does not exist. They wait for it.
+func withoutService(services []object, slicesOf map[types.NamespacedName][]object) []Diagnostic {
 	known := map[types.NamespacedName]bool{}
 	for _, o := range services {
 		known[o.name] = true
 	}
-	var out []Problem
+	var out []Diagnostic
 	for name, slices := range slicesOf {
 		for _, s := range slices {
 			if !known[name] {
@@ -221,16 +221,16 @@ func lonely(services []object, slicesOf map[types.NamespacedName][]object) []Pro
 			}
 		}
 	}
-	return sortProblems(out)
+	return sortDiagnostics(out)
 }
 
 // misnamed warns of slices none of whose ports has the name of one of the
 // Service's: the Service will refuse all connections, and nothing says why.
-func misnamed(svc config.Service, all []object) []Problem {
+func misnamed(svc config.Service, all []object) []Diagnostic {
 	has := func(p discoveryv1.EndpointPort) bool {
 		return slices.ContainsFunc(svc.Ports, func(sp config.ServicePort) bool { return p.Name != nil && sp.ID.Port == *p.Name })
 	}
-	var out []Problem
+	var out []Diagnostic
 	for _, o := range all {
 		if ports := o.slices[0].Ports; len(ports) > 0 && !slices.ContainsFunc(ports, has) {
 			out = append(out, o.place.with(fmt.Errorf("ports[0].name: %q: Service %s has no port of that name, only %s", *ports[0].Name, svc.Name, portNames(svc))))

@@ -41,7 +41,7 @@ func newWorld(cidrs ...string) *world {
 
 // write changes files (name, content, ...) and makes the model anew.
 func (w *world) write(files ...string) {
-	var problems []Problem
+	var problems []Diagnostic
 	for i := 0; i < len(files); i += 2 {
 		r := read(files[i], []byte(files[i+1]), w.resolver.nets, 1<<20)
 		w.files[files[i]] = remember(w.files[files[i]], r)

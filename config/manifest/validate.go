@@ -315,7 +315,7 @@ func invalid(path *field.Path, value any, messages []string) (errs field.ErrorLi
 
 // warnService says what a valid Service will lack here that it would have in a
 // cluster.
-func warnService(svc *corev1.Service, place Problem) (out []Problem) {
+func warnService(svc *corev1.Service, place Diagnostic) (out []Diagnostic) {
 	spec := &svc.Spec
 	warn := func(path *field.Path, detail string) {
 		out = append(out, place.with(fmt.Errorf("%s: %s", path, detail)))

@@ -266,7 +266,7 @@ var _ = Describe("a Source", func() {
 		Expect(r.calls).To(Equal(2))
 	})
 
-	It("does not flinch when a file vanishes or is empty for a moment", func() {
+	It("takes nothing away when a file vanishes or is empty for a moment", func() {
 		write(a, service("one", "10.96.0.1"))
 		r := run([]string{dir})
 		// Other files tell when the Source has looked.

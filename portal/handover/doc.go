@@ -1,5 +1,5 @@
 // Package handover makes sure that one usher at a time manages the portals of a
-// network namespace, and hands the office from one to the next without a gap.
+// network namespace, and hands that from one to the next without a gap.
 //
 // Who manages the portals has the [Lock]. A successor calls [Ask]. The holder
 // then changes nothing in the kernel any more, and gives it its listening

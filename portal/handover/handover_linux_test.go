@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 		l, err := newLock()
 		exitIf(err)
 		l.held.Store(true)
-		l.Serve(&office{})
+		l.Serve(&holding{})
 	case "mute holder":
 		_, err := net.ListenUnix(network, &net.UnixAddr{Name: holderPrefix + "mute", Net: network})
 		exitIf(err)
@@ -195,14 +195,14 @@ func TestHandover(t *testing.T) {
 	RunSpecs(t, "portal/handover")
 }
 
-// office is a Holder that counts.
-type office struct {
+// holding is a Holder that counts.
+type holding struct {
 	sockets              iter.Seq[Socket]
 	mu                   sync.Mutex
 	asked, back, forever int
 }
 
-func (o *office) HandOver() (iter.Seq[Socket], func(), func(), error) {
+func (o *holding) HandOver() (iter.Seq[Socket], func(), func(), error) {
 	o.count(&o.asked)
 	sockets := o.sockets
 	if sockets == nil {
@@ -211,13 +211,13 @@ func (o *office) HandOver() (iter.Seq[Socket], func(), func(), error) {
 	return sockets, func() { o.count(&o.back) }, func() { o.count(&o.forever) }, nil
 }
 
-func (o *office) count(n *int) {
+func (o *holding) count(n *int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	*n++
 }
 
-func (o *office) counts() [3]int {
+func (o *holding) counts() [3]int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return [3]int{o.asked, o.back, o.forever}
@@ -257,7 +257,7 @@ var _ = Describe("the lock", func() {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
 		return start(cmd)
 	}
-	serve := func(o *office) *Lock {
+	serve := func(o *holding) *Lock {
 		GinkgoHelper()
 		l, err := Acquire()
 		Expect(err).NotTo(HaveOccurred())
@@ -304,7 +304,7 @@ var _ = Describe("the lock", func() {
 			fmt.Sprintf("process %d of user %d", mute, os.Getuid())))
 	})
 	It("is not handed over to who has not the rights, root or not", func() {
-		o := &office{}
+		o := &holding{}
 		serve(o)
 		_, says := rootWithoutRights("successor")
 		Expect(says).To(HaveSuffix("EOF\n"))
@@ -314,7 +314,7 @@ var _ = Describe("the lock", func() {
 	It("is handed over to who has", func() {
 		null, err := os.Open(os.DevNull)
 		Expect(err).NotTo(HaveOccurred())
-		o := &office{sockets: func(yield func(Socket) bool) { yield(Socket{Name: "null", File: null}) }}
+		o := &holding{sockets: func(yield func(Socket) bool) { yield(Socket{Name: "null", File: null}) }}
 		serve(o)
 		s, err := Ask()
 		Expect(err).NotTo(HaveOccurred())
@@ -325,7 +325,7 @@ var _ = Describe("the lock", func() {
 		Expect(o.counts()).To(Equal([3]int{1, 0, 1}))
 	})
 	It("is handed over although many come and say nothing", func() {
-		o := &office{}
+		o := &holding{}
 		l := serve(o)
 		for range 4 * maxGuests {
 			c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: l.name, Net: network})
@@ -363,7 +363,7 @@ var _ = Describe("the lock", func() {
 			})
 		}
 		It("is answered for and released although "+who.name+" sends what is slow to close", func() {
-			l := serve(&office{})
+			l := serve(&holding{})
 			_, says := who.start("lingering guest")
 			Expect(says).To(Equal("ready\n"))
 			Expect(Acquire()).Error().To(MatchError(ErrLocked))
@@ -375,7 +375,7 @@ var _ = Describe("the lock", func() {
 			Eventually(released).WithTimeout(lookTime).Should(BeClosed())
 		})
 		It("is known to be held although "+who.name+" connects again and again", func() {
-			serve(&office{})
+			serve(&holding{})
 			_, says := who.start("crowd")
 			Expect(says).To(Equal("ready\n"))
 			for range 3 {
@@ -395,7 +395,7 @@ var _ = Describe("the lock", func() {
 	})
 	It("is another's if a holder is gone that has just handed over", func() {
 		for range 5 {
-			serve(&office{})
+			serve(&holding{})
 			s, err := Ask()
 			Expect(err).NotTo(HaveOccurred())
 			stop := make(chan struct{})
@@ -442,7 +442,7 @@ var _ = Describe("the lock", func() {
 		Expect(Acquire()).Error().To(MatchError(ErrLocked))
 	})
 	It("stays with the holder if the successor does not take the sockets", func() {
-		o := &office{sockets: func(yield func(Socket) bool) {
+		o := &holding{sockets: func(yield func(Socket) bool) {
 			for {
 				null, err := os.Open(os.DevNull)
 				if err != nil || !yield(Socket{Name: fmt.Sprint(null.Fd()), File: null}) {

@@ -41,12 +41,12 @@ type Lock struct {
 	// A place each for guests, and for those of other users while they are sent away.
 	places, closing chan struct{}
 
-	served chan struct{} // closed by Serve
-	ended  chan struct{} // closed by end: nobody is let in any more
-	end    func()
-	holder Holder     // set before served is closed
-	office sync.Mutex // held while speaking with a successor that has the rights
-	taken  bool       // guarded by office
+	served  chan struct{} // closed by Serve
+	ended   chan struct{} // closed by end: nobody is let in any more
+	end     func()
+	holder  Holder     // set before served is closed
+	handing sync.Mutex // held while handing over to a successor that has the rights
+	taken   bool       // guarded by handing
 
 	mu     sync.Mutex
 	guests map[peer]bool
@@ -157,9 +157,9 @@ func (l *Lock) Strangers() []string { return l.strangers }
 func (l *Lock) Release() {
 	l.end()
 	l.sendAway()
-	l.office.Lock()
+	l.handing.Lock()
 	l.taken = true
-	l.office.Unlock()
+	l.handing.Unlock()
 }
 
 // Serve answers successors until the lock is released, one after the other. It is
@@ -237,8 +237,8 @@ func (l *Lock) handOver(p peer) {
 	case <-time.After(patience):
 		return
 	}
-	l.office.Lock()
-	defer l.office.Unlock()
+	l.handing.Lock()
+	defer l.handing.Unlock()
 	if l.taken {
 		return
 	}

@@ -54,7 +54,7 @@ func (s *Successor) Take() (*Lock, error) {
 	s.peer.within(patience)
 	if err = s.peer.send(wordTaken); err == nil {
 		if err = s.peer.receiveWord(wordReleased); err != nil {
-			err = fmt.Errorf("the usher that was here has taken back its office: %w", err)
+			err = fmt.Errorf("the usher that was here went on instead: %w", err)
 		}
 	}
 	if err != nil {

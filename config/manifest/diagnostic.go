@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// A Problem is something wrong, or something to know, about a manifest. What is
+// A Diagnostic is something wrong, or something to know, about a manifest. What is
 // not known of its place is left at zero.
-type Problem struct {
+type Diagnostic struct {
 	File     string
 	Document int    // in the file, from 1; empty documents do not count
 	Item     string // in a List: "items[3]"
@@ -21,7 +21,7 @@ type Problem struct {
 // Error returns, for example,
 //
 //	examples/web.yaml, document 2, Service default/web: spec.ports[0].port: Invalid value: 70000: must be between 1 and 65535, inclusive
-func (p Problem) Error() string {
+func (p Diagnostic) Error() string {
 	var where []string
 	if p.File != "" {
 		where = append(where, p.File)
@@ -45,17 +45,17 @@ func (p Problem) Error() string {
 }
 
 // Unwrap returns what is wrong, without the place.
-func (p Problem) Unwrap() error { return p.Err }
+func (p Diagnostic) Unwrap() error { return p.Err }
 
 // with returns p with another error in the same place.
-func (p Problem) with(err error) Problem {
+func (p Diagnostic) with(err error) Diagnostic {
 	p.Err = err
 	return p
 }
 
-// sortProblems sorts by place, keeping the order of what is in the same place.
-func sortProblems(ps []Problem) []Problem {
-	slices.SortStableFunc(ps, func(a, b Problem) int {
+// sortDiagnostics sorts by place, keeping the order of what is in the same place.
+func sortDiagnostics(ps []Diagnostic) []Diagnostic {
+	slices.SortStableFunc(ps, func(a, b Diagnostic) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Document, b.Document), cmp.Compare(len(a.Item), len(b.Item)), cmp.Compare(a.Item, b.Item), cmp.Compare(a.Line, b.Line))
 	})
 	return ps
