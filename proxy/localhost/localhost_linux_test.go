@@ -1,0 +1,134 @@
+package localhost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/netns"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// roleInside is the first argument of a namespace's helper.
+const roleInside = "localhost-test-inside"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) < 2 || os.Args[1] != roleInside {
+		os.Exit(m.Run())
+	}
+	if err := netns.Inside(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+var _ = Describe("a server on this machine's loopback", func() {
+	var there *netns.Namespace
+	BeforeEach(func() {
+		var err error
+		there, err = netns.Start(netns.Options{Self: []string{roleInside}})
+		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSPC) {
+			Skip(err.Error())
+		}
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(there.Close)
+	})
+	// mirror serves this machine's loopback there until the spec ends.
+	mirror := func() {
+		m := New(there.Socket)
+		m.Refresh()
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan struct{})
+		go func() {
+			m.Run(ctx)
+			close(ended)
+		}()
+		DeferCleanup(func() {
+			cancel()
+			Eventually(ended).WithTimeout(20 * time.Second).Should(BeClosed())
+		})
+	}
+	// asks returns what a client there is told at an address, by that kind of socket.
+	asks := func(kind int, at netip.AddrPort) (string, error) {
+		fd, err := there.Socket(unix.AF_INET, kind, 0)
+		if err != nil {
+			return "", err
+		}
+		f := os.NewFile(uintptr(fd), "client")
+		defer f.Close()
+		if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: at.Addr().As4(), Port: int(at.Port())}); err != nil {
+			return "", err
+		}
+		c, err := net.FileConn(f)
+		if err != nil {
+			return "", err
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+			return "", err
+		}
+		if _, err := c.Write([]byte("?")); err != nil {
+			return "", err
+		}
+		buf := make([]byte, 100)
+		n, err := c.Read(buf)
+		return string(buf[:n]), err
+	}
+	tells := func(word string) func(net.Conn) {
+		return func(c net.Conn) {
+			_, _ = c.Read(make([]byte, 1))
+			_, _ = io.WriteString(c, word)
+			_, _ = io.Copy(io.Discard, c) // who ends first keeps the port (TIME-WAIT): the client
+		}
+	}
+
+	It("is reached at the same port there, by TCP, until it is gone", func() {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		at := l.Addr().(*net.TCPAddr).AddrPort()
+		lab.Serve(l, tells("here"))
+		mirror()
+		Expect(asks(unix.SOCK_STREAM, at)).To(Equal("here"), "at once, if it was there before")
+		Expect(l.Close()).To(Succeed())
+		Eventually(func() error { _, err := asks(unix.SOCK_STREAM, at); return err }).WithTimeout(20 * time.Second).Should(MatchError(unix.ECONNREFUSED))
+	})
+
+	It("is reached by UDP, also if it comes later", func() {
+		mirror()
+		c, err := net.ListenPacket("udp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { c.Close() })
+		go func() {
+			for buf := make([]byte, 10); ; {
+				_, from, err := c.ReadFrom(buf)
+				if err != nil {
+					return
+				}
+				_, _ = c.WriteTo([]byte("here"), from)
+			}
+		}()
+		at := c.LocalAddr().(*net.UDPAddr).AddrPort()
+		Eventually(func() (string, error) { return asks(unix.SOCK_DGRAM, at) }).WithTimeout(20 * time.Second).Should(Equal("here"))
+	})
+
+	It("does not take the port of who was there first, and has it when that is gone", func() {
+		at := lab.Backend(tells("here"))
+		first, err := there.Listen(at)
+		Expect(err).NotTo(HaveOccurred())
+		lab.Serve(first, tells("there"))
+		mirror()
+		Expect(asks(unix.SOCK_STREAM, at)).To(Equal("there"))
+		Expect(first.Close()).To(Succeed())
+		Eventually(func() (string, error) { return asks(unix.SOCK_STREAM, at) }).WithTimeout(20 * time.Second).Should(Equal("here"))
+	})
+})
