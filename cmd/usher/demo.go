@@ -6,19 +6,20 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/usherproxy/usher/cmd/usher/demo"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
 func newDemo() *cobra.Command {
-	var d demo
+	var d demoCommand
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "See usher at work: needs no cluster, no root and no configuration",
@@ -56,7 +57,7 @@ what comes of it.`,
 	return cmd
 }
 
-type demo struct {
+type demoCommand struct {
 	once       bool
 	askEvery   time.Duration
 	admin      adminFlags
@@ -64,7 +65,7 @@ type demo struct {
 	logs       logFlags
 }
 
-func (d *demo) run(cmd *cobra.Command) error {
+func (d *demoCommand) run(cmd *cobra.Command) error {
 	if err := d.check(cmd); err != nil {
 		return err
 	}
@@ -72,20 +73,12 @@ func (d *demo) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	servers, err := startBackends()
+	shown, err := demo.Start()
 	if err != nil {
-		return fmt.Errorf("starting the demo's servers: %w", err)
+		return err
 	}
-	defer servers.stop()
-	dir, err := os.MkdirTemp("", "usher-demo-")
-	if err != nil {
-		return fmt.Errorf("writing the demo's manifests: %w", err)
-	}
-	defer os.RemoveAll(dir)
-	if err := writeManifests(dir, servers); err != nil {
-		return fmt.Errorf("writing the demo's manifests: %w", err)
-	}
-	source, err := manifest.New(manifest.Options{Paths: []string{dir}, Log: log})
+	defer shown.Close()
+	source, err := manifest.New(manifest.Options{Paths: []string{shown.Dir}, Log: log})
 	if err != nil {
 		return err
 	}
@@ -95,20 +88,19 @@ func (d *demo) run(cmd *cobra.Command) error {
 	out := cmd.OutOrStdout()
 	result := make(chan error, 1)
 	s := server{flags: &d.proxyFlags, admin: &d.admin, log: log, out: out, trace: !d.once, demo: true,
-		settings: allFlags(cmd), wrapAdmin: servers.withDemo}
+		settings: allFlags(cmd), wrapAdmin: shown.Handler}
 	s.started = func(p *proxy.Proxy) {
-		targets := demoTargets(p)
-		printDemo(out, p, targets, servers, dir)
+		shown.Print(out, p)
 		if d.once {
 			go func() {
-				result <- askAll(ctx, out, p.Trace.Reader(true), targets)
+				result <- demo.AskAll(ctx, out, p)
 				cancel()
 			}()
 			return
 		}
 		printHowToGoOn(out, s.adminAddress())
 		if d.askEvery > 0 {
-			go keepAsking(ctx, targets, d.askEvery)
+			go demo.KeepAsking(ctx, p, d.askEvery)
 		}
 	}
 	if err := s.serve(ctx, func(context.Context, *server) (config.Source, error) { return source, nil }); err != nil {
@@ -127,7 +119,7 @@ func (d *demo) run(cmd *cobra.Command) error {
 
 // check returns an error that names the flag that is wrong, and chooses another
 // port for the API if nobody asked for this one.
-func (d *demo) check(cmd *cobra.Command) error {
+func (d *demoCommand) check(cmd *cobra.Command) error {
 	if err := d.proxyFlags.check(); err != nil {
 		return err
 	}
@@ -144,19 +136,6 @@ func (d *demo) check(cmd *cobra.Command) error {
 		return nil
 	}
 	return l.Close()
-}
-
-func printDemo(out io.Writer, p *proxy.Proxy, targets []demoTarget, servers backends, dir string) {
-	fmt.Fprintf(out, "\nThe Services, and how to ask them:\n\n")
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for _, t := range targets {
-		fmt.Fprintf(w, "  default/%s\t%s\t%s\n", t.name, t.about, t.command())
-	}
-	w.Flush()
-	fmt.Fprintf(out, "\nTheir endpoints, servers in this process:\n\n")
-	printDemoEndpoints(out, "  ", servers.tell().Items)
-	fmt.Fprintf(out, "\nThe manifests are in %s.\n", dir)
-	fmt.Fprintf(out, "The portal is %q: %s\n\n", p.Portal.Mode(), portalInWords(p.Portal.Mode()))
 }
 
 // printHowToGoOn tells what to type next. api is where usher's API is served, ""
@@ -185,17 +164,118 @@ func printHowToGoOn(out io.Writer, api string) {
 	fmt.Fprintf(out, "\nand watch here what happens to each connection. Edit a manifest and see what\nchanges. Ctrl-C ends the demo and removes all that it installed.\n\n")
 }
 
-// portalInWords says how a connection reaches usher.
-func portalInWords(mode string) string {
-	switch mode {
-	case "iptables":
-		return "rules in the nat table redirect what is sent to a\ncluster IP to usher's port."
-	case "nftables":
-		return "a table of nftables redirects what is sent to a\ncluster IP to usher's port."
-	case "address":
-		return "a route makes each cluster IP an address of this node,\nand usher listens on it."
-	case "none":
-		return "nothing is installed, and usher listens on loopback addresses.\n(As root the Services would have their cluster IPs.)"
+const demoFaults = `  refuse     connections are refused, as by a Pod whose process has ended
+  blackhole  nothing comes back, as from a node that has lost its power
+  slow       answers come after 2 s
+  reset      connections are accepted and reset (TCP only)`
+
+func newDemoBreak() *cobra.Command {
+	var asks askFlags
+	cmd := &cobra.Command{
+		Use:   "break ENDPOINT HOW",
+		Short: "Break a server of the demo that runs",
+		Long: `Breaks one of the servers of the 'usher demo' that runs. ENDPOINT is the Pod's
+name or the address, as 'usher demo endpoints' lists them. HOW is
+
+` + demoFaults + `
+
+A server keeps its address, so usher finds out as it would in a cluster: by
+trying.`,
+		Example: `  usher demo break web-2 refuse
+  usher demo break 127.0.0.1:38281 blackhole`,
+		Args: exactArgs("ENDPOINT", "HOW"),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			switch len(args) {
+			case 0:
+				return asks.completeDemoEndpoints(cmd), cobra.ShellCompDirectiveNoFileComp
+			case 1:
+				return []string{api.DemoRefuse, api.DemoBlackhole, api.DemoSlow, api.DemoReset}, cobra.ShellCompDirectiveNoFileComp
+			}
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := asks.client()
+			if err != nil {
+				return err
+			}
+			e, err := c.Break(cmd.Context(), api.DemoBreak{Endpoint: args[0], How: args[1]})
+			if err != nil {
+				return asks.hint(err)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) now %s.\n", e.Pod, e.Endpoint, e.Does)
+			return nil
+		},
 	}
-	return ""
+	asks.register(cmd.Flags())
+	return cmd
+}
+
+func newDemoMend() *cobra.Command {
+	var asks askFlags
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "mend ENDPOINT | --all",
+		Short: "Mend a server of the demo that runs",
+		Long: `Mends one of the servers of the 'usher demo' that runs, or all, also those that
+were broken from the beginning. usher notices by itself: it probes an endpoint
+that is in quarantine, every five seconds at least.`,
+		Example: `  usher demo mend web-2
+  usher demo mend --all`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 || (len(args) == 1) == all {
+				return usagef("mend takes one ENDPOINT, or --all")
+			}
+			return nil
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return asks.completeDemoEndpoints(cmd), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := asks.client()
+			if err != nil {
+				return err
+			}
+			what := api.DemoMend{All: all}
+			if !all {
+				what.Endpoint = args[0]
+			}
+			list, err := c.Mend(cmd.Context(), what)
+			if err != nil {
+				return asks.hint(err)
+			}
+			for _, e := range list.Items {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) now %s.\n", e.Pod, e.Endpoint, e.Does)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "mend all of them")
+	asks.register(cmd.Flags())
+	return cmd
+}
+
+func newDemoEndpoints() *cobra.Command {
+	var asks askFlags
+	cmd := &cobra.Command{
+		Use:   "endpoints",
+		Short: "List the servers of the demo that runs, and what each does",
+		Args:  noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := asks.client()
+			if err != nil {
+				return err
+			}
+			list, err := c.DemoEndpoints(cmd.Context())
+			if err != nil {
+				return asks.hint(err)
+			}
+			demo.PrintEndpoints(cmd.OutOrStdout(), "", list.Items)
+			return nil
+		},
+	}
+	asks.register(cmd.Flags())
+	return cmd
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/usherproxy/usher/cmd/usher/demo"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 )
@@ -48,7 +49,7 @@ func openPortal(ctx context.Context, mode string, options portal.Options, takeOv
 // there already alone, and whose own clients must reach the cluster IPs: rules see
 // only what has a route, which a machine without a network does not have.
 func openPortalBeside(ctx context.Context, mode string, options portal.Options) (lock *handover.Lock, p portal.Portal, err error) {
-	if mode == portal.ModeAuto && !routed(netip.MustParseAddr(demoServices[0].clusterIP)) {
+	if mode == portal.ModeAuto && !routed(demo.VIP) {
 		if lock, p, err = openPortal(ctx, portal.ModeAddress, options, false); err == nil {
 			options.Log.WithField("portal", portal.ModeAddress).Info("No route leads to cluster IPs here: the portal makes some")
 			return lock, p, nil

@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"context"
@@ -24,23 +24,23 @@ import (
 // a server that is slow.
 const requestPatience = 10 * time.Second
 
-// demoTarget is where a client reaches one of the demo's Services.
-type demoTarget struct {
-	demoService
+// target is where a client reaches one of the demo's Services.
+type target struct {
+	service
 	// at is its cluster IP, or where usher listens if no portal leads there.
 	at netip.AddrPort
 	// unserved says why it cannot be reached; "" if it can.
 	unserved string
 }
 
-// demoTargets returns where p serves the demo's Services.
-func demoTargets(p *proxy.Proxy) (list []demoTarget) {
+// targetsOf returns where p serves the demo's Services.
+func targetsOf(p *proxy.Proxy) (list []target) {
 	served := map[string]proxy.PortStatus{}
 	for _, status := range p.Status() {
 		served[status.Port.ID.Service] = status
 	}
-	for _, s := range demoServices {
-		t := demoTarget{demoService: s}
+	for _, s := range services {
+		t := target{service: s}
 		switch status, ok := served[s.name]; {
 		case !ok:
 			t.unserved = "it is not there any more"
@@ -59,7 +59,7 @@ func demoTargets(p *proxy.Proxy) (list []demoTarget) {
 }
 
 // command is what a person types to ask it.
-func (t demoTarget) command() string {
+func (t target) command() string {
 	switch {
 	case t.unserved != "":
 		return "(not served: " + t.unserved + ")"
@@ -69,7 +69,7 @@ func (t demoTarget) command() string {
 	return "curl " + t.url()
 }
 
-func (t demoTarget) url() string {
+func (t target) url() string {
 	if t.at.Port() == 80 {
 		return fmt.Sprintf("http://%s/", t.at.Addr())
 	}
@@ -77,7 +77,7 @@ func (t demoTarget) url() string {
 }
 
 // ask makes one request and returns the answer, a line.
-func (t demoTarget) ask(ctx context.Context) (string, error) {
+func (t target) ask(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestPatience)
 	defer cancel()
 	if t.protocol == corev1.ProtocolUDP {
@@ -86,15 +86,15 @@ func (t demoTarget) ask(ctx context.Context) (string, error) {
 	return askHTTP(ctx, t.url())
 }
 
-// demoHTTP makes a connection for each request.
-var demoHTTP = http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+// client makes a connection for each request.
+var client = http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 func askHTTP(ctx context.Context, url string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return "", err
 	}
-	res, err := demoHTTP.Do(req)
+	res, err := client.Do(req)
 	if err != nil {
 		return "", err
 	}
@@ -128,11 +128,13 @@ func askUDP(ctx context.Context, address string) (string, error) {
 	return string(buf[:n]), err
 }
 
-// askAll makes the requests of 'usher demo --once', one after the other, and
-// prints each with what happened to its connection.
-func askAll(ctx context.Context, out io.Writer, events *trace.Reader, targets []demoTarget) error {
+// AskAll asks every Service that p serves, one request after the other, and prints
+// each with what happened to its connection. The error says how many came out
+// otherwise than they should.
+func AskAll(ctx context.Context, out io.Writer, p *proxy.Proxy) error {
+	events := p.Trace.Reader(true)
 	asked, failed := 0, 0
-	for _, t := range targets {
+	for _, t := range targetsOf(p) {
 		fmt.Fprintf(out, "default/%s: %s\n", t.name, t.about)
 		if t.unserved != "" {
 			fmt.Fprintf(out, "  not asked: %s\n\n", t.unserved)
@@ -147,7 +149,7 @@ func askAll(ctx context.Context, out io.Writer, events *trace.Reader, targets []
 		fmt.Fprintln(out)
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d of %s came out otherwise than they should", failed, plural(asked, "request"))
+		return fmt.Errorf("%d of %d requests came out otherwise than they should", failed, asked)
 	}
 	fmt.Fprintf(out, "All %d requests came out as they should, though some of the endpoints are broken.\n", asked)
 	return nil
@@ -155,7 +157,7 @@ func askAll(ctx context.Context, out io.Writer, events *trace.Reader, targets []
 
 // askAndTell makes one request, and reports whether it came out as it should:
 // answered, or refused where there is no endpoint.
-func askAndTell(ctx context.Context, out io.Writer, events *trace.Reader, t demoTarget) bool {
+func askAndTell(ctx context.Context, out io.Writer, events *trace.Reader, t target) bool {
 	started := time.Now()
 	answer, err := t.ask(ctx)
 	took := trace.Short(time.Since(started))
@@ -179,7 +181,7 @@ func askAndTell(ctx context.Context, out io.Writer, events *trace.Reader, t demo
 // printSteps prints the steps of one connection to t: up to its end, or for UDP,
 // whose sessions last longer than a person waits, up to the answer. A request that
 // was not answered may have left none at all.
-func printSteps(ctx context.Context, out io.Writer, events *trace.Reader, t demoTarget, answered bool) {
+func printSteps(ctx context.Context, out io.Writer, events *trace.Reader, t target, answered bool) {
 	patience := 5 * time.Second
 	if !answered {
 		patience = 100 * time.Millisecond
@@ -202,12 +204,12 @@ func printSteps(ctx context.Context, out io.Writer, events *trace.Reader, t demo
 	}
 }
 
-// keepAsking asks every Service at every interval until ctx ends. What comes of it
-// is seen in the trace.
-func keepAsking(ctx context.Context, targets []demoTarget, interval time.Duration) {
+// KeepAsking asks every Service that p serves, at every interval, until ctx ends.
+// What comes of it is seen in the trace.
+func KeepAsking(ctx context.Context, p *proxy.Proxy, interval time.Duration) {
 	var asking sync.WaitGroup
 	defer asking.Wait()
-	for _, t := range targets {
+	for _, t := range targetsOf(p) {
 		if t.unserved != "" {
 			continue
 		}

@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"errors"
@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// demoPort is a TCP port on loopback. It stays taken while nobody listens on it,
+// port is a TCP port on loopback. It stays taken while nobody listens on it,
 // so that clients are refused and no other process gets them: the socket is bound
 // all the time, and becomes a listener and stops being one.
-type demoPort struct {
+type port struct {
 	addr      netip.AddrPort
 	fd        int
 	listening bool
 	full      []net.Conn // connections that fill the backlog, see swallow
 }
 
-func newDemoPort() (*demoPort, error) {
+func newPort() (*port, error) {
 	// The port is named when it is bound: one that the kernel has chosen is given
 	// back when listening ends.
 	free, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -43,11 +43,11 @@ func newDemoPort() (*demoPort, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("taking %s: %w", addr, err)
 	}
-	return &demoPort{addr: addr, fd: fd}, nil
+	return &port{addr: addr, fd: fd}, nil
 }
 
 // silence ends listening. Connections that nobody has accepted are reset.
-func (p *demoPort) silence() error {
+func (p *port) silence() error {
 	for _, c := range p.full {
 		c.Close()
 	}
@@ -61,7 +61,7 @@ func (p *demoPort) silence() error {
 }
 
 // open makes the socket a listener with this backlog.
-func (p *demoPort) open(backlog int) error {
+func (p *port) open(backlog int) error {
 	if err := unix.Listen(p.fd, backlog); err != nil {
 		return os.NewSyscallError("listen", err)
 	}
@@ -70,7 +70,7 @@ func (p *demoPort) open(backlog int) error {
 }
 
 // listen returns a listener. Closing it does not end listening; silence does.
-func (p *demoPort) listen() (net.Listener, error) {
+func (p *port) listen() (net.Listener, error) {
 	if err := p.open(unix.SOMAXCONN); err != nil {
 		return nil, err
 	}
@@ -86,7 +86,7 @@ func (p *demoPort) listen() (net.Listener, error) {
 // swallow makes the port one from which nothing comes back, as behind a firewall
 // that drops: while a listener's backlog is full, the kernel drops each SYN. It
 // needs neither netfilter nor root.
-func (p *demoPort) swallow() error {
+func (p *port) swallow() error {
 	if err := p.open(0); err != nil { // Linux takes one connection then
 		return err
 	}
@@ -106,7 +106,7 @@ func (p *demoPort) swallow() error {
 	return fmt.Errorf("this kernel goes on accepting on %s though its backlog is full", p.addr)
 }
 
-func (p *demoPort) close() {
+func (p *port) close() {
 	for _, c := range p.full {
 		c.Close()
 	}

@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"errors"
@@ -17,13 +17,13 @@ import (
 // slowAnswer is how long a slow server takes to answer.
 const slowAnswer = 2 * time.Second
 
-// backends are the demo's servers, in the order of demoServices.
+// backends are the demo's servers, in the order of services.
 type backends []*backend
 
 // backend is one of the demo's servers, an endpoint of its Service. It keeps its
 // address whatever fault it has.
 type backend struct {
-	service demoService
+	service service
 	name    string // of the Pod that it stands for
 	addr    netip.AddrPort
 
@@ -43,7 +43,7 @@ type faultyServer interface {
 // startBackends starts the demo's servers on loopback ports.
 func startBackends() (backends, error) {
 	var list backends
-	for _, s := range demoServices {
+	for _, s := range services {
 		for i, fault := range s.backends {
 			b, err := startBackend(s, fmt.Sprintf("%s-%d", s.name, i+1), fault)
 			if err != nil {
@@ -56,7 +56,7 @@ func startBackends() (backends, error) {
 	return list, nil
 }
 
-func startBackend(s demoService, name, fault string) (b *backend, err error) {
+func startBackend(s service, name, fault string) (b *backend, err error) {
 	b = &backend{service: s, name: name}
 	if s.protocol == corev1.ProtocolUDP {
 		b.server, err = startEcho(name)

@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"fmt"
@@ -15,14 +15,14 @@ import (
 // httpServer is a server that says its name, unless it has a fault.
 type httpServer struct {
 	name string
-	port *demoPort
+	port *port
 	slow atomic.Bool
 
 	stop func() // ends what serves now; nil for nothing
 }
 
 func startHTTP(name string) (*httpServer, error) {
-	port, err := newDemoPort()
+	port, err := newPort()
 	if err != nil {
 		return nil, err
 	}

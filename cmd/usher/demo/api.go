@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"encoding/json"
@@ -10,12 +10,12 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// maxDemoRequest bounds the body of a request, in bytes.
-const maxDemoRequest = 4 << 10
+// maxRequest bounds the body of a request, in bytes.
+const maxRequest = 4 << 10
 
-// withDemo returns a handler that answers the demo's routes and leaves the others
-// to next.
-func (list backends) withDemo(next http.Handler) http.Handler {
+// Handler returns a handler that answers the demo's routes of usher's API and leaves
+// the others to next.
+func (list backends) Handler(next http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", next)
 	mux.HandleFunc("GET "+api.DemoEndpointsPath, list.answerEndpoints)
@@ -113,7 +113,7 @@ func (list backends) named(w http.ResponseWriter, name string) *backend {
 // readJSON reads the body into what. If it is not right, it answers so and returns
 // false.
 func readJSON(w http.ResponseWriter, r *http.Request, what any) bool {
-	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxDemoRequest))
+	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(what)
 	if err == nil && decoder.Decode(&struct{}{}) != io.EOF {

@@ -1,6 +1,7 @@
-package main
+package demo
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 
@@ -12,8 +13,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// demoService is one of the demo's Services.
-type demoService struct {
+// service is one of the demo's Services.
+type service struct {
 	name  string
 	about string
 	// clusterIP is one that no real Service is likely to have where somebody
@@ -30,8 +31,8 @@ type demoService struct {
 	requests int
 }
 
-// demoServices has a Service of each kind.
-var demoServices = []demoService{
+// services has a Service of each kind.
+var services = []service{
 	{name: "web", about: "three servers that answer", clusterIP: "10.96.0.10",
 		protocol: corev1.ProtocolTCP, port: 80, backends: []string{"", "", ""}, requests: 3},
 	{name: "refusing", about: "one of two refuses connections", clusterIP: "10.96.0.11",
@@ -46,8 +47,12 @@ var demoServices = []demoService{
 		protocol: corev1.ProtocolTCP, port: 80, requests: 1},
 }
 
+// VIP is one of the demo's cluster IPs. A portal is of use only where a route leads
+// to it.
+var VIP = netip.MustParseAddr(services[0].clusterIP)
+
 // portName is the name of the Service's only port.
-func (s demoService) portName() string {
+func (s service) portName() string {
 	if s.protocol == corev1.ProtocolUDP {
 		return "echo"
 	}
@@ -55,8 +60,8 @@ func (s demoService) portName() string {
 }
 
 // object returns the Service.
-func (s demoService) object() corev1.Service {
-	service := corev1.Service{
+func (s service) object() corev1.Service {
+	object := corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: s.name},
 		Spec: corev1.ServiceSpec{
@@ -65,9 +70,9 @@ func (s demoService) object() corev1.Service {
 		},
 	}
 	if s.sticky {
-		service.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		object.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	}
-	return service
+	return object
 }
 
 // slice returns the EndpointSlice with one of the Service's servers.
@@ -89,7 +94,7 @@ func (b *backend) slice() discoveryv1.EndpointSlice {
 // writeManifests writes the Services, and an EndpointSlice for each server, each
 // into a file of its own.
 func writeManifests(dir string, list backends) error {
-	for _, s := range demoServices {
+	for _, s := range services {
 		if err := writeYAML(dir, s.name+".yaml", s.object()); err != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package main
+package demo
 
 import (
 	"errors"
@@ -9,39 +9,39 @@ import (
 	"net/netip"
 )
 
-// demoPort is a TCP port on loopback. While nobody listens on it another process
+// port is a TCP port on loopback. While nobody listens on it another process
 // might take it.
-type demoPort struct {
+type port struct {
 	addr     netip.AddrPort
 	listener net.Listener // nil while nobody listens
 }
 
-func newDemoPort() (*demoPort, error) {
+func newPort() (*port, error) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	return &demoPort{addr: l.Addr().(*net.TCPAddr).AddrPort(), listener: l}, nil
+	return &port{addr: l.Addr().(*net.TCPAddr).AddrPort(), listener: l}, nil
 }
 
 // silence ends listening.
-func (p *demoPort) silence() error {
+func (p *port) silence() error {
 	p.close()
 	return nil
 }
 
 // listen returns a listener.
-func (p *demoPort) listen() (l net.Listener, err error) {
+func (p *port) listen() (l net.Listener, err error) {
 	p.listener, err = net.Listen("tcp4", p.addr.String())
 	return p.listener, err
 }
 
 // swallow would make the port one from which nothing comes back.
-func (p *demoPort) swallow() error {
+func (p *port) swallow() error {
 	return fmt.Errorf("a port that never answers can be made on Linux only: %w", errors.ErrUnsupported)
 }
 
-func (p *demoPort) close() {
+func (p *port) close() {
 	if p.listener != nil {
 		p.listener.Close()
 		p.listener = nil

@@ -1,0 +1,79 @@
+package demo
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// Demo is a demo whose servers run.
+type Demo struct {
+	backends
+	// Dir has the manifests of the demo's Services.
+	Dir string
+}
+
+// Start starts the servers and writes the manifests. The caller closes the Demo.
+func Start() (*Demo, error) {
+	servers, err := startBackends()
+	if err != nil {
+		return nil, fmt.Errorf("starting the demo's servers: %w", err)
+	}
+	d := &Demo{backends: servers}
+	if d.Dir, err = os.MkdirTemp("", "usher-demo-"); err == nil {
+		err = writeManifests(d.Dir, servers)
+	}
+	if err != nil {
+		d.Close()
+		return nil, fmt.Errorf("writing the demo's manifests: %w", err)
+	}
+	return d, nil
+}
+
+// Close removes the manifests and stops the servers.
+func (d *Demo) Close() {
+	os.RemoveAll(d.Dir) // "" is nothing
+	d.stop()
+}
+
+// Print tells a person what there is, and how to ask the Services that p serves.
+func (d *Demo) Print(out io.Writer, p *proxy.Proxy) {
+	fmt.Fprintf(out, "\nThe Services, and how to ask them:\n\n")
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, t := range targetsOf(p) {
+		fmt.Fprintf(w, "  default/%s\t%s\t%s\n", t.name, t.about, t.command())
+	}
+	w.Flush()
+	fmt.Fprintf(out, "\nTheir endpoints, servers in this process:\n\n")
+	PrintEndpoints(out, "  ", d.tell().Items)
+	fmt.Fprintf(out, "\nThe manifests are in %s.\n", d.Dir)
+	fmt.Fprintf(out, "The portal is %q: %s\n\n", p.Portal.Mode(), portalInWords(p.Portal.Mode()))
+}
+
+// PrintEndpoints prints a line for each server.
+func PrintEndpoints(out io.Writer, indent string, list []api.DemoEndpoint) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, e := range list {
+		fmt.Fprintf(w, "%s%s\t%s/%s\t%s\n", indent, e.Pod, e.Endpoint, e.Protocol, e.Does)
+	}
+	w.Flush()
+}
+
+// portalInWords says how a connection reaches usher.
+func portalInWords(mode string) string {
+	switch mode {
+	case "iptables":
+		return "rules in the nat table redirect what is sent to a\ncluster IP to usher's port."
+	case "nftables":
+		return "a table of nftables redirects what is sent to a\ncluster IP to usher's port."
+	case "address":
+		return "a route makes each cluster IP an address of this node,\nand usher listens on it."
+	case "none":
+		return "nothing is installed, and usher listens on loopback addresses.\n(As root the Services would have their cluster IPs.)"
+	}
+	return ""
+}
