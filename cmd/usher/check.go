@@ -23,7 +23,7 @@ wrong. Warnings alone leave it at 0.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cidrs, err := parseCIDRs(serviceCIDRs)
+			cidrs, err := parseServiceCIDRs(serviceCIDRs)
 			if err != nil {
 				return err
 			}

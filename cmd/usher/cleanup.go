@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/portal"
 )
 
@@ -22,7 +23,7 @@ installed is not touched; what cannot be read is an error. Stop usher before.`,
 			if err != nil {
 				return err
 			}
-			lock, err := acquireLock(log)
+			lock, err := daemon.Lock(log)
 			if err != nil {
 				return fmt.Errorf("%w; stop it first, or it puts its rules back", err)
 			}

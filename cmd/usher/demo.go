@@ -11,15 +11,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/cmd/usher/demo"
-	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/config/manifest"
-	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
 func newDemo() *cobra.Command {
-	var d demoCommand
+	d := demoCommand{configFlags: newConfigFlags()}
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "See usher at work: needs no cluster, no root and no configuration",
@@ -49,8 +47,8 @@ what comes of it.`,
 	flags := cmd.Flags()
 	flags.BoolVar(&d.once, "once", false, "make the requests too, print the outcome and end; the exit code is 0 only if every request came out as it should")
 	flags.DurationVar(&d.askEvery, "ask-every", 0, "how often each Service is asked by a client in this process; 0 means never")
-	flags.StringVar(&d.admin.admin, "admin-address", defaultAdminAddress, "`host:port` for the API and the pages; if the default is taken, another port is used; empty means none")
-	d.proxyFlags.register(flags)
+	flags.StringVar(&d.AdminAddress, "admin-address", defaultAdminAddress, "`host:port` for the API and the pages; if the default is taken, another port is used; empty means none")
+	d.registerProxy(flags)
 	setDefault(flags, "quarantine-max", "5s") // who has mended an endpoint wants to see it
 	d.logs.register(flags, "text")
 	cmd.AddCommand(newDemoBreak(), newDemoMend(), newDemoEndpoints())
@@ -58,19 +56,13 @@ what comes of it.`,
 }
 
 type demoCommand struct {
-	once       bool
-	askEvery   time.Duration
-	admin      adminFlags
-	proxyFlags proxyFlags
-	logs       logFlags
+	configFlags
+	once     bool
+	askEvery time.Duration
 }
 
 func (d *demoCommand) run(cmd *cobra.Command) error {
-	if err := d.check(cmd); err != nil {
-		return err
-	}
-	log, err := d.logs.logger(cmd.ErrOrStderr())
-	if err != nil {
+	if err := d.complete(cmd); err != nil {
 		return err
 	}
 	shown, err := demo.Start()
@@ -78,36 +70,36 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer shown.Close()
-	source, err := manifest.New(manifest.Options{Paths: []string{shown.Dir}, Log: log})
-	if err != nil {
-		return err
-	}
-
 	ctx, cancel := context.WithCancel(cmd.Context())
 	defer cancel()
+	cmd.SetContext(ctx)
 	out := cmd.OutOrStdout()
+	d.Manifests = []string{shown.Dir}
+	d.Demo = &daemon.Demo{VIP: demo.VIP, Handler: shown.Handler}
 	result := make(chan error, 1)
-	s := server{flags: &d.proxyFlags, admin: &d.admin, log: log, out: out, trace: !d.once, demo: true,
-		settings: allFlags(cmd), wrapAdmin: shown.Handler}
-	s.started = func(p *proxy.Proxy) {
-		shown.Print(out, p)
+	d.OnReady = func(now daemon.Ready) {
+		shown.Print(out, now.Proxy)
 		if d.once {
 			go func() {
-				result <- demo.AskAll(ctx, out, p)
+				result <- demo.AskAll(ctx, out, now.Proxy)
 				cancel()
 			}()
 			return
 		}
-		printHowToGoOn(out, s.adminAddress())
+		printHowToGoOn(out, now.AdminAddress)
 		if d.askEvery > 0 {
-			go demo.KeepAsking(ctx, p, d.askEvery)
+			go demo.KeepAsking(ctx, now.Proxy, d.askEvery)
 		}
 	}
-	if err := s.serve(ctx, func(context.Context, *server) (config.Source, error) { return source, nil }); err != nil {
+	if !d.once {
+		d.OnTrace = printTrace(out)
+	}
+	usher, err := d.newDaemon(cmd)
+	if err != nil {
 		return err
 	}
-	if !d.once {
-		return nil
+	if err := serve(cmd, usher); err != nil || !d.once {
+		return err
 	}
 	select {
 	case err := <-result:
@@ -117,22 +109,22 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 	}
 }
 
-// check returns an error that names the flag that is wrong, and chooses another
-// port for the API if nobody asked for this one.
-func (d *demoCommand) check(cmd *cobra.Command) error {
-	if err := d.proxyFlags.check(); err != nil {
-		return err
-	}
+// complete checks the flags, and chooses another port for the API if nobody asked for
+// this one.
+func (d *demoCommand) complete(cmd *cobra.Command) error {
 	if d.askEvery < 0 {
 		return usagef("--ask-every: %s is less than 0", d.askEvery)
 	}
+	if err := d.configFlags.complete(cmd); err != nil {
+		return err
+	}
 	if cmd.Flags().Changed("admin-address") {
-		d.admin.hardFail = true
+		d.HardFail = true
 		return nil
 	}
-	l, err := net.Listen("tcp", d.admin.admin)
+	l, err := net.Listen("tcp", d.AdminAddress)
 	if err != nil {
-		d.admin.admin = "127.0.0.1:0"
+		d.AdminAddress = "127.0.0.1:0"
 		return nil
 	}
 	return l.Close()

@@ -13,7 +13,8 @@ import (
 )
 
 func newEnv() *cobra.Command {
-	var source sourceFlags
+	source := newConfigFlags()
+	source.logs = logFlags{level: "warning", format: "text"}
 	var namespace namespaceFlag
 	var all bool
 	var output string
@@ -42,11 +43,13 @@ Services come from an API server (--kubeconfig, --context) or from files
 			if all && len(names) > 0 {
 				return usagef("-A asks for all Services, and %s for some", strings.Join(names, ", "))
 			}
-			log, err := (&logFlags{level: "warning", format: "text"}).logger(cmd.ErrOrStderr())
-			if err != nil {
+			if err := source.oneSource(); err != nil {
 				return err
 			}
-			services, err := source.read(cmd.Context(), log)
+			if err := source.complete(cmd); err != nil {
+				return err
+			}
+			services, err := source.Services(cmd.Context())
 			if err != nil {
 				return err
 			}
@@ -65,7 +68,7 @@ Services come from an API server (--kubeconfig, --context) or from files
 	flags.StringVarP(&output, "output", "o", string(environ.Shell), "`format`: "+strings.Join(environ.Formats, ", "))
 	flags.BoolVarP(&all, "all-namespaces", "A", false, "of all namespaces")
 	namespace.register(flags)
-	source.register(flags)
+	source.registerSource(flags)
 	return cmd
 }
 

@@ -12,21 +12,23 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
+	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/environ"
-	"github.com/usherproxy/usher/config/kube"
-	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/portal/netns"
-	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/dns"
+	"github.com/usherproxy/usher/proxy/localhost"
 	"github.com/usherproxy/usher/proxy/portforward"
+	"github.com/usherproxy/usher/proxy/uplink"
 )
 
-func newExec() *cobra.Command {
-	var e execCommand
+func newExec() *cobra.Command { return newExecOf(&execCommand{}) }
+
+func newExecOf(e *execCommand) *cobra.Command {
+	e.configFlags = newConfigFlags()
 	cmd := &cobra.Command{
 		Use:   "exec [flags] -- COMMAND [ARGUMENT]...",
 		Short: "Run a command that reaches Services as a Pod would, without root",
@@ -60,26 +62,16 @@ Where it does not, there is 'usher run --portal=none'.`,
 	}
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what comes behind the command is the command's
-	e.sourceFlags.register(flags)
+	e.registerSource(flags)
 	flags.StringVarP(&e.namespace, "namespace", "n", "", "namespace whose Services have short names, and variables; empty means that of the kubeconfig's context, or default")
-	e.dns.registerDomain(flags)
+	e.registerDomain(flags)
 	flags.BoolVar(&e.trace, "trace", false, "print each step of each connection to standard error")
-	flags.StringVar(&e.admin.admin, "admin-address", "", "`host:port` for the dashboard and the API that 'usher get', 'top' and 'trace' ask; empty means none")
-	e.via.register(flags)
-	setDefault(flags, "via", viaAuto)
+	flags.StringVar(&e.AdminAddress, "admin-address", "", "`host:port` for the dashboard and the API that 'usher get', 'top' and 'trace' ask; empty means none")
+	e.registerVia(flags)
+	setDefault(flags, "via", string(daemon.ViaAuto))
 	e.logs.register(flags, "text")
 	setDefault(flags, "log-level", "error") // the terminal is the command's
-	e.proxyFlags.register(pflag.NewFlagSet("", pflag.ContinueOnError))
 	return cmd
-}
-
-// setDefault gives a flag another default.
-func setDefault(flags *pflag.FlagSet, name, value string) {
-	f := flags.Lookup(name)
-	f.DefValue = value
-	if err := f.Value.Set(value); err != nil {
-		panic(err)
-	}
 }
 
 // newExecInside is what exec starts to hold the namespace.
@@ -95,23 +87,14 @@ func newExecInside() *cobra.Command {
 const execInside = "exec-inside"
 
 type execCommand struct {
-	sourceFlags
-	namespace  string
-	trace      bool
-	dns        dnsFlags // the domain only
-	admin      adminFlags
-	via        viaFlags
-	proxyFlags proxyFlags // its defaults: there are no flags for it
-	logs       logFlags
+	configFlags
+	namespace string
+	trace     bool
 }
 
 // run runs the command, and returns its exit code as an exitError unless that is 0.
 func (e *execCommand) run(cmd *cobra.Command, args []string) error {
-	if err := e.complete(cmd.Flags()); err != nil {
-		return err
-	}
-	log, err := e.logs.logger(cmd.ErrOrStderr())
-	if err != nil {
+	if err := e.complete(cmd); err != nil {
 		return err
 	}
 	path, err := exec.LookPath(args[0])
@@ -121,32 +104,34 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 	signals := make(chan os.Signal, 8)
 	notify(signals)
 
-	names, err := dns.New(dns.Options{Domain: e.dns.domain, Log: log})
+	names, err := dns.New(e.DNS)
 	if err != nil {
-		return usagef("--dns-domain: %w", err)
+		return err
 	}
-	in, err := newInside(names.PodResolvConf(e.namespace, netns.Address), log)
+	in, err := newInside(names.PodResolvConf(e.namespace, netns.Address), e.Log)
 	if err != nil {
 		return err
 	}
 	defer in.leave()
 	ctx, cancel := context.WithCancel(cmd.Context())
 	defer cancel()
-	e.proxyFlags.proxy.Socket = in.namespace.Socket
-	s := server{flags: &e.proxyFlags, log: log, out: cmd.ErrOrStderr(), trace: e.trace, settings: allFlags(cmd), inside: in.namespace.Portal(),
-		names: names, namesAt: netip.AddrPortFrom(netns.Address, dnsPort), listenNames: in.listenNames}
-	if e.admin.admin != "" {
-		s.admin = &e.admin
+	e.Namespace = in.namespace
+	e.DNSAddress = netip.AddrPortFrom(netns.Address, dnsPort)
+	ready := make(chan []config.Service, 1)
+	e.OnReady = func(now daemon.Ready) { ready <- now.Services }
+	if e.trace {
+		e.OnTrace = printTrace(cmd.ErrOrStderr())
 	}
-	ready := make(chan struct{})
-	s.started = func(*proxy.Proxy) { close(ready) }
+	d, err := e.newDaemon(cmd)
+	if err != nil {
+		return err
+	}
+	ignorePipes()
 	in.serve(ctx)
-	var first []config.Service // when it is ready
 	served := make(chan error, 1)
-	go func() {
-		served <- s.serve(ctx, func(ctx context.Context, s *server) (config.Source, error) { return e.source(ctx, s, &first) })
-	}()
-	if err := e.await(cmd, &s, ready, served, signals); err != nil {
+	go func() { served <- d.Run(ctx, nil) }()
+	first, err := e.await(cmd, d, ready, served, signals)
+	if err != nil {
 		return err
 	}
 	env := environ.Over(os.Environ(), environ.OfPod(first, e.namespace))
@@ -163,105 +148,49 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 }
 
 // complete checks the flags, and fills in what follows from others.
-func (e *execCommand) complete(flags *pflag.FlagSet) (err error) {
-	if err := e.sourceFlags.check(); err != nil {
+func (e *execCommand) complete(cmd *cobra.Command) (err error) {
+	if err := e.oneSource(); err != nil {
 		return err
 	}
-	if err := e.via.check(); err != nil {
+	if e.fromFiles() && !cmd.Flags().Changed("via") {
+		e.Via = daemon.ViaDirect
+	}
+	if e.Via.Remote() {
+		e.Proxy.Schedule = portforward.Schedule
+	}
+	e.HardFail = true
+	e.DrainTimeout = 0 // who has connections has ended
+	e.Cluster.AsUser = true
+	if err := e.configFlags.complete(cmd); err != nil || e.namespace != "" {
 		return err
 	}
-	e.admin.hardFail = true
-	if e.fromFiles() {
-		if flags.Changed("via") && e.via.remote() {
-			return usagef("--via=%s leads through an API server, and --manifests says that there is none", e.via.via)
-		}
-		e.via.via = viaDirect
-	}
-	if e.via.remote() {
-		e.proxyFlags.proxy.Schedule = portforward.Schedule
-	}
-	e.proxyFlags.drainTimeout = 0 // who has connections has ended
-	e.cluster.AsUser = true
-	switch {
-	case e.namespace != "":
-	case e.fromFiles():
-		e.namespace = "default"
-	default:
-		if e.namespace, err = e.cluster.Namespace(); err != nil {
-			return noSource(err)
-		}
-	}
-	return nil
+	e.namespace, err = e.KubeNamespace()
+	return err
 }
 
-// await returns when the Services that there are first are served, or an error if
+// await returns the Services that there are first, when they are served, or an error if
 // it does not come to that.
-func (e *execCommand) await(cmd *cobra.Command, s *server, ready <-chan struct{}, served <-chan error, signals <-chan os.Signal) error {
+func (e *execCommand) await(cmd *cobra.Command, d *daemon.Daemon, ready <-chan []config.Service, served <-chan error, signals <-chan os.Signal) ([]config.Service, error) {
 	var waiting <-chan time.Time // never, for files: they are read as fast as this machine can
 	if !e.fromFiles() {
 		waiting = time.After(3 * time.Second)
 	}
 	for {
 		select {
-		case <-ready:
-			return nil
+		case services := <-ready:
+			return services, nil
 		case err := <-served:
-			return err
+			return nil, err
 		case sig := <-signals:
-			return &exitError{128 + int(sig.(syscall.Signal))}
+			return nil, &exitError{128 + int(sig.(syscall.Signal))}
 		case <-waiting:
 			why := "it has not answered"
-			if reach := s.reach.Load(); reach != nil {
-				if err := reach.Status().Err; err != nil {
-					why = err.Error()
-				}
+			if api, known := d.APIServer(); known && api.Err != nil {
+				why = api.Err.Error()
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "usher: still waiting for the API server to tell its Services: %s\n", why)
 		}
 	}
-}
-
-// source returns where Services come from. What it has first is in first before the
-// server sees it.
-func (e *execCommand) source(ctx context.Context, s *server, first *[]config.Service) (config.Source, error) {
-	source, err := e.openSource(ctx, s)
-	if err != nil {
-		return nil, err
-	}
-	return observed{source, first}, nil
-}
-
-func (e *execCommand) openSource(ctx context.Context, s *server) (config.Source, error) {
-	if e.fromFiles() {
-		return e.files(manifest.Options{Discovery: true, Log: s.log})
-	}
-	client, reach, err := e.connect()
-	if err != nil {
-		return nil, err
-	}
-	s.reach.Store(reach)
-	if err := e.via.apply(&e.proxyFlags.proxy, e.cluster, s.log); err != nil {
-		return nil, err
-	}
-	go warnWhileAway(ctx, reach, s.log)
-	return kube.New(kube.Options{Client: client, Discovery: true, Log: s.log})
-}
-
-// observed is a source that keeps what it tells first.
-type observed struct {
-	config.Source
-	first *[]config.Service
-}
-
-// Run implements config.Source.
-func (o observed) Run(ctx context.Context, apply func([]config.Service)) error {
-	told := false
-	return o.Source.Run(ctx, func(services []config.Service) {
-		if !told {
-			*o.first, told = services, true
-		}
-		apply(services)
-	})
 }
 
 // notify lets signals that end or tell something come to the channel, but those
@@ -282,4 +211,53 @@ func notRun(cmd *cobra.Command, name string, err error) error {
 		return &exitError{127}
 	}
 	return &exitError{126}
+}
+
+// dnsPort is where a resolv.conf(5) says that nameservers are.
+const dnsPort = 53
+
+// inside is the network namespace of a command, with what makes it like this
+// machine: its localhost, and the way to other networks.
+type inside struct {
+	namespace *netns.Namespace
+	loopback  *localhost.Mirror
+	uplink    *uplink.Uplink // nil if there is no way to other networks
+}
+
+// newInside makes a network namespace in which /etc/resolv.conf is resolvConf.
+func newInside(resolvConf string, log logrus.FieldLogger) (in *inside, err error) {
+	in = &inside{}
+	in.namespace, err = netns.Start(netns.Options{Self: []string{execInside}, ResolvConf: resolvConf})
+	if err != nil {
+		return nil, err
+	}
+	in.loopback = localhost.New(in.namespace.Socket)
+	if err := in.lookOut(); err != nil {
+		log.WithError(err).Error("Other networks cannot be reached from inside")
+	}
+	return in, nil
+}
+
+// lookOut makes other networks reachable.
+func (in *inside) lookOut() error {
+	tun, err := in.namespace.Tun()
+	if err != nil {
+		return err
+	}
+	in.uplink, err = uplink.Start(tun, netns.MTU)
+	return err
+}
+
+// serve serves localhost until ctx ends.
+func (in *inside) serve(ctx context.Context) {
+	in.loopback.Refresh()
+	go in.loopback.Run(ctx)
+}
+
+// leave ends the namespace with all that is in it.
+func (in *inside) leave() {
+	in.namespace.Close()
+	if in.uplink != nil {
+		in.uplink.Close()
+	}
 }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 )
@@ -52,6 +54,14 @@ func usagef(format string, args ...any) error {
 	return &usageError{fmt.Errorf(format, args...)}
 }
 
+// plural returns "1 thing" or "n things".
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
 // noArgs is for commands that take flags only.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
@@ -83,4 +93,32 @@ Begin with 'usher demo', which needs nothing.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(newRun(), newExec(), newExecInside(), newDemo(), newGet(), newTop(), newTrace(), newExplain(), newCheck(), newEnv(), newPortals(), newProxyEnv(), newCleanup(), newVersion())
 	return root
+}
+
+// version is set by the build: see the Makefile.
+var version = "devel"
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  noArgs,
+		Run: func(cmd *cobra.Command, _ []string) {
+			fmt.Fprintf(cmd.OutOrStdout(), "usher %s%s %s/%s %s\n", version, revision(), runtime.GOOS, runtime.GOARCH, runtime.Version())
+		},
+	}
+}
+
+// revision returns the commit that Go noted in the binary, if it did.
+func revision() string {
+	info, _ := debug.ReadBuildInfo()
+	if info == nil {
+		return ""
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			return " " + s.Value[:min(12, len(s.Value))]
+		}
+	}
+	return ""
 }

@@ -1,48 +1,79 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
+	"os"
+	"os/signal"
 	"strconv"
 	"strings"
-	"time"
+	"syscall"
 
-	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/proxy"
-	"github.com/usherproxy/usher/proxy/stream"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/accesslog"
+	"github.com/usherproxy/usher/proxy/dns"
 )
 
-// proxyFlags are what a proxy is made of, wherever its Services come from.
-type proxyFlags struct {
-	portal       string
-	proxyPorts   string
-	mark         markFlag
-	traceEvents  int
-	drainTimeout time.Duration
-	sctp         string
-	proxy        proxy.Options
+// configFlags are the flags from which a daemon's Config is made. Most are fields of
+// it; what has to be parsed is in it when complete has been called. Each command
+// registers the groups that it has, and the rest is as Defaults says.
+type configFlags struct {
+	daemon.Config
 
-	nodePorts     nodePortAddresses // parsed already
-	podInterfaces portal.Interfaces // from kube-proxy's configuration only
+	serviceCIDRs      []string
+	clusterCIDRs      []string
+	nodePortAddresses []string
+	nodeIP            netip.Addr // from kube-proxy's configuration only
+	proxyPorts        string
+	dnsAddress        string
+	dnsUpstreams      []string
+	logs              logFlags
 }
 
-// sctpModes are the values of --sctp.
-var sctpModes = []string{string(stream.SCTPAuto), string(stream.SCTPOn), string(stream.SCTPOff)}
+func newConfigFlags() configFlags {
+	f := configFlags{Config: daemon.Defaults()}
+	f.Version = version
+	return f
+}
 
-func (f *proxyFlags) register(flags *pflag.FlagSet) {
-	f.proxy = proxy.Defaults()
-	o := &f.proxy
-	flags.StringVar(&f.portal, "portal", portal.ModeAuto, "how VIPs reach usher: "+strings.Join(portal.Modes(), ", ")+"; auto takes the first that works here")
+// registerSource registers where Services come from: files, or an API server.
+func (f *configFlags) registerSource(flags *pflag.FlagSet) {
+	flags.StringArrayVar(&f.Manifests, "manifests", nil, "`path` of a file or folder with manifests (YAML or JSON): Service, EndpointSlice, Endpoints, List; may be repeated")
+	flags.StringSliceVar(&f.serviceCIDRs, "service-cidr", defaultServiceCIDRs, serviceCIDRUsage)
+	flags.StringVar(&f.Cluster.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server")
+	flags.StringVar(&f.Cluster.Context, "context", "", "context of the kubeconfig; empty means its current one")
+	flags.StringVar(&f.Cluster.Server, "server", "", "`URL` of the API server, instead of the kubeconfig's or the Pod's")
+}
+
+// registerVia registers how endpoints are reached.
+func (f *configFlags) registerVia(flags *pflag.FlagSet) {
+	flags.StringVar((*string)(&f.Via), "via", string(f.Via), "how endpoints are reached: "+strings.Join(daemon.Vias, ", ")+"; portforward goes through the API server, from where Pods cannot be reached (TCP only); auto tries direct first. With both, --dial-timeouts is 2s,2s,4s if not given, and --node-name is empty")
+}
+
+// registerDNS registers where the names of Services are answered.
+func (f *configFlags) registerDNS(flags *pflag.FlagSet) {
+	flags.StringVar(&f.dnsAddress, "dns", "", "`address` at which the names of Services are answered (UDP and TCP; port 53, or address:port); empty means nowhere")
+	f.registerDomain(flags)
+	flags.StringSliceVar(&f.dnsUpstreams, "dns-upstream", nil, "`addresses` of the resolvers that are asked for all other names; empty means those in "+dns.DefaultResolvConf)
+}
+
+func (f *configFlags) registerDomain(flags *pflag.FlagSet) {
+	flags.StringVar(&f.DNS.Domain, "dns-domain", dns.DefaultDomain, "the cluster's `domain`, in which the names of Services are")
+}
+
+// registerProxy registers how connections are served, wherever Services come from.
+func (f *configFlags) registerProxy(flags *pflag.FlagSet) {
+	o := &f.Proxy
+	flags.StringVar(&f.Mode, "portal", f.Mode, "how VIPs reach usher: "+strings.Join(portal.Modes(), ", ")+"; auto takes the first that works here")
 	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "`first-last` local ports for listeners that are not on a VIP; empty means any free port")
-	f.mark = 0x2000
-	flags.Var(&f.mark, "mark", "the bits of the mark (SO_MARK) of usher's own packets to endpoints, by which the portals iptables and nftables leave them alone; 0 means no mark")
-	flags.StringVar(&f.sctp, "sctp", string(stream.SCTPAuto), "whether SCTP Services are served: "+strings.Join(sctpModes, ", ")+"; auto does where the kernel's SCTP is in use already, on loads it (which ends what userspace SCTP stacks on this node do), off never touches it")
+	flags.Var((*markFlag)(&f.Portal.Mark), "mark", "the bits of the mark (SO_MARK) of usher's own packets to endpoints, by which the portals iptables and nftables leave them alone; 0 means no mark")
+	flags.StringVar((*string)(&o.SCTP), "sctp", string(o.SCTP), "whether SCTP Services are served: "+strings.Join(daemon.SCTPModes, ", ")+"; auto does where the kernel's SCTP is in use already, on loads it (which ends what userspace SCTP stacks on this node do), off never touches it")
 	flags.DurationVar(&o.CheckInterval, "portal-check-interval", o.CheckInterval, "how often the portal's rules are compared with the kernel's and repaired, and what could not be served is tried again")
 	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "how long each attempt to connect to an endpoint may take")
 	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "how long an endpoint that failed is passed over before it is probed; doubles while it keeps failing; 0 switches quarantine off")
@@ -60,103 +91,135 @@ func (f *proxyFlags) register(flags *pflag.FlagSet) {
 	flags.Int64Var(&o.MaxUDPSessionsPerPort, "max-udp-sessions-per-port", 0, "UDP sessions that one service port may have open at once; 0 means half of all")
 	flags.Int64Var(&o.AffinityPerPort, "max-affinity-per-port", o.AffinityPerPort, "clients that are remembered for one service port with ClientIP affinity")
 	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "clients that are remembered for all service ports with ClientIP affinity")
-	flags.IntVar(&f.traceEvents, "trace-events", 4096, "steps of connections that are kept in memory")
-	flags.DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "how long connections may take to end when usher is stopped")
+	flags.IntVar(&f.TraceEvents, "trace-events", f.TraceEvents, "steps of connections that are kept in memory")
+	flags.DurationVar(&f.DrainTimeout, "drain-timeout", f.DrainTimeout, "how long connections may take to end when usher is stopped")
 }
 
-// check returns an error that names the flag that is wrong.
-func (f *proxyFlags) check() error {
-	o := &f.proxy
-	if len(o.Schedule) == 0 {
-		return usagef("--dial-timeouts: at least one is needed")
+// defaultAdminAddress is the default of --admin-address.
+const defaultAdminAddress = "127.0.0.1:10249"
+
+// registerServers registers what else is served, and where.
+func (f *configFlags) registerServers(flags *pflag.FlagSet) {
+	flags.StringVar(&f.SOCKSAddress, "socks", "", "`host:port` for a SOCKS5 server that leads to Services by name, and to everything else directly; without a host 127.0.0.1; empty means none")
+	flags.StringVar(&f.AdminAddress, "admin-address", defaultAdminAddress, "`host:port` for the dashboard, /api, /metrics, /proxyMode, /configz; empty means none")
+	flags.StringVar(&f.HealthzAddress, "healthz-address", "0.0.0.0:10256", "`host:port` for /healthz and /livez; empty means none, which is the default with --manifests and with --via=portforward or auto")
+	flags.BoolVar(&f.HardFail, "bind-address-hard-fail", false, "end if one of these addresses cannot be had, instead of going on without it")
+	flags.StringVar(&f.AccessLog.Path, "access-log", "", "`file` to which a line is appended for each connection that has ended; - is standard output, empty means none")
+	flags.StringVar((*string)(&f.AccessLog.Format), "access-log-format", string(f.AccessLog.Format), "how these lines are written: "+strings.Join(accesslog.Formats, " or "))
+}
+
+// fromFiles reports whether Services come from files.
+func (f *configFlags) fromFiles() bool { return len(f.Manifests) > 0 }
+
+// oneSource returns an error if the flags name two sources.
+func (f *configFlags) oneSource() error {
+	if f.fromFiles() && (f.Cluster.Kubeconfig != "" || f.Cluster.Context != "" || f.Cluster.Server != "") {
+		return usagef("--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source")
 	}
-	for _, d := range o.Schedule {
-		if d <= 0 {
-			return usagef("--dial-timeouts: %s is not a positive duration", d)
+	return nil
+}
+
+// complete parses what has to be parsed, checks all, and makes the logger.
+func (f *configFlags) complete(cmd *cobra.Command) (err error) {
+	if f.serviceCIDRs != nil {
+		if f.ServiceCIDRs, err = parseServiceCIDRs(f.serviceCIDRs); err != nil {
+			return err
 		}
 	}
-	for _, d := range []struct {
-		flag  string
-		value time.Duration
-		least time.Duration
-	}{
-		{"portal-check-interval", o.CheckInterval, 100 * time.Millisecond},
-		{"quarantine", o.Quarantine.First, 0},
-		{"quarantine-max", o.Quarantine.Max, 0},
-		{"half-closed-timeout", o.HalfClosed, 0},
-		{"connection-idle-timeout", o.IdleTimeout, 0},
-		{"max-connection-age", o.MaxAge, 0},
-		{"keepalive", o.Keepalive, time.Second},
-		{"udp-idle-timeout", o.UDPIdleTimeout, 100 * time.Millisecond},
-		{"drain-timeout", f.drainTimeout, 0},
-	} {
-		if d.value < d.least {
-			return usagef("--%s: %s is less than %s", d.flag, d.value, d.least)
-		}
+	if f.PodNetworks, err = parseClusterCIDRs(f.clusterCIDRs); err != nil {
+		return err
 	}
-	for _, n := range []struct {
-		flag         string
-		value, least int64
-	}{
-		{"max-connections", o.MaxConnections, 0},
-		{"max-connections-per-port", o.MaxConnectionsPerPort, 0},
-		{"max-udp-sessions", o.MaxUDPSessions, 1},
-		{"max-udp-sessions-per-port", o.MaxUDPSessionsPerPort, 0},
-		{"max-affinity-per-port", o.AffinityPerPort, 1},
-		{"max-affinity", o.AffinityTotal, 1},
-		{"trace-events", int64(f.traceEvents), 1},
-	} {
-		if n.value < n.least {
-			return usagef("--%s: %d is less than %d", n.flag, n.value, n.least)
-		}
+	if f.NodePorts, err = parseNodePortAddresses(f.nodePortAddresses, f.nodeIP); err != nil {
+		return err
 	}
-	if share := o.MaxClientShare; share < 1 || share > 100 {
-		return usagef("--max-client-share: %d is not 1 to 100 percent", share)
+	if f.Portal.ProxyPorts, err = parsePortRange(f.proxyPorts); err != nil {
+		return err
 	}
-	if !slices.Contains(sctpModes, f.sctp) {
-		return usagef("--sctp: %q is none of %s", f.sctp, strings.Join(sctpModes, ", "))
+	if err := f.parseDNS(); err != nil {
+		return err
 	}
-	if !slices.Contains(portal.Modes(), f.portal) {
-		return usagef("--portal: %q is not one of %s", f.portal, strings.Join(portal.Modes(), ", "))
+	if err := f.Check(); err != nil {
+		return &usageError{err}
 	}
-	_, err := parsePortRange(f.proxyPorts)
+	f.Log, err = f.logs.logger(cmd.ErrOrStderr())
 	return err
 }
 
-// portalOptions returns the options for a portal. check has been called.
-func (f *proxyFlags) portalOptions(log logrus.FieldLogger) portal.Options {
-	ports, _ := parsePortRange(f.proxyPorts)
-	return portal.Options{Log: log, ProxyPorts: ports, NodePortAddresses: f.nodePorts.networks, PodInterfaces: f.podInterfaces, Mark: uint32(f.mark)}
-}
-
-// newProxy returns a proxy behind p.
-func (f *proxyFlags) newProxy(p portal.Portal, log logrus.FieldLogger) *proxy.Proxy {
-	f.proxy.Portal = p // for its DirectDial, too
-	o := f.proxy
-	o.SCTP = stream.SCTPMode(f.sctp)
-	o.Log, o.Trace = log, trace.NewLog(f.traceEvents)
-	o.Ports, _ = parsePortRange(f.proxyPorts) // checked
-	o.IsPod = f.isPod(log)
-	return proxy.New(o)
-}
-
-// isPod returns what tells this node's Pods by the interface that the route to them
-// leads over; nil if they are told by networks, or cannot be told.
-func (f *proxyFlags) isPod(log logrus.FieldLogger) func(netip.Addr) bool {
-	if f.podInterfaces == "" {
+func (f *configFlags) parseDNS() (err error) {
+	if f.dnsAddress == "" {
 		return nil
 	}
-	log = log.WithField("interfaces", string(f.podInterfaces))
-	behind, err := f.podInterfaces.Behind()
+	if f.DNSAddress, err = dns.ParseServer(f.dnsAddress); err != nil {
+		return usagef("--dns: %w", err)
+	}
+	for _, u := range f.dnsUpstreams {
+		server, err := dns.ParseServer(u)
+		if err != nil {
+			return usagef("--dns-upstream: %w", err)
+		}
+		f.DNS.Upstreams = append(f.DNS.Upstreams, server)
+	}
+	return nil
+}
+
+// newDaemon returns the daemon that the flags of cmd ask for. complete has been
+// called.
+func (f *configFlags) newDaemon(cmd *cobra.Command) (*daemon.Daemon, error) {
+	f.Settings = allFlags(cmd)
+	f.AccessLog.Out = cmd.OutOrStdout()
+	return daemon.New(f.Config)
+}
+
+// serve runs a daemon until a signal stops it.
+func serve(cmd *cobra.Command, d *daemon.Daemon) error {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+	defer signal.Stop(signals)
+	ignorePipes()
+	return d.Run(cmd.Context(), signals)
+}
+
+// ignorePipes is for who prints what goes on: whoever reads it may go away (usher run
+// --trace | head).
+func ignorePipes() { signal.Ignore(syscall.SIGPIPE) }
+
+// allFlags returns the flags of cmd and their values; of those that --help does not
+// list, the ones that were given.
+func allFlags(cmd *cobra.Command) map[string]string {
+	out := map[string]string{}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden || f.Changed {
+			out[f.Name] = f.Value.String()
+		}
+	})
+	return out
+}
+
+// setDefault gives a flag another default.
+func setDefault(flags *pflag.FlagSet, name, value string) {
+	f := flags.Lookup(name)
+	f.DefValue = value
+	if err := f.Value.Set(value); err != nil {
+		panic(err)
+	}
+}
+
+// markFlag is the value of --mark. It is shown as rules show marks, in hexadecimal,
+// and may be given as a decimal number too.
+type markFlag uint32
+
+func (m *markFlag) String() string { return fmt.Sprintf("%#x", uint32(*m)) }
+
+func (m *markFlag) Set(s string) error {
+	v, err := strconv.ParseUint(s, 0, 32)
 	if err != nil {
-		log.WithError(err).Warn("This node's Pods cannot be told by their interfaces: no client counts as one")
-		return nil
+		return errors.New("it must be a number of 32 bits, such as 0x2000 or 8192")
 	}
-	if !f.podInterfaces.Exist() {
-		log.Warn("There is no such interface: as long as there is none, no client counts as a Pod of this node")
-	}
-	return behind
+	*m = markFlag(v)
+	return nil
 }
+
+func (m *markFlag) Type() string { return "bits" }
 
 // parsePortRange parses "first-last"; "" is any port.
 func parsePortRange(s string) (portal.PortRange, error) {
@@ -172,28 +235,46 @@ func parsePortRange(s string) (portal.PortRange, error) {
 	return portal.PortRange{First: uint16(a), Last: uint16(b)}, nil
 }
 
+// primary is the word for the node's primary addresses in --nodeport-addresses,
+// as in kube-proxy's.
+const primary = "primary"
+
+// parseNodePortAddresses parses the value of --nodeport-addresses.
+func parseNodePortAddresses(list []string, nodeIP netip.Addr) (n daemon.NodePorts, err error) {
+	if len(list) == 1 && list[0] == primary {
+		return daemon.NodePorts{Primary: true, NodeIP: nodeIP}, nil
+	}
+	n.Networks, err = parseCIDRs(list, func(s string) error {
+		return usagef("--nodeport-addresses: %q is neither a CIDR such as 192.0.2.0/24 nor, alone, the word %q", s, primary)
+	})
+	return n, err
+}
+
+// parseClusterCIDRs parses the value of --cluster-cidr.
+func parseClusterCIDRs(list []string) ([]netip.Prefix, error) {
+	return parseCIDRs(list, func(s string) error { return usagef("--cluster-cidr: %q is not a CIDR such as 10.244.0.0/16", s) })
+}
+
 // defaultServiceCIDRs is the default of --service-cidr.
 var defaultServiceCIDRs = []string{manifest.DefaultServiceCIDR.String()}
 
 const serviceCIDRUsage = "where Services without a cluster IP get one, for each IP family at most one network"
 
-// parseCIDRs parses the value of --service-cidr.
-func parseCIDRs(list []string) ([]netip.Prefix, error) {
-	var out []netip.Prefix
-	for _, s := range list {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			return nil, usagef("--service-cidr: %q is not a CIDR such as 10.96.0.0/12", s)
-		}
+// parseServiceCIDRs parses the value of --service-cidr.
+func parseServiceCIDRs(list []string) ([]netip.Prefix, error) {
+	out, err := parseCIDRs(list, func(s string) error { return usagef("--service-cidr: %q is not a CIDR such as 10.96.0.0/12", s) })
+	if err != nil {
+		return nil, err
+	}
+	for i, p := range out {
 		if p != p.Masked() {
 			return nil, usagef("--service-cidr: %s has bits beyond its prefix; %s is meant, perhaps", p, p.Masked())
 		}
-		for _, other := range out {
+		for _, other := range out[:i] {
 			if other.Addr().Is4() == p.Addr().Is4() {
 				return nil, usagef("--service-cidr: %s and %s are of the same IP family; there is one for each", other, p)
 			}
 		}
-		out = append(out, p)
 	}
 	if len(out) == 0 {
 		return nil, usagef("--service-cidr: at least one is needed")
@@ -201,10 +282,14 @@ func parseCIDRs(list []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// plural returns "1 thing" or "n things".
-func plural(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
+// parseCIDRs parses networks. no returns the error for what is none.
+func parseCIDRs(list []string, no func(s string) error) (out []netip.Prefix, err error) {
+	for _, s := range list {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, no(s)
+		}
+		out = append(out, p)
 	}
-	return fmt.Sprintf("%d %ss", n, thing)
+	return out, nil
 }

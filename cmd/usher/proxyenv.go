@@ -5,13 +5,15 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/cmd/usher/daemon"
 )
 
 // defaultSOCKSAddress is where SOCKS servers are by custom (RFC 1928).
 const defaultSOCKSAddress = "127.0.0.1:1080"
 
 func newProxyEnv() *cobra.Command {
-	f := socksFlags{address: defaultSOCKSAddress}
+	var address string
 	cmd := &cobra.Command{
 		Use:   "proxy-env",
 		Short: "Print the environment that makes programs use 'usher run --socks'",
@@ -24,16 +26,16 @@ changes nothing.`,
   curl http://web.default/`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := f.check(); err != nil {
-				return err
+			if err := daemon.CheckSOCKSAddress(address); err != nil {
+				return &usageError{err}
 			}
-			for _, line := range proxyEnv(f.address) {
+			for _, line := range proxyEnv(address) {
 				fmt.Fprintln(cmd.OutOrStdout(), "export "+line)
 			}
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&f.address, "socks", f.address, "`host:port` of the SOCKS server")
+	cmd.Flags().StringVar(&address, "socks", defaultSOCKSAddress, "`host:port` of the SOCKS server")
 	return cmd
 }
 

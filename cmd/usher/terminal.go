@@ -3,10 +3,55 @@ package main
 import (
 	"io"
 	"os"
+	"time"
 
 	"github.com/charmbracelet/colorprofile"
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 )
+
+// logFlags say how logs are written. They go to standard error.
+type logFlags struct {
+	level  string
+	format string
+}
+
+func (f *logFlags) register(flags *pflag.FlagSet, format string) {
+	flags.StringVar(&f.level, "log-level", "info", "least serious `level` that is logged: debug, info, warning or error")
+	flags.StringVar(&f.format, "log-format", format, "text, json, or auto: text on a terminal and json elsewhere")
+}
+
+// logger returns a logger that writes to out.
+func (f *logFlags) logger(out io.Writer) (*logrus.Logger, error) {
+	level, err := logrus.ParseLevel(f.level)
+	if err != nil {
+		return nil, usagef("--log-level: %q is not one of debug, info, warning, error", f.level)
+	}
+	log := logrus.New()
+	log.SetOutput(out)
+	log.SetLevel(level)
+	text := &logrus.TextFormatter{FullTimestamp: true, TimestampFormat: "15:04:05.000"}
+	switch {
+	case f.format == "json", f.format == "auto" && !isTerminal(out):
+		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: time.RFC3339Nano})
+	case f.format == "text", f.format == "auto":
+		log.SetFormatter(text)
+	default:
+		return nil, usagef("--log-format: %q is not one of auto, text, json", f.format)
+	}
+	return log, nil
+}
+
+// isTerminal reports whether out is a terminal.
+func isTerminal(out io.Writer) bool {
+	f, ok := out.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0 && f.Name() != os.DevNull
+}
 
 // coloured returns a writer to out that takes colours out unless out is a terminal
 // that has them, and NO_COLOR is not set (see no-color.org).

@@ -67,6 +67,19 @@ var never = []struct {
 		of: []string{"..."}, imports: []string{"k8s.io/kube-proxy/..."}, but: []string{"cmd/usher/daemon/kubeproxy"},
 		why: "one place reads kube-proxy's configuration; the daemon is given its own",
 	},
+	{
+		of:      []string{"cmd/usher/daemon/...", "cmd/usher/demo/..."},
+		imports: []string{"github.com/spf13/cobra", "github.com/spf13/pflag", "os/signal", "cmd/usher/show/...", "cmd/usher/top/..."},
+		why:     "it is given values, and can be had without a command line; flags, signals and tables are the commands'",
+	},
+	{
+		of: []string{"..."}, imports: []string{"cmd/usher/daemon/..."}, but: []string{"cmd/usher", "cmd/usher/daemon/..."},
+		why: "only commands start a daemon",
+	},
+	{
+		of: []string{"..."}, imports: []string{"cmd/usher/demo/..."}, but: []string{"cmd/usher"},
+		why: "only commands show a demo; who runs one is told what it adds",
+	},
 }
 
 // noName are names that say nothing of what a package is for.
@@ -211,6 +224,12 @@ var _ = Describe("the house", func() {
 			"cmd/usher/run.go imports k8s.io/client-go/tools/cache, but ... may not import k8s.io/client-go/tools/cache/...: one place"),
 		Entry("of what tests need by what is no test", "proxy/tcp.go", "test/lab",
 			"proxy/tcp.go imports test/lab, but ... may not import test/...: what only tests need"),
+		Entry("of flags by the daemon", "cmd/usher/daemon/daemon.go", "github.com/spf13/pflag",
+			"cmd/usher/daemon/daemon.go imports github.com/spf13/pflag, but cmd/usher/daemon/... may not import github.com/spf13/pflag: it is given values"),
+		Entry("of the daemon by another than a command", "cmd/usher/demo/demo.go", "cmd/usher/daemon",
+			"cmd/usher/demo/demo.go imports cmd/usher/daemon, but ... may not import cmd/usher/daemon/...: only commands start"),
+		Entry("within the daemon, nothing", "cmd/usher/daemon/daemon.go", "cmd/usher/daemon/new", ""),
+		Entry("of the daemon by a command, nothing", "cmd/usher/run.go", "cmd/usher/daemon", ""),
 		Entry("of a test's, nothing", "proxy/tcp_test.go", "test/lab", ""),
 		Entry("to a floor below, nothing", "cmd/usher/run.go", "config/kube", ""),
 		Entry("by a new room, nothing", "proxy/new/new.go", "affinity", ""),

@@ -1,4 +1,4 @@
-package main
+package daemon
 
 import (
 	"fmt"
@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-
-	"github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
 )
 
 // conntrackDir is where the kernel has the settings of connection tracking
@@ -22,9 +20,25 @@ const conntrackDir = "/proc/sys/net/netfilter"
 // processors.
 const maxConntrack = 1 << 20
 
-// applyConntrack makes the kernel's connection tracking what a configuration says,
-// as kube-proxy does. The error names all that cannot be written.
-func applyConntrack(dir string, c kubeproxy.Conntrack, processors int, log logrus.FieldLogger) error {
+// Conntrack are settings of the kernel's connection tracking, for the whole
+// node. What is 0 stays as it is.
+type Conntrack struct {
+	// MaxPerCore and Min say for how many connections there must be room: so many for
+	// each processor, and in all at the least.
+	MaxPerCore, Min int
+	// How long an entry lasts in which nothing moves, in whole seconds.
+	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
+	// TCPBeLiberal says to track TCP segments outside of the window too.
+	TCPBeLiberal bool
+}
+
+// SetConntrack makes the kernel's connection tracking what c says, as kube-proxy
+// does. The error names all that cannot be written.
+func SetConntrack(c Conntrack, log logrus.FieldLogger) error {
+	return c.write(conntrackDir, runtime.NumCPU(), log)
+}
+
+func (c Conntrack) write(dir string, processors int, log logrus.FieldLogger) error {
 	var failed []string
 	write := func(name string, value int) {
 		if value == 0 {
@@ -45,7 +59,7 @@ func applyConntrack(dir string, c kubeproxy.Conntrack, processors int, log logru
 		}
 		log.WithFields(logrus.Fields{"setting": name, "from": now, "to": value}).Info("Changed a setting of the kernel's connection tracking")
 	}
-	write("nf_conntrack_max", conntrackMax(c, processors))
+	write("nf_conntrack_max", c.maximum(processors))
 	write("nf_conntrack_tcp_timeout_established", int(c.TCPEstablished/time.Second))
 	write("nf_conntrack_tcp_timeout_close_wait", int(c.TCPCloseWait/time.Second))
 	write("nf_conntrack_udp_timeout", int(c.UDP/time.Second))
@@ -59,17 +73,12 @@ func applyConntrack(dir string, c kubeproxy.Conntrack, processors int, log logru
 	return nil
 }
 
-// conntrackMax returns how many entries there must be room for: twice what
+// maximum returns how many entries there must be room for: twice what
 // kube-proxy would have, since a connection through usher is two, the client's and
 // that to the endpoint. 0 leaves it as it is.
-func conntrackMax(c kubeproxy.Conntrack, processors int) int {
+func (c Conntrack) maximum(processors int) int {
 	if c.MaxPerCore == 0 {
 		return 0
 	}
 	return 2 * max(min(c.MaxPerCore*processors, maxConntrack), min(c.Min, maxConntrack))
-}
-
-// conntrack applies what the file, or flags, say of connection tracking.
-func (r *runCommand) applyConntrack(log logrus.FieldLogger) error {
-	return applyConntrack(conntrackDir, r.conntrack, runtime.NumCPU(), log)
 }

@@ -1,0 +1,255 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/kube"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/netns"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/accesslog"
+	"github.com/usherproxy/usher/proxy/dns"
+	"github.com/usherproxy/usher/proxy/stream"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// Config says what a running usher is made of. [Defaults] returns one to begin with;
+// Log has to be set, and is all that has to.
+//
+// Errors and log lines call a setting by the flag of 'usher run' for it, since that is
+// what who reads them changes.
+type Config struct {
+	// Version is usher's, as the API, the metrics and the API server are told.
+	Version string
+	Log     logrus.FieldLogger
+
+	// Manifests are files, and folders with files, that Services come from. Without
+	// any they come from the API server that Cluster leads to.
+	Manifests []string
+	// ServiceCIDRs are the networks from which a Service of Manifests gets a cluster IP
+	// if it has none, at most one for each IP family; none means
+	// manifest.DefaultServiceCIDR.
+	ServiceCIDRs []netip.Prefix
+	Cluster      kube.Connection
+	// Via says how endpoints are reached; "" is ViaDirect. The other ways lead through
+	// Cluster's API server.
+	Via Via
+	// ServiceProxyName is usher's name among the proxies of the cluster: see
+	// translate.Proxied. "" is none.
+	ServiceProxyName string
+	// MaxDelay is how long an API server's changes may be gathered before they are carried
+	// out; 0 means kube.DefaultMaxDelay. Resync is how often everything is computed anew;
+	// 0 means never.
+	MaxDelay, Resync time.Duration
+
+	// NodeName is the name of this node's Node object; "" if there is none.
+	NodeName string
+	// PodNetworks are networks of the cluster's Pods, besides those that the Node object
+	// names.
+	PodNetworks []netip.Prefix
+	NodePorts   NodePorts
+	Conntrack   Conntrack
+
+	// Mode is the portal's, one of portal.Modes. Of Portal the daemon sets Log and
+	// NodePortAddresses.
+	Mode   string
+	Portal portal.Options
+	// TakeOver says to take over from an usher that serves this node already. Without it
+	// that one is an error, but for a demo.
+	TakeOver bool
+	// Namespace is the network namespace of a command, which the command's owner closes.
+	// VIPs are its addresses then and names are answered inside; Mode, Portal and TakeOver
+	// mean nothing, nor does the cluster hear of what cannot be served. nil means this
+	// process's namespace.
+	Namespace *netns.Namespace
+	// Demo is not nil for a demo.
+	Demo *Demo
+
+	// Proxy says how connections are served. The daemon sets Portal, Trace, Log, Ports
+	// (to the portal's ProxyPorts), IsPod and what is told of problems.
+	Proxy proxy.Options
+	// TraceEvents is how many steps of connections are kept in memory.
+	TraceEvents int
+	// AccessLog says where a line goes for each connection that has ended; without Path
+	// there is none. The daemon sets Log.
+	AccessLog accesslog.Options
+	// DrainTimeout is how long connections may take to end when the daemon is stopped; 0
+	// breaks them at once.
+	DrainTimeout time.Duration
+
+	// AdminAddress and HealthzAddress are HOST:PORT of the HTTP servers; "" is none. One
+	// that cannot be had is tried again all the time, unless HardFail says that this ends
+	// the daemon.
+	AdminAddress, HealthzAddress string
+	HardFail                     bool
+	// Settings are what /configz tells.
+	Settings map[string]string
+	// SOCKSAddress is HOST:PORT of a SOCKS5 server; "" is none.
+	SOCKSAddress string
+	// DNSAddress is where the names of Services are answered, over UDP and TCP; if it is
+	// not valid, nowhere. Of DNS the daemon sets Self and Log.
+	DNSAddress netip.AddrPort
+	DNS        dns.Options
+
+	// OnReady, if not nil, is called once, when the Services that there are first are
+	// served. None changes before it returns.
+	OnReady func(Ready)
+	// OnTrace, if not nil, is called in a goroutine of its own with the steps of all
+	// connections. ctx ends when the last connection has.
+	OnTrace func(ctx context.Context, steps *trace.Reader)
+}
+
+// Ready is what a daemon has when it begins to serve.
+type Ready struct {
+	Proxy    *proxy.Proxy
+	Services []config.Service
+	// AdminAddress is where the API is served, with the port that was chosen; "" if it
+	// is not.
+	AdminAddress string
+}
+
+// Demo is what is different with a demo. It has no successor: its rules go, whatever
+// ended it. It leaves an usher that is there already alone: in mode auto it does
+// without a portal then.
+type Demo struct {
+	// VIP is an address that its own clients connect to, for which mode auto has to find
+	// a portal that works without a route.
+	VIP netip.Addr
+	// Handler returns a handler that adds to what is served at AdminAddress.
+	Handler func(http.Handler) http.Handler
+}
+
+// Via is a way to endpoints.
+type Via string
+
+// The ways: as a node of the cluster has them, through the API server, and this one
+// where the direct way does not lead to a Pod.
+const (
+	ViaDirect      Via = "direct"
+	ViaPortForward Via = "portforward"
+	ViaAuto        Via = "auto"
+)
+
+// Vias are all of them.
+var Vias = []string{string(ViaDirect), string(ViaPortForward), string(ViaAuto)}
+
+// Remote reports whether usher may be elsewhere than on a node of the cluster.
+func (v Via) Remote() bool { return v != ViaDirect && v != "" }
+
+// SCTPModes are the values of Config.Proxy.SCTP.
+var SCTPModes = []string{string(stream.SCTPAuto), string(stream.SCTPOn), string(stream.SCTPOff)}
+
+// Defaults returns what 'usher run' does without flags, but for its HTTP servers.
+func Defaults() Config {
+	return Config{
+		Via:          ViaDirect,
+		MaxDelay:     kube.DefaultMaxDelay,
+		Mode:         portal.ModeAuto,
+		Portal:       portal.Options{Mark: 0x2000},
+		Proxy:        proxy.Defaults(),
+		TraceEvents:  4096,
+		AccessLog:    accesslog.Options{Format: accesslog.JSON},
+		DrainTimeout: 30 * time.Second,
+	}
+}
+
+// Check returns an error that names the setting that makes no sense.
+func (c *Config) Check() error {
+	if c.Via != "" && !slices.Contains(Vias, string(c.Via)) {
+		return notOneOf("via", string(c.Via), Vias)
+	}
+	if c.Via.Remote() && len(c.Manifests) > 0 {
+		return fmt.Errorf("--via=%s leads through an API server, and --manifests says that there is none", c.Via)
+	}
+	if len(c.Proxy.Schedule) == 0 {
+		return fmt.Errorf("--dial-timeouts: at least one is needed")
+	}
+	for _, d := range c.Proxy.Schedule {
+		if d <= 0 {
+			return fmt.Errorf("--dial-timeouts: %s is not a positive duration", d)
+		}
+	}
+	if err := c.checkNumbers(); err != nil {
+		return err
+	}
+	if !slices.Contains(SCTPModes, string(c.Proxy.SCTP)) {
+		return notOneOf("sctp", string(c.Proxy.SCTP), SCTPModes)
+	}
+	if !slices.Contains(portal.Modes(), c.Mode) {
+		return fmt.Errorf("--portal: %q is not one of %s", c.Mode, strings.Join(portal.Modes(), ", "))
+	}
+	if err := CheckSOCKSAddress(c.SOCKSAddress); err != nil {
+		return err
+	}
+	if !slices.Contains(accesslog.Formats, string(c.AccessLog.Format)) {
+		return notOneOf("access-log-format", string(c.AccessLog.Format), accesslog.Formats)
+	}
+	if _, err := dns.ParseDomain(c.DNS.Domain); err != nil {
+		return fmt.Errorf("--dns-domain: %w", err)
+	}
+	return nil
+}
+
+func (c *Config) checkNumbers() error {
+	o := &c.Proxy
+	for _, d := range []struct {
+		setting      string
+		value, least time.Duration
+	}{
+		{"portal-check-interval", o.CheckInterval, 100 * time.Millisecond},
+		{"quarantine", o.Quarantine.First, 0},
+		{"quarantine-max", o.Quarantine.Max, 0},
+		{"half-closed-timeout", o.HalfClosed, 0},
+		{"connection-idle-timeout", o.IdleTimeout, 0},
+		{"max-connection-age", o.MaxAge, 0},
+		{"keepalive", o.Keepalive, time.Second},
+		{"udp-idle-timeout", o.UDPIdleTimeout, 100 * time.Millisecond},
+		{"drain-timeout", c.DrainTimeout, 0},
+	} {
+		if d.value < d.least {
+			return fmt.Errorf("--%s: %s is less than %s", d.setting, d.value, d.least)
+		}
+	}
+	for _, n := range []struct {
+		setting      string
+		value, least int64
+	}{
+		{"max-connections", o.MaxConnections, 0},
+		{"max-connections-per-port", o.MaxConnectionsPerPort, 0},
+		{"max-udp-sessions", o.MaxUDPSessions, 1},
+		{"max-udp-sessions-per-port", o.MaxUDPSessionsPerPort, 0},
+		{"max-affinity-per-port", o.AffinityPerPort, 1},
+		{"max-affinity", o.AffinityTotal, 1},
+		{"trace-events", int64(c.TraceEvents), 1},
+	} {
+		if n.value < n.least {
+			return fmt.Errorf("--%s: %d is less than %d", n.setting, n.value, n.least)
+		}
+	}
+	if share := o.MaxClientShare; share < 1 || share > 100 {
+		return fmt.Errorf("--max-client-share: %d is not 1 to 100 percent", share)
+	}
+	return nil
+}
+
+// CheckSOCKSAddress returns an error if the address is not one for SOCKSAddress.
+func CheckSOCKSAddress(address string) error {
+	if _, _, err := net.SplitHostPort(address); err != nil && address != "" {
+		return fmt.Errorf("--socks: %q is not HOST:PORT such as 127.0.0.1:1080", address)
+	}
+	return nil
+}
+
+func notOneOf(setting, value string, all []string) error {
+	return fmt.Errorf("--%s: %q is none of %s", setting, value, strings.Join(all, ", "))
+}

@@ -1,0 +1,163 @@
+package daemon
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+)
+
+var _ = Describe("a Config", func() {
+	It("makes sense as Defaults has it", func() {
+		c := Defaults()
+		Expect(c.Check()).To(Succeed())
+	})
+
+	It("needs a logger, and needs to begin with Defaults", func() {
+		_, err := New(Defaults())
+		Expect(err).To(MatchError("a daemon needs a logger"))
+		_, err = New(Config{Log: logrus.New()})
+		Expect(err).To(MatchError("--dial-timeouts: at least one is needed"))
+	})
+
+	refused := func(says string, change func(c *Config)) TableEntry { return Entry("as in "+says, says, change) }
+	DescribeTable("is refused with the name of the setting",
+		func(says string, change func(c *Config)) {
+			c := Defaults()
+			c.Log = logrus.New()
+			change(&c)
+			_, err := New(c)
+			Expect(err).To(MatchError(HavePrefix(says)))
+		},
+		refused(`--via: "car" is none of direct, portforward, auto`, func(c *Config) { c.Via = "car" }),
+		refused("--via=auto leads through an API server, and --manifests says that there is none", func(c *Config) { c.Via, c.Manifests = ViaAuto, []string{"x"} }),
+		refused("--dial-timeouts: -1s is not a positive duration", func(c *Config) { c.Proxy.Schedule = []time.Duration{time.Second, -time.Second} }),
+		refused("--portal-check-interval: 0s is less than 100ms", func(c *Config) { c.Proxy.CheckInterval = 0 }),
+		refused("--keepalive: 1ms is less than 1s", func(c *Config) { c.Proxy.Keepalive = time.Millisecond }),
+		refused("--drain-timeout: -1ns is less than 0s", func(c *Config) { c.DrainTimeout = -1 }),
+		refused("--max-connections: -1 is less than 0", func(c *Config) { c.Proxy.MaxConnections = -1 }),
+		refused("--trace-events: 0 is less than 1", func(c *Config) { c.TraceEvents = 0 }),
+		refused("--max-client-share: 101 is not 1 to 100 percent", func(c *Config) { c.Proxy.MaxClientShare = 101 }),
+		refused(`--sctp: "" is none of auto, on, off`, func(c *Config) { c.Proxy.SCTP = "" }),
+		refused(`--portal: "red" is not one of auto, iptables, nftables, address, none`, func(c *Config) { c.Mode = "red" }),
+		refused(`--socks: "1080" is not HOST:PORT such as 127.0.0.1:1080`, func(c *Config) { c.SOCKSAddress = "1080" }),
+		refused(`--access-log-format: "red" is none of json, text`, func(c *Config) { c.AccessLog.Format = "red" }),
+		refused("--dns-domain: \"a..b\" is not a domain such as cluster.local", func(c *Config) { c.DNS.Domain = "a..b" }),
+	)
+})
+
+// within tells on which of some addresses there are node ports.
+func within(networks []netip.Prefix, addrs ...string) (in []string) {
+	for _, a := range addrs {
+		for _, p := range networks {
+			if p.Contains(netip.MustParseAddr(a)) {
+				in = append(in, a)
+				break
+			}
+		}
+	}
+	return in
+}
+
+// addrs reads addresses.
+func addrs(texts ...string) (list []netip.Addr) {
+	for _, t := range texts {
+		list = append(list, netip.MustParseAddr(t))
+	}
+	return list
+}
+
+var _ = Describe("node ports", func() {
+	all := []string{"127.0.0.1", "192.0.2.1", "192.0.2.2", "::1", "2001:db8::1"}
+
+	It("are on all addresses if nothing is said", func() {
+		Expect(NodePorts{}.networks(addrs("192.0.2.1"))).To(BeNil())
+	})
+
+	It("on networks of one family leave the other alone", func() {
+		n := NodePorts{Networks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
+		Expect(within(n.networks(nil), all...)).To(Equal([]string{"192.0.2.1", "192.0.2.2", "::1", "2001:db8::1"}))
+		n.Networks = append(n.Networks, netip.MustParsePrefix("2001:db8::/32"))
+		Expect(within(n.networks(nil), all...)).To(Equal([]string{"192.0.2.1", "192.0.2.2", "2001:db8::1"}))
+	})
+
+	It("on primary addresses are nowhere until these are known, and nowhere in a family that has none", func() {
+		n := NodePorts{Primary: true}
+		Expect(n.networks(nil)).NotTo(BeEmpty(), "none would be all")
+		Expect(within(n.networks(nil), all...)).To(BeEmpty())
+		Expect(within(n.networks(addrs("192.0.2.1")), all...)).To(Equal([]string{"192.0.2.1"}))
+		Expect(within(n.networks(addrs("192.0.2.2", "2001:db8::1")), all...)).To(Equal([]string{"192.0.2.2", "2001:db8::1"}))
+	})
+
+	It("on primary addresses have the node's IP as that of its family", func() {
+		n := NodePorts{Primary: true, NodeIP: netip.MustParseAddr("192.0.2.2")}
+		Expect(within(n.networks(addrs("192.0.2.1", "2001:db8::1")), all...)).To(Equal([]string{"192.0.2.2", "2001:db8::1"}))
+	})
+})
+
+var _ = Describe("the settings of connection tracking", func() {
+	It("are made, never lowered where others may need more, and all that cannot be made is named", func() {
+		dir := GinkgoT().TempDir()
+		file := func(name, value string) string {
+			path := filepath.Join(dir, name)
+			Expect(os.WriteFile(path, []byte(value), 0o600)).To(Succeed())
+			return path
+		}
+		maximum, established, closeWait := file("nf_conntrack_max", "1000\n"), file("nf_conntrack_tcp_timeout_established", "432000\n"), file("nf_conntrack_tcp_timeout_close_wait", "60\n")
+		log, logged := logtest.NewNullLogger()
+		apply := func(c Conntrack) { GinkgoHelper(); Expect(c.write(dir, 4, log)).To(Succeed()) }
+		is := func(path, want string) { GinkgoHelper(); Expect(os.ReadFile(path)).To(BeEquivalentTo(want)) }
+
+		apply(Conntrack{MaxPerCore: 1000, Min: 2000, TCPEstablished: time.Hour})
+		is(maximum, "8000") // two entries for each of 4 × 1000
+		is(established, "3600")
+		is(closeWait, "60\n")
+		apply(Conntrack{MaxPerCore: 1000, Min: 5000})
+		is(maximum, "10000")
+		apply(Conntrack{MaxPerCore: 1})
+		is(maximum, "10000")
+		Expect(logged.AllEntries()).To(HaveLen(3))
+
+		Expect(Conntrack{UDP: time.Second, UDPStream: time.Second}.write(dir, 4, log)).
+			To(MatchError(And(ContainSubstring("nf_conntrack_udp_timeout=1"), ContainSubstring("nf_conntrack_udp_timeout_stream=1"))))
+		Expect(logged.AllEntries()).To(HaveLen(3))
+	})
+})
+
+// localSources is a portal that keeps what it is told of this node's Pods.
+type localSources struct {
+	portal.Portal
+	pods []netip.Prefix
+}
+
+func (p *localSources) SetLocalSources(pods []netip.Prefix) { p.pods = pods }
+
+var _ = Describe("this node's Pods", func() {
+	ours := netip.MustParsePrefix("10.244.1.0/24")
+	DescribeTable("are told by networks or by interfaces",
+		func(interfaces portal.Interfaces, want []netip.Prefix, warnings int) {
+			log, logged := logtest.NewNullLogger()
+			c := Defaults()
+			c.Log, c.Portal.PodInterfaces = log, interfaces
+			d, err := New(c)
+			Expect(err).NotTo(HaveOccurred())
+			none, err := portal.New(GinkgoT().Context(), portal.ModeNone, portal.Options{Log: log})
+			Expect(err).NotTo(HaveOccurred())
+			told := &localSources{Portal: none}
+			d.newProxy(told)
+			d.nodeChanged(config.Node{PodCIDRs: []netip.Prefix{ours}})
+			Expect(told.pods).To(Equal(want))
+			Expect(logged.AllEntries()).To(HaveLen(warnings), "there is no such interface")
+		},
+		Entry("networks", portal.Interfaces(""), []netip.Prefix{ours}, 0),
+		Entry("interfaces", portal.Interfaces("usher-none+"), nil, 1),
+	)
+})

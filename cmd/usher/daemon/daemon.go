@@ -1,0 +1,346 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/kube"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/accesslog"
+	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/dns"
+	"github.com/usherproxy/usher/proxy/portforward"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// Daemon is a proxy with all that belongs to it, from start to stop.
+type Daemon struct {
+	config Config
+	log    logrus.FieldLogger
+
+	reach  atomic.Pointer[kube.Reach] // nil if Services come from files
+	events *kube.Events               // nil if the cluster is not told what cannot be served
+	tunnel *portforward.Dialer        // nil with ViaDirect
+	names  *dns.Server                // nil if nobody answers for names
+
+	lock       atomic.Pointer[handover.Lock] // nil without one
+	handedOver chan struct{}                 // closed when another usher has taken over
+	told       chan struct{}                 // closed when, after that, a signal has said to stop
+
+	proxy        *proxy.Proxy
+	health       *admin.Health
+	healthChecks *admin.HealthChecks
+	metrics      *admin.Metrics // nil without HTTP servers
+	accessLog    *accesslog.Log // nil without one
+	servers      servers
+
+	// nodePorts are the networks on whose addresses node ports are now; none means on all.
+	nodePorts []netip.Prefix
+
+	workers sync.WaitGroup // what ends with the context of Run
+}
+
+// New returns a daemon that has not begun, and has opened nothing. The error names
+// the setting that makes no sense.
+func New(c Config) (*Daemon, error) {
+	if c.Log == nil {
+		return nil, errors.New("a daemon needs a logger")
+	}
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
+	d := &Daemon{config: c, log: c.Log, handedOver: make(chan struct{}), told: make(chan struct{}), nodePorts: c.NodePorts.networks(nil)}
+	if c.DNSAddress.IsValid() {
+		o := c.DNS
+		o.Log = c.Log
+		if c.Namespace == nil {
+			o.Self = c.DNSAddress
+		}
+		var err error
+		if d.names, err = dns.New(o); err != nil {
+			return nil, fmt.Errorf("--dns-domain: %w", err)
+		}
+	}
+	return d, nil
+}
+
+// Run serves what the source has until a signal comes, ctx ends, or the source fails.
+// It is called once. nil is no signals.
+//
+// Any signal stops the daemon; os.Interrupt also says to remove the portal's rules,
+// and a second one to break the connections that are still open.
+func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
+	if err := SetConntrack(d.config.Conntrack, d.log); err != nil {
+		d.log.Warn(err)
+	}
+	hurry()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+
+	source, err := d.newSource(ctx) // first: without one there is nothing to look for a portal for
+	if err != nil {
+		return err
+	}
+	defer d.closeTunnel()
+	pt, err := d.openPortal(ctx)
+	if err != nil {
+		return err
+	}
+	defer d.unlock()
+	defer d.workers.Wait()
+	defer cancel()
+	if d.newProxy(pt); d.events != nil {
+		d.proxy.OnProblem, d.healthChecks.OnProblem = d.tellProblem, d.tellHealthCheckProblem
+	}
+	if reach := d.reach.Load(); reach != nil {
+		d.health.APIServer = d.apiServer
+		d.workers.Go(func() { d.warnWhileAway(ctx, reach) })
+	}
+	if err := d.openAccessLog(); err != nil {
+		return err
+	}
+	if err := d.startServers(ctx); err != nil {
+		return err
+	}
+	defer d.servers.close()
+	closeSOCKS, err := d.startSOCKS(ctx)
+	if err != nil {
+		return err
+	}
+	defer closeSOCKS() // after draining
+
+	traceCtx, endTrace := context.WithCancel(context.Background())
+	defer endTrace() // after draining, so that all ends are told
+	d.startWorkers(ctx, traceCtx)
+	if err := d.startNames(ctx); err != nil {
+		return err
+	}
+	failed := make(chan error, 2)
+	d.workers.Go(func() { failed <- source.Run(ctx, d.apply(failed)) })
+
+	remove := d.config.Demo != nil
+	select {
+	case err = <-failed:
+		if err != nil {
+			err = fmt.Errorf("cannot go on: %w", err)
+		}
+	case <-ctx.Done():
+	case <-d.handedOver:
+		d.log.WithField("connections", d.proxy.Connections()).Info("Another usher has taken over; connections that are open may end")
+		d.servers.close()
+	case sig := <-signals:
+		d.log.WithFields(logrus.Fields{"signal": sig.String(), "connections": d.proxy.Connections(), "drain-timeout": d.config.DrainTimeout.String()}).
+			Info("Stopping: no new connections; those that are open may end")
+		remove = remove || sig == os.Interrupt
+	}
+	cancel()
+	d.stop(pt, remove, signals)
+	if d.isHandedOver() && inPod() {
+		// The kubelet would start it again, and it would take over in its turn.
+		select {
+		case <-signals:
+		case <-d.told:
+		}
+	}
+	return err
+}
+
+// inPod reports whether a kubelet runs this process.
+func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
+
+// healthTimeout is how long a change may wait before the proxy counts as
+// unhealthy: twice kube-proxy's default sync period, as kube-proxy has it.
+const healthTimeout = time.Minute
+
+// newProxy makes the proxy behind pt, with what watches its health.
+func (d *Daemon) newProxy(pt portal.Portal) {
+	o := &d.config.Proxy // from here on it has the portal, for DirectDial, too
+	o.Portal, o.Log, o.Trace = pt, d.log, trace.NewLog(d.config.TraceEvents)
+	o.Ports = d.config.Portal.ProxyPorts
+	o.IsPod = d.isPod()
+	if d.config.Namespace != nil {
+		o.Socket = d.config.Namespace.Socket
+	}
+	d.proxy = proxy.New(*o)
+	d.proxy.SetPodNetworks(d.config.PodNetworks)
+	d.health = &admin.Health{Sync: d.proxy.SyncStatus, Timeout: healthTimeout}
+	d.healthChecks = &admin.HealthChecks{Serving: d.health.Serving, Log: d.log}
+	d.healthChecks.SetNetworks(d.nodePorts)
+}
+
+// isPod returns what tells this node's Pods by the interface that the route to them
+// leads over; nil if they are told by networks, or cannot be told.
+func (d *Daemon) isPod() func(netip.Addr) bool {
+	interfaces := d.config.Portal.PodInterfaces
+	if interfaces == "" {
+		return nil
+	}
+	log := d.log.WithField("interfaces", string(interfaces))
+	behind, err := interfaces.Behind()
+	if err != nil {
+		log.WithError(err).Warn("This node's Pods cannot be told by their interfaces: no client counts as one")
+		return nil
+	}
+	if !interfaces.Exist() {
+		log.Warn("There is no such interface: as long as there is none, no client counts as a Pod of this node")
+	}
+	return behind
+}
+
+// openAccessLog opens the access log, if there is to be one.
+func (d *Daemon) openAccessLog() (err error) {
+	o := d.config.AccessLog
+	if o.Path == "" {
+		return nil
+	}
+	o.Log = d.log
+	if d.accessLog, err = accesslog.New(d.proxy.Trace, o); err != nil {
+		return fmt.Errorf("--access-log: %w", err)
+	}
+	return nil
+}
+
+// startWorkers starts what goes on beside the source. Who reads the trace ends with
+// traceCtx.
+func (d *Daemon) startWorkers(ctx, traceCtx context.Context) {
+	d.workers.Go(func() { d.proxy.Run(ctx) })
+	d.workers.Go(func() { d.healthChecks.RunRetries(ctx, time.Second) })
+	if d.config.NodePorts.Primary && !d.hasNode() {
+		d.setPrimaryAddresses(routedAddresses())
+		d.workers.Go(func() { d.followRoutes(ctx) })
+	}
+	if d.config.OnTrace != nil {
+		steps := d.proxy.Trace.Reader(true)
+		d.workers.Go(func() { d.config.OnTrace(traceCtx, steps) })
+	}
+	if d.accessLog != nil {
+		d.workers.Go(func() { d.accessLog.Run(traceCtx) })
+	}
+}
+
+// apply returns the function to which a source reports. If that cannot be
+// carried out at all, it says so to failed.
+func (d *Daemon) apply(failed chan<- error) func([]config.Service) {
+	first, dead := true, false
+	return func(services []config.Service) {
+		if dead {
+			return
+		}
+		if !first {
+			d.proxy.Apply(services)
+			d.applied(services)
+			if len(services) >= manyServices {
+				go tidyMemory()
+			}
+			return
+		}
+		started := time.Now()
+		if err := d.begin(services); err != nil {
+			failed <- err
+			dead = true
+			return
+		}
+		first = false
+		d.applied(services)
+		d.log.WithFields(logrus.Fields{"services": len(services), "portal": d.proxy.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
+		if d.config.OnReady != nil {
+			d.config.OnReady(Ready{Proxy: d.proxy, Services: services, AdminAddress: d.servers.adminAddress()})
+		}
+		go tidyMemory()
+	}
+}
+
+// applied tells others what the proxy serves now: nobody is to be told of a Service
+// by its name before it is served.
+func (d *Daemon) applied(services []config.Service) {
+	d.healthChecks.Apply(services)
+	if d.names != nil {
+		d.names.Apply(services)
+	}
+}
+
+// nodeChanged takes note of how this node is.
+func (d *Daemon) nodeChanged(node config.Node) {
+	if d.config.Portal.PodInterfaces == "" {
+		d.proxy.SetPodNetworks(append(slices.Clone(d.config.PodNetworks), node.PodCIDRs...))
+	}
+	d.health.SetLeaving(node.Leaving)
+	if d.hasNode() {
+		d.setPrimaryAddresses(node.Addresses)
+	}
+}
+
+// hasNode reports whether there is a Node object.
+func (d *Daemon) hasNode() bool { return len(d.config.Manifests) == 0 && d.config.NodeName != "" }
+
+// tellProblem lets the cluster know that a service port is not served, or is again.
+func (d *Daemon) tellProblem(id config.PortID, p *proxy.Problem) {
+	if p == nil {
+		d.events.Tell(id.ServiceName(), "Served", fmt.Sprintf("Service port %s is served again", id))
+		return
+	}
+	d.events.Warn(id.ServiceName(), string(p.Reason), fmt.Sprintf("Service port %s is not served: %v", id, p.Err))
+}
+
+func (d *Daemon) tellHealthCheckProblem(service types.NamespacedName, err error) {
+	if err == nil {
+		d.events.Tell(service, "Served", "The health check node port is served again")
+		return
+	}
+	d.events.Warn(service, "HealthCheckFailed", err.Error())
+}
+
+// stop stops the proxy, drains, and removes what the portal installed if remove
+// is set. A further signal ends the draining.
+func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
+	d.health.SetStopping()
+	d.proxy.Stop()
+	d.healthChecks.Close()
+	// Only who has the lock, and has not handed it over, may remove the rules.
+	remove = remove && (d.lock.Load() != nil || d.proxy.Portal.Mode() == portal.ModeNone) && !d.isHandedOver()
+	if !remove {
+		d.unlock() // a successor need not wait until connections have ended
+	}
+	grace, cancel := context.WithTimeout(context.Background(), d.config.DrainTimeout)
+	defer cancel()
+	go func() {
+		if d.isHandedOver() {
+			select {
+			case <-signals: // to stop, which it does already
+				close(d.told)
+			case <-grace.Done():
+				return
+			}
+		}
+		select {
+		case <-signals:
+			cancel()
+		case <-grace.Done():
+		}
+	}()
+	broken := d.proxy.Drain(grace)
+	if remove {
+		// Not before: connections in flight need what the portal installed.
+		if err := pt.Remove(context.Background()); err != nil {
+			d.log.WithError(err).Error("The portal's rules could not all be removed; 'usher cleanup' tries again")
+		}
+	}
+	if broken > 0 {
+		d.log.WithField("connections", broken).Warn("Stopped; connections that had not ended were reset")
+		return
+	}
+	d.log.Info("Stopped")
+}

@@ -1,0 +1,112 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/proxy/socks"
+)
+
+// startNames answers for the names of Services, if that is wanted, until ctx ends. An
+// address that the usher has from which this one takes over is tried until it is
+// free.
+func (d *Daemon) startNames(ctx context.Context) error {
+	if d.names == nil {
+		return nil
+	}
+	at := d.config.DNSAddress
+	packets, listener, err := d.listenNames()
+	if err != nil && !(d.config.TakeOver && errors.Is(err, syscall.EADDRINUSE)) {
+		return err
+	}
+	d.workers.Go(func() {
+		for ; err != nil; packets, listener, err = d.listenNames() {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+		d.log.WithFields(logrus.Fields{"address": at.String(), "domain": d.names.Domain()}).Info("Answering for the names of Services")
+		if err := d.names.Serve(ctx, packets, listener); err != nil {
+			d.log.WithError(err).Error("The names of Services are not answered any more")
+		}
+	})
+	return nil
+}
+
+// listenNames opens both sockets for that, UDP and TCP.
+func (d *Daemon) listenNames() (net.PacketConn, net.Listener, error) {
+	at := d.config.DNSAddress
+	packets, err := d.listenPacket(at)
+	if err != nil {
+		return nil, nil, d.explainListen(at, err)
+	}
+	listener, err := d.listen(at)
+	if err != nil {
+		packets.Close()
+		return nil, nil, d.explainListen(at, err)
+	}
+	return packets, listener, nil
+}
+
+func (d *Daemon) listenPacket(at netip.AddrPort) (net.PacketConn, error) {
+	if ns := d.config.Namespace; ns != nil {
+		return ns.ListenPacket(at)
+	}
+	return net.ListenPacket("udp", at.String())
+}
+
+func (d *Daemon) listen(at netip.AddrPort) (net.Listener, error) {
+	if ns := d.config.Namespace; ns != nil {
+		return ns.Listen(at)
+	}
+	return net.Listen("tcp", at.String())
+}
+
+// explainListen adds to an error what to do about it.
+func (d *Daemon) explainListen(at netip.AddrPort, err error) error {
+	switch {
+	case d.config.Namespace != nil:
+		return err
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("--dns: %w: another resolver has it, perhaps; take another address, such as 127.0.0.153, or another port", err)
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("--dns: %w: port %d needs root or CAP_NET_BIND_SERVICE; one from 1024 on does not", err, at.Port())
+	}
+	return fmt.Errorf("--dns: %w", err)
+}
+
+// startSOCKS starts the SOCKS server, if there is to be one. It accepts clients until
+// ctx ends; connections go on until close.
+func (d *Daemon) startSOCKS(ctx context.Context) (close func(), err error) {
+	if d.config.SOCKSAddress == "" {
+		return func() {}, nil
+	}
+	server, err := socks.Listen(d.config.SOCKSAddress, d.proxy, d.log)
+	if err != nil {
+		return nil, fmt.Errorf("--socks: %w", err)
+	}
+	d.log.WithField("address", server.Addr().String()).Info("SOCKS server: Services can be reached by name, such as curl -x socks5h://" + server.Addr().String())
+	if at := server.Addr().Addr(); !at.IsLoopback() {
+		who := at.String()
+		if at.IsUnspecified() {
+			who = "any address of this machine"
+		}
+		d.log.Warnf("The SOCKS server asks nobody who they are, and whoever reaches %s can use it to connect to what this machine reaches", who)
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() { server.Serve(ctx) })
+	return func() {
+		server.Close()
+		serving.Wait()
+	}, nil
+}

@@ -1,0 +1,110 @@
+package daemon
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// NodePorts say on which addresses of the node its node ports are. The zero value is
+// all of them, loopback included.
+type NodePorts struct {
+	// Networks are those with these addresses. As with kube-proxy, an IP family that has
+	// none is not restricted.
+	Networks []netip.Prefix
+	// Primary says that they are the node's primary addresses, of each family one, and
+	// not Networks: those in the Node object, or without one those from which the node
+	// reaches other networks. They may change. Nowhere, as long as they are not known.
+	Primary bool
+	// NodeIP is primary in its family, if it is valid.
+	NodeIP netip.Addr
+}
+
+// nowhere is a network that no address of a node is in.
+var nowhere = netip.PrefixFrom(netip.IPv6Unspecified(), 128)
+
+// networks returns those on whose addresses node ports are where the node's primary
+// addresses are these; none means all. With Primary a family without an address has no
+// node ports.
+func (n NodePorts) networks(primary []netip.Addr) []netip.Prefix {
+	if !n.Primary {
+		return n.bothFamilies()
+	}
+	out := []netip.Prefix{nowhere}
+	if n.NodeIP.IsValid() {
+		out = append(out, netip.PrefixFrom(n.NodeIP, n.NodeIP.BitLen()))
+	}
+	for _, a := range primary {
+		if a.Is4() != n.NodeIP.Is4() || !n.NodeIP.IsValid() {
+			out = append(out, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return out
+}
+
+// bothFamilies returns n.Networks, with all of a family that has none; none if neither
+// has one.
+func (n NodePorts) bothFamilies() []netip.Prefix {
+	if len(n.Networks) == 0 {
+		return nil
+	}
+	out := slices.Clone(n.Networks)
+	for _, all := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		if !slices.ContainsFunc(n.Networks, func(p netip.Prefix) bool { return p.Addr().Is4() == all.Is4() }) {
+			out = append(out, netip.PrefixFrom(all, 0))
+		}
+	}
+	return out
+}
+
+// routedAddresses returns the address in each IP family from which this node
+// reaches other networks: its primary ones, as far as can be told without a Node
+// object.
+func routedAddresses() (out []netip.Addr) {
+	// Addresses for documentation (RFC 5737, RFC 3849). To connect a UDP socket
+	// sends nothing.
+	for _, elsewhere := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
+		conn, err := net.Dial("udp", elsewhere)
+		if err != nil {
+			continue // no such family here
+		}
+		out = append(out, conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap())
+		conn.Close()
+	}
+	return out
+}
+
+// setPrimaryAddresses opens node ports at these addresses, and closes them at
+// others, if they are to be at the primary ones. Calls are not concurrent.
+func (d *Daemon) setPrimaryAddresses(addrs []netip.Addr) {
+	now := d.config.NodePorts.networks(addrs)
+	if !d.config.NodePorts.Primary || slices.Equal(now, d.nodePorts) {
+		return
+	}
+	d.nodePorts = now
+	d.proxy.SetNodePortAddresses(now)
+	d.healthChecks.SetNetworks(now)
+	var addresses []string
+	for _, n := range now[1:] {
+		addresses = append(addresses, n.String())
+	}
+	d.log.WithField("addresses", strings.Join(addresses, ",")).Info("Node ports are served at this node's primary addresses")
+}
+
+// followRoutes keeps node ports at the primary addresses of a node that has no
+// Node object, until ctx ends. They have been set once already.
+func (d *Daemon) followRoutes(ctx context.Context) {
+	ticker := time.NewTicker(d.config.Proxy.CheckInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			d.setPrimaryAddresses(routedAddresses())
+		}
+	}
+}

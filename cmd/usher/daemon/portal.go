@@ -1,0 +1,87 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
+)
+
+// Lock takes the lock of the portals, and says who only claimed to have it. Nobody
+// else manages rules here until it is released.
+func Lock(log logrus.FieldLogger) (*handover.Lock, error) {
+	lock, err := handover.Acquire()
+	if err != nil {
+		return nil, err
+	}
+	for _, who := range lock.Strangers() {
+		log.WithField("who", who).Warn("Somebody who may not change this network namespace claims to be the usher that manages its portals; going on regardless")
+	}
+	return lock, nil
+}
+
+// openPortal makes the portal, and takes the lock that goes with it. There is no lock
+// for a portal that installs nothing here, and none yet if it is taken over from
+// another usher.
+func (d *Daemon) openPortal(ctx context.Context) (portal.Portal, error) {
+	switch {
+	case d.config.Namespace != nil:
+		return d.config.Namespace.Portal(), nil
+	case d.config.Demo != nil:
+		return d.openPortalBeside(ctx)
+	}
+	return d.openMode(ctx, d.config.Mode)
+}
+
+func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, err error) {
+	var lock *handover.Lock
+	if mode != portal.ModeNone {
+		lock, err = Lock(d.log)
+		if err != nil && !(d.config.TakeOver && errors.Is(err, handover.ErrLocked)) {
+			return nil, fmt.Errorf("%w; stop it, take over from it with 'usher run --take-over', or use --portal=none", err)
+		}
+	}
+	o := d.config.Portal
+	o.Log, o.NodePortAddresses = d.log, d.nodePorts
+	p, err = portal.New(ctx, mode, o)
+	if lock != nil && (err != nil || p.Mode() == portal.ModeNone) {
+		lock.Release()
+		lock = nil
+	}
+	d.lock.Store(lock)
+	return p, err
+}
+
+// openPortalBeside is openPortal for a demo, which leaves an usher that is there
+// already alone, and whose own clients must reach the cluster IPs: rules see only
+// what has a route, which a machine without a network does not have.
+func (d *Daemon) openPortalBeside(ctx context.Context) (portal.Portal, error) {
+	if d.config.Mode == portal.ModeAuto && !routed(d.config.Demo.VIP) {
+		if p, err := d.openMode(ctx, portal.ModeAddress); err == nil {
+			d.log.WithField("portal", portal.ModeAddress).Info("No route leads to cluster IPs here: the portal makes some")
+			return p, nil
+		}
+	}
+	p, err := d.openMode(ctx, d.config.Mode)
+	if errors.Is(err, handover.ErrLocked) && d.config.Mode == portal.ModeAuto {
+		d.log.WithError(err).Warn("Not touching the portals")
+		return d.openMode(ctx, portal.ModeNone)
+	}
+	return p, err
+}
+
+// routed reports whether this machine has a route to addr. It sends nothing.
+func routed(addr netip.Addr) bool {
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 9)))
+	if err == nil {
+		conn.Close()
+	}
+	return !errors.Is(err, syscall.ENETUNREACH)
+}

@@ -1,0 +1,201 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/kube"
+	"github.com/usherproxy/usher/config/manifest"
+	"github.com/usherproxy/usher/config/translate"
+	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/portforward"
+)
+
+// newSource returns where Services come from. It may call back from when it runs.
+func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
+	c := &d.config
+	if len(c.Manifests) > 0 {
+		return c.files(d.names != nil)
+	}
+	client, reach, err := c.connect()
+	if err != nil {
+		return nil, err
+	}
+	d.reach.Store(reach)
+	if err := d.openTunnel(); err != nil {
+		return nil, err
+	}
+	o := kube.Options{Client: client, Log: d.log, NodeName: c.NodeName, ServiceProxyName: c.ServiceProxyName,
+		Discovery: d.names != nil, MaxDelay: c.MaxDelay, Resync: c.Resync}
+	if c.Namespace != nil {
+		return kube.New(o) // for one command: it is no node, and the cluster hears nothing of it
+	}
+	o.OnNode, o.OnProgrammed = d.nodeChanged, d.programmed
+	o.OnProblems = func(service types.NamespacedName, problems []translate.Problem) {
+		for _, p := range problems {
+			d.events.Warn(service, "PartNotServed", p.Error())
+		}
+	}
+	source, err := kube.New(o)
+	if err != nil {
+		return nil, err
+	}
+	d.events, err = kube.NewEvents(ctx, client, source, c.NodeName)
+	return source, err
+}
+
+// files returns the source that reads manifests.
+func (c *Config) files(discovery bool) (config.Source, error) {
+	return manifest.New(manifest.Options{Paths: c.Manifests, ServiceCIDRs: c.ServiceCIDRs, Node: config.Node{Name: c.NodeName},
+		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, Log: c.Log})
+}
+
+// connect returns a client of the API server.
+func (c *Config) connect() (kubernetes.Interface, *kube.Reach, error) {
+	c.Cluster.UserAgent = "usher/" + c.Version
+	client, reach, err := c.Cluster.Connect()
+	if err != nil {
+		return nil, nil, noSource(err)
+	}
+	return client, reach, nil
+}
+
+// noSource adds to err, for which there is no source, how one is named.
+func noSource(err error) error {
+	return fmt.Errorf("%w; --manifests takes Services from files, --kubeconfig from a cluster", err)
+}
+
+// KubeNamespace returns the Kubernetes namespace that is meant where none is named: the
+// one of the kubeconfig's context.
+func (c *Config) KubeNamespace() (string, error) {
+	if len(c.Manifests) > 0 {
+		return "default", nil
+	}
+	namespace, err := c.Cluster.Namespace()
+	if err != nil {
+		return "", noSource(err)
+	}
+	return namespace, nil
+}
+
+// openTunnel makes the proxy reach endpoints through the API server, if it is to.
+func (d *Daemon) openTunnel() error {
+	if !d.config.Via.Remote() {
+		return nil
+	}
+	rest, err := d.config.Cluster.RESTConfig()
+	if err != nil {
+		return err
+	}
+	if d.tunnel, err = portforward.New(rest, d.log); err != nil {
+		return err
+	}
+	o := &d.config.Proxy
+	o.Dial, o.TCPOnly = d.tunnel.Dial, portforward.ErrTCPOnly
+	if d.config.Via == ViaAuto {
+		o.Dial, o.TCPOnly = (&portforward.Auto{Direct: o.DirectDial, Else: d.tunnel.Dial}).Dial, nil
+	}
+	return nil
+}
+
+// closeTunnel ends the connections that lead through the API server.
+func (d *Daemon) closeTunnel() {
+	if d.tunnel != nil {
+		d.tunnel.Close()
+	}
+}
+
+// APIServer tells whether the API server answers; known is false if Services come
+// from files, or it has not been asked yet. Any goroutine may call it.
+func (d *Daemon) APIServer() (status kube.ReachStatus, known bool) {
+	reach := d.reach.Load()
+	if reach == nil {
+		return kube.ReachStatus{}, false
+	}
+	return reach.Status(), true
+}
+
+// apiServer tells the same to those who ask for the daemon's health.
+func (d *Daemon) apiServer() admin.APIServerStatus {
+	now, _ := d.APIServer()
+	out := admin.APIServerStatus{Connected: now.Connected, Since: now.Since}
+	if now.Err != nil {
+		out.Error = now.Err.Error()
+	}
+	return out
+}
+
+// programmed takes note of how long ago the change was that has been carried out.
+func (d *Daemon) programmed(took time.Duration) {
+	if d.metrics != nil {
+		d.metrics.Programmed(took)
+	}
+}
+
+// warnWhileAway logs when the API server is lost and found, until ctx ends.
+func (d *Daemon) warnWhileAway(ctx context.Context, reach *kube.Reach) {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	connected := true
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		now := reach.Status()
+		if now.Since.IsZero() || now.Connected == connected {
+			continue
+		}
+		if connected = now.Connected; connected {
+			d.log.Info("The API server answers again")
+		} else {
+			d.log.WithError(now.Err).Warn("The API server does not answer; what is known goes on being served")
+		}
+	}
+}
+
+// readTimeout is how long an API server may take to tell all Services.
+const readTimeout = 30 * time.Second
+
+// Services returns all Services as they are now, with how each is found, and serves
+// none of them. Of c it looks at where Services come from.
+func (c Config) Services(ctx context.Context) ([]config.Service, error) {
+	reach := &kube.Reach{}
+	var source config.Source
+	var err error
+	if len(c.Manifests) > 0 {
+		source, err = c.files(true)
+	} else {
+		var client kubernetes.Interface
+		if client, reach, err = c.connect(); err != nil {
+			return nil, err
+		}
+		source, err = kube.New(kube.Options{Client: client, Discovery: true, Log: c.Log})
+	}
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	var services []config.Service
+	complete := false
+	err = source.Run(ctx, func(all []config.Service) {
+		if !complete {
+			services, complete = all, true
+		}
+		cancel()
+	})
+	if err == nil && !complete {
+		err = fmt.Errorf("the API server did not tell its Services within %s", readTimeout)
+		if why := reach.Status().Err; why != nil {
+			err = fmt.Errorf("%w: %w", err, why)
+		}
+	}
+	return services, err
+}

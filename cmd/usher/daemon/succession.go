@@ -1,0 +1,102 @@
+package daemon
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy"
+)
+
+// begin carries out the first full picture, and has the lock then, if one is needed:
+// its own, or that of the usher from which it takes over.
+func (d *Daemon) begin(services []config.Service) error {
+	var successor *handover.Successor
+	if d.mustSucceed() {
+		var err error
+		if successor, err = d.succeed(); err != nil {
+			return err
+		}
+	}
+	if successor != nil {
+		d.proxy.Inherit(successor.Sockets)
+	}
+	d.proxy.Apply(services)
+	if successor != nil {
+		lock, err := successor.Take()
+		if err != nil {
+			return err
+		}
+		d.lock.Store(lock)
+		d.settle()
+	}
+	if lock := d.lock.Load(); lock != nil && d.config.Demo == nil {
+		lock.Serve(d)
+	}
+	return nil
+}
+
+// mustSucceed reports whether another usher has the lock that this one needs.
+func (d *Daemon) mustSucceed() bool {
+	return d.config.Namespace == nil && d.lock.Load() == nil && d.proxy.Portal.Mode() != portal.ModeNone
+}
+
+// succeed asks the usher that is here to hand over, or takes the lock if that
+// one has ended meanwhile, or is about to: for some time it tries again.
+func (d *Daemon) succeed() (successor *handover.Successor, err error) {
+	for deadline := time.Now().Add(successionTime); ; time.Sleep(100 * time.Millisecond) {
+		if successor, err = handover.Ask(); err == nil {
+			return successor, nil
+		}
+		if lock, err := Lock(d.log); err == nil {
+			d.lock.Store(lock)
+			return nil, nil
+		}
+		if time.Now().After(deadline) {
+			return nil, err
+		}
+	}
+}
+
+// successionTime is how long an usher may take to say whether it hands over.
+const successionTime = 10 * time.Second
+
+// settle tries again, for some time, what could not be done while the other usher
+// was there: not every socket is handed over. It also finds what that one changed
+// after this one had looked first.
+func (d *Daemon) settle() {
+	for range 20 {
+		d.proxy.Check(context.Background())
+		if d.proxy.Stats().Problems[proxy.ReasonListen] == 0 {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// HandOver implements handover.Holder.
+func (d *Daemon) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
+	sockets, resume, stop, err := d.proxy.HandOver()
+	return sockets, resume, func() {
+		close(d.handedOver)
+		stop()
+	}, err
+}
+
+func (d *Daemon) unlock() {
+	if lock := d.lock.Load(); lock != nil {
+		lock.Release()
+	}
+}
+
+func (d *Daemon) isHandedOver() bool {
+	select {
+	case <-d.handedOver:
+		return true
+	default:
+		return false
+	}
+}

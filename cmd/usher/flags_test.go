@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/cmd/usher/daemon"
+	"github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/portforward"
+	"github.com/usherproxy/usher/proxy/stream"
+)
+
+func TestCommands(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "commands")
+}
+
+// runWith returns what 'usher run' with these flags makes of them, and the warnings.
+func runWith(args ...string) (r *runCommand, cmd *cobra.Command, warnings []string, err error) {
+	GinkgoHelper()
+	r = &runCommand{}
+	cmd = newRunOf(r)
+	cmd.SetErr(GinkgoWriter)
+	if err = cmd.ParseFlags(args); err == nil {
+		warnings, err = r.complete(cmd)
+	}
+	return r, cmd, warnings, err
+}
+
+// configOf returns the Config that 'usher run' with these flags has.
+func configOf(args ...string) daemon.Config {
+	GinkgoHelper()
+	r, _, _, err := runWith(args...)
+	Expect(err).NotTo(HaveOccurred())
+	return r.Config
+}
+
+// file writes a file and returns its path.
+func file(text string) string {
+	GinkgoHelper()
+	path := filepath.Join(GinkgoT().TempDir(), "file")
+	Expect(os.WriteFile(path, []byte(text), 0o600)).To(Succeed())
+	return path
+}
+
+const header = "apiVersion: " + kubeproxy.APIVersion + "\nkind: " + kubeproxy.Kind + "\n"
+
+var _ = Describe("usher run", func() {
+	It("does without flags what a daemon does by default, with its HTTP servers", func() {
+		c := configOf("--node-name=worker-1")
+		Expect(c.AdminAddress).To(Equal("127.0.0.1:10249"))
+		Expect(c.HealthzAddress).To(Equal("0.0.0.0:10256"))
+		defaults := daemon.Defaults()
+		Expect(c.Proxy.Schedule).To(Equal(defaults.Proxy.Schedule))
+		Expect(c.Portal).To(Equal(defaults.Portal))
+		Expect([]any{c.Mode, c.Via, c.MaxDelay, c.DrainTimeout, c.TraceEvents, c.AccessLog.Format}).
+			To(Equal([]any{defaults.Mode, defaults.Via, defaults.MaxDelay, defaults.DrainTimeout, defaults.TraceEvents, defaults.AccessLog.Format}))
+	})
+
+	It("has all that must be parsed in its Config", func() {
+		c := configOf("--manifests=/tmp", "--service-cidr=10.1.0.0/16,fd00::/112", "--cluster-cidr=10.2.0.0/16", "--nodeport-addresses=192.0.2.0/24",
+			"--proxy-port-range=40000-40010", "--dns=192.0.2.53", "--dns-upstream=192.0.2.1,192.0.2.2:5353", "--sctp=off")
+		Expect(c.ServiceCIDRs).To(HaveExactElements(netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/112")))
+		Expect(c.PodNetworks).To(HaveExactElements(netip.MustParsePrefix("10.2.0.0/16")))
+		Expect(c.NodePorts).To(Equal(daemon.NodePorts{Networks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}))
+		Expect(c.Portal.ProxyPorts).To(Equal(portal.PortRange{First: 40000, Last: 40010}))
+		Expect(c.DNSAddress).To(Equal(netip.MustParseAddrPort("192.0.2.53:53")))
+		Expect(c.DNS.Upstreams).To(HaveExactElements(netip.MustParseAddrPort("192.0.2.1:53"), netip.MustParseAddrPort("192.0.2.2:5353")))
+		Expect(c.Proxy.SCTP).To(Equal(stream.SCTPOff))
+	})
+
+	DescribeTable("says which flag is wrong, as a mistake in the command line",
+		func(arg, says string) {
+			_, _, _, err := runWith("--manifests=/tmp", arg)
+			Expect(err).To(MatchError(says))
+			Expect(err).To(BeAssignableToTypeOf(&usageError{}))
+		},
+		Entry(nil, "--dial-timeouts=1s,0s", "--dial-timeouts: 0s is not a positive duration"),
+		Entry(nil, "--max-udp-sessions=0", "--max-udp-sessions: 0 is less than 1"),
+		Entry(nil, "--service-cidr=10.0.0.1/8", "--service-cidr: 10.0.0.1/8 has bits beyond its prefix; 10.0.0.0/8 is meant, perhaps"),
+		Entry(nil, "--service-cidr=10.0.0.0/8,11.0.0.0/8", "--service-cidr: 10.0.0.0/8 and 11.0.0.0/8 are of the same IP family; there is one for each"),
+		Entry(nil, "--service-cidr=", "--service-cidr: at least one is needed"),
+		Entry(nil, "--proxy-port-range=9-5", `--proxy-port-range: "9-5" is not FIRST-LAST with ports from 1 to 65535`),
+		Entry(nil, "--nodeport-addresses=primary,10.0.0.0/8", `--nodeport-addresses: "primary" is neither a CIDR such as 192.0.2.0/24 nor, alone, the word "primary"`),
+		Entry(nil, "--via=auto", "--via=auto leads through an API server, and --manifests says that there is none"),
+		Entry(nil, "--context=staging", "--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source"),
+	)
+
+	Describe("with --via=portforward, or auto", func() {
+		It("has another schedule, no node and no /healthz", func() {
+			c := configOf("--via=portforward")
+			Expect(c.Proxy.Schedule).To(Equal(portforward.Schedule))
+			Expect(c.NodeName).To(BeEmpty())
+			Expect(c.HealthzAddress).To(BeEmpty())
+		})
+		It("has those that are given", func() {
+			c := configOf("--via=auto", "--dial-timeouts=1s", "--node-name=worker-1", "--healthz-address=127.0.0.1:1")
+			Expect(c.Proxy.Schedule).To(HaveExactElements(time.Second))
+			Expect(c.NodeName).To(Equal("worker-1"))
+			Expect(c.HealthzAddress).To(Equal("127.0.0.1:1"))
+		})
+	})
+})
+
+var _ = Describe("what 'usher run' is told in several places", func() {
+	It("is a flag's rather than kube-proxy's flag's, that rather than the file's, and that rather than the default", func() {
+		config := "--config=" + file(header+"mode: iptables\nhealthzBindAddress: 127.0.0.1:1\nnodePortAddresses: [primary]\nbindAddress: 192.0.2.7\niptables: {syncPeriod: 7s}\n")
+		all := func(args ...string) []any {
+			GinkgoHelper()
+			c := configOf(append(args, "--node-name=worker-1")...)
+			return []any{c.Mode, c.HealthzAddress, c.NodePorts.Primary, c.Proxy.CheckInterval}
+		}
+		Expect(all()).To(Equal([]any{"auto", "0.0.0.0:10256", false, 10 * time.Second}))
+		Expect(all(config)).To(Equal([]any{"iptables", "127.0.0.1:1", true, 7 * time.Second}))
+		Expect(all(config, "--proxy-mode=nftables", "--healthz-bind-address=127.0.0.1:2")).To(HaveExactElements("nftables", "127.0.0.1:2", true, Not(Equal(7*time.Second))))
+		Expect(all(config, "--proxy-mode=nftables", "--portal=none", "--healthz-address=127.0.0.1:3", "--healthz-bind-address=127.0.0.1:2", "--nodeport-addresses=192.0.2.0/24", "--portal-check-interval=9s")).
+			To(Equal([]any{"none", "127.0.0.1:3", false, 9 * time.Second}))
+	})
+
+	It("is the file's where there is no flag for it", func() {
+		c := configOf("--node-name=worker-1", "--config="+file(header+
+			"conntrack: {min: 5}\nconfigSyncPeriod: 3m\nclientConnection: {qps: 3, burst: 4}\nnodePortAddresses: [primary]\nbindAddress: 192.0.2.7\ndetectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}\n"))
+		Expect(c.Conntrack.Min).To(Equal(5))
+		Expect(c.Resync).To(Equal(3 * time.Minute))
+		Expect(c.Cluster.QPS).To(BeEquivalentTo(3))
+		Expect(c.Cluster.Burst).To(Equal(4))
+		Expect(c.NodePorts).To(Equal(daemon.NodePorts{Primary: true, NodeIP: netip.MustParseAddr("192.0.2.7")}))
+		Expect(c.Portal.PodInterfaces).To(Equal(portal.Interfaces("cali+")))
+	})
+
+	It("is --manifests, though the file says how to reach an API server", func() {
+		c := configOf("--manifests=/tmp", "--config="+file(header+"clientConnection: {kubeconfig: /etc/kube.conf}\n"))
+		Expect(c.Manifests).To(HaveExactElements("/tmp"))
+		Expect(c.HealthzAddress).To(BeEmpty(), "as without the file")
+	})
+
+	It("is kube-proxy's flags', as kube-proxy takes them", func() {
+		r, cmd, warnings, err := runWith("--hostname-override=Worker-1", "--healthz-bind-address=127.0.0.1", "--proxy-mode=iptables", "--node-name=worker-2",
+			"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cali",
+			"-v=4", "--masquerade-all", "--conntrack-min=7", "--master=https://192.0.2.1")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(warnings).To(ConsistOf(ContainSubstring("--masquerade-all (")))
+		Expect(r.NodeName).To(Equal("worker-2"), "usher's own flag wins")
+		Expect(r.HealthzAddress).To(Equal("127.0.0.1:10256"))
+		Expect(r.Mode).To(Equal("iptables"))
+		Expect(r.Conntrack.Min).To(Equal(7))
+		Expect(r.Portal.PodInterfaces).To(Equal(portal.Interfaces("cali+")))
+		Expect(r.Cluster.Server).To(Equal("https://192.0.2.1"))
+		Expect(r.Log.(*logrus.Logger).Level).To(Equal(logrus.DebugLevel))
+		Expect(allFlags(cmd)).To(And(HaveKey("hostname-override"), Not(HaveKey("oom-score-adj"))))
+		Expect(cmd.UsageString()).NotTo(ContainSubstring("hostname-override"))
+	})
+
+	It("is no flag that nobody has", func() {
+		_, _, _, err := runWith("--no-such-flag")
+		Expect(err).To(MatchError("unknown flag: --no-such-flag"))
+	})
+
+	DescribeTable("is a mistake, said of where it was made",
+		func(usage bool, says string, args ...string) {
+			_, _, _, err := runWith(args...)
+			Expect(err).To(MatchError(HavePrefix(says)))
+			_, isUsage := err.(*usageError)
+			Expect(isUsage).To(Equal(usage))
+		},
+		Entry("in kube-proxy's flags", true, "kube-proxy's flags: mode: ", "--proxy-mode=red"),
+		Entry("in a file", false, "--config: open /no/such/file", "--config=/no/such/file"),
+	)
+})
+
+var _ = Describe("the namespace and the cluster of 'usher exec'", func() {
+	kubeconfig := func(namespace string) string {
+		return file("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, namespace: " + namespace + "}}]\n" +
+			"clusters: [{name: c, cluster: {server: \"http://127.0.0.1:1\"}}]\n")
+	}
+	namespaceOf := func(args ...string) string {
+		GinkgoHelper()
+		var e execCommand
+		cmd := newExecOf(&e)
+		Expect(cmd.ParseFlags(args)).To(Succeed())
+		Expect(e.complete(cmd)).To(Succeed())
+		return e.namespace
+	}
+
+	It("are a flag's rather than the environment's, and that rather than the user's file's", func() {
+		home := GinkgoT().TempDir()
+		GinkgoT().Setenv("HOME", home)
+		GinkgoT().Setenv("KUBECONFIG", kubeconfig("from-environment"))
+		Expect(namespaceOf()).To(Equal("from-environment"))
+		Expect(namespaceOf("--kubeconfig", kubeconfig("from-flag"))).To(Equal("from-flag"))
+		Expect(namespaceOf("--kubeconfig", kubeconfig("from-flag"), "-n", "named")).To(Equal("named"))
+		Expect(namespaceOf("--manifests=/tmp")).To(Equal("default"))
+	})
+})
+
+var _ = Describe("the mark", func() {
+	It("is shown as rules show it, and may be given as a decimal number", func() {
+		r, cmd, _, err := runWith("--manifests=/tmp")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(cmd.Flags().FlagUsages()).To(MatchRegexp(`--mark bits .*\(default 0x2000\)`))
+		Expect(allFlags(cmd)).To(HaveKeyWithValue("mark", "0x2000"))
+		for _, sixteen := range []string{"0x10", "16"} {
+			Expect(cmd.ParseFlags([]string{"--mark=" + sixteen})).To(Succeed())
+			Expect(r.Portal.Mark).To(BeEquivalentTo(16))
+			Expect(allFlags(cmd)).To(HaveKeyWithValue("mark", "0x10"))
+		}
+		for _, wrong := range []string{"", "-1", "0x100000000", "red"} {
+			Expect(cmd.ParseFlags([]string{"--mark=" + wrong})).To(MatchError(ContainSubstring("such as 0x2000")))
+		}
+	})
+})
+
+var _ = Describe("kube-proxy's configuration file", func() {
+	It("is watched, and a change is told", func() {
+		path := file("")
+		said := gbytes.NewBuffer()
+		log := logrus.New()
+		log.SetOutput(said)
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			watchConfig(ctx, path, []byte(header+"mode: iptables\n"), time.Millisecond, log)
+		}()
+		defer func() { cancel(); <-done }()
+		Expect(os.WriteFile(path+".new", []byte(header+"mode: nftables\n"), 0o600)).To(Succeed())
+		Expect(os.Rename(path+".new", path)).To(Succeed())
+		Eventually(said).WithTimeout(10 * time.Second).Should(gbytes.Say(`The configuration has changed \(mode\)`))
+	})
+})
