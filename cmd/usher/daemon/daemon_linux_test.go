@@ -1,0 +1,312 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"syscall"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
+)
+
+// withPortal is a Config that serves manifests on their cluster IPs.
+func withPortal() Config {
+	GinkgoHelper()
+	c := withoutPortal()
+	c.Mode = portal.ModeAddress
+	return c
+}
+
+// installed returns what portals have put into the kernel.
+func installed() []portal.Installed {
+	GinkgoHelper()
+	list, err := portal.List(GinkgoT().Context(), silent())
+	Expect(err).NotTo(HaveOccurred())
+	return list
+}
+
+func silent() *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(GinkgoWriter)
+	return log
+}
+
+// apiServer is an API server with a Service, which answers once it is let.
+type apiServer struct {
+	*httptest.Server
+	let chan struct{}
+}
+
+// newAPIServer returns a server, and a kubeconfig for it.
+func newAPIServer(endpoint netip.AddrPort) (s *apiServer, kubeconfig string) {
+	GinkgoHelper()
+	port, protocol := int32(endpoint.Port()), corev1.ProtocolTCP
+	web := metav1.ObjectMeta{Namespace: "default", Name: "web", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}}
+	meta := metav1.ListMeta{ResourceVersion: "1"}
+	lists := map[string]any{
+		"/api/v1/services": corev1.ServiceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceList"}, ListMeta: meta,
+			Items: []corev1.Service{{ObjectMeta: web, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"}, Ports: []corev1.ServicePort{{Port: 80, Protocol: protocol}}}}}},
+		"/apis/discovery.k8s.io/v1/endpointslices": discoveryv1.EndpointSliceList{TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSliceList"}, ListMeta: meta,
+			Items: []discoveryv1.EndpointSlice{{ObjectMeta: web, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port, Protocol: &protocol}},
+				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{endpoint.Addr().String()}}}}}},
+		"/api/v1/nodes": corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}, ListMeta: meta,
+			Items: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}}},
+	}
+	s = &apiServer{let: make(chan struct{})}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-s.let:
+		case <-r.Context().Done():
+			return
+		}
+		list, known := lists[r.URL.Path]
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case !known:
+			w.WriteHeader(http.StatusNotFound)
+		case r.URL.Query().Get("sendInitialEvents") != "": // it is too old for that
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity})
+		case r.URL.Query().Get("watch") != "":
+			w.(http.Flusher).Flush()
+			<-r.Context().Done() // nothing changes
+		default:
+			_ = json.NewEncoder(w).Encode(list)
+		}
+	}))
+	DeferCleanup(func() { s.CloseClientConnections(); s.Close() })
+	config, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Config", "current-context": "c",
+		"contexts": []any{map[string]any{"name": "c", "context": map[string]any{"cluster": "c"}}},
+		"clusters": []any{map[string]any{"name": "c", "cluster": map[string]any{"server": s.URL}}}})
+	Expect(err).NotTo(HaveOccurred())
+	kubeconfig = GinkgoT().TempDir() + "/kubeconfig"
+	Expect(os.WriteFile(kubeconfig, config, 0o600)).To(Succeed())
+	return s, kubeconfig
+}
+
+var _ = Describe("a daemon with a portal", func() {
+	BeforeEach(func() {
+		ownNamespace()
+		DeferCleanup(func() {
+			_, err := portal.Cleanup(context.Background(), silent())
+			Expect(err).NotTo(HaveOccurred())
+		})
+	})
+
+	It("changes nothing in the kernel, and is not ready, before the source has its first full picture", func() {
+		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80")) // which nobody asks
+		c := withPortal()
+		c.Manifests, c.NodeName, c.Cluster.Kubeconfig = nil, "worker-1", kubeconfig
+		r := begin(c)
+		Eventually(func() int { return healthz(c.HealthzAddress) }).WithTimeout(patience).Should(Equal(http.StatusServiceUnavailable))
+		Expect(installed()).To(BeEmpty())
+		Expect(r.ready).NotTo(Receive())
+		close(api.let)
+		Eventually(r.ready).WithTimeout(patience).Should(Receive())
+		Expect(healthz(c.HealthzAddress)).To(Equal(http.StatusOK))
+		Expect(installed()).NotTo(BeEmpty())
+		status, known := r.APIServer()
+		Expect(known).To(BeTrue())
+		Expect(status.Connected).To(BeTrue())
+	})
+
+	It("leaves the rules to a successor on SIGTERM", func() {
+		r, _ := serve(withPortal())
+		connect(vip).Close()
+		r.signals <- syscall.SIGTERM
+		Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
+		Expect(installed()).NotTo(BeEmpty())
+		serve(withPortal())
+		connect(vip)
+	})
+
+	It("leaves them too if its context ends", func() {
+		r, _ := serve(withPortal())
+		Expect(installed()).NotTo(BeEmpty())
+		r.cancel()
+		Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
+		Expect(installed()).NotTo(BeEmpty())
+	})
+
+	It("removes the rules on an interrupt, after the last connection has ended", func() {
+		c := withPortal()
+		r, _ := serve(c)
+		open := connect(vip)
+		r.signals <- os.Interrupt
+		Eventually(func() int { return healthz(c.HealthzAddress) }).WithTimeout(patience).Should(Equal(http.StatusServiceUnavailable))
+		Expect(say(open)).To(Succeed())
+		Expect(installed()).NotTo(BeEmpty(), "the connection needs them")
+		open.Close()
+		Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
+		Expect(installed()).To(BeEmpty())
+	})
+
+	It("frees the lock if a part cannot be had, and has changed nothing", func() {
+		c := withPortal()
+		c.SOCKSAddress = taken()
+		r := begin(c)
+		Eventually(r.ended).WithTimeout(patience).Should(Receive(MatchError(HavePrefix("--socks: "))))
+		Expect(installed()).To(BeEmpty())
+		lock, err := Lock(silent())
+		Expect(err).NotTo(HaveOccurred())
+		lock.Release()
+	})
+
+	It("is refused where another one serves, which goes on", func() {
+		serve(withPortal())
+		r := begin(withPortal())
+		var err error
+		Eventually(r.ended).WithTimeout(patience).Should(Receive(&err))
+		Expect(err).To(MatchError(handover.ErrLocked))
+		Expect(err).To(MatchError(HaveSuffix("; stop it, take over from it with 'usher run --take-over', or use --portal=none")))
+		connect(vip)
+	})
+
+	Describe("for a demo", func() {
+		demo := func() Config {
+			GinkgoHelper()
+			c := withPortal()
+			c.Demo = &Demo{VIP: netip.MustParseAddr("10.96.0.10"), Handler: func(next http.Handler) http.Handler {
+				mux := http.NewServeMux()
+				mux.Handle("/", next)
+				mux.HandleFunc("/broken", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
+				return mux
+			}}
+			c.AdminAddress = "127.0.0.1:0"
+			return c
+		}
+
+		It("removes its rules on any signal, and serves what is added to its API", func() {
+			r, now := serve(demo())
+			connect(vip).Close()
+			res, err := http.Get("http://" + now.AdminAddress + "/broken")
+			Expect(err).NotTo(HaveOccurred())
+			res.Body.Close()
+			Expect(res.StatusCode).To(Equal(http.StatusTeapot))
+			r.signals <- syscall.SIGTERM
+			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Expect(installed()).To(BeEmpty())
+		})
+
+		It("finds a portal that needs no route where there is none", func() {
+			c := demo()
+			c.Mode = portal.ModeAuto
+			r, now := serve(c)
+			Expect(now.Proxy.Portal.Mode()).To(Equal(portal.ModeAddress))
+			Expect(r.said).To(gbytes.Say("No route leads to cluster IPs here"))
+			connect(vip)
+		})
+
+		It("does without a portal beside an usher that serves, whose rules stay", func() {
+			serve(withPortal())
+			before := installed()
+			c := demo()
+			c.Mode = portal.ModeAuto
+			r, now := serve(c)
+			Expect(now.Proxy.Portal.Mode()).To(Equal(portal.ModeNone))
+			connect(listener(now)).Close()
+			r.signals <- os.Interrupt
+			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Expect(installed()).To(Equal(before))
+			connect(vip)
+		})
+
+		It("hands over to nobody: who wants to take over waits until it has ended", func() {
+			first, _ := serve(demo())
+			c := withPortal()
+			c.TakeOver = true
+			second := begin(c)
+			Eventually(second.said).WithTimeout(patience).Should(gbytes.Say("manifests read"))
+			Consistently(second.ready).ShouldNot(Receive())
+			connect(vip).Close()
+			first.signals <- syscall.SIGTERM
+			Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Eventually(second.ready).WithTimeout(patience).Should(Receive())
+			connect(vip)
+		})
+	})
+
+	Describe("that takes over", func() {
+		takeOver := func(from Config) Config {
+			from.TakeOver = true
+			return from
+		}
+
+		It("has the sockets, the rules and at last the addresses of the first, whose connections go on", func() {
+			c := withPortal()
+			c.AdminAddress, c.HardFail = free(), true
+			c.DNSAddress = netip.MustParseAddrPort(free())
+			first, firstNow := serve(c)
+			open := connect(vip)
+			before := installed()
+
+			second, secondNow := serve(takeOver(c))
+			Eventually(first.said).WithTimeout(patience).Should(gbytes.Say("Another usher has taken over; connections that are open may end"))
+			Expect(installed()).To(Equal(before))
+			connect(vip)
+			Expect(secondNow.Proxy.Stats().Open).To(BeEquivalentTo(1))
+			Expect(firstNow.Proxy.Stats().Accepted).To(BeEquivalentTo(1))
+			Eventually(func() string { return string(second.said.Contents()) }).WithTimeout(patience).Should(And(
+				ContainSubstring("Answering for the names of Services"),
+				ContainSubstring("The server of --healthz-address is there now"),
+				ContainSubstring("The server of --admin-address is there now")))
+
+			Expect(say(open)).To(Succeed())
+			Expect(first.ended).NotTo(Receive())
+			open.Close()
+			Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Expect(installed()).To(Equal(before))
+			Expect(healthz(c.HealthzAddress)).To(Equal(http.StatusOK))
+			connect(vip)
+		})
+
+		It("begins by itself where there is none", func() {
+			serve(takeOver(withPortal()))
+			connect(vip)
+		})
+
+		It("has the rules to remove, and the first has not", func() {
+			first, _ := serve(withPortal())
+			open := connect(vip)
+			second, _ := serve(takeOver(withPortal()))
+			first.signals <- os.Interrupt
+			open.Close()
+			Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Expect(installed()).NotTo(BeEmpty())
+			second.signals <- os.Interrupt
+			Eventually(second.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Expect(installed()).To(BeEmpty())
+		})
+
+		It("leaves the first, in a Pod, waiting until it is told to stop: else it would be started again", func() {
+			GinkgoT().Setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+			first, _ := serve(withPortal())
+			serve(takeOver(withPortal()))
+			Eventually(first.said).WithTimeout(patience).Should(gbytes.Say("Stopped"))
+			Consistently(first.ended).ShouldNot(Receive())
+			first.signals <- syscall.SIGTERM
+			Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()))
+		})
+
+		It("takes over from nobody if its source fails before", func() {
+			serve(withPortal())
+			c := takeOver(withPortal())
+			c.Manifests = []string{"/no/such/file"}
+			r := begin(c)
+			Eventually(r.ended).WithTimeout(patience).Should(Receive(MatchError(HavePrefix("cannot go on: manifest"))))
+			connect(vip)
+		})
+	})
+})

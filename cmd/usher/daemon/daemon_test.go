@@ -1,0 +1,310 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gleak"
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/accesslog"
+	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// patience is how long specs wait for what happens at once.
+const patience = 20 * time.Second
+
+// vip is the cluster IP and port of the Service that the daemons serve.
+const vip = "10.96.0.10:80"
+
+// manifests returns a folder with a Service whose endpoint answers each line with the
+// same line, as long as the client goes on.
+func manifests() string {
+	GinkgoHelper()
+	echo := lab.Backend(func(c net.Conn) { _, _ = io.Copy(c, c) })
+	dir := GinkgoT().TempDir()
+	text := fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: %d, protocol: TCP}]
+endpoints: [{addresses: [%q]}]
+`, echo.Port(), echo.Addr())
+	Expect(os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(text), 0o600)).To(Succeed())
+	return dir
+}
+
+// free returns an address that nobody listens on.
+func free() string {
+	GinkgoHelper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	Expect(err).NotTo(HaveOccurred())
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// taken returns an address that somebody else listens on, over TCP and UDP.
+func taken() string {
+	GinkgoHelper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(l.Close)
+	packets, err := net.ListenPacket("udp", l.Addr().String())
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(packets.Close)
+	return l.Addr().String()
+}
+
+// withoutPortal is a Config that serves manifests on loopback, and /healthz.
+func withoutPortal() Config {
+	GinkgoHelper()
+	c := Defaults()
+	c.Mode = portal.ModeNone
+	c.Manifests = []string{manifests()}
+	c.HealthzAddress = free()
+	return c
+}
+
+// running is a daemon that runs.
+type running struct {
+	*Daemon
+	said    *gbytes.Buffer // its log
+	signals chan os.Signal
+	ready   chan Ready
+	ended   chan error
+	cancel  func() // its context
+}
+
+// begin starts a daemon, and ends it with the spec.
+func begin(c Config) *running {
+	GinkgoHelper()
+	r := &running{said: gbytes.NewBuffer(), signals: make(chan os.Signal, 2), ready: make(chan Ready, 1), ended: make(chan error, 1)}
+	log := logrus.New()
+	log.SetOutput(io.MultiWriter(r.said, GinkgoWriter))
+	c.Log = log
+	c.OnReady = func(now Ready) { r.ready <- now }
+	var err error
+	r.Daemon, err = New(c)
+	Expect(err).NotTo(HaveOccurred())
+	ctx, cancel := context.WithCancel(context.Background())
+	r.cancel = cancel
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.ended <- r.Run(ctx, r.signals)
+	}()
+	DeferCleanup(func() {
+		cancel()
+		for stop := time.After(patience); ; {
+			select {
+			case r.signals <- syscall.SIGTERM: // so that nothing is waited for
+			case <-done:
+				return
+			case <-stop:
+				Fail("the daemon does not end")
+			}
+		}
+	})
+	return r
+}
+
+// serve starts a daemon, and returns when it serves.
+func serve(c Config) (r *running, now Ready) {
+	GinkgoHelper()
+	r = begin(c)
+	Eventually(r.ready).WithTimeout(patience).Should(Receive(&now))
+	return r, now
+}
+
+// healthz returns what /healthz answers, 0 if nobody does.
+func healthz(address string) int {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
+	res, err := client.Get("http://" + address + "/healthz")
+	if err != nil {
+		return 0
+	}
+	res.Body.Close()
+	return res.StatusCode
+}
+
+// connect returns a connection to a Service, over which something has been said.
+func connect(to string) net.Conn {
+	GinkgoHelper()
+	c, err := net.DialTimeout("tcp", to, patience)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() { c.Close() })
+	Expect(say(c)).To(Succeed())
+	return c
+}
+
+// say says something over c, and waits for the answer.
+func say(c net.Conn) error {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(c, "hello\n"); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(c, make([]byte, len("hello\n")))
+	return err
+}
+
+// listener returns where the Service is without a portal.
+func listener(now Ready) string { return now.Proxy.Status()[0].Listeners[0].String() }
+
+var _ = Describe("a daemon", func() {
+	It("serves what it is told of, and says so when it does", func() {
+		c := withoutPortal()
+		c.AdminAddress = "127.0.0.1:0"
+		_, now := serve(c)
+		Expect(now.Services).To(HaveLen(1))
+		connect(listener(now))
+		Expect(healthz(c.HealthzAddress)).To(Equal(http.StatusOK))
+		Expect(healthz(now.AdminAddress)).To(Equal(http.StatusOK))
+	})
+
+	It("ends with an error if its source fails", func() {
+		c := withoutPortal()
+		c.Manifests = []string{"/no/such/file"}
+		r := begin(c)
+		Eventually(r.ended).WithTimeout(patience).Should(Receive(MatchError("cannot go on: manifest /no/such/file: no such file or directory")))
+		Expect(healthz(c.HealthzAddress)).To(BeZero())
+	})
+
+	It("goes on without an HTTP server whose address is taken, until it is free", func() {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		defer l.Close()
+		c := withoutPortal()
+		c.AdminAddress = l.Addr().String()
+		r, now := serve(c)
+		Expect(now.AdminAddress).To(BeEmpty())
+		Expect(r.said).To(gbytes.Say("Going on without the server of --admin-address for now"))
+		l.Close()
+		Eventually(r.said).WithTimeout(patience).Should(gbytes.Say("The server of --admin-address is there now"))
+		Expect(healthz(c.AdminAddress)).To(Equal(http.StatusOK))
+	})
+
+	Describe("that is stopped", func() {
+		It("says on /healthz that it is not ready, takes no new connections, and ends when those that are open have", func() {
+			c := withoutPortal()
+			r, now := serve(c)
+			to := listener(now)
+			open := connect(to)
+			r.signals <- syscall.SIGTERM
+			Eventually(func() int { return healthz(c.HealthzAddress) }).WithTimeout(patience).Should(Equal(http.StatusServiceUnavailable))
+			Eventually(func() error {
+				_, err := net.Dial("tcp", to)
+				return err
+			}).WithTimeout(patience).Should(MatchError(syscall.ECONNREFUSED))
+			Expect(say(open)).To(Succeed())
+			Expect(r.ended).NotTo(Receive())
+			Expect(healthz(c.HealthzAddress)).To(Equal(http.StatusServiceUnavailable), "HTTP is served to the end")
+			open.Close()
+			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Expect(healthz(c.HealthzAddress)).To(BeZero())
+		})
+
+		It("breaks connections when a second signal comes", func() {
+			r, now := serve(withoutPortal())
+			open := connect(listener(now))
+			r.signals <- syscall.SIGTERM
+			r.signals <- syscall.SIGTERM
+			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Expect(r.said).To(gbytes.Say("connections that had not ended were reset"))
+			Expect(say(open)).NotTo(Succeed())
+		})
+
+		It("breaks them when their time is over, and has told all ends by then", func() {
+			c := withoutPortal()
+			c.DrainTimeout = 0
+			path := filepath.Join(GinkgoT().TempDir(), "access.log")
+			c.AccessLog.Path, c.AccessLog.Format = path, accesslog.Text
+			var ends []trace.Event
+			c.OnTrace = func(ctx context.Context, steps *trace.Reader) {
+				buf := make([]trace.Event, 16)
+				for {
+					n, _, err := steps.Next(ctx, buf)
+					if err != nil {
+						return
+					}
+					for _, e := range buf[:n] {
+						if e.Kind == trace.Closed {
+							ends = append(ends, e)
+						}
+					}
+				}
+			}
+			r, now := serve(c)
+			connect(listener(now))
+			r.signals <- syscall.SIGTERM
+			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Expect(ends).To(HaveExactElements(HaveField("End", trace.Drained)))
+			Expect(os.ReadFile(path)).To(ContainSubstring("drained"))
+		})
+
+		It("leaves no goroutine, and no address taken", func() {
+			before := gleak.Goroutines()
+			c := withoutPortal()
+			c.AdminAddress, c.SOCKSAddress, c.DNSAddress = free(), free(), netip.MustParseAddrPort(free())
+			r, now := serve(c)
+			connect(listener(now)).Close()
+			r.signals <- syscall.SIGTERM
+			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			for _, address := range []string{c.HealthzAddress, c.AdminAddress, c.SOCKSAddress, c.DNSAddress.String()} {
+				l, err := net.Listen("tcp", address)
+				Expect(err).NotTo(HaveOccurred())
+				l.Close()
+			}
+			Eventually(gleak.Goroutines).WithTimeout(patience).ShouldNot(gleak.HaveLeaked(before, echoes))
+		})
+	})
+
+	Describe("one of whose parts cannot be had", func() {
+		DescribeTable("names it, and stops what was started before",
+			func(says string, change func(c *Config)) {
+				before := gleak.Goroutines()
+				c := withoutPortal()
+				c.AdminAddress, c.HardFail = free(), true
+				change(&c)
+				r := begin(c)
+				var err error
+				Eventually(r.ended).WithTimeout(patience).Should(Receive(&err))
+				Expect(err).To(MatchError(HavePrefix(says)))
+				Expect(r.ready).NotTo(Receive())
+				Expect(healthz(c.HealthzAddress)).To(BeZero())
+				if !strings.Contains(says, "admin-address") {
+					Expect(healthz(c.AdminAddress)).To(BeZero())
+				}
+				Eventually(gleak.Goroutines).WithTimeout(patience).ShouldNot(gleak.HaveLeaked(before, echoes))
+			},
+			Entry("the access log", "--access-log: open /no/such/folder/log", func(c *Config) { c.AccessLog.Path = "/no/such/folder/log" }),
+			Entry("the admin server", "--admin-address: listen tcp", func(c *Config) { c.AdminAddress = taken() }),
+			Entry("SOCKS", "--socks: listen tcp", func(c *Config) { c.SOCKSAddress = taken() }),
+			Entry("names", "--dns: listen udp", func(c *Config) { c.DNSAddress = netip.MustParseAddrPort(taken()) }),
+		)
+	})
+})
+
+// echoes are the goroutines of the specs' own endpoints and clients.
+var echoes = gleak.IgnoringInBacktrace("test/lab")
