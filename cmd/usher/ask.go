@@ -31,6 +31,16 @@ func (f *askFlags) client() (*client.Client, error) {
 	return c, nil
 }
 
+// ask calls do with a client of that usher, and adds to its error what to do about it.
+func (f *askFlags) ask(do func(c *client.Client) error) error {
+	c, err := f.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return f.hint(do(c))
+}
+
 // hint adds to an error what to do about it.
 func (f *askFlags) hint(err error) error {
 	var unreachable *client.UnreachableError
@@ -61,6 +71,16 @@ func (f *askFlags) completeDemoEndpoints(cmd *cobra.Command) (names []string) {
 		names = append(names, name+"\t"+e.Does)
 	}
 	return names
+}
+
+// completeOne completes the only argument of a command, for the shell.
+func completeOne(names func(cmd *cobra.Command) []string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return names(cmd), cobra.ShellCompDirectiveNoFileComp
+	}
 }
 
 // exactArgs is for commands that take just these arguments.

@@ -14,6 +14,7 @@ import (
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/cmd/usher/demo"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
 func newDemo() *cobra.Command {
@@ -186,20 +187,21 @@ trying.`,
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := asks.client()
-			if err != nil {
+			return asks.ask(func(c *client.Client) error {
+				e, err := c.Break(cmd.Context(), api.DemoBreak{Endpoint: args[0], How: args[1]})
+				if err == nil {
+					printNow(cmd.OutOrStdout(), e)
+				}
 				return err
-			}
-			e, err := c.Break(cmd.Context(), api.DemoBreak{Endpoint: args[0], How: args[1]})
-			if err != nil {
-				return asks.hint(err)
-			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) now %s.\n", e.Pod, e.Endpoint, e.Does)
-			return nil
+			})
 		},
 	}
 	asks.register(cmd.Flags())
 	return cmd
+}
+
+func printNow(out io.Writer, e api.DemoEndpoint) {
+	fmt.Fprintf(out, "%s (%s) now %s.\n", e.Pod, e.Endpoint, e.Does)
 }
 
 func newDemoMend() *cobra.Command {
@@ -219,29 +221,19 @@ that is in quarantine, every five seconds at least.`,
 			}
 			return nil
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(args) > 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			return asks.completeDemoEndpoints(cmd), cobra.ShellCompDirectiveNoFileComp
-		},
+		ValidArgsFunction: completeOne(asks.completeDemoEndpoints),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := asks.client()
-			if err != nil {
-				return err
-			}
 			what := api.DemoMend{All: all}
 			if !all {
 				what.Endpoint = args[0]
 			}
-			list, err := c.Mend(cmd.Context(), what)
-			if err != nil {
-				return asks.hint(err)
-			}
-			for _, e := range list.Items {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) now %s.\n", e.Pod, e.Endpoint, e.Does)
-			}
-			return nil
+			return asks.ask(func(c *client.Client) error {
+				list, err := c.Mend(cmd.Context(), what)
+				for _, e := range list.Items {
+					printNow(cmd.OutOrStdout(), e)
+				}
+				return err
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "mend all of them")
@@ -256,16 +248,11 @@ func newDemoEndpoints() *cobra.Command {
 		Short: "List the servers of the demo that runs, and what each does",
 		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := asks.client()
-			if err != nil {
+			return asks.ask(func(c *client.Client) error {
+				list, err := c.DemoEndpoints(cmd.Context())
+				demo.PrintEndpoints(cmd.OutOrStdout(), "", list.Items)
 				return err
-			}
-			list, err := c.DemoEndpoints(cmd.Context())
-			if err != nil {
-				return asks.hint(err)
-			}
-			demo.PrintEndpoints(cmd.OutOrStdout(), "", list.Items)
-			return nil
+			})
 		},
 	}
 	asks.register(cmd.Flags())

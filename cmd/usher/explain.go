@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/cmd/usher/show"
@@ -28,35 +26,24 @@ node, say with --vip which of the Service's addresses it connects to.`,
   usher explain shop/cart --client 10.244.1.7
   usher explain dns --port dns-tcp
   usher explain web --client 198.51.100.9 --vip 203.0.113.5`,
-		Args: exactArgs("SERVICE"),
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(args) > 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			return asks.completeServices(cmd, namespace.namespace, nil), cobra.ShellCompDirectiveNoFileComp
-		},
+		Args:              exactArgs("SERVICE"),
+		ValidArgsFunction: completeOne(func(cmd *cobra.Command) []string { return asks.completeServices(cmd, namespace.namespace, nil) }),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output != "" && output != "json" && output != "yaml" {
 				return usagef("--output: %q is neither json nor yaml", output)
 			}
-			c, err := asks.client()
-			if err != nil {
-				return err
-			}
-			defer c.Close()
 			q.Service = namespace.serviceName(args[0])
-			e, err := c.Explain(cmd.Context(), q)
-			if err != nil {
-				return asks.hint(err)
-			}
-			if output != "" {
-				return printObject(cmd.OutOrStdout(), output, e)
-			}
-			out := coloured(cmd.OutOrStdout())
-			for _, line := range show.Explanation(e) {
-				fmt.Fprintln(out, line)
-			}
-			return nil
+			return asks.ask(func(c *client.Client) error {
+				e, err := c.Explain(cmd.Context(), q)
+				switch {
+				case err != nil:
+					return err
+				case output != "":
+					return printObject(cmd.OutOrStdout(), output, e)
+				}
+				printLines(cmd.OutOrStdout(), show.Explanation(e))
+				return nil
+			})
 		},
 	}
 	flags := cmd.Flags()

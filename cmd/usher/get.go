@@ -95,16 +95,13 @@ func get[T any](f *getFlags, run func(ctx context.Context, c *client.Client, nam
 		if err := f.check(); err != nil {
 			return err
 		}
-		c, err := f.asks.client()
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		items, err := run(cmd.Context(), c, names)
-		if err != nil {
-			return f.asks.hint(err)
-		}
-		return printItems(cmd, f, items, columns, kind)
+		return f.asks.ask(func(c *client.Client) error {
+			items, err := run(cmd.Context(), c, names)
+			if err != nil {
+				return err
+			}
+			return printItems(cmd, f, items, columns, kind)
+		})
 	}
 }
 
@@ -282,23 +279,17 @@ func (f *getFlags) printConnection(cmd *cobra.Command, id uint64) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	c, err := f.asks.client()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	connection, err := c.Connection(cmd.Context(), id)
-	switch {
-	case err != nil:
-		return f.asks.hint(err)
-	case f.output == "json" || f.output == "yaml":
-		return printObject(cmd.OutOrStdout(), f.output, connection)
-	}
-	out := coloured(cmd.OutOrStdout())
-	for _, line := range show.Waterfall(connection, terminalWidth(cmd.OutOrStdout())) {
-		fmt.Fprintln(out, line)
-	}
-	return nil
+	return f.asks.ask(func(c *client.Client) error {
+		connection, err := c.Connection(cmd.Context(), id)
+		switch {
+		case err != nil:
+			return err
+		case f.output == "json" || f.output == "yaml":
+			return printObject(cmd.OutOrStdout(), f.output, connection)
+		}
+		printLines(cmd.OutOrStdout(), show.Waterfall(connection, terminalWidth(cmd.OutOrStdout())))
+		return nil
+	})
 }
 
 func newGetAffinity() *cobra.Command {

@@ -75,17 +75,17 @@ func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, given map[string]
 	for flag, value := range map[string]string{
 		"kubeconfig":             s.Kubeconfig,
 		"node-name":              s.NodeName,
-		"healthz-address":        addrPort(s.HealthzAddress),
-		"admin-address":          addrPort(s.MetricsAddress),
-		"bind-address-hard-fail": yes(s.BindHardFail),
+		"healthz-address":        said(s.HealthzAddress),
+		"admin-address":          said(s.MetricsAddress),
+		"bind-address-hard-fail": said(s.BindHardFail),
 		"nodeport-addresses":     nodePorts(s.NodePorts),
 		"cluster-cidr":           join(s.ClusterCIDRs),
 		"proxy-port-range":       portRange(s.ProxyPorts),
 		"log-level":              s.LogLevel,
 		"log-format":             s.LogFormat,
 		"portal":                 s.Portal,
-		"portal-check-interval":  duration(s.CheckInterval),
-		"max-sync-delay":         duration(s.MaxDelay),
+		"portal-check-interval":  said(s.CheckInterval),
+		"max-sync-delay":         said(s.MaxDelay),
 	} {
 		if value == "" || flags.Changed(flag) {
 			continue
@@ -97,25 +97,13 @@ func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, given map[string]
 	return warnings, nil
 }
 
-func addrPort(a netip.AddrPort) string {
-	if !a.IsValid() {
+// said returns how a flag says v; "" for a zero value, which is that nothing is said.
+func said[T comparable](v T) string {
+	var nothing T
+	if v == nothing {
 		return ""
 	}
-	return a.String()
-}
-
-func yes(b bool) string {
-	if !b {
-		return ""
-	}
-	return "true"
-}
-
-func duration(d time.Duration) string {
-	if d == 0 {
-		return ""
-	}
-	return d.String()
+	return fmt.Sprint(v)
 }
 
 func portRange(p kubeproxy.PortRange) string {

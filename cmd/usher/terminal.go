@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"time"
@@ -56,6 +57,14 @@ func isTerminal(out io.Writer) bool {
 // coloured returns a writer to out that takes colours out unless out is a terminal
 // that has them, and NO_COLOR is not set (see no-color.org).
 func coloured(out io.Writer) io.Writer { return colorprofile.NewWriter(out, os.Environ()) }
+
+// printLines prints lines that may have colours.
+func printLines(out io.Writer, lines []string) {
+	out = coloured(out)
+	for _, line := range lines {
+		fmt.Fprintln(out, line)
+	}
+}
 
 // terminalWidth returns how many columns out has; 100 if it is no terminal.
 func terminalWidth(out io.Writer) int {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/usherproxy/usher/cmd/usher/top"
+	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
 func newTop() *cobra.Command {
@@ -35,12 +36,7 @@ does not answer for a while, what was last known stays.`,
 			}
 			return nil
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(args) > 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			return asks.completeServices(cmd, namespace.namespace, nil), cobra.ShellCompDirectiveNoFileComp
-		},
+		ValidArgsFunction: completeOne(func(cmd *cobra.Command) []string { return asks.completeServices(cmd, namespace.namespace, nil) }),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.Interval < minTopInterval {
 				return usagef("--interval: %s is less than %s", o.Interval, minTopInterval)
@@ -48,11 +44,6 @@ does not answer for a while, what was last known stays.`,
 			if !term.IsTerminal(int(os.Stdin.Fd())) || !term.IsTerminal(int(os.Stdout.Fd())) {
 				return errors.New("top needs a terminal; 'usher get services' prints much of the same, once")
 			}
-			c, err := asks.client()
-			if err != nil {
-				return err
-			}
-			defer c.Close()
 			if cmd.Flags().Changed("namespace") {
 				o.Namespace = namespace.namespace
 			}
@@ -60,7 +51,7 @@ does not answer for a while, what was last known stays.`,
 				o.Service = namespace.serviceName(args[0])
 			}
 			o.Input, o.Output = os.Stdin, os.Stdout
-			return asks.hint(top.Run(cmd.Context(), c, o))
+			return asks.ask(func(c *client.Client) error { return top.Run(cmd.Context(), c, o) })
 		},
 	}
 	cmd.Flags().DurationVar(&o.Interval, "interval", time.Second, "how often usher is asked")

@@ -37,13 +37,8 @@ On a terminal lines have colours, unless NO_COLOR is set.`,
 			}
 			return nil
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			if len(args) > 0 {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			return t.asks.completeServices(cmd, t.namespace, nil), cobra.ShellCompDirectiveNoFileComp
-		},
-		RunE: t.run,
+		ValidArgsFunction: completeOne(func(cmd *cobra.Command) []string { return t.asks.completeServices(cmd, t.namespace, nil) }),
+		RunE:              t.run,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&t.query.Client, "client", "", "only this `client`: an address, an address and port, or a network")
@@ -85,12 +80,7 @@ func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 	}
 	t.query.Once, t.query.Rate = !t.follow, traceRate
 	t.query.History = t.query.History || t.since > 0 || !t.follow
-	c, err := t.asks.client()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	return t.asks.hint(t.print(cmd, c))
+	return t.asks.ask(func(c *client.Client) error { return t.print(cmd, c) })
 }
 
 // print prints what the stream tells until it ends.
