@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -202,42 +203,32 @@ func (c *Config) Check() error {
 
 func (c *Config) checkNumbers() error {
 	o := &c.Proxy
-	for _, d := range []struct {
-		setting      string
-		value, least time.Duration
-	}{
-		{"portal-check-interval", o.CheckInterval, 100 * time.Millisecond},
-		{"quarantine", o.Quarantine.First, 0},
-		{"quarantine-max", o.Quarantine.Max, 0},
-		{"half-closed-timeout", o.HalfClosed, 0},
-		{"connection-idle-timeout", o.IdleTimeout, 0},
-		{"max-connection-age", o.MaxAge, 0},
-		{"keepalive", o.Keepalive, time.Second},
-		{"udp-idle-timeout", o.UDPIdleTimeout, 100 * time.Millisecond},
-		{"drain-timeout", c.DrainTimeout, 0},
-	} {
-		if d.value < d.least {
-			return fmt.Errorf("--%s: %s is less than %s", d.setting, d.value, d.least)
-		}
-	}
-	for _, n := range []struct {
-		setting      string
-		value, least int64
-	}{
-		{"max-connections", o.MaxConnections, 0},
-		{"max-connections-per-port", o.MaxConnectionsPerPort, 0},
-		{"max-udp-sessions", o.MaxUDPSessions, 1},
-		{"max-udp-sessions-per-port", o.MaxUDPSessionsPerPort, 0},
-		{"max-affinity-per-port", o.AffinityPerPort, 1},
-		{"max-affinity", o.AffinityTotal, 1},
-		{"trace-events", int64(c.TraceEvents), 1},
-	} {
-		if n.value < n.least {
-			return fmt.Errorf("--%s: %d is less than %d", n.setting, n.value, n.least)
-		}
-	}
 	if share := o.MaxClientShare; share < 1 || share > 100 {
 		return fmt.Errorf("--max-client-share: %d is not 1 to 100 percent", share)
+	}
+	return cmp.Or(
+		atLeast("portal-check-interval", o.CheckInterval, 100*time.Millisecond),
+		atLeast("quarantine", o.Quarantine.First, 0),
+		atLeast("quarantine-max", o.Quarantine.Max, 0),
+		atLeast("half-closed-timeout", o.HalfClosed, 0),
+		atLeast("connection-idle-timeout", o.IdleTimeout, 0),
+		atLeast("max-connection-age", o.MaxAge, 0),
+		atLeast("keepalive", o.Keepalive, time.Second),
+		atLeast("udp-idle-timeout", o.UDPIdleTimeout, 100*time.Millisecond),
+		atLeast("drain-timeout", c.DrainTimeout, 0),
+		atLeast("max-connections", o.MaxConnections, 0),
+		atLeast("max-connections-per-port", o.MaxConnectionsPerPort, 0),
+		atLeast("max-udp-sessions", o.MaxUDPSessions, 1),
+		atLeast("max-udp-sessions-per-port", o.MaxUDPSessionsPerPort, 0),
+		atLeast("max-affinity-per-port", o.AffinityPerPort, 1),
+		atLeast("max-affinity", o.AffinityTotal, 1),
+		atLeast("trace-events", c.TraceEvents, 1),
+	)
+}
+
+func atLeast[T cmp.Ordered](setting string, value, least T) error {
+	if value < least {
+		return fmt.Errorf("--%s: %v is less than %v", setting, value, least)
 	}
 	return nil
 }

@@ -130,8 +130,23 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	}
 	failed := make(chan error, 2)
 	d.workers.Go(func() { failed <- source.Run(ctx, d.apply(failed)) })
+	remove, err := d.await(ctx, failed, signals)
+	cancel()
+	d.stop(pt, remove, signals)
+	if d.isHandedOver() && inPod() {
+		// The kubelet would start it again, and it would take over in its turn.
+		select {
+		case <-signals:
+		case <-d.told:
+		}
+	}
+	return err
+}
 
-	remove := d.config.Demo != nil
+// await returns when the daemon is to stop: whether the portal's rules are to be removed
+// then, and the error if it cannot go on.
+func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan os.Signal) (remove bool, err error) {
+	remove = d.config.Demo != nil
 	select {
 	case err = <-failed:
 		if err != nil {
@@ -146,16 +161,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 			Info("Stopping: no new connections; those that are open may end")
 		remove = remove || sig == os.Interrupt
 	}
-	cancel()
-	d.stop(pt, remove, signals)
-	if d.isHandedOver() && inPod() {
-		// The kubelet would start it again, and it would take over in its turn.
-		select {
-		case <-signals:
-		case <-d.told:
-		}
-	}
-	return err
+	return remove, err
 }
 
 // inPod reports whether a kubelet runs this process.
@@ -219,8 +225,9 @@ func (d *Daemon) startWorkers(ctx, traceCtx context.Context) {
 	d.workers.Go(func() { d.proxy.Run(ctx) })
 	d.workers.Go(func() { d.healthChecks.RunRetries(ctx, time.Second) })
 	if d.config.NodePorts.Primary && !d.hasNode() {
-		d.setPrimaryAddresses(routedAddresses())
-		d.workers.Go(func() { d.followRoutes(ctx) })
+		follow := func() (goOn bool) { d.setPrimaryAddresses(routedAddresses()); return true }
+		follow()
+		d.workers.Go(func() { every(ctx, d.config.Proxy.CheckInterval, follow) })
 	}
 	if d.config.OnTrace != nil {
 		steps := d.proxy.Trace.Reader(true)
@@ -228,6 +235,20 @@ func (d *Daemon) startWorkers(ctx, traceCtx context.Context) {
 	}
 	if d.accessLog != nil {
 		d.workers.Go(func() { d.accessLog.Run(traceCtx) })
+	}
+}
+
+// every calls f at every interval until ctx ends, or f returns false.
+func every(ctx context.Context, interval time.Duration, f func() (goOn bool)) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for goOn := true; goOn; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			goOn = f()
+		}
 	}
 }
 

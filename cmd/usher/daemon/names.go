@@ -24,8 +24,12 @@ func (d *Daemon) startNames(ctx context.Context) error {
 	}
 	at := d.config.DNSAddress
 	packets, listener, err := d.listenNames()
-	if err != nil && !(d.config.TakeOver && errors.Is(err, syscall.EADDRINUSE)) {
+	switch {
+	case err == nil, d.config.TakeOver && errors.Is(err, syscall.EADDRINUSE):
+	case d.config.Namespace != nil:
 		return err
+	default:
+		return explainListen(at, err)
 	}
 	d.workers.Go(func() {
 		for ; err != nil; packets, listener, err = d.listenNames() {
@@ -44,39 +48,25 @@ func (d *Daemon) startNames(ctx context.Context) error {
 }
 
 // listenNames opens both sockets for that, UDP and TCP.
-func (d *Daemon) listenNames() (net.PacketConn, net.Listener, error) {
+func (d *Daemon) listenNames() (packets net.PacketConn, listener net.Listener, err error) {
 	at := d.config.DNSAddress
-	packets, err := d.listenPacket(at)
-	if err != nil {
-		return nil, nil, d.explainListen(at, err)
-	}
-	listener, err := d.listen(at)
-	if err != nil {
-		packets.Close()
-		return nil, nil, d.explainListen(at, err)
-	}
-	return packets, listener, nil
-}
-
-func (d *Daemon) listenPacket(at netip.AddrPort) (net.PacketConn, error) {
+	listenPacket := func() (net.PacketConn, error) { return net.ListenPacket("udp", at.String()) }
+	listen := func() (net.Listener, error) { return net.Listen("tcp", at.String()) }
 	if ns := d.config.Namespace; ns != nil {
-		return ns.ListenPacket(at)
+		listenPacket = func() (net.PacketConn, error) { return ns.ListenPacket(at) }
+		listen = func() (net.Listener, error) { return ns.Listen(at) }
 	}
-	return net.ListenPacket("udp", at.String())
+	if packets, err = listenPacket(); err == nil {
+		if listener, err = listen(); err != nil {
+			packets.Close()
+		}
+	}
+	return packets, listener, err
 }
 
-func (d *Daemon) listen(at netip.AddrPort) (net.Listener, error) {
-	if ns := d.config.Namespace; ns != nil {
-		return ns.Listen(at)
-	}
-	return net.Listen("tcp", at.String())
-}
-
-// explainListen adds to an error what to do about it.
-func (d *Daemon) explainListen(at netip.AddrPort, err error) error {
+// explainListen adds to an error which setting it is about, and what to do.
+func explainListen(at netip.AddrPort, err error) error {
 	switch {
-	case d.config.Namespace != nil:
-		return err
 	case errors.Is(err, syscall.EADDRINUSE):
 		return fmt.Errorf("--dns: %w: another resolver has it, perhaps; take another address, such as 127.0.0.153, or another port", err)
 	case errors.Is(err, syscall.EACCES):

@@ -1,12 +1,10 @@
 package daemon
 
 import (
-	"context"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 )
 
 // NodePorts say on which addresses of the node its node ports are. The zero value is
@@ -92,19 +90,4 @@ func (d *Daemon) setPrimaryAddresses(addrs []netip.Addr) {
 		addresses = append(addresses, n.String())
 	}
 	d.log.WithField("addresses", strings.Join(addresses, ",")).Info("Node ports are served at this node's primary addresses")
-}
-
-// followRoutes keeps node ports at the primary addresses of a node that has no
-// Node object, until ctx ends. They have been set once already.
-func (d *Daemon) followRoutes(ctx context.Context) {
-	ticker := time.NewTicker(d.config.Proxy.CheckInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			d.setPrimaryAddresses(routedAddresses())
-		}
-	}
 }

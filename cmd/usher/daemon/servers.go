@@ -69,19 +69,13 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 	}
 	d.log.WithError(err).Warnf("Going on without the server of --%s for now", setting)
 	d.workers.Go(func() {
-		ticker := time.NewTicker(500 * time.Millisecond)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-ticker.C:
+		every(ctx, 500*time.Millisecond, func() (goOn bool) {
+			if d.servers.serve(setting, address, handler, clients) != nil {
+				return true
 			}
-			if d.servers.serve(setting, address, handler, clients) == nil {
-				d.log.Infof("The server of --%s is there now", setting)
-				return
-			}
-		}
+			d.log.Infof("The server of --%s is there now", setting)
+			return false
+		})
 	})
 	return nil
 }

@@ -139,25 +139,19 @@ func (d *Daemon) programmed(took time.Duration) {
 
 // warnWhileAway logs when the API server is lost and found, until ctx ends.
 func (d *Daemon) warnWhileAway(ctx context.Context, reach *kube.Reach) {
-	ticker := time.NewTicker(time.Second)
-	defer ticker.Stop()
 	connected := true
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
+	every(ctx, time.Second, func() bool {
 		now := reach.Status()
 		if now.Since.IsZero() || now.Connected == connected {
-			continue
+			return true
 		}
 		if connected = now.Connected; connected {
 			d.log.Info("The API server answers again")
 		} else {
 			d.log.WithError(now.Err).Warn("The API server does not answer; what is known goes on being served")
 		}
-	}
+		return true
+	})
 }
 
 // readTimeout is how long an API server may take to tell all Services.
