@@ -90,11 +90,11 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
+	defer d.closeTunnel()
 	source, err := d.newSource(ctx) // first: without one there is nothing to look for a portal for
 	if err != nil {
 		return err
 	}
-	defer d.closeTunnel()
 	pt, err := d.openPortal(ctx)
 	if err != nil {
 		return err

@@ -183,6 +183,14 @@ var _ = Describe("a daemon", func() {
 		Expect(healthz(now.AdminAddress)).To(Equal(http.StatusOK))
 	})
 
+	It("has Services that can be read without being served", func() {
+		c := Defaults()
+		c.Log, c.Manifests = logrus.New(), []string{manifests()}
+		services, err := c.Services(GinkgoT().Context())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(services).To(HaveExactElements(HaveField("Name.Name", "web")))
+	})
+
 	It("ends with an error if its source fails", func() {
 		c := withoutPortal()
 		c.Manifests = []string{"/no/such/file"}
