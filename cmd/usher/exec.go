@@ -115,7 +115,7 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 	defer in.leave()
 	ctx, cancel := context.WithCancel(cmd.Context())
 	defer cancel()
-	e.Namespace = in.namespace
+	e.Netns = in.namespace
 	e.DNSAddress = netip.AddrPortFrom(netns.Address, dnsPort)
 	ready := make(chan []config.Service, 1)
 	e.OnReady = func(now daemon.Ready) { ready <- now.Services }

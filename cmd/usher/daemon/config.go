@@ -68,11 +68,11 @@ type Config struct {
 	// TakeOver says to take over from an usher that serves this node already. Without it
 	// that one is an error, but for a demo.
 	TakeOver bool
-	// Namespace is the network namespace of a command, which the command's owner closes.
+	// Netns is the network namespace of a command, which the command's owner closes.
 	// VIPs are its addresses then and names are answered inside; Mode, Portal and TakeOver
 	// mean nothing, nor does the cluster hear of what cannot be served. nil means this
 	// process's namespace.
-	Namespace *netns.Namespace
+	Netns *netns.Namespace
 	// Demo is not nil for a demo.
 	Demo *Demo
 

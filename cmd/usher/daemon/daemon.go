@@ -66,7 +66,7 @@ func New(c Config) (*Daemon, error) {
 	if c.DNSAddress.IsValid() {
 		o := c.DNS
 		o.Log = c.Log
-		if c.Namespace == nil {
+		if c.Netns == nil {
 			o.Self = c.DNSAddress
 		}
 		var err error
@@ -177,8 +177,8 @@ func (d *Daemon) newProxy(pt portal.Portal) {
 	o.Portal, o.Log, o.Trace = pt, d.log, trace.NewLog(d.config.TraceEvents)
 	o.Ports = d.config.Portal.ProxyPorts
 	o.IsPod = d.isPod()
-	if d.config.Namespace != nil {
-		o.Socket = d.config.Namespace.Socket
+	if d.config.Netns != nil {
+		o.Socket = d.config.Netns.Socket
 	}
 	d.proxy = proxy.New(*o)
 	d.proxy.SetPodNetworks(d.config.PodNetworks)

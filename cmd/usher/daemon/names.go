@@ -26,7 +26,7 @@ func (d *Daemon) startNames(ctx context.Context) error {
 	packets, listener, err := d.listenNames()
 	switch {
 	case err == nil, d.config.TakeOver && errors.Is(err, syscall.EADDRINUSE):
-	case d.config.Namespace != nil:
+	case d.config.Netns != nil:
 		return err
 	default:
 		return explainListen(at, err)
@@ -52,7 +52,7 @@ func (d *Daemon) listenNames() (packets net.PacketConn, listener net.Listener, e
 	at := d.config.DNSAddress
 	listenPacket := func() (net.PacketConn, error) { return net.ListenPacket("udp", at.String()) }
 	listen := func() (net.Listener, error) { return net.Listen("tcp", at.String()) }
-	if ns := d.config.Namespace; ns != nil {
+	if ns := d.config.Netns; ns != nil {
 		listenPacket = func() (net.PacketConn, error) { return ns.ListenPacket(at) }
 		listen = func() (net.Listener, error) { return ns.Listen(at) }
 	}

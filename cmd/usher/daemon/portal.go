@@ -32,8 +32,8 @@ func Lock(log logrus.FieldLogger) (*handover.Lock, error) {
 // another usher.
 func (d *Daemon) openPortal(ctx context.Context) (portal.Portal, error) {
 	switch {
-	case d.config.Namespace != nil:
-		return d.config.Namespace.Portal(), nil
+	case d.config.Netns != nil:
+		return d.config.Netns.Portal(), nil
 	case d.config.Demo != nil:
 		return d.openPortalBeside(ctx)
 	}

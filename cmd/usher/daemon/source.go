@@ -32,7 +32,7 @@ func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
 	}
 	o := kube.Options{Client: client, Log: d.log, NodeName: c.NodeName, ServiceProxyName: c.ServiceProxyName,
 		Discovery: d.names != nil, MaxDelay: c.MaxDelay, Resync: c.Resync}
-	if c.Namespace != nil {
+	if c.Netns != nil {
 		return kube.New(o) // for one command: it is no node, and the cluster hears nothing of it
 	}
 	o.OnNode, o.OnProgrammed = d.nodeChanged, d.programmed

@@ -41,7 +41,7 @@ func (d *Daemon) begin(services []config.Service) error {
 
 // mustSucceed reports whether another usher has the lock that this one needs.
 func (d *Daemon) mustSucceed() bool {
-	return d.config.Namespace == nil && d.lock.Load() == nil && d.proxy.Portal.Mode() != portal.ModeNone
+	return d.config.Netns == nil && d.lock.Load() == nil && d.proxy.Portal.Mode() != portal.ModeNone
 }
 
 // succeed asks the usher that is here to hand over, or takes the lock if that
