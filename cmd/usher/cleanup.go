@@ -18,26 +18,28 @@ func newCleanup() *cobra.Command {
 portal mode, whichever process did it and however that ended. What others
 installed is not touched; what cannot be read is an error. Stop usher before.`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			log, err := logs.logger(cmd.ErrOrStderr())
-			if err != nil {
-				return err
-			}
-			lock, err := daemon.Lock(log)
-			if err != nil {
-				return fmt.Errorf("%w; stop it first, or it puts its rules back", err)
-			}
-			defer lock.Release()
-			removed, err := portal.Cleanup(cmd.Context(), log)
-			if err == nil && len(removed) == 0 {
-				fmt.Fprintln(cmd.OutOrStdout(), "There was nothing to remove.")
-			}
-			for _, what := range removed {
-				fmt.Fprintln(cmd.OutOrStdout(), "removed", what)
-			}
-			return err
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cleanup(cmd, logs) },
 	}
 	logs.register(cmd.Flags(), "auto")
 	return cmd
+}
+
+func cleanup(cmd *cobra.Command, logs logFlags) error {
+	log, err := logs.logger(cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	lock, err := daemon.Lock(log)
+	if err != nil {
+		return fmt.Errorf("%w; stop it first, or it puts its rules back", err)
+	}
+	defer lock.Release()
+	removed, err := portal.Cleanup(cmd.Context(), log)
+	if err == nil && len(removed) == 0 {
+		fmt.Fprintln(cmd.OutOrStdout(), "There was nothing to remove.")
+	}
+	for _, what := range removed {
+		fmt.Fprintln(cmd.OutOrStdout(), "removed", what)
+	}
+	return err
 }

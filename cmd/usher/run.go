@@ -71,11 +71,7 @@ type runCommand struct {
 
 func (r *runCommand) run(cmd *cobra.Command) error {
 	if r.kubeProxy.cleanup {
-		cleanup := newCleanup()
-		cleanup.SetContext(cmd.Context())
-		cleanup.SetOut(cmd.OutOrStdout())
-		cleanup.SetErr(cmd.ErrOrStderr())
-		return cleanup.RunE(cleanup, nil)
+		return cleanup(cmd, logFlags{level: "info", format: "auto"})
 	}
 	warnings, err := r.complete(cmd)
 	if err != nil {

@@ -15,10 +15,9 @@ import (
 
 // servers are the HTTP servers.
 type servers struct {
-	mu    sync.Mutex // guards what follows
-	admin *admin.Server
-	all   []*admin.Server
-	over  bool // they have been closed
+	mu   sync.Mutex               // guards what follows
+	all  map[string]*admin.Server // by setting
+	over bool                     // they have been closed
 }
 
 // The settings of the servers.
@@ -90,9 +89,10 @@ func (s *servers) serve(setting, address string, handler http.Handler, clients i
 	if err != nil {
 		return err
 	}
-	if s.all = append(s.all, server); setting == adminSetting {
-		s.admin = server
+	if s.all == nil {
+		s.all = map[string]*admin.Server{}
 	}
+	s.all[setting] = server
 	return nil
 }
 
@@ -100,10 +100,10 @@ func (s *servers) serve(setting, address string, handler http.Handler, clients i
 func (s *servers) adminAddress() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.admin == nil {
-		return ""
+	if server, there := s.all[adminSetting]; there {
+		return server.Addr().String()
 	}
-	return s.admin.Addr().String()
+	return ""
 }
 
 func (s *servers) close() {
@@ -113,5 +113,5 @@ func (s *servers) close() {
 	for _, server := range s.all {
 		server.Close()
 	}
-	s.all, s.admin = nil, nil
+	clear(s.all)
 }
