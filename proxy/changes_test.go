@@ -56,7 +56,7 @@ var _ = Describe("a change that waits", func() {
 		go func() {
 			p.Stats()
 			p.Status()
-			p.Inspect(func(types.NamespacedName) bool { return true })
+			p.Status()
 			p.InspectService(name)
 			p.ClusterIP(name, 80)
 			p.Serves(vip)

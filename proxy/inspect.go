@@ -18,9 +18,9 @@ import (
 // how it fares. Its endpoints and sets are the live ones, for reading.
 type PortView struct {
 	Port      config.ServicePort
-	Listeners []netip.AddrPort
-	Problem   *Problem      // nil if all is well
-	Rules     []portal.Rule // that the portal was given; InspectService only
+	Listeners []netip.AddrPort // none if it has no endpoints
+	Problem   *Problem         // nil if all is well
+	Rules     []portal.Rule    // that the portal was given; InspectService only
 
 	Endpoints []*balance.Endpoint // usable or not
 	// Cluster, Internal and External are as in config.ServicePort.
@@ -45,6 +45,11 @@ func (p *Proxy) Inspect(match func(types.NamespacedName) bool) (list []PortView)
 	}
 	sortViews(list)
 	return list
+}
+
+// Status returns all service ports, in the order of PortID.
+func (p *Proxy) Status() []PortView {
+	return p.Inspect(func(types.NamespacedName) bool { return true })
 }
 
 // InspectService returns the service ports of one Service with their rules.

@@ -116,7 +116,7 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		after := p.Stats()
 		Expect(after.Attempts[trace.Connected] - before.Attempts[trace.Connected]).To(BeEquivalentTo(4))
 		Expect(after.Accepted - before.Accepted).To(BeEquivalentTo(4))
-		e := p.Inspect(func(types.NamespacedName) bool { return true })[0].Endpoints[0]
+		e := p.Status()[0].Endpoints[0]
 		Expect(e.Connected.Load()).To(BeEquivalentTo(2), "it has its turns, and the probe is none")
 	})
 

@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -84,8 +83,8 @@ func New(o Options) *Proxy {
 	return p
 }
 
-// change takes the locks for a change, and returns what gives them back.
-func (p *Proxy) change() (done func()) {
+// lock takes the locks for a change, and returns what gives them back.
+func (p *Proxy) lock() (unlock func()) {
 	p.changes.Lock()
 	p.mu.Lock()
 	return func() {
@@ -105,7 +104,7 @@ func (p *Proxy) unlocked(f func()) {
 // addresses, besides those that Options.IsPod knows: the policies for clients from
 // outside do not apply to them.
 func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
-	defer p.change()()
+	defer p.lock()()
 	p.node.Locality.SetPods(pods)
 	p.Portal.SetLocalSources(pods)
 	if p.started && !p.stopped {
@@ -116,7 +115,7 @@ func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 // SetNodePortAddresses says within which networks this node's addresses have node
 // ports, as portal.Options.NodePortAddresses does.
 func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
-	defer p.change()()
+	defer p.lock()()
 	p.Portal.SetNodePortAddresses(within)
 	if !p.started || p.stopped {
 		return
@@ -146,7 +145,7 @@ func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 func (p *Proxy) Apply(services []config.Service) {
 	started := time.Now()
 	p.sync.queued(started)
-	defer p.change()()
+	defer p.lock()()
 	if p.stopped {
 		return
 	}
@@ -292,7 +291,7 @@ func (p *Proxy) watchPortal(ctx context.Context) <-chan struct{} {
 // Check compares the portal with the kernel, repairs it, and tries again what
 // could not be served.
 func (p *Proxy) Check(ctx context.Context) {
-	defer p.change()()
+	defer p.lock()()
 	if p.stopped {
 		return
 	}
@@ -322,12 +321,12 @@ func (p *Proxy) Stop() {
 	p.closeListeners()
 	p.prober.Stop()
 	p.datagrams.Retired()
-	defer p.change()()
+	defer p.lock()()
 	p.datagrams.Stop()
 }
 
 func (p *Proxy) closeListeners() {
-	defer p.change()()
+	defer p.lock()()
 	p.stopped = true
 	why := frontend.Stopped
 	if p.handedOver {
@@ -350,29 +349,3 @@ func (p *Proxy) Drain(ctx context.Context) (broken int) {
 
 // Connections returns how many connections are open.
 func (p *Proxy) Connections() int64 { return p.node.Budget.Connections.Load() }
-
-// PortStatus tells how a service port is served.
-type PortStatus struct {
-	Port config.ServicePort
-	// Listeners are where usher listens for it: none if it has no endpoints.
-	Listeners []netip.AddrPort
-	Problem   *Problem // nil if all is well
-}
-
-// Status returns how each service port is served, in the order of PortID.
-func (p *Proxy) Status() []PortStatus {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var list []PortStatus
-	for _, fronts := range p.services {
-		for id, f := range fronts {
-			s := PortStatus{Port: f.View().Port, Problem: p.problems[id]}
-			for _, l := range f.listeners {
-				s.Listeners = append(s.Listeners, l.Addr())
-			}
-			list = append(list, s)
-		}
-	}
-	slices.SortFunc(list, func(a, b PortStatus) int { return a.Port.ID.Compare(b.Port.ID) })
-	return list
-}

@@ -16,7 +16,7 @@ import (
 const maxTableRows = 100
 
 // printTable tells a person what is served where.
-func printTable(out io.Writer, ports []proxy.PortStatus) {
+func printTable(out io.Writer, ports []proxy.PortView) {
 	if len(ports) == 0 {
 		fmt.Fprintln(out, "No Services to serve yet.")
 		return
@@ -50,7 +50,7 @@ func vips(p config.ServicePort) string {
 	return show.Few(list)
 }
 
-func listeners(p proxy.PortStatus) string {
+func listeners(p proxy.PortView) string {
 	if p.Problem != nil {
 		return "not served: " + p.Problem.Err.Error()
 	}

@@ -32,7 +32,7 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy) {
 	var rest api.Totals
 	var counts api.EndpointCounts
 	still := map[types.NamespacedName]bool{}
-	all := groups(p.Inspect(func(types.NamespacedName) bool { return true }))
+	all := groups(p.Status())
 	for _, g := range all {
 		if name := g.name(); s.has[name] {
 			still[name] = true

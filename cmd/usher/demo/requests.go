@@ -35,7 +35,7 @@ type target struct {
 
 // targetsOf returns where p serves the demo's Services.
 func targetsOf(p *proxy.Proxy) (list []target) {
-	served := map[string]proxy.PortStatus{}
+	served := map[string]proxy.PortView{}
 	for _, status := range p.Status() {
 		served[status.Port.ID.Service] = status
 	}
