@@ -5,21 +5,23 @@
 // source of package config, and are compared with what runs. The life of a change is in
 // proxy.go (what differs), frontend.go (one service port: listeners and portal rules
 // that follow its configuration) and commit.go (what is done in the kernel, and what if
-// that fails). What clients meet is in the folders:
+// that fails). The rest is in the folders:
 //
 //	frontend   a service port as clients see it, who may, what is counted
 //	stream     TCP and SCTP: connections, from accept to close
 //	datagram   UDP: sessions
 //	search     how both find an endpoint that answers
-//	balance    whose turn it is, and who is in quarantine; probe asks those
+//	balance    whose turn it is, and who is in quarantine
+//	probe      asks those whether they answer again
 //	forward    moves the bytes
 //	budget     who may have descriptors
 //	trace      what happened
 //
 // How a VIP reaches a listener is decided by package portal.
 //
-// Locks: Proxy.mu guards the configuration and every front end's listeners and
-// rules; it is held while the kernel is changed, but never by a connection (but for
-// those that come to [Proxy.Serve], before they begin). A connection or a UDP
+// Locks: Proxy.changes and then Proxy.mu are held by who changes the configuration or a
+// front end's listeners and rules, and changes alone while the kernel is at work; who
+// looks holds mu. A connection holds neither (but for those that come to
+// [Proxy.Serve], before they begin). A connection or a UDP
 // session reads its front end's view, an immutable value behind an atomic pointer.
 package proxy

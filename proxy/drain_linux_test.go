@@ -112,7 +112,7 @@ var _ = Describe("draining a Proxy", func() {
 			cancel()
 			drained := make(chan int)
 			go func() { drained <- p.Drain(over) }()
-			Eventually(drained).WithTimeout(30 * time.Second).Should(Receive(BeNumerically("<=", 1)))
+			Eventually(drained).WithTimeout(30 * time.Second).Should(Receive(Equal(1)))
 			Expect(client.SetReadDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
 			Expect(client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 			ends := o.Trace.Ended(10, func(*trace.Event) bool { return true })

@@ -112,7 +112,7 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 		if had, ok := front.Affinity.Peek(q.Client, now); ok {
 			x.Affinity = &had
 		}
-		x.Order = search.Preview(x.Set, front.Affinity, q.Client, now)
+		x.Order = search.Preview(x.Set, x.Affinity, now)
 	case v.Cluster.Len() == 0:
 		x.Cause, x.Verdict = NoEndpoint, WouldReject
 	default:

@@ -11,6 +11,7 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/stream"
 )
 
 // frontEnd is a front end and what keeps it as its service port is configured: the
@@ -69,9 +70,9 @@ var errTCPOnly = errors.New("only TCP is served")
 // listenReason returns the word for an error of openListener.
 func listenReason(err error) Reason {
 	switch {
-	case errors.Is(err, frontend.ErrProtocol), errors.Is(err, errTCPOnly), errors.Is(err, frontend.ErrNoSCTP):
+	case errors.Is(err, frontend.ErrProtocol), errors.Is(err, errTCPOnly), errors.Is(err, stream.ErrNoSCTP):
 		return ReasonProtocol
-	case errors.Is(err, frontend.ErrSCTPOff):
+	case errors.Is(err, stream.ErrSCTPOff):
 		return ReasonSCTPOff
 	}
 	return ReasonListen

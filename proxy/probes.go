@@ -36,7 +36,7 @@ func (p *Proxy) probe(ctx context.Context, to netip.AddrPort) error {
 	err := frontend.ErrLeadsBack
 	if !p.node.LeadsBack(config.TCP, to) {
 		var conn forward.Conn
-		if conn, err = p.streams.DialTCP(ctx, &config.Endpoint{Addr: to}); err == nil {
+		if conn, err = p.DirectDial(ctx, &config.Endpoint{Addr: to}); err == nil {
 			conn.Close()
 		}
 	}
@@ -77,7 +77,7 @@ func (t probed) Probed(err error) time.Duration {
 	now := time.Now()
 	blame := err != nil && search.Blames(err)
 	err = search.Plain(err)
-	next, news := t.state.Probed(now, err, blame, t.front.EndpointQuarantine())
+	next, news := t.state.Probed(now, err, blame, t.front.Quarantine())
 	switch {
 	case !news:
 	case next == 0:

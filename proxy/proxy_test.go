@@ -291,7 +291,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(s.Accepted).To(BeEquivalentTo(tooMany + 4))
 		Expect(s.Unlogged).To(BeNumerically(">=", tooMany-10-int(10*time.Since(began).Seconds())-1), "the trace tells of ten a second")
 		Expect(s.Attempts[trace.Connected]).To(BeEquivalentTo(4))
-		Expect(s.ToClient).To(BeEquivalentTo(9))
+		Expect(s.All.ToClient).To(BeEquivalentTo(9))
 	})
 
 	It("counts all clients that it does not admit, and tells of ten a second", func() {

@@ -129,7 +129,7 @@ func sameButEndpoints(a, b config.ServicePort) bool {
 func (f *frontEnd) Quarantined(e *balance.Endpoint, now time.Time, length time.Duration, cause error) {
 	f.Counters.Quarantines.Add(1)
 	told := trace.Event{Kind: trace.EndpointQuarantined, Time: now, Took: length, Err: cause.Error()}
-	if f.EndpointQuarantine().Probed {
+	if f.Quarantine().Probed {
 		told.Reason = trace.ByProbe
 		f.proxy.prober.Add(e.Addr, probed{f, e.State}, length)
 	}

@@ -162,21 +162,21 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	}
 	tell(connectionsOpen, s.Open)
 	tell(connectionsLimit, s.Limit)
-	tell(connectionsFailed, s.Failed)
+	tell(connectionsFailed, s.All.Failed)
 	tell(connectionsUnlogged, s.Unlogged)
 	tell(associations, s.Associations.Accepted)
 	tell(associationsOpen, s.Associations.Open)
 	for result, n := range s.Attempts {
 		tell(attempts, n, trace.Result(result).String())
 	}
-	tell(retries, s.Retries)
+	tell(retries, s.All.Retries)
 	tell(quarantines, s.Quarantines)
 	tell(recoveries, s.Recoveries)
 	for result, n := range s.Probes {
 		tell(probes, n, trace.Result(result).String())
 	}
-	tell(bytesMoved, s.ToEndpoint, "endpoint")
-	tell(bytesMoved, s.ToClient, "client")
+	tell(bytesMoved, s.All.ToEndpoint, "endpoint")
+	tell(bytesMoved, s.All.ToClient, "client")
 	u := s.Sessions
 	tell(udpSessionsBegun, u.Begun)
 	tell(udpSessionsAnswered, u.Answered)

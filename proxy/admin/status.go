@@ -20,7 +20,7 @@ func (a *API) status(*http.Request) (any, error) {
 		UDPSessions:     api.Limited{Now: s.Sessions.Open, Limit: s.Sessions.Limit},
 		AffinityClients: s.AffinityClients,
 		Subscribers:     api.Limited{Now: a.subscribers.now.Load(), Limit: MaxSubscribers},
-		Totals:          totals(s.Totals()),
+		Totals:          totals(s.All),
 		Ends:            map[string]int64{},
 		LastQueued:      sync.LastQueued, LastApplied: sync.LastApplied,
 		Repairs: s.Repaired,

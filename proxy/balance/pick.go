@@ -121,19 +121,22 @@ func (s *Set) pick(turn uint32, now time.Time, tried []netip.AddrPort, claim boo
 // healthy returns the choice of an endpoint that is in no quarantine.
 func (s *Set) healthy(e *Endpoint, passedOver int, tried []netip.AddrPort) Choice {
 	c := Choice{Endpoint: e, Reason: s.scheduler.reason, PassedOver: passedOver}
-	if s.Untried(tried) == 1 {
+	if !s.HasUntried(tried, 2) {
 		c.Reason = OnlyOne
 	}
 	return c
 }
 
-// Untried returns how many endpoints are not among tried.
-func (s *Set) Untried(tried []netip.AddrPort) int {
+// HasUntried reports whether at least so many endpoints are not among tried.
+func (s *Set) HasUntried(tried []netip.AddrPort, atLeast int) bool {
 	n := len(s.endpoints)
+	if n-len(tried) >= atLeast { // without a look at each
+		return true
+	}
 	for _, addr := range tried {
 		if s.Find(addr) != nil {
 			n--
 		}
 	}
-	return n
+	return n >= atLeast
 }

@@ -120,9 +120,9 @@ func (b *Budget) clientsPart(limit int64) int64 { return max(1, limit*b.limits.C
 
 // Why there is no room for a connection.
 var (
-	ErrTooMany         = errors.New("too many connections")
-	ErrTooManyToPort   = errors.New("too many connections to this service port")
-	ErrTooManyOfClient = errors.New("too many connections of this client, while there is little room left")
+	errTooMany         = errors.New("too many connections")
+	errTooManyToPort   = errors.New("too many connections to this service port")
+	errTooManyOfClient = errors.New("too many connections of this client, while there is little room left")
 )
 
 // TakeConnection takes room for a connection, or says why there is none. toPort and
@@ -137,11 +137,11 @@ func (b *Budget) TakeConnection(toPort, ofClient int64) error {
 	var err error
 	switch {
 	case open > limit:
-		err = ErrTooMany
+		err = errTooMany
 	case perPort > 0 && toPort > perPort:
-		err = ErrTooManyToPort
+		err = errTooManyToPort
 	case scarce(open, limit, partForClients) && ofClient > b.clientsPart(limit):
-		err = ErrTooManyOfClient
+		err = errTooManyOfClient
 	default:
 		return nil
 	}

@@ -53,13 +53,13 @@ func TestTheLastRoomForConnectionsIsForThoseWhoHaveLittle(t *testing.T) {
 	}{
 		{"much room", nil, 349 - 1, 349, 349, nil}, // 350 of 400 are in use by a single client
 		{"the last eighth, a client with a quarter", nil, 350, 351, 100, nil},
-		{"the last eighth, a client with more", nil, 350, 351, 101, ErrTooManyOfClient},
+		{"the last eighth, a client with more", nil, 350, 351, 101, errTooManyOfClient},
 		{"the last eighth, a client with more that may", func(l *Limits) { l.ClientShare = 100 }, 350, 351, 351, nil},
 		{"the last sixteenth, a port with half", nil, 375, 200, 1, nil},
-		{"the last sixteenth, a port with more", nil, 375, 201, 1, ErrTooManyToPort},
+		{"the last sixteenth, a port with more", nil, 375, 201, 1, errTooManyToPort},
 		{"the last sixteenth, a port with more that may", func(l *Limits) { l.ConnectionsPerPort = 400 }, 375, 376, 1, nil},
-		{"no room", nil, 400, 1, 1, ErrTooMany},
-		{"a port with its own bound", func(l *Limits) { l.ConnectionsPerPort = 3 }, 3, 4, 1, ErrTooManyToPort},
+		{"no room", nil, 400, 1, 1, errTooMany},
+		{"a port with its own bound", func(l *Limits) { l.ConnectionsPerPort = 3 }, 3, 4, 1, errTooManyToPort},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -105,14 +105,7 @@ func (l *listener) Close(why frontend.Closing) {
 	}
 	var closed sync.WaitGroup
 	for _, sk := range l.sockets {
-		closed.Add(1)
-		err := sk.loop.poller.Do(func() {
-			sk.close(end)
-			closed.Done()
-		})
-		if err != nil {
-			closed.Done()
-		}
+		sk.loop.poller.Go(&closed, func() { sk.close(end) })
 	}
 	closed.Wait()
 }

@@ -24,21 +24,26 @@ type session struct {
 	socket  *socket
 	key     sessionKey
 	control []byte    // makes replies come from where the client sent to
-	hops    int       // that its datagrams may go on; -1 if that is not known
 	last    time.Time // a datagram, either way
 
 	endpoint             *balance.Endpoint
 	fd                   int // connected to the endpoint; -1 if none is
 	watched              forward.Registration
-	search               *search.Search // nil once an endpoint has answered
-	kept                 *kept          // the same
-	toEndpoint, toClient int64          // bytes
+	search               *unanswered // nil once an endpoint has answered
+	toEndpoint, toClient int64       // bytes
 
-	asked   bool // the client has sent something since the last reply
-	leaving bool // see linger
+	hops    int16 // that its datagrams may go on; -1 if that is not known
+	asked   bool  // the client has sent something since the last reply
+	leaving bool  // see linger
 
 	inSocket, inLoop, inClient *list.Element // where it stands among the others
 	siblings                   *list.List    // the client's sessions on this loop
+}
+
+// unanswered is what a session needs until an endpoint has answered.
+type unanswered struct {
+	search.Search
+	kept
 }
 
 // admit finds out which VIP the client sent to, and whether it may.
@@ -107,7 +112,7 @@ func (s *session) dial(to netip.AddrPort) (int, error) {
 	}
 	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), netip.Addr{}, to)
 	if err == nil && s.hops > 0 {
-		_ = forward.SetHops(fd, to.Addr(), s.hops) // or what comes back here has the whole limit again
+		_ = forward.SetHops(fd, to.Addr(), int(s.hops)) // or what comes back here has the whole limit again
 	}
 	return fd, err
 }
@@ -129,7 +134,7 @@ func (s *session) send(at, count int) int {
 	s.touch()
 	s.asked = true
 	if s.search != nil {
-		s.kept.keep(s.socket.loop, at, count)
+		s.search.keep(s.socket.loop, at, count)
 	}
 	for i := at; i < at+count; i++ {
 		b.Unaddress(i)
@@ -257,8 +262,8 @@ func (s *session) answered() {
 
 // stopSearching forgets what is needed until an endpoint has answered.
 func (s *session) stopSearching() {
-	s.kept.drop(s.socket.loop)
-	s.search, s.kept = nil, nil
+	s.search.drop(s.socket.loop)
+	s.search = nil
 }
 
 // broken ends a session whose endpoint had answered and now refuses. The
@@ -266,7 +271,7 @@ func (s *session) stopSearching() {
 func (s *session) broken(err error) {
 	now := s.socket.loop.clock()
 	err = search.Plain(err)
-	s.endpoint.Fail(now, now, err, s.Front.EndpointQuarantine())
+	s.endpoint.Fail(now, now, err, s.Front.Quarantine())
 	s.Front.Affinity.Forget(s.From.Addr(), s.endpoint.Addr)
 	s.end(trace.EndpointReset, err)
 }
@@ -314,7 +319,7 @@ func (s *session) moveOn() {
 // sendAgain sends what was kept to an endpoint that is new to the session.
 func (s *session) sendAgain() error {
 	c := &s.Front.Counters
-	for data := range s.kept.all(s.socket.loop.clock()) {
+	for data := range s.search.all(s.socket.loop.clock()) {
 		switch err := unix.Send(s.fd, data, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); {
 		case err == nil:
 			s.toEndpoint += int64(len(data))

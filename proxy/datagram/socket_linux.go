@@ -153,7 +153,7 @@ func (sk *socket) begin(first *arrival, count int) *session {
 	f := sk.front
 	s := &session{
 		Client: frontend.Client{Front: f, From: first.peer.AddrPort(), To: sk.listener.At, Began: sk.loop.clock()},
-		socket: sk, key: first.sessionKey, hops: first.hops - 1, fd: -1,
+		socket: sk, key: first.sessionKey, hops: int16(first.hops - 1), fd: -1,
 	}
 	if first.local.IsValid() {
 		s.To = netip.AddrPortFrom(first.local.Unmap(), s.To.Port())
@@ -183,7 +183,7 @@ func (sk *socket) begin(first *arrival, count int) *session {
 	sk.loop.join(s)
 	s.last = s.Began
 	sk.tick()
-	s.search, s.kept = f.NewSearch(&s.Client), new(kept)
+	s.search = &unanswered{Search: s.NewSearch()}
 	if !s.connect() {
 		f.Counters.Drop(frontend.DropNoEndpoint, count)
 		return nil
@@ -242,14 +242,14 @@ func (sk *socket) refresh() {
 	if sk.order.Len() == 0 {
 		return
 	}
-	usable := usable(v)
+	stay := usable(v)
 	before := make([]*session, 0, sk.order.Len())
 	for e := sk.order.Front(); e != nil; e = e.Next() {
 		before = append(before, e.Value.(*session))
 	}
 	for _, s := range before {
 		if s.fd >= 0 { // one that goes on to another endpoint may have ended others for want of room
-			s.compare(v, usable)
+			s.compare(v, stay)
 		}
 	}
 	sk.expire()

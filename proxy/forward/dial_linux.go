@@ -51,12 +51,12 @@ func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, data bool, timeout ti
 // context.Canceled. Only the loop may call it, at any time.
 func (d *Dialed) Cancel() { d.fail(context.Canceled) }
 
-// CancelDials cancels all connections that the loop is making and that have a timeout.
-// Only the loop may call it.
+// CancelDials cancels all connections that the loop is making and that have a timeout; who
+// is told must begin no others. Only the loop may call it.
 func (l *Loop) CancelDials() {
 	for _, q := range l.dialing {
-		for i := 0; i < len(q.queue); i++ { // who is told may begin others
-			q.queue[i].Cancel()
+		for _, d := range q.queue {
+			d.Cancel()
 		}
 	}
 }
@@ -95,9 +95,9 @@ func (d *Dialed) finish(err error) {
 }
 
 // dialing are the connections that a Loop is making and that have the same time limit,
-// first come first. One timer serves them all, and
-// runs on while there are any; a connection that is made in time is found out to be
-// done when its time is over, which costs less than to take it out.
+// first come first. One timer serves them all, and runs on while there are any; a
+// connection that is made in time is found out to be done when its time is over, which
+// costs less than to take it out.
 type dialing struct {
 	loop  *Loop
 	limit time.Duration

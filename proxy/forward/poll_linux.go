@@ -136,6 +136,18 @@ func (p *Poller) Do(f func()) error {
 	return nil
 }
 
+// Go is Do, of which done tells when f has returned: at once if the loop has ended.
+func (p *Poller) Go(done *sync.WaitGroup, f func()) {
+	done.Add(1)
+	err := p.Do(func() {
+		f()
+		done.Done()
+	})
+	if err != nil {
+		done.Done()
+	}
+}
+
 // signal makes the eventfd readable. An error would say that it is already.
 func (p *Poller) signal() {
 	_, _ = unix.Write(p.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -52,6 +53,16 @@ func (c *Client) Allowed(vip *config.VIP) bool {
 func (c *Client) Endpoints(v *View) *balance.Set {
 	local := c.VIP.External() && c.Front.Locality.OfThisNode(c.From.Addr(), c.To.Addr())
 	return v.Endpoints(c.VIP, local)
+}
+
+// NewSearch returns the client's search for an endpoint.
+func (c *Client) NewSearch() search.Search {
+	f := c.Front
+	s := search.Search{Schedule: f.Schedule, Quarantine: f.Quarantine(), Affinity: f.Affinity, Client: c.From.Addr(), Reporter: c}
+	if f.Protocol == config.UDP {
+		s.Schedule = nil
+	}
+	return s
 }
 
 // Report puts a step of the client's into the trace, and counts it.

@@ -12,24 +12,121 @@ import (
 // Counters count what happened since the start. They are kept where the trace
 // is: each event is counted once.
 type Counters struct {
-	accepted, established atomic.Int64
-	attempts              [trace.Results]atomic.Int64
-	retries, failed       atomic.Int64
-	associations          atomic.Int64 // SCTP; they are among accepted too
-	toEndpoint, toClient  atomic.Int64
+	connections, sessions clients
+	associations          atomic.Int64 // SCTP's connections that were accepted
 
-	sessions, answered atomic.Int64 // UDP sessions: that have begun, and of those
-
-	mu          sync.Mutex
-	ends        map[trace.End]int64
-	sessionEnds map[trace.End]int64
-
-	// For who does what is counted.
 	Unlogged                               atomic.Int64 // clients that were refused, and left out of the trace
 	DatagramsToEndpoint, DatagramsToClient atomic.Int64
 	dropped                                [numDrops]atomic.Int64
 	Probes                                 [trace.Results]atomic.Int64
 	Quarantines, Recoveries                atomic.Int64
+}
+
+// clients are counts of connections, or of UDP sessions.
+type clients struct {
+	tally
+	mu   sync.Mutex
+	ends map[trace.End]int64
+}
+
+// tally counts the clients of a service port, or of all.
+type tally struct {
+	accepted, established, failed, retries atomic.Int64
+	attempts                               [trace.Results]atomic.Int64
+	toEndpoint, toClient                   atomic.Int64
+}
+
+// count counts a step of a client's, of which life is what is known, e included.
+func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
+	f.tally.count(life, e)
+	all := &f.Counters.connections
+	switch {
+	case e.Protocol == config.UDP:
+		all = &f.Counters.sessions
+	case e.Protocol == config.SCTP && e.Kind == trace.Accepted:
+		f.Counters.associations.Add(1)
+	}
+	all.count(life, e)
+	if e.Kind == trace.Closed {
+		all.mu.Lock()
+		all.ends[e.End]++
+		all.mu.Unlock()
+	}
+}
+
+func (t *tally) count(life *trace.Life, e *trace.Event) {
+	switch e.Kind {
+	case trace.Accepted:
+		t.accepted.Add(1)
+	case trace.Attempt:
+		t.attempts[e.Result].Add(1)
+		if e.Attempt > 1 {
+			t.retries.Add(1)
+		}
+	case trace.Established:
+		t.established.Add(1)
+	case trace.Closed:
+		if isFailure(life, e.End) {
+			t.failed.Add(1)
+		}
+		if e.ToEndpoint != 0 {
+			t.toEndpoint.Add(e.ToEndpoint)
+		}
+		if e.ToClient != 0 {
+			t.toClient.Add(e.ToClient)
+		}
+	}
+}
+
+// isFailure reports whether a connection that ended like that had not come about.
+// A UDP session whose endpoint never answered, and never refused, is none: some
+// protocols have no answers.
+func isFailure(life *trace.Life, end trace.End) bool {
+	switch end {
+	case trace.Idle, trace.EndpointLeft, trace.Withdrawn, trace.Drained:
+		return false
+	}
+	_, established := life.Established()
+	return !established
+}
+
+// Totals are counts for one service port since it is served, or for all since the
+// start.
+type Totals struct {
+	Active                            int64 // connections or UDP sessions that are open
+	Accepted, Established, Failed     int64 // of those that clients made
+	Attempts, AttemptsFailed, Retries int64
+	ToEndpoint, ToClient              int64 // bytes of those that have ended
+}
+
+// Totals returns the counts of f.
+func (f *FrontEnd) Totals() (t Totals) {
+	t.add(&f.tally, f.Open.Load()+f.Sessions.Load())
+	return t
+}
+
+// Totals returns the counts of all service ports, also of those that are gone.
+func (n *Node) Totals() (t Totals) {
+	t.add(&n.Counters.connections.tally, n.Budget.Connections.Load())
+	t.add(&n.Counters.sessions.tally, n.Budget.Sessions.Load())
+	return t
+}
+
+func (t *Totals) add(of *tally, active int64) {
+	t.Active += active
+	t.Accepted += of.accepted.Load()
+	t.Established += of.established.Load()
+	t.Failed += of.failed.Load()
+	t.Retries += of.retries.Load()
+	for result := range of.attempts {
+		n := of.attempts[result].Load()
+		t.Attempts += n
+		if trace.Result(result) != trace.Connected {
+			t.AttemptsFailed += n
+		}
+	}
+	t.ToEndpoint += of.toEndpoint.Load()
+	t.ToClient += of.toClient.Load()
 }
 
 // Drop says why a datagram was not passed on.
@@ -56,63 +153,14 @@ func (d Drop) String() string {
 // Drop counts n datagrams that were not passed on.
 func (c *Counters) Drop(why Drop, n int) { c.dropped[why].Add(int64(n)) }
 
-// count counts a step of a connection, of which life is what is known, e
-// included.
-func (c *Counters) count(life *trace.Life, e *trace.Event) {
-	if isRetry(e) {
-		c.retries.Add(1)
-	}
-	if isFailure(life, e) {
-		c.failed.Add(1)
-	}
-	if e.Protocol == config.UDP && e.Kind != trace.Attempt {
-		c.countSession(e)
-		return
-	}
-	switch e.Kind {
-	case trace.Accepted:
-		c.accepted.Add(1)
-		if e.Protocol == config.SCTP {
-			c.associations.Add(1)
-		}
-	case trace.Attempt:
-		c.attempts[e.Result].Add(1)
-	case trace.Established:
-		c.established.Add(1)
-	case trace.Closed:
-		c.toEndpoint.Add(e.ToEndpoint)
-		c.toClient.Add(e.ToClient)
-		c.mu.Lock()
-		c.ends[e.End]++
-		c.mu.Unlock()
-	}
-}
-
-func (c *Counters) countSession(e *trace.Event) {
-	switch e.Kind {
-	case trace.Accepted:
-		c.sessions.Add(1)
-	case trace.Established:
-		c.answered.Add(1)
-	case trace.Closed:
-		c.toEndpoint.Add(e.ToEndpoint)
-		c.toClient.Add(e.ToClient)
-		c.mu.Lock()
-		c.sessionEnds[e.End]++
-		c.mu.Unlock()
-	}
-}
-
 // Stats are numbers about the clients of all front ends: those that count do so since
 // the start.
 type Stats struct {
+	All                   Totals // connections and UDP sessions together
 	Accepted, Established int64
 	Attempts              [trace.Results]int64 // by trace.Result
-	Retries               int64                // attempts after a connection's, or session's, first
-	Failed                int64                // connections and sessions that ended without an endpoint
 	Unlogged              int64                // connections that were refused and that the trace leaves out
 	Ends                  map[trace.End]int64
-	ToEndpoint, ToClient  int64 // bytes of connections and UDP sessions that have ended
 	Open, Limit           int64 // connections
 
 	Sessions SessionStats
@@ -136,39 +184,34 @@ type SessionStats struct {
 func (n *Node) Stats() Stats {
 	c, b := &n.Counters, n.Budget
 	s := Stats{
-		Accepted:    c.accepted.Load(),
-		Established: c.established.Load(),
-		Attempts:    loaded(&c.attempts),
-		Retries:     c.retries.Load(),
-		Failed:      c.failed.Load(),
+		All:         n.Totals(),
+		Accepted:    c.connections.accepted.Load(),
+		Established: c.connections.established.Load(),
 		Unlogged:    c.Unlogged.Load(),
-		ToEndpoint:  c.toEndpoint.Load(),
-		ToClient:    c.toClient.Load(),
+		Ends:        c.connections.endsNow(),
 		Open:        b.Connections.Load(),
 		Limit:       b.ConnectionLimit(),
 		Quarantines: c.Quarantines.Load(),
 		Recoveries:  c.Recoveries.Load(),
-		Probes:      loaded(&c.Probes),
 		Sessions: SessionStats{
 			Open: b.Sessions.Load(), Limit: b.SessionLimit(),
-			Begun: c.sessions.Load(), Answered: c.answered.Load(),
+			Begun: c.sessions.accepted.Load(), Answered: c.sessions.established.Load(), Ends: c.sessions.endsNow(),
 			ToEndpoint: c.DatagramsToEndpoint.Load(), ToClient: c.DatagramsToClient.Load(),
 		},
 	}
 	s.Associations.Accepted = c.associations.Load()
+	for i := range s.Attempts {
+		s.Attempts[i] = c.connections.attempts[i].Load() + c.sessions.attempts[i].Load()
+		s.Probes[i] = c.Probes[i].Load()
+	}
 	for i := range s.Sessions.Dropped {
 		s.Sessions.Dropped[i] = c.dropped[i].Load()
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s.Sessions.Ends = maps.Clone(c.sessionEnds)
-	s.Ends = maps.Clone(c.ends)
 	return s
 }
 
-func loaded(counters *[trace.Results]atomic.Int64) (all [trace.Results]int64) {
-	for i := range counters {
-		all[i] = counters[i].Load()
-	}
-	return all
+func (c *clients) endsNow() map[trace.End]int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.ends)
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/budget"
-	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -28,7 +27,7 @@ type Node struct {
 	Budget *budget.Budget
 	Portal portal.Portal
 
-	Schedule   []time.Duration // of searches, but of UDP's; see search.Search
+	Schedule   []time.Duration // of TCP's and SCTP's searches; see search.Search
 	Quarantine balance.Quarantine
 
 	// Socket and Ports are as in proxy.Options.
@@ -41,8 +40,8 @@ type Node struct {
 	Locality Locality
 	Counters Counters
 
-	// Targets are those of portal rules that lead to listeners here: portal.Target. Any
-	// goroutine may look, and change it.
+	// Targets are those of the VIPs that front ends here own: portal.Target. Any goroutine
+	// may look.
 	Targets sync.Map
 	// Inherited are the sockets of a predecessor that nobody uses yet, by their names.
 	// They are for who opens listeners, one at a time.
@@ -63,7 +62,7 @@ const RefusalsPerSecond = 10
 func (n *Node) Init() {
 	n.refusals = rate.NewLimiter(RefusalsPerSecond, RefusalsPerSecond)
 	n.LimitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
-	n.Counters.ends, n.Counters.sessionEnds = map[trace.End]int64{}, map[trace.End]int64{}
+	n.Counters.connections.ends, n.Counters.sessions.ends = map[trace.End]int64{}, map[trace.End]int64{}
 	n.Locality.Refresh()
 }
 
@@ -98,7 +97,7 @@ func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) bool {
 		t.Addr = netip.IPv6Unspecified()
 	}
 	_, nodePort := n.Targets.Load(t)
-	return nodePort && n.Locality.IsNode(to.Addr())
+	return nodePort && n.Locality.isNode(to.Addr())
 }
 
 // Target returns the portal's name for vip.
@@ -148,20 +147,11 @@ func (f *FrontEnd) Swap(v *View) (old *View) {
 // has been renamed.
 func (f *FrontEnd) ID() config.PortID { return f.View().Port.ID }
 
-// EndpointQuarantine returns what goes for the endpoints. Only to those that the kernel
+// Quarantine returns what goes for the endpoints. Only to those that the kernel
 // connects to by TCP a probe is like a client: for UDP there is none, one of SCTP costs
 // the endpoint an association, and one through a tunnel costs others.
-func (f *FrontEnd) EndpointQuarantine() balance.Quarantine {
-	q := f.Quarantine
+func (f *FrontEnd) Quarantine() balance.Quarantine {
+	q := f.Node.Quarantine
 	q.Probed = q.Probed && f.Protocol == config.TCP && !f.Tunneled
 	return q
-}
-
-// NewSearch returns a client's search for an endpoint.
-func (f *FrontEnd) NewSearch(c *Client) *search.Search {
-	s := &search.Search{Schedule: f.Schedule, Quarantine: f.EndpointQuarantine(), Affinity: f.Affinity, Client: c.From.Addr(), Reporter: c}
-	if f.Protocol == config.UDP {
-		s.Schedule = nil
-	}
-	return s
 }

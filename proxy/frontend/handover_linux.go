@@ -29,7 +29,7 @@ func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
 		err = e
 	}
 	if err != nil {
-		return -1, fmt.Errorf("copying the socket that was handed over for %s: %w", addr, err)
+		return -1, err
 	}
 	if at, err := forward.LocalAddr(fd); err != nil || at != addr {
 		unix.Close(fd)

@@ -11,10 +11,11 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy/search"
 )
 
 // Listener takes in what clients send to some targets of a service port. Its methods
-// are called by one goroutine at a time.
+// are called by one goroutine at a time, but for Addr, which any may call at any time.
 type Listener interface {
 	// Addr returns where it listens.
 	Addr() netip.AddrPort
@@ -27,7 +28,8 @@ type Listener interface {
 	HandOver() []handover.Socket
 	// EndpointsChanged is called after the front end's view was replaced.
 	EndpointsChanged()
-	// Close stops taking in new clients, and returns when nobody does any more.
+	// Close stops taking in new clients, and returns when nobody does any more: for UDP
+	// that is HandedOver, Server.Retired of package datagram does.
 	Close(Closing)
 }
 
@@ -41,13 +43,8 @@ const (
 	HandedOver                // and a successor has the sockets
 )
 
-// Why a protocol is not served: this version cannot carry it, this node cannot, or it
-// is not wanted.
-var (
-	ErrProtocol = errors.New("this version of usher does not serve the protocol")
-	ErrNoSCTP   = errors.New("SCTP cannot be served")
-	ErrSCTPOff  = errors.New("SCTP is not served")
-)
+// ErrProtocol is why a protocol is not served that this version cannot carry.
+var ErrProtocol = errors.New("this version of usher does not serve the protocol")
 
 // Place is where a listener listens, and what leads there. Listeners embed one.
 type Place struct {
@@ -73,7 +70,7 @@ func (p *Place) Serves(b portal.Bind) bool {
 // a redirect.
 func (p *Place) vip(v *View, original netip.AddrPort) (*config.VIP, bool) {
 	if p.Redirected {
-		return v.VIPFor(original)
+		return v.vipFor(original)
 	}
 	return v.VIPOf((*p.targets.Load())[0])
 }
@@ -91,7 +88,7 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 		}
 	}
 	if err != nil {
-		return l, fmt.Errorf("cannot listen on %s: %w", b.Addr, PlainError(err))
+		return l, fmt.Errorf("cannot listen on %s: %w", b.Addr, search.Plain(err))
 	}
 	return l, nil
 }
@@ -107,14 +104,4 @@ func otherPorts(allowed portal.PortRange) []uint16 {
 		ports = append(ports, allowed.First+uint16(i))
 	}
 	return ports
-}
-
-// PlainError returns the system error in err, without the operation and
-// addresses that package net wraps around it.
-func PlainError(err error) error {
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
-		return errno
-	}
-	return err
 }

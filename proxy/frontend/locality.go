@@ -56,8 +56,8 @@ func (l *Locality) pods() []netip.Prefix {
 	return nil
 }
 
-// IsNode reports whether a is an address of this node.
-func (l *Locality) IsNode(a netip.Addr) bool {
+// isNode reports whether a is an address of this node.
+func (l *Locality) isNode(a netip.Addr) bool {
 	now := l.now.Load()
 	return a.IsLoopback() || now != nil && now.addrs[a]
 }
@@ -85,7 +85,7 @@ func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 
 // local reports whether a belongs to this node or one of its Pods.
 func (l *Locality) local(a netip.Addr) bool {
-	if l.IsNode(a) {
+	if l.isNode(a) {
 		return true
 	}
 	for _, p := range l.pods() {

@@ -48,9 +48,9 @@ func (v *View) VIPOf(t portal.Target) (*config.VIP, bool) {
 	return v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
 }
 
-// VIPFor returns the VIP that a client which connected to original meant: that one, or a
+// vipFor returns the VIP that a client which connected to original meant: that one, or a
 // node port.
-func (v *View) VIPFor(original netip.AddrPort) (*config.VIP, bool) {
+func (v *View) vipFor(original netip.AddrPort) (*config.VIP, bool) {
 	if vip, ok := v.VIPAt(original); ok {
 		return vip, true
 	}

@@ -12,8 +12,8 @@ import (
 // Why no endpoint was found. Other reasons to give up are errors for which
 // [OutOfResources] is true, and errors that say themselves that they are futile.
 var (
-	ErrNoEndpoint = errors.New("the Service has no usable endpoint")
-	ErrAllFailed  = errors.New("every attempt failed")
+	errNoEndpoint = errors.New("the Service has no usable endpoint")
+	errAllFailed  = errors.New("every attempt failed")
 )
 
 // What most attempts that fail end with.
@@ -26,9 +26,9 @@ var (
 // because its context was canceled.
 func End(err error) trace.End {
 	switch {
-	case errors.Is(err, ErrNoEndpoint):
+	case errors.Is(err, errNoEndpoint):
 		return trace.NoEndpoint
-	case errors.Is(err, ErrAllFailed), futile(err):
+	case errors.Is(err, errAllFailed), futile(err):
 		return trace.AttemptsFailed
 	case errors.Is(err, context.Canceled):
 		return trace.Drained

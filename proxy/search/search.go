@@ -73,13 +73,13 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	}
 	for s.slot < len(s.Schedule) {
 		if left := s.end.Sub(now); left > 0 {
-			if s.waited = set.Len() > 0 && set.Untried(s.tried) == 0; !s.waited {
+			if s.waited = set.Len() > 0 && !set.HasUntried(s.tried, 1); !s.waited {
 				return s.begin(set, now, s.Schedule[s.slot])
 			}
 			s.Reporter.Report(trace.Event{Kind: trace.Waiting, Time: now, Attempt: s.count, Took: left})
 			return Step{Do: Wait, For: left}
 		}
-		if set.Untried(s.tried) == 0 {
+		if !set.HasUntried(s.tried, 1) {
 			s.tried = s.tried[:0]
 		}
 		if s.slot++; s.slot < len(s.Schedule) {
@@ -90,14 +90,14 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 		s.waited = false
 		return s.begin(set, now, s.Schedule[0])
 	}
-	return Step{Do: GiveUp, Err: ErrAllFailed}
+	return Step{Do: GiveUp, Err: errAllFailed}
 }
 
 // onceEach is Next without a schedule.
 func (s *Search) onceEach(set *balance.Set, now time.Time) Step {
 	step := s.begin(set, now, 0)
 	if step.Do == GiveUp && s.count > 0 {
-		step.Err = ErrAllFailed
+		step.Err = errAllFailed
 	}
 	return step
 }
@@ -105,11 +105,11 @@ func (s *Search) onceEach(set *balance.Set, now time.Time) Step {
 // begin begins an attempt to the endpoint that is next.
 func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Step {
 	if s.count == maxAttempts {
-		return Step{Do: GiveUp, Err: ErrAllFailed}
+		return Step{Do: GiveUp, Err: errAllFailed}
 	}
 	choice, ok := s.choose(set, now)
 	if !ok {
-		return Step{Do: GiveUp, Err: ErrNoEndpoint}
+		return Step{Do: GiveUp, Err: errNoEndpoint}
 	}
 	if s.count++; s.count == 1 {
 		s.tried = s.room[:0]
@@ -190,16 +190,16 @@ func (s *Search) sticky(set *balance.Set, had netip.AddrPort, now time.Time) (ba
 	return balance.Choice{Endpoint: endpoint, Reason: balance.Affinity}, true
 }
 
-// Preview returns the endpoints of set in the order in which a client's search that
-// began now would try them, if one after the other failed. It changes nothing: no turn
-// is used up, no probe is claimed, no affinity begins or ends.
-func Preview(set *balance.Set, table *affinity.Table, client netip.Addr, now time.Time) (order []balance.Choice) {
+// Preview returns the endpoints of set in the order in which the search of a client, who
+// had the one in had if that is not nil, would try them at now if one after the other
+// failed. It changes nothing: no turn is used up, no probe is claimed.
+func Preview(set *balance.Set, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	var s Search
 	take := func(c balance.Choice) {
 		order = append(order, c)
 		s.tried = append(s.tried, c.Endpoint.Addr)
 	}
-	if had, ok := table.Peek(client, now); ok {
+	if had != nil {
 		if c, ok := s.sticky(set, had.Endpoint, now); ok {
 			take(c)
 		}

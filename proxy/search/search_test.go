@@ -310,7 +310,11 @@ func TestAPreviewIsWhatASearchThenDoes(t *testing.T) {
 				var want []string
 				for range 2 { // which changes nothing
 					want = nil
-					for _, choice := range Preview(c.listed.Load().set, c.table, netip.MustParseAddr("192.0.2.1"), time.Now()) {
+					var had *affinity.Entry
+					if e, ok := c.table.Peek(netip.MustParseAddr("192.0.2.1"), time.Now()); ok {
+						had = &e
+					}
+					for _, choice := range Preview(c.listed.Load().set, had, time.Now()) {
 						want = append(want, fmt.Sprintf("%d@0:connection refused", number(choice.Endpoint.Addr)))
 					}
 				}

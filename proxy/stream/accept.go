@@ -14,6 +14,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/search"
 )
 
 // acceptor is what the listeners of all protocols have in common.
@@ -103,7 +104,7 @@ func (a *acceptor) acceptFailed(err error, pause time.Duration) time.Duration {
 		return 0
 	}
 	acceptErrors.Do(func() {
-		a.front.Log.WithField("service", a.front.ID().String()).WithError(frontend.PlainError(err)).
+		a.front.Log.WithField("service", a.front.ID().String()).WithError(search.Plain(err)).
 			Error("Clients cannot be accepted; trying again (further errors of this kind are logged every 10 s at the most)")
 	})
 	return min(max(2*pause, minAcceptPause), maxAcceptPause)

@@ -99,10 +99,11 @@ func (c *connection) admit(a *acceptor) (trace.End, error) {
 }
 
 // A dialer connects to an endpoint. It returns when ctx ends.
-type dialer func(ctx context.Context, to *config.Endpoint) (begin, error)
+type dialer func(ctx context.Context, to *config.Endpoint) (forwarder, error)
 
-// begin begins to forward between the client and the endpoint that it is connected to.
-type begin func(*forward.Limits, func(forward.Result)) forward.Flow
+// A forwarder begins to forward between the client and the endpoint that it is connected
+// to.
+type forwarder func(*forward.Limits, func(forward.Result)) forward.Flow
 
 // serve takes the connection from accepted to established, by the goroutine that calls
 // it, and hands it to the forwarder; or resets it.
@@ -110,18 +111,18 @@ func (c *connection) serve(a *acceptor, dial dialer) {
 	if !c.admitted(a) {
 		return
 	}
-	found, endpoint, err := c.find(c.Front.NewSearch(&c.Client), dial)
+	forward, endpoint, err := c.find(dial)
 	if err != nil {
 		c.refuse(search.End(err), err)
 		return
 	}
-	c.establish(endpoint)
-	c.flowing(found(c.limits(), c.forwarded))
+	c.establish(time.Now(), endpoint)
+	c.flowing(forward(c.limits(), c.forwarded))
 }
 
-// find makes the attempts that s asks for.
-func (c *connection) find(s *search.Search, dial dialer) (begin, *balance.Endpoint, error) {
-	ctx := c.server.ctx
+// find makes attempts until one succeeds.
+func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, error) {
+	ctx, s := c.server.ctx, c.NewSearch()
 	for {
 		v := c.Front.View()
 		step := s.Next(c.Endpoints(v), time.Now())
@@ -134,11 +135,11 @@ func (c *connection) find(s *search.Search, dial dialer) (begin, *balance.Endpoi
 			}
 			continue
 		}
-		found, err := c.attempt(ctx, step, dial)
+		forward, err := c.attempt(ctx, step, dial)
 		switch now := time.Now(); {
 		case err == nil:
 			s.Answered(now)
-			return found, step.Endpoint, nil
+			return forward, step.Endpoint, nil
 		case ctx.Err() != nil:
 			s.Left(now, err) // whatever became of the attempt
 			return nil, nil, ctx.Err()
@@ -149,7 +150,7 @@ func (c *connection) find(s *search.Search, dial dialer) (begin, *balance.Endpoi
 }
 
 // attempt makes one attempt, and gives up when its time is over.
-func (c *connection) attempt(ctx context.Context, step search.Step, dial dialer) (begin, error) {
+func (c *connection) attempt(ctx context.Context, step search.Step, dial dialer) (forwarder, error) {
 	if c.Front.LeadsBack(c.Front.Protocol, step.Endpoint.Addr) {
 		return nil, frontend.ErrLeadsBack
 	}
@@ -170,10 +171,10 @@ func wait(ctx context.Context, d time.Duration, changed <-chan struct{}) {
 }
 
 // establish notes that the client has an endpoint.
-func (c *connection) establish(endpoint *balance.Endpoint) {
+func (c *connection) establish(now time.Time, endpoint *balance.Endpoint) {
 	c.endpoint = endpoint
 	endpoint.Active.Add(1)
-	c.Established(time.Now(), endpoint)
+	c.Established(now, endpoint)
 }
 
 // flowing notes what moves the connection's bytes from now on.

@@ -21,22 +21,21 @@ import (
 func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	client := &keptClient{Conn: conn}
 	if c := a.accepted(client, from); c != nil {
-		go c.serve(a, func(ctx context.Context, to *config.Endpoint) (begin, error) {
-			endpoint, err := a.server.DialTCP(ctx, to)
+		s := a.server
+		go c.serve(a, func(ctx context.Context, to *config.Endpoint) (forwarder, error) {
+			dial := s.Dial
+			if dial == nil {
+				dial = func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
+					return DialTCP(ctx, s.node.Portal.Mark(), s.Keepalive, to.Addr)
+				}
+			}
+			endpoint, err := dial(ctx, to)
 			if err != nil {
 				return nil, err
 			}
 			return client.offerTo(endpoint)
 		})
 	}
-}
-
-// DialTCP connects to a TCP endpoint. It returns when ctx ends.
-func (s *Server) DialTCP(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
-	if s.Dial != nil {
-		return s.Dial(ctx, to)
-	}
-	return DialTCP(ctx, s.node.Portal.Mark(), s.Keepalive, to.Addr)
 }
 
 // DialTCP connects to an endpoint by the kernel, with keepalive and, unless it is 0, a
@@ -86,7 +85,7 @@ func (k *keptClient) originalDst() (netip.AddrPort, error) { return portal.Origi
 
 // offerTo returns, once endpoint is confirmed and what the client has sent is sent to it,
 // what forwards the rest.
-func (k *keptClient) offerTo(endpoint forward.Conn) (begin, error) {
+func (k *keptClient) offerTo(endpoint forward.Conn) (forwarder, error) {
 	u, uncertain := endpoint.(Unconfirmed)
 	if !uncertain && len(k.kept) == 0 && !k.ended {
 		return k.forwardTo(endpoint, 0), nil
@@ -107,7 +106,7 @@ func (k *keptClient) offerTo(endpoint forward.Conn) (begin, error) {
 }
 
 // forwardTo returns what forwards to endpoint, to which so many bytes were sent already.
-func (k *keptClient) forwardTo(endpoint forward.Conn, sent int64) begin {
+func (k *keptClient) forwardTo(endpoint forward.Conn, sent int64) forwarder {
 	return func(limits *forward.Limits, done func(forward.Result)) forward.Flow {
 		return begunFlow{sent, forward.Copy(k, endpoint, *limits, func(r forward.Result) {
 			r.ToEndpoint += sent

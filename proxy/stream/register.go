@@ -11,15 +11,10 @@ import (
 type register struct {
 	budget *budget.Budget
 
-	mu       *sync.Mutex
+	mu       sync.Mutex
 	byID     map[uint64]*connection
 	byClient map[netip.Addr]int64 // how many
-	empty    *sync.Cond
-}
-
-func newRegister(b *budget.Budget) register {
-	mu := new(sync.Mutex)
-	return register{budget: b, mu: mu, byID: map[uint64]*connection{}, byClient: map[netip.Addr]int64{}, empty: sync.NewCond(mu)}
+	drained  chan struct{}        // closed when there is none any more; nil if nobody waits
 }
 
 // add takes room for conn, or says why there is none.
@@ -47,27 +42,37 @@ func (r *register) remove(conn *connection) {
 	if r.byClient[client]--; r.byClient[client] == 0 {
 		delete(r.byClient, client)
 	}
-	if len(r.byID) == 0 {
-		r.empty.Broadcast()
+	r.tell()
+}
+
+// whenDrained returns a channel that is closed when no connection is open. It is asked for
+// once, and no more are added then.
+func (r *register) whenDrained() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	drained := make(chan struct{})
+	r.drained = drained
+	r.tell()
+	return drained
+}
+
+// tell closes drained if it is time.
+func (r *register) tell() {
+	if r.drained != nil && len(r.byID) == 0 {
+		close(r.drained)
+		r.drained = nil
 	}
 }
 
-// drained returns a channel that is closed when no connection is open.
-func (r *register) drained() <-chan struct{} {
-	done := make(chan struct{})
-	go func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		for len(r.byID) > 0 {
-			r.empty.Wait()
-		}
-		close(done)
-	}()
-	return done
+// open returns how many connections are open.
+func (r *register) open() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.byID)
 }
 
-// breakAll breaks every connection and returns how many there were.
-func (r *register) breakAll() int {
+// breakAll breaks every connection that has an endpoint.
+func (r *register) breakAll() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, conn := range r.byID {
@@ -75,5 +80,4 @@ func (r *register) breakAll() int {
 			(*flow).Break()
 		}
 	}
-	return len(r.byID)
 }

@@ -29,15 +29,21 @@ const (
 	SCTPOff  SCTPMode = "off"  // no SCTP socket is ever opened
 )
 
+// Why SCTP is not served: it cannot be, or it is not wanted.
+var (
+	ErrNoSCTP  = errors.New("SCTP cannot be served")
+	ErrSCTPOff = errors.New("SCTP is not served")
+)
+
 // allowed returns nil if an SCTP socket may be opened now.
 func (m SCTPMode) allowed() error {
 	switch {
 	case !sctp.Supported:
-		return fmt.Errorf("%w: %w", frontend.ErrNoSCTP, sctp.ErrUnsupported)
+		return fmt.Errorf("%w: %w", ErrNoSCTP, sctp.ErrUnsupported)
 	case m == SCTPOff:
-		return fmt.Errorf("%w: --sctp=off", frontend.ErrSCTPOff)
+		return fmt.Errorf("%w: --sctp=off", ErrSCTPOff)
 	case m == SCTPAuto && !sctp.InUse():
-		return fmt.Errorf("%w: the kernel's SCTP is not in use on this node, and usher does not load it unasked (--sctp=on does; so does modprobe sctp)", frontend.ErrSCTPOff)
+		return fmt.Errorf("%w: the kernel's SCTP is not in use on this node, and usher does not load it unasked (--sctp=on does; so does modprobe sctp)", ErrSCTPOff)
 	}
 	return nil
 }
@@ -50,7 +56,7 @@ func (c sctpClient) originalDst() (netip.AddrPort, error) { return portal.Origin
 // dialer connects to endpoints for the client. An endpoint is asked for as many streams
 // as the client asked for, and is allowed as many as can be carried back.
 func (c sctpClient) dialer(mark uint32) dialer {
-	return func(ctx context.Context, to *config.Endpoint) (begin, error) {
+	return func(ctx context.Context, to *config.Endpoint) (forwarder, error) {
 		streams := c.Streams()
 		endpoint, err := sctp.Dial(ctx, mark, netip.Addr{}, to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
 		if err != nil {
@@ -65,7 +71,7 @@ func (c sctpClient) dialer(mark uint32) dialer {
 // ListenSCTP opens the listener that b asks for and starts to accept.
 func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listener, error) {
 	if f.Socket != nil {
-		return nil, fmt.Errorf("%w in the network namespace of a command: TCP and UDP are", frontend.ErrNoSCTP)
+		return nil, fmt.Errorf("%w in the network namespace of a command: TCP and UDP are", ErrNoSCTP)
 	}
 	if err := s.SCTP.allowed(); err != nil {
 		return nil, err
@@ -73,7 +79,7 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 	opened, err := frontend.Listen(f.Node, b, sctp.Listen)
 	switch {
 	case errors.Is(err, syscall.EPROTONOSUPPORT):
-		return nil, fmt.Errorf("%w: this node's kernel does not have it", frontend.ErrNoSCTP)
+		return nil, fmt.Errorf("%w: this node's kernel does not have it", ErrNoSCTP)
 	case err != nil:
 		return nil, err
 	}

@@ -32,7 +32,7 @@ type Server struct {
 
 // New returns a Server without listeners.
 func New(node *frontend.Node, o Options) *Server {
-	s := &Server{node: node, Options: o, register: newRegister(node.Budget)}
+	s := &Server{node: node, Options: o, register: register{budget: node.Budget, byID: map[uint64]*connection{}, byClient: map[netip.Addr]int64{}}}
 	s.ctx, s.giveUp = context.WithCancel(context.Background())
 	return s
 }
@@ -49,14 +49,15 @@ func (s *Server) Serve(front *frontend.FrontEnd, client forward.Conn, from, vip 
 // that are still there when ctx ends. It returns how many it had to break. The
 // listeners are closed before.
 func (s *Server) Drain(ctx context.Context) (broken int) {
-	drained := s.register.drained()
+	drained := s.register.whenDrained()
 	select {
 	case <-drained:
 	case <-ctx.Done():
 	}
+	broken = s.register.open()
 	s.giveUp()
 	s.loops.giveUp()
-	broken = s.register.breakAll()
+	s.register.breakAll()
 	<-drained
 	s.loops.stop()
 	return broken

@@ -74,14 +74,7 @@ func socketName(addr netip.AddrPort) string { return "tcp " + addr.String() }
 func (l *tcpListener) Close(frontend.Closing) {
 	var closed sync.WaitGroup
 	for _, e := range l.entrances {
-		closed.Add(1)
-		err := e.loop.Do(func() {
-			e.close()
-			closed.Done()
-		})
-		if err != nil {
-			closed.Done()
-		}
+		e.loop.Go(&closed, e.close)
 	}
 	closed.Wait()
 	unix.Close(l.fd)
@@ -184,9 +177,9 @@ type waiting struct {
 	forward.Client
 	connection *connection
 	loop       *forward.Loop
-	search     *search.Search
+	search     search.Search
 	data       bool              // the client has sent something
-	endpoint   *balance.Endpoint // that is being tried
+	endpoint   *balance.Endpoint // that is being tried; nil before the first
 }
 
 func (w *waiting) originalDst() (netip.AddrPort, error) { return portal.OriginalDstFD(int(w.Socket)) }
@@ -197,8 +190,7 @@ func (w *waiting) serve(a *acceptor) {
 	if !c.admitted(a) {
 		return
 	}
-	w.search = c.Front.NewSearch(&c.Client)
-	w.data = w.loop.ReadAhead(&w.Client)
+	w.search = c.NewSearch()
 	w.next()
 }
 
@@ -219,6 +211,9 @@ func (w *waiting) next() {
 			}()
 			return
 		}
+		if w.endpoint == nil {
+			w.data = w.loop.ReadAhead(&w.Client)
+		}
 		w.endpoint = step.Endpoint
 		if !c.Front.LeadsBack(config.TCP, w.endpoint.Addr) {
 			w.loop.Connect(netip.Addr{}, w.endpoint.Addr, w.data, step.For, w.dialed)
@@ -235,7 +230,7 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 	switch {
 	case err == nil:
 		w.search.Answered(now)
-		c.establish(w.endpoint)
+		c.establish(now, w.endpoint)
 		c.flowing(w.loop.Forward(&w.Client, d, c.limits(), c.forwarded))
 	case c.server.ctx.Err() != nil:
 		w.search.Left(now, err) // whatever became of it
