@@ -100,8 +100,9 @@ var _ = Describe("a daemon with a portal", func() {
 	BeforeEach(func() {
 		ownNamespace()
 		DeferCleanup(func() {
-			_, err := portal.Cleanup(context.Background(), silent())
+			p, err := portal.New(context.Background(), portal.ModeAddress, portal.Options{Log: silent()})
 			Expect(err).NotTo(HaveOccurred())
+			Expect(p.Remove(context.Background())).To(Succeed())
 		})
 	})
 

@@ -54,11 +54,27 @@ endpoints: [{addresses: [%q]}]
 	return dir
 }
 
+// listen listens on a port that no spec has had: one that was given back is soon
+// chosen again.
+func listen() net.Listener {
+	GinkgoHelper()
+	for {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		if _, had := hadAddresses[l.Addr().String()]; !had {
+			hadAddresses[l.Addr().String()] = struct{}{}
+			return l
+		}
+		l.Close()
+	}
+}
+
+var hadAddresses = map[string]struct{}{}
+
 // free returns an address that nobody listens on.
 func free() string {
 	GinkgoHelper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	Expect(err).NotTo(HaveOccurred())
+	l := listen()
 	defer l.Close()
 	return l.Addr().String()
 }
@@ -66,8 +82,7 @@ func free() string {
 // taken returns an address that somebody else listens on, over TCP and UDP.
 func taken() string {
 	GinkgoHelper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	Expect(err).NotTo(HaveOccurred())
+	l := listen()
 	DeferCleanup(l.Close)
 	packets, err := net.ListenPacket("udp", l.Addr().String())
 	Expect(err).NotTo(HaveOccurred())
@@ -200,8 +215,7 @@ var _ = Describe("a daemon", func() {
 	})
 
 	It("goes on without an HTTP server whose address is taken, until it is free", func() {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		Expect(err).NotTo(HaveOccurred())
+		l := listen()
 		defer l.Close()
 		c := withoutPortal()
 		c.AdminAddress = l.Addr().String()
@@ -222,7 +236,10 @@ var _ = Describe("a daemon", func() {
 			r.signals <- syscall.SIGTERM
 			Eventually(func() int { return healthz(c.HealthzAddress) }).WithTimeout(patience).Should(Equal(http.StatusServiceUnavailable))
 			Eventually(func() error {
-				_, err := net.Dial("tcp", to)
+				late, err := net.Dial("tcp", to)
+				if err == nil {
+					late.Close() // it was accepted before the listener was closed
+				}
 				return err
 			}).WithTimeout(patience).Should(MatchError(syscall.ECONNREFUSED))
 			Expect(say(open)).To(Succeed())
