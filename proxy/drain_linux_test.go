@@ -13,7 +13,6 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gleak"
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
@@ -21,29 +20,8 @@ import (
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
 )
-
-// silence returns an address where nobody answers: a listener whose backlog is full, so
-// that the kernel drops SYNs.
-func silence() netip.AddrPort {
-	GinkgoHelper()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	Expect(err).NotTo(HaveOccurred())
-	DeferCleanup(unix.Close, fd)
-	Expect(unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})).To(Succeed())
-	Expect(unix.Listen(fd, 0)).To(Succeed())
-	at, err := unix.Getsockname(fd)
-	Expect(err).NotTo(HaveOccurred())
-	addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(at.(*unix.SockaddrInet4).Port))
-	Eventually(func() error {
-		c, err := net.DialTimeout("tcp", addr.String(), 100*time.Millisecond)
-		if err == nil {
-			DeferCleanup(c.Close)
-		}
-		return err
-	}).WithTimeout(10 * time.Second).Should(MatchError(ContainSubstring("timeout")))
-	return addr
-}
 
 // isSynSent reports whether somebody is connecting to an IPv4 address of this machine's.
 func isSynSent(to netip.AddrPort) bool {
@@ -123,7 +101,7 @@ var _ = Describe("draining a Proxy", func() {
 			Expect(tried[0].Err).To(Equal(last))
 			Eventually(gleak.Goroutines).WithTimeout(10 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))
 		},
-		Entry("while a loop connects", silence, nil, isSynSent, "context canceled"),
+		Entry("while a loop connects", lab.Silent, nil, isSynSent, "context canceled"),
 		Entry("while it waits to ask again", nobody, nil, nil, "connection refused"),
 		Entry("while something else than the kernel connects", nobody, untilCanceled, isDialing, "context canceled"),
 		Entry("while it waits to ask that again", nobody, refuse, nil, "connection refused"),

@@ -15,6 +15,7 @@ import (
 	"github.com/usherproxy/usher/proxy/datagram"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/probe"
+	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -55,22 +56,15 @@ type Proxy struct {
 
 // New returns a Proxy that serves nothing yet.
 func New(o Options) *Proxy {
-	node := &frontend.Node{
-		Log: o.Log, Trace: o.Trace, Portal: o.Portal,
-		Budget: budget.New(budget.Limits{
-			Connections: o.MaxConnections, ConnectionsPerPort: o.MaxConnectionsPerPort,
-			Sessions: o.MaxUDPSessions, SessionsPerPort: o.MaxUDPSessionsPerPort,
-			ClientShare: o.MaxClientShare,
-		}),
-		Schedule: o.Schedule, Quarantine: o.Quarantine,
-		Socket: o.Socket, Ports: o.Ports, Tunneled: o.Dial != nil,
-		Locality: frontend.Locality{IsPod: o.IsPod},
+	if len(o.Schedule) == 0 {
+		o.Schedule = search.DefaultSchedule
 	}
+	node := &frontend.Node{Settings: o.Settings, Budget: budget.New(o.Limits), Tunneled: o.Dial != nil}
 	node.Init()
 	p := &Proxy{
 		Options:    o,
 		node:       node,
-		streams:    stream.New(node, stream.Options{Keepalive: o.Keepalive, SCTP: o.SCTP, Dial: o.Dial}),
+		streams:    stream.New(node, o.Options),
 		datagrams:  datagram.New(node, o.UDPIdleTimeout),
 		affinities: &affinity.Limits{PerTable: o.AffinityPerPort, Total: o.AffinityTotal},
 		services:   map[types.NamespacedName]map[config.PortID]*frontEnd{},

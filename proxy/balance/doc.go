@@ -6,8 +6,8 @@
 // different groups); it is replaced as a whole when endpoints change, and asked
 // with Pick.
 //
-// Whose turn it is a [Scheduler] says: each is a file, and the first is round robin. An endpoint that failed is in quarantine and is passed over
-// as long as there is another one: until the caller has probed it and it answered, or,
+// Whose turn it is a [Scheduler] says; the one that there is, is round robin. An endpoint
+// that failed is in quarantine and is passed over as long as there is another one: until the caller has probed it and it answered, or,
 // where nobody probes, for some time, after which one connection finds out while the
 // others still pass it over. Every choice comes with its reason.
 //

@@ -17,11 +17,28 @@ import (
 	"github.com/usherproxy/usher/portal/handover"
 )
 
-// Limits are bounds beside those that follow from descriptors; 0 is none.
+// Limits are bounds beside those that follow from descriptors.
 type Limits struct {
-	Connections, ConnectionsPerPort int64
-	Sessions, SessionsPerPort       int64 // of UDP
-	ClientShare                     int64 // in percent; see proxy.Options.MaxClientShare
+	// MaxConnections bounds the connections that are open at once. 0 means as
+	// many as file descriptors allow, which is the bound in any case: a
+	// little under half of them.
+	MaxConnections int64
+	// MaxConnectionsPerPort bounds those of one service port; 0 means half of
+	// them when there is little room left.
+	MaxConnectionsPerPort int64
+
+	// MaxUDPSessions bounds the UDP sessions that are open at once. A quarter
+	// of the file descriptors is the bound in any case.
+	MaxUDPSessions int64
+	// MaxUDPSessionsPerPort bounds those of one service port; 0 means half of
+	// what all may have together.
+	MaxUDPSessionsPerPort int64
+
+	// MaxClientShare is how many percent of the connections, and of the UDP
+	// sessions, that may be open at once one client address may have when there is
+	// little room left; 100 means as many as there are. The client that has more
+	// gets no further connection, and its session that has been idle longest ends.
+	MaxClientShare int64
 }
 
 // Budget says what is in use, and what may be. It may be used from any goroutine.
@@ -82,24 +99,24 @@ func (b *Budget) fixed() int64 { return b.Listeners.Load() + b.TCPLoops.Load() +
 func (b *Budget) ConnectionLimit() int64 {
 	sessions := b.Sessions.Load()
 	if b.UDP.Load() > 0 {
-		sessions = max(sessions, min(b.limits.Sessions, b.usable()/8))
+		sessions = max(sessions, min(b.limits.MaxUDPSessions, b.usable()/8))
 	}
 	limit := max(1, (b.usable()-b.fixed()-sessions)/2)
-	if b.limits.Connections > 0 {
-		limit = min(limit, b.limits.Connections)
+	if b.limits.MaxConnections > 0 {
+		limit = min(limit, b.limits.MaxConnections)
 	}
 	return limit
 }
 
 // SessionLimit returns how many UDP sessions may be open at once.
 func (b *Budget) SessionLimit() int64 {
-	return min(b.limits.Sessions, max(1, b.usable()/4))
+	return min(b.limits.MaxUDPSessions, max(1, b.usable()/4))
 }
 
 // SessionLimitPerPort returns how many of those one service port may have.
 func (b *Budget) SessionLimitPerPort() int64 {
-	if b.limits.SessionsPerPort > 0 {
-		return b.limits.SessionsPerPort
+	if b.limits.MaxUDPSessionsPerPort > 0 {
+		return b.limits.MaxUDPSessionsPerPort
 	}
 	return max(1, b.SessionLimit()/2)
 }
@@ -116,7 +133,7 @@ func scarce(open, limit, part int64) bool { return open > limit-limit/part }
 
 // clientsPart returns how many of limit one client address may have when room is
 // scarce.
-func (b *Budget) clientsPart(limit int64) int64 { return max(1, limit*b.limits.ClientShare/100) }
+func (b *Budget) clientsPart(limit int64) int64 { return max(1, limit*b.limits.MaxClientShare/100) }
 
 // Why there is no room for a connection.
 var (
@@ -130,7 +147,7 @@ var (
 // included.
 func (b *Budget) TakeConnection(toPort, ofClient int64) error {
 	open, limit := b.Connections.Add(1), b.ConnectionLimit()
-	perPort := b.limits.ConnectionsPerPort
+	perPort := b.limits.MaxConnectionsPerPort
 	if perPort == 0 && scarce(open, limit, partForPorts) {
 		perPort = max(1, limit/2)
 	}

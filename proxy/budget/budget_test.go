@@ -7,7 +7,7 @@ import (
 )
 
 // usual are the limits that usher has without flags.
-var usual = Limits{Sessions: 65536, ClientShare: 25}
+var usual = Limits{MaxUDPSessions: 65536, MaxClientShare: 25}
 
 // of returns a budget of so many descriptors.
 func of(descriptors int64, limits Limits) *Budget {
@@ -54,17 +54,17 @@ func TestTheLastRoomForConnectionsIsForThoseWhoHaveLittle(t *testing.T) {
 		{"much room", nil, 349 - 1, 349, 349, nil}, // 350 of 400 are in use by a single client
 		{"the last eighth, a client with a quarter", nil, 350, 351, 100, nil},
 		{"the last eighth, a client with more", nil, 350, 351, 101, errTooManyOfClient},
-		{"the last eighth, a client with more that may", func(l *Limits) { l.ClientShare = 100 }, 350, 351, 351, nil},
+		{"the last eighth, a client with more that may", func(l *Limits) { l.MaxClientShare = 100 }, 350, 351, 351, nil},
 		{"the last sixteenth, a port with half", nil, 375, 200, 1, nil},
 		{"the last sixteenth, a port with more", nil, 375, 201, 1, errTooManyToPort},
-		{"the last sixteenth, a port with more that may", func(l *Limits) { l.ConnectionsPerPort = 400 }, 375, 376, 1, nil},
+		{"the last sixteenth, a port with more that may", func(l *Limits) { l.MaxConnectionsPerPort = 400 }, 375, 376, 1, nil},
 		{"no room", nil, 400, 1, 1, errTooMany},
-		{"a port with its own bound", func(l *Limits) { l.ConnectionsPerPort = 3 }, 3, 4, 1, errTooManyToPort},
+		{"a port with its own bound", func(l *Limits) { l.MaxConnectionsPerPort = 3 }, 3, 4, 1, errTooManyToPort},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
 			limits := usual
-			limits.Connections = 400
+			limits.MaxConnections = 400
 			if c.set != nil {
 				c.set(&limits)
 			}
@@ -101,7 +101,7 @@ func TestWhoseUDPSessionEndsWhenThereIsNoRoom(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
 			limits := usual
-			limits.Sessions = 400
+			limits.MaxUDPSessions = 400
 			b := of(1<<20, limits)
 			b.Sessions.Store(c.open)
 			g.Expect(b.TakeSession(c.toPort, c.ofClient, 2)).To(Equal(c.want))

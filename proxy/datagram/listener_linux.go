@@ -22,7 +22,8 @@ type listener struct {
 	sockets []*socket
 }
 
-// Listen opens the listener that b asks for and starts to receive.
+// Listen opens the listener that b asks for and starts to receive. One goroutine at a time
+// may call it, when the budget has room for a listener, of which it takes it.
 //
 // Behind a redirect, conntrack must be able to tell where each client wanted to
 // go. If it is not, there is no listener: one that let everybody in would be a

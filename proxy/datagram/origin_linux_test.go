@@ -44,7 +44,7 @@ func redirectedFront(t *testing.T, log *logrus.Logger) (*frontend.FrontEnd, *Ser
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to ask conntrack")
 	}
-	node := &frontend.Node{Log: log, Trace: trace.NewLog(10_000), Budget: budget.New(budget.Limits{Sessions: 65536, ClientShare: 25})}
+	node := &frontend.Node{Settings: frontend.Settings{Log: log, Trace: trace.NewLog(10_000)}, Budget: budget.New(budget.Limits{MaxUDPSessions: 65536, MaxClientShare: 25})}
 	node.Init()
 	srv := New(node, time.Minute)
 	t.Cleanup(srv.Stop)

@@ -19,20 +19,37 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
+// Settings are what the user says of all front ends. Portal, Trace and Log are required.
+type Settings struct {
+	Portal portal.Portal
+	Trace  *trace.Log
+	Log    logrus.FieldLogger
+
+	// Schedule is how long each attempt to connect may take, but of UDP's; see
+	// search.Search.
+	Schedule   []time.Duration
+	Quarantine balance.Quarantine
+
+	// Ports are the local ports for listeners that are not on a VIP; none means
+	// any.
+	Ports portal.PortRange
+	// Socket makes the sockets of TCP and UDP listeners; nil is socket(2). With
+	// another one, which must do what that does, they may be in a network
+	// namespace that this process is not in. Linux only; SCTP is not served then.
+	Socket func(domain, kind, protocol int) (fd int, err error)
+
+	// IsPod, if not nil, reports whether the client at an address is a Pod of this node,
+	// besides those of Locality.SetPods. It is asked for each client of a VIP that is
+	// not a cluster IP, from many goroutines, and must return quickly. For the portal
+	// see portal.Options.PodInterfaces.
+	IsPod func(netip.Addr) bool
+}
+
 // Node is what all front ends of this node have in common. The exported fields without
 // a word on it are set before the first front end is made, and not changed.
 type Node struct {
-	Log    logrus.FieldLogger
-	Trace  *trace.Log
+	Settings
 	Budget *budget.Budget
-	Portal portal.Portal
-
-	Schedule   []time.Duration // of TCP's and SCTP's searches; see search.Search
-	Quarantine balance.Quarantine
-
-	// Socket and Ports are as in proxy.Options.
-	Socket func(domain, kind, protocol int) (fd int, err error)
-	Ports  portal.PortRange
 	// Tunneled says that something else than this node's kernel connects to the
 	// endpoints of TCP.
 	Tunneled bool
@@ -63,6 +80,7 @@ func (n *Node) Init() {
 	n.refusals = rate.NewLimiter(RefusalsPerSecond, RefusalsPerSecond)
 	n.LimitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 	n.Counters.connections.ends, n.Counters.sessions.ends = map[trace.End]int64{}, map[trace.End]int64{}
+	n.Locality.isPod = n.IsPod
 	n.Locality.Refresh()
 }
 

@@ -103,10 +103,10 @@ func TestWhatWouldLeadBack(t *testing.T) {
 		node *Node
 		back []string
 	}{
-		"where the portal leaves marked packets alone":         {&Node{Portal: marking{mark: 1}}, []string{landing, nodePortHere}},
-		"where it tells usher's packets from no others":        {&Node{Portal: marking{}}, []string{landing, nodePortHere, vip}},
-		"where something else connects":                        {&Node{Portal: marking{}, Tunneled: true}, nil},
-		"where listeners are in a network namespace elsewhere": {&Node{Portal: marking{}, Socket: func(int, int, int) (int, error) { return 0, nil }}, nil},
+		"where the portal leaves marked packets alone":         {&Node{Settings: Settings{Portal: marking{mark: 1}}}, []string{landing, nodePortHere}},
+		"where it tells usher's packets from no others":        {&Node{Settings: Settings{Portal: marking{}}}, []string{landing, nodePortHere, vip}},
+		"where something else connects":                        {&Node{Settings: Settings{Portal: marking{}}, Tunneled: true}, nil},
+		"where listeners are in a network namespace elsewhere": {&Node{Settings: Settings{Portal: marking{}, Socket: func(int, int, int) (int, error) { return 0, nil }}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := c.node
@@ -145,7 +145,7 @@ func TestWhereAListenerIsWhosePortIsTaken(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
-			at, err := Listen(&Node{Ports: c.ports}, portal.Bind{Addr: wanted, Preferred: c.preferred}, func(a netip.AddrPort) (string, error) {
+			at, err := Listen(&Node{Settings: Settings{Ports: c.ports}}, portal.Bind{Addr: wanted, Preferred: c.preferred}, func(a netip.AddrPort) (string, error) {
 				if a.Port() != c.free {
 					return "", fmt.Errorf("listen tcp: %w", c.err)
 				}

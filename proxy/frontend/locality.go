@@ -11,11 +11,8 @@ import (
 // Locality tells whether a client is a Pod or a process of this node. Traffic
 // policies for clients from outside do not apply to those.
 type Locality struct {
-	// IsPod, if not nil, reports whether an address is that of a Pod of this node; see
-	// proxy.Options.
-	IsPod func(netip.Addr) bool
-
-	now atomic.Pointer[localities]
+	now   atomic.Pointer[localities]
+	isPod func(netip.Addr) bool // Settings.IsPod
 }
 
 // localities is a value that is replaced, never changed.
@@ -93,5 +90,5 @@ func (l *Locality) local(a netip.Addr) bool {
 			return true
 		}
 	}
-	return l.IsPod != nil && l.IsPod(a)
+	return l.isPod != nil && l.isPod(a)
 }

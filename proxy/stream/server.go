@@ -11,11 +11,18 @@ import (
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
-// Options are what a Server is made with. The fields are as in proxy.Options.
+// Options are what a Server is made with.
 type Options struct {
+	// Keepalive is how long a connection is silent before it is probed, on
+	// both sides.
 	Keepalive time.Duration
-	SCTP      SCTPMode
-	Dial      func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
+	// SCTP says whether SCTP Services are served.
+	SCTP SCTPMode
+	// Dial, if not nil, connects to TCP endpoints in place of the kernel, which
+	// costs two goroutines for each connection. It returns when ctx ends. What it
+	// returns may be an [Unconfirmed]. An error whose method Futile returns true says
+	// that the Service's other endpoints cannot be reached either.
+	Dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
 }
 
 // Server serves the connections of all front ends of a node.
@@ -30,7 +37,8 @@ type Server struct {
 	giveUp context.CancelFunc
 }
 
-// New returns a Server without listeners.
+// New returns a Server without listeners. ListenTCP and ListenSCTP are called by one
+// goroutine at a time, when the budget has room for a listener, of which they take it.
 func New(node *frontend.Node, o Options) *Server {
 	s := &Server{node: node, Options: o, register: register{budget: node.Budget, byID: map[uint64]*connection{}, byClient: map[netip.Addr]int64{}}}
 	s.ctx, s.giveUp = context.WithCancel(context.Background())

@@ -110,7 +110,7 @@ type Event struct {
 	Seq    uint64 // 1 for the first event of the process
 	Time   time.Time
 	Kind   Kind
-	Result Result // of an Attempt
+	Result Result // of an Attempt, and otherwise 0
 
 	*Subject // never nil in an event that was read from a Log
 

@@ -87,7 +87,7 @@ var noName = []string{"util", "utils", "common", "helper", "helpers", "types"}
 
 // importOf is an import as it stands in a file.
 type importOf struct {
-	file string // "proxy/tcp.go"
+	file string // "proxy/proxy.go"
 	path string // as an import: "net/netip"; of this module: "portal"
 }
 
@@ -208,8 +208,8 @@ var _ = Describe("the house", func() {
 			Expect(importOf{file, imported}.broken()).To(HavePrefix(says))
 			Expect(importOf{file, imported}.broken() == "").To(Equal(says == ""))
 		},
-		Entry("that goes up", "proxy/tcp.go", "cmd/usher/show",
-			"proxy/tcp.go imports cmd/usher/show, but ... may not import cmd/...: cmd is flags"),
+		Entry("that goes up", "proxy/proxy.go", "cmd/usher/show",
+			"proxy/proxy.go imports cmd/usher/show, but ... may not import cmd/...: cmd is flags"),
 		Entry("that goes up from the ground", "config/config.go", "proxy/trace",
 			"config/config.go imports proxy/trace, but config may not import ...: it is the model"),
 		Entry("that goes up from a folder of the ground's", "config/kube/source.go", "proxy/trace",
@@ -222,15 +222,15 @@ var _ = Describe("the house", func() {
 			"proxy/forward/copy.go imports config, but proxy/forward/... may not import ...: it knows nothing of Services"),
 		Entry("of an informer by another than the source", "cmd/usher/run.go", "k8s.io/client-go/tools/cache",
 			"cmd/usher/run.go imports k8s.io/client-go/tools/cache, but ... may not import k8s.io/client-go/tools/cache/...: one place"),
-		Entry("of what tests need by what is no test", "proxy/tcp.go", "test/lab",
-			"proxy/tcp.go imports test/lab, but ... may not import test/...: what only tests need"),
+		Entry("of what tests need by what is no test", "proxy/proxy.go", "test/lab",
+			"proxy/proxy.go imports test/lab, but ... may not import test/...: what only tests need"),
 		Entry("of flags by the daemon", "cmd/usher/daemon/daemon.go", "github.com/spf13/pflag",
 			"cmd/usher/daemon/daemon.go imports github.com/spf13/pflag, but cmd/usher/daemon/... may not import github.com/spf13/pflag: it is given values"),
 		Entry("of the daemon by another than a command", "cmd/usher/demo/demo.go", "cmd/usher/daemon",
 			"cmd/usher/demo/demo.go imports cmd/usher/daemon, but ... may not import cmd/usher/daemon/...: only commands start"),
 		Entry("within the daemon, nothing", "cmd/usher/daemon/daemon.go", "cmd/usher/daemon/new", ""),
 		Entry("of the daemon by a command, nothing", "cmd/usher/run.go", "cmd/usher/daemon", ""),
-		Entry("of a test's, nothing", "proxy/tcp_test.go", "test/lab", ""),
+		Entry("of a test's, nothing", "proxy/proxy_test.go", "test/lab", ""),
 		Entry("to a floor below, nothing", "cmd/usher/run.go", "config/kube", ""),
 		Entry("by a new room, nothing", "proxy/new/new.go", "affinity", ""),
 		Entry("within a folder, nothing", "portal/new/new.go", "portal", ""),
