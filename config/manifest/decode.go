@@ -160,13 +160,14 @@ func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) 
 	var errs []error
 	switch h.Kind {
 	case "Service":
-		o.service, errs = decodeService(value, r.nets)
-		if len(errs) == 0 && !spoiled {
+		if o.service, errs = decode(value, defaultService, r.nets.validateService); len(errs) == 0 && !spoiled {
+			trim(&o.service.ObjectMeta)
 			r.warnings = append(r.warnings, warnService(o.service, place)...)
 		}
 	case "EndpointSlice":
 		var slice *discoveryv1.EndpointSlice
-		if slice, errs = decodeSlice(value); len(errs) == 0 {
+		if slice, errs = decode(value, defaultSlice, validateSlice); len(errs) == 0 {
+			trim(&slice.ObjectMeta)
 			r.compact(slice)
 		}
 		o.slices = []*discoveryv1.EndpointSlice{slice}
@@ -180,29 +181,15 @@ func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) 
 	r.objects = append(r.objects, o)
 }
 
-func decodeService(value []byte, nets networks) (*corev1.Service, []error) {
-	svc := &corev1.Service{}
-	if errs := strict.Decode(value, svc); len(errs) > 0 {
+// decode reads an object, fills in its defaults and validates it. If there are errors,
+// it is of no use.
+func decode[T any](value []byte, setDefaults func(*T), validate func(*T) field.ErrorList) (*T, []error) {
+	object := new(T)
+	if errs := strict.Decode(value, object); len(errs) > 0 {
 		return nil, errs
 	}
-	defaultService(svc)
-	errs := validateService(svc)
-	if len(errs) == 0 {
-		errs = nets.chooseFamilies(svc)
-	}
-	trim(&svc.ObjectMeta)
-	return svc, translate.SumUp(errs)
-}
-
-func decodeSlice(value []byte) (*discoveryv1.EndpointSlice, []error) {
-	slice := &discoveryv1.EndpointSlice{}
-	if errs := strict.Decode(value, slice); len(errs) > 0 {
-		return nil, errs
-	}
-	defaultSlice(slice)
-	errs := validateSlice(slice)
-	trim(&slice.ObjectMeta)
-	return slice, translate.SumUp(errs)
+	setDefaults(object)
+	return object, translate.SumUp(validate(object))
 }
 
 // trim takes out what is of no use and can be large.

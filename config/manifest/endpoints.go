@@ -14,9 +14,6 @@ import (
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	netutils "k8s.io/utils/net"
-
-	"github.com/usherproxy/usher/config/strict"
-	"github.com/usherproxy/usher/config/translate"
 )
 
 // Who wrote an EndpointSlice, by its label endpointslice.kubernetes.io/managed-by.
@@ -28,16 +25,11 @@ const (
 // leaderAnnotation is on Endpoints that are a lock and lead to nothing.
 const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
 
-// decodeEndpoints reads an Endpoints object and returns the slices that it
-// stands for.
+// decodeEndpoints reads an Endpoints object and returns the slices that it stands for.
 func decodeEndpoints(value []byte) ([]*discoveryv1.EndpointSlice, []error) {
-	endpoints := &corev1.Endpoints{}
-	if errs := strict.Decode(value, endpoints); len(errs) > 0 {
+	endpoints, errs := decode(value, defaultEndpoints, validateEndpoints)
+	if len(errs) > 0 {
 		return nil, errs
-	}
-	defaultEndpoints(endpoints)
-	if errs := validateEndpoints(endpoints); len(errs) > 0 {
-		return nil, translate.SumUp(errs)
 	}
 	return mirror(endpoints), nil
 }
@@ -152,9 +144,7 @@ func validateAddresses(addresses []corev1.EndpointAddress, path *field.Path) (er
 		if a.Hostname != "" {
 			errs = append(errs, invalid(path.Child("hostname"), a.Hostname, utilvalidation.IsDNS1123Label(a.Hostname))...)
 		}
-		if a.NodeName != nil {
-			errs = append(errs, invalid(path.Child("nodeName"), *a.NodeName, validation.NameIsDNSSubdomain(*a.NodeName, false))...)
-		}
+		errs = append(errs, optional(path.Child("nodeName"), a.NodeName, isNodeName)...)
 	}
 	return errs
 }
@@ -167,5 +157,5 @@ func validateSubsetPort(p *corev1.EndpointPort, named bool, path *field.Path) (e
 	}
 	errs = append(errs, invalid(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))...)
 	errs = append(errs, oneOf(path.Child("protocol"), p.Protocol, protocols...)...)
-	return append(errs, validateAppProtocol(p.AppProtocol, path)...)
+	return append(errs, optional(path.Child("appProtocol"), p.AppProtocol, utilvalidation.IsQualifiedName)...)
 }

@@ -22,8 +22,9 @@ import (
 
 var protocols = []corev1.Protocol{corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP}
 
-// validateService checks a Service that has its defaults.
-func validateService(svc *corev1.Service) field.ErrorList {
+// validateService checks a Service that has its defaults, and fills in its families if
+// it is valid.
+func (n networks) validateService(svc *corev1.Service) field.ErrorList {
 	spec, path := &svc.Spec, field.NewPath("spec")
 	errs := validation.ValidateObjectMeta(&svc.ObjectMeta, true, validation.NameIsDNSLabel, field.NewPath("metadata"))
 	errs = append(errs, validateType(spec, path)...)
@@ -40,6 +41,9 @@ func validateService(svc *corev1.Service) field.ErrorList {
 	errs = append(errs, validateSourceRanges(svc)...)
 	errs = append(errs, validateLoadBalancer(svc)...)
 	errs = append(errs, validatePolicies(spec, path)...)
+	if len(errs) == 0 {
+		errs = n.chooseFamilies(svc)
+	}
 	return errs
 }
 
@@ -129,14 +133,7 @@ func validatePort(p *corev1.ServicePort, path *field.Path) field.ErrorList {
 	if p.NodePort != 0 {
 		errs = append(errs, invalid(path.Child("nodePort"), p.NodePort, utilvalidation.IsValidPortNum(int(p.NodePort)))...)
 	}
-	return append(errs, validateAppProtocol(p.AppProtocol, path)...)
-}
-
-func validateAppProtocol(p *string, path *field.Path) field.ErrorList {
-	if p == nil {
-		return nil
-	}
-	return invalid(path.Child("appProtocol"), *p, utilvalidation.IsQualifiedName(*p))
+	return append(errs, optional(path.Child("appProtocol"), p.AppProtocol, utilvalidation.IsQualifiedName)...)
 }
 
 func validateAffinity(spec *corev1.ServiceSpec, path *field.Path) field.ErrorList {
@@ -228,12 +225,10 @@ func validateLoadBalancer(svc *corev1.Service) (errs field.ErrorList) {
 	if spec.AllocateLoadBalancerNodePorts != nil && !balanced {
 		errs = append(errs, field.Forbidden(path.Child("allocateLoadBalancerNodePorts"), only))
 	}
-	if class := spec.LoadBalancerClass; class != nil {
-		if balanced {
-			errs = append(errs, invalid(path.Child("loadBalancerClass"), *class, utilvalidation.IsQualifiedName(*class))...)
-		} else {
-			errs = append(errs, field.Forbidden(path.Child("loadBalancerClass"), only))
-		}
+	if balanced {
+		errs = append(errs, optional(path.Child("loadBalancerClass"), spec.LoadBalancerClass, utilvalidation.IsQualifiedName)...)
+	} else if spec.LoadBalancerClass != nil {
+		errs = append(errs, field.Forbidden(path.Child("loadBalancerClass"), only))
 	}
 	ingressPath := field.NewPath("status", "loadBalancer", "ingress")
 	if !balanced && len(svc.Status.LoadBalancer.Ingress) > 0 {
@@ -312,6 +307,16 @@ func invalid(path *field.Path, value any, messages []string) (errs field.ErrorLi
 	}
 	return errs
 }
+
+// optional checks a value, if there is one, with such a helper.
+func optional(path *field.Path, value *string, valid func(string) []string) field.ErrorList {
+	if value == nil {
+		return nil
+	}
+	return invalid(path, *value, valid(*value))
+}
+
+func isNodeName(name string) []string { return validation.NameIsDNSSubdomain(name, false) }
 
 // warnService says what a valid Service will lack here that it would have in a
 // cluster.

@@ -65,7 +65,7 @@ func validateSlicePorts(ports []discoveryv1.EndpointPort, path *field.Path) (err
 		if p.Port != nil {
 			errs = append(errs, invalid(path.Child("port"), *p.Port, utilvalidation.IsValidPortNum(int(*p.Port)))...)
 		}
-		errs = append(errs, validateAppProtocol(p.AppProtocol, path)...)
+		errs = append(errs, optional(path.Child("appProtocol"), p.AppProtocol, utilvalidation.IsQualifiedName)...)
 	}
 	return errs
 }
@@ -81,12 +81,8 @@ func validateEndpoint(e *discoveryv1.Endpoint, t discoveryv1.AddressType, path *
 	for i, a := range e.Addresses {
 		errs = append(errs, validateAddress(a, t, addresses.Index(i))...)
 	}
-	if e.NodeName != nil {
-		errs = append(errs, invalid(path.Child("nodeName"), *e.NodeName, validation.NameIsDNSSubdomain(*e.NodeName, false))...)
-	}
-	if e.Hostname != nil {
-		errs = append(errs, invalid(path.Child("hostname"), *e.Hostname, utilvalidation.IsDNS1123Label(*e.Hostname))...)
-	}
+	errs = append(errs, optional(path.Child("nodeName"), e.NodeName, isNodeName)...)
+	errs = append(errs, optional(path.Child("hostname"), e.Hostname, utilvalidation.IsDNS1123Label)...)
 	topology := path.Child("deprecatedTopology")
 	if n := len(e.DeprecatedTopology); n > maxTopologyLabels {
 		errs = append(errs, field.TooMany(topology, n, maxTopologyLabels))
@@ -147,6 +143,6 @@ func validateHints(h *discoveryv1.EndpointHints, path *field.Path) (errs field.E
 		nodes = append(nodes, n.Name)
 	}
 	check(path.Child("forZones"), zones, utilvalidation.IsValidLabelValue)
-	check(path.Child("forNodes"), nodes, func(n string) []string { return validation.NameIsDNSSubdomain(n, false) })
+	check(path.Child("forNodes"), nodes, isNodeName)
 	return errs
 }
