@@ -90,79 +90,134 @@ var _ = Describe("a pair whose endpoint is no socket", func() {
 	})
 })
 
+// pair is a pair that a mover forwards.
+type pair struct {
+	Gomega
+	client, endpoint *net.TCPConn // the far ends
+	flow             forward.Flow
+	ended            chan forward.Result
+	calls            atomic.Int32 // of done
+}
+
+// begin forwards a new pair, whose connections are closed when the spec ends.
+func begin(m mover, limits forward.Limits) *pair {
+	GinkgoHelper()
+	p := &pair{ended: make(chan forward.Result, 2)}
+	p.Gomega = NewGomega(func(message string, caller ...int) { Fail(m.name+": "+message, append(caller, 0)[0]+1) })
+	p.client, p.endpoint, p.flow = m.begin(limits, func(r forward.Result) { p.calls.Add(1); p.ended <- r })
+	DeferCleanup(func() {
+		p.client.Close()
+		p.endpoint.Close()
+		p.Eventually(p.calls.Load).WithTimeout(5 * time.Second).Should(BeEquivalentTo(1))
+	})
+	return p
+}
+
+func (p *pair) result() (r forward.Result) {
+	GinkgoHelper()
+	p.Eventually(p.ended).WithTimeout(5 * time.Second).Should(Receive(&r))
+	return r
+}
+
+func (p *pair) read(c net.Conn, n int) string {
+	GinkgoHelper()
+	buf := make([]byte, n)
+	p.Expect(c.SetReadDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
+	_, err := io.ReadFull(c, buf)
+	p.Expect(err).NotTo(HaveOccurred())
+	return string(buf)
+}
+
+func (p *pair) write(c net.Conn, s string) {
+	GinkgoHelper()
+	_, err := io.WriteString(c, s)
+	p.Expect(err).NotTo(HaveOccurred())
+}
+
+// fill writes to c until neither c nor the pair takes any more, and returns how much
+// that was.
+func (p *pair) fill(c *net.TCPConn) (sent int) {
+	GinkgoHelper()
+	chunk := make([]byte, 1<<20)
+	p.Eventually(func() error {
+		p.Expect(c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
+		n, err := c.Write(chunk)
+		sent += n
+		return err
+	}).WithTimeout(20 * time.Second).Should(HaveOccurred())
+	return sent
+}
+
+// block writes to c until the pair moves no more of it, and returns how much that
+// was. A FIN still gets through to the pair.
+func (p *pair) block(c *net.TCPConn) (sent int64) {
+	GinkgoHelper()
+	moved := func() int64 { a, b := p.flow.Bytes(); return a + b }
+	for before := moved(); ; {
+		n, err := c.Write(make([]byte, 64<<10))
+		p.Expect(err).NotTo(HaveOccurred())
+		sent += int64(n)
+		for began := time.Now(); moved() < before+sent; time.Sleep(time.Millisecond) {
+			if time.Since(began) > 300*time.Millisecond {
+				return sent
+			}
+		}
+	}
+}
+
+func (p *pair) reset(c *net.TCPConn) {
+	GinkgoHelper()
+	p.Expect(c.SetLinger(0)).To(Succeed())
+	c.Close()
+}
+
+// noLeaks makes the spec look, when its pairs are closed, that nothing is left, and
+// that done was called once for each that pairs returns.
+func noLeaks(pairs func() []*pair) {
+	goroutines := gleak.Goroutines()
+	DeferCleanup(func() {
+		Consistently(func() (calls []int32) {
+			for _, p := range pairs() {
+				calls = append(calls, p.calls.Load())
+			}
+			return calls
+		}).WithTimeout(20 * time.Millisecond).Should(HaveEach(BeEquivalentTo(1)))
+	})
+	DeferCleanup(func() { Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(goroutines)) })
+}
+
 var _ = Describe("a pair", func() {
-	for _, m := range append(systemMovers(), copyMover) {
+	movers := append(systemMovers(), copyMover)
+	for _, m := range movers {
 		Context("of "+m.name, func() { specify(m) })
 	}
+	Context("of any mover", func() { specifySlow(movers) })
 })
 
 func specify(m mover) {
-	var client, endpoint *net.TCPConn // the far ends
-	var flow forward.Flow
-	var ended chan forward.Result
-	var calls atomic.Int32 // of done
-
-	start := func(limits forward.Limits) {
-		GinkgoHelper()
-		calls.Store(0)
-		done := make(chan forward.Result, 2)
-		ended = done
-		client, endpoint, flow = m.begin(limits, func(r forward.Result) { calls.Add(1); done <- r })
-	}
+	var p *pair
 	BeforeEach(func() {
-		goroutines := gleak.Goroutines()
-		DeferCleanup(func() { Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(goroutines)) })
-		start(forward.Limits{HalfClosed: time.Minute})
-		DeferCleanup(func() {
-			client.Close()
-			endpoint.Close()
-			Eventually(calls.Load).WithTimeout(5 * time.Second).Should(BeEquivalentTo(1))
-			Consistently(calls.Load).WithTimeout(20*time.Millisecond).Should(BeEquivalentTo(1), "done is called once")
-		})
+		noLeaks(func() []*pair { return []*pair{p} })
+		p = begin(m, forward.Limits{HalfClosed: time.Minute})
 	})
-	result := func() (r forward.Result) {
-		GinkgoHelper()
-		Eventually(ended).WithTimeout(5 * time.Second).Should(Receive(&r))
-		return r
-	}
-	read := func(c net.Conn, n int) string {
-		GinkgoHelper()
-		buf := make([]byte, n)
-		Expect(c.SetReadDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
-		_, err := io.ReadFull(c, buf)
-		Expect(err).NotTo(HaveOccurred())
-		return string(buf)
-	}
-	write := func(c net.Conn, s string) {
-		GinkgoHelper()
-		_, err := io.WriteString(c, s)
-		Expect(err).NotTo(HaveOccurred())
-	}
-
-	again := func(limits forward.Limits) {
-		client.Close()
-		endpoint.Close()
-		result()
-		start(limits)
-	}
 
 	It("carries bytes both ways and counts them", func() {
-		write(client, "question")
-		Expect(read(endpoint, 8)).To(Equal("question"))
-		write(endpoint, "yes")
-		Expect(read(client, 3)).To(Equal("yes"))
-		Eventually(func() [2]int64 { a, b := flow.Bytes(); return [2]int64{a, b} }).Should(Equal([2]int64{8, 3}))
-		client.Close()
-		Expect(endpoint.Read(make([]byte, 1))).Error().To(MatchError(io.EOF))
-		endpoint.Close()
-		Expect(result()).To(Equal(forward.Result{End: forward.ClientClosed, ToEndpoint: 8, ToClient: 3}))
+		p.write(p.client, "question")
+		Expect(p.read(p.endpoint, 8)).To(Equal("question"))
+		p.write(p.endpoint, "yes")
+		Expect(p.read(p.client, 3)).To(Equal("yes"))
+		Eventually(func() [2]int64 { a, b := p.flow.Bytes(); return [2]int64{a, b} }).Should(Equal([2]int64{8, 3}))
+		p.client.Close()
+		Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(io.EOF))
+		p.endpoint.Close()
+		Expect(p.result()).To(Equal(forward.Result{End: forward.ClientClosed, ToEndpoint: 8, ToClient: 3}))
 	})
 
 	It("says when it was the endpoint that ended first", func() {
-		endpoint.Close()
-		Expect(client.Read(make([]byte, 1))).Error().To(MatchError(io.EOF))
-		client.Close()
-		Expect(result().End).To(Equal(forward.EndpointClosed))
+		p.endpoint.Close()
+		Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(io.EOF))
+		p.client.Close()
+		Expect(p.result().End).To(Equal(forward.EndpointClosed))
 	})
 
 	DescribeTable("carries half-close across and keeps the other direction open, byte for byte",
@@ -175,21 +230,21 @@ func specify(m mover) {
 			var wg sync.WaitGroup
 			wg.Go(func() {
 				defer GinkgoRecover()
-				defer endpoint.Close()
-				all, err := io.ReadAll(endpoint) // until the client's FIN
+				defer p.endpoint.Close()
+				all, err := io.ReadAll(p.endpoint) // until the client's FIN
 				Expect(err).NotTo(HaveOccurred())
 				Expect(sha256.Sum256(all)).To(Equal(sha256.Sum256(question)))
-				_, err = endpoint.Write(answer)
+				_, err = p.endpoint.Write(answer)
 				Expect(err).NotTo(HaveOccurred())
 			})
-			_, err := client.Write(question)
+			_, err := p.client.Write(question)
 			Expect(err).NotTo(HaveOccurred())
-			Expect(client.CloseWrite()).To(Succeed())
-			got, err = io.ReadAll(client)
+			Expect(p.client.CloseWrite()).To(Succeed())
+			got, err = io.ReadAll(p.client)
 			Expect(err).NotTo(HaveOccurred())
 			Expect(bytes.Equal(got, answer)).To(BeTrue())
 			wg.Wait()
-			Expect(result()).To(Equal(forward.Result{End: forward.ClientClosed, ToEndpoint: int64(size), ToClient: int64(size)}))
+			Expect(p.result()).To(Equal(forward.Result{End: forward.ClientClosed, ToEndpoint: int64(size), ToClient: int64(size)}))
 		},
 		Entry("nothing at all", 0),
 		Entry("one byte", 1),
@@ -198,227 +253,84 @@ func specify(m mover) {
 	)
 
 	It("makes the client's reset a reset of the endpoint", func() {
-		write(client, "x")
-		read(endpoint, 1)
-		Expect(client.SetLinger(0)).To(Succeed())
-		client.Close()
-		Expect(endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-		r := result()
+		p.write(p.client, "x")
+		p.read(p.endpoint, 1)
+		Expect(p.client.SetLinger(0)).To(Succeed())
+		p.client.Close()
+		Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+		r := p.result()
 		Expect(r.End).To(Equal(forward.ClientReset))
 		Expect(errors.Is(r.Err, syscall.ECONNRESET)).To(BeTrue())
 	})
 
 	It("makes the endpoint's reset a reset of the client", func() {
-		write(client, "x")
-		read(endpoint, 1)
-		Expect(endpoint.SetLinger(0)).To(Succeed())
-		endpoint.Close()
-		Expect(client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-		Expect(result().End).To(Equal(forward.EndpointReset))
+		p.write(p.client, "x")
+		p.read(p.endpoint, 1)
+		Expect(p.endpoint.SetLinger(0)).To(Succeed())
+		p.endpoint.Close()
+		Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+		Expect(p.result().End).To(Equal(forward.EndpointReset))
 	})
 
 	It("delivers an answer that was sent before the endpoint stopped reading", func() {
-		write(endpoint, "too large")
-		Expect(read(client, 9)).To(Equal("too large"))
+		p.write(p.endpoint, "too large")
+		Expect(p.read(p.client, 9)).To(Equal("too large"))
 		// The endpoint closes with bytes unread: its kernel answers with a reset.
-		write(client, "a long question")
-		Eventually(func() int64 { n, _ := flow.Bytes(); return n }).Should(BeEquivalentTo(15))
-		endpoint.Close()
-		Expect(client.Read(make([]byte, 1))).Error().To(HaveOccurred())
-		Expect(result().End).To(Equal(forward.EndpointReset))
+		p.write(p.client, "a long question")
+		Eventually(func() int64 { n, _ := p.flow.Bytes(); return n }).Should(BeEquivalentTo(15))
+		p.endpoint.Close()
+		Expect(p.client.Read(make([]byte, 1))).Error().To(HaveOccurred())
+		Expect(p.result().End).To(Equal(forward.EndpointReset))
 	})
 
 	It("lets no reset look like the end of an answer", func() {
 		for n := range 20 {
 			if n > 0 {
-				start(forward.Limits{})
+				p = begin(m, forward.Limits{})
 			}
-			write(endpoint, "half of the ")
-			Expect(read(client, 12)).To(Equal("half of the "))
+			p.write(p.endpoint, "half of the ")
+			Expect(p.read(p.client, 12)).To(Equal("half of the "))
 			// The reset meets a pair that is writing: writing meets it, not reading.
 			sent := make(chan error)
 			go func() {
 				for {
-					if _, err := client.Write([]byte("more ")); err != nil {
+					if _, err := p.client.Write([]byte("more ")); err != nil {
 						sent <- err
 						return
 					}
 				}
 			}()
-			read(endpoint, 100)
-			Expect(endpoint.SetLinger(0)).To(Succeed())
-			endpoint.Close()
-			_, err := client.Read(make([]byte, 1))
+			p.read(p.endpoint, 100)
+			Expect(p.endpoint.SetLinger(0)).To(Succeed())
+			p.endpoint.Close()
+			_, err := p.client.Read(make([]byte, 1))
 			// Of the client's own two calls, one is told.
 			Expect([]error{err, <-sent}).To(ContainElement(MatchError(syscall.ECONNRESET)))
-			Expect(result().End).To(Equal(forward.EndpointReset))
+			Expect(p.result().End).To(Equal(forward.EndpointReset))
 		}
 	})
-
-	// fill writes to c until neither c nor the pair takes any more, and returns how much
-	// that was.
-	fill := func(c *net.TCPConn) (sent int) {
-		GinkgoHelper()
-		chunk := make([]byte, 1<<20)
-		Eventually(func() error {
-			Expect(c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
-			n, err := c.Write(chunk)
-			sent += n
-			return err
-		}).WithTimeout(20 * time.Second).Should(HaveOccurred())
-		return sent
-	}
-	// block writes to c until the pair moves no more of it, and returns how much that
-	// was. A FIN still gets through to the pair.
-	block := func(c *net.TCPConn) (sent int64) {
-		GinkgoHelper()
-		moved := func() int64 { a, b := flow.Bytes(); return a + b }
-		for before := moved(); ; {
-			n, err := c.Write(make([]byte, 64<<10))
-			Expect(err).NotTo(HaveOccurred())
-			sent += int64(n)
-			for began := time.Now(); moved() < before+sent; time.Sleep(time.Millisecond) {
-				if time.Since(began) > 300*time.Millisecond {
-					return sent
-				}
-			}
-		}
-	}
-	reset := func(c *net.TCPConn) {
-		GinkgoHelper()
-		Expect(c.SetLinger(0)).To(Succeed())
-		c.Close()
-	}
 
 	It("stops reading from one side while the other does not read", func() {
-		sent := fill(client)
-		Expect(client.CloseWrite()).To(Succeed())
-		n, err := io.Copy(io.Discard, endpoint)
+		sent := p.fill(p.client)
+		Expect(p.client.CloseWrite()).To(Succeed())
+		n, err := io.Copy(io.Discard, p.endpoint)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(n).To(BeEquivalentTo(sent))
-		endpoint.Close()
-		Expect(result().ToEndpoint).To(BeEquivalentTo(sent))
+		p.endpoint.Close()
+		Expect(p.result().ToEndpoint).To(BeEquivalentTo(sent))
 	})
 
-	Context("of which one side does not read", func() {
-		for _, byClient := range []bool{true, false} {
-			var gone, deaf *net.TCPConn
-			end := forward.EndpointReset
-			name := "the endpoint"
-			if byClient {
-				name, end = "the client", forward.ClientReset
-			}
-			pick := func() {
-				if gone, deaf = endpoint, client; byClient {
-					gone, deaf = client, endpoint
-				}
-			}
-			ends := func(with forward.End) {
-				GinkgoHelper()
-				Expect(result().End).To(Equal(with))
-				_, err := io.Copy(io.Discard, deaf)
-				Expect(err).To(MatchError(syscall.ECONNRESET))
-			}
-
-			It("ends when "+name+" is reset", func() {
-				pick()
-				fill(gone)
-				reset(gone)
-				ends(end)
-			})
-
-			It("ends when "+name+" is reset, and has not read either", func() {
-				pick()
-				fill(deaf)
-				fill(gone)
-				reset(gone)
-				ends(end)
-			})
-
-			It("ends when the end of what "+name+" sends cannot be delivered for too long", func() {
-				again(forward.Limits{HalfClosed: 300 * time.Millisecond})
-				pick()
-				block(gone)
-				Expect(gone.CloseWrite()).To(Succeed())
-				ends(forward.HalfClosedTimeout)
-			})
-
-			It("delivers all that "+name+" has sent before its end, though it takes nothing any more", func() {
-				pick()
-				sent := block(gone)
-				gone.Close()
-				for range 2 { // the first is answered by a reset
-					write(deaf, "late")
-					Consistently(ended).WithTimeout(50 * time.Millisecond).ShouldNot(Receive())
-				}
-				Expect(io.Copy(io.Discard, deaf)).To(Equal(sent))
-				deaf.Close()
-				result()
-			})
-		}
-
-		It("goes on while what the client has sent before its end is read, however slowly", func() {
-			again(forward.Limits{HalfClosed: time.Second})
-			Expect(endpoint.SetReadBuffer(32 << 10)).To(Succeed()) // what it takes is seen soon
-			sent := block(client)
-			Expect(client.CloseWrite()).To(Succeed())
-			// The kernel finds room for more when a third of its buffer is empty,
-			// some 800 kB: at this rate, in more than twice the time allowed.
-			read := int64(0)
-			for slow := time.NewTicker(100 * time.Millisecond); read < min(1<<20, sent/2); <-slow.C {
-				n, err := io.CopyN(io.Discard, endpoint, 32<<10)
-				read += n
-				Expect(err).NotTo(HaveOccurred(), "after %d bytes", read)
-			}
-			n, err := io.Copy(io.Discard, endpoint)
-			Expect(err).NotTo(HaveOccurred())
-			Expect(read + n).To(Equal(sent))
-			endpoint.Close()
-			result()
-		})
-	})
-
-	It("ends when half closed and silent for too long", func() {
-		again(forward.Limits{HalfClosed: 1200 * time.Millisecond})
-		Expect(client.CloseWrite()).To(Succeed())
-		for range 6 { // it is silence that counts
-			write(endpoint, "tick")
-			read(client, 4)
-			Consistently(ended).WithTimeout(250 * time.Millisecond).ShouldNot(Receive())
-		}
-		Expect(client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-		Expect(result().End).To(Equal(forward.HalfClosedTimeout))
-	})
-
-	It("ends when nothing has moved for the idle time", func() {
-		again(forward.Limits{Idle: 1200 * time.Millisecond})
-		for range 6 {
-			write(client, "tick")
-			read(endpoint, 4)
-			Consistently(ended).WithTimeout(250 * time.Millisecond).ShouldNot(Receive())
-		}
-		Expect(endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-		Expect(result()).To(Equal(forward.Result{End: forward.IdleTimeout, ToEndpoint: 24}))
-	})
-
-	It("ends when it is too old, at the first silence if there is one", func() {
-		again(forward.Limits{Age: 800 * time.Millisecond})
-		began := time.Now()
-		Expect(client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-		Expect(time.Since(began)).To(BeNumerically(">=", 650*time.Millisecond))
-		Expect(result().End).To(Equal(forward.Aged))
-
-		// With traffic without a pause there is no silence to end in. A busy machine may
-		// make one, but hardly each time.
+	It("ends when it is too old, though there is no silence to end in", func() {
+		// A busy machine may make one, but hardly each time.
 		Eventually(func() time.Duration {
-			start(forward.Limits{Age: 800 * time.Millisecond})
+			p = begin(m, forward.Limits{Age: 800 * time.Millisecond})
 			began := time.Now()
 			for ; ; time.Sleep(time.Millisecond) {
-				if _, err := client.Write([]byte("x")); err != nil {
+				if _, err := p.client.Write([]byte("x")); err != nil {
 					break
 				}
 			}
-			Expect(result().End).To(Equal(forward.Aged))
+			Expect(p.result().End).To(Equal(forward.Aged))
 			return time.Since(began)
 		}).WithTimeout(30 * time.Second).Should(BeNumerically(">=", 780*time.Millisecond))
 	})
@@ -455,20 +367,162 @@ func specify(m mover) {
 		}
 		a, b := [32]byte{1}, [32]byte{2}
 		var both sync.WaitGroup
-		both.Go(func() { exchange(client, a, b, 1) })
-		both.Go(func() { exchange(endpoint, b, a, 2) })
+		both.Go(func() { exchange(p.client, a, b, 1) })
+		both.Go(func() { exchange(p.endpoint, b, a, 2) })
 		both.Wait()
-		r := result()
+		r := p.result()
 		Expect([]int64{r.ToEndpoint, r.ToClient}).To(Equal([]int64{size, size}))
 	})
 
 	It("ends with a reset of both sides when it is broken", func() {
-		write(client, "x")
-		read(endpoint, 1)
-		flow.Break()
-		Expect(client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-		Expect(endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-		Expect(result()).To(Equal(forward.Result{End: forward.Broken, ToEndpoint: 1}))
-		flow.Break() // again: nothing happens
+		p.write(p.client, "x")
+		p.read(p.endpoint, 1)
+		p.flow.Break()
+		Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+		Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+		Expect(p.result()).To(Equal(forward.Result{End: forward.Broken, ToEndpoint: 1}))
+		p.flow.Break() // again: nothing happens
+	})
+}
+
+// specifySlow has what takes its time: the pairs of all movers wait together.
+func specifySlow(movers []mover) {
+	var pairs []*pair
+	BeforeEach(func() {
+		pairs = nil
+		noLeaks(func() []*pair { return pairs })
+	})
+	// each checks n pairs of each mover, all at once, of which check is told the index.
+	each := func(limits forward.Limits, n int, check func(p *pair, i int)) {
+		GinkgoHelper()
+		var all sync.WaitGroup
+		for _, m := range movers {
+			for i := range n {
+				p := begin(m, limits)
+				pairs = append(pairs, p)
+				all.Go(func() {
+					defer GinkgoRecover()
+					check(p, i)
+				})
+			}
+		}
+		all.Wait()
+	}
+
+	Context("of which one side does not read", func() {
+		// eachSide checks pairs of which the client is gone and the endpoint deaf, and
+		// others where it is the other way round. reset is how a pair ends when gone is
+		// reset.
+		eachSide := func(limits forward.Limits, check func(p *pair, gone, deaf *net.TCPConn, reset forward.End)) {
+			GinkgoHelper()
+			each(limits, 2, func(p *pair, i int) {
+				if i == 0 {
+					check(p, p.client, p.endpoint, forward.ClientReset)
+				} else {
+					check(p, p.endpoint, p.client, forward.EndpointReset)
+				}
+			})
+		}
+		ends := func(p *pair, deaf *net.TCPConn, with forward.End) {
+			GinkgoHelper()
+			p.Expect(p.result().End).To(Equal(with))
+			_, err := io.Copy(io.Discard, deaf)
+			p.Expect(err).To(MatchError(syscall.ECONNRESET))
+		}
+		unlimited := forward.Limits{HalfClosed: time.Minute}
+
+		It("ends when the other is reset", func() {
+			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, reset forward.End) {
+				p.fill(gone)
+				p.reset(gone)
+				ends(p, deaf, reset)
+			})
+		})
+
+		It("ends when the other is reset, and has not read either", func() {
+			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, reset forward.End) {
+				p.fill(deaf)
+				p.fill(gone)
+				p.reset(gone)
+				ends(p, deaf, reset)
+			})
+		})
+
+		It("ends when the end of what the other sends cannot be delivered for too long", func() {
+			eachSide(forward.Limits{HalfClosed: 300 * time.Millisecond}, func(p *pair, gone, deaf *net.TCPConn, _ forward.End) {
+				p.block(gone)
+				p.Expect(gone.CloseWrite()).To(Succeed())
+				ends(p, deaf, forward.HalfClosedTimeout)
+			})
+		})
+
+		It("delivers all that the other has sent before its end, though that takes nothing any more", func() {
+			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, _ forward.End) {
+				sent := p.block(gone)
+				gone.Close()
+				for range 2 { // the first is answered by a reset
+					p.write(deaf, "late")
+					p.Consistently(p.ended).WithTimeout(50 * time.Millisecond).ShouldNot(Receive())
+				}
+				p.Expect(io.Copy(io.Discard, deaf)).To(Equal(sent))
+				deaf.Close()
+				p.result()
+			})
+		})
+
+		It("goes on while what the client has sent before its end is read, however slowly", func() {
+			each(forward.Limits{HalfClosed: time.Second}, 1, func(p *pair, _ int) {
+				p.Expect(p.endpoint.SetReadBuffer(32 << 10)).To(Succeed()) // what it takes is seen soon
+				sent := p.block(p.client)
+				p.Expect(p.client.CloseWrite()).To(Succeed())
+				// The kernel finds room for more when a third of its buffer is empty,
+				// some 800 kB: at this rate, in more than twice the time allowed.
+				read := int64(0)
+				for slow := time.NewTicker(100 * time.Millisecond); read < min(1<<20, sent/2); <-slow.C {
+					n, err := io.CopyN(io.Discard, p.endpoint, 32<<10)
+					read += n
+					p.Expect(err).NotTo(HaveOccurred(), "after %d bytes", read)
+				}
+				n, err := io.Copy(io.Discard, p.endpoint)
+				p.Expect(err).NotTo(HaveOccurred())
+				p.Expect(read + n).To(Equal(sent))
+				p.endpoint.Close()
+				p.result()
+			})
+		})
+	})
+
+	It("ends when half closed and silent for too long", func() {
+		each(forward.Limits{HalfClosed: 1200 * time.Millisecond}, 1, func(p *pair, _ int) {
+			p.Expect(p.client.CloseWrite()).To(Succeed())
+			for range 6 { // it is silence that counts
+				p.write(p.endpoint, "tick")
+				p.read(p.client, 4)
+				p.Consistently(p.ended).WithTimeout(250 * time.Millisecond).ShouldNot(Receive())
+			}
+			p.Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+			p.Expect(p.result().End).To(Equal(forward.HalfClosedTimeout))
+		})
+	})
+
+	It("ends when nothing has moved for the idle time", func() {
+		each(forward.Limits{Idle: 1200 * time.Millisecond}, 1, func(p *pair, _ int) {
+			for range 6 {
+				p.write(p.client, "tick")
+				p.read(p.endpoint, 4)
+				p.Consistently(p.ended).WithTimeout(250 * time.Millisecond).ShouldNot(Receive())
+			}
+			p.Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+			p.Expect(p.result()).To(Equal(forward.Result{End: forward.IdleTimeout, ToEndpoint: 24}))
+		})
+	})
+
+	It("ends when it is too old, at the first silence if there is one", func() {
+		each(forward.Limits{Age: 800 * time.Millisecond}, 1, func(p *pair, _ int) {
+			began := time.Now()
+			p.Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+			p.Expect(time.Since(began)).To(BeNumerically(">=", 650*time.Millisecond))
+			p.Expect(p.result().End).To(Equal(forward.Aged))
+		})
 	})
 }
