@@ -144,7 +144,7 @@ func validateAddresses(addresses []corev1.EndpointAddress, path *field.Path) (er
 		if a.Hostname != "" {
 			errs = append(errs, invalid(path.Child("hostname"), a.Hostname, utilvalidation.IsDNS1123Label(a.Hostname))...)
 		}
-		errs = append(errs, optional(path.Child("nodeName"), a.NodeName, isNodeName)...)
+		errs = append(errs, optional(path, "nodeName", a.NodeName, isNodeName)...)
 	}
 	return errs
 }
@@ -157,5 +157,5 @@ func validateSubsetPort(p *corev1.EndpointPort, named bool, path *field.Path) (e
 	}
 	errs = append(errs, invalid(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))...)
 	errs = append(errs, oneOf(path.Child("protocol"), p.Protocol, protocols...)...)
-	return append(errs, optional(path.Child("appProtocol"), p.AppProtocol, utilvalidation.IsQualifiedName)...)
+	return append(errs, optional(path, "appProtocol", p.AppProtocol, utilvalidation.IsQualifiedName)...)
 }

@@ -133,7 +133,7 @@ func validatePort(p *corev1.ServicePort, path *field.Path) field.ErrorList {
 	if p.NodePort != 0 {
 		errs = append(errs, invalid(path.Child("nodePort"), p.NodePort, utilvalidation.IsValidPortNum(int(p.NodePort)))...)
 	}
-	return append(errs, optional(path.Child("appProtocol"), p.AppProtocol, utilvalidation.IsQualifiedName)...)
+	return append(errs, optional(path, "appProtocol", p.AppProtocol, utilvalidation.IsQualifiedName)...)
 }
 
 func validateAffinity(spec *corev1.ServiceSpec, path *field.Path) field.ErrorList {
@@ -197,7 +197,7 @@ func validateFamilies(spec *corev1.ServiceSpec, path *field.Path) (errs field.Er
 		}
 		seen[f] = true
 	}
-	return append(errs, oneOfOptional(path.Child("ipFamilyPolicy"), spec.IPFamilyPolicy,
+	return append(errs, oneOfOptional(path, "ipFamilyPolicy", spec.IPFamilyPolicy,
 		corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack, corev1.IPFamilyPolicySingleStack)...)
 }
 
@@ -226,7 +226,7 @@ func validateLoadBalancer(svc *corev1.Service) (errs field.ErrorList) {
 		errs = append(errs, field.Forbidden(path.Child("allocateLoadBalancerNodePorts"), only))
 	}
 	if balanced {
-		errs = append(errs, optional(path.Child("loadBalancerClass"), spec.LoadBalancerClass, utilvalidation.IsQualifiedName)...)
+		errs = append(errs, optional(path, "loadBalancerClass", spec.LoadBalancerClass, utilvalidation.IsQualifiedName)...)
 	} else if spec.LoadBalancerClass != nil {
 		errs = append(errs, field.Forbidden(path.Child("loadBalancerClass"), only))
 	}
@@ -247,7 +247,7 @@ func validateIngress(in *corev1.LoadBalancerIngress, path *field.Path) (errs fie
 	if in.IPMode != nil && in.IP == "" {
 		errs = append(errs, field.Forbidden(path.Child("ipMode"), "may not be specified when `ip` is not set"))
 	} else {
-		errs = append(errs, oneOfOptional(path.Child("ipMode"), in.IPMode, corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP)...)
+		errs = append(errs, oneOfOptional(path, "ipMode", in.IPMode, corev1.LoadBalancerIPModeProxy, corev1.LoadBalancerIPModeVIP)...)
 	}
 	if in.Hostname != "" {
 		errs = append(errs, invalid(path.Child("hostname"), in.Hostname, utilvalidation.IsDNS1123Subdomain(in.Hostname))...)
@@ -279,9 +279,9 @@ func validatePolicies(spec *corev1.ServiceSpec, path *field.Path) (errs field.Er
 		}
 	}
 
-	errs = append(errs, oneOfOptional(path.Child("internalTrafficPolicy"), spec.InternalTrafficPolicy,
+	errs = append(errs, oneOfOptional(path, "internalTrafficPolicy", spec.InternalTrafficPolicy,
 		corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)...)
-	return append(errs, oneOfOptional(path.Child("trafficDistribution"), spec.TrafficDistribution,
+	return append(errs, oneOfOptional(path, "trafficDistribution", spec.TrafficDistribution,
 		corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameNode, corev1.ServiceTrafficDistributionPreferSameZone)...)
 }
 
@@ -293,11 +293,12 @@ func oneOf[T ~string](path *field.Path, value T, allowed ...T) field.ErrorList {
 	return field.ErrorList{field.NotSupported(path, value, allowed)}
 }
 
-func oneOfOptional[T ~string](path *field.Path, value *T, allowed ...T) field.ErrorList {
+// oneOfOptional checks the field of that name, if it is set.
+func oneOfOptional[T ~string](path *field.Path, name string, value *T, allowed ...T) field.ErrorList {
 	if value == nil {
 		return nil
 	}
-	return oneOf(path, *value, allowed...)
+	return oneOf(path.Child(name), *value, allowed...)
 }
 
 // invalid makes an error of each message of a helper that gives only messages.
@@ -308,12 +309,12 @@ func invalid(path *field.Path, value any, messages []string) (errs field.ErrorLi
 	return errs
 }
 
-// optional checks a value, if there is one, with such a helper.
-func optional(path *field.Path, value *string, valid func(string) []string) field.ErrorList {
+// optional checks the field of that name, if it is set, with such a helper.
+func optional(path *field.Path, name string, value *string, valid func(string) []string) field.ErrorList {
 	if value == nil {
 		return nil
 	}
-	return invalid(path, *value, valid(*value))
+	return invalid(path.Child(name), *value, valid(*value))
 }
 
 func isNodeName(name string) []string { return validation.NameIsDNSSubdomain(name, false) }

@@ -65,7 +65,7 @@ func validateSlicePorts(ports []discoveryv1.EndpointPort, path *field.Path) (err
 		if p.Port != nil {
 			errs = append(errs, invalid(path.Child("port"), *p.Port, utilvalidation.IsValidPortNum(int(*p.Port)))...)
 		}
-		errs = append(errs, optional(path.Child("appProtocol"), p.AppProtocol, utilvalidation.IsQualifiedName)...)
+		errs = append(errs, optional(path, "appProtocol", p.AppProtocol, utilvalidation.IsQualifiedName)...)
 	}
 	return errs
 }
@@ -81,8 +81,8 @@ func validateEndpoint(e *discoveryv1.Endpoint, t discoveryv1.AddressType, path *
 	for i, a := range e.Addresses {
 		errs = append(errs, validateAddress(a, t, addresses.Index(i))...)
 	}
-	errs = append(errs, optional(path.Child("nodeName"), e.NodeName, isNodeName)...)
-	errs = append(errs, optional(path.Child("hostname"), e.Hostname, utilvalidation.IsDNS1123Label)...)
+	errs = append(errs, optional(path, "nodeName", e.NodeName, isNodeName)...)
+	errs = append(errs, optional(path, "hostname", e.Hostname, utilvalidation.IsDNS1123Label)...)
 	topology := path.Child("deprecatedTopology")
 	if n := len(e.DeprecatedTopology); n > maxTopologyLabels {
 		errs = append(errs, field.TooMany(topology, n, maxTopologyLabels))
