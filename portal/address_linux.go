@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	"github.com/sirupsen/logrus"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -89,7 +88,7 @@ func (p *addressPortal) Listen(_ string, targets []Target) []Bind {
 		for _, t := range group {
 			addrs := []netip.Addr{t.Addr}
 			if t.Addr.IsUnspecified() && (t.Protocol == SCTP || len(p.opts.NodePortAddresses) > 0) {
-				addrs = p.nodeAddresses(t.Addr)
+				addrs = p.nodeAddresses(FamilyOf(t.Addr))
 				p.listened[t] = addrs
 			}
 			for _, addr := range addrs {
@@ -103,12 +102,8 @@ func (p *addressPortal) Listen(_ string, targets []Target) []Bind {
 // nodeAddresses returns this node's addresses of one family that have node
 // ports, in order. A link-local address of IPv6 is none without an
 // interface.
-func (p *addressPortal) nodeAddresses(any netip.Addr) (addrs []netip.Addr) {
-	family := netlink.FAMILY_V4
-	if any.Is6() {
-		family = netlink.FAMILY_V6
-	}
-	all, err := p.routes.handle.AddrList(nil, family)
+func (p *addressPortal) nodeAddresses(family Family) (addrs []netip.Addr) {
+	all, err := p.routes.handle.AddrList(nil, netlinkFamily(family))
 	if err != nil {
 		p.log.WithError(err).Error("This node's addresses cannot be listed: node ports are not served at those that are missing")
 	}
@@ -130,7 +125,7 @@ func (p *addressPortal) moved() error {
 	again := map[Target]bool{}
 	for t, then := range p.listened {
 		if _, known := now[t.Addr]; !known {
-			now[t.Addr] = p.nodeAddresses(t.Addr)
+			now[t.Addr] = p.nodeAddresses(FamilyOf(t.Addr))
 		}
 		if !slices.Equal(then, now[t.Addr]) {
 			again[t] = true

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -53,9 +52,9 @@ func overlooked(ctx context.Context, opts Options) error {
 		nft, legacy = nft || v.nft, legacy || !v.nft
 	}
 	var errs []error
-	for _, any := range []netip.Addr{anyIPv4, anyIPv6} {
+	for _, family := range Families {
 		v, file := variant{suffix: "legacy"}, "ip_tables_names"
-		if any.Is6() {
+		if family.Is6() {
 			file = "ip6_tables_names"
 		}
 		names, err := os.ReadFile("/proc/thread-self/net/" + file)
@@ -63,10 +62,10 @@ func overlooked(ctx context.Context, opts Options) error {
 			errs = append(errs, err)
 		}
 		if !legacy && slices.Contains(strings.Fields(string(names)), tableNAT) {
-			errs = append(errs, fmt.Errorf("the %s table %s of the legacy iptables is in use, and no %s is installed to look into it", familyName(any), tableNAT, v.command(any.Is6(), "")))
+			errs = append(errs, fmt.Errorf("the %s table %s of the legacy iptables is in use, and no %s is installed to look into it", family, tableNAT, v.command(family.Is6(), "")))
 		}
-		if chain := nftChainOfIPTables(any); !nft && chain != "" {
-			errs = append(errs, fmt.Errorf("there is the %s chain %s, and no %s is installed to remove it", familyName(any), chain, variant{suffix: "nft"}.command(any.Is6(), "")))
+		if chain := nftChainOfIPTables(family); !nft && chain != "" {
+			errs = append(errs, fmt.Errorf("there is the %s chain %s, and no %s is installed to remove it", family, chain, variant{suffix: "nft"}.command(family.Is6(), "")))
 		}
 	}
 	return errors.Join(errs...)
@@ -81,8 +80,8 @@ func removeIPTables(ctx context.Context, opts Options, but *variant, all bool) (
 		if but != nil && v.nft == but.nft {
 			continue
 		}
-		for _, any := range []netip.Addr{anyIPv4, anyIPv6} {
-			what, err := removeFamily(ctx, v.variant, any, opts, all)
+		for _, family := range Families {
+			what, err := removeFamily(ctx, v.variant, family, opts, all)
 			removed = append(removed, what...)
 			if err != nil {
 				errs = append(errs, err)
@@ -100,14 +99,14 @@ func unsupported(err error) bool {
 		func(what string) bool { return strings.Contains(text, what) })
 }
 
-func removeFamily(ctx context.Context, v variant, any netip.Addr, opts Options, all bool) (removed []string, err error) {
-	text, err := run(ctx, "", v.command(any.Is6(), "-save"))
+func removeFamily(ctx context.Context, v variant, family Family, opts Options, all bool) (removed []string, err error) {
+	text, err := run(ctx, "", v.command(family.Is6(), "-save"))
 	if err != nil && (!all || unsupported(err)) {
 		opts.Log.WithError(err).Debug("nothing to remove here: the rules cannot be read")
 		return nil, nil
 	}
 	if err != nil {
-		return nil, hint(fmt.Errorf("reading the %s rules: %w", familyName(any), err), any.Is6())
+		return nil, hint(fmt.Errorf("reading the %s rules: %w", family, err), family.Is6())
 	}
 	var errs []error
 	tables := parseSave(text)
@@ -118,17 +117,17 @@ func removeFamily(ctx context.Context, v variant, any netip.Addr, opts Options, 
 			continue
 		}
 		script = "*" + name + "\n" + script + "COMMIT\n"
-		restore := v.command(any.Is6(), "-restore")
+		restore := v.command(family.Is6(), "-restore")
 		wait := fmt.Sprint(int(opts.LockWait.Seconds()))
 		if _, err := run(ctx, script, restore, "--noflush", "--wait", wait); err != nil {
-			errs = append(errs, hint(fmt.Errorf("removing the chains %s* from table %s: %w", chainPrefix, name, err), any.Is6()))
+			errs = append(errs, hint(fmt.Errorf("removing the chains %s* from table %s: %w", chainPrefix, name, err), family.Is6()))
 			continue
 		}
 		removed = append(removed, fmt.Sprintf("%s: table %s: %d chains %s*, %d jumps",
-			v.command(any.Is6(), ""), name, len(have.chains), chainPrefix, len(have.jumps)))
+			v.command(family.Is6(), ""), name, len(have.chains), chainPrefix, len(have.jumps)))
 		if v.nft {
 			notes := slices.DeleteFunc(slices.Collect(maps.Keys(have.chains)), func(c string) bool { return !isNote(c) })
-			if err := tidyNFT(any, name, notes); err != nil {
+			if err := tidyNFT(family, name, notes); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", strings.TrimSuffix(restore, "-restore"), err))
 			}
 		}

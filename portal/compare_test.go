@@ -50,7 +50,7 @@ var _ = Describe("comparing what is wanted with what is installed", func() {
 	)
 
 	It("of addresses goes by whether the VIP is local, and leaves node ports alone", func() {
-		node := redirect(Target{TCP, anyIPv4, 30080}, 30080)
+		node := redirect(Target{TCP, IPv4.Any(), 30080}, 30080)
 		lost := redirect(Target{TCP, netip.MustParseAddr("10.96.0.12"), 80}, 80)
 		left := Rule{Target: Target{Addr: netip.MustParseAddr("10.96.0.99")}}
 		local := func(a netip.Addr) bool { return a == web.Target.Addr }

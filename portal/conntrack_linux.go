@@ -8,7 +8,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // forgetFlows makes the kernel forget the UDP flows to the targets in want
@@ -20,13 +19,10 @@ import (
 //
 // A target that has no rule any more is in want with port -1.
 func forgetFlows(want map[Target]int) error {
-	for _, family := range []struct {
-		number netlink.InetFamily
-		any    netip.Addr
-	}{{unix.AF_INET, anyIPv4}, {unix.AF_INET6, anyIPv6}} {
-		filter := staleFlows{want: map[Target]int{}, any: family.any}
+	for _, family := range Families {
+		filter := staleFlows{want: map[Target]int{}, family: family}
 		for t, port := range want {
-			if t.Protocol == UDP && anyOf(t.Addr) == family.any {
+			if t.Protocol == UDP && FamilyOf(t.Addr) == family {
 				filter.want[t] = port
 				filter.nodePorts = filter.nodePorts || t.Addr.IsUnspecified()
 			}
@@ -35,9 +31,9 @@ func forgetFlows(want map[Target]int) error {
 			continue
 		}
 		if filter.nodePorts {
-			filter.local = localPrefixes(family.any)
+			filter.local = localPrefixes(family)
 		}
-		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family.number, filter); err != nil {
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(netlinkFamily(family)), filter); err != nil {
 			return fmt.Errorf("deleting conntrack entries of UDP clients: %w", err)
 		}
 	}
@@ -59,7 +55,7 @@ func forgetRedirected(targets iter.Seq[Target], log logrus.FieldLogger) {
 // staleFlows picks the conntrack entries that contradict want.
 type staleFlows struct {
 	want      map[Target]int
-	any       netip.Addr
+	family    Family
 	nodePorts bool
 	local     []netip.Prefix
 }
@@ -76,7 +72,7 @@ func (s staleFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	t := Target{Protocol: UDP, Addr: dst.Unmap(), Port: flow.Forward.DstPort}
 	port, ours := s.want[t]
 	if !ours && s.nodePorts && containsAddr(s.local, t.Addr) {
-		t.Addr = s.any
+		t.Addr = s.family.Any()
 		port, ours = s.want[t]
 	}
 	if !ours {
@@ -90,11 +86,11 @@ func (s staleFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	return !redirected || int(flow.Reverse.SrcPort) != port
 }
 
-// localPrefixes returns this node's addresses in the family of any, loopback
+// localPrefixes returns this node's addresses in a family, loopback
 // as a whole.
-func localPrefixes(any netip.Addr) []netip.Prefix {
+func localPrefixes(family Family) []netip.Prefix {
 	prefixes := []netip.Prefix{netip.PrefixFrom(netip.IPv6Loopback(), 128)}
-	if any.Is4() {
+	if family == IPv4 {
 		prefixes[0] = netip.MustParsePrefix("127.0.0.0/8")
 	}
 	addrs, err := net.InterfaceAddrs()
@@ -107,7 +103,7 @@ func localPrefixes(any netip.Addr) []netip.Prefix {
 			continue
 		}
 		addr, ok := netip.AddrFromSlice(ipnet.IP)
-		if addr = addr.Unmap(); ok && anyOf(addr) == any && !containsAddr(prefixes, addr) {
+		if addr = addr.Unmap(); ok && FamilyOf(addr) == family && !containsAddr(prefixes, addr) {
 			prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
 		}
 	}

@@ -22,7 +22,7 @@ func FuzzParseSave(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		installed := parseSave(text)
 		for name, c := range installed {
-			c.ports(anyIPv4)
+			c.ports(IPv4)
 			checkOurs(t, name, c)
 		}
 		for _, toFront := range []bool{true, false} {

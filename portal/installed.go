@@ -22,12 +22,12 @@ func compareInstalled(a, b Installed) int {
 }
 
 // rulesInTables reads rules from what iptables-save printed.
-func rulesInTables(tables map[string]*contents, any netip.Addr) map[Target]Rule {
+func rulesInTables(tables map[string]*contents, family Family) map[Target]Rule {
 	rules := map[Target]Rule{}
 	if nat := tables[tableNAT]; nat != nil {
 		for _, specs := range nat.chains {
 			for _, s := range specs {
-				if t, ok := s.target(any); ok && s.toPort >= 0 {
+				if t, ok := s.target(family); ok && s.toPort >= 0 {
 					r := Rule{Target: t, LocalPort: uint16(s.toPort), Comment: s.comment}
 					if s.toPort == rejectPort {
 						r.Action = Reject
@@ -40,7 +40,7 @@ func rulesInTables(tables map[string]*contents, any netip.Addr) map[Target]Rule 
 	if mangle := tables[tableMangle]; mangle != nil {
 		for _, specs := range mangle.chains {
 			for _, s := range specs {
-				t, ok := s.target(any)
+				t, ok := s.target(family)
 				if !ok {
 					continue
 				}

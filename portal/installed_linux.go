@@ -3,7 +3,6 @@ package portal
 import (
 	"context"
 	"errors"
-	"net/netip"
 
 	"github.com/sirupsen/logrus"
 )
@@ -20,17 +19,17 @@ func List(ctx context.Context, log logrus.FieldLogger) ([]Installed, error) {
 	opts := Options{Log: log}.withDefaults()
 	var all []Installed
 	for _, v := range variants(ctx, opts) {
-		for _, any := range []netip.Addr{anyIPv4, anyIPv6} {
-			text, err := run(ctx, "", v.command(any.Is6(), "-save"))
+		for _, family := range Families {
+			text, err := run(ctx, "", v.command(family.Is6(), "-save"))
 			if err != nil {
 				opts.Log.WithError(err).Debug("nothing to list here: the rules cannot be read")
 				continue
 			}
-			all = append(all, sortedInstalled(ModeIPTables, rulesInTables(parseSave(text), any))...)
+			all = append(all, sortedInstalled(ModeIPTables, rulesInTables(parseSave(text), family))...)
 		}
 	}
-	for _, any := range []netip.Addr{anyIPv4, anyIPv6} {
-		c, err := readNFT(any)
+	for _, family := range Families {
+		c, err := readNFT(family)
 		if err != nil {
 			opts.Log.WithError(err).Debug("nothing to list here: nf_tables cannot be read")
 			continue

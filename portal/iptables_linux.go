@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os/exec"
 	"strings"
 
@@ -63,7 +62,7 @@ func newIPTablesVariant(ctx context.Context, v variant, opts Options) (Portal, e
 				(chain == "PREROUTING" || chain == "OUTPUT" || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain))
 		}
 	}
-	err := p.openFamilies(func(any netip.Addr) (ruleFamily, error) { return openFamily(ctx, v, any, opts) })
+	err := p.openFamilies(func(family Family) (ruleFamily, error) { return openFamily(ctx, v, family, opts) })
 	if err != nil {
 		return nil, err
 	}

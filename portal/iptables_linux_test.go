@@ -22,7 +22,7 @@ var (
 	vip4, vip6           = netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd96::10")
 	web4, web6           = Target{TCP, vip4, 80}, Target{TCP, vip6, 80}
 	dns4, dns6           = Target{UDP, vip4, 53}, Target{UDP, vip6, 53}
-	webNode4, webNode6   = Target{TCP, anyIPv4, 30080}, Target{TCP, anyIPv6, 30080}
+	webNode4, webNode6   = Target{TCP, IPv4.Any(), 30080}, Target{TCP, IPv6.Any(), 30080}
 	nodeIP4, nodeIP6     = netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd01::1")
 	localhost4           = netip.MustParseAddr("127.0.0.1")
 	background           = context.Background()
@@ -429,7 +429,7 @@ var _ = Describe("portal iptables", func() {
 
 	It("tells nothing of a connection that no conntrack saw", func() {
 		n := newTestNet()
-		port := n.node.serve(Bind{Addr: netip.AddrPortFrom(anyIPv4, 0), Targets: []Target{web4}}, "web")
+		port := n.node.serve(Bind{Addr: netip.AddrPortFrom(IPv4.Any(), 0), Targets: []Target{web4}}, "web")
 		Expect(n.pod.ask(Target{TCP, nodeIP4, port})).To(Equal("web " + ErrNotRedirected.Error()))
 	})
 

@@ -78,12 +78,12 @@ var (
 // IsLanding reports whether addr is where packets are led. Nobody else is there.
 func IsLanding(addr netip.Addr) bool { return addr == landing4 || addr == landing6 }
 
-// landingOf returns the landing of addr's family.
-func landingOf(addr netip.Addr) netip.Addr {
-	if addr.Is4() {
-		return landing4
+// landingOf returns the landing of a family.
+func landingOf(family Family) netip.Addr {
+	if family.Is6() {
+		return landing6
 	}
-	return landing6
+	return landing4
 }
 
 // maxFlat is how many rules a chain holds before it is split. At some 20 ns to
@@ -205,10 +205,10 @@ func (l *layouter) drop(r Rule) (specs []spec) {
 		if r.LocalPort == 0 {
 			return []spec{s}
 		}
-		s.jump = l.outside(anyOf(r.Target.Addr))
+		s.jump = l.outside(FamilyOf(r.Target.Addr))
 		specs = append(specs, s)
 	}
-	if networks, all := r.Sources.in(anyOf(r.Target.Addr)); !all {
+	if networks, all := r.Sources.in(FamilyOf(r.Target.Addr)); !all {
 		s.jump = l.from(networks)
 		specs = append(specs, s)
 	}
@@ -229,16 +229,16 @@ func (l *layouter) match(r Rule) spec {
 }
 
 // outside returns the chain that drops all but what comes from this node.
-func (l *layouter) outside(any netip.Addr) string {
+func (l *layouter) outside(family Family) string {
 	if l.chains[chainOutside] != nil {
 		return chainOutside
 	}
-	l.chains[chainOutside] = dropAllBut(insiders(any, l.at))
+	l.chains[chainOutside] = dropAllBut(insiders(family, l.at))
 	return chainOutside
 }
 
 // insiders matches what comes from this node and its Pods.
-func insiders(any netip.Addr, at setting) (sources []spec) {
+func insiders(family Family, at setting) (sources []spec) {
 	if at.addrtype {
 		sources = append(sources, spec{srcLocal: true})
 	} else {
@@ -247,7 +247,7 @@ func insiders(any netip.Addr, at setting) (sources []spec) {
 	if at.podInterfaces != "" {
 		sources = append(sources, spec{in: at.podInterfaces})
 	}
-	return append(sources, fromEach(ofFamily(at.pods, any))...)
+	return append(sources, fromEach(family.of(at.pods))...)
 }
 
 // from returns the chain that drops all but what comes from these networks.
@@ -303,17 +303,17 @@ func (l *layouter) root(name string) {
 		return
 	}
 	l.fill(chainNodePorts, place{}, nodePorts)
-	for _, s := range nodeAddresses(anyOf(nodePorts[0].Target.Addr), l.at) {
+	for _, s := range nodeAddresses(FamilyOf(nodePorts[0].Target.Addr), l.at) {
 		s.jump, s.toPort = chainNodePorts, -1
 		l.chains[name] = append(l.chains[name], s)
 	}
 }
 
 // nodeAddresses matches packets for the addresses that have node ports.
-func nodeAddresses(any netip.Addr, at setting) (specs []spec) {
-	within := ofFamily(at.nodePorts, any)
+func nodeAddresses(family Family, at setting) (specs []spec) {
+	within := family.of(at.nodePorts)
 	if len(at.nodePorts) == 0 {
-		within = []netip.Prefix{netip.PrefixFrom(any, 0)}
+		within = []netip.Prefix{netip.PrefixFrom(family.Any(), 0)}
 	}
 	if at.addrtype {
 		for _, p := range within {

@@ -22,7 +22,7 @@ func manyRules(n int) []Rule {
 	for len(rules) < n {
 		t := Target{TCP, netip.AddrFrom4([4]byte{10, 96 | byte(random.IntN(16)), byte(random.IntN(256)), byte(random.IntN(256))}), 80}
 		if len(rules)%4 == 3 {
-			t = Target{[]Protocol{TCP, UDP}[random.IntN(2)], anyIPv4, uint16(30000 + random.IntN(2768))}
+			t = Target{[]Protocol{TCP, UDP}[random.IntN(2)], IPv4.Any(), uint16(30000 + random.IntN(2768))}
 		}
 		rules[t] = redirect(t, uint16(10000+len(rules)))
 	}

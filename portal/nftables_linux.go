@@ -3,7 +3,6 @@ package portal
 import (
 	"context"
 	"errors"
-	"net/netip"
 )
 
 // newNFTables makes the portal whose rules are in a table of nf_tables, which it
@@ -25,7 +24,7 @@ func newNFTables(_ context.Context, opts Options) (Portal, error) {
 		return err
 	}
 	p.nftMatters = func(table, _ string) bool { return table == nftTable }
-	if err := p.openFamilies(func(any netip.Addr) (ruleFamily, error) { return openNFTRules(any, opts) }); err != nil {
+	if err := p.openFamilies(func(family Family) (ruleFamily, error) { return openNFTRules(family, opts) }); err != nil {
 		return nil, err
 	}
 	p.log.WithField("left", len(p.before)).Debug("nftables works")

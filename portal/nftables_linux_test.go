@@ -116,9 +116,9 @@ var _ = Describe("portal nftables", func() {
 		n.apply(p, manyRules(50), nil)
 		var sent []*nftChange
 		for _, f := range nftFamilies(p) {
-			f.send = func(ctx context.Context, any netip.Addr, c *nftChange) error {
+			f.send = func(ctx context.Context, family Family, c *nftChange) error {
 				sent = append(sent, c)
-				return sendNFT(ctx, any, c)
+				return sendNFT(ctx, family, c)
 			}
 		}
 		n.apply(p, []Rule{redirect(web4, 4000)}, nil)
@@ -311,13 +311,13 @@ var _ = Describe("portal nftables", func() {
 		now, refuse := time.Now(), true
 		for _, f := range nftFamilies(p) {
 			f.refusals.now = func() time.Time { return now }
-			f.send = func(ctx context.Context, any netip.Addr, c *nftChange) error {
+			f.send = func(ctx context.Context, family Family, c *nftChange) error {
 				for _, e := range c.add {
 					if e.key.target.Port == 666 && refuse {
 						return unix.EINVAL
 					}
 				}
-				return sendNFT(ctx, any, c)
+				return sendNFT(ctx, family, c)
 			}
 		}
 		_, rules := n.publish(p, "web", web4)
@@ -352,10 +352,10 @@ var _ = Describe("portal nftables", func() {
 		p := open()
 		parts := 0
 		for _, f := range nftFamilies(p) {
-			f.send = func(ctx context.Context, any netip.Addr, c *nftChange) error {
+			f.send = func(ctx context.Context, family Family, c *nftChange) error {
 				for _, part := range c.parts(100) {
 					parts++
-					if err := sendNFT(ctx, any, part); err != nil {
+					if err := sendNFT(ctx, family, part); err != nil {
 						return err
 					}
 				}

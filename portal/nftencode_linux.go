@@ -24,10 +24,10 @@ func (k nftKey) bytes() []byte {
 }
 
 // parseNFTKey reads what bytes returns.
-func parseNFTKey(any netip.Addr, node, guard bool, b []byte) (k nftKey, ok bool) {
-	k = nftKey{target: Target{Addr: any}, guard: guard}
+func parseNFTKey(family Family, node, guard bool, b []byte) (k nftKey, ok bool) {
+	k = nftKey{target: Target{Addr: family.Any()}, guard: guard}
 	if !node {
-		size := any.BitLen() / 8
+		size := k.target.Addr.BitLen() / 8
 		if len(b) < size {
 			return k, false
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -95,14 +94,14 @@ func openNFT() (*nftables.Conn, error) {
 }
 
 // nftTableOf returns usher's table in one family.
-func nftTableOf(any netip.Addr) *nftables.Table {
-	return &nftables.Table{Name: nftTable, Family: nftFamily(any)}
+func nftTableOf(family Family) *nftables.Table {
+	return &nftables.Table{Name: nftTable, Family: nftFamily(family)}
 }
 
 // nftMaps returns the maps of a table.
-func nftMaps(any netip.Addr, table *nftables.Table) (sets []*nftables.Set) {
+func nftMaps(family Family, table *nftables.Table) (sets []*nftables.Set) {
 	addr := nftables.TypeIPAddr
-	if any.Is6() {
+	if family.Is6() {
 		addr = nftables.TypeIP6Addr
 	}
 	node := nftables.MustConcatSetType(nftables.TypeInetProto, nftables.TypeInetService)
@@ -137,8 +136,8 @@ func nftBase(table *nftables.Table, name string) *nftables.Chain {
 
 // sendNFT carries out a change: in one transaction, or, if the socket does not
 // take one that large, in several.
-func sendNFT(ctx context.Context, any netip.Addr, c *nftChange) error {
-	err := transact(ctx, any, c)
+func sendNFT(ctx context.Context, family Family, c *nftChange) error {
+	err := transact(ctx, family, c)
 	if c.trial && errors.Is(err, unix.EMSGSIZE) {
 		return nil // as far as can be told
 	}
@@ -146,18 +145,18 @@ func sendNFT(ctx context.Context, any netip.Addr, c *nftChange) error {
 		return err
 	}
 	for _, part := range c.parts(nftPerPart) {
-		if err := transact(ctx, any, part); err != nil {
+		if err := transact(ctx, family, part); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func transact(ctx context.Context, any netip.Addr, c *nftChange) error {
+func transact(ctx context.Context, family Family, c *nftChange) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	table := nftTableOf(any)
+	table := nftTableOf(family)
 	if c.trial {
 		table.Name = fmt.Sprintf("%s-probe-%d", nftTable, os.Getpid())
 	}
@@ -165,7 +164,7 @@ func transact(ctx context.Context, any netip.Addr, c *nftChange) error {
 	if err != nil {
 		return err
 	}
-	if err := stage(conn, any, table, c); err != nil {
+	if err := stage(conn, family, table, c); err != nil {
 		return err
 	}
 	if c.trial {
@@ -197,7 +196,7 @@ func shorter(err error) error {
 
 // stage puts what a change is made of into a transaction, in an order in which
 // nothing is named before it is there or taken out while it is in use.
-func stage(conn *nftables.Conn, any netip.Addr, table *nftables.Table, c *nftChange) error {
+func stage(conn *nftables.Conn, family Family, table *nftables.Table, c *nftChange) error {
 	if c.remove {
 		conn.DelTable(table)
 	}
@@ -205,7 +204,7 @@ func stage(conn *nftables.Conn, any netip.Addr, table *nftables.Table, c *nftCha
 		conn.AddTable(table)
 	}
 	sets := map[string]*nftables.Set{}
-	for _, set := range nftMaps(any, table) {
+	for _, set := range nftMaps(family, table) {
 		sets[set.Name] = set
 		if c.create {
 			if err := conn.AddSet(set, nil); err != nil {
@@ -261,12 +260,12 @@ func stage(conn *nftables.Conn, any netip.Addr, table *nftables.Table, c *nftCha
 
 // nftChainOfIPTables returns the name of one of the iptables portal's chains in
 // nf_tables, "" if there is none.
-func nftChainOfIPTables(any netip.Addr) string {
+func nftChainOfIPTables(family Family) string {
 	conn, err := openNFT()
 	if err != nil {
 		return ""
 	}
-	chains, err := conn.ListChainsOfTableFamily(nftFamily(any))
+	chains, err := conn.ListChainsOfTableFamily(nftFamily(family))
 	if err != nil {
 		return "" // no nf_tables, so nothing is in it
 	}
@@ -281,12 +280,12 @@ func nftChainOfIPTables(any netip.Addr) string {
 // removeNFTables takes usher's tables out.
 func removeNFTables() (removed []string, err error) {
 	var errs []error
-	for _, any := range []netip.Addr{anyIPv4, anyIPv6} {
+	for _, family := range Families {
 		conn, err := openNFT()
 		if err != nil {
 			return removed, err
 		}
-		tables, err := conn.ListTablesOfFamily(nftFamily(any))
+		tables, err := conn.ListTablesOfFamily(nftFamily(family))
 		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOBUFS) {
 			return removed, hintNFT(fmt.Errorf("reading the nftables tables: %w", err))
 		}
@@ -302,11 +301,11 @@ func removeNFTables() (removed []string, err error) {
 				errs = append(errs, err)
 				continue
 			}
-			family := "ip"
-			if any.Is6() {
-				family = "ip6"
+			ip := "ip"
+			if family.Is6() {
+				ip = "ip6"
 			}
-			removed = append(removed, fmt.Sprintf("nftables: table %s %s", family, nftTable))
+			removed = append(removed, fmt.Sprintf("nftables: table %s %s", ip, nftTable))
 		}
 	}
 	return removed, errors.Join(errs...)

@@ -150,8 +150,8 @@ func (r nftRule) leads() bool { return r.by == nftPortals || r.by == nftNodePort
 var nftOrder = []string{nftPrerouting, nftOutput, nftPortals, nftNodePorts, nftOutside}
 
 // nftFixed returns the chains that are always there, in one family.
-func nftFixed(any netip.Addr, at setting) map[string][]nftRule {
-	six := any.Is6()
+func nftFixed(family Family, at setting) map[string][]nftRule {
+	six := family.Is6()
 	to := func(chain string) []nftRule { return []nftRule{{verdict: nftJump(chain), ip6: six}} }
 	lookup := func(guards, ports string) []nftRule {
 		return []nftRule{{by: guards, ip6: six}, {by: ports, landing: at.landing, ip6: six}}
@@ -159,7 +159,7 @@ func nftFixed(any netip.Addr, at setting) map[string][]nftRule {
 	portals := lookup(nftGuards, nftPortals)
 	// VIPs come first, so that one that is also an address of the node keeps its
 	// own element.
-	for _, s := range nodeAddresses(any, at) {
+	for _, s := range nodeAddresses(family, at) {
 		portals = append(portals, nftRule{dst: s.dst, dstLocal: s.dstLocal, verdict: nftJump(nftNodePorts), ip6: six})
 	}
 	output := to(nftPortals)
@@ -171,16 +171,16 @@ func nftFixed(any netip.Addr, at setting) map[string][]nftRule {
 		nftOutput:     output,
 		nftPortals:    portals,
 		nftNodePorts:  lookup(nftNodePortGuards, nftNodePorts),
-		nftOutside:    nftDropAllBut(any, insiders(any, at)),
+		nftOutside:    nftDropAllBut(family, insiders(family, at)),
 	}
 }
 
 // nftDropAllBut lets pass what matches one of these.
-func nftDropAllBut(any netip.Addr, these []spec) (rules []nftRule) {
+func nftDropAllBut(family Family, these []spec) (rules []nftRule) {
 	for _, s := range these {
-		rules = append(rules, nftRule{src: s.src, in: s.in, srcLocal: s.srcLocal, verdict: nftReturn, ip6: any.Is6()})
+		rules = append(rules, nftRule{src: s.src, in: s.in, srcLocal: s.srcLocal, verdict: nftReturn, ip6: family.Is6()})
 	}
-	return append(rules, nftRule{verdict: nftDrop, ip6: any.Is6()})
+	return append(rules, nftRule{verdict: nftDrop, ip6: family.Is6()})
 }
 
 // nftKey tells which element of which map: a target has up to two, one among
@@ -213,7 +213,7 @@ type nftValue struct {
 // nftElements returns the elements for a rule, and the chain that one of them
 // jumps to, if any.
 func nftElements(r Rule) (elements map[nftKey]nftValue, chain string, rules []nftRule) {
-	any := anyOf(r.Target.Addr)
+	family := FamilyOf(r.Target.Addr)
 	comment := r.Comment
 	if len(comment) > maxNFTComment {
 		comment = strings.TrimSpace(comment[:maxNFTComment])
@@ -226,7 +226,7 @@ func nftElements(r Rule) (elements map[nftKey]nftValue, chain string, rules []nf
 		}
 		elements[nftKey{target: r.Target}] = nftValue{port: port, comment: comment}
 	}
-	verdict, chain, rules := nftGuard(r, any)
+	verdict, chain, rules := nftGuard(r, family)
 	if verdict != "" {
 		elements[nftKey{target: r.Target, guard: true}] = nftValue{verdict: verdict, comment: comment}
 	}
@@ -234,8 +234,8 @@ func nftElements(r Rule) (elements map[nftKey]nftValue, chain string, rules []nf
 }
 
 // nftGuard returns what happens to clients before they are redirected.
-func nftGuard(r Rule, any netip.Addr) (verdict nftVerdict, chain string, rules []nftRule) {
-	networks, all := r.Sources.in(any)
+func nftGuard(r Rule, family Family) (verdict nftVerdict, chain string, rules []nftRule) {
+	networks, all := r.Sources.in(family)
 	switch {
 	case r.Action == Drop && r.LocalPort == 0, !all && len(networks) == 0:
 		return nftDrop, "", nil
@@ -248,10 +248,10 @@ func nftGuard(r Rule, any netip.Addr) (verdict nftVerdict, chain string, rules [
 	for _, n := range networks {
 		words = append(words, prefixWord(n))
 	}
-	rules = nftDropAllBut(any, fromEach(networks))
+	rules = nftDropAllBut(family, fromEach(networks))
 	if r.Action == Drop {
 		words = append([]string{"inside"}, words...)
-		rules = append([]nftRule{{verdict: nftJump(nftOutside), ip6: any.Is6()}}, rules...)
+		rules = append([]nftRule{{verdict: nftJump(nftOutside), ip6: family.Is6()}}, rules...)
 	}
 	chain = nftChainName(words)
 	return nftJump(chain), chain, rules

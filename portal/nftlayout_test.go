@@ -22,7 +22,7 @@ var _ = Describe("the layout of the nftables table", func() {
 	}
 	web := target(TCP, "10.96.0.10:80")
 	want := func(rules ...Rule) nftWanted {
-		return nftWanted{fixed: nftFixed(anyIPv4, usual), rules: byTarget(rules)}
+		return nftWanted{fixed: nftFixed(IPv4, usual), rules: byTarget(rules)}
 	}
 	elements := func(r Rule) (out []string) {
 		found, chain, rules := nftElements(r)
@@ -42,7 +42,7 @@ var _ = Describe("the layout of the nftables table", func() {
 	})
 
 	It("leads to an address of the interface where there is no landing", func() {
-		Expect(lines(nftFixed(anyIPv6, setting{addrtype: true})[nftPortals])).To(Equal([]string{
+		Expect(lines(nftFixed(IPv6, setting{addrtype: true})[nftPortals])).To(Equal([]string{
 			"ip6 daddr . meta l4proto . th dport vmap @guards",
 			"meta l4proto { tcp, udp, sctp } redirect to : ip6 daddr . meta l4proto . th dport map @portals",
 			"fib daddr type local jump node-ports",
@@ -52,32 +52,32 @@ var _ = Describe("the layout of the nftables table", func() {
 	It("leaves alone what this node sends with the mark", func() {
 		marking := usual
 		marking.mark = 0x2000
-		Expect(lines(nftFixed(anyIPv6, marking)[nftOutput])).To(Equal([]string{"meta mark & 0x2000 == 0x2000 return", "jump portals"}))
-		Expect(lines(nftFixed(anyIPv6, marking)[nftPrerouting])).To(Equal([]string{"jump portals"}))
+		Expect(lines(nftFixed(IPv6, marking)[nftOutput])).To(Equal([]string{"meta mark & 0x2000 == 0x2000 return", "jump portals"}))
+		Expect(lines(nftFixed(IPv6, marking)[nftPrerouting])).To(Equal([]string{"jump portals"}))
 	})
 
 	It("asks for node ports only at this node's addresses within the networks that it was given", func() {
 		within := usual
 		within.nodePorts = prefixes("10.0.0.0/8", "fd00::/8")
-		Expect(lines(nftFixed(anyIPv4, within)[nftPortals])).To(ContainElement("ip daddr 10.0.0.0/8 fib daddr type local jump node-ports"))
+		Expect(lines(nftFixed(IPv4, within)[nftPortals])).To(ContainElement("ip daddr 10.0.0.0/8 fib daddr type local jump node-ports"))
 		within.addrtype, within.local = false, prefixes("127.0.0.0/8", "10.1.2.3/32")
-		Expect(lines(nftFixed(anyIPv4, within)[nftPortals])[2:]).To(Equal([]string{"ip daddr 10.1.2.3/32 jump node-ports"}))
+		Expect(lines(nftFixed(IPv4, within)[nftPortals])[2:]).To(Equal([]string{"ip daddr 10.1.2.3/32 jump node-ports"}))
 		within.nodePorts = prefixes("10.0.0.0/8")
-		Expect(nftFixed(anyIPv6, within)[nftPortals]).To(HaveLen(2))
+		Expect(nftFixed(IPv6, within)[nftPortals]).To(HaveLen(2))
 	})
 
 	It("lets this node and its Pods in where others are dropped", func() {
 		at := usual
 		at.pods = prefixes("10.1.0.0/24", "fd01::/64")
-		Expect(lines(nftFixed(anyIPv4, at)[nftOutside])).To(Equal([]string{
+		Expect(lines(nftFixed(IPv4, at)[nftOutside])).To(Equal([]string{
 			"fib saddr type local return", "ip saddr 10.1.0.0/24 return", "drop"}))
 		at.addrtype, at.local = false, prefixes("127.0.0.0/8")
-		Expect(lines(nftFixed(anyIPv4, at)[nftOutside])).To(Equal([]string{
+		Expect(lines(nftFixed(IPv4, at)[nftOutside])).To(Equal([]string{
 			"ip saddr 127.0.0.0/8 return", "ip saddr 10.1.0.0/24 return", "drop"}))
 		at.pods = nil
 		for interfaces, match := range map[Interfaces]string{"cni0": `iifname "cni0"`, "cali+": `iifname "cali*"`} {
 			at.podInterfaces = interfaces
-			Expect(lines(nftFixed(anyIPv6, at)[nftOutside])).To(Equal([]string{"ip6 saddr 127.0.0.0/8 return", match + " return", "drop"}))
+			Expect(lines(nftFixed(IPv6, at)[nftOutside])).To(Equal([]string{"ip6 saddr 127.0.0.0/8 return", match + " return", "drop"}))
 		}
 	})
 
@@ -185,12 +185,12 @@ var _ = Describe("the layout of the nftables table", func() {
 
 func BenchmarkNFTDiffOneOf10000(b *testing.B) {
 	rules := byTarget(manyRules(10000))
-	have := nftDiff(noNFTContents(), nftWanted{fixed: nftFixed(anyIPv4, usual), rules: rules}).done(noNFTContents())
+	have := nftDiff(noNFTContents(), nftWanted{fixed: nftFixed(IPv4, usual), rules: rules}).done(noNFTContents())
 	t := Target{TCP, netip.MustParseAddr("10.111.0.1"), 81}
 	rules[t] = redirect(t, 4000)
 	b.ReportAllocs()
 	for b.Loop() {
-		if c := nftDiff(have, nftWanted{fixed: nftFixed(anyIPv4, usual), rules: rules, targets: []Target{t}}); len(c.add) != 1 {
+		if c := nftDiff(have, nftWanted{fixed: nftFixed(IPv4, usual), rules: rules, targets: []Target{t}}); len(c.add) != 1 {
 			b.Fatal("no change found")
 		}
 	}

@@ -13,13 +13,13 @@ import (
 )
 
 // readNFT returns what usher's table in one family holds.
-func readNFT(any netip.Addr) (*nftContents, error) {
+func readNFT(family Family) (*nftContents, error) {
 	conn, err := openNFT()
 	if err != nil {
 		return nil, err
 	}
 	c := noNFTContents()
-	tables, err := conn.ListTablesOfFamily(nftFamily(any))
+	tables, err := conn.ListTablesOfFamily(nftFamily(family))
 	if err != nil {
 		return nil, hintNFT(fmt.Errorf("listing the nftables tables: %w", err))
 	}
@@ -34,15 +34,15 @@ func readNFT(any netip.Addr) (*nftContents, error) {
 	if !c.exists {
 		return c, nil
 	}
-	table := nftTableOf(any)
-	if err := readNFTChains(conn, any, table, c); err != nil {
+	table := nftTableOf(family)
+	if err := readNFTChains(conn, family, table, c); err != nil {
 		return nil, err
 	}
-	return c, readNFTMaps(conn, any, table, c)
+	return c, readNFTMaps(conn, family, table, c)
 }
 
-func readNFTChains(conn *nftables.Conn, any netip.Addr, table *nftables.Table, c *nftContents) error {
-	chains, err := conn.ListChainsOfTableFamily(nftFamily(any))
+func readNFTChains(conn *nftables.Conn, family Family, table *nftables.Table, c *nftContents) error {
+	chains, err := conn.ListChainsOfTableFamily(nftFamily(family))
 	if err != nil {
 		return fmt.Errorf("listing the nftables chains: %w", err)
 	}
@@ -122,7 +122,7 @@ func sameBase(a, b *nftables.Chain) bool {
 		a.Policy != nil && *a.Policy == *b.Policy
 }
 
-func readNFTMaps(conn *nftables.Conn, any netip.Addr, table *nftables.Table, c *nftContents) error {
+func readNFTMaps(conn *nftables.Conn, family Family, table *nftables.Table, c *nftContents) error {
 	sets, err := conn.GetSets(table)
 	if err != nil {
 		c.other = "it has a set that cannot be read: " + err.Error()
@@ -135,7 +135,7 @@ func readNFTMaps(conn *nftables.Conn, any netip.Addr, table *nftables.Table, c *
 		}
 		there[s.Name] = s
 	}
-	for _, want := range nftMaps(any, table) {
+	for _, want := range nftMaps(family, table) {
 		have := there[want.Name]
 		delete(there, want.Name)
 		if have == nil || !have.IsMap || have.Interval || have.HasTimeout || have.Constant ||
@@ -151,7 +151,7 @@ func readNFTMaps(conn *nftables.Conn, any netip.Addr, table *nftables.Table, c *
 		guard := want.Name == nftGuards || want.Name == nftNodePortGuards
 		node := want.Name == nftNodePorts || want.Name == nftNodePortGuards
 		for _, e := range elements {
-			k, ok := parseNFTKey(any, node, guard, e.Key)
+			k, ok := parseNFTKey(family, node, guard, e.Key)
 			v := nftValue{comment: e.Comment}
 			switch {
 			case !ok:

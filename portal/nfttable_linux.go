@@ -2,7 +2,6 @@ package portal
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
 
 	"github.com/google/nftables"
@@ -21,8 +20,8 @@ const (
 // isNote tells whether a chain is such a note.
 func isNote(chain string) bool { return strings.HasPrefix(chain, noteChain) }
 
-func nftFamily(any netip.Addr) nftables.TableFamily {
-	if any.Is4() {
+func nftFamily(family Family) nftables.TableFamily {
+	if family == IPv4 {
 		return nftables.TableFamilyIPv4
 	}
 	return nftables.TableFamilyIPv6
@@ -30,12 +29,12 @@ func nftFamily(any netip.Addr) nftables.TableFamily {
 
 // nftChains lists the chains of a table of iptables-nft. exists says whether
 // there is such a table.
-func nftChains(any netip.Addr, table string) (chains []*nftables.Chain, exists bool, err error) {
+func nftChains(family Family, table string) (chains []*nftables.Chain, exists bool, err error) {
 	conn, err := openNFT()
 	if err != nil {
 		return nil, false, fmt.Errorf("asking nf_tables for its chains: %w", err)
 	}
-	tables, err := conn.ListTablesOfFamily(nftFamily(any))
+	tables, err := conn.ListTablesOfFamily(nftFamily(family))
 	if err != nil {
 		return nil, false, fmt.Errorf("asking nf_tables for its tables: %w", err)
 	}
@@ -45,7 +44,7 @@ func nftChains(any netip.Addr, table string) (chains []*nftables.Chain, exists b
 	if !exists {
 		return nil, false, nil
 	}
-	all, err := conn.ListChainsOfTableFamily(nftFamily(any))
+	all, err := conn.ListChainsOfTableFamily(nftFamily(family))
 	if err != nil {
 		return nil, false, fmt.Errorf("asking nf_tables for its chains: %w", err)
 	}
@@ -59,8 +58,8 @@ func nftChains(any netip.Addr, table string) (chains []*nftables.Chain, exists b
 
 // notesFor returns the notes that have to be left when jumps are put into the
 // base chains of a table.
-func notesFor(any netip.Addr, table string, jumps []wantedJump) ([]string, error) {
-	chains, exists, err := nftChains(any, table)
+func notesFor(family Family, table string, jumps []wantedJump) ([]string, error) {
+	chains, exists, err := nftChains(family, table)
 	if err != nil {
 		return nil, err
 	}
@@ -82,11 +81,11 @@ func notesFor(any netip.Addr, table string, jumps []wantedJump) ([]string, error
 
 // tidyNFT takes out the base chains and the table that the notes say usher
 // made, if nobody else has put anything into them since.
-func tidyNFT(any netip.Addr, table string, notes []string) error {
+func tidyNFT(family Family, table string, notes []string) error {
 	if len(notes) == 0 {
 		return nil
 	}
-	chains, exists, err := nftChains(any, table)
+	chains, exists, err := nftChains(family, table)
 	if err != nil || !exists {
 		return err
 	}
@@ -115,7 +114,7 @@ func tidyNFT(any netip.Addr, table string, notes []string) error {
 		}
 		conn.DelChain(c)
 	}
-	t := &nftables.Table{Name: table, Family: nftFamily(any)}
+	t := &nftables.Table{Name: table, Family: nftFamily(family)}
 	if made[noteTable] && remaining == 0 {
 		sets, err := conn.GetSets(t)
 		if err != nil {

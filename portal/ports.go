@@ -2,7 +2,6 @@ package portal
 
 import (
 	"hash/fnv"
-	"net/netip"
 )
 
 // PortRange is a range of port numbers, both ends included. The zero value is
@@ -31,7 +30,7 @@ type portBook struct {
 
 // portKey names a port; each family and protocol has ports of its own.
 type portKey struct {
-	any      netip.Addr
+	family   Family
 	protocol Protocol
 	port     uint16
 }
@@ -51,7 +50,7 @@ func (b *portBook) propose(t Target) uint16 {
 	start := h.Sum32() % size
 	for i := range size {
 		port := uint16(uint32(b.within.First) + (start+i)%size)
-		key := portKey{anyOf(t.Addr), t.Protocol, port}
+		key := portKey{FamilyOf(t.Addr), t.Protocol, port}
 		if _, taken := b.owner[key]; !taken && port != 0 {
 			b.owner[key], b.port[t] = t, port
 			return port
@@ -62,14 +61,14 @@ func (b *portBook) propose(t Target) uint16 {
 
 // promise records that t has port already.
 func (b *portBook) promise(t Target, port uint16) {
-	b.owner[portKey{anyOf(t.Addr), t.Protocol, port}], b.port[t] = t, port
+	b.owner[portKey{FamilyOf(t.Addr), t.Protocol, port}], b.port[t] = t, port
 }
 
 // forget takes t's promise back.
 func (b *portBook) forget(t Target) {
 	if port, ok := b.port[t]; ok {
 		delete(b.port, t)
-		if key := (portKey{anyOf(t.Addr), t.Protocol, port}); b.owner[key] == t {
+		if key := (portKey{FamilyOf(t.Addr), t.Protocol, port}); b.owner[key] == t {
 			delete(b.owner, key)
 		}
 	}
@@ -86,16 +85,16 @@ func byListener(targets []Target) [][]Target {
 		if !t.Addr.IsValid() {
 			continue // Apply refuses its rule; there is nothing to listen for
 		}
-		key := portKey{any: anyOf(t.Addr), protocol: t.Protocol}
+		key := portKey{family: FamilyOf(t.Addr), protocol: t.Protocol}
 		if groups[key] == nil {
 			groups[key] = map[Target]struct{}{}
-			keys[Target{Addr: key.any, Protocol: key.protocol}] = struct{}{}
+			keys[Target{Addr: key.family.Any(), Protocol: key.protocol}] = struct{}{}
 		}
 		groups[key][t] = struct{}{}
 	}
 	var out [][]Target
 	for _, k := range sortedTargets(keys) {
-		out = append(out, sortedTargets(groups[portKey{any: k.Addr, protocol: k.Protocol}]))
+		out = append(out, sortedTargets(groups[portKey{family: FamilyOf(k.Addr), protocol: k.Protocol}]))
 	}
 	return out
 }

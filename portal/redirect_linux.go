@@ -30,7 +30,7 @@ type redirectPortal struct {
 
 	mu       sync.Mutex // guards all below
 	families []ruleFamily
-	unusable map[netip.Addr]error // families that do not work here, by unspecified address
+	unusable map[Family]error // families that do not work here
 	rules    map[Target]Rule
 	pods     []netip.Prefix // see SetLocalSources
 	// before are the local ports in the rules that an earlier process left.
@@ -46,8 +46,8 @@ type redirectPortal struct {
 type ruleFamily interface {
 	// String returns "IPv4" or "IPv6".
 	String() string
-	// which returns the family's unspecified address.
-	which() netip.Addr
+	// which returns the family.
+	which() Family
 	// lands tells whether packets are led to the landing, and not to an address
 	// of the interface that they come in by.
 	lands() bool
@@ -80,7 +80,7 @@ func newRedirect(mode string, opts Options) *redirectPortal {
 		mode:     mode,
 		log:      opts.Log.WithField("portal", mode),
 		opts:     opts,
-		unusable: map[netip.Addr]error{},
+		unusable: map[Family]error{},
 		rules:    map[Target]Rule{},
 		before:   map[Target]uint16{},
 		free:     newFreePorts(),
@@ -92,21 +92,21 @@ func newRedirect(mode string, opts Options) *redirectPortal {
 }
 
 // openFamilies opens both families. IPv4 must work; IPv6 may be missing.
-func (p *redirectPortal) openFamilies(open func(netip.Addr) (ruleFamily, error)) error {
+func (p *redirectPortal) openFamilies(open func(Family) (ruleFamily, error)) error {
 	for _, family := range []struct {
-		any netip.Addr
-		off bool
-	}{{anyIPv4, p.opts.NoIPv4}, {anyIPv6, p.opts.NoIPv6}} {
+		family Family
+		off    bool
+	}{{IPv4, p.opts.NoIPv4}, {IPv6, p.opts.NoIPv6}} {
 		if family.off {
-			p.unusable[family.any] = errors.New("this address family is switched off")
+			p.unusable[family.family] = errors.New("this address family is switched off")
 			continue
 		}
-		f, err := open(family.any)
+		f, err := open(family.family)
 		if err != nil {
-			if family.any.Is4() || p.opts.NoIPv4 {
+			if family.family == IPv4 || p.opts.NoIPv4 {
 				return err
 			}
-			p.unusable[family.any] = err
+			p.unusable[family.family] = err
 			p.log.WithError(err).Info("IPv6 rules will be refused")
 			continue
 		}
@@ -148,9 +148,10 @@ func (p *redirectPortal) Listen(_ string, targets []Target) []Bind {
 	var binds []Bind
 	for _, group := range byListener(targets) {
 		port := p.portFor(group)
-		addr := anyOf(group[0].Addr)
+		family := FamilyOf(group[0].Addr)
+		addr := family.Any()
 		if group[0].Protocol == SCTP {
-			addr = landingOf(addr)
+			addr = landingOf(family)
 		}
 		binds = append(binds, Bind{
 			Addr:       netip.AddrPortFrom(addr, port),
@@ -274,11 +275,11 @@ func (p *redirectPortal) sync(ctx context.Context, reread bool, since []Target, 
 		if !t.Addr.IsValid() || refused[t] != nil || p.rules[t] != r {
 			continue
 		}
-		if why, is := p.unusable[anyOf(t.Addr)]; is {
+		if why, is := p.unusable[FamilyOf(t.Addr)]; is {
 			refused[t] = why
 		}
 		for _, f := range p.families {
-			if why, is := f.refused().byTarget[t]; is && f.which() == anyOf(t.Addr) {
+			if why, is := f.refused().byTarget[t]; is && f.which() == FamilyOf(t.Addr) {
 				refused[t] = why.err
 			}
 		}

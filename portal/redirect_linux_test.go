@@ -185,7 +185,7 @@ func itRedirects(k *redirectKind) {
 			l, err := net.Listen("tcp4", "0.0.0.0:0")
 			Expect(err).NotTo(HaveOccurred())
 			DeferCleanup(l.Close)
-			Expect(binds[0].Addr.Addr()).To(Equal(anyIPv4))
+			Expect(binds[0].Addr.Addr()).To(Equal(IPv4.Any()))
 			Expect(p.Apply(background, []Rule{redirect(web4, l.Addr().(*net.TCPAddr).AddrPort().Port())}, nil)).To(Succeed())
 			var client net.Conn
 			n.pod.do(func() {
@@ -482,7 +482,7 @@ func itRedirects(k *redirectKind) {
 				rules = append(rules, redirect(target(TCP, fmt.Sprintf("[fd96::1:%x]:80", i)), 4001),
 					redirect(Target{[]Protocol{TCP, UDP}[i%2], vip4, uint16(1000 + i)}, 4002))
 			}
-			sctp := []Rule{redirect(Target{SCTP, vip4, 80}, 4000), redirect(Target{SCTP, vip6, 80}, 4000), redirect(Target{SCTP, anyIPv4, 30081}, 4000)}
+			sctp := []Rule{redirect(Target{SCTP, vip4, 80}, 4000), redirect(Target{SCTP, vip6, 80}, 4000), redirect(Target{SCTP, IPv4.Any(), 30081}, 4000)}
 			if settings(p)[0].landing.IsValid() {
 				rules = append(rules, sctp...)
 			} else {

@@ -116,12 +116,12 @@ func (r *localRoutes) del(addr netip.Addr) error {
 // list returns the addresses that portals, of this or another process, have
 // made local.
 func (r *localRoutes) list() (addrs []netip.Addr, err error) {
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+	for _, family := range Families {
 		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: RouteProtocol}
 		const mask = netlink.RT_FILTER_TABLE | netlink.RT_FILTER_TYPE | netlink.RT_FILTER_PROTOCOL
 		var routes []netlink.Route
 		for range 10 { // a dump that a change interrupts is incomplete
-			routes, err = r.handle.RouteListFiltered(family, filter, mask)
+			routes, err = r.handle.RouteListFiltered(netlinkFamily(family), filter, mask)
 			if !errors.Is(err, netlink.ErrDumpInterrupted) {
 				break
 			}
@@ -190,10 +190,18 @@ func removeRoutes(which func(netip.Addr) bool) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
+// netlinkFamily returns a family's number.
+func netlinkFamily(family Family) int {
+	if family.Is6() {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
 // Which routes there are to remove.
 func allRoutes(netip.Addr) bool          { return true }
-func landingRoutes(addr netip.Addr) bool { return addr == landingOf(addr) }
-func vipRoutes(addr netip.Addr) bool     { return addr != landingOf(addr) }
+func landingRoutes(addr netip.Addr) bool { return IsLanding(addr) }
+func vipRoutes(addr netip.Addr) bool     { return !IsLanding(addr) }
 
 // interfacesWithoutIPv4 names the interfaces that are up and could bring in
 // packets, but have no IPv4 address, neither themselves nor as part of another.

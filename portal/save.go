@@ -1,7 +1,6 @@
 package portal
 
 import (
-	"net/netip"
 	"strings"
 )
 
@@ -103,13 +102,13 @@ func quotedWord(line string) (word, rest string) {
 }
 
 // ports returns the local port of each DNAT or REDIRECT that the chains hold,
-// and 0 for each rejected target. nodePort is the unspecified address of the family
-// that the contents are of: a rule without destination is for a node port.
-func (c *contents) ports(nodePort netip.Addr) map[Target]uint16 {
+// and 0 for each rejected target. The contents are of that family: a rule without
+// destination is for a node port.
+func (c *contents) ports(family Family) map[Target]uint16 {
 	found := map[Target]uint16{}
 	for _, rules := range c.chains {
 		for _, s := range rules {
-			if t, ok := s.target(nodePort); ok && s.toPort >= 0 {
+			if t, ok := s.target(family); ok && s.toPort >= 0 {
 				found[t] = uint16(s.toPort)
 			}
 		}
@@ -118,11 +117,11 @@ func (c *contents) ports(nodePort netip.Addr) map[Target]uint16 {
 }
 
 // target returns what a rule is for, if that is a single target.
-func (s spec) target(nodePort netip.Addr) (t Target, ok bool) {
+func (s spec) target(family Family) (t Target, ok bool) {
 	if s.proto == 0 || s.ports.isZero() || s.ports.First != s.ports.Last || s.dst.IsValid() && !s.dst.IsSingleIP() {
 		return t, false
 	}
-	t = Target{Protocol: s.proto, Addr: nodePort, Port: s.ports.First}
+	t = Target{Protocol: s.proto, Addr: family.Any(), Port: s.ports.First}
 	if s.dst.IsValid() {
 		t.Addr = s.dst.Addr()
 	}

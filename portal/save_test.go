@@ -57,7 +57,7 @@ var _ = Describe("what iptables-save prints", func() {
 	})
 
 	It("tells the local ports that the rules lead to", func() {
-		Expect(parseSave(saved)["nat"].ports(anyIPv4)).To(Equal(map[Target]uint16{
+		Expect(parseSave(saved)["nat"].ports(IPv4)).To(Equal(map[Target]uint16{
 			target(TCP, "0.0.0.0:30080"):  40001,
 			target(TCP, "10.96.0.10:80"):  40001,
 			target(TCP, "10.96.0.13:80"):  40003,

@@ -31,9 +31,9 @@ func (s Sources) String() string {
 }
 
 // in returns the networks of one family, and whether they are all of it.
-func (s Sources) in(any netip.Addr) (networks []netip.Prefix, all bool) {
+func (s Sources) in(family Family) (networks []netip.Prefix, all bool) {
 	for word := range strings.FieldsSeq(s.list) {
-		if n, err := netip.ParsePrefix(word); err == nil && anyOf(n.Addr()) == any {
+		if n, err := netip.ParsePrefix(word); err == nil && FamilyOf(n.Addr()) == family {
 			networks = append(networks, n)
 			all = all || n.Bits() == 0
 		}
@@ -53,16 +53,6 @@ func plainPrefixes(prefixes []netip.Prefix) []netip.Prefix {
 	}
 	slices.SortFunc(plain, netip.Prefix.Compare)
 	return slices.Compact(plain)
-}
-
-// ofFamily returns those of prefixes that are of one family.
-func ofFamily(prefixes []netip.Prefix, any netip.Addr) (these []netip.Prefix) {
-	for _, p := range prefixes {
-		if p.IsValid() && anyOf(p.Addr()) == any {
-			these = append(these, p)
-		}
-	}
-	return these
 }
 
 // intersections returns the prefixes that are in one of a and in one of b.

@@ -4,38 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 )
 
-// Node ports have the unspecified address; these two stand for "every address
-// of this node".
-var (
-	anyIPv4 = netip.IPv4Unspecified()
-	anyIPv6 = netip.IPv6Unspecified()
-)
-
-// anyOf returns the unspecified address of addr's family.
-func anyOf(addr netip.Addr) netip.Addr {
-	if addr.Is4() {
-		return anyIPv4
-	}
-	return anyIPv6
-}
-
-// familyName returns "IPv4" or "IPv6".
-func familyName(any netip.Addr) string {
-	if any.Is6() {
-		return "IPv6"
-	}
-	return "IPv4"
-}
-
 // rulesOf returns the rules of one family in the order of Target.Compare.
-func rulesOf(rules map[Target]Rule, any netip.Addr) []Rule {
+func rulesOf(rules map[Target]Rule, family Family) []Rule {
 	these := make([]Rule, 0, len(rules))
 	for t, r := range rules {
-		if anyOf(t.Addr) == any {
+		if FamilyOf(t.Addr) == family {
 			these = append(these, r)
 		}
 	}

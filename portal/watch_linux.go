@@ -184,7 +184,7 @@ func routeEvents(matters func(addr netip.Addr, gone, ours bool) bool) (subscript
 // landingEvents tells when a landing is gone that is needed.
 func (p *redirectPortal) landingEvents() (subscription, error) {
 	return routeEvents(func(addr netip.Addr, gone, _ bool) bool {
-		if !gone || addr != landingOf(addr) {
+		if !gone || !IsLanding(addr) {
 			return false
 		}
 		p.mu.Lock()

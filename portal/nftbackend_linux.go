@@ -14,10 +14,10 @@ import (
 // nftRules is one family of nftables rules: what is installed, and how to get
 // from that to what is wanted. It is not safe for concurrent use.
 type nftRules struct {
-	log  logrus.FieldLogger
-	any  netip.Addr // the unspecified address: which family this is
-	at   setting
-	send func(context.Context, netip.Addr, *nftChange) error // sendNFT, but in tests
+	log    logrus.FieldLogger
+	family Family
+	at     setting
+	send   func(context.Context, Family, *nftChange) error // sendNFT, but in tests
 
 	installed *nftContents // what the kernel holds, as far as known; nil if it has to be read
 	// before is what installed was before it had to be read.
@@ -27,8 +27,8 @@ type nftRules struct {
 
 // openNFTRules proves that rules can be put in, and reads those that are. It
 // leaves nothing behind.
-func openNFTRules(any netip.Addr, opts Options) (*nftRules, error) {
-	f := &nftRules{log: opts.Log, any: any, send: sendNFT, refusals: newRefusals(),
+func openNFTRules(family Family, opts Options) (*nftRules, error) {
+	f := &nftRules{log: opts.Log, family: family, send: sendNFT, refusals: newRefusals(),
 		at: setting{comment: true, nodePorts: opts.NodePortAddresses, podInterfaces: opts.PodInterfaces, mark: opts.Mark}}
 	if err := f.probe(); err != nil {
 		return nil, err
@@ -36,11 +36,11 @@ func openNFTRules(any netip.Addr, opts Options) (*nftRules, error) {
 	return f, f.read()
 }
 
-func (f *nftRules) which() netip.Addr  { return f.any }
+func (f *nftRules) which() Family      { return f.family }
 func (f *nftRules) lands() bool        { return f.at.landing.IsValid() }
 func (f *nftRules) mark() uint32       { return f.at.mark }
 func (f *nftRules) refused() *refusals { return f.refusals }
-func (f *nftRules) String() string     { return familyName(f.any) }
+func (f *nftRules) String() string     { return f.family.String() }
 func (f *nftRules) forget()            { f.before, f.installed = f.installed, nil }
 
 func (f *nftRules) left() map[Target]uint16 {
@@ -56,12 +56,12 @@ func (f *nftRules) left() map[Target]uint16 {
 // probe tries the whole table under another name, in a transaction that takes
 // it out again, and so finds out what the kernel has.
 func (f *nftRules) probe() error {
-	if _, err := readNFT(f.any); err != nil {
+	if _, err := readNFT(f.family); err != nil {
 		return err // and not wait for an answer to what nobody has understood
 	}
-	noLanding := probeLanding(landingOf(f.any))
+	noLanding := probeLanding(landingOf(f.family))
 	var first error
-	for _, landing := range []netip.Addr{landingOf(f.any), {}} {
+	for _, landing := range []netip.Addr{landingOf(f.family), {}} {
 		if landing.IsValid() && noLanding != nil {
 			continue
 		}
@@ -83,9 +83,9 @@ func (f *nftRules) probe() error {
 
 func (f *nftRules) fixed() map[string][]nftRule {
 	if !f.at.addrtype {
-		f.at.local = localPrefixes(f.any)
+		f.at.local = localPrefixes(f.family)
 	}
-	return nftFixed(f.any, f.at)
+	return nftFixed(f.family, f.at)
 }
 
 // read asks the kernel what it holds.
@@ -94,7 +94,7 @@ func (f *nftRules) read() error {
 		f.before = f.installed
 	}
 	f.installed = nil
-	now, err := readNFT(f.any)
+	now, err := readNFT(f.family)
 	if err != nil {
 		return err
 	}
@@ -105,52 +105,52 @@ func (f *nftRules) read() error {
 
 func (f *nftRules) sync(ctx context.Context, want wanted, reread bool) (changed []string, err error) {
 	f.at.pods, f.at.nodePorts = want.pods, want.nodePorts
-	mine, any := f.mine(want)
+	mine, some := f.mine(want)
 	var landed []string
-	if f.lands() && any { // before packets are sent there
+	if f.lands() && some { // before packets are sent there
 		if landed, err = land(f.at.landing); err != nil {
 			return nil, err
 		}
 	}
 	if !reread && f.installed != nil && f.installed.other == "" {
-		if changed, err = f.put(ctx, want.rules, any, mine); err == nil || ctx.Err() != nil {
+		if changed, err = f.put(ctx, want.rules, some, mine); err == nil || ctx.Err() != nil {
 			return append(landed, changed...), err
 		}
 		// Perhaps the kernel holds something else than it did when last seen.
 		f.log.WithError(err).Debug("portal rules did not go in, reading them anew")
 	}
-	changed, err = f.syncAll(ctx, want.rules, any)
+	changed, err = f.syncAll(ctx, want.rules, some)
 	return append(landed, changed...), err
 }
 
 // mine returns the changed targets of this family, not nil, and whether there are
 // any rules for it.
-func (f *nftRules) mine(want wanted) (changed []Target, any bool) {
+func (f *nftRules) mine(want wanted) (changed []Target, some bool) {
 	changed = []Target{}
 	for _, t := range want.changed {
-		if anyOf(t.Addr) == f.any {
+		if FamilyOf(t.Addr) == f.family {
 			changed = append(changed, t)
 			_, is := want.rules[t]
-			any = any || is
+			some = some || is
 		}
 	}
 	for t := range want.rules {
-		if any {
+		if some {
 			break
 		}
-		any = anyOf(t.Addr) == f.any
+		some = FamilyOf(t.Addr) == f.family
 	}
-	return changed, any
+	return changed, some
 }
 
 // syncAll compares all that is wanted with what the kernel holds.
-func (f *nftRules) syncAll(ctx context.Context, rules map[Target]Rule, any bool) (changed []string, err error) {
-	rules = byTarget(rulesOf(rules, f.any))
+func (f *nftRules) syncAll(ctx context.Context, rules map[Target]Rule, some bool) (changed []string, err error) {
+	rules = byTarget(rulesOf(rules, f.family))
 	for range 2 {
 		if err := f.read(); err != nil {
 			return nil, err
 		}
-		changed, err = f.put(ctx, rules, any, nil)
+		changed, err = f.put(ctx, rules, some, nil)
 		if err == nil || ctx.Err() != nil {
 			return changed, err
 		}
@@ -162,16 +162,16 @@ func (f *nftRules) syncAll(ctx context.Context, rules map[Target]Rule, any bool)
 	if err := f.read(); err != nil {
 		return nil, err
 	}
-	return f.put(ctx, rules, any, nil)
+	return f.put(ctx, rules, some, nil)
 }
 
 // put makes the kernel hold all of rules but the refused ones, in one
 // transaction. If targets is not nil, only those differ from what is installed.
-func (f *nftRules) put(ctx context.Context, rules map[Target]Rule, any bool, targets []Target) (changed []string, err error) {
+func (f *nftRules) put(ctx context.Context, rules map[Target]Rule, some bool, targets []Target) (changed []string, err error) {
 	want := nftWanted{rules: rules, targets: targets}
 	// A table that is there stays until Remove: with the last nat chain of a
 	// network namespace the kernel ceases to translate connections in flight.
-	if any || f.installed.exists {
+	if some || f.installed.exists {
 		want.fixed = f.fixed()
 	}
 	if len(f.refusals.byTarget) > 0 {
@@ -188,12 +188,12 @@ func (f *nftRules) put(ctx context.Context, rules map[Target]Rule, any bool, tar
 	}
 	if c.create && targets != nil {
 		// The others are missing too.
-		return f.put(ctx, byTarget(rulesOf(rules, f.any)), any, nil)
+		return f.put(ctx, byTarget(rulesOf(rules, f.family)), some, nil)
 	}
 	if f.installed.other != "" {
 		f.log.Infof("the %s table %s is replaced: %s", f, nftTable, f.installed.other)
 	}
-	if err := f.send(ctx, f.any, c); err != nil {
+	if err := f.send(ctx, f.family, c); err != nil {
 		f.forget()
 		return nil, err
 	}
@@ -212,7 +212,7 @@ func (f *nftRules) learnPrints() {
 		return
 	}
 	now := noNFTContents()
-	if err := readNFTChains(conn, f.any, nftTableOf(f.any), now); err != nil {
+	if err := readNFTChains(conn, f.family, nftTableOf(f.family), now); err != nil {
 		f.log.WithError(err).Debug("reading the rules that were put in")
 		return
 	}
@@ -229,7 +229,7 @@ func (f *nftRules) learnPrints() {
 // error is putErr, why the rules did not go in, unless such rules explain it.
 func (f *nftRules) findRefused(ctx context.Context, rules map[Target]Rule, putErr error) error {
 	var suspects []Rule
-	for _, r := range rulesOf(rules, f.any) {
+	for _, r := range rulesOf(rules, f.family) {
 		if !f.refusals.has(r) {
 			suspects = append(suspects, r)
 		}
@@ -252,7 +252,7 @@ func (f *nftRules) findRefused(ctx context.Context, rules map[Target]Rule, putEr
 func (f *nftRules) try(ctx context.Context, rules []Rule) error {
 	c := nftDiff(noNFTContents(), nftWanted{fixed: f.fixed(), rules: byTarget(rules)})
 	c.trial = true
-	err := f.send(ctx, f.any, c)
+	err := f.send(ctx, f.family, c)
 	for _, e := range []error{unix.ENOBUFS, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EAGAIN, unix.EINTR, unix.EPERM, os.ErrDeadlineExceeded, ctx.Err()} {
 		if e != nil && errors.Is(err, e) {
 			return undecided{err}

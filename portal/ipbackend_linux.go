@@ -25,7 +25,7 @@ const maxMoves = 5
 // what they were when last seen. It is not safe for concurrent use.
 type ipFamily struct {
 	log     logrus.FieldLogger
-	any     netip.Addr // the unspecified address: which family this is
+	family  Family // the unspecified address: which family this is
 	variant variant
 	ipt     *goiptables.IPTables
 	// save and restore are the commands' names; wait are restore's arguments
@@ -40,50 +40,50 @@ type ipFamily struct {
 	refusals  *refusals
 }
 
-func (f *ipFamily) ip6() bool          { return f.any.Is6() }
-func (f *ipFamily) which() netip.Addr  { return f.any }
+func (f *ipFamily) ip6() bool          { return f.family.Is6() }
+func (f *ipFamily) which() Family      { return f.family }
 func (f *ipFamily) lands() bool        { return f.at.landing.IsValid() }
 func (f *ipFamily) mark() uint32       { return f.at.mark }
 func (f *ipFamily) refused() *refusals { return f.refusals }
 func (f *ipFamily) forget()            { f.installed = nil }
-func (f *ipFamily) String() string     { return familyName(f.any) }
+func (f *ipFamily) String() string     { return f.family.String() }
 
 func (f *ipFamily) left() map[Target]uint16 {
 	if nat := f.installed[tableNAT]; nat != nil {
-		return nat.ports(f.any)
+		return nat.ports(f.family)
 	}
 	return nil
 }
 
 // openFamily finds the commands of a variant for one family, and proves that
 // with them rules can be put into the nat table. It leaves nothing behind.
-func openFamily(ctx context.Context, v variant, any netip.Addr, opts Options) (*ipFamily, error) {
+func openFamily(ctx context.Context, v variant, family Family, opts Options) (*ipFamily, error) {
 	f := &ipFamily{
-		log: opts.Log, any: any, variant: v,
-		save:     v.command(any.Is6(), "-save"),
-		restore:  v.command(any.Is6(), "-restore"),
+		log: opts.Log, family: family, variant: v,
+		save:     v.command(family.Is6(), "-save"),
+		restore:  v.command(family.Is6(), "-restore"),
 		refusals: newRefusals(),
 		at:       setting{nodePorts: opts.NodePortAddresses, podInterfaces: opts.PodInterfaces, mark: opts.Mark},
 	}
 	protocol, seconds := goiptables.ProtocolIPv4, int(opts.LockWait/time.Second)
-	if any.Is6() {
+	if family.Is6() {
 		protocol = goiptables.ProtocolIPv6
 	}
 	for _, tool := range []string{"", "-save", "-restore"} {
-		if _, err := exec.LookPath(v.command(any.Is6(), tool)); err != nil {
-			return nil, hint(fmt.Errorf("looking for %s: %w", v.command(any.Is6(), tool), err), any.Is6())
+		if _, err := exec.LookPath(v.command(family.Is6(), tool)); err != nil {
+			return nil, hint(fmt.Errorf("looking for %s: %w", v.command(family.Is6(), tool), err), family.Is6())
 		}
 	}
-	ipt, err := goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(v.command(any.Is6(), "")), goiptables.Timeout(seconds))
+	ipt, err := goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(v.command(family.Is6(), "")), goiptables.Timeout(seconds))
 	if err != nil {
-		return nil, hint(fmt.Errorf("%s: %w", v.command(any.Is6(), ""), err), any.Is6())
+		return nil, hint(fmt.Errorf("%s: %w", v.command(family.Is6(), ""), err), family.Is6())
 	}
 	f.ipt = ipt
 	if major, minor, patch := ipt.GetIptablesVersion(); major > 1 || minor > 6 || minor == 6 && patch >= 2 {
 		f.wait = []string{"--wait", fmt.Sprint(seconds)} // restore knows it since 1.6.2
 	}
 	if err := f.probe(); err != nil {
-		return nil, hint(fmt.Errorf("trying %s with a rule in a chain of its own: %w", v.command(any.Is6(), ""), err), any.Is6())
+		return nil, hint(fmt.Errorf("trying %s with a rule in a chain of its own: %w", v.command(family.Is6(), ""), err), family.Is6())
 	}
 	return f, f.read(ctx)
 }
@@ -102,7 +102,7 @@ func isScratch(chain string) bool { return strings.HasPrefix(chain, scratchPrefi
 func (f *ipFamily) probe() (err error) {
 	var notes []string
 	if f.variant.nft {
-		if notes, err = notesFor(f.any, tableNAT, nil); err != nil {
+		if notes, err = notesFor(f.family, tableNAT, nil); err != nil {
 			return err
 		}
 	}
@@ -113,7 +113,7 @@ func (f *ipFamily) probe() (err error) {
 	defer func() {
 		undo := f.ipt.ClearAndDeleteChain(tableNAT, chain)
 		if undo == nil && f.variant.nft {
-			undo = tidyNFT(f.any, tableNAT, notes)
+			undo = tidyNFT(f.family, tableNAT, notes)
 		}
 		err = errors.Join(err, undo)
 	}()
@@ -121,14 +121,14 @@ func (f *ipFamily) probe() (err error) {
 		return f.ipt.Append(tableNAT, chain, append([]string{"-p", "tcp", "-m", "tcp", "--dport", "9"}, action...)...)
 	}
 	toLanding := func(port uint16) error {
-		return try("-j", "DNAT", "--to-destination", netip.AddrPortFrom(landingOf(f.any), port).String())
+		return try("-j", "DNAT", "--to-destination", netip.AddrPortFrom(landingOf(f.family), port).String())
 	}
 	noLanding := toLanding(9)
 	if noLanding == nil {
-		noLanding = probeLanding(landingOf(f.any))
+		noLanding = probeLanding(landingOf(f.family))
 	}
 	if noLanding == nil {
-		f.at.landing = landingOf(f.any)
+		f.at.landing = landingOf(f.family)
 		f.at.noPort0 = toLanding(rejectPort) != nil // iptables takes it since 1.8.8
 	} else {
 		f.log.WithError(hint(noLanding, f.ip6())).Infof("%s packets will be redirected to the address of the interface that they come in by", f)
@@ -179,7 +179,7 @@ func (f *ipFamily) read(ctx context.Context) error {
 
 func (f *ipFamily) sync(ctx context.Context, want wanted, reread bool) (changed []string, err error) {
 	f.at.pods, f.at.nodePorts = want.pods, want.nodePorts
-	rules := rulesOf(want.rules, f.any)
+	rules := rulesOf(want.rules, f.family)
 	var landed []string
 	if f.lands() && len(rules) > 0 { // before packets are sent there
 		if landed, err = land(f.at.landing); err != nil {
@@ -233,7 +233,7 @@ func (f *ipFamily) put(ctx context.Context, rules []Rule) (changed []string, err
 		}
 	}
 	if !f.at.addrtype {
-		f.at.local = localPrefixes(f.any)
+		f.at.local = localPrefixes(f.family)
 	}
 	wanted := layOut(accepted, f.at)
 	keep, err := f.notes(wanted)
@@ -274,7 +274,7 @@ func (f *ipFamily) notes(wanted map[string]*table) (map[string][]string, error) 
 		if have := f.installed[name]; len(keep[name]) > 0 || have != nil && len(have.jumps) >= len(want.jumps) {
 			continue
 		}
-		made, err := notesFor(f.any, name, want.jumps)
+		made, err := notesFor(f.family, name, want.jumps)
 		if err != nil {
 			return nil, err
 		}

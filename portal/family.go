@@ -1,0 +1,54 @@
+package portal
+
+import "net/netip"
+
+// Family is an address family.
+type Family uint8
+
+// The address families.
+const (
+	IPv4 Family = iota
+	IPv6
+)
+
+// Families are both, in the order in which things are done.
+var Families = [...]Family{IPv4, IPv6}
+
+// FamilyOf returns the family of addr, which is IPv6 unless it is an IPv4 address
+// in its four byte form.
+func FamilyOf(addr netip.Addr) Family {
+	if addr.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// Is6 reports whether f is IPv6.
+func (f Family) Is6() bool { return f == IPv6 }
+
+// Any returns the unspecified address, which in a [Target] stands for every address
+// of this node.
+func (f Family) Any() netip.Addr {
+	if f.Is6() {
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
+}
+
+// String returns "IPv4" or "IPv6".
+func (f Family) String() string {
+	if f.Is6() {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// of returns those of prefixes that are of f.
+func (f Family) of(prefixes []netip.Prefix) (these []netip.Prefix) {
+	for _, p := range prefixes {
+		if p.IsValid() && FamilyOf(p.Addr()) == f {
+			these = append(these, p)
+		}
+	}
+	return these
+}
