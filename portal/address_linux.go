@@ -331,7 +331,7 @@ func (p *addressPortal) leave(vips []netip.Addr) (removed []string, err error) {
 
 // usable tells why a VIP must not be made local.
 func (p *addressPortal) usable(vip netip.Addr) error {
-	if vip.Is4() && p.opts.NoIPv4 || vip.Is6() && p.opts.NoIPv6 {
+	if p.opts.without(FamilyOf(vip)) {
 		return errors.New("this address family is switched off")
 	}
 	return nil

@@ -9,7 +9,7 @@ import (
 // Compare implements Portal.
 func (p *redirectPortal) Compare(ctx context.Context) ([]Comparison, error) {
 	p.mu.Lock()
-	wanted := maps.Clone(p.rules)
+	wanted := p.rules()
 	p.mu.Unlock()
 	installed, err := List(ctx, p.log)
 	if err != nil {

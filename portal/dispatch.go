@@ -108,11 +108,6 @@ func (p place) chain() string {
 	return chainName(words...)
 }
 
-// prefixWord returns p as a part of a chain's name: nft takes no colon there.
-func prefixWord(p netip.Prefix) string {
-	return strings.NewReplacer(":", "_", "/", "-").Replace(p.String())
-}
-
 // chainName makes a chain's name of words, or of their hash where they are too long.
 func chainName(words ...string) string {
 	name := chainPrefix + strings.Join(words, "-")

@@ -22,16 +22,18 @@
 // and writing the kernel is kept thin. For iptables, in reading order:
 //
 //	redirect_linux.go    the portal, for nftables as well
+//	machine_linux.go     from what is wanted to what the kernel takes, for nftables as well
+//	refused.go           which rules does the kernel refuse?
 //	freeports_linux.go   on which ports its listeners may be
+//	setting.go           what rules depend on, for nftables as well
 //	layout.go            which chains hold which rules, and why so
 //	dispatch.go          how a packet gets past ten thousand rules in few steps
 //	sources.go           networks of clients
 //	spec.go, save.go     a rule as a value; reading what iptables-save prints
 //	diff.go              from what is installed to what is wanted
-//	bisect.go            which rules does the kernel refuse?
 //	variant.go           iptables-nft or iptables-legacy?
 //	routes_linux.go      routes that make addresses local, as mode address needs too
-//	ipfamily_linux.go    one family's rules: probe, read, put in
+//	ipbackend_linux.go   one family's rules: probe, read, put in
 //	iptables_linux.go    what is said above, put together
 //
 // For nftables:
@@ -41,7 +43,7 @@
 //	nftkernel_linux.go   one transaction for what differs
 //	nftread_linux.go     what the kernel holds
 //	nftencode_linux.go   keys, elements and rules as the kernel has them
-//	nftfamily_linux.go   one family's rules: probe, read, put in
+//	nftbackend_linux.go  one family's rules: probe, read, put in
 //
 // For all: watch_linux.go, by what the kernel tells of changes by others;
 // installed.go and compare.go, what there is for people to see.

@@ -34,19 +34,15 @@ type ipFamily struct {
 	wait          []string
 	at            setting
 
-	installed map[string]*contents // what the kernel holds, as far as known; nil if it has to be read
-	everRead  bool
+	installed map[string]*contents // what the kernel holds, or did when last read
+	fresh     bool                 // nothing has happened since that makes installed doubtful
 	moves     int
-	refusals  *refusals
 }
 
-func (f *ipFamily) ip6() bool          { return f.family.Is6() }
-func (f *ipFamily) which() Family      { return f.family }
-func (f *ipFamily) lands() bool        { return f.at.landing.IsValid() }
-func (f *ipFamily) mark() uint32       { return f.at.mark }
-func (f *ipFamily) refused() *refusals { return f.refusals }
-func (f *ipFamily) forget()            { f.installed = nil }
-func (f *ipFamily) String() string     { return f.family.String() }
+func (f *ipFamily) ip6() bool         { return f.family.Is6() }
+func (f *ipFamily) setting() *setting { return &f.at }
+func (f *ipFamily) known() bool       { return f.fresh }
+func (f *ipFamily) forget()           { f.fresh = false }
 
 func (f *ipFamily) left() map[Target]uint16 {
 	if nat := f.installed[tableNAT]; nat != nil {
@@ -60,10 +56,9 @@ func (f *ipFamily) left() map[Target]uint16 {
 func openFamily(ctx context.Context, v variant, family Family, opts Options) (*ipFamily, error) {
 	f := &ipFamily{
 		log: opts.Log, family: family, variant: v,
-		save:     v.command(family.Is6(), "-save"),
-		restore:  v.command(family.Is6(), "-restore"),
-		refusals: newRefusals(),
-		at:       setting{nodePorts: opts.NodePortAddresses, podInterfaces: opts.PodInterfaces, mark: opts.Mark},
+		save:    v.command(family.Is6(), "-save"),
+		restore: v.command(family.Is6(), "-restore"),
+		at:      setting{nodePorts: opts.NodePortAddresses, podInterfaces: opts.PodInterfaces, mark: opts.Mark},
 	}
 	protocol, seconds := goiptables.ProtocolIPv4, int(opts.LockWait/time.Second)
 	if family.Is6() {
@@ -131,7 +126,7 @@ func (f *ipFamily) probe() (err error) {
 		f.at.landing = landingOf(f.family)
 		f.at.noPort0 = toLanding(rejectPort) != nil // iptables takes it since 1.8.8
 	} else {
-		f.log.WithError(hint(noLanding, f.ip6())).Infof("%s packets will be redirected to the address of the interface that they come in by", f)
+		f.log.WithError(hint(noLanding, f.ip6())).Infof("%s packets will be redirected to the address of the interface that they come in by", f.family)
 	}
 	if noLanding != nil || f.at.noPort0 {
 		if err := try("-j", "REDIRECT", "--to-ports", fmt.Sprint(rejectPort)); err != nil {
@@ -144,7 +139,7 @@ func (f *ipFamily) probe() (err error) {
 	f.at.comment = has("-m", "comment", "--comment", "probe")
 	f.at.addrtype = has("-m", "addrtype", "--dst-type", "LOCAL")
 	if m := f.at.mark; m != 0 && !has("-m", "mark", "!", "--mark", fmt.Sprintf("%#x/%#x", m, m)) {
-		f.log.Infof("%s: the match mark is missing: usher's own packets are not told from those of clients", f)
+		f.log.Infof("%s: the match mark is missing: usher's own packets are not told from those of clients", f.family)
 		f.at.mark = 0
 	}
 	return nil
@@ -155,7 +150,7 @@ func (f *ipFamily) read(ctx context.Context) error {
 	// Asking the legacy variant for a table by name makes the kernel set it up,
 	// so the first time all tables that there are are read.
 	args := [][]string{nil}
-	if f.everRead {
+	if f.installed != nil {
 		args = [][]string{{"-t", tableNAT}}
 		if f.installed[tableMangle] != nil {
 			args = append(args, []string{"-t", tableMangle})
@@ -165,84 +160,29 @@ func (f *ipFamily) read(ctx context.Context) error {
 	for _, a := range args {
 		text, err := run(ctx, "", f.save, a...)
 		if err != nil {
-			f.installed = nil
-			return hint(fmt.Errorf("reading the %s rules: %w", f, err), f.ip6())
+			f.fresh = false
+			return hint(fmt.Errorf("reading the %s rules: %w", f.family, err), f.ip6())
 		}
 		for name, c := range parseSave(text) {
 			maps.DeleteFunc(c.chains, func(chain string, _ []spec) bool { return isScratch(chain) })
 			installed[name] = c
 		}
 	}
-	f.installed, f.everRead = installed, true
+	f.installed, f.fresh = installed, true
 	return nil
 }
 
-func (f *ipFamily) sync(ctx context.Context, want wanted, reread bool) (changed []string, err error) {
-	f.at.pods, f.at.nodePorts = want.pods, want.nodePorts
-	rules := rulesOf(want.rules, f.family)
-	var landed []string
-	if f.lands() && len(rules) > 0 { // before packets are sent there
-		if landed, err = land(f.at.landing); err != nil {
-			return nil, err
-		}
-	}
-	changed, err = f.syncRules(ctx, rules, reread)
-	return append(landed, changed...), err
-}
-
-func (f *ipFamily) syncRules(ctx context.Context, rules []Rule, reread bool) (changed []string, err error) {
-	if reread || f.installed == nil {
-		if err := f.read(ctx); err != nil {
-			return nil, err
-		}
-	}
-	changed, err = f.put(ctx, rules)
-	if err == nil || isUndecided(err) {
-		return changed, err
-	}
-	// Perhaps the kernel holds something else than it did when last seen.
-	f.log.WithError(err).Debug("portal rules did not go in, reading them anew")
-	if err := f.read(ctx); err != nil {
-		return nil, err
-	}
-	changed, err = f.put(ctx, rules)
-	if err == nil || isUndecided(err) {
-		return changed, err
-	}
-	if err := f.findRefused(ctx, rules, err); err != nil {
-		f.installed = nil
-		return nil, err
-	}
-	changed, err = f.put(ctx, rules)
-	if err != nil {
-		f.installed = nil
-	}
-	return changed, err
-}
-
-// put makes the kernel hold all of rules but the refused ones, in one run of
-// iptables-restore.
-func (f *ipFamily) put(ctx context.Context, rules []Rule) (changed []string, err error) {
-	accepted := rules
-	if len(f.refusals.byTarget) > 0 {
-		accepted = make([]Rule, 0, len(rules))
-		for _, r := range rules {
-			if !f.refusals.has(r) {
-				accepted = append(accepted, r)
-			}
-		}
-	}
-	if !f.at.addrtype {
-		f.at.local = localPrefixes(f.family)
-	}
-	wanted := layOut(accepted, f.at)
+// put makes the kernel hold rules in one run of iptables-restore. What differs is found
+// by comparing all.
+func (f *ipFamily) put(ctx context.Context, rules map[Target]Rule, _ []Target) (changed []string, err error) {
+	wanted := layOut(inOrder(rules), f.at)
 	keep, err := f.notes(wanted)
 	if err != nil {
 		return nil, err
 	}
 	if f.moves < maxMoves && movedDown(f.installed, wanted) {
 		if f.moves++; f.moves == maxMoves {
-			f.log.Warnf("another program puts its %s nat rules before usher's again and again: they stay there from now on", f)
+			f.log.Warnf("another program puts its %s nat rules before usher's again and again: they stay there from now on", f.family)
 		}
 	}
 	c := diff(f.installed, wanted, keep, f.moves < maxMoves)
@@ -250,7 +190,7 @@ func (f *ipFamily) put(ctx context.Context, rules []Rule) (changed []string, err
 		return nil, nil
 	}
 	if _, err := run(ctx, c.script, f.restore, append([]string{"--noflush"}, f.wait...)...); err != nil {
-		return nil, hint(fmt.Errorf("putting in the %s rules: %w", f, err), f.ip6())
+		return nil, hint(fmt.Errorf("putting in the %s rules: %w", f.family, err), f.ip6())
 	}
 	f.installed = asInstalled(wanted, keep)
 	return c.repairs, nil
@@ -283,9 +223,8 @@ func (f *ipFamily) notes(wanted map[string]*table) (map[string][]string, error) 
 	return keep, nil
 }
 
-// findRefused puts into f.refusals the rules that the kernel does not take. The
-// error is putErr, why the rules did not go in, unless such rules explain it.
-func (f *ipFamily) findRefused(ctx context.Context, rules []Rule, putErr error) error {
+// missing returns the rules that are in no chain.
+func (f *ipFamily) missing(rules []Rule) (missing []Rule) {
 	in := map[spec]bool{}
 	for _, c := range f.installed {
 		for _, specs := range c.chains {
@@ -294,26 +233,12 @@ func (f *ipFamily) findRefused(ctx context.Context, rules []Rule, putErr error) 
 			}
 		}
 	}
-	var suspects []Rule
 	for _, r := range rules {
-		missing := slices.ContainsFunc(f.specs(r), func(s tableSpec) bool { return !in[s.spec] })
-		if missing && !f.refusals.has(r) {
-			suspects = append(suspects, r)
+		if slices.ContainsFunc(f.specs(r), func(s tableSpec) bool { return !in[s.spec] }) {
+			missing = append(missing, r)
 		}
 	}
-	defer f.untry(suspects)
-	if err := f.try(ctx, nil); err != nil {
-		return putErr // not even an empty chain goes in: no rule is to blame
-	}
-	bad, err := bisect(suspects, func(part []Rule) error { return f.try(ctx, part) })
-	if err != nil {
-		return err
-	}
-	if len(bad) == 0 {
-		return putErr
-	}
-	f.refusals.add(suspects, bad)
-	return nil
+	return missing
 }
 
 // tableSpec is a rule for one table.
@@ -353,8 +278,8 @@ func (f *ipFamily) try(ctx context.Context, rules []Rule) error {
 	return hint(err, f.ip6())
 }
 
-// untry takes out the scratch chains that trying these rules made.
-func (f *ipFamily) untry(rules []Rule) {
+// tried takes out the scratch chains that trying these rules made.
+func (f *ipFamily) tried(rules []Rule) {
 	tables := map[string]bool{tableNAT: true}
 	for _, r := range rules {
 		if layOut([]Rule{r}, f.at)[tableMangle] != nil { // looking into a table makes the kernel set it up

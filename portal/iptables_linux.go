@@ -62,7 +62,7 @@ func newIPTablesVariant(ctx context.Context, v variant, opts Options) (Portal, e
 				(chain == "PREROUTING" || chain == "OUTPUT" || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain))
 		}
 	}
-	err := p.openFamilies(func(family Family) (ruleFamily, error) { return openFamily(ctx, v, family, opts) })
+	err := p.open(func(family Family) (backend, error) { return openFamily(ctx, v, family, opts) })
 	if err != nil {
 		return nil, err
 	}

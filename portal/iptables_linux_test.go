@@ -149,9 +149,9 @@ var _ = Describe("portal iptables", func() {
 				})
 				Expect(lock.Close()).To(Succeed())
 				n.node.do(func() {
-					family.untry(nil)
+					family.tried(nil)
 					Expect(family.try(background, []Rule{reject(dns4)})).To(Succeed())
-					family.untry(nil)
+					family.tried(nil)
 				})
 				n.apply(p, nil, nil)
 				Expect(n.pod.ask(dns4)).To(Equal("refused"))
@@ -314,8 +314,8 @@ var _ = Describe("portal iptables", func() {
 
 				p := n.open(ModeIPTables, opts)
 				now := time.Now()
-				for _, f := range ipFamilies(p) {
-					f.refusals.now = func() time.Time { return now }
+				for _, m := range p.(*redirectPortal).families {
+					m.refused.now = func() time.Time { return now }
 				}
 				_, rules := n.publish(p, "web", web4)
 				bad := []Target{{TCP, vip4, 666}, {UDP, netip.MustParseAddr("10.96.0.20"), 666}}

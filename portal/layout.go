@@ -57,9 +57,6 @@ const (
 	chainDrop      = chainPrefix + "DROP"
 	chainOutside   = chainPrefix + "OUTSIDE"
 	chainNodePorts = chainPrefix + "NODEPORTS"
-
-	// rejectPort is the port to which rejected targets are redirected.
-	rejectPort = 0
 )
 
 // The landings: local addresses of the node by a route on lo, as the VIPs of
@@ -97,29 +94,6 @@ const splitBits = 4
 // maxChainName is the longest chain name that iptables takes
 // (XT_EXTENSION_MAXNAMELEN is 29 with the terminating zero).
 const maxChainName = 28
-
-// setting is what the layout depends on beside the rules.
-type setting struct {
-	// comment and addrtype are matches that may be missing; in nftables the
-	// latter is called fib, and comments are never missing.
-	comment, addrtype bool
-	// landing is where packets go; if it is invalid, REDIRECT decides.
-	landing netip.Addr
-	// noPort0 says that iptables takes no DNAT to port 0.
-	noPort0 bool
-	// local are the node's own addresses, for where addrtype is missing.
-	local []netip.Prefix
-	// nodePorts are the networks of the addresses that have node ports; none
-	// is all of them.
-	nodePorts []netip.Prefix
-	// pods are the networks of this node's Pods, and podInterfaces are as in
-	// Options. Addresses of single Pods would be a rule for each; an interface is
-	// one whatever is behind it, and there before its first Pod sends anything.
-	pods          []netip.Prefix
-	podInterfaces Interfaces
-	// mark is Options.Mark, or 0 where the match is missing.
-	mark uint32
-}
 
 // table is what usher wants to have in one iptables table.
 type table struct {
@@ -233,21 +207,8 @@ func (l *layouter) outside(family Family) string {
 	if l.chains[chainOutside] != nil {
 		return chainOutside
 	}
-	l.chains[chainOutside] = dropAllBut(insiders(family, l.at))
+	l.chains[chainOutside] = dropAllBut(l.at.insiders(family))
 	return chainOutside
-}
-
-// insiders matches what comes from this node and its Pods.
-func insiders(family Family, at setting) (sources []spec) {
-	if at.addrtype {
-		sources = append(sources, spec{srcLocal: true})
-	} else {
-		sources = fromEach(at.local)
-	}
-	if at.podInterfaces != "" {
-		sources = append(sources, spec{in: at.podInterfaces})
-	}
-	return append(sources, fromEach(family.of(at.pods))...)
 }
 
 // from returns the chain that drops all but what comes from these networks.
@@ -261,29 +222,13 @@ func (l *layouter) from(networks []netip.Prefix) string {
 	return name
 }
 
-func fromEach(networks []netip.Prefix) (sources []spec) {
-	for _, n := range networks {
-		sources = append(sources, spec{src: orEverywhere(n)})
-	}
-	return sources
-}
-
 // dropAllBut lets pass what matches one of these.
-func dropAllBut(these []spec) []spec {
+func dropAllBut(these []match) []spec {
 	var specs []spec
-	for _, s := range these {
-		s.jump, s.toPort = "RETURN", -1
-		specs = append(specs, s)
+	for _, m := range these {
+		specs = append(specs, spec{match: m, jump: "RETURN", toPort: -1})
 	}
 	return append(specs, spec{jump: "DROP", toPort: -1})
-}
-
-// orEverywhere returns p as a spec has it.
-func orEverywhere(p netip.Prefix) netip.Prefix {
-	if p.Bits() == 0 {
-		return netip.Prefix{}
-	}
-	return p
 }
 
 // root lays out all rules below the chain called name: VIPs first, then node
@@ -303,26 +248,7 @@ func (l *layouter) root(name string) {
 		return
 	}
 	l.fill(chainNodePorts, place{}, nodePorts)
-	for _, s := range nodeAddresses(FamilyOf(nodePorts[0].Target.Addr), l.at) {
-		s.jump, s.toPort = chainNodePorts, -1
-		l.chains[name] = append(l.chains[name], s)
+	for _, m := range l.at.nodeAddresses(FamilyOf(nodePorts[0].Target.Addr)) {
+		l.chains[name] = append(l.chains[name], spec{match: m, jump: chainNodePorts, toPort: -1})
 	}
-}
-
-// nodeAddresses matches packets for the addresses that have node ports.
-func nodeAddresses(family Family, at setting) (specs []spec) {
-	within := family.of(at.nodePorts)
-	if len(at.nodePorts) == 0 {
-		within = []netip.Prefix{netip.PrefixFrom(family.Any(), 0)}
-	}
-	if at.addrtype {
-		for _, p := range within {
-			specs = append(specs, spec{dst: orEverywhere(p), dstLocal: true})
-		}
-		return specs
-	}
-	for _, p := range intersections(at.local, within) {
-		specs = append(specs, spec{dst: p})
-	}
-	return specs
 }

@@ -29,14 +29,6 @@ func manyRules(n int) []Rule {
 	return inOrder(rules)
 }
 
-func inOrder(rules map[Target]Rule) []Rule {
-	var out []Rule
-	for _, t := range sortedTargets(rules) {
-		out = append(out, rules[t])
-	}
-	return out
-}
-
 // walk does what the kernel does with a packet for t: it returns the rule
 // that the packet ends with, and with how many rules it was compared.
 func walk(chains map[string][]spec, chain string, t Target, local bool) (end *spec, compared int) {

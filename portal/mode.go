@@ -54,6 +54,11 @@ type Options struct {
 	IPTablesVariant string
 }
 
+// without reports whether a family is left alone.
+func (o Options) without(family Family) bool {
+	return family == IPv4 && o.NoIPv4 || family == IPv6 && o.NoIPv6
+}
+
 // withDefaults fills in what is zero.
 func (o Options) withDefaults() Options {
 	if o.Log == nil {

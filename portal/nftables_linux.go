@@ -24,7 +24,7 @@ func newNFTables(_ context.Context, opts Options) (Portal, error) {
 		return err
 	}
 	p.nftMatters = func(table, _ string) bool { return table == nftTable }
-	if err := p.openFamilies(func(family Family) (ruleFamily, error) { return openNFTRules(family, opts) }); err != nil {
+	if err := p.open(func(family Family) (backend, error) { return openNFTRules(family, opts) }); err != nil {
 		return nil, err
 	}
 	p.log.WithField("left", len(p.before)).Debug("nftables works")

@@ -20,7 +20,7 @@ import (
 // nftFamilies returns the families of a portal of mode nftables.
 func nftFamilies(p Portal) (all []*nftRules) {
 	for _, f := range p.(*redirectPortal).families {
-		all = append(all, f.(*nftRules))
+		all = append(all, f.backend.(*nftRules))
 	}
 	return all
 }
@@ -309,8 +309,10 @@ var _ = Describe("portal nftables", func() {
 	It("puts in all other rules when the kernel refuses some, names those, and tries them again", func() {
 		p := open()
 		now, refuse := time.Now(), true
+		for _, m := range p.(*redirectPortal).families {
+			m.refused.now = func() time.Time { return now }
+		}
 		for _, f := range nftFamilies(p) {
-			f.refusals.now = func() time.Time { return now }
 			f.send = func(ctx context.Context, family Family, c *nftChange) error {
 				for _, e := range c.add {
 					if e.key.target.Port == 666 && refuse {

@@ -19,29 +19,24 @@ type nftRules struct {
 	at     setting
 	send   func(context.Context, Family, *nftChange) error // sendNFT, but in tests
 
-	installed *nftContents // what the kernel holds, as far as known; nil if it has to be read
-	// before is what installed was before it had to be read.
-	before   *nftContents
-	refusals *refusals
+	installed *nftContents // what the kernel holds, or did when last read
+	fresh     bool         // nothing has happened since that makes installed doubtful
 }
 
 // openNFTRules proves that rules can be put in, and reads those that are. It
 // leaves nothing behind.
 func openNFTRules(family Family, opts Options) (*nftRules, error) {
-	f := &nftRules{log: opts.Log, family: family, send: sendNFT, refusals: newRefusals(),
+	f := &nftRules{log: opts.Log, family: family, send: sendNFT,
 		at: setting{comment: true, nodePorts: opts.NodePortAddresses, podInterfaces: opts.PodInterfaces, mark: opts.Mark}}
 	if err := f.probe(); err != nil {
 		return nil, err
 	}
-	return f, f.read()
+	return f, f.read(context.Background())
 }
 
-func (f *nftRules) which() Family      { return f.family }
-func (f *nftRules) lands() bool        { return f.at.landing.IsValid() }
-func (f *nftRules) mark() uint32       { return f.at.mark }
-func (f *nftRules) refused() *refusals { return f.refusals }
-func (f *nftRules) String() string     { return f.family.String() }
-func (f *nftRules) forget()            { f.before, f.installed = f.installed, nil }
+func (f *nftRules) setting() *setting { return &f.at }
+func (f *nftRules) known() bool       { return f.fresh && f.installed.other == "" }
+func (f *nftRules) forget()           { f.fresh = false }
 
 func (f *nftRules) left() map[Target]uint16 {
 	ports := map[Target]uint16{}
@@ -73,7 +68,7 @@ func (f *nftRules) probe() error {
 				continue
 			}
 			if !landing.IsValid() {
-				f.log.WithError(errors.Join(noLanding, first)).Infof("%s packets will be redirected to the address of the interface that they come in by", f)
+				f.log.WithError(errors.Join(noLanding, first)).Infof("%s packets will be redirected to the address of the interface that they come in by", f.family)
 			}
 			return nil
 		}
@@ -81,120 +76,33 @@ func (f *nftRules) probe() error {
 	return fmt.Errorf("trying nftables with a table of usher's own: %w", shorter(first))
 }
 
-func (f *nftRules) fixed() map[string][]nftRule {
-	if !f.at.addrtype {
-		f.at.local = localPrefixes(f.family)
-	}
-	return nftFixed(f.family, f.at)
-}
-
 // read asks the kernel what it holds.
-func (f *nftRules) read() error {
-	if f.installed != nil {
-		f.before = f.installed
-	}
-	f.installed = nil
+func (f *nftRules) read(context.Context) error {
 	now, err := readNFT(f.family)
-	if err != nil {
+	if f.fresh = err == nil; err != nil {
 		return err
 	}
-	now.recognize(f.before)
+	now.recognize(f.installed)
 	f.installed = now
 	return nil
 }
 
-func (f *nftRules) sync(ctx context.Context, want wanted, reread bool) (changed []string, err error) {
-	f.at.pods, f.at.nodePorts = want.pods, want.nodePorts
-	mine, some := f.mine(want)
-	var landed []string
-	if f.lands() && some { // before packets are sent there
-		if landed, err = land(f.at.landing); err != nil {
-			return nil, err
-		}
-	}
-	if !reread && f.installed != nil && f.installed.other == "" {
-		if changed, err = f.put(ctx, want.rules, some, mine); err == nil || ctx.Err() != nil {
-			return append(landed, changed...), err
-		}
-		// Perhaps the kernel holds something else than it did when last seen.
-		f.log.WithError(err).Debug("portal rules did not go in, reading them anew")
-	}
-	changed, err = f.syncAll(ctx, want.rules, some)
-	return append(landed, changed...), err
-}
-
-// mine returns the changed targets of this family, not nil, and whether there are
-// any rules for it.
-func (f *nftRules) mine(want wanted) (changed []Target, some bool) {
-	changed = []Target{}
-	for _, t := range want.changed {
-		if FamilyOf(t.Addr) == f.family {
-			changed = append(changed, t)
-			_, is := want.rules[t]
-			some = some || is
-		}
-	}
-	for t := range want.rules {
-		if some {
-			break
-		}
-		some = FamilyOf(t.Addr) == f.family
-	}
-	return changed, some
-}
-
-// syncAll compares all that is wanted with what the kernel holds.
-func (f *nftRules) syncAll(ctx context.Context, rules map[Target]Rule, some bool) (changed []string, err error) {
-	rules = byTarget(rulesOf(rules, f.family))
-	for range 2 {
-		if err := f.read(); err != nil {
-			return nil, err
-		}
-		changed, err = f.put(ctx, rules, some, nil)
-		if err == nil || ctx.Err() != nil {
-			return changed, err
-		}
-		f.log.WithError(err).Debug("portal rules did not go in, reading them anew")
-	}
-	if err := f.findRefused(ctx, rules, err); err != nil {
-		return nil, err
-	}
-	if err := f.read(); err != nil {
-		return nil, err
-	}
-	return f.put(ctx, rules, some, nil)
-}
-
-// put makes the kernel hold all of rules but the refused ones, in one
-// transaction. If targets is not nil, only those differ from what is installed.
-func (f *nftRules) put(ctx context.Context, rules map[Target]Rule, some bool, targets []Target) (changed []string, err error) {
-	want := nftWanted{rules: rules, targets: targets}
+// put makes the kernel hold rules in one transaction over what differs.
+func (f *nftRules) put(ctx context.Context, rules map[Target]Rule, only []Target) (changed []string, err error) {
+	want := nftWanted{rules: rules, targets: only}
 	// A table that is there stays until Remove: with the last nat chain of a
 	// network namespace the kernel ceases to translate connections in flight.
-	if some || f.installed.exists {
-		want.fixed = f.fixed()
-	}
-	if len(f.refusals.byTarget) > 0 {
-		want.rules = map[Target]Rule{}
-		for t, r := range rules {
-			if !f.refusals.has(r) {
-				want.rules[t] = r
-			}
-		}
+	if len(rules) > 0 || f.installed.exists {
+		want.fixed = nftFixed(f.family, f.at)
 	}
 	c := nftDiff(f.installed, want)
 	if c.empty() {
 		return nil, nil
 	}
-	if c.create && targets != nil {
-		// The others are missing too.
-		return f.put(ctx, byTarget(rulesOf(rules, f.family)), some, nil)
-	}
 	if f.installed.other != "" {
-		f.log.Infof("the %s table %s is replaced: %s", f, nftTable, f.installed.other)
+		f.log.Infof("the %s table %s is replaced: %s", f.family, nftTable, f.installed.other)
 	}
 	if err := f.send(ctx, f.family, c); err != nil {
-		f.forget()
 		return nil, err
 	}
 	f.installed = c.done(f.installed)
@@ -225,32 +133,15 @@ func (f *nftRules) learnPrints() {
 	}
 }
 
-// findRefused puts into f.refusals the rules that the kernel does not take. The
-// error is putErr, why the rules did not go in, unless such rules explain it.
-func (f *nftRules) findRefused(ctx context.Context, rules map[Target]Rule, putErr error) error {
-	var suspects []Rule
-	for _, r := range rulesOf(rules, f.family) {
-		if !f.refusals.has(r) {
-			suspects = append(suspects, r)
-		}
-	}
-	if err := f.try(ctx, nil); err != nil {
-		return putErr // not even the empty table goes in: no rule is to blame
-	}
-	bad, err := bisect(suspects, func(part []Rule) error { return f.try(ctx, part) })
-	if err != nil {
-		return err
-	}
-	if len(bad) == 0 {
-		return putErr
-	}
-	f.refusals.add(suspects, bad)
-	return nil
-}
+// missing returns them all: to try one again that is in costs next to nothing.
+func (f *nftRules) missing(rules []Rule) []Rule { return rules }
+
+// tried has nothing to take out.
+func (f *nftRules) tried([]Rule) {}
 
 // try puts rules into a table that is gone again when the transaction ends.
 func (f *nftRules) try(ctx context.Context, rules []Rule) error {
-	c := nftDiff(noNFTContents(), nftWanted{fixed: f.fixed(), rules: byTarget(rules)})
+	c := nftDiff(noNFTContents(), nftWanted{fixed: nftFixed(f.family, f.at), rules: byTarget(rules)})
 	c.trial = true
 	err := f.send(ctx, f.family, c)
 	for _, e := range []error{unix.ENOBUFS, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EAGAIN, unix.EINTR, unix.EPERM, os.ErrDeadlineExceeded, ctx.Err()} {

@@ -67,10 +67,8 @@ const maxNFTComment = 127
 
 // nftRule is one rule. Two rules do the same if they are equal.
 type nftRule struct {
-	src, dst           netip.Prefix // the zero prefix is every address
-	in                 Interfaces   // iifname; none is every interface
-	srcLocal, dstLocal bool         // fib saddr type local, fib daddr type local
-	marked             uint32       // meta mark, with the same mask; 0 is every packet
+	match         // saddr and daddr; iifname; fib saddr type local, fib daddr type local
+	marked uint32 // meta mark, with the same mask; 0 is every packet
 	// by is the map in which the packet's target is looked up for what happens
 	// to it; if there is none, the verdict does.
 	by      string
@@ -159,8 +157,8 @@ func nftFixed(family Family, at setting) map[string][]nftRule {
 	portals := lookup(nftGuards, nftPortals)
 	// VIPs come first, so that one that is also an address of the node keeps its
 	// own element.
-	for _, s := range nodeAddresses(family, at) {
-		portals = append(portals, nftRule{dst: s.dst, dstLocal: s.dstLocal, verdict: nftJump(nftNodePorts), ip6: six})
+	for _, m := range at.nodeAddresses(family) {
+		portals = append(portals, nftRule{match: m, verdict: nftJump(nftNodePorts), ip6: six})
 	}
 	output := to(nftPortals)
 	if at.mark != 0 {
@@ -171,14 +169,14 @@ func nftFixed(family Family, at setting) map[string][]nftRule {
 		nftOutput:     output,
 		nftPortals:    portals,
 		nftNodePorts:  lookup(nftNodePortGuards, nftNodePorts),
-		nftOutside:    nftDropAllBut(family, insiders(family, at)),
+		nftOutside:    nftDropAllBut(family, at.insiders(family)),
 	}
 }
 
 // nftDropAllBut lets pass what matches one of these.
-func nftDropAllBut(family Family, these []spec) (rules []nftRule) {
-	for _, s := range these {
-		rules = append(rules, nftRule{src: s.src, in: s.in, srcLocal: s.srcLocal, verdict: nftReturn, ip6: family.Is6()})
+func nftDropAllBut(family Family, these []match) (rules []nftRule) {
+	for _, m := range these {
+		rules = append(rules, nftRule{match: m, verdict: nftReturn, ip6: family.Is6()})
 	}
 	return append(rules, nftRule{verdict: nftDrop, ip6: family.Is6()})
 }

@@ -1,11 +1,13 @@
 package portal
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 
@@ -29,9 +31,7 @@ type redirectPortal struct {
 	nftMatters func(table, chain string) bool
 
 	mu       sync.Mutex // guards all below
-	families []ruleFamily
-	unusable map[Family]error // families that do not work here
-	rules    map[Target]Rule
+	families [len(Families)]*machine
 	pods     []netip.Prefix // see SetLocalSources
 	// before are the local ports in the rules that an earlier process left.
 	before  map[Target]uint16
@@ -41,49 +41,14 @@ type redirectPortal struct {
 	warned  string // interfaces that a warning was already given for
 }
 
-// ruleFamily is one family of rules in the kernel. It is not safe for
-// concurrent use.
-type ruleFamily interface {
-	// String returns "IPv4" or "IPv6".
-	String() string
-	// which returns the family.
-	which() Family
-	// lands tells whether packets are led to the landing, and not to an address
-	// of the interface that they come in by.
-	lands() bool
-	// mark returns that of the packets that are left alone; 0 if none are.
-	mark() uint32
-	// left returns the local ports in the rules that are installed, and 0 for
-	// rejected targets.
-	left() map[Target]uint16
-	// sync brings the kernel to what is wanted and returns what it had to
-	// change. It reads the kernel before if reread says so. Rules that the
-	// kernel refuses are in refused afterwards and do not make an error.
-	sync(ctx context.Context, want wanted, reread bool) (changed []string, err error)
-	refused() *refusals
-	// forget makes the next sync read the kernel.
-	forget()
-}
-
-// wanted is what rule families are to bring the kernel to.
-type wanted struct {
-	rules   map[Target]Rule // of all families
-	changed []Target        // those whose rule is another one than at the last sync
-	pods    []netip.Prefix
-	// nodePorts are as in Options.NodePortAddresses.
-	nodePorts []netip.Prefix
-}
-
 // newRedirect returns a portal without families.
 func newRedirect(mode string, opts Options) *redirectPortal {
 	p := &redirectPortal{
-		mode:     mode,
-		log:      opts.Log.WithField("portal", mode),
-		opts:     opts,
-		unusable: map[Family]error{},
-		rules:    map[Target]Rule{},
-		before:   map[Target]uint16{},
-		free:     newFreePorts(),
+		mode:   mode,
+		log:    opts.Log.WithField("portal", mode),
+		opts:   opts,
+		before: map[Target]uint16{},
+		free:   newFreePorts(),
 	}
 	if !opts.ProxyPorts.isZero() {
 		p.ports = newPortBook(opts.ProxyPorts)
@@ -91,27 +56,23 @@ func newRedirect(mode string, opts Options) *redirectPortal {
 	return p
 }
 
-// openFamilies opens both families. IPv4 must work; IPv6 may be missing.
-func (p *redirectPortal) openFamilies(open func(Family) (ruleFamily, error)) error {
-	for _, family := range []struct {
-		family Family
-		off    bool
-	}{{IPv4, p.opts.NoIPv4}, {IPv6, p.opts.NoIPv6}} {
-		if family.off {
-			p.unusable[family.family] = errors.New("this address family is switched off")
+// open opens both families. IPv4 must work; IPv6 may be missing.
+func (p *redirectPortal) open(open func(Family) (backend, error)) error {
+	for _, family := range Families {
+		m := &machine{family: family, log: p.log, rules: map[Target]Rule{}, refused: newRefusals()}
+		p.families[family] = m
+		if p.opts.without(family) {
+			m.unusable = errors.New("this address family is switched off")
 			continue
 		}
-		f, err := open(family.family)
-		if err != nil {
-			if family.family == IPv4 || p.opts.NoIPv4 {
-				return err
+		if m.backend, m.unusable = open(family); m.unusable != nil {
+			if family == IPv4 || p.opts.NoIPv4 {
+				return m.unusable
 			}
-			p.unusable[family.family] = err
-			p.log.WithError(err).Info("IPv6 rules will be refused")
+			p.log.WithError(m.unusable).Info("IPv6 rules will be refused")
 			continue
 		}
-		p.families = append(p.families, f)
-		for t, port := range f.left() {
+		for t, port := range m.backend.left() {
 			if port != rejectPort && p.opts.ProxyPorts.contains(port) {
 				p.before[t] = port
 			}
@@ -129,13 +90,16 @@ func (p *redirectPortal) Mode() string { return p.mode }
 
 // Mark is that of the options only if all families have it.
 func (p *redirectPortal) Mark() uint32 {
-	for _, f := range p.families {
-		if f.mark() == 0 {
+	for _, m := range p.families {
+		if m.unusable == nil && m.backend.setting().mark == 0 {
 			return 0
 		}
 	}
 	return p.opts.Mark
 }
+
+// of returns the family's that a target is of.
+func (p *redirectPortal) of(t Target) *machine { return p.families[FamilyOf(t.Addr)] }
 
 // Listen asks for one listener per family on all addresses: redirected packets
 // arrive at the landing, or, where there is none, at 127.0.0.1 or the address of
@@ -168,7 +132,7 @@ func (p *redirectPortal) Listen(_ string, targets []Target) []Bind {
 // choice to the kernel.
 func (p *redirectPortal) portFor(group []Target) uint16 {
 	for _, t := range group {
-		if r, is := p.rules[t]; is && r.Action == Redirect {
+		if r, is := p.of(t).rules[t]; is && r.Action == Redirect {
 			return r.LocalPort
 		}
 	}
@@ -189,13 +153,30 @@ func (p *redirectPortal) portFor(group []Target) uint16 {
 func (p *redirectPortal) Apply(ctx context.Context, set []Rule, gone []Target) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	clean := make([]Rule, len(set))
-	for i, r := range set {
-		r.Target, r.Comment = r.Target.plain(), plainComment(r.Comment)
-		clean[i] = r
+	refused := map[Target]error{}
+	var changed []Target
+	var errs []error
+	for _, m := range p.families {
+		var mine []Rule
+		for _, r := range set {
+			r.Target, r.Comment = r.Target.plain(), plainComment(r.Comment)
+			if p.of(r.Target) == m {
+				mine = append(mine, r)
+			}
+		}
+		others := func(t Target) bool { return p.of(t.plain()) != m }
+		these, bad := merge(m.rules, mine, slices.DeleteFunc(slices.Clone(gone), others))
+		changed = append(changed, these...)
+		maps.Copy(refused, bad)
+		_, err := p.sync(ctx, m, these, !p.applied)
+		errs = append(errs, err)
+		for _, r := range mine {
+			if why := m.refusal(r.Target); why != nil && m.rules[r.Target] == r {
+				refused[r.Target] = cmp.Or(refused[r.Target], why)
+			}
+		}
 	}
-	changed, refused := merge(p.rules, clean, gone)
-	_, err := p.sync(ctx, !p.applied, changed, clean, refused)
+	err := errors.Join(errs...)
 	p.forgetFlows(changed)
 	for _, t := range gone {
 		delete(p.before, t.plain())
@@ -232,59 +213,51 @@ func (p *redirectPortal) SetNodePortAddresses(within []netip.Prefix) {
 func (p *redirectPortal) Check(ctx context.Context) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.applied && len(p.rules) == 0 {
+	if !p.applied && len(p.rules()) == 0 {
 		return 0, nil // nothing is wanted yet; what a predecessor left stays
 	}
-	for _, f := range p.families {
-		f.refused().retry()
-	}
-	all := make([]Rule, 0, len(p.rules))
-	for _, r := range p.rules {
-		all = append(all, r)
-	}
 	refused := map[Target]error{}
-	changed, err := p.sync(ctx, true, nil, all, refused)
+	var changed []string
+	var errs []error
+	for _, m := range p.families {
+		m.refused.retry()
+		these, err := p.sync(ctx, m, nil, true)
+		changed = append(changed, these...)
+		errs = append(errs, err)
+		for t := range m.rules {
+			if why := m.refusal(t); why != nil {
+				refused[t] = why
+			}
+		}
+	}
 	if len(changed) > 0 {
 		p.log.WithFields(logrus.Fields{"count": len(changed), "what": some(changed)}).Warn("portal repaired")
 	}
 	p.warnNoAddress()
-	return len(changed), errors.Join(err, ruleError(refused))
+	return len(changed), errors.Join(errors.Join(errs...), ruleError(refused))
 }
 
-// sync brings both families to p.rules, of which those for the targets in since
-// are others than at the last sync. For those of the rules in asked that are not
-// in afterwards, refused says why.
-func (p *redirectPortal) sync(ctx context.Context, reread bool, since []Target, asked []Rule, refused map[Target]error) (changed []string, err error) {
-	var errs []error
-	for _, f := range p.families {
-		if !f.lands() {
-			f.refused().addSCTP(rulesOf(p.rules, f.which()))
-		}
-		c, err := f.sync(ctx, wanted{rules: p.rules, changed: since, pods: p.pods, nodePorts: p.opts.NodePortAddresses}, reread)
-		for _, what := range c {
-			changed = append(changed, f.String()+" "+what)
-		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		f.refused().keep(p.rules)
+// sync brings one family to what is wanted.
+func (p *redirectPortal) sync(ctx context.Context, m *machine, only []Target, reread bool) (changed []string, err error) {
+	if m.unusable != nil {
+		return nil, nil
 	}
-	for _, r := range asked {
-		t := r.Target
-		if !t.Addr.IsValid() || refused[t] != nil || p.rules[t] != r {
-			continue
-		}
-		if why, is := p.unusable[FamilyOf(t.Addr)]; is {
-			refused[t] = why
-		}
-		for _, f := range p.families {
-			if why, is := f.refused().byTarget[t]; is && f.which() == FamilyOf(t.Addr) {
-				refused[t] = why.err
-			}
-		}
+	at := m.backend.setting()
+	at.pods, at.nodePorts = p.pods, p.opts.NodePortAddresses
+	changed, err = m.sync(ctx, only, reread)
+	for i, what := range changed {
+		changed[i] = m.family.String() + " " + what
 	}
-	return changed, errors.Join(errs...)
+	return changed, err
+}
+
+// rules returns what is wanted, in both families.
+func (p *redirectPortal) rules() map[Target]Rule {
+	all := map[Target]Rule{}
+	for _, m := range p.families {
+		maps.Copy(all, m.rules)
+	}
+	return all
 }
 
 // forgetFlows sees to it that UDP clients of changed targets go by the new rules.
@@ -297,7 +270,7 @@ func (p *redirectPortal) forgetFlows(changed []Target) {
 	}
 	for _, t := range changed {
 		want[t] = -1
-		if r, is := p.rules[t]; is {
+		if r, is := p.of(t).rules[t]; is {
 			switch {
 			case r.Action == Reject:
 				want[t] = rejectPort
@@ -317,11 +290,13 @@ func (p *redirectPortal) forgetFlows(changed []Target) {
 func (p *redirectPortal) Remove(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	rules := p.rules
-	p.rules = map[Target]Rule{}
-	for _, f := range p.families {
-		f.forget()
-		clear(f.refused().byTarget)
+	rules := p.rules()
+	for _, m := range p.families {
+		clear(m.rules)
+		clear(m.refused.byTarget)
+		if m.unusable == nil {
+			m.backend.forget()
+		}
 	}
 	err := p.removeOwn(ctx)
 	forgetRedirected(maps.Keys(rules), p.log)
@@ -332,7 +307,7 @@ func (p *redirectPortal) Remove(ctx context.Context) error {
 // warnNoAddress tells about interfaces that packets cannot be redirected from
 // where there is no landing.
 func (p *redirectPortal) warnNoAddress() {
-	if p.opts.NoIPv4 || p.families[0].lands() {
+	if p.families[IPv4].unusable != nil || p.families[IPv4].lands() {
 		return
 	}
 	names, err := interfacesWithoutIPv4()

@@ -42,13 +42,8 @@ func (k *redirectKind) open(n *testNet) Portal {
 
 // settings returns what the layouts of both families depend on.
 func settings(p Portal) (all []*setting) {
-	for _, f := range p.(*redirectPortal).families {
-		switch f := f.(type) {
-		case *ipFamily:
-			all = append(all, &f.at)
-		case *nftRules:
-			all = append(all, &f.at)
-		}
+	for _, m := range p.(*redirectPortal).families {
+		all = append(all, m.backend.setting())
 	}
 	return all
 }
@@ -56,7 +51,7 @@ func settings(p Portal) (all []*setting) {
 // ipFamilies returns the families of a portal of mode iptables.
 func ipFamilies(p Portal) (all []*ipFamily) {
 	for _, f := range p.(*redirectPortal).families {
-		all = append(all, f.(*ipFamily))
+		all = append(all, f.backend.(*ipFamily))
 	}
 	return all
 }

@@ -47,10 +47,10 @@ func (r *refusals) add(suspects []Rule, bad map[Target]error) {
 var errNoLanding = errors.New("SCTP cannot be led to a listener here, since the kernel or iptables takes no DNAT, or no local route; use --portal=address")
 
 // addSCTP notes the SCTP rules that lead to a listener.
-func (r *refusals) addSCTP(rules []Rule) {
-	for _, s := range rules {
-		if s.Target.Protocol == SCTP && s.LocalPort != 0 {
-			r.byTarget[s.Target] = refusal{s, errNoLanding}
+func (r *refusals) addSCTP(rules map[Target]Rule) {
+	for t, s := range rules {
+		if t.Protocol == SCTP && s.LocalPort != 0 {
+			r.byTarget[t] = refusal{s, errNoLanding}
 		}
 	}
 }
@@ -69,4 +69,51 @@ func (r *refusals) retry() {
 	if len(r.byTarget) > 0 && !r.now().Before(r.at) {
 		clear(r.byTarget)
 	}
+}
+
+// undecided is an error of a try that says nothing about the rules: another program
+// held a lock, or the process could not do what it had to.
+type undecided struct{ error }
+
+func (e undecided) Unwrap() error { return e.error }
+
+func isUndecided(err error) bool { return errors.As(err, new(undecided)) }
+
+// bisect finds the rules for which try fails, when it is given them alone or
+// with others. It asks about 2·n·log2(len(rules)/n) times for n such rules. If
+// try fails for several rules but for none of them alone, it blames all those. With
+// the first error of try that is undecided the search ends with that error, and blames
+// none.
+func bisect(rules []Rule, try func([]Rule) error) (bad map[Target]error, failed error) {
+	bad = map[Target]error{}
+	var search func([]Rule) bool
+	search = func(part []Rule) (refused bool) {
+		if len(part) == 0 || failed != nil {
+			return false
+		}
+		err := try(part)
+		switch {
+		case isUndecided(err):
+			failed = err
+			return false
+		case err == nil:
+			return false
+		case len(part) == 1:
+			bad[part[0].Target] = err
+			return true
+		}
+		half := len(part) / 2
+		left, right := search(part[:half]), search(part[half:])
+		if !left && !right && failed == nil {
+			for _, r := range part {
+				bad[r.Target] = err
+			}
+		}
+		return true
+	}
+	search(rules)
+	if failed != nil {
+		return nil, failed
+	}
+	return bad, nil
 }

@@ -13,18 +13,16 @@ import (
 // iptables at hand spells them. What is in a rule beyond that goes to other
 // and makes it differ from everything that is wanted.
 type spec struct {
-	src, dst           netip.Prefix // -s and -d; the zero prefix is every address
-	in                 Interfaces   // -i; none is every interface
-	proto              Protocol     // -p; 0 is every protocol
-	ports              PortRange    // --dport; the zero range is every port
-	srcLocal, dstLocal bool         // -m addrtype --src-type LOCAL, --dst-type LOCAL
-	fresh              bool         // -m conntrack --ctstate NEW
-	unmarked           uint32       // -m mark ! --mark, with the same mask; 0 is every packet
-	comment            string       // -m comment --comment
-	jump               string       // -j: a chain, DNAT, REDIRECT, DROP or RETURN
-	to                 netip.Addr   // the address in DNAT --to-destination
-	toPort             int          // the port there, or in REDIRECT --to-ports; -1 if there is none
-	other              string
+	match               // -s and -d; -i; -m addrtype --src-type LOCAL, --dst-type LOCAL
+	proto    Protocol   // -p; 0 is every protocol
+	ports    PortRange  // --dport; the zero range is every port
+	fresh    bool       // -m conntrack --ctstate NEW
+	unmarked uint32     // -m mark ! --mark, with the same mask; 0 is every packet
+	comment  string     // -m comment --comment
+	jump     string     // -j: a chain, DNAT, REDIRECT, DROP or RETURN
+	to       netip.Addr // the address in DNAT --to-destination
+	toPort   int        // the port there, or in REDIRECT --to-ports; -1 if there is none
+	other    string
 }
 
 // jumpTo returns a spec that sends everything to a chain.

@@ -7,16 +7,9 @@ import (
 	"slices"
 )
 
-// rulesOf returns the rules of one family in the order of Target.Compare.
-func rulesOf(rules map[Target]Rule, family Family) []Rule {
-	these := make([]Rule, 0, len(rules))
-	for t, r := range rules {
-		if FamilyOf(t.Addr) == family {
-			these = append(these, r)
-		}
-	}
-	slices.SortFunc(these, func(a, b Rule) int { return a.Target.Compare(b.Target) })
-	return these
+// inOrder returns rules in the order of Target.Compare.
+func inOrder(rules map[Target]Rule) []Rule {
+	return slices.SortedFunc(maps.Values(rules), func(a, b Rule) int { return a.Target.Compare(b.Target) })
 }
 
 // byTarget returns rules by their targets.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 
@@ -189,7 +190,7 @@ func (p *redirectPortal) landingEvents() (subscription, error) {
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		return len(p.rules) > 0
+		return slices.ContainsFunc(p.families[:], func(m *machine) bool { return len(m.rules) > 0 })
 	})
 }
 
