@@ -32,6 +32,7 @@ import (
 // for it, as IPVS proxies do. Where a load balancer announces VIPs in the
 // node's own network, set net.ipv4.conf.all.arp_ignore=1.
 type addressPortal struct {
+	mode   Mode
 	log    logrus.FieldLogger
 	opts   Options
 	routes *localRoutes
@@ -48,12 +49,16 @@ type addressPortal struct {
 	applied  bool
 }
 
-// newAddress makes sure that routes can be made, by making one and taking it
+// addressMode is the mode that makes VIPs addresses of the node.
+var addressMode = Mode{Name: addressName, Traits: addressTraits, Open: openAddress, List: listAddress, Remove: removeAddress}
+
+// openAddress makes sure that routes can be made, by making one and taking it
 // out again.
-func newAddress(_ context.Context, opts Options) (Portal, error) {
-	if !hasNetAdmin() {
-		return nil, errNoNetAdmin
+func openAddress(_ context.Context, self Mode, opts Options) (Portal, error) {
+	if err := needNetAdmin(); err != nil {
+		return nil, err
 	}
+	opts.Log = opts.Log.WithField("portal", self.Name)
 	routes, err := openRoutes()
 	if err != nil {
 		return nil, err
@@ -68,14 +73,38 @@ func newAddress(_ context.Context, opts Options) (Portal, error) {
 		return nil, err
 	}
 	return &addressPortal{
-		log: opts.Log.WithField("portal", ModeAddress), opts: opts, routes: routes,
+		mode: self, log: opts.Log, opts: opts, routes: routes,
 		rules: map[Target]Rule{}, users: map[netip.Addr]int{},
 		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{}, leaving: map[netip.Addr]bool{},
 		listened: map[Target][]netip.Addr{},
 	}, nil
 }
 
-func (p *addressPortal) Mode() string { return ModeAddress }
+// listAddress returns the VIPs that are routed.
+func listAddress(context.Context, Options) ([]Rule, error) {
+	routes, err := openRoutes()
+	if err != nil {
+		return nil, err
+	}
+	defer routes.close()
+	addrs, err := routes.list()
+	var vips []Rule
+	for _, addr := range addrs {
+		if vipRoutes(addr) {
+			vips = append(vips, Rule{Target: Target{Addr: addr}})
+		}
+	}
+	return vips, err
+}
+
+// removeAddress takes out the routes for VIPs, and with all set for landings too.
+func removeAddress(_ context.Context, _ Options, all bool) ([]string, error) {
+	return removeRoutes(func(addr netip.Addr) bool { return all || vipRoutes(addr) })
+}
+
+func (p *addressPortal) Mode() string { return p.mode.Name }
+
+func (p *addressPortal) Traits() Traits { return p.mode.Traits }
 
 // Listen asks for one listener per target, at the very address that clients use.
 // For SCTP that holds for node ports too: a listener on all addresses would tell
@@ -184,27 +213,14 @@ func (p *addressPortal) Apply(ctx context.Context, set []Rule, gone []Target) er
 	}
 	if err == nil && !p.applied {
 		p.applied = true
-		p.tidy(ctx)
+		if len(p.opts.RemoveOthers(ctx)) > 0 {
+			forgetRedirected(maps.Keys(p.rules), p.log)
+		}
 	}
 	for _, r := range set {
 		p.explain(r.Target.plain(), refused)
 	}
 	return errors.Join(err, ruleError(refused))
-}
-
-// tidy takes out what another mode of portal has left.
-func (p *addressPortal) tidy(ctx context.Context) {
-	if p.opts.Alone {
-		return
-	}
-	removed, err := removeIPTables(ctx, p.opts, nil, false)
-	tables, err2 := removeNFTables()
-	if err := errors.Join(err, err2); err != nil {
-		p.log.WithError(err).Debug("looking for what another mode of portal has left")
-	} else if removed = append(removed, tables...); len(removed) > 0 {
-		p.log.WithField("what", some(removed)).Info("removed what another mode of portal had left")
-		forgetRedirected(maps.Keys(p.rules), p.log)
-	}
 }
 
 // explain puts into refused why a target's VIP is not local, if so.
@@ -337,7 +353,7 @@ func (p *addressPortal) usable(vip netip.Addr) error {
 	return nil
 }
 
-func (p *addressPortal) Remove(context.Context) error {
+func (p *addressPortal) Remove(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.rules)
@@ -346,6 +362,63 @@ func (p *addressPortal) Remove(context.Context) error {
 	clear(p.missing)
 	clear(p.leaving)
 	clear(p.listened)
-	_, err := removeRoutes(allRoutes)
+	_, err := p.mode.Remove(ctx, p.opts, true)
 	return err
 }
+
+// Compare implements Portal.
+func (p *addressPortal) Compare(ctx context.Context) ([]Comparison, error) {
+	p.mu.Lock()
+	wanted := maps.Clone(p.rules)
+	p.mu.Unlock()
+	installed, err := ListAll(ctx, slices.Concat([]Mode{p.mode}, p.opts.Others), p.opts)
+	if err != nil {
+		return nil, err
+	}
+	routed := map[netip.Addr]bool{}
+	for _, i := range installed {
+		routed[i.Rule.Target.Addr] = routed[i.Rule.Target.Addr] || i.Mode == p.mode.Name
+	}
+	return compareLocal(p.mode, wanted, func(vip netip.Addr) bool { return routed[vip] || p.routes.isLocal(vip) }, installed), nil
+}
+
+// compareLocal is compare for mode address, in which all rules of a VIP are in
+// effect if that is an address of this node. Node ports need nothing of the
+// kernel.
+func compareLocal(mode Mode, wanted map[Target]Rule, isLocal func(netip.Addr) bool, installed []Installed) (all []Comparison) {
+	vips := map[netip.Addr]bool{}
+	for t, want := range wanted {
+		local, known := vips[t.Addr]
+		if !known {
+			local = t.Addr.IsUnspecified() || isLocal(t.Addr)
+			vips[t.Addr] = local
+		}
+		c := Comparison{Mode: mode.Name, Traits: mode.Traits, Rule: want, State: StateMissing}
+		if local {
+			c.State = StateOK
+		}
+		all = append(all, c)
+	}
+	for _, i := range installed {
+		if _, is := vips[i.Rule.Target.Addr]; i.Mode != mode.Name || !is {
+			all = append(all, i.extra())
+		}
+	}
+	slices.SortFunc(all, compareComparisons)
+	return all
+}
+
+// Watch implements Watcher.
+func (p *addressPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
+	return watch(ctx, func() (subscription, error) { return routeEvents(p.lost) })
+}
+
+// lost tells whether a change of a local route is one that Check has to do with.
+// A route that this portal took out itself has no user any more.
+func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return gone && p.users[addr] > 0 || !ours && len(p.listened) > 0
+}
+
+var _ Watcher = (*addressPortal)(nil)

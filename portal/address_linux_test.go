@@ -27,7 +27,7 @@ var _ = Describe("portal address", func() {
 		path := os.Getenv("PATH")
 		DeferCleanup(os.Setenv, "PATH", path)
 		Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
-		p := n.open(ModeAddress, Options{})
+		p := n.open(addressMode, Options{})
 		binds, _ := n.publish(p, "web", web4, web6, webNode4)
 		Expect(binds).To(HaveLen(3))
 		n.publish(p, "dns", dns4, dns6)
@@ -45,7 +45,7 @@ var _ = Describe("portal address", func() {
 	})
 
 	It("asks for listeners at the very targets", func() {
-		p := n.open(ModeAddress, Options{})
+		p := n.open(addressMode, Options{})
 		Expect(p.Listen("default/web", []Target{web4, webNode4})).To(ConsistOf(
 			Bind{Addr: netip.MustParseAddrPort("10.96.0.10:80"), Targets: []Target{web4}},
 			Bind{Addr: netip.MustParseAddrPort("0.0.0.0:30080"), Targets: []Target{webNode4}},
@@ -53,7 +53,7 @@ var _ = Describe("portal address", func() {
 	})
 
 	It("asks for a listener at each address that has node ports, and tells when they have to move", func() {
-		p := n.open(ModeAddress, Options{NodePortAddresses: prefixes("10.1.0.0/16", "127.0.0.0/8", "fd01::/64", "fe80::/10")})
+		p := n.open(addressMode, Options{NodePortAddresses: prefixes("10.1.0.0/16", "127.0.0.0/8", "fd01::/64", "fe80::/10")})
 		addrs := func(t Target) (addrs []string) {
 			for _, b := range p.Listen("default/web", []Target{t}) {
 				Expect(b.Targets).To(Equal([]Target{t}))
@@ -95,12 +95,12 @@ var _ = Describe("portal address", func() {
 	})
 
 	It("has no node ports where no address has", func() {
-		p := n.open(ModeAddress, Options{NodePortAddresses: prefixes("192.0.2.0/24")})
+		p := n.open(addressMode, Options{NodePortAddresses: prefixes("192.0.2.0/24")})
 		Expect(p.Listen("default/web", []Target{webNode4, webNode6})).To(BeEmpty())
 	})
 
 	It("refuses rejected targets at once, and another port of the VIP too", func() {
-		p := n.open(ModeAddress, Options{})
+		p := n.open(addressMode, Options{})
 		n.apply(p, []Rule{reject(web4), reject(dns6)}, nil)
 		for _, from := range []*host{n.node, n.pod} {
 			Expect(from.ask(web4)).To(Equal("refused"))
@@ -110,7 +110,7 @@ var _ = Describe("portal address", func() {
 	})
 
 	It("keeps a VIP until its last target is gone", func() {
-		p := n.open(ModeAddress, Options{})
+		p := n.open(addressMode, Options{})
 		n.apply(p, []Rule{redirect(web4, 80), redirect(dns4, 53), redirect(webNode4, 30080)}, nil)
 		n.apply(p, []Rule{reject(web4)}, nil)
 		n.apply(p, nil, []Target{web4, webNode4})
@@ -123,7 +123,7 @@ var _ = Describe("portal address", func() {
 
 	It("keeps a VIP that has lost its last target until its last connection has ended, and refuses new ones", func() {
 		for _, t := range []Target{web4, web6} {
-			p := n.open(ModeAddress, Options{})
+			p := n.open(addressMode, Options{})
 			var l net.Listener
 			n.node.do(func() { l = listenOn(t) })
 			n.apply(p, []Rule{redirect(t, 80)}, nil)
@@ -138,7 +138,7 @@ var _ = Describe("portal address", func() {
 			carries(local)
 
 			By("a restart")
-			p = n.open(ModeAddress, Options{})
+			p = n.open(addressMode, Options{})
 			n.apply(p, nil, nil)
 			carries(remote)
 
@@ -156,7 +156,7 @@ var _ = Describe("portal address", func() {
 	})
 
 	It("keeps a VIP while the kernel sends what a closed connection has left", func() {
-		p := n.open(ModeAddress, Options{})
+		p := n.open(addressMode, Options{})
 		var l net.Listener
 		n.node.do(func() { l = listenOn(web4) })
 		n.apply(p, []Rule{redirect(web4, 80)}, nil)
@@ -176,7 +176,7 @@ var _ = Describe("portal address", func() {
 	})
 
 	It("repairs routes that others removed", func() {
-		p := n.open(ModeAddress, Options{})
+		p := n.open(addressMode, Options{})
 		n.publish(p, "web", web4, web6)
 		Expect(n.check(p)).To(BeZero())
 		n.node.sh("ip route del local 10.96.0.10 table local; ip -6 route del local fd96::10 table local")
@@ -187,8 +187,8 @@ var _ = Describe("portal address", func() {
 	})
 
 	It("takes over what an earlier process left, and removes what is not wanted any more", func() {
-		n.apply(n.open(ModeAddress, Options{}), []Rule{redirect(web4, 80), redirect(target(TCP, "10.96.0.77:80"), 80)}, nil)
-		second := n.open(ModeAddress, Options{})
+		n.apply(n.open(addressMode, Options{}), []Rule{redirect(web4, 80), redirect(target(TCP, "10.96.0.77:80"), 80)}, nil)
+		second := n.open(addressMode, Options{})
 		Expect(n.check(second)).To(BeZero())
 		Expect(ours()).To(ContainSubstring("10.96.0.77"))
 		n.apply(second, []Rule{redirect(web4, 80)}, nil)
@@ -197,7 +197,7 @@ var _ = Describe("portal address", func() {
 
 	It("leaves addresses alone that the node has anyhow, until it has them no more", func() {
 		n.node.sh("ip addr add 10.96.0.10/32 dev pod0; ip route add local 10.97.0.0/16 dev lo")
-		p := n.open(ModeAddress, Options{})
+		p := n.open(addressMode, Options{})
 		n.publish(p, "web", web4)
 		n.publish(p, "wide", target(TCP, "10.97.0.5:80"))
 		Expect(ours()).To(BeEmpty())
@@ -208,7 +208,7 @@ var _ = Describe("portal address", func() {
 
 	It("leaves nothing behind", func() {
 		before := n.node.state()
-		p := n.open(ModeAddress, Options{})
+		p := n.open(addressMode, Options{})
 		Expect(n.node.state()).To(Equal(before), "after New")
 		n.publish(p, "web", web4, web6, webNode4)
 		Expect(n.node.state()).NotTo(Equal(before))
@@ -218,8 +218,8 @@ var _ = Describe("portal address", func() {
 
 	It("takes out the rules that mode iptables left, but while it runs not the landing of connections in flight", func() {
 		before := n.node.state()
-		n.publish(n.open(ModeIPTables, Options{}), "old", web4)
-		p := n.open(ModeAddress, Options{})
+		n.publish(n.choose(iptablesMode.Name, Options{}), "old", web4)
+		p := n.choose(addressMode.Name, Options{})
 		n.publish(p, "new", web4)
 		Expect(n.check(p)).To(BeZero())
 		Expect(ours()).To(ContainSubstring("192.0.0.117"))
@@ -231,14 +231,14 @@ var _ = Describe("portal address", func() {
 	It("says so when lo is down", func() {
 		n.node.sh("ip link set lo down")
 		n.node.do(func() {
-			_, err := New(background, ModeAddress, Options{})
+			_, err := New(background, addressMode.Name, Options{})
 			Expect(err).To(MatchError(ContainSubstring("ip link set lo up")))
 		})
 	})
 
 	It("names the VIPs that cannot be had where IPv6 is off", func() {
 		n.node.sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.lo.disable_ipv6=1")
-		p := n.open(ModeAddress, Options{NoIPv6: true})
+		p := n.open(addressMode, Options{NoIPv6: true})
 		n.node.do(func() {
 			err := p.Apply(background, []Rule{redirect(web4, 80), redirect(web6, 80)}, nil)
 			Expect(err).To(MatchError(ContainSubstring("[fd96::10]:80/tcp")))
@@ -247,7 +247,7 @@ var _ = Describe("portal address", func() {
 	})
 
 	It("is fast with 10,000 VIPs", Label("slow"), func() {
-		p := n.open(ModeAddress, Options{})
+		p := n.open(addressMode, Options{})
 		var rules []Rule
 		for i := range 10000 {
 			rules = append(rules, redirect(Target{TCP, netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)}), 80}, 80))

@@ -20,7 +20,7 @@ var _ = Describe("a portal that is compared with the kernel", func() {
 		return states
 	}
 
-	DescribeTable("tells what others did, and repairs nothing", func(mode, tool, remove string, expected ...State) {
+	DescribeTable("tells what others did, and repairs nothing", func(mode Mode, tool, remove string, expected ...State) {
 		if _, err := exec.LookPath(tool); err != nil {
 			Skip("needs " + tool)
 		}
@@ -34,18 +34,18 @@ var _ = Describe("a portal that is compared with the kernel", func() {
 		n.check(p)
 		Expect(states(n, p)).To(HaveExactElements(StateOK, StateOK, StateOK))
 	},
-		Entry("in mode nftables", ModeNFTables, "nft", "nft flush map ip usher portals; nft add element ip usher portals { 10.96.0.99 . tcp . 80 : 9 }",
+		Entry("in mode nftables", nftablesMode, "nft", "nft flush map ip usher portals; nft add element ip usher portals { 10.96.0.99 . tcp . 80 : 9 }",
 			StateMissing, StateMissing, StateExtra, StateOK),
-		Entry("in mode iptables", ModeIPTables, "iptables", "iptables -t nat -F; ip6tables -t nat -F USHER-PORTALS",
+		Entry("in mode iptables", iptablesMode, "iptables", "iptables -t nat -F; ip6tables -t nat -F USHER-PORTALS",
 			StateMissing, StateMissing, StateMissing),
-		Entry("in mode address", ModeAddress, "ip", "ip route del local 10.96.0.10 table local; ip route add local 10.96.0.99 dev lo proto 117 table local",
+		Entry("in mode address", addressMode, "ip", "ip route del local 10.96.0.10 table local; ip route add local 10.96.0.99 dev lo proto 117 table local",
 			StateMissing, StateMissing, StateExtra, StateOK),
 	)
 
 	It("in mode address is content with a VIP that is the node's own address", func() {
 		n := newTestNet()
 		n.node.sh("ip addr add 10.96.0.10/32 dev lo")
-		p := n.open(ModeAddress, Options{})
+		p := n.open(addressMode, Options{})
 		n.apply(p, []Rule{redirect(web4, 80)}, nil)
 		Expect(states(n, p)).To(HaveExactElements(StateOK))
 	})

@@ -34,7 +34,7 @@
 //	variant.go           iptables-nft or iptables-legacy?
 //	routes_linux.go      routes that make addresses local, as mode address needs too
 //	ipbackend_linux.go   one family's rules: probe, read, put in
-//	iptables_linux.go    what is said above, put together
+//	iptables_linux.go    what is said above, put together; what is left, listed and taken out
 //
 // For nftables:
 //
@@ -44,9 +44,10 @@
 //	nftread_linux.go     what the kernel holds
 //	nftencode_linux.go   keys, elements and rules as the kernel has them
 //	nftbackend_linux.go  one family's rules: probe, read, put in
+//	nftables_linux.go    what is said above, put together
 //
 // For all: watch_linux.go, by what the kernel tells of changes by others;
-// installed.go and compare.go, what there is for people to see.
+// mode.go and modes.go, what modes there are and what has to be known of them.
 //
 // The package never opens a listener, never reads a packet and knows nothing
 // of Services: what a rule is for is a comment to it.

@@ -13,7 +13,7 @@ import (
 // what is sent to the VIP arrives at the listener.
 func Example() {
 	ctx := context.Background()
-	p, err := portal.New(ctx, portal.ModeNone, portal.Options{})
+	p, err := portal.New(ctx, "none", portal.Options{})
 	if err != nil {
 		fmt.Println(err)
 		return

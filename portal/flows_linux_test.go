@@ -10,7 +10,7 @@ import (
 
 // A UDP client that keeps its port would go on talking to where the rules once led.
 var _ = Describe("a UDP client that keeps its port, when rules that led it go", func() {
-	DescribeTable("is led there no more", func(mode string, goes func(*testNet, Portal)) {
+	DescribeTable("is led there no more", func(mode Mode, goes func(*testNet, Portal)) {
 		n := newTestNet()
 		p := n.open(mode, Options{})
 		n.publish(p, "dns", dns4)
@@ -21,20 +21,20 @@ var _ = Describe("a UDP client that keeps its port, when rules that led it go", 
 		n.node.serve(Bind{Addr: netip.AddrPortFrom(vip4, 53), Targets: []Target{dns4}}, "other")
 		Expect(n.node.askFrom(dns4, 5353, time.Second)).To(Equal("other"))
 	},
-		Entry("when a rule of iptables goes", ModeIPTables, withdraw),
-		Entry("when a rule of nftables goes", ModeNFTables, withdraw),
-		Entry("when mode iptables is removed", ModeIPTables, func(n *testNet, p Portal) { n.remove(p) }),
-		Entry("when mode nftables is removed", ModeNFTables, func(n *testNet, p Portal) { n.remove(p) }),
-		Entry("when what is left is cleaned up", ModeNFTables, func(n *testNet, _ Portal) {
+		Entry("when a rule of iptables goes", iptablesMode, withdraw),
+		Entry("when a rule of nftables goes", nftablesMode, withdraw),
+		Entry("when mode iptables is removed", iptablesMode, func(n *testNet, p Portal) { n.remove(p) }),
+		Entry("when mode nftables is removed", nftablesMode, func(n *testNet, p Portal) { n.remove(p) }),
+		Entry("when what is left is cleaned up", nftablesMode, func(n *testNet, _ Portal) {
 			n.node.do(func() { Expect(Cleanup(background, nil)).NotTo(BeEmpty()) })
 		}),
 	)
 
 	It("is served when mode address takes the place of mode nftables", func() {
 		n := newTestNet()
-		n.publish(n.open(ModeNFTables, Options{}), "before", dns4)
+		n.publish(n.choose(nftablesMode.Name, Options{}), "before", dns4)
 		Expect(n.pod.askFrom(dns4, 5353, time.Second)).To(Equal("before"))
-		n.publish(n.open(ModeAddress, Options{}), "after", dns4)
+		n.publish(n.choose(addressMode.Name, Options{}), "after", dns4)
 		Expect(n.pod.askFrom(dns4, 5353, time.Second)).To(Equal("after"))
 	})
 })

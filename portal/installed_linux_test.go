@@ -19,9 +19,10 @@ var _ = Describe("listing what is installed", func() {
 	}
 
 	for _, kind := range []struct {
-		mode, variant string
-	}{{ModeNFTables, ""}, {ModeIPTables, "nft"}, {ModeIPTables, "legacy"}} {
-		It("returns the very rules that were put in by mode "+kind.mode+" "+kind.variant, func() {
+		mode    Mode
+		variant string
+	}{{nftablesMode, ""}, {iptablesMode, "nft"}, {iptablesMode, "legacy"}} {
+		It("returns the very rules that were put in by mode "+kind.mode.Name+" "+kind.variant, func() {
 			if _, err := exec.LookPath("iptables-" + kind.variant); kind.variant != "" && err != nil {
 				Skip("needs iptables-" + kind.variant)
 			}
@@ -40,7 +41,7 @@ var _ = Describe("listing what is installed", func() {
 			n.apply(n.open(kind.mode, Options{IPTablesVariant: kind.variant}), rules, nil)
 			var want []Installed
 			for _, r := range rules {
-				want = append(want, Installed{kind.mode, r})
+				want = append(want, Installed{kind.mode.Name, kind.mode.Traits, r})
 			}
 			Expect(list(n)).To(HaveExactElements(want))
 		})
@@ -48,8 +49,8 @@ var _ = Describe("listing what is installed", func() {
 
 	It("returns the addresses of mode address", func() {
 		n := newTestNet()
-		n.apply(n.open(ModeAddress, Options{}), []Rule{redirect(web4, 80), redirect(webNode4, 30080), redirect(web6, 80)}, nil)
+		n.apply(n.open(addressMode, Options{}), []Rule{redirect(web4, 80), redirect(webNode4, 30080), redirect(web6, 80)}, nil)
 		Expect(list(n)).To(HaveExactElements(
-			Installed{ModeAddress, Rule{Target: Target{Addr: vip4}}}, Installed{ModeAddress, Rule{Target: Target{Addr: vip6}}}))
+			Installed{addressMode.Name, addressMode.Traits, Rule{Target: Target{Addr: vip4}}}, Installed{addressMode.Name, addressMode.Traits, Rule{Target: Target{Addr: vip6}}}))
 	})
 })

@@ -29,8 +29,20 @@ var (
 	iptablesVariantNames = []string{"nft", "legacy"}
 )
 
-// open makes a portal on the node.
-func (n *testNet) open(mode string, opts Options) Portal {
+// open makes a portal on the node, where there are no portals of other modes.
+func (n *testNet) open(mode Mode, opts Options) Portal {
+	GinkgoHelper()
+	var p Portal
+	n.node.do(func() {
+		var err error
+		p, err = mode.New(background, opts)
+		Expect(err).NotTo(HaveOccurred())
+	})
+	return p
+}
+
+// choose makes a portal on the node by the name of its mode, beside those of other modes.
+func (n *testNet) choose(mode string, opts Options) Portal {
 	GinkgoHelper()
 	var p Portal
 	n.node.do(func() {
@@ -83,7 +95,7 @@ var _ = Describe("portal iptables", func() {
 	for _, variant := range iptablesVariantNames {
 		Context("by iptables-"+variant, func() {
 			k := &redirectKind{
-				name: "iptables-" + variant, mode: ModeIPTables, options: Options{IPTablesVariant: variant, Mark: 0x2000},
+				name: "iptables-" + variant, mode: iptablesMode, options: Options{IPTablesVariant: variant, Mark: 0x2000},
 				saved: func(n *testNet) string { return n.node.sh("iptables-" + variant + "-save -t nat") },
 				limits: func(n *testNet) int {
 					return strings.Count(n.node.sh("iptables-"+variant+"-save -t mangle"), chainDrop)
@@ -132,7 +144,7 @@ var _ = Describe("portal iptables", func() {
 				DeferCleanup(os.Unsetenv, "XTABLES_LOCKFILE")
 				Expect(os.Setenv("XTABLES_LOCKFILE", file)).To(Succeed())
 				opts.LockWait = 3 * time.Second
-				p := n.open(ModeIPTables, opts)
+				p := n.open(iptablesMode, opts)
 				n.publish(p, "web", web4)
 				lock, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
 				Expect(err).NotTo(HaveOccurred())
@@ -158,7 +170,7 @@ var _ = Describe("portal iptables", func() {
 			})
 
 			It("says in a cleanup what it could not read or remove", func() {
-				p := n.open(ModeIPTables, opts)
+				p := n.open(iptablesMode, opts)
 				n.publish(p, "web", web4)
 				path, bin := os.Getenv("PATH"), GinkgoT().TempDir()
 				for _, name := range []string{"iptables-" + variant, "ip6tables-" + variant} {
@@ -195,7 +207,7 @@ var _ = Describe("portal iptables", func() {
 				log, seen := logtest.NewNullLogger()
 				opts.Log = log
 				bare := n.addBarePod(2, staticNeighbours)
-				p := n.open(ModeIPTables, opts)
+				p := n.open(iptablesMode, opts)
 				n.publish(p, "web", web4, web6)
 				n.apply(p, []Rule{reject(dns4)}, nil)
 				messages := []string{}
@@ -213,14 +225,14 @@ var _ = Describe("portal iptables", func() {
 
 				By("an iptables that takes it, and a restart")
 				Expect(os.Setenv("PATH", path)).To(Succeed())
-				second := n.open(ModeIPTables, opts)
+				second := n.open(iptablesMode, opts)
 				Expect(second.Listen("default/web", []Target{web4, web6})).To(Equal(p.Listen("default/web", []Target{web4, web6})))
 			})
 
 			It("rejects by REDIRECT where iptables takes no DNAT to port 0, as those before 1.8.8", func() {
 				refuses("*DNAT*:0*", "Port 0 not valid")
 				bare := n.addBarePod(2, staticNeighbours)
-				p := n.open(ModeIPTables, opts)
+				p := n.open(iptablesMode, opts)
 				n.publish(p, "web", web4, web6)
 				n.apply(p, []Rule{reject(dns4), reject(dns6), redirect(Target{SCTP, vip4, 80}, 4000)}, nil)
 				for _, from := range []*host{n.node, n.pod} {
@@ -235,7 +247,7 @@ var _ = Describe("portal iptables", func() {
 
 			DescribeTable("repairs what others did to it",
 				func(damage string, atLeast int) {
-					p := n.open(ModeIPTables, opts)
+					p := n.open(iptablesMode, opts)
 					n.publish(p, "web", web4, web6, webNode4)
 					before := save("", "nat")
 					n.node.sh(strings.ReplaceAll(damage, "iptables", "iptables-"+variant))
@@ -257,7 +269,7 @@ var _ = Describe("portal iptables", func() {
 			)
 
 			It("gives up the first place to a program that wants it as much", func() {
-				p := n.open(ModeIPTables, opts)
+				p := n.open(iptablesMode, opts)
 				n.publish(p, "web", web4)
 				usurp := fmt.Sprintf("iptables-%[1]s -t nat -D PREROUTING -p 99 -j RETURN 2>/dev/null; iptables-%[1]s -t nat -I PREROUTING 1 -p 99 -j RETURN", variant)
 				for range maxMoves - 1 {
@@ -276,7 +288,7 @@ var _ = Describe("portal iptables", func() {
 					iptables -t nat -A PREROUTING -p 99 -j ACCEPT
 					iptables -A INPUT -p 99 -j ACCEPT`, "iptables", "iptables-"+variant))
 				before := n.node.state()
-				p := n.open(ModeIPTables, opts)
+				p := n.open(iptablesMode, opts)
 				n.publish(p, "web", web4, web6)
 				n.apply(p, []Rule{drop(dns4)}, nil)
 				n.node.sh("ip route add local 10.96.9.9 dev lo table local proto 117")
@@ -292,7 +304,7 @@ var _ = Describe("portal iptables", func() {
 			})
 
 			It("removes its rules, but not the table, when others use what it made", func() {
-				p := n.open(ModeIPTables, opts)
+				p := n.open(iptablesMode, opts)
 				n.publish(p, "web", web4)
 				n.node.sh("iptables-" + variant + " -t nat -A PREROUTING -p 99 -j ACCEPT")
 				n.remove(p)
@@ -312,7 +324,7 @@ var _ = Describe("portal iptables", func() {
 				DeferCleanup(os.Setenv, "PATH", path)
 				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
 
-				p := n.open(ModeIPTables, opts)
+				p := n.open(iptablesMode, opts)
 				now := time.Now()
 				for _, m := range p.(*redirectPortal).families {
 					m.refused.now = func() time.Time { return now }
@@ -358,7 +370,7 @@ var _ = Describe("portal iptables", func() {
 				path := os.Getenv("PATH")
 				DeferCleanup(os.Setenv, "PATH", path)
 				Expect(os.Setenv("PATH", bin)).To(Succeed())
-				p := n.open(ModeIPTables, opts)
+				p := n.open(iptablesMode, opts)
 				n.node.do(func() {
 					err := p.Apply(background, []Rule{redirect(web4, 4000), redirect(web6, 4000)}, nil)
 					var refused *RuleError
@@ -379,7 +391,7 @@ var _ = Describe("portal iptables", func() {
 				path := os.Getenv("PATH")
 				DeferCleanup(os.Setenv, "PATH", path)
 				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
-				p := n.open(ModeIPTables, opts)
+				p := n.open(iptablesMode, opts)
 				_, rules := n.publish(p, "web", web4)
 				limited, local := redirect(Target{TCP, vip4, 81}, 4000), drop(Target{TCP, vip4, 82})
 				limited.Sources, local.LocalPort = SourcesOf(prefixes("10.0.0.0/8")), 4000
@@ -395,7 +407,7 @@ var _ = Describe("portal iptables", func() {
 			})
 
 			It("leaves the chain alone in which another process tries rules, and cleans it up", func() {
-				p := n.open(ModeIPTables, opts)
+				p := n.open(iptablesMode, opts)
 				n.publish(p, "web", web4)
 				n.node.sh("iptables-" + variant + " -t nat -N USHER-PROBE-1")
 				Expect(n.check(p)).To(BeZero())
@@ -409,9 +421,9 @@ var _ = Describe("portal iptables", func() {
 	It("takes out the rules that it left in the other variant of iptables", func() {
 		n := newTestNet()
 		before := n.node.state()
-		old := n.open(ModeIPTables, Options{IPTablesVariant: "legacy"})
+		old := n.open(iptablesMode, Options{IPTablesVariant: "legacy"})
 		n.publish(old, "old", web4)
-		now := n.open(ModeIPTables, Options{IPTablesVariant: "nft"})
+		now := n.open(iptablesMode, Options{IPTablesVariant: "nft"})
 		n.publish(now, "new", web4)
 		Expect(n.node.sh("iptables-legacy-save")).NotTo(ContainSubstring("USHER"))
 		Expect(n.pod.ask(web4)).To(HavePrefix("new"))
@@ -421,9 +433,9 @@ var _ = Describe("portal iptables", func() {
 
 	It("goes on with the variant in which its rules are", func() {
 		n := newTestNet()
-		old := n.open(ModeIPTables, Options{IPTablesVariant: "legacy"})
+		old := n.open(iptablesMode, Options{IPTablesVariant: "legacy"})
 		n.publish(old, "old", web4)
-		now := n.open(ModeIPTables, Options{})
+		now := n.open(iptablesMode, Options{})
 		Expect(ipFamilies(now)[0].variant).To(Equal(variant{"legacy", false}))
 	})
 
@@ -439,19 +451,19 @@ var _ = Describe("portal iptables", func() {
 		DeferCleanup(os.Setenv, "PATH", path)
 		Expect(os.Setenv("PATH", GinkgoT().TempDir())).To(Succeed())
 		n.node.do(func() {
-			_, err := New(background, ModeIPTables, Options{})
+			_, err := New(background, iptablesMode.Name, Options{})
 			Expect(err).To(MatchError(And(ContainSubstring("portal iptables does not work here"), ContainSubstring("install the iptables package"))))
-			p, err := New(background, ModeAuto, Options{})
+			p, err := New(background, Auto, Options{})
 			Expect(err).NotTo(HaveOccurred())
-			Expect(p.Mode()).To(Equal(ModeNFTables))
+			Expect(p.Mode()).To(Equal(nftablesMode.Name))
 
 			// As iptables-nft does where the kernel has no nf_tables, whatever is asked.
 			complaint := "#!/bin/sh\necho 'iptables/1.8.9 Failed to initialize nft: Protocol not supported' >&2\nexit 1\n"
 			Expect(os.WriteFile(filepath.Join(os.Getenv("PATH"), "iptables"), []byte(complaint), 0o755)).To(Succeed())
-			_, err = New(background, ModeIPTables, Options{})
+			_, err = New(background, iptablesMode.Name, Options{})
 			Expect(err).To(MatchError(And(ContainSubstring("modprobe nf_tables"), Not(ContainSubstring("install the iptables package")))))
 		})
 		Expect(os.Setenv("PATH", path)).To(Succeed())
-		Expect(slices.Contains(Modes(), n.open(ModeAuto, Options{}).Mode())).To(BeTrue())
+		Expect(slices.Contains(Modes(), n.choose(Auto, Options{}).Mode())).To(BeTrue())
 	})
 })

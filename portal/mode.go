@@ -1,30 +1,88 @@
 package portal
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
 )
 
-// The modes' names.
-const (
-	ModeAuto     = "auto"
-	ModeIPTables = "iptables"
-	ModeNFTables = "nftables"
-	ModeAddress  = "address"
-	ModeNone     = "none"
-)
+// Mode is one way to make portals. Its functions act on the network namespace of the
+// calling thread, and are given Options without gaps.
+type Mode struct {
+	// Name is what the mode is chosen by.
+	Name   string
+	Traits Traits
+
+	// Open makes a portal, after trying for real whether that works here, by doing and
+	// undoing a small change. It is given the mode itself, and leaves nothing
+	// behind; see New.
+	Open func(context.Context, Mode, Options) (Portal, error)
+
+	// List returns the rules that portals of this mode, of this or another process, have
+	// put into the kernel. It changes nothing. What cannot be looked at for want of a
+	// tool or of kernel support is passed over. Nil: there is never anything.
+	List func(context.Context, Options) ([]Rule, error)
+
+	// Remove takes out what portals of this mode, of this or another process, have put
+	// into the kernel, but for what connections in flight may go on with, and says
+	// what that was, a line for each kind. What cannot be looked at is passed over. With
+	// all set nothing stays, and what cannot be looked at is an error, unless the kernel
+	// has nothing of the kind. Nil: there is never anything.
+	Remove func(_ context.Context, _ Options, all bool) (removed []string, err error)
+}
+
+// Traits are what those have to know of a mode who use a portal of it.
+type Traits struct {
+	// Installs says that something is put into the kernel: so there may be only one such
+	// portal in a network namespace at a time, and what it leaves has to be taken out.
+	Installs bool
+	// Redirects says that the kernel leads what is sent to a VIP to a listener elsewhere,
+	// and keeps away the clients that a rule drops, rejects or has not among its
+	// sources. Otherwise all of that is up to the listener.
+	Redirects bool
+	// Local says that VIPs become addresses of this node, at which the listeners are: no
+	// route need lead to them.
+	Local bool
+	// KubeProxy is the mode of kube-proxy's that does it in the same way, by the name that
+	// its configuration and its metrics have for it; empty if there is none.
+	KubeProxy string
+	// About tells people how what is sent to a VIP reaches usher: a sentence in two lines.
+	About string
+}
+
+// Leads reports whether what is sent to a VIP reaches a listener. Otherwise clients must
+// be told where the listeners are.
+func (t Traits) Leads() bool { return t.Redirects || t.Local }
+
+// New makes a portal. Nothing stays changed before its first Apply.
+func (m Mode) New(ctx context.Context, opts Options) (Portal, error) {
+	opts, err := opts.Complete()
+	if err != nil {
+		return nil, err
+	}
+	p, err := m.Open(ctx, m, opts)
+	if err != nil {
+		return nil, fmt.Errorf("portal %s does not work here: %w", m.Name, err)
+	}
+	return p, nil
+}
 
 // Options are what all modes are made with. The zero value will do.
 type Options struct {
 	// Log is told what is probed, chosen and repaired. Nil is silence.
 	Log logrus.FieldLogger
+	// Others are the other modes that there are: what portals of theirs have left is
+	// taken out by the first Apply, and Compare tells of it. None: nothing else has
+	// ever installed anything in this network namespace.
+	Others []Mode
 	// NoIPv4 and NoIPv6 leave a family alone: its rules are refused.
 	NoIPv4, NoIPv6 bool
 	// ProxyPorts is where listeners behind a redirect, or on loopback, have
@@ -43,8 +101,7 @@ type Options struct {
 	// endpoints, which so never comes back. Zero: all packets are alike. See
 	// Portal.Mark.
 	Mark uint32
-	// Alone says that nothing else has ever installed anything in this network
-	// namespace: what others have left is not looked for. Mode address only.
+	// Alone leaves Others empty. See New.
 	Alone bool
 	// LockWait is how long to wait for another program that changes iptables
 	// rules. Zero: 5 seconds. Whole seconds count.
@@ -54,13 +111,11 @@ type Options struct {
 	IPTablesVariant string
 }
 
-// without reports whether a family is left alone.
-func (o Options) without(family Family) bool {
-	return family == IPv4 && o.NoIPv4 || family == IPv6 && o.NoIPv6
-}
-
-// withDefaults fills in what is zero.
-func (o Options) withDefaults() Options {
+// Complete fills in what is zero. It is an error if something cannot be meant.
+func (o Options) Complete() (Options, error) {
+	if r := o.ProxyPorts; !r.isZero() && (r.First == 0 || r.First > r.Last) {
+		return o, fmt.Errorf("portal: the port range %d-%d is empty or begins at 0", r.First, r.Last)
+	}
 	if o.Log == nil {
 		silent := logrus.New()
 		silent.SetOutput(io.Discard)
@@ -71,65 +126,108 @@ func (o Options) withDefaults() Options {
 	}
 	o.NodePortAddresses = plainPrefixes(o.NodePortAddresses)
 	o.LockWait = max(o.LockWait.Truncate(time.Second), time.Second)
-	return o
+	return o, nil
 }
 
-// mode is one way to make a portal. open proves that the way works here, by
-// doing and undoing a small change, and leaves nothing behind.
-type mode struct {
-	name string
-	open func(context.Context, Options) (Portal, error)
+// without reports whether a family is left alone.
+func (o Options) without(family Family) bool {
+	return family == IPv4 && o.NoIPv4 || family == IPv6 && o.NoIPv6
 }
 
-// Modes returns the names that New takes.
-func Modes() []string {
-	names := []string{ModeAuto}
+// Installed is something that a portal, of this or another process, has put into
+// the kernel.
+type Installed struct {
+	Mode   string // the portal's
+	Traits Traits // the mode's
+	// Rule is what it was put in for. Its comment is missing where the kernel
+	// keeps none. For mode address it is the address of the Target alone: which
+	// ports are served there is up to the listeners.
+	Rule Rule
+}
+
+// ListAll returns what portals of these modes have put into the kernel, mode by mode,
+// each in the order of Target.Compare.
+func ListAll(ctx context.Context, modes []Mode, opts Options) (all []Installed, err error) {
+	var errs []error
 	for _, m := range modes {
-		names = append(names, m.name)
-	}
-	return names
-}
-
-// New makes the portal called mode, after trying for real whether it works
-// here. [ModeAuto] takes the first mode that does, in the order of [Modes],
-// and logs why it passed over the others. Nothing stays changed before the
-// first Apply.
-//
-// On Linux the portal acts on the network namespace of the calling thread.
-func New(ctx context.Context, mode string, opts Options) (Portal, error) {
-	opts = opts.withDefaults()
-	if r := opts.ProxyPorts; !r.isZero() && (r.First == 0 || r.First > r.Last) {
-		return nil, fmt.Errorf("portal: the port range %d-%d is empty or begins at 0", r.First, r.Last)
-	}
-	for _, m := range modes {
-		if m.name == mode {
-			p, err := m.open(ctx, opts)
-			if err != nil {
-				return nil, fmt.Errorf("portal %s does not work here: %w", mode, err)
-			}
-			return p, nil
+		if m.List == nil {
+			continue
+		}
+		rules, err := m.List(ctx, opts)
+		errs = append(errs, err)
+		slices.SortStableFunc(rules, func(a, b Rule) int { return a.Target.Compare(b.Target) })
+		for _, r := range rules {
+			all = append(all, Installed{Mode: m.Name, Traits: m.Traits, Rule: r})
 		}
 	}
-	if mode != ModeAuto {
-		return nil, fmt.Errorf("there is no portal called %q; there are %s", mode, strings.Join(Modes(), ", "))
-	}
-	return first(ctx, modes, opts)
+	return all, errors.Join(append(errs, ctx.Err())...)
 }
 
-// first returns the first of the modes that opens.
-func first(ctx context.Context, modes []mode, opts Options) (Portal, error) {
-	var passedOver []error
+// RemoveAll takes out what portals of these modes have put into the kernel, mode by mode.
+func RemoveAll(ctx context.Context, modes []Mode, opts Options, all bool) (removed []string, err error) {
+	var errs []error
 	for _, m := range modes {
-		p, err := m.open(ctx, opts)
-		if err == nil {
-			opts.Log.WithField("portal", m.name).Info("portal chosen")
-			return p, nil
+		if m.Remove == nil {
+			continue
 		}
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("choosing a portal: %w", ctx.Err())
-		}
-		opts.Log.WithField("portal", m.name).WithError(err).Info("portal passed over")
-		passedOver = append(passedOver, fmt.Errorf("%s: %w", m.name, err))
+		what, err := m.Remove(ctx, opts, all)
+		removed = append(removed, what...)
+		errs = append(errs, err)
 	}
-	return nil, fmt.Errorf("no portal works here: %w", errors.Join(passedOver...))
+	return removed, errors.Join(errs...)
+}
+
+// RemoveOthers takes out what portals of the other modes have left, as who is applied for
+// the first time has to: it would lead to ports on which nobody listens. It tells the log.
+func (o Options) RemoveOthers(ctx context.Context) (removed []string) {
+	removed, err := RemoveAll(ctx, o.Others, o, false)
+	if err != nil {
+		o.Log.WithError(err).Debug("looking for what another mode of portal has left")
+	} else if len(removed) > 0 {
+		o.Log.WithField("what", some(removed)).Info("removed what another mode of portal had left")
+	}
+	return removed
+}
+
+// some shortens a list for the log.
+func some(list []string) string {
+	const most = 8
+	if len(list) <= most {
+		return strings.Join(list, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
+}
+
+// State says how what is wanted and what is installed agree.
+type State string
+
+// The states.
+const (
+	StateOK      State = "ok"      // installed as it is wanted
+	StateMissing State = "missing" // wanted, and not installed
+	StateDiffers State = "differs" // installed in another way than it is wanted
+	StateExtra   State = "extra"   // installed, and not wanted
+)
+
+// Comparison is a rule that is wanted, installed, or both.
+type Comparison struct {
+	// Mode is that of the portal that wants the rule or, if it is extra, of the
+	// one that has left it.
+	Mode   string
+	Traits Traits // the mode's
+	// Rule is the wanted one; if that is extra, the installed one.
+	Rule  Rule
+	State State
+	// Installed is the rule in the kernel if it differs from Rule.
+	Installed Rule
+}
+
+// extra is the Comparison of what nobody wants.
+func (i Installed) extra() Comparison {
+	return Comparison{Mode: i.Mode, Traits: i.Traits, Rule: i.Rule, State: StateExtra}
+}
+
+// compareComparisons orders comparisons by their targets.
+func compareComparisons(a, b Comparison) int {
+	return cmp.Or(a.Rule.Target.Compare(b.Rule.Target), cmp.Compare(a.Mode, b.Mode), cmp.Compare(a.State, b.State))
 }

@@ -28,7 +28,7 @@ func nftFamilies(p Portal) (all []*nftRules) {
 var _ = Describe("portal nftables", func() {
 	list := func(n *testNet) string { return n.node.sh("nft list table ip usher 2>/dev/null || true") }
 	k := &redirectKind{
-		name: "nftables", mode: ModeNFTables, options: Options{Mark: 0x2000}, saved: list,
+		name: "nftables", mode: nftablesMode, options: Options{Mark: 0x2000}, saved: list,
 		limits: func(n *testNet) int {
 			return strings.Count(n.node.sh("nft list map ip usher guards 2>&1; nft list map ip usher node-port-guards 2>&1 || true"), " comment ")
 		},
@@ -44,7 +44,7 @@ var _ = Describe("portal nftables", func() {
 		k.n = n
 	})
 	itRedirects(k)
-	open := func() Portal { GinkgoHelper(); return n.open(ModeNFTables, Options{}) }
+	open := func() Portal { GinkgoHelper(); return n.open(nftablesMode, Options{}) }
 
 	It("has a table that nft lists, and takes back from a file", func() {
 		p := open()
@@ -224,7 +224,7 @@ var _ = Describe("portal nftables", func() {
 			set old { type ipv4_addr . inet_service; }
 			chain pre { type nat hook prerouting priority -150; meta l4proto tcp redirect to : ip daddr . th dport map @portals; }; }'`)
 		log, seen := logtest.NewNullLogger()
-		p := n.open(ModeNFTables, Options{Log: log})
+		p := n.open(nftablesMode, Options{Log: log})
 		Expect(p.Listen("default/web", []Target{web4})[0].Addr.Port()).NotTo(BeEquivalentTo(9), "what it does not know it does not read")
 		n.publish(p, "web", web4)
 		Expect(n.pod.ask(web4)).To(Equal("web 10.96.0.10:80"))
@@ -266,8 +266,8 @@ var _ = Describe("portal nftables", func() {
 		path := os.Getenv("PATH")
 		DeferCleanup(os.Setenv, "PATH", path)
 		Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
-		p := n.open(ModeAuto, Options{})
-		Expect(p.Mode()).To(Equal(ModeNFTables))
+		p := n.choose(Auto, Options{})
+		Expect(p.Mode()).To(Equal(nftablesMode.Name))
 		n.publish(p, "web", web4)
 		Expect(n.pod.ask(web4)).To(Equal("web 10.96.0.10:80"))
 		n.remove(p)
@@ -288,16 +288,16 @@ var _ = Describe("portal nftables", func() {
 		n.node.do(func() { Expect(Cleanup(background, nil)).To(BeEmpty()) })
 	})
 
-	for _, other := range []string{ModeIPTables, ModeAddress} {
+	for _, other := range []string{iptablesMode.Name, addressMode.Name} {
 		It("follows and is followed by mode "+other, func() {
 			before := n.node.state()
-			n.publish(n.open(other, Options{}), "old", web4)
-			p := open()
+			n.publish(n.choose(other, Options{}), "old", web4)
+			p := n.choose(nftablesMode.Name, Options{})
 			n.publish(p, "new", web4)
 			Expect(n.pod.ask(web4)).To(HavePrefix("new"))
 			Expect(n.node.sh("iptables-nft-save; iptables-legacy-save")).NotTo(ContainSubstring("USHER"))
 			Expect(n.node.sh("ip route show table local proto 117")).NotTo(ContainSubstring("10.96.0.10"))
-			last := n.open(other, Options{})
+			last := n.choose(other, Options{})
 			n.publish(last, "last", Target{TCP, vip4, 81})
 			Expect(list(n)).To(BeEmpty())
 			Expect(n.pod.ask(Target{TCP, vip4, 81})).To(HavePrefix("last"))

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -256,59 +255,6 @@ func stage(conn *nftables.Conn, family Family, table *nftables.Table, c *nftChan
 		conn.DelChain(&nftables.Chain{Name: name, Table: table})
 	}
 	return nil
-}
-
-// nftChainOfIPTables returns the name of one of the iptables portal's chains in
-// nf_tables, "" if there is none.
-func nftChainOfIPTables(family Family) string {
-	conn, err := openNFT()
-	if err != nil {
-		return ""
-	}
-	chains, err := conn.ListChainsOfTableFamily(nftFamily(family))
-	if err != nil {
-		return "" // no nf_tables, so nothing is in it
-	}
-	for _, c := range chains {
-		if strings.HasPrefix(c.Name, chainPrefix) {
-			return c.Table.Name + " " + c.Name
-		}
-	}
-	return ""
-}
-
-// removeNFTables takes usher's tables out.
-func removeNFTables() (removed []string, err error) {
-	var errs []error
-	for _, family := range Families {
-		conn, err := openNFT()
-		if err != nil {
-			return removed, err
-		}
-		tables, err := conn.ListTablesOfFamily(nftFamily(family))
-		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOBUFS) {
-			return removed, hintNFT(fmt.Errorf("reading the nftables tables: %w", err))
-		}
-		if err != nil {
-			continue // no nf_tables, so nothing is in it
-		}
-		for _, t := range tables {
-			if t.Name != nftTable {
-				continue
-			}
-			conn.DelTable(t)
-			if err := commit(conn); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-			ip := "ip"
-			if family.Is6() {
-				ip = "ip6"
-			}
-			removed = append(removed, fmt.Sprintf("nftables: table %s %s", ip, nftTable))
-		}
-	}
-	return removed, errors.Join(errs...)
 }
 
 // hintNFT adds to an error what is missing and what to do about it.

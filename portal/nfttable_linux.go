@@ -129,3 +129,22 @@ func tidyNFT(family Family, table string, notes []string) error {
 	}
 	return nil
 }
+
+// nftChainOfIPTables returns the name of one of the iptables portal's chains in
+// nf_tables, "" if there is none.
+func nftChainOfIPTables(family Family) string {
+	conn, err := openNFT()
+	if err != nil {
+		return ""
+	}
+	chains, err := conn.ListChainsOfTableFamily(nftFamily(family))
+	if err != nil {
+		return "" // no nf_tables, so nothing is in it
+	}
+	for _, c := range chains {
+		if strings.HasPrefix(c.Name, chainPrefix) {
+			return c.Table.Name + " " + c.Name
+		}
+	}
+	return ""
+}

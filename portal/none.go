@@ -13,6 +13,7 @@ import (
 // are told the loopback address at which a Service listens. Each Service has an
 // address of its own where the system has more than one, and there its own ports.
 type none struct {
+	mode   Mode
 	system loopback
 
 	mu        sync.Mutex // guards the books
@@ -36,12 +37,17 @@ var nonePorts = PortRange{First: 20000, Last: 29999}
 // 443 8443.
 const highPort = 8000
 
-func newNone(_ context.Context, opts Options) (Portal, error) {
-	return newNoneOn(lookAtLoopback(), opts), nil
+// noneMode is the mode that installs nothing.
+var noneMode = Mode{
+	Name:   "none",
+	Traits: Traits{About: "nothing is installed, and usher listens on loopback addresses.\n(As root the Services would have their cluster IPs.)"},
+	Open: func(_ context.Context, self Mode, opts Options) (Portal, error) {
+		return newNoneOn(self, lookAtLoopback(), opts), nil
+	},
 }
 
-func newNoneOn(system loopback, opts Options) *none {
-	n := &none{system: system, addresses: newAddressBook(ownAddresses), ownPorts: opts.ProxyPorts.isZero()}
+func newNoneOn(self Mode, system loopback, opts Options) *none {
+	n := &none{mode: self, system: system, addresses: newAddressBook(ownAddresses), ownPorts: opts.ProxyPorts.isZero()}
 	within := opts.ProxyPorts
 	if n.ownPorts {
 		within = nonePorts
@@ -64,7 +70,9 @@ func lookAtLoopback() loopback {
 	return loopback{many: tryPort(0) == nil, low: low == nil || errors.Is(low, syscall.EADDRINUSE)}
 }
 
-func (n *none) Mode() string { return ModeNone }
+func (n *none) Mode() string { return n.mode.Name }
+
+func (n *none) Traits() Traits { return n.mode.Traits }
 
 // Listen asks for one listener on loopback per family, which is the same one after
 // a restart.

@@ -15,6 +15,9 @@ type Portal interface {
 	// "nftables", "address" or "none".
 	Mode() string
 
+	// Traits returns what has to be known of the mode.
+	Traits() Traits
+
 	// Mark returns the mark of the packets that the portal leaves alone, wherever
 	// they go, if they are sent on this node (SO_MARK): Options.Mark, or 0 where it
 	// looks at none.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -18,17 +17,11 @@ import (
 // port of a listener on this node, by rules of netfilter. How those are put into
 // the kernel is the families' business.
 type redirectPortal struct {
-	mode string
+	mode Mode
 	log  logrus.FieldLogger
 	opts Options
-	// removeOthers takes out what other modes have left, and removeOwn all that
-	// this mode ever puts in.
-	removeOthers func(context.Context) (removed []string, err error)
-	removeOwn    func(context.Context) error
-	// nftMatters tells whether a change in nf_tables by others, to a table or to
-	// a chain in it, is one that Check has to do with. It is nil for rules that
-	// are elsewhere.
-	nftMatters func(table, chain string) bool
+	// events are those of changes of the rules by others; nil if the kernel tells of none.
+	events func() (subscription, error)
 
 	mu       sync.Mutex // guards all below
 	families [len(Families)]*machine
@@ -42,10 +35,11 @@ type redirectPortal struct {
 }
 
 // newRedirect returns a portal without families.
-func newRedirect(mode string, opts Options) *redirectPortal {
+func newRedirect(mode Mode, opts Options) *redirectPortal {
+	opts.Log = opts.Log.WithField("portal", mode.Name)
 	p := &redirectPortal{
 		mode:   mode,
-		log:    opts.Log.WithField("portal", mode),
+		log:    opts.Log,
 		opts:   opts,
 		before: map[Target]uint16{},
 		free:   newFreePorts(),
@@ -86,7 +80,9 @@ func (p *redirectPortal) open(open func(Family) (backend, error)) error {
 	return nil
 }
 
-func (p *redirectPortal) Mode() string { return p.mode }
+func (p *redirectPortal) Mode() string { return p.mode.Name }
+
+func (p *redirectPortal) Traits() Traits { return p.mode.Traits }
 
 // Mark is that of the options only if all families have it.
 func (p *redirectPortal) Mark() uint32 {
@@ -186,13 +182,7 @@ func (p *redirectPortal) Apply(ctx context.Context, set []Rule, gone []Target) e
 	}
 	if !p.applied && err == nil {
 		p.applied = true
-		// What an earlier process left in another way than this portal's would
-		// lead to ports on which nobody listens.
-		if removed, err := p.removeOthers(ctx); err != nil {
-			p.log.WithError(err).Debug("looking for what another mode of portal has left")
-		} else if len(removed) > 0 {
-			p.log.WithField("what", some(removed)).Info("removed what another mode of portal had left")
-		}
+		p.opts.RemoveOthers(ctx)
 		p.warnNoAddress()
 	}
 	return errors.Join(err, ruleError(refused))
@@ -298,10 +288,42 @@ func (p *redirectPortal) Remove(ctx context.Context) error {
 			m.backend.forget()
 		}
 	}
-	err := p.removeOwn(ctx)
+	_, err := p.mode.Remove(ctx, p.opts, false)
 	forgetRedirected(maps.Keys(rules), p.log)
 	_, err2 := removeRoutes(landingRoutes)
 	return errors.Join(err, err2)
+}
+
+// Watch implements Watcher.
+func (p *redirectPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
+	if p.events == nil {
+		return watch(ctx, p.landingEvents)
+	}
+	return watch(ctx, p.landingEvents, p.events)
+}
+
+// landingEvents tells when a landing is gone that is needed.
+func (p *redirectPortal) landingEvents() (subscription, error) {
+	return routeEvents(func(addr netip.Addr, gone, _ bool) bool {
+		if !gone || !IsLanding(addr) {
+			return false
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return slices.ContainsFunc(p.families[:], func(m *machine) bool { return len(m.rules) > 0 })
+	})
+}
+
+// Compare implements Portal.
+func (p *redirectPortal) Compare(ctx context.Context) ([]Comparison, error) {
+	p.mu.Lock()
+	wanted := p.rules()
+	p.mu.Unlock()
+	installed, err := ListAll(ctx, slices.Concat([]Mode{p.mode}, p.opts.Others), p.opts)
+	if err != nil {
+		return nil, err
+	}
+	return compare(p.mode, wanted, installed), nil
 }
 
 // warnNoAddress tells about interfaces that packets cannot be redirected from
@@ -323,11 +345,4 @@ func (p *redirectPortal) warnNoAddress() {
 	}
 }
 
-// some shortens a list for the log.
-func some(list []string) string {
-	const most = 8
-	if len(list) <= most {
-		return strings.Join(list, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
-}
+var _ Watcher = (*redirectPortal)(nil)

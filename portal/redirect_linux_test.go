@@ -20,7 +20,7 @@ const soon = 200 * time.Millisecond
 // redirectKind is a portal that changes destinations, as the specs see it.
 type redirectKind struct {
 	name    string
-	mode    string
+	mode    Mode
 	options Options
 	// saved prints the IPv4 rules, and limits counts those that drop clients.
 	saved  func(*testNet) string

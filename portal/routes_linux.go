@@ -199,7 +199,6 @@ func netlinkFamily(family Family) int {
 }
 
 // Which routes there are to remove.
-func allRoutes(netip.Addr) bool          { return true }
 func landingRoutes(addr netip.Addr) bool { return IsLanding(addr) }
 func vipRoutes(addr netip.Addr) bool     { return !IsLanding(addr) }
 

@@ -1,7 +1,6 @@
 package portal
 
 import (
-	"errors"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -192,59 +191,5 @@ var _ = Describe("the choice between variants of iptables", func() {
 	It("names commands", func() {
 		Expect(variant{"nft", true}.command(true, "-save")).To(Equal("ip6tables-nft-save"))
 		Expect(variant{}.command(false, "-restore")).To(Equal("iptables-restore"))
-	})
-})
-
-var _ = Describe("finding the rules that the kernel refuses", func() {
-	rules := manyRules(1000)
-	refusing := func(bad map[Target]bool, tries *int) func([]Rule) error {
-		return func(part []Rule) error {
-			*tries++
-			for _, r := range part {
-				if bad[r.Target] {
-					return errRefusedForTest
-				}
-			}
-			return nil
-		}
-	}
-	It("finds one in a thousand by some twenty tries", func() {
-		tries := 0
-		bad := map[Target]bool{rules[617].Target: true}
-		Expect(bisect(rules, refusing(bad, &tries))).To(HaveExactKeys(bad))
-		Expect(tries).To(BeNumerically("<=", 21))
-	})
-	It("finds several", func() {
-		tries := 0
-		bad := map[Target]bool{rules[0].Target: true, rules[1].Target: true, rules[999].Target: true, rules[500].Target: true}
-		Expect(bisect(rules, refusing(bad, &tries))).To(HaveExactKeys(bad))
-		Expect(tries).To(BeNumerically("<=", 80))
-	})
-	It("finds none where none is", func() {
-		tries := 0
-		Expect(bisect(rules, refusing(nil, &tries))).To(BeEmpty())
-		Expect(tries).To(Equal(1))
-	})
-	It("blames none, and gives up, once a try could not be made", func() {
-		tries := 0
-		try := refusing(map[Target]bool{rules[0].Target: true}, &tries)
-		bad, err := bisect(rules, func(part []Rule) error {
-			if err := try(part); err == nil || tries < 5 {
-				return err
-			}
-			return undecided{errors.New("another program holds the lock")}
-		})
-		Expect(err).To(MatchError("another program holds the lock"))
-		Expect(bad).To(BeEmpty())
-		Expect(tries).To(Equal(5))
-	})
-	It("blames those that are only refused together", func() {
-		together := func(part []Rule) error {
-			if len(part) >= 4 {
-				return errRefusedForTest
-			}
-			return nil
-		}
-		Expect(bisect(rules[:4], together)).To(HaveLen(4))
 	})
 })

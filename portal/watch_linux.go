@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"slices"
 	"syscall"
 	"time"
 
@@ -40,8 +39,20 @@ func subscribe(protocol int, matters func(syscall.NetlinkMessage) bool, groups .
 	return subscription{socket, matters}, nil
 }
 
-// watch tells of events until ctx ends. Then it closes the channel.
-func watch(ctx context.Context, subscriptions []subscription) <-chan struct{} {
+// watch tells of the events that open subscribes to until ctx ends. Then it closes the
+// channel. What is opened belongs to the network namespace of the calling thread.
+func watch(ctx context.Context, open ...func() (subscription, error)) (<-chan struct{}, error) {
+	var subscriptions []subscription
+	for _, o := range open {
+		s, err := o()
+		if err != nil {
+			for _, s := range subscriptions {
+				s.socket.Close()
+			}
+			return nil, err
+		}
+		subscriptions = append(subscriptions, s)
+	}
 	events := make(chan struct{}, 1)
 	ended := make(chan struct{})
 	for _, s := range subscriptions {
@@ -61,7 +72,7 @@ func watch(ctx context.Context, subscriptions []subscription) <-chan struct{} {
 			<-ended
 		}
 	}()
-	return out
+	return out, nil
 }
 
 // receive tells of each event that matters, until the socket is closed.
@@ -118,43 +129,6 @@ func debounce(ctx context.Context, events <-chan struct{}, out chan<- struct{}) 
 	}
 }
 
-// Watch implements Watcher.
-func (p *redirectPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
-	open := []func() (subscription, error){p.landingEvents}
-	if p.nftMatters != nil {
-		open = append(open, func() (subscription, error) { return nftEvents(p.nftMatters) })
-	}
-	var subscriptions []subscription
-	for _, o := range open {
-		s, err := o()
-		if err != nil {
-			for _, s := range subscriptions {
-				s.socket.Close()
-			}
-			return nil, err
-		}
-		subscriptions = append(subscriptions, s)
-	}
-	return watch(ctx, subscriptions), nil
-}
-
-// Watch implements Watcher.
-func (p *addressPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
-	routes, err := routeEvents(p.lost)
-	if err != nil {
-		return nil, err
-	}
-	return watch(ctx, []subscription{routes}), nil
-}
-
-// lost tells whether a change of a local route is one that Check has to do with.
-// A route that this portal took out itself has no user any more.
-func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return gone && p.users[addr] > 0 || !ours && len(p.listened) > 0
-}
-
 // routeEvents tells of changes of local routes.
 func routeEvents(matters func(addr netip.Addr, gone, ours bool) bool) (subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
@@ -180,18 +154,6 @@ func routeEvents(matters func(addr netip.Addr, gone, ours bool) bool) (subscript
 		}
 		return false
 	}, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
-}
-
-// landingEvents tells when a landing is gone that is needed.
-func (p *redirectPortal) landingEvents() (subscription, error) {
-	return routeEvents(func(addr netip.Addr, gone, _ bool) bool {
-		if !gone || !IsLanding(addr) {
-			return false
-		}
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return slices.ContainsFunc(p.families[:], func(m *machine) bool { return len(m.rules) > 0 })
-	})
 }
 
 // nftEvents tells of changes by others, for which matters is asked with the table
@@ -231,5 +193,3 @@ func nftString(data []byte, attribute uint16) string {
 	}
 	return ""
 }
-
-var _ = []Watcher{(*redirectPortal)(nil), (*addressPortal)(nil)}

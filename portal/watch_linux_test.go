@@ -32,25 +32,27 @@ var _ = Describe("watching a portal", func() {
 	const tellsNothing = watchLate + watchQuiet + 150*time.Millisecond
 
 	for _, kind := range []struct {
-		name, mode, variant string
-		damages, harmless   []string
+		name              string
+		mode              Mode
+		variant           string
+		damages, harmless []string
 	}{
-		{"nftables", ModeNFTables, "",
+		{"nftables", nftablesMode, "",
 			[]string{
 				"nft delete element ip usher portals { 10.96.0.10 . tcp . 80 }", "nft flush chain ip6 usher portals",
 				"nft flush ruleset", "ip route del local 192.0.0.117 table local",
 			},
 			[]string{"nft 'table ip other { chain c { drop; }; }'", "ip addr add 10.77.0.1/32 dev lo"}},
-		{"iptables-nft", ModeIPTables, "nft",
+		{"iptables-nft", iptablesMode, "nft",
 			[]string{
 				"iptables-nft -t nat -F", "iptables-nft -t nat -D PREROUTING 1", "iptables-nft -t nat -F USHER-PORTALS",
 				"nft flush ruleset", "ip -6 route del local fd75:7368:6572::1 table local",
 			},
 			[]string{"iptables-nft -t nat -N OTHER; iptables-nft -t nat -A OTHER -j RETURN; iptables-nft -t nat -A POSTROUTING -j OTHER"}},
-		{"iptables-legacy", ModeIPTables, "legacy",
+		{"iptables-legacy", iptablesMode, "legacy",
 			[]string{"ip route del local 192.0.0.117 table local"},
 			[]string{"nft 'table ip nat { chain c { drop; }; }'"}},
-		{"address", ModeAddress, "",
+		{"address", addressMode, "",
 			[]string{"ip route del local 10.96.0.10 table local", "ip -6 route flush table local proto 117"},
 			[]string{"ip addr add 10.77.0.1/32 dev lo; ip addr del 10.77.0.1/32 dev lo", "nft flush ruleset"}},
 	} {
@@ -85,7 +87,7 @@ var _ = Describe("watching a portal", func() {
 	}
 
 	It("tells mode address when node ports have other addresses", func() {
-		p := n.open(ModeAddress, Options{NodePortAddresses: prefixes("10.0.0.0/8")})
+		p := n.open(addressMode, Options{NodePortAddresses: prefixes("10.0.0.0/8")})
 		told := watch(p)
 		n.publish(p, "web", webNode4)
 		n.node.sh("ip addr add 10.77.0.1/32 dev lo")
@@ -93,7 +95,7 @@ var _ = Describe("watching a portal", func() {
 	})
 
 	It("tells now and then while others change things all the time", func() {
-		p := n.open(ModeNFTables, Options{})
+		p := n.open(nftablesMode, Options{})
 		n.publish(p, "web", web4)
 		told := watch(p)
 		n.node.sh("for i in $(seq 150); do nft add element ip usher portals { 10.0.0.$i . tcp . 80 : 1 }; done")

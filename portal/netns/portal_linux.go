@@ -16,6 +16,8 @@ type outside struct{ namespace *Namespace }
 
 func (outside) Mode() string { return portal.ModeAddress }
 
+func (outside) Traits() portal.Traits { return portal.Named(portal.ModeAddress)[0].Traits }
+
 func (o outside) Listen(service string, targets []portal.Target) []portal.Bind {
 	a, _ := o.namespace.call(request{Listen: &wanted{service, targets}}) // without a helper there is nothing to listen for
 	return a.Binds
@@ -49,7 +51,7 @@ func (o outside) Compare(context.Context) ([]portal.Comparison, error) {
 	a, err := o.namespace.call(request{Look: true})
 	all := make([]portal.Comparison, len(a.Comparisons))
 	for i, c := range a.Comparisons {
-		all[i] = portal.Comparison{Mode: c.Mode, Rule: c.Rule.plain(), State: c.State, Installed: c.Installed.plain()}
+		all[i] = portal.Comparison{Mode: c.Mode, Traits: o.Traits(), Rule: c.Rule.plain(), State: c.State, Installed: c.Installed.plain()}
 	}
 	return all, err
 }

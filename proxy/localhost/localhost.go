@@ -120,6 +120,8 @@ type onLoopback struct{}
 
 func (onLoopback) Mode() string { return portal.ModeNone }
 
+func (onLoopback) Traits() portal.Traits { return portal.Traits{} }
+
 func (onLoopback) Listen(_ string, targets []portal.Target) (binds []portal.Bind) {
 	for _, t := range targets {
 		binds = append(binds, portal.Bind{Addr: netip.AddrPortFrom(t.Addr, t.Port), Targets: []portal.Target{t}})

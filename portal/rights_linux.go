@@ -6,30 +6,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// modes are all modes, in the order in which auto tries them.
-var modes = []mode{
-	{ModeIPTables, newIPTables},
-	{ModeNFTables, newNFTables},
-	{ModeAddress, newAddress},
-	{ModeNone, newNone},
-}
-
 // errNoNetAdmin is why most portals do not work for an ordinary user.
 var errNoNetAdmin = errors.New("CAP_NET_ADMIN is missing: run as root, give the process this capability, or choose --portal=none")
 
-// hasNetAdmin tells whether this process may change rules and routes. When
-// that cannot be found out, it says yes and leaves the refusal to the kernel.
-func hasNetAdmin() bool {
+// needNetAdmin returns an error if this process may not change rules and routes. When
+// that cannot be found out, it leaves the refusal to the kernel.
+func needNetAdmin() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData // version 3 writes two
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return true
+	if err := unix.Capget(&header, &data[0]); err == nil && data[0].Effective&(1<<unix.CAP_NET_ADMIN) == 0 {
+		return errNoNetAdmin
 	}
-	return data[0].Effective&(1<<unix.CAP_NET_ADMIN) != 0
+	return nil
 }
 
 // withMark returns o without Mark where no socket can have one.
-func (o Options) withMark() Options {
+func withMark(o Options) Options {
 	if o.Mark == 0 {
 		return o
 	}
