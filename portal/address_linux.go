@@ -90,7 +90,7 @@ func listAddress(context.Context, Options) ([]Rule, error) {
 	addrs, err := routes.list()
 	var vips []Rule
 	for _, addr := range addrs {
-		if vipRoutes(addr) {
+		if !IsLanding(addr) {
 			vips = append(vips, Rule{Target: Target{Addr: addr}})
 		}
 	}
@@ -99,7 +99,7 @@ func listAddress(context.Context, Options) ([]Rule, error) {
 
 // removeAddress takes out the routes for VIPs, and with all set for landings too.
 func removeAddress(_ context.Context, _ Options, all bool) ([]string, error) {
-	return removeRoutes(func(addr netip.Addr) bool { return all || vipRoutes(addr) })
+	return removeRoutes(func(addr netip.Addr) bool { return all || !IsLanding(addr) })
 }
 
 func (p *addressPortal) Mode() string { return p.mode.Name }
@@ -132,13 +132,11 @@ func (p *addressPortal) Listen(_ string, targets []Target) []Bind {
 // ports, in order. A link-local address of IPv6 is none without an
 // interface.
 func (p *addressPortal) nodeAddresses(family Family) (addrs []netip.Addr) {
-	all, err := p.routes.handle.AddrList(nil, netlinkFamily(family))
+	all, err := p.routes.addresses(family)
 	if err != nil {
 		p.log.WithError(err).Error("This node's addresses cannot be listed: node ports are not served at those that are missing")
 	}
-	for _, a := range all {
-		addr, _ := netip.AddrFromSlice(a.IP)
-		addr = addr.Unmap()
+	for _, addr := range all {
 		within := len(p.opts.NodePortAddresses) == 0 || containsAddr(p.opts.NodePortAddresses, addr)
 		if within && !(addr.Is6() && addr.IsLinkLocalUnicast()) {
 			addrs = append(addrs, addr)
@@ -201,7 +199,11 @@ func (p *addressPortal) Apply(ctx context.Context, set []Rule, gone []Target) er
 	for t, was := range before {
 		_, is := p.rules[t]
 		if t.Addr.IsValid() && !t.Addr.IsUnspecified() && was != is {
-			p.users[t.Addr] += truth(is) - truth(was)
+			if is {
+				p.users[t.Addr]++
+			} else {
+				p.users[t.Addr]--
+			}
 			touched[t.Addr] = true
 		}
 	}
@@ -260,7 +262,7 @@ func (p *addressPortal) settleAll(ctx context.Context) (changed []string, err er
 	clear(p.routed)
 	for _, addr := range routed {
 		// Connections that came in by a landing may still be draining.
-		if vipRoutes(addr) {
+		if !IsLanding(addr) {
 			p.routed[addr] = true
 			addrs[addr] = true
 		}
@@ -404,7 +406,7 @@ func compareLocal(mode Mode, wanted map[Target]Rule, isLocal func(netip.Addr) bo
 			all = append(all, i.extra())
 		}
 	}
-	slices.SortFunc(all, compareComparisons)
+	slices.SortFunc(all, Comparison.Compare)
 	return all
 }
 

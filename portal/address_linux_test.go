@@ -216,22 +216,10 @@ var _ = Describe("portal address", func() {
 		Expect(n.node.state()).To(Equal(before))
 	})
 
-	It("takes out the rules that mode iptables left, but while it runs not the landing of connections in flight", func() {
-		before := n.node.state()
-		n.publish(n.choose(iptablesMode.Name, Options{}), "old", web4)
-		p := n.choose(addressMode.Name, Options{})
-		n.publish(p, "new", web4)
-		Expect(n.check(p)).To(BeZero())
-		Expect(ours()).To(ContainSubstring("192.0.0.117"))
-		Expect(n.pod.ask(web4)).To(HavePrefix("new"))
-		n.remove(p)
-		Expect(n.node.state()).To(Equal(before))
-	})
-
 	It("says so when lo is down", func() {
 		n.node.sh("ip link set lo down")
 		n.node.do(func() {
-			_, err := New(background, addressMode.Name, Options{})
+			_, err := addressMode.New(background, Options{})
 			Expect(err).To(MatchError(ContainSubstring("ip link set lo up")))
 		})
 	})

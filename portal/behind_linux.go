@@ -9,14 +9,14 @@ import (
 )
 
 // Behind returns a function that tells whether the route from this node to an address
-// leads over one of these interfaces. It asks the kernel each time: so it is right as
+// leads over one of the interfaces. It asks the kernel each time: so it is right as
 // soon as a route changes, and costs the same with any number of routes, some ten
 // microseconds (since Linux 4.14 without the lock under which interfaces and routes
 // are changed). What the kernel has no route to is not behind them.
 //
 // It is for the network namespace of the calling thread, and keeps two sockets
 // open for good.
-func (i Interfaces) Behind() (func(netip.Addr) bool, error) {
+func Behind(i Interfaces) (func(netip.Addr) bool, error) {
 	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("asking the kernel for its routes: %w", err)

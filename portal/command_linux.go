@@ -35,7 +35,7 @@ func run(ctx context.Context, stdin, command string, args ...string) (string, er
 		}
 		err = fmt.Errorf("%s: %w: %s", command, err, lastLines(complaint.String()))
 		if !refused {
-			err = undecided{err}
+			err = markUndecided(err)
 		}
 		return "", err
 	}

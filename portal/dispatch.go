@@ -68,7 +68,7 @@ func (p place) split(rules []Rule) []part {
 	rest := 16 - (common - common%splitBits + splitBits)
 	return group(rules, func(t Target) place {
 		low := t.Port >> rest << rest
-		return place{prefix: p.prefix, proto: t.Protocol, ports: PortRange{low, low | (1<<rest - 1)}}
+		return place{prefix: p.prefix, proto: t.Protocol, ports: PortRange{First: low, Last: low | (1<<rest - 1)}}
 	})
 }
 

@@ -32,9 +32,9 @@ var _ = Describe("a UDP client that keeps its port, when rules that led it go", 
 
 	It("is served when mode address takes the place of mode nftables", func() {
 		n := newTestNet()
-		n.publish(n.choose(nftablesMode.Name, Options{}), "before", dns4)
+		n.publish(choose(n, nftablesMode.Name, Options{}), "before", dns4)
 		Expect(n.pod.askFrom(dns4, 5353, time.Second)).To(Equal("before"))
-		n.publish(n.choose(addressMode.Name, Options{}), "after", dns4)
+		n.publish(choose(n, addressMode.Name, Options{}), "after", dns4)
 		Expect(n.pod.askFrom(dns4, 5353, time.Second)).To(Equal("after"))
 	})
 })

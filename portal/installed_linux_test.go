@@ -41,7 +41,7 @@ var _ = Describe("listing what is installed", func() {
 			n.apply(n.open(kind.mode, Options{IPTablesVariant: kind.variant}), rules, nil)
 			var want []Installed
 			for _, r := range rules {
-				want = append(want, Installed{kind.mode.Name, kind.mode.Traits, r})
+				want = append(want, Installed{Mode: kind.mode.Name, Traits: kind.mode.Traits, Rule: r})
 			}
 			Expect(list(n)).To(HaveExactElements(want))
 		})
@@ -51,6 +51,6 @@ var _ = Describe("listing what is installed", func() {
 		n := newTestNet()
 		n.apply(n.open(addressMode, Options{}), []Rule{redirect(web4, 80), redirect(webNode4, 30080), redirect(web6, 80)}, nil)
 		Expect(list(n)).To(HaveExactElements(
-			Installed{addressMode.Name, addressMode.Traits, Rule{Target: Target{Addr: vip4}}}, Installed{addressMode.Name, addressMode.Traits, Rule{Target: Target{Addr: vip6}}}))
+			Installed{Mode: addressMode.Name, Traits: addressMode.Traits, Rule: Rule{Target: Target{Addr: vip4}}}, Installed{Mode: addressMode.Name, Traits: addressMode.Traits, Rule: Rule{Target: Target{Addr: vip6}}}))
 	})
 })

@@ -8,14 +8,6 @@ import (
 )
 
 var _ = Describe("Interfaces", func() {
-	It("are one name, or all that begin so", func() {
-		Expect(Interfaces("cni0").Has("cni0")).To(BeTrue())
-		Expect(Interfaces("cni0").Has("cni01")).To(BeFalse())
-		Expect(Interfaces("cali+").Has("cali12ab")).To(BeTrue())
-		Expect(Interfaces("cali+").Has("eth0")).To(BeFalse())
-		Expect(Interfaces("").Has("")).To(BeFalse())
-	})
-
 	It("have behind them what the route leads to over one of them, as it is now", func() {
 		node := newHost()
 		add := func(name string) {
@@ -27,9 +19,9 @@ var _ = Describe("Interfaces", func() {
 		add("eth0")
 		node.sh(`ip addr add 10.1.0.1/24 dev cni0; ip addr add fd01::1/64 dev cni0 nodad; ip route add blackhole 10.1.0.8
 			ip route add 10.1.0.7 dev cali1; ip -6 route add fd01::7 dev cali1; ip route add default dev eth0; ip -6 route add default dev eth0`)
-		behind := func(interfaces Interfaces) (all []string) {
+		whoIsBehind := func(interfaces Interfaces) (all []string) {
 			node.do(func() {
-				is, err := interfaces.Behind()
+				is, err := Behind(interfaces)
 				Expect(err).NotTo(HaveOccurred())
 				for _, a := range []string{"10.1.0.2", "fd01::2", "10.1.0.7", "fd01::7", "10.1.0.8", "10.1.0.1", "10.1.0.255", "127.0.0.1", "192.0.2.1", "2001:db8::1", "fe80::2%cali1", "fe80::2%eth0"} {
 					if is(netip.MustParseAddr(a)) {
@@ -39,11 +31,11 @@ var _ = Describe("Interfaces", func() {
 			})
 			return all
 		}
-		Expect(behind("cni0")).To(Equal([]string{"10.1.0.2", "fd01::2"}))
-		Expect(behind("cali+")).To(Equal([]string{"10.1.0.7", "fd01::7", "fe80::2%cali1"}))
-		Expect(behind("veth+")).To(BeEmpty())
+		Expect(whoIsBehind("cni0")).To(Equal([]string{"10.1.0.2", "fd01::2"}))
+		Expect(whoIsBehind("cali+")).To(Equal([]string{"10.1.0.7", "fd01::7", "fe80::2%cali1"}))
+		Expect(whoIsBehind("veth+")).To(BeEmpty())
 		node.do(func() {
-			is, err := Interfaces("cali+").Behind()
+			is, err := Behind("cali+")
 			Expect(err).NotTo(HaveOccurred())
 			Expect(Interfaces("cali+").Exist()).To(BeTrue())
 			node.sh("ip link del cali1")

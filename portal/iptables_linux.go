@@ -24,6 +24,7 @@ func openIPTables(ctx context.Context, self Mode, opts Options) (Portal, error) 
 	if err := needNetAdmin(); err != nil {
 		return nil, err
 	}
+	opts.Log = opts.Log.WithField("portal", self.Name)
 	opts = withMark(opts)
 	var errs error
 	for _, v := range variants(ctx, opts) {
@@ -56,10 +57,9 @@ func openVariant(ctx context.Context, self Mode, v variant, opts Options) (Porta
 		return removeVariants(ctx, opts, all, func(o variant) bool { return o.nft != v.nft })
 	}}
 	opts.Others = slices.Concat([]Mode{other}, opts.Others)
-	p := newRedirect(self, opts)
-	opts.Log = p.log
+	var events func() (subscription, error)
 	if v.nft {
-		p.events = func() (subscription, error) {
+		events = func() (subscription, error) {
 			return nftEvents(func(table, chain string) bool {
 				// In other chains rules of others come and go all the time.
 				return (table == tableNAT || table == tableMangle) &&
@@ -67,11 +67,11 @@ func openVariant(ctx context.Context, self Mode, v variant, opts Options) (Porta
 			})
 		}
 	}
-	err := p.open(func(family Family) (backend, error) { return openFamily(ctx, v, family, opts) })
+	opts.Log.WithFields(logrus.Fields{"command": v.command(false, ""), "nft": v.nft}).Debug("trying iptables")
+	p, err := openRedirect(self, opts, events, func(family Family) (backend, error) { return openFamily(ctx, v, family, opts) })
 	if err != nil {
 		return nil, err
 	}
-	p.log.WithFields(logrus.Fields{"command": v.command(false, ""), "nft": v.nft, "left": len(p.before)}).Debug("iptables works")
 	return p, nil
 }
 

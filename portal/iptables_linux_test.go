@@ -1,14 +1,12 @@
 package portal
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -18,78 +16,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var (
-	vip4, vip6           = netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd96::10")
-	web4, web6           = Target{TCP, vip4, 80}, Target{TCP, vip6, 80}
-	dns4, dns6           = Target{UDP, vip4, 53}, Target{UDP, vip6, 53}
-	webNode4, webNode6   = Target{TCP, IPv4.Any(), 30080}, Target{TCP, IPv6.Any(), 30080}
-	nodeIP4, nodeIP6     = netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd01::1")
-	localhost4           = netip.MustParseAddr("127.0.0.1")
-	background           = context.Background()
-	iptablesVariantNames = []string{"nft", "legacy"}
-)
-
-// open makes a portal on the node, where there are no portals of other modes.
-func (n *testNet) open(mode Mode, opts Options) Portal {
-	GinkgoHelper()
-	var p Portal
-	n.node.do(func() {
-		var err error
-		p, err = mode.New(background, opts)
-		Expect(err).NotTo(HaveOccurred())
-	})
-	return p
-}
-
-// choose makes a portal on the node by the name of its mode, beside those of other modes.
-func (n *testNet) choose(mode string, opts Options) Portal {
-	GinkgoHelper()
-	var p Portal
-	n.node.do(func() {
-		var err error
-		p, err = New(background, mode, opts)
-		Expect(err).NotTo(HaveOccurred())
-	})
-	return p
-}
-
-// publish opens the listeners for targets and the portal to them.
-func (n *testNet) publish(p Portal, word string, targets ...Target) (binds []Bind, rules []Rule) {
-	GinkgoHelper()
-	binds = p.Listen("default/web", targets)
-	for i, b := range binds {
-		port := n.node.serve(b, word)
-		binds[i].Addr = netip.AddrPortFrom(b.Addr.Addr(), port)
-		for _, t := range b.Targets {
-			rules = append(rules, Rule{Target: t, LocalPort: port, Comment: "default/" + word + ":http"})
-		}
+// ipFamilies returns the families of a portal of mode iptables.
+func ipFamilies(p Portal) (all []*ipFamily) {
+	for _, b := range p.(*redirectPortal).backends() {
+		all = append(all, b.(*ipFamily))
 	}
-	n.apply(p, rules, nil)
-	return binds, rules
+	return all
 }
 
-func (n *testNet) apply(p Portal, set []Rule, gone []Target) {
-	GinkgoHelper()
-	n.node.do(func() { Expect(p.Apply(background, set, gone)).To(Succeed()) })
+// cleanup takes out all that the mode has ever put in.
+func cleanup() ([]string, error) {
+	opts, err := Options{}.Complete()
+	Expect(err).NotTo(HaveOccurred())
+	return iptablesMode.Remove(background, opts, true)
 }
 
-func (n *testNet) check(p Portal) int {
-	GinkgoHelper()
-	var repaired int
-	n.node.do(func() {
-		var err error
-		repaired, err = p.Check(background)
-		Expect(err).NotTo(HaveOccurred())
-	})
-	return repaired
-}
-
-func (n *testNet) remove(p Portal) {
-	GinkgoHelper()
-	n.node.do(func() { Expect(p.Remove(background)).To(Succeed()) })
-}
-
-func at(t Target, addr netip.Addr) Target { t.Addr = addr; return t }
+var iptablesVariantNames = []string{"nft", "legacy"}
 
 var _ = Describe("portal iptables", func() {
 	for _, variant := range iptablesVariantNames {
@@ -180,25 +122,25 @@ var _ = Describe("portal iptables", func() {
 					Expect(os.WriteFile(filepath.Join(bin, name+"-save"), []byte("#!/bin/sh\necho Permission denied >&2; exit 4\n"), 0o755)).To(Succeed())
 				}
 				DeferCleanup(os.Setenv, "PATH", path)
-				cleanup := func(want OmegaMatcher) {
+				cleaned := func(want OmegaMatcher) {
 					GinkgoHelper()
 					n.node.do(func() {
-						_, err := Cleanup(background, nil)
+						_, err := cleanup()
 						Expect(err).To(want)
 					})
 				}
 
 				By("no iptables at all")
 				Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
-				cleanup(MatchError(ContainSubstring("no iptables-%s is installed", variant)))
+				cleaned(MatchError(ContainSubstring("no iptables-%s is installed", variant)))
 
 				By("an iptables that cannot read")
 				Expect(os.Setenv("PATH", bin)).To(Succeed())
-				cleanup(MatchError(ContainSubstring("reading the IPv4 rules: iptables-%s-save: exit status 4: Permission denied", variant)))
+				cleaned(MatchError(ContainSubstring("reading the IPv4 rules: iptables-%s-save: exit status 4: Permission denied", variant)))
 
 				Expect(os.Setenv("PATH", path)).To(Succeed())
-				cleanup(Succeed())
-				cleanup(Succeed())
+				cleaned(Succeed())
+				cleaned(Succeed())
 			})
 
 			It("uses REDIRECT where iptables takes no DNAT, and warns of interfaces from which the kernel drops that", func() {
@@ -281,28 +223,6 @@ var _ = Describe("portal iptables", func() {
 				Expect(n.check(p)).To(BeZero())
 			})
 
-			It("leaves what others had, and removes what a process that died has left", func() {
-				n.node.sh(strings.ReplaceAll(`
-					iptables -t nat -N KUBE-MARK-MASQ
-					iptables -t nat -A POSTROUTING -s 10.0.0.0/8 -m comment --comment "to USHER-X \"y\"" -j MASQUERADE
-					iptables -t nat -A PREROUTING -p 99 -j ACCEPT
-					iptables -A INPUT -p 99 -j ACCEPT`, "iptables", "iptables-"+variant))
-				before := n.node.state()
-				p := n.open(iptablesMode, opts)
-				n.publish(p, "web", web4, web6)
-				n.apply(p, []Rule{drop(dns4)}, nil)
-				n.node.sh("ip route add local 10.96.9.9 dev lo table local proto 117")
-				n.node.do(func() {
-					removed, err := Cleanup(background, nil)
-					Expect(err).NotTo(HaveOccurred())
-					Expect(removed).To(HaveLen(4), "nat and mangle, nat of IPv6, routes: %v", removed)
-				})
-				Expect(n.node.state()).To(Equal(before))
-				n.node.do(func() {
-					Expect(Cleanup(background, nil)).To(BeEmpty())
-				})
-			})
-
 			It("removes its rules, but not the table, when others use what it made", func() {
 				p := n.open(iptablesMode, opts)
 				n.publish(p, "web", web4)
@@ -326,9 +246,7 @@ var _ = Describe("portal iptables", func() {
 
 				p := n.open(iptablesMode, opts)
 				now := time.Now()
-				for _, m := range p.(*redirectPortal).families {
-					m.refused.now = func() time.Time { return now }
-				}
+				p.(*redirectPortal).now = func() time.Time { return now }
 				_, rules := n.publish(p, "web", web4)
 				bad := []Target{{TCP, vip4, 666}, {UDP, netip.MustParseAddr("10.96.0.20"), 666}}
 				for _, t := range bad {
@@ -412,7 +330,7 @@ var _ = Describe("portal iptables", func() {
 				n.node.sh("iptables-" + variant + " -t nat -N USHER-PROBE-1")
 				Expect(n.check(p)).To(BeZero())
 				Expect(save("", "nat")).To(ContainSubstring("USHER-PROBE-1"))
-				n.node.do(func() { Expect(Cleanup(background, nil)).NotTo(BeEmpty()) })
+				n.node.do(func() { Expect(cleanup()).NotTo(BeEmpty()) })
 				Expect(save("", "nat")).NotTo(ContainSubstring("USHER"))
 			})
 		})
@@ -445,25 +363,4 @@ var _ = Describe("portal iptables", func() {
 		Expect(n.pod.ask(Target{TCP, nodeIP4, port})).To(Equal("web " + ErrNotRedirected.Error()))
 	})
 
-	It("says what is missing", func() {
-		n := newTestNet()
-		path := os.Getenv("PATH")
-		DeferCleanup(os.Setenv, "PATH", path)
-		Expect(os.Setenv("PATH", GinkgoT().TempDir())).To(Succeed())
-		n.node.do(func() {
-			_, err := New(background, iptablesMode.Name, Options{})
-			Expect(err).To(MatchError(And(ContainSubstring("portal iptables does not work here"), ContainSubstring("install the iptables package"))))
-			p, err := New(background, Auto, Options{})
-			Expect(err).NotTo(HaveOccurred())
-			Expect(p.Mode()).To(Equal(nftablesMode.Name))
-
-			// As iptables-nft does where the kernel has no nf_tables, whatever is asked.
-			complaint := "#!/bin/sh\necho 'iptables/1.8.9 Failed to initialize nft: Protocol not supported' >&2\nexit 1\n"
-			Expect(os.WriteFile(filepath.Join(os.Getenv("PATH"), "iptables"), []byte(complaint), 0o755)).To(Succeed())
-			_, err = New(background, iptablesMode.Name, Options{})
-			Expect(err).To(MatchError(And(ContainSubstring("modprobe nf_tables"), Not(ContainSubstring("install the iptables package")))))
-		})
-		Expect(os.Setenv("PATH", path)).To(Succeed())
-		Expect(slices.Contains(Modes(), n.choose(Auto, Options{}).Mode())).To(BeTrue())
-	})
 })

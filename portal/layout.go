@@ -59,30 +59,6 @@ const (
 	chainNodePorts = chainPrefix + "NODEPORTS"
 )
 
-// The landings: local addresses of the node by a route on lo, as the VIPs of
-// mode address are. The one of IPv4 is in the block for protocol assignments,
-// which nobody routes (RFC 6890: neither source nor destination nor
-// forwardable), and where nothing has been assigned near it. It cannot be a
-// link-local, loopback or benchmarking address: to the kernel's SCTP
-// (sctp_v4_scope) the former are too near for clients with a private address, and
-// the latter, before Linux 5.14, is none at all. The one of IPv6 is a unique local
-// address (RFC 4193) with "usher" for its global ID.
-var (
-	landing4 = netip.MustParseAddr("192.0.0.117")
-	landing6 = netip.MustParseAddr("fd75:7368:6572::1")
-)
-
-// IsLanding reports whether addr is where packets are led. Nobody else is there.
-func IsLanding(addr netip.Addr) bool { return addr == landing4 || addr == landing6 }
-
-// landingOf returns the landing of a family.
-func landingOf(family Family) netip.Addr {
-	if family.Is6() {
-		return landing6
-	}
-	return landing4
-}
-
 // maxFlat is how many rules a chain holds before it is split. At some 20 ns to
 // 50 ns a comparison this bounds what a chain costs to about a microsecond.
 const maxFlat = 32
@@ -192,7 +168,7 @@ func (l *layouter) drop(r Rule) (specs []spec) {
 // match returns a spec that matches packets for r's target.
 func (l *layouter) match(r Rule) spec {
 	t := r.Target
-	s := spec{proto: t.Protocol, ports: PortRange{t.Port, t.Port}, toPort: -1}
+	s := spec{proto: t.Protocol, ports: PortRange{First: t.Port, Last: t.Port}, toPort: -1}
 	if !t.Addr.IsUnspecified() {
 		s.dst = netip.PrefixFrom(t.Addr, t.Addr.BitLen())
 	}

@@ -2,7 +2,6 @@ package portal
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -10,24 +9,6 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 )
-
-// usual is a setting in which nothing is missing.
-var usual = setting{comment: true, addrtype: true, landing: landing4}
-
-// manyRules returns n rules: three quarters are cluster IPs spread over
-// 10.96.0.0/12, the others node ports.
-func manyRules(n int) []Rule {
-	random := rand.New(rand.NewPCG(1, 2))
-	rules := map[Target]Rule{}
-	for len(rules) < n {
-		t := Target{TCP, netip.AddrFrom4([4]byte{10, 96 | byte(random.IntN(16)), byte(random.IntN(256)), byte(random.IntN(256))}), 80}
-		if len(rules)%4 == 3 {
-			t = Target{[]Protocol{TCP, UDP}[random.IntN(2)], IPv4.Any(), uint16(30000 + random.IntN(2768))}
-		}
-		rules[t] = redirect(t, uint16(10000+len(rules)))
-	}
-	return inOrder(rules)
-}
 
 // walk does what the kernel does with a packet for t: it returns the rule
 // that the packet ends with, and with how many rules it was compared.

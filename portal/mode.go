@@ -227,7 +227,7 @@ func (i Installed) extra() Comparison {
 	return Comparison{Mode: i.Mode, Traits: i.Traits, Rule: i.Rule, State: StateExtra}
 }
 
-// compareComparisons orders comparisons by their targets.
-func compareComparisons(a, b Comparison) int {
-	return cmp.Or(a.Rule.Target.Compare(b.Rule.Target), cmp.Compare(a.Mode, b.Mode), cmp.Compare(a.State, b.State))
+// Compare orders comparisons by their targets.
+func (c Comparison) Compare(other Comparison) int {
+	return cmp.Or(c.Rule.Target.Compare(other.Rule.Target), cmp.Compare(c.Mode, other.Mode), cmp.Compare(c.State, other.State))
 }

@@ -32,7 +32,7 @@ var _ = Describe("choosing a portal", func() {
 		Expect(err).To(MatchError(`there is no portal called "ipvs"; there are auto, iptables, nftables, address, none`))
 	})
 	It("refuses an empty port range", func() {
-		_, err := New(context.Background(), noneMode.Name, Options{ProxyPorts: PortRange{10, 5}})
+		_, err := New(context.Background(), noneMode.Name, Options{ProxyPorts: PortRange{First: 10, Last: 5}})
 		Expect(err).To(MatchError(ContainSubstring("10-5")))
 	})
 })

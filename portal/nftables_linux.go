@@ -18,16 +18,15 @@ func openNFTables(_ context.Context, self Mode, opts Options) (Portal, error) {
 	if err := needNetAdmin(); err != nil {
 		return nil, err
 	}
+	opts.Log = opts.Log.WithField("portal", self.Name)
 	opts = withMark(opts)
-	p := newRedirect(self, opts)
-	opts.Log = p.log
-	p.events = func() (subscription, error) {
+	events := func() (subscription, error) {
 		return nftEvents(func(table, _ string) bool { return table == nftTable })
 	}
-	if err := p.open(func(family Family) (backend, error) { return openNFTRules(family, opts) }); err != nil {
+	p, err := openRedirect(self, opts, events, func(family Family) (backend, error) { return openNFTRules(family, opts) })
+	if err != nil {
 		return nil, err
 	}
-	p.log.WithField("left", len(p.before)).Debug("nftables works")
 	return p, nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -19,8 +18,8 @@ import (
 
 // nftFamilies returns the families of a portal of mode nftables.
 func nftFamilies(p Portal) (all []*nftRules) {
-	for _, f := range p.(*redirectPortal).families {
-		all = append(all, f.backend.(*nftRules))
+	for _, b := range p.(*redirectPortal).backends() {
+		all = append(all, b.(*nftRules))
 	}
 	return all
 }
@@ -262,56 +261,10 @@ var _ = Describe("portal nftables", func() {
 		Expect(<-done).To(BeEmpty())
 	})
 
-	It("is chosen where there is no iptables", func() {
-		path := os.Getenv("PATH")
-		DeferCleanup(os.Setenv, "PATH", path)
-		Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
-		p := n.choose(Auto, Options{})
-		Expect(p.Mode()).To(Equal(nftablesMode.Name))
-		n.publish(p, "web", web4)
-		Expect(n.pod.ask(web4)).To(Equal("web 10.96.0.10:80"))
-		n.remove(p)
-	})
-
-	It("leaves what others had, and removes what a process that died has left", func() {
-		n.node.sh(`nft 'table ip filter { chain input { type filter hook input priority 0; tcp dport 9 drop; }; }
-			table inet usher { chain x { }; }
-			table ip usher-too { map portals { type ipv4_addr : verdict; }; }'`)
-		before := n.node.state()
-		n.publish(open(), "web", web4, web6)
-		n.node.do(func() {
-			removed, err := Cleanup(background, nil)
-			Expect(err).NotTo(HaveOccurred())
-			Expect(removed).To(HaveExactElements("nftables: table ip usher", "nftables: table ip6 usher", ContainSubstring("2 local routes")))
-		})
-		Expect(n.node.state()).To(Equal(before))
-		n.node.do(func() { Expect(Cleanup(background, nil)).To(BeEmpty()) })
-	})
-
-	for _, other := range []string{iptablesMode.Name, addressMode.Name} {
-		It("follows and is followed by mode "+other, func() {
-			before := n.node.state()
-			n.publish(n.choose(other, Options{}), "old", web4)
-			p := n.choose(nftablesMode.Name, Options{})
-			n.publish(p, "new", web4)
-			Expect(n.pod.ask(web4)).To(HavePrefix("new"))
-			Expect(n.node.sh("iptables-nft-save; iptables-legacy-save")).NotTo(ContainSubstring("USHER"))
-			Expect(n.node.sh("ip route show table local proto 117")).NotTo(ContainSubstring("10.96.0.10"))
-			last := n.choose(other, Options{})
-			n.publish(last, "last", Target{TCP, vip4, 81})
-			Expect(list(n)).To(BeEmpty())
-			Expect(n.pod.ask(Target{TCP, vip4, 81})).To(HavePrefix("last"))
-			n.remove(last)
-			Expect(n.node.state()).To(Equal(before))
-		})
-	}
-
 	It("puts in all other rules when the kernel refuses some, names those, and tries them again", func() {
 		p := open()
 		now, refuse := time.Now(), true
-		for _, m := range p.(*redirectPortal).families {
-			m.refused.now = func() time.Time { return now }
-		}
+		p.(*redirectPortal).now = func() time.Time { return now }
 		for _, f := range nftFamilies(p) {
 			f.send = func(ctx context.Context, family Family, c *nftChange) error {
 				for _, e := range c.add {

@@ -146,7 +146,7 @@ func (f *nftRules) try(ctx context.Context, rules []Rule) error {
 	err := f.send(ctx, f.family, c)
 	for _, e := range []error{unix.ENOBUFS, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EAGAIN, unix.EINTR, unix.EPERM, os.ErrDeadlineExceeded, ctx.Err()} {
 		if e != nil && errors.Is(err, e) {
-			return undecided{err}
+			return markUndecided(err)
 		}
 	}
 	return err

@@ -7,90 +7,18 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"sync"
-	"time"
 
 	"github.com/google/nftables"
-	netlinksocket "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
 const (
-	// nftBuffer is large enough for a transaction over some 100,000 elements:
-	// the kernel takes no message that is larger than the socket's send buffer.
-	// Where only the limits for ordinary processes can be had, as in a user
-	// namespace, the transaction is split.
-	nftBuffer = 32 << 20
 	// nftPerMessage is how many elements go into one message of a transaction.
 	// An attribute has at most 64 KiB; an element takes up to some 200 bytes.
 	nftPerMessage = 256
 	// nftPerPart is how many elements a transaction has that is one of several.
 	nftPerPart = 1000
-	// nftPatience is how long the kernel may take for a transaction.
-	nftPatience = 30 * time.Second
 )
-
-// ownSockets are the port IDs of netlink sockets by which this process changed
-// something, and the process IDs of commands that it ran for that, which are the
-// port IDs of their first sockets. The kernel names them when it tells of a
-// change; see Watch.
-var ownSockets recent
-
-// recent remembers the last few numbers that it was told.
-type recent struct {
-	mu   sync.Mutex
-	last [64]uint32
-	next int
-}
-
-func (r *recent) add(n uint32) {
-	_ = r.addOf(func() (uint32, error) { return n, nil })
-}
-
-// addOf adds the number that make returns. Until then nobody is told whether it is
-// there: what the number stands for may act before make returns.
-func (r *recent) addOf(make func() (uint32, error)) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n, err := make()
-	if err == nil {
-		r.last[r.next%len(r.last)] = n
-		r.next++
-	}
-	return err
-}
-
-func (r *recent) has(n uint32) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return n != 0 && slices.Contains(r.last[:], n) // 0 is the kernel itself
-}
-
-// openNFT returns a connection that is good for one transaction, or for reading.
-func openNFT() (*nftables.Conn, error) {
-	conn, err := nftables.New(nftables.WithSockOptions(func(c *netlinksocket.Conn) error {
-		raw, err := c.SyscallConn()
-		if err != nil {
-			return err
-		}
-		var local unix.Sockaddr
-		if e := raw.Control(func(fd uintptr) { local, err = unix.Getsockname(int(fd)) }); e != nil {
-			err = e
-		}
-		if nl, ok := local.(*unix.SockaddrNetlink); ok {
-			ownSockets.add(nl.Pid)
-		}
-		return errors.Join(err,
-			c.SetReadBuffer(nftBuffer), c.SetWriteBuffer(nftBuffer),
-			// An error need not bring the message back that it is about.
-			c.SetOption(netlinksocket.CapAcknowledge, true),
-			c.SetReadDeadline(time.Now().Add(nftPatience)))
-	}))
-	if err != nil {
-		return nil, fmt.Errorf("asking nf_tables: %w", err)
-	}
-	return conn, nil
-}
 
 // nftTableOf returns usher's table in one family.
 func nftTableOf(family Family) *nftables.Table {

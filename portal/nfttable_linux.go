@@ -20,13 +20,6 @@ const (
 // isNote tells whether a chain is such a note.
 func isNote(chain string) bool { return strings.HasPrefix(chain, noteChain) }
 
-func nftFamily(family Family) nftables.TableFamily {
-	if family == IPv4 {
-		return nftables.TableFamilyIPv4
-	}
-	return nftables.TableFamilyIPv6
-}
-
 // nftChains lists the chains of a table of iptables-nft. exists says whether
 // there is such a table.
 func nftChains(family Family, table string) (chains []*nftables.Chain, exists bool, err error) {

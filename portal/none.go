@@ -105,18 +105,6 @@ func (n *none) place(service string, group []Target) netip.AddrPort {
 	return netip.AddrPortFrom(addr, first.Port)
 }
 
-// firstTarget returns the target that a group's port is derived from: the
-// first VIP rather than the node port, since a Service keeps its cluster IP
-// when it becomes a NodePort Service.
-func firstTarget(group []Target) Target {
-	for _, t := range group {
-		if !t.Addr.IsUnspecified() {
-			return t
-		}
-	}
-	return group[0]
-}
-
 func (n *none) Apply(_ context.Context, set []Rule, gone []Target) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

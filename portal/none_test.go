@@ -60,8 +60,8 @@ var _ = Describe("portal none", func() {
 	},
 		Entry("no ports below 1024", onlyHigh, Options{}, "127.64.0.0/10", 8080, 8080),
 		Entry("one address", onlyOne, Options{}, "127.0.0.1/32", 20000, 29999),
-		Entry("a range of ports", everything, Options{ProxyPorts: PortRange{5000, 5009}}, "127.64.0.0/10", 5000, 5009),
-		Entry("one address and a range of ports", onlyOne, Options{ProxyPorts: PortRange{5000, 5009}}, "127.0.0.1/32", 5000, 5009),
+		Entry("a range of ports", everything, Options{ProxyPorts: PortRange{First: 5000, Last: 5009}}, "127.64.0.0/10", 5000, 5009),
+		Entry("one address and a range of ports", onlyOne, Options{ProxyPorts: PortRange{First: 5000, Last: 5009}}, "127.0.0.1/32", 5000, 5009),
 	)
 	It("gives two Services that want the same address different ones, and takes back what is not used", func() {
 		book := newAddressBook(netip.MustParsePrefix("127.64.0.0/24"))

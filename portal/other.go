@@ -35,6 +35,6 @@ func OriginalDstFD(int) (netip.AddrPort, error) {
 }
 
 // Behind has no answer here.
-func (i Interfaces) Behind() (func(netip.Addr) bool, error) {
+func Behind(Interfaces) (func(netip.Addr) bool, error) {
 	return nil, errors.New("only on Linux the route to a client tells whether it is a Pod")
 }

@@ -2,6 +2,8 @@ package portal
 
 import (
 	"hash/fnv"
+	"strconv"
+	"strings"
 )
 
 // PortRange is a range of port numbers, both ends included. The zero value is
@@ -16,6 +18,17 @@ func (r PortRange) isZero() bool { return r.First == 0 && r.Last == 0 }
 // contains tells whether port is in r.
 func (r PortRange) contains(port uint16) bool {
 	return r.isZero() || r.First <= port && port <= r.Last
+}
+
+// parsePorts reads "first:last", or one port.
+func parsePorts(s string) (PortRange, bool) {
+	first, last, isRange := strings.Cut(s, ":")
+	if !isRange {
+		last = first
+	}
+	a, err1 := strconv.ParseUint(first, 10, 16)
+	b, err2 := strconv.ParseUint(last, 10, 16)
+	return PortRange{First: uint16(a), Last: uint16(b)}, err1 == nil && err2 == nil
 }
 
 // portBook proposes local ports that stay the same over restarts: the place in
@@ -97,4 +110,16 @@ func byListener(targets []Target) [][]Target {
 		out = append(out, sortedTargets(groups[portKey{family: FamilyOf(k.Addr), protocol: k.Protocol}]))
 	}
 	return out
+}
+
+// firstTarget returns the target that a group's port is derived from: the
+// first VIP rather than the node port, since a Service keeps its cluster IP
+// when it becomes a NodePort Service.
+func firstTarget(group []Target) Target {
+	for _, t := range group {
+		if !t.Addr.IsUnspecified() {
+			return t
+		}
+	}
+	return group[0]
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 )
@@ -23,6 +24,9 @@ type redirectPortal struct {
 	// events are those of changes of the rules by others; nil if the kernel tells of none.
 	events func() (subscription, error)
 
+	// now is the clock by which refused rules are tried again.
+	now func() time.Time
+
 	mu       sync.Mutex // guards all below
 	families [len(Families)]*machine
 	pods     []netip.Prefix // see SetLocalSources
@@ -34,50 +38,47 @@ type redirectPortal struct {
 	warned  string // interfaces that a warning was already given for
 }
 
-// newRedirect returns a portal without families.
-func newRedirect(mode Mode, opts Options) *redirectPortal {
-	opts.Log = opts.Log.WithField("portal", mode.Name)
+// openRedirect makes a portal of a mode, with what open returns for each family and with
+// events, if the kernel tells of changes of the rules by others. IPv4 must work; IPv6 may
+// be missing.
+func openRedirect(mode Mode, opts Options, events func() (subscription, error), open func(Family) (backend, error)) (*redirectPortal, error) {
 	p := &redirectPortal{
 		mode:   mode,
 		log:    opts.Log,
 		opts:   opts,
+		events: events,
+		now:    time.Now,
 		before: map[Target]uint16{},
 		free:   newFreePorts(),
 	}
-	if !opts.ProxyPorts.isZero() {
-		p.ports = newPortBook(opts.ProxyPorts)
-	}
-	return p
-}
-
-// open opens both families. IPv4 must work; IPv6 may be missing.
-func (p *redirectPortal) open(open func(Family) (backend, error)) error {
 	for _, family := range Families {
-		m := &machine{family: family, log: p.log, rules: map[Target]Rule{}, refused: newRefusals()}
+		m := &machine{family: family, log: p.log, rules: map[Target]Rule{}, refused: newRefusals(func() time.Time { return p.now() })}
 		p.families[family] = m
-		if p.opts.without(family) {
+		if opts.without(family) {
 			m.unusable = errors.New("this address family is switched off")
 			continue
 		}
 		if m.backend, m.unusable = open(family); m.unusable != nil {
-			if family == IPv4 || p.opts.NoIPv4 {
-				return m.unusable
+			if family == IPv4 || opts.NoIPv4 {
+				return nil, m.unusable
 			}
 			p.log.WithError(m.unusable).Info("IPv6 rules will be refused")
 			continue
 		}
 		for t, port := range m.backend.left() {
-			if port != rejectPort && p.opts.ProxyPorts.contains(port) {
+			if port != rejectPort && opts.ProxyPorts.contains(port) {
 				p.before[t] = port
 			}
 		}
 	}
-	if p.ports != nil {
+	if !opts.ProxyPorts.isZero() {
+		p.ports = newPortBook(opts.ProxyPorts)
 		for t, port := range p.before {
 			p.ports.promise(t, port)
 		}
 	}
-	return nil
+	p.log.WithField("left", len(p.before)).Debug(mode.Name + " works")
+	return p, nil
 }
 
 func (p *redirectPortal) Mode() string { return p.mode.Name }
@@ -86,12 +87,22 @@ func (p *redirectPortal) Traits() Traits { return p.mode.Traits }
 
 // Mark is that of the options only if all families have it.
 func (p *redirectPortal) Mark() uint32 {
-	for _, m := range p.families {
-		if m.unusable == nil && m.backend.setting().mark == 0 {
+	for _, b := range p.backends() {
+		if b.setting().mark == 0 {
 			return 0
 		}
 	}
 	return p.opts.Mark
+}
+
+// backends returns those of the families that can be used.
+func (p *redirectPortal) backends() (all []backend) {
+	for _, m := range p.families {
+		if m.unusable == nil {
+			all = append(all, m.backend)
+		}
+	}
+	return all
 }
 
 // of returns the family's that a target is of.
@@ -284,13 +295,13 @@ func (p *redirectPortal) Remove(ctx context.Context) error {
 	for _, m := range p.families {
 		clear(m.rules)
 		clear(m.refused.byTarget)
-		if m.unusable == nil {
-			m.backend.forget()
-		}
+	}
+	for _, b := range p.backends() {
+		b.forget()
 	}
 	_, err := p.mode.Remove(ctx, p.opts, false)
 	forgetRedirected(maps.Keys(rules), p.log)
-	_, err2 := removeRoutes(landingRoutes)
+	_, err2 := removeRoutes(IsLanding)
 	return errors.Join(err, err2)
 }
 

@@ -14,9 +14,6 @@ import (
 	. "github.com/onsi/gomega"
 )
 
-// soon is how long to wait for an answer that is not to come.
-const soon = 200 * time.Millisecond
-
 // redirectKind is a portal that changes destinations, as the specs see it.
 type redirectKind struct {
 	name    string
@@ -42,16 +39,8 @@ func (k *redirectKind) open(n *testNet) Portal {
 
 // settings returns what the layouts of both families depend on.
 func settings(p Portal) (all []*setting) {
-	for _, m := range p.(*redirectPortal).families {
-		all = append(all, m.backend.setting())
-	}
-	return all
-}
-
-// ipFamilies returns the families of a portal of mode iptables.
-func ipFamilies(p Portal) (all []*ipFamily) {
-	for _, f := range p.(*redirectPortal).families {
-		all = append(all, f.backend.(*ipFamily))
+	for _, b := range p.(*redirectPortal).backends() {
+		all = append(all, b.setting())
 	}
 	return all
 }
@@ -386,7 +375,7 @@ func itRedirects(k *redirectKind) {
 	})
 
 	It("keeps to the port range, and to what it says before", func() {
-		k.opts.ProxyPorts = PortRange{41000, 41009}
+		k.opts.ProxyPorts = PortRange{First: 41000, Last: 41009}
 		p := k.open(n)
 		b := p.Listen("default/web", []Target{web4})[0]
 		Expect(b.Addr.Port()).To(And(BeNumerically(">=", 41000), BeNumerically("<=", 41009)))

@@ -30,7 +30,7 @@ func compare(mode Mode, wanted map[Target]Rule, installed []Installed) (all []Co
 		}
 		all = append(all, c)
 	}
-	slices.SortFunc(all, compareComparisons)
+	slices.SortFunc(all, Comparison.Compare)
 	return all
 }
 

@@ -25,8 +25,8 @@ type refusal struct {
 	err  error
 }
 
-func newRefusals() *refusals {
-	return &refusals{byTarget: map[Target]refusal{}, wait: retryFirst, now: time.Now}
+func newRefusals(now func() time.Time) *refusals {
+	return &refusals{byTarget: map[Target]refusal{}, wait: retryFirst, now: now}
 }
 
 // has tells whether this very rule is refused.
@@ -71,12 +71,16 @@ func (r *refusals) retry() {
 	}
 }
 
-// undecided is an error of a try that says nothing about the rules: another program
-// held a lock, or the process could not do what it had to.
+// undecided is an error of a try that says nothing about the rules.
 type undecided struct{ error }
 
 func (e undecided) Unwrap() error { return e.error }
 
+// markUndecided returns err as one that says nothing about the rules that were tried: another
+// program held a lock, or the process could not do what it had to.
+func markUndecided(err error) error { return undecided{err} }
+
+// isUndecided reports whether markUndecided has been at err.
 func isUndecided(err error) bool { return errors.As(err, new(undecided)) }
 
 // bisect finds the rules for which try fails, when it is given them alone or

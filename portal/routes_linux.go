@@ -190,6 +190,16 @@ func removeRoutes(which func(netip.Addr) bool) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
+// addresses returns the addresses of this node's interfaces.
+func (r *localRoutes) addresses(family Family) (addrs []netip.Addr, err error) {
+	all, err := r.handle.AddrList(nil, netlinkFamily(family))
+	for _, a := range all {
+		addr, _ := netip.AddrFromSlice(a.IP)
+		addrs = append(addrs, addr.Unmap())
+	}
+	return addrs, err
+}
+
 // netlinkFamily returns a family's number.
 func netlinkFamily(family Family) int {
 	if family.Is6() {
@@ -197,10 +207,6 @@ func netlinkFamily(family Family) int {
 	}
 	return netlink.FAMILY_V4
 }
-
-// Which routes there are to remove.
-func landingRoutes(addr netip.Addr) bool { return IsLanding(addr) }
-func vipRoutes(addr netip.Addr) bool     { return !IsLanding(addr) }
 
 // interfacesWithoutIPv4 names the interfaces that are up and could bring in
 // packets, but have no IPv4 address, neither themselves nor as part of another.

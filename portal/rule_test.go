@@ -12,9 +12,9 @@ var _ = Describe("a RuleError", func() {
 	refused := errors.New("refused")
 	It("names the first target and how many there are", func() {
 		a, b := target(TCP, "10.0.0.1:80"), target(TCP, "10.0.0.2:80")
-		Expect((&RuleError{map[Target]error{a: refused}}).Error()).To(
+		Expect((&RuleError{Refused: map[Target]error{a: refused}}).Error()).To(
 			Equal("the portal rule for 10.0.0.1:80/tcp was refused: refused"))
-		Expect((&RuleError{map[Target]error{b: refused, a: refused}}).Error()).To(
+		Expect((&RuleError{Refused: map[Target]error{b: refused, a: refused}}).Error()).To(
 			Equal("2 portal rules were refused, the first for 10.0.0.1:80/tcp: refused"))
 	})
 	DescribeTable("refuses what no portal can carry", func(r Rule, why string) {
@@ -37,7 +37,7 @@ var _ = Describe("a RuleError", func() {
 
 var _ = Describe("a book of ports", func() {
 	It("never promises a port twice while it is in use", func() {
-		book := newPortBook(PortRange{100, 102})
+		book := newPortBook(PortRange{First: 100, Last: 102})
 		ports := map[uint16]bool{}
 		for i := range 3 {
 			ports[book.propose(Target{TCP, netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 80})] = true

@@ -79,6 +79,23 @@ func fromEach(networks []netip.Prefix) (sources []match) {
 	return sources
 }
 
+// intersections returns the prefixes that are in one of a and in one of b.
+func intersections(a, b []netip.Prefix) []netip.Prefix {
+	var both []netip.Prefix
+	for _, p := range a {
+		for _, q := range b {
+			switch {
+			case !p.Overlaps(q):
+			case p.Bits() > q.Bits():
+				both = append(both, p)
+			default:
+				both = append(both, q)
+			}
+		}
+	}
+	return plainPrefixes(both)
+}
+
 // orEverywhere returns p as a match has it.
 func orEverywhere(p netip.Prefix) netip.Prefix {
 	if p.Bits() == 0 {
@@ -90,4 +107,23 @@ func orEverywhere(p netip.Prefix) netip.Prefix {
 // prefixWord returns p as a part of a chain's name: nft takes no colon there.
 func prefixWord(p netip.Prefix) string {
 	return strings.NewReplacer(":", "_", "/", "-").Replace(p.String())
+}
+
+// plainComment makes text safe inside a quoted argument of iptables-restore
+// and stable when iptables-save prints it: what iptables would escape becomes
+// an underscore. The kernel keeps 255 bytes (XT_MAX_COMMENT_LEN is 256).
+func plainComment(text string) string {
+	plain := func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9',
+			strings.ContainsRune(" -_./:,()[]", r):
+			return r
+		}
+		return '_'
+	}
+	text = strings.TrimSpace(strings.Map(plain, text))
+	if len(text) > 255 {
+		text = strings.TrimSpace(text[:255])
+	}
+	return text
 }

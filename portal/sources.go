@@ -54,20 +54,3 @@ func plainPrefixes(prefixes []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(plain, netip.Prefix.Compare)
 	return slices.Compact(plain)
 }
-
-// intersections returns the prefixes that are in one of a and in one of b.
-func intersections(a, b []netip.Prefix) []netip.Prefix {
-	var both []netip.Prefix
-	for _, p := range a {
-		for _, q := range b {
-			switch {
-			case !p.Overlaps(q):
-			case p.Bits() > q.Bits():
-				both = append(both, p)
-			default:
-				both = append(both, q)
-			}
-		}
-	}
-	return plainPrefixes(both)
-}

@@ -201,32 +201,3 @@ func parseMark(s string) (mark uint32, ok bool) {
 	v, err := strconv.ParseUint(value, 0, 32)
 	return uint32(v), err == nil && v != 0 && (mask == value || !masked && v == math.MaxUint32)
 }
-
-func parsePorts(s string) (PortRange, bool) {
-	first, last, isRange := strings.Cut(s, ":")
-	if !isRange {
-		last = first
-	}
-	a, err1 := strconv.ParseUint(first, 10, 16)
-	b, err2 := strconv.ParseUint(last, 10, 16)
-	return PortRange{uint16(a), uint16(b)}, err1 == nil && err2 == nil
-}
-
-// plainComment makes text safe inside a quoted argument of iptables-restore
-// and stable when iptables-save prints it: what iptables would escape becomes
-// an underscore. The kernel keeps 255 bytes (XT_MAX_COMMENT_LEN is 256).
-func plainComment(text string) string {
-	plain := func(r rune) rune {
-		switch {
-		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9',
-			strings.ContainsRune(" -_./:,()[]", r):
-			return r
-		}
-		return '_'
-	}
-	text = strings.TrimSpace(strings.Map(plain, text))
-	if len(text) > 255 {
-		text = strings.TrimSpace(text[:255])
-	}
-	return text
-}

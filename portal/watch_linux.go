@@ -1,7 +1,6 @@
 package portal
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"net/netip"
@@ -154,42 +153,4 @@ func routeEvents(matters func(addr netip.Addr, gone, ours bool) bool) (subscript
 		}
 		return false
 	}, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
-}
-
-// nftEvents tells of changes by others, for which matters is asked with the table
-// and, if it is about a chain or a rule, the chain.
-func nftEvents(matters func(table, chain string) bool) (subscription, error) {
-	return subscribe(unix.NETLINK_NETFILTER, func(m syscall.NetlinkMessage) bool {
-		if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || ownSockets.has(m.Header.Pid) {
-			return false
-		}
-		switch m.Header.Type & 0xff {
-		case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE,
-			unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
-			return matters(nftString(m.Data, unix.NFTA_TABLE_NAME), "")
-		case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-			return matters(nftString(m.Data, unix.NFTA_CHAIN_TABLE), nftString(m.Data, unix.NFTA_CHAIN_NAME))
-		case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-			return matters(nftString(m.Data, unix.NFTA_RULE_TABLE), nftString(m.Data, unix.NFTA_RULE_CHAIN))
-		}
-		return false
-	}, unix.NFNLGRP_NFTABLES)
-}
-
-// nftString returns a string among the attributes of a message, which come after
-// a struct nfgenmsg of four bytes.
-func nftString(data []byte, attribute uint16) string {
-	const header = 4
-	for data = data[min(header, len(data)):]; len(data) >= unix.NLA_HDRLEN; {
-		size := int(nl.NativeEndian().Uint16(data))
-		if size < unix.NLA_HDRLEN || size > len(data) {
-			return ""
-		}
-		if nl.NativeEndian().Uint16(data[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) == attribute {
-			text, _, _ := bytes.Cut(data[unix.NLA_HDRLEN:size], []byte{0})
-			return string(text)
-		}
-		data = data[min((size+3)&^3, len(data)):]
-	}
-	return ""
 }

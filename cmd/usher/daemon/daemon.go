@@ -195,7 +195,7 @@ func (d *Daemon) isPod() func(netip.Addr) bool {
 		return nil
 	}
 	log := d.log.WithField("interfaces", string(interfaces))
-	behind, err := interfaces.Behind()
+	behind, err := portal.Behind(interfaces)
 	if err != nil {
 		log.WithError(err).Warn("This node's Pods cannot be told by their interfaces: no client counts as one")
 		return nil
