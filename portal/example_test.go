@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/none"
 )
 
 // A portal is asked where to listen for a VIP, and then told of the listener. Mode
@@ -13,7 +14,7 @@ import (
 // what is sent to the VIP arrives at the listener.
 func Example() {
 	ctx := context.Background()
-	p, err := portal.New(ctx, "none", portal.Options{})
+	p, err := none.Mode.New(ctx, portal.Options{})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -43,8 +43,8 @@ func (f Family) String() string {
 	return "IPv4"
 }
 
-// of returns those of prefixes that are of f.
-func (f Family) of(prefixes []netip.Prefix) (these []netip.Prefix) {
+// Of returns those of prefixes that are of f.
+func (f Family) Of(prefixes []netip.Prefix) (these []netip.Prefix) {
 	for _, p := range prefixes {
 		if p.IsValid() && FamilyOf(p.Addr()) == f {
 			these = append(these, p)

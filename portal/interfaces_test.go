@@ -1,16 +1,18 @@
-package portal
+package portal_test
 
 import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/portal"
 )
 
 var _ = Describe("Interfaces", func() {
 	It("are one name, or all that begin so", func() {
-		Expect(Interfaces("cni0").Has("cni0")).To(BeTrue())
-		Expect(Interfaces("cni0").Has("cni01")).To(BeFalse())
-		Expect(Interfaces("cali+").Has("cali12ab")).To(BeTrue())
-		Expect(Interfaces("cali+").Has("eth0")).To(BeFalse())
-		Expect(Interfaces("").Has("")).To(BeFalse())
+		Expect(portal.Interfaces("cni0").Has("cni0")).To(BeTrue())
+		Expect(portal.Interfaces("cni0").Has("cni01")).To(BeFalse())
+		Expect(portal.Interfaces("cali+").Has("cali12ab")).To(BeTrue())
+		Expect(portal.Interfaces("cali+").Has("eth0")).To(BeFalse())
+		Expect(portal.Interfaces("").Has("")).To(BeFalse())
 	})
 })

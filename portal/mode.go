@@ -101,8 +101,6 @@ type Options struct {
 	// endpoints, which so never comes back. Zero: all packets are alike. See
 	// Portal.Mark.
 	Mark uint32
-	// Alone leaves Others empty. See New.
-	Alone bool
 	// LockWait is how long to wait for another program that changes iptables
 	// rules. Zero: 5 seconds. Whole seconds count.
 	LockWait time.Duration
@@ -113,7 +111,7 @@ type Options struct {
 
 // Complete fills in what is zero. It is an error if something cannot be meant.
 func (o Options) Complete() (Options, error) {
-	if r := o.ProxyPorts; !r.isZero() && (r.First == 0 || r.First > r.Last) {
+	if r := o.ProxyPorts; !r.IsZero() && (r.First == 0 || r.First > r.Last) {
 		return o, fmt.Errorf("portal: the port range %d-%d is empty or begins at 0", r.First, r.Last)
 	}
 	if o.Log == nil {
@@ -124,13 +122,13 @@ func (o Options) Complete() (Options, error) {
 	if o.LockWait <= 0 {
 		o.LockWait = 5 * time.Second
 	}
-	o.NodePortAddresses = plainPrefixes(o.NodePortAddresses)
+	o.NodePortAddresses = PlainPrefixes(o.NodePortAddresses)
 	o.LockWait = max(o.LockWait.Truncate(time.Second), time.Second)
 	return o, nil
 }
 
-// without reports whether a family is left alone.
-func (o Options) without(family Family) bool {
+// Without reports whether a family is left alone.
+func (o Options) Without(family Family) bool {
 	return family == IPv4 && o.NoIPv4 || family == IPv6 && o.NoIPv6
 }
 
@@ -184,13 +182,13 @@ func (o Options) RemoveOthers(ctx context.Context) (removed []string) {
 	if err != nil {
 		o.Log.WithError(err).Debug("looking for what another mode of portal has left")
 	} else if len(removed) > 0 {
-		o.Log.WithField("what", some(removed)).Info("removed what another mode of portal had left")
+		o.Log.WithField("what", Some(removed)).Info("removed what another mode of portal had left")
 	}
 	return removed
 }
 
-// some shortens a list for the log.
-func some(list []string) string {
+// Some shortens a list for the log.
+func Some(list []string) string {
 	const most = 8
 	if len(list) <= most {
 		return strings.Join(list, ", ")
@@ -222,8 +220,8 @@ type Comparison struct {
 	Installed Rule
 }
 
-// extra is the Comparison of what nobody wants.
-func (i Installed) extra() Comparison {
+// Extra is the Comparison of what nobody wants.
+func (i Installed) Extra() Comparison {
 	return Comparison{Mode: i.Mode, Traits: i.Traits, Rule: i.Rule, State: StateExtra}
 }
 
@@ -231,3 +229,12 @@ func (i Installed) extra() Comparison {
 func (c Comparison) Compare(other Comparison) int {
 	return cmp.Or(c.Rule.Target.Compare(other.Rule.Target), cmp.Compare(c.Mode, other.Mode), cmp.Compare(c.State, other.State))
 }
+
+// The modes' names.
+const (
+	ModeAuto     = "auto"
+	ModeIPTables = "iptables"
+	ModeNFTables = "nftables"
+	ModeAddress  = "address"
+	ModeNone     = "none"
+)

@@ -196,7 +196,7 @@ type RuleError struct {
 
 // Error tells about one of the refused rules and how many more there are.
 func (e *RuleError) Error() string {
-	targets := sortedTargets(e.Refused)
+	targets := SortedTargets(e.Refused)
 	switch len(targets) {
 	case 0:
 		return "portal rules were refused"

@@ -12,16 +12,16 @@ type PortRange struct {
 	First, Last uint16
 }
 
-// isZero tells whether r limits nothing.
-func (r PortRange) isZero() bool { return r.First == 0 && r.Last == 0 }
+// IsZero tells whether r limits nothing.
+func (r PortRange) IsZero() bool { return r.First == 0 && r.Last == 0 }
 
-// contains tells whether port is in r.
-func (r PortRange) contains(port uint16) bool {
-	return r.isZero() || r.First <= port && port <= r.Last
+// Contains tells whether port is in r.
+func (r PortRange) Contains(port uint16) bool {
+	return r.IsZero() || r.First <= port && port <= r.Last
 }
 
-// parsePorts reads "first:last", or one port.
-func parsePorts(s string) (PortRange, bool) {
+// ParsePorts reads "first:last", or one port.
+func ParsePorts(s string) (PortRange, bool) {
 	first, last, isRange := strings.Cut(s, ":")
 	if !isRange {
 		last = first
@@ -31,11 +31,11 @@ func parsePorts(s string) (PortRange, bool) {
 	return PortRange{First: uint16(a), Last: uint16(b)}, err1 == nil && err2 == nil
 }
 
-// portBook proposes local ports that stay the same over restarts: the place in
+// PortBook proposes local ports that stay the same over restarts: the place in
 // the range where the search begins follows from the target, and only what
 // this process has already promised to another target is passed over. It
 // opens nothing, so a proposed port may turn out to be in use by others.
-type portBook struct {
+type PortBook struct {
 	within PortRange
 	owner  map[portKey]Target
 	port   map[Target]uint16
@@ -48,12 +48,12 @@ type portKey struct {
 	port     uint16
 }
 
-func newPortBook(within PortRange) *portBook {
-	return &portBook{within: within, owner: map[portKey]Target{}, port: map[Target]uint16{}}
+func NewPortBook(within PortRange) *PortBook {
+	return &PortBook{within: within, owner: map[portKey]Target{}, port: map[Target]uint16{}}
 }
 
-// propose returns t's port, or 0 when the whole range is promised away.
-func (b *portBook) propose(t Target) uint16 {
+// Propose returns t's port, or 0 when the whole range is promised away.
+func (b *PortBook) Propose(t Target) uint16 {
 	if port, ok := b.port[t]; ok {
 		return port
 	}
@@ -72,13 +72,13 @@ func (b *portBook) propose(t Target) uint16 {
 	return 0
 }
 
-// promise records that t has port already.
-func (b *portBook) promise(t Target, port uint16) {
+// Promise records that t has port already.
+func (b *PortBook) Promise(t Target, port uint16) {
 	b.owner[portKey{FamilyOf(t.Addr), t.Protocol, port}], b.port[t] = t, port
 }
 
-// forget takes t's promise back.
-func (b *portBook) forget(t Target) {
+// Forget takes t's promise back.
+func (b *PortBook) Forget(t Target) {
 	if port, ok := b.port[t]; ok {
 		delete(b.port, t)
 		if key := (portKey{FamilyOf(t.Addr), t.Protocol, port}); b.owner[key] == t {
@@ -87,14 +87,14 @@ func (b *portBook) forget(t Target) {
 	}
 }
 
-// byListener splits the targets of a service port into groups that one
+// ByListener splits the targets of a service port into groups that one
 // listener can serve: those of one family and protocol. Both the groups and
 // the targets in them come in the order of Target.Compare.
-func byListener(targets []Target) [][]Target {
+func ByListener(targets []Target) [][]Target {
 	groups := map[portKey]map[Target]struct{}{}
 	keys := map[Target]struct{}{}
 	for _, t := range targets {
-		t = t.plain()
+		t = t.Plain()
 		if !t.Addr.IsValid() {
 			continue // Apply refuses its rule; there is nothing to listen for
 		}
@@ -106,16 +106,16 @@ func byListener(targets []Target) [][]Target {
 		groups[key][t] = struct{}{}
 	}
 	var out [][]Target
-	for _, k := range sortedTargets(keys) {
-		out = append(out, sortedTargets(groups[portKey{family: FamilyOf(k.Addr), protocol: k.Protocol}]))
+	for _, k := range SortedTargets(keys) {
+		out = append(out, SortedTargets(groups[portKey{family: FamilyOf(k.Addr), protocol: k.Protocol}]))
 	}
 	return out
 }
 
-// firstTarget returns the target that a group's port is derived from: the
+// FirstTarget returns the target that a group's port is derived from: the
 // first VIP rather than the node port, since a Service keeps its cluster IP
 // when it becomes a NodePort Service.
-func firstTarget(group []Target) Target {
+func FirstTarget(group []Target) Target {
 	for _, t := range group {
 		if !t.Addr.IsUnspecified() {
 			return t

@@ -16,7 +16,7 @@ type Sources struct {
 // if there are none. The order and host bits of the prefixes mean nothing.
 func SourcesOf(networks []netip.Prefix) Sources {
 	var words []string
-	for _, n := range plainPrefixes(networks) {
+	for _, n := range PlainPrefixes(networks) {
 		words = append(words, n.String())
 	}
 	return Sources{strings.Join(words, " ")}
@@ -30,8 +30,8 @@ func (s Sources) String() string {
 	return s.list
 }
 
-// in returns the networks of one family, and whether they are all of it.
-func (s Sources) in(family Family) (networks []netip.Prefix, all bool) {
+// In returns the networks of one family, and whether they are all of it.
+func (s Sources) In(family Family) (networks []netip.Prefix, all bool) {
 	for word := range strings.FieldsSeq(s.list) {
 		if n, err := netip.ParsePrefix(word); err == nil && FamilyOf(n.Addr()) == family {
 			networks = append(networks, n)
@@ -41,9 +41,9 @@ func (s Sources) in(family Family) (networks []netip.Prefix, all bool) {
 	return networks, all || s == (Sources{})
 }
 
-// plainPrefixes returns prefixes in order, each once, without host bits, and
+// PlainPrefixes returns prefixes in order, each once, without host bits, and
 // those of IPv4 as such. An invalid prefix stays: no address is in it.
-func plainPrefixes(prefixes []netip.Prefix) []netip.Prefix {
+func PlainPrefixes(prefixes []netip.Prefix) []netip.Prefix {
 	var plain []netip.Prefix
 	for _, p := range prefixes {
 		if p.Addr().Is4In6() && p.Bits() >= 96 {

@@ -1,4 +1,4 @@
-package portal
+package portal_test
 
 import (
 	"testing"

@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// inOrder returns rules in the order of Target.Compare.
-func inOrder(rules map[Target]Rule) []Rule {
+// InOrder returns rules in the order of Target.Compare.
+func InOrder(rules map[Target]Rule) []Rule {
 	return slices.SortedFunc(maps.Values(rules), func(a, b Rule) int { return a.Target.Compare(b.Target) })
 }
 
-// byTarget returns rules by their targets.
-func byTarget(rules []Rule) map[Target]Rule {
+// ByTarget returns rules by their targets.
+func ByTarget(rules []Rule) map[Target]Rule {
 	m := make(map[Target]Rule, len(rules))
 	for _, r := range rules {
 		m[r.Target] = r
@@ -21,20 +21,20 @@ func byTarget(rules []Rule) map[Target]Rule {
 	return m
 }
 
-// sortedTargets returns the keys of m in the order of Target.Compare.
-func sortedTargets[V any](m map[Target]V) []Target {
+// SortedTargets returns the keys of m in the order of Target.Compare.
+func SortedTargets[V any](m map[Target]V) []Target {
 	return slices.SortedFunc(maps.Keys(m), Target.Compare)
 }
 
-// plain returns t with an IPv4 address that came as ::ffff:a.b.c.d in its four
+// Plain returns t with an IPv4 address that came as ::ffff:a.b.c.d in its four
 // byte form, so that the two are the same target.
-func (t Target) plain() Target {
+func (t Target) Plain() Target {
 	t.Addr = t.Addr.Unmap()
 	return t
 }
 
-// check tells what makes a rule one that no portal can put in.
-func (r Rule) check() error {
+// Check tells what makes a rule one that no portal can put in.
+func (r Rule) Check() error {
 	t := r.Target
 	switch {
 	case !t.Addr.IsValid():
@@ -55,20 +55,20 @@ func (r Rule) check() error {
 	return nil
 }
 
-// merge makes the changes set and gone in wanted. It returns the targets whose
+// Merge makes the changes set and gone in wanted. It returns the targets whose
 // rule is now another one than before, and errors for rules that can be none.
-func merge(wanted map[Target]Rule, set []Rule, gone []Target) (changed []Target, bad map[Target]error) {
+func Merge(wanted map[Target]Rule, set []Rule, gone []Target) (changed []Target, bad map[Target]error) {
 	bad = map[Target]error{}
 	for _, t := range gone {
-		t = t.plain()
+		t = t.Plain()
 		if _, was := wanted[t]; was {
 			delete(wanted, t)
 			changed = append(changed, t)
 		}
 	}
 	for _, r := range set {
-		r.Target = r.Target.plain()
-		if err := r.check(); err != nil {
+		r.Target = r.Target.Plain()
+		if err := r.Check(); err != nil {
 			bad[r.Target] = err
 			continue
 		}
@@ -80,8 +80,8 @@ func merge(wanted map[Target]Rule, set []Rule, gone []Target) (changed []Target,
 	return changed, bad
 }
 
-// ruleError returns nil if nothing was refused.
-func ruleError(refused map[Target]error) error {
+// Refused returns nil if nothing was refused.
+func Refused(refused map[Target]error) error {
 	if len(refused) == 0 {
 		return nil
 	}

@@ -17,6 +17,8 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/portal/modes"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -30,7 +32,7 @@ func isSynSent(to netip.AddrPort) bool {
 	const synSent = "02" // TCP_SYN_SENT in the kernel's include/net/tcp_states.h
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line) // proc(5): sl, local_address, rem_address, st
-		if at, err := portal.ParseProcNet(fields[2]); err == nil && at == to && fields[3] == synSent {
+		if at, err := kernel.ParseProcNet(fields[2]); err == nil && at == to && fields[3] == synSent {
 			return true
 		}
 	}
@@ -60,7 +62,7 @@ var _ = Describe("draining a Proxy", func() {
 	DescribeTable("resets a client that has no endpoint yet, at once",
 		func(endpoint func() netip.AddrPort, dial func(context.Context, *config.Endpoint) (forward.Conn, error), underWay func(netip.AddrPort) bool, last string) {
 			goroutines := gleak.Goroutines()
-			pt, err := portal.New(context.Background(), portal.ModeNone, portal.Options{})
+			pt, err := modes.New(context.Background(), portal.ModeNone, portal.Options{})
 			Expect(err).NotTo(HaveOccurred())
 			o := proxy.Defaults()
 			o.Portal, o.Log, o.Trace = pt, logrus.New(), trace.NewLog(100)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/modes"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -39,7 +40,7 @@ var _ = Describe("a Proxy", func() {
 		goroutines := gleak.Goroutines()
 		log := logrus.New()
 		log.SetOutput(GinkgoWriter)
-		pt, err := portal.New(context.Background(), portal.ModeNone, portal.Options{})
+		pt, err := modes.New(context.Background(), portal.ModeNone, portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
 		o := proxy.Defaults()
 		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)

@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/cmd/usher/daemon"
-	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/modes"
 )
 
 func newCleanup() *cobra.Command {
@@ -34,7 +34,7 @@ func cleanup(cmd *cobra.Command, logs logFlags) error {
 		return fmt.Errorf("%w; stop it first, or it puts its rules back", err)
 	}
 	defer lock.Release()
-	removed, err := portal.Cleanup(cmd.Context(), log)
+	removed, err := modes.Cleanup(cmd.Context(), log)
 	if err == nil && len(removed) == 0 {
 		fmt.Fprintln(cmd.OutOrStdout(), "There was nothing to remove.")
 	}

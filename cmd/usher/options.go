@@ -16,6 +16,7 @@ import (
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/modes"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/dns"
 )
@@ -70,7 +71,7 @@ func (f *configFlags) registerDomain(flags *pflag.FlagSet) {
 // registerProxy registers how connections are served, wherever Services come from.
 func (f *configFlags) registerProxy(flags *pflag.FlagSet) {
 	o := &f.Proxy
-	flags.StringVar(&f.Mode, "portal", f.Mode, "how VIPs reach usher: "+strings.Join(portal.Modes(), ", ")+"; auto takes the first that works here")
+	flags.StringVar(&f.Mode, "portal", f.Mode, "how VIPs reach usher: "+strings.Join(modes.Names(), ", ")+"; auto takes the first that works here")
 	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "`first-last` local ports for listeners that are not on a VIP; empty means any free port")
 	flags.Var((*markFlag)(&f.Portal.Mark), "mark", "the bits of the mark (SO_MARK) of usher's own packets to endpoints, by which the portals iptables and nftables leave them alone; 0 means no mark")
 	flags.StringVar((*string)(&o.SCTP), "sctp", string(o.SCTP), "whether SCTP Services are served: "+strings.Join(daemon.SCTPModes, ", ")+"; auto does where the kernel's SCTP is in use already, on loads it (which ends what userspace SCTP stacks on this node do), off never touches it")

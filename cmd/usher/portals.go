@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/cmd/usher/show"
-	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/modes"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
@@ -49,7 +49,7 @@ is installed is listed without the column.`,
 			portals, err := c.Portals(cmd.Context())
 			if err != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "What is wanted is not known, since %v\n", err)
-				installed, err := portal.List(cmd.Context(), log)
+				installed, err := modes.List(cmd.Context(), log)
 				if err != nil {
 					return fmt.Errorf("reading what is installed: %w", err)
 				}

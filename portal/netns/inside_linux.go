@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/address"
 )
 
 // helper is what holds the namespace, inside it.
@@ -142,6 +143,6 @@ func (h *helper) setUp(ctx context.Context, resolvConf string) (err error) {
 	if err := setUpNames(resolvConf); err != nil {
 		return err
 	}
-	h.portal, err = portal.New(ctx, portal.ModeAddress, portal.Options{Alone: true})
+	h.portal, err = address.Mode.New(ctx, portal.Options{})
 	return err
 }

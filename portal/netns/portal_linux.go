@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/address"
 )
 
 // Portal returns the portal of the namespace, one of mode address.
@@ -14,9 +15,9 @@ func (n *Namespace) Portal() portal.Portal { return outside{n} }
 // outside is a portal that others manage.
 type outside struct{ namespace *Namespace }
 
-func (outside) Mode() string { return portal.ModeAddress }
+func (outside) Mode() string { return address.Mode.Name }
 
-func (outside) Traits() portal.Traits { return portal.Named(portal.ModeAddress)[0].Traits }
+func (outside) Traits() portal.Traits { return address.Mode.Traits }
 
 func (o outside) Listen(service string, targets []portal.Target) []portal.Bind {
 	a, _ := o.namespace.call(request{Listen: &wanted{service, targets}}) // without a helper there is nothing to listen for

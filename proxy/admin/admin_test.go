@@ -20,6 +20,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/modes"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -196,7 +197,7 @@ var _ = Describe("health check node ports", func() {
 var _ = Describe("the admin handler", func() {
 	var handler http.Handler
 	BeforeEach(func() {
-		pt, err := portal.New(GinkgoT().Context(), portal.ModeNone, portal.Options{})
+		pt, err := modes.New(GinkgoT().Context(), portal.ModeNone, portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
 		o := proxy.Defaults()
 		o.Portal, o.Log, o.Trace = pt, logrus.New(), trace.NewLog(10)

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
@@ -39,7 +40,7 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (frontend.Listene
 				continue
 			}
 			var err error
-			if lp.flows, err = portal.OpenFlows(); err != nil {
+			if lp.flows, err = kernel.OpenFlows(); err != nil {
 				return nil, fmt.Errorf("cannot tell which UDP clients come through the portal: %w (the module nf_conntrack_netlink is needed; --portal=address does without)", err)
 			}
 		}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
-	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -97,7 +97,7 @@ const batchSize = 32
 type loop struct {
 	counters *frontend.Counters
 	poller   *forward.Poller
-	flows    *portal.Flows // nil until a listener behind a redirect needs it
+	flows    *kernel.Flows // nil until a listener behind a redirect needs it
 
 	in   *forward.Batch // from clients
 	came []arrival      // of those in in

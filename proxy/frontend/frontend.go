@@ -14,6 +14,7 @@ import (
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/budget"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -103,7 +104,7 @@ func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) bool {
 	if n.Portal.Mode() == portal.ModeNone || n.Socket != nil || n.Tunneled {
 		return false
 	}
-	if portal.IsLanding(to.Addr()) {
+	if kernel.IsLanding(to.Addr()) {
 		return true
 	}
 	t := portal.Target{Protocol: portalProtocols[protocol], Addr: to.Addr(), Port: to.Port()}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 )
 
 // States of sockets in /proc/net (include/net/tcp_states.h): of a TCP listener, and
@@ -41,7 +42,7 @@ func servers(file string, r io.Reader, ephemeral portal.PortRange) (all []server
 			}
 			continue
 		}
-		at, err := portal.ParseProcNet(fields[1])
+		at, err := kernel.ParseProcNet(fields[1])
 		if err != nil || at.Port() == 0 {
 			continue
 		}

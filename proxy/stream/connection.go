@@ -29,7 +29,7 @@ type connection struct {
 // client is what the clients of all protocols have in common.
 type client interface {
 	LocalAddr() net.Addr
-	// originalDst tells where the client wanted to go; see portal.OriginalDst.
+	// originalDst tells where the client wanted to go; see kernel.OriginalDst.
 	originalDst() (netip.AddrPort, error)
 	// SetLinger(0) makes Close send a reset or an abort.
 	SetLinger(sec int) error

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
@@ -81,7 +81,7 @@ type keptClient struct {
 // waits in the socket.
 const maxOffered = 64 << 10
 
-func (k *keptClient) originalDst() (netip.AddrPort, error) { return portal.OriginalDst(k) }
+func (k *keptClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(k) }
 
 // offerTo returns, once endpoint is confirmed and what the client has sent is sent to it,
 // what forwards the rest.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/sctp"
@@ -51,7 +52,7 @@ func (m SCTPMode) allowed() error {
 // sctpClient is a client's association.
 type sctpClient struct{ *sctp.Conn }
 
-func (c sctpClient) originalDst() (netip.AddrPort, error) { return portal.OriginalDst(c.Conn) }
+func (c sctpClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(c.Conn) }
 
 // dialer connects to endpoints for the client. An endpoint is asked for as many streams
 // as the client asked for, and is allowed as many as can be carried back.

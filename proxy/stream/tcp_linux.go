@@ -11,6 +11,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
@@ -182,7 +183,7 @@ type waiting struct {
 	endpoint   *balance.Endpoint // that is being tried; nil before the first
 }
 
-func (w *waiting) originalDst() (netip.AddrPort, error) { return portal.OriginalDstFD(int(w.Socket)) }
+func (w *waiting) originalDst() (netip.AddrPort, error) { return kernel.OriginalDstFD(int(w.Socket)) }
 
 // serve is connection.serve on a loop, which waits for nothing.
 func (w *waiting) serve(a *acceptor) {

@@ -16,6 +16,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/modes"
 	"github.com/usherproxy/usher/portal/netns"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/accesslog"
@@ -186,8 +187,8 @@ func (c *Config) Check() error {
 	if !slices.Contains(SCTPModes, string(c.Proxy.SCTP)) {
 		return notOneOf("sctp", string(c.Proxy.SCTP), SCTPModes)
 	}
-	if !slices.Contains(portal.Modes(), c.Mode) {
-		return fmt.Errorf("--portal: %q is not one of %s", c.Mode, strings.Join(portal.Modes(), ", "))
+	if !slices.Contains(modes.Names(), c.Mode) {
+		return fmt.Errorf("--portal: %q is not one of %s", c.Mode, strings.Join(modes.Names(), ", "))
 	}
 	if err := CheckSOCKSAddress(c.SOCKSAddress); err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/modes"
 )
 
 var _ = Describe("a Config", func() {
@@ -149,7 +150,7 @@ var _ = Describe("this node's Pods", func() {
 			c.Log, c.Portal.PodInterfaces = log, interfaces
 			d, err := New(c)
 			Expect(err).NotTo(HaveOccurred())
-			none, err := portal.New(GinkgoT().Context(), portal.ModeNone, portal.Options{Log: log})
+			none, err := modes.New(GinkgoT().Context(), portal.ModeNone, portal.Options{Log: log})
 			Expect(err).NotTo(HaveOccurred())
 			told := &localSources{Portal: none}
 			d.newProxy(told)

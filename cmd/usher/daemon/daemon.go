@@ -18,6 +18,7 @@ import (
 	"github.com/usherproxy/usher/config/kube"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/admin"
@@ -195,7 +196,7 @@ func (d *Daemon) isPod() func(netip.Addr) bool {
 		return nil
 	}
 	log := d.log.WithField("interfaces", string(interfaces))
-	behind, err := portal.Behind(interfaces)
+	behind, err := kernel.Behind(interfaces)
 	if err != nil {
 		log.WithError(err).Warn("This node's Pods cannot be told by their interfaces: no client counts as one")
 		return nil

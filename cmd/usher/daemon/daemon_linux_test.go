@@ -19,6 +19,7 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/portal/modes"
 )
 
 // withPortal is a Config that serves manifests on their cluster IPs.
@@ -32,7 +33,7 @@ func withPortal() Config {
 // installed returns what portals have put into the kernel.
 func installed() []portal.Installed {
 	GinkgoHelper()
-	list, err := portal.List(GinkgoT().Context(), silent())
+	list, err := modes.List(GinkgoT().Context(), silent())
 	Expect(err).NotTo(HaveOccurred())
 	return list
 }
@@ -100,7 +101,7 @@ var _ = Describe("a daemon with a portal", func() {
 	BeforeEach(func() {
 		ownNamespace()
 		DeferCleanup(func() {
-			p, err := portal.New(context.Background(), portal.ModeAddress, portal.Options{Log: silent()})
+			p, err := modes.New(context.Background(), portal.ModeAddress, portal.Options{Log: silent()})
 			Expect(err).NotTo(HaveOccurred())
 			Expect(p.Remove(context.Background())).To(Succeed())
 		})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/portal/modes"
 )
 
 // Lock takes the lock of the portals, and says who only claimed to have it. Nobody
@@ -50,7 +51,7 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 	}
 	o := d.config.Portal
 	o.Log, o.NodePortAddresses = d.log, d.nodePorts
-	p, err = portal.New(ctx, mode, o)
+	p, err = modes.New(ctx, mode, o)
 	if lock != nil && (err != nil || p.Mode() == portal.ModeNone) {
 		lock.Release()
 		lock = nil

@@ -1,0 +1,429 @@
+package address
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+)
+
+// addressPortal makes VIPs local addresses of the node, so that the kernel
+// itself brings what is sent to them to listeners on VIP:port. It needs no
+// netfilter.
+//
+// A rejected target keeps its route: without a listener the kernel refuses. A
+// dropped target is refused as well, since routes cannot drop one port of an
+// address; if its clients on this node are to be served, the listener decides
+// who is. A target of a local VIP that has no rule is refused too, where other
+// portals would let it pass.
+//
+// The route for a VIP without rules goes when no connection needs it any more,
+// whosever that is: usher's, a predecessor's that is draining, or the kernel's
+// alone, which still sends what a closed socket has left. Each Check looks; until
+// the route goes, new connections are refused.
+//
+// Since a VIP is a local address, the node answers ARP and neighbour discovery
+// for it, as IPVS proxies do. Where a load balancer announces VIPs in the
+// node's own network, set net.ipv4.conf.all.arp_ignore=1.
+type addressPortal struct {
+	mode   portal.Mode
+	log    logrus.FieldLogger
+	opts   portal.Options
+	routes *kernel.Routes
+
+	mu      sync.Mutex // guards all below
+	rules   map[portal.Target]portal.Rule
+	users   map[netip.Addr]int   // how many rules have this VIP
+	routed  map[netip.Addr]bool  // VIPs with a route of ours; the others are local by themselves
+	missing map[netip.Addr]error // VIPs that could not be made local
+	leaving map[netip.Addr]bool  // VIPs without rules that are routed for the connections they have
+	// listened is what Listen last answered for node ports that have a listener
+	// for each address.
+	listened map[portal.Target][]netip.Addr
+	applied  bool
+}
+
+// Mode is the mode that makes VIPs addresses of the node.
+var Mode = portal.Mode{Name: name, Traits: traits, Open: open, List: list, Remove: remove}
+
+// open makes sure that routes can be made, by making one and taking it
+// out again.
+func open(_ context.Context, self portal.Mode, opts portal.Options) (portal.Portal, error) {
+	if err := kernel.NeedNetAdmin(); err != nil {
+		return nil, err
+	}
+	opts.Log = opts.Log.WithField("portal", self.Name)
+	routes, err := kernel.OpenRoutes()
+	if err != nil {
+		return nil, err
+	}
+	// An address for documentation (RFC 5737, RFC 3849): nobody has it.
+	probe := netip.MustParseAddr("192.0.2.117")
+	if opts.NoIPv4 {
+		probe = netip.MustParseAddr("2001:db8::117")
+	}
+	if err := routes.Probe(probe); err != nil {
+		routes.Close()
+		return nil, err
+	}
+	return &addressPortal{
+		mode: self, log: opts.Log, opts: opts, routes: routes,
+		rules: map[portal.Target]portal.Rule{}, users: map[netip.Addr]int{},
+		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{}, leaving: map[netip.Addr]bool{},
+		listened: map[portal.Target][]netip.Addr{},
+	}, nil
+}
+
+// list returns the VIPs that are routed.
+func list(context.Context, portal.Options) ([]portal.Rule, error) {
+	routes, err := kernel.OpenRoutes()
+	if err != nil {
+		return nil, err
+	}
+	defer routes.Close()
+	addrs, err := routes.List()
+	var vips []portal.Rule
+	for _, addr := range addrs {
+		if !kernel.IsLanding(addr) {
+			vips = append(vips, portal.Rule{Target: portal.Target{Addr: addr}})
+		}
+	}
+	return vips, err
+}
+
+// remove takes out the routes for VIPs, and with all set for landings too.
+func remove(_ context.Context, _ portal.Options, all bool) ([]string, error) {
+	return kernel.RemoveRoutes(func(addr netip.Addr) bool { return all || !kernel.IsLanding(addr) })
+}
+
+func (p *addressPortal) Mode() string { return p.mode.Name }
+
+func (p *addressPortal) Traits() portal.Traits { return p.mode.Traits }
+
+// Listen asks for one listener per target, at the very address that clients use.
+// For SCTP that holds for node ports too: a listener on all addresses would tell
+// its clients all of them, and some may be out of their reach.
+func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var binds []portal.Bind
+	for _, group := range portal.ByListener(targets) {
+		for _, t := range group {
+			addrs := []netip.Addr{t.Addr}
+			if t.Addr.IsUnspecified() && (t.Protocol == portal.SCTP || len(p.opts.NodePortAddresses) > 0) {
+				addrs = p.nodeAddresses(portal.FamilyOf(t.Addr))
+				p.listened[t] = addrs
+			}
+			for _, addr := range addrs {
+				binds = append(binds, portal.Bind{Addr: netip.AddrPortFrom(addr, t.Port), Targets: []portal.Target{t}})
+			}
+		}
+	}
+	return binds
+}
+
+// nodeAddresses returns this node's addresses of one family that have node
+// ports, in order. A link-local address of IPv6 is none without an
+// interface.
+func (p *addressPortal) nodeAddresses(family portal.Family) (addrs []netip.Addr) {
+	all, err := p.routes.Addresses(family)
+	if err != nil {
+		p.log.WithError(err).Error("This node's addresses cannot be listed: node ports are not served at those that are missing")
+	}
+	for _, addr := range all {
+		within := len(p.opts.NodePortAddresses) == 0 || kernel.ContainsAddr(p.opts.NodePortAddresses, addr)
+		if within && !(addr.Is6() && addr.IsLinkLocalUnicast()) {
+			addrs = append(addrs, addr)
+		}
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
+}
+
+// moved returns nil while Listen would answer as it did.
+func (p *addressPortal) moved() error {
+	now := map[netip.Addr][]netip.Addr{}
+	again := map[portal.Target]bool{}
+	for t, then := range p.listened {
+		if _, known := now[t.Addr]; !known {
+			now[t.Addr] = p.nodeAddresses(portal.FamilyOf(t.Addr))
+		}
+		if !slices.Equal(then, now[t.Addr]) {
+			again[t] = true
+		}
+	}
+	if len(again) == 0 {
+		return nil
+	}
+	return &portal.ListenAgainError{Targets: portal.SortedTargets(again)}
+}
+
+// Mark is none: what is sent to a VIP goes to whoever listens there.
+func (p *addressPortal) Mark() uint32 { return 0 }
+
+// SetLocalSources changes nothing: nothing is dropped here.
+func (p *addressPortal) SetLocalSources([]netip.Prefix) {}
+
+func (p *addressPortal) SetNodePortAddresses(within []netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.opts.NodePortAddresses = portal.PlainPrefixes(within)
+}
+
+func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := map[portal.Target]bool{}
+	for _, r := range set {
+		t := r.Target.Plain()
+		_, before[t] = p.rules[t]
+	}
+	touched := map[netip.Addr]bool{}
+	for _, t := range gone {
+		t = t.Plain()
+		_, before[t] = p.rules[t]
+		delete(p.listened, t)
+	}
+	for _, r := range set {
+		if r.LocalPort == 0 { // there is no listener any more
+			delete(p.listened, r.Target.Plain())
+		}
+	}
+	_, refused := portal.Merge(p.rules, set, gone)
+	for t, was := range before {
+		_, is := p.rules[t]
+		if t.Addr.IsValid() && !t.Addr.IsUnspecified() && was != is {
+			if is {
+				p.users[t.Addr]++
+			} else {
+				p.users[t.Addr]--
+			}
+			touched[t.Addr] = true
+		}
+	}
+	var err error
+	if p.applied {
+		_, err = p.settle(ctx, slices.SortedFunc(maps.Keys(touched), netip.Addr.Compare))
+	} else {
+		_, err = p.settleAll(ctx)
+	}
+	if err == nil && !p.applied {
+		p.applied = true
+		if len(p.opts.RemoveOthers(ctx)) > 0 {
+			kernel.ForgetRedirected(maps.Keys(p.rules), p.log)
+		}
+	}
+	for _, r := range set {
+		p.explain(r.Target.Plain(), refused)
+	}
+	return errors.Join(err, portal.Refused(refused))
+}
+
+// explain puts into refused why a target's VIP is not local, if so.
+func (p *addressPortal) explain(t portal.Target, refused map[portal.Target]error) {
+	if err := p.missing[t.Addr]; err != nil && refused[t] == nil {
+		refused[t] = err
+	}
+}
+
+func (p *addressPortal) Check(ctx context.Context) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.applied && len(p.rules) == 0 {
+		return 0, nil
+	}
+	repaired, err := p.settleAll(ctx)
+	if len(repaired) > 0 {
+		p.log.WithFields(logrus.Fields{"count": len(repaired), "what": portal.Some(repaired)}).Warn("portal repaired")
+	}
+	refused := map[portal.Target]error{}
+	for t := range p.rules {
+		p.explain(t, refused)
+	}
+	return len(repaired), errors.Join(err, portal.Refused(refused), p.moved())
+}
+
+// settleAll reads which routes of ours there are, and makes all VIPs right.
+func (p *addressPortal) settleAll(ctx context.Context) (changed []string, err error) {
+	if err := p.routes.LoDown(); err != nil {
+		return nil, err
+	}
+	routed, err := p.routes.List()
+	if err != nil {
+		return nil, err
+	}
+	addrs := map[netip.Addr]bool{}
+	clear(p.routed)
+	for _, addr := range routed {
+		// Connections that came in by a landing may still be draining.
+		if !kernel.IsLanding(addr) {
+			p.routed[addr] = true
+			addrs[addr] = true
+		}
+	}
+	for vip := range p.users {
+		addrs[vip] = true
+	}
+	return p.settle(ctx, slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare))
+}
+
+// settle makes the VIPs that a rule has local, and those that none has not, once
+// they have no connections either. That these have ended is no change.
+func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed []string, err error) {
+	for _, vip := range vips { // what opens first, so that nothing is away meanwhile
+		if p.users[vip] <= 0 {
+			continue
+		}
+		delete(p.leaving, vip)
+		if p.routed[vip] {
+			continue
+		}
+		delete(p.missing, vip)
+		if err := ctx.Err(); err != nil {
+			return changed, fmt.Errorf("making VIPs local: %w", err)
+		}
+		if err := p.usable(vip); err != nil {
+			p.missing[vip] = err
+			continue
+		}
+		if p.routes.IsLocal(vip) {
+			continue
+		}
+		switch err := p.routes.Add(vip); {
+		case err == nil:
+			p.routed[vip] = true
+			changed = append(changed, vip.String())
+		case !errors.Is(err, unix.EEXIST):
+			p.missing[vip] = err
+		}
+	}
+	var unused []netip.Addr
+	for _, vip := range vips {
+		if p.users[vip] > 0 {
+			continue
+		}
+		delete(p.users, vip)
+		delete(p.missing, vip)
+		if p.routed[vip] {
+			unused = append(unused, vip)
+		}
+	}
+	removed, err := p.leave(unused)
+	return append(changed, removed...), err
+}
+
+// leave takes out the routes for VIPs that have no connections. It returns those
+// that were not to go earlier.
+func (p *addressPortal) leave(vips []netip.Addr) (removed []string, err error) {
+	if len(vips) == 0 {
+		return nil, nil
+	}
+	needed, err := kernel.InUse(vips)
+	if err != nil {
+		p.log.WithError(err).Warn("Connections to Services that are removed may be cut")
+	}
+	var errs []error
+	for _, vip := range vips {
+		if needed[vip] {
+			p.leaving[vip] = true
+			continue
+		}
+		if err := p.routes.Delete(vip); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if !p.leaving[vip] {
+			removed = append(removed, vip.String())
+		}
+		delete(p.leaving, vip)
+		delete(p.routed, vip)
+	}
+	return removed, errors.Join(errs...)
+}
+
+// usable tells why a VIP must not be made local.
+func (p *addressPortal) usable(vip netip.Addr) error {
+	if p.opts.Without(portal.FamilyOf(vip)) {
+		return errors.New("this address family is switched off")
+	}
+	return nil
+}
+
+func (p *addressPortal) Remove(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.rules)
+	clear(p.users)
+	clear(p.routed)
+	clear(p.missing)
+	clear(p.leaving)
+	clear(p.listened)
+	_, err := p.mode.Remove(ctx, p.opts, true)
+	return err
+}
+
+// Compare implements Portal.
+func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error) {
+	p.mu.Lock()
+	wanted := maps.Clone(p.rules)
+	p.mu.Unlock()
+	installed, err := portal.ListAll(ctx, slices.Concat([]portal.Mode{p.mode}, p.opts.Others), p.opts)
+	if err != nil {
+		return nil, err
+	}
+	routed := map[netip.Addr]bool{}
+	for _, i := range installed {
+		routed[i.Rule.Target.Addr] = routed[i.Rule.Target.Addr] || i.Mode == p.mode.Name
+	}
+	return compare(p.mode, wanted, func(vip netip.Addr) bool { return routed[vip] || p.routes.IsLocal(vip) }, installed), nil
+}
+
+// compare is compare for mode address, in which all rules of a VIP are in
+// effect if that is an address of this node. Node ports need nothing of the
+// kernel.
+func compare(mode portal.Mode, wanted map[portal.Target]portal.Rule, isLocal func(netip.Addr) bool, installed []portal.Installed) (all []portal.Comparison) {
+	vips := map[netip.Addr]bool{}
+	for t, want := range wanted {
+		local, known := vips[t.Addr]
+		if !known {
+			local = t.Addr.IsUnspecified() || isLocal(t.Addr)
+			vips[t.Addr] = local
+		}
+		c := portal.Comparison{Mode: mode.Name, Traits: mode.Traits, Rule: want, State: portal.StateMissing}
+		if local {
+			c.State = portal.StateOK
+		}
+		all = append(all, c)
+	}
+	for _, i := range installed {
+		if _, is := vips[i.Rule.Target.Addr]; i.Mode != mode.Name || !is {
+			all = append(all, i.Extra())
+		}
+	}
+	slices.SortFunc(all, portal.Comparison.Compare)
+	return all
+}
+
+// Watch implements Watcher.
+func (p *addressPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
+	return kernel.Watch(ctx, func() (kernel.Subscription, error) { return kernel.RouteEvents(p.lost) })
+}
+
+// lost tells whether a change of a local route is one that Check has to do with.
+// A route that this portal took out itself has no user any more.
+func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return gone && p.users[addr] > 0 || !ours && len(p.listened) > 0
+}
+
+var _ portal.Watcher = (*addressPortal)(nil)

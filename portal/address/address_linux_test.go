@@ -1,0 +1,310 @@
+package address
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+	. "github.com/usherproxy/usher/test/portaltest"
+)
+
+var _ = Describe("portal address", func() {
+	var n *Net
+	BeforeEach(func() { n = NewNet() })
+	ours := func() string {
+		return n.Node.Sh("ip route show table local proto 117; ip -6 route show table local proto 117")
+	}
+
+	It("works from the node and from Pods where there is no iptables at all", func() {
+		path := os.Getenv("PATH")
+		DeferCleanup(os.Setenv, "PATH", path)
+		Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
+		p := n.Open(Mode, portal.Options{})
+		binds, _ := n.Publish(p, "web", Web4, Web6, WebNode4)
+		Expect(binds).To(HaveLen(3))
+		n.Publish(p, "dns", DNS4, DNS6)
+		for _, from := range []*Host{n.Node, n.Pod} {
+			Expect(from.Ask(Web4)).To(HavePrefix("web"))
+			Expect(from.Ask(Web6)).To(HavePrefix("web"))
+			Expect(from.Ask(DNS4)).To(Equal("dns"))
+			Expect(from.Ask(DNS6)).To(Equal("dns"))
+			Expect(from.Ask(At(WebNode4, NodeIP4))).To(HavePrefix("web"))
+		}
+		Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(HavePrefix("web"))
+		n.Remove(p)
+		Expect(os.Setenv("PATH", path)).To(Succeed())
+		Expect(ours()).To(BeEmpty())
+	})
+
+	It("asks for listeners at the very targets", func() {
+		p := n.Open(Mode, portal.Options{})
+		Expect(p.Listen("default/web", []portal.Target{Web4, WebNode4})).To(ConsistOf(
+			portal.Bind{Addr: netip.MustParseAddrPort("10.96.0.10:80"), Targets: []portal.Target{Web4}},
+			portal.Bind{Addr: netip.MustParseAddrPort("0.0.0.0:30080"), Targets: []portal.Target{WebNode4}},
+		))
+	})
+
+	It("asks for a listener at each address that has node ports, and tells when they have to move", func() {
+		p := n.Open(Mode, portal.Options{NodePortAddresses: Prefixes("10.1.0.0/16", "127.0.0.0/8", "fd01::/64", "fe80::/10")})
+		addrs := func(t portal.Target) (addrs []string) {
+			for _, b := range p.Listen("default/web", []portal.Target{t}) {
+				Expect(b.Targets).To(Equal([]portal.Target{t}))
+				Expect(b.Addr.Port()).To(Equal(t.Port))
+				addrs = append(addrs, b.Addr.Addr().String())
+			}
+			return addrs
+		}
+		Expect(addrs(WebNode6)).To(HaveExactElements("fd01::1"))
+		Expect(addrs(WebNode4)).To(HaveExactElements("10.1.0.1", "127.0.0.1"))
+		n.Publish(p, "web", WebNode4)
+		for _, from := range []*Host{n.Node, n.Pod} {
+			Expect(from.Ask(At(WebNode4, NodeIP4))).To(HavePrefix("web"))
+		}
+		Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(HavePrefix("web"))
+		Expect(n.Check(p)).To(BeZero())
+
+		n.Node.Sh("ip addr add 10.1.77.1/32 dev lo; ip addr add 10.3.0.1/32 dev lo")
+		later := At(WebNode4, netip.MustParseAddr("10.1.77.1"))
+		n.Node.Do(func() {
+			for range 2 {
+				_, err := p.Check(Background)
+				var again *portal.ListenAgainError
+				Expect(errors.As(err, &again)).To(BeTrue(), "%v", err)
+				Expect(again.Targets).To(Equal([]portal.Target{WebNode4}))
+			}
+		})
+		Expect(n.Node.Ask(later)).To(Equal("refused"))
+		Expect(addrs(WebNode4)).To(HaveExactElements("10.1.0.1", "10.1.77.1", "127.0.0.1"))
+		Expect(n.Check(p)).To(BeZero())
+
+		n.Node.Sh("ip addr del 10.1.77.1/32 dev lo")
+		n.Node.Do(func() {
+			_, err := p.Check(Background)
+			Expect(err).To(MatchError(ContainSubstring("0.0.0.0:30080/tcp")))
+		})
+		n.Apply(p, []portal.Rule{Reject(WebNode4)}, nil)
+		Expect(n.Check(p)).To(BeZero(), "without listener none has to move")
+	})
+
+	It("has no node ports where no address has", func() {
+		p := n.Open(Mode, portal.Options{NodePortAddresses: Prefixes("192.0.2.0/24")})
+		Expect(p.Listen("default/web", []portal.Target{WebNode4, WebNode6})).To(BeEmpty())
+	})
+
+	It("refuses rejected targets at once, and another port of the VIP too", func() {
+		p := n.Open(Mode, portal.Options{})
+		n.Apply(p, []portal.Rule{Reject(Web4), Reject(DNS6)}, nil)
+		for _, from := range []*Host{n.Node, n.Pod} {
+			Expect(from.Ask(Web4)).To(Equal("refused"))
+			Expect(from.Ask(DNS6)).To(Equal("refused"))
+			Expect(from.Ask(To(portal.TCP, VIP4, 81))).To(Equal("refused"))
+		}
+	})
+
+	It("keeps a VIP until its last target is gone", func() {
+		p := n.Open(Mode, portal.Options{})
+		n.Apply(p, []portal.Rule{Redirect(Web4, 80), Redirect(DNS4, 53), Redirect(WebNode4, 30080)}, nil)
+		n.Apply(p, []portal.Rule{Reject(Web4)}, nil)
+		n.Apply(p, nil, []portal.Target{Web4, WebNode4})
+		Expect(ours()).To(Equal("local 10.96.0.10 dev lo scope host \n"))
+		n.Apply(p, nil, []portal.Target{Web4})
+		Expect(ours()).NotTo(BeEmpty(), "taking away twice what was there once")
+		n.Apply(p, nil, []portal.Target{DNS4})
+		Expect(ours()).To(BeEmpty())
+	})
+
+	It("keeps a VIP that has lost its last target until its last connection has ended, and refuses new ones", func() {
+		for _, t := range []portal.Target{Web4, Web6} {
+			p := n.Open(Mode, portal.Options{})
+			var l net.Listener
+			n.Node.Do(func() { l = listenOn(t) })
+			n.Apply(p, []portal.Rule{Redirect(t, 80)}, nil)
+			remote, local := connect(n.Pod, l, t), connect(n.Node, l, t)
+			n.Apply(p, nil, []portal.Target{t})
+			l.Close()
+			for _, from := range []*Host{n.Pod, n.Node} {
+				Expect(from.Ask(t)).To(Equal("refused"))
+			}
+			Expect(n.Check(p)).To(BeZero())
+			carries(remote)
+			carries(local)
+
+			By("a restart")
+			p = n.Open(Mode, portal.Options{})
+			n.Apply(p, nil, nil)
+			carries(remote)
+
+			By("another Service at that VIP")
+			again := To(portal.TCP, t.Addr, 81)
+			n.Apply(p, []portal.Rule{Redirect(again, 81)}, nil)
+			n.Apply(p, nil, []portal.Target{again})
+			carries(remote)
+
+			By("the end")
+			remote.end()
+			local.end()
+			Eventually(func() string { Expect(n.Check(p)).To(BeZero()); return ours() }).Should(BeEmpty())
+		}
+	})
+
+	It("keeps a VIP while the kernel sends what a closed connection has left", func() {
+		p := n.Open(Mode, portal.Options{})
+		var l net.Listener
+		n.Node.Do(func() { l = listenOn(Web4) })
+		n.Apply(p, []portal.Rule{Redirect(Web4, 80)}, nil)
+		c := connect(n.Pod, l, Web4)
+		_, err := c.server.Write(make([]byte, 64<<10))
+		Expect(err).NotTo(HaveOccurred())
+		n.Pod.Sh("ip link set eth0 down")
+		c.server.Close()
+		n.Apply(p, nil, []portal.Target{Web4})
+		Expect(ours()).To(ContainSubstring(VIP4.String()))
+
+		By("the end")
+		n.Pod.Sh("ip link set eth0 up; ip route add default via 10.1.0.1")
+		Expect(io.Copy(io.Discard, c.client)).To(BeEquivalentTo(64 << 10))
+		c.client.Close()
+		Eventually(func() string { Expect(n.Check(p)).To(BeZero()); return ours() }).WithTimeout(10 * time.Second).Should(BeEmpty())
+	})
+
+	It("repairs routes that others removed", func() {
+		p := n.Open(Mode, portal.Options{})
+		n.Publish(p, "web", Web4, Web6)
+		Expect(n.Check(p)).To(BeZero())
+		n.Node.Sh("ip route del local 10.96.0.10 table local; ip -6 route del local fd96::10 table local")
+		Expect(n.Check(p)).To(Equal(2))
+		Expect(n.Pod.Ask(Web4)).To(HavePrefix("web"))
+		Expect(n.Pod.Ask(Web6)).To(HavePrefix("web"))
+		Expect(n.Check(p)).To(BeZero())
+	})
+
+	It("takes over what an earlier process left, and removes what is not wanted any more", func() {
+		n.Apply(n.Open(Mode, portal.Options{}), []portal.Rule{Redirect(Web4, 80), Redirect(Target(portal.TCP, "10.96.0.77:80"), 80)}, nil)
+		second := n.Open(Mode, portal.Options{})
+		Expect(n.Check(second)).To(BeZero())
+		Expect(ours()).To(ContainSubstring("10.96.0.77"))
+		n.Apply(second, []portal.Rule{Redirect(Web4, 80)}, nil)
+		Expect(ours()).To(Equal("local 10.96.0.10 dev lo scope host \n"))
+	})
+
+	It("leaves addresses alone that the node has anyhow, until it has them no more", func() {
+		n.Node.Sh("ip addr add 10.96.0.10/32 dev pod0; ip route add local 10.97.0.0/16 dev lo")
+		p := n.Open(Mode, portal.Options{})
+		n.Publish(p, "web", Web4)
+		n.Publish(p, "wide", Target(portal.TCP, "10.97.0.5:80"))
+		Expect(ours()).To(BeEmpty())
+		n.Node.Sh("ip addr del 10.96.0.10/32 dev pod0")
+		Expect(n.Check(p)).To(Equal(1))
+		Expect(n.Pod.Ask(Web4)).To(HavePrefix("web"))
+	})
+
+	It("leaves nothing behind", func() {
+		before := n.Node.State()
+		p := n.Open(Mode, portal.Options{})
+		Expect(n.Node.State()).To(Equal(before), "after New")
+		n.Publish(p, "web", Web4, Web6, WebNode4)
+		Expect(n.Node.State()).NotTo(Equal(before))
+		n.Remove(p)
+		Expect(n.Node.State()).To(Equal(before))
+	})
+
+	It("says so when lo is down", func() {
+		n.Node.Sh("ip link set lo down")
+		n.Node.Do(func() {
+			_, err := Mode.New(Background, portal.Options{})
+			Expect(err).To(MatchError(ContainSubstring("ip link set lo up")))
+		})
+	})
+
+	It("names the VIPs that cannot be had where IPv6 is off", func() {
+		n.Node.Sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.lo.disable_ipv6=1")
+		p := n.Open(Mode, portal.Options{NoIPv6: true})
+		n.Node.Do(func() {
+			err := p.Apply(Background, []portal.Rule{Redirect(Web4, 80), Redirect(Web6, 80)}, nil)
+			Expect(err).To(MatchError(ContainSubstring("[fd96::10]:80/tcp")))
+		})
+		Expect(ours()).To(ContainSubstring("10.96.0.10"))
+	})
+
+	It("is fast with 10,000 VIPs", Label("slow"), func() {
+		p := n.Open(Mode, portal.Options{})
+		var rules []portal.Rule
+		for i := range 10000 {
+			rules = append(rules, Redirect(To(portal.TCP, netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)}), 80), 80))
+		}
+		measure := func(what string, most time.Duration, f func()) {
+			GinkgoHelper()
+			began := time.Now()
+			f()
+			AddReportEntry(fmt.Sprintf("address, 10,000 VIPs: %s: %v", what, time.Since(began).Round(10*time.Microsecond)))
+			Expect(time.Since(began)).To(BeNumerically("<", most), what)
+		}
+		measure("first apply", 6*time.Second, func() { n.Apply(p, rules, nil) })
+		measure("check", 3*time.Second, func() { Expect(n.Check(p)).To(BeZero()) })
+		measure("one added", 100*time.Millisecond, func() { n.Apply(p, []portal.Rule{Redirect(Web4, 80)}, nil) })
+		measure("remove", 6*time.Second, func() { n.Remove(p) })
+		Expect(strings.TrimSpace(ours())).To(BeEmpty())
+	})
+})
+
+// connection is a TCP connection of which the specs have both ends.
+type connection struct{ client, server net.Conn }
+
+// listenOn listens at a TCP target, from the calling thread's host.
+func listenOn(t portal.Target) net.Listener {
+	GinkgoHelper()
+	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var failed error
+		err := raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) })
+		return errors.Join(err, failed)
+	}}
+	l, err := config.Listen(Background, "tcp", netip.AddrPortFrom(t.Addr, t.Port).String())
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() { l.Close() })
+	return l
+}
+
+// connect connects from a host to l, at t.
+func connect(from *Host, l net.Listener, t portal.Target) *connection {
+	GinkgoHelper()
+	c := &connection{}
+	from.Do(func() {
+		var err error
+		c.client, err = net.Dial("tcp", netip.AddrPortFrom(t.Addr, t.Port).String())
+		Expect(err).NotTo(HaveOccurred())
+	})
+	var err error
+	c.server, err = l.Accept()
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(c.end)
+	return c
+}
+
+// end ends it, the client first.
+func (c *connection) end() {
+	c.client.Close()
+	c.server.Close()
+}
+
+// carries expects that a connection carries bytes both ways.
+func carries(c *connection) {
+	GinkgoHelper()
+	for _, way := range [][2]net.Conn{{c.client, c.server}, {c.server, c.client}} {
+		_, err := way[0].Write([]byte("?"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(way[1].SetReadDeadline(time.Now().Add(2 * time.Second))).To(Succeed())
+		_, err = way[1].Read(make([]byte, 1))
+		Expect(err).NotTo(HaveOccurred())
+	}
+}

@@ -1,0 +1,301 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	goiptables "github.com/coreos/go-iptables/iptables"
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/portal/redirect"
+)
+
+// maxMoves is how often a jump that others pushed down is moved to the front
+// again. After that another program wants the first place as much as usher
+// does, and rules that change places every few seconds serve nobody.
+const maxMoves = 5
+
+// backend is one family of iptables rules: how to read and write them, and
+// what they were when last seen. It is not safe for concurrent use.
+type backend struct {
+	log     logrus.FieldLogger
+	family  portal.Family // the unspecified address: which family this is
+	variant variant
+	ipt     *goiptables.IPTables
+	// save and restore are the commands' names; wait are restore's arguments
+	// for waiting for the xtables lock.
+	save, restore string
+	wait          []string
+	at            redirect.Setting
+
+	installed map[string]*contents // what the kernel holds, or did when last read
+	fresh     bool                 // nothing has happened since that makes installed doubtful
+	moves     int
+}
+
+func (f *backend) ip6() bool                  { return f.family.Is6() }
+func (f *backend) Setting() *redirect.Setting { return &f.at }
+func (f *backend) Known() bool                { return f.fresh }
+func (f *backend) Forget()                    { f.fresh = false }
+
+func (f *backend) Left() map[portal.Target]uint16 {
+	if nat := f.installed[tableNAT]; nat != nil {
+		return nat.ports(f.family)
+	}
+	return nil
+}
+
+// openBackend finds the commands of a variant for one family, and proves that
+// with them rules can be put into the nat table. It leaves nothing behind.
+func openBackend(ctx context.Context, v variant, family portal.Family, opts portal.Options) (*backend, error) {
+	f := &backend{
+		log: opts.Log, family: family, variant: v,
+		save:    v.command(family.Is6(), "-save"),
+		restore: v.command(family.Is6(), "-restore"),
+		at:      redirect.Setting{NodePorts: opts.NodePortAddresses, PodInterfaces: opts.PodInterfaces, Mark: opts.Mark},
+	}
+	protocol, seconds := goiptables.ProtocolIPv4, int(opts.LockWait/time.Second)
+	if family.Is6() {
+		protocol = goiptables.ProtocolIPv6
+	}
+	for _, tool := range []string{"", "-save", "-restore"} {
+		if _, err := exec.LookPath(v.command(family.Is6(), tool)); err != nil {
+			return nil, hint(fmt.Errorf("looking for %s: %w", v.command(family.Is6(), tool), err), family.Is6())
+		}
+	}
+	ipt, err := goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(v.command(family.Is6(), "")), goiptables.Timeout(seconds))
+	if err != nil {
+		return nil, hint(fmt.Errorf("%s: %w", v.command(family.Is6(), ""), err), family.Is6())
+	}
+	f.ipt = ipt
+	if major, minor, patch := ipt.GetIptablesVersion(); major > 1 || minor > 6 || minor == 6 && patch >= 2 {
+		f.wait = []string{"--wait", fmt.Sprint(seconds)} // restore knows it since 1.6.2
+	}
+	if err := f.probe(); err != nil {
+		return nil, hint(fmt.Errorf("trying %s with a rule in a chain of its own: %w", v.command(family.Is6(), ""), err), family.Is6())
+	}
+	return f, f.Read(ctx)
+}
+
+// scratch is a chain to try rules in. Nothing jumps to it.
+func scratch() string { return fmt.Sprintf("%s%d", scratchPrefix, os.Getpid()) }
+
+const scratchPrefix = chainPrefix + "PROBE-"
+
+// isScratch reports whether a chain is a scratch chain of any process: perhaps of
+// one that is about to take over, and would find that iptables does not work.
+func isScratch(chain string) bool { return strings.HasPrefix(chain, scratchPrefix) }
+
+// probe puts rules into a scratch chain of the nat table: it must take a DNAT or
+// a REDIRECT, and it shows which matches there are.
+func (f *backend) probe() (err error) {
+	var notes []string
+	if f.variant.nft {
+		if notes, err = notesFor(f.family, tableNAT, nil); err != nil {
+			return err
+		}
+	}
+	chain := scratch()
+	if err := f.ipt.ClearChain(tableNAT, chain); err != nil { // makes it if it is missing
+		return err
+	}
+	defer func() {
+		undo := f.ipt.ClearAndDeleteChain(tableNAT, chain)
+		if undo == nil && f.variant.nft {
+			undo = tidyNFT(f.family, tableNAT, notes)
+		}
+		err = errors.Join(err, undo)
+	}()
+	try := func(action ...string) error {
+		return f.ipt.Append(tableNAT, chain, append([]string{"-p", "tcp", "-m", "tcp", "--dport", "9"}, action...)...)
+	}
+	toLanding := func(port uint16) error {
+		return try("-j", "DNAT", "--to-destination", netip.AddrPortFrom(kernel.LandingOf(f.family), port).String())
+	}
+	noLanding := toLanding(9)
+	if noLanding == nil {
+		noLanding = kernel.ProbeLanding(kernel.LandingOf(f.family))
+	}
+	if noLanding == nil {
+		f.at.Landing = kernel.LandingOf(f.family)
+		f.at.NoPort0 = toLanding(redirect.RejectPort) != nil // iptables takes it since 1.8.8
+	} else {
+		f.log.WithError(hint(noLanding, f.ip6())).Infof("%s packets will be redirected to the address of the interface that they come in by", f.family)
+	}
+	if noLanding != nil || f.at.NoPort0 {
+		if err := try("-j", "REDIRECT", "--to-ports", fmt.Sprint(redirect.RejectPort)); err != nil {
+			return err
+		}
+	}
+	has := func(match ...string) bool {
+		return f.ipt.Append(tableNAT, chain, append(match, "-j", "RETURN")...) == nil
+	}
+	f.at.Comment = has("-m", "comment", "--comment", "probe")
+	f.at.AddrType = has("-m", "addrtype", "--dst-type", "LOCAL")
+	if m := f.at.Mark; m != 0 && !has("-m", "mark", "!", "--mark", fmt.Sprintf("%#x/%#x", m, m)) {
+		f.log.Infof("%s: the match mark is missing: usher's own packets are not told from those of clients", f.family)
+		f.at.Mark = 0
+	}
+	return nil
+}
+
+// Read asks the kernel what it holds.
+func (f *backend) Read(ctx context.Context) error {
+	// Asking the legacy variant for a table by name makes the kernel set it up,
+	// so the first time all tables that there are are read.
+	args := [][]string{nil}
+	if f.installed != nil {
+		args = [][]string{{"-t", tableNAT}}
+		if f.installed[tableMangle] != nil {
+			args = append(args, []string{"-t", tableMangle})
+		}
+	}
+	installed := map[string]*contents{}
+	for _, a := range args {
+		text, err := run(ctx, "", f.save, a...)
+		if err != nil {
+			f.fresh = false
+			return hint(fmt.Errorf("reading the %s rules: %w", f.family, err), f.ip6())
+		}
+		for name, c := range parseSave(text) {
+			maps.DeleteFunc(c.chains, func(chain string, _ []spec) bool { return isScratch(chain) })
+			installed[name] = c
+		}
+	}
+	f.installed, f.fresh = installed, true
+	return nil
+}
+
+// Put makes the kernel hold rules in one run of iptables-restore. What differs is found
+// by comparing all.
+func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, _ []portal.Target) (changed []string, err error) {
+	wanted := layOut(portal.InOrder(rules), f.at)
+	keep, err := f.notes(wanted)
+	if err != nil {
+		return nil, err
+	}
+	if f.moves < maxMoves && movedDown(f.installed, wanted) {
+		if f.moves++; f.moves == maxMoves {
+			f.log.Warnf("another program puts its %s nat rules before usher's again and again: they stay there from now on", f.family)
+		}
+	}
+	c := diff(f.installed, wanted, keep, f.moves < maxMoves)
+	if c.script == "" {
+		return nil, nil
+	}
+	if _, err := run(ctx, c.script, f.restore, append([]string{"--noflush"}, f.wait...)...); err != nil {
+		return nil, hint(fmt.Errorf("putting in the %s rules: %w", f.family, err), f.ip6())
+	}
+	f.installed = asInstalled(wanted, keep)
+	return c.repairs, nil
+}
+
+// notes returns the notes to be in each table: those that are there, and
+// those for what the next change makes iptables-nft make.
+func (f *backend) notes(wanted map[string]*table) (map[string][]string, error) {
+	if !f.variant.nft {
+		return nil, nil
+	}
+	keep := map[string][]string{}
+	for name, c := range f.installed {
+		for chain := range c.chains {
+			if isNote(chain) {
+				keep[name] = append(keep[name], chain)
+			}
+		}
+	}
+	for name, want := range wanted {
+		if have := f.installed[name]; len(keep[name]) > 0 || have != nil && len(have.jumps) >= len(want.jumps) {
+			continue
+		}
+		made, err := notesFor(f.family, name, want.jumps)
+		if err != nil {
+			return nil, err
+		}
+		keep[name] = made
+	}
+	return keep, nil
+}
+
+// Missing returns the rules that are in no chain.
+func (f *backend) Missing(rules []portal.Rule) (missing []portal.Rule) {
+	in := map[spec]bool{}
+	for _, c := range f.installed {
+		for _, specs := range c.chains {
+			for _, s := range specs {
+				in[s] = true
+			}
+		}
+	}
+	for _, r := range rules {
+		if slices.ContainsFunc(f.specs(r), func(s tableSpec) bool { return !in[s.spec] }) {
+			missing = append(missing, r)
+		}
+	}
+	return missing
+}
+
+// tableSpec is a rule for one table.
+type tableSpec struct {
+	table string
+	spec  spec
+}
+
+// specs returns what r amounts to in the tables.
+func (f *backend) specs(r portal.Rule) (specs []tableSpec) {
+	for name, t := range layOut([]portal.Rule{r}, f.at) {
+		for _, rules := range t.chains {
+			for _, s := range rules {
+				specs = append(specs, tableSpec{name, s})
+			}
+		}
+	}
+	return specs
+}
+
+// Try puts rules into scratch chains.
+func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
+	lines := map[string][]string{tableNAT: nil}
+	for _, r := range rules {
+		for _, s := range f.specs(r) {
+			if strings.HasPrefix(s.spec.jump, chainPrefix) {
+				s.spec.jump = "RETURN" // in place of a chain that may not be there
+			}
+			lines[s.table] = append(lines[s.table], "-A "+scratch()+" "+s.spec.String()+"\n")
+		}
+	}
+	var script strings.Builder
+	for name, rules := range lines {
+		fmt.Fprintf(&script, "*%s\n:%s - [0:0]\n%sCOMMIT\n", name, scratch(), strings.Join(rules, ""))
+	}
+	_, err := run(ctx, script.String(), f.restore, append([]string{"--noflush"}, f.wait...)...)
+	return hint(err, f.ip6())
+}
+
+// Tried takes out the scratch chains that trying these rules made.
+func (f *backend) Tried(rules []portal.Rule) {
+	tables := map[string]bool{tableNAT: true}
+	for _, r := range rules {
+		if layOut([]portal.Rule{r}, f.at)[tableMangle] != nil { // looking into a table makes the kernel set it up
+			tables[tableMangle] = true
+		}
+	}
+	for name := range tables {
+		if exists, err := f.ipt.ChainExists(name, scratch()); err != nil || !exists {
+			continue
+		}
+		if err := f.ipt.ClearAndDeleteChain(name, scratch()); err != nil {
+			f.log.WithError(err).Debug("a scratch chain was left behind")
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/portal/redirect"
+)
+
+// run runs one of the iptables commands to its end and returns what it prints.
+// The error holds what it complained about; it is undecided unless the command came so
+// far as to refuse what it was given.
+func run(ctx context.Context, stdin, command string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, command, args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	var out, complaint bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	// Its first netlink socket has the process's number (netlink(7)).
+	err := kernel.OwnSockets.AddOf(func() (uint32, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		return uint32(cmd.Process.Pid), nil
+	})
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		var exit *exec.ExitError
+		refused := errors.As(err, &exit) && exit.Exited() && ctx.Err() == nil && !ofLock(complaint.String())
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		err = fmt.Errorf("%s: %w: %s", command, err, lastLines(complaint.String()))
+		if !refused {
+			err = redirect.MarkUndecided(err)
+		}
+		return "", err
+	}
+	return out.String(), nil
+}
+
+// ofLock reports whether iptables complains about its lock (xtables_lock in
+// iptables/xshared.c).
+func ofLock(complaint string) bool {
+	return strings.Contains(complaint, "xtables lock") || strings.Contains(complaint, "lock file")
+}
+
+// lastLines joins what a command complained about into one line, without the
+// hints that iptables prints every time.
+func lastLines(text string) string {
+	var kept []string
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' || strings.HasPrefix(line, "Try `") || strings.HasPrefix(line, "Error occurred at line") {
+			continue
+		}
+		kept = append(kept, line)
+	}
+	if len(kept) > 3 {
+		kept = kept[len(kept)-3:]
+	}
+	return strings.Join(kept, "; ")
+}
+
+// hint adds to an error of iptables what is missing and what to do about it.
+func hint(err error, ip6 bool) error {
+	if err == nil {
+		return nil
+	}
+	six := ""
+	if ip6 {
+		six = "6"
+	}
+	text := err.Error()
+	if strings.Contains(text, "\n") {
+		err = oneLine{err}
+	}
+	has := func(parts ...string) bool {
+		for _, p := range parts {
+			if strings.Contains(text, p) {
+				return true
+			}
+		}
+		return false
+	}
+	var advice string
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		advice = "install the iptables package, or choose --portal=nftables, address or none"
+	case ofLock(text):
+		advice = "another program holds /run/xtables.lock, or it cannot be opened: if usher runs in a container, mount the host's /run/xtables.lock"
+	case has("incompatible"):
+		advice = "the table holds nftables rules that iptables does not understand"
+	case has("Failed to initialize nft", "Could not fetch rule set generation id"):
+		advice = "this kernel has no nf_tables: modprobe nf_tables, or use the legacy iptables"
+	case has("can't initialize", "Table does not exist", "TABLE_ADD failed", "CHAIN_ADD failed"):
+		advice = fmt.Sprintf("this kernel has no nat table for iptables: modprobe ip%stable_nat (or nft_chain_nat)", six)
+	case has("RULE_APPEND failed", "No chain/target/match by that name", "Couldn't load"):
+		advice = "this kernel or iptables lacks a match or target: modprobe xt_nat xt_REDIRECT xt_tcpudp nft_compat"
+	case has("Permission denied", "Operation not permitted"):
+		advice = "the kernel does not let this process change rules, although it has CAP_NET_ADMIN here: it is needed in the user namespace that owns the network namespace"
+	default:
+		return err
+	}
+	return fmt.Errorf("%w (%s)", err, advice)
+}
+
+// oneLine is an error whose text, as iptables printed it, has several.
+type oneLine struct{ error }
+
+func (e oneLine) Error() string { return lastLines(e.error.Error()) }
+
+func (e oneLine) Unwrap() error { return e.error }
+
+// variants finds the variants of iptables that are installed, the one to use
+// first.
+func variants(ctx context.Context, opts portal.Options) []found {
+	var all []found
+	plainNFT, plain := isNFT(ctx, "iptables")
+	for _, v := range []variant{{"nft", true}, {"legacy", false}} {
+		if _, here := isNFT(ctx, v.command(false, "")); here {
+			all = append(all, found{variant: v, plain: plain && v.nft == plainNFT})
+		}
+	}
+	covered := false
+	for _, f := range all {
+		covered = covered || f.plain
+	}
+	if plain && !covered {
+		all = append(all, found{variant: variant{"", plainNFT}, plain: true})
+	}
+	var wanted []found
+	for _, f := range all {
+		if opts.IPTablesVariant != "" && f.nft != (opts.IPTablesVariant == "nft") {
+			continue
+		}
+		for _, ip6 := range []bool{false, true} {
+			text, err := run(ctx, "", f.command(ip6, "-save"))
+			f.works = f.works || err == nil
+			f.saved += text
+		}
+		wanted = append(wanted, f)
+	}
+	return byUse(wanted)
+}
+
+// isNFT tells whether an iptables command is there and whether it puts rules
+// into nf_tables, as it says itself: "iptables v1.8.9 (nf_tables)".
+func isNFT(ctx context.Context, command string) (nft, here bool) {
+	if _, err := exec.LookPath(command); err != nil {
+		return false, false
+	}
+	text, err := run(ctx, "", command, "--version")
+	return strings.Contains(text, "nf_tables"), err == nil
+}

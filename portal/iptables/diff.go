@@ -1,0 +1,148 @@
+package iptables
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// change is the input for one run of iptables-restore --noflush, and what it
+// amounts to.
+type change struct {
+	script string
+	// repairs names the chains and jumps that are not as they should be.
+	repairs []string
+}
+
+// diff says how to get from what is installed to what is wanted. Chains that
+// are as they should be are not touched; those that differ are rewritten whole,
+// which iptables-restore does in one step per table. A jump that is missing
+// is put first in its chain. One that others have pushed down since is moved
+// back if toFront says so.
+//
+// keep are chains that stay if they are there and are made if they are not;
+// they hold no rules.
+func diff(installed map[string]*contents, wanted map[string]*table, keep map[string][]string, toFront bool) change {
+	var all strings.Builder
+	var repairs []string
+	for _, name := range []string{tableNAT, tableMangle} {
+		have, want := installed[name], wanted[name]
+		if have == nil {
+			have = &contents{}
+		}
+		if want == nil {
+			want = &table{}
+		}
+		script, changed := diffTable(have, want, keep[name], toFront)
+		if len(changed) > 0 {
+			all.WriteString("*" + name + "\n" + script + "COMMIT\n")
+			for _, c := range changed {
+				repairs = append(repairs, name+" "+c)
+			}
+		}
+	}
+	return change{script: all.String(), repairs: repairs}
+}
+
+func diffTable(have *contents, want *table, keep []string, toFront bool) (script string, changed []string) {
+	var declare, rules, jumps, remove strings.Builder
+	for _, chain := range keep {
+		if _, there := have.chains[chain]; !there {
+			declare.WriteString(":" + chain + " - [0:0]\n")
+			changed = append(changed, chain)
+		}
+	}
+	for _, chain := range slices.Sorted(maps.Keys(want.chains)) {
+		old, there := have.chains[chain]
+		if there && slices.Equal(old, want.chains[chain]) {
+			continue
+		}
+		// For iptables-restore --noflush, naming a chain empties it.
+		declare.WriteString(":" + chain + " - [0:0]\n")
+		for _, s := range want.chains[chain] {
+			rules.WriteString("-A " + chain + " ")
+			s.appendTo(&rules)
+			rules.WriteByte('\n')
+		}
+		changed = append(changed, chain)
+	}
+	for _, chain := range slices.Sorted(maps.Keys(have.chains)) {
+		if _, wanted := want.chains[chain]; !wanted && !slices.Contains(keep, chain) {
+			declare.WriteString(":" + chain + " - [0:0]\n")
+			remove.WriteString("-X " + chain + "\n")
+			changed = append(changed, chain)
+		}
+	}
+	changed = append(changed, diffJumps(&jumps, have.jumps, want.jumps, toFront)...)
+	// Chains must be named before rules can jump to them, and can only be
+	// deleted when nothing does any more.
+	return declare.String() + rules.String() + jumps.String() + remove.String(), changed
+}
+
+// diffJumps leaves each wanted jump once and takes out every other one.
+func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront bool) (changed []string) {
+	count := map[wantedJump]int{}
+	for _, h := range have {
+		count[wantedJump{h.chain, h.spec}]++
+	}
+	stays := map[wantedJump]bool{}
+	for _, h := range have {
+		key := wantedJump{h.chain, h.spec}
+		// -D takes the first rule of its looks, so of several none can be
+		// singled out to stay: all go, and one is put in.
+		if slices.Contains(want, key) && count[key] == 1 && (h.position == 1 || !toFront) {
+			stays[key] = true
+			continue
+		}
+		b.WriteString("-D " + h.chain + " " + h.raw + "\n")
+		changed = append(changed, h.chain)
+	}
+	for _, w := range want {
+		if !stays[w] {
+			b.WriteString("-I " + w.chain + " 1 ")
+			w.spec.appendTo(b)
+			b.WriteByte('\n')
+			changed = append(changed, w.chain)
+		}
+	}
+	slices.Sort(changed)
+	return slices.Compact(changed)
+}
+
+// movedDown tells whether a wanted jump is in place, but no longer first.
+func movedDown(installed map[string]*contents, wanted map[string]*table) bool {
+	for name, want := range wanted {
+		have := installed[name]
+		if have == nil {
+			continue
+		}
+		for _, w := range want.jumps {
+			first := slices.IndexFunc(have.jumps, func(h foundJump) bool { return h.chain == w.chain && h.spec == w.spec })
+			if first >= 0 && have.jumps[first].position > 1 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// asInstalled is what the tables hold once wanted has been put in.
+func asInstalled(wanted map[string]*table, keep map[string][]string) map[string]*contents {
+	installed := map[string]*contents{}
+	for name, want := range wanted {
+		c := &contents{chains: maps.Clone(want.chains)}
+		for _, w := range want.jumps {
+			c.jumps = append(c.jumps, foundJump{w.chain, 1, w.spec, w.spec.String()})
+		}
+		installed[name] = c
+	}
+	for name, chains := range keep {
+		if installed[name] == nil {
+			installed[name] = &contents{chains: map[string][]spec{}}
+		}
+		for _, chain := range chains {
+			installed[name].chains[chain] = nil
+		}
+	}
+	return installed
+}

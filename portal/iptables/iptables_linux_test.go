@@ -1,0 +1,371 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/redirect"
+	. "github.com/usherproxy/usher/test/portaltest"
+	"github.com/usherproxy/usher/test/portaltest/redirects"
+)
+
+// ipFamilies returns the families of a portal of mode iptables.
+func ipFamilies(p portal.Portal) (all []*backend) {
+	for _, b := range p.(*redirect.Portal).Backends() {
+		all = append(all, b.(*backend))
+	}
+	return all
+}
+
+// cleanup takes out all that the mode has ever put in.
+func cleanup() ([]string, error) {
+	opts, err := portal.Options{}.Complete()
+	Expect(err).NotTo(HaveOccurred())
+	return Mode.Remove(Background, opts, true)
+}
+
+var iptablesVariantNames = []string{"nft", "legacy"}
+
+var _ = Describe("portal iptables", func() {
+	for _, variant := range iptablesVariantNames {
+		Context("by iptables-"+variant, func() {
+			k := &redirects.Kind{
+				Name: "iptables-" + variant, Mode: Mode, Options: portal.Options{IPTablesVariant: variant, Mark: 0x2000},
+				Saved: func(n *Net) string { return n.Node.Sh("iptables-" + variant + "-save -t nat") },
+				Limits: func(n *Net) int {
+					return strings.Count(n.Node.Sh("iptables-"+variant+"-save -t mangle"), chainDrop)
+				},
+				Wipe:  strings.ReplaceAll("iptables -t nat -F; iptables -t nat -X; iptables -t mangle -F; iptables -t mangle -X", "iptables", "iptables-"+variant),
+				First: 6 * time.Second, One: 900 * time.Millisecond,
+			}
+			var n *Net
+			var opts portal.Options
+			BeforeEach(func() {
+				for _, c := range []string{"iptables-" + variant, "ip6tables-" + variant, "nft"} {
+					if _, err := exec.LookPath(c); err != nil {
+						Skip("needs " + c)
+					}
+				}
+				n = NewNet()
+				k.N, opts = n, k.Options
+			})
+			redirects.ItRedirects(k)
+
+			save := func(six, table string) string {
+				return n.Node.Sh("ip" + six + "tables-" + variant + "-save -t " + table)
+			}
+
+			// refuses puts an iptables in front that does not take rules like these.
+			refuses := func(rules, message string) {
+				GinkgoHelper()
+				bin := GinkgoT().TempDir()
+				for _, six := range []string{"", "6"} {
+					name := "ip" + six + "tables-" + variant
+					real, err := exec.LookPath(name)
+					Expect(err).NotTo(HaveOccurred())
+					Expect(os.WriteFile(filepath.Join(bin, name), []byte(fmt.Sprintf(
+						"#!/bin/sh\ncase \"$*\" in %s) echo %q >&2; exit 2;; esac\nexec %s \"$@\"\n", rules, message, real)), 0o755)).To(Succeed())
+				}
+				path := os.Getenv("PATH")
+				DeferCleanup(os.Setenv, "PATH", path)
+				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
+			}
+
+			It("takes a lock that it did not get for no refusal of a rule, and waits for it once", func() {
+				if variant != "legacy" {
+					Skip("has no lock")
+				}
+				file := filepath.Join(GinkgoT().TempDir(), "lock")
+				DeferCleanup(os.Unsetenv, "XTABLES_LOCKFILE")
+				Expect(os.Setenv("XTABLES_LOCKFILE", file)).To(Succeed())
+				opts.LockWait = 3 * time.Second
+				p := n.Open(Mode, opts)
+				n.Publish(p, "web", Web4)
+				lock, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
+				Expect(err).NotTo(HaveOccurred())
+				defer lock.Close()
+				Expect(unix.Flock(int(lock.Fd()), unix.LOCK_EX)).To(Succeed())
+				family := ipFamilies(p)[0]
+				n.Node.Do(func() {
+					began := time.Now()
+					err := p.Apply(Background, []portal.Rule{Reject(DNS4)}, nil)
+					Expect(err).To(MatchError(ContainSubstring("xtables lock")))
+					Expect(errors.As(err, new(*portal.RuleError))).To(BeFalse())
+					Expect(time.Since(began)).To(BeNumerically("<", 2*opts.LockWait))
+					Expect(redirect.IsUndecided(family.Try(Background, []portal.Rule{Reject(DNS4)}))).To(BeTrue())
+				})
+				Expect(lock.Close()).To(Succeed())
+				n.Node.Do(func() {
+					family.Tried(nil)
+					Expect(family.Try(Background, []portal.Rule{Reject(DNS4)})).To(Succeed())
+					family.Tried(nil)
+				})
+				n.Apply(p, nil, nil)
+				Expect(n.Pod.Ask(DNS4)).To(Equal("refused"))
+			})
+
+			It("says in a cleanup what it could not read or remove", func() {
+				p := n.Open(Mode, opts)
+				n.Publish(p, "web", Web4)
+				path, bin := os.Getenv("PATH"), GinkgoT().TempDir()
+				for _, name := range []string{"iptables-" + variant, "ip6tables-" + variant} {
+					real, err := exec.LookPath(name)
+					Expect(err).NotTo(HaveOccurred())
+					Expect(os.Symlink(real, filepath.Join(bin, name))).To(Succeed())
+					Expect(os.WriteFile(filepath.Join(bin, name+"-save"), []byte("#!/bin/sh\necho Permission denied >&2; exit 4\n"), 0o755)).To(Succeed())
+				}
+				DeferCleanup(os.Setenv, "PATH", path)
+				cleaned := func(want OmegaMatcher) {
+					GinkgoHelper()
+					n.Node.Do(func() {
+						_, err := cleanup()
+						Expect(err).To(want)
+					})
+				}
+
+				By("no iptables at all")
+				Expect(os.Setenv("PATH", "/nowhere")).To(Succeed())
+				cleaned(MatchError(ContainSubstring("no iptables-%s is installed", variant)))
+
+				By("an iptables that cannot read")
+				Expect(os.Setenv("PATH", bin)).To(Succeed())
+				cleaned(MatchError(ContainSubstring("reading the IPv4 rules: iptables-%s-save: exit status 4: Permission denied", variant)))
+
+				Expect(os.Setenv("PATH", path)).To(Succeed())
+				cleaned(Succeed())
+				cleaned(Succeed())
+			})
+
+			It("uses REDIRECT where iptables takes no DNAT, and warns of interfaces from which the kernel drops that", func() {
+				path := os.Getenv("PATH")
+				refuses("*DNAT*", "No chain/target/match by that name")
+				log, seen := logtest.NewNullLogger()
+				opts.Log = log
+				bare := n.AddBarePod(2, StaticNeighbours)
+				p := n.Open(Mode, opts)
+				n.Publish(p, "web", Web4, Web6)
+				n.Apply(p, []portal.Rule{Reject(DNS4)}, nil)
+				messages := []string{}
+				for _, e := range seen.AllEntries() {
+					messages = append(messages, e.Message)
+				}
+				Expect(messages).To(ContainElement(ContainSubstring("have no IPv4 address")))
+				Expect(save("", "nat")).To(And(ContainSubstring("-j REDIRECT --to-ports"), Not(ContainSubstring("DNAT"))))
+				for _, from := range []*Host{n.Node, n.Pod} {
+					Expect(from.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+					Expect(from.Ask(Web6)).To(Equal("web [fd96::10]:80"))
+					Expect(from.Ask(DNS4)).To(Equal("refused"))
+				}
+				Expect(bare.AskFrom(Web4, 0, Soon)).To(Equal("silence"), "what the warning is about")
+
+				By("an iptables that takes it, and a restart")
+				Expect(os.Setenv("PATH", path)).To(Succeed())
+				second := n.Open(Mode, opts)
+				Expect(second.Listen("default/web", []portal.Target{Web4, Web6})).To(Equal(p.Listen("default/web", []portal.Target{Web4, Web6})))
+			})
+
+			It("rejects by REDIRECT where iptables takes no DNAT to port 0, as those before 1.8.8", func() {
+				refuses("*DNAT*:0*", "Port 0 not valid")
+				bare := n.AddBarePod(2, StaticNeighbours)
+				p := n.Open(Mode, opts)
+				n.Publish(p, "web", Web4, Web6)
+				n.Apply(p, []portal.Rule{Reject(DNS4), Reject(DNS6), Redirect(To(portal.SCTP, VIP4, 80), 4000)}, nil)
+				for _, from := range []*Host{n.Node, n.Pod} {
+					Expect(from.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+					Expect(from.Ask(Web6)).To(Equal("web [fd96::10]:80"))
+					Expect(from.Ask(DNS4)).To(Equal("refused"))
+					Expect(from.Ask(DNS6)).To(Equal("refused"))
+				}
+				Expect(bare.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+				Expect(n.Check(p)).To(BeZero())
+			})
+
+			DescribeTable("repairs what others did to it",
+				func(damage string, atLeast int) {
+					p := n.Open(Mode, opts)
+					n.Publish(p, "web", Web4, Web6, WebNode4)
+					before := save("", "nat")
+					n.Node.Sh(strings.ReplaceAll(damage, "iptables", "iptables-"+variant))
+					Expect(Counters.ReplaceAllString(save("", "nat"), "")).NotTo(Equal(Counters.ReplaceAllString(before, "")))
+					Expect(n.Check(p)).To(BeNumerically(">=", atLeast))
+					Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+					Expect(n.Node.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+					Expect(n.Check(p)).To(BeZero())
+				},
+				Entry("flushed the table", "iptables -t nat -F", 3),
+				Entry("flushed and deleted all chains", "iptables -t nat -F; iptables -t nat -X", 3),
+				Entry("deleted the jump in PREROUTING", `iptables -t nat -D PREROUTING 1`, 1),
+				Entry("deleted a chain's rules", "iptables -t nat -F USHER-NODEPORTS", 1),
+				Entry("deleted one rule", "iptables -t nat -D USHER-PORTALS 1", 1),
+				Entry("added a rule of their own to our chain", "iptables -t nat -I USHER-PORTALS 1 -p tcp -j RETURN", 1),
+				Entry("put a rule before the jump", "iptables -t nat -I PREROUTING 1 -d 10.96.0.0/16 -j ACCEPT", 1),
+				Entry("doubled the jump", "iptables -t nat -A OUTPUT -m comment --comment 'usher: portals of Services' -j USHER-PORTALS", 1),
+				Entry("added a chain called like ours", "iptables -t nat -N USHER-OLD; iptables -t nat -A INPUT -j USHER-OLD", 2),
+			)
+
+			It("gives up the first place to a program that wants it as much", func() {
+				p := n.Open(Mode, opts)
+				n.Publish(p, "web", Web4)
+				usurp := fmt.Sprintf("iptables-%[1]s -t nat -D PREROUTING -p 99 -j RETURN 2>/dev/null; iptables-%[1]s -t nat -I PREROUTING 1 -p 99 -j RETURN", variant)
+				for range maxMoves - 1 {
+					n.Node.Sh(usurp)
+					Expect(n.Check(p)).To(Equal(1))
+				}
+				n.Node.Sh(usurp)
+				Expect(n.Check(p)).To(BeZero())
+				Expect(n.Check(p)).To(BeZero())
+			})
+
+			It("removes its rules, but not the table, when others use what it made", func() {
+				p := n.Open(Mode, opts)
+				n.Publish(p, "web", Web4)
+				n.Node.Sh("iptables-" + variant + " -t nat -A PREROUTING -p 99 -j ACCEPT")
+				n.Remove(p)
+				Expect(save("", "nat")).To(And(ContainSubstring("-A PREROUTING -p 99 -j ACCEPT"), Not(ContainSubstring("USHER"))))
+			})
+
+			It("puts in all other rules when the kernel refuses some, names those, and tries them again", func() {
+				// An iptables-restore that refuses port 666 stands for a kernel that does.
+				bin := GinkgoT().TempDir()
+				real, err := exec.LookPath("iptables-" + variant + "-restore")
+				Expect(err).NotTo(HaveOccurred())
+				refuse := filepath.Join(bin, "refuse")
+				Expect(os.WriteFile(refuse, nil, 0o644)).To(Succeed())
+				Expect(os.WriteFile(filepath.Join(bin, filepath.Base(real)), []byte(fmt.Sprintf(
+					"#!/bin/sh\ninput=$(cat)\nif [ -e %s ]; then case \"$input\" in *'--dport 666 '*) echo 'line 5: RULE_APPEND failed' >&2; exit 1;; esac; fi\necho \"$input\" | %s \"$@\"\n", refuse, real)), 0o755)).To(Succeed())
+				path := os.Getenv("PATH")
+				DeferCleanup(os.Setenv, "PATH", path)
+				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
+
+				p := n.Open(Mode, opts)
+				now := time.Now()
+				p.(*redirect.Portal).Now = func() time.Time { return now }
+				_, rules := n.Publish(p, "web", Web4)
+				bad := []portal.Target{To(portal.TCP, VIP4, 666), To(portal.UDP, netip.MustParseAddr("10.96.0.20"), 666)}
+				for _, t := range bad {
+					rules = append(rules, Redirect(t, 4000))
+				}
+				for i := range 200 {
+					rules = append(rules, Redirect(To(portal.TCP, netip.AddrFrom4([4]byte{10, 97, 0, byte(i)}), 80), 4001))
+				}
+				n.Node.Do(func() {
+					err := p.Apply(Background, rules, nil)
+					var refused *portal.RuleError
+					Expect(errors.As(err, &refused)).To(BeTrue(), "%v", err)
+					Expect(portal.SortedTargets(refused.Refused)).To(ConsistOf(bad))
+					Expect(refused.Refused[bad[0]]).To(MatchError(ContainSubstring("RULE_APPEND failed")))
+				})
+				Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+				nat := save("", "nat")
+				Expect(strings.Count(nat, "--to-destination 192.0.0.117:4001")).To(Equal(200))
+				Expect(nat).NotTo(ContainSubstring("PROBE"))
+				n.Apply(p, []portal.Rule{Redirect(DNS4, 4002)}, nil)
+
+				Expect(os.Remove(refuse)).To(Succeed())
+				n.Node.Do(func() {
+					_, err := p.Check(Background)
+					Expect(err).To(HaveOccurred(), "it is too early to try again")
+				})
+				now = now.Add(redirect.RetryFirst)
+				Expect(n.Check(p)).To(BeNumerically(">", 0))
+				Expect(strings.Count(save("", "nat"), "--dport 666 ")).To(Equal(2))
+			})
+
+			It("serves IPv4 and refuses IPv6 rules where ip6tables is missing", func() {
+				bin := GinkgoT().TempDir()
+				for _, tool := range []string{"", "-save", "-restore"} {
+					real, err := exec.LookPath("iptables-" + variant + tool)
+					Expect(err).NotTo(HaveOccurred())
+					Expect(os.Symlink(real, filepath.Join(bin, "iptables-"+variant+tool))).To(Succeed())
+				}
+				path := os.Getenv("PATH")
+				DeferCleanup(os.Setenv, "PATH", path)
+				Expect(os.Setenv("PATH", bin)).To(Succeed())
+				p := n.Open(Mode, opts)
+				n.Node.Do(func() {
+					err := p.Apply(Background, []portal.Rule{Redirect(Web4, 4000), Redirect(Web6, 4000)}, nil)
+					var refused *portal.RuleError
+					Expect(errors.As(err, &refused)).To(BeTrue())
+					Expect(portal.SortedTargets(refused.Refused)).To(Equal([]portal.Target{Web6}))
+					Expect(err).To(MatchError(ContainSubstring("ip6tables")))
+				})
+				Expect(os.Setenv("PATH", path)).To(Succeed())
+				Expect(save("", "nat")).To(ContainSubstring("--to-destination 192.0.0.117:4000"))
+			})
+
+			It("refuses what needs the mangle table where that is missing, and puts in all others", func() {
+				bin := GinkgoT().TempDir()
+				real, err := exec.LookPath("iptables-" + variant + "-restore")
+				Expect(err).NotTo(HaveOccurred())
+				Expect(os.WriteFile(filepath.Join(bin, filepath.Base(real)), []byte(fmt.Sprintf(
+					"#!/bin/sh\ninput=$(cat)\ncase \"$input\" in *'*mangle'*) echo 'no mangle here' >&2; exit 1;; esac\necho \"$input\" | %s \"$@\"\n", real)), 0o755)).To(Succeed())
+				path := os.Getenv("PATH")
+				DeferCleanup(os.Setenv, "PATH", path)
+				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
+				p := n.Open(Mode, opts)
+				_, rules := n.Publish(p, "web", Web4)
+				limited, local := Redirect(To(portal.TCP, VIP4, 81), 4000), Drop(To(portal.TCP, VIP4, 82))
+				limited.Sources, local.LocalPort = portal.SourcesOf(Prefixes("10.0.0.0/8")), 4000
+				n.Node.Do(func() {
+					err := p.Apply(Background, append(rules, limited, local, Drop(WebNode4)), nil)
+					var refused *portal.RuleError
+					Expect(errors.As(err, &refused)).To(BeTrue(), "%v", err)
+					Expect(portal.SortedTargets(refused.Refused)).To(Equal([]portal.Target{WebNode4, limited.Target, local.Target}))
+					Expect(refused.Refused[WebNode4]).To(MatchError(ContainSubstring("no mangle here")))
+				})
+				Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+				Expect(save("", "nat")).NotTo(Or(ContainSubstring("PROBE"), ContainSubstring(":4000")))
+			})
+
+			It("leaves the chain alone in which another process tries rules, and cleans it up", func() {
+				p := n.Open(Mode, opts)
+				n.Publish(p, "web", Web4)
+				n.Node.Sh("iptables-" + variant + " -t nat -N USHER-PROBE-1")
+				Expect(n.Check(p)).To(BeZero())
+				Expect(save("", "nat")).To(ContainSubstring("USHER-PROBE-1"))
+				n.Node.Do(func() { Expect(cleanup()).NotTo(BeEmpty()) })
+				Expect(save("", "nat")).NotTo(ContainSubstring("USHER"))
+			})
+		})
+	}
+
+	It("takes out the rules that it left in the other variant of iptables", func() {
+		n := NewNet()
+		before := n.Node.State()
+		old := n.Open(Mode, portal.Options{IPTablesVariant: "legacy"})
+		n.Publish(old, "old", Web4)
+		now := n.Open(Mode, portal.Options{IPTablesVariant: "nft"})
+		n.Publish(now, "new", Web4)
+		Expect(n.Node.Sh("iptables-legacy-save")).NotTo(ContainSubstring("USHER"))
+		Expect(n.Pod.Ask(Web4)).To(HavePrefix("new"))
+		n.Remove(now)
+		Expect(n.Node.State()).To(Equal(before))
+	})
+
+	It("goes on with the variant in which its rules are", func() {
+		n := NewNet()
+		old := n.Open(Mode, portal.Options{IPTablesVariant: "legacy"})
+		n.Publish(old, "old", Web4)
+		now := n.Open(Mode, portal.Options{})
+		Expect(ipFamilies(now)[0].variant).To(Equal(variant{"legacy", false}))
+	})
+
+	It("tells nothing of a connection that no conntrack saw", func() {
+		n := NewNet()
+		port := n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(portal.IPv4.Any(), 0), Targets: []portal.Target{Web4}}, "web")
+		Expect(n.Pod.Ask(To(portal.TCP, NodeIP4, port))).To(Equal("web " + portal.ErrNotRedirected.Error()))
+	})
+
+})

@@ -1,0 +1,242 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/portal/redirect"
+)
+
+// Mode is the mode whose rules are those of iptables.
+var Mode = portal.Mode{Name: name, Traits: traits, Open: open, List: list, Remove: remove}
+
+// open takes the variant that the node already uses, or else another
+// one that works.
+func open(ctx context.Context, self portal.Mode, opts portal.Options) (portal.Portal, error) {
+	if err := kernel.NeedNetAdmin(); err != nil {
+		return nil, err
+	}
+	opts.Log = opts.Log.WithField("portal", self.Name)
+	opts = kernel.WithMark(opts)
+	var errs error
+	for _, v := range variants(ctx, opts) {
+		p, err := openVariant(ctx, self, v.variant, opts)
+		switch {
+		case err == nil:
+			return p, nil
+		case errs == nil:
+			errs = err
+		default:
+			errs = fmt.Errorf("%w; %w", errs, err)
+		}
+	}
+	if errs == nil {
+		// Without nf_tables in the kernel iptables-nft does not even say its version.
+		err := exec.ErrNotFound
+		if _, failed := run(ctx, "", "iptables", "--version"); failed != nil {
+			err = failed
+		}
+		return nil, hint(fmt.Errorf("looking for iptables: %w", err), false)
+	}
+	return nil, errs
+}
+
+// openVariant makes the portal whose rules are in the nat table, and in
+// mangle where clients are dropped; see layout.go. What has been left in the other
+// variant it takes out as if that were another mode.
+func openVariant(ctx context.Context, self portal.Mode, v variant, opts portal.Options) (portal.Portal, error) {
+	other := portal.Mode{Remove: func(ctx context.Context, opts portal.Options, all bool) ([]string, error) {
+		return removeVariants(ctx, opts, all, func(o variant) bool { return o.nft != v.nft })
+	}}
+	opts.Others = slices.Concat([]portal.Mode{other}, opts.Others)
+	var events func() (kernel.Subscription, error)
+	if v.nft {
+		events = func() (kernel.Subscription, error) {
+			return kernel.NFTEvents(func(table, chain string) bool {
+				// In other chains rules of others come and go all the time.
+				return (table == tableNAT || table == tableMangle) &&
+					(chain == "PREROUTING" || chain == "OUTPUT" || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain))
+			})
+		}
+	}
+	opts.Log.WithFields(logrus.Fields{"command": v.command(false, ""), "nft": v.nft}).Debug("trying iptables")
+	p, err := redirect.Open(self, opts, events, func(family portal.Family) (redirect.Backend, error) { return openBackend(ctx, v, family, opts) })
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// list returns the rules in all variants.
+func list(ctx context.Context, opts portal.Options) (all []portal.Rule, err error) {
+	for _, v := range variants(ctx, opts) {
+		for _, family := range portal.Families {
+			text, err := run(ctx, "", v.command(family.Is6(), "-save"))
+			if err != nil {
+				opts.Log.WithError(err).Debug("nothing to list here: the rules cannot be read")
+				continue
+			}
+			all = slices.AppendSeq(all, maps.Values(rulesInTables(parseSave(text), family)))
+		}
+	}
+	return all, nil
+}
+
+// rulesInTables reads rules from what iptables-save printed.
+func rulesInTables(tables map[string]*contents, family portal.Family) map[portal.Target]portal.Rule {
+	rules := map[portal.Target]portal.Rule{}
+	if nat := tables[tableNAT]; nat != nil {
+		for _, specs := range nat.chains {
+			for _, s := range specs {
+				if t, ok := s.target(family); ok && s.toPort >= 0 {
+					r := portal.Rule{Target: t, LocalPort: uint16(s.toPort), Comment: s.comment}
+					if s.toPort == redirect.RejectPort {
+						r.Action = portal.Reject
+					}
+					rules[t] = r
+				}
+			}
+		}
+	}
+	if mangle := tables[tableMangle]; mangle != nil {
+		for _, specs := range mangle.chains {
+			for _, s := range specs {
+				t, ok := s.target(family)
+				if !ok {
+					continue
+				}
+				r := rules[t]
+				r.Target, r.Comment = t, s.comment
+				switch s.jump {
+				case "DROP", chainOutside:
+					r.Action = portal.Drop
+				default:
+					r.Sources = sourcesLetIn(mangle.chains[s.jump])
+				}
+				rules[t] = r
+			}
+		}
+	}
+	return rules
+}
+
+// sourcesLetIn returns the networks that a chain does not drop.
+func sourcesLetIn(chain []spec) portal.Sources {
+	var networks []netip.Prefix
+	for _, s := range chain {
+		if s.jump == "RETURN" && s.Src.IsValid() {
+			networks = append(networks, s.Src)
+		}
+	}
+	return portal.SourcesOf(networks)
+}
+
+// remove takes our chains and the jumps to them out of all tables of all variants.
+// With all set, rules that it cannot read are an error.
+func remove(ctx context.Context, opts portal.Options, all bool) (removed []string, err error) {
+	removed, err = removeVariants(ctx, opts, all, func(variant) bool { return true })
+	if all {
+		err = errors.Join(err, overlooked(ctx, opts))
+	}
+	return removed, err
+}
+
+// overlooked returns an error if the kernel holds rules of iptables that may be
+// usher's, and no iptables is installed that could tell or remove them.
+func overlooked(ctx context.Context, opts portal.Options) error {
+	var nft, legacy bool
+	for _, v := range variants(ctx, opts) {
+		nft, legacy = nft || v.nft, legacy || !v.nft
+	}
+	var errs []error
+	for _, family := range portal.Families {
+		v, file := variant{suffix: "legacy"}, "ip_tables_names"
+		if family.Is6() {
+			file = "ip6_tables_names"
+		}
+		names, err := os.ReadFile("/proc/thread-self/net/" + file)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+		if !legacy && slices.Contains(strings.Fields(string(names)), tableNAT) {
+			errs = append(errs, fmt.Errorf("the %s table %s of the legacy iptables is in use, and no %s is installed to look into it", family, tableNAT, v.command(family.Is6(), "")))
+		}
+		if chain := nftChainOfIPTables(family); !nft && chain != "" {
+			errs = append(errs, fmt.Errorf("there is the %s chain %s, and no %s is installed to remove it", family, chain, variant{suffix: "nft"}.command(family.Is6(), "")))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeVariants is removeIPTables for some of the variants.
+func removeVariants(ctx context.Context, opts portal.Options, all bool, which func(variant) bool) (removed []string, err error) {
+	opts.IPTablesVariant = ""
+	var errs []error
+	for _, v := range variants(ctx, opts) {
+		for _, family := range portal.Families {
+			if !which(v.variant) {
+				continue
+			}
+			what, err := removeFamily(ctx, v.variant, family, opts, all)
+			removed = append(removed, what...)
+			errs = append(errs, err)
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// unsupported reports whether an iptables-save failed since the kernel has not what it
+// would read.
+func unsupported(err error) bool {
+	text := err.Error()
+	return slices.ContainsFunc([]string{"Protocol not supported", "Operation not supported", "not supported by protocol", "Table does not exist"},
+		func(what string) bool { return strings.Contains(text, what) })
+}
+
+func removeFamily(ctx context.Context, v variant, family portal.Family, opts portal.Options, all bool) (removed []string, err error) {
+	text, err := run(ctx, "", v.command(family.Is6(), "-save"))
+	if err != nil && (!all || unsupported(err)) {
+		opts.Log.WithError(err).Debug("nothing to remove here: the rules cannot be read")
+		return nil, nil
+	}
+	if err != nil {
+		return nil, hint(fmt.Errorf("reading the %s rules: %w", family, err), family.Is6())
+	}
+	var errs []error
+	tables := parseSave(text)
+	for _, name := range slices.Sorted(maps.Keys(tables)) {
+		have := tables[name]
+		script, changed := diffTable(have, &table{}, nil, false)
+		if len(changed) == 0 {
+			continue
+		}
+		script = "*" + name + "\n" + script + "COMMIT\n"
+		restore := v.command(family.Is6(), "-restore")
+		wait := fmt.Sprint(int(opts.LockWait.Seconds()))
+		if _, err := run(ctx, script, restore, "--noflush", "--wait", wait); err != nil {
+			errs = append(errs, hint(fmt.Errorf("removing the chains %s* from table %s: %w", chainPrefix, name, err), family.Is6()))
+			continue
+		}
+		removed = append(removed, fmt.Sprintf("%s: table %s: %d chains %s*, %d jumps",
+			v.command(family.Is6(), ""), name, len(have.chains), chainPrefix, len(have.jumps)))
+		if v.nft {
+			notes := slices.DeleteFunc(slices.Collect(maps.Keys(have.chains)), func(c string) bool { return !isNote(c) })
+			if err := tidyNFT(family, name, notes); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", strings.TrimSuffix(restore, "-restore"), err))
+			}
+		}
+	}
+	return removed, errors.Join(errs...)
+}

@@ -1,0 +1,146 @@
+package iptables
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+)
+
+// iptables-nft makes a table, and its base chains such as PREROUTING, when it
+// first needs them, and leaves them behind when they are empty. So that Remove
+// can put the node back to exactly what it was, usher leaves a note in the
+// table: an empty chain of its own that says what it had to make. A note in
+// the kernel survives what usher does not, and goes with the table.
+const (
+	noteTable = chainPrefix + "MADE-TABLE"
+	noteChain = chainPrefix + "MADE-" // + PREROUTING or OUTPUT
+)
+
+// isNote tells whether a chain is such a note.
+func isNote(chain string) bool { return strings.HasPrefix(chain, noteChain) }
+
+// nftChains lists the chains of a table of iptables-nft. exists says whether
+// there is such a table.
+func nftChains(family portal.Family, table string) (chains []*nftables.Chain, exists bool, err error) {
+	conn, err := kernel.OpenNFT()
+	if err != nil {
+		return nil, false, fmt.Errorf("asking nf_tables for its chains: %w", err)
+	}
+	tables, err := conn.ListTablesOfFamily(kernel.NFTFamily(family))
+	if err != nil {
+		return nil, false, fmt.Errorf("asking nf_tables for its tables: %w", err)
+	}
+	for _, t := range tables {
+		exists = exists || t.Name == table
+	}
+	if !exists {
+		return nil, false, nil
+	}
+	all, err := conn.ListChainsOfTableFamily(kernel.NFTFamily(family))
+	if err != nil {
+		return nil, false, fmt.Errorf("asking nf_tables for its chains: %w", err)
+	}
+	for _, c := range all {
+		if c.Table.Name == table {
+			chains = append(chains, c)
+		}
+	}
+	return chains, true, nil
+}
+
+// notesFor returns the notes that have to be left when jumps are put into the
+// base chains of a table.
+func notesFor(family portal.Family, table string, jumps []wantedJump) ([]string, error) {
+	chains, exists, err := nftChains(family, table)
+	if err != nil {
+		return nil, err
+	}
+	if !exists {
+		return []string{noteTable}, nil
+	}
+	var notes []string
+	for _, j := range jumps {
+		there := false
+		for _, c := range chains {
+			there = there || c.Name == j.chain
+		}
+		if !there {
+			notes = append(notes, noteChain+j.chain)
+		}
+	}
+	return notes, nil
+}
+
+// tidyNFT takes out the base chains and the table that the notes say usher
+// made, if nobody else has put anything into them since.
+func tidyNFT(family portal.Family, table string, notes []string) error {
+	if len(notes) == 0 {
+		return nil
+	}
+	chains, exists, err := nftChains(family, table)
+	if err != nil || !exists {
+		return err
+	}
+	conn, err := kernel.OpenNFT()
+	if err != nil {
+		return fmt.Errorf("removing the empty table %s: %w", table, err)
+	}
+	made := map[string]bool{}
+	for _, n := range notes {
+		made[n] = true
+	}
+	remaining := 0
+	for _, c := range chains {
+		ours := c.Hooknum != nil && (made[noteTable] || made[noteChain+c.Name]) &&
+			(c.Policy == nil || *c.Policy == nftables.ChainPolicyAccept)
+		if ours {
+			rules, err := conn.GetRules(c.Table, c)
+			if err != nil {
+				return fmt.Errorf("looking whether chain %s of table %s is empty: %w", c.Name, table, err)
+			}
+			ours = len(rules) == 0
+		}
+		if !ours {
+			remaining++
+			continue
+		}
+		conn.DelChain(c)
+	}
+	t := &nftables.Table{Name: table, Family: kernel.NFTFamily(family)}
+	if made[noteTable] && remaining == 0 {
+		sets, err := conn.GetSets(t)
+		if err != nil {
+			return fmt.Errorf("looking whether table %s is empty: %w", table, err)
+		}
+		if len(sets) == 0 {
+			conn.DelTable(t)
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("removing the empty table %s: %w", table, err)
+	}
+	return nil
+}
+
+// nftChainOfIPTables returns the name of one of the iptables portal's chains in
+// nf_tables, "" if there is none.
+func nftChainOfIPTables(family portal.Family) string {
+	conn, err := kernel.OpenNFT()
+	if err != nil {
+		return ""
+	}
+	chains, err := conn.ListChainsOfTableFamily(kernel.NFTFamily(family))
+	if err != nil {
+		return "" // no nf_tables, so nothing is in it
+	}
+	for _, c := range chains {
+		if strings.HasPrefix(c.Name, chainPrefix) {
+			return c.Table.Name + " " + c.Name
+		}
+	}
+	return ""
+}

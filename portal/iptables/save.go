@@ -1,0 +1,131 @@
+package iptables
+
+import (
+	"strings"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// chainPrefix begins the name of every chain that usher makes. Whatever has
+// such a name is ours, whichever version or process made it.
+const chainPrefix = "USHER-"
+
+// contents is what one table holds of ours: chains by name with their rules,
+// and the jumps into them from chains of others.
+type contents struct {
+	chains map[string][]spec
+	jumps  []foundJump
+}
+
+// foundJump is a rule that leads from a chain that is not ours into one that is.
+type foundJump struct {
+	chain    string // where it stands
+	position int    // the how-manieth rule of that chain, from 1
+	spec     spec
+	raw      string // as iptables-save prints it, without "-A CHAIN"
+}
+
+// parseSave reads the output of iptables-save into contents by table. Lines
+// that it has no use for, such as the warnings that the nft variant prints,
+// are passed over.
+func parseSave(text string) map[string]*contents {
+	tables := map[string]*contents{}
+	var table *contents
+	position := map[string]int{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		switch {
+		case line == "" || line[0] == '#':
+		case line[0] == '*':
+			table = &contents{chains: map[string][]spec{}}
+			tables[line[1:]] = table
+			clear(position)
+		case table == nil:
+		case line[0] == ':':
+			if name, _, _ := strings.Cut(line[1:], " "); strings.HasPrefix(name, chainPrefix) {
+				table.chains[name] = nil
+			}
+		case strings.HasPrefix(line, "-A "):
+			chain, raw, _ := strings.Cut(line[len("-A "):], " ")
+			position[chain]++
+			if strings.HasPrefix(chain, chainPrefix) {
+				table.chains[chain] = append(table.chains[chain], parseSpec(words(raw)))
+			} else if strings.Contains(raw, chainPrefix) {
+				if s := parseSpec(words(raw)); strings.HasPrefix(s.jump, chainPrefix) {
+					table.jumps = append(table.jumps, foundJump{chain, position[chain], s, raw})
+				}
+			}
+		}
+	}
+	return tables
+}
+
+// words splits a rule as iptables-restore does: at spaces, but not inside
+// double quotes, with backslash for the next character.
+func words(line string) []string {
+	out := make([]string, 0, 20)
+	for line != "" {
+		if line[0] == ' ' {
+			line = line[1:]
+			continue
+		}
+		end := strings.IndexByte(line, ' ')
+		if end < 0 {
+			end = len(line)
+		}
+		if strings.IndexByte(line[:end], '"') < 0 && strings.IndexByte(line[:end], '\\') < 0 {
+			out = append(out, line[:end])
+			line = line[end:]
+			continue
+		}
+		word, rest := quotedWord(line)
+		out, line = append(out, word), rest
+	}
+	return out
+}
+
+func quotedWord(line string) (word, rest string) {
+	var b strings.Builder
+	quoted := false
+	for i := 0; i < len(line); i++ {
+		switch c := line[i]; {
+		case c == '"':
+			quoted = !quoted
+		case c == '\\' && i+1 < len(line):
+			i++
+			b.WriteByte(line[i])
+		case c == ' ' && !quoted:
+			return b.String(), line[i:]
+		default:
+			b.WriteByte(c)
+		}
+	}
+	return b.String(), ""
+}
+
+// ports returns the local port of each DNAT or REDIRECT that the chains hold,
+// and 0 for each rejected target. The contents are of that family: a rule without
+// destination is for a node port.
+func (c *contents) ports(family portal.Family) map[portal.Target]uint16 {
+	found := map[portal.Target]uint16{}
+	for _, rules := range c.chains {
+		for _, s := range rules {
+			if t, ok := s.target(family); ok && s.toPort >= 0 {
+				found[t] = uint16(s.toPort)
+			}
+		}
+	}
+	return found
+}
+
+// target returns what a rule is for, if that is a single target.
+func (s spec) target(family portal.Family) (t portal.Target, ok bool) {
+	if s.proto == 0 || s.ports.IsZero() || s.ports.First != s.ports.Last || s.Dst.IsValid() && !s.Dst.IsSingleIP() {
+		return t, false
+	}
+	t = portal.Target{Protocol: s.proto, Addr: family.Any(), Port: s.ports.First}
+	if s.Dst.IsValid() {
+		t.Addr = s.Dst.Addr()
+	}
+	return t, true
+}

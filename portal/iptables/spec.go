@@ -1,0 +1,206 @@
+package iptables
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/redirect"
+)
+
+// spec is one iptables rule. All that usher ever writes has a field, so that
+// two rules are the same exactly if their specs are equal, however the
+// iptables at hand spells them. What is in a rule beyond that goes to other
+// and makes it differ from everything that is wanted.
+type spec struct {
+	redirect.Match                  // -s and -d; -i; -m addrtype --src-type LOCAL, --dst-type LOCAL
+	proto          portal.Protocol  // -p; 0 is every protocol
+	ports          portal.PortRange // --dport; the zero range is every port
+	fresh          bool             // -m conntrack --ctstate NEW
+	unmarked       uint32           // -m mark ! --mark, with the same mask; 0 is every packet
+	comment        string           // -m comment --comment
+	jump           string           // -j: a chain, DNAT, REDIRECT, DROP or RETURN
+	to             netip.Addr       // the address in DNAT --to-destination
+	toPort         int              // the port there, or in REDIRECT --to-ports; -1 if there is none
+	other          string
+}
+
+// jumpTo returns a spec that sends everything to a chain.
+func jumpTo(chain string) spec { return spec{jump: chain, toPort: -1} }
+
+// appendTo writes s as iptables-save would, without "-A CHAIN".
+func (s spec) appendTo(b *strings.Builder) {
+	var buf [64]byte
+	number := func(n int) { b.Write(strconv.AppendInt(buf[:0], int64(n), 10)) }
+	if s.Src.IsValid() {
+		b.WriteString("-s ")
+		b.Write(s.Src.AppendTo(buf[:0]))
+		b.WriteByte(' ')
+	}
+	if s.Dst.IsValid() {
+		b.WriteString("-d ")
+		b.Write(s.Dst.AppendTo(buf[:0]))
+		b.WriteByte(' ')
+	}
+	if s.In != "" {
+		b.WriteString("-i ")
+		b.WriteString(string(s.In))
+		b.WriteByte(' ')
+	}
+	if s.proto != 0 {
+		b.WriteString("-p ")
+		b.WriteString(s.proto.String())
+		b.WriteByte(' ')
+	}
+	if !s.ports.IsZero() {
+		b.WriteString("-m ")
+		b.WriteString(s.proto.String())
+		b.WriteString(" --dport ")
+		number(int(s.ports.First))
+		if s.ports.Last != s.ports.First {
+			b.WriteByte(':')
+			number(int(s.ports.Last))
+		}
+		b.WriteByte(' ')
+	}
+	if s.SrcLocal {
+		b.WriteString("-m addrtype --src-type LOCAL ")
+	}
+	if s.DstLocal {
+		b.WriteString("-m addrtype --dst-type LOCAL ")
+	}
+	if s.fresh {
+		b.WriteString("-m conntrack --ctstate NEW ")
+	}
+	if s.unmarked != 0 {
+		fmt.Fprintf(b, "-m mark ! --mark %#x/%#x ", s.unmarked, s.unmarked)
+	}
+	if s.comment != "" {
+		b.WriteString(`-m comment --comment "`)
+		b.WriteString(s.comment)
+		b.WriteString(`" `)
+	}
+	b.WriteString("-j ")
+	b.WriteString(s.jump)
+	switch {
+	case s.to.IsValid():
+		b.WriteString(" --to-destination ")
+		b.Write(netip.AddrPortFrom(s.to, uint16(s.toPort)).AppendTo(buf[:0]))
+	case s.toPort >= 0:
+		b.WriteString(" --to-ports ")
+		number(s.toPort)
+	}
+	if s.other != "" {
+		b.WriteByte(' ')
+		b.WriteString(s.other)
+	}
+}
+
+// String returns the rule without "-A CHAIN".
+func (s spec) String() string {
+	var b strings.Builder
+	s.appendTo(&b)
+	return b.String()
+}
+
+// parseSpec reads the words of a rule after "-A CHAIN".
+func parseSpec(words []string) spec {
+	s := spec{toPort: -1}
+	var other []string
+	for i := 0; i < len(words); i++ {
+		word, value := words[i], ""
+		if i+1 < len(words) {
+			value = words[i+1]
+		}
+		known := true
+		switch word {
+		case "-s":
+			s.Src, known = parsePrefix(value)
+		case "-d":
+			s.Dst, known = parsePrefix(value)
+		case "-i":
+			s.In = portal.Interfaces(value)
+		case "-p":
+			s.proto, known = parseProtocol(value)
+		case "-m":
+			switch value {
+			case "tcp", "udp", "sctp", "addrtype", "conntrack", "mark", "comment":
+			default:
+				known = false
+			}
+		case "--dport":
+			s.ports, known = portal.ParsePorts(value)
+		case "--src-type":
+			s.SrcLocal, known = true, value == "LOCAL"
+		case "--dst-type":
+			s.DstLocal, known = true, value == "LOCAL"
+		case "--ctstate":
+			s.fresh, known = true, value == "NEW"
+		case "!":
+			if known = value == "--mark" && i+2 < len(words); known {
+				i++
+				s.unmarked, known = parseMark(words[i+1])
+			}
+		case "--comment":
+			s.comment = value
+		case "-j":
+			s.jump = value
+		case "--to-destination":
+			to, err := netip.ParseAddrPort(value)
+			if known = err == nil; known {
+				s.to, s.toPort = to.Addr(), int(to.Port())
+			}
+		case "--to-ports":
+			port, err := strconv.ParseUint(value, 10, 16)
+			if known = err == nil; known {
+				s.toPort = int(port)
+			}
+		default:
+			// One word that means nothing here; the next is looked at anew.
+			other = append(other, word)
+			continue
+		}
+		if !known {
+			other = append(other, word, value)
+		}
+		i++
+	}
+	s.other = strings.Join(other, " ")
+	return s
+}
+
+// parsePrefix reads what stands behind -s or -d. Some versions of iptables
+// leave out a prefix length that covers the whole address. Masks that are no
+// prefix length are not read.
+func parsePrefix(s string) (netip.Prefix, bool) {
+	if addr, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(addr, addr.BitLen()), true
+	}
+	prefix, err := netip.ParsePrefix(s)
+	return prefix, err == nil
+}
+
+// parseProtocol reads what stands behind -p, a name or, where /etc/protocols
+// does not know the name, a number.
+func parseProtocol(s string) (portal.Protocol, bool) {
+	switch s {
+	case "tcp", "6":
+		return portal.TCP, true
+	case "udp", "17":
+		return portal.UDP, true
+	case "sctp", "132":
+		return portal.SCTP, true
+	}
+	return 0, false
+}
+
+// parseMark reads what stands behind --mark, if the mask is the mark itself.
+// iptables-save leaves out a mask of all bits.
+func parseMark(s string) (mark uint32, ok bool) {
+	value, mask, masked := strings.Cut(s, "/")
+	v, err := strconv.ParseUint(value, 0, 32)
+	return uint32(v), err == nil && v != 0 && (mask == value || !masked && v == math.MaxUint32)
+}

@@ -1,0 +1,122 @@
+package kernel
+
+import (
+	"fmt"
+	"iter"
+	"net"
+	"net/netip"
+
+	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// ForgetFlows makes the kernel forget the UDP flows to the targets in want
+// that go elsewhere than want says: to another local port, to none (rejected
+// is port 0), or out of the node as before there was a rule. The nat table is
+// asked only about a flow's first packet, so a client that keeps its port would
+// otherwise go on talking to a listener that is gone. TCP needs no such thing:
+// a new connection has a new port or ends the old flow by its SYN.
+//
+// A target that has no rule any more is in want with port -1.
+func ForgetFlows(want map[portal.Target]int) error {
+	for _, family := range portal.Families {
+		filter := staleFlows{want: map[portal.Target]int{}, family: family}
+		for t, port := range want {
+			if t.Protocol == portal.UDP && portal.FamilyOf(t.Addr) == family {
+				filter.want[t] = port
+				filter.nodePorts = filter.nodePorts || t.Addr.IsUnspecified()
+			}
+		}
+		if len(filter.want) == 0 {
+			continue
+		}
+		if filter.nodePorts {
+			filter.local = LocalPrefixes(family)
+		}
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(netlinkFamily(family)), filter); err != nil {
+			return fmt.Errorf("deleting conntrack entries of UDP clients: %w", err)
+		}
+	}
+	return nil
+}
+
+// ForgetRedirected makes the kernel forget the UDP flows to targets that are
+// redirected no more.
+func ForgetRedirected(targets iter.Seq[portal.Target], log logrus.FieldLogger) {
+	want := map[portal.Target]int{}
+	for t := range targets {
+		want[t] = -1
+	}
+	if err := ForgetFlows(want); err != nil {
+		log.WithError(err).Debug("UDP clients may keep to a former listener")
+	}
+}
+
+// staleFlows picks the conntrack entries that contradict want.
+type staleFlows struct {
+	want      map[portal.Target]int
+	family    portal.Family
+	nodePorts bool
+	local     []netip.Prefix
+}
+
+// MatchConntrackFlow is for netlink.ConntrackDeleteFilters.
+func (s staleFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	if portal.Protocol(flow.Forward.Protocol) != portal.UDP {
+		return false
+	}
+	dst, ok := netip.AddrFromSlice(flow.Forward.DstIP)
+	if !ok {
+		return false
+	}
+	t := portal.Target{Protocol: portal.UDP, Addr: dst.Unmap(), Port: flow.Forward.DstPort}
+	port, ours := s.want[t]
+	if !ours && s.nodePorts && ContainsAddr(s.local, t.Addr) {
+		t.Addr = s.family.Any()
+		port, ours = s.want[t]
+	}
+	if !ours {
+		return false
+	}
+	// Answers to a redirected flow come from the local port.
+	redirected := !flow.Reverse.SrcIP.Equal(flow.Forward.DstIP) || flow.Reverse.SrcPort != flow.Forward.DstPort
+	if port < 0 {
+		return redirected
+	}
+	return !redirected || int(flow.Reverse.SrcPort) != port
+}
+
+// LocalPrefixes returns this node's addresses in a family, loopback
+// as a whole.
+func LocalPrefixes(family portal.Family) []netip.Prefix {
+	prefixes := []netip.Prefix{netip.PrefixFrom(netip.IPv6Loopback(), 128)}
+	if family == portal.IPv4 {
+		prefixes[0] = netip.MustParsePrefix("127.0.0.0/8")
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return prefixes
+	}
+	for _, a := range addrs {
+		ipnet, ok := a.(*net.IPNet)
+		if !ok {
+			continue
+		}
+		addr, ok := netip.AddrFromSlice(ipnet.IP)
+		if addr = addr.Unmap(); ok && portal.FamilyOf(addr) == family && !ContainsAddr(prefixes, addr) {
+			prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
+		}
+	}
+	return prefixes
+}
+
+func ContainsAddr(prefixes []netip.Prefix, addr netip.Addr) bool {
+	for _, p := range prefixes {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}

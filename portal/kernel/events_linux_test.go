@@ -1,0 +1,40 @@
+package kernel
+
+import (
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("events of the kernel", func() {
+	DescribeTable("reads messages of nf_tables, whatever they are", func(data string, want string) {
+		Expect(nftString([]byte(data), 1)).To(Equal(want))
+	},
+		Entry("nothing", "", ""),
+		Entry("no attribute", "\x02\x00\x00\x00", ""),
+		Entry("a name", "\x02\x00\x00\x00\x0a\x00\x01\x00usher\x00", "usher"),
+		Entry("a name after another", "\x02\x00\x00\x00\x06\x00\x03\x00a\x00\x00\x00\x06\x00\x01\x80b\x00", "b"),
+		Entry("cut off", "\x02\x00\x00\x00\xff\x00\x01\x00usher", ""),
+		Entry("no length", "\x02\x00\x00\x00\x00\x00\x01\x00usher", ""),
+	)
+
+	It("takes lost messages for an event", func() {
+		node := lab.New().Node
+		var s Subscription
+		node.Do(func() (err error) {
+			s, err = NFTEvents(func(string, string) bool { return false })
+			return err
+		})
+		Expect(s.socket.SetReceiveBufferSize(2048, true)).To(Succeed())
+		for range 3 {
+			node.Output("sh", "-c", "nft 'table ip other { set s { type ipv4_addr; flags interval; elements = { 10.0.0.0/8, 11.0.0.1-11.2.3.4 }; }; }; flush ruleset'")
+		}
+		events := make(chan struct{}, 1)
+		done := make(chan struct{})
+		go func() { s.receive(events); close(done) }()
+		Eventually(events).Should(Receive())
+		s.socket.Close()
+		Eventually(done).Should(BeClosed())
+	})
+})

@@ -1,0 +1,181 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// Flows asks conntrack where the clients of UDP listeners wanted to go. UDP has
+// no connection that could be asked as OriginalDst does, so a flow is looked up
+// by its reply tuple: from where the datagram arrived to where it came from.
+//
+// It takes one descriptor. A Flows is for one goroutine. It never blocks: the
+// kernel has the answer ready when it has taken the question.
+type Flows struct {
+	socket int
+	seq    uint32
+	buf    [1024]byte // a conntrack entry has about 300 bytes
+}
+
+// OpenFlows makes sure that conntrack can be asked, by asking it.
+func OpenFlows() (*Flows, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("asking conntrack: socket: %w", err)
+	}
+	f := &Flows{socket: fd}
+	nobody := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+	if _, err := f.OriginalDst(portal.UDP, nobody, nobody); err != nil && !errors.Is(err, portal.ErrNotRedirected) {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Close gives the descriptor back.
+func (f *Flows) Close() { unix.Close(f.socket) }
+
+// OriginalDst returns where the client wanted to go whose datagram arrived at
+// local. The error is [ErrNotRedirected] if conntrack does not know the flow. One
+// that was not redirected but is tracked all the same returns local: the caller
+// decides by comparing with its targets.
+func (f *Flows) OriginalDst(protocol portal.Protocol, client, local netip.AddrPort) (netip.AddrPort, error) {
+	f.seq++
+	request := flowRequest(f.buf[:0], f.seq, protocol, local, client)
+	if _, err := unix.Write(f.socket, request); err != nil {
+		return netip.AddrPort{}, fmt.Errorf("asking conntrack: %w", os.NewSyscallError("write", err))
+	}
+	for {
+		n, err := unix.Read(f.socket, f.buf[:])
+		if err != nil {
+			return netip.AddrPort{}, fmt.Errorf("asking conntrack: %w", os.NewSyscallError("read", err))
+		}
+		dst, seq, err := parseFlow(f.buf[:n])
+		if seq != f.seq {
+			continue // the answer to a question whose answer nobody waited for
+		}
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			return netip.AddrPort{}, portal.ErrNotRedirected
+		case err != nil:
+			return netip.AddrPort{}, fmt.Errorf("asking conntrack: %w", err)
+		}
+		return dst, nil
+	}
+}
+
+// Attributes of nfnetlink_conntrack.h, as they are nested:
+//
+//	CTA_TUPLE_REPLY or CTA_TUPLE_ORIG
+//	    CTA_TUPLE_IP      CTA_IP_V4_SRC, CTA_IP_V4_DST, or those of IPv6
+//	    CTA_TUPLE_PROTO   CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT
+const (
+	nfgenmsgSize  = 4 // family, version, two bytes of resource id
+	attributeSize = 4 // length, type
+	typeMask      = ^uint16(unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+	getConntrack  = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
+)
+
+// flowRequest appends to b a request for the flow with the reply tuple src, dst.
+func flowRequest(b []byte, seq uint32, protocol portal.Protocol, src, dst netip.AddrPort) []byte {
+	family, srcType, dstType := byte(unix.AF_INET), uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
+	if src.Addr().Is6() {
+		family, srcType, dstType = unix.AF_INET6, nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+	}
+	start := len(b)
+	b = append(b, make([]byte, unix.SizeofNlMsghdr)...)
+	b = append(b, family, unix.NFNETLINK_V0, 0, 0)
+	b = nested(b, nl.CTA_TUPLE_REPLY, func(b []byte) []byte {
+		b = nested(b, nl.CTA_TUPLE_IP, func(b []byte) []byte {
+			b = attribute(b, srcType, src.Addr().AsSlice()...)
+			return attribute(b, dstType, dst.Addr().AsSlice()...)
+		})
+		return nested(b, nl.CTA_TUPLE_PROTO, func(b []byte) []byte {
+			b = attribute(b, nl.CTA_PROTO_NUM, byte(protocol))
+			b = attribute(b, nl.CTA_PROTO_SRC_PORT, byte(src.Port()>>8), byte(src.Port()))
+			return attribute(b, nl.CTA_PROTO_DST_PORT, byte(dst.Port()>>8), byte(dst.Port()))
+		})
+	})
+	h := b[start:]
+	binary.NativeEndian.PutUint32(h[0:], uint32(len(h)))
+	binary.NativeEndian.PutUint16(h[4:], getConntrack)
+	binary.NativeEndian.PutUint16(h[6:], unix.NLM_F_REQUEST)
+	binary.NativeEndian.PutUint32(h[8:], seq)
+	return b
+}
+
+// attribute appends a netlink attribute, padded to four bytes.
+func attribute(b []byte, kind uint16, data ...byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(attributeSize+len(data)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, data...)
+	return append(b, make([]byte, -len(data)&3)...)
+}
+
+// nested appends an attribute that holds others.
+func nested(b []byte, kind uint16, inside func([]byte) []byte) []byte {
+	start := len(b)
+	b = attribute(b, kind|unix.NLA_F_NESTED)
+	b = inside(b)
+	binary.NativeEndian.PutUint16(b[start:], uint16(len(b)-start))
+	return b
+}
+
+// errShort says that a message of the kernel's is cut.
+var errShort = errors.New("the kernel's answer is not a conntrack entry")
+
+// parseFlow returns the original destination in the kernel's answer, and to
+// which question it is the answer. The error may be a unix.Errno.
+func parseFlow(b []byte) (dst netip.AddrPort, seq uint32, err error) {
+	if len(b) < unix.SizeofNlMsghdr {
+		return dst, 0, errShort
+	}
+	length, kind := binary.NativeEndian.Uint32(b), binary.NativeEndian.Uint16(b[4:])
+	seq = binary.NativeEndian.Uint32(b[8:])
+	if uint64(length) > uint64(len(b)) || length < unix.SizeofNlMsghdr+nfgenmsgSize {
+		return dst, seq, errShort
+	}
+	b = b[unix.SizeofNlMsghdr:length]
+	if kind == unix.NLMSG_ERROR {
+		errno := -int32(binary.NativeEndian.Uint32(b))
+		if errno <= 0 {
+			return dst, seq, errShort
+		}
+		return dst, seq, unix.Errno(errno)
+	}
+	tuple := find(b[nfgenmsgSize:], nl.CTA_TUPLE_ORIG)
+	ip, proto := find(tuple, nl.CTA_TUPLE_IP), find(tuple, nl.CTA_TUPLE_PROTO)
+	addr := find(ip, nl.CTA_IP_V4_DST)
+	if addr == nil {
+		addr = find(ip, nl.CTA_IP_V6_DST)
+	}
+	port := find(proto, nl.CTA_PROTO_DST_PORT)
+	a, ok := netip.AddrFromSlice(addr)
+	if !ok || len(port) < 2 {
+		return dst, seq, errShort
+	}
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(port)), seq, nil
+}
+
+// find returns the data of the first attribute of a kind; nil if there is none.
+func find(b []byte, kind uint16) []byte {
+	for len(b) >= attributeSize {
+		length := int(binary.NativeEndian.Uint16(b))
+		if length < attributeSize || length > len(b) {
+			return nil
+		}
+		if binary.NativeEndian.Uint16(b[2:])&typeMask == kind {
+			return b[attributeSize:length]
+		}
+		b = b[min((length+3)&^3, len(b)):]
+	}
+	return nil
+}

@@ -1,0 +1,73 @@
+package kernel
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// FreePorts proposes local ports for TCP listeners from the range, and in the
+// half of it, that the kernel would choose from. Asked to choose (bind to port 0)
+// it looks for long where thousands are in use: 0.25 ms with ten thousand
+// listeners, two seconds for all of them. A proposed port may be in use.
+type FreePorts struct {
+	ports []uint16
+	next  int
+}
+
+// NewFreePorts reads the range of the calling thread's network namespace.
+// Without it nothing is proposed.
+func NewFreePorts() *FreePorts {
+	var first, last int
+	text, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range") // or nothing is scanned
+	if _, err := fmt.Sscan(string(text), &first, &last); err != nil || first < 1 || last > 65535 {
+		return &FreePorts{}
+	}
+	reserved := reservedPorts()
+	f := &FreePorts{}
+	// The ports beside the first are those that the kernel prefers for listeners:
+	// for connections that it makes it prefers the others, and would have to
+	// search for long among ports in use.
+	for port := first + 1; port <= last; port += 2 {
+		if !containsPort(reserved, uint16(port)) {
+			f.ports = append(f.ports, uint16(port))
+		}
+	}
+	if len(f.ports) > 0 {
+		f.next = rand.IntN(len(f.ports))
+	}
+	return f
+}
+
+// Propose returns another port with each call, all before it begins again; 0 if
+// there is none.
+func (f *FreePorts) Propose() uint16 {
+	if len(f.ports) == 0 {
+		return 0
+	}
+	f.next = (f.next + 1) % len(f.ports)
+	return f.ports[f.next]
+}
+
+// reservedPorts returns the ports that an administrator keeps from being chosen.
+func reservedPorts() (ranges []portal.PortRange) {
+	text, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_reserved_ports") // none where there is no such file
+	for word := range strings.SplitSeq(strings.TrimSpace(string(text)), ",") {
+		if r, ok := portal.ParsePorts(strings.ReplaceAll(word, "-", ":")); ok {
+			ranges = append(ranges, r)
+		}
+	}
+	return ranges
+}
+
+func containsPort(ranges []portal.PortRange, port uint16) bool {
+	for _, r := range ranges {
+		if r.First <= port && port <= r.Last {
+			return true
+		}
+	}
+	return false
+}

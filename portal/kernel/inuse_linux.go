@@ -1,0 +1,91 @@
+package kernel
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+)
+
+// InUse returns those of addrs that connections of this network namespace have
+// at this end: TCP connections, also those that only the kernel still knows,
+// to send the rest, and SCTP associations. Listeners are none, and neither are
+// TCP connections that are over (TIME-WAIT).
+//
+// It asks /proc, which every kernel has, and not sock_diag, for which an old or
+// minimal one may lack the modules.
+func InUse(addrs []netip.Addr) (map[netip.Addr]bool, error) {
+	asked, found := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for _, a := range addrs {
+		asked[a] = true
+	}
+	note := func(local netip.Addr) {
+		if asked[local] {
+			found[local] = true
+		}
+	}
+	var errs []error
+	for _, list := range []struct {
+		name string
+		read func(io.Reader, func(netip.Addr)) error
+	}{{"tcp", readTCP}, {"tcp6", readTCP}, {"sctp/assocs", readAssociations}} {
+		// The thread is asked, since it is what has a network namespace.
+		f, err := os.Open("/proc/thread-self/net/" + list.name)
+		if err == nil {
+			err = list.read(f, note)
+			f.Close()
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // a protocol that nobody uses
+			errs = append(errs, fmt.Errorf("looking which connections are open: %w", err))
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+// readTCP reads /proc/net/tcp or tcp6, and calls note with the local address of
+// each connection.
+func readTCP(r io.Reader, note func(netip.Addr)) error {
+	const timeWait, closed, listening = "06", "07", "0A" // of enum in net/tcp_states.h
+	return eachLine(r, func(line string) {
+		words := strings.Fields(line) // number, local address:port, remote address:port, state
+		if len(words) < 4 || slices.Contains([]string{timeWait, closed, listening}, words[3]) {
+			return
+		}
+		if local, err := ParseProcNet(words[1]); err == nil {
+			note(local.Addr())
+		}
+	})
+}
+
+// readAssociations reads /proc/net/sctp/assocs, and calls note with each local
+// address of each association.
+func readAssociations(r io.Reader, note func(netip.Addr)) error {
+	return eachLine(r, func(line string) {
+		// Local addresses stand before the arrow, those of the peer behind it.
+		local, _, ok := strings.Cut(line, "<->")
+		if !ok {
+			return
+		}
+		for _, word := range slices.Backward(strings.Fields(local)) {
+			// The one that is used has a star.
+			addr, err := netip.ParseAddr(strings.TrimPrefix(word, "*"))
+			if err != nil {
+				return // a port, before the addresses
+			}
+			note(addr.Unmap())
+		}
+	})
+}
+
+func eachLine(r io.Reader, f func(string)) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20) // an association may have many addresses
+	for lines.Scan() {
+		f(lines.Text())
+	}
+	return lines.Err()
+}

@@ -1,0 +1,136 @@
+package kernel
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/google/nftables"
+	netlinksocket "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+const (
+	// nftBuffer is large enough for a transaction over some 100,000 elements:
+	// the kernel takes no message that is larger than the socket's send buffer.
+	// Where only the limits for ordinary processes can be had, as in a user
+	// namespace, the transaction is split.
+	nftBuffer = 32 << 20
+	// nftPatience is how long the kernel may take for a transaction.
+	nftPatience = 30 * time.Second
+)
+
+// OwnSockets are the port IDs of netlink sockets by which this process changed
+// something, and the process IDs of commands that it ran for that, which are the
+// port IDs of their first sockets. The kernel names them when it tells of a
+// change; see Watch.
+var OwnSockets recent
+
+// recent remembers the last few numbers that it was told.
+type recent struct {
+	mu   sync.Mutex
+	last [64]uint32
+	next int
+}
+
+func (r *recent) add(n uint32) {
+	_ = r.AddOf(func() (uint32, error) { return n, nil })
+}
+
+// AddOf adds the number that make returns. Until then nobody is told whether it is
+// there: what the number stands for may act before make returns.
+func (r *recent) AddOf(make func() (uint32, error)) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n, err := make()
+	if err == nil {
+		r.last[r.next%len(r.last)] = n
+		r.next++
+	}
+	return err
+}
+
+func (r *recent) has(n uint32) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return n != 0 && slices.Contains(r.last[:], n) // 0 is the kernel itself
+}
+
+// NFTFamily returns the family by the name that the library has for it.
+func NFTFamily(family portal.Family) nftables.TableFamily {
+	if family == portal.IPv4 {
+		return nftables.TableFamilyIPv4
+	}
+	return nftables.TableFamilyIPv6
+}
+
+// OpenNFT returns a connection that is good for one transaction, or for reading.
+func OpenNFT() (*nftables.Conn, error) {
+	conn, err := nftables.New(nftables.WithSockOptions(func(c *netlinksocket.Conn) error {
+		raw, err := c.SyscallConn()
+		if err != nil {
+			return err
+		}
+		var local unix.Sockaddr
+		if e := raw.Control(func(fd uintptr) { local, err = unix.Getsockname(int(fd)) }); e != nil {
+			err = e
+		}
+		if nl, ok := local.(*unix.SockaddrNetlink); ok {
+			OwnSockets.add(nl.Pid)
+		}
+		return errors.Join(err,
+			c.SetReadBuffer(nftBuffer), c.SetWriteBuffer(nftBuffer),
+			// An error need not bring the message back that it is about.
+			c.SetOption(netlinksocket.CapAcknowledge, true),
+			c.SetReadDeadline(time.Now().Add(nftPatience)))
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("asking nf_tables: %w", err)
+	}
+	return conn, nil
+}
+
+// NFTEvents tells of changes by others, for which matters is asked with the table
+// and, if it is about a chain or a rule, the chain.
+func NFTEvents(matters func(table, chain string) bool) (Subscription, error) {
+	return subscribe(unix.NETLINK_NETFILTER, func(m syscall.NetlinkMessage) bool {
+		if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || OwnSockets.has(m.Header.Pid) {
+			return false
+		}
+		switch m.Header.Type & 0xff {
+		case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE,
+			unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
+			return matters(nftString(m.Data, unix.NFTA_TABLE_NAME), "")
+		case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+			return matters(nftString(m.Data, unix.NFTA_CHAIN_TABLE), nftString(m.Data, unix.NFTA_CHAIN_NAME))
+		case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+			return matters(nftString(m.Data, unix.NFTA_RULE_TABLE), nftString(m.Data, unix.NFTA_RULE_CHAIN))
+		}
+		return false
+	}, unix.NFNLGRP_NFTABLES)
+}
+
+// nftString returns a string among the attributes of a message, which come after
+// a struct nfgenmsg of four bytes.
+func nftString(data []byte, attribute uint16) string {
+	const header = 4
+	for data = data[min(header, len(data)):]; len(data) >= unix.NLA_HDRLEN; {
+		size := int(nl.NativeEndian().Uint16(data))
+		if size < unix.NLA_HDRLEN || size > len(data) {
+			return ""
+		}
+		if nl.NativeEndian().Uint16(data[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) == attribute {
+			text, _, _ := bytes.Cut(data[unix.NLA_HDRLEN:size], []byte{0})
+			return string(text)
+		}
+		data = data[min((size+3)&^3, len(data)):]
+	}
+	return ""
+}

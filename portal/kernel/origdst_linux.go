@@ -1,0 +1,79 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// ip6tOriginalDst is IP6T_SO_ORIGINAL_DST of linux/netfilter_ipv6/ip6_tables.h.
+const ip6tOriginalDst = 80
+
+// OriginalDst returns where the client of a TCP or SCTP connection wanted to
+// go, before a portal redirected it to the listener that accepted it.
+//
+// It is what conntrack remembers. Without an entry there, or without conntrack,
+// the error is [ErrNotRedirected]. A connection that was not redirected but is
+// tracked all the same, as all are while any nat rule exists, returns its own
+// local address: the caller decides by comparing with its targets.
+func OriginalDst(conn syscall.Conn) (netip.AddrPort, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("looking up the original destination: %w", err)
+	}
+	var dst netip.AddrPort
+	var lookup error
+	if err := raw.Control(func(fd uintptr) { dst, lookup = OriginalDstFD(int(fd)) }); err != nil {
+		return netip.AddrPort{}, fmt.Errorf("looking up the original destination: %w", err)
+	}
+	return dst, lookup
+}
+
+// OriginalDstFD is OriginalDst for a socket's descriptor.
+func OriginalDstFD(fd int) (netip.AddrPort, error) {
+	local, err := unix.Getsockname(fd)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("looking up the original destination: getsockname: %w", err)
+	}
+	var dst netip.AddrPort
+	if six, ok := local.(*unix.SockaddrInet6); ok && !netip.AddrFrom16(six.Addr).Is4In6() {
+		dst, err = originalDst6(fd)
+	} else {
+		dst, err = originalDst4(fd)
+	}
+	switch {
+	case err == nil:
+		return dst, nil
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOPROTOOPT), errors.Is(err, unix.EOPNOTSUPP):
+		return netip.AddrPort{}, portal.ErrNotRedirected
+	}
+	return netip.AddrPort{}, fmt.Errorf("looking up the original destination: %w", err)
+}
+
+// originalDst4 borrows a getsockopt of x/sys whose result is large enough: a
+// struct sockaddr_in has 16 bytes, a struct ipv6_mreq 20.
+func originalDst4(fd int) (netip.AddrPort, error) {
+	raw, err := unix.GetsockoptIPv6Mreq(fd, unix.SOL_IP, unix.SO_ORIGINAL_DST)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	b := raw.Multiaddr // family, port, address
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), binary.BigEndian.Uint16(b[2:4])), nil
+}
+
+// originalDst6 does the same: a struct ip6_mtuinfo begins with a sockaddr_in6.
+func originalDst6(fd int) (netip.AddrPort, error) {
+	raw, err := unix.GetsockoptIPv6MTUInfo(fd, unix.SOL_IPV6, ip6tOriginalDst)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	var port [2]byte
+	binary.NativeEndian.PutUint16(port[:], raw.Addr.Port) // it stands there in network order
+	return netip.AddrPortFrom(netip.AddrFrom16(raw.Addr.Addr), binary.BigEndian.Uint16(port[:])), nil
+}

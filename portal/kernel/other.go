@@ -1,0 +1,44 @@
+//go:build !linux
+
+package kernel
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"net/netip"
+	"syscall"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// errOtherSystem is the answer of modes that need Linux.
+var errOtherSystem = errors.New("this needs Linux; elsewhere there is only --portal=none")
+
+// NeedsLinux is Mode.Open where a mode needs Linux.
+func NeedsLinux(context.Context, portal.Mode, portal.Options) (portal.Portal, error) {
+	return nil, errOtherSystem
+}
+
+// NeedNetAdmin is content: nothing is changed here.
+func NeedNetAdmin() error { return nil }
+
+// ForgetRedirected has nothing to forget here.
+func ForgetRedirected(iter.Seq[portal.Target], logrus.FieldLogger) {}
+
+// OriginalDst answers ErrNotRedirected: portals do not redirect here.
+func OriginalDst(syscall.Conn) (netip.AddrPort, error) {
+	return netip.AddrPort{}, portal.ErrNotRedirected
+}
+
+// OriginalDstFD is OriginalDst for a socket's descriptor.
+func OriginalDstFD(int) (netip.AddrPort, error) {
+	return netip.AddrPort{}, portal.ErrNotRedirected
+}
+
+// Behind has no answer here.
+func Behind(portal.Interfaces) (func(netip.Addr) bool, error) {
+	return nil, errors.New("only on Linux the route to a client tells whether it is a Pod")
+}

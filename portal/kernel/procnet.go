@@ -1,0 +1,32 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// ParseProcNet parses an address and port as the files of /proc/net have them
+// (proc(5)): "0100007F:1F90", the address as words of 32 bits in the machine's byte
+// order. An IPv4 address that is mapped into IPv6 is returned as what it stands for.
+func ParseProcNet(text string) (netip.AddrPort, error) {
+	addrText, portText, _ := strings.Cut(text, ":")
+	b, err := hex.DecodeString(addrText)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	if len(b)%4 == 0 {
+		for i := 0; i < len(b); i += 4 {
+			binary.NativeEndian.PutUint32(b[i:], binary.BigEndian.Uint32(b[i:]))
+		}
+	}
+	addr, ok := netip.AddrFromSlice(b)
+	if !ok {
+		return netip.AddrPort{}, fmt.Errorf("%q is no address", addrText)
+	}
+	port, err := strconv.ParseUint(portText, 16, 16)
+	return netip.AddrPortFrom(addr.Unmap(), uint16(port)), err
+}

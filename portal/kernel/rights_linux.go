@@ -1,0 +1,40 @@
+package kernel
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// errNoNetAdmin is why most portals do not work for an ordinary user.
+var errNoNetAdmin = errors.New("CAP_NET_ADMIN is missing: run as root, give the process this capability, or choose --portal=none")
+
+// NeedNetAdmin returns an error if this process may not change rules and routes. When
+// that cannot be found out, it leaves the refusal to the kernel.
+func NeedNetAdmin() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData // version 3 writes two
+	if err := unix.Capget(&header, &data[0]); err == nil && data[0].Effective&(1<<unix.CAP_NET_ADMIN) == 0 {
+		return errNoNetAdmin
+	}
+	return nil
+}
+
+// WithMark returns o without Mark where no socket can have one.
+func WithMark(o portal.Options) portal.Options {
+	if o.Mark == 0 {
+		return o
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(o.Mark))
+		unix.Close(fd)
+	}
+	if err != nil {
+		o.Log.WithError(err).Info("sockets cannot be marked here: usher's own packets are not told from those of clients")
+		o.Mark = 0
+	}
+	return o
+}

@@ -1,0 +1,236 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// RouteProtocol is the number by which the routes that portals make are known
+// as usher's ("proto 117" in the output of ip route). It is none of those in
+// linux/rtnetlink.h and iproute2's rt_protos.
+const RouteProtocol = 117
+
+// Routes makes addresses local to the node by `local` routes on lo (the
+// kernel's AnyIP). ip addr does not show such addresses.
+type Routes struct {
+	handle *netlink.Handle
+	lo     int // the index of lo
+}
+
+// OpenRoutes returns the routes of the network namespace of the calling thread.
+func OpenRoutes() (*Routes, error) {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("asking the kernel for its routes: %w", err)
+	}
+	lo, err := handle.LinkByName("lo")
+	if err != nil {
+		handle.Close()
+		return nil, fmt.Errorf("looking for the interface lo: %w", err)
+	}
+	return &Routes{handle: handle, lo: lo.Attrs().Index}, nil
+}
+
+func (r *Routes) Close() { r.handle.Close() }
+
+// Probe makes sure that addr can be made local, by doing and undoing it; if it
+// was local before, it stays.
+func (r *Routes) Probe(addr netip.Addr) error {
+	if err := r.LoDown(); err != nil {
+		return err
+	}
+	switch err := r.Add(addr); {
+	case err == nil:
+		return r.Delete(addr)
+	case errors.Is(err, unix.EEXIST):
+		return nil
+	default:
+		return err
+	}
+}
+
+// ProbeLanding makes sure that packets can land there.
+func ProbeLanding(landing netip.Addr) error {
+	routes, err := OpenRoutes()
+	if err != nil {
+		return err
+	}
+	defer routes.Close()
+	return routes.Probe(landing)
+}
+
+// Land makes a landing an address of the node, and returns what it had to put in.
+func Land(landing netip.Addr) (made []string, err error) {
+	routes, err := OpenRoutes()
+	if err != nil {
+		return nil, err
+	}
+	defer routes.Close()
+	switch err := routes.Add(landing); {
+	case err == nil:
+		return []string{"route " + landing.String()}, nil
+	case errors.Is(err, unix.EEXIST):
+		return nil, nil
+	default:
+		return nil, err
+	}
+}
+
+// route is the route that makes addr local.
+func (r *Routes) route(addr netip.Addr) *netlink.Route {
+	return &netlink.Route{
+		LinkIndex: r.lo,
+		Dst:       &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())},
+		Table:     unix.RT_TABLE_LOCAL,
+		Type:      unix.RTN_LOCAL,
+		Scope:     netlink.SCOPE_HOST,
+		Protocol:  RouteProtocol,
+	}
+}
+
+// Add makes addr local. The error is EEXIST if it is already.
+func (r *Routes) Add(addr netip.Addr) error {
+	err := r.handle.RouteAdd(r.route(addr))
+	switch {
+	case err == nil:
+		return nil
+	case addr.Is6() && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EACCES)):
+		err = fmt.Errorf("%w (IPv6 is switched off here: see net.ipv6.conf.lo.disable_ipv6)", err)
+	}
+	return fmt.Errorf("making %s a local address by a route on lo: %w", addr, err)
+}
+
+// Delete takes back what add did. It is no error if that is gone already.
+func (r *Routes) Delete(addr netip.Addr) error {
+	if err := r.handle.RouteDel(r.route(addr)); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("removing the local route for %s: %w", addr, err)
+	}
+	return nil
+}
+
+// List returns the addresses that portals, of this or another process, have
+// made local.
+func (r *Routes) List() (addrs []netip.Addr, err error) {
+	for _, family := range portal.Families {
+		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: RouteProtocol}
+		const mask = netlink.RT_FILTER_TABLE | netlink.RT_FILTER_TYPE | netlink.RT_FILTER_PROTOCOL
+		var routes []netlink.Route
+		for range 10 { // a dump that a change interrupts is incomplete
+			routes, err = r.handle.RouteListFiltered(netlinkFamily(family), filter, mask)
+			if !errors.Is(err, netlink.ErrDumpInterrupted) {
+				break
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("listing the local routes: %w", err)
+		}
+		for _, route := range routes {
+			if route.Dst == nil {
+				continue
+			}
+			if addr, ok := netip.AddrFromSlice(route.Dst.IP); ok {
+				addrs = append(addrs, addr.Unmap())
+			}
+		}
+	}
+	return addrs, nil
+}
+
+// IsLocal tells whether the kernel delivers addr to this node, for whatever reason.
+func (r *Routes) IsLocal(addr netip.Addr) bool {
+	routes, err := r.handle.RouteGet(addr.AsSlice())
+	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
+}
+
+// LoDown tells when lo is down, as it is in a new network namespace. The
+// kernel takes local routes all the same, but nothing arrives by them.
+func (r *Routes) LoDown() error {
+	lo, err := r.handle.LinkByIndex(r.lo)
+	if err == nil && lo.Attrs().Flags&net.FlagUp == 0 {
+		err = errors.New("it is down in this network namespace: ip link set lo up")
+	}
+	if err != nil {
+		return fmt.Errorf("looking whether the interface lo is up: %w", err)
+	}
+	return nil
+}
+
+// RemoveRoutes takes out the routes of all portals for the addresses that which
+// tells.
+func RemoveRoutes(which func(netip.Addr) bool) (removed []string, err error) {
+	r, err := OpenRoutes()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	addrs, err := r.List()
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	count := 0
+	for _, addr := range addrs {
+		if !which(addr) {
+			continue
+		}
+		if err := r.Delete(addr); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		count++
+	}
+	if count > 0 {
+		removed = append(removed, fmt.Sprintf("routes: %d local routes of protocol %d", count, RouteProtocol))
+	}
+	return removed, errors.Join(errs...)
+}
+
+// Addresses returns the addresses of this node's interfaces.
+func (r *Routes) Addresses(family portal.Family) (addrs []netip.Addr, err error) {
+	all, err := r.handle.AddrList(nil, netlinkFamily(family))
+	for _, a := range all {
+		addr, _ := netip.AddrFromSlice(a.IP)
+		addrs = append(addrs, addr.Unmap())
+	}
+	return addrs, err
+}
+
+// netlinkFamily returns a family's number.
+func netlinkFamily(family portal.Family) int {
+	if family.Is6() {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
+// InterfacesWithoutIPv4 names the interfaces that are up and could bring in
+// packets, but have no IPv4 address, neither themselves nor as part of another.
+func InterfacesWithoutIPv4() ([]string, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("listing the interfaces: %w", err)
+	}
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, fmt.Errorf("listing the addresses: %w", err)
+	}
+	has := map[int]bool{}
+	for _, a := range addrs {
+		has[a.LinkIndex] = true
+	}
+	var names []string
+	for _, l := range links {
+		a := l.Attrs()
+		if a.Flags&net.FlagUp != 0 && a.Flags&net.FlagLoopback == 0 && a.MasterIndex == 0 && !has[a.Index] {
+			names = append(names, a.Name)
+		}
+	}
+	return names, nil
+}

@@ -1,0 +1,156 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// A change by others is told watchQuiet after the last of several that follow
+// each other, but not later than watchLate after the first, and not more often
+// than every watchRest: who wipes rules all the time is not to keep usher busy.
+const (
+	watchQuiet = 50 * time.Millisecond
+	watchLate  = 300 * time.Millisecond
+	watchRest  = 300 * time.Millisecond
+)
+
+// Subscription is a kind of event that the kernel tells about.
+type Subscription struct {
+	socket  *nl.NetlinkSocket
+	matters func(syscall.NetlinkMessage) bool
+}
+
+// subscribe opens the socket in the network namespace of the calling thread.
+func subscribe(protocol int, matters func(syscall.NetlinkMessage) bool, groups ...uint) (Subscription, error) {
+	socket, err := nl.Subscribe(protocol, groups...)
+	if err != nil {
+		return Subscription{}, err
+	}
+	// So that a large change by others need not be lost; if it is all the same,
+	// that is as good as an event.
+	socket.SetReceiveBufferSize(1<<20, true)
+	return Subscription{socket, matters}, nil
+}
+
+// Watch tells of the events that open subscribes to until ctx ends. Then it closes the
+// channel. What is opened belongs to the network namespace of the calling thread.
+func Watch(ctx context.Context, open ...func() (Subscription, error)) (<-chan struct{}, error) {
+	var subscriptions []Subscription
+	for _, o := range open {
+		s, err := o()
+		if err != nil {
+			for _, s := range subscriptions {
+				s.socket.Close()
+			}
+			return nil, err
+		}
+		subscriptions = append(subscriptions, s)
+	}
+	events := make(chan struct{}, 1)
+	ended := make(chan struct{})
+	for _, s := range subscriptions {
+		go func() {
+			defer func() { ended <- struct{}{} }()
+			s.receive(events)
+		}()
+	}
+	out := make(chan struct{}, 1)
+	go func() {
+		defer close(out)
+		debounce(ctx, events, out)
+		for _, s := range subscriptions {
+			s.socket.Close()
+		}
+		for range subscriptions {
+			<-ended
+		}
+	}()
+	return out, nil
+}
+
+// receive tells of each event that matters, until the socket is closed.
+func (s Subscription) receive(events chan<- struct{}) {
+	for {
+		messages, _, err := s.socket.Receive()
+		matters := errors.Is(err, unix.ENOBUFS) // some were lost
+		if err != nil && !matters {
+			return
+		}
+		for _, m := range messages {
+			if matters = matters || s.matters(m); matters {
+				break
+			}
+		}
+		if matters {
+			select {
+			case events <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+func debounce(ctx context.Context, events <-chan struct{}, out chan<- struct{}) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-events:
+		}
+		late := time.After(watchLate)
+	quiet:
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-events:
+			case <-time.After(watchQuiet):
+				break quiet
+			case <-late:
+				break quiet
+			}
+		}
+		select {
+		case out <- struct{}{}:
+		default:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(watchRest):
+		}
+	}
+}
+
+// RouteEvents tells of changes of local routes.
+func RouteEvents(matters func(addr netip.Addr, gone, ours bool) bool) (Subscription, error) {
+	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
+		if m.Header.Type != unix.RTM_DELROUTE && m.Header.Type != unix.RTM_NEWROUTE {
+			return false
+		}
+		if len(m.Data) < unix.SizeofRtMsg {
+			return false
+		}
+		message := nl.DeserializeRtMsg(m.Data)
+		if message.Type != unix.RTN_LOCAL {
+			return false
+		}
+		attributes, err := nl.ParseRouteAttr(m.Data[unix.SizeofRtMsg:])
+		if err != nil {
+			return true
+		}
+		for _, a := range attributes {
+			if a.Attr.Type == unix.RTA_DST {
+				addr, ok := netip.AddrFromSlice(a.Value)
+				return ok && matters(addr, m.Header.Type == unix.RTM_DELROUTE, message.Protocol == RouteProtocol)
+			}
+		}
+		return false
+	}, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+}

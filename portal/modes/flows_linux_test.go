@@ -1,0 +1,51 @@
+package modes
+
+import (
+	"net/netip"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/address"
+	"github.com/usherproxy/usher/portal/iptables"
+	"github.com/usherproxy/usher/portal/nftables"
+	. "github.com/usherproxy/usher/test/portaltest"
+)
+
+// A UDP client that keeps its port would go on talking to where the rules once led.
+var _ = Describe("a UDP client that keeps its port, when rules that led it go", func() {
+	DescribeTable("is led there no more", func(mode portal.Mode, goes func(*Net, portal.Portal)) {
+		n := NewNet()
+		p := n.Open(mode, portal.Options{})
+		n.Publish(p, "dns", DNS4)
+		Expect(n.Node.AskFrom(DNS4, 5353, time.Second)).To(Equal("dns"))
+		goes(n, p)
+		// It is the node's own address now, where another server answers.
+		n.Node.Sh("ip addr add 10.96.0.10/32 dev lo")
+		n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(VIP4, 53), Targets: []portal.Target{DNS4}}, "other")
+		Expect(n.Node.AskFrom(DNS4, 5353, time.Second)).To(Equal("other"))
+	},
+		Entry("when a rule of iptables goes", iptables.Mode, withdraw),
+		Entry("when a rule of nftables goes", nftables.Mode, withdraw),
+		Entry("when mode iptables is removed", iptables.Mode, func(n *Net, p portal.Portal) { n.Remove(p) }),
+		Entry("when mode nftables is removed", nftables.Mode, func(n *Net, p portal.Portal) { n.Remove(p) }),
+		Entry("when what is left is cleaned up", nftables.Mode, func(n *Net, _ portal.Portal) {
+			n.Node.Do(func() { Expect(Cleanup(Background, nil)).NotTo(BeEmpty()) })
+		}),
+	)
+
+	It("is served when mode address takes the place of mode nftables", func() {
+		n := NewNet()
+		n.Publish(choose(n, nftables.Mode.Name, portal.Options{}), "before", DNS4)
+		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("before"))
+		n.Publish(choose(n, address.Mode.Name, portal.Options{}), "after", DNS4)
+		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("after"))
+	})
+})
+
+func withdraw(n *Net, p portal.Portal) {
+	GinkgoHelper()
+	n.Apply(p, nil, []portal.Target{DNS4})
+}

@@ -1,0 +1,137 @@
+package modes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/address"
+	"github.com/usherproxy/usher/portal/iptables"
+	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/portal/nftables"
+	"github.com/usherproxy/usher/portal/none"
+)
+
+// All are all modes, in the order in which auto tries them.
+var All = []portal.Mode{iptables.Mode, nftables.Mode, address.Mode, none.Mode}
+
+// Auto is the name under which New takes the first mode that works.
+const Auto = "auto"
+
+// Names returns the names that New takes.
+func Names() []string {
+	names := []string{Auto}
+	for _, m := range All {
+		names = append(names, m.Name)
+	}
+	return names
+}
+
+// Named returns the modes that New tries, given this name: one or, for Auto, all; none if
+// there is no such name.
+func Named(name string) []portal.Mode {
+	if name == Auto {
+		return All
+	}
+	return slices.DeleteFunc(slices.Clone(All), func(m portal.Mode) bool { return m.Name != name })
+}
+
+// With returns the name of the first mode that has such traits, "" if none has.
+func With(such func(portal.Traits) bool) string {
+	for _, m := range All {
+		if such(m.Traits) {
+			return m.Name
+		}
+	}
+	return ""
+}
+
+// New makes the portal called name, after trying for real whether it works here. [Auto]
+// takes the first mode that does, in the order of [Modes], and logs why it passed over
+// the others. Nothing stays changed before the first Apply. Options.Others are set.
+//
+// On Linux the portal acts on the network namespace of the calling thread.
+func New(ctx context.Context, name string, opts portal.Options) (portal.Portal, error) {
+	tried := Named(name)
+	switch {
+	case len(tried) == 0:
+		return nil, fmt.Errorf("there is no portal called %q; there are %s", name, strings.Join(Names(), ", "))
+	case name != Auto:
+		return tried[0].New(ctx, beside(tried[0], opts))
+	}
+	return first(ctx, tried, opts)
+}
+
+// beside returns the options for m beside all other modes.
+func beside(m portal.Mode, opts portal.Options) portal.Options {
+	opts.Others = slices.DeleteFunc(slices.Clone(All), func(o portal.Mode) bool { return o.Name == m.Name })
+	return opts
+}
+
+// first returns the first of the modes that opens.
+func first(ctx context.Context, modes []portal.Mode, opts portal.Options) (portal.Portal, error) {
+	opts, err := opts.Complete()
+	if err != nil {
+		return nil, err
+	}
+	var passedOver []error
+	for _, m := range modes {
+		p, err := m.Open(ctx, m, beside(m, opts))
+		if err == nil {
+			opts.Log.WithField("portal", m.Name).Info("portal chosen")
+			return p, nil
+		}
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("choosing a portal: %w", ctx.Err())
+		}
+		opts.Log.WithField("portal", m.Name).WithError(err).Info("portal passed over")
+		passedOver = append(passedOver, fmt.Errorf("%s: %w", m.Name, err))
+	}
+	return nil, fmt.Errorf("no portal works here: %w", errors.Join(passedOver...))
+}
+
+// List returns what portals of any mode, of this or another process, have put
+// into the kernel, mode by mode. It changes nothing. What cannot be looked at for
+// want of a tool or of kernel support is passed over.
+//
+// On Linux it looks into the network namespace of the calling thread.
+func List(ctx context.Context, log logrus.FieldLogger) ([]portal.Installed, error) {
+	if err := kernel.NeedNetAdmin(); err != nil {
+		return nil, err
+	}
+	opts, _ := portal.Options{Log: log}.Complete() // nothing is in it that could be wrong
+	return portal.ListAll(ctx, All, opts)
+}
+
+// Cleanup takes out everything that any mode of portal, of this or an earlier
+// process, has put into the kernel, by whichever tools are here. It returns
+// what it took out, one line for each kind. What the kernel does not support is passed
+// over, since then nothing is in it either; what cannot be looked at for another reason
+// is an error.
+func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err error) {
+	if err := kernel.NeedNetAdmin(); err != nil {
+		return nil, err
+	}
+	opts, _ := portal.Options{Log: log}.Complete() // nothing is in it that could be wrong
+	installed, err := portal.ListAll(ctx, All, opts)
+	if err != nil {
+		opts.Log.WithError(err).Debug("UDP clients may keep to a former listener")
+	}
+	removed, err = portal.RemoveAll(ctx, All, opts, true)
+	kernel.ForgetRedirected(func(yield func(portal.Target) bool) {
+		for _, i := range installed {
+			if !yield(i.Rule.Target) {
+				return
+			}
+		}
+	}, opts.Log)
+	for _, what := range removed {
+		opts.Log.WithField("what", what).Info("portal removed")
+	}
+	return removed, err
+}

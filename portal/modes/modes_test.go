@@ -1,0 +1,43 @@
+package modes
+
+import (
+	"context"
+	"errors"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/none"
+)
+
+var _ = Describe("choosing a portal", func() {
+	fails := portal.Mode{Name: "broken", Open: func(context.Context, portal.Mode, portal.Options) (portal.Portal, error) {
+		return nil, errors.New("no kernel for it")
+	}}
+	works := none.Mode
+
+	It("takes the first that works and says why it passed over the others", func() {
+		log, seen := logtest.NewNullLogger()
+		p, err := first(context.Background(), []portal.Mode{fails, works, fails}, portal.Options{Log: log})
+		Expect(err).NotTo(HaveOccurred())
+		Expect(p.Mode()).To(Equal(none.Mode.Name))
+		Expect(seen.AllEntries()).To(HaveLen(2))
+		Expect(seen.AllEntries()[0].Message).To(Equal("portal passed over"))
+		Expect(seen.AllEntries()[0].Data).To(HaveKeyWithValue(logrus.ErrorKey, MatchError("no kernel for it")))
+	})
+	It("says why nothing works", func() {
+		_, err := first(context.Background(), []portal.Mode{fails}, portal.Options{})
+		Expect(err).To(MatchError(ContainSubstring("broken: no kernel for it")))
+	})
+	It("names the modes when asked for another", func() {
+		_, err := New(context.Background(), "ipvs", portal.Options{})
+		Expect(err).To(MatchError(`there is no portal called "ipvs"; there are auto, iptables, nftables, address, none`))
+	})
+	It("refuses an empty port range", func() {
+		_, err := New(context.Background(), none.Mode.Name, portal.Options{ProxyPorts: portal.PortRange{First: 10, Last: 5}})
+		Expect(err).To(MatchError(ContainSubstring("10-5")))
+	})
+})

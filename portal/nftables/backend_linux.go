@@ -1,0 +1,157 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/portal/redirect"
+)
+
+// backend is one family of nftables rules: what is installed, and how to get
+// from that to what is wanted. It is not safe for concurrent use.
+type backend struct {
+	log    logrus.FieldLogger
+	family portal.Family
+	at     redirect.Setting
+	send   func(context.Context, portal.Family, *change) error // sendNFT, but in tests
+
+	installed *contents // what the kernel holds, or did when last read
+	fresh     bool      // nothing has happened since that makes installed doubtful
+}
+
+// openBackend proves that rules can be put in, and reads those that are. It
+// leaves nothing behind.
+func openBackend(family portal.Family, opts portal.Options) (*backend, error) {
+	f := &backend{log: opts.Log, family: family, send: sendChange,
+		at: redirect.Setting{Comment: true, NodePorts: opts.NodePortAddresses, PodInterfaces: opts.PodInterfaces, Mark: opts.Mark}}
+	if err := f.probe(); err != nil {
+		return nil, err
+	}
+	return f, f.Read(context.Background())
+}
+
+func (f *backend) Setting() *redirect.Setting { return &f.at }
+func (f *backend) Known() bool                { return f.fresh && f.installed.other == "" }
+func (f *backend) Forget()                    { f.fresh = false }
+
+func (f *backend) Left() map[portal.Target]uint16 {
+	ports := map[portal.Target]uint16{}
+	for k, v := range f.installed.elements {
+		if !k.guard {
+			ports[k.target] = v.port
+		}
+	}
+	return ports
+}
+
+// probe tries the whole table under another name, in a transaction that takes
+// it out again, and so finds out what the kernel has.
+func (f *backend) probe() error {
+	if _, err := readTable(f.family); err != nil {
+		return err // and not wait for an answer to what nobody has understood
+	}
+	noLanding := kernel.ProbeLanding(kernel.LandingOf(f.family))
+	var first error
+	for _, landing := range []netip.Addr{kernel.LandingOf(f.family), {}} {
+		if landing.IsValid() && noLanding != nil {
+			continue
+		}
+		for _, fib := range []bool{true, false} {
+			f.at.Landing, f.at.AddrType = landing, fib
+			err := f.Try(context.Background(), nil)
+			if err != nil {
+				first = errors.Join(first, err)
+				continue
+			}
+			if !landing.IsValid() {
+				f.log.WithError(errors.Join(noLanding, first)).Infof("%s packets will be redirected to the address of the interface that they come in by", f.family)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("trying nftables with a table of usher's own: %w", shorter(first))
+}
+
+// Read asks the kernel what it holds.
+func (f *backend) Read(context.Context) error {
+	now, err := readTable(f.family)
+	if f.fresh = err == nil; err != nil {
+		return err
+	}
+	now.recognize(f.installed)
+	f.installed = now
+	return nil
+}
+
+// Put makes the kernel hold rules in one transaction over what differs.
+func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error) {
+	want := wanted{rules: rules, targets: only}
+	// A table that is there stays until Remove: with the last nat chain of a
+	// network namespace the kernel ceases to translate connections in flight.
+	if len(rules) > 0 || f.installed.exists {
+		want.fixed = fixedChains(f.family, f.at)
+	}
+	c := diff(f.installed, want)
+	if c.empty() {
+		return nil, nil
+	}
+	if f.installed.other != "" {
+		f.log.Infof("the %s table %s is replaced: %s", f.family, nameTable, f.installed.other)
+	}
+	if err := f.send(ctx, f.family, c); err != nil {
+		return nil, err
+	}
+	f.installed = c.done(f.installed)
+	if len(c.chains) > 0 {
+		f.learnPrints()
+	}
+	return c.repairs, nil
+}
+
+// learnPrints asks for the fingerprints of the rules that have just
+// been put in. If that fails, the next Check puts them in anew.
+func (f *backend) learnPrints() {
+	conn, err := kernel.OpenNFT()
+	if err != nil {
+		return
+	}
+	now := noContents()
+	if err := readChains(conn, f.family, tableOf(f.family), now); err != nil {
+		f.log.WithError(err).Debug("reading the rules that were put in")
+		return
+	}
+	for name, chain := range f.installed.chains {
+		// In case that another process was quicker.
+		if len(now.chains[name].prints) == len(chain.rules) {
+			chain.prints = now.chains[name].prints
+			f.installed.chains[name] = chain
+		}
+	}
+}
+
+// Missing returns them all: to try one again that is in costs next to nothing.
+func (f *backend) Missing(rules []portal.Rule) []portal.Rule { return rules }
+
+// Tried has nothing to take out.
+func (f *backend) Tried([]portal.Rule) {}
+
+// Try puts rules into a table that is gone again when the transaction ends.
+func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
+	c := diff(noContents(), wanted{fixed: fixedChains(f.family, f.at), rules: portal.ByTarget(rules)})
+	c.trial = true
+	err := f.send(ctx, f.family, c)
+	for _, e := range []error{unix.ENOBUFS, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EAGAIN, unix.EINTR, unix.EPERM, os.ErrDeadlineExceeded, ctx.Err()} {
+		if e != nil && errors.Is(err, e) {
+			return redirect.MarkUndecided(err)
+		}
+	}
+	return err
+}

@@ -1,0 +1,193 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// bytes returns the key as the kernel has it: each part begins at a multiple of
+// four bytes.
+func (k mapKey) bytes() []byte {
+	var b []byte
+	if !k.target.Addr.IsUnspecified() {
+		b = k.target.Addr.AsSlice()
+	}
+	b = append(b, byte(k.target.Protocol), 0, 0, 0)
+	b = binary.BigEndian.AppendUint16(b, k.target.Port)
+	return append(b, 0, 0)
+}
+
+// parseKey reads what bytes returns.
+func parseKey(family portal.Family, node, guard bool, b []byte) (k mapKey, ok bool) {
+	k = mapKey{target: portal.Target{Addr: family.Any()}, guard: guard}
+	if !node {
+		size := k.target.Addr.BitLen() / 8
+		if len(b) < size {
+			return k, false
+		}
+		k.target.Addr, _ = netip.AddrFromSlice(b[:size])
+		b = b[size:]
+	}
+	if len(b) != 8 {
+		return k, false
+	}
+	k.target.Protocol, k.target.Port = portal.Protocol(b[0]), binary.BigEndian.Uint16(b[4:])
+	return k, true
+}
+
+func (e mapElement) marshal() nftables.SetElement {
+	s := nftables.SetElement{Key: e.key.bytes(), Comment: e.value.comment}
+	if !e.key.guard {
+		s.Val = binaryutil.BigEndian.PutUint16(e.value.port)
+		return s
+	}
+	s.VerdictData = e.value.verdict.marshal()
+	return s
+}
+
+func (v verdict) marshal() *expr.Verdict {
+	switch v {
+	case verdictDrop:
+		return &expr.Verdict{Kind: expr.VerdictDrop}
+	case verdictReturn:
+		return &expr.Verdict{Kind: expr.VerdictReturn}
+	}
+	return &expr.Verdict{Kind: expr.VerdictJump, Chain: v.chain()}
+}
+
+// parseVerdict reads an element's data: the attributes NFTA_VERDICT_CODE and
+// NFTA_VERDICT_CHAIN. What usher does not use is not read.
+func parseVerdict(b []byte) (v verdict, ok bool) {
+	if len(b) < 8 {
+		return "", false
+	}
+	switch expr.VerdictKind(int32(binary.BigEndian.Uint32(b[4:8]))) {
+	case expr.VerdictDrop:
+		return verdictDrop, len(b) == 8
+	case expr.VerdictJump:
+		if len(b) > 12 {
+			return jumpTo(strings.TrimRight(string(b[12:]), "\x00")), true
+		}
+	}
+	return "", false
+}
+
+// exprs returns what the kernel is to do for the rule, as nft would say it.
+func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]*nftables.Set) (out []expr.Any, err error) {
+	if r.Src.IsValid() {
+		out = append(out, inNetwork(r.Src, true)...)
+	}
+	if r.Dst.IsValid() {
+		out = append(out, inNetwork(r.Dst, false)...)
+	}
+	if r.In != "" {
+		// The kernel has names with zeros behind them; of one that may go on only what
+		// is given is compared.
+		begin, many := strings.CutSuffix(string(r.In), "+")
+		name := make([]byte, unix.IFNAMSIZ)
+		if copy(name, begin); many {
+			name = name[:len(begin)]
+		}
+		out = append(out, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, equals(name))
+	}
+	if r.marked != 0 {
+		mark := binaryutil.NativeEndian.PutUint32(r.marked)
+		out = append(out, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mark, Xor: make([]byte, 4)}, equals(mark))
+	}
+	local := binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)
+	if r.SrcLocal {
+		out = append(out, &expr.Fib{Register: 1, FlagSADDR: true, ResultADDRTYPE: true}, equals(local))
+	}
+	if r.DstLocal {
+		out = append(out, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, equals(local))
+	}
+	switch {
+	case r.by == "":
+		return append(out, r.verdict.marshal()), nil
+	case !r.leads():
+		out = append(out, r.key(4)...)
+		return append(out, &expr.Lookup{SourceRegister: 1, SetName: r.by, SetID: sets[r.by].ID, IsDestRegSet: true}), nil
+	}
+	// Without this in front nft does not take the rule from a file: it wants to
+	// know that there are ports.
+	carried := &nftables.Set{Table: table, Anonymous: true, Constant: true, KeyType: nftables.TypeInetProto}
+	if err := conn.AddSet(carried, []nftables.SetElement{{Key: []byte{byte(portal.TCP)}}, {Key: []byte{byte(portal.UDP)}}, {Key: []byte{byte(portal.SCTP)}}}); err != nil {
+		return nil, err
+	}
+	out = append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Lookup{SourceRegister: 1, SetName: carried.Name, SetID: carried.ID})
+	lookup := func(register uint32) {
+		out = append(out, r.key(register32(register))...)
+		out = append(out, &expr.Lookup{SourceRegister: register, SetName: r.by, SetID: sets[r.by].ID, DestRegister: register, IsDestRegSet: true})
+	}
+	if !r.landing.IsValid() {
+		lookup(1)
+		return append(out, &expr.Redir{RegisterProtoMin: 1, Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED}), nil
+	}
+	out = append(out, &expr.Immediate{Register: 1, Data: r.landing.AsSlice()})
+	lookup(2)
+	return append(out, &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(table.Family), RegAddrMin: 1, RegProtoMin: 2, Specified: true}), nil
+}
+
+// The kernel's 16-byte registers 1 to 4 are also 16 registers of 4 bytes, with
+// the numbers 8 to 23 (NFT_REG32_00 to NFT_REG32_15). register32 returns how many
+// of the latter are before the former, plus 4: NFT_REG_1 begins the count.
+func register32(register uint32) uint32 { return 4 * register }
+
+// register returns the number of the 4-byte register that count is about: that
+// of a 16-byte register where they begin together, as nft does.
+func register(count uint32) uint32 {
+	if count%4 == 0 {
+		return count / 4
+	}
+	return unix.NFT_REG32_00 + count - 4
+}
+
+// key loads what a packet is looked up by: each part into the next free register.
+func (r rule) key(count uint32) (out []expr.Any) {
+	if r.by == namePortals || r.by == nameGuards {
+		size, offset := addrIn(r.ip6, false)
+		out = append(out, &expr.Payload{DestRegister: register(count), Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size})
+		count += size / 4
+	}
+	return append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(count)},
+		&expr.Payload{DestRegister: register(count + 1), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2})
+}
+
+// addrIn returns where in the IP header an address is.
+func addrIn(ip6, source bool) (size, offset uint32) {
+	switch {
+	case ip6 && source:
+		return 16, 8
+	case ip6:
+		return 16, 24
+	case source:
+		return 4, 12
+	}
+	return 4, 16
+}
+
+// inNetwork matches packets from or to an address in p.
+func inNetwork(p netip.Prefix, source bool) []expr.Any {
+	size, offset := addrIn(p.Addr().Is6(), source)
+	mask := make([]byte, size)
+	for i := range p.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: size, Mask: mask, Xor: make([]byte, size)},
+		equals(p.Addr().AsSlice()),
+	}
+}
+
+func equals(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data} }

@@ -1,0 +1,271 @@
+package nftables
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/redirect"
+)
+
+// The nftables mode has a table of its own in each family, with the same chains
+// whatever is served; what is served is elements of maps. In nft's words:
+//
+//	table ip usher {
+//	  map portals          { type ipv4_addr . inet_proto . inet_service : inet_service }   VIP → local port
+//	  map guards           { type ipv4_addr . inet_proto . inet_service : verdict }        VIP → who is dropped
+//	  map node-ports       { type inet_proto . inet_service : inet_service }
+//	  map node-port-guards { type inet_proto . inet_service : verdict }
+//
+//	  chain prerouting { type nat hook prerouting priority dstnat - 10; jump portals }
+//	  chain output     { type nat hook output     priority dstnat - 10; meta mark & 0x2000 == 0x2000 return; jump portals }
+//	  chain portals {
+//	    ip daddr . meta l4proto . th dport vmap @guards
+//	    meta l4proto { tcp, udp, sctp } dnat to 192.0.0.117 : ip daddr . meta l4proto . th dport map @portals
+//	    fib daddr type local jump node-ports
+//	  }
+//	  chain node-ports { … the same without address, in node-ports and node-port-guards }
+//
+//	  chain outside        { fib saddr type local return; iifname "cali*" return; ip saddr 10.1.0.0/24 return; drop }
+//	  chain from-192.0.2.0-24        { ip saddr 192.0.2.0/24 return; drop }
+//	  chain inside-from-192.0.2.0-24 { jump outside; ip saddr 192.0.2.0/24 return; drop }
+//	}
+//
+// So a first packet costs the same with one Service and with ten thousand, and a
+// change is a transaction over the elements that differ. The kernel takes no
+// second element with the same key: one that changes is deleted and added in
+// the same transaction, and no packet sees it missing.
+//
+// The landing and port 0 for rejected targets are those of mode iptables; see
+// layout.go there. An nft reject would be refused by kernels before 5.9 in prerouting,
+// and by all of them in a nat chain.
+//
+// Packets are dropped in the nat chains, which only see the first packet of each
+// connection: those in flight go on. nft has nothing against that; iptables has.
+//
+// The priority puts usher before all who change destinations at the usual place,
+// such as iptables, so no jump has to be kept in front. Of the nat chains of a
+// hook the first that sets a destination decides.
+const (
+	nameTable = "usher"
+
+	namePortals        = "portals" // a map and a chain
+	nameGuards         = "guards"
+	nameNodePorts      = "node-ports" // a map and a chain
+	nameNodePortGuards = "node-port-guards"
+
+	namePrerouting = "prerouting"
+	nameOutput     = "output"
+	nameOutside    = "outside"
+
+	priority = -110 // NF_IP_PRI_NAT_DST - 10
+)
+
+// maxComment is the longest comment that nft takes in a file
+// (NFTNL_UDATA_COMMENT_MAXLEN is 128 with the terminating zero).
+const maxComment = 127
+
+// rule is one rule. Two rules do the same if they are equal.
+type rule struct {
+	redirect.Match        // saddr and daddr; iifname; fib saddr type local, fib daddr type local
+	marked         uint32 // meta mark, with the same mask; 0 is every packet
+	// by is the map in which the packet's target is looked up for what happens
+	// to it; if there is none, the verdict does.
+	by      string
+	verdict verdict
+	landing netip.Addr // with a map of ports: where packets go; if invalid, redirect decides
+	ip6     bool
+}
+
+// verdict is "drop", "return" or "jump CHAIN".
+type verdict string
+
+const (
+	verdictDrop   verdict = "drop"
+	verdictReturn verdict = "return"
+)
+
+func jumpTo(chain string) verdict { return verdict("jump " + chain) }
+
+// chain returns where the verdict jumps to, or "".
+func (v verdict) chain() string {
+	chain, is := strings.CutPrefix(string(v), "jump ")
+	if !is {
+		return ""
+	}
+	return chain
+}
+
+// String returns the rule as nft would print it.
+func (r rule) String() string {
+	ip := "ip"
+	if r.ip6 {
+		ip = "ip6"
+	}
+	key := ip + " daddr . meta l4proto . th dport"
+	if r.by == nameNodePorts || r.by == nameNodePortGuards {
+		key = "meta l4proto . th dport"
+	}
+	var words []string
+	add := func(w ...string) { words = append(words, w...) }
+	if r.Src.IsValid() {
+		add(ip, "saddr", r.Src.String())
+	}
+	if r.Dst.IsValid() {
+		add(ip, "daddr", r.Dst.String())
+	}
+	if begin, many := strings.CutSuffix(string(r.In), "+"); many {
+		add("iifname", `"`+begin+`*"`)
+	} else if r.In != "" {
+		add("iifname", `"`+begin+`"`)
+	}
+	if r.marked != 0 {
+		add(fmt.Sprintf("meta mark & %#x == %#x", r.marked, r.marked))
+	}
+	if r.SrcLocal {
+		add("fib saddr type local")
+	}
+	if r.DstLocal {
+		add("fib daddr type local")
+	}
+	switch {
+	case r.by == "":
+		add(string(r.verdict))
+	case !r.leads():
+		add(key, "vmap", "@"+r.by)
+	case r.landing.IsValid():
+		add("meta l4proto { tcp, udp, sctp } dnat to", r.landing.String(), ":", key, "map", "@"+r.by)
+	default:
+		add("meta l4proto { tcp, udp, sctp } redirect to :", key, "map", "@"+r.by)
+	}
+	return strings.Join(words, " ")
+}
+
+// leads tells whether the map holds ports.
+func (r rule) leads() bool { return r.by == namePortals || r.by == nameNodePorts }
+
+// fixedOrder is the order in which the fixed chains are made, and listed.
+var fixedOrder = []string{namePrerouting, nameOutput, namePortals, nameNodePorts, nameOutside}
+
+// fixedChains returns the chains that are always there, in one family.
+func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
+	six := family.Is6()
+	to := func(chain string) []rule { return []rule{{verdict: jumpTo(chain), ip6: six}} }
+	lookup := func(guards, ports string) []rule {
+		return []rule{{by: guards, ip6: six}, {by: ports, landing: at.Landing, ip6: six}}
+	}
+	portals := lookup(nameGuards, namePortals)
+	// VIPs come first, so that one that is also an address of the node keeps its
+	// own element.
+	for _, m := range at.NodeAddresses(family) {
+		portals = append(portals, rule{Match: m, verdict: jumpTo(nameNodePorts), ip6: six})
+	}
+	output := to(namePortals)
+	if at.Mark != 0 {
+		output = append([]rule{{marked: at.Mark, verdict: verdictReturn, ip6: six}}, output...)
+	}
+	return map[string][]rule{
+		namePrerouting: to(namePortals),
+		nameOutput:     output,
+		namePortals:    portals,
+		nameNodePorts:  lookup(nameNodePortGuards, nameNodePorts),
+		nameOutside:    dropAllBut(family, at.Insiders(family)),
+	}
+}
+
+// dropAllBut lets pass what matches one of these.
+func dropAllBut(family portal.Family, these []redirect.Match) (rules []rule) {
+	for _, m := range these {
+		rules = append(rules, rule{Match: m, verdict: verdictReturn, ip6: family.Is6()})
+	}
+	return append(rules, rule{verdict: verdictDrop, ip6: family.Is6()})
+}
+
+// mapKey tells which element of which map: a target has up to two, one among
+// the ports and one among the guards.
+type mapKey struct {
+	target portal.Target
+	guard  bool
+}
+
+// inMap returns the name of the map.
+func (k mapKey) inMap() string {
+	switch node := k.target.Addr.IsUnspecified(); {
+	case node && k.guard:
+		return nameNodePortGuards
+	case node:
+		return nameNodePorts
+	case k.guard:
+		return nameGuards
+	}
+	return namePortals
+}
+
+// mapValue is what an element holds beside its key.
+type mapValue struct {
+	port    uint16  // among the ports; 0 rejects
+	verdict verdict // among the guards
+	comment string
+}
+
+// elementsOf returns the elements for a rule, and the chain that one of them
+// jumps to, if any.
+func elementsOf(r portal.Rule) (elements map[mapKey]mapValue, chain string, rules []rule) {
+	family := portal.FamilyOf(r.Target.Addr)
+	comment := r.Comment
+	if len(comment) > maxComment {
+		comment = strings.TrimSpace(comment[:maxComment])
+	}
+	elements = map[mapKey]mapValue{}
+	if r.Action != portal.Drop || r.LocalPort != 0 {
+		port := r.LocalPort
+		if r.Action == portal.Reject {
+			port = redirect.RejectPort
+		}
+		elements[mapKey{target: r.Target}] = mapValue{port: port, comment: comment}
+	}
+	verdict, chain, rules := guardOf(r, family)
+	if verdict != "" {
+		elements[mapKey{target: r.Target, guard: true}] = mapValue{verdict: verdict, comment: comment}
+	}
+	return elements, chain, rules
+}
+
+// guardOf returns what happens to clients before they are redirected.
+func guardOf(r portal.Rule, family portal.Family) (verdict verdict, chain string, rules []rule) {
+	networks, all := r.Sources.In(family)
+	switch {
+	case r.Action == portal.Drop && r.LocalPort == 0, !all && len(networks) == 0:
+		return verdictDrop, "", nil
+	case all && r.Action == portal.Drop:
+		return jumpTo(nameOutside), "", nil
+	case all:
+		return "", "", nil
+	}
+	words := []string{"from"}
+	for _, n := range networks {
+		words = append(words, redirect.PrefixWord(n))
+	}
+	rules = dropAllBut(family, redirect.FromEach(networks))
+	if r.Action == portal.Drop {
+		words = append([]string{"inside"}, words...)
+		rules = append([]rule{{verdict: jumpTo(nameOutside), ip6: family.Is6()}}, rules...)
+	}
+	chain = chainName(words)
+	return jumpTo(chain), chain, rules
+}
+
+// chainName makes a chain's name of words, or of their hash where they are too
+// long for people.
+func chainName(words []string) string {
+	const longest = 64
+	name := strings.Join(words, "-")
+	if len(name) <= longest {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	return "from-" + strings.ToLower(base32.StdEncoding.EncodeToString(sum[:10]))
+}

@@ -1,0 +1,202 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+)
+
+const (
+	// perMessage is how many elements go into one message of a transaction.
+	// An attribute has at most 64 KiB; an element takes up to some 200 bytes.
+	perMessage = 256
+	// perPart is how many elements a transaction has that is one of several.
+	perPart = 1000
+)
+
+// tableOf returns usher's table in one family.
+func tableOf(family portal.Family) *nftables.Table {
+	return &nftables.Table{Name: nameTable, Family: kernel.NFTFamily(family)}
+}
+
+// mapsOf returns the maps of a table.
+func mapsOf(family portal.Family, table *nftables.Table) (sets []*nftables.Set) {
+	addr := nftables.TypeIPAddr
+	if family.Is6() {
+		addr = nftables.TypeIP6Addr
+	}
+	node := nftables.MustConcatSetType(nftables.TypeInetProto, nftables.TypeInetService)
+	vip := nftables.MustConcatSetType(addr, nftables.TypeInetProto, nftables.TypeInetService)
+	for _, m := range []struct {
+		name      string
+		key, data nftables.SetDatatype
+	}{
+		{namePortals, vip, nftables.TypeInetService}, {nameNodePorts, node, nftables.TypeInetService},
+		{nameGuards, vip, nftables.TypeVerdict}, {nameNodePortGuards, node, nftables.TypeVerdict},
+	} {
+		sets = append(sets, &nftables.Set{Table: table, Name: m.name, IsMap: true, KeyType: m.key, DataType: m.data})
+	}
+	return sets
+}
+
+// baseChain returns the chain called name: one with a hook, or one of the others.
+func baseChain(table *nftables.Table, name string) *nftables.Chain {
+	c := &nftables.Chain{Name: name, Table: table}
+	switch name {
+	case namePrerouting:
+		c.Hooknum = nftables.ChainHookPrerouting
+	case nameOutput:
+		c.Hooknum = nftables.ChainHookOutput
+	default:
+		return c
+	}
+	accept := nftables.ChainPolicyAccept
+	c.Type, c.Policy, c.Priority = nftables.ChainTypeNAT, &accept, nftables.ChainPriorityRef(priority)
+	return c
+}
+
+// sendChange carries out a change: in one transaction, or, if the socket does not
+// take one that large, in several.
+func sendChange(ctx context.Context, family portal.Family, c *change) error {
+	err := transact(ctx, family, c)
+	if c.trial && errors.Is(err, unix.EMSGSIZE) {
+		return nil // as far as can be told
+	}
+	if !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.ENOBUFS) {
+		return err
+	}
+	for _, part := range c.parts(perPart) {
+		if err := transact(ctx, family, part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func transact(ctx context.Context, family portal.Family, c *change) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	table := tableOf(family)
+	if c.trial {
+		table.Name = fmt.Sprintf("%s-probe-%d", nameTable, os.Getpid())
+	}
+	conn, err := kernel.OpenNFT()
+	if err != nil {
+		return err
+	}
+	if err := stage(conn, family, table, c); err != nil {
+		return err
+	}
+	if c.trial {
+		conn.DelTable(table)
+	}
+	return commit(conn)
+}
+
+func commit(conn *nftables.Conn) error {
+	if err := conn.Flush(); err != nil {
+		return hint(fmt.Errorf("changing the nftables rules: %w", shorter(err)))
+	}
+	return nil
+}
+
+// shorter returns the first of the errors that a transaction gives for each
+// of its messages.
+func shorter(err error) error {
+	for _, e := range []error{unix.EMSGSIZE, unix.ENOBUFS, unix.EPERM, unix.EACCES, os.ErrDeadlineExceeded} {
+		if errors.Is(err, e) {
+			return e
+		}
+	}
+	if joined, ok := errors.Unwrap(err).(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()[0]
+	}
+	return err
+}
+
+// stage puts what a change is made of into a transaction, in an order in which
+// nothing is named before it is there or taken out while it is in use.
+func stage(conn *nftables.Conn, family portal.Family, table *nftables.Table, c *change) error {
+	if c.remove {
+		conn.DelTable(table)
+	}
+	if c.create {
+		conn.AddTable(table)
+	}
+	sets := map[string]*nftables.Set{}
+	for _, set := range mapsOf(family, table) {
+		sets[set.Name] = set
+		if c.create {
+			if err := conn.AddSet(set, nil); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range c.makeChains {
+		conn.AddChain(baseChain(table, name))
+	}
+	for _, name := range append(slices.Sorted(maps.Keys(c.chains)), c.goneChains...) {
+		if !slices.Contains(c.makeChains, name) {
+			conn.FlushChain(&nftables.Chain{Name: name, Table: table})
+		}
+	}
+	gone := map[string][]nftables.SetElement{}
+	for _, k := range c.del {
+		gone[k.inMap()] = append(gone[k.inMap()], nftables.SetElement{Key: k.bytes()})
+	}
+	come := map[string][]nftables.SetElement{}
+	for _, e := range c.add {
+		come[e.key.inMap()] = append(come[e.key.inMap()], e.marshal())
+	}
+	for _, name := range slices.Sorted(maps.Keys(gone)) {
+		for part := range slices.Chunk(gone[name], perMessage) {
+			if err := conn.SetDeleteElements(sets[name], part); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.chains)) {
+		for _, rule := range c.chains[name] {
+			r := &nftables.Rule{Table: table, Chain: &nftables.Chain{Name: name, Table: table}}
+			var err error
+			if r.Exprs, err = rule.exprs(conn, table, sets); err != nil {
+				return err
+			}
+			conn.AddRule(r)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(come)) {
+		for part := range slices.Chunk(come[name], perMessage) {
+			if err := conn.SetAddElements(sets[name], part); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range c.goneChains {
+		conn.DelChain(&nftables.Chain{Name: name, Table: table})
+	}
+	return nil
+}
+
+// hint adds to an error what is missing and what to do about it.
+func hint(err error) error {
+	switch {
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("%w (this kernel has no nf_tables: modprobe nf_tables)", err)
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("%w (this kernel lacks a part of nf_tables: modprobe nft_chain_nat nft_nat nft_redir nft_fib_ipv4 nft_fib_ipv6)", err)
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w (the kernel does not let this process change rules, although it has CAP_NET_ADMIN here: it is needed in the user namespace that owns the network namespace)", err)
+	}
+	return err
+}

@@ -1,0 +1,83 @@
+package none
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"net/netip"
+	"strconv"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// ownAddresses is where Services have loopback addresses of their own: far from
+// 127.0.0.x, which programs listen on by themselves (127.0.0.53 is systemd-resolved's).
+// There are four million; among a thousand Services, one time in eight two want the
+// same one.
+var ownAddresses = netip.MustParsePrefix("127.64.0.0/10")
+
+// addressBook gives each Service an address of its own, which follows from its name.
+// If another Service has that already, the next one that follows from the name is
+// taken: which of two has its first choice depends on which came first.
+type addressBook struct {
+	within netip.Prefix // of IPv4
+	owner  map[netip.Addr]string
+	addr   map[string]netip.Addr
+	users  map[string]map[portal.Target]struct{} // a Service's targets that have been given its address
+	used   map[portal.Target]string              // the same, the other way round
+}
+
+func newAddressBook(within netip.Prefix) *addressBook {
+	return &addressBook{within: within, owner: map[netip.Addr]string{}, addr: map[string]netip.Addr{},
+		users: map[string]map[portal.Target]struct{}{}, used: map[portal.Target]string{}}
+}
+
+// propose returns the service's address, for targets of it.
+func (b *addressBook) propose(service string, targets []portal.Target) netip.Addr {
+	addr, ok := b.addr[service]
+	for i := 0; !ok; i++ {
+		addr = b.choice(service, i)
+		if _, taken := b.owner[addr]; !taken {
+			b.owner[addr], b.addr[service], ok = service, addr, true
+		}
+	}
+	for _, t := range targets {
+		if b.used[t] != service {
+			b.forget(t)
+		}
+		if b.users[service] == nil {
+			b.users[service] = map[portal.Target]struct{}{}
+		}
+		b.users[service][t], b.used[t] = struct{}{}, service
+	}
+	return addr
+}
+
+// choice returns the i-th address that follows from a name: neither the first nor
+// the last of a /24, which look like a network and its broadcast address.
+func (b *addressBook) choice(service string, i int) netip.Addr {
+	h := fnv.New64a()
+	h.Write([]byte(service + "#" + strconv.Itoa(i)))
+	sum := h.Sum64()
+	base := b.within.Addr().As4()
+	networks := uint64(1) << (24 - b.within.Bits())
+	n := uint64(binary.BigEndian.Uint32(base[:])) + sum/254%networks<<8 + 1 + sum%254
+	var out [4]byte
+	binary.BigEndian.PutUint32(out[:], uint32(n))
+	return netip.AddrFrom4(out)
+}
+
+// forget takes back what t was given. With its last target, the Service loses its
+// address.
+func (b *addressBook) forget(t portal.Target) {
+	service, ok := b.used[t]
+	if !ok {
+		return
+	}
+	delete(b.used, t)
+	if delete(b.users[service], t); len(b.users[service]) > 0 {
+		return
+	}
+	delete(b.owner, b.addr[service])
+	delete(b.addr, service)
+	delete(b.users, service)
+}

@@ -1,0 +1,141 @@
+package none
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// none is the portal for those who may change nothing in the kernel: clients
+// are told the loopback address at which a Service listens. Each Service has an
+// address of its own where the system has more than one, and there its own ports.
+type none struct {
+	mode   portal.Mode
+	system loopback
+
+	mu        sync.Mutex // guards the books
+	addresses *addressBook
+	ports     *portal.PortBook // for Services without an address of their own, and if the user gave a range
+	ownPorts  bool             // no range was given
+}
+
+// loopback is what a system has of loopback addresses for this user.
+type loopback struct {
+	many bool // all of 127.0.0.0/8, and not just 127.0.0.1
+	low  bool // ports below 1024
+}
+
+// nonePorts is where listeners have their ports that share an address, unless
+// Options.ProxyPorts says otherwise: below the node ports (30000-32767) and below
+// what Linux hands out to clients (from 32768), so that neither collides.
+var nonePorts = portal.PortRange{First: 20000, Last: 29999}
+
+// highPort is added to ports below 1024 where those cannot be had: 80 becomes 8080,
+// 443 8443.
+const highPort = 8000
+
+// Mode is the mode that installs nothing.
+var Mode = portal.Mode{
+	Name:   "none",
+	Traits: portal.Traits{About: "nothing is installed, and usher listens on loopback addresses.\n(As root the Services would have their cluster IPs.)"},
+	Open: func(_ context.Context, self portal.Mode, opts portal.Options) (portal.Portal, error) {
+		return newOn(self, lookAtLoopback(), opts), nil
+	},
+}
+
+func newOn(self portal.Mode, system loopback, opts portal.Options) *none {
+	n := &none{mode: self, system: system, addresses: newAddressBook(ownAddresses), ownPorts: opts.ProxyPorts.IsZero()}
+	within := opts.ProxyPorts
+	if n.ownPorts {
+		within = nonePorts
+	}
+	n.ports = portal.NewPortBook(within)
+	return n
+}
+
+// lookAtLoopback finds out what the system has by listening there. Linux and
+// Windows have all of 127.0.0.0/8; macOS has 127.0.0.1, unless others were added.
+func lookAtLoopback() loopback {
+	tryPort := func(port uint16) error {
+		l, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(netip.AddrPortFrom(ownAddresses.Addr().Next(), port)))
+		if err == nil {
+			l.Close()
+		}
+		return err
+	}
+	low := tryPort(1023)
+	return loopback{many: tryPort(0) == nil, low: low == nil || errors.Is(low, syscall.EADDRINUSE)}
+}
+
+func (n *none) Mode() string { return n.mode.Name }
+
+func (n *none) Traits() portal.Traits { return n.mode.Traits }
+
+// Listen asks for one listener on loopback per family, which is the same one after
+// a restart.
+func (n *none) Listen(service string, targets []portal.Target) []portal.Bind {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var binds []portal.Bind
+	for _, group := range portal.ByListener(targets) {
+		binds = append(binds, portal.Bind{Addr: n.place(service, group), Preferred: true, Targets: group})
+	}
+	return binds
+}
+
+// place returns where to listen for a group of targets.
+func (n *none) place(service string, group []portal.Target) netip.AddrPort {
+	first := portal.FirstTarget(group)
+	addr := netip.IPv6Loopback()
+	if first.Addr.Is4() {
+		addr = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		if n.system.many {
+			addr = n.addresses.propose(service, group)
+		}
+	}
+	switch own := n.system.many && first.Addr.Is4(); {
+	case !own || !n.ownPorts:
+		return netip.AddrPortFrom(addr, n.ports.Propose(first))
+	case first.Port < 1024 && !n.system.low:
+		return netip.AddrPortFrom(addr, first.Port+highPort)
+	}
+	return netip.AddrPortFrom(addr, first.Port)
+}
+
+func (n *none) Apply(_ context.Context, set []portal.Rule, gone []portal.Target) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, t := range gone {
+		n.ports.Forget(t.Plain())
+		n.addresses.forget(t.Plain())
+	}
+	bad := map[portal.Target]error{}
+	for _, r := range set {
+		if err := r.Check(); err != nil && r.Action != portal.Redirect {
+			bad[r.Target] = err
+		}
+	}
+	return portal.Refused(bad)
+}
+
+// Mark is none: the kernel leads nothing here.
+func (n *none) Mark() uint32 { return 0 }
+
+// SetLocalSources changes nothing: nothing is dropped here.
+func (n *none) SetLocalSources([]netip.Prefix) {}
+
+// SetNodePortAddresses changes nothing: it is not asked for here.
+func (n *none) SetNodePortAddresses([]netip.Prefix) {}
+
+func (n *none) Check(context.Context) (int, error) { return 0, nil }
+
+// Compare finds nothing: this mode installs nothing, and what others have left
+// cannot be read without their privileges.
+func (n *none) Compare(context.Context) ([]portal.Comparison, error) { return nil, nil }
+
+func (n *none) Remove(context.Context) error { return nil }

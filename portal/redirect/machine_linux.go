@@ -1,0 +1,151 @@
+package redirect
+
+import (
+	"context"
+	"slices"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+)
+
+// Backend is how the rules of one address family are written to the kernel and read
+// from it. It is not safe for concurrent use.
+type Backend interface {
+	// setting returns what the rules depend on: what it has found out itself, and what
+	// is to be kept up to date for it.
+	Setting() *Setting
+	// left returns the local ports in the rules that the kernel held when last read,
+	// and rejectPort for rejected targets.
+	Left() map[portal.Target]uint16
+
+	// known tells whether it is known what the kernel holds, so that a change may begin
+	// from that; forget makes it unknown, and read asks the kernel.
+	Known() bool
+	Forget()
+	Read(context.Context) error
+
+	// put makes the kernel hold these rules and nothing else, in one transaction. If only
+	// is not nil, no others than those for these targets differ from what is known. It
+	// returns what it changed.
+	Put(_ context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error)
+
+	// missing returns those of rules, which are in the order of Target.Compare, that the
+	// kernel may not hold. try tries whether it takes some of those, beside what
+	// it holds; an undecided error is of no rule's. tried takes out what the tries left.
+	Missing(rules []portal.Rule) []portal.Rule
+	Try(context.Context, []portal.Rule) error
+	Tried([]portal.Rule)
+}
+
+// machine brings the kernel to what is wanted in one address family, with the rules that
+// the kernel takes if it refuses some. It is not safe for concurrent use.
+type machine struct {
+	family   portal.Family
+	log      logrus.FieldLogger
+	backend  Backend
+	unusable error                         // why there is no backend
+	rules    map[portal.Target]portal.Rule // what is wanted, also what is refused
+	refused  *refusals
+}
+
+// lands tells whether packets are led to the landing, and not to an address
+// of the interface that they come in by.
+func (m *machine) lands() bool { return m.unusable == nil && m.backend.Setting().Landing.IsValid() }
+
+// refusal returns why the wanted rule for t is not in.
+func (m *machine) refusal(t portal.Target) error {
+	if m.unusable != nil {
+		return m.unusable
+	}
+	return m.refused.byTarget[t].err
+}
+
+// sync brings the kernel to what is wanted, of which only these targets' rules are
+// others than at the last sync, and returns what it had to change. It reads the kernel
+// before if reread says so. Refused rules do not make an error.
+func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
+	at := m.backend.Setting()
+	if !at.AddrType {
+		at.Local = kernel.LocalPrefixes(m.family)
+	}
+	var landed []string
+	if !m.lands() {
+		m.refused.addSCTP(m.rules)
+	} else if len(m.rules) > 0 { // before packets are sent there
+		if landed, err = kernel.Land(at.Landing); err != nil {
+			m.backend.Forget()
+			return nil, err
+		}
+	}
+	if changed, err = m.bring(ctx, only, reread); err == nil {
+		m.refused.keep(m.rules)
+	}
+	return append(landed, changed...), err
+}
+
+// bring is sync without the landing. Where rules do not go in, that may be for what the
+// kernel holds, which is read again then, or for one of them, which is found.
+func (m *machine) bring(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
+	decided := func() bool { return err == nil || IsUndecided(err) || ctx.Err() != nil }
+	if !reread && m.backend.Known() {
+		if changed, err = m.put(ctx, slices.Concat([]portal.Target{}, only)); decided() {
+			return changed, err
+		}
+		m.log.WithError(err).Debug("portal rules did not go in, reading them anew")
+	}
+	for range 2 {
+		if err := m.backend.Read(ctx); err != nil {
+			return nil, err
+		}
+		if changed, err = m.put(ctx, nil); decided() {
+			return changed, err
+		}
+		m.log.WithError(err).Debug("portal rules did not go in, reading them anew")
+	}
+	if err := m.findRefused(ctx, err); err != nil {
+		return nil, err
+	}
+	if err := m.backend.Read(ctx); err != nil {
+		return nil, err
+	}
+	return m.put(ctx, nil)
+}
+
+// put puts in all that is wanted and not refused; see backend.
+func (m *machine) put(ctx context.Context, only []portal.Target) (changed []string, err error) {
+	accepted := m.rules
+	if len(m.refused.byTarget) > 0 {
+		accepted = map[portal.Target]portal.Rule{}
+		for t, r := range m.rules {
+			if !m.refused.has(r) {
+				accepted[t] = r
+			}
+		}
+	}
+	changed, err = m.backend.Put(ctx, accepted, only)
+	if err != nil {
+		m.backend.Forget()
+	}
+	return changed, err
+}
+
+// findRefused notes the rules that the kernel does not take. The error is putErr, why
+// the rules did not go in, unless such rules explain it.
+func (m *machine) findRefused(ctx context.Context, putErr error) error {
+	suspects := slices.DeleteFunc(m.backend.Missing(portal.InOrder(m.rules)), m.refused.has)
+	defer m.backend.Tried(suspects)
+	if err := m.backend.Try(ctx, nil); err != nil {
+		return putErr // nothing goes in at all: no rule is to blame
+	}
+	bad, err := bisect(suspects, func(part []portal.Rule) error { return m.backend.Try(ctx, part) })
+	if err != nil {
+		return err
+	}
+	if len(bad) == 0 {
+		return putErr
+	}
+	m.refused.add(suspects, bad)
+	return nil
+}

@@ -1,0 +1,362 @@
+package redirect
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+)
+
+// Portal changes the destination of what is sent to a target to the
+// port of a listener on this node, by rules of netfilter. How those are put into
+// the kernel is the families' business.
+type Portal struct {
+	mode portal.Mode
+	log  logrus.FieldLogger
+	opts portal.Options
+	// events are those of changes of the rules by others; nil if the kernel tells of none.
+	events func() (kernel.Subscription, error)
+
+	// Now is the clock by which refused rules are tried again.
+	Now func() time.Time
+
+	mu       sync.Mutex // guards all below
+	families [len(portal.Families)]*machine
+	pods     []netip.Prefix // see SetLocalSources
+	// before are the local ports in the rules that an earlier process left.
+	before  map[portal.Target]uint16
+	ports   *portal.PortBook // nil if any free port will do
+	free    *kernel.FreePorts
+	applied bool   // the first Apply is done
+	warned  string // interfaces that a warning was already given for
+}
+
+// Open makes a portal of a mode, with what open returns for each family and with
+// events, if the kernel tells of changes of the rules by others. IPv4 must work; IPv6 may
+// be missing.
+func Open(mode portal.Mode, opts portal.Options, events func() (kernel.Subscription, error), open func(portal.Family) (Backend, error)) (*Portal, error) {
+	p := &Portal{
+		mode:   mode,
+		log:    opts.Log,
+		opts:   opts,
+		events: events,
+		Now:    time.Now,
+		before: map[portal.Target]uint16{},
+		free:   kernel.NewFreePorts(),
+	}
+	for _, family := range portal.Families {
+		m := &machine{family: family, log: p.log, rules: map[portal.Target]portal.Rule{}, refused: newRefusals(func() time.Time { return p.Now() })}
+		p.families[family] = m
+		if opts.Without(family) {
+			m.unusable = errors.New("this address family is switched off")
+			continue
+		}
+		if m.backend, m.unusable = open(family); m.unusable != nil {
+			if family == portal.IPv4 || opts.NoIPv4 {
+				return nil, m.unusable
+			}
+			p.log.WithError(m.unusable).Info("IPv6 rules will be refused")
+			continue
+		}
+		for t, port := range m.backend.Left() {
+			if port != RejectPort && opts.ProxyPorts.Contains(port) {
+				p.before[t] = port
+			}
+		}
+	}
+	if !opts.ProxyPorts.IsZero() {
+		p.ports = portal.NewPortBook(opts.ProxyPorts)
+		for t, port := range p.before {
+			p.ports.Promise(t, port)
+		}
+	}
+	p.log.WithField("left", len(p.before)).Debug(mode.Name + " works")
+	return p, nil
+}
+
+func (p *Portal) Mode() string { return p.mode.Name }
+
+func (p *Portal) Traits() portal.Traits { return p.mode.Traits }
+
+// Mark is that of the options only if all families have it.
+func (p *Portal) Mark() uint32 {
+	for _, b := range p.Backends() {
+		if b.Setting().Mark == 0 {
+			return 0
+		}
+	}
+	return p.opts.Mark
+}
+
+// Backends returns those of the families that can be used.
+func (p *Portal) Backends() (all []Backend) {
+	for _, m := range p.families {
+		if m.unusable == nil {
+			all = append(all, m.backend)
+		}
+	}
+	return all
+}
+
+// of returns the family's that a target is of.
+func (p *Portal) of(t portal.Target) *machine { return p.families[portal.FamilyOf(t.Addr)] }
+
+// Listen asks for one listener per family on all addresses: redirected packets
+// arrive at the landing, or, where there is none, at 127.0.0.1 or the address of
+// the interface they came in by. For SCTP it is on the landing alone: one that
+// listened on all addresses would tell clients all of them, and clients would
+// use them, past the portal.
+func (p *Portal) Listen(_ string, targets []portal.Target) []portal.Bind {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var binds []portal.Bind
+	for _, group := range portal.ByListener(targets) {
+		port := p.portFor(group)
+		family := portal.FamilyOf(group[0].Addr)
+		addr := family.Any()
+		if group[0].Protocol == portal.SCTP {
+			addr = kernel.LandingOf(family)
+		}
+		binds = append(binds, portal.Bind{
+			Addr:       netip.AddrPortFrom(addr, port),
+			Preferred:  port != 0,
+			Redirected: true,
+			Targets:    group,
+		})
+	}
+	return binds
+}
+
+// portFor proposes the port that the rules for these targets lead to now, or
+// did when the previous process ended, or one that is free, perhaps; 0 leaves the
+// choice to the kernel.
+func (p *Portal) portFor(group []portal.Target) uint16 {
+	for _, t := range group {
+		if r, is := p.of(t).rules[t]; is && r.Action == portal.Redirect {
+			return r.LocalPort
+		}
+	}
+	for _, t := range group {
+		if port := p.before[t]; port != 0 {
+			return port
+		}
+	}
+	if p.ports != nil {
+		return p.ports.Propose(portal.FirstTarget(group))
+	}
+	if group[0].Protocol == portal.TCP {
+		return p.free.Propose()
+	}
+	return 0
+}
+
+func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	refused := map[portal.Target]error{}
+	var changed []portal.Target
+	var errs []error
+	for _, m := range p.families {
+		var mine []portal.Rule
+		for _, r := range set {
+			r.Target, r.Comment = r.Target.Plain(), PlainComment(r.Comment)
+			if p.of(r.Target) == m {
+				mine = append(mine, r)
+			}
+		}
+		others := func(t portal.Target) bool { return p.of(t.Plain()) != m }
+		these, bad := portal.Merge(m.rules, mine, slices.DeleteFunc(slices.Clone(gone), others))
+		changed = append(changed, these...)
+		maps.Copy(refused, bad)
+		_, err := p.sync(ctx, m, these, !p.applied)
+		errs = append(errs, err)
+		for _, r := range mine {
+			if why := m.refusal(r.Target); why != nil && m.rules[r.Target] == r {
+				refused[r.Target] = cmp.Or(refused[r.Target], why)
+			}
+		}
+	}
+	err := errors.Join(errs...)
+	p.forgetFlows(changed)
+	for _, t := range gone {
+		delete(p.before, t.Plain())
+		if p.ports != nil {
+			p.ports.Forget(t.Plain())
+		}
+	}
+	if !p.applied && err == nil {
+		p.applied = true
+		p.opts.RemoveOthers(ctx)
+		p.warnNoAddress()
+	}
+	return errors.Join(err, portal.Refused(refused))
+}
+
+func (p *Portal) SetLocalSources(pods []netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pods = portal.PlainPrefixes(pods)
+}
+
+func (p *Portal) SetNodePortAddresses(within []netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.opts.NodePortAddresses = portal.PlainPrefixes(within)
+}
+
+func (p *Portal) Check(ctx context.Context) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.applied && len(p.rules()) == 0 {
+		return 0, nil // nothing is wanted yet; what a predecessor left stays
+	}
+	refused := map[portal.Target]error{}
+	var changed []string
+	var errs []error
+	for _, m := range p.families {
+		m.refused.retry()
+		these, err := p.sync(ctx, m, nil, true)
+		changed = append(changed, these...)
+		errs = append(errs, err)
+		for t := range m.rules {
+			if why := m.refusal(t); why != nil {
+				refused[t] = why
+			}
+		}
+	}
+	if len(changed) > 0 {
+		p.log.WithFields(logrus.Fields{"count": len(changed), "what": portal.Some(changed)}).Warn("portal repaired")
+	}
+	p.warnNoAddress()
+	return len(changed), errors.Join(errors.Join(errs...), portal.Refused(refused))
+}
+
+// sync brings one family to what is wanted.
+func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, reread bool) (changed []string, err error) {
+	if m.unusable != nil {
+		return nil, nil
+	}
+	at := m.backend.Setting()
+	at.Pods, at.NodePorts = p.pods, p.opts.NodePortAddresses
+	changed, err = m.sync(ctx, only, reread)
+	for i, what := range changed {
+		changed[i] = m.family.String() + " " + what
+	}
+	return changed, err
+}
+
+// rules returns what is wanted, in both families.
+func (p *Portal) rules() map[portal.Target]portal.Rule {
+	all := map[portal.Target]portal.Rule{}
+	for _, m := range p.families {
+		maps.Copy(all, m.rules)
+	}
+	return all
+}
+
+// forgetFlows sees to it that UDP clients of changed targets go by the new rules.
+func (p *Portal) forgetFlows(changed []portal.Target) {
+	want := map[portal.Target]int{}
+	if !p.applied {
+		for t := range p.before { // rules that this Apply may have taken out
+			want[t] = -1
+		}
+	}
+	for _, t := range changed {
+		want[t] = -1
+		if r, is := p.of(t).rules[t]; is {
+			switch {
+			case r.Action == portal.Reject:
+				want[t] = RejectPort
+			case r.LocalPort != 0:
+				want[t] = int(r.LocalPort)
+			}
+		}
+	}
+	if err := kernel.ForgetFlows(want); err != nil {
+		// Without nf_conntrack_netlink they end by themselves, 30 s to 120 s
+		// after the client's last datagram.
+		p.log.WithError(err).Debug("UDP clients may keep to a former listener")
+	}
+}
+
+// Remove takes the rules of both families out, and the landings.
+func (p *Portal) Remove(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	rules := p.rules()
+	for _, m := range p.families {
+		clear(m.rules)
+		clear(m.refused.byTarget)
+	}
+	for _, b := range p.Backends() {
+		b.Forget()
+	}
+	_, err := p.mode.Remove(ctx, p.opts, false)
+	kernel.ForgetRedirected(maps.Keys(rules), p.log)
+	_, err2 := kernel.RemoveRoutes(kernel.IsLanding)
+	return errors.Join(err, err2)
+}
+
+// Watch implements Watcher.
+func (p *Portal) Watch(ctx context.Context) (<-chan struct{}, error) {
+	if p.events == nil {
+		return kernel.Watch(ctx, p.landingEvents)
+	}
+	return kernel.Watch(ctx, p.landingEvents, p.events)
+}
+
+// landingEvents tells when a landing is gone that is needed.
+func (p *Portal) landingEvents() (kernel.Subscription, error) {
+	return kernel.RouteEvents(func(addr netip.Addr, gone, _ bool) bool {
+		if !gone || !kernel.IsLanding(addr) {
+			return false
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return slices.ContainsFunc(p.families[:], func(m *machine) bool { return len(m.rules) > 0 })
+	})
+}
+
+// Compare implements Portal.
+func (p *Portal) Compare(ctx context.Context) ([]portal.Comparison, error) {
+	p.mu.Lock()
+	wanted := p.rules()
+	p.mu.Unlock()
+	installed, err := portal.ListAll(ctx, slices.Concat([]portal.Mode{p.mode}, p.opts.Others), p.opts)
+	if err != nil {
+		return nil, err
+	}
+	return compare(p.mode, wanted, installed), nil
+}
+
+// warnNoAddress tells about interfaces that packets cannot be redirected from
+// where there is no landing.
+func (p *Portal) warnNoAddress() {
+	if p.families[portal.IPv4].unusable != nil || p.families[portal.IPv4].lands() {
+		return
+	}
+	names, err := kernel.InterfacesWithoutIPv4()
+	if err != nil {
+		p.log.WithError(err).Debug("looking for interfaces without IPv4 address")
+		return
+	}
+	if what := strings.Join(names, " "); what != p.warned {
+		p.warned = what
+		if what != "" {
+			p.log.WithField("interfaces", portal.Some(names)).Warn("these interfaces have no IPv4 address: the kernel drops what a rule redirects from them; use --portal=address if Pods are behind them")
+		}
+	}
+}
+
+var _ portal.Watcher = (*Portal)(nil)

@@ -1,0 +1,125 @@
+package redirect
+
+import (
+	"errors"
+	"time"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// A refused rule is tried again after retryFirst, and then after twice as long
+// each time up to retryLast: a module that was missing may have been loaded.
+const (
+	RetryFirst = 10 * time.Second
+	retryLast  = 5 * time.Minute
+)
+
+// refusals are the rules of a family that the kernel did not take.
+type refusals struct {
+	byTarget map[portal.Target]refusal
+	at       time.Time // when to try again
+	wait     time.Duration
+	now      func() time.Time
+}
+
+type refusal struct {
+	rule portal.Rule
+	err  error
+}
+
+func newRefusals(now func() time.Time) *refusals {
+	return &refusals{byTarget: map[portal.Target]refusal{}, wait: RetryFirst, now: now}
+}
+
+// has tells whether this very rule is refused.
+func (r *refusals) has(rule portal.Rule) bool { return r.byTarget[rule.Target].rule == rule }
+
+// add notes the rules among suspects for which bad has an error.
+func (r *refusals) add(suspects []portal.Rule, bad map[portal.Target]error) {
+	for _, s := range suspects {
+		if err := bad[s.Target]; err != nil {
+			r.byTarget[s.Target] = refusal{s, err}
+		}
+	}
+	r.at = r.now().Add(r.wait)
+	r.wait = min(2*r.wait, retryLast)
+}
+
+// errNoLanding is why SCTP rules are refused where packets have no landing.
+var errNoLanding = errors.New("SCTP cannot be led to a listener here, since the kernel or iptables takes no DNAT, or no local route; use --portal=address")
+
+// addSCTP notes the SCTP rules that lead to a listener.
+func (r *refusals) addSCTP(rules map[portal.Target]portal.Rule) {
+	for t, s := range rules {
+		if t.Protocol == portal.SCTP && s.LocalPort != 0 {
+			r.byTarget[t] = refusal{s, errNoLanding}
+		}
+	}
+}
+
+// keep forgets those that are not among rules any more.
+func (r *refusals) keep(rules map[portal.Target]portal.Rule) {
+	for t, refused := range r.byTarget {
+		if rules[t] != refused.rule {
+			delete(r.byTarget, t)
+		}
+	}
+}
+
+// retry forgets all once it is time to try again.
+func (r *refusals) retry() {
+	if len(r.byTarget) > 0 && !r.now().Before(r.at) {
+		clear(r.byTarget)
+	}
+}
+
+// undecided is an error of a try that says nothing about the rules.
+type undecided struct{ error }
+
+func (e undecided) Unwrap() error { return e.error }
+
+// MarkUndecided returns err as one that says nothing about the rules that were tried: another
+// program held a lock, or the process could not do what it had to.
+func MarkUndecided(err error) error { return undecided{err} }
+
+// IsUndecided reports whether markUndecided has been at err.
+func IsUndecided(err error) bool { return errors.As(err, new(undecided)) }
+
+// bisect finds the rules for which try fails, when it is given them alone or
+// with others. It asks about 2·n·log2(len(rules)/n) times for n such rules. If
+// try fails for several rules but for none of them alone, it blames all those. With
+// the first error of try that is undecided the search ends with that error, and blames
+// none.
+func bisect(rules []portal.Rule, try func([]portal.Rule) error) (bad map[portal.Target]error, failed error) {
+	bad = map[portal.Target]error{}
+	var search func([]portal.Rule) bool
+	search = func(part []portal.Rule) (refused bool) {
+		if len(part) == 0 || failed != nil {
+			return false
+		}
+		err := try(part)
+		switch {
+		case IsUndecided(err):
+			failed = err
+			return false
+		case err == nil:
+			return false
+		case len(part) == 1:
+			bad[part[0].Target] = err
+			return true
+		}
+		half := len(part) / 2
+		left, right := search(part[:half]), search(part[half:])
+		if !left && !right && failed == nil {
+			for _, r := range part {
+				bad[r.Target] = err
+			}
+		}
+		return true
+	}
+	search(rules)
+	if failed != nil {
+		return nil, failed
+	}
+	return bad, nil
+}

@@ -1,0 +1,73 @@
+package redirect
+
+import (
+	"errors"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/types"
+
+	"github.com/usherproxy/usher/portal"
+	. "github.com/usherproxy/usher/test/portaltest"
+)
+
+var errRefusedForTest = errors.New("refused")
+
+// HaveExactKeys matches the targets of a bisect's result.
+func HaveExactKeys(want map[portal.Target]bool) types.GomegaMatcher {
+	return WithTransform(func(got map[portal.Target]error) []portal.Target { return portal.SortedTargets(got) }, Equal(portal.SortedTargets(want)))
+}
+
+var _ = Describe("finding the rules that the kernel refuses", func() {
+	rules := ManyRules(1000)
+	refusing := func(bad map[portal.Target]bool, tries *int) func([]portal.Rule) error {
+		return func(part []portal.Rule) error {
+			*tries++
+			for _, r := range part {
+				if bad[r.Target] {
+					return errRefusedForTest
+				}
+			}
+			return nil
+		}
+	}
+	It("finds one in a thousand by some twenty tries", func() {
+		tries := 0
+		bad := map[portal.Target]bool{rules[617].Target: true}
+		Expect(bisect(rules, refusing(bad, &tries))).To(HaveExactKeys(bad))
+		Expect(tries).To(BeNumerically("<=", 21))
+	})
+	It("finds several", func() {
+		tries := 0
+		bad := map[portal.Target]bool{rules[0].Target: true, rules[1].Target: true, rules[999].Target: true, rules[500].Target: true}
+		Expect(bisect(rules, refusing(bad, &tries))).To(HaveExactKeys(bad))
+		Expect(tries).To(BeNumerically("<=", 80))
+	})
+	It("finds none where none is", func() {
+		tries := 0
+		Expect(bisect(rules, refusing(nil, &tries))).To(BeEmpty())
+		Expect(tries).To(Equal(1))
+	})
+	It("blames none, and gives up, once a try could not be made", func() {
+		tries := 0
+		try := refusing(map[portal.Target]bool{rules[0].Target: true}, &tries)
+		bad, err := bisect(rules, func(part []portal.Rule) error {
+			if err := try(part); err == nil || tries < 5 {
+				return err
+			}
+			return undecided{errors.New("another program holds the lock")}
+		})
+		Expect(err).To(MatchError("another program holds the lock"))
+		Expect(bad).To(BeEmpty())
+		Expect(tries).To(Equal(5))
+	})
+	It("blames those that are only refused together", func() {
+		together := func(part []portal.Rule) error {
+			if len(part) >= 4 {
+				return errRefusedForTest
+			}
+			return nil
+		}
+		Expect(bisect(rules[:4], together)).To(HaveLen(4))
+	})
+})

@@ -1,0 +1,131 @@
+package redirect
+
+import (
+	"net/netip"
+	"strings"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// Setting is what rules depend on beside what is wanted. A backend finds out what the
+// kernel has; the rest is kept up to date for it.
+type Setting struct {
+	// Comment and addrtype are matches that may be missing; in nftables the
+	// latter is called fib, and comments are never missing.
+	Comment, AddrType bool
+	// Landing is where packets go; if it is invalid, the kernel decides: an address
+	// of the interface that they come in by.
+	Landing netip.Addr
+	// NoPort0 says that rules take no port 0 with the landing.
+	NoPort0 bool
+	// Local are the node's own addresses, for where addrtype is missing.
+	Local []netip.Prefix
+	// NodePorts are the networks of the addresses that have node ports; none
+	// is all of them.
+	NodePorts []netip.Prefix
+	// Pods are the networks of this node's Pods, and podInterfaces are as in
+	// Options. Addresses of single Pods would be a rule for each; an interface is
+	// one whatever is behind it, and there before its first Pod sends anything.
+	Pods          []netip.Prefix
+	PodInterfaces portal.Interfaces
+	// Mark is Options.Mark, or 0 where the match is missing.
+	Mark uint32
+}
+
+// RejectPort is the local port of rejected targets.
+const RejectPort = 0
+
+// Match tells packets by where they come from and go to.
+type Match struct {
+	Src, Dst           netip.Prefix      // the zero prefix is every address
+	In                 portal.Interfaces // none is every interface
+	SrcLocal, DstLocal bool              // an address of this node
+}
+
+// Insiders matches what comes from this node and its Pods.
+func (at Setting) Insiders(family portal.Family) (sources []Match) {
+	if at.AddrType {
+		sources = append(sources, Match{SrcLocal: true})
+	} else {
+		sources = FromEach(at.Local)
+	}
+	if at.PodInterfaces != "" {
+		sources = append(sources, Match{In: at.PodInterfaces})
+	}
+	return append(sources, FromEach(family.Of(at.Pods))...)
+}
+
+// NodeAddresses matches packets for the addresses that have node ports.
+func (at Setting) NodeAddresses(family portal.Family) (these []Match) {
+	within := family.Of(at.NodePorts)
+	if len(at.NodePorts) == 0 {
+		within = []netip.Prefix{netip.PrefixFrom(family.Any(), 0)}
+	}
+	if at.AddrType {
+		for _, p := range within {
+			these = append(these, Match{Dst: orEverywhere(p), DstLocal: true})
+		}
+		return these
+	}
+	for _, p := range intersections(at.Local, within) {
+		these = append(these, Match{Dst: p})
+	}
+	return these
+}
+
+// FromEach matches what comes from one of the networks.
+func FromEach(networks []netip.Prefix) (sources []Match) {
+	for _, n := range networks {
+		sources = append(sources, Match{Src: orEverywhere(n)})
+	}
+	return sources
+}
+
+// intersections returns the prefixes that are in one of a and in one of b.
+func intersections(a, b []netip.Prefix) []netip.Prefix {
+	var both []netip.Prefix
+	for _, p := range a {
+		for _, q := range b {
+			switch {
+			case !p.Overlaps(q):
+			case p.Bits() > q.Bits():
+				both = append(both, p)
+			default:
+				both = append(both, q)
+			}
+		}
+	}
+	return portal.PlainPrefixes(both)
+}
+
+// orEverywhere returns p as a match has it.
+func orEverywhere(p netip.Prefix) netip.Prefix {
+	if p.Bits() == 0 {
+		return netip.Prefix{}
+	}
+	return p
+}
+
+// PrefixWord returns p as a part of a chain's name: nft takes no colon there.
+func PrefixWord(p netip.Prefix) string {
+	return strings.NewReplacer(":", "_", "/", "-").Replace(p.String())
+}
+
+// PlainComment makes text safe inside a quoted argument of iptables-restore
+// and stable when iptables-save prints it: what iptables would escape becomes
+// an underscore. The kernel keeps 255 bytes (XT_MAX_COMMENT_LEN is 256).
+func PlainComment(text string) string {
+	plain := func(r rune) rune {
+		switch {
+		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9',
+			strings.ContainsRune(" -_./:,()[]", r):
+			return r
+		}
+		return '_'
+	}
+	text = strings.TrimSpace(strings.Map(plain, text))
+	if len(text) > 255 {
+		text = strings.TrimSpace(text[:255])
+	}
+	return text
+}

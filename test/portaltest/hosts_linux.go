@@ -1,0 +1,337 @@
+package portaltest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// Host is a network namespace that stands for a host.
+type Host struct {
+	ns   netns.NsHandle
+	Mark int // of what ask sends
+}
+
+// NewHost makes a host with nothing but a loopback interface that is up. It
+// is gone when the spec ends.
+func NewHost() *Host {
+	GinkgoHelper()
+	lab.Long()
+	if os.Geteuid() != 0 {
+		Skip("needs root to make network namespaces")
+	}
+	h := &Host{}
+	h.inNew()
+	DeferCleanup(func() { h.ns.Close() })
+	h.Do(func() {
+		// Link-local addresses that are usable at once, and not some time later.
+		Expect(os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0)).To(Succeed())
+		lo, err := netlink.LinkByName("lo")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(netlink.LinkSetUp(lo)).To(Succeed())
+	})
+	return h
+}
+
+// inNew makes the namespace on a thread of its own, which ends with it.
+func (h *Host) inNew() {
+	GinkgoHelper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		var err error
+		h.ns, err = netns.New()
+		done <- err
+	}()
+	Expect(<-done).To(Succeed())
+}
+
+// Do runs f on a thread that is on this host.
+func (h *Host) Do(f func()) {
+	GinkgoHelper()
+	done := make(chan struct{})
+	go func() {
+		defer GinkgoRecover()
+		defer close(done)
+		runtime.LockOSThread()
+		Expect(netns.Set(h.ns)).To(Succeed())
+		f()
+	}()
+	<-done
+}
+
+// Sh runs a shell command on this host and returns what it prints.
+func (h *Host) Sh(command string) string {
+	GinkgoHelper()
+	var out []byte
+	h.Do(func() {
+		var err error
+		out, err = exec.Command("sh", "-c", command).CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), "%s: %s", command, out)
+	})
+	return string(out)
+}
+
+// Connect puts a cable between an interface of h and one of other, both new.
+func (h *Host) Connect(name string, other *Host, otherName string) {
+	GinkgoHelper()
+	h.Do(func() {
+		link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: otherName, PeerNamespace: netlink.NsFd(other.ns)}
+		Expect(netlink.LinkAdd(link)).To(Succeed())
+	})
+}
+
+// Net is a node with one Pod behind a veth. The node's default route leads
+// to the Pod too, so that VIPs have a route there.
+type Net struct {
+	Node, Pod *Host
+}
+
+func NewNet() *Net {
+	GinkgoHelper()
+	n := &Net{NewHost(), NewHost()}
+	n.Node.Connect("pod0", n.Pod, "eth0")
+	n.Node.Sh(`ip addr add 10.1.0.1/24 dev pod0; ip addr add fd01::1/64 dev pod0 nodad; ip link set pod0 up
+		ip route add default via 10.1.0.2`)
+	n.Pod.Sh(`ip addr add 10.1.0.2/24 dev eth0; ip addr add fd01::2/64 dev eth0 nodad; ip link set eth0 up
+		ip route add default via 10.1.0.1; ip -6 route add default via fd01::1`)
+	n.Node.Sh(`ip -6 route add default via fd01::2`)
+	// The kernel tells routes of their link later: until then they are not as they
+	// stay, and a spec compares.
+	Eventually(func() string { return n.Node.Sh("ip route show table all; ip -6 route show table local") }).WithTimeout(10 * time.Second).
+		Should(And(Not(ContainSubstring("linkdown")), ContainSubstring("local fe80:")))
+	return n
+}
+
+// AddOutside returns a host outside of the node's network that reaches VIPs by
+// the node, which is 10.2.0.1 and fd02::1 there.
+func (n *Net) AddOutside() *Host {
+	GinkgoHelper()
+	outside := NewHost()
+	n.Node.Connect("up0", outside, "eth0")
+	n.Node.Sh(`ip addr add 10.2.0.1/24 dev up0; ip addr add fd02::1/64 dev up0 nodad; ip link set up0 up`)
+	outside.Sh(`ip addr add 10.2.0.2/24 dev eth0; ip addr add fd02::2/64 dev eth0 nodad; ip link set eth0 up
+		ip route add default via 10.2.0.1; ip -6 route add default via fd02::1`)
+	return outside
+}
+
+// AddBarePod returns a Pod behind an interface of the node that has no IPv4
+// address, as Calico and the AWS VPC CNI make them: each Pod is reached by a
+// route of its own, and reaches all by a gateway that is no address of anybody's.
+func (n *Net) AddBarePod(number int, kind BareKind) *Host {
+	GinkgoHelper()
+	pod := NewHost()
+	name := fmt.Sprintf("bare%d", number)
+	n.Node.Connect(name, pod, "eth0")
+	script := func(text string) string {
+		return strings.NewReplacer("$IF", name, "$N", fmt.Sprint(number)).Replace(text)
+	}
+	mac := func(h *Host, name string) (address string) {
+		h.Do(func() {
+			link, err := net.InterfaceByName(name)
+			Expect(err).NotTo(HaveOccurred())
+			address = link.HardwareAddr.String()
+		})
+		return address
+	}
+	n.Node.Sh(script("sysctl -qw net.ipv4.conf.$IF.rp_filter=1"))
+	if kind == StaticNeighbours {
+		n.Node.Sh(script("ip link set $IF addrgenmode none"))
+	} else {
+		n.Node.Sh(script("sysctl -qw net.ipv4.conf.$IF.proxy_arp=1; ip addr add fe80::1/64 dev $IF nodad"))
+	}
+	n.Node.Sh(script("ip link set $IF up; ip route add 10.1.9.$N/32 dev $IF; ip -6 route add fd01:9::$N/128 dev $IF"))
+	pod.Sh(script(`ip addr add 10.1.9.$N/32 dev eth0; ip addr add fd01:9::$N/128 dev eth0 nodad; ip link set eth0 up
+		ip route add 169.254.1.1 dev eth0 scope link; ip route add default via 169.254.1.1; ip -6 route add default via fe80::1 dev eth0`))
+	if kind == StaticNeighbours {
+		pod.Sh("ip neigh add 169.254.1.1 dev eth0 lladdr " + mac(n.Node, name) + "; ip neigh add fe80::1 dev eth0 lladdr " + mac(n.Node, name))
+		n.Node.Sh(script("ip neigh add fd01:9::$N dev $IF lladdr ") + mac(pod, "eth0"))
+	}
+	return pod
+}
+
+// BareKind is how a Pod's host finds its neighbour on an interface without
+// addresses.
+type BareKind int
+
+const (
+	ProxyARP         BareKind = iota // as with Calico, which needs forwarding
+	StaticNeighbours                 // as with the AWS VPC CNI
+)
+
+// Serve opens the listener that b asks for on this host, and answers each TCP
+// connection with word and its original destination, each datagram with word.
+// It returns the port.
+func (h *Host) Serve(b portal.Bind, word string) uint16 {
+	GinkgoHelper()
+	var port uint16
+	protocol := b.Targets[0].Protocol
+	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		if e := raw.Control(func(fd uintptr) {
+			err = errors.Join(
+				unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1),
+				unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_PKTINFO, 1),
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+			if b.Addr.Addr().Is6() {
+				err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1))
+			}
+		}); e != nil {
+			return e
+		}
+		return err
+	}}
+	four := "6"
+	if b.Addr.Addr().Is4() {
+		four = "4"
+	}
+	h.Do(func() {
+		if protocol == portal.UDP {
+			conn, err := config.ListenPacket(context.Background(), "udp"+four, b.Addr.String())
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(func() { conn.Close() })
+			port = conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+			go answer(conn.(*net.UDPConn), word)
+			return
+		}
+		l, err := config.Listen(context.Background(), "tcp"+four, b.Addr.String())
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { l.Close() })
+		port = l.Addr().(*net.TCPAddr).AddrPort().Port()
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				dst, err := kernel.OriginalDst(conn.(*net.TCPConn))
+				if err != nil {
+					io.WriteString(conn, word+" "+err.Error())
+				} else {
+					io.WriteString(conn, word+" "+dst.String())
+				}
+				conn.Close()
+			}
+		}()
+	})
+	return port
+}
+
+// answer sends word to each client, from the address that the client's
+// datagram came to.
+func answer(conn *net.UDPConn, word string) {
+	buffer, oob := make([]byte, 100), make([]byte, 100)
+	for {
+		_, n, _, from, err := conn.ReadMsgUDPAddrPort(buffer, oob)
+		if err != nil {
+			return
+		}
+		messages, err := unix.ParseSocketControlMessage(oob[:n])
+		if err != nil {
+			return
+		}
+		for _, m := range messages {
+			switch {
+			case m.Header.Level == unix.SOL_IP && m.Header.Type == unix.IP_PKTINFO:
+				info := *(*unix.Inet4Pktinfo)(unsafe.Pointer(&m.Data[0]))
+				info.Ifindex = 0
+				conn.WriteMsgUDPAddrPort([]byte(word), unix.PktInfo4(&info), from)
+			case m.Header.Level == unix.SOL_IPV6 && m.Header.Type == unix.IPV6_PKTINFO:
+				info := *(*unix.Inet6Pktinfo)(unsafe.Pointer(&m.Data[0]))
+				info.Ifindex = 0
+				conn.WriteMsgUDPAddrPort([]byte(word), unix.PktInfo6(&info), from)
+			}
+		}
+	}
+}
+
+// Ask connects to t from this host and returns what comes back: the server's
+// words, "refused", "silence" or another error.
+func (h *Host) Ask(t portal.Target) string {
+	GinkgoHelper()
+	return h.AskFrom(t, 0, 2*time.Second)
+}
+
+func (h *Host) AskFrom(t portal.Target, localPort int, patience time.Duration) string {
+	GinkgoHelper()
+	var answer string
+	h.Do(func() {
+		dialer := net.Dialer{Timeout: patience, Control: func(_, _ string, raw syscall.RawConn) (err error) {
+			return errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, h.Mark) }), err)
+		}}
+		if localPort != 0 {
+			dialer.LocalAddr = &net.UDPAddr{Port: localPort}
+		}
+		conn, err := dialer.Dial(t.Protocol.String(), netip.AddrPortFrom(t.Addr, t.Port).String())
+		if err == nil {
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(patience))
+			if t.Protocol == portal.UDP {
+				_, err = io.WriteString(conn, "?")
+			}
+			if err == nil {
+				buffer := make([]byte, 200)
+				var n int
+				n, err = conn.Read(buffer)
+				answer = string(buffer[:n])
+			}
+		}
+		var timeout net.Error
+		switch {
+		case err == nil:
+		case errors.Is(err, syscall.ECONNREFUSED):
+			answer = "refused"
+		case errors.As(err, &timeout) && timeout.Timeout():
+			answer = "silence"
+		default:
+			answer = err.Error()
+		}
+	})
+	return answer
+}
+
+// Counters are what iptables-save, nft and ip print and what changes by itself.
+var Counters = regexp.MustCompile(`(?m)\[\d+:\d+\]|packets \d+ bytes \d+|valid_lft \S+ preferred_lft \S+|^#.*\n`)
+
+// legacyEmpty is a table of the legacy variant with nothing in it. Once looked
+// at, such a table stays until its module is unloaded, so it is no trace.
+var legacyEmpty = regexp.MustCompile(`(?m)^\*\w+\n(:[A-Z]+ ACCEPT \n)+COMMIT\n`)
+
+// State is all that a portal might have left on this host.
+func (h *Host) State() string {
+	GinkgoHelper()
+	var all strings.Builder
+	for _, command := range []string{
+		"iptables-nft-save; ip6tables-nft-save", "nft list ruleset",
+		"iptables-legacy-save; ip6tables-legacy-save",
+		"ip route show table all; ip -6 route show table all; ip rule; ip -6 rule", "ip addr",
+	} {
+		out := Counters.ReplaceAllString(h.Sh(command+" 2>/dev/null || true"), "")
+		if strings.Contains(command, "legacy") {
+			out = legacyEmpty.ReplaceAllString(out, "")
+		}
+		all.WriteString("== " + command + "\n" + out)
+	}
+	return all.String()
+}

@@ -1,0 +1,75 @@
+package portaltest
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+var (
+	VIP4, VIP6         = netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd96::10")
+	Web4, Web6         = To(portal.TCP, VIP4, 80), To(portal.TCP, VIP6, 80)
+	DNS4, DNS6         = To(portal.UDP, VIP4, 53), To(portal.UDP, VIP6, 53)
+	WebNode4, WebNode6 = To(portal.TCP, portal.IPv4.Any(), 30080), To(portal.TCP, portal.IPv6.Any(), 30080)
+	NodeIP4, NodeIP6   = netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd01::1")
+	Localhost4         = netip.MustParseAddr("127.0.0.1")
+	Background         = context.Background()
+)
+
+// Soon is how long to wait for an answer that is not to come.
+const Soon = 200 * time.Millisecond
+
+// Open makes a portal on the node, where there are no portals of other modes.
+func (n *Net) Open(mode portal.Mode, opts portal.Options) portal.Portal {
+	GinkgoHelper()
+	var p portal.Portal
+	n.Node.Do(func() {
+		var err error
+		p, err = mode.New(Background, opts)
+		Expect(err).NotTo(HaveOccurred())
+	})
+	return p
+}
+
+// Publish opens the listeners for targets and the portal to them.
+func (n *Net) Publish(p portal.Portal, word string, targets ...portal.Target) (binds []portal.Bind, rules []portal.Rule) {
+	GinkgoHelper()
+	binds = p.Listen("default/web", targets)
+	for i, b := range binds {
+		port := n.Node.Serve(b, word)
+		binds[i].Addr = netip.AddrPortFrom(b.Addr.Addr(), port)
+		for _, t := range b.Targets {
+			rules = append(rules, portal.Rule{Target: t, LocalPort: port, Comment: "default/" + word + ":http"})
+		}
+	}
+	n.Apply(p, rules, nil)
+	return binds, rules
+}
+
+func (n *Net) Apply(p portal.Portal, set []portal.Rule, gone []portal.Target) {
+	GinkgoHelper()
+	n.Node.Do(func() { Expect(p.Apply(Background, set, gone)).To(Succeed()) })
+}
+
+func (n *Net) Check(p portal.Portal) int {
+	GinkgoHelper()
+	var repaired int
+	n.Node.Do(func() {
+		var err error
+		repaired, err = p.Check(Background)
+		Expect(err).NotTo(HaveOccurred())
+	})
+	return repaired
+}
+
+func (n *Net) Remove(p portal.Portal) {
+	GinkgoHelper()
+	n.Node.Do(func() { Expect(p.Remove(Background)).To(Succeed()) })
+}
+
+func At(t portal.Target, addr netip.Addr) portal.Target { t.Addr = addr; return t }

@@ -1,0 +1,545 @@
+package redirects
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/redirect"
+	. "github.com/usherproxy/usher/test/portaltest"
+)
+
+// Kind is a portal that changes destinations, as the specs see it.
+type Kind struct {
+	Name    string
+	Mode    portal.Mode
+	Options portal.Options
+	// Saved prints the IPv4 rules, and limits counts those that drop clients.
+	Saved  func(*Net) string
+	Limits func(*Net) int
+	// Wipe is a command that takes all IPv4 rules out.
+	Wipe string
+	// First is how long the first Apply of 10,000 rules may take, and one a
+	// change of one of them.
+	First, One time.Duration
+
+	N    *Net
+	opts portal.Options
+}
+
+func (k *Kind) open(n *Net) portal.Portal {
+	GinkgoHelper()
+	return n.Open(k.Mode, k.opts)
+}
+
+// settings returns what the layouts of both families depend on.
+func settings(p portal.Portal) (all []*redirect.Setting) {
+	for _, b := range p.(*redirect.Portal).Backends() {
+		all = append(all, b.Setting())
+	}
+	return all
+}
+
+// ItRedirects are the specs that every portal meets that changes destinations.
+func ItRedirects(k *Kind) {
+	var n *Net
+	BeforeEach(func() { n, k.opts = k.N, k.Options })
+
+	It("brings TCP and UDP from the node and from a Pod to the listener, which learns where they wanted to go", func() {
+		p := k.open(n)
+		n.Publish(p, "web", Web4, Web6, WebNode4, WebNode6)
+		n.Publish(p, "dns", DNS4, DNS6)
+		for _, from := range []*Host{n.Node, n.Pod} {
+			Expect(from.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+			Expect(from.Ask(Web6)).To(Equal("web [fd96::10]:80"))
+			Expect(from.Ask(DNS4)).To(Equal("dns"))
+			Expect(from.Ask(DNS6)).To(Equal("dns"))
+			Expect(from.Ask(At(WebNode4, NodeIP4))).To(Equal("web 10.1.0.1:30080"))
+			Expect(from.Ask(At(WebNode6, NodeIP6))).To(Equal("web [fd01::1]:30080"))
+		}
+		Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("web 127.0.0.1:30080"))
+		Expect(n.Node.Ask(At(WebNode6, netip.IPv6Loopback()))).To(Equal("web [::1]:30080"))
+		Expect(n.Check(p)).To(BeZero(), "a check just after finds all as it should be")
+	})
+
+	It("tells a listener of who comes straight to it", func() {
+		p := k.open(n)
+		binds, _ := n.Publish(p, "web", Web4)
+		Expect(binds).To(HaveLen(1))
+		Expect(binds[0].Redirected).To(BeTrue())
+		direct := To(portal.TCP, NodeIP4, binds[0].Addr.Port())
+		// conntrack knows the connection, with itself as destination.
+		Expect(n.Pod.Ask(direct)).To(Equal(fmt.Sprintf("web 10.1.0.1:%d", direct.Port)))
+	})
+
+	It("leaves alone what has the mark of those who listen for it", func() {
+		p := k.open(n)
+		Expect(p.Mark()).To(BeEquivalentTo(0x2000))
+		own := []portal.Target{To(portal.TCP, NodeIP4, 80), To(portal.TCP, NodeIP6, 80), To(portal.UDP, NodeIP4, 80), To(portal.UDP, NodeIP6, 80), To(portal.TCP, NodeIP4, 81)}
+		for _, t := range own {
+			n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(t.Addr, t.Port), Targets: []portal.Target{t}}, "process")
+		}
+		_, rules := n.Publish(p, "usher", own...)
+		limited := rules[slices.IndexFunc(rules, func(r portal.Rule) bool { return r.Target == own[4] })]
+		limited.Sources = portal.SourcesOf(Prefixes("192.0.2.0/24"))
+		n.Apply(p, []portal.Rule{limited}, nil)
+		Expect(n.Node.AskFrom(own[4], 0, Soon)).To(Equal("silence"))
+		for _, t := range own[:4] {
+			Expect(n.Node.Ask(t)).To(HavePrefix("usher"), t.String())
+			Expect(n.Pod.Ask(t)).To(HavePrefix("usher"), t.String())
+		}
+		n.Node.Mark = 0x6000
+		for _, t := range own {
+			Expect(n.Node.Ask(t)).To(HavePrefix("process"), t.String())
+		}
+		n.Node.Mark = 0x4000
+		Expect(n.Node.Ask(own[0])).To(HavePrefix("usher"), "another mark")
+		Expect(n.Check(p)).To(BeZero())
+	})
+
+	for _, forwarding := range []string{"0", "1"} {
+		It("refuses rejected targets at once, with ip_forward="+forwarding, func() {
+			n.Node.Sh("sysctl -qw net.ipv4.ip_forward=" + forwarding + " net.ipv6.conf.all.forwarding=" + forwarding)
+			p := k.open(n)
+			rejected := []portal.Target{Web4, Web6, DNS4, DNS6, WebNode4, WebNode6}
+			var rules []portal.Rule
+			for _, t := range rejected {
+				rules = append(rules, Reject(t))
+			}
+			n.Apply(p, rules, nil)
+			for _, from := range []*Host{n.Node, n.Pod} {
+				for _, t := range []portal.Target{Web4, Web6, DNS4, DNS6, At(WebNode4, NodeIP4), At(WebNode6, NodeIP6)} {
+					Expect(from.Ask(t)).To(Equal("refused"), t.String())
+				}
+			}
+			Expect(n.Check(p)).To(BeZero())
+		})
+	}
+
+	It("lets a UDP client that keeps its port find the listener that comes after a reject", func() {
+		p := k.open(n)
+		n.Apply(p, []portal.Rule{Reject(DNS4), Reject(DNS6)}, nil)
+		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("refused"))
+		Expect(n.Node.AskFrom(DNS6, 5353, time.Second)).To(Equal("refused"))
+		n.Publish(p, "dns", DNS4, DNS6)
+		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("dns"))
+		Expect(n.Node.AskFrom(DNS6, 5353, time.Second)).To(Equal("dns"))
+	})
+
+	DescribeTable("serves and refuses Pods behind interfaces without an address, at once when such interfaces appear",
+		func(kind BareKind, forwarding string) {
+			n.AddOutside()
+			n.Node.Sh("ip route replace default via 10.2.0.2; sysctl -qw net.ipv4.ip_forward=" + forwarding + " net.ipv6.conf.all.forwarding=" + forwarding)
+			p := k.open(n)
+			n.Publish(p, "web", Web4, Web6, WebNode4, WebNode6)
+			n.Publish(p, "dns", DNS4, DNS6)
+			rejected := []portal.Target{To(portal.TCP, VIP4, 81), To(portal.TCP, VIP6, 81), To(portal.UDP, VIP4, 81), To(portal.UDP, VIP6, 81)}
+			for _, t := range rejected {
+				n.Apply(p, []portal.Rule{Reject(t)}, nil)
+			}
+			for number := range 2 {
+				pod := n.AddBarePod(number+2, kind)
+				Expect(pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+				Expect(pod.Ask(Web6)).To(Equal("web [fd96::10]:80"))
+				Expect(pod.Ask(DNS4)).To(Equal("dns"))
+				Expect(pod.Ask(DNS6)).To(Equal("dns"))
+				Expect(pod.Ask(At(WebNode4, NodeIP4))).To(Equal("web 10.1.0.1:30080"))
+				Expect(pod.Ask(At(WebNode6, NodeIP6))).To(Equal("web [fd01::1]:30080"))
+				for _, t := range rejected {
+					Expect(pod.Ask(t)).To(Equal("refused"), t.String())
+				}
+			}
+			Expect(n.Node.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+			Expect(n.Check(p)).To(BeZero())
+		},
+		Entry("as Calico makes them", ProxyARP, "1"),
+		Entry("as the AWS VPC CNI makes them", StaticNeighbours, "1"),
+		Entry("on a node that does not forward", StaticNeighbours, "0"),
+	)
+
+	It("keeps connections in flight when this node's addresses change", func() {
+		p := k.open(n)
+		binds := p.Listen("default/web", []portal.Target{Web4})
+		n.Node.Do(func() {
+			l, err := net.Listen("tcp4", "0.0.0.0:0")
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(l.Close)
+			Expect(binds[0].Addr.Addr()).To(Equal(portal.IPv4.Any()))
+			Expect(p.Apply(Background, []portal.Rule{Redirect(Web4, l.Addr().(*net.TCPAddr).AddrPort().Port())}, nil)).To(Succeed())
+			var client net.Conn
+			n.Pod.Do(func() {
+				client, err = net.Dial("tcp4", "10.96.0.10:80")
+				Expect(err).NotTo(HaveOccurred())
+				DeferCleanup(client.Close)
+			})
+			server, err := l.Accept()
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(server.Close)
+			n.Node.Sh("ip addr add 10.1.0.7/24 dev pod0; ip addr del 10.1.0.1/24 dev pod0; ip addr replace 10.1.0.7/24 dev pod0")
+			n.Pod.Sh("ip route replace default via 10.1.0.7")
+			for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
+				way[1].SetDeadline(time.Now().Add(2 * time.Second))
+				_, err := io.WriteString(way[0], "x")
+				Expect(err).NotTo(HaveOccurred())
+				Expect(way[1].Read(make([]byte, 1))).To(Equal(1))
+			}
+		})
+	})
+
+	It("puts the landing back when others removed it", func() {
+		p := k.open(n)
+		n.Publish(p, "web", Web4, Web6)
+		n.Node.Sh("ip route del local 192.0.0.117 table local; ip -6 route del local fd75:7368:6572::1 table local")
+		Expect(n.Check(p)).To(Equal(2))
+		Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+		Expect(n.Pod.Ask(Web6)).To(Equal("web [fd96::10]:80"))
+		Expect(n.Check(p)).To(BeZero())
+	})
+
+	It("drops new connections to a dropped target, whoever makes them", func() {
+		outside := n.AddOutside()
+		p := k.open(n)
+		n.Publish(p, "web", Web4, Web6, WebNode4)
+		n.Publish(p, "dns", DNS4)
+		n.Apply(p, []portal.Rule{Drop(Web4), Drop(Web6), Drop(WebNode4), Drop(DNS4)}, nil)
+		for _, from := range []*Host{n.Node, n.Pod, outside} {
+			Expect(from.AskFrom(Web4, 0, Soon)).To(Equal("silence"))
+			Expect(from.AskFrom(Web6, 0, Soon)).To(Equal("silence"))
+			Expect(from.AskFrom(At(WebNode4, NodeIP4), 0, Soon)).To(Equal("silence"))
+		}
+		Expect(n.Pod.AskFrom(DNS4, 0, Soon)).To(Equal("silence"))
+		Expect(n.Node.AskFrom(DNS4, 0, Soon)).To(ContainSubstring("not permitted"))
+		n.Apply(p, nil, []portal.Target{Web4, Web6, WebNode4, DNS4})
+		Expect(k.Limits(n)).To(BeZero())
+	})
+
+	It("redirects clients of this node to a dropped target that has a local port, and drops others", func() {
+		outside := n.AddOutside()
+		p := k.open(n)
+		_, rules := n.Publish(p, "web", Web4, Web6, WebNode4, WebNode6)
+		for i := range rules {
+			rules[i].Action = portal.Drop
+		}
+		n.Apply(p, rules, nil)
+		expect := func(who *Host, web bool) {
+			GinkgoHelper()
+			for t, answer := range map[portal.Target]string{
+				Web4: "web 10.96.0.10:80", Web6: "web [fd96::10]:80",
+				At(WebNode4, NodeIP4): "web 10.1.0.1:30080", At(WebNode6, NodeIP6): "web [fd01::1]:30080",
+			} {
+				if !web {
+					answer = "silence"
+				}
+				Expect(who.AskFrom(t, 0, Soon)).To(Equal(answer), t.String())
+			}
+		}
+		expect(n.Node, true)
+		expect(n.Pod, false)
+		expect(outside, false)
+		Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("web 127.0.0.1:30080"))
+
+		By("learning where this node's Pods are")
+		p.SetLocalSources(Prefixes("10.1.0.77/24", "fd01::/64"))
+		n.Apply(p, nil, nil)
+		expect(n.Node, true)
+		expect(n.Pod, true)
+		expect(outside, false)
+		Expect(n.Check(p)).To(BeZero())
+
+		By("losing the rules")
+		n.Node.Sh(k.Wipe)
+		Expect(n.Check(p)).To(BeNumerically(">", 0))
+		expect(n.Pod, true)
+		expect(outside, false)
+
+		By("forgetting about the Pods")
+		p.SetLocalSources(nil)
+		Expect(n.Check(p)).To(BeNumerically(">", 0))
+		expect(n.Pod, false)
+
+		By("having endpoints on this node again")
+		for i := range rules {
+			rules[i].Action = portal.Redirect
+		}
+		n.Apply(p, rules, nil)
+		expect(outside, true)
+		Expect(k.Limits(n)).To(BeZero())
+	})
+
+	for _, interfaces := range []portal.Interfaces{"pod0", "pod+"} {
+		It("redirects what comes in by "+string(interfaces)+" to a dropped target that has a local port, and drops others", func() {
+			outside := n.AddOutside()
+			k.opts.PodInterfaces = interfaces
+			p := k.open(n)
+			_, rules := n.Publish(p, "web", Web4, Web6)
+			for i := range rules {
+				rules[i].Action = portal.Drop
+			}
+			n.Apply(p, rules, nil)
+			later := NewHost()
+			n.Node.Connect("pod00", later, "eth0")
+			n.Node.Sh("ip addr add 10.3.0.1/24 dev pod00; ip addr add fd03::1/64 dev pod00 nodad; ip link set pod00 up")
+			later.Sh(`ip addr add 10.3.0.2/24 dev eth0; ip addr add fd03::2/64 dev eth0 nodad; ip link set eth0 up
+				ip route add default via 10.3.0.1; ip -6 route add default via fd03::1`)
+			for t, answer := range map[portal.Target]string{Web4: "web 10.96.0.10:80", Web6: "web [fd96::10]:80"} {
+				Expect(n.Pod.Ask(t)).To(Equal(answer))
+				Expect(n.Node.Ask(t)).To(Equal(answer))
+				Expect(outside.AskFrom(t, 0, Soon)).To(Equal("silence"))
+				if interfaces == "pod0" {
+					Expect(later.AskFrom(t, 0, Soon)).To(Equal("silence"), "the name is another one")
+				} else {
+					Expect(later.Ask(t)).To(Equal(answer), "without a change of rules")
+				}
+			}
+			Expect(n.Check(p)).To(BeZero())
+			n.Node.Sh(k.Wipe)
+			Expect(n.Check(p)).To(BeNumerically(">", 0))
+			Expect(n.Pod.Ask(Web4)).To(HavePrefix("web"))
+			Expect(outside.AskFrom(Web4, 0, Soon)).To(Equal("silence"))
+		})
+	}
+
+	It("drops clients that are not among a rule's sources", func() {
+		outside := n.AddOutside()
+		p := k.open(n)
+		_, rules := n.Publish(p, "web", Web4, Web6)
+		for i := range rules {
+			rules[i].Sources = portal.SourcesOf(Prefixes("10.2.0.0/24", "fd02::/64", "192.0.2.0/24"))
+		}
+		n.Apply(p, rules, nil)
+		n.Publish(p, "dns", DNS4)
+		for _, t := range []portal.Target{Web4, Web6} {
+			Expect(outside.Ask(t)).To(HavePrefix("web"))
+			Expect(n.Pod.AskFrom(t, 0, Soon)).To(Equal("silence"))
+			Expect(n.Node.AskFrom(t, 0, Soon)).To(Equal("silence"), "this node is no exception")
+		}
+		Expect(n.Pod.Ask(DNS4)).To(Equal("dns"), "another port of the same VIP")
+		Expect(n.Check(p)).To(BeZero())
+
+		By("other sources")
+		for i := range rules {
+			rules[i].Sources = portal.SourcesOf(Prefixes("10.1.0.1/32", "fd01::1/128"))
+		}
+		n.Apply(p, rules, nil)
+		for _, t := range []portal.Target{Web4, Web6} {
+			Expect(outside.AskFrom(t, 0, Soon)).To(Equal("silence"))
+			Expect(n.Node.Ask(t)).To(HavePrefix("web"))
+		}
+
+		By("dropping those that are among the sources but not of this node")
+		for i := range rules {
+			rules[i].Action = portal.Drop
+			rules[i].Sources = portal.SourcesOf(Prefixes("10.0.0.0/8", "fd00::/8"))
+		}
+		p.SetLocalSources(Prefixes("10.1.0.0/24", "fd01::/64"))
+		n.Apply(p, rules, nil)
+		for _, t := range []portal.Target{Web4, Web6} {
+			Expect(outside.AskFrom(t, 0, Soon)).To(Equal("silence"))
+			Expect(n.Pod.Ask(t)).To(HavePrefix("web"))
+		}
+	})
+
+	It("takes over ports and rules of the process before it, and removes what is not wanted any more", func() {
+		first := k.open(n)
+		targets := []portal.Target{Web4, Web6, WebNode4, WebNode6}
+		binds, _ := n.Publish(first, "web", targets...)
+		n.Apply(first, []portal.Rule{Redirect(Target(portal.TCP, "10.96.0.99:80"), 999), Reject(DNS4)}, nil)
+
+		second := k.open(n)
+		again := second.Listen("default/web", targets)
+		Expect(again).To(HaveLen(2))
+		for i, b := range again {
+			Expect(b.Addr).To(Equal(binds[i].Addr))
+			Expect(b.Preferred).To(BeTrue())
+		}
+		Expect(second.Listen("default/web", []portal.Target{DNS4})[0].Addr.Port()).To(BeZero(), "a rejected target had no port")
+		Expect(n.Check(second)).To(BeZero(), "nothing is touched before the first Apply")
+		Expect(k.Saved(n)).To(ContainSubstring("10.96.0.99"))
+
+		var rules []portal.Rule
+		for _, b := range again {
+			for _, t := range b.Targets {
+				rules = append(rules, portal.Rule{Target: t, LocalPort: b.Addr.Port(), Comment: "default/web:http"})
+			}
+		}
+		n.Apply(second, rules, nil)
+		Expect(k.Saved(n)).NotTo(ContainSubstring("10.96.0.99"))
+		Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+		Expect(n.Pod.Ask(At(WebNode6, NodeIP6))).To(Equal("web [fd01::1]:30080"))
+		Expect(n.Check(second)).To(BeZero())
+	})
+
+	It("keeps to the port range, and to what it says before", func() {
+		k.opts.ProxyPorts = portal.PortRange{First: 41000, Last: 41009}
+		p := k.open(n)
+		b := p.Listen("default/web", []portal.Target{Web4})[0]
+		Expect(b.Addr.Port()).To(And(BeNumerically(">=", 41000), BeNumerically("<=", 41009)))
+		Expect(b.Preferred).To(BeTrue())
+		Expect(k.open(n).Listen("default/web", []portal.Target{Web4})[0]).To(Equal(b))
+	})
+
+	It("leaves nothing behind", func() {
+		before := n.Node.State()
+		p := k.open(n)
+		Expect(n.Node.State()).To(Equal(before), "after New")
+		_, rules := n.Publish(p, "web", Web4, Web6, WebNode4, WebNode6)
+		rules[0].Action = portal.Drop
+		n.Apply(p, rules, nil)
+		Expect(n.Node.State()).NotTo(Equal(before))
+		n.Remove(p)
+		Expect(n.Node.State()).To(Equal(before))
+	})
+
+	DescribeTable("serves node ports only at the addresses that it was given",
+		func(addrtype bool) {
+			n.AddOutside()
+			k.opts.NodePortAddresses = Prefixes("10.1.0.0/16", "fd01::/64")
+			p := k.open(n)
+			for _, at := range settings(p) {
+				at.AddrType = addrtype
+			}
+			n.Publish(p, "web", WebNode4, WebNode6, Web4)
+			later := netip.MustParseAddr("10.1.77.1")
+			n.Node.Sh("ip addr add 10.1.77.1/32 dev lo")
+			if !addrtype {
+				Expect(n.Check(p)).To(BeNumerically(">=", 1))
+			}
+			for _, from := range []*Host{n.Node, n.Pod} {
+				Expect(from.Ask(At(WebNode4, NodeIP4))).To(Equal("web 10.1.0.1:30080"))
+				Expect(from.Ask(At(WebNode4, later))).To(Equal("web 10.1.77.1:30080"))
+				Expect(from.Ask(At(WebNode6, NodeIP6))).To(Equal("web [fd01::1]:30080"))
+				Expect(from.Ask(At(WebNode4, netip.MustParseAddr("10.2.0.1")))).To(Equal("refused"))
+				Expect(from.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+			}
+			Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("refused"))
+			Expect(n.Node.Ask(At(WebNode6, netip.IPv6Loopback()))).To(Equal("refused"))
+			n.Node.Sh("ip addr del 10.1.77.1/32 dev lo")
+			if !addrtype {
+				Expect(n.Check(p)).To(BeNumerically(">=", 1))
+			}
+			Expect(n.Check(p)).To(BeZero())
+			Expect(n.Node.AskFrom(At(WebNode4, later), 0, Soon)).To(Equal("silence"))
+
+			By("being given others")
+			p.SetNodePortAddresses(Prefixes("127.0.0.0/8", "::1/128"))
+			n.Apply(p, nil, nil)
+			Expect(n.Pod.Ask(At(WebNode4, NodeIP4))).To(Equal("refused"))
+			Expect(n.Pod.Ask(At(WebNode6, NodeIP6))).To(Equal("refused"))
+			Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("web 127.0.0.1:30080"))
+			Expect(n.Check(p)).To(BeZero())
+			p.SetNodePortAddresses(Prefixes("::/128"))
+			n.Apply(p, nil, nil)
+			Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("refused"))
+			Expect(n.Check(p)).To(BeZero())
+		},
+		Entry("by addrtype", true),
+		Entry("by a list, where addrtype is missing", false),
+	)
+
+	It("finds the rules gone when it is next given a change, and puts all in", func() {
+		p := k.open(n)
+		n.Publish(p, "web", Web4)
+		n.Node.Sh(k.Wipe)
+		n.Publish(p, "dns", DNS4)
+		Expect(n.Check(p)).To(BeNumerically(">=", 0))
+		Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+		Expect(n.Pod.Ask(DNS4)).To(Equal("dns"))
+	})
+
+	DescribeTable("takes what the kernel says of any kind of rule for its own, and does the same without optional matches",
+		func(have func(*redirect.Setting)) {
+			p := k.open(n)
+			for _, at := range settings(p) {
+				have(at)
+			}
+			_, rules := n.Publish(p, "web", Web4, Web6, WebNode4, WebNode6)
+			rules[0].Comment = strings.Repeat("long \"quoted\" ", 30)
+			rules = append(rules,
+				Redirect(Target(portal.UDP, "[fd00::]:53"), 4000), Redirect(Target(portal.TCP, "[2001:db8:0:0:1::1]:65535"), 65535),
+				Reject(Target(portal.SCTP, "1.2.3.4:1")), Drop(Target(portal.UDP, "[fd96::11]:7")), Drop(Target(portal.TCP, "0.0.0.0:31000")))
+			for i := range 300 {
+				rules = append(rules, Redirect(Target(portal.TCP, fmt.Sprintf("[fd96::1:%x]:80", i)), 4001),
+					Redirect(To([]portal.Protocol{portal.TCP, portal.UDP}[i%2], VIP4, uint16(1000+i)), 4002))
+			}
+			sctp := []portal.Rule{Redirect(To(portal.SCTP, VIP4, 80), 4000), Redirect(To(portal.SCTP, VIP6, 80), 4000), Redirect(To(portal.SCTP, portal.IPv4.Any(), 30081), 4000)}
+			if settings(p)[0].Landing.IsValid() {
+				rules = append(rules, sctp...)
+			} else {
+				refusesSCTP(n, p, sctp)
+			}
+			n.Apply(p, rules, nil)
+			Expect(n.Check(p)).To(BeZero())
+			for _, from := range []*Host{n.Node, n.Pod} {
+				Expect(from.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+				Expect(from.Ask(Web6)).To(Equal("web [fd96::10]:80"))
+				Expect(from.Ask(At(WebNode4, NodeIP4))).To(Equal("web 10.1.0.1:30080"))
+				Expect(from.Ask(At(WebNode6, NodeIP6))).To(Equal("web [fd01::1]:30080"))
+			}
+			Expect(n.Node.Ask(At(WebNode4, Localhost4))).To(Equal("web 127.0.0.1:30080"))
+		},
+		Entry("with all of them", func(*redirect.Setting) {}),
+		Entry("without addrtype", func(m *redirect.Setting) { m.AddrType = false }),
+		Entry("without landing", func(m *redirect.Setting) { m.Landing = netip.Addr{} }),
+		Entry("without comment", func(m *redirect.Setting) { m.Comment = false }),
+	)
+
+	It("is fast with 10,000 rules", Label("slow"), func() {
+		p := k.open(n)
+		rules := ManyRules(10000)
+		measure := func(what string, most time.Duration, f func()) {
+			GinkgoHelper()
+			began := time.Now()
+			f()
+			took := time.Since(began)
+			AddReportEntry(fmt.Sprintf("%s, 10,000 rules: %s: %v", k.Name, what, took.Round(time.Millisecond)))
+			// Other packages are tested at the same time; test/scale has the targets.
+			Expect(took).To(BeNumerically("<", 10*most), what)
+		}
+		measure("first apply", k.First, func() { n.Apply(p, rules, nil) })
+		measure("check", 3*time.Second, func() { Expect(n.Check(p)).To(BeZero()) })
+		one := To(portal.TCP, VIP4, 80)
+		var binds []portal.Bind
+		measure("one added", k.One, func() { binds, _ = n.Publish(p, "web", one) })
+		Expect(binds).NotTo(BeEmpty())
+		Expect(n.Pod.Ask(one)).To(Equal("web 10.96.0.10:80"))
+		measure("one removed", k.One, func() { n.Apply(p, nil, []portal.Target{one}) })
+		var second portal.Portal
+		measure("a new process starts", time.Second, func() { second = k.open(n) })
+		measure("its first apply, nothing changed", 3*time.Second, func() { n.Apply(second, rules, nil) })
+		Expect(second.Listen("default/web", []portal.Target{rules[9999].Target})[0].Addr.Port()).To(Equal(rules[9999].LocalPort))
+		measure("remove", 3*time.Second, func() { n.Remove(second) })
+	})
+}
+
+// refusesSCTP expects that rules for SCTP are refused each time, and others not:
+// an SCTP listener is at the landing, and here there is none.
+func refusesSCTP(n *Net, p portal.Portal, rules []portal.Rule) {
+	GinkgoHelper()
+	n.Node.Do(func() {
+		for _, ask := range []func() error{
+			func() error { return p.Apply(Background, append(rules, Reject(DNS4)), nil) },
+			func() error { _, err := p.Check(Background); return err },
+		} {
+			var refused *portal.RuleError
+			Expect(errors.As(ask(), &refused)).To(BeTrue())
+			Expect(refused.Refused).To(HaveLen(len(rules)))
+			for _, r := range rules {
+				Expect(refused.Refused[r.Target]).To(MatchError(ContainSubstring("--portal=address")))
+			}
+		}
+	})
+	gone := []portal.Target{DNS4}
+	for _, r := range rules {
+		gone = append(gone, r.Target)
+	}
+	n.Apply(p, nil, gone)
+}

@@ -1,0 +1,10 @@
+package redirects
+
+import (
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/portal/redirect"
+)
+
+// Usual is a setting in which nothing is missing.
+var Usual = redirect.Setting{Comment: true, AddrType: true, Landing: kernel.LandingOf(portal.IPv4)}
