@@ -107,12 +107,23 @@ type Options struct {
 	// IPTablesVariant is "nft" or "legacy" for iptables-nft or
 	// iptables-legacy. Empty: the one that this node already uses.
 	IPTablesVariant string
+	// IPTablesTarget is one of IPTablesTargets. Empty: the first.
+	IPTablesTarget string
 }
+
+// IPTablesTargets are the targets by which rules of iptables may lead to a listener: DNAT to
+// an address of usher's own, or REDIRECT to one of the interface that a packet comes in
+// by, which must have one then.
+var IPTablesTargets = []string{"dnat", "redirect"}
 
 // Complete fills in what is zero. It is an error if something cannot be meant.
 func (o Options) Complete() (Options, error) {
 	if r := o.ProxyPorts; !r.IsZero() && (r.First == 0 || r.First > r.Last) {
 		return o, fmt.Errorf("portal: the port range %d-%d is empty or begins at 0", r.First, r.Last)
+	}
+	o.IPTablesTarget = cmp.Or(o.IPTablesTarget, IPTablesTargets[0])
+	if !slices.Contains(IPTablesTargets, o.IPTablesTarget) {
+		return o, fmt.Errorf("portal: the target %q of iptables is none of %s", o.IPTablesTarget, strings.Join(IPTablesTargets, ", "))
 	}
 	if o.Log == nil {
 		silent := logrus.New()

@@ -64,6 +64,10 @@ func openBackend(ctx context.Context, v variant, family portal.Family, opts port
 		restore: v.command(family.Is6(), "-restore"),
 		at:      redirect.Setting{NodePorts: opts.NodePortAddresses, PodInterfaces: opts.PodInterfaces, Mark: opts.Mark},
 	}
+	if opts.IPTablesTarget == targetRedirect {
+		f.at.NoLanding = "REDIRECT leads to another address on each interface; use --iptables-target=dnat, or --portal=address"
+		f.at.Instead = "--iptables-target=dnat"
+	}
 	protocol, seconds := goiptables.ProtocolIPv4, int(opts.LockWait/time.Second)
 	if family.Is6() {
 		protocol = goiptables.ProtocolIPv6
@@ -96,6 +100,11 @@ const scratchPrefix = chainPrefix + "PROBE-"
 // one that is about to take over, and would find that iptables does not work.
 func isScratch(chain string) bool { return strings.HasPrefix(chain, scratchPrefix) }
 
+// targetRedirect is the one of portal.IPTablesTargets that uses no landing.
+const targetRedirect = "redirect"
+
+var errRedirectChosen = errors.New("--iptables-target=redirect")
+
 // probe puts rules into a scratch chain of the nat table: it must take a DNAT or
 // a REDIRECT, and it shows which matches there are.
 func (f *backend) probe() (err error) {
@@ -122,7 +131,10 @@ func (f *backend) probe() (err error) {
 	toLanding := func(port uint16) error {
 		return try("-j", "DNAT", "--to-destination", netip.AddrPortFrom(kernel.LandingOf(f.family), port).String())
 	}
-	noLanding := toLanding(9)
+	noLanding := errRedirectChosen
+	if f.at.NoLanding == "" {
+		noLanding = toLanding(9)
+	}
 	if noLanding == nil {
 		noLanding = kernel.ProbeLanding(kernel.LandingOf(f.family))
 	}

@@ -42,7 +42,7 @@ var _ = Describe("portal iptables", func() {
 	for _, variant := range iptablesVariantNames {
 		Context("by iptables-"+variant, func() {
 			k := &redirects.Kind{
-				Name: "iptables-" + variant, Mode: Mode, Options: portal.Options{IPTablesVariant: variant, Mark: 0x2000},
+				Name: "iptables-" + variant, Mode: Mode, Options: portal.Options{IPTablesVariant: variant, Mark: 0x2000}, Lands: true,
 				Saved: func(n *Net) string { return n.Node.Sh("iptables-" + variant + "-save -t nat") },
 				Limits: func(n *Net) int {
 					return strings.Count(n.Node.Sh("iptables-"+variant+"-save -t mangle"), chainDrop)
@@ -62,6 +62,52 @@ var _ = Describe("portal iptables", func() {
 				k.N, opts = n, k.Options
 			})
 			redirects.ItRedirects(k)
+
+			Context("with the target redirect", func() {
+				other := *k
+				other.Options.IPTablesTarget, other.Lands = targetRedirect, false
+				BeforeEach(func() { other.N, opts = n, other.Options })
+				redirects.ItRedirects(&other)
+
+				It("has the classic rules, no landing, and says from which interfaces the kernel drops what they redirect", func() {
+					log, seen := logtest.NewNullLogger()
+					opts.Log = log
+					bare := n.AddBarePod(2, StaticNeighbours)
+					p := n.Open(Mode, opts)
+					n.Publish(p, "web", Web4, Web6)
+					n.Apply(p, []portal.Rule{Reject(DNS4)}, nil)
+					Expect(other.Saved(n)).To(And(MatchRegexp("--dport 80 .* -j REDIRECT --to-ports [1-9]"), MatchRegexp("--dport 53 .* -j REDIRECT --to-ports 0"), Not(ContainSubstring("DNAT"))))
+					Expect(n.Node.Sh("ip route show table local; ip -6 route show table local")).NotTo(Or(ContainSubstring("192.0.0.117"), ContainSubstring("fd75:7368")))
+					Expect(seen.LastEntry().Message).To(And(ContainSubstring("have no IPv4 address"), ContainSubstring("use --iptables-target=dnat")))
+					Expect(bare.AskFrom(Web4, 0, Soon)).To(Equal("silence"))
+				})
+
+				It("refuses SCTP, and says which flag helps", func() {
+					p := n.Open(Mode, opts)
+					n.Publish(p, "web", Web4)
+					sctp := To(portal.SCTP, VIP4, 80)
+					n.Node.Do(func() {
+						err := p.Apply(Background, []portal.Rule{Redirect(sctp, 4000)}, nil)
+						Expect(err).To(MatchError(And(ContainSubstring("10.96.0.10:80/sctp"), ContainSubstring("--iptables-target=dnat"), ContainSubstring("--portal=address"))))
+					})
+					Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+				})
+
+				It("follows and is followed by the target dnat without a gap", func() {
+					first := n.Open(Mode, k.Options)
+					_, rules := n.Publish(first, "web", Web4, Web6)
+					before := k.Saved(n)
+					stop := n.KeepAsking(Web4, "web 10.96.0.10:80")
+					n.Apply(n.Open(Mode, opts), rules, nil)
+					Expect(k.Saved(n)).To(And(ContainSubstring("REDIRECT"), Not(ContainSubstring("DNAT"))))
+					last := n.Open(Mode, k.Options)
+					n.Apply(last, rules, nil)
+					Expect(stop()).To(BeEmpty())
+					Expect(Counters.ReplaceAllString(k.Saved(n), "")).To(Equal(Counters.ReplaceAllString(before, "")))
+					Expect(n.Pod.Ask(Web6)).To(Equal("web [fd96::10]:80"))
+					Expect(n.Check(last)).To(BeZero())
+				})
+			})
 
 			save := func(six, table string) string {
 				return n.Node.Sh("ip" + six + "tables-" + variant + "-save -t " + table)

@@ -34,9 +34,10 @@ import (
 // as the host's end of a Pod's veth with Calico or the AWS VPC CNI, REDIRECT
 // drops the packet (nf_nat_redirect_ipv4). An address that the node has anyhow
 // would do, but it may change; then all rules would have to, and connections in
-// flight would end. REDIRECT stays for where there can be no landing; SCTP has
-// none there, since it needs one address for an association's whole life, and
-// one that its clients can use: see landing4.
+// flight would end. REDIRECT stays for where there can be no landing, and for
+// who chooses it (Options.IPTablesTarget): SCTP is not served then, since it needs one
+// address for an association's whole life, and one that its clients can use: see
+// kernel/landing.go.
 //
 // Reject is a DNAT to port 0, or, where iptables takes none, REDIRECT. No socket
 // can be bound to that port, so the kernel answers as for any closed one: TCP

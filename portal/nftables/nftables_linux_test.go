@@ -32,7 +32,7 @@ func nftFamilies(p portal.Portal) (all []*backend) {
 var _ = Describe("portal nftables", func() {
 	list := func(n *Net) string { return n.Node.Sh("nft list table ip usher 2>/dev/null || true") }
 	k := &redirects.Kind{
-		Name: "nftables", Mode: Mode, Options: portal.Options{Mark: 0x2000}, Saved: list,
+		Name: "nftables", Mode: Mode, Options: portal.Options{Mark: 0x2000}, Lands: true, Saved: list,
 		Limits: func(n *Net) int {
 			return strings.Count(n.Node.Sh("nft list map ip usher guards 2>&1; nft list map ip usher node-port-guards 2>&1 || true"), " comment ")
 		},
@@ -241,29 +241,13 @@ var _ = Describe("portal nftables", func() {
 		first := open()
 		_, rules := n.Publish(first, "web", Web4)
 		n.Apply(first, ManyRules(2000), nil)
-		stop, done := make(chan struct{}), make(chan []string)
-		go func() {
-			defer GinkgoRecover()
-			var wrong []string
-			defer func() { done <- wrong }()
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if answer := n.Pod.AskFrom(Web4, 0, 2*time.Second); answer != "web 10.96.0.10:80" {
-					wrong = append(wrong, answer)
-				}
-			}
-		}()
+		stop := n.KeepAsking(Web4, "web 10.96.0.10:80")
 		for range 5 {
 			second := open()
 			n.Apply(second, append(ManyRules(1000), rules...), nil)
 			n.Apply(second, ManyRules(2000), nil)
 		}
-		close(stop)
-		Expect(<-done).To(BeEmpty())
+		Expect(stop()).To(BeEmpty())
 	})
 
 	It("puts in all other rules when the kernel refuses some, names those, and tries them again", func() {

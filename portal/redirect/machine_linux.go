@@ -1,6 +1,7 @@
 package redirect
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -72,7 +73,7 @@ func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (
 	}
 	var landed []string
 	if !m.lands() {
-		m.refused.addSCTP(m.rules)
+		m.refused.addSCTP(m.rules, cmp.Or(at.NoLanding, "the kernel or iptables takes no DNAT, or no local route; use --portal=address"))
 	} else if len(m.rules) > 0 { // before packets are sent there
 		if landed, err = kernel.Land(at.Landing); err != nil {
 			m.backend.Forget()

@@ -354,7 +354,8 @@ func (p *Portal) warnNoAddress() {
 	if what := strings.Join(names, " "); what != p.warned {
 		p.warned = what
 		if what != "" {
-			p.log.WithField("interfaces", portal.Some(names)).Warn("these interfaces have no IPv4 address: the kernel drops what a rule redirects from them; use --portal=address if Pods are behind them")
+			p.log.WithField("interfaces", portal.Some(names)).Warnf("these interfaces have no IPv4 address: the kernel drops what a rule redirects from them; use %s if Pods are behind them",
+				cmp.Or(p.families[portal.IPv4].backend.Setting().Instead, "--portal=address"))
 		}
 	}
 }

@@ -45,14 +45,12 @@ func (r *refusals) add(suspects []portal.Rule, bad map[portal.Target]error) {
 	r.wait = min(2*r.wait, retryLast)
 }
 
-// errNoLanding is why SCTP rules are refused where packets have no landing.
-var errNoLanding = errors.New("SCTP cannot be led to a listener here, since the kernel or iptables takes no DNAT, or no local route; use --portal=address")
-
-// addSCTP notes the SCTP rules that lead to a listener.
-func (r *refusals) addSCTP(rules map[portal.Target]portal.Rule) {
+// addSCTP notes the SCTP rules that lead to a listener, which they do to a landing only.
+func (r *refusals) addSCTP(rules map[portal.Target]portal.Rule, noLanding string) {
+	why := errors.New("SCTP cannot be led to a listener here, since " + noLanding)
 	for t, s := range rules {
 		if t.Protocol == portal.SCTP && s.LocalPort != 0 {
-			r.byTarget[t] = refusal{s, errNoLanding}
+			r.byTarget[t] = refusal{s, why}
 		}
 	}
 }

@@ -16,6 +16,9 @@ type Setting struct {
 	// Landing is where packets go; if it is invalid, the kernel decides: an address
 	// of the interface that they come in by.
 	Landing netip.Addr
+	// NoLanding is why there is no landing and which flag to choose instead, and Instead is
+	// that flag; where both are missing there could be none.
+	NoLanding, Instead string
 	// NoPort0 says that rules take no port 0 with the landing.
 	NoPort0 bool
 	// Local are the node's own addresses, for where addrtype is missing.

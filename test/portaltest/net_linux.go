@@ -73,3 +73,25 @@ func (n *Net) Remove(p portal.Portal) {
 }
 
 func At(t portal.Target, addr netip.Addr) portal.Target { t.Addr = addr; return t }
+
+// KeepAsking connects from the Pod to t again and again until stop is called, which returns
+// the answers that were not as wanted.
+func (n *Net) KeepAsking(t portal.Target, want string) (stop func() (wrong []string)) {
+	end, wrong := make(chan struct{}), make(chan []string)
+	go func() {
+		defer GinkgoRecover()
+		var others []string
+		defer func() { wrong <- others }()
+		for {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			if answer := n.Pod.AskFrom(t, 0, 2*time.Second); answer != want {
+				others = append(others, answer)
+			}
+		}
+	}()
+	return func() []string { close(end); return <-wrong }
+}

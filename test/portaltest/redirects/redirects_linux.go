@@ -23,12 +23,14 @@ type Kind struct {
 	Name    string
 	Mode    portal.Mode
 	Options portal.Options
-	// Saved prints the IPv4 rules, and limits counts those that drop clients.
+	// Lands says that packets are led to the landing.
+	Lands bool
+	// Saved prints the IPv4 rules, and Limits counts those that drop clients.
 	Saved  func(*Net) string
 	Limits func(*Net) int
 	// Wipe is a command that takes all IPv4 rules out.
 	Wipe string
-	// First is how long the first Apply of 10,000 rules may take, and one a
+	// First is how long the first Apply of 10,000 rules may take, and One a
 	// change of one of them.
 	First, One time.Duration
 
@@ -135,8 +137,15 @@ func ItRedirects(k *Kind) {
 		Expect(n.Node.AskFrom(DNS6, 5353, time.Second)).To(Equal("dns"))
 	})
 
+	needsLanding := func() {
+		if !k.Lands {
+			Skip("is what the landing is for")
+		}
+	}
+
 	DescribeTable("serves and refuses Pods behind interfaces without an address, at once when such interfaces appear",
 		func(kind BareKind, forwarding string) {
+			needsLanding()
 			n.AddOutside()
 			n.Node.Sh("ip route replace default via 10.2.0.2; sysctl -qw net.ipv4.ip_forward=" + forwarding + " net.ipv6.conf.all.forwarding=" + forwarding)
 			p := k.open(n)
@@ -167,6 +176,7 @@ func ItRedirects(k *Kind) {
 	)
 
 	It("keeps connections in flight when this node's addresses change", func() {
+		needsLanding()
 		p := k.open(n)
 		binds := p.Listen("default/web", []portal.Target{Web4})
 		n.Node.Do(func() {
@@ -196,6 +206,7 @@ func ItRedirects(k *Kind) {
 	})
 
 	It("puts the landing back when others removed it", func() {
+		needsLanding()
 		p := k.open(n)
 		n.Publish(p, "web", Web4, Web6)
 		n.Node.Sh("ip route del local 192.0.0.117 table local; ip -6 route del local fd75:7368:6572::1 table local")
