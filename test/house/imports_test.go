@@ -55,6 +55,27 @@ var never = []struct {
 		why: "they are given what they need, a front end, and do not know each other",
 	},
 	{
+		of: []string{"portal"}, imports: []string{"portal/...", "github.com/vishvananda/netlink/...", "github.com/google/nftables/...", "golang.org/x/sys/..."},
+		why: "it is the words, and what all modes keep books of; what is asked of the kernel is below the modes",
+	},
+	{
+		of:      []string{"portal/kernel", "portal/redirect", "portal/iptables", "portal/nftables", "portal/address", "portal/none", "portal/handover"},
+		imports: []string{"portal/iptables", "portal/nftables", "portal/address", "portal/none", "portal/modes"},
+		why:     "a mode is told of the others by its options; only the list in portal/modes knows them all",
+	},
+	{
+		of: []string{"portal/kernel"}, imports: []string{"portal/redirect"},
+		why: "it is below the modes",
+	},
+	{
+		of: []string{"portal/redirect"}, imports: []string{"github.com/coreos/go-iptables/...", "github.com/google/nftables/..."},
+		why: "how rules are written to the kernel is up to the modes",
+	},
+	{
+		of: []string{"cmd/...", "proxy/..."}, imports: []string{"portal/iptables", "portal/nftables", "portal/address", "portal/redirect"},
+		why: "what has to be known of a mode its traits tell",
+	},
+	{
 		of: []string{"config"}, imports: []string{"...", "k8s.io/client-go/..."},
 		why: "it is the model, the same whether it comes from files or an API server; where it comes from is in its folders",
 	},
@@ -231,9 +252,16 @@ var _ = Describe("the house", func() {
 		Entry("within the daemon, nothing", "cmd/usher/daemon/daemon.go", "cmd/usher/daemon/new", ""),
 		Entry("of the daemon by a command, nothing", "cmd/usher/run.go", "cmd/usher/daemon", ""),
 		Entry("of a test's, nothing", "proxy/proxy_test.go", "test/lab", ""),
+		Entry("of a mode into the words", "portal/portal.go", "portal/none",
+			"portal/portal.go imports portal/none, but portal may not import portal/...: it is the words"),
+		Entry("of one mode by another", "portal/iptables/mode_linux.go", "portal/nftables",
+			"portal/iptables/mode_linux.go imports portal/nftables, but portal/iptables may not import portal/nftables: a mode is told"),
+		Entry("of a mode by the command", "cmd/usher/run.go", "portal/address",
+			"cmd/usher/run.go imports portal/address, but cmd/... may not import portal/address: what has to be known"),
+		Entry("of all modes by their list, nothing", "portal/modes/modes.go", "portal/address", ""),
 		Entry("to a floor below, nothing", "cmd/usher/run.go", "config/kube", ""),
 		Entry("by a new room, nothing", "proxy/new/new.go", "affinity", ""),
 		Entry("within a folder, nothing", "portal/new/new.go", "portal", ""),
-		Entry("of others', nothing", "portal/portal.go", "github.com/google/nftables", ""),
+		Entry("of others', nothing", "portal/kernel/nftables_linux.go", "github.com/google/nftables", ""),
 	)
 })

@@ -1,4 +1,4 @@
-package portal_test
+package modes_test
 
 import (
 	"context"
@@ -6,7 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
+	"github.com/usherproxy/usher/portal/modes"
 )
 
 // A portal is asked where to listen for a VIP, and then told of the listener. Mode
@@ -14,7 +14,7 @@ import (
 // what is sent to the VIP arrives at the listener.
 func Example() {
 	ctx := context.Background()
-	p, err := none.Mode.New(ctx, portal.Options{})
+	p, err := modes.New(ctx, "none", portal.Options{})
 	if err != nil {
 		fmt.Println(err)
 		return
