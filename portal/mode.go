@@ -22,9 +22,8 @@ type Mode struct {
 	Traits Traits
 
 	// Open makes a portal, after trying for real whether that works here, by doing and
-	// undoing a small change. It is given the mode itself, and leaves nothing
-	// behind; see New.
-	Open func(context.Context, Mode, Options) (Portal, error)
+	// undoing a small change. It leaves nothing behind; see New.
+	Open func(context.Context, Options) (Portal, error)
 
 	// List returns the rules that portals of this mode, of this or another process, have
 	// put into the kernel. It changes nothing. What cannot be looked at for want of a
@@ -68,11 +67,16 @@ func (m Mode) New(ctx context.Context, opts Options) (Portal, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := m.Open(ctx, m, opts)
+	p, err := m.Open(ctx, opts)
 	if err != nil {
 		return nil, fmt.Errorf("portal %s does not work here: %w", m.Name, err)
 	}
 	return p, nil
+}
+
+// NeedsLinux is Mode.Open on other systems.
+func NeedsLinux(context.Context, Options) (Portal, error) {
+	return nil, errors.New("this needs Linux; elsewhere there is only --portal=none")
 }
 
 // Options are what all modes are made with. The zero value will do.
@@ -83,8 +87,6 @@ type Options struct {
 	// taken out by the first Apply, and Compare tells of it. None: nothing else has
 	// ever installed anything in this network namespace.
 	Others []Mode
-	// NoIPv4 and NoIPv6 leave a family alone: its rules are refused.
-	NoIPv4, NoIPv6 bool
 	// ProxyPorts is where listeners behind a redirect, or on loopback, have
 	// their ports. Zero: any free port, and for mode none the Service's own.
 	ProxyPorts PortRange
@@ -136,11 +138,6 @@ func (o Options) Complete() (Options, error) {
 	o.NodePortAddresses = PlainPrefixes(o.NodePortAddresses)
 	o.LockWait = max(o.LockWait.Truncate(time.Second), time.Second)
 	return o, nil
-}
-
-// Without reports whether a family is left alone.
-func (o Options) Without(family Family) bool {
-	return family == IPv4 && o.NoIPv4 || family == IPv6 && o.NoIPv6
 }
 
 // Installed is something that a portal, of this or another process, has put into

@@ -48,6 +48,7 @@ type portKey struct {
 	port     uint16
 }
 
+// NewPortBook returns an empty book of the ports in a range.
 func NewPortBook(within PortRange) *PortBook {
 	return &PortBook{within: within, owner: map[portKey]Target{}, port: map[Target]uint16{}}
 }

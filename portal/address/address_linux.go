@@ -35,7 +35,6 @@ import (
 // for it, as IPVS proxies do. Where a load balancer announces VIPs in the
 // node's own network, set net.ipv4.conf.all.arp_ignore=1.
 type addressPortal struct {
-	mode   portal.Mode
 	log    logrus.FieldLogger
 	opts   portal.Options
 	routes *kernel.Routes
@@ -52,31 +51,26 @@ type addressPortal struct {
 	applied  bool
 }
 
-// Mode is the mode that makes VIPs addresses of the node.
-var Mode = portal.Mode{Name: name, Traits: traits, Open: open, List: list, Remove: remove}
+func init() { Mode.Open, Mode.List, Mode.Remove = open, list, remove }
 
 // open makes sure that routes can be made, by making one and taking it
 // out again.
-func open(_ context.Context, self portal.Mode, opts portal.Options) (portal.Portal, error) {
+func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
 	}
-	opts.Log = opts.Log.WithField("portal", self.Name)
+	opts.Log = opts.Log.WithField("portal", Mode.Name)
 	routes, err := kernel.OpenRoutes()
 	if err != nil {
 		return nil, err
 	}
-	// An address for documentation (RFC 5737, RFC 3849): nobody has it.
-	probe := netip.MustParseAddr("192.0.2.117")
-	if opts.NoIPv4 {
-		probe = netip.MustParseAddr("2001:db8::117")
-	}
-	if err := routes.Probe(probe); err != nil {
+	// An address for documentation (RFC 5737): nobody has it.
+	if err := routes.Probe(netip.MustParseAddr("192.0.2.117")); err != nil {
 		routes.Close()
 		return nil, err
 	}
 	return &addressPortal{
-		mode: self, log: opts.Log, opts: opts, routes: routes,
+		log: opts.Log, opts: opts, routes: routes,
 		rules: map[portal.Target]portal.Rule{}, users: map[netip.Addr]int{},
 		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{}, leaving: map[netip.Addr]bool{},
 		listened: map[portal.Target][]netip.Addr{},
@@ -105,9 +99,9 @@ func remove(_ context.Context, _ portal.Options, all bool) ([]string, error) {
 	return kernel.RemoveRoutes(func(addr netip.Addr) bool { return all || !kernel.IsLanding(addr) })
 }
 
-func (p *addressPortal) Mode() string { return p.mode.Name }
+func (p *addressPortal) Mode() string { return Mode.Name }
 
-func (p *addressPortal) Traits() portal.Traits { return p.mode.Traits }
+func (p *addressPortal) Traits() portal.Traits { return Mode.Traits }
 
 // Listen asks for one listener per target, at the very address that clients use.
 // For SCTP that holds for node ports too: a listener on all addresses would tell
@@ -291,10 +285,6 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 		if err := ctx.Err(); err != nil {
 			return changed, fmt.Errorf("making VIPs local: %w", err)
 		}
-		if err := p.usable(vip); err != nil {
-			p.missing[vip] = err
-			continue
-		}
 		if p.routes.IsLocal(vip) {
 			continue
 		}
@@ -350,14 +340,6 @@ func (p *addressPortal) leave(vips []netip.Addr) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// usable tells why a VIP must not be made local.
-func (p *addressPortal) usable(vip netip.Addr) error {
-	if p.opts.Without(portal.FamilyOf(vip)) {
-		return errors.New("this address family is switched off")
-	}
-	return nil
-}
-
 func (p *addressPortal) Remove(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -367,7 +349,7 @@ func (p *addressPortal) Remove(ctx context.Context) error {
 	clear(p.missing)
 	clear(p.leaving)
 	clear(p.listened)
-	_, err := p.mode.Remove(ctx, p.opts, true)
+	_, err := Mode.Remove(ctx, p.opts, true)
 	return err
 }
 
@@ -376,21 +358,21 @@ func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error
 	p.mu.Lock()
 	wanted := maps.Clone(p.rules)
 	p.mu.Unlock()
-	installed, err := portal.ListAll(ctx, slices.Concat([]portal.Mode{p.mode}, p.opts.Others), p.opts)
+	installed, err := portal.ListAll(ctx, slices.Concat([]portal.Mode{Mode}, p.opts.Others), p.opts)
 	if err != nil {
 		return nil, err
 	}
 	routed := map[netip.Addr]bool{}
 	for _, i := range installed {
-		routed[i.Rule.Target.Addr] = routed[i.Rule.Target.Addr] || i.Mode == p.mode.Name
+		routed[i.Rule.Target.Addr] = routed[i.Rule.Target.Addr] || i.Mode == Mode.Name
 	}
-	return compare(p.mode, wanted, func(vip netip.Addr) bool { return routed[vip] || p.routes.IsLocal(vip) }, installed), nil
+	return compare(wanted, func(vip netip.Addr) bool { return routed[vip] || p.routes.IsLocal(vip) }, installed), nil
 }
 
 // compare is compare for mode address, in which all rules of a VIP are in
 // effect if that is an address of this node. Node ports need nothing of the
 // kernel.
-func compare(mode portal.Mode, wanted map[portal.Target]portal.Rule, isLocal func(netip.Addr) bool, installed []portal.Installed) (all []portal.Comparison) {
+func compare(wanted map[portal.Target]portal.Rule, isLocal func(netip.Addr) bool, installed []portal.Installed) (all []portal.Comparison) {
 	vips := map[netip.Addr]bool{}
 	for t, want := range wanted {
 		local, known := vips[t.Addr]
@@ -398,14 +380,14 @@ func compare(mode portal.Mode, wanted map[portal.Target]portal.Rule, isLocal fun
 			local = t.Addr.IsUnspecified() || isLocal(t.Addr)
 			vips[t.Addr] = local
 		}
-		c := portal.Comparison{Mode: mode.Name, Traits: mode.Traits, Rule: want, State: portal.StateMissing}
+		c := portal.Comparison{Mode: Mode.Name, Traits: Mode.Traits, Rule: want, State: portal.StateMissing}
 		if local {
 			c.State = portal.StateOK
 		}
 		all = append(all, c)
 	}
 	for _, i := range installed {
-		if _, is := vips[i.Rule.Target.Addr]; i.Mode != mode.Name || !is {
+		if _, is := vips[i.Rule.Target.Addr]; i.Mode != Mode.Name || !is {
 			all = append(all, i.Extra())
 		}
 	}

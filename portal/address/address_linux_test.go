@@ -229,7 +229,7 @@ var _ = Describe("portal address", func() {
 
 	It("names the VIPs that cannot be had where IPv6 is off", func() {
 		n.Node.Sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.lo.disable_ipv6=1")
-		p := n.Open(Mode, portal.Options{NoIPv6: true})
+		p := n.Open(Mode, portal.Options{})
 		n.Node.Do(func() {
 			err := p.Apply(Background, []portal.Rule{Redirect(Web4, 80), Redirect(Web6, 80)}, nil)
 			Expect(err).To(MatchError(ContainSubstring("[fd96::10]:80/tcp")))

@@ -25,7 +25,7 @@ var _ = Describe("comparing what is wanted with what is installed, in mode addre
 		}
 		local := func(a netip.Addr) bool { return a == web.Target.Addr }
 		wanted := map[portal.Target]portal.Rule{node.Target: node, web.Target: web, lost.Target: lost}
-		Expect(compare(Mode, wanted, local, []portal.Installed{in(routed), in(left)})).To(HaveExactElements(
+		Expect(compare(wanted, local, []portal.Installed{in(routed), in(left)})).To(HaveExactElements(
 			is(portal.StateOK, node), is(portal.StateOK, web), is(portal.StateMissing, lost), is(portal.StateExtra, left)))
 	})
 })

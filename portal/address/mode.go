@@ -1,12 +1,13 @@
 package address
 
-import (
-	"github.com/usherproxy/usher/portal"
-)
+import "github.com/usherproxy/usher/portal"
 
-const name = "address"
-
-var traits = portal.Traits{
-	Installs: true, Local: true,
-	About: "a route makes each cluster IP an address of this node,\nand usher listens on it.",
+// Mode is the mode that makes VIPs addresses of the node. It needs Linux.
+var Mode = portal.Mode{
+	Name: "address",
+	Traits: portal.Traits{
+		Installs: true, Local: true,
+		About: "a route makes each cluster IP an address of this node,\nand usher listens on it.",
+	},
+	Open: portal.NeedsLinux,
 }

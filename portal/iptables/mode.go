@@ -1,12 +1,13 @@
 package iptables
 
-import (
-	"github.com/usherproxy/usher/portal"
-)
+import "github.com/usherproxy/usher/portal"
 
-const name = "iptables"
-
-var traits = portal.Traits{
-	Installs: true, Redirects: true, KubeProxy: "iptables",
-	About: "rules in the nat table redirect what is sent to a\ncluster IP to usher's port.",
+// Mode is the mode whose rules are those of iptables. It needs Linux.
+var Mode = portal.Mode{
+	Name: "iptables",
+	Traits: portal.Traits{
+		Installs: true, Redirects: true, KubeProxy: "iptables",
+		About: "rules in the nat table redirect what is sent to a\ncluster IP to usher's port.",
+	},
+	Open: portal.NeedsLinux,
 }

@@ -19,20 +19,19 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// Mode is the mode whose rules are those of iptables.
-var Mode = portal.Mode{Name: name, Traits: traits, Open: open, List: list, Remove: remove}
+func init() { Mode.Open, Mode.List, Mode.Remove = open, list, remove }
 
 // open takes the variant that the node already uses, or else another
 // one that works.
-func open(ctx context.Context, self portal.Mode, opts portal.Options) (portal.Portal, error) {
+func open(ctx context.Context, opts portal.Options) (portal.Portal, error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
 	}
-	opts.Log = opts.Log.WithField("portal", self.Name)
+	opts.Log = opts.Log.WithField("portal", Mode.Name)
 	opts = kernel.WithMark(opts)
 	var errs error
 	for _, v := range variants(ctx, opts) {
-		p, err := openVariant(ctx, self, v.variant, opts)
+		p, err := openVariant(ctx, v.variant, opts)
 		switch {
 		case err == nil:
 			return p, nil
@@ -56,27 +55,23 @@ func open(ctx context.Context, self portal.Mode, opts portal.Options) (portal.Po
 // openVariant makes the portal whose rules are in the nat table, and in
 // mangle where clients are dropped; see layout.go. What has been left in the other
 // variant it takes out as if that were another mode.
-func openVariant(ctx context.Context, self portal.Mode, v variant, opts portal.Options) (portal.Portal, error) {
+func openVariant(ctx context.Context, v variant, opts portal.Options) (portal.Portal, error) {
 	other := portal.Mode{Remove: func(ctx context.Context, opts portal.Options, all bool) ([]string, error) {
 		return removeVariants(ctx, opts, all, func(o variant) bool { return o.nft != v.nft })
 	}}
 	opts.Others = slices.Concat([]portal.Mode{other}, opts.Others)
-	var events func() (kernel.Subscription, error)
+	var events []func() (kernel.Subscription, error)
 	if v.nft {
-		events = func() (kernel.Subscription, error) {
+		events = append(events, func() (kernel.Subscription, error) {
 			return kernel.NFTEvents(func(table, chain string) bool {
 				// In other chains rules of others come and go all the time.
 				return (table == tableNAT || table == tableMangle) &&
 					(chain == "PREROUTING" || chain == "OUTPUT" || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain))
 			})
-		}
+		})
 	}
 	opts.Log.WithFields(logrus.Fields{"command": v.command(false, ""), "nft": v.nft}).Debug("trying iptables")
-	p, err := redirect.Open(self, opts, events, func(family portal.Family) (redirect.Backend, error) { return openBackend(ctx, v, family, opts) })
-	if err != nil {
-		return nil, err
-	}
-	return p, nil
+	return redirect.Open(Mode, opts, func(family portal.Family) (redirect.Backend, error) { return openBackend(ctx, v, family, opts) }, events...)
 }
 
 // list returns the rules in all variants.
@@ -180,7 +175,7 @@ func overlooked(ctx context.Context, opts portal.Options) error {
 	return errors.Join(errs...)
 }
 
-// removeVariants is removeIPTables for some of the variants.
+// removeVariants is remove for some of the variants.
 func removeVariants(ctx context.Context, opts portal.Options, all bool, which func(variant) bool) (removed []string, err error) {
 	opts.IPTablesVariant = ""
 	var errs []error

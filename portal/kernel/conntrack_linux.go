@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
@@ -112,11 +113,7 @@ func LocalPrefixes(family portal.Family) []netip.Prefix {
 	return prefixes
 }
 
+// ContainsAddr reports whether an address is in one of the prefixes.
 func ContainsAddr(prefixes []netip.Prefix, addr netip.Addr) bool {
-	for _, p := range prefixes {
-		if p.Contains(addr) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }

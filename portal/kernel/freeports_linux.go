@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/usherproxy/usher/portal"
@@ -32,7 +33,7 @@ func NewFreePorts() *FreePorts {
 	// for connections that it makes it prefers the others, and would have to
 	// search for long among ports in use.
 	for port := first + 1; port <= last; port += 2 {
-		if !containsPort(reserved, uint16(port)) {
+		if !slices.ContainsFunc(reserved, func(r portal.PortRange) bool { return r.First <= uint16(port) && uint16(port) <= r.Last }) {
 			f.ports = append(f.ports, uint16(port))
 		}
 	}
@@ -61,13 +62,4 @@ func reservedPorts() (ranges []portal.PortRange) {
 		}
 	}
 	return ranges
-}
-
-func containsPort(ranges []portal.PortRange, port uint16) bool {
-	for _, r := range ranges {
-		if r.First <= port && port <= r.Last {
-			return true
-		}
-	}
-	return false
 }

@@ -3,7 +3,6 @@
 package kernel
 
 import (
-	"context"
 	"errors"
 	"iter"
 	"net/netip"
@@ -13,14 +12,6 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 )
-
-// errOtherSystem is the answer of modes that need Linux.
-var errOtherSystem = errors.New("this needs Linux; elsewhere there is only --portal=none")
-
-// NeedsLinux is Mode.Open where a mode needs Linux.
-func NeedsLinux(context.Context, portal.Mode, portal.Options) (portal.Portal, error) {
-	return nil, errOtherSystem
-}
 
 // NeedNetAdmin is content: nothing is changed here.
 func NeedNetAdmin() error { return nil }

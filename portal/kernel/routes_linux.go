@@ -38,6 +38,7 @@ func OpenRoutes() (*Routes, error) {
 	return &Routes{handle: handle, lo: lo.Attrs().Index}, nil
 }
 
+// Close gives the descriptor back. It takes no route out.
 func (r *Routes) Close() { r.handle.Close() }
 
 // Probe makes sure that addr can be made local, by doing and undoing it; if it

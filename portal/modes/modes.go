@@ -81,7 +81,7 @@ func first(ctx context.Context, modes []portal.Mode, opts portal.Options) (porta
 	}
 	var passedOver []error
 	for _, m := range modes {
-		p, err := m.Open(ctx, m, beside(m, opts))
+		p, err := m.Open(ctx, beside(m, opts))
 		if err == nil {
 			opts.Log.WithField("portal", m.Name).Info("portal chosen")
 			return p, nil

@@ -14,7 +14,7 @@ import (
 )
 
 var _ = Describe("choosing a portal", func() {
-	fails := portal.Mode{Name: "broken", Open: func(context.Context, portal.Mode, portal.Options) (portal.Portal, error) {
+	fails := portal.Mode{Name: "broken", Open: func(context.Context, portal.Options) (portal.Portal, error) {
 		return nil, errors.New("no kernel for it")
 	}}
 	works := none.Mode
@@ -35,6 +35,23 @@ var _ = Describe("choosing a portal", func() {
 	It("names the modes when asked for another", func() {
 		_, err := New(context.Background(), "ipvs", portal.Options{})
 		Expect(err).To(MatchError(`there is no portal called "ipvs"; there are auto, iptables, nftables, address, none`))
+	})
+	It("names the targets of iptables when asked for another", func() {
+		_, err := New(context.Background(), none.Mode.Name, portal.Options{IPTablesTarget: "tproxy"})
+		Expect(err).To(MatchError(`portal: the target "tproxy" of iptables is none of dnat, redirect`))
+	})
+	It("finds modes by what they do, not by their names", func() {
+		Expect(Named(Auto)).To(HaveLen(len(All)))
+		Expect(Named("address")).To(HaveLen(1))
+		Expect(Named("ipvs")).To(BeEmpty())
+		Expect(With(func(t portal.Traits) bool { return t.Local })).To(Equal("address"))
+		Expect(With(func(t portal.Traits) bool { return !t.Installs })).To(Equal("none"))
+		Expect(With(func(t portal.Traits) bool { return t.KubeProxy == "ipvs" })).To(BeEmpty())
+		for _, m := range All {
+			Expect(m.Traits.Redirects && m.Traits.Local).To(BeFalse(), m.Name)
+			Expect(m.Traits.Installs).To(Equal(m.Traits.Leads()), m.Name)
+			Expect(m.Traits.About).NotTo(BeEmpty(), m.Name)
+		}
 	})
 	It("refuses an empty port range", func() {
 		_, err := New(context.Background(), none.Mode.Name, portal.Options{ProxyPorts: portal.PortRange{First: 10, Last: 5}})

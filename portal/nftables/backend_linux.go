@@ -21,7 +21,7 @@ type backend struct {
 	log    logrus.FieldLogger
 	family portal.Family
 	at     redirect.Setting
-	send   func(context.Context, portal.Family, *change) error // sendNFT, but in tests
+	send   func(context.Context, portal.Family, *change) error // sendChange, but in tests
 
 	installed *contents // what the kernel holds, or did when last read
 	fresh     bool      // nothing has happened since that makes installed doubtful

@@ -1,12 +1,14 @@
 package nftables
 
-import (
-	"github.com/usherproxy/usher/portal"
-)
+import "github.com/usherproxy/usher/portal"
 
-const name = "nftables"
-
-var traits = portal.Traits{
-	Installs: true, Redirects: true, KubeProxy: "nftables",
-	About: "a table of nftables redirects what is sent to a\ncluster IP to usher's port.",
+// Mode is the mode whose rules are in a table of nf_tables, which it speaks
+// to itself; see layout.go. It needs Linux.
+var Mode = portal.Mode{
+	Name: "nftables",
+	Traits: portal.Traits{
+		Installs: true, Redirects: true, KubeProxy: "nftables",
+		About: "a table of nftables redirects what is sent to a\ncluster IP to usher's port.",
+	},
+	Open: portal.NeedsLinux,
 }

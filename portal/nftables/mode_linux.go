@@ -14,24 +14,18 @@ import (
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
-// Mode is the mode whose rules are in a table of nf_tables, which it
-// speaks to itself; see layout.go.
-var Mode = portal.Mode{Name: name, Traits: traits, Open: open, List: list, Remove: remove}
+func init() { Mode.Open, Mode.List, Mode.Remove = open, list, remove }
 
-func open(_ context.Context, self portal.Mode, opts portal.Options) (portal.Portal, error) {
+func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
 	}
-	opts.Log = opts.Log.WithField("portal", self.Name)
+	opts.Log = opts.Log.WithField("portal", Mode.Name)
 	opts = kernel.WithMark(opts)
 	events := func() (kernel.Subscription, error) {
 		return kernel.NFTEvents(func(table, _ string) bool { return table == nameTable })
 	}
-	p, err := redirect.Open(self, opts, events, func(family portal.Family) (redirect.Backend, error) { return openBackend(family, opts) })
-	if err != nil {
-		return nil, err
-	}
-	return p, nil
+	return redirect.Open(Mode, opts, func(family portal.Family) (redirect.Backend, error) { return openBackend(family, opts) }, events)
 }
 
 // list returns the rules in the tables of both families.

@@ -15,7 +15,6 @@ import (
 // are told the loopback address at which a Service listens. Each Service has an
 // address of its own where the system has more than one, and there its own ports.
 type none struct {
-	mode   portal.Mode
 	system loopback
 
 	mu        sync.Mutex // guards the books
@@ -43,13 +42,13 @@ const highPort = 8000
 var Mode = portal.Mode{
 	Name:   "none",
 	Traits: portal.Traits{About: "nothing is installed, and usher listens on loopback addresses.\n(As root the Services would have their cluster IPs.)"},
-	Open: func(_ context.Context, self portal.Mode, opts portal.Options) (portal.Portal, error) {
-		return newOn(self, lookAtLoopback(), opts), nil
+	Open: func(_ context.Context, opts portal.Options) (portal.Portal, error) {
+		return newOn(lookAtLoopback(), opts), nil
 	},
 }
 
-func newOn(self portal.Mode, system loopback, opts portal.Options) *none {
-	n := &none{mode: self, system: system, addresses: newAddressBook(ownAddresses), ownPorts: opts.ProxyPorts.IsZero()}
+func newOn(system loopback, opts portal.Options) *none {
+	n := &none{system: system, addresses: newAddressBook(ownAddresses), ownPorts: opts.ProxyPorts.IsZero()}
 	within := opts.ProxyPorts
 	if n.ownPorts {
 		within = nonePorts
@@ -72,9 +71,9 @@ func lookAtLoopback() loopback {
 	return loopback{many: tryPort(0) == nil, low: low == nil || errors.Is(low, syscall.EADDRINUSE)}
 }
 
-func (n *none) Mode() string { return n.mode.Name }
+func (n *none) Mode() string { return Mode.Name }
 
-func (n *none) Traits() portal.Traits { return n.mode.Traits }
+func (n *none) Traits() portal.Traits { return Mode.Traits }
 
 // Listen asks for one listener on loopback per family, which is the same one after
 // a restart.

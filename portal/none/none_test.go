@@ -18,7 +18,7 @@ var _ = Describe("portal none", func() {
 	everything, onlyHigh, onlyOne := loopback{many: true, low: true}, loopback{many: true}, loopback{}
 	targets := []portal.Target{Target(portal.TCP, "10.96.0.10:80"), Target(portal.TCP, "[fd00::10]:80"), Target(portal.TCP, "0.0.0.0:30080"), Target(portal.TCP, "1.2.3.4:80")}
 	at := func(system loopback, opts portal.Options, service string, targets ...portal.Target) netip.AddrPort {
-		return newOn(Mode, system, opts).Listen(service, targets)[0].Addr
+		return newOn(system, opts).Listen(service, targets)[0].Addr
 	}
 
 	It("wants one listener on loopback per family, each target in exactly one", func() {
@@ -43,7 +43,7 @@ var _ = Describe("portal none", func() {
 		}
 	})
 	It("gives each Service an address of its own, and its own ports there", func() {
-		p := newOn(Mode, everything, portal.Options{})
+		p := newOn(everything, portal.Options{})
 		web := p.Listen("default/web", []portal.Target{Target(portal.TCP, "10.96.0.10:80")})[0].Addr
 		Expect(netip.MustParsePrefix("127.64.0.0/10").Contains(web.Addr())).To(BeTrue())
 		Expect(web.Port()).To(BeEquivalentTo(80))

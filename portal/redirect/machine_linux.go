@@ -14,27 +14,27 @@ import (
 // Backend is how the rules of one address family are written to the kernel and read
 // from it. It is not safe for concurrent use.
 type Backend interface {
-	// setting returns what the rules depend on: what it has found out itself, and what
+	// Setting returns what the rules depend on: what it has found out itself, and what
 	// is to be kept up to date for it.
 	Setting() *Setting
-	// left returns the local ports in the rules that the kernel held when last read,
-	// and rejectPort for rejected targets.
+	// Left returns the local ports in the rules that the kernel held when last read,
+	// and RejectPort for rejected targets.
 	Left() map[portal.Target]uint16
 
-	// known tells whether it is known what the kernel holds, so that a change may begin
-	// from that; forget makes it unknown, and read asks the kernel.
+	// Known tells whether it is known what the kernel holds, so that a change may begin
+	// from that; Forget makes it unknown, and Read asks the kernel.
 	Known() bool
 	Forget()
 	Read(context.Context) error
 
-	// put makes the kernel hold these rules and nothing else, in one transaction. If only
+	// Put makes the kernel hold these rules and nothing else, in one transaction. If only
 	// is not nil, no others than those for these targets differ from what is known. It
 	// returns what it changed.
 	Put(_ context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error)
 
-	// missing returns those of rules, which are in the order of Target.Compare, that the
-	// kernel may not hold. try tries whether it takes some of those, beside what
-	// it holds; an undecided error is of no rule's. tried takes out what the tries left.
+	// Missing returns those of rules, which are in the order of Target.Compare, that the
+	// kernel may not hold. Try tries whether it takes some of those, beside what
+	// it holds; see MarkUndecided for errors that are of no rule. Tried takes out what the tries left.
 	Missing(rules []portal.Rule) []portal.Rule
 	Try(context.Context, []portal.Rule) error
 	Tried([]portal.Rule)

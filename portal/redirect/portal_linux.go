@@ -24,8 +24,9 @@ type Portal struct {
 	mode portal.Mode
 	log  logrus.FieldLogger
 	opts portal.Options
-	// events are those of changes of the rules by others; nil if the kernel tells of none.
-	events func() (kernel.Subscription, error)
+	// events are those that the kernel tells of: that a landing is gone, and what others do to
+	// the rules.
+	events []func() (kernel.Subscription, error)
 
 	// Now is the clock by which refused rules are tried again.
 	Now func() time.Time
@@ -41,28 +42,23 @@ type Portal struct {
 	warned  string // interfaces that a warning was already given for
 }
 
-// Open makes a portal of a mode, with what open returns for each family and with
-// events, if the kernel tells of changes of the rules by others. IPv4 must work; IPv6 may
-// be missing.
-func Open(mode portal.Mode, opts portal.Options, events func() (kernel.Subscription, error), open func(portal.Family) (Backend, error)) (*Portal, error) {
+// Open makes a portal of a mode, with what open returns for each family. IPv4 must work; IPv6
+// may be missing. events are those of changes of the rules by others.
+func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backend, error), events ...func() (kernel.Subscription, error)) (portal.Portal, error) {
 	p := &Portal{
 		mode:   mode,
 		log:    opts.Log,
 		opts:   opts,
-		events: events,
 		Now:    time.Now,
 		before: map[portal.Target]uint16{},
 		free:   kernel.NewFreePorts(),
 	}
+	p.events = append(events, p.landingEvents)
 	for _, family := range portal.Families {
 		m := &machine{family: family, log: p.log, rules: map[portal.Target]portal.Rule{}, refused: newRefusals(func() time.Time { return p.Now() })}
 		p.families[family] = m
-		if opts.Without(family) {
-			m.unusable = errors.New("this address family is switched off")
-			continue
-		}
 		if m.backend, m.unusable = open(family); m.unusable != nil {
-			if family == portal.IPv4 || opts.NoIPv4 {
+			if family == portal.IPv4 {
 				return nil, m.unusable
 			}
 			p.log.WithError(m.unusable).Info("IPv6 rules will be refused")
@@ -84,8 +80,10 @@ func Open(mode portal.Mode, opts portal.Options, events func() (kernel.Subscript
 	return p, nil
 }
 
+// Mode implements portal.Portal, as do the methods below.
 func (p *Portal) Mode() string { return p.mode.Name }
 
+// Traits are the mode's.
 func (p *Portal) Traits() portal.Traits { return p.mode.Traits }
 
 // Mark is that of the options only if all families have it.
@@ -108,7 +106,7 @@ func (p *Portal) Backends() (all []Backend) {
 	return all
 }
 
-// of returns the family's that a target is of.
+// of returns the machine of a target's family.
 func (p *Portal) of(t portal.Target) *machine { return p.families[portal.FamilyOf(t.Addr)] }
 
 // Listen asks for one listener per family on all addresses: redirected packets
@@ -160,27 +158,31 @@ func (p *Portal) portFor(group []portal.Target) uint16 {
 	return 0
 }
 
+// Apply puts in what differs, family by family.
 func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	refused := map[portal.Target]error{}
+	var come [len(portal.Families)][]portal.Rule
+	var goes [len(portal.Families)][]portal.Target
+	for _, r := range set {
+		r.Target, r.Comment = r.Target.Plain(), PlainComment(r.Comment)
+		family := portal.FamilyOf(r.Target.Addr)
+		come[family] = append(come[family], r)
+	}
+	for _, t := range gone {
+		family := portal.FamilyOf(t.Plain().Addr)
+		goes[family] = append(goes[family], t)
+	}
 	var changed []portal.Target
 	var errs []error
-	for _, m := range p.families {
-		var mine []portal.Rule
-		for _, r := range set {
-			r.Target, r.Comment = r.Target.Plain(), PlainComment(r.Comment)
-			if p.of(r.Target) == m {
-				mine = append(mine, r)
-			}
-		}
-		others := func(t portal.Target) bool { return p.of(t.Plain()) != m }
-		these, bad := portal.Merge(m.rules, mine, slices.DeleteFunc(slices.Clone(gone), others))
+	for family, m := range p.families {
+		these, bad := portal.Merge(m.rules, come[family], goes[family])
 		changed = append(changed, these...)
 		maps.Copy(refused, bad)
 		_, err := p.sync(ctx, m, these, !p.applied)
 		errs = append(errs, err)
-		for _, r := range mine {
+		for _, r := range come[family] {
 			if why := m.refusal(r.Target); why != nil && m.rules[r.Target] == r {
 				refused[r.Target] = cmp.Or(refused[r.Target], why)
 			}
@@ -202,18 +204,21 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 	return errors.Join(err, portal.Refused(refused))
 }
 
+// SetLocalSources takes effect with the next Apply or Check.
 func (p *Portal) SetLocalSources(pods []netip.Prefix) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.pods = portal.PlainPrefixes(pods)
 }
 
+// SetNodePortAddresses takes effect with the next Apply or Check.
 func (p *Portal) SetNodePortAddresses(within []netip.Prefix) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.opts.NodePortAddresses = portal.PlainPrefixes(within)
 }
 
+// Check reads what the kernel holds, and puts in what differs from what is wanted.
 func (p *Portal) Check(ctx context.Context) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -308,12 +313,9 @@ func (p *Portal) Remove(ctx context.Context) error {
 	return errors.Join(err, err2)
 }
 
-// Watch implements Watcher.
+// Watch implements portal.Watcher.
 func (p *Portal) Watch(ctx context.Context) (<-chan struct{}, error) {
-	if p.events == nil {
-		return kernel.Watch(ctx, p.landingEvents)
-	}
-	return kernel.Watch(ctx, p.landingEvents, p.events)
+	return kernel.Watch(ctx, p.events...)
 }
 
 // landingEvents tells when a landing is gone that is needed.
@@ -324,11 +326,11 @@ func (p *Portal) landingEvents() (kernel.Subscription, error) {
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		return slices.ContainsFunc(p.families[:], func(m *machine) bool { return len(m.rules) > 0 })
+		return slices.ContainsFunc(p.families[:], func(m *machine) bool { return len(m.rules) > 0 && m.lands() })
 	})
 }
 
-// Compare implements Portal.
+// Compare compares with what the kernel holds, and changes nothing.
 func (p *Portal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 	p.mu.Lock()
 	wanted := p.rules()
@@ -343,7 +345,7 @@ func (p *Portal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 // warnNoAddress tells about interfaces that packets cannot be redirected from
 // where there is no landing.
 func (p *Portal) warnNoAddress() {
-	if p.families[portal.IPv4].unusable != nil || p.families[portal.IPv4].lands() {
+	if p.families[portal.IPv4].lands() {
 		return
 	}
 	names, err := kernel.InterfacesWithoutIPv4()

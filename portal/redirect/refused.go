@@ -7,7 +7,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-// A refused rule is tried again after retryFirst, and then after twice as long
+// A refused rule is tried again after RetryFirst, and then after twice as long
 // each time up to retryLast: a module that was missing may have been loaded.
 const (
 	RetryFirst = 10 * time.Second
@@ -80,7 +80,7 @@ func (e undecided) Unwrap() error { return e.error }
 // program held a lock, or the process could not do what it had to.
 func MarkUndecided(err error) error { return undecided{err} }
 
-// IsUndecided reports whether markUndecided has been at err.
+// IsUndecided reports whether MarkUndecided has been at err.
 func IsUndecided(err error) bool { return errors.As(err, new(undecided)) }
 
 // bisect finds the rules for which try fails, when it is given them alone or

@@ -26,7 +26,7 @@ type Setting struct {
 	// NodePorts are the networks of the addresses that have node ports; none
 	// is all of them.
 	NodePorts []netip.Prefix
-	// Pods are the networks of this node's Pods, and podInterfaces are as in
+	// Pods are the networks of this node's Pods, and PodInterfaces are as in
 	// Options. Addresses of single Pods would be a rule for each; an interface is
 	// one whatever is behind it, and there before its first Pod sends anything.
 	Pods          []netip.Prefix
