@@ -70,11 +70,12 @@ var _ = Describe("usher run", func() {
 
 	It("has all that must be parsed in its Config", func() {
 		c := configOf("--manifests=/tmp", "--service-cidr=10.1.0.0/16,fd00::/112", "--cluster-cidr=10.2.0.0/16", "--nodeport-addresses=192.0.2.0/24",
-			"--proxy-port-range=40000-40010", "--dns=192.0.2.53", "--dns-upstream=192.0.2.1,192.0.2.2:5353", "--sctp=off")
+			"--proxy-port-range=40000-40010", "--iptables-target=redirect", "--dns=192.0.2.53", "--dns-upstream=192.0.2.1,192.0.2.2:5353", "--sctp=off")
 		Expect(c.ServiceCIDRs).To(HaveExactElements(netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/112")))
 		Expect(c.PodNetworks).To(HaveExactElements(netip.MustParsePrefix("10.2.0.0/16")))
 		Expect(c.NodePorts).To(Equal(daemon.NodePorts{Networks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}))
 		Expect(c.Portal.ProxyPorts).To(Equal(portal.PortRange{First: 40000, Last: 40010}))
+		Expect(c.Portal.IPTablesTarget).To(Equal("redirect"))
 		Expect(c.DNSAddress).To(Equal(netip.MustParseAddrPort("192.0.2.53:53")))
 		Expect(c.DNS.Upstreams).To(HaveExactElements(netip.MustParseAddrPort("192.0.2.1:53"), netip.MustParseAddrPort("192.0.2.2:5353")))
 		Expect(c.Proxy.SCTP).To(Equal(stream.SCTPOff))

@@ -157,7 +157,7 @@ func Defaults() Config {
 		Via:          ViaDirect,
 		MaxDelay:     kube.DefaultMaxDelay,
 		Mode:         portal.ModeAuto,
-		Portal:       portal.Options{Mark: 0x2000},
+		Portal:       portal.Options{Mark: 0x2000, IPTablesTarget: portal.IPTablesTargets[0]},
 		Proxy:        proxy.Defaults(),
 		TraceEvents:  4096,
 		AccessLog:    accesslog.Options{Format: accesslog.JSON},
@@ -189,6 +189,9 @@ func (c *Config) Check() error {
 	}
 	if !slices.Contains(modes.Names(), c.Mode) {
 		return fmt.Errorf("--portal: %q is not one of %s", c.Mode, strings.Join(modes.Names(), ", "))
+	}
+	if !slices.Contains(portal.IPTablesTargets, c.Portal.IPTablesTarget) {
+		return fmt.Errorf("--iptables-target: %q is not one of %s", c.Portal.IPTablesTarget, strings.Join(portal.IPTablesTargets, ", "))
 	}
 	if err := CheckSOCKSAddress(c.SOCKSAddress); err != nil {
 		return err
