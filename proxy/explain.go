@@ -12,7 +12,6 @@ import (
 
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/search"
@@ -97,8 +96,7 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 	x.Set = v.Endpoints(&vip, x.NodeLocal)
 	x.NotTried = leftOut(v, x.Set)
 	// Where the portal does not filter, the listener does, or nobody listens.
-	mode := p.Portal.Mode()
-	filters := mode == portal.ModeIPTables || mode == portal.ModeNFTables
+	filters := p.Portal.Traits().Redirects
 	switch {
 	case problem != nil:
 		x.Cause, x.Verdict = HasProblem, WouldFail

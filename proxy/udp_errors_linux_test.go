@@ -21,13 +21,13 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// inMode is a portal that says that it is another.
-type inMode struct {
+// withTraits is a portal that says that it is another.
+type withTraits struct {
 	portal.Portal
-	mode string
+	traits portal.Traits
 }
 
-func (p inMode) Mode() string { return p.mode }
+func (p withTraits) Traits() portal.Traits { return p.traits }
 
 // What tells usher about a UDP endpoint, and what does not.
 var _ = Describe("a UDP session", func() {
@@ -127,8 +127,8 @@ var _ = Describe("a UDP session", func() {
 		})
 	}
 
-	DescribeTable("to an endpoint that is a VIP of another Service", func(mode string, goes bool) {
-		o.Portal = inMode{o.Portal, mode}
+	DescribeTable("to an endpoint that is a VIP of another Service", func(traits portal.Traits, goes bool) {
+		o.Portal = withTraits{o.Portal, traits}
 		process, vip := listen("127.117.0.2:0")
 		p, newClient := serve(vip)
 		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "of-udp-errors", Name: "vip"}, Ports: []config.ServicePort{{
@@ -147,8 +147,8 @@ var _ = Describe("a UDP session", func() {
 		Expect(process.SetReadDeadline(time.Now())).To(Succeed())
 		Expect(process.ReadFromUDPAddrPort(make([]byte, 100))).Error().To(MatchError(os.ErrDeadlineExceeded))
 	},
-		Entry("is not sent, where the portal tells usher's datagrams from no others", portal.ModeAddress, false),
-		Entry("is sent, where the kernel leads nothing to usher", portal.ModeNone, true),
+		Entry("is not sent, where the portal tells usher's datagrams from no others", portal.Traits{Local: true}, false),
+		Entry("is sent, where the kernel leads nothing to usher", portal.Traits{}, true),
 	)
 
 	It("ends no quarantine by silence", func() {

@@ -101,7 +101,7 @@ var ErrLeadsBack = errors.New("refused: it is a VIP or a node port of this node,
 // listeners are in another network namespace than the endpoints, or where something
 // else than this node's kernel connects to those.
 func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) bool {
-	if n.Portal.Mode() == portal.ModeNone || n.Socket != nil || n.Tunneled {
+	if !n.Portal.Traits().Leads() || n.Socket != nil || n.Tunneled {
 		return false
 	}
 	if kernel.IsLanding(to.Addr()) {

@@ -24,8 +24,8 @@ type marking struct {
 	mark uint32
 }
 
-func (marking) Mode() string   { return portal.ModeIPTables }
-func (p marking) Mark() uint32 { return p.mark }
+func (marking) Traits() portal.Traits { return portal.Traits{Redirects: true} }
+func (p marking) Mark() uint32        { return p.mark }
 
 var (
 	vip4     = config.VIP{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -118,9 +119,9 @@ func (s server) service() config.Service {
 // onLoopback is the portal to addresses that are there already.
 type onLoopback struct{}
 
-func (onLoopback) Mode() string { return portal.ModeNone }
+func (onLoopback) Mode() string { return none.Mode.Name }
 
-func (onLoopback) Traits() portal.Traits { return portal.Traits{} }
+func (onLoopback) Traits() portal.Traits { return none.Mode.Traits }
 
 func (onLoopback) Listen(_ string, targets []portal.Target) (binds []portal.Bind) {
 	for _, t := range targets {
