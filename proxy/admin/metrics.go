@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/dns"
@@ -210,10 +209,10 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 		tell(noLocalEndpoints, int64(n.External), "external", family.String())
 		lastApplied.tell(out, seconds(status.LastApplied), family.String())
 		lastQueued.tell(out, seconds(status.LastQueued), family.String())
-		switch c.proxy.Portal.Mode() {
-		case portal.ModeIPTables:
+		switch c.proxy.Portal.Traits().KubeProxy {
+		case "iptables":
 			tell(restoreFailures, s.PortalFailures, family.String())
-		case portal.ModeNFTables:
+		case "nftables":
 			tell(nftablesFailures, s.PortalFailures, family.String())
 		}
 	}

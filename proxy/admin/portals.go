@@ -44,7 +44,7 @@ func (a *API) portals(r *http.Request) (any, error) {
 	for _, c := range status.Rules {
 		rule := NewPortalRule(c.Mode, c.Rule)
 		rule.State = string(c.State)
-		rule.Text = ruleInWords(c.Mode, c.Rule)
+		rule.Text = ruleInWords(c.Traits, c.Rule)
 		if c.State == portal.StateDiffers {
 			installed := portalEffect(c.Installed)
 			rule.Installed = &installed
@@ -54,8 +54,8 @@ func (a *API) portals(r *http.Request) (any, error) {
 	return answer, nil
 }
 
-// ruleInWords says what a rule of a portal of that mode does.
-func ruleInWords(mode string, r portal.Rule) string {
+// ruleInWords says what a rule of a portal with these traits does.
+func ruleInWords(traits portal.Traits, r portal.Rule) string {
 	if r.Target.Port == 0 {
 		return fmt.Sprintf("%s is an address of this node", r.Target.Addr)
 	}
@@ -64,13 +64,13 @@ func ruleInWords(mode string, r portal.Rule) string {
 		at = fmt.Sprintf("port %d of every address of this node", r.Target.Port)
 	}
 	switch {
-	case r.Action == portal.Redirect && mode == portal.ModeNone:
+	case r.Action == portal.Redirect && !traits.Leads():
 		return fmt.Sprintf("nothing leads from %s to usher, who listens on port %d", at, r.LocalPort)
-	case r.Action == portal.Redirect && mode == portal.ModeAddress && r.Target.Addr.IsUnspecified():
+	case r.Action == portal.Redirect && traits.Local && r.Target.Addr.IsUnspecified():
 		return fmt.Sprintf("usher listens on %s", at)
-	case r.Action == portal.Redirect && mode == portal.ModeAddress:
+	case r.Action == portal.Redirect && traits.Local:
 		return fmt.Sprintf("%s is an address of this node, and usher listens on %s", r.Target.Addr, at)
-	case mode == portal.ModeNone, mode == portal.ModeAddress:
+	case !traits.Redirects:
 		return fmt.Sprintf("nobody listens on %s: there is no endpoint that could be used", at)
 	}
 	who := "what clients send"

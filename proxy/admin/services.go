@@ -238,7 +238,6 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 }
 
 func detail(v *proxy.PortView, o *proxy.Options, now time.Time) api.ServicePort {
-	mode := o.Portal.Mode()
 	p := api.ServicePort{
 		PortSummary: portSummary(v), AppProtocol: v.Port.AppProtocol,
 		VIPs: []api.VIP{}, Listeners: []string{}, Rules: []api.PortalRule{}, Endpoints: []api.Endpoint{},
@@ -255,8 +254,8 @@ func detail(v *proxy.PortView, o *proxy.Options, now time.Time) api.ServicePort 
 		p.Listeners = append(p.Listeners, l.String())
 	}
 	for _, r := range v.Rules {
-		rule := NewPortalRule(mode, r)
-		rule.Text = ruleInWords(mode, r)
+		rule := NewPortalRule(o.Portal.Mode(), r)
+		rule.Text = ruleInWords(o.Portal.Traits(), r)
 		p.Rules = append(p.Rules, rule)
 	}
 	for _, e := range v.Endpoints {
