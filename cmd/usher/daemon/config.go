@@ -156,7 +156,7 @@ func Defaults() Config {
 	return Config{
 		Via:          ViaDirect,
 		MaxDelay:     kube.DefaultMaxDelay,
-		Mode:         portal.ModeAuto,
+		Mode:         modes.Auto,
 		Portal:       portal.Options{Mark: 0x2000, IPTablesTarget: portal.IPTablesTargets[0]},
 		Proxy:        proxy.Defaults(),
 		TraceEvents:  4096,
@@ -187,7 +187,7 @@ func (c *Config) Check() error {
 	if !slices.Contains(SCTPModes, string(c.Proxy.SCTP)) {
 		return notOneOf("sctp", string(c.Proxy.SCTP), SCTPModes)
 	}
-	if !slices.Contains(modes.Names(), c.Mode) {
+	if len(modes.Named(c.Mode)) == 0 {
 		return fmt.Errorf("--portal: %q is not one of %s", c.Mode, strings.Join(modes.Names(), ", "))
 	}
 	if !slices.Contains(portal.IPTablesTargets, c.Portal.IPTablesTarget) {

@@ -151,7 +151,7 @@ var _ = Describe("this node's Pods", func() {
 			c.Log, c.Portal.PodInterfaces = log, interfaces
 			d, err := New(c)
 			Expect(err).NotTo(HaveOccurred())
-			none, err := modes.New(GinkgoT().Context(), portal.ModeNone, portal.Options{Log: log})
+			none, err := modes.New(GinkgoT().Context(), "none", portal.Options{Log: log})
 			Expect(err).NotTo(HaveOccurred())
 			told := &localSources{Portal: none}
 			d.newProxy(told)

@@ -332,7 +332,7 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	d.proxy.Stop()
 	d.healthChecks.Close()
 	// Only who has the lock, and has not handed it over, may remove the rules.
-	remove = remove && (d.lock.Load() != nil || d.proxy.Portal.Mode() == portal.ModeNone) && !d.isHandedOver()
+	remove = remove && (d.lock.Load() != nil || !d.proxy.Portal.Traits().Installs) && !d.isHandedOver()
 	if !remove {
 		d.unlock() // a successor need not wait until connections have ended
 	}

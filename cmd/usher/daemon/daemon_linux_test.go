@@ -26,7 +26,7 @@ import (
 func withPortal() Config {
 	GinkgoHelper()
 	c := withoutPortal()
-	c.Mode = portal.ModeAddress
+	c.Mode = "address"
 	return c
 }
 
@@ -101,7 +101,7 @@ var _ = Describe("a daemon with a portal", func() {
 	BeforeEach(func() {
 		ownNamespace()
 		DeferCleanup(func() {
-			p, err := modes.New(context.Background(), portal.ModeAddress, portal.Options{Log: silent()})
+			p, err := modes.New(context.Background(), "address", portal.Options{Log: silent()})
 			Expect(err).NotTo(HaveOccurred())
 			Expect(p.Remove(context.Background())).To(Succeed())
 		})
@@ -204,9 +204,9 @@ var _ = Describe("a daemon with a portal", func() {
 
 		It("finds a portal that needs no route where there is none", func() {
 			c := demo()
-			c.Mode = portal.ModeAuto
+			c.Mode = modes.Auto
 			r, now := serve(c)
-			Expect(now.Proxy.Portal.Mode()).To(Equal(portal.ModeAddress))
+			Expect(now.Proxy.Portal.Mode()).To(Equal("address"))
 			Expect(r.said).To(gbytes.Say("No route leads to cluster IPs here"))
 			connect(vip)
 		})
@@ -215,9 +215,9 @@ var _ = Describe("a daemon with a portal", func() {
 			serve(withPortal())
 			before := installed()
 			c := demo()
-			c.Mode = portal.ModeAuto
+			c.Mode = modes.Auto
 			r, now := serve(c)
-			Expect(now.Proxy.Portal.Mode()).To(Equal(portal.ModeNone))
+			Expect(now.Proxy.Portal.Mode()).To(Equal("none"))
 			connect(listener(now)).Close()
 			r.signals <- os.Interrupt
 			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))

@@ -19,7 +19,6 @@ import (
 	"github.com/onsi/gomega/gleak"
 	"github.com/sirupsen/logrus"
 
-	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
@@ -94,7 +93,7 @@ func taken() string {
 func withoutPortal() Config {
 	GinkgoHelper()
 	c := Defaults()
-	c.Mode = portal.ModeNone
+	c.Mode = "none"
 	c.Manifests = []string{manifests()}
 	c.HealthzAddress = free()
 	return c

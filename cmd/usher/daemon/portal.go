@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"syscall"
 
 	"github.com/sirupsen/logrus"
@@ -43,7 +44,7 @@ func (d *Daemon) openPortal(ctx context.Context) (portal.Portal, error) {
 
 func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, err error) {
 	var lock *handover.Lock
-	if mode != portal.ModeNone {
+	if slices.ContainsFunc(modes.Named(mode), func(m portal.Mode) bool { return m.Traits.Installs }) {
 		lock, err = Lock(d.log)
 		if err != nil && !(d.config.TakeOver && errors.Is(err, handover.ErrLocked)) {
 			return nil, fmt.Errorf("%w; stop it, take over from it with 'usher run --take-over', or use --portal=none", err)
@@ -52,7 +53,7 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 	o := d.config.Portal
 	o.Log, o.NodePortAddresses = d.log, d.nodePorts
 	p, err = modes.New(ctx, mode, o)
-	if lock != nil && (err != nil || p.Mode() == portal.ModeNone) {
+	if lock != nil && (err != nil || !p.Traits().Installs) {
 		lock.Release()
 		lock = nil
 	}
@@ -64,16 +65,17 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 // already alone, and whose own clients must reach the cluster IPs: rules see only
 // what has a route, which a machine without a network does not have.
 func (d *Daemon) openPortalBeside(ctx context.Context) (portal.Portal, error) {
-	if d.config.Mode == portal.ModeAuto && !routed(d.config.Demo.VIP) {
-		if p, err := d.openMode(ctx, portal.ModeAddress); err == nil {
-			d.log.WithField("portal", portal.ModeAddress).Info("No route leads to cluster IPs here: the portal makes some")
+	if d.config.Mode == modes.Auto && !routed(d.config.Demo.VIP) {
+		local := modes.With(func(t portal.Traits) bool { return t.Local })
+		if p, err := d.openMode(ctx, local); err == nil {
+			d.log.WithField("portal", local).Info("No route leads to cluster IPs here: the portal makes some")
 			return p, nil
 		}
 	}
 	p, err := d.openMode(ctx, d.config.Mode)
-	if errors.Is(err, handover.ErrLocked) && d.config.Mode == portal.ModeAuto {
+	if errors.Is(err, handover.ErrLocked) && d.config.Mode == modes.Auto {
 		d.log.WithError(err).Warn("Not touching the portals")
-		return d.openMode(ctx, portal.ModeNone)
+		return d.openMode(ctx, modes.With(func(t portal.Traits) bool { return !t.Installs }))
 	}
 	return p, err
 }

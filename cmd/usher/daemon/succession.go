@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy"
 )
@@ -41,7 +40,7 @@ func (d *Daemon) begin(services []config.Service) error {
 
 // mustSucceed reports whether another usher has the lock that this one needs.
 func (d *Daemon) mustSucceed() bool {
-	return d.config.Netns == nil && d.lock.Load() == nil && d.proxy.Portal.Mode() != portal.ModeNone
+	return d.config.Netns == nil && d.lock.Load() == nil && d.proxy.Portal.Traits().Installs
 }
 
 // succeed asks the usher that is here to hand over, or takes the lock if that

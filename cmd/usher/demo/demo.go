@@ -51,7 +51,7 @@ func (d *Demo) Print(out io.Writer, p *proxy.Proxy) {
 	fmt.Fprintf(out, "\nTheir endpoints, servers in this process:\n\n")
 	PrintEndpoints(out, "  ", d.tell().Items)
 	fmt.Fprintf(out, "\nThe manifests are in %s.\n", d.Dir)
-	fmt.Fprintf(out, "The portal is %q: %s\n\n", p.Portal.Mode(), portalInWords(p.Portal.Mode()))
+	fmt.Fprintf(out, "The portal is %q: %s\n\n", p.Portal.Mode(), p.Portal.Traits().About)
 }
 
 // PrintEndpoints prints a line for each server.
@@ -61,19 +61,4 @@ func PrintEndpoints(out io.Writer, indent string, list []api.DemoEndpoint) {
 		fmt.Fprintf(w, "%s%s\t%s/%s\t%s\n", indent, e.Pod, e.Endpoint, e.Protocol, e.Does)
 	}
 	w.Flush()
-}
-
-// portalInWords says how a connection reaches usher.
-func portalInWords(mode string) string {
-	switch mode {
-	case "iptables":
-		return "rules in the nat table redirect what is sent to a\ncluster IP to usher's port."
-	case "nftables":
-		return "a table of nftables redirects what is sent to a\ncluster IP to usher's port."
-	case "address":
-		return "a route makes each cluster IP an address of this node,\nand usher listens on it."
-	case "none":
-		return "nothing is installed, and usher listens on loopback addresses.\n(As root the Services would have their cluster IPs.)"
-	}
-	return ""
 }

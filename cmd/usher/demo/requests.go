@@ -15,7 +15,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -46,7 +45,7 @@ func targetsOf(p *proxy.Proxy) (list []target) {
 			t.unserved = "it is not there any more"
 		case status.Problem != nil:
 			t.unserved = status.Problem.Err.Error()
-		case p.Portal.Mode() != portal.ModeNone:
+		case p.Portal.Traits().Leads():
 			t.at = status.Port.VIPs[0].AddrPort()
 		case len(status.Listeners) > 0:
 			t.at = status.Listeners[0]
