@@ -237,12 +237,3 @@ func (i Installed) Extra() Comparison {
 func (c Comparison) Compare(other Comparison) int {
 	return cmp.Or(c.Rule.Target.Compare(other.Rule.Target), cmp.Compare(c.Mode, other.Mode), cmp.Compare(c.State, other.State))
 }
-
-// The modes' names.
-const (
-	ModeAuto     = "auto"
-	ModeIPTables = "iptables"
-	ModeNFTables = "nftables"
-	ModeAddress  = "address"
-	ModeNone     = "none"
-)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -44,7 +44,7 @@ var _ = Describe("a change that waits", func() {
 		VIPs:     []config.VIP{{Kind: config.ClusterIP, Addr: vip.Addr(), Port: vip.Port()}},
 	}}}
 	BeforeEach(func() {
-		none, err := modes.New(context.Background(), portal.ModeNone, portal.Options{})
+		none, err := none.Mode.New(context.Background(), portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
 		locked = &lockedPortal{Portal: none, asked: make(chan struct{}, 1), free: make(chan struct{}), addresses: make(chan []netip.Prefix, 1)}
 		o := proxy.Defaults()

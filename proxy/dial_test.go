@@ -18,7 +18,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -87,7 +87,7 @@ var _ = Describe("a Proxy with a Dial of its own", func() {
 		goroutines := gleak.Goroutines()
 		log := logrus.New()
 		log.SetOutput(GinkgoWriter)
-		pt, err := modes.New(context.Background(), portal.ModeNone, portal.Options{})
+		pt, err := none.Mode.New(context.Background(), portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
 		refuse = map[netip.AddrPort]bool{}
 		o := proxy.Defaults()

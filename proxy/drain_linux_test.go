@@ -18,7 +18,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/kernel"
-	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -62,7 +62,7 @@ var _ = Describe("draining a Proxy", func() {
 	DescribeTable("resets a client that has no endpoint yet, at once",
 		func(endpoint func() netip.AddrPort, dial func(context.Context, *config.Endpoint) (forward.Conn, error), underWay func(netip.AddrPort) bool, last string) {
 			goroutines := gleak.Goroutines()
-			pt, err := modes.New(context.Background(), portal.ModeNone, portal.Options{})
+			pt, err := none.Mode.New(context.Background(), portal.Options{})
 			Expect(err).NotTo(HaveOccurred())
 			o := proxy.Defaults()
 			o.Portal, o.Log, o.Trace = pt, logrus.New(), trace.NewLog(100)

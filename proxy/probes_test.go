@@ -16,7 +16,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
@@ -32,7 +32,7 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		goroutines := gleak.Goroutines()
 		log := logrus.New()
 		log.SetOutput(GinkgoWriter)
-		pt, err := modes.New(context.Background(), portal.ModeNone, portal.Options{})
+		pt, err := none.Mode.New(context.Background(), portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
 		options = proxy.Defaults()
 		options.Portal, options.Log, options.Trace = pt, log, trace.NewLog(1000)

@@ -18,7 +18,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -40,7 +40,7 @@ var _ = Describe("a Proxy", func() {
 		goroutines := gleak.Goroutines()
 		log := logrus.New()
 		log.SetOutput(GinkgoWriter)
-		pt, err := modes.New(context.Background(), portal.ModeNone, portal.Options{})
+		pt, err := none.Mode.New(context.Background(), portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
 		o := proxy.Defaults()
 		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -33,7 +33,7 @@ func (p withTraits) Traits() portal.Traits { return p.traits }
 var _ = Describe("a UDP session", func() {
 	var o proxy.Options
 	BeforeEach(func() {
-		pt, err := modes.New(context.Background(), portal.ModeNone, portal.Options{})
+		pt, err := none.Mode.New(context.Background(), portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
 		log := logrus.New()
 		log.SetOutput(GinkgoWriter)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -50,7 +50,7 @@ func serveUDP(t testing.TB) (*proxy.Proxy, *net.UDPConn) {
 func proxyOf(t testing.TB, server *net.UDPConn) *proxy.Proxy {
 	t.Helper()
 	g := NewWithT(t)
-	pt, err := modes.New(context.Background(), portal.ModeNone, portal.Options{})
+	pt, err := none.Mode.New(context.Background(), portal.Options{})
 	g.Expect(err).NotTo(HaveOccurred())
 	o := proxy.Defaults()
 	o.Portal, o.Log, o.Trace = pt, logrus.New(), trace.NewLog(100)

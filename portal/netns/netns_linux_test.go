@@ -317,7 +317,7 @@ var _ = Describe("the portal of a namespace", func() {
 	It("makes VIPs local addresses inside, until they are gone", func(ctx context.Context) {
 		n := made()
 		p := n.Portal()
-		Expect(p.Mode()).To(Equal(portal.ModeAddress))
+		Expect(p.Mode()).To(Equal("address"))
 		Expect(p.Listen("default/web", []portal.Target{target})).To(Equal([]portal.Bind{{Addr: vip, Targets: []portal.Target{target}}}))
 		rule := portal.Rule{Target: target, Action: portal.Redirect, LocalPort: 80, Comment: "default/web"}
 		Expect(p.Apply(ctx, []portal.Rule{rule}, nil)).To(Succeed())
@@ -326,7 +326,7 @@ var _ = Describe("the portal of a namespace", func() {
 		answerAll(l, "the Service")
 		Expect(asks(n, vip)).To(Equal("the Service"))
 		Expect(p.Check(ctx)).To(BeZero())
-		Expect(p.Compare(ctx)).To(Equal([]portal.Comparison{{Mode: portal.ModeAddress, Rule: rule, State: portal.StateOK}}))
+		Expect(p.Compare(ctx)).To(Equal([]portal.Comparison{{Mode: "address", Rule: rule, State: portal.StateOK}}))
 
 		Expect(l.Close()).To(Succeed())
 		Expect(p.Apply(ctx, nil, []portal.Target{target})).To(Succeed())

@@ -20,7 +20,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -197,7 +197,7 @@ var _ = Describe("health check node ports", func() {
 var _ = Describe("the admin handler", func() {
 	var handler http.Handler
 	BeforeEach(func() {
-		pt, err := modes.New(GinkgoT().Context(), portal.ModeNone, portal.Options{})
+		pt, err := none.Mode.New(GinkgoT().Context(), portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
 		o := proxy.Defaults()
 		o.Portal, o.Log, o.Trace = pt, logrus.New(), trace.NewLog(10)
@@ -260,10 +260,10 @@ var _ = Describe("the admin handler", func() {
 	It("tells a rule of a portal in words that stay", func() {
 		vip := portal.Target{Protocol: portal.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
 		rule := portal.Rule{Target: vip, LocalPort: 4000, Comment: "default/web:http", Sources: portal.SourcesOf([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")})}
-		Expect(json.Marshal(admin.NewPortalRule(portal.ModeNFTables, rule))).To(MatchJSON(`{"mode": "nftables", "service": "default/web:http",
+		Expect(json.Marshal(admin.NewPortalRule("nftables", rule))).To(MatchJSON(`{"mode": "nftables", "service": "default/web:http",
 			"protocol": "TCP", "vip": "10.96.0.10:80", "action": "redirect", "localPort": 4000, "sources": ["192.0.2.0/24"]}`))
 		address := portal.Rule{Target: portal.Target{Addr: netip.MustParseAddr("fd96::10")}}
-		Expect(json.Marshal(admin.NewPortalRule(portal.ModeAddress, address))).To(MatchJSON(`{"mode": "address", "vip": "fd96::10", "action": "address"}`))
+		Expect(json.Marshal(admin.NewPortalRule("address", address))).To(MatchJSON(`{"mode": "address", "vip": "fd96::10", "action": "address"}`))
 	})
 	It("changes nothing: only GET is answered", func() {
 		for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {

@@ -20,7 +20,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
@@ -40,7 +40,7 @@ type node struct {
 
 func newNode() *node {
 	GinkgoHelper()
-	pt, err := modes.New(context.Background(), portal.ModeNone, portal.Options{})
+	pt, err := none.Mode.New(context.Background(), portal.Options{})
 	Expect(err).NotTo(HaveOccurred())
 	log := logrus.New()
 	log.SetOutput(GinkgoWriter)

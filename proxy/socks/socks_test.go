@@ -20,7 +20,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
@@ -119,7 +119,7 @@ var _ = Describe("the SOCKS server", func() {
 		log := logrus.New()
 		log.SetOutput(GinkgoWriter)
 		log.SetLevel(logrus.DebugLevel)
-		pt, err := modes.New(context.Background(), portal.ModeNone, portal.Options{})
+		pt, err := none.Mode.New(context.Background(), portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
 		o := proxy.Defaults()
 		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
