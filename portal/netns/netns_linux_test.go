@@ -326,7 +326,7 @@ var _ = Describe("the portal of a namespace", func() {
 		answerAll(l, "the Service")
 		Expect(asks(n, vip)).To(Equal("the Service"))
 		Expect(p.Check(ctx)).To(BeZero())
-		Expect(p.Compare(ctx)).To(Equal([]portal.Comparison{{Mode: "address", Rule: rule, State: portal.StateOK}}))
+		Expect(p.Compare(ctx)).To(Equal([]portal.Comparison{{Mode: "address", Traits: p.Traits(), Rule: rule, State: portal.StateOK}}))
 
 		Expect(l.Close()).To(Succeed())
 		Expect(p.Apply(ctx, nil, []portal.Target{target})).To(Succeed())
