@@ -98,7 +98,7 @@ func (p *Proxy) portalAnswered(err error) {
 		}
 	}
 	if failed == nil {
-		p.sync.applied(time.Now())
+		p.sync.note(func(s *SyncStatus) { s.LastApplied, s.Pending = time.Now(), time.Time{} })
 		p.counters.appliedChanges()
 	} else {
 		p.counters.portalFailures.Add(1)

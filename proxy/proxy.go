@@ -138,7 +138,12 @@ func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 // becomes a [Problem], and is tried again.
 func (p *Proxy) Apply(services []config.Service) {
 	started := time.Now()
-	p.sync.queued(started)
+	p.sync.note(func(s *SyncStatus) {
+		s.LastQueued = started
+		if s.Pending.IsZero() {
+			s.Pending = started
+		}
+	})
 	defer p.lock()()
 	if p.stopped {
 		return
@@ -294,7 +299,7 @@ func (p *Proxy) Check(ctx context.Context) {
 	var repaired int
 	var err error
 	p.unlocked(func() { repaired, err = p.Portal.Check(ctx) })
-	p.sync.checked(time.Now())
+	p.sync.note(func(s *SyncStatus) { s.LastChecked = time.Now() })
 	if repaired > 0 {
 		p.counters.repaired.Add(int64(repaired))
 		p.Trace.Change(&trace.Event{Kind: trace.PortalRepaired, Time: time.Now(), Count: repaired})

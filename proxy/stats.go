@@ -105,25 +105,11 @@ type syncState struct {
 	now SyncStatus
 }
 
-func (s *syncState) queued(at time.Time) {
+// note changes it.
+func (s *syncState) note(change func(*SyncStatus)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.LastQueued = at
-	if s.now.Pending.IsZero() {
-		s.now.Pending = at
-	}
-}
-
-func (s *syncState) applied(at time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.now.LastApplied, s.now.Pending = at, time.Time{}
-}
-
-func (s *syncState) checked(at time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.now.LastChecked = at
+	change(&s.now)
 }
 
 // SyncStatus returns how it is now. It never waits for a change that is being

@@ -8,11 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dialed is a connection that a Loop makes, or has made, to an endpoint. Once it is
-// made, it waits for [Loop.Forward] or Close.
+// Dialed is a connection that a Loop makes, or has made, to an endpoint, and belongs to.
+// Once it is made, it waits for [Loop.Forward].
 type Dialed struct {
-	Loop *Loop // whose goroutine it belongs to
-
+	loop  *Loop
 	fd    Socket
 	watch Registration
 	seen  Readiness            // until somebody else watches
@@ -26,44 +25,35 @@ type Dialed struct {
 // The loop calls done, once, when the connection is made, or with an error when it
 // has failed: a unix.Errno, or context.DeadlineExceeded after timeout. It may do so
 // before Connect returns. A timeout of 0 means none; of others there may be a few
-// different ones. With data, the client has sent something, so that there will be something to
-// send at once: that saves a packet.
-func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, data bool, timeout time.Duration, done func(*Dialed, error)) *Dialed {
-	d := &Dialed{Loop: l, fd: -1, done: done}
+// different ones. With data, the client has sent something, so that there will be
+// something to send at once: that saves a packet.
+func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, data bool, timeout time.Duration, done func(*Dialed, error)) {
+	d := &Dialed{loop: l, fd: -1, done: done}
 	var err error
 	if d.fd, err = connectTCP(l.mark, from, to, data); err != nil {
 		d.finish(err)
-		return d
+		return
 	}
 	if d.watch, err = l.Add(int(d.fd), Readable|Writable|HungUp|Once, d); err != nil {
 		d.fd.Close()
 		d.finish(unix.ENOMEM)
-		return d
+		return
 	}
 	if timeout > 0 {
 		d.until = time.Now().Add(timeout)
 		l.dialingFor(timeout).add(d)
 	}
-	return d
 }
-
-// Cancel gives up a connection that is not made yet: done is called with
-// context.Canceled. Only the loop may call it, at any time.
-func (d *Dialed) Cancel() { d.fail(context.Canceled) }
 
 // CancelDials cancels all connections that the loop is making and that have a timeout; who
 // is told must begin no others. Only the loop may call it.
 func (l *Loop) CancelDials() {
 	for _, q := range l.dialing {
 		for _, d := range q.queue {
-			d.Cancel()
+			d.fail(context.Canceled)
 		}
 	}
 }
-
-// Close closes a connection that was made and that nobody has taken over. It may be
-// called from any goroutine.
-func (d *Dialed) Close() error { return d.Loop.Do(func() { d.Loop.CloseFD(d.watch) }) }
 
 // Ready implements Handler.
 func (d *Dialed) Ready(r Readiness) {
@@ -83,7 +73,7 @@ func (d *Dialed) Ready(r Readiness) {
 
 func (d *Dialed) fail(err error) {
 	if d.done != nil {
-		d.Loop.CloseFD(d.watch)
+		d.loop.CloseFD(d.watch)
 		d.finish(err)
 	}
 }

@@ -21,15 +21,8 @@ import (
 func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	client := &keptClient{Conn: conn}
 	if c := a.accepted(client, from); c != nil {
-		s := a.server
 		go c.serve(a, func(ctx context.Context, to *config.Endpoint) (forwarder, error) {
-			dial := s.Dial
-			if dial == nil {
-				dial = func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
-					return DialTCP(ctx, s.node.Portal.Mark(), s.Keepalive, to.Addr)
-				}
-			}
-			endpoint, err := dial(ctx, to)
+			endpoint, err := a.server.dial(ctx, to)
 			if err != nil {
 				return nil, err
 			}

@@ -29,6 +29,7 @@ type Options struct {
 type Server struct {
 	node *frontend.Node
 	Options
+	dial     func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) // Options.Dial, or the kernel's
 	register register
 	loops    loops
 
@@ -41,6 +42,11 @@ type Server struct {
 // goroutine at a time, when the budget has room for a listener, of which they take it.
 func New(node *frontend.Node, o Options) *Server {
 	s := &Server{node: node, Options: o, register: register{budget: node.Budget, byID: map[uint64]*connection{}, byClient: map[netip.Addr]int64{}}}
+	if s.dial = o.Dial; s.dial == nil {
+		s.dial = func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
+			return DialTCP(ctx, node.Portal.Mark(), o.Keepalive, to.Addr)
+		}
+	}
 	s.ctx, s.giveUp = context.WithCancel(context.Background())
 	return s
 }
