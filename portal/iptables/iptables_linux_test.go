@@ -65,6 +65,7 @@ var _ = Describe("portal iptables", func() {
 
 			Context("with the target redirect", func() {
 				other := *k
+				other.Name += ", redirect"
 				other.Options.IPTablesTarget, other.Lands = targetRedirect, false
 				BeforeEach(func() { other.N, opts = n, other.Options })
 				redirects.ItRedirects(&other)

@@ -52,7 +52,7 @@ func With(such func(portal.Traits) bool) string {
 }
 
 // New makes the portal called name, after trying for real whether it works here. [Auto]
-// takes the first mode that does, in the order of [Modes], and logs why it passed over
+// takes the first mode that does, in the order of [Names], and logs why it passed over
 // the others. Nothing stays changed before the first Apply. Options.Others are set.
 //
 // On Linux the portal acts on the network namespace of the calling thread.
