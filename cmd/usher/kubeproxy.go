@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -12,9 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
 
-	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
-	"github.com/usherproxy/usher/portal"
 )
 
 // kubeProxyFlags are flags of kube-proxy's, for who starts usher as kube-proxy was
@@ -70,24 +67,10 @@ func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, given map[string]
 	r.Cluster.QPS, r.Cluster.Burst = s.QPS, s.Burst
 	r.Resync = s.Resync
 	r.nodeIP = s.NodeIP
-	r.Conntrack = daemon.Conntrack(s.Conntrack)
-	r.Portal.PodInterfaces = portal.Interfaces(s.PodInterfaces)
-	for flag, value := range map[string]string{
-		"kubeconfig":             s.Kubeconfig,
-		"node-name":              s.NodeName,
-		"healthz-address":        said(s.HealthzAddress),
-		"admin-address":          said(s.MetricsAddress),
-		"bind-address-hard-fail": said(s.BindHardFail),
-		"nodeport-addresses":     nodePorts(s.NodePorts),
-		"cluster-cidr":           join(s.ClusterCIDRs),
-		"proxy-port-range":       portRange(s.ProxyPorts),
-		"log-level":              s.LogLevel,
-		"log-format":             s.LogFormat,
-		"portal":                 s.Portal,
-		"portal-check-interval":  said(s.CheckInterval),
-		"max-sync-delay":         said(s.MaxDelay),
-	} {
-		if value == "" || flags.Changed(flag) {
+	r.Conntrack = s.Conntrack
+	r.Portal.PodInterfaces = s.PodInterfaces
+	for flag, value := range s.Flags {
+		if flags.Changed(flag) {
 			continue
 		}
 		if err := flags.Set(flag, value); err != nil {
@@ -95,37 +78,6 @@ func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, given map[string]
 		}
 	}
 	return warnings, nil
-}
-
-// said returns how a flag says v; "" for a zero value, which is that nothing is said.
-func said[T comparable](v T) string {
-	var nothing T
-	if v == nothing {
-		return ""
-	}
-	return fmt.Sprint(v)
-}
-
-func portRange(p kubeproxy.PortRange) string {
-	if p.First == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d-%d", p.First, p.Last)
-}
-
-func nodePorts(n kubeproxy.NodePorts) string {
-	if n.Primary {
-		return primary
-	}
-	return join(n.Networks)
-}
-
-func join(networks []netip.Prefix) string {
-	var words []string
-	for _, n := range networks {
-		words = append(words, n.String())
-	}
-	return strings.Join(words, ",")
 }
 
 // configCheckInterval is how often kube-proxy's configuration file is read to see

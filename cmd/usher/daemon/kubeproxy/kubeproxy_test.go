@@ -17,6 +17,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/usherproxy/usher/cmd/usher/daemon"
 	. "github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
 )
 
@@ -26,6 +27,17 @@ func TestKubeproxy(t *testing.T) {
 }
 
 const header = "apiVersion: " + APIVersion + "\nkind: " + Kind + "\n"
+
+// flags are values of flags of 'usher run'.
+type flags = map[string]string
+
+// are matches Settings that equal want, whose Flags may be nil.
+func are(want Settings) OmegaMatcher {
+	if want.Flags == nil {
+		want.Flags = flags{}
+	}
+	return Equal(want)
+}
 
 // write writes a file and returns its path.
 func write(text string) string {
@@ -46,77 +58,77 @@ func read(body string) (*Settings, []string) {
 var _ = Describe("Read", func() {
 	DescribeTable("takes", func(body string, want Settings) {
 		s, warnings := read(body)
-		Expect(*s).To(Equal(want))
+		Expect(*s).To(are(want))
 		Expect(warnings).To(BeEmpty())
 	},
 		Entry("nothing from a file that says nothing", "", Settings{}),
 		Entry("clientConnection", "clientConnection: {kubeconfig: /etc/k, acceptContentTypes: 'application/json,application/cbor', contentType: application/json, qps: 2.5, burst: 7}",
-			Settings{Kubeconfig: "/etc/k", AcceptContentTypes: "application/json,application/cbor", ContentType: "application/json", QPS: 2.5, Burst: 7}),
+			Settings{Flags: flags{"kubeconfig": "/etc/k"}, AcceptContentTypes: "application/json,application/cbor", ContentType: "application/json", QPS: 2.5, Burst: 7}),
 		Entry("a negative qps, which is no bound", "clientConnection: {qps: -1}", Settings{QPS: -1}),
-		Entry("hostnameOverride, as kube-proxy does", "hostnameOverride: ' Worker-1 '", Settings{NodeName: "worker-1"}),
+		Entry("hostnameOverride, as kube-proxy does", "hostnameOverride: ' Worker-1 '", Settings{Flags: flags{"node-name": "worker-1"}}),
 
-		Entry("healthzBindAddress with a port", "healthzBindAddress: 127.0.0.1:8080", Settings{HealthzAddress: netip.MustParseAddrPort("127.0.0.1:8080")}),
-		Entry("healthzBindAddress without", "healthzBindAddress: 0.0.0.0", Settings{HealthzAddress: netip.MustParseAddrPort("0.0.0.0:10256")}),
-		Entry("healthzBindAddress IPv6 with a port", "healthzBindAddress: '[::1]:8080'", Settings{HealthzAddress: netip.MustParseAddrPort("[::1]:8080")}),
-		Entry("healthzBindAddress IPv6 without", "healthzBindAddress: '::'", Settings{HealthzAddress: netip.MustParseAddrPort("[::]:10256")}),
-		Entry("metricsBindAddress with a port", "metricsBindAddress: 0.0.0.0:9", Settings{MetricsAddress: netip.MustParseAddrPort("0.0.0.0:9")}),
-		Entry("metricsBindAddress without", "metricsBindAddress: 0.0.0.0", Settings{MetricsAddress: netip.MustParseAddrPort("0.0.0.0:10249")}),
-		Entry("bindAddressHardFail", "bindAddressHardFail: true", Settings{BindHardFail: true}),
+		Entry("healthzBindAddress with a port", "healthzBindAddress: 127.0.0.1:8080", Settings{Flags: flags{"healthz-address": "127.0.0.1:8080"}}),
+		Entry("healthzBindAddress without", "healthzBindAddress: 0.0.0.0", Settings{Flags: flags{"healthz-address": "0.0.0.0:10256"}}),
+		Entry("healthzBindAddress IPv6 with a port", "healthzBindAddress: '[::1]:8080'", Settings{Flags: flags{"healthz-address": "[::1]:8080"}}),
+		Entry("healthzBindAddress IPv6 without", "healthzBindAddress: '::'", Settings{Flags: flags{"healthz-address": "[::]:10256"}}),
+		Entry("metricsBindAddress with a port", "metricsBindAddress: 0.0.0.0:9", Settings{Flags: flags{"admin-address": "0.0.0.0:9"}}),
+		Entry("metricsBindAddress without", "metricsBindAddress: 0.0.0.0", Settings{Flags: flags{"admin-address": "0.0.0.0:10249"}}),
+		Entry("bindAddressHardFail", "bindAddressHardFail: true", Settings{Flags: flags{"bind-address-hard-fail": "true"}}),
 
 		Entry("bindAddress: any IPv4 is the default", "bindAddress: 0.0.0.0", Settings{}),
 		Entry("bindAddress: any IPv6 makes the other addresses IPv6", "bindAddress: '::'",
-			Settings{HealthzAddress: netip.MustParseAddrPort("[::]:10256"), MetricsAddress: netip.MustParseAddrPort("[::1]:10249")}),
+			Settings{Flags: flags{"healthz-address": "[::]:10256", "admin-address": "[::1]:10249"}}),
 		Entry("bindAddress: but not those that are given", "bindAddress: '::'\nhealthzBindAddress: 0.0.0.0",
-			Settings{HealthzAddress: netip.MustParseAddrPort("0.0.0.0:10256"), MetricsAddress: netip.MustParseAddrPort("[::1]:10249")}),
+			Settings{Flags: flags{"healthz-address": "0.0.0.0:10256", "admin-address": "[::1]:10249"}}),
 		Entry("bindAddress as the primary address", "bindAddress: 192.0.2.1\nnodePortAddresses: [primary]",
-			Settings{NodeIP: netip.MustParseAddr("192.0.2.1"), NodePorts: NodePorts{Primary: true}}),
+			Settings{Flags: flags{"nodeport-addresses": "primary"}, NodeIP: netip.MustParseAddr("192.0.2.1")}),
 
-		Entry("nodePortAddresses: primary", "nodePortAddresses: [primary]", Settings{NodePorts: NodePorts{Primary: true}}),
+		Entry("nodePortAddresses: primary", "nodePortAddresses: [primary]", Settings{Flags: flags{"nodeport-addresses": "primary"}}),
 		Entry("nodePortAddresses: networks", "nodePortAddresses: [192.0.2.7/24, 'fd00::/8']",
-			Settings{NodePorts: NodePorts{Networks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("fd00::/8")}}}),
+			Settings{Flags: flags{"nodeport-addresses": "192.0.2.0/24,fd00::/8"}}),
 		Entry("nodePortAddresses: none", "nodePortAddresses: []", Settings{}),
-		Entry("clusterCIDR", "clusterCIDR: 10.244.0.0/16", Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}),
+		Entry("clusterCIDR", "clusterCIDR: 10.244.0.0/16", Settings{Flags: flags{"cluster-cidr": "10.244.0.0/16"}}),
 		Entry("clusterCIDR of both families", "clusterCIDR: 'fd01::/48, 10.244.0.0/16'\ndetectLocalMode: ClusterCIDR",
-			Settings{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("fd01::/48"), netip.MustParsePrefix("10.244.0.0/16")}}),
+			Settings{Flags: flags{"cluster-cidr": "fd01::/48,10.244.0.0/16"}}),
 		Entry("detectLocalMode NodeCIDR", "detectLocalMode: NodeCIDR", Settings{}),
 		Entry("detectLocalMode BridgeInterface", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: bridge-12345678}", Settings{PodInterfaces: "bridge-12345678"}),
 		Entry("detectLocalMode InterfaceNamePrefix", "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}", Settings{PodInterfaces: "cali+"}),
 
-		Entry("portRange FIRST-LAST", "portRange: 30000-31000", Settings{ProxyPorts: PortRange{First: 30000, Last: 31000}}),
-		Entry("portRange FIRST+COUNT", "portRange: 30000+10", Settings{ProxyPorts: PortRange{First: 30000, Last: 30010}}),
-		Entry("portRange of one", "portRange: '30000'", Settings{ProxyPorts: PortRange{First: 30000, Last: 30000}}),
-		Entry("portRange to the end", "portRange: 1-65535", Settings{ProxyPorts: PortRange{First: 1, Last: 65535}}),
+		Entry("portRange FIRST-LAST", "portRange: 30000-31000", Settings{Flags: flags{"proxy-port-range": "30000-31000"}}),
+		Entry("portRange FIRST+COUNT", "portRange: 30000+10", Settings{Flags: flags{"proxy-port-range": "30000-30010"}}),
+		Entry("portRange of one", "portRange: '30000'", Settings{Flags: flags{"proxy-port-range": "30000-30000"}}),
+		Entry("portRange to the end", "portRange: 1-65535", Settings{Flags: flags{"proxy-port-range": "1-65535"}}),
 		Entry("portRange 0-0", "portRange: 0-0", Settings{}),
 		Entry("portRange 0", "portRange: '0'", Settings{}),
 
 		Entry("logging: verbosity 0", "logging: {verbosity: 0}", Settings{}),
-		Entry("logging: verbosity 1", "logging: {verbosity: 1}", Settings{LogLevel: "info"}),
-		Entry("logging: verbosity 3", "logging: {verbosity: 3}", Settings{LogLevel: "info"}),
-		Entry("logging: verbosity 4", "logging: {verbosity: 4}", Settings{LogLevel: "debug"}),
-		Entry("logging: verbosity 10", "logging: {verbosity: 10}", Settings{LogLevel: "debug"}),
-		Entry("logging: format text", "logging: {format: text}", Settings{LogFormat: "text"}),
-		Entry("logging: format json", "logging: {format: json}", Settings{LogFormat: "json"}),
+		Entry("logging: verbosity 1", "logging: {verbosity: 1}", Settings{Flags: flags{"log-level": "info"}}),
+		Entry("logging: verbosity 3", "logging: {verbosity: 3}", Settings{Flags: flags{"log-level": "info"}}),
+		Entry("logging: verbosity 4", "logging: {verbosity: 4}", Settings{Flags: flags{"log-level": "debug"}}),
+		Entry("logging: verbosity 10", "logging: {verbosity: 10}", Settings{Flags: flags{"log-level": "debug"}}),
+		Entry("logging: format text", "logging: {format: text}", Settings{Flags: flags{"log-format": "text"}}),
+		Entry("logging: format json", "logging: {format: json}", Settings{Flags: flags{"log-format": "json"}}),
 
 		Entry("conntrack", "conntrack: {maxPerCore: 1000, min: 2000, tcpEstablishedTimeout: 1h, tcpCloseWaitTimeout: 2m, udpTimeout: 3s, udpStreamTimeout: 4s, tcpBeLiberal: true}",
-			Settings{Conntrack: Conntrack{MaxPerCore: 1000, Min: 2000, TCPEstablished: time.Hour, TCPCloseWait: 2 * time.Minute, UDP: 3 * time.Second, UDPStream: 4 * time.Second, TCPBeLiberal: true}}),
+			Settings{Conntrack: daemon.Conntrack{MaxPerCore: 1000, Min: 2000, TCPEstablished: time.Hour, TCPCloseWait: 2 * time.Minute, UDP: 3 * time.Second, UDPStream: 4 * time.Second, TCPBeLiberal: true}}),
 		Entry("conntrack as kubeadm writes it", "conntrack: {maxPerCore: null, min: null, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null}", Settings{}),
-		Entry("conntrack with half of it", "conntrack: {maxPerCore: 0}", Settings{Conntrack: Conntrack{Min: 131072}}),
+		Entry("conntrack with half of it", "conntrack: {maxPerCore: 0}", Settings{Conntrack: daemon.Conntrack{Min: 131072}}),
 
 		Entry("mode none", "mode: ''", Settings{}),
 		Entry("mode userspace", "mode: userspace", Settings{}),
-		Entry("mode iptables", "mode: iptables", Settings{Portal: "iptables"}),
-		Entry("mode nftables, whose node ports are on the primary addresses", "mode: nftables", Settings{Portal: "nftables", NodePorts: NodePorts{Primary: true}}),
+		Entry("mode iptables", "mode: iptables", Settings{Flags: flags{"portal": "iptables"}}),
+		Entry("mode nftables, whose node ports are on the primary addresses", "mode: nftables", Settings{Flags: flags{"portal": "nftables", "nodeport-addresses": "primary"}}),
 		Entry("mode nftables, and where its node ports are", "mode: nftables\nnodePortAddresses: [0.0.0.0/0]",
-			Settings{Portal: "nftables", NodePorts: NodePorts{Networks: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}}),
+			Settings{Flags: flags{"portal": "nftables", "nodeport-addresses": "0.0.0.0/0"}}),
 		Entry("bindAddress as the primary address by default", "bindAddress: 192.0.2.1\nmode: nftables",
-			Settings{Portal: "nftables", NodeIP: netip.MustParseAddr("192.0.2.1"), NodePorts: NodePorts{Primary: true}}),
+			Settings{Flags: flags{"portal": "nftables", "nodeport-addresses": "primary"}, NodeIP: netip.MustParseAddr("192.0.2.1")}),
 
 		Entry("configSyncPeriod", "configSyncPeriod: 15m0s", Settings{Resync: 15 * time.Minute}),
-		Entry("periods without a mode", "iptables: {syncPeriod: 30s, minSyncPeriod: 1s}", Settings{CheckInterval: 30 * time.Second, MaxDelay: time.Second}),
-		Entry("periods of userspace", "mode: userspace\niptables: {syncPeriod: 30s}", Settings{CheckInterval: 30 * time.Second}),
-		Entry("periods of iptables", "mode: iptables\niptables: {minSyncPeriod: 2s}", Settings{Portal: "iptables", MaxDelay: 2 * time.Second}),
+		Entry("periods without a mode", "iptables: {syncPeriod: 30s, minSyncPeriod: 1s}", Settings{Flags: flags{"portal-check-interval": "30s", "max-sync-delay": "1s"}}),
+		Entry("periods of userspace", "mode: userspace\niptables: {syncPeriod: 30s}", Settings{Flags: flags{"portal-check-interval": "30s"}}),
+		Entry("periods of iptables", "mode: iptables\niptables: {minSyncPeriod: 2s}", Settings{Flags: flags{"portal": "iptables", "max-sync-delay": "2s"}}),
 		Entry("periods of nftables", "mode: nftables\nnftables: {syncPeriod: 30s, minSyncPeriod: 1s}\niptables: {syncPeriod: 0s}",
-			Settings{Portal: "nftables", NodePorts: NodePorts{Primary: true}, CheckInterval: 30 * time.Second, MaxDelay: time.Second}),
+			Settings{Flags: flags{"portal": "nftables", "nodeport-addresses": "primary", "portal-check-interval": "30s", "max-sync-delay": "1s"}}),
 		Entry("localhostNodePorts, which is what usher does", "iptables: {localhostNodePorts: true}", Settings{}),
 		Entry("a field from when there was a userspace mode", "udpIdleTimeout: 0s", Settings{}),
 	)
@@ -162,7 +174,7 @@ var _ = Describe("Read", func() {
 
 	It("does not use a clusterCIDR that kube-proxy would not use", func() {
 		s, _ := read("detectLocalMode: NodeCIDR\nclusterCIDR: 10.244.0.0/16")
-		Expect(s.ClusterCIDRs).To(BeEmpty())
+		Expect(s.Flags).To(BeEmpty())
 	})
 
 	DescribeTable("refuses", func(text string, want ...string) {
@@ -251,30 +263,30 @@ var _ = Describe("Read", func() {
 	DescribeTable("takes flags of kube-proxy's", func(flag, value string, want Settings) {
 		s, warnings, err := Read("", map[string]string{flag: value})
 		Expect(err).NotTo(HaveOccurred())
-		Expect(*s).To(Equal(want))
+		Expect(*s).To(are(want))
 		Expect(warnings).To(BeEmpty())
 	},
-		Entry(nil, "hostname-override", "Worker-1", Settings{NodeName: "worker-1"}),
-		Entry(nil, "healthz-bind-address", "0.0.0.0", Settings{HealthzAddress: netip.MustParseAddrPort("0.0.0.0:10256")}),
-		Entry(nil, "metrics-bind-address", "[::1]:9", Settings{MetricsAddress: netip.MustParseAddrPort("[::1]:9")}),
-		Entry(nil, "proxy-mode", "nftables", Settings{Portal: "nftables", NodePorts: NodePorts{Primary: true}}),
-		Entry(nil, "v", "4", Settings{LogLevel: "debug"}),
-		Entry(nil, "logging-format", "json", Settings{LogFormat: "json"}),
+		Entry(nil, "hostname-override", "Worker-1", Settings{Flags: flags{"node-name": "worker-1"}}),
+		Entry(nil, "healthz-bind-address", "0.0.0.0", Settings{Flags: flags{"healthz-address": "0.0.0.0:10256"}}),
+		Entry(nil, "metrics-bind-address", "[::1]:9", Settings{Flags: flags{"admin-address": "[::1]:9"}}),
+		Entry(nil, "proxy-mode", "nftables", Settings{Flags: flags{"portal": "nftables", "nodeport-addresses": "primary"}}),
+		Entry(nil, "v", "4", Settings{Flags: flags{"log-level": "debug"}}),
+		Entry(nil, "logging-format", "json", Settings{Flags: flags{"log-format": "json"}}),
 		Entry(nil, "detect-local-mode", "NodeCIDR", Settings{}),
 		Entry(nil, "config-sync-period", "15m", Settings{Resync: 15 * time.Minute}),
-		Entry(nil, "iptables-sync-period", "30s", Settings{CheckInterval: 30 * time.Second}),
-		Entry(nil, "iptables-min-sync-period", "1s", Settings{MaxDelay: time.Second}),
+		Entry(nil, "iptables-sync-period", "30s", Settings{Flags: flags{"portal-check-interval": "30s"}}),
+		Entry(nil, "iptables-min-sync-period", "1s", Settings{Flags: flags{"max-sync-delay": "1s"}}),
 		Entry(nil, "kube-api-qps", "2.5", Settings{QPS: 2.5}),
 		Entry(nil, "kube-api-burst", "7", Settings{Burst: 7}),
-		Entry(nil, "conntrack-min", "2000", Settings{Conntrack: Conntrack{MaxPerCore: 32768, Min: 2000}}),
-		Entry(nil, "conntrack-tcp-timeout-established", "1h", Settings{Conntrack: Conntrack{TCPEstablished: time.Hour}}),
-		Entry(nil, "conntrack-tcp-be-liberal", "true", Settings{Conntrack: Conntrack{TCPBeLiberal: true}}),
+		Entry(nil, "conntrack-min", "2000", Settings{Conntrack: daemon.Conntrack{MaxPerCore: 32768, Min: 2000}}),
+		Entry(nil, "conntrack-tcp-timeout-established", "1h", Settings{Conntrack: daemon.Conntrack{TCPEstablished: time.Hour}}),
+		Entry(nil, "conntrack-tcp-be-liberal", "true", Settings{Conntrack: daemon.Conntrack{TCPBeLiberal: true}}),
 	)
 
 	It("lets a flag win over the file, and keeps the rest of a section", func() {
 		s, _, err := Read(write(header+"mode: iptables\niptables: {syncPeriod: 20s, minSyncPeriod: 2s}"), map[string]string{"iptables-sync-period": "30s"})
 		Expect(err).NotTo(HaveOccurred())
-		Expect(*s).To(Equal(Settings{Portal: "iptables", CheckInterval: 30 * time.Second, MaxDelay: 2 * time.Second}))
+		Expect(*s).To(Equal(Settings{Flags: flags{"portal": "iptables", "portal-check-interval": "30s", "max-sync-delay": "2s"}}))
 	})
 
 	It("names flags without effect in one warning", func() {
@@ -315,34 +327,26 @@ var _ = Describe("Read", func() {
 	It("reads JSON, also with tabs", func() {
 		s, _, err := Read(write("{\n\t\"apiVersion\": \"kubeproxy.config.k8s.io/v1alpha1\",\n\t\"kind\": \"KubeProxyConfiguration\",\n\t\"mode\": \"iptables\"\n}\n"), nil)
 		Expect(err).NotTo(HaveOccurred())
-		Expect(s.Portal).To(Equal("iptables"))
+		Expect(s.Flags).To(Equal(flags{"portal": "iptables"}))
 	})
 
 	It("finds the document among comments and separators", func() {
 		s, _, err := Read(write("# kube-proxy\n---\n# none\n---\n"+header+"mode: iptables\n---\n"), nil)
 		Expect(err).NotTo(HaveOccurred())
-		Expect(s.Portal).To(Equal("iptables"))
+		Expect(s.Flags).To(Equal(flags{"portal": "iptables"}))
 	})
 
 	It("loads what kubeadm writes, without a warning", func() {
 		s, warnings, err := Read("testdata/kubeadm.conf", nil)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(warnings).To(BeEmpty())
-		Expect(*s).To(Equal(Settings{
-			Kubeconfig:   "/var/lib/kube-proxy/kubeconfig.conf",
-			ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
-		}))
+		Expect(*s).To(Equal(Settings{Flags: flags{"kubeconfig": "/var/lib/kube-proxy/kubeconfig.conf", "cluster-cidr": "10.244.0.0/16"}}))
 	})
 
 	It("loads what kube-proxy --write-config-to writes, and warns of its defaults", func() {
 		s, warnings, err := Read("testdata/kube-proxy-defaults.yaml", nil)
 		Expect(err).NotTo(HaveOccurred())
-		Expect(*s).To(Equal(Settings{
-			ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10,
-			HealthzAddress: netip.MustParseAddrPort("0.0.0.0:10256"), MetricsAddress: netip.MustParseAddrPort("127.0.0.1:10249"),
-			Conntrack: Conntrack{MaxPerCore: 32768, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour},
-			LogFormat: "text", Resync: 15 * time.Minute, CheckInterval: 30 * time.Second, MaxDelay: time.Second,
-		}))
+		Expect(*s).To(Equal(Settings{Flags: flags{"healthz-address": "0.0.0.0:10256", "admin-address": "127.0.0.1:10249", "log-format": "text", "portal-check-interval": "30s", "max-sync-delay": "1s"}, ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10, Conntrack: daemon.Conntrack{MaxPerCore: 32768, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}, Resync: 15 * time.Minute}))
 		Expect(warnings).To(HaveLen(4), strings.Join(warnings, "\n"))
 	})
 
@@ -358,7 +362,7 @@ var _ = Describe("Read", func() {
 					body += strings.Repeat("  ", depth) + key + ":\n"
 				}
 				s, warnings := read(strings.TrimSuffix(body, "\n") + " " + value + "\n")
-				if reflect.DeepEqual(*s, Settings{}) {
+				if reflect.DeepEqual(*s, Settings{Flags: flags{}}) {
 					Expect(warnings).NotTo(BeEmpty())
 				}
 				Expect(warnings).NotTo(ContainElement(ContainSubstring("there is no such field")))

@@ -1,8 +1,10 @@
 package kubeproxy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"mime"
 	"net"
 	"net/netip"
@@ -18,90 +20,35 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/usherproxy/usher/cmd/usher/daemon"
+	"github.com/usherproxy/usher/portal"
 )
 
 // Settings is what usher uses of a KubeProxyConfiguration. A zero value means
 // that the file does not say.
 type Settings struct {
-	// Kubeconfig is the file that says how to reach the API server
-	// (clientConnection.kubeconfig).
-	Kubeconfig string
+	// Flags are values of flags of 'usher run', by name, for what has a flag. They are
+	// never empty.
+	Flags map[string]string
+
 	// AcceptContentTypes and ContentType are the encodings of the connection to
 	// the API server, as in the HTTP headers Accept and Content-Type.
 	AcceptContentTypes, ContentType string
 	// QPS and Burst bound the requests a second; a negative QPS means no bound.
 	QPS   float32
 	Burst int
-
-	// NodeName is the name of this node's Node object (hostnameOverride).
-	NodeName string
+	// Resync is how often everything is computed anew (configSyncPeriod).
+	Resync time.Duration
 
 	// NodeIP is this node's primary address in its IP family (bindAddress).
-	// Nothing listens there; it is what NodePorts.Primary means.
+	// Nothing listens there; it is what node ports on primary addresses mean.
 	NodeIP netip.Addr
-
-	// HealthzAddress and MetricsAddress are where /healthz and /metrics are
-	// served. They are set too if they follow from the family of bindAddress.
-	HealthzAddress, MetricsAddress netip.AddrPort
-	// BindHardFail says that usher should end if it cannot listen there.
-	BindHardFail bool
-
-	// NodePorts says on which addresses of the node its node ports are.
-	NodePorts NodePorts
-
-	// ClusterCIDRs are the networks of the cluster's Pods, at most one for each
-	// IP family.
-	ClusterCIDRs []netip.Prefix
-
 	// PodInterfaces are the interfaces behind which this node's Pods are, and nobody
 	// else is a Pod then: a name (detectLocal.bridgeInterface), or the beginning of
 	// names and a + (detectLocal.interfaceNamePrefix). Empty: they are told by networks.
-	PodInterfaces string
-
-	// ProxyPorts are the local ports for listeners.
-	ProxyPorts PortRange
-
-	// LogLevel is "info" or "debug", LogFormat "text" or "json".
-	LogLevel, LogFormat string
-
-	// Portal is the portal's mode, "iptables" or "nftables".
-	Portal string
-
-	// Conntrack are settings of the kernel's connection tracking.
-	Conntrack Conntrack
-
-	// Resync is how often everything is computed anew (configSyncPeriod).
-	Resync time.Duration
-	// CheckInterval is how often the portal's rules are compared with the
-	// kernel's (syncPeriod of the mode's section).
-	CheckInterval time.Duration
-	// MaxDelay is how long changes may be gathered before they are carried out
-	// (minSyncPeriod of the mode's section).
-	MaxDelay time.Duration
-}
-
-// Conntrack are settings of the kernel's connection tracking, for the whole node.
-// What is 0 stays as it is.
-type Conntrack struct {
-	// MaxPerCore and Min say for how many connections there must be room.
-	MaxPerCore, Min int
-	// How long an entry lasts in which nothing moves.
-	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
-	// TCPBeLiberal says to track TCP segments outside of the window too.
-	TCPBeLiberal bool
-}
-
-// NodePorts says on which addresses of the node its node ports are. The zero
-// value means that the file does not say.
-type NodePorts struct {
-	Primary  bool           // only on the node's primary address of each family
-	Networks []netip.Prefix // only on addresses in these
-}
-
-// PortRange is a range of ports, both ends included. The zero value means that
-// the file does not say.
-type PortRange struct {
-	First, Last uint16
+	PodInterfaces portal.Interfaces
+	Conntrack     daemon.Conntrack
 }
 
 // kube-proxy's ports (pkg/cluster/ports), for addresses that name none.
@@ -166,19 +113,17 @@ func Changed(before, after []byte) (fields []string) {
 	if len(errs) > 0 {
 		return []string{"everything: it cannot be read any more"}
 	}
-	values := [2]map[string]any{{}, {}}
+	values := map[string][2][]any{} // of each field, one or none before and after
 	for i, doc := range []map[string]any{was, now} {
 		for keys, value := range leaves(nil, doc) {
-			values[i][strings.Join(keys, ".")] = value
+			path := strings.Join(keys, ".")
+			both := values[path]
+			both[i] = []any{value}
+			values[path] = both
 		}
 	}
-	for path, value := range values[0] {
-		if other, ok := values[1][path]; !ok || !reflect.DeepEqual(value, other) {
-			fields = append(fields, path)
-		}
-	}
-	for path := range values[1] {
-		if _, ok := values[0][path]; !ok {
+	for path, both := range values {
+		if !reflect.DeepEqual(both[0], both[1]) {
 			fields = append(fields, path)
 		}
 	}
@@ -190,42 +135,51 @@ func Changed(before, after []byte) (fields []string) {
 func settings(c *v1alpha1.KubeProxyConfiguration) (*Settings, field.ErrorList) {
 	var v validator
 	s := &Settings{
-		Kubeconfig:         c.ClientConnection.Kubeconfig,
 		AcceptContentTypes: v.contentTypes(field.NewPath("clientConnection", "acceptContentTypes"), c.ClientConnection.AcceptContentTypes),
 		ContentType:        v.contentTypes(field.NewPath("clientConnection", "contentType"), c.ClientConnection.ContentType),
 		QPS:                c.ClientConnection.QPS,
 		Burst:              v.burst(field.NewPath("clientConnection", "burst"), c.ClientConnection.Burst),
-		NodeName:           v.nodeName(field.NewPath("hostnameOverride"), c.HostnameOverride),
-		HealthzAddress:     v.addrPort(field.NewPath("healthzBindAddress"), c.HealthzBindAddress, healthzPort),
-		MetricsAddress:     v.addrPort(field.NewPath("metricsBindAddress"), c.MetricsBindAddress, metricsPort),
-		BindHardFail:       c.BindAddressHardFail,
-		NodePorts:          v.nodePorts(field.NewPath("nodePortAddresses"), c.NodePortAddresses),
-		ProxyPorts:         v.portRange(field.NewPath("portRange"), c.PortRange),
-		LogLevel:           logLevel(uint32(c.Logging.Verbosity)),
-		LogFormat:          v.oneOf(field.NewPath("logging", "format"), c.Logging.Format, "text", "json"),
-		Portal:             v.mode(field.NewPath("mode"), c.Mode),
-		Resync:             v.period(field.NewPath("configSyncPeriod"), c.ConfigSyncPeriod.Duration, 0),
 	}
-
+	s.Flags = map[string]string{
+		"kubeconfig":             c.ClientConnection.Kubeconfig,
+		"node-name":              v.nodeName(field.NewPath("hostnameOverride"), c.HostnameOverride),
+		"healthz-address":        v.addrPort(field.NewPath("healthzBindAddress"), c.HealthzBindAddress, healthzPort),
+		"admin-address":          v.addrPort(field.NewPath("metricsBindAddress"), c.MetricsBindAddress, metricsPort),
+		"bind-address-hard-fail": said(c.BindAddressHardFail),
+		"nodeport-addresses":     v.nodePorts(field.NewPath("nodePortAddresses"), c.NodePortAddresses),
+		"proxy-port-range":       v.portRange(field.NewPath("portRange"), c.PortRange),
+		"log-level":              logLevel(uint32(c.Logging.Verbosity)),
+		"log-format":             v.oneOf(field.NewPath("logging", "format"), c.Logging.Format, "text", "json"),
+		"portal":                 v.mode(field.NewPath("mode"), c.Mode),
+	}
+	if primaryNodePorts(c) {
+		s.Flags["nodeport-addresses"] = primary
+	}
+	s.Resync = v.period(field.NewPath("configSyncPeriod"), c.ConfigSyncPeriod.Duration, 0)
 	s.Conntrack = v.conntrack(field.NewPath("conntrack"), &c.Conntrack)
-
 	v.oneOf(field.NewPath("detectLocalMode"), string(c.DetectLocalMode), localModes...)
-	clusterCIDRs := v.clusterCIDRs(field.NewPath("clusterCIDR"), c.ClusterCIDR)
-	if usesClusterCIDR(c) {
-		s.ClusterCIDRs = clusterCIDRs
+	if clusterCIDRs := v.clusterCIDRs(field.NewPath("clusterCIDR"), c.ClusterCIDR); usesClusterCIDR(c) {
+		s.Flags["cluster-cidr"] = clusterCIDRs
 	}
 	s.PodInterfaces = v.podInterfaces(c)
-
 	section, sync, minSync := periods(c)
-	s.CheckInterval = v.period(section.Child("syncPeriod"), sync, leastCheckInterval)
-	s.MaxDelay = v.period(section.Child("minSyncPeriod"), minSync, 0)
-	if s.CheckInterval > 0 && s.MaxDelay > s.CheckInterval {
-		v.invalid(section.Child("minSyncPeriod"), s.MaxDelay.String(), fmt.Sprintf("must not be greater than %s, which is %s", section.Child("syncPeriod"), s.CheckInterval))
+	sync, minSync = v.period(section.Child("syncPeriod"), sync, leastCheckInterval), v.period(section.Child("minSyncPeriod"), minSync, 0)
+	if sync > 0 && minSync > sync {
+		v.invalid(section.Child("minSyncPeriod"), minSync.String(), fmt.Sprintf("must not be greater than %s, which is %s", section.Child("syncPeriod"), sync))
 	}
-
-	s.NodePorts.Primary = primaryNodePorts(c)
+	s.Flags["portal-check-interval"], s.Flags["max-sync-delay"] = said(sync), said(minSync)
 	v.bindAddress(field.NewPath("bindAddress"), c.BindAddress, s)
+	maps.DeleteFunc(s.Flags, func(_, value string) bool { return value == "" })
 	return s, v.errs
+}
+
+// said returns how a flag says v; "" for a zero value, which is that nothing is said.
+func said[T comparable](v T) string {
+	var nothing T
+	if v == nothing {
+		return ""
+	}
+	return fmt.Sprint(v)
 }
 
 // primaryNodePorts reports whether node ports are on the node's primary addresses
@@ -234,8 +188,12 @@ func primaryNodePorts(c *v1alpha1.KubeProxyConfiguration) bool {
 	if len(c.NodePortAddresses) == 0 {
 		return c.Mode == modeNFTables
 	}
-	return slices.Equal(c.NodePortAddresses, []string{"primary"})
+	return slices.Equal(c.NodePortAddresses, []string{primary})
 }
+
+// primary is the word for the node's primary addresses, in kube-proxy's settings and in
+// usher's.
+const primary = "primary"
 
 // periods returns the periods of the section that belongs to the mode, and which
 // section that is. The old userspace mode read that of iptables too.
@@ -293,23 +251,19 @@ func (v *validator) oneOf(path *field.Path, value string, allowed ...string) str
 	if value == "" {
 		return ""
 	}
-	for _, a := range allowed {
-		if value == a {
-			return value
-		}
+	if !slices.Contains(allowed, value) {
+		v.errs = append(v.errs, field.NotSupported(path, value, allowed))
+		return ""
 	}
-	v.errs = append(v.errs, field.NotSupported(path, value, allowed))
-	return ""
+	return value
 }
 
 func (v *validator) mode(path *field.Path, value v1alpha1.ProxyMode) string {
-	switch v.oneOf(path, string(value), modeUserspace, modeIPTables, modeNFTables) {
-	case modeIPTables:
-		return modeIPTables
-	case modeNFTables:
-		return modeNFTables
+	mode := v.oneOf(path, string(value), modeUserspace, modeIPTables, modeNFTables)
+	if mode == modeUserspace {
+		return "" // which is what usher is; it finds a portal by itself
 	}
-	return "" // usher is a userspace proxy; it finds a portal by itself
+	return mode
 }
 
 // contentTypes checks a list of media types with commas between.
@@ -347,70 +301,72 @@ func (v *validator) nodeName(path *field.Path, value string) string {
 	return name
 }
 
-// addrPort parses "IP:port", or an IP that gets a default port.
-func (v *validator) addrPort(path *field.Path, value string, port uint16) netip.AddrPort {
+// addrPort returns "IP:port" as it is, and an IP with a default port.
+func (v *validator) addrPort(path *field.Path, value string, port uint16) string {
 	if value == "" {
-		return netip.AddrPort{}
+		return ""
 	}
 	if addr, err := netip.ParseAddr(value); err == nil {
-		return netip.AddrPortFrom(addr, port)
+		return netip.AddrPortFrom(addr, port).String()
 	}
 	host, portText, err := net.SplitHostPort(value)
 	addr, addrErr := netip.ParseAddr(host)
 	n, portErr := strconv.ParseUint(portText, 10, 16)
 	if err != nil || addrErr != nil || portErr != nil || n == 0 {
 		v.invalid(path, value, fmt.Sprintf("must be an IP address, or IP:port with a port from 1 to 65535, such as 127.0.0.1:%d or [::1]:%d", port, port))
-		return netip.AddrPort{}
+		return ""
 	}
-	return netip.AddrPortFrom(addr, uint16(n))
+	return netip.AddrPortFrom(addr, uint16(n)).String()
 }
 
-func (v *validator) nodePorts(path *field.Path, values []string) (out NodePorts) {
+func (v *validator) nodePorts(path *field.Path, values []string) string {
+	var networks []string
 	for i, value := range values {
 		switch {
-		case value == "primary" && len(values) > 1:
+		case value == primary && len(values) > 1:
 			v.invalid(path.Index(i), value, "must stand alone: either primary, or networks")
-		case value == "primary": // see primaryNodePorts
+		case value == primary: // see primaryNodePorts
 		default:
 			if p, ok := v.cidr(path.Index(i), value, "must be a CIDR such as 192.168.0.0/16, or primary"); ok {
-				out.Networks = append(out.Networks, p)
+				networks = append(networks, p.String())
 			}
 		}
 	}
-	return out
+	return strings.Join(networks, ",")
 }
 
-func (v *validator) clusterCIDRs(path *field.Path, value string) (out []netip.Prefix) {
+func (v *validator) clusterCIDRs(path *field.Path, value string) string {
 	const allowed = "must be a CIDR such as 10.244.0.0/16, or one for each IP family with a comma between"
 	if value == "" {
-		return nil
+		return ""
 	}
+	var networks []string
+	families := map[bool]bool{} // whether there is one of IPv4, and one of IPv6
 	for text := range strings.SplitSeq(value, ",") {
 		p, ok := v.cidr(path, strings.TrimSpace(text), allowed)
 		if !ok {
-			return nil
+			return ""
 		}
-		for _, other := range out {
-			if other.Addr().Is4() == p.Addr().Is4() {
-				v.invalid(path, value, allowed)
-				return nil
-			}
+		if families[p.Addr().Is4()] {
+			v.invalid(path, value, allowed)
+			return ""
 		}
-		out = append(out, p)
+		families[p.Addr().Is4()] = true
+		networks = append(networks, p.String())
 	}
-	return out
+	return strings.Join(networks, ",")
 }
 
 // podInterfaces returns Settings.PodInterfaces. What is set for another mode does not
 // matter, as with kube-proxy.
-func (v *validator) podInterfaces(c *v1alpha1.KubeProxyConfiguration) string {
+func (v *validator) podInterfaces(c *v1alpha1.KubeProxyConfiguration) portal.Interfaces {
 	path := field.NewPath("detectLocal")
 	switch c.DetectLocalMode {
 	case localBridge:
-		return v.interfaceName(path.Child("bridgeInterface"), c.DetectLocalMode, c.DetectLocal.BridgeInterface, longestInterface)
+		return portal.Interfaces(v.interfaceName(path.Child("bridgeInterface"), c.DetectLocalMode, c.DetectLocal.BridgeInterface, longestInterface))
 	case localPrefix: // one more character makes a name of it
 		if begin := v.interfaceName(path.Child("interfaceNamePrefix"), c.DetectLocalMode, c.DetectLocal.InterfaceNamePrefix, longestInterface-1); begin != "" {
-			return begin + "+"
+			return portal.Interfaces(begin + "+")
 		}
 	}
 	return ""
@@ -442,16 +398,16 @@ func (v *validator) cidr(path *field.Path, value, allowed string) (netip.Prefix,
 
 // portRange parses what k8s.io/apimachinery's PortRange.Set accepts. A 0 or 0-0
 // means, as it did for the old userspace mode, any port.
-func (v *validator) portRange(path *field.Path, value string) PortRange {
+func (v *validator) portRange(path *field.Path, value string) string {
 	r, err := utilnet.ParsePortRange(value)
 	switch {
 	case err == nil && (r.Size == 0 || r.Base == 0 && r.Size == 1):
-		return PortRange{}
+		return ""
 	case err != nil || r.Base < 1:
 		v.invalid(path, value, "must be FIRST-LAST or FIRST+COUNT with ports from 1 to 65535, a single port, or 0-0 for any port")
-		return PortRange{}
+		return ""
 	}
-	return PortRange{First: uint16(r.Base), Last: uint16(r.Base + r.Size - 1)}
+	return fmt.Sprintf("%d-%d", r.Base, r.Base+r.Size-1)
 }
 
 func (v *validator) period(path *field.Path, value, least time.Duration) time.Duration {
@@ -468,7 +424,7 @@ func (v *validator) period(path *field.Path, value, least time.Duration) time.Du
 
 // conntrack fills in kube-proxy's defaults of the one of maxPerCore and min that is
 // missing, if the other is there.
-func (v *validator) conntrack(path *field.Path, c *v1alpha1.KubeProxyConntrackConfiguration) Conntrack {
+func (v *validator) conntrack(path *field.Path, c *v1alpha1.KubeProxyConntrackConfiguration) daemon.Conntrack {
 	count := func(name string, value *int32, missing int) int {
 		switch {
 		case value == nil:
@@ -484,7 +440,7 @@ func (v *validator) conntrack(path *field.Path, c *v1alpha1.KubeProxyConntrackCo
 		}
 		return v.period(path.Child(name), value.Duration, time.Second)
 	}
-	out := Conntrack{
+	out := daemon.Conntrack{
 		TCPEstablished: timeout("tcpEstablishedTimeout", c.TCPEstablishedTimeout),
 		TCPCloseWait:   timeout("tcpCloseWaitTimeout", c.TCPCloseWaitTimeout),
 		UDP:            timeout("udpTimeout", &c.UDPTimeout),
@@ -514,10 +470,6 @@ func (v *validator) bindAddress(path *field.Path, value string, s *Settings) {
 	if addr.Is4() {
 		return // usher's own defaults
 	}
-	if !s.HealthzAddress.IsValid() {
-		s.HealthzAddress = netip.AddrPortFrom(netip.IPv6Unspecified(), healthzPort)
-	}
-	if !s.MetricsAddress.IsValid() {
-		s.MetricsAddress = netip.AddrPortFrom(netip.IPv6Loopback(), metricsPort)
-	}
+	s.Flags["healthz-address"] = cmp.Or(s.Flags["healthz-address"], netip.AddrPortFrom(netip.IPv6Unspecified(), healthzPort).String())
+	s.Flags["admin-address"] = cmp.Or(s.Flags["admin-address"], netip.AddrPortFrom(netip.IPv6Loopback(), metricsPort).String())
 }
