@@ -14,8 +14,7 @@
 // exchange.go puts these together.
 //
 // zone.go keeps what there is at which name, records.go says what one Service adds
-// to it, reverse.go reads the names of addresses, and resolvconf.go the list of
-// resolvers. serve.go reads and writes: UDP with a fixed number of readers, TCP
+// to it, and resolvconf.go reads the list of resolvers. serve.go reads and writes: UDP with a fixed number of readers, TCP
 // with a bounded number of connections; each of them answers for names of the
 // cluster itself, and as many queries as there are slots wait for other resolvers.
 // Beyond that a query is answered by SERVFAIL at once: nothing queues up.

@@ -37,7 +37,6 @@ type upstreams struct {
 	log   logrus.FieldLogger
 	slots chan struct{} // one is held by each query that waits
 	fixed bool          // servers are not those of a file
-	path  string
 	self  netip.AddrPort // see Options
 
 	mu      sync.Mutex // guards all below
@@ -52,7 +51,6 @@ func newUpstreams(o Options) *upstreams {
 		log:    o.Log,
 		slots:  make(chan struct{}, maxForwards),
 		fixed:  len(o.Upstreams) > 0,
-		path:   o.ResolvConf,
 		self:   o.Self,
 		file:   resolvConf{path: o.ResolvConf},
 		silent: map[netip.AddrPort]time.Time{},
@@ -130,7 +128,7 @@ func (u *upstreams) inOrder(now time.Time) []netip.AddrPort {
 // read reads the file. If that cannot be done, what it said last holds: it may be
 // about to be written anew.
 func (u *upstreams) read() {
-	servers, err := Nameservers(u.path)
+	servers, err := Nameservers(u.file.path)
 	if err != nil {
 		u.log.WithError(err).Warn("The list of resolvers cannot be read")
 		return

@@ -31,19 +31,19 @@ type location struct {
 // its own name, "" for that name itself. They are not changed once they are made.
 type records struct {
 	entries  map[string]entry
-	pointers map[netip.Addr]string // the name of each of its addresses
+	pointers map[string]string // the name of each of its addresses, by the name that asks for that: reverse
 }
 
 // newRecords returns the records of the Service of that name, fully qualified.
 func newRecords(name string, d *config.Discovery) records {
-	r := records{entries: map[string]entry{}, pointers: map[netip.Addr]string{}}
+	r := records{entries: map[string]entry{}, pointers: map[string]string{}}
 	switch {
 	case d.ExternalName != "":
 		r.entries[""] = entry{alias: dns.Fqdn(strings.ToLower(d.ExternalName))}
 	case len(d.ClusterIPs) > 0:
 		for _, a := range d.ClusterIPs {
 			r.addAddr("", a)
-			r.pointers[a] = name
+			r.pointers[reverse(a)] = name
 		}
 		for _, p := range d.Ports {
 			r.addPort(p, name)
@@ -61,7 +61,7 @@ func (r records) addEndpoints(name string, endpoints []config.DiscoveryEndpoint)
 		host := hostLabel(e)
 		r.addAddr("", e.Addr)
 		r.addAddr(host, e.Addr)
-		r.pointers[e.Addr] = host + "." + name
+		r.pointers[reverse(e.Addr)] = host + "." + name
 		for _, p := range e.Ports {
 			r.addPort(p, host+"."+name)
 		}
@@ -75,6 +75,13 @@ func hostLabel(e config.DiscoveryEndpoint) string {
 		return strings.ToLower(e.Hostname)
 	}
 	return strings.NewReplacer(".", "-", ":", "-").Replace(e.Addr.StringExpanded())
+}
+
+// reverse returns the name by which clients ask for the name of an address, such as
+// 10.0.96.10.in-addr.arpa. (RFC 1035, 3.5; for IPv6, RFC 3596, 2.5).
+func reverse(a netip.Addr) string {
+	name, _ := dns.ReverseAddr(a.String()) // fails only for what is no address
+	return name
 }
 
 func (r records) addAddr(labels string, a netip.Addr) {

@@ -25,7 +25,7 @@ const ndots = 5
 // the cluster's domain, and then where this machine looks for them.
 func (s *Server) PodResolvConf(namespace string, nameservers ...netip.Addr) string {
 	search := []string{namespace + ".svc." + s.Domain(), "svc." + s.Domain(), s.Domain()}
-	if c, err := dns.ClientConfigFromFile(s.upstreams.path); err == nil {
+	if c, err := dns.ClientConfigFromFile(s.upstreams.file.path); err == nil {
 		// A dot stands for names as they are, which are asked for in any case.
 		search = append(search, slices.DeleteFunc(c.Search, func(s string) bool { return s == "." })...)
 	}
@@ -86,19 +86,14 @@ func (r *resolvConf) changed(now time.Time) bool {
 	if !r.looked.IsZero() && now.Sub(r.looked) < lookInterval {
 		return false
 	}
-	first := r.looked.IsZero()
+	first, before := r.looked.IsZero(), r.info
 	r.looked = now
-	info, err := os.Stat(r.path)
-	if err != nil {
-		info = nil
-	}
-	before := r.info
-	r.info = info
+	r.info, _ = os.Stat(r.path)
 	switch {
 	case first:
 		return true
-	case before == nil || info == nil:
-		return before != info
+	case before == nil || r.info == nil:
+		return before != r.info
 	}
-	return !os.SameFile(before, info) || before.ModTime() != info.ModTime() || before.Size() != info.Size()
+	return !os.SameFile(before, r.info) || before.ModTime() != r.info.ModTime() || before.Size() != r.info.Size()
 }

@@ -26,8 +26,8 @@ type zone struct {
 	complete   bool         // there was a first full picture
 	serial     uint32       // of the zone: when it last changed, in seconds
 	services   map[types.NamespacedName]records
-	namespaces map[string]int          // how many Services are in each
-	pointers   map[netip.Addr][]string // the names of each address
+	namespaces map[string]int      // how many Services are in each
+	pointers   map[string][]string // the names of each address, by what reverse makes of it
 }
 
 func newZone(domain string, ttl uint32) *zone {
@@ -36,7 +36,7 @@ func newZone(domain string, ttl uint32) *zone {
 		ttl:        ttl,
 		services:   map[types.NamespacedName]records{},
 		namespaces: map[string]int{},
-		pointers:   map[netip.Addr][]string{},
+		pointers:   map[string][]string{},
 	}
 }
 
@@ -117,11 +117,7 @@ func (z *zone) find(name string) (f found, mine, complete bool) {
 		f.entry, f.exists = z.below(labels[:len(labels)-dns.CountLabel(z.domain)])
 		return f, true, z.complete
 	}
-	a, ok := parseReverse(name)
-	if !ok {
-		return f, false, z.complete
-	}
-	names := z.pointers[a]
+	names := z.pointers[name]
 	if len(names) == 0 {
 		return f, false, z.complete
 	}
