@@ -66,7 +66,7 @@ func (a *API) register(mux *http.ServeMux) {
 		_, _ = w.Write(api.OpenAPI) // the client may be gone
 	})
 	mux.HandleFunc("GET /api/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, http.StatusNotFound, "there is no "+r.URL.Path+"; "+api.Prefix+"/openapi.json says what there is")
+		WriteError(w, http.StatusNotFound, "there is no "+r.URL.Path+"; "+api.Prefix+"/openapi.json says what there is")
 	})
 }
 
@@ -81,7 +81,7 @@ func reply(w http.ResponseWriter, r *http.Request, route api.Route, answer answe
 		fail(w, r, err)
 		return
 	}
-	writeJSON(w, http.StatusOK, body)
+	WriteJSON(w, http.StatusOK, body)
 }
 
 // fail answers with an error.
@@ -89,10 +89,10 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 	var known *api.Error
 	switch {
 	case errors.As(err, &known):
-		writeError(w, known.Code, known.Message)
+		WriteError(w, known.Code, known.Message)
 	case errors.Is(err, context.Canceled) && r.Context().Err() != nil: // nobody waits for it
 	default:
-		writeError(w, http.StatusInternalServerError, err.Error())
+		WriteError(w, http.StatusInternalServerError, err.Error())
 	}
 }
 

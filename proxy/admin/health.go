@@ -93,5 +93,5 @@ func (h *Health) answer(w http.ResponseWriter, ok bool, answer healthAnswer, cou
 		status = http.StatusServiceUnavailable
 		counts.unavailable.Add(1)
 	}
-	writeJSON(w, status, answer)
+	WriteJSON(w, status, answer)
 }

@@ -144,10 +144,9 @@ func (c *healthCheck) start() {
 }
 
 func (c *healthCheck) stop() {
-	if c.server == nil {
-		return
+	if c.server != nil {
+		c.server.Close()
 	}
-	c.server.Close()
 }
 
 // report tells a problem once.
@@ -181,7 +180,7 @@ func (c *healthCheck) answer(w http.ResponseWriter, _ *http.Request) {
 		Namespace string `json:"namespace"`
 		Name      string `json:"name"`
 	}
-	writeJSON(w, status, struct {
+	WriteJSON(w, status, struct {
 		Service             service `json:"service"`
 		LocalEndpoints      int64   `json:"localEndpoints"`
 		ServiceProxyHealthy bool    `json:"serviceProxyHealthy"`

@@ -196,12 +196,13 @@ func (s *selection) hasEndpoint(at netip.AddrPort, pod string) bool {
 	return true
 }
 
-// writeError answers with an api.Error.
-func writeError(w http.ResponseWriter, code int, message string) {
-	writeJSON(w, code, api.Error{Code: code, Message: message})
+// WriteError answers with an api.Error.
+func WriteError(w http.ResponseWriter, code int, message string) {
+	WriteJSON(w, code, api.Error{Code: code, Message: message})
 }
 
-func writeJSON(w http.ResponseWriter, status int, body any) {
+// WriteJSON answers with body as JSON, as every answer of the API is written.
+func WriteJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Cache-Control", "no-store")

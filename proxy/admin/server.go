@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -140,24 +139,10 @@ func Handler(a *API, h *Health, registry *prometheus.Registry, config any) http.
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		fmt.Fprint(w, "userspace")
 	})
-	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, config) })
+	mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) { WriteJSON(w, http.StatusOK, config) })
 	mux.Handle("GET /{$}", dashboard.Handler())
 	mux.Handle("GET /dashboard/", dashboard.Handler())
 	a.register(mux)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	return mux
-}
-
-// RunRetries calls Retry at every interval until ctx ends.
-func (h *HealthChecks) RunRetries(ctx context.Context, interval time.Duration) {
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			h.Retry()
-		}
-	}
 }

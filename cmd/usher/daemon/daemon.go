@@ -224,7 +224,7 @@ func (d *Daemon) openAccessLog() (err error) {
 // traceCtx.
 func (d *Daemon) startWorkers(ctx, traceCtx context.Context) {
 	d.workers.Go(func() { d.proxy.Run(ctx) })
-	d.workers.Go(func() { d.healthChecks.RunRetries(ctx, time.Second) })
+	d.workers.Go(func() { every(ctx, time.Second, func() (goOn bool) { d.healthChecks.Retry(); return true }) })
 	if d.config.NodePorts.Primary && !d.hasNode() {
 		follow := func() (goOn bool) { d.setPrimaryAddresses(routedAddresses()); return true }
 		follow()

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
@@ -31,11 +32,11 @@ func ownPagesOnly(next http.HandlerFunc) http.HandlerFunc {
 	origins := http.NewCrossOriginProtection()
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get(api.DemoHeader) == "" {
-			answerError(w, http.StatusForbidden, "the header "+api.DemoHeader+": 1 is needed")
+			admin.WriteError(w, http.StatusForbidden, "the header "+api.DemoHeader+": 1 is needed")
 			return
 		}
 		if err := origins.Check(r); err != nil {
-			answerError(w, http.StatusForbidden, "only the demo's own pages may do that: "+err.Error())
+			admin.WriteError(w, http.StatusForbidden, "only the demo's own pages may do that: "+err.Error())
 			return
 		}
 		next(w, r)
@@ -43,7 +44,7 @@ func ownPagesOnly(next http.HandlerFunc) http.HandlerFunc {
 }
 
 func (list backends) answerEndpoints(w http.ResponseWriter, _ *http.Request) {
-	answerJSON(w, http.StatusOK, list.tell())
+	admin.WriteJSON(w, http.StatusOK, list.tell())
 }
 
 func (list backends) tell() api.DemoEndpointList {
@@ -64,14 +65,14 @@ func (list backends) answerBreak(w http.ResponseWriter, r *http.Request) {
 	case b == nil:
 		return
 	case what.How == "":
-		answerError(w, http.StatusBadRequest, "how: nothing is given; "+strings.Join(b.faults(), ", ")+" are allowed")
+		admin.WriteError(w, http.StatusBadRequest, "how: nothing is given; "+strings.Join(b.faults(), ", ")+" are allowed")
 		return
 	}
 	if err := b.setFault(what.How); err != nil {
-		answerError(w, http.StatusBadRequest, err.Error())
+		admin.WriteError(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	answerJSON(w, http.StatusOK, b.tell())
+	admin.WriteJSON(w, http.StatusOK, b.tell())
 }
 
 func (list backends) answerMend(w http.ResponseWriter, r *http.Request) {
@@ -89,11 +90,11 @@ func (list backends) answerMend(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, b := range mend {
 		if err := b.setFault(""); err != nil {
-			answerError(w, http.StatusInternalServerError, err.Error())
+			admin.WriteError(w, http.StatusInternalServerError, err.Error())
 			return
 		}
 	}
-	answerJSON(w, http.StatusOK, mend.tell())
+	admin.WriteJSON(w, http.StatusOK, mend.tell())
 }
 
 // named returns the server called name. If there is none, it answers so and
@@ -105,7 +106,7 @@ func (list backends) named(w http.ResponseWriter, name string) *backend {
 		for _, other := range list {
 			names = append(names, other.name)
 		}
-		answerError(w, http.StatusNotFound, fmt.Sprintf("endpoint: %q is none of the demo's: %s", name, strings.Join(names, ", ")))
+		admin.WriteError(w, http.StatusNotFound, fmt.Sprintf("endpoint: %q is none of the demo's: %s", name, strings.Join(names, ", ")))
 	}
 	return b
 }
@@ -120,20 +121,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, what any) bool {
 		err = fmt.Errorf("something follows the object")
 	}
 	if err != nil {
-		answerError(w, http.StatusBadRequest, "the body is not what is wanted: "+err.Error())
+		admin.WriteError(w, http.StatusBadRequest, "the body is not what is wanted: "+err.Error())
 	}
 	return err == nil
-}
-
-func answerError(w http.ResponseWriter, status int, message string) {
-	answerJSON(w, status, api.Error{Code: status, Message: message})
-}
-
-func answerJSON(w http.ResponseWriter, status int, v any) {
-	header := w.Header()
-	header.Set("Content-Type", "application/json")
-	header.Set("Cache-Control", "no-store")
-	header.Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // to a client that may have left
 }
