@@ -47,11 +47,7 @@ func (f *logFlags) logger(out io.Writer) (*logrus.Logger, error) {
 // isTerminal reports whether out is a terminal.
 func isTerminal(out io.Writer) bool {
 	f, ok := out.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0 && f.Name() != os.DevNull
+	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 // coloured returns a writer to out that takes colours out unless out is a terminal

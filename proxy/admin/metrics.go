@@ -30,29 +30,13 @@ type Metrics struct {
 var families = []string{config.IPv4.String(), config.IPv6.String()}
 
 var (
-	syncOptions = prometheus.HistogramOpts{
-		Name:    "kubeproxy_sync_proxy_rules_duration_seconds",
-		Help:    "How long it took to carry out a change, listeners and portal rules, or to check everything.",
-		Buckets: syncBuckets,
-	}
-	fullOptions = prometheus.HistogramOpts{
-		Name:    "kubeproxy_sync_full_proxy_rules_duration_seconds",
-		Help:    "Of those, how long it took to carry out or check everything.",
-		Buckets: syncBuckets,
-	}
-	partialOptions = prometheus.HistogramOpts{
-		Name:    "kubeproxy_sync_partial_proxy_rules_duration_seconds",
-		Help:    "Of those, how long it took to carry out what has changed.",
-		Buckets: syncBuckets,
-	}
-	programmedOptions = prometheus.HistogramOpts{
-		Name:    "kubeproxy_network_programming_duration_seconds",
-		Help:    "How long it took from a change of a Pod or Service until the endpoints that it led to were served.",
-		Buckets: programmingBuckets,
-	}
-	requestsOptions = prometheus.CounterOpts{Name: "rest_client_requests_total", Help: "Requests to the API server, by code."}
-	requestsLabels  = []string{"code", "method", "host"}
-	latencyOptions  = prometheus.HistogramOpts{
+	syncOptions       = prometheus.HistogramOpts{Buckets: syncBuckets, Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "How long it took to carry out a change, listeners and portal rules, or to check everything."}
+	fullOptions       = prometheus.HistogramOpts{Buckets: syncBuckets, Name: "kubeproxy_sync_full_proxy_rules_duration_seconds", Help: "Of those, how long it took to carry out or check everything."}
+	partialOptions    = prometheus.HistogramOpts{Buckets: syncBuckets, Name: "kubeproxy_sync_partial_proxy_rules_duration_seconds", Help: "Of those, how long it took to carry out what has changed."}
+	programmedOptions = prometheus.HistogramOpts{Buckets: programmingBuckets, Name: "kubeproxy_network_programming_duration_seconds", Help: "How long it took from a change of a Pod or Service until the endpoints that it led to were served."}
+	requestsOptions   = prometheus.CounterOpts{Name: "rest_client_requests_total", Help: "Requests to the API server, by code."}
+	requestsLabels    = []string{"code", "method", "host"}
+	latencyOptions    = prometheus.HistogramOpts{
 		Name:    "rest_client_request_duration_seconds",
 		Help:    "How long the API server took to answer.",
 		Buckets: []float64{0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60}, // those of kube-proxy

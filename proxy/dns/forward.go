@@ -35,8 +35,8 @@ var errNoUpstream = errors.New("no upstream resolver is known")
 // upstreams are the resolvers that know the names of others.
 type upstreams struct {
 	log   logrus.FieldLogger
-	slots chan struct{} // one is held by each query that waits
-	fixed bool          // servers are not those of a file
+	slots chan struct{}  // one is held by each query that waits
+	fixed bool           // servers are not those of a file
 	self  netip.AddrPort // see Options
 
 	mu      sync.Mutex // guards all below

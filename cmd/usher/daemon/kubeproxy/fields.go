@@ -6,6 +6,7 @@ import (
 	"iter"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -190,14 +191,6 @@ func leaves(prefix []string, doc map[string]any) iter.Seq2[[]string, any] {
 // Durations and quantities are strings there.
 func empty(value any) bool {
 	switch v := value.(type) {
-	case nil:
-		return true
-	case bool:
-		return !v
-	case int64:
-		return v == 0
-	case float64:
-		return v == 0
 	case string:
 		d, err := time.ParseDuration(v)
 		return v == "" || err == nil && d == 0
@@ -206,5 +199,5 @@ func empty(value any) bool {
 	case map[string]any:
 		return len(v) == 0
 	}
-	return false
+	return value == nil || reflect.ValueOf(value).IsZero()
 }

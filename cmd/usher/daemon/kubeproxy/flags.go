@@ -1,7 +1,6 @@
 package kubeproxy
 
 import (
-	"maps"
 	"slices"
 	"strings"
 
@@ -121,14 +120,11 @@ func put(doc map[string]any, values map[string]string) (from map[string]string, 
 		keys := strings.Split(f.field, ".")
 		at := doc
 		for _, key := range keys[:len(keys)-1] {
-			inner, ok := at[key].(map[string]any)
-			if !ok {
+			inner, _ := at[key].(map[string]any)
+			if inner == nil {
 				inner = map[string]any{}
-			} else {
-				inner = maps.Clone(inner)
 			}
-			at[key] = inner
-			at = inner
+			at[key], at = inner, inner
 		}
 		at[keys[len(keys)-1]] = f.decode(value)
 		from[f.field] = "--" + f.Name
