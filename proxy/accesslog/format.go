@@ -47,12 +47,9 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 	b = e.Time.UTC().AppendFormat(b, timeFormat)
 	b = append(b, `","connection":`...)
 	b = strconv.AppendUint(b, e.Conn, 10)
-	b = append(b, `,"service":`...)
-	b = appendQuoted(b, e.Port.Namespace+"/"+e.Port.Service)
+	b = appendField(b, "service", e.Port.Namespace+"/"+e.Port.Service)
 	b = appendField(b, "port", e.Port.Port)
-	b = append(b, `,"protocol":"`...)
-	b = append(b, e.Protocol...)
-	b = append(b, '"')
+	b = appendField(b, "protocol", string(e.Protocol))
 	b = appendAddr(b, "client", e.Client)
 	b = appendAddr(b, "vip", e.VIP)
 	chosen, established := e.Life.Established()
@@ -69,35 +66,32 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 		b = t.Endpoint.AppendTo(b)
 		b = append(b, '"')
 		b = appendField(b, "pod", t.Pod)
-		b = append(b, `,"ms":`...)
-		b = appendMilliseconds(b, t.Took)
+		b = appendMilliseconds(appendName(b, "ms"), t.Took)
 		b = appendField(b, "error", t.Err)
 		b = append(b, '}')
 	}
 	b = append(b, ']')
 	if established {
-		b = append(b, `,"connectMs":`...)
-		b = appendMilliseconds(b, chosen.Began+chosen.Took)
+		b = appendMilliseconds(appendName(b, "connectMs"), chosen.Began+chosen.Took)
 	}
-	b = append(b, `,"durationMs":`...)
-	b = appendMilliseconds(b, e.Took)
-	b = append(b, `,"bytesToEndpoint":`...)
-	b = strconv.AppendInt(b, e.ToEndpoint, 10)
-	b = append(b, `,"bytesToClient":`...)
-	b = strconv.AppendInt(b, e.ToClient, 10)
-	b = append(b, `,"end":"`...)
-	b = append(b, e.End...)
-	b = append(b, '"')
+	b = appendMilliseconds(appendName(b, "durationMs"), e.Took)
+	b = strconv.AppendInt(appendName(b, "bytesToEndpoint"), e.ToEndpoint, 10)
+	b = strconv.AppendInt(appendName(b, "bytesToClient"), e.ToClient, 10)
+	b = appendField(b, "end", string(e.End))
 	b = appendField(b, "error", e.Err)
 	return append(b, '}', '\n')
 }
 
-func appendAddr(b []byte, name string, a netip.AddrPort) []byte {
+// appendName appends what is in front of a field's value, for all but the first field.
+func appendName(b []byte, name string) []byte {
 	b = append(b, ',', '"')
 	b = append(b, name...)
-	b = append(b, '"', ':', '"')
-	b = a.AppendTo(b)
-	return append(b, '"')
+	return append(b, '"', ':')
+}
+
+func appendAddr(b []byte, name string, a netip.AddrPort) []byte {
+	b = append(appendName(b, name), '"')
+	return append(a.AppendTo(b), '"')
 }
 
 // appendField appends a field, unless it is empty.
@@ -105,10 +99,7 @@ func appendField(b []byte, name, value string) []byte {
 	if value == "" {
 		return b
 	}
-	b = append(b, ',', '"')
-	b = append(b, name...)
-	b = append(b, '"', ':')
-	return appendQuoted(b, value)
+	return appendQuoted(appendName(b, name), value)
 }
 
 // appendQuoted appends a JSON string.
@@ -133,25 +124,18 @@ func appendMilliseconds(b []byte, d time.Duration) []byte {
 // until the end in milliseconds, bytes to the endpoint and to the client, end, and
 // error in quotes.
 func textLine(b []byte, e *trace.Event) []byte {
-	b = e.Time.UTC().AppendFormat(b, timeFormat)
-	b = append(b, ' ')
-	b = appendWord(b, e.Port.String())
-	b = append(b, ' ')
-	b = append(b, e.Protocol...)
-	b = append(b, ' ')
-	b = e.Client.AppendTo(b)
-	b = append(b, ' ')
-	b = e.VIP.AppendTo(b)
-	b = append(b, ' ')
+	b = append(e.Time.UTC().AppendFormat(b, timeFormat), ' ')
+	b = append(appendWord(b, e.Port.String()), ' ')
+	b = append(append(b, e.Protocol...), ' ')
+	b = append(e.Client.AppendTo(b), ' ')
+	b = append(e.VIP.AppendTo(b), ' ')
 	chosen, established := e.Life.Established()
 	if established {
-		b = chosen.Endpoint.AppendTo(b)
-		b = append(b, ' ')
-		b = appendWord(b, chosen.Pod)
+		b = append(chosen.Endpoint.AppendTo(b), ' ')
+		b = append(appendWord(b, chosen.Pod), ' ')
 	} else {
-		b = append(b, "- -"...)
+		b = append(b, "- - "...)
 	}
-	b = append(b, ' ')
 	for i, t := range e.Life.Tried() {
 		if i > 0 {
 			b = append(b, ',')
@@ -167,17 +151,13 @@ func textLine(b []byte, e *trace.Event) []byte {
 	}
 	b = append(b, ' ')
 	if established {
-		b = appendMilliseconds(b, chosen.Began+chosen.Took)
+		b = append(appendMilliseconds(b, chosen.Began+chosen.Took), ' ')
 	} else {
-		b = append(b, '-')
+		b = append(b, "- "...)
 	}
-	b = append(b, ' ')
-	b = appendMilliseconds(b, e.Took)
-	b = append(b, ' ')
-	b = strconv.AppendInt(b, e.ToEndpoint, 10)
-	b = append(b, ' ')
-	b = strconv.AppendInt(b, e.ToClient, 10)
-	b = append(b, ' ')
+	b = append(appendMilliseconds(b, e.Took), ' ')
+	b = append(strconv.AppendInt(b, e.ToEndpoint, 10), ' ')
+	b = append(strconv.AppendInt(b, e.ToClient, 10), ' ')
 	b = append(b, e.End...)
 	if e.Err != "" {
 		b = append(b, ' ')

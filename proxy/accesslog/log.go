@@ -84,12 +84,10 @@ func (l *Log) Run(ctx context.Context) {
 			continue
 		}
 		l.write()
-		timer := time.NewTimer(gathering)
 		select {
-		case <-timer.C:
+		case <-time.After(gathering):
 		case <-ctx.Done():
 		}
-		timer.Stop()
 	}
 	for {
 		n, _ := l.reader.Poll(events)
