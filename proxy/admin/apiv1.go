@@ -102,26 +102,6 @@ func notFound(message string) error { return &api.Error{Code: http.StatusNotFoun
 // milliseconds returns d as the API has it.
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// page cuts one page out of items, which are sorted by key, descending or
-// ascending as behind says: whether an item stands behind the one that the token
-// names.
-func page[T any](items []T, limit int, token string, behind func(item T, token string) bool, key func(T) string) ([]T, string) {
-	if token != "" {
-		first := len(items)
-		for i, item := range items {
-			if behind(item, token) {
-				first = i
-				break
-			}
-		}
-		items = items[first:]
-	}
-	if len(items) <= limit {
-		return items, ""
-	}
-	return items[:limit], key(items[limit-1])
-}
-
 // offset pages a list by position.
 func offset[T any](items []T, limit int, token string) ([]T, string, error) {
 	at := 0

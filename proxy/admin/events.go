@@ -183,10 +183,8 @@ func (s *stream) next(ctx context.Context, buf []trace.Event) (int, uint64, erro
 
 // gather lets events come together.
 func (s *stream) gather(ctx context.Context) {
-	timer := time.NewTimer(gathering)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(gathering):
 	case <-ctx.Done():
 	}
 }

@@ -42,8 +42,13 @@ func (a *API) services(r *http.Request) (any, error) {
 		slices.SortStableFunc(all, func(a, b group) int { return cmp.Compare(by(b.totals()), by(a.totals())) })
 		all, out.Continue, err = offset(all, size, query.Get("continue"))
 	} else {
-		all, out.Continue = page(all, size, query.Get("continue"),
-			func(g group, token string) bool { return g.key() > token }, group.key)
+		if last := query.Get("continue"); last != "" {
+			all = slices.DeleteFunc(all, func(g group) bool { return g.key() <= last })
+		}
+		if len(all) > size {
+			all = all[:size]
+			out.Continue = all[size-1].key()
+		}
 	}
 	if err != nil {
 		return nil, err
