@@ -92,16 +92,12 @@ func (d *Dialer) Dial(ctx context.Context, to *config.Endpoint) (forward.Conn, e
 
 // open opens the streams for one client on c.
 func (d *Dialer) open(ctx context.Context, c *connection, port uint16) (*Conn, error) {
-	headers := func(kind string) http.Header {
-		h := http.Header{}
-		h.Set(corev1.StreamType, kind)
-		h.Set(corev1.PortHeader, strconv.Itoa(int(port)))
-		return h
-	}
 	request := strconv.FormatUint(d.requests.Add(1), 10)
 	made := make(chan stream, 2)
 	for _, kind := range []string{corev1.StreamTypeError, corev1.StreamTypeData} {
-		h := headers(kind)
+		h := http.Header{}
+		h.Set(corev1.StreamType, kind)
+		h.Set(corev1.PortHeader, strconv.Itoa(int(port)))
 		h.Set(corev1.PortForwardRequestIDHeader, request)
 		go func() {
 			s, err := c.http.CreateStream(h) // waits for an answer, 30 s at the most
