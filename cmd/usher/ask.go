@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/usherproxy/usher/cmd/usher/show"
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
@@ -83,11 +84,11 @@ func completeOne(names func(cmd *cobra.Command) []string) cobra.CompletionFunc {
 	}
 }
 
-// exactArgs is for commands that take just these arguments.
-func exactArgs(names ...string) cobra.PositionalArgs {
+// takes is for commands that take from least to most arguments, which are called what.
+func takes(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if len(args) != len(names) {
-			return usagef("%s takes %s, and got %s", cmd.Name(), strings.Join(names, " and "), plural(len(args), "argument"))
+		if len(args) < least || len(args) > most {
+			return usagef("%s takes %s, and got %s", cmd.Name(), what, show.Plural(len(args), "argument"))
 		}
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/usherproxy/usher/cmd/usher/show"
 	"github.com/usherproxy/usher/config/manifest"
 )
 
@@ -51,8 +52,8 @@ func printReport(cmd *cobra.Command, r *manifest.Result) error {
 	for _, s := range r.Services {
 		ports += len(s.Ports)
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "%s, %s with %s, %s, %s\n", plural(r.Files, "file"), plural(len(r.Services), "Service"),
-		plural(ports, "port"), plural(len(r.Errors), "error"), plural(len(r.Warnings), "warning"))
+	fmt.Fprintf(cmd.OutOrStdout(), "%s, %s with %s, %s, %s\n", show.Plural(r.Files, "file"), show.Plural(len(r.Services), "Service"),
+		show.Plural(ports, "port"), show.Plural(len(r.Errors), "error"), show.Plural(len(r.Warnings), "warning"))
 	if len(r.Errors) > 0 {
 		return errSaid
 	}

@@ -176,7 +176,7 @@ A server keeps its address, so usher finds out as it would in a cluster: by
 trying.`,
 		Example: `  usher demo break web-2 refuse
   usher demo break 127.0.0.1:38281 blackhole`,
-		Args: exactArgs("ENDPOINT", "HOW"),
+		Args: takes(2, 2, "ENDPOINT and HOW"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			switch len(args) {
 			case 0:

@@ -26,7 +26,7 @@ node, say with --vip which of the Service's addresses it connects to.`,
   usher explain shop/cart --client 10.244.1.7
   usher explain dns --port dns-tcp
   usher explain web --client 198.51.100.9 --vip 203.0.113.5`,
-		Args:              exactArgs("SERVICE"),
+		Args:              takes(1, 1, "SERVICE"),
 		ValidArgsFunction: completeOne(func(cmd *cobra.Command) []string { return asks.completeServices(cmd, namespace.namespace, nil) }),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output != "" && output != "json" && output != "yaml" {

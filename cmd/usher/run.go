@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/cmd/usher/daemon"
+	"github.com/usherproxy/usher/cmd/usher/show"
 	"github.com/usherproxy/usher/proxy/portforward"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -148,7 +149,7 @@ func printTrace(out io.Writer) func(ctx context.Context, steps *trace.Reader) {
 				return
 			}
 			if missed > 0 {
-				fmt.Fprintf(out, "… %s missed\n", plural(int(missed), "event"))
+				fmt.Fprintf(out, "… %s missed\n", show.Plural(int(missed), "event"))
 			}
 			for _, e := range buf[:n] {
 				if _, err := fmt.Fprintf(out, "%s %s\n", e.Time.Format("15:04:05.000"), e); err != nil {

@@ -30,12 +30,7 @@ does not answer for a while, what was last known stays.`,
 		Example: `  usher top
   usher top web
   usher top -n shop --interval 250ms`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return usagef("top takes one SERVICE, or none, and got %s", plural(len(args), "argument"))
-			}
-			return nil
-		},
+		Args:              takes(0, 1, "one SERVICE, or none"),
 		ValidArgsFunction: completeOne(func(cmd *cobra.Command) []string { return asks.completeServices(cmd, namespace.namespace, nil) }),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.Interval < minTopInterval {

@@ -31,12 +31,7 @@ On a terminal lines have colours, unless NO_COLOR is set.`,
   usher trace web --outcome retry,failed
   usher trace shop/cart --client 10.244.1.0/24 --since 10m
   usher trace --history --follow=false -o json | jq .endpoint`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return usagef("trace takes one SERVICE, or none for all, and got %s", plural(len(args), "argument"))
-			}
-			return nil
-		},
+		Args:              takes(0, 1, "one SERVICE, or none for all"),
 		ValidArgsFunction: completeOne(func(cmd *cobra.Command) []string { return t.asks.completeServices(cmd, t.namespace, nil) }),
 		RunE:              t.run,
 	}

@@ -63,3 +63,11 @@ func Few(list []string) string {
 	}
 	return fmt.Sprintf("%s and %d more", Clean(strings.Join(list[:some], ", ")), len(list)-some)
 }
+
+// Plural returns "1 thing" or "n things".
+func Plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}

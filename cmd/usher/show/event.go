@@ -1,10 +1,6 @@
 package show
 
-import (
-	"fmt"
-
-	"github.com/usherproxy/usher/proxy/admin/api"
-)
+import "github.com/usherproxy/usher/proxy/admin/api"
 
 // Event tells an event in one line, with the time in front.
 func Event(e api.Event) string {
@@ -33,9 +29,5 @@ func eventStyle(e api.Event) Style {
 
 // Missed says how many events were left out.
 func Missed(n uint64) string {
-	what := "steps"
-	if n == 1 {
-		what = "step"
-	}
-	return Alarm.Text(fmt.Sprintf("… %d %s missed", n, what))
+	return Alarm.Text("… " + Plural(int(n), "step") + " missed")
 }

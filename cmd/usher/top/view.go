@@ -80,13 +80,10 @@ func (m Model) lost() string {
 }
 
 func problems(n int) string {
-	switch n {
-	case 0:
+	if n == 0 {
 		return "no problems"
-	case 1:
-		return "1 problem"
 	}
-	return fmt.Sprintf("%d problems", n)
+	return show.Plural(n, "problem")
 }
 
 // where says what is looked at.
