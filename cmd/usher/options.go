@@ -128,7 +128,7 @@ func (f *configFlags) complete(cmd *cobra.Command) (err error) {
 			return err
 		}
 	}
-	if f.PodNetworks, err = parseClusterCIDRs(f.clusterCIDRs); err != nil {
+	if f.PodNetworks, err = parseCIDRs(f.clusterCIDRs, "--cluster-cidr: %q is not a CIDR such as 10.244.0.0/16"); err != nil {
 		return err
 	}
 	if f.NodePorts, err = parseNodePortAddresses(f.nodePortAddresses, f.nodeIP); err != nil {
@@ -246,15 +246,8 @@ func parseNodePortAddresses(list []string, nodeIP netip.Addr) (n daemon.NodePort
 	if len(list) == 1 && list[0] == primary {
 		return daemon.NodePorts{Primary: true, NodeIP: nodeIP}, nil
 	}
-	n.Networks, err = parseCIDRs(list, func(s string) error {
-		return usagef("--nodeport-addresses: %q is neither a CIDR such as 192.0.2.0/24 nor, alone, the word %q", s, primary)
-	})
+	n.Networks, err = parseCIDRs(list, `--nodeport-addresses: %q is neither a CIDR such as 192.0.2.0/24 nor, alone, the word "`+primary+`"`)
 	return n, err
-}
-
-// parseClusterCIDRs parses the value of --cluster-cidr.
-func parseClusterCIDRs(list []string) ([]netip.Prefix, error) {
-	return parseCIDRs(list, func(s string) error { return usagef("--cluster-cidr: %q is not a CIDR such as 10.244.0.0/16", s) })
 }
 
 // defaultServiceCIDRs is the default of --service-cidr.
@@ -264,7 +257,7 @@ const serviceCIDRUsage = "where Services without a cluster IP get one, for each 
 
 // parseServiceCIDRs parses the value of --service-cidr.
 func parseServiceCIDRs(list []string) ([]netip.Prefix, error) {
-	out, err := parseCIDRs(list, func(s string) error { return usagef("--service-cidr: %q is not a CIDR such as 10.96.0.0/12", s) })
+	out, err := parseCIDRs(list, "--service-cidr: %q is not a CIDR such as 10.96.0.0/12")
 	if err != nil {
 		return nil, err
 	}
@@ -284,12 +277,12 @@ func parseServiceCIDRs(list []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// parseCIDRs parses networks. no returns the error for what is none.
-func parseCIDRs(list []string, no func(s string) error) (out []netip.Prefix, err error) {
+// parseCIDRs parses networks. wrong is the format of the error for what is none.
+func parseCIDRs(list []string, wrong string) (out []netip.Prefix, err error) {
 	for _, s := range list {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			return nil, no(s)
+			return nil, usagef(wrong, s)
 		}
 		out = append(out, p)
 	}

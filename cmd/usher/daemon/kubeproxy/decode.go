@@ -61,14 +61,12 @@ func parse(text []byte) (doc map[string]any, errs []error) {
 // decode returns the object that doc stands for. Unknown fields are left out, as
 // kube-proxy does: see ignored.
 func decode(doc map[string]any) (*v1alpha1.KubeProxyConfiguration, []error) {
-	if errs := checkTypes(doc); len(errs) > 0 {
-		return nil, errs
-	}
 	c := &v1alpha1.KubeProxyConfiguration{}
-	if err := decodeInto(c, doc); err != nil {
-		return nil, []error{err}
+	errs := checkTypes(doc)
+	if err := decodeInto(c, doc); err != nil && errs == nil {
+		errs = []error{err}
 	}
-	return c, nil
+	return c, errs
 }
 
 // checkKind says what is allowed if doc is something else.
