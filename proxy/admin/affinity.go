@@ -17,10 +17,6 @@ import (
 // affinity answers /affinity.
 func (a *API) affinity(r *http.Request) (any, error) {
 	query := r.URL.Query()
-	size, err := limit(query)
-	if err != nil {
-		return nil, err
-	}
 	wanted, err := newSelection(query)
 	if err != nil {
 		return nil, err
@@ -43,7 +39,7 @@ func (a *API) affinity(r *http.Request) (any, error) {
 		}
 	}
 	out := api.AffinityList{Page: api.Page{Total: len(all)}, Items: []api.AffinityEntry{}}
-	if all, out.Continue, err = offset(all, size, query.Get("continue")); err != nil {
+	if all, out.Continue, err = offset(all, wanted.size, query.Get("continue")); err != nil {
 		return nil, err
 	}
 	for _, e := range all {

@@ -22,10 +22,6 @@ type seen struct {
 // connections answers /connections.
 func (a *API) connections(r *http.Request) (any, error) {
 	query := r.URL.Query()
-	size, err := limit(query)
-	if err != nil {
-		return nil, err
-	}
 	wanted, err := newSelection(query)
 	if err != nil {
 		return nil, err
@@ -66,7 +62,7 @@ func (a *API) connections(r *http.Request) (any, error) {
 		return -1
 	})
 	all = all[first:]
-	if len(all) > size {
+	if size := wanted.size; len(all) > size {
 		all = all[:size]
 		out.Continue = strconv.FormatUint(all[size-1].life.Conn, 10)
 	}

@@ -114,6 +114,7 @@ func serviceName(s string) (types.NamespacedName, error) {
 // selection says which connections, events and affinity entries are wanted. What
 // is zero lets everything through.
 type selection struct {
+	size     int // how many on a page, where there are pages
 	service  types.NamespacedName
 	client   netip.Prefix
 	port     uint16 // of the client
@@ -123,6 +124,9 @@ type selection struct {
 }
 
 func newSelection(values url.Values) (s selection, err error) {
+	if s.size, err = limit(values); err != nil {
+		return s, err
+	}
 	if v := values.Get("service"); v != "" {
 		if s.service, err = serviceName(v); err != nil {
 			return s, err
