@@ -7,6 +7,7 @@ package environ
 
 import (
 	"cmp"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -132,12 +133,7 @@ func choose(services []config.Service, rank func(types.NamespacedName) int) []co
 			best[s.Name.Name] = s
 		}
 	}
-	out := make([]config.Service, 0, len(best))
-	for _, s := range best {
-		out = append(out, s)
-	}
-	slices.SortFunc(out, func(a, b config.Service) int { return cmp.Compare(a.Name.Name, b.Name.Name) })
-	return out
+	return slices.SortedFunc(maps.Values(best), func(a, b config.Service) int { return cmp.Compare(a.Name.Name, b.Name.Name) })
 }
 
 // name returns a Service's or port's name as it is in that of a variable.

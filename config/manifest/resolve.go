@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -244,10 +245,5 @@ func portNames(svc config.Service) string {
 	for _, p := range svc.Ports {
 		names = append(names, fmt.Sprintf("%q", p.ID.Port))
 	}
-	names = slices.Compact(names)
-	out := names[0]
-	for _, n := range names[1:] {
-		out += ", " + n
-	}
-	return out
+	return strings.Join(slices.Compact(names), ", ")
 }

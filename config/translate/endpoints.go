@@ -2,6 +2,7 @@ package translate
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -130,14 +131,13 @@ func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forb
 // endpointOf fills in the defaults of the conditions, as their API
 // documentation defines them.
 func endpointOf(e *discoveryv1.Endpoint) config.Endpoint {
-	out := config.Endpoint{
+	return config.Endpoint{
 		Node:        value(e.NodeName),
 		Zone:        value(e.Zone),
 		Ready:       e.Conditions.Ready == nil || *e.Conditions.Ready,
 		Serving:     e.Conditions.Serving == nil || *e.Conditions.Serving,
 		Terminating: value(e.Conditions.Terminating),
 	}
-	return out
 }
 
 // podOf returns the Pod that an endpoint of a slice in namespace refers to, "" if it is
@@ -188,10 +188,7 @@ func better(a, b config.Endpoint) bool {
 }
 
 func sortByAddr(byAddr map[netip.AddrPort]candidate) []candidate {
-	out := make([]candidate, 0, len(byAddr))
-	for _, c := range byAddr {
-		out = append(out, c)
-	}
+	out := slices.AppendSeq(make([]candidate, 0, len(byAddr)), maps.Values(byAddr))
 	slices.SortFunc(out, func(a, b candidate) int { return a.Addr.Compare(b.Addr) })
 	return out
 }

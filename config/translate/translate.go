@@ -2,7 +2,6 @@ package translate
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -98,12 +97,7 @@ func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
 			out = append(out, served)
 		}
 	}
-	slices.SortFunc(out, func(a, b config.ServicePort) int {
-		if c := strings.Compare(a.ID.Port, b.ID.Port); c != 0 {
-			return c
-		}
-		return int(a.ID.Family) - int(b.ID.Family)
-	})
+	slices.SortFunc(out, func(a, b config.ServicePort) int { return a.ID.Compare(b.ID) })
 	return out
 }
 
