@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"github.com/usherproxy/usher/portal"
@@ -83,12 +84,7 @@ func hint(err error, ip6 bool) error {
 		err = oneLine{err}
 	}
 	has := func(parts ...string) bool {
-		for _, p := range parts {
-			if strings.Contains(text, p) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(text, p) })
 	}
 	var advice string
 	switch {
@@ -129,11 +125,7 @@ func variants(ctx context.Context, opts portal.Options) []found {
 			all = append(all, found{variant: v, plain: plain && v.nft == plainNFT})
 		}
 	}
-	covered := false
-	for _, f := range all {
-		covered = covered || f.plain
-	}
-	if plain && !covered {
+	if plain && !slices.ContainsFunc(all, func(f found) bool { return f.plain }) {
 		all = append(all, found{variant: variant{"", plainNFT}, plain: true})
 	}
 	var wanted []found

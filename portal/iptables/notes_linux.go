@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables"
@@ -34,10 +35,7 @@ func nftChains(family portal.Family, table string) (chains []*nftables.Chain, ex
 	if err != nil {
 		return nil, false, fmt.Errorf("asking nf_tables for its tables: %w", err)
 	}
-	for _, t := range tables {
-		exists = exists || t.Name == table
-	}
-	if !exists {
+	if !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == table }) {
 		return nil, false, nil
 	}
 	all, err := conn.ListChainsOfTableFamily(kernel.NFTFamily(family))
@@ -64,11 +62,7 @@ func notesFor(family portal.Family, table string, jumps []wantedJump) ([]string,
 	}
 	var notes []string
 	for _, j := range jumps {
-		there := false
-		for _, c := range chains {
-			there = there || c.Name == j.chain
-		}
-		if !there {
+		if !slices.ContainsFunc(chains, func(c *nftables.Chain) bool { return c.Name == j.chain }) {
 			notes = append(notes, noteChain+j.chain)
 		}
 	}
@@ -89,13 +83,9 @@ func tidyNFT(family portal.Family, table string, notes []string) error {
 	if err != nil {
 		return fmt.Errorf("removing the empty table %s: %w", table, err)
 	}
-	made := map[string]bool{}
-	for _, n := range notes {
-		made[n] = true
-	}
 	remaining := 0
 	for _, c := range chains {
-		ours := c.Hooknum != nil && (made[noteTable] || made[noteChain+c.Name]) &&
+		ours := c.Hooknum != nil && (slices.Contains(notes, noteTable) || slices.Contains(notes, noteChain+c.Name)) &&
 			(c.Policy == nil || *c.Policy == nftables.ChainPolicyAccept)
 		if ours {
 			rules, err := conn.GetRules(c.Table, c)
@@ -111,7 +101,7 @@ func tidyNFT(family portal.Family, table string, notes []string) error {
 		conn.DelChain(c)
 	}
 	t := &nftables.Table{Name: table, Family: kernel.NFTFamily(family)}
-	if made[noteTable] && remaining == 0 {
+	if remaining == 0 && slices.Contains(notes, noteTable) {
 		sets, err := conn.GetSets(t)
 		if err != nil {
 			return fmt.Errorf("looking whether table %s is empty: %w", table, err)

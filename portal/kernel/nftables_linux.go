@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/nftables"
 	netlinksocket "github.com/mdlayher/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
@@ -117,20 +116,8 @@ func NFTEvents(matters func(table, chain string) bool) (Subscription, error) {
 	}, unix.NFNLGRP_NFTABLES)
 }
 
-// nftString returns a string among the attributes of a message, which come after
-// a struct nfgenmsg of four bytes.
+// nftString returns a string among the attributes of a message.
 func nftString(data []byte, attribute uint16) string {
-	const header = 4
-	for data = data[min(header, len(data)):]; len(data) >= unix.NLA_HDRLEN; {
-		size := int(nl.NativeEndian().Uint16(data))
-		if size < unix.NLA_HDRLEN || size > len(data) {
-			return ""
-		}
-		if nl.NativeEndian().Uint16(data[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER) == attribute {
-			text, _, _ := bytes.Cut(data[unix.NLA_HDRLEN:size], []byte{0})
-			return string(text)
-		}
-		data = data[min((size+3)&^3, len(data)):]
-	}
-	return ""
+	text, _, _ := bytes.Cut(find(data[min(nfgenmsgSize, len(data)):], attribute), []byte{0})
+	return string(text)
 }
