@@ -56,15 +56,20 @@ class Live extends EventTarget {
     if (document.hidden) {
       this.#close();
     } else if (!this.#stream) {
-      this.#open();
-      this.#ask().then(() => this.#tell('back'));
+      this.#open(true);
+      this.#ask();
     }
   }
 
-  #open() {
+  // After a time without a stream (again), what it has not told is looked up only when
+  // it tells again: nothing is lost between the two.
+  #open(again) {
     const stream = new EventSource(`api/v1/events?rate=${eventsPerSecond}`);
     this.#stream = stream;
-    stream.addEventListener('hello', e => this.#meet(JSON.parse(e.data).instance));
+    stream.addEventListener('hello', e => {
+      this.#meet(JSON.parse(e.data).instance);
+      if (again && !this.paused) this.#tell('back');
+    });
     for (const kind of ['step', 'change']) {
       stream.addEventListener(kind, e => {
         if (this.paused) this.skipped++;
@@ -93,7 +98,7 @@ class Live extends EventTarget {
       const refused = this.#stream?.readyState === EventSource.CLOSED;
       if (lost || refused) {
         this.#close();
-        this.#open();
+        this.#open(true);
       }
       const { now, limit } = status.subscribers;
       if (refused && now >= limit) throw new Error(`${limit} others watch already, which is the most`);
@@ -102,7 +107,6 @@ class Live extends EventTarget {
         return;
       }
       this.#become('on');
-      if (lost) this.#tell('back');
       this.#tell('tick', status);
     } catch (err) {
       this.reason = err.message;
