@@ -3,6 +3,7 @@ package admin_test
 import (
 	"encoding/json"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -102,11 +103,18 @@ var _ = Describe("health check node ports", func() {
 		// Two ports of one Service: endpoints count once.
 		return config.Service{Name: name, HealthCheckNodePort: port, Ports: []config.ServicePort{p, p}}
 	}
+	// free returns a port that nobody has, and that is not given to whoever asks for any.
 	free := func() uint16 {
-		l, err := net.Listen("tcp", ":0")
-		Expect(err).NotTo(HaveOccurred())
-		defer l.Close()
-		return uint16(l.Addr().(*net.TCPAddr).Port)
+		GinkgoHelper()
+		for range 1000 {
+			port := uint16(10000 + rand.IntN(10000))
+			if l, err := net.Listen("tcp", ":"+strconv.Itoa(int(port))); err == nil {
+				l.Close()
+				return port
+			}
+		}
+		Fail("there is no free port from 10000 to 19999")
+		return 0
 	}
 	ask := func(port uint16) (int, string, string) {
 		GinkgoHelper()
