@@ -101,7 +101,7 @@ func hint(err error, ip6 bool) error {
 	case has("RULE_APPEND failed", "No chain/target/match by that name", "Couldn't load"):
 		advice = "this kernel or iptables lacks a match or target: modprobe xt_nat xt_REDIRECT xt_tcpudp nft_compat"
 	case has("Permission denied", "Operation not permitted"):
-		advice = "the kernel does not let this process change rules, although it has CAP_NET_ADMIN here: it is needed in the user namespace that owns the network namespace"
+		advice = kernel.NotAllowed
 	default:
 		return err
 	}

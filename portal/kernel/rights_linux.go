@@ -14,13 +14,23 @@ var errNoNetAdmin = errors.New("CAP_NET_ADMIN is missing: run as root, give the 
 // NeedNetAdmin returns an error if this process may not change rules and routes. When
 // that cannot be found out, it leaves the refusal to the kernel.
 func NeedNetAdmin() error {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData // version 3 writes two
-	if err := unix.Capget(&header, &data[0]); err == nil && data[0].Effective&(1<<unix.CAP_NET_ADMIN) == 0 {
+	if has, err := Capabilities(); err == nil && has&(1<<unix.CAP_NET_ADMIN) == 0 {
 		return errNoNetAdmin
 	}
 	return nil
 }
+
+// Capabilities returns the effective capabilities of the calling thread, as bits, but for
+// those from 32 on (capabilities(7)).
+func Capabilities() (uint32, error) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData // version 3 writes two
+	err := unix.Capget(&header, &data[0])
+	return data[0].Effective, err
+}
+
+// NotAllowed is what there is to say of EPERM to who has CAP_NET_ADMIN.
+const NotAllowed = "the kernel does not let this process change rules, although it has CAP_NET_ADMIN here: it is needed in the user namespace that owns the network namespace"
 
 // WithMark returns o without Mark where no socket can have one.
 func WithMark(o portal.Options) portal.Options {

@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
 )
 
 const (
@@ -64,11 +66,7 @@ func attachTun(fd int) error {
 		return err
 	}
 	for _, addr := range []netip.Addr{Address, address6} {
-		anywhere := netip.IPv6Unspecified()
-		if addr.Is4() {
-			anywhere = netip.IPv4Unspecified()
-		}
-		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: network(anywhere, 0), Src: addr.AsSlice()}
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: network(portal.FamilyOf(addr).Any(), 0), Src: addr.AsSlice()}
 		if err := netlink.RouteAdd(route); err != nil && addr.Is4() {
 			return err
 		}

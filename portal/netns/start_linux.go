@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/kernel"
 )
 
 // Namespace is a network namespace, seen from outside. Its methods may be called
@@ -99,13 +101,9 @@ func newNamespaces() *syscall.SysProcAttr {
 // mayAdminister reports whether this process may make namespaces as it is, and
 // change them.
 func mayAdminister() bool {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData // version 3 writes two
-	if unix.Capget(&header, &data[0]) != nil {
-		return false
-	}
+	has, err := kernel.Capabilities()
 	const needed = 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_NET_BIND_SERVICE
-	return data[0].Effective&needed == needed
+	return err == nil && has&needed == needed
 }
 
 // forbidden explains why a namespace cannot be made, as far as the system tells.

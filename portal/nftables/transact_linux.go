@@ -196,7 +196,7 @@ func hint(err error) error {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
 		return fmt.Errorf("%w (this kernel lacks a part of nf_tables: modprobe nft_chain_nat nft_nat nft_redir nft_fib_ipv4 nft_fib_ipv6)", err)
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w (the kernel does not let this process change rules, although it has CAP_NET_ADMIN here: it is needed in the user namespace that owns the network namespace)", err)
+		return fmt.Errorf("%w (%s)", err, kernel.NotAllowed)
 	}
 	return err
 }

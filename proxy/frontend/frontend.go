@@ -111,10 +111,7 @@ func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) bool {
 	if _, vip := n.Targets.Load(t); vip && n.Portal.Mark() == 0 {
 		return true
 	}
-	t.Addr = netip.IPv4Unspecified()
-	if to.Addr().Is6() {
-		t.Addr = netip.IPv6Unspecified()
-	}
+	t.Addr = portal.FamilyOf(to.Addr()).Any()
 	_, nodePort := n.Targets.Load(t)
 	return nodePort && n.Locality.isNode(to.Addr())
 }

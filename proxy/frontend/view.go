@@ -54,11 +54,7 @@ func (v *View) vipFor(original netip.AddrPort) (*config.VIP, bool) {
 	if vip, ok := v.VIPAt(original); ok {
 		return vip, true
 	}
-	anywhere := netip.IPv4Unspecified()
-	if original.Addr().Is6() {
-		anywhere = netip.IPv6Unspecified()
-	}
-	return v.VIPAt(netip.AddrPortFrom(anywhere, original.Port()))
+	return v.VIPAt(netip.AddrPortFrom(portal.FamilyOf(original.Addr()).Any(), original.Port()))
 }
 
 // Redirect returns the rule that leads from t to a listener.
