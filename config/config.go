@@ -156,6 +156,9 @@ type ServicePort struct {
 	// 0 means what the proxy's own defaults say.
 	IdleTimeout, MaxAge time.Duration
 
+	// NodeAddress says that the endpoints see the node's address, and not their clients'.
+	NodeAddress bool
+
 	// Endpoints are all endpoints of this port, usable or not, sorted by
 	// address. In-flight connections to an endpoint end for UDP when it
 	// leaves this list.

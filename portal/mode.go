@@ -103,6 +103,12 @@ type Options struct {
 	// endpoints, which so never comes back. Zero: all packets are alike. See
 	// Portal.Mark.
 	Mark uint32
+	// NodeAddress makes Portal.Origin always be the node.
+	NodeAddress bool
+	// Aliases are a network of each family that is nobody's, or only of those that this
+	// node never talks to: see package redirect. None, or one that is smaller than a bridge's,
+	// and neighbours on a bridge see the node.
+	Aliases []netip.Prefix
 	// LockWait is how long to wait for another program that changes iptables
 	// rules. Zero: 5 seconds. Whole seconds count.
 	LockWait time.Duration
@@ -135,7 +141,7 @@ func (o Options) Complete() (Options, error) {
 	if o.LockWait <= 0 {
 		o.LockWait = 5 * time.Second
 	}
-	o.NodePortAddresses = PlainPrefixes(o.NodePortAddresses)
+	o.NodePortAddresses, o.Aliases = PlainPrefixes(o.NodePortAddresses), PlainPrefixes(o.Aliases)
 	o.LockWait = max(o.LockWait.Truncate(time.Second), time.Second)
 	return o, nil
 }

@@ -23,6 +23,13 @@ type Portal interface {
 	// looks at none.
 	Mark() uint32
 
+	// Origin says from where to connect to an endpoint for a client, so that the
+	// endpoint sees the client's own address where that can be. here tells that the
+	// endpoint is known to be on this node; the portal knows its Pods besides, from
+	// SetLocalSources and Options.PodInterfaces. What is bound to the Origin must have the Mark. It
+	// is asked for each connection, from many goroutines, and waits for no other method.
+	Origin(client, endpoint netip.Addr, here bool) Origin
+
 	// Listen says where the listeners have to be for the targets of one
 	// service port. service is the Service's name, "namespace/name". Each target is in exactly one of the Binds, except for node
 	// ports in mode address: those of SCTP, and with Options.NodePortAddresses

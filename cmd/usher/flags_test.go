@@ -209,15 +209,15 @@ var _ = Describe("the mark", func() {
 	It("is shown as rules show it, and may be given as a decimal number", func() {
 		r, cmd, _, err := runWith("--manifests=/tmp")
 		Expect(err).NotTo(HaveOccurred())
-		Expect(cmd.Flags().FlagUsages()).To(MatchRegexp(`--mark bits .*\(default 0x2000\)`))
-		Expect(allFlags(cmd)).To(HaveKeyWithValue("mark", "0x2000"))
+		Expect(cmd.Flags().FlagUsages()).To(MatchRegexp(`--mark bits .*\(default 0x1000\)`))
+		Expect(allFlags(cmd)).To(HaveKeyWithValue("mark", "0x1000"))
 		for _, sixteen := range []string{"0x10", "16"} {
 			Expect(cmd.ParseFlags([]string{"--mark=" + sixteen})).To(Succeed())
 			Expect(r.Portal.Mark).To(BeEquivalentTo(16))
 			Expect(allFlags(cmd)).To(HaveKeyWithValue("mark", "0x10"))
 		}
 		for _, wrong := range []string{"", "-1", "0x100000000", "red"} {
-			Expect(cmd.ParseFlags([]string{"--mark=" + wrong})).To(MatchError(ContainSubstring("such as 0x2000")))
+			Expect(cmd.ParseFlags([]string{"--mark=" + wrong})).To(MatchError(ContainSubstring("such as 0x1000")))
 		}
 	})
 })

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -75,6 +76,8 @@ func (f *configFlags) registerProxy(flags *pflag.FlagSet) {
 	flags.StringVar(&f.Portal.IPTablesTarget, "iptables-target", f.Portal.IPTablesTarget, "how rules of the portal iptables lead to usher: "+strings.Join(portal.IPTablesTargets, ", ")+"; dnat leads to an address of usher's own, redirect is the classic rule, which neither serves SCTP nor Pods behind interfaces without an IPv4 address")
 	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "`first-last` local ports for listeners that are not on a VIP; empty means any free port")
 	flags.Var((*markFlag)(&f.Portal.Mark), "mark", "the bits of the mark (SO_MARK) of usher's own packets to endpoints, by which the portals iptables and nftables leave them alone; 0 means no mark")
+	flags.Var((*clientAddressFlag)(&f.Portal.NodeAddress), "client-address", "whom endpoints see: auto, the client's own address where the answers come back through this node and the portal (iptables, nftables) can lead them to usher, and otherwise the node's; node, always the node's; a Service may say node by the annotation usher.io/client-address")
+	flags.Var((*aliasesFlag)(&f.Portal.Aliases), "client-aliases", "`networks`, at most one of each IP family, that nothing on this node talks to, for endpoints that see a client on their own bridge; they never leave the node")
 	flags.StringVar((*string)(&o.SCTP), "sctp", string(o.SCTP), "whether SCTP Services are served: "+strings.Join(daemon.SCTPModes, ", ")+"; auto does where the kernel's SCTP is in use already, on loads it (which ends what userspace SCTP stacks on this node do), off never touches it")
 	flags.DurationVar(&o.CheckInterval, "portal-check-interval", o.CheckInterval, "how often the portal's rules are compared with the kernel's and repaired, and what could not be served is tried again")
 	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "how long each attempt to connect to an endpoint may take")
@@ -215,13 +218,62 @@ func (m *markFlag) String() string { return fmt.Sprintf("%#x", uint32(*m)) }
 func (m *markFlag) Set(s string) error {
 	v, err := strconv.ParseUint(s, 0, 32)
 	if err != nil {
-		return errors.New("it must be a number of 32 bits, such as 0x2000 or 8192")
+		return errors.New("it must be a number of 32 bits, such as 0x1000 or 4096")
 	}
 	*m = markFlag(v)
 	return nil
 }
 
 func (m *markFlag) Type() string { return "bits" }
+
+// clientAddressFlag is the value of --client-address: whether it is the node's.
+type clientAddressFlag bool
+
+func (c *clientAddressFlag) String() string {
+	if *c {
+		return daemon.ClientAddresses[1]
+	}
+	return daemon.ClientAddresses[0]
+}
+
+func (c *clientAddressFlag) Set(s string) error {
+	if !slices.Contains(daemon.ClientAddresses, s) {
+		return errors.New("it must be " + strings.Join(daemon.ClientAddresses, " or "))
+	}
+	*c = s == daemon.ClientAddresses[1]
+	return nil
+}
+
+func (c *clientAddressFlag) Type() string { return strings.Join(daemon.ClientAddresses, "|") }
+
+// aliasesFlag is the value of --client-aliases.
+type aliasesFlag []netip.Prefix
+
+func (a *aliasesFlag) String() string {
+	var words []string
+	for _, p := range *a {
+		words = append(words, p.String())
+	}
+	return strings.Join(words, ",")
+}
+
+func (a *aliasesFlag) Set(s string) error {
+	var networks []netip.Prefix
+	for word := range strings.SplitSeq(s, ",") {
+		if word == "" && s == "" {
+			break
+		}
+		p, err := netip.ParsePrefix(word)
+		if err != nil || p != p.Masked() || slices.ContainsFunc(networks, func(o netip.Prefix) bool { return o.Addr().Is4() == p.Addr().Is4() }) {
+			return errors.New("it must be at most one network of each IP family, such as 198.18.0.0/15,fd75:7368:6572:8000::/49")
+		}
+		networks = append(networks, p)
+	}
+	*a = networks
+	return nil
+}
+
+func (a *aliasesFlag) Type() string { return "networks" }
 
 // parsePortRange parses "first-last"; "" is any port.
 func parsePortRange(s string) (portal.PortRange, error) {

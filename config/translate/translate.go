@@ -64,6 +64,7 @@ func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
 	udpIdle := annotatedDuration(svc, AnnotationUDPIdleTimeout, p)
 	idle := annotatedDuration(svc, AnnotationIdleTimeout, p)
 	maxAge := annotatedDuration(svc, AnnotationMaxAge, p)
+	nodeAddress := annotatedNodeAddress(svc, p)
 
 	var out []config.ServicePort
 	names := map[string]bool{}
@@ -86,6 +87,7 @@ func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
 				AppProtocol:     value(port.AppProtocol),
 				VIPs:            vips(svc, port, ip, external, path, p),
 				AffinityTimeout: timeout,
+				NodeAddress:     nodeAddress,
 				InternalLocal:   internalLocal(svc),
 				ExternalLocal:   externalLocal(svc),
 			}
@@ -155,6 +157,21 @@ const (
 	// AnnotationMaxAge is how long its connections last at the most.
 	AnnotationMaxAge = AnnotationPrefix + "max-connection-age"
 )
+
+// AnnotationClientAddress is whom the endpoints of a Service see: "auto", which is the
+// default, or "node".
+const AnnotationClientAddress = AnnotationPrefix + "client-address"
+
+// annotatedNodeAddress reports whether the endpoints are to see the node's address.
+func annotatedNodeAddress(svc *corev1.Service, p *problems) bool {
+	switch text, ok := svc.Annotations[AnnotationClientAddress]; {
+	case text == "node":
+		return true
+	case ok && text != "auto":
+		p.add(field.NotSupported(field.NewPath("metadata", "annotations").Key(AnnotationClientAddress), text, []string{"auto", "node"}))
+	}
+	return false
+}
 
 // What these annotations may say. Below a second, a session would hardly outlast
 // the answer; above a day, it would outlast most clients.

@@ -164,6 +164,12 @@ func (p *addressPortal) moved() error {
 // Mark is none: what is sent to a VIP goes to whoever listens there.
 func (p *addressPortal) Mark() uint32 { return 0 }
 
+// Origin is the node: without netfilter nothing tells the answers to usher from what is
+// meant for the client.
+func (p *addressPortal) Origin(netip.Addr, netip.Addr, bool) portal.Origin {
+	return portal.Origin{Seen: portal.SeenPortal}
+}
+
 // SetLocalSources changes nothing: nothing is dropped here.
 func (p *addressPortal) SetLocalSources([]netip.Prefix) {}
 

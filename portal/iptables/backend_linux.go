@@ -62,7 +62,8 @@ func openBackend(ctx context.Context, v variant, family portal.Family, opts port
 		log: opts.Log, family: family, variant: v,
 		save:    v.command(family.Is6(), "-save"),
 		restore: v.command(family.Is6(), "-restore"),
-		at:      redirect.Setting{NodePorts: opts.NodePortAddresses, PodInterfaces: opts.PodInterfaces, Mark: opts.Mark},
+		at: redirect.Setting{NodePorts: opts.NodePortAddresses, PodInterfaces: opts.PodInterfaces, Mark: opts.Mark,
+			Answers: opts.Mark != 0 && !opts.NodeAddress},
 	}
 	if opts.IPTablesTarget == targetRedirect {
 		f.at.NoLanding = "REDIRECT leads to another address on each interface; use --iptables-target=dnat, or --portal=address"
@@ -156,9 +157,27 @@ func (f *backend) probe() (err error) {
 	f.at.AddrType = has("-m", "addrtype", "--dst-type", "LOCAL")
 	if m := f.at.Mark; m != 0 && !has("-m", "mark", "!", "--mark", fmt.Sprintf("%#x/%#x", m, m)) {
 		f.log.Infof("%s: the match mark is missing: usher's own packets are not told from those of clients", f.family)
-		f.at.Mark = 0
+		f.at.Mark, f.at.Answers = 0, false
+	}
+	if f.at.Answers {
+		f.probeAnswers(has)
 	}
 	return nil
+}
+
+// probeAnswers finds out whether rules mark the answers to clients' own addresses, and
+// translate aliases: as far as that can be told in a chain of the nat table.
+func (f *backend) probeAnswers(has func(...string) bool) {
+	mark := fmt.Sprintf("%#x/%#x", f.at.Mark, f.at.Mark)
+	ok := func(rule ...string) bool { return f.ipt.Append(tableNAT, scratch(), rule...) == nil }
+	if f.at.Answers = has("-m", "connmark", "--mark", mark, "-m", "conntrack", "--ctdir", "REPLY") &&
+		ok("-m", "mark", "--mark", mark, "-j", "CONNMARK", "--set-xmark", mark) && ok("-j", "MARK", "--set-xmark", mark); !f.at.Answers {
+		f.log.Infof("%s endpoints will see this node's address, not their clients': the kernel or iptables lacks connmark, CONNMARK or MARK", f.family)
+		return
+	}
+	if f.at.NoAliases = !ok("-j", "NETMAP", "--to", netip.PrefixFrom(f.family.Any(), 32).String()); f.at.NoAliases {
+		f.log.Infof("%s endpoints will see this node's address if they are on the client's bridge: the kernel or iptables lacks NETMAP", f.family)
+	}
 }
 
 // Read asks the kernel what it holds.
@@ -192,6 +211,7 @@ func (f *backend) Read(ctx context.Context) error {
 // by comparing all.
 func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, _ []portal.Target) (changed []string, err error) {
 	wanted := layOut(portal.InOrder(rules), f.at)
+	addAnswers(wanted, f.at)
 	keep, err := f.notes(wanted)
 	if err != nil {
 		return nil, err

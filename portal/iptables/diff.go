@@ -90,7 +90,7 @@ func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront 
 		key := wantedJump{h.chain, h.spec}
 		// -D takes the first rule of its looks, so of several none can be
 		// singled out to stay: all go, and one is put in.
-		if slices.Contains(want, key) && count[key] == 1 && (h.position == 1 || !toFront) {
+		if slices.Contains(want, key) && count[key] == 1 && (h.position == 1 || !toFront || key.anywhere()) {
 			stays[key] = true
 			continue
 		}
@@ -99,7 +99,11 @@ func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront 
 	}
 	for _, w := range want {
 		if !stays[w] {
-			b.WriteString("-I " + w.chain + " 1 ")
+			where := "-I " + w.chain + " 1 "
+			if w.anywhere() {
+				where = "-A " + w.chain + " "
+			}
+			b.WriteString(where)
 			w.spec.appendTo(b)
 			b.WriteByte('\n')
 			changed = append(changed, w.chain)
@@ -117,6 +121,9 @@ func movedDown(installed map[string]*contents, wanted map[string]*table) bool {
 			continue
 		}
 		for _, w := range want.jumps {
+			if w.anywhere() {
+				continue
+			}
 			first := slices.IndexFunc(have.jumps, func(h foundJump) bool { return h.chain == w.chain && h.spec == w.spec })
 			if first >= 0 && have.jumps[first].position > 1 {
 				return true

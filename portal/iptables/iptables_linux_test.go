@@ -42,7 +42,7 @@ var _ = Describe("portal iptables", func() {
 	for _, variant := range iptablesVariantNames {
 		Context("by iptables-"+variant, func() {
 			k := &redirects.Kind{
-				Name: "iptables-" + variant, Mode: Mode, Options: portal.Options{IPTablesVariant: variant, Mark: 0x2000}, Lands: true,
+				Name: "iptables-" + variant, Mode: Mode, Options: portal.Options{IPTablesVariant: variant, Mark: 0x1000}, Lands: true,
 				Saved: func(n *Net) string { return n.Node.Sh("iptables-" + variant + "-save -t nat") },
 				Limits: func(n *Net) int {
 					return strings.Count(n.Node.Sh("iptables-"+variant+"-save -t mangle"), chainDrop)

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
@@ -22,6 +23,13 @@ import (
 //	PREROUTING ─┐ new                          ┌─► DROP
 //	            ├───────────► USHER-DROP ─► … ─┼─► USHER-OUTSIDE ─► DROP, but for this node's
 //	OUTPUT ─────┘ connections                  └─► USHER-FROM-192.0.2.0-24 ─► DROP, but for those
+//
+// For endpoints that see their clients' own addresses (redirect/origin_linux.go), while
+// there is any rule,
+//
+//	mangle OUTPUT      ─► USHER-SENT     ─► CONNMARK usher's own packets; MARK answers to them
+//	mangle PREROUTING  ─► USHER-ANSWERS  ─► MARK answers to them
+//	nat    POSTROUTING ─► USHER-ALIASES  ─► NETMAP
 //
 // A chain that holds no more rules than a packet may well be compared with one
 // by one is flat. A larger one is split by the next bits of what tells its
@@ -61,6 +69,10 @@ const (
 	chainDrop      = chainPrefix + "DROP"
 	chainOutside   = chainPrefix + "OUTSIDE"
 	chainNodePorts = chainPrefix + "NODEPORTS"
+
+	chainSent    = chainPrefix + "SENT"
+	chainAnswers = chainPrefix + "ANSWERS"
+	chainAliases = chainPrefix + "ALIASES"
 )
 
 // maxFlat is how many rules a chain holds before it is split. At some 20 ns to
@@ -86,6 +98,10 @@ type wantedJump struct {
 	chain string
 	spec  spec
 }
+
+// anywhere reports whether it does not matter what is in front of the jump: what it
+// leads to sets marks, which nobody else there asks for.
+func (w wantedJump) anywhere() bool { return w.spec.jump == chainSent || w.spec.jump == chainAnswers }
 
 // layOut says which chains of which tables hold which rules. rules must be in
 // the order of Target.Compare, all of one family, and valid. A table that is
@@ -113,6 +129,38 @@ func layOut(rules []portal.Rule, at redirect.Setting) map[string]*table {
 		tables[tableMangle] = drop.table(chainDrop, spec{fresh: true, comment: "usher: clients that Services do not let in"}, at.Mark)
 	}
 	return tables
+}
+
+// addAnswers adds what is there whatever is served, as long as something is.
+func addAnswers(tables map[string]*table, at redirect.Setting) {
+	if !at.Answers || len(tables) == 0 {
+		return
+	}
+	add := func(name, from, to string, specs []spec) {
+		t := tables[name]
+		if t == nil {
+			t = &table{chains: map[string][]spec{}}
+			tables[name] = t
+		}
+		jump := jumpTo(to)
+		if at.Comment {
+			jump.comment = "usher: own addresses of clients"
+		}
+		t.chains[to], t.jumps = specs, append(t.jumps, wantedJump{from, jump})
+	}
+	add(tableMangle, "OUTPUT", chainSent, []spec{
+		{marked: at.Mark, fresh: true, jump: "CONNMARK", set: at.Mark, toPort: -1},
+		{answers: at.Mark, jump: "MARK", set: kernel.AnswerMark(at.Mark), toPort: -1},
+	})
+	add(tableMangle, "PREROUTING", chainAnswers, []spec{{answers: at.Mark, jump: "MARK", set: at.Mark, toPort: -1}})
+	if at.NoAliases {
+		return
+	}
+	var specs []spec
+	for _, a := range at.Aliases {
+		specs = append(specs, spec{Match: redirect.Match{Src: a.As}, marked: at.Mark, jump: "NETMAP", netmap: a.Of, toPort: -1})
+	}
+	add(tableNAT, "POSTROUTING", chainAliases, specs)
 }
 
 // layouter builds the chains of one table.

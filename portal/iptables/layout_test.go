@@ -65,7 +65,7 @@ var _ = Describe("the layout of iptables chains", func() {
 
 	It("leaves alone what this node sends with the mark, and what of that comes in by lo", func() {
 		limited, marking := Redirect(web, 40001), redirects.Usual
-		limited.Sources, marking.Mark = portal.SourcesOf(Prefixes("192.0.2.0/24")), 0x2000
+		limited.Sources, marking.Mark = portal.SourcesOf(Prefixes("192.0.2.0/24")), 0x1000
 		var jumps []string
 		for _, table := range []string{"nat", "mangle"} {
 			for _, j := range layOut([]portal.Rule{limited}, marking)[table].jumps {
@@ -75,9 +75,9 @@ var _ = Describe("the layout of iptables chains", func() {
 		}
 		Expect(jumps).To(Equal([]string{
 			`nat PREROUTING -m comment --comment "usher: portals of Services" -j USHER-PORTALS`,
-			`nat OUTPUT -m mark ! --mark 0x2000/0x2000 -m comment --comment "usher: portals of Services" -j USHER-PORTALS`,
-			`mangle PREROUTING -m conntrack --ctstate NEW -m mark ! --mark 0x2000/0x2000 -m comment --comment "usher: clients that Services do not let in" -j USHER-DROP`,
-			`mangle OUTPUT -m conntrack --ctstate NEW -m mark ! --mark 0x2000/0x2000 -m comment --comment "usher: clients that Services do not let in" -j USHER-DROP`,
+			`nat OUTPUT -m mark ! --mark 0x1000/0x1000 -m comment --comment "usher: portals of Services" -j USHER-PORTALS`,
+			`mangle PREROUTING -m conntrack --ctstate NEW -m mark ! --mark 0x1000/0x1000 -m comment --comment "usher: clients that Services do not let in" -j USHER-DROP`,
+			`mangle OUTPUT -m conntrack --ctstate NEW -m mark ! --mark 0x1000/0x1000 -m comment --comment "usher: clients that Services do not let in" -j USHER-DROP`,
 		}))
 	})
 

@@ -21,8 +21,12 @@ type spec struct {
 	ports          portal.PortRange // --dport; the zero range is every port
 	fresh          bool             // -m conntrack --ctstate NEW
 	unmarked       uint32           // -m mark ! --mark, with the same mask; 0 is every packet
+	marked         uint32           // -m mark --mark, as with unmarked
+	answers        uint32           // -m connmark --mark, as with unmarked, -m conntrack --ctdir REPLY
 	comment        string           // -m comment --comment
-	jump           string           // -j: a chain, DNAT, REDIRECT, DROP or RETURN
+	jump           string           // -j: a chain, DNAT, REDIRECT, DROP, RETURN, MARK, CONNMARK or NETMAP
+	set            uint32           // MARK or CONNMARK --set-xmark, with the same mask
+	netmap         netip.Prefix     // NETMAP --to
 	to             netip.Addr       // the address in DNAT --to-destination
 	toPort         int              // the port there, or in REDIRECT --to-ports; -1 if there is none
 	other          string
@@ -78,6 +82,12 @@ func (s spec) appendTo(b *strings.Builder) {
 	if s.unmarked != 0 {
 		fmt.Fprintf(b, "-m mark ! --mark %#x/%#x ", s.unmarked, s.unmarked)
 	}
+	if s.marked != 0 {
+		fmt.Fprintf(b, "-m mark --mark %#x/%#x ", s.marked, s.marked)
+	}
+	if s.answers != 0 {
+		fmt.Fprintf(b, "-m connmark --mark %#x/%#x -m conntrack --ctdir REPLY ", s.answers, s.answers)
+	}
 	if s.comment != "" {
 		b.WriteString(`-m comment --comment "`)
 		b.WriteString(s.comment)
@@ -92,6 +102,11 @@ func (s spec) appendTo(b *strings.Builder) {
 	case s.toPort >= 0:
 		b.WriteString(" --to-ports ")
 		number(s.toPort)
+	case s.set != 0:
+		fmt.Fprintf(b, " --set-xmark %#x/%#x", s.set, s.set)
+	case s.netmap.IsValid():
+		b.WriteString(" --to ")
+		b.Write(s.netmap.AppendTo(buf[:0]))
 	}
 	if s.other != "" {
 		b.WriteByte(' ')
@@ -110,6 +125,7 @@ func (s spec) String() string {
 func parseSpec(words []string) spec {
 	s := spec{toPort: -1}
 	var other []string
+	match, reply := "", false
 	for i := 0; i < len(words); i++ {
 		word, value := words[i], ""
 		if i+1 < len(words) {
@@ -126,8 +142,8 @@ func parseSpec(words []string) spec {
 		case "-p":
 			s.proto, known = parseProtocol(value)
 		case "-m":
-			switch value {
-			case "tcp", "udp", "sctp", "addrtype", "conntrack", "mark", "comment":
+			switch match = value; value {
+			case "tcp", "udp", "sctp", "addrtype", "conntrack", "mark", "connmark", "comment":
 			default:
 				known = false
 			}
@@ -139,8 +155,20 @@ func parseSpec(words []string) spec {
 			s.DstLocal, known = true, value == "LOCAL"
 		case "--ctstate":
 			s.fresh, known = true, value == "NEW"
+		case "--ctdir":
+			reply, known = true, value == "REPLY"
+		case "--mark":
+			if match == "connmark" {
+				s.answers, known = parseMark(value)
+			} else {
+				s.marked, known = parseMark(value)
+			}
+		case "--set-xmark":
+			s.set, known = parseMark(value)
+		case "--to":
+			s.netmap, known = parsePrefix(value)
 		case "!":
-			if known = value == "--mark" && i+2 < len(words); known {
+			if known = value == "--mark" && match == "mark" && i+2 < len(words); known {
 				i++
 				s.unmarked, known = parseMark(words[i+1])
 			}
@@ -167,6 +195,9 @@ func parseSpec(words []string) spec {
 			other = append(other, word, value)
 		}
 		i++
+	}
+	if reply != (s.answers != 0) {
+		other = append(other, "--ctdir")
 	}
 	s.other = strings.Join(other, " ")
 	return s

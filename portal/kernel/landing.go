@@ -29,3 +29,7 @@ func LandingOf(family portal.Family) netip.Addr {
 	}
 	return landing4
 }
+
+// AnswerMark returns the mark of answers that start on this node: mark with the lowest
+// bit that it has not.
+func AnswerMark(mark uint32) uint32 { return mark | (^mark & (mark + 1)) }

@@ -123,6 +123,8 @@ func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err
 		opts.Log.WithError(err).Debug("UDP clients may keep to a former listener")
 	}
 	removed, err = portal.RemoveAll(ctx, All, opts, true)
+	answers, failed := kernel.ForgetAnswers(0)
+	removed, err = append(removed, answers...), errors.Join(err, failed)
 	kernel.ForgetRedirected(func(yield func(portal.Target) bool) {
 		for _, i := range installed {
 			if !yield(i.Rule.Target) {

@@ -39,6 +39,11 @@ func (outside) Mark() uint32 { return 0 }
 // SetLocalSources changes nothing: the address portal drops nothing.
 func (outside) SetLocalSources([]netip.Prefix) {}
 
+// Origin is the node: nothing leads answers to anybody else here.
+func (outside) Origin(netip.Addr, netip.Addr, bool) portal.Origin {
+	return portal.Origin{Seen: portal.SeenPortal}
+}
+
 // SetNodePortAddresses changes nothing: the namespace is all of the node that there
 // is.
 func (outside) SetNodePortAddresses([]netip.Prefix) {}

@@ -31,7 +31,7 @@ type backend struct {
 // leaves nothing behind.
 func openBackend(family portal.Family, opts portal.Options) (*backend, error) {
 	f := &backend{log: opts.Log, family: family, send: sendChange,
-		at: redirect.Setting{Comment: true, NodePorts: opts.NodePortAddresses, PodInterfaces: opts.PodInterfaces, Mark: opts.Mark}}
+		at: redirect.Setting{Comment: true, NodePorts: opts.NodePortAddresses, PodInterfaces: opts.PodInterfaces, Mark: opts.Mark, Answers: opts.Mark != 0 && !opts.NodeAddress}}
 	if err := f.probe(); err != nil {
 		return nil, err
 	}
@@ -60,6 +60,8 @@ func (f *backend) probe() error {
 	}
 	noLanding := kernel.ProbeLanding(kernel.LandingOf(f.family))
 	var first error
+	answers := f.at.Answers
+	f.at.Answers = false
 	for _, landing := range []netip.Addr{kernel.LandingOf(f.family), {}} {
 		if landing.IsValid() && noLanding != nil {
 			continue
@@ -71,6 +73,9 @@ func (f *backend) probe() error {
 				first = errors.Join(first, err)
 				continue
 			}
+			if f.at.Answers = answers; answers {
+				f.probeAnswers()
+			}
 			if !landing.IsValid() {
 				f.log.WithError(errors.Join(noLanding, first)).Infof("%s packets will be redirected to the address of the interface that they come in by", f.family)
 			}
@@ -78,6 +83,23 @@ func (f *backend) probe() error {
 		}
 	}
 	return fmt.Errorf("trying nftables with a table of usher's own: %w", shorter(first))
+}
+
+// probeAnswers finds out whether rules mark the answers to clients' own addresses, and
+// translate aliases.
+func (f *backend) probeAnswers() {
+	all := netip.PrefixFrom(f.family.Any(), 32)
+	f.at.Aliases = []redirect.Alias{{Of: all, As: all}}
+	err := f.Try(context.Background(), nil)
+	if f.at.Aliases = nil; err == nil {
+		return
+	}
+	f.at.NoAliases = true
+	if without := f.Try(context.Background(), nil); without != nil {
+		f.at.Answers = false
+		err = without
+	}
+	f.log.WithError(err).WithField("aliases", !f.at.NoAliases).Infof("some %s endpoints will see this node's address, not their clients'", f.family)
 }
 
 // Read asks the kernel what it holds.

@@ -114,7 +114,9 @@ func diff(have *contents, want wanted) *change {
 		have, want.targets = noContents(), nil
 	}
 	for _, name := range fixedOrder {
-		c.chain(have, name, want.fixed[name])
+		if rules, wanted := want.fixed[name]; wanted {
+			c.chain(have, name, rules)
+		}
 	}
 	users := c.diffElements(have, want)
 	for _, name := range slices.Sorted(maps.Keys(have.chains)) {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/redirect"
 )
 
 // bytes returns the key as the kernel has it: each part begins at a multiple of
@@ -103,6 +104,18 @@ func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]
 		out = append(out, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
 			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mark, Xor: make([]byte, 4)}, equals(mark))
 	}
+	if r.fresh {
+		state := binaryutil.NativeEndian.PutUint32(expr.CtStateBitNEW)
+		out = append(out, &expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: state, Xor: make([]byte, 4)},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)})
+	}
+	if r.answers != 0 {
+		mark := binaryutil.NativeEndian.PutUint32(r.answers)
+		out = append(out, &expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}, equals([]byte{1}), // IP_CT_DIR_REPLY
+			&expr.Ct{Key: expr.CtKeyMARK, Register: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mark, Xor: make([]byte, 4)}, equals(mark))
+	}
 	local := binaryutil.NativeEndian.PutUint32(unix.RTN_LOCAL)
 	if r.SrcLocal {
 		out = append(out, &expr.Fib{Register: 1, FlagSADDR: true, ResultADDRTYPE: true}, equals(local))
@@ -111,6 +124,15 @@ func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]
 		out = append(out, &expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true}, equals(local))
 	}
 	switch {
+	case r.mark != 0:
+		return append(out, &expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, addBits(r.mark),
+			&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1}), nil
+	case r.ctMark != 0:
+		return append(out, &expr.Ct{Key: expr.CtKeyMARK, Register: 1}, addBits(r.ctMark),
+			&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: 1}), nil
+	case r.to.IsValid():
+		return append(out, &expr.Immediate{Register: 1, Data: r.to.Addr().AsSlice()}, &expr.Immediate{Register: 2, Data: redirect.LastOf(r.to).AsSlice()},
+			&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(table.Family), RegAddrMin: 1, RegAddrMax: 2, Prefix: true}), nil
 	case r.by == "":
 		return append(out, r.verdict.marshal()), nil
 	case !r.leads():
@@ -161,6 +183,11 @@ func (r rule) key(count uint32) (out []expr.Any) {
 	}
 	return append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(count)},
 		&expr.Payload{DestRegister: register(count + 1), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2})
+}
+
+// addBits sets the bits of mark in register 1.
+func addBits(mark uint32) expr.Any {
+	return &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(^mark), Xor: binaryutil.NativeEndian.PutUint32(mark)}
 }
 
 // addrIn returns where in the IP header an address is.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
@@ -21,13 +22,24 @@ import (
 //	  map node-port-guards { type inet_proto . inet_service : verdict }
 //
 //	  chain prerouting { type nat hook prerouting priority dstnat - 10; jump portals }
-//	  chain output     { type nat hook output     priority dstnat - 10; meta mark & 0x2000 == 0x2000 return; jump portals }
+//	  chain output     { type nat hook output     priority dstnat - 10; meta mark & 0x1000 == 0x1000 return; jump portals }
 //	  chain portals {
 //	    ip daddr . meta l4proto . th dport vmap @guards
 //	    meta l4proto { tcp, udp, sctp } dnat to 192.0.0.117 : ip daddr . meta l4proto . th dport map @portals
 //	    fib daddr type local jump node-ports
 //	  }
 //	  chain node-ports { … the same without address, in node-ports and node-port-guards }
+//
+//	  chain sent    { type route hook output priority mangle
+//	    meta mark & 0x1000 == 0x1000 ct state new ct mark set ct mark | 0x1000
+//	    ct direction reply ct mark & 0x1000 == 0x1000 meta mark set meta mark | 0x1001
+//	  }
+//	  chain answers { type filter hook prerouting priority mangle
+//	    ct direction reply ct mark & 0x1000 == 0x1000 meta mark set meta mark | 0x1000
+//	  }
+//	  chain aliases { type nat hook postrouting priority srcnat - 10
+//	    ip saddr 198.18.1.0/24 meta mark & 0x1000 == 0x1000 snat ip prefix to 10.1.1.0/24
+//	  }
 //
 //	  chain outside        { fib saddr type local return; iifname "cali*" return; ip saddr 10.1.0.0/24 return; drop }
 //	  chain from-192.0.2.0-24        { ip saddr 192.0.2.0/24 return; drop }
@@ -46,6 +58,10 @@ import (
 // Packets are dropped in the nat chains, which only see the first packet of each
 // connection: those in flight go on. nft has nothing against that; iptables has.
 //
+// The chains sent, answers and aliases are for endpoints that see their clients' own
+// addresses: see redirect/origin_linux.go. Where the kernel takes no prefixes in snat
+// (before 5.8) there is no chain aliases.
+//
 // The priority puts usher before all who change destinations at the usual place,
 // such as iptables, so no jump has to be kept in front. Of the nat chains of a
 // hook the first that sets a destination decides.
@@ -61,7 +77,9 @@ const (
 	nameOutput     = "output"
 	nameOutside    = "outside"
 
-	priority = -110 // NF_IP_PRI_NAT_DST - 10
+	nameSent    = "sent"
+	nameAnswers = "answers"
+	nameAliases = "aliases"
 )
 
 // maxComment is the longest comment that nft takes in a file
@@ -72,12 +90,17 @@ const maxComment = 127
 type rule struct {
 	redirect.Match        // saddr and daddr; iifname; fib saddr type local, fib daddr type local
 	marked         uint32 // meta mark, with the same mask; 0 is every packet
+	fresh          bool   // ct state new
+	answers        uint32 // ct direction reply, ct mark with the same mask; 0 is every packet
 	// by is the map in which the packet's target is looked up for what happens
 	// to it; if there is none, the verdict does.
 	by      string
 	verdict verdict
-	landing netip.Addr // with a map of ports: where packets go; if invalid, redirect decides
-	ip6     bool
+	// Or the packet, or its connection, is given a mark, or its source address another prefix.
+	mark, ctMark uint32
+	to           netip.Prefix
+	landing      netip.Addr // with a map of ports: where packets go; if invalid, redirect decides
+	ip6          bool
 }
 
 // verdict is "drop", "return" or "jump CHAIN".
@@ -125,6 +148,12 @@ func (r rule) String() string {
 	if r.marked != 0 {
 		add(fmt.Sprintf("meta mark & %#x == %#x", r.marked, r.marked))
 	}
+	if r.fresh {
+		add("ct state new")
+	}
+	if r.answers != 0 {
+		add("ct direction reply", fmt.Sprintf("ct mark & %#x == %#x", r.answers, r.answers))
+	}
 	if r.SrcLocal {
 		add("fib saddr type local")
 	}
@@ -132,6 +161,12 @@ func (r rule) String() string {
 		add("fib daddr type local")
 	}
 	switch {
+	case r.mark != 0:
+		add(fmt.Sprintf("meta mark set meta mark | %#x", r.mark))
+	case r.ctMark != 0:
+		add(fmt.Sprintf("ct mark set ct mark | %#x", r.ctMark))
+	case r.to.IsValid():
+		add("snat", ip, "prefix to", r.to.String())
 	case r.by == "":
 		add(string(r.verdict))
 	case !r.leads():
@@ -148,9 +183,9 @@ func (r rule) String() string {
 func (r rule) leads() bool { return r.by == namePortals || r.by == nameNodePorts }
 
 // fixedOrder is the order in which the fixed chains are made, and listed.
-var fixedOrder = []string{namePrerouting, nameOutput, namePortals, nameNodePorts, nameOutside}
+var fixedOrder = []string{namePrerouting, nameOutput, namePortals, nameNodePorts, nameOutside, nameSent, nameAnswers, nameAliases}
 
-// fixedChains returns the chains that are always there, in one family.
+// fixedChains returns the chains that are there whatever is served, in one family.
 func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 	six := family.Is6()
 	to := func(chain string) []rule { return []rule{{verdict: jumpTo(chain), ip6: six}} }
@@ -167,13 +202,28 @@ func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 	if at.Mark != 0 {
 		output = append([]rule{{marked: at.Mark, verdict: verdictReturn, ip6: six}}, output...)
 	}
-	return map[string][]rule{
+	fixed := map[string][]rule{
 		namePrerouting: to(namePortals),
 		nameOutput:     output,
 		namePortals:    portals,
 		nameNodePorts:  lookup(nameNodePortGuards, nameNodePorts),
 		nameOutside:    dropAllBut(family, at.Insiders(family)),
 	}
+	if !at.Answers {
+		return fixed
+	}
+	fixed[nameSent] = []rule{
+		{marked: at.Mark, fresh: true, ctMark: at.Mark, ip6: six},
+		{answers: at.Mark, mark: kernel.AnswerMark(at.Mark), ip6: six},
+	}
+	fixed[nameAnswers] = []rule{{answers: at.Mark, mark: at.Mark, ip6: six}}
+	if !at.NoAliases {
+		fixed[nameAliases] = nil
+		for _, a := range at.Aliases {
+			fixed[nameAliases] = append(fixed[nameAliases], rule{Match: redirect.Match{Src: a.As}, marked: at.Mark, to: a.Of, ip6: six})
+		}
+	}
+	return fixed
 }
 
 // dropAllBut lets pass what matches one of these.

@@ -56,8 +56,8 @@ var _ = Describe("the layout of the nftables table", func() {
 
 	It("leaves alone what this node sends with the mark", func() {
 		marking := redirects.Usual
-		marking.Mark = 0x2000
-		Expect(lines(fixedChains(portal.IPv6, marking)[nameOutput])).To(Equal([]string{"meta mark & 0x2000 == 0x2000 return", "jump portals"}))
+		marking.Mark = 0x1000
+		Expect(lines(fixedChains(portal.IPv6, marking)[nameOutput])).To(Equal([]string{"meta mark & 0x1000 == 0x1000 return", "jump portals"}))
 		Expect(lines(fixedChains(portal.IPv6, marking)[namePrerouting])).To(Equal([]string{"jump portals"}))
 	})
 

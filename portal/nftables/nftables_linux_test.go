@@ -32,7 +32,7 @@ func nftFamilies(p portal.Portal) (all []*backend) {
 var _ = Describe("portal nftables", func() {
 	list := func(n *Net) string { return n.Node.Sh("nft list table ip usher 2>/dev/null || true") }
 	k := &redirects.Kind{
-		Name: "nftables", Mode: Mode, Options: portal.Options{Mark: 0x2000}, Lands: true, Saved: list,
+		Name: "nftables", Mode: Mode, Options: portal.Options{Mark: 0x1000}, Lands: true, Saved: list,
 		Limits: func(n *Net) int {
 			return strings.Count(n.Node.Sh("nft list map ip usher guards 2>&1; nft list map ip usher node-port-guards 2>&1 || true"), " comment ")
 		},

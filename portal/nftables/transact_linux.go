@@ -51,16 +51,21 @@ func mapsOf(family portal.Family, table *nftables.Table) (sets []*nftables.Set) 
 // baseChain returns the chain called name: one with a hook, or one of the others.
 func baseChain(table *nftables.Table, name string) *nftables.Chain {
 	c := &nftables.Chain{Name: name, Table: table}
-	switch name {
-	case namePrerouting:
-		c.Hooknum = nftables.ChainHookPrerouting
-	case nameOutput:
-		c.Hooknum = nftables.ChainHookOutput
-	default:
-		return c
+	hook, is := map[string]struct {
+		kind     nftables.ChainType
+		hook     *nftables.ChainHook
+		priority nftables.ChainPriority
+	}{
+		namePrerouting: {nftables.ChainTypeNAT, nftables.ChainHookPrerouting, *nftables.ChainPriorityNATDest - 10},
+		nameOutput:     {nftables.ChainTypeNAT, nftables.ChainHookOutput, *nftables.ChainPriorityNATDest - 10},
+		nameSent:       {nftables.ChainTypeRoute, nftables.ChainHookOutput, *nftables.ChainPriorityMangle},
+		nameAnswers:    {nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle},
+		nameAliases:    {nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource - 10},
+	}[name]
+	if is {
+		accept := nftables.ChainPolicyAccept
+		c.Type, c.Hooknum, c.Priority, c.Policy = hook.kind, hook.hook, &hook.priority, &accept
 	}
-	accept := nftables.ChainPolicyAccept
-	c.Type, c.Policy, c.Priority = nftables.ChainTypeNAT, &accept, nftables.ChainPriorityRef(priority)
 	return c
 }
 

@@ -125,6 +125,11 @@ func (n *none) Apply(_ context.Context, set []portal.Rule, gone []portal.Target)
 // Mark is none: the kernel leads nothing here.
 func (n *none) Mark() uint32 { return 0 }
 
+// Origin is the node: answers to others would not come here.
+func (n *none) Origin(netip.Addr, netip.Addr, bool) portal.Origin {
+	return portal.Origin{Seen: portal.SeenPortal}
+}
+
 // SetLocalSources changes nothing: nothing is dropped here.
 func (n *none) SetLocalSources([]netip.Prefix) {}
 

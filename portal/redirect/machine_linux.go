@@ -49,6 +49,8 @@ type machine struct {
 	unusable error                         // why there is no backend
 	rules    map[portal.Target]portal.Rule // what is wanted, also what is refused
 	refused  *refusals
+	// node is why endpoints see the node; zero: they need not. See Portal.Origin.
+	node portal.Seen
 }
 
 // lands tells whether packets are led to the landing, and not to an address
@@ -83,7 +85,7 @@ func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (
 	if changed, err = m.bring(ctx, only, reread); err == nil {
 		m.refused.keep(m.rules)
 	}
-	return append(landed, changed...), err
+	return slices.Concat(landed, m.leadAnswers(err), changed), err
 }
 
 // bring is sync without the landing. Where rules do not go in, that may be for what the

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -40,6 +41,9 @@ type Portal struct {
 	free    *kernel.FreePorts
 	applied bool   // the first Apply is done
 	warned  string // interfaces that a warning was already given for
+
+	paths   *kernel.Paths
+	origins atomic.Pointer[origins] // for Origin
 }
 
 // Open makes a portal of a mode, with what open returns for each family. IPv4 must work; IPv6
@@ -53,7 +57,11 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 		before: map[portal.Target]uint16{},
 		free:   kernel.NewFreePorts(),
 	}
-	p.events = append(events, p.landingEvents)
+	p.events = append(events, p.landingEvents, kernel.AnswerEvents)
+	var err error
+	if p.paths, err = kernel.OpenPaths(); err != nil {
+		return nil, err
+	}
 	for _, family := range portal.Families {
 		m := &machine{family: family, log: p.log, rules: map[portal.Target]portal.Rule{}, refused: newRefusals(func() time.Time { return p.Now() })}
 		p.families[family] = m
@@ -64,6 +72,7 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 			p.log.WithError(m.unusable).Info("IPv6 rules will be refused")
 			continue
 		}
+		p.probeAnswers(m)
 		for t, port := range m.backend.Left() {
 			if port != RejectPort && opts.ProxyPorts.Contains(port) {
 				p.before[t] = port
@@ -76,6 +85,7 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 			p.ports.Promise(t, port)
 		}
 	}
+	p.publish()
 	p.log.WithField("left", len(p.before)).Debug(mode.Name + " works")
 	return p, nil
 }
@@ -253,7 +263,11 @@ func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, rer
 	}
 	at := m.backend.Setting()
 	at.Pods, at.NodePorts = p.pods, p.opts.NodePortAddresses
+	if reread {
+		p.findAliases(m)
+	}
 	changed, err = m.sync(ctx, only, reread)
+	p.publish()
 	for i, what := range changed {
 		changed[i] = m.family.String() + " " + what
 	}
@@ -310,7 +324,8 @@ func (p *Portal) Remove(ctx context.Context) error {
 	_, err := p.mode.Remove(ctx, p.opts, false)
 	kernel.ForgetRedirected(maps.Keys(rules), p.log)
 	_, err2 := kernel.RemoveRoutes(kernel.IsLanding)
-	return errors.Join(err, err2)
+	_, err3 := kernel.ForgetAnswers(0)
+	return errors.Join(err, err2, err3)
 }
 
 // Watch implements portal.Watcher.
@@ -318,9 +333,13 @@ func (p *Portal) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return kernel.Watch(ctx, p.events...)
 }
 
-// landingEvents tells when a landing is gone that is needed.
+// landingEvents tells when a landing is gone that is needed, and when the node has got an
+// address, perhaps as one of a bridge.
 func (p *Portal) landingEvents() (kernel.Subscription, error) {
-	return kernel.RouteEvents(func(addr netip.Addr, gone, _ bool) bool {
+	return kernel.RouteEvents(func(addr netip.Addr, gone, ours bool) bool {
+		if !gone && !ours && !addr.IsLinkLocalUnicast() {
+			return true
+		}
 		if !gone || !kernel.IsLanding(addr) {
 			return false
 		}

@@ -33,6 +33,10 @@ type Setting struct {
 	PodInterfaces portal.Interfaces
 	// Mark is Options.Mark, or 0 where the match is missing.
 	Mark uint32
+	// Answers says that rules can mark the answers to clients' own addresses, and
+	// NoAliases that they cannot translate Aliases; see Portal.Origin.
+	Answers, NoAliases bool
+	Aliases            []Alias
 }
 
 // RejectPort is the local port of rejected targets.

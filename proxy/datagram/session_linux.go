@@ -3,7 +3,6 @@ package datagram
 import (
 	"container/list"
 	"errors"
-	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -84,9 +83,9 @@ func (s *session) connect() bool {
 			s.end(search.End(step.Err), step.Err)
 			return false
 		}
-		fd, err := s.dial(step.Endpoint.Addr)
+		fd, err := s.dial(step.Endpoint)
 		if err != nil && search.OutOfResources(err) && evictOldest(&sk.loop.sessions, s) {
-			fd, err = s.dial(step.Endpoint.Addr)
+			fd, err = s.dial(step.Endpoint)
 		}
 		if err == nil {
 			if s.watched, err = sk.loop.poller.Add(fd, forward.Readable, s); err == nil {
@@ -106,13 +105,13 @@ func (s *session) connect() bool {
 }
 
 // dial opens a socket that is connected to an endpoint.
-func (s *session) dial(to netip.AddrPort) (int, error) {
-	if s.Front.LeadsBack(config.UDP, to) {
+func (s *session) dial(to *balance.Endpoint) (int, error) {
+	if s.Front.LeadsBack(config.UDP, to.Addr) {
 		return -1, frontend.ErrLeadsBack
 	}
-	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), netip.Addr{}, to)
+	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), s.Origin(to), to.Addr)
 	if err == nil && s.hops > 0 {
-		_ = forward.SetHops(fd, to.Addr(), int(s.hops)) // or what comes back here has the whole limit again
+		_ = forward.SetHops(fd, to.Addr.Addr(), int(s.hops)) // or what comes back here has the whole limit again
 	}
 	return fd, err
 }

@@ -19,8 +19,8 @@ type Dialed struct {
 	until time.Time
 }
 
-// Connect begins to connect to an endpoint, from the local address from, or, if
-// that is the zero Addr, from one that the kernel picks. Only the loop may call it.
+// Connect begins to connect to an endpoint, from the address from (see
+// BindTransparent), or, if that is the zero Addr, from one that the kernel picks. Only the loop may call it.
 //
 // The loop calls done, once, when the connection is made, or with an error when it
 // has failed: a unix.Errno, or context.DeadlineExceeded after timeout. It may do so

@@ -109,7 +109,7 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 	}
 }
 
-// connectTCP begins to connect to addr, from the local address from or, if that is
+// connectTCP begins to connect to addr, from the address from (see BindTransparent) or, if that is
 // the zero Addr, from one that the kernel picks. If data waits to be sent, the
 // handshake's last ACK goes with it. Before more than that is sent, it needs
 // TCP_NODELAY.
@@ -125,7 +125,10 @@ func connectTCP(mark uint32, from netip.Addr, addr netip.AddrPort, data bool) (S
 		err = setInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
 	}
 	if err == nil && from.IsValid() {
-		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0)))
+		// The port is chosen when it is known where to: it has to differ only from those
+		// of other connections there.
+		_ = setInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+		err = BindTransparent(fd, from)
 	}
 	if err == nil {
 		err = connect(fd, addr)
@@ -135,6 +138,20 @@ func connectTCP(mark uint32, from netip.Addr, addr netip.AddrPort, data bool) (S
 		return -1, err
 	}
 	return Socket(fd), nil
+}
+
+// BindTransparent binds a socket to an address that this node need not have, with any
+// port (IP_TRANSPARENT, ip(7)). The error is EADDRNOTAVAIL, whatever is wrong: nothing
+// of it is the fault of who is to be connected to.
+func BindTransparent(fd int, from netip.Addr) error {
+	level, option := unix.IPPROTO_IP, unix.IP_TRANSPARENT
+	if from.Is6() {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT
+	}
+	if setInt(fd, level, option, 1) != nil || unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0))) != nil {
+		return unix.EADDRNOTAVAIL
+	}
+	return nil
 }
 
 // The calls that follow are those that a connection makes. They do not block, so

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -21,6 +22,8 @@ type Client struct {
 	VIP   *config.VIP    // that is; nil until it is admitted
 	Began time.Time
 	Life  *trace.Life // from the first event on
+
+	seen portal.Seen // by the endpoint that is being tried, or was the last
 }
 
 // Why a client is not admitted.
@@ -55,6 +58,15 @@ func (c *Client) Endpoints(v *View) *balance.Set {
 	return v.Endpoints(c.VIP, local)
 }
 
+// Origin returns the address to connect to an endpoint from, once the client is admitted, so
+// that it sees the client's own where that can be. If it is not valid, the kernel picks
+// one of the node.
+func (c *Client) Origin(to *balance.Endpoint) netip.Addr {
+	o := c.Front.Origin(c.From.Addr(), c.To.Addr(), to.Endpoint)
+	c.seen = o.Seen
+	return o.Bind
+}
+
 // NewSearch returns the client's search for an endpoint.
 func (c *Client) NewSearch() search.Search {
 	f := c.Front
@@ -68,6 +80,9 @@ func (c *Client) NewSearch() search.Search {
 // Report puts a step of the client's into the trace, and counts it.
 func (c *Client) Report(e trace.Event) {
 	f := c.Front
+	if e.Kind == trace.Attempt {
+		e.Seen = c.seen
+	}
 	if c.Life == nil {
 		c.Life = f.Trace.Begin(trace.Subject{Conn: c.ID, Port: f.ID(), Protocol: f.Protocol, Client: c.From, VIP: c.To}, c.Began)
 	}

@@ -39,6 +39,11 @@ type Settings struct {
 	// namespace that this process is not in. Linux only; SCTP is not served then.
 	Socket func(domain, kind, protocol int) (fd int, err error)
 
+	// NodeName is what endpoints of this node have for their Node; "" if that is not known.
+	NodeName string
+	// NodeAddress makes all endpoints see the node's address in place of their clients'.
+	NodeAddress bool
+
 	// IsPod, if not nil, reports whether the client at an address is a Pod of this node,
 	// besides those of Locality.SetPods. It is asked for each client of a VIP that is
 	// not a cluster IP, from many goroutines, and must return quickly. For the portal
@@ -162,6 +167,27 @@ func (f *FrontEnd) Swap(v *View) (old *View) {
 // ID returns which service port the front end serves. It is another one once that
 // has been renamed.
 func (f *FrontEnd) ID() config.PortID { return f.View().Port.ID }
+
+// Origin tells from where a connection to an endpoint is, for a client that came from from
+// to to.
+func (f *FrontEnd) Origin(from, to netip.Addr, endpoint *config.Endpoint) portal.Origin {
+	var why portal.Seen
+	switch {
+	case f.NodeAddress || f.View().Port.NodeAddress:
+		why = portal.SeenConfigured
+	case f.Tunneled:
+		why = portal.SeenTunnel
+	case f.Protocol == config.SCTP:
+		why = portal.SeenSCTP
+	case from == to || f.Locality.isNode(from):
+		why = portal.SeenOwnProcess
+	case from == endpoint.Addr.Addr():
+		why = portal.SeenItself
+	default:
+		return f.Portal.Origin(from, endpoint.Addr.Addr(), endpoint.Node != "" && endpoint.Node == f.NodeName)
+	}
+	return portal.Origin{Seen: why}
+}
 
 // Quarantine returns what goes for the endpoints. Only to those that the kernel
 // connects to by TCP a probe is like a client: for UDP there is none, one of SCTP costs

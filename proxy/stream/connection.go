@@ -98,8 +98,9 @@ func (c *connection) admit(a *acceptor) (trace.End, error) {
 	return c.Admit(c.Front.View(), &a.Place)
 }
 
-// A dialer connects to an endpoint. It returns when ctx ends.
-type dialer func(ctx context.Context, to *config.Endpoint) (forwarder, error)
+// A dialer connects to an endpoint, from an address that need not be the node's, or, if
+// it is not valid, one that the kernel picks. It returns when ctx ends.
+type dialer func(_ context.Context, from netip.Addr, to *config.Endpoint) (forwarder, error)
 
 // A forwarder begins to forward between the client and the endpoint that it is connected
 // to.
@@ -156,7 +157,7 @@ func (c *connection) attempt(ctx context.Context, step search.Step, dial dialer)
 	}
 	ctx, cancel := context.WithTimeout(ctx, step.For)
 	defer cancel()
-	return dial(ctx, step.Endpoint.Endpoint)
+	return dial(ctx, c.Origin(step.Endpoint), step.Endpoint.Endpoint)
 }
 
 // wait returns after d, or sooner if changed is closed or ctx ends.

@@ -21,8 +21,8 @@ import (
 func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	client := &keptClient{Conn: conn}
 	if c := a.accepted(client, from); c != nil {
-		go c.serve(a, func(ctx context.Context, to *config.Endpoint) (forwarder, error) {
-			endpoint, err := a.server.dial(ctx, to)
+		go c.serve(a, func(ctx context.Context, from netip.Addr, to *config.Endpoint) (forwarder, error) {
+			endpoint, err := a.server.dial(ctx, from, to)
 			if err != nil {
 				return nil, err
 			}
@@ -32,12 +32,14 @@ func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 }
 
 // DialTCP connects to an endpoint by the kernel, with keepalive and, unless it is 0, a
-// mark (SO_MARK). It returns when ctx ends.
-func DialTCP(ctx context.Context, mark uint32, keepalive time.Duration, to netip.AddrPort) (forward.Conn, error) {
+// mark (SO_MARK), from an address that need not be the node's, or, if it is not valid, one
+// that the kernel picks. It returns when ctx ends.
+func DialTCP(ctx context.Context, mark uint32, keepalive time.Duration, from netip.Addr, to netip.AddrPort) (forward.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: keepaliveConfig(keepalive)}
-	if mark != 0 {
+	if mark != 0 || from.IsValid() {
 		d.Control = func(_, _ string, c syscall.RawConn) (err error) {
-			return errors.Join(c.Control(func(fd uintptr) { err = setMark(fd, mark) }), err)
+			failed := c.Control(func(fd uintptr) { err = dialFrom(fd, mark, from) })
+			return errors.Join(failed, err)
 		}
 	}
 	c, err := d.DialContext(ctx, "tcp", to.String())

@@ -217,7 +217,7 @@ func (w *waiting) next() {
 		}
 		w.endpoint = step.Endpoint
 		if !c.Front.LeadsBack(config.TCP, w.endpoint.Addr) {
-			w.loop.Connect(netip.Addr{}, w.endpoint.Addr, w.data, step.For, w.dialed)
+			w.loop.Connect(c.Origin(w.endpoint), w.endpoint.Addr, w.data, step.For, w.dialed)
 			return
 		}
 		w.search.Failed(time.Now(), frontend.ErrLeadsBack)
@@ -248,7 +248,14 @@ func (w *waiting) drained() {
 	w.connection.refuse(search.End(err), err)
 }
 
-// setMark puts a mark on what a socket sends.
-func setMark(fd uintptr, mark uint32) error {
-	return unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))
+// dialFrom makes a socket that is to connect send with a mark, unless it is 0, and from an
+// address (see forward.BindTransparent), unless it is not valid.
+func dialFrom(fd uintptr, mark uint32, from netip.Addr) (err error) {
+	if mark != 0 {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))
+	}
+	if err == nil && from.IsValid() {
+		err = forward.BindTransparent(int(fd), from)
+	}
+	return err
 }

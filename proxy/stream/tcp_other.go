@@ -43,5 +43,5 @@ func listenTCP(addr netip.AddrPort) (*net.TCPListener, error) {
 	return l.(*net.TCPListener), nil
 }
 
-// setMark is never called: no portal looks at marks.
-func setMark(uintptr, uint32) error { return nil }
+// dialFrom is never called: no portal looks at marks, or leads answers here.
+func dialFrom(uintptr, uint32, netip.Addr) error { return nil }

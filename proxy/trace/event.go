@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 )
 
 // Kind says which step of a connection's life an event is, or what has changed.
@@ -121,6 +122,7 @@ type Event struct {
 	Pod        string
 	Reason     string        // why this endpoint
 	PassedOver int           // endpoints passed over because they are in quarantine
+	Seen       portal.Seen   // by the endpoint of an Attempt
 	Took       time.Duration // for the attempt; for Waiting, how long is waited; for Closed, since Accepted; for EndpointQuarantined, how long it lasts or when the next probe is due, as for EndpointProbed
 	Err        string        // "" if it succeeded
 

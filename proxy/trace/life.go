@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/usherproxy/usher/portal"
 )
 
 // Life is one connection, or UDP session, from accept to close: who it is, and
@@ -37,7 +39,8 @@ type Tried struct {
 	Began      time.Duration // after the connection was accepted
 	Took       time.Duration
 	Result     Result
-	Err        string // "" if it succeeded
+	Seen       portal.Seen // by the endpoint
+	Err        string      // "" if it succeeded
 }
 
 // Mover tells how many bytes were moved so far.
@@ -95,7 +98,7 @@ func (l *Life) Bytes() (toEndpoint, toClient int64) {
 // attempted adds an attempt.
 func (l *Life) attempted(e *Event) {
 	tried := Tried{Endpoint: e.Endpoint, Pod: e.Pod, Reason: e.Reason, PassedOver: e.PassedOver,
-		Began: e.Time.Sub(l.Accepted) - e.Took, Took: e.Took, Result: e.Result, Err: e.Err}
+		Began: e.Time.Sub(l.Accepted) - e.Took, Took: e.Took, Result: e.Result, Seen: e.Seen, Err: e.Err}
 	n := l.count.Load()
 	if n == 0 {
 		l.first = tried

@@ -151,13 +151,21 @@ func (v Via) Remote() bool { return v != ViaDirect && v != "" }
 // SCTPModes are the values of Config.Proxy.SCTP.
 var SCTPModes = []string{string(stream.SCTPAuto), string(stream.SCTPOn), string(stream.SCTPOff)}
 
+// ClientAddresses are the values of --client-address.
+var ClientAddresses = []string{"auto", "node"}
+
+// DefaultAliases are where clients have their aliases. That of IPv4 is for benchmarks of
+// routers (RFC 2544), and on no network else; that of IPv6 is in the unique local
+// addresses of the landing.
+var DefaultAliases = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("fd75:7368:6572:8000::/49")}
+
 // Defaults returns what 'usher run' does without flags, but for its HTTP servers.
 func Defaults() Config {
 	return Config{
 		Via:          ViaDirect,
 		MaxDelay:     kube.DefaultMaxDelay,
 		Mode:         modes.Auto,
-		Portal:       portal.Options{Mark: 0x2000, IPTablesTarget: portal.IPTablesTargets[0]},
+		Portal:       portal.Options{Mark: 0x1000, Aliases: slices.Clone(DefaultAliases), IPTablesTarget: portal.IPTablesTargets[0]},
 		Proxy:        proxy.Defaults(),
 		TraceEvents:  4096,
 		AccessLog:    accesslog.Options{Format: accesslog.JSON},

@@ -177,7 +177,7 @@ func (d *Daemon) newProxy(pt portal.Portal) {
 	o := &d.config.Proxy // from here on it has the portal, for DirectDial, too
 	o.Portal, o.Log, o.Trace = pt, d.log, trace.NewLog(d.config.TraceEvents)
 	o.Ports = d.config.Portal.ProxyPorts
-	o.IsPod = d.isPod()
+	o.IsPod, o.NodeName, o.NodeAddress = d.isPod(), d.config.NodeName, d.config.Portal.NodeAddress
 	if d.config.Netns != nil {
 		o.Socket = d.config.Netns.Socket
 	}

@@ -85,7 +85,7 @@ func ItRedirects(k *Kind) {
 
 	It("leaves alone what has the mark of those who listen for it", func() {
 		p := k.open(n)
-		Expect(p.Mark()).To(BeEquivalentTo(0x2000))
+		Expect(p.Mark()).To(BeEquivalentTo(0x1000))
 		own := []portal.Target{To(portal.TCP, NodeIP4, 80), To(portal.TCP, NodeIP6, 80), To(portal.UDP, NodeIP4, 80), To(portal.UDP, NodeIP6, 80), To(portal.TCP, NodeIP4, 81)}
 		for _, t := range own {
 			n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(t.Addr, t.Port), Targets: []portal.Target{t}}, "process")

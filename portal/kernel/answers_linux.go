@@ -1,0 +1,182 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// Who connects to an endpoint from the client's address must get the answers, though the
+// node has not that address. A portal's rules mark them, and policy routing leads what is
+// marked to this node:
+//
+//	115: from all fwmark 0x1001/0x1001 lookup 117117
+//	116: from all fwmark 0x1000/0x1000 iif lo goto 118
+//	117: from all fwmark 0x1000/0x1000 lookup 117117
+//	118: from all nop
+//	table 117117: local default dev lo
+//
+// The mark is that of usher's own packets (portal.Options.Mark), which have to go where
+// they are sent: so what starts on this node, for which the kernel looks routes up as if
+// it came in by lo, passes over the table. That goes as well for what rp_filter looks up,
+// where src_valid_mark is set, and what fib matches of netfilter do. An endpoint that is
+// a process of this node answers from here: its answers have one bit more.
+const (
+	answerRule  = 115 // and the three that follow
+	answerTable = 117117
+)
+
+// answerRules returns the rules of a family, those that are led to last.
+func answerRules(family portal.Family, mark uint32) []*netlink.Rule {
+	rule := func(priority int, mark uint32) *netlink.Rule {
+		r := netlink.NewRule()
+		r.Family, r.Priority, r.Protocol = netlinkFamily(family), priority, RouteProtocol
+		if r.Mark = mark; mark != 0 {
+			r.Mask = &mark
+		}
+		return r
+	}
+	landing, over, lookup, own := rule(answerRule+3, 0), rule(answerRule+1, mark), rule(answerRule+2, mark), rule(answerRule, AnswerMark(mark))
+	landing.Type = nl.FR_ACT_NOP
+	over.IifName, over.Goto = "lo", landing.Priority
+	lookup.Table, own.Table = answerTable, answerTable
+	return []*netlink.Rule{landing, over, lookup, own}
+}
+
+// answerRoute returns the route in their table.
+func (r *Routes) answerRoute(family portal.Family) *netlink.Route {
+	route := r.route(family.Any())
+	route.Dst = &net.IPNet{IP: family.Any().AsSlice(), Mask: net.CIDRMask(0, family.Any().BitLen())}
+	route.Table = answerTable
+	return route
+}
+
+// answerPart is something that LeadAnswers puts in.
+type answerPart struct {
+	what     string
+	add, del func() error
+}
+
+// answerParts returns them, in an order in which nothing goes astray meanwhile.
+func (r *Routes) answerParts(family portal.Family, mark uint32) []answerPart {
+	route := r.answerRoute(family)
+	parts := []answerPart{{fmt.Sprintf("route of table %d", answerTable),
+		func() error { return r.handle.RouteAdd(route) }, func() error { return r.handle.RouteDel(route) }}}
+	for _, rule := range answerRules(family, mark) {
+		parts = append(parts, answerPart{fmt.Sprintf("routing rule %d", rule.Priority),
+			func() error { return r.handle.RuleAdd(rule) }, func() error { return r.handle.RuleDel(rule) }})
+	}
+	return parts
+}
+
+// LeadAnswers makes what has this mark come to this node, and returns what it had to put
+// in.
+func LeadAnswers(family portal.Family, mark uint32) (made []string, err error) {
+	r, err := OpenRoutes()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	for _, part := range r.answerParts(family, mark) {
+		switch err := part.add(); {
+		case err == nil:
+			made = append(made, part.what)
+		case !errors.Is(err, unix.EEXIST):
+			return made, fmt.Errorf("putting in the %s of %s: %w", part.what, family, err)
+		}
+	}
+	return made, nil
+}
+
+// ProbeAnswers makes sure that LeadAnswers works, by doing and undoing it. What is there
+// already stays.
+func ProbeAnswers(family portal.Family, mark uint32) (err error) {
+	r, err := OpenRoutes()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	for _, part := range r.answerParts(family, mark) {
+		switch e := part.add(); {
+		case e == nil:
+			defer func() { err = errors.Join(err, part.del()) }()
+		case !errors.Is(e, unix.EEXIST):
+			return fmt.Errorf("trying the %s of %s: %w", part.what, family, e)
+		}
+	}
+	return nil
+}
+
+// ForgetAnswers takes out what LeadAnswers has put in for any mark but one, 0 for all,
+// and says what that was.
+func ForgetAnswers(but uint32) (removed []string, err error) {
+	r, err := OpenRoutes()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	var errs []error
+	for _, family := range portal.Families {
+		rules, err := r.handle.RuleList(netlinkFamily(family))
+		if err != nil {
+			errs = append(errs, fmt.Errorf("listing the routing rules: %w", err))
+			continue
+		}
+		count := 0
+		for _, rule := range rules {
+			at := rule.Priority - answerRule
+			ours := at >= 0 && at <= 3 && (rule.Protocol == RouteProtocol || rule.Table == answerTable || rule.Goto == answerRule+3)
+			if !ours || but != 0 && (rule.Mark == but || rule.Mark == AnswerMark(but) || rule.Mark == 0) {
+				continue
+			}
+			if err := r.handle.RuleDel(&rule); err != nil && !errors.Is(err, unix.ENOENT) {
+				errs = append(errs, fmt.Errorf("removing the routing rule %d: %w", rule.Priority, err))
+				continue
+			}
+			count++
+		}
+		if but == 0 {
+			switch err := r.handle.RouteDel(r.answerRoute(family)); {
+			case err == nil:
+				count++
+			case !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EAFNOSUPPORT):
+				errs = append(errs, fmt.Errorf("removing the route of table %d: %w", answerTable, err))
+			}
+		}
+		if count > 0 {
+			removed = append(removed, fmt.Sprintf("routes: %d %s rules and routes for answers to clients' own addresses", count, family))
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// AnswerEvents tells when somebody takes out what LeadAnswers has put in.
+func AnswerEvents() (Subscription, error) {
+	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
+		var attribute uint16
+		var is func(uint32) bool
+		switch m.Header.Type {
+		case unix.RTM_DELRULE:
+			attribute = nl.FRA_PRIORITY
+			is = func(v uint32) bool { return v >= answerRule && v <= answerRule+3 }
+		case unix.RTM_DELROUTE:
+			attribute = unix.RTA_TABLE
+			is = func(v uint32) bool { return v == answerTable }
+		default:
+			return false
+		}
+		if len(m.Data) < unix.SizeofRtMsg { // struct fib_rule_hdr is as large
+			return false
+		}
+		v := find(m.Data[unix.SizeofRtMsg:], attribute)
+		return len(v) == 4 && is(binary.NativeEndian.Uint32(v))
+	}, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+}

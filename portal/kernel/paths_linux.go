@@ -1,0 +1,143 @@
+package kernel
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// Path is how what this node sends to an address leaves it. The zero Path is that of an
+// address to which there is no route.
+type Path struct {
+	Local     bool   // it does not: the address is the node's
+	Direct    bool   // it goes to the address itself, and not to a router
+	Interface int    // the index of the interface
+	Name      string // and its name
+	// Neighbours says what becomes of what two that are behind the interface send each
+	// other.
+	Neighbours Neighbours
+}
+
+// Neighbours are two addresses behind one interface.
+type Neighbours uint8
+
+// What they send each other,
+const (
+	Unseen  Neighbours = iota // goes past netfilter, or nobody knows
+	Bridged                   // goes over a bridge, and netfilter sees it
+	Apart                     // does not come through this node, nor need what they send others
+)
+
+// Paths tells paths. It asks the kernel, which takes some twenty microseconds, and
+// remembers the answers for pathTime. Any goroutine may ask.
+type Paths struct {
+	routes *netlink.Handle
+	known  *lru.Cache[netip.Addr, knownPath]
+	now    func() time.Time
+}
+
+type knownPath struct {
+	Path
+	until time.Time
+}
+
+const (
+	pathTime = 2 * time.Second
+	maxPaths = 8192 // some 200 bytes each
+)
+
+// OpenPaths returns the paths of the network namespace of the calling thread. It keeps a
+// socket open for good.
+func OpenPaths() (*Paths, error) {
+	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("asking the kernel for its routes: %w", err)
+	}
+	known, err := lru.New[netip.Addr, knownPath](maxPaths)
+	return &Paths{routes: routes, known: known, now: time.Now}, err
+}
+
+// Of returns the path to addr.
+func (p *Paths) Of(addr netip.Addr) Path {
+	now := p.now()
+	if k, ok := p.known.Get(addr); ok && now.Before(k.until) {
+		return k.Path
+	}
+	path := p.ask(addr)
+	p.known.Add(addr, knownPath{path, now.Add(pathTime)})
+	return path
+}
+
+// Forget makes the kernel be asked anew.
+func (p *Paths) Forget() { p.known.Purge() }
+
+func (p *Paths) ask(addr netip.Addr) (path Path) {
+	found, err := p.routes.RouteGet(addr.AsSlice())
+	if err != nil || len(found) == 0 {
+		return Path{}
+	}
+	switch route := found[0]; route.Type {
+	case unix.RTN_LOCAL:
+		return Path{Local: true, Direct: true}
+	case unix.RTN_UNICAST:
+		path = Path{Direct: route.Gw == nil && route.Via == nil && len(route.MultiPath) == 0, Interface: route.LinkIndex}
+	default:
+		return Path{}
+	}
+	link, err := p.routes.LinkByIndex(path.Interface)
+	if err != nil {
+		return path
+	}
+	path.Name = link.Attrs().Name
+	switch link.Type() {
+	case "bridge":
+		if bridgeShown(path.Name, portal.FamilyOf(addr)) {
+			path.Neighbours = Bridged
+		}
+	case "macvlan", "macvtap", "ipvlan", "ipvtap":
+		path.Neighbours = Apart
+	}
+	return path
+}
+
+// bridgeShown reports whether netfilter sees the packets of a family that a bridge passes
+// on: br_netfilter does that, for all bridges or some.
+func bridgeShown(bridge string, family portal.Family) bool {
+	all, one := "bridge-nf-call-iptables", "nf_call_iptables"
+	if family.Is6() {
+		all, one = "bridge-nf-call-ip6tables", "nf_call_ip6tables"
+	}
+	for _, file := range []string{"/proc/sys/net/bridge/" + all, "/sys/class/net/" + bridge + "/bridge/" + one} {
+		if text, err := os.ReadFile(file); err == nil && bytes.Equal(bytes.TrimSpace(text), []byte("1")) {
+			return true
+		}
+	}
+	return false
+}
+
+// BridgeNetworks returns the networks that bridges of this node have an address in.
+func BridgeNetworks(family portal.Family) (networks []netip.Prefix, err error) {
+	addrs, err := netlink.AddrList(nil, netlinkFamily(family))
+	if err != nil {
+		return nil, fmt.Errorf("listing the addresses: %w", err)
+	}
+	for _, a := range addrs {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		ones, _ := a.Mask.Size()
+		if addr = addr.Unmap(); !ok || addr.IsLinkLocalUnicast() || ones == addr.BitLen() {
+			continue
+		}
+		if link, err := netlink.LinkByIndex(a.LinkIndex); err == nil && link.Type() == "bridge" {
+			networks = append(networks, netip.PrefixFrom(addr, ones))
+		}
+	}
+	return portal.PlainPrefixes(networks), nil
+}

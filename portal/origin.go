@@ -1,0 +1,61 @@
+package portal
+
+import "net/netip"
+
+// Origin says from where usher connects to an endpoint for a client, and so whom the
+// endpoint sees.
+type Origin struct {
+	// Bind is the address that the socket is bound to as a transparent one
+	// (IP_TRANSPARENT, ip(7)), which the node need not have: the client's own, or one
+	// that the portal translates to that on the way. If it is not valid, the kernel
+	// picks an address of the node.
+	Bind netip.Addr
+	Seen Seen
+}
+
+// Seen is the address that an endpoint sees a connection or datagram come from: the
+// client's own, or the node's, for a reason.
+type Seen uint8
+
+// Whom an endpoint sees. Zero is not decided: nobody has connected to it yet.
+const (
+	SeenClient Seen = iota + 1
+	// All others are the node.
+	SeenConfigured
+	SeenOwnProcess
+	SeenItself
+	SeenElsewhere
+	SeenNeighbours
+	SeenNoAlias
+	SeenPortal
+	SeenKernel
+	SeenUnready
+	SeenTunnel
+	SeenSCTP
+)
+
+var seen = [...]struct{ name, why string }{
+	{},
+	SeenClient:     {"client", "the answer comes back through this node"},
+	SeenConfigured: {"node-configured", "--client-address or the Service's annotation usher.io/client-address says node"},
+	SeenOwnProcess: {"node-itself", "the client is a process of this node"},
+	SeenItself:     {"node-hairpin", "the client is the endpoint itself, whose kernel drops what comes from its own address"},
+	SeenElsewhere:  {"node-elsewhere", "neither client nor endpoint is known to be on this node, so the answer need not come back through it"},
+	SeenNeighbours: {"node-neighbours", "client and endpoint are behind the same interface, and answer each other without netfilter seeing it (for a bridge see net.bridge.bridge-nf-call-iptables and -ip6tables)"},
+	SeenNoAlias:    {"node-no-alias", "client and endpoint are on one bridge, for whose network the kernel has no translation of prefixes, or --client-aliases no room"},
+	SeenPortal:     {"node-portal", "only the portals iptables and nftables can lead the answers back"},
+	SeenKernel:     {"node-kernel", "the kernel or iptables lacks what leads the answers back, or --mark is 0; the log says what"},
+	SeenUnready:    {"node-unready", "the portal has installed nothing yet"},
+	SeenTunnel:     {"node-tunnel", "the endpoint is reached through the API server"},
+	SeenSCTP:       {"node-sctp", "the kernel's SCTP takes no address that the node does not have"},
+}
+
+// Client reports whether it is the client's own address.
+func (s Seen) Client() bool { return s == SeenClient }
+
+// String returns the name that metrics and the API use: "client", or "node-" and a
+// reason; empty if it is not decided.
+func (s Seen) String() string { return seen[s].name }
+
+// Why tells people why, as a clause that can follow "because".
+func (s Seen) Why() string { return seen[s].why }

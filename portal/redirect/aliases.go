@@ -1,0 +1,60 @@
+package redirect
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+)
+
+// Alias is a network of clients, and that of their aliases, which is as large.
+type Alias struct{ Of, As netip.Prefix }
+
+// aliasOf returns the alias of an address: what room begins with, and the rest of the address.
+func aliasOf(addr netip.Addr, room netip.Prefix) netip.Addr {
+	alias, from := room.Masked().Addr().AsSlice(), addr.AsSlice()
+	for i := range alias {
+		alias[i] |= from[i] & (0xff >> min(8, max(0, room.Bits()-8*i)))
+	}
+	a, _ := netip.AddrFromSlice(alias)
+	return a
+}
+
+// LastOf returns the last address in p.
+func LastOf(p netip.Prefix) netip.Addr {
+	last := p.Masked().Addr().AsSlice()
+	for i := range last {
+		last[i] |= 0xff >> min(8, max(0, p.Bits()-8*i))
+	}
+	a, _ := netip.AddrFromSlice(last)
+	return a
+}
+
+// aliases returns the aliases in room of those networks that have some. Where two would
+// have the same, one has none: that which had some before has them, or that which
+// overlaps pods, or the smaller one.
+func aliases(networks, pods []netip.Prefix, room netip.Prefix, before []Alias) (all []Alias) {
+	first := func(is bool) int {
+		if is {
+			return 0
+		}
+		return 1
+	}
+	had := func(n netip.Prefix) int {
+		return first(slices.ContainsFunc(before, func(a Alias) bool { return a.Of == n }))
+	}
+	isPods := func(n netip.Prefix) int { return first(slices.ContainsFunc(pods, n.Overlaps)) }
+	networks = slices.SortedFunc(slices.Values(networks), func(a, b netip.Prefix) int {
+		return cmp.Or(cmp.Compare(had(a), had(b)), cmp.Compare(isPods(a), isPods(b)), cmp.Compare(b.Bits(), a.Bits()), a.Addr().Compare(b.Addr()))
+	})
+	for _, n := range networks {
+		if !room.IsValid() || n.Bits() < room.Bits() {
+			continue
+		}
+		as := netip.PrefixFrom(aliasOf(n.Addr(), room), n.Bits())
+		if !slices.ContainsFunc(all, func(a Alias) bool { return a.As.Overlaps(as) }) {
+			all = append(all, Alias{Of: n, As: as})
+		}
+	}
+	slices.SortFunc(all, func(a, b Alias) int { return a.Of.Compare(b.Of) })
+	return all
+}

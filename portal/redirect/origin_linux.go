@@ -1,0 +1,146 @@
+package redirect
+
+import (
+	"net/netip"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+)
+
+// An endpoint sees the client's own address where usher connects from that, by a transparent
+// socket. Its answers are addressed to the client, so they must come through this node, and
+// be led to the socket:
+//
+//   - they come through this node if the client is here, or the endpoint;
+//   - conntrack knows that they answer a packet with usher's mark, and a rule marks them;
+//     policy routing leads them here: see package kernel, LeadAnswers;
+//   - but where both are on one bridge, the bridge hands them to the client. There usher
+//     connects from an alias, an address that nobody has; what leaves is translated to the
+//     client's, so its answers are translated back, which takes them off the bridge.
+//
+// Aliases are no addresses of the node, nor routed, and only usher's own packets are
+// translated: what others send to one finds nobody.
+
+// origins is what Origin needs: a value that is replaced, never changed.
+type origins struct {
+	// node is why the endpoints of a family see the node; zero: they need not.
+	node       [len(portal.Families)]portal.Seen
+	aliases    []Alias
+	room       [len(portal.Families)]netip.Prefix
+	pods       []netip.Prefix
+	interfaces portal.Interfaces
+}
+
+// far are addresses that nobody has (RFC 1112, RFC 6666): what is sent to them goes where
+// everything goes for which there is no better route.
+var far = [len(portal.Families)]netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("100::1")}
+
+// isPod reports whether addr, which has that path, is known to be one of this node's Pods.
+// The networks of Pods may be those of other nodes too (--cluster-cidr); their Pods are
+// behind a router, or where the default route leads.
+func (p *Portal) isPod(o *origins, addr netip.Addr, path kernel.Path) bool {
+	if !path.Direct || path.Local {
+		return false
+	}
+	return o.interfaces.Has(path.Name) ||
+		kernel.ContainsAddr(o.pods, addr) && path.Interface != p.paths.Of(far[portal.FamilyOf(addr)]).Interface
+}
+
+// probeAnswers finds out whether the endpoints of a family need not see the node.
+func (p *Portal) probeAnswers(m *machine) {
+	at := m.backend.Setting()
+	switch {
+	case p.opts.NodeAddress:
+		m.node = portal.SeenConfigured
+		at.Answers = false
+		return
+	case at.Answers:
+		err := kernel.ProbeAnswers(m.family, at.Mark)
+		if err == nil {
+			m.node = portal.SeenUnready
+			return
+		}
+		p.log.WithError(err).Infof("%s endpoints will see this node's address, not their clients'", m.family)
+	}
+	m.node, at.Answers = portal.SeenKernel, false
+}
+
+// leadAnswers leads the answers here, once the rules are in that mark them, and returns what
+// it had to put in. They were, unless err is not nil.
+func (m *machine) leadAnswers(err error) (made []string) {
+	at := m.backend.Setting()
+	if !at.Answers || len(m.rules) == 0 || err != nil {
+		return nil
+	}
+	if made, err = kernel.LeadAnswers(m.family, at.Mark); err != nil {
+		m.log.WithError(err).Warnf("%s endpoints see this node's address, not their clients'", m.family)
+		m.node = portal.SeenKernel
+		return made
+	}
+	m.node = 0
+	return made
+}
+
+// findAliases gives the bridges that there are now their aliases.
+func (p *Portal) findAliases(m *machine) {
+	at := m.backend.Setting()
+	if !at.Answers || at.NoAliases {
+		return
+	}
+	networks, err := kernel.BridgeNetworks(m.family)
+	if err != nil {
+		p.log.WithError(err).Debug("looking for bridges")
+		return
+	}
+	at.Aliases = aliases(networks, p.pods, p.room(m.family), at.Aliases)
+}
+
+// room returns the network that the aliases of a family are in.
+func (p *Portal) room(family portal.Family) (room netip.Prefix) {
+	for _, room = range family.Of(p.opts.Aliases) {
+	}
+	return room
+}
+
+// publish lets Origin know what holds now.
+func (p *Portal) publish() {
+	o := &origins{pods: p.pods, interfaces: p.opts.PodInterfaces}
+	for family, m := range p.families {
+		o.node[family], o.room[family] = m.node, p.room(m.family)
+		if m.unusable != nil {
+			o.node[family] = portal.SeenKernel
+			continue
+		}
+		o.aliases = append(o.aliases, m.backend.Setting().Aliases...)
+	}
+	p.origins.Store(o)
+}
+
+// Origin implements portal.Portal.
+func (p *Portal) Origin(client, endpoint netip.Addr, here bool) portal.Origin {
+	node := func(why portal.Seen) portal.Origin { return portal.Origin{Seen: why} }
+	o := p.origins.Load()
+	if why := o.node[portal.FamilyOf(endpoint)]; why != 0 {
+		return node(why)
+	}
+	from, to := p.paths.Of(client), p.paths.Of(endpoint)
+	endpointHere := to.Local && from.Interface != 0 || // or no route leads its answers to the client
+		to.Direct && !to.Local && to.Neighbours != kernel.Apart && (here || p.isPod(o, endpoint, to))
+	clientHere := p.isPod(o, client, from) && from.Neighbours != kernel.Apart
+	switch {
+	case from.Local:
+		return node(portal.SeenOwnProcess)
+	case !endpointHere && !clientHere:
+		return node(portal.SeenElsewhere)
+	case from.Interface != to.Interface:
+		return portal.Origin{Bind: client, Seen: portal.SeenClient}
+	case to.Neighbours != kernel.Bridged:
+		return node(portal.SeenNeighbours)
+	}
+	for _, a := range o.aliases {
+		if a.Of.Contains(client) {
+			return portal.Origin{Bind: aliasOf(client, o.room[portal.FamilyOf(client)]), Seen: portal.SeenClient}
+		}
+	}
+	return node(portal.SeenNoAlias)
+}
