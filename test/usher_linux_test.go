@@ -107,6 +107,7 @@ type service struct {
 	metadata   string // further fields of the metadata, with a comma in front
 	spec       string // further lines of the spec, each indented by two blanks
 	endpoints  []netip.AddrPort
+	node       string // that the endpoints are on; empty if the slices do not tell
 }
 
 // yaml returns the manifests of the Service and of a slice for each endpoint.
@@ -121,7 +122,11 @@ func (s service) yaml() string {
 			family = "IPv6"
 		}
 		fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-%d, namespace: default, labels: {kubernetes.io/service-name: %s}}\n", s.name, i, s.name)
-		fmt.Fprintf(&b, "addressType: %s\nports: [{name: main, port: %d, protocol: %s}]\nendpoints: [{addresses: [%q], conditions: {ready: true}}]\n", family, e.Port(), protocol, e.Addr())
+		on := ""
+		if s.node != "" {
+			on = ", nodeName: " + s.node
+		}
+		fmt.Fprintf(&b, "addressType: %s\nports: [{name: main, port: %d, protocol: %s}]\nendpoints: [{addresses: [%q], conditions: {ready: true}%s}]\n", family, e.Port(), protocol, e.Addr(), on)
 	}
 	return b.String()
 }
@@ -232,7 +237,7 @@ func state(ns *lab.Namespace) string {
 	commands := [][]string{
 		{"iptables-save"}, {"ip6tables-save"},
 		{"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
-		{"ip", "addr"}, {"ip", "rule"},
+		{"ip", "addr"}, {"ip", "rule"}, {"ip", "-6", "rule"},
 	}
 	if _, err := exec.LookPath("nft"); err == nil {
 		commands = append(commands, []string{"nft", "--stateless", "list", "ruleset"})

@@ -1,0 +1,289 @@
+package test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/types"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// What an endpoint sees as its client's address.
+var _ = Describe("An endpoint", func() {
+	for _, portal := range []string{"iptables", "nftables"} {
+		for _, family := range []string{"IPv4", "IPv6"} {
+			Describe(fmt.Sprintf("behind the portal %s, over %s,", portal, family), func() { clientAddressSpecs(portal, family == "IPv6") })
+		}
+	}
+})
+
+// seenLab is a node with Pods on a bridge, Pods behind interfaces of their own, hosts
+// outside, and a Pod on another node. Behind every address that has an endpoint is a
+// server, for TCP and UDP, that says whom it sees.
+type seenLab struct {
+	*lab.Lab
+	six      bool
+	services string // the folder
+	u        *usher
+	// Who asks: two Pods on the bridge, one with an interface of its own, a host outside, the
+	// Pod of the other node, and the node.
+	neighbours [2]seenHost
+	routed     seenHost
+	outside    seenHost
+	elsewhere  seenHost
+	node       seenHost
+}
+
+// seenHost is a host with one address that matters.
+type seenHost struct {
+	ns   *lab.Namespace
+	addr netip.Addr
+	d    *lab.Dialer
+}
+
+const seenPort = 8080
+
+func newSeenLab(six bool) *seenLab {
+	GinkgoHelper()
+	l := &seenLab{Lab: lab.New(), six: six, services: manifestsDir()}
+	l.Node.Output("sh", "-c", `ip link add cni0 type bridge; ip link set cni0 up
+		ip addr add 10.245.0.1/24 dev cni0; ip addr add fd00:245::1/64 dev cni0 nodad
+		echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
+		echo 1 >/proc/sys/net/ipv4/conf/all/rp_filter`)
+	for i := range l.neighbours {
+		port := fmt.Sprint("port", i)
+		ns := l.AddHost(port)
+		l.Node.Output("ip", "link", "set", port, "master", "cni0", "up")
+		ns.Output("sh", "-c", fmt.Sprintf(`ip addr add 10.245.0.%[1]d/24 dev eth0; ip addr add fd00:245::%[1]d/64 dev eth0 nodad; ip link set eth0 up
+			ip route add default via 10.245.0.1; ip -6 route add default via fd00:245::1`, i+2))
+		l.neighbours[i] = l.host(ns, fmt.Sprintf("10.245.0.%d", i+2), fmt.Sprintf("fd00:245::%d", i+2))
+	}
+	ns := l.AddHost("veth9")
+	l.Node.Output("sh", "-c", `ip link set veth9 up; ip addr add 169.254.1.1/32 dev veth9; ip addr add fe80::1/64 dev veth9 nodad
+		ip route add 10.245.1.9/32 dev veth9; ip -6 route add fd00:245:1::9/128 dev veth9`)
+	ns.Output("sh", "-c", `ip addr add 10.245.1.9/32 dev eth0; ip addr add fd00:245:1::9/128 dev eth0 nodad; ip link set eth0 up
+		ip route add 169.254.1.1 dev eth0 scope link; ip route add default via 169.254.1.1; ip -6 route add default via fe80::1 dev eth0`)
+	l.routed = l.host(ns, "10.245.1.9", "fd00:245:1::9")
+	l.Outside.Output("sh", "-c", `ip addr add 10.246.0.2/32 dev lo; ip addr add fd00:246::2/128 dev lo nodad`)
+	l.outside = l.host(l.Outside, lab.Outside4, lab.Outside6)
+	l.elsewhere = l.host(l.Outside, "10.246.0.2", "fd00:246::2")
+	l.node = l.host(l.Node, "10.245.0.1", "fd00:245::1")
+	for _, h := range []seenHost{l.neighbours[0], l.neighbours[1], l.routed, l.elsewhere, l.node} {
+		h.serve()
+	}
+	return l
+}
+
+func (l *seenLab) host(ns *lab.Namespace, four, six string) seenHost {
+	GinkgoHelper()
+	if l.six {
+		four = six
+	}
+	return seenHost{ns, netip.MustParseAddr(four), ns.NewDialer(2)}
+}
+
+// serve says to each client from which address it comes.
+func (h seenHost) serve() {
+	GinkgoHelper()
+	at := netip.AddrPortFrom(h.addr, seenPort).String()
+	go lab.Serve(h.ns.Listen(at), func(c net.Conn) {
+		fmt.Fprintln(c, c.RemoteAddr())
+		c.Close()
+	})
+	u := h.ns.ListenUDP(at)
+	go func() {
+		buf := make([]byte, 100)
+		for {
+			_, from, err := u.ReadFromUDPAddrPort(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				_, _ = u.WriteToUDPAddrPort([]byte(from.String()), from)
+			}
+		}
+	}()
+}
+
+// start starts usher on a Service for each endpoint: it is at the node port that follows
+// from the endpoint, too.
+func (l *seenLab) start(portal string, args ...string) {
+	GinkgoHelper()
+	if portal == "iptables" {
+		missing("iptables")
+	}
+	for i, h := range l.endpoints() {
+		node := "this"
+		if h.addr == l.elsewhere.addr {
+			node = "other"
+		}
+		for protocol, offset := range map[string]int{"TCP": 0, "UDP": 100} {
+			service{name: fmt.Sprint(strings.ToLower(protocol), i), clusterIP: l.clusterIP(protocol, i), port: 80, protocol: protocol,
+				spec: "  type: NodePort\n", portFields: fmt.Sprintf(", nodePort: %d", 30000+offset+i),
+				endpoints: []netip.AddrPort{netip.AddrPortFrom(h.addr, seenPort)}, node: node}.write(l.services)
+		}
+	}
+	l.u = startUsher(l.Node, l.services, append([]string{"--portal=" + portal, "--node-name=this", "--cluster-cidr=10.245.0.0/16,fd00:245::/32"}, args...)...)
+}
+
+func (l *seenLab) endpoints() []seenHost {
+	return []seenHost{l.neighbours[0], l.neighbours[1], l.routed, l.elsewhere, l.node}
+}
+
+func (l *seenLab) clusterIP(protocol string, i int) string {
+	service := map[string]int{"TCP": 1, "UDP": 2}[protocol]*10 + i
+	if l.six {
+		return fmt.Sprintf("fd00:10:96::%d", service)
+	}
+	return fmt.Sprintf("10.96.0.%d", service)
+}
+
+// seenBy returns whom an endpoint sees, over TCP and over UDP, of a client that comes to
+// its cluster IP, or, if the client is not on this node, to its node port. The zero
+// Addr is returned if that is not the same.
+func (l *seenLab) seenBy(endpoint, client seenHost) netip.Addr {
+	GinkgoHelper()
+	var seen [2]netip.AddrPort
+	for i, h := range l.endpoints() {
+		if h.addr != endpoint.addr {
+			continue
+		}
+		tcp, udp := net.JoinHostPort(l.clusterIP("TCP", i), "80"), net.JoinHostPort(l.clusterIP("UDP", i), "80")
+		if client.ns == l.Outside {
+			nodeOut := lab.NodeOut4
+			if l.six {
+				nodeOut = lab.NodeOut6
+			}
+			tcp, udp = net.JoinHostPort(nodeOut, fmt.Sprint(30000+i)), net.JoinHostPort(nodeOut, fmt.Sprint(30100+i))
+		}
+		var err error
+		seen[0], err = askFrom(client.d, client.addr.String(), tcp)
+		Expect(err).NotTo(HaveOccurred(), "TCP from %s by %s to %s", client.addr, tcp, endpoint.addr)
+		seen[1], err = askWho(client.d, client.addr.String(), udp)
+		Expect(err).NotTo(HaveOccurred(), "UDP from %s by %s to %s", client.addr, udp, endpoint.addr)
+	}
+	if seen[0].Addr() != seen[1].Addr() { // it has just changed
+		return netip.Addr{}
+	}
+	return seen[0].Addr()
+}
+
+// isNode matches the node's addresses.
+func (l *seenLab) isNode() types.GomegaMatcher {
+	return Satisfy(func(a netip.Addr) bool {
+		return strings.Contains(l.Node.Output("ip", "-o", "addr"), " "+a.String()+"/")
+	})
+}
+
+func clientAddressSpecs(portal string, six bool) {
+	var l *seenLab
+	BeforeEach(func() { l = newSeenLab(six) })
+
+	It("sees its client's own address wherever the answer comes back through this node, and otherwise the node's", func() {
+		l.start(portal)
+		neighbour, other := l.neighbours[0], l.neighbours[1]
+		for _, client := range []seenHost{neighbour, l.routed} { // Pods of this node
+			for _, endpoint := range []seenHost{other, l.elsewhere, l.node} {
+				Expect(l.seenBy(endpoint, client)).To(Equal(client.addr), "%s → %s", client.addr, endpoint.addr)
+			}
+		}
+		Expect(l.seenBy(l.routed, neighbour)).To(Equal(neighbour.addr))
+		for _, client := range []seenHost{l.outside, l.elsewhere} {
+			for _, endpoint := range []seenHost{neighbour, l.routed, l.node} {
+				Expect(l.seenBy(endpoint, client)).To(Equal(client.addr), "%s → %s", client.addr, endpoint.addr)
+			}
+		}
+		Expect(l.seenBy(l.elsewhere, l.outside)).To(l.isNode(), "neither is here")
+		Expect(l.seenBy(neighbour, neighbour)).To(l.isNode(), "a Pod that reaches itself")
+		Expect(l.seenBy(neighbour, l.node)).To(l.isNode(), "the node itself")
+	})
+
+	It("lets clients in by their own addresses, as a NetworkPolicy does, and nobody else", func() {
+		missing("nft")
+		l.start(portal)
+		neighbour, other := l.neighbours[0], l.neighbours[1]
+		ip := map[bool]string{false: "ip", true: "ip6"}[six]
+		other.ns.Output("nft", "add table inet netpol; add chain inet netpol input { type filter hook input priority filter; policy drop; }; "+
+			"add rule inet netpol input meta l4proto icmpv6 accept; add rule inet netpol input "+ip+" saddr "+l.routed.addr.String()+" accept")
+		Expect(l.seenBy(other, l.routed)).To(Equal(l.routed.addr))
+		c, err := neighbour.d.Dial("", net.JoinHostPort(l.clusterIP("TCP", 1), "80"), 5*time.Second)
+		if err == nil {
+			_, err = readName(c)
+			c.Close()
+		}
+		Expect(err).To(HaveOccurred())
+		Expect(l.seenBy(other, l.routed)).To(Equal(l.routed.addr))
+	})
+
+	It("sees it again when rules and routes were taken away", func() {
+		l.start(portal, "--portal-check-interval=1s")
+		neighbour, other := l.neighbours[0], l.neighbours[1]
+		Expect(l.seenBy(other, neighbour)).To(Equal(neighbour.addr))
+		before := state(l.Node)
+		l.Node.Output("sh", "-c", `nft flush ruleset
+			for f in -4 -6; do for p in 115 116 117 118; do ip $f rule del pref $p; done; ip $f route flush table 117117; done`)
+		Eventually(func() string { return state(l.Node) }).WithTimeout(20 * time.Second).Should(Equal(before))
+		Expect(l.seenBy(other, neighbour)).To(Equal(neighbour.addr))
+		Expect(l.seenBy(neighbour, l.outside)).To(Equal(l.outside.addr))
+	})
+
+	It("sees it on a bridge that appears later, and the node while netfilter does not see the bridge", func() {
+		l.Node.Output("ip", "link", "set", "cni0", "down")
+		l.Node.Output("sh", "-c", "ip addr flush dev cni0")
+		l.start(portal)
+		l.Node.Output("sh", "-c", `ip link set cni0 up; ip addr add 10.245.0.1/24 dev cni0; ip addr add fd00:245::1/64 dev cni0 nodad`)
+		neighbour, other := l.neighbours[0], l.neighbours[1]
+		Eventually(func() netip.Addr { return l.seenBy(other, neighbour) }).WithTimeout(20 * time.Second).Should(Equal(neighbour.addr))
+	})
+
+	It("sees the node while netfilter does not see what neighbours on a bridge send each other", func() {
+		bridgeNetfilter := func(on int) {
+			l.Node.Output("sh", "-c", fmt.Sprintf("for f in iptables ip6tables; do echo %d >/proc/sys/net/bridge/bridge-nf-call-$f; done", on))
+		}
+		bridgeNetfilter(0)
+		l.start(portal)
+		neighbour, other := l.neighbours[0], l.neighbours[1]
+		Expect(l.seenBy(other, neighbour)).To(l.isNode())
+		Expect(l.seenBy(other, l.routed)).To(Equal(l.routed.addr), "not a neighbour")
+		bridgeNetfilter(1)
+		Eventually(func() netip.Addr { return l.seenBy(other, neighbour) }).WithTimeout(20 * time.Second).Should(Equal(neighbour.addr))
+	})
+
+	It("sees the node if that is asked for, and nothing stays in the kernel", func() {
+		before := state(l.Node)
+		l.start(portal, "--client-address=node")
+		neighbour, other := l.neighbours[0], l.neighbours[1]
+		Expect(l.seenBy(other, neighbour)).To(l.isNode())
+		Expect(state(l.Node)).NotTo(ContainSubstring("117117"))
+		l.u.stop()
+		l.start(portal)
+		Expect(l.seenBy(other, neighbour)).To(Equal(neighbour.addr))
+		l.u.stop()
+		l.Node.Do(exec.Command(usherBinary, "cleanup").Run)
+		Expect(state(l.Node)).To(Equal(before))
+	})
+
+	It("sees it whatever the node and its CNI do besides", func() {
+		// As WireGuard's wg-quick has it, and as the AWS VPC CNI has Pods on further interfaces.
+		l.Node.Output("sh", "-c", `echo 1 >/proc/sys/net/ipv4/conf/all/src_valid_mark
+			ip rule add pref 512 to 10.245.0.0/16 lookup main; for p in 10.245.0.2 10.245.1.9; do ip rule add pref 1536 from $p lookup 99; done; ip route add default via `+lab.Outside4+` table 99`)
+		missing("iptables")
+		// flannel's last rule.
+		l.Node.Output("iptables", "-t", "nat", "-A", "POSTROUTING", "!", "-s", "10.244.0.0/15", "-d", "10.244.0.0/15", "-j", "MASQUERADE")
+		l.Node.Output("ip6tables", "-t", "nat", "-A", "POSTROUTING", "!", "-s", "fd00:244::/31", "-d", "fd00:244::/31", "-j", "MASQUERADE")
+		l.start(portal)
+		neighbour, other := l.neighbours[0], l.neighbours[1]
+		for _, client := range []seenHost{neighbour, l.routed} {
+			Expect(l.seenBy(other, client)).To(Equal(client.addr))
+			Expect(l.seenBy(l.elsewhere, client)).To(Equal(client.addr))
+		}
+	})
+}
