@@ -7,10 +7,13 @@ import (
 	"net/netip"
 	"os/exec"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
 	"github.com/onsi/gomega/types"
 
 	"github.com/usherproxy/usher/test/lab"
@@ -285,5 +288,45 @@ func clientAddressSpecs(portal string, six bool) {
 			Expect(l.seenBy(other, client)).To(Equal(client.addr))
 			Expect(l.seenBy(l.elsewhere, client)).To(Equal(client.addr))
 		}
+	})
+
+	It("sees the node of which the CNI masquerades what leaves it, and usher says so", func() {
+		missing("iptables")
+		tables, network := "iptables", "10.245.0.0/16"
+		if six {
+			tables, network = "ip6tables", "fd00:245::/32"
+		}
+		l.Node.Output(tables, "-t", "nat", "-A", "POSTROUTING", "-s", network, "-o", "to-outside", "-j", "MASQUERADE")
+		l.start(portal)
+		Expect(l.seenBy(l.elsewhere, l.routed)).To(l.isNode())
+		Eventually(l.u.Err).Should(gbytes.Say(`An endpoint does not see its client's address.*seen="?[0-9a-f]`))
+		Expect(l.seenBy(l.neighbours[1], l.neighbours[0])).To(Equal(l.neighbours[0].addr))
+	})
+
+	It("sees it in 10,000 connections, of which many meet a dead endpoint first", func() {
+		at := l.clusterIP("TCP", 9)
+		dead := l.host(l.neighbours[1].ns, "10.245.0.3", "fd00:245::3").addr
+		service{name: "mixed", clusterIP: at, port: 80, node: "this", endpoints: []netip.AddrPort{
+			netip.AddrPortFrom(l.neighbours[1].addr, seenPort), netip.AddrPortFrom(dead, 9), netip.AddrPortFrom(l.routed.addr, seenPort),
+		}}.write(l.services)
+		l.start(portal)
+		const workers, each = 200, 50
+		var wrong atomic.Pointer[string]
+		var group sync.WaitGroup
+		client := l.neighbours[0]
+		d := client.ns.NewDialer(workers)
+		for range workers {
+			group.Go(func() {
+				for range each {
+					seen, err := ask(d, net.JoinHostPort(at, "80"))
+					if err != nil || seen.Addr() != client.addr {
+						text := fmt.Sprint(seen, " ", err)
+						wrong.Store(&text)
+					}
+				}
+			})
+		}
+		group.Wait()
+		Expect(wrong.Load()).To(BeNil())
 	})
 }

@@ -48,8 +48,22 @@ func (f *Flows) Close() { unix.Close(f.socket) }
 // that was not redirected but is tracked all the same returns local: the caller
 // decides by comparing with its targets.
 func (f *Flows) OriginalDst(protocol portal.Protocol, client, local netip.AddrPort) (netip.AddrPort, error) {
+	return f.otherDst(protocol, nl.CTA_TUPLE_REPLY, local, client)
+}
+
+// SeenAs returns whom remote sees in what is sent to it from local: another address if that
+// is translated on the way. The error is [ErrNotRedirected] if conntrack does not know the
+// flow.
+func (f *Flows) SeenAs(protocol portal.Protocol, local, remote netip.AddrPort) (netip.AddrPort, error) {
+	return f.otherDst(protocol, nl.CTA_TUPLE_ORIG, local, remote)
+}
+
+// otherDst returns the destination in the other direction of the flow that has that tuple
+// in one.
+func (f *Flows) otherDst(protocol portal.Protocol, one uint16, src, dst netip.AddrPort) (netip.AddrPort, error) {
 	f.seq++
-	request := flowRequest(f.buf[:0], f.seq, protocol, local, client)
+	request := flowRequest(f.buf[:0], f.seq, protocol, one, src, dst)
+	other := uint16(nl.CTA_TUPLE_ORIG + nl.CTA_TUPLE_REPLY - one)
 	if _, err := unix.Write(f.socket, request); err != nil {
 		return netip.AddrPort{}, fmt.Errorf("asking conntrack: %w", os.NewSyscallError("write", err))
 	}
@@ -58,7 +72,7 @@ func (f *Flows) OriginalDst(protocol portal.Protocol, client, local netip.AddrPo
 		if err != nil {
 			return netip.AddrPort{}, fmt.Errorf("asking conntrack: %w", os.NewSyscallError("read", err))
 		}
-		dst, seq, err := parseFlow(f.buf[:n])
+		dst, seq, err := parseFlow(f.buf[:n], other)
 		if seq != f.seq {
 			continue // the answer to a question whose answer nobody waited for
 		}
@@ -84,8 +98,9 @@ const (
 	getConntrack  = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
 )
 
-// flowRequest appends to b a request for the flow with the reply tuple src, dst.
-func flowRequest(b []byte, seq uint32, protocol portal.Protocol, src, dst netip.AddrPort) []byte {
+// flowRequest appends to b a request for the flow with the tuple src, dst in one direction:
+// CTA_TUPLE_ORIG or CTA_TUPLE_REPLY.
+func flowRequest(b []byte, seq uint32, protocol portal.Protocol, one uint16, src, dst netip.AddrPort) []byte {
 	family, srcType, dstType := byte(unix.AF_INET), uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
 	if src.Addr().Is6() {
 		family, srcType, dstType = unix.AF_INET6, nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
@@ -93,7 +108,7 @@ func flowRequest(b []byte, seq uint32, protocol portal.Protocol, src, dst netip.
 	start := len(b)
 	b = append(b, make([]byte, unix.SizeofNlMsghdr)...)
 	b = append(b, family, unix.NFNETLINK_V0, 0, 0)
-	b = nested(b, nl.CTA_TUPLE_REPLY, func(b []byte) []byte {
+	b = nested(b, one, func(b []byte) []byte {
 		b = nested(b, nl.CTA_TUPLE_IP, func(b []byte) []byte {
 			b = attribute(b, srcType, src.Addr().AsSlice()...)
 			return attribute(b, dstType, dst.Addr().AsSlice()...)
@@ -132,9 +147,9 @@ func nested(b []byte, kind uint16, inside func([]byte) []byte) []byte {
 // errShort says that a message of the kernel's is cut.
 var errShort = errors.New("the kernel's answer is not a conntrack entry")
 
-// parseFlow returns the original destination in the kernel's answer, and to
+// parseFlow returns the destination in a direction from the kernel's answer, and to
 // which question it is the answer. The error may be a unix.Errno.
-func parseFlow(b []byte) (dst netip.AddrPort, seq uint32, err error) {
+func parseFlow(b []byte, direction uint16) (dst netip.AddrPort, seq uint32, err error) {
 	if len(b) < unix.SizeofNlMsghdr {
 		return dst, 0, errShort
 	}
@@ -151,7 +166,7 @@ func parseFlow(b []byte) (dst netip.AddrPort, seq uint32, err error) {
 		}
 		return dst, seq, unix.Errno(errno)
 	}
-	tuple := find(b[nfgenmsgSize:], nl.CTA_TUPLE_ORIG)
+	tuple := find(b[nfgenmsgSize:], direction)
 	ip, proto := find(tuple, nl.CTA_TUPLE_IP), find(tuple, nl.CTA_TUPLE_PROTO)
 	addr := find(ip, nl.CTA_IP_V4_DST)
 	if addr == nil {

@@ -3,6 +3,7 @@ package datagram
 import (
 	"container/list"
 	"errors"
+	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -255,6 +256,7 @@ func (s *session) touch() {
 func (s *session) answered() {
 	now := s.socket.loop.clock()
 	s.search.Answered(now)
+	s.Witness(s.endpoint.Addr, func() (netip.AddrPort, error) { return forward.LocalAddr(s.fd) })
 	s.Established(now, s.endpoint)
 	s.stopSearching()
 }

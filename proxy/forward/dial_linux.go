@@ -45,6 +45,9 @@ func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, data bool, timeout ti
 	}
 }
 
+// LocalAddr returns the address that the connection is made from.
+func (d *Dialed) LocalAddr() (netip.AddrPort, error) { return LocalAddr(int(d.fd)) }
+
 // CancelDials cancels all connections that the loop is making and that have a timeout; who
 // is told must begin no others. Only the loop may call it.
 func (l *Loop) CancelDials() {

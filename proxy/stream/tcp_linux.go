@@ -231,6 +231,7 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 	switch {
 	case err == nil:
 		w.search.Answered(now)
+		c.Witness(w.endpoint.Addr, d.LocalAddr)
 		c.establish(now, w.endpoint)
 		c.flowing(w.loop.Forward(&w.Client, d, c.limits(), c.forwarded))
 	case c.server.ctx.Err() != nil:
