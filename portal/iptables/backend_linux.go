@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"os"
@@ -226,6 +227,10 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 		return nil, nil
 	}
 	if _, err := run(ctx, c.script, f.restore, append([]string{"--noflush"}, f.wait...)...); err != nil {
+		if f.at.Answers && f.tryAnswers(ctx) != nil {
+			f.at.Answers = false
+			return f.Put(ctx, rules, nil)
+		}
 		return nil, hint(fmt.Errorf("putting in the %s rules: %w", f.family, err), f.ip6())
 	}
 	f.installed = asInstalled(wanted, keep)
@@ -314,6 +319,31 @@ func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 	return hint(err, f.ip6())
 }
 
+// tryAnswers puts the rules for answers to clients' own addresses into scratch chains, and
+// returns an error if those are to blame: the table mangle may be missing.
+func (f *backend) tryAnswers(ctx context.Context) error {
+	tables := map[string]*table{"": nil}
+	addAnswers(tables, f.at)
+	delete(tables, "")
+	var script strings.Builder
+	for name, t := range tables {
+		fmt.Fprintf(&script, "*%s\n:%s - [0:0]\n", name, scratch())
+		for _, specs := range t.chains {
+			for _, s := range specs {
+				fmt.Fprintf(&script, "-A %s %s\n", scratch(), s)
+			}
+		}
+		script.WriteString("COMMIT\n")
+	}
+	_, err := run(ctx, script.String(), f.restore, append([]string{"--noflush"}, f.wait...)...)
+	f.dropScratch(maps.Keys(tables))
+	if err == nil || redirect.IsUndecided(err) {
+		return nil
+	}
+	f.log.WithError(err).Infof("%s endpoints will see this node's address, not their clients'", f.family)
+	return err
+}
+
 // Tried takes out the scratch chains that trying these rules made.
 func (f *backend) Tried(rules []portal.Rule) {
 	tables := map[string]bool{tableNAT: true}
@@ -322,6 +352,11 @@ func (f *backend) Tried(rules []portal.Rule) {
 			tables[tableMangle] = true
 		}
 	}
+	f.dropScratch(maps.Keys(tables))
+}
+
+// dropScratch takes the scratch chains out of tables.
+func (f *backend) dropScratch(tables iter.Seq[string]) {
 	for name := range tables {
 		if exists, err := f.ipt.ChainExists(name, scratch()); err != nil || !exists {
 			continue

@@ -66,7 +66,7 @@ func openVariant(ctx context.Context, v variant, opts portal.Options) (portal.Po
 			return kernel.NFTEvents(func(table, chain string) bool {
 				// In other chains rules of others come and go all the time.
 				return (table == tableNAT || table == tableMangle) &&
-					(chain == "PREROUTING" || chain == "OUTPUT" || chain == "POSTROUTING" || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain))
+					(chain == "PREROUTING" || chain == "OUTPUT" || chain == "POSTROUTING" && opts.Mark != 0 && !opts.NodeAddress || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain))
 			})
 		})
 	}

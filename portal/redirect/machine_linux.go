@@ -3,6 +3,7 @@ package redirect
 import (
 	"cmp"
 	"context"
+	"net/netip"
 	"slices"
 
 	"github.com/sirupsen/logrus"
@@ -50,7 +51,8 @@ type machine struct {
 	rules    map[portal.Target]portal.Rule // what is wanted, also what is refused
 	refused  *refusals
 	// node is why endpoints see the node; zero: they need not. See Portal.Origin.
-	node portal.Seen
+	node    portal.Seen
+	bridges []netip.Prefix // the networks of those that there were when aliases were given
 }
 
 // lands tells whether packets are led to the landing, and not to an address

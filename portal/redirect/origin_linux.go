@@ -2,6 +2,7 @@ package redirect
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/kernel"
@@ -69,6 +70,9 @@ func (p *Portal) probeAnswers(m *machine) {
 // it had to put in. They were, unless err is not nil.
 func (m *machine) leadAnswers(err error) (made []string) {
 	at := m.backend.Setting()
+	if !at.Answers && m.node == portal.SeenUnready {
+		m.node = portal.SeenKernel // as has turned out
+	}
 	if !at.Answers || len(m.rules) == 0 || err != nil {
 		return nil
 	}
@@ -79,6 +83,15 @@ func (m *machine) leadAnswers(err error) (made []string) {
 	}
 	m.node = 0
 	return made
+}
+
+// bridgeIsNew reports whether there is a bridge that has no alias yet, and could have one.
+func (p *Portal) bridgeIsNew(family portal.Family) bool {
+	networks, err := kernel.BridgeNetworks(family)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m := p.families[family]
+	return err == nil && len(m.rules) > 0 && m.unusable == nil && !slices.Equal(networks, m.bridges)
 }
 
 // findAliases gives the bridges that there are now their aliases.
@@ -92,6 +105,7 @@ func (p *Portal) findAliases(m *machine) {
 		p.log.WithError(err).Debug("looking for bridges")
 		return
 	}
+	m.bridges = networks
 	at.Aliases = aliases(networks, p.pods, p.room(m.family), at.Aliases)
 }
 

@@ -338,7 +338,7 @@ func (p *Portal) Watch(ctx context.Context) (<-chan struct{}, error) {
 func (p *Portal) landingEvents() (kernel.Subscription, error) {
 	return kernel.RouteEvents(func(addr netip.Addr, gone, ours bool) bool {
 		if !gone && !ours && !addr.IsLinkLocalUnicast() {
-			return true
+			return p.bridgeIsNew(portal.FamilyOf(addr))
 		}
 		if !gone || !kernel.IsLanding(addr) {
 			return false

@@ -99,7 +99,7 @@ func ItRedirects(k *Kind) {
 			Expect(n.Node.Ask(t)).To(HavePrefix("usher"), t.String())
 			Expect(n.Pod.Ask(t)).To(HavePrefix("usher"), t.String())
 		}
-		n.Node.Mark = 0x6000
+		n.Node.Mark = 0x5000
 		for _, t := range own {
 			Expect(n.Node.Ask(t)).To(HavePrefix("process"), t.String())
 		}
