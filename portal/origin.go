@@ -11,6 +11,8 @@ type Origin struct {
 	// picks an address of the node.
 	Bind netip.Addr
 	Seen Seen
+	// Here says that the endpoint is known to be on this node.
+	Here bool
 }
 
 // Seen is the address that an endpoint sees a connection or datagram come from: the

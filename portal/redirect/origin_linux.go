@@ -147,13 +147,13 @@ func (p *Portal) Origin(client, endpoint netip.Addr, here bool) portal.Origin {
 	case !endpointHere && !clientHere:
 		return node(portal.SeenElsewhere)
 	case from.Interface != to.Interface:
-		return portal.Origin{Bind: client, Seen: portal.SeenClient}
+		return portal.Origin{Bind: client, Seen: portal.SeenClient, Here: endpointHere}
 	case to.Neighbours != kernel.Bridged:
 		return node(portal.SeenNeighbours)
 	}
 	for _, a := range o.aliases {
 		if a.Of.Contains(client) {
-			return portal.Origin{Bind: aliasOf(client, o.room[portal.FamilyOf(client)]), Seen: portal.SeenClient}
+			return portal.Origin{Bind: aliasOf(client, o.room[portal.FamilyOf(client)]), Seen: portal.SeenClient, Here: endpointHere}
 		}
 	}
 	return node(portal.SeenNoAlias)

@@ -23,7 +23,10 @@ type Client struct {
 	Began time.Time
 	Life  *trace.Life // from the first event on
 
-	seen portal.Seen // by the endpoint that is being tried, or was the last
+	// Of the endpoint that is being tried, or was the last: whom it sees, and whether a
+	// probe is like that.
+	seen     portal.Seen
+	unprobed bool
 }
 
 // Why a client is not admitted.
@@ -63,8 +66,17 @@ func (c *Client) Endpoints(v *View) *balance.Set {
 // one of the node.
 func (c *Client) Origin(to *balance.Endpoint) netip.Addr {
 	o := c.Front.Origin(c.From.Addr(), c.To.Addr(), to.Endpoint)
-	c.seen = o.Seen
+	c.seen, c.unprobed = o.Seen, o.Seen.Client() && !o.Here
 	return o.Bind
+}
+
+// Quarantine returns what goes for the endpoint that Origin was last asked for. A probe, which
+// comes from the node, proves nothing of one on another node that sees its clients: a
+// NetworkPolicy may let some of those in, and the nodes not.
+func (c *Client) Quarantine() balance.Quarantine {
+	q := c.Front.Quarantine()
+	q.Probed = q.Probed && !c.unprobed
+	return q
 }
 
 // NewSearch returns the client's search for an endpoint.

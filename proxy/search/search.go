@@ -22,7 +22,7 @@ const maxAttempts = 32
 type Reporter interface{ Report(trace.Event) }
 
 // Search is one client's search for an endpoint. The exported fields are set before
-// the first Next. One goroutine at a time may call its methods.
+// the first Next, Quarantine perhaps anew for each attempt. One goroutine at a time may call its methods.
 type Search struct {
 	Schedule   []time.Duration // none: each endpoint is tried once
 	Quarantine balance.Quarantine

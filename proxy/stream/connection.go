@@ -137,6 +137,7 @@ func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, error) {
 			continue
 		}
 		forward, err := c.attempt(ctx, step, dial)
+		s.Quarantine = c.Quarantine()
 		switch now := time.Now(); {
 		case err == nil:
 			s.Answered(now)

@@ -217,7 +217,9 @@ func (w *waiting) next() {
 		}
 		w.endpoint = step.Endpoint
 		if !c.Front.LeadsBack(config.TCP, w.endpoint.Addr) {
-			w.loop.Connect(c.Origin(w.endpoint), w.endpoint.Addr, w.data, step.For, w.dialed)
+			from := c.Origin(w.endpoint)
+			w.search.Quarantine = c.Quarantine()
+			w.loop.Connect(from, w.endpoint.Addr, w.data, step.For, w.dialed)
 			return
 		}
 		w.search.Failed(time.Now(), frontend.ErrLeadsBack)
