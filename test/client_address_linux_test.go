@@ -303,6 +303,23 @@ func clientAddressSpecs(portal string, six bool) {
 		Expect(l.seenBy(l.neighbours[1], l.neighbours[0])).To(Equal(l.neighbours[0].addr))
 	})
 
+	It("sees it over UDP after another one has refused", func() {
+		at := l.clusterIP("UDP", 9)
+		service{name: "refusing", clusterIP: at, port: 80, protocol: "UDP", node: "this", endpoints: []netip.AddrPort{
+			netip.AddrPortFrom(l.neighbours[1].addr, 9), netip.AddrPortFrom(l.neighbours[1].addr, seenPort),
+		}}.write(l.services)
+		l.start(portal)
+		for _, client := range []seenHost{l.neighbours[0], l.routed, l.outside} {
+			for range 4 {
+				began := time.Now()
+				seen, err := askWho(client.d, client.addr.String(), net.JoinHostPort(at, "80"))
+				Expect(err).NotTo(HaveOccurred())
+				Expect(seen.Addr()).To(Equal(client.addr))
+				Expect(time.Since(began)).To(BeNumerically("<", 2*time.Second), "ICMP errors arrive")
+			}
+		}
+	})
+
 	It("sees it in 10,000 connections, of which many meet a dead endpoint first", func() {
 		at := l.clusterIP("TCP", 9)
 		dead := l.host(l.neighbours[1].ns, "10.245.0.3", "fd00:245::3").addr

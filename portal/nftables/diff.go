@@ -134,7 +134,8 @@ func diff(have *contents, want wanted) *change {
 // chain makes a chain hold rules.
 func (c *change) chain(have *contents, name string, rules []rule) {
 	old, there := have.chains[name]
-	if there && slices.Equal(old.rules, rules) || c.chains[name] != nil {
+	same := slices.Equal(old.rules, rules) && (len(rules) > 0 || len(old.prints) == 0) // rules are known only if they are recognized
+	if there && same || c.chains[name] != nil {
 		return
 	}
 	if !there {

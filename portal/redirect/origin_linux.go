@@ -85,6 +85,22 @@ func (m *machine) leadAnswers(err error) (made []string) {
 	return made
 }
 
+// forgetAnswers takes out what a predecessor has left that had another mark, or led answers
+// here where this portal does not.
+func (p *Portal) forgetAnswers() {
+	mark := uint32(0)
+	for _, b := range p.Backends() {
+		if at := b.Setting(); at.Answers {
+			mark = at.Mark
+		}
+	}
+	if removed, err := kernel.ForgetAnswers(mark); err != nil {
+		p.log.WithError(err).Debug("looking for routing rules that another process has left")
+	} else if len(removed) > 0 {
+		p.log.WithField("what", portal.Some(removed)).Info("removed routing rules that another process had left")
+	}
+}
+
 // bridgeIsNew reports whether there is a bridge that has no alias yet, and could have one.
 func (p *Portal) bridgeIsNew(family portal.Family) bool {
 	networks, err := kernel.BridgeNetworks(family)

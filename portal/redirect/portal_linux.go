@@ -209,6 +209,7 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 	if !p.applied && err == nil {
 		p.applied = true
 		p.opts.RemoveOthers(ctx)
+		p.forgetAnswers()
 		p.warnNoAddress()
 	}
 	return errors.Join(err, portal.Refused(refused))
