@@ -41,12 +41,18 @@ const (
 type Paths struct {
 	routes *netlink.Handle
 	known  *lru.Cache[netip.Addr, knownPath]
+	links  *lru.Cache[linkOf, knownPath] // what is the same for all addresses behind one
 	now    func() time.Time
 }
 
 type knownPath struct {
 	Path
 	until time.Time
+}
+
+type linkOf struct {
+	index  int
+	family portal.Family
 }
 
 const (
@@ -62,7 +68,11 @@ func OpenPaths() (*Paths, error) {
 		return nil, fmt.Errorf("asking the kernel for its routes: %w", err)
 	}
 	known, err := lru.New[netip.Addr, knownPath](maxPaths)
-	return &Paths{routes: routes, known: known, now: time.Now}, err
+	if err != nil {
+		return nil, err
+	}
+	links, err := lru.New[linkOf, knownPath](maxPaths)
+	return &Paths{routes: routes, known: known, links: links, now: time.Now}, err
 }
 
 // Of returns the path to addr.
@@ -71,15 +81,12 @@ func (p *Paths) Of(addr netip.Addr) Path {
 	if k, ok := p.known.Get(addr); ok && now.Before(k.until) {
 		return k.Path
 	}
-	path := p.ask(addr)
+	path := p.ask(addr, now)
 	p.known.Add(addr, knownPath{path, now.Add(pathTime)})
 	return path
 }
 
-// Forget makes the kernel be asked anew.
-func (p *Paths) Forget() { p.known.Purge() }
-
-func (p *Paths) ask(addr netip.Addr) (path Path) {
+func (p *Paths) ask(addr netip.Addr, now time.Time) (path Path) {
 	found, err := p.routes.RouteGet(addr.AsSlice())
 	if err != nil || len(found) == 0 {
 		return Path{}
@@ -92,14 +99,26 @@ func (p *Paths) ask(addr netip.Addr) (path Path) {
 	default:
 		return Path{}
 	}
-	link, err := p.routes.LinkByIndex(path.Interface)
+	at := linkOf{path.Interface, portal.FamilyOf(addr)}
+	link, ok := p.links.Get(at)
+	if !ok || !now.Before(link.until) {
+		link = knownPath{p.askLink(at), now.Add(pathTime)}
+		p.links.Add(at, link)
+	}
+	path.Name, path.Neighbours = link.Name, link.Neighbours
+	return path
+}
+
+// askLink returns the path over a link, as far as it is the same for all addresses.
+func (p *Paths) askLink(at linkOf) (path Path) {
+	link, err := p.routes.LinkByIndex(at.index)
 	if err != nil {
 		return path
 	}
 	path.Name = link.Attrs().Name
 	switch link.Type() {
 	case "bridge":
-		if bridgeShown(path.Name, portal.FamilyOf(addr)) {
+		if bridgeShown(path.Name, at.family) {
 			path.Neighbours = Bridged
 		}
 	case "macvlan", "macvtap", "ipvlan", "ipvtap":
