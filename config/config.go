@@ -159,6 +159,11 @@ type ServicePort struct {
 	// NodeAddress says that the endpoints see the node's address, and not their clients'.
 	NodeAddress bool
 
+	// ProxyProtocol is how endpoints are told who the client is, and to which VIP it has
+	// connected; 0 means that they are not told. An SCTP port has none, a UDP port none
+	// but ProxyV2.
+	ProxyProtocol ProxyProtocol
+
 	// Endpoints are all endpoints of this port, usable or not, sorted by
 	// address. In-flight connections to an endpoint end for UDP when it
 	// leaves this list.
@@ -199,6 +204,20 @@ type VIP struct {
 
 	// Sources are the only networks that may connect; none means everybody.
 	Sources []netip.Prefix
+
+	// Balancers are the load balancers in front of the VIP that say who their clients
+	// are; nil if there are none. Their networks need not be among Sources.
+	Balancers *Balancers
+}
+
+// Balancers are load balancers whose TCP connections begin with a header of the PROXY
+// protocol. Of nobody else is one believed.
+type Balancers struct {
+	// Networks are where their connections come from: at least one.
+	Networks []netip.Prefix
+	// Clients are the only networks whose clients may come through them; none means
+	// everybody.
+	Clients []netip.Prefix
 }
 
 // AddrPort returns the address and port of v.
@@ -209,17 +228,42 @@ func (v VIP) External() bool { return v.Kind != ClusterIP }
 
 // Allows reports whether a client with address a may connect.
 func (v VIP) Allows(a netip.Addr) bool {
-	if len(v.Sources) == 0 {
-		return true
-	}
+	return len(v.Sources) == 0 || contains(v.Sources, a)
+}
+
+// Expects reports whether a connection from address a has to begin with a header of the
+// PROXY protocol.
+func (v VIP) Expects(a netip.Addr) bool {
+	return v.Balancers != nil && contains(v.Balancers.Networks, a)
+}
+
+// Allows reports whether a client with address a may come through a balancer.
+func (b *Balancers) Allows(a netip.Addr) bool {
+	return len(b.Clients) == 0 || contains(b.Clients, a)
+}
+
+func contains(networks []netip.Prefix, a netip.Addr) bool {
 	a = a.Unmap()
-	for _, p := range v.Sources {
+	for _, p := range networks {
 		if p.Contains(a) {
 			return true
 		}
 	}
 	return false
 }
+
+// ProxyProtocol is a version of the PROXY protocol
+// (https://www.haproxy.org/download/2.6/doc/proxy-protocol.txt); 0 is none.
+type ProxyProtocol uint8
+
+// The versions.
+const (
+	ProxyV1 ProxyProtocol = iota + 1 // a line of text
+	ProxyV2                          // binary
+)
+
+// String returns "v1", "v2", or "" for none.
+func (p ProxyProtocol) String() string { return [...]string{"", "v1", "v2"}[p] }
 
 // Endpoint is one endpoint of a service port.
 type Endpoint struct {

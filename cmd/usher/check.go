@@ -10,7 +10,7 @@ import (
 )
 
 func newCheck() *cobra.Command {
-	var serviceCIDRs []string
+	var serviceCIDRs, loadBalancers []string
 	cmd := &cobra.Command{
 		Use:   "check FILE…",
 		Short: "Say what is wrong with manifests",
@@ -28,7 +28,11 @@ wrong. Warnings alone leave it at 0.`,
 			if err != nil {
 				return err
 			}
-			result, err := manifest.Check(manifest.Options{Paths: args, ServiceCIDRs: cidrs})
+			balancers, err := parseLoadBalancers(loadBalancers)
+			if err != nil {
+				return err
+			}
+			result, err := manifest.Check(manifest.Options{Paths: args, ServiceCIDRs: cidrs, LoadBalancers: balancers})
 			if err != nil {
 				return err
 			}
@@ -36,6 +40,7 @@ wrong. Warnings alone leave it at 0.`,
 		},
 	}
 	cmd.Flags().StringSliceVar(&serviceCIDRs, "service-cidr", defaultServiceCIDRs, serviceCIDRUsage)
+	cmd.Flags().StringSliceVar(&loadBalancers, "load-balancer-cidr", nil, loadBalancersUsage)
 	return cmd
 }
 

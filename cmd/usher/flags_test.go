@@ -69,10 +69,11 @@ var _ = Describe("usher run", func() {
 	})
 
 	It("has all that must be parsed in its Config", func() {
-		c := configOf("--manifests=/tmp", "--service-cidr=10.1.0.0/16,fd00::/112", "--cluster-cidr=10.2.0.0/16", "--nodeport-addresses=192.0.2.0/24",
+		c := configOf("--manifests=/tmp", "--service-cidr=10.1.0.0/16,fd00::/112", "--cluster-cidr=10.2.0.0/16", "--load-balancer-cidr=10.3.0.0/16", "--nodeport-addresses=192.0.2.0/24",
 			"--proxy-port-range=40000-40010", "--iptables-target=redirect", "--dns=192.0.2.53", "--dns-upstream=192.0.2.1,192.0.2.2:5353", "--sctp=off")
 		Expect(c.ServiceCIDRs).To(HaveExactElements(netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/112")))
 		Expect(c.PodNetworks).To(HaveExactElements(netip.MustParsePrefix("10.2.0.0/16")))
+		Expect(c.LoadBalancers).To(HaveExactElements(netip.MustParsePrefix("10.3.0.0/16")))
 		Expect(c.NodePorts).To(Equal(daemon.NodePorts{Networks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}))
 		Expect(c.Portal.ProxyPorts).To(Equal(portal.PortRange{First: 40000, Last: 40010}))
 		Expect(c.Portal.IPTablesTarget).To(Equal("redirect"))
@@ -94,6 +95,7 @@ var _ = Describe("usher run", func() {
 		Entry(nil, "--service-cidr=", "--service-cidr: at least one is needed"),
 		Entry(nil, "--proxy-port-range=9-5", `--proxy-port-range: "9-5" is not FIRST-LAST with ports from 1 to 65535`),
 		Entry(nil, "--nodeport-addresses=primary,10.0.0.0/8", `--nodeport-addresses: "primary" is neither a CIDR such as 192.0.2.0/24 nor, alone, the word "primary"`),
+		Entry(nil, "--load-balancer-cidr=elb", `--load-balancer-cidr: "elb" is not a CIDR such as 10.0.0.0/16`),
 		Entry(nil, "--via=auto", "--via=auto leads through an API server, and --manifests says that there is none"),
 		Entry(nil, "--context=staging", "--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source"),
 	)

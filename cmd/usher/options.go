@@ -16,6 +16,7 @@ import (
 
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/config/manifest"
+	"github.com/usherproxy/usher/config/translate"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/modes"
 	"github.com/usherproxy/usher/proxy/accesslog"
@@ -30,6 +31,7 @@ type configFlags struct {
 
 	serviceCIDRs      []string
 	clusterCIDRs      []string
+	loadBalancers     []string
 	nodePortAddresses []string
 	nodeIP            netip.Addr // from kube-proxy's configuration only
 	proxyPorts        string
@@ -132,6 +134,9 @@ func (f *configFlags) complete(cmd *cobra.Command) (err error) {
 		}
 	}
 	if f.PodNetworks, err = parseCIDRs(f.clusterCIDRs, "--cluster-cidr: %q is not a CIDR such as 10.244.0.0/16"); err != nil {
+		return err
+	}
+	if f.LoadBalancers, err = parseLoadBalancers(f.loadBalancers); err != nil {
 		return err
 	}
 	if f.NodePorts, err = parseNodePortAddresses(f.nodePortAddresses, f.nodeIP); err != nil {
@@ -327,6 +332,13 @@ func parseServiceCIDRs(list []string) ([]netip.Prefix, error) {
 		return nil, usagef("--service-cidr: at least one is needed")
 	}
 	return out, nil
+}
+
+const loadBalancersUsage = "`networks` from which AWS's load balancers connect: of those a PROXY protocol header is believed where a Service's annotation " + translate.AnnotationAWSProxyProtocol + " says that they send one"
+
+// parseLoadBalancers parses the value of --load-balancer-cidr.
+func parseLoadBalancers(list []string) ([]netip.Prefix, error) {
+	return parseCIDRs(list, "--load-balancer-cidr: %q is not a CIDR such as 10.0.0.0/16")
 }
 
 // parseCIDRs parses networks. wrong is the format of the error for what is none.

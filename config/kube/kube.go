@@ -39,6 +39,8 @@ type Options struct {
 	// Discovery asks for config.Service.Discovery, and so for Services that
 	// nobody proxies too: all Services and EndpointSlices are watched then.
 	Discovery bool
+	// LoadBalancers are translate.Options.LoadBalancers.
+	LoadBalancers []netip.Prefix
 
 	// Quiet is how long nothing must happen before what is dirty is computed;
 	// under constant change it is computed every MaxDelay all the same. Zero

@@ -94,11 +94,12 @@ var _ = Describe("what is kept of an object", func() {
 		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}}
 	It("is with the annotations that usher reads", func() {
 		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default", Annotations: map[string]string{
-			translate.AnnotationUDPIdleTimeout: "7s", translate.AnnotationIdleTimeout: "8s", translate.AnnotationMaxAge: "9s", "long": "text"}},
+			translate.AnnotationUDPIdleTimeout: "7s", translate.AnnotationIdleTimeout: "8s", translate.AnnotationMaxAge: "9s", translate.AnnotationAWSProxyProtocol: "*", "long": "text"}},
 			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{
 				{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}}}
 		Expect(trim(svc)).To(BeIdenticalTo(svc))
 		Expect(svc.Annotations).NotTo(HaveKey("long"))
+		Expect(svc.Annotations).To(HaveKey(translate.AnnotationAWSProxyProtocol))
 		ports := func() []config.ServicePort {
 			out, _ := translate.Service(svc, nil, config.Node{}, translate.Options{})
 			return out.Ports

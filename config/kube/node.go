@@ -3,7 +3,6 @@ package kube
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -64,7 +63,7 @@ func trim(object any) (any, error) {
 		o.Status = corev1.NodeStatus{Addresses: o.Status.Addresses}
 	case *corev1.Service:
 		o.ManagedFields = nil
-		keepAnnotations(&o.ObjectMeta, func(key string) bool { return strings.HasPrefix(key, translate.AnnotationPrefix) })
+		keepAnnotations(&o.ObjectMeta, translate.Reads)
 		o.Spec.Selector = nil
 		o.Status.Conditions = nil
 	case *discoveryv1.EndpointSlice:

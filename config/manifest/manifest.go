@@ -47,6 +47,9 @@ type Options struct {
 	// nobody proxies too.
 	Discovery bool
 
+	// LoadBalancers are translate.Options.LoadBalancers.
+	LoadBalancers []netip.Prefix
+
 	// MaxFileSize is the largest file that is read, in bytes; 0 means
 	// DefaultMaxFileSize.
 	MaxFileSize int
@@ -72,7 +75,7 @@ func (o Options) loader() (*loader, error) {
 			nets:      nets,
 			node:      o.Node,
 			discovery: o.Discovery,
-			opts:      translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true},
+			opts:      translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true, LoadBalancers: o.LoadBalancers},
 		},
 	}, nil
 }

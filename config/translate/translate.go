@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"net/netip"
 	"slices"
 	"time"
 
@@ -28,6 +29,10 @@ type Options struct {
 	// ClusterIPs are those of all Services, which no endpoint may have. The
 	// Service's own are refused without being named here. Nil is an empty set.
 	ClusterIPs ClusterIPs
+
+	// LoadBalancers are the networks from which the load balancers connect that
+	// AnnotationAWSProxyProtocol is for; none means that they are not known.
+	LoadBalancers []netip.Prefix
 }
 
 // Service returns what usher serves for svc on node, and what is left out and
@@ -43,7 +48,7 @@ func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.
 
 	var wrong report
 	p := &problems{kind: "Service", name: out.Name, report: &wrong}
-	out.Ports = servicePorts(svc, p)
+	out.Ports = servicePorts(svc, opts.LoadBalancers, p)
 	out.HealthCheckNodePort = healthCheckNodePort(svc)
 
 	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, all: opts.ClusterIPs, own: ClusterIPsOf(svc, opts.ServiceProxyName)}
@@ -57,7 +62,7 @@ func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.
 
 // servicePorts returns the ports of svc in each of its IP families, without
 // endpoints, sorted by PortID.
-func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
+func servicePorts(svc *corev1.Service, loadBalancers []netip.Prefix, p *problems) []config.ServicePort {
 	clusterIPs := clusterIPs(svc, p)
 	external := externalVIPs(svc, p)
 	timeout := affinityTimeout(svc, p)
@@ -65,6 +70,8 @@ func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
 	idle := annotatedDuration(svc, AnnotationIdleTimeout, p)
 	maxAge := annotatedDuration(svc, AnnotationMaxAge, p)
 	nodeAddress := annotatedNodeAddress(svc, p)
+	version := proxyProtocol(svc, p)
+	balancers := balancers(svc, loadBalancers, p)
 
 	var out []config.ServicePort
 	names := map[string]bool{}
@@ -88,6 +95,7 @@ func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
 				VIPs:            vips(svc, port, ip, external, path, p),
 				AffinityTimeout: timeout,
 				NodeAddress:     nodeAddress,
+				ProxyProtocol:   version.over(protocolOf(port.Protocol), path, p),
 				InternalLocal:   internalLocal(svc),
 				ExternalLocal:   externalLocal(svc),
 			}
@@ -95,6 +103,9 @@ func servicePorts(svc *corev1.Service, p *problems) []config.ServicePort {
 				served.UDPIdleTimeout = udpIdle
 			} else {
 				served.IdleTimeout, served.MaxAge = idle, maxAge
+			}
+			if served.Protocol == config.TCP {
+				behind(served.VIPs, balancers)
 			}
 			out = append(out, served)
 		}
@@ -143,8 +154,7 @@ func affinityTimeout(svc *corev1.Service, p *problems) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// AnnotationPrefix is what the names of all annotations begin with that usher
-// reads of a Service.
+// AnnotationPrefix is what the names of usher's annotations of a Service begin with.
 const AnnotationPrefix = "usher.io/"
 
 // Annotations of a Service, each a duration such as "30s" or "5m".

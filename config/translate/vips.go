@@ -121,7 +121,7 @@ func hasNodePort(svc *corev1.Service, port *corev1.ServicePort, path *field.Path
 //
 // Ranges of the other family are kept: if there are only such, nobody in this
 // family is allowed, and an empty list would say the opposite. A range that
-// cannot be read is no reason to let everybody in either.
+// cannot be read is no reason to let everybody in either. For anyFamily all are kept.
 func sourceRanges(svc *corev1.Service, family config.Family, p *problems) []netip.Prefix {
 	var out []netip.Prefix
 	for i, s := range svc.Spec.LoadBalancerSourceRanges {
@@ -139,6 +139,8 @@ func sourceRanges(svc *corev1.Service, family config.Family, p *problems) []neti
 	}
 	return out
 }
+
+const anyFamily config.Family = 0
 
 // nobody is a network that no client is in.
 var nobody = netip.PrefixFrom(netip.IPv6Unspecified(), 128)

@@ -49,6 +49,9 @@ type Config struct {
 	// ServiceProxyName is usher's name among the proxies of the cluster: see
 	// translate.Proxied. "" is none.
 	ServiceProxyName string
+	// LoadBalancers are the networks from which the load balancers connect that
+	// translate.AnnotationAWSProxyProtocol is for.
+	LoadBalancers []netip.Prefix
 	// MaxDelay is how long an API server's changes may be gathered before they are carried
 	// out; 0 means kube.DefaultMaxDelay. Resync is how often everything is computed anew;
 	// 0 means never.

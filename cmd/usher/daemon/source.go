@@ -31,7 +31,7 @@ func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
 		return nil, err
 	}
 	o := kube.Options{Client: client, Log: d.log, NodeName: c.NodeName, ServiceProxyName: c.ServiceProxyName,
-		Discovery: d.names != nil, MaxDelay: c.MaxDelay, Resync: c.Resync}
+		Discovery: d.names != nil, LoadBalancers: c.LoadBalancers, MaxDelay: c.MaxDelay, Resync: c.Resync}
 	if c.Netns != nil {
 		return kube.New(o) // for one command: it is no node, and the cluster hears nothing of it
 	}
@@ -52,7 +52,7 @@ func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
 // files returns the source that reads manifests.
 func (c *Config) files(discovery bool) (config.Source, error) {
 	return manifest.New(manifest.Options{Paths: c.Manifests, ServiceCIDRs: c.ServiceCIDRs, Node: config.Node{Name: c.NodeName},
-		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, Log: c.Log})
+		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, LoadBalancers: c.LoadBalancers, Log: c.Log})
 }
 
 // connect returns a client of the API server.

@@ -1,0 +1,136 @@
+package translate
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// Annotations of a Service about the PROXY protocol.
+const (
+	// AnnotationProxyProtocol is the version in which endpoints are told who the client
+	// is: v1 or v2.
+	AnnotationProxyProtocol = AnnotationPrefix + "proxy-protocol"
+	// AnnotationAcceptProxyProtocol are the networks of the load balancers that tell it,
+	// by commas.
+	AnnotationAcceptProxyProtocol = AnnotationPrefix + "accept-proxy-protocol"
+	// AnnotationAWSProxyProtocol says that the load balancer which AWS makes for the
+	// Service tells it: "*", and nothing else.
+	AnnotationAWSProxyProtocol = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol"
+)
+
+// Reads reports whether an annotation of a Service is one that usher looks at.
+func Reads(annotation string) bool {
+	return strings.HasPrefix(annotation, AnnotationPrefix) || annotation == AnnotationAWSProxyProtocol
+}
+
+// annotated is a value of an annotation.
+type annotated struct {
+	path *field.Path
+	text string
+}
+
+func annotation(svc *corev1.Service, name string) (annotated, bool) {
+	text, ok := svc.Annotations[name]
+	return annotated{field.NewPath("metadata", "annotations").Key(name), strings.TrimSpace(text)}, ok
+}
+
+func (a annotated) wrong(format string, args ...any) *field.Error {
+	return field.Invalid(a.path, a.text, fmt.Sprintf(format, args...))
+}
+
+// version is what AnnotationProxyProtocol asks for.
+type version struct {
+	config.ProxyProtocol
+	annotated
+}
+
+func proxyProtocol(svc *corev1.Service, p *problems) version {
+	a, ok := annotation(svc, AnnotationProxyProtocol)
+	if !ok {
+		return version{}
+	}
+	for _, v := range []config.ProxyProtocol{config.ProxyV1, config.ProxyV2} {
+		if a.text == v.String() {
+			return version{v, a}
+		}
+	}
+	p.add(a.wrong("must be v1 or v2; endpoints get no header"))
+	return version{}
+}
+
+// over returns the version for a port with a protocol that may have no such header.
+func (v version) over(protocol config.Protocol, port *field.Path, p *problems) config.ProxyProtocol {
+	switch {
+	case v.ProxyProtocol == 0 || protocol == config.TCP || protocol == config.UDP && v.ProxyProtocol == config.ProxyV2:
+		return v.ProxyProtocol
+	case protocol == config.UDP:
+		p.add(v.wrong("must be v2 for UDP, which v1 cannot carry; endpoints of %s get no header", port))
+	default:
+		p.add(v.wrong("is for TCP and UDP; the PROXY protocol has no header for %s, and endpoints of %s get none", protocol, port))
+	}
+	return 0
+}
+
+// balancers returns the load balancers of svc that say who their clients are, or nil. aws
+// are the networks of AWS's.
+func balancers(svc *corev1.Service, aws []netip.Prefix, p *problems) *config.Balancers {
+	networks := acceptedFrom(svc, aws, p)
+	if len(networks) == 0 {
+		return nil
+	}
+	b := &config.Balancers{Networks: networks}
+	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer {
+		// A client of one family may come by the VIP of the other.
+		b.Clients = sourceRanges(svc, anyFamily, p)
+	}
+	return b
+}
+
+func acceptedFrom(svc *corev1.Service, aws []netip.Prefix, p *problems) (networks []netip.Prefix) {
+	a, ok := annotation(svc, AnnotationAcceptProxyProtocol)
+	if !ok {
+		return acceptedFromAWS(svc, aws, p)
+	}
+	for text := range strings.SplitSeq(a.text, ",") {
+		text = strings.TrimSpace(text)
+		network, ok := parsePrefix(text)
+		if addr, alone := ParseAddr(text); alone {
+			network, ok = netip.PrefixFrom(addr, addr.BitLen()), true
+		}
+		if !ok {
+			p.add(a.wrong("must be networks of load balancers, separated by commas (e.g. 10.9.8.0/24,2001:db8::/64); %q is none, and no header is believed from there", text))
+			continue
+		}
+		networks = append(networks, network)
+	}
+	return networks
+}
+
+func acceptedFromAWS(svc *corev1.Service, networks []netip.Prefix, p *problems) []netip.Prefix {
+	a, ok := annotation(svc, AnnotationAWSProxyProtocol)
+	switch {
+	case !ok:
+		return nil
+	case a.text != "*":
+		p.add(a.wrong(`must be "*"; no header is believed`))
+		return nil
+	case len(networks) == 0:
+		p.add(a.wrong("it is not known from where the load balancer connects, and no header is believed: --load-balancer-cidr names its networks for all Services, the annotation %s for this one", AnnotationAcceptProxyProtocol))
+	}
+	return networks
+}
+
+// behind puts balancers in front of all VIPs that can be reached from outside.
+func behind(vips []config.VIP, balancers *config.Balancers) {
+	for i := range vips {
+		if vips[i].External() {
+			vips[i].Balancers = balancers
+		}
+	}
+}
