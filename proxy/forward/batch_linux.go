@@ -67,6 +67,9 @@ func NewBatch(size int) *Batch {
 // largest, lest the first bytes of all compete for the same lines of the cache.
 const stride = MaxDatagram + 192
 
+// margin is the room in front of each: see Prepend. It leaves the datagrams aligned.
+const margin = 64
+
 // Receive receives up to max datagrams, the first as number at, with what there
 // is to tell of each: who sent it and its control messages. It returns how many
 // there were. fd is non-blocking.
@@ -99,7 +102,7 @@ func (b *Batch) ReceiveConnected(fd, at, max int) (int, error) {
 // room makes number i refer to its whole room.
 func (b *Batch) room(i int) *mmsghdr {
 	h, v := &b.headers[i], &b.iovecs[i]
-	v.Base = &b.data[i*stride]
+	v.Base = &b.data[i*stride+margin]
 	v.SetLen(MaxDatagram)
 	h.Iov = v
 	h.SetIovlen(1)
@@ -119,7 +122,23 @@ func (b *Batch) receive(fd, at, max int) (int, error) {
 
 // Data returns datagram i. It holds until something else is received in its
 // place.
-func (b *Batch) Data(i int) []byte { return b.data[i*stride:][:b.iovecs[i].Len] }
+func (b *Batch) Data(i int) []byte { return unsafe.Slice(b.iovecs[i].Base, b.iovecs[i].Len) }
+
+// Prepend puts what is given, of 64 bytes at the most, in front of datagram i, and Strip
+// takes the first n bytes of it away.
+func (b *Batch) Prepend(i int, header []byte) {
+	v := &b.iovecs[i]
+	v.Base = (*byte)(unsafe.Add(unsafe.Pointer(v.Base), -len(header)))
+	v.SetLen(int(v.Len) + len(header))
+	copy(b.Data(i), header)
+}
+
+// Strip is the other way round than Prepend.
+func (b *Batch) Strip(i, n int) {
+	v := &b.iovecs[i]
+	v.Base = (*byte)(unsafe.Add(unsafe.Pointer(v.Base), n))
+	v.SetLen(int(v.Len) - n)
+}
 
 // Peer returns who sent datagram i.
 func (b *Batch) Peer(i int) *Peer { return &b.peers[i] }

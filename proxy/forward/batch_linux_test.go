@@ -132,3 +132,30 @@ func BenchmarkDatagram(b *testing.B) {
 		}
 	}
 }
+
+func TestDatagramsHaveRoomForAHeaderInFront(t *testing.T) {
+	g := NewWithT(t)
+	server, client, _ := loopback(t, "127.0.0.1:0")
+	header := bytes.Repeat([]byte{'h'}, margin)
+	b := NewBatch(8)
+	sizes := []int{1000, 1000, 1000, 0, 7, 60000}
+	for i, size := range sizes {
+		g.Expect(unix.Send(client, bytes.Repeat([]byte{byte('a' + i)}, size), 0)).To(Succeed())
+	}
+	g.Expect(b.Receive(server, 1, 7)).To(Equal(len(sizes)))
+	back := *b.Peer(1)
+	for i := range sizes {
+		b.Prepend(1+i, header)
+		b.Address(1+i, &back, nil)
+	}
+	g.Expect(b.Send(server, 1, len(sizes))).To(Equal(len(sizes)))
+	for i, size := range sizes {
+		want := bytes.Repeat([]byte{byte('a' + i)}, size)
+		got := make([]byte, MaxDatagram)
+		n, err := unix.Read(client, got)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(string(got[:n])).To(Equal(string(header) + string(want)))
+		b.Strip(1+i, len(header))
+		g.Expect(string(b.Data(1 + i))).To(Equal(string(want)))
+	}
+}

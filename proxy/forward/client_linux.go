@@ -2,6 +2,8 @@ package forward
 
 import (
 	"bytes"
+	"io"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -10,8 +12,22 @@ import (
 // endpoint.
 type Client struct {
 	Socket
+	// Preface is what the endpoint gets before the first byte of the client's. It does not
+	// count. Loop.Forward takes it over.
+	Preface []byte
+
 	first []byte
 	err   error // that reading has met
+}
+
+// First returns what was read of the client. It is not to be changed.
+func (c *Client) First() []byte { return c.first }
+
+// Skip takes the first n bytes away from that: they are not for the endpoint.
+func (c *Client) Skip(n int) {
+	if c.first = c.first[n:]; len(c.first) == 0 {
+		c.first = nil
+	}
 }
 
 // readAhead bounds what is read of a client that has no endpoint yet: requests are
@@ -22,6 +38,9 @@ const readAhead = 4 << 10
 // endpoint gets it at once when it has accepted, and even with the last packet of
 // the handshake. Only the loop may call it, once.
 func (l *Loop) ReadAhead(c *Client) bool {
+	if c.first != nil {
+		return true // and what comes behind that may wait
+	}
 	n, err := c.read(l.buffer[:readAhead])
 	switch {
 	case n > 0:
@@ -30,4 +49,83 @@ func (l *Loop) ReadAhead(c *Client) bool {
 		c.err = err // the kernel tells it once
 	}
 	return n > 0
+}
+
+// Await reads what c sends until enough is satisfied with all that has come, which it is
+// asked whenever there is more, or until 4 KiB have come. Only the loop may call it.
+//
+// The loop calls done, once, perhaps before Await returns: with a unix.Errno if c has
+// failed, io.ErrUnexpectedEOF if it sends no more, context.DeadlineExceeded after timeout,
+// context.Canceled after CancelDials; c is the caller's again. Of timeouts there may be a
+// few different ones.
+func (l *Loop) Await(c *Client, timeout time.Duration, enough func(first []byte) bool, done func(error)) {
+	a := &awaiting{loop: l, client: c, enough: enough, done: done, until: time.Now().Add(timeout)}
+	if a.read(); a.done == nil {
+		return // it was there already
+	}
+	var err error
+	if a.watch, err = l.Add(int(c.Socket), Readable|HungUp|Once, a); err != nil {
+		a.finish(unix.ENOMEM)
+		return
+	}
+	a.watched = true
+	l.timedBy(timeout).add(a)
+}
+
+// awaiting is a client of whom more is awaited.
+type awaiting struct {
+	loop    *Loop
+	client  *Client
+	enough  func([]byte) bool
+	done    func(error) // nil once it was called
+	until   time.Time
+	watch   Registration
+	watched bool
+}
+
+// Ready implements Handler.
+func (a *awaiting) Ready(Readiness) { a.read() }
+
+// read takes all there is, but no more than is wanted.
+func (a *awaiting) read() {
+	c, buf := a.client, a.loop.buffer[:readAhead]
+	for {
+		n, err := c.read(buf[len(c.first):])
+		switch {
+		case err == unix.EAGAIN:
+			return
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			a.finish(err)
+			return
+		case n == 0:
+			a.finish(io.ErrUnexpectedEOF)
+			return
+		}
+		c.first = append(c.first, buf[len(c.first):][:n]...)
+		if a.enough(c.first) || len(c.first) == readAhead {
+			a.finish(nil)
+			return
+		}
+	}
+}
+
+func (a *awaiting) finish(err error) {
+	if a.watched {
+		a.loop.Remove(a.watch)
+	}
+	done := a.done
+	a.client, a.enough, a.done = nil, nil, nil // it stays in its queue for some time
+	done(err)
+}
+
+// These implement timed.
+
+func (a *awaiting) over() bool          { return a.done == nil }
+func (a *awaiting) deadline() time.Time { return a.until }
+func (a *awaiting) fail(err error) {
+	if a.done != nil {
+		a.finish(err)
+	}
 }

@@ -1,6 +1,7 @@
 package forward_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -52,6 +53,108 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		Eventually(results).Should(Receive(&r))
 		Expect(r.End).To(Equal(forward.ClientClosed))
 		Expect(r.ToEndpoint).To(BeEquivalentTo(len(long) + len("later")))
+	})
+
+	It("has a preface delivered before what it sent, and at once, which does not count", func() {
+		near.Preface = []byte("preface ")
+		endpoint := join()
+		Expect(io.ReadFull(endpoint, make([]byte, 8))).To(Equal(8), "though the client is silent")
+		Expect(client.Write([]byte("later"))).Error().NotTo(HaveOccurred())
+		Expect(client.CloseWrite()).To(Succeed())
+		Expect(io.ReadAll(endpoint)).To(BeEquivalentTo("later"))
+		endpoint.Close()
+		var r forward.Result
+		Eventually(results).Should(Receive(&r))
+		Expect(r.ToEndpoint).To(BeEquivalentTo(5))
+	})
+
+	It("has a preface delivered together with what it sent", func() {
+		Expect(client.Write([]byte("first"))).Error().NotTo(HaveOccurred())
+		Eventually(readAhead).Should(BeTrue())
+		near.Preface = []byte("preface ")
+		endpoint := join()
+		buf := make([]byte, 100)
+		n, err := endpoint.Read(buf)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(buf[:n])).To(Equal("preface first"), "in one packet")
+		Expect(client.CloseWrite()).To(Succeed())
+		endpoint.Close()
+		var r forward.Result
+		Eventually(results).Should(Receive(&r))
+		Expect(r.ToEndpoint).To(BeEquivalentTo(5))
+	})
+
+	Describe("of whom a line is awaited", func() {
+		line := func(first []byte) bool { return strings.Contains(string(first), "\n") }
+		await := func(timeout time.Duration) chan error {
+			done := make(chan error, 1)
+			Expect(loop.Do(func() { loop.Await(near, timeout, line, func(err error) { done <- err }) })).To(Succeed())
+			return done
+		}
+
+		It("may send it in pieces, and what comes behind it is delivered", func() {
+			done := await(time.Minute)
+			for _, piece := range []string{"a l", "in", "e"} {
+				Expect(client.Write([]byte(piece))).Error().NotTo(HaveOccurred())
+			}
+			Consistently(done, "50ms").ShouldNot(Receive())
+			Expect(client.Write([]byte("\nmore"))).Error().NotTo(HaveOccurred())
+			Eventually(done).Should(Receive(BeNil()))
+			Expect(string(near.First())).To(Equal("a line\nmore"))
+			near.Skip(len("a line\n"))
+			endpoint := join()
+			Expect(client.Write([]byte(" and more"))).Error().NotTo(HaveOccurred())
+			Expect(client.CloseWrite()).To(Succeed())
+			Expect(io.ReadAll(endpoint)).To(BeEquivalentTo("more and more"))
+		})
+
+		It("may send it alone, and then be silent while the endpoint talks", func() {
+			done := await(time.Minute)
+			Expect(client.Write([]byte("\n"))).Error().NotTo(HaveOccurred())
+			Eventually(done).Should(Receive(BeNil()))
+			near.Skip(1)
+			endpoint := join()
+			Expect(endpoint.Write([]byte("hello"))).Error().NotTo(HaveOccurred())
+			Expect(io.ReadFull(client, make([]byte, 5))).To(Equal(5))
+		})
+
+		It("may have sent it before", func() {
+			Expect(client.Write([]byte("\n"))).Error().NotTo(HaveOccurred())
+			Eventually(func() error { return <-await(time.Minute) }).Should(Succeed())
+			Expect(string(near.First())).To(Equal("\n"))
+		})
+
+		It("may send more than is read of such a client", func() {
+			done := await(time.Minute)
+			Expect(client.Write(make([]byte, 10_000))).Error().NotTo(HaveOccurred())
+			Eventually(done).Should(Receive(BeNil()))
+			Expect(near.First()).To(HaveLen(4096))
+		})
+
+		It("may end before it is there", func() {
+			done := await(time.Minute)
+			Expect(client.Write([]byte("a li"))).Error().NotTo(HaveOccurred())
+			Expect(client.CloseWrite()).To(Succeed())
+			Eventually(done).Should(Receive(MatchError(io.ErrUnexpectedEOF)))
+			done = await(time.Minute)
+			Eventually(done).Should(Receive(MatchError(io.ErrUnexpectedEOF)), "at once")
+		})
+
+		It("may break off before it is there", func() {
+			done := await(time.Minute)
+			Expect(client.SetLinger(0)).To(Succeed())
+			Expect(client.Close()).To(Succeed())
+			Eventually(done).Should(Receive(MatchError(unix.ECONNRESET)))
+		})
+
+		It("may be slow, and is given up", func() {
+			done := await(50 * time.Millisecond)
+			Expect(client.Write([]byte("a li"))).Error().NotTo(HaveOccurred())
+			Eventually(done).Should(Receive(MatchError(context.DeadlineExceeded)))
+			done = await(time.Minute)
+			Expect(loop.Do(loop.CancelDials)).To(Succeed())
+			Eventually(done).Should(Receive(MatchError(context.Canceled)))
+		})
 	})
 
 	It("may have sent nothing, and ended", func() {

@@ -41,19 +41,19 @@ func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, data bool, timeout ti
 	}
 	if timeout > 0 {
 		d.until = time.Now().Add(timeout)
-		l.dialingFor(timeout).add(d)
+		l.timedBy(timeout).add(d)
 	}
 }
 
 // LocalAddr returns the address that the connection is made from.
 func (d *Dialed) LocalAddr() (netip.AddrPort, error) { return LocalAddr(int(d.fd)) }
 
-// CancelDials cancels all connections that the loop is making and that have a timeout; who
-// is told must begin no others. Only the loop may call it.
+// CancelDials cancels all connections that the loop is making and that have a timeout, and
+// all that it awaits of clients; who is told must begin no others. Only the loop may call it.
 func (l *Loop) CancelDials() {
-	for _, q := range l.dialing {
-		for _, d := range q.queue {
-			d.fail(context.Canceled)
+	for _, q := range l.timed {
+		for _, t := range q.queue {
+			t.fail(context.Canceled)
 		}
 	}
 }
@@ -74,6 +74,10 @@ func (d *Dialed) Ready(r Readiness) {
 	}
 }
 
+// These implement timed.
+
+func (d *Dialed) over() bool          { return d.done == nil }
+func (d *Dialed) deadline() time.Time { return d.until }
 func (d *Dialed) fail(err error) {
 	if d.done != nil {
 		d.loop.CloseFD(d.watch)
@@ -87,54 +91,61 @@ func (d *Dialed) finish(err error) {
 	done(d, err)
 }
 
-// dialing are the connections that a Loop is making and that have the same time limit,
-// first come first. One timer serves them all, and runs on while there are any; a
-// connection that is made in time is found out to be done when its time is over, which
-// costs less than to take it out.
-type dialing struct {
+// timed is what a Loop gives up when its time is over: a connection that it makes, or what
+// it awaits of a client.
+type timed interface {
+	over() bool
+	deadline() time.Time
+	fail(error) // does nothing if it is over
+}
+
+// timedQueue are those that have the same time limit, first come first. One timer serves
+// them all, and runs on while there are any; one that is over in time is found out to be
+// when its time is, which costs less than to take it out.
+type timedQueue struct {
 	loop  *Loop
 	limit time.Duration
-	queue []*Dialed
+	queue []timed
 	alarm alarm
 }
 
-// dialingFor returns the queue for a limit.
-func (l *Loop) dialingFor(limit time.Duration) *dialing {
-	for _, q := range l.dialing {
+// timedBy returns the queue for a limit.
+func (l *Loop) timedBy(limit time.Duration) *timedQueue {
+	for _, q := range l.timed {
 		if q.limit == limit {
 			return q
 		}
 	}
-	q := &dialing{loop: l, limit: limit}
-	l.dialing = append(l.dialing, q)
+	q := &timedQueue{loop: l, limit: limit}
+	l.timed = append(l.timed, q)
 	return q
 }
 
-func (q *dialing) add(d *Dialed) {
-	q.queue = append(q.queue, d)
+func (q *timedQueue) add(t timed) {
+	q.queue = append(q.queue, t)
 	if len(q.queue) == 1 {
-		q.alarm.set(q.loop, time.Until(d.until), q.expire)
+		q.alarm.set(q.loop, time.Until(t.deadline()), q.expire)
 	}
 }
 
-// expire gives up the connections whose time is over.
-func (q *dialing) expire() {
+// expire gives up those whose time is over.
+func (q *timedQueue) expire() {
 	now := time.Now()
 	over := 0
 	for ; over < len(q.queue); over++ {
-		d := q.queue[over]
-		if d.done == nil {
+		t := q.queue[over]
+		if t.over() {
 			continue
 		}
-		if d.until.After(now) {
+		if t.deadline().After(now) {
 			break
 		}
-		d.fail(context.DeadlineExceeded) // may add others
+		t.fail(context.DeadlineExceeded) // may add others
 	}
 	if over == len(q.queue) {
 		q.queue = nil // a burst shall not keep its memory
 		return
 	}
-	q.queue = append([]*Dialed(nil), q.queue[over:]...)
-	q.alarm.set(q.loop, time.Until(q.queue[0].until), q.expire)
+	q.queue = append([]timed(nil), q.queue[over:]...)
+	q.alarm.set(q.loop, time.Until(q.queue[0].deadline()), q.expire)
 }

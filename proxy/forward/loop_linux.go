@@ -29,7 +29,7 @@ type Loop struct {
 	// For the loop only.
 	buffer   []byte // what a pair moves goes through here, or through a pipe
 	pipes    pipes
-	dialing  []*dialing
+	timed    []*timedQueue
 	limited  limited
 	unprobed unprobed
 }
@@ -56,7 +56,7 @@ func (l *Loop) Pairs() int { return int(l.pairs.Load()) }
 // it.
 func (l *Loop) Close() {
 	_ = l.Do(func() {
-		for _, q := range l.dialing {
+		for _, q := range l.timed {
 			q.alarm.stop()
 		}
 		l.limited.alarm.stop()

@@ -45,6 +45,8 @@ type way struct {
 	pipe  *pipe  // the same, for a stream; nil if that is nothing
 	full  uint8  // how many reads in a row have filled the buffer
 	ended bool
+
+	preface uint16 // how many of the first bytes do not count
 }
 
 // unwatched stands for the registration of a socket that has none.
@@ -64,6 +66,10 @@ func (l *Loop) Forward(client *Client, endpoint *Dialed, limits *Limits, done fu
 	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, roomTold: true, delays: true}
 	p.client = edge{fd: client.Socket, writable: true}
 	p.toEndpoint.rest, client.first = client.first, nil
+	if n := len(client.Preface); n > 0 {
+		p.toEndpoint.preface = uint16(n)
+		p.toEndpoint.rest, client.Preface = append(client.Preface, p.toEndpoint.rest...), nil
+	}
 	l.pairs.Add(1)
 	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
 	var err error
@@ -135,7 +141,7 @@ func (p *pair) failed(e *edge, end End) {
 
 // Bytes implements Flow.
 func (p *pair) Bytes() (toEndpoint, toClient int64) {
-	return p.toEndpoint.bytes.Load(), p.toClient.bytes.Load()
+	return max(0, p.toEndpoint.bytes.Load()-int64(p.toEndpoint.preface)), p.toClient.bytes.Load()
 }
 
 // Break implements Flow. If the loop has ended, so has the pair.

@@ -22,7 +22,7 @@ func through(t *testing.T, segments bool, sizes ...int) []int {
 	control := SourceControl(at.Addr(), 0)
 	for i, size := range sizes {
 		out.room(i)
-		copy(out.data[i*stride:], bytes.Repeat([]byte{byte(i)}, size))
+		copy(out.Data(i), bytes.Repeat([]byte{byte(i)}, size))
 		out.iovecs[i].SetLen(size)
 		out.Address(i, in.Peer(0), control)
 	}
