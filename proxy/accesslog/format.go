@@ -51,6 +51,9 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 	b = appendField(b, "port", e.Port.Port)
 	b = appendField(b, "protocol", string(e.Protocol))
 	b = appendAddr(b, "client", e.Client)
+	if e.Via != nil {
+		b = appendAddr(b, "via", *e.Via)
+	}
 	b = appendAddr(b, "vip", e.VIP)
 	chosen, established := e.Life.Established()
 	if established {

@@ -166,6 +166,15 @@ func (b *Budget) TakeConnection(toPort, ofClient int64) error {
 	return err
 }
 
+// RoomForClient returns what TakeConnection would if a connection that was taken is of
+// another client, which has so many with it.
+func (b *Budget) RoomForClient(ofClient int64) error {
+	if limit := b.ConnectionLimit(); scarce(b.Connections.Load(), limit, partForClients) && ofClient > b.clientsPart(limit) {
+		return errTooManyOfClient
+	}
+	return nil
+}
+
 // Room says whether there is room for another UDP session.
 type Room uint8
 

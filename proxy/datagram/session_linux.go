@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"errors"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ type session struct {
 	socket  *socket
 	key     sessionKey
 	control []byte    // makes replies come from where the client sent to
+	header  []byte    // in front of each datagram to the endpoint
 	last    time.Time // a datagram, either way
 
 	endpoint             *balance.Endpoint
@@ -66,6 +68,13 @@ func (s *session) admit() (trace.End, frontend.Drop, error) {
 		return trace.Limit, frontend.DropHopLimit, errHops
 	}
 	return "", 0, nil
+}
+
+// tell makes the endpoint be told who the client is, if v says so.
+func (s *session) tell(v *frontend.View) {
+	if told := s.header != nil; told != (v.Port.ProxyProtocol != 0) {
+		s.header = s.Header(v)
+	}
 }
 
 // errHops is why a datagram is not sent on. usher takes one off the hop limit, as a
@@ -138,13 +147,16 @@ func (s *session) send(at, count int) int {
 	}
 	for i := at; i < at+count; i++ {
 		b.Unaddress(i)
+		if s.header != nil {
+			b.Prepend(i, s.header)
+		}
 	}
 	done, passed, again := 0, 0, false
 	defer func() { c.DatagramsToEndpoint.Add(int64(passed)) }()
 	for done < count {
 		n, err := b.Send(s.fd, at+done, count-done)
 		for i := range n {
-			s.toEndpoint += int64(len(b.Data(at + done + i)))
+			s.toEndpoint += int64(len(b.Data(at+done+i)) - len(s.header))
 		}
 		done += n
 		passed += n
@@ -152,6 +164,9 @@ func (s *session) send(at, count int) int {
 		case err == nil:
 		case unreachable(err):
 			if s.search == nil {
+				for i := at + done; i < at+count; i++ {
+					b.Strip(i, len(s.header))
+				}
 				s.broken(err)
 				return done
 			}
@@ -321,7 +336,11 @@ func (s *session) moveOn() {
 func (s *session) sendAgain() error {
 	c := &s.Front.Counters
 	for data := range s.search.all(s.socket.loop.clock()) {
-		switch err := unix.Send(s.fd, data, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); {
+		sent := data
+		if s.header != nil {
+			sent = slices.Concat(s.header, data)
+		}
+		switch err := unix.Send(s.fd, sent, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); {
 		case err == nil:
 			s.toEndpoint += int64(len(data))
 			c.DatagramsToEndpoint.Add(1)
@@ -364,6 +383,7 @@ func (s *session) compare(v *frontend.View, usable map[*balance.State]bool) {
 		return
 	}
 	s.VIP = vip
+	s.tell(v)
 	if usable[s.endpoint.State] {
 		return
 	}

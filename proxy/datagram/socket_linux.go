@@ -181,6 +181,7 @@ func (sk *socket) begin(first *arrival, count int) *session {
 	sk.peak = max(sk.peak, len(sk.sessions))
 	s.inSocket, s.inLoop = sk.order.PushBack(s), sk.loop.sessions.PushBack(s)
 	sk.loop.join(s)
+	s.tell(sk.view)
 	s.last = s.Began
 	sk.tick()
 	s.search = &unanswered{Search: s.NewSearch()}

@@ -8,6 +8,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -18,8 +19,9 @@ type Client struct {
 	ID    uint64
 	Front *FrontEnd
 	From  netip.AddrPort
-	To    netip.AddrPort // where it wanted to go
-	VIP   *config.VIP    // that is; nil until it is admitted
+	Via   *netip.AddrPort // the load balancer that said so; nil if the client itself is there
+	To    netip.AddrPort  // where it wanted to go
+	VIP   *config.VIP     // that is; nil until it is admitted
 	Began time.Time
 	Life  *trace.Life // from the first event on
 
@@ -37,14 +39,33 @@ var (
 
 // Admit finds out, once To is known, which VIP the client meant that has come to a
 // listener at p, and whether it may: behind a redirect anybody who finds the listener's
-// port could connect to it.
+// port could connect to it. Of one that HeaderDue is true of, Introduce knows whether it may.
 func (c *Client) Admit(v *View, p *Place) (trace.End, error) {
 	vip, ok := p.vip(v, c.To)
 	if !ok {
 		return trace.NotAdmitted, ErrDirect // or the VIP has just been removed
 	}
 	c.VIP = vip
-	if !c.Allowed(vip) {
+	if !c.HeaderDue() && !c.Allowed(vip) {
+		return trace.SourceRefused, ErrSource
+	}
+	return "", nil
+}
+
+// HeaderDue reports whether who has come is a load balancer, which has to say first, by a
+// header of the PROXY protocol, who the client is.
+func (c *Client) HeaderDue() bool {
+	return c.Via == nil && c.VIP != nil && c.VIP.Expects(c.From.Addr())
+}
+
+// Introduce takes note of what the header that was due says: client, if that is valid, has
+// come by way of who was taken for the client so far. It returns whether it may, as Admit does.
+func (c *Client) Introduce(client netip.AddrPort) (trace.End, error) {
+	if client.IsValid() {
+		balancer := c.From
+		c.From, c.Via = client, &balancer
+	}
+	if !c.Allowed(c.VIP) {
 		return trace.SourceRefused, ErrSource
 	}
 	return "", nil
@@ -52,20 +73,36 @@ func (c *Client) Admit(v *View, p *Place) (trace.End, error) {
 
 // Allowed reports whether vip lets the client in.
 func (c *Client) Allowed(vip *config.VIP) bool {
-	return c.Front.Locality.Admits(vip, c.From.Addr(), c.To.Addr())
+	if c.Via != nil && vip.Balancers != nil {
+		return vip.Balancers.Allows(c.From.Addr())
+	}
+	return c.Front.Locality.Admits(vip, c.From.Addr(), c.reached())
 }
 
 // Endpoints returns those of v that the client may have, once it is admitted.
 func (c *Client) Endpoints(v *View) *balance.Set {
-	local := c.VIP.External() && c.Front.Locality.OfThisNode(c.From.Addr(), c.To.Addr())
+	local := c.VIP.External() && c.Front.Locality.OfThisNode(c.From.Addr(), c.reached())
 	return v.Endpoints(c.VIP, local)
+}
+
+// reached returns the address that the client itself has connected to, if that is known.
+func (c *Client) reached() netip.Addr {
+	if c.Via != nil {
+		return netip.Addr{}
+	}
+	return c.To.Addr()
+}
+
+// Header returns what an endpoint is told of the client before all else; nil for nothing.
+func (c *Client) Header(v *View) []byte {
+	return proxyproto.Header(v.Port.ProxyProtocol, c.Front.Protocol, c.From, c.To)
 }
 
 // Origin returns the address to connect to an endpoint from, once the client is admitted, so
 // that it sees the client's own where that can be. If it is not valid, the kernel picks
 // one of the node.
 func (c *Client) Origin(to *balance.Endpoint) netip.Addr {
-	o := c.Front.Origin(c.From.Addr(), c.To.Addr(), to.Endpoint)
+	o := c.Front.Origin(c.From.Addr(), c.reached(), to.Endpoint)
 	c.seen, c.unprobed = o.Seen, o.Seen.Client() && !o.Here
 	return o.Bind
 }
@@ -96,7 +133,7 @@ func (c *Client) Report(e trace.Event) {
 		e.Seen = c.seen
 	}
 	if c.Life == nil {
-		c.Life = f.Trace.Begin(trace.Subject{Conn: c.ID, Port: f.ID(), Protocol: f.Protocol, Client: c.From, VIP: c.To}, c.Began)
+		c.Life = f.Trace.Begin(trace.Subject{Conn: c.ID, Port: f.ID(), Protocol: f.Protocol, Client: c.From, Via: c.Via, VIP: c.To}, c.Began)
 	}
 	f.Trace.Step(c.Life, &e)
 	f.count(c.Life, &e)

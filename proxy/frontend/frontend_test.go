@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -94,6 +95,81 @@ func TestWhoIsAdmitted(t *testing.T) {
 			g.Expect(client.Endpoints(f.View()).Len()).To(Equal(c.endpoints))
 		})
 	}
+}
+
+func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
+	f := front(&Node{})
+	f.Locality.SetPods([]netip.Prefix{netip.MustParsePrefix("10.244.0.0/24")})
+	balancers := &config.Balancers{Networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Clients: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("10.0.0.7/32"), netip.MustParsePrefix("10.244.0.0/16")}}
+	v := *f.View()
+	v.Port.VIPs = slices.Clone(v.Port.VIPs)
+	for i := range v.Port.VIPs[2:] {
+		v.Port.VIPs[2+i].Balancers = balancers
+	}
+	f.Swap(&v)
+	const lb, np = "192.0.2.10:80", "203.0.113.7:30080"
+	for _, c := range []struct {
+		from, to, header string
+		due              bool
+		end              trace.End
+		endpoints        int
+	}{
+		{"10.0.0.1:1", lb, "198.51.100.7:1", true, "", 1},
+		{"10.0.0.1:1", np, "198.51.100.7:1", true, "", 1},
+		{"10.0.0.1:1", lb, "203.0.113.1:1", true, trace.SourceRefused, 0},
+		{"10.0.0.1:1", np, "203.0.113.1:1", true, trace.SourceRefused, 0},
+		{"10.0.0.1:1", np, "10.244.0.9:1", true, "", 2}, // a Pod of this node
+		{"10.0.0.1:1", lb, lb, true, trace.SourceRefused, 0},
+		// The balancer itself: where ranges do not hold for clients that come straight, nor for it.
+		{"10.0.0.1:1", np, "", true, "", 1},
+		{"10.0.0.1:1", lb, "", true, trace.SourceRefused, 0},
+		// Who is none, and VIPs that have none.
+		{"203.0.113.1:1", np, "", false, "", 1},
+		{"203.0.113.1:1", lb, "", false, trace.SourceRefused, 0},
+		{"198.51.100.7:1", lb, "", false, "", 1},
+		{"10.0.0.1:1", "10.96.0.10:80", "", false, "", 2},
+	} {
+		t.Run(fmt.Sprintf("%s to %s, header %q", c.from, c.to, c.header), func(t *testing.T) {
+			g := NewWithT(t)
+			client := &Client{Front: f, From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}
+			end, err := client.Admit(f.View(), &Place{Redirected: true})
+			g.Expect(client.HeaderDue()).To(Equal(c.due))
+			if c.due {
+				g.Expect(err).NotTo(HaveOccurred())
+				header, _ := netip.ParseAddrPort(c.header)
+				end, err = client.Introduce(header)
+			}
+			g.Expect(end).To(Equal(c.end))
+			if c.end != "" {
+				g.Expect(err).To(HaveOccurred())
+				return
+			}
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(client.Endpoints(f.View()).Len()).To(Equal(c.endpoints))
+			if c.header == "" {
+				g.Expect(client.From.String()).To(Equal(c.from))
+				g.Expect(client.Via).To(BeNil())
+				return
+			}
+			g.Expect(client.From.String()).To(Equal(c.header))
+			g.Expect(client.Via.String()).To(Equal(c.from))
+		})
+	}
+}
+
+func TestThePortalLeavesBalancersToTheListener(t *testing.T) {
+	g := NewWithT(t)
+	vip := limited
+	networks := func() []netip.Prefix {
+		v := &View{Port: config.ServicePort{VIPs: []config.VIP{vip}}, External: front(&Node{}).View().External}
+		list, _ := v.Redirect(Target(config.TCP, vip), 1).Sources.In(portal.IPv4)
+		return list
+	}
+	g.Expect(networks()).To(ConsistOf(vip.Sources[0], netip.MustParsePrefix("192.0.2.10/32")))
+	vip.Balancers = &config.Balancers{Networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+	g.Expect(networks()).To(ConsistOf(vip.Sources[0], netip.MustParsePrefix("192.0.2.10/32"), netip.MustParsePrefix("10.0.0.0/8")))
+	vip.Sources = nil
+	g.Expect(networks()).To(BeEmpty(), "everybody may")
 }
 
 func TestWhatWouldLeadBack(t *testing.T) {

@@ -65,7 +65,11 @@ func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 		// Where the VIP is an address of this node, its processes come from there:
 		// the listener knows whether they may; see Locality.Admits.
 		itself := netip.PrefixFrom(vip.Addr, vip.Addr.BitLen())
-		r.Sources = portal.SourcesOf(append(slices.Clip(vip.Sources), itself))
+		sources := append(slices.Clip(vip.Sources), itself)
+		if vip.Balancers != nil { // who comes through them the listener is told
+			sources = append(sources, vip.Balancers.Networks...)
+		}
+		r.Sources = portal.SourcesOf(sources)
 	}
 	if vip.External() && v.External.Len() == 0 {
 		// The policy is Local, and there are endpoints on other nodes only: they

@@ -2,6 +2,9 @@ package stream
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -12,6 +15,7 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -68,9 +72,41 @@ func (c *connection) turnAway(why error) {
 	c.Closed(time.Now(), trace.Event{End: trace.Limit, Err: why.Error()})
 }
 
-// admitted reports whether the client may connect. If not, it has been reset.
-func (c *connection) admitted(a *acceptor) bool {
-	end, err := c.admit(a)
+// headerTimeout is how long a load balancer may take to say who the client is. It does so
+// with its first packet, and that may be lost twice (tcp(7): after 1 s and 2 s).
+const headerTimeout = 5 * time.Second
+
+// introduced takes note of who the client is, by the header with which first begins, and
+// returns how long that is. failed is what kept more from coming.
+func (c *connection) introduced(first []byte, failed error) (n int, end trace.End, err error) {
+	var client netip.AddrPort
+	if failed == nil {
+		client, n, failed = proxyproto.Read(first)
+	}
+	switch {
+	case c.server.ctx.Err() != nil:
+		return 0, trace.Drained, c.server.ctx.Err()
+	case errors.Is(failed, context.DeadlineExceeded):
+		return 0, trace.HeaderRefused, fmt.Errorf("its PROXY protocol header did not come within %s", headerTimeout)
+	case errors.Is(failed, io.ErrUnexpectedEOF) && len(first) == 0:
+		return 0, trace.HeaderRefused, proxyproto.ErrMissing
+	case errors.Is(failed, io.ErrUnexpectedEOF):
+		return 0, trace.HeaderRefused, proxyproto.ErrCut
+	case failed != nil:
+		return 0, trace.HeaderRefused, failed
+	}
+	balancer := c.From
+	if end, err = c.Introduce(client); err == nil {
+		if err = c.server.register.reassign(c, balancer.Addr()); err != nil {
+			end = trace.Limit
+		}
+	}
+	return n, end, err
+}
+
+// entered reports whether the client may go on, who was admitted unless there is an error.
+// If not, it has been reset.
+func (c *connection) entered(end trace.End, err error) bool {
 	if err != nil && c.RefusedUnlogged(end) {
 		c.reset()
 		c.server.register.remove(c)
@@ -107,9 +143,14 @@ type dialer func(_ context.Context, from netip.Addr, to *config.Endpoint) (forwa
 type forwarder func(*forward.Limits, func(forward.Result)) forward.Flow
 
 // serve takes the connection from accepted to established, by the goroutine that calls
-// it, and hands it to the forwarder; or resets it.
-func (c *connection) serve(a *acceptor, dial dialer) {
-	if !c.admitted(a) {
+// it, and hands it to the forwarder; or resets it. introduce is called if a header is due,
+// and finds out who the client is.
+func (c *connection) serve(a *acceptor, introduce func() (trace.End, error), dial dialer) {
+	end, err := c.admit(a)
+	if err == nil && c.HeaderDue() {
+		end, err = introduce()
+	}
+	if !c.entered(end, err) {
 		return
 	}
 	forward, endpoint, err := c.find(dial)

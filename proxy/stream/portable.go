@@ -13,6 +13,9 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/proxyproto"
+	"github.com/usherproxy/usher/proxy/search"
+	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // servePortable serves a TCP client by goroutines: on systems without loops, if
@@ -21,12 +24,17 @@ import (
 func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	client := &keptClient{Conn: conn}
 	if c := a.accepted(client, from); c != nil {
-		go c.serve(a, func(ctx context.Context, from netip.Addr, to *config.Endpoint) (forwarder, error) {
+		introduce := func() (trace.End, error) {
+			n, end, err := c.introduced(client.await(a.server.ctx, headerTimeout, proxyproto.Complete))
+			client.kept = client.kept[n:]
+			return end, err
+		}
+		go c.serve(a, introduce, func(ctx context.Context, from netip.Addr, to *config.Endpoint) (forwarder, error) {
 			endpoint, err := a.server.dial(ctx, from, to)
 			if err != nil {
 				return nil, err
 			}
-			return client.offerTo(endpoint)
+			return client.offerTo(endpoint, c.Header(c.Front.View()))
 		})
 	}
 }
@@ -78,14 +86,45 @@ const maxOffered = 64 << 10
 
 func (k *keptClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(k) }
 
+// await reads what the client sends until enough is satisfied with all that has come, or
+// maxAwaited has. The errors are those of forward.Loop.Await.
+func (k *keptClient) await(ctx context.Context, timeout time.Duration, enough func([]byte) bool) ([]byte, error) {
+	_ = k.SetReadDeadline(time.Now().Add(timeout)) // fails only if the client is gone
+	stop := context.AfterFunc(ctx, func() { _ = k.SetReadDeadline(time.Unix(1, 0)) })
+	defer func() {
+		if stop() {
+			_ = k.SetReadDeadline(time.Time{})
+		}
+	}()
+	buf := make([]byte, maxAwaited)
+	for len(k.kept) < maxAwaited {
+		n, err := k.Conn.Read(buf[len(k.kept):])
+		k.kept = append(k.kept, buf[len(k.kept):][:n]...)
+		switch {
+		case n > 0 && enough(k.kept):
+			return k.kept, nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return k.kept, context.DeadlineExceeded
+		case errors.Is(err, io.EOF):
+			return k.kept, io.ErrUnexpectedEOF
+		case err != nil:
+			return k.kept, search.Plain(err)
+		}
+	}
+	return k.kept, nil
+}
+
+// maxAwaited is as much as a loop reads of a client that has no endpoint.
+const maxAwaited = 4 << 10
+
 // offerTo returns, once endpoint is confirmed and what the client has sent is sent to it,
-// what forwards the rest.
-func (k *keptClient) offerTo(endpoint forward.Conn) (forwarder, error) {
+// behind the header, what forwards the rest.
+func (k *keptClient) offerTo(endpoint forward.Conn, header []byte) (forwarder, error) {
 	u, uncertain := endpoint.(Unconfirmed)
-	if !uncertain && len(k.kept) == 0 && !k.ended {
+	if !uncertain && len(header) == 0 && len(k.kept) == 0 && !k.ended {
 		return k.forwardTo(endpoint, 0), nil
 	}
-	withdraw := k.offer(endpoint)
+	withdraw := k.offer(endpoint, header)
 	var err error
 	if uncertain {
 		err = u.Confirm()
@@ -110,13 +149,13 @@ func (k *keptClient) forwardTo(endpoint forward.Conn, sent int64) forwarder {
 	}
 }
 
-// offer sends to the endpoint what was kept, and what else comes from the client,
-// until withdraw has returned.
-func (k *keptClient) offer(to forward.Conn) (withdraw func()) {
+// offer sends to the endpoint the header, what was kept, and what else comes from the
+// client, until withdraw has returned.
+func (k *keptClient) offer(to forward.Conn, header []byte) (withdraw func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		k.send(to)
+		k.send(to, header)
 	}()
 	return func() {
 		_ = k.SetReadDeadline(time.Unix(1, 0)) // fails only if the client is gone
@@ -127,8 +166,12 @@ func (k *keptClient) offer(to forward.Conn) (withdraw func()) {
 
 // send returns when the client is not to be read any more. What to does not take
 // is kept; if it is lost, reading from to tells.
-func (k *keptClient) send(to forward.Conn) {
-	_, err := to.Write(k.kept)
+func (k *keptClient) send(to forward.Conn, header []byte) {
+	first := k.kept
+	if len(header) > 0 {
+		first = append(header, k.kept...)
+	}
+	_, err := to.Write(first)
 	buf := make([]byte, 4<<10)
 	for err == nil && !k.ended && k.failed == nil && len(k.kept) < maxOffered {
 		n, readErr := k.Conn.Read(buf[:min(len(buf), maxOffered-len(k.kept))])

@@ -32,17 +32,32 @@ func (r *register) add(conn *connection) error {
 	return nil
 }
 
+// reassign makes conn count as one of its client's, as which it was not known: it counted as
+// one of balancer's. The error is add's, and conn stays in the register.
+func (r *register) reassign(conn *connection, balancer netip.Addr) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forget(balancer)
+	client := conn.From.Addr()
+	r.byClient[client]++
+	return r.budget.RoomForClient(r.byClient[client])
+}
+
 func (r *register) remove(conn *connection) {
 	conn.Front.Open.Add(-1)
 	r.budget.Connections.Add(-1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.byID, conn.ID)
-	client := conn.From.Addr()
+	r.forget(conn.From.Addr())
+	r.tell()
+}
+
+// forget counts one less of a client's. mu is held.
+func (r *register) forget(client netip.Addr) {
 	if r.byClient[client]--; r.byClient[client] == 0 {
 		delete(r.byClient, client)
 	}
-	r.tell()
 }
 
 // whenDrained returns a channel that is closed when no connection is open. It is asked for

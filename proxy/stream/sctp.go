@@ -92,7 +92,7 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 		}
 		client := sctpClient{conn}
 		if c := l.accepted(client, plainAddr(conn.RemoteAddr())); c != nil {
-			go c.serve(&l.acceptor, client.dialer(f.Portal.Mark()))
+			go c.serve(&l.acceptor, nil, client.dialer(f.Portal.Mark())) // no header is due of SCTP
 		}
 		return nil
 	})

@@ -15,7 +15,9 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
+	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // tcpListener is a listener for a TCP service port. All loops accept from it.
@@ -188,11 +190,27 @@ func (w *waiting) originalDst() (netip.AddrPort, error) { return kernel.Original
 // serve is connection.serve on a loop, which waits for nothing.
 func (w *waiting) serve(a *acceptor) {
 	c := w.connection
-	if !c.admitted(a) {
+	end, err := c.admit(a)
+	if err == nil && c.HeaderDue() {
+		w.loop.Await(&w.Client, headerTimeout, proxyproto.Complete, w.introduced)
 		return
 	}
-	w.search = c.NewSearch()
-	w.next()
+	w.enter(end, err)
+}
+
+// introduced is called when the header has come that was due, or will not.
+func (w *waiting) introduced(failed error) {
+	n, end, err := w.connection.introduced(w.First(), failed)
+	w.Skip(n)
+	w.enter(end, err)
+}
+
+// enter lets the client go on who was admitted unless there is an error.
+func (w *waiting) enter(end trace.End, err error) {
+	if c := w.connection; c.entered(end, err) {
+		w.search = c.NewSearch()
+		w.next()
+	}
 }
 
 // next does what the search asks for.
@@ -213,7 +231,7 @@ func (w *waiting) next() {
 			return
 		}
 		if w.endpoint == nil {
-			w.data = w.loop.ReadAhead(&w.Client)
+			w.data = w.loop.ReadAhead(&w.Client) || v.Port.ProxyProtocol != 0
 		}
 		w.endpoint = step.Endpoint
 		if !c.Front.LeadsBack(config.TCP, w.endpoint.Addr) {
@@ -235,6 +253,7 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 		w.search.Answered(now)
 		c.Witness(w.endpoint.Addr, d.LocalAddr)
 		c.establish(now, w.endpoint)
+		w.Preface = c.Header(c.Front.View())
 		c.flowing(w.loop.Forward(&w.Client, d, c.limits(), c.forwarded))
 	case c.server.ctx.Err() != nil:
 		w.search.Left(now, err) // whatever became of it

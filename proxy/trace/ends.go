@@ -15,6 +15,7 @@ const (
 	AttemptsFailed    End = "attempts-failed"
 	NotAdmitted       End = "not-through-portal"
 	SourceRefused     End = "source-refused"
+	HeaderRefused     End = "header-refused"
 	Limit             End = "limit"
 	Drained           End = "drained"
 	Aged              End = "aged"
@@ -56,6 +57,7 @@ var Ends = []EndMeaning{
 	{AttemptsFailed, "every attempt failed", FaultEndpoint},
 	{NotAdmitted, "it came straight to usher's port", FaultClient},
 	{SourceRefused, "the client is not in `loadBalancerSourceRanges`", FaultPolicy},
+	{HeaderRefused, "it came from a load balancer and did not begin with a header of the PROXY protocol, or with a wrong one, or did not send all of it in time; the error tells", FaultClient},
 	{Limit, "too many connections, or the node has run out of descriptors, memory or ports; a UDP session: another client needed the room, and this one had been idle longest, or the first datagram's hop limit was used up", FaultNode},
 	{Drained, "usher was stopped, and `--drain-timeout` was over; a UDP session ends as soon as usher is stopped", FaultNode},
 	{Aged, "it had reached `--max-connection-age`", FaultPolicy},

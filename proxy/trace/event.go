@@ -102,7 +102,8 @@ type Subject struct {
 	Port     config.PortID
 	Protocol config.Protocol
 	Client   netip.AddrPort
-	VIP      netip.AddrPort // where the client connected to
+	Via      *netip.AddrPort // the load balancer that has told of the client; nil if that has come itself
+	VIP      netip.AddrPort  // where the client connected to
 }
 
 // Event is one step of a connection, or one change. Fields that do not belong to

@@ -38,6 +38,9 @@ func (e Event) step() string {
 	switch e.Kind {
 	case Accepted:
 		fmt.Fprintf(&b, "accepted %s → %s", e.Client, e.VIP)
+		if e.Via != nil {
+			fmt.Fprintf(&b, ", through the load balancer at %s", e.Via)
+		}
 	case Attempt:
 		fmt.Fprintf(&b, "attempt %d → %s%s (%s%s): ", e.Attempt, e.Endpoint, pod(e.Pod), e.Reason, passedOver(e.PassedOver))
 		switch {

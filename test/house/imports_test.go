@@ -51,6 +51,14 @@ var never = []struct {
 		why: "it decides; who asks it has the sockets",
 	},
 	{
+		of: []string{"proxy/proxyproto"}, imports: []string{"proxy/...", "portal/..."},
+		why: "it works on bytes; who has the sockets asks it",
+	},
+	{
+		of: []string{"..."}, imports: []string{"github.com/pires/go-proxyproto/..."}, but: []string{"proxy/proxyproto"},
+		why: "one place reads and writes headers, in a way that holds up no loop",
+	},
+	{
 		of: []string{"proxy/stream/...", "proxy/datagram/..."}, imports: []string{"proxy", "proxy/stream/...", "proxy/datagram/..."},
 		why: "they are given what they need, a front end, and do not know each other",
 	},
