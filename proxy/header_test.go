@@ -1,0 +1,391 @@
+package proxy_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gleak"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/none"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/proxyproto"
+	"github.com/usherproxy/usher/proxy/stream"
+	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// reset is what a client sees that is turned away.
+var reset = MatchError(syscall.ECONNRESET)
+
+// Whoever moves the bytes, headers of the PROXY protocol are the same.
+var _ = Describe("headers of the PROXY protocol,", func() {
+	Describe("where the kernel connects,", func() { headerSpecs(false) })
+	Describe("where something else connects,", func() { headerSpecs(true) })
+})
+
+func headerSpecs(tunneled bool) {
+	var (
+		o       proxy.Options
+		p       *proxy.Proxy
+		refuse  map[netip.AddrPort]bool
+		said    = netip.MustParseAddrPort("203.0.113.9:4711") // by a header
+		saidVIP = netip.MustParseAddrPort("192.0.2.80:443")
+		v1      = proxyproto.Header(config.ProxyV1, config.TCP, said, saidVIP)
+		v2      = proxyproto.Header(config.ProxyV2, config.TCP, said, saidVIP)
+	)
+	BeforeEach(func() {
+		goroutines := gleak.Goroutines()
+		log := logrus.New()
+		log.SetOutput(GinkgoWriter)
+		pt, err := none.Mode.New(context.Background(), portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		refuse = map[netip.AddrPort]bool{}
+		o = proxy.Defaults()
+		o.Portal, o.Log, o.Trace, o.SCTP = pt, log, trace.NewLog(1000), stream.SCTPOff
+		o.Quarantine.First = time.Hour // longer than a spec takes
+		if tunneled {
+			o.Dial = func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
+				c, err := o.DirectDial(ctx, to)
+				if err != nil {
+					return nil, err
+				}
+				t := tunnel{TCPConn: c.(*net.TCPConn)}
+				if refuse[to.Addr] {
+					t.verdict = errors.New("nobody there, after all")
+				}
+				return t, nil
+			}
+		}
+		DeferCleanup(func() {
+			p.Stop()
+			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			defer cancel()
+			p.Drain(ctx)
+			Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(goroutines))
+		})
+	})
+	// serve returns where a Service is to be had that has these endpoints.
+	serve := func(change func(*config.ServicePort), endpoints ...netip.AddrPort) string {
+		GinkgoHelper()
+		p = proxy.New(o)
+		port := config.ServicePort{
+			ID: config.PortID{Namespace: "of-headers", Service: fmt.Sprint("web-", tunneled), Family: config.IPv4}, Protocol: config.TCP,
+			VIPs: []config.VIP{{Kind: config.ExternalIP, Addr: netip.MustParseAddr("192.0.2.10"), Port: 80}},
+		}
+		for _, e := range endpoints {
+			port.Endpoints = append(port.Endpoints, config.Endpoint{Addr: e, Ready: true})
+		}
+		port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
+		change(&port)
+		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "of-headers", Name: "web"}, Ports: []config.ServicePort{port}}})
+		return p.Status()[0].Listeners[0].String()
+	}
+	connect := func(at string) *net.TCPConn {
+		GinkgoHelper()
+		c, err := net.Dial("tcp", at)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { c.Close() })
+		Expect(c.SetDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
+		return c.(*net.TCPConn)
+	}
+	// listen is an endpoint, with the bytes of each connection when that has ended, or
+	// has sent as many as it is to wait for.
+	listen := func(atLeast int) (netip.AddrPort, chan string) {
+		GinkgoHelper()
+		got := make(chan string, 100)
+		return lab.Backend(func(c net.Conn) {
+			if atLeast > 0 {
+				buf := make([]byte, atLeast)
+				n, _ := io.ReadFull(c, buf)
+				got <- string(buf[:n])
+				fmt.Fprint(c, "hello")
+				return
+			}
+			all, _ := io.ReadAll(c)
+			got <- string(all)
+		}), got
+	}
+	// last returns the end of the only connection that there was.
+	last := func() *trace.Event {
+		GinkgoHelper()
+		var ended []trace.Event
+		Eventually(func() int {
+			ended = p.Trace.Ended(2, func(*trace.Event) bool { return true })
+			return len(ended)
+		}).WithTimeout(20 * time.Second).Should(Equal(1))
+		return &ended[0]
+	}
+
+	Describe("towards endpoints,", func() {
+		for _, version := range []config.ProxyProtocol{config.ProxyV1, config.ProxyV2} {
+			asked := func(port *config.ServicePort) { port.ProxyProtocol = version }
+			header := func(c net.Conn) string {
+				addr := func(a net.Addr) netip.AddrPort { return a.(*net.TCPAddr).AddrPort() }
+				return string(proxyproto.Header(version, config.TCP, addr(c.LocalAddr()), addr(c.RemoteAddr())))
+			}
+
+			It(fmt.Sprintf("%s: come before the first byte of the client's, and do not count", version), func() {
+				endpoint, got := listen(0)
+				c := connect(serve(asked, endpoint))
+				Expect(c.Write([]byte("payload"))).Error().NotTo(HaveOccurred())
+				Expect(c.CloseWrite()).To(Succeed())
+				Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(header(c) + "payload")))
+				Expect(last().ToEndpoint).To(BeEquivalentTo(len("payload")))
+			})
+
+			It(fmt.Sprintf("%s: come at once, also if the client waits for the endpoint to speak", version), func() {
+				probe := proxyproto.Header(version, config.TCP, netip.MustParseAddrPort("127.0.0.1:10000"), netip.MustParseAddrPort("127.0.0.1:10000"))
+				endpoint, got := listen(len(probe) - 20) // ports and addresses may be shorter
+				c := connect(serve(asked, endpoint))
+				Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(header(c)[:len(probe)-20])))
+				Expect(io.ReadFull(c, make([]byte, 5))).To(Equal(5))
+				c.Close()
+				Expect(last().ToEndpoint).To(BeZero())
+			})
+
+			It(fmt.Sprintf("%s: come anew to each endpoint that is tried", version), func() {
+				dead, alive := netip.AddrPort{}, netip.AddrPort{}
+				var got, lost chan string
+				alive, got = listen(0)
+				if tunneled {
+					dead, lost = listen(1)
+					refuse[dead] = true
+				} else {
+					dead = dialedPort()
+				}
+				at := serve(asked, dead, alive)
+				for range 2 { // whichever endpoint's turn it is
+					c := connect(at)
+					Expect(c.Write([]byte("payload"))).Error().NotTo(HaveOccurred())
+					Expect(c.CloseWrite()).To(Succeed())
+					Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(header(c) + "payload")))
+				}
+				if tunneled {
+					Expect(lost).To(Receive(BeElementOf("P", "\r")), "the dead one, too")
+				}
+				Expect(p.Stats().Attempts[trace.Connected]).To(BeEquivalentTo(2))
+			})
+		}
+	})
+
+	Describe("from load balancers,", func() {
+		balancers := &config.Balancers{Networks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+		due := func(port *config.ServicePort) { port.VIPs[0].Balancers = balancers }
+		BeforeEach(func() { balancers = &config.Balancers{Networks: balancers.Networks} })
+
+		DescribeTable("name the client; nothing of the payload is lost, whatever its pieces",
+			func(header []byte, want netip.AddrPort) {
+				endpoint, got := listen(0)
+				at := serve(due, endpoint)
+				payload := bytes.Repeat([]byte("0123456789"), 1000)
+				all := append(bytes.Clone(header), payload...)
+				for _, cuts := range [][]int{{}, {len(header)}, {1, 5, 12, len(header) - 1}, {len(header) + 1}} {
+					c := connect(at)
+					from := 0
+					for _, cut := range append(cuts, len(all)) {
+						Expect(c.Write(all[from:cut])).Error().NotTo(HaveOccurred())
+						from = cut
+					}
+					Expect(c.CloseWrite()).To(Succeed())
+					Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(string(payload))))
+					c.Close()
+					Eventually(p.Connections).Should(BeZero())
+					ended := p.Trace.Ended(1, func(*trace.Event) bool { return true })[0]
+					peer := c.LocalAddr().(*net.TCPAddr).AddrPort()
+					Expect(ended.ToEndpoint).To(BeEquivalentTo(len(payload)))
+					if want.IsValid() {
+						Expect(ended.Client).To(Equal(want))
+						Expect(ended.Via).To(HaveValue(Equal(peer)))
+					} else {
+						Expect(ended.Client).To(Equal(peer))
+						Expect(ended.Via).To(BeNil())
+					}
+				}
+			},
+			Entry("version 1", v1, said),
+			Entry("version 2", v2, said),
+			Entry("version 2, of IPv6", proxyproto.Header(config.ProxyV2, config.TCP, netip.MustParseAddrPort("[2001:db8::9]:4711"), saidVIP), netip.MustParseAddrPort("[2001:db8::9]:4711")),
+			Entry("version 2, LOCAL: the balancer's own", []byte("\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00"), netip.AddrPort{}),
+			Entry("version 1, UNKNOWN", []byte("PROXY UNKNOWN\r\n"), netip.AddrPort{}),
+		)
+
+		It("may be alone: who then waits for the endpoint to speak hears it", func() {
+			c := connect(serve(due, lab.Backend(func(c net.Conn) { fmt.Fprint(c, "hello") })))
+			Expect(c.Write(v2)).Error().NotTo(HaveOccurred())
+			Expect(io.ReadAll(c)).To(BeEquivalentTo("hello"))
+		})
+
+		It("are passed on as usher's own, with the client that they name", func() {
+			endpoint, got := listen(0)
+			c := connect(serve(func(port *config.ServicePort) {
+				due(port)
+				port.ProxyProtocol = config.ProxyV1
+			}, endpoint))
+			Expect(c.Write(append(bytes.Clone(v2), "payload"...))).Error().NotTo(HaveOccurred())
+			Expect(c.CloseWrite()).To(Succeed())
+			to := c.RemoteAddr().(*net.TCPAddr).AddrPort()
+			Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(string(proxyproto.Header(config.ProxyV1, config.TCP, said, to)) + "payload")))
+		})
+
+		DescribeTable("that are wrong: a reset, and no endpoint is reached",
+			func(first string, hangUp bool, says string) {
+				endpoint, got := listen(0)
+				c := connect(serve(due, endpoint))
+				Expect(c.Write([]byte(first))).Error().NotTo(HaveOccurred())
+				if hangUp {
+					Expect(c.CloseWrite()).To(Succeed())
+				}
+				Expect(c.Read(make([]byte, 1))).Error().To(reset)
+				e := last()
+				Expect(e.End).To(Equal(trace.HeaderRefused))
+				Expect(e.Err).To(ContainSubstring(says))
+				Expect(e.Life.Attempts()).To(BeZero())
+				Expect(got).NotTo(Receive())
+			},
+			Entry("missing", "GET / HTTP/1.1\r\n\r\n", false, "does not begin with"),
+			Entry("cut", string(v2[:20]), true, "cut off"),
+			Entry("nothing at all", "", true, "does not begin with"),
+			Entry("too long", "\r\n\r\n\x00\r\nQUIT\n\x21\x11\xff\xff", false, "too long"),
+			Entry("wrong", "PROXY TCP4 a b c d\r\n", false, "is wrong: proxyproto: invalid address"),
+		)
+
+		It("that come too slowly, a byte a second: a reset", func() {
+			lab.Long()
+			endpoint, got := listen(0)
+			c := connect(serve(due, endpoint))
+			began := time.Now()
+			for i := range v2 {
+				if _, err := c.Write(v2[i : i+1]); err != nil {
+					break
+				}
+				Expect(c.SetReadDeadline(time.Now().Add(time.Second))).To(Succeed())
+				if _, err := c.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+					Expect(err).To(reset)
+					break
+				}
+			}
+			Expect(time.Since(began)).To(BeNumerically("<", 15*time.Second))
+			Expect(last().Err).To(Equal("its PROXY protocol header did not come within 5s"))
+			Expect(got).NotTo(Receive())
+		})
+
+		It("that are awaited keep usher from ending no longer than other connections do", func() {
+			endpoint, _ := listen(0)
+			c := connect(serve(due, endpoint))
+			Eventually(p.Connections).Should(BeEquivalentTo(1))
+			p.Stop()
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+			defer cancel()
+			began := time.Now()
+			Expect(p.Drain(ctx)).To(Equal(1))
+			Expect(time.Since(began)).To(BeNumerically("<", 4*time.Second))
+			Expect(c.Read(make([]byte, 1))).Error().To(reset)
+			Expect(last().End).To(Equal(trace.Drained))
+		})
+
+		It("are not looked for in what others send, who are served as ever", func() {
+			endpoint, got := listen(0)
+			balancers.Networks = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
+			c := connect(serve(due, endpoint))
+			Expect(c.Write(v1)).Error().NotTo(HaveOccurred())
+			Expect(c.CloseWrite()).To(Succeed())
+			Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(string(v1))))
+			e := last()
+			Expect(e.Client).To(Equal(c.LocalAddr().(*net.TCPAddr).AddrPort()))
+			balancers.Networks = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+		})
+
+		It("decide who may, which endpoint it had, and whose share it takes", func() {
+			o.MaxConnections, o.MaxConnectionsPerPort = 16, 16
+			balancers.Clients = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
+			one, two := lab.Backend(func(c net.Conn) { fmt.Fprint(c, "1"); _, _ = io.Copy(io.Discard, c) }), lab.Backend(func(c net.Conn) { fmt.Fprint(c, "2"); _, _ = io.Copy(io.Discard, c) })
+			at := serve(func(port *config.ServicePort) {
+				due(port)
+				port.AffinityTimeout = time.Hour
+			}, one, two)
+			asks := func(client string) (string, error) {
+				c := connect(at)
+				_, _ = c.Write(proxyproto.Header(config.ProxyV2, config.TCP, netip.MustParseAddrPort(client+":99"), saidVIP)) // reading tells
+				answer := make([]byte, 1)
+				_, err := io.ReadFull(c, answer)
+				return string(answer), err
+			}
+			_, err := asks("198.51.100.1")
+			Expect(err).To(reset)
+			Eventually(func() int64 { return p.Stats().Ends[trace.SourceRefused] }).Should(BeEquivalentTo(1))
+			had := map[string]string{}
+			for i := range 14 {
+				client := fmt.Sprint("203.0.113.", i%7)
+				answer, err := asks(client)
+				Expect(err).NotTo(HaveOccurred())
+				if i < 7 {
+					had[client] = answer
+				}
+				Expect(answer).To(Equal(had[client]), "affinity of %s", client)
+			}
+			Expect(had).To(And(ContainElement("1"), ContainElement("2")))
+			for range 2 { // little room is left, and nobody but the balancer has much of it
+				_, err = asks("203.0.113.6")
+				Expect(err).NotTo(HaveOccurred())
+			}
+			Expect(p.Connections()).To(BeEquivalentTo(16))
+		})
+
+		It("that are spoiled, a hundred thousand of them: no endpoint is reached, and usher goes on", func() {
+			n := 2000
+			if lab.Asked() {
+				n = 100_000
+			}
+			endpoint, got := listen(0)
+			at := serve(due, endpoint)
+			var clients sync.WaitGroup
+			jobs := make(chan uint64)
+			for range 16 {
+				clients.Go(func() {
+					defer GinkgoRecover()
+					for seed := range jobs {
+						first := lab.SpoiledHeader(rand.New(rand.NewPCG(seed, 100)))
+						c, err := net.Dial("tcp", at)
+						Expect(err).NotTo(HaveOccurred())
+						_, _ = c.Write(first) // it may have been reset by the first of it
+						_ = c.(*net.TCPConn).CloseWrite()
+						Expect(c.SetReadDeadline(time.Now().Add(30 * time.Second))).To(Succeed())
+						_, err = c.Read(make([]byte, 1))
+						Expect(err).To(HaveOccurred())
+						Expect(err.(net.Error).Timeout()).To(BeFalse(), "%q", first)
+						c.Close()
+					}
+				})
+			}
+			for seed := range uint64(n) {
+				jobs <- seed
+			}
+			close(jobs)
+			clients.Wait()
+			Eventually(p.Connections).WithTimeout(20 * time.Second).Should(BeZero())
+			Expect(p.Stats().Ends).To(Equal(map[trace.End]int64{trace.HeaderRefused: int64(n)}))
+			Expect(got).To(BeEmpty())
+			c := connect(at)
+			Expect(c.Write(v2)).Error().NotTo(HaveOccurred())
+			Expect(c.CloseWrite()).To(Succeed())
+			Eventually(got).WithTimeout(10 * time.Second).Should(Receive(BeEmpty()))
+		})
+	})
+}
