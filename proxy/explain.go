@@ -100,7 +100,7 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 	switch {
 	case problem != nil:
 		x.Cause, x.Verdict = HasProblem, WouldFail
-	case q.Client.IsValid() && !p.node.Locality.Admits(&vip, q.Client, vip.Addr):
+	case q.Client.IsValid() && !vip.Expects(q.Client) && !p.node.Locality.Admits(&vip, q.Client, vip.Addr):
 		x.Cause, x.Verdict = SourceRefused, WouldRefuse
 		if filters {
 			x.Verdict = WouldDrop

@@ -116,6 +116,7 @@ func headerSpecs(tunneled bool) {
 				n, _ := io.ReadFull(c, buf)
 				got <- string(buf[:n])
 				fmt.Fprint(c, "hello")
+				_, _ = io.Copy(io.Discard, c)
 				return
 			}
 			all, _ := io.ReadAll(c)

@@ -83,6 +83,15 @@ var _ = Describe("an access log", func() {
 		Expect(line.Attempts[0].Error).To(Equal("a \"quoted\"\n\\ error"))
 	})
 
+	It("has the load balancer that a client came through", func() {
+		var out strings.Builder
+		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
+			life := t.Begin(trace.Subject{Client: good, Via: &bad, VIP: good}, at)
+			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at})
+		})
+		Expect(out.String()).To(ContainSubstring(`"client":"10.1.0.8:80","via":"10.1.0.7:80","vip":"10.1.0.8:80"`))
+	})
+
 	It("has the same as text", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.Text}, func(*accesslog.Log) { retried(t, "connection refused") })

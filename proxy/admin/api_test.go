@@ -292,7 +292,11 @@ var _ = Describe("the API of a proxy", func() {
 		leaving.Ports[0].Endpoints[1].Ready, leaving.Ports[0].Endpoints[1].Terminating = false, true
 		leaving.Ports[0].Cluster = leaving.Ports[0].Endpoints[:1]
 		leaving.Ports[0].Internal, leaving.Ports[0].External = leaving.Ports[0].Cluster, leaving.Ports[0].Cluster
-		n.proxy.Apply([]config.Service{sticky, limited, elsewhere, leaving, service("empty", "10.96.0.5")})
+		behind := service("behind", "10.96.0.6", answering())
+		behind.Ports[0].ProxyProtocol = config.ProxyV1
+		behind.Ports[0].VIPs[0].Sources = limited.Ports[0].VIPs[0].Sources
+		behind.Ports[0].VIPs[0].Balancers = &config.Balancers{Networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+		n.proxy.Apply([]config.Service{sticky, limited, elsewhere, leaving, behind, service("empty", "10.96.0.5")})
 		explain := func(query string) (x api.Explanation) {
 			GinkgoHelper()
 			Expect(n.get("/explain?service="+query, &x)).To(Equal(200))
@@ -311,6 +315,12 @@ var _ = Describe("the API of a proxy", func() {
 
 		Expect(explain("limited&client=198.51.100.1").Verdict).To(Equal(api.WouldRefuse))
 		Expect(explain("limited&client=192.0.2.7").Verdict).To(Equal(api.WouldTry))
+		x = explain("behind&client=10.0.0.1")
+		Expect(x.Verdict).To(Equal(api.WouldTry))
+		Expect(x.Text).To(ContainElements(ContainSubstring("10.0.0.1 is a load balancer's"), ContainSubstring("PROXY protocol v1")))
+		var list api.ServiceList
+		n.get("/services?q=behind", &list)
+		Expect(list.Items[0].Ports[0].ProxyProtocol).To(HaveValue(Equal(api.ProxyProtocol{ToEndpoints: "v1", From: []string{"10.0.0.0/8"}})))
 		x = explain("elsewhere")
 		Expect(x.Verdict).To(Equal(api.WouldReject))
 		Expect(x.Policy).To(ContainSubstring("internalTrafficPolicy Local"))

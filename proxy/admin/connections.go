@@ -102,6 +102,9 @@ func (s seen) connection(now time.Time) api.Connection {
 		Client: l.Client.String(), VIP: l.VIP.String(), Accepted: l.Accepted,
 		State: api.Connecting, DurationMs: milliseconds(now.Sub(l.Accepted)), Attempts: []api.Attempt{},
 	}
+	if l.Via != nil {
+		c.Via = l.Via.String()
+	}
 	for i, t := range l.Tried() {
 		c.Attempts = append(c.Attempts, api.Attempt{
 			Number: i + 1, Endpoint: t.Endpoint.String(), Pod: t.Pod, Reason: t.Reason, PassedOver: t.PassedOver,

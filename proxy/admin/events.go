@@ -256,6 +256,9 @@ func newEvent(id string, e *trace.Event) api.Event {
 	if e.Client.IsValid() {
 		out.Client, out.VIP = e.Client.String(), e.VIP.String()
 	}
+	if e.Via != nil {
+		out.Via = e.Via.String()
+	}
 	if e.Endpoint.IsValid() {
 		out.Endpoint = e.Endpoint.String()
 	}

@@ -153,6 +153,12 @@ func sentences(x *proxy.Explanation, client netip.Addr, order []api.Candidate, n
 			say("There are endpoints, but none on this node, and the policy is Local: nobody listens here.")
 		}
 	}
+	if client.IsValid() && x.VIP.Expects(client) {
+		say("The client %s is a load balancer's: it has to begin with a header of the PROXY protocol, and all this holds for the client that the header names.", client)
+	}
+	if x.Verdict == proxy.WouldTry && x.Port.ProxyProtocol != 0 {
+		say("The endpoint is told who the client is by a header of the PROXY protocol %s.", x.Port.ProxyProtocol)
+	}
 	if x.Affinity != nil {
 		had := x.Affinity.Endpoint
 		if e := x.Set.Find(had); e == nil {

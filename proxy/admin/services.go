@@ -239,7 +239,25 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 	if v.Problem != nil {
 		s.Problem = &api.Problem{Reason: string(v.Problem.Reason), Message: v.Problem.Err.Error()}
 	}
+	s.ProxyProtocol = proxyProtocol(v.Port)
 	return s
+}
+
+// proxyProtocol returns between whom headers tell of the client, or nil.
+func proxyProtocol(port config.ServicePort) *api.ProxyProtocol {
+	p := api.ProxyProtocol{ToEndpoints: port.ProxyProtocol.String()}
+	for _, vip := range port.VIPs {
+		if vip.Balancers != nil { // the same for all that have them
+			p.From = nil
+			for _, network := range vip.Balancers.Networks {
+				p.From = append(p.From, network.String())
+			}
+		}
+	}
+	if p.ToEndpoints == "" && p.From == nil {
+		return nil
+	}
+	return &p
 }
 
 func detail(v *proxy.PortView, o *proxy.Options, now time.Time) api.ServicePort {

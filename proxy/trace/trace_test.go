@@ -127,6 +127,8 @@ var _ = Describe("a Log", func() {
 	})
 })
 
+var balancer = netip.MustParseAddrPort("10.0.0.1:999")
+
 var _ = DescribeTable("an Event tells itself in a line", func(e trace.Event, line string) {
 	if e.Subject == nil {
 		e.Subject = &trace.Subject{}
@@ -136,6 +138,8 @@ var _ = DescribeTable("an Event tells itself in a line", func(e trace.Event, lin
 },
 	Entry(nil, trace.Event{Kind: trace.Accepted, Subject: &trace.Subject{Client: netip.MustParseAddrPort("10.0.0.1:999"), VIP: netip.MustParseAddrPort("10.96.0.10:80")}},
 		"accepted 10.0.0.1:999 → 10.96.0.10:80"),
+	Entry(nil, trace.Event{Kind: trace.Accepted, Subject: &trace.Subject{Client: netip.MustParseAddrPort("203.0.113.9:1"), Via: &balancer, VIP: netip.MustParseAddrPort("192.0.2.80:80")}},
+		"accepted 203.0.113.9:1 → 192.0.2.80:80, through the load balancer at 10.0.0.1:999"),
 	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Pod: "default/web-1", Reason: "round robin", PassedOver: 2, Err: "connection refused", Took: 240 * time.Microsecond},
 		"attempt 1 → 10.1.0.1:80 default/web-1 (round robin, 2 passed over in quarantine): connection refused after 0.24 ms"),
 	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 2, Endpoint: netip.MustParseAddrPort("[2001:db8::1]:80"), Reason: "affinity", Took: 253 * time.Millisecond},

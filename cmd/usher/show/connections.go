@@ -22,6 +22,7 @@ var Connections = []Column[api.Connection]{
 	{Title: "TO ENDPOINT", Right: true, Cell: func(c api.Connection) string { return Bytes(float64(c.BytesToEndpoint)) }},
 	{Title: "TO CLIENT", Right: true, Cell: func(c api.Connection) string { return Bytes(float64(c.BytesToClient)) }},
 	{Title: "PROTOCOL", Wide: true, Cell: func(c api.Connection) string { return Clean(c.Protocol) }},
+	{Title: "VIA", Wide: true, Cell: func(c api.Connection) string { return dash(c.Via) }},
 	{Title: "VIP", Wide: true, Cell: func(c api.Connection) string { return Clean(c.VIP) }},
 	{Title: "CONNECT TIME", Right: true, Wide: true, Cell: func(c api.Connection) string {
 		if c.ConnectMs == 0 {

@@ -25,6 +25,7 @@ var Services = []Column[api.Service]{
 	{Title: "TO CLIENTS", Right: true, Wide: true, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToClient)) }},
 	{Title: "AFFINITY", Wide: true, Cell: func(s api.Service) string { return affinity(s.AffinitySeconds) }},
 	{Title: "LISTENS ON", Wide: true, Cell: func(s api.Service) string { return dash(Few(listeners(s))) }},
+	{Title: "PROXY PROTOCOL", Wide: true, Cell: func(s api.Service) string { return dash(Few(proxyProtocols(s))) }},
 	{Title: "PROBLEM", Wide: true, Cell: func(s api.Service) string { return dash(problems(s)) }},
 }
 
@@ -55,6 +56,27 @@ func listeners(s api.Service) (list []string) {
 	for _, p := range s.Ports {
 		if p.Listener != "" {
 			list = append(list, p.Listener)
+		}
+	}
+	return list
+}
+
+// proxyProtocols returns how headers tell of clients: "v2 to endpoints", "from 10.0.0.0/8".
+func proxyProtocols(s api.Service) (list []string) {
+	add := func(text string) {
+		if !slices.Contains(list, text) {
+			list = append(list, text)
+		}
+	}
+	for _, p := range s.Ports {
+		if p.ProxyProtocol == nil {
+			continue
+		}
+		if v := p.ProxyProtocol.ToEndpoints; v != "" {
+			add(v + " to endpoints")
+		}
+		for _, network := range p.ProxyProtocol.From {
+			add("from " + network)
 		}
 	}
 	return list

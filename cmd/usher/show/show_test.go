@@ -60,8 +60,8 @@ var _ = Describe("a table", func() {
 	It("tells more of Services when it is wide", func() {
 		problem := web
 		problem.AffinitySeconds = 10800
-		problem.Ports = []api.PortSummary{{Protocol: "SCTP", VIP: "10.96.0.10:99", Problem: &api.Problem{Reason: "SCTPOff", Message: "off"}}}
-		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("1         730 B      1.3 MB  3h        -           SCTPOff: off"))
+		problem.Ports = []api.PortSummary{{Protocol: "SCTP", VIP: "10.96.0.10:99", ProxyProtocol: &api.ProxyProtocol{ToEndpoints: "v2", From: []string{"10.0.0.0/8"}}, Problem: &api.Problem{Reason: "SCTPOff", Message: "off"}}}
+		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("1         730 B      1.3 MB  3h        -           v2 to endpoints, from 10.0.0.0/8  SCTPOff: off"))
 	})
 
 	It("tells endpoints, and for how long one is in quarantine", func() {

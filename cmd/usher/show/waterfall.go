@@ -12,7 +12,7 @@ import (
 // long it took, how it ended. Lines are at most width wide where words allow it.
 func Waterfall(c api.Connection, width int) []string {
 	lines := []string{
-		Title.Text(fmt.Sprintf("#%d %s", c.ID, Clean(servicePort(c.Service, c.Port, c.Family)))) + fmt.Sprintf("  %s  %s → %s", Clean(c.Protocol), Clean(c.Client), Clean(c.VIP)),
+		Title.Text(fmt.Sprintf("#%d %s", c.ID, Clean(servicePort(c.Service, c.Port, c.Family)))) + fmt.Sprintf("  %s  %s%s → %s", Clean(c.Protocol), Clean(c.Client), inFront(" via ", Clean(c.Via)), Clean(c.VIP)),
 		fmt.Sprintf("accepted %s, %s", c.Accepted.Local().Format("15:04:05.000"), ConnectionStyle(c).Text(fate(c))),
 	}
 	if c.Endpoint != "" {

@@ -28,6 +28,9 @@ type Connection struct {
 	Family   string `json:"family"`
 	Protocol string `json:"protocol"`
 	Client   string `json:"client"`
+	// Via is the load balancer that has told of the client, by a header of the PROXY
+	// protocol; left out if the client has come itself.
+	Via string `json:"via,omitempty"`
 	// VIP is where the client connected to.
 	VIP   string          `json:"vip"`
 	State ConnectionState `json:"state"`

@@ -74,7 +74,9 @@ type Event struct {
 	// Connection is the number of the connection, for steps.
 	Connection uint64 `json:"connection,omitempty"`
 	Client     string `json:"client,omitempty"`
-	VIP        string `json:"vip,omitempty"`
+	// Via is as in Connection.
+	Via string `json:"via,omitempty"`
+	VIP string `json:"vip,omitempty"`
 
 	// Attempt, Reason, PassedOver and Result are as in Attempt.
 	Attempt    int    `json:"attempt,omitempty"`

@@ -45,8 +45,21 @@ type PortSummary struct {
 	// Listener is where usher listens for it; left out while there is no
 	// endpoint.
 	Listener string `json:"listener,omitempty"`
+	// ProxyProtocol is left out if neither endpoints are told of their clients nor load
+	// balancers tell.
+	ProxyProtocol *ProxyProtocol `json:"proxyProtocol,omitempty"`
 	// Problem is left out if the port is served as it should be.
 	Problem *Problem `json:"problem,omitempty"`
+}
+
+// ProxyProtocol says between whom headers of the PROXY protocol tell of the client.
+type ProxyProtocol struct {
+	// ToEndpoints is the version in which endpoints are told: v1 or v2; left out if they
+	// are not.
+	ToEndpoints string `json:"toEndpoints,omitempty"`
+	// From are the networks of the load balancers whose connections, to VIPs that are not
+	// cluster IPs, begin with a header; left out if there are none.
+	From []string `json:"from,omitempty"`
 }
 
 // EndpointCounts says how many endpoints there are, each address and port once.

@@ -38,9 +38,9 @@ export const connections = {
   // its beginning was not seen.
   step(e) {
     if (e.kind === 'accepted') {
-      const { service, port, family, protocol, client, vip } = e;
+      const { service, port, family, protocol, client, via, vip } = e;
       known.set(e.connection, {
-        id: e.connection, service, port, family, protocol, client, vip, state: 'connecting',
+        id: e.connection, service, port, family, protocol, client, via, vip, state: 'connecting',
         accepted: e.time, attempts: [], bytesToEndpoint: 0, bytesToClient: 0,
       });
       trim();

@@ -81,6 +81,7 @@ function facts(c) {
   const mono = text => h('span', { class: 'mono' }, text);
   return [
     ['Client', mono(c.client)],
+    c.via && ['Through the load balancer at', mono(c.via)],
     ['Connected to', mono(`${c.vip} ${c.protocol}`)],
     ['Service port', `${c.service}${c.port ? `:${c.port}` : ''}, ${c.family}`],
     ['Endpoint', c.endpoint ? mono(c.endpoint) : 'none'],
