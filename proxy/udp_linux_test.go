@@ -17,6 +17,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -160,4 +161,89 @@ func BenchmarkUDPOutAndBack(b *testing.B) {
 	for b.Loop() {
 		exchangeOnce(b, client, buf)
 	}
+}
+
+func TestDatagramsToEndpointsBeginWithAHeaderIfTheServiceWantsIt(t *testing.T) {
+	g := NewWithT(t)
+	got := make(chan string, 1000)
+	servers := map[string]*net.UDPConn{}
+	listen := func() netip.AddrPort {
+		server, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		g.Expect(err).NotTo(HaveOccurred())
+		t.Cleanup(func() { server.Close() })
+		at := server.LocalAddr().(*net.UDPAddr).AddrPort()
+		servers[at.String()] = server
+		go func() {
+			buf := make([]byte, 65536)
+			for {
+				n, from, err := server.ReadFromUDPAddrPort(buf)
+				if err != nil {
+					return
+				}
+				got <- string(buf[:n])
+				_, _ = server.WriteToUDPAddrPort([]byte(at.String()), from)
+			}
+		}()
+		return at
+	}
+	one, two := listen(), listen()
+	p := proxyOf(t, servers[one.String()])
+	service := echoService(one, two)
+	service.Ports[0].ProxyProtocol = config.ProxyV2
+	p.Apply([]config.Service{service})
+	client, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(p.Status()[0].Listeners[0]))
+	g.Expect(err).NotTo(HaveOccurred())
+	defer client.Close()
+	g.Expect(client.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
+	addr := func(a net.Addr) netip.AddrPort { return a.(*net.UDPAddr).AddrPort() }
+	header := string(proxyproto.Header(config.ProxyV2, config.UDP, addr(client.LocalAddr()), addr(client.RemoteAddr())))
+	send := func(text string) {
+		_, err := client.Write([]byte(text))
+		g.Expect(err).NotTo(HaveOccurred())
+	}
+	hear := func() string {
+		buf := make([]byte, 100)
+		n, err := client.Read(buf)
+		g.Expect(err).NotTo(HaveOccurred())
+		return string(buf[:n])
+	}
+
+	send("first")
+	g.Eventually(got).Should(Receive(Equal(header + "first")))
+	had := hear() // which has no header
+	g.Expect(servers).To(HaveKey(had))
+
+	// The endpoint refuses from now on: what it has not got comes to the other one, and the
+	// header is there once.
+	servers[had].Close()
+	for i := 0; ; i++ {
+		send("second")
+		select {
+		case datagram := <-got:
+			g.Expect(datagram).To(Equal(header + "second"))
+		case <-time.After(50 * time.Millisecond):
+			g.Expect(i).To(BeNumerically("<", 100))
+			continue
+		}
+		break
+	}
+	g.Expect(hear()).NotTo(Equal(had))
+
+	// An annotation that is taken away has effect for the sessions that there are.
+	service.Ports[0].ProxyProtocol = 0
+	p.Apply([]config.Service{service})
+	send("third")
+	for datagram := range got {
+		if datagram == "third" {
+			break
+		}
+		g.Expect(datagram).To(Equal(header+"second"), "from before")
+	}
+	p.Stop()
+	var payload int64
+	for _, e := range p.Trace.Ended(10, func(*trace.Event) bool { return true }) {
+		payload += e.ToEndpoint
+	}
+	g.Expect(payload).To(BeNumerically(">=", len("firstsecondthird")))
+	g.Expect((payload-int64(len("firstthird")))%int64(len("second"))).To(BeZero(), "headers, of %d bytes, do not count", len(header))
 }
