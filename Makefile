@@ -29,7 +29,7 @@ test-fast: ## what `go test ./...` runs: no long tests; without root, without do
 
 .PHONY: test
 test: ## run all tests, and end with a table; installs what they need (apt, as root); the first time, builds a Kubernetes API server
-	@test/install.sh iptables nftables iproute2 procps etcd-server qemu-system-x86 kmod dnsmasq-base dnsutils chromium curl python3
+	@test/install.sh iptables nftables iproute2 procps etcd-server qemu-system-x86 kmod dnsmasq-base dnsutils chromium curl python3 haproxy nginx libnginx-mod-stream
 	@test/kernel.sh
 	@test/privileges.sh
 	@$(GO) run ./test/all
