@@ -1,12 +1,19 @@
 package cluster
 
 import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
 	"net/netip"
+	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -243,6 +250,66 @@ var _ = Describe("which Services are served:", func() {
 		}
 	})
 
+	It("annotations: endpoints are told who the client is, and load balancers tell usher", func() {
+		const tell, accept, aws = "usher.io/proxy-protocol", "usher.io/accept-proxy-protocol", "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol"
+		annotate := func(annotations map[string]string) func(*corev1.Service) {
+			return func(s *corev1.Service) { s.Annotations = annotations }
+		}
+		svc := c.service("web", noSelector, annotate(map[string]string{tell: "v1"}), func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort })
+		pod := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
+		c.write(c.slice("web", "a", endpoint(lab.Pod(1))))
+		u := c.usher("--load-balancer-cidr=192.0.2.0/24")
+		nodePort := fmt.Sprintf("%s:%d", lab.NodeOut4, svc.Spec.Ports[0].NodePort)
+		// echo is what the endpoint has got, after a client sent that and nothing else.
+		echo := func(client *lab.Dialer, to, sent string) func() (string, error) {
+			return func() (string, error) {
+				conn, err := client.Dial("", to, 3*time.Second)
+				if err != nil {
+					return "", err
+				}
+				defer conn.Close()
+				if err := errors.Join(conn.SetDeadline(time.Now().Add(10*time.Second)), second(conn.Write([]byte(sent))), conn.CloseWrite()); err != nil {
+					return "", err
+				}
+				all, err := io.ReadAll(conn)
+				local, _ := conn.LocalAddr().(*net.TCPAddr)
+				return strings.ReplaceAll(strings.TrimPrefix(string(all), pod.addr.String()+"\n"), fmt.Sprint(local.Port), "PORT"), err
+			}
+		}
+		becomes := func(client *lab.Dialer, to, sent, got string) {
+			GinkgoHelper()
+			Eventually(echo(client, to, sent)).WithTimeout(soon).Should(Equal(got))
+		}
+		balancer := "PROXY TCP4 203.0.113.9 203.0.113.1 4711 443\r\n"
+		clusterIP := svc.Spec.ClusterIP
+
+		becomes(c.pod, vip(svc), "hello", "PROXY TCP4 "+lab.PodClient4+" "+clusterIP+" PORT 80\r\nhello")
+		becomes(c.outside, nodePort, balancer, "PROXY TCP4 192.0.2.2 192.0.2.1 PORT "+fmt.Sprint(svc.Spec.Ports[0].NodePort)+"\r\n"+balancer)
+
+		By("changed")
+		c.update("web", annotate(map[string]string{accept: "192.0.2.2/32"}))
+		becomes(c.pod, vip(svc), "hello", "hello")
+		becomes(c.outside, nodePort, balancer+"hello", "hello")
+		Eventually(func() error { return second(echo(c.outside, nodePort, "hello")()) }).WithTimeout(soon).Should(MatchError(syscall.ECONNRESET))
+		c.update("web", annotate(map[string]string{accept: "192.0.2.99"}))
+		becomes(c.outside, nodePort, balancer, balancer)
+		c.update("web", annotate(map[string]string{aws: "*", tell: "v1"}))
+		becomes(c.outside, nodePort, balancer+"hello", "PROXY TCP4 203.0.113.9 192.0.2.1 4711 "+fmt.Sprint(svc.Spec.Ports[0].NodePort)+"\r\nhello")
+
+		By("wrong")
+		c.update("web", annotate(map[string]string{accept: "everywhere", tell: "v3"}))
+		becomes(c.outside, nodePort, balancer, balancer)
+		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(
+			ContainSubstring(`metadata.annotations[usher.io/proxy-protocol]: Invalid value: "v3": must be v1 or v2`)))
+		Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say(`metadata.annotations\[usher.io/accept-proxy-protocol\]: Invalid value: .*everywhere.*: must be networks of load balancers`))
+
+		By("removed")
+		c.update("web", annotate(map[string]string{tell: "v1"}))
+		becomes(c.pod, vip(svc), "hello", "PROXY TCP4 "+lab.PodClient4+" "+clusterIP+" PORT 80\r\nhello")
+		c.update("web", annotate(nil))
+		becomes(c.pod, vip(svc), "hello", "hello")
+	})
+
 	It("a port that is renamed: nobody is refused", func() {
 		// With endpoints under both names, since a controller comes later.
 		svc := c.service("web", noSelector)
@@ -320,3 +387,6 @@ var _ = Describe("which Services are served:", func() {
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
 	})
 })
+
+// second returns the second of two results, an error.
+func second[T any](_ T, err error) error { return err }
