@@ -77,9 +77,9 @@ func (v version) over(protocol config.Protocol, port *field.Path, p *problems) c
 	return 0
 }
 
-// balancers returns the load balancers of svc that say who their clients are, or nil. aws
+// balancersOf returns the load balancers of svc that say who their clients are, or nil. aws
 // are the networks of AWS's.
-func balancers(svc *corev1.Service, aws []netip.Prefix, p *problems) *config.Balancers {
+func balancersOf(svc *corev1.Service, aws []netip.Prefix, p *problems) *config.Balancers {
 	networks := acceptedFrom(svc, aws, p)
 	if len(networks) == 0 {
 		return nil
@@ -103,7 +103,7 @@ func acceptedFrom(svc *corev1.Service, aws []netip.Prefix, p *problems) (network
 		if addr, alone := ParseAddr(text); alone {
 			network, ok = netip.PrefixFrom(addr, addr.BitLen()), true
 		}
-		if !ok {
+		if !ok || !network.IsValid() {
 			p.add(a.wrong("must be networks of load balancers, separated by commas (e.g. 10.9.8.0/24,2001:db8::/64); %q is none, and no header is believed from there", text))
 			continue
 		}

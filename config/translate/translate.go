@@ -71,7 +71,7 @@ func servicePorts(svc *corev1.Service, loadBalancers []netip.Prefix, p *problems
 	maxAge := annotatedDuration(svc, AnnotationMaxAge, p)
 	nodeAddress := annotatedNodeAddress(svc, p)
 	version := proxyProtocol(svc, p)
-	balancers := balancers(svc, loadBalancers, p)
+	balancers := balancersOf(svc, loadBalancers, p)
 
 	var out []config.ServicePort
 	names := map[string]bool{}
