@@ -211,7 +211,7 @@ func proxyProtocolSpecs(portal string) {
 	It("lets the client that a load balancer names count, and believes nobody else", func() {
 		web := service{name: "web", clusterIP: clusterIP, port: 80, portFields: ", nodePort: 30080",
 			metadata: ", annotations: {usher.io/accept-proxy-protocol: 192.0.2.2/32}",
-			spec: "  type: LoadBalancer\n  sessionAffinity: ClientIP\n  loadBalancerSourceRanges: [203.0.113.0/25]\n" +
+			spec: "  type: LoadBalancer\n  sessionAffinity: ClientIP\n  loadBalancerSourceRanges: [203.0.113.0/25, \"2001:db8:1::/64\"]\n" +
 				"status: {loadBalancer: {ingress: [{ip: 198.51.100.10}]}}\n"}
 		endpoints := []*backend{}
 		for n := 1; n <= 3; n++ {
@@ -222,7 +222,7 @@ func proxyProtocolSpecs(portal string) {
 		u := start()
 		const vip, nodePort = "198.51.100.10:80", lab.NodeOut4 + ":30080"
 		header := func(client string) []byte {
-			return proxyproto.Header(config.ProxyV2, config.TCP, netip.MustParseAddrPort(client+":99"), netip.MustParseAddrPort(vip))
+			return proxyproto.Header(config.ProxyV2, config.TCP, netip.AddrPortFrom(netip.MustParseAddr(client), 99), netip.MustParseAddrPort(vip))
 		}
 		// name is what the endpoint says first, to who begins with first.
 		name := func(from, to string, first []byte) (netip.AddrPort, error) {
@@ -246,6 +246,9 @@ func proxyProtocolSpecs(portal string) {
 				Expect(endpoint).To(Equal(had[client]), "affinity of %s", client)
 			}
 			Expect(had).To(And(ContainElement(web.endpoints[0]), ContainElement(web.endpoints[1]), ContainElement(web.endpoints[2])), "all from one address")
+
+			By("one of the other family, at " + to)
+			Expect(name("", to, header(beyond6))).Error().NotTo(HaveOccurred())
 
 			By("one that is not in the ranges, at " + to)
 			_, err := name("", to, header(otherBeyond4))

@@ -27,6 +27,9 @@ type marking struct {
 
 func (marking) Traits() portal.Traits { return portal.Traits{Redirects: true} }
 func (p marking) Mark() uint32        { return p.mark }
+func (p marking) Origin(client, _ netip.Addr, _ bool) portal.Origin {
+	return portal.Origin{Bind: client, Seen: portal.SeenClient}
+}
 
 var (
 	vip4     = config.VIP{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
@@ -154,6 +157,23 @@ func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
 			g.Expect(client.From.String()).To(Equal(c.header))
 			g.Expect(client.Via.String()).To(Equal(c.from))
 		})
+	}
+}
+
+func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T) {
+	f := front(&Node{})
+	for from, want := range map[string]portal.Seen{
+		"2001:db8::9": portal.SeenFamily, // the endpoint has an IPv4 address
+		"169.254.7.7": portal.SeenFamily,
+		"127.0.0.1":   portal.SeenOwnProcess,
+		"10.1.0.1":    portal.SeenItself,
+		"203.0.113.9": portal.SeenClient,
+	} {
+		via := netip.MustParseAddrPort("10.0.0.1:1")
+		c := &Client{Front: f, From: netip.AddrPortFrom(netip.MustParseAddr(from), 1), Via: &via, To: netip.MustParseAddrPort("192.0.2.10:80")}
+		bind := c.Origin(f.View().All[0])
+		NewWithT(t).Expect(c.seen).To(Equal(want), from)
+		NewWithT(t).Expect(bind.IsValid()).To(Equal(want == portal.SeenClient), from)
 	}
 }
 

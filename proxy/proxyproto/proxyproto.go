@@ -81,7 +81,7 @@ func Read(first []byte) (client netip.AddrPort, n int, err error) {
 		client = source.AddrPort()
 		client = netip.AddrPortFrom(client.Addr().Unmap(), client.Port())
 	}
-	if a := client.Addr(); !a.IsValid() || a.IsUnspecified() || a.IsMulticast() {
+	if a := client.Addr(); !a.IsGlobalUnicast() && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
 		return netip.AddrPort{}, 0, fmt.Errorf("%w: no TCP client has the address %s", ErrWrong, header.SourceAddr)
 	}
 	return client, n, nil

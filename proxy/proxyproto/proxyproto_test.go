@@ -83,6 +83,7 @@ func TestHeadersThatAreNot(t *testing.T) {
 		"PROXY TCP4 203.0.113.9 10.96.0.10 4711 65536\r\n":          proxyproto.ErrWrong,
 		"PROXY TCP4 2001:db8::9 fd00:10:96::10 4711 80\r\n":         proxyproto.ErrWrong,
 		"PROXY TCP4 0.0.0.0 10.96.0.10 4711 80\r\n":                 proxyproto.ErrWrong,
+		"PROXY TCP4 255.255.255.255 10.96.0.10 4711 80\r\n":         proxyproto.ErrWrong,
 		"PROXY TCP4 224.0.0.1 10.96.0.10 4711 80\r\n":               proxyproto.ErrWrong,
 		"PROXY TCP6 fe80::1%eth0 fd00:10:96::10 4711 80\r\n":        proxyproto.ErrWrong,
 		"PROXY UDP4 203.0.113.9 10.96.0.10 4711 80\r\n":             proxyproto.ErrWrong,
