@@ -54,6 +54,9 @@ var seen = [...]struct{ name, why string }{
 	SeenSCTP:       {"node-sctp", "the kernel's SCTP takes no address that the node does not have"},
 }
 
+// Seens is how many Seen there are, zero among them.
+const Seens = len(seen)
+
 // Client reports whether it is the client's own address.
 func (s Seen) Client() bool { return s == SeenClient }
 
@@ -63,3 +66,15 @@ func (s Seen) String() string { return seen[s].name }
 
 // Why tells people why, as a clause that can follow "because".
 func (s Seen) Why() string { return seen[s].why }
+
+// Text tells people whom and why, in words that can follow "the endpoint sees"; empty if
+// it is not decided.
+func (s Seen) Text() string {
+	switch {
+	case s == 0:
+		return ""
+	case s.Client():
+		return "its client's own address, because " + s.Why()
+	}
+	return "this node's address, because " + s.Why()
+}

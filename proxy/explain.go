@@ -12,6 +12,7 @@ import (
 
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/search"
@@ -70,6 +71,7 @@ type Explanation struct {
 	Set       *balance.Set        // those of them for this client
 	Affinity  *affinity.Entry     // that the client has; looked at with WouldTry only
 	Order     []balance.Choice    // in which they would be tried
+	Seen      []portal.Seen       // by each of Order; zero if it depends on the client, who is not known
 	NotTried  []NotTried
 }
 
@@ -111,6 +113,9 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 			x.Affinity = &had
 		}
 		x.Order = search.Preview(x.Set, x.Affinity, now)
+		for _, c := range x.Order {
+			x.Seen = append(x.Seen, front.Origin(q.Client, vip.Addr, c.Endpoint.Endpoint).Seen)
+		}
 	case v.Cluster.Len() == 0:
 		x.Cause, x.Verdict = NoEndpoint, WouldReject
 	default:

@@ -23,6 +23,8 @@ type PortView struct {
 	Rules     []portal.Rule    // that the portal was given; InspectService only
 
 	Endpoints []*balance.Endpoint // usable or not
+	// Seen is whom all endpoints see, whoever the client is; zero if that depends on it.
+	Seen portal.Seen
 	// Cluster, Internal and External are as in config.ServicePort.
 	Cluster, Internal, External *balance.Set
 
@@ -79,6 +81,7 @@ func (f *frontEnd) inspect() PortView {
 	v := f.View()
 	out := PortView{
 		Port: v.Port, Problem: f.proxy.problems[f.ID()],
+		Seen:      f.Origin(netip.Addr{}, v.Port.VIPs[0].Addr, &config.Endpoint{Addr: v.Port.VIPs[0].AddrPort()}).Seen,
 		Endpoints: v.All, Cluster: v.Cluster, Internal: v.Internal, External: v.External,
 		Affinity: f.Affinity, Totals: f.Totals(),
 	}

@@ -153,6 +153,9 @@ func (p *Portal) Origin(client, endpoint netip.Addr, here bool) portal.Origin {
 	if why := o.node[portal.FamilyOf(endpoint)]; why != 0 {
 		return node(why)
 	}
+	if !client.IsValid() {
+		return portal.Origin{}
+	}
 	from, to := p.paths.Of(client), p.paths.Of(endpoint)
 	endpointHere := to.Local && from.Interface != 0 || // or no route leads its answers to the client
 		to.Direct && !to.Local && to.Neighbours != kernel.Apart && (here || p.isPod(o, endpoint, to))

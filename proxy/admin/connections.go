@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -94,6 +95,9 @@ func (a *API) connection(r *http.Request) (any, error) {
 	return nil, notFound(fmt.Sprintf("connection %d is not known: there was none, or it has ended and the trace does not have it any more (--trace-events)", id))
 }
 
+// sees returns s as the API has it.
+func sees(s portal.Seen) api.Sees { return api.Sees{Seen: s.String(), SeenText: s.Text()} }
+
 // connection returns the connection as it is at now.
 func (s seen) connection(now time.Time) api.Connection {
 	l := s.life
@@ -107,7 +111,7 @@ func (s seen) connection(now time.Time) api.Connection {
 	}
 	for i, t := range l.Tried() {
 		c.Attempts = append(c.Attempts, api.Attempt{
-			Number: i + 1, Endpoint: t.Endpoint.String(), Pod: t.Pod, Reason: t.Reason, PassedOver: t.PassedOver,
+			Sees: sees(t.Seen), Number: i + 1, Endpoint: t.Endpoint.String(), Pod: t.Pod, Reason: t.Reason, PassedOver: t.PassedOver,
 			StartMs: milliseconds(t.Began), TookMs: milliseconds(t.Took), Result: t.Result.String(), Error: t.Err,
 		})
 	}

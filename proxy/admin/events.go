@@ -244,7 +244,7 @@ func newEvent(id string, e *trace.Event) api.Event {
 	out := api.Event{
 		ID: id, Time: e.Time, Kind: e.Kind.String(), Text: e.String(),
 		Protocol: string(e.Protocol), Connection: e.Conn,
-		Attempt: e.Attempt, Pod: e.Pod, Reason: e.Reason, PassedOver: e.PassedOver, TookMs: milliseconds(e.Took), Error: e.Err,
+		Attempt: e.Attempt, Pod: e.Pod, Reason: e.Reason, PassedOver: e.PassedOver, Seen: e.Seen.String(), TookMs: milliseconds(e.Took), Error: e.Err,
 		End: string(e.End), BytesToEndpoint: e.ToEndpoint, BytesToClient: e.ToClient, Count: e.Count,
 	}
 	if e.Port.Service != "" {

@@ -94,8 +94,12 @@ func candidate(e *balance.Endpoint, reason, text string, now time.Time) api.Cand
 // order returns the endpoints that would be tried, the first one first.
 func order(x *proxy.Explanation, now time.Time) []api.Candidate {
 	out := []api.Candidate{}
-	for _, c := range x.Order {
-		out = append(out, candidate(c.Endpoint, string(c.Reason), whyNext(x, c, now), now))
+	for i, c := range x.Order {
+		one := candidate(c.Endpoint, string(c.Reason), whyNext(x, c, now), now)
+		if one.Sees = sees(x.Seen[i]); x.Seen[i] == 0 {
+			one.SeenText = "its client's own address if that is a Pod of this node or the endpoint is on this node, and otherwise this node's"
+		}
+		out = append(out, one)
 	}
 	return out
 }
@@ -169,9 +173,9 @@ func sentences(x *proxy.Explanation, client netip.Addr, order []api.Candidate, n
 	}
 	for i, c := range order {
 		if i == 0 {
-			say("First %s: %s.", c.Endpoint, c.Text)
+			say("First %s: %s. It sees %s.", c.Endpoint, c.Text, c.SeenText)
 		} else {
-			say("If that fails, %s: %s.", c.Endpoint, c.Text)
+			say("If that fails, %s: %s. It sees %s.", c.Endpoint, c.Text, c.SeenText)
 		}
 	}
 	return text

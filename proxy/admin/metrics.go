@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/dns"
@@ -151,6 +152,9 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	tell(associationsOpen, s.Associations.Open)
 	for result, n := range s.Attempts {
 		tell(attempts, n, trace.Result(result).String())
+	}
+	for seen, n := range s.Seen[1:] {
+		tell(endpointSees, n, portal.Seen(seen+1).String())
 	}
 	tell(retries, s.All.Retries)
 	tell(quarantines, s.Quarantines)

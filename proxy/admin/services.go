@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/balance"
@@ -233,6 +234,9 @@ func stateOf(e *balance.Endpoint, now time.Time) api.EndpointState {
 
 func portSummary(v *proxy.PortView) api.PortSummary {
 	s := api.PortSummary{Name: v.Port.ID.Port, Family: v.Port.ID.Family.String(), Protocol: string(v.Port.Protocol), VIP: v.Port.VIPs[0].AddrPort().String()}
+	if s.Sees = sees(v.Seen); v.Seen == 0 {
+		s.Sees = sees(portal.SeenClient)
+	}
 	if len(v.Listeners) > 0 {
 		s.Listener = v.Listeners[0].String()
 	}

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -20,6 +21,7 @@ type Counters struct {
 	dropped                                [numDrops]atomic.Int64
 	Probes                                 [trace.Results]atomic.Int64
 	Quarantines, Recoveries                atomic.Int64
+	seen                                   [portal.Seens]atomic.Int64 // by endpoints that answered
 }
 
 // clients are counts of connections, or of UDP sessions.
@@ -47,7 +49,10 @@ func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
 		f.Counters.associations.Add(1)
 	}
 	all.count(life, e)
-	if e.Kind == trace.Closed {
+	switch {
+	case e.Kind == trace.Attempt && e.Err == "":
+		f.Counters.seen[e.Seen].Add(1)
+	case e.Kind == trace.Closed:
 		all.mu.Lock()
 		all.ends[e.End]++
 		all.mu.Unlock()
@@ -159,6 +164,7 @@ type Stats struct {
 	All                   Totals // connections and UDP sessions together
 	Accepted, Established int64
 	Attempts              [trace.Results]int64 // by trace.Result
+	Seen                  [portal.Seens]int64  // clients with an endpoint that answered, by whom it sees
 	Unlogged              int64                // connections that were refused and that the trace leaves out
 	Ends                  map[trace.End]int64
 	Open, Limit           int64 // connections
@@ -203,6 +209,9 @@ func (n *Node) Stats() Stats {
 	for i := range s.Attempts {
 		s.Attempts[i] = c.connections.attempts[i].Load() + c.sessions.attempts[i].Load()
 		s.Probes[i] = c.Probes[i].Load()
+	}
+	for i := range s.Seen {
+		s.Seen[i] = c.seen[i].Load()
 	}
 	for i := range s.Sessions.Dropped {
 		s.Sessions.Dropped[i] = c.dropped[i].Load()

@@ -170,7 +170,7 @@ func (f *FrontEnd) Swap(v *View) (old *View) {
 func (f *FrontEnd) ID() config.PortID { return f.View().Port.ID }
 
 // Origin tells from where a connection to an endpoint is, for a client that came from from
-// to to.
+// to to. The zero from is as for Portal.Origin.
 func (f *FrontEnd) Origin(from, to netip.Addr, endpoint *config.Endpoint) portal.Origin {
 	var why portal.Seen
 	switch {

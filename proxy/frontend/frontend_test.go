@@ -222,6 +222,60 @@ func TestWhatWouldLeadBack(t *testing.T) {
 	}
 }
 
+// placed is a portal that can keep clients' addresses, but not for a far endpoint.
+type placed struct{ marking }
+
+func (placed) Origin(client, endpoint netip.Addr, here bool) portal.Origin {
+	switch {
+	case !client.IsValid():
+		return portal.Origin{}
+	case here:
+		return portal.Origin{Bind: client, Seen: portal.SeenClient}
+	}
+	return portal.Origin{Seen: portal.SeenElsewhere}
+}
+
+func TestWhomAnEndpointSees(t *testing.T) {
+	const vip, outside, itself = "10.96.0.10", "203.0.113.1", "10.1.0.1"
+	usual := Settings{Portal: placed{}, NodeName: "here"}
+	configured, nameless := usual, usual
+	configured.NodeAddress, nameless.NodeName = true, ""
+	for name, c := range map[string]struct {
+		node     *Node
+		from     string
+		change   func(*FrontEnd, *config.Endpoint)
+		want     portal.Seen
+		whatever bool // it is so for all clients
+	}{
+		"its client, where the portal can":                     {&Node{Settings: usual}, outside, nil, portal.SeenClient, false},
+		"what the portal says":                                 {&Node{Settings: usual}, outside, func(_ *FrontEnd, e *config.Endpoint) { e.Node = "there" }, portal.SeenElsewhere, false},
+		"as if it were elsewhere, if no node is known":         {&Node{Settings: nameless}, outside, func(_ *FrontEnd, e *config.Endpoint) { e.Node = "" }, portal.SeenElsewhere, false},
+		"the node, if all shall":                               {&Node{Settings: configured}, outside, nil, portal.SeenConfigured, true},
+		"the node, if the Service's endpoints shall":           {&Node{Settings: usual}, outside, func(f *FrontEnd, _ *config.Endpoint) { f.View().Port.NodeAddress = true }, portal.SeenConfigured, true},
+		"the node, if it is reached through something else":    {&Node{Settings: usual, Tunneled: true}, outside, nil, portal.SeenTunnel, true},
+		"the node, by SCTP":                                    {&Node{Settings: usual}, outside, func(f *FrontEnd, _ *config.Endpoint) { f.Protocol = config.SCTP }, portal.SeenSCTP, true},
+		"the node, if that is the client":                      {&Node{Settings: usual}, "127.0.0.1", nil, portal.SeenOwnProcess, false},
+		"the node, if the client comes from the VIP":           {&Node{Settings: usual}, vip, nil, portal.SeenOwnProcess, false},
+		"the node, if the client is the endpoint":              {&Node{Settings: usual}, itself, nil, portal.SeenItself, false},
+		"the node, if the Service's shall, before other cases": {&Node{Settings: configured}, itself, nil, portal.SeenConfigured, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := NewWithT(t)
+			f, e := front(c.node), endpoint(1)
+			if e.Node = "here"; c.change != nil {
+				c.change(f, &e)
+			}
+			o := f.Origin(netip.MustParseAddr(c.from), netip.MustParseAddr(vip), &e)
+			g.Expect(o.Seen).To(Equal(c.want))
+			g.Expect(o.Bind.IsValid()).To(Equal(c.want.Client()))
+			if !c.whatever {
+				c.want = 0
+			}
+			g.Expect(f.Origin(netip.Addr{}, netip.MustParseAddr(vip), &e).Seen).To(Equal(c.want), "whoever the client is")
+		})
+	}
+}
+
 func TestWhereAListenerIsWhosePortIsTaken(t *testing.T) {
 	wanted := netip.MustParseAddrPort("127.0.0.1:80")
 	for _, c := range []struct {

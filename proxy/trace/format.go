@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 )
 
 // String tells the event in one line, without the time. What a terminal would obey is
@@ -42,7 +43,7 @@ func (e Event) step() string {
 			fmt.Fprintf(&b, ", through the load balancer at %s", e.Via)
 		}
 	case Attempt:
-		fmt.Fprintf(&b, "attempt %d → %s%s (%s%s): ", e.Attempt, e.Endpoint, pod(e.Pod), e.Reason, passedOver(e.PassedOver))
+		fmt.Fprintf(&b, "attempt %d → %s%s (%s%s%s): ", e.Attempt, e.Endpoint, pod(e.Pod), e.Reason, passedOver(e.PassedOver), as(e.Seen))
 		switch {
 		case e.Err == "" && e.Protocol == config.UDP:
 			fmt.Fprintf(&b, "answered in %s", Short(e.Took))
@@ -125,6 +126,15 @@ func passedOver(n int) string {
 		return ""
 	}
 	return fmt.Sprintf(", %d passed over in quarantine", n)
+}
+
+// as tells whom the endpoint sees if that is the client. The node is no news: it is what is
+// to be expected of a proxy, and of all connections where the portal can do no better.
+func as(s portal.Seen) string {
+	if s.Client() {
+		return ", as the client"
+	}
+	return ""
 }
 
 // Short rounds d to what a person wants to read: "0.24 ms", "253 ms", "1.5 s".

@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -144,6 +145,10 @@ var _ = DescribeTable("an Event tells itself in a line", func(e trace.Event, lin
 		"attempt 1 → 10.1.0.1:80 default/web-1 (round robin, 2 passed over in quarantine): connection refused after 0.24 ms"),
 	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 2, Endpoint: netip.MustParseAddrPort("[2001:db8::1]:80"), Reason: "affinity", Took: 253 * time.Millisecond},
 		"attempt 2 → [2001:db8::1]:80 (affinity): connected in 253 ms"),
+	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Reason: "round robin", Seen: portal.SeenClient, Took: time.Millisecond},
+		"attempt 1 → 10.1.0.1:80 (round robin, as the client): connected in 1.00 ms"),
+	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Reason: "round robin", Seen: portal.SeenElsewhere, Took: time.Millisecond},
+		"attempt 1 → 10.1.0.1:80 (round robin): connected in 1.00 ms"),
 	Entry(nil, trace.Event{Kind: trace.Waiting, Took: 1500 * time.Millisecond}, "nobody else to try; waiting 1.5 s"),
 	Entry(nil, trace.Event{Kind: trace.Closed, Took: 90 * time.Minute, End: trace.AttemptsFailed}, "closed after 1h30m0s: attempts-failed"),
 	Entry(nil, trace.Event{Kind: trace.Closed, Took: 9 * time.Millisecond, End: trace.ClientReset, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), ToEndpoint: 5, ToClient: 7, Err: "connection reset by peer"},

@@ -68,8 +68,10 @@ func candidates(list []api.Candidate, numbered bool) (lines []string) {
 		{Cell: func(r row) string { return Clean(r.Reason) }},
 		{Cell: func(r row) string { return Quiet.Text(Clean(r.Text)) }},
 	}
-	for _, line := range Lines(columns, rows)[1:] {
+	seen := ""
+	for i, line := range Lines(columns, rows)[1:] {
 		lines = append(lines, "  "+line)
+		lines = append(lines, sees("     ", list[i].Sees, &seen)...)
 	}
 	return lines
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
@@ -26,6 +27,7 @@ var Services = []Column[api.Service]{
 	{Title: "AFFINITY", Wide: true, Cell: func(s api.Service) string { return affinity(s.AffinitySeconds) }},
 	{Title: "LISTENS ON", Wide: true, Cell: func(s api.Service) string { return dash(Few(listeners(s))) }},
 	{Title: "PROXY PROTOCOL", Wide: true, Cell: func(s api.Service) string { return dash(Few(proxyProtocols(s))) }},
+	{Title: "ENDPOINTS SEE", Wide: true, Cell: func(s api.Service) string { return dash(Few(seen(s))) }},
 	{Title: "PROBLEM", Wide: true, Cell: func(s api.Service) string { return dash(problems(s)) }},
 }
 
@@ -77,6 +79,20 @@ func proxyProtocols(s api.Service) (list []string) {
 		}
 		for _, network := range p.ProxyProtocol.From {
 			add("from " + network)
+		}
+	}
+	return list
+}
+
+// seen tells whom the endpoints see, and why it is the node: the ports may differ in that.
+func seen(s api.Service) (list []string) {
+	for _, p := range s.Ports {
+		whom := p.SeenText
+		if p.Seen == portal.SeenClient.String() {
+			whom = p.Seen // wherever that is so, and not because it is
+		}
+		if whom != "" && !slices.Contains(list, whom) {
+			list = append(list, whom)
 		}
 	}
 	return list

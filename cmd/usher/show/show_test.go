@@ -2,6 +2,7 @@ package show_test
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/usherproxy/usher/cmd/usher/show"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
@@ -41,6 +43,9 @@ var retried = api.Connection{
 	},
 }
 
+// sees returns s as the API has it.
+func sees(s portal.Seen) api.Sees { return api.Sees{Seen: s.String(), SeenText: s.Text()} }
+
 // lines returns a table's lines.
 func lines[T any](columns []show.Column[T], wide bool, rows ...T) []string {
 	GinkgoHelper()
@@ -61,7 +66,17 @@ var _ = Describe("a table", func() {
 		problem := web
 		problem.AffinitySeconds = 10800
 		problem.Ports = []api.PortSummary{{Protocol: "SCTP", VIP: "10.96.0.10:99", ProxyProtocol: &api.ProxyProtocol{ToEndpoints: "v2", From: []string{"10.0.0.0/8"}}, Problem: &api.Problem{Reason: "SCTPOff", Message: "off"}}}
-		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("1         730 B      1.3 MB  3h        -           v2 to endpoints, from 10.0.0.0/8  SCTPOff: off"))
+		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("1         730 B      1.3 MB  3h        -           v2 to endpoints, from 10.0.0.0/8  -              SCTPOff: off"))
+	})
+
+	It("tells whom the endpoints of Services see when it is wide, and why it is the node", func() {
+		mixed := web
+		mixed.Ports = slices.Clone(web.Ports)
+		mixed.Ports[0].Sees = sees(portal.SeenClient)
+		mixed.Ports[1].Sees = sees(portal.SeenSCTP)
+		Expect(lines(show.Services, true, mixed)[1]).To(ContainSubstring(" client, this node's address, because the kernel's SCTP takes no address that the node does not have "))
+		mixed.Ports[1].Sees = mixed.Ports[0].Sees
+		Expect(lines(show.Services, true, mixed)[1]).To(MatchRegexp(` client +-$`))
 	})
 
 	It("tells endpoints, and for how long one is in quarantine", func() {
@@ -147,6 +162,17 @@ var _ = Describe("a waterfall", func() {
 		}))
 	})
 
+	It("says whom the endpoints see, and why, once as long as it is the same", func() {
+		c := retried
+		c.Attempts = slices.Clone(c.Attempts)
+		for i, s := range []portal.Seen{portal.SeenClient, portal.SeenClient, portal.SeenElsewhere} {
+			c.Attempts[i].Sees = sees(s)
+		}
+		told := strings.Join(show.Waterfall(c, 67), "\n")
+		Expect(strings.Count(told, "it sees ")).To(Equal(2))
+		Expect(ansi.Strip(told)).To(MatchRegexp(`(?s)\(round robin\)\n[^\n]*\n   it sees its client's own address, because the answer comes back through this node\n 2 .*\(only one left\)\n[^\n]*\n   it sees this node's address, because neither `))
+	})
+
 	It("is there on a narrow terminal too", func() {
 		Expect(plain(20)).To(ContainElement("   █████      no answer after 250 ms"))
 	})
@@ -163,7 +189,7 @@ var _ = Describe("an explanation", func() {
 		e := api.Explanation{Service: "default/web", Port: "http", Family: "IPv6", Protocol: "TCP", Client: "fd00::7", VIP: "[fd00::10]:80", VIPKind: "ClusterIP",
 			Verdict: api.WouldTry, Policy: "internalTrafficPolicy Cluster: endpoints on all nodes",
 			Order: []api.Candidate{
-				{Endpoint: "[fd00::1]:80", Pod: "default/web-1", Reason: "affinity", Text: "the client had it before"},
+				{Endpoint: "[fd00::1]:80", Pod: "default/web-1", Reason: "affinity", Text: "the client had it before", Sees: sees(portal.SeenClient)},
 				{Endpoint: "[fd00::2]:80", Reason: "only one left", Text: "there is no other left"}},
 			NotTried:   []api.Candidate{{Endpoint: "[fd00::3]:80", Reason: "not-ready", Text: "it is not ready"}},
 			ScheduleMs: []float64{250, 1000},
@@ -176,6 +202,7 @@ var _ = Describe("an explanation", func() {
 			"",
 			"Would be tried, each as long as those before it fail:",
 			"  1  [fd00::1]:80  default/web-1  affinity       the client had it before",
+			"     it sees its client's own address, because the answer comes back through this node",
 			"  2  [fd00::2]:80                 only one left  there is no other left",
 			"",
 			"Time for an attempt: 250 ms, then 1.0 s.",

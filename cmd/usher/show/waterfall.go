@@ -27,12 +27,23 @@ func Waterfall(c api.Connection, width int) []string {
 	for _, a := range c.Attempts {
 		span = max(span, a.StartMs+a.TookMs)
 	}
+	seen := ""
 	for _, a := range c.Attempts {
 		lines = append(lines,
 			fmt.Sprintf("%2d %s%s %s", a.Number, Clean(a.Endpoint), inFront(" ", Clean(a.Pod)), Quiet.Text("("+reason(a.Reason, a.PassedOver)+")")),
 			"   "+attemptStyle(a).Text(bar(a.StartMs, a.TookMs, span, room))+" "+attemptStyle(a).Text(outcome(a)))
+		lines = append(lines, sees("   ", a.Sees, &seen)...)
 	}
 	return append(lines, "   "+Quiet.Text(scale(span, room)))
+}
+
+// sees tells whom an endpoint sees, and why, if that is something else than before.
+func sees(indent string, s api.Sees, before *string) []string {
+	if s.SeenText == "" || s.SeenText == *before {
+		return nil
+	}
+	*before = s.SeenText
+	return []string{indent + Quiet.Text("it sees "+Clean(s.SeenText))}
 }
 
 // bar draws from start to start+took of a span that is room cells wide, and at

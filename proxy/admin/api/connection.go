@@ -58,6 +58,16 @@ type Connection struct {
 	Attempts []Attempt `json:"attempts"`
 }
 
+// Sees is whom an endpoint sees as its client.
+type Sees struct {
+	// Seen is client if that is the client's own address, otherwise node- and a word for why
+	// it is an address of this node; left out if that is not decided, as for an attempt
+	// that was not made.
+	Seen string `json:"seen,omitempty"`
+	// SeenText says whom and why, in words that can follow "the endpoint sees".
+	SeenText string `json:"seenText,omitempty"`
+}
+
 // Attempt is one try to connect to one endpoint, a bar of the waterfall.
 type Attempt struct {
 	// Number is 1 for the first.
@@ -69,6 +79,7 @@ type Attempt struct {
 	// PassedOver is how many endpoints would have been next but were in
 	// quarantine.
 	PassedOver int `json:"passedOver,omitempty"`
+	Sees
 	// StartMs is when it began, after the connection was accepted. Time between
 	// attempts was waited: every endpoint had been tried.
 	StartMs float64 `json:"startMs"`
