@@ -234,6 +234,15 @@ type Comparison struct {
 	Installed Rule
 }
 
+// Part is something that a portal has in the kernel for all targets together, beside their
+// rules. It is wanted, installed, or both.
+type Part struct {
+	Family Family
+	Name   string // such as "routing rule 116"
+	State  State
+	Text   string // what it is, as the tools have it that show it
+}
+
 // Extra is the Comparison of what nobody wants.
 func (i Installed) Extra() Comparison {
 	return Comparison{Mode: i.Mode, Traits: i.Traits, Rule: i.Rule, State: StateExtra}

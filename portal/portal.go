@@ -85,6 +85,12 @@ type Watcher interface {
 	Watch(ctx context.Context) (<-chan struct{}, error)
 }
 
+// PartsComparer is a Portal that has more in the kernel than rules for targets.
+type PartsComparer interface {
+	// CompareParts is as Compare, for what there is for all targets together.
+	CompareParts(ctx context.Context) ([]Part, error)
+}
+
 // Protocol is a transport protocol, by its IP protocol number.
 type Protocol uint8
 

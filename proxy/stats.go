@@ -128,6 +128,7 @@ type PortalStatus struct {
 	// Rules are those that are wanted or installed. The comment of one that is
 	// wanted is the service port's PortID.String.
 	Rules []portal.Comparison
+	Parts []portal.Part // what there is for all Services together
 }
 
 // PortalStatus reads the kernel's rules and compares them. It does not hold up
@@ -143,6 +144,11 @@ func (p *Proxy) PortalStatus(ctx context.Context) (PortalStatus, error) {
 	rules, err := p.Portal.Compare(ctx)
 	if err != nil {
 		return status, fmt.Errorf("reading the rules of the %s portal: %w", status.Mode, err)
+	}
+	if c, ok := p.Portal.(portal.PartsComparer); ok {
+		if status.Parts, err = c.CompareParts(ctx); err != nil {
+			return status, fmt.Errorf("reading what the %s portal has for all Services: %w", status.Mode, err)
+		}
 	}
 	status.Rules, status.Sync, status.Repaired = rules, p.SyncStatus(), p.counters.repaired.Load()
 	return status, nil

@@ -26,7 +26,10 @@ this node, in whichever portal mode, as the kernel has them. Changes nothing.
 The usher that runs here is asked what it wants. The column STATE tells of each
 rule whether it is as it should be: ok, missing from the kernel, differs (what is
 installed is another one), or extra (nobody wants it). If no usher answers, what
-is installed is listed without the column.`,
+is installed is listed without the column.
+
+A second table tells of what is there for all Services together, so that endpoints
+see their clients' own addresses: chains, routing rules and a route.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			print := printPortals
@@ -82,7 +85,11 @@ func printPortals(out io.Writer, p api.Portals) error {
 	if !known {
 		columns = slices.DeleteFunc(slices.Clone(columns), func(c show.Column[api.PortalRule]) bool { return c.Title == "STATE" })
 	}
-	return show.Table(out, columns, show.WithInstalled(p.Rules), false)
+	if err := show.Table(out, columns, show.WithInstalled(p.Rules), false); err != nil || len(p.Parts) == 0 {
+		return err
+	}
+	fmt.Fprintln(out)
+	return show.Table(out, show.PortalParts, p.Parts, false)
 }
 
 // printPortalsJSON prints what GET /api/v1/portals answers, of which only the

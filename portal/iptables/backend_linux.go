@@ -237,6 +237,40 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	return c.repairs, nil
 }
 
+// Answers compares the chains, and the jumps to them.
+func (f *backend) Answers() func(context.Context) ([]portal.Part, error) {
+	want := map[string]*table{tableMangle: {chains: map[string][]spec{}}}
+	addAnswers(want, f.at)
+	return func(ctx context.Context) (parts []portal.Part, err error) {
+		for _, name := range []string{tableMangle, tableNAT} {
+			if want[name] == nil {
+				continue
+			}
+			text, err := run(ctx, "", f.save, "-t", name)
+			if err != nil {
+				return nil, hint(fmt.Errorf("reading the %s rules: %w", f.family, err), f.ip6())
+			}
+			have := parseSave(text)[name]
+			if have == nil {
+				have = &contents{}
+			}
+			for _, jump := range want[name].jumps {
+				chain := jump.spec.jump
+				part := portal.Part{Family: f.family, Name: "chain " + chain + " of table " + name, State: portal.StateOK, Text: redirect.Joined(want[name].chains[chain])}
+				specs, there := have.chains[chain]
+				switch {
+				case !there || !slices.ContainsFunc(have.jumps, func(h foundJump) bool { return h.chain == jump.chain && h.spec == jump.spec }):
+					part.State = portal.StateMissing
+				case !slices.Equal(specs, want[name].chains[chain]):
+					part.State = portal.StateDiffers
+				}
+				parts = append(parts, part)
+			}
+		}
+		return parts, nil
+	}
+}
+
 // notes returns the notes to be in each table: those that are there, and
 // those for what the next change makes iptables-nft make.
 func (f *backend) notes(wanted map[string]*table) (map[string][]string, error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
@@ -32,6 +33,8 @@ import (
 const (
 	answerRule  = 115 // and the three that follow
 	answerTable = 117117
+
+	answerRouteName = "route of table 117117"
 )
 
 // answerRules returns the rules of a family, those that are led to last.
@@ -68,10 +71,10 @@ type answerPart struct {
 // answerParts returns them, in an order in which nothing goes astray meanwhile.
 func (r *Routes) answerParts(family portal.Family, mark uint32) []answerPart {
 	route := r.answerRoute(family)
-	parts := []answerPart{{fmt.Sprintf("route of table %d", answerTable),
+	parts := []answerPart{{answerRouteName,
 		func() error { return r.handle.RouteAdd(route) }, func() error { return r.handle.RouteDel(route) }}}
 	for _, rule := range answerRules(family, mark) {
-		parts = append(parts, answerPart{fmt.Sprintf("routing rule %d", rule.Priority),
+		parts = append(parts, answerPart{ruleName(rule),
 			func() error { return r.handle.RuleAdd(rule) }, func() error { return r.handle.RuleDel(rule) }})
 	}
 	return parts
@@ -115,6 +118,80 @@ func ProbeAnswers(family portal.Family, mark uint32) (err error) {
 	return nil
 }
 
+// CompareAnswers says of each thing that LeadAnswers puts in for a mark whether it is there,
+// and tells of what is there besides; with mark 0 nothing is wanted.
+func CompareAnswers(family portal.Family, mark uint32) (parts []portal.Part, err error) {
+	r, err := OpenRoutes()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	rules, err := r.handle.RuleList(netlinkFamily(family))
+	if err != nil {
+		return nil, fmt.Errorf("listing the routing rules: %w", err)
+	}
+	routes, err := r.handle.RouteListFiltered(netlinkFamily(family), &netlink.Route{Table: answerTable}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("listing the routes of table %d: %w", answerTable, err)
+	}
+	state := func(is bool) portal.State {
+		if is {
+			return portal.StateOK
+		}
+		return portal.StateMissing
+	}
+	there := slices.ContainsFunc(routes, func(route netlink.Route) bool { return route.Type == unix.RTN_LOCAL && route.LinkIndex == r.lo })
+	if mark != 0 {
+		parts = append(parts, portal.Part{Family: family, Name: answerRouteName, State: state(there), Text: "local default dev lo"})
+		for _, want := range slices.Backward(answerRules(family, mark)) {
+			i := slices.IndexFunc(rules, func(have netlink.Rule) bool { return ruleText(&have) == ruleText(want) })
+			parts = append(parts, portal.Part{Family: family, Name: ruleName(want), State: state(i >= 0), Text: ruleText(want)})
+			if i >= 0 {
+				rules = slices.Delete(rules, i, i+1)
+			}
+		}
+	} else if there {
+		parts = append(parts, portal.Part{Family: family, Name: answerRouteName, State: portal.StateExtra, Text: "local default dev lo"})
+	}
+	for _, have := range rules {
+		if isAnswerRule(&have) {
+			parts = append(parts, portal.Part{Family: family, Name: ruleName(&have), State: portal.StateExtra, Text: ruleText(&have)})
+		}
+	}
+	return parts, nil
+}
+
+// isAnswerRule reports whether a rule that is there is one of those.
+func isAnswerRule(rule *netlink.Rule) bool {
+	at := rule.Priority - answerRule
+	return at >= 0 && at <= 3 && (rule.Protocol == RouteProtocol || rule.Table == answerTable || rule.Goto == answerRule+3)
+}
+
+func ruleName(rule *netlink.Rule) string { return fmt.Sprintf("routing rule %d", rule.Priority) }
+
+// ruleText returns a rule as ip rule shows it.
+func ruleText(rule *netlink.Rule) string {
+	text := fmt.Sprintf("%d: from all", rule.Priority)
+	if rule.Mark != 0 {
+		text += fmt.Sprintf(" fwmark %#x", rule.Mark)
+	}
+	if rule.Mask != nil && *rule.Mask != 0 {
+		text += fmt.Sprintf("/%#x", *rule.Mask)
+	}
+	if rule.IifName != "" {
+		text += " iif " + rule.IifName
+	}
+	switch {
+	case rule.Goto > 0:
+		text += fmt.Sprintf(" goto %d", rule.Goto)
+	case rule.Table > 0:
+		text += fmt.Sprintf(" lookup %d", rule.Table)
+	default:
+		text += " nop"
+	}
+	return text
+}
+
 // ForgetAnswers takes out what LeadAnswers has put in for any mark but one, 0 for all,
 // and says what that was.
 func ForgetAnswers(but uint32) (removed []string, err error) {
@@ -132,9 +209,7 @@ func ForgetAnswers(but uint32) (removed []string, err error) {
 		}
 		count := 0
 		for _, rule := range rules {
-			at := rule.Priority - answerRule
-			ours := at >= 0 && at <= 3 && (rule.Protocol == RouteProtocol || rule.Table == answerTable || rule.Goto == answerRule+3)
-			if !ours || but != 0 && (rule.Mark == but || rule.Mark == AnswerMark(but) || rule.Mark == 0) {
+			if !isAnswerRule(&rule) || but != 0 && (rule.Mark == but || rule.Mark == AnswerMark(but) || rule.Mark == 0) {
 				continue
 			}
 			if err := r.handle.RuleDel(&rule); err != nil && !errors.Is(err, unix.ENOENT) {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -156,6 +158,38 @@ func (f *backend) learnPrints() {
 			chain.prints = now.chains[name].prints
 			f.installed.chains[name] = chain
 		}
+	}
+}
+
+// Answers compares the chains alone: the maps may be large.
+func (f *backend) Answers() func(context.Context) ([]portal.Part, error) {
+	want, before := fixedChains(f.family, f.at), &contents{chains: maps.Clone(f.installed.chains)}
+	return func(context.Context) (parts []portal.Part, err error) {
+		conn, err := kernel.OpenNFT()
+		if err != nil {
+			return nil, err
+		}
+		now := noContents()
+		if err := readChains(conn, f.family, tableOf(f.family), now); err != nil {
+			return nil, err
+		}
+		now.recognize(before)
+		for _, name := range []string{nameSent, nameAnswers, nameAliases} {
+			rules, wanted := want[name]
+			if !wanted {
+				continue
+			}
+			have, there := now.chains[name]
+			part := portal.Part{Family: f.family, Name: "chain " + name + " of table " + nameTable, State: portal.StateOK, Text: redirect.Joined(rules)}
+			switch {
+			case !there:
+				part.State = portal.StateMissing
+			case !slices.Equal(have.rules, rules):
+				part.State = portal.StateDiffers
+			}
+			parts = append(parts, part)
+		}
+		return parts, nil
 	}
 }
 

@@ -33,6 +33,11 @@ type Backend interface {
 	// returns what it changed.
 	Put(_ context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error)
 
+	// Answers returns what finds out of each chain for answers to clients' own addresses
+	// whether the kernel holds it as is wanted now. That reads, and may be called whatever
+	// else is under way.
+	Answers() func(context.Context) ([]portal.Part, error)
+
 	// Missing returns those of rules, which are in the order of Target.Compare, that the
 	// kernel may not hold. Try tries whether it takes some of those, beside what
 	// it holds; see MarkUndecided for errors that are of no rule. Tried takes out what the tries left.

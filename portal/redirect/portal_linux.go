@@ -362,6 +362,34 @@ func (p *Portal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 	return compare(p.mode, wanted, installed), nil
 }
 
+// CompareParts implements portal.PartsComparer: it tells of what leads the answers here.
+func (p *Portal) CompareParts(ctx context.Context) (parts []portal.Part, err error) {
+	for _, m := range p.families {
+		if m.unusable != nil {
+			continue
+		}
+		p.mu.Lock()
+		at := *m.backend.Setting()
+		chains := m.backend.Answers()
+		wanted := at.Answers && len(m.rules) > 0
+		p.mu.Unlock()
+		if !wanted {
+			at.Mark = 0
+		}
+		routes, err := kernel.CompareAnswers(m.family, at.Mark)
+		if parts = append(parts, routes...); err != nil {
+			return nil, err
+		}
+		if wanted {
+			these, err := chains(ctx)
+			if parts = append(parts, these...); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return parts, nil
+}
+
 // warnNoAddress tells about interfaces that packets cannot be redirected from
 // where there is no landing.
 func (p *Portal) warnNoAddress() {
@@ -382,4 +410,7 @@ func (p *Portal) warnNoAddress() {
 	}
 }
 
-var _ portal.Watcher = (*Portal)(nil)
+var (
+	_ portal.Watcher       = (*Portal)(nil)
+	_ portal.PartsComparer = (*Portal)(nil)
+)

@@ -1,6 +1,7 @@
 package redirect
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 
@@ -111,6 +112,15 @@ func orEverywhere(p netip.Prefix) netip.Prefix {
 		return netip.Prefix{}
 	}
 	return p
+}
+
+// Joined tells rules in one line.
+func Joined[R fmt.Stringer](rules []R) string {
+	var all []string
+	for _, r := range rules {
+		all = append(all, r.String())
+	}
+	return strings.Join(all, "; ")
 }
 
 // PrefixWord returns p as a part of a chain's name: nft takes no colon there.

@@ -51,6 +51,9 @@ func (a *API) portals(r *http.Request) (any, error) {
 		}
 		answer.Rules = append(answer.Rules, rule)
 	}
+	for _, p := range status.Parts {
+		answer.Parts = append(answer.Parts, api.PortalPart{Family: p.Family.String(), Name: p.Name, State: string(p.State), Text: p.Text})
+	}
 	return answer, nil
 }
 

@@ -278,10 +278,31 @@ func (d *Daemon) apply(failed chan<- error) func([]config.Service) {
 		first = false
 		d.applied(services)
 		d.log.WithFields(logrus.Fields{"services": len(services), "portal": d.proxy.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
+		d.tellSeen()
 		if d.config.OnReady != nil {
 			d.config.OnReady(Ready{Proxy: d.proxy, Services: services, AdminAddress: d.servers.adminAddress()})
 		}
 		go tidyMemory()
+	}
+}
+
+// tellSeen says whom endpoints see, as far as that is the same for all clients.
+func (d *Daemon) tellSeen() {
+	var told [len(portal.Families)]string
+	for i, family := range portal.Families {
+		told[i] = "endpoints see their clients' own addresses where the answers come back through this node"
+		switch seen := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), false).Seen; seen {
+		case 0, portal.SeenUnready: // which it is with the first rule
+		default:
+			told[i] = "endpoints see " + seen.Text()
+		}
+	}
+	if told[0] == told[1] {
+		d.log.Infof("All %s", told[0])
+		return
+	}
+	for i, family := range portal.Families {
+		d.log.Infof("%s %s", family, told[i])
 	}
 }
 

@@ -24,6 +24,14 @@ var Portals = []Column[api.PortalRule]{
 	{Title: "IN WORDS", Wide: true, Cell: func(r api.PortalRule) string { return dash(r.Text) }},
 }
 
+// PortalParts are the columns for what there is for all Services together.
+var PortalParts = []Column[api.PortalPart]{
+	{Title: "STATE", Cell: func(p api.PortalPart) string { return Clean(p.State) }},
+	{Title: "FAMILY", Cell: func(p api.PortalPart) string { return Clean(p.Family) }},
+	{Title: "FOR CLIENTS' OWN ADDRESSES", Cell: func(p api.PortalPart) string { return Clean(p.Name) }},
+	{Title: "WHAT", Cell: func(p api.PortalPart) string { return dash(p.Text) }},
+}
+
 // WithInstalled puts behind each rule of which the kernel has another one a row
 // that tells that one.
 func WithInstalled(rules []api.PortalRule) (rows []api.PortalRule) {

@@ -14,6 +14,20 @@ type Portals struct {
 	Repairs int64 `json:"repairs"`
 	// Rules are in the order of their VIPs.
 	Rules []PortalRule `json:"rules"`
+	// Parts are what there is for all Services together, so that endpoints see their
+	// clients' own addresses; left out if nothing is, or need be.
+	Parts []PortalPart `json:"parts,omitempty"`
+}
+
+// PortalPart is a chain, routing rule or route.
+type PortalPart struct {
+	Family string `json:"family"`
+	Name   string `json:"name"`
+	// State is as in PortalRule.
+	State string `json:"state"`
+	// Text is what is wanted or, if it is extra, what is there, as ip, iptables and nft
+	// show it.
+	Text string `json:"text,omitempty"`
 }
 
 // PortalRule is one rule.

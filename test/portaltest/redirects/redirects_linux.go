@@ -216,6 +216,82 @@ func ItRedirects(k *Kind) {
 		Expect(n.Check(p)).To(BeZero())
 	})
 
+	Describe("so that endpoints see their clients' own addresses,", func() {
+		parts := func(p portal.Portal) (all []portal.Part) {
+			GinkgoHelper()
+			n.Node.Do(func() {
+				var err error
+				all, err = p.(portal.PartsComparer).CompareParts(Background)
+				Expect(err).NotTo(HaveOccurred())
+			})
+			return all
+		}
+		allOK := HaveEach(HaveField("State", portal.StateOK))
+		BeforeEach(func() {
+			n.Node.Sh("ip link add cni0 type bridge; ip link set cni0 up; ip addr add 10.245.7.1/24 dev cni0; ip addr add fd00:245::1/64 dev cni0 nodad")
+			k.opts.Aliases = Prefixes("198.18.0.0/15", "fd75:7368:6572:8000::/49")
+		})
+
+		It("has what leads the answers here, tells of what others did to it, and repairs it", func() {
+			p := k.open(n)
+			Expect(parts(p)).To(BeEmpty(), "nothing is wanted yet")
+			n.Publish(p, "web", Web4, Web6)
+			Expect(parts(p)).To(And(HaveLen(2*(5+3)), allOK))
+			Expect(parts(p)).To(ContainElements(
+				portal.Part{Family: portal.IPv4, Name: "routing rule 116", State: portal.StateOK, Text: "116: from all fwmark 0x1000/0x1000 iif lo goto 118"},
+				portal.Part{Family: portal.IPv6, Name: "route of table 117117", State: portal.StateOK, Text: "local default dev lo"},
+				HaveField("Text", And(ContainSubstring("198.19.7.0/24"), ContainSubstring("10.245.7.0/24"))),
+				HaveField("Text", And(ContainSubstring("fd75:7368:6572:8000::/64"), ContainSubstring("fd00:245::/64")))))
+			n.Node.Sh(k.Wipe + "; ip rule del pref 117; ip -6 rule del pref 115; ip -6 route flush table 117117; ip rule add pref 117 fwmark 0x40/0x40 lookup 117117")
+			var wrong []string
+			for _, part := range parts(p) {
+				if part.State != portal.StateOK {
+					wrong = append(wrong, fmt.Sprint(part.Family, " ", part.Name, " ", part.State))
+				}
+			}
+			Expect(wrong).To(ConsistOf("IPv4 routing rule 117 missing", "IPv4 routing rule 117 extra", "IPv6 routing rule 115 missing", "IPv6 route of table 117117 missing",
+				MatchRegexp(`(?i)^IPv4 chain (usher-)?sent .* missing$`), MatchRegexp(`(?i)^IPv4 chain (usher-)?answers .* missing$`), MatchRegexp(`(?i)^IPv4 chain (usher-)?aliases .* missing$`)))
+			Expect(n.Check(p)).To(BeNumerically(">=", 4))
+			n.Node.Sh("ip rule del pref 117 fwmark 0x40/0x40")
+			Expect(parts(p)).To(allOK)
+			Expect(n.Check(p)).To(BeZero())
+		})
+
+		It("has aliases for the bridges that there are", func() {
+			p := k.open(n)
+			n.Publish(p, "web", Web4)
+			n.Node.Sh("ip link add docker0 type bridge; ip link set docker0 up; ip addr add 172.16.0.1/16 dev docker0")
+			Expect(n.Check(p)).To(BeNumerically(">=", 1))
+			Expect(parts(p)).To(And(allOK, ContainElement(HaveField("Text", And(ContainSubstring("10.245.7.0/24"), ContainSubstring("172.16.0.0/16"))))))
+			n.Node.Sh("ip link del cni0")
+			n.Check(p)
+			Expect(parts(p)).NotTo(ContainElement(HaveField("Text", ContainSubstring("10.245.7.0/24"))))
+			Expect(n.Check(p)).To(BeZero())
+		})
+
+		It("takes out what was put in for another mark, or is not wanted any more, and leaves the rules of others alone", func() {
+			before := n.Node.State()
+			n.Node.Sh("ip rule add pref 116 fwmark 0x1000/0x1000 lookup 99")
+			others := n.Node.State()
+			rules := []portal.Rule{Redirect(Web4, 4000), Redirect(Web6, 4000)}
+			n.Apply(k.open(n), rules, nil)
+			k.opts.Mark = 0x10000
+			other := k.open(n)
+			n.Apply(other, rules, nil)
+			Expect(parts(other)).To(allOK)
+			Expect(n.Node.State()).NotTo(ContainSubstring("lookup 117117 proto 117 fwmark 0x1000/"))
+			k.opts.NodeAddress = true
+			node := k.open(n)
+			n.Apply(node, rules, nil)
+			Expect(parts(node)).To(BeEmpty())
+			Expect(n.Node.State()).NotTo(ContainSubstring("117117"))
+			n.Remove(node)
+			Expect(n.Node.State()).To(Equal(others))
+			n.Node.Sh("ip rule del pref 116")
+			Expect(n.Node.State()).To(Equal(before))
+		})
+	})
+
 	It("drops new connections to a dropped target, whoever makes them", func() {
 		outside := n.AddOutside()
 		p := k.open(n)
