@@ -224,6 +224,41 @@ var _ = Describe("the mark", func() {
 	})
 })
 
+var _ = Describe("whom endpoints see", func() {
+	It("is the client where that can be, or the node", func() {
+		r, cmd, _, err := runWith("--manifests=/tmp")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(allFlags(cmd)).To(HaveKeyWithValue("client-address", "auto"))
+		Expect(r.Portal.NodeAddress).To(BeFalse())
+		Expect(cmd.ParseFlags([]string{"--client-address=node"})).To(Succeed())
+		Expect(r.Portal.NodeAddress).To(BeTrue())
+		Expect(cmd.ParseFlags([]string{"--client-address=auto"})).To(Succeed())
+		Expect(r.Portal.NodeAddress).To(BeFalse())
+		for _, wrong := range []string{"", "client", "Node"} {
+			Expect(cmd.ParseFlags([]string{"--client-address=" + wrong})).To(MatchError(ContainSubstring("it must be auto or node")))
+		}
+	})
+
+	It("is told on a bridge by aliases in networks that may be chosen", func() {
+		r, cmd, _, err := runWith("--manifests=/tmp")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(allFlags(cmd)).To(HaveKeyWithValue("client-aliases", "198.18.0.0/15,fd75:7368:6572:8000::/49"))
+		for given, want := range map[string][]netip.Prefix{
+			"100.64.0.0/10":           {netip.MustParsePrefix("100.64.0.0/10")},
+			"fd99::/32,100.64.0.0/10": {netip.MustParsePrefix("fd99::/32"), netip.MustParsePrefix("100.64.0.0/10")},
+			"":                        nil,
+		} {
+			Expect(cmd.ParseFlags([]string{"--client-aliases=" + given})).To(Succeed())
+			Expect(r.Portal.Aliases).To(Equal(want), given)
+			Expect(allFlags(cmd)).To(HaveKeyWithValue("client-aliases", given))
+		}
+		for _, wrong := range []string{"198.18.0.0", "198.18.0.1/15", "198.18.0.0/16,198.19.0.0/16", "fd99::/32,", "red"} {
+			Expect(cmd.ParseFlags([]string{"--client-aliases=" + wrong})).To(MatchError(ContainSubstring("it must be at most one network of each IP family, such as 198.18.0.0/15,")), wrong)
+		}
+		Expect(allFlags(cmd)).To(HaveKeyWithValue("client-aliases", Not(ContainSubstring("red"))), "what is wrong changes nothing")
+	})
+})
+
 var _ = Describe("kube-proxy's configuration file", func() {
 	It("is watched, and a change is told", func() {
 		path := file("")

@@ -94,7 +94,7 @@ var _ = Describe("what is kept of an object", func() {
 		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}}
 	It("is with the annotations that usher reads", func() {
 		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default", Annotations: map[string]string{
-			translate.AnnotationUDPIdleTimeout: "7s", translate.AnnotationIdleTimeout: "8s", translate.AnnotationMaxAge: "9s", translate.AnnotationAWSProxyProtocol: "*", "long": "text"}},
+			translate.AnnotationUDPIdleTimeout: "7s", translate.AnnotationIdleTimeout: "8s", translate.AnnotationMaxAge: "9s", translate.AnnotationClientAddress: "node", translate.AnnotationAWSProxyProtocol: "*", "long": "text"}},
 			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{
 				{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}}}
 		Expect(trim(svc)).To(BeIdenticalTo(svc))
@@ -104,6 +104,7 @@ var _ = Describe("what is kept of an object", func() {
 			out, _ := translate.Service(svc, nil, config.Node{}, translate.Options{})
 			return out.Ports
 		}()
+		Expect(ports[0].NodeAddress).To(BeTrue())
 		Expect([]time.Duration{ports[0].IdleTimeout, ports[0].MaxAge, ports[1].UDPIdleTimeout}).To(Equal([]time.Duration{8 * time.Second, 9 * time.Second, 7 * time.Second}))
 	})
 	It("is without managed fields and annotations, and with all that decides", func() {

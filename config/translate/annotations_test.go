@@ -41,6 +41,37 @@ func TestUDPIdleTimeoutComesFromTheAnnotation(t *testing.T) {
 	}
 }
 
+func TestWhomEndpointsSeeComesFromTheAnnotation(t *testing.T) {
+	for _, c := range []struct {
+		annotations map[string]string
+		node        bool
+		problem     string
+	}{
+		{nil, false, ""},
+		{map[string]string{AnnotationClientAddress: "auto"}, false, ""},
+		{map[string]string{AnnotationClientAddress: "node"}, true, ""},
+		{map[string]string{AnnotationClientAddress: "client"}, false,
+			`Service default/dns: metadata.annotations[usher.io/client-address]: Unsupported value: "client": supported values: "auto", "node"`},
+		{map[string]string{AnnotationClientAddress: ""}, false, `Unsupported value: "": supported values: "auto", "node"`},
+	} {
+		g := NewWithT(t)
+		svc := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dns", Annotations: c.annotations},
+			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{
+				{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}},
+		}
+		served, problems := Service(svc, nil, config.Node{}, Options{})
+		for _, p := range served.Ports {
+			g.Expect(p.NodeAddress).To(Equal(c.node), "%v", c.annotations)
+		}
+		if c.problem == "" {
+			g.Expect(problems).To(BeEmpty())
+			continue
+		}
+		g.Expect(problems).To(ConsistOf(MatchError(ContainSubstring(c.problem))))
+	}
+}
+
 func TestConnectionsLastAsTheAnnotationsSay(t *testing.T) {
 	g := NewWithT(t)
 	svc := &corev1.Service{

@@ -81,6 +81,78 @@ var _ = Describe("the layout of iptables chains", func() {
 		}))
 	})
 
+	Describe("with answers to clients' own addresses", func() {
+		at := redirects.Usual
+		at.Mark, at.Answers = 0x1000, true
+		at.Aliases = []redirect.Alias{{Of: netip.MustParsePrefix("10.1.1.0/24"), As: netip.MustParsePrefix("198.18.1.0/24")}}
+		layOut := func(at redirect.Setting, rules ...portal.Rule) map[string]*table {
+			tables := layOut(rules, at)
+			addAnswers(tables, at)
+			return tables
+		}
+
+		It("marks what usher begins and what answers it, and translates aliases of what usher sends", func() {
+			tables := layOut(at, Redirect(web, 40001))
+			mangle, nat := tables["mangle"], tables["nat"]
+			Expect(lines(mangle.chains, chainSent)).To(Equal([]string{
+				"-m conntrack --ctstate NEW -m mark --mark 0x1000/0x1000 -j CONNMARK --set-xmark 0x1000/0x1000",
+				"-m connmark --mark 0x1000/0x1000 -m conntrack --ctdir REPLY -j MARK --set-xmark 0x1001/0x1001",
+			}))
+			Expect(lines(mangle.chains, chainAnswers)).To(Equal([]string{"-m connmark --mark 0x1000/0x1000 -m conntrack --ctdir REPLY -j MARK --set-xmark 0x1000/0x1000"}))
+			Expect(lines(nat.chains, chainAliases)).To(Equal([]string{"-s 198.18.1.0/24 -m mark --mark 0x1000/0x1000 -j NETMAP --to 10.1.1.0/24"}))
+			var jumps []string
+			for _, j := range append(mangle.jumps, nat.jumps[2:]...) {
+				jumps = append(jumps, j.chain+" "+j.spec.String())
+			}
+			Expect(jumps).To(Equal([]string{
+				`OUTPUT -m comment --comment "usher: own addresses of clients" -j USHER-SENT`,
+				`PREROUTING -m comment --comment "usher: own addresses of clients" -j USHER-ANSWERS`,
+				`POSTROUTING -m comment --comment "usher: own addresses of clients" -j USHER-ALIASES`,
+			}))
+			for _, t := range tables {
+				for chain := range t.chains {
+					for _, s := range t.chains[chain] {
+						Expect(parseSpec(words(s.String()))).To(Equal(s), "it is read as it is written")
+					}
+				}
+			}
+		})
+
+		It("is nothing at all without rules, and no aliases where NETMAP is missing", func() {
+			Expect(layOut(at)).To(BeEmpty())
+			without := at
+			without.NoAliases = true
+			Expect(layOut(without, Redirect(web, 40001))["nat"].chains).NotTo(HaveKey(chainAliases))
+		})
+
+		It("has only the jump that translates first in its chain: nobody else asks for the marks", func() {
+			tables := layOut(at, Redirect(web, 40001))
+			have := asInstalled(tables, nil)
+			for _, table := range have {
+				for i := range table.jumps {
+					table.jumps[i].position = 3
+				}
+			}
+			Expect(movedDown(have, map[string]*table{"mangle": tables["mangle"]})).To(BeFalse())
+			Expect(movedDown(have, tables)).To(BeTrue())
+			c := diff(have, tables, nil, true)
+			Expect(c.script).To(And(ContainSubstring("-I POSTROUTING 1 "), Not(ContainSubstring("*mangle"))))
+			Expect(diff(map[string]*contents{}, tables, nil, true).script).To(And(ContainSubstring("-A OUTPUT "), ContainSubstring("-A PREROUTING ")))
+		})
+	})
+
+	DescribeTable("reads no rule for one of usher's that does something else", func(rule string) {
+		Expect(parseSpec(words(rule)).other).NotTo(BeEmpty())
+	},
+		Entry(nil, "-m connmark --mark 0x1000/0x1000 -j MARK --set-xmark 0x1000/0x1000"),
+		Entry(nil, "-m conntrack --ctdir REPLY -j MARK --set-xmark 0x1000/0x1000"),
+		Entry(nil, "-m connmark --mark 0x1000/0x1000 -m conntrack --ctdir ORIGINAL -j MARK --set-xmark 0x1000/0x1000"),
+		Entry(nil, "-m mark --mark 0x1000/0xf000 -j CONNMARK --set-xmark 0x1000/0x1000"),
+		Entry(nil, "-m connmark ! --mark 0x1000/0x1000 -m conntrack --ctdir REPLY -j MARK --set-xmark 0x1000/0x1000"),
+		Entry(nil, "-m mark --mark 0x1000/0x1000 -j MARK --set-xmark 0x1000/0xffffffff"),
+		Entry(nil, "-j CONNMARK --restore-mark --nfmask 0x1000 --ctmask 0x1000"),
+	)
+
 	It("rejects by REDIRECT where iptables takes no DNAT to port 0", func() {
 		old := redirects.Usual
 		old.NoPort0 = true

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -143,7 +144,7 @@ func CompareAnswers(family portal.Family, mark uint32) (parts []portal.Part, err
 	there := slices.ContainsFunc(routes, func(route netlink.Route) bool { return route.Type == unix.RTN_LOCAL && route.LinkIndex == r.lo })
 	if mark != 0 {
 		parts = append(parts, portal.Part{Family: family, Name: answerRouteName, State: state(there), Text: "local default dev lo"})
-		for _, want := range slices.Backward(answerRules(family, mark)) {
+		for _, want := range answerRules(family, mark) {
 			i := slices.IndexFunc(rules, func(have netlink.Rule) bool { return ruleText(&have) == ruleText(want) })
 			parts = append(parts, portal.Part{Family: family, Name: ruleName(want), State: state(i >= 0), Text: ruleText(want)})
 			if i >= 0 {
@@ -158,6 +159,7 @@ func CompareAnswers(family portal.Family, mark uint32) (parts []portal.Part, err
 			parts = append(parts, portal.Part{Family: family, Name: ruleName(&have), State: portal.StateExtra, Text: ruleText(&have)})
 		}
 	}
+	slices.SortStableFunc(parts, func(a, b portal.Part) int { return cmp.Compare(a.Name, b.Name) })
 	return parts, nil
 }
 

@@ -61,6 +61,38 @@ var _ = Describe("the layout of the nftables table", func() {
 		Expect(lines(fixedChains(portal.IPv6, marking)[namePrerouting])).To(Equal([]string{"jump portals"}))
 	})
 
+	Describe("with answers to clients' own addresses", func() {
+		at := redirects.Usual
+		at.Mark, at.Answers = 0x1000, true
+		at.Aliases = []redirect.Alias{{Of: netip.MustParsePrefix("10.1.1.0/24"), As: netip.MustParsePrefix("198.18.1.0/24")}}
+
+		It("marks what usher begins and what answers it, and translates aliases of what usher sends", func() {
+			fixed := fixedChains(portal.IPv4, at)
+			Expect(lines(fixed[nameSent])).To(Equal([]string{
+				"meta mark & 0x1000 == 0x1000 ct state new ct mark set ct mark | 0x1000",
+				"ct direction reply ct mark & 0x1000 == 0x1000 meta mark set meta mark | 0x1001",
+			}))
+			Expect(lines(fixed[nameAnswers])).To(Equal([]string{"ct direction reply ct mark & 0x1000 == 0x1000 meta mark set meta mark | 0x1000"}))
+			Expect(lines(fixed[nameAliases])).To(Equal([]string{"ip saddr 198.18.1.0/24 meta mark & 0x1000 == 0x1000 snat ip prefix to 10.1.1.0/24"}))
+		})
+
+		It("has an empty chain for aliases while there is no bridge, and none where the kernel translates no prefixes", func() {
+			without := at
+			without.Aliases = nil
+			Expect(fixedChains(portal.IPv4, without)).To(HaveKeyWithValue(nameAliases, BeEmpty()))
+			without.NoAliases = true
+			Expect(fixedChains(portal.IPv4, without)).NotTo(HaveKey(nameAliases))
+			Expect(fixedChains(portal.IPv4, without)).To(HaveKey(nameSent))
+		})
+
+		It("takes the chains out when they are not wanted any more", func() {
+			have := diff(noContents(), wanted{fixed: fixedChains(portal.IPv4, at)}).done(noContents())
+			c := diff(have, want())
+			Expect(c.goneChains).To(Equal([]string{nameAliases, nameAnswers, nameSent}))
+			Expect(diff(c.done(have), want()).empty()).To(BeTrue())
+		})
+	})
+
 	It("asks for node ports only at this node's addresses within the networks that it was given", func() {
 		within := redirects.Usual
 		within.NodePorts = Prefixes("10.0.0.0/8", "fd00::/8")
