@@ -270,25 +270,26 @@ func ItRedirects(k *Kind) {
 		})
 
 		It("takes out what was put in for another mark, or is not wanted any more, and leaves the rules of others alone", func() {
-			before := n.Node.State()
+			rules := func() string { return n.Node.Sh("ip rule; ip -6 rule") }
+			before := rules()
 			n.Node.Sh("ip rule add pref 116 fwmark 0x1000/0x1000 lookup 99")
-			others := n.Node.State()
-			rules := []portal.Rule{Redirect(Web4, 4000), Redirect(Web6, 4000)}
-			n.Apply(k.open(n), rules, nil)
+			others := rules()
+			set := []portal.Rule{Redirect(Web4, 4000), Redirect(Web6, 4000)}
+			n.Apply(k.open(n), set, nil)
 			k.opts.Mark = 0x10000
 			other := k.open(n)
-			n.Apply(other, rules, nil)
+			n.Apply(other, set, nil)
 			Expect(parts(other)).To(allOK)
 			Expect(n.Node.State()).NotTo(ContainSubstring("lookup 117117 proto 117 fwmark 0x1000/"))
 			k.opts.NodeAddress = true
 			node := k.open(n)
-			n.Apply(node, rules, nil)
+			n.Apply(node, set, nil)
 			Expect(parts(node)).To(BeEmpty())
 			Expect(n.Node.State()).NotTo(ContainSubstring("117117"))
 			n.Remove(node)
-			Expect(n.Node.State()).To(Equal(others))
+			Expect(rules()).To(Equal(others))
 			n.Node.Sh("ip rule del pref 116")
-			Expect(n.Node.State()).To(Equal(before))
+			Expect(rules()).To(Equal(before))
 		})
 	})
 
