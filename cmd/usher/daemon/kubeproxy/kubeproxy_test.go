@@ -147,7 +147,7 @@ var _ = Describe("Read", func() {
 			"oomScoreAdj: -999 has no effect: usher does not change its own score; what starts it does (the kubelet by the priority class, systemd by OOMScoreAdjust)"),
 		Entry("each of them", "enableProfiling: true\niptables: {masqueradeBit: 3}",
 			"enableProfiling: true has no effect: usher serves no /debug/pprof",
-			"iptables.masqueradeBit: 3 has no effect: usher marks no packets"),
+			"iptables.masqueradeBit: 3 has no effect: usher masquerades nothing, and has a mark of its own (--mark)"),
 		Entry("unknown fields, as kube-proxy does", "clusterCIRD: 10.0.0.0/8\nMode: iptables\niptables: {new: 0}",
 			`Mode: "iptables" has no effect: there is no such field`,
 			`clusterCIRD: "10.0.0.0/8" has no effect: there is no such field`,
