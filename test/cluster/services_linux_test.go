@@ -310,6 +310,54 @@ var _ = Describe("which Services are served:", func() {
 		becomes(c.pod, vip(svc), "hello", "hello")
 	})
 
+	It("annotations: endpoints see whom the annotation says, set, changed, removed, or wrong", func() {
+		node := here
+		svc := c.service("web", noSelector, nodePort)
+		listener := c.Pods.Listen(netip.AddrPortFrom(lab.Pod(1), 8080).String())
+		go lab.Serve(listener, func(conn net.Conn) {
+			fmt.Fprint(conn, conn.RemoteAddr())
+			conn.Close()
+		})
+		c.write(c.slice("web", "web", endpoint(lab.Pod(1), func(e *discoveryv1.Endpoint) { e.NodeName = &node })))
+		u := c.usher()
+		seen := func() (string, error) {
+			conn, err := c.outside.Dial("", at(lab.NodeOut4, svc.Spec.Ports[0].NodePort), 3*time.Second)
+			if err != nil {
+				return "", err
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(3 * time.Second))
+			text, err := io.ReadAll(conn)
+			host, _, _ := net.SplitHostPort(string(text))
+			return host, err
+		}
+		annotate := func(value string) {
+			GinkgoHelper()
+			c.update("web", func(s *corev1.Service) {
+				s.Annotations = map[string]string{"usher.io/client-address": value}
+				if value == "" {
+					s.Annotations = nil
+				}
+			})
+		}
+		Eventually(seen).WithTimeout(soon).Should(Equal(lab.Outside4))
+		annotate("node")
+		Eventually(seen).WithTimeout(soon).Should(And(Not(BeEmpty()), Not(Equal(lab.Outside4))))
+		annotate("auto")
+		Eventually(seen).WithTimeout(soon).Should(Equal(lab.Outside4))
+		annotate("node")
+		Eventually(seen).WithTimeout(soon).ShouldNot(Equal(lab.Outside4))
+		annotate("")
+		Eventually(seen).WithTimeout(soon).Should(Equal(lab.Outside4))
+		annotate("node")
+		Eventually(seen).WithTimeout(soon).ShouldNot(Equal(lab.Outside4))
+		annotate("client")
+		Eventually(seen).WithTimeout(soon).Should(Equal(lab.Outside4), "what is wrong is the default")
+		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(And(
+			ContainSubstring("usher.io/client-address"), ContainSubstring(`"client"`), ContainSubstring(`"auto", "node"`))))
+		Expect(string(u.Out.Contents())).To(ContainSubstring(", as the client): connected in "))
+	})
+
 	It("a port that is renamed: nobody is refused", func() {
 		// With endpoints under both names, since a controller comes later.
 		svc := c.service("web", noSelector)
