@@ -236,7 +236,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			out, _, code := askUsher(l.Node, "explain", "web", "--client", "10.244.0.20")
 			Expect(code).To(BeZero())
 			Expect(out).To(MatchRegexp(`(?m)^  1  10\.244\.0\.11:8080 +affinity +the client had it before`))
-			Expect(out).To(MatchRegexp(`(?m)^  2  10\.244\.0\.12:8080 +only one left +.*in quarantine until a probe is answered, the next in \dm`))
+			Expect(out).To(MatchRegexp(`(?m)^  2  10\.244\.0\.12:8080 +only one left +.*in quarantine until a probe is answered, the next in \d+m`))
 			out, _, _ = askUsher(l.Node, "explain", "empty")
 			Expect(out).To(ContainSubstring("There is no endpoint that could be used"))
 		})
