@@ -1,11 +1,13 @@
 package test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +18,7 @@ import (
 	"github.com/onsi/gomega/gbytes"
 	"github.com/onsi/gomega/types"
 
+	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -179,6 +182,18 @@ func (l *seenLab) seenBy(endpoint, client seenHost) netip.Addr {
 	return seen[0].Addr()
 }
 
+// explained returns what usher says of whom an endpoint would see of a client that comes by TCP.
+func (l *seenLab) explained(endpoint, client seenHost) api.Candidate {
+	GinkgoHelper()
+	i := slices.IndexFunc(l.endpoints(), func(h seenHost) bool { return h.addr == endpoint.addr })
+	out, errs, code := askUsher(l.Node, "explain", fmt.Sprint("tcp", i), "--client="+client.addr.String(), "-o", "json")
+	Expect(code).To(BeZero(), errs)
+	var x api.Explanation
+	Expect(json.Unmarshal([]byte(out), &x)).To(Succeed())
+	Expect(x.Order).To(HaveLen(1))
+	return x.Order[0]
+}
+
 // isNode matches the node's addresses.
 func (l *seenLab) isNode() types.GomegaMatcher {
 	return Satisfy(func(a netip.Addr) bool {
@@ -207,6 +222,28 @@ func clientAddressSpecs(portal string, six bool) {
 		Expect(l.seenBy(l.elsewhere, l.outside)).To(l.isNode(), "neither is here")
 		Expect(l.seenBy(neighbour, neighbour)).To(l.isNode(), "a Pod that reaches itself")
 		Expect(l.seenBy(neighbour, l.node)).To(l.isNode(), "the node itself")
+	})
+
+	It("sees whom 'usher explain' says that it would see", func() {
+		l.start(portal)
+		neighbour, other := l.neighbours[0], l.neighbours[1]
+		for _, c := range []struct {
+			client, endpoint seenHost
+			seen             string
+		}{
+			{neighbour, other, "client"}, {neighbour, l.routed, "client"}, {neighbour, l.elsewhere, "client"}, {neighbour, l.node, "client"},
+			{neighbour, neighbour, "node-hairpin"}, {l.node, other, "node-itself"},
+			{l.outside, other, "client"}, {l.outside, l.node, "client"}, {l.outside, l.elsewhere, "node-elsewhere"},
+		} {
+			isClient := Equal(c.client.addr)
+			if c.seen != "client" {
+				isClient = l.isNode()
+			}
+			Expect(l.explained(c.endpoint, c.client)).To(HaveField("Seen", c.seen), "%s → %s", c.client.addr, c.endpoint.addr)
+			Expect(l.seenBy(c.endpoint, c.client)).To(isClient, "%s → %s", c.client.addr, c.endpoint.addr)
+		}
+		out, errs, _ := askUsher(l.Node, "explain", "tcp3")
+		Expect(out).To(ContainSubstring("it sees its client's own address if that is a Pod of this node or the endpoint is on this node, and otherwise this node's"), errs)
 	})
 
 	It("lets clients in by their own addresses, as a NetworkPolicy does, and nobody else", func() {
