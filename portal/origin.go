@@ -49,7 +49,7 @@ var seen = [...]struct{ name, why string }{
 	SeenPortal:     {"node-portal", "only the portals iptables and nftables can lead the answers back"},
 	SeenKernel:     {"node-kernel", "the kernel or iptables lacks what leads the answers back, or --mark is 0; the log says what"},
 	SeenUnready:    {"node-unready", "the portal has installed nothing yet"},
-	SeenFamily:     {"node-family", "the client's address is link-local, or of another IP family than the endpoint's"},
+	SeenFamily:     {"node-family", "the client's address is of another IP family than the endpoint's, or one that no packet can be from beyond one network"},
 	SeenTunnel:     {"node-tunnel", "the endpoint is reached through the API server"},
 	SeenSCTP:       {"node-sctp", "the kernel's SCTP takes no address that the node does not have"},
 }

@@ -37,6 +37,7 @@ var _ = Describe("An endpoint on the host's network at an external IP of its Ser
 				l := lab.New()
 				addr := netip.MustParseAddr(ip)
 				l.Node.Output("ip", "addr", "add", netip.PrefixFrom(addr, addr.BitLen()).String(), "dev", "lo")
+				Eventually(func() string { return l.Node.Output("ip", "addr", "show", "dev", "lo") }).ShouldNot(ContainSubstring("tentative"))
 				ingress, dir := startBackend(l.Node, addr, 443), manifestsDir()
 				clusterIP := "10.96.0.10"
 				if addr.Is6() {

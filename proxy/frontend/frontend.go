@@ -182,7 +182,7 @@ func (f *FrontEnd) Origin(from, to netip.Addr, endpoint *config.Endpoint) portal
 		why = portal.SeenSCTP
 	case from == to || f.Locality.isNode(from):
 		why = portal.SeenOwnProcess
-	case from.Is4() != endpoint.Addr.Addr().Is4(), from.IsLinkLocalUnicast():
+	case from.IsValid() && (from.Is4() != endpoint.Addr.Addr().Is4() || !from.IsGlobalUnicast()):
 		why = portal.SeenFamily
 	case from == endpoint.Addr.Addr():
 		why = portal.SeenItself
