@@ -50,6 +50,9 @@ type Traits struct {
 	// Local says that VIPs become addresses of this node, at which the listeners are: no
 	// route need lead to them.
 	Local bool
+	// Apart says that the VIPs of a portal are addresses of a network namespace of its own
+	// instead, to which the node's own lead nowhere: see Bind.Namespace.
+	Apart bool
 	// KubeProxy is the mode of kube-proxy's that does it in the same way, by the name that
 	// its configuration and its metrics have for it; empty if there is none.
 	KubeProxy string
@@ -117,7 +120,13 @@ type Options struct {
 	IPTablesVariant string
 	// IPTablesTarget is one of IPTablesTargets. Empty: the first.
 	IPTablesTarget string
+	// AddressNamespace is one of AddressNamespaces. Empty: "never".
+	AddressNamespace string
 }
+
+// AddressNamespaces say whether VIPs in mode address are in a network namespace of the
+// portal's own: where that works here, in any case, or not.
+var AddressNamespaces = []string{"auto", "always", "never"}
 
 // IPTablesTargets are the targets by which rules of iptables may lead to a listener: DNAT to
 // an address of usher's own, or REDIRECT to one of the interface that a packet comes in

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 )
 
 // Portal is one way to bring what is sent to a VIP to a local listener. Its
@@ -199,8 +200,28 @@ type Bind struct {
 	// from the address that a datagram arrived at (IP_PKTINFO): an answer from
 	// another address of this node is not led back to the client.
 	Redirected bool
+	// Namespace is where the listener's sockets have to be made; nil is the network
+	// namespace that endpoints are reached from.
+	Namespace Namespace
 	// Targets are those that this listener serves.
 	Targets []Target
+}
+
+// Namespace is a network namespace of a portal's own. Two are the same if they are equal.
+type Namespace interface {
+	// Socket makes a socket in it, as socket(2) does.
+	Socket(domain, kind, protocol int) (fd int, err error)
+}
+
+// Settler is a Portal that may have such a namespace. It is gone with the last who has its
+// descriptor or one of its sockets, so a successor is given it with the listeners.
+type Settler interface {
+	// Namespace returns a descriptor of the namespace, which the caller closes; nil if
+	// there is none.
+	Namespace() *os.File
+	// Settle makes the portal use the namespace of a predecessor, whose descriptor it
+	// closes. It is called before the first Listen.
+	Settle(*os.File)
 }
 
 // RuleError says which rules the kernel does not take. All others are in.

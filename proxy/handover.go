@@ -5,12 +5,22 @@ import (
 	"iter"
 	"os"
 
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 )
 
 // Inherit makes listeners use the sockets of a predecessor. It takes those that it
 // uses out of sockets. It is called before the first Apply.
-func (p *Proxy) Inherit(sockets map[string]*os.File) { p.node.Inherited = sockets }
+func (p *Proxy) Inherit(sockets map[string]*os.File) {
+	if s, ok := p.Portal.(portal.Settler); ok && sockets[namespaceName] != nil {
+		s.Settle(sockets[namespaceName])
+		delete(sockets, namespaceName)
+	}
+	p.node.Inherited = sockets
+}
+
+// namespaceName is the name of the portal's network namespace in a handover.
+const namespaceName = "the portal's namespace"
 
 // HandOver implements handover.Holder. Until resume or release is called, the
 // proxy changes nothing, but serves, and can be looked at; after release it never changes anything
@@ -37,6 +47,11 @@ func (p *Proxy) HandOver() (sockets iter.Seq[handover.Socket], resume, release f
 // sockets yields copies of the sockets that a successor can go on with. It is
 // called with Proxy.changes.
 func (p *Proxy) sockets(yield func(handover.Socket) bool) {
+	if s, ok := p.Portal.(portal.Settler); ok {
+		if file := s.Namespace(); file != nil && !yield(handover.Socket{Name: namespaceName, File: file}) {
+			return
+		}
+	}
 	for _, fronts := range p.services {
 		for _, f := range fronts {
 			for _, l := range f.listeners {

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -27,15 +28,15 @@ import (
 const replyTime = 2 * time.Second
 
 // socketName is the name of a listener's socket in a handover.
-func socketName(addr netip.AddrPort, number int) string {
-	return fmt.Sprintf("udp %s #%d", addr, number)
+func socketName(addr netip.AddrPort, in portal.Namespace, number int) string {
+	return frontend.SocketName("udp", addr, in, fmt.Sprintf(" #%d", number))
 }
 
 // HandOver implements frontend.Listener. A socket that cannot be copied keeps the
 // group from being handed over: the successor opens one of its own.
 func (l *listener) HandOver() (sockets []handover.Socket) {
 	for i, sk := range l.sockets {
-		s, ok := frontend.SocketFor(sk.fd, socketName(l.At, i))
+		s, ok := frontend.SocketFor(sk.fd, socketName(l.At, l.Namespace, i))
 		if !ok {
 			for _, copied := range sockets {
 				copied.File.Close()
@@ -49,9 +50,9 @@ func (l *listener) HandOver() (sockets []handover.Socket) {
 
 // inherit returns the sockets on addr that a predecessor has handed over: none
 // if it has none.
-func inherit(n *frontend.Node, addr netip.AddrPort) (fds []int) {
+func inherit(n *frontend.Node, addr netip.AddrPort, in portal.Namespace) (fds []int) {
 	for {
-		fd, err := n.Inherit(socketName(addr, len(fds)), addr)
+		fd, err := n.Inherit(socketName(addr, in, len(fds)), addr)
 		switch {
 		case err != nil: // the others of the group cannot be had without this one
 			for _, fd := range fds {

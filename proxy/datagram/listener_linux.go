@@ -47,17 +47,17 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (frontend.Listene
 	}
 	fds, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) ([]int, error) {
 		if addr == b.Addr { // what is inherited at others is for other front ends
-			if fds := inherit(f.Node, addr); len(fds) > 0 {
+			if fds := inherit(f.Node, addr, b.Namespace); len(fds) > 0 {
 				return fds, nil
 			}
 		}
-		return forward.Sockets(f.Socket).ListenUDP(addr, len(loops))
+		return forward.Sockets(f.Sockets(b)).ListenUDP(addr, len(loops))
 	})
 	if err != nil {
 		return nil, err
 	}
 	l := &listener{server: srv, front: f}
-	l.Redirected = b.Redirected
+	l.Redirected, l.Namespace = b.Redirected, b.Namespace
 	l.SetTargets(b.Targets)
 	if l.At, err = forward.LocalAddr(fds[0]); err != nil {
 		for _, fd := range fds {

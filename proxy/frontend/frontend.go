@@ -87,7 +87,7 @@ func (n *Node) Init() {
 	n.refusals = rate.NewLimiter(RefusalsPerSecond, RefusalsPerSecond)
 	n.LimitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 	n.Counters.connections.ends, n.Counters.sessions.ends = map[trace.End]int64{}, map[trace.End]int64{}
-	n.Locality.isPod = n.IsPod
+	n.Locality.isPod, n.Locality.apart = n.IsPod, n.Portal != nil && n.Portal.Traits().Apart
 	n.Locality.Refresh()
 }
 

@@ -7,9 +7,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/forward"
 )
+
+// SocketName returns the name that the socket of a listener at addr has in a handover,
+// with what else tells it from others before and behind.
+func SocketName(protocol string, addr netip.AddrPort, in portal.Namespace, number string) string {
+	name := protocol + " " + addr.String() + number
+	if in != nil {
+		name += " in the portal's namespace" // or else who has none would take it for its own
+	}
+	return name
+}
 
 // Inherit returns the socket that a predecessor has handed over under that name, or -1
 // if there is none. It is an error if it is not at addr. The caller closes it.

@@ -50,6 +50,7 @@ var ErrProtocol = errors.New("this version of usher does not serve the protocol"
 type Place struct {
 	At         netip.AddrPort
 	Redirected bool // see portal.Bind
+	Namespace  portal.Namespace
 	targets    atomic.Pointer[[]portal.Target]
 }
 
@@ -63,7 +64,7 @@ func (p *Place) SetTargets(targets []portal.Target) { p.targets.Store(&targets) 
 // not insist on its own.
 func (p *Place) Serves(b portal.Bind) bool {
 	samePort := p.At.Port() == b.Addr.Port() || b.Addr.Port() == 0 || b.Preferred
-	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected
+	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected && p.Namespace == b.Namespace
 }
 
 // vip returns the VIP that a client meant which sent to original, or which came without
@@ -91,6 +92,14 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 		return l, fmt.Errorf("cannot listen on %s: %w", b.Addr, search.Plain(err))
 	}
 	return l, nil
+}
+
+// Sockets returns what makes the sockets of the listener that b asks for; nil is socket(2).
+func (n *Node) Sockets(b portal.Bind) func(domain, kind, protocol int) (fd int, err error) {
+	if b.Namespace != nil {
+		return b.Namespace.Socket
+	}
+	return n.Socket
 }
 
 // otherPorts returns the ports to try when the preferred one is taken, in a random

@@ -13,6 +13,7 @@ import (
 type Locality struct {
 	now   atomic.Pointer[localities]
 	isPod func(netip.Addr) bool // Settings.IsPod
+	apart bool                  // portal.Traits.Apart
 }
 
 // localities is a value that is replaced, never changed.
@@ -65,12 +66,13 @@ func (l *Locality) isNode(a netip.Addr) bool {
 func (l *Locality) OfThisNode(from, to netip.Addr) bool { return from == to || l.local(from) }
 
 // Admits reports whether vip lets such a client in. This node's processes are let in
-// from the VIP itself if they would be from one of the node's addresses.
+// from the VIP itself if they would be from one of the node's addresses, and from any of
+// those where the way to the VIP, and not the client, decides which it is.
 func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	if vip.Allows(from) {
 		return true
 	}
-	if now := l.now.Load(); from == to && now != nil {
+	if now := l.now.Load(); now != nil && (from == to || l.apart && now.addrs[from]) {
 		for a := range now.addrs {
 			if vip.Allows(a) {
 				return true

@@ -25,7 +25,7 @@ func Dial(ctx context.Context, mark uint32, from netip.Addr, to netip.AddrPort, 
 			return nil, err
 		}
 	}
-	s, err := openSocket(netip.AddrPortFrom(from, 0))
+	s, err := openSocket(netip.AddrPortFrom(from, 0), nil)
 	if errors.Is(err, unix.EADDRINUSE) {
 		err = unix.EADDRNOTAVAIL // every port is taken: the word for that, when connecting
 	}

@@ -26,9 +26,10 @@ type Listener struct {
 
 // Listen listens on addr, which must not be the unspecified address: the kernel
 // would tell every client all addresses of this machine, and clients would use
-// them. It may be an address that this machine does not have yet.
-func Listen(addr netip.AddrPort) (*Listener, error) {
-	s, err := openSocket(addr)
+// them. It may be an address that this machine does not have yet. sockets is a call like
+// socket(2), which may make the socket in another network namespace; nil is that call.
+func Listen(addr netip.AddrPort, sockets func(domain, kind, protocol int) (fd int, err error)) (*Listener, error) {
+	s, err := openSocket(addr, sockets)
 	if err != nil {
 		return nil, err
 	}

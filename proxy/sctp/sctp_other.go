@@ -19,7 +19,9 @@ const Supported = false
 type Listener struct{}
 
 // Listen fails.
-func Listen(netip.AddrPort) (*Listener, error) { return nil, ErrUnsupported }
+func Listen(netip.AddrPort, func(domain, kind, protocol int) (fd int, err error)) (*Listener, error) {
+	return nil, ErrUnsupported
+}
 
 // Accept fails.
 func (*Listener) Accept() (*Conn, error) { return nil, ErrUnsupported }

@@ -37,12 +37,15 @@ func newSocket(fd int) (*socket, error) {
 
 // openSocket opens a socket in the family of addr, bound to addr, which need
 // not be an address of this machine yet.
-func openSocket(addr netip.AddrPort) (*socket, error) {
+func openSocket(addr netip.AddrPort, sockets func(domain, kind, protocol int) (fd int, err error)) (*socket, error) {
+	if sockets == nil {
+		sockets = unix.Socket
+	}
 	family := unix.AF_INET
 	if addr.Addr().Is6() {
 		family = unix.AF_INET6
 	}
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	fd, err := sockets(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}

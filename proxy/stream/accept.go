@@ -65,7 +65,7 @@ type listening struct {
 // to run.
 func (s *Server) newListening(f *frontend.FrontEnd, b portal.Bind, socket io.Closer, at netip.AddrPort) *listening {
 	l := &listening{acceptor: acceptor{server: s, front: f}, socket: socket, closed: make(chan struct{})}
-	l.At, l.Redirected = at, b.Redirected
+	l.At, l.Redirected, l.Namespace = at, b.Redirected, b.Namespace
 	l.SetTargets(b.Targets)
 	f.Budget.Listeners.Add(1)
 	return l

@@ -77,7 +77,9 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 	if err := s.SCTP.allowed(); err != nil {
 		return nil, err
 	}
-	opened, err := frontend.Listen(f.Node, b, sctp.Listen)
+	opened, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (*sctp.Listener, error) {
+		return sctp.Listen(addr, f.Sockets(b))
+	})
 	switch {
 	case errors.Is(err, syscall.EPROTONOSUPPORT):
 		return nil, fmt.Errorf("%w: this node's kernel does not have it", ErrNoSCTP)

@@ -34,11 +34,11 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	}
 	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
 		if addr == b.Addr && addr.Port() != 0 { // what is inherited at others is for other front ends
-			if fd, err := f.Inherit(socketName(addr), addr); fd >= 0 || err != nil {
+			if fd, err := f.Inherit(socketName(addr, b.Namespace), addr); fd >= 0 || err != nil {
 				return fd, err
 			}
 		}
-		return forward.Sockets(f.Socket).ListenTCP(addr, s.keepalive())
+		return forward.Sockets(f.Sockets(b)).ListenTCP(addr, s.keepalive())
 	})
 	if err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 		unix.Close(fd)
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
 	}
-	l.Redirected = b.Redirected
+	l.Redirected, l.Namespace = b.Redirected, b.Namespace
 	l.SetTargets(b.Targets)
 	f.Budget.Listeners.Add(1)
 	for _, loop := range s.loops.list {
@@ -62,7 +62,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 // HandOver implements frontend.Listener. A socket that cannot be copied is opened anew
 // by the successor.
 func (l *tcpListener) HandOver() []handover.Socket {
-	s, ok := frontend.SocketFor(l.fd, socketName(l.At))
+	s, ok := frontend.SocketFor(l.fd, socketName(l.At, l.Namespace))
 	if !ok {
 		return nil
 	}
@@ -70,7 +70,9 @@ func (l *tcpListener) HandOver() []handover.Socket {
 }
 
 // socketName is the name of a listener in a handover.
-func socketName(addr netip.AddrPort) string { return "tcp " + addr.String() }
+func socketName(addr netip.AddrPort, in portal.Namespace) string {
+	return frontend.SocketName("tcp", addr, in, "")
+}
 
 // Close stops accepting, and returns when nobody does any more. Connections that
 // wait to be accepted are reset by the kernel, unless a successor has the socket.
