@@ -75,6 +75,7 @@ func (f *configFlags) registerDomain(flags *pflag.FlagSet) {
 func (f *configFlags) registerProxy(flags *pflag.FlagSet) {
 	o := &f.Proxy
 	flags.StringVar(&f.Mode, "portal", f.Mode, "how VIPs reach usher: "+strings.Join(modes.Names(), ", ")+"; auto takes the first that works here")
+	flags.StringVar(&f.Portal.AddressNamespace, "address-namespace", f.Portal.AddressNamespace, "whether the portal address has VIPs in a network namespace of usher's own, so that they clash with no process of the node: "+strings.Join(portal.AddressNamespaces, ", ")+"; auto does where it works, which takes CAP_SYS_ADMIN and a node that forwards packets")
 	flags.StringVar(&f.Portal.IPTablesTarget, "iptables-target", f.Portal.IPTablesTarget, "how rules of the portal iptables lead to usher: "+strings.Join(portal.IPTablesTargets, ", ")+"; dnat leads to an address of usher's own, redirect is the classic rule, which neither serves SCTP nor Pods behind interfaces without an IPv4 address")
 	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "`first-last` local ports for listeners that are not on a VIP; empty means any free port")
 	flags.Var((*markFlag)(&f.Portal.Mark), "mark", "the bits of the mark (SO_MARK) of usher's own packets to endpoints, by which the portals iptables and nftables leave them alone; 0 means no mark")

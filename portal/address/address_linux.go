@@ -16,9 +16,9 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// addressPortal makes VIPs local addresses of the node, so that the kernel
-// itself brings what is sent to them to listeners on VIP:port. It needs no
-// netfilter.
+// addressPortal makes VIPs local addresses, so that the kernel itself brings what is sent
+// to them to listeners on VIP:port: of a network namespace of usher's own, or, where that
+// does not work, of the node. It needs no netfilter.
 //
 // A rejected target keeps its route: without a listener the kernel refuses. A
 // dropped target is refused as well, since routes cannot drop one port of an
@@ -31,18 +31,23 @@ import (
 // alone, which still sends what a closed socket has left. Each Check looks; until
 // the route goes, new connections are refused.
 //
-// Since a VIP is a local address, the node answers ARP and neighbour discovery
+// Where a VIP is a local address of the node, this answers ARP and neighbour discovery
 // for it, as IPVS proxies do. Where a load balancer announces VIPs in the
 // node's own network, set net.ipv4.conf.all.arp_ignore=1.
 type addressPortal struct {
 	log    logrus.FieldLogger
 	opts   portal.Options
 	routes *kernel.Routes
+	link   *link // to the space; nil without one
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex              // guards all below
+	onNode  map[portal.Family]error // why VIPs of a family are addresses of the node; the others are in the space
+	others  []netip.Prefix          // what is local to the node for other reasons
+	apart   map[netip.Addr]bool     // whether the VIPs are in the space for which Listen was asked last
+	moved   map[netip.Addr]bool     // VIPs that have another place since the last Apply
 	rules   map[portal.Target]portal.Rule
 	users   map[netip.Addr]int   // how many rules have this VIP
-	routed  map[netip.Addr]bool  // VIPs with a route of ours; the others are local by themselves
+	routed  map[netip.Addr]bool  // VIPs with a route of ours, and whether into the space; the others are local by themselves
 	missing map[netip.Addr]error // VIPs that could not be made local
 	leaving map[netip.Addr]bool  // VIPs without rules that are routed for the connections they have
 	// listened is what Listen last answered for node ports that have a listener
@@ -54,7 +59,7 @@ type addressPortal struct {
 func init() { Mode.Open, Mode.List, Mode.Remove = open, list, remove }
 
 // open makes sure that routes can be made, by making one and taking it
-// out again.
+// out again, and finds out where VIPs can be.
 func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
@@ -65,16 +70,22 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 		return nil, err
 	}
 	// An address for documentation (RFC 5737): nobody has it.
-	if err := routes.Probe(netip.MustParseAddr("192.0.2.117")); err != nil {
+	if err := routes.Probe(trialVIPs[portal.IPv4]); err != nil {
 		routes.Close()
 		return nil, err
 	}
-	return &addressPortal{
+	p := &addressPortal{
 		log: opts.Log, opts: opts, routes: routes,
+		onNode: map[portal.Family]error{}, apart: map[netip.Addr]bool{}, moved: map[netip.Addr]bool{},
 		rules: map[portal.Target]portal.Rule{}, users: map[netip.Addr]int{},
 		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{}, leaving: map[netip.Addr]bool{},
 		listened: map[portal.Target][]netip.Addr{},
-	}, nil
+	}
+	if err := p.choosePlaces(); err != nil {
+		routes.Close()
+		return nil, err
+	}
+	return p, nil
 }
 
 // list returns the VIPs that are routed.
@@ -84,9 +95,9 @@ func list(context.Context, portal.Options) ([]portal.Rule, error) {
 		return nil, err
 	}
 	defer routes.Close()
-	addrs, err := routes.List()
+	table, err := routes.Table()
 	var vips []portal.Rule
-	for _, addr := range addrs {
+	for _, addr := range slices.AppendSeq(table.Local, maps.Keys(table.Led)) {
 		if !kernel.IsLanding(addr) {
 			vips = append(vips, portal.Rule{Target: portal.Target{Addr: addr}})
 		}
@@ -94,14 +105,21 @@ func list(context.Context, portal.Options) ([]portal.Rule, error) {
 	return vips, err
 }
 
-// remove takes out the routes for VIPs, and with all set for landings too.
-func remove(_ context.Context, _ portal.Options, all bool) ([]string, error) {
-	return kernel.RemoveRoutes(func(addr netip.Addr) bool { return all || !kernel.IsLanding(addr) })
+// remove takes out the routes for VIPs, with all set for landings too, and the link to the
+// namespace in which VIPs are.
+func remove(_ context.Context, _ portal.Options, all bool) (removed []string, err error) {
+	removed, err = kernel.RemoveRoutes(func(addr netip.Addr) bool { return all || !kernel.IsLanding(addr) })
+	what, err2 := removeWay()
+	return append(removed, what...), errors.Join(err, err2)
 }
 
 func (p *addressPortal) Mode() string { return Mode.Name }
 
-func (p *addressPortal) Traits() portal.Traits { return Mode.Traits }
+func (p *addressPortal) Traits() portal.Traits {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.traits(len(p.families()) > 0)
+}
 
 // Listen asks for one listener per target, at the very address that clients use.
 // For SCTP that holds for node ports too: a listener on all addresses would tell
@@ -112,13 +130,17 @@ func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind 
 	var binds []portal.Bind
 	for _, group := range portal.ByListener(targets) {
 		for _, t := range group {
+			var namespace portal.Namespace
+			if p.place(t.Addr) {
+				namespace = p.link.space
+			}
 			addrs := []netip.Addr{t.Addr}
 			if t.Addr.IsUnspecified() && (t.Protocol == portal.SCTP || len(p.opts.NodePortAddresses) > 0) {
 				addrs = p.nodeAddresses(portal.FamilyOf(t.Addr))
 				p.listened[t] = addrs
 			}
 			for _, addr := range addrs {
-				binds = append(binds, portal.Bind{Addr: netip.AddrPortFrom(addr, t.Port), Targets: []portal.Target{t}})
+				binds = append(binds, portal.Bind{Addr: netip.AddrPortFrom(addr, t.Port), Namespace: namespace, Targets: []portal.Target{t}})
 			}
 		}
 	}
@@ -143,8 +165,8 @@ func (p *addressPortal) nodeAddresses(family portal.Family) (addrs []netip.Addr)
 	return slices.Compact(addrs)
 }
 
-// moved returns nil while Listen would answer as it did.
-func (p *addressPortal) moved() error {
+// listensElsewhere returns nil while Listen would answer as it did.
+func (p *addressPortal) listensElsewhere() error {
 	now := map[netip.Addr][]netip.Addr{}
 	again := map[portal.Target]bool{}
 	for t, then := range p.listened {
@@ -152,6 +174,11 @@ func (p *addressPortal) moved() error {
 			now[t.Addr] = p.nodeAddresses(portal.FamilyOf(t.Addr))
 		}
 		if !slices.Equal(then, now[t.Addr]) {
+			again[t] = true
+		}
+	}
+	for t, r := range p.rules {
+		if was, asked := p.apart[t.Addr]; asked && r.LocalPort != 0 && was != p.isApart(t.Addr) {
 			again[t] = true
 		}
 	}
@@ -187,7 +214,8 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		t := r.Target.Plain()
 		_, before[t] = p.rules[t]
 	}
-	touched := map[netip.Addr]bool{}
+	touched := p.moved
+	p.moved = map[netip.Addr]bool{}
 	for _, t := range gone {
 		t = t.Plain()
 		_, before[t] = p.rules[t]
@@ -221,6 +249,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		if len(p.opts.RemoveOthers(ctx)) > 0 {
 			kernel.ForgetRedirected(maps.Keys(p.rules), p.log)
 		}
+		p.tell()
 	}
 	for _, r := range set {
 		p.explain(r.Target.Plain(), refused)
@@ -249,7 +278,7 @@ func (p *addressPortal) Check(ctx context.Context) (int, error) {
 	for t := range p.rules {
 		p.explain(t, refused)
 	}
-	return len(repaired), errors.Join(err, portal.Refused(refused), p.moved())
+	return len(repaired), errors.Join(err, portal.Refused(refused), p.listensElsewhere())
 }
 
 // settleAll reads which routes of ours there are, and makes all VIPs right.
@@ -257,23 +286,31 @@ func (p *addressPortal) settleAll(ctx context.Context) (changed []string, err er
 	if err := p.routes.LoDown(); err != nil {
 		return nil, err
 	}
-	routed, err := p.routes.List()
+	changed, err = p.keepWay()
 	if err != nil {
-		return nil, err
+		return changed, err
 	}
-	addrs := map[netip.Addr]bool{}
+	table, err := p.routes.Table()
+	if err != nil {
+		return changed, err
+	}
+	p.others = table.Others
 	clear(p.routed)
-	for _, addr := range routed {
+	for _, addr := range table.Local {
 		// Connections that came in by a landing may still be draining.
 		if !kernel.IsLanding(addr) {
-			p.routed[addr] = true
-			addrs[addr] = true
+			p.routed[addr] = false
 		}
 	}
-	for vip := range p.users {
-		addrs[vip] = true
+	for addr := range table.Led {
+		p.routed[addr] = true
 	}
-	return p.settle(ctx, slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare))
+	addrs := maps.Clone(p.users)
+	for vip := range p.routed {
+		addrs[vip] += 0
+	}
+	more, err := p.settle(ctx, slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare))
+	return append(changed, more...), err
 }
 
 // settle makes the VIPs that a rule has local, and those that none has not, once
@@ -284,19 +321,30 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 			continue
 		}
 		delete(p.leaving, vip)
-		if p.routed[vip] {
+		apart, asked := p.apart[vip]
+		if !asked { // it has no listener
+			apart = p.isApart(vip)
+		}
+		into, is := p.routed[vip]
+		if is && into == apart {
 			continue
 		}
 		delete(p.missing, vip)
 		if err := ctx.Err(); err != nil {
 			return changed, fmt.Errorf("making VIPs local: %w", err)
 		}
-		if p.routes.IsLocal(vip) {
+		if is {
+			if err := p.unroute(vip); err != nil {
+				p.missing[vip] = err
+				continue
+			}
+		}
+		if !apart && p.routes.IsLocal(vip) {
 			continue
 		}
-		switch err := p.routes.Add(vip); {
+		switch err := p.route(vip, apart); {
 		case err == nil:
-			p.routed[vip] = true
+			p.routed[vip] = apart
 			changed = append(changed, vip.String())
 		case !errors.Is(err, unix.EEXIST):
 			p.missing[vip] = err
@@ -309,7 +357,8 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 		}
 		delete(p.users, vip)
 		delete(p.missing, vip)
-		if p.routed[vip] {
+		delete(p.apart, vip)
+		if _, is := p.routed[vip]; is {
 			unused = append(unused, vip)
 		}
 	}
@@ -323,7 +372,7 @@ func (p *addressPortal) leave(vips []netip.Addr) (removed []string, err error) {
 	if len(vips) == 0 {
 		return nil, nil
 	}
-	needed, err := kernel.InUse(vips)
+	needed, err := p.inUse(vips)
 	if err != nil {
 		p.log.WithError(err).Warn("Connections to Services that are removed may be cut")
 	}
@@ -333,7 +382,7 @@ func (p *addressPortal) leave(vips []netip.Addr) (removed []string, err error) {
 			p.leaving[vip] = true
 			continue
 		}
-		if err := p.routes.Delete(vip); err != nil {
+		if err := p.unroute(vip); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -341,7 +390,6 @@ func (p *addressPortal) leave(vips []netip.Addr) (removed []string, err error) {
 			removed = append(removed, vip.String())
 		}
 		delete(p.leaving, vip)
-		delete(p.routed, vip)
 	}
 	return removed, errors.Join(errs...)
 }
@@ -355,6 +403,7 @@ func (p *addressPortal) Remove(ctx context.Context) error {
 	clear(p.missing)
 	clear(p.leaving)
 	clear(p.listened)
+	clear(p.apart)
 	_, err := Mode.Remove(ctx, p.opts, true)
 	return err
 }
@@ -362,7 +411,7 @@ func (p *addressPortal) Remove(ctx context.Context) error {
 // Compare implements Portal.
 func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 	p.mu.Lock()
-	wanted := maps.Clone(p.rules)
+	wanted, apart := maps.Clone(p.rules), maps.Clone(p.routed)
 	p.mu.Unlock()
 	installed, err := portal.ListAll(ctx, slices.Concat([]portal.Mode{Mode}, p.opts.Others), p.opts)
 	if err != nil {
@@ -372,7 +421,13 @@ func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error
 	for _, i := range installed {
 		routed[i.Rule.Target.Addr] = routed[i.Rule.Target.Addr] || i.Mode == Mode.Name
 	}
-	return compare(wanted, func(vip netip.Addr) bool { return routed[vip] || p.routes.IsLocal(vip) }, installed), nil
+	all := compare(wanted, func(vip netip.Addr) bool { return routed[vip] || p.routes.IsLocal(vip) }, installed)
+	for i, c := range all {
+		if c.State != portal.StateExtra {
+			all[i].Traits = p.traits(apart[c.Rule.Target.Addr])
+		}
+	}
+	return all, nil
 }
 
 // compare is compare for mode address, in which all rules of a VIP are in
@@ -403,15 +458,27 @@ func compare(wanted map[portal.Target]portal.Rule, isLocal func(netip.Addr) bool
 
 // Watch implements Watcher.
 func (p *addressPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
-	return kernel.Watch(ctx, func() (kernel.Subscription, error) { return kernel.RouteEvents(p.lost) })
+	what := []func() (kernel.Subscription, error){func() (kernel.Subscription, error) { return kernel.RouteEvents(p.lost) }}
+	if p.link != nil {
+		what = append(what, func() (kernel.Subscription, error) { return kernel.LinkEvents(linkName) })
+		if _, err := listChains(); err == nil {
+			what = append(what, func() (kernel.Subscription, error) {
+				return kernel.NFTEvents(func(table, _ string) bool { return table == exemptTable })
+			})
+		}
+	}
+	return kernel.Watch(ctx, what...)
 }
 
-// lost tells whether a change of a local route is one that Check has to do with.
+// lost tells whether a change of a route is one that Check has to do with.
 // A route that this portal took out itself has no user any more.
 func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return gone && p.users[addr] > 0 || !ours && len(p.listened) > 0
+	return p.users[addr] > 0 && (gone || !ours) || !ours && len(p.listened) > 0
 }
 
-var _ portal.Watcher = (*addressPortal)(nil)
+var (
+	_ portal.Watcher = (*addressPortal)(nil)
+	_ portal.Settler = (*addressPortal)(nil)
+)

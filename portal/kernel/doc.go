@@ -7,6 +7,7 @@
 //	landing.go          the addresses to which packets are led
 //	routes_linux.go     routes that make addresses local: landings, and VIPs in mode address
 //	inuse_linux.go      which addresses connections have, from what /proc tells (procnet.go)
+//	listeners_linux.go  who listens on this node, by the names of processes
 //	freeports_linux.go  ports that listeners may have
 //	watch_linux.go      changes by others, as the kernel tells of them
 //	nftables_linux.go   speaking to nf_tables, and what it tells of changes by others

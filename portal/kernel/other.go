@@ -36,3 +36,6 @@ func OriginalDstFD(int) (netip.AddrPort, error) {
 func Behind(portal.Interfaces) (func(netip.Addr) bool, error) {
 	return nil, errors.New("only on Linux the route to a client tells whether it is a Pod")
 }
+
+// Holder cannot tell here.
+func Holder(portal.Target) string { return "" }

@@ -118,30 +118,79 @@ func (r *Routes) Delete(addr netip.Addr) error {
 
 // List returns the addresses that portals, of this or another process, have
 // made local.
-func (r *Routes) List() (addrs []netip.Addr, err error) {
+func (r *Routes) List() ([]netip.Addr, error) {
+	table, err := r.Table()
+	return table.Local, err
+}
+
+// Table is what the kernel looks at first for where an address is.
+type Table struct {
+	Local  []netip.Addr       // made local by portals, of this or another process
+	Led    map[netip.Addr]int // led by those over a link, by its index
+	Others []netip.Prefix     // local for other reasons
+}
+
+// Table reads it.
+func (r *Routes) Table() (t Table, err error) {
+	t.Led = map[netip.Addr]int{}
 	for _, family := range portal.Families {
-		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: RouteProtocol}
-		const mask = netlink.RT_FILTER_TABLE | netlink.RT_FILTER_TYPE | netlink.RT_FILTER_PROTOCOL
+		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL}
 		var routes []netlink.Route
 		for range 10 { // a dump that a change interrupts is incomplete
-			routes, err = r.handle.RouteListFiltered(netlinkFamily(family), filter, mask)
+			routes, err = r.handle.RouteListFiltered(netlinkFamily(family), filter, netlink.RT_FILTER_TABLE)
 			if !errors.Is(err, netlink.ErrDumpInterrupted) {
 				break
 			}
 		}
 		if err != nil {
-			return nil, fmt.Errorf("listing the local routes: %w", err)
+			return t, fmt.Errorf("listing the local routes: %w", err)
 		}
 		for _, route := range routes {
 			if route.Dst == nil {
 				continue
 			}
-			if addr, ok := netip.AddrFromSlice(route.Dst.IP); ok {
-				addrs = append(addrs, addr.Unmap())
+			addr, _ := netip.AddrFromSlice(route.Dst.IP)
+			addr = addr.Unmap()
+			switch ones, _ := route.Dst.Mask.Size(); {
+			case route.Type == unix.RTN_LOCAL && route.Protocol == RouteProtocol:
+				t.Local = append(t.Local, addr)
+			case route.Type == unix.RTN_LOCAL:
+				t.Others = append(t.Others, netip.PrefixFrom(addr, ones))
+			case route.Type == unix.RTN_UNICAST && route.Protocol == RouteProtocol:
+				t.Led[addr] = route.LinkIndex
 			}
 		}
 	}
-	return addrs, nil
+	return t, nil
+}
+
+// Lead leads what is sent to addr over a link to a gateway there, before any other route
+// and rule of the node's is asked. The error is EEXIST if addr is local, or led elsewhere.
+func (r *Routes) Lead(addr netip.Addr, link int, gateway netip.Addr) error {
+	if err := r.handle.RouteAdd(led(addr, link, gateway)); err != nil {
+		return fmt.Errorf("leading %s to usher by a route: %w", addr, err)
+	}
+	return nil
+}
+
+// Unlead takes back what Lead did. It is no error if that is gone already.
+func (r *Routes) Unlead(addr netip.Addr) error {
+	if err := r.handle.RouteDel(led(addr, 0, netip.Addr{})); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("removing the route for %s: %w", addr, err)
+	}
+	return nil
+}
+
+func led(addr netip.Addr, link int, gateway netip.Addr) *netlink.Route {
+	return &netlink.Route{
+		LinkIndex: link,
+		Dst:       &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())},
+		Gw:        gateway.AsSlice(),
+		Flags:     int(netlink.FLAG_ONLINK),
+		Table:     unix.RT_TABLE_LOCAL,
+		Type:      unix.RTN_UNICAST,
+		Protocol:  RouteProtocol,
+	}
 }
 
 // IsLocal tells whether the kernel delivers addr to this node, for whatever reason.

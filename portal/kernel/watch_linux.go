@@ -1,9 +1,11 @@
 package kernel
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 
@@ -128,7 +130,8 @@ func debounce(ctx context.Context, events <-chan struct{}, out chan<- struct{}) 
 	}
 }
 
-// RouteEvents tells of changes of local routes.
+// RouteEvents tells of changes of local routes, and of those by which portals lead
+// elsewhere.
 func RouteEvents(matters func(addr netip.Addr, gone, ours bool) bool) (Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
 		if m.Header.Type != unix.RTM_DELROUTE && m.Header.Type != unix.RTM_NEWROUTE {
@@ -138,7 +141,8 @@ func RouteEvents(matters func(addr netip.Addr, gone, ours bool) bool) (Subscript
 			return false
 		}
 		message := nl.DeserializeRtMsg(m.Data)
-		if message.Type != unix.RTN_LOCAL {
+		ours := message.Protocol == RouteProtocol
+		if message.Type != unix.RTN_LOCAL && !(ours && message.Type == unix.RTN_UNICAST) {
 			return false
 		}
 		attributes, err := nl.ParseRouteAttr(m.Data[unix.SizeofRtMsg:])
@@ -148,9 +152,24 @@ func RouteEvents(matters func(addr netip.Addr, gone, ours bool) bool) (Subscript
 		for _, a := range attributes {
 			if a.Attr.Type == unix.RTA_DST {
 				addr, ok := netip.AddrFromSlice(a.Value)
-				return ok && matters(addr, m.Header.Type == unix.RTM_DELROUTE, message.Protocol == RouteProtocol)
+				return ok && matters(addr, m.Header.Type == unix.RTM_DELROUTE, ours)
 			}
 		}
 		return false
 	}, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+}
+
+// LinkEvents tells when a link of that name is taken out, or is down.
+func LinkEvents(name string) (Subscription, error) {
+	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
+		if m.Header.Type != unix.RTM_DELLINK && m.Header.Type != unix.RTM_NEWLINK || len(m.Data) < unix.SizeofIfInfomsg {
+			return false
+		}
+		message := nl.DeserializeIfInfomsg(m.Data)
+		attributes, err := nl.ParseRouteAttr(m.Data[unix.SizeofIfInfomsg:])
+		return err != nil || slices.ContainsFunc(attributes, func(a syscall.NetlinkRouteAttr) bool {
+			lost := m.Header.Type == unix.RTM_DELLINK || message.Flags&unix.IFF_UP == 0
+			return lost && a.Attr.Type == unix.IFLA_IFNAME && string(bytes.TrimRight(a.Value, "\x00")) == name
+		})
+	}, unix.RTNLGRP_LINK)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/search"
 )
 
@@ -88,10 +89,17 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 			l, err = listen(netip.AddrPortFrom(b.Addr.Addr(), port))
 		}
 	}
-	if err != nil {
-		return l, fmt.Errorf("cannot listen on %s: %w", b.Addr, search.Plain(err))
+	if err == nil {
+		return l, nil
 	}
-	return l, nil
+	err = fmt.Errorf("cannot listen on %s: %w", b.Addr, search.Plain(err))
+	if errors.Is(err, syscall.EADDRINUSE) && b.Namespace == nil && n.Socket == nil {
+		t := b.Targets[0]
+		if who := kernel.Holder(portal.Target{Protocol: t.Protocol, Addr: b.Addr.Addr(), Port: b.Addr.Port()}); who != "" {
+			err = fmt.Errorf("%w: %s", err, who)
+		}
+	}
+	return l, err
 }
 
 // Sockets returns what makes the sockets of the listener that b asks for; nil is socket(2).

@@ -168,7 +168,7 @@ func Defaults() Config {
 		Via:          ViaDirect,
 		MaxDelay:     kube.DefaultMaxDelay,
 		Mode:         modes.Auto,
-		Portal:       portal.Options{Mark: 0x1000, Aliases: slices.Clone(DefaultAliases), IPTablesTarget: portal.IPTablesTargets[0]},
+		Portal:       portal.Options{Mark: 0x1000, Aliases: slices.Clone(DefaultAliases), IPTablesTarget: portal.IPTablesTargets[0], AddressNamespace: portal.AddressNamespaces[0]},
 		Proxy:        proxy.Defaults(),
 		TraceEvents:  4096,
 		AccessLog:    accesslog.Options{Format: accesslog.JSON},
@@ -203,6 +203,9 @@ func (c *Config) Check() error {
 	}
 	if !slices.Contains(portal.IPTablesTargets, c.Portal.IPTablesTarget) {
 		return fmt.Errorf("--iptables-target: %q is not one of %s", c.Portal.IPTablesTarget, strings.Join(portal.IPTablesTargets, ", "))
+	}
+	if !slices.Contains(portal.AddressNamespaces, c.Portal.AddressNamespace) {
+		return notOneOf("address-namespace", c.Portal.AddressNamespace, portal.AddressNamespaces)
 	}
 	if err := CheckSOCKSAddress(c.SOCKSAddress); err != nil {
 		return err

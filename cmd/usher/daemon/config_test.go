@@ -49,6 +49,7 @@ var _ = Describe("a Config", func() {
 		refused("--max-client-share: 101 is not 1 to 100 percent", func(c *Config) { c.Proxy.MaxClientShare = 101 }),
 		refused(`--sctp: "" is none of auto, on, off`, func(c *Config) { c.Proxy.SCTP = "" }),
 		refused(`--iptables-target: "tproxy" is not one of dnat, redirect`, func(c *Config) { c.Portal.IPTablesTarget = "tproxy" }),
+		refused(`--address-namespace: "here" is none of auto, always, never`, func(c *Config) { c.Portal.AddressNamespace = "here" }),
 		refused(`--portal: "red" is not one of auto, iptables, nftables, address, none`, func(c *Config) { c.Mode = "red" }),
 		refused(`--socks: "1080" is not HOST:PORT such as 127.0.0.1:1080`, func(c *Config) { c.SOCKSAddress = "1080" }),
 		refused(`--access-log-format: "red" is none of json, text`, func(c *Config) { c.AccessLog.Format = "red" }),

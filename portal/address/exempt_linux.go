@@ -1,0 +1,138 @@
+package address
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+)
+
+// What goes to a VIP over the link is forwarded, so a rule that translates the addresses of
+// Pods towards other networks, as most CNI plugins have one (masquerade), would hide who
+// the client is. On a node that translates at all a chain of usher's own comes first and
+// gives each client the address that it has. On others it would only make the kernel
+// track connections that nobody tracks.
+const (
+	exemptTable = "usher-address"
+	exemptChain = "postrouting"
+)
+
+// errCannotExempt is why a namespace is of no use.
+var errCannotExempt = errors.New("this node translates addresses (iptables -t nat), and without nf_tables VIPs cannot be left out")
+
+// exempt makes sure that clients keep their addresses over that link, where something may
+// translate them. It says whether it had to do something.
+func exempt(family portal.Family, linkName string) (made bool, err error) {
+	chains, err := listChains()
+	if err != nil {
+		if legacyNAT(family) {
+			return false, fmt.Errorf("%w: %w", errCannotExempt, err)
+		}
+		return false, nil // no nf_tables
+	}
+	kind := kernel.NFTFamily(family)
+	others, there := legacyNAT(family), false
+	for _, c := range chains {
+		ours := isExemption(c) && c.Table.Family == kind
+		translates := c.Type == nftables.ChainTypeNAT && c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookPostrouting
+		there = there || ours && translates
+		others = others || !ours && translates && (c.Table.Family == kind || c.Table.Family == nftables.TableFamilyINet)
+	}
+	if !others {
+		return false, nil
+	}
+	conn, err := kernel.OpenNFT()
+	if err != nil {
+		return false, err
+	}
+	table := conn.AddTable(&nftables.Table{Name: exemptTable, Family: kind})
+	chain := &nftables.Chain{Name: exemptChain, Table: table, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource - 1)}
+	if there {
+		if rules, err := conn.GetRules(table, chain); err == nil && len(rules) == 1 {
+			return false, nil
+		}
+		conn.DelTable(table)
+		conn.AddTable(table)
+	}
+	conn.AddChain(chain)
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: keepSource(family, linkName)})
+	if err := conn.Flush(); err != nil {
+		return false, fmt.Errorf("%w: %w", errCannotExempt, err)
+	}
+	return true, nil
+}
+
+// isExemption tells usher's chain from those of others.
+func isExemption(c *nftables.Chain) bool { return c.Table.Name == exemptTable }
+
+// keepSource is `oifname "usher0" snat to ip saddr`.
+func keepSource(family portal.Family, linkName string) []expr.Any {
+	name := make([]byte, unix.IFNAMSIZ)
+	copy(name, linkName)
+	offset, length, number := uint32(12), uint32(4), uint32(unix.NFPROTO_IPV4) // of the source in the header
+	if family.Is6() {
+		offset, length, number = 8, 16, unix.NFPROTO_IPV6
+	}
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: number, RegAddrMin: 1},
+	}
+}
+
+func listChains() ([]*nftables.Chain, error) {
+	conn, err := kernel.OpenNFT()
+	if err != nil {
+		return nil, err
+	}
+	return conn.ListChains()
+}
+
+// legacyNAT reports whether the older variant of iptables translates here, as far as that
+// can be seen.
+func legacyNAT(family portal.Family) bool {
+	name := "ip_tables_names"
+	if family.Is6() {
+		name = "ip6_tables_names"
+	}
+	tables, _ := os.ReadFile("/proc/thread-self/net/" + name) // none where there is no such file
+	return slices.Contains(strings.Fields(string(tables)), "nat")
+}
+
+// removeExemptions takes the tables of both families out, and says which there were.
+func removeExemptions() (removed []string, err error) {
+	chains, err := listChains()
+	if err != nil {
+		return nil, nil // no nf_tables, so nothing is in it
+	}
+	var errs []error
+	for _, family := range portal.Families {
+		i := slices.IndexFunc(chains, func(c *nftables.Chain) bool {
+			return isExemption(c) && c.Table.Family == kernel.NFTFamily(family)
+		})
+		if i < 0 {
+			continue
+		}
+		conn, err := kernel.OpenNFT()
+		if err == nil {
+			conn.DelTable(chains[i].Table)
+			err = conn.Flush()
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("removing the nftables table %s: %w", exemptTable, err))
+			continue
+		}
+		removed = append(removed, fmt.Sprintf("nftables: table %s for %s", exemptTable, family))
+	}
+	return removed, errors.Join(errs...)
+}

@@ -1,0 +1,222 @@
+package address
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+const (
+	// linkName is what the node's end of the link is called, and the other end too.
+	linkName = "usher0"
+	// trialName is what it is called as long as it is tried whether it works.
+	trialName = "usher-try"
+)
+
+// link is the way from the node into a space: a pair of interfaces. They have no
+// addresses, so it adds none to the node's. The neighbours that routes name are at fixed
+// places instead, for which nobody has to ask.
+type link struct {
+	node  *netlink.Handle
+	space *space
+	name  string
+	index int // of the node's end, 0 before connect
+}
+
+// The two ends: the addresses that routes name, of the block for protocol assignments
+// (RFC 6890; see landings in package kernel) and link-local, and those of the interfaces.
+// Since these are set when they are made, udev leaves them as they are.
+var (
+	nodeEnd  = end{netip.MustParseAddr("192.0.0.118"), netip.MustParseAddr("fe80::7573:6865:7201"), net.HardwareAddr{2, 'u', 's', 'h', 'e', 1}}
+	spaceEnd = end{netip.MustParseAddr("192.0.0.119"), netip.MustParseAddr("fe80::7573:6865:7202"), net.HardwareAddr{2, 'u', 's', 'h', 'e', 2}}
+)
+
+type end struct {
+	ip4, ip6 netip.Addr
+	mac      net.HardwareAddr
+}
+
+// gateway is the end as a route names it.
+func (e end) gateway(family portal.Family) netip.Addr {
+	if family.Is6() {
+		return e.ip6
+	}
+	return e.ip4
+}
+
+// connect makes sure that the link is there and leads into the space, for these families.
+// It says whether it had to make it.
+func (l *link) connect(families []portal.Family) (made bool, err error) {
+	outer, inner, err := l.ends()
+	if err != nil {
+		return false, err
+	}
+	if made = outer == nil; made {
+		if outer, inner, err = l.make(); err != nil {
+			return false, err
+		}
+	}
+	l.index = outer.Attrs().Index
+	mtu := l.mtu()
+	for _, at := range []struct {
+		handle *netlink.Handle
+		netlink.Link
+	}{{l.space.handle, inner}, {l.node, outer}} {
+		if at.Attrs().MTU != mtu {
+			if err := at.handle.LinkSetMTU(at.Link, mtu); err != nil {
+				return made, fmt.Errorf("giving %s the MTU %d: %w", l.name, mtu, err)
+			}
+		}
+		if at.Attrs().Flags&net.FlagUp == 0 {
+			if err := at.handle.LinkSetUp(at.Link); err != nil {
+				return made, fmt.Errorf("bringing %s up: %w", l.name, err)
+			}
+		}
+	}
+	for _, family := range families {
+		if err := l.node.NeighSet(neighbour(outer, spaceEnd, family)); err != nil {
+			return made, fmt.Errorf("%s on %s: %w", family, l.name, err)
+		}
+		if err := l.furnish(inner, family); err != nil {
+			return made, fmt.Errorf("%s in the namespace: %w", family, err)
+		}
+	}
+	return made, nil
+}
+
+// ends returns both ends of the link, nil if it is not there. What is left of one that
+// leads elsewhere goes: to the namespace of an usher that has been killed, whose
+// connections the kernel has not done with.
+func (l *link) ends() (outer, inner netlink.Link, err error) {
+	if outer, err = find(l.node, l.name); err != nil {
+		return nil, nil, err
+	}
+	if inner, err = find(l.space.handle, l.name); err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case outer != nil && inner != nil && inner.Attrs().ParentIndex == outer.Attrs().Index:
+		return outer, inner, nil
+	case outer != nil:
+		if _, err := removeLink(l.node, l.name); err != nil {
+			return nil, nil, err
+		}
+	}
+	if inner != nil {
+		_ = l.space.handle.LinkDel(inner) // the other end is gone: so is this one, soon
+	}
+	return nil, nil, nil
+}
+
+// make makes the pair, down.
+func (l *link) make() (outer, inner netlink.Link, err error) {
+	err = l.node.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: l.name, HardwareAddr: nodeEnd.mac},
+		PeerName:  l.name, PeerHardwareAddr: spaceEnd.mac, PeerNamespace: netlink.NsFd(l.space.file.Fd()),
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("making a pair of interfaces (veth): %w", err)
+	}
+	if outer, err = l.node.LinkByName(l.name); err != nil {
+		return nil, nil, err
+	}
+	if inner, err = l.space.handle.LinkByName(l.name); err != nil {
+		return nil, nil, err
+	}
+	// Nor any address that the kernel makes by itself; without IPv6 it makes none.
+	_ = l.node.LinkSetIP6AddrGenMode(outer, nl6AddrGenModeNone)
+	_ = l.space.handle.LinkSetIP6AddrGenMode(inner, nl6AddrGenModeNone)
+	return outer, inner, nil
+}
+
+// nl6AddrGenModeNone is IN6_ADDR_GEN_MODE_NONE (linux/if_link.h).
+const nl6AddrGenModeNone = 1
+
+// mtu is the smallest of the node's links: so answers to UDP are cut here to what fits
+// them all, as on the node itself, and not lost until their size is known to be too large.
+// TCP passes in large pieces whatever it is.
+func (l *link) mtu() int {
+	const least, usual = 1280, 1500 // of IPv6 (RFC 8200), of Ethernet
+	links, _ := l.node.LinkList()
+	mtu := 0
+	for _, other := range links {
+		a := other.Attrs()
+		if a.Index != l.index && a.Flags&net.FlagUp != 0 && a.Flags&net.FlagLoopback == 0 && a.MTU > 0 && (mtu == 0 || a.MTU < mtu) {
+			mtu = a.MTU
+		}
+	}
+	if mtu == 0 {
+		mtu = usual
+	}
+	return max(mtu, least)
+}
+
+// furnish makes what comes in by the inner end local, and leads what is sent in the space
+// out there.
+func (l *link) furnish(inner netlink.Link, family portal.Family) error {
+	h, index := l.space.handle, inner.Attrs().Index
+	out := &netlink.Route{Family: number(family), LinkIndex: index, Table: outwards}
+	there, err := h.RouteListFiltered(number(family), out, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+	if err != nil && !errors.Is(err, unix.ENOENT) || len(there) > 0 { // there is no such table yet
+		return err
+	}
+	if err := h.NeighSet(neighbour(inner, nodeEnd, family)); err != nil {
+		return err
+	}
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	everything := &net.IPNet{IP: family.Any().AsSlice(), Mask: net.CIDRMask(0, family.Any().BitLen())}
+	here := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: everything, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
+	// The kernel takes no gateway that is local, as everything is; with IPv6 it goes by
+	// addresses only.
+	if err := h.RouteDel(here); err != nil && !errors.Is(err, unix.ESRCH) && !family.Is6() {
+		return err
+	}
+	out.Dst, out.Gw, out.Flags = everything, nodeEnd.gateway(family).AsSlice(), int(netlink.FLAG_ONLINK)
+	if err := h.RouteAdd(out); err != nil {
+		return err
+	}
+	return h.RouteAdd(here)
+}
+
+// neighbour says where an end is, as seen from the other one.
+func neighbour(from netlink.Link, to end, family portal.Family) *netlink.Neigh {
+	return &netlink.Neigh{LinkIndex: from.Attrs().Index, Family: number(family), State: netlink.NUD_PERMANENT,
+		IP: to.gateway(family).AsSlice(), HardwareAddr: to.mac}
+}
+
+// find returns the link of that name, nil if there is none.
+func find(h *netlink.Handle, name string) (netlink.Link, error) {
+	l, err := h.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("looking for the interface %s: %w", name, err)
+	}
+	return l, nil
+}
+
+// removeLink takes the link out, and says whether it was there. One that only has the
+// name stays, and is an error.
+func removeLink(node *netlink.Handle, name string) (removed bool, err error) {
+	outer, err := find(node, name)
+	if outer == nil || err != nil {
+		return false, err
+	}
+	if outer.Type() != "veth" || outer.Attrs().HardwareAddr.String() != nodeEnd.mac.String() {
+		return false, fmt.Errorf("the interface %s is not usher's", name)
+	}
+	if err := node.LinkDel(outer); err != nil && !errors.Is(err, unix.ENODEV) {
+		return false, fmt.Errorf("removing the interface %s: %w", name, err)
+	}
+	return true, nil
+}

@@ -1,0 +1,274 @@
+package address
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+)
+
+// errNever is why there is no space where none is wanted.
+var errNever = errors.New("--address-namespace=never")
+
+// choosePlaces finds out of which families VIPs can be in a space of their own, and makes
+// that, by trying it. Nothing of it stays on the node.
+func (p *addressPortal) choosePlaces() error {
+	how := p.opts.AddressNamespace
+	var err error
+	if how == "" || how == portal.AddressNamespaces[2] {
+		err = errNever
+	} else if err = p.makeSpace(); err != nil && how != portal.AddressNamespaces[0] {
+		return err
+	}
+	for _, family := range portal.Families {
+		p.onNode[family] = err
+	}
+	if p.link == nil {
+		return nil
+	}
+	table, err := p.routes.Table()
+	if err != nil {
+		return err
+	}
+	p.others = table.Others
+	trial := link{node: p.link.node, space: p.link.space, name: trialName}
+	for _, family := range portal.Families {
+		var err error
+		if how == portal.AddressNamespaces[0] {
+			if err = p.held(family); err == nil {
+				err = trial.try(family, p.routes)
+			}
+		} else {
+			_, err = trial.connect([]portal.Family{family})
+		}
+		p.onNode[family] = err
+	}
+	if trial.index != 0 {
+		_, err = removeLink(trial.node, trialName)
+	}
+	return err
+}
+
+// makeSpace makes a space, to which nothing leads yet.
+func (p *addressPortal) makeSpace() error {
+	node, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	s, err := makeSpace()
+	if err != nil {
+		node.Close()
+		return err
+	}
+	p.link = &link{node: node, space: s, name: linkName}
+	return nil
+}
+
+// held returns an error if somebody serves, or still has connections, at VIPs that are
+// addresses of the node: those would be cut.
+func (p *addressPortal) held(family portal.Family) error {
+	table, err := p.routes.Table()
+	if err != nil {
+		return err
+	}
+	ours := slices.DeleteFunc(table.Local, func(a netip.Addr) bool { return kernel.IsLanding(a) || portal.FamilyOf(a) != family })
+	if len(ours) == 0 {
+		return nil
+	}
+	listeners, err := kernel.Listeners()
+	if err != nil {
+		return err
+	}
+	busy, err := kernel.InUse(ours)
+	if len(busy) > 0 || slices.ContainsFunc(listeners, func(l kernel.Listener) bool { return slices.Contains(ours, l.At.Addr()) }) {
+		return errors.New("another usher serves them there, or has connections: start this one when they have ended")
+	}
+	return err
+}
+
+// families are those whose VIPs are in the space.
+func (p *addressPortal) families() []portal.Family {
+	return slices.DeleteFunc(slices.Clone(portal.Families[:]), func(f portal.Family) bool { return p.onNode[f] != nil })
+}
+
+// traits are those of a portal, or a VIP, that is apart or not.
+func (p *addressPortal) traits(apart bool) portal.Traits {
+	t := Mode.Traits
+	if apart {
+		t.Apart = true
+		t.About = "a route leads each cluster IP into a network namespace\nof usher's own, where usher listens on it."
+	}
+	return t
+}
+
+// isApart tells whether a VIP has to be in the space. One that the node has for other
+// reasons cannot, nor can a node port.
+func (p *addressPortal) isApart(vip netip.Addr) bool {
+	return !vip.IsUnspecified() && p.onNode[portal.FamilyOf(vip)] == nil && !kernel.ContainsAddr(p.others, vip)
+}
+
+// place is isApart for who is about to listen there.
+func (p *addressPortal) place(vip netip.Addr) (apart bool) {
+	if vip.IsUnspecified() {
+		return false
+	}
+	apart = p.isApart(vip)
+	if was, asked := p.apart[vip]; asked && was != apart {
+		p.moved[vip] = true
+	}
+	p.apart[vip] = apart
+	return apart
+}
+
+// route makes a VIP local, in the space or on the node.
+func (p *addressPortal) route(vip netip.Addr, apart bool) error {
+	if apart {
+		return p.routes.Lead(vip, p.link.index, spaceEnd.gateway(portal.FamilyOf(vip)))
+	}
+	return p.routes.Add(vip)
+}
+
+// unroute takes its route back.
+func (p *addressPortal) unroute(vip netip.Addr) (err error) {
+	if p.routed[vip] {
+		err = p.routes.Unlead(vip)
+	} else {
+		err = p.routes.Delete(vip)
+	}
+	if err == nil {
+		delete(p.routed, vip)
+	}
+	return err
+}
+
+// inUse returns the VIPs that connections have, wherever they are.
+func (p *addressPortal) inUse(vips []netip.Addr) (needed map[netip.Addr]bool, err error) {
+	needed, err = kernel.InUse(vips)
+	if p.link != nil {
+		p.link.space.do(func() {
+			inside, err2 := kernel.InUse(vips)
+			maps.Copy(needed, inside)
+			err = errors.Join(err, err2)
+		})
+	}
+	return needed, err
+}
+
+// keepWay makes sure that what leads into the space is there, and returns what was not.
+// Where there is none, it takes out what another usher has left of one.
+func (p *addressPortal) keepWay() (changed []string, err error) {
+	families := p.families()
+	if len(families) == 0 {
+		if !p.applied {
+			_, err = removeWay()
+		}
+		return nil, err
+	}
+	made, err := p.link.connect(families)
+	if made {
+		changed = append(changed, "the link "+linkName)
+	}
+	for _, family := range families {
+		made, err2 := exempt(family, linkName)
+		if made {
+			changed = append(changed, fmt.Sprintf("the nftables table %s for %s", exemptTable, family))
+		}
+		err = errors.Join(err, err2)
+		if p.opts.AddressNamespace == portal.AddressNamespaces[0] {
+			err = errors.Join(err, forwards(family))
+		}
+	}
+	return changed, err
+}
+
+// removeWay takes out what leads into a space.
+func removeWay() (removed []string, err error) {
+	node, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	defer node.Close()
+	was, err := removeLink(node, linkName)
+	if was {
+		removed = append(removed, fmt.Sprintf("link: %s, with the routes over it", linkName))
+	}
+	tables, err2 := removeExemptions()
+	return append(removed, tables...), errors.Join(err, err2)
+}
+
+// Namespace implements portal.Settler.
+func (p *addressPortal) Namespace() *os.File {
+	if p.link == nil {
+		return nil
+	}
+	fd, err := unix.FcntlInt(p.link.space.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	return os.NewFile(uintptr(fd), "network namespace")
+}
+
+// Settle implements portal.Settler.
+func (p *addressPortal) Settle(file *os.File) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.families()) == 0 {
+		file.Close()
+		return
+	}
+	s, err := openSpace(file)
+	if err != nil {
+		p.log.WithError(err).Warn("Connections that another usher has will be cut")
+		return
+	}
+	p.link.space.close()
+	p.link.space = s
+}
+
+// tell tells the log where VIPs are and, where they are addresses of the node though they
+// need not be, what that leads to.
+func (p *addressPortal) tell() {
+	vips := map[portal.Family]bool{}
+	for vip := range p.users {
+		vips[portal.FamilyOf(vip)] = true
+	}
+	if families := p.families(); len(families) > 0 {
+		p.log.WithFields(logrus.Fields{"families": fmt.Sprint(families), "look": fmt.Sprintf("nsenter --net=/proc/%d/fd/%d ss -tuln", os.Getpid(), p.link.space.file.Fd())}).
+			Info("VIPs are in a network namespace of usher's own")
+	}
+	for _, family := range portal.Families {
+		if err := p.onNode[family]; err != nil && !errors.Is(err, errNever) && vips[family] {
+			p.log.WithError(err).WithFields(logrus.Fields{"family": family.String(), "clashes": portal.Some(p.clashes(family))}).
+				Warn("VIPs are addresses of this node and not of a network namespace of usher's own: who listens on all addresses answers on them, and takes their ports from Services, or Services from them")
+		}
+	}
+}
+
+// clashes says which VIPs and ports of a family a process of the node takes.
+func (p *addressPortal) clashes(family portal.Family) (list []string) {
+	listeners, err := kernel.Listeners()
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for _, t := range portal.SortedTargets(p.rules) {
+		if portal.FamilyOf(t.Addr) != family || t.Addr.IsUnspecified() {
+			continue
+		}
+		for _, l := range listeners {
+			if !l.Mine && l.Takes(t) {
+				list = append(list, fmt.Sprintf("%s with %s on %s", t, l.Process, l.At))
+				break
+			}
+		}
+	}
+	return list
+}

@@ -1,0 +1,185 @@
+package address
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// space is a network namespace of usher's own, where VIPs are: all that comes in there is
+// for it, so a VIP takes nothing inside, and what nobody listens for the kernel refuses.
+//
+// It has no name and no file. Those who have its descriptor or a socket in it keep it,
+// and when the last of them is gone, however that came about, it goes with the link to it
+// and the routes over that.
+type space struct {
+	file   *os.File
+	handle *netlink.Handle
+	jobs   chan func()
+}
+
+// makeSpace makes one, with the settings for TCP of the calling thread's namespace.
+func makeSpace() (*space, error) {
+	settings := tcpSettings()
+	s, err := enter(func() (*os.File, error) {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			if errors.Is(err, unix.EPERM) {
+				err = fmt.Errorf("%w (CAP_SYS_ADMIN is missing)", err)
+			}
+			return nil, fmt.Errorf("making a network namespace: %w", err)
+		}
+		return os.Open("/proc/thread-self/ns/net")
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.do(func() { tuneTCP(settings) })
+	if err := s.setUp(); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// openSpace returns the one that file is a descriptor of, and closes that if it fails.
+func openSpace(file *os.File) (*space, error) {
+	s, err := enter(func() (*os.File, error) {
+		return file, unix.Setns(int(file.Fd()), unix.CLONE_NEWNET)
+	})
+	if err != nil {
+		file.Close()
+		return nil, fmt.Errorf("entering the network namespace of another usher: %w", err)
+	}
+	return s, nil
+}
+
+// enter starts a thread that is where in goes, and returns the space that this is.
+func enter(in func() (*os.File, error)) (*space, error) {
+	s := &space{jobs: make(chan func())}
+	entered := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		var err error
+		s.file, err = in()
+		entered <- err
+		for job := range s.jobs {
+			job()
+		}
+	}()
+	err := <-entered
+	if err == nil {
+		s.handle, err = netlink.NewHandleAt(netns.NsHandle(s.file.Fd()), unix.NETLINK_ROUTE)
+	}
+	if err != nil {
+		close(s.jobs)
+	}
+	return s, err
+}
+
+// close gives it up. Sockets in it stay.
+func (s *space) close() {
+	close(s.jobs)
+	s.handle.Close()
+	s.file.Close()
+}
+
+// do calls f inside.
+func (s *space) do(f func()) {
+	done := make(chan struct{})
+	s.jobs <- func() {
+		defer close(done)
+		f()
+	}
+	<-done
+}
+
+// Socket implements portal.Namespace.
+func (s *space) Socket(domain, kind, protocol int) (fd int, err error) {
+	s.do(func() { fd, err = unix.Socket(domain, kind|unix.SOCK_CLOEXEC, protocol) })
+	return fd, err
+}
+
+// outwards is the table by which goes out what is sent inside.
+const outwards = 117
+
+// icmpSource is where ICMPv6 errors come from: the kernel gives them no address that is
+// local by a route only.
+var icmpSource = netip.MustParseAddr("fd75:7368:6572::2")
+
+// setUp brings lo up, and parts what comes in, which is for this namespace, from what is
+// sent in it: the rule that asks for local addresses first of all moves behind one for
+// what the namespace itself sends.
+func (s *space) setUp() error {
+	lo, err := s.handle.LinkByName("lo")
+	if err == nil {
+		err = s.handle.LinkSetUp(lo)
+	}
+	if err != nil {
+		return fmt.Errorf("bringing lo up in the namespace: %w", err)
+	}
+	// Without IPv6 there are no VIPs of it: see link.furnish.
+	_ = s.handle.AddrAdd(lo, &netlink.Addr{IPNet: whole(icmpSource), Flags: unix.IFA_F_NODAD})
+	for _, family := range portal.Families {
+		out, local, first := netlink.NewRule(), netlink.NewRule(), netlink.NewRule()
+		out.Family, out.Priority, out.IifName, out.Table = number(family), 1, "lo", outwards
+		local.Family, local.Priority, local.Table = number(family), 2, unix.RT_TABLE_LOCAL
+		first.Family, first.Priority, first.Table = number(family), 0, unix.RT_TABLE_LOCAL
+		err := s.handle.RuleAdd(out)
+		if err == nil {
+			err = s.handle.RuleAdd(local)
+		}
+		if err == nil {
+			err = s.handle.RuleDel(first)
+		}
+		if err != nil && !family.Is6() {
+			return fmt.Errorf("making rules for routes in the namespace: %w", err)
+		}
+	}
+	return nil
+}
+
+// whole is the network that addr is alone in.
+func whole(addr netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}
+}
+
+// number is a family's.
+func number(family portal.Family) int {
+	if family.Is6() {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
+// tcpSettings returns what the administrator may have chosen for TCP on the node, by file.
+func tcpSettings() map[string][]byte {
+	settings := map[string][]byte{}
+	files, _ := filepath.Glob("/proc/sys/net/ipv4/tcp_*") // the pattern is right
+	for _, name := range append(files, "/proc/sys/net/core/somaxconn", "/proc/sys/net/ipv4/ip_default_ttl") {
+		if value, err := os.ReadFile(name); err == nil {
+			settings[name] = value
+		}
+	}
+	return settings
+}
+
+// tuneTCP makes the settings those of the calling thread's namespace, as far as there are
+// such and /proc/sys may be written, which in a container it often may not.
+func tuneTCP(settings map[string][]byte) {
+	for name, value := range settings {
+		if now, err := os.ReadFile(name); err == nil && !bytes.Equal(now, value) {
+			_ = os.WriteFile(name, value, 0)
+		}
+	}
+}

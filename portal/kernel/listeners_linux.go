@@ -1,0 +1,114 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// Listener is a socket of this node that takes what comes to its address.
+type Listener struct {
+	Protocol portal.Protocol
+	At       netip.AddrPort
+	// Process is whose it is: "nginx (process 12)", or "a process of user 33" where that
+	// cannot be seen, as in a container. Mine says that it is this process.
+	Process string
+	Mine    bool
+}
+
+// Takes reports whether l has, or keeps others from, what is sent to t. One of IPv6 on all
+// addresses has mostly those of IPv4 too.
+func (l *Listener) Takes(t portal.Target) bool {
+	at := l.At.Addr()
+	anywhere := at.IsUnspecified() && (at.Is6() || t.Addr.Is4()) || t.Addr.IsUnspecified() && at.Is4() == t.Addr.Is4()
+	return l.Protocol == t.Protocol && l.At.Port() == t.Port && (anywhere || at == t.Addr)
+}
+
+// Listeners returns those of TCP, and the sockets of UDP that are not connected.
+func Listeners() (all []Listener, err error) {
+	inodes := map[string]int{} // of sockets, to their places in all
+	var errs []error
+	for name, kind := range map[string]struct {
+		protocol portal.Protocol
+		state    string // of enum in net/tcp_states.h
+	}{"tcp": {portal.TCP, "0A"}, "tcp6": {portal.TCP, "0A"}, "udp": {portal.UDP, "07"}, "udp6": {portal.UDP, "07"}} {
+		f, err := os.Open("/proc/thread-self/net/" + name)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = readListeners(f, kind.state, func(at netip.AddrPort, user, inode string) {
+				inodes["socket:["+inode+"]"] = len(all)
+				all = append(all, Listener{Protocol: kind.protocol, At: at, Process: "a process of user " + user})
+			})
+			f.Close()
+		}
+		errs = append(errs, err)
+	}
+	nameOwners(all, inodes)
+	return all, errors.Join(errs...)
+}
+
+// readListeners calls note for each socket in that state.
+func readListeners(r io.Reader, state string, note func(at netip.AddrPort, user, inode string)) error {
+	return eachLine(r, func(line string) {
+		// Number, local and remote address:port, state, queues, timer, retransmits, user,
+		// timeout, inode (proc(5)).
+		words := strings.Fields(line)
+		if len(words) < 10 || words[3] != state {
+			return
+		}
+		if at, err := ParseProcNet(words[1]); err == nil {
+			note(at, words[7], words[9])
+		}
+	})
+}
+
+// nameOwners says whose sockets those are, as far as this process may see.
+func nameOwners(all []Listener, inodes map[string]int) {
+	paths, _ := filepath.Glob("/proc/[0-9]*/fd/*") // the pattern is right
+	for _, path := range paths {
+		link, err := os.Readlink(path)
+		i, is := inodes[link]
+		if err != nil || !is {
+			continue
+		}
+		pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		all[i].Process = fmt.Sprintf("%s (process %d)", strings.TrimSpace(string(name)), pid)
+		all[i].Mine = all[i].Mine || pid == os.Getpid()
+	}
+}
+
+// holders is what Holder has looked at last: many may ask in a row.
+var holders struct {
+	sync.Mutex
+	at  time.Time
+	all []Listener
+}
+
+// Holder says who listens already where a listener cannot be had: "nginx (process 12)
+// listens on 0.0.0.0:443". It is "" if nobody is seen.
+func Holder(t portal.Target) string {
+	holders.Lock()
+	defer holders.Unlock()
+	if time.Since(holders.at) > time.Second {
+		holders.all, _ = Listeners() // or nobody is seen
+		holders.at = time.Now()
+	}
+	for _, l := range holders.all {
+		if l.Takes(t) {
+			return fmt.Sprintf("%s listens on %s", l.Process, l.At)
+		}
+	}
+	return ""
+}
