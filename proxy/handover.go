@@ -44,11 +44,23 @@ func (p *Proxy) HandOver() (sockets iter.Seq[handover.Socket], resume, release f
 	return p.sockets, resume, release, nil
 }
 
+// HandOverNamespace yields a copy of the descriptor of the portal's network namespace, if
+// there is one: all that a proxy has to hand over that is stopped and drains.
+func (p *Proxy) HandOverNamespace() iter.Seq[handover.Socket] {
+	return func(yield func(handover.Socket) bool) {
+		if s, ok := p.Portal.(portal.Settler); ok {
+			if file := s.Namespace(); file != nil {
+				yield(handover.Socket{Name: namespaceName, File: file})
+			}
+		}
+	}
+}
+
 // sockets yields copies of the sockets that a successor can go on with. It is
 // called with Proxy.changes.
 func (p *Proxy) sockets(yield func(handover.Socket) bool) {
-	if s, ok := p.Portal.(portal.Settler); ok {
-		if file := s.Namespace(); file != nil && !yield(handover.Socket{Name: namespaceName, File: file}) {
+	for s := range p.HandOverNamespace() {
+		if !yield(s) {
 			return
 		}
 	}

@@ -160,7 +160,7 @@ func askUDP(c net.Conn, n int64) error {
 }
 
 var _ = Describe("taking over from a running usher", func() {
-	for _, portal := range []string{"iptables", "nftables", "address"} {
+	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("with the "+portal+" portal", func() { handoverSpecs(portal) })
 	}
 })

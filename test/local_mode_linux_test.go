@@ -15,7 +15,7 @@ import (
 
 // kube-proxy's flags say by which interfaces this node's Pods are told.
 var _ = Describe("A Service with externalTrafficPolicy Local and no endpoint on this node, with the portal", func() {
-	for _, portal := range []string{"iptables", "nftables", "address"} {
+	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		It(portal+": answers Pods behind a bridge, once there is one, and nobody else", func() {
 			l, u := startLocalMode(portal, "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0")
 			Expect(string(u.Err.Contents())).To(MatchRegexp("There is no such interface.*cni0"))

@@ -16,7 +16,7 @@ import (
 
 // Where a VIP is an address of the node, the node's own processes come from the VIP.
 var _ = Describe("A load balancer's IP that is an address of the node, with the portal", func() {
-	for _, portal := range []string{"iptables", "nftables", "address"} {
+	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		for _, ip := range []string{"203.0.113.10", "2001:db8:1::10"} {
 			It(portal+", "+ip+": the node is this node, and in the source ranges that hold an address of it", func() {
 				nodeVIPSpec(portal, netip.MustParseAddr(ip))

@@ -28,7 +28,7 @@ const clusterIP = "10.96.0.10"
 
 // Everything about TCP holds whichever portal leads to usher.
 var _ = Describe("TCP through", func() {
-	for _, portal := range []string{"iptables", "nftables", "address"} {
+	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("the "+portal+" portal", func() { tcpSpecs(portal) })
 	}
 })
@@ -91,7 +91,7 @@ func tcpSpecs(portal string) {
 		}
 		Expect(os.Remove(filepath.Join(dir, web.name+".yaml"))).To(Succeed())
 		gone := HaveOccurred() // led out of the node, to where nobody is
-		if portal == "address" {
+		if strings.HasPrefix(portal, "address") {
 			gone = refused
 		}
 		Eventually(func() error {
@@ -112,7 +112,7 @@ func tcpSpecs(portal string) {
 			}
 		}
 		echoes()
-		if portal != "address" {
+		if !strings.HasPrefix(portal, "address") {
 			return
 		}
 
@@ -122,7 +122,11 @@ func tcpSpecs(portal string) {
 		web2 := web
 		web2.name, web2.clusterIP = "web2", "10.96.0.22"
 		web2.write(dir)
-		startUsher(l.Node, dir, "--portal=address", "--portal-check-interval=200ms")
+		args := []string{"--portal=" + portal, "--portal-check-interval=200ms"}
+		if portal == apart { // connections are in the other one's namespace
+			args = append(args, "--take-over")
+		}
+		startUsher(l.Node, dir, args...)
 		Expect(ask(pod, web2.vip())).To(Equal(b.addr))
 		echoes()
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -40,8 +41,18 @@ func startUsher(ns *lab.Namespace, manifests string, args ...string) *usher {
 	return u
 }
 
+// apart is the portal address with VIPs in a network namespace of usher's own, for which
+// launchUsher makes the node forward packets.
+const apart = "address --address-namespace=always"
+
 func launchUsher(ns *lab.Namespace, manifests string, args ...string) *usher {
 	GinkgoHelper()
+	for i, a := range args {
+		if a == "--portal="+apart {
+			ns.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+			args = slices.Concat(args[:i], strings.Fields(a), args[i+1:])
+		}
+	}
 	return launch(ns, exec.Command(usherBinary, append([]string{"run", "--manifests", manifests, "--log-format=text"}, args...)...), manifests)
 }
 

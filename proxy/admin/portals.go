@@ -71,6 +71,8 @@ func ruleInWords(traits portal.Traits, r portal.Rule) string {
 		return fmt.Sprintf("nothing leads from %s to usher, who listens on port %d", at, r.LocalPort)
 	case r.Action == portal.Redirect && traits.Local && r.Target.Addr.IsUnspecified():
 		return fmt.Sprintf("usher listens on %s", at)
+	case r.Action == portal.Redirect && traits.Apart:
+		return fmt.Sprintf("%s is led to a network namespace of usher's own, where usher listens on %s", r.Target.Addr, at)
 	case r.Action == portal.Redirect && traits.Local:
 		return fmt.Sprintf("%s is an address of this node, and usher listens on %s", r.Target.Addr, at)
 	case !traits.Redirects:

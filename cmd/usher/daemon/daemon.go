@@ -40,6 +40,7 @@ type Daemon struct {
 	lock       atomic.Pointer[handover.Lock] // nil without one
 	handedOver chan struct{}                 // closed when another usher has taken over
 	told       chan struct{}                 // closed when, after that, a signal has said to stop
+	draining   atomic.Bool                   // stopped, with the lock, for connections in the portal's namespace
 
 	proxy        *proxy.Proxy
 	health       *admin.Health
@@ -354,7 +355,13 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	d.healthChecks.Close()
 	// Only who has the lock, and has not handed it over, may remove the rules.
 	remove = remove && (d.lock.Load() != nil || !d.proxy.Portal.Traits().Installs) && !d.isHandedOver()
-	if !remove {
+	switch {
+	case remove:
+	case d.proxy.Portal.Traits().Apart:
+		// One that does not take over could not have the namespace in which connections are,
+		// and its own would cut them off.
+		d.draining.Store(true)
+	default:
 		d.unlock() // a successor need not wait until connections have ended
 	}
 	grace, cancel := context.WithTimeout(context.Background(), d.config.DrainTimeout)

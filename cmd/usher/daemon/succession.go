@@ -78,6 +78,9 @@ func (d *Daemon) settle() {
 
 // HandOver implements handover.Holder.
 func (d *Daemon) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
+	if d.draining.Load() {
+		return d.proxy.HandOverNamespace(), func() {}, func() {}, nil
+	}
 	sockets, resume, stop, err := d.proxy.HandOver()
 	return sockets, resume, func() {
 		close(d.handedOver)
