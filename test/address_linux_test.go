@@ -43,7 +43,7 @@ var _ = Describe("The portal address, on a node with processes on *:80 and *:443
 			s.write(dir)
 			vips = append(vips, s.vip())
 		}
-		l.Node.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+		forward(l.Node)
 	})
 	served := func() {
 		GinkgoHelper()

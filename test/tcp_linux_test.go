@@ -458,6 +458,9 @@ func tcpSpecs(portal string) {
 		web.write(dir)
 		dns := service{name: "dns", clusterIP: "10.96.0.53", port: 53, protocol: "UDP", endpoints: []netip.AddrPort{startEcho(l.Pods, lab.Pod(2))}}
 		dns.write(dir)
+		if portal == apart {
+			forward(l.Node)
+		}
 		u := launch(l.Node, exec.Command("sh", "-c", `ulimit -n 256 && exec "$0" run --log-format=text --portal=`+portal+` --manifests "$1"`, usherBinary, dir), dir)
 		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
 

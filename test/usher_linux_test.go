@@ -49,11 +49,17 @@ func launchUsher(ns *lab.Namespace, manifests string, args ...string) *usher {
 	GinkgoHelper()
 	for i, a := range args {
 		if a == "--portal="+apart {
-			ns.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+			forward(ns)
 			args = slices.Concat(args[:i], strings.Fields(a), args[i+1:])
 		}
 	}
 	return launch(ns, exec.Command(usherBinary, append([]string{"run", "--manifests", manifests, "--log-format=text"}, args...)...), manifests)
+}
+
+// forward makes a host forward packets.
+func forward(ns *lab.Namespace) {
+	GinkgoHelper()
+	ns.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 }
 
 // launch starts usher in ns, or in the machine's own network if that is nil, where

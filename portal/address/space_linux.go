@@ -11,7 +11,6 @@ import (
 	"runtime"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
@@ -71,16 +70,15 @@ func enter(in func() (*os.File, error)) (*space, error) {
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		var err error
-		s.file, err = in()
+		if s.file, err = in(); err == nil {
+			s.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		}
 		entered <- err
 		for job := range s.jobs {
 			job()
 		}
 	}()
 	err := <-entered
-	if err == nil {
-		s.handle, err = netlink.NewHandleAt(netns.NsHandle(s.file.Fd()), unix.NETLINK_ROUTE)
-	}
 	if err != nil {
 		close(s.jobs)
 	}

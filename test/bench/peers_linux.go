@@ -46,7 +46,7 @@ type peer struct {
 // turns. usher is the path of the binary.
 func allPeers(usher string) []peer {
 	peers := []peer{direct, dnat, haproxy, nginx}
-	for _, portal := range []string{"none", "nftables", "iptables", "address"} {
+	for _, portal := range []string{"none", "nftables", "iptables", "address", "namespace"} {
 		peers = append(peers, newUsher(usher, portal))
 	}
 	return peers

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// usherPortal is usher with one of its portals, and with its defaults otherwise.
+// usherPortal is usher with one of its portals, and with its defaults otherwise: address has
+// VIPs on the node, and namespace is the same with VIPs in a network namespace of usher's own.
 type usherPortal struct{ binary, portal string }
 
 func newUsher(binary, portal string) peer {
@@ -16,7 +17,11 @@ func newUsher(binary, portal string) peer {
 
 // start starts usher for the manifests in dir.
 func (u *usherPortal) start(s *stage, dir string) (*process, error) {
-	return s.start(u.binary, "run", "--manifests", dir, "--portal", u.portal)
+	portal, where := u.portal, "never"
+	if portal == "namespace" {
+		portal, where = "address", "always"
+	}
+	return s.start(u.binary, "run", "--manifests", dir, "--portal", portal, "--address-namespace", where)
 }
 
 func (u *usherPortal) set(s *stage, dir string) (targets, *process, error) {

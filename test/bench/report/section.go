@@ -53,14 +53,15 @@ func services(figure, title, text string) section {
 
 // titles are the names that people know the peers by.
 var titles = map[string]string{
-	"direct":         "direct",
-	"dnat":           "kernel DNAT",
-	"haproxy":        "HAProxy",
-	"nginx":          "nginx",
-	"usher-none":     "usher, no portal",
-	"usher-nftables": "usher, nftables",
-	"usher-iptables": "usher, iptables",
-	"usher-address":  "usher, address",
+	"direct":          "direct",
+	"dnat":            "kernel DNAT",
+	"haproxy":         "HAProxy",
+	"nginx":           "nginx",
+	"usher-none":      "usher, no portal",
+	"usher-nftables":  "usher, nftables",
+	"usher-iptables":  "usher, iptables",
+	"usher-address":   "usher, address",
+	"usher-namespace": "usher, address, own namespace",
 }
 
 func title(peer string) string {
