@@ -35,6 +35,9 @@ func restartSpecs(portal string) {
 		l = lab.New()
 		pod = l.Pods.NewDialer(8)
 		dir = manifestsDir()
+		if portal == apart { // before anybody looks: the kernel makes routes then
+			forward(l.Node)
+		}
 	})
 	services := func(count int, backends ...*backend) (list []service) {
 		for i := range count {

@@ -38,13 +38,16 @@ type addressPortal struct {
 	log    logrus.FieldLogger
 	opts   portal.Options
 	routes *kernel.Routes
-	link   *link // to the space; nil without one
+	link   *link         // to the space; nil without one
+	traits portal.Traits // apart if a family is
 
-	mu      sync.Mutex              // guards all below
-	onNode  map[portal.Family]error // why VIPs of a family are addresses of the node; the others are in the space
-	others  []netip.Prefix          // what is local to the node for other reasons
-	apart   map[netip.Addr]bool     // whether the VIPs are in the space for which Listen was asked last
-	moved   map[netip.Addr]bool     // VIPs that have another place since the last Apply
+	// onNode is why VIPs of a family are addresses of the node; the others are in the space.
+	onNode map[portal.Family]error
+
+	mu      sync.Mutex          // guards all below, and link
+	others  []netip.Prefix      // what is local to the node for other reasons
+	apart   map[netip.Addr]bool // whether the VIPs are in the space for which Listen was asked last
+	moved   map[netip.Addr]bool // VIPs that have another place since the last Apply
 	rules   map[portal.Target]portal.Rule
 	users   map[netip.Addr]int   // how many rules have this VIP
 	routed  map[netip.Addr]bool  // VIPs with a route of ours, and whether into the space; the others are local by themselves
@@ -85,6 +88,7 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 		routes.Close()
 		return nil, err
 	}
+	p.traits = traits(len(p.families()) > 0)
 	return p, nil
 }
 
@@ -115,11 +119,7 @@ func remove(_ context.Context, _ portal.Options, all bool) (removed []string, er
 
 func (p *addressPortal) Mode() string { return Mode.Name }
 
-func (p *addressPortal) Traits() portal.Traits {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.traits(len(p.families()) > 0)
-}
+func (p *addressPortal) Traits() portal.Traits { return p.traits }
 
 // Listen asks for one listener per target, at the very address that clients use.
 // For SCTP that holds for node ports too: a listener on all addresses would tell
@@ -286,13 +286,10 @@ func (p *addressPortal) settleAll(ctx context.Context) (changed []string, err er
 	if err := p.routes.LoDown(); err != nil {
 		return nil, err
 	}
-	changed, err = p.keepWay()
-	if err != nil {
-		return changed, err
-	}
+	changed, wayErr := p.keepWay()
 	table, err := p.routes.Table()
 	if err != nil {
-		return changed, err
+		return changed, errors.Join(wayErr, err)
 	}
 	p.others = table.Others
 	clear(p.routed)
@@ -310,7 +307,7 @@ func (p *addressPortal) settleAll(ctx context.Context) (changed []string, err er
 		addrs[vip] += 0
 	}
 	more, err := p.settle(ctx, slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare))
-	return append(changed, more...), err
+	return append(changed, more...), errors.Join(wayErr, err)
 }
 
 // settle makes the VIPs that a rule has local, and those that none has not, once
@@ -424,7 +421,7 @@ func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error
 	all := compare(wanted, func(vip netip.Addr) bool { return routed[vip] || p.routes.IsLocal(vip) }, installed)
 	for i, c := range all {
 		if c.State != portal.StateExtra {
-			all[i].Traits = p.traits(apart[c.Rule.Target.Addr])
+			all[i].Traits = traits(apart[c.Rule.Target.Addr])
 		}
 	}
 	return all, nil

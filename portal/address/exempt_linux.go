@@ -20,10 +20,9 @@ import (
 // the client is. On a node that translates at all a chain of usher's own comes first and
 // gives each client the address that it has. On others it would only make the kernel
 // track connections that nobody tracks.
-const (
-	exemptTable = "usher-address"
-	exemptChain = "postrouting"
-)
+//
+// The chain has the link's name.
+const exemptTable = "usher-address"
 
 // errCannotExempt is why a namespace is of no use.
 var errCannotExempt = errors.New("this node translates addresses (iptables -t nat), and without nf_tables VIPs cannot be left out")
@@ -39,11 +38,12 @@ func exempt(family portal.Family, linkName string) (made bool, err error) {
 		return false, nil // no nf_tables
 	}
 	kind := kernel.NFTFamily(family)
-	others, there := legacyNAT(family), false
+	others, known, there := legacyNAT(family), false, false
 	for _, c := range chains {
 		ours := isExemption(c) && c.Table.Family == kind
 		translates := c.Type == nftables.ChainTypeNAT && c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookPostrouting
-		there = there || ours && translates
+		known = known || ours
+		there = there || ours && c.Name == linkName
 		others = others || !ours && translates && (c.Table.Family == kind || c.Table.Family == nftables.TableFamilyINet)
 	}
 	if !others {
@@ -54,12 +54,12 @@ func exempt(family portal.Family, linkName string) (made bool, err error) {
 		return false, err
 	}
 	table := conn.AddTable(&nftables.Table{Name: exemptTable, Family: kind})
-	chain := &nftables.Chain{Name: exemptChain, Table: table, Type: nftables.ChainTypeNAT,
+	chain := &nftables.Chain{Name: linkName, Table: table, Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource - 1)}
-	if there {
-		if rules, err := conn.GetRules(table, chain); err == nil && len(rules) == 1 {
-			return false, nil
-		}
+	if rules, err := conn.GetRules(table, chain); there && err == nil && len(rules) == 1 {
+		return false, nil
+	}
+	if known {
 		conn.DelTable(table)
 		conn.AddTable(table)
 	}

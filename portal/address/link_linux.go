@@ -205,15 +205,17 @@ func find(h *netlink.Handle, name string) (netlink.Link, error) {
 	return l, nil
 }
 
-// removeLink takes the link out, and says whether it was there. One that only has the
-// name stays, and is an error.
+// errNotOurs is why an interface stays that only has the name.
+var errNotOurs = errors.New("it is not usher's")
+
+// removeLink takes the link out, and says whether it was there.
 func removeLink(node *netlink.Handle, name string) (removed bool, err error) {
 	outer, err := find(node, name)
 	if outer == nil || err != nil {
 		return false, err
 	}
 	if outer.Type() != "veth" || outer.Attrs().HardwareAddr.String() != nodeEnd.mac.String() {
-		return false, fmt.Errorf("the interface %s is not usher's", name)
+		return false, fmt.Errorf("the interface %s is in the way: %w", name, errNotOurs)
 	}
 	if err := node.LinkDel(outer); err != nil && !errors.Is(err, unix.ENODEV) {
 		return false, fmt.Errorf("removing the interface %s: %w", name, err)

@@ -101,7 +101,7 @@ func (p *addressPortal) families() []portal.Family {
 }
 
 // traits are those of a portal, or a VIP, that is apart or not.
-func (p *addressPortal) traits(apart bool) portal.Traits {
+func traits(apart bool) portal.Traits {
 	t := Mode.Traits
 	if apart {
 		t.Apart = true
@@ -198,6 +198,9 @@ func removeWay() (removed []string, err error) {
 	}
 	defer node.Close()
 	was, err := removeLink(node, linkName)
+	if errors.Is(err, errNotOurs) {
+		err = nil
+	}
 	if was {
 		removed = append(removed, fmt.Sprintf("link: %s, with the routes over it", linkName))
 	}

@@ -2,7 +2,6 @@ package address
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 )
 
 // space is a network namespace of usher's own, where VIPs are: all that comes in there is
@@ -33,8 +33,8 @@ func makeSpace() (*space, error) {
 	settings := tcpSettings()
 	s, err := enter(func() (*os.File, error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			if errors.Is(err, unix.EPERM) {
-				err = fmt.Errorf("%w (CAP_SYS_ADMIN is missing)", err)
+			if has, err2 := kernel.Capabilities(); err2 == nil && has&(1<<unix.CAP_SYS_ADMIN) == 0 {
+				err = fmt.Errorf("%w: CAP_SYS_ADMIN is missing", err)
 			}
 			return nil, fmt.Errorf("making a network namespace: %w", err)
 		}

@@ -35,7 +35,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		for _, t := range []portal.Target{Web4, Web6, DNS4, DNS6} {
 			Expect(n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(portal.FamilyOf(t.Addr).Any(), t.Port), Targets: []portal.Target{t}}, "the node's")).To(Equal(t.Port))
 		}
-		addresses := n.Node.Sh("ip addr show up0; ip addr show pod0; ip addr show lo")
+		addresses := n.Node.Sh("ip -o addr show scope global")
 		p := n.Open(Mode, auto)
 		Expect(p.Traits().Apart).To(BeTrue())
 		n.Publish(p, "web", Web4, Web6, WebNode4)
@@ -48,7 +48,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 			Expect(from.Ask(At(Web4, NodeIP4))).To(HavePrefix("the node's"))
 		}
 		Expect(n.Pod.Ask(At(WebNode4, NodeIP4))).To(HavePrefix("web"))
-		Expect(n.Node.Sh("ip addr show up0; ip addr show pod0; ip addr show lo")).To(Equal(addresses))
+		Expect(n.Node.Sh("ip -o addr show scope global")).To(Equal(addresses))
 		Expect(n.Node.Sh("ip addr show usher0")).NotTo(ContainSubstring("inet"))
 		Expect(n.Check(p)).To(BeZero())
 	})
@@ -219,7 +219,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		},
 		Entry("no forwarding", "sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0", "net.ipv4.ip_forward is 0"),
 		Entry("a rule that drops what is forwarded", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; }'", "a rule for FORWARD?"),
-		Entry("the name taken", "ip link add usher-try type veth peer name other", "usher-try is not usher's"),
+		Entry("the name taken", "ip link add usher-try type veth peer name other", "usher-try is in the way"),
 	)
 
 	It("names who clashes", func() {
