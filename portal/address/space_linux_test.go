@@ -233,6 +233,16 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		})
 	})
 
+	It("waits until nobody serves VIPs that are addresses of the node, whose connections it would cut", func() {
+		before := n.Open(Mode, portal.Options{})
+		n.Publish(before, "before", Web4)
+		held := n.Open(Mode, auto)
+		Expect(held.(*addressPortal).families()).To(Equal([]portal.Family{portal.IPv6}))
+		n.Apply(held, nil, nil)
+		Expect(ours()).To(BeEmpty())
+		Expect(n.Open(Mode, auto).(*addressPortal).families()).To(HaveLen(2))
+	})
+
 	It("is not there if it is not wanted, and is there if it must be", func() {
 		n.Node.Sh("sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0")
 		Expect(n.Open(Mode, portal.Options{AddressNamespace: "never"}).Traits().Apart).To(BeFalse())

@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -34,10 +35,13 @@ func (c *cluster) ingress(name string, mode *corev1.LoadBalancerIPMode) {
 
 // What is said here holds whichever portal leads to usher.
 var _ = Describe("where clients connect:", func() {
-	for _, portal := range []string{"iptables", "nftables", "address"} {
+	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("through the "+portal+" portal:", func() { addressSpecs(portal) })
 	}
 })
+
+// apart is the portal address with VIPs in a network namespace of usher's own.
+const apart = "address --address-namespace=always"
 
 func addressSpecs(portal string) {
 	var (
@@ -48,18 +52,21 @@ func addressSpecs(portal string) {
 	)
 	BeforeEach(func() {
 		c = newCluster()
+		if portal == apart {
+			c.Node.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+		}
 		everyone = map[string]*lab.Dialer{"a Pod": c.pod, "the node": c.node, "outside": c.outside}
 		local = nil
 		distant = nil
 	})
 	// Without netfilter nothing can drop packets to one port of an address.
 	dropped := timedOut
-	if portal == "address" {
+	if strings.HasPrefix(portal, "address") {
 		dropped = HaveOccurred()
 	}
 	start := func(args ...string) *usher {
 		GinkgoHelper()
-		return c.usher(append([]string{"--portal=" + portal}, args...)...)
+		return c.usher(append(strings.Fields("--portal="+portal), args...)...)
 	}
 	pods := func() {
 		GinkgoHelper()
@@ -306,7 +313,7 @@ func addressSpecs(portal string) {
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).ShouldNot(Equal(first))
 	})
 
-	if portal == "address" {
+	if strings.HasPrefix(portal, "address") {
 		It("a node port that somebody else has: an Event says so, the rest is served, and it is served once it is free", func() {
 			taken := c.Node.Listen("0.0.0.0:31999")
 			pods()
