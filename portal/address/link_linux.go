@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -79,6 +80,11 @@ func (l *link) connect(families []portal.Family) (made bool, err error) {
 			}
 		}
 	}
+	if made {
+		if err := l.activated(); err != nil {
+			return made, err
+		}
+	}
 	for _, family := range families {
 		if err := l.node.NeighSet(neighbour(outer, spaceEnd, family)); err != nil {
 			return made, fmt.Errorf("%s on %s: %w", family, l.name, err)
@@ -88,6 +94,28 @@ func (l *link) connect(families []portal.Family) (made bool, err error) {
 		}
 	}
 	return made, nil
+}
+
+// activated waits until both ends send. That which was brought up first does so only some
+// time after the other: until then the kernel drops what it is given.
+func (l *link) activated() error {
+	const soon, least = 5 * time.Second, time.Millisecond
+	for deadline := time.Now().Add(soon); ; time.Sleep(least) {
+		silent := false
+		for _, h := range []*netlink.Handle{l.node, l.space.handle} {
+			at, err := h.LinkByName(l.name)
+			if err != nil {
+				return err
+			}
+			silent = silent || at.Attrs().OperState != netlink.OperUp
+		}
+		switch {
+		case !silent:
+			return nil
+		case time.Now().After(deadline):
+			return fmt.Errorf("%s does not begin to send", l.name)
+		}
+	}
 }
 
 // ends returns both ends of the link, nil if it is not there. What is left of one that

@@ -56,7 +56,7 @@ type PortalRule struct {
 // PortalEffect is what a rule does.
 type PortalEffect struct {
 	// Action is redirect, reject, drop, or address: the VIP is an address of this
-	// node.
+	// node, or of a network namespace of usher's own.
 	Action string `json:"action"`
 	// LocalPort is that of usher's listener; left out if the rule leads to none.
 	LocalPort uint16 `json:"localPort,omitempty"`
