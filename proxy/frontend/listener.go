@@ -93,9 +93,8 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 		return l, nil
 	}
 	err = fmt.Errorf("cannot listen on %s: %w", b.Addr, search.Plain(err))
-	if errors.Is(err, syscall.EADDRINUSE) && b.Namespace == nil && n.Socket == nil {
-		t := b.Targets[0]
-		if who := kernel.Holder(portal.Target{Protocol: t.Protocol, Addr: b.Addr.Addr(), Port: b.Addr.Port()}); who != "" {
+	if errors.Is(err, syscall.EADDRINUSE) && b.Namespace == nil && n.Socket == nil && len(b.Targets) > 0 {
+		if who := kernel.Holder(portal.Target{Protocol: b.Targets[0].Protocol, Addr: b.Addr.Addr(), Port: b.Addr.Port()}); who != "" {
 			err = fmt.Errorf("%w: %s", err, who)
 		}
 	}
