@@ -127,7 +127,7 @@ var _ = Describe("Paths", func() {
 	var node *Host
 	var paths *kernel.Paths
 	of := func(addr string) (path kernel.Path) {
-		node.Do(func() { path = paths.Of(netip.MustParseAddr(addr)) })
+		node.Do(func() { path = paths.Of(netip.MustParseAddr(addr), time.Now()) })
 		path.Interface = 0
 		return path
 	}
@@ -146,8 +146,8 @@ var _ = Describe("Paths", func() {
 	It("tell what leaves this node by which interface, and what does not", func() {
 		Expect(of("10.1.0.1")).To(And(HaveField("Local", true), HaveField("Direct", true)))
 		Eventually(func() bool { return of("fd01::1").Local }).WithTimeout(10 * time.Second).Should(BeTrue())
-		Expect(of("192.0.2.7")).To(Equal(kernel.Path{Direct: true, Name: "base"}))
-		Expect(of("198.51.100.7")).To(Equal(kernel.Path{Name: "base"}), "it goes to a router")
+		Expect(of("192.0.2.7")).To(Equal(kernel.Path{Direct: true, Uplink: true, Name: "base"}))
+		Expect(of("198.51.100.7")).To(Equal(kernel.Path{Uplink: true, Name: "base"}), "it goes to a router")
 		Expect(of("10.3.0.7")).To(BeZero())
 		Expect(of("2001:db8::1")).To(BeZero(), "no route")
 	})
@@ -172,7 +172,7 @@ var _ = Describe("Paths", func() {
 	It("are remembered, for a while", func() {
 		Expect(of("10.3.0.7")).To(BeZero())
 		node.Sh("ip route del blackhole 10.3.0.0/24")
-		Eventually(func() kernel.Path { return of("10.3.0.7") }).WithTimeout(20 * time.Second).Should(Equal(kernel.Path{Name: "base"}))
+		Eventually(func() kernel.Path { return of("10.3.0.7") }).WithTimeout(20 * time.Second).Should(Equal(kernel.Path{Uplink: true, Name: "base"}))
 	})
 
 	It("and the networks of bridges, which are those of their addresses", func() {

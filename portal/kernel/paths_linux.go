@@ -19,6 +19,7 @@ import (
 type Path struct {
 	Local     bool   // it does not: the address is the node's
 	Direct    bool   // it goes to the address itself, and not to a router
+	Uplink    bool   // it goes where all goes for which there is no better route
 	Interface int    // the index of the interface
 	Name      string // and its name
 	// Neighbours says what becomes of what two that are behind the interface send each
@@ -42,7 +43,6 @@ type Paths struct {
 	routes *netlink.Handle
 	known  *lru.Cache[netip.Addr, knownPath]
 	links  *lru.Cache[linkOf, knownPath] // what is the same for all addresses behind one
-	now    func() time.Time
 }
 
 type knownPath struct {
@@ -72,12 +72,11 @@ func OpenPaths() (*Paths, error) {
 		return nil, err
 	}
 	links, err := lru.New[linkOf, knownPath](maxPaths)
-	return &Paths{routes: routes, known: known, links: links, now: time.Now}, err
+	return &Paths{routes: routes, known: known, links: links}, err
 }
 
-// Of returns the path to addr.
-func (p *Paths) Of(addr netip.Addr) Path {
-	now := p.now()
+// Of returns the path to addr, as it is now.
+func (p *Paths) Of(addr netip.Addr, now time.Time) Path {
 	if k, ok := p.known.Get(addr); ok && now.Before(k.until) {
 		return k.Path
 	}
@@ -105,9 +104,13 @@ func (p *Paths) ask(addr netip.Addr, now time.Time) (path Path) {
 		link = knownPath{p.askLink(at), now.Add(pathTime)}
 		p.links.Add(at, link)
 	}
-	path.Name, path.Neighbours = link.Name, link.Neighbours
+	path.Name, path.Neighbours, path.Uplink = link.Name, link.Neighbours, link.Uplink
 	return path
 }
+
+// far are addresses that nobody has (RFC 1112, RFC 6666): what is sent to them goes where
+// everything goes for which there is no better route.
+var far = [len(portal.Families)]netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("100::1")}
 
 // askLink returns the path over a link, as far as it is the same for all addresses.
 func (p *Paths) askLink(at linkOf) (path Path) {
@@ -116,6 +119,8 @@ func (p *Paths) askLink(at linkOf) (path Path) {
 		return path
 	}
 	path.Name = link.Attrs().Name
+	found, err := p.routes.RouteGet(far[at.family].AsSlice())
+	path.Uplink = err == nil && len(found) > 0 && found[0].LinkIndex == at.index
 	switch link.Type() {
 	case "bridge":
 		if bridgeShown(path.Name, at.family) {

@@ -3,6 +3,7 @@ package redirect
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/kernel"
@@ -32,19 +33,15 @@ type origins struct {
 	interfaces portal.Interfaces
 }
 
-// far are addresses that nobody has (RFC 1112, RFC 6666): what is sent to them goes where
-// everything goes for which there is no better route.
-var far = [len(portal.Families)]netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("100::1")}
-
 // isPod reports whether addr, which has that path, is known to be one of this node's Pods.
 // The networks of Pods may be those of other nodes too (--cluster-cidr); their Pods are
 // behind a router, or where the default route leads.
-func (p *Portal) isPod(o *origins, addr netip.Addr, path kernel.Path) bool {
+func (o *origins) isPod(addr netip.Addr, path kernel.Path) bool {
 	if !path.Direct || path.Local {
 		return false
 	}
 	return o.interfaces.Has(path.Name) ||
-		kernel.ContainsAddr(o.pods, addr) && path.Interface != p.paths.Of(far[portal.FamilyOf(addr)]).Interface
+		!path.Uplink && kernel.ContainsAddr(o.pods, addr)
 }
 
 // probeAnswers finds out whether the endpoints of a family need not see the node.
@@ -156,10 +153,11 @@ func (p *Portal) Origin(client, endpoint netip.Addr, here bool) portal.Origin {
 	if !client.IsValid() {
 		return portal.Origin{}
 	}
-	from, to := p.paths.Of(client), p.paths.Of(endpoint)
+	now := time.Now()
+	from, to := p.paths.Of(client, now), p.paths.Of(endpoint, now)
 	endpointHere := to.Local && from.Interface != 0 || // or no route leads its answers to the client
-		to.Direct && !to.Local && to.Neighbours != kernel.Apart && (here || p.isPod(o, endpoint, to))
-	clientHere := p.isPod(o, client, from) && from.Neighbours != kernel.Apart
+		to.Direct && !to.Local && to.Neighbours != kernel.Apart && (here || o.isPod(endpoint, to))
+	clientHere := o.isPod(client, from) && from.Neighbours != kernel.Apart
 	switch {
 	case from.Local:
 		return node(portal.SeenOwnProcess)

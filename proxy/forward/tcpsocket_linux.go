@@ -147,7 +147,12 @@ func BindTransparent(fd int, from netip.Addr) error {
 	if from.Is6() {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT
 	}
-	if setInt(fd, level, option, 1) != nil || unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0))) != nil {
+	if setInt(fd, level, option, 1) != nil {
+		return unix.EADDRNOTAVAIL
+	}
+	raw, length := rawSockaddr(netip.AddrPortFrom(from, 0))
+	_, _, errno := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&raw)), length)
+	if errno != 0 {
 		return unix.EADDRNOTAVAIL
 	}
 	return nil
@@ -157,8 +162,16 @@ func BindTransparent(fd int, from netip.Addr) error {
 // Go's scheduler need not be told of them.
 
 func connect(fd int, addr netip.AddrPort) error {
-	var raw [unix.SizeofSockaddrInet6]byte
-	length := unix.SizeofSockaddrInet4
+	raw, length := rawSockaddr(addr)
+	if _, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&raw)), length); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// rawSockaddr returns an address as the kernel takes it, and how long it is.
+func rawSockaddr(addr netip.AddrPort) (raw [unix.SizeofSockaddrInet6]byte, length uintptr) {
+	length = unix.SizeofSockaddrInet4
 	binary.BigEndian.PutUint16(raw[2:], addr.Port())
 	if addr.Addr().Is4() {
 		binary.NativeEndian.PutUint16(raw[:], unix.AF_INET)
@@ -170,10 +183,7 @@ func connect(fd int, addr netip.AddrPort) error {
 		a := addr.Addr().As16()
 		copy(raw[8:], a[:])
 	}
-	if _, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&raw)), uintptr(length)); errno != 0 {
-		return errno
-	}
-	return nil
+	return raw, length
 }
 
 func setInt(fd, level, name, value int) error {
