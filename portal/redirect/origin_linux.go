@@ -74,7 +74,9 @@ func (m *machine) leadAnswers(err error) (made []string) {
 		return nil
 	}
 	if made, err = kernel.LeadAnswers(m.family, at.Mark); err != nil {
-		m.log.WithError(err).Warnf("%s endpoints see this node's address, not their clients'", m.family)
+		if m.node != portal.SeenKernel {
+			m.log.WithError(err).Warnf("%s endpoints see this node's address, not their clients'", m.family)
+		}
 		m.node = portal.SeenKernel
 		return made
 	}
