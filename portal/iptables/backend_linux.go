@@ -227,7 +227,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 		return nil, nil
 	}
 	if _, err := run(ctx, c.script, f.restore, append([]string{"--noflush"}, f.wait...)...); err != nil {
-		if f.at.Answers && f.tryAnswers(ctx) != nil {
+		if f.at.Answers && !redirect.IsUndecided(err) && f.tryAnswers(ctx) != nil {
 			f.at.Answers = false
 			return f.Put(ctx, rules, nil)
 		}
