@@ -9,11 +9,24 @@ type Origin struct {
 	// (IP_TRANSPARENT, ip(7)), which the node need not have: the client's own, or one
 	// that the portal translates to that on the way. If it is not valid, the kernel
 	// picks an address of the node.
-	Bind netip.Addr
+	//
+	// The port is one that the client's host does not choose for its own connections to
+	// the endpoint; 0, and where it is taken, is any.
+	Bind netip.AddrPort
 	Seen Seen
 	// Here says that the endpoint is known to be on this node.
 	Here bool
 }
+
+// Whereabouts tell on which node an endpoint is.
+type Whereabouts uint8
+
+// The whereabouts.
+const (
+	Unknown Whereabouts = iota
+	Here
+	Elsewhere
+)
 
 // Seen is the address that an endpoint sees a connection or datagram come from: the
 // client's own, or the node's, for a reason.
@@ -33,6 +46,7 @@ const (
 	SeenKernel
 	SeenUnready
 	SeenFamily
+	SeenHeader
 	SeenTunnel
 	SeenSCTP
 )
@@ -50,6 +64,7 @@ var seen = [...]struct{ name, why string }{
 	SeenKernel:     {"node-kernel", "the kernel or iptables lacks what leads the answers back, or --mark is 0; the log says what"},
 	SeenUnready:    {"node-unready", "the portal has installed nothing yet"},
 	SeenFamily:     {"node-family", "the client's address is of another IP family than the endpoint's, or one that no packet can be from beyond one network"},
+	SeenHeader:     {"node-header", "the client is known by a load balancer's header only, and --load-balancer-cidr does not name that load balancer"},
 	SeenTunnel:     {"node-tunnel", "the endpoint is reached through the API server"},
 	SeenSCTP:       {"node-sctp", "the kernel's SCTP takes no address that the node does not have"},
 }

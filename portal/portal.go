@@ -25,12 +25,12 @@ type Portal interface {
 	Mark() uint32
 
 	// Origin says from where to connect to an endpoint for a client, so that the
-	// endpoint sees the client's own address where that can be. here tells that the
-	// endpoint is known to be on this node; the portal knows its Pods besides, from
+	// endpoint sees the client's own address where that can be. Of endpoints
+	// whose whereabouts are not known the portal knows this node's Pods, from
 	// SetLocalSources and Options.PodInterfaces. What is bound to the Origin must have the Mark. For
 	// the zero client it says whom all clients' endpoints of that family see; zero: it
 	// depends on the client. It is asked for each connection, from many goroutines, and waits for no other method.
-	Origin(client, endpoint netip.Addr, here bool) Origin
+	Origin(client, endpoint netip.Addr, where Whereabouts) Origin
 
 	// Listen says where the listeners have to be for the targets of one
 	// service port. service is the Service's name, "namespace/name". Each target is in exactly one of the Binds, except for node

@@ -113,8 +113,12 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 			x.Affinity = &had
 		}
 		x.Order = search.Preview(x.Set, x.Affinity, now)
+		client := q.Client
+		if vip.Expects(client) { // its header tells who it is
+			client = netip.Addr{}
+		}
 		for _, c := range x.Order {
-			x.Seen = append(x.Seen, front.Origin(q.Client, vip.Addr, c.Endpoint.Endpoint).Seen)
+			x.Seen = append(x.Seen, front.Origin(client, vip.Addr, c.Endpoint.Endpoint).Seen)
 		}
 	case v.Cluster.Len() == 0:
 		x.Cause, x.Verdict = NoEndpoint, WouldReject

@@ -78,5 +78,5 @@ func Defaults() Options {
 // DirectDial connects to endpoints as a Proxy without Options.Dial does. Options.Portal
 // must be set by then.
 func (o *Options) DirectDial(ctx context.Context, to *config.Endpoint) (forward.Conn, error) {
-	return stream.DialTCP(ctx, o.Portal.Mark(), o.Keepalive, netip.Addr{}, to.Addr)
+	return stream.DialTCP(ctx, o.Portal.Mark(), o.Keepalive, netip.AddrPort{}, to.Addr)
 }

@@ -214,6 +214,9 @@ func clientAddressSpecs(portal string, six bool) {
 			}
 		}
 		Expect(l.seenBy(l.routed, neighbour)).To(Equal(neighbour.addr))
+		at, err := askFrom(l.outside.d, l.outside.addr.String(), net.JoinHostPort(map[bool]string{false: lab.NodeOut4, true: lab.NodeOut6}[six], "30000"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(at.Port()).To(And(BeNumerically(">=", 8192), BeNumerically("<", 32768)), "one that the client does not choose for its own connections")
 		for _, client := range []seenHost{l.outside, l.elsewhere} {
 			for _, endpoint := range []seenHost{neighbour, l.routed, l.node} {
 				Expect(l.seenBy(endpoint, client)).To(Equal(client.addr), "%s → %s", client.addr, endpoint.addr)

@@ -193,7 +193,7 @@ func (p *addressPortal) Mark() uint32 { return 0 }
 
 // Origin is the node: without netfilter nothing tells the answers to usher from what is
 // meant for the client.
-func (p *addressPortal) Origin(netip.Addr, netip.Addr, bool) portal.Origin {
+func (p *addressPortal) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
 	return portal.Origin{Seen: portal.SeenPortal}
 }
 
@@ -249,6 +249,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		if len(p.opts.RemoveOthers(ctx)) > 0 {
 			kernel.ForgetRedirected(maps.Keys(p.rules), p.log)
 		}
+		_, _ = kernel.ForgetAnswers(0) // what may be left of those leads nothing astray
 		p.tell()
 	}
 	for _, r := range set {

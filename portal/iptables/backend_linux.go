@@ -212,7 +212,9 @@ func (f *backend) Read(ctx context.Context) error {
 // by comparing all.
 func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, _ []portal.Target) (changed []string, err error) {
 	wanted := layOut(portal.InOrder(rules), f.at)
-	addAnswers(wanted, f.at)
+	if have := f.installed[tableMangle]; len(rules) > 0 || have != nil && have.chains[chainAnswers] != nil {
+		addAnswers(wanted, f.at)
+	}
 	keep, err := f.notes(wanted)
 	if err != nil {
 		return nil, err
@@ -239,7 +241,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 
 // Answers compares the chains, and the jumps to them.
 func (f *backend) Answers() func(context.Context) ([]portal.Part, error) {
-	want := map[string]*table{tableMangle: {chains: map[string][]spec{}}}
+	want := map[string]*table{}
 	addAnswers(want, f.at)
 	return func(ctx context.Context) (parts []portal.Part, err error) {
 		for _, name := range []string{tableMangle, tableNAT} {
@@ -356,9 +358,8 @@ func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 // tryAnswers puts the rules for answers to clients' own addresses into scratch chains, and
 // returns an error if those are to blame: the table mangle may be missing.
 func (f *backend) tryAnswers(ctx context.Context) error {
-	tables := map[string]*table{"": nil}
+	tables := map[string]*table{}
 	addAnswers(tables, f.at)
-	delete(tables, "")
 	var script strings.Builder
 	for name, t := range tables {
 		fmt.Fprintf(&script, "*%s\n:%s - [0:0]\n", name, scratch())

@@ -24,8 +24,8 @@ import (
 //	            ├───────────► USHER-DROP ─► … ─┼─► USHER-OUTSIDE ─► DROP, but for this node's
 //	OUTPUT ─────┘ connections                  └─► USHER-FROM-192.0.2.0-24 ─► DROP, but for those
 //
-// For endpoints that see their clients' own addresses (redirect/origin_linux.go), while
-// there is any rule,
+// For endpoints that see their clients' own addresses (redirect/origin_linux.go), once
+// there was any rule,
 //
 //	mangle OUTPUT      ─► USHER-SENT     ─► CONNMARK usher's own packets; MARK answers to them
 //	mangle PREROUTING  ─► USHER-ANSWERS  ─► MARK answers to them
@@ -131,9 +131,10 @@ func layOut(rules []portal.Rule, at redirect.Setting) map[string]*table {
 	return tables
 }
 
-// addAnswers adds what is there whatever is served, as long as something is.
+// addAnswers adds what is there whatever is served, once something was: connections in
+// flight need it.
 func addAnswers(tables map[string]*table, at redirect.Setting) {
-	if !at.Answers || len(tables) == 0 {
+	if !at.Answers {
 		return
 	}
 	add := func(name, from, to string, specs []spec) {

@@ -118,8 +118,7 @@ var _ = Describe("the layout of iptables chains", func() {
 			}
 		})
 
-		It("is nothing at all without rules, and no aliases where NETMAP is missing", func() {
-			Expect(layOut(at)).To(BeEmpty())
+		It("has no aliases where NETMAP is missing", func() {
 			without := at
 			without.NoAliases = true
 			Expect(layOut(without, Redirect(web, 40001))["nat"].chains).NotTo(HaveKey(chainAliases))

@@ -165,3 +165,21 @@ func BridgeNetworks(family portal.Family) (networks []netip.Prefix, err error) {
 	}
 	return portal.PlainPrefixes(networks), nil
 }
+
+// PortsBelowLocal returns ports that hosts do not choose for their own connections: those
+// from 8192 on that are below net.ipv4.ip_local_port_range, which begins with 32768 unless
+// somebody has changed it here; elsewhere than on Linux that begins with 49152 (RFC 6335).
+func PortsBelowLocal() portal.PortRange {
+	ports := portal.PortRange{First: 8192, Last: 32767}
+	var first int
+	if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
+		_, _ = fmt.Sscan(string(text), &first)
+	}
+	if first == 0 || first > int(ports.Last) {
+		return ports
+	}
+	if ports.Last = uint16(first - 1); first < 16384 {
+		return portal.PortRange{} // too few
+	}
+	return ports
+}

@@ -40,7 +40,7 @@ func (outside) Mark() uint32 { return 0 }
 func (outside) SetLocalSources([]netip.Prefix) {}
 
 // Origin is the node: nothing leads answers to anybody else here.
-func (outside) Origin(netip.Addr, netip.Addr, bool) portal.Origin {
+func (outside) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
 	return portal.Origin{Seen: portal.SeenPortal}
 }
 

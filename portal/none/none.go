@@ -126,7 +126,7 @@ func (n *none) Apply(_ context.Context, set []portal.Rule, gone []portal.Target)
 func (n *none) Mark() uint32 { return 0 }
 
 // Origin is the node: answers to others would not come here.
-func (n *none) Origin(netip.Addr, netip.Addr, bool) portal.Origin {
+func (n *none) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
 	return portal.Origin{Seen: portal.SeenPortal}
 }
 

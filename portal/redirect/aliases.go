@@ -30,8 +30,8 @@ func LastOf(p netip.Prefix) netip.Addr {
 }
 
 // aliases returns the aliases in room of those networks that have some. Where two would
-// have the same, one has none: that which had some before has them, or that which
-// overlaps pods, or the smaller one.
+// have the same, one has none: that which overlaps pods has them, or that which had some before,
+// or the smaller one. Connections in flight keep theirs.
 func aliases(networks, pods []netip.Prefix, room netip.Prefix, before []Alias) (all []Alias) {
 	first := func(is bool) int {
 		if is {
@@ -44,7 +44,7 @@ func aliases(networks, pods []netip.Prefix, room netip.Prefix, before []Alias) (
 	}
 	isPods := func(n netip.Prefix) int { return first(slices.ContainsFunc(pods, n.Overlaps)) }
 	networks = slices.SortedFunc(slices.Values(networks), func(a, b netip.Prefix) int {
-		return cmp.Or(cmp.Compare(had(a), had(b)), cmp.Compare(isPods(a), isPods(b)), cmp.Compare(b.Bits(), a.Bits()), a.Addr().Compare(b.Addr()))
+		return cmp.Or(cmp.Compare(isPods(a), isPods(b)), cmp.Compare(had(a), had(b)), cmp.Compare(b.Bits(), a.Bits()), a.Addr().Compare(b.Addr()))
 	})
 	for _, n := range networks {
 		if !room.IsValid() || n.Bits() < room.Bits() {

@@ -71,7 +71,7 @@ var _ = Describe("the aliases of networks", func() {
 	})
 
 	It("stay whose they are, as long as there is that network", func() {
-		Expect(all(Prefixes(flannel), Prefixes(docker), docker, flannel)).To(Equal([]string{docker}))
+		Expect(all(Prefixes(flannel), Prefixes(docker), docker, flannel)).To(Equal([]string{flannel}), "but for Pods")
 		Expect(all(nil, Prefixes(second), flannel, second)).To(Equal([]string{second}))
 		Expect(all(nil, Prefixes(docker), flannel)).To(Equal([]string{flannel}))
 	})

@@ -1,6 +1,7 @@
 package redirect
 
 import (
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"time"
@@ -31,6 +32,15 @@ type origins struct {
 	room       [len(portal.Families)]netip.Prefix
 	pods       []netip.Prefix
 	interfaces portal.Interfaces
+	ports      portal.PortRange
+}
+
+// port returns one of o.ports, at random.
+func (o *origins) port() uint16 {
+	if o.ports.IsZero() {
+		return 0
+	}
+	return o.ports.First + uint16(rand.N(int(o.ports.Last-o.ports.First)+1))
 }
 
 // isPod reports whether addr, which has that path, is known to be one of this node's Pods.
@@ -67,7 +77,7 @@ func (p *Portal) probeAnswers(m *machine) {
 // it had to put in. They were, unless err is not nil.
 func (m *machine) leadAnswers(err error) (made []string) {
 	at := m.backend.Setting()
-	if !at.Answers && m.node == portal.SeenUnready {
+	if !at.Answers && (m.node == portal.SeenUnready || m.node == 0) {
 		m.node = portal.SeenKernel // as has turned out
 	}
 	if !at.Answers || len(m.rules) == 0 || err != nil {
@@ -133,7 +143,7 @@ func (p *Portal) room(family portal.Family) (room netip.Prefix) {
 
 // publish lets Origin know what holds now.
 func (p *Portal) publish() {
-	o := &origins{pods: p.pods, interfaces: p.opts.PodInterfaces}
+	o := &origins{pods: p.pods, interfaces: p.opts.PodInterfaces, ports: p.clientPorts}
 	for family, m := range p.families {
 		o.node[family], o.room[family] = m.node, p.room(m.family)
 		if m.unusable != nil {
@@ -146,7 +156,7 @@ func (p *Portal) publish() {
 }
 
 // Origin implements portal.Portal.
-func (p *Portal) Origin(client, endpoint netip.Addr, here bool) portal.Origin {
+func (p *Portal) Origin(client, endpoint netip.Addr, where portal.Whereabouts) portal.Origin {
 	node := func(why portal.Seen) portal.Origin { return portal.Origin{Seen: why} }
 	o := p.origins.Load()
 	if why := o.node[portal.FamilyOf(endpoint)]; why != 0 {
@@ -158,7 +168,7 @@ func (p *Portal) Origin(client, endpoint netip.Addr, here bool) portal.Origin {
 	now := time.Now()
 	from, to := p.paths.Of(client, now), p.paths.Of(endpoint, now)
 	endpointHere := to.Local && from.Interface != 0 || // or no route leads its answers to the client
-		to.Direct && !to.Local && to.Neighbours != kernel.Apart && (here || o.isPod(endpoint, to))
+		to.Direct && !to.Local && to.Neighbours != kernel.Apart && (where == portal.Here || where == portal.Unknown && o.isPod(endpoint, to))
 	clientHere := o.isPod(client, from) && from.Neighbours != kernel.Apart
 	switch {
 	case from.Local:
@@ -166,13 +176,13 @@ func (p *Portal) Origin(client, endpoint netip.Addr, here bool) portal.Origin {
 	case !endpointHere && !clientHere:
 		return node(portal.SeenElsewhere)
 	case from.Interface != to.Interface:
-		return portal.Origin{Bind: client, Seen: portal.SeenClient, Here: endpointHere}
+		return portal.Origin{Bind: netip.AddrPortFrom(client, o.port()), Seen: portal.SeenClient, Here: endpointHere}
 	case to.Neighbours != kernel.Bridged:
 		return node(portal.SeenNeighbours)
 	}
 	for _, a := range o.aliases {
 		if a.Of.Contains(client) {
-			return portal.Origin{Bind: aliasOf(client, o.room[portal.FamilyOf(client)]), Seen: portal.SeenClient, Here: endpointHere}
+			return portal.Origin{Bind: netip.AddrPortFrom(aliasOf(client, o.room[portal.FamilyOf(client)]), 0), Seen: portal.SeenClient, Here: endpointHere}
 		}
 	}
 	return node(portal.SeenNoAlias)

@@ -42,8 +42,9 @@ type Portal struct {
 	applied bool   // the first Apply is done
 	warned  string // interfaces that a warning was already given for
 
-	paths   *kernel.Paths
-	origins atomic.Pointer[origins] // for Origin
+	paths       *kernel.Paths
+	clientPorts portal.PortRange        // see kernel.PortsBelowLocal
+	origins     atomic.Pointer[origins] // for Origin
 }
 
 // Open makes a portal of a mode, with what open returns for each family. IPv4 must work; IPv6
@@ -58,6 +59,7 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 		free:   kernel.NewFreePorts(),
 	}
 	p.events = append(events, p.landingEvents, kernel.AnswerEvents)
+	p.clientPorts = kernel.PortsBelowLocal()
 	var err error
 	if p.paths, err = kernel.OpenPaths(); err != nil {
 		return nil, err
@@ -264,10 +266,13 @@ func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, rer
 	}
 	at := m.backend.Setting()
 	at.Pods, at.NodePorts = p.pods, p.opts.NodePortAddresses
+	before := at.Aliases
 	if reread {
 		p.findAliases(m)
 	}
-	changed, err = m.sync(ctx, only, reread)
+	if changed, err = m.sync(ctx, only, reread); err != nil {
+		at.Aliases = before // whatever of the others went in
+	}
 	p.publish()
 	for i, what := range changed {
 		changed[i] = m.family.String() + " " + what

@@ -1,6 +1,7 @@
 package balance
 
 import (
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,6 +59,7 @@ type failed struct {
 	answered bool
 	claimed  time.Time // a client's connection finds out; passed over until then
 	cause    error
+	doubt    netip.Addr // see Doubt; not valid for a failure
 
 	// For protocols in which silence is no answer: since when clients have found out
 	// again, and how long that takes to be as good as one.
@@ -77,6 +79,7 @@ type Period struct {
 	Probed   bool  // it lasts until a probe is answered
 	Failures int   // that led to it, in a row; those of probes among them
 	Cause    error // the last of them
+	Doubt    bool  // see State.Doubt
 }
 
 // Moved adds the bytes of a connection that has ended.
@@ -103,6 +106,25 @@ func (e *Endpoint) Succeed() {
 	if e.State.Succeed() && e.pool.Watcher != nil {
 		e.pool.Watcher.Recovered(e)
 	}
+}
+
+// Doubt reports that an attempt from a client's own address had no answer at now, and returns
+// false if that is a failure, for Fail: a second client had none. Of the first it may be
+// that a NetworkPolicy keeps that client out. Then the endpoint is passed over for q.First
+// only, however often that happens, and by those who have affinity to it not at all.
+func (s *State) Doubt(client netip.Addr, now time.Time, cause error, q Quarantine) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.failed
+	if f != nil && f.doubt != client || q.First <= 0 {
+		return false
+	}
+	s.Failed.Add(1)
+	if f == nil || !now.Before(f.until) {
+		s.failed = &failed{times: 1, until: now.Add(q.First), cause: cause, doubt: client, enough: q.Max}
+		s.remembers.Store(true)
+	}
+	return true
 }
 
 // Fail reports that an attempt, started at started, failed at now. Only a
@@ -198,7 +220,7 @@ func (s *State) Quarantined(now time.Time) (period Period, ok bool) {
 	if f == nil || !f.quarantined(now) {
 		return Period{}, false
 	}
-	return Period{Until: f.until, Probed: f.probed, Failures: f.times, Cause: f.cause}, true
+	return Period{Until: f.until, Probed: f.probed, Failures: f.times, Cause: f.cause, Doubt: f.doubt.IsValid()}, true
 }
 
 // standing is what the choice depends on.

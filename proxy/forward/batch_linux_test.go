@@ -26,7 +26,7 @@ func loopback(t testing.TB, listen string) (server, client int, at netip.AddrPor
 		to = netip.IPv6Loopback()
 	}
 	at = netip.AddrPortFrom(to, bound.Port())
-	client, err = ConnectUDP(0, netip.Addr{}, at)
+	client, err = ConnectUDP(0, netip.AddrPort{}, at)
 	if err == unix.EADDRNOTAVAIL && to.Is6() {
 		t.Skip("IPv6 is switched off here")
 	}
@@ -89,7 +89,7 @@ func TestAConnectedSocketTellsThatNobodyListens(t *testing.T) {
 	at, err := LocalAddr(fds[0])
 	g.Expect(err).NotTo(HaveOccurred())
 	unix.Close(fds[0])
-	client, err := ConnectUDP(0, netip.Addr{}, at)
+	client, err := ConnectUDP(0, netip.AddrPort{}, at)
 	g.Expect(err).NotTo(HaveOccurred())
 	defer unix.Close(client)
 	g.Expect(unix.Send(client, []byte("x"), 0)).To(Succeed())

@@ -20,14 +20,14 @@ type Dialed struct {
 }
 
 // Connect begins to connect to an endpoint, from the address from (see
-// BindTransparent), or, if that is the zero Addr, from one that the kernel picks. Only the loop may call it.
+// BindTransparent), or, if that is the zero AddrPort, from one that the kernel picks. Only the loop may call it.
 //
 // The loop calls done, once, when the connection is made, or with an error when it
 // has failed: a unix.Errno, or context.DeadlineExceeded after timeout. It may do so
 // before Connect returns. A timeout of 0 means none; of others there may be a few
 // different ones. With data, the client has sent something, so that there will be
 // something to send at once: that saves a packet.
-func (l *Loop) Connect(from netip.Addr, to netip.AddrPort, data bool, timeout time.Duration, done func(*Dialed, error)) {
+func (l *Loop) Connect(from netip.AddrPort, to netip.AddrPort, data bool, timeout time.Duration, done func(*Dialed, error)) {
 	d := &Dialed{loop: l, fd: -1, done: done}
 	var err error
 	if d.fd, err = connectTCP(l.mark, from, to, data); err != nil {

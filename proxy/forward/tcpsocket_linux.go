@@ -109,10 +109,18 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 }
 
 // connectTCP begins to connect to addr, from the address from (see BindTransparent) or, if that is
-// the zero Addr, from one that the kernel picks. If data waits to be sent, the
+// the zero AddrPort, from one that the kernel picks. If data waits to be sent, the
 // handshake's last ACK goes with it. Before more than that is sent, it needs
 // TCP_NODELAY.
-func connectTCP(mark uint32, from netip.Addr, addr netip.AddrPort, data bool) (Socket, error) {
+func connectTCP(mark uint32, from, addr netip.AddrPort, data bool) (Socket, error) {
+	fd, err := beginTCP(mark, from, addr, data)
+	if err == unix.EADDRNOTAVAIL && from.Port() != 0 {
+		return beginTCP(mark, netip.AddrPortFrom(from.Addr(), 0), addr, data)
+	}
+	return fd, err
+}
+
+func beginTCP(mark uint32, from, addr netip.AddrPort, data bool) (Socket, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {
 		return -1, err
@@ -124,9 +132,12 @@ func connectTCP(mark uint32, from netip.Addr, addr netip.AddrPort, data bool) (S
 		err = setInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
 	}
 	if err == nil && from.IsValid() {
-		// The port is chosen when it is known where to: it has to differ only from those
-		// of other connections there.
-		_ = setInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+		// A port has to differ only from those of other connections to the same address.
+		if from.Port() != 0 {
+			_ = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		} else {
+			_ = setInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+		}
 		err = BindTransparent(fd, from)
 	}
 	if err == nil {
@@ -140,17 +151,17 @@ func connectTCP(mark uint32, from netip.Addr, addr netip.AddrPort, data bool) (S
 }
 
 // BindTransparent binds a socket to an address that this node need not have, with any
-// port (IP_TRANSPARENT, ip(7)). The error is EADDRNOTAVAIL, whatever is wrong: nothing
+// port if that is 0 (IP_TRANSPARENT, ip(7)). The error is EADDRNOTAVAIL, whatever is wrong: nothing
 // of it is the fault of who is to be connected to.
-func BindTransparent(fd int, from netip.Addr) error {
+func BindTransparent(fd int, from netip.AddrPort) error {
 	level, option := unix.IPPROTO_IP, unix.IP_TRANSPARENT
-	if from.Is6() {
+	if from.Addr().Is6() {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT
 	}
 	if setInt(fd, level, option, 1) != nil {
 		return unix.EADDRNOTAVAIL
 	}
-	raw, length := rawSockaddr(netip.AddrPortFrom(from, 0))
+	raw, length := rawSockaddr(from)
 	_, _, errno := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&raw)), length)
 	if errno != 0 {
 		return unix.EADDRNOTAVAIL

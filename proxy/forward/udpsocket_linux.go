@@ -87,9 +87,9 @@ func setListenOptions(fd int, addr netip.Addr) error {
 
 // ConnectUDP opens a socket that is connected to addr: it receives only what
 // comes from there, and the ICMP errors that what it sends there meets. from is
-// the address that it is from (see BindTransparent), or the zero Addr for one that the kernel picks; mark is put on
+// the address that it is from (see BindTransparent), or the zero AddrPort for one that the kernel picks; mark is put on
 // what is sent (SO_MARK, socket(7)) if it is not 0.
-func ConnectUDP(mark uint32, from netip.Addr, addr netip.AddrPort) (int, error) {
+func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return -1, err
@@ -98,7 +98,9 @@ func ConnectUDP(mark uint32, from netip.Addr, addr netip.AddrPort) (int, error) 
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
 	}
 	if err == nil && from.IsValid() {
-		err = BindTransparent(fd, from)
+		if err = BindTransparent(fd, from); err != nil && from.Port() != 0 {
+			err = BindTransparent(fd, netip.AddrPortFrom(from.Addr(), 0))
+		}
 	}
 	if err == nil {
 		err = unix.Connect(fd, sockaddr(addr))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
@@ -101,11 +102,18 @@ func (c *Client) Header(v *View) []byte {
 // Origin returns the address to connect to an endpoint from, once the client is admitted, so
 // that it sees the client's own where that can be. If it is not valid, the kernel picks
 // one of the node.
-func (c *Client) Origin(to *balance.Endpoint) netip.Addr {
-	o := c.Front.Origin(c.From.Addr(), c.reached(), to.Endpoint)
+func (c *Client) Origin(to *balance.Endpoint) netip.AddrPort {
+	o := portal.Origin{Seen: portal.SeenHeader}
+	// Who may annotate a Service may name its load balancers, but not thereby be whom he likes.
+	if c.Via == nil || kernel.ContainsAddr(c.Front.LoadBalancers, c.Via.Addr()) {
+		o = c.Front.Origin(c.From.Addr(), c.reached(), to.Endpoint)
+	}
 	c.seen, c.unprobed = o.Seen, o.Seen.Client() && !o.Here
 	return o.Bind
 }
+
+// SeenItself reports whether the endpoint that Origin was last asked for sees the client.
+func (c *Client) SeenItself() bool { return c.seen.Client() }
 
 // Quarantine returns what goes for the endpoint that Origin was last asked for. A probe, which
 // comes from the node, proves nothing of one on another node that sees its clients: a

@@ -41,6 +41,9 @@ type Settings struct {
 
 	// NodeName is what endpoints of this node have for their Node; "" if that is not known.
 	NodeName string
+	// LoadBalancers are the networks of load balancers that the user himself has named:
+	// their clients' addresses are as good as if those had come directly.
+	LoadBalancers []netip.Prefix
 	// NodeAddress makes all endpoints see the node's address in place of their clients'.
 	NodeAddress bool
 
@@ -187,7 +190,15 @@ func (f *FrontEnd) Origin(from, to netip.Addr, endpoint *config.Endpoint) portal
 	case from == endpoint.Addr.Addr():
 		why = portal.SeenItself
 	default:
-		return f.Portal.Origin(from, endpoint.Addr.Addr(), endpoint.Node != "" && endpoint.Node == f.NodeName)
+		where := portal.Unknown
+		switch {
+		case endpoint.Node == "" || f.NodeName == "":
+		case endpoint.Node == f.NodeName:
+			where = portal.Here
+		default:
+			where = portal.Elsewhere
+		}
+		return f.Portal.Origin(from, endpoint.Addr.Addr(), where)
 	}
 	return portal.Origin{Seen: why}
 }

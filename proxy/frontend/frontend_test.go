@@ -27,8 +27,8 @@ type marking struct {
 
 func (marking) Traits() portal.Traits { return portal.Traits{Redirects: true} }
 func (p marking) Mark() uint32        { return p.mark }
-func (p marking) Origin(client, _ netip.Addr, _ bool) portal.Origin {
-	return portal.Origin{Bind: client, Seen: portal.SeenClient}
+func (p marking) Origin(client, _ netip.Addr, _ portal.Whereabouts) portal.Origin {
+	return portal.Origin{Bind: netip.AddrPortFrom(client, 0), Seen: portal.SeenClient}
 }
 
 var (
@@ -161,7 +161,7 @@ func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
 }
 
 func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T) {
-	f := front(&Node{})
+	f := front(&Node{Settings: Settings{LoadBalancers: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}})
 	for from, want := range map[string]portal.Seen{
 		"2001:db8::9": portal.SeenFamily, // the endpoint has an IPv4 address
 		"169.254.7.7": portal.SeenFamily,
@@ -174,6 +174,9 @@ func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T
 		bind := c.Origin(f.View().All[0])
 		NewWithT(t).Expect(c.seen).To(Equal(want), from)
 		NewWithT(t).Expect(bind.IsValid()).To(Equal(want == portal.SeenClient), from)
+		via = netip.MustParseAddrPort("10.0.1.1:1") // which only the Service names
+		NewWithT(t).Expect(c.Origin(f.View().All[0]).IsValid()).To(BeFalse())
+		NewWithT(t).Expect(c.seen).To(Equal(portal.SeenHeader), from)
 	}
 }
 
@@ -225,12 +228,12 @@ func TestWhatWouldLeadBack(t *testing.T) {
 // placed is a portal that can keep clients' addresses, but not for a far endpoint.
 type placed struct{ marking }
 
-func (placed) Origin(client, endpoint netip.Addr, here bool) portal.Origin {
+func (placed) Origin(client, endpoint netip.Addr, where portal.Whereabouts) portal.Origin {
 	switch {
 	case !client.IsValid():
 		return portal.Origin{}
-	case here:
-		return portal.Origin{Bind: client, Seen: portal.SeenClient}
+	case where == portal.Here:
+		return portal.Origin{Bind: netip.AddrPortFrom(client, 0), Seen: portal.SeenClient}
 	}
 	return portal.Origin{Seen: portal.SeenElsewhere}
 }

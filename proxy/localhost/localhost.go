@@ -132,7 +132,7 @@ func (onLoopback) Listen(_ string, targets []portal.Target) (binds []portal.Bind
 
 func (onLoopback) Apply(context.Context, []portal.Rule, []portal.Target) error { return nil }
 func (onLoopback) Mark() uint32                                                { return 0 }
-func (onLoopback) Origin(netip.Addr, netip.Addr, bool) portal.Origin {
+func (onLoopback) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
 	return portal.Origin{Seen: portal.SeenPortal}
 }
 func (onLoopback) SetNodePortAddresses([]netip.Prefix)                  {}

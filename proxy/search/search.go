@@ -22,10 +22,11 @@ const maxAttempts = 32
 type Reporter interface{ Report(trace.Event) }
 
 // Search is one client's search for an endpoint. The exported fields are set before
-// the first Next, Quarantine perhaps anew for each attempt. One goroutine at a time may call its methods.
+// the first Next, Quarantine and AsClient perhaps anew for each attempt. One goroutine at a time may call its methods.
 type Search struct {
 	Schedule   []time.Duration // none: each endpoint is tried once
 	Quarantine balance.Quarantine
+	AsClient   bool // attempts are made from the client's own address
 	Affinity   *affinity.Table
 	Client     netip.Addr
 	Reporter   Reporter
@@ -135,6 +136,9 @@ func (s *Search) Failed(now time.Time, err error) {
 	blame := s.over == nil && Blames(err)
 	err = Plain(err)
 	s.report(now, err)
+	if blame && s.AsClient && err == ErrNoAnswer && s.now.Endpoint.Doubt(s.Client, now, err, s.Quarantine) {
+		return
+	}
 	if blame {
 		s.now.Endpoint.Fail(s.started, now, err, s.Quarantine)
 		s.Affinity.Forget(s.Client, s.now.Endpoint.Addr)
@@ -184,7 +188,7 @@ func (s *Search) sticky(set *balance.Set, had netip.AddrPort, now time.Time) (ba
 	if endpoint == nil || slices.Contains(s.tried, had) {
 		return balance.Choice{}, false
 	}
-	if _, quarantined := endpoint.Quarantined(now); quarantined {
+	if period, quarantined := endpoint.Quarantined(now); quarantined && !period.Doubt {
 		return balance.Choice{}, false
 	}
 	return balance.Choice{Endpoint: endpoint, Reason: balance.Affinity}, true

@@ -92,14 +92,15 @@ func (c *connection) introduced(first []byte, failed error) (n int, end trace.En
 		return 0, trace.HeaderRefused, proxyproto.ErrMissing
 	case errors.Is(failed, io.ErrUnexpectedEOF):
 		return 0, trace.HeaderRefused, proxyproto.ErrCut
+	case search.OutOfResources(failed):
+		return 0, trace.Limit, failed
 	case failed != nil:
 		return 0, trace.HeaderRefused, failed
 	}
 	balancer := c.From
-	if end, err = c.Introduce(client); err == nil {
-		if err = c.server.register.reassign(c, balancer.Addr()); err != nil {
-			end = trace.Limit
-		}
+	end, err = c.Introduce(client)
+	if full := c.server.register.reassign(c, balancer.Addr()); err == nil && full != nil {
+		end, err = trace.Limit, full
 	}
 	return n, end, err
 }
@@ -136,7 +137,7 @@ func (c *connection) admit(a *acceptor) (trace.End, error) {
 
 // A dialer connects to an endpoint, from an address that need not be the node's, or, if
 // it is not valid, one that the kernel picks. It returns when ctx ends.
-type dialer func(_ context.Context, from netip.Addr, to *config.Endpoint) (forwarder, error)
+type dialer func(_ context.Context, from netip.AddrPort, to *config.Endpoint) (forwarder, error)
 
 // A forwarder begins to forward between the client and the endpoint that it is connected
 // to.
@@ -178,7 +179,7 @@ func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, error) {
 			continue
 		}
 		forward, err := c.attempt(ctx, step, dial)
-		s.Quarantine = c.Quarantine()
+		s.Quarantine, s.AsClient = c.Quarantine(), c.SeenItself()
 		switch now := time.Now(); {
 		case err == nil:
 			s.Answered(now)

@@ -29,7 +29,7 @@ func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 			client.kept = client.kept[n:]
 			return end, err
 		}
-		go c.serve(a, introduce, func(ctx context.Context, from netip.Addr, to *config.Endpoint) (forwarder, error) {
+		go c.serve(a, introduce, func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forwarder, error) {
 			endpoint, err := a.server.dial(ctx, from, to)
 			if err != nil {
 				return nil, err
@@ -42,7 +42,7 @@ func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 // DialTCP connects to an endpoint by the kernel, with keepalive and, unless it is 0, a
 // mark (SO_MARK), from an address that need not be the node's, or, if it is not valid, one
 // that the kernel picks. It returns when ctx ends.
-func DialTCP(ctx context.Context, mark uint32, keepalive time.Duration, from netip.Addr, to netip.AddrPort) (forward.Conn, error) {
+func DialTCP(ctx context.Context, mark uint32, keepalive time.Duration, from netip.AddrPort, to netip.AddrPort) (forward.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: keepaliveConfig(keepalive)}
 	if mark != 0 || from.IsValid() {
 		d.Control = func(_, _ string, c syscall.RawConn) (err error) {

@@ -29,7 +29,7 @@ type Options struct {
 type Server struct {
 	node *frontend.Node
 	Options
-	dial     func(_ context.Context, from netip.Addr, to *config.Endpoint) (forward.Conn, error) // Options.Dial, or the kernel's
+	dial     func(_ context.Context, from netip.AddrPort, to *config.Endpoint) (forward.Conn, error) // Options.Dial, or the kernel's
 	register register
 	loops    loops
 
@@ -42,7 +42,7 @@ type Server struct {
 // goroutine at a time, when the budget has room for a listener, of which they take it.
 func New(node *frontend.Node, o Options) *Server {
 	s := &Server{node: node, Options: o, register: register{budget: node.Budget, byID: map[uint64]*connection{}, byClient: map[netip.Addr]int64{}}}
-	s.dial = func(ctx context.Context, from netip.Addr, to *config.Endpoint) (forward.Conn, error) {
+	s.dial = func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forward.Conn, error) {
 		if o.Dial != nil {
 			return o.Dial(ctx, to)
 		}

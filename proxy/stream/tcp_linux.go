@@ -238,7 +238,7 @@ func (w *waiting) next() {
 		w.endpoint = step.Endpoint
 		if !c.Front.LeadsBack(config.TCP, w.endpoint.Addr) {
 			from := c.Origin(w.endpoint)
-			w.search.Quarantine = c.Quarantine()
+			w.search.Quarantine, w.search.AsClient = c.Quarantine(), c.SeenItself()
 			w.loop.Connect(from, w.endpoint.Addr, w.data, step.For, w.dialed)
 			return
 		}
@@ -274,7 +274,7 @@ func (w *waiting) drained() {
 
 // dialFrom makes a socket that is to connect send with a mark, unless it is 0, and from an
 // address (see forward.BindTransparent), unless it is not valid.
-func dialFrom(fd uintptr, mark uint32, from netip.Addr) (err error) {
+func dialFrom(fd uintptr, mark uint32, from netip.AddrPort) (err error) {
 	if mark != 0 {
 		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))
 	}

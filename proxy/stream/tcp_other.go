@@ -44,4 +44,4 @@ func listenTCP(addr netip.AddrPort) (*net.TCPListener, error) {
 }
 
 // dialFrom is never called: no portal looks at marks, or leads answers here.
-func dialFrom(uintptr, uint32, netip.Addr) error { return nil }
+func dialFrom(uintptr, uint32, netip.AddrPort) error { return nil }

@@ -178,7 +178,7 @@ func (d *Daemon) newProxy(pt portal.Portal) {
 	o := &d.config.Proxy // from here on it has the portal, for DirectDial, too
 	o.Portal, o.Log, o.Trace = pt, d.log, trace.NewLog(d.config.TraceEvents)
 	o.Ports = d.config.Portal.ProxyPorts
-	o.IsPod, o.NodeName, o.NodeAddress = d.isPod(), d.config.NodeName, d.config.Portal.NodeAddress
+	o.IsPod, o.NodeName, o.NodeAddress, o.LoadBalancers = d.isPod(), d.config.NodeName, d.config.Portal.NodeAddress, d.config.LoadBalancers
 	if d.config.Netns != nil {
 		o.Socket = d.config.Netns.Socket
 	}
@@ -292,7 +292,7 @@ func (d *Daemon) tellSeen() {
 	var told [len(portal.Families)]string
 	for i, family := range portal.Families {
 		told[i] = "endpoints see their clients' own addresses where the answers come back through this node"
-		switch seen := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), false).Seen; seen {
+		switch seen := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), portal.Unknown).Seen; seen {
 		case 0, portal.SeenUnready: // which it is with the first rule
 		default:
 			told[i] = "endpoints see " + seen.Text()
