@@ -219,6 +219,8 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		},
 		Entry("no forwarding", "sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0", "net.ipv4.ip_forward is 0"),
 		Entry("a rule that drops what is forwarded", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; }'", "a rule for FORWARD?"),
+		Entry("a rule that rejects what is forwarded", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; }; add rule inet f c reject with tcp reset'", "a rule for FORWARD?"),
+		Entry("a rule that rejects what the node sends", "nft 'add table inet f; add chain inet f c { type filter hook output priority 0; }; add rule inet f c oifname \"usher*\" reject'", "a process of this node does not reach a VIP there"),
 		Entry("the name taken", "ip link add usher-try type veth peer name other", "usher-try is in the way"),
 	)
 

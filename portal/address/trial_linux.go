@@ -1,6 +1,7 @@
 package address
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,9 +22,13 @@ import (
 var trialVIPs, trialClients = [...]netip.Addr{netip.MustParseAddr("192.0.2.117"), netip.MustParseAddr("2001:db8::117")},
 	[...]netip.Addr{netip.MustParseAddr("192.0.2.118"), netip.MustParseAddr("2001:db8::118")}
 
-// trialTime is how long an answer may take that comes from the same kernel. One packet is
-// sent again meanwhile.
-const trialTime = 1500 * time.Millisecond
+const (
+	// trialTime is how long an answer may take that comes from the same kernel. One packet
+	// is sent again meanwhile.
+	trialTime = 1500 * time.Millisecond
+	// trialPort is where there is a listener meanwhile.
+	trialPort = 11700
+)
 
 // try finds out whether VIPs of a family can be in the space: whether what others, and the
 // node, send to them gets there over the link, and the answer back, as the sender expects
@@ -47,14 +53,12 @@ func (l *link) try(family portal.Family, routes *kernel.Routes) error {
 	if from := sourceTo(vip); !from.IsGlobalUnicast() {
 		return fmt.Errorf("this node has no address of %s that its processes would come from", family)
 	}
-	if err := refused(netip.Addr{}, vip); err != nil {
+	if err := l.reaches(vip, netip.Addr{}); err != nil {
 		return fmt.Errorf("a process of this node does not reach a VIP there: %w", err)
 	}
 	// Like a Pod: it comes in by one interface of the node, here the link itself, and goes
 	// out by another, as rules for what is forwarded allow, and not only for the node.
-	var err error
-	l.space.do(func() { err = refused(client, vip) })
-	if err != nil {
+	if err := l.reaches(vip, client); err != nil {
 		return fmt.Errorf("what this node forwards does not reach a VIP there (a rule for FORWARD?): %w", err)
 	}
 	return nil
@@ -94,60 +98,54 @@ func sourceTo(vip netip.Addr) netip.Addr {
 	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
 }
 
-// refused expects that nobody listens at a VIP, which the kernel says at once.
-func refused(from, vip netip.Addr) error {
-	domain, level, freebind := unix.AF_INET, unix.SOL_IP, unix.IP_FREEBIND
-	if vip.Is6() {
-		domain, level, freebind = unix.AF_INET6, unix.SOL_IPV6, unix.IPV6_FREEBIND
-	}
-	fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+// reaches expects that a connection to a VIP gets there, and that who has it there sees whom
+// it is from. That nobody refuses it would not tell: a firewall refuses too.
+func (l *link) reaches(vip, from netip.Addr) error {
+	var (
+		listener net.Listener
+		err      error
+		dialer   = net.Dialer{Timeout: trialTime, Control: freebind}
+		config   = net.ListenConfig{Control: freebind}
+		connect  = func() (conn net.Conn, err error) { return dialer.Dial("tcp", listener.Addr().String()) }
+	)
+	l.space.do(func() {
+		listener, err = config.Listen(context.Background(), "tcp", netip.AddrPortFrom(vip, trialPort).String())
+	})
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer listener.Close()
+	var client net.Conn
 	if from.IsValid() {
-		if err = unix.SetsockoptInt(fd, level, freebind, 1); err == nil {
-			err = unix.Bind(fd, sockaddr(from, 0))
-		}
-		if err != nil {
-			return err
-		}
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
+		l.space.do(func() { client, err = connect() })
+	} else {
+		client, err = connect()
 	}
-	if err := unix.Connect(fd, sockaddr(vip, 9)); err != unix.EINPROGRESS {
-		return outcome(err)
-	}
-	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-	for deadline := time.Now().Add(trialTime); ; {
-		n, err := unix.Poll(poll, int(max(0, time.Until(deadline).Milliseconds())))
-		if err == unix.EINTR {
-			continue
-		}
-		if n == 0 || err != nil {
-			return errors.Join(errors.New("no answer"), err)
-		}
-		break
-	}
-	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {
 		return err
 	}
-	return outcome(unix.Errno(code))
+	defer client.Close()
+	if err := listener.(*net.TCPListener).SetDeadline(time.Now().Add(trialTime)); err != nil {
+		return err
+	}
+	server, err := listener.Accept()
+	if err != nil {
+		return fmt.Errorf("somebody else answers there: %w", err)
+	}
+	defer server.Close()
+	if is, seen := client.LocalAddr().String(), server.RemoteAddr().String(); is != seen {
+		return fmt.Errorf("it comes from %s there and not from %s", seen, is)
+	}
+	return nil
 }
 
-// outcome is nil for a refusal.
-func outcome(err error) error {
-	switch err {
-	case unix.ECONNREFUSED:
-		return nil
-	case nil, unix.Errno(0):
-		return errors.New("somebody else answers there")
+// freebind lets a socket have an address that nobody has.
+func freebind(network, _ string, raw syscall.RawConn) (err error) {
+	level, option := unix.SOL_IP, unix.IP_FREEBIND
+	if network == "tcp6" {
+		level, option = unix.SOL_IPV6, unix.IPV6_FREEBIND
 	}
-	return err
-}
-
-func sockaddr(addr netip.Addr, port int) unix.Sockaddr {
-	if addr.Is4() {
-		return &unix.SockaddrInet4{Addr: addr.As4(), Port: port}
-	}
-	return &unix.SockaddrInet6{Addr: addr.As16(), Port: port}
+	failed := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) })
+	return errors.Join(failed, err)
 }
