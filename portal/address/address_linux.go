@@ -31,8 +31,8 @@ import (
 // alone, which still sends what a closed socket has left. Each Check looks; until
 // the route goes, new connections are refused.
 //
-// Where a VIP is a local address of the node, this answers ARP and neighbour discovery
-// for it, as IPVS proxies do. Where a load balancer announces VIPs in the
+// Where a VIP is a local address of the node, this answers ARP for it, as IPVS proxies do,
+// but not neighbour discovery, for which the kernel wants an address of an interface. Where a load balancer announces VIPs in the
 // node's own network, set net.ipv4.conf.all.arp_ignore=1.
 type addressPortal struct {
 	log    logrus.FieldLogger
@@ -45,7 +45,7 @@ type addressPortal struct {
 	onNode map[portal.Family]error
 
 	mu      sync.Mutex          // guards all below, and link
-	others  []netip.Prefix      // what is local to the node for other reasons
+	others  []netip.Prefix      // what the node has for other reasons, and its networks
 	apart   map[netip.Addr]bool // whether the VIPs are in the space for which Listen was asked last
 	moved   map[netip.Addr]bool // VIPs that have another place since the last Apply
 	rules   map[portal.Target]portal.Rule

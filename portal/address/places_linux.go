@@ -80,7 +80,9 @@ func (p *addressPortal) held(family portal.Family) error {
 	if err != nil {
 		return err
 	}
-	ours := slices.DeleteFunc(table.Local, func(a netip.Addr) bool { return kernel.IsLanding(a) || portal.FamilyOf(a) != family })
+	ours := slices.DeleteFunc(table.Local, func(a netip.Addr) bool {
+		return kernel.IsLanding(a) || portal.FamilyOf(a) != family || kernel.ContainsAddr(table.Others, a)
+	})
 	if len(ours) == 0 {
 		return nil
 	}
@@ -111,7 +113,8 @@ func traits(apart bool) portal.Traits {
 }
 
 // isApart tells whether a VIP has to be in the space. One that the node has for other
-// reasons cannot, nor can a node port.
+// reasons cannot, nor can a node port, nor one in a network that the node is in: its
+// neighbours there ask for it by ARP, which the node answers for its own addresses only.
 func (p *addressPortal) isApart(vip netip.Addr) bool {
 	return !vip.IsUnspecified() && p.onNode[portal.FamilyOf(vip)] == nil && !kernel.ContainsAddr(p.others, vip)
 }

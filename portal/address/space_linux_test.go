@@ -202,6 +202,19 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		move("ip addr add 10.96.0.10/32 dev lo", "node")
 	})
 
+	It("has VIPs in a network of the node on the node, which answers for them there", func() {
+		near := Target(portal.TCP, "10.2.0.77:80")
+		p := n.Open(Mode, auto)
+		n.Publish(p, "web", near, Web4)
+		for _, from := range everybody() {
+			Expect(from.Ask(near)).To(HavePrefix("web"))
+			Expect(from.Ask(Web4)).To(HavePrefix("web"))
+		}
+		Expect(n.Check(p)).To(BeZero())
+		n.Node.Sh("ip link del usher0")
+		Expect(n.Open(Mode, auto).(*addressPortal).families()).To(HaveLen(2), "the next one")
+	})
+
 	DescribeTable("has VIPs on the node where it does not work, and says which ports clash with whom",
 		func(prepare, says string) {
 			n.Node.Sh(prepare)

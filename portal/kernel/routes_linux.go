@@ -127,7 +127,7 @@ func (r *Routes) List() ([]netip.Addr, error) {
 type Table struct {
 	Local  []netip.Addr       // made local by portals, of this or another process
 	Led    map[netip.Addr]int // led by those over a link, by its index
-	Others []netip.Prefix     // local for other reasons
+	Others []netip.Prefix     // local for other reasons, and the networks that are asked for addresses by ARP
 }
 
 // Table reads it.
@@ -160,6 +160,15 @@ func (r *Routes) Table() (t Table, err error) {
 				t.Led[addr] = route.LinkIndex
 			}
 		}
+	}
+	addrs, err := r.handle.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return t, fmt.Errorf("listing the addresses: %w", err)
+	}
+	for _, a := range addrs {
+		addr, _ := netip.AddrFromSlice(a.IP)
+		ones, _ := a.Mask.Size()
+		t.Others = append(t.Others, netip.PrefixFrom(addr.Unmap(), ones).Masked())
 	}
 	return t, nil
 }
