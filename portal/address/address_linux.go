@@ -50,6 +50,7 @@ type addressPortal struct {
 	moved   map[netip.Addr]bool // VIPs that have another place since the last Apply
 	rules   map[portal.Target]portal.Rule
 	users   map[netip.Addr]int   // how many rules have this VIP
+	heard   map[netip.Addr]int   // and how many of these a listener
 	routed  map[netip.Addr]bool  // VIPs with a route of ours, and whether into the space; the others are local by themselves
 	missing map[netip.Addr]error // VIPs that could not be made local
 	leaving map[netip.Addr]bool  // VIPs without rules that are routed for the connections they have
@@ -80,7 +81,7 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 	p := &addressPortal{
 		log: opts.Log, opts: opts, routes: routes,
 		onNode: map[portal.Family]error{}, apart: map[netip.Addr]bool{}, moved: map[netip.Addr]bool{},
-		rules: map[portal.Target]portal.Rule{}, users: map[netip.Addr]int{},
+		rules: map[portal.Target]portal.Rule{}, users: map[netip.Addr]int{}, heard: map[netip.Addr]int{},
 		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{}, leaving: map[netip.Addr]bool{},
 		listened: map[portal.Target][]netip.Addr{},
 	}
@@ -209,16 +210,16 @@ func (p *addressPortal) SetNodePortAddresses(within []netip.Prefix) {
 func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	before := map[portal.Target]bool{}
+	before := map[portal.Target]portal.Rule{}
 	for _, r := range set {
 		t := r.Target.Plain()
-		_, before[t] = p.rules[t]
+		before[t] = p.rules[t]
 	}
 	touched := p.moved
 	p.moved = map[netip.Addr]bool{}
 	for _, t := range gone {
 		t = t.Plain()
-		_, before[t] = p.rules[t]
+		before[t] = p.rules[t]
 		delete(p.listened, t)
 	}
 	for _, r := range set {
@@ -228,14 +229,14 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 	}
 	_, refused := portal.Merge(p.rules, set, gone)
 	for t, was := range before {
-		_, is := p.rules[t]
-		if t.Addr.IsValid() && !t.Addr.IsUnspecified() && was != is {
-			if is {
-				p.users[t.Addr]++
-			} else {
-				p.users[t.Addr]--
-			}
-			touched[t.Addr] = true
+		vip, is := t.Addr, p.rules[t]
+		if !vip.IsValid() || vip.IsUnspecified() {
+			continue
+		}
+		p.heard[vip] += one(is.LocalPort != 0) - one(was.LocalPort != 0)
+		if now, then := one(is.Target.Addr.IsValid()), one(was.Target.Addr.IsValid()); now != then {
+			p.users[vip] += now - then
+			touched[vip] = true
 		}
 	}
 	var err error
@@ -256,6 +257,14 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		p.explain(r.Target.Plain(), refused)
 	}
 	return errors.Join(err, portal.Refused(refused))
+}
+
+// one is 1 for yes.
+func one(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 // explain puts into refused why a target's VIP is not local, if so.
@@ -320,7 +329,7 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 		}
 		delete(p.leaving, vip)
 		apart, asked := p.apart[vip]
-		if !asked { // it has no listener
+		if !asked || p.heard[vip] <= 0 { // there is no listener that has to move first
 			apart = p.isApart(vip)
 		}
 		into, is := p.routed[vip]
@@ -354,6 +363,7 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 			continue
 		}
 		delete(p.users, vip)
+		delete(p.heard, vip)
 		delete(p.missing, vip)
 		delete(p.apart, vip)
 		if _, is := p.routed[vip]; is {
@@ -397,6 +407,7 @@ func (p *addressPortal) Remove(ctx context.Context) error {
 	defer p.mu.Unlock()
 	clear(p.rules)
 	clear(p.users)
+	clear(p.heard)
 	clear(p.routed)
 	clear(p.missing)
 	clear(p.leaving)

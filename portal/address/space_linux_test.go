@@ -202,6 +202,23 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		move("ip addr add 10.96.0.10/32 dev lo", "node")
 	})
 
+	It("leaves an address to the node that it gets when only a rule without listener is left", func() {
+		p := n.Open(Mode, auto)
+		p.Listen("default/web", []portal.Target{Web4})
+		n.Apply(p, []portal.Rule{Redirect(Web4, 80)}, nil)
+		n.Apply(p, []portal.Rule{Reject(Web4)}, nil)
+		Expect(outside.Ask(Web4)).To(Equal("refused"))
+		n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(VIP4, 81), Targets: []portal.Target{Web4}}, "the node's")
+		n.Node.Sh("ip addr add 10.96.0.10/32 dev pod0")
+		Expect(n.Check(p)).To(BeZero())
+		for _, from := range everybody() {
+			Expect(from.Ask(To(portal.TCP, VIP4, 81))).To(HavePrefix("the node's"))
+		}
+		n.Node.Sh("ip addr del 10.96.0.10/32 dev pod0")
+		Expect(n.Check(p)).To(Equal(1))
+		Expect(outside.Ask(To(portal.TCP, VIP4, 81))).To(Equal("refused"))
+	})
+
 	It("has VIPs in a network of the node on the node, which answers for them there", func() {
 		near := Target(portal.TCP, "10.2.0.77:80")
 		p := n.Open(Mode, auto)
