@@ -20,16 +20,14 @@ import (
 // the client is. On a node that translates at all a chain of usher's own comes first and
 // gives each client the address that it has. On others it would only make the kernel
 // track connections that nobody tracks.
-//
-// The chain has the link's name.
 const exemptTable = "usher-address"
 
 // errCannotExempt is why a namespace is of no use.
 var errCannotExempt = errors.New("this node translates addresses (iptables -t nat), and without nf_tables VIPs cannot be left out")
 
-// exempt makes sure that clients keep their addresses over that link, where something may
+// exempt makes sure that clients keep their addresses over the link, where something may
 // translate them. It says whether it had to do something.
-func exempt(family portal.Family, linkName string) (made bool, err error) {
+func exempt(family portal.Family) (made bool, err error) {
 	chains, err := listChains()
 	if err != nil {
 		if legacyNAT(family) {
@@ -38,12 +36,11 @@ func exempt(family portal.Family, linkName string) (made bool, err error) {
 		return false, nil // no nf_tables
 	}
 	kind := kernel.NFTFamily(family)
-	others, known, there := legacyNAT(family), false, false
+	others, there := legacyNAT(family), false
 	for _, c := range chains {
 		ours := isExemption(c) && c.Table.Family == kind
 		translates := c.Type == nftables.ChainTypeNAT && c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookPostrouting
-		known = known || ours
-		there = there || ours && c.Name == linkName
+		there = there || ours
 		others = others || !ours && translates && (c.Table.Family == kind || c.Table.Family == nftables.TableFamilyINet)
 	}
 	if !others {
@@ -56,15 +53,15 @@ func exempt(family portal.Family, linkName string) (made bool, err error) {
 	table := conn.AddTable(&nftables.Table{Name: exemptTable, Family: kind})
 	chain := &nftables.Chain{Name: linkName, Table: table, Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource - 1)}
-	if rules, err := conn.GetRules(table, chain); there && err == nil && len(rules) == 1 {
-		return false, nil
-	}
-	if known {
+	if there {
+		if rules, err := conn.GetRules(table, chain); err == nil && len(rules) == 1 {
+			return false, nil
+		}
 		conn.DelTable(table)
 		conn.AddTable(table)
 	}
 	conn.AddChain(chain)
-	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: keepSource(family, linkName)})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: keepSource(family)})
 	if err := conn.Flush(); err != nil {
 		return false, fmt.Errorf("%w: %w", errCannotExempt, err)
 	}
@@ -75,7 +72,7 @@ func exempt(family portal.Family, linkName string) (made bool, err error) {
 func isExemption(c *nftables.Chain) bool { return c.Table.Name == exemptTable }
 
 // keepSource is `oifname "usher0" snat to ip saddr`.
-func keepSource(family portal.Family, linkName string) []expr.Any {
+func keepSource(family portal.Family) []expr.Any {
 	name := make([]byte, unix.IFNAMSIZ)
 	copy(name, linkName)
 	offset, length, number := uint32(12), uint32(4), uint32(unix.NFPROTO_IPV4) // of the source in the header

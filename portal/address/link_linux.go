@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -13,12 +14,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 )
 
-const (
-	// linkName is what the node's end of the link is called, and the other end too.
-	linkName = "usher0"
-	// trialName is what it is called as long as it is tried whether it works.
-	trialName = "usher-try"
-)
+// linkName is what the node's end of the link is called, and the other end too.
+const linkName = "usher0"
 
 // link is the way from the node into a space: a pair of interfaces. They have no
 // addresses, so it adds none to the node's. The neighbours that routes name are at fixed
@@ -26,8 +23,7 @@ const (
 type link struct {
 	node  *netlink.Handle
 	space *space
-	name  string
-	index int // of the node's end, 0 before connect
+	index int // of the node's end, 0 before connect and if that failed
 }
 
 // The two ends: the addresses that routes name, of the block for protocol assignments
@@ -54,6 +50,7 @@ func (e end) gateway(family portal.Family) netip.Addr {
 // connect makes sure that the link is there and leads into the space, for these families.
 // It says whether it had to make it.
 func (l *link) connect(families []portal.Family) (made bool, err error) {
+	l.index = 0
 	outer, inner, err := l.ends()
 	if err != nil {
 		return false, err
@@ -71,12 +68,12 @@ func (l *link) connect(families []portal.Family) (made bool, err error) {
 	}{{l.space.handle, inner}, {l.node, outer}} {
 		if at.Attrs().MTU != mtu {
 			if err := at.handle.LinkSetMTU(at.Link, mtu); err != nil {
-				return made, fmt.Errorf("giving %s the MTU %d: %w", l.name, mtu, err)
+				return made, fmt.Errorf("giving %s the MTU %d: %w", linkName, mtu, err)
 			}
 		}
 		if at.Attrs().Flags&net.FlagUp == 0 {
 			if err := at.handle.LinkSetUp(at.Link); err != nil {
-				return made, fmt.Errorf("bringing %s up: %w", l.name, err)
+				return made, fmt.Errorf("bringing %s up: %w", linkName, err)
 			}
 		}
 	}
@@ -87,7 +84,7 @@ func (l *link) connect(families []portal.Family) (made bool, err error) {
 	}
 	for _, family := range families {
 		if err := l.node.NeighSet(neighbour(outer, spaceEnd, family)); err != nil {
-			return made, fmt.Errorf("%s on %s: %w", family, l.name, err)
+			return made, fmt.Errorf("%s on %s: %w", family, linkName, err)
 		}
 		if err := l.furnish(inner, family); err != nil {
 			return made, fmt.Errorf("%s in the namespace: %w", family, err)
@@ -103,7 +100,7 @@ func (l *link) activated() error {
 	for deadline := time.Now().Add(soon); ; time.Sleep(least) {
 		silent := false
 		for _, h := range []*netlink.Handle{l.node, l.space.handle} {
-			at, err := h.LinkByName(l.name)
+			at, err := h.LinkByName(linkName)
 			if err != nil {
 				return err
 			}
@@ -113,7 +110,7 @@ func (l *link) activated() error {
 		case !silent:
 			return nil
 		case time.Now().After(deadline):
-			return fmt.Errorf("%s does not begin to send", l.name)
+			return fmt.Errorf("%s does not begin to send", linkName)
 		}
 	}
 }
@@ -122,17 +119,17 @@ func (l *link) activated() error {
 // leads elsewhere goes: to the namespace of an usher that has been killed, whose
 // connections the kernel has not done with.
 func (l *link) ends() (outer, inner netlink.Link, err error) {
-	if outer, err = find(l.node, l.name); err != nil {
+	if outer, err = find(l.node); err != nil {
 		return nil, nil, err
 	}
-	if inner, err = find(l.space.handle, l.name); err != nil {
+	if inner, err = find(l.space.handle); err != nil {
 		return nil, nil, err
 	}
 	switch {
 	case outer != nil && inner != nil && inner.Attrs().ParentIndex == outer.Attrs().Index:
 		return outer, inner, nil
 	case outer != nil:
-		if _, err := removeLink(l.node, l.name); err != nil {
+		if _, err := removeLink(l.node); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -145,16 +142,16 @@ func (l *link) ends() (outer, inner netlink.Link, err error) {
 // make makes the pair, down.
 func (l *link) make() (outer, inner netlink.Link, err error) {
 	err = l.node.LinkAdd(&netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: l.name, HardwareAddr: nodeEnd.mac},
-		PeerName:  l.name, PeerHardwareAddr: spaceEnd.mac, PeerNamespace: netlink.NsFd(l.space.file.Fd()),
+		LinkAttrs: netlink.LinkAttrs{Name: linkName, HardwareAddr: nodeEnd.mac},
+		PeerName:  linkName, PeerHardwareAddr: spaceEnd.mac, PeerNamespace: netlink.NsFd(l.space.file.Fd()),
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("making a pair of interfaces (veth): %w", err)
 	}
-	if outer, err = l.node.LinkByName(l.name); err != nil {
+	if outer, err = l.node.LinkByName(linkName); err != nil {
 		return nil, nil, err
 	}
-	if inner, err = l.space.handle.LinkByName(l.name); err != nil {
+	if inner, err = l.space.handle.LinkByName(linkName); err != nil {
 		return nil, nil, err
 	}
 	// Nor any address that the kernel makes by itself; without IPv6 it makes none.
@@ -221,14 +218,14 @@ func neighbour(from netlink.Link, to end, family portal.Family) *netlink.Neigh {
 		IP: to.gateway(family).AsSlice(), HardwareAddr: to.mac}
 }
 
-// find returns the link of that name, nil if there is none.
-func find(h *netlink.Handle, name string) (netlink.Link, error) {
-	l, err := h.LinkByName(name)
+// find returns an end of the link, nil if there is none.
+func find(h *netlink.Handle) (netlink.Link, error) {
+	l, err := h.LinkByName(linkName)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("looking for the interface %s: %w", name, err)
+		return nil, fmt.Errorf("looking for the interface %s: %w", linkName, err)
 	}
 	return l, nil
 }
@@ -236,17 +233,30 @@ func find(h *netlink.Handle, name string) (netlink.Link, error) {
 // errNotOurs is why an interface stays that only has the name.
 var errNotOurs = errors.New("it is not usher's")
 
+// findOurs returns the node's end of the link of this usher, or another one, nil if there
+// is none.
+func findOurs(node *netlink.Handle) (netlink.Link, error) {
+	outer, err := find(node)
+	if outer != nil && (outer.Type() != "veth" || outer.Attrs().HardwareAddr.String() != nodeEnd.mac.String()) {
+		return nil, fmt.Errorf("the interface %s is in the way: %w", linkName, errNotOurs)
+	}
+	return outer, err
+}
+
+// leads tells whether the link is one for that family too.
+func leads(node *netlink.Handle, outer netlink.Link, family portal.Family) (bool, error) {
+	all, err := node.NeighList(outer.Attrs().Index, number(family))
+	return slices.ContainsFunc(all, func(n netlink.Neigh) bool { return n.IP.Equal(spaceEnd.gateway(family).AsSlice()) }), err
+}
+
 // removeLink takes the link out, and says whether it was there.
-func removeLink(node *netlink.Handle, name string) (removed bool, err error) {
-	outer, err := find(node, name)
+func removeLink(node *netlink.Handle) (removed bool, err error) {
+	outer, err := findOurs(node)
 	if outer == nil || err != nil {
 		return false, err
 	}
-	if outer.Type() != "veth" || outer.Attrs().HardwareAddr.String() != nodeEnd.mac.String() {
-		return false, fmt.Errorf("the interface %s is in the way: %w", name, errNotOurs)
-	}
 	if err := node.LinkDel(outer); err != nil && !errors.Is(err, unix.ENODEV) {
-		return false, fmt.Errorf("removing the interface %s: %w", name, err)
+		return false, fmt.Errorf("removing the interface %s: %w", linkName, err)
 	}
 	return true, nil
 }

@@ -20,19 +20,22 @@ import (
 var errNever = errors.New("--address-namespace=never")
 
 // choosePlaces finds out of which families VIPs can be in a space of their own, and makes
-// that, by trying it. Nothing of it stays on the node.
+// that, by trying it. Nothing of it stays on the node. Where an usher has a link already,
+// what it leads works: that is not tried, and goes on without a break.
 func (p *addressPortal) choosePlaces() error {
 	how := p.opts.AddressNamespace
-	var err error
-	if how == "" || how == portal.AddressNamespaces[2] {
-		err = errNever
-	} else if err = p.makeSpace(); err != nil && how != portal.AddressNamespaces[0] {
-		return err
+	auto := how == portal.AddressNamespaces[0]
+	var before netlink.Link
+	err := errNever
+	if auto || how == portal.AddressNamespaces[1] {
+		if before, err = p.makeSpace(); err != nil && !auto {
+			return err
+		}
 	}
 	for _, family := range portal.Families {
 		p.onNode[family] = err
 	}
-	if p.link == nil {
+	if err != nil {
 		return nil
 	}
 	table, err := p.routes.Table()
@@ -40,37 +43,58 @@ func (p *addressPortal) choosePlaces() error {
 		return err
 	}
 	p.others = table.Others
-	trial := link{node: p.link.node, space: p.link.space, name: trialName}
 	for _, family := range portal.Families {
-		var err error
-		if how == portal.AddressNamespaces[0] {
-			if err = p.held(family); err == nil {
-				err = trial.try(family, p.routes)
-			}
-		} else {
-			_, err = trial.connect([]portal.Family{family})
-		}
-		p.onNode[family] = err
+		p.onNode[family] = p.tryFamily(family, before, auto)
 	}
-	if trial.index != 0 {
-		_, err = removeLink(trial.node, trialName)
+	if before == nil {
+		_, err = removeWay()
+	}
+	if len(p.families()) == 0 {
+		p.link.node.Close()
+		p.link.space.close()
+		p.link = nil
 	}
 	return err
 }
 
-// makeSpace makes a space, to which nothing leads yet.
-func (p *addressPortal) makeSpace() error {
+// tryFamily returns why VIPs of a family cannot be in the space.
+func (p *addressPortal) tryFamily(family portal.Family, before netlink.Link, auto bool) error {
+	switch {
+	case before != nil && auto:
+		leads, err := leads(p.link.node, before, family)
+		if err == nil && !leads {
+			err = fmt.Errorf("the usher before has %s without %s", linkName, family)
+		}
+		return err
+	case before != nil:
+		return nil
+	case auto:
+		if err := p.held(family); err != nil {
+			return err
+		}
+		return p.link.try(family, p.routes)
+	}
+	_, err := p.link.connect([]portal.Family{family})
+	return err
+}
+
+// makeSpace makes a space, to which nothing leads yet, and returns the node's end of the
+// link of another usher, nil if there is none.
+func (p *addressPortal) makeSpace() (before netlink.Link, err error) {
 	node, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s, err := makeSpace()
+	var s *space
+	if before, err = findOurs(node); err == nil {
+		s, err = makeSpace()
+	}
 	if err != nil {
 		node.Close()
-		return err
+		return nil, err
 	}
-	p.link = &link{node: node, space: s, name: linkName}
-	return nil
+	p.link = &link{node: node, space: s}
+	return before, nil
 }
 
 // held returns an error if somebody serves, or still has connections, at VIPs that are
@@ -134,6 +158,9 @@ func (p *addressPortal) place(vip netip.Addr) (apart bool) {
 
 // route makes a VIP local, in the space or on the node.
 func (p *addressPortal) route(vip netip.Addr, apart bool) error {
+	if apart && p.link.index == 0 {
+		return fmt.Errorf("there is no interface %s that leads to it", linkName)
+	}
 	if apart {
 		return p.routes.Lead(vip, p.link.index, spaceEnd.gateway(portal.FamilyOf(vip)))
 	}
@@ -181,7 +208,7 @@ func (p *addressPortal) keepWay() (changed []string, err error) {
 		changed = append(changed, "the link "+linkName)
 	}
 	for _, family := range families {
-		made, err2 := exempt(family, linkName)
+		made, err2 := exempt(family)
 		if made {
 			changed = append(changed, fmt.Sprintf("the nftables table %s for %s", exemptTable, family))
 		}
@@ -200,7 +227,7 @@ func removeWay() (removed []string, err error) {
 		return nil, err
 	}
 	defer node.Close()
-	was, err := removeLink(node, linkName)
+	was, err := removeLink(node)
 	if errors.Is(err, errNotOurs) {
 		err = nil
 	}

@@ -161,6 +161,37 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		Expect(n.Check(second)).To(BeZero())
 	})
 
+	It("goes on where one works, whatever the trial would say, and is one that the firewall's rules for usher0 let through", func() {
+		n.Node.Sh(`nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; }
+			add rule inet f c iifname usher0 accept; add rule inet f c oifname usher0 accept'`)
+		p := n.Open(Mode, auto)
+		Expect(p.(*addressPortal).families()).To(HaveLen(2))
+		n.Publish(p, "web", Web4, Web6)
+		Expect(n.Pod.Ask(Web4)).To(HavePrefix("web"))
+		n.Node.Sh("nft delete chain inet f c; nft add chain inet f c '{ type filter hook forward priority 0; policy drop; }'")
+		before := n.Node.State()
+		Expect(n.Open(Mode, auto).(*addressPortal).families()).To(HaveLen(2))
+		Expect(n.Node.State()).To(Equal(before))
+	})
+
+	It("says so when somebody else has the name of its interface, and leads nothing there", func() {
+		p := n.Open(Mode, auto)
+		n.Node.Sh("ip link add usher0 type veth peer name other")
+		n.Node.Do(func() {
+			Expect(p.Apply(Background, []portal.Rule{Redirect(Web4, 80)}, nil)).To(MatchError(ContainSubstring("usher0 is in the way")))
+		})
+		Expect(ours()).To(BeEmpty())
+		n.Node.Sh("ip link del usher0")
+		n.Publish(p, "web", Web4)
+		Expect(outside.Ask(Web4)).To(HavePrefix("web"))
+	})
+
+	It("is on the node where others translate addresses before it can keep them", func() {
+		n.Node.Sh("nft 'add table ip nat; add chain ip nat early { type nat hook postrouting priority 0; }; add rule ip nat early oifname usher0 snat to 10.1.0.1'")
+		Expect(n.Open(Mode, auto).(*addressPortal).families()).To(Equal([]portal.Family{portal.IPv6}))
+		Expect(n.Node.Sh("nft list tables")).NotTo(ContainSubstring("usher"))
+	})
+
 	It("makes another when the one before is not to be had, and takes its place", func() {
 		n.Publish(n.Open(Mode, auto), "first", Web4, To(portal.TCP, VIP4, 81))
 		p := n.Open(Mode, auto)
@@ -251,7 +282,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		Entry("a rule that drops what is forwarded", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; policy drop; }'", "a rule for FORWARD?"),
 		Entry("a rule that rejects what is forwarded", "nft 'add table inet f; add chain inet f c { type filter hook forward priority 0; }; add rule inet f c reject with tcp reset'", "a rule for FORWARD?"),
 		Entry("a rule that rejects what the node sends", "nft 'add table inet f; add chain inet f c { type filter hook output priority 0; }; add rule inet f c oifname \"usher*\" reject'", "a process of this node does not reach a VIP there"),
-		Entry("the name taken", "ip link add usher-try type veth peer name other", "usher-try is in the way"),
+		Entry("the name taken", "ip link add usher0 type veth peer name other", "usher0 is in the way"),
 	)
 
 	It("names who clashes", func() {
@@ -272,6 +303,7 @@ var _ = Describe("portal address, in a network namespace of its own", func() {
 		Expect(held.(*addressPortal).families()).To(Equal([]portal.Family{portal.IPv6}))
 		n.Apply(held, nil, nil)
 		Expect(ours()).To(BeEmpty())
+		n.Node.Sh("ip link del usher0")
 		Expect(n.Open(Mode, auto).(*addressPortal).families()).To(HaveLen(2))
 	})
 

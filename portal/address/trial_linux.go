@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -32,7 +31,7 @@ const (
 
 // try finds out whether VIPs of a family can be in the space: whether what others, and the
 // node, send to them gets there over the link, and the answer back, as the sender expects
-// it. It leaves nothing on the node but the link.
+// it. It leaves the link on the node, and the exemption.
 func (l *link) try(family portal.Family, routes *kernel.Routes) error {
 	if err := forwards(family); err != nil {
 		return err
@@ -40,7 +39,7 @@ func (l *link) try(family portal.Family, routes *kernel.Routes) error {
 	if _, err := l.connect([]portal.Family{family}); err != nil {
 		return err
 	}
-	if err := tryExempting(family); err != nil {
+	if _, err := exempt(family); err != nil {
 		return err
 	}
 	vip, client := trialVIPs[family], trialClients[family]
@@ -75,17 +74,6 @@ func forwards(family portal.Family) error {
 		return fmt.Errorf("this node does not forward packets to them: %s is 0", setting)
 	}
 	return nil // or it will be found out
-}
-
-// tryExempting finds out whether clients' addresses can be kept where they have to be.
-func tryExempting(family portal.Family) error {
-	before, _ := listChains()
-	made, err := exempt(family, trialName)
-	if made && !slices.ContainsFunc(before, isExemption) {
-		_, err2 := removeExemptions()
-		err = errors.Join(err, err2)
-	}
-	return err
 }
 
 // sourceTo returns the address that a process of this node comes to vip from.
