@@ -4,6 +4,7 @@ import (
 	"errors"
 	"iter"
 	"os"
+	"strings"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
@@ -12,11 +13,34 @@ import (
 // Inherit makes listeners use the sockets of a predecessor. It takes those that it
 // uses out of sockets. It is called before the first Apply.
 func (p *Proxy) Inherit(sockets map[string]*os.File) {
-	if s, ok := p.Portal.(portal.Settler); ok && sockets[namespaceName] != nil {
-		s.Settle(sockets[namespaceName])
-		delete(sockets, namespaceName)
+	if !p.settle(sockets[namespaceName]) {
+		for name, file := range sockets { // those in it would be taken for such in this portal's own
+			if strings.HasSuffix(name, namespaceName) && name != namespaceName {
+				file.Close()
+				delete(sockets, name)
+			}
+		}
 	}
+	delete(sockets, namespaceName)
 	p.node.Inherited = sockets
+}
+
+// settle makes the portal use that namespace, and tells whether it does. It closes file.
+func (p *Proxy) settle(file *os.File) bool {
+	s, ok := p.Portal.(portal.Settler)
+	if file == nil || !ok {
+		file.Close()
+		return false
+	}
+	that, err := file.Stat() // before it is closed
+	s.Settle(file)
+	is := s.Namespace()
+	if err != nil || is == nil {
+		return false
+	}
+	defer is.Close()
+	this, err := is.Stat()
+	return err == nil && os.SameFile(this, that)
 }
 
 // namespaceName is the name of the portal's network namespace in a handover.

@@ -1,0 +1,26 @@
+package proxy
+
+import (
+	"os"
+	"testing"
+
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/proxy/frontend"
+)
+
+// TestInheritNamespace expects that sockets in the namespace of a predecessor are not used
+// without that.
+func TestInheritNamespace(t *testing.T) {
+	g := NewWithT(t)
+	sockets := map[string]*os.File{}
+	for _, name := range []string{"tcp 10.96.0.10:80", "tcp 10.96.0.10:80 in " + namespaceName, namespaceName} {
+		file, err := os.Open(os.DevNull)
+		g.Expect(err).NotTo(HaveOccurred())
+		defer file.Close()
+		sockets[name] = file
+	}
+	p := &Proxy{node: &frontend.Node{}}
+	p.Inherit(sockets)
+	g.Expect(p.node.Inherited).To(And(HaveLen(1), HaveKey("tcp 10.96.0.10:80")))
+}
