@@ -1,12 +1,10 @@
 package address
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"runtime"
 
 	"github.com/vishvananda/netlink"
@@ -28,9 +26,8 @@ type space struct {
 	jobs   chan func()
 }
 
-// makeSpace makes one, with the settings for TCP of the calling thread's namespace.
+// makeSpace makes one.
 func makeSpace() (*space, error) {
-	settings := tcpSettings()
 	s, err := enter(func() (*os.File, error) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			if has, err2 := kernel.Capabilities(); err2 == nil && has&(1<<unix.CAP_SYS_ADMIN) == 0 {
@@ -43,7 +40,6 @@ func makeSpace() (*space, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.do(func() { tuneTCP(settings) })
 	if err := s.setUp(); err != nil {
 		s.close()
 		return nil, err
@@ -158,26 +154,4 @@ func number(family portal.Family) int {
 		return netlink.FAMILY_V6
 	}
 	return netlink.FAMILY_V4
-}
-
-// tcpSettings returns what the administrator may have chosen for TCP on the node, by file.
-func tcpSettings() map[string][]byte {
-	settings := map[string][]byte{}
-	files, _ := filepath.Glob("/proc/sys/net/ipv4/tcp_*") // the pattern is right
-	for _, name := range append(files, "/proc/sys/net/core/somaxconn", "/proc/sys/net/ipv4/ip_default_ttl") {
-		if value, err := os.ReadFile(name); err == nil {
-			settings[name] = value
-		}
-	}
-	return settings
-}
-
-// tuneTCP makes the settings those of the calling thread's namespace, as far as there are
-// such and /proc/sys may be written, which in a container it often may not.
-func tuneTCP(settings map[string][]byte) {
-	for name, value := range settings {
-		if now, err := os.ReadFile(name); err == nil && !bytes.Equal(now, value) {
-			_ = os.WriteFile(name, value, 0)
-		}
-	}
 }
