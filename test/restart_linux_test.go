@@ -125,7 +125,7 @@ func restartSpecs(portal string) {
 		Expect(answer.Mode).To(Equal(mode))
 		Expect(answer.LastApplied).To(BeTemporally("~", time.Now(), 20*time.Second))
 		Expect(answer.Rules).To(HaveLen(3))
-		if portal != "address" {
+		if mode != "address" {
 			Expect(answer.Parts).To(And(HaveLen(5+3), HaveEach(HaveField("State", "ok"))))
 			Expect(string(portals().Out.Contents())).To(MatchRegexp(`(?m)^STATE +FAMILY +FOR CLIENTS' OWN ADDRESSES +WHAT\n(?:.*\n)*ok +IPv4 +routing rule 115 +115: from all fwmark 0x1001/0x1001 lookup 117117$`))
 		}
