@@ -3,11 +3,11 @@ package frontend
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
@@ -105,7 +105,7 @@ func (c *Client) Header(v *View) []byte {
 func (c *Client) Origin(to *balance.Endpoint) netip.AddrPort {
 	o := portal.Origin{Seen: portal.SeenHeader}
 	// Who may annotate a Service may name its load balancers, but not thereby be whom he likes.
-	if c.Via == nil || kernel.ContainsAddr(c.Front.LoadBalancers, c.Via.Addr()) {
+	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {
 		o = c.Front.Origin(c.From.Addr(), c.reached(), to.Endpoint)
 	}
 	c.seen, c.unprobed = o.Seen, o.Seen.Client() && !o.Here
