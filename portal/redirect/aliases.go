@@ -1,7 +1,9 @@
 package redirect
 
 import (
+	"bytes"
 	"cmp"
+	"net"
 	"net/netip"
 	"slices"
 )
@@ -11,22 +13,22 @@ type Alias struct{ Of, As netip.Prefix }
 
 // aliasOf returns the alias of an address: what room begins with, and the rest of the address.
 func aliasOf(addr netip.Addr, room netip.Prefix) netip.Addr {
-	alias, from := room.Masked().Addr().AsSlice(), addr.AsSlice()
-	for i := range alias {
-		alias[i] |= from[i] & (0xff >> min(8, max(0, room.Bits()-8*i)))
+	return begun(room, addr.AsSlice())
+}
+
+// begun returns the address that begins as p does and goes on as rest.
+func begun(p netip.Prefix, rest []byte) netip.Addr {
+	addr, mask := p.Addr().AsSlice(), net.CIDRMask(p.Bits(), p.Addr().BitLen())
+	for i := range addr {
+		addr[i] = addr[i]&mask[i] | rest[i]&^mask[i]
 	}
-	a, _ := netip.AddrFromSlice(alias)
+	a, _ := netip.AddrFromSlice(addr)
 	return a
 }
 
 // LastOf returns the last address in p.
 func LastOf(p netip.Prefix) netip.Addr {
-	last := p.Masked().Addr().AsSlice()
-	for i := range last {
-		last[i] |= 0xff >> min(8, max(0, p.Bits()-8*i))
-	}
-	a, _ := netip.AddrFromSlice(last)
-	return a
+	return begun(p, bytes.Repeat([]byte{0xff}, p.Addr().BitLen()/8))
 }
 
 // aliases returns the aliases in room of those networks that have some. Where two would
