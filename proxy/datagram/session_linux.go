@@ -119,7 +119,7 @@ func (s *session) dial(to *balance.Endpoint) (int, error) {
 	if s.Front.LeadsBack(config.UDP, to.Addr) {
 		return -1, frontend.ErrLeadsBack
 	}
-	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), s.Origin(to), to.Addr)
+	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), s.Origin(&s.search.Search, to), to.Addr)
 	if err == nil && s.hops > 0 {
 		_ = forward.SetHops(fd, to.Addr.Addr(), int(s.hops)) // or what comes back here has the whole limit again
 	}
@@ -271,7 +271,7 @@ func (s *session) touch() {
 func (s *session) answered() {
 	now := s.socket.loop.clock()
 	s.search.Answered(now)
-	s.Witness(s.endpoint.Addr, func() (netip.AddrPort, error) { return forward.LocalAddr(s.fd) })
+	s.Witness(now, s.endpoint.Addr, func() (netip.AddrPort, error) { return forward.LocalAddr(s.fd) })
 	s.Established(now, s.endpoint)
 	s.stopSearching()
 }

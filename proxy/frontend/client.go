@@ -26,10 +26,7 @@ type Client struct {
 	Began time.Time
 	Life  *trace.Life // from the first event on
 
-	// Of the endpoint that is being tried, or was the last: whom it sees, and whether a
-	// probe is like that.
-	seen     portal.Seen
-	unprobed bool
+	seen portal.Seen // by the endpoint that is being tried, or was the last
 }
 
 // Why a client is not admitted.
@@ -101,27 +98,19 @@ func (c *Client) Header(v *View) []byte {
 
 // Origin returns the address to connect to an endpoint from, once the client is admitted, so
 // that it sees the client's own where that can be. If it is not valid, the kernel picks
-// one of the node.
-func (c *Client) Origin(to *balance.Endpoint) netip.AddrPort {
+// one of the node. The search is told what that means for the endpoint if it fails: a
+// probe, which comes from the node, proves nothing of one on another node that sees its clients, since
+// a NetworkPolicy may let some of those in, and the nodes not.
+func (c *Client) Origin(s *search.Search, to *balance.Endpoint) netip.AddrPort {
 	o := portal.Origin{Seen: portal.SeenHeader}
 	// Who may annotate a Service may name its load balancers, but not thereby be whom he likes.
 	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {
 		o = c.Front.Origin(c.From.Addr(), c.reached(), to.Endpoint)
 	}
-	c.seen, c.unprobed = o.Seen, o.Seen.Client() && !o.Here
+	c.seen = o.Seen
+	s.AsClient, s.Quarantine = o.Seen.Client(), c.Front.Quarantine()
+	s.Quarantine.Probed = s.Quarantine.Probed && (o.Here || !s.AsClient)
 	return o.Bind
-}
-
-// SeenItself reports whether the endpoint that Origin was last asked for sees the client.
-func (c *Client) SeenItself() bool { return c.seen.Client() }
-
-// Quarantine returns what goes for the endpoint that Origin was last asked for. A probe, which
-// comes from the node, proves nothing of one on another node that sees its clients: a
-// NetworkPolicy may let some of those in, and the nodes not.
-func (c *Client) Quarantine() balance.Quarantine {
-	q := c.Front.Quarantine()
-	q.Probed = q.Probed && !c.unprobed
-	return q
 }
 
 // NewSearch returns the client's search for an endpoint.

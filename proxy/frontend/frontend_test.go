@@ -16,6 +16,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/budget"
+	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -171,11 +172,11 @@ func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T
 	} {
 		via := netip.MustParseAddrPort("10.0.0.1:1")
 		c := &Client{Front: f, From: netip.AddrPortFrom(netip.MustParseAddr(from), 1), Via: &via, To: netip.MustParseAddrPort("192.0.2.10:80")}
-		bind := c.Origin(f.View().All[0])
+		bind := c.Origin(new(search.Search), f.View().All[0])
 		NewWithT(t).Expect(c.seen).To(Equal(want), from)
 		NewWithT(t).Expect(bind.IsValid()).To(Equal(want == portal.SeenClient), from)
 		via = netip.MustParseAddrPort("10.0.1.1:1") // which only the Service names
-		NewWithT(t).Expect(c.Origin(f.View().All[0]).IsValid()).To(BeFalse())
+		NewWithT(t).Expect(c.Origin(new(search.Search), f.View().All[0]).IsValid()).To(BeFalse())
 		NewWithT(t).Expect(c.seen).To(Equal(portal.SeenHeader), from)
 	}
 }

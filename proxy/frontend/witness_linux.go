@@ -29,13 +29,13 @@ const (
 	witnessMost  = 16               // addresses that are remembered
 )
 
-// Witness is called when the client is connected to an endpoint. local tells from where;
+// Witness is called when the client is connected to an endpoint, at now. local tells from where;
 // it is asked before Witness returns.
-func (c *Client) Witness(to netip.AddrPort, local func() (netip.AddrPort, error)) {
+func (c *Client) Witness(now time.Time, to netip.AddrPort, local func() (netip.AddrPort, error)) {
 	if !c.seen.Client() {
 		return
 	}
-	w, now := &c.Front.witness, time.Now()
+	w := &c.Front.witness
 	next := w.next.Load()
 	if now.UnixNano() < next || !w.next.CompareAndSwap(next, now.Add(witnessEvery).UnixNano()) {
 		return

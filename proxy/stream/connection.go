@@ -178,8 +178,7 @@ func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, error) {
 			}
 			continue
 		}
-		forward, err := c.attempt(ctx, step, dial)
-		s.Quarantine, s.AsClient = c.Quarantine(), c.SeenItself()
+		forward, err := c.attempt(ctx, &s, step, dial)
 		switch now := time.Now(); {
 		case err == nil:
 			s.Answered(now)
@@ -194,13 +193,13 @@ func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, error) {
 }
 
 // attempt makes one attempt, and gives up when its time is over.
-func (c *connection) attempt(ctx context.Context, step search.Step, dial dialer) (forwarder, error) {
+func (c *connection) attempt(ctx context.Context, s *search.Search, step search.Step, dial dialer) (forwarder, error) {
 	if c.Front.LeadsBack(c.Front.Protocol, step.Endpoint.Addr) {
 		return nil, frontend.ErrLeadsBack
 	}
 	ctx, cancel := context.WithTimeout(ctx, step.For)
 	defer cancel()
-	return dial(ctx, c.Origin(step.Endpoint), step.Endpoint.Endpoint)
+	return dial(ctx, c.Origin(s, step.Endpoint), step.Endpoint.Endpoint)
 }
 
 // wait returns after d, or sooner if changed is closed or ctx ends.

@@ -237,9 +237,7 @@ func (w *waiting) next() {
 		}
 		w.endpoint = step.Endpoint
 		if !c.Front.LeadsBack(config.TCP, w.endpoint.Addr) {
-			from := c.Origin(w.endpoint)
-			w.search.Quarantine, w.search.AsClient = c.Quarantine(), c.SeenItself()
-			w.loop.Connect(from, w.endpoint.Addr, w.data, step.For, w.dialed)
+			w.loop.Connect(c.Origin(&w.search, w.endpoint), w.endpoint.Addr, w.data, step.For, w.dialed)
 			return
 		}
 		w.search.Failed(time.Now(), frontend.ErrLeadsBack)
@@ -253,7 +251,7 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 	switch {
 	case err == nil:
 		w.search.Answered(now)
-		c.Witness(w.endpoint.Addr, d.LocalAddr)
+		c.Witness(now, w.endpoint.Addr, d.LocalAddr)
 		c.establish(now, w.endpoint)
 		w.Preface = c.Header(c.Front.View())
 		c.flowing(w.loop.Forward(&w.Client, d, c.limits(), c.forwarded))
