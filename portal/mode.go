@@ -230,6 +230,17 @@ const (
 	StateExtra   State = "extra"   // installed, and not wanted
 )
 
+// StateOf returns the state of what is wanted, if it is there, and as it should be.
+func StateOf(there, same bool) State {
+	switch {
+	case !there:
+		return StateMissing
+	case !same:
+		return StateDiffers
+	}
+	return StateOK
+}
+
 // Comparison is a rule that is wanted, installed, or both.
 type Comparison struct {
 	// Mode is that of the portal that wants the rule or, if it is extra, of the

@@ -3,9 +3,7 @@ package address
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -28,15 +26,16 @@ var errCannotExempt = errors.New("this node translates addresses (iptables -t na
 // exempt makes sure that clients keep their addresses over the link, where something may
 // translate them. It says whether it had to do something.
 func exempt(family portal.Family) (made bool, err error) {
+	others, _ := kernel.LegacyNAT(family) // what cannot be seen is none
 	chains, err := listChains()
 	if err != nil {
-		if legacyNAT(family) {
+		if others {
 			return false, fmt.Errorf("%w: %w", errCannotExempt, err)
 		}
 		return false, nil // no nf_tables
 	}
 	kind := kernel.NFTFamily(family)
-	others, there := legacyNAT(family), false
+	there := false
 	for _, c := range chains {
 		ours := isExemption(c) && c.Table.Family == kind
 		translates := c.Type == nftables.ChainTypeNAT && c.Hooknum != nil && *c.Hooknum == *nftables.ChainHookPostrouting
@@ -75,15 +74,12 @@ func isExemption(c *nftables.Chain) bool { return c.Table.Name == exemptTable }
 func keepSource(family portal.Family) []expr.Any {
 	name := make([]byte, unix.IFNAMSIZ)
 	copy(name, linkName)
-	offset, length, number := uint32(12), uint32(4), uint32(unix.NFPROTO_IPV4) // of the source in the header
-	if family.Is6() {
-		offset, length, number = 8, 16, unix.NFPROTO_IPV6
-	}
+	length, offset := kernel.AddrIn(family.Is6(), true)
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
-		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: number, RegAddrMin: 1},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(kernel.NFTFamily(family)), RegAddrMin: 1},
 	}
 }
 
@@ -93,17 +89,6 @@ func listChains() ([]*nftables.Chain, error) {
 		return nil, err
 	}
 	return conn.ListChains()
-}
-
-// legacyNAT reports whether the older variant of iptables translates here, as far as that
-// can be seen.
-func legacyNAT(family portal.Family) bool {
-	name := "ip_tables_names"
-	if family.Is6() {
-		name = "ip6_tables_names"
-	}
-	tables, _ := os.ReadFile("/proc/thread-self/net/" + name) // none where there is no such file
-	return slices.Contains(strings.Fields(string(tables)), "nat")
 }
 
 // removeExemptions takes the tables of both families out, and says which there were.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 )
 
 // linkName is what the node's end of the link is called, and the other end too.
@@ -186,8 +187,8 @@ func (l *link) mtu() int {
 // out there.
 func (l *link) furnish(inner netlink.Link, family portal.Family) error {
 	h, index := l.space.handle, inner.Attrs().Index
-	out := &netlink.Route{Family: number(family), LinkIndex: index, Table: outwards}
-	there, err := h.RouteListFiltered(number(family), out, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+	out := &netlink.Route{Family: kernel.NetlinkFamily(family), LinkIndex: index, Table: outwards}
+	there, err := h.RouteListFiltered(kernel.NetlinkFamily(family), out, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 	if err != nil && !errors.Is(err, unix.ENOENT) || len(there) > 0 { // there is no such table yet
 		return err
 	}
@@ -198,7 +199,7 @@ func (l *link) furnish(inner netlink.Link, family portal.Family) error {
 	if err != nil {
 		return err
 	}
-	everything := &net.IPNet{IP: family.Any().AsSlice(), Mask: net.CIDRMask(0, family.Any().BitLen())}
+	everything := kernel.Everywhere(family)
 	here := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: everything, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
 	// The kernel takes no gateway that is local, as everything is; with IPv6 it goes by
 	// addresses only.
@@ -214,7 +215,7 @@ func (l *link) furnish(inner netlink.Link, family portal.Family) error {
 
 // neighbour says where an end is, as seen from the other one.
 func neighbour(from netlink.Link, to end, family portal.Family) *netlink.Neigh {
-	return &netlink.Neigh{LinkIndex: from.Attrs().Index, Family: number(family), State: netlink.NUD_PERMANENT,
+	return &netlink.Neigh{LinkIndex: from.Attrs().Index, Family: kernel.NetlinkFamily(family), State: netlink.NUD_PERMANENT,
 		IP: to.gateway(family).AsSlice(), HardwareAddr: to.mac}
 }
 
@@ -245,7 +246,7 @@ func findOurs(node *netlink.Handle) (netlink.Link, error) {
 
 // leads tells whether the link is one for that family too.
 func leads(node *netlink.Handle, outer netlink.Link, family portal.Family) (bool, error) {
-	all, err := node.NeighList(outer.Attrs().Index, number(family))
+	all, err := node.NeighList(outer.Attrs().Index, kernel.NetlinkFamily(family))
 	return slices.ContainsFunc(all, func(n netlink.Neigh) bool { return n.IP.Equal(spaceEnd.gateway(family).AsSlice()) }), err
 }
 

@@ -2,7 +2,6 @@ package address
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"runtime"
@@ -123,12 +122,12 @@ func (s *space) setUp() error {
 		return fmt.Errorf("bringing lo up in the namespace: %w", err)
 	}
 	// Without IPv6 there are no VIPs of it: see link.furnish.
-	_ = s.handle.AddrAdd(lo, &netlink.Addr{IPNet: whole(icmpSource), Flags: unix.IFA_F_NODAD})
+	_ = s.handle.AddrAdd(lo, &netlink.Addr{IPNet: kernel.Alone(icmpSource), Flags: unix.IFA_F_NODAD})
 	for _, family := range portal.Families {
 		out, local, first := netlink.NewRule(), netlink.NewRule(), netlink.NewRule()
-		out.Family, out.Priority, out.IifName, out.Table = number(family), 1, "lo", outwards
-		local.Family, local.Priority, local.Table = number(family), 2, unix.RT_TABLE_LOCAL
-		first.Family, first.Priority, first.Table = number(family), 0, unix.RT_TABLE_LOCAL
+		out.Family, out.Priority, out.IifName, out.Table = kernel.NetlinkFamily(family), 1, "lo", outwards
+		local.Family, local.Priority, local.Table = kernel.NetlinkFamily(family), 2, unix.RT_TABLE_LOCAL
+		first.Family, first.Priority, first.Table = kernel.NetlinkFamily(family), 0, unix.RT_TABLE_LOCAL
 		err := s.handle.RuleAdd(out)
 		if err == nil {
 			err = s.handle.RuleAdd(local)
@@ -141,17 +140,4 @@ func (s *space) setUp() error {
 		}
 	}
 	return nil
-}
-
-// whole is the network that addr is alone in.
-func whole(addr netip.Addr) *net.IPNet {
-	return &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())}
-}
-
-// number is a family's.
-func number(family portal.Family) int {
-	if family.Is6() {
-		return netlink.FAMILY_V6
-	}
-	return netlink.FAMILY_V4
 }

@@ -49,7 +49,7 @@ func (l *link) try(family portal.Family, routes *kernel.Routes) error {
 		}
 		defer routes.Unlead(addr)
 	}
-	if from := sourceTo(vip); !from.IsGlobalUnicast() {
+	if from, _ := kernel.SourceTo(netip.AddrPortFrom(vip, trialPort)); !from.IsGlobalUnicast() {
 		return fmt.Errorf("this node has no address of %s that its processes would come from", family)
 	}
 	if err := l.reaches(vip, netip.Addr{}); err != nil {
@@ -74,16 +74,6 @@ func forwards(family portal.Family) error {
 		return fmt.Errorf("this node does not forward packets to them: %s is 0", setting)
 	}
 	return nil // or it will be found out
-}
-
-// sourceTo returns the address that a process of this node comes to vip from.
-func sourceTo(vip netip.Addr) netip.Addr {
-	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(vip, 9))) // sends nothing
-	if err != nil {
-		return netip.Addr{}
-	}
-	defer conn.Close()
-	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
 }
 
 // reaches expects that a connection to a VIP gets there, and that who has it there sees whom

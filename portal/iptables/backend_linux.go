@@ -258,15 +258,10 @@ func (f *backend) Answers() func(context.Context) ([]portal.Part, error) {
 			}
 			for _, jump := range want[name].jumps {
 				chain := jump.spec.jump
-				part := portal.Part{Family: f.family, Name: "chain " + chain + " of table " + name, State: portal.StateOK, Text: redirect.Joined(want[name].chains[chain])}
 				specs, there := have.chains[chain]
-				switch {
-				case !there || !slices.ContainsFunc(have.jumps, func(h foundJump) bool { return h.chain == jump.chain && h.spec == jump.spec }):
-					part.State = portal.StateMissing
-				case !slices.Equal(specs, want[name].chains[chain]):
-					part.State = portal.StateDiffers
-				}
-				parts = append(parts, part)
+				there = there && slices.ContainsFunc(have.jumps, func(h foundJump) bool { return h.chain == jump.chain && h.spec == jump.spec })
+				parts = append(parts, portal.Part{Family: f.family, Name: "chain " + chain + " of table " + name,
+					State: portal.StateOf(there, slices.Equal(specs, want[name].chains[chain])), Text: redirect.Joined(want[name].chains[chain])})
 			}
 		}
 		return parts, nil

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"net/netip"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -157,16 +155,10 @@ func overlooked(ctx context.Context, opts portal.Options) error {
 	}
 	var errs []error
 	for _, family := range portal.Families {
-		v, file := variant{suffix: "legacy"}, "ip_tables_names"
-		if family.Is6() {
-			file = "ip6_tables_names"
-		}
-		names, err := os.ReadFile("/proc/thread-self/net/" + file)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
-		if !legacy && slices.Contains(strings.Fields(string(names)), tableNAT) {
-			errs = append(errs, fmt.Errorf("the %s table %s of the legacy iptables is in use, and no %s is installed to look into it", family, tableNAT, v.command(family.Is6(), "")))
+		inUse, err := kernel.LegacyNAT(family)
+		errs = append(errs, err)
+		if !legacy && inUse {
+			errs = append(errs, fmt.Errorf("the %s table %s of the legacy iptables is in use, and no %s is installed to look into it", family, tableNAT, variant{suffix: "legacy"}.command(family.Is6(), "")))
 		}
 		if chain := nftChainOfIPTables(family); !nft && chain != "" {
 			errs = append(errs, fmt.Errorf("there is the %s chain %s, and no %s is installed to remove it", family, chain, variant{suffix: "nft"}.command(family.Is6(), "")))

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"syscall"
 
@@ -42,7 +41,7 @@ const (
 func answerRules(family portal.Family, mark uint32) []*netlink.Rule {
 	rule := func(priority int, mark uint32) *netlink.Rule {
 		r := netlink.NewRule()
-		r.Family, r.Priority, r.Protocol = netlinkFamily(family), priority, RouteProtocol
+		r.Family, r.Priority, r.Protocol = NetlinkFamily(family), priority, RouteProtocol
 		if r.Mark = mark; mark != 0 {
 			r.Mask = &mark
 		}
@@ -58,7 +57,7 @@ func answerRules(family portal.Family, mark uint32) []*netlink.Rule {
 // answerRoute returns the route in their table.
 func (r *Routes) answerRoute(family portal.Family) *netlink.Route {
 	route := r.route(family.Any())
-	route.Dst = &net.IPNet{IP: family.Any().AsSlice(), Mask: net.CIDRMask(0, family.Any().BitLen())}
+	route.Dst = Everywhere(family)
 	route.Table = answerTable
 	return route
 }
@@ -127,26 +126,20 @@ func CompareAnswers(family portal.Family, mark uint32) (parts []portal.Part, err
 		return nil, err
 	}
 	defer r.Close()
-	rules, err := r.handle.RuleList(netlinkFamily(family))
+	rules, err := r.handle.RuleList(NetlinkFamily(family))
 	if err != nil {
 		return nil, fmt.Errorf("listing the routing rules: %w", err)
 	}
-	routes, err := r.handle.RouteListFiltered(netlinkFamily(family), &netlink.Route{Table: answerTable}, netlink.RT_FILTER_TABLE)
+	routes, err := r.handle.RouteListFiltered(NetlinkFamily(family), &netlink.Route{Table: answerTable}, netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return nil, fmt.Errorf("listing the routes of table %d: %w", answerTable, err)
 	}
-	state := func(is bool) portal.State {
-		if is {
-			return portal.StateOK
-		}
-		return portal.StateMissing
-	}
 	there := slices.ContainsFunc(routes, func(route netlink.Route) bool { return route.Type == unix.RTN_LOCAL && route.LinkIndex == r.lo })
 	if mark != 0 {
-		parts = append(parts, portal.Part{Family: family, Name: answerRouteName, State: state(there), Text: "local default dev lo"})
+		parts = append(parts, portal.Part{Family: family, Name: answerRouteName, State: portal.StateOf(there, true), Text: "local default dev lo"})
 		for _, want := range answerRules(family, mark) {
 			i := slices.IndexFunc(rules, func(have netlink.Rule) bool { return ruleText(&have) == ruleText(want) })
-			parts = append(parts, portal.Part{Family: family, Name: ruleName(want), State: state(i >= 0), Text: ruleText(want)})
+			parts = append(parts, portal.Part{Family: family, Name: ruleName(want), State: portal.StateOf(i >= 0, true), Text: ruleText(want)})
 			if i >= 0 {
 				rules = slices.Delete(rules, i, i+1)
 			}
@@ -204,7 +197,7 @@ func ForgetAnswers(but uint32) (removed []string, err error) {
 	defer r.Close()
 	var errs []error
 	for _, family := range portal.Families {
-		rules, err := r.handle.RuleList(netlinkFamily(family))
+		rules, err := r.handle.RuleList(NetlinkFamily(family))
 		if err != nil {
 			errs = append(errs, fmt.Errorf("listing the routing rules: %w", err))
 			continue

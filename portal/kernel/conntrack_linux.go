@@ -36,7 +36,7 @@ func ForgetFlows(want map[portal.Target]int) error {
 		if filter.nodePorts {
 			filter.local = LocalPrefixes(family)
 		}
-		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(netlinkFamily(family)), filter); err != nil {
+		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(NetlinkFamily(family)), filter); err != nil {
 			return fmt.Errorf("deleting conntrack entries of UDP clients: %w", err)
 		}
 	}

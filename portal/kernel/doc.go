@@ -8,7 +8,9 @@
 //	routes_linux.go     routes that make addresses local: landings, and VIPs in mode address
 //	inuse_linux.go      which addresses connections have, from what /proc tells (procnet.go)
 //	listeners_linux.go  who listens on this node, by the names of processes
-//	freeports_linux.go  ports that listeners may have
+//	answers_linux.go    what leads answers to clients' own addresses here
+//	paths_linux.go      by which interface an address is reached, and whether directly
+//	freeports_linux.go  ports that listeners may have, and that clients have not (ports.go)
 //	watch_linux.go      changes by others, as the kernel tells of them
 //	nftables_linux.go   speaking to nf_tables, and what it tells of changes by others
 //	behind_linux.go     whether an address is behind an interface

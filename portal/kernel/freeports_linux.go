@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -22,9 +21,8 @@ type FreePorts struct {
 // NewFreePorts reads the range of the calling thread's network namespace.
 // Without it nothing is proposed.
 func NewFreePorts() *FreePorts {
-	var first, last int
-	text, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range") // or nothing is scanned
-	if _, err := fmt.Sscan(string(text), &first, &last); err != nil || first < 1 || last > 65535 {
+	local := LocalPorts()
+	if local.First == 0 {
 		return &FreePorts{}
 	}
 	reserved := reservedPorts()
@@ -32,7 +30,7 @@ func NewFreePorts() *FreePorts {
 	// The ports beside the first are those that the kernel prefers for listeners:
 	// for connections that it makes it prefers the others, and would have to
 	// search for long among ports in use.
-	for port := first + 1; port <= last; port += 2 {
+	for port := int(local.First) + 1; port <= int(local.Last); port += 2 {
 		if !slices.ContainsFunc(reserved, func(r portal.PortRange) bool { return r.First <= uint16(port) && uint16(port) <= r.Last }) {
 			f.ports = append(f.ports, uint16(port))
 		}

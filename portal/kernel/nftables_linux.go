@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -68,6 +71,33 @@ func NFTFamily(family portal.Family) nftables.TableFamily {
 		return nftables.TableFamilyIPv4
 	}
 	return nftables.TableFamilyIPv6
+}
+
+// LegacyNAT reports whether the legacy variant of iptables has its nat table here, as far as
+// that can be seen. It is no error if there is no such thing in the kernel.
+func LegacyNAT(family portal.Family) (bool, error) {
+	name := "ip_tables_names"
+	if family.Is6() {
+		name = "ip6_tables_names"
+	}
+	names, err := os.ReadFile("/proc/thread-self/net/" + name)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return slices.Contains(strings.Fields(string(names)), "nat"), err
+}
+
+// AddrIn returns where in the IP header an address is.
+func AddrIn(ip6, source bool) (size, offset uint32) {
+	switch {
+	case ip6 && source:
+		return 16, 8
+	case ip6:
+		return 16, 24
+	case source:
+		return 4, 12
+	}
+	return 4, 16
 }
 
 // OpenNFT returns a connection that is good for one transaction, or for reading.

@@ -149,37 +149,18 @@ func bridgeShown(bridge string, family portal.Family) bool {
 
 // BridgeNetworks returns the networks that bridges of this node have an address in.
 func BridgeNetworks(family portal.Family) (networks []netip.Prefix, err error) {
-	addrs, err := netlink.AddrList(nil, netlinkFamily(family))
+	addrs, err := netlink.AddrList(nil, NetlinkFamily(family))
 	if err != nil {
 		return nil, fmt.Errorf("listing the addresses: %w", err)
 	}
 	for _, a := range addrs {
-		addr, ok := netip.AddrFromSlice(a.IP)
-		ones, _ := a.Mask.Size()
-		if addr = addr.Unmap(); !ok || addr.IsLinkLocalUnicast() || ones == addr.BitLen() {
+		network := prefixOf(a.IPNet)
+		if network.Addr().IsLinkLocalUnicast() || network.IsSingleIP() {
 			continue
 		}
 		if link, err := netlink.LinkByIndex(a.LinkIndex); err == nil && link.Type() == "bridge" {
-			networks = append(networks, netip.PrefixFrom(addr, ones))
+			networks = append(networks, network)
 		}
 	}
 	return portal.PlainPrefixes(networks), nil
-}
-
-// PortsBelowLocal returns ports that hosts do not choose for their own connections: those
-// from 8192 on that are below net.ipv4.ip_local_port_range, which begins with 32768 unless
-// somebody has changed it here; elsewhere than on Linux that begins with 49152 (RFC 6335).
-func PortsBelowLocal() portal.PortRange {
-	ports := portal.PortRange{First: 8192, Last: 32767}
-	var first int
-	if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
-		_, _ = fmt.Sscan(string(text), &first)
-	}
-	if first == 0 || first > int(ports.Last) {
-		return ports
-	}
-	if ports.Last = uint16(first - 1); first < 16384 {
-		return portal.PortRange{} // too few
-	}
-	return ports
 }

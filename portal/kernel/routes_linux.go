@@ -88,7 +88,7 @@ func Land(landing netip.Addr) (made []string, err error) {
 func (r *Routes) route(addr netip.Addr) *netlink.Route {
 	return &netlink.Route{
 		LinkIndex: r.lo,
-		Dst:       &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())},
+		Dst:       Alone(addr),
 		Table:     unix.RT_TABLE_LOCAL,
 		Type:      unix.RTN_LOCAL,
 		Scope:     netlink.SCOPE_HOST,
@@ -137,7 +137,7 @@ func (r *Routes) Table() (t Table, err error) {
 		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL}
 		var routes []netlink.Route
 		for range 10 { // a dump that a change interrupts is incomplete
-			routes, err = r.handle.RouteListFiltered(netlinkFamily(family), filter, netlink.RT_FILTER_TABLE)
+			routes, err = r.handle.RouteListFiltered(NetlinkFamily(family), filter, netlink.RT_FILTER_TABLE)
 			if !errors.Is(err, netlink.ErrDumpInterrupted) {
 				break
 			}
@@ -149,13 +149,12 @@ func (r *Routes) Table() (t Table, err error) {
 			if route.Dst == nil {
 				continue
 			}
-			addr, _ := netip.AddrFromSlice(route.Dst.IP)
-			addr = addr.Unmap()
-			switch ones, _ := route.Dst.Mask.Size(); {
+			to := prefixOf(route.Dst)
+			switch addr := to.Addr(); {
 			case route.Type == unix.RTN_LOCAL && route.Protocol == RouteProtocol:
 				t.Local = append(t.Local, addr)
 			case route.Type == unix.RTN_LOCAL:
-				t.Others = append(t.Others, netip.PrefixFrom(addr, ones))
+				t.Others = append(t.Others, to)
 			case route.Type == unix.RTN_UNICAST && route.Protocol == RouteProtocol:
 				t.Led[addr] = route.LinkIndex
 			}
@@ -166,9 +165,7 @@ func (r *Routes) Table() (t Table, err error) {
 		return t, fmt.Errorf("listing the addresses: %w", err)
 	}
 	for _, a := range addrs {
-		addr, _ := netip.AddrFromSlice(a.IP)
-		ones, _ := a.Mask.Size()
-		t.Others = append(t.Others, netip.PrefixFrom(addr.Unmap(), ones).Masked())
+		t.Others = append(t.Others, prefixOf(a.IPNet).Masked())
 	}
 	return t, nil
 }
@@ -193,7 +190,7 @@ func (r *Routes) Unlead(addr netip.Addr) error {
 func led(addr netip.Addr, link int, gateway netip.Addr) *netlink.Route {
 	return &netlink.Route{
 		LinkIndex: link,
-		Dst:       &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(addr.BitLen(), addr.BitLen())},
+		Dst:       Alone(addr),
 		Gw:        gateway.AsSlice(),
 		Flags:     int(netlink.FLAG_ONLINK),
 		Table:     unix.RT_TABLE_LOCAL,
@@ -253,16 +250,33 @@ func RemoveRoutes(which func(netip.Addr) bool) (removed []string, err error) {
 
 // Addresses returns the addresses of this node's interfaces.
 func (r *Routes) Addresses(family portal.Family) (addrs []netip.Addr, err error) {
-	all, err := r.handle.AddrList(nil, netlinkFamily(family))
+	all, err := r.handle.AddrList(nil, NetlinkFamily(family))
 	for _, a := range all {
-		addr, _ := netip.AddrFromSlice(a.IP)
-		addrs = append(addrs, addr.Unmap())
+		addrs = append(addrs, prefixOf(a.IPNet).Addr())
 	}
 	return addrs, err
 }
 
-// netlinkFamily returns a family's number.
-func netlinkFamily(family portal.Family) int {
+// IPNet returns a network as netlink's messages have it.
+func IPNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// Alone returns the network that addr is alone in.
+func Alone(addr netip.Addr) *net.IPNet { return IPNet(netip.PrefixFrom(addr, addr.BitLen())) }
+
+// Everywhere returns the network that all addresses of a family are in.
+func Everywhere(family portal.Family) *net.IPNet { return IPNet(netip.PrefixFrom(family.Any(), 0)) }
+
+// prefixOf returns a network of netlink's.
+func prefixOf(n *net.IPNet) netip.Prefix {
+	addr, _ := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(addr.Unmap(), ones)
+}
+
+// NetlinkFamily returns a family's number.
+func NetlinkFamily(family portal.Family) int {
 	if family.Is6() {
 		return netlink.FAMILY_V6
 	}

@@ -2,13 +2,13 @@ package netns
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 )
 
 const (
@@ -26,7 +26,7 @@ func setUpLoopback() error {
 		return fmt.Errorf("bringing lo up: %w", err)
 	}
 	for _, addr := range []netip.Addr{Address, address6} {
-		if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: network(addr, addr.BitLen()), Flags: unix.IFA_F_NODAD}); err != nil && addr.Is4() {
+		if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: kernel.Alone(addr), Flags: unix.IFA_F_NODAD}); err != nil && addr.Is4() {
 			return fmt.Errorf("giving lo the address %s: %w", addr, err) // IPv6 may be switched off
 		}
 	}
@@ -66,14 +66,10 @@ func attachTun(fd int) error {
 		return err
 	}
 	for _, addr := range []netip.Addr{Address, address6} {
-		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: network(portal.FamilyOf(addr).Any(), 0), Src: addr.AsSlice()}
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: kernel.Everywhere(portal.FamilyOf(addr)), Src: addr.AsSlice()}
 		if err := netlink.RouteAdd(route); err != nil && addr.Is4() {
 			return err
 		}
 	}
 	return nil
-}
-
-func network(addr netip.Addr, bits int) *net.IPNet {
-	return &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(bits, addr.BitLen())}
 }

@@ -180,14 +180,8 @@ func (f *backend) Answers() func(context.Context) ([]portal.Part, error) {
 				continue
 			}
 			have, there := now.chains[name]
-			part := portal.Part{Family: f.family, Name: "chain " + name + " of table " + nameTable, State: portal.StateOK, Text: redirect.Joined(rules)}
-			switch {
-			case !there:
-				part.State = portal.StateMissing
-			case !slices.Equal(have.rules, rules):
-				part.State = portal.StateDiffers
-			}
-			parts = append(parts, part)
+			parts = append(parts, portal.Part{Family: f.family, Name: "chain " + name + " of table " + nameTable,
+				State: portal.StateOf(there, slices.Equal(have.rules, rules)), Text: redirect.Joined(rules)})
 		}
 		return parts, nil
 	}

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"encoding/binary"
+	"net"
 	"net/netip"
 	"strings"
 
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/portal/redirect"
 )
 
@@ -177,7 +179,7 @@ func register(count uint32) uint32 {
 // key loads what a packet is looked up by: each part into the next free register.
 func (r rule) key(count uint32) (out []expr.Any) {
 	if r.by == namePortals || r.by == nameGuards {
-		size, offset := addrIn(r.ip6, false)
+		size, offset := kernel.AddrIn(r.ip6, false)
 		out = append(out, &expr.Payload{DestRegister: register(count), Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size})
 		count += size / 4
 	}
@@ -190,29 +192,12 @@ func addBits(mark uint32) expr.Any {
 	return &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(^mark), Xor: binaryutil.NativeEndian.PutUint32(mark)}
 }
 
-// addrIn returns where in the IP header an address is.
-func addrIn(ip6, source bool) (size, offset uint32) {
-	switch {
-	case ip6 && source:
-		return 16, 8
-	case ip6:
-		return 16, 24
-	case source:
-		return 4, 12
-	}
-	return 4, 16
-}
-
 // inNetwork matches packets from or to an address in p.
 func inNetwork(p netip.Prefix, source bool) []expr.Any {
-	size, offset := addrIn(p.Addr().Is6(), source)
-	mask := make([]byte, size)
-	for i := range p.Bits() {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
+	size, offset := kernel.AddrIn(p.Addr().Is6(), source)
 	return []expr.Any{
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: size, Mask: mask, Xor: make([]byte, size)},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: size, Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen()), Xor: make([]byte, size)},
 		equals(p.Addr().AsSlice()),
 	}
 }

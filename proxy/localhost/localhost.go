@@ -13,6 +13,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -55,7 +56,7 @@ func (m *Mirror) Refresh() {
 		if err != nil {
 			continue // without IPv6 there are two
 		}
-		for _, s := range servers(file, f, ephemeralPorts()) {
+		for _, s := range servers(file, f, kernel.LocalPorts()) {
 			now[s] = true
 		}
 		f.Close()

@@ -2,10 +2,8 @@ package localhost
 
 import (
 	"bufio"
-	"fmt"
 	"io"
 	"net/netip"
-	"os"
 	"strings"
 
 	"github.com/usherproxy/usher/config"
@@ -71,17 +69,4 @@ func loopback(addr netip.Addr) []netip.Addr {
 		return []netip.Addr{addr}
 	}
 	return nil
-}
-
-// ephemeralPorts returns the ports that the kernel gives to clients, or none if it
-// does not tell.
-func ephemeralPorts() (r portal.PortRange) {
-	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
-	if err == nil {
-		_, err = fmt.Sscan(string(text), &r.First, &r.Last)
-	}
-	if err != nil {
-		return portal.PortRange{}
-	}
-	return r
 }

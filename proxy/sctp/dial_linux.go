@@ -6,24 +6,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"time"
 
 	"github.com/ishidawataru/sctp"
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/kernel"
 )
 
-// Dial associates with to, from the local address given or, if that is the zero
-// Addr, from the one that the kernel would choose. It asks for the streams
-// given, of which the peer may grant fewer. It returns when ctx ends.
-func Dial(ctx context.Context, mark uint32, from netip.Addr, to netip.AddrPort, streams Streams) (*Conn, error) {
-	if !from.IsValid() {
-		var err error
-		if from, err = sourceFor(to); err != nil {
-			return nil, err
-		}
+// Dial associates with to, from the local address that the kernel would choose. It asks for
+// the streams given, of which the peer may grant fewer. It returns when ctx ends.
+func Dial(ctx context.Context, mark uint32, to netip.AddrPort, streams Streams) (*Conn, error) {
+	from, err := kernel.SourceTo(to)
+	if err != nil {
+		return nil, err
 	}
 	s, err := openSocket(netip.AddrPortFrom(from, 0), nil)
 	if errors.Is(err, unix.EADDRINUSE) {
@@ -52,17 +50,6 @@ func Dial(ctx context.Context, mark uint32, from netip.Addr, to netip.AddrPort, 
 		return nil, err
 	}
 	return newConn(s, Addr(to))
-}
-
-// sourceFor returns the address from which this machine reaches to. Connecting
-// a UDP socket makes the kernel look, and sends nothing.
-func sourceFor(to netip.AddrPort) (netip.Addr, error) {
-	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	defer c.Close()
-	return c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
 }
 
 // connect connects as connect(2) says for a non-blocking socket: it waits until

@@ -36,7 +36,7 @@ func (*Listener) Close() error { return nil }
 type Conn struct{}
 
 // Dial fails.
-func Dial(context.Context, uint32, netip.Addr, netip.AddrPort, Streams) (*Conn, error) {
+func Dial(context.Context, uint32, netip.AddrPort, Streams) (*Conn, error) {
 	return nil, ErrUnsupported
 }
 

@@ -57,9 +57,9 @@ func (c sctpClient) originalDst() (netip.AddrPort, error) { return kernel.Origin
 // dialer connects to endpoints for the client. An endpoint is asked for as many streams
 // as the client asked for, and is allowed as many as can be carried back.
 func (c sctpClient) dialer(mark uint32) dialer {
-	return func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forwarder, error) {
+	return func(ctx context.Context, _ netip.AddrPort, to *config.Endpoint) (forwarder, error) {
 		streams := c.Streams()
-		endpoint, err := sctp.Dial(ctx, mark, from.Addr(), to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
+		endpoint, err := sctp.Dial(ctx, mark, to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
 		if err != nil {
 			return nil, err
 		}

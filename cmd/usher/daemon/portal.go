@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"syscall"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/portal/modes"
 )
 
@@ -82,9 +82,6 @@ func (d *Daemon) openPortalBeside(ctx context.Context) (portal.Portal, error) {
 
 // routed reports whether this machine has a route to addr. It sends nothing.
 func routed(addr netip.Addr) bool {
-	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 9)))
-	if err == nil {
-		conn.Close()
-	}
+	_, err := kernel.SourceTo(netip.AddrPortFrom(addr, 9))
 	return !errors.Is(err, syscall.ENETUNREACH)
 }
