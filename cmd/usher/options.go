@@ -335,7 +335,7 @@ func parseServiceCIDRs(list []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-const loadBalancersUsage = "`networks` from which AWS's load balancers connect: of those a PROXY protocol header is believed where a Service's annotation " + translate.AnnotationAWSProxyProtocol + " says that they send one"
+const loadBalancersUsage = "`networks` from which AWS's load balancers connect: of those a PROXY protocol header is believed where a Service's annotation " + translate.AnnotationAWSProxyProtocol + " says that they send one; and endpoints see the clients behind load balancers by their own addresses only behind these"
 
 // parseLoadBalancers parses the value of --load-balancer-cidr.
 func parseLoadBalancers(list []string) ([]netip.Prefix, error) {
