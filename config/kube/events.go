@@ -8,51 +8,48 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/tools/events"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
 )
 
 // Events writes Events, so that people who look at a Service with kubectl see
 // why it is not served on a node. client-go counts repetitions instead of
-// writing each, and bounds how many it holds.
+// writing each, and bounds how many it holds and writes.
+//
+// They are written to the core API: for events.k8s.io, client-go takes Events of
+// one reason for the same, and of two faults of a Service only the first is told.
 type Events struct {
-	broadcaster events.EventBroadcaster
-	recorder    events.EventRecorder
-	source      *Source
-	nodeName    string
+	recorder record.EventRecorder
+	source   *Source
+	nodeName string
 }
 
 // NewEvents returns Events that are written by client until ctx ends. source
 // knows the objects that they are about.
-func NewEvents(ctx context.Context, client kubernetes.Interface, source *Source, nodeName string) (*Events, error) {
-	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
-	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
-		return nil, err
-	}
+func NewEvents(ctx context.Context, client kubernetes.Interface, source *Source, nodeName string) *Events {
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events(corev1.NamespaceAll)})
 	context.AfterFunc(ctx, broadcaster.Shutdown)
 	return &Events{
-		broadcaster: broadcaster,
-		recorder:    broadcaster.NewRecorder(scheme.Scheme, "usher"),
-		source:      source,
-		nodeName:    nodeName,
-	}, nil
+		recorder: broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "usher", Host: nodeName}),
+		source:   source,
+		nodeName: nodeName,
+	}
 }
-
-// action is what usher was doing, in the words of the Events API.
-const action = "Serve"
 
 // Warn writes a warning about a Service; about this Node if the Service is not
 // known. reason is one word in CamelCase.
 func (e *Events) Warn(service types.NamespacedName, reason, message string) {
-	e.recorder.Eventf(e.about(service), nil, corev1.EventTypeWarning, reason, action, "%s", e.onNode(message))
+	e.recorder.Event(e.about(service), corev1.EventTypeWarning, reason, e.onNode(message))
 }
 
 // Tell writes that something about a Service is well again.
 func (e *Events) Tell(service types.NamespacedName, reason, message string) {
-	e.recorder.Eventf(e.about(service), nil, corev1.EventTypeNormal, reason, action, "%s", e.onNode(message))
+	e.recorder.Event(e.about(service), corev1.EventTypeNormal, reason, e.onNode(message))
 }
 
-// maxNote is how long the API lets the note of an Event be, in bytes (API
-// reference of events.k8s.io/v1 Event, field note).
+// maxNote is how long a message may be, in bytes: what the API allows for Events of
+// events.k8s.io/v1 (API reference, field note). Nobody would read more.
 const maxNote = 1024
 
 // onNode adds the node's name: every node has an usher, and their Events are

@@ -40,7 +40,7 @@ func (c *cluster) developer(verbs ...string) string {
 		Expect(c.api.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
 	}
 	allow("services", rbacv1.PolicyRule{APIGroups: []string{"", "discovery.k8s.io"}, Resources: []string{"services", "endpointslices"}, Verbs: []string{"list", "watch"}})
-	allow("events", rbacv1.PolicyRule{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}})
+	allow("events", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}})
 	if len(verbs) > 0 {
 		allow("portforward", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods/portforward"}, Verbs: verbs})
 	}

@@ -45,8 +45,8 @@ func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.events, err = kube.NewEvents(ctx, client, source, c.NodeName)
-	return source, err
+	d.events = kube.NewEvents(ctx, client, source, c.NodeName)
+	return source, nil
 }
 
 // files returns the source that reads manifests.
