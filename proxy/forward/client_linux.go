@@ -13,11 +13,21 @@ import (
 type Client struct {
 	Socket
 	// Preface is what the endpoint gets before the first byte of the client's. It does not
-	// count. Loop.Forward takes it over.
+	// count. Opening takes it over.
 	Preface []byte
 
-	first []byte
-	err   error // that reading has met
+	first   []byte
+	preface uint16 // how many bytes of first do not count
+	err     error  // that reading has met
+}
+
+// Opening returns what the endpoint is to get first: the preface, and what was read of
+// the client. It is not to be changed.
+func (c *Client) Opening() []byte {
+	if n := len(c.Preface); n > 0 {
+		c.first, c.preface, c.Preface = append(c.Preface, c.first...), uint16(n), nil
+	}
+	return c.first
 }
 
 // First returns what was read of the client. It is not to be changed.
@@ -34,12 +44,11 @@ func (c *Client) Skip(n int) {
 // smaller, and there may be many such clients.
 const readAhead = 4 << 10
 
-// ReadAhead takes what c has sent so far, and reports whether there is any. So an
-// endpoint gets it at once when it has accepted, and even with the last packet of
-// the handshake. Only the loop may call it, once.
-func (l *Loop) ReadAhead(c *Client) bool {
+// ReadAhead takes what c has sent so far. So an endpoint gets it at once when it has
+// accepted, and even with the last packet of the handshake. Only the loop may call it, once.
+func (l *Loop) ReadAhead(c *Client) {
 	if c.first != nil {
-		return true // and what comes behind that may wait
+		return // and what comes behind that may wait
 	}
 	n, err := c.read(l.buffer[:readAhead])
 	switch {
@@ -48,7 +57,6 @@ func (l *Loop) ReadAhead(c *Client) bool {
 	case err != nil && err != unix.EAGAIN && err != unix.EINTR:
 		c.err = err // the kernel tells it once
 	}
-	return n > 0
 }
 
 // Await reads what c sends until enough is satisfied with all that has come, which it is

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/test/lab"
 )
 
 var _ = Describe("A client that has no endpoint yet", func() {
@@ -38,7 +40,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		})
 		return endpoint
 	}
-	readAhead := func() bool { return on(loop, func() bool { return loop.ReadAhead(near) }) }
+	readAhead := func() bool { return on(loop, func() bool { loop.ReadAhead(near); return near.First() != nil }) }
 
 	It("has what it sent delivered, before what it sends later", func() {
 		long := strings.Repeat("0123456789", 1000) // more than is read ahead
@@ -82,6 +84,52 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		var r forward.Result
 		Eventually(results).Should(Receive(&r))
 		Expect(r.ToEndpoint).To(BeEquivalentTo(5))
+	})
+
+	Describe("when what it sent goes with the connection", func() {
+		connect := func(to netip.AddrPort) chan error {
+			GinkgoHelper()
+			done := make(chan error, 1)
+			Expect(loop.Do(func() {
+				loop.Connect(netip.AddrPort{}, to, near.Opening(), 100*time.Millisecond, func(d *forward.Dialed, err error) {
+					if err == nil {
+						loop.Forward(near, d, &forward.Limits{}, func(r forward.Result) { results <- r })
+					}
+					done <- err
+				})
+			})).To(Succeed())
+			return done
+		}
+		BeforeEach(func() {
+			Expect(client.Write([]byte("first"))).Error().NotTo(HaveOccurred())
+			Eventually(readAhead).Should(BeTrue())
+			near.Preface = []byte("preface ")
+		})
+
+		It("is delivered once, before what it sends later", func() {
+			endpoints, err := net.Listen("tcp", "127.0.0.1:0")
+			Expect(err).NotTo(HaveOccurred())
+			defer endpoints.Close()
+			Eventually(connect(endpoints.Addr().(*net.TCPAddr).AddrPort())).Should(Receive(BeNil()))
+			endpoint, err := endpoints.Accept()
+			Expect(err).NotTo(HaveOccurred())
+			defer endpoint.Close()
+			Expect(client.Write([]byte(" later"))).Error().NotTo(HaveOccurred())
+			Expect(client.CloseWrite()).To(Succeed())
+			Expect(io.ReadAll(endpoint)).To(BeEquivalentTo("preface first later"))
+			endpoint.Close()
+			var r forward.Result
+			Eventually(results).Should(Receive(&r))
+			Expect(r.ToEndpoint).To(BeEquivalentTo(len("first later")))
+		})
+
+		It("is kept for the next endpoint if one refuses or is silent", func() {
+			for to, want := range map[netip.AddrPort]error{netip.MustParseAddrPort("127.0.0.1:1"): unix.ECONNREFUSED, lab.Silent(): context.DeadlineExceeded} {
+				Eventually(connect(to)).WithTimeout(10 * time.Second).Should(Receive(MatchError(want)))
+			}
+			Expect(string(near.Opening())).To(Equal("preface first"))
+			near.Close()
+		})
 	})
 
 	Describe("of whom a line is awaited", func() {

@@ -15,6 +15,7 @@ type Dialed struct {
 	fd    Socket
 	watch Registration
 	seen  Readiness            // until somebody else watches
+	sent  int                  // of what was to be sent at once
 	done  func(*Dialed, error) // nil once it was called
 	until time.Time
 }
@@ -25,18 +26,35 @@ type Dialed struct {
 // The loop calls done, once, when the connection is made, or with an error when it
 // has failed: a unix.Errno, or context.DeadlineExceeded after timeout. It may do so
 // before Connect returns. A timeout of 0 means none; of others there may be a few
-// different ones. With data, the client has sent something, so that there will be
-// something to send at once: that saves a packet.
-func (l *Loop) Connect(from netip.AddrPort, to netip.AddrPort, data bool, timeout time.Duration, done func(*Dialed, error)) {
+// different ones. opening, which is not changed, is what the endpoint is to get first
+// (see [Client.Opening]): with some, a packet is saved, and perhaps a round of the loop.
+func (l *Loop) Connect(from, to netip.AddrPort, opening []byte, timeout time.Duration, done func(*Dialed, error)) {
 	d := &Dialed{loop: l, fd: -1, done: done}
 	var err error
-	if d.fd, err = connectTCP(l.mark, from, to, data); err != nil {
+	if d.fd, err = connectTCP(l.mark, from, to, len(opening) > 0); err != nil {
 		d.finish(err)
 		return
 	}
-	if d.watch, err = l.Add(int(d.fd), Readable|Writable|HungUp|Once, d); err != nil {
+	want := Readable | Writable | HungUp | Once
+	if len(opening) > 0 {
+		// An endpoint on this node has answered while connect(2) ran, which does not say so.
+		switch d.sent, err = d.fd.write(opening); err {
+		case nil:
+			want &^= Writable
+		case unix.EAGAIN, unix.EINTR:
+		default:
+			d.fd.Close()
+			d.finish(err)
+			return
+		}
+	}
+	if d.watch, err = l.Add(int(d.fd), want, d); err != nil {
 		d.fd.Close()
 		d.finish(unix.ENOMEM)
+		return
+	}
+	if d.sent > 0 {
+		d.finish(nil)
 		return
 	}
 	if timeout > 0 {

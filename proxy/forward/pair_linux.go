@@ -63,13 +63,14 @@ const turn = 1 << 20
 // Limits may be shared by many pairs and are not changed.
 func (l *Loop) Forward(client *Client, endpoint *Dialed, limits *Limits, done func(Result)) Flow {
 	p := &pair{loop: l, limits: limits, done: done}
-	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, roomTold: true, delays: true}
+	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, roomTold: endpoint.sent == 0, delays: true}
 	p.client = edge{fd: client.Socket, writable: true}
-	p.toEndpoint.rest, client.first = client.first, nil
-	if n := len(client.Preface); n > 0 {
-		p.toEndpoint.preface = uint16(n)
-		p.toEndpoint.rest, client.Preface = append(client.Preface, p.toEndpoint.rest...), nil
+	if opening := client.Opening(); len(opening) > endpoint.sent {
+		p.toEndpoint.rest = opening[endpoint.sent:]
 	}
+	p.toEndpoint.preface = client.preface
+	p.toEndpoint.bytes.Add(int64(endpoint.sent))
+	client.first = nil
 	l.pairs.Add(1)
 	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
 	var err error

@@ -31,7 +31,7 @@ func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
 	far, err := clients.Accept()
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(l.Do(func() {
-		l.Connect(netip.AddrPort{}, endpoints.Addr().(*net.TCPAddr).AddrPort(), false, 0, func(d *Dialed, err error) {
+		l.Connect(netip.AddrPort{}, endpoints.Addr().(*net.TCPAddr).AddrPort(), nil, 0, func(d *Dialed, err error) {
 			if err != nil {
 				close(begun)
 				return

@@ -183,7 +183,6 @@ type waiting struct {
 	connection *connection
 	loop       *forward.Loop
 	search     search.Search
-	data       bool              // the client has sent something
 	endpoint   *balance.Endpoint // that is being tried; nil before the first
 }
 
@@ -233,11 +232,12 @@ func (w *waiting) next() {
 			return
 		}
 		if w.endpoint == nil {
-			w.data = w.loop.ReadAhead(&w.Client) || v.Port.ProxyProtocol != 0
+			w.loop.ReadAhead(&w.Client)
+			w.Preface = c.Header(v)
 		}
 		w.endpoint = step.Endpoint
 		if !c.Front.LeadsBack(config.TCP, w.endpoint.Addr) {
-			w.loop.Connect(c.Origin(&w.search, w.endpoint), w.endpoint.Addr, w.data, step.For, w.dialed)
+			w.loop.Connect(c.Origin(&w.search, w.endpoint), w.endpoint.Addr, w.Opening(), step.For, w.dialed)
 			return
 		}
 		w.search.Failed(time.Now(), frontend.ErrLeadsBack)
@@ -253,7 +253,6 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 		w.search.Answered(now)
 		c.Witness(now, w.endpoint.Addr, d.LocalAddr)
 		c.establish(now, w.endpoint)
-		w.Preface = c.Header(c.Front.View())
 		c.flowing(w.loop.Forward(&w.Client, d, c.limits(), c.forwarded))
 	case c.server.ctx.Err() != nil:
 		w.search.Left(now, err) // whatever became of it
