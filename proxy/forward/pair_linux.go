@@ -52,9 +52,12 @@ type way struct {
 // unwatched stands for the registration of a socket that has none.
 const unwatched = -1
 
-// turn is how many bytes one direction of a pair moves before others have their
-// turn.
-const turn = 1 << 20
+// How many bytes one direction of a pair moves before others have their turn: when
+// it is ready, and when it has had so much to move that it waits for turns.
+const (
+	shortTurn = spliceAfter * bufferSize
+	longTurn  = 1 << 20
+)
 
 // Forward takes over client and endpoint. When the pair has ended and both are
 // closed, the loop calls done, once. Only the loop may call Forward; done may be
@@ -88,7 +91,7 @@ func (l *Loop) Forward(client *Client, endpoint *Dialed, limits *Limits, done fu
 		l.limited.add(p)
 	}
 	p.endpoint.note(endpoint.seen &^ Writable)
-	p.move()
+	p.move(shortTurn)
 	return p
 }
 
@@ -116,8 +119,12 @@ func (p *pair) ready(r Readiness, e *edge, w *way, end End) {
 	if r&unix.EPOLLERR != 0 && w.ended {
 		p.failed(e, end)
 	}
-	if !p.queued { // it has had its turn
-		p.move()
+	switch {
+	case p.queued:
+	case p.toEndpoint.full == spliceAfter || p.toClient.full == spliceAfter:
+		p.later()
+	default:
+		p.move(shortTurn)
 	}
 }
 
@@ -148,27 +155,31 @@ func (p *pair) Bytes() (toEndpoint, toClient int64) {
 // Break implements Flow. If the loop has ended, so has the pair.
 func (p *pair) Break() { _ = p.loop.Do(func() { p.reset(Broken, nil) }) }
 
-// move moves what can be moved.
-func (p *pair) move() {
-	more := p.carry(&p.toEndpoint, &p.client, &p.endpoint)
-	more = p.carry(&p.toClient, &p.endpoint, &p.client) || more
+// move moves what can be moved, in each direction about limit bytes.
+func (p *pair) move(limit int) {
+	more := p.carry(&p.toEndpoint, &p.client, &p.endpoint, limit)
+	more = p.carry(&p.toClient, &p.endpoint, &p.client, limit) || more
 	if more && !p.queued {
-		p.queued = true
-		_ = p.loop.Do(p.moveOn)
+		p.later()
 	}
 }
 
-// moveOn gives the pair its next turn, after the others have had theirs.
-func (p *pair) moveOn() {
+// later makes the pair wait for its turn: those who have little to move come first.
+func (p *pair) later() {
+	p.queued = true
+	p.loop.Later(p)
+}
+
+// turn implements turner.
+func (p *pair) turn() {
 	p.queued = false
-	p.move()
+	p.move(longTurn)
 }
 
 // carry moves bytes in one direction until there are none, or there is no room for
-// them, or the direction has ended. If its turn is over before that, it returns
-// true.
-func (p *pair) carry(w *way, from, to *edge) (more bool) {
-	for moved := 0; moved < turn; {
+// them, or the direction has ended, or it has moved limit: then there may be more.
+func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
+	for moved := 0; moved < limit; {
 		if w.ended || p.done == nil {
 			return false
 		}

@@ -89,10 +89,10 @@ func TestAPairHasOneTurnInEachRound(t *testing.T) {
 	sent := func() int64 { n, _ := p.Bytes(); return n }
 	ready := func() { (*endpointEdge)(p).Ready(Writable) }
 	var before, after int64
-	var tasks int
+	var waiting int
 	p.onLoop(t, func() {
 		p.toEndpoint.rest = make([]byte, size)
-		for sent()-before < turn && read < size { // the kernel's buffers grow as the endpoint reads
+		for sent()-before < shortTurn && read < size { // the kernel's buffers grow as the endpoint reads
 			take(sent())
 			before = sent()
 			ready()
@@ -102,11 +102,11 @@ func TestAPairHasOneTurnInEachRound(t *testing.T) {
 		for range 3 {
 			ready()
 		}
-		after, tasks = sent(), len(p.loop.tasks)
+		after, waiting = sent(), len(p.loop.later)
 	})
 	take(size)
 	g.Expect(read).To(BeEquivalentTo(size))
 	g.Expect(before).To(BeNumerically("<", size))
 	g.Expect(after).To(Equal(before), "it waits for its turn")
-	g.Expect(tasks).To(Equal(1))
+	g.Expect(waiting).To(Equal(1))
 }

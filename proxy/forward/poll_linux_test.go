@@ -1,8 +1,12 @@
 package forward
 
 import (
+	"runtime"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
@@ -60,4 +64,76 @@ func TestAPollerKeepsTheOrderOfTasks(t *testing.T) {
 	for i := range 100 {
 		g.Expect(got[i]).To(Equal(i))
 	}
+}
+
+// untilSeen has always more to do.
+type untilSeen struct {
+	poller *Poller
+	turns  int
+	after  func(turns int) (more bool)
+}
+
+func (u *untilSeen) turn() {
+	for began := time.Now(); time.Since(began) < moment*time.Millisecond; {
+	}
+	if u.turns++; u.after(u.turns) {
+		u.poller.Later(u)
+	}
+}
+
+func TestAPollerLooksBetweenTurnsWhoIsReady(t *testing.T) {
+	g := NewWithT(t)
+	p, err := NewPoller()
+	g.Expect(err).NotTo(HaveOccurred())
+	defer p.Close()
+	var pipe [2]int
+	g.Expect(unix.Pipe2(pipe[:], unix.O_NONBLOCK|unix.O_CLOEXEC)).To(Succeed())
+	defer unix.Close(pipe[0])
+	defer unix.Close(pipe[1])
+	seen, ended := 0, make(chan struct{})
+	g.Expect(p.Do(func() {
+		_, err = p.Add(pipe[0], Readable|Once, readyFunc(func(Readiness) { seen++ }))
+		more := func(turns int) bool {
+			_, _ = unix.Write(pipe[1], []byte{1})
+			if turns == 100 {
+				close(ended)
+			}
+			return turns < 100
+		}
+		p.Later(&untilSeen{poller: p, after: more})
+		p.Later(&untilSeen{poller: p, after: func(turns int) bool { return turns < 100 }})
+	})).To(Succeed())
+	<-ended
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(p.Do(func() {})).To(Succeed())
+	p.Close()
+	g.Expect(seen).To(Equal(100), "once after each turn")
+}
+
+func TestOtherGoroutinesRunWhileAPollerHasMuchToDo(t *testing.T) {
+	g := NewWithT(t)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	p, err := NewPoller()
+	g.Expect(err).NotTo(HaveOccurred())
+	defer p.Close()
+	var stop atomic.Bool
+	begun := make(chan struct{}, 1)
+	g.Expect(p.Do(func() {
+		p.Later(&untilSeen{poller: p, after: func(turns int) bool {
+			if turns == 1 {
+				begun <- struct{}{}
+			}
+			return !stop.Load()
+		}})
+	})).To(Succeed())
+	<-begun
+	var waits []time.Duration
+	for range 50 {
+		began := time.Now()
+		time.Sleep(time.Microsecond) // the loop has the processor meanwhile
+		waits = append(waits, time.Since(began))
+	}
+	stop.Store(true)
+	slices.Sort(waits)
+	g.Expect(waits[len(waits)*4/5]).To(BeNumerically("<", 8*time.Millisecond), "without a rest it is 20 ms: Go's scheduler interrupts who has run for 10")
 }
