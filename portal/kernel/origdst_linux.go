@@ -29,24 +29,28 @@ func OriginalDst(conn syscall.Conn) (netip.AddrPort, error) {
 	}
 	var dst netip.AddrPort
 	var lookup error
-	if err := raw.Control(func(fd uintptr) { dst, lookup = OriginalDstFD(int(fd)) }); err != nil {
+	look := func(fd uintptr) {
+		var local unix.Sockaddr
+		if local, lookup = unix.Getsockname(int(fd)); lookup != nil {
+			lookup = fmt.Errorf("looking up the original destination: getsockname: %w", lookup)
+			return
+		}
+		six, ok := local.(*unix.SockaddrInet6)
+		dst, lookup = OriginalDstFD(int(fd), ok && !netip.AddrFrom16(six.Addr).Is4In6())
+	}
+	if err := raw.Control(look); err != nil {
 		return netip.AddrPort{}, fmt.Errorf("looking up the original destination: %w", err)
 	}
 	return dst, lookup
 }
 
-// OriginalDstFD is OriginalDst for a socket's descriptor.
-func OriginalDstFD(fd int) (netip.AddrPort, error) {
-	local, err := unix.Getsockname(fd)
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("looking up the original destination: getsockname: %w", err)
+// OriginalDstFD is OriginalDst for the descriptor of a socket that speaks IPv6, or IPv4.
+func OriginalDstFD(fd int, six bool) (netip.AddrPort, error) {
+	ask := originalDst4
+	if six {
+		ask = originalDst6
 	}
-	var dst netip.AddrPort
-	if six, ok := local.(*unix.SockaddrInet6); ok && !netip.AddrFrom16(six.Addr).Is4In6() {
-		dst, err = originalDst6(fd)
-	} else {
-		dst, err = originalDst4(fd)
-	}
+	dst, err := ask(fd)
 	switch {
 	case err == nil:
 		return dst, nil

@@ -28,7 +28,7 @@ func OriginalDst(syscall.Conn) (netip.AddrPort, error) {
 }
 
 // OriginalDstFD is OriginalDst for a socket's descriptor.
-func OriginalDstFD(int) (netip.AddrPort, error) {
+func OriginalDstFD(int, bool) (netip.AddrPort, error) {
 	return netip.AddrPort{}, portal.ErrNotRedirected
 }
 
