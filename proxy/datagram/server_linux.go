@@ -111,6 +111,7 @@ type loop struct {
 	peak     int                       // clients at once since the map was made
 	kept     int                       // bytes in copies of datagrams
 	now      time.Time                 // of this round, once somebody asked
+	round    uint32
 	refusals *rate.Limiter
 }
 
@@ -148,7 +149,28 @@ func (lp *loop) clock() time.Time {
 func (lp *loop) endRound() {
 	lp.flush()
 	lp.now = time.Time{}
+	lp.round++
 }
+
+// crowd is how many datagrams a descriptor brings at a time: whether the next read asks
+// for one, which is cheaper, or for many.
+type crowd struct {
+	round uint32 // of the last read
+	many  bool   // it brought more than one
+}
+
+// expect returns how many datagrams a read asks for, with room for so many. If the last
+// read brought one, and what it came from was not ready again in the very next round,
+// nothing was left behind, and the next one is probably alone as well.
+func (c *crowd) expect(lp *loop, room int) int {
+	if c.many || lp.round-c.round <= 1 {
+		return room
+	}
+	return 1
+}
+
+// came notes how many a read brought.
+func (c *crowd) came(lp *loop, n int) { c.round, c.many = lp.round, n > 1 }
 
 // flush sends the replies that wait.
 func (lp *loop) flush() {

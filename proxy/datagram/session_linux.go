@@ -31,6 +31,7 @@ type session struct {
 	endpoint             *balance.Endpoint
 	fd                   int // connected to the endpoint; -1 if none is
 	watched              forward.Registration
+	crowd                crowd
 	search               *unanswered // nil once an endpoint has answered
 	toEndpoint, toClient int64       // bytes
 
@@ -221,7 +222,7 @@ func (s *session) Ready(forward.Readiness) {
 		loop.flush()
 		loop.outFrom = sk
 	}
-	room := min(batchSize-loop.outCount, repliesPerTurn)
+	room := s.crowd.expect(loop, min(batchSize-loop.outCount, repliesPerTurn))
 	n, err := loop.out.ReceiveConnected(s.fd, loop.outCount, room)
 	if err != nil && err != unix.EAGAIN {
 		// The error comes first, what was received before it second.
@@ -235,6 +236,7 @@ func (s *session) Ready(forward.Readiness) {
 			return
 		}
 	}
+	s.crowd.came(loop, n)
 	if n == 0 {
 		return
 	}

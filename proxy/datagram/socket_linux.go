@@ -23,6 +23,7 @@ type socket struct {
 	loop     *loop
 	fd       int
 	watched  forward.Registration
+	crowd    crowd
 
 	view     *frontend.View // that the sessions were last compared with
 	idle     time.Duration
@@ -107,7 +108,8 @@ func (sk *socket) stopReceiving() {
 // Ready receives what clients have sent.
 func (sk *socket) Ready(forward.Readiness) {
 	b, came := sk.loop.in, sk.loop.came
-	n, err := b.Receive(sk.fd, 0, batchSize)
+	n, err := b.Receive(sk.fd, 0, sk.crowd.expect(sk.loop, batchSize))
+	sk.crowd.came(sk.loop, n)
 	if err != nil || n == 0 {
 		return // somebody else's readiness, or an error that is over now
 	}

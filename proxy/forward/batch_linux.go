@@ -16,6 +16,9 @@ const MaxDatagram = 1 << 16
 // with one system call for many (recvmmsg(2), sendmmsg(2)). The memory is used
 // again and again; pages of it that no datagram ever filled cost nothing.
 //
+// One datagram takes the plain calls, which are cheaper: there is less for the kernel
+// to copy, and it does not look for a second one.
+//
 // A datagram in a Batch has a number, from 0. A Batch is for one goroutine.
 type Batch struct {
 	headers  []mmsghdr
@@ -91,10 +94,19 @@ func (b *Batch) Receive(fd, at, max int) (int, error) {
 
 // ReceiveConnected is Receive for a connected socket: there is nothing to tell.
 func (b *Batch) ReceiveConnected(fd, at, max int) (int, error) {
+	if max == 1 {
+		b.room(at)
+		v := &b.iovecs[at]
+		n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(v.Base)), MaxDatagram, unix.MSG_DONTWAIT, 0, 0)
+		if errno != 0 {
+			return 0, errno
+		}
+		v.SetLen(int(n))
+		return 1, nil
+	}
 	for i := at; i < at+max; i++ {
-		h := b.room(i)
-		h.Name, h.Namelen, h.Control = nil, 0, nil
-		h.SetControllen(0)
+		b.room(i)
+		b.Unaddress(i)
 	}
 	return b.receive(fd, at, max)
 }
@@ -110,6 +122,14 @@ func (b *Batch) room(i int) *mmsghdr {
 }
 
 func (b *Batch) receive(fd, at, max int) (int, error) {
+	if max == 1 {
+		n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&b.headers[at].Msghdr)), unix.MSG_DONTWAIT)
+		if errno != 0 {
+			return 0, errno
+		}
+		b.iovecs[at].SetLen(int(n))
+		return 1, nil
+	}
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&b.headers[at])), uintptr(max), unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {
 		return 0, errno
@@ -173,6 +193,9 @@ func (b *Batch) Unaddress(i int) {
 // other that were addressed with the same peer and the same control messages go
 // through the kernel together, if they are of the same size.
 func (b *Batch) Send(fd, at, count int) (sent int, err error) {
+	if count == 1 {
+		return b.sendOne(fd, at)
+	}
 	together := b.segments.on
 	for sent < count {
 		messages := b.headers[at+sent : at+count]
@@ -192,4 +215,20 @@ func (b *Batch) Send(fd, at, count int) (sent int, err error) {
 		}
 	}
 	return sent, nil
+}
+
+// sendOne is Send for one.
+func (b *Batch) sendOne(fd, i int) (int, error) {
+	const flags = unix.MSG_DONTWAIT | unix.MSG_NOSIGNAL
+	h, v := &b.headers[i], &b.iovecs[i]
+	var errno unix.Errno
+	if h.Control == nil {
+		_, _, errno = unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(v.Base)), uintptr(v.Len), flags, uintptr(unsafe.Pointer(h.Name)), uintptr(h.Namelen))
+	} else {
+		_, _, errno = unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&h.Msghdr)), flags)
+	}
+	if errno != 0 {
+		return 0, errno
+	}
+	return 1, nil
 }
