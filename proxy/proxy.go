@@ -13,6 +13,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/budget"
 	"github.com/usherproxy/usher/proxy/datagram"
+	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/probe"
 	"github.com/usherproxy/usher/proxy/search"
@@ -61,11 +62,12 @@ func New(o Options) *Proxy {
 	}
 	node := &frontend.Node{Settings: o.Settings, Budget: budget.New(o.Limits), Tunneled: o.Dial != nil}
 	node.Init()
+	pollers := new(forward.Pollers)
 	p := &Proxy{
 		Options:    o,
 		node:       node,
-		streams:    stream.New(node, o.Options),
-		datagrams:  datagram.New(node, o.UDPIdleTimeout),
+		streams:    stream.New(node, pollers, o.Options),
+		datagrams:  datagram.New(node, pollers, o.UDPIdleTimeout),
 		affinities: &affinity.Limits{PerTable: o.AffinityPerPort, Total: o.AffinityTotal},
 		services:   map[types.NamespacedName]map[config.PortID]*frontEnd{},
 		owners:     map[portal.Target]*frontEnd{},

@@ -20,6 +20,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/budget"
+	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -46,7 +47,7 @@ func redirectedFront(t *testing.T, log *logrus.Logger) (*frontend.FrontEnd, *Ser
 	}
 	node := &frontend.Node{Settings: frontend.Settings{Log: log, Trace: trace.NewLog(10_000)}, Budget: budget.New(budget.Limits{MaxUDPSessions: 65536, MaxClientShare: 25})}
 	node.Init()
-	srv := New(node, time.Minute)
+	srv := New(node, new(forward.Pollers), time.Minute)
 	t.Cleanup(srv.Stop)
 	endpoints := []config.Endpoint{{Addr: netip.MustParseAddrPort("127.0.0.1:9"), Ready: true}}
 	port := config.ServicePort{

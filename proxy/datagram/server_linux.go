@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"sync"
 	"time"
 
@@ -21,33 +20,39 @@ import (
 // Server serves the UDP service ports of a node, by loops, about one for each processor,
 // from the first listener on.
 type Server struct {
-	node  *frontend.Node
-	idle  time.Duration // how long a session lasts without a datagram, unless the Service says otherwise
-	loops []*loop       // for who opens listeners, as is next
-	next  int           // the loop on which the next listener begins
+	node    *frontend.Node
+	pollers *forward.Pollers
+	idle    time.Duration // how long a session lasts without a datagram, unless the Service says otherwise
+	loops   []*loop       // for who opens listeners, as is next
+	next    int           // the loop on which the next listener begins
 
 	retiring sync.WaitGroup // sockets that a successor has, and by which replies go out yet
 }
 
-// New returns a Server without listeners. Sessions end when they are idle for so long,
+// New returns a Server without listeners, whose loops are on pollers. Sessions end when they are idle for so long,
 // unless their Service says otherwise.
-func New(node *frontend.Node, idle time.Duration) *Server { return &Server{node: node, idle: idle} }
+func New(node *frontend.Node, pollers *forward.Pollers, idle time.Duration) *Server {
+	return &Server{node: node, pollers: pollers, idle: idle}
+}
 
 // A listener has a socket on so many loops at the most: with a thousand
 // service ports on a machine of many cores they would be too many descriptors,
 // and the clients of different ports are spread all the same.
 const maxSocketsPerListener = 4
 
-// descriptorsPerLoop are epoll, eventfd and netlink.
+// descriptorsPerLoop are netlink, and epoll and eventfd, if TCP does not have those already.
 const descriptorsPerLoop = 3
 
 // start starts the loops if they do not run yet.
 func (srv *Server) start() error {
-	for len(srv.loops) < runtime.GOMAXPROCS(0) {
-		poller, err := forward.NewPoller()
-		if err != nil {
-			return fmt.Errorf("starting a loop for UDP: %w", err)
-		}
+	if srv.loops != nil {
+		return nil
+	}
+	pollers, err := srv.pollers.Take()
+	if err != nil {
+		return fmt.Errorf("starting a loop for UDP: %w", err)
+	}
+	for _, poller := range pollers {
 		lp := &loop{
 			counters: &srv.node.Counters,
 			poller:   poller,
@@ -57,9 +62,7 @@ func (srv *Server) start() error {
 			clients:  map[netip.Addr]*list.List{},
 			refusals: rate.NewLimiter(frontend.RefusalsPerSecond, frontend.RefusalsPerSecond),
 		}
-		if err := poller.Do(func() { poller.OnRoundEnd(lp.endRound) }); err != nil {
-			return fmt.Errorf("starting a loop for UDP: %w", err)
-		}
+		_ = poller.Do(func() { poller.OnRoundEnd(lp.endRound) }) // it runs until it is released
 		srv.loops = append(srv.loops, lp)
 		srv.node.Budget.UDP.Add(descriptorsPerLoop)
 	}
@@ -68,12 +71,18 @@ func (srv *Server) start() error {
 
 // Stop ends the loops. Their listeners are closed before.
 func (srv *Server) Stop() {
+	var stopped sync.WaitGroup
 	for _, lp := range srv.loops {
-		lp.poller.Close()
-		if lp.flows != nil {
-			lp.flows.Close()
-		}
+		lp.poller.Go(&stopped, func() {
+			if lp.flows != nil {
+				lp.flows.Close()
+			}
+		})
 		srv.node.Budget.UDP.Add(-descriptorsPerLoop)
+	}
+	stopped.Wait()
+	if srv.loops != nil {
+		srv.pollers.Release()
 	}
 	srv.loops = nil
 }

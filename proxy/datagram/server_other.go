@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
@@ -15,7 +16,7 @@ import (
 type Server struct{}
 
 // New returns a Server.
-func New(*frontend.Node, time.Duration) *Server { return new(Server) }
+func New(*frontend.Node, *forward.Pollers, time.Duration) *Server { return new(Server) }
 
 // Listen returns an error.
 func (*Server) Listen(*frontend.FrontEnd, portal.Bind) (frontend.Listener, error) {

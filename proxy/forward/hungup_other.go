@@ -7,4 +7,7 @@ import "syscall"
 // socketHungUp is hungUp for a socket: these systems have no common way to tell.
 func socketHungUp(syscall.RawConn) (ended bool, err error) { return false, nil }
 
+// Pollers are for Linux only.
+type Pollers struct{}
+
 func socketUnsent(syscall.RawConn) int { return 0 }

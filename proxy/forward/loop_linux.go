@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -37,25 +38,22 @@ type Loop struct {
 // bufferSize is what one read can bring. A stream fills it; messages rarely do.
 const bufferSize = 64 << 10
 
-// NewLoop returns a Loop that runs until Close.
-func NewLoop(o Options) (*Loop, error) {
-	poller, err := NewPoller()
-	if err != nil {
-		return nil, err
-	}
+// NewLoop returns a Loop on poller, which runs for longer.
+func NewLoop(poller *Poller, o Options) *Loop {
 	l := &Loop{Poller: poller, keepalive: o.Keepalive, mark: o.Mark, buffer: make([]byte, bufferSize), pipes: pipes{max: o.Pipes}}
 	l.limited.loop, l.unprobed.loop = l, l
-	return l, nil
+	return l
 }
 
 // Pairs returns how many pairs the loop forwards. It may be called from any
 // goroutine.
 func (l *Loop) Pairs() int { return int(l.pairs.Load()) }
 
-// Close ends the loop, whose pairs must have ended. The loop itself must not call
-// it.
+// Close ends the loop, whose pairs must have ended, and returns when it has ended. Its poller goes
+// on. The loop itself must not call it.
 func (l *Loop) Close() {
-	_ = l.Do(func() {
+	var closed sync.WaitGroup
+	l.Go(&closed, func() {
 		for _, q := range l.timed {
 			q.alarm.stop()
 		}
@@ -63,7 +61,7 @@ func (l *Loop) Close() {
 		l.unprobed.alarm.stop()
 		l.pipes.close()
 	})
-	l.Poller.Close()
+	closed.Wait()
 }
 
 // alarm is a timer that lets a Loop do something. It is made when it is first

@@ -28,8 +28,10 @@ var keepalive = forward.Keepalive{Idle: time.Minute, Interval: time.Minute, Prob
 
 func newLoop(pipes int) *forward.Loop {
 	GinkgoHelper()
-	loop, err := forward.NewLoop(forward.Options{Keepalive: keepalive, Pipes: pipes})
+	poller, err := forward.NewPoller()
 	Expect(err).NotTo(HaveOccurred())
+	loop := forward.NewLoop(poller, forward.Options{Keepalive: keepalive, Pipes: pipes})
+	DeferCleanup(poller.Close)
 	DeferCleanup(loop.Close)
 	return loop
 }

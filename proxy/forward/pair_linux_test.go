@@ -15,8 +15,9 @@ import (
 func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
 	t.Helper()
 	g := NewWithT(t)
-	l, err := NewLoop(Options{Keepalive: Keepalive{Idle: time.Minute, Interval: time.Minute, Probes: 3}})
+	poller, err := NewPoller()
 	g.Expect(err).NotTo(HaveOccurred())
+	l := NewLoop(poller, Options{Keepalive: Keepalive{Idle: time.Minute, Interval: time.Minute, Probes: 3}})
 	clients, err := net.Listen("tcp", "127.0.0.1:0")
 	g.Expect(err).NotTo(HaveOccurred())
 	defer clients.Close()
@@ -47,6 +48,7 @@ func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
 		other.Close()
 		g.Eventually(ended).WithTimeout(5 * time.Second).Should(Receive())
 		l.Close()
+		poller.Close()
 	})
 	return p, far.(*net.TCPConn), other.(*net.TCPConn)
 }

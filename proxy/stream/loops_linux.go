@@ -2,13 +2,12 @@ package stream
 
 import (
 	"fmt"
-	"runtime"
 
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
 // loops carry TCP connections: one for each processor, from the first TCP listener
-// on. A connection stays on its loop.
+// on, with its poller. A connection stays on its loop.
 type loops struct {
 	list []*forward.Loop // set once, by who opens listeners
 }
@@ -25,20 +24,15 @@ func (ls *loops) start(s *Server) error {
 	if ls.list != nil {
 		return nil
 	}
-	n := runtime.GOMAXPROCS(0)
-	pipes := min(maxPipes, s.node.Budget.Pipes(n))
-	var list []*forward.Loop
-	for range n {
-		l, err := forward.NewLoop(forward.Options{Keepalive: s.keepalive(), Pipes: pipes, Mark: s.node.Portal.Mark()})
-		if err != nil {
-			for _, l := range list {
-				l.Close()
-			}
-			return fmt.Errorf("starting a loop for TCP: %w", err)
-		}
-		list = append(list, l)
+	pollers, err := s.pollers.Take()
+	if err != nil {
+		return fmt.Errorf("starting a loop for TCP: %w", err)
 	}
-	ls.list = list
+	n := len(pollers)
+	pipes := min(maxPipes, s.node.Budget.Pipes(n))
+	for _, p := range pollers {
+		ls.list = append(ls.list, forward.NewLoop(p, forward.Options{Keepalive: s.keepalive(), Pipes: pipes, Mark: s.node.Portal.Mark()}))
+	}
 	s.node.Budget.TCPLoops.Store(int64(n * (descriptorsPerTCPLoop + 2*pipes)))
 	return nil
 }
@@ -51,9 +45,12 @@ func (ls *loops) giveUp() {
 }
 
 // stop ends the loops, whose connections have ended.
-func (ls *loops) stop() {
+func (ls *loops) stop(s *Server) {
 	for _, l := range ls.list {
 		l.Close()
+	}
+	if ls.list != nil {
+		s.pollers.Release()
 	}
 }
 

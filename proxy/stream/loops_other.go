@@ -5,5 +5,5 @@ package stream
 // loops are for Linux only.
 type loops struct{}
 
-func (loops) giveUp() {}
-func (loops) stop()   {}
+func (loops) giveUp()      {}
+func (loops) stop(*Server) {}

@@ -31,6 +31,7 @@ type Server struct {
 	Options
 	dial     func(_ context.Context, from netip.AddrPort, to *config.Endpoint) (forward.Conn, error) // Options.Dial, or the kernel's
 	register register
+	pollers  *forward.Pollers
 	loops    loops
 
 	// ctx ends when connections are to be given up; see Drain.
@@ -38,10 +39,10 @@ type Server struct {
 	giveUp context.CancelFunc
 }
 
-// New returns a Server without listeners. ListenTCP and ListenSCTP are called by one
+// New returns a Server without listeners, whose loops are on pollers. ListenTCP and ListenSCTP are called by one
 // goroutine at a time, when the budget has room for a listener, of which they take it.
-func New(node *frontend.Node, o Options) *Server {
-	s := &Server{node: node, Options: o, register: register{budget: node.Budget, byID: map[uint64]*connection{}, byClient: map[netip.Addr]int64{}}}
+func New(node *frontend.Node, pollers *forward.Pollers, o Options) *Server {
+	s := &Server{node: node, Options: o, pollers: pollers, register: register{budget: node.Budget, byID: map[uint64]*connection{}, byClient: map[netip.Addr]int64{}}}
 	s.dial = func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forward.Conn, error) {
 		if o.Dial != nil {
 			return o.Dial(ctx, to)
@@ -74,7 +75,7 @@ func (s *Server) Drain(ctx context.Context) (broken int) {
 	s.loops.giveUp()
 	s.register.breakAll()
 	<-drained
-	s.loops.stop()
+	s.loops.stop(s)
 	return broken
 }
 
