@@ -16,6 +16,7 @@ import (
 const (
 	clientsPart  = "clients"
 	endpointPart = "endpoint"
+	allowPart    = "allow" // its second argument is a name
 )
 
 // runPart does what a part does, if args ask for one.
@@ -36,6 +37,8 @@ func runPart(args []string) (ran bool, err error) {
 			return true, err
 		}
 		return true, load.Serve(e, func() { fmt.Println("ready") })
+	case allowPart:
+		return true, allowUntil(args[1], os.Stdin, os.Stdout)
 	}
 	return false, nil
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // thisMachine describes where measurements are made, and of what.
-func thisMachine(usher string, o options) (report.Machine, error) {
+func thisMachine(usher, note string, o options) (report.Machine, error) {
 	var kernel unix.Utsname
 	if err := unix.Uname(&kernel); err != nil {
 		return report.Machine{}, err
@@ -33,6 +33,7 @@ func thisMachine(usher string, o options) (report.Machine, error) {
 		Cores:      runtime.NumCPU(),
 		Memory:     memory << 10,
 		Congestion: o.congestion,
+		Note:       note,
 		Seconds:    o.each.Seconds(),
 		Programs: []string{
 			firstLine(usher, "version"),

@@ -6,7 +6,7 @@
 //	go run ./test/bench -only crr,rr64 -peers haproxy,usher-none -seconds 2 -usher bin/usher
 //	go run ./test/bench -report FILE          the page from results that are there
 //
-// It needs root, for network namespaces, and haproxy, nginx with its stream
+// It needs root, for network namespaces, and a /proc/sys that can be written; and haproxy, nginx with its stream
 // module, and iptables. peers_linux.go says what is compared, figures_linux.go
 // what is measured, and package load what clients and endpoint do.
 package main
@@ -29,7 +29,7 @@ type options struct {
 	each        time.Duration // how long a load is measured
 	loops       int           // threads of clients, and of the endpoint
 	usher       string
-	congestion  string // control of TCP
+	congestion  string // control of TCP; "" means the usual one, or its fallback
 	results     string
 	page        string // file of results to make the page from
 }
@@ -66,7 +66,9 @@ func parse() options {
 	seconds := flag.Float64("seconds", 3, "how long each load is measured")
 	flag.IntVar(&o.loops, "loops", runtime.NumCPU(), "threads of the clients, and as many of the endpoint")
 	flag.StringVar(&o.usher, "usher", "bin/usher", "the usher to measure")
-	flag.StringVar(&o.congestion, "congestion", "cubic", "congestion control of TCP in the namespaces: one of net.ipv4.tcp_available_congestion_control. cubic is Linux's default; bbr paces by timers, and on loopback that is what is measured then")
+	flag.StringVar(&o.congestion, "congestion", "", "congestion control of TCP in the namespaces; without it cubic, Linux's default, or reno where that cannot be set. "+
+		"One that net.ipv4.tcp_allowed_congestion_control does not name is added to it for the time of the measurement, and taken off it at the end, also if that is Ctrl-C or a signal, SIGKILL included. "+
+		"bbr paces by timers, and on loopback that is what is measured then")
 	flag.StringVar(&o.results, "results", "", "`file` to which results are appended, one JSON object a line; what it has already is not measured again")
 	flag.StringVar(&o.page, "report", "", "measure nothing, but write docs/benchmarks.md from the results in `file`")
 	quick := flag.Bool("quick", false, "one short round of the most telling figures and peers, whatever -only, -peers, -rounds and -seconds say")

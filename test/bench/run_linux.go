@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,7 +33,23 @@ func run(o options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("root is needed, to make network namespaces")
 	}
-	all, keep, err := resume(o, usher)
+	all, err := report.Read(o.results)
+	if err != nil {
+		return err
+	}
+	if o.congestion == "" {
+		o.congestion = all.Machine.Congestion // what was measured before, if this goes on
+	}
+	var note string
+	var end func()
+	if o.congestion, note, end, err = settleCongestion(o.congestion); err != nil {
+		return err
+	}
+	defer end()
+	if note != "" {
+		fmt.Printf("note: measuring with %s, since %s\n", o.congestion, note)
+	}
+	keep, err := resume(&all, note, o, usher)
 	if err != nil {
 		return err
 	}
@@ -73,24 +90,16 @@ func takeTurns(ctx context.Context, o options, wanted []figure, peers []peer, re
 	return nil
 }
 
-// resume returns the results that the file has, and the file to append to.
-// Without a file nothing is kept.
-func resume(o options, usher string) (report.Run, *os.File, error) {
-	path := o.results
-	if path == "" {
-		path = os.DevNull
-	}
-	run, err := report.Read(path)
-	if err != nil {
-		return run, nil, err
-	}
-	keep, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+// resume returns the file to append results to, which begins with a description
+// of the machine. Without a file nothing is kept.
+func resume(run *report.Run, note string, o options, usher string) (*os.File, error) {
+	keep, err := os.OpenFile(cmp.Or(o.results, os.DevNull), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err == nil && run.Machine.Date == "" {
-		if run.Machine, err = thisMachine(usher, o); err == nil {
+		if run.Machine, err = thisMachine(usher, note, o); err == nil {
 			err = report.WriteMachine(keep, run.Machine)
 		}
 	}
-	return run, keep, err
+	return keep, err
 }
 
 // measure takes one figure of one peer.

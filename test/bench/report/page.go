@@ -108,7 +108,7 @@ how far the brackets are apart before believing a second digit.
 
 - %[2]s; %[3]d cores, %[4]s, %.1[5]f GiB of memory; %[6]s
 - %[7]s
-- congestion control of TCP: %[9]s (cubic is what Linux has by default; -congestion sets another)
+- congestion control of TCP: %[9]s
 - each load runs for %[8]s s after 0.3 s of warming up
 
 All take the same path: in a network namespace of its own for each measurement, clients
@@ -120,7 +120,16 @@ no proxy: it shows that clients and endpoint are not what is measured. They are 
 epoll loop for each core, in processes of their own, and share the cores with the proxy.
 Processor time is the user and system time of the proxy's processes alone; what the kernel
 does for connections within them is part of it, so DNAT's cannot be told.
-`, "`", m.System, m.Cores, m.CPU, float64(m.Memory)/(1<<30), m.Date, strings.Join(m.Programs, "\n- "), number(m.Seconds), m.Congestion)
+`, "`", m.System, m.Cores, m.CPU, float64(m.Memory)/(1<<30), m.Date, strings.Join(m.Programs, "\n- "), number(m.Seconds), m.congestion())
+}
+
+// congestion tells the congestion control of TCP, and why it is that.
+func (m Machine) congestion() string {
+	why := "cubic is what Linux has by default; -congestion sets another"
+	if m.Note != "" {
+		why = m.Note
+	}
+	return fmt.Sprintf("%s (%s)", m.Congestion, why)
 }
 
 // sectionTable has a row for each peer.

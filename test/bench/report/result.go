@@ -62,6 +62,7 @@ type Machine struct {
 	Cores      int
 	Memory     int64    // bytes
 	Congestion string   // control of TCP
+	Note       string   `json:",omitempty"` // why that is not the usual one
 	Programs   []string // with their versions
 	Seconds    float64  // that each load was measured
 }

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// What namespaces get unless -congestion says otherwise: Linux's default, or where
+// that cannot be set the one that every kernel has and allows.
+const (
+	usual    = "cubic"
+	fallback = "reno"
+)
+
+// allowed names what may be set in a network namespace that is not the machine's
+// first. Only there it can be written.
+const allowed = "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
+
+// settleCongestion returns the congestion control of TCP that namespaces get: the
+// one wanted, or, if that is "", the usual one or its fallback. note says why it is
+// the fallback. end takes back what had to be allowed for it.
+func settleCongestion(wanted string) (name, note string, end func(), err error) {
+	name = wanted
+	if name == "" {
+		name = usual
+	}
+	end, err = enable(name)
+	if err == nil {
+		return name, "", end, nil
+	}
+	if errors.Is(err, syscall.EROFS) {
+		return "", "", nil, fmt.Errorf("%w; type, as root: mount -o remount,rw /proc/sys (in a container: start it privileged)", err)
+	}
+	why := fmt.Sprintf("%s cannot be set in a network namespace here: %v; %s", name, err, remedy(name, err))
+	if wanted != "" {
+		return "", "", nil, errors.New(why)
+	}
+	end, err = enable(fallback)
+	return fallback, why, end, err
+}
+
+// remedy says what to type, so that the congestion control can be set.
+func remedy(name string, err error) string {
+	if errors.Is(err, fs.ErrNotExist) {
+		return "to have it, type as root, outside of any container: modprobe tcp_" + name
+	}
+	list, _ := os.ReadFile(allowed)
+	return fmt.Sprintf("to have it, type as root, outside of any container: sysctl -w net.ipv4.tcp_allowed_congestion_control=%q",
+		strings.Join(append(without(name, strings.Fields(string(list))), name), " "))
+}
+
+// enable makes sure that a namespace can have the congestion control.
+func enable(name string) (end func(), err error) {
+	if err = tryCongestion(name); err == nil {
+		return func() {}, nil
+	}
+	if !errors.Is(err, fs.ErrPermission) {
+		return nil, err
+	}
+	if end, err = allow(name); err != nil {
+		return nil, err
+	}
+	if err = tryCongestion(name); err != nil {
+		end()
+		return nil, err
+	}
+	return end, nil
+}
+
+// tryCongestion sets it in a namespace that nobody uses. The kernel loads the
+// module, if there is one.
+func tryCongestion(name string) error {
+	s, err := newStage(name)
+	if err == nil {
+		s.close()
+	}
+	return err
+}
+
+// allow starts the part that allows the congestion control. end ends it; so does
+// the end of this process, however that comes.
+func allow(name string) (end func(), err error) {
+	cmd := exec.Command("/proc/self/exe", allowPart, name)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is not for it
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	end = func() {
+		in.Close()
+		_ = cmd.Wait() // what it could not put back it has said
+	}
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	if said := strings.TrimSpace(line); said != "ready" {
+		end()
+		return nil, errors.New(said)
+	}
+	return end, nil
+}
+
+// allowUntil allows the congestion control in all namespaces until in ends, and
+// then takes it off the list again, whatever else came onto that meanwhile. It
+// says on out that it is ready, or why it is not.
+func allowUntil(name string, in io.Reader, out io.Writer) error {
+	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	change := func(how func([]string) []string) error {
+		list, err := os.ReadFile(allowed)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(allowed, []byte(strings.Join(how(strings.Fields(string(list))), " ")), 0)
+	}
+	if err := change(func(list []string) []string { return append(without(name, list), name) }); err != nil {
+		fmt.Fprintln(out, err)
+		return nil
+	}
+	fmt.Fprintln(out, "ready")
+	_, _ = io.Copy(io.Discard, in)
+	if err := change(func(list []string) []string { return without(name, list) }); err != nil {
+		return fmt.Errorf("%s stays in net.ipv4.tcp_allowed_congestion_control: %w", name, err)
+	}
+	return nil
+}
+
+func without(name string, list []string) []string {
+	return slices.DeleteFunc(list, func(one string) bool { return one == name })
+}
