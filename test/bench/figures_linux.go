@@ -62,12 +62,20 @@ func exchanges(kind load.Kind, clients, per int) func(*scene, options) (report.V
 func (o outcome) values(s *scene, per float64) report.Values {
 	v := report.Values{
 		report.Rate:   float64(o.Done) / o.Seconds,
-		report.P50:    micros(o.P50),
-		report.P99:    micros(o.P99),
 		report.Errors: float64(o.Errors),
 	}
+	o.addLatencies(v)
 	o.addCPU(v, s, per)
 	return v
+}
+
+// addLatencies adds the percentiles that there are enough exchanges for.
+func (o outcome) addLatencies(v report.Values) {
+	for q, d := range map[report.Quantity]time.Duration{report.P50: o.P50, report.P99: o.P99, report.P999: o.P999} {
+		if d > 0 {
+			v[q] = micros(d)
+		}
+	}
 }
 
 // addCPU adds the proxy's processor seconds for per things done.

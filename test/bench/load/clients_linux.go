@@ -58,7 +58,7 @@ func Run(spec Spec, in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	result.P50, result.P99 = all.quantile(0.5), all.quantile(0.99)
+	result.P50, result.P99, result.P999 = all.percentile(0.5), all.percentile(0.99), all.percentile(0.999)
 	return json.NewEncoder(out).Encode(result)
 }
 

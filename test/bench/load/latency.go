@@ -40,6 +40,14 @@ func (l *latencies) quantile(q float64) time.Duration {
 	return 0
 }
 
+// percentile returns the quantile q, or 0 if fewer than ten durations exceed it.
+func (l *latencies) percentile(q float64) time.Duration {
+	if (1-q)*float64(l.count) < 10-1e-6 {
+		return 0
+	}
+	return l.quantile(q)
+}
+
 // bucket returns the number of d's bucket: the place of the highest bit, and
 // the bits after it.
 func bucket(d time.Duration) int {

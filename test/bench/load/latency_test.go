@@ -16,6 +16,18 @@ func TestAQuantileIsOffByLessThanOnePerCent(t *testing.T) {
 	}
 }
 
+func TestAPercentileNeedsTenThatExceedIt(t *testing.T) {
+	g := NewWithT(t)
+	var l latencies
+	for range 999 {
+		l.add(time.Millisecond)
+	}
+	g.Expect(l.percentile(0.99)).To(BeZero())
+	l.add(time.Millisecond)
+	g.Expect(l.percentile(0.99)).To(BeNumerically("~", time.Millisecond, 10*time.Microsecond))
+	g.Expect(l.percentile(0.999)).To(BeZero())
+}
+
 func TestQuantilesOfAll(t *testing.T) {
 	g := NewWithT(t)
 	var a, b latencies

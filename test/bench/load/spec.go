@@ -42,6 +42,8 @@ func (s Spec) check() error {
 		return fmt.Errorf("field To: an address and port are needed")
 	case s.Clients < 1 || s.Size < 1 || s.Loops < 1:
 		return fmt.Errorf("fields Clients, Size and Loops: %d, %d, %d; each must be at least 1", s.Clients, s.Size, s.Loops)
+	case s.Kind == UDP && s.Size < stampSize:
+		return fmt.Errorf("field Size: %d; a datagram has at least %d bytes", s.Size, stampSize)
 	case s.Kind == UDP && s.Window < 1:
 		return fmt.Errorf("field Window: %d; must be at least 1", s.Window)
 	case s.Kind != Hold && s.For <= 0:
@@ -53,9 +55,11 @@ func (s Spec) check() error {
 // Result is what clients saw between begin and end.
 type Result struct {
 	Seconds float64
-	Done    int64         // exchanges, datagrams that came back, or bytes sent
-	Errors  int64         // connections that failed, whenever that was
-	Lost    int64         // datagrams that did not come back
-	P50     time.Duration // of an exchange, connecting included if that is part of it
-	P99     time.Duration
+	Done    int64 // exchanges, datagrams that came back, or bytes sent
+	Errors  int64 // connections that failed, whenever that was
+	Lost    int64 // datagrams that did not come back
+	// Of an exchange, connecting included if that is part of it. One that fewer than
+	// ten exchanges exceed would be a matter of chance: it is 0. So P99 takes 1,000
+	// exchanges, and P999, which is 99.9 per cent, 10,000.
+	P50, P99, P999 time.Duration
 }

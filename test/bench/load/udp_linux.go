@@ -1,10 +1,15 @@
 package load
 
 import (
+	"encoding/binary"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// stampSize is how many bytes at the begin of a datagram say when it was sent, in
+// nanoseconds after the measurement's begin.
+const stampSize = 8
 
 // udp is a client that keeps a window of datagrams under way: it sends one for
 // each that comes back.
@@ -35,6 +40,8 @@ func (u udp) start(l *loop, i int) {
 // fill sends until the window is full.
 func (u udp) fill(l *loop, i int) {
 	c := &l.clients[i]
+	c.since = time.Now()
+	binary.NativeEndian.PutUint64(l.buffer, uint64(c.since.Sub(l.begin)))
 	for c.missing < l.spec.Window {
 		if _, errno := send(c.fd, l.buffer[:l.spec.Size]); errno != 0 {
 			l.failed(errno)
@@ -42,14 +49,13 @@ func (u udp) fill(l *loop, i int) {
 		}
 		c.missing++
 	}
-	c.since = time.Now()
 }
 
 func (u udp) ready(l *loop, i int, _ uint32) {
 	c := &l.clients[i]
 	now := time.Now()
 	for range l.spec.Window {
-		_, errno := receive(c.fd, l.buffer[:l.spec.Size])
+		n, errno := receive(c.fd, l.buffer[:l.spec.Size])
 		if errno == unix.EAGAIN {
 			break
 		}
@@ -57,11 +63,15 @@ func (u udp) ready(l *loop, i int, _ uint32) {
 			l.failed(errno)
 			break
 		}
+		if n != l.spec.Size {
+			l.stop("receive", unix.EBADMSG)
+			return
+		}
 		// One that was taken for lost may still come.
 		c.missing = max(c.missing-1, 0)
 		if l.counts(now) {
 			l.done++
-			l.latencies.add(now.Sub(c.since))
+			l.latencies.add(now.Sub(l.begin) - time.Duration(binary.NativeEndian.Uint64(l.buffer)))
 		}
 	}
 	u.fill(l, i)

@@ -19,6 +19,7 @@ const (
 	Rate   Quantity = "rate"   // exchanges or datagrams a second
 	P50    Quantity = "p50"    // microseconds
 	P99    Quantity = "p99"    // microseconds
+	P999   Quantity = "p99.9"  // microseconds
 	Gbits  Quantity = "gbits"  // Gbit/s
 	CPU    Quantity = "cpu"    // seconds of the proxy, for as many as the figure says
 	Errors Quantity = "errors" // connections that failed
