@@ -29,6 +29,7 @@ var figures = []figure{
 	{name: "rr64", measure: exchanges(load.RR, 64, 1_000_000)},
 	{name: "stream1", measure: stream(1)},
 	{name: "stream16", measure: stream(16)},
+	{name: "mixed", measure: mixed},
 	{name: "udp1", of: speaksUDP, measure: udp(1)},
 	{name: "udp4", of: speaksUDP, measure: udp(4)},
 	{name: "idle", measure: idle},
@@ -78,6 +79,9 @@ func (o outcome) addLatencies(v report.Values) {
 	}
 }
 
+// gbits returns Gbit/s, where bytes were counted.
+func (o outcome) gbits() float64 { return float64(o.Done) * 8 / 1e9 / o.Seconds }
+
 // addCPU adds the proxy's processor seconds for per things done.
 func (o outcome) addCPU(v report.Values, s *scene, per float64) {
 	if s.proxy != nil && o.Done > 0 {
@@ -94,10 +98,37 @@ func stream(clients int) func(*scene, options) (report.Values, error) {
 		if err != nil {
 			return nil, err
 		}
-		v := report.Values{report.Gbits: float64(out.Done) * 8 / 1e9 / out.Seconds}
+		v := report.Values{report.Gbits: out.gbits()}
 		out.addCPU(v, s, 100e9)
 		return v, nil
 	}
+}
+
+// mixed measures 64 connections with short requests while 16 with bulk run through
+// the same proxy. Each kind has clients of its own, in a process of its own.
+func mixed(s *scene, o options) (report.Values, error) {
+	requests, err := s.startClients(load.Spec{Kind: load.RR, To: s.echo, Clients: 64, Size: message, Warm: warm, For: o.each})
+	if err != nil {
+		return nil, err
+	}
+	defer requests.stop()
+	// It began last, and so it ends last: requests are beside bulk all the time.
+	bulk, err := s.startClients(load.Spec{Kind: load.Stream, To: s.sink, Clients: 16, Size: 256 << 10, Warm: warm, For: o.each})
+	if err != nil {
+		return nil, err
+	}
+	defer bulk.stop()
+	short, err := s.watch(requests)
+	if err != nil {
+		return nil, err
+	}
+	long, err := s.watch(bulk)
+	if err != nil {
+		return nil, err
+	}
+	v := report.Values{report.Rate: float64(short.Done) / short.Seconds, report.Gbits: long.gbits()}
+	short.addLatencies(v)
+	return v, nil
 }
 
 // udp measures datagrams of 16 clients, each with so many under way.

@@ -73,15 +73,18 @@ func (o outcome) cpu() time.Duration { return o.after.cpu - o.before.cpu }
 // drive makes a load and watches the proxy. It returns the clients as well,
 // which have ended unless they hold connections.
 func (s *scene) drive(spec load.Spec) (o outcome, clients *process, err error) {
-	spec.Loops = s.loops
-	clients, err = s.startPart(clientsPart, spec)
-	if err != nil {
+	if clients, err = s.startClients(spec); err != nil {
 		return o, nil, err
 	}
 	if o, err = s.watch(clients); err != nil || spec.Kind != load.Hold {
 		clients.stop()
 	}
 	return o, clients, err
+}
+
+func (s *scene) startClients(spec load.Spec) (*process, error) {
+	spec.Loops = s.loops
+	return s.startPart(clientsPart, spec)
 }
 
 // watch looks at the proxy when clients begin and end, and returns what they

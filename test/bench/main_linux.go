@@ -36,7 +36,7 @@ type options struct {
 
 // What -quick measures, in two minutes.
 const (
-	quickFigures = "crr,rr1,rr64,stream1,stream16,udp4,idle,services10,services1000"
+	quickFigures = "crr,rr1,rr64,stream1,stream16,mixed,udp1,udp4,idle,services10,services1000"
 	quickPeers   = "direct,dnat,haproxy,nginx,usher-none,usher-nftables"
 )
 

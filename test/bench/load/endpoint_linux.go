@@ -11,23 +11,30 @@ import (
 
 // Endpoint is where an endpoint listens.
 type Endpoint struct {
-	Echo  netip.AddrPort // TCP: sends back what comes
-	Sink  netip.AddrPort // TCP: reads, and answers nothing
-	UDP   netip.AddrPort // sends each datagram back
-	Loops int            // threads, each with listeners of its own
+	Echo netip.AddrPort // TCP: sends back what comes
+	Sink netip.AddrPort // TCP: reads, and answers nothing
+	UDP  netip.AddrPort // sends each datagram back
+	// Loops is how many threads there are for Echo and UDP, each with listeners of
+	// its own; there are as many for Sink, so that an answer waits for no bulk here.
+	Loops int
 }
 
 // Serve is the endpoint. It returns only if it cannot begin; ready is called
 // when clients may connect.
 func Serve(e Endpoint, ready func()) error {
-	runtime.GOMAXPROCS(e.Loops + 1)
+	runtime.GOMAXPROCS(2*e.Loops + 1)
 	debug.SetGCPercent(-1) // nothing is allocated; and the loops would not stop for it
 	for range e.Loops {
-		s, err := newServer(e)
+		answers, err := newServer(place{e.Echo, echoListener, unix.SOCK_STREAM}, place{e.UDP, datagrams, unix.SOCK_DGRAM})
 		if err != nil {
 			return err
 		}
-		go s.run()
+		reads, err := newServer(place{e.Sink, sinkListener, unix.SOCK_STREAM})
+		if err != nil {
+			return err
+		}
+		go answers.run()
+		go reads.run()
 	}
 	ready()
 	select {}
@@ -54,19 +61,22 @@ const (
 // bulk is how much the sink reads at once, and how much a descriptor may hold.
 const bulk = 256 << 10
 
-func newServer(e Endpoint) (*server, error) {
+// place is where a server listens.
+type place struct {
+	at   netip.AddrPort
+	role role
+	kind int // of socket
+}
+
+func newServer(places ...place) (*server, error) {
 	s := &server{roles: make([]role, 1<<16), buffer: make([]byte, bulk)}
 	var err error
 	if s.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, err
 	}
-	for _, l := range []struct {
-		at   netip.AddrPort
-		role role
-		kind int
-	}{{e.Echo, echoListener, unix.SOCK_STREAM}, {e.Sink, sinkListener, unix.SOCK_STREAM}, {e.UDP, datagrams, unix.SOCK_DGRAM}} {
-		if err := s.listen(l.at, l.role, l.kind); err != nil {
-			return nil, fmt.Errorf("listening on %s: %w", l.at, err)
+	for _, p := range places {
+		if err := s.listen(p.at, p.role, p.kind); err != nil {
+			return nil, fmt.Errorf("listening on %s: %w", p.at, err)
 		}
 	}
 	return s, nil

@@ -30,6 +30,8 @@ var sections = []section{
 		[]column{{Gbits, "Gbit/s", 1}, {CPU, "CPU, s per 100 GB", 1}}},
 	{"stream16", "Bulk, 16 connections", "The same on 16 connections at once.",
 		[]column{{Gbits, "Gbit/s", 1}, {CPU, "CPU, s per 100 GB", 1}}},
+	{"mixed", "Short requests beside bulk", "64 connections with requests as above while 16 connections with bulk run through the same proxy.",
+		[]column{{Rate, "requests per second", 1}, micros("p50", P50), micros("p99", P99), micros("p99.9", P999), {Gbits, "bulk, Gbit/s", 1}}},
 	{"udp1", "UDP, one datagram under way", "16 clients, each: send 64 bytes, wait for them to come back, again. HAProxy has no UDP.",
 		[]column{{Rate, "per second", 1}, micros("p50", P50), micros("p99", P99), {CPU, "CPU, s per 1,000,000", 1}, {Lost, "lost", 1}}},
 	{"udp4", "UDP, four datagrams under way", "The same with four datagrams of each client under way at any time.",

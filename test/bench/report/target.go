@@ -29,6 +29,8 @@ var targets = []target{
 	{figure: "stream16", quantity: Gbits, to: "haproxy", least: true, bound: 1.6, text: "bulk, 16 connections"},
 	{figure: "stream1", quantity: Gbits, to: "dnat", least: true, bound: 0.65, text: "bulk, one connection"},
 	{figure: "stream16", quantity: Gbits, to: "dnat", least: true, bound: 0.65, text: "bulk, 16 connections"},
+	{figure: "mixed", quantity: P99, to: "haproxy", bound: 0.8, text: "p99 of 64 short requests beside 16 bulk streams"},
+	{figure: "mixed", quantity: Gbits, to: "haproxy", least: true, bound: 1.5, text: "bulk, 16 streams beside 64 short requests"},
 	{figure: "udp1", quantity: Rate, to: "nginx", least: true, bound: 1.25, text: "datagrams a second, one under way"},
 	{figure: "udp4", quantity: Rate, to: "nginx", least: true, bound: 1.25, text: "datagrams a second, four under way"},
 	{figure: "idle", quantity: Resident, bound: 1500, text: "resident bytes for an idle connection"},
