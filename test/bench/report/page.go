@@ -2,28 +2,30 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
 // Listing is a configuration that the page shows.
 type Listing struct{ Title, Text string }
 
-// Page returns the page in Markdown. Plots are at plots/FIGURE.svg.
+// Page returns the page in Markdown. Plots are at plots/NAME.svg.
 func Page(run Run, plots string, listings []Listing) string {
 	var b strings.Builder
 	b.WriteString(introduction(run))
+	drawn := Plots(run.Results)
+	run.Results = run.Results.withCeiling()
 	b.WriteString("\n## Targets\n\nMedians of the rounds' ratios, or of the figure itself.\n\n")
 	b.WriteString(run.Results.targetTable())
 	b.WriteString(profiles)
-	drawn := Plots(run.Results)
 	for _, s := range sections {
-		peers := run.Results.peers(s.figure)
+		peers := s.peers(run.Results)
 		if len(peers) == 0 {
 			continue
 		}
 		fmt.Fprintf(&b, "\n## %s\n\n%s %s.\n\n", s.title, s.text, run.Results.rounds(s.figure))
-		if drawn[s.figure] != "" {
-			fmt.Fprintf(&b, "![%s](%s/%s.svg)\n\n", s.title, plots, s.figure)
+		if drawn[s.name] != "" {
+			fmt.Fprintf(&b, "![%s](%s/%s.svg)\n\n", s.title, plots, s.name)
 		}
 		b.WriteString(run.Results.sectionTable(s, peers))
 	}
@@ -98,13 +100,20 @@ func introduction(run Run) string {
 	return fmt.Sprintf(`# Benchmarks
 
 usher beside other proxies, on the same machine, in turn. This page is written by
-%[1]smake bench%[1]s (%[1]smake bench QUICK=1%[1]s takes two minutes); [test/bench](../test/bench) is how.
+%[1]smake bench%[1]s (%[1]smake bench QUICK=1%[1]s takes three minutes); [test/bench](../test/bench) is how.
 
 Absolute figures say little on a machine that is shared with others; ratios of what
 was measured within the same seconds do. So in every round, and for every figure, the
 peers take turns; a ratio is taken in each round, and what stands here is the median of
 the rounds, with the least and the greatest in brackets. Read the ratios, and look at
 how far the brackets are apart before believing a second digit.
+
+*The ceiling* is half of *direct*, taken in each round: a proxy is two hops, and two cost
+twice what one does. Only who gathers things, or has less to do for a hop than clients and
+endpoint have (bulk that is not copied), passes it.
+
+A percentile stands where ten exchanges of the round exceed it: p99 takes 1,000 of them, and
+p99.9 takes 10,000.
 
 - %[2]s; %[3]d cores, %[4]s, %.1[5]f GiB of memory; %[6]s
 - %[7]s
@@ -113,7 +122,8 @@ how far the brackets are apart before believing a second digit.
 
 All take the same path: in a network namespace of its own for each measurement, clients
 connect on loopback to 10.96.0.10, and the endpoint listens on 10.244.0.11. HAProxy
-and nginx listen on 10.96.0.10 themselves. Kernel DNAT rewrites that address, as
+and nginx listen on 10.96.0.10 themselves; *HAProxy behind nftables* or *iptables* listens elsewhere,
+and a rule leads there, as usher's portals do. Kernel DNAT rewrites that address, as
 kube-proxy's rules do, and is the limit for a proxy outside the kernel. usher is reached
 through its portals as a user would have it, and without one, on a port of its own. *direct* is
 no proxy: it shows that clients and endpoint are not what is measured. They are one
@@ -132,45 +142,56 @@ func (m Machine) congestion() string {
 	return fmt.Sprintf("%s (%s)", m.Congestion, why)
 }
 
-// sectionTable has a row for each peer.
+// sectionTable has a row for each peer. What stands in brackets are the least and
+// the greatest: of the ratios that matter most, and where there are none of the
+// figures.
 func (r Results) sectionTable(s section, peers []string) string {
 	t := table{head: []string{""}}
-	var columns []column
-	for _, c := range s.columns {
-		if r.greatest(s.figure, c.quantity) > 0 || c.quantity != Errors && c.quantity != Lost {
-			columns = append(columns, c)
-			t.head = append(t.head, c.heading)
+	cells := map[string][]string{}
+	add := func(heading string, cell func(peer string) string) {
+		t.head = append(t.head, heading)
+		for _, p := range peers {
+			cells[p] = append(cells[p], cell(p))
 		}
 	}
-	var against []string // other peers that there are results of
-	for _, base := range bases {
-		for _, p := range peers {
-			if p == base {
-				against = append(against, base)
-				t.head = append(t.head, fmt.Sprintf("%s / %s", s.main().heading, title(base)))
+	compared := slices.ContainsFunc(s.columns, func(c column) bool { return c.against != nil })
+	for _, c := range s.columns {
+		if !r.has(s.figure, c.quantity) {
+			continue
+		}
+		add(c.heading, func(p string) string { return cell(r.Over(s.figure, p, c.quantity), c.scale, !compared) })
+		for i, base := range c.against {
+			// Nothing is compared with who was not measured.
+			if base != like && !slices.Contains(peers, base) {
+				continue
 			}
+			add("× "+title(base), func(p string) string {
+				to := against(base, p)
+				return ratio(r.Ratio(s.figure, p, to, c.quantity), to == p, i == 0 && c.quantity != P999)
+			})
 		}
 	}
 	for _, p := range peers {
-		row := []string{title(p)}
-		for _, c := range columns {
-			row = append(row, cell(r.Over(s.figure, p, c.quantity), c.scale))
-		}
-		for _, base := range against {
-			row = append(row, ratio(r.Ratio(s.figure, p, base, s.main().quantity), base == p))
-		}
-		t.rows = append(t.rows, row)
+		t.rows = append(t.rows, append([]string{title(p)}, cells[p]...))
 	}
 	return t.String()
 }
 
-// cell returns "10,600 (9,800–11,000)".
-func cell(s Spread, scale float64) string {
+// has reports whether there is something to show of a quantity.
+func (r Results) has(figure string, q Quantity) bool {
+	if q == Errors || q == Lost {
+		return r.greatest(figure, q) > 0
+	}
+	return slices.ContainsFunc(r, func(m Result) bool { _, ok := m.Values[q]; return ok && m.Figure == figure })
+}
+
+// cell returns "10,600", or "10,600 (9,800–11,000)".
+func cell(s Spread, scale float64, spread bool) string {
 	if s.Rounds == 0 {
 		return ""
 	}
 	median := number(s.Median / scale)
-	if s.Rounds == 1 || s.Min == s.Max {
+	if !spread || s.Rounds == 1 || s.Min == s.Max {
 		return median
 	}
 	return fmt.Sprintf("%s (%s–%s)", median, number(s.Min/scale), number(s.Max/scale))

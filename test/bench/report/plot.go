@@ -6,20 +6,22 @@ import (
 	"strings"
 )
 
-// Plots returns, for each figure that there are results of, its plot as SVG.
+// Plots returns, for each section that there are results for, its plot as SVG, by
+// the section's name.
 // Peers that have nothing to show, such as DNAT where a process is measured, are
 // left out.
 func Plots(r Results) map[string]string {
+	r = r.withCeiling()
 	all := map[string]string{}
 	for _, s := range sections {
 		var peers []string
-		for _, p := range r.peers(s.figure) {
+		for _, p := range s.peers(r) {
 			if r.Over(s.figure, p, s.main().quantity).Rounds > 0 {
 				peers = append(peers, p)
 			}
 		}
 		if len(peers) > 0 {
-			all[s.figure] = r.plot(s, peers)
+			all[s.name] = r.plot(s, peers)
 		}
 	}
 	return all
@@ -79,10 +81,10 @@ func bar(name, kind string, s Spread, scale, full float64, y int) string {
 	place := func(v float64) float64 { return barLeft + (barRight-barLeft)*max(v, 0)/max(full, 1e-9) }
 	base := y + barHeight - 4 // of the text
 	middle := y + barHeight/2
-	return fmt.Sprintf(`<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", barLeft-10, base, html.EscapeString(name)) +
+	return fmt.Sprintf(`<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", barLeft-10, base, html.EscapeString(strings.Trim(name, "*"))) +
 		fmt.Sprintf(`<rect class="%s" x="%d" y="%d" width="%.1f" height="%d" rx="2"/>`+"\n", kind, barLeft, y, place(s.Median)-barLeft, barHeight) +
 		fmt.Sprintf(`<line class="range" x1="%.1f" y1="%d" x2="%.1f" y2="%d"/>`+"\n", place(s.Min), middle, place(s.Max), middle) +
-		fmt.Sprintf(`<text x="%d" y="%d">%s</text>`+"\n", barRight+10, base, html.EscapeString(cell(s, scale)))
+		fmt.Sprintf(`<text x="%d" y="%d">%s</text>`+"\n", barRight+10, base, html.EscapeString(cell(s, scale, true)))
 }
 
 // kindOf returns the class of a peer's bar.
@@ -90,7 +92,7 @@ func kindOf(peer string) string {
 	switch {
 	case strings.HasPrefix(peer, "usher-"):
 		return "usher"
-	case peer == "direct" || peer == "dnat":
+	case peer == "direct" || peer == ceiling || peer == "dnat":
 		return "bound"
 	}
 	return "other"

@@ -63,15 +63,26 @@ var _ = Describe("a file of results", func() {
 })
 
 var _ = Describe("the page", func() {
-	results := append(append(crr("haproxy", 10_000, 10_000, 10_000), crr("usher-none", 9_000, 9_500, 12_000)...), crr("usher-nftables", 10_000, 11_000, 12_000)...)
+	results := append(append(crr("haproxy", 10_000, 10_000, 10_000), crr("usher-none", 9_000, 9_500, 12_000)...), crr("usher-address", 10_000, 11_000, 12_000)...)
 	page := func(r report.Results) string { return report.Page(report.Run{Results: r}, "benchmarks", nil) }
 
 	It("says which targets are met and which are not", func() {
-		Expect(page(results)).To(ContainSubstring("| new connections a second | ≥ 1.00 × HAProxy | 0.95 **not met** | 1.10 met |\n"))
+		Expect(page(results)).To(ContainSubstring("| new connections a second | ≥ 1.10 × HAProxy | 0.95 **not met** | 1.10 met |\n"))
 	})
 	It("has the median, the least and the greatest, and the ratios", func() {
-		Expect(page(results)).To(ContainSubstring("| usher, no portal | 9500 (9000–12,000) |"))
-		Expect(page(results)).To(ContainSubstring("| 0.95 (0.90–1.20) |\n"))
+		Expect(page(results)).To(ContainSubstring("| usher, no portal | 9500 | 0.95 (0.90–1.20) |\n"))
+	})
+	It("has the ceiling, half of direct in each round, and who is how near to it", func() {
+		page := page(append(results, crr("direct", 20_000, 18_000, 19_000)...))
+		Expect(page).To(ContainSubstring("| *the ceiling* | 9500 | 0.95 (0.90–1.00) |  |\n"))
+		Expect(page).To(ContainSubstring("| usher, address | 11,000 | 1.10 (1.00–1.20) | 1.22 |\n"))
+		Expect(page).To(ContainSubstring("| new connections a second | ≥ 0.95 × *the ceiling* | 1.06 met | 1.22 met |\n"))
+	})
+	It("compares usher through a portal of netfilter with HAProxy behind the like", func() {
+		page := page(append(append(results, crr("haproxy-nftables", 8_000, 8_000)...), crr("usher-nftables", 7_000, 8_000)...))
+		Expect(page).To(ContainSubstring("| HAProxy behind nftables | 8000 |  | 0.80 |\n"))
+		Expect(page).To(ContainSubstring("| usher, nftables | 7500 | 0.94 (0.88–1.00) | 0.75 |\n"))
+		Expect(page).To(ContainSubstring("| new connections a second | ≥ 0.90 × HAProxy behind the same |  |  | 0.94 met |\n"))
 	})
 	It("tells what failed", func() {
 		Expect(page(append(results, report.Result{Figure: "idle", Peer: "nginx", Round: 2, Failed: "timed out"}))).
@@ -79,7 +90,7 @@ var _ = Describe("the page", func() {
 	})
 	It("counts a figure that failed as not met", func() {
 		failed := report.Result{Figure: "rr64", Peer: "usher-none", Round: 1, Failed: "connection reset"}
-		Expect(page(append(results, failed))).To(ContainSubstring("| requests a second, 64 connections | ≥ 1.00 × HAProxy | failed, **not met** |  |\n"))
+		Expect(page(append(results, failed))).To(ContainSubstring("| requests a second, 64 connections | ≥ 1.12 × HAProxy | failed, **not met** |  |\n"))
 	})
 	It("shows only plots that there are", func() {
 		Expect(report.Plots(results)).To(HaveLen(1))

@@ -1,9 +1,17 @@
 package report
 
-// section is one figure on the page: what it is, and its columns.
+import (
+	"slices"
+	"strings"
+)
+
+// section is one figure on the page: what it is, of whom, and its columns.
 type section struct {
-	figure, title, text string
-	columns             []column
+	name        string // of the plot's file
+	figure      string
+	title, text string
+	of          func(peer string) bool
+	columns     []column
 }
 
 // column is a quantity with its heading. It is shown divided by scale.
@@ -11,37 +19,84 @@ type column struct {
 	quantity Quantity
 	heading  string
 	scale    float64
+	against  []string // peers, to whose figure the ratio stands beside it
 }
 
-// main is what a section's plot and its ratios are about: its first column.
+// like stands in column.against and in target.to for HAProxy behind the same
+// portal's way of translating.
+const like = "like"
+
+// against returns the name of the peer that a peer is compared with.
+func against(base, peer string) string {
+	if base != like {
+		return base
+	}
+	_, portal, _ := strings.Cut(peer, "-")
+	return "haproxy-" + portal
+}
+
+// main is what a section's plot and its first ratios are about: its first column.
 func (s section) main() column { return s.columns[0] }
 
-func micros(heading string, q Quantity) column { return column{q, heading + ", µs", 1} }
+// peers returns those that the section shows: none, if all of them are in the
+// figure's main section.
+func (s section) peers(r Results) []string {
+	peers := slices.DeleteFunc(r.peers(s.figure), func(p string) bool { return !s.of(p) })
+	if s.name != s.figure && !slices.ContainsFunc(peers, func(p string) bool { return !untranslated(p) }) {
+		return nil
+	}
+	return peers
+}
+
+// Who is reached how.
+func all(string) bool { return true }
+
+// translated are the ushers whose portal has the kernel translate addresses.
+func translated(peer string) bool { return peer == "usher-nftables" || peer == "usher-iptables" }
+
+// behind are proxies that others put the kernel's translation in front of.
+func behind(peer string) bool { return peer == "haproxy-nftables" || peer == "haproxy-iptables" }
+
+func untranslated(peer string) bool { return !translated(peer) && !behind(peer) }
+
+func throughNetfilter(peer string) bool {
+	return translated(peer) || behind(peer) || peer == "dnat" || peer == "haproxy"
+}
+
+func plain(q Quantity, heading string) column { return column{q, heading, 1, nil} }
+
+// exchanges are the columns of a figure that is about exchanges.
+func exchanges(cpu string, bases ...string) []column {
+	return []column{
+		{Rate, "per second", 1, bases}, plain(P50, "p50, µs"), {P99, "p99, µs", 1, bases[:1]}, {P999, "p99.9, µs", 1, bases[:1]},
+		plain(CPU, "CPU, s per "+cpu), plain(Errors, "failed"), plain(Lost, "lost"),
+	}
+}
+
+var bulk = []column{{Gbits, "Gbit/s", 1, []string{"haproxy", "dnat", ceiling}}, plain(CPU, "CPU, s per 100 GB")}
 
 // sections are the page, in order.
 var sections = []section{
-	{"crr", "New connections", "64 clients, each: connect, send 64 bytes, read 64 bytes, close, again.",
-		[]column{{Rate, "per second", 1}, micros("p50", P50), micros("p99", P99), {CPU, "CPU, s per 100,000", 1}, {Errors, "failed", 1}}},
-	{"rr1", "Requests on one connection", "One connection that stays: send 64 bytes, read 64 bytes, again.",
-		[]column{{Rate, "per second", 1}, micros("p50", P50), micros("p99", P99), {CPU, "CPU, s per 1,000,000", 1}}},
-	{"rr64", "Requests on 64 connections", "The same on 64 connections at once.",
-		[]column{{Rate, "per second", 1}, micros("p50", P50), micros("p99", P99), {CPU, "CPU, s per 1,000,000", 1}}},
-	{"stream1", "Bulk, one connection", "Bytes as fast as they go, in one direction, to an endpoint that reads them.",
-		[]column{{Gbits, "Gbit/s", 1}, {CPU, "CPU, s per 100 GB", 1}}},
-	{"stream16", "Bulk, 16 connections", "The same on 16 connections at once.",
-		[]column{{Gbits, "Gbit/s", 1}, {CPU, "CPU, s per 100 GB", 1}}},
-	{"mixed", "Short requests beside bulk", "64 connections with requests as above while 16 connections with bulk run through the same proxy.",
-		[]column{{Rate, "requests per second", 1}, micros("p50", P50), micros("p99", P99), micros("p99.9", P999), {Gbits, "bulk, Gbit/s", 1}}},
-	{"udp1", "UDP, one datagram under way", "16 clients, each: send 64 bytes, wait for them to come back, again. HAProxy has no UDP.",
-		[]column{{Rate, "per second", 1}, micros("p50", P50), micros("p99", P99), {CPU, "CPU, s per 1,000,000", 1}, {Lost, "lost", 1}}},
-	{"udp4", "UDP, four datagrams under way", "The same with four datagrams of each client under way at any time.",
-		[]column{{Rate, "per second", 1}, micros("p50", P50), micros("p99", P99), {CPU, "CPU, s per 1,000,000", 1}, {Lost, "lost", 1}}},
-	{"idle", "Idle connections", "3,000 connections that have exchanged one byte, for each of them: memory and descriptors of the proxy, " +
-		"and what the system's available memory lost. The last includes the sockets of client and endpoint, which are what *direct* shows.",
-		[]column{{Resident, "resident, bytes", 1}, {Descriptors, "descriptors", 1}, {System, "system, kB", 1000}}},
-	{"churn", "Opened and closed", "10,000 connections opened and closed (2,500 at once), ten times: resident memory and descriptors of the proxy before the first, after the first ten thousand, and after the last.",
-		[]column{{ResidentEnd, "resident at the end, MiB", 1 << 20}, {ResidentFirst, "after the first cycle", 1 << 20}, {ResidentStart, "at the start", 1 << 20},
-			{DescriptorsEnd, "descriptors at the end", 1}, {DescriptorsStart, "at the start", 1}}},
+	{"crr", "crr", "New connections", "64 clients, each: connect, send 64 bytes, read 64 bytes, close, again.", untranslated, exchanges("100,000", "haproxy", ceiling)},
+	{"crr-netfilter", "crr", "New connections through netfilter", "The same through the portals that have the kernel translate addresses, beside HAProxy behind such a rule (the configurations are below).",
+		throughNetfilter, exchanges("100,000", like, "haproxy")},
+	{"rr1", "rr1", "Requests on one connection", "One connection that stays: send 64 bytes, read 64 bytes, again.", all, exchanges("1,000,000", "haproxy", ceiling)},
+	{"rr64", "rr64", "Requests on 64 connections", "The same on 64 connections at once.", untranslated, exchanges("1,000,000", "haproxy", ceiling)},
+	{"rr64-netfilter", "rr64", "Requests on 64 connections through netfilter", "The same through the portals that have the kernel translate addresses.",
+		throughNetfilter, exchanges("1,000,000", like, "haproxy")},
+	{"stream1", "stream1", "Bulk, one connection", "Bytes as fast as they go, in one direction, to an endpoint that reads them.", all, bulk},
+	{"stream16", "stream16", "Bulk, 16 connections", "The same on 16 connections at once.", all, bulk},
+	{"mixed", "mixed", "Short requests beside bulk", "64 connections with requests of 64 bytes, while 16 connections with bulk run through the same proxy.", all,
+		[]column{{Rate, "requests per second", 1, []string{"haproxy"}}, plain(P50, "p50, µs"), {P99, "p99, µs", 1, []string{"haproxy"}},
+			{P999, "p99.9, µs", 1, []string{"haproxy"}}, {Gbits, "bulk, Gbit/s", 1, []string{"haproxy"}}}},
+	{"udp1", "udp1", "UDP, one datagram under way", "16 clients, each: send 64 bytes, wait for them to come back, again. HAProxy has no UDP.", all, exchanges("1,000,000", "nginx", ceiling)},
+	{"udp4", "udp4", "UDP, four datagrams under way", "The same with four datagrams of each client under way at any time.", all, exchanges("1,000,000", "nginx", ceiling)},
+	{"idle", "idle", "Idle connections", "3,000 connections that have exchanged one byte, for each of them: memory and descriptors of the proxy, " +
+		"and what the system's available memory lost. The last includes the sockets of client and endpoint, which are what *direct* shows.", all,
+		[]column{{Resident, "resident, bytes", 1, []string{"haproxy"}}, plain(Descriptors, "descriptors"), {System, "system, kB", 1000, []string{"haproxy"}}}},
+	{"churn", "churn", "Opened and closed", "10,000 connections opened and closed (2,500 at once), ten times: resident memory and descriptors of the proxy before the first, after the first ten thousand, and after the last.", all,
+		[]column{{ResidentEnd, "resident at the end, MiB", 1 << 20, nil}, {ResidentFirst, "after the first cycle", 1 << 20, nil}, {ResidentStart, "at the start", 1 << 20, nil},
+			plain(DescriptorsEnd, "descriptors at the end"), plain(DescriptorsStart, "at the start")}},
 	services("services10", "10 Services", "Services with ten endpoints each, in one manifest. From the start of usher until a client of the last VIP gets an answer; resident memory then; "+
 		"the time from a new file with one more Service until a client is connected to its VIP; and new connections through the last portal against the first."),
 	services("services1000", "1,000 Services", "The same with 1,000."),
@@ -49,21 +104,26 @@ var sections = []section{
 }
 
 func services(figure, title, text string) section {
-	return section{figure, title, text, []column{{Start, "start, s", 1}, {Memory, "resident, MiB", 1 << 20}, {Change, "change, ms", 1},
-		{FirstRate, "crr through the first", 1}, {LastRate, "through the last", 1}, {LastFirst, "last / first", 1}}}
+	return section{figure, figure, title, text, all, []column{plain(Start, "start, s"), {Memory, "resident, MiB", 1 << 20, nil}, plain(Change, "change, ms"),
+		plain(FirstRate, "crr through the first"), plain(LastRate, "through the last"), plain(LastFirst, "last / first")}}
 }
 
 // titles are the names that people know the peers by.
 var titles = map[string]string{
-	"direct":          "direct",
-	"dnat":            "kernel DNAT",
-	"haproxy":         "HAProxy",
-	"nginx":           "nginx",
-	"usher-none":      "usher, no portal",
-	"usher-nftables":  "usher, nftables",
-	"usher-iptables":  "usher, iptables",
-	"usher-address":   "usher, address",
-	"usher-namespace": "usher, address, own namespace",
+	"direct":           "direct",
+	ceiling:            "*the ceiling*",
+	"dnat":             "kernel DNAT",
+	"haproxy":          "HAProxy",
+	"haproxy-nftables": "HAProxy behind nftables",
+	"haproxy-iptables": "HAProxy behind iptables",
+	like:               "HAProxy behind the same",
+	"nginx":            "nginx",
+	"usher-none":       "usher, no portal",
+	"usher-nftables":   "usher, nftables",
+	"usher-iptables":   "usher, iptables",
+	"usher-tproxy":     "usher, tproxy",
+	"usher-address":    "usher, address",
+	"usher-namespace":  "usher, address, own namespace",
 }
 
 func title(peer string) string {

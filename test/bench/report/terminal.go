@@ -49,10 +49,11 @@ func thousands(n int64) string {
 }
 
 // bases are the peers that the others are compared with.
-var bases = []string{"haproxy", "nginx", "dnat"}
+var bases = []string{"haproxy", "nginx", "dnat", ceiling}
 
 // Summary tells, for every quantity, the medians and the medians of the ratios.
 func Summary(r Results) string {
+	r = r.withCeiling()
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprint(w, "FIGURE\tPEER\tQUANTITY\tMEDIAN\tMIN–MAX")
@@ -68,7 +69,7 @@ func Summary(r Results) string {
 			}
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s–%s", at.figure, at.peer, q, number(s.Median), number(s.Min), number(s.Max))
 			for _, base := range bases {
-				fmt.Fprintf(w, "\t%s", ratio(r.Ratio(at.figure, at.peer, base, q), base == at.peer))
+				fmt.Fprintf(w, "\t%s", ratio(r.Ratio(at.figure, at.peer, base, q), base == at.peer, true))
 			}
 			fmt.Fprintln(w)
 		}
@@ -77,10 +78,14 @@ func Summary(r Results) string {
 	return b.String()
 }
 
-// ratio writes a median of ratios with the least and the greatest.
-func ratio(s Spread, itself bool) string {
+// ratio writes a median of ratios, with the least and the greatest if that is asked
+// for.
+func ratio(s Spread, itself, spread bool) string {
 	if s.Rounds == 0 || itself {
 		return ""
+	}
+	if !spread || s.Rounds == 1 {
+		return fmt.Sprintf("%.2f", s.Median)
 	}
 	return fmt.Sprintf("%.2f (%.2f–%.2f)", s.Median, s.Min, s.Max)
 }

@@ -1,0 +1,27 @@
+package report
+
+// ceiling is a peer that nobody measures: what a proxy could reach that copies
+// nothing, decides nothing and gathers nothing. Its two hops cost twice what one
+// does, so its rate is half of direct's.
+const ceiling = "ceiling"
+
+// withCeiling returns the results with the ceiling behind each measurement of
+// direct.
+func (r Results) withCeiling() (all Results) {
+	for _, m := range r {
+		all = append(all, m)
+		if m.Peer != "direct" {
+			continue
+		}
+		half := Values{}
+		for _, q := range []Quantity{Rate, Gbits} {
+			if v, ok := m.Values[q]; ok {
+				half[q] = v / 2
+			}
+		}
+		if len(half) > 0 {
+			all = append(all, Result{Figure: m.Figure, Peer: ceiling, Round: m.Round, Values: half})
+		}
+	}
+	return all
+}
