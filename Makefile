@@ -43,8 +43,8 @@ cross: ## check that everything compiles for other systems
 BENCH_RESULTS = .cache/bench$(if $(QUICK),-quick).jsonl
 
 .PHONY: bench
-bench: build ## measure usher beside HAProxy, nginx and the kernel (as root), and write docs/benchmarks.md; QUICK=1: in two minutes
-	@test/install.sh iptables haproxy nginx libnginx-mod-stream
+bench: build ## measure usher beside HAProxy, nginx and the kernel (as root), and write docs/benchmarks.md; QUICK=1: in three minutes
+	@test/install.sh iptables nftables haproxy nginx libnginx-mod-stream
 	@mkdir -p .cache
 	$(GO) build -o .cache/bench ./test/bench
 	.cache/bench $(if $(QUICK),-quick) -results $(BENCH_RESULTS)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"time"
 
 	"github.com/usherproxy/usher/test/bench/load"
@@ -37,6 +38,11 @@ var figures = []figure{
 	{name: "services10", of: hasPortal, set: many(10), measure: services},
 	{name: "services1000", of: hasPortal, set: many(1000), measure: services},
 	{name: "services10000", of: hasPortal, set: many(10_000), measure: services},
+}
+
+// about reports whether the figure is measured of the peer.
+func (f figure) about(p peer) bool {
+	return (f.of == nil || f.of(p)) && (p.figures == nil || slices.Contains(p.figures, f.name))
 }
 
 func speaksUDP(p peer) bool { return !p.noUDP }

@@ -11,18 +11,45 @@ const haproxyMax = 4000
 
 // haproxy copies with splice(2) where it finds that this helps.
 var haproxy = peer{name: "haproxy", noUDP: true, set: func(s *stage, dir string) (targets, *process, error) {
-	file, err := write(dir, "haproxy.cfg", haproxyConfig(runtime.NumCPU()))
-	if err != nil {
-		return targets{}, nil, err
-	}
 	if err := s.own(vip); err != nil {
 		return targets{}, nil, err
 	}
-	p, err := s.start("haproxy", "-db", "-f", file)
+	p, err := s.startHAProxy(dir, onVIP)
 	return onVIP, p, err
 }}
 
-func haproxyConfig(threads int) string {
+// elsewhere is where a proxy listens that a rule leads to from the VIP.
+var elsewhere = at(node, 10080, 10081, 10082)
+
+// behind is HAProxy as usher's portals of netfilter have usher: the kernel rewrites
+// the VIP to an address where it listens.
+func behind(portal string) peer {
+	p := haproxy
+	p.name = "haproxy-" + portal
+	p.figures = []string{"crr", "rr64"}
+	p.set = func(s *stage, dir string) (targets, *process, error) {
+		commands := iptablesRules(elsewhere)
+		if portal == "nftables" {
+			commands = nftablesRules(elsewhere)
+		}
+		if err := s.run(commands); err != nil {
+			return targets{}, nil, err
+		}
+		p, err := s.startHAProxy(dir, elsewhere)
+		return onVIP, p, err
+	}
+	return p
+}
+
+func (s *stage) startHAProxy(dir string, on targets) (*process, error) {
+	file, err := write(dir, "haproxy.cfg", haproxyConfig(runtime.NumCPU(), on))
+	if err != nil {
+		return nil, err
+	}
+	return s.start("haproxy", "-db", "-f", file)
+}
+
+func haproxyConfig(threads int, on targets) string {
 	return fmt.Sprintf(`global
   maxconn %d
   nbthread %d
@@ -33,10 +60,10 @@ defaults
   timeout client 10m
   timeout server 10m
 listen echo
-  bind %s:%d
-  server endpoint %s:%d
+  bind %s
+  server endpoint %s
 listen sink
-  bind %s:%d
-  server endpoint %s:%d
-`, haproxyMax, threads, vip, echoPort, endpoint, echoTarget, vip, sinkPort, endpoint, sinkTarget)
+  bind %s
+  server endpoint %s
+`, haproxyMax, threads, on.echo, onEndpoint.echo, on.sink, onEndpoint.sink)
 }

@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"os/exec"
+	"strings"
 )
 
 // direct is no proxy at all: clients connect to the endpoint. Nothing can be
@@ -15,26 +17,40 @@ var direct = peer{name: "direct", kernel: true, set: func(*stage, string) (targe
 // dnat is what kube-proxy's rules come down to: the kernel rewrites the
 // destination. No userspace proxy can pass it.
 var dnat = peer{name: "dnat", kernel: true, set: func(s *stage, _ string) (targets, *process, error) {
-	for _, rule := range dnatRules() {
+	return onVIP, nil, s.run(iptablesRules(onEndpoint))
+}}
+
+// run runs commands on the stage.
+func (s *stage) run(commands []string) error {
+	for _, command := range commands {
+		words := strings.Fields(command)
 		var out []byte
 		err := s.do(func() (err error) {
-			out, err = exec.Command("iptables", rule...).CombinedOutput()
+			out, err = exec.Command(words[0], words[1:]...).CombinedOutput()
 			return err
 		})
 		if err != nil {
-			return targets{}, nil, fmt.Errorf("iptables %v: %w: %s", rule, err, out)
+			return fmt.Errorf("%s: %w: %s", command, err, out)
 		}
 	}
-	return onVIP, nil, nil
-}}
+	return nil
+}
 
-func dnatRules() (rules [][]string) {
-	for _, r := range []struct {
-		protocol     string
-		port, target int
-	}{{"tcp", echoPort, echoTarget}, {"tcp", sinkPort, sinkTarget}, {"udp", udpPort, udpTarget}} {
-		rules = append(rules, []string{"-t", "nat", "-A", "OUTPUT", "-d", vip.String(), "-p", r.protocol, "--dport", fmt.Sprint(r.port),
-			"-j", "DNAT", "--to-destination", fmt.Sprintf("%s:%d", endpoint, r.target)})
+// iptablesRules are the commands by which the kernel leads from the VIP to targets.
+func iptablesRules(to targets) []string {
+	rule := func(protocol string, from, to netip.AddrPort) string {
+		return fmt.Sprintf("iptables -t nat -A OUTPUT -d %s -p %s --dport %d -j DNAT --to-destination %s", from.Addr(), protocol, from.Port(), to)
 	}
-	return rules
+	return []string{rule("tcp", onVIP.echo, to.echo), rule("tcp", onVIP.sink, to.sink), rule("udp", onVIP.udp, to.udp)}
+}
+
+// nftablesRules are the same for nft.
+func nftablesRules(to targets) []string {
+	rule := func(protocol string, from, to netip.AddrPort) string {
+		return fmt.Sprintf("nft add rule ip bench output ip daddr %s %s dport %d dnat to %s", from.Addr(), protocol, from.Port(), to)
+	}
+	return []string{
+		"nft add table ip bench", "nft add chain ip bench output { type nat hook output priority -100 ; }",
+		rule("tcp", onVIP.echo, to.echo), rule("tcp", onVIP.sink, to.sink), rule("udp", onVIP.udp, to.udp),
+	}
 }

@@ -40,6 +40,7 @@ func thisMachine(usher, note string, o options) (report.Machine, error) {
 			firstLine("haproxy", "-v"),
 			firstLine("nginx", "-v"),
 			firstLine("iptables", "--version"),
+			firstLine("nft", "--version"),
 			"clients and endpoint: " + runtime.Version(),
 		},
 	}, nil

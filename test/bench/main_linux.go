@@ -1,14 +1,15 @@
 // Command bench measures usher beside other proxies and the kernel, and writes
 // the page docs/benchmarks.md.
 //
-//	make bench                                everything, and the page: about 20 minutes
-//	make bench QUICK=1                        one short round of the most of it: two minutes
+//	make bench                                everything, and the page: about half an hour
+//	make bench QUICK=1                        one short round of the most of it: three minutes
 //	go run ./test/bench -only crr,rr64 -peers haproxy,usher-none -seconds 2 -usher bin/usher
 //	go run ./test/bench -report FILE          the page from results that are there
 //
-// It needs root, for network namespaces, and a /proc/sys that can be written; and haproxy, nginx with its stream
-// module, and iptables. peers_linux.go says what is compared, figures_linux.go
-// what is measured, and package load what clients and endpoint do.
+// It needs root, for network namespaces, and a /proc/sys that can be written; and
+// haproxy, nginx with its stream module, nft and iptables. peers_linux.go says what
+// is compared, figures_linux.go what is measured, and package load what clients and
+// endpoint do.
 package main
 
 import (
@@ -34,10 +35,10 @@ type options struct {
 	page        string // file of results to make the page from
 }
 
-// What -quick measures, in two minutes.
+// What -quick measures, in three minutes.
 const (
 	quickFigures = "crr,rr1,rr64,stream1,stream16,mixed,udp1,udp4,idle,services10,services1000"
-	quickPeers   = "direct,dnat,haproxy,nginx,usher-none,usher-nftables"
+	quickPeers   = "direct,dnat,haproxy,nginx,haproxy-nftables,usher-none,usher-nftables,usher-address"
 )
 
 func main() {
@@ -61,7 +62,7 @@ func main() {
 func parse() options {
 	var o options
 	only := flag.String("only", "", "`figures` to measure, with commas between: "+strings.Join(names(figures, figureName), ", ")+"; cpu stands for all that yield processor time")
-	peers := flag.String("peers", "", "`peers` to compare, with commas between: "+strings.Join(names(allPeers(""), peerName), ", "))
+	peers := flag.String("peers", "", "`peers` to compare, with commas between: "+strings.Join(names(allPeers(""), peerName), ", ")+"; without it all but usher-namespace; an usher with a portal that the binary does not know is left out")
 	flag.IntVar(&o.rounds, "rounds", 3, "how often the peers take turns")
 	seconds := flag.Float64("seconds", 3, "how long each load is measured")
 	flag.IntVar(&o.loops, "loops", runtime.NumCPU(), "threads of the clients, and as many of the endpoint")

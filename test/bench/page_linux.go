@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -40,14 +41,12 @@ func writePage(o options) error {
 // configurations are what the peers were told.
 func configurations() []report.Listing {
 	cores := runtime.NumCPU()
-	var rules string
-	for _, rule := range dnatRules() {
-		rules += "iptables " + strings.Join(rule, " ") + "\n"
-	}
 	return []report.Listing{
-		{Title: "HAProxy (`haproxy -db -f FILE`)", Text: haproxyConfig(cores)},
+		{Title: "HAProxy (`haproxy -db -f FILE`)", Text: haproxyConfig(cores, onVIP)},
+		{Title: fmt.Sprintf("HAProxy behind nftables (it listens on %s)", elsewhere.echo.Addr()), Text: strings.Join(nftablesRules(elsewhere), "\n")},
+		{Title: "HAProxy behind iptables", Text: strings.Join(iptablesRules(elsewhere), "\n")},
 		{Title: "nginx", Text: nginxConfig("DIR", cores)},
-		{Title: "Kernel DNAT", Text: rules},
+		{Title: "Kernel DNAT", Text: strings.Join(iptablesRules(onEndpoint), "\n")},
 		{Title: "usher (`usher run --manifests DIR --portal PORTAL`, all else as it is by default)", Text: usherManifest()},
 	}
 }

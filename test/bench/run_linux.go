@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/usherproxy/usher/test/bench/report"
@@ -30,6 +31,7 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
+	peers = slices.DeleteFunc(peers, func(p peer) bool { return p.named && len(o.peers) == 0 || p.unknown() })
 	if os.Geteuid() != 0 {
 		return errors.New("root is needed, to make network namespaces")
 	}
@@ -67,7 +69,7 @@ func takeTurns(ctx context.Context, o options, wanted []figure, peers []peer, re
 	for round := 1; round <= o.rounds; round++ {
 		for _, f := range wanted {
 			for _, p := range peers {
-				if f.of != nil && !f.of(p) || f.once && round > 1 || results.Has(f.name, p.name, round) {
+				if !f.about(p) || f.once && round > 1 || results.Has(f.name, p.name, round) {
 					continue
 				}
 				r := report.Result{Figure: f.name, Peer: p.name, Round: round}

@@ -14,7 +14,7 @@ var shown = []Quantity{Rate, Gbits, P50, P99, P999, CPU, Resident, Descriptors, 
 
 // Line tells one measurement in a line.
 func Line(r Result) string {
-	parts := []string{fmt.Sprintf("round %d  %-8s  %-14s", r.Round, r.Figure, r.Peer)}
+	parts := []string{fmt.Sprintf("round %d  %-8s  %-16s", r.Round, r.Figure, r.Peer)}
 	for _, q := range shown {
 		if v, ok := r.Values[q]; ok && (v != 0 || q != Lost && q != Errors) {
 			parts = append(parts, fmt.Sprintf("%s %s", q, number(v)))
