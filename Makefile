@@ -43,11 +43,13 @@ cross: ## check that everything compiles for other systems
 BENCH_RESULTS = .cache/bench$(if $(QUICK),-quick).jsonl
 
 .PHONY: bench
-bench: build ## measure usher beside HAProxy, nginx and the kernel (as root), and write docs/benchmarks.md; QUICK=1: in three minutes
+bench: build ## measure usher beside HAProxy, nginx and the kernel (as root), and write docs/benchmarks.md; QUICK=1: in three minutes; CLUSTER=1: kube-proxy, too
 	@test/install.sh iptables nftables haproxy nginx libnginx-mod-stream
 	@mkdir -p .cache
 	$(GO) build -o .cache/bench ./test/bench
 	.cache/bench $(if $(QUICK),-quick) -results $(BENCH_RESULTS)
+	$(if $(CLUSTER),@test/install.sh etcd-server iproute2)
+	$(if $(CLUSTER),cd test/cluster && BENCH_RESULTS=$(CURDIR)/$(BENCH_RESULTS) BENCH_ROUNDS=$(CLUSTER) USHER_PROGRAM=$(CURDIR)/bin/usher $(GO) test -count=1 -timeout 3h -ginkgo.focus='beside kube-proxy')
 	.cache/bench -report $(BENCH_RESULTS)
 	@mv $(BENCH_RESULTS) $(BENCH_RESULTS).last
 

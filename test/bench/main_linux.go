@@ -3,6 +3,7 @@
 //
 //	make bench                                everything, and the page: about half an hour
 //	make bench QUICK=1                        one short round of the most of it: three minutes
+//	make bench CLUSTER=1                      and usher beside kube-proxy: see test/cluster
 //	go run ./test/bench -only crr,rr64 -peers haproxy,usher-none -seconds 2 -usher bin/usher
 //	go run ./test/bench -report FILE          the page from results that are there
 //

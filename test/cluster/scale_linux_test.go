@@ -148,11 +148,13 @@ func each(n int, f func(i int) error) {
 	Expect(failed).NotTo(Receive())
 }
 
-// cpu returns how much processor time usher has used, and the programs that it
+func (u *usher) cpu() time.Duration { return cpuOf(u.Command.Process.Pid) }
+
+// cpuOf returns how much processor time a process has used, and the programs that it
 // ran (proc_pid_stat(5): utime, stime, cutime and cstime, in hundredths).
-func (u *usher) cpu() time.Duration {
+func cpuOf(pid int) time.Duration {
 	GinkgoHelper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", u.Command.Process.Pid))
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	Expect(err).NotTo(HaveOccurred())
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	total := 0

@@ -101,6 +101,7 @@ func introduction(run Run) string {
 
 usher beside other proxies, on the same machine, in turn. This page is written by
 %[1]smake bench%[1]s (%[1]smake bench QUICK=1%[1]s takes three minutes); [test/bench](../test/bench) is how.
+%[1]smake bench CLUSTER=1%[1]s measures 10,000 Services of a cluster as well, beside kube-proxy.
 
 Absolute figures say little on a machine that is shared with others; ratios of what
 was measured within the same seconds do. So in every round, and for every figure, the
@@ -109,8 +110,8 @@ the rounds, with the least and the greatest in brackets. Read the ratios, and lo
 how far the brackets are apart before believing a second digit.
 
 *The ceiling* is half of *direct*, taken in each round: a proxy is two hops, and two cost
-twice what one does. Only who gathers things, or has less to do for a hop than clients and
-endpoint have (bulk that is not copied), passes it.
+twice what one does. It is passed by who gathers things or does not copy bulk, and where
+processors are not what *direct* lacks: on one connection it waits most of the time.
 
 A percentile stands where ten exchanges of the round exceed it: p99 takes 1,000 of them, and
 p99.9 takes 10,000.

@@ -30,7 +30,7 @@ func Plots(r Results) map[string]string {
 // Sizes in a plot, in pixels.
 const (
 	plotWidth = 720
-	barLeft   = 150 // names are left of it
+	barLeft   = 200 // names are left of it
 	barRight  = 560 // figures are right of it
 	barHeight = 18
 	rowHeight = 28

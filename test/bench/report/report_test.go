@@ -103,8 +103,8 @@ var _ = Describe("a plot", func() {
 	It("is well-formed, with a bar for each peer", func() {
 		svg := report.Plots(append(crr("haproxy", 10_000), crr("usher-none", 20_000)...))["crr"]
 		Expect(strings.Count(svg, `class="other"`)).To(Equal(1))
-		Expect(svg).To(ContainSubstring(`<rect class="other" x="150" y="44" width="205.0"`))
-		Expect(svg).To(ContainSubstring(`<rect class="usher" x="150" y="72" width="410.0"`))
+		Expect(svg).To(ContainSubstring(`<rect class="other" x="200" y="44" width="180.0"`))
+		Expect(svg).To(ContainSubstring(`<rect class="usher" x="200" y="72" width="360.0"`))
 		for d := xml.NewDecoder(strings.NewReader(svg)); ; {
 			if _, err := d.Token(); err == io.EOF {
 				return

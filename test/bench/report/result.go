@@ -41,7 +41,12 @@ const (
 	FirstRate Quantity = "first-rate" // crr a second through the first portal
 	LastRate  Quantity = "last-rate"  // and through the last
 	LastFirst Quantity = "last-first" // their ratio
+	Rest      Quantity = "rest"       // per cent of a core that is taken while nothing happens
 )
+
+// Cluster is the figure of proxies that are told of 10,000 Services by an API
+// server. It is measured apart, by package test/cluster.
+const Cluster = "cluster10000"
 
 // Values are what one measurement yielded.
 type Values map[Quantity]float64

@@ -101,6 +101,11 @@ var sections = []section{
 		"the time from a new file with one more Service until a client is connected to its VIP; and new connections through the last portal against the first."),
 	services("services1000", "1,000 Services", "The same with 1,000."),
 	services("services10000", "10,000 Services", "The same with 10,000."),
+	{Cluster, Cluster, "10,000 Services of a cluster", "The same number, from an API server, beside kube-proxy of Kubernetes 1.36 on the same node: from the start until a client of the node gets an answer; " +
+		"resident memory and processor time (programs that it ran included) once it has come to rest; processor time while nothing happens; " +
+		"and the time from writing a new Service's EndpointSlice until a client gets an answer, the median of five.", all,
+		[]column{{Start, "start, s", 1, []string{"kube-proxy-nftables"}}, {Memory, "resident, MiB", 1 << 20, []string{"kube-proxy-nftables"}},
+			{CPU, "CPU, s", 1, []string{"kube-proxy-nftables"}}, plain(Rest, "at rest, % of a core"), plain(Change, "change, ms")}},
 }
 
 func services(figure, title, text string) section {
@@ -110,20 +115,22 @@ func services(figure, title, text string) section {
 
 // titles are the names that people know the peers by.
 var titles = map[string]string{
-	"direct":           "direct",
-	ceiling:            "*the ceiling*",
-	"dnat":             "kernel DNAT",
-	"haproxy":          "HAProxy",
-	"haproxy-nftables": "HAProxy behind nftables",
-	"haproxy-iptables": "HAProxy behind iptables",
-	like:               "HAProxy behind the same",
-	"nginx":            "nginx",
-	"usher-none":       "usher, no portal",
-	"usher-nftables":   "usher, nftables",
-	"usher-iptables":   "usher, iptables",
-	"usher-tproxy":     "usher, tproxy",
-	"usher-address":    "usher, address",
-	"usher-namespace":  "usher, address, own namespace",
+	"direct":              "direct",
+	ceiling:               "*the ceiling*",
+	"dnat":                "kernel DNAT",
+	"haproxy":             "HAProxy",
+	"haproxy-nftables":    "HAProxy behind nftables",
+	"haproxy-iptables":    "HAProxy behind iptables",
+	like:                  "HAProxy behind the same",
+	"nginx":               "nginx",
+	"kube-proxy-nftables": "kube-proxy, nftables",
+	"kube-proxy-iptables": "kube-proxy, iptables",
+	"usher-none":          "usher, no portal",
+	"usher-nftables":      "usher, nftables",
+	"usher-iptables":      "usher, iptables",
+	"usher-tproxy":        "usher, tproxy",
+	"usher-address":       "usher, address",
+	"usher-namespace":     "usher, address, own namespace",
 }
 
 func title(peer string) string {

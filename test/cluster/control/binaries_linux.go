@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -16,9 +17,6 @@ import (
 type Binaries struct {
 	Etcd, APIServer, ControllerManager string
 }
-
-// programs of Kubernetes, as packages.
-var programs = []string{"k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager"}
 
 // Missing returns which program the machine lacks for a control plane and a
 // lab, or "".
@@ -41,34 +39,47 @@ func Build(log io.Writer) (Binaries, error) {
 	if err != nil {
 		return Binaries{}, fmt.Errorf("etcd is not installed (Debian's package: etcd-server): %w", err)
 	}
-	version, err := output("go", "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
-	if err != nil {
-		return Binaries{}, err
-	}
-	dir := filepath.Join(Root(), ".cache", "kubernetes-"+version)
-	b := Binaries{
+	dir, err := ensure(log, "k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager")
+	return Binaries{
 		Etcd:              etcd,
 		APIServer:         filepath.Join(dir, "kube-apiserver"),
 		ControllerManager: filepath.Join(dir, "kube-controller-manager"),
+	}, err
+}
+
+// KubeProxy returns kube-proxy, which no control plane needs, in the same way.
+func KubeProxy(log io.Writer) (string, error) {
+	dir, err := ensure(log, "k8s.io/kubernetes/cmd/kube-proxy")
+	return filepath.Join(dir, "kube-proxy"), err
+}
+
+// ensure builds those programs of Kubernetes, given as packages, that are not there
+// yet, and returns the folder they are in.
+func ensure(log io.Writer, programs ...string) (dir string, err error) {
+	version, err := output("go", "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
+	if err != nil {
+		return "", err
 	}
+	dir = filepath.Join(Root(), ".cache", "kubernetes-"+version)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return b, err
+		return "", err
 	}
 	unlock, err := lock(filepath.Join(dir, ".lock"))
 	if err != nil {
-		return b, err
+		return "", err
 	}
 	defer unlock()
-	if exists(b.APIServer) && exists(b.ControllerManager) {
-		return b, nil
+	missing := slices.DeleteFunc(programs, func(program string) bool { return exists(filepath.Join(dir, filepath.Base(program))) })
+	if len(missing) == 0 {
+		return dir, nil
 	}
 	fmt.Fprintf(log, "building Kubernetes %s into %s: some minutes, once\n", version, dir)
-	return b, build(dir, version, log)
+	return dir, build(dir, version, missing, log)
 }
 
-// build builds all programs aside and then moves them into dir, so that there
-// is never half of one.
-func build(dir, version string, log io.Writer) error {
+// build builds programs aside and then moves them into dir, so that there is never
+// half of one.
+func build(dir, version string, programs []string, log io.Writer) error {
 	aside, err := os.MkdirTemp(dir, "build-")
 	if err != nil {
 		return err

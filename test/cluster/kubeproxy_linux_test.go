@@ -1,0 +1,184 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gexec"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/usherproxy/usher/test/bench/report"
+	"github.com/usherproxy/usher/test/cluster/control"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// What `make bench CLUSTER=1` says: the file that results are appended to, how many
+// rounds there are, and, for a trial, how many Services.
+const (
+	resultsVariable  = "BENCH_RESULTS"
+	roundsVariable   = "BENCH_ROUNDS"
+	servicesVariable = "BENCH_SERVICES"
+)
+
+// A measurement, for docs/benchmarks.md: the proxies take turns on one node, before
+// one API server that nothing else asks.
+var _ = Describe("usher beside kube-proxy, with 10,000 Services of ten endpoints", Ordered, func() {
+	var (
+		b    *comparison
+		last *corev1.Service // of those that are there from the start
+	)
+	BeforeAll(func() {
+		if os.Getenv(resultsVariable) == "" {
+			Skip("a measurement: make bench CLUSTER=1")
+		}
+		kubeProxy, err := control.KubeProxy(GinkgoWriter)
+		Expect(err).NotTo(HaveOccurred())
+		b = &comparison{cluster: newCluster(), kubeProxy: kubeProxy}
+		plane.StopControllers()
+		DeferCleanup(plane.StartControllers)
+		b.prepareNode()
+		for n := range 10 {
+			serve(b.Pods, netip.AddrPortFrom(lab.Pod(n+1), 8080))
+			b.endpoints = append(b.endpoints, endpoint(lab.Pod(n+1)))
+		}
+		last = b.create(variable(servicesVariable, 10_000))
+	})
+
+	It("is measured", func() {
+		path := os.Getenv(resultsVariable)
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		Expect(err).NotTo(HaveOccurred())
+		defer file.Close()
+		known, err := report.Read(path)
+		Expect(err).NotTo(HaveOccurred())
+		for round := 1; round <= variable(roundsVariable, 1); round++ {
+			for _, proxy := range b.contenders() {
+				if known.Results.Has(report.Cluster, proxy.name, round) {
+					continue
+				}
+				r := report.Result{Figure: report.Cluster, Peer: proxy.name, Round: round, Values: b.measure(proxy, last)}
+				Expect(report.Write(file, r)).To(Succeed())
+				fmt.Println(report.Line(r))
+			}
+		}
+	})
+})
+
+// comparison is the cluster in which proxies are compared.
+type comparison struct {
+	*cluster
+	kubeProxy string // the program
+	endpoints []discoveryv1.Endpoint
+	late      int // Services that were created while a proxy was measured
+}
+
+// contender is a proxy that takes part.
+type contender struct {
+	name  string
+	start func() *gexec.Session
+}
+
+func (b *comparison) contenders() []contender {
+	config := plane.Kubeconfig(control.Admin, plane.Server())
+	kubeProxy := func(mode string) contender {
+		return contender{"kube-proxy-" + mode, func() *gexec.Session {
+			// All else as it is by default, except that what belongs to the whole machine stays.
+			return startIn(b.Node, exec.Command(b.kubeProxy, "--kubeconfig="+config, "--proxy-mode="+mode, "--hostname-override="+here,
+				"--cluster-cidr="+control.PodCIDR4, "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"))
+		}}
+	}
+	usher := func(portal string) contender {
+		return contender{"usher-" + portal, func() *gexec.Session { return b.launch(usherReleased, "--portal="+portal).Session }}
+	}
+	return []contender{kubeProxy("nftables"), usher("nftables"), kubeProxy("iptables"), usher("iptables")}
+}
+
+// prepareNode gives the Node the address that kube-proxy looks for.
+func (b *comparison) prepareNode() {
+	GinkgoHelper()
+	nodes := b.api.CoreV1().Nodes()
+	node, err := nodes.Get(context.Background(), here, metav1.GetOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: lab.NodeOut4}}
+	Expect(nodes.UpdateStatus(context.Background(), node, metav1.UpdateOptions{})).Error().NotTo(HaveOccurred())
+}
+
+// create creates Services with all endpoints, and returns the last.
+func (b *comparison) create(n int) *corev1.Service {
+	GinkgoHelper()
+	all := make([]*corev1.Service, n)
+	each(n, func(i int) (err error) {
+		name := fmt.Sprintf("many-%d", i)
+		if all[i], err = b.tryService(name, noSelector); err == nil {
+			err = b.tryWrite(b.slice(name, name, b.endpoints...))
+		}
+		return err
+	})
+	return all[n-1]
+}
+
+// measure starts a proxy, measures it, and leaves the node as it was.
+func (b *comparison) measure(proxy contender, last *corev1.Service) report.Values {
+	GinkgoHelper()
+	const patience = 5 * time.Minute
+	began := time.Now()
+	process := proxy.start()
+	pid := process.Command.Process.Pid
+	defer func() {
+		process.Terminate().Wait(time.Minute)
+		b.Node.Output("nft", "flush", "ruleset")
+	}()
+	answered := func(svc *corev1.Service, since time.Time) time.Duration {
+		Eventually(impatient(b.node, vip(svc))).WithTimeout(patience).WithPolling(2 * time.Millisecond).Should(Not(BeZero()))
+		return time.Since(since)
+	}
+	v := report.Values{report.Start: answered(last, began).Seconds()}
+
+	const quiet = 3 * time.Second
+	before := time.Duration(0)
+	Eventually(func() time.Duration {
+		now := cpuOf(pid)
+		defer func() { before = now }()
+		return now - before
+	}).WithTimeout(patience).WithPolling(quiet).Should(BeNumerically("<", quiet/20), "it comes to rest")
+	v[report.CPU] = cpuOf(pid).Seconds()
+	v[report.Memory] = float64(lab.Resident(pid))
+
+	const rest = 20 * time.Second
+	before = cpuOf(pid)
+	over := time.After(rest)
+	Eventually(over).WithTimeout(2 * rest).Should(Receive())
+	v[report.Rest] = 100 * (cpuOf(pid) - before).Seconds() / rest.Seconds()
+
+	var took []time.Duration
+	for range 5 {
+		b.late++
+		svc := b.service(fmt.Sprintf("late-%d", b.late), noSelector)
+		slice := b.slice(svc.Name, svc.Name, b.endpoints...)
+		began := time.Now() // before it is written: the API server's time counts too
+		b.cluster.write(slice)
+		took = append(took, answered(svc, began))
+	}
+	slices.Sort(took)
+	v[report.Change] = float64(took[len(took)/2]) / float64(time.Millisecond)
+	return v
+}
+
+// variable returns the number that an environment variable holds, or the one given.
+func variable(name string, otherwise int) int {
+	GinkgoHelper()
+	n, err := strconv.Atoi(cmp.Or(os.Getenv(name), strconv.Itoa(otherwise)))
+	Expect(err).NotTo(HaveOccurred(), name)
+	return n
+}
