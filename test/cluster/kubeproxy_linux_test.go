@@ -140,7 +140,7 @@ func (b *comparison) measure(proxy contender, last *corev1.Service) report.Value
 		b.Node.Output("nft", "flush", "ruleset")
 	}()
 	answered := func(svc *corev1.Service, since time.Time) time.Duration {
-		Eventually(impatient(b.node, vip(svc))).WithTimeout(patience).WithPolling(2 * time.Millisecond).Should(Not(BeZero()))
+		Eventually(impatient(b.node, vip(svc), 5*time.Millisecond)).WithTimeout(patience).WithPolling(time.Millisecond).Should(Not(BeZero()))
 		return time.Since(since)
 	}
 	v := report.Values{report.Start: answered(last, began).Seconds()}

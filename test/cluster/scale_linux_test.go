@@ -65,7 +65,7 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 			slice := c.slice(svc.Name, svc.Name, endpoint(lab.Pod(20)))
 			began := time.Now() // before it is written: the API server's time counts too
 			c.write(slice)
-			Eventually(impatient(c.pod, vip(svc))).WithTimeout(soon).WithPolling(2 * time.Millisecond).Should(Equal(server.addr))
+			Eventually(impatient(c.pod, vip(svc), 20*time.Millisecond)).WithTimeout(soon).WithPolling(2 * time.Millisecond).Should(Equal(server.addr))
 			took = append(took, time.Since(began))
 		}
 		slices.Sort(took)
@@ -114,9 +114,9 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 // impatient returns a function for Eventually that asks. It does not wait for
 // TCP to repeat a packet, which it does after a second, when the first came too
 // early.
-func impatient(d *lab.Dialer, vip string) func() (netip.AddrPort, error) {
+func impatient(d *lab.Dialer, vip string, patience time.Duration) func() (netip.AddrPort, error) {
 	return func() (netip.AddrPort, error) {
-		c, err := d.Dial("", vip, 20*time.Millisecond)
+		c, err := d.Dial("", vip, patience)
 		if err != nil {
 			return netip.AddrPort{}, err
 		}
