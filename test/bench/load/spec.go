@@ -35,6 +35,10 @@ type Spec struct {
 	For     time.Duration // from begin to end
 }
 
+// stampSize is how many bytes at the begin of a datagram say when it was sent, in
+// nanoseconds after the measurement's begin.
+const stampSize = 8
+
 // check returns an error that names the field that is wrong.
 func (s Spec) check() error {
 	switch {

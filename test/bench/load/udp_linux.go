@@ -7,10 +7,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stampSize is how many bytes at the begin of a datagram say when it was sent, in
-// nanoseconds after the measurement's begin.
-const stampSize = 8
-
 // udp is a client that keeps a window of datagrams under way: it sends one for
 // each that comes back.
 type udp struct{}

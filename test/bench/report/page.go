@@ -64,7 +64,7 @@ writes, shutdown, two closes, and one that saves a packet (TCP_QUICKACK).
 - **New connections through the portals of netfilter**: there the kernel tracks and translates each
   connection besides, which takes a third of *direct* too (see kernel DNAT). HAProxy and nginx
   listen on the address themselves, as usher does with the address portal.
-- **1.25 × nginx with one datagram under way**: each datagram is sent by one system call's worth of
+- **More than nginx with one datagram under way**: each datagram is sent by one system call's worth of
   work whoever makes it, and there is nothing to gather: a client that waits for its answer
   sends one. With four under way usher sends them together.
 - **A change among 10,000 Services** begins here with a file that is written. It is to be quiet for
@@ -106,7 +106,7 @@ usher beside other proxies, on the same machine, in turn. This page is written b
 Absolute figures say little on a machine that is shared with others; ratios of what
 was measured within the same seconds do. So in every round, and for every figure, the
 peers take turns; a ratio is taken in each round, and what stands here is the median of
-the rounds, with the least and the greatest in brackets. Read the ratios, and look at
+the rounds, with the least and the greatest in brackets where it counts most. Read the ratios, and look at
 how far the brackets are apart before believing a second digit.
 
 *The ceiling* is half of *direct*, taken in each round: a proxy is two hops, and two cost
@@ -128,7 +128,8 @@ and a rule leads there, as usher's portals do. Kernel DNAT rewrites that address
 kube-proxy's rules do, and is the limit for a proxy outside the kernel. usher is reached
 through its portals as a user would have it, and without one, on a port of its own. *direct* is
 no proxy: it shows that clients and endpoint are not what is measured. They are one
-epoll loop for each core, in processes of their own, and share the cores with the proxy.
+epoll loop for each core (the endpoint has as many more for bulk), in processes of their own, and share
+the cores with the proxy.
 Processor time is the user and system time of the proxy's processes alone; what the kernel
 does for connections within them is part of it, so DNAT's cannot be told.
 `, "`", m.System, m.Cores, m.CPU, float64(m.Memory)/(1<<30), m.Date, strings.Join(m.Programs, "\n- "), number(m.Seconds), m.congestion())
