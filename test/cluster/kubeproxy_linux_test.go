@@ -117,6 +117,7 @@ func (b *comparison) prepareNode() {
 // create creates Services with all endpoints, and returns the last.
 func (b *comparison) create(n int) *corev1.Service {
 	GinkgoHelper()
+	fmt.Printf("writing %d Services: some minutes\n", n)
 	all := make([]*corev1.Service, n)
 	each(n, func(i int) (err error) {
 		name := fmt.Sprintf("many-%d", i)
@@ -140,7 +141,7 @@ func (b *comparison) measure(proxy contender, last *corev1.Service) report.Value
 		b.Node.Output("nft", "flush", "ruleset")
 	}()
 	answered := func(svc *corev1.Service, since time.Time) time.Duration {
-		Eventually(impatient(b.node, vip(svc), 5*time.Millisecond)).WithTimeout(patience).WithPolling(time.Millisecond).Should(Not(BeZero()))
+		Eventually(impatient(b.node, vip(svc), 2*time.Millisecond)).WithTimeout(patience).WithPolling(time.Millisecond).Should(Not(BeZero()))
 		return time.Since(since)
 	}
 	v := report.Values{report.Start: answered(last, began).Seconds()}
