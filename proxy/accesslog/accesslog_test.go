@@ -34,14 +34,18 @@ var (
 	at   = time.Date(2026, 1, 2, 3, 4, 5, 600e6, time.UTC)
 )
 
+func servicePort(name string) *trace.Service {
+	return &trace.Service{Port: config.PortID{Namespace: "default", Service: "web", Port: name, Family: config.IPv4}, Protocol: config.TCP}
+}
+
 // retried puts a connection into the trace that got its endpoint at the second
 // attempt.
 func retried(t *trace.Log, err string) {
-	life := t.Begin(trace.Subject{Conn: 7, Port: config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}, Protocol: config.TCP,
-		Client: netip.MustParseAddrPort("192.0.2.2:48200"), VIP: netip.MustParseAddrPort("10.96.0.10:80")}, at.Add(-time.Second))
-	t.Step(life, &trace.Event{Kind: trace.Accepted, Time: life.Accepted})
-	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Accepted.Add(time.Millisecond), Attempt: 1, Endpoint: bad, Pod: "default/web-1", Took: 500 * time.Microsecond, Result: trace.Refused, Err: err})
-	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Accepted.Add(2 * time.Millisecond), Attempt: 2, Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Seen: portal.SeenClient})
+	life := &trace.Life{ID: 7, Service: servicePort("http"), From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second)}
+	t.Begin(life)
+	t.Step(life, &trace.Event{Kind: trace.Accepted, Time: life.Began})
+	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(time.Millisecond), Attempt: 1, Endpoint: bad, Pod: "default/web-1", Took: 500 * time.Microsecond, Result: trace.Refused, Err: err})
+	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(2 * time.Millisecond), Attempt: 2, Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Seen: portal.SeenClient})
 	t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: trace.ClientClosed, ToEndpoint: 73, ToClient: 131, Endpoint: good})
 }
 
@@ -87,7 +91,8 @@ var _ = Describe("an access log", func() {
 	It("has the load balancer that a client came through", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
-			life := t.Begin(trace.Subject{Client: good, Via: &bad, VIP: good}, at)
+			life := &trace.Life{From: good, Via: &bad, To: good, Began: at}
+			t.Begin(life)
 			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at})
 		})
 		Expect(out.String()).To(ContainSubstring(`"client":"10.1.0.8:80","via":"10.1.0.7:80","vip":"10.1.0.8:80"`))
@@ -102,7 +107,8 @@ var _ = Describe("an access log", func() {
 	It("has a line and as many fields as text, whatever a name holds", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.Text}, func(*accesslog.Log) {
-			life := t.Begin(trace.Subject{Conn: 7, Port: config.PortID{Namespace: "default", Service: "web", Port: "x\ny", Family: config.IPv4}, Protocol: config.TCP, Client: good, VIP: good}, at)
+			life := &trace.Life{ID: 7, Service: servicePort("x\ny"), From: good, To: good, Began: at}
+			t.Begin(life)
 			t.Step(life, &trace.Event{Kind: trace.Attempt, Time: at, Attempt: 1, Endpoint: good, Pod: "default/a b\n\x1b"})
 			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, End: trace.ClientClosed, Endpoint: good})
 		})

@@ -38,7 +38,8 @@ func (a *API) connections(r *http.Request) (any, error) {
 		state = "ended"
 	}
 	match := func(l *trace.Life) bool {
-		return wanted.subject(&l.Subject) && (!retried || l.Attempts() > 1) && wanted.tried(l)
+		about := l.Subject()
+		return wanted.subject(&about) && (!retried || l.Attempts() > 1) && wanted.tried(l)
 	}
 	var all []seen
 	if state != "ended" && end == "" {
@@ -55,9 +56,9 @@ func (a *API) connections(r *http.Request) (any, error) {
 		}
 	}
 	out := api.ConnectionList{Page: api.Page{Total: len(all)}, Items: []api.Connection{}}
-	slices.SortFunc(all, func(a, b seen) int { return cmp.Compare(b.life.Conn, a.life.Conn) })
+	slices.SortFunc(all, func(a, b seen) int { return cmp.Compare(b.life.ID, a.life.ID) })
 	first, _ := slices.BinarySearchFunc(all, before, func(s seen, before uint64) int {
-		if s.life.Conn < before {
+		if s.life.ID < before {
 			return 0
 		}
 		return -1
@@ -65,11 +66,11 @@ func (a *API) connections(r *http.Request) (any, error) {
 	all = all[first:]
 	if size := wanted.size; len(all) > size {
 		all = all[:size]
-		out.Continue = strconv.FormatUint(all[size-1].life.Conn, 10)
+		out.Continue = strconv.FormatUint(all[size-1].life.ID, 10)
 	}
 	now := time.Now()
 	for _, s := range all {
-		out.Items = append(out.Items, s.connection(now))
+		out.Items = append(out.Items, a.tell(s, now))
 	}
 	return out, nil
 }
@@ -88,9 +89,9 @@ func (a *API) connection(r *http.Request) (any, error) {
 	life, end := a.proxy.Trace.Find(id)
 	switch {
 	case life != nil:
-		return seen{life: life}.connection(time.Now()), nil
+		return a.tell(seen{life: life}, time.Now()), nil
 	case end != nil:
-		return seen{end.Life, end}.connection(time.Now()), nil
+		return a.tell(seen{end.Life, end}, time.Now()), nil
 	}
 	return nil, notFound(fmt.Sprintf("connection %d is not known: there was none, or it has ended and the trace does not have it any more (--trace-events)", id))
 }
@@ -98,16 +99,16 @@ func (a *API) connection(r *http.Request) (any, error) {
 // sees returns s as the API has it.
 func sees(s portal.Seen) api.Sees { return api.Sees{Seen: s.String(), SeenText: s.Text()} }
 
-// connection returns the connection as it is at now.
-func (s seen) connection(now time.Time) api.Connection {
-	l := s.life
+// tell returns the connection as it is at now.
+func (a *API) tell(s seen, now time.Time) api.Connection {
+	l, about := s.life, s.life.Subject()
 	c := api.Connection{
-		ID: l.Conn, Service: l.Port.ServiceName().String(), Port: l.Port.Port, Family: l.Port.Family.String(), Protocol: string(l.Protocol),
-		Client: l.Client.String(), VIP: l.VIP.String(), Accepted: l.Accepted,
-		State: api.Connecting, DurationMs: milliseconds(now.Sub(l.Accepted)), Attempts: []api.Attempt{},
+		ID: about.Conn, Service: about.Port.ServiceName().String(), Port: about.Port.Port, Family: about.Port.Family.String(), Protocol: string(about.Protocol),
+		Client: about.Client.String(), VIP: about.VIP.String(), Accepted: l.Began,
+		State: api.Connecting, DurationMs: milliseconds(now.Sub(l.Began)), Attempts: []api.Attempt{},
 	}
-	if l.Via != nil {
-		c.Via = l.Via.String()
+	if about.Via != nil {
+		c.Via = about.Via.String()
 	}
 	for i, t := range l.Tried() {
 		c.Attempts = append(c.Attempts, api.Attempt{
@@ -119,7 +120,7 @@ func (s seen) connection(now time.Time) api.Connection {
 		c.State, c.Endpoint, c.Pod, c.ConnectMs = api.Established, t.Endpoint.String(), t.Pod, milliseconds(t.Began+t.Took)
 	}
 	if s.end == nil {
-		c.BytesToEndpoint, c.BytesToClient = l.Bytes()
+		c.BytesToEndpoint, c.BytesToClient = a.proxy.Trace.Bytes(l)
 		return c
 	}
 	c.State, c.End, c.Error = api.Ended, string(s.end.End), s.end.Err

@@ -27,7 +27,8 @@ var _ = Describe("a subscriber of events", func() {
 
 	// steps puts steps of one connection into the trace.
 	steps := func(count int) {
-		life := n.proxy.Trace.Begin(trace.Subject{Conn: 1 << 40}, time.Now())
+		life := &trace.Life{ID: 1 << 40, Began: time.Now()}
+		n.proxy.Trace.Begin(life)
 		for range count {
 			n.proxy.Trace.Step(life, &trace.Event{Kind: trace.Waiting})
 		}

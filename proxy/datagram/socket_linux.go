@@ -154,7 +154,7 @@ func (sk *socket) pass(at, count int) {
 func (sk *socket) begin(first *arrival, count int) *session {
 	f := sk.front
 	s := &session{
-		Client: frontend.Client{Front: f, From: first.peer.AddrPort(), To: sk.listener.At, Began: sk.loop.clock()},
+		Client: frontend.Client{Life: &trace.Life{From: first.peer.AddrPort(), To: sk.listener.At, Began: sk.loop.clock()}, Front: f},
 		socket: sk, key: first.sessionKey, hops: int16(first.hops - 1), fd: -1,
 	}
 	if first.local.IsValid() {

@@ -17,16 +17,12 @@ import (
 // Client is who has come to a front end, from the first packet to the end: with a
 // connection, an association, or a UDP session. One goroutine at a time may use it.
 type Client struct {
-	ID    uint64
-	Front *FrontEnd
-	From  netip.AddrPort
-	Via   *netip.AddrPort // the load balancer that said so; nil if the client itself is there
-	To    netip.AddrPort  // where it wanted to go
-	VIP   *config.VIP     // that is; nil until it is admitted
-	Began time.Time
-	Life  *trace.Life // from the first event on
+	*trace.Life // who it is; the trace has it from the first event on
+	Front       *FrontEnd
+	VIP         *config.VIP // that To is; nil until it is admitted
 
-	seen portal.Seen // by the endpoint that is being tried, or was the last
+	begun bool        // the trace has it
+	seen  portal.Seen // by the endpoint that is being tried, or was the last
 }
 
 // Why a client is not admitted.
@@ -129,8 +125,10 @@ func (c *Client) Report(e trace.Event) {
 	if e.Kind == trace.Attempt {
 		e.Seen = c.seen
 	}
-	if c.Life == nil {
-		c.Life = f.Trace.Begin(trace.Subject{Conn: c.ID, Port: f.ID(), Protocol: f.Protocol, Client: c.From, Via: c.Via, VIP: c.To}, c.Began)
+	if !c.begun {
+		c.begun = true
+		c.Service = f.View().service
+		f.Trace.Begin(c.Life)
 	}
 	f.Trace.Step(c.Life, &e)
 	f.count(c.Life, &e)
@@ -158,10 +156,8 @@ func (c *Client) RefusedUnlogged(end trace.End) bool {
 		return false
 	}
 	f.Counters.Unlogged.Add(1)
-	life := &trace.Life{Subject: trace.Subject{Conn: c.ID, Port: f.ID(), Protocol: f.Protocol}}
 	for _, e := range []trace.Event{{Kind: trace.Accepted}, {Kind: trace.Closed, End: end}} {
-		e.Subject = &life.Subject
-		f.count(life, &e)
+		f.count(c.Life, &e)
 	}
 	return true
 }

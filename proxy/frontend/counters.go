@@ -1,8 +1,6 @@
 package frontend
 
 import (
-	"maps"
-	"sync"
 	"sync/atomic"
 
 	"github.com/usherproxy/usher/config"
@@ -27,9 +25,17 @@ type Counters struct {
 // clients are counts of connections, or of UDP sessions.
 type clients struct {
 	tally
-	mu   sync.Mutex
-	ends map[trace.End]int64
+	ends []atomic.Int64 // in the order of trace.Ends
 }
+
+// endPlaces are the places of the ends in trace.Ends.
+var endPlaces = func() map[trace.End]int {
+	places := map[trace.End]int{}
+	for i, e := range trace.Ends {
+		places[e.End] = i
+	}
+	return places
+}()
 
 // tally counts the clients of a service port, or of all.
 type tally struct {
@@ -43,9 +49,9 @@ func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
 	f.tally.count(life, e)
 	all := &f.Counters.connections
 	switch {
-	case e.Protocol == config.UDP:
+	case f.Protocol == config.UDP:
 		all = &f.Counters.sessions
-	case e.Protocol == config.SCTP && e.Kind == trace.Accepted:
+	case f.Protocol == config.SCTP && e.Kind == trace.Accepted:
 		f.Counters.associations.Add(1)
 	}
 	all.count(life, e)
@@ -53,9 +59,7 @@ func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
 	case e.Kind == trace.Attempt && e.Err == "":
 		f.Counters.seen[e.Seen].Add(1)
 	case e.Kind == trace.Closed:
-		all.mu.Lock()
-		all.ends[e.End]++
-		all.mu.Unlock()
+		all.ends[endPlaces[e.End]].Add(1)
 	}
 }
 
@@ -219,8 +223,13 @@ func (n *Node) Stats() Stats {
 	return s
 }
 
+// endsNow returns the counts of the ends that there were.
 func (c *clients) endsNow() map[trace.End]int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return maps.Clone(c.ends)
+	now := map[trace.End]int64{}
+	for i, e := range trace.Ends {
+		if n := c.ends[i].Load(); n > 0 {
+			now[e.End] = n
+		}
+	}
+	return now
 }

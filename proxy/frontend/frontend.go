@@ -89,7 +89,7 @@ const RefusalsPerSecond = 10
 func (n *Node) Init() {
 	n.refusals = rate.NewLimiter(RefusalsPerSecond, RefusalsPerSecond)
 	n.LimitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
-	n.Counters.connections.ends, n.Counters.sessions.ends = map[trace.End]int64{}, map[trace.End]int64{}
+	n.Counters.connections.ends, n.Counters.sessions.ends = make([]atomic.Int64, len(trace.Ends)), make([]atomic.Int64, len(trace.Ends))
 	n.Locality.isPod, n.Locality.apart = n.IsPod, n.Portal != nil && n.Portal.Traits().Apart
 	n.Locality.Refresh()
 }
@@ -162,6 +162,7 @@ func (f *FrontEnd) View() *View { return f.view.Load() }
 // replaced is told.
 func (f *FrontEnd) Swap(v *View) (old *View) {
 	v.Replaced = make(chan struct{})
+	v.service = &trace.Service{Port: v.Port.ID, Protocol: f.Protocol}
 	if old = f.view.Swap(v); old != nil {
 		close(old.Replaced)
 	}

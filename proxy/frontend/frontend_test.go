@@ -87,7 +87,7 @@ func TestWhoIsAdmitted(t *testing.T) {
 			g := NewWithT(t)
 			p := &Place{Redirected: c.redirected}
 			p.SetTargets([]portal.Target{Target(config.TCP, vip4)})
-			client := &Client{Front: f, From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}
+			client := &Client{Life: &trace.Life{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}, Front: f}
 			end, err := client.Admit(f.View(), p)
 			g.Expect(end).To(Equal(c.end))
 			if c.end != "" {
@@ -135,7 +135,7 @@ func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s to %s, header %q", c.from, c.to, c.header), func(t *testing.T) {
 			g := NewWithT(t)
-			client := &Client{Front: f, From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}
+			client := &Client{Life: &trace.Life{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}, Front: f}
 			end, err := client.Admit(f.View(), &Place{Redirected: true})
 			g.Expect(client.HeaderDue()).To(Equal(c.due))
 			if c.due {
@@ -171,7 +171,7 @@ func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T
 		"203.0.113.9": portal.SeenClient,
 	} {
 		via := netip.MustParseAddrPort("10.0.0.1:1")
-		c := &Client{Front: f, From: netip.AddrPortFrom(netip.MustParseAddr(from), 1), Via: &via, To: netip.MustParseAddrPort("192.0.2.10:80")}
+		c := &Client{Life: &trace.Life{From: netip.AddrPortFrom(netip.MustParseAddr(from), 1), Via: &via, To: netip.MustParseAddrPort("192.0.2.10:80")}, Front: f}
 		bind := c.Origin(new(search.Search), f.View().All[0])
 		NewWithT(t).Expect(c.seen).To(Equal(want), from)
 		NewWithT(t).Expect(bind.IsValid()).To(Equal(want == portal.SeenClient), from)
@@ -320,7 +320,7 @@ func TestRefusedClientsHaveABoundedPartOfTheTrace(t *testing.T) {
 	f := front(&Node{})
 	told := 0
 	for range 10 * RefusalsPerSecond {
-		c := &Client{ID: f.NewID(), Front: f, From: netip.MustParseAddrPort("203.0.113.1:1")}
+		c := &Client{Life: &trace.Life{ID: f.NewID(), From: netip.MustParseAddrPort("203.0.113.1:1")}, Front: f}
 		if !c.RefusedUnlogged(trace.Limit) {
 			told++
 			c.Accepted()

@@ -44,7 +44,7 @@ type client interface {
 // it: then it has been reset.
 func (a *acceptor) accepted(client client, from netip.AddrPort) *connection {
 	c := &connection{
-		Client: frontend.Client{ID: a.front.NewID(), Front: a.front, From: from, Began: time.Now()},
+		Client: frontend.Client{Life: &trace.Life{ID: a.front.NewID(), From: from, Began: time.Now()}, Front: a.front},
 		server: a.server,
 		client: client,
 	}
@@ -224,7 +224,7 @@ func (c *connection) establish(now time.Time, endpoint *balance.Endpoint) {
 func (c *connection) flowing(flow forward.Flow) {
 	c.client = nil // flow has it
 	c.flow.Store(&flow)
-	c.Life.Moves(flow)
+	c.Front.Trace.Moves(c.Life, flow)
 	if c.server.ctx.Err() != nil { // Drain may have passed by already
 		flow.Break()
 	}

@@ -131,7 +131,7 @@ type Event struct {
 	End                  End
 	ToEndpoint, ToClient int64  // bytes
 	Life                 *Life  // what is known of the connection
-	Ended                uint64 // how many connections have ended, this one included
+	Ended                uint64 // how many connections had ended by then, this one included; of what a Reader reads
 
 	// Count is how many rules were repaired, endpoints a Service came with,
 	// changes are not told.

@@ -1,33 +1,44 @@
 package trace
 
 import (
+	"math"
 	"net/netip"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
+	"unique"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 )
 
 // Life is one connection, or UDP session, from accept to close: who it is, and
 // the attempts that were made for it. One goroutine at a time reports its steps;
-// any may read.
+// any may read. Where connections are many and idle this is most of what each takes, so
+// what is the same for many is said once, and what few have is elsewhere.
 type Life struct {
-	Subject
-	Accepted time.Time
+	// Set before Log.Begin, and not changed after it.
+	ID       uint64 // unique in the process
+	Service  *Service
+	From, To netip.AddrPort
+	Via      *netip.AddrPort // see Subject
+	Began    time.Time
 
-	// The attempts. Most connections have one: the first is here, so that they
-	// need no more memory. count says how many may be read.
-	count  atomic.Int32
-	over   atomic.Bool // it has ended
-	first  Tried
-	others atomic.Pointer[[]Tried] // replaced, never changed
-	moving atomic.Pointer[Mover]
+	// Most connections have one attempt, which is answered: that is here, so that they
+	// need no more memory. Where it was otherwise, tried has all attempts.
+	first answered
+	tried atomic.Pointer[[]Tried] // replaced, never changed
 
-	// Where it stands among those that have not ended; guarded by the register's
-	// lock.
-	before, after *Life
+	// Guarded by its part's lock.
+	moving        Mover   // nil before it is established, and after the end
+	before, after *Life   // where it stands among those that have not ended
+	ending        *ending // nil while it has not ended; not changed from then on
+}
+
+// Service is what all clients of a service port have in common. It never changes.
+type Service struct {
+	Port     config.PortID
+	Protocol config.Protocol
 }
 
 // Tried is an attempt that has ended.
@@ -43,135 +54,94 @@ type Tried struct {
 	Err        string      // "" if it succeeded
 }
 
+// answered is a first attempt that succeeded.
+type answered struct {
+	choice      unique.Handle[choice]
+	began, took time.Duration
+	passedOver  uint16
+	seen        portal.Seen
+	is          atomic.Bool // there was one; set last
+}
+
+// choice is what many connections have in common: to whom they were connected, and why.
+type choice struct {
+	endpoint    netip.AddrPort
+	pod, reason string
+}
+
+// ending is how a connection ended.
+type ending struct {
+	end                  End
+	err                  string
+	took                 time.Duration
+	toEndpoint, toClient int64
+	connected            bool // to the endpoint of the last attempt
+}
+
 // Mover tells how many bytes were moved so far.
 type Mover interface {
 	Bytes() (toEndpoint, toClient int64)
 }
 
-// Tried returns the attempts, the first one first.
-func (l *Life) Tried() []Tried {
-	switch l.count.Load() {
-	case 0:
-		return nil
-	case 1:
-		return []Tried{l.first}
+// Subject returns who it is.
+func (l *Life) Subject() Subject {
+	s := Subject{Conn: l.ID, Client: l.From, Via: l.Via, VIP: l.To}
+	if l.Service != nil {
+		s.Port, s.Protocol = l.Service.Port, l.Service.Protocol
 	}
-	return append([]Tried{l.first}, *l.others.Load()...)
+	return s
+}
+
+// Tried returns the attempts, the first one first. They are not to be changed.
+func (l *Life) Tried() []Tried {
+	if all := l.tried.Load(); all != nil {
+		return *all
+	}
+	if l.first.is.Load() {
+		return []Tried{l.first.tried()}
+	}
+	return nil
 }
 
 // Attempts returns how many there are.
-func (l *Life) Attempts() int { return int(l.count.Load()) }
+func (l *Life) Attempts() int { return len(l.Tried()) }
 
 // Established returns the attempt that succeeded.
 func (l *Life) Established() (Tried, bool) {
-	var last Tried
-	switch l.count.Load() {
-	case 0:
-		return Tried{}, false
-	case 1:
-		last = l.first
-	default:
-		others := *l.others.Load()
-		last = others[len(others)-1]
-	}
-	return last, last.Err == ""
+	last, ok := l.last()
+	return last, ok && last.Err == ""
 }
 
-// Moves says that m moves the connection's bytes from now on. It may be called after
-// the end, which is reported when m is done.
-func (l *Life) Moves(m Mover) {
-	l.moving.Store(&m)
-	if l.over.Load() {
-		l.moving.Store(nil)
+// last returns the last attempt.
+func (l *Life) last() (Tried, bool) {
+	if all := l.tried.Load(); all != nil {
+		return (*all)[len(*all)-1], true
 	}
-}
-
-// Bytes returns how many bytes were moved so far, as far as that can be told of
-// one that is open.
-func (l *Life) Bytes() (toEndpoint, toClient int64) {
-	if m := l.moving.Load(); m != nil {
-		return (*m).Bytes()
+	if l.first.is.Load() {
+		return l.first.tried(), true
 	}
-	return 0, 0
+	return Tried{}, false
 }
 
 // attempted adds an attempt.
 func (l *Life) attempted(e *Event) {
 	tried := Tried{Endpoint: e.Endpoint, Pod: e.Pod, Reason: e.Reason, PassedOver: e.PassedOver,
-		Began: e.Time.Sub(l.Accepted) - e.Took, Took: e.Took, Result: e.Result, Seen: e.Seen, Err: e.Err}
-	n := l.count.Load()
-	if n == 0 {
-		l.first = tried
-	} else {
-		var others []Tried
-		if n > 1 {
-			others = slices.Clip(*l.others.Load())
-		}
-		others = append(others, tried)
-		l.others.Store(&others)
+		Began: e.Time.Sub(l.Began) - e.Took, Took: e.Took, Result: e.Result, Seen: e.Seen, Err: e.Err}
+	if tried.Err == "" && l.Attempts() == 0 && tried.PassedOver <= math.MaxUint16 {
+		l.first.set(&tried)
+		return
 	}
-	l.count.Store(n + 1)
+	all := append(slices.Clip(l.Tried()), tried)
+	l.tried.Store(&all)
 }
 
-// register has the lives that have not ended. It is divided, so that whoever
-// looks through it holds up few.
-type register [16]struct {
-	mu    sync.Mutex
-	first *Life
+func (a *answered) set(t *Tried) {
+	a.choice = unique.Make(choice{t.Endpoint, t.Pod, t.Reason})
+	a.began, a.took, a.passedOver, a.seen = t.Began, t.Took, uint16(t.PassedOver), t.Seen
+	a.is.Store(true)
 }
 
-func (r *register) add(l *Life) {
-	part := &r[l.Conn%uint64(len(r))]
-	part.mu.Lock()
-	defer part.mu.Unlock()
-	if l.after = part.first; l.after != nil {
-		l.after.before = l
-	}
-	part.first = l
-}
-
-func (r *register) remove(l *Life) {
-	part := &r[l.Conn%uint64(len(r))]
-	part.mu.Lock()
-	defer part.mu.Unlock()
-	switch {
-	case l.before != nil:
-		l.before.after = l.after
-	case part.first == l:
-		part.first = l.after
-	default:
-		return // it was removed already
-	}
-	if l.after != nil {
-		l.after.before = l.before
-	}
-	l.before, l.after = nil, nil
-}
-
-// all returns the lives for which match returns true, in no order.
-func (r *register) all(match func(*Life) bool) (list []*Life) {
-	for i := range r {
-		part := &r[i]
-		part.mu.Lock()
-		for l := part.first; l != nil; l = l.after {
-			if match(l) {
-				list = append(list, l)
-			}
-		}
-		part.mu.Unlock()
-	}
-	return list
-}
-
-// find returns the life with that number, or nil.
-func (r *register) find(conn uint64) *Life {
-	part := &r[conn%uint64(len(r))]
-	part.mu.Lock()
-	defer part.mu.Unlock()
-	for l := part.first; l != nil; l = l.after {
-		if l.Conn == conn {
-			return l
-		}
-	}
-	return nil
+func (a *answered) tried() Tried {
+	c := a.choice.Value()
+	return Tried{Endpoint: c.endpoint, Pod: c.pod, Reason: c.reason, PassedOver: int(a.passedOver), Began: a.began, Took: a.took, Seen: a.seen}
 }

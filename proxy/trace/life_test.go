@@ -17,7 +17,7 @@ import (
 // live adds the four events of a connection whose first attempt succeeds.
 func live(log *trace.Log, id uint64) {
 	now := time.Now()
-	life := log.Begin(trace.Subject{Conn: id, Port: lifePort, Protocol: config.TCP, Client: lifeClient, VIP: lifeVIP}, now)
+	life := begun(log, &trace.Life{ID: id, Service: lifeService, From: lifeClient, To: lifeVIP, Began: now})
 	log.Step(life, &trace.Event{Kind: trace.Accepted, Time: now})
 	log.Step(life, &trace.Event{Kind: trace.Attempt, Time: now, Attempt: 1, Endpoint: lifeEndpoint, Pod: "default/web-1", Reason: "round robin", Took: time.Millisecond})
 	log.Step(life, &trace.Event{Kind: trace.Established, Time: now, Endpoint: lifeEndpoint, Pod: "default/web-1"})
@@ -25,7 +25,7 @@ func live(log *trace.Log, id uint64) {
 }
 
 var (
-	lifePort     = config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}
+	lifeService  = &trace.Service{Port: config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}, Protocol: config.TCP}
 	lifeClient   = netip.MustParseAddrPort("192.0.2.2:48200")
 	lifeVIP      = netip.MustParseAddrPort("10.96.0.10:80")
 	lifeEndpoint = netip.MustParseAddrPort("10.1.0.7:80")
@@ -53,9 +53,9 @@ var _ = Describe("the life of a connection", func() {
 
 	// begin begins the life of a connection with so many attempts that failed.
 	begin := func(id uint64, failed int) *trace.Life {
-		life := log.Begin(trace.Subject{Conn: id, Client: lifeClient}, time.Now())
+		life := begun(log, &trace.Life{ID: id, From: lifeClient, Began: time.Now()})
 		for i := range failed {
-			log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Accepted.Add(time.Duration(i+1) * time.Second), Took: time.Second, Attempt: i + 1, Err: "connection refused"})
+			log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(time.Duration(i+1) * time.Second), Took: time.Second, Attempt: i + 1, Err: "connection refused"})
 		}
 		return life
 	}
@@ -65,7 +65,7 @@ var _ = Describe("the life of a connection", func() {
 		life := begin(1, 2)
 		_, ok := life.Established()
 		Expect(ok).To(BeFalse())
-		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Accepted.Add(3 * time.Second), Took: time.Second, Attempt: 3, Endpoint: lifeEndpoint})
+		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(3 * time.Second), Took: time.Second, Attempt: 3, Endpoint: lifeEndpoint})
 		chosen, ok := life.Established()
 		Expect(ok).To(BeTrue())
 		Expect(chosen.Endpoint).To(Equal(lifeEndpoint))
@@ -100,8 +100,8 @@ var _ = Describe("the life of a connection", func() {
 	It("does not hold what moved its bytes, when it was over at once", func() {
 		life := begin(1, 0)
 		log.Step(life, &trace.Event{Kind: trace.Closed})
-		life.Moves(mover{})
-		toEndpoint, toClient := life.Bytes()
+		log.Moves(life, mover{})
+		toEndpoint, toClient := log.Bytes(life)
 		Expect([]int64{toEndpoint, toClient}).To(Equal([]int64{0, 0}))
 	})
 

@@ -1,9 +1,12 @@
 package trace
 
 import (
-	"context"
+	"cmp"
+	"math"
+	"math/bits"
+	"slices"
 	"sync"
-	"time"
+	"sync/atomic"
 )
 
 // keptChanges is how many changes a Log keeps besides the steps of connections.
@@ -12,221 +15,195 @@ const keptChanges = 1024
 // Log keeps the last events, and knows the connections that have not ended. It is
 // safe for concurrent use.
 type Log struct {
-	open register
+	seq   atomic.Uint64                 // of the newest event; taken while the lock of where that goes is held
+	more  atomic.Pointer[chan struct{}] // closed when an event is added; nil if nobody waits
+	parts []part                        // a power of two
 
-	// reading is held by whoever reads, before mu: however many read, those who
-	// write wait for one of them at the most.
+	// reading is held by whoever reads, before the locks of all parts and that of changes:
+	// however many read, those who write wait for one of them at the most.
 	reading sync.Mutex
 
-	mu      sync.Mutex
-	more    chan struct{} // closed when an event is added; nil if nobody waits
-	seq     uint64        // of the newest event
-	ended   uint64        // connections
-	steps   ring
-	changes ring
+	changing sync.Mutex // guards changes
+	changes  ring[*Event]
 }
 
-// NewLog returns a Log that keeps the last steps of connections, so many (at least 1),
-// each of about 220 bytes, and the last thousand changes. It takes memory as
-// events come.
+const (
+	// mostParts is how many parts a Log has: more than processors report steps at the
+	// same moment.
+	mostParts = 16
+	// worthParts is how many steps are kept from which on there are so many.
+	worthParts = 64 * mostParts
+)
+
+// NewLog returns a Log that keeps about so many of the last steps of connections (at
+// least 1), and the last thousand changes. It takes memory as events come: 40 bytes for
+// each step, and for each connection, while one of its steps is kept or it is open, about
+// 250.
 func NewLog(steps int) *Log {
-	return &Log{steps: newRing(max(steps, 1)), changes: newRing(keptChanges)}
+	parts := 1
+	if steps >= worthParts {
+		parts = mostParts
+	}
+	l := &Log{parts: make([]part, parts), changes: newRing[*Event](keptChanges)}
+	for i := range l.parts {
+		l.parts[i].steps = newRing[record]((max(steps, 1) + parts - 1) / parts)
+	}
+	return l
 }
 
-// Begin returns the Life of a connection that was accepted at the time given. It
-// counts as open until its step Closed.
-func (l *Log) Begin(s Subject, accepted time.Time) *Life {
-	life := &Life{Subject: s, Accepted: accepted}
-	l.open.add(life)
-	return life
+// part returns the part to which the connection with that number belongs. Numbers that
+// follow each other are spread evenly, and so are those of any regular choice of them
+// (see Knuth, The Art of Computer Programming, 6.4: Fibonacci hashing).
+func (l *Log) part(id uint64) *part {
+	return &l.parts[id*0x9E3779B97F4A7C15>>(64-bits.TrailingZeros(uint(len(l.parts))))]
 }
 
-// Step appends a step of a connection. It fills in e's number and what it is
-// about.
+// Begin makes life, of a connection that was accepted, count as open until its step Closed.
+func (l *Log) Begin(life *Life) { l.part(life.ID).add(life) }
+
+// Step appends a step of a connection. Of an Established or Closed one, the endpoint is
+// that of the last attempt, if it has any.
 func (l *Log) Step(life *Life, e *Event) {
-	e.Subject = &life.Subject
+	r := record{life: life, time: e.Time.UnixNano(), kind: e.Kind, attempt: uint16(e.Attempt)}
+	var how *ending
 	switch e.Kind {
 	case Attempt:
 		life.attempted(e)
+		r.tried = uint8(min(life.Attempts(), math.MaxUint8))
+	case Waiting:
+		r.took = e.Took
 	case Closed:
-		e.Life = life
-		life.over.Store(true)
-		life.moving.Store(nil) // what moved its bytes need not be kept for as long as the event
-		l.open.remove(life)
+		how = &ending{end: e.End, err: e.Err, took: e.Took, toEndpoint: e.ToEndpoint, toClient: e.ToClient, connected: e.Endpoint.IsValid()}
 	}
-	l.add(&l.steps, e)
+	p := l.part(life.ID)
+	p.mu.Lock()
+	if how != nil {
+		life.ending, life.moving = how, nil // what moved its bytes need not be kept for as long as the step
+		p.remove(life)
+		p.ended++
+	}
+	r.seq, r.ended = l.seq.Add(1), uint32(p.ended)
+	p.steps.add(r)
+	p.mu.Unlock()
+	l.tell()
 }
 
-// Change appends a change. What it is about may be nil.
+// Change appends a change, which is the Log's from now on. What it is about may be nil.
 func (l *Log) Change(e *Event) {
 	if e.Subject == nil {
 		e.Subject = &nobody
 	}
-	l.add(&l.changes, e)
+	l.changing.Lock()
+	e.Seq = l.seq.Add(1)
+	l.changes.add(e)
+	l.changing.Unlock()
+	l.tell()
 }
 
 var nobody Subject
 
-func (l *Log) add(r *ring, e *Event) {
-	l.mu.Lock()
-	l.seq++
-	e.Seq = l.seq
-	if e.Kind == Closed {
-		l.ended++
-		e.Ended = l.ended
+func (e *Event) number() uint64 { return e.Seq }
+
+// tell wakes who waits for an event.
+func (l *Log) tell() {
+	if more := l.more.Load(); more != nil && l.more.CompareAndSwap(more, nil) {
+		close(*more)
 	}
-	r.add(e)
-	waiting := l.more
-	l.more = nil
-	l.mu.Unlock()
-	if waiting != nil {
-		close(waiting)
+}
+
+// Moves says that m moves the connection's bytes from now on. It may be called after
+// the end, which is reported when m is done.
+func (l *Log) Moves(life *Life, m Mover) {
+	p := l.part(life.ID)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if life.ending == nil {
+		life.moving = m
 	}
+}
+
+// Bytes returns how many bytes were moved so far, as far as that can be told of
+// one that is open.
+func (l *Log) Bytes(life *Life) (toEndpoint, toClient int64) {
+	p := l.part(life.ID)
+	p.mu.Lock()
+	m := life.moving
+	p.mu.Unlock()
+	if m == nil {
+		return 0, 0
+	}
+	return m.Bytes()
 }
 
 // lockForReading keeps events from being added until unlockForReading.
 func (l *Log) lockForReading() {
 	l.reading.Lock()
-	l.mu.Lock()
+	for i := range l.parts {
+		l.parts[i].mu.Lock()
+	}
+	l.changing.Lock()
 }
 
 func (l *Log) unlockForReading() {
-	l.mu.Unlock()
+	l.changing.Unlock()
+	for i := range l.parts {
+		l.parts[i].mu.Unlock()
+	}
 	l.reading.Unlock()
 }
 
 // Open returns the connections that have not ended and for which match returns
 // true, in no order. match must return quickly.
-func (l *Log) Open(match func(*Life) bool) []*Life { return l.open.all(match) }
+func (l *Log) Open(match func(*Life) bool) (list []*Life) {
+	for i := range l.parts {
+		p := &l.parts[i]
+		p.mu.Lock()
+		for life := p.first; life != nil; life = life.after {
+			if match(life) {
+				list = append(list, life)
+			}
+		}
+		p.mu.Unlock()
+	}
+	return list
+}
 
 // Find returns the connection with that number: the Life of one that is open, or
 // else the event of its end, if that is kept.
 func (l *Log) Find(conn uint64) (open *Life, ended *Event) {
-	if life := l.open.find(conn); life != nil {
-		return life, nil
+	open, closed := l.part(conn).find(conn)
+	if closed.life == nil {
+		return open, nil
 	}
-	found := l.Ended(1, func(e *Event) bool { return e.Conn == conn })
-	if len(found) == 0 {
-		return nil, nil
-	}
-	return nil, &found[0]
+	e := closed.event()
+	return nil, &e
 }
 
 // Ended returns the ends that are kept and for which match returns true, the
-// newest first, at most max. match must return quickly.
+// newest first, at most max.
 func (l *Log) Ended(max int, match func(*Event) bool) (list []Event) {
-	l.lockForReading()
-	defer l.unlockForReading()
-	for place := l.steps.added; place >= l.steps.oldest() && len(list) < max; place-- {
-		if e := l.steps.at(place); e.Kind == Closed && match(e) {
-			list = append(list, *e)
+	for _, r := range l.closed() {
+		if len(list) == max {
+			break
+		}
+		if e := r.event(); match(&e) {
+			list = append(list, e)
 		}
 	}
 	return list
 }
 
-// Reader reads a Log from some place on. It is for one goroutine.
-type Reader struct {
-	log           *Log
-	steps, change uint64 // the next places
-	owed          uint64 // events that were gone before it began
-}
-
-// Reader returns a reader that begins with the oldest event that is kept, or,
-// if fresh is set, with the next one that is added.
-func (l *Log) Reader(fresh bool) *Reader {
+// closed returns the steps with which connections ended, the newest first.
+func (l *Log) closed() (list []record) {
 	l.lockForReading()
-	defer l.unlockForReading()
-	if fresh {
-		return &Reader{log: l, steps: l.steps.added + 1, change: l.changes.added + 1}
-	}
-	return &Reader{log: l, steps: l.steps.oldest(), change: l.changes.oldest()}
-}
-
-// ReaderOfEnds returns a fresh reader, and how many connections had ended before
-// it: the next end has Event.Ended one above that.
-func (l *Log) ReaderOfEnds() (*Reader, uint64) {
-	l.lockForReading()
-	defer l.unlockForReading()
-	return &Reader{log: l, steps: l.steps.added + 1, change: l.changes.added + 1}, l.ended
-}
-
-// ReaderBehind returns a reader that begins with the first event whose number is
-// above seq. Those that are gone count as missed.
-func (l *Log) ReaderBehind(seq uint64) *Reader {
-	l.lockForReading()
-	defer l.unlockForReading()
-	seq = min(seq, l.seq)
-	r := &Reader{log: l, steps: l.steps.behind(seq), change: l.changes.behind(seq)}
-	kept := (l.steps.added + 1 - r.steps) + (l.changes.added + 1 - r.change)
-	r.owed = l.seq - seq - kept
-	return r
-}
-
-// Next copies events into buf, oldest first, and waits until there is at least
-// one. It returns how many it copied and how many were missed just before them
-// because the reader was too slow. The error is ctx's, when that has ended.
-func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, err error) {
-	for {
-		n, missed, more := r.read(buf, true)
-		if n > 0 || missed > 0 {
-			return n, missed, nil
-		}
-		select {
-		case <-more:
-		case <-ctx.Done():
-			return 0, 0, ctx.Err()
+	for i := range l.parts {
+		for _, r := range l.parts[i].steps.events {
+			if r.kind == Closed {
+				list = append(list, r)
+			}
 		}
 	}
-}
-
-// Poll is Next without the waiting: it returns 0 events if there are none.
-func (r *Reader) Poll(buf []Event) (n int, missed uint64) {
-	n, missed, _ = r.read(buf, false)
-	return n, missed
-}
-
-// read copies events. If there is nothing to read, and wait is set, it returns a
-// channel that is closed when there is.
-func (r *Reader) read(buf []Event, wait bool) (n int, missed uint64, more <-chan struct{}) {
-	l := r.log
-	l.lockForReading()
-	defer l.unlockForReading()
-	n, missed = r.copy(buf)
-	if n > 0 || missed > 0 || !wait {
-		return n, missed, nil
-	}
-	if l.more == nil {
-		l.more = make(chan struct{})
-	}
-	return 0, 0, l.more
-}
-
-// copy takes events from both rings in the order of their numbers.
-func (r *Reader) copy(buf []Event) (n int, missed uint64) {
-	l := r.log
-	missed, r.owed = r.owed, 0
-	skip := func(place *uint64, oldest uint64) {
-		if *place < oldest {
-			missed += oldest - *place
-			*place = oldest
-		}
-	}
-	skip(&r.steps, l.steps.oldest())
-	skip(&r.change, l.changes.oldest())
-	for n < len(buf) {
-		step, change := r.steps <= l.steps.added, r.change <= l.changes.added
-		switch {
-		case step && (!change || l.steps.at(r.steps).Seq < l.changes.at(r.change).Seq):
-			buf[n] = *l.steps.at(r.steps)
-			r.steps++
-		case change:
-			buf[n] = *l.changes.at(r.change)
-			r.change++
-		default:
-			return n, missed
-		}
-		n++
-	}
-	return n, missed
+	l.unlockForReading()
+	slices.SortFunc(list, func(a, b record) int { return cmp.Compare(b.seq, a.seq) })
+	return list
 }

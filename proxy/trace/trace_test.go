@@ -27,9 +27,15 @@ func seqs(events []trace.Event) (list []uint64) {
 	return list
 }
 
+// begun begins the life of a connection.
+func begun(log *trace.Log, life *trace.Life) *trace.Life {
+	log.Begin(life)
+	return life
+}
+
 // step adds a step of a connection.
 func step(log *trace.Log, conn uint64) {
-	log.Step(log.Begin(trace.Subject{Conn: conn}, time.Now()), &trace.Event{Kind: trace.Waiting})
+	log.Step(begun(log, &trace.Life{ID: conn, Began: time.Now()}), &trace.Event{Kind: trace.Waiting})
 }
 
 var _ = Describe("a Log", func() {
@@ -107,20 +113,22 @@ var _ = Describe("a Log", func() {
 		var wg sync.WaitGroup
 		for w := range 4 {
 			wg.Go(func() {
-				life := log.Begin(trace.Subject{Conn: uint64(w)}, time.Now())
 				for i := range 1000 {
+					life := begun(log, &trace.Life{ID: uint64(i*4 + w), Began: time.Now()})
 					log.Step(life, &trace.Event{Attempt: i})
 				}
 			})
 		}
-		next := map[uint64]int{}
+		next, seq := map[uint64]int{}, uint64(0)
 		r, buf := log.Reader(false), make([]trace.Event, 64)
 		for total := 0; total < 4000; {
 			n, missed, _ := r.Next(context.Background(), buf)
 			Expect(missed).To(BeZero())
 			for _, e := range buf[:n] {
-				Expect(e.Attempt).To(Equal(next[e.Conn]), "each writer's events are in order")
-				next[e.Conn]++
+				Expect(e.Attempt).To(Equal(next[e.Conn%4]), "each writer's events are in order")
+				next[e.Conn%4]++
+				seq++
+				Expect(e.Seq).To(Equal(seq))
 			}
 			total += n
 		}

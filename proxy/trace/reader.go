@@ -1,0 +1,181 @@
+package trace
+
+import (
+	"context"
+	"math"
+)
+
+// Reader reads a Log from some place on. It is for one goroutine.
+type Reader struct {
+	log    *Log
+	steps  []position // in the Log's parts
+	change uint64     // the next place among the changes
+	owed   uint64     // events that were gone before it began
+	ended  uint64     // how many connections had ended before where it is
+	taken  []taken    // what it reads is told in full when nobody has to wait for that
+}
+
+// position is how far a Reader is in a part.
+type position struct {
+	next  uint64 // place
+	ended uint32 // connections of the part, before that
+}
+
+// taken is a step, or a change.
+type taken struct {
+	step   record
+	change *Event // nil for a step
+	ended  uint64
+}
+
+// reader returns a reader from those places on that next and change tell. The caller has
+// locked l for reading.
+func (l *Log) reader(next func(*part) uint64, change uint64) *Reader {
+	r := &Reader{log: l, steps: make([]position, len(l.parts)), change: change}
+	for i := range l.parts {
+		p, at := &l.parts[i], &r.steps[i]
+		at.next = next(p)
+		at.ended = p.endedBefore(at.next)
+		r.ended += p.ended - uint64(uint32(p.ended)-at.ended)
+	}
+	return r
+}
+
+// Reader returns a reader that begins with the oldest event that is kept, or,
+// if fresh is set, with the next one that is added.
+func (l *Log) Reader(fresh bool) *Reader {
+	if fresh {
+		r, _ := l.ReaderOfEnds()
+		return r
+	}
+	l.lockForReading()
+	defer l.unlockForReading()
+	return l.reader(func(p *part) uint64 { return p.steps.oldest() }, l.changes.oldest())
+}
+
+// ReaderOfEnds returns a fresh reader, and how many connections had ended before
+// it: the next end has Event.Ended one above that.
+func (l *Log) ReaderOfEnds() (*Reader, uint64) {
+	l.lockForReading()
+	defer l.unlockForReading()
+	r := l.reader(func(p *part) uint64 { return p.steps.added + 1 }, l.changes.added+1)
+	return r, r.ended
+}
+
+// ReaderBehind returns a reader that begins with the first event whose number is
+// above seq. Those that are gone count as missed.
+func (l *Log) ReaderBehind(seq uint64) *Reader {
+	l.lockForReading()
+	defer l.unlockForReading()
+	newest := l.seq.Load()
+	seq = min(seq, newest)
+	r := l.reader(func(p *part) uint64 { return p.steps.behind(seq) }, l.changes.behind(seq))
+	kept := l.changes.added + 1 - r.change
+	for i := range l.parts {
+		kept += l.parts[i].steps.added + 1 - r.steps[i].next
+	}
+	r.owed = newest - seq - kept
+	return r
+}
+
+// Next puts events into buf, oldest first, and waits until there is at least
+// one. It returns how many there are and how many were missed just before them
+// because the reader was too slow. The error is ctx's, when that has ended.
+func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, err error) {
+	for {
+		n, missed, more := r.read(buf, true)
+		if n > 0 || missed > 0 {
+			return n, missed, nil
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return 0, 0, ctx.Err()
+		}
+	}
+}
+
+// Poll is Next without the waiting: it returns 0 events if there are none.
+func (r *Reader) Poll(buf []Event) (n int, missed uint64) {
+	n, missed, _ = r.read(buf, false)
+	return n, missed
+}
+
+// read reads events. If there are none, and wait is set, it returns a channel that is
+// closed when there are.
+func (r *Reader) read(buf []Event, wait bool) (n int, missed uint64, more <-chan struct{}) {
+	missed, more = r.take(len(buf), wait)
+	for i := range r.taken {
+		t := &r.taken[i]
+		if t.change != nil {
+			buf[i] = *t.change
+			continue
+		}
+		if buf[i] = t.step.event(); t.step.kind == Closed {
+			buf[i].Ended = t.ended
+		}
+	}
+	n = len(r.taken)
+	clear(r.taken) // they hold on to connections
+	r.taken = r.taken[:0]
+	return n, missed, more
+}
+
+// take takes up to max events, in the order of their numbers. For more see read.
+func (r *Reader) take(max int, wait bool) (missed uint64, more <-chan struct{}) {
+	l := r.log
+	l.lockForReading()
+	defer l.unlockForReading()
+	missed, r.owed = r.owed, 0
+	skip := func(place *uint64, oldest uint64) {
+		if *place < oldest {
+			missed += oldest - *place
+			*place = oldest
+		}
+	}
+	for i := range l.parts {
+		skip(&r.steps[i].next, l.parts[i].steps.oldest())
+	}
+	skip(&r.change, l.changes.oldest())
+	for len(r.taken) < max && r.takeNext() {
+	}
+	if len(r.taken) > 0 || missed > 0 || !wait {
+		return missed, nil
+	}
+	waiting := l.more.Load()
+	if waiting == nil {
+		waiting = new(chan struct{})
+		*waiting = make(chan struct{})
+		l.more.Store(waiting)
+	}
+	return 0, *waiting
+}
+
+// takeNext takes the event with the smallest number, if there is one.
+func (r *Reader) takeNext() bool {
+	l := r.log
+	first, at := uint64(math.MaxUint64), -1
+	for i := range l.parts {
+		if p, next := &l.parts[i].steps, r.steps[i].next; next <= p.added {
+			if seq := p.at(next).seq; seq < first {
+				first, at = seq, i
+			}
+		}
+	}
+	if r.change <= l.changes.added {
+		if change := *l.changes.at(r.change); change.Seq < first {
+			r.taken = append(r.taken, taken{change: change})
+			r.change++
+			return true
+		}
+	}
+	if at < 0 {
+		return false
+	}
+	place := &r.steps[at]
+	step := *l.parts[at].steps.at(place.next)
+	r.ended += uint64(step.ended - place.ended) // those that were missed, too
+	place.next, place.ended = place.next+1, step.ended
+	r.taken = append(r.taken, taken{step: step, ended: r.ended})
+	return true
+}
