@@ -42,15 +42,18 @@ type outcome struct {
 	err error
 }
 
-// cause notes why the pair ends. A later failure says more than an earlier FIN;
-// otherwise the first cause counts.
+// cause notes why the pair ends.
 func (o *outcome) cause(end End, err error) {
-	first := o.end == 0
-	afterFIN := o.end == ClientClosed || o.end == EndpointClosed
-	failure := end != ClientClosed && end != EndpointClosed
-	if first || afterFIN && failure {
+	if o.end.yields(end) {
 		o.end, o.err = end, plain(err)
 	}
+}
+
+// yields reports whether e is not how a pair ends if it has another cause, too. A later
+// failure says more than an earlier FIN; otherwise the first cause counts.
+func (e End) yields(to End) bool {
+	fin := func(e End) bool { return e == ClientClosed || e == EndpointClosed }
+	return e == 0 || fin(e) && !fin(to)
 }
 
 // plain returns the system error in err, without the addresses that net wraps

@@ -90,5 +90,14 @@ func loopPair(loop *forward.Loop, limits forward.Limits, done func(forward.Resul
 	GinkgoHelper()
 	near, client := accepted()
 	d, endpoint := dialed(loop)
-	return client, endpoint, on(loop, func() forward.Flow { return loop.Forward(near, d, &limits, done) })
+	return client, endpoint, on(loop, func() forward.Flow {
+		p := new(forward.Pair)
+		loop.Forward(p, near, d, &limits, owner(done))
+		return p
+	})
 }
+
+// owner is who is told what became of a pair.
+type owner func(forward.Result)
+
+func (o owner) Ended(r forward.Result) { o(r) }

@@ -7,17 +7,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pair is a client and an endpoint between which a Loop moves bytes. All but the
-// counts belong to the loop.
+// Pair is a client and an endpoint between which a Loop moves bytes: see [Loop.Forward].
+// It is a Flow. Its owner, who has more to remember of the same client, embeds one, and so
+// makes both at once.
+type Pair struct{ pair }
+
+// Owner is told what became of a Pair.
+type Owner interface{ Ended(Result) }
+
+// pair is a Pair from within. All but the counts belong to the loop. There may be very
+// many that are idle: what few of them need is elsewhere.
 type pair struct {
 	loop   *Loop
 	limits *Limits
-	done   func(Result) // nil once it was called
+	done   Owner // nil once it was told
 
 	client, endpoint     edge
 	toEndpoint, toClient way
 
-	outcome  outcome
+	outcome  errno
 	moved    bool  // since the last look at the limits
 	queued   bool  // the loop will go on with it
 	half     bool  // one direction has ended, or is held up before its end
@@ -41,9 +49,9 @@ type edge struct {
 // way is one of the two directions that bytes take.
 type way struct {
 	bytes atomic.Int64
-	rest  []byte // what was read and not written yet; nil if that is nothing
-	pipe  *pipe  // the same, for a stream; nil if that is nothing
-	full  uint8  // how many reads in a row have filled the buffer
+	rest  *[]byte // what was read and not written yet; nil if that is nothing
+	pipe  *pipe   // the same, for a stream; nil if that is nothing
+	full  uint8   // how many reads in a row have filled the buffer
 	ended bool
 
 	preface uint16 // how many of the first bytes do not count
@@ -59,40 +67,41 @@ const (
 	longTurn  = 1 << 20
 )
 
-// Forward takes over client and endpoint. When the pair has ended and both are
-// closed, the loop calls done, once. Only the loop may call Forward; done may be
-// called before it returns.
+// Forward takes over client and endpoint, as in, which is zero. When the pair has ended
+// and both are closed, the loop tells owner, once. Only the loop may call Forward; owner
+// may be told before it returns.
 //
 // Limits may be shared by many pairs and are not changed.
-func (l *Loop) Forward(client *Client, endpoint *Dialed, limits *Limits, done func(Result)) Flow {
-	p := &pair{loop: l, limits: limits, done: done}
+func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limits, owner Owner) {
+	p := &in.pair
+	p.loop, p.limits, p.done = l, limits, owner
 	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, roomTold: endpoint.sent == 0, delays: true}
 	p.client = edge{fd: client.Socket, writable: true}
-	if opening := client.Opening(); len(opening) > endpoint.sent {
-		p.toEndpoint.rest = opening[endpoint.sent:]
-	}
+	opening := client.Opening()
+	client.first = nil
 	p.toEndpoint.preface = client.preface
 	p.toEndpoint.bytes.Add(int64(endpoint.sent))
-	client.first = nil
 	l.pairs.Add(1)
 	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
 	var err error
 	if p.client.watch, err = l.Add(int(client.Socket), Readable|HungUp|Once, (*clientEdge)(p)); err != nil {
 		p.client.watch = Registration{unwatched}
 		p.reset(ClientReset, unix.ENOMEM)
-		return p
+		return
 	}
 	if client.err != nil {
 		p.reset(ClientReset, client.err)
-		return p
+		return
 	}
 	l.unprobed.add(p)
 	if limits.Idle > 0 || limits.Age > 0 {
 		l.limited.add(p)
 	}
 	p.endpoint.note(endpoint.seen &^ Writable)
+	if p.moved = len(opening) > 0; len(opening) > endpoint.sent {
+		p.write(&p.toEndpoint, &p.endpoint, opening[endpoint.sent:])
+	}
 	p.move(shortTurn)
-	return p
 }
 
 // clientEdge and endpointEdge are a pair as the handler of its client's or of its
@@ -245,7 +254,8 @@ func (p *pair) write(w *way, to *edge, b []byte) {
 	}
 	w.bytes.Add(int64(n))
 	if n < len(b) {
-		w.rest = bytes.Clone(b[n:])
+		rest := bytes.Clone(b[n:])
+		w.rest = &rest
 		if err != unix.EINTR {
 			p.awaitRoom(to)
 		}
@@ -258,7 +268,7 @@ func (p *pair) writeRest(w *way, to *edge) int {
 		return 0
 	}
 	to.undelay(w)
-	n, err := to.fd.write(w.rest)
+	n, err := to.fd.write(*w.rest)
 	switch {
 	case err == unix.EINTR:
 		return p.writeRest(w, to)
@@ -270,7 +280,7 @@ func (p *pair) writeRest(w *way, to *edge) int {
 		return 0
 	}
 	w.bytes.Add(int64(n))
-	if w.rest = w.rest[n:]; len(w.rest) == 0 {
+	if *w.rest = (*w.rest)[n:]; len(*w.rest) == 0 {
 		w.rest = nil
 	}
 	return n
@@ -304,7 +314,7 @@ func (p *pair) heldUp(w *way, from, to *edge) {
 	case p.done == nil || w.ended || to.writable:
 		return
 	case from.lost:
-		p.reset(p.outcome.end, p.outcome.err)
+		p.reset(p.outcome.end, p.outcome.err())
 		return
 	case !from.ended:
 		// With EPIPE, or no error, FIN was there first: see writeFailed.
@@ -325,7 +335,7 @@ func (p *pair) heldUp(w *way, from, to *edge) {
 // end.
 func (p *pair) readEnded(w *way, from, to *edge) {
 	if from.lost {
-		p.reset(p.outcome.end, p.outcome.err)
+		p.reset(p.outcome.end, p.outcome.err())
 		return
 	}
 	end := ClientClosed
@@ -414,7 +424,36 @@ func (p *pair) finish() {
 	}
 	done := p.done
 	p.done = nil
-	r := Result{End: p.outcome.end, Err: p.outcome.err}
+	r := Result{End: p.outcome.end, Err: p.outcome.err()}
 	r.ToEndpoint, r.ToClient = p.Bytes()
-	done(r)
+	done.Ended(r)
+}
+
+// BreakPairs is Break for all pairs of the loop. Only the loop may call it.
+func (l *Loop) BreakPairs() {
+	for i := range l.slots {
+		if e, is := l.slots[i].handler.(*endpointEdge); is {
+			(*pair)(e).reset(Broken, nil)
+		}
+	}
+}
+
+// errno is outcome for a pair, all of whose errors are the kernel's.
+type errno struct {
+	end    End
+	number uint16
+}
+
+func (o *errno) cause(end End, err error) {
+	if o.end.yields(end) {
+		number, _ := err.(unix.Errno)
+		o.end, o.number = end, uint16(number)
+	}
+}
+
+func (o errno) err() error {
+	if o.number == 0 {
+		return nil
+	}
+	return unix.Errno(o.number)
 }

@@ -11,6 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// results is an owner.
+type results chan Result
+
+func (to results) Ended(r Result) { to <- r }
+
 // loopedPair forwards a pair on a loop of its own, and returns its far ends.
 func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
 	t.Helper()
@@ -37,7 +42,9 @@ func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
 				close(begun)
 				return
 			}
-			begun <- l.Forward(&Client{Socket: near}, d, &Limits{}, func(r Result) { ended <- r }).(*pair)
+			in := new(Pair)
+			l.Forward(in, &Client{Socket: near}, d, &Limits{}, results(ended))
+			begun <- &in.pair
 		})
 	})).To(Succeed())
 	g.Eventually(begun).Should(Receive(&p))
@@ -93,7 +100,8 @@ func TestAPairHasOneTurnInEachRound(t *testing.T) {
 	var before, after int64
 	var waiting int
 	p.onLoop(t, func() {
-		p.toEndpoint.rest = make([]byte, size)
+		rest := make([]byte, size)
+		p.toEndpoint.rest = &rest
 		for sent()-before < shortTurn && read < size { // the kernel's buffers grow as the endpoint reads
 			take(sent())
 			before = sent()

@@ -74,7 +74,7 @@ type Poller struct {
 // descriptor that had the slot before from one for the descriptor that has it.
 type slot struct {
 	handler    Handler
-	fd         int
+	fd         int32
 	generation int32
 }
 
@@ -173,7 +173,7 @@ func (p *Poller) Add(fd int, want Readiness, h Handler) (Registration, error) {
 		p.slots = append(p.slots, slot{})
 	}
 	s := &p.slots[at]
-	s.handler, s.fd = h, fd
+	s.handler, s.fd = h, int32(fd)
 	event := unix.EpollEvent{Events: uint32(want), Fd: at, Pad: s.generation}
 	if err := unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
 		p.release(at)
@@ -186,7 +186,7 @@ func (p *Poller) Add(fd int, want Readiness, h Handler) (Registration, error) {
 func (p *Poller) Watch(r Registration, want Readiness) {
 	s := &p.slots[r.slot]
 	// An error would say that it is not watched, which it is.
-	_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_MOD, s.fd, &unix.EpollEvent{Events: uint32(want), Fd: r.slot, Pad: s.generation})
+	_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_MOD, int(s.fd), &unix.EpollEvent{Events: uint32(want), Fd: r.slot, Pad: s.generation})
 }
 
 // Handle makes h the handler of a descriptor that is watched already. Only the loop
@@ -197,14 +197,14 @@ func (p *Poller) Handle(r Registration, h Handler) { p.slots[r.slot].handler = h
 // Add.
 func (p *Poller) Remove(r Registration) {
 	// An error would say that it is not watched, which it is.
-	_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, p.slots[r.slot].fd, &unix.EpollEvent{})
+	_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, int(p.slots[r.slot].fd), &unix.EpollEvent{})
 	p.release(r.slot)
 }
 
 // CloseFD watches the descriptor no more, and closes it. Only the loop may call
 // it, once for each Add.
 func (p *Poller) CloseFD(r Registration) {
-	fd := p.slots[r.slot].fd
+	fd := int(p.slots[r.slot].fd)
 	p.release(r.slot)
 	closeFD(fd) // takes it out of the epoll set, too
 }

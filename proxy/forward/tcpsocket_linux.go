@@ -41,7 +41,7 @@ func (k Keepalive) set(fd int) error {
 
 // Socket is a connected, non-blocking TCP socket: the number of its descriptor.
 // Whoever has it closes it; no copy may be used after that.
-type Socket int
+type Socket int32
 
 // ListenTCP opens a listener on addr, which is an address of this node or will be
 // one. What is accepted from it inherits keepalive, and sends without delay

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"sync/atomic"
 	"time"
 
 	"github.com/usherproxy/usher/config"
@@ -21,13 +20,12 @@ import (
 )
 
 // connection is one client's connection (for SCTP, association), from accept to
-// close.
+// close. What outlasts that is its Life.
 type connection struct {
 	frontend.Client
 	server   *Server
-	client   client                       // nil once established
-	endpoint *balance.Endpoint            // once established
-	flow     atomic.Pointer[forward.Flow] // once established
+	client   client            // nil once established
+	endpoint *balance.Endpoint // once established
 }
 
 // client is what the clients of all protocols have in common.
@@ -40,19 +38,16 @@ type client interface {
 	Close() error
 }
 
-// accepted returns the connection of a new client, or nil if there is no room for
-// it: then it has been reset.
-func (a *acceptor) accepted(client client, from netip.AddrPort) *connection {
-	c := &connection{
-		Client: frontend.Client{Life: &trace.Life{ID: a.front.NewID(), From: from, Began: time.Now()}, Front: a.front},
-		server: a.server,
-		client: client,
-	}
+// accepted makes c the connection of a new client. It reports whether there is room for
+// it: if not, it has been reset.
+func (a *acceptor) accepted(c *connection, client client, from netip.AddrPort) bool {
+	c.Life = &trace.Life{ID: a.front.NewID(), From: from, Began: time.Now()}
+	c.Front, c.server, c.client = a.front, a.server, client
 	if err := a.server.register.add(c); err != nil {
 		c.turnAway(err)
-		return nil
+		return false
 	}
-	return c
+	return true
 }
 
 // turnAway resets a client for which there is no room, for the reason given.
@@ -140,7 +135,7 @@ func (c *connection) admit(a *acceptor) (trace.End, error) {
 type dialer func(_ context.Context, from netip.AddrPort, to *config.Endpoint) (forwarder, error)
 
 // A forwarder begins to forward between the client and the endpoint that it is connected
-// to.
+// to. It returns at once, and calls back from a goroutine of its own.
 type forwarder func(*forward.Limits, func(forward.Result)) forward.Flow
 
 // serve takes the connection from accepted to established, by the goroutine that calls
@@ -160,7 +155,22 @@ func (c *connection) serve(a *acceptor, introduce func() (trace.End, error), dia
 		return
 	}
 	c.establish(time.Now(), endpoint)
-	c.flowing(forward(c.limits(), c.forwarded))
+	c.forward(forward)
+}
+
+// forward hands the connection to the forwarder, which is broken off if connections are to
+// be given up.
+func (c *connection) forward(begin forwarder) {
+	var stop func() bool
+	begun := make(chan struct{})
+	flow := begin(c.limits(), func(r forward.Result) {
+		<-begun
+		stop()
+		c.Ended(r)
+	})
+	c.flowing(flow)
+	stop = context.AfterFunc(c.server.ctx, flow.Break)
+	close(begun)
 }
 
 // find makes attempts until one succeeds.
@@ -223,11 +233,7 @@ func (c *connection) establish(now time.Time, endpoint *balance.Endpoint) {
 // flowing notes what moves the connection's bytes from now on.
 func (c *connection) flowing(flow forward.Flow) {
 	c.client = nil // flow has it
-	c.flow.Store(&flow)
 	c.Front.Trace.Moves(c.Life, flow)
-	if c.server.ctx.Err() != nil { // Drain may have passed by already
-		flow.Break()
-	}
 }
 
 // A connection may lack an ageJitter-th part of its maximum age: those that were
@@ -246,7 +252,7 @@ func (c *connection) limits() *forward.Limits {
 }
 
 // ends are the trace's words for the forwarder's.
-var ends = map[forward.End]trace.End{
+var ends = [...]trace.End{
 	forward.ClientClosed:      trace.ClientClosed,
 	forward.EndpointClosed:    trace.EndpointClosed,
 	forward.ClientReset:       trace.ClientReset,
@@ -257,8 +263,8 @@ var ends = map[forward.End]trace.End{
 	forward.Broken:            trace.Drained,
 }
 
-// forwarded is called when the forwarder is done with the connection.
-func (c *connection) forwarded(r forward.Result) {
+// Ended is called when what moved the connection's bytes is done with it.
+func (c *connection) Ended(r forward.Result) {
 	c.endpoint.Active.Add(-1)
 	c.endpoint.Moved(r.ToEndpoint, r.ToClient)
 	e := trace.Event{End: ends[r.End], ToEndpoint: r.ToEndpoint, ToClient: r.ToClient, Endpoint: c.endpoint.Addr, Pod: c.endpoint.Pod}

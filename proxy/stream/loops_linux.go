@@ -37,10 +37,12 @@ func (ls *loops) start(s *Server) error {
 	return nil
 }
 
-// giveUp gives up the attempts that are under way.
+// giveUp gives up the attempts that are under way, and breaks the connections that have
+// an endpoint.
 func (ls *loops) giveUp() {
 	for _, l := range ls.list {
 		_ = l.Do(l.CancelDials) // or it has ended, and has none
+		_ = l.Do(l.BreakPairs)
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 // takes over client and returns at once.
 func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	client := &keptClient{Conn: conn}
-	if c := a.accepted(client, from); c != nil {
+	if c := new(connection); a.accepted(c, client, from) {
 		introduce := func() (trace.End, error) {
 			n, end, err := c.introduced(client.await(a.server.ctx, headerTimeout, proxyproto.Complete))
 			client.kept = client.kept[n:]

@@ -3,96 +3,86 @@ package stream
 import (
 	"net/netip"
 	"sync"
+	"sync/atomic"
 
 	"github.com/usherproxy/usher/proxy/budget"
 )
 
-// register has the connections that are open.
+// register counts the connections that are open.
 type register struct {
-	budget *budget.Budget
+	budget  *budget.Budget
+	clients [16]clients                   // who shares one shares a lock
+	drained atomic.Pointer[chan struct{}] // closed when there is none any more; nil if nobody waits
+}
 
-	mu       sync.Mutex
-	byID     map[uint64]*connection
-	byClient map[netip.Addr]int64 // how many
-	drained  chan struct{}        // closed when there is none any more; nil if nobody waits
+// clients are some clients, and how many connections each has.
+type clients struct {
+	mu   sync.Mutex
+	open map[netip.Addr]int64
+}
+
+// with returns those that client is among.
+func (r *register) with(client netip.Addr) *clients {
+	bits := client.As16()
+	return &r.clients[bits[15]%uint8(len(r.clients))]
 }
 
 // add takes room for conn, or says why there is none.
 func (r *register) add(conn *connection) error {
-	toPort := conn.Front.Open.Add(1)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	client := conn.From.Addr()
-	if err := r.budget.TakeConnection(toPort, r.byClient[client]+1); err != nil {
+	toPort, client := conn.Front.Open.Add(1), conn.From.Addr()
+	err := r.budget.TakeConnection(toPort, r.count(client, 1))
+	if err != nil {
 		conn.Front.Open.Add(-1)
-		return err
+		r.count(client, -1)
+		r.tell()
 	}
-	r.byClient[client]++
-	r.byID[conn.ID] = conn
-	return nil
+	return err
 }
 
 // reassign makes conn count as one of its client's, as which it was not known: it counted as
 // one of balancer's. The error is add's, and conn stays in the register.
 func (r *register) reassign(conn *connection, balancer netip.Addr) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.forget(balancer)
-	client := conn.From.Addr()
-	r.byClient[client]++
-	return r.budget.RoomForClient(r.byClient[client])
+	r.count(balancer, -1)
+	return r.budget.RoomForClient(r.count(conn.From.Addr(), 1))
 }
 
 func (r *register) remove(conn *connection) {
 	conn.Front.Open.Add(-1)
+	r.count(conn.From.Addr(), -1)
 	r.budget.Connections.Add(-1)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.byID, conn.ID)
-	r.forget(conn.From.Addr())
 	r.tell()
 }
 
-// forget counts one less of a client's. mu is held.
-func (r *register) forget(client netip.Addr) {
-	if r.byClient[client]--; r.byClient[client] == 0 {
-		delete(r.byClient, client)
+// count counts so many more of a client's, and returns how many that makes.
+func (r *register) count(client netip.Addr, more int64) int64 {
+	c := r.with(client)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.open == nil {
+		c.open = map[netip.Addr]int64{}
 	}
+	n := c.open[client] + more
+	if c.open[client] = n; n == 0 {
+		delete(c.open, client)
+	}
+	return n
 }
 
 // whenDrained returns a channel that is closed when no connection is open. It is asked for
 // once, and no more are added then.
 func (r *register) whenDrained() <-chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	drained := make(chan struct{})
-	r.drained = drained
+	r.drained.Store(&drained)
 	r.tell()
 	return drained
 }
 
 // tell closes drained if it is time.
 func (r *register) tell() {
-	if r.drained != nil && len(r.byID) == 0 {
-		close(r.drained)
-		r.drained = nil
+	if r.budget.Connections.Load() != 0 {
+		return
 	}
-}
-
-// open returns how many connections are open.
-func (r *register) open() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.byID)
-}
-
-// breakAll breaks every connection that has an endpoint.
-func (r *register) breakAll() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, conn := range r.byID {
-		if flow := conn.flow.Load(); flow != nil {
-			(*flow).Break()
-		}
+	if drained := r.drained.Load(); drained != nil && r.drained.CompareAndSwap(drained, nil) {
+		close(*drained)
 	}
 }

@@ -93,7 +93,7 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 			return err
 		}
 		client := sctpClient{conn}
-		if c := l.accepted(client, plainAddr(conn.RemoteAddr())); c != nil {
+		if c := new(connection); l.accepted(c, client, plainAddr(conn.RemoteAddr())) {
 			go c.serve(&l.acceptor, nil, client.dialer(f.Portal.Mark())) // no header is due of SCTP
 		}
 		return nil

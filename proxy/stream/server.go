@@ -42,7 +42,7 @@ type Server struct {
 // New returns a Server without listeners, whose loops are on pollers. ListenTCP and ListenSCTP are called by one
 // goroutine at a time, when the budget has room for a listener, of which they take it.
 func New(node *frontend.Node, pollers *forward.Pollers, o Options) *Server {
-	s := &Server{node: node, Options: o, pollers: pollers, register: register{budget: node.Budget, byID: map[uint64]*connection{}, byClient: map[netip.Addr]int64{}}}
+	s := &Server{node: node, Options: o, pollers: pollers, register: register{budget: node.Budget}}
 	s.dial = func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forward.Conn, error) {
 		if o.Dial != nil {
 			return o.Dial(ctx, to)
@@ -70,10 +70,9 @@ func (s *Server) Drain(ctx context.Context) (broken int) {
 	case <-drained:
 	case <-ctx.Done():
 	}
-	broken = s.register.open()
+	broken = int(s.node.Budget.Connections.Load())
 	s.giveUp()
 	s.loops.giveUp()
-	s.register.breakAll()
 	<-drained
 	s.loops.stop(s)
 	return broken

@@ -149,8 +149,8 @@ func (e *entrance) accepted(socket forward.Socket, from netip.AddrPort) {
 		l.acceptedPortable(socket, from)
 		return
 	}
-	w := &waiting{Client: forward.Client{Socket: socket}, loop: l.server.loops.idlest(e.loop)}
-	if w.connection = l.acceptor.accepted(w, from); w.connection == nil {
+	w := &waiting{Client: forward.Client{Socket: socket}, connection: new(tcpConnection), loop: l.server.loops.idlest(e.loop)}
+	if !l.acceptor.accepted(&w.connection.connection, w, from) {
 		return
 	}
 	if w.loop == e.loop || w.loop.Do(func() { w.serve(&l.acceptor) }) != nil {
@@ -169,11 +169,17 @@ func (l *tcpListener) acceptedPortable(client forward.Socket, from netip.AddrPor
 	l.servePortable(conn, from)
 }
 
+// tcpConnection is a connection on a loop, with room for the pair that it becomes.
+type tcpConnection struct {
+	connection
+	pair forward.Pair
+}
+
 // waiting is a client on a loop that has no endpoint yet. It belongs to the loop, and is
 // forgotten once the connection is established.
 type waiting struct {
 	forward.Client
-	connection *connection
+	connection *tcpConnection
 	loop       *forward.Loop
 	search     search.Search
 	endpoint   *balance.Endpoint // that is being tried; nil before the first
@@ -248,7 +254,11 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 		w.search.Answered(now)
 		c.Witness(now, w.endpoint.Addr, d.LocalAddr)
 		c.establish(now, w.endpoint)
-		c.flowing(w.loop.Forward(&w.Client, d, c.limits(), c.forwarded))
+		w.loop.Forward(&c.pair, &w.Client, d, c.limits(), c)
+		c.flowing(&c.pair)
+		if c.server.ctx.Err() != nil { // loops.giveUp has passed by already
+			c.pair.Break()
+		}
 	case c.server.ctx.Err() != nil:
 		w.search.Left(now, err) // whatever became of it
 		w.drained()
