@@ -18,6 +18,8 @@
 //
 // is all that is needed, as root, with Go and Debian's packages etcd-server,
 // iptables and iproute2. The first run builds Kubernetes (package control).
+// One of them is a measurement beside kube-proxy, which only `make bench CLUSTER=1` asks
+// for.
 // The specs say what a proxy for Services must do in a cluster. Where that stands: the
 // comments on the fields in k8s.io/api (core/v1, discovery/v1), and Kubernetes' pages
 // "Service", "Virtual IPs and Service Proxies" and "EndpointSlices".
