@@ -42,8 +42,8 @@ type Options struct {
 	// LoadBalancers are translate.Options.LoadBalancers.
 	LoadBalancers []netip.Prefix
 
-	// Quiet is how long nothing must happen before what is dirty is computed;
-	// under constant change it is computed every MaxDelay all the same. Zero
+	// Quiet is how long nothing must happen before what is dirty is computed, while
+	// changes follow each other; under constant change it is computed every MaxDelay all the same. Zero
 	// means DefaultQuiet and DefaultMaxDelay.
 	Quiet, MaxDelay time.Duration
 	// Resync is how often everything is computed anew, though nothing seems to
@@ -242,23 +242,30 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	}
 	s.markNode()
 	s.markAll()
+	var last time.Time
 	for first := true; ; first = false {
-		if !first && !s.settle(ctx) {
+		if !first && !s.settle(ctx, last) {
 			return nil
 		}
 		if changed := s.compute(); first || len(changed) > 0 {
 			apply(changed)
 			s.triggers.report(first, s.options.OnProgrammed)
 		}
+		last = time.Now()
 		if ctx.Err() != nil {
 			return nil
 		}
 	}
 }
 
+// alone is the quiet time for a change that comes after a silence: what comes with it
+// in one packet of the API server is computed with it.
+const alone = time.Millisecond
+
 // settle waits until something is dirty and nothing has happened for the quiet
-// time, or MaxDelay is over. It returns false if ctx has ended.
-func (s *Source) settle(ctx context.Context) bool {
+// time, or MaxDelay is over; for less if the last time was longer ago. It returns false
+// if ctx has ended.
+func (s *Source) settle(ctx context.Context, last time.Time) bool {
 	select {
 	case <-ctx.Done():
 		return false
@@ -268,6 +275,9 @@ func (s *Source) settle(ctx context.Context) bool {
 	defer latest.Stop()
 	quiet := time.NewTimer(s.options.Quiet)
 	defer quiet.Stop()
+	if time.Since(last) > s.options.MaxDelay {
+		quiet.Reset(min(alone, s.options.Quiet))
+	}
 	for {
 		select {
 		case <-ctx.Done():
