@@ -92,23 +92,27 @@ func (p *Plane) writeCertificates() {
 }
 
 // StartAPIServer starts the API server, on the address and the data that it
-// had before, and waits until it is ready.
-func (p *Plane) StartAPIServer() {
+// had before, and waits until it is ready. Flags given come after its own, and so
+// say otherwise.
+func (p *Plane) StartAPIServer(flags ...string) {
 	GinkgoHelper()
-	p.server = start(p.ns, p.dir, "kube-apiserver", p.binaries.APIServer,
-		"--etcd-servers="+etcdClient,
-		"--bind-address="+p.address.String(), fmt.Sprintf("--secure-port=%d", apiServerPort), "--advertise-address="+p.address.String(),
-		"--tls-cert-file="+p.path("apiserver.crt"), "--tls-private-key-file="+p.path("apiserver.key"), "--client-ca-file="+p.path("ca.crt"),
+	p.server = start(p.ns, p.dir, "kube-apiserver", p.binaries.APIServer, append([]string{
+		"--etcd-servers=" + etcdClient,
+		"--bind-address=" + p.address.String(), fmt.Sprintf("--secure-port=%d", apiServerPort), "--advertise-address=" + p.address.String(),
+		"--tls-cert-file=" + p.path("apiserver.crt"), "--tls-private-key-file=" + p.path("apiserver.key"), "--client-ca-file=" + p.path("ca.crt"),
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file="+p.path("serviceaccount.key"), "--service-account-signing-key-file="+p.path("serviceaccount.key"),
+		"--service-account-key-file=" + p.path("serviceaccount.key"), "--service-account-signing-key-file=" + p.path("serviceaccount.key"),
 		"--authorization-mode=RBAC",
-		"--service-cluster-ip-range="+ServiceCIDR4+","+ServiceCIDR6,
+		"--service-cluster-ip-range=" + ServiceCIDR4 + "," + ServiceCIDR6,
 		// Pods need no ServiceAccount: nothing in them asks the API server.
 		"--disable-admission-plugins=ServiceAccount",
 		"--max-requests-inflight=0", "--max-mutating-requests-inflight=0", "--enable-priority-and-fairness=false",
-	)
+	}, flags...)...)
 	p.ready(p.server, "readyz of kube-apiserver", p.httpClient(), "https://"+p.apiServer()+"/readyz")
 }
+
+// APIServerPID is the API server's process.
+func (p *Plane) APIServerPID() int { return p.server.cmd.Process.Pid }
 
 // KillAPIServer kills the API server, as kill -9 does.
 func (p *Plane) KillAPIServer() { p.server.stop(syscall.SIGKILL) }

@@ -1,0 +1,183 @@
+// Command watchers is many nodes' worth of one API server's clients, in one process:
+// usher's source (config/kube) for each, without a portal and without a proxy, or the
+// informers that kube-proxy has. It is for the spec "many nodes".
+//
+// For each line on standard input it prints a [Report] as JSON.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/kube"
+)
+
+// Report is what all nodes have had so far.
+type Report struct {
+	Synced      int64       // nodes that know all
+	Received    int64       // bytes, as they come by the wire
+	Connections int64       // that were made
+	Lists       []time.Time // when everything was asked for
+	Refused     int64       // requests that were answered by an error
+}
+
+var (
+	report Report // but for Lists and Synced, by atomic
+	synced atomic.Int64
+	mu     sync.Mutex // of report.Lists
+)
+
+func main() {
+	kubeconfig := flag.String("kubeconfig", "", "`file` that says where the API server is")
+	count := flag.Int("nodes", 1, "how many")
+	like := flag.String("like", "usher", "whom: usher or kube-proxy")
+	flag.Parse()
+	klog.SetOutput(io.Discard)
+	klog.LogToStderr(false)
+	ctx := context.Background()
+	for n := range *count {
+		client, err := connect(*kubeconfig)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		node := fmt.Sprintf("many-%d", n)
+		if *like == "usher" {
+			err = usher(ctx, client, node)
+		} else {
+			kubeProxy(ctx, client, node)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		mu.Lock()
+		now := Report{Synced: synced.Load(), Received: atomic.LoadInt64(&report.Received), Connections: atomic.LoadInt64(&report.Connections),
+			Lists: report.Lists, Refused: atomic.LoadInt64(&report.Refused)}
+		_ = json.NewEncoder(os.Stdout).Encode(now)
+		mu.Unlock()
+	}
+}
+
+func usher(ctx context.Context, client kubernetes.Interface, node string) error {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	source, err := kube.New(kube.Options{Client: client, Log: log, NodeName: node})
+	if err != nil {
+		return err
+	}
+	go func() {
+		_ = source.Run(ctx, func([]config.Service) { first.tell(node) })
+	}()
+	return nil
+}
+
+// once is a set of the nodes that told that they know all.
+type once struct{ told sync.Map }
+
+var first once
+
+func (o *once) tell(node string) {
+	if _, again := o.told.LoadOrStore(node, true); !again {
+		synced.Add(1)
+	}
+}
+
+// resync is kube-proxy's configSyncPeriod.
+const resync = 15 * time.Minute
+
+// kubeProxy watches what kube-proxy watches (cmd/kube-proxy/app/server.go and
+// pkg/proxy/node.go, v1.36), and does nothing with it.
+func kubeProxy(ctx context.Context, client kubernetes.Interface, node string) {
+	factory := func(labels, fields string) informers.SharedInformerFactory {
+		return informers.NewSharedInformerFactoryWithOptions(client, resync, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.LabelSelector, o.FieldSelector = labels, fields
+		}))
+	}
+	all := []cache.SharedIndexInformer{
+		factory("!service.kubernetes.io/service-proxy-name", "spec.clusterIP!="+corev1.ClusterIPNone).Core().V1().Services().Informer(),
+		factory("!"+corev1.IsHeadlessService, "").Discovery().V1().EndpointSlices().Informer(),
+		factory("", "").Networking().V1().ServiceCIDRs().Informer(),
+		factory("", fields.OneTermEqualSelector(metav1.ObjectNameField, node).String()).Core().V1().Nodes().Informer(),
+	}
+	var known []cache.InformerSynced
+	for _, informer := range all {
+		go informer.RunWithContext(ctx)
+		known = append(known, informer.HasSynced)
+	}
+	go func() {
+		if cache.WaitForCacheSync(ctx.Done(), known...) {
+			first.tell(node)
+		}
+	}()
+}
+
+// connect returns a client with a connection of its own: client-go shares those of
+// clients that are configured alike.
+func connect(kubeconfig string) (kubernetes.Interface, error) {
+	c, err := kube.Connection{Kubeconfig: kubeconfig}.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	c.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		atomic.AddInt64(&report.Connections, 1)
+		return counted{conn}, nil
+	}
+	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return asked{next} })
+	return kubernetes.NewForConfig(c)
+}
+
+// counted counts what comes.
+type counted struct{ net.Conn }
+
+func (c counted) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	atomic.AddInt64(&report.Received, int64(n))
+	return n, err
+}
+
+// asked notes when everything is asked for: a list, or a watch that begins with one.
+type asked struct{ next http.RoundTripper }
+
+func (a asked) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := a.next.RoundTrip(r)
+	if err != nil {
+		return answer, err
+	}
+	q := r.URL.Query()
+	switch {
+	case answer.StatusCode >= http.StatusBadRequest:
+		atomic.AddInt64(&report.Refused, 1)
+	case q.Get("watch") == "" || q.Get("sendInitialEvents") == "true":
+		mu.Lock()
+		report.Lists = append(report.Lists, time.Now())
+		mu.Unlock()
+	}
+	return answer, nil
+}
