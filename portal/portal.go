@@ -56,7 +56,7 @@ type Portal interface {
 	// SetLocalSources does; listeners have to be where Listen says afterwards.
 	SetNodePortAddresses(within []netip.Prefix)
 
-	// Check compares what the kernel holds with what is wanted, and repairs
+	// Check compares what the kernel holds, unless that is known, with what is wanted, and repairs
 	// it. It returns how many rules, routes or chains had to be repaired, and
 	// an error (as Apply does) if something could not be. If a
 	// *ListenAgainError is in that, listeners have to move.

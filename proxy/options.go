@@ -44,8 +44,8 @@ type Options struct {
 	// ports of other protocols are not served.
 	TCPOnly error
 
-	// CheckInterval is how often the portal's rules are compared with the
-	// kernel's, and what could not be served is tried again.
+	// CheckInterval is how often the portal is checked, which compares its rules with
+	// the kernel's if those may have changed, and what could not be served is tried again.
 	CheckInterval time.Duration
 
 	// OnProblem, if not nil, is told when a service port gets a problem, when

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -38,6 +39,7 @@ type addressPortal struct {
 	log    logrus.FieldLogger
 	opts   portal.Options
 	routes *kernel.Routes
+	known  kernel.Known  // what is in routed and others
 	link   *link         // to the space; nil without one
 	traits portal.Traits // apart if a family is
 
@@ -166,8 +168,9 @@ func (p *addressPortal) nodeAddresses(family portal.Family) (addrs []netip.Addr)
 	return slices.Compact(addrs)
 }
 
-// listensElsewhere returns nil while Listen would answer as it did.
-func (p *addressPortal) listensElsewhere() error {
+// listensElsewhere returns nil while Listen would answer as it did. moved says that VIPs
+// may have another place.
+func (p *addressPortal) listensElsewhere(moved bool) error {
 	now := map[netip.Addr][]netip.Addr{}
 	again := map[portal.Target]bool{}
 	for t, then := range p.listened {
@@ -178,9 +181,11 @@ func (p *addressPortal) listensElsewhere() error {
 			again[t] = true
 		}
 	}
-	for t, r := range p.rules {
-		if was, asked := p.apart[t.Addr]; asked && r.LocalPort != 0 && was != p.isApart(t.Addr) {
-			again[t] = true
+	if moved {
+		for t, r := range p.rules {
+			if was, asked := p.apart[t.Addr]; asked && r.LocalPort != 0 && was != p.isApart(t.Addr) {
+				again[t] = true
+			}
 		}
 	}
 	if len(again) == 0 {
@@ -243,7 +248,11 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 	if p.applied {
 		_, err = p.settle(ctx, slices.SortedFunc(maps.Keys(touched), netip.Addr.Compare))
 	} else {
-		_, err = p.settleAll(ctx)
+		p.known.Doubtful(time.Now()) // it is read now
+		_, err = p.settleAll(ctx, true)
+	}
+	if err != nil {
+		p.known.Doubt()
 	}
 	if err == nil && !p.applied {
 		p.applied = true
@@ -280,7 +289,11 @@ func (p *addressPortal) Check(ctx context.Context) (int, error) {
 	if !p.applied && len(p.rules) == 0 {
 		return 0, nil
 	}
-	repaired, err := p.settleAll(ctx)
+	doubtful := p.known.Doubtful(time.Now())
+	repaired, err := p.settleAll(ctx, doubtful)
+	if err != nil {
+		p.known.Doubt()
+	}
 	if len(repaired) > 0 {
 		p.log.WithFields(logrus.Fields{"count": len(repaired), "what": portal.Some(repaired)}).Warn("portal repaired")
 	}
@@ -288,18 +301,43 @@ func (p *addressPortal) Check(ctx context.Context) (int, error) {
 	for t := range p.rules {
 		p.explain(t, refused)
 	}
-	return len(repaired), errors.Join(err, portal.Refused(refused), p.listensElsewhere())
+	return len(repaired), errors.Join(err, portal.Refused(refused), p.listensElsewhere(doubtful))
 }
 
-// settleAll reads which routes of ours there are, and makes all VIPs right.
-func (p *addressPortal) settleAll(ctx context.Context) (changed []string, err error) {
+// settleAll makes all VIPs right. If it is not doubtful which routes there are, those
+// are that there is something to be done for.
+func (p *addressPortal) settleAll(ctx context.Context, doubtful bool) (changed []string, err error) {
 	if err := p.routes.LoDown(); err != nil {
 		return nil, err
 	}
 	changed, wayErr := p.keepWay()
+	addrs := map[netip.Addr]bool{}
+	if doubtful || len(changed) > 0 { // with the link go the routes over it
+		if err := p.readRoutes(); err != nil {
+			return changed, errors.Join(wayErr, err)
+		}
+		for vip := range p.users {
+			addrs[vip] = true
+		}
+		for vip := range p.routed {
+			addrs[vip] = true
+		}
+	}
+	for vip := range p.missing {
+		addrs[vip] = true
+	}
+	for vip := range p.leaving {
+		addrs[vip] = true
+	}
+	more, err := p.settle(ctx, slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare))
+	return append(changed, more...), errors.Join(wayErr, err)
+}
+
+// readRoutes reads which routes of ours there are, and what the node has besides.
+func (p *addressPortal) readRoutes() error {
 	table, err := p.routes.Table()
 	if err != nil {
-		return changed, errors.Join(wayErr, err)
+		return err
 	}
 	p.others = table.Others
 	clear(p.routed)
@@ -312,12 +350,7 @@ func (p *addressPortal) settleAll(ctx context.Context) (changed []string, err er
 	for addr := range table.Led {
 		p.routed[addr] = true
 	}
-	addrs := maps.Clone(p.users)
-	for vip := range p.routed {
-		addrs[vip] += 0
-	}
-	more, err := p.settle(ctx, slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare))
-	return append(changed, more...), errors.Join(wayErr, err)
+	return nil
 }
 
 // settle makes the VIPs that a rule has local, and those that none has not, once
@@ -467,9 +500,9 @@ func compare(wanted map[portal.Target]portal.Rule, isLocal func(netip.Addr) bool
 
 // Watch implements Watcher.
 func (p *addressPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
-	what := []func() (kernel.Subscription, error){func() (kernel.Subscription, error) { return kernel.RouteEvents(p.lost) }}
+	what := []func() (kernel.Subscription, error){p.known.By(func() (kernel.Subscription, error) { return kernel.RouteEvents(p.lost) })}
 	if p.link != nil {
-		what = append(what, func() (kernel.Subscription, error) { return kernel.LinkEvents(linkName) })
+		what = append(what, p.known.By(func() (kernel.Subscription, error) { return kernel.LinkEvents(linkName) }))
 		if _, err := listChains(); err == nil {
 			what = append(what, func() (kernel.Subscription, error) {
 				return kernel.NFTEvents(func(table, _ string) bool { return table == exemptTable })
@@ -479,12 +512,17 @@ func (p *addressPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
 	return kernel.Watch(ctx, what...)
 }
 
-// lost tells whether a change of a route is one that Check has to do with.
-// A route that this portal took out itself has no user any more.
+// lost tells whether a change of a route is one that Check has to do with soon. Others have
+// made it: what this portal puts in itself has a user, and what it takes out has none any
+// more. Link-local addresses come and go with every interface, and no VIP is one.
 func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.users[addr] > 0 && (gone || !ours) || !ours && len(p.listened) > 0
+	used := p.users[addr] > 0
+	if !ours && !addr.IsLinkLocalUnicast() || ours && gone == used {
+		p.known.Doubt()
+	}
+	return used && (gone || !ours) || !ours && len(p.listened) > 0
 }
 
 var (

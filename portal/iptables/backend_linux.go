@@ -41,6 +41,7 @@ type backend struct {
 
 	installed map[string]*contents // what the kernel holds, or did when last read
 	fresh     bool                 // nothing has happened since that makes installed doubtful
+	prints    map[string]uint64    // see Unchanged; nil if they are not known
 	moves     int
 }
 
@@ -187,11 +188,13 @@ func (f *backend) Read(ctx context.Context) error {
 	// so the first time all tables that there are are read.
 	args := [][]string{nil}
 	if f.installed != nil {
-		args = [][]string{{"-t", tableNAT}}
-		if f.installed[tableMangle] != nil {
-			args = append(args, []string{"-t", tableMangle})
+		args = nil
+		for _, name := range f.tables() {
+			args = append(args, []string{"-t", name})
 		}
 	}
+	f.prints = nil
+	prints := f.fingerprints() // before: what changes meanwhile is another
 	installed := map[string]*contents{}
 	for _, a := range args {
 		text, err := run(ctx, "", f.save, a...)
@@ -204,9 +207,37 @@ func (f *backend) Read(ctx context.Context) error {
 			installed[name] = c
 		}
 	}
-	f.installed, f.fresh = installed, true
+	f.installed, f.fresh, f.prints = installed, true, prints
 	return nil
 }
+
+// tables are those that rules of ours may be in.
+func (f *backend) tables() []string {
+	if f.installed[tableMangle] == nil {
+		return []string{tableNAT}
+	}
+	return []string{tableNAT, tableMangle}
+}
+
+// fingerprints returns those of the tables; nil if they cannot be had.
+func (f *backend) fingerprints() map[string]uint64 {
+	if f.variant.nft || f.installed == nil {
+		return nil
+	}
+	prints := map[string]uint64{}
+	for _, name := range f.tables() {
+		print, err := fingerprint(f.family, name)
+		if err != nil {
+			f.log.WithError(err).Debug("rules are compared by reading them all")
+			return nil
+		}
+		prints[name] = print
+	}
+	return prints
+}
+
+// Unchanged implements redirect.Unchanger: it is for the legacy variant.
+func (f *backend) Unchanged() bool { return f.prints != nil && maps.Equal(f.prints, f.fingerprints()) }
 
 // Put makes the kernel hold rules in one run of iptables-restore. What differs is found
 // by comparing all.
@@ -228,6 +259,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	if c.script == "" {
 		return nil, nil
 	}
+	f.prints = nil
 	if _, err := run(ctx, c.script, f.restore, append([]string{"--noflush"}, f.wait...)...); err != nil {
 		if f.at.Answers && !redirect.IsUndecided(err) && f.tryAnswers(ctx) != nil {
 			f.at.Answers = false

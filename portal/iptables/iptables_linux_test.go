@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -243,6 +244,7 @@ var _ = Describe("portal iptables", func() {
 				func(damage string, atLeast int) {
 					p := n.Open(Mode, opts)
 					n.Publish(p, "web", Web4, Web6, WebNode4)
+					Expect(n.Check(p)).To(BeZero())
 					before := save("", "nat")
 					n.Node.Sh(strings.ReplaceAll(damage, "iptables", "iptables-"+variant))
 					Expect(Counters.ReplaceAllString(save("", "nat"), "")).NotTo(Equal(Counters.ReplaceAllString(before, "")))
@@ -261,6 +263,48 @@ var _ = Describe("portal iptables", func() {
 				Entry("doubled the jump", "iptables -t nat -A OUTPUT -m comment --comment 'usher: portals of Services' -j USHER-PORTALS", 1),
 				Entry("added a chain called like ours", "iptables -t nat -N USHER-OLD; iptables -t nat -A INPUT -j USHER-OLD", 2),
 			)
+
+			It("reads the rules again only if others may have changed them", func() {
+				bin := GinkgoT().TempDir()
+				calls := filepath.Join(bin, "calls")
+				for _, save := range []string{"iptables-" + variant + "-save", "ip6tables-" + variant + "-save"} {
+					real, err := exec.LookPath(save)
+					Expect(err).NotTo(HaveOccurred())
+					Expect(os.WriteFile(filepath.Join(bin, save), []byte(fmt.Sprintf("#!/bin/sh\necho $* >> %s\nexec %s \"$@\"\n", calls, real)), 0o755)).To(Succeed())
+				}
+				path := os.Getenv("PATH")
+				DeferCleanup(os.Setenv, "PATH", path)
+				Expect(os.Setenv("PATH", bin+":"+path)).To(Succeed())
+				count := func() int {
+					text, _ := os.ReadFile(calls)
+					return strings.Count(string(text), "\n")
+				}
+
+				p := n.Open(Mode, opts)
+				ctx, cancel := context.WithCancel(Background)
+				var told <-chan struct{}
+				n.Node.Do(func() {
+					var err error
+					told, err = p.(portal.Watcher).Watch(ctx)
+					Expect(err).NotTo(HaveOccurred())
+				})
+				DeferCleanup(func() {
+					cancel()
+					Eventually(told).Should(BeClosed())
+				})
+				n.Publish(p, "web", Web4)
+				Expect(n.Check(p)).To(BeZero())
+				before := count()
+				n.Node.Sh("iptables-" + variant + " -t filter -A INPUT -p 99 -j ACCEPT")
+				Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"), "which counters count")
+				for range 3 {
+					Expect(n.Check(p)).To(BeZero())
+				}
+				Expect(count()).To(Equal(before))
+				n.Node.Sh("iptables-" + variant + " -t nat -R USHER-PORTALS 1 -d 10.96.0.99/32 -j RETURN")
+				Eventually(func() int { return n.Check(p) }).Should(Equal(1))
+				Expect(count()).To(BeNumerically(">", before))
+			})
 
 			It("gives up the first place to a program that wants it as much", func() {
 				p := n.Open(Mode, opts)

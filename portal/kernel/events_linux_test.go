@@ -1,6 +1,9 @@
 package kernel
 
 import (
+	"context"
+	"time"
+
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
@@ -18,6 +21,34 @@ var _ = Describe("events of the kernel", func() {
 		Entry("cut off", "\x02\x00\x00\x00\xff\x00\x01\x00usher", ""),
 		Entry("no length", "\x02\x00\x00\x00\x00\x00\x01\x00usher", ""),
 	)
+
+	It("leave what was read in no doubt until others have changed it, or for some minutes", func() {
+		node := lab.New().Node
+		known, now := new(Known), time.Now()
+		Expect(known.Doubtful(now)).To(BeTrue())
+		Expect(known.Doubtful(now)).To(BeTrue(), "nobody watches")
+		ctx, cancel := context.WithCancel(context.Background())
+		var told <-chan struct{}
+		node.Do(func() (err error) {
+			told, err = Watch(ctx, known.By(func() (Subscription, error) {
+				return NFTEvents(func(table, _ string) bool { return table == "ours" })
+			}))
+			return err
+		})
+		Expect(known.Doubtful(now)).To(BeTrue(), "what was before is not told")
+		Expect(known.Doubtful(now)).To(BeFalse())
+		node.Output("nft", "add table ip other")
+		Consistently(func() bool { return known.Doubtful(now) }, "100ms").Should(BeFalse())
+		node.Output("nft", "add table ip ours")
+		Eventually(func() bool { return known.Doubtful(now) }).Should(BeTrue())
+		Expect(known.Doubtful(now)).To(BeFalse(), "until it changes again")
+		Expect(known.Doubtful(now.Add(knownFor))).To(BeTrue())
+		cancel()
+		for range told { // until it is closed
+		}
+		Expect(known.Doubtful(now)).To(BeTrue())
+		Expect(known.Doubtful(now)).To(BeTrue(), "nobody watches any more")
+	})
 
 	It("takes lost messages for an event", func() {
 		node := lab.New().Node

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -26,6 +27,7 @@ const (
 type Subscription struct {
 	socket  *nl.NetlinkSocket
 	matters func(syscall.NetlinkMessage) bool
+	known   *Known // to be told of it; may be nil
 }
 
 // subscribe opens the socket in the network namespace of the calling thread.
@@ -37,7 +39,7 @@ func subscribe(protocol int, matters func(syscall.NetlinkMessage) bool, groups .
 	// So that a large change by others need not be lost; if it is all the same,
 	// that is as good as an event.
 	socket.SetReceiveBufferSize(1<<20, true)
-	return Subscription{socket, matters}, nil
+	return Subscription{socket: socket, matters: matters}, nil
 }
 
 // Watch tells of the events that open subscribes to until ctx ends. Then it closes the
@@ -57,8 +59,9 @@ func Watch(ctx context.Context, open ...func() (Subscription, error)) (<-chan st
 	events := make(chan struct{}, 1)
 	ended := make(chan struct{})
 	for _, s := range subscriptions {
+		s.known.watch(true)
 		go func() {
-			defer func() { ended <- struct{}{} }()
+			defer func() { s.known.watch(false); ended <- struct{}{} }()
 			s.receive(events)
 		}()
 	}
@@ -90,11 +93,57 @@ func (s Subscription) receive(events chan<- struct{}) {
 			}
 		}
 		if matters {
+			s.known.Doubt()
 			select {
 			case events <- struct{}{}:
 			default:
 			}
 		}
+	}
+}
+
+// knownFor is after how long what is known is read again all the same. To read what is
+// there for 10,000 Services takes a tenth of a second.
+const knownFor = 10 * time.Minute
+
+// Known tells whether what was read of the kernel's state still holds. Where that tells
+// of each change by others it does until then, or for knownFor; elsewhere, and as with the
+// zero Known before Watch, it never does. Doubtful is for one goroutine at a time.
+type Known struct {
+	watched, changed atomic.Bool
+	until            time.Time
+}
+
+// By returns open for Watch, with events after which k is in doubt.
+func (k *Known) By(open func() (Subscription, error)) func() (Subscription, error) {
+	return func() (Subscription, error) {
+		s, err := open()
+		s.known = k
+		return s, err
+	}
+}
+
+// Doubtful reports whether to read the state, which who calls it then does.
+func (k *Known) Doubtful(now time.Time) bool {
+	if k.watched.Load() && !k.changed.Load() && now.Before(k.until) {
+		return false
+	}
+	k.changed.Store(false) // before it is read: what changes meanwhile is not known
+	k.until = now.Add(knownFor)
+	return true
+}
+
+// Doubt makes it doubtful. k may be nil.
+func (k *Known) Doubt() {
+	if k != nil {
+		k.changed.Store(true)
+	}
+}
+
+// watch notes whether the kernel tells of changes from now on. Of earlier ones it did not.
+func (k *Known) watch(on bool) {
+	if k.Doubt(); k != nil {
+		k.watched.Store(on)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"github.com/sirupsen/logrus"
@@ -46,6 +47,13 @@ type Backend interface {
 	Tried([]portal.Rule)
 }
 
+// Unchanger is a Backend of whose rules the kernel does not tell when others change them.
+type Unchanger interface {
+	// Unchanged reports whether the kernel surely holds what it did at the last Read, and
+	// nothing was put in since. That costs much less than Read.
+	Unchanged() bool
+}
+
 // machine brings the kernel to what is wanted in one address family, with the rules that
 // the kernel takes if it refuses some. It is not safe for concurrent use.
 type machine struct {
@@ -55,6 +63,7 @@ type machine struct {
 	unusable error                         // why there is no backend
 	rules    map[portal.Target]portal.Rule // what is wanted, also what is refused
 	refused  *refusals
+	laidOut  *Setting // by what the rules were made that are in; nil if that is not known
 	// node is why endpoints see the node; zero: they need not. See Portal.Origin.
 	node    portal.Seen
 	bridges []netip.Prefix // the networks of those that there were when aliases were given
@@ -100,6 +109,9 @@ func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (
 func (m *machine) bring(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
 	decided := func() bool { return err == nil || IsUndecided(err) || ctx.Err() != nil }
 	if !reread && m.backend.Known() {
+		if len(only) == 0 && m.laidOut != nil && reflect.DeepEqual(m.laidOut, m.backend.Setting()) {
+			return nil, nil
+		}
 		if changed, err = m.put(ctx, slices.Concat([]portal.Target{}, only)); decided() {
 			return changed, err
 		}
@@ -134,11 +146,23 @@ func (m *machine) put(ctx context.Context, only []portal.Target) (changed []stri
 			}
 		}
 	}
-	changed, err = m.backend.Put(ctx, accepted, only)
-	if err != nil {
+	m.laidOut = nil
+	if changed, err = m.backend.Put(ctx, accepted, only); err != nil {
 		m.backend.Forget()
+		return changed, err
 	}
-	return changed, err
+	at := *m.backend.Setting()
+	m.laidOut = &at
+	return changed, nil
+}
+
+// unchanged reports whether the kernel surely holds what it did when last read.
+func (m *machine) unchanged() bool {
+	if m.unusable != nil || !m.backend.Known() {
+		return false
+	}
+	b, is := m.backend.(Unchanger)
+	return is && b.Unchanged()
 }
 
 // findRefused notes the rules that the kernel does not take. The error is putErr, why

@@ -28,6 +28,7 @@ type Portal struct {
 	// events are those that the kernel tells of: that a landing is gone, and what others do to
 	// the rules.
 	events []func() (kernel.Subscription, error)
+	known  kernel.Known // the rules; of those of some backends the kernel does not tell
 
 	// Now is the clock by which refused rules are tried again.
 	Now func() time.Time
@@ -58,7 +59,10 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 		before: map[portal.Target]uint16{},
 		free:   kernel.NewFreePorts(),
 	}
-	p.events = append(events, p.landingEvents, kernel.AnswerEvents)
+	for _, e := range events {
+		p.events = append(p.events, p.known.By(e))
+	}
+	p.events = append(p.events, p.landingEvents, kernel.AnswerEvents)
 	p.clientPorts = kernel.PortsBelowLocal()
 	var err error
 	if p.paths, err = kernel.OpenPaths(); err != nil {
@@ -188,6 +192,9 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 	}
 	var changed []portal.Target
 	var errs []error
+	if !p.applied {
+		p.known.Doubtful(p.Now()) // it is read now
+	}
 	for family, m := range p.families {
 		these, bad := portal.Merge(m.rules, come[family], goes[family])
 		changed = append(changed, these...)
@@ -231,7 +238,8 @@ func (p *Portal) SetNodePortAddresses(within []netip.Prefix) {
 	p.opts.NodePortAddresses = portal.PlainPrefixes(within)
 }
 
-// Check reads what the kernel holds, and puts in what differs from what is wanted.
+// Check puts in what differs from what is wanted. It reads what the kernel holds, unless it
+// is known that nobody has changed that.
 func (p *Portal) Check(ctx context.Context) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -241,9 +249,10 @@ func (p *Portal) Check(ctx context.Context) (int, error) {
 	refused := map[portal.Target]error{}
 	var changed []string
 	var errs []error
+	doubtful := p.known.Doubtful(p.Now())
 	for _, m := range p.families {
-		m.refused.retry()
-		these, err := p.sync(ctx, m, nil, true)
+		again := m.refused.retry()
+		these, err := p.sync(ctx, m, nil, again || doubtful && !m.unchanged())
 		changed = append(changed, these...)
 		errs = append(errs, err)
 		for t := range m.rules {
@@ -259,7 +268,7 @@ func (p *Portal) Check(ctx context.Context) (int, error) {
 	return len(changed), errors.Join(errors.Join(errs...), portal.Refused(refused))
 }
 
-// sync brings one family to what is wanted.
+// sync brings one family to what is wanted. A Check has nil for only.
 func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, reread bool) (changed []string, err error) {
 	if m.unusable != nil {
 		return nil, nil
@@ -267,7 +276,7 @@ func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, rer
 	at := m.backend.Setting()
 	at.Pods, at.NodePorts = p.pods, p.opts.NodePortAddresses
 	before := at.Aliases
-	if reread {
+	if reread || only == nil {
 		p.findAliases(m)
 	}
 	if changed, err = m.sync(ctx, only, reread); err != nil {

@@ -64,11 +64,13 @@ func (r *refusals) keep(rules map[portal.Target]portal.Rule) {
 	}
 }
 
-// retry forgets all once it is time to try again.
-func (r *refusals) retry() {
-	if len(r.byTarget) > 0 && !r.now().Before(r.at) {
-		clear(r.byTarget)
+// retry forgets all once it is time to try again, and reports whether it is.
+func (r *refusals) retry() bool {
+	if len(r.byTarget) == 0 || r.now().Before(r.at) {
+		return false
 	}
+	clear(r.byTarget)
+	return true
 }
 
 // undecided is an error of a try that says nothing about the rules.
