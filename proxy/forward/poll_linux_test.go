@@ -74,7 +74,7 @@ type untilSeen struct {
 }
 
 func (u *untilSeen) turn() {
-	for began := time.Now(); time.Since(began) < moment*time.Millisecond; {
+	for began := time.Now(); time.Since(began) < turnsAtLeast; {
 	}
 	if u.turns++; u.after(u.turns) {
 		u.poller.Later(u)

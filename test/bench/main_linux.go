@@ -63,7 +63,7 @@ func main() {
 func parse() options {
 	var o options
 	only := flag.String("only", "", "`figures` to measure, with commas between: "+strings.Join(names(figures, figureName), ", ")+"; cpu stands for all that yield processor time")
-	peers := flag.String("peers", "", "`peers` to compare, with commas between: "+strings.Join(names(allPeers(""), peerName), ", ")+"; without it all but usher-namespace; an usher with a portal that the binary does not know is left out")
+	peers := flag.String("peers", "", "`peers` to compare, with commas between: "+strings.Join(names(allPeers(""), peerName), ", ")+" (default all)")
 	flag.IntVar(&o.rounds, "rounds", 3, "how often the peers take turns")
 	seconds := flag.Float64("seconds", 3, "how long each load is measured")
 	flag.IntVar(&o.loops, "loops", runtime.NumCPU(), "threads of the clients, and as many of the endpoint")

@@ -39,8 +39,6 @@ type peer struct {
 	usher  *usherPortal // nil for others
 	// figures are those that the peer is there for; nil means all.
 	figures []string
-	// named: only measured if -peers names it.
-	named bool
 	// set makes the peer ready on the stage; dir is for its files. The process
 	// is nil if there is none.
 	set func(s *stage, dir string) (targets, *process, error)
@@ -50,10 +48,10 @@ type peer struct {
 // turns. usher is the path of the binary.
 func allPeers(usher string) []peer {
 	peers := []peer{direct, dnat, haproxy, nginx, behind("nftables"), behind("iptables")}
-	for _, portal := range []string{"none", "nftables", "iptables", "tproxy", "address", "namespace"} {
+	for _, portal := range []string{"none", "nftables", "iptables", "address", "namespace"} {
 		peers = append(peers, newUsher(usher, portal))
 	}
-	peers[len(peers)-1].named = true // docs/benchmarks.md says once how it compares
+	peers[len(peers)-1].figures = []string{"crr", "rr64"}
 	return peers
 }
 

@@ -3,10 +3,7 @@ package main
 import (
 	"fmt"
 	"net/netip"
-	"os/exec"
-	"slices"
 	"strings"
-	"unicode"
 )
 
 // usherPortal is usher with one of its portals, and with its defaults otherwise: address has
@@ -16,23 +13,6 @@ type usherPortal struct{ binary, portal string }
 func newUsher(binary, portal string) peer {
 	u := &usherPortal{binary, portal}
 	return peer{name: "usher-" + portal, usher: u, set: u.set}
-}
-
-// unknown reports whether the peer is an usher with a portal that the binary does
-// not know, and says so.
-func (p peer) unknown() bool {
-	if p.usher == nil || p.usher.portal == "namespace" {
-		return false
-	}
-	// "--portal string   how VIPs reach usher: auto, nftables, ...; auto takes ..."
-	help, err := exec.Command(p.usher.binary, "run", "--help").Output()
-	_, flag, there := strings.Cut(string(help), "--portal ")
-	flag, _, _ = strings.Cut(flag, ";")
-	if err != nil || !there || slices.Contains(strings.FieldsFunc(flag, func(r rune) bool { return !unicode.IsLetter(r) }), p.usher.portal) {
-		return false // or its start tells what is wrong
-	}
-	fmt.Printf("note: %s is left out: %s has no portal %s\n", p.name, p.usher.binary, p.usher.portal)
-	return true
 }
 
 // start starts usher for the manifests in dir.

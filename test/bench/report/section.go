@@ -128,7 +128,6 @@ var titles = map[string]string{
 	"usher-none":          "usher, no portal",
 	"usher-nftables":      "usher, nftables",
 	"usher-iptables":      "usher, iptables",
-	"usher-tproxy":        "usher, tproxy",
 	"usher-address":       "usher, address",
 	"usher-namespace":     "usher, address, own namespace",
 }
