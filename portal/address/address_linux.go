@@ -513,13 +513,14 @@ func (p *addressPortal) Watch(ctx context.Context) (<-chan struct{}, error) {
 }
 
 // lost tells whether a change of a route is one that Check has to do with soon. Others have
-// made it: what this portal puts in itself has a user, and what it takes out has none any
-// more. Link-local addresses come and go with every interface, and no VIP is one.
+// made it: what this portal puts in itself has a user, and what it takes out it does not
+// believe to be there. Link-local addresses come and go with every interface, and no VIP is one.
 func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	used := p.users[addr] > 0
-	if !ours && !addr.IsLinkLocalUnicast() || ours && gone == used {
+	_, believed := p.routed[addr]
+	if !ours && !addr.IsLinkLocalUnicast() || ours && (gone && (used || believed) || !gone && !used) {
 		p.known.Doubt()
 	}
 	return used && (gone || !ours) || !ours && len(p.listened) > 0

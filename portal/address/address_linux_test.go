@@ -1,6 +1,7 @@
 package address
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -187,6 +188,39 @@ var _ = Describe("portal address", func() {
 		Expect(n.Pod.Ask(Web4)).To(HavePrefix("web"))
 		Expect(n.Pod.Ask(Web6)).To(HavePrefix("web"))
 		Expect(n.Check(p)).To(BeZero())
+	})
+
+	It("puts a route in again that others took while only an old connection used it", func() {
+		p := n.Open(Mode, portal.Options{})
+		ctx, cancel := context.WithCancel(Background)
+		var told <-chan struct{}
+		n.Node.Do(func() {
+			var err error
+			told, err = p.(portal.Watcher).Watch(ctx)
+			Expect(err).NotTo(HaveOccurred())
+		})
+		DeferCleanup(func() {
+			cancel()
+			Eventually(told).Should(BeClosed())
+		})
+		_, rules := n.Publish(p, "web", Web4)
+		Expect(n.Check(p)).To(BeZero())
+		var conn net.Conn
+		n.Node.Do(func() {
+			var err error
+			conn, err = net.Dial("tcp", "10.96.0.10:80")
+			Expect(err).NotTo(HaveOccurred())
+		})
+		DeferCleanup(conn.Close)
+		n.Apply(p, nil, []portal.Target{Web4})
+		n.Check(p)
+		Expect(ours()).To(ContainSubstring("10.96.0.10"), "for the connection")
+		n.Node.Sh("ip route flush table local proto 117")
+		n.Apply(p, rules, nil)
+		Eventually(func() string {
+			n.Check(p)
+			return ours()
+		}).Should(ContainSubstring("10.96.0.10"))
 	})
 
 	It("takes over what an earlier process left, and removes what is not wanted any more", func() {

@@ -38,9 +38,17 @@ var OwnSockets recent
 // recent remembers the last few numbers that it was told.
 type recent struct {
 	mu   sync.Mutex
-	last [64]uint32
+	last [64]struct {
+		number uint32
+		added  time.Time
+	}
 	next int
 }
+
+// ownFor is for how long a number is one of this process's: other programs get it too, in
+// another PID namespace even soon. What took longer is taken for others', which
+// costs a look.
+const ownFor = 20 * time.Second
 
 func (r *recent) add(n uint32) {
 	_ = r.AddOf(func() (uint32, error) { return n, nil })
@@ -53,7 +61,8 @@ func (r *recent) AddOf(make func() (uint32, error)) error {
 	defer r.mu.Unlock()
 	n, err := make()
 	if err == nil {
-		r.last[r.next%len(r.last)] = n
+		at := &r.last[r.next%len(r.last)]
+		at.number, at.added = n, time.Now()
 		r.next++
 	}
 	return err
@@ -62,7 +71,12 @@ func (r *recent) AddOf(make func() (uint32, error)) error {
 func (r *recent) has(n uint32) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return n != 0 && slices.Contains(r.last[:], n) // 0 is the kernel itself
+	for i := range r.last {
+		if at := &r.last[i]; at.number == n && n != 0 && time.Since(at.added) < ownFor { // 0 is the kernel itself
+			return true
+		}
+	}
+	return false
 }
 
 // NFTFamily returns the family by the name that the library has for it.

@@ -102,9 +102,10 @@ func (s Subscription) receive(events chan<- struct{}) {
 	}
 }
 
-// knownFor is after how long what is known is read again all the same. To read what is
-// there for 10,000 Services takes a tenth of a second.
-const knownFor = 10 * time.Minute
+// knownFor is after how long what is known is read again all the same: somebody may have changed
+// what the kernel's events were not asked for. To read what is there for 10,000 Services takes a
+// tenth of a second.
+const knownFor = 2 * time.Minute
 
 // Known tells whether what was read of the kernel's state still holds. Where that tells
 // of each change by others it does until then, or for knownFor; elsewhere, and as with the
