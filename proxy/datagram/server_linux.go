@@ -158,7 +158,9 @@ func (lp *loop) clock() time.Time {
 func (lp *loop) endRound() {
 	lp.flush()
 	lp.now = time.Time{}
-	lp.round++
+	if !lp.poller.Crowded() { // who was not told of now may have been left behind all the same
+		lp.round++
+	}
 }
 
 // crowd is how many datagrams a descriptor brings at a time: whether the next read asks

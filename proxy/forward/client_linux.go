@@ -3,6 +3,7 @@ package forward
 import (
 	"bytes"
 	"io"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,21 +14,20 @@ import (
 type Client struct {
 	Socket
 	// Preface is what the endpoint gets before the first byte of the client's. It does not
-	// count. Opening takes it over.
+	// count. Between Loop.Connect and Loop.Forward it is not changed.
 	Preface []byte
 
-	first   []byte
-	preface uint16 // how many bytes of first do not count
-	err     error  // that reading has met
+	first []byte
+	err   error // that reading has met
 }
 
 // Opening returns what the endpoint is to get first: the preface, and what was read of
 // the client. It is not to be changed.
 func (c *Client) Opening() []byte {
-	if n := len(c.Preface); n > 0 {
-		c.first, c.preface, c.Preface = append(c.Preface, c.first...), uint16(n), nil
+	if len(c.Preface) == 0 {
+		return c.first
 	}
-	return c.first
+	return slices.Concat(c.Preface, c.first)
 }
 
 // First returns what was read of the client. It is not to be changed.

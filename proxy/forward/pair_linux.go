@@ -78,8 +78,8 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, roomTold: endpoint.sent == 0, delays: true}
 	p.client = edge{fd: client.Socket, writable: true}
 	opening := client.Opening()
-	client.first = nil
-	p.toEndpoint.preface = client.preface
+	p.toEndpoint.preface = uint16(len(client.Preface))
+	client.Preface, client.first = nil, nil
 	p.toEndpoint.bytes.Add(int64(endpoint.sent))
 	l.pairs.Add(1)
 	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
@@ -130,7 +130,7 @@ func (p *pair) ready(r Readiness, e *edge, w *way, end End) {
 	}
 	switch {
 	case p.queued:
-	case p.toEndpoint.full == spliceAfter || p.toClient.full == spliceAfter:
+	case w.full == spliceAfter || p.toEndpoint.pipe != nil || p.toClient.pipe != nil:
 		p.later()
 	default:
 		p.move(shortTurn)

@@ -272,6 +272,10 @@ func (p *Poller) Later(t turner) { p.later = append(p.later, t) }
 // answers no quicker, and takes a third of the streams' rate.)
 const turnsAtLeast = 2 * time.Millisecond
 
+// Crowded reports whether more may be ready than the loop has been told of, or the next look
+// is some time away. Only the loop may call it.
+func (p *Poller) Crowded() bool { return len(p.later) > 0 || p.count == len(p.events) }
+
 // takeTurns gives those a turn who wait for one, for some time, or for as long as those took
 // who were ready: who is quickly served comes first, but not again and again.
 func (p *Poller) takeTurns() {
@@ -288,6 +292,7 @@ func (p *Poller) takeTurns() {
 		p.later[0], p.later = nil, p.later[1:]
 		t.turn()
 	}
+	p.count = max(p.count, 1) // there was something to do just now
 }
 
 // wait returns the events that there are. When there have been none for a while, the

@@ -137,3 +137,43 @@ func TestOtherGoroutinesRunWhileAPollerHasMuchToDo(t *testing.T) {
 	slices.Sort(waits)
 	g.Expect(waits[len(waits)*4/5]).To(BeNumerically("<", 8*time.Millisecond), "without a rest it is 20 ms: Go's scheduler interrupts who has run for 10")
 }
+
+func TestAPollerIsCrowdedIfMoreMayBeReadyThanItWasTold(t *testing.T) {
+	g := NewWithT(t)
+	p, err := NewPoller()
+	g.Expect(err).NotTo(HaveOccurred())
+	defer p.Close()
+	var fds []int
+	defer func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}()
+	for range eventsPerRound {
+		fd, err := unix.Eventfd(1, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+		g.Expect(err).NotTo(HaveOccurred())
+		fds = append(fds, fd)
+	}
+	look := func(ready int) bool {
+		crowded := make(chan bool, 1)
+		seen := 0
+		g.Expect(p.Do(func() {
+			var watched []Registration
+			for _, fd := range fds[:ready] {
+				r, err := p.Add(fd, Readable, readyFunc(func(Readiness) {
+					if seen++; seen == ready {
+						crowded <- p.Crowded()
+						for _, r := range watched {
+							p.Remove(r)
+						}
+					}
+				}))
+				g.Expect(err).NotTo(HaveOccurred())
+				watched = append(watched, r)
+			}
+		})).To(Succeed())
+		return <-crowded
+	}
+	g.Expect(look(1)).To(BeFalse())
+	g.Expect(look(eventsPerRound)).To(BeTrue())
+}

@@ -53,6 +53,7 @@ func (ls *loops) stop(s *Server) {
 	}
 	if ls.list != nil {
 		s.pollers.Release()
+		ls.list = nil
 	}
 }
 

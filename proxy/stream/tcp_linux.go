@@ -120,17 +120,28 @@ func (e *entrance) unwatch() {
 	}
 }
 
+// acceptsPerTurn bounds how long those wait who are connected already.
+const acceptsPerTurn = 16
+
 // Ready accepts a client. If there are more, it is called again in the next round, or another
-// loop is: to find out that there is none would cost a third of what it takes to accept one.
+// loop is: to find out that there is none would cost a third of what it takes to accept one. If
+// it may not be called for some time, it accepts more.
 func (e *entrance) Ready(forward.Readiness) {
-	client, from, err := forward.AcceptTCP(e.listener.fd)
-	switch err {
-	case nil:
-		e.pause = 0
-		e.accepted(client, from)
-	case unix.EAGAIN: // another loop has it
-	default:
-		e.failed(err)
+	for n := 1; ; n++ {
+		client, from, err := forward.AcceptTCP(e.listener.fd)
+		switch err {
+		case nil:
+			e.pause = 0
+			e.accepted(client, from)
+		case unix.EAGAIN: // another loop has it
+			return
+		default:
+			e.failed(err)
+			return
+		}
+		if n == acceptsPerTurn || !e.loop.Crowded() {
+			return
+		}
 	}
 }
 
@@ -234,8 +245,8 @@ func (w *waiting) next() {
 		}
 		if w.endpoint == nil {
 			w.loop.ReadAhead(&w.Client)
-			w.Preface = c.Header(v)
 		}
+		w.Preface = c.Header(v)
 		w.endpoint = step.Endpoint
 		if !c.Front.LeadsBack(config.TCP, w.endpoint.Addr) {
 			w.loop.Connect(c.Origin(&w.search, w.endpoint), w.endpoint.Addr, w.Opening(), step.For, w.dialed)

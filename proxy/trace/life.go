@@ -75,7 +75,7 @@ type ending struct {
 	err                  string
 	took                 time.Duration
 	toEndpoint, toClient int64
-	connected            bool // to the endpoint of the last attempt
+	to                   uint8 // the attempt at whose endpoint it was, from 1 on; 0 if at none
 }
 
 // Mover tells how many bytes were moved so far.
@@ -121,6 +121,17 @@ func (l *Life) last() (Tried, bool) {
 		return l.first.tried(), true
 	}
 	return Tried{}, false
+}
+
+// attemptAt returns the number, from 1 on, of the last attempt at an endpoint; 0 if there is none.
+func (l *Life) attemptAt(endpoint netip.AddrPort) uint8 {
+	all := l.Tried()
+	for i := min(len(all), math.MaxUint8) - 1; i >= 0; i-- {
+		if all[i].Endpoint == endpoint {
+			return uint8(i + 1)
+		}
+	}
+	return 0
 }
 
 // attempted adds an attempt.

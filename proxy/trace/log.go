@@ -61,8 +61,8 @@ func (l *Log) part(id uint64) *part {
 // Begin makes life, of a connection that was accepted, count as open until its step Closed.
 func (l *Log) Begin(life *Life) { l.part(life.ID).add(life) }
 
-// Step appends a step of a connection. Of an Established or Closed one, the endpoint is
-// that of the last attempt, if it has any.
+// Step appends a step of a connection. The endpoint of an Established one is that of the last
+// attempt; that of a Closed one had an attempt, if it has any.
 func (l *Log) Step(life *Life, e *Event) {
 	r := record{life: life, time: e.Time.UnixNano(), kind: e.Kind, attempt: uint16(e.Attempt)}
 	var how *ending
@@ -73,7 +73,7 @@ func (l *Log) Step(life *Life, e *Event) {
 	case Waiting:
 		r.took = e.Took
 	case Closed:
-		how = &ending{end: e.End, err: e.Err, took: e.Took, toEndpoint: e.ToEndpoint, toClient: e.ToClient, connected: e.Endpoint.IsValid()}
+		how = &ending{end: e.End, err: e.Err, took: e.Took, toEndpoint: e.ToEndpoint, toClient: e.ToClient, to: life.attemptAt(e.Endpoint)}
 	}
 	p := l.part(life.ID)
 	p.mu.Lock()
@@ -127,9 +127,12 @@ func (l *Log) Moves(life *Life, m Mover) {
 func (l *Log) Bytes(life *Life) (toEndpoint, toClient int64) {
 	p := l.part(life.ID)
 	p.mu.Lock()
-	m := life.moving
+	m, how := life.moving, life.ending
 	p.mu.Unlock()
-	if m == nil {
+	switch {
+	case how != nil: // meanwhile
+		return how.toEndpoint, how.toClient
+	case m == nil:
 		return 0, 0
 	}
 	return m.Bytes()
@@ -195,15 +198,16 @@ func (l *Log) Ended(max int, match func(*Event) bool) (list []Event) {
 
 // closed returns the steps with which connections ended, the newest first.
 func (l *Log) closed() (list []record) {
-	l.lockForReading()
 	for i := range l.parts {
-		for _, r := range l.parts[i].steps.events {
+		p := &l.parts[i]
+		p.mu.Lock()
+		for _, r := range p.steps.events {
 			if r.kind == Closed {
 				list = append(list, r)
 			}
 		}
+		p.mu.Unlock()
 	}
-	l.unlockForReading()
 	slices.SortFunc(list, func(a, b record) int { return cmp.Compare(b.seq, a.seq) })
 	return list
 }

@@ -99,19 +99,16 @@ func (r *record) event() Event {
 	case Waiting:
 		e.Took = r.took
 	case Established:
-		e.connectedTo(r.life)
+		last, _ := r.life.last()
+		e.Endpoint, e.Pod = last.Endpoint, last.Pod
 	case Closed:
 		how := r.life.ending
 		e.Life, e.End, e.Err, e.Took = r.life, how.end, how.err, how.took
 		e.ToEndpoint, e.ToClient = how.toEndpoint, how.toClient
-		if how.connected {
-			e.connectedTo(r.life)
+		if how.to > 0 {
+			t := r.life.Tried()[how.to-1]
+			e.Endpoint, e.Pod = t.Endpoint, t.Pod
 		}
 	}
 	return e
-}
-
-func (e *Event) connectedTo(life *Life) {
-	last, _ := life.last()
-	e.Endpoint, e.Pod = last.Endpoint, last.Pod
 }
