@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -54,6 +55,8 @@ type Poller struct {
 	wake  int             // eventfd; readable while there are tasks
 	done  chan struct{}
 
+	processors int32 // that Go's scheduler has
+
 	// For the loop only.
 	events   [eventsPerRound]unix.EpollEvent
 	count    int                   // of events
@@ -64,6 +67,7 @@ type Poller struct {
 	later    []turner  // in the order of their turns
 	looked   time.Time // when it looked who is ready, if turns waited then
 	rested   time.Time // when other goroutines had the processor
+	holds    bool      // one of Go's processors; see holding
 
 	mu     sync.Mutex
 	tasks  []func()
@@ -90,7 +94,7 @@ const wakeSlot = -1
 // NewPoller returns a Poller whose loop runs until Close. It takes two
 // descriptors.
 func NewPoller() (*Poller, error) {
-	p := &Poller{wake: -1, done: make(chan struct{})}
+	p := &Poller{wake: -1, done: make(chan struct{}), processors: int32(runtime.GOMAXPROCS(0))}
 	p.look = p.poll
 	if err := p.open(); err != nil {
 		if p.file != nil {
@@ -237,6 +241,7 @@ const eventsPerRound = 128
 
 func (p *Poller) loop() {
 	defer close(p.done)
+	defer p.hold(false)
 	defer unix.Close(p.wake)
 	defer p.file.Close()
 	for {
@@ -322,29 +327,51 @@ func (p *Poller) wait() []unix.EpollEvent {
 // for others: who sleeps is woken before them.
 func (p *Poller) poll(uintptr) bool {
 	before := p.count
-	if p.take(0) {
+	p.hold(true)
+	if before != 1 && p.take(0) {
 		return true
 	}
 	if before > 1 {
 		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-		if p.take(0) {
+	}
+	if before > 0 {
+		p.rest()
+		if p.take(moment) {
 			return true
 		}
 	}
-	if before == 0 {
-		return false
-	}
-	p.rest()
-	return p.take(moment)
+	p.hold(false)
+	return false
 }
 
 // moment is how long the loop waits before it is parked, in ms. Other goroutines may have
 // to wait for the processor as long.
 const moment = 1
 
-// rest lets other goroutines run, if they could not for a moment.
+// holding is how many Pollers of this process are not parked: each holds one of the
+// processors that Go's scheduler has (GOMAXPROCS), as far as that knows.
+var holding atomic.Int32
+
+func (p *Poller) hold(on bool) {
+	switch {
+	case on == p.holds:
+	case on:
+		holding.Add(1)
+	default:
+		holding.Add(-1)
+	}
+	p.holds = on
+}
+
+// rest lets other goroutines run, if they could not for a moment. If there is another
+// processor for them, there are only some timers that wait, and to rest wakes a thread: it is
+// done less often.
 func (p *Poller) rest() {
-	if now := time.Now(); now.Sub(p.rested) > moment*time.Millisecond {
+	often := moment * time.Millisecond
+	if holding.Load() < p.processors {
+		often *= 4
+	}
+	if now := time.Now(); now.Sub(p.rested) > often {
 		runtime.Gosched()
 		p.rested = now
 	}
