@@ -48,7 +48,7 @@ Profiles of the proxy's process (perf record -e cpu-clock -g), in November 2026:
 |---|---|---|
 | new connections | 90 % | sendto 26 %, close 20 %, connect 13 %, shutdown 11 %, recvfrom 5 %, socket 4 %, epoll_ctl 4 %, accept 4 % |
 | bulk, 16 connections | 96 % | splice 83 %: into the pipe 16 %, out of it 66 % |
-| UDP, one under way | 90 % | sendmmsg 67 %, recvmmsg 10 % |
+| UDP, one under way | 90 % | sending 67 %, receiving 10 % |
 
 On loopback the packets are carried by whoever sends them, so this is the TCP and UDP
 of both ends. A connection takes 15 system calls in usher (HAProxy: 18), of which each
