@@ -1,7 +1,6 @@
 package address
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -192,17 +191,7 @@ var _ = Describe("portal address", func() {
 
 	It("puts a route in again that others took while only an old connection used it", func() {
 		p := n.Open(Mode, portal.Options{})
-		ctx, cancel := context.WithCancel(Background)
-		var told <-chan struct{}
-		n.Node.Do(func() {
-			var err error
-			told, err = p.(portal.Watcher).Watch(ctx)
-			Expect(err).NotTo(HaveOccurred())
-		})
-		DeferCleanup(func() {
-			cancel()
-			Eventually(told).Should(BeClosed())
-		})
+		n.Watch(p)
 		_, rules := n.Publish(p, "web", Web4)
 		Expect(n.Check(p)).To(BeZero())
 		var conn net.Conn

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -281,17 +280,7 @@ var _ = Describe("portal iptables", func() {
 				}
 
 				p := n.Open(Mode, opts)
-				ctx, cancel := context.WithCancel(Background)
-				var told <-chan struct{}
-				n.Node.Do(func() {
-					var err error
-					told, err = p.(portal.Watcher).Watch(ctx)
-					Expect(err).NotTo(HaveOccurred())
-				})
-				DeferCleanup(func() {
-					cancel()
-					Eventually(told).Should(BeClosed())
-				})
+				n.Watch(p)
 				n.Publish(p, "web", Web4)
 				Expect(n.Check(p)).To(BeZero())
 				before := count()

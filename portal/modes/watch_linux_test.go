@@ -1,7 +1,6 @@
 package modes
 
 import (
-	"context"
 	"os/exec"
 	"time"
 
@@ -19,22 +18,6 @@ var _ = Describe("watching a portal", func() {
 	var n *Net
 	BeforeEach(func() { n = NewNet() })
 
-	// watch watches p, which is to tell of nothing else until the spec ends.
-	watch := func(p portal.Portal) <-chan struct{} {
-		GinkgoHelper()
-		ctx, cancel := context.WithCancel(Background)
-		var told <-chan struct{}
-		n.Node.Do(func() {
-			var err error
-			told, err = p.(portal.Watcher).Watch(ctx)
-			Expect(err).NotTo(HaveOccurred())
-		})
-		DeferCleanup(func() {
-			cancel()
-			Eventually(told).Should(BeClosed())
-		})
-		return told
-	}
 	const tellsNothing = 500 * time.Millisecond
 
 	for _, kind := range []struct {
@@ -67,7 +50,7 @@ var _ = Describe("watching a portal", func() {
 				Skip("needs nft")
 			}
 			p := n.Open(kind.mode, portal.Options{IPTablesVariant: kind.variant})
-			told := watch(p)
+			told := n.Watch(p)
 			n.Publish(p, "web", Web4, Web6)
 			n.Apply(p, []portal.Rule{Reject(DNS4), Redirect(Target(portal.TCP, "10.96.0.11:80"), 4000)}, nil)
 			n.Apply(p, []portal.Rule{Drop(DNS4)}, []portal.Target{Target(portal.TCP, "10.96.0.11:80")})
@@ -94,7 +77,7 @@ var _ = Describe("watching a portal", func() {
 
 	It("tells mode address when node ports have other addresses", func() {
 		p := n.Open(address.Mode, portal.Options{NodePortAddresses: Prefixes("10.0.0.0/8")})
-		told := watch(p)
+		told := n.Watch(p)
 		n.Publish(p, "web", WebNode4)
 		n.Node.Sh("ip addr add 10.77.0.1/32 dev lo")
 		Eventually(told, time.Second).Should(Receive())
@@ -103,7 +86,7 @@ var _ = Describe("watching a portal", func() {
 	It("tells now and then while others change things all the time", func() {
 		p := n.Open(nftables.Mode, portal.Options{})
 		n.Publish(p, "web", Web4)
-		told := watch(p)
+		told := n.Watch(p)
 		n.Node.Sh("for i in $(seq 150); do nft add element ip usher portals { 10.0.0.$i . tcp . 80 : 1 }; done")
 		count := 0
 		for done := false; !done; {

@@ -67,6 +67,23 @@ func (n *Net) Check(p portal.Portal) int {
 	return repaired
 }
 
+// Watch watches p, which is to tell of nothing else until the spec ends.
+func (n *Net) Watch(p portal.Portal) <-chan struct{} {
+	GinkgoHelper()
+	ctx, cancel := context.WithCancel(Background)
+	var told <-chan struct{}
+	n.Node.Do(func() {
+		var err error
+		told, err = p.(portal.Watcher).Watch(ctx)
+		Expect(err).NotTo(HaveOccurred())
+	})
+	DeferCleanup(func() {
+		cancel()
+		Eventually(told).Should(BeClosed())
+	})
+	return told
+}
+
 func (n *Net) Remove(p portal.Portal) {
 	GinkgoHelper()
 	n.Node.Do(func() { Expect(p.Remove(Background)).To(Succeed()) })
