@@ -104,7 +104,23 @@ func (l *Life) Tried() []Tried {
 }
 
 // Attempts returns how many there are.
-func (l *Life) Attempts() int { return len(l.Tried()) }
+func (l *Life) Attempts() int {
+	switch all := l.tried.Load(); {
+	case all != nil:
+		return len(*all)
+	case l.first.is.Load():
+		return 1
+	}
+	return 0
+}
+
+// attempt returns the one with that number, from 1 to Attempts.
+func (l *Life) attempt(n int) Tried {
+	if all := l.tried.Load(); all != nil {
+		return (*all)[n-1]
+	}
+	return l.first.tried()
+}
 
 // Established returns the attempt that succeeded.
 func (l *Life) Established() (Tried, bool) {
@@ -114,24 +130,20 @@ func (l *Life) Established() (Tried, bool) {
 
 // last returns the last attempt.
 func (l *Life) last() (Tried, bool) {
-	if all := l.tried.Load(); all != nil {
-		return (*all)[len(*all)-1], true
+	n := l.Attempts()
+	if n == 0 {
+		return Tried{}, false
 	}
-	if l.first.is.Load() {
-		return l.first.tried(), true
-	}
-	return Tried{}, false
+	return l.attempt(n), true
 }
 
 // attemptAt returns the number, from 1 on, of the last attempt at an endpoint; 0 if there is none.
 func (l *Life) attemptAt(endpoint netip.AddrPort) uint8 {
-	all := l.Tried()
-	for i := min(len(all), math.MaxUint8) - 1; i >= 0; i-- {
-		if all[i].Endpoint == endpoint {
-			return uint8(i + 1)
-		}
+	n := min(l.Attempts(), math.MaxUint8)
+	for n > 0 && l.attempt(n).Endpoint != endpoint {
+		n--
 	}
-	return 0
+	return uint8(n)
 }
 
 // attempted adds an attempt.

@@ -93,7 +93,7 @@ func (r *record) event() Event {
 	e := Event{Seq: r.seq, Time: time.Unix(0, r.time), Kind: r.kind, Subject: &about, Attempt: int(r.attempt)}
 	switch r.kind {
 	case Attempt:
-		t := r.life.Tried()[r.tried-1]
+		t := r.life.attempt(int(r.tried))
 		e.Endpoint, e.Pod, e.Reason, e.PassedOver = t.Endpoint, t.Pod, t.Reason, t.PassedOver
 		e.Result, e.Seen, e.Took, e.Err = t.Result, t.Seen, t.Took, t.Err
 	case Waiting:
@@ -106,7 +106,7 @@ func (r *record) event() Event {
 		e.Life, e.End, e.Err, e.Took = r.life, how.end, how.err, how.took
 		e.ToEndpoint, e.ToClient = how.toEndpoint, how.toClient
 		if how.to > 0 {
-			t := r.life.Tried()[how.to-1]
+			t := r.life.attempt(int(how.to))
 			e.Endpoint, e.Pod = t.Endpoint, t.Pod
 		}
 	}
