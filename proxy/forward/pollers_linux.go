@@ -19,13 +19,15 @@ type Pollers struct {
 func (ps *Pollers) Take() ([]*Poller, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	for len(ps.list) < runtime.GOMAXPROCS(0) && ps.users == 0 {
-		p, err := NewPoller()
-		if err != nil {
-			ps.close()
-			return nil, err
+	if ps.users == 0 {
+		for range runtime.GOMAXPROCS(0) {
+			p, err := NewPoller()
+			if err != nil {
+				ps.close()
+				return nil, err
+			}
+			ps.list = append(ps.list, p)
 		}
-		ps.list = append(ps.list, p)
 	}
 	ps.users++
 	return ps.list, nil
