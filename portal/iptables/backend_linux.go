@@ -41,7 +41,7 @@ type backend struct {
 
 	installed map[string]*contents // what the kernel holds, or did when last read
 	fresh     bool                 // nothing has happened since that makes installed doubtful
-	prints    map[string]uint64    // see Unchanged; nil if they are not known
+	prints    map[string]uint64    // fingerprints at the last Read; nil if they are not known, or something was put in since
 	moves     int
 }
 
@@ -219,9 +219,16 @@ func (f *backend) tables() []string {
 	return []string{tableNAT, tableMangle}
 }
 
-// fingerprints returns those of the tables; nil if they cannot be had.
+// fingerprints returns those of the tables; nil if they cannot be had. With nf_tables
+// the number of its last change is that of all.
 func (f *backend) fingerprints() map[string]uint64 {
-	if f.variant.nft || f.installed == nil {
+	if f.installed == nil {
+		return nil
+	}
+	if f.variant.nft {
+		if generation := kernel.NFTGeneration(); generation != 0 {
+			return map[string]uint64{"": uint64(generation)}
+		}
 		return nil
 	}
 	prints := map[string]uint64{}
@@ -236,7 +243,7 @@ func (f *backend) fingerprints() map[string]uint64 {
 	return prints
 }
 
-// Unchanged implements redirect.Unchanger: it is for the legacy variant.
+// Unchanged implements redirect.Backend.
 func (f *backend) Unchanged() bool { return f.prints != nil && maps.Equal(f.prints, f.fingerprints()) }
 
 // Put makes the kernel hold rules in one run of iptables-restore. What differs is found

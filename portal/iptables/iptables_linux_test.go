@@ -282,8 +282,13 @@ var _ = Describe("portal iptables", func() {
 				p := n.Open(Mode, opts)
 				n.Watch(p)
 				n.Publish(p, "web", Web4)
+				later := func(d time.Duration) { p.(*redirect.Portal).Now = func() time.Time { return time.Now().Add(d) } }
+				later(time.Hour)
 				Expect(n.Check(p)).To(BeZero())
 				before := count()
+				later(2 * time.Hour)
+				Expect(n.Check(p)).To(BeZero())
+				Expect(count()).To(Equal(before), "it does not matter how long ago it was that nobody has changed anything")
 				n.Node.Sh("iptables-" + variant + " -t filter -A INPUT -p 99 -j ACCEPT")
 				Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"), "which counters count")
 				for range 3 {

@@ -50,6 +50,23 @@ var _ = Describe("events of the kernel", func() {
 		Expect(known.Doubtful(now)).To(BeTrue(), "nobody watches any more")
 	})
 
+	It("are counted, those of nf_tables, whoever makes them", func() {
+		node := lab.New().Node
+		generation := func() (n uint32) {
+			node.Do(func() error { n = NFTGeneration(); return nil })
+			return n
+		}
+		before := generation()
+		Expect(before).NotTo(BeZero())
+		Expect(generation()).To(Equal(before))
+		node.Output("nft", "add table ip other; add chain ip other some; add rule ip other some counter")
+		Expect(generation()).To(Equal(before+1), "one transaction")
+		node.Output("nft", "list ruleset")
+		Expect(generation()).To(Equal(before + 1))
+		node.Output("nft", "flush ruleset")
+		Expect(generation()).To(Equal(before + 2))
+	})
+
 	It("takes lost messages for an event", func() {
 		node := lab.New().Node
 		var s Subscription

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/google/nftables"
 	netlinksocket "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
@@ -138,6 +140,22 @@ func OpenNFT() (*nftables.Conn, error) {
 		return nil, fmt.Errorf("asking nf_tables: %w", err)
 	}
 	return conn, nil
+}
+
+// NFTGeneration returns the number of the last change that was made to any rules of
+// nf_tables in this network namespace; 0 if that cannot be told. With each transaction it is one more.
+func NFTGeneration() uint32 {
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+	request.AddData(&nl.Nfgenmsg{Version: unix.NFNETLINK_V0})
+	answers, err := request.Execute(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN)
+	if err != nil || len(answers) == 0 {
+		return 0
+	}
+	id := find(answers[0][min(nfgenmsgSize, len(answers[0])):], unix.NFTA_GEN_ID)
+	if len(id) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(id)
 }
 
 // NFTEvents tells of changes by others, for which matters is asked with the table

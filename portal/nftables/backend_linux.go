@@ -27,6 +27,9 @@ type backend struct {
 
 	installed *contents // what the kernel holds, or did when last read
 	fresh     bool      // nothing has happened since that makes installed doubtful
+	// generation is that of nf_tables (kernel.NFTGeneration) with installed in it, if nobody else
+	// has changed anything meanwhile.
+	generation uint32
 }
 
 // openBackend proves that rules can be put in, and reads those that are. It
@@ -104,8 +107,14 @@ func (f *backend) probeAnswers() {
 	f.log.WithError(err).WithField("aliases", !f.at.NoAliases).Infof("some %s endpoints will see this node's address, not their clients'", f.family)
 }
 
+// Unchanged implements redirect.Backend.
+func (f *backend) Unchanged() bool {
+	return f.generation != 0 && f.generation == kernel.NFTGeneration()
+}
+
 // Read asks the kernel what it holds.
 func (f *backend) Read(context.Context) error {
+	f.generation = kernel.NFTGeneration() // before: what changes meanwhile is another
 	now, err := readTable(f.family)
 	if f.fresh = err == nil; err != nil {
 		return err
@@ -134,6 +143,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 		return nil, err
 	}
 	f.installed = c.done(f.installed)
+	f.generation++ // by one transaction; with more, or others', it is another in the kernel
 	if len(c.chains) > 0 {
 		f.learnPrints()
 	}
@@ -141,7 +151,8 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 }
 
 // learnPrints asks for the fingerprints of the rules that have just
-// been put in. If that fails, the next Check puts them in anew.
+// been put in. If that fails, whoever reads next finds rules that it does not know, and
+// puts them in anew.
 func (f *backend) learnPrints() {
 	conn, err := kernel.OpenNFT()
 	if err != nil {

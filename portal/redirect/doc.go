@@ -8,7 +8,7 @@
 // one machine for all modes (machine_linux.go); how rules are written to the kernel and read
 // is a mode's [Backend]. There is one of each for an address family. To read all rules takes
 // long if they are many: as long as the kernel tells of changes and has told of none
-// ([kernel.Known]), or the backend can tell that there are none ([Unchanger]), Check does without.
+// ([kernel.Known]), or the backend can tell that there are none (Unchanged), Check does without.
 //
 //	portal_linux.go   the portal: ports of listeners, both families, what a
 //	                  predecessor has left, watching

@@ -24,10 +24,12 @@ type Backend interface {
 	Left() map[portal.Target]uint16
 
 	// Known tells whether it is known what the kernel holds, so that a change may begin
-	// from that; Forget makes it unknown, and Read asks the kernel.
+	// from that; Forget makes it unknown, and Read asks the kernel. Unchanged reports whether
+	// what was known surely is still so, which costs much less than Read.
 	Known() bool
 	Forget()
 	Read(context.Context) error
+	Unchanged() bool
 
 	// Put makes the kernel hold these rules and nothing else, in one transaction. If only
 	// is not nil, no others than those for these targets differ from what is known. It
@@ -45,13 +47,6 @@ type Backend interface {
 	Missing(rules []portal.Rule) []portal.Rule
 	Try(context.Context, []portal.Rule) error
 	Tried([]portal.Rule)
-}
-
-// Unchanger is a Backend of whose rules the kernel does not tell when others change them.
-type Unchanger interface {
-	// Unchanged reports whether the kernel surely holds what it did at the last Read, and
-	// nothing was put in since. That costs much less than Read.
-	Unchanged() bool
 }
 
 // machine brings the kernel to what is wanted in one address family, with the rules that
@@ -156,13 +151,9 @@ func (m *machine) put(ctx context.Context, only []portal.Target) (changed []stri
 	return changed, nil
 }
 
-// unchanged reports whether the kernel surely holds what it did when last read.
+// unchanged reports whether the kernel surely holds what is known.
 func (m *machine) unchanged() bool {
-	if m.unusable != nil || !m.backend.Known() {
-		return false
-	}
-	b, is := m.backend.(Unchanger)
-	return is && b.Unchanged()
+	return m.unusable == nil && m.backend.Known() && m.backend.Unchanged()
 }
 
 // findRefused notes the rules that the kernel does not take. The error is putErr, why
