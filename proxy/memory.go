@@ -10,14 +10,16 @@ import (
 // comes.
 type ebb struct {
 	seen    int64     // how many had begun or ended at the last look
+	last    int64     // and how many of them since the one before
 	tidied  int64     // the same when memory was given back for the last time
 	busiest int64     // most between two looks since then
 	rest    time.Time // until when memory is not given back again
 }
 
 const (
-	// ebbPeriod is the time between two looks.
-	ebbPeriod = 500 * time.Millisecond
+	// ebbPeriod is the time between two looks, and calmPeriod while nobody comes: to wake
+	// up for a look was half of what usher did at rest.
+	ebbPeriod, calmPeriod = 500 * time.Millisecond, 5 * time.Second
 	// rush is from how many on memory is given back: what they leave is about 1 MiB.
 	rush = 1000
 	// fallen is to what part of its height a rush has fallen when it is over.
@@ -31,9 +33,17 @@ const (
 // or ended since the start.
 func (e *ebb) over(now time.Time, count int64) bool {
 	n := count - e.seen
-	e.seen = count
+	e.seen, e.last = count, n
 	e.busiest = max(e.busiest, n)
 	return count-e.tidied >= rush && n <= e.busiest/fallen && !now.Before(e.rest)
+}
+
+// pause returns how long to wait until the next look.
+func (e *ebb) pause() time.Duration {
+	if e.last == 0 && e.seen-e.tidied < rush {
+		return calmPeriod
+	}
+	return ebbPeriod
 }
 
 // tidy gives memory back to the system.

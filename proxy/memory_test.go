@@ -43,3 +43,23 @@ func TestEbb(t *testing.T) {
 		})
 	}
 }
+
+// TestEbbRests says when the next look may wait.
+func TestEbbRests(t *testing.T) {
+	g := NewWithT(t)
+	var e ebb
+	look := func(count int64) time.Duration {
+		if e.over(time.Now(), count) {
+			e.tidy()
+		}
+		return e.pause()
+	}
+	g.Expect(look(0)).To(Equal(calmPeriod), "nobody has come yet")
+	g.Expect(look(5000)).To(Equal(ebbPeriod), "a rush")
+	g.Expect(look(5000)).To(Equal(calmPeriod), "it is over, and memory given back")
+	g.Expect(look(5400)).To(Equal(ebbPeriod))
+	g.Expect(look(5400)).To(Equal(calmPeriod), "they were a few")
+	e.rest = time.Now().Add(time.Hour)
+	g.Expect(look(8000)).To(Equal(ebbPeriod))
+	g.Expect(look(8000)).To(Equal(ebbPeriod), "memory is to be given back")
+}

@@ -252,7 +252,7 @@ func (p *Proxy) Run(ctx context.Context) {
 	ticker := time.NewTicker(p.CheckInterval)
 	defer ticker.Stop()
 	var rushes ebb
-	looks := time.NewTicker(ebbPeriod)
+	looks := time.NewTimer(ebbPeriod)
 	defer looks.Stop()
 	for {
 		select {
@@ -262,6 +262,7 @@ func (p *Proxy) Run(ctx context.Context) {
 			if rushes.over(now, p.turnover()) {
 				rushes.tidy()
 			}
+			looks.Reset(rushes.pause())
 		case <-ticker.C:
 			p.Check(ctx)
 		case _, open := <-changed:
