@@ -107,15 +107,18 @@ func allow(name string) (end func(), err error) {
 		_ = cmd.Wait() // what it could not put back it has said
 	}
 	line, _ := bufio.NewReader(out).ReadString('\n')
-	if said := strings.TrimSpace(line); said != "ready" {
-		end()
-		return nil, errors.New(said)
+	said := strings.TrimSpace(line)
+	if said == "ready" {
+		return end, nil
 	}
-	return end, nil
+	if end(); said == "" {
+		said = fmt.Sprintf("the process that allows it has ended: %v", cmd.ProcessState)
+	}
+	return nil, errors.New(said)
 }
 
 // allowUntil allows the congestion control in all namespaces until in ends, and
-// then takes it off the list again, whatever else came onto that meanwhile. It
+// then takes it off the list again, unless it was there before, whatever else came onto that meanwhile. It
 // says on out that it is ready, or why it is not.
 func allowUntil(name string, in io.Reader, out io.Writer) error {
 	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
@@ -126,12 +129,20 @@ func allowUntil(name string, in io.Reader, out io.Writer) error {
 		}
 		return os.WriteFile(allowed, []byte(strings.Join(how(strings.Fields(string(list))), " ")), 0)
 	}
-	if err := change(func(list []string) []string { return append(without(name, list), name) }); err != nil {
+	was := false
+	err := change(func(list []string) []string {
+		was = slices.Contains(list, name)
+		return append(without(name, list), name)
+	})
+	if err != nil {
 		fmt.Fprintln(out, err)
 		return nil
 	}
 	fmt.Fprintln(out, "ready")
 	_, _ = io.Copy(io.Discard, in)
+	if was {
+		return nil
+	}
 	if err := change(func(list []string) []string { return without(name, list) }); err != nil {
 		return fmt.Errorf("%s stays in net.ipv4.tcp_allowed_congestion_control: %w", name, err)
 	}
