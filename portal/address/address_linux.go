@@ -386,7 +386,9 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 		case err == nil:
 			p.routed[vip] = apart
 			changed = append(changed, vip.String())
-		case !errors.Is(err, unix.EEXIST):
+		case errors.Is(err, unix.EEXIST):
+			p.missing[vip] = fmt.Errorf("%w: something else on this node has a route for it: ip route show table local %s", err, vip)
+		default:
 			p.missing[vip] = err
 		}
 	}

@@ -250,6 +250,21 @@ var _ = Describe("portal address", func() {
 		})
 	})
 
+	DescribeTable("names the VIPs for which others have a route, and has them when that is gone", func(namespace string) {
+		p := n.Open(Mode, portal.Options{AddressNamespace: namespace})
+		n.Node.Sh("ip route add blackhole 10.96.0.10 table local")
+		n.Node.Do(func() {
+			err := p.Apply(Background, []portal.Rule{Redirect(Web4, 80)}, nil)
+			Expect(err).To(MatchError(And(ContainSubstring("file exists: something else on this node has a route for it"), ContainSubstring("10.96.0.10"))))
+			Expect(p.Check(Background)).Error().To(MatchError(ContainSubstring("file exists")))
+		})
+		n.Node.Sh("ip route del blackhole 10.96.0.10 table local")
+		Expect(n.Check(p)).To(Equal(1))
+	},
+		Entry("with VIPs in a namespace", "auto"),
+		Entry("with VIPs on the node", "never"),
+	)
+
 	It("names the VIPs that cannot be had where IPv6 is off", func() {
 		n.Node.Sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.lo.disable_ipv6=1")
 		p := n.Open(Mode, portal.Options{})
