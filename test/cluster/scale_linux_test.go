@@ -2,6 +2,8 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -80,16 +82,20 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 		Expect(resident).To(BeNumerically("<", 120<<20))
 	})
 
-	It("take less than 1 % of a core while nothing happens", func() {
-		// 0.55 % was seen: all rules are read once after the start, and what is left of making
-		// the Services comes on top. Later it is a tenth.
+	It("take less than 0.2 % of a core while nothing happens", func() {
+		// After a change all rules are read once, some time or other: here at once, since others have changed something.
+		c.Node.Output("iptables", "-t", "nat", "-A", "PREROUTING", "-p", "99", "-j", "RETURN")
+		for range 2 { // the first may have been under way
+			now := time.Now()
+			Eventually(u.lastCheck).WithTimeout(3 * soon).WithPolling(time.Second).Should(BeTemporally(">", now))
+		}
 		const long = 20 * time.Second
 		before := u.cpu()
 		over := time.After(long)
 		Eventually(over).WithTimeout(long + soon).Should(Receive())
 		used := u.cpu() - before
 		AddReportEntry("processor", fmt.Sprintf("%s in %s: %.2f %%", used, long, 100*used.Seconds()/long.Seconds()))
-		Expect(used).To(BeNumerically("<", long/100))
+		Expect(used).To(BeNumerically("<", long/500)) // 0.05 % is usual; a machine that does other things makes it twice as much
 	})
 
 	It("deleted in one go, are all gone, and other Services are not affected", func() {
@@ -125,15 +131,12 @@ func impatient(d *lab.Dialer, vip string, patience time.Duration) func() (netip.
 // each calls f for 0 to n-1, twenty at a time.
 func each(n int, f func(i int) error) {
 	GinkgoHelper()
-	next := make(chan int)
-	failed := make(chan error, n)
+	next, errs := make(chan int), make([]error, n)
 	var workers sync.WaitGroup
 	for range 20 {
 		workers.Go(func() {
 			for i := range next {
-				if err := f(i); err != nil {
-					failed <- err
-				}
+				errs[i] = f(i)
 			}
 		})
 	}
@@ -142,7 +145,18 @@ func each(n int, f func(i int) error) {
 	}
 	close(next)
 	workers.Wait()
-	Expect(failed).NotTo(Receive())
+	Expect(errors.Join(errs...)).To(Succeed())
+}
+
+// lastCheck returns when usher has last looked whether its rules are there.
+func (u *usher) lastCheck() (time.Time, error) {
+	answer, err := get(u.cluster.node, adminURL+"/api/v1/portals")
+	if err != nil {
+		return time.Time{}, err
+	}
+	var portals struct{ LastCheck time.Time }
+	err = json.Unmarshal([]byte(answer.Body), &portals)
+	return portals.LastCheck, err
 }
 
 func (u *usher) cpu() time.Duration { return cpuOf(u.Command.Process.Pid) }
