@@ -15,6 +15,10 @@ type Limits struct {
 	PerTable int64 // entries in one table; at least 1
 	Total    int64 // entries in all tables that share this value
 
+	// Changed, if not nil, is sent a value when a table has something new to remember,
+	// unless nobody takes it at once.
+	Changed chan<- struct{}
+
 	used atomic.Int64
 }
 
@@ -122,7 +126,24 @@ func (t *Table) set(client netip.Addr, endpoint netip.AddrPort, now time.Time) {
 	if !t.clients.Contains(client) && !t.reserve() {
 		return
 	}
+	select {
+	case t.limits.Changed <- struct{}{}:
+	default:
+	}
 	t.clients.Add(client, entry{endpoint: endpoint, since: now})
+}
+
+// Restore is Set for what another process remembered of a client: for as long as that
+// was to hold, unless the table's timeout is shorter. Who has made a new connection since then
+// keeps what it got.
+func (t *Table) Restore(e Entry, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	since := now.Add(min(e.Left-t.timeout, 0))
+	if had, known := t.peek(e.Client); known && had.since.After(since) || e.Left <= 0 {
+		return
+	}
+	t.set(e.Client, e.Endpoint, since)
 }
 
 // Claim is Set for a client that Get did not know: if another connection of the

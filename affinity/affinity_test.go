@@ -139,4 +139,29 @@ var _ = Describe("a Table", func() {
 			{Client: bob, Endpoint: two, Left: 8 * time.Second},
 		}))
 	})
+
+	It("goes on with what another process remembered, unless it knows better", func() {
+		now := start.Add(time.Minute)
+		table.Set(alice, one, now.Add(-2*time.Second))
+		for client, left := range map[netip.Addr]time.Duration{alice: 5 * time.Second, bob: 3 * time.Second, carol: 0} {
+			table.Restore(affinity.Entry{Client: client, Endpoint: two, Left: left}, now)
+		}
+		Expect(table.Entries(now)).To(ConsistOf(
+			affinity.Entry{Client: alice, Endpoint: one, Left: 8 * time.Second},
+			affinity.Entry{Client: bob, Endpoint: two, Left: 3 * time.Second},
+		))
+		table.Restore(affinity.Entry{Client: bob, Endpoint: one, Left: time.Hour}, now)
+		Expect(table.Peek(bob, now)).To(Equal(affinity.Entry{Client: bob, Endpoint: one, Left: 10 * time.Second}), "the timeout is shorter now")
+	})
+
+	It("says that there is something new to remember", func() {
+		changed := make(chan struct{}, 1)
+		limits.Changed = changed
+		table.Set(alice, one, start)
+		table.Set(bob, one, start)
+		Expect(changed).To(Receive())
+		Expect(changed).NotTo(Receive())
+		table.Claim(carol, two, start)
+		Expect(changed).To(Receive())
+	})
 })

@@ -97,7 +97,7 @@ var _ = Describe("a change that waits", func() {
 	It("for a successor keeps nobody from looking", func() {
 		close(locked.free)
 		p.Apply([]config.Service{web})
-		_, resume, _, err := p.HandOver()
+		_, _, resume, _, err := p.HandOver()
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(looks()).WithTimeout(5 * time.Second).Should(BeClosed())
 		resume()

@@ -10,9 +10,12 @@ import (
 	"github.com/usherproxy/usher/portal/handover"
 )
 
-// Inherit makes listeners use the sockets of a predecessor. It takes those that it
-// uses out of sockets. It is called before the first Apply.
+// Inherit makes listeners use the sockets of a predecessor, and clients keep the endpoints that
+// they had there. It takes what it uses out of sockets. It is called before the first Apply,
+// and InheritRest after that.
 func (p *Proxy) Inherit(sockets map[string]*os.File) {
+	p.datagrams.Inherit(sockets)
+	p.inheritAffinities(sockets)
 	if !p.settle(sockets[namespaceName]) {
 		for name, file := range sockets { // those in it would be taken for such in this portal's own
 			if strings.HasSuffix(name, namespaceName) && name != namespaceName {
@@ -23,6 +26,25 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	}
 	delete(sockets, namespaceName)
 	p.node.Inherited = sockets
+}
+
+// InheritRest does for clients what Inherit does, with what a predecessor has got since
+// then, and forgets what nothing has come of.
+func (p *Proxy) InheritRest(sockets map[string]*os.File) {
+	defer p.lock()()
+	p.datagrams.InheritRest(sockets)
+	p.inheritAffinities(sockets)
+	p.had = nil
+}
+
+// inheritAffinities makes clients keep the endpoints that they had.
+func (p *Proxy) inheritAffinities(sockets map[string]*os.File) {
+	if file := sockets[affinitiesName]; file != nil {
+		delete(sockets, affinitiesName)
+		if err := p.readAffinities(file); err != nil { // an usher of another version has written it, for instance
+			p.Log.WithError(err).Warn("Not all clients keep their endpoints: what is known of them cannot be read")
+		}
+	}
 }
 
 // settle makes the portal use that namespace, and tells whether it does. It closes file.
@@ -49,12 +71,18 @@ const namespaceName = "the portal's namespace"
 // HandOver implements handover.Holder. Until resume or release is called, the
 // proxy changes nothing, but serves, and can be looked at; after release it never changes anything
 // again, and is to be stopped.
-func (p *Proxy) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
+func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, release func(), err error) {
 	p.changes.Lock()
 	if !p.started || p.stopped {
 		p.changes.Unlock()
-		return nil, nil, nil, errors.New("the proxy does not serve")
+		return nil, nil, nil, nil, errors.New("the proxy does not serve")
 	}
+	sockets = func(yield func(handover.Socket) bool) {
+		if p.sockets(yield) {
+			p.clients(false, yield)
+		}
+	}
+	more = func(yield func(handover.Socket) bool) { p.clients(true, yield) }
 	release = func() {
 		p.mu.Lock()
 		p.stopped, p.handedOver = true, true
@@ -62,10 +90,11 @@ func (p *Proxy) HandOver() (sockets iter.Seq[handover.Socket], resume, release f
 		p.changes.Unlock()
 	}
 	resume = func() {
+		p.datagrams.Resume()
 		p.changes.Unlock()
 		p.Check(p.ctx) // the successor may have changed something
 	}
-	return p.sockets, resume, release, nil
+	return sockets, more, resume, release, nil
 }
 
 // HandOverNamespace yields a copy of the descriptor of the portal's network namespace, if
@@ -80,12 +109,23 @@ func (p *Proxy) HandOverNamespace() iter.Seq[handover.Socket] {
 	}
 }
 
-// sockets yields copies of the sockets that a successor can go on with. It is
-// called with Proxy.changes.
-func (p *Proxy) sockets(yield func(handover.Socket) bool) {
+// clients yields what a successor has to know of the clients: their affinities, and the UDP
+// sessions, or what has come since then. It is called with Proxy.changes.
+func (p *Proxy) clients(last bool, yield func(handover.Socket) bool) {
+	if file, err := p.Affinities(); err != nil {
+		p.Log.WithError(err).Warn("Clients may get other endpoints from the next usher")
+	} else if !yield(handover.Socket{Name: affinitiesName, File: file}) {
+		return
+	}
+	p.datagrams.Sessions(last)(yield)
+}
+
+// sockets yields copies of the sockets that a successor can go on with, and reports
+// whether there is room for more. It is called with Proxy.changes.
+func (p *Proxy) sockets(yield func(handover.Socket) bool) bool {
 	for s := range p.HandOverNamespace() {
 		if !yield(s) {
-			return
+			return false
 		}
 	}
 	for _, fronts := range p.services {
@@ -96,10 +136,11 @@ func (p *Proxy) sockets(yield func(handover.Socket) bool) {
 						for _, s := range all[i+1:] {
 							s.File.Close()
 						}
-						return
+						return false
 					}
 				}
 			}
 		}
 	}
+	return true
 }

@@ -6,6 +6,7 @@ import (
 
 	. "github.com/onsi/gomega"
 
+	"github.com/usherproxy/usher/proxy/datagram"
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
@@ -20,7 +21,7 @@ func TestInheritNamespace(t *testing.T) {
 		defer file.Close()
 		sockets[name] = file
 	}
-	p := &Proxy{node: &frontend.Node{}}
+	p := &Proxy{node: &frontend.Node{}, datagrams: datagram.New(nil, nil, 0)}
 	p.Inherit(sockets)
 	g.Expect(p.node.Inherited).To(And(HaveLen(1), HaveKey("tcp 10.96.0.10:80")))
 }

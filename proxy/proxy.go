@@ -51,6 +51,8 @@ type Proxy struct {
 	owners     map[portal.Target]*frontEnd // who serves a VIP: one only
 	problems   map[config.PortID]*Problem
 	leftOut    int // service ports that the limit on open files did not hold when that was last reported
+	// had is which endpoints clients had of service ports that are not there yet: see Inherit.
+	had map[config.PortID][]affinity.Entry
 	// refused are the targets for which the portal could not put in a rule.
 	refused map[portal.Target]error
 }

@@ -1,11 +1,15 @@
 package test
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os/exec"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -159,6 +163,45 @@ func askUDP(c net.Conn, n int64) error {
 	}
 }
 
+// mirrored is a client of a mirror.
+type mirrored struct {
+	*net.UDPConn
+	saw string // what the first one that it asked said
+}
+
+func (m *mirrored) ask() (string, error) {
+	answer, err := exchange(m, []byte("who"), 3*time.Second)
+	return string(answer), err
+}
+
+// again asks again, and expects to hear the same.
+func (m *mirrored) again() error {
+	sees, err := m.ask()
+	if err == nil && sees != m.saw {
+		err = fmt.Errorf("%s, and before %s", sees, m.saw)
+	}
+	return err
+}
+
+// startMirror starts an endpoint that tells each client its own address and the client's.
+func startMirror(ns *lab.Namespace, at netip.AddrPort) netip.AddrPort {
+	GinkgoHelper()
+	c := ns.ListenUDP(at.String())
+	go func() {
+		buf := make([]byte, 100)
+		for {
+			_, from, err := c.ReadFromUDPAddrPort(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				_, _ = c.WriteToUDPAddrPort(fmt.Appendf(nil, "%s was asked from %s", at, from), from)
+			}
+		}
+	}()
+	return at
+}
+
 var _ = Describe("taking over from a running usher", func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("with the "+portal+" portal", func() { handoverSpecs(portal) })
@@ -243,6 +286,76 @@ func handoverSpecs(portal string) {
 		}
 	})
 
+	It("lets UDP clients keep their endpoints, and endpoints see the same address and port, three times in a row", func() {
+		var vips []string
+		for _, vip := range []string{"10.96.0.53", "fd00:96::53"} {
+			dns := service{name: "dns" + strconv.Itoa(len(vip)), clusterIP: vip, port: 53, protocol: "UDP"}
+			for n := 1; n <= 3; n++ {
+				at := lab.Pod(n)
+				if strings.Contains(vip, ":") {
+					at = lab.Pod6(n)
+				}
+				dns.endpoints = append(dns.endpoints, startMirror(l.Pods, netip.AddrPortFrom(at, 5300)))
+			}
+			dns.write(dir)
+			vips = append(vips, dns.vip())
+		}
+		current := start()
+		var clients []*mirrored
+		come := func() {
+			c, err := pod.DialUDP("", vips[len(clients)%2])
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(c.Close)
+			m := &mirrored{UDPConn: c}
+			m.saw, err = m.ask()
+			Expect(err).NotTo(HaveOccurred())
+			clients = append(clients, m)
+		}
+		for range 400 {
+			come()
+		}
+		for range 3 {
+			previous := current
+			current = launchUsher(l.Node, dir, "--portal="+portal, "--take-over")
+			for ended := false; !ended; {
+				if len(clients) < 1000 { // one client address has a share, of those that open files allow
+					come() // while they change places
+				}
+				Expect(clients[rand.IntN(len(clients))].again()).To(Succeed())
+				select {
+				case <-previous.Exited:
+					ended = true
+				default:
+				}
+			}
+			for _, c := range clients {
+				Expect(c.again()).To(Succeed())
+			}
+		}
+		AddReportEntry("clients", len(clients))
+	})
+
+	It("lets clients keep the endpoint that ClientIP affinity gives them, three times in a row", func() {
+		web.spec = "  sessionAffinity: ClientIP\n"
+		web.write(dir)
+		current := start()
+		had := map[netip.Addr]netip.AddrPort{}
+		for range 4 {
+			for n := 4; n <= 60; n++ {
+				client := lab.Pod(n)
+				e, err := askFrom(pod, client.String(), web.vip())
+				Expect(err).NotTo(HaveOccurred())
+				if before, came := had[client]; came {
+					Expect(e).To(Equal(before), client.String())
+				}
+				had[client] = e
+			}
+			previous := current
+			current = start("--take-over")
+			Eventually(previous).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+		}
+	})
+
 	It("brings what changed since the other one looked", func() {
 		old := start()
 		other := service{name: "other", clusterIP: "10.96.0.20", port: 80, endpoints: web.endpoints}
@@ -255,15 +368,25 @@ func handoverSpecs(portal string) {
 	})
 
 	It("leaves the old one in charge if the new one dies before it is done", func() {
+		dns := service{name: "dns", clusterIP: "10.96.0.53", port: 53, protocol: "UDP", endpoints: []netip.AddrPort{startMirror(l.Pods, netip.AddrPortFrom(lab.Pod(1), 5300))}}
+		dns.write(dir)
 		u := start()
+		c, err := pod.DialUDP("", dns.vip())
+		Expect(err).NotTo(HaveOccurred())
+		defer c.Close()
+		client := mirrored{UDPConn: c}
+		client.saw, err = client.ask()
+		Expect(err).NotTo(HaveOccurred())
 		// Somebody who asks it to hand over and goes away.
 		l.Node.Do(func() error {
 			successor, err := handover.Ask()
-			if err == nil {
-				successor.Abort()
+			if err != nil {
+				return err
 			}
-			return err
+			defer successor.Abort()
+			return successor.More()
 		})
+		Expect(client.again()).To(Succeed())
 		web.endpoints = web.endpoints[:1]
 		web.write(dir)
 		Eventually(func() (map[netip.AddrPort]bool, error) {

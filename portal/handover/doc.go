@@ -29,6 +29,8 @@
 //	signed           →
 //	                 ←  names of sockets, one a line, with the sockets (SCM_RIGHTS); repeated
 //	                 ←  (nothing)
+//	more             →                     or not
+//	                 ←  names and sockets that are new, and (nothing)
 //	taken            →
 //	                 ←  released
 //

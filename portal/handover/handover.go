@@ -9,7 +9,8 @@ import (
 // ErrLocked is what Acquire's error wraps when another process has the lock.
 var ErrLocked = errors.New("another usher manages the portals of this network namespace")
 
-// Socket is a socket that goes from one process to the next.
+// Socket is a socket that goes from one process to the next, or a file with what is to be
+// known of some: see Memory.
 type Socket struct {
 	Name string // says what it is; without line feeds
 	File *os.File
@@ -25,6 +26,7 @@ type Holder interface {
 	// any more in what the two of them share, until either resume or release is
 	// called; one of them is. Each file of sockets is a copy that is made when it
 	// is its turn, since there may be as many sockets as half the open files limit
-	// allows; the caller, who goes through them once and before that, closes it.
-	HandOver() (sockets iter.Seq[Socket], resume, release func(), err error)
+	// allows; the caller, who goes through them once and before that, closes it. So it
+	// is with more, which is what has come since sockets, for a successor that asks.
+	HandOver() (sockets, more iter.Seq[Socket], resume, release func(), err error)
 }

@@ -202,13 +202,13 @@ type holding struct {
 	asked, back, forever int
 }
 
-func (o *holding) HandOver() (iter.Seq[Socket], func(), func(), error) {
+func (o *holding) HandOver() (sockets, more iter.Seq[Socket], resume, release func(), err error) {
 	o.count(&o.asked)
-	sockets := o.sockets
-	if sockets == nil {
-		sockets = func(func(Socket) bool) {}
+	none := func(func(Socket) bool) {}
+	if sockets = o.sockets; sockets == nil {
+		sockets = none
 	}
-	return sockets, func() { o.count(&o.back) }, func() { o.count(&o.forever) }, nil
+	return sockets, none, func() { o.count(&o.back) }, func() { o.count(&o.forever) }, nil
 }
 
 func (o *holding) count(n *int) {

@@ -3,6 +3,7 @@ package handover
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ const (
 	stateHeld    = "held"
 	stateWanted  = "wanted" // by somebody who still looks whether another has it; the first by name goes before
 	wordSigned   = "signed"
+	wordMore     = "more"
 	wordTaken    = "taken"
 	wordReleased = "released"
 
@@ -221,7 +223,10 @@ func (l *Lock) entitled(p peer) bool {
 	if l.held.Load() {
 		state = stateHeld
 	}
-	if p.send(state, int(ours)) != nil || word != wordHandOver || p.receiveWord(wordSigned) != nil {
+	if p.send(state, int(ours)) != nil || word != wordHandOver {
+		return false
+	}
+	if _, err := p.receiveWord(wordSigned); err != nil {
 		return false
 	}
 	signed, err := ours.signed()
@@ -242,14 +247,21 @@ func (l *Lock) handOver(p peer) {
 	if l.taken {
 		return
 	}
-	sockets, resume, release, err := l.holder.HandOver()
+	sockets, more, resume, release, err := l.holder.HandOver()
 	if err != nil {
 		return
 	}
-	p.within(sendTime)
-	if err = sendSockets(p, sockets); err == nil {
+	hand := func(sockets iter.Seq[Socket], answers ...string) (answer string, err error) {
+		p.within(sendTime)
+		if err = sendSockets(p, sockets); err != nil {
+			return "", err
+		}
 		p.within(patience)
-		err = p.receiveWord(wordTaken)
+		return p.receiveWord(answers...)
+	}
+	answer, err := hand(andMore(sockets), wordMore, wordTaken)
+	if answer == wordMore {
+		_, err = hand(more, wordTaken)
 	}
 	if err != nil {
 		resume()
@@ -259,4 +271,19 @@ func (l *Lock) handOver(p peer) {
 	release()
 	l.end()
 	_ = p.send(wordReleased) // it sees the lock in any case
+}
+
+// andMore yields sockets and, for a successor that understands it, what says that it may
+// ask for more: those of versions before that use what they know the name of.
+func andMore(sockets iter.Seq[Socket]) iter.Seq[Socket] {
+	return func(yield func(Socket) bool) {
+		for s := range sockets {
+			if !yield(s) {
+				return
+			}
+		}
+		if file, err := Memory(wordMore); err == nil {
+			yield(Socket{Name: wordMore, File: file})
+		}
+	}
 }

@@ -31,8 +31,14 @@ type Successor struct {
 // Ask finds nobody to take over from.
 func Ask() (*Successor, error) { return nil, errors.New("handover needs Linux") }
 
+// More is never called.
+func (s *Successor) More() error { return nil }
+
 // Take is never called.
 func (s *Successor) Take() (*Lock, error) { return &Lock{}, nil }
+
+// Memory makes none.
+func Memory(string) (*os.File, error) { return nil, errors.New("handover needs Linux") }
 
 // Abort is never called.
 func (s *Successor) Abort() {}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/portal/fdpass"
 )
 
-// maxPacket is more than the names in one packet take.
+// maxPacket is more than the names in one packet take, of which one is no longer than half.
 const maxPacket = 64 << 10
 
 // peer is the other side of a connection.
@@ -54,14 +55,14 @@ func (p peer) receiveChallenge() (text string, c challenge, err error) {
 	return text, challenge(fds[0]), nil
 }
 
-// receiveWord waits for a word.
-func (p peer) receiveWord(word string) error {
+// receiveWord waits for one of some words.
+func (p peer) receiveWord(words ...string) (string, error) {
 	text, fds, err := p.receive()
 	closeAll(fds)
-	if err == nil && text != word {
-		err = fmt.Errorf("it said %q and not %q", text, word)
+	if err == nil && !slices.Contains(words, text) {
+		err = fmt.Errorf("it said %q and not %q", text, words)
 	}
-	return err
+	return text, err
 }
 
 // cred says who connected or listened: not who holds the socket now.

@@ -13,6 +13,8 @@ type Successor struct {
 	peer peer
 	// Sockets are those of the holder, by name. Who uses one takes it out.
 	Sockets map[string]*os.File
+
+	more bool // the holder understands wordMore
 }
 
 // Ask asks the holder of the lock to hand over, and returns when it has stopped
@@ -35,11 +37,29 @@ func Ask() (*Successor, error) {
 	if err == nil {
 		err = s.receiveSockets()
 	}
+	if mark := s.Sockets[wordMore]; mark != nil {
+		mark.Close()
+		delete(s.Sockets, wordMore)
+		s.more = true
+	}
 	if err != nil {
 		s.Abort()
 		return nil, fmt.Errorf("the usher that is here does not hand over: %w", err)
 	}
 	return s, nil
+}
+
+// More adds to Sockets what the holder has got since Ask, if it has a version that can
+// tell. It may be called once, before Take.
+func (s *Successor) More() error {
+	if !s.more {
+		return nil
+	}
+	s.peer.within(patience)
+	if err := s.peer.send(wordMore); err != nil {
+		return fmt.Errorf("asking the usher that is here for what is new: %w", err)
+	}
+	return s.receiveSockets()
 }
 
 // Take tells the holder that everything is in place, and returns the lock.
@@ -53,7 +73,7 @@ func (s *Successor) Take() (*Lock, error) {
 	l.held.Store(true)
 	s.peer.within(patience)
 	if err = s.peer.send(wordTaken); err == nil {
-		if err = s.peer.receiveWord(wordReleased); err != nil {
+		if _, err = s.peer.receiveWord(wordReleased); err != nil {
 			err = fmt.Errorf("the usher that was here went on instead: %w", err)
 		}
 	}
@@ -99,15 +119,16 @@ func (s *Successor) receiveSockets() error {
 func sendSockets(p peer, sockets iter.Seq[Socket]) error {
 	var batch []Socket
 	var failed error
+	names := 0 // bytes
 	for s := range sockets {
 		batch = append(batch, s)
-		if len(batch) < SocketsAtOnce {
+		if names += len(s.Name) + 1; len(batch) < SocketsAtOnce && names < maxPacket/2 {
 			continue
 		}
 		if failed = sendBatch(p, batch); failed != nil {
 			break
 		}
-		batch = batch[:0]
+		batch, names = batch[:0], 0
 	}
 	if failed == nil && len(batch) > 0 {
 		failed = sendBatch(p, batch)

@@ -1,8 +1,14 @@
 package datagram
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
+	"iter"
 	"net/netip"
+	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -10,19 +16,26 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // A UDP listener is handed over with all its sockets: they are one group
 // (SO_REUSEPORT) over which the kernel spreads the clients, and what waits in one
-// that nobody reads would be lost. From then on both processes receive, and each
-// datagram comes to one of them. Sessions stay: a client whose next datagram comes
-// to the successor has a new one there, perhaps with another endpoint.
+// that nobody reads would be lost. And each session is handed over with its socket to the
+// endpoint: the client keeps its endpoint, which sees the same address and port as before.
 //
-// Once the successor has taken over, this process receives nothing any more, and
-// only lets the replies through that clients wait for: those go out by the same
-// socket, and so come from where the client expects them.
+// Most sessions go together with the listeners' sockets, while this process goes on to
+// receive; what endpoints send comes to one of the two processes, and both pass it on. When
+// the successor is ready this process receives nothing any more, hands over the sessions
+// that are new, and only then the successor begins to receive: so no client has a session
+// of which that one does not know. What comes in between waits in the sockets.
+//
+// Once the successor has taken over, this process only lets the replies through that
+// clients wait for: those go out by the same socket, and so come from where the client
+// expects them.
 
 // replyTime is how long endpoints may take for those replies.
 const replyTime = 2 * time.Second
@@ -36,7 +49,7 @@ func socketName(addr netip.AddrPort, in portal.Namespace, number int) string {
 // group from being handed over: the successor opens one of its own.
 func (l *listener) HandOver() (sockets []handover.Socket) {
 	for i, sk := range l.sockets {
-		s, ok := frontend.SocketFor(sk.fd, socketName(l.At, l.Namespace, i))
+		s, ok := frontend.SocketFor(sk.fd, sk.name(i))
 		if !ok {
 			for _, copied := range sockets {
 				copied.File.Close()
@@ -46,6 +59,10 @@ func (l *listener) HandOver() (sockets []handover.Socket) {
 		sockets = append(sockets, s)
 	}
 	return sockets
+}
+
+func (sk *socket) name(number int) string {
+	return socketName(sk.listener.At, sk.listener.Namespace, number)
 }
 
 // inherit returns the sockets on addr that a predecessor has handed over: none
@@ -64,6 +81,212 @@ func inherit(n *frontend.Node, addr netip.AddrPort, in portal.Namespace) (fds []
 		}
 		fds = append(fds, fd)
 	}
+}
+
+// bequest is a session in a handover, as JSON behind sessionPrefix the name of its
+// socket to the endpoint.
+type bequest struct {
+	Socket   string         `json:"socket"` // the name of the listener's
+	Peer     []byte         `json:"peer"`   // forward.Peer.Raw
+	Local    netip.Addr     `json:"local"`
+	Control  []byte         `json:"control"`
+	To       netip.AddrPort `json:"to"`
+	Endpoint netip.AddrPort `json:"endpoint"`
+	Hops     int16          `json:"hops"`
+	Asked    bool           `json:"asked"`
+	Began    time.Time      `json:"began"`
+	Silent   time.Duration  `json:"silent"` // since the last datagram, in nanoseconds
+
+	file *os.File
+}
+
+const sessionPrefix = "udp session "
+
+// bequeathAtOnce is how many sessions are copied before others have their turn.
+const bequeathAtOnce = 64
+
+// Sessions yields sessions with copies of their sockets: those whose endpoint has answered;
+// or, the last time, all that it has not yielded before, and from then on nothing is
+// received until Resume. It is called like Listen.
+func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
+	return func(yield func(handover.Socket) bool) {
+		if !last {
+			srv.handover++
+		}
+		numbers := map[*socket]int{}
+		for l := range srv.listeners {
+			for i, sk := range l.sockets {
+				numbers[sk] = i
+			}
+		}
+		for _, lp := range srv.loops {
+			var all []*session
+			lp.await(func() {
+				for sk := range numbers {
+					if last && sk.loop == lp && !sk.closed {
+						sk.stopReceiving()
+					}
+				}
+				for e := lp.sessions.Front(); e != nil; e = e.Next() {
+					all = append(all, e.Value.(*session))
+				}
+			})
+			for some := range slices.Chunk(all, bequeathAtOnce) {
+				var copies []handover.Socket
+				lp.await(func() {
+					for _, s := range some {
+						number, there := numbers[s.socket]
+						if !there || s.fd < 0 || s.search != nil && !last || s.leaving || s.handover == srv.handover {
+							continue // it has ended meanwhile, or has no endpoint yet that it stays with
+						}
+						if c, ok := s.bequeath(number); ok {
+							copies = append(copies, c)
+							s.handover = srv.handover
+						}
+					}
+				})
+				for i, c := range copies {
+					if !yield(c) {
+						for _, c := range copies[i+1:] {
+							c.File.Close()
+						}
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// await makes the loop call f, and returns when it has.
+func (lp *loop) await(f func()) {
+	var done sync.WaitGroup
+	lp.poller.Go(&done, f)
+	done.Wait()
+}
+
+// bequeath returns what a successor needs to go on with s.
+func (s *session) bequeath(number int) (handover.Socket, bool) {
+	text, err := json.Marshal(&bequest{
+		Socket: s.socket.name(number), Peer: s.key.peer.Raw(), Local: s.key.local, Control: s.control,
+		To: s.To, Endpoint: s.endpoint.Addr, Hops: s.hops, Asked: s.asked, Began: s.Began, Silent: s.socket.loop.clock().Sub(s.last),
+	})
+	if err != nil { // no value of these types makes one
+		return handover.Socket{}, false
+	}
+	return frontend.SocketFor(s.fd, sessionPrefix+string(text))
+}
+
+// Resume receives again, after Sessions. It is called like Listen.
+func (srv *Server) Resume() {
+	for l := range srv.listeners {
+		for _, sk := range l.sockets {
+			_ = sk.loop.poller.Do(func() {
+				if sk.deaf && !sk.closed {
+					sk.open()
+				}
+			})
+		}
+	}
+}
+
+// Inherit takes the sessions out of what a predecessor has handed over, for the listeners
+// that are open on their sockets, or are opened before InheritRest, until which these do not
+// receive. It is called like Listen.
+func (srv *Server) Inherit(sockets map[string]*os.File) {
+	if srv.bequests == nil {
+		srv.bequests = map[string][]bequest{}
+	}
+	for name, file := range sockets {
+		text, is := strings.CutPrefix(name, sessionPrefix)
+		if !is {
+			continue
+		}
+		delete(sockets, name)
+		b := bequest{file: file}
+		if err := json.Unmarshal([]byte(text), &b); err != nil { // an usher of another version has written it
+			file.Close()
+			continue
+		}
+		srv.bequests[b.Socket] = append(srv.bequests[b.Socket], b)
+	}
+	for _, all := range srv.bequests {
+		// As in a list of sessions: idle for longest first.
+		slices.SortFunc(all, func(a, b bequest) int { return cmp.Compare(b.Silent, a.Silent) })
+	}
+}
+
+// InheritRest is Inherit with what has come since, and closes what no listener has taken. It
+// is called like Listen.
+func (srv *Server) InheritRest(sockets map[string]*os.File) {
+	srv.Inherit(sockets)
+	for l, waits := range srv.listeners {
+		if l.adopt(); waits {
+			srv.listeners[l] = false
+			l.open()
+		}
+	}
+	for _, all := range srv.bequests {
+		for _, b := range all {
+			b.file.Close()
+		}
+	}
+	srv.bequests = nil
+}
+
+// adopt goes on with the sessions that a predecessor has handed over.
+func (l *listener) adopt() {
+	for i, sk := range l.sockets {
+		name := sk.name(i)
+		all := l.server.bequests[name]
+		if delete(l.server.bequests, name); len(all) == 0 {
+			continue
+		}
+		if sk.loop.poller.Do(func() { sk.adopt(all) }) != nil { // the loop has ended
+			for _, b := range all {
+				b.file.Close()
+			}
+		}
+	}
+}
+
+func (sk *socket) adopt(all []bequest) {
+	sk.refresh()
+	for _, b := range all {
+		sk.adoptOne(&b)
+		b.file.Close()
+	}
+}
+
+// adoptOne goes on with a session, if its client may still have that endpoint.
+func (sk *socket) adoptOne(b *bequest) {
+	s := &session{
+		socket: sk, key: sessionKey{peer: forward.NewPeer(b.Peer), local: b.Local},
+		control: b.Control, hops: b.Hops, fd: -1, asked: b.Asked,
+	}
+	now := sk.loop.clock()
+	s.Client = frontend.Client{Life: &trace.Life{From: s.key.peer.AddrPort(), To: b.To, Began: b.Began}, Front: sk.front}
+	s.last = now.Add(-max(b.Silent, 0))
+	if _, err := s.Admit(sk.view, &sk.listener.Place); err != nil || sk.closed || sk.sessions[s.key] != nil {
+		return
+	}
+	i := slices.IndexFunc(sk.view.All, func(e *balance.Endpoint) bool { return e.Addr == b.Endpoint })
+	if i < 0 || !stays(sk.view.All[i]) {
+		return
+	}
+	fd, err := frontend.Own(b.file)
+	if err != nil {
+		return
+	}
+	watched, err := sk.loop.poller.Add(fd, forward.Readable, s)
+	if err != nil {
+		unix.Close(fd)
+		return
+	}
+	s.watched, s.fd, s.endpoint = watched, fd, sk.view.All[i]
+	s.endpoint.Active.Add(1)
+	sk.enter(s)
+	s.Established(now, s.endpoint)
 }
 
 // retire leaves the listener to a successor. It does not wait: see

@@ -45,9 +45,11 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (frontend.Listene
 			}
 		}
 	}
+	inherited := false
 	fds, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) ([]int, error) {
 		if addr == b.Addr { // what is inherited at others is for other front ends
 			if fds := inherit(f.Node, addr, b.Namespace); len(fds) > 0 {
+				inherited = true
 				return fds, nil
 			}
 		}
@@ -70,10 +72,18 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (frontend.Listene
 	for i, fd := range fds {
 		l.sockets = append(l.sockets, newSocket(l, loops[i%len(loops)], fd))
 	}
+	if srv.listeners[l] = inherited; !inherited {
+		l.open()
+	}
+	l.adopt()
+	return l, nil
+}
+
+// open begins to receive.
+func (l *listener) open() {
 	for _, sk := range l.sockets {
 		_ = sk.loop.poller.Do(sk.open) // the loops run until Stop, after which nothing is opened
 	}
-	return l, nil
 }
 
 // EndpointsChanged makes the loops look at the new view soon, also at sessions
@@ -95,6 +105,7 @@ func (l *listener) abandon(refused *balance.State) {
 // Close ends the sessions and closes the sockets. After a handover it does so later: see
 // Server.Retired.
 func (l *listener) Close(why frontend.Closing) {
+	delete(l.server.listeners, l)
 	l.front.Budget.Listeners.Add(-1)
 	l.front.Budget.UDP.Add(-int64(len(l.sockets) - 1))
 	end := trace.Withdrawn

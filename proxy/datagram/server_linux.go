@@ -26,13 +26,17 @@ type Server struct {
 	loops   []*loop       // for who opens listeners, as is next
 	next    int           // the loop on which the next listener begins
 
+	listeners map[*listener]bool   // those that do not receive before InheritRest are true
+	bequests  map[string][]bequest // by the socket's name in the handover
+	handover  uint32               // how often sessions have been handed over
+
 	retiring sync.WaitGroup // sockets that a successor has, and by which replies go out yet
 }
 
 // New returns a Server without listeners, whose loops are on pollers. Sessions end when they are idle for so long,
 // unless their Service says otherwise.
 func New(node *frontend.Node, pollers *forward.Pollers, idle time.Duration) *Server {
-	return &Server{node: node, pollers: pollers, idle: idle}
+	return &Server{node: node, pollers: pollers, idle: idle, listeners: map[*listener]bool{}}
 }
 
 // A listener has a socket on so many loops at the most: with a thousand

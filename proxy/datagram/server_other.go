@@ -4,10 +4,13 @@ package datagram
 
 import (
 	"fmt"
+	"iter"
+	"os"
 	"runtime"
 	"time"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 )
@@ -22,6 +25,20 @@ func New(*frontend.Node, *forward.Pollers, time.Duration) *Server { return new(S
 func (*Server) Listen(*frontend.FrontEnd, portal.Bind) (frontend.Listener, error) {
 	return nil, fmt.Errorf("%w: UDP is served on Linux only, not on %s", frontend.ErrProtocol, runtime.GOOS)
 }
+
+// Sessions yields none.
+func (*Server) Sessions(bool) iter.Seq[handover.Socket] {
+	return func(func(handover.Socket) bool) {}
+}
+
+// Inherit takes nothing.
+func (*Server) Inherit(map[string]*os.File) {}
+
+// InheritRest takes nothing.
+func (*Server) InheritRest(map[string]*os.File) {}
+
+// Resume does nothing.
+func (*Server) Resume() {}
 
 // Retired returns at once.
 func (*Server) Retired() {}

@@ -35,9 +35,10 @@ type session struct {
 	search               *unanswered // nil once an endpoint has answered
 	toEndpoint, toClient int64       // bytes
 
-	hops    int16 // that its datagrams may go on; -1 if that is not known
-	asked   bool  // the client has sent something since the last reply
-	leaving bool  // see linger
+	hops     int16  // that its datagrams may go on; -1 if that is not known
+	handover uint32 // in which it was last handed over: see Server.Sessions
+	asked    bool   // the client has sent something since the last reply
+	leaving  bool   // see linger
 
 	inSocket, inLoop, inClient *list.Element // where it stands among the others
 	siblings                   *list.List    // the client's sessions on this loop
@@ -363,12 +364,14 @@ func (s *session) sendAgain() error {
 func usable(v *frontend.View) map[*balance.State]bool {
 	states := make(map[*balance.State]bool, len(v.All))
 	for _, e := range v.All {
-		if e.Ready || e.Terminating && e.Serving {
+		if stays(e) {
 			states[e.State] = true
 		}
 	}
 	return states
 }
+
+func stays(e *balance.Endpoint) bool { return e.Ready || e.Terminating && e.Serving }
 
 // compare ends the session if, with v, it could not be as it is.
 func (s *session) compare(v *frontend.View, usable map[*balance.State]bool) {

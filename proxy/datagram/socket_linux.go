@@ -72,7 +72,7 @@ func (sk *socket) open() {
 		sk.closed = true
 		return
 	}
-	sk.watched = watched
+	sk.watched, sk.deaf = watched, false
 }
 
 func (sk *socket) close(end trace.End) {
@@ -176,7 +176,19 @@ func (sk *socket) begin(first *arrival, count int) *session {
 		}
 		return nil
 	}
-	s.ID = f.NewID()
+	s.last = s.Began
+	sk.enter(s)
+	s.search = &unanswered{Search: s.NewSearch()}
+	if !s.connect() {
+		f.Counters.Drop(frontend.DropNoEndpoint, count)
+		return nil
+	}
+	return s
+}
+
+// enter puts s, who may, into the books.
+func (sk *socket) enter(s *session) {
+	s.ID = sk.front.NewID()
 	s.Accepted()
 	sk.makeRoom(s.From.Addr())
 	sk.sessions[s.key] = s
@@ -184,14 +196,7 @@ func (sk *socket) begin(first *arrival, count int) *session {
 	s.inSocket, s.inLoop = sk.order.PushBack(s), sk.loop.sessions.PushBack(s)
 	sk.loop.join(s)
 	s.tell(sk.view)
-	s.last = s.Began
 	sk.tick()
-	s.search = &unanswered{Search: s.NewSearch()}
-	if !s.connect() {
-		f.Counters.Drop(frontend.DropNoEndpoint, count)
-		return nil
-	}
-	return s
 }
 
 var originErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}

@@ -42,6 +42,15 @@ type Peer struct {
 	length uint32
 }
 
+// NewPeer returns the Peer of which Raw returned raw, or none of any address.
+func NewPeer(raw []byte) (p Peer) {
+	p.length = uint32(copy(p.raw[:], raw))
+	return p
+}
+
+// Raw returns all that makes p the same as another one.
+func (p *Peer) Raw() []byte { return p.raw[:p.length] }
+
 // AddrPort returns p as netip has it; an IPv6 link-local address without zone.
 func (p *Peer) AddrPort() netip.AddrPort {
 	port := binary.BigEndian.Uint16(p.raw[2:])

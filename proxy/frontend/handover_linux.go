@@ -31,8 +31,19 @@ func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
 	}
 	delete(n.Inherited, name)
 	defer file.Close()
-	// file.Fd might make the socket block, which others use too.
-	raw, err := file.SyscallConn()
+	if fd, err = Own(file); err != nil {
+		return -1, err
+	}
+	if at, err := forward.LocalAddr(fd); err != nil || at != addr {
+		unix.Close(fd)
+		return -1, fmt.Errorf("the socket that was handed over is no listener on %s", addr)
+	}
+	return fd, nil
+}
+
+// Own returns a descriptor of the caller's own for what was handed over.
+func Own(file *os.File) (fd int, err error) {
+	raw, err := file.SyscallConn() // file.Fd might make the socket block, which others use too
 	if err != nil {
 		return -1, err
 	}
@@ -41,10 +52,6 @@ func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
 	}
 	if err != nil {
 		return -1, err
-	}
-	if at, err := forward.LocalAddr(fd); err != nil || at != addr {
-		unix.Close(fd)
-		return -1, fmt.Errorf("the socket that was handed over is no listener on %s", addr)
 	}
 	return fd, nil
 }

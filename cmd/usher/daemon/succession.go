@@ -25,6 +25,11 @@ func (d *Daemon) begin(services []config.Service) error {
 	}
 	d.proxy.Apply(services)
 	if successor != nil {
+		if err := successor.More(); err != nil {
+			successor.Abort()
+			return err
+		}
+		d.proxy.InheritRest(successor.Sockets)
 		lock, err := successor.Take()
 		if err != nil {
 			return err
@@ -77,12 +82,12 @@ func (d *Daemon) settle() {
 }
 
 // HandOver implements handover.Holder.
-func (d *Daemon) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
+func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, release func(), err error) {
 	if d.draining.Load() {
-		return d.proxy.HandOverNamespace(), func() {}, func() {}, nil
+		return d.proxy.HandOverNamespace(), func(func(handover.Socket) bool) {}, func() {}, func() {}, nil
 	}
-	sockets, resume, stop, err := d.proxy.HandOver()
-	return sockets, resume, func() {
+	sockets, more, resume, stop, err := d.proxy.HandOver()
+	return sockets, more, resume, func() {
 		close(d.handedOver)
 		stop()
 	}, err

@@ -1,0 +1,101 @@
+package proxy
+
+import (
+	"bufio"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/usherproxy/usher/affinity"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal/handover"
+)
+
+// affinitiesName is the name in a handover of the file with which client had which endpoint.
+const affinitiesName = "affinities"
+
+// had is which endpoints the clients of a service port had. The file has the time when
+// it was written, and then one of these for each service port, as gob.
+type had struct {
+	Port    config.PortID
+	Clients []affinity.Entry
+}
+
+// Affinities returns a file in memory with which client had which endpoint, for a
+// successor.
+func (p *Proxy) Affinities() (*os.File, error) {
+	file, err := handover.Memory(affinitiesName)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	var fronts []*frontEnd
+	for _, all := range p.services {
+		for _, f := range all {
+			if f.View().Port.AffinityTimeout > 0 {
+				fronts = append(fronts, f)
+			}
+		}
+	}
+	p.mu.Unlock()
+	now, out := time.Now(), bufio.NewWriter(file)
+	to := gob.NewEncoder(out)
+	err = to.Encode(now)
+	for _, f := range fronts {
+		if clients := f.Affinity.Entries(now); len(clients) > 0 && err == nil {
+			err = to.Encode(had{Port: f.ID(), Clients: clients})
+		}
+	}
+	if err = errors.Join(err, out.Flush()); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("writing down the clients' affinities: %w", err)
+	}
+	return file, nil
+}
+
+// readAffinities makes clients keep the endpoints that they had, as file says, which it
+// closes. Those of service ports that are not there yet wait in Proxy.had.
+func (p *Proxy) readAffinities(file *os.File) error {
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	from := gob.NewDecoder(bufio.NewReader(io.NewSectionReader(file, 0, info.Size())))
+	var written time.Time
+	if err := from.Decode(&written); err != nil {
+		return err
+	}
+	ago := max(time.Since(written), 0)
+	for {
+		var h had
+		switch err := from.Decode(&h); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		for i := range h.Clients {
+			h.Clients[i].Left -= ago
+		}
+		if f := p.services[h.Port.ServiceName()][h.Port]; f != nil {
+			f.restore(h.Clients)
+			continue
+		}
+		if p.had == nil {
+			p.had = map[config.PortID][]affinity.Entry{}
+		}
+		p.had[h.Port] = h.Clients
+	}
+}
+
+// restore makes clients keep the endpoints that they had.
+func (f *frontEnd) restore(clients []affinity.Entry) {
+	now := time.Now()
+	for _, e := range clients {
+		f.Affinity.Restore(e, now)
+	}
+}
