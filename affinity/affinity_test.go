@@ -151,7 +151,7 @@ var _ = Describe("a Table", func() {
 			affinity.Entry{Client: bob, Endpoint: two, Left: 3 * time.Second},
 		))
 		table.Restore(affinity.Entry{Client: bob, Endpoint: one, Left: time.Hour}, now)
-		Expect(table.Peek(bob, now)).To(Equal(affinity.Entry{Client: bob, Endpoint: one, Left: 10 * time.Second}), "the timeout is shorter now")
+		Expect(table.Entries(now)).To(ContainElement(affinity.Entry{Client: bob, Endpoint: one, Left: 10 * time.Second}), "the timeout is shorter now")
 	})
 
 	It("says that there is something new to remember", func() {
