@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"context"
 	"encoding/gob"
 	"errors"
 	"fmt"
@@ -54,6 +55,45 @@ func (p *Proxy) Affinities() (*os.File, error) {
 		return nil, fmt.Errorf("writing down the clients' affinities: %w", err)
 	}
 	return file, nil
+}
+
+// Between two files that KeepAffinities makes are keepEvery at least, and a hundred times as
+// long as it took to make one: for a million clients that is about a second.
+const (
+	keepEvery = time.Second
+	keepRest  = 100
+)
+
+// KeepAffinities makes a file like that of Affinities whenever clients have made connections, and
+// calls keep with it, which closes it, until ctx ends. So somebody can have one when this
+// process crashes.
+func (p *Proxy) KeepAffinities(ctx context.Context, keep func(*os.File)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.remembered:
+		}
+		began := time.Now()
+		if file, err := p.Affinities(); err != nil {
+			p.Log.WithError(err).Debug("keeping affinities")
+		} else {
+			keep(file)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(max(keepEvery, keepRest*time.Since(began))):
+		}
+	}
+}
+
+// InheritAffinities makes clients keep the endpoints that they had, as a file says that
+// Affinities has made. It closes the file. It is called before the first Apply.
+func (p *Proxy) InheritAffinities(file *os.File) {
+	if err := p.readAffinities(file); err != nil { // an usher of another version has written it, for instance
+		p.Log.WithError(err).Warn("Not all clients keep their endpoints: what is known of them cannot be read")
+	}
 }
 
 // readAffinities makes clients keep the endpoints that they had, as file says, which it

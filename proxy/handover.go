@@ -15,7 +15,7 @@ import (
 // and InheritRest after that.
 func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	p.datagrams.Inherit(sockets)
-	p.inheritAffinities(sockets)
+	p.takeAffinities(sockets)
 	if !p.settle(sockets[namespaceName]) {
 		for name, file := range sockets { // those in it would be taken for such in this portal's own
 			if strings.HasSuffix(name, namespaceName) && name != namespaceName {
@@ -33,17 +33,14 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) {
 func (p *Proxy) InheritRest(sockets map[string]*os.File) {
 	defer p.lock()()
 	p.datagrams.InheritRest(sockets)
-	p.inheritAffinities(sockets)
+	p.takeAffinities(sockets)
 	p.had = nil
 }
 
-// inheritAffinities makes clients keep the endpoints that they had.
-func (p *Proxy) inheritAffinities(sockets map[string]*os.File) {
+func (p *Proxy) takeAffinities(sockets map[string]*os.File) {
 	if file := sockets[affinitiesName]; file != nil {
 		delete(sockets, affinitiesName)
-		if err := p.readAffinities(file); err != nil { // an usher of another version has written it, for instance
-			p.Log.WithError(err).Warn("Not all clients keep their endpoints: what is known of them cannot be read")
-		}
+		p.InheritAffinities(file)
 	}
 }
 

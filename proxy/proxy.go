@@ -28,6 +28,7 @@ type Proxy struct {
 	streams    *stream.Server
 	datagrams  *datagram.Server
 	affinities *affinity.Limits
+	remembered chan struct{} // has a value when there is something new in affinities
 	prober     *probe.Prober
 	counters   counters
 	sync       syncState
@@ -64,13 +65,14 @@ func New(o Options) *Proxy {
 	}
 	node := &frontend.Node{Settings: o.Settings, Budget: budget.New(o.Limits), Tunneled: o.Dial != nil}
 	node.Init()
-	pollers := new(forward.Pollers)
+	pollers, remembered := new(forward.Pollers), make(chan struct{}, 1)
 	p := &Proxy{
 		Options:    o,
 		node:       node,
 		streams:    stream.New(node, pollers, o.Options),
 		datagrams:  datagram.New(node, pollers, o.UDPIdleTimeout),
-		affinities: &affinity.Limits{PerTable: o.AffinityPerPort, Total: o.AffinityTotal},
+		affinities: &affinity.Limits{PerTable: o.AffinityPerPort, Total: o.AffinityTotal, Changed: remembered},
+		remembered: remembered,
 		services:   map[types.NamespacedName]map[config.PortID]*frontEnd{},
 		owners:     map[portal.Target]*frontEnd{},
 		problems:   map[config.PortID]*Problem{},

@@ -1,0 +1,80 @@
+package proxy
+
+import (
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/affinity"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal/handover"
+)
+
+// sticky returns a proxy with a front end for each port that has affinity for timeout.
+func sticky(timeout time.Duration, ports ...string) *Proxy {
+	p := New(Options{AffinityPerPort: 10, AffinityTotal: 100})
+	p.Log = logrus.New()
+	for _, name := range ports {
+		id := config.PortID{Namespace: "default", Service: "web", Port: name}
+		service := id.ServiceName()
+		if p.services[service] == nil {
+			p.services[service] = map[config.PortID]*frontEnd{}
+		}
+		f := newFrontEnd(p, config.ServicePort{ID: id, AffinityTimeout: timeout})
+		f.swapView(config.ServicePort{ID: id, AffinityTimeout: timeout})
+		p.services[service][id] = f
+	}
+	return p
+}
+
+func (p *Proxy) table(port string) *affinity.Table {
+	id := config.PortID{Namespace: "default", Service: "web", Port: port}
+	return p.services[types.NamespacedName{Namespace: "default", Name: "web"}][id].Affinity
+}
+
+// TestAffinitiesGoOn expects that clients keep their endpoints at service ports that are there
+// already, and at those that come later, but not for longer than before.
+func TestAffinitiesGoOn(t *testing.T) {
+	g := NewWithT(t)
+	alice, bob, one := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::2"), netip.MustParseAddrPort("10.1.0.1:80")
+	before := sticky(time.Minute, "http", "https")
+	before.table("http").Set(alice, one, time.Now().Add(-20*time.Second))
+	before.table("https").Set(bob, one, time.Now())
+	g.Expect(before.remembered).To(Receive())
+	file, err := before.Affinities()
+	g.Expect(err).NotTo(HaveOccurred())
+
+	after := sticky(time.Minute, "http")
+	after.InheritAffinities(file)
+	entries := after.table("http").Entries(time.Now())
+	g.Expect(entries).To(HaveLen(1))
+	g.Expect(entries[0].Client).To(Equal(alice))
+	g.Expect(entries[0].Left).To(BeNumerically("~", 40*time.Second, time.Second))
+	g.Expect(after.had).To(HaveLen(1))
+	id := config.PortID{Namespace: "default", Service: "web", Port: "https"}
+	f := newFrontEnd(after, config.ServicePort{ID: id, AffinityTimeout: time.Minute})
+	had, known := f.Affinity.Get(bob, time.Now())
+	g.Expect(known).To(BeTrue())
+	g.Expect(had).To(Equal(one))
+	g.Expect(after.had).To(BeEmpty())
+}
+
+// TestAffinitiesSpoiled expects that a file that cannot be read does no harm.
+func TestAffinitiesSpoiled(t *testing.T) {
+	for _, text := range []string{"", "x", strings.Repeat("\xff", 100), "\x0f\x05\x01\x02\xff\x80"} {
+		g := NewWithT(t)
+		file, err := handover.Memory("spoiled")
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(file.WriteString(text)).Error().NotTo(HaveOccurred())
+		p := sticky(time.Minute)
+		p.InheritAffinities(file)
+		g.Expect(p.had).To(BeEmpty())
+		g.Expect(file.Close()).To(MatchError(os.ErrClosed))
+	}
+}
