@@ -1,9 +1,10 @@
 package proxy
 
 import (
+	"errors"
+	"io"
 	"net/netip"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -65,16 +66,38 @@ func TestAffinitiesGoOn(t *testing.T) {
 	g.Expect(after.had).To(BeEmpty())
 }
 
-// TestAffinitiesSpoiled expects that a file that cannot be read does no harm.
-func TestAffinitiesSpoiled(t *testing.T) {
-	for _, text := range []string{"", "x", strings.Repeat("\xff", 100), "\x0f\x05\x01\x02\xff\x80"} {
-		g := NewWithT(t)
-		file, err := handover.Memory("spoiled")
-		g.Expect(err).NotTo(HaveOccurred())
-		g.Expect(file.WriteString(text)).Error().NotTo(HaveOccurred())
-		p := sticky(time.Minute)
-		p.InheritAffinities(file)
-		g.Expect(p.had).To(BeEmpty())
-		g.Expect(file.Close()).To(MatchError(os.ErrClosed))
+// FuzzAffinities: a file that cannot be read does no harm, and stays not open.
+func FuzzAffinities(f *testing.F) {
+	p := sticky(time.Minute, "http")
+	p.Log.(*logrus.Logger).SetOutput(io.Discard)
+	p.table("http").Set(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddrPort("10.1.0.1:80"), time.Now())
+	good, err := p.Affinities()
+	if err != nil {
+		f.Fatal(err)
 	}
+	defer good.Close()
+	content, err := io.ReadAll(io.NewSectionReader(good, 0, 1<<20))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(content)
+	f.Add(content[:len(content)/2])
+	f.Add([]byte("\x0f\x05\x01\x02\xff\x80"))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		file, err := handover.Memory("spoiled")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := file.Write(content); err != nil {
+			t.Fatal(err)
+		}
+		p.InheritAffinities(file)
+		if n := p.affinities.Used(); n > p.affinities.Total {
+			t.Errorf("%d clients are remembered", n)
+		}
+		p.had = nil
+		if !errors.Is(file.Close(), os.ErrClosed) {
+			t.Error("the file stays open")
+		}
+	})
 }

@@ -1,6 +1,9 @@
 #!/bin/sh
-# Runs each fuzz target of the module for the time given.
+# fuzz.sh TIME: runs each fuzz target of the module for so long. Inputs that go new ways
+# are kept for the next time ($(go env GOCACHE)/fuzz). One that fails is written to
+# testdata/fuzz of its package, where 'go test' runs it from then on: commit it with the mend.
 set -eu
+cd "$(dirname "$0")/.."
 for dir in $(git ls-files '*_test.go' | xargs grep -l '^func Fuzz' | xargs -n1 dirname | sort -u); do
 	for target in $(grep -ho '^func Fuzz[A-Za-z0-9_]*' "$dir"/*_test.go | sed 's/^func //'); do
 		echo "$dir $target"

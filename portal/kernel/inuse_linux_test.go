@@ -56,5 +56,10 @@ func FuzzConnectionLists(f *testing.F) {
 				}
 			})
 		}
+		_ = readListeners(strings.NewReader(text), "0A", func(at netip.AddrPort, _, _ string) {
+			if !at.Addr().IsValid() || at.Addr().Is4In6() {
+				t.Errorf("%q is noted", at)
+			}
+		})
 	})
 }

@@ -1,0 +1,72 @@
+package socks
+
+import (
+	"context"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/none"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// leadsAway reports whether a client asks for a connection to something else than what
+// can only be a Service's name.
+func leadsAway(said []byte) bool {
+	if len(said) < 2 || len(said) < 2+int(said[1])+5 {
+		return false // it does not get that far
+	}
+	request := said[2+int(said[1]):]
+	if request[1] != 1 {
+		return false
+	}
+	name := request[5:]
+	name = name[:min(len(name), int(request[4]))]
+	_, certain, _ := serviceOf(string(name))
+	return request[3] != 3 || !certain
+}
+
+// FuzzHandshake: whatever a client says, its connection ends soon after it has said all.
+func FuzzHandshake(f *testing.F) {
+	pt, err := none.Mode.New(context.Background(), portal.Options{})
+	if err != nil {
+		f.Fatal(err)
+	}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	o := proxy.Defaults()
+	o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(100)
+	s, err := Listen("127.0.0.1:0", proxy.New(o), log)
+	if err != nil {
+		f.Fatal(err)
+	}
+	go s.Serve(f.Context())
+	f.Cleanup(s.Close)
+
+	f.Add([]byte("\x05\x01\x00\x05\x01\x00\x03\x0cweb.shop.svc\x00\x50"))
+	f.Add([]byte("\x05\x01\x00\x05\x03\x00\x01\x7f\x00\x00\x01\x00\x50"))
+	f.Add([]byte("\x05\x01\x00\x05\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x09"))
+	f.Add([]byte("\x04\x01\x00\x50\x7f\x00\x00\x01\x00"))
+	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, said []byte) {
+		if leadsAway(said) {
+			t.Skip("it would connect to somewhere")
+		}
+		c, err := net.Dial("tcp", s.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		_, _ = c.Write(said)
+		_ = c.(*net.TCPConn).CloseWrite()
+		if _, err := io.Copy(io.Discard, c); err != nil && err.(net.Error).Timeout() {
+			t.Errorf("%q: the connection does not end", said)
+		}
+	})
+}
