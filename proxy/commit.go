@@ -76,6 +76,7 @@ func (p *Proxy) commit(c *change) {
 	p.portalAnswered(err)
 	for _, l := range c.close {
 		l.Close(frontend.Withdrawn)
+		p.keepNoMore(l)
 	}
 }
 
@@ -145,6 +146,7 @@ func each(err error) (list []error) {
 
 // retry tries again what could not be served.
 func (p *Proxy) retry() {
+	p.awaitRemoved()
 	var c change
 	for id, problem := range p.problems {
 		f := p.services[id.ServiceName()][id]

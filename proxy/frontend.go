@@ -44,8 +44,17 @@ func (f *frontEnd) own(t portal.Target) *ownedTarget {
 	return nil
 }
 
-// openListener opens the listener for b, and starts it.
+// openListener opens the listener for b, and starts it. Who keeps sockets for later is
+// given copies.
 func (f *frontEnd) openListener(b portal.Bind) (frontend.Listener, error) {
+	l, err := f.open(b)
+	if err == nil {
+		f.proxy.keep(l, f.Protocol, b.Namespace != nil)
+	}
+	return l, err
+}
+
+func (f *frontEnd) open(b portal.Bind) (frontend.Listener, error) {
 	if err := f.Budget.RoomForListener(); err != nil {
 		return nil, err
 	}

@@ -26,6 +26,7 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) {
 	}
 	delete(sockets, namespaceName)
 	p.node.Inherited = sockets
+	p.keepOnly(sockets)
 }
 
 // InheritRest does for clients what Inherit does, with what a predecessor has got since

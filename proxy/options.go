@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/budget"
 	"github.com/usherproxy/usher/proxy/forward"
@@ -47,6 +48,10 @@ type Options struct {
 	// CheckInterval is how often the portal is checked, which compares its rules with
 	// the kernel's if those may have changed, and what could not be served is tried again.
 	CheckInterval time.Duration
+
+	// Store, if not nil, is who keeps copies of the listeners' sockets for the process
+	// that comes after this one.
+	Store *fdstore.Manager
 
 	// OnProblem, if not nil, is told when a service port gets a problem, when
 	// that becomes another one, and, with nil, when it is over. It must return

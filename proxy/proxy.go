@@ -47,6 +47,7 @@ type Proxy struct {
 	stopped bool
 	// handedOver says that a successor has the listeners' sockets.
 	handedOver bool
+	keeping    keeping
 	telling    telling
 	services   map[types.NamespacedName]map[config.PortID]*frontEnd
 	owners     map[portal.Target]*frontEnd // who serves a VIP: one only
@@ -342,6 +343,9 @@ func (p *Proxy) closeListeners() {
 		for _, f := range fronts {
 			f.closeListeners(why)
 		}
+	}
+	if p.handedOver {
+		p.keepNothing()
 	}
 }
 

@@ -3,6 +3,7 @@ package fdpass
 import (
 	"errors"
 	"net"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -43,4 +44,15 @@ func Receive(c *net.UnixConn, buf []byte, maxFDs int) (n int, fds []int, err err
 		err = ErrTruncated
 	}
 	return n, fds, err
+}
+
+// Descriptor returns f's descriptor as it is: f.Fd might make what is open block, which
+// other processes use too.
+func Descriptor(f *os.File) (fd int, err error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	err = raw.Control(func(d uintptr) { fd = int(d) })
+	return fd, err
 }

@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	case "tests":
 		os.Exit(m.Run())
 	case "holder":
-		l, err := newLock()
+		l, err := newLock(nil)
 		exitIf(err)
 		l.held.Store(true)
 		l.Serve(&holding{})
@@ -259,7 +259,7 @@ var _ = Describe("the lock", func() {
 	}
 	serve := func(o *holding) *Lock {
 		GinkgoHelper()
-		l, err := Acquire()
+		l, err := Acquire(nil)
 		Expect(err).NotTo(HaveOccurred())
 		l.Serve(o)
 		DeferCleanup(l.Release)
@@ -274,7 +274,7 @@ var _ = Describe("the lock", func() {
 			var all sync.WaitGroup
 			for range 8 {
 				all.Go(func() {
-					l, err := Acquire()
+					l, err := Acquire(nil)
 					mu.Lock()
 					defer mu.Unlock()
 					if err == nil {
@@ -296,7 +296,7 @@ var _ = Describe("the lock", func() {
 		Expect(says).To(Equal("ready\n"))
 		mute, says := rootWithoutRights("mute holder")
 		Expect(says).To(Equal("ready\n"))
-		l, err := Acquire()
+		l, err := Acquire(nil)
 		Expect(err).NotTo(HaveOccurred())
 		defer l.Release()
 		Expect(l.Strangers()).To(ConsistOf(
@@ -309,7 +309,7 @@ var _ = Describe("the lock", func() {
 		_, says := rootWithoutRights("successor")
 		Expect(says).To(HaveSuffix("EOF\n"))
 		Expect(o.counts()).To(Equal([3]int{}), "the holder is not even asked")
-		Expect(Acquire()).Error().To(MatchError(ErrLocked))
+		Expect(Acquire(nil)).Error().To(MatchError(ErrLocked))
 	})
 	It("is handed over to who has", func() {
 		null, err := os.Open(os.DevNull)
@@ -353,7 +353,7 @@ var _ = Describe("the lock", func() {
 				Expect(says).To(Equal("ready\n"))
 				for range 2 {
 					began := time.Now()
-					l, err := Acquire()
+					l, err := Acquire(nil)
 					Expect(err).NotTo(HaveOccurred())
 					Expect(time.Since(began)).To(BeNumerically("<", who.within))
 					Expect(l.Strangers()).To(HaveLen(1))
@@ -366,7 +366,7 @@ var _ = Describe("the lock", func() {
 			l := serve(&holding{})
 			_, says := who.start("lingering guest")
 			Expect(says).To(Equal("ready\n"))
-			Expect(Acquire()).Error().To(MatchError(ErrLocked))
+			Expect(Acquire(nil)).Error().To(MatchError(ErrLocked))
 			released := make(chan struct{})
 			go func() {
 				defer close(released)
@@ -379,7 +379,7 @@ var _ = Describe("the lock", func() {
 			_, says := who.start("crowd")
 			Expect(says).To(Equal("ready\n"))
 			for range 3 {
-				Expect(Acquire()).Error().To(MatchError(ErrLocked))
+				Expect(Acquire(nil)).Error().To(MatchError(ErrLocked))
 			}
 		})
 	}
@@ -387,7 +387,7 @@ var _ = Describe("the lock", func() {
 		_, says := otherUser("full holders")
 		Expect(says).To(Equal("ready\n"))
 		began := time.Now()
-		l, err := Acquire()
+		l, err := Acquire(nil)
 		Expect(err).NotTo(HaveOccurred())
 		defer l.Release()
 		Expect(time.Since(began)).To(BeNumerically("<", 2*lookTime))
@@ -404,7 +404,7 @@ var _ = Describe("the lock", func() {
 			for range 4 {
 				others.Go(func() {
 					for {
-						if other, err := Acquire(); err == nil {
+						if other, err := Acquire(nil); err == nil {
 							taken.Add(1)
 							other.Release()
 						}
@@ -439,7 +439,7 @@ var _ = Describe("the lock", func() {
 			})
 		})
 		DeferCleanup(l.Release)
-		Expect(Acquire()).Error().To(MatchError(ErrLocked))
+		Expect(Acquire(nil)).Error().To(MatchError(ErrLocked))
 	})
 	It("stays with the holder if the successor does not take the sockets", func() {
 		o := &holding{sockets: func(yield func(Socket) bool) {

@@ -5,10 +5,16 @@ import (
 	"fmt"
 	"iter"
 	"net"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/fdpass"
 )
 
 const (
@@ -57,8 +63,12 @@ type Lock struct {
 // Acquire takes the lock. The error wraps ErrLocked, and says who has it, if
 // another process does that runs as the same user and has the rights for it. Who has
 // not cannot keep anybody from having the lock; see Strangers.
-func Acquire() (*Lock, error) {
-	l, err := newLock()
+//
+// left, unless it is nil, is a copy of the listener (see File) that an earlier process
+// had, which has ended without giving the lock back. Whoever asked it is answered now.
+// Acquire closes it.
+func Acquire(left *os.File) (*Lock, error) {
+	l, err := newLock(left)
 	if err != nil {
 		return nil, fmt.Errorf("locking the portals: %w", err)
 	}
@@ -82,15 +92,41 @@ func Acquire() (*Lock, error) {
 	return l, nil
 }
 
-// newLock listens, and answers who asks for this process's rights.
-func newLock() (*Lock, error) {
-	listener, err := net.ListenUnix(network, &net.UnixAddr{Name: holderPrefix + random(), Net: network})
-	if err != nil {
-		return nil, err
+// newLock listens, by left if that is not nil, and answers who asks for this process's
+// rights.
+func newLock(left *os.File) (*Lock, error) {
+	listener := listenAgain(left)
+	if listener == nil {
+		var err error
+		if listener, err = net.ListenUnix(network, &net.UnixAddr{Name: holderPrefix + random(), Net: network}); err != nil {
+			return nil, err
+		}
 	}
 	l := newLockAt(listener)
 	l.serving.Go(func() { l.accept(l.listener.AcceptUnix) })
 	return l, nil
+}
+
+// listenAgain returns the listener that left is, or nil, and closes left.
+func listenAgain(left *os.File) *net.UnixListener {
+	if left == nil {
+		return nil
+	}
+	defer left.Close()
+	// Those who come from now on are to see this process (SO_PEERCRED).
+	if fd, err := fdpass.Descriptor(left); err != nil || unix.Listen(fd, unix.SOMAXCONN) != nil {
+		return nil
+	}
+	any, err := net.FileListener(left)
+	if err != nil {
+		return nil
+	}
+	listener, ok := any.(*net.UnixListener)
+	if !ok || !strings.HasPrefix(listener.Addr().String(), holderPrefix) {
+		any.Close()
+		return nil
+	}
+	return listener
 }
 
 // newLockAt does not accept yet.
@@ -148,6 +184,16 @@ func (l *Lock) accept(next func() (*net.UnixConn, error)) {
 			}
 		}()
 	}
+}
+
+// File returns a copy of what the lock is, with which Acquire can go on where this
+// process ends without releasing it: nil if it cannot be had. The caller closes it.
+func (l *Lock) File() *os.File {
+	file, err := l.listener.File()
+	if err != nil {
+		return nil
+	}
+	return file
 }
 
 // Strangers says which processes claimed to have the lock, when it was taken, without

@@ -6,6 +6,8 @@ import (
 	"iter"
 	"os"
 	"strings"
+
+	"github.com/usherproxy/usher/portal/fdpass"
 )
 
 // Successor is who is about to take over from another process.
@@ -66,7 +68,7 @@ func (s *Successor) More() error {
 func (s *Successor) Take() (*Lock, error) {
 	defer s.Abort()
 	// Before the holder gives it up: whoever looks meanwhile finds one of the two.
-	l, err := newLock()
+	l, err := newLock(nil)
 	if err != nil {
 		return nil, fmt.Errorf("taking over: %w", err)
 	}
@@ -146,7 +148,7 @@ func sendBatch(p peer, batch []Socket) error {
 	var failed error
 	for _, s := range batch {
 		defer s.File.Close()
-		fd, err := descriptor(s.File)
+		fd, err := fdpass.Descriptor(s.File)
 		failed = errors.Join(failed, err)
 		names, fds = append(names, s.Name), append(fds, fd)
 	}
@@ -154,15 +156,4 @@ func sendBatch(p peer, batch []Socket) error {
 		return failed
 	}
 	return p.send(strings.Join(names, "\n"), fds...)
-}
-
-// descriptor returns f's descriptor as it is: f.Fd might make the socket, which
-// others use too, block.
-func descriptor(f *os.File) (fd int, err error) {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	err = raw.Control(func(d uintptr) { fd = int(d) })
-	return fd, err
 }

@@ -3,7 +3,6 @@ package datagram
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"iter"
 	"net/netip"
 	"os"
@@ -14,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
@@ -40,11 +39,6 @@ import (
 // replyTime is how long endpoints may take for those replies.
 const replyTime = 2 * time.Second
 
-// socketName is the name of a listener's socket in a handover.
-func socketName(addr netip.AddrPort, in portal.Namespace, number int) string {
-	return frontend.SocketName("udp", addr, in, fmt.Sprintf(" #%d", number))
-}
-
 // HandOver implements frontend.Listener. A socket that cannot be copied keeps the
 // group from being handed over: the successor opens one of its own.
 func (l *listener) HandOver() (sockets []handover.Socket) {
@@ -62,14 +56,14 @@ func (l *listener) HandOver() (sockets []handover.Socket) {
 }
 
 func (sk *socket) name(number int) string {
-	return socketName(sk.listener.At, sk.listener.Namespace, number)
+	return frontend.SocketName(config.UDP, sk.listener.At, sk.listener.Namespace != nil, number)
 }
 
 // inherit returns the sockets on addr that a predecessor has handed over: none
 // if it has none.
-func inherit(n *frontend.Node, addr netip.AddrPort, in portal.Namespace) (fds []int) {
+func inherit(n *frontend.Node, addr netip.AddrPort, apart bool) (fds []int) {
 	for {
-		fd, err := n.Inherit(socketName(addr, in, len(fds)), addr)
+		fd, err := n.Inherit(frontend.SocketName(config.UDP, addr, apart, len(fds)), addr)
 		switch {
 		case err != nil: // the others of the group cannot be had without this one
 			for _, fd := range fds {

@@ -48,7 +48,7 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (frontend.Listene
 	inherited := false
 	fds, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) ([]int, error) {
 		if addr == b.Addr { // what is inherited at others is for other front ends
-			if fds := inherit(f.Node, addr, b.Namespace); len(fds) > 0 {
+			if fds := inherit(f.Node, addr, b.Namespace != nil); len(fds) > 0 {
 				inherited = true
 				return fds, nil
 			}

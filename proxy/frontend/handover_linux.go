@@ -7,19 +7,32 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal/fdpass"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// SocketName returns the name that the socket of a listener at addr has in a handover,
-// with what else tells it from others before and behind.
-func SocketName(protocol string, addr netip.AddrPort, in portal.Namespace, number string) string {
-	name := protocol + " " + addr.String() + number
-	if in != nil {
-		name += " in the portal's namespace" // or else who has none would take it for its own
+// SocketNameOf returns the name, as SocketName has it, of a socket that is a listener's
+// with that number, and that number 0 has.
+func SocketNameOf(file *os.File, apart bool, number int) (name, first string, err error) {
+	fd, err := fdpass.Descriptor(file)
+	if err != nil {
+		return "", "", err
 	}
-	return name
+	addr, err := forward.LocalAddr(fd)
+	if err != nil {
+		return "", "", err
+	}
+	is, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	if err != nil {
+		return "", "", os.NewSyscallError("getsockopt SO_PROTOCOL", err)
+	}
+	protocol, known := map[int]config.Protocol{unix.IPPROTO_TCP: config.TCP, unix.IPPROTO_UDP: config.UDP, unix.IPPROTO_SCTP: config.SCTP}[is]
+	if !known {
+		return "", "", fmt.Errorf("a socket of protocol %d is no listener's", is)
+	}
+	return SocketName(protocol, addr, apart, number), SocketName(protocol, addr, apart, 0), nil
 }
 
 // Inherit returns the socket that a predecessor has handed over under that name, or -1

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"syscall"
 
@@ -99,6 +100,19 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 		}
 	}
 	return l, err
+}
+
+// SocketName returns the name that a socket of a listener at addr has in a handover. A UDP
+// listener has more than one, with numbers from 0; apart is one in the portal's namespace.
+func SocketName(protocol config.Protocol, addr netip.AddrPort, apart bool, number int) string {
+	name := strings.ToLower(string(protocol)) + " " + addr.String()
+	if protocol == config.UDP {
+		name += fmt.Sprintf(" #%d", number)
+	}
+	if apart {
+		name += " in the portal's namespace" // or else who has none would take it for its own
+	}
+	return name
 }
 
 // Sockets returns what makes the sockets of the listener that b asks for; nil is socket(2).

@@ -37,6 +37,28 @@ func Listen(addr netip.AddrPort, sockets func(domain, kind, protocol int) (fd in
 		s.Close()
 		return nil, err
 	}
+	return listener(s)
+}
+
+// ListenAgain goes on with the socket of a Listener that another process has or had, and
+// takes over the descriptor.
+func ListenAgain(fd int) (*Listener, error) {
+	s, err := newSocket(fd)
+	if err != nil {
+		return nil, err
+	}
+	// The other one may have closed its copy to abort who waits.
+	err = s.control(func(fd int) error {
+		return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
+	})
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return listener(s)
+}
+
+func listener(s *socket) (*Listener, error) {
 	bound, err := s.localAddr()
 	if err != nil {
 		s.Close()
@@ -71,17 +93,14 @@ func (l *Listener) Accept() (*Conn, error) {
 		}
 	})
 	switch {
+	case err == nil && failed == nil:
+		return accepted(fd, Addr(addrPort(from)))
 	case l.closed.Load():
-		if err == nil && failed == nil {
-			unix.Close(fd)
-		}
 		return nil, net.ErrClosed
 	case err != nil:
 		return nil, err
-	case failed != nil:
-		return nil, os.NewSyscallError("accept", failed)
 	}
-	return accepted(fd, Addr(addrPort(from)))
+	return nil, os.NewSyscallError("accept", failed)
 }
 
 // accepted makes a Conn of an accepted descriptor. An association that has
@@ -113,6 +132,9 @@ func accepted(fd int, from Addr) (*Conn, error) {
 
 // LocalAddr returns where it listens.
 func (l *Listener) LocalAddr() Addr { return l.addr }
+
+// Leave stops accepting: another process has the socket, and those who wait with it.
+func (l *Listener) Leave() error { return l.socket.Close() }
 
 // Close stops accepting. Associations that wait to be accepted are aborted.
 func (l *Listener) Close() error {

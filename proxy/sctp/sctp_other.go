@@ -23,6 +23,15 @@ func Listen(netip.AddrPort, func(domain, kind, protocol int) (fd int, err error)
 	return nil, ErrUnsupported
 }
 
+// ListenAgain fails.
+func ListenAgain(int) (*Listener, error) { return nil, ErrUnsupported }
+
+// SyscallConn fails.
+func (*Listener) SyscallConn() (syscall.RawConn, error) { return nil, ErrUnsupported }
+
+// Leave does nothing.
+func (*Listener) Leave() error { return nil }
+
 // Accept fails.
 func (*Listener) Accept() (*Conn, error) { return nil, ErrUnsupported }
 

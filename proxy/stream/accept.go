@@ -57,8 +57,16 @@ func (a *acceptor) acceptLoop(next func() error) {
 type listening struct {
 	acceptor
 	socket  io.Closer
+	handing heir // nil if a successor opens a socket of its own
 	closing sync.Once
 	closed  chan struct{} // nobody accepts any more
+}
+
+// heir is a socket that a successor can go on with.
+type heir interface {
+	SyscallConn() (syscall.RawConn, error)
+	// Leave closes this process's copy.
+	Leave() error
 }
 
 // newListening returns the listener for b, which has opened socket at that address and is
@@ -78,13 +86,34 @@ func (l *listening) run(next func() error) {
 	l.acceptLoop(next)
 }
 
-// HandOver: the successor opens a socket of its own.
-func (l *listening) HandOver() []handover.Socket { return nil }
+// HandOver implements frontend.Listener. A socket that cannot be copied is opened anew
+// by the successor.
+func (l *listening) HandOver() (sockets []handover.Socket) {
+	if l.handing == nil {
+		return nil
+	}
+	raw, err := l.handing.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	_ = raw.Control(func(fd uintptr) { // fails only once it is closed
+		if s, ok := frontend.SocketFor(int(fd), frontend.SocketName(l.front.Protocol, l.At, l.Namespace != nil, 0)); ok {
+			sockets = append(sockets, s)
+		}
+	})
+	return sockets
+}
 
 // Close stops accepting and returns when nobody does any more. Those that wait to be
-// accepted are reset, or aborted, by the kernel.
-func (l *listening) Close(frontend.Closing) {
-	l.closing.Do(func() { l.socket.Close() })
+// accepted are reset, or aborted, by the kernel, unless a successor has the socket.
+func (l *listening) Close(why frontend.Closing) {
+	l.closing.Do(func() {
+		if why == frontend.HandedOver && l.handing != nil {
+			_ = l.handing.Leave()
+			return
+		}
+		l.socket.Close()
+	})
 	<-l.closed
 }
 

@@ -78,6 +78,15 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 		return nil, err
 	}
 	opened, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (*sctp.Listener, error) {
+		if addr == b.Addr && addr.Port() != 0 { // what is inherited at others is for other front ends
+			fd, err := f.Inherit(frontend.SocketName(config.SCTP, addr, b.Namespace != nil, 0), addr)
+			switch {
+			case err != nil:
+				return nil, err
+			case fd >= 0:
+				return sctp.ListenAgain(fd)
+			}
+		}
 		return sctp.Listen(addr, f.Sockets(b))
 	})
 	switch {
@@ -87,6 +96,7 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 		return nil, err
 	}
 	l := s.newListening(f, b, opened, opened.LocalAddr().AddrPort())
+	l.handing = opened
 	go l.run(func() error {
 		conn, err := opened.Accept()
 		if err != nil {

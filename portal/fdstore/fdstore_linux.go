@@ -1,0 +1,253 @@
+package fdstore
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/fdpass"
+)
+
+// The environment of a process with a manager: sd_notify(3), sd_listen_fds(3),
+// sd_watchdog_enabled(3). KeeperVariable is usher's own.
+const (
+	socketVariable   = "NOTIFY_SOCKET"
+	filesVariable    = "LISTEN_FDS"
+	namesVariable    = "LISTEN_FDNAMES"
+	pidVariable      = "LISTEN_PID"
+	watchdogVariable = "WATCHDOG_USEC"
+	watchedVariable  = "WATCHDOG_PID"
+)
+
+// FirstFD is the first descriptor that a manager passes (SD_LISTEN_FDS_START).
+const FirstFD = 3
+
+// sendTime is how long the manager may take to read a message.
+const sendTime = 5 * time.Second
+
+// Manager is who started this process. nil is nobody, to whom all can be told.
+type Manager struct {
+	// Kept are the files that an earlier process left with the manager, by name. Who uses
+	// some takes them out, and closes them.
+	Kept map[string][]*os.File
+	// Restarts is how often the keeper has started usher again, and Why says how the last
+	// one ended. Other managers do not tell.
+	Restarts int
+	Why      string
+
+	conn     *net.UnixConn
+	watchdog time.Duration
+	log      logrus.FieldLogger
+
+	mu    sync.Mutex
+	queue []message
+	wake  chan struct{}
+	lost  bool // the manager does not read
+}
+
+// message is what is to be told. files, if not nil, is asked for copies when it is the
+// message's turn; without any there is nothing to tell.
+type message struct {
+	state string
+	files func() []*os.File
+}
+
+// FromEnvironment returns the manager that the environment speaks of, or nil. It takes
+// all that out of the environment: it is not for processes that this one starts.
+func FromEnvironment(log logrus.FieldLogger) (*Manager, error) {
+	address := os.Getenv(socketVariable)
+	if address == "" {
+		return nil, nil
+	}
+	m := &Manager{Kept: inherited(), log: log, wake: make(chan struct{}, 1)}
+	if _, err := fmt.Sscanf(os.Getenv(KeeperVariable), "restarts=%d", &m.Restarts); err == nil {
+		_, m.Why, _ = strings.Cut(os.Getenv(KeeperVariable), " last=")
+	}
+	if usec, err := strconv.ParseInt(os.Getenv(watchdogVariable), 10, 64); err == nil && forThisProcess(watchedVariable) {
+		m.watchdog = time.Duration(usec) * time.Microsecond
+	}
+	for _, name := range Variables {
+		os.Unsetenv(name)
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: address, Net: "unixgram"})
+	if err != nil {
+		m.Forget()
+		return nil, fmt.Errorf("the service manager cannot be told anything: %w", err)
+	}
+	m.conn = conn
+	go m.run()
+	return m, nil
+}
+
+// forThisProcess reports whether what the environment says is for this process: whose
+// the variable says, or, if it says nothing, that of who was started by a keeper.
+func forThisProcess(variable string) bool {
+	pid := os.Getenv(variable)
+	return pid == "" || pid == strconv.Itoa(os.Getpid())
+}
+
+// inherited returns what the manager has passed.
+func inherited() map[string][]*os.File {
+	kept := map[string][]*os.File{}
+	count, err := strconv.Atoi(os.Getenv(filesVariable))
+	if err != nil || !forThisProcess(pidVariable) {
+		return kept
+	}
+	names := strings.Split(os.Getenv(namesVariable), ":")
+	for i := range count {
+		fd := FirstFD + i
+		unix.CloseOnExec(fd)
+		name := "unknown" // as sd_listen_fds_with_names has it
+		if i < len(names) {
+			name = names[i]
+		}
+		if file := os.NewFile(uintptr(fd), name); file != nil {
+			kept[name] = append(kept[name], file)
+		}
+	}
+	return kept
+}
+
+// Tell tells the manager an assignment such as "READY=1".
+func (m *Manager) Tell(state string) { m.tell(message{state: state}) }
+
+// Put gives the manager copies of files, under a name of at most 255 characters without
+// ':'. files is asked for them once, by another goroutine, when it is their turn; they
+// are closed then. If it has none, because that is over by then, nothing is kept.
+func (m *Manager) Put(name string, files func() []*os.File) {
+	// FDPOLL: a listener of which everybody hung up is still one.
+	m.tell(message{"FDSTORE=1\nFDNAME=" + name + "\nFDPOLL=0", files})
+}
+
+// Remove makes the manager close what it has under a name.
+func (m *Manager) Remove(name string) { m.Tell("FDSTOREREMOVE=1\nFDNAME=" + name) }
+
+// Take returns what an earlier process has left under a name: nil if it is nothing. The
+// manager still has it. The caller closes it.
+func (m *Manager) Take(name string) []*os.File {
+	if m == nil {
+		return nil
+	}
+	files := m.Kept[name]
+	delete(m.Kept, name)
+	return files
+}
+
+// Forget closes what an earlier process has left and nobody has taken, and makes the
+// manager do so too.
+func (m *Manager) Forget() {
+	if m == nil {
+		return
+	}
+	for name, files := range m.Kept {
+		for _, f := range files {
+			f.Close()
+		}
+		m.Remove(name)
+	}
+	clear(m.Kept)
+}
+
+// Wait waits until the manager has done what it was told, for so long at the most.
+func (m *Manager) Wait(most time.Duration) {
+	if m == nil {
+		return
+	}
+	ours, theirs, err := os.Pipe()
+	if err != nil {
+		return
+	}
+	defer ours.Close()
+	if !m.tell(message{"BARRIER=1", func() []*os.File { return []*os.File{theirs} }}) {
+		theirs.Close()
+		return
+	}
+	_ = ours.SetReadDeadline(time.Now().Add(most))
+	_, _ = io.ReadFull(ours, make([]byte, 1)) // until the manager has closed it
+}
+
+// Watch tells the manager that all is well as long as healthy says so, twice as often as
+// it wants to hear that, until ctx ends.
+func (m *Manager) Watch(ctx context.Context, healthy func() bool) {
+	if m == nil || m.watchdog <= 0 {
+		return
+	}
+	ticker := time.NewTicker(m.watchdog / 2)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			if healthy() {
+				m.Tell("WATCHDOG=1")
+			}
+		}
+	}
+}
+
+// tell queues a message, and reports whether there is anybody to whom it goes.
+func (m *Manager) tell(what message) bool {
+	if m == nil {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.lost {
+		return false
+	}
+	m.queue = append(m.queue, what)
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// run sends what is told, as long as the manager reads.
+func (m *Manager) run() {
+	for range m.wake {
+		m.mu.Lock()
+		batch := m.queue
+		m.queue = nil
+		m.mu.Unlock()
+		for _, what := range batch {
+			err := m.send(what)
+			if err == nil {
+				continue
+			}
+			m.mu.Lock()
+			m.lost, m.queue = true, nil
+			m.mu.Unlock()
+			m.log.WithError(err).Warn("The keeper, or service manager, does not listen any more: should usher crash, its sockets are lost")
+			return
+		}
+	}
+}
+
+func (m *Manager) send(what message) error {
+	var fds []int
+	if what.files != nil {
+		files := what.files()
+		for _, f := range files {
+			defer f.Close()
+			if fd, err := fdpass.Descriptor(f); err == nil {
+				fds = append(fds, fd)
+			}
+		}
+		if len(fds) == 0 {
+			return nil
+		}
+	}
+	_ = m.conn.SetWriteDeadline(time.Now().Add(sendTime)) // fails only once it is closed
+	return fdpass.Send(m.conn, []byte(what.state), fds...)
+}

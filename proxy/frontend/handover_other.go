@@ -1,0 +1,22 @@
+//go:build !linux
+
+package frontend
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+
+	"github.com/usherproxy/usher/portal/handover"
+)
+
+// SocketNameOf needs Linux.
+func SocketNameOf(*os.File, bool, int) (name, first string, err error) {
+	return "", "", errors.ErrUnsupported
+}
+
+// Inherit finds nothing.
+func (n *Node) Inherit(string, netip.AddrPort) (fd int, err error) { return -1, nil }
+
+// SocketFor has no successor.
+func SocketFor(int, string) (handover.Socket, bool) { return handover.Socket{}, false }

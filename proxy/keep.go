@@ -1,0 +1,180 @@
+package proxy
+
+import (
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/frontend"
+)
+
+// keeping is what Options.Store has of this proxy's. It is guarded by Proxy.mu, and
+// written with both locks.
+//
+// A listener's sockets are kept under a number behind a letter, since all names together
+// have to fit into an environment variable. What they are is seen from them when they
+// come back.
+type keeping struct {
+	names map[frontend.Listener]string
+	// recalled are the names that an earlier process has given to listeners of which there
+	// is none yet, by the handover's name of the first socket.
+	recalled map[string]string
+	last     uint64 // number given
+	removed  bool   // something, and nobody has waited for it
+}
+
+// The letters of listeners' sockets, and the name of the portal's namespace.
+const (
+	keptHere      = "S"
+	keptApart     = "P"
+	keptNamespace = "namespace"
+)
+
+// keptNumber returns the number of a name, and whether it is one of a listener's.
+func keptNumber(name string) (number uint64, apart, is bool) {
+	if name == "" || name[:1] != keptHere && name[:1] != keptApart {
+		return 0, false, false
+	}
+	number, err := strconv.ParseUint(name[1:], 36, 64)
+	return number, name[:1] == keptApart, err == nil
+}
+
+// Recall returns what an earlier process has left with Options.Store, for Inherit. It is
+// called before that; after the first Apply comes Recalled.
+func (p *Proxy) Recall() map[string]*os.File {
+	sockets := map[string]*os.File{}
+	if p.Store == nil {
+		return sockets
+	}
+	p.keeping.recalled = map[string]string{}
+	for name := range p.Store.Kept {
+		number, apart, is := keptNumber(name)
+		if !is {
+			continue
+		}
+		p.keeping.last = max(p.keeping.last, number)
+		used := false
+		for i, file := range p.Store.Take(name) {
+			what, first, err := frontend.SocketNameOf(file, apart, i)
+			if err != nil || sockets[what] != nil {
+				file.Close()
+				continue
+			}
+			sockets[what], p.keeping.recalled[first], used = file, name, true
+		}
+		if !used {
+			p.Store.Remove(name)
+		}
+	}
+	for _, file := range p.Store.Take(keptNamespace) {
+		sockets[namespaceName] = file
+	}
+	return sockets
+}
+
+// keepOnly forgets what was recalled and is not among sockets.
+func (p *Proxy) keepOnly(sockets map[string]*os.File) {
+	for first, name := range p.keeping.recalled {
+		if sockets[first] == nil {
+			p.Store.Remove(name)
+			delete(p.keeping.recalled, first)
+		}
+	}
+}
+
+// Recalled closes what was inherited and nobody uses, now that all is served. The
+// portal's namespace, if there is one, is kept from now on.
+func (p *Proxy) Recalled() {
+	defer p.lock()()
+	for name, file := range p.node.Inherited {
+		file.Close()
+		delete(p.node.Inherited, name)
+	}
+	if p.Store == nil {
+		return
+	}
+	p.keepOnly(nil)
+	p.Store.Remove(keptNamespace)
+	p.Store.Put(keptNamespace, func() []*os.File {
+		var files []*os.File
+		for s := range p.HandOverNamespace() {
+			files = append(files, s.File)
+		}
+		return files
+	})
+}
+
+// keep lets Options.Store have copies of a listener's sockets, unless it has them from an
+// earlier process.
+func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, apart bool) {
+	if p.Store == nil {
+		return
+	}
+	k := &p.keeping
+	if k.names == nil {
+		k.names = map[frontend.Listener]string{}
+	}
+	first := frontend.SocketName(protocol, l.Addr(), apart, 0)
+	name, has := k.recalled[first]
+	delete(k.recalled, first)
+	if !has {
+		k.last++
+		letter := keptHere
+		if apart {
+			letter = keptApart
+		}
+		name = letter + strconv.FormatUint(k.last, 36)
+		p.Store.Put(name, func() []*os.File { return p.copies(l, name) })
+	}
+	k.names[l] = name
+}
+
+// copies returns copies of the sockets of a listener that is still kept under a name.
+func (p *Proxy) copies(l frontend.Listener, name string) (files []*os.File) {
+	p.mu.Lock() // who closes it has that
+	defer p.mu.Unlock()
+	if p.keeping.names[l] != name || p.stopped {
+		return nil
+	}
+	for _, s := range l.HandOver() {
+		files = append(files, s.File)
+	}
+	return files
+}
+
+// keepNoMore takes back what was kept of a listener.
+func (p *Proxy) keepNoMore(l frontend.Listener) {
+	if name, kept := p.keeping.names[l]; kept {
+		p.Store.Remove(name)
+		delete(p.keeping.names, l)
+		p.keeping.removed = true
+	}
+}
+
+// keepNothing takes back all: a successor has it.
+func (p *Proxy) keepNothing() {
+	if p.Store == nil {
+		return
+	}
+	for _, name := range p.keeping.names {
+		p.Store.Remove(name)
+	}
+	clear(p.keeping.names)
+	p.Store.Remove(keptNamespace)
+}
+
+// awaitRemoved waits until sockets are closed that were taken back, if a listener might
+// be in need of their places.
+func (p *Proxy) awaitRemoved() {
+	if !p.keeping.removed {
+		return
+	}
+	p.keeping.removed = false
+	for _, problem := range p.problems {
+		if problem.Reason == ReasonListen {
+			p.Store.Wait(time.Second)
+			return
+		}
+	}
+}
