@@ -40,10 +40,15 @@ func keptNumber(name string) (number uint64, apart, is bool) {
 	return number, name[:1] == keptApart, err == nil
 }
 
-// Recall returns what an earlier process has left with Options.Store, for Inherit. It is
-// called before that; after the first Apply comes Recalled.
-func (p *Proxy) Recall() map[string]*os.File {
-	sockets := map[string]*os.File{}
+// Recall returns what Inherit is to be called with: what an earlier process has left with
+// Options.Store, or, unless that is nil, what a predecessor that runs has handed over. Of
+// the former only what is the same stays kept then: that one may have closed and opened
+// listeners since. After the first Apply comes Recalled.
+func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
+	sockets := handedOver
+	if sockets == nil {
+		sockets = map[string]*os.File{}
+	}
 	if p.Store == nil {
 		return sockets
 	}
@@ -54,23 +59,43 @@ func (p *Proxy) Recall() map[string]*os.File {
 			continue
 		}
 		p.keeping.last = max(p.keeping.last, number)
-		used := false
+		whole := true
 		for i, file := range p.Store.Take(name) {
 			what, first, err := frontend.SocketNameOf(file, apart, i)
-			if err != nil || sockets[what] != nil {
+			if handedOver == nil && err == nil && sockets[what] == nil {
+				sockets[what] = file
+			} else {
+				whole = whole && err == nil && same(sockets[what], file)
 				file.Close()
-				continue
 			}
-			sockets[what], p.keeping.recalled[first], used = file, name, true
+			if whole {
+				p.keeping.recalled[first] = name
+			} else {
+				delete(p.keeping.recalled, first)
+			}
 		}
-		if !used {
+		if !whole {
 			p.Store.Remove(name)
 		}
 	}
 	for _, file := range p.Store.Take(keptNamespace) {
-		sockets[namespaceName] = file
+		if handedOver == nil && sockets[namespaceName] == nil {
+			sockets[namespaceName] = file
+		} else {
+			file.Close()
+		}
 	}
 	return sockets
+}
+
+// same reports whether two files are one, which was copied.
+func same(a, b *os.File) bool {
+	if a == nil {
+		return false
+	}
+	this, err1 := a.Stat()
+	that, err2 := b.Stat()
+	return err1 == nil && err2 == nil && os.SameFile(this, that)
 }
 
 // keepOnly forgets what was recalled and is not among sockets.

@@ -29,7 +29,7 @@ func cleanup(cmd *cobra.Command, logs logFlags) error {
 	if err != nil {
 		return err
 	}
-	lock, err := daemon.Lock(log)
+	lock, err := daemon.Lock(log, nil)
 	if err != nil {
 		return fmt.Errorf("%w; stop it first, or it puts its rules back", err)
 	}

@@ -10,9 +10,20 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/cmd/usher/keeper"
 )
 
 func main() {
+	if level, format, is := keeper.Replaced(); is { // of another version, perhaps, whose flags it had
+		logs := logFlags{level: level, format: format}
+		log, err := logs.logger(os.Stderr)
+		if err != nil {
+			logs = logFlags{level: "info", format: "json"}
+			log, _ = logs.logger(os.Stderr) // these there are
+		}
+		os.Exit(keeper.Resume(log))
+	}
 	os.Exit(execute(context.Background(), newRoot(), os.Args[1:]))
 }
 

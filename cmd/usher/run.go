@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,7 +11,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/cmd/usher/daemon"
+	"github.com/usherproxy/usher/cmd/usher/keeper"
 	"github.com/usherproxy/usher/cmd/usher/show"
+	"github.com/usherproxy/usher/portal/fdstore"
+	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/portforward"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -54,6 +58,7 @@ cleanup' removes what is left.`,
 	flags.StringVar(&r.config, "config", "", "`file` with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); a flag wins over it")
 	flags.DurationVar(&r.MaxDelay, "max-sync-delay", r.MaxDelay, "how long changes may be gathered, while Services change all the time, before they are carried out")
 	flags.BoolVar(&r.TakeOver, "take-over", false, "if an usher serves this node already, take over from it without a gap; that one ends when its connections have")
+	flags.BoolVar(&r.keeper, "keeper", false, "be a small process that holds copies of the listening sockets, and starts usher again when it ends unexpectedly: clients wait meanwhile, and none is refused (Linux)")
 	flags.BoolVar(&r.trace, "trace", false, "print each step of each connection to standard output")
 	r.registerDNS(flags)
 	r.registerVia(flags)
@@ -68,6 +73,7 @@ type runCommand struct {
 	configFlags
 	config    string
 	trace     bool
+	keeper    bool
 	kubeProxy kubeProxyFlags
 }
 
@@ -83,8 +89,21 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	if r.trace {
 		r.OnTrace = printTrace(cmd.OutOrStdout())
 	}
+	kept := os.Getenv(fdstore.KeeperVariable) != ""
+	if !r.keeper || kept {
+		if r.Manager, err = fdstore.FromEnvironment(r.Log); err != nil {
+			r.Log.Warn(err)
+		}
+	}
 	d, err := r.newDaemon(cmd)
 	if err != nil {
+		return err
+	}
+	if r.keeper && !kept && !r.kubeProxy.initOnly {
+		code, err := keeper.Run(keeper.Options{Arguments: os.Args, LogLevel: r.logs.level, LogFormat: r.logs.format, Log: r.Log})
+		if err == nil && code != 0 {
+			err = &exitError{code}
+		}
 		return err
 	}
 	for _, w := range warnings {
@@ -98,7 +117,12 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 			go watchConfig(cmd.Context(), r.config, before, configCheckInterval, r.Log)
 		}
 	}
-	return serve(cmd, d)
+	err = serve(cmd, d)
+	if errors.Is(err, handover.ErrLocked) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "usher: %v\n", err)
+		return &exitError{keeper.ExitLocked}
+	}
+	return err
 }
 
 // complete fills in what follows from other flags, and what kube-proxy's

@@ -18,7 +18,22 @@ func Send(c *net.UnixConn, data []byte, fds ...int) error {
 	if len(fds) > 0 {
 		rights = unix.UnixRights(fds...)
 	}
-	_, _, err := c.WriteMsgUnix(data, rights, nil)
+	raw, err := c.SyscallConn() // package net sends nothing by a datagram socket that is connected
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Write(func(fd uintptr) bool {
+		for {
+			failed = unix.Sendmsg(int(fd), data, rights, nil, unix.MSG_NOSIGNAL)
+			if failed != unix.EINTR {
+				return failed != unix.EAGAIN
+			}
+		}
+	})
+	if err == nil {
+		err = os.NewSyscallError("sendmsg", failed)
+	}
 	return err
 }
 

@@ -59,6 +59,8 @@ type Manager struct {
 type message struct {
 	state string
 	files func() []*os.File
+	// barrier, if not nil, is closed when the manager has done all before.
+	barrier *os.File
 }
 
 // FromEnvironment returns the manager that the environment speaks of, or nil. It takes
@@ -125,7 +127,7 @@ func (m *Manager) Tell(state string) { m.tell(message{state: state}) }
 // are closed then. If it has none, because that is over by then, nothing is kept.
 func (m *Manager) Put(name string, files func() []*os.File) {
 	// FDPOLL: a listener of which everybody hung up is still one.
-	m.tell(message{"FDSTORE=1\nFDNAME=" + name + "\nFDPOLL=0", files})
+	m.tell(message{state: "FDSTORE=1\nFDNAME=" + name + "\nFDPOLL=0", files: files})
 }
 
 // Remove makes the manager close what it has under a name.
@@ -167,7 +169,7 @@ func (m *Manager) Wait(most time.Duration) {
 		return
 	}
 	defer ours.Close()
-	if !m.tell(message{"BARRIER=1", func() []*os.File { return []*os.File{theirs} }}) {
+	if !m.tell(message{state: "BARRIER=1", barrier: theirs}) {
 		theirs.Close()
 		return
 	}
@@ -220,12 +222,15 @@ func (m *Manager) run() {
 		batch := m.queue
 		m.queue = nil
 		m.mu.Unlock()
-		for _, what := range batch {
+		for i, what := range batch {
 			err := m.send(what)
 			if err == nil {
 				continue
 			}
 			m.mu.Lock()
+			for _, left := range append(batch[i:], m.queue...) {
+				left.barrier.Close()
+			}
 			m.lost, m.queue = true, nil
 			m.mu.Unlock()
 			m.log.WithError(err).Warn("The keeper, or service manager, does not listen any more: should usher crash, its sockets are lost")
@@ -235,17 +240,20 @@ func (m *Manager) run() {
 }
 
 func (m *Manager) send(what message) error {
-	var fds []int
-	if what.files != nil {
-		files := what.files()
-		for _, f := range files {
-			defer f.Close()
-			if fd, err := fdpass.Descriptor(f); err == nil {
-				fds = append(fds, fd)
-			}
-		}
-		if len(fds) == 0 {
+	var files []*os.File
+	switch {
+	case what.barrier != nil:
+		files = []*os.File{what.barrier}
+	case what.files != nil:
+		if files = what.files(); len(files) == 0 {
 			return nil
+		}
+	}
+	var fds []int
+	for _, f := range files {
+		defer f.Close()
+		if fd, err := fdpass.Descriptor(f); err == nil {
+			fds = append(fds, fd)
 		}
 	}
 	_ = m.conn.SetWriteDeadline(time.Now().Add(sendTime)) // fails only once it is closed

@@ -24,6 +24,8 @@ type Health struct {
 	// it cannot is no reason to be unhealthy: what is known goes on being
 	// served.
 	APIServer func() APIServerStatus
+	// Restarts, if not nil, are those of a keeper.
+	Restarts *Restarts
 
 	leaving        atomic.Bool
 	stopping       atomic.Bool
@@ -40,6 +42,13 @@ type APIServerStatus struct {
 	Error     string    `json:"error,omitempty"`
 }
 
+// Restarts are how often usher has ended unexpectedly, and was started again by its
+// keeper, and how it ended the last time.
+type Restarts struct {
+	Count int    `json:"count"`
+	Last  string `json:"last"`
+}
+
 // SetLeaving says whether this node is being deleted or about to be.
 func (h *Health) SetLeaving(leaving bool) { h.leaving.Store(leaving) }
 
@@ -53,6 +62,7 @@ type healthAnswer struct {
 	NodeEligible *bool            `json:"nodeEligible,omitempty"` // /healthz only
 	PendingSince time.Time        `json:"pendingSince,omitzero"`
 	APIServer    *APIServerStatus `json:"apiServer,omitempty"`
+	Restarts     *Restarts        `json:"restarts,omitempty"`
 }
 
 // Healthz answers /healthz.
@@ -75,9 +85,15 @@ func (h *Health) Serving() bool {
 	return alive && !answer.LastUpdated.IsZero() && !h.stopping.Load()
 }
 
+// Alive reports whether /livez would answer 200.
+func (h *Health) Alive() bool {
+	alive, _ := h.look()
+	return alive
+}
+
 func (h *Health) look() (alive bool, answer healthAnswer) {
 	status, now := h.Sync(), time.Now()
-	answer = healthAnswer{LastUpdated: status.LastApplied, CurrentTime: now, PendingSince: status.Pending}
+	answer = healthAnswer{LastUpdated: status.LastApplied, CurrentTime: now, PendingSince: status.Pending, Restarts: h.Restarts}
 	if h.APIServer != nil {
 		a := h.APIServer()
 		answer.APIServer = &a

@@ -69,6 +69,7 @@ var (
 	accessLost          = counter("usher_access_log_lost_total", "Lines that are missing in the access log.")
 	subscribersNow      = gauge("usher_event_subscribers", "Who reads /api/v1/events now.")
 	subscribersRefused  = counter("usher_event_subscribers_refused_total", "Who wanted to read /api/v1/events, and could not since there were too many.")
+	restarts            = counter("usher_restarts_total", "How often usher has ended unexpectedly, and was started again by its keeper.")
 	dnsQueries          = counter("usher_dns_queries_total", "DNS queries that were answered (--dns), by the type that was asked for and the code of the answer.", "type", "code")
 	serviceAccepted     = counter("usher_service_connections_total", "Connections and UDP sessions that clients of a Service have made.", "namespace", "service")
 	serviceFailed       = counter("usher_service_connections_failed_total", "Those that ended without an endpoint.", "namespace", "service")

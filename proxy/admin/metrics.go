@@ -219,6 +219,11 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	if c.health != nil {
+		if r := c.health.Restarts; r != nil {
+			tell(restarts, int64(r.Count))
+		} else {
+			tell(restarts, 0)
+		}
 		tell(healthzTotal, c.health.healthz.ok.Load(), "200")
 		tell(healthzTotal, c.health.healthz.unavailable.Load(), "503")
 		tell(livezTotal, c.health.livez.ok.Load(), "200")

@@ -60,9 +60,14 @@ func Serve(address string, handler http.Handler, clients int) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	return ServeOn(l, handler, clients), nil
+}
+
+// ServeOn is Serve on a listener, which it takes over.
+func ServeOn(l net.Listener, handler http.Handler, clients int) *Server {
 	s := &Server{server: newServer(handler, &room{places: clients}), addr: l.Addr()}
 	go func() { _ = s.server.Serve(l) }() // until Close
-	return s, nil
+	return s
 }
 
 // listenNode listens on a port of the node's addresses in the networks given, or

@@ -16,6 +16,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/modes"
 	"github.com/usherproxy/usher/portal/netns"
 	"github.com/usherproxy/usher/proxy"
@@ -72,6 +73,9 @@ type Config struct {
 	// TakeOver says to take over from an usher that serves this node already. Without it
 	// that one is an error, but for a demo.
 	TakeOver bool
+	// Manager is who started this process, and keeps its sockets for the next one; nil is
+	// nobody.
+	Manager *fdstore.Manager
 	// Netns is the network namespace of a command, which the command's owner closes.
 	// VIPs are its addresses then and names are answered inside; Mode, Portal and TakeOver
 	// mean nothing, nor does the cluster hear of what cannot be served. nil means this

@@ -89,6 +89,8 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 		d.log.Warn(err)
 	}
 	hurry()
+	d.meetManager()
+	defer d.config.Manager.Wait(time.Second) // so that it hears all
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
@@ -131,7 +133,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 		return err
 	}
 	failed := make(chan error, 2)
-	d.workers.Go(func() { failed <- source.Run(ctx, d.apply(failed)) })
+	d.workers.Go(func() { failed <- source.Run(ctx, d.apply(ctx, failed)) })
 	remove, err := d.await(ctx, failed, signals)
 	cancel()
 	d.stop(pt, remove, signals)
@@ -161,6 +163,7 @@ func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan 
 	case sig := <-signals:
 		d.log.WithFields(logrus.Fields{"signal": sig.String(), "connections": d.proxy.Connections(), "drain-timeout": d.config.DrainTimeout.String()}).
 			Info("Stopping: no new connections; those that are open may end")
+		d.config.Manager.Tell(stopping)
 		remove = remove || sig == os.Interrupt
 	}
 	return remove, err
@@ -184,7 +187,7 @@ func (d *Daemon) newProxy(pt portal.Portal) {
 	}
 	d.proxy = proxy.New(*o)
 	d.proxy.SetPodNetworks(d.config.PodNetworks)
-	d.health = &admin.Health{Sync: d.proxy.SyncStatus, Timeout: healthTimeout}
+	d.health = &admin.Health{Sync: d.proxy.SyncStatus, Timeout: healthTimeout, Restarts: d.restarts()}
 	d.healthChecks = &admin.HealthChecks{Serving: d.health.Serving, Log: d.log}
 	d.healthChecks.SetNetworks(d.nodePorts)
 }
@@ -256,7 +259,7 @@ func every(ctx context.Context, interval time.Duration, f func() (goOn bool)) {
 
 // apply returns the function to which a source reports. If that cannot be
 // carried out at all, it says so to failed.
-func (d *Daemon) apply(failed chan<- error) func([]config.Service) {
+func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.Service) {
 	first, dead := true, false
 	return func(services []config.Service) {
 		if dead {
@@ -280,6 +283,7 @@ func (d *Daemon) apply(failed chan<- error) func([]config.Service) {
 		d.applied(services)
 		d.log.WithFields(logrus.Fields{"services": len(services), "portal": d.proxy.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
 		d.tellSeen()
+		d.tellReady(ctx, len(services))
 		if d.config.OnReady != nil {
 			d.config.OnReady(Ready{Proxy: d.proxy, Services: services, AdminAddress: d.servers.adminAddress()})
 		}

@@ -161,7 +161,7 @@ var _ = Describe("a daemon with a portal", func() {
 		r := begin(c)
 		Eventually(r.ended).WithTimeout(patience).Should(Receive(MatchError(HavePrefix("--socks: "))))
 		Expect(installed()).To(BeEmpty())
-		lock, err := Lock(silent())
+		lock, err := Lock(silent(), nil)
 		Expect(err).NotTo(HaveOccurred())
 		lock.Release()
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"syscall"
 
@@ -17,9 +18,9 @@ import (
 )
 
 // Lock takes the lock of the portals, and says who only claimed to have it. Nobody
-// else manages rules here until it is released.
-func Lock(log logrus.FieldLogger) (*handover.Lock, error) {
-	lock, err := handover.Acquire()
+// else manages rules here until it is released. left is as for handover.Acquire.
+func Lock(log logrus.FieldLogger, left *os.File) (*handover.Lock, error) {
+	lock, err := handover.Acquire(left)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +46,7 @@ func (d *Daemon) openPortal(ctx context.Context) (portal.Portal, error) {
 func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, err error) {
 	var lock *handover.Lock
 	if slices.ContainsFunc(modes.Named(mode), func(m portal.Mode) bool { return m.Traits.Installs }) {
-		lock, err = Lock(d.log)
+		lock, err = Lock(d.log, d.kept(keptLock))
 		if err != nil && !(d.config.TakeOver && errors.Is(err, handover.ErrLocked)) {
 			return nil, fmt.Errorf("%w; stop it, take over from it with 'usher run --take-over', or use --portal=none", err)
 		}
@@ -57,7 +58,7 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		lock.Release()
 		lock = nil
 	}
-	d.lock.Store(lock)
+	d.setLock(lock)
 	return p, err
 }
 

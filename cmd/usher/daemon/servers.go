@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -59,7 +61,16 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 	if address == "" {
 		return nil
 	}
-	err := d.servers.serve(setting, address, handler, clients)
+	listen := func() (*admin.Server, error) { return admin.Serve(address, handler, clients) }
+	if setting == healthzSetting {
+		left := leftListener(d.kept(keptHealth), address)
+		listen = func() (*admin.Server, error) {
+			l := left
+			left = nil
+			return d.serveHealth(l, address, handler, clients)
+		}
+	}
+	err := d.servers.serve(setting, listen)
 	switch {
 	case err == nil:
 		return nil
@@ -69,7 +80,7 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 	d.log.WithError(err).Warnf("Going on without the server of --%s for now", setting)
 	d.workers.Go(func() {
 		every(ctx, 500*time.Millisecond, func() (goOn bool) {
-			if d.servers.serve(setting, address, handler, clients) != nil {
+			if d.servers.serve(setting, listen) != nil {
 				return true
 			}
 			d.log.Infof("The server of --%s is there now", setting)
@@ -79,13 +90,54 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 	return nil
 }
 
-func (s *servers) serve(setting, address string, handler http.Handler, clients int) error {
+// serveHealth is admin.Serve for health answers, on the listener that an earlier process
+// has left, or, if that is nil, on one that is kept from now on.
+func (d *Daemon) serveHealth(l net.Listener, address string, handler http.Handler, clients int) (*admin.Server, error) {
+	if l == nil {
+		var err error
+		if l, err = net.Listen("tcp", address); err != nil {
+			return nil, err
+		}
+		m := d.config.Manager
+		m.Remove(keptHealth)
+		m.Put(keptHealth, func() []*os.File {
+			file, err := l.(*net.TCPListener).File()
+			if err != nil { // it is closed
+				return nil
+			}
+			return []*os.File{file}
+		})
+	}
+	return admin.ServeOn(l, handler, clients), nil
+}
+
+// leftListener returns the listener that an earlier process has left, or nil if that is
+// none at the address. It closes file.
+func leftListener(file *os.File, address string) net.Listener {
+	if file == nil {
+		return nil
+	}
+	defer file.Close()
+	l, err := net.FileListener(file)
+	if err != nil {
+		return nil
+	}
+	if at, err := net.ResolveTCPAddr("tcp", address); err == nil {
+		if is, ok := l.Addr().(*net.TCPAddr); ok && is.Port == at.Port && (is.IP.Equal(at.IP) || is.IP.IsUnspecified() && (len(at.IP) == 0 || at.IP.IsUnspecified())) {
+			return l
+		}
+	}
+	l.Close()
+	return nil
+}
+
+func (s *servers) serve(setting string, listen func() (*admin.Server, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.over {
 		return nil
 	}
-	server, err := admin.Serve(address, handler, clients)
+	server, err := listen()
 	if err != nil {
 		return err
 	}

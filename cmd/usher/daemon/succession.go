@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"iter"
+	"os"
 	"time"
 
 	"github.com/usherproxy/usher/config"
@@ -20,9 +21,11 @@ func (d *Daemon) begin(services []config.Service) error {
 			return err
 		}
 	}
+	var handedOver map[string]*os.File
 	if successor != nil {
-		d.proxy.Inherit(successor.Sockets)
+		handedOver = successor.Sockets
 	}
+	d.proxy.Inherit(d.proxy.Recall(handedOver))
 	d.proxy.Apply(services)
 	if successor != nil {
 		if err := successor.More(); err != nil {
@@ -34,9 +37,10 @@ func (d *Daemon) begin(services []config.Service) error {
 		if err != nil {
 			return err
 		}
-		d.lock.Store(lock)
+		d.setLock(lock)
 		d.settle()
 	}
+	d.proxy.Recalled()
 	if lock := d.lock.Load(); lock != nil && d.config.Demo == nil {
 		lock.Serve(d)
 	}
@@ -55,8 +59,8 @@ func (d *Daemon) succeed() (successor *handover.Successor, err error) {
 		if successor, err = handover.Ask(); err == nil {
 			return successor, nil
 		}
-		if lock, err := Lock(d.log); err == nil {
-			d.lock.Store(lock)
+		if lock, err := Lock(d.log, nil); err == nil {
+			d.setLock(lock)
 			return nil, nil
 		}
 		if time.Now().After(deadline) {
@@ -89,12 +93,25 @@ func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, re
 	sockets, more, resume, stop, err := d.proxy.HandOver()
 	return sockets, more, resume, func() {
 		close(d.handedOver)
+		d.config.Manager.Tell(stopping)
+		d.config.Manager.Remove(keptHealth)
 		stop()
 	}, err
 }
 
+// setLock notes that the daemon has the lock, or with nil that it has none, and keeps it
+// with the manager: nobody else is to have it, should this process be started again.
+func (d *Daemon) setLock(lock *handover.Lock) {
+	d.lock.Store(lock)
+	m := d.config.Manager
+	if m.Remove(keptLock); lock != nil {
+		m.Put(keptLock, func() []*os.File { return one(lock.File()) })
+	}
+}
+
 func (d *Daemon) unlock() {
 	if lock := d.lock.Load(); lock != nil {
+		d.config.Manager.Remove(keptLock)
 		lock.Release()
 	}
 }

@@ -1,0 +1,71 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/usherproxy/usher/proxy/admin"
+)
+
+// What the daemon keeps with its manager beside the listeners of Services: see
+// proxy.Options.Store.
+const (
+	keptLock   = "lock"
+	keptHealth = "health"
+)
+
+// stopping tells the manager that the daemon ends as it was told: it is not to be started
+// again by a keeper.
+const stopping = "STOPPING=1"
+
+// meetManager takes note of the manager, and says why there was an usher before.
+func (d *Daemon) meetManager() {
+	m := d.config.Manager
+	d.config.Proxy.Store = m
+	if m != nil && m.Restarts > 0 {
+		d.log.WithField("restarts", m.Restarts).WithField("last", m.Why).Warn("The usher that was here ended unexpectedly; going on with its sockets")
+	}
+}
+
+// restarts returns what the health answers say of a keeper: nil if there was no need of
+// it.
+func (d *Daemon) restarts() *admin.Restarts {
+	m := d.config.Manager
+	if m == nil || m.Restarts == 0 {
+		return nil
+	}
+	return &admin.Restarts{Count: m.Restarts, Last: m.Why}
+}
+
+// tellReady tells the manager that the first full picture is served, and from then on
+// that all is well, as long as it is.
+func (d *Daemon) tellReady(ctx context.Context, services int) {
+	m := d.config.Manager
+	m.Forget() // what nobody has asked for by now
+	m.Tell(fmt.Sprintf("READY=1\nSTATUS=Serving %d Services by the portal %s", services, d.proxy.Portal.Mode()))
+	d.workers.Go(func() { m.Watch(ctx, d.health.Alive) })
+}
+
+// kept returns what an earlier process has left with the manager under a name, if it is
+// one file, or nil. The caller closes it.
+func (d *Daemon) kept(name string) *os.File {
+	files := d.config.Manager.Take(name)
+	for i, f := range files {
+		if i > 0 {
+			f.Close()
+		}
+	}
+	if len(files) == 0 {
+		return nil
+	}
+	return files[0]
+}
+
+// one returns the file, or nothing if there is none.
+func one(file *os.File) []*os.File {
+	if file == nil {
+		return nil
+	}
+	return []*os.File{file}
+}

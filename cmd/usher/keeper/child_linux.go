@@ -1,0 +1,133 @@
+package keeper
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/usherproxy/usher/portal/fdstore"
+)
+
+// child is an usher that the keeper has started.
+type child struct {
+	PID int
+	// Ready says that it serves, and Since from when on.
+	Ready bool
+	Since time.Time
+	// Stopping says that it ends as it was told, or has handed over.
+	Stopping bool
+	// Held is what it has said while it was not known whether it goes on.
+	Held []*message
+}
+
+// heartbeat is how often usher says at least that it is well, so that it finds out when
+// nobody listens any more.
+const heartbeat = 20 * time.Second
+
+// start starts usher, with all that is kept.
+func (k *keeper) start() {
+	k.pause.end()
+	k.pause = nil
+	names, fds := k.all()
+	c, err := k.spawn(k.Arguments, names, fds)
+	if err == nil {
+		k.Current = c
+		return
+	}
+	k.log.WithError(err).Error("usher cannot be started")
+	k.Failures = max(k.Failures, 1) + 1
+	k.begin(k.patience())
+}
+
+// spawn starts a process of usher.
+func (k *keeper) spawn(arguments, names []string, fds []int) (*child, error) {
+	files := []uintptr{0, 1, 2}
+	for _, fd := range fds {
+		files = append(files, uintptr(fd))
+	}
+	// In a group of its own, Ctrl-C comes to it once: from the keeper.
+	pid, err := syscall.ForkExec(k.running(), arguments, &syscall.ProcAttr{
+		Env: k.environment(names), Files: files, Sys: &syscall.SysProcAttr{Setpgid: true},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if k.Score != "" {
+		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(k.Score), 0) // it may have ended
+	}
+	return &child{PID: pid}, nil
+}
+
+// environment is usher's: that of the keeper, with what is kept.
+func (k *keeper) environment(names []string) []string {
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return name == stateVariable || slices.Contains(fdstore.Variables, name)
+	})
+	watchdog := heartbeat
+	if k.manager != nil && k.manager.watchdog > 0 {
+		watchdog = k.manager.watchdog
+	}
+	return append(env,
+		"NOTIFY_SOCKET="+k.address(),
+		"LISTEN_FDS="+strconv.Itoa(len(names)),
+		"LISTEN_FDNAMES="+strings.Join(names, ":"),
+		"WATCHDOG_USEC="+strconv.FormatInt(watchdog.Microseconds(), 10),
+		fmt.Sprintf("%s=restarts=%d last=%s", fdstore.KeeperVariable, k.Restarts, k.Last))
+}
+
+// self is the program that runs, even if there is another one at its path by now.
+const self = "/proc/self/exe"
+
+// program returns the path of the program that was started as name. A link in it stays
+// one: it may lead to another version later.
+func program(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	if err == nil && sameFile(path, self) {
+		return path, nil
+	}
+	return os.Executable()
+}
+
+// running returns a path of the program that runs.
+func (k *keeper) running() string {
+	if sameFile(k.Program, self) {
+		return k.Program
+	}
+	return self
+}
+
+func sameFile(a, b string) bool {
+	this, err1 := os.Stat(a)
+	that, err2 := os.Stat(b)
+	return err1 == nil && err2 == nil && os.SameFile(this, that)
+}
+
+// The kernel's words for who is never killed for want of memory, and for who is hardly
+// ever (proc_pid_oom_score_adj(5)).
+const (
+	never  = "-1000"
+	rarely = "-900"
+)
+
+// protect keeps the keeper from being killed for want of memory, where it may decide
+// that (CAP_SYS_RESOURCE). usher is left as likely to be as before.
+func (k *keeper) protect() {
+	const file = "/proc/self/oom_score_adj"
+	was, err := os.ReadFile(file)
+	if err != nil || os.WriteFile(file, []byte(never), 0) != nil {
+		return
+	}
+	if k.Score = strings.TrimSpace(string(was)); k.Score == never {
+		k.Score = rarely // somebody has done it for the keeper
+	}
+}

@@ -1,0 +1,28 @@
+//go:build !linux
+
+package keeper
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/sirupsen/logrus"
+)
+
+// Options say how a keeper is started.
+type Options struct {
+	Arguments           []string
+	LogLevel, LogFormat string
+	Log                 logrus.FieldLogger
+}
+
+// Run returns an error.
+func Run(Options) (code int, err error) {
+	return 0, fmt.Errorf("--keeper needs Linux, and this is %s: start usher again by other means", runtime.GOOS)
+}
+
+// Replaced reports that there was no keeper.
+func Replaced() (level, format string, is bool) { return "", "", false }
+
+// Resume is never called.
+func Resume(logrus.FieldLogger) (code int) { return 1 }

@@ -1,0 +1,91 @@
+package keeper
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pause is the time until an usher is started again.
+type pause struct {
+	timer  *time.Timer
+	health net.Listener // nil if nobody answers meanwhile
+}
+
+// begin lets some time pass before usher is started.
+func (k *keeper) begin(wait time.Duration) {
+	k.pause = &pause{timer: time.NewTimer(wait)}
+	if wait < answeredPause {
+		return
+	}
+	if l := k.healthListener(); l != nil {
+		k.pause.health = l
+		go answerHealth(l, fmt.Sprintf("usher ended unexpectedly %d times, the last time by %s; it is started again at %s\n",
+			k.Restarts, k.Last, time.Now().Add(wait).Format(time.RFC3339)))
+	}
+}
+
+// over returns when the pause is over.
+func (p *pause) over() <-chan time.Time {
+	if p == nil {
+		return nil
+	}
+	return p.timer.C
+}
+
+func (p *pause) end() {
+	if p == nil {
+		return
+	}
+	p.timer.Stop()
+	if p.health != nil {
+		p.health.Close()
+	}
+}
+
+// healthListener returns a copy of the listener for health answers, if that is kept.
+func (k *keeper) healthListener() net.Listener {
+	for _, kept := range k.Kept["health"] {
+		fd, err := unix.FcntlInt(uintptr(kept), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			continue
+		}
+		file := os.NewFile(uintptr(fd), "health")
+		l, err := net.FileListener(file)
+		file.Close()
+		if err == nil {
+			return l
+		}
+	}
+	return nil
+}
+
+const (
+	// maxAsking is how many are answered at once, and askTime how long each may take to ask.
+	maxAsking = 8
+	askTime   = 2 * time.Second
+)
+
+// answerHealth tells all who ask that usher does not serve, until l is closed.
+func answerHealth(l net.Listener, why string) {
+	answer := fmt.Sprintf("HTTP/1.1 500 Internal Server Error\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(why), why)
+	places := make(chan struct{}, maxAsking)
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		places <- struct{}{}
+		go func() {
+			defer func() { <-places }()
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(askTime)) // fails only once it is closed
+			if _, err := c.Read(make([]byte, maxMessage)); err == nil {
+				_, _ = c.Write([]byte(answer)) // or it does not want to know any more
+			}
+		}()
+	}
+}

@@ -1,0 +1,274 @@
+package keeper
+
+import (
+	"crypto/rand"
+	"errors"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/fdpass"
+	"github.com/usherproxy/usher/portal/fdstore"
+)
+
+const (
+	// maxFDs is how many descriptors come with a message at the most (SCM_MAX_FD, unix(7)),
+	// and maxMessage how long one is.
+	maxFDs     = 253
+	maxMessage = 4 << 10
+	// maxNames is how long all names together may be: they are one environment variable for
+	// usher, which the kernel bounds to 128 KiB (MAX_ARG_STRLEN, execve(2)).
+	maxNames = 127 << 10
+	// maxHeld is how many messages wait until it is known which of two ushers goes on.
+	maxHeld = 4096
+	// spareFDs are those of the keeper that are for something else.
+	spareFDs = 64
+)
+
+// message is what an usher has said.
+type message struct {
+	Text string
+	FDs  []int
+}
+
+// value returns what a message says of a variable.
+func (m *message) value(name string) string {
+	for line := range strings.Lines(m.Text) {
+		if value, is := strings.CutPrefix(strings.TrimSuffix(line, "\n"), name+"="); is {
+			return value
+		}
+	}
+	return ""
+}
+
+func (m *message) says(name string) bool { return m.value(name) == "1" }
+
+func (m *message) close() { closeAll(m.FDs) }
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+// listen makes the socket. Anybody in the network namespace can write to it: the kernel
+// says with each message who did.
+func (k *keeper) listen() (err error) {
+	if k.Socket, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		return err
+	}
+	if err := unix.SetsockoptInt(k.Socket, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+		return err
+	}
+	return unix.Bind(k.Socket, &unix.SockaddrUnix{Name: "@usher-keeper/" + strings.ToLower(rand.Text())})
+}
+
+// address returns where usher finds the socket.
+func (k *keeper) address() string {
+	name, err := unix.Getsockname(k.Socket)
+	if at, ok := name.(*unix.SockaddrUnix); err == nil && ok {
+		return at.Name
+	}
+	return ""
+}
+
+// receive takes note of all that has been said.
+func (k *keeper) receive() {
+	text, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxFDs*4)+unix.CmsgSpace(unix.SizeofUcred))
+	for {
+		n, oobn, flags, _, err := unix.Recvmsg(k.Socket, text, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return
+		}
+		m := &message{Text: string(text[:n])}
+		var from int32
+		messages, _ := unix.ParseSocketControlMessage(oob[:oobn]) // the kernel makes no mistakes in them
+		for i := range messages {
+			if who, err := unix.ParseUnixCredentials(&messages[i]); err == nil {
+				from = who.Pid
+			}
+			if fds, err := unix.ParseUnixRights(&messages[i]); err == nil {
+				m.FDs = append(m.FDs, fds...)
+			}
+		}
+		switch {
+		case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
+			m.close()
+		case k.Current != nil && int(from) == k.Current.PID:
+			k.hear(k.Current, m)
+		case k.Next != nil && int(from) == k.Next.PID:
+			k.hear(k.Next, m)
+		default: // a stranger, or one that has handed over
+			m.close()
+		}
+	}
+}
+
+// hear takes note of what an usher says. While another is taking over from it, what
+// either says waits until it is known which of them goes on.
+func (k *keeper) hear(c *child, m *message) {
+	if k.Next == nil {
+		k.obey(c, m)
+		return
+	}
+	if len(c.Held) < maxHeld {
+		c.Held = append(c.Held, m)
+	} else {
+		m.close()
+	}
+	if c == k.Next && m.says("READY") {
+		k.promote()
+	}
+}
+
+// obey does what an usher says, and tells the service manager.
+func (k *keeper) obey(c *child, m *message) {
+	name := m.value("FDNAME")
+	if m.says("FDSTOREREMOVE") {
+		k.remove(name)
+	}
+	if m.says("READY") {
+		c.Ready, c.Since, k.Served = true, time.Now(), true
+	}
+	if m.says("STOPPING") {
+		c.Stopping = true
+	}
+	if !m.says("BARRIER") {
+		k.manager.tell(m)
+	}
+	if !m.says("FDSTORE") || c.Stopping || !k.put(name, m.FDs) {
+		m.close()
+	}
+}
+
+// put keeps descriptors, if there is room for them, and for their names, in the next
+// usher.
+func (k *keeper) put(name string, fds []int) bool {
+	length := len(fds) * (len(name) + 1)
+	var limit unix.Rlimit
+	full := k.length+length > maxNames ||
+		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && uint64(k.count+len(fds)+spareFDs) > limit.Cur
+	if full {
+		if !k.overfull {
+			k.overfull = true
+			k.log.WithField("kept", k.count).Error("There is no room for more sockets: should usher end unexpectedly, clients of the others are refused until it is back")
+		}
+		return false
+	}
+	k.count, k.length = k.count+len(fds), k.length+length
+	k.Kept[name] = append(k.Kept[name], fds...)
+	return true
+}
+
+// remove closes what is kept under a name.
+func (k *keeper) remove(name string) {
+	fds := k.Kept[name]
+	k.count, k.length = k.count-len(fds), k.length-len(fds)*(len(name)+1)
+	closeAll(fds)
+	delete(k.Kept, name)
+}
+
+// drop closes all that is kept.
+func (k *keeper) drop() {
+	for name := range k.Kept {
+		k.remove(name)
+	}
+}
+
+// adopt keeps what a service manager has kept of an earlier keeper.
+func (k *keeper) adopt() {
+	count, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
+	if err != nil || os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+		return
+	}
+	names := strings.Split(os.Getenv("LISTEN_FDNAMES"), ":")
+	for i := range min(count, len(names)) {
+		fd := fdstore.FirstFD + i
+		unix.CloseOnExec(fd)
+		k.put(names[i], []int{fd})
+	}
+}
+
+// all returns the names of what is kept, and the descriptors, without what is left out.
+func (k *keeper) all(without ...string) (names []string, fds []int) {
+	for name, kept := range k.Kept {
+		if slices.Contains(without, name) {
+			continue
+		}
+		for _, fd := range kept {
+			names, fds = append(names, name), append(fds, fd)
+		}
+	}
+	return names, fds
+}
+
+// manager is the service manager that has started the keeper.
+type manager struct {
+	conn     *net.UnixConn
+	watchdog time.Duration
+	log      logrus.FieldLogger
+}
+
+// newManager returns the manager that the environment speaks of, or nil.
+func newManager(log logrus.FieldLogger) *manager {
+	address := os.Getenv("NOTIFY_SOCKET")
+	if address == "" {
+		return nil
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: address, Net: "unixgram"})
+	if err != nil {
+		log.WithError(err).Warn("The service manager cannot be told how usher is")
+		return nil
+	}
+	m := &manager{conn: conn, log: log}
+	if usec, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64); err == nil {
+		m.watchdog = time.Duration(usec) * time.Microsecond
+	}
+	return m
+}
+
+// managerTime is how long the manager may take to read a message.
+const managerTime = time.Second
+
+func (m *manager) tell(what *message) {
+	if m == nil {
+		return
+	}
+	_ = m.conn.SetWriteDeadline(time.Now().Add(managerTime)) // fails only once it is closed
+	if err := fdpass.Send(m.conn, []byte(what.Text), what.FDs...); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+		m.log.WithError(err).Warn("The service manager was not told something")
+	}
+}
+
+// beat returns when the manager is told that all is well while no usher can say so.
+func (m *manager) beat() <-chan time.Time {
+	if m == nil || m.watchdog <= 0 {
+		return nil
+	}
+	return time.Tick(m.watchdog / 2)
+}
+
+func (k *keeper) beat() {
+	if k.Current == nil || !k.Current.Ready {
+		k.manager.tell(&message{Text: "WATCHDOG=1"})
+	}
+}
+
+// keepAcrossExec says whether a descriptor is there in a program that takes this one's
+// place.
+func keepAcrossExec(fd int, keep bool) {
+	flags := unix.FD_CLOEXEC
+	if keep {
+		flags = 0
+	}
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFD, flags) // it is open
+}

@@ -1,0 +1,209 @@
+package keeper
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+)
+
+// SIGHUP replaces the program without a gap: the keeper becomes the program that is at
+// its path by now, as the same process (execve(2)), with all descriptors and children. As
+// such it starts an usher that takes over from the one that runs (--take-over). If that
+// one does not begin to serve, the other goes on.
+
+// stateVariable holds the descriptor of a file with the keeper's state.
+const stateVariable = "USHER_KEEPER_STATE"
+
+// tryTime is how long a program may take to say its version.
+const tryTime = 10 * time.Second
+
+// upgrade replaces the program, unless that is not possible.
+func (k *keeper) upgrade() {
+	if k.told || k.Next != nil {
+		return
+	}
+	err := try(k.Program)
+	if err == nil {
+		err = k.become(k.Program)
+	}
+	k.log.WithField("program", k.Program).WithError(err).Error("The keeper and usher go on as they are: the program cannot be run")
+}
+
+// try reports whether a program can be run at all. It is no other child's time: nobody
+// else waits for children meanwhile.
+func try(program string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), tryTime)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, program, "version").CombinedOutput(); err != nil {
+		return fmt.Errorf("%s version: %w: %.200s", program, err, out)
+	}
+	return nil
+}
+
+// become returns only if it cannot be done.
+func (k *keeper) become(program string) error {
+	text, err := json.Marshal(k.state)
+	if err != nil {
+		return err
+	}
+	file, err := unix.MemfdCreate("usher keeper", unix.MFD_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("memfd_create", err)
+	}
+	defer unix.Close(file)
+	for rest := text; len(rest) > 0; {
+		n, err := unix.Write(file, rest)
+		if err != nil {
+			return os.NewSyscallError("write", err)
+		}
+		rest = rest[n:]
+	}
+	_, fds := k.all()
+	fds = append(fds, k.Socket, file)
+	for _, fd := range fds {
+		keepAcrossExec(fd, true)
+	}
+	defer func() {
+		for _, fd := range fds {
+			keepAcrossExec(fd, false)
+		}
+	}()
+
+	// A signal that comes now waits until the new program asks for it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before unix.Sigset_t
+	blocked := sigset(append(slices.Clone(forwarded), unix.SIGHUP)...)
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &blocked, &before); err != nil {
+		return os.NewSyscallError("pthread_sigmask", err)
+	}
+	defer func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil) }()
+	return syscall.Exec(program, k.Arguments, append(os.Environ(), stateVariable+"="+strconv.Itoa(file)))
+}
+
+func sigset(signals ...os.Signal) (set unix.Sigset_t) {
+	for _, s := range signals {
+		bit := int(s.(syscall.Signal)) - 1
+		set.Val[bit/strconv.IntSize] |= 1 << (bit % strconv.IntSize) // the kernel's long is as an int
+	}
+	return set
+}
+
+// Replaced reports whether this program has taken the place of a keeper, which Resume
+// then goes on as; and how its log is.
+func Replaced() (level, format string, is bool) {
+	s, err := resumed()
+	if err != nil {
+		return "", "", false
+	}
+	return s.LogLevel, s.LogFormat, true
+}
+
+// resumed returns the state that the environment leads to.
+func resumed() (s state, err error) {
+	file, err := strconv.Atoi(os.Getenv(stateVariable))
+	if err != nil {
+		return s, errors.New("there was no keeper before")
+	}
+	text, err := io.ReadAll(io.NewSectionReader(pread(file), 0, 1<<30))
+	if err != nil {
+		return s, err
+	}
+	return s, json.Unmarshal(text, &s)
+}
+
+// pread reads a descriptor without owning it.
+type pread int
+
+func (fd pread) ReadAt(b []byte, at int64) (int, error) {
+	n, err := unix.Pread(int(fd), b, at)
+	if n == 0 && err == nil {
+		return 0, io.EOF
+	}
+	return n, err
+}
+
+// Resume goes on as the keeper whose program this one has replaced.
+func Resume(log logrus.FieldLogger) (code int) {
+	s, err := resumed()
+	if err != nil {
+		log.WithError(err).Error("The keeper cannot go on")
+		return 1
+	}
+	file, _ := strconv.Atoi(os.Getenv(stateVariable)) // resumed has read it
+	os.Unsetenv(stateVariable)
+	unix.Close(file)
+	k := &keeper{log: log, state: s}
+	k.Kept = map[string][]int{}
+	for name, fds := range s.Kept {
+		k.put(name, fds)
+	}
+	_, fds := k.all()
+	for _, fd := range append(fds, k.Socket) {
+		keepAcrossExec(fd, false)
+	}
+	k.manager = newManager(log)
+	return k.run(k.replace)
+}
+
+// replace starts an usher that takes over from the one that runs.
+func (k *keeper) replace() {
+	if k.Current == nil {
+		k.start()
+		return
+	}
+	names, fds := k.all("lock") // that one has it
+	arguments := k.Arguments
+	if !slices.Contains(arguments, "--take-over") {
+		arguments = append(slices.Clone(arguments), "--take-over")
+	}
+	c, err := k.spawn(arguments, names, fds)
+	if err != nil {
+		k.log.WithError(err).Error("The new usher cannot be started; the one that runs goes on")
+		return
+	}
+	k.log.WithFields(logrus.Fields{"program": k.Program, "pid": c.PID}).Info("The keeper runs the program that is here now; its usher takes over")
+	k.Next = c
+}
+
+// promote is called when the next usher has taken over.
+func (k *keeper) promote() {
+	former, next := k.Current, k.Next
+	k.Former = append(k.Former, former.PID)
+	for _, m := range former.Held {
+		m.close()
+	}
+	k.Current, k.Next = next, nil
+	k.settle(next)
+}
+
+// upgradeFailed is called when the next usher has ended instead of taking over.
+func (k *keeper) upgradeFailed(why string) {
+	k.log.WithField("why", why).Error("The new usher has not taken over; the one that runs goes on")
+	for _, m := range k.Next.Held {
+		m.close()
+	}
+	k.Next = nil
+	k.settle(k.Current)
+}
+
+// settle does what an usher has said while it was not known whether it goes on.
+func (k *keeper) settle(c *child) {
+	held := c.Held
+	c.Held = nil
+	for _, m := range held {
+		k.obey(c, m)
+	}
+}

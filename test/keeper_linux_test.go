@@ -1,0 +1,432 @@
+package test
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// kept is an usher with a keeper, which is the process of the session.
+type kept struct {
+	*usher
+	last int // the usher that childOf returned last
+}
+
+// startKept starts a keeper, and waits until its usher serves.
+func startKept(ns *lab.Namespace, manifests string, args ...string) *kept {
+	GinkgoHelper()
+	k := &kept{usher: launchUsher(ns, manifests, append([]string{"--keeper"}, args...)...)}
+	DeferCleanup(func() { // before the session waits for all who have its output
+		k.Kill()
+		for _, pid := range children(k.Command.Process.Pid) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		if k.last != 0 {
+			_ = syscall.Kill(k.last, syscall.SIGKILL)
+		}
+	})
+	Eventually(k.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
+	return k
+}
+
+// children returns the processes that a process has started and that have not ended.
+func children(parent int) (pids []int) {
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	Expect(err).NotTo(HaveOccurred())
+	for _, path := range stats {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		// pid (comm) state ppid: proc_pid_stat(5)
+		_, rest, _ := strings.Cut(string(text), ") ")
+		fields := strings.Fields(rest)
+		if len(fields) > 1 && fields[1] == strconv.Itoa(parent) && fields[0] != "Z" {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			Expect(err).NotTo(HaveOccurred())
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// child returns the usher that the keeper runs now.
+func (k *kept) child() int {
+	GinkgoHelper()
+	Eventually(func() []int { return children(k.Command.Process.Pid) }).WithTimeout(20 * time.Second).Should(HaveLen(1))
+	k.last = children(k.Command.Process.Pid)[0]
+	return k.last
+}
+
+// crash kills the usher, and waits until the next one serves.
+func (k *kept) crash() {
+	GinkgoHelper()
+	Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed())
+	Eventually(k.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("usher ended unexpectedly"))
+	Eventually(k.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
+}
+
+// callers make new connections to Services at a steady rate, and tell those that were
+// not made from those that were lost.
+type callers struct {
+	made, lost, unmade atomic.Int64
+	firstUnmade        atomic.Pointer[error]
+	longest            atomic.Int64 // nanoseconds until the endpoint's first byte
+	stop               chan struct{}
+	workers            sync.WaitGroup
+}
+
+// call makes about perSecond connections a second, to the VIPs in turn.
+func call(d *lab.Dialer, perSecond int, vips ...string) *callers {
+	c := &callers{stop: make(chan struct{})}
+	const workers = 40
+	for w := range workers {
+		c.workers.Go(func() {
+			ticker := time.NewTicker(time.Duration(workers) * time.Second / time.Duration(perSecond))
+			defer ticker.Stop()
+			for n := w; ; n++ {
+				select {
+				case <-c.stop:
+					return
+				case <-ticker.C:
+					c.callOnce(d, vips[n%len(vips)])
+				}
+			}
+		})
+	}
+	return c
+}
+
+func (c *callers) callOnce(d *lab.Dialer, vip string) {
+	began := time.Now()
+	conn, err := d.Dial("", vip, 20*time.Second)
+	if err != nil {
+		c.unmade.Add(1)
+		err = fmt.Errorf("%s after %s: %w", vip, time.Since(began), err)
+		c.firstUnmade.CompareAndSwap(nil, &err)
+		return
+	}
+	defer conn.Close()
+	c.made.Add(1)
+	if _, err := readName(conn); err != nil {
+		c.lost.Add(1) // the usher had accepted it that was killed
+		return
+	}
+	for took := int64(time.Since(began)); ; {
+		longest := c.longest.Load()
+		if took <= longest || c.longest.CompareAndSwap(longest, took) {
+			break
+		}
+	}
+	if pingPong(conn) != nil {
+		c.lost.Add(1)
+	}
+}
+
+// end stops, and expects that all connections were made.
+func (c *callers) end() {
+	GinkgoHelper()
+	close(c.stop)
+	c.workers.Wait()
+	AddReportEntry("connections", fmt.Sprintf("%d made, %d not, %d lost with their usher; longest wait %s",
+		c.made.Load(), c.unmade.Load(), c.lost.Load(), time.Duration(c.longest.Load())))
+	if err := c.firstUnmade.Load(); err != nil {
+		Expect(*err).NotTo(HaveOccurred())
+	}
+	Expect(c.made.Load()).To(BeNumerically(">", 500))
+}
+
+var _ = Describe("with a keeper,", func() {
+	for _, portal := range []string{"iptables", "nftables", "address", apart} {
+		Describe("the "+portal+" portal", func() { keeperSpecs(portal) })
+	}
+})
+
+func keeperSpecs(portal string) {
+	var (
+		l    *lab.Lab
+		pod  *lab.Dialer
+		dir  string
+		vips []string
+	)
+	BeforeEach(func() {
+		if portal == "iptables" {
+			missing("iptables")
+		}
+		l = lab.New()
+		pod = l.Pods.NewDialer(50)
+		dir = manifestsDir()
+		vips = nil
+		four, six := startBackend(l.Pods, lab.Pod(1), 8080), startBackend(l.Pods, lab.Pod6(1), 8080)
+		for i := range 5 {
+			for _, s := range []service{
+				{name: fmt.Sprintf("four%d", i), clusterIP: fmt.Sprintf("10.96.0.%d", 10+i), port: 80, endpoints: []netip.AddrPort{four.addr}},
+				{name: fmt.Sprintf("six%d", i), clusterIP: fmt.Sprintf("fd00:10:96::%d", 10+i), port: 80, endpoints: []netip.AddrPort{six.addr}},
+			} {
+				s.write(dir)
+				vips = append(vips, s.vip())
+			}
+		}
+	})
+
+	It("refuses nobody while usher is killed ten times", func() {
+		k := startKept(l.Node, dir, "--portal="+portal)
+		traffic := call(pod, 1000, vips...)
+		for range 10 {
+			before := traffic.made.Load()
+			Eventually(traffic.made.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+500))
+			k.crash()
+		}
+		before := traffic.made.Load()
+		Eventually(traffic.made.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+500))
+		traffic.end()
+		k.stop()
+	})
+
+	It("answers each DNS query by the client's first retry while usher is killed five times", func() {
+		dns := service{name: "dns", clusterIP: "10.96.0.53", port: 53, protocol: "UDP", endpoints: []netip.AddrPort{startEcho(l.Pods, lab.Pod(2))}}
+		dns.write(dir)
+		k := startKept(l.Node, dir, "--portal="+portal)
+		traffic := query(pod, dns.vip())
+		for range 5 {
+			before := traffic.answered.Load()
+			Eventually(traffic.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+100))
+			k.crash()
+		}
+		traffic.end()
+		k.stop()
+	})
+
+	It("hands over to another with its keeper, and ends", func() {
+		first := startKept(l.Node, dir, "--portal="+portal)
+		traffic := call(pod, 500, vips...)
+		second := startKept(l.Node, dir, "--portal="+portal, "--take-over")
+		Eventually(first).WithTimeout(40 * time.Second).Should(gexec.Exit(0))
+		second.crash()
+		before := traffic.made.Load()
+		Eventually(traffic.made.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+200))
+		traffic.end()
+		second.stop()
+	})
+}
+
+// queries are those of resolvers: a query that has no answer is repeated once.
+type queries struct {
+	answered, repeated atomic.Int64
+	first              atomic.Pointer[error]
+	stop               chan struct{}
+	workers            sync.WaitGroup
+}
+
+// retryTime is when a resolver asks again (resolv.conf(5)).
+const retryTime = 5 * time.Second
+
+func query(d *lab.Dialer, vip string) *queries {
+	q := &queries{stop: make(chan struct{})}
+	for range 20 {
+		q.workers.Go(func() {
+			for {
+				select {
+				case <-q.stop:
+					return
+				case <-time.After(10 * time.Millisecond):
+				}
+				if err := q.ask(d, vip); err != nil {
+					q.first.CompareAndSwap(nil, &err)
+				}
+			}
+		})
+	}
+	return q
+}
+
+func (q *queries) ask(d *lab.Dialer, vip string) (err error) {
+	c, err := d.DialUDP("", vip)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for try := range 2 {
+		if _, err = c.Write([]byte("who is there?")); err != nil {
+			continue
+		}
+		if err = c.SetReadDeadline(time.Now().Add(retryTime)); err != nil {
+			return err
+		}
+		if _, err = c.Read(make([]byte, 100)); err == nil {
+			q.answered.Add(1)
+			q.repeated.Add(int64(try))
+			return nil
+		}
+	}
+	return fmt.Errorf("no answer to %s: %w", c.LocalAddr(), err)
+}
+
+func (q *queries) end() {
+	GinkgoHelper()
+	close(q.stop)
+	q.workers.Wait()
+	AddReportEntry("queries", fmt.Sprintf("%d answered, %d of them after a retry", q.answered.Load(), q.repeated.Load()))
+	if err := q.first.Load(); err != nil {
+		Expect(*err).NotTo(HaveOccurred())
+	}
+}
+
+var _ = Describe("a keeper", func() {
+	var (
+		l   *lab.Lab
+		dir string
+		web service
+	)
+	BeforeEach(func() {
+		l = lab.New()
+		dir = manifestsDir()
+		web = service{name: "web", clusterIP: clusterIP, port: 80, endpoints: []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}}
+		web.write(dir)
+	})
+	const health = "127.0.0.1:10256"
+	livez := func() (string, error) { return get(l.Node.NewDialer(1), health, "/livez") }
+
+	It("pauses longer and longer while usher fails again and again, says why, and recovers", func() {
+		k := startKept(l.Node, dir, "--portal=nftables", "--healthz-address="+health)
+		Expect(livez()).To(And(ContainSubstring("200 OK"), Not(ContainSubstring("restarts"))))
+		pauses := func() (all []string) {
+			for _, found := range regexp.MustCompile(`usher ended unexpectedly.*pause=(\S+) .*why="signal: killed"`).FindAllStringSubmatch(string(k.Err.Contents()), -1) {
+				all = append(all, found[1])
+			}
+			return all
+		}
+		for !slices.Contains(pauses(), "1.6s") {
+			count := len(pauses())
+			Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed()) // but for the first, before it serves
+			Eventually(pauses).WithTimeout(20 * time.Second).Should(HaveLen(count + 1))
+		}
+		Expect(pauses()[0]).To(Equal("0s"))
+		count := len(pauses())
+		Expect(pauses()[count-5:]).To(Equal([]string{"100ms", "200ms", "400ms", "800ms", "1.6s"}))
+		Eventually(livez).WithTimeout(10 * time.Second).Should(And(HavePrefix("HTTP/1.1 500"), ContainSubstring(fmt.Sprintf("usher ended unexpectedly %d times, the last time by signal: killed; it is started again at 20", count))))
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		Eventually(livez).WithTimeout(10 * time.Second).Should(And(ContainSubstring("200 OK"), ContainSubstring(fmt.Sprintf(`"restarts":{"count":%d,"last":"signal: killed"}`, count))))
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+		k.stop()
+	})
+
+	It("ends with usher where that cannot begin", func() {
+		u := launchUsher(l.Node, dir, "--keeper", "--portal=nonsense")
+		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		first := startKept(l.Node, dir, "--portal=nftables")
+		second := launchUsher(l.Node, dir, "--keeper", "--portal=nftables")
+		Eventually(second).WithTimeout(20 * time.Second).Should(gexec.Exit(75))
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+		Expect(children(first.Command.Process.Pid)).To(HaveLen(1))
+	})
+
+	It("leaves usher alone when it is killed itself, and the next one takes over", func() {
+		first := startKept(l.Node, dir, "--portal=nftables")
+		orphan := first.child()
+		first.Command.Process.Kill()
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+		second := startKept(l.Node, dir, "--portal=nftables", "--take-over")
+		Eventually(first).WithTimeout(20 * time.Second).Should(gexec.Exit())
+		Expect(syscall.Kill(orphan, 0)).To(MatchError(syscall.ESRCH))
+		second.crash()
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+	})
+
+	It("leaves nothing behind", func() {
+		before := state(l.Node)
+		k := startKept(l.Node, dir, "--portal=nftables")
+		k.crash()
+		k.Interrupt()
+		Eventually(k).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Expect(state(l.Node)).To(Equal(before))
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).Error().To(HaveOccurred())
+	})
+
+	It("lets go of sockets that usher closes, and of none that it opens", func() {
+		k := startKept(l.Node, dir, "--portal=address", "--address-namespace=never")
+		Expect(os.Remove(filepath.Join(dir, "web.yaml"))).To(Succeed())
+		Eventually(func() error { _, err := ask(l.Pods.NewDialer(1), web.vip()); return err }).WithTimeout(10 * time.Second).Should(HaveOccurred())
+		web.name = "other" // the same place, for another Service
+		web.write(dir)
+		Eventually(func() error { _, err := ask(l.Pods.NewDialer(1), web.vip()); return err }).WithTimeout(10 * time.Second).Should(Succeed())
+		k.crash()
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+	})
+
+	It("becomes the program that is at its path on SIGHUP, while nothing fails", func() {
+		copied := filepath.Join(GinkgoT().TempDir(), "usher")
+		old := usherBinary
+		install(old, copied)
+		usherBinary = copied
+		DeferCleanup(func() { usherBinary = old })
+		k := startKept(l.Node, dir, "--portal=nftables")
+		traffic := startLoad(l.Pods.NewDialer(30), web.vip(), 500)
+		for range 3 {
+			install(old, copied)
+			Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
+			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("its usher takes over"))
+			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("has taken over"))
+			runs, err := os.Stat(fmt.Sprintf("/proc/%d/exe", k.Command.Process.Pid))
+			Expect(err).NotTo(HaveOccurred())
+			now, err := os.Stat(copied)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(os.SameFile(runs, now)).To(BeTrue())
+			k.child()
+		}
+		By("not becoming what is no program")
+		writeFile(copied, "not a program")
+		Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("go on as they are"))
+		traffic.end()
+		if err := traffic.firstFailure.Load(); err != nil {
+			Expect(*err).NotTo(HaveOccurred())
+		}
+		k.crash()
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+	})
+})
+
+// install puts a new copy of a program at a path, in one step.
+func install(program, path string) {
+	GinkgoHelper()
+	binary, err := os.ReadFile(program)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(os.WriteFile(path+".new", binary, 0o755)).To(Succeed())
+	Expect(os.Rename(path+".new", path)).To(Succeed())
+}
+
+// get asks for a page.
+func get(d *lab.Dialer, address, path string) (string, error) {
+	c, err := d.Dial("", address, 5*time.Second)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return "", err
+	}
+	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n", path); err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	_, err = io.Copy(&b, c)
+	return b.String(), err
+}
