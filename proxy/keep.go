@@ -1,11 +1,13 @@
 package proxy
 
 import (
+	"iter"
 	"os"
 	"strconv"
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
@@ -96,6 +98,34 @@ func same(a, b *os.File) bool {
 	this, err1 := a.Stat()
 	that, err2 := b.Stat()
 	return err1 == nil && err2 == nil && os.SameFile(this, that)
+}
+
+// HandOverKept yields copies of what a Store has of a proxy's, descriptors by name, as
+// Proxy.HandOver does.
+func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
+	return func(yield func(handover.Socket) bool) {
+		for name, fds := range kept {
+			_, apart, is := keptNumber(name)
+			if !is && name != keptNamespace {
+				continue
+			}
+			for i, fd := range fds {
+				s, ok := frontend.SocketFor(fd, namespaceName)
+				if !ok {
+					continue
+				}
+				var err error
+				if is {
+					s.Name, _, err = frontend.SocketNameOf(s.File, apart, i)
+				}
+				if err != nil {
+					s.File.Close()
+				} else if !yield(s) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // keepOnly forgets what was recalled and is not among sockets.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -204,7 +205,7 @@ func keeperSpecs(portal string) {
 		dns := service{name: "dns", clusterIP: "10.96.0.53", port: 53, protocol: "UDP", endpoints: []netip.AddrPort{startEcho(l.Pods, lab.Pod(2))}}
 		dns.write(dir)
 		k := startKept(l.Node, dir, "--portal="+portal)
-		traffic := query(pod, dns.vip())
+		traffic := resolve(pod, dns.vip())
 		for range 5 {
 			before := traffic.answered.Load()
 			Eventually(traffic.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+100))
@@ -238,7 +239,7 @@ type queries struct {
 // retryTime is when a resolver asks again (resolv.conf(5)).
 const retryTime = 5 * time.Second
 
-func query(d *lab.Dialer, vip string) *queries {
+func resolve(d *lab.Dialer, vip string) *queries {
 	q := &queries{stop: make(chan struct{})}
 	for range 20 {
 		q.workers.Go(func() {
@@ -326,6 +327,25 @@ var _ = Describe("a keeper", func() {
 		Eventually(livez).WithTimeout(10 * time.Second).Should(And(ContainSubstring("200 OK"), ContainSubstring(fmt.Sprintf(`"restarts":{"count":%d,"last":"signal: killed"}`, count))))
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 		k.stop()
+	})
+
+	It("hands over while it pauses", func() {
+		k := startKept(l.Node, dir, "--portal=nftables")
+		ends := func() int { return strings.Count(string(k.Err.Contents()), "ended unexpectedly") }
+		for !strings.Contains(string(k.Err.Contents()), "pause=3.2s") {
+			count := ends()
+			Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed())
+			Eventually(ends).WithTimeout(20 * time.Second).Should(BeNumerically(">", count))
+		}
+		clean := launch(l.Node, exec.Command(usherBinary, "cleanup"), "")
+		Eventually(clean).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		Expect(clean.Err).To(gbytes.Say("another usher manages the portals"))
+		rules := state(l.Node)
+		next := startKept(l.Node, dir, "--portal=nftables", "--take-over")
+		Eventually(k).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Expect(state(l.Node)).To(Equal(rules))
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+		next.stop()
 	})
 
 	It("ends with usher where that cannot begin", func() {

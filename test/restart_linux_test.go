@@ -183,7 +183,7 @@ func restartSpecs(portal string) {
 		services(1, startBackend(l.Pods, lab.Pod(1), 8080))
 		u := run()
 		other := launchUsher(l.Node, dir, "--portal="+portal)
-		Eventually(other).WithTimeout(10 * time.Second).Should(gexec.Exit(1))
+		Eventually(other).WithTimeout(10 * time.Second).Should(gexec.Exit(75))
 		Expect(other.Err).To(gbytes.Say(fmt.Sprintf("another usher manages the portals .*process %d", u.Command.Process.Pid)))
 		clean := launch(l.Node, exec.Command(usherBinary, "cleanup"), "")
 		Eventually(clean).WithTimeout(10 * time.Second).Should(gexec.Exit(1))

@@ -39,7 +39,11 @@ error.
 SIGTERM stops accepting, lets connections end for --drain-timeout, and leaves
 the portal's rules to a successor, which takes them over. Ctrl-C (SIGINT) does
 the same and then removes the rules. A second signal ends usher at once. 'usher
-cleanup' removes what is left.`,
+cleanup' removes what is left. With --keeper, SIGHUP replaces the program by the one that
+is at its path by then.
+
+The exit code is 75 if another usher manages the portals, and this one does not take
+over.`,
 		Example: `  usher run --kubeconfig /etc/kubernetes/usher.conf --node-name worker-1
   usher run --manifests examples/web.yaml
   kubectl get services,endpointslices -A -o yaml > all.yaml && usher run --manifests all.yaml

@@ -92,6 +92,17 @@ func Acquire(left *os.File) (*Lock, error) {
 	return l, nil
 }
 
+// Hold is Acquire for who keeps the lock while no usher runs: it does not look for others,
+// who were told all the time that it is held.
+func Hold(left *os.File) (*Lock, error) {
+	l, err := newLock(left)
+	if err != nil {
+		return nil, fmt.Errorf("locking the portals: %w", err)
+	}
+	l.held.Store(true)
+	return l, nil
+}
+
 // newLock listens, by left if that is not nil, and answers who asks for this process's
 // rights.
 func newLock(left *os.File) (*Lock, error) {

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -72,6 +73,16 @@ var _ = Describe("the unit of systemd", func() {
 		Expect(setting("KillMode")).To(Equal("mixed"))
 		Expect(unit).NotTo(ContainSubstring("\nExecStopPost="))
 		Expect(unit).NotTo(ContainSubstring("\nKillSignal=")) // SIGTERM
+	})
+
+	It("lets the keeper say how usher is, and keeps the sockets for a restart", func() {
+		Expect(setting("ExecStart")).To(ContainSubstring(" run --keeper "))
+		Expect(setting("Type")).To(Equal("notify"))
+		Expect(setting("NotifyAccess")).To(Equal("main"))
+		Expect(setting("ExecReload")).To(Equal("/bin/kill -HUP $MAINPID"))
+		Expect(strconv.Atoi(setting("FileDescriptorStoreMax"))).To(BeNumerically(">", 10000))
+		Expect(strconv.Atoi(setting("WatchdogSec"))).To(BeNumerically(">=", 30))
+		Expect(setting("OOMPolicy")).To(Equal("continue"))
 	})
 
 	It("gives only flags that usher has", func() {

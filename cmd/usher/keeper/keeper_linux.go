@@ -30,9 +30,10 @@ var forwarded = []os.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGQUIT, unix.SIGUSR
 type keeper struct {
 	state
 	log     logrus.FieldLogger
-	manager *manager // nil for none
-	pause   *pause   // nil while one runs
-	told    bool     // to stop
+	manager *manager      // nil for none
+	pause   *pause        // nil while one runs
+	told    bool          // to stop
+	taken   chan struct{} // another usher has taken over while none ran here
 	// count is how many descriptors are kept, and length how long their names are together.
 	count, length int
 	overfull      bool // the log was told that not all can be kept
@@ -92,6 +93,7 @@ func Run(o Options) (code int, err error) {
 
 // run is the loop; begin is done first, when signals are caught.
 func (k *keeper) run(begin func()) (code int) {
+	k.taken = make(chan struct{}, 1)
 	signals, hangups, children := make(chan os.Signal, 8), make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(signals, forwarded...)
 	signal.Notify(hangups, unix.SIGHUP)
@@ -121,6 +123,10 @@ func (k *keeper) run(begin func()) (code int) {
 			k.start()
 		case <-beat:
 			k.beat()
+		case <-k.taken:
+			if k.leave() {
+				return 0
+			}
 		}
 	}
 }
@@ -141,19 +147,30 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 	s := sig.(syscall.Signal)
 	if s == unix.SIGTERM || s == unix.SIGINT {
 		k.told = true
-		k.drop() // clients are refused from now on
+		k.pause.end() // before what it would hand over is gone
+		k.drop()      // clients are refused from now on
 	}
 	for _, c := range []*child{k.Current, k.Next} {
 		if c != nil {
 			_ = unix.Kill(c.PID, s) // fails if it has ended already
 		}
 	}
-	if k.told && k.pause != nil {
-		k.pause.end()
+	if k.told && k.Current == nil {
 		k.log.WithField("signal", sig.String()).Info("The keeper ends; no usher runs, and rules stay for the next one (usher cleanup removes them)")
 		return true
 	}
 	return false
+}
+
+// leave leaves the portals to another usher that has taken over, and reports whether there
+// is nothing to wait for: in a Pod the kubelet would start this one again, which would take
+// over in its turn.
+func (k *keeper) leave() (over bool) {
+	k.log.Info("Another usher has taken over from the keeper")
+	k.pause.end()
+	k.pause = nil
+	k.drop()
+	return os.Getenv("KUBERNETES_SERVICE_HOST") == ""
 }
 
 // reap takes note of children that have ended, its own and those of others that it has

@@ -2,17 +2,22 @@ package keeper
 
 import (
 	"fmt"
+	"iter"
 	"net"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy"
 )
 
 // pause is the time until an usher is started again.
 type pause struct {
 	timer  *time.Timer
-	health net.Listener // nil if nobody answers meanwhile
+	health net.Listener   // nil if nobody answers meanwhile
+	lock   *handover.Lock // that usher had; nil for none
 }
 
 // begin lets some time pass before usher is started.
@@ -20,6 +25,15 @@ func (k *keeper) begin(wait time.Duration) {
 	k.pause = &pause{timer: time.NewTimer(wait)}
 	if wait < answeredPause {
 		return
+	}
+	if file := k.copyOf("lock"); file != nil {
+		lock, err := handover.Hold(file)
+		if err != nil {
+			k.log.WithError(err).Warn("Others are not told that the keeper has the portals")
+		} else {
+			k.pause.lock = lock
+			lock.Serve(k)
+		}
 	}
 	if l := k.healthListener(); l != nil {
 		k.pause.health = l
@@ -36,11 +50,15 @@ func (p *pause) over() <-chan time.Time {
 	return p.timer.C
 }
 
+// end waits for a handover that is under way.
 func (p *pause) end() {
 	if p == nil {
 		return
 	}
 	p.timer.Stop()
+	if p.lock != nil {
+		p.lock.Release()
+	}
 	if p.health != nil {
 		p.health.Close()
 	}
@@ -48,19 +66,31 @@ func (p *pause) end() {
 
 // healthListener returns a copy of the listener for health answers, if that is kept.
 func (k *keeper) healthListener() net.Listener {
-	for _, kept := range k.Kept["health"] {
-		fd, err := unix.FcntlInt(uintptr(kept), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			continue
-		}
-		file := os.NewFile(uintptr(fd), "health")
-		l, err := net.FileListener(file)
-		file.Close()
-		if err == nil {
-			return l
+	file := k.copyOf("health")
+	if file == nil {
+		return nil
+	}
+	defer file.Close()
+	l, err := net.FileListener(file)
+	if err != nil {
+		return nil
+	}
+	return l
+}
+
+// copyOf returns a copy of the first file that is kept under a name, or nil.
+func (k *keeper) copyOf(name string) *os.File {
+	for _, kept := range k.Kept[name] {
+		if fd, err := unix.FcntlInt(uintptr(kept), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			return os.NewFile(uintptr(fd), name)
 		}
 	}
 	return nil
+}
+
+// HandOver implements handover.Holder: another usher may take over while none runs here.
+func (k *keeper) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
+	return proxy.HandOverKept(k.Kept), func() {}, func() { k.taken <- struct{}{} }, nil
 }
 
 const (
