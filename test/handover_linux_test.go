@@ -335,12 +335,11 @@ func handoverSpecs(portal string) {
 		AddReportEntry("clients", len(clients))
 	})
 
-	It("lets clients keep the endpoint that ClientIP affinity gives them, three times in a row", func() {
+	It("lets clients keep the endpoint that ClientIP affinity gives them, also if it is started again by a keeper", func() {
 		web.spec = "  sessionAffinity: ClientIP\n"
 		web.write(dir)
-		current := start()
 		had := map[netip.Addr]netip.AddrPort{}
-		for range 4 {
+		come := func() {
 			for n := 4; n <= 60; n++ {
 				client := lab.Pod(n)
 				e, err := askFrom(pod, client.String(), web.vip())
@@ -350,10 +349,22 @@ func handoverSpecs(portal string) {
 				}
 				had[client] = e
 			}
+		}
+		current := start()
+		for range 2 {
+			come()
 			previous := current
 			current = start("--take-over")
 			Eventually(previous).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
 		}
+		kept := startKept(l.Node, dir, "--portal="+portal, "--take-over")
+		Eventually(current).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+		for range 2 {
+			come()
+			time.Sleep(2 * time.Second) // for so long the last clients may not be written down
+			kept.crash()
+		}
+		come()
 	})
 
 	It("brings what changed since the other one looked", func() {

@@ -16,6 +16,9 @@ type Socket struct {
 	File *os.File
 }
 
+// None is no socket.
+func None(func(Socket) bool) {}
+
 // SocketsAtOnce is how many copies of sockets a holder has open at a time. It is at
 // most SCM_MAX_FD, 253 (unix(7)).
 const SocketsAtOnce = 128

@@ -204,11 +204,10 @@ type holding struct {
 
 func (o *holding) HandOver() (sockets, more iter.Seq[Socket], resume, release func(), err error) {
 	o.count(&o.asked)
-	none := func(func(Socket) bool) {}
 	if sockets = o.sockets; sockets == nil {
-		sockets = none
+		sockets = None
 	}
-	return sockets, none, func() { o.count(&o.back) }, func() { o.count(&o.forever) }, nil
+	return sockets, None, func() { o.count(&o.back) }, func() { o.count(&o.forever) }, nil
 }
 
 func (o *holding) count(n *int) {

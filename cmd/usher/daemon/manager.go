@@ -15,6 +15,10 @@ const (
 	keptHealth = "health"
 )
 
+// keptAffinities are the names of the files with which client had which endpoint. A new
+// one is there before the one before is removed.
+var keptAffinities = [2]string{"affinities0", "affinities1"}
+
 // stopping tells the manager that the daemon ends as it was told: it is not to be started
 // again by a keeper.
 const stopping = "STOPPING=1"
@@ -45,6 +49,29 @@ func (d *Daemon) tellReady(ctx context.Context, services int) {
 	m.Forget() // what nobody has asked for by now
 	m.Tell(fmt.Sprintf("READY=1\nSTATUS=Serving %d Services by the portal %s", services, d.proxy.Portal.Mode()))
 	d.workers.Go(func() { m.Watch(ctx, d.health.Alive) })
+	if m != nil {
+		d.workers.Go(func() { d.keepAffinities(ctx) })
+	}
+}
+
+// keepAffinities keeps with the manager which client had which endpoint, until ctx ends.
+func (d *Daemon) keepAffinities(ctx context.Context) {
+	m, n := d.config.Manager, 0
+	d.proxy.KeepAffinities(ctx, func(file *os.File) {
+		m.Put(keptAffinities[n], func() []*os.File { return one(file) })
+		n = 1 - n
+		m.Remove(keptAffinities[n])
+	})
+}
+
+// recallAffinities makes clients keep the endpoints that they had when an earlier process
+// crashed.
+func (d *Daemon) recallAffinities() {
+	for _, name := range keptAffinities {
+		for _, file := range d.config.Manager.Take(name) {
+			d.proxy.InheritAffinities(file)
+		}
+	}
 }
 
 // kept returns what an earlier process has left with the manager under a name, if it is

@@ -25,14 +25,18 @@ func (d *Daemon) begin(services []config.Service) error {
 	if successor != nil {
 		handedOver = successor.Sockets
 	}
-	d.proxy.Inherit(d.proxy.Recall(handedOver))
+	d.recallAffinities()
+	sockets := d.proxy.Recall(handedOver)
+	d.proxy.Inherit(sockets)
 	d.proxy.Apply(services)
 	if successor != nil {
 		if err := successor.More(); err != nil {
 			successor.Abort()
 			return err
 		}
-		d.proxy.InheritRest(successor.Sockets)
+	}
+	d.proxy.InheritRest(sockets)
+	if successor != nil {
 		lock, err := successor.Take()
 		if err != nil {
 			return err
@@ -88,13 +92,16 @@ func (d *Daemon) settle() {
 // HandOver implements handover.Holder.
 func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, release func(), err error) {
 	if d.draining.Load() {
-		return d.proxy.HandOverNamespace(), func(func(handover.Socket) bool) {}, func() {}, func() {}, nil
+		return d.proxy.HandOverNamespace(), handover.None, func() {}, func() {}, nil
 	}
 	sockets, more, resume, stop, err := d.proxy.HandOver()
 	return sockets, more, resume, func() {
 		close(d.handedOver)
 		d.config.Manager.Tell(stopping)
 		d.config.Manager.Remove(keptHealth)
+		for _, name := range keptAffinities {
+			d.config.Manager.Remove(name)
+		}
 		stop()
 	}, err
 }

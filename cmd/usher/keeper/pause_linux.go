@@ -89,8 +89,8 @@ func (k *keeper) copyOf(name string) *os.File {
 }
 
 // HandOver implements handover.Holder: another usher may take over while none runs here.
-func (k *keeper) HandOver() (sockets iter.Seq[handover.Socket], resume, release func(), err error) {
-	return proxy.HandOverKept(k.Kept), func() {}, func() { k.taken <- struct{}{} }, nil
+func (k *keeper) HandOver() (sockets, more iter.Seq[handover.Socket], resume, release func(), err error) {
+	return proxy.HandOverKept(k.Kept), handover.None, func() {}, func() { k.taken <- struct{}{} }, nil
 }
 
 const (
