@@ -156,7 +156,7 @@ func (r *reader) item(list Diagnostic, i int, item []byte, defaults header, spoi
 
 // object reads a Service, EndpointSlice or Endpoints.
 func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) {
-	o := object{key: key{h.Kind, h.name}, place: place}
+	o := &object{key: key{h.Kind, h.name}, place: place}
 	var errs []error
 	switch h.Kind {
 	case "Service":

@@ -56,7 +56,7 @@ func (p Diagnostic) with(err error) Diagnostic {
 // sortDiagnostics sorts by place, keeping the order of what is in the same place.
 func sortDiagnostics(ps []Diagnostic) []Diagnostic {
 	slices.SortStableFunc(ps, func(a, b Diagnostic) int {
-		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Document, b.Document), cmp.Compare(len(a.Item), len(b.Item)), cmp.Compare(a.Item, b.Item), cmp.Compare(a.Line, b.Line))
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Document, b.Document), cmp.Compare(len(a.Item), len(b.Item)), cmp.Compare(a.Item, b.Item), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Object, b.Object))
 	})
 	return ps
 }

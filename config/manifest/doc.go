@@ -17,11 +17,16 @@
 //	endpoints.go   an Endpoints    → the EndpointSlices that it stands for
 //	read.go        all of the above in one
 //	load.go        two readings    → the objects of a file: the last good version of each
-//	resolve.go     all objects     → the model, with cluster IPs for those that have none
+//	resolve.go     what changed    → who has which cluster IPs and node ports: see claims.go
+//	translated.go  those Services  → the model, and what is to be told of it
 //
-// claims.go says which Service has which cluster IP. Around them, load.go reads the
-// files that changed, [Check] says all that is wrong with some files, and a [Source]
-// watches files and hands over what changes.
+// A change costs what it changes: a document whose text is as it was is not decoded
+// again, and the model is made anew of what the objects that changed have to do with.
+//
+// Around them, load.go reads the files that changed, [Check] says all that is wrong with some
+// files, and a [Source] watches files and hands over what changes. Which files there are is
+// found out each time by looking at all of them, when all has been quiet; one file of
+// which something is heard is read before that, if it can be believed (loader.hasten).
 //
 // A mistake costs as little as it can. An object with a mistake keeps its last
 // good version; a document that cannot be read at all keeps everything that its

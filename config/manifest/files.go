@@ -17,6 +17,7 @@ type entry struct {
 	path string // as it is shown: what was given, with a file name behind a folder's
 	abs  string
 	info fs.FileInfo
+	link bool // in a folder, and a symbolic link
 }
 
 // listing is what files there are.
@@ -42,7 +43,7 @@ func list(paths []string) listing {
 		case err != nil:
 			out.fail(p, abs, err)
 		case !info.IsDir():
-			out.entries = append(out.entries, entry{p, abs, info})
+			out.entries = append(out.entries, entry{path: p, abs: abs, info: info})
 		default:
 			out.folder(p, abs)
 		}
@@ -71,7 +72,7 @@ func (l *listing) folder(path, abs string) {
 		// Stat follows links: a ConfigMap that is mounted consists of them. What
 		// it cannot find was deleted just now, or is a link that leads nowhere.
 		if info, err := os.Stat(name); err == nil && info.Mode().IsRegular() {
-			l.entries = append(l.entries, entry{name, filepath.Join(abs, f.Name()), info})
+			l.entries = append(l.entries, entry{name, filepath.Join(abs, f.Name()), info, f.Type()&fs.ModeSymlink != 0})
 		}
 	}
 }
@@ -122,11 +123,15 @@ func readFile(path string, maxSize int) ([]byte, error) {
 		return nil, cause(err)
 	}
 	defer f.Close()
+	return readAll(f, maxSize)
+}
+
+func readAll(f *os.File, maxSize int) ([]byte, error) {
 	var b bytes.Buffer
 	if info, err := f.Stat(); err == nil { // or it grows step by step
 		b.Grow(int(min(info.Size(), int64(maxSize))) + bytes.MinRead)
 	}
-	_, err = b.ReadFrom(io.LimitReader(f, int64(maxSize)+1))
+	_, err := b.ReadFrom(io.LimitReader(f, int64(maxSize)+1))
 	data := b.Bytes()
 	switch {
 	case err != nil:

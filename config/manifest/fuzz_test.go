@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/translate"
@@ -39,7 +40,7 @@ func FuzzRead(f *testing.F) {
 	nets := testNetworks(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, name := range []string{"f.yaml", "f.json"} {
-			r := read(name, data, nets, 1<<20)
+			r := read(name, data, nil, nets, 1<<20)
 			if (r.unreadable || len(r.spoiled) > 0) && len(r.errors) == 0 {
 				t.Errorf("%s: something cannot be read, and nothing is said of it", name)
 			}
@@ -49,10 +50,12 @@ func FuzzRead(f *testing.F) {
 				}
 				_ = p.Error()
 			}
-			resolver := &resolver{nets: nets, node: config.Node{Name: "here"}, opts: translate.Options{AllowLoopbackEndpoints: true}}
-			first := resolver.resolve(r.objects)
-			again := resolver.resolve(remember(r.objects, reading{unreadable: true}))
-			if n := len(changes(first.services, again.services)); n > 0 {
+			resolver := newResolver(nets, config.Node{Name: "here"}, translate.Options{AllowLoopbackEndpoints: true}, false)
+			resolver.replace(nil, r.objects)
+			resolver.resolve()
+			again := read(name, data, r.documents, nets, 1<<20)
+			resolver.replace(r.objects, remember(r.objects, again))
+			if n := len(resolver.resolve()); n > 0 {
 				t.Errorf("%s: %d Services changed without reason", name, n)
 			}
 		}
@@ -114,16 +117,46 @@ func BenchmarkLoad(b *testing.B) {
 	}
 }
 
-// BenchmarkResolve makes the model of 10,000 Services anew, which is what each
-// change costs besides reading the file that changed.
+// BenchmarkResolve adds a Service to 10,000, and takes it out again.
 func BenchmarkResolve(b *testing.B) {
-	r := read("many.yaml", []byte(many(10000)), testNetworks(b), DefaultMaxFileSize)
-	res := &resolver{nets: testNetworks(b)}
-	before := res.resolve(r.objects).services
+	nets := testNetworks(b)
+	r := newResolver(nets, config.Node{}, translate.Options{}, false)
+	r.replace(nil, read("many.yaml", []byte(many(10000)), nil, nets, DefaultMaxFileSize).objects)
+	if n := len(r.resolve()); n != 10000 {
+		b.Fatal(n)
+	}
+	one := read("one.yaml", []byte(strings.ReplaceAll(many(1), "web-", "other-")), nil, nets, DefaultMaxFileSize).objects
 	for b.Loop() {
-		after := res.resolve(r.objects).services
-		if len(changes(before, after)) != 0 {
-			b.Fatal("changed")
+		for _, change := range [][2][]*object{{nil, one}, {one, nil}} {
+			r.replace(change[0], change[1])
+			if n := len(r.resolve()); n != 1 {
+				b.Fatal(n)
+			}
+		}
+	}
+}
+
+// BenchmarkChange changes one Service in a file of 10,000.
+func BenchmarkChange(b *testing.B) {
+	file := filepath.Join(b.TempDir(), "many.yaml")
+	texts := [2]string{many(10000), strings.Replace(many(10000), "10.1.20.5]", "10.3.20.5]", 1)}
+	l, err := Options{Paths: []string{file}}.loader()
+	if err != nil {
+		b.Fatal(err)
+	}
+	change := func(i int) (changed int) {
+		b.StopTimer()
+		if err := os.WriteFile(file, []byte(texts[i%2]), 0o644); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+		return len(l.load(list(l.paths), time.Now()).changed)
+	}
+	change(0)
+	b.ResetTimer()
+	for i := range b.N {
+		if n := change(i + 1); n != 1 {
+			b.Fatal(n)
 		}
 	}
 }

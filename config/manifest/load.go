@@ -1,132 +1,221 @@
 package manifest
 
 import (
-	"cmp"
-	"crypto/sha256"
 	"errors"
+	"hash/maphash"
 	"io/fs"
-	"maps"
+	"os"
 	"slices"
 	"time"
 
 	"github.com/usherproxy/usher/config"
 )
 
-// confirm is how long a file has to be gone, or to say nothing at all, until
-// that is believed: editors and copying programs make files vanish or be empty
-// for a moment.
-const confirm = 200 * time.Millisecond
-
 // loader reads files and remembers what they said.
 type loader struct {
 	paths    []string
 	maxSize  int
+	patience patience
 	resolver *resolver
 	files    map[string]*file // by absolute path
-	listing  listing          // as of the last load
+	read     map[string]bool  // see loaded
 }
 
 // file is what is remembered of a file.
 type file struct {
-	path     string
-	sum      [sha256.Size]byte // of what it contained when it was last read; zero if it could not be read
-	info     fs.FileInfo       // of when it was last read; nil if what it contained then may have changed unseen
-	objects  []object
-	errors   []Diagnostic
-	warnings []Diagnostic
-	doubted  time.Time // since when it is gone or says nothing; zero if it is not
+	path      string
+	sum       uint64      // of what it contained when it was last read; zero if it could not be read
+	info      fs.FileInfo // of when it was last read
+	sure      bool        // that it contains the same as long as that is so
+	objects   []*object
+	documents []document
+	errors    []Diagnostic
+	warnings  []Diagnostic
+	doubted   time.Time // since when it is gone or says nothing; zero if it is not
 }
 
 // loaded is the outcome of a load.
 type loaded struct {
-	resolution
-	changed map[string]bool // files that were read anew, by the path that diagnostics name
-	doubts  bool            // there is something to be confirmed by a load somewhat later
+	changed          []config.Service
+	errors, warnings []Diagnostic
+	read             map[string]bool // files that were read anew since the last load, by the path that diagnostics name
+	doubts           bool            // there is something to be confirmed by a load somewhat later
 }
 
-// load reads what has changed, and makes the model anew.
-func (l *loader) load(now time.Time) loaded {
-	l.listing = list(l.paths)
-	out := loaded{changed: map[string]bool{}}
+// load reads what has changed of the files that are there, and makes the model of that anew.
+func (l *loader) load(there listing, now time.Time) (out loaded) {
 	here := map[string]bool{}
-	for _, e := range l.listing.entries {
+	var differ []entry
+	for _, e := range there.entries {
 		here[e.abs] = true
-		l.visit(e, now, &out)
+		if f := l.files[e.abs]; f != nil && f.sure && sameFile(f.info, e.info) {
+			f.doubted = time.Time{}
+		} else {
+			differ = append(differ, e)
+		}
+	}
+	looks := make([]look, len(differ))
+	inParallel(len(differ), func(i int) { looks[i] = l.look(differ[i]) })
+	for i, e := range differ {
+		l.believe(e, looks[i], now, &out)
 	}
 	for abs, f := range l.files {
-		if here[abs] || l.listing.covers(abs) {
-			continue
-		}
-		if f.gone(now, &out) {
-			delete(l.files, abs)
+		if !here[abs] && !there.covers(abs) && l.gone(f, now, &out) {
+			l.forget(abs)
 		}
 	}
 
-	var objects []object
-	files := slices.SortedFunc(maps.Values(l.files), func(a, b *file) int { return cmp.Compare(a.path, b.path) })
-	for _, f := range files {
-		objects = append(objects, f.objects...)
-	}
-	out.resolution = l.resolver.resolve(objects)
-	errs, warnings := slices.Clone(l.listing.problems), []Diagnostic(nil)
-	for _, f := range files {
+	out.changed = l.resolver.resolve()
+	out.errors, out.warnings = l.resolver.diagnostics()
+	errs, warnings := slices.Clone(there.problems), []Diagnostic(nil)
+	for _, f := range l.files {
 		errs, warnings = append(errs, f.errors...), append(warnings, f.warnings...)
 	}
 	out.errors = sortDiagnostics(append(errs, out.errors...))
 	out.warnings = sortDiagnostics(append(warnings, out.warnings...))
+	out.read, l.read = l.read, nil
 	return out
 }
 
-// visit reads one file, unless its content is what it was.
-func (l *loader) visit(e entry, now time.Time, out *loaded) {
+// look is what is found in a file.
+type look struct {
+	sum  uint64
+	same bool // as when it was last read
+	reading
+	err error
+}
+
+// look reads one file. It changes nothing.
+func (l *loader) look(e entry) look {
+	data, err := readFile(e.path, l.maxSize)
+	if err != nil {
+		return look{err: err}
+	}
+	return l.decode(e, data)
+}
+
+// decode reads the contents of one file, unless they are what they were.
+func (l *loader) decode(e entry, data []byte) look {
+	out := look{sum: maphash.Bytes(seed, data)}
+	f := l.files[e.abs]
+	if f == nil {
+		f = &file{}
+	}
+	if out.same = f.path == e.path && f.sum == out.sum; !out.same {
+		out.reading = read(e.path, data, f.documents, l.resolver.nets, l.maxSize)
+	}
+	return out
+}
+
+// believe takes over what was found in a file, unless it is to be confirmed.
+func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
 	f := l.files[e.abs]
 	known := f != nil
 	if !known {
 		f = &file{path: e.path}
 	}
-	if known && f.untouched(e) {
-		f.doubted = time.Time{}
-		return
-	}
-	data, err := readFile(e.path, l.maxSize)
-	if errors.Is(err, fs.ErrNotExist) {
-		if known && f.gone(now, out) {
-			delete(l.files, e.abs)
+	if errors.Is(look.err, fs.ErrNotExist) {
+		if known && l.gone(f, now, out) {
+			l.forget(e.abs)
 		}
 		return
 	}
 	l.files[e.abs] = f
-	if err != nil { // what it said last still holds
-		f.sum, f.errors, f.warnings, f.doubted = [sha256.Size]byte{}, []Diagnostic{{File: e.path, Err: err}}, nil, time.Time{}
-		f.info = nil
+	if look.err != nil { // what it said last still holds
+		f.sum, f.errors, f.warnings, f.doubted = 0, []Diagnostic{{File: e.path, Err: look.err}}, nil, time.Time{}
+		f.sure = false
 		return
 	}
-	sum := sha256.Sum256(data)
-	if known && sum == f.sum {
-		f.doubted, f.info = time.Time{}, settled(e, now)
+	if known && !look.same && len(f.objects) > 0 && silent(look.reading) && !l.gone(f, now, out) {
 		return
 	}
-	r := read(e.path, data, l.resolver.nets, l.maxSize)
-	if known && len(f.objects) > 0 && silent(r) && !f.gone(now, out) {
+	f.info, f.sure, f.doubted = e.info, settled(e, now), time.Time{}
+	if look.same {
 		return
 	}
-	out.changed[e.path] = true
-	*f = file{path: e.path, sum: sum, info: settled(e, now), objects: remember(f.objects, r), errors: r.errors, warnings: r.warnings}
+	before := f.objects
+	f.path, f.sum, f.documents = e.path, look.sum, look.documents
+	f.objects, f.errors, f.warnings = remember(before, look.reading), look.errors, look.warnings
+	look.renumber()
+	l.resolver.replace(before, f.objects)
+	if l.read == nil {
+		l.read = map[string]bool{}
+	}
+	l.read[e.path] = true
 }
 
-// untouched reports whether the file of e is known to be as it was when f was
-// read, without reading it again.
-func (f *file) untouched(e entry) bool { return f.info != nil && sameFile(f.info, e.info) }
-
-// settled returns e.info if the file, which is read at now, cannot change after
-// that and keep its time of modification: some file systems tell that in steps
-// of two seconds.
-func settled(e entry, now time.Time) fs.FileInfo {
-	if now.Sub(e.info.ModTime()) <= 2*time.Second {
-		return nil
+// hasten reads one file of which something has just been heard, and makes the model of
+// that anew if the file can be believed before it has been quiet for some time: if nobody
+// has it open for writing, and it takes nothing away. busy reports that somebody has; then it is worth to
+// look again soon. A load comes afterwards in any case, and tells what there is to tell.
+func (l *loader) hasten(path string, now time.Time) (changed []config.Service, busy bool) {
+	e := entry{path: path, abs: absolute(path)}
+	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() {
+		return nil, false
 	}
-	return e.info
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, false
+	}
+	defer file.Close()
+	sure, busy := unwritten(file)
+	if !sure {
+		return nil, busy
+	}
+	if e.info, err = file.Stat(); err != nil {
+		return nil, false
+	}
+	f := l.files[e.abs]
+	if f != nil && f.info != nil && os.SameFile(f.info, e.info) && e.info.Size() < f.info.Size() {
+		return nil, false
+	}
+	data, err := readAll(file, l.maxSize)
+	if err != nil {
+		return nil, false
+	}
+	look := l.decode(e, data)
+	if look.same || len(look.errors) > 0 || silent(look.reading) || f != nil && f.loses(look.reading, e) {
+		return nil, false
+	}
+	l.believe(e, look, now, &loaded{})
+	return l.resolver.resolve(), false
 }
+
+// loses reports whether something that f said is missing in r: a document or an
+// object, or where the file has not been replaced by another, since it may be written in
+// several steps, a port or an endpoint.
+func (f *file) loses(r reading, e entry) bool {
+	replaced := f.info != nil && !os.SameFile(f.info, e.info)
+	now := make(map[key]*object, len(r.objects))
+	for _, o := range r.objects {
+		now[o.key] = o
+	}
+	return len(r.documents) < len(f.documents) || slices.ContainsFunc(f.objects, func(o *object) bool {
+		is := now[o.key]
+		return is == nil || !replaced && is.size() < o.size()
+	})
+}
+
+// size returns how many ports and endpoints an object has.
+func (o *object) size() (n int) {
+	if o.service != nil {
+		n = len(o.service.Spec.Ports)
+	}
+	for _, s := range o.slices {
+		n += len(s.Ports) + len(s.Endpoints)
+	}
+	return n
+}
+
+// forget forgets a file and what it said.
+func (l *loader) forget(abs string) {
+	l.resolver.replace(l.files[abs].objects, nil)
+	delete(l.files, abs)
+}
+
+// settled reports whether a file that is read at now cannot change after that and keep its
+// time of modification: some file systems tell that in steps of two seconds.
+func settled(e entry, now time.Time) bool { return now.Sub(e.info.ModTime()) > 2*time.Second }
 
 // silent reports whether a file says nothing, not even something wrong.
 func silent(r reading) bool {
@@ -134,44 +223,15 @@ func silent(r reading) bool {
 }
 
 // gone reports whether it is to be believed that f is gone or empty.
-func (f *file) gone(now time.Time, out *loaded) bool {
+func (l *loader) gone(f *file, now time.Time, out *loaded) bool {
 	if f.doubted.IsZero() {
 		f.doubted = now
 	}
-	if len(f.objects) == 0 || now.Sub(f.doubted) >= confirm {
+	if len(f.objects) == 0 || now.Sub(f.doubted) >= l.patience.confirm {
 		return true
 	}
 	out.doubts = true
 	return false
-}
-
-// same reports whether a and b were made at once, without looking at all that is
-// in them.
-func same(a, b config.Service) bool {
-	if a.Discovery != nil {
-		return a.Discovery == b.Discovery
-	}
-	return len(a.Ports) == len(b.Ports) && len(a.Ports) > 0 && &a.Ports[0] == &b.Ports[0]
-}
-
-// changes returns the Services of now that are not as they were before, and
-// those that are gone, with nothing but their names; sorted by name.
-func changes(before, now map[name]config.Service) []config.Service {
-	var out []config.Service
-	for n, svc := range now {
-		if old, ok := before[n]; !ok || !same(old, svc) && !equal(old, svc) {
-			out = append(out, svc)
-		}
-	}
-	for n := range before {
-		if _, ok := now[n]; !ok {
-			out = append(out, config.Service{Name: n})
-		}
-	}
-	slices.SortFunc(out, func(a, b config.Service) int {
-		return cmp.Or(cmp.Compare(a.Name.Namespace, b.Name.Namespace), cmp.Compare(a.Name.Name, b.Name.Name))
-	})
-	return out
 }
 
 // remember returns the objects of a file that said old before and says now
@@ -181,14 +241,16 @@ func changes(before, now map[name]config.Service) []config.Service {
 //   - An object that has none, but a bad one, stays as it was.
 //   - An object that is not mentioned is gone; but not as long as something in
 //     the file cannot be read, since it may be in there.
-func remember(old []object, r reading) []object {
-	defined := map[key]bool{}
-	for _, o := range r.objects {
-		defined[o.key] = true
+func remember(old []*object, r reading) []*object {
+	defined := make(map[key]bool, len(r.objects))
+	if r.unreadable || len(r.spoiled) > 0 {
+		for _, o := range r.objects {
+			defined[o.key] = true
+		}
 	}
 	out := slices.Clip(r.objects)
 	for _, o := range old {
-		if !defined[o.key] && (r.unreadable || slices.Contains(r.spoiled, o.key)) {
+		if (r.unreadable || slices.Contains(r.spoiled, o.key)) && !defined[o.key] {
 			out = append(out, o)
 		}
 	}

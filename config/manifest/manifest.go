@@ -68,15 +68,12 @@ func (o Options) loader() (*loader, error) {
 		o.MaxFileSize = DefaultMaxFileSize
 	}
 	return &loader{
-		paths:   o.Paths,
-		maxSize: o.MaxFileSize,
-		files:   map[string]*file{},
-		resolver: &resolver{
-			nets:      nets,
-			node:      o.Node,
-			discovery: o.Discovery,
-			opts:      translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true, LoadBalancers: o.LoadBalancers},
-		},
+		paths:    o.Paths,
+		maxSize:  o.MaxFileSize,
+		files:    map[string]*file{},
+		patience: usual,
+		resolver: newResolver(nets, o.Node,
+			translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true, LoadBalancers: o.LoadBalancers}, o.Discovery),
 	}, nil
 }
 
@@ -86,9 +83,7 @@ type Source struct {
 	log    logrus.FieldLogger
 	notify func() (*fsnotify.Watcher, error)
 
-	// What the last load said, to tell what is new. Only Run uses them.
-	services map[name]config.Service
-	said     map[string]bool
+	said map[string]bool // what the last load said, to tell what is new; only Run uses it
 }
 
 var _ config.Source = (*Source)(nil)
@@ -114,8 +109,9 @@ func New(opts Options) (*Source, error) {
 }
 
 // Run reads the files and calls apply with all Services; then it watches them,
-// and calls apply with what changed, a tenth of a second after it did, until ctx
-// ends. It returns an error at once if a path does not exist or cannot be
+// and calls apply with what changed until ctx ends: at once, if nobody has the file open for
+// writing, where that can be told, and it takes nothing away; else a tenth of a second after it
+// did. It returns an error at once if a path does not exist or cannot be
 // read. Later such a thing is logged: what a file that cannot be read said last
 // stays, and of one that is gone for longer than it takes to put another in its
 // place (0.2 s) the Services go. Run may be called once.
@@ -129,37 +125,49 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 			return fmt.Errorf("manifest %s: neither a file nor a folder", p)
 		}
 	}
-	w := newWatcher(s.loader.paths, s.notify, s.log)
+	w := newWatcher(s.loader.paths, s.loader.patience, s.notify, s.log)
 	defer w.close()
 	w.follow(list(s.loader.paths)) // first, so that nothing is missed
 
-	doubts := s.reload(apply, true)
-	for ctx.Err() == nil {
-		// What changed before a folder was watched may have gone unnoticed.
-		if !w.follow(s.loader.listing) && !w.wait(ctx, s.loader.listing, doubts) {
-			break
+	there := list(s.loader.paths)
+	doubts, pending := s.reload(there, apply, true), w.follow(there)
+	hasten := func(path string) (busy bool) {
+		changed, busy := s.loader.hasten(path, time.Now())
+		s.hand(apply, changed)
+		return busy
+	}
+	for w.wait(ctx, there, doubts, pending, hasten) {
+		there = list(s.loader.paths)
+		added := w.follow(there)
+		if added && !pending { // what changed before a folder was watched has gone unnoticed, and may go on
+			pending = true
+			continue
 		}
-		doubts = s.reload(apply, false)
+		doubts, pending = s.reload(there, apply, false), added
 	}
 	return nil
 }
 
-// reload reads what has changed and applies it. It reports whether it has to be
-// done again soon to be sure.
-func (s *Source) reload(apply func([]config.Service), first bool) (doubts bool) {
-	l := s.loader.load(time.Now())
+// reload reads what has changed of the files that are there and applies it. It reports
+// whether it has to be done again soon to be sure.
+func (s *Source) reload(there listing, apply func([]config.Service), first bool) (doubts bool) {
+	l := s.loader.load(there, time.Now())
 	s.tell(l)
-	changed := changes(s.services, l.services)
-	s.services = l.services
 	if first {
-		s.log.WithFields(logrus.Fields{"services": len(l.services), "files": len(s.loader.files)}).Info("manifests read")
-	} else if len(changed) > 0 {
-		s.log.WithFields(logrus.Fields{"services": len(l.services), "changed": len(changed)}).Info("manifests changed")
-	}
-	if first || len(changed) > 0 {
-		apply(changed)
+		s.log.WithFields(logrus.Fields{"services": s.loader.resolver.served, "files": len(s.loader.files)}).Info("manifests read")
+		apply(l.changed)
+	} else {
+		s.hand(apply, l.changed)
 	}
 	return l.doubts
+}
+
+// hand applies what has changed, if anything has.
+func (s *Source) hand(apply func([]config.Service), changed []config.Service) {
+	if len(changed) > 0 {
+		s.log.WithFields(logrus.Fields{"services": s.loader.resolver.served, "changed": len(changed)}).Info("manifests changed")
+		apply(changed)
+	}
 }
 
 // maxTold is how many problems of a kind are logged at once. More of them have
@@ -174,7 +182,7 @@ func (s *Source) tell(l loaded) {
 		told := 0
 		for _, p := range ps {
 			text := p.Error()
-			if !s.said[text] || l.changed[p.File] {
+			if !s.said[text] || l.read[p.File] {
 				if told++; told <= maxTold {
 					log(text)
 				}
@@ -209,10 +217,10 @@ func Check(opts Options) (*Result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
-	out := l.load(time.Now())
+	out := l.load(list(l.paths), time.Now())
 	return &Result{
 		Files:    len(l.files),
-		Services: changes(nil, out.services),
+		Services: out.changed,
 		Errors:   out.errors,
 		Warnings: out.warnings,
 	}, nil

@@ -42,7 +42,7 @@ var _ = Describe("a hundred slices of a thousand wrong endpoints", func() {
 		s, err := New(Options{Paths: []string{dir}, Log: log})
 		Expect(err).NotTo(HaveOccurred())
 		var served []config.Service
-		s.reload(func(all []config.Service) { served = all }, true)
+		s.reload(list([]string{dir}), func(all []config.Service) { served = all }, true)
 		Expect(served).To(HaveLen(2))
 
 		var text strings.Builder

@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"errors"
+	"hash/maphash"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -28,19 +29,20 @@ func (k key) String() string {
 	return k.kind + " " + k.name.String()
 }
 
-// object is an object that was read and has no mistakes. It is not changed any
-// more.
+// object is an object that was read and has no mistakes. What it says is not
+// changed any more.
 type object struct {
 	key
-	place Diagnostic // where it was defined
+	place Diagnostic // where it is defined; it moves with its document
+	at    int        // its place among what its file defines, for the resolver
 
 	service *corev1.Service              // of a Service
 	slices  []*discoveryv1.EndpointSlice // of an EndpointSlice, itself; of an Endpoints, its mirror images
 }
 
-// reading is what a file says.
+// reading is what a file says, or a part of it.
 type reading struct {
-	objects []object
+	objects []*object
 
 	// spoiled are the objects that have a mistake somewhere. There may be a
 	// good definition of one of them too, in another document.
@@ -51,11 +53,23 @@ type reading struct {
 	unreadable bool
 
 	errors, warnings []Diagnostic
+
+	documents []document // of a file
 }
 
+// document is what one of the documents of a file says.
+type document struct {
+	sum  uint64 // of its text
+	keep bool   // the same text says this again, wherever it is in the file
+	reading
+}
+
+var seed = maphash.MakeSeed()
+
 // read reads the contents of a file. The name of the file is used for the places
-// of diagnostics, and to tell JSON by its ending.
-func read(file string, data []byte, nets networks, maxSize int) reading {
+// of diagnostics, and to tell JSON by its ending. Documents that are among known are not
+// decoded again: what they say is the same objects.
+func read(file string, data []byte, known []document, nets networks, maxSize int) reading {
 	r := &reader{nets: nets, budget: new(atomic.Int64)}
 	r.budget.Store(int64(maxSize))
 	if len(data) > maxSize {
@@ -73,9 +87,48 @@ func read(file string, data []byte, nets networks, maxSize int) reading {
 		}
 		return r.reading
 	}
-	documents := strict.Split(data)
-	r.share(len(documents), func(r *reader, i int) { r.document(file, documents[i]) })
+	had := make(map[uint64]*document, len(known))
+	for i := range known {
+		if known[i].keep {
+			had[known[i].sum] = &known[i]
+		}
+	}
+	texts := strict.Split(data)
+	documents := make([]document, len(texts))
+	var differ []int
+	for i := range texts {
+		sum := maphash.Bytes(seed, texts[i].Text)
+		if d := had[sum]; d != nil {
+			documents[i] = *d
+			delete(had, sum)
+			continue
+		}
+		documents[i].sum = sum
+		differ = append(differ, i)
+	}
+	r.share(len(differ), func(r *reader, n int) {
+		d, text := &documents[differ[n]], texts[differ[n]]
+		d.reading = r.document(file, text)
+		d.keep = len(d.errors) == 0 && !d.unreadable && !text.Aliases()
+	})
+	for i := range documents {
+		for n, warning := range documents[i].warnings {
+			warning.Document = i + 1
+			documents[i].warnings[n] = warning
+		}
+		r.add(&documents[i].reading)
+	}
+	r.documents = documents
 	return r.reading
+}
+
+// renumber moves the objects to where their documents are.
+func (r *reading) renumber() {
+	for i := range r.documents {
+		for _, o := range r.documents[i].objects {
+			o.place.Document = i + 1
+		}
+	}
 }
 
 // reader builds a reading.
@@ -97,25 +150,39 @@ func (r *reader) share(n int, read func(r *reader, i int)) {
 		return
 	}
 	readers := make([]reader, min(runtime.GOMAXPROCS(0), n/worthAReader))
-	var all sync.WaitGroup
-	for k := range readers {
+	inParallel(len(readers), func(k int) {
 		readers[k].nets, readers[k].budget = r.nets, r.budget
-		all.Go(func() {
-			for i := k * n / len(readers); i < (k+1)*n/len(readers); i++ {
-				read(&readers[k], i)
-			}
-		})
-	}
-	all.Wait()
+		for i := k * n / len(readers); i < (k+1)*n/len(readers); i++ {
+			read(&readers[k], i)
+		}
+	})
 	for k := range readers {
 		r.add(&readers[k].reading)
 	}
 }
 
+// inParallel does n things, on as many processors as there are.
+func inParallel(n int, do func(i int)) {
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), n) {
+		all.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				do(i)
+			}
+		})
+	}
+	all.Wait()
+}
+
 // worthAReader is how many pieces a reader of their own is worth.
 const worthAReader = 1000
 
-func (r *reader) document(file string, d strict.Document) {
+// document reads a document of a file.
+func (r *reader) document(file string, d strict.Document) reading {
+	before := r.reading
+	defer func() { r.reading = before }()
+	r.reading = reading{}
 	place := Diagnostic{File: file, Document: d.Number}
 	values, errs := strict.ToJSON(d, r.budget)
 	for _, err := range errs {
@@ -127,6 +194,7 @@ func (r *reader) document(file string, d strict.Document) {
 	for _, value := range values {
 		r.value(place, value, header{}, len(errs) > 0)
 	}
+	return r.reading
 }
 
 // named adds the object to a place if it is the only one there.

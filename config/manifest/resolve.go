@@ -1,153 +1,271 @@
 package manifest
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// resolver makes the model from the objects of all files. It remembers which
-// Service had which addresses, so that they stay the same while it lives.
+// resolver makes the model from the objects of all files. It makes anew what the
+// objects that changed have to do with, so that a change costs what it changes. It
+// remembers which Service had which addresses, so that they stay the same while it
+// lives.
 type resolver struct {
 	nets      networks
 	node      config.Node
-	opts      translate.Options
-	discovery bool // see Options
+	opts      translate.Options // with the cluster IPs of all Services
+	discovery bool              // see Options
 
-	// had is each Service as it was in the last resolution, with its cluster
-	// IPs, and owners what it had.
-	had    map[types.NamespacedName]addressed
-	owners claims
+	defined map[key][]*object // all definitions of each object: the first counts
+	twice   map[key]bool      // the objects with several
 
-	translated map[types.NamespacedName]*translated
+	services map[name]*service // each that is defined, or has slices; those of no Service are with the zero name
+	served   int               // how many there is a model of
+	stale    map[name]bool     // those with other objects than at the last resolution
+	refused  map[name]bool     // those that could not have what they claim
+	troubled map[name]bool     // those of which there is something to tell
+	owners   claims
 }
 
-// addressed is a Service with its cluster IPs, and the Service as it was read.
+func newResolver(nets networks, node config.Node, opts translate.Options, discovery bool) *resolver {
+	opts.ClusterIPs = translate.ClusterIPs{}
+	return &resolver{
+		nets: nets, node: node, opts: opts, discovery: discovery,
+		defined: map[key][]*object{}, twice: map[key]bool{}, services: map[name]*service{},
+		stale: map[name]bool{}, refused: map[name]bool{}, troubled: map[name]bool{}, owners: claims{},
+	}
+}
+
+// service is what is known of a Service, and what was made of that.
+type service struct {
+	object *object   // nil if it is not defined
+	slices []*object // its EndpointSlices and Endpoints
+
+	had    addressed
+	claims []claim // what it owns
+	reason error   // why it could not have what it claims
+
+	made       *corev1.Service // of which what follows was made; nil if that has to be made anew
+	clusterIPs []netip.Addr    // in resolver.opts
+	endpoints  []netip.Addr
+	model      config.Service
+	problems   []translate.Problem
+
+	errors, warnings []finding
+}
+
+// addressed is a Service as it was in the last resolution, with its cluster IPs, and
+// as it was read; that is nil if the Service could not have what it claims and is
+// what it was before. It is zero if there was none.
 type addressed struct{ service, read *corev1.Service }
 
-// resolution is the model, and what had to be left out of it.
-type resolution struct {
-	services         map[types.NamespacedName]config.Service
-	errors, warnings []Diagnostic
+// finding is something to tell about an object, which may move in its file.
+type finding struct {
+	about *object
+	err   error
 }
 
-// resolve makes the model of objects, which are in the order in which they take
-// precedence.
-func (r *resolver) resolve(objects []object) resolution {
-	out := resolution{services: map[types.NamespacedName]config.Service{}}
-	services, slicesOf := out.index(objects)
-	services = r.address(services, &out)
-	out.warnings = append(out.warnings, withoutService(services, slicesOf)...)
-
-	r.translateAll(services, slicesOf, &out)
-	return out
-}
-
-// index tells Services and the slices of each apart. Of an object that is
-// defined more than once the first definition counts.
-func (out *resolution) index(objects []object) ([]object, map[types.NamespacedName][]object) {
-	var services []object
-	slicesOf := map[types.NamespacedName][]object{}
-	first := map[key]Diagnostic{}
-	for _, o := range objects {
-		if p, twice := first[o.key]; twice {
-			out.errors = append(out.errors, o.place.with(fmt.Errorf("already defined in %s, document %d", p.File, p.Document)))
-			continue
+// replace takes now for what a file said before.
+func (r *resolver) replace(before, now []*object) {
+	for i, o := range now {
+		o.at = i
+	}
+	for len(before) > 0 && len(now) > 0 && before[0] == now[0] {
+		before, now = before[1:], now[1:]
+	}
+	for len(before) > 0 && len(now) > 0 && before[len(before)-1] == now[len(now)-1] {
+		before, now = before[:len(before)-1], now[:len(now)-1]
+	}
+	counted := make(map[key]*object, len(now))
+	definitions := func(k key) []*object {
+		all := r.defined[k]
+		if _, known := counted[k]; !known {
+			counted[k] = first(all)
 		}
-		first[o.key] = o.place
-		if o.service != nil {
-			services = append(services, o)
-			continue
-		}
-		for i := range o.slices {
-			one := o
-			one.slices = o.slices[i : i+1]
-			name, ok := translate.ServiceOf(o.slices[i])
-			if !ok {
-				out.warnings = append(out.warnings, o.place.with(fmt.Errorf("metadata.labels[%s]: not given: these endpoints belong to no Service", discoveryv1.LabelServiceName)))
-				continue
-			}
-			if o.slices[i].AddressType == discoveryv1.AddressTypeFQDN {
-				out.warnings = append(out.warnings, o.place.with(errors.New("addressType: FQDN: ignored, as kube-proxy does: only IPv4 and IPv6 endpoints are served")))
-			}
-			slicesOf[name] = append(slicesOf[name], one)
+		return all
+	}
+	for _, o := range before {
+		all := definitions(o.key)
+		i := slices.Index(all, o)
+		r.define(o.key, slices.Delete(all, i, i+1))
+	}
+	for _, o := range now {
+		r.define(o.key, append(definitions(o.key), o))
+	}
+	for k, was := range counted {
+		if is := first(r.defined[k]); is != was {
+			r.counts(was, false)
+			r.counts(is, true)
 		}
 	}
-	return services, slicesOf
 }
 
-// address returns services with their cluster IPs, without those that cannot
-// have what they claim. In this order Services get what they ask for:
+// define takes all for the definitions of an object.
+func (r *resolver) define(k key, all []*object) {
+	if delete(r.twice, k); len(all) > 1 {
+		r.twice[k] = true
+		slices.SortFunc(all, precedence)
+	}
+	if r.defined[k] = all; len(all) == 0 {
+		delete(r.defined, k)
+	}
+}
+
+func first(all []*object) *object {
+	if len(all) == 0 {
+		return nil
+	}
+	return all[0]
+}
+
+// precedence orders objects by file, and by where in it they are.
+func precedence(a, b *object) int {
+	return cmp.Or(cmp.Compare(a.place.File, b.place.File), cmp.Compare(a.at, b.at))
+}
+
+// counts notes that an object counts from now on, or does not any more.
+func (r *resolver) counts(o *object, does bool) {
+	if o == nil || o.service == nil && len(o.slices) == 0 { // an Endpoints that is a lock
+		return
+	}
+	n := o.of()
+	s := r.services[n]
+	if s == nil {
+		s = &service{model: config.Service{Name: n}}
+		r.services[n] = s
+	}
+	r.stale[n], s.made = true, nil
+	switch {
+	case o.service != nil && does:
+		s.object = o
+	case o.service != nil:
+		s.object = nil
+	case does:
+		s.slices = append(s.slices, o)
+	default:
+		s.slices = slices.DeleteFunc(s.slices, func(other *object) bool { return other == o })
+	}
+}
+
+// of returns the Service that an object is or belongs to; the zero name if to none.
+func (o *object) of() name {
+	if o.service != nil {
+		return o.name
+	}
+	if n, ok := translate.ServiceOf(o.slices[0]); ok {
+		return n
+	}
+	return name{}
+}
+
+// resolve makes the model of what has changed. It returns the Services that are
+// not as they were, sorted by name, and those that are gone, with nothing but that.
+func (r *resolver) resolve() (changed []config.Service) {
+	look := r.stale
+	r.stale = map[name]bool{}
+	maps.Copy(look, r.refused) // what those want may be free now
+	r.address(look)
+	r.move(look)
+	for n := range look {
+		s := r.services[n]
+		if r.translate(s) {
+			changed = append(changed, s.model)
+		}
+		r.diagnose(n, s)
+	}
+	slices.SortFunc(changed, func(a, b config.Service) int {
+		return cmp.Or(cmp.Compare(a.Name.Namespace, b.Name.Namespace), cmp.Compare(a.Name.Name, b.Name.Name))
+	})
+	return changed
+}
+
+// address gives Services their cluster IPs and node ports, but for those that
+// cannot have what they claim. All others have what they had. In this order Services
+// get what they ask for:
 //
 //  1. each what it had already: nothing good is taken away by a mistake in
 //     another file;
 //  2. each what it names, in order;
 //  3. those of them that could not, what their last good version had;
 //  4. the others a cluster IP that is left.
-func (r *resolver) address(services []object, out *resolution) []object {
+func (r *resolver) address(names map[name]bool) {
 	type claimant struct {
-		*object
-		read   *corev1.Service // as it was read, if the object is what became of that
+		*service
+		name   name
+		to     *corev1.Service // what is to have what it claims
+		read   *corev1.Service // as it was read, if to is what became of that
 		wishes []wish
 	}
-	got := claims{}
-	all := make([]claimant, len(services))
-	for i := range services {
-		c := claimant{object: &services[i], read: services[i].service}
-		c.service = r.keep(*c.object)
-		c.wishes = wishes(c.service)
-		for _, w := range c.wishes {
-			if r.owners[w.claim] == c.name {
-				got[w.claim] = c.name
+	var all []claimant
+	for n := range names {
+		s := r.services[n]
+		c := claimant{service: s, name: n}
+		if s.object != nil {
+			c.to, c.read = s.keep(), s.object.service
+			c.wishes = wishes(c.to)
+			all = append(all, c)
+		} else {
+			s.had = addressed{}
+		}
+		for _, had := range s.claims {
+			if !slices.ContainsFunc(c.wishes, func(w wish) bool { return w.claim == had }) {
+				delete(r.owners, had)
 			}
 		}
-		all[i] = c
+		delete(r.refused, n)
+		s.claims, s.reason = nil, nil
 	}
+	slices.SortFunc(all, func(a, b claimant) int { return precedence(a.object, b.object) })
+	refuse := func(c claimant, err error) { c.reason, r.refused[c.name] = err, true }
 	var good, late []claimant
 	for _, c := range all {
-		if err := got.grant(c.name, c.wishes); err != nil {
-			out.errors = append(out.errors, c.place.with(err))
+		if err := r.owners.grant(c.name, c.wishes); err != nil {
+			refuse(c, err)
 			late = append(late, c)
 			continue
 		}
 		good = append(good, c)
 	}
 	for _, c := range late {
-		c.read, c.service = nil, r.had[c.name].service
-		if c.service != nil && got.grant(c.name, wishes(c.service)) == nil {
+		c.to, c.read = c.had.service, nil
+		if c.to != nil && r.owners.grant(c.name, wishes(c.to)) == nil {
 			good = append(good, c)
+		} else {
+			c.had = addressed{}
 		}
 	}
-
-	can := make([]object, 0, len(good))
-	r.had = make(map[types.NamespacedName]addressed, len(good))
 	for _, c := range good {
-		svc, err := r.allocate(c.service, got)
-		if err != nil {
-			out.errors = append(out.errors, c.place.with(err))
-			continue
+		if svc, err := r.allocate(c.to); err != nil {
+			refuse(c, err)
+			c.had = addressed{}
+		} else {
+			c.had = addressed{svc, c.read}
 		}
-		c.service = svc
-		r.had[c.name] = addressed{svc, c.read}
-		can = append(can, *c.object)
 	}
-	r.owners = got
-	return can
+	for _, c := range all {
+		if c.had.service != nil {
+			c.wishes = append(c.wishes, wishes(c.had.service)...)
+		}
+		for _, w := range c.wishes {
+			if r.owners[w.claim] == c.name && !slices.Contains(c.claims, w.claim) {
+				c.claims = append(c.claims, w.claim)
+			}
+		}
+	}
 }
 
-// keep returns the Service of o with the cluster IPs that were allocated to it
-// before, if it still wants them allocated.
-func (r *resolver) keep(o object) *corev1.Service {
-	old, svc := r.had[o.name].service, o.service
-	if old != nil && r.had[o.name].read == svc {
+// keep returns the Service as it was read, with the cluster IPs that were allocated
+// to it before, if it still wants them allocated.
+func (s *service) keep() *corev1.Service {
+	old, svc := s.had.service, s.object.service
+	if old != nil && s.had.read == svc {
 		return old
 	}
 	if old == nil || !hasClusterIPs(svc) || len(svc.Spec.ClusterIPs) >= len(svc.Spec.IPFamilies) || !hasClusterIPs(old) {
@@ -165,20 +283,22 @@ func (r *resolver) keep(o object) *corev1.Service {
 }
 
 // allocate returns svc with a cluster IP for each family that it has none for.
-func (r *resolver) allocate(svc *corev1.Service, got claims) (*corev1.Service, error) {
+func (r *resolver) allocate(svc *corev1.Service) (*corev1.Service, error) {
 	if !hasClusterIPs(svc) || len(svc.Spec.ClusterIPs) >= len(svc.Spec.IPFamilies) {
 		return svc, nil
 	}
-	name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
-	ips := slices.Clone(svc.Spec.ClusterIPs)
+	owner := name{Namespace: svc.Namespace, Name: svc.Name}
+	ips, got := slices.Clone(svc.Spec.ClusterIPs), []claim(nil)
 	for _, f := range svc.Spec.IPFamilies[len(ips):] {
 		network := r.nets.of(familyOf(f))
-		a, ok := allocate(network, name.String(), got.taken)
+		a, ok := allocate(network, owner.String(), r.owners.taken)
 		if !ok {
 			return nil, fmt.Errorf("spec.clusterIP: no address of the service CIDR %v is left", network)
 		}
-		got[claim{addr: a}] = name
-		ips = append(ips, a.String())
+		got, ips = append(got, claim{addr: a}), append(ips, a.String())
+	}
+	for _, c := range got {
+		r.owners[c] = owner
 	}
 	return withClusterIPs(svc, ips), nil
 }
@@ -192,58 +312,4 @@ func withClusterIPs(svc *corev1.Service, ips []string) *corev1.Service {
 	out := *svc
 	out.Spec.ClusterIP, out.Spec.ClusterIPs = ips[0], ips
 	return &out
-}
-
-// current returns which slices of a Service to use. What comes from an Endpoints
-// object is left aside if there are slices from the controllers of a cluster:
-// those hold the same endpoints, and know more of each.
-func current(all []object) []object {
-	byController := slices.ContainsFunc(all, func(o object) bool {
-		manager := o.slices[0].Labels[discoveryv1.LabelManagedBy]
-		return o.kind == "EndpointSlice" && (manager == sliceController || manager == mirrorController)
-	})
-	if !byController {
-		return all
-	}
-	return slices.DeleteFunc(slices.Clone(all), func(o object) bool { return o.kind == "Endpoints" })
-}
-
-// withoutService warns of slices whose Service does not exist. They wait for it.
-func withoutService(services []object, slicesOf map[types.NamespacedName][]object) []Diagnostic {
-	known := map[types.NamespacedName]bool{}
-	for _, o := range services {
-		known[o.name] = true
-	}
-	var out []Diagnostic
-	for name, slices := range slicesOf {
-		for _, s := range slices {
-			if !known[name] {
-				out = append(out, s.place.with(fmt.Errorf("there is no Service %s for these endpoints", name)))
-			}
-		}
-	}
-	return sortDiagnostics(out)
-}
-
-// misnamed warns of slices none of whose ports has the name of one of the
-// Service's: the Service will refuse all connections, and nothing says why.
-func misnamed(svc config.Service, all []object) []Diagnostic {
-	has := func(p discoveryv1.EndpointPort) bool {
-		return slices.ContainsFunc(svc.Ports, func(sp config.ServicePort) bool { return p.Name != nil && sp.ID.Port == *p.Name })
-	}
-	var out []Diagnostic
-	for _, o := range all {
-		if ports := o.slices[0].Ports; len(ports) > 0 && !slices.ContainsFunc(ports, has) {
-			out = append(out, o.place.with(fmt.Errorf("ports[0].name: %q: Service %s has no port of that name, only %s", *ports[0].Name, svc.Name, portNames(svc))))
-		}
-	}
-	return out
-}
-
-func portNames(svc config.Service) string {
-	var names []string
-	for _, p := range svc.Ports {
-		names = append(names, fmt.Sprintf("%q", p.ID.Port))
-	}
-	return strings.Join(slices.Compact(names), ", ")
 }

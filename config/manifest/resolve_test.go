@@ -7,8 +7,8 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/translate"
 )
 
@@ -22,8 +22,9 @@ func at(ip string) string { return "clusterIP: " + ip }
 // world is a set of files and what is made of them.
 type world struct {
 	resolver *resolver
-	files    map[string][]object
-	last     resolution
+	files    map[string]file
+	changed  []config.Service
+	errors   []Diagnostic // of all files
 }
 
 func newWorld(cidrs ...string) *world {
@@ -34,39 +35,48 @@ func newWorld(cidrs ...string) *world {
 	nets, err := newNetworks(prefixes)
 	Expect(err).NotTo(HaveOccurred())
 	return &world{
-		resolver: &resolver{nets: nets, opts: translate.Options{AllowLoopbackEndpoints: true}},
-		files:    map[string][]object{},
+		resolver: newResolver(nets, config.Node{}, translate.Options{AllowLoopbackEndpoints: true}, false),
+		files:    map[string]file{},
 	}
 }
 
 // write changes files (name, content, ...) and makes the model anew.
 func (w *world) write(files ...string) {
-	var problems []Diagnostic
 	for i := 0; i < len(files); i += 2 {
-		r := read(files[i], []byte(files[i+1]), w.resolver.nets, 1<<20)
-		w.files[files[i]] = remember(w.files[files[i]], r)
-		problems = append(problems, r.errors...)
+		before := w.files[files[i]]
+		r := read(files[i], []byte(files[i+1]), before.documents, w.resolver.nets, 1<<20)
+		r.renumber()
+		f := file{objects: remember(before.objects, r), documents: r.documents, errors: r.errors, warnings: r.warnings}
+		w.files[files[i]] = f
+		w.resolver.replace(before.objects, f.objects)
 	}
-	var objects []object
-	for _, name := range []string{"a.yaml", "b.yaml", "c.yaml"} {
-		objects = append(objects, w.files[name]...)
+	w.changed = w.resolver.resolve()
+	w.errors, _ = w.resolver.diagnostics()
+	for _, f := range w.files {
+		w.errors = append(w.errors, f.errors...)
 	}
-	w.last = w.resolver.resolve(objects)
-	w.last.errors = append(problems, w.last.errors...)
+	sortDiagnostics(w.errors)
+}
+
+// served is what is served for a Service.
+func (w *world) served(n string) config.Service {
+	if s := w.resolver.services[name{Namespace: "default", Name: n}]; s != nil {
+		return s.model
+	}
+	return config.Service{}
 }
 
 // has is the first cluster IP of a Service; "" if it is not served.
 func (w *world) has(name string) string {
-	s, ok := w.last.services[types.NamespacedName{Namespace: "default", Name: name}]
-	if !ok {
-		return ""
+	if s := w.served(name); len(s.Ports) > 0 {
+		return s.Ports[0].VIPs[0].Addr.String()
 	}
-	return s.Ports[0].VIPs[0].Addr.String()
+	return ""
 }
 
-func (w *world) errors() string {
+func (w *world) said() string {
 	var all []string
-	for _, p := range w.last.errors {
+	for _, p := range w.errors {
 		all = append(all, p.Error())
 	}
 	return strings.Join(all, "\n")
@@ -79,7 +89,7 @@ var _ = Describe("the last good version", func() {
 		w.write("a.yaml", svc("one", "clusterIP: wrong")+svc("two", at("10.96.0.22")))
 		Expect(w.has("one")).To(Equal("10.96.0.1"))
 		Expect(w.has("two")).To(Equal("10.96.0.22"))
-		Expect(w.errors()).To(ContainSubstring(`a.yaml, document 1, Service default/one: spec.clusterIPs[0]: Invalid value: "wrong"`))
+		Expect(w.said()).To(ContainSubstring(`a.yaml, document 1, Service default/one: spec.clusterIPs[0]: Invalid value: "wrong"`))
 	})
 
 	It("of an object stays when it has an unknown or a doubled field", func() {
@@ -122,7 +132,7 @@ var _ = Describe("the last good version", func() {
 		w.write("a.yaml", svc("one", at("10.96.0.2")))
 		Expect(w.has("one")).To(Equal("10.96.0.1"))
 		Expect(w.has("two")).To(Equal("10.96.0.2"))
-		Expect(w.errors()).To(Equal(`a.yaml, document 1, Service default/one: spec.clusterIP: Invalid value: "10.96.0.2": provided IP is already allocated to Service default/two`))
+		Expect(w.said()).To(Equal(`a.yaml, document 1, Service default/one: spec.clusterIP: Invalid value: "10.96.0.2": provided IP is already allocated to Service default/two`))
 
 		w.write("b.yaml", "")
 		Expect(w.has("one")).To(Equal("10.96.0.2"), "when it is free, it is taken")
@@ -135,7 +145,7 @@ var _ = Describe("the same object in two places", func() {
 		w.write("b.yaml", svc("one", at("10.96.0.2")))
 		w.write("a.yaml", svc("one", at("10.96.0.1")))
 		Expect(w.has("one")).To(Equal("10.96.0.1"))
-		Expect(w.errors()).To(Equal("b.yaml, document 1, Service default/one: already defined in a.yaml, document 1"))
+		Expect(w.said()).To(Equal("b.yaml, document 1, Service default/one: already defined in a.yaml, document 1"))
 	})
 
 	It("is as the second says when the first is deleted", func() {
@@ -143,7 +153,7 @@ var _ = Describe("the same object in two places", func() {
 		w.write("a.yaml", svc("one", at("10.96.0.1")), "b.yaml", svc("one", at("10.96.0.2")))
 		w.write("a.yaml", "")
 		Expect(w.has("one")).To(Equal("10.96.0.2"))
-		Expect(w.last.errors).To(BeEmpty())
+		Expect(w.errors).To(BeEmpty())
 	})
 })
 
@@ -167,7 +177,7 @@ var _ = Describe("two Services with one cluster IP", func() {
 		w := newWorld()
 		w.write("a.yaml", svc("one", at("10.96.0.1")), "b.yaml", svc("two", at("10.96.0.2")))
 		w.write("a.yaml", svc("one", at("10.96.0.2")), "b.yaml", svc("two", at("10.96.0.1")))
-		Expect(w.last.errors).To(BeEmpty())
+		Expect(w.errors).To(BeEmpty())
 		Expect(w.has("one")).To(Equal("10.96.0.2"))
 		Expect(w.has("two")).To(Equal("10.96.0.1"))
 	})
@@ -192,7 +202,7 @@ var _ = Describe("a Service without a cluster IP", func() {
 		w.write("a.yaml", svc("two", at(ip)))
 		Expect(w.has("one")).To(Equal(ip))
 		Expect(w.has("two")).To(BeEmpty())
-		Expect(w.errors()).To(ContainSubstring("already allocated to Service default/one"))
+		Expect(w.said()).To(ContainSubstring("already allocated to Service default/one"))
 	})
 
 	It("gets another if its own is named by a Service that is there first", func() {
@@ -218,7 +228,7 @@ var _ = Describe("a Service without a cluster IP", func() {
 		ip := w.has("one")
 		w.write("a.yaml", svc("one", "ipFamilyPolicy: RequireDualStack"))
 		Expect(w.has("one")).To(Equal(ip))
-		Expect(w.last.services[types.NamespacedName{Namespace: "default", Name: "one"}].Ports).To(HaveLen(2))
+		Expect(w.served("one").Ports).To(HaveLen(2))
 	})
 
 	It("gets none when none is left, and says so", func() {
@@ -226,7 +236,7 @@ var _ = Describe("a Service without a cluster IP", func() {
 		w.write("a.yaml", svc("one", "")+svc("two", "")+svc("three", ""))
 		Expect([]string{w.has("one"), w.has("two")}).To(ConsistOf("10.0.0.1", "10.0.0.2"), "neither network nor broadcast address")
 		Expect(w.has("three")).To(BeEmpty())
-		Expect(w.errors()).To(Equal("a.yaml, document 3, Service default/three: spec.clusterIP: no address of the service CIDR 10.0.0.0/30 is left"))
+		Expect(w.said()).To(Equal("a.yaml, document 3, Service default/three: spec.clusterIP: no address of the service CIDR 10.0.0.0/30 is left"))
 	})
 })
 
@@ -285,7 +295,7 @@ var _ = Describe("Endpoints and EndpointSlices of one Service", func() {
 			"addressType: IPv4\nports: [{port: 80}]\nendpoints: [{addresses: [10.0.0.2]}]\n---\n"
 	}
 	addrs := func(w *world) (out []string) {
-		for _, e := range w.last.services[types.NamespacedName{Namespace: "default", Name: "one"}].Ports[0].Cluster {
+		for _, e := range w.served("one").Ports[0].Cluster {
 			out = append(out, e.Addr.Addr().String())
 		}
 		return out
@@ -311,17 +321,16 @@ var _ = Describe("what is kept from one resolution to the next", func() {
 			"addressType: IPv4\nports: [{name: \"\", port: 8080}]\nendpoints: [{addresses: [" + addr + "]}]\n"
 	}
 	endpoints := func(w *world) int {
-		return len(w.last.services[types.NamespacedName{Namespace: "default", Name: "web"}].Ports[0].Cluster)
+		return len(w.served("web").Ports[0].Cluster)
 	}
 
 	It("is what was made of the same objects", func() {
 		w := newWorld()
 		w.write("a.yaml", web, "b.yaml", slice("10.1.0.1"))
-		before := w.last.services
+		before := w.served("web").Ports
 		w.write("c.yaml", svc("other", at("10.96.0.2")))
-		for name, was := range before {
-			Expect(same(was, w.last.services[name])).To(BeTrue())
-		}
+		Expect(w.changed).To(HaveExactElements(HaveField("Name.Name", "other")))
+		Expect(&w.served("web").Ports[0]).To(BeIdenticalTo(&before[0]))
 	})
 	It("is not what was made of endpoints that have changed", func() {
 		w := newWorld()
@@ -336,9 +345,9 @@ var _ = Describe("what is kept from one resolution to the next", func() {
 		Expect(endpoints(w)).To(Equal(1))
 		w.write("c.yaml", svc("other", at("10.96.0.2")))
 		Expect(endpoints(w)).To(BeZero(), "a connection to it would come back")
-		Expect(w.errors()).To(ContainSubstring("10.96.0.2"))
+		Expect(w.said()).To(ContainSubstring("10.96.0.2"))
 		w.write("c.yaml", "")
 		Expect(endpoints(w)).To(Equal(1))
-		Expect(w.errors()).To(BeEmpty())
+		Expect(w.said()).To(BeEmpty())
 	})
 })

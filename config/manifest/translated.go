@@ -1,118 +1,192 @@
 package manifest
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/translate"
 )
 
-// translated is what was made of a Service, and of which objects. It is kept from
-// one resolution to the next: objects are never changed once they have been read,
-// so the same ones give the same again, but for the cluster IPs of other Services,
-// which endpoints may not have.
-type translated struct {
-	service    *corev1.Service
-	clusterIPs []netip.Addr
-
-	made     bool // what follows is there
-	slices   []*discoveryv1.EndpointSlice
-	model    config.Service
-	problems []translate.Problem
-}
-
-// translateAll makes the model of all services, anew only where something is
-// another than last time.
-func (r *resolver) translateAll(services []object, slicesOf map[types.NamespacedName][]object, out *resolution) {
-	opts := r.opts
-	opts.ClusterIPs = translate.ClusterIPs{}
-	now := make(map[types.NamespacedName]*translated, len(services))
-	moved := map[netip.Addr]bool{} // cluster IPs that came or went
-	for _, o := range services {
-		t := r.translated[o.name]
-		if t == nil || t.service != o.service {
-			t.addrs(moved)
-			t = &translated{service: o.service, clusterIPs: translate.ClusterIPsOf(o.service, opts.ServiceProxyName)}
-			t.addrs(moved)
+// move takes the cluster IPs of these Services for those they had, and adds to the
+// names all that have an endpoint at one that came or went: no endpoint may have one.
+func (r *resolver) move(names map[name]bool) {
+	moved := map[netip.Addr]bool{}
+	for n := range names {
+		s := r.services[n]
+		var now []netip.Addr
+		if s.had.service != nil {
+			now = translate.ClusterIPsOf(s.had.service, r.opts.ServiceProxyName)
 		}
-		now[o.name] = t
-		opts.ClusterIPs.Add(t.clusterIPs)
-	}
-	for name, t := range r.translated {
-		if now[name] == nil {
-			t.addrs(moved)
+		if slices.Equal(s.clusterIPs, now) {
+			continue
 		}
-	}
-	r.translated = now
-	for _, o := range services {
-		r.translate(now[o.name], o, current(slicesOf[o.name]), moved, opts, out)
-	}
-}
-
-// addrs adds t's cluster IPs to set. t may be nil.
-func (t *translated) addrs(set map[netip.Addr]bool) {
-	if t == nil {
-		return
-	}
-	for _, a := range t.clusterIPs {
-		set[a] = true
-	}
-}
-
-// holds reports whether t is what would be made of these slices.
-func (t *translated) holds(mine []*discoveryv1.EndpointSlice, moved map[netip.Addr]bool) bool {
-	if !t.made || !slices.Equal(t.slices, mine) {
-		return false
+		for _, a := range slices.Concat(s.clusterIPs, now) {
+			moved[a] = true
+		}
+		r.opts.ClusterIPs.Remove(s.clusterIPs)
+		r.opts.ClusterIPs.Add(now)
+		s.clusterIPs = now
 	}
 	if len(moved) == 0 {
-		return true
+		return
 	}
-	for _, p := range t.model.Ports {
-		for i := range p.Endpoints {
-			if moved[p.Endpoints[i].Addr.Addr()] {
-				return false
-			}
+	for n, s := range r.services {
+		if s.made != nil && slices.ContainsFunc(s.endpoints, func(a netip.Addr) bool { return moved[a] }) {
+			s.made, names[n] = nil, true
 		}
 	}
-	return len(t.problems) == 0 // one may be an endpoint at a cluster IP that is gone
 }
 
-// translate adds the model of one Service.
-func (r *resolver) translate(t *translated, o object, from []object, moved map[netip.Addr]bool, opts translate.Options, out *resolution) {
-	mine := make([]*discoveryv1.EndpointSlice, len(from))
-	for i, s := range from {
-		mine[i] = s.slices[0]
+// translate makes the model of a Service anew if it has to be. It reports whether
+// that is another than before.
+func (r *resolver) translate(s *service) (changed bool) {
+	svc, before := s.had.service, s.model
+	if svc != nil && s.made == svc {
+		return false
 	}
-	if !t.holds(mine, moved) {
-		t.made, t.slices = true, mine
-		t.model, t.problems = translate.Service(o.service, mine, r.node, opts)
+	s.made, s.model, s.problems = svc, config.Service{Name: before.Name}, nil
+	if svc != nil {
+		var mine []*discoveryv1.EndpointSlice
+		for _, o := range s.current() {
+			mine = append(mine, o.slices...)
+		}
+		s.endpoints = addressesOf(mine)
+		s.model, s.problems = translate.Service(svc, mine, r.node, r.opts)
 		if r.discovery {
 			var more []translate.Problem
-			t.model.Discovery, more = translate.Discovery(o.service, mine, opts)
-			t.problems = append(t.problems, more...)
+			s.model.Discovery, more = translate.Discovery(svc, mine, r.opts)
+			s.problems = append(s.problems, more...)
 		}
 	}
-	for _, p := range t.problems {
-		place, err := o.place, p.Cause()
-		if p.Kind == "EndpointSlice" {
-			i := slices.IndexFunc(mine, func(s *discoveryv1.EndpointSlice) bool { return s.Name == p.Name.Name })
-			place = from[i].place
-			if from[i].kind == "Endpoints" {
-				err = fmt.Errorf("%s: %w", mirroredFrom(p.Name.Name), err)
+	if s.model.Gone() {
+		s.model = config.Service{Name: before.Name}
+	} else {
+		r.served++
+	}
+	if !before.Gone() {
+		r.served--
+	}
+	return !equal(before, s.model)
+}
+
+// addressesOf returns the addresses of all endpoints.
+func addressesOf(all []*discoveryv1.EndpointSlice) (out []netip.Addr) {
+	for _, slice := range all {
+		for i := range slice.Endpoints {
+			if all := slice.Endpoints[i].Addresses; len(all) > 0 { // consumers use no other
+				a, _ := translate.ParseAddr(all[0])
+				out = append(out, a)
 			}
 		}
-		out.errors = append(out.errors, place.with(err))
 	}
-	if !t.model.Gone() {
-		out.services[t.model.Name] = t.model
+	return slices.Clip(out)
+}
+
+// current returns the slices to use. What comes from an Endpoints
+// object is left aside if there are slices from the controllers of a cluster:
+// those hold the same endpoints, and know more of each.
+func (s *service) current() []*object {
+	slices.SortFunc(s.slices, precedence)
+	byController := slices.ContainsFunc(s.slices, func(o *object) bool {
+		manager := o.slices[0].Labels[discoveryv1.LabelManagedBy]
+		return o.kind == "EndpointSlice" && (manager == sliceController || manager == mirrorController)
+	})
+	if !byController {
+		return s.slices
 	}
-	if len(t.model.Ports) > 0 {
-		out.warnings = append(out.warnings, misnamed(t.model, from)...)
+	return slices.DeleteFunc(slices.Clone(s.slices), func(o *object) bool { return o.kind == "Endpoints" })
+}
+
+// diagnose notes what there is to tell about a Service, and forgets it if there is nothing
+// of it any more.
+func (r *resolver) diagnose(n name, s *service) {
+	delete(r.troubled, n)
+	if s.object == nil && len(s.slices) == 0 {
+		delete(r.services, n)
+		return
 	}
+	s.errors, s.warnings = nil, nil
+	if s.reason != nil {
+		s.errors = append(s.errors, finding{s.object, s.reason})
+	}
+	used := s.current()
+	for _, p := range s.problems {
+		s.errors = append(s.errors, s.finding(p, used))
+	}
+	for _, o := range s.slices {
+		warn := func(err error) { s.warnings = append(s.warnings, finding{o, err}) }
+		for _, slice := range o.slices {
+			if n == (name{}) {
+				warn(fmt.Errorf("metadata.labels[%s]: not given: these endpoints belong to no Service", discoveryv1.LabelServiceName))
+				continue
+			}
+			if slice.AddressType == discoveryv1.AddressTypeFQDN {
+				warn(errors.New("addressType: FQDN: ignored, as kube-proxy does: only IPv4 and IPv6 endpoints are served"))
+			}
+			if s.had.service == nil { // they wait for it
+				warn(fmt.Errorf("there is no Service %s for these endpoints", n))
+			}
+			if len(s.model.Ports) > 0 && misnamed(s.model, slice) && slices.Contains(used, o) {
+				warn(fmt.Errorf("ports[0].name: %q: Service %s has no port of that name, only %s", *slice.Ports[0].Name, n, portNames(s.model)))
+			}
+		}
+	}
+	if len(s.errors)+len(s.warnings) > 0 {
+		r.troubled[n] = true
+	}
+}
+
+// finding says which object a problem is about.
+func (s *service) finding(p translate.Problem, used []*object) finding {
+	if p.Kind != "EndpointSlice" {
+		return finding{s.object, p.Cause()}
+	}
+	named := func(slice *discoveryv1.EndpointSlice) bool { return slice.Name == p.Name.Name }
+	o := used[slices.IndexFunc(used, func(o *object) bool { return slices.ContainsFunc(o.slices, named) })]
+	if o.kind == "Endpoints" {
+		return finding{o, fmt.Errorf("%s: %w", mirroredFrom(p.Name.Name), p.Cause())}
+	}
+	return finding{o, p.Cause()}
+}
+
+// misnamed reports whether none of a slice's ports has the name of one of the
+// Service's: the Service will refuse all connections, and nothing says why.
+func misnamed(svc config.Service, slice *discoveryv1.EndpointSlice) bool {
+	return len(slice.Ports) > 0 && !slices.ContainsFunc(slice.Ports, func(p discoveryv1.EndpointPort) bool {
+		return slices.ContainsFunc(svc.Ports, func(sp config.ServicePort) bool { return p.Name != nil && sp.ID.Port == *p.Name })
+	})
+}
+
+func portNames(svc config.Service) string {
+	var names []string
+	for _, p := range svc.Ports {
+		names = append(names, fmt.Sprintf("%q", p.ID.Port))
+	}
+	return strings.Join(slices.Compact(names), ", ")
+}
+
+// diagnostics returns all that had to be left out of the model, or is to be told of it.
+func (r *resolver) diagnostics() (errs, warnings []Diagnostic) {
+	for k := range r.twice {
+		all := r.defined[k]
+		for _, o := range all[1:] {
+			errs = append(errs, o.place.with(fmt.Errorf("already defined in %s, document %d", all[0].place.File, all[0].place.Document)))
+		}
+	}
+	for n := range r.troubled {
+		s := r.services[n]
+		for _, f := range s.errors {
+			errs = append(errs, f.about.place.with(f.err))
+		}
+		for _, f := range s.warnings {
+			warnings = append(warnings, f.about.place.with(f.err))
+		}
+	}
+	return errs, warnings
 }

@@ -13,13 +13,19 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// A file is often written in several steps. After the last event it has to be
-// quiet for settle until it is read; but under constant change it is read
-// every settleMax.
-const (
-	settle    = 50 * time.Millisecond
-	settleMax = 300 * time.Millisecond
-)
+// patience is how long something has to last until it is believed.
+type patience struct {
+	// A file is often written in several steps. After the last event it has to be
+	// quiet for settle until it is read; but under constant change it is read
+	// every settleMax. See loader.hasten for what is not waited for.
+	settle, settleMax time.Duration
+
+	// A file has to be gone for confirm, or to say nothing at all: editors and copying
+	// programs make files vanish or be empty for a moment.
+	confirm time.Duration
+}
+
+var usual = patience{settle: 50 * time.Millisecond, settleMax: 300 * time.Millisecond, confirm: 200 * time.Millisecond}
 
 // How often files are looked at without an event: always where events are not
 // to be had; now and then in any case, since some file systems (NFS, shared
@@ -33,18 +39,20 @@ const (
 // because a file that is replaced by another of the same name is not the one
 // that was watched. It is used by one goroutine.
 type watcher struct {
-	paths []string
-	log   logrus.FieldLogger
+	paths    []string
+	patience patience
+	log      logrus.FieldLogger
 
 	events *fsnotify.Watcher // nil: only polling
 	dirs   map[string]fs.FileInfo
 
-	folders map[string]bool // whose manifests are read
-	names   map[string]bool // of which any change matters
+	given   map[string][]string // by what they lead to: the paths
+	folders map[string]bool     // whose manifests are read
+	names   map[string]bool     // of which any change matters
 }
 
-func newWatcher(paths []string, notify func() (*fsnotify.Watcher, error), log logrus.FieldLogger) *watcher {
-	w := &watcher{paths: paths, log: log, dirs: map[string]fs.FileInfo{}}
+func newWatcher(paths []string, p patience, notify func() (*fsnotify.Watcher, error), log logrus.FieldLogger) *watcher {
+	w := &watcher{paths: paths, patience: p, log: log, dirs: map[string]fs.FileInfo{}}
 	events, err := notify()
 	if err != nil {
 		w.poll(err)
@@ -74,7 +82,7 @@ func (w *watcher) follow(l listing) (added bool) {
 	if w.events == nil {
 		return false
 	}
-	w.folders, w.names = map[string]bool{}, map[string]bool{}
+	w.given, w.folders, w.names = map[string][]string{}, map[string]bool{}, map[string]bool{}
 	want := map[string]bool{}
 	follow := func(path string) string {
 		names := trail(path)
@@ -86,12 +94,13 @@ func (w *watcher) follow(l listing) (added bool) {
 	}
 	for _, p := range w.paths {
 		end := follow(absolute(p))
+		w.given[end] = append(w.given[end], p)
 		if info, err := os.Stat(end); err == nil && info.IsDir() {
 			w.folders[end], want[end] = true, true
 		}
 	}
 	for _, e := range l.entries {
-		if info, err := os.Lstat(e.abs); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		if e.link {
 			follow(e.abs)
 		}
 	}
@@ -144,9 +153,11 @@ func (w *watcher) forget(dir string) {
 }
 
 // wait returns true when something may have changed since l was listed and has
-// settled, or when again is set and it is time to confirm doubts; and false when
-// ctx has ended.
-func (w *watcher) wait(ctx context.Context, l listing, again bool) bool {
+// settled, or when there are doubts and it is time to confirm them; and false when
+// ctx has ended. pending says that something has changed already. While nothing is pending and
+// there are no doubts, the first file that changes is given to hasten, and again as long
+// as that says that the file is busy.
+func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool, hasten func(path string) (busy bool)) bool {
 	var events <-chan fsnotify.Event
 	var errs <-chan error
 	interval := pollAlone
@@ -160,32 +171,61 @@ func (w *watcher) wait(ctx context.Context, l listing, again bool) bool {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 
-	var confirmed, settled <-chan time.Time
-	if again {
-		confirmed = time.After(confirm)
+	var confirmed, settled, again <-chan time.Time
+	if doubts {
+		confirmed = time.After(w.patience.confirm)
 	}
 	var deadline time.Time // until which it has to settle
 	changed := func() {
 		now := time.Now()
 		if deadline.IsZero() {
-			deadline = now.Add(settleMax)
+			deadline = now.Add(w.patience.settleMax)
 		}
-		settled = time.After(min(settle, deadline.Sub(now)))
+		settled = time.After(min(w.patience.settle, deadline.Sub(now)))
+	}
+	if pending {
+		changed()
+	}
+	var busy string // the name of the file that was busy
+	var pause time.Duration
+	look := func() {
+		if path, ok := w.path(busy); !ok || !hasten(path) {
+			busy, again = "", nil
+			return
+		}
+		again, pause = time.After(pause), 2*pause
 	}
 	for {
 		select {
 		case <-ctx.Done():
 			return false
 		case <-confirmed:
-			return true
+			if settled == nil { // or it is looked at soon, but not before it has settled
+				return true
+			}
 		case <-settled:
 			return true
+		case <-again:
+			look()
 		case e := <-events:
-			if w.matters(e.Name) {
-				changed()
+			if e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename) {
+				w.forget(e.Name) // a folder that is made again may look the same
+			}
+			if !w.matters(e.Name) {
+				break
+			}
+			first := settled == nil && !doubts
+			changed()
+			switch {
+			case first:
+				busy, pause = e.Name, time.Millisecond
+				look()
+			case e.Name != busy:
+				busy, again = "", nil
 			}
 		case err := <-errs: // mostly that there were more events than it could hold
 			w.log.WithError(err).Debug("watching manifests")
+			busy, again = "", nil
 			changed()
 		case <-tick.C:
 			if now := list(w.paths); settled == nil && !l.same(now) {
@@ -193,6 +233,20 @@ func (w *watcher) wait(ctx context.Context, l listing, again bool) bool {
 			}
 		}
 	}
+}
+
+// path returns the path by which the file of that name is read, if nothing but a folder
+// that was given stands between them: no link, and no other path.
+func (w *watcher) path(name string) (string, bool) {
+	dir, base := filepath.Split(name)
+	file, folder := w.given[name], w.given[filepath.Clean(dir)]
+	switch {
+	case len(file) == 1 && len(folder) == 0:
+		return file[0], absolute(file[0]) == name
+	case len(file) == 0 && len(folder) == 1:
+		return filepath.Join(folder[0], base), isManifest(base)
+	}
+	return "", false
 }
 
 // matters reports whether a change of the file of that name can change what is

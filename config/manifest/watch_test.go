@@ -31,6 +31,7 @@ type running struct {
 	applied chan []config.Service
 	log     *gbytes.Buffer
 	has     map[string]string // name → cluster IP
+	gone    []string          // that were taken away at any time
 	calls   int
 	stop    func()
 }
@@ -69,6 +70,8 @@ func (r *running) take() []config.Service {
 		delete(r.has, svc.Name.Name)
 		if len(svc.Ports) > 0 {
 			r.has[svc.Name.Name] = svc.Ports[0].VIPs[0].Addr.String()
+		} else {
+			r.gone = append(r.gone, svc.Name.Name)
 		}
 	}
 	return svcs

@@ -57,7 +57,7 @@ func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxErr
 			return values, nil
 		}
 	}
-	if size, err := aliasedSize(d.Text); err != nil {
+	if size, err := d.aliasedSize(); err != nil {
 		return nil, []SyntaxError{d.syntaxError(err)}
 	} else if budget.Add(-int64(size)) < 0 {
 		return nil, []SyntaxError{{Text: "too large when its aliases (*name) are written out"}}
@@ -139,15 +139,21 @@ func (d Document) duplicates(n *yaml3.Node, path string) (errs []SyntaxError) {
 	return errs
 }
 
-// aliasedSize returns about how large text becomes when its aliases are written out,
+// Aliases reports whether there may be aliases in d, which count against the budget
+// of its file.
+func (d Document) Aliases() bool {
+	return bytes.IndexByte(d.Text, '&') >= 0 && bytes.IndexByte(d.Text, '*') >= 0
+}
+
+// aliasedSize returns about how large d becomes when its aliases are written out,
 // without doing so: a few nested ones in a kilobyte can become more than fits in
 // memory. It is 0 if there are none.
-func aliasedSize(text []byte) (int, error) {
-	if bytes.IndexByte(text, '&') < 0 || bytes.IndexByte(text, '*') < 0 {
+func (d Document) aliasedSize() (int, error) {
+	if !d.Aliases() {
 		return 0, nil
 	}
 	var root yaml3.Node
-	if err := yaml3.Unmarshal(text, &root); err != nil {
+	if err := yaml3.Unmarshal(d.Text, &root); err != nil {
 		return 0, err
 	}
 	return sizeOf(&root, map[*yaml3.Node]int{}), nil

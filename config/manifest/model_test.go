@@ -1,0 +1,169 @@
+package manifest
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// history is what a resolver remembers for ever: who had which addresses.
+type history struct {
+	had    map[name]addressed
+	claims map[name][]claim
+	owners claims
+}
+
+func (r *resolver) history() history {
+	h := history{map[name]addressed{}, map[name][]claim{}, maps.Clone(r.owners)}
+	for n, s := range r.services {
+		h.had[n], h.claims[n] = s.had, s.claims
+	}
+	return h
+}
+
+// afresh returns a resolver that knows nothing but what was, and makes the model of
+// all files from nothing.
+func (w *world) afresh(h history) *resolver {
+	r := newResolver(w.resolver.nets, w.resolver.node, w.resolver.opts, w.resolver.discovery)
+	for n, had := range h.had {
+		r.services[n] = &service{had: had, claims: slices.Clone(h.claims[n]), model: config.Service{Name: n}}
+		r.stale[n] = true
+	}
+	r.owners = h.owners
+	for _, f := range w.files {
+		r.replace(nil, f.objects)
+	}
+	r.resolve()
+	return r
+}
+
+// model is all that a resolver serves and tells.
+func (r *resolver) model() (map[name]config.Service, string) {
+	served := map[name]config.Service{}
+	for n, s := range r.services {
+		if !s.model.Gone() {
+			served[n] = s.model
+		}
+	}
+	errs, warnings := r.diagnostics()
+	return served, fmt.Sprintln(sortDiagnostics(errs), sortDiagnostics(warnings))
+}
+
+// anything is a document about a few names and addresses, right or wrong.
+func anything(random *rand.Rand) string {
+	some := func(format string, n int) string { return fmt.Sprintf(format, 1+random.IntN(n)) }
+	name, ip := some("s%d", 6), some("10.96.0.%d", 6)
+	slice := func(labels string) string {
+		port := []string{`""`, `""`, "wrong"}[random.IntN(3)]
+		return fmt.Sprintf("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s, labels: {%s}}\naddressType: IPv4\n"+
+			"ports: [{name: %s, port: 8080}]\nendpoints: [{addresses: [%s]}]\n---\n", some("e%d", 6), labels, port, some("10.96.0.%d", 8))
+	}
+	switch random.IntN(12) {
+	case 0:
+		return svc(name, "clusterIP: wrong")
+	case 1:
+		return "a: [\n---\n"
+	case 2:
+		return svc(name, "clusterIP: None")
+	case 3:
+		return svc(name, "ipFamilyPolicy: PreferDualStack")
+	case 4:
+		return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {type: NodePort, ports: [{port: 80, nodePort: %s}]}\n---\n", name, some("3000%d", 3))
+	case 5:
+		return fmt.Sprintf("apiVersion: v1\nkind: Endpoints\nmetadata: {name: %s}\nsubsets: [{addresses: [{ip: %s}], ports: [{port: 80}]}]\n---\n", name, ip)
+	case 6, 7:
+		return svc(name, at(ip))
+	case 8:
+		return slice("")
+	case 9:
+		return slice("kubernetes.io/service-name: " + name + ", endpointslice.kubernetes.io/managed-by: endpointslice-controller.k8s.io")
+	}
+	return slice("kubernetes.io/service-name: " + name)
+}
+
+var _ = Describe("the model that is made of changes", func() {
+	DescribeTable("is what is made from nothing, whatever the changes are", func(discovery bool, cidrs ...string) {
+		const rounds = 100
+		seed := rand.Uint64()
+		random := rand.New(rand.NewPCG(seed, 0))
+		w := newWorld(cidrs...)
+		w.resolver.discovery = discovery
+		texts := map[string][]string{}
+		for round := range rounds {
+			var files []string
+			for _, file := range []string{"a.yaml", "b.yaml", "c.yaml"} {
+				t := texts[file]
+				switch random.IntN(5) {
+				case 0:
+					t = nil
+				case 1:
+					random.Shuffle(len(t), func(i, j int) { t[i], t[j] = t[j], t[i] })
+				case 2:
+					t = append([]string{anything(random)}, t...)
+				case 3:
+					if len(t) > 0 {
+						t[random.IntN(len(t))] = anything(random)
+					}
+				default:
+					continue
+				}
+				texts[file] = t
+				files = append(files, file, strings.Join(t, ""))
+			}
+			h := w.resolver.history()
+			before, _ := w.resolver.model()
+			w.write(files...)
+			served, told := w.resolver.model()
+			wantServed, wantTold := w.afresh(h).model()
+			where := fmt.Sprintf("seed %d, round %d", seed, round)
+			Expect(served).To(Equal(wantServed), where)
+			Expect(told).To(Equal(wantTold), where)
+			Expect(w.resolver.served).To(Equal(len(served)), where)
+			for _, s := range w.changed {
+				delete(before, s.Name)
+				if !s.Gone() {
+					before[s.Name] = s
+				}
+			}
+			Expect(before).To(Equal(served), where)
+		}
+	},
+		Entry("where there is room", false, "10.96.0.0/24"),
+		Entry("where there is little", false, "10.96.0.0/29"),
+		Entry("with both families, and names alone", true, "10.96.0.0/29", "fd00::/126"),
+	)
+})
+
+var _ = Describe("a document that has not changed", func() {
+	It("is not decoded again, and is told in the place where it is now", func() {
+		w := newWorld()
+		w.write("a.yaml", "---\n"+svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.1"))+svc("three", "type: NodePort"))
+		before := w.files["a.yaml"].objects
+		Expect(w.said()).To(HavePrefix("a.yaml, document 2, Service default/two: spec.clusterIP"))
+
+		w.write("a.yaml", "---\n"+svc("zero", at("10.96.0.9"))+svc("three", "type: NodePort")+svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.1")))
+		Expect(w.files["a.yaml"].objects[1:]).To(HaveExactElements(BeIdenticalTo(before[2]), BeIdenticalTo(before[0]), BeIdenticalTo(before[1])))
+		Expect(w.changed).To(HaveExactElements(HaveField("Name.Name", "zero")))
+		Expect(w.said()).To(HavePrefix("a.yaml, document 4, Service default/two: spec.clusterIP"))
+		Expect(w.files["a.yaml"].warnings).To(HaveExactElements(HaveField("Document", 2)))
+	})
+
+	It("is decoded again while it has a mistake, or aliases, which count for the whole file", func() {
+		w := newWorld()
+		text := "a: &x 1\nb: *x\n---\na: [\n---\n"
+		w.write("a.yaml", text)
+		said := w.said()
+		w.write("a.yaml", "# moved\n"+text)
+		Expect(w.said()).To(Equal(strings.ReplaceAll(said, "line 5", "line 6")))
+		for _, d := range w.files["a.yaml"].documents {
+			Expect(d.keep).To(BeFalse())
+		}
+	})
+})
