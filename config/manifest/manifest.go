@@ -154,7 +154,7 @@ func (s *Source) reload(there listing, apply func([]config.Service), first bool)
 	l := s.loader.load(there, time.Now())
 	s.tell(l)
 	if first {
-		s.log.WithFields(logrus.Fields{"services": s.loader.resolver.served, "files": len(s.loader.files)}).Info("manifests read")
+		s.log.WithFields(logrus.Fields{"services": s.loader.resolver.served(), "files": len(s.loader.files)}).Info("manifests read")
 		apply(l.changed)
 	} else {
 		s.hand(apply, l.changed)
@@ -165,7 +165,7 @@ func (s *Source) reload(there listing, apply func([]config.Service), first bool)
 // hand applies what has changed, if anything has.
 func (s *Source) hand(apply func([]config.Service), changed []config.Service) {
 	if len(changed) > 0 {
-		s.log.WithFields(logrus.Fields{"services": s.loader.resolver.served, "changed": len(changed)}).Info("manifests changed")
+		s.log.WithFields(logrus.Fields{"services": s.loader.resolver.served(), "changed": len(changed)}).Info("manifests changed")
 		apply(changed)
 	}
 }

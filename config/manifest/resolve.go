@@ -27,7 +27,6 @@ type resolver struct {
 	twice   map[key]bool      // the objects with several
 
 	services map[name]*service // each that is defined, or has slices; those of no Service are with the zero name
-	served   int               // how many there is a model of
 	stale    map[name]bool     // those with other objects than at the last resolution
 	refused  map[name]bool     // those that could not have what they claim
 	troubled map[name]bool     // those of which there is something to tell
@@ -173,9 +172,12 @@ func (r *resolver) resolve() (changed []config.Service) {
 	maps.Copy(look, r.refused) // what those want may be free now
 	r.address(look)
 	r.move(look)
-	for n := range look {
+	names := slices.Collect(maps.Keys(look))
+	differs := make([]bool, len(names))
+	inParallel(len(names), func(i int) { differs[i] = r.translate(r.services[names[i]]) })
+	for i, n := range names {
 		s := r.services[n]
-		if r.translate(s) {
+		if differs[i] {
 			changed = append(changed, s.model)
 		}
 		r.diagnose(n, s)
@@ -184,6 +186,16 @@ func (r *resolver) resolve() (changed []config.Service) {
 		return cmp.Or(cmp.Compare(a.Name.Namespace, b.Name.Namespace), cmp.Compare(a.Name.Name, b.Name.Name))
 	})
 	return changed
+}
+
+// served returns how many Services there is a model of.
+func (r *resolver) served() (n int) {
+	for _, s := range r.services {
+		if !s.model.Gone() {
+			n++
+		}
+	}
+	return n
 }
 
 // address gives Services their cluster IPs and node ports, but for those that

@@ -44,7 +44,7 @@ func (r *resolver) move(names map[name]bool) {
 }
 
 // translate makes the model of a Service anew if it has to be. It reports whether
-// that is another than before.
+// that is another than before. Several Services may be translated at once.
 func (r *resolver) translate(s *service) (changed bool) {
 	svc, before := s.had.service, s.model
 	if svc != nil && s.made == svc {
@@ -66,11 +66,6 @@ func (r *resolver) translate(s *service) (changed bool) {
 	}
 	if s.model.Gone() {
 		s.model = config.Service{Name: before.Name}
-	} else {
-		r.served++
-	}
-	if !before.Gone() {
-		r.served--
 	}
 	return !equal(before, s.model)
 }

@@ -80,6 +80,9 @@ func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxErr
 // JSONValues returns the values of a text that consists of JSON values, one after
 // the other, or where it does not.
 func JSONValues(text []byte) ([][]byte, *SyntaxError) {
+	if json.Valid(text) { // one value, as mostly: there is no need to find its end
+		return [][]byte{bytes.TrimSpace(text)}, nil
+	}
 	var values [][]byte
 	for d := json.NewDecoder(bytes.NewReader(text)); ; {
 		var v json.RawMessage
