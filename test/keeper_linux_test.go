@@ -35,12 +35,13 @@ func startKept(ns *lab.Namespace, manifests string, args ...string) *kept {
 	GinkgoHelper()
 	k := &kept{usher: launchUsher(ns, manifests, append([]string{"--keeper"}, args...)...)}
 	DeferCleanup(func() { // before the session waits for all who have its output
-		k.Kill()
-		for _, pid := range children(k.Command.Process.Pid) {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
+		pids := children(k.Command.Process.Pid)
+		if k.last != 0 && runs(k.last) {
+			pids = append(pids, k.last)
 		}
-		if k.last != 0 {
-			_ = syscall.Kill(k.last, syscall.SIGKILL)
+		k.Kill() // first: it would start another one
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
 		}
 	})
 	Eventually(k.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
@@ -52,21 +53,24 @@ func children(parent int) (pids []int) {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	Expect(err).NotTo(HaveOccurred())
 	for _, path := range stats {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			continue // it has ended
-		}
-		// pid (comm) state ppid: proc_pid_stat(5)
-		_, rest, _ := strings.Cut(string(text), ") ")
-		fields := strings.Fields(rest)
-		if len(fields) > 1 && fields[1] == strconv.Itoa(parent) && fields[0] != "Z" {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			Expect(err).NotTo(HaveOccurred())
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		Expect(err).NotTo(HaveOccurred())
+		if fields := stat(pid); fields[1] == strconv.Itoa(parent) && fields[0] != "Z" {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
+
+// stat returns a process's state and parent: proc_pid_stat(5).
+func stat(pid int) []string {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // it may have ended
+	_, rest, _ := strings.Cut(string(text), ") ")
+	return append(strings.Fields(rest), "Z", "")
+}
+
+// runs reports whether a process has not ended, whoever is to reap it.
+func runs(pid int) bool { return stat(pid)[0] != "Z" }
 
 // child returns the usher that the keeper runs now.
 func (k *kept) child() int {
@@ -350,7 +354,7 @@ var _ = Describe("a keeper", func() {
 
 	It("ends with usher where that cannot begin", func() {
 		u := launchUsher(l.Node, dir, "--keeper", "--portal=nonsense")
-		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(2))
 		first := startKept(l.Node, dir, "--portal=nftables")
 		second := launchUsher(l.Node, dir, "--keeper", "--portal=nftables")
 		Eventually(second).WithTimeout(20 * time.Second).Should(gexec.Exit(75))
@@ -365,7 +369,7 @@ var _ = Describe("a keeper", func() {
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 		second := startKept(l.Node, dir, "--portal=nftables", "--take-over")
 		Eventually(first).WithTimeout(20 * time.Second).Should(gexec.Exit())
-		Expect(syscall.Kill(orphan, 0)).To(MatchError(syscall.ESRCH))
+		Expect(runs(orphan)).To(BeFalse())
 		second.crash()
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 	})

@@ -229,6 +229,7 @@ var _ = Describe("under systemd, as its unit says,", func() {
 		DeferCleanup(func() {
 			if traffic != nil {
 				close(traffic.stop)
+				traffic.workers.Wait()
 			}
 		})
 	})
@@ -285,8 +286,6 @@ var _ = Describe("under systemd, as its unit says,", func() {
 		Eventually(s.beats.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">=", before+3))
 		Expect(syscall.Kill(s.main, syscall.SIGTERM)).To(Succeed())
 		Eventually(s.ended).WithTimeout(40 * time.Second).Should(Receive(Equal(syscall.WaitStatus(0))))
-		close(traffic.stop)
-		traffic = nil
 		Expect(s.said).To(ContainElement(ContainSubstring("STATUS=Serving 2 Services by the portal nftables")))
 		Expect(s.said).To(ContainElement("STOPPING=1"))
 	})
