@@ -195,13 +195,14 @@ func keeperSpecs(portal string) {
 		k := startKept(l.Node, dir, "--portal="+portal)
 		traffic := call(pod, 1000, vips...)
 		for range 10 {
-			before := traffic.made.Load()
-			Eventually(traffic.made.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+500))
+			before := traffic.made.Load() // for more than a second: who ends sooner waits to be started
+			Eventually(traffic.made.Load).WithTimeout(20 * time.Second).Should(BeNumerically(">", before+1500))
 			k.crash()
 		}
 		before := traffic.made.Load()
 		Eventually(traffic.made.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+500))
 		traffic.end()
+		Expect(time.Duration(traffic.longest.Load())).To(BeNumerically("<", 5*time.Second)) // with the race detector, beside others
 		k.stop()
 	})
 

@@ -18,6 +18,7 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/test/lab"
@@ -53,6 +54,7 @@ func sctpChecks(portal string, both bool) []Check {
 		{"an abort is carried across in both ways", false, aborts},
 		{"a side that does not read stops the other, and loses nothing", false, backPressure},
 		{"clients with several addresses keep their association", true, multiHomed},
+		{"a successor goes on with the listener, and no association fails", true, successor},
 		{"associations may end when usher is stopped, and those that do not are aborted", false, draining},
 	} {
 		over4 = append(over4, sctpCheck(ipv4, portal, c.name, c.body))
@@ -108,6 +110,42 @@ func everywhere(n *node, start func(...string)) {
 		echoes(p)
 		p.close()
 	}
+}
+
+// successor: both ushers accept until the new one has taken over.
+func successor(n *node, start func(...string)) {
+	e := startEndpoint(n.Pods, n.ip.pod(1), false)
+	s := n.diameter(e.addr)
+	n.put(s)
+	start()
+	first := n.usher
+	open, _, err := ask(n.Pods, n.ip.podClient, s.vip)
+	Expect(err).NotTo(HaveOccurred())
+	stop, failed := make(chan struct{}), make(chan error, 1)
+	go func() {
+		var failure error
+		for {
+			select {
+			case <-stop:
+				failed <- failure
+				return
+			default:
+			}
+			p, _, err := ask(n.Pods, n.ip.podClient, s.vip)
+			if err == nil {
+				p.close()
+			} else if failure == nil {
+				failure = err
+			}
+		}
+	}()
+	start("--take-over")
+	Eventually(first.Err).WithTimeout(eventually).Should(gbytes.Say("has taken over"))
+	echoes(open)
+	open.close()
+	Eventually(first).WithTimeout(eventually).Should(gexec.Exit(0))
+	close(stop)
+	Expect(<-failed).NotTo(HaveOccurred())
 }
 
 var (
