@@ -103,7 +103,10 @@ func (k *keeper) run(begin func()) (code int) {
 	beat := k.manager.beat()
 	begin()
 	debug.FreeOSMemory()
-	children <- unix.SIGCHLD // what ended before they were caught
+	select {
+	case children <- unix.SIGCHLD: // one may have ended before they were caught
+	default:
+	}
 	for {
 		select {
 		case <-readable:
