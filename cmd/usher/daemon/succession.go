@@ -98,8 +98,7 @@ func (d *Daemon) HandOver() (sockets, more iter.Seq[handover.Socket], resume, re
 	return sockets, more, resume, func() {
 		close(d.handedOver)
 		d.config.Manager.Tell(stopping)
-		d.config.Manager.Remove(keptHealth)
-		for _, name := range keptAffinities {
+		for _, name := range append([]string{keptLock, keptHealth}, keptAffinities[:]...) { // at once; the rest when it is closed
 			d.config.Manager.Remove(name)
 		}
 		stop()
