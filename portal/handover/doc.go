@@ -36,4 +36,7 @@
 //
 // Who only wants to know whether somebody has the lock says "who is it", and leaves
 // when it has been told.
+//
+// A holder that is killed hands nothing over. Its keeper, if it has one, has copies of its
+// sockets (package fdstore), and of the lock's listener: whoever asks meanwhile waits there.
 package handover

@@ -23,5 +23,5 @@
 //
 // What a node has beside that: where its node ports are (nodeports.go), settings of
 // the kernel's connection tracking (conntrack.go), and how much memory is kept
-// (memory.go).
+// (memory.go). What the keeper, or systemd, is told, and keeps for the next usher: manager.go.
 package daemon
