@@ -220,7 +220,7 @@ func (p *Proxy) keepNothing() {
 }
 
 // awaitRemoved waits until sockets are closed that were taken back, if a listener might
-// be in need of their places.
+// be in need of their places. It is called with both locks of a change.
 func (p *Proxy) awaitRemoved() {
 	if !p.keeping.removed {
 		return
@@ -228,7 +228,7 @@ func (p *Proxy) awaitRemoved() {
 	p.keeping.removed = false
 	for _, problem := range p.problems {
 		if problem.Reason == ReasonListen {
-			p.Store.Wait(time.Second)
+			p.unlocked(func() { p.Store.Wait(time.Second) }) // copies may have to be made before
 			return
 		}
 	}
