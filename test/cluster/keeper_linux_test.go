@@ -1,0 +1,118 @@
+package cluster
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// child returns the process that a keeper's usher is.
+func (u *usher) child() (pid int) {
+	GinkgoHelper()
+	Eventually(func() (err error) {
+		// A thread's children: proc_tid_children(5).
+		lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", u.Command.Process.Pid))
+		if err != nil {
+			return err
+		}
+		for _, list := range lists {
+			text, err := os.ReadFile(list)
+			if words := strings.Fields(string(text)); err == nil && len(words) > 0 {
+				pid, err = strconv.Atoi(words[0])
+				return err
+			}
+		}
+		return fmt.Errorf("process %d has no child", u.Command.Process.Pid)
+	}).WithTimeout(soon).Should(Succeed())
+	return pid
+}
+
+var _ = Describe("usher with a keeper, whose usher is killed again and again,", func() {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
+		It("refuses nobody, keeps clients with their endpoints, and follows changes, behind the portal "+portal, func() {
+			c := newCluster()
+			for n := 1; n <= 3; n++ {
+				serve(c.Pods, netip.AddrPortFrom(lab.Pod(n), 8080))
+			}
+			three := []netip.Addr{lab.Pod(1), lab.Pod(2), lab.Pod(3)}
+			sticky := c.service("sticky", noSelector, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+			web := c.service("web", noSelector)
+			for _, name := range []string{"sticky", "web"} {
+				c.write(c.slice(name, name, endpoint(three[0]), endpoint(three[1]), endpoint(three[2])))
+			}
+			u := c.launch(usherRace, "--keeper", "--portal="+portal).serving()
+			DeferCleanup(func() { // before the keeper, which would start another one
+				pid := u.child()
+				_ = syscall.Kill(u.Command.Process.Pid, syscall.SIGKILL)
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			})
+			had := map[string]netip.AddrPort{}
+			come := func() {
+				for n := 4; n <= 20; n++ {
+					client := lab.Pod(n).String()
+					e, err := askFrom(c.pod, client, vip(sticky))
+					Expect(err).NotTo(HaveOccurred())
+					if before, came := had[client]; came {
+						Expect(e).To(Equal(before), client)
+					}
+					had[client] = e
+				}
+			}
+			come()
+			l := startLoad(c.pod, vip(web), 100)
+			for round := range 3 {
+				l.more(150) // more than a second, after which the last clients are written down
+				Expect(syscall.Kill(u.child(), syscall.SIGKILL)).To(Succeed())
+				Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("usher ended unexpectedly"))
+				u.serving()
+				come()
+				changed := c.service(fmt.Sprint("new", round), noSelector)
+				c.write(c.slice(changed.Name, changed.Name, endpoint(three[round])))
+				Eventually(answers(c.pod, vip(changed))).WithTimeout(soon).Should(Equal(netip.AddrPortFrom(three[round], 8080)))
+			}
+			l.more(50)
+			for _, failure := range l.stop() { // what usher had accepted may be lost with it, and nothing else
+				Expect(failure).NotTo(Or(ContainSubstring("dial"), ContainSubstring("timeout")))
+			}
+			Expect(len(l.failures)).To(BeNumerically("<", 30), "%v", l.failures)
+		})
+	}
+
+	It("hands its clients over to another keeper", func() {
+		c := newCluster()
+		for n := 1; n <= 3; n++ {
+			serve(c.Pods, netip.AddrPortFrom(lab.Pod(n), 8080))
+		}
+		sticky := c.service("sticky", noSelector, func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })
+		c.write(c.slice("sticky", "sticky", endpoint(lab.Pod(1)), endpoint(lab.Pod(2)), endpoint(lab.Pod(3))))
+		old := c.launch(usherRace, "--keeper", "--portal=nftables").serving()
+		had := map[string]netip.AddrPort{}
+		for n := 4; n <= 20; n++ {
+			client := lab.Pod(n).String()
+			e, err := askFrom(c.pod, client, vip(sticky))
+			Expect(err).NotTo(HaveOccurred())
+			had[client] = e
+		}
+		l := startLoad(c.pod, vip(sticky), 100)
+		fresh := c.launch(usherRace, "--keeper", "--portal=nftables", "--take-over").serving()
+		DeferCleanup(func() { fresh.stop() })
+		Eventually(old.Exited).WithTimeout(20 * time.Second).Should(BeClosed())
+		l.more(50)
+		Expect(l.stop()).To(BeEmpty())
+		for client, before := range had {
+			Expect(askFrom(c.pod, client, vip(sticky))).To(Equal(before), client)
+		}
+	})
+})
