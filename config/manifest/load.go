@@ -146,7 +146,8 @@ func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
 
 // hasten reads one file of which something has just been heard, and makes the model of
 // that anew if the file can be believed before it has been quiet for some time: if nobody
-// has it open for writing, and it takes nothing away. busy reports that somebody has; then it is worth to
+// has it open for writing, and it takes nothing away, nor a cluster IP that is not named, since
+// a file that comes with it may name that. busy reports that somebody has; then it is worth to
 // look again soon. A load comes afterwards in any case, and tells what there is to tell.
 func (l *loader) hasten(path string, now time.Time) (changed []config.Service, busy bool) {
 	e := entry{path: path, abs: absolute(path)}
@@ -175,6 +176,9 @@ func (l *loader) hasten(path string, now time.Time) (changed []config.Service, b
 	}
 	look := l.decode(e, data)
 	if look.same || len(look.errors) > 0 || silent(look.reading) || f != nil && f.loses(look.reading, e) {
+		return nil, false
+	}
+	if slices.ContainsFunc(look.objects, l.resolver.allocates) {
 		return nil, false
 	}
 	l.believe(e, look, now, &loaded{})

@@ -110,9 +110,9 @@ func New(opts Options) (*Source, error) {
 
 // Run reads the files and calls apply with all Services; then it watches them,
 // and calls apply with what changed until ctx ends: at once, if nobody has the file open for
-// writing, where that can be told, and it takes nothing away; else a tenth of a second after it
-// did. It returns an error at once if a path does not exist or cannot be
-// read. Later such a thing is logged: what a file that cannot be read said last
+// writing, where that can be told, and it takes nothing away and needs no cluster IP
+// allocated; else a tenth of a second after it did. It returns an error at once if a path
+// does not exist or cannot be read. Later such a thing is logged: what a file that cannot be read said last
 // stays, and of one that is gone for longer than it takes to put another in its
 // place (0.2 s) the Services go. Run may be called once.
 func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {

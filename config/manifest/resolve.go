@@ -280,7 +280,7 @@ func (s *service) keep() *corev1.Service {
 	if old != nil && s.had.read == svc {
 		return old
 	}
-	if old == nil || !hasClusterIPs(svc) || len(svc.Spec.ClusterIPs) >= len(svc.Spec.IPFamilies) || !hasClusterIPs(old) {
+	if old == nil || !lacksClusterIPs(svc) || !hasClusterIPs(old) {
 		return svc
 	}
 	ips := slices.Clone(svc.Spec.ClusterIPs)
@@ -294,9 +294,26 @@ func (s *service) keep() *corev1.Service {
 	return withClusterIPs(svc, ips)
 }
 
+// allocates reports whether o is a Service that would be given a cluster IP it does not name.
+func (r *resolver) allocates(o *object) bool {
+	if o.service == nil {
+		return false
+	}
+	s := service{object: o}
+	if known := r.services[o.name]; known != nil {
+		s.had = known.had
+	}
+	return lacksClusterIPs(s.keep())
+}
+
+// lacksClusterIPs reports whether svc is to get cluster IPs.
+func lacksClusterIPs(svc *corev1.Service) bool {
+	return hasClusterIPs(svc) && len(svc.Spec.ClusterIPs) < len(svc.Spec.IPFamilies)
+}
+
 // allocate returns svc with a cluster IP for each family that it has none for.
 func (r *resolver) allocate(svc *corev1.Service) (*corev1.Service, error) {
-	if !hasClusterIPs(svc) || len(svc.Spec.ClusterIPs) >= len(svc.Spec.IPFamilies) {
+	if !lacksClusterIPs(svc) {
 		return svc, nil
 	}
 	owner := name{Namespace: svc.Namespace, Name: svc.Name}

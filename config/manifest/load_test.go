@@ -1,0 +1,70 @@
+package manifest
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// servedAs returns the Services that are served, by name.
+func (l *loader) servedAs() map[string]config.Service {
+	out := map[string]config.Service{}
+	for n, s := range l.resolver.services {
+		if !s.model.Gone() {
+			out[n.Name] = s.model
+		}
+	}
+	return out
+}
+
+var _ = Describe("a file that is read before all is quiet", func() {
+	var dir, b, c string
+	var l *loader
+	BeforeEach(func() {
+		if runtime.GOOS != "linux" {
+			Skip("it cannot be told who has a file open")
+		}
+		dir = GinkgoT().TempDir()
+		b, c = filepath.Join(dir, "b.yaml"), filepath.Join(dir, "c.yaml")
+		var err error
+		l, err = Options{Paths: []string{dir}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/29")}}.loader()
+		Expect(err).NotTo(HaveOccurred())
+	})
+	put := func(path, text string) {
+		GinkgoHelper()
+		Expect(os.WriteFile(path, []byte(text), 0o644)).To(Succeed())
+	}
+	load := func() loaded { return l.load(list(l.paths), time.Now()) }
+	hasten := func(path string) []config.Service {
+		changed, busy := l.hasten(path, time.Now())
+		Expect(busy).To(BeFalse())
+		return changed
+	}
+
+	It("is given no cluster IP that a file which comes with it may name", func() {
+		load()
+		put(b, svc("any", "type: ClusterIP"))
+		hasten(b)
+		taken, _ := allocate(l.resolver.nets[0], "default/any", claims{}.taken)
+		put(c, svc("named", at(taken.String())))
+		Expect(load().errors).To(BeEmpty())
+		Expect(l.servedAs()).To(And(HaveKey("any"), HaveKey("named")))
+	})
+
+	It("keeps the cluster IP that was allocated, and changes at once", func() {
+		put(b, svc("any", "type: ClusterIP"))
+		load()
+		had := l.servedAs()["any"].Ports[0].VIPs
+		put(b, strings.Replace(svc("any", "type: ClusterIP"), "80", "8080", 1))
+		Expect(hasten(b)).To(HaveLen(1))
+		Expect(l.servedAs()["any"].Ports[0].VIPs[0].Addr).To(Equal(had[0].Addr))
+	})
+})
