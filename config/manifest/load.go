@@ -178,7 +178,7 @@ func (l *loader) hasten(path string, now time.Time) (changed []config.Service, b
 	if look.same || len(look.errors) > 0 || silent(look.reading) || f != nil && f.loses(look.reading, e) {
 		return nil, false
 	}
-	if slices.ContainsFunc(look.objects, l.resolver.allocates) {
+	if slices.ContainsFunc(look.objects, func(o *object) bool { return l.resolver.allocates(o) || l.resolver.lessens(o) }) {
 		return nil, false
 	}
 	l.believe(e, look, now, &loaded{})

@@ -26,14 +26,14 @@ func (l *loader) servedAs() map[string]config.Service {
 }
 
 var _ = Describe("a file that is read before all is quiet", func() {
-	var dir, b, c string
+	var dir, a, b, c string
 	var l *loader
 	BeforeEach(func() {
 		if runtime.GOOS != "linux" {
 			Skip("it cannot be told who has a file open")
 		}
 		dir = GinkgoT().TempDir()
-		b, c = filepath.Join(dir, "b.yaml"), filepath.Join(dir, "c.yaml")
+		a, b, c = filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml"), filepath.Join(dir, "c.yaml")
 		var err error
 		l, err = Options{Paths: []string{dir}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/29")}}.loader()
 		Expect(err).NotTo(HaveOccurred())
@@ -48,6 +48,7 @@ var _ = Describe("a file that is read before all is quiet", func() {
 		Expect(busy).To(BeFalse())
 		return changed
 	}
+	ports := func(ports string) string { return strings.Replace(svc("one", at("10.96.0.1")), "{port: 80}", ports, 1) }
 
 	It("is given no cluster IP that a file which comes with it may name", func() {
 		load()
@@ -66,5 +67,14 @@ var _ = Describe("a file that is read before all is quiet", func() {
 		put(b, strings.Replace(svc("any", "type: ClusterIP"), "80", "8080", 1))
 		Expect(hasten(b)).To(HaveLen(1))
 		Expect(l.servedAs()["any"].Ports[0].VIPs[0].Addr).To(Equal(had[0].Addr))
+	})
+
+	It("takes no port of an object that another file has had alone", func() {
+		put(c, ports("{name: p80, port: 80}, {name: p81, port: 81}"))
+		load()
+		put(a, ports("{name: p80, port: 80}"))
+		Expect(hasten(a)).To(BeEmpty())
+		put(a, ports("{name: p80, port: 80}, {name: p82, port: 82}"))
+		Expect(hasten(a)).To(HaveLen(1))
 	})
 })

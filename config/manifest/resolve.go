@@ -306,6 +306,13 @@ func (r *resolver) allocates(o *object) bool {
 	return lacksClusterIPs(s.keep())
 }
 
+// lessens reports whether o has fewer ports or endpoints than the definition of it in another
+// file, and would count instead of that.
+func (r *resolver) lessens(o *object) bool {
+	counted := first(r.defined[o.key])
+	return counted != nil && o.place.File < counted.place.File && o.size() < counted.size()
+}
+
 // lacksClusterIPs reports whether svc is to get cluster IPs.
 func lacksClusterIPs(svc *corev1.Service) bool {
 	return hasClusterIPs(svc) && len(svc.Spec.ClusterIPs) < len(svc.Spec.IPFamilies)
