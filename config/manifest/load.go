@@ -98,10 +98,10 @@ func (l *loader) look(e entry) look {
 func (l *loader) decode(e entry, data []byte) look {
 	out := look{sum: maphash.Bytes(seed, data)}
 	f := l.files[e.abs]
-	if f == nil {
+	if f == nil || f.path != e.path { // its objects tell the other path
 		f = &file{}
 	}
-	if out.same = f.path == e.path && f.sum == out.sum; !out.same {
+	if out.same = f.sum == out.sum; !out.same {
 		out.reading = read(e.path, data, f.documents, l.resolver.nets, l.maxSize)
 	}
 	return out

@@ -77,4 +77,13 @@ var _ = Describe("a file that is read before all is quiet", func() {
 		put(a, ports("{name: p80, port: 80}, {name: p82, port: 82}"))
 		Expect(hasten(a)).To(HaveLen(1))
 	})
+
+	It("is told by the path it has now", func() {
+		put(a, svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.1")))
+		Expect(load().errors).To(HaveLen(1))
+		there := list(l.paths)
+		there.entries[0].path = dir + "/./a.yaml" // as of the same folder, given a second time
+		put(a, svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.1"))+"# more\n")
+		Expect(l.load(there, time.Now()).errors).To(HaveExactElements(HaveField("File", there.entries[0].path)))
+	})
 })
