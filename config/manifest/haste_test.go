@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
@@ -46,6 +47,16 @@ func finish(f *os.File, content string) {
 // never is longer than any test takes.
 const never = time.Hour
 
+// ports is the manifest of a Service with these ports.
+func ports(n ...int) string {
+	text := strings.TrimSuffix(service("ports", "10.96.0.3"), "---\n")
+	var all []string
+	for _, n := range n {
+		all = append(all, fmt.Sprintf("{name: p%d, port: %d}", n, n))
+	}
+	return strings.Replace(text, "{port: 80}", strings.Join(all, ", "), 1) + "---\n"
+}
+
 var _ = Describe("a file that changes while all is quiet", func() {
 	var dir, a, b string
 	one, two := service("one", "10.96.0.1"), service("two", "10.96.0.2")
@@ -81,14 +92,6 @@ var _ = Describe("a file that changes while all is quiet", func() {
 		r.becomes("one", "10.96.0.11", "two", "10.96.0.22")
 	})
 
-	ports := func(n ...int) string {
-		text := strings.TrimSuffix(service("ports", "10.96.0.3"), "---\n")
-		var all []string
-		for _, n := range n {
-			all = append(all, fmt.Sprintf("{name: p%d, port: %d}", n, n))
-		}
-		return strings.Replace(text, "{port: 80}", strings.Join(all, ", "), 1) + "---\n"
-	}
 	DescribeTable("waits to settle, and all others with it, when it", func(change func()) {
 		write(a, one+two+ports(80, 81))
 		r := run([]string{dir}, patient(never, never))
@@ -200,4 +203,49 @@ var _ = Describe("what changes while something else does", func() {
 		r.becomes(want...)
 		Expect(r.calls).To(BeNumerically("<=", 3), "the first picture, the first file, and all others")
 	})
+})
+
+// late is a Source whose events come not before there are things to be heard of.
+func late() (heard func(), change func(*manifest.Source)) {
+	GinkgoHelper()
+	w, err := fsnotify.NewWatcher()
+	Expect(err).NotTo(HaveOccurred())
+	events, held := w.Events, make(chan fsnotify.Event)
+	w.Events = held
+	heard = func() {
+		done := make(chan struct{})
+		DeferCleanup(func() { close(done) })
+		go func() {
+			for e := range events {
+				select {
+				case held <- e:
+				case <-done:
+					return
+				}
+			}
+		}()
+	}
+	return heard, func(s *manifest.Source) {
+		s.SetPatience(never, never)
+		s.SetNotify(func() (*fsnotify.Watcher, error) { return w, nil })
+	}
+}
+
+var _ = Describe("a file that is made anew, by line, and closed each time", func() {
+	DescribeTable("is not believed half when it is heard late that there was another", func(takeAway func(path string) error) {
+		if runtime.GOOS != "linux" {
+			Skip("it cannot be told who has a file open")
+		}
+		a := filepath.Join(GinkgoT().TempDir(), "a.yaml")
+		write(a, ports(80, 81))
+		heard, change := late()
+		r := run([]string{filepath.Dir(a)}, change)
+		Expect(takeAway(a)).To(Succeed())
+		write(a, ports(80))
+		heard()
+		r.nothing(50 * time.Millisecond)
+	},
+		Entry("that was deleted", os.Remove),
+		Entry("that was kept under another name", func(path string) error { return os.Rename(path, path+"~") }),
+	)
 })

@@ -147,9 +147,11 @@ func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
 // hasten reads one file of which something has just been heard, and makes the model of
 // that anew if the file can be believed before it has been quiet for some time: if nobody
 // has it open for writing, and it takes nothing away, nor a cluster IP that is not named, since
-// a file that comes with it may name that. busy reports that somebody has; then it is worth to
-// look again soon. A load comes afterwards in any case, and tells what there is to tell.
-func (l *loader) hasten(path string, now time.Time) (changed []config.Service, busy bool) {
+// a file that comes with it may name that. anew says that what was there has been taken away
+// before: then the file that is there now may be written in several steps, too. busy reports that
+// somebody has it open; then it is worth to look again soon. A load comes afterwards in any case,
+// and tells what there is to tell.
+func (l *loader) hasten(path string, anew bool, now time.Time) (changed []config.Service, busy bool) {
 	e := entry{path: path, abs: absolute(path)}
 	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() {
 		return nil, false
@@ -167,7 +169,8 @@ func (l *loader) hasten(path string, now time.Time) (changed []config.Service, b
 		return nil, false
 	}
 	f := l.files[e.abs]
-	if f != nil && f.info != nil && os.SameFile(f.info, e.info) && e.info.Size() < f.info.Size() {
+	replaced := f != nil && f.info != nil && !os.SameFile(f.info, e.info) && !anew
+	if f != nil && f.info != nil && !replaced && e.info.Size() < f.info.Size() {
 		return nil, false
 	}
 	data, err := readAll(file, l.maxSize)
@@ -175,7 +178,7 @@ func (l *loader) hasten(path string, now time.Time) (changed []config.Service, b
 		return nil, false
 	}
 	look := l.decode(e, data)
-	if look.same || len(look.errors) > 0 || silent(look.reading) || f != nil && f.loses(look.reading, e) {
+	if look.same || len(look.errors) > 0 || silent(look.reading) || f != nil && f.loses(look.reading, replaced) {
 		return nil, false
 	}
 	if slices.ContainsFunc(look.objects, func(o *object) bool { return l.resolver.allocates(o) || l.resolver.lessens(o) }) {
@@ -188,8 +191,7 @@ func (l *loader) hasten(path string, now time.Time) (changed []config.Service, b
 // loses reports whether something that f said is missing in r: a document or an
 // object, or where the file has not been replaced by another, since it may be written in
 // several steps, a port or an endpoint.
-func (f *file) loses(r reading, e entry) bool {
-	replaced := f.info != nil && !os.SameFile(f.info, e.info)
+func (f *file) loses(r reading, replaced bool) bool {
 	now := make(map[key]*object, len(r.objects))
 	for _, o := range r.objects {
 		now[o.key] = o

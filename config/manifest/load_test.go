@@ -44,7 +44,7 @@ var _ = Describe("a file that is read before all is quiet", func() {
 	}
 	load := func() loaded { return l.load(list(l.paths), time.Now()) }
 	hasten := func(path string) []config.Service {
-		changed, busy := l.hasten(path, time.Now())
+		changed, busy := l.hasten(path, false, time.Now())
 		Expect(busy).To(BeFalse())
 		return changed
 	}

@@ -131,8 +131,8 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 
 	there := list(s.loader.paths)
 	doubts, pending := s.reload(there, apply, true), w.follow(there)
-	hasten := func(path string) (busy bool) {
-		changed, busy := s.loader.hasten(path, time.Now())
+	hasten := func(path string, anew bool) (busy bool) {
+		changed, busy := s.loader.hasten(path, anew, time.Now())
 		s.hand(apply, changed)
 		return busy
 	}

@@ -157,7 +157,7 @@ func (w *watcher) forget(dir string) {
 // ctx has ended. pending says that something has changed already. While nothing is pending and
 // there are no doubts, the first file that changes is given to hasten, and again as long
 // as that says that the file is busy.
-func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool, hasten func(path string) (busy bool)) bool {
+func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool, hasten func(path string, anew bool) (busy bool)) bool {
 	var events <-chan fsnotify.Event
 	var errs <-chan error
 	interval := pollAlone
@@ -187,9 +187,10 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool, has
 		changed()
 	}
 	var busy string // the name of the file that was busy
+	var anew bool   // see loader.hasten
 	var pause time.Duration
 	look := func() {
-		if path, ok := w.path(busy); !ok || !hasten(path) {
+		if path, ok := w.path(busy); !ok || !hasten(path, anew) {
 			busy, again = "", nil
 			return
 		}
@@ -208,7 +209,8 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool, has
 		case <-again:
 			look()
 		case e := <-events:
-			if e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename) {
+			away := e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename)
+			if away {
 				w.forget(e.Name) // a folder that is made again may look the same
 			}
 			if !w.matters(e.Name) {
@@ -218,7 +220,7 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool, has
 			changed()
 			switch {
 			case first:
-				busy, pause = e.Name, time.Millisecond
+				busy, anew, pause = e.Name, away, time.Millisecond
 				look()
 			case e.Name != busy:
 				busy, again = "", nil
