@@ -210,10 +210,11 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool, has
 			look()
 		case e := <-events:
 			away := e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename)
+			watched := w.dirs[e.Name] != nil
 			if away {
 				w.forget(e.Name) // a folder that is made again may look the same
 			}
-			if !w.matters(e.Name) {
+			if !w.matters(e.Name) && !(away && watched) {
 				break
 			}
 			first := settled == nil && !doubts

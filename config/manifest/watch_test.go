@@ -249,6 +249,20 @@ var _ = Describe("a Source", func() {
 		r.becomes("one", "10.96.0.3")
 	})
 
+	It("sees another folder take the place of the one in which the file is that it reads", func() {
+		folder := filepath.Join(dir, "folder")
+		path := filepath.Join(folder, "a.yaml")
+		Expect(os.Mkdir(folder, 0o755)).To(Succeed())
+		write(path, service("one", "10.96.0.1"))
+		r := run([]string{path})
+		Expect(os.Rename(folder, folder+".old")).To(Succeed())
+		Expect(os.Mkdir(folder, 0o755)).To(Succeed())
+		write(path, service("one", "10.96.0.2"))
+		r.becomes("one", "10.96.0.2")
+		write(path, service("one", "10.96.0.3"))
+		r.becomes("one", "10.96.0.3")
+	})
+
 	It("keeps what was good when the file is broken, and says so", func() {
 		write(a, service("one", "10.96.0.1"))
 		r := run([]string{dir})
