@@ -193,7 +193,7 @@ func (l *loader) hasten(path string, anew bool, now time.Time) (changed []config
 // several steps, a port or an endpoint.
 func (f *file) loses(r reading, replaced bool) bool {
 	now := make(map[key]*object, len(r.objects))
-	for _, o := range r.objects {
+	for _, o := range slices.Backward(r.objects) { // of several definitions the first counts
 		now[o.key] = o
 	}
 	return len(r.documents) < len(f.documents) || slices.ContainsFunc(f.objects, func(o *object) bool {

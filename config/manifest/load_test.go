@@ -78,6 +78,18 @@ var _ = Describe("a file that is read before all is quiet", func() {
 		Expect(hasten(a)).To(HaveLen(1))
 	})
 
+	It("takes no port of an object by defining it a second time, and before", func() {
+		both, one := ports("{name: p80, port: 80}, {name: p81, port: 81}"), ports("{name: p80, port: 80}")
+		put(a, both)
+		load()
+		put(a, one+both)
+		Expect(hasten(a)).To(BeEmpty())
+		put(a, both+one)
+		Expect(hasten(a)).To(BeEmpty())
+		Expect(load().errors).To(HaveExactElements(HaveField("Document", 2)))
+		Expect(l.servedAs()["one"].Ports).To(HaveLen(2))
+	})
+
 	It("is told by the path it has now", func() {
 		put(a, svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.1")))
 		Expect(load().errors).To(HaveLen(1))
