@@ -174,6 +174,7 @@ func (l *loader) hasten(path string, anew bool, now time.Time) (changed []config
 		return nil, false
 	}
 	data, err := readAll(file, l.maxSize)
+	file.Close() // who comes to write waits for that
 	if err != nil {
 		return nil, false
 	}

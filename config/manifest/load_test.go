@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -88,6 +89,36 @@ var _ = Describe("a file that is read before all is quiet", func() {
 		Expect(hasten(a)).To(BeEmpty())
 		Expect(load().errors).To(HaveExactElements(HaveField("Document", 2)))
 		Expect(l.servedAs()["one"].Ports).To(HaveLen(2))
+	})
+
+	It("can be written while what was read of it is decoded", func() {
+		load()
+		put(a, many(5000))
+		leased := fmt.Sprintf(" READ %d ", os.Getpid())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			l.hasten(a, false, time.Now())
+		}()
+		for finished := false; !finished; { // unless it is too short to be seen
+			select {
+			case <-done:
+				finished = true
+				continue
+			default:
+			}
+			locks, err := os.ReadFile("/proc/locks")
+			Expect(err).NotTo(HaveOccurred())
+			if !strings.Contains(string(locks), leased) { // proc_locks(5)
+				continue
+			}
+			f, err := os.OpenFile(a, os.O_WRONLY, 0)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(f.Close()).To(Succeed())
+			Expect(done).NotTo(BeClosed(), "it was decoded and resolved meanwhile")
+			finished = true
+		}
+		<-done
 	})
 
 	It("is told by the path it has now", func() {
