@@ -117,8 +117,9 @@ func (c Connection) Namespace() (string, error) {
 // Reach tells whether the API server answers. The zero value has heard nothing
 // yet.
 type Reach struct {
-	mu  sync.Mutex
-	now ReachStatus
+	mu      sync.Mutex
+	now     ReachStatus
+	refused map[string]int // watches in a row, by path
 }
 
 // ReachStatus is what a Reach tells.
@@ -158,8 +159,41 @@ func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
 		default:
 			r.heard(nil)
 		}
+		if err == nil && req.URL.Query().Has("watch") {
+			r.pause(req, res.StatusCode)
+		}
 		return res, err
 	})
+}
+
+// maxPause is how long an answer is held back at the most.
+const maxPause = 30 * time.Second
+
+// pause holds back the answer to a watch that was refused, for longer from one to the
+// next; the first is not held back. client-go asks again at once after 410 Gone, which is
+// right once, and hundreds of times a second where each watch is answered so.
+func (r *Reach) pause(req *http.Request, status int) {
+	r.mu.Lock()
+	if status < http.StatusBadRequest {
+		delete(r.refused, req.URL.Path)
+		r.mu.Unlock()
+		return
+	}
+	if r.refused == nil {
+		r.refused = map[string]int{}
+	}
+	before := r.refused[req.URL.Path]
+	r.refused[req.URL.Path]++
+	r.mu.Unlock()
+	if before == 0 {
+		return
+	}
+	timer := time.NewTimer(min(100*time.Millisecond<<min(before, 10), maxPause))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-req.Context().Done():
+	}
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

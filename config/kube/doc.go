@@ -8,7 +8,9 @@
 //
 // Nothing is handed on before the first lists of Services and EndpointSlices are
 // complete. When the API server is away, what is known stays as it is, and
-// client-go's informers list and watch anew with back-off; [Reach] tells.
+// client-go's informers list and watch anew with back-off; [Reach] tells. Where each
+// watch is answered with 410 Gone client-go has none: the answers are held back, for
+// longer from one to the next.
 //
 // It is the only package that imports client-go's informers. It also writes
 // Events for those who look at a Service with kubectl.
