@@ -1,0 +1,162 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/usherproxy/usher/test/cluster/control"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// lag is by how much an API server is slow, or behind: longer than usher's own retries
+// begin with, shorter than anybody's timeout.
+const lag = 5 * time.Second
+
+// troubles are what an API server that answers can be ill with.
+var troubles = []struct {
+	name  string
+	fault control.Fault
+	// says is what usher's log and health say meanwhile; "" if it cannot know.
+	says string
+	// arrive says that changes arrive meanwhile, only later.
+	arrive bool
+}{
+	{name: "errors", says: "the API server answered 50[03]", fault: func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+		code := http.StatusInternalServerError
+		if time.Now().Second()%2 == 0 {
+			code = http.StatusServiceUnavailable
+		}
+		http.Error(w, "out of order", code)
+	}},
+	{name: "410 Gone for each watch", fault: func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if r.URL.Query().Get("watch") == "" {
+			pass.ServeHTTP(w, r)
+			return
+		}
+		refuse(w, metav1.Status{Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old resource version: 1 (2)"})
+	}},
+	{name: "too many requests", fault: func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+		w.Header().Set("Retry-After", "1")
+		refuse(w, metav1.Status{Code: http.StatusTooManyRequests, Reason: metav1.StatusReasonTooManyRequests, Message: "try again later"})
+	}},
+	{name: "slow answers", arrive: true, fault: func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		select {
+		case <-r.Context().Done():
+		case <-time.After(lag):
+			pass.ServeHTTP(w, r)
+		}
+	}},
+	{name: "lies behind: it tells of changes late, and does not know yet what another told", arrive: true, fault: func(w http.ResponseWriter, r *http.Request, pass http.Handler) {
+		if version := r.URL.Query().Get("resourceVersion"); version != "" && version != "0" && (r.URL.Query().Get("watch") == "" || r.URL.Query().Has("sendInitialEvents")) {
+			refuse(w, metav1.Status{Code: http.StatusGatewayTimeout, Reason: metav1.StatusReasonTimeout, Message: "Too large resource version",
+				Details: &metav1.StatusDetails{RetryAfterSeconds: 1, Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge, Message: "Too large resource version"}}}})
+			return
+		}
+		pass.ServeHTTP(late{w}, r)
+	}},
+}
+
+// refuse answers as the API server does that says no.
+func refuse(w http.ResponseWriter, s metav1.Status) {
+	s.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	s.Status = metav1.StatusFailure
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(int(s.Code))
+	_ = json.NewEncoder(w).Encode(s) // whoever asked may be gone
+}
+
+// late is an answer whose parts come late, each.
+type late struct{ http.ResponseWriter }
+
+func (l late) Write(b []byte) (int, error) {
+	time.Sleep(lag)
+	return l.ResponseWriter.Write(b)
+}
+
+func (l late) Unwrap() http.ResponseWriter { return l.ResponseWriter }
+
+var _ = Describe("an API server that is in trouble", func() {
+	// Each trouble has a node of its own, and all have them at once.
+	It("leaves everything served, is not stormed, and what changed arrives", func() {
+		c := newCluster()
+		one, two := netip.AddrPortFrom(lab.Pod(1), 8080), netip.AddrPortFrom(lab.Pod(2), 8080)
+		kept, deleted := c.service("kept", noSelector), c.service("deleted", noSelector)
+		for _, name := range []string{"kept", "deleted"} {
+			c.write(c.slice(name, name, endpoint(lab.Pod(1))))
+		}
+		type troubled struct {
+			*cluster
+			gateway *control.Gateway
+			usher   *usher
+			load    *load
+		}
+		var all []troubled
+		for range troubles {
+			n := &cluster{Lab: lab.New(), api: c.api, namespace: c.namespace}
+			n.pod, n.node, n.outside = n.Pods.NewDialer(8), n.Node.NewDialer(2), n.Outside.NewDialer(2)
+			serve(n.Pods, one)
+			serve(n.Pods, two)
+			gateway := plane.NewGateway(n.Node)
+			u := n.usher("--kubeconfig=" + leastRole(gateway.Server()))
+			for _, svc := range []*corev1.Service{kept, deleted} {
+				Eventually(answers(n.pod, vip(svc))).WithTimeout(soon).Should(Equal(one))
+			}
+			all = append(all, troubled{n, gateway, u, startLoad(n.pod, vip(kept), 10)})
+		}
+		health := func(n troubled, path string) (answer, error) {
+			return get(n.outside, "http://"+lab.NodeOut4+":"+healthzPort+path)
+		}
+
+		began := time.Now()
+		for i, n := range all {
+			n.gateway.Spoil(troubles[i].fault)
+		}
+		c.write(c.slice("kept", "kept", endpoint(lab.Pod(2))))
+		c.deleteService("deleted")
+		created := c.service("created", noSelector)
+		c.write(c.slice("created", "created", endpoint(lab.Pod(1))))
+		right := func(n troubled) {
+			GinkgoHelper()
+			Eventually(answers(n.pod, vip(created))).WithTimeout(recovery).Should(Equal(one))
+			Eventually(answers(n.pod, vip(kept))).WithTimeout(recovery).Should(Equal(two))
+			Eventually(failure(n.pod, vip(deleted))).WithTimeout(recovery).Should(HaveOccurred())
+		}
+		for i, n := range all {
+			By(troubles[i].name)
+			if troubles[i].arrive {
+				right(n)
+			}
+			if says := troubles[i].says; says != "" {
+				Eventually(func() (answer, error) { return health(n, "/healthz") }).WithTimeout(soon).Should(
+					And(code(200), HaveField("Body", MatchRegexp(`(?s)"connected": *false.*`+says))))
+				Eventually(func() string { return string(n.usher.Err.Contents()) }).WithTimeout(soon).Should(
+					MatchRegexp("The API server does not answer; what is known goes on being served.*" + says))
+				Expect(get(n.node, adminURL+"/metrics")).To(HaveField("Body", MatchRegexp(`rest_client_requests_total\{code="50[03]"`)))
+			}
+			Expect(health(n, "/livez")).To(code(200))
+		}
+		time.Sleep(time.Until(began.Add(20 * time.Second))) // in which one that does not wait asks thousands of times
+		for i, n := range all {
+			asked := n.gateway.Requests()
+			AddReportEntry(fmt.Sprintf("%s: %d requests in %s", troubles[i].name, asked, time.Since(began).Round(time.Second)))
+			Expect(asked).To(BeNumerically("<", 60), "an API server in trouble is not stormed: "+troubles[i].name)
+			n.gateway.Spoil(nil)
+		}
+		for i, n := range all {
+			By("afterwards: " + troubles[i].name)
+			right(n)
+			Eventually(func() (answer, error) { return health(n, "/healthz") }).WithTimeout(soon).Should(
+				And(code(200), HaveField("Body", MatchRegexp(`"connected": *true`))))
+			Expect(n.load.stop()).To(BeEmpty(), "connections meanwhile: %s", troubles[i].name)
+			Expect(n.gateway.Requests()).To(BeNumerically("<", 40), "once the API server is well: %s", troubles[i].name)
+		}
+	})
+})
