@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -46,6 +47,10 @@ const kernelOptions = "console=ttyS0 quiet panic=-1 no_timer_check mitigations=o
 // kernelVariable tells a machine's first process, through its environment, which
 // of the Kernels it is in.
 const kernelVariable = "usher_kernel"
+
+// connectionsVariable says, here and in a machine, how many connections a check of a bad
+// network makes, if it is not what fits into a few minutes.
+const connectionsVariable = "USHER_CONNECTIONS"
 
 // Verdict is what became of a check.
 type Verdict struct {
@@ -144,7 +149,7 @@ func (i *Image) run(accelerator, kernel string, timeout time.Duration) string {
 	cmd := exec.CommandContext(ctx, emulator, "-accel", accelerator, "-cpu", "max", "-smp", "2", "-m", "1G",
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
 		"-kernel", i.kernel, "-initrd", i.initramfs,
-		"-append", kernelOptions+" "+kernelVariable+"="+strings.ReplaceAll(kernel, " ", "_"))
+		"-append", kernelOptions+" "+kernelVariable+"="+strings.ReplaceAll(kernel, " ", "_")+" "+connectionsVariable+"="+os.Getenv(connectionsVariable))
 	var console bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &console, &console
 	// However the tests end, the machine does not outlive them: see PR_SET_PDEATHSIG in

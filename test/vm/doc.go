@@ -12,6 +12,10 @@
 // side: it boots a kernel and collects the verdicts. Folder test does that, and
 // makes each verdict a test.
 //
+// A machine has bad networks if its own are made bad: netem and links that are taken
+// down are as good in an emulator as anywhere. What usher carries there is counted where
+// it arrives at the node, so that the network is to blame for nothing that usher did.
+//
 // An emulated processor is some ten times slower than this one, and all machines
 // run at once, so bounds on time in the checks are generous.
 package vm

@@ -28,4 +28,5 @@ var Kernels = []Kernel{
 	{Name: "a kernel that has not loaded its SCTP", Checks: slices.Concat(notLoaded, sctpChecks("address", true), addressChecks)},
 	// This one does not load the veth by itself either.
 	{Name: "a kernel with SCTP and without netfilter", Modules: []string{"veth", "sctp"}, Bare: true, Checks: slices.Concat(withoutNetfilter, sctpChecks("address", false))},
+	{Name: "a kernel with bad networks", Modules: []string{"sch_netem"}, Checks: badNetworks},
 }

@@ -1,0 +1,609 @@
+//lint:file-ignore ST1001 checks are specs, and read like those in test files
+
+package vm
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/vishvananda/netlink"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// trouble is what a network does to packets, in each direction of each link.
+type trouble struct {
+	name string
+	how  netlink.NetemQdiscAttrs
+	// connections is how many there are, if the environment does not say.
+	connections int
+	// schedule is --dial-timeouts. It begins as the default does. An endpoint counts as
+	// out of reach if each SYN of the schedule, or its answer, is lost: with the default
+	// that is one client in 100,000 at 5 %, and one in 160 at 20 %. Here it is one in
+	// 10,000,000.
+	schedule string
+	// clientTimeout is after how long a client tries again for which usher's node is out
+	// of reach: the network's fault. It is not for what is measured.
+	clientTimeout time.Duration
+	measured      bool
+}
+
+const (
+	dialTimeouts       = "--dial-timeouts=250ms,500ms,1s,2s,4s"
+	longerDialTimeouts = "--dial-timeouts=250ms,500ms,1s,2s,4s,8s,16s"
+	// kernelTimeout is for a client that leaves it to the kernel: net.ipv4.tcp_syn_retries.
+	kernelTimeout = 140 * time.Second
+)
+
+var (
+	loss5       = trouble{name: "loss of 5 %", how: netlink.NetemQdiscAttrs{Loss: 5}, connections: 400, measured: true}
+	duplication = trouble{name: "duplication of 20 %", how: netlink.NetemQdiscAttrs{Duplicate: 20}}
+	corruption  = trouble{name: "corruption of 2 %", how: netlink.NetemQdiscAttrs{CorruptProb: 2}}
+)
+
+var troubles = []trouble{
+	{name: "loss of 1 %", how: netlink.NetemQdiscAttrs{Loss: 1}},
+	loss5,
+	{name: "loss of 20 %", how: netlink.NetemQdiscAttrs{Loss: 20}, connections: 100, schedule: longerDialTimeouts, clientTimeout: time.Second},
+	{name: "a delay of 10 to 30 ms", how: netlink.NetemQdiscAttrs{Latency: 20_000, Jitter: 10_000}},
+	duplication,
+	{name: "reordering of 25 %", how: netlink.NetemQdiscAttrs{Latency: 5_000, ReorderProb: 25}},
+	corruption,
+}
+
+// badNetworks are the checks. The kernel translates, and tells of errors, for each portal
+// in another way.
+var badNetworks = slices.Concat(troubled("nftables", troubles...), troubled("address", loss5, duplication, corruption),
+	badLinks("nftables"), badLinks("address"), badLinks("iptables")[:1])
+
+func troubled(portal string, troubles ...trouble) (all []Check) {
+	for _, t := range troubles {
+		all = append(all, Check{t.name + ", the " + portal + " portal: every byte of TCP arrives, no client fails, and no datagram is lost but by the network", func() { t.carried(portal) }})
+	}
+	return all
+}
+
+func badLinks(portal string) []Check {
+	return []Check{
+		{"an MTU of 1280 on the way, the " + portal + " portal: usher and its peers learn it from the router", func() { narrowLink(portal) }},
+		{"a link that is down for 3 s, the " + portal + " portal: who is connected goes on, and who comes meanwhile gets through", func() { linkDown(portal) }},
+		{"a node that vanishes, the " + portal + " portal: its clients are reset, and new ones are served by the others", func() { vanishingNode(portal) }},
+	}
+}
+
+// families are both, and a bad network's node serves Services of both.
+var families = []family{ipv4, ipv6}
+
+func newBadNode(portal string) *node {
+	GinkgoHelper()
+	n := newNode(ipv4)
+	forwards(n.Node)
+	for _, l := range []struct {
+		ns   *lab.Namespace
+		link string
+	}{{n.Outside, "eth0"}, {n.Node, "to-outside"}, {n.Node, "to-pods"}, {n.Pods, "eth0"}} {
+		withoutOffloads(l.ns, l.link)
+	}
+	return n
+}
+
+// of returns the node for Services of a family.
+func (n *node) of(ip family) *node {
+	other := *n
+	other.ip = ip
+	return &other
+}
+
+// mirror is a TCP Service whose endpoints send back what they get. It is served, not put.
+func (n *node) mirror(at ...netip.AddrPort) service {
+	GinkgoHelper()
+	s := service{name: "mirror-" + n.ip.option[1:], vip: netip.AddrPortFrom(n.ip.vip, 80), protocol: "TCP", endpoints: at}
+	n.put(s)
+	return s
+}
+
+// startMirror starts such an endpoint.
+func startMirror(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
+	GinkgoHelper()
+	at := netip.AddrPortFrom(addr, 8080)
+	lab.Serve(ns.Listen(at.String()), func(c net.Conn) { _, _ = io.Copy(c, c) })
+	return at
+}
+
+// quietly are flags: nobody reads thousands of lines about connections.
+func quietly(portal, schedule string) []string {
+	return []string{"--portal=" + portal, "--log-level=info", "--trace=false", schedule}
+}
+
+// noise is what connections carry.
+var noise = func() []byte {
+	b := make([]byte, 256<<10)
+	_, _ = rand.NewChaCha8([32]byte{17}).Read(b) // it never fails
+	return b
+}()
+
+// trip connects, sends what no other trip sends, and wants that back, and then the end.
+func trip(from *lab.Dialer, to netip.AddrPort, number uint64, size int, timeout time.Duration) error {
+	var c *net.TCPConn
+	for end := time.Now().Add(5 * time.Minute); ; {
+		var err error
+		if c, err = from.Dial("", to.String(), timeout); err == nil {
+			break
+		}
+		if n, ok := errors.AsType[net.Error](err); !ok || !n.Timeout() || time.Now().After(end) {
+			return err
+		}
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(10 * time.Minute)); err != nil {
+		return err
+	}
+	sent := binary.BigEndian.AppendUint64(make([]byte, 0, 8+size), number)
+	begin := int(number*1021) % (len(noise) - size)
+	sent = append(sent, noise[begin:begin+size]...)
+	written := make(chan error, 1)
+	go func() {
+		_, err := c.Write(sent)
+		written <- errors.Join(err, c.CloseWrite())
+	}()
+	got, err := io.ReadAll(c)
+	if err = errors.Join(err, <-written); err != nil {
+		return fmt.Errorf("after %d of %d bytes: %w", len(got), len(sent), err)
+	}
+	if !bytes.Equal(got, sent) {
+		return fmt.Errorf("%d bytes were sent, and %d others came back", len(sent), len(got))
+	}
+	return nil
+}
+
+// trips makes so many, to each address in turn, many at once. It returns how long those
+// to each address took, in order, and what failed.
+func trips(from *lab.Namespace, to []netip.AddrPort, count int, timeout time.Duration) (took map[netip.AddrPort][]time.Duration, failed []error) {
+	GinkgoHelper()
+	const atOnce = 48
+	d := from.NewDialer(atOnce)
+	took = map[netip.AddrPort][]time.Duration{}
+	var mu sync.Mutex
+	var next atomic.Uint64
+	var all sync.WaitGroup
+	for range atOnce {
+		all.Go(func() {
+			for n := next.Add(1); n <= uint64(count); n = next.Add(1) {
+				at := to[n%uint64(len(to))]
+				began := time.Now()
+				err := trip(d, at, n, sizeOf(n), timeout)
+				mu.Lock()
+				if took[at] = append(took[at], time.Since(began)); err != nil {
+					failed = append(failed, fmt.Errorf("connection %d to %s, %s after it began: %w", n, at, time.Since(began), err))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	for _, t := range took {
+		slices.Sort(t)
+	}
+	return took, failed
+}
+
+// sizeOf says how many bytes trip number n carries: most a packet, some many.
+func sizeOf(n uint64) int {
+	r := rand.New(rand.NewPCG(17, n))
+	if n%16 == 0 {
+		return r.IntN(32 << 10)
+	}
+	return r.IntN(1200)
+}
+
+// p99 is of sorted durations.
+func p99(t []time.Duration) time.Duration { return t[min(len(t)*99/100, len(t)-1)] }
+
+func (t trouble) count() int {
+	if n, err := strconv.Atoi(os.Getenv(connectionsVariable)); err == nil {
+		return n
+	}
+	if t.connections > 0 {
+		return t.connections
+	}
+	return 150
+}
+
+// carried expects that TCP and UDP are carried by one usher.
+func (t trouble) carried(portal string) {
+	n := newBadNode(portal)
+	tcp := t.withTCP(n)
+	udp := t.withUDP(n)
+	n.start(quietly(portal, cmp.Or(t.schedule, dialTimeouts))...)
+	tcp(portal)
+	udp()
+}
+
+// withTCP makes Services and returns a check for which there is trouble on both links:
+// usher's clients and its endpoints are far from it.
+func (t trouble) withTCP(n *node) func(portal string) {
+	GinkgoHelper()
+	var vips, direct []netip.AddrPort
+	for _, ip := range families {
+		s := n.of(ip).mirror(startMirror(n.Pods, ip.pod(1)), startMirror(n.Pods, ip.pod(2)), startMirror(n.Pods, ip.pod(3)))
+		vips, direct = append(vips, s.vip), append(direct, s.endpoints[0])
+	}
+	return func(portal string) {
+		impair(n.Outside, "eth0", t.how)
+		impair(n.Node, "to-outside", t.how)
+		impair(n.Node, "to-pods", t.how)
+		impair(n.Pods, "eth0", t.how)
+		t.tripsTo(n, vips, direct, portal)
+	}
+}
+
+// tripsTo expects that all trips by usher succeed, and, if that is measured, that the
+// slowest take no longer than those past it and one slot of the schedule.
+func (t trouble) tripsTo(n *node, vips, direct []netip.AddrPort, portal string) {
+	GinkgoHelper()
+	to, count := vips, t.count()
+	if t.measured {
+		to, count = slices.Concat(vips, direct), 2*count
+	}
+	took, failed := trips(n.Outside, to, count, cmp.Or(t.clientTimeout, kernelTimeout))
+	Expect(errors.Join(failed...)).NotTo(HaveOccurred(), "%d connections failed", len(failed))
+	if t.measured {
+		via := slices.Sorted(slices.Values(slices.Concat(took[vips[0]], took[vips[1]])))
+		past := slices.Sorted(slices.Values(slices.Concat(took[direct[0]], took[direct[1]])))
+		note := fmt.Sprintf("%s, %s: %d connections: p99 %s by usher, %s past it", t.name, portal, len(via), p99(via).Round(time.Millisecond), p99(past).Round(time.Millisecond))
+		AddReportEntry(t.name, note)
+		Expect(p99(via)).To(BeNumerically("<=", p99(past)+250*time.Millisecond), note)
+	}
+}
+
+// withUDP makes Services and returns a check for which there is trouble in what is sent
+// to the node, so that what arrives there is known: usher has to carry each datagram that
+// does, as often as it does.
+func (t trouble) withUDP(n *node) func() {
+	GinkgoHelper()
+	const port, clients, each = 5300, 8, 30
+	var atEndpoint, atClient tally
+	var services []service
+	for _, ip := range families {
+		at := netip.AddrPortFrom(ip.pod(1), port)
+		go answerUDP(n.Pods.ListenUDP(at.String()), &atEndpoint)
+		s := dns(at)
+		s.name, s.vip = "dns-"+ip.option[1:], netip.AddrPortFrom(ip.vip.Next(), 53)
+		n.of(ip).put(s)
+		services = append(services, s)
+	}
+	return func() {
+		GinkgoHelper()
+		fromClients, fromEndpoint := tap(n.Node, "to-outside", 53), tap(n.Node, "to-pods", port)
+		// What TCP had remains where it spoils what is sent to the node.
+		mend(n.Node, "to-outside")
+		mend(n.Node, "to-pods")
+		var conns []net.Conn
+		for i := range clients * len(services) {
+			c := dialUDP(n.Outside, services[i%len(services)])
+			go receiveUDP(c, &atClient)
+			conns = append(conns, c)
+		}
+		sendAll(conns, each)
+		Eventually(func(g Gomega) {
+			g.Expect(len(fromClients.counts())).To(BeNumerically(">", len(conns)*each/2))
+			g.Expect(differences(fromClients.counts(), atEndpoint.counts())).To(BeEmpty(), "from the clients to the endpoints")
+			g.Expect(differences(fromEndpoint.counts(), atClient.counts())).To(BeEmpty(), "from the endpoints to the clients")
+		}).WithTimeout(20 * time.Second).WithPolling(500 * time.Millisecond).Should(Succeed())
+		lost := len(conns)*each - fromClients.total() + atEndpoint.total() - fromEndpoint.total()
+		switch {
+		case t.how.Loss > 0 || t.how.CorruptProb > 0:
+			Expect(lost).To(BeNumerically(">", 0), "the network is bad")
+		case t.how.Duplicate > 0:
+			Expect(lost).To(BeNumerically("<", 0), "the network is bad")
+		}
+		AddReportEntry(t.name, fmt.Sprintf("%s: of %d datagrams to and fro the network lost %d", t.name, len(conns)*each+atEndpoint.total(), lost))
+	}
+}
+
+// sendAll has each client send so many datagrams, each different from all others.
+func sendAll(conns []net.Conn, each int) {
+	GinkgoHelper()
+	pace := time.NewTicker(5 * time.Millisecond) // what a socket's buffer holds is not what is tested
+	defer pace.Stop()
+	for i := range each {
+		for j, c := range conns {
+			<-pace.C
+			datagram := fmt.Appendf(nil, "%d/%d ", j, i)
+			_, err := c.Write(append(datagram, noise[:(i*j*37)%1100]...))
+			Expect(err).NotTo(HaveOccurred())
+		}
+	}
+}
+
+func answerUDP(e *net.UDPConn, t *tally) {
+	buf := make([]byte, 1<<16)
+	for {
+		n, from, err := e.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			return
+		}
+		t.add(buf[:n])
+		_, _ = e.WriteToUDPAddrPort(buf[:n], from)
+	}
+}
+
+func receiveUDP(c net.Conn, t *tally) {
+	buf := make([]byte, 1<<16)
+	for {
+		n, err := c.Read(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil {
+			t.add(buf[:n])
+		}
+	}
+}
+
+// differences says how often each datagram came and how often it was carried, where that
+// is not the same.
+func differences(came, carried map[string]int) (all []string) {
+	for datagram, n := range came {
+		if carried[datagram] != n {
+			all = append(all, fmt.Sprintf("%.8q came %d times, and was carried %d times", datagram, n, carried[datagram]))
+		}
+	}
+	for datagram, n := range carried {
+		if came[datagram] == 0 {
+			all = append(all, fmt.Sprintf("%.8q came never, and was carried %d times", datagram, n))
+		}
+	}
+	return all
+}
+
+// flow is a connection on which bytes go to and fro until it is told to pause and to
+// stop.
+type flow struct {
+	pause, stop chan struct{}
+	over        chan error
+	back        atomic.Int64 // bytes that came back as they were sent
+}
+
+func startFlow(from *lab.Dialer, to netip.AddrPort) *flow {
+	GinkgoHelper()
+	c, err := from.Dial("", to.String(), patience)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(c.Close)
+	f := &flow{pause: make(chan struct{}), stop: make(chan struct{}), over: make(chan error, 1)}
+	sent := make(chan int64, 1)
+	go func() {
+		pace := time.NewTicker(20 * time.Millisecond)
+		defer pace.Stop()
+		var n int64
+		for {
+			select {
+			case <-f.pause:
+				<-f.stop
+				sent <- n
+				_ = c.CloseWrite() // the reader sees what comes of it
+				return
+			case <-pace.C:
+				begin := n % int64(len(noise)-1000)
+				if _, err := c.Write(noise[begin : begin+1000]); err != nil {
+					return // the reader's too
+				}
+				n += 1000
+			}
+		}
+	}()
+	go func() {
+		buf := make([]byte, 1000)
+		for {
+			if _, err := io.ReadFull(c, buf); err == io.EOF {
+				if n := <-sent; n != f.back.Load() {
+					err = fmt.Errorf("it ended after %d of %d bytes", f.back.Load(), n)
+				} else {
+					err = nil
+				}
+				f.over <- err
+				return
+			} else if err != nil {
+				f.over <- err
+				return
+			}
+			if begin := f.back.Load() % int64(len(noise)-1000); !bytes.Equal(buf, noise[begin:begin+1000]) {
+				f.over <- fmt.Errorf("other bytes came back than were sent, after %d", f.back.Load())
+				return
+			}
+			f.back.Add(1000)
+		}
+	}()
+	return f
+}
+
+// moves expects that bytes move.
+func (f *flow) moves() {
+	GinkgoHelper()
+	Eventually(f.back.Load).WithTimeout(patience).Should(BeNumerically(">", f.back.Load()))
+}
+
+// end ends the flow and expects that all that was sent has come back.
+func (f *flow) end() {
+	GinkgoHelper()
+	close(f.pause)
+	f.stopped()
+}
+
+// stopped ends a flow that pauses.
+func (f *flow) stopped() {
+	GinkgoHelper()
+	close(f.stop)
+	Eventually(f.over).WithTimeout(patience).Should(Receive(BeNil()))
+}
+
+// linkDown takes the carrier from the link to all endpoints.
+func linkDown(portal string) {
+	n := newBadNode(portal)
+	setSysctl(n.Pods, "ipv6/conf/eth0/keep_addr_on_down", "1")
+	var vips []netip.AddrPort
+	for _, ip := range families {
+		vips = append(vips, n.of(ip).mirror(startMirror(n.Pods, ip.pod(1)), startMirror(n.Pods, ip.pod(2))).vip)
+	}
+	n.start(quietly(portal, "--dial-timeouts=250ms,500ms,1s,2s")...)
+	d := n.Outside.NewDialer(64)
+	var flows []*flow
+	for i := range 8 {
+		flows = append(flows, startFlow(d, vips[i%2]))
+	}
+	for _, f := range flows {
+		f.moves()
+	}
+	n.Pods.Output("ip", "link", "set", "eth0", "down")
+	down := time.Now()
+	// The last SYN of the schedule goes out 2.75 s after a client came: who comes in the
+	// first seconds has used it up, or nearly, when the link is up again.
+	time.Sleep(2 * time.Second)
+	var new sync.WaitGroup
+	failed := make(chan error, 64)
+	for i := range 32 {
+		new.Go(func() {
+			if err := trip(d, vips[i%2], uint64(i), 500, kernelTimeout); err != nil {
+				failed <- err
+			}
+		})
+		time.Sleep(20 * time.Millisecond)
+	}
+	time.Sleep(time.Until(down.Add(3 * time.Second)))
+	n.Pods.Output("ip", "link", "set", "eth0", "up")
+	route(n.Pods, "default", n.ip.toPods.String(), "default", ipv6.toPods.String())
+	new.Wait()
+	close(failed)
+	for err := range failed {
+		Expect(err).NotTo(HaveOccurred(), "of those who came while the link was down")
+	}
+	for _, f := range flows {
+		f.moves()
+		f.end()
+	}
+}
+
+// narrowLink has clients and endpoints behind a link that takes 1280 bytes.
+func narrowLink(portal string) {
+	n := newNode(ipv4)
+	far := newFar(n)
+	var near, beyond, questions []service
+	for i, ip := range families {
+		beyond = append(beyond, n.of(ip).mirror(startMirror(far, ip.far())))
+		s := beyond[i]
+		s.name, s.vip, s.endpoints = "near-"+s.name, netip.AddrPortFrom(ip.vip.Prev(), 80), []netip.AddrPort{startMirror(n.Pods, ip.pod(1))}
+		n.of(ip).put(s)
+		near = append(near, s)
+		q := dns(startEcho(far, ip.far()))
+		q.name, q.vip = "dns-"+ip.option[1:], netip.AddrPortFrom(ip.vip.Next(), 53)
+		n.of(ip).put(q)
+		questions = append(questions, q)
+	}
+	n.start(quietly(portal, "--dial-timeouts=3s,3s,3s,3s")...)
+	for i, ip := range families {
+		for _, c := range []struct {
+			from *lab.Namespace
+			to   service
+		}{{n.Outside, beyond[i]}, {n.Node, beyond[i]}, {far, near[i]}, {far, beyond[i]}} {
+			d := c.from.NewDialer(1)
+			for number := range uint64(3) {
+				Expect(trip(d, c.to.vip, number, 128<<10, patience)).To(Succeed(), "%s, from %s to %s", ip.name, c.from.Name, c.to.name)
+			}
+		}
+		// The first datagrams are lost on the way, until both ends have learnt.
+		c := dialUDP(n.Outside, questions[i])
+		sent := noise[:1400]
+		Eventually(func() ([]byte, error) {
+			if _, err := c.Write(sent); err != nil {
+				return nil, err
+			}
+			if err := c.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+				return nil, err
+			}
+			buf := make([]byte, 2000)
+			n, err := c.Read(buf)
+			return buf[:n], err
+		}).WithTimeout(30*time.Second).Should(Equal(sent), ip.name)
+	}
+}
+
+// vanishingNode has one of two nodes with endpoints vanish: nothing comes from there any
+// more, no FIN, no RST, no ICMP.
+func vanishingNode(portal string) {
+	n := newBadNode(portal)
+	other := n.AddHost("to-other")
+	addresses(n.Node, "to-other", "10.245.0.1/24", "fd00:245::1/64")
+	addresses(other, "eth0", "10.245.0.2/24", "fd00:245::2/64")
+	route(other, "default", "10.245.0.1", "default", "fd00:245::1")
+	// A sender gives up after some seconds, and not after a quarter of an hour.
+	setSysctl(n.Node, "ipv4/tcp_retries2", "4")
+	d := n.Outside.NewDialer(1)
+	var vips []netip.AddrPort
+	var there atomic.Int64 // connections that the other node has had
+	for _, ip := range families {
+		gone := netip.AddrPortFrom(map[bool]netip.Addr{true: netip.MustParseAddr("10.245.0.2"), false: netip.MustParseAddr("fd00:245::2")}[ip.vip.Is4()], 8080)
+		lab.Serve(other.Listen(gone.String()), func(c net.Conn) {
+			there.Add(1)
+			_, _ = io.Copy(c, c)
+		})
+		vips = append(vips, n.of(ip).mirror(startMirror(n.Pods, ip.pod(1)), gone).vip)
+	}
+	n.start(quietly(portal, "--dial-timeouts=250ms,500ms,1s,2s")...)
+	var flows []*flow
+	for i := range 8 {
+		flows = append(flows, startFlow(d, vips[i%2]))
+	}
+	for _, f := range flows {
+		f.moves()
+	}
+	everything := netlink.NetemQdiscAttrs{Loss: 100}
+	impair(n.Node, "to-other", everything)
+	impair(other, "eth0", everything)
+	lost := there.Load()
+	Expect(lost).To(BeNumerically(">", 0))
+	time.Sleep(100 * time.Millisecond) // so that each has something under way
+	for _, f := range flows {
+		close(f.pause)
+	}
+
+	_, failed := trips(n.Outside, vips, 100, kernelTimeout)
+	Expect(errors.Join(failed...)).NotTo(HaveOccurred())
+	var each []time.Duration
+	for i := range 16 {
+		began := time.Now()
+		Expect(trip(d, vips[i%2], uint64(i), 100, kernelTimeout)).To(Succeed())
+		each = append(each, time.Since(began))
+	}
+	slices.Sort(each)
+	Expect(each[len(each)/2]).To(BeNumerically("<", 250*time.Millisecond), "the endpoint that does not answer is passed over")
+	over := func() (n int64) {
+		for _, f := range flows {
+			n += int64(len(f.over))
+		}
+		return n
+	}
+	Eventually(over).WithTimeout(patience).Should(Equal(lost))
+	for _, f := range flows {
+		if len(f.over) > 0 {
+			Expect(<-f.over).To(MatchError(syscall.ECONNRESET), "a connection that broke must not look like one that ended")
+		} else {
+			f.stopped()
+		}
+	}
+}
