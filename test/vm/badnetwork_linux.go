@@ -174,7 +174,7 @@ func trip(from *lab.Dialer, to netip.AddrPort, number uint64, size int, timeout 
 
 // trips makes so many, to each address in turn, some at once. It returns how long those
 // to each address took, in order, and what failed.
-func trips(from *lab.Namespace, to []netip.AddrPort, atOnce, count int, timeout time.Duration) (took map[netip.AddrPort][]time.Duration, failed []error) {
+func trips(from *lab.Namespace, to []netip.AddrPort, atOnce, count int, size func(uint64) int, timeout time.Duration) (took map[netip.AddrPort][]time.Duration, failed []error) {
 	GinkgoHelper()
 	d := from.NewDialer(atOnce)
 	took = map[netip.AddrPort][]time.Duration{}
@@ -186,7 +186,7 @@ func trips(from *lab.Namespace, to []netip.AddrPort, atOnce, count int, timeout 
 			for n := next.Add(1); n <= uint64(count); n = next.Add(1) {
 				at := to[n%uint64(len(to))]
 				began := time.Now()
-				err := trip(d, at, n, sizeOf(n), timeout)
+				err := trip(d, at, n, size(n), timeout)
 				mu.Lock()
 				if took[at] = append(took[at], time.Since(began)); err != nil {
 					failed = append(failed, fmt.Errorf("connection %d to %s, %s after it began: %w", n, at, time.Since(began), err))
@@ -202,13 +202,15 @@ func trips(from *lab.Namespace, to []netip.AddrPort, atOnce, count int, timeout 
 	return took, failed
 }
 
-// sizeOf says how many bytes trip number n carries: most a packet, some many.
-func sizeOf(n uint64) int {
-	r := rand.New(rand.NewPCG(17, n))
+// small says how many bytes trip number n carries: a packet.
+func small(n uint64) int { return rand.New(rand.NewPCG(17, n)).IntN(1200) }
+
+// mixed makes some of them many.
+func mixed(n uint64) int {
 	if n%16 == 0 {
-		return r.IntN(32 << 10)
+		return rand.New(rand.NewPCG(17, n)).IntN(32 << 10)
 	}
-	return r.IntN(1200)
+	return small(n)
 }
 
 // p99 is of sorted durations.
@@ -252,7 +254,7 @@ func (t trouble) withTCP(n *node) func(portal string) {
 		}
 		impair(n.Outside, "eth0", t.how)
 		impair(n.Node, "to-outside", t.how)
-		_, failed := trips(n.Outside, vips, 48, t.count(), cmp.Or(t.clientTimeout, kernelTimeout))
+		_, failed := trips(n.Outside, vips, 48, t.count(), mixed, cmp.Or(t.clientTimeout, kernelTimeout))
 		Expect(errors.Join(failed...)).NotTo(HaveOccurred(), "%d connections failed", len(failed))
 	}
 }
@@ -262,7 +264,7 @@ func (t trouble) withTCP(n *node) func(portal string) {
 // same. They are few at once: an emulated processor must not be what they wait for.
 func (t trouble) measure(n *node, vips, direct []netip.AddrPort, portal string) {
 	GinkgoHelper()
-	took, failed := trips(n.Outside, slices.Concat(vips, direct), 16, max(800, t.count()), kernelTimeout)
+	took, failed := trips(n.Outside, slices.Concat(vips, direct), 16, max(800, t.count()), small, kernelTimeout)
 	Expect(errors.Join(failed...)).NotTo(HaveOccurred(), "%d connections failed", len(failed))
 	via := slices.Sorted(slices.Values(slices.Concat(took[vips[0]], took[vips[1]])))
 	past := slices.Sorted(slices.Values(slices.Concat(took[direct[0]], took[direct[1]])))
@@ -581,7 +583,7 @@ func vanishingNode(portal string) {
 		close(f.pause)
 	}
 
-	_, failed := trips(n.Outside, vips, 48, 100, kernelTimeout)
+	_, failed := trips(n.Outside, vips, 48, 100, mixed, kernelTimeout)
 	Expect(errors.Join(failed...)).NotTo(HaveOccurred())
 	var each []time.Duration
 	for i := range 16 {
