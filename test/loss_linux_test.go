@@ -1,0 +1,98 @@
+package test
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// Loss, delay and the rest of what bad networks do are checked in another kernel, whose
+// processor is emulated: package vm. Here time counts.
+var _ = Describe("on a link that loses 5 % of all packets each way", func() {
+	for _, portal := range []string{"nftables", "address"} {
+		It("the slowest connections are as fast as direct ones, but for one slot, with the portal "+portal, func() {
+			lab.Long()
+			missing("nft")
+			l := lab.New()
+			web := service{name: "web", clusterIP: clusterIP, port: 80}
+			for n := 1; n <= 3; n++ {
+				web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
+			}
+			dir := manifestsDir()
+			web.write(dir)
+			startUsher(l.Node, dir, "--portal="+portal)
+			for _, end := range []*lab.Namespace{l.Node, l.Pods} {
+				end.Output("nft", "add table inet loss; add chain inet loss in { type filter hook prerouting priority -400; }; "+
+					"add rule inet loss in iifname != lo meta l4proto tcp numgen random mod 100 < 5 drop")
+			}
+			node := l.Node.NewDialer(20)
+			var direct, served []time.Duration
+			for turn := range 4 { // in turn, so that both meet the same machine
+				direct = append(direct, exchanges(node, web.endpoints[turn%3].String(), 4*time.Second)...)
+				served = append(served, exchanges(node, web.vip(), 4*time.Second)...)
+			}
+			AddReportEntry("with 5 % loss", fmt.Sprintf("direct %s; by usher %s", distribution(direct), distribution(served)))
+			const slot = 250 * time.Millisecond
+			Expect(quantile(served, 0.99)).To(BeNumerically("<=", quantile(direct, 0.99)+slot))
+		})
+	}
+})
+
+// exchanges makes connections for so long, sixteen at once, each with a few bytes to and
+// fro, and returns how long each took, sorted.
+func exchanges(d *lab.Dialer, to string, lasting time.Duration) (took []time.Duration) {
+	GinkgoHelper()
+	end := time.Now().Add(lasting)
+	var mu sync.Mutex
+	var failed error
+	var clients sync.WaitGroup
+	for range 16 {
+		clients.Go(func() {
+			for time.Now().Before(end) {
+				began := time.Now()
+				err := exchangeOnce(d, to)
+				mu.Lock()
+				if err != nil && failed == nil {
+					failed = fmt.Errorf("%s after %s: %w", to, time.Since(began), err)
+				}
+				took = append(took, time.Since(began))
+				mu.Unlock()
+			}
+		})
+	}
+	clients.Wait()
+	Expect(failed).NotTo(HaveOccurred())
+	slices.Sort(took)
+	return took
+}
+
+func exchangeOnce(d *lab.Dialer, to string) error {
+	c, err := d.Dial("", to, 30*time.Second)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		return err
+	}
+	if _, err := readName(c); err != nil {
+		return err
+	}
+	return pingPong(c)
+}
+
+func quantile(took []time.Duration, q float64) time.Duration {
+	slices.Sort(took)
+	return took[int(float64(len(took)-1)*q)]
+}
+
+func distribution(took []time.Duration) string {
+	return fmt.Sprintf("%d connections, p50 %s, p90 %s, p99 %s", len(took),
+		quantile(took, 0.5).Round(time.Millisecond), quantile(took, 0.9).Round(time.Millisecond), quantile(took, 0.99).Round(time.Millisecond))
+}
