@@ -31,8 +31,10 @@ const (
 // FirstFD is the first descriptor that a manager passes (SD_LISTEN_FDS_START).
 const FirstFD = 3
 
-// sendTime is how long the manager may take to read a message.
-const sendTime = 5 * time.Second
+// sendTime is how long the manager may take to read a message. Who is given up is never
+// told again that a socket is closed, and its clients would wait in there: a manager that
+// has no processor for some seconds, or starts anew, is to be waited for.
+const sendTime = time.Minute
 
 // Manager is who started this process. nil is nobody, to whom all can be told.
 type Manager struct {

@@ -117,6 +117,18 @@ var _ = Describe("a manager", func() {
 		Eventually(done).WithTimeout(20 * time.Second).Should(BeClosed())
 	})
 
+	It("may be busy for some seconds", func() {
+		m := manager()
+		for i := range 300 { // more than wait in a socket
+			m.Tell("STATUS=" + strconv.Itoa(i))
+		}
+		Consistently(log.AllEntries).WithTimeout(6 * time.Second).Should(BeEmpty())
+		for i := range 300 {
+			text, _ := receive()
+			Expect(text).To(Equal("STATUS=" + strconv.Itoa(i)))
+		}
+	})
+
 	It("is given up, once, when it does not listen", func() {
 		m := manager()
 		socket.Close()
