@@ -34,6 +34,9 @@ const heartbeat = 20 * time.Second
 func (k *keeper) start() {
 	k.pause.end()
 	k.pause = nil
+	if len(k.taken) > 0 {
+		return // in the last moment: the loop leaves
+	}
 	names, fds := k.all()
 	c, err := k.spawn(k.Arguments, names, fds)
 	if err == nil {

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,30 +27,55 @@ import (
 // stateVariable holds the descriptor of a file with the keeper's state.
 const stateVariable = "USHER_KEEPER_STATE"
 
-// tryTime is how long a program may take to say its version.
-const tryTime = 10 * time.Second
+// tryTime is how long a program may take to say what it can, and hearEvery how often
+// usher is heard meanwhile.
+const (
+	tryTime   = 10 * time.Second
+	hearEvery = 10 * time.Millisecond
+)
 
 // upgrade replaces the program, unless that is not possible.
 func (k *keeper) upgrade() {
-	if k.told || k.Next != nil {
+	if k.told || k.Next != nil || k.Current != nil && k.Current.Stopping {
 		return
 	}
-	err := try(k.Program)
+	err := k.try()
 	if err == nil {
 		err = k.become(k.Program)
 	}
 	k.log.WithField("program", k.Program).WithError(err).Error("The keeper and usher go on as they are: the program cannot be run")
 }
 
-// try reports whether a program can be run at all. It is no other child's time: nobody
-// else waits for children meanwhile.
-func try(program string) error {
+// try reports whether the program is one that can go on with these arguments: an usher
+// that has no keepers, for instance, would end, and nobody would keep anything. It is no
+// other child's time: nobody else waits for children meanwhile. But what usher says is
+// heard, or it would take the keeper for dead.
+func (k *keeper) try() error {
 	ctx, cancel := context.WithTimeout(context.Background(), tryTime)
 	defer cancel()
-	if out, err := exec.CommandContext(ctx, program, "version").CombinedOutput(); err != nil {
-		return fmt.Errorf("%s version: %w: %.200s", program, err, out)
+	tried := make(chan error, 1)
+	go func() {
+		cmd := exec.CommandContext(ctx, k.Program, append(slices.Clone(k.Arguments[1:]), "--help")...)
+		cmd.WaitDelay = time.Second // for its children, which may have its output
+		out, err := cmd.CombinedOutput()
+		if err == nil && !bytes.Contains(out, []byte("--keeper")) {
+			err = errors.New("it knows no keeper")
+		}
+		if err != nil {
+			err = fmt.Errorf("%s --help: %w: %.200s", k.Program, err, out)
+		}
+		tried <- err
+	}()
+	tick := time.NewTicker(hearEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-tried:
+			return err
+		case <-tick.C:
+			k.receive()
+		}
 	}
-	return nil
 }
 
 // become returns only if it cannot be done.
