@@ -103,6 +103,10 @@ func closeAll(fds []int) {
 	}
 }
 
+// Discard closes descriptors that somebody else has sent, whatever they are: it does not
+// wait because that one wants it to.
+func Discard(fds []int) { closeAll(fds) }
+
 func closeFD(fd int) { interrupted(func() { unix.Close(fd) }) }
 
 // interrupted does what may wait since somebody else wants it to: who closes the last

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -32,6 +33,29 @@ var _ = Describe("a keeper", func() {
 		}}
 		Expect(k.listen()).To(Succeed())
 		DeferCleanup(func() { unix.Close(k.Socket) })
+	})
+
+	It("does not wait for what a stranger sends", func() {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		defer l.Close()
+		c, err := net.Dial("tcp", l.Addr().String())
+		Expect(err).NotTo(HaveOccurred())
+		Expect(c.(*net.TCPConn).SetLinger(10)).To(Succeed()) // who closes it last waits until all is read
+		Expect(c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))).To(Succeed())
+		_, err = c.Write(make([]byte, 32<<20))
+		Expect(err).To(MatchError(os.ErrDeadlineExceeded))
+		copied, err := c.(*net.TCPConn).File()
+		Expect(err).NotTo(HaveOccurred())
+		c.Close()
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
+		Expect(err).NotTo(HaveOccurred())
+		defer unix.Close(fd)
+		Expect(unix.Sendmsg(fd, []byte("X=1"), unix.UnixRights(int(copied.Fd())), &unix.SockaddrUnix{Name: k.address()}, 0)).To(Succeed())
+		copied.Close() // the keeper's is the last copy
+		began := time.Now()
+		k.receive()
+		Expect(time.Since(began)).To(BeNumerically("<", 3*time.Second))
 	})
 
 	It("starts nothing when another has taken over while its pause was about to end", func() {

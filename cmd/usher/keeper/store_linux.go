@@ -15,6 +15,7 @@ import (
 
 	"github.com/usherproxy/usher/portal/fdpass"
 	"github.com/usherproxy/usher/portal/fdstore"
+	"github.com/usherproxy/usher/portal/handover"
 )
 
 const (
@@ -27,6 +28,8 @@ const (
 	maxNames = 127 << 10
 	// maxHeld is how many messages wait until it is known which of two ushers goes on.
 	maxHeld = 4096
+	// strangerTime is how long strangers are read from before other things have their turn.
+	strangerTime = 100 * time.Millisecond
 	// spareFDs are those of the keeper that are for something else.
 	spareFDs = 64
 )
@@ -81,7 +84,7 @@ func (k *keeper) address() string {
 // receive takes note of all that has been said.
 func (k *keeper) receive() {
 	text, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxFDs*4)+unix.CmsgSpace(unix.SizeofUcred))
-	for {
+	for began := time.Now(); ; {
 		n, oobn, flags, _, err := unix.Recvmsg(k.Socket, text, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 		if err == unix.EINTR {
 			continue
@@ -102,13 +105,16 @@ func (k *keeper) receive() {
 		}
 		switch {
 		case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
-			m.close()
+			handover.Discard(m.FDs)
 		case k.Current != nil && int(from) == k.Current.PID:
 			k.hear(k.Current, m)
 		case k.Next != nil && int(from) == k.Next.PID:
 			k.hear(k.Next, m)
 		default: // a stranger, or one that has handed over
-			m.close()
+			handover.Discard(m.FDs)
+			if time.Since(began) > strangerTime {
+				return
+			}
 		}
 	}
 }
