@@ -427,6 +427,34 @@ var _ = Describe("a keeper", func() {
 		k.crash()
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 	})
+
+	It("leaves no usher behind on SIGHUP where none hands over", func() {
+		copied := filepath.Join(GinkgoT().TempDir(), "usher")
+		install(usherBinary, copied)
+		old := usherBinary
+		usherBinary = copied
+		DeferCleanup(func() { usherBinary = old })
+		k := startKept(l.Node, dir, "--portal=none")
+		for range 2 {
+			Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
+			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("its usher takes over"))
+			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+			k.child()
+		}
+		k.stop()
+	})
+
+	It("leaves no usher behind on SIGHUP in a Pod", func() {
+		Expect(os.Setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")).To(Succeed())
+		DeferCleanup(os.Unsetenv, "KUBERNETES_SERVICE_HOST")
+		k := startKept(l.Node, dir, "--portal=nftables")
+		first := k.child()
+		Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Another usher has taken over"))
+		Expect(k.child()).NotTo(Equal(first))
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+		k.stop()
+	})
 })
 
 // install puts a new copy of a program at a path, in one step.

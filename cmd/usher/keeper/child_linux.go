@@ -26,6 +26,12 @@ type child struct {
 	Held []*message
 }
 
+// stops reports whether it has said, since another one was started, that it ends as it was
+// told, or has handed over.
+func (c *child) stops() bool {
+	return slices.ContainsFunc(c.Held, func(m *message) bool { return m.says("STOPPING") })
+}
+
 // heartbeat is how often usher says at least that it is well, so that it finds out when
 // nobody listens any more.
 const heartbeat = 20 * time.Second

@@ -191,15 +191,15 @@ func (k *keeper) reap() (code int, over bool) {
 		k.receive() // what it said last
 		switch {
 		case k.Next != nil && pid == k.Next.PID:
-			k.upgradeFailed(describe(status))
-		case k.Current != nil && pid == k.Current.PID:
-			if k.Next != nil { // it has handed over
-				k.promote()
-				continue
-			}
-			if code, over := k.ended(status); over {
-				return code, true
-			}
+			code, over = k.nextEnded(status)
+		case k.Current == nil || pid != k.Current.PID:
+		case k.Next != nil:
+			k.currentGone(status)
+		default:
+			code, over = k.ended(status)
+		}
+		if over {
+			return code, true
 		}
 	}
 }

@@ -120,11 +120,22 @@ func (k *keeper) receive() {
 }
 
 // hear takes note of what an usher says. While another is taking over from it, what
-// either says waits until it is known which of them goes on.
+// either says waits until it is known which of them goes on; that it is well does not, or
+// a service manager would believe that nobody is.
 func (k *keeper) hear(c *child, m *message) {
-	if k.Next == nil {
+	if k.Next == nil || m.says("WATCHDOG") {
 		k.obey(c, m)
 		return
+	}
+	if m.says("FDSTOREREMOVE") { // what it put there, or took away, does not matter any more
+		name := m.value("FDNAME")
+		c.Held = slices.DeleteFunc(c.Held, func(h *message) bool {
+			over := h.value("FDNAME") == name
+			if over {
+				h.close()
+			}
+			return over
+		})
 	}
 	if len(c.Held) < maxHeld {
 		c.Held = append(c.Held, m)
@@ -132,6 +143,7 @@ func (k *keeper) hear(c *child, m *message) {
 		m.close()
 	}
 	if c == k.Next && m.says("READY") {
+		k.dismiss()
 		k.promote()
 	}
 }

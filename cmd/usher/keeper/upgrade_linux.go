@@ -204,6 +204,36 @@ func (k *keeper) replace() {
 	k.Next = c
 }
 
+// nextEnded is called when the next usher has ended.
+func (k *keeper) nextEnded(status unix.WaitStatus) (code int, over bool) {
+	if k.told || !k.Current.stops() {
+		k.upgradeFailed(describe(status))
+		return 0, false
+	}
+	k.dismiss() // it had taken over, and the other one does not serve any more
+	k.promote()
+	return k.ended(status)
+}
+
+// currentGone is called when the usher that runs has ended, and the next one goes on.
+func (k *keeper) currentGone(status unix.WaitStatus) {
+	if !k.told && !k.Current.stops() {
+		k.remove("lock") // or the next one waited for the answer of who has it
+		k.Restarts++
+		k.Last = describe(status)
+		k.log.WithField("why", k.Last).Error("usher ended unexpectedly while the new one began; that one goes on with its sockets")
+	}
+	k.promote()
+}
+
+// dismiss tells the usher that runs to end. Who has handed over does so already, but waits
+// in a Pod to be told; who has no lock to hand over would go on for ever.
+func (k *keeper) dismiss() {
+	if !k.told { // or a second signal would break its connections
+		_ = unix.Kill(k.Current.PID, unix.SIGTERM) // it may have ended, but is not reaped
+	}
+}
+
 // promote is called when the next usher has taken over.
 func (k *keeper) promote() {
 	former, next := k.Current, k.Next
