@@ -428,6 +428,31 @@ var _ = Describe("a keeper", func() {
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 	})
 
+	It("has what is known of clients once, however often usher ends", func() {
+		web.spec = "  sessionAffinity: ClientIP\n"
+		web.write(dir)
+		k := startKept(l.Node, dir, "--portal=nftables")
+		held := func() (count int) {
+			files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", k.Command.Process.Pid))
+			Expect(err).NotTo(HaveOccurred())
+			for _, file := range files {
+				if to, _ := os.Readlink(file); strings.Contains(to, "memfd:affinities") { // it may be closed
+					count++
+				}
+			}
+			return count
+		}
+		for range 5 {
+			Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+			Eventually(held).WithTimeout(5 * time.Second).Should(BeNumerically(">", 0))
+			k.crash()
+			Expect(held()).To(BeNumerically("<=", 2), "the one before, and perhaps a new one")
+		}
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+		Eventually(held).WithTimeout(5 * time.Second).Should(Equal(1))
+		k.stop()
+	})
+
 	It("leaves no usher behind on SIGHUP where none hands over", func() {
 		copied := filepath.Join(GinkgoT().TempDir(), "usher")
 		install(usherBinary, copied)

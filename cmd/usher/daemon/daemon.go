@@ -49,6 +49,9 @@ type Daemon struct {
 	accessLog    *accesslog.Log // nil without one
 	servers      servers
 
+	// nextAffinities is which of keptAffinities is kept first.
+	nextAffinities int
+
 	// nodePorts are the networks on whose addresses node ports are now; none means on all.
 	nodePorts []netip.Prefix
 

@@ -56,7 +56,7 @@ func (d *Daemon) tellReady(ctx context.Context, services int) {
 
 // keepAffinities keeps with the manager which client had which endpoint, until ctx ends.
 func (d *Daemon) keepAffinities(ctx context.Context) {
-	m, n := d.config.Manager, 0
+	m, n := d.config.Manager, d.nextAffinities
 	d.proxy.KeepAffinities(ctx, func(file *os.File) {
 		m.Put(keptAffinities[n], func() []*os.File { return one(file) })
 		n = 1 - n
@@ -67,9 +67,10 @@ func (d *Daemon) keepAffinities(ctx context.Context) {
 // recallAffinities makes clients keep the endpoints that they had when an earlier process
 // crashed.
 func (d *Daemon) recallAffinities() {
-	for _, name := range keptAffinities {
+	for n, name := range keptAffinities {
 		for _, file := range d.config.Manager.Take(name) {
 			d.proxy.InheritAffinities(file)
+			d.nextAffinities = 1 - n // what is kept under this name is removed then
 		}
 	}
 }
