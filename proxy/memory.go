@@ -19,7 +19,7 @@ type ebb struct {
 const (
 	// ebbPeriod is the time between two looks, and calmPeriod while nobody comes: to wake
 	// up for a look was half of what usher did at rest.
-	ebbPeriod, calmPeriod = 500 * time.Millisecond, 5 * time.Second
+	ebbPeriod, calmPeriod = 500 * time.Millisecond, time.Second
 	// rush is from how many on memory is given back: what they leave is about 1 MiB.
 	rush = 1000
 	// fallen is to what part of its height a rush has fallen when it is over.
