@@ -35,7 +35,8 @@ func chartFile(name string) string {
 var _ = Describe("the chart", func() {
 	DescribeTable("turns values into arguments", func(text string, want ...string) {
 		args := chart(values(text)).container().Args
-		Expect(args[3:]).To(HaveExactElements(want))
+		Expect(args[:4]).To(HaveExactElements("run", "--node-name=$(NODE_NAME)", "--take-over", "--keeper"))
+		Expect(args[4:]).To(HaveExactElements(want))
 	},
 		Entry("none", ""),
 		Entry("portal", "portal: address", "--portal=address"),
