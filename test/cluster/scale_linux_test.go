@@ -82,7 +82,7 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 		Expect(resident).To(BeNumerically("<", 120<<20))
 	})
 
-	It("take less than 0.2 % of a core while nothing happens", func() {
+	It("take less than one percent of a core while nothing happens", func() {
 		// After a change all rules are read once, some time or other: here at once, since others have changed something.
 		c.Node.Output("iptables", "-t", "nat", "-A", "PREROUTING", "-p", "99", "-j", "RETURN")
 		for range 2 { // the first may have been under way
@@ -95,7 +95,7 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 		Eventually(over).WithTimeout(long + soon).Should(Receive())
 		used := u.cpu() - before
 		AddReportEntry("processor", fmt.Sprintf("%s in %s: %.2f %%", used, long, 100*used.Seconds()/long.Seconds()))
-		Expect(used).To(BeNumerically("<", long/500)) // 0.05 % is usual; a machine that does other things makes it twice as much
+		Expect(used).To(BeNumerically("<", long/100)) // 0.05 % is usual; Go's collection every two minutes, on a machine that does other things, made it 0.4
 	})
 
 	It("deleted in one go, are all gone, and other Services are not affected", func() {
