@@ -6,30 +6,14 @@ import (
 	"io"
 	"net"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal/fdpass"
 )
-
-// The environment of a process with a manager: sd_notify(3), sd_listen_fds(3),
-// sd_watchdog_enabled(3). KeeperVariable is usher's own.
-const (
-	socketVariable   = "NOTIFY_SOCKET"
-	filesVariable    = "LISTEN_FDS"
-	namesVariable    = "LISTEN_FDNAMES"
-	pidVariable      = "LISTEN_PID"
-	watchdogVariable = "WATCHDOG_USEC"
-	watchedVariable  = "WATCHDOG_PID"
-)
-
-// FirstFD is the first descriptor that a manager passes (SD_LISTEN_FDS_START).
-const FirstFD = 3
 
 // sendTime is how long the manager may take to read a message. Who is given up is never
 // told again that a socket is closed, and its clients would wait in there: a manager that
@@ -68,57 +52,28 @@ type message struct {
 // FromEnvironment returns the manager that the environment speaks of, or nil. It takes
 // all that out of the environment: it is not for processes that this one starts.
 func FromEnvironment(log logrus.FieldLogger) (*Manager, error) {
-	address := os.Getenv(socketVariable)
-	if address == "" {
+	conn, err := Connect()
+	if conn == nil && err == nil {
 		return nil, nil
 	}
-	m := &Manager{Kept: inherited(), log: log, wake: make(chan struct{}, 1)}
+	m := &Manager{Kept: map[string][]*os.File{}, conn: conn, watchdog: Watchdog(), log: log, wake: make(chan struct{}, 1)}
+	Passed(func(name string, fd int) {
+		if file := os.NewFile(uintptr(fd), name); file != nil {
+			m.Kept[name] = append(m.Kept[name], file)
+		}
+	})
 	if _, err := fmt.Sscanf(os.Getenv(KeeperVariable), "restarts=%d", &m.Restarts); err == nil {
 		_, m.Why, _ = strings.Cut(os.Getenv(KeeperVariable), " last=")
-	}
-	if usec, err := strconv.ParseInt(os.Getenv(watchdogVariable), 10, 64); err == nil && forThisProcess(watchedVariable) {
-		m.watchdog = time.Duration(usec) * time.Microsecond
 	}
 	for _, name := range Variables {
 		os.Unsetenv(name)
 	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: address, Net: "unixgram"})
 	if err != nil {
 		m.Forget()
 		return nil, fmt.Errorf("the service manager cannot be told anything: %w", err)
 	}
-	m.conn = conn
 	go m.run()
 	return m, nil
-}
-
-// forThisProcess reports whether what the environment says is for this process: whose
-// the variable says, or, if it says nothing, that of who was started by a keeper.
-func forThisProcess(variable string) bool {
-	pid := os.Getenv(variable)
-	return pid == "" || pid == strconv.Itoa(os.Getpid())
-}
-
-// inherited returns what the manager has passed.
-func inherited() map[string][]*os.File {
-	kept := map[string][]*os.File{}
-	count, err := strconv.Atoi(os.Getenv(filesVariable))
-	if err != nil || !forThisProcess(pidVariable) {
-		return kept
-	}
-	names := strings.Split(os.Getenv(namesVariable), ":")
-	for i := range count {
-		fd := FirstFD + i
-		unix.CloseOnExec(fd)
-		name := "unknown" // as sd_listen_fds_with_names has it
-		if i < len(names) {
-			name = names[i]
-		}
-		if file := os.NewFile(uintptr(fd), name); file != nil {
-			kept[name] = append(kept[name], file)
-		}
-	}
-	return kept
 }
 
 // Tell tells the manager an assignment such as "READY=1".

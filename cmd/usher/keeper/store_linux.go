@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -204,16 +203,10 @@ func (k *keeper) drop() {
 
 // adopt keeps what a service manager has kept of an earlier keeper.
 func (k *keeper) adopt() {
-	count, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
-	if err != nil || os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
+	if os.Getenv("LISTEN_PID") == "" { // none but a keeper leaves that out
 		return
 	}
-	names := strings.Split(os.Getenv("LISTEN_FDNAMES"), ":")
-	for i := range min(count, len(names)) {
-		fd := fdstore.FirstFD + i
-		unix.CloseOnExec(fd)
-		k.put(names[i], []int{fd})
-	}
+	fdstore.Passed(func(name string, fd int) { k.put(name, []int{fd}) })
 }
 
 // all returns the names of what is kept, and the descriptors, without what is left out.
@@ -238,20 +231,14 @@ type manager struct {
 
 // newManager returns the manager that the environment speaks of, or nil.
 func newManager(log logrus.FieldLogger) *manager {
-	address := os.Getenv("NOTIFY_SOCKET")
-	if address == "" {
-		return nil
-	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: address, Net: "unixgram"})
+	conn, err := fdstore.Connect()
 	if err != nil {
 		log.WithError(err).Warn("The service manager cannot be told how usher is")
+	}
+	if conn == nil {
 		return nil
 	}
-	m := &manager{conn: conn, log: log}
-	if usec, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64); err == nil {
-		m.watchdog = time.Duration(usec) * time.Microsecond
-	}
-	return m
+	return &manager{conn: conn, watchdog: fdstore.Watchdog(), log: log}
 }
 
 // managerTime is how long the manager may take to read a message.

@@ -1,0 +1,70 @@
+package fdstore
+
+import (
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The environment of a process with a manager: sd_notify(3), sd_listen_fds(3),
+// sd_watchdog_enabled(3). KeeperVariable is usher's own.
+const (
+	socketVariable   = "NOTIFY_SOCKET"
+	filesVariable    = "LISTEN_FDS"
+	namesVariable    = "LISTEN_FDNAMES"
+	pidVariable      = "LISTEN_PID"
+	watchdogVariable = "WATCHDOG_USEC"
+	watchedVariable  = "WATCHDOG_PID"
+)
+
+// FirstFD is the first descriptor that a manager passes (SD_LISTEN_FDS_START).
+const FirstFD = 3
+
+// Connect returns a connection to the manager that the environment speaks of, nil if it
+// speaks of none.
+func Connect() (*net.UnixConn, error) {
+	address := os.Getenv(socketVariable)
+	if address == "" {
+		return nil, nil
+	}
+	return net.DialUnix("unixgram", nil, &net.UnixAddr{Name: address, Net: "unixgram"})
+}
+
+// Watchdog returns within what time the manager wants to hear that all is well; 0 if it
+// does not ask.
+func Watchdog() time.Duration {
+	usec, err := strconv.ParseInt(os.Getenv(watchdogVariable), 10, 64)
+	if err != nil || !forThisProcess(watchedVariable) {
+		return 0
+	}
+	return time.Duration(usec) * time.Microsecond
+}
+
+// Passed calls each for the descriptors that the manager has passed, which are the
+// caller's.
+func Passed(each func(name string, fd int)) {
+	count, err := strconv.Atoi(os.Getenv(filesVariable))
+	if err != nil || !forThisProcess(pidVariable) {
+		return
+	}
+	names := strings.Split(os.Getenv(namesVariable), ":")
+	for i := range count {
+		name := "unknown" // as sd_listen_fds_with_names has it
+		if i < len(names) {
+			name = names[i]
+		}
+		unix.CloseOnExec(FirstFD + i)
+		each(name, FirstFD+i)
+	}
+}
+
+// forThisProcess reports whether what the environment says is for this process: whose
+// the variable says, or, if it says nothing, that of who was started by a keeper.
+func forThisProcess(variable string) bool {
+	pid := os.Getenv(variable)
+	return pid == "" || pid == strconv.Itoa(os.Getpid())
+}
