@@ -35,7 +35,7 @@ func (p peer) receive() (text string, fds []int, err error) {
 	buf := make([]byte, maxPacket)
 	n, fds, err := fdpass.Receive(p.UnixConn, buf, SocketsAtOnce)
 	if err != nil {
-		closeAll(fds)
+		Discard(fds)
 		return "", nil, err
 	}
 	return string(buf[:n]), fds, nil
@@ -49,7 +49,7 @@ func (p peer) receiveChallenge() (text string, c challenge, err error) {
 		return "", -1, err
 	}
 	if len(fds) != 1 {
-		closeAll(fds)
+		Discard(fds)
 		return "", -1, fmt.Errorf("%d descriptors came with %q, and not one", len(fds), text)
 	}
 	return text, challenge(fds[0]), nil
@@ -58,7 +58,7 @@ func (p peer) receiveChallenge() (text string, c challenge, err error) {
 // receiveWord waits for one of some words.
 func (p peer) receiveWord(words ...string) (string, error) {
 	text, fds, err := p.receive()
-	closeAll(fds)
+	Discard(fds)
 	if err == nil && !slices.Contains(words, text) {
 		err = fmt.Errorf("it said %q and not %q", text, words)
 	}
@@ -97,15 +97,13 @@ func (p peer) String() string {
 // Close closes the connection, and with it what nobody has received.
 func (p peer) Close() { interrupted(func() { p.UnixConn.Close() }) }
 
-func closeAll(fds []int) {
+// Discard closes descriptors that somebody else has sent, whatever they are: it does not
+// wait because that one wants it to.
+func Discard(fds []int) {
 	for _, fd := range fds {
 		closeFD(fd)
 	}
 }
-
-// Discard closes descriptors that somebody else has sent, whatever they are: it does not
-// wait because that one wants it to.
-func Discard(fds []int) { closeAll(fds) }
 
 func closeFD(fd int) { interrupted(func() { unix.Close(fd) }) }
 

@@ -103,12 +103,12 @@ func (s *Successor) receiveSockets() error {
 			return err
 		}
 		if text == "\n" {
-			closeAll(fds)
+			Discard(fds)
 			return nil
 		}
 		names := strings.Split(text, "\n")
 		if len(names) != len(fds) {
-			closeAll(fds)
+			Discard(fds)
 			return fmt.Errorf("%d sockets came with %d names", len(fds), len(names))
 		}
 		for i, name := range names {

@@ -56,12 +56,8 @@ func (n *Node) Inherit(name string, addr netip.AddrPort) (fd int, err error) {
 
 // Own returns a descriptor of the caller's own for what was handed over.
 func Own(file *os.File) (fd int, err error) {
-	raw, err := file.SyscallConn() // file.Fd might make the socket block, which others use too
-	if err != nil {
-		return -1, err
-	}
-	if e := raw.Control(func(d uintptr) { fd, err = unix.FcntlInt(d, unix.F_DUPFD_CLOEXEC, 0) }); e != nil {
-		err = e
+	if fd, err = fdpass.Descriptor(file); err == nil {
+		fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	}
 	if err != nil {
 		return -1, err
