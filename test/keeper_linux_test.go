@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,8 +34,8 @@ func startKept(ns *lab.Namespace, manifests string, args ...string) *kept {
 	GinkgoHelper()
 	k := &kept{usher: launchUsher(ns, manifests, append([]string{"--keeper"}, args...)...)}
 	DeferCleanup(func() { // before the session waits for all who have its output
-		pids := children(k.Command.Process.Pid)
-		if k.last != 0 && runs(k.last) {
+		pids := lab.Children(k.Command.Process.Pid)
+		if k.last != 0 && lab.Runs(k.last) {
 			pids = append(pids, k.last)
 		}
 		k.Kill() // first: it would start another one
@@ -48,35 +47,11 @@ func startKept(ns *lab.Namespace, manifests string, args ...string) *kept {
 	return k
 }
 
-// children returns the processes that a process has started and that have not ended.
-func children(parent int) (pids []int) {
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	Expect(err).NotTo(HaveOccurred())
-	for _, path := range stats {
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		Expect(err).NotTo(HaveOccurred())
-		if fields := stat(pid); fields[1] == strconv.Itoa(parent) && fields[0] != "Z" {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
-
-// stat returns a process's state and parent: proc_pid_stat(5).
-func stat(pid int) []string {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // it may have ended
-	_, rest, _ := strings.Cut(string(text), ") ")
-	return append(strings.Fields(rest), "Z", "")
-}
-
-// runs reports whether a process has not ended, whoever is to reap it.
-func runs(pid int) bool { return stat(pid)[0] != "Z" }
-
 // child returns the usher that the keeper runs now.
 func (k *kept) child() int {
 	GinkgoHelper()
-	Eventually(func() []int { return children(k.Command.Process.Pid) }).WithTimeout(20 * time.Second).Should(HaveLen(1))
-	k.last = children(k.Command.Process.Pid)[0]
+	Eventually(func() []int { return lab.Children(k.Command.Process.Pid) }).WithTimeout(20 * time.Second).Should(HaveLen(1))
+	k.last = lab.Children(k.Command.Process.Pid)[0]
 	return k.last
 }
 
@@ -360,7 +335,7 @@ var _ = Describe("a keeper", func() {
 		second := launchUsher(l.Node, dir, "--keeper", "--portal=nftables")
 		Eventually(second).WithTimeout(20 * time.Second).Should(gexec.Exit(75))
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
-		Expect(children(first.Command.Process.Pid)).To(HaveLen(1))
+		Expect(lab.Children(first.Command.Process.Pid)).To(HaveLen(1))
 	})
 
 	It("leaves usher alone when it is killed itself, and the next one takes over", func() {
@@ -370,7 +345,7 @@ var _ = Describe("a keeper", func() {
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 		second := startKept(l.Node, dir, "--portal=nftables", "--take-over")
 		Eventually(first).WithTimeout(20 * time.Second).Should(gexec.Exit())
-		Expect(runs(orphan)).To(BeFalse())
+		Expect(lab.Runs(orphan)).To(BeFalse())
 		second.crash()
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 	})

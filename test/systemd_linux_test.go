@@ -63,7 +63,7 @@ func playSystemd(ns *lab.Namespace, program, flags string) *systemd {
 	go s.listen()
 	DeferCleanup(func() {
 		s.socket.Close()
-		for _, pid := range append(children(s.main), s.main) {
+		for _, pid := range append(lab.Children(s.main), s.main) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 		GinkgoWriter.Println(string(s.log.Contents()))
@@ -270,7 +270,7 @@ var _ = Describe("under systemd, as its unit says,", func() {
 
 	It("a keeper that is killed is healed from the store", func() {
 		flow(200)
-		usher := children(s.main)
+		usher := lab.Children(s.main)
 		Expect(usher).To(HaveLen(1))
 		Expect(syscall.Kill(s.main, syscall.SIGKILL)).To(Succeed())
 		Eventually(s.ended).WithTimeout(10 * time.Second).Should(Receive())

@@ -3,10 +3,6 @@ package cluster
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -19,24 +15,10 @@ import (
 )
 
 // child returns the process that a keeper's usher is.
-func (u *usher) child() (pid int) {
+func (u *usher) child() int {
 	GinkgoHelper()
-	Eventually(func() (err error) {
-		// A thread's children: proc_tid_children(5).
-		lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", u.Command.Process.Pid))
-		if err != nil {
-			return err
-		}
-		for _, list := range lists {
-			text, err := os.ReadFile(list)
-			if words := strings.Fields(string(text)); err == nil && len(words) > 0 {
-				pid, err = strconv.Atoi(words[0])
-				return err
-			}
-		}
-		return fmt.Errorf("process %d has no child", u.Command.Process.Pid)
-	}).WithTimeout(soon).Should(Succeed())
-	return pid
+	Eventually(func() []int { return lab.Children(u.Command.Process.Pid) }).WithTimeout(soon).Should(HaveLen(1))
+	return lab.Children(u.Command.Process.Pid)[0]
 }
 
 var _ = Describe("usher with a keeper, whose usher is killed again and again,", func() {
