@@ -132,33 +132,13 @@ type Table struct {
 
 // Table reads it.
 func (r *Routes) Table() (t Table, err error) {
-	t.Led = map[netip.Addr]int{}
-	for _, family := range portal.Families {
-		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL}
-		var routes []netlink.Route
-		for range 10 { // a dump that a change interrupts is incomplete
-			routes, err = r.handle.RouteListFiltered(NetlinkFamily(family), filter, netlink.RT_FILTER_TABLE)
-			if !errors.Is(err, netlink.ErrDumpInterrupted) {
-				break
-			}
+	for range 10 { // a dump that a change interrupts is incomplete
+		if t, err = r.readTable(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
 		}
-		if err != nil {
-			return t, fmt.Errorf("listing the local routes: %w", err)
-		}
-		for _, route := range routes {
-			if route.Dst == nil {
-				continue
-			}
-			to := prefixOf(route.Dst)
-			switch addr := to.Addr(); {
-			case route.Type == unix.RTN_LOCAL && route.Protocol == RouteProtocol:
-				t.Local = append(t.Local, addr)
-			case route.Type == unix.RTN_LOCAL:
-				t.Others = append(t.Others, to)
-			case route.Type == unix.RTN_UNICAST && route.Protocol == RouteProtocol:
-				t.Led[addr] = route.LinkIndex
-			}
-		}
+	}
+	if err != nil {
+		return t, fmt.Errorf("listing the local routes: %w", err)
 	}
 	addrs, err := r.handle.AddrList(nil, netlink.FAMILY_V4)
 	if err != nil {
@@ -168,6 +148,36 @@ func (r *Routes) Table() (t Table, err error) {
 		t.Others = append(t.Others, prefixOf(a.IPNet).Masked())
 	}
 	return t, nil
+}
+
+// readTable reads the routes of both families. Not all at once: there may be tens of
+// thousands.
+func (r *Routes) readTable() (Table, error) {
+	t := Table{Led: map[netip.Addr]int{}}
+	for _, family := range portal.Families {
+		err := r.handle.RouteListFilteredIter(NetlinkFamily(family), &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE, t.add)
+		if err != nil {
+			return t, err
+		}
+	}
+	return t, nil
+}
+
+// add adds a route to the table; it says to go on.
+func (t *Table) add(route netlink.Route) bool {
+	if route.Dst == nil {
+		return true
+	}
+	to := prefixOf(route.Dst)
+	switch addr := to.Addr(); {
+	case route.Type == unix.RTN_LOCAL && route.Protocol == RouteProtocol:
+		t.Local = append(t.Local, addr)
+	case route.Type == unix.RTN_LOCAL:
+		t.Others = append(t.Others, to)
+	case route.Type == unix.RTN_UNICAST && route.Protocol == RouteProtocol:
+		t.Led[addr] = route.LinkIndex
+	}
+	return true
 }
 
 // Lead leads what is sent to addr over a link to a gateway there, before any other route

@@ -272,7 +272,7 @@ func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.S
 			d.proxy.Apply(services)
 			d.applied(services)
 			if len(services) >= manyServices {
-				go tidyMemory()
+				tidyMemory()
 			}
 			return
 		}
@@ -290,7 +290,7 @@ func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.S
 		if d.config.OnReady != nil {
 			d.config.OnReady(Ready{Proxy: d.proxy, Services: services, AdminAddress: d.servers.adminAddress()})
 		}
-		go tidyMemory()
+		tidyMemory()
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"time"
 )
 
 const (
@@ -19,6 +20,8 @@ const (
 	// Services are served. Nearly all that is allocated by then stays, and to look
 	// through it again and again took a quarter of the time.
 	growthAtStart = 150
+	// tidyAfter is how long after a change memory is given back.
+	tidyAfter = time.Second
 )
 
 // hurry lets the heap grow until tidyMemory is called.
@@ -33,8 +36,12 @@ func setGrowth(percent int) {
 }
 
 // tidyMemory gives back what was needed to read many Services, several times of
-// what is in use from now on, at once and not over the next minutes.
-func tidyMemory() {
+// what is in use from now on, at once and not over the next minutes: as soon as the
+// portal has looked at its own changes, since a list of what is in the kernel would
+// stay as long as anything else.
+func tidyMemory() { time.AfterFunc(tidyAfter, giveBack) }
+
+func giveBack() {
 	debug.FreeOSMemory()
 	var now runtime.MemStats
 	runtime.ReadMemStats(&now)
