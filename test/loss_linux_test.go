@@ -1,8 +1,10 @@
 package test
 
 import (
+	"bufio"
 	"fmt"
 	"slices"
+	"sort"
 	"sync"
 	"time"
 
@@ -39,7 +41,12 @@ var _ = Describe("on a link that loses 5 % of all packets each way", func() {
 			}
 			AddReportEntry("with 5 % loss", fmt.Sprintf("direct %s; by usher %s", distribution(direct), distribution(served)))
 			const slot = 250 * time.Millisecond
-			Expect(quantile(served, 0.99)).To(BeNumerically("<=", quantile(direct, 0.99)+slot))
+			Expect(quantile(served, 0.95)).To(BeNumerically("<=", quantile(direct, 0.95)), "a lost SYN costs a slot, not the second that the kernel waits")
+			// One in a hundred is slower than direct's p99 by its definition. That is some
+			// twenty connections, which chance makes thirty of.
+			limit := quantile(direct, 0.99) + slot
+			slower := len(served) - sort.Search(len(served), func(i int) bool { return served[i] > limit })
+			Expect(float64(slower)/float64(len(served))).To(BeNumerically("<", 0.02), "share of connections that took longer than %s", limit)
 		})
 	}
 })
@@ -72,19 +79,27 @@ func exchanges(d *lab.Dialer, to string, lasting time.Duration) (took []time.Dur
 	return took
 }
 
+// exchangeOnce waits for long: an endpoint whose SYN-ACK was lost sends again after 3 s, 6 s
+// and so on what is lost then (RFC 6298, 5.7).
 func exchangeOnce(d *lab.Dialer, to string) error {
-	c, err := d.Dial("", to, 30*time.Second)
+	c, err := d.Dial("", to, time.Minute)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		return err
 	}
-	if _, err := readName(c); err != nil {
+	if _, err := c.Write([]byte("ping\n")); err != nil {
 		return err
 	}
-	return pingPong(c)
+	in := bufio.NewReader(c)
+	for range 2 { // the endpoint's name, and what comes back
+		if _, err := in.ReadString('\n'); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func quantile(took []time.Duration, q float64) time.Duration {
