@@ -1,7 +1,6 @@
 package translate
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 
@@ -23,26 +22,6 @@ const (
 	// Service tells it: "*", and nothing else.
 	AnnotationAWSProxyProtocol = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol"
 )
-
-// Reads reports whether an annotation of a Service is one that usher looks at.
-func Reads(annotation string) bool {
-	return strings.HasPrefix(annotation, AnnotationPrefix) || annotation == AnnotationAWSProxyProtocol
-}
-
-// annotated is a value of an annotation.
-type annotated struct {
-	path *field.Path
-	text string
-}
-
-func annotation(svc *corev1.Service, name string) (annotated, bool) {
-	text, ok := svc.Annotations[name]
-	return annotated{field.NewPath("metadata", "annotations").Key(name), strings.TrimSpace(text)}, ok
-}
-
-func (a annotated) wrong(format string, args ...any) *field.Error {
-	return field.Invalid(a.path, a.text, fmt.Sprintf(format, args...))
-}
 
 // version is what AnnotationProxyProtocol asks for.
 type version struct {

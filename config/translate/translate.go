@@ -48,6 +48,7 @@ func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.
 
 	var wrong report
 	p := &problems{kind: "Service", name: out.Name, report: &wrong}
+	unknownAnnotations(svc, p)
 	out.Ports = servicePorts(svc, opts.LoadBalancers, p)
 	out.HealthCheckNodePort = healthCheckNodePort(svc)
 
@@ -152,58 +153,6 @@ func affinityTimeout(svc *corev1.Service, p *problems) time.Duration {
 		seconds = corev1.DefaultClientIPServiceAffinitySeconds
 	}
 	return time.Duration(seconds) * time.Second
-}
-
-// AnnotationPrefix is what the names of usher's annotations of a Service begin with.
-const AnnotationPrefix = "usher.io/"
-
-// Annotations of a Service, each a duration such as "30s" or "5m".
-const (
-	// AnnotationUDPIdleTimeout is how long its UDP sessions last without a datagram.
-	AnnotationUDPIdleTimeout = AnnotationPrefix + "udp-idle-timeout"
-	// AnnotationIdleTimeout is how long its connections last in which nothing
-	// moves.
-	AnnotationIdleTimeout = AnnotationPrefix + "connection-idle-timeout"
-	// AnnotationMaxAge is how long its connections last at the most.
-	AnnotationMaxAge = AnnotationPrefix + "max-connection-age"
-)
-
-// AnnotationClientAddress is whom the endpoints of a Service see: "auto", which is the
-// default, or "node".
-const AnnotationClientAddress = AnnotationPrefix + "client-address"
-
-// annotatedNodeAddress reports whether the endpoints are to see the node's address.
-func annotatedNodeAddress(svc *corev1.Service, p *problems) bool {
-	switch text, ok := svc.Annotations[AnnotationClientAddress]; {
-	case text == "node":
-		return true
-	case ok && text != "auto":
-		p.add(field.NotSupported(field.NewPath("metadata", "annotations").Key(AnnotationClientAddress), text, []string{"auto", "node"}))
-	}
-	return false
-}
-
-// What these annotations may say. Below a second, a session would hardly outlast
-// the answer; above a day, it would outlast most clients.
-const (
-	minAnnotatedDuration = time.Second
-	maxAnnotatedDuration = 24 * time.Hour
-)
-
-// annotatedDuration returns what an annotation says; 0, for the default, if it is
-// not there or not valid.
-func annotatedDuration(svc *corev1.Service, annotation string, p *problems) time.Duration {
-	text, ok := svc.Annotations[annotation]
-	if !ok {
-		return 0
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d < minAnnotatedDuration || d > maxAnnotatedDuration {
-		p.add(field.Invalid(field.NewPath("metadata", "annotations").Key(annotation), text,
-			"must be a duration from 1s to 24h, such as 30s; the default is used"))
-		return 0
-	}
-	return d
 }
 
 // healthCheckNodePort returns the port on which load balancers ask for this

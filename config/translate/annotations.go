@@ -1,0 +1,110 @@
+package translate
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// AnnotationPrefix is what the names of usher's annotations of a Service begin with.
+const AnnotationPrefix = "usher.io/"
+
+// Annotations of a Service, each a duration such as "30s" or "5m".
+const (
+	// AnnotationUDPIdleTimeout is how long its UDP sessions last without a datagram.
+	AnnotationUDPIdleTimeout = AnnotationPrefix + "udp-idle-timeout"
+	// AnnotationIdleTimeout is how long its connections last in which nothing
+	// moves.
+	AnnotationIdleTimeout = AnnotationPrefix + "connection-idle-timeout"
+	// AnnotationMaxAge is how long its connections last at the most.
+	AnnotationMaxAge = AnnotationPrefix + "max-connection-age"
+)
+
+// AnnotationClientAddress is whom the endpoints of a Service see: "auto", which is the
+// default, or "node".
+const AnnotationClientAddress = AnnotationPrefix + "client-address"
+
+// known are the annotations that are read. Of others' there are few, and of usher's own prefix
+// no other means anything.
+var known = map[string]bool{
+	AnnotationUDPIdleTimeout:      true,
+	AnnotationIdleTimeout:         true,
+	AnnotationMaxAge:              true,
+	AnnotationClientAddress:       true,
+	AnnotationProxyProtocol:       true,
+	AnnotationAcceptProxyProtocol: true,
+	AnnotationAWSProxyProtocol:    true,
+}
+
+// Reads reports whether an annotation of a Service is one that usher looks at.
+func Reads(annotation string) bool {
+	return strings.HasPrefix(annotation, AnnotationPrefix) || known[annotation]
+}
+
+// unknownAnnotations tells of annotations with usher's prefix that it does not know: most are
+// misspelled.
+func unknownAnnotations(svc *corev1.Service, p *problems) {
+	var own []string
+	for _, name := range slices.Sorted(maps.Keys(svc.Annotations)) {
+		if !strings.HasPrefix(name, AnnotationPrefix) || known[name] {
+			continue
+		}
+		if own == nil {
+			own = slices.DeleteFunc(slices.Sorted(maps.Keys(known)), func(k string) bool { return !strings.HasPrefix(k, AnnotationPrefix) })
+		}
+		p.add(field.NotSupported(field.NewPath("metadata", "annotations"), name, own))
+	}
+}
+
+// annotated is a value of an annotation.
+type annotated struct {
+	path *field.Path
+	text string
+}
+
+func annotation(svc *corev1.Service, name string) (annotated, bool) {
+	text, ok := svc.Annotations[name]
+	return annotated{field.NewPath("metadata", "annotations").Key(name), strings.TrimSpace(text)}, ok
+}
+
+func (a annotated) wrong(format string, args ...any) *field.Error {
+	return field.Invalid(a.path, a.text, fmt.Sprintf(format, args...))
+}
+
+// annotatedNodeAddress reports whether the endpoints are to see the node's address.
+func annotatedNodeAddress(svc *corev1.Service, p *problems) bool {
+	switch a, ok := annotation(svc, AnnotationClientAddress); {
+	case a.text == "node":
+		return true
+	case ok && a.text != "auto":
+		p.add(field.NotSupported(a.path, a.text, []string{"auto", "node"}))
+	}
+	return false
+}
+
+// What annotations of durations may say. Below a second, a session would hardly outlast
+// the answer; above a day, it would outlast most clients.
+const (
+	minAnnotatedDuration = time.Second
+	maxAnnotatedDuration = 24 * time.Hour
+)
+
+// annotatedDuration returns what an annotation says; 0, for the default, if it is
+// not there or not valid.
+func annotatedDuration(svc *corev1.Service, name string, p *problems) time.Duration {
+	a, ok := annotation(svc, name)
+	if !ok {
+		return 0
+	}
+	d, err := time.ParseDuration(a.text)
+	if err != nil || d < minAnnotatedDuration || d > maxAnnotatedDuration {
+		p.add(a.wrong("must be a duration from 1s to 24h, such as 30s; the default is used"))
+		return 0
+	}
+	return d
+}
