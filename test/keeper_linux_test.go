@@ -403,6 +403,31 @@ var _ = Describe("a keeper", func() {
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 	})
 
+	It("waits for what is open at ushers of before an upgrade, and carries out a second one after the first", func() {
+		k := startKept(l.Node, dir, "--portal=nftables")
+		first := k.child()
+		c, err := l.Pods.NewDialer(1).Dial("", web.vip(), 5*time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		defer c.Close()
+		_, err = readName(c)
+		Expect(err).NotTo(HaveOccurred())
+
+		keeper := k.Command.Process.Pid
+		Expect(syscall.Kill(keeper, syscall.SIGHUP)).To(Succeed())
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("its usher takes over"))
+		Expect(syscall.Kill(keeper, syscall.SIGHUP)).To(Succeed())
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("once more"))
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("its usher takes over"))
+		Eventually(func() []int { return lab.Children(keeper) }).WithTimeout(20 * time.Second).Should(And(HaveLen(2), ContainElement(first)))
+		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
+
+		Expect(syscall.Kill(keeper, syscall.SIGTERM)).To(Succeed())
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("waits for what served before"))
+		Expect(pingPong(c)).To(Succeed())
+		Expect(c.Close()).To(Succeed())
+		Eventually(k).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+	})
+
 	It("has what is known of clients once, however often usher ends", func() {
 		web.spec = "  sessionAffinity: ClientIP\n"
 		web.write(dir)

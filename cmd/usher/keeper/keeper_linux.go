@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"syscall"
 	"time"
 
@@ -33,6 +34,8 @@ type keeper struct {
 	manager *manager      // nil for none
 	pause   *pause        // nil while one runs
 	told    bool          // to stop
+	code    int           // to end with, when told and usher has ended
+	again   bool          // to replace the program once more
 	taken   chan struct{} // another usher has taken over while none ran here
 	// count is how many descriptors are kept, and length how long their names are together.
 	count, length int
@@ -131,6 +134,10 @@ func (k *keeper) run(begin func()) (code int) {
 				return 0
 			}
 		}
+		if k.again && k.Next == nil {
+			k.again = false
+			k.upgrade()
+		}
 	}
 }
 
@@ -145,9 +152,16 @@ func poll(fd int, readable chan<- struct{}, read <-chan struct{}) {
 	}
 }
 
-// forward gives a signal to usher, and reports whether there is none to wait for.
+// forward gives a signal to usher, and reports whether there is none to wait for. Those that
+// have handed over end anyway, and were told so; they are told again with the second signal,
+// which breaks connections.
 func (k *keeper) forward(sig os.Signal) (over bool) {
 	s := sig.(syscall.Signal)
+	if k.told {
+		for _, pid := range k.Former {
+			_ = unix.Kill(pid, s) // it is not reaped
+		}
+	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
 		k.told = true
 		k.pause.end() // before what it would hand over is gone
@@ -158,7 +172,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 			_ = unix.Kill(c.PID, s) // fails if it has ended already
 		}
 	}
-	if k.told && k.Current == nil {
+	if k.told && k.Current == nil && len(k.Former) == 0 {
 		k.log.WithField("signal", sig.String()).Info("The keeper ends; no usher runs, and rules stay for the next one (usher cleanup removes them)")
 		return true
 	}
@@ -189,7 +203,10 @@ func (k *keeper) reap() (code int, over bool) {
 			return 0, false
 		}
 		k.receive() // what it said last
-		switch {
+		switch former := slices.Index(k.Former, pid); {
+		case former >= 0:
+			k.Former = slices.Delete(k.Former, former, former+1)
+			code, over = k.code, k.told && k.Current == nil && k.Next == nil && len(k.Former) == 0
 		case k.Next != nil && pid == k.Next.PID:
 			code, over = k.nextEnded(status)
 		case k.Current == nil || pid != k.Current.PID:
@@ -215,7 +232,7 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	log := k.log.WithField("why", why)
 	switch {
 	case k.told, c.Stopping, code == 0:
-		return code, true
+		return k.end(code)
 	case code == ExitLocked:
 		log.Error("Another usher manages the portals: the keeper ends")
 		return code, true
@@ -231,6 +248,16 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	wait := k.patience()
 	log.WithFields(logrus.Fields{"restarts": k.Restarts, "pause": wait.String()}).Error("usher ended unexpectedly; starting it again")
 	k.begin(wait)
+	return 0, false
+}
+
+// end ends with that code, when all that have handed over have ended, too: where the keeper
+// is process 1, their connections would break with it.
+func (k *keeper) end(code int) (_ int, over bool) {
+	if k.told, k.code = true, code; len(k.Former) == 0 {
+		return code, true
+	}
+	k.log.WithField("ushers", len(k.Former)).Info("The keeper waits for what served before, whose connections may end")
 	return 0, false
 }
 

@@ -36,7 +36,12 @@ const (
 
 // upgrade replaces the program, unless that is not possible.
 func (k *keeper) upgrade() {
-	if k.told || k.Next != nil || k.Current != nil && k.Current.Stopping {
+	if k.told || k.Current != nil && k.Current.Stopping {
+		return
+	}
+	if k.Next != nil {
+		k.log.Info("The program is replaced once more when the usher that has been started serves")
+		k.again = true
 		return
 	}
 	err := k.try()
