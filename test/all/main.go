@@ -25,9 +25,11 @@ func main() {
 	dashboard := suite{name: "test/dashboard", dir: "test/dashboard", timeout: "20m", patterns: []string{"./..."}}
 	deploy := suite{name: "test/deploy", dir: "test/deploy", timeout: "20m", patterns: []string{"./..."}}
 	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}}
+	cross := suite{name: "cross", commands: []string{"env GOOS=darwin go vet ./...", "env GOOS=windows go vet ./..."}}
+	fuzz := suite{name: "fuzz", commands: []string{"test/fuzz.sh 3s -parallel=1"}} // program goes on beside it, and takes longer
 	if !run(os.Stdout,
 		stage{{packages}},
-		stage{{program}, {cluster, dashboard, deploy, suite{name: "cross", systems: []string{"darwin", "windows"}}}},
+		stage{{program}, {cluster, dashboard, deploy, cross, fuzz}},
 		stage{{scale}},
 	) {
 		os.Exit(1)
