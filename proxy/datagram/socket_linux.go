@@ -24,6 +24,7 @@ type socket struct {
 	fd       int
 	watched  forward.Registration
 	crowd    crowd
+	room     int // how many datagrams a turn may bring
 
 	view     *frontend.View // that the sessions were last compared with
 	idle     time.Duration
@@ -56,7 +57,7 @@ type arrival struct {
 }
 
 func newSocket(l *listener, lp *loop, fd int) *socket {
-	sk := &socket{listener: l, front: l.front, loop: lp, fd: fd, sessions: map[sessionKey]*session{}}
+	sk := &socket{listener: l, front: l.front, loop: lp, fd: fd, room: batchSize, sessions: map[sessionKey]*session{}}
 	sk.expiry = time.AfterFunc(time.Hour, func() { _ = lp.poller.Do(sk.expire) })
 	sk.expiry.Stop()
 	return sk
@@ -108,7 +109,7 @@ func (sk *socket) stopReceiving() {
 // Ready receives what clients have sent.
 func (sk *socket) Ready(forward.Readiness) {
 	b, came := sk.loop.in, sk.loop.came
-	n, err := b.Receive(sk.fd, 0, sk.crowd.expect(sk.loop, batchSize))
+	n, err := b.Receive(sk.fd, 0, sk.crowd.expect(sk.loop, sk.room))
 	sk.crowd.came(sk.loop, n)
 	if err != nil || n == 0 {
 		return // somebody else's readiness, or an error that is over now
@@ -122,24 +123,35 @@ func (sk *socket) Ready(forward.Readiness) {
 			sk.lost = control.Lost
 		}
 	}
+	newcomers := 0
 	for i := 0; i < n; {
 		run := 1
 		for i+run < n && came[i+run].sessionKey == came[i].sessionKey {
 			run++
 		}
-		sk.pass(i, run)
+		if sk.pass(i, run) {
+			newcomers++
+		}
 		i += run
+	}
+	if sk.room = min(2*sk.room, batchSize); newcomers > newcomersPerTurn {
+		sk.room = newcomersPerTurn
 	}
 }
 
-// pass passes on a run of datagrams of one client.
-func (sk *socket) pass(at, count int) {
+// newcomersPerTurn is after how many new clients in a turn the next turn brings fewer datagrams: to
+// begin a session takes as long as to pass on dozens of them, and everybody else on the loop
+// waits for it.
+const newcomersPerTurn = 2
+
+// pass passes on a run of datagrams of one client, and reports whether that was new.
+func (sk *socket) pass(at, count int) (newcomer bool) {
 	first := &sk.loop.came[at]
 	s := sk.sessions[first.sessionKey]
 	if s != nil {
 		done := s.send(at, count)
 		if done == count {
-			return
+			return false
 		}
 		// The endpoint is gone, though it had answered. These were not sent.
 		at, count = at+done, count-done
@@ -147,6 +159,7 @@ func (sk *socket) pass(at, count int) {
 	if s = sk.begin(first, count); s != nil {
 		s.send(at, count)
 	}
+	return true
 }
 
 // begin begins a session with the client that sent count datagrams, of which first
