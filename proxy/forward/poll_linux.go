@@ -386,16 +386,23 @@ func (p *Poller) take(ms uintptr) bool {
 	return p.count > 0
 }
 
-// runTasks calls what Do was given, and reports whether the loop goes on.
+// tasksPerRound bounds how long handlers wait for tasks.
+const tasksPerRound = 8
+
+// runTasks calls what Do was given, a part of it if that is much, and reports whether the loop goes on.
 func (p *Poller) runTasks() bool {
 	var count [8]byte
 	_, _ = unix.Read(p.wake, count[:]) // it is readable: that is why we are here
 	p.mu.Lock()
-	tasks, closed := p.tasks, p.closed
+	tasks, over := p.tasks, p.closed
 	p.tasks = nil
+	if len(tasks) > tasksPerRound {
+		tasks, p.tasks, over = tasks[:tasksPerRound:tasksPerRound], tasks[tasksPerRound:], false
+		p.signal()
+	}
 	p.mu.Unlock()
 	for _, f := range tasks {
 		f()
 	}
-	return !closed
+	return !over
 }
