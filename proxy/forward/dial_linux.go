@@ -30,8 +30,12 @@ type Dialed struct {
 // (see [Client.Opening]): with some, a packet is saved, and perhaps a round of the loop.
 func (l *Loop) Connect(from, to netip.AddrPort, opening []byte, timeout time.Duration, done func(*Dialed, error)) {
 	d := &Dialed{loop: l, fd: -1, done: done}
+	began := time.Now()
 	var err error
-	if d.fd, err = connectTCP(l.mark, from, to, len(opening) > 0); err != nil {
+	d.fd, err = connectTCP(l.mark, from, to, l.ports.few(began), len(opening) > 0)
+	now := time.Now()
+	l.ports.took(now.Sub(began), now)
+	if err != nil {
 		d.finish(err)
 		return
 	}
@@ -58,7 +62,7 @@ func (l *Loop) Connect(from, to netip.AddrPort, opening []byte, timeout time.Dur
 		return
 	}
 	if timeout > 0 {
-		d.until = time.Now().Add(timeout)
+		d.until = now.Add(timeout)
 		l.timedBy(timeout).add(d)
 	}
 }

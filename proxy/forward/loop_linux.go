@@ -17,6 +17,9 @@ type Options struct {
 	// Mark is put on what the connections that the loop makes send (SO_MARK,
 	// socket(7)), which takes CAP_NET_ADMIN; 0 is none.
 	Mark uint32
+	// FirstPort and LastPort are those that the kernel chooses from for connections
+	// (net.ipv4.ip_local_port_range); 0 if that is not known.
+	FirstPort, LastPort uint16
 }
 
 // Loop connects and forwards TCP pairs, all from the goroutine of its [Poller]. A
@@ -32,6 +35,7 @@ type Loop struct {
 	pipes    pipes
 	timed    []*timedQueue
 	limited  limited
+	ports    localPorts
 	unprobed unprobed
 }
 
@@ -40,7 +44,8 @@ const bufferSize = 64 << 10
 
 // NewLoop returns a Loop on poller, which runs for longer.
 func NewLoop(poller *Poller, o Options) *Loop {
-	l := &Loop{Poller: poller, keepalive: o.Keepalive, mark: o.Mark, buffer: make([]byte, bufferSize), pipes: pipes{max: o.Pipes}}
+	l := &Loop{Poller: poller, keepalive: o.Keepalive, mark: o.Mark, buffer: make([]byte, bufferSize), pipes: pipes{max: o.Pipes},
+		ports: localPorts{first: o.FirstPort, last: o.LastPort}}
 	l.limited.loop, l.unprobed.loop = l, l
 	return l
 }

@@ -112,19 +112,20 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 // the zero AddrPort, from one that the kernel picks. If data waits to be sent, the
 // handshake's last ACK goes with it. Before more than that is sent, it needs
 // TCP_NODELAY.
-func connectTCP(mark uint32, from, addr netip.AddrPort, data bool) (Socket, error) {
-	fd, err := beginTCP(mark, from, addr, data)
+func connectTCP(mark uint32, from, addr netip.AddrPort, few int, data bool) (Socket, error) {
+	fd, err := beginTCP(mark, from, addr, few, data)
 	if err == unix.EADDRNOTAVAIL && from.Port() != 0 {
-		return beginTCP(mark, netip.AddrPortFrom(from.Addr(), 0), addr, data)
+		return beginTCP(mark, netip.AddrPortFrom(from.Addr(), 0), addr, few, data)
 	}
 	return fd, err
 }
 
-func beginTCP(mark uint32, from, addr netip.AddrPort, data bool) (Socket, error) {
+func beginTCP(mark uint32, from, addr netip.AddrPort, few int, data bool) (Socket, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {
 		return -1, err
 	}
+	lookAt(int(fd), few)
 	if data {
 		err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0)
 	}

@@ -3,6 +3,7 @@ package stream
 import (
 	"fmt"
 
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
@@ -29,9 +30,10 @@ func (ls *loops) start(s *Server) error {
 		return fmt.Errorf("starting a loop for TCP: %w", err)
 	}
 	n := len(pollers)
-	pipes := min(maxPipes, s.node.Budget.Pipes(n))
+	pipes, ports := min(maxPipes, s.node.Budget.Pipes(n)), kernel.LocalPorts()
 	for _, p := range pollers {
-		ls.list = append(ls.list, forward.NewLoop(p, forward.Options{Keepalive: s.keepalive(), Pipes: pipes, Mark: s.node.Portal.Mark()}))
+		ls.list = append(ls.list, forward.NewLoop(p, forward.Options{Keepalive: s.keepalive(), Pipes: pipes, Mark: s.node.Portal.Mark(),
+			FirstPort: ports.First, LastPort: ports.Last}))
 	}
 	s.node.Budget.TCPLoops.Store(int64(n * (descriptorsPerTCPLoop + 2*pipes)))
 	return nil
