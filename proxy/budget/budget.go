@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/portal/kernel"
 )
 
 // Limits are bounds beside those that follow from descriptors.
@@ -53,11 +54,18 @@ type Budget struct {
 	UDP         atomic.Int64 // descriptors of UDP's loops, and of its sockets beyond one for each listener
 	Connections atomic.Int64 // open; two descriptors each
 	Sessions    atomic.Int64 // open; one descriptor each
+	Ports       atomic.Int64 // that UDP sessions have of this node's own
+
+	localPorts int64 // that the kernel gives to sockets which ask for none; 0 if it does not tell
 }
 
 // New returns a budget of which nothing is in use.
 func New(limits Limits) *Budget {
-	return &Budget{Descriptors: openFilesLimit(), limits: limits}
+	b := &Budget{Descriptors: openFilesLimit(), limits: limits}
+	if local := kernel.LocalPorts(); !local.IsZero() {
+		b.localPorts = int64(local.Last) - int64(local.First) + 1
+	}
+	return b
 }
 
 // Descriptors that are kept for what comes by ones: standard files, epoll, netlink, admin
@@ -203,6 +211,28 @@ func (b *Budget) TakeSession(toPort, ofClient int64, sockets int) Room {
 		return Enough
 	}
 	b.Sessions.Add(-1)
+	return whose
+}
+
+// TakePort takes one of this node's ports for a UDP session, or says whose must go before.
+// Each session that is not from its client's address has one for itself. All have half of
+// them at the most: the rest is other programs', and the kernel takes the longer to find one, the
+// fewer are left. One service port has half of that, of which toPort is how many it has with this
+// one.
+func (b *Budget) TakePort(toPort int64) Room {
+	taken, limit := b.Ports.Add(1), max(1, b.localPorts/2)
+	var whose Room
+	switch {
+	case b.localPorts == 0:
+		return Enough
+	case toPort > max(1, limit/2):
+		whose = PortFull
+	case taken > limit:
+		whose = AllFull
+	default:
+		return Enough
+	}
+	b.Ports.Add(-1)
 	return whose
 }
 

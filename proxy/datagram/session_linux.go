@@ -12,6 +12,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/budget"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/search"
@@ -39,6 +40,7 @@ type session struct {
 	handover uint32 // in which it was last handed over: see Server.Sessions
 	asked    bool   // the client has sent something since the last reply
 	leaving  bool   // see linger
+	ported   bool   // it has a port of this node's: see takePort
 
 	inSocket, inLoop, inClient *list.Element // where it stands among the others
 	siblings                   *list.List    // the client's sessions on this loop
@@ -106,6 +108,7 @@ func (s *session) connect() bool {
 				return true
 			}
 			unix.Close(fd)
+			s.givePort()
 			err = unix.ENOMEM // see epoll_ctl(2)
 		}
 		if unreachable(err) || search.OutOfResources(err) || errors.Is(err, frontend.ErrLeadsBack) {
@@ -121,16 +124,53 @@ func (s *session) dial(to *balance.Endpoint) (int, error) {
 	if s.Front.LeadsBack(config.UDP, to.Addr) {
 		return -1, frontend.ErrLeadsBack
 	}
-	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), s.Origin(&s.search.Search, to), to.Addr)
+	from := s.Origin(&s.search.Search, to)
+	if s.ported = !from.IsValid(); s.ported {
+		s.takePort()
+	}
+	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), from, to.Addr)
+	if err != nil {
+		s.givePort()
+	}
 	if err == nil && s.hops > 0 {
 		_ = forward.SetHops(fd, to.Addr.Addr(), int(s.hops)) // or what comes back here has the whole limit again
 	}
 	return fd, err
 }
 
+// takePort makes room for one more session that has a port of this node's: if there is none, the
+// one that has been idle longest goes, of this socket if the service port has its share, and
+// otherwise of this loop.
+func (s *session) takePort() {
+	b, sk := s.Front.Budget, s.socket
+	for toPort := s.Front.Ports.Add(1); ; toPort = s.Front.Ports.Load() {
+		from := &sk.loop.sessions
+		switch b.TakePort(toPort) {
+		case budget.Enough:
+			return
+		case budget.PortFull:
+			from = &sk.order
+		}
+		if !evictOldest(from, s) {
+			b.Ports.Add(1)
+			return
+		}
+	}
+}
+
+// givePort gives that back.
+func (s *session) givePort() {
+	if s.ported {
+		s.ported = false
+		s.Front.Ports.Add(-1)
+		s.Front.Budget.Ports.Add(-1)
+	}
+}
+
 // disconnect closes the socket to the endpoint.
 func (s *session) disconnect() {
 	if s.fd >= 0 {
+		s.givePort()
 		s.socket.loop.poller.CloseFD(s.watched)
 		s.endpoint.Active.Add(-1)
 		s.fd = -1

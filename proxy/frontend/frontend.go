@@ -143,6 +143,7 @@ type FrontEnd struct {
 	Affinity *affinity.Table
 	Open     atomic.Int64 // connections
 	Sessions atomic.Int64 // of UDP
+	Ports    atomic.Int64 // those of the sessions that have one of this node's
 
 	view  atomic.Pointer[View]
 	tally tally
