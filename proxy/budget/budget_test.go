@@ -109,6 +109,32 @@ func TestWhoseUDPSessionEndsWhenThereIsNoRoom(t *testing.T) {
 	}
 }
 
+func TestUDPSessionsLeaveHalfOfThePorts(t *testing.T) {
+	for _, c := range []struct {
+		name                      string
+		localPorts, taken, toPort int64
+		want                      Room
+	}{
+		{"much room", 400, 100, 50, Enough},
+		{"a service port's share", 400, 100, 100, Enough},
+		{"a service port's share is used up", 400, 100, 101, PortFull},
+		{"half of all", 400, 199, 50, Enough},
+		{"half of all are used up", 400, 200, 50, AllFull},
+		{"the kernel does not tell", 0, 1 << 20, 1 << 20, Enough},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := NewWithT(t)
+			b := of(1<<20, usual)
+			b.localPorts = c.localPorts
+			b.Ports.Store(c.taken)
+			g.Expect(b.TakePort(c.toPort)).To(Equal(c.want))
+			if c.want != Enough {
+				g.Expect(b.Ports.Load()).To(Equal(c.taken))
+			}
+		})
+	}
+}
+
 func TestProbesFitIntoWhatIsReserved(t *testing.T) {
 	for descriptors, most := range map[int64]int64{8: 1, 256: 9, 1024: 36, 1 << 20: 64} {
 		NewWithT(t).Expect(of(descriptors, usual).Probes()).To(Equal(most), "of %d descriptors", descriptors)

@@ -66,6 +66,44 @@ func TestAPollerKeepsTheOrderOfTasks(t *testing.T) {
 	}
 }
 
+func TestManyTasksLeaveHandlersTheirTurn(t *testing.T) {
+	g := NewWithT(t)
+	p, err := NewPoller()
+	g.Expect(err).NotTo(HaveOccurred())
+	fd, err := unix.Eventfd(1, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC) // readable for ever
+	g.Expect(err).NotTo(HaveOccurred())
+	defer unix.Close(fd)
+	const tasks = 1000
+	done, since, most := 0, 0, 0
+	var all sync.WaitGroup
+	p.Go(&all, func() {
+		_, err = p.Add(fd, Readable, readyFunc(func(Readiness) { since = 0 }))
+		for range tasks {
+			p.Go(&all, func() {
+				done, since = done+1, since+1
+				most = max(most, since)
+			})
+		}
+	})
+	all.Wait()
+	p.Close() // what the loop has is ours now
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(done).To(Equal(tasks))
+	g.Expect(most).To(BeNumerically("<=", 2*tasksPerRound))
+}
+
+func TestClosingAPollerDoesItsTasksFirst(t *testing.T) {
+	g := NewWithT(t)
+	p, err := NewPoller()
+	g.Expect(err).NotTo(HaveOccurred())
+	done := 0
+	for range 1000 {
+		g.Expect(p.Do(func() { done++ })).To(Succeed())
+	}
+	p.Close()
+	g.Expect(done).To(Equal(1000))
+}
+
 // untilSeen has always more to do.
 type untilSeen struct {
 	poller *Poller

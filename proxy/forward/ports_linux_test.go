@@ -1,0 +1,57 @@
+package forward
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+)
+
+func TestPortsAreFewForATimeAfterAConnectionTookLong(t *testing.T) {
+	g := NewWithT(t)
+	p, now := localPorts{first: 32768, last: 60999}, time.Now()
+	g.Expect(p.few(now)).To(BeZero())
+	p.took(slowConnect-1, now)
+	g.Expect(p.few(now)).To(BeZero())
+	p.took(slowConnect, now)
+	for range 1000 {
+		few := p.few(now.Add(fewFor - 1))
+		first, last := few&0xffff, few>>16
+		g.Expect(first).To(BeNumerically(">=", 32768))
+		g.Expect(last).To(BeNumerically("<=", 60999))
+		g.Expect(last - first + 1).To(Equal(fewPorts))
+	}
+	g.Expect(p.few(now.Add(fewFor))).To(BeZero())
+}
+
+func TestPortsThatAreFewAnywayAreNotMadeFewer(t *testing.T) {
+	g := NewWithT(t)
+	for _, p := range []localPorts{{}, {first: 40000, last: 40000 + fewPorts - 1}} {
+		p.took(time.Second, time.Now())
+		g.Expect(p.few(time.Now())).To(BeZero())
+	}
+}
+
+func TestConnectLooksAtThosePorts(t *testing.T) {
+	g := NewWithT(t)
+	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
+		l, err := net.Listen("tcp", at)
+		g.Expect(err).NotTo(HaveOccurred())
+		defer l.Close()
+		p := localPorts{first: 32768, last: 60999}
+		p.took(slowConnect, time.Now())
+		few := p.few(time.Now())
+		s, err := connectTCP(0, netip.AddrPort{}, l.Addr().(*net.TCPAddr).AddrPort(), few, false)
+		g.Expect(err).NotTo(HaveOccurred())
+		defer s.Close()
+		if _, err := unix.GetsockoptInt(int(s), unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE); err != nil {
+			t.Skip("the kernel is older than 6.3")
+		}
+		local, err := LocalAddr(int(s))
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(int(local.Port())).To(And(BeNumerically(">=", few&0xffff), BeNumerically("<=", few>>16)))
+	}
+}
