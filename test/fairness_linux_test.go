@@ -79,7 +79,7 @@ func fairnessSpec(portal string, six bool) {
 		return metric(node, `usher_service_connections_total{namespace="default",service="`+s.name+`"}`)
 	}
 	for _, s := range []service{loved, asked} {
-		Eventually(func() float64 { return begun(s) }).WithTimeout(30*time.Second).Should(BeNumerically(">", 2500), s.name)
+		Eventually(func() float64 { return begun(s) }).WithTimeout(2*time.Minute).Should(BeNumerically(">", 2500), s.name)
 	}
 
 	var direct, served [2][]time.Duration // p99 of each round
