@@ -164,6 +164,9 @@ type ServicePort struct {
 	// but ProxyV2.
 	ProxyProtocol ProxyProtocol
 
+	// Scheduler chooses among the endpoints for a new connection; 0 is the proxy's default.
+	Scheduler Scheduler
+
 	// Endpoints are all endpoints of this port, usable or not, sorted by
 	// address. In-flight connections to an endpoint end for UDP when it
 	// leaves this list.
@@ -276,4 +279,6 @@ type Endpoint struct {
 
 	// Conditions as EndpointSlice defines them, its defaults filled in.
 	Ready, Serving, Terminating bool
+
+	Weight Weight
 }

@@ -112,7 +112,7 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 		if had, ok := front.Affinity.Peek(q.Client, now); ok {
 			x.Affinity = &had
 		}
-		x.Order = search.Preview(x.Set, x.Affinity, now)
+		x.Order = search.Preview(x.Set, q.Client, vip.Addr, x.Affinity, now)
 		client := q.Client
 		if vip.Expects(client) { // its header tells who it is
 			client = netip.Addr{}

@@ -92,7 +92,7 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 		FrontEnd: frontend.New(p.node, port, affinity.NewTable(p.affinities, port.AffinityTimeout)),
 		proxy:    p,
 	}
-	f.pool.Watcher, f.pool.FirstTurn = f, p.FirstTurn
+	f.pool.Watcher, f.pool.FirstTurn, f.pool.Scheduler = f, p.FirstTurn, p.Scheduler
 	f.restore(p.had[port.ID])
 	delete(p.had, port.ID)
 	return f

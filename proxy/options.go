@@ -28,6 +28,9 @@ type Options struct {
 	// with the first endpoint would all send it the first connection of a new Service.
 	FirstTurn func() uint32
 
+	// Scheduler is that of the Services which name none.
+	Scheduler config.Scheduler
+
 	// HalfClosed ends a connection that one side has ended and in which nothing
 	// moves; 0 means never.
 	HalfClosed time.Duration
@@ -72,6 +75,7 @@ func Defaults() Options {
 		Options:         stream.Options{Keepalive: 3 * time.Minute, SCTP: stream.SCTPAuto},
 		Limits:          budget.Limits{MaxUDPSessions: 65536, MaxClientShare: 25},
 		FirstTurn:       rand.Uint32,
+		Scheduler:       config.RoundRobin,
 		HalfClosed:      10 * time.Minute,
 		AffinityPerPort: 65536,
 		AffinityTotal:   1 << 20,

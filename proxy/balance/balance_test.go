@@ -53,7 +53,7 @@ var _ = Describe("a Set", func() {
 		for _, n := range tried {
 			done = append(done, addr(n))
 		}
-		c, ok := pool.Cluster.Pick(start.Add(after), done)
+		c, ok := pool.Cluster.Pick(balance.Ask{Now: start.Add(after), Tried: done})
 		if !ok {
 			return "nobody"
 		}
@@ -93,7 +93,7 @@ var _ = Describe("a Set", func() {
 		for range 8 {
 			wg.Go(func() {
 				for range 300 {
-					c, _ := pool.Cluster.Pick(start, nil)
+					c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
 					c.Endpoint.Connected.Add(1)
 				}
 			})
@@ -112,7 +112,7 @@ var _ = Describe("a Set", func() {
 
 	It("picks nobody where there is nobody", func() {
 		Expect(pool.External.Len()).To(BeZero())
-		_, ok := pool.External.Pick(start, nil)
+		_, ok := pool.External.Pick(balance.Ask{Now: start})
 		Expect(ok).To(BeFalse())
 	})
 
@@ -141,7 +141,7 @@ var _ = Describe("a Set", func() {
 	It("says how many it passed over", func() {
 		fail(1, 0)
 		fail(2, 0)
-		c, _ := pool.Cluster.Pick(start, nil)
+		c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
 		Expect(c.Endpoint.Addr).To(Equal(addr(3)))
 		Expect(c.PassedOver).To(Equal(2))
 	})
@@ -161,7 +161,7 @@ var _ = Describe("a Set", func() {
 		Expect(period.Failures).To(Equal(2))
 		By("trusting it again once the probe has succeeded")
 		pool.Cluster.Find(addr(1)).Succeed()
-		c, _ := pool.Cluster.Pick(start.Add(30*time.Second), []netip.AddrPort{addr(2), addr(3)})
+		c, _ := pool.Cluster.Pick(balance.Ask{Now: start.Add(30 * time.Second), Tried: []netip.AddrPort{addr(2), addr(3)}})
 		Expect(c.Reason).To(Equal(balance.OnlyOne))
 		Expect(pick(30*time.Second, 3)).NotTo(ContainSubstring("quarantine"))
 	})
@@ -323,7 +323,7 @@ var _ = Describe("a Pool", func() {
 	It("keeps what it knows of endpoints that stay, and the turn", func() {
 		var pool balance.Pool
 		pool.Update(port(endpoints(1, 2, 3)))
-		pool.Cluster.Pick(start, nil)
+		pool.Cluster.Pick(balance.Ask{Now: start})
 		pool.Cluster.Find(addr(2)).Fail(start, start, errRefused, quarantine)
 
 		list := endpoints(2, 3, 4)
@@ -336,7 +336,7 @@ var _ = Describe("a Pool", func() {
 		Expect(two.Terminating).To(BeTrue())
 		_, ok := two.Quarantined(start)
 		Expect(ok).To(BeTrue())
-		c, _ := pool.Cluster.Pick(start, nil)
+		c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
 		Expect(c.Endpoint.Addr).To(Equal(addr(3)))
 	})
 

@@ -6,8 +6,14 @@
 // different groups); it is replaced as a whole when endpoints change, and asked
 // with Pick.
 //
-// Whose turn it is a [Scheduler] says; the one that there is, is round robin. An endpoint
-// that failed is in quarantine and is passed over as long as there is another one: until the caller has probed it and it answered, or,
+// Which one is next is up to a scheduler: a file, and a line in a list (scheduler.go). It is asked for
+// endpoints one after the other until one can be used, and has prepared what it needs for
+// that when the Set was made: a table (maglev.go), the shares that weights make (shares.go), or books
+// of who has how many connections, which Take and Release keep (books.go). None looks at all
+// endpoints for a connection while most of them can be used.
+//
+// An endpoint that failed is in quarantine and is passed over, by every scheduler, as long as there
+// is another one: until the caller has probed it and it answered, or,
 // where nobody probes, for some time, after which one connection finds out while the
 // others still pass it over. Every choice comes with its reason.
 //

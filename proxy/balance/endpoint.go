@@ -36,7 +36,7 @@ type Endpoint struct {
 // of it changes meanwhile.
 type State struct {
 	// Counters for the data plane to keep and for people to read.
-	Active    atomic.Int64 // connections open now
+	Active    atomic.Int64 // connections open now, and attempts under way: see Endpoint.Take
 	Connected atomic.Int64 // connections ever established
 	Failed    atomic.Int64 // attempts that failed
 	// Bytes of connections that have ended.
@@ -45,6 +45,7 @@ type State struct {
 	remembers atomic.Bool // failed is there, readable without the lock
 
 	mu     sync.Mutex
+	place  int32   // in the Pool's books, which guard it
 	failed *failed // nil, as with most of a hundred thousand, if it did not fail since a client was connected to it
 }
 
@@ -80,6 +81,20 @@ type Period struct {
 	Failures int   // that led to it, in a row; those of probes among them
 	Cause    error // the last of them
 	Doubt    bool  // see State.Doubt
+}
+
+// Take counts a connection, from when the attempt begins: those who choose next reckon
+// with it. Release is to be called when the attempt has failed or the connection has ended.
+func (e *Endpoint) Take() { e.count(1) }
+
+// Release ends what Take began.
+func (e *Endpoint) Release() { e.count(-1) }
+
+func (e *Endpoint) count(connections int64) {
+	e.Active.Add(connections)
+	if e.pool.books.kept.Load() {
+		e.pool.books.changed(e.State)
+	}
 }
 
 // Moved adds the bytes of a connection that has ended.

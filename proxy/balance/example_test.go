@@ -21,13 +21,13 @@ func Example() {
 	pool.Update(config.ServicePort{Endpoints: endpoints, Cluster: endpoints})
 
 	now := time.Now()
-	first, _ := pool.Cluster.Pick(now, nil)
+	first, _ := pool.Cluster.Pick(balance.Ask{Now: now})
 	quarantine := balance.Quarantine{First: 10 * time.Second, Max: time.Minute}
 	first.Endpoint.Fail(now, now, errors.New("connection refused"), quarantine)
 
 	others := 0
 	for range 4 {
-		next, _ := pool.Cluster.Pick(now.Add(time.Second), nil)
+		next, _ := pool.Cluster.Pick(balance.Ask{Now: now.Add(time.Second)})
 		if next.Endpoint != first.Endpoint {
 			next.Endpoint.Succeed()
 			others++

@@ -10,21 +10,27 @@ import (
 // Reason says why an endpoint was chosen.
 type Reason string
 
-// The reasons.
+// The reasons that no scheduler has.
 const (
-	ByTurn     Reason = "round robin"                         // it was its turn
 	Affinity   Reason = "affinity"                            // the client had it before
 	Probe      Reason = "probe after quarantine"              // it failed before; this connection finds out whether it still does
 	OnlyOne    Reason = "only one left"                       // there is no other that was not tried
 	LastResort Reason = "all that are left are in quarantine" // better than nobody
 )
 
+// Ask is what a choice depends on besides the endpoints.
+type Ask struct {
+	Now         time.Time
+	Client, VIP netip.Addr       // from where, and to where; for schedulers that hash them
+	Tried       []netip.AddrPort // not to be tried again
+}
+
 // Choice is an endpoint to try and why.
 type Choice struct {
 	Endpoint *Endpoint
 	Reason   Reason
 	// PassedOver is how many endpoints would have been next but are in
-	// quarantine.
+	// quarantine. A scheduler that has taken them out of its books does not meet them.
 	PassedOver int
 }
 
@@ -32,7 +38,7 @@ type Choice struct {
 // changes; it may be used from any goroutine.
 type Set struct {
 	endpoints []*Endpoint
-	scheduler *Scheduler
+	order     order
 	cursor    atomic.Uint32 // the next turn
 }
 
@@ -52,11 +58,12 @@ func (s *Set) Find(addr netip.AddrPort) *Endpoint {
 	return nil
 }
 
-// Pick returns the endpoint to try next at now: the one that the scheduler prefers of
-// those that are not among tried and not in quarantine; if there is none, of those that
-// are not among tried. It returns false if all have been tried.
-func (s *Set) Pick(now time.Time, tried []netip.AddrPort) (Choice, bool) {
-	choice, skipped, ok := s.pick(s.cursor.Add(1)-1, now, tried, true)
+// Pick returns the endpoint to try next: the one that the scheduler prefers of
+// those that are not among a.Tried and not in quarantine; if there is none, of those that
+// are not among a.Tried. It returns false if all have been tried. The caller calls Take of
+// an endpoint that it goes to.
+func (s *Set) Pick(a Ask) (Choice, bool) {
+	choice, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Add(1) - 1, claim: true})
 	// An endpoint that is passed over uses up its turn; otherwise the one
 	// behind it would get that share on top of its own.
 	if skipped > 0 {
@@ -68,61 +75,96 @@ func (s *Set) Pick(now time.Time, tried []netip.AddrPort) (Choice, bool) {
 // Peek is Pick, for the turn-th caller from now on (0 for the next one), without
 // using up a turn or claiming a probe. It returns which turn would be the next
 // one's.
-func (s *Set) Peek(turn uint32, now time.Time, tried []netip.AddrPort) (c Choice, next uint32, ok bool) {
-	c, skipped, ok := s.pick(s.cursor.Load()+turn, now, tried, false)
+func (s *Set) Peek(turn uint32, a Ask) (c Choice, next uint32, ok bool) {
+	c, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Load() + turn})
 	return c, turn + 1 + skipped, ok
 }
 
-// pick is Pick for the turn given, and returns how many endpoints it skipped that would
-// have been next.
-func (s *Set) pick(turn uint32, now time.Time, tried []netip.AddrPort, claim bool) (c Choice, skipped uint32, ok bool) {
+// look is one choice that is being made.
+type look struct {
+	Ask
+	turn  uint32 // one more with each choice, and with each endpoint that was passed over
+	claim bool   // the choice counts
+}
+
+// maxLooks is how often a scheduler is asked before all endpoints are looked at, one after
+// the other: with half of them in quarantine that is one choice in 65,536.
+const maxLooks = 16
+
+// pick is Pick, and returns how many endpoints it skipped that would have been next.
+func (s *Set) pick(l look) (Choice, uint32, bool) {
 	n := uint32(len(s.endpoints))
 	if n == 0 {
 		return Choice{}, 0, false
 	}
-	first := s.scheduler.first(turn, n)
-	var best, resort *Endpoint // resort: of those in quarantine
-	var resortSkipped uint32
-	for i := range n {
-		e := s.endpoints[(first+i)%n] // both less than n
-		if slices.Contains(tried, e.Addr) {
-			continue
+	var f finding
+	looks := uint32(0)
+	for ; looks < maxLooks; looks++ {
+		e := s.order.look(s, l, looks)
+		if e == nil {
+			break
 		}
-		switch e.stand(now, claim) {
-		case healthy:
-			if best == nil || s.scheduler.better(e, best) {
-				best, skipped = e, i
-			}
-			if s.scheduler.better == nil {
-				return s.healthy(best, c.PassedOver, tried), skipped, true
-			}
-		case probing:
-			return Choice{Endpoint: e, Reason: Probe, PassedOver: c.PassedOver}, i, true
-		case avoided:
-			c.PassedOver++
-			if resort == nil {
-				resort, resortSkipped = e, i
-			}
+		if f.take(e, &l, looks) {
+			return s.reasoned(f.Choice, l.Tried), looks, true
 		}
 	}
-	switch {
-	case best != nil:
-		return s.healthy(best, c.PassedOver, tried), skipped, true
-	case resort == nil:
+	f.PassedOver, f.last = 0, nil // all are met again
+	first := l.turn % n
+	for i := range n {
+		if f.take(s.endpoints[(first+i)%n], &l, looks+i) { // both less than n
+			return s.reasoned(f.Choice, l.Tried), looks + i, true
+		}
+	}
+	if f.resort == nil {
 		return Choice{}, 0, false
 	}
 	reason := LastResort
-	if c.PassedOver == 1 {
+	if f.PassedOver == 1 {
 		reason = OnlyOne
 	}
-	return Choice{Endpoint: resort, Reason: reason}, resortSkipped, true
+	return Choice{Endpoint: f.resort, Reason: reason}, f.skipped, true
 }
 
-// healthy returns the choice of an endpoint that is in no quarantine.
-func (s *Set) healthy(e *Endpoint, passedOver int, tried []netip.AddrPort) Choice {
-	c := Choice{Endpoint: e, Reason: s.scheduler.reason, PassedOver: passedOver}
-	if !s.HasUntried(tried, 2) {
+// finding is what has been found so far.
+type finding struct {
+	Choice
+	resort  *Endpoint // the first one in quarantine
+	last    *Endpoint // the last one
+	skipped uint32    // before that
+}
+
+// take looks at an endpoint, before which so many were skipped, and reports whether it is the
+// one.
+func (f *finding) take(e *Endpoint, l *look, skipped uint32) bool {
+	if slices.Contains(l.Tried, e.Addr) {
+		return false
+	}
+	switch e.stand(l.Now, l.claim) {
+	case probing:
+		f.Reason = Probe
+		fallthrough
+	case healthy:
+		f.Endpoint = e
+		return true
+	}
+	if f.resort == nil {
+		f.resort, f.skipped = e, skipped
+	}
+	if e != f.last {
+		f.PassedOver++
+	}
+	f.last = e
+	return false
+}
+
+// reasoned fills in why c was chosen.
+func (s *Set) reasoned(c Choice, tried []netip.AddrPort) Choice {
+	switch {
+	case c.Reason == Probe:
+	case !s.HasUntried(tried, 2):
 		c.Reason = OnlyOne
+	default:
+		c.Reason = s.order.reason()
 	}
 	return c
 }

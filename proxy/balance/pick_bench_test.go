@@ -2,8 +2,10 @@ package balance_test
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
@@ -24,12 +26,44 @@ func BenchmarkPick(b *testing.B) {
 			b.ResetTimer()
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
-					if _, ok := pool.Cluster.Pick(start, nil); !ok {
+					if _, ok := pool.Cluster.Pick(balance.Ask{Now: start}); !ok {
 						b.Error("no endpoint")
 						return
 					}
 				}
 			})
 		})
+	}
+}
+
+// What a connection costs with each scheduler: the choice, and that it counts until it ends.
+func BenchmarkSchedulers(b *testing.B) {
+	for _, name := range config.SchedulerNames() {
+		for _, n := range []int{3, 1000} {
+			b.Run(fmt.Sprintf("%s, %d endpoints", name, n), func(b *testing.B) {
+				var pool balance.Pool
+				if err := pool.Scheduler.UnmarshalText([]byte(name)); err != nil {
+					b.Fatal(err)
+				}
+				list := make([]config.Endpoint, n)
+				for i := range list {
+					list[i].Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)
+				}
+				pool.Update(port(list))
+				b.ReportAllocs()
+				b.ResetTimer()
+				b.RunParallel(func(pb *testing.PB) {
+					var open [64]*balance.Endpoint // each loop has some connections
+					for i := 0; pb.Next(); i++ {
+						c, _ := pool.Cluster.Pick(balance.Ask{Now: start, Client: client(i)})
+						c.Endpoint.Take()
+						if last := open[i%len(open)]; last != nil {
+							last.Release()
+						}
+						open[i%len(open)] = c.Endpoint
+					}
+				})
+			})
+		}
 	}
 }

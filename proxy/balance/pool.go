@@ -19,9 +19,9 @@ type Pool struct {
 	// before the first Update.
 	FirstTurn func() uint32
 
-	// Scheduler says which endpoint is next; nil is RoundRobin. It is set before the
-	// first Update.
-	Scheduler *Scheduler
+	// Scheduler is that of a service port which names none; 0 is config.RoundRobin. It is
+	// set before the first Update.
+	Scheduler config.Scheduler
 
 	// All are all endpoints, usable or not, in the order of the model.
 	All []*Endpoint
@@ -29,6 +29,8 @@ type Pool struct {
 	// The usable ones, by who asks: see config.ServicePort. Never nil after
 	// Update.
 	Cluster, Internal, External *Set
+
+	books books
 }
 
 // Update makes the pool hold the endpoints of port, keeping what is known of
@@ -61,6 +63,9 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 	p.Cluster = p.newSet(p.Cluster, port.Cluster, now)
 	p.Internal = p.newSet(p.Internal, port.Internal, now)
 	p.External = p.newSet(p.External, port.External, now)
+	p.books.renew(p.All, gone, func() {
+		p.schedule(schedulers[cmp.Or(port.Scheduler, p.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
+	})
 	return gone
 }
 
@@ -77,7 +82,7 @@ func byAddr(list []*Endpoint) map[netip.AddrPort]*Endpoint {
 // newSet returns a Set of the endpoints in list, all of which are in all, that
 // goes on where old was in the rotation.
 func (p *Pool) newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*Endpoint) *Set {
-	s := &Set{endpoints: make([]*Endpoint, 0, len(list)), scheduler: cmp.Or(p.Scheduler, RoundRobin)}
+	s := &Set{endpoints: make([]*Endpoint, 0, len(list))}
 	switch {
 	case old != nil:
 		s.cursor.Store(old.cursor.Load())

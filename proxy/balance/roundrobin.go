@@ -1,7 +1,50 @@
 package balance
 
-// RoundRobin gives one connection to each endpoint, one after the other.
-var RoundRobin = &Scheduler{
-	reason: ByTurn,
-	first:  func(turn, n uint32) uint32 { return turn % n },
+// ByTurn is the reason of round robin: it was its turn.
+const ByTurn Reason = "round robin"
+
+// newRoundRobin gives one connection to each endpoint, one after the other; with weights, to
+// each as many as its weight, well mixed.
+func newRoundRobin(_ *Pool, s *Set) order {
+	if shares := sharesOf(s); shares.ends != nil {
+		return &weightedRoundRobin{shares, strideFor(shares.total())}
+	}
+	return roundRobin{}
+}
+
+// roundRobin is the order of the Set.
+type roundRobin struct{}
+
+func (roundRobin) look(*Set, look, uint32) *Endpoint { return nil }
+
+func (roundRobin) reason() Reason { return ByTurn }
+
+// weightedRoundRobin goes through all shares in strides of about the golden section of
+// them, which spreads those of each endpoint evenly: in as many turns as there are shares,
+// each has its own.
+type weightedRoundRobin struct {
+	shares
+	stride uint64 // has no divisor in common with the number of shares
+}
+
+func (w *weightedRoundRobin) look(s *Set, l look, i uint32) *Endpoint {
+	return s.endpoints[w.at(uint64(l.turn+i)*w.stride%w.total())]
+}
+
+func (*weightedRoundRobin) reason() Reason { return "weighted round robin" }
+
+// strideFor returns a stride through n shares.
+func strideFor(n uint64) uint64 {
+	stride := max(1, n*618/1000)
+	for gcd(stride, n) != 1 {
+		stride++
+	}
+	return stride
+}
+
+func gcd(a, b uint64) uint64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }

@@ -1,14 +1,49 @@
 package balance
 
-// Scheduler says which endpoint of a Set is next. It keeps nothing: what it goes by is
-// the turn, and what is known of the endpoints. Each scheduler is a file.
-type Scheduler struct {
-	reason Reason
-	// first returns the index of the endpoint that is looked at first, of n. The others
-	// follow in the order of the Set. turn is one more with each choice, and with each
-	// endpoint that was passed over.
-	first func(turn, n uint32) uint32
-	// better reports whether e is to be preferred to best, which was looked at before.
-	// Nil: the first that can be used is taken.
-	better func(e, best *Endpoint) bool
+import (
+	"slices"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// A scheduler makes the order of a Set, whenever that is made anew. Each scheduler is a
+// file, and a line in schedulers.
+type scheduler func(*Pool, *Set) order
+
+// order is the order in which a Set's endpoints are looked at. It may be used from any
+// goroutine.
+type order interface {
+	// look returns the endpoint to look at, for the i-th time in one choice: i is 0 at first, and
+	// one more when the endpoint before was passed over. It may return one twice. nil means that
+	// the others are looked at in the order of the Set, beginning with the turn.
+	look(s *Set, l look, i uint32) *Endpoint
+	reason() Reason
+}
+
+// schedulers are all there are.
+var schedulers = map[config.Scheduler]scheduler{
+	config.RoundRobin:         newRoundRobin,
+	config.WeightedRoundRobin: newRoundRobin,
+	config.Random:             newRandom,
+	config.PowerOfTwo:         newPowerOfTwo,
+	config.LeastConnections:   leastConnections.new,
+	config.WeightedLeast:      leastConnections.new,
+	config.ShortestDelay:      shortestDelay.new,
+	config.NeverQueue:         neverQueue.new,
+	config.SourceHash:         newSourceHash,
+	config.DestinationHash:    newDestinationHash,
+	config.Maglev:             newMaglev,
+}
+
+// schedule gives sets the orders that a scheduler makes: one for all that have the same
+// endpoints.
+func (p *Pool) schedule(by scheduler, sets ...*Set) {
+	for i, s := range sets {
+		same := func(o *Set) bool { return slices.Equal(o.endpoints, s.endpoints) }
+		if j := slices.IndexFunc(sets[:i], same); j >= 0 {
+			s.order = sets[j].order
+		} else {
+			s.order = by(p, s)
+		}
+	}
 }

@@ -278,7 +278,7 @@ func (sk *socket) adoptOne(b *bequest) {
 		return
 	}
 	s.watched, s.fd, s.endpoint = watched, fd, sk.view.All[i]
-	s.endpoint.Active.Add(1)
+	s.endpoint.Take()
 	sk.enter(s)
 	s.Established(now, s.endpoint)
 }

@@ -104,13 +104,13 @@ func (s *session) connect() bool {
 		if err == nil {
 			if s.watched, err = sk.loop.poller.Add(fd, forward.Readable, s); err == nil {
 				s.fd, s.endpoint = fd, step.Endpoint
-				s.endpoint.Active.Add(1)
 				return true
 			}
 			unix.Close(fd)
 			s.givePort()
 			err = unix.ENOMEM // see epoll_ctl(2)
 		}
+		step.Endpoint.Release()
 		if unreachable(err) || search.OutOfResources(err) || errors.Is(err, frontend.ErrLeadsBack) {
 			s.search.Failed(now, err)
 		} else {
@@ -172,7 +172,7 @@ func (s *session) disconnect() {
 	if s.fd >= 0 {
 		s.givePort()
 		s.socket.loop.poller.CloseFD(s.watched)
-		s.endpoint.Active.Add(-1)
+		s.endpoint.Release()
 		s.fd = -1
 	}
 }

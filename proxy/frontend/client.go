@@ -112,7 +112,7 @@ func (c *Client) Origin(s *search.Search, to *balance.Endpoint) netip.AddrPort {
 // NewSearch returns the client's search for an endpoint.
 func (c *Client) NewSearch() search.Search {
 	f := c.Front
-	s := search.Search{Schedule: f.Schedule, Quarantine: f.Quarantine(), Affinity: f.Affinity, Client: c.From.Addr(), Reporter: c}
+	s := search.Search{Schedule: f.Schedule, Quarantine: f.Quarantine(), Affinity: f.Affinity, Client: c.From.Addr(), VIP: c.VIP.Addr, Reporter: c}
 	if f.Protocol == config.UDP {
 		s.Schedule = nil
 	}

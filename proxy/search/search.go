@@ -29,6 +29,7 @@ type Search struct {
 	AsClient   bool // attempts are made from the client's own address
 	Affinity   *affinity.Table
 	Client     netip.Addr
+	VIP        netip.Addr // that the client came to, for schedulers that ask
 	Reporter   Reporter
 
 	tried   []netip.AddrPort  // since all were tried
@@ -55,7 +56,7 @@ const (
 // Step is an action and what it needs.
 type Step struct {
 	Do       Action
-	Endpoint *balance.Endpoint // to Dial
+	Endpoint *balance.Endpoint // to Dial, and to Release when that has failed or what it led to has ended
 	For      time.Duration     // how long to Wait, or how long it may take to Dial: 0 is no bound
 	Err      error             // why to GiveUp; see End
 }
@@ -117,6 +118,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	}
 	s.tried = append(s.tried, choice.Endpoint.Addr)
 	s.now, s.started = choice, now
+	choice.Endpoint.Take()
 	return Step{Do: Dial, Endpoint: choice.Endpoint, For: limit}
 }
 
@@ -169,7 +171,7 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 		}
 		s.Affinity.Forget(s.Client, had)
 	}
-	choice, ok := set.Pick(now, s.tried)
+	choice, ok := set.Pick(s.ask(now))
 	if !ok {
 		return choice, false
 	}
@@ -179,6 +181,10 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 		}
 	}
 	return choice, true
+}
+
+func (s *Search) ask(now time.Time) balance.Ask {
+	return balance.Ask{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
 }
 
 // sticky returns the choice of the endpoint that the client had, unless it is
@@ -194,11 +200,11 @@ func (s *Search) sticky(set *balance.Set, had netip.AddrPort, now time.Time) (ba
 	return balance.Choice{Endpoint: endpoint, Reason: balance.Affinity}, true
 }
 
-// Preview returns the endpoints of set in the order in which the search of a client, who
+// Preview returns the endpoints of set in the order in which the search of a client of vip, who
 // had the one in had if that is not nil, would try them at now if one after the other
 // failed. It changes nothing: no turn is used up, no probe is claimed.
-func Preview(set *balance.Set, had *affinity.Entry, now time.Time) (order []balance.Choice) {
-	var s Search
+func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
+	s := Search{Client: client, VIP: vip}
 	take := func(c balance.Choice) {
 		order = append(order, c)
 		s.tried = append(s.tried, c.Endpoint.Addr)
@@ -209,7 +215,7 @@ func Preview(set *balance.Set, had *affinity.Entry, now time.Time) (order []bala
 		}
 	}
 	for turn := uint32(0); len(order) < maxAttempts; {
-		c, next, ok := set.Peek(turn, now, s.tried)
+		c, next, ok := set.Peek(turn, s.ask(now))
 		if !ok {
 			break
 		}

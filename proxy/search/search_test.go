@@ -314,7 +314,7 @@ func TestAPreviewIsWhatASearchThenDoes(t *testing.T) {
 					if e, ok := c.table.Peek(netip.MustParseAddr("192.0.2.1"), time.Now()); ok {
 						had = &e
 					}
-					for _, choice := range Preview(c.listed.Load().set, had, time.Now()) {
+					for _, choice := range Preview(c.listed.Load().set, netip.Addr{}, netip.Addr{}, had, time.Now()) {
 						want = append(want, fmt.Sprintf("%d@0:connection refused", number(choice.Endpoint.Addr)))
 					}
 				}

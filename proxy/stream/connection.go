@@ -189,6 +189,9 @@ func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, error) {
 			continue
 		}
 		forward, err := c.attempt(ctx, &s, step, dial)
+		if err != nil {
+			step.Endpoint.Release()
+		}
 		switch now := time.Now(); {
 		case err == nil:
 			s.Answered(now)
@@ -223,10 +226,9 @@ func wait(ctx context.Context, d time.Duration, changed <-chan struct{}) {
 	}
 }
 
-// establish notes that the client has an endpoint.
+// establish notes that the client has an endpoint, which is the connection's to release.
 func (c *connection) establish(now time.Time, endpoint *balance.Endpoint) {
 	c.endpoint = endpoint
-	endpoint.Active.Add(1)
 	c.Established(now, endpoint)
 }
 
@@ -265,7 +267,7 @@ var ends = [...]trace.End{
 
 // Ended is called when what moved the connection's bytes is done with it.
 func (c *connection) Ended(r forward.Result) {
-	c.endpoint.Active.Add(-1)
+	c.endpoint.Release()
 	c.endpoint.Moved(r.ToEndpoint, r.ToClient)
 	e := trace.Event{End: ends[r.End], ToEndpoint: r.ToEndpoint, ToClient: r.ToClient, Endpoint: c.endpoint.Addr, Pod: c.endpoint.Pod}
 	if r.Err != nil {

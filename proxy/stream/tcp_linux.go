@@ -247,6 +247,7 @@ func (w *waiting) next() {
 			w.loop.Connect(c.Origin(&w.search, w.endpoint), w.endpoint.Addr, w.Opening(), step.For, w.dialed)
 			return
 		}
+		w.endpoint.Release()
 		w.search.Failed(time.Now(), frontend.ErrLeadsBack)
 	}
 	w.drained()
@@ -255,6 +256,9 @@ func (w *waiting) next() {
 // dialed is called when an attempt has ended.
 func (w *waiting) dialed(d *forward.Dialed, err error) {
 	c, now := w.connection, time.Now()
+	if err != nil {
+		w.endpoint.Release()
+	}
 	switch {
 	case err == nil:
 		w.search.Answered(now)

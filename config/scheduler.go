@@ -1,0 +1,62 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Scheduler says how an endpoint is chosen for a new connection. Its zero value is that
+// nothing was said: the proxy's own default.
+type Scheduler uint8
+
+// The schedulers. Most have the names and do what those of IPVS do (see ipvsadm(8)); package
+// proxy/balance has a file for each.
+const (
+	RoundRobin         Scheduler = iota + 1 // one connection to each in turn, or as many as its weight
+	Random                                  // chance
+	LeastConnections                        // the one with the fewest connections for its weight
+	PowerOfTwo                              // the less loaded of two random ones
+	ShortestDelay                           // the one with the fewest if the connection went there
+	NeverQueue                              // one without connections if there is one; else as ShortestDelay
+	SourceHash                              // by the client's address
+	DestinationHash                         // by the VIP
+	Maglev                                  // by the client's address, and few clients move when endpoints change
+	WeightedRoundRobin                      // what RoundRobin is with weights
+	WeightedLeast                           // what LeastConnections is with weights
+)
+
+var schedulerNames = [...]string{"", "rr", "random", "lc", "p2c", "sed", "nq", "sh", "dh", "maglev", "wrr", "wlc"}
+
+// SchedulerNames returns the names of all schedulers.
+func SchedulerNames() []string { return slices.Clone(schedulerNames[1:]) }
+
+// String returns the scheduler's name; "" if nothing was said.
+func (s Scheduler) String() string { return schedulerNames[s] }
+
+// MarshalText returns the scheduler's name.
+func (s Scheduler) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText makes s the scheduler of that name.
+func (s *Scheduler) UnmarshalText(name []byte) error {
+	i := slices.Index(schedulerNames[:], string(name))
+	if i < 1 {
+		return fmt.Errorf("it must be one of %s", strings.Join(schedulerNames[1:], ", "))
+	}
+	*s = Scheduler(i)
+	return nil
+}
+
+// Weight is how many connections an endpoint is to have compared with others. Its zero value
+// is the weight 1: few endpoints are given another.
+type Weight uint16
+
+// MaxWeight is the greatest weight.
+const MaxWeight = 256
+
+// WeightOf returns the weight n, from 0 to MaxWeight. An endpoint with the weight 0 has no new
+// connections.
+func WeightOf(n int) Weight { return Weight(n - 1) }
+
+// Int returns the weight as a number.
+func (w Weight) Int() int { return int(w + 1) }

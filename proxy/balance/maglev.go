@@ -1,0 +1,75 @@
+package balance
+
+// ByMaglev is the reason of maglev.
+const ByMaglev Reason = "maglev hash of the client's address"
+
+// maglevSizes are those of tables, primes: the first is taken that has at least
+// slotsPerEndpoint for each endpoint. It depends on nothing but how many there are, so that
+// all nodes have the same table. When it becomes another one, all clients move.
+var maglevSizes = []int{1021, 4093, 16381, 65537}
+
+const slotsPerEndpoint = 64
+
+// maglev hashes the client's address into a table in which each endpoint has as many slots as
+// its weight says, and most slots stay whose they are when an endpoint comes or goes (D.
+// Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer", NSDI 2016,
+// section 3.4).
+type maglev struct {
+	slots []uint16 // indexes of endpoints; those beyond maxMaglev have none
+}
+
+// maxMaglev is how many endpoints may have slots: half as many as there are in the greatest
+// table.
+const maxMaglev = 1 << 15
+
+func newMaglev(_ *Pool, s *Set) order {
+	n := min(len(s.endpoints), maxMaglev)
+	m := &maglev{}
+	if n == 0 {
+		return m
+	}
+	size := maglevSizes[len(maglevSizes)-1]
+	for _, fits := range maglevSizes {
+		if n*slotsPerEndpoint <= fits {
+			size = fits
+			break
+		}
+	}
+	type preference struct{ at, skip, credit int } // the next slot that it wants, and how far on the one after that is
+	wants := make([]preference, n)
+	most := 1
+	for i, e := range s.endpoints[:n] {
+		h := hash(e.Addr.Addr(), uint32(e.Addr.Port()))
+		wants[i] = preference{at: int(h % uint64(size)), skip: int(mix(h)%uint64(size-1)) + 1}
+		most = max(most, int(weight(e.Endpoint)))
+	}
+	const free = 1<<16 - 1
+	m.slots = make([]uint16, size)
+	for i := range m.slots {
+		m.slots[i] = free
+	}
+	// In each round the endpoints with the greatest weight take a slot, and the others in as
+	// many rounds as their weights are parts of that.
+	for left := size; ; {
+		for i := range wants {
+			w := &wants[i]
+			if w.credit += int(weight(s.endpoints[i].Endpoint)); w.credit < most {
+				continue
+			}
+			w.credit -= most
+			for m.slots[w.at] != free {
+				w.at = (w.at + w.skip) % size
+			}
+			m.slots[w.at] = uint16(i)
+			if left--; left == 0 {
+				return m
+			}
+		}
+	}
+}
+
+func (m *maglev) look(s *Set, l look, i uint32) *Endpoint {
+	return s.endpoints[m.slots[hash(l.Client, i)%uint64(len(m.slots))]]
+}
+
+func (*maglev) reason() Reason { return ByMaglev }

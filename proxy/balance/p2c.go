@@ -1,0 +1,31 @@
+package balance
+
+// ByTwo is the reason of p2c.
+const ByTwo Reason = "less loaded of two"
+
+// powerOfTwo draws two endpoints, by weight, and takes the one with fewer connections for its
+// weight: next to the least loaded, without books that all loops share (M. Mitzenmacher, "The
+// Power of Two Choices in Randomized Load Balancing", 2001).
+type powerOfTwo struct{ shares }
+
+func newPowerOfTwo(_ *Pool, s *Set) order { return &powerOfTwo{sharesOf(s)} }
+
+func (p *powerOfTwo) look(s *Set, l look, i uint32) *Endpoint {
+	// The first look of each two is at the less loaded one, the second at the other.
+	random := mix(uint64(l.turn + i&^1))
+	first := p.draw(random)
+	second := p.draw(mix(random))
+	if second == first {
+		second = (first + 1) % len(s.endpoints)
+	}
+	a, b := s.endpoints[first], s.endpoints[second]
+	if uint64(b.Active.Load())*weight(a.Endpoint) < uint64(a.Active.Load())*weight(b.Endpoint) {
+		a, b = b, a
+	}
+	if i&1 == 1 {
+		return b
+	}
+	return a
+}
+
+func (*powerOfTwo) reason() Reason { return ByTwo }

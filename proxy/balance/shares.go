@@ -1,0 +1,64 @@
+package balance
+
+import (
+	"math/bits"
+	"sort"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// shares are what the endpoints of a Set have by their weights, one behind the other.
+type shares struct {
+	endpoints int
+	ends      []uint32 // where those of each endpoint end; nil if all have the same weight
+}
+
+func sharesOf(s *Set) shares {
+	sh := shares{endpoints: len(s.endpoints)}
+	same := true
+	for _, e := range s.endpoints {
+		same = same && e.Weight == s.endpoints[0].Weight
+	}
+	if same {
+		return sh
+	}
+	end := uint32(0)
+	for _, e := range s.endpoints {
+		end += uint32(weight(e.Endpoint))
+		sh.ends = append(sh.ends, end)
+	}
+	return sh
+}
+
+// weight returns the weight of an endpoint in a Set, of which 0 is none.
+func weight(e *config.Endpoint) uint64 { return uint64(max(e.Weight.Int(), 1)) }
+
+func (sh *shares) total() uint64 {
+	if sh.ends == nil {
+		return uint64(sh.endpoints)
+	}
+	return uint64(sh.ends[sh.endpoints-1])
+}
+
+// at returns whose the n-th share is.
+func (sh *shares) at(n uint64) int {
+	if sh.ends == nil {
+		return int(n)
+	}
+	return sort.Search(sh.endpoints, func(i int) bool { return n < uint64(sh.ends[i]) })
+}
+
+// draw returns whose the share is that a random number stands for.
+func (sh *shares) draw(random uint64) int {
+	n, _ := bits.Mul64(random, sh.total())
+	return sh.at(n)
+}
+
+// mix returns a number that looks random for each other one: the finalizer of splitmix64,
+// https://prng.di.unimi.it/splitmix64.c.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
