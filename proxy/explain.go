@@ -76,7 +76,7 @@ type Explanation struct {
 }
 
 // NotTried is an endpoint that would not be tried, and why: "terminating", "not-ready",
-// "policy-local" or "topology".
+// "weight-0", "policy-local" or "topology".
 type NotTried struct {
 	*balance.Endpoint
 	Reason string
@@ -143,6 +143,8 @@ func leftOut(v *frontend.View, set *balance.Set) (list []NotTried) {
 			reason = "terminating"
 		case !e.Ready:
 			reason = "not-ready"
+		case e.Weight.Int() == 0:
+			reason = "weight-0"
 		case v.Cluster.Find(e.Addr) != nil:
 			reason = "policy-local"
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/usherproxy/usher/cmd/usher/daemon"
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/config/translate"
 	"github.com/usherproxy/usher/portal"
@@ -87,6 +88,7 @@ func (f *configFlags) registerProxy(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "how long an endpoint that failed is passed over before it is probed; doubles while it keeps failing; 0 switches quarantine off")
 	flags.DurationVar(&o.Quarantine.Max, "quarantine-max", o.Quarantine.Max, "longest time between two probes, and longest quarantine of an endpoint that is not probed")
 	flags.BoolVar(&o.Quarantine.Probed, "probes", o.Quarantine.Probed, "connect to a TCP endpoint in quarantine from time to time, and pass it over until that succeeds; without it, and for UDP and SCTP, a client's attempt finds out")
+	flags.TextVar(&o.Scheduler, "scheduler", o.Scheduler, "`name` of the scheduler, which chooses the endpoint for a new connection: "+strings.Join(config.SchedulerNames(), ", ")+"; a Service may name another one by the annotation "+translate.AnnotationScheduler)
 	flags.DurationVar(&o.HalfClosed, "half-closed-timeout", o.HalfClosed, "how long a connection lasts that one side has closed and in which nothing moves; 0 means forever")
 	flags.DurationVar(&o.IdleTimeout, "connection-idle-timeout", o.IdleTimeout, "how long a connection lasts in which nothing moves; 0 means forever; a Service may set its own by the annotation usher.io/connection-idle-timeout")
 	flags.DurationVar(&o.MaxAge, "max-connection-age", o.MaxAge, "how long a connection lasts at the most, less up to a tenth, so that not all end at once; 0 means forever; a Service may set its own by the annotation usher.io/max-connection-age")

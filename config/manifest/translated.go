@@ -110,6 +110,11 @@ func (r *resolver) diagnose(n name, s *service) {
 	if s.reason != nil {
 		s.errors = append(s.errors, finding{s.object, s.reason})
 	}
+	if svc := s.had.service; svc != nil {
+		for _, who := range translate.WeightsOfNobody(svc, s.model) {
+			s.warnings = append(s.warnings, finding{s.object, fmt.Errorf("metadata.annotations[%s]: %s is no endpoint of the Service", translate.AnnotationWeight, who)})
+		}
+	}
 	used := s.current()
 	for _, p := range s.problems {
 		s.errors = append(s.errors, s.finding(p, used))

@@ -39,6 +39,8 @@ var known = map[string]bool{
 	AnnotationProxyProtocol:       true,
 	AnnotationAcceptProxyProtocol: true,
 	AnnotationAWSProxyProtocol:    true,
+	AnnotationScheduler:           true,
+	AnnotationWeight:              true,
 }
 
 // Reads reports whether an annotation of a Service is one that usher looks at.

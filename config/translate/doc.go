@@ -10,6 +10,7 @@
 //	proxied.go    which Services are ours at all
 //	vips.go       where clients connect, and from where they may
 //	endpoints.go  which endpoints the slices hold, each once
+//	scheduler.go  how one is chosen among them, and their weights
 //	policy.go     which of them a new connection may use
 //
 // Of a Service that nobody proxies too, discovery.go says how it is found by its

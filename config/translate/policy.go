@@ -30,7 +30,8 @@ func choose(port *config.ServicePort, found []candidate, node config.Node) {
 	local := func(c candidate) bool { return node.Name != "" && c.Node == node.Name }
 	port.Endpoints = endpoints(found)
 	port.Cluster = port.Endpoints
-	if usable := usableNow(found, near(found, node)); len(usable) < len(found) { // or it is the same list
+	found = taking(found)
+	if usable := usableNow(found, near(found, node)); len(usable) < len(port.Endpoints) { // or it is the same list
 		port.Cluster = endpoints(usable)
 	}
 	port.Internal, port.External = port.Cluster, port.Cluster

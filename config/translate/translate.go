@@ -55,7 +55,9 @@ func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.
 	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, all: opts.ClusterIPs, own: ClusterIPsOf(svc, opts.ServiceProxyName)}
 	mine := slicesOf(svc, all, opts.ServiceProxyName)
 	found := gather(out.Ports, mine, refuse, &wrong)
+	weights := annotatedWeights(svc, p)
 	for i := range out.Ports {
+		weights.weigh(found[i])
 		choose(&out.Ports[i], found[i], node)
 	}
 	return out, wrong.list()
@@ -71,6 +73,7 @@ func servicePorts(svc *corev1.Service, loadBalancers []netip.Prefix, p *problems
 	idle := annotatedDuration(svc, AnnotationIdleTimeout, p)
 	maxAge := annotatedDuration(svc, AnnotationMaxAge, p)
 	nodeAddress := annotatedNodeAddress(svc, p)
+	scheduler := annotatedScheduler(svc, p)
 	version := proxyProtocol(svc, p)
 	balancers := balancersOf(svc, loadBalancers, p)
 
@@ -96,6 +99,7 @@ func servicePorts(svc *corev1.Service, loadBalancers []netip.Prefix, p *problems
 				VIPs:            vips(svc, port, ip, external, path, p),
 				AffinityTimeout: timeout,
 				NodeAddress:     nodeAddress,
+				Scheduler:       scheduler,
 				ProxyProtocol:   version.over(protocolOf(port.Protocol), path, p),
 				InternalLocal:   internalLocal(svc),
 				ExternalLocal:   externalLocal(svc),

@@ -116,6 +116,7 @@ func notTried(x *proxy.Explanation, now time.Time) []api.Candidate {
 var whyNotTried = map[string]string{
 	"terminating":  "its Pod is ending, and others are ready",
 	"not-ready":    "it is not ready",
+	"weight-0":     "its weight is 0: it has no new connections",
 	"policy-local": "it is on another node, and the policy is Local",
 	"topology":     "the EndpointSlice's hints leave it to other nodes or zones",
 }

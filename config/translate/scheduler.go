@@ -1,0 +1,152 @@
+package translate
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// Annotations of a Service about which endpoint is chosen for a new connection.
+const (
+	// AnnotationScheduler is the name of a scheduler, one of config.SchedulerNames.
+	AnnotationScheduler = AnnotationPrefix + "scheduler"
+	// AnnotationWeight has the weights of endpoints by commas, each as WHO=WEIGHT. WHO is the name
+	// of a Pod, with its namespace or without, an address, an address and port, or * for
+	// all others.
+	AnnotationWeight = AnnotationPrefix + "weight"
+)
+
+// annotatedScheduler returns the scheduler that a Service asks for; 0, for the default, if it
+// is none.
+func annotatedScheduler(svc *corev1.Service, p *problems) (s config.Scheduler) {
+	if a, ok := annotation(svc, AnnotationScheduler); ok {
+		if err := s.UnmarshalText([]byte(a.text)); err != nil {
+			p.add(a.wrong("must be one of %s; the default is used", strings.Join(config.SchedulerNames(), ", ")))
+		}
+	}
+	return s
+}
+
+// weights are what AnnotationWeight says: of addresses with port, of addresses, of Pods by
+// namespace and name, and of all others.
+type weights struct {
+	places map[netip.AddrPort]config.Weight
+	addrs  map[netip.Addr]config.Weight
+	pods   map[string]config.Weight
+	others config.Weight
+}
+
+// annotatedWeights returns nil if svc says nothing of weights. What is wrong is left out.
+func annotatedWeights(svc *corev1.Service, p *problems) *weights {
+	a, ok := annotation(svc, AnnotationWeight)
+	if !ok {
+		return nil
+	}
+	w := &weights{map[netip.AddrPort]config.Weight{}, map[netip.Addr]config.Weight{}, map[string]config.Weight{}, config.WeightOf(1)}
+	seen := map[string]bool{}
+	for one := range strings.SplitSeq(a.text, ",") {
+		one = strings.TrimSpace(one)
+		i := max(0, strings.LastIndexByte(one, '='))
+		who := strings.TrimSpace(one[:i])
+		number, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(one[i:], "=")))
+		switch {
+		case who == "" || err != nil || number < 0 || number > config.MaxWeight:
+			p.add(a.wrong("must be weights from 0 to %d of Pods or addresses, separated by commas (e.g. web-0=3,10.1.2.3=1,*=2); %q is none, and is left out", config.MaxWeight, one))
+			continue
+		case seen[who]:
+			p.add(a.wrong("has %q twice; the first counts", who))
+			continue
+		}
+		seen[who] = true
+		weight := config.WeightOf(number)
+		place, placeErr := netip.ParseAddrPort(who)
+		addr, isAddr := ParseAddr(who)
+		name := who
+		if namespace, rest, ok := strings.Cut(who, "/"); ok && namespace == svc.Namespace {
+			name = rest
+		}
+		switch {
+		case who == "*":
+			w.others = weight
+		case placeErr == nil:
+			w.places[netip.AddrPortFrom(place.Addr().Unmap(), place.Port())] = weight
+		case isAddr:
+			w.addrs[addr] = weight
+		case len(validation.IsDNS1123Subdomain(name)) > 0:
+			p.add(a.wrong("%q is neither a Pod of the Service's namespace nor an address, and is left out", who))
+		default:
+			w.pods[svc.Namespace+"/"+name] = weight
+		}
+	}
+	return w
+}
+
+// of returns the weight of an endpoint: the address with its port counts before the address,
+// and that before the Pod.
+func (w *weights) of(e *config.Endpoint) config.Weight {
+	if weight, ok := w.places[e.Addr]; ok {
+		return weight
+	}
+	if weight, ok := w.addrs[e.Addr.Addr()]; ok {
+		return weight
+	}
+	if weight, ok := w.pods[e.Pod]; ok {
+		return weight
+	}
+	return w.others
+}
+
+// weigh gives endpoints their weights.
+func (w *weights) weigh(found []candidate) {
+	if w == nil {
+		return
+	}
+	for i := range found {
+		found[i].Weight = w.of(&found[i].Endpoint)
+	}
+}
+
+// taking returns the candidates whose weight is not 0: the others are to have no new
+// connections, whatever becomes of these.
+func taking(found []candidate) []candidate {
+	takes := func(c candidate) bool { return c.Weight.Int() > 0 }
+	if every(found, takes) {
+		return found
+	}
+	return filter(found, takes)
+}
+
+// WeightsOfNobody returns those that AnnotationWeight gives a weight and who are no endpoint of
+// the Service in the model, if it has endpoints: perhaps they are misspelled, perhaps not there
+// yet.
+func WeightsOfNobody(svc *corev1.Service, model config.Service) (names []string) {
+	w := annotatedWeights(svc, &problems{report: new(report)})
+	if w == nil || !slices.ContainsFunc(model.Ports, func(p config.ServicePort) bool { return len(p.Endpoints) > 0 }) {
+		return nil
+	}
+	for i := range model.Ports {
+		for j := range model.Ports[i].Endpoints {
+			e := &model.Ports[i].Endpoints[j]
+			delete(w.places, e.Addr)
+			delete(w.addrs, e.Addr.Addr())
+			delete(w.pods, e.Pod)
+		}
+	}
+	for place := range w.places {
+		names = append(names, place.String())
+	}
+	for addr := range w.addrs {
+		names = append(names, addr.String())
+	}
+	for pod := range w.pods {
+		names = append(names, pod)
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,72 @@
+package translate_test
+
+import (
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
+)
+
+var _ = Describe("how an endpoint is chosen", func() {
+	annotated := func(name, value string) (config.ServicePort, []translate.Problem) {
+		svc := service(func(svc *corev1.Service) { svc.Annotations = map[string]string{name: value} })
+		pod := func(name string) func(*discoveryv1.Endpoint) {
+			return func(e *discoveryv1.Endpoint) { e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: name} }
+		}
+		all := []*discoveryv1.EndpointSlice{slice("a", endpoint("10.0.0.1", pod("web-0")), endpoint("10.0.0.2", pod("web-1")), endpoint("10.0.0.3"))}
+		out, problems := translate.Service(svc, all, config.Node{}, translate.Options{})
+		return out.Ports[0], problems
+	}
+
+	It("is as the scheduler says that is named", func() {
+		for _, name := range config.SchedulerNames() {
+			port, problems := annotated(translate.AnnotationScheduler, name)
+			Expect(problems).To(BeEmpty())
+			Expect(port.Scheduler.String()).To(Equal(name))
+		}
+	})
+
+	It("is as the default says if there is no such scheduler, and it is told which there are", func() {
+		port, problems := annotated(translate.AnnotationScheduler, "best")
+		Expect(port.Scheduler).To(BeZero())
+		Expect(problems).To(ConsistOf(MatchError(`Service default/web: metadata.annotations[usher.io/scheduler]: Invalid value: "best": must be one of rr, random, lc, p2c, sed, nq, sh, dh, maglev, wrr, wlc; the default is used`)))
+	})
+
+	DescribeTable("is by weights", func(annotation string, want []int, wrong ...string) {
+		port, problems := annotated(translate.AnnotationWeight, annotation)
+		var got []int
+		for _, e := range port.Endpoints {
+			got = append(got, e.Weight.Int())
+		}
+		Expect(got).To(Equal(want))
+		Expect(problems).To(HaveLen(len(wrong)))
+		for i, p := range problems {
+			Expect(p).To(MatchError(ContainSubstring(wrong[i])))
+		}
+	},
+		Entry("of Pods and addresses", "web-0=3, 10.0.0.3=0", []int{3, 1, 0}),
+		Entry("of Pods with their namespace", "default/web-0=3", []int{3, 1, 1}),
+		Entry("of all others", "web-1=7,*=2", []int{2, 7, 2}),
+		Entry("of the address with a port before the address, and that before the Pod", "web-0=1,10.0.0.1=2,10.0.0.1:8080=4,10.0.0.2:1=9", []int{4, 1, 1}),
+		Entry("of nobody that there is", "web-9=5,10.9.9.9=1,[fd00::1]:80=1,fd00::1=1", []int{1, 1, 1}),
+		Entry("up to the greatest", "*=256", []int{256, 256, 256}),
+		Entry("but not those that are none", "web-0=3,web-1=257,10.0.0.3=-1,=2,x", []int{3, 1, 1},
+			`metadata.annotations[usher.io/weight]: Invalid value: "web-0=3,web-1=257,10.0.0.3=-1,=2,x": must be weights from 0 to 256 of Pods or addresses, separated by commas (e.g. web-0=3,10.1.2.3=1,*=2); "web-1=257" is none, and is left out`,
+			`"10.0.0.3=-1" is none`, `"=2" is none`, `"x" is none`),
+		Entry("but not twice of one", "web-0=3,web-0=4", []int{3, 1, 1}, `has "web-0" twice; the first counts`),
+		Entry("but not of Pods of others", "kube-system/web-0=3,Web=1", []int{1, 1, 1}, `"kube-system/web-0" is neither a Pod of the Service's namespace nor an address`, `"Web" is neither`),
+		Entry("but not of nothing", "", []int{1, 1, 1}, `"" is none`),
+	)
+
+	It("leaves out who has the weight 0, whatever becomes of the others", func() {
+		port, _ := annotated(translate.AnnotationWeight, "web-0=0")
+		Expect(port.Endpoints).To(HaveLen(3))
+		Expect(port.Cluster).To(Equal(port.Endpoints[1:]))
+		port, _ = annotated(translate.AnnotationWeight, "*=0")
+		Expect(port.Cluster).To(BeEmpty())
+		Expect(port.Internal).To(BeEmpty())
+	})
+})
