@@ -56,7 +56,11 @@ var unused = map[string]string{
 	"iptables.masqueradeAll":      "endpoints see the node's address with --client-address=node",
 	"nftables.masqueradeBit":      "usher masquerades nothing, and has a mark of its own (--mark)",
 	"nftables.masqueradeAll":      "endpoints see the node's address with --client-address=node",
-	"ipvs":                        "usher does not use IPVS",
+	"ipvs.tcpTimeout":             "usher does not use IPVS; --connection-idle-timeout ends silent connections",
+	"ipvs.tcpFinTimeout":          "usher does not use IPVS; --half-closed-timeout ends connections that one side has closed",
+	"ipvs.udpTimeout":             "usher does not use IPVS; --udp-idle-timeout ends silent sessions",
+	"ipvs.excludeCIDRs":           "usher does not use IPVS, and leaves the rules of others alone",
+	"ipvs.strictARP":              "usher does not use IPVS, and has VIPs on no interface that answers ARP for them",
 	"winkernel":                   "usher does not run on Windows as a proxy of the kernel",
 	"windowsRunAsService":         "usher is not a Windows service",
 	"oomScoreAdj":                 "usher does not change its own score; what starts it does (the kubelet by the priority class, systemd by OOMScoreAdjust)",
@@ -80,6 +84,20 @@ var conditional = map[string]func(c *v1alpha1.KubeProxyConfiguration) string{
 	"iptables.minSyncPeriod":          whyNotPeriod("iptables"),
 	"nftables.syncPeriod":             whyNotPeriod("nftables"),
 	"nftables.minSyncPeriod":          whyNotPeriod("nftables"),
+	"ipvs.syncPeriod":                 whyNotPeriod("ipvs"),
+	"ipvs.minSyncPeriod":              whyNotPeriod("ipvs"),
+	"ipvs.scheduler":                  whyNotScheduler,
+}
+
+func whyNotScheduler(c *v1alpha1.KubeProxyConfiguration) string {
+	name, known := ipvsSchedulers[c.IPVS.Scheduler]
+	switch {
+	case c.Mode != modeIPVS:
+		return fmt.Sprintf("mode is %q, and not %s; --scheduler is for all modes", c.Mode, modeIPVS)
+	case known && name == "":
+		return "usher has no such scheduler, and --scheduler counts"
+	}
+	return ""
 }
 
 func whyNotBindAddress(c *v1alpha1.KubeProxyConfiguration) string {

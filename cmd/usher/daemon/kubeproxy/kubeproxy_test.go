@@ -116,6 +116,10 @@ var _ = Describe("Read", func() {
 
 		Entry("mode none", "mode: ''", Settings{}),
 		Entry("mode userspace", "mode: userspace", Settings{}),
+		Entry("mode ipvs", "mode: ipvs", Settings{}),
+		Entry("mode ipvs with a scheduler", "mode: ipvs\nipvs: {scheduler: wlc, syncPeriod: 30s, minSyncPeriod: 1s}",
+			Settings{Flags: flags{"scheduler": "wlc", "portal-check-interval": "30s", "max-sync-delay": "1s"}}),
+		Entry("a scheduler with another name here", "mode: ipvs\nipvs: {scheduler: mh}", Settings{Flags: flags{"scheduler": "maglev"}}),
 		Entry("mode iptables", "mode: iptables", Settings{Flags: flags{"portal": "iptables"}}),
 		Entry("mode nftables, whose node ports are on the primary addresses", "mode: nftables", Settings{Flags: flags{"portal": "nftables", "nodeport-addresses": "primary"}}),
 		Entry("mode nftables, and where its node ports are", "mode: nftables\nnodePortAddresses: [0.0.0.0/0]",
@@ -161,7 +165,13 @@ var _ = Describe("Read", func() {
 			`bindAddress: "192.0.2.1" has no effect: nothing listens there, in kube-proxy neither; it is the node's address, which only nodePortAddresses [primary] asks for`),
 		Entry("the periods of another mode", "mode: nftables\niptables: {syncPeriod: 30s, minSyncPeriod: 0s}\nnftables: {syncPeriod: 20s}",
 			`iptables.syncPeriod: "30s" has no effect: mode is "nftables", for which the periods in the section nftables count`),
-		Entry("the periods of IPVS", "ipvs: {syncPeriod: 30s}", `ipvs.syncPeriod: "30s" has no effect: usher does not use IPVS`),
+		Entry("the periods of IPVS without its mode", "ipvs: {syncPeriod: 30s}", `ipvs.syncPeriod: "30s" has no effect: mode is "", for which the periods in the section iptables count`),
+		Entry("the scheduler of IPVS without its mode", "mode: iptables\nipvs: {scheduler: lc}", `ipvs.scheduler: "lc" has no effect: mode is "iptables", and not ipvs; --scheduler is for all modes`),
+		Entry("a scheduler of IPVS that there is not", "mode: ipvs\nipvs: {scheduler: lblc}", `ipvs.scheduler: "lblc" has no effect: usher has no such scheduler, and --scheduler counts`),
+		Entry("what is IPVS' own", "mode: ipvs\nipvs: {strictARP: true, tcpTimeout: 900s, excludeCIDRs: [10.0.0.0/8]}",
+			`ipvs.excludeCIDRs: ["10.0.0.0/8"] has no effect: usher does not use IPVS, and leaves the rules of others alone`,
+			"ipvs.strictARP: true has no effect: usher does not use IPVS, and has VIPs on no interface that answers ARP for them",
+			`ipvs.tcpTimeout: "900s" has no effect: usher does not use IPVS; --connection-idle-timeout ends silent connections`),
 		Entry("localhostNodePorts: false", "iptables: {localhostNodePorts: false}",
 			"iptables.localhostNodePorts: false has no effect: usher serves node ports on loopback too; nodePortAddresses can leave it out"),
 		Entry("what goes with another detectLocalMode", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br0, interfaceNamePrefix: 'no name'}\nclusterCIDR: 10.244.0.0/16",
@@ -226,11 +236,11 @@ var _ = Describe("Read", func() {
 			`logging.flushFrequency: Invalid value: "often": must be a duration such as 30s or 1m30s`,
 			`logging.options.json.infoBufferSize: Invalid value: "big": must be a quantity such as 64Ki`),
 
-		Entry("wrong values, all of them", "clientConnection: {burst: -1}\nhostnameOverride: a_b\nmode: ipvs",
+		Entry("wrong values, all of them", "clientConnection: {burst: -1}\nhostnameOverride: a_b\nmode: ipvs\nipvs: {scheduler: best}",
 			"clientConnection.burst: Invalid value: -1: must not be negative",
 			`hostnameOverride: Invalid value: "a_b": must be the name of a Node`,
-			`mode: Unsupported value: "ipvs": supported values: "userspace", "iptables", "nftables"`),
-		Entry("mode kernelspace", "mode: kernelspace", `mode: Unsupported value: "kernelspace": supported values: "userspace", "iptables", "nftables"`),
+			`ipvs.scheduler: Unsupported value: "best": supported values: "dh", "fo", "lblc", `),
+		Entry("mode kernelspace", "mode: kernelspace", `mode: Unsupported value: "kernelspace": supported values: "userspace", "iptables", "nftables", "ipvs"`),
 		Entry("a node name of spaces", "hostnameOverride: '  '", "hostnameOverride: Invalid value"),
 		Entry("a content type", "clientConnection: {contentType: json, acceptContentTypes: 'application/json,,'}",
 			"clientConnection.acceptContentTypes: Invalid value", `clientConnection.contentType: Invalid value: "json": must be a media type such as application/json`),
@@ -293,14 +303,14 @@ var _ = Describe("Read", func() {
 		_, warnings, err := Read("", map[string]string{"oom-score-adj": "-999", "feature-gates": "One=true,Two=true", "write-config-to": "x", "ipvs-scheduler": "rr"})
 		Expect(err).NotTo(HaveOccurred())
 		Expect(warnings).To(ConsistOf(And(HavePrefix("Flags of kube-proxy's that have no effect: "),
-			ContainSubstring("--oom-score-adj ("), ContainSubstring("--feature-gates (usher has no feature gates)"), ContainSubstring("--write-config-to ("), ContainSubstring("--ipvs-scheduler (usher does not use IPVS)"))))
+			ContainSubstring("--oom-score-adj ("), ContainSubstring("--feature-gates (usher has no feature gates)"), ContainSubstring("--write-config-to ("), ContainSubstring("--ipvs-scheduler (mode is "))))
 	})
 
 	It("refuses flags with wrong values, as in the file", func() {
 		_, _, err := Read("", map[string]string{"conntrack-min": "many", "proxy-mode": "iptables"})
 		Expect(err).To(MatchError(ContainSubstring(`conntrack.min: Invalid value: "many": must be a whole number`)))
-		_, _, err = Read("", map[string]string{"proxy-mode": "ipvs"})
-		Expect(err).To(MatchError(ContainSubstring(`mode: Unsupported value: "ipvs"`)))
+		_, _, err = Read("", map[string]string{"proxy-mode": "kernelspace"})
+		Expect(err).To(MatchError(ContainSubstring(`mode: Unsupported value: "kernelspace"`)))
 	})
 
 	It("has a field of the file for each flag that means something", func() {

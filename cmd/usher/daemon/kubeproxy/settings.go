@@ -151,6 +151,7 @@ func settings(c *v1alpha1.KubeProxyConfiguration) (*Settings, field.ErrorList) {
 		"log-level":              logLevel(uint32(c.Logging.Verbosity)),
 		"log-format":             v.oneOf(field.NewPath("logging", "format"), c.Logging.Format, "text", "json"),
 		"portal":                 v.mode(field.NewPath("mode"), c.Mode),
+		"scheduler":              v.scheduler(c),
 	}
 	if primaryNodePorts(c) {
 		s.Flags["nodeport-addresses"] = primary
@@ -198,8 +199,11 @@ const primary = "primary"
 // periods returns the periods of the section that belongs to the mode, and which
 // section that is. The old userspace mode read that of iptables too.
 func periods(c *v1alpha1.KubeProxyConfiguration) (section *field.Path, sync, minSync time.Duration) {
-	if c.Mode == modeNFTables {
+	switch c.Mode {
+	case modeNFTables:
 		return field.NewPath("nftables"), c.NFTables.SyncPeriod.Duration, c.NFTables.MinSyncPeriod.Duration
+	case modeIPVS:
+		return field.NewPath("ipvs"), c.IPVS.SyncPeriod.Duration, c.IPVS.MinSyncPeriod.Duration
 	}
 	return field.NewPath("iptables"), c.IPTables.SyncPeriod.Duration, c.IPTables.MinSyncPeriod.Duration
 }
@@ -209,6 +213,7 @@ const (
 	modeUserspace = "userspace"
 	modeIPTables  = "iptables"
 	modeNFTables  = "nftables"
+	modeIPVS      = "ipvs"
 )
 
 // The local modes of kube-proxy (pkg/proxy/apis/config).
@@ -259,11 +264,27 @@ func (v *validator) oneOf(path *field.Path, value string, allowed ...string) str
 }
 
 func (v *validator) mode(path *field.Path, value v1alpha1.ProxyMode) string {
-	mode := v.oneOf(path, string(value), modeUserspace, modeIPTables, modeNFTables)
-	if mode == modeUserspace {
-		return "" // which is what usher is; it finds a portal by itself
+	mode := v.oneOf(path, string(value), modeUserspace, modeIPTables, modeNFTables, modeIPVS)
+	if mode == modeUserspace || mode == modeIPVS {
+		return "" // which is what usher is, or has no portal for; it finds one by itself
 	}
 	return mode
+}
+
+// ipvsSchedulers are those of IPVS, by their names in the kernel (net/netfilter/ipvs), and
+// what they are called here; "" is that there is no such.
+var ipvsSchedulers = map[string]string{
+	"rr": "rr", "wrr": "wrr", "lc": "lc", "wlc": "wlc", "sed": "sed", "nq": "nq", "sh": "sh", "dh": "dh",
+	"mh": "maglev", "twos": "p2c", "lblc": "", "lblcr": "", "fo": "", "ovf": "",
+}
+
+// scheduler returns the one of mode ipvs. What is set for another mode does not matter, as with
+// kube-proxy.
+func (v *validator) scheduler(c *v1alpha1.KubeProxyConfiguration) string {
+	if c.Mode != modeIPVS {
+		return ""
+	}
+	return ipvsSchedulers[v.oneOf(field.NewPath("ipvs", "scheduler"), c.IPVS.Scheduler, slices.Sorted(maps.Keys(ipvsSchedulers))...)]
 }
 
 // contentTypes checks a list of media types with commas between.
