@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -92,7 +93,7 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 		FrontEnd: frontend.New(p.node, port, affinity.NewTable(p.affinities, port.AffinityTimeout)),
 		proxy:    p,
 	}
-	f.pool.Watcher, f.pool.FirstTurn, f.pool.Scheduler = f, p.FirstTurn, p.Scheduler
+	f.pool.Watcher, f.pool.FirstTurn = f, p.FirstTurn
 	f.restore(p.had[port.ID])
 	delete(p.had, port.ID)
 	return f
@@ -111,6 +112,7 @@ func (f *frontEnd) update(port config.ServicePort, c *change) {
 
 // swapView makes new connections see port and its endpoints.
 func (f *frontEnd) swapView(port config.ServicePort) {
+	port.Scheduler = cmp.Or(port.Scheduler, f.proxy.Scheduler)
 	f.Affinity.SetTimeout(port.AffinityTimeout)
 	before := len(f.pool.All)
 	gone := f.pool.Update(port)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/balance"
@@ -164,6 +165,9 @@ func sentences(x *proxy.Explanation, client netip.Addr, order []api.Candidate, n
 	if x.Verdict == proxy.WouldTry && x.Port.ProxyProtocol != 0 {
 		say("The endpoint is told who the client is by a header of the PROXY protocol %s.", x.Port.ProxyProtocol)
 	}
+	if by := x.Port.Scheduler; x.Verdict == proxy.WouldTry && !client.IsValid() && (by == config.SourceHash || by == config.Maglev) {
+		say("The scheduler %s goes by the client's address, and none was asked about: each client may have another endpoint first.", by)
+	}
 	if x.Affinity != nil {
 		had := x.Affinity.Endpoint
 		if e := x.Set.Find(had); e == nil {
@@ -187,17 +191,33 @@ func whyNext(x *proxy.Explanation, c balance.Choice, now time.Time) string {
 	switch c.Reason {
 	case balance.Affinity:
 		return fmt.Sprintf("the client had it before, and keeps it for %s", trace.Short(x.Affinity.Left))
-	case balance.ByTurn:
-		if c.PassedOver > 0 {
-			return fmt.Sprintf("it is its turn; %d passed over in quarantine", c.PassedOver)
-		}
-		return "it is its turn"
 	case balance.Probe:
 		return "its quarantine is over: this connection would find out whether it answers"
 	case balance.LastResort:
 		return "all that are left are in quarantine; this one is " + inQuarantine(c.Endpoint, now)
+	case balance.OnlyOne:
+		return onlyOne(c.Endpoint, now)
 	}
-	if q := inQuarantine(c.Endpoint, now); q != "" {
+	text := byScheduler(c)
+	if c.PassedOver > 0 {
+		text += fmt.Sprintf("; %d passed over in quarantine", c.PassedOver)
+	}
+	return text
+}
+
+// byScheduler says in words why the scheduler has chosen an endpoint.
+func byScheduler(c balance.Choice) string {
+	switch c.Reason {
+	case balance.ByTurn, balance.ByWeight:
+		return "it is its turn"
+	case balance.ByTwo, balance.ByLeast, balance.ByDelay, balance.ByNoQueue:
+		return fmt.Sprintf("%s: %d open, weight %d", c.Reason, c.Endpoint.Active.Load(), c.Endpoint.Weight.Int())
+	}
+	return string(c.Reason)
+}
+
+func onlyOne(e *balance.Endpoint, now time.Time) string {
+	if q := inQuarantine(e, now); q != "" {
 		return "there is no other left, though it is " + q
 	}
 	return "there is no other left"

@@ -43,6 +43,7 @@ var (
 	associations        = counter("usher_sctp_associations_total", "SCTP associations that clients have made; they count as connections too.")
 	associationsOpen    = gauge("usher_sctp_associations_open", "SCTP associations that are open.")
 	attempts            = counter("usher_attempts_total", "Attempts to connect to an endpoint, by result.", "result")
+	choices             = counter("usher_choices_total", "Attempts to connect to an endpoint, by why that one was chosen: the scheduler's reason, affinity, or quarantine.", "reason")
 	endpointSees        = counter("usher_endpoint_sees_total", "Connections and UDP sessions whose endpoint answered, by whom it sees: client, its client's own address, or node- and why it is the node's: see docs/client-address.md.", "seen")
 	retries             = counter("usher_retries_total", "Attempts after a connection's, or UDP session's, first.")
 	quarantines         = counter("usher_quarantines_total", "Endpoints that failed and went into quarantine.")

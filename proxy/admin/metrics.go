@@ -153,6 +153,9 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	for result, n := range s.Attempts {
 		tell(attempts, n, trace.Result(result).String())
 	}
+	for reason, n := range s.Choices {
+		tell(choices, n, string(reason))
+	}
 	for seen, n := range s.Seen[1:] {
 		tell(endpointSees, n, portal.Seen(seen+1).String())
 	}

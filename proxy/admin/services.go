@@ -233,7 +233,7 @@ func stateOf(e *balance.Endpoint, now time.Time) api.EndpointState {
 }
 
 func portSummary(v *proxy.PortView) api.PortSummary {
-	s := api.PortSummary{Name: v.Port.ID.Port, Family: v.Port.ID.Family.String(), Protocol: string(v.Port.Protocol), VIP: v.Port.VIPs[0].AddrPort().String()}
+	s := api.PortSummary{Name: v.Port.ID.Port, Family: v.Port.ID.Family.String(), Protocol: string(v.Port.Protocol), Scheduler: v.Port.Scheduler.String(), VIP: v.Port.VIPs[0].AddrPort().String()}
 	if s.Sees = sees(v.Seen); v.Seen == 0 {
 		s.Sees = sees(portal.SeenClient)
 	}
@@ -305,7 +305,7 @@ func policies(port config.ServicePort, o *proxy.Options) api.Policies {
 
 func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint {
 	out := api.Endpoint{
-		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: stateOf(e, now),
+		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: stateOf(e, now), Weight: e.Weight.Int(),
 		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: []string{},
 		Quarantine: quarantine(e, now),
 		Active:     e.Active.Load(), Connected: e.Connected.Load(), Failed: e.Failed.Load(),

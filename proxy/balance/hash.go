@@ -5,12 +5,6 @@ import (
 	"net/netip"
 )
 
-// The reasons of the schedulers that hash.
-const (
-	ByClient Reason = "hash of the client's address"
-	ByVIP    Reason = "hash of the VIP"
-)
-
 // newSourceHash gives a client, whatever its port, the same endpoint each time for as long as
 // the endpoints and their weights are the same.
 func newSourceHash(_ *Pool, s *Set) order {

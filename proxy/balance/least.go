@@ -13,17 +13,17 @@ type least struct {
 const perConnection = 1 << 20
 
 // leastConnections are IPVS' lc and wlc, but that a connection which is over does not count.
-var leastConnections = &least{"fewest connections", func(connections, weight uint64) uint64 {
+var leastConnections = &least{ByLeast, func(connections, weight uint64) uint64 {
 	return connections * perConnection / weight
 }}
 
 // shortestDelay is IPVS' sed: it reckons with the new connection too.
-var shortestDelay = &least{"shortest expected delay", func(connections, weight uint64) uint64 {
+var shortestDelay = &least{ByDelay, func(connections, weight uint64) uint64 {
 	return (connections + 1) * perConnection / weight
 }}
 
 // neverQueue is IPVS' nq: as sed, but who has none comes before all who have some.
-var neverQueue = &least{"never queue", func(connections, weight uint64) uint64 {
+var neverQueue = &least{ByNoQueue, func(connections, weight uint64) uint64 {
 	load := shortestDelay.load(connections, weight)
 	if connections > 0 {
 		load |= 1 << 60

@@ -1,8 +1,5 @@
 package balance
 
-// ByMaglev is the reason of maglev.
-const ByMaglev Reason = "maglev hash of the client's address"
-
 // maglevSizes are those of tables, primes: the first is taken that has at least
 // slotsPerEndpoint for each endpoint. It depends on nothing but how many there are, so that
 // all nodes have the same table. When it becomes another one, all clients move.

@@ -1,8 +1,5 @@
 package balance
 
-// ByTwo is the reason of p2c.
-const ByTwo Reason = "less loaded of two"
-
 // powerOfTwo draws two endpoints, by weight, and takes the one with fewer connections for its
 // weight: next to the least loaded, without books that all loops share (M. Mitzenmacher, "The
 // Power of Two Choices in Randomized Load Balancing", 2001).

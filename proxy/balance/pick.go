@@ -10,13 +10,27 @@ import (
 // Reason says why an endpoint was chosen.
 type Reason string
 
-// The reasons that no scheduler has.
+// The reasons. Those of schedulers are first.
 const (
+	ByTurn    Reason = "round robin"
+	ByWeight  Reason = "weighted round robin"
+	ByChance  Reason = "random"
+	ByTwo     Reason = "less loaded of two"
+	ByLeast   Reason = "fewest connections"
+	ByDelay   Reason = "shortest expected delay"
+	ByNoQueue Reason = "never queue"
+	ByClient  Reason = "hash of the client's address"
+	ByMaglev  Reason = "maglev hash of the client's address"
+	ByVIP     Reason = "hash of the VIP"
+
 	Affinity   Reason = "affinity"                            // the client had it before
 	Probe      Reason = "probe after quarantine"              // it failed before; this connection finds out whether it still does
 	OnlyOne    Reason = "only one left"                       // there is no other that was not tried
 	LastResort Reason = "all that are left are in quarantine" // better than nobody
 )
+
+// Reasons are all there are.
+var Reasons = []Reason{ByTurn, ByWeight, ByChance, ByTwo, ByLeast, ByDelay, ByNoQueue, ByClient, ByMaglev, ByVIP, Affinity, Probe, OnlyOne, LastResort}
 
 // Ask is what a choice depends on besides the endpoints.
 type Ask struct {

@@ -42,14 +42,17 @@ func BenchmarkSchedulers(b *testing.B) {
 		for _, n := range []int{3, 1000} {
 			b.Run(fmt.Sprintf("%s, %d endpoints", name, n), func(b *testing.B) {
 				var pool balance.Pool
-				if err := pool.Scheduler.UnmarshalText([]byte(name)); err != nil {
+				var scheduler config.Scheduler
+				if err := scheduler.UnmarshalText([]byte(name)); err != nil {
 					b.Fatal(err)
 				}
 				list := make([]config.Endpoint, n)
 				for i := range list {
 					list[i].Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)
 				}
-				pool.Update(port(list))
+				p := port(list)
+				p.Scheduler = scheduler
+				pool.Update(p)
 				b.ReportAllocs()
 				b.ResetTimer()
 				b.RunParallel(func(pb *testing.PB) {

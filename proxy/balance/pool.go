@@ -19,10 +19,6 @@ type Pool struct {
 	// before the first Update.
 	FirstTurn func() uint32
 
-	// Scheduler is that of a service port which names none; 0 is config.RoundRobin. It is
-	// set before the first Update.
-	Scheduler config.Scheduler
-
 	// All are all endpoints, usable or not, in the order of the model.
 	All []*Endpoint
 
@@ -64,7 +60,7 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 	p.Internal = p.newSet(p.Internal, port.Internal, now)
 	p.External = p.newSet(p.External, port.External, now)
 	p.books.renew(p.All, gone, func() {
-		p.schedule(schedulers[cmp.Or(port.Scheduler, p.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
+		p.schedule(schedulers[cmp.Or(port.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
 	})
 	return gone
 }

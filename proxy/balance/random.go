@@ -10,4 +10,4 @@ func (r *random) look(s *Set, l look, i uint32) *Endpoint {
 	return s.endpoints[r.draw(mix(uint64(l.turn+i)))]
 }
 
-func (*random) reason() Reason { return "random" }
+func (*random) reason() Reason { return ByChance }

@@ -1,8 +1,5 @@
 package balance
 
-// ByTurn is the reason of round robin: it was its turn.
-const ByTurn Reason = "round robin"
-
 // newRoundRobin gives one connection to each endpoint, one after the other; with weights, to
 // each as many as its weight, well mixed.
 func newRoundRobin(_ *Pool, s *Set) order {
@@ -31,7 +28,7 @@ func (w *weightedRoundRobin) look(s *Set, l look, i uint32) *Endpoint {
 	return s.endpoints[w.at(uint64(l.turn+i)*w.stride%w.total())]
 }
 
-func (*weightedRoundRobin) reason() Reason { return "weighted round robin" }
+func (*weightedRoundRobin) reason() Reason { return ByWeight }
 
 // strideFor returns a stride through n shares.
 func strideFor(n uint64) uint64 {

@@ -19,18 +19,23 @@ import (
 // crowd is a pool whose endpoints are 10.0.0.n:80, and clients of it.
 type crowd struct {
 	*balance.Pool
-	open  []*balance.Endpoint // connections
-	after time.Duration
+	scheduler config.Scheduler
+	open      []*balance.Endpoint // connections
+	after     time.Duration
 }
 
 func newCrowd(name string, list ...config.Endpoint) *crowd {
 	c := &crowd{Pool: new(balance.Pool)}
-	Expect(c.Scheduler.UnmarshalText([]byte(name))).To(Succeed())
+	Expect(c.scheduler.UnmarshalText([]byte(name))).To(Succeed())
 	c.update(list...)
 	return c
 }
 
-func (c *crowd) update(list ...config.Endpoint) { c.Pool.Update(port(list)) }
+func (c *crowd) update(list ...config.Endpoint) {
+	p := port(list)
+	p.Scheduler = c.scheduler
+	c.Update(p)
+}
 
 // weighed returns endpoints 1, 2, … with weights.
 func weighed(weights ...int) (list []config.Endpoint) {
@@ -255,17 +260,14 @@ var _ = Describe("lc", func() {
 		for range 4 {
 			c.connect(0)
 		}
-		p := port(endpoints(1, 2, 3))
-		p.Scheduler = config.LeastConnections
-		c.Update(p)
+		c.scheduler = config.LeastConnections
+		c.update(endpoints(1, 2, 3)...)
 		Expect([]int{c.connect(0), c.connect(0)}).To(Equal([]int{3, 3}))
 		c.end(1)
 		Expect(c.connect(0)).To(Equal(1))
 		c.update(endpoints(2, 3)...)
 		c.end(1) // its endpoint is gone
-		p.Endpoints = endpoints(2, 3, 4)
-		p.Cluster = p.Endpoints
-		c.Update(p)
+		c.update(endpoints(2, 3, 4)...)
 		Expect([]int{c.connect(0), c.connect(0)}).To(Equal([]int{4, 4}))
 	})
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -20,7 +21,17 @@ type Counters struct {
 	Probes                                 [trace.Results]atomic.Int64
 	Quarantines, Recoveries                atomic.Int64
 	seen                                   [portal.Seens]atomic.Int64 // by endpoints that answered
+	choices                                []atomic.Int64             // in the order of balance.Reasons
 }
+
+// choicePlaces are the places of the reasons in balance.Reasons, as events have them.
+var choicePlaces = func() map[string]int {
+	places := map[string]int{}
+	for i, r := range balance.Reasons {
+		places[string(r)] = i
+	}
+	return places
+}()
 
 // clients are counts of connections, or of UDP sessions.
 type clients struct {
@@ -55,6 +66,9 @@ func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
 		f.Counters.associations.Add(1)
 	}
 	all.count(life, e)
+	if e.Kind == trace.Attempt {
+		f.Counters.choices[choicePlaces[e.Reason]].Add(1)
+	}
 	switch {
 	case e.Kind == trace.Attempt && e.Err == "":
 		f.Counters.seen[e.Seen].Add(1)
@@ -168,8 +182,9 @@ type Stats struct {
 	All                   Totals // connections and UDP sessions together
 	Accepted, Established int64
 	Attempts              [trace.Results]int64 // by trace.Result
-	Seen                  [portal.Seens]int64  // clients with an endpoint that answered, by whom it sees
-	Unlogged              int64                // connections that were refused and that the trace leaves out
+	Choices               map[balance.Reason]int64
+	Seen                  [portal.Seens]int64 // clients with an endpoint that answered, by whom it sees
+	Unlogged              int64               // connections that were refused and that the trace leaves out
 	Ends                  map[trace.End]int64
 	Open, Limit           int64 // connections
 
@@ -216,6 +231,12 @@ func (n *Node) Stats() Stats {
 	}
 	for i := range s.Seen {
 		s.Seen[i] = c.seen[i].Load()
+	}
+	s.Choices = map[balance.Reason]int64{}
+	for i, r := range balance.Reasons {
+		if n := c.choices[i].Load(); n > 0 {
+			s.Choices[r] = n
+		}
 	}
 	for i := range s.Sessions.Dropped {
 		s.Sessions.Dropped[i] = c.dropped[i].Load()

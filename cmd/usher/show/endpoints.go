@@ -40,6 +40,7 @@ var Endpoints = []Column[PortEndpoint]{
 	{Title: "PROTOCOL", Wide: true, Cell: func(e PortEndpoint) string { return Clean(e.Protocol) }},
 	{Title: "NODE", Wide: true, Cell: func(e PortEndpoint) string { return dash(e.Node) }},
 	{Title: "ZONE", Wide: true, Cell: func(e PortEndpoint) string { return dash(e.Zone) }},
+	{Title: "WEIGHT", Right: true, Wide: true, Cell: func(e PortEndpoint) string { return number(int64(e.Weight)) }},
 	{Title: "USED FOR", Wide: true, Cell: func(e PortEndpoint) string { return dash(strings.Join(e.UsedFor, ",")) }},
 	{Title: "TO ENDPOINT", Right: true, Wide: true, Cell: func(e PortEndpoint) string { return Bytes(float64(e.BytesToEndpoint)) }},
 	{Title: "TO CLIENTS", Right: true, Wide: true, Cell: func(e PortEndpoint) string { return Bytes(float64(e.BytesToClient)) }},

@@ -25,6 +25,7 @@ var Services = []Column[api.Service]{
 	{Title: "TO ENDPOINTS", Right: true, Wide: true, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToEndpoint)) }},
 	{Title: "TO CLIENTS", Right: true, Wide: true, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToClient)) }},
 	{Title: "AFFINITY", Wide: true, Cell: func(s api.Service) string { return affinity(s.AffinitySeconds) }},
+	{Title: "SCHEDULER", Wide: true, Cell: func(s api.Service) string { return scheduler(s) }},
 	{Title: "LISTENS ON", Wide: true, Cell: func(s api.Service) string { return dash(Few(listeners(s))) }},
 	{Title: "PROXY PROTOCOL", Wide: true, Cell: func(s api.Service) string { return dash(Few(proxyProtocols(s))) }},
 	{Title: "ENDPOINTS SEE", Wide: true, Cell: func(s api.Service) string { return dash(Few(seen(s))) }},
@@ -106,6 +107,14 @@ func problems(s api.Service) string {
 		}
 	}
 	return strings.Join(list, "; ")
+}
+
+// scheduler returns that of all ports, which have the same.
+func scheduler(s api.Service) string {
+	if len(s.Ports) == 0 {
+		return "-"
+	}
+	return dash(s.Ports[0].Scheduler)
 }
 
 func affinity(seconds float64) string {

@@ -49,9 +49,9 @@ type Candidate struct {
 	Endpoint string `json:"endpoint"`
 	Pod      string `json:"pod,omitempty"`
 	Node     string `json:"node,omitempty"`
-	// Reason is one of: round robin, affinity, probe after quarantine, only one
-	// left, all that are left are in quarantine; for those that are not tried:
-	// not-ready, terminating, policy-local, topology.
+	// Reason is the scheduler's, such as round robin or fewest connections, or one of: affinity,
+	// probe after quarantine, only one left, all that are left are in quarantine; for those that
+	// are not tried: not-ready, terminating, weight-0, policy-local, topology.
 	Reason string `json:"reason"`
 	// Text says why, in a sentence.
 	Text string `json:"text"`

@@ -45,6 +45,8 @@ type PortSummary struct {
 	// Listener is where usher listens for it; left out while there is no
 	// endpoint.
 	Listener string `json:"listener,omitempty"`
+	// Scheduler chooses the endpoint for a new connection: rr, lc, … (docs/schedulers.md).
+	Scheduler string `json:"scheduler"`
 	// ProxyProtocol is left out if neither endpoints are told of their clients nor load
 	// balancers tell.
 	ProxyProtocol *ProxyProtocol `json:"proxyProtocol,omitempty"`
@@ -173,6 +175,8 @@ type Endpoint struct {
 	Node    string        `json:"node,omitempty"`
 	Zone    string        `json:"zone,omitempty"`
 	State   EndpointState `json:"state"`
+	// Weight is how many connections it is to have compared with others; 0: no new ones.
+	Weight int `json:"weight"`
 
 	// Conditions, as EndpointSlice has them.
 	Ready       bool `json:"ready"`
@@ -188,7 +192,7 @@ type Endpoint struct {
 	// Quarantine is left out if it is in none.
 	Quarantine *Quarantine `json:"quarantine,omitempty"`
 
-	// Active is how many connections it has now, Connected how many it ever had,
+	// Active is how many connections it has now, attempts under way among them, Connected how many it ever had,
 	// Failed how many attempts failed.
 	Active          int64 `json:"active"`
 	Connected       int64 `json:"connected"`

@@ -27,8 +27,10 @@ function endpoint(e) {
       stateMark(state),
       e.quarantine ? countdown(e.quarantine)
         : e.state !== 'ready' ? h('small', null, state.means)
+          : e.weight === 0 ? h('small', null, 'has the weight 0: no new connections')
           : e.usedFor.length === 0 && h('small', null, 'left to other nodes by policy or topology')),
     h('div', { class: 'figures' },
+      e.weight > 1 && count(e.weight, 'weight'),
       count(e.active, 'open'), count(e.connected, 'connections'), count(e.failed, 'failed attempts', e.failed > 0 && 'bad')),
     demo.buttons(e.address));
 }

@@ -187,11 +187,12 @@ function howItFares({ state, endpoints: e }) {
   return '';
 }
 
-function policyWords({ policies: { internal, external, udpIdleSeconds }, proxyProtocol: { toEndpoints, from } = {} }) {
+function policyWords({ policies: { internal, external, udpIdleSeconds }, scheduler, proxyProtocol: { toEndpoints, from } = {} }) {
   const where = policy => policy === 'Local' ? 'on this node only' : 'on every node';
   const outside = internal === external ? 'So do clients from outside.' : `Clients from outside get endpoints ${where(external)}.`;
   const idle = udpIdleSeconds ? ` A UDP session ends after ${seconds(udpIdleSeconds)} without a datagram.` : '';
   const told = toEndpoints ? ` Endpoints are told who the client is by the PROXY protocol, ${toEndpoints}.` : '';
   const tell = from ? ` Load balancers in ${from.join(', ')} tell usher by its headers.` : '';
-  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${idle}${told}${tell}`;
+  const chosen = ` The scheduler ${scheduler} chooses among them.`;
+  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${chosen}${idle}${told}${tell}`;
 }
