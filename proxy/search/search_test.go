@@ -64,6 +64,7 @@ type client struct {
 	table      *affinity.Table
 	quarantine balance.Quarantine
 	schedule   []time.Duration
+	scheduler  config.Scheduler
 	pool       balance.Pool
 	listed     atomic.Pointer[listed]
 	behaviour  map[int]behaviour
@@ -113,7 +114,7 @@ func (c *client) list(ns ...int) {
 	for _, n := range ns {
 		list = append(list, config.Endpoint{Addr: endpointAddr(n), Ready: true})
 	}
-	c.pool.Update(config.ServicePort{Endpoints: list, Cluster: list})
+	c.pool.Update(config.ServicePort{Scheduler: c.scheduler, Endpoints: list, Cluster: list})
 	if old := c.listed.Swap(&listed{c.pool.Cluster, make(chan struct{})}); old != nil {
 		close(old.replaced)
 	}
@@ -212,6 +213,32 @@ func TestAttemptsAreBounded(t *testing.T) {
 		g.Expect(s.find()).To(HaveSuffix("32@0:connection refused every attempt failed"))
 		g.Expect(s.log).To(HaveLen(maxAttempts))
 	})
+}
+
+func TestAffinityAndRetriesHoldForEachScheduler(t *testing.T) {
+	for _, name := range config.SchedulerNames() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				c := newClient(answers, answers, answers, answers)
+				c.table = affinity.NewTable(&affinity.Limits{PerTable: 10, Total: 10}, time.Minute)
+				g.Expect(c.scheduler.UnmarshalText([]byte(name))).To(Succeed())
+				c.list(1, 2, 3, 4)
+				order := Preview(c.listed.Load().set, netip.MustParseAddr("192.0.2.1"), netip.Addr{}, nil, time.Now())
+				g.Expect(order).To(HaveLen(4))
+				first := number(order[0].Endpoint.Addr)
+				for range 5 {
+					g.Expect(c.find()).To(Equal(fmt.Sprintf("%d@0:ok found %[1]d", first)), "the scheduler's first choice, and then the same")
+				}
+				c.behaviour[first] = refuses
+				second := c.find()
+				g.Expect(second).To(MatchRegexp(`^%d@0:connection refused ([^%[1]d])@0:ok found`, first))
+				for range 5 {
+					g.Expect(c.find()).To(HaveSuffix(second[len(second)-1:]), "which is not the one in quarantine")
+				}
+			})
+		})
+	}
 }
 
 func TestQuarantinedEndpointsCostNothing(t *testing.T) {

@@ -35,7 +35,7 @@ const (
 	connections = 10_000
 	atOnce      = 40
 	endpoints   = 5
-	fast, slow  = time.Millisecond, 10 * time.Millisecond
+	fast, slow  = 500 * time.Microsecond, 5 * time.Millisecond
 )
 
 // weighted are the schedulers that are measured with the weights 10 and, for the slow

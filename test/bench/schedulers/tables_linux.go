@@ -21,7 +21,7 @@ func title(name string) string {
 }
 
 func milliseconds(d time.Duration) string {
-	return fmt.Sprintf("%.0f ms", float64(d.Microseconds())/1000)
+	return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000)
 }
 
 // printSpeeds prints the table of what was measured.
@@ -40,8 +40,8 @@ func printSpeeds(results []result) {
 
 // printMoves prints the table of what becomes of 10,000 clients when endpoints change.
 func printMoves(names []string) {
-	fmt.Println("| scheduler | ten endpoints: least and most | one added: it gets, of the others' clients move | one removed: of the others' clients move | one dead: it gets, of the others' clients move |")
-	fmt.Println("|---|---:|---:|---:|---:|")
+	fmt.Println("| scheduler | ten endpoints: least and most | one added: it gets | and so many move | one removed: of the others' clients move | one dead: it gets | of the others' clients move |")
+	fmt.Println("|---|---:|---:|---:|---:|---:|---:|")
 	for _, name := range names {
 		var by config.Scheduler
 		if err := by.UnmarshalText([]byte(name)); err != nil {
@@ -53,7 +53,7 @@ func printMoves(names []string) {
 		dead := after(by, 10, func(p *balance.Pool) {
 			p.All[3].Fail(now, now, errors.New("refused"), balance.Quarantine{First: time.Hour, Max: time.Hour})
 		})
-		fmt.Printf("| `%s` | %d to %d | %d, %s | %s | %d, %s |\n", name, slices.Min(ten.counts[:10]), slices.Max(ten.counts[:10]),
+		fmt.Printf("| `%s` | %d to %d | %d | %s | %s | %d | %s |\n", name, slices.Min(ten.counts[:10]), slices.Max(ten.counts[:10]),
 			added.counts[10], added.moved(by), removed.moved(by), dead.counts[3], dead.moved(by))
 	}
 }

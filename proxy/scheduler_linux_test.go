@@ -1,0 +1,119 @@
+package proxy_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/none"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("a Proxy that chooses by how many connections endpoints have", func() {
+	var p *proxy.Proxy
+	serve := func(protocol config.Protocol, schedule time.Duration, endpoints ...netip.AddrPort) string {
+		GinkgoHelper()
+		log := logrus.New()
+		log.SetOutput(GinkgoWriter)
+		pt, err := none.Mode.New(context.Background(), portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		o := proxy.Defaults()
+		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
+		o.Schedule, o.Quarantine.First, o.UDPIdleTimeout = []time.Duration{schedule}, 0, 200*time.Millisecond
+		o.Scheduler = config.LeastConnections
+		p = proxy.New(o)
+		DeferCleanup(func() {
+			p.Stop()
+			over, cancel := context.WithCancel(context.Background())
+			cancel()
+			p.Drain(over)
+		})
+		port := config.ServicePort{
+			ID: config.PortID{Namespace: "of-schedulers", Service: "web", Family: config.IPv4}, Protocol: protocol,
+			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
+		}
+		for _, e := range endpoints {
+			port.Endpoints = append(port.Endpoints, config.Endpoint{Addr: e, Ready: true})
+		}
+		port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
+		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "of-schedulers", Name: "web"}, Ports: []config.ServicePort{port}}})
+		return p.Status()[0].Listeners[0].String()
+	}
+	active := func() (counts []int64) {
+		for _, e := range p.Status()[0].Endpoints {
+			counts = append(counts, e.Active.Load())
+		}
+		return counts
+	}
+	connect := func(to string) net.Conn {
+		GinkgoHelper()
+		c, err := net.Dial("tcp", to)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { c.Close() })
+		return c
+	}
+	alive := func() netip.AddrPort { return lab.Backend(func(c net.Conn) { _, _ = io.Copy(c, c) }) }
+
+	It("counts those whose attempt is under way: a rush does not go to who does not answer", func() {
+		to := serve(config.TCP, time.Hour, lab.Silent(), alive())
+		for range 20 {
+			connect(to)
+		}
+		Eventually(active).WithTimeout(10 * time.Second).Should(Equal([]int64{10, 10}))
+		p.Stop()
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		p.Drain(over)
+		Eventually(active).WithTimeout(10 * time.Second).Should(Equal([]int64{0, 0}))
+	})
+
+	It("counts no attempt that failed, and no connection that has ended", func() {
+		to := serve(config.TCP, 250*time.Millisecond, nobody(), alive(), nobody(), alive())
+		var open []net.Conn
+		for range 30 {
+			open = append(open, connect(to))
+		}
+		total := func() (sum int64) {
+			for _, n := range active() {
+				sum += n
+			}
+			return sum
+		}
+		Eventually(func() int64 { return p.Stats().Established }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(30))
+		Eventually(total).Should(BeEquivalentTo(30))
+		for _, c := range open {
+			c.Close()
+		}
+		Eventually(total).WithTimeout(10 * time.Second).Should(BeZero())
+	})
+
+	It("counts UDP's sessions, from the first datagram to the end", func() {
+		var servers []netip.AddrPort
+		for range 2 {
+			l, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(l.Close)
+			servers = append(servers, l.LocalAddr().(*net.UDPAddr).AddrPort())
+		}
+		to := serve(config.UDP, 0, append(servers, nobody())...)
+		for range 12 {
+			c, err := net.Dial("udp", to)
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(func() { c.Close() })
+			Expect(c.Write([]byte("hello"))).To(Equal(5))
+		}
+		Eventually(func() int64 { return p.Stats().Sessions.Begun }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(12))
+		Eventually(active).WithTimeout(10 * time.Second).Should(Equal([]int64{0, 0, 0}))
+	})
+})
