@@ -120,6 +120,9 @@ type Node struct {
 	// hint for a zone is for this node.
 	Zone string
 
+	// Labels are labels that the node is said to have, whatever its Node object says.
+	Labels map[string]string
+
 	// PodCIDRs are where the Pods of this node have their addresses, as far as
 	// that is known.
 	PodCIDRs []netip.Prefix
@@ -183,6 +186,21 @@ type ServicePort struct {
 	// an endpoint on this node, packets are dropped and not refused, since
 	// another node may have one.
 	InternalLocal, ExternalLocal bool
+
+	// Topology is by what Cluster was chosen from all endpoints; nil if where they are does
+	// not matter.
+	Topology *Topology
+}
+
+// Topology is how endpoints are chosen by where they are: on nodes that have a label with the
+// value that this node has.
+type Topology struct {
+	// Keys are the labels that the Service names, in its order: the first that leaves an
+	// endpoint decides. There are none where hints of the EndpointSlices decided.
+	Keys []string
+	// Key is the label that decided, or "*", which all have; "" if none left an endpoint.
+	// Of hints it is that of what they are for, a node or a zone. Value is this node's.
+	Key, Value string
 }
 
 // VIPKind says what sort of address a VIP is.

@@ -41,6 +41,7 @@ var known = map[string]bool{
 	AnnotationAWSProxyProtocol:    true,
 	AnnotationScheduler:           true,
 	AnnotationWeight:              true,
+	AnnotationTopologyKeys:        true,
 }
 
 // Reads reports whether an annotation of a Service is one that usher looks at.

@@ -18,7 +18,8 @@ import (
 // candidate is an endpoint with all that decides whether it is used.
 type candidate struct {
 	config.Endpoint
-	hints *discoveryv1.EndpointHints
+	hints  *discoveryv1.EndpointHints
+	labels map[string]string // of its node, as the slice tells them
 }
 
 // gather returns the endpoints of each of ports, sorted by address, each
@@ -121,7 +122,7 @@ func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forb
 			p.add(err)
 			continue
 		}
-		h := host{candidate{endpointOf(e), e.Hints}, a, value(e.Hostname)}
+		h := host{candidate{endpointOf(e), e.Hints, e.DeprecatedTopology}, a, value(e.Hostname)}
 		h.Pod = podOf(e.TargetRef, slice.Namespace, field.NewPath("endpoints").Index(i).Child("targetRef"), p)
 		out = append(out, h)
 	}

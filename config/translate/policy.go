@@ -25,13 +25,21 @@ func externalLocal(svc *corev1.Service) bool {
 }
 
 // choose gives port its endpoints, and those of them that a new connection
-// from each kind of client may use.
-func choose(port *config.ServicePort, found []candidate, node config.Node) {
-	local := func(c candidate) bool { return node.Name != "" && c.Node == node.Name }
+// from each kind of client may use. keys are what the Service says of their topology.
+func choose(port *config.ServicePort, found []candidate, at place, keys []string) {
+	local := func(c candidate) bool { return at.Name != "" && c.Node == at.Name }
 	port.Endpoints = endpoints(found)
 	port.Cluster = port.Endpoints
 	found = taking(found)
-	if usable := usableNow(found, near(found, node)); len(usable) < len(port.Endpoints) { // or it is the same list
+	var usable []candidate
+	if len(keys) > 0 {
+		usable, port.Topology = at.nearest(usableNow(found, everywhere), keys)
+	} else {
+		var admits func(candidate) bool
+		admits, port.Topology = at.hinted(found)
+		usable = usableNow(found, admits)
+	}
+	if len(usable) < len(port.Endpoints) { // or it is the same list
 		port.Cluster = endpoints(usable)
 	}
 	port.Internal, port.External = port.Cluster, port.Cluster
@@ -47,12 +55,12 @@ func choose(port *config.ServicePort, found []candidate, node config.Node) {
 	}
 }
 
-// usableNow returns the ready candidates that near admits; or, if none at all
+// usableNow returns the ready candidates that are admitted; or, if none at all
 // are ready, those that still serve while they terminate, so that a rolling
 // update or a drain loses nothing. Hints say nothing of the latter, which the
 // controller no longer distributes.
-func usableNow(found []candidate, near func(candidate) bool) []candidate {
-	ready := filter(found, func(c candidate) bool { return c.Ready && near(c) })
+func usableNow(found []candidate, admits func(candidate) bool) []candidate {
+	ready := filter(found, func(c candidate) bool { return c.Ready && admits(c) })
 	if len(ready) > 0 {
 		return ready
 	}
@@ -61,21 +69,23 @@ func usableNow(found []candidate, near func(candidate) bool) []candidate {
 
 func everywhere(candidate) bool { return true }
 
-// near returns which ready candidates the hints give to node: those for the
+// hinted returns which ready candidates the hints give to this node: those for the
 // node itself; otherwise those for its zone; otherwise all. A kind of hint
 // counts only if every ready candidate has one and one of them is for us, since
-// anything less means that the controller has not caught up.
-func near(found []candidate, node config.Node) func(candidate) bool {
+// anything less means that the controller has not caught up. kube-proxy does the same
+// (pkg/proxy/topology.go of 1.36): what the Service says, by trafficDistribution or the
+// annotation service.kubernetes.io/topology-mode, is what made the controller give hints.
+func (at place) hinted(found []candidate) (admits func(candidate) bool, by *config.Topology) {
 	ready := filter(found, func(c candidate) bool { return c.Ready })
-	forNode := func(c candidate) bool { return node.Name != "" && hintsNode(c.hints, node.Name) }
-	forZone := func(c candidate) bool { return node.Zone != "" && hintsZone(c.hints, node.Zone) }
+	forNode := func(c candidate) bool { return at.Name != "" && hintsNode(c.hints, at.Name) }
+	forZone := func(c candidate) bool { return at.Zone != "" && hintsZone(c.hints, at.Zone) }
 	switch {
 	case every(ready, hasNodeHint) && slices.ContainsFunc(ready, forNode):
-		return forNode
+		return forNode, &config.Topology{Key: corev1.LabelHostname, Value: at.Name}
 	case every(ready, hasZoneHint) && slices.ContainsFunc(ready, forZone):
-		return forZone
+		return forZone, &config.Topology{Key: corev1.LabelTopologyZone, Value: at.Zone}
 	}
-	return everywhere
+	return everywhere, nil
 }
 
 func hasNodeHint(c candidate) bool { return c.hints != nil && len(c.hints.ForNodes) > 0 }

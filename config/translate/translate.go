@@ -33,6 +33,9 @@ type Options struct {
 	// LoadBalancers are the networks from which the load balancers connect that
 	// AnnotationAWSProxyProtocol is for; none means that they are not known.
 	LoadBalancers []netip.Prefix
+
+	// Nodes are the labels of the cluster's nodes, as far as NodeKeys asks for them.
+	Nodes Nodes
 }
 
 // Service returns what usher serves for svc on node, and what is left out and
@@ -56,9 +59,10 @@ func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.
 	mine := slicesOf(svc, all, opts.ServiceProxyName)
 	found := gather(out.Ports, mine, refuse, &wrong)
 	weights := annotatedWeights(svc, p)
+	at, keys := placeOf(node, opts.Nodes), topologyKeys(svc, p)
 	for i := range out.Ports {
 		weights.weigh(found[i])
-		choose(&out.Ports[i], found[i], node)
+		choose(&out.Ports[i], found[i], at, keys)
 	}
 	return out, wrong.list()
 }

@@ -109,7 +109,11 @@ func order(x *proxy.Explanation, now time.Time) []api.Candidate {
 func notTried(x *proxy.Explanation, now time.Time) []api.Candidate {
 	out := []api.Candidate{}
 	for _, e := range x.NotTried {
-		out = append(out, candidate(e.Endpoint, e.Reason, whyNotTried[e.Reason], now))
+		why := whyNotTried[e.Reason]
+		if t := x.Port.Topology; e.Reason == "topology" && t != nil && len(t.Keys) > 0 {
+			why = elsewhere(t)
+		}
+		out = append(out, candidate(e.Endpoint, e.Reason, why, now))
 	}
 	return out
 }
@@ -122,19 +126,50 @@ var whyNotTried = map[string]string{
 	"topology":     "the EndpointSlice's hints leave it to other nodes or zones",
 }
 
+// elsewhere says why topology keys leave an endpoint out.
+func elsewhere(t *config.Topology) string {
+	if t.Key == "" {
+		return "its node shares none of the topology keys with this node"
+	}
+	return fmt.Sprintf("its node's %s is not %s, as this node's is", t.Key, t.Value)
+}
+
 // policy says which endpoints count for this client.
 func policy(x *proxy.Explanation) string {
+	words, all := policyWords(x)
+	if t := x.Port.Topology; t != nil && all {
+		return words + "; " + topologyInWords(t)
+	}
+	return words
+}
+
+// topologyInWords says by what endpoints were chosen from those of all nodes.
+func topologyInWords(t *config.Topology) string {
+	keys := "topology keys " + strings.Join(t.Keys, ", ") + ": "
+	switch {
+	case len(t.Keys) == 0:
+		return fmt.Sprintf("the EndpointSlices' hints for %s=%s", t.Key, t.Value)
+	case t.Key == "":
+		return keys + "no endpoint shares one with this node"
+	case t.Value == "":
+		return keys + "no endpoint shares one of the others with this node, so all count"
+	}
+	return fmt.Sprintf("%s%s=%s decides", keys, t.Key, t.Value)
+}
+
+// policyWords says the same without the topology, and whether those of all nodes count.
+func policyWords(x *proxy.Explanation) (words string, all bool) {
 	switch {
 	case !x.VIP.External() && x.Port.InternalLocal:
-		return "internalTrafficPolicy Local: only endpoints on this node"
+		return "internalTrafficPolicy Local: only endpoints on this node", false
 	case !x.VIP.External():
-		return "internalTrafficPolicy Cluster: endpoints on all nodes"
+		return "internalTrafficPolicy Cluster: endpoints on all nodes", true
 	case x.Port.ExternalLocal && x.NodeLocal:
-		return "externalTrafficPolicy Local, but the client is of this node: endpoints on all nodes"
+		return "externalTrafficPolicy Local, but the client is of this node: endpoints on all nodes", true
 	case x.Port.ExternalLocal:
-		return "externalTrafficPolicy Local: only endpoints on this node"
+		return "externalTrafficPolicy Local: only endpoints on this node", false
 	}
-	return "externalTrafficPolicy Cluster: endpoints on all nodes"
+	return "externalTrafficPolicy Cluster: endpoints on all nodes", true
 }
 
 // sentences says what would become of the client.
@@ -151,6 +186,9 @@ func sentences(x *proxy.Explanation, client netip.Addr, order []api.Candidate, n
 			say("The client %s is not in loadBalancerSourceRanges: it is reset.", client)
 		}
 	case proxy.NoEndpoint:
+		if t := x.Port.Topology; t != nil && t.Key == "" && len(x.Endpoints) > 0 {
+			say("No endpoint that could be used is on a node that shares a topology key with this one.")
+		}
 		say("There is no endpoint that could be used: nobody listens, and the portal rejects.")
 	case proxy.NoEndpointHere:
 		if drops {

@@ -244,6 +244,9 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 		s.Problem = &api.Problem{Reason: string(v.Problem.Reason), Message: v.Problem.Err.Error()}
 	}
 	s.ProxyProtocol = proxyProtocol(v.Port)
+	if t := v.Port.Topology; t != nil {
+		s.Topology = &api.Topology{Keys: t.Keys, Key: t.Key, Value: t.Value, Text: topologyInWords(t)}
+	}
 	return s
 }
 

@@ -29,6 +29,7 @@ var Services = []Column[api.Service]{
 	{Title: "LISTENS ON", Wide: true, Cell: func(s api.Service) string { return dash(Few(listeners(s))) }},
 	{Title: "PROXY PROTOCOL", Wide: true, Cell: func(s api.Service) string { return dash(Few(proxyProtocols(s))) }},
 	{Title: "ENDPOINTS SEE", Wide: true, Cell: func(s api.Service) string { return dash(Few(seen(s))) }},
+	{Title: "TOPOLOGY", Wide: true, Cell: func(s api.Service) string { return dash(Few(topologies(s))) }},
 	{Title: "PROBLEM", Wide: true, Cell: func(s api.Service) string { return dash(problems(s)) }},
 }
 
@@ -94,6 +95,26 @@ func seen(s api.Service) (list []string) {
 		}
 		if whom != "" && !slices.Contains(list, whom) {
 			list = append(list, whom)
+		}
+	}
+	return list
+}
+
+// topologies returns the labels that decide which endpoints count.
+func topologies(s api.Service) (list []string) {
+	for _, p := range s.Ports {
+		if p.Topology == nil {
+			continue
+		}
+		by := p.Topology.Key
+		switch {
+		case by == "":
+			by = "none of " + strings.Join(p.Topology.Keys, ", ")
+		case p.Topology.Value != "":
+			by += "=" + p.Topology.Value
+		}
+		if !slices.Contains(list, by) {
+			list = append(list, by)
 		}
 	}
 	return list

@@ -53,6 +53,8 @@ type PortSummary struct {
 	// Seen is client if endpoints see their clients' own addresses wherever the answers
 	// come back through this node; if not, all see this node's, and it says why.
 	Sees
+	// Topology is left out if it does not matter where endpoints are.
+	Topology *Topology `json:"topology,omitempty"`
 	// Problem is left out if the port is served as it should be.
 	Problem *Problem `json:"problem,omitempty"`
 }
@@ -65,6 +67,19 @@ type ProxyProtocol struct {
 	// From are the networks of the load balancers whose connections, to VIPs that are not
 	// cluster IPs, begin with a header; left out if there are none.
 	From []string `json:"from,omitempty"`
+}
+
+// Topology says by what endpoints are chosen from those of all nodes.
+type Topology struct {
+	// Keys are the topology keys of the Service; left out where hints of its
+	// EndpointSlices decide.
+	Keys []string `json:"keys,omitempty"`
+	// Key is the label of nodes that decided, the first of Keys that left an endpoint;
+	// left out if none did. Value is this node's; left out for the key *.
+	Key   string `json:"key,omitempty"`
+	Value string `json:"value,omitempty"`
+	// Text says it in words.
+	Text string `json:"text"`
 }
 
 // EndpointCounts says how many endpoints there are, each address and port once.
