@@ -56,6 +56,11 @@ func (f *configFlags) registerSource(flags *pflag.FlagSet) {
 	flags.StringVar(&f.Cluster.Server, "server", "", "`URL` of the API server, instead of the kubeconfig's or the Pod's")
 }
 
+// registerNode registers who this node is, wherever Services come from.
+func (f *configFlags) registerNode(flags *pflag.FlagSet) {
+	flags.StringToStringVar(&f.NodeLabels, "node-labels", nil, "`labels` of this node, such as topology.kubernetes.io/zone=a, whatever its Node object says; topology keys and hints ask for them")
+}
+
 // registerVia registers how endpoints are reached.
 func (f *configFlags) registerVia(flags *pflag.FlagSet) {
 	flags.StringVar((*string)(&f.Via), "via", string(f.Via), "how endpoints are reached: "+strings.Join(daemon.Vias, ", ")+"; portforward goes through the API server, from where Pods cannot be reached (TCP only); auto tries direct first. With both, --dial-timeouts is 2s,2s,4s if not given, and --node-name is empty")

@@ -50,7 +50,7 @@ func BenchmarkCompute(b *testing.B) {
 		s.markNode()
 		s.markAll()
 		b.StartTimer()
-		if n := len(s.compute()); n != len(services) {
+		if n := len(s.compute(b.Context())); n != len(services) {
 			b.Fatal(n)
 		}
 	}

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"cmp"
+	"context"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -17,11 +18,13 @@ import (
 )
 
 // compute returns the Services that are dirty and really changed.
-func (s *Source) compute() (changed []config.Service) {
+func (s *Source) compute(ctx context.Context) (changed []config.Service) {
 	names := s.takeDirty()
 	for _, name := range names {
 		s.claimClusterIPs(name)
+		s.askForLabels(name)
 	}
+	s.labels.follow(ctx)
 	for _, name := range names {
 		if out, ok := s.computeOne(name); ok {
 			changed = append(changed, out)
@@ -33,9 +36,14 @@ func (s *Source) compute() (changed []config.Service) {
 // takeDirty returns what is dirty and forgets that it is.
 func (s *Source) takeDirty() (names []types.NamespacedName) {
 	s.mu.Lock()
-	dirty, all, lookAtNode := s.dirty, s.all, s.lookN
-	s.dirty, s.all, s.lookN = map[types.NamespacedName]bool{}, false, false
+	dirty, all, lookAtNode, moved := s.dirty, s.all, s.lookN, s.moved
+	s.dirty, s.all, s.lookN, s.moved = map[types.NamespacedName]bool{}, false, false, false
 	s.mu.Unlock()
+	if moved {
+		for name := range s.labels.asks {
+			dirty[name] = true
+		}
+	}
 	if lookAtNode && s.lookAtNode() {
 		all = true
 	}
@@ -93,6 +101,15 @@ func (s *Source) claimClusterIPs(name types.NamespacedName) {
 	}
 }
 
+// askForLabels notes which labels of nodes a Service asks for.
+func (s *Source) askForLabels(name types.NamespacedName) {
+	var keys []string
+	if svc := s.Service(name); svc != nil && svc.Annotations[translate.AnnotationTopologyKeys] != "" {
+		keys = translate.NodeKeys(svc, s.slicesOf(name))
+	}
+	s.labels.ask(name, keys)
+}
+
 // translate returns what is served for a Service with the slices given, and how it
 // is found, and tells OnProblems what is not.
 func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.EndpointSlice) config.Service {
@@ -101,7 +118,7 @@ func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.Endp
 		s.tellProblems(name, nil)
 		return config.Service{Name: name}
 	}
-	out, problems := translate.Service(svc, slices, *s.node, translate.Options{ServiceProxyName: s.options.ServiceProxyName, ClusterIPs: s.clusterIPs, LoadBalancers: s.options.LoadBalancers})
+	out, problems := translate.Service(svc, slices, *s.node, translate.Options{ServiceProxyName: s.options.ServiceProxyName, ClusterIPs: s.clusterIPs, LoadBalancers: s.options.LoadBalancers, Nodes: s.labels.of})
 	if s.options.Discovery {
 		var more []translate.Problem
 		out.Discovery, more = translate.Discovery(svc, slices, translate.Options{})
@@ -114,6 +131,9 @@ func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.Endp
 // computeOne returns what is served for a Service now, and whether that is
 // something else than before.
 func (s *Source) computeOne(name types.NamespacedName) (config.Service, bool) {
+	if s.labels.holds(name) {
+		return config.Service{}, false
+	}
 	slices := s.slicesOf(name)
 	out := s.translate(name, slices)
 	before, known := s.told[name]

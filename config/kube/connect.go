@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -32,9 +33,15 @@ type Connection struct {
 	UserAgent string
 }
 
+// Client asks an API server; Metadata asks it for objects of which nothing else is of use.
+type Client struct {
+	kubernetes.Interface
+	Metadata metadata.Interface
+}
+
 // Connect makes a client. It does not wait for the API server: Reach tells
 // whether that answers.
-func (c Connection) Connect() (kubernetes.Interface, *Reach, error) {
+func (c Connection) Connect() (*Client, *Reach, error) {
 	config, err := c.RESTConfig()
 	if err != nil {
 		return nil, nil, err
@@ -45,7 +52,11 @@ func (c Connection) Connect() (kubernetes.Interface, *Reach, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("connecting to the API server %s: %w", config.Host, err)
 	}
-	return client, reach, nil
+	meta, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, nil, fmt.Errorf("connecting to the API server %s: %w", config.Host, err)
+	}
+	return &Client{client, meta}, reach, nil
 }
 
 // RESTConfig returns what makes a client, for those that need another than Connect's.

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/usherproxy/usher/config"
@@ -31,8 +32,14 @@ type Options struct {
 	Client kubernetes.Interface
 	Log    logrus.FieldLogger
 
+	// Metadata asks for the labels of nodes, while Services have topology keys that need
+	// them. If it is nil, they are not known.
+	Metadata metadata.Interface
+
 	// NodeName is the name of the Node object of this node; "" if there is none.
 	NodeName string
+	// NodeLabels are labels of this node, whatever its object says.
+	NodeLabels map[string]string
 	// ServiceProxyName is usher's name among the proxies of the cluster: see
 	// translate.Proxied. "" is none.
 	ServiceProxyName string
@@ -79,6 +86,7 @@ type Source struct {
 	dirty map[types.NamespacedName]bool
 	all   bool          // everything is dirty
 	lookN bool          // the Node may have changed
+	moved bool          // labels of nodes may have
 	wake  chan struct{} // holds something if dirty was added to
 
 	// Of the goroutine that computes.
@@ -87,6 +95,7 @@ type Source struct {
 	claimed    map[types.NamespacedName][]netip.Addr // what is in clusterIPs
 	clusterIPs translate.ClusterIPs
 	sweeping   bool // a sweep is due
+	labels     nodeLabels
 	triggers   triggers
 	problems   map[types.NamespacedName]map[string]int // the most that was told of each gist
 }
@@ -114,6 +123,7 @@ func New(options Options) (*Source, error) {
 
 		triggers: triggers{latest: map[types.NamespacedName]time.Time{}},
 	}
+	s.labels = nodeLabels{client: options.Metadata, log: options.Log, moved: s.markMoved, asks: map[types.NamespacedName][]string{}}
 	serviceLabels, sliceLabels, err := selectors(options.ServiceProxyName, options.Discovery)
 	if err != nil {
 		return nil, err
@@ -218,6 +228,13 @@ func (s *Source) markNode() {
 	s.wakeUp()
 }
 
+func (s *Source) markMoved() {
+	s.mu.Lock()
+	s.moved = true
+	s.mu.Unlock()
+	s.wakeUp()
+}
+
 func (s *Source) wakeUp() {
 	select {
 	case s.wake <- struct{}{}:
@@ -240,6 +257,8 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
 		return nil
 	}
+	defer s.labels.all.Wait()
+	defer s.labels.end()
 	s.markNode()
 	s.markAll()
 	var last time.Time
@@ -247,7 +266,17 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 		if !first && !s.settle(ctx, last) {
 			return nil
 		}
-		if changed := s.compute(); first || len(changed) > 0 {
+		changed := s.compute(ctx)
+		if w := s.labels.watch; first && w != nil && w.waits() { // the first are all
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-w.settled:
+			}
+			s.markMoved()
+			changed = append(changed, s.compute(ctx)...)
+		}
+		if first || len(changed) > 0 {
 			apply(changed)
 			s.triggers.report(first, s.options.OnProgrammed)
 		}
@@ -301,6 +330,7 @@ func (s *Source) lookAtNode() (matters bool) {
 			now = nodeOf(object.(*corev1.Node))
 		}
 	}
+	now.Labels = s.options.NodeLabels
 	before := s.node
 	if before != nil && reflect.DeepEqual(*before, now) {
 		return false

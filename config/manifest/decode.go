@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -33,6 +34,8 @@ var versions = map[schema.GroupKind]string{
 	{Kind: "ServiceList"}:   "v1",
 	{Kind: "Endpoints"}:     "v1",
 	{Kind: "EndpointsList"}: "v1",
+	{Kind: "Node"}:          "v1",
+	{Kind: "NodeList"}:      "v1",
 	{Group: discoveryv1.GroupName, Kind: "EndpointSlice"}:     "v1",
 	{Group: discoveryv1.GroupName, Kind: "EndpointSliceList"}: "v1",
 }
@@ -98,6 +101,9 @@ func readHeader(value []byte, defaults header) (header, error) {
 		}
 	}
 	h.name = readName(raw.Metadata)
+	if h.Kind == "Node" { // these are in no namespace
+		h.name.Namespace = ""
+	}
 	return h, nil
 }
 
@@ -154,13 +160,13 @@ func (r *reader) item(list Diagnostic, i int, item []byte, defaults header, spoi
 	r.headed(place, item, h, spoiled)
 }
 
-// object reads a Service, EndpointSlice or Endpoints.
+// object reads a Service, EndpointSlice, Endpoints or Node.
 func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) {
 	o := &object{key: key{h.Kind, h.name}, place: place}
 	var errs []error
 	switch h.Kind {
 	case "Service":
-		if o.service, errs = decode(value, defaultService, r.nets.validateService); len(errs) == 0 && !spoiled {
+		if o.service, errs = r.decodeService(value); len(errs) == 0 && !spoiled {
 			trim(&o.service.ObjectMeta)
 			r.warnings = append(r.warnings, warnService(o.service, place)...)
 		}
@@ -173,6 +179,8 @@ func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) 
 		o.slices = []*discoveryv1.EndpointSlice{slice}
 	case "Endpoints":
 		o.slices, errs = decodeEndpoints(value)
+	case "Node":
+		o.labels, errs = decodeNode(value)
 	}
 	if spoiled || len(errs) > 0 {
 		r.spoil(o.key, place, errs)
@@ -190,6 +198,48 @@ func decode[T any](value []byte, setDefaults func(*T), validate func(*T) field.E
 	}
 	setDefaults(object)
 	return object, translate.SumUp(validate(object))
+}
+
+// decodeService reads a Service. A field that the API had in Kubernetes 1.17 to 1.21 becomes the
+// annotation that stands for it.
+func (r *reader) decodeService(value []byte) (*corev1.Service, []error) {
+	svc := new(corev1.Service)
+	errs := strict.Decode(value, svc)
+	var old struct {
+		Spec struct {
+			TopologyKeys []string `json:"topologyKeys"`
+		} `json:"spec"`
+	}
+	isOld := func(err error) bool { return err.Error() == `unknown field "spec.topologyKeys"` }
+	if slices.ContainsFunc(errs, isOld) {
+		errs = append(slices.DeleteFunc(errs, isOld), strict.DecodePart(value, &old)...)
+	}
+	if len(errs) > 0 {
+		return nil, errs
+	}
+	defaultService(svc)
+	keys := old.Spec.TopologyKeys
+	wrong := append(r.nets.validateService(svc), translate.ValidateTopologyKeys(svc, keys, field.NewPath("spec", "topologyKeys"))...)
+	if len(keys) > 0 {
+		metav1.SetMetaDataAnnotation(&svc.ObjectMeta, translate.AnnotationTopologyKeys, strings.Join(keys, ","))
+	}
+	return svc, translate.SumUp(wrong)
+}
+
+// decodeNode reads the labels of a Node, and passes over the rest.
+func decodeNode(value []byte) (map[string]string, []error) {
+	var node struct {
+		Metadata struct {
+			Name   string            `json:"name"`
+			Labels map[string]string `json:"labels"`
+		} `json:"metadata"`
+	}
+	if errs := strict.DecodePart(value, &node); len(errs) > 0 {
+		return nil, errs
+	}
+	path := field.NewPath("metadata")
+	wrong := invalid(path.Child("name"), node.Metadata.Name, isNodeName(node.Metadata.Name))
+	return node.Metadata.Labels, translate.SumUp(append(wrong, metavalidation.ValidateLabels(node.Metadata.Labels, path.Child("labels"))...))
 }
 
 // trim takes out what is of no use and can be large.

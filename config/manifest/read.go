@@ -26,6 +26,9 @@ func (k key) String() string {
 	if k.name.Name == "" {
 		return k.kind
 	}
+	if k.name.Namespace == "" {
+		return k.kind + " " + k.name.Name
+	}
 	return k.kind + " " + k.name.String()
 }
 
@@ -38,6 +41,7 @@ type object struct {
 
 	service *corev1.Service              // of a Service
 	slices  []*discoveryv1.EndpointSlice // of an EndpointSlice, itself; of an Endpoints, its mirror images
+	labels  map[string]string            // of a Node
 }
 
 // reading is what a file says, or a part of it.

@@ -26,17 +26,21 @@ type resolver struct {
 	defined map[key][]*object // all definitions of each object: the first counts
 	twice   map[key]bool      // the objects with several
 
-	services map[name]*service // each that is defined, or has slices; those of no Service are with the zero name
-	stale    map[name]bool     // those with other objects than at the last resolution
-	refused  map[name]bool     // those that could not have what they claim
-	troubled map[name]bool     // those of which there is something to tell
+	services map[name]*service            // each that is defined, or has slices; those of no Service are with the zero name
+	stale    map[name]bool                // those with other objects than at the last resolution
+	nodes    map[string]map[string]string // labels of Nodes
+	refused  map[name]bool                // those that could not have what they claim
+	troubled map[name]bool                // those of which there is something to tell
 	owners   claims
 }
 
 func newResolver(nets networks, node config.Node, opts translate.Options, discovery bool) *resolver {
 	opts.ClusterIPs = translate.ClusterIPs{}
+	nodes := map[string]map[string]string{}
+	opts.Nodes = func(name string) map[string]string { return nodes[name] }
 	return &resolver{
-		nets: nets, node: node, opts: opts, discovery: discovery,
+		nodes: nodes,
+		nets:  nets, node: node, opts: opts, discovery: discovery,
 		defined: map[key][]*object{}, twice: map[key]bool{}, services: map[name]*service{},
 		stale: map[name]bool{}, refused: map[name]bool{}, troubled: map[name]bool{}, owners: claims{},
 	}
@@ -131,6 +135,10 @@ func precedence(a, b *object) int {
 
 // counts notes that an object counts from now on, or does not any more.
 func (r *resolver) counts(o *object, does bool) {
+	if o != nil && o.kind == "Node" {
+		r.countsNode(o, does)
+		return
+	}
 	if o == nil || o.service == nil && len(o.slices) == 0 { // an Endpoints that is a lock
 		return
 	}
@@ -150,6 +158,20 @@ func (r *resolver) counts(o *object, does bool) {
 		s.slices = append(s.slices, o)
 	default:
 		s.slices = slices.DeleteFunc(s.slices, func(other *object) bool { return other == o })
+	}
+}
+
+// countsNode does that for a Node. Anew are made the Services that have topology keys, and all of
+// them if this node has moved.
+func (r *resolver) countsNode(o *object, does bool) {
+	delete(r.nodes, o.name.Name)
+	if does {
+		r.nodes[o.name.Name] = o.labels
+	}
+	for n, s := range r.services {
+		if s.object != nil && (o.name.Name == r.node.Name || s.object.service.Annotations[translate.AnnotationTopologyKeys] != "") {
+			r.stale[n], s.made = true, nil
+		}
 	}
 }
 

@@ -185,13 +185,26 @@ func sizeOf(n *yaml3.Node, known map[*yaml3.Node]int) int {
 // them is fatal, into holds what could be understood.
 func Decode(value []byte, into any) []error {
 	strict, err := kjson.UnmarshalStrict(value, into)
+	if err != nil {
+		return inWords(err)
+	}
+	return strict
+}
+
+// DecodePart is Decode for an object of which into has some of the fields, and the others are
+// passed over.
+func DecodePart(value []byte, into any) []error {
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(value, into); err != nil {
+		return inWords(err)
+	}
+	return nil
+}
+
+func inWords(err error) []error {
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && wrong.Field != "" {
 		return []error{fmt.Errorf("%s: must be %s, not %s", wrong.Field, TypeName(wrong.Type), jsonName(wrong.Value))}
 	}
-	if err != nil {
-		return []error{err}
-	}
-	return strict
+	return []error{err}
 }
 
 // jsonName says what a JSON value is, from the words of encoding/json.

@@ -76,9 +76,16 @@ func topologyKeys(svc *corev1.Service, p *problems) []string {
 	return keys
 }
 
-// Nodes are labels of nodes by the nodes' names. They may be read by several goroutines while
-// nobody changes them.
-type Nodes map[string]map[string]string
+// Nodes returns the labels of the node of that name; none if they are not known. It is called by
+// several goroutines. A nil Nodes knows none.
+type Nodes func(name string) map[string]string
+
+func (n Nodes) label(name, key string) string {
+	if n == nil || name == "" {
+		return ""
+	}
+	return n(name)[key]
+}
 
 // NodeKeys returns the labels of nodes that it takes to know for which endpoints of svc this
 // node's connections are, beside what slices tell: none for most Services.
@@ -105,7 +112,7 @@ type place struct {
 }
 
 func placeOf(node config.Node, nodes Nodes) place {
-	node.Zone = cmp.Or(node.Labels[corev1.LabelTopologyZone], node.Zone, nodes[node.Name][corev1.LabelTopologyZone])
+	node.Zone = cmp.Or(node.Labels[corev1.LabelTopologyZone], node.Zone, nodes.label(node.Name, corev1.LabelTopologyZone))
 	return place{node, nodes}
 }
 
@@ -117,7 +124,7 @@ func (at place) label(key string) string {
 	case corev1.LabelTopologyZone:
 		return at.Zone
 	}
-	return cmp.Or(at.Labels[key], at.nodes[at.Name][key])
+	return cmp.Or(at.Labels[key], at.nodes.label(at.Name, key))
 }
 
 // labelOf returns the same of the node that c is on.
@@ -130,7 +137,7 @@ func (at place) labelOf(c candidate, key string) string {
 	case c.Node != "" && c.Node == at.Name:
 		return at.label(key)
 	}
-	return cmp.Or(c.labels[key], at.nodes[c.Node][key])
+	return cmp.Or(c.labels[key], at.nodes.label(c.Node, key))
 }
 
 // nearest returns those of the usable candidates that are on nodes which have this node's value

@@ -30,12 +30,13 @@ func labelled(key, value string) func(*discoveryv1.Endpoint) {
 
 var _ = Describe("a Service with topology keys", func() {
 	const zone, region, host, rack = corev1.LabelTopologyZone, corev1.LabelTopologyRegion, corev1.LabelHostname, "example.com/rack"
-	nodes := translate.Nodes{
+	known := map[string]map[string]string{
 		"here":   {region: "r1", rack: "7"},
 		"near":   {region: "r1", rack: "7"},
 		"far":    {region: "r1", rack: "8", zone: "west"},
 		"abroad": {region: "r2", rack: "7"},
 	}
+	nodes := func(name string) map[string]string { return known[name] }
 	served := func(svc *corev1.Service, endpoints ...discoveryv1.Endpoint) config.ServicePort {
 		GinkgoHelper()
 		out, problems := translate.Service(svc, []*discoveryv1.EndpointSlice{slice("web-1", endpoints...)}, here, translate.Options{Nodes: nodes})

@@ -6,6 +6,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -103,6 +104,72 @@ var _ = Describe("trafficDistribution and hints:", func() {
 		uses(1)
 		updateNode("moving", func(n *corev1.Node) { n.Labels[corev1.LabelTopologyZone] = "zone-b" })
 		uses(2)
+	})
+})
+
+var _ = Describe("topology keys", func() {
+	const rack = "example.com/rack"
+	onNode := func(name string) func(*discoveryv1.Endpoint) {
+		return func(e *discoveryv1.Endpoint) { e.NodeName = &name }
+	}
+	It("by annotation: set, changed, wrong, removed; the labels of nodes are followed, and watched only while one is asked for", func() {
+		c := newCluster()
+		svc := c.service("web", noSelector)
+		for n := 1; n <= 2; n++ {
+			serve(c.Pods, netip.AddrPortFrom(lab.Pod(n), 8080))
+		}
+		createNode("rack-a", func(n *corev1.Node) { n.Labels[rack] = "7" })
+		DeferCleanup(deleteNode, "rack-a")
+		createNode("rack-b", func(n *corev1.Node) { n.Labels[rack] = "7" })
+		DeferCleanup(deleteNode, "rack-b")
+		createNode("rack-c", func(n *corev1.Node) { n.Labels[rack] = "8" })
+		DeferCleanup(deleteNode, "rack-c")
+		c.write(c.slice("web", "a", endpoint(lab.Pod(1), onNode("rack-b")), endpoint(lab.Pod(2), onNode("rack-c"))))
+		u := c.usher("--node-name=rack-a")
+		only := func(n int) {
+			GinkgoHelper()
+			Eventually(func(g Gomega) {
+				for range 6 {
+					g.Expect(ask(c.pod, vip(svc))).To(Equal(netip.AddrPortFrom(lab.Pod(n), 8080)))
+				}
+			}).WithTimeout(soon).Should(Succeed())
+		}
+		both := func() {
+			GinkgoHelper()
+			for n := 1; n <= 2; n++ {
+				Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(netip.AddrPortFrom(lab.Pod(n), 8080)))
+			}
+		}
+		annotate := func(keys string) {
+			c.update("web", func(s *corev1.Service) {
+				s.Annotations = map[string]string{"usher.io/topology-keys": keys}
+				if keys == "" {
+					s.Annotations = nil
+				}
+			})
+		}
+		both()
+		By("set")
+		annotate(rack)
+		only(1)
+		By("another node's label")
+		updateNode("rack-b", func(n *corev1.Node) { n.Labels[rack] = "9" })
+		Eventually(func() error { _, err := ask(c.pod, vip(svc)); return err }).WithTimeout(soon).Should(HaveOccurred(), "no endpoint shares the rack")
+		By("this node's label")
+		updateNode("rack-a", func(n *corev1.Node) { n.Labels[rack] = "8" })
+		only(2)
+		By("changed")
+		annotate("kubernetes.io/hostname, *")
+		both()
+		By("wrong: all endpoints, and it is told")
+		annotate("*," + rack)
+		Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("must be the last value specified"))
+		both()
+		By("removed")
+		annotate(rack)
+		only(2)
+		annotate("")
+		both()
 	})
 })
 

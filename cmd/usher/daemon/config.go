@@ -60,6 +60,9 @@ type Config struct {
 
 	// NodeName is the name of this node's Node object; "" if there is none.
 	NodeName string
+	// NodeLabels are labels of this node, whatever its Node object says: by them topology
+	// keys and the hints of EndpointSlices tell which endpoints are near.
+	NodeLabels map[string]string
 	// PodNetworks are networks of the cluster's Pods, besides those that the Node object
 	// names.
 	PodNetworks []netip.Prefix

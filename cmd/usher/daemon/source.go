@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
@@ -30,7 +29,7 @@ func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
 	if err := d.openTunnel(); err != nil {
 		return nil, err
 	}
-	o := kube.Options{Client: client, Log: d.log, NodeName: c.NodeName, ServiceProxyName: c.ServiceProxyName,
+	o := kube.Options{Client: client, Metadata: client.Metadata, Log: d.log, NodeName: c.NodeName, NodeLabels: c.NodeLabels, ServiceProxyName: c.ServiceProxyName,
 		Discovery: d.names != nil, LoadBalancers: c.LoadBalancers, MaxDelay: c.MaxDelay, Resync: c.Resync}
 	if c.Netns != nil {
 		return kube.New(o) // for one command: it is no node, and the cluster hears nothing of it
@@ -51,12 +50,12 @@ func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
 
 // files returns the source that reads manifests.
 func (c *Config) files(discovery bool) (config.Source, error) {
-	return manifest.New(manifest.Options{Paths: c.Manifests, ServiceCIDRs: c.ServiceCIDRs, Node: config.Node{Name: c.NodeName},
+	return manifest.New(manifest.Options{Paths: c.Manifests, ServiceCIDRs: c.ServiceCIDRs, Node: config.Node{Name: c.NodeName, Labels: c.NodeLabels},
 		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, LoadBalancers: c.LoadBalancers, Log: c.Log})
 }
 
 // connect returns a client of the API server.
-func (c *Config) connect() (kubernetes.Interface, *kube.Reach, error) {
+func (c *Config) connect() (*kube.Client, *kube.Reach, error) {
 	c.Cluster.UserAgent = "usher/" + c.Version
 	client, reach, err := c.Cluster.Connect()
 	if err != nil {
@@ -166,7 +165,7 @@ func (c Config) Services(ctx context.Context) ([]config.Service, error) {
 	if len(c.Manifests) > 0 {
 		source, err = c.files(true)
 	} else {
-		var client kubernetes.Interface
+		var client *kube.Client
 		if client, reach, err = c.connect(); err != nil {
 			return nil, err
 		}

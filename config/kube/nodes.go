@@ -1,0 +1,184 @@
+package kube
+
+import (
+	"context"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/usherproxy/usher/config/translate"
+)
+
+// nodeLabels are the labels of all nodes that Services ask for by their topology keys. The nodes
+// are watched, their metadata only, while a Service asks; and of that no more is kept than what
+// is asked for. A Service is held, and goes on as it was, until the labels are there that
+// it asks for. It is of the goroutine that computes.
+type nodeLabels struct {
+	client metadata.Interface // nil: there are none to be had
+	log    logrus.FieldLogger
+	moved  func() // called by other goroutines: those who ask have to be computed anew
+
+	asks  map[types.NamespacedName][]string
+	watch *labelWatch // nil while nobody asks
+	all   sync.WaitGroup
+}
+
+// labelWatch is a watch of nodes for some of their labels.
+type labelWatch struct {
+	keys    map[string]bool
+	store   cache.Store
+	stop    context.CancelFunc
+	began   time.Time
+	settled chan struct{} // closed when all nodes are there, or it takes too long
+	due     bool          // to be looked at when another watch may begin
+}
+
+const (
+	// labelsPatience is how long Services are held at the most: an API server that does
+	// not let usher list nodes, or does not answer, keeps no Service from being served.
+	labelsPatience = 5 * time.Second
+	// labelsPause is how long a watch lasts before another begins because of labels
+	// that it leaves out: who writes Services can ask for ever new ones.
+	labelsPause = 10 * time.Second
+)
+
+// ask notes which labels a Service asks for.
+func (n *nodeLabels) ask(service types.NamespacedName, keys []string) {
+	if n.asks[service] = keys; len(keys) == 0 {
+		delete(n.asks, service)
+	}
+}
+
+// follow watches what is asked for.
+func (n *nodeLabels) follow(ctx context.Context) {
+	if n.client == nil {
+		return
+	}
+	asked := map[string]bool{}
+	for _, keys := range n.asks {
+		for _, key := range keys {
+			asked[key] = true
+		}
+	}
+	w := n.watch
+	switch {
+	case len(asked) == 0:
+		n.end()
+	case w != nil && w.has(slices.Collect(maps.Keys(asked))):
+	case w != nil && time.Since(w.began) < labelsPause:
+		if !w.due {
+			w.due = true
+			time.AfterFunc(time.Until(w.began.Add(labelsPause)), n.moved)
+		}
+	default:
+		n.end()
+		n.begin(ctx, asked)
+	}
+}
+
+func (w *labelWatch) has(keys []string) bool {
+	return !slices.ContainsFunc(keys, func(key string) bool { return !w.keys[key] })
+}
+
+// end ends the watch. Its nodes are forgotten.
+func (n *nodeLabels) end() {
+	if n.watch != nil {
+		n.watch.stop()
+		n.watch = nil
+	}
+}
+
+// begin begins a watch for these labels.
+func (n *nodeLabels) begin(ctx context.Context, keys map[string]bool) {
+	ctx, stop := context.WithCancel(ctx)
+	nodes := n.client.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
+	informer := cache.NewSharedIndexInformer(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return nodes.List(ctx, o) },
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return nodes.Watch(ctx, o)
+		},
+	}, &metav1.PartialObjectMetadata{}, 0, cache.Indexers{})
+	// Neither fails: the informer does not run yet.
+	_ = informer.SetTransform(func(object any) (any, error) { return onlyLabels(object, keys), nil })
+	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { n.moved() },
+		UpdateFunc: func(old, now any) {
+			if !reflect.DeepEqual(old.(*metav1.PartialObjectMetadata).Labels, now.(*metav1.PartialObjectMetadata).Labels) {
+				n.moved()
+			}
+		},
+		DeleteFunc: func(any) { n.moved() },
+	})
+	w := &labelWatch{keys: keys, store: informer.GetStore(), stop: stop, began: time.Now(), settled: make(chan struct{})}
+	n.watch = w
+	n.all.Go(func() { informer.RunWithContext(ctx) })
+	n.all.Go(func() {
+		patience, cancel := context.WithTimeout(ctx, labelsPatience)
+		defer cancel()
+		if !cache.WaitForCacheSync(patience.Done(), informer.HasSynced) && ctx.Err() == nil {
+			n.log.WithField("labels", slices.Sorted(maps.Keys(keys))).Warnf(
+				"The API server has not listed the nodes within %s: topology keys that need these labels of nodes match no endpoint until it does", labelsPatience)
+		}
+		close(w.settled)
+		n.moved()
+	})
+}
+
+// onlyLabels leaves of a node its name and the labels that are asked for.
+func onlyLabels(object any, keys map[string]bool) any {
+	node, ok := object.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return object
+	}
+	kept := metav1.ObjectMeta{Name: node.Name, ResourceVersion: node.ResourceVersion}
+	for key, value := range node.Labels {
+		if keys[key] {
+			metav1.SetMetaDataLabel(&kept, key, value)
+		}
+	}
+	return &metav1.PartialObjectMetadata{TypeMeta: node.TypeMeta, ObjectMeta: kept}
+}
+
+// holds reports whether a Service asks for what is not known yet.
+func (n *nodeLabels) holds(service types.NamespacedName) bool {
+	keys := n.asks[service]
+	if len(keys) == 0 || n.watch == nil {
+		return false
+	}
+	return !n.watch.has(keys) || n.watch.waits()
+}
+
+// waits reports whether the nodes are still being listed.
+func (w *labelWatch) waits() bool {
+	select {
+	case <-w.settled:
+		return false
+	default:
+		return true
+	}
+}
+
+// of returns what is known of the node of that name.
+func (n *nodeLabels) of(name string) map[string]string {
+	if n.watch == nil {
+		return nil
+	}
+	object, ok, _ := n.watch.store.GetByKey(name)
+	if !ok {
+		return nil
+	}
+	return object.(*metav1.PartialObjectMetadata).Labels
+}
+
+var _ translate.Nodes = (*nodeLabels)(nil).of
