@@ -27,7 +27,7 @@ type header struct {
 	name       types.NamespacedName
 }
 
-// versions are the kinds that are read, each in its one version.
+// versions are the kinds that are read, each in its one version; of slices v1beta1 is read, too.
 var versions = map[schema.GroupKind]string{
 	{Kind: "List"}:          "v1",
 	{Kind: "Service"}:       "v1",
@@ -64,7 +64,7 @@ func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) 
 	switch {
 	case !known:
 		r.warnings = append(r.warnings, place.with(fmt.Errorf("ignored: usher does not read %s of %s", h.Kind, h.APIVersion)))
-	case gv.Version != version:
+	case gv.Version != version && h.APIVersion != v1beta1:
 		want := schema.GroupVersion{Group: gv.Group, Version: version}.String()
 		r.spoil(key{h.Kind, h.name}, place, []error{field.NotSupported(field.NewPath("apiVersion"), h.APIVersion, []string{want})})
 	case strings.HasSuffix(h.Kind, "List"):
@@ -97,7 +97,7 @@ func readHeader(value []byte, defaults header) (header, error) {
 		case f.value != nil && !ok:
 			return header{}, field.TypeInvalid(field.NewPath(f.name), f.value, "must be a string")
 		case *f.into == "":
-			return header{}, field.Required(field.NewPath(f.name), "")
+			return header{}, field.Required(field.NewPath(f.name), "it begins a manifest; this may be a part of one")
 		}
 	}
 	h.name = readName(raw.Metadata)
@@ -172,7 +172,8 @@ func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) 
 		}
 	case "EndpointSlice":
 		var slice *discoveryv1.EndpointSlice
-		if slice, errs = decode(value, defaultSlice, validateSlice); len(errs) == 0 {
+		if slice, errs = decodeSlice(value, h.APIVersion); len(errs) == 0 {
+			r.warnings = append(r.warnings, warnSlice(slice, h.APIVersion, place)...)
 			trim(&slice.ObjectMeta)
 			r.compact(slice)
 		}

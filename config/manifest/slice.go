@@ -1,0 +1,86 @@
+package manifest
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	discoveryv1beta1 "k8s.io/api/discovery/v1beta1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/usherproxy/usher/config/strict"
+	"github.com/usherproxy/usher/config/translate"
+)
+
+// v1beta1 is what slices were before they were v1.
+const v1beta1 = discoveryv1.GroupName + "/v1beta1"
+
+// decodeSlice reads an EndpointSlice of a version.
+func decodeSlice(value []byte, apiVersion string) (*discoveryv1.EndpointSlice, []error) {
+	if apiVersion != v1beta1 {
+		return decode(value, defaultSlice, validateSlice)
+	}
+	var old discoveryv1beta1.EndpointSlice
+	if errs := strict.Decode(value, &old); len(errs) > 0 {
+		return nil, errs
+	}
+	slice := fromV1beta1(&old)
+	defaultSlice(slice)
+	return slice, translate.SumUp(validateSlice(slice))
+}
+
+// fromV1beta1 makes the v1 of a slice. Of its topology, the node and the zone became fields, as in
+// API servers and kube-proxies that had both.
+func fromV1beta1(old *discoveryv1beta1.EndpointSlice) *discoveryv1.EndpointSlice {
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: old.ObjectMeta, AddressType: discoveryv1.AddressType(old.AddressType)}
+	for _, p := range old.Ports {
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort(p))
+	}
+	for _, e := range old.Endpoints {
+		now := discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: discoveryv1.EndpointConditions(e.Conditions),
+			Hostname: e.Hostname, TargetRef: e.TargetRef, NodeName: e.NodeName}
+		for key, value := range e.Topology {
+			switch {
+			case key == corev1.LabelTopologyZone:
+				now.Zone = &value
+			case key != corev1.LabelHostname:
+				if now.DeprecatedTopology == nil {
+					now.DeprecatedTopology = map[string]string{}
+				}
+				now.DeprecatedTopology[key] = value
+			case now.NodeName == nil:
+				now.NodeName = &value
+			}
+		}
+		if e.Hints != nil {
+			now.Hints = &discoveryv1.EndpointHints{}
+			for _, z := range e.Hints.ForZones {
+				now.Hints.ForZones = append(now.Hints.ForZones, discoveryv1.ForZone(z))
+			}
+			for _, n := range e.Hints.ForNodes {
+				now.Hints.ForNodes = append(now.Hints.ForNodes, discoveryv1.ForNode(n))
+			}
+		}
+		slice.Endpoints = append(slice.Endpoints, now)
+	}
+	return slice
+}
+
+// warnSlice says what of a valid slice is not as it looks.
+func warnSlice(slice *discoveryv1.EndpointSlice, apiVersion string, place Diagnostic) (out []Diagnostic) {
+	warn := func(format string, args ...any) { out = append(out, place.with(fmt.Errorf(format, args...))) }
+	if apiVersion == v1beta1 {
+		warn("apiVersion: %s: read, but %s is meant: no API server has had the other since Kubernetes 1.25", apiVersion, discoveryv1.SchemeGroupVersion)
+	}
+	const rule = "addresses, of which only the first is used: each needs an endpoint of its own"
+	several := func(e discoveryv1.Endpoint) bool { return len(e.Addresses) > 1 }
+	if i := slices.IndexFunc(slice.Endpoints, several); i >= 0 {
+		more := ""
+		if n := len(slice.Endpoints) - len(slices.DeleteFunc(slices.Clone(slice.Endpoints), several)); n > 1 {
+			more = fmt.Sprintf("; and %d more like this", n-1)
+		}
+		warn("%s: %d %s%s", field.NewPath("endpoints").Index(i).Child("addresses"), len(slice.Endpoints[i].Addresses), rule, more)
+	}
+	return out
+}
