@@ -4,13 +4,15 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/usherproxy/usher/cmd/usher/show"
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/manifest"
 )
 
 func newCheck() *cobra.Command {
-	var serviceCIDRs, loadBalancers []string
+	var manifests manifestFlags
 	cmd := &cobra.Command{
 		Use:   "check FILE…",
 		Short: "Say what is wrong with manifests",
@@ -24,24 +26,40 @@ wrong. Warnings alone leave it at 0.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cidrs, err := parseServiceCIDRs(serviceCIDRs)
-			if err != nil {
-				return err
-			}
-			balancers, err := parseLoadBalancers(loadBalancers)
-			if err != nil {
-				return err
-			}
-			result, err := manifest.Check(manifest.Options{Paths: args, ServiceCIDRs: cidrs, LoadBalancers: balancers})
+			result, err := manifests.check(args)
 			if err != nil {
 				return err
 			}
 			return printReport(cmd, result)
 		},
 	}
-	cmd.Flags().StringSliceVar(&serviceCIDRs, "service-cidr", defaultServiceCIDRs, serviceCIDRUsage)
-	cmd.Flags().StringSliceVar(&loadBalancers, "load-balancer-cidr", nil, loadBalancersUsage)
+	manifests.register(cmd.Flags())
 	return cmd
+}
+
+// manifestFlags are how manifests are read by commands that serve nothing.
+type manifestFlags struct {
+	allocation    allocationFlags
+	loadBalancers []string
+	node          config.Node
+}
+
+func (f *manifestFlags) register(flags *pflag.FlagSet) {
+	f.allocation.register(flags)
+	flags.StringSliceVar(&f.loadBalancers, "load-balancer-cidr", nil, loadBalancersUsage)
+}
+
+// check reads manifests once.
+func (f *manifestFlags) check(paths []string) (*manifest.Result, error) {
+	o := manifest.Options{Paths: paths, Node: f.node}
+	if err := f.allocation.parse(&o); err != nil {
+		return nil, err
+	}
+	var err error
+	if o.LoadBalancers, err = parseLoadBalancers(f.loadBalancers); err != nil {
+		return nil, err
+	}
+	return manifest.Check(o)
 }
 
 // printReport prints errors and warnings to standard error and a summary to

@@ -30,7 +30,7 @@ import (
 type configFlags struct {
 	daemon.Config
 
-	serviceCIDRs      []string
+	allocation        allocationFlags
 	clusterCIDRs      []string
 	loadBalancers     []string
 	nodePortAddresses []string
@@ -50,7 +50,7 @@ func newConfigFlags() configFlags {
 // registerSource registers where Services come from: files, or an API server.
 func (f *configFlags) registerSource(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.Manifests, "manifests", nil, "`path` of a file or folder with manifests (YAML or JSON): Service, EndpointSlice, Endpoints, List; may be repeated")
-	flags.StringSliceVar(&f.serviceCIDRs, "service-cidr", defaultServiceCIDRs, serviceCIDRUsage)
+	f.allocation.register(flags)
 	flags.StringVar(&f.Cluster.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server")
 	flags.StringVar(&f.Cluster.Context, "context", "", "context of the kubeconfig; empty means its current one")
 	flags.StringVar(&f.Cluster.Server, "server", "", "`URL` of the API server, instead of the kubeconfig's or the Pod's")
@@ -136,11 +136,11 @@ func (f *configFlags) oneSource() error {
 
 // complete parses what has to be parsed, checks all, and makes the logger.
 func (f *configFlags) complete(cmd *cobra.Command) (err error) {
-	if f.serviceCIDRs != nil {
-		if f.ServiceCIDRs, err = parseServiceCIDRs(f.serviceCIDRs); err != nil {
-			return err
-		}
+	var given manifest.Options
+	if err := f.allocation.parse(&given); err != nil {
+		return err
 	}
+	f.ServiceCIDRs, f.ServiceNodePorts, f.LoadBalancerCIDRs = given.ServiceCIDRs, given.NodePorts, given.LoadBalancerCIDRs
 	if f.PodNetworks, err = parseCIDRs(f.clusterCIDRs, "--cluster-cidr: %q is not a CIDR such as 10.244.0.0/16"); err != nil {
 		return err
 	}
@@ -288,18 +288,12 @@ func (a *aliasesFlag) Set(s string) error {
 
 func (a *aliasesFlag) Type() string { return "networks" }
 
-// parsePortRange parses "first-last"; "" is any port.
-func parsePortRange(s string) (portal.PortRange, error) {
-	if s == "" {
-		return portal.PortRange{}, nil
+// parsePortRange parses the value of --proxy-port-range; "" is any port.
+func parsePortRange(s string) (ports portal.PortRange, err error) {
+	if s != "" {
+		ports.First, ports.Last, err = parsePorts("--proxy-port-range", s)
 	}
-	first, last, _ := strings.Cut(s, "-")
-	a, errA := strconv.ParseUint(first, 10, 16)
-	b, errB := strconv.ParseUint(last, 10, 16)
-	if errA != nil || errB != nil || a < 1 || a > b {
-		return portal.PortRange{}, usagef("--proxy-port-range: %q is not FIRST-LAST with ports from 1 to 65535", s)
-	}
-	return portal.PortRange{First: uint16(a), Last: uint16(b)}, nil
+	return ports, err
 }
 
 // primary is the word for the node's primary addresses in --nodeport-addresses,
@@ -313,33 +307,6 @@ func parseNodePortAddresses(list []string, nodeIP netip.Addr) (n daemon.NodePort
 	}
 	n.Networks, err = parseCIDRs(list, `--nodeport-addresses: %q is neither a CIDR such as 192.0.2.0/24 nor, alone, the word "`+primary+`"`)
 	return n, err
-}
-
-// defaultServiceCIDRs is the default of --service-cidr.
-var defaultServiceCIDRs = []string{manifest.DefaultServiceCIDR.String()}
-
-const serviceCIDRUsage = "where Services without a cluster IP get one, for each IP family at most one network"
-
-// parseServiceCIDRs parses the value of --service-cidr.
-func parseServiceCIDRs(list []string) ([]netip.Prefix, error) {
-	out, err := parseCIDRs(list, "--service-cidr: %q is not a CIDR such as 10.96.0.0/12")
-	if err != nil {
-		return nil, err
-	}
-	for i, p := range out {
-		if p != p.Masked() {
-			return nil, usagef("--service-cidr: %s has bits beyond its prefix; %s is meant, perhaps", p, p.Masked())
-		}
-		for _, other := range out[:i] {
-			if other.Addr().Is4() == p.Addr().Is4() {
-				return nil, usagef("--service-cidr: %s and %s are of the same IP family; there is one for each", other, p)
-			}
-		}
-	}
-	if len(out) == 0 {
-		return nil, usagef("--service-cidr: at least one is needed")
-	}
-	return out, nil
 }
 
 const loadBalancersUsage = "`networks` from which AWS's load balancers connect: of those a PROXY protocol header is believed where a Service's annotation " + translate.AnnotationAWSProxyProtocol + " says that they send one; and endpoints see the clients behind load balancers by their own addresses only behind these"

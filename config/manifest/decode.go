@@ -168,7 +168,6 @@ func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) 
 	case "Service":
 		if o.service, errs = r.decodeService(value); len(errs) == 0 && !spoiled {
 			trim(&o.service.ObjectMeta)
-			r.warnings = append(r.warnings, warnService(o.service, place)...)
 		}
 	case "EndpointSlice":
 		var slice *discoveryv1.EndpointSlice

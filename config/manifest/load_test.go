@@ -55,7 +55,7 @@ var _ = Describe("a file that is read before all is quiet", func() {
 		load()
 		put(b, svc("any", "type: ClusterIP"))
 		hasten(b)
-		taken, _ := allocate(l.resolver.nets[0], "default/any", claims{}.taken)
+		taken, _ := address(l.resolver.nets[0], "default/any", claims{}.taken)
 		put(c, svc("named", at(taken.String())))
 		Expect(load().errors).To(BeEmpty())
 		Expect(l.servedAs()).To(And(HaveKey("any"), HaveKey("named")))

@@ -36,6 +36,14 @@ type Options struct {
 	// not say which they want. None means DefaultServiceCIDR.
 	ServiceCIDRs []netip.Prefix
 
+	// NodePorts are given out to Services that want node ports and do not say which; the
+	// zero value means DefaultNodePorts.
+	NodePorts Ports
+
+	// LoadBalancerCIDRs are the networks from which Services of type LoadBalancer get an IP
+	// if their status tells none: at most one of each family. None means that they get none.
+	LoadBalancerCIDRs []netip.Prefix
+
 	// Node is the node that this process runs on. It decides what is local.
 	Node config.Node
 
@@ -67,13 +75,24 @@ func (o Options) loader() (*loader, error) {
 	if o.MaxFileSize == 0 {
 		o.MaxFileSize = DefaultMaxFileSize
 	}
+	if o.NodePorts == (Ports{}) {
+		o.NodePorts = DefaultNodePorts
+	}
+	var balancers networks
+	if len(o.LoadBalancerCIDRs) > 0 {
+		if balancers, err = newNetworks(o.LoadBalancerCIDRs); err != nil {
+			return nil, err
+		}
+	}
+	resolver := newResolver(nets, o.Node,
+		translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true, LoadBalancers: o.LoadBalancers}, o.Discovery)
+	resolver.nodePorts, resolver.balancerNets = o.NodePorts, balancers
 	return &loader{
 		paths:    o.Paths,
 		maxSize:  o.MaxFileSize,
 		files:    map[string]*file{},
 		patience: usual,
-		resolver: newResolver(nets, o.Node,
-			translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true, LoadBalancers: o.LoadBalancers}, o.Discovery),
+		resolver: resolver,
 	}, nil
 }
 

@@ -32,6 +32,7 @@ func (r *resolver) history() history {
 // all files from nothing.
 func (w *world) afresh(h history) *resolver {
 	r := newResolver(w.resolver.nets, w.resolver.node, w.resolver.opts, w.resolver.discovery)
+	r.nodePorts, r.balancerNets = w.resolver.nodePorts, w.resolver.balancerNets
 	for n, had := range h.had {
 		r.services[n] = &service{had: had, claims: slices.Clone(h.claims[n]), model: config.Service{Name: n}}
 		r.stale[n] = true
@@ -140,14 +141,19 @@ var _ = Describe("the model that is made of changes", func() {
 	)
 })
 
+// warnedOf is a slice with something to warn of.
+func warnedOf(name string) string {
+	return fmt.Sprintf("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s}\naddressType: IPv4\nendpoints: [{addresses: [10.0.0.1, 10.0.0.2]}]\n---\n", name)
+}
+
 var _ = Describe("a document that has not changed", func() {
 	It("is not decoded again, and is told in the place where it is now", func() {
 		w := newWorld()
-		w.write("a.yaml", "---\n"+svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.1"))+svc("three", "type: NodePort"))
+		w.write("a.yaml", "---\n"+svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.1"))+warnedOf("three"))
 		before := w.files["a.yaml"].objects
 		Expect(w.said()).To(HavePrefix("a.yaml, document 2, Service default/two: spec.clusterIP"))
 
-		w.write("a.yaml", "---\n"+svc("zero", at("10.96.0.9"))+svc("three", "type: NodePort")+svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.1")))
+		w.write("a.yaml", "---\n"+svc("zero", at("10.96.0.9"))+warnedOf("three")+svc("one", at("10.96.0.1"))+svc("two", at("10.96.0.1")))
 		Expect(w.files["a.yaml"].objects[1:]).To(HaveExactElements(BeIdenticalTo(before[2]), BeIdenticalTo(before[0]), BeIdenticalTo(before[1])))
 		Expect(w.changed).To(HaveExactElements(HaveField("Name.Name", "zero")))
 		Expect(w.said()).To(HavePrefix("a.yaml, document 4, Service default/two: spec.clusterIP"))

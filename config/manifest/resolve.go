@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -32,6 +33,11 @@ type resolver struct {
 	refused  map[name]bool                // those that could not have what they claim
 	troubled map[name]bool                // those of which there is something to tell
 	owners   claims
+
+	nodePorts    Ports    // to give out
+	balancerNets networks // to give out IPs of load balancers from; none: nobody gets any
+	balancers    map[netip.Addr]name
+	balanced     map[name][]netip.Addr // what is in balancers
 }
 
 func newResolver(nets networks, node config.Node, opts translate.Options, discovery bool) *resolver {
@@ -39,10 +45,11 @@ func newResolver(nets networks, node config.Node, opts translate.Options, discov
 	nodes := map[string]map[string]string{}
 	opts.Nodes = func(name string) map[string]string { return nodes[name] }
 	return &resolver{
-		nodes: nodes,
-		nets:  nets, node: node, opts: opts, discovery: discovery,
+		nodes: nodes, nodePorts: DefaultNodePorts,
+		nets: nets, node: node, opts: opts, discovery: discovery,
 		defined: map[key][]*object{}, twice: map[key]bool{}, services: map[name]*service{},
 		stale: map[name]bool{}, refused: map[name]bool{}, troubled: map[name]bool{}, owners: claims{},
+		balancers: map[netip.Addr]name{}, balanced: map[name][]netip.Addr{},
 	}
 }
 
@@ -228,7 +235,7 @@ func (r *resolver) served() (n int) {
 //     another file;
 //  2. each what it names, in order;
 //  3. those of them that could not, what their last good version had;
-//  4. the others a cluster IP that is left.
+//  4. the others a cluster IP, node ports and IPs of load balancers that are left.
 func (r *resolver) address(names map[name]bool) {
 	type claimant struct {
 		*service
@@ -283,6 +290,14 @@ func (r *resolver) address(names map[name]bool) {
 			c.had = addressed{svc, c.read}
 		}
 	}
+	explicit := sync.OnceValue(r.explicitIPs)
+	for n := range names {
+		s := r.services[n]
+		svc, err := r.balance(n, s.had.service, explicit)
+		if s.had.service = svc; err != nil && s.reason == nil {
+			s.reason, r.refused[n] = err, true
+		}
+	}
 	for _, c := range all {
 		if c.had.service != nil {
 			c.wishes = append(c.wishes, wishes(c.had.service)...)
@@ -295,14 +310,18 @@ func (r *resolver) address(names map[name]bool) {
 	}
 }
 
-// keep returns the Service as it was read, with the cluster IPs that were allocated
-// to it before, if it still wants them allocated.
+// keep returns the Service as it was read, with the cluster IPs and node ports that were
+// allocated to it before, if it still wants them allocated.
 func (s *service) keep() *corev1.Service {
 	old, svc := s.had.service, s.object.service
 	if old != nil && s.had.read == svc {
 		return old
 	}
-	if old == nil || !lacksClusterIPs(svc) || !hasClusterIPs(old) {
+	if old == nil {
+		return svc
+	}
+	svc = withNodePorts(svc, hadNodePorts(old))
+	if !lacksClusterIPs(svc) || !hasClusterIPs(old) {
 		return svc
 	}
 	ips := slices.Clone(svc.Spec.ClusterIPs)
@@ -316,7 +335,8 @@ func (s *service) keep() *corev1.Service {
 	return withClusterIPs(svc, ips)
 }
 
-// allocates reports whether o is a Service that would be given a cluster IP it does not name.
+// allocates reports whether o is a Service that would be given a cluster IP or node port it does
+// not name.
 func (r *resolver) allocates(o *object) bool {
 	if o.service == nil {
 		return false
@@ -325,7 +345,8 @@ func (r *resolver) allocates(o *object) bool {
 	if known := r.services[o.name]; known != nil {
 		s.had = known.had
 	}
-	return lacksClusterIPs(s.keep())
+	svc := s.keep()
+	return lacksClusterIPs(svc) || lacksNodePorts(&svc.Spec)
 }
 
 // lessens reports whether o has fewer ports or endpoints than the definition of it in another
@@ -340,16 +361,17 @@ func lacksClusterIPs(svc *corev1.Service) bool {
 	return hasClusterIPs(svc) && len(svc.Spec.ClusterIPs) < len(svc.Spec.IPFamilies)
 }
 
-// allocate returns svc with a cluster IP for each family that it has none for.
+// allocate returns svc with a cluster IP for each family that it has none for, and with node
+// ports.
 func (r *resolver) allocate(svc *corev1.Service) (*corev1.Service, error) {
 	if !lacksClusterIPs(svc) {
-		return svc, nil
+		return r.allocateNodePorts(svc)
 	}
 	owner := name{Namespace: svc.Namespace, Name: svc.Name}
 	ips, got := slices.Clone(svc.Spec.ClusterIPs), []claim(nil)
 	for _, f := range svc.Spec.IPFamilies[len(ips):] {
 		network := r.nets.of(familyOf(f))
-		a, ok := allocate(network, owner.String(), r.owners.taken)
+		a, ok := address(network, owner.String(), r.owners.taken)
 		if !ok {
 			return nil, fmt.Errorf("spec.clusterIP: no address of the service CIDR %v is left", network)
 		}
@@ -358,7 +380,7 @@ func (r *resolver) allocate(svc *corev1.Service) (*corev1.Service, error) {
 	for _, c := range got {
 		r.owners[c] = owner
 	}
-	return withClusterIPs(svc, ips), nil
+	return r.allocateNodePorts(withClusterIPs(svc, ips))
 }
 
 // withClusterIPs returns a copy of svc that has these cluster IPs. The rest is

@@ -245,7 +245,7 @@ var _ = Describe("the allocation of cluster IPs", func() {
 
 	It("leaves the lowest addresses to those who name theirs", func() {
 		for i := range 1000 {
-			a, ok := allocate(netip.MustParsePrefix("10.96.0.0/12"), fmt.Sprint("default/", i), nothing)
+			a, ok := address(netip.MustParsePrefix("10.96.0.0/12"), fmt.Sprint("default/", i), nothing)
 			Expect(ok).To(BeTrue())
 			Expect(a.Compare(netip.MustParseAddr("10.96.1.0"))).To(BeNumerically(">", 0))
 		}
@@ -255,20 +255,20 @@ var _ = Describe("the allocation of cluster IPs", func() {
 		network := netip.MustParsePrefix("10.0.0.0/24")
 		got := map[netip.Addr]bool{}
 		for i := range 254 {
-			a, ok := allocate(network, fmt.Sprint("default/", i), func(a netip.Addr) bool { return got[a] })
+			a, ok := address(network, fmt.Sprint("default/", i), func(a netip.Addr) bool { return got[a] })
 			Expect(ok).To(BeTrue())
 			got[a] = true
 		}
 		Expect(got).To(HaveLen(254))
 		Expect(got).NotTo(HaveKey(netip.MustParseAddr("10.0.0.0")))
 		Expect(got).NotTo(HaveKey(netip.MustParseAddr("10.0.0.255")))
-		_, ok := allocate(network, "default/x", func(a netip.Addr) bool { return got[a] })
+		_, ok := address(network, "default/x", func(a netip.Addr) bool { return got[a] })
 		Expect(ok).To(BeFalse())
 	})
 
 	It("copes with large IPv6 networks", func() {
 		network := netip.MustParsePrefix("fd00:1234::/48")
-		a, ok := allocate(network, "default/one", nothing)
+		a, ok := address(network, "default/one", nothing)
 		Expect(ok).To(BeTrue())
 		Expect(network.Contains(a)).To(BeTrue())
 	})

@@ -318,21 +318,3 @@ func optional(path *field.Path, name string, value *string, valid func(string) [
 }
 
 func isNodeName(name string) []string { return validation.NameIsDNSSubdomain(name, false) }
-
-// warnService says what a valid Service will lack here that it would have in a
-// cluster.
-func warnService(svc *corev1.Service, place Diagnostic) (out []Diagnostic) {
-	spec := &svc.Spec
-	warn := func(path *field.Path, detail string) {
-		out = append(out, place.with(fmt.Errorf("%s: %s", path, detail)))
-	}
-	for i, p := range spec.Ports {
-		if spec.Type == corev1.ServiceTypeNodePort && p.NodePort == 0 {
-			warn(field.NewPath("spec", "ports").Index(i).Child("nodePort"), "not given, and usher gives out none: this port has no node port")
-		}
-	}
-	if spec.Type == corev1.ServiceTypeLoadBalancer && spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal && spec.HealthCheckNodePort == 0 {
-		warn(field.NewPath("spec", "healthCheckNodePort"), "not given, and usher gives out none: there are no health checks")
-	}
-	return out
-}

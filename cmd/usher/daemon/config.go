@@ -15,6 +15,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
+	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/modes"
@@ -43,7 +44,11 @@ type Config struct {
 	// if it has none, at most one for each IP family; none means
 	// manifest.DefaultServiceCIDR.
 	ServiceCIDRs []netip.Prefix
-	Cluster      kube.Connection
+	// ServiceNodePorts and LoadBalancerCIDRs are what else such a Service gets: see
+	// manifest.Options.
+	ServiceNodePorts  manifest.Ports
+	LoadBalancerCIDRs []netip.Prefix
+	Cluster           kube.Connection
 	// Via says how endpoints are reached; "" is ViaDirect. The other ways lead through
 	// Cluster's API server.
 	Via Via

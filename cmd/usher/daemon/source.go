@@ -50,7 +50,8 @@ func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
 
 // files returns the source that reads manifests.
 func (c *Config) files(discovery bool) (config.Source, error) {
-	return manifest.New(manifest.Options{Paths: c.Manifests, ServiceCIDRs: c.ServiceCIDRs, Node: config.Node{Name: c.NodeName, Labels: c.NodeLabels},
+	return manifest.New(manifest.Options{Paths: c.Manifests, ServiceCIDRs: c.ServiceCIDRs, NodePorts: c.ServiceNodePorts, LoadBalancerCIDRs: c.LoadBalancerCIDRs,
+		Node:             config.Node{Name: c.NodeName, Labels: c.NodeLabels},
 		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, LoadBalancers: c.LoadBalancers, Log: c.Log})
 }
 

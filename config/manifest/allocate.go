@@ -1,0 +1,246 @@
+package manifest
+
+import (
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
+)
+
+// What a control plane gives out to Services that ask for it and do not say which: cluster IPs,
+// node ports, and IPs of load balancers. Each depends on nothing but the Service's name, unless it
+// is taken: then it is the next that is free. So it is the same each time, without anything being
+// written down.
+
+// Ports are the ports from First to Last.
+type Ports struct{ First, Last uint16 }
+
+// DefaultNodePorts are those of an API server.
+var DefaultNodePorts = Ports{30000, 32767}
+
+// String returns "30000-32767".
+func (p Ports) String() string { return fmt.Sprintf("%d-%d", p.First, p.Last) }
+
+// give returns the first of the numbers that is free, beginning anywhere from start on, as seed
+// says; those below start come last. It returns false if none is.
+//
+// As in Kubernetes, the lowest are for Services that say which they want, so that both seldom meet.
+func give(first, start, last uint64, seed string, taken func(uint64) bool) (uint64, bool) {
+	h := fnv.New64a()
+	h.Write([]byte(seed))
+	at := start + mix(h.Sum64())%(last-start+1)
+	for range last - first + 1 {
+		if !taken(at) {
+			return at, true
+		}
+		if at++; at > last {
+			at = first
+		}
+	}
+	return 0, false
+}
+
+// mix spreads the bits of a hash over all of them: FNV alone leaves similar
+// names close together.
+func mix(h uint64) uint64 {
+	h ^= h >> 33
+	h *= 0xff51afd7ed558ccd
+	h ^= h >> 33
+	return h
+}
+
+// address returns an address of network. Network and broadcast address are not given out.
+func address(network netip.Prefix, name string, taken func(netip.Addr) bool) (netip.Addr, bool) {
+	first, last := usableOffsets(network)
+	at, ok := give(first, first+addressBand(last-first+1), last, name, func(n uint64) bool { return taken(offset(network, n)) })
+	if !ok {
+		return netip.Addr{}, false
+	}
+	return offset(network, at), true
+}
+
+// addressBand returns how many of size addresses are for Services that name their
+// cluster IP: a sixteenth, but between 16 and 256 (KEP-3070).
+func addressBand(size uint64) uint64 {
+	if size <= 16 {
+		return 0
+	}
+	return min(max(16, size/16), 256)
+}
+
+// portBand returns the same of size node ports: a thirty-second, but between 16 and 128 (KEP-3668).
+func portBand(size uint64) uint64 {
+	if size <= 16 {
+		return 0
+	}
+	return min(max(16, size/32), 128)
+}
+
+// wantsNodePorts reports whether the ports of svc have node ports.
+func wantsNodePorts(spec *corev1.ServiceSpec) bool {
+	return spec.Type == corev1.ServiceTypeNodePort ||
+		spec.Type == corev1.ServiceTypeLoadBalancer && (spec.AllocateLoadBalancerNodePorts == nil || *spec.AllocateLoadBalancerNodePorts)
+}
+
+// wantsHealthCheck reports whether svc has a port for health checks.
+func wantsHealthCheck(spec *corev1.ServiceSpec) bool {
+	return spec.Type == corev1.ServiceTypeLoadBalancer && spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+}
+
+// lacksNodePorts reports whether svc is to get node ports.
+func lacksNodePorts(spec *corev1.ServiceSpec) bool {
+	return wantsHealthCheck(spec) && spec.HealthCheckNodePort == 0 ||
+		wantsNodePorts(spec) && slices.ContainsFunc(spec.Ports, func(p corev1.ServicePort) bool { return p.NodePort == 0 })
+}
+
+// withNodePorts returns svc with a node port where it wants one and has none: what give says for
+// a port, nil being that for health checks; 0 leaves it as it is.
+func withNodePorts(svc *corev1.Service, give func(*corev1.ServicePort) int32) *corev1.Service {
+	if !lacksNodePorts(&svc.Spec) {
+		return svc
+	}
+	out := *svc
+	out.Spec.Ports = slices.Clone(svc.Spec.Ports)
+	for i := range out.Spec.Ports {
+		if p := &out.Spec.Ports[i]; wantsNodePorts(&svc.Spec) && p.NodePort == 0 {
+			p.NodePort = give(p)
+		}
+	}
+	if wantsHealthCheck(&svc.Spec) && svc.Spec.HealthCheckNodePort == 0 {
+		out.Spec.HealthCheckNodePort = give(nil)
+	}
+	return &out
+}
+
+// hadNodePorts returns what old gives.
+func hadNodePorts(old *corev1.Service) func(*corev1.ServicePort) int32 {
+	return func(p *corev1.ServicePort) int32 {
+		if p == nil {
+			return old.Spec.HealthCheckNodePort
+		}
+		for _, had := range old.Spec.Ports {
+			if had.Port == p.Port && had.Protocol == p.Protocol {
+				return had.NodePort
+			}
+		}
+		return 0
+	}
+}
+
+// allocateNodePorts returns svc with the node ports that it lacks. Ports of one number get the same
+// for all protocols, if that is free, as in Kubernetes.
+func (r *resolver) allocateNodePorts(svc *corev1.Service) (*corev1.Service, error) {
+	owner, full := name{Namespace: svc.Namespace, Name: svc.Name}, false
+	size := uint64(r.nodePorts.Last-r.nodePorts.First) + 1
+	return withNodePorts(svc, func(p *corev1.ServicePort) int32 {
+		protocol, seed := corev1.ProtocolTCP, owner.String()+" health checks"
+		if p != nil {
+			protocol, seed = p.Protocol, owner.String()+":"+strconv.Itoa(int(p.Port))
+		}
+		of := func(n uint64) claim { return claim{protocol: protocol, nodePort: int32(r.nodePorts.First) + int32(n)} }
+		at, ok := give(0, portBand(size), size-1, seed, func(n uint64) bool { _, taken := r.owners[of(n)]; return taken })
+		if full = full || !ok; !ok {
+			return 0
+		}
+		r.owners[of(at)] = owner
+		return of(at).nodePort
+	}), r.noneLeft(full)
+}
+
+func (r *resolver) noneLeft(full bool) error {
+	if !full {
+		return nil
+	}
+	return fmt.Errorf("spec.ports: no port of the node port range %s is left", r.nodePorts)
+}
+
+// balance gives svc IPs of a load balancer, if there are networks of those, and it wants some and
+// names none. What it had it keeps.
+func (r *resolver) balance(n name, svc *corev1.Service, explicit func() map[netip.Addr]name) (*corev1.Service, error) {
+	had := r.balanced[n]
+	delete(r.balanced, n)
+	for _, a := range had {
+		delete(r.balancers, a)
+	}
+	if svc == nil || len(r.balancerNets) == 0 || svc.Spec.Type != corev1.ServiceTypeLoadBalancer || svc.Spec.LoadBalancerClass != nil {
+		return svc, nil
+	}
+	in := svc.Status.LoadBalancer.Ingress
+	if len(in) > 0 && (len(had) == 0 || in[0].IP != had[0].String()) {
+		return svc, nil
+	}
+	var ips []netip.Addr
+	taken := func(a netip.Addr) bool {
+		owner, named := explicit()[a]
+		_, given := r.balancers[a]
+		return named && owner != n || given || r.owners.taken(a)
+	}
+	if a, ok := translate.ParseAddr(svc.Spec.LoadBalancerIP); ok {
+		if taken(a) {
+			return svc, field.Invalid(field.NewPath("spec", "loadBalancerIP"), svc.Spec.LoadBalancerIP, "provided IP has another Service already; this one has no load balancer")
+		}
+		ips = []netip.Addr{a}
+	} else {
+		for _, f := range svc.Spec.IPFamilies {
+			network := r.balancerNets.of(familyOf(f))
+			if !network.IsValid() {
+				continue
+			}
+			a, ok := netip.Addr{}, false
+			for _, h := range had {
+				if ok = config.FamilyOf(h) == familyOf(f) && network.Contains(h) && !taken(h); ok {
+					a = h
+					break
+				}
+			}
+			if !ok {
+				if a, ok = address(network, n.String(), taken); !ok {
+					return svc, fmt.Errorf("status.loadBalancer: no address of --load-balancer-ip-cidr %v is left; this Service has no load balancer", network)
+				}
+			}
+			ips = append(ips, a)
+		}
+	}
+	out := *svc
+	out.Status.LoadBalancer.Ingress = nil
+	for _, a := range ips {
+		r.balancers[a] = n
+		out.Status.LoadBalancer.Ingress = append(out.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: a.String(), IPMode: new(corev1.LoadBalancerIPModeVIP)})
+	}
+	r.balanced[n] = ips
+	if len(had) > 0 && slices.Equal(had, ips) && len(in) == len(ips) {
+		return svc, nil // it has them
+	}
+	return &out, nil
+}
+
+// explicitIPs returns the external and load balancer IPs that Services name, and one that does.
+func (r *resolver) explicitIPs() map[netip.Addr]name {
+	out := map[netip.Addr]name{}
+	for n, s := range r.services {
+		if s.object == nil {
+			continue
+		}
+		svc := s.object.service
+		ips := slices.Clone(svc.Spec.ExternalIPs)
+		if svc.Spec.Type == corev1.ServiceTypeLoadBalancer {
+			ips = append(ips, svc.Spec.LoadBalancerIP)
+			for _, in := range svc.Status.LoadBalancer.Ingress {
+				ips = append(ips, in.IP)
+			}
+		}
+		for _, ip := range ips {
+			if a, ok := translate.ParseAddr(ip); ok {
+				out[a] = n
+			}
+		}
+	}
+	return out
+}

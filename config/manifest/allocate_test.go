@@ -1,0 +1,149 @@
+package manifest
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// ports returns the node ports of a Service, in the order of its ports.
+func (w *world) nodePortsOf(name string) (out []uint16) {
+	for _, p := range w.served(name).Ports {
+		for _, v := range p.VIPs {
+			if v.Kind == config.NodePort {
+				out = append(out, v.Port)
+			}
+		}
+	}
+	return out
+}
+
+// balancersOf returns its IPs of load balancers.
+func (w *world) balancersOf(name string) (out []string) {
+	for _, p := range w.served(name).Ports {
+		for _, v := range p.VIPs {
+			if v.Kind == config.LoadBalancerIP {
+				out = append(out, v.Addr.String())
+			}
+		}
+	}
+	return out
+}
+
+var _ = Describe("a Service that names no node port", func() {
+	It("gets one from the upper band, the same each time, and keeps it when it changes", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", "type: NodePort"))
+		had := w.nodePortsOf("one")
+		Expect(had).To(HaveExactElements(BeNumerically(">=", 30086)))
+		Expect(had).To(HaveExactElements(BeNumerically("<=", 32767)))
+		w.write("a.yaml", svc("one", "type: LoadBalancer"))
+		Expect(w.nodePortsOf("one")).To(Equal(had))
+		again := newWorld()
+		again.write("a.yaml", svc("two", "type: NodePort")+svc("one", "type: NodePort"))
+		Expect(again.nodePortsOf("one")).To(Equal(had))
+	})
+	It("gets none if it wants none", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", "type: LoadBalancer, allocateLoadBalancerNodePorts: false")+svc("two", ""))
+		Expect(w.nodePortsOf("one")).To(BeEmpty())
+		Expect(w.nodePortsOf("two")).To(BeEmpty())
+	})
+	It("gets one number for all protocols of a port", func() {
+		w := newWorld()
+		w.write("a.yaml", strings.Replace(svc("dns", "type: NodePort"), "[{port: 80}]", "[{name: tcp, port: 53}, {name: udp, port: 53, protocol: UDP}, {name: other, port: 54}]", 1))
+		had := w.nodePortsOf("dns") // other, tcp, udp
+		Expect(had).To(HaveLen(3))
+		Expect(had[1]).To(Equal(had[2]))
+		Expect(had[0]).NotTo(Equal(had[1]))
+	})
+	It("gets another one if that has been named by another Service", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", "type: NodePort"))
+		had := w.nodePortsOf("one")[0]
+		again := newWorld()
+		again.write("a.yaml", svc("one", "type: NodePort")+strings.Replace(svc("two", "type: NodePort"), "{port: 80}", fmt.Sprintf("{port: 80, nodePort: %d}", had), 1))
+		Expect(again.nodePortsOf("two")).To(Equal([]uint16{had}))
+		Expect(again.nodePortsOf("one")).To(HaveExactElements(Equal(had + 1)))
+		Expect(again.said()).To(BeEmpty())
+	})
+	It("keeps it when another Service names it later, as in a cluster, and that is told", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", "type: NodePort"))
+		had := w.nodePortsOf("one")
+		w.write("b.yaml", strings.Replace(svc("two", "type: NodePort"), "{port: 80}", fmt.Sprintf("{port: 80, nodePort: %d}", had[0]), 1))
+		Expect(w.nodePortsOf("one")).To(Equal(had))
+		Expect(w.said()).To(ContainSubstring("Service default/two: spec.ports[0].nodePort: Invalid value: %d: provided port is already allocated to Service default/one", had[0]))
+		w.write("a.yaml", "")
+		Expect(w.nodePortsOf("two")).To(Equal(had), "it has gone")
+	})
+	It("gets none when none is left, and says so", func() {
+		w := newWorld()
+		w.resolver.nodePorts = Ports{40000, 40001}
+		w.write("a.yaml", svc("one", "type: NodePort")+svc("two", "type: NodePort")+svc("three", "type: NodePort"))
+		Expect(append(w.nodePortsOf("one"), w.nodePortsOf("two")...)).To(ConsistOf(uint16(40000), uint16(40001)))
+		Expect(w.said()).To(Equal("a.yaml, document 3, Service default/three: spec.ports: no port of the node port range 40000-40001 is left"))
+		w.write("a.yaml", svc("two", "type: NodePort")+svc("three", "type: NodePort"))
+		Expect(w.nodePortsOf("three")).To(HaveLen(1))
+		Expect(w.said()).To(BeEmpty())
+	})
+	It("gets one for health checks if load balancers ask for its endpoints", func() {
+		w := newWorld()
+		w.write("a.yaml", svc("one", "type: LoadBalancer, externalTrafficPolicy: Local"))
+		had := w.served("one").HealthCheckNodePort
+		Expect(had).To(BeNumerically(">=", 30086))
+		w.write("a.yaml", svc("one", "type: LoadBalancer, externalTrafficPolicy: Local, sessionAffinity: ClientIP"))
+		Expect(w.served("one").HealthCheckNodePort).To(Equal(had))
+	})
+})
+
+var _ = Describe("a Service of type LoadBalancer", func() {
+	var w *world
+	BeforeEach(func() {
+		w = newWorld("10.96.0.0/12", "fd00::/112")
+		w.resolver.balancerNets = networks{netip.MustParsePrefix("192.0.2.0/28"), netip.MustParsePrefix("2001:db8::/64")}
+	})
+	It("gets an IP of a load balancer of each of its families, and keeps them when it changes", func() {
+		w.write("a.yaml", svc("one", "type: LoadBalancer, ipFamilyPolicy: PreferDualStack"))
+		had := w.balancersOf("one")
+		Expect(had).To(HaveExactElements(HavePrefix("192.0.2."), HavePrefix("2001:db8::")))
+		w.write("b.yaml", svc("two", "type: LoadBalancer"))
+		w.write("a.yaml", svc("one", "type: LoadBalancer, ipFamilyPolicy: PreferDualStack, sessionAffinity: ClientIP"))
+		Expect(w.balancersOf("one")).To(Equal(had))
+		Expect(w.balancersOf("two")).To(HaveLen(1))
+		Expect(w.balancersOf("two")[0]).NotTo(Equal(had[0]))
+		w.write("a.yaml", svc("one", ""))
+		Expect(w.balancersOf("one")).To(BeEmpty())
+	})
+	It("has those that its status tells, which nobody else is given", func() {
+		for i := range 16 {
+			w.write(fmt.Sprint(i, ".yaml"), svc(fmt.Sprint("s", i), fmt.Sprintf("type: LoadBalancer}\nstatus: {loadBalancer: {ingress: [{ip: 192.0.2.%d}]}", i)))
+		}
+		w.write("a.yaml", svc("one", "type: LoadBalancer"))
+		Expect(w.balancersOf("s3")).To(Equal([]string{"192.0.2.3"}))
+		Expect(w.balancersOf("one")).To(BeEmpty())
+		Expect(w.said()).To(ContainSubstring("Service default/one: status.loadBalancer: no address of --load-balancer-ip-cidr 192.0.2.0/28 is left"))
+		Expect(w.has("one")).NotTo(BeEmpty(), "it is served all the same")
+		w.write("3.yaml", "")
+		Expect(w.balancersOf("one")).To(Equal([]string{"192.0.2.3"}))
+	})
+	It("has the one that it asks for, unless another has it", func() {
+		w.write("a.yaml", svc("one", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"))
+		Expect(w.balancersOf("one")).To(Equal([]string{"198.51.100.7"}))
+		w.write("b.yaml", svc("two", "type: LoadBalancer, loadBalancerIP: 198.51.100.7"))
+		Expect(w.balancersOf("two")).To(BeEmpty())
+		Expect(w.said()).To(ContainSubstring(`Service default/two: spec.loadBalancerIP: Invalid value: "198.51.100.7": provided IP has another Service already`))
+	})
+	It("gets none where there are no networks for that, or another's class is asked for", func() {
+		w.write("a.yaml", svc("one", "type: LoadBalancer, loadBalancerClass: example.com/other"))
+		Expect(w.balancersOf("one")).To(BeEmpty())
+		w.resolver.balancerNets = nil
+		w.write("a.yaml", svc("one", "type: LoadBalancer"))
+		Expect(w.balancersOf("one")).To(BeEmpty())
+	})
+})
