@@ -204,12 +204,7 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 			served = append(served, t)
 			continue
 		}
-		action := portal.Reject
-		if v.Cluster.Len() > 0 {
-			// The policy is Local. Another node may have an endpoint.
-			action = portal.Drop
-		}
-		f.rule(portal.Rule{Target: t, Action: action}, c)
+		f.rule(portal.Rule{Target: t, Action: v.Action(vip)}, c)
 	}
 
 	var failed error

@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -14,11 +16,11 @@ import (
 func newCheck() *cobra.Command {
 	var manifests manifestFlags
 	cmd := &cobra.Command{
-		Use:   "check FILE…",
+		Use:   "check FILE… | -",
 		Short: "Say what is wrong with manifests",
 		Long: `Reads manifests as 'usher run' does and says what is wrong with them: file,
 document, object, field, and what is allowed. The exit code is 1 if anything is
-wrong. Warnings alone leave it at 0.`,
+wrong. Warnings alone leave it at 0. - is standard input.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usagef("check: at least one file or folder is needed")
@@ -26,7 +28,7 @@ wrong. Warnings alone leave it at 0.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			result, err := manifests.check(args)
+			result, err := manifests.check(cmd.InOrStdin(), args)
 			if err != nil {
 				return err
 			}
@@ -49,9 +51,13 @@ func (f *manifestFlags) register(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.loadBalancers, "load-balancer-cidr", nil, loadBalancersUsage)
 }
 
-// check reads manifests once.
-func (f *manifestFlags) check(paths []string) (*manifest.Result, error) {
-	o := manifest.Options{Paths: paths, Node: f.node}
+// check reads manifests once; the path - is stdin.
+func (f *manifestFlags) check(stdin io.Reader, paths []string) (*manifest.Result, error) {
+	isStdin := func(path string) bool { return path == "-" }
+	o := manifest.Options{Paths: slices.DeleteFunc(slices.Clone(paths), isStdin), Node: f.node}
+	if len(o.Paths) < len(paths) {
+		o.Input = stdin
+	}
 	if err := f.allocation.parse(&o); err != nil {
 		return nil, err
 	}

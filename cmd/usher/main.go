@@ -94,7 +94,7 @@ Begin with 'usher demo', which needs nothing.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(newRun(), newExec(), newExecInside(), newDemo(), newGet(), newTop(), newTrace(), newExplain(), newCheck(), newEnv(), newPortals(), newProxyEnv(), newCleanup(), newVersion())
+	root.AddCommand(newRun(), newExec(), newExecInside(), newDemo(), newGet(), newTop(), newTrace(), newExplain(), newCheck(), newPlan(), newEnv(), newPortals(), newProxyEnv(), newCleanup(), newVersion())
 	return root
 }
 

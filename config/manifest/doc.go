@@ -4,8 +4,8 @@
 // What is read, from files and from folders (the .yaml, .yml and .json files in
 // them, not in their sub-folders, and none whose name begins with a dot):
 //
-//	v1                    Service, Endpoints, List, ServiceList, EndpointsList
-//	discovery.k8s.io/v1   EndpointSlice, EndpointSliceList
+//	v1                    Service, Endpoints, Node, List, ServiceList, EndpointsList, NodeList
+//	discovery.k8s.io/v1   EndpointSlice, EndpointSliceList; v1beta1, too
 //
 // Other kinds are passed over with a warning. A file goes through these stages,
 // each of which is a pure function in a file of that name:
@@ -15,9 +15,10 @@
 //	defaults.go    an object       → the same with what an API server fills in
 //	validate.go    an object       → what an API server would say against it
 //	endpoints.go   an Endpoints    → the EndpointSlices that it stands for
+//	slice.go       an EndpointSlice of v1beta1 → the one of v1 that it stands for
 //	read.go        all of the above in one
 //	load.go        two readings    → the objects of a file: the last good version of each
-//	resolve.go     what changed    → who has which cluster IPs and node ports: see claims.go
+//	resolve.go     what changed    → who has which cluster IPs and node ports: see claims.go and allocate.go
 //	translated.go  those Services  → the model, and what is to be told of it
 //
 // A change costs what it changes: a document whose text is as it was is not decoded

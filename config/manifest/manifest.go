@@ -30,6 +30,8 @@ const DefaultMaxFileSize = 32 << 20
 type Options struct {
 	// Paths are files, and folders whose .yaml, .yml and .json files are read.
 	Paths []string
+	// Input, if not nil, is for Check one file more.
+	Input io.Reader
 
 	// ServiceCIDRs are the networks that cluster IPs are allocated from: one, or
 	// one of each family. The family of the first is that of Services which do
@@ -230,17 +232,30 @@ type Result struct {
 }
 
 // Check reads the files and folders of opts once, and says what would be served
-// and all that is wrong. It returns an error only if the options are wrong.
+// and all that is wrong. It returns an error only if the options are wrong, or their Input
+// cannot be read.
 func Check(opts Options) (*Result, error) {
 	l, err := opts.loader()
 	if err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
+	var more reading
+	files := 0
+	if opts.Input != nil {
+		data, err := io.ReadAll(io.LimitReader(opts.Input, int64(l.maxSize)+1))
+		if err != nil {
+			return nil, fmt.Errorf("reading manifests: %w", err)
+		}
+		more = read("standard input", data, nil, l.resolver.nets, l.maxSize)
+		more.renumber()
+		l.resolver.replace(nil, more.objects)
+		files = 1
+	}
 	out := l.load(list(l.paths), time.Now())
 	return &Result{
-		Files:    len(l.files),
+		Files:    files + len(l.files),
 		Services: out.changed,
-		Errors:   out.errors,
-		Warnings: out.warnings,
+		Errors:   sortDiagnostics(append(out.errors, more.errors...)),
+		Warnings: sortDiagnostics(append(out.warnings, more.warnings...)),
 	}, nil
 }

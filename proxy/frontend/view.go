@@ -75,9 +75,25 @@ func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 		r.Sources = portal.SourcesOf(sources)
 	}
 	if vip.External() && v.External.Len() == 0 {
-		// The policy is Local, and there are endpoints on other nodes only: they
-		// are for clients of this node.
-		r.Action = portal.Drop
+		r.Action = v.Action(vip) // for clients of this node it leads to the listener all the same
 	}
 	return r
+}
+
+// Action says what becomes of what is sent to vip.
+func (v *View) Action(vip *config.VIP) portal.Action {
+	return ActionFor(vip.External(), v.Internal.Len(), v.External.Len(), v.Cluster.Len())
+}
+
+// ActionFor says what becomes of what is sent to a VIP with so many endpoints for each kind of
+// client. Dropped is where the policy is Local and endpoints are on other nodes only; of VIPs
+// that are external, what clients of this node send is led to those all the same.
+func ActionFor(external bool, internals, externals, all int) portal.Action {
+	switch {
+	case all == 0 && (external || internals == 0):
+		return portal.Reject
+	case external && externals == 0, !external && internals == 0:
+		return portal.Drop
+	}
+	return portal.Redirect
 }

@@ -100,24 +100,25 @@ func seen(s api.Service) (list []string) {
 	return list
 }
 
-// topologies returns the labels that decide which endpoints count.
+// topologies returns what decides which endpoints count.
 func topologies(s api.Service) (list []string) {
 	for _, p := range s.Ports {
-		if p.Topology == nil {
-			continue
-		}
-		by := p.Topology.Key
-		switch {
-		case by == "":
-			by = "none of " + strings.Join(p.Topology.Keys, ", ")
-		case p.Topology.Value != "":
-			by += "=" + p.Topology.Value
-		}
-		if !slices.Contains(list, by) {
-			list = append(list, by)
+		if p.Topology != nil && !slices.Contains(list, topology(p.Topology)) {
+			list = append(list, topology(p.Topology))
 		}
 	}
 	return list
+}
+
+// topology returns "zone=a", the label that decides, or that none does.
+func topology(t *api.Topology) string {
+	switch {
+	case t.Key == "":
+		return "none of " + strings.Join(t.Keys, ", ")
+	case t.Value == "":
+		return t.Key
+	}
+	return t.Key + "=" + t.Value
 }
 
 func problems(s api.Service) string {

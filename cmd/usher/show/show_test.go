@@ -254,3 +254,60 @@ var _ = DescribeTable("an amount is written as people read it", func(got, want s
 	Entry(nil, show.Rate(0.31), "0.3"),
 	Entry(nil, show.Rate(12.4), "12"),
 )
+
+var _ = Describe("a plan", func() {
+	port := func(change func(*api.ServicePort)) *api.ServicePort {
+		p := &api.ServicePort{PortSummary: api.PortSummary{Name: "http", Family: "IPv4", Protocol: "TCP"}, Policies: api.Policies{Internal: "Cluster", External: "Cluster"},
+			VIPs:      []api.VIP{{Kind: "ClusterIP", Address: "10.96.0.10:80"}, {Kind: "NodePort", Address: "0.0.0.0:30080"}},
+			Endpoints: []api.Endpoint{{Address: "10.1.0.7:80", Node: "n1", Ready: true, UsedFor: []string{"internal", "external", "node"}}}}
+		change(p)
+		return p
+	}
+	asIs := port(func(*api.ServicePort) {})
+	redirects := portal.Traits{Redirects: true}
+	told := func(now, planned *api.ServicePort, traits portal.Traits) []string {
+		p := show.Plan{Node: "n1", Portal: "iptables", ComparedWith: "127.0.0.1:10249"}
+		p.Compare("default/web", now, planned, traits)
+		lines := p.Lines()
+		for i := range lines {
+			lines[i] = strings.TrimSpace(ansi.Strip(lines[i]))
+			Expect(len(lines[i])).To(BeNumerically("<=", 80))
+		}
+		return lines[1:]
+	}
+	It("tells what is new, and what goes", func() {
+		Expect(told(nil, asIs, redirects)).To(Equal([]string{"", "+ default/web:http  TCP",
+			"+  ClusterIP 10.96.0.10:80  led to usher",
+			"+  NodePort 30080           led to usher",
+			"+  10.1.0.7:80              for all clients, on n1", "",
+			"1 service port: 1 more, 0 less, 0 changed, 0 as they are."}))
+		Expect(told(asIs, nil, redirects)).To(ContainElements("- default/web:http  TCP", "-  NodePort 30080           led to usher"))
+	})
+	It("counts what stays", func() {
+		Expect(told(asIs, asIs, redirects)).To(Equal([]string{"1 service port: 0 more, 0 less, 0 changed, 1 as they are."}))
+	})
+	It("tells what becomes of clients when a policy leaves this node without an endpoint", func() {
+		local := port(func(p *api.ServicePort) {
+			p.Policies.External = "Local"
+			p.Endpoints[0].UsedFor = []string{"internal", "node"}
+		})
+		Expect(told(asIs, local, redirects)).To(Equal([]string{"", "~ default/web:http  TCP",
+			"~  NodePort 30080         dropped, but from this node: no endpoint here",
+			"was: led to usher",
+			"~  10.1.0.7:80            for internal, node, on n1",
+			"was: for all clients, on n1",
+			"+  externalTrafficPolicy  Local", "",
+			"1 service port: 0 more, 0 less, 1 changed, 0 as they are."}))
+	})
+	It("tells which topology key decides", func() {
+		near := port(func(p *api.ServicePort) { p.Topology = &api.Topology{Keys: []string{"zone"}, Key: "zone", Value: "a"} })
+		Expect(told(asIs, near, redirects)).To(ContainElement("+  topology  zone=a"))
+	})
+	It("speaks the portal's words", func() {
+		none := port(func(p *api.ServicePort) { p.Endpoints = nil })
+		Expect(told(nil, none, redirects)).To(ContainElement("+  NodePort 30080           rejected: no endpoint"))
+		Expect(told(nil, none, portal.Traits{Local: true})).To(ContainElement("+  NodePort 30080           nobody listens: no endpoint"))
+		Expect(told(nil, asIs, portal.Traits{Local: true})).To(ContainElement("+  NodePort 30080           usher listens there"))
+		Expect(told(nil, asIs, portal.Traits{})).To(ContainElement("+  NodePort 30080           usher listens elsewhere, on loopback"))
+	})
+})

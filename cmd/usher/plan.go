@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/cmd/usher/show"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/manifest"
+	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+)
+
+func newPlan() *cobra.Command {
+	p := planCommand{}
+	cmd := &cobra.Command{
+		Use:   "plan FILE… | -",
+		Short: "Tell what would change on this node if manifests were served",
+		Long: `Reads manifests as 'usher run' does, compares them with what the usher that runs
+here serves, and tells what would change if they were served instead: what becomes
+of what clients send to each VIP, which endpoints each kind of client would get
+(internal: of cluster IPs; external: from outside; node: on this node), and what is
+wrong. If no usher answers, all of it is new. Nothing is changed, and no right is
+needed. - is standard input.
+
++ is new, - goes, ~ changes. What stays is only counted. The exit code is 1 if
+anything is wrong with the manifests.`,
+		Example: `  usher plan examples/
+  kubectl get services,endpointslices,nodes -A -o yaml | usher plan -
+  usher plan web.yaml --node-name worker-1 --node-labels topology.kubernetes.io/zone=a`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("plan: at least one file or folder is needed")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return p.run(cmd, args) },
+	}
+	flags := cmd.Flags()
+	p.manifests.register(flags)
+	flags.StringVar(&p.manifests.node.Name, "node-name", "", "name of the node; empty means this machine's name")
+	flags.StringToStringVar(&p.manifests.node.Labels, "node-labels", nil, "`labels` of the node, such as topology.kubernetes.io/zone=a")
+	flags.StringVar(&p.portal, "portal", "", "how VIPs would reach usher: "+strings.Join(modes.Names()[1:], ", ")+"; empty means as with the usher that runs here, or what is first where none does")
+	flags.StringVarP(&p.output, "output", "o", "", "`format`: json or yaml; lines without it")
+	p.asks.register(flags)
+	return cmd
+}
+
+type planCommand struct {
+	manifests manifestFlags
+	asks      askFlags
+	portal    string
+	output    string
+}
+
+func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
+	if p.output != "" && p.output != "json" && p.output != "yaml" {
+		return usagef("--output: %q is neither json nor yaml", p.output)
+	}
+	if p.portal != "" && (p.portal == modes.Auto || len(modes.Named(p.portal)) == 0) {
+		return usagef("--portal: %q is none of %s", p.portal, strings.Join(modes.Names()[1:], ", "))
+	}
+	if node := &p.manifests.node; node.Name == "" {
+		var err error
+		if node.Name, err = hostname(); err != nil {
+			return err
+		}
+	}
+	result, err := p.manifests.check(cmd.InOrStdin(), paths)
+	if err != nil {
+		return err
+	}
+	c, err := p.asks.client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	now, mode, err := running(cmd.Context(), c)
+	plan := show.Plan{Node: p.manifests.node.Name, ComparedWith: p.asks.address, Ports: []show.PlannedPort{}, Errors: []string{}, Warnings: []string{}}
+	if isNobody(err) {
+		plan.ComparedWith, mode = "", modes.All[0].Name
+		if runtime.GOOS != "linux" {
+			mode = modes.All[len(modes.All)-1].Name
+		}
+	} else if err != nil {
+		return err
+	}
+	err = nil
+	if plan.Portal = p.portal; p.portal == "" {
+		plan.Portal = mode
+	}
+	p.compare(&plan, now, result)
+	if p.output != "" {
+		err = printObject(cmd.OutOrStdout(), p.output, plan)
+	} else {
+		printLines(cmd.OutOrStdout(), plan.Lines())
+		for _, w := range plan.Warnings {
+			fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
+		}
+		for _, e := range plan.Errors {
+			fmt.Fprintln(cmd.ErrOrStderr(), "error:", e)
+		}
+	}
+	if err == nil && len(plan.Errors) > 0 {
+		return errSaid
+	}
+	return err
+}
+
+// compare puts into plan what becomes of the service ports that are now, and of those of result.
+func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, result *manifest.Result) {
+	for _, e := range result.Errors {
+		plan.Errors = append(plan.Errors, e.Error())
+	}
+	for _, w := range result.Warnings {
+		plan.Warnings = append(plan.Warnings, w.Error())
+	}
+	all := map[portKey]*api.ServicePort{}
+	owners := map[string]config.PortID{}
+	for _, s := range result.Services {
+		for _, port := range s.Ports {
+			planned := admin.Planned(port)
+			all[portKey{s.Name.String(), planned.Name, planned.Family}] = &planned
+			for _, v := range port.VIPs {
+				at := fmt.Sprintf("%s %s/%s", v.Kind, v.AddrPort(), port.Protocol)
+				if owner, twice := owners[at[len(v.Kind):]]; twice {
+					plan.Errors = append(plan.Errors, fmt.Sprintf("Service %s: %s is one of %s too: one of them would not be served there", s.Name, at, owner))
+				}
+				owners[at[len(v.Kind):]] = port.ID
+			}
+		}
+	}
+	traits := modes.Named(plan.Portal)[0].Traits
+	for key := range now {
+		if _, there := all[key]; !there {
+			all[key] = nil
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(all), portKey.compare) {
+		var is *api.ServicePort
+		if port, there := now[key]; there {
+			is = &port
+		}
+		plan.Compare(key.service, is, all[key], traits)
+	}
+}
+
+// portKey tells service ports apart.
+type portKey struct{ service, port, family string }
+
+func (k portKey) compare(other portKey) int {
+	return slices.Compare([]string{k.service, k.port, k.family}, []string{other.service, other.port, other.family})
+}
+
+// running returns what an usher serves, and by which portal.
+func running(ctx context.Context, c *client.Client) (map[portKey]api.ServicePort, string, error) {
+	portals, err := c.Portals(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	list, err := c.Services(ctx, client.ServiceQuery{})
+	if err != nil {
+		return nil, "", err
+	}
+	out := map[portKey]api.ServicePort{}
+	for _, s := range list.Items {
+		detail, err := c.Service(ctx, s.Namespace, s.Name)
+		if client.IsNotFound(err) {
+			continue // it has gone meanwhile
+		}
+		if err != nil {
+			return nil, "", err
+		}
+		for _, port := range detail.Details {
+			out[portKey{s.Namespace + "/" + s.Name, port.Name, port.Family}] = port
+		}
+	}
+	return out, portals.Mode, nil
+}
+
+// isNobody reports whether err is that no usher answers.
+func isNobody(err error) bool {
+	var unreachable *client.UnreachableError
+	var other *client.NotUsherError
+	return errors.As(err, &unreachable) || errors.As(err, &other)
+}

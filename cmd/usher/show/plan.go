@@ -1,0 +1,278 @@
+package show
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/frontend"
+)
+
+// Plan is what would change on a node if Services were served.
+type Plan struct {
+	Node   string `json:"node"`
+	Portal string `json:"portal"`
+	// ComparedWith is the address of the usher whose Services are as they are now; left out
+	// if there are none now.
+	ComparedWith string `json:"comparedWith,omitempty"`
+	// Ports are the service ports, each IP family by itself, that change; Same is how many
+	// do not.
+	Ports []PlannedPort `json:"ports"`
+	Same  int           `json:"same"`
+	// Errors and Warnings are what is wrong with the manifests.
+	Errors   []string `json:"errors"`
+	Warnings []string `json:"warnings"`
+}
+
+// Change is what becomes of a thing.
+type Change string
+
+// The changes.
+const (
+	Added   Change = "add"
+	Removed Change = "remove"
+	Changed Change = "change"
+	Kept    Change = "keep"
+)
+
+// marks are the changes as lines begin with them.
+var marks = map[Change]string{Added: Good.Text("+"), Removed: Bad.Text("-"), Changed: Note.Text("~"), Kept: " "}
+
+// PlannedPort is a service port and what becomes of it.
+type PlannedPort struct {
+	Change   Change `json:"change"`
+	Service  string `json:"service"`
+	Port     string `json:"port,omitempty"`
+	Family   string `json:"family"`
+	Protocol string `json:"protocol"`
+	// VIPs are with what becomes of what is sent there, Endpoints with whose connections
+	// go to them, Settings with their values.
+	VIPs      []PlannedItem `json:"vips"`
+	Endpoints []PlannedItem `json:"endpoints"`
+	Settings  []PlannedItem `json:"settings"`
+}
+
+// PlannedItem is a part of a service port.
+type PlannedItem struct {
+	Change Change `json:"change"`
+	Name   string `json:"name"`
+	Text   string `json:"text"`
+	// Was is what Text was, if it changes.
+	Was string `json:"was,omitempty"`
+}
+
+// Compare puts into p what becomes of a service port that is there, or nil, and is to be as
+// planned, or nil, in a portal with these traits.
+func (p *Plan) Compare(service string, now, planned *api.ServicePort, traits portal.Traits) {
+	some, change := cmp.Or(planned, now), Changed
+	switch {
+	case now == nil:
+		change = Added
+	case planned == nil:
+		change = Removed
+	}
+	out := PlannedPort{Service: service, Port: some.Name, Family: some.Family, Protocol: some.Protocol,
+		VIPs:      compare(vipItems(now, traits), vipItems(planned, traits)),
+		Endpoints: compare(endpointItems(now), endpointItems(planned)),
+		Settings:  compare(settings(now), settings(planned))}
+	kept := func(items []PlannedItem) bool {
+		return !slices.ContainsFunc(items, func(i PlannedItem) bool { return i.Change != Kept })
+	}
+	if kept(out.VIPs) && kept(out.Endpoints) && kept(out.Settings) {
+		p.Same++
+		return
+	}
+	out.Change = change
+	p.Ports = append(p.Ports, out)
+}
+
+// compare returns all items by name, with what becomes of each.
+func compare(now, planned map[string]string) []PlannedItem {
+	all := map[string]bool{}
+	for name := range now {
+		all[name] = true
+	}
+	for name := range planned {
+		all[name] = true
+	}
+	out := make([]PlannedItem, 0, len(all))
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		was, had := now[name]
+		text, has := planned[name]
+		item := PlannedItem{Name: name, Text: text}
+		switch {
+		case !had:
+			item.Change = Added
+		case !has:
+			item.Change, item.Text = Removed, was
+		case was != text:
+			item.Change, item.Was = Changed, was
+		default:
+			item.Change = Kept
+		}
+		out = append(out, item)
+	}
+	return out
+}
+
+func vipItems(p *api.ServicePort, traits portal.Traits) map[string]string {
+	if p == nil {
+		return nil
+	}
+	out := map[string]string{}
+	for _, v := range p.VIPs {
+		out[v.Kind+" "+v.Address] = becomes(p, v, traits)
+	}
+	return out
+}
+
+// becomes says what becomes of what is sent to a VIP.
+func becomes(p *api.ServicePort, v api.VIP, traits portal.Traits) string {
+	used := map[string]int{}
+	for _, e := range p.Endpoints {
+		for _, use := range e.UsedFor {
+			used[use]++
+		}
+	}
+	external := v.Kind != "ClusterIP"
+	action := frontend.ActionFor(external, used["internal"], used["external"], used["node"])
+	from := ""
+	if len(v.Sources) > 0 {
+		from = ", from " + Few(v.Sources) + " only"
+	}
+	switch {
+	case action == portal.Reject && !traits.Redirects:
+		return "nobody listens: no endpoint"
+	case action == portal.Reject:
+		return "rejected: no endpoint"
+	case action == portal.Drop && external:
+		return "dropped, but from this node: no endpoint here"
+	case action == portal.Drop && !traits.Redirects:
+		return "nobody listens: no endpoint on this node"
+	case action == portal.Drop:
+		return "dropped: no endpoint on this node"
+	case traits.Redirects:
+		return "led to usher" + from
+	case traits.Local:
+		return "usher listens there" + from
+	}
+	return "usher listens elsewhere, on loopback" + from
+}
+
+func endpointItems(p *api.ServicePort) map[string]string {
+	if p == nil {
+		return nil
+	}
+	out := map[string]string{}
+	for _, e := range p.Endpoints {
+		used := slices.Sorted(slices.Values(e.UsedFor))
+		text := "for nobody"
+		switch {
+		case len(used) == 3:
+			text = "for all clients"
+		case len(used) > 0:
+			text = "for " + strings.Join(used, ", ")
+		case e.Terminating:
+			text += ": it is terminating"
+		case !e.Ready:
+			text += ": it is not ready"
+		}
+		if e.Node != "" {
+			text += ", on " + e.Node
+		}
+		out[e.Address] = text
+	}
+	return out
+}
+
+func settings(p *api.ServicePort) map[string]string {
+	if p == nil {
+		return nil
+	}
+	out := map[string]string{}
+	if p.Policies.Internal != "Cluster" {
+		out["internalTrafficPolicy"] = p.Policies.Internal
+	}
+	if p.Policies.External != "Cluster" {
+		out["externalTrafficPolicy"] = p.Policies.External
+	}
+	if s := p.Policies.AffinitySeconds; s > 0 {
+		out["sessionAffinity"] = "ClientIP for " + (time.Duration(s) * time.Second).String()
+	}
+	if p.Topology != nil {
+		out["topology"] = topology(p.Topology)
+	}
+	if p.ProxyProtocol != nil && p.ProxyProtocol.ToEndpoints != "" {
+		out["PROXY protocol"] = p.ProxyProtocol.ToEndpoints + " to endpoints"
+	}
+	return out
+}
+
+// Lines tells a plan.
+func (p *Plan) Lines() (lines []string) {
+	with := "compared with nothing: no usher answers here"
+	if p.ComparedWith != "" {
+		with = "compared with the usher at " + p.ComparedWith
+	}
+	lines = append(lines, fmt.Sprintf("Node %s, portal %s, %s.", Clean(cmp.Or(p.Node, "unknown")), p.Portal, with))
+	count := map[Change]int{}
+	for _, port := range p.Ports {
+		count[port.Change]++
+		lines = append(lines, "", marks[port.Change]+" "+Title.Text(Clean(servicePort(port.Service, port.Port, port.Family)))+"  "+Clean(port.Protocol))
+		var rows []PlannedItem
+		for _, items := range [][]PlannedItem{port.VIPs, port.Endpoints, port.Settings} {
+			for _, item := range items {
+				if item.Change == Kept {
+					continue
+				}
+				if rows = append(rows, item); item.Change == Changed {
+					rows = append(rows, PlannedItem{Change: Kept, Text: "was: " + item.Was})
+				}
+			}
+		}
+		lines = append(lines, planned(rows)...)
+	}
+	if len(p.Ports) > 0 {
+		lines = append(lines, "")
+	}
+	return append(lines, fmt.Sprintf("%s: %d more, %d less, %d changed, %d as they are.", Plural(len(p.Ports)+p.Same, "service port"), count[Added], count[Removed], count[Changed], p.Same))
+}
+
+// maxPlanned is how many lines a service port has at the most.
+const maxPlanned = 40
+
+func planned(rows []PlannedItem) (lines []string) {
+	more := max(0, len(rows)-maxPlanned)
+	columns := []Column[PlannedItem]{
+		{Cell: func(i PlannedItem) string { return marks[i.Change] }},
+		{Cell: func(i PlannedItem) string { return Clean(plainName(i.Name)) }},
+		{Cell: func(i PlannedItem) string {
+			if i.Change == Kept {
+				return Quiet.Text(Clean(i.Text))
+			}
+			return Clean(i.Text)
+		}},
+	}
+	for _, line := range Lines(columns, rows[:len(rows)-more])[1:] {
+		lines = append(lines, "  "+line)
+	}
+	if more > 0 {
+		lines = append(lines, fmt.Sprintf("    … and %d more", more))
+	}
+	return lines
+}
+
+// plainName returns a node port as people call it.
+func plainName(name string) string {
+	kind, address, _ := strings.Cut(name, " ")
+	if host, port, err := net.SplitHostPort(address); err == nil && kind == "NodePort" && (host == "0.0.0.0" || host == "::") {
+		return "NodePort " + port
+	}
+	return name
+}
