@@ -1,10 +1,13 @@
 package test
 
 import (
+	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -61,6 +64,75 @@ var _ = Describe("manifests", func() {
 		Eventually(func() string { return state(l.Node) }).WithTimeout(5 * time.Second).ShouldNot(ContainSubstring("10.96.0.11"))
 		Expect(ask(pod, web.vip())).To(Equal(second.addr))
 		u.stop()
+	})
+
+	It("that are planned change nothing, and what would change is told, against what is served", func() {
+		u := startUsher(l.Node, dir, "--portal=address")
+		planned := manifestsDir()
+		web.endpoints = []netip.AddrPort{second.addr}
+		web.write(planned)
+		out, errs, code := askUsher(l.Node, "plan", planned)
+		Expect(code).To(BeZero(), errs)
+		Expect(out).To(ContainSubstring("compared with the usher at 127.0.0.1:10249"))
+		Expect(out).To(ContainSubstring("~ default/web"))
+		Expect(out).To(MatchRegexp(`(?m)^  -  %s +for all clients$`, regexp.QuoteMeta(first.addr.String())))
+		Expect(out).To(MatchRegexp(`(?m)^  \+  %s +for all clients$`, regexp.QuoteMeta(second.addr.String())))
+		Expect(out).To(HaveSuffix("1 service port: 0 more, 0 less, 1 changed, 0 as they are.\n"))
+		Expect(ask(pod, web.vip())).To(Equal(first.addr), "it is as it was")
+
+		out, _, code = askUsher(l.Node, "plan", dir)
+		Expect(code).To(BeZero())
+		Expect(out).To(HaveSuffix("1 service port: 0 more, 0 less, 0 changed, 1 as they are.\n"))
+		u.stop()
+		out, errs, code = askUsher(l.Node, "plan", dir, "-o", "json")
+		Expect(code).To(BeZero(), errs)
+		Expect(out).To(ContainSubstring(`"change": "add"`))
+	})
+
+	It("get node ports, by each portal, the same after a restart; and what topology keys say is done", func() {
+		for _, mode := range []string{"iptables", "nftables", "address"} {
+			By(mode)
+			dir := manifestsDir()
+			writeFile(filepath.Join(dir, "all.yaml"), fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIP: %s, type: NodePort, ports: [{port: 80}], topologyKeys: [example.com/rack]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: "", port: 8080}]
+endpoints:
+- {addresses: [%s], nodeName: far}
+- {addresses: [%s], nodeName: near}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: near, labels: {example.com/rack: "7"}}
+`, clusterIP, lab.Pod(1), lab.Pod(2)))
+			had := ""
+			for range 2 {
+				u := startUsher(l.Node, dir, "--portal="+mode, "--node-labels=example.com/rack=7")
+				out, errs, code := askUsher(l.Node, "get", "services", "web", "-o", "yaml")
+				Expect(code).To(BeZero(), errs)
+				Expect(out).To(ContainSubstring("key: example.com/rack"))
+				out, errs, code = askUsher(l.Node, "plan", dir, "-o", "json", "--node-labels=example.com/rack=7", "--admin-address=127.0.0.1:1")
+				Expect(code).To(BeZero(), errs)
+				port := regexp.MustCompile(`NodePort 0\.0\.0\.0:(3\d{4})`).FindStringSubmatch(out)
+				Expect(port).NotTo(BeNil(), out)
+				if had == "" {
+					had = port[1]
+				}
+				Expect(port[1]).To(Equal(had))
+				for range 4 {
+					Expect(ask(pod, web.vip())).To(Equal(second.addr))
+					Expect(ask(pod, net.JoinHostPort(lab.NodeOut4, had))).To(Equal(second.addr))
+				}
+				u.stop()
+			}
+		}
 	})
 
 	It("that are bad take nothing down that was good, and the log says where", func() {

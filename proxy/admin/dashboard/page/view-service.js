@@ -187,12 +187,13 @@ function howItFares({ state, endpoints: e }) {
   return '';
 }
 
-function policyWords({ policies: { internal, external, udpIdleSeconds }, scheduler, proxyProtocol: { toEndpoints, from } = {} }) {
+function policyWords({ policies: { internal, external, udpIdleSeconds }, scheduler, proxyProtocol: { toEndpoints, from } = {}, topology }) {
   const where = policy => policy === 'Local' ? 'on this node only' : 'on every node';
   const outside = internal === external ? 'So do clients from outside.' : `Clients from outside get endpoints ${where(external)}.`;
   const idle = udpIdleSeconds ? ` A UDP session ends after ${seconds(udpIdleSeconds)} without a datagram.` : '';
   const told = toEndpoints ? ` Endpoints are told who the client is by the PROXY protocol, ${toEndpoints}.` : '';
   const tell = from ? ` Load balancers in ${from.join(', ')} tell usher by its headers.` : '';
+  const near = topology ? ` Of those on every node, these count: ${topology.text}.` : '';
   const chosen = ` The scheduler ${scheduler} chooses among them.`;
-  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${chosen}${idle}${told}${tell}`;
+  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${chosen}${idle}${told}${tell}`;
 }
