@@ -55,12 +55,19 @@ func describe(svc config.Service) string {
 		if p.AffinityTimeout != 0 {
 			fmt.Fprintf(&b, " affinity %v", p.AffinityTimeout)
 		}
+		if p.Scheduler != 0 {
+			fmt.Fprintf(&b, " scheduler %s", p.Scheduler)
+		}
 		b.WriteString("\n")
 		for _, v := range p.VIPs {
 			fmt.Fprintf(&b, "    %s %s %v\n", v.Kind, v.AddrPort(), v.Sources)
 		}
 		for _, e := range p.Endpoints {
-			fmt.Fprintf(&b, "    endpoint %s node=%s zone=%s pod=%s ready=%t serving=%t terminating=%t\n", e.Addr, e.Node, e.Zone, e.Pod, e.Ready, e.Serving, e.Terminating)
+			fmt.Fprintf(&b, "    endpoint %s node=%s zone=%s pod=%s ready=%t serving=%t terminating=%t", e.Addr, e.Node, e.Zone, e.Pod, e.Ready, e.Serving, e.Terminating)
+			if e.Weight != 0 {
+				fmt.Fprintf(&b, " weight=%d", e.Weight.Int())
+			}
+			b.WriteString("\n")
 		}
 		fmt.Fprintf(&b, "    cluster %s, internal %s, external %s\n", addrs(p.Cluster), addrs(p.Internal), addrs(p.External))
 	}
