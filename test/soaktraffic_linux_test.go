@@ -9,84 +9,13 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	. "github.com/onsi/ginkgo/v2"
-	. "github.com/onsi/gomega"
-
 	"github.com/usherproxy/usher/test/lab"
 )
-
-// soakTime is how long the soak lasts; USHER_SOAK, a duration, makes it longer.
-const soakTime = 2 * time.Minute
-
-// soakers are how many connections are open at once.
-const soakers = 40
-
-var _ = Describe("mixed traffic with faults, for minutes", func() {
-	It("arrives byte for byte, and leaves nothing behind", func() {
-		d := soakTime
-		if text := os.Getenv("USHER_SOAK"); text != "" {
-			var err error
-			d, err = time.ParseDuration(text)
-			Expect(err).NotTo(HaveOccurred(), "USHER_SOAK")
-		}
-		l := lab.New()
-		web := service{name: "web", clusterIP: clusterIP, port: 80}
-		var endpoints []*soakEndpoint
-		for n := range 3 {
-			e := &soakEndpoint{ns: l.Pods, at: netip.AddrPortFrom(lab.Pod(n+1), 8080), broken: map[uint64]bool{}, open: map[*net.TCPConn]uint64{}}
-			e.listen()
-			endpoints = append(endpoints, e)
-			web.endpoints = append(web.endpoints, e.at)
-		}
-		dir := manifestsDir()
-		web.write(dir)
-		u := startUsher(l.Node, dir, "--portal=nftables")
-		pid := u.Command.Process.Pid
-		pod, node := l.Pods.NewDialer(soakers+10), l.Node.NewDialer(4)
-
-		// What is opened once and kept is there after this.
-		s := &soak{dialer: pod, vip: web.vip(), endpoints: endpoints}
-		s.run(2 * time.Second)
-		settled := func() (open float64) { return metric(node, "usher_connections_open") }
-		Eventually(settled).WithTimeout(10 * time.Second).Should(BeZero())
-		files, goroutines := descriptors(pid), metric(node, "go_goroutines")
-
-		over := make(chan struct{})
-		go func() {
-			defer close(over)
-			s.run(d)
-		}()
-		dying := time.NewTicker(900 * time.Millisecond)
-		defer dying.Stop()
-		for n := 0; ; n++ {
-			select {
-			case <-over:
-			case <-dying.C:
-				e := endpoints[n%len(endpoints)]
-				e.die()
-				time.Sleep(200 * time.Millisecond) // usher shall meet it dead
-				e.listen()
-				continue
-			}
-			break
-		}
-
-		AddReportEntry("soak", fmt.Sprintf("%d connections, %d MB: %v", s.total.Load(), s.bytes.Load()>>20, &s.kinds))
-		Expect(s.failures).To(BeEmpty())
-		for kind := range s.kinds {
-			Expect(s.kinds[kind].Load()).To(BeNumerically(">", 10), "connections of kind %d", kind)
-		}
-		Eventually(settled).WithTimeout(10 * time.Second).Should(BeZero())
-		Eventually(func() int { return descriptors(pid) }).WithTimeout(10 * time.Second).Should(BeNumerically("<=", files))
-		Eventually(func() float64 { return metric(node, "go_goroutines") }).WithTimeout(10 * time.Second).Should(BeNumerically("<=", goroutines+1))
-	})
-})
 
 // What a connection of the soak does.
 const (
@@ -114,63 +43,189 @@ func (h soakHeader) stream(side byte) *rand.ChaCha8 {
 	return rand.NewChaCha8(seed)
 }
 
-// soak are the clients.
-type soak struct {
-	dialer    *lab.Dialer
-	vip       string
-	endpoints []*soakEndpoint
+// soakers are how many connections, and half as many UDP clients, are open at once.
+const soakers = 40
 
-	total, bytes atomic.Int64
-	kinds        [soakKinds]atomic.Int64
-	mu           sync.Mutex
-	failures     []string
+// soakTraffic are the clients.
+type soakTraffic struct {
+	dialer    *lab.Dialer
+	tcp, udp  []string // VIPs
+	seed      uint64
+	endpoints []*soakEndpoint
+	incidents *incidents
+
+	total, bytes, exchanges, repeated atomic.Int64
+	kinds                             [soakKinds]atomic.Int64
+	mu                                sync.Mutex
+	lost                              map[string]int // connections, by why
+	failures                          []string
 }
 
-func (s *soak) run(d time.Duration) {
-	end := time.Now().Add(d)
+// start makes traffic until the function that it returns is called, which waits for its end.
+func (s *soakTraffic) start() (end func()) {
+	s.lost = map[string]int{}
+	stop := make(chan struct{})
 	var clients sync.WaitGroup
-	for range soakers {
+	client := func(n int, do func(*rand.Rand)) {
+		r := rand.New(rand.NewPCG(s.seed, uint64(n)))
 		clients.Go(func() {
-			for time.Now().Before(end) {
-				h := soakHeader{Seed: rand.Uint64(), Kind: rand.Uint64N(soakKinds), ToEndpoint: size(), ToClient: size()}
-				if err := s.one(h); err != nil && (errors.Is(err, errBytes) || !s.broken(h.Seed)) {
-					s.mu.Lock()
-					s.failures = append(s.failures, fmt.Sprintf("%+v: %v", h, err))
-					s.mu.Unlock()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					do(r)
 				}
-				s.total.Add(1)
-				s.kinds[h.Kind].Add(1)
 			}
 		})
 	}
-	clients.Wait()
+	for n := range soakers {
+		client(n, s.connection)
+		if n%2 == 0 {
+			client(soakers+n, s.session)
+		}
+	}
+	return sync.OnceFunc(func() { close(stop); clients.Wait() })
 }
 
-// size returns a number of bytes: mostly few, sometimes many.
-func size() uint64 { return rand.Uint64N(1 << (4 + rand.Uint64N(19))) }
+// connection makes one connection, and says what became of it.
+func (s *soakTraffic) connection(r *rand.Rand) {
+	h := soakHeader{Seed: r.Uint64(), Kind: r.Uint64N(soakKinds), ToEndpoint: size(r), ToClient: size(r)}
+	began, vip := time.Now(), s.tcp[r.IntN(len(s.tcp))]
+	made, err := s.one(vip, h)
+	s.total.Add(1)
+	s.kinds[h.Kind].Add(1)
+	if err == nil {
+		return
+	}
+	why := ""
+	if !errors.Is(err, errBytes) {
+		why = s.excuse(h.Seed, began, time.Now(), made, err)
+	}
+	s.lose(why, "%s: %+v to %s, begun %s: %v", "connection", h, vip, began.Format(clock), err)
+}
 
-// broken reports whether an endpoint has broken a connection off: one that it
-// served, or one that it had not accepted yet when it died.
-func (s *soak) broken(seed uint64) bool {
+// clock is how the page tells times.
+const clock = "15:04:05.000"
+
+func (s *soakTraffic) lose(excuse, format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if excuse != "" {
+		s.lost[excuse]++
+		return
+	}
+	s.failures = append(s.failures, fmt.Sprintf(format, args...))
+}
+
+// excuse returns why a connection was lost that failed, or "" if it should not have been.
+func (s *soakTraffic) excuse(seed uint64, began, ended time.Time, made bool, err error) string {
 	served := false
 	for _, e := range s.endpoints {
 		e.mu.Lock()
 		broken, known := e.broken[seed]
 		e.mu.Unlock()
 		if broken {
-			return true
+			return lostWithEndpoint
 		}
 		served = served || known
 	}
-	return !served
+	// One that is made and reset at once may look like one that could not be made.
+	made = made || errors.Is(err, syscall.ECONNRESET)
+	switch {
+	case made && s.incidents.within(usherKilled, began, ended):
+		return lostWithUsher
+	case !served && s.incidents.within(endpointKilled, began, ended):
+		return lostWithEndpoint
+	case s.incidents.within(rulesGone, began, began):
+		return lostWithoutRules
+	case s.incidents.within(noDescriptors, began, ended):
+		return lostWithoutDescriptors
+	}
+	return ""
 }
 
-// one makes one connection.
-func (s *soak) one(h soakHeader) error {
-	c, err := s.dialer.Dial("", s.vip, 5*time.Second)
+// How often a UDP client asks before it gives up, and how long it waits for an answer.
+const (
+	soakTries    = 6
+	soakPatience = 2 * time.Second
+)
+
+// session is one UDP client, with some exchanges.
+func (s *soakTraffic) session(r *rand.Rand) {
+	vip := s.udp[r.IntN(len(s.udp))]
+	c, err := s.dialer.DialUDP("", vip)
 	if err != nil {
-		return err
+		s.lose("", "UDP to %s: %v", vip, err)
+		return
 	}
+	defer c.Close()
+	for n := range 1 + r.IntN(50) {
+		sent := make([]byte, 4+r.IntN(1<<(3+r.IntN(10))))
+		binary.BigEndian.PutUint32(sent, uint32(n))
+		for i := 4; i < len(sent); i++ {
+			sent[i] = byte(r.Uint32())
+		}
+		began := time.Now()
+		tries, err := s.exchange(c, sent)
+		s.exchanges.Add(1)
+		s.bytes.Add(int64(len(sent)))
+		if tries == 1 && err == nil {
+			time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond) // a client's pace
+			continue
+		}
+		s.repeated.Add(1)
+		why := ""
+		switch {
+		case errors.Is(err, errBytes):
+		case err == nil && s.incidents.within(anyLoss, began, time.Now()):
+			continue
+		case s.incidents.within(rulesGone, began, began):
+			why = lostUDPWithoutRules
+		}
+		s.lose(why, "UDP: exchange %d of %s with %s, begun %s, after %d tries: %v", n, c.LocalAddr(), vip, began.Format(clock), tries, err)
+		return
+	}
+}
+
+// exchange sends a datagram until it comes back, and returns how often it was sent.
+func (s *soakTraffic) exchange(c net.Conn, sent []byte) (tries int, err error) {
+	buf := make([]byte, 64<<10)
+	for tries = 1; tries <= soakTries; tries++ {
+		if _, err = c.Write(sent); err != nil { // what ICMP has said of the one before
+			_, err = c.Write(sent)
+		}
+		_ = c.SetReadDeadline(time.Now().Add(soakPatience))
+		for err == nil {
+			var n int
+			n, err = c.Read(buf)
+			switch {
+			case err != nil:
+			case bytes.Equal(buf[:n], sent):
+				return tries, nil
+			case n < 4 || binary.BigEndian.Uint32(buf) >= binary.BigEndian.Uint32(sent):
+				return tries, fmt.Errorf("%w: %d of %d", errBytes, n, len(sent))
+			}
+		}
+	}
+	return soakTries, err
+}
+
+// size returns a number of bytes: mostly few, sometimes many.
+func size(r *rand.Rand) uint64 { return r.Uint64N(1 << (4 + r.Uint64N(19))) }
+
+// one makes one connection. It reports whether the connection was made, and what was
+// wrong with it.
+func (s *soakTraffic) one(vip string, h soakHeader) (made bool, err error) {
+	c, err := s.dialer.Dial("", vip, 20*time.Second)
+	if err != nil {
+		return false, err
+	}
+	return true, s.converse(c, h)
+}
+
+// converse does as the header says, and closes the connection.
+func (s *soakTraffic) converse(c *net.TCPConn, h soakHeader) error {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(60 * time.Second))
 	if err := binary.Write(c, binary.BigEndian, h); err != nil {
@@ -197,7 +252,7 @@ func (s *soak) one(h soakHeader) error {
 			sent = c.CloseWrite()
 		}
 	})
-	err = s.receive(c, h)
+	err := s.receive(c, h)
 	sending.Wait()
 	if h.Kind == endpointReset {
 		// Of two calls that meet a reset, the kernel tells one. The other meets what
@@ -210,7 +265,7 @@ func (s *soak) one(h soakHeader) error {
 	return errors.Join(err, sent)
 }
 
-func (s *soak) receive(c *net.TCPConn, h soakHeader) error {
+func (s *soakTraffic) receive(c *net.TCPConn, h soakHeader) error {
 	n, err := expectStream(c, h.stream('e'), h.ToClient, h.Kind == stalls)
 	s.bytes.Add(n)
 	return err
@@ -267,22 +322,31 @@ func talk(c net.Conn, h soakHeader, mine, others byte) error {
 	return nil
 }
 
-// soakEndpoint is a server that does what each client's header says.
+// soakEndpoint is a server that does what each client's header says, and sends datagrams
+// back.
 type soakEndpoint struct {
 	ns *lab.Namespace
-	at netip.AddrPort
+	at netip.Addr
 
 	mu       sync.Mutex
 	listener net.Listener
+	packets  *net.UDPConn
 	open     map[*net.TCPConn]uint64 // with the seed, once it is known
 	broken   map[uint64]bool         // seeds of connections: whether it broke them off
 }
 
+// The ports of the soak's endpoints.
+const soakTCP, soakUDP = 8080, 5300
+
+func (e *soakEndpoint) tcp() netip.AddrPort { return netip.AddrPortFrom(e.at, soakTCP) }
+func (e *soakEndpoint) udp() netip.AddrPort { return netip.AddrPortFrom(e.at, soakUDP) }
+
 func (e *soakEndpoint) listen() {
-	l := e.ns.Listen(e.at.String())
+	l, packets := e.ns.Listen(e.tcp().String()), e.ns.ListenUDP(e.udp().String())
 	e.mu.Lock()
-	e.listener = l
+	e.listener, e.packets = l, packets
 	e.mu.Unlock()
+	serveEcho(packets, e.udp())
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -294,11 +358,19 @@ func (e *soakEndpoint) listen() {
 	}()
 }
 
-// die stops listening and resets what is open.
-func (e *soakEndpoint) die() {
+// leave stops listening. Connections that are open go on.
+func (e *soakEndpoint) leave() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.listener.Close()
+	e.packets.Close()
+}
+
+// die stops listening and resets what is open.
+func (e *soakEndpoint) die() {
+	e.leave()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	for c, seed := range e.open {
 		e.broken[seed] = true
 		_ = c.SetLinger(0)
