@@ -24,6 +24,7 @@ const (
 	usherKilled incident = iota
 	endpointKilled
 	rulesGone
+	nothingTranslated // the kernel tracks no connections, and packets of those that are open go astray
 	noDescriptors
 	away    // usher or an endpoint: who sends datagrams may have to ask again
 	anyLoss // any of them
@@ -34,6 +35,7 @@ const (
 	lostWithUsher          = "whose usher was killed"
 	lostWithEndpoint       = "whose endpoint was killed"
 	lostWithoutRules       = "made while the rules were flushed"
+	lostAstray             = "open while no rule made the kernel track connections"
 	lostUDPWithoutRules    = "UDP clients who came while the rules were flushed"
 	lostWithoutDescriptors = "made or tried while usher had no descriptors left"
 )
@@ -163,13 +165,17 @@ func (s *soak) flushRules() string {
 	case "iptables":
 		commands = []string{"iptables -t nat -F", "ip6tables -t nat -F"}
 	case "nftables":
-		commands = []string{"nft flush ruleset"}
+		commands = []string{"nft flush table ip usher", "nft flush table ip6 usher", "nft flush ruleset"}
 	default:
 		commands = []string{"ip route flush table local proto 117", "ip -6 route flush table local proto 117"}
 	}
 	command := commands[s.rand.IntN(len(commands))]
 	var gone time.Duration
-	s.during(rulesGone, func() {
+	without := rulesGone
+	if s.portal == "nftables" {
+		without = nothingTranslated // no rule is left for which the kernel tracks connections
+	}
+	s.during(without, func() {
 		began := time.Now()
 		s.lab.Node.Output("sh", "-c", command)
 		for _, f := range s.families {

@@ -102,7 +102,7 @@ func (s *soakTraffic) connection(r *rand.Rand) {
 	if !errors.Is(err, errBytes) {
 		why = s.excuse(h.Seed, began, time.Now(), made, err)
 	}
-	s.lose(why, "%s: %+v to %s, begun %s: %v", "connection", h, vip, began.Format(clock), err)
+	s.lose(why, "connection %+v to %s, begun %s, ended %s: %v", h, vip, began.Format(clock), time.Now().Format(clock), err)
 }
 
 // clock is how the page tells times.
@@ -139,6 +139,8 @@ func (s *soakTraffic) excuse(seed uint64, began, ended time.Time, made bool, err
 		return lostWithEndpoint
 	case s.incidents.within(rulesGone, began, began):
 		return lostWithoutRules
+	case s.incidents.within(nothingTranslated, began, ended):
+		return lostAstray
 	case s.incidents.within(noDescriptors, began, ended):
 		return lostWithoutDescriptors
 	}
@@ -180,7 +182,7 @@ func (s *soakTraffic) session(r *rand.Rand) {
 		case errors.Is(err, errBytes):
 		case err == nil && s.incidents.within(anyLoss, began, time.Now()):
 			continue
-		case s.incidents.within(rulesGone, began, began):
+		case s.incidents.within(rulesGone, began, began), s.incidents.within(nothingTranslated, began, began):
 			why = lostUDPWithoutRules
 		}
 		s.lose(why, "UDP: exchange %d of %s with %s, begun %s, after %d tries: %v", n, c.LocalAddr(), vip, began.Format(clock), tries, err)
