@@ -6,8 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,33 +23,49 @@ type incident int
 const (
 	usherKilled incident = iota
 	endpointKilled
-	rulesGone
-	nothingTranslated // the kernel tracks no connections, and packets of those that are open go astray
-	noDescriptors
-	away    // usher or an endpoint: who sends datagrams may have to ask again
-	anyLoss // any of them
+	rulesGone      // nothing leads a client who comes to usher
+	nothingTracked // the kernel tracks no connections, so packets of those that are open go astray
+	noDescriptors  // usher can take nobody in
+	away           // usher or an endpoint: who sends datagrams may have to ask again
+	anyLoss        // any of them
 )
 
 // Why connections were lost.
 const (
 	lostWithUsher          = "whose usher was killed"
 	lostWithEndpoint       = "whose endpoint was killed"
-	lostWithoutRules       = "made while the rules were flushed"
-	lostAstray             = "open while no rule made the kernel track connections"
-	lostUDPWithoutRules    = "UDP clients who came while the rules were flushed"
-	lostWithoutDescriptors = "made or tried while usher had no descriptors left"
+	lostWithoutRules       = "that nothing led to usher, since rules were flushed"
+	lostUntracked          = "open while all rules were flushed, those of others too"
+	lostUDPWithoutRules    = "UDP clients who came while rules were flushed"
+	lostWithoutDescriptors = "turned away while usher had no descriptors left"
 )
+
+// family is an IP family, or bothFamilies.
+type family int
+
+const (
+	four family = iota
+	six
+	bothFamilies
+)
+
+// familyOf returns the family of a VIP.
+func familyOf(vip string) family {
+	if netip.MustParseAddrPort(vip).Addr().Is4() {
+		return four
+	}
+	return six
+}
 
 // incidents are when there were some.
 type incidents struct {
-	mu      sync.Mutex
-	times   [anyLoss][]*soakEvent
-	serving atomic.Int64 // the process id of the usher that serves
+	mu    sync.Mutex
+	times [anyLoss][]*soakEvent
 }
 
 // during notes an incident for as long as f takes.
-func (in *incidents) during(kind incident, f func()) {
-	now := &soakEvent{at: time.Now()}
+func (in *incidents) during(kind incident, of family, f func()) {
+	now := &soakEvent{at: time.Now(), of: of}
 	in.mu.Lock()
 	in.times[kind] = append(in.times[kind], now)
 	in.mu.Unlock()
@@ -59,13 +75,13 @@ func (in *incidents) during(kind incident, f func()) {
 	in.mu.Unlock()
 }
 
-// within reports whether there was such an incident in that time.
-func (in *incidents) within(kind incident, from, until time.Time) bool {
+// within reports whether there was such an incident, of that family, in that time.
+func (in *incidents) within(kind incident, of family, from, until time.Time) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	for k, times := range in.times {
 		for _, t := range times {
-			if (k == int(kind) || kind == anyLoss) && !t.at.After(until) && (t.until.IsZero() || !t.until.Before(from)) {
+			if (k == int(kind) || kind == anyLoss) && (t.of == of || t.of == bothFamilies) && !t.at.After(until) && (t.until.IsZero() || !t.until.Before(from)) {
 				return true
 			}
 		}
@@ -73,23 +89,21 @@ func (in *incidents) within(kind incident, from, until time.Time) bool {
 	return false
 }
 
-// disturb makes one event after the other until it is time: all kinds, in an order that
-// the seed says, and then again. It leaves all as it was.
+// disturb makes one event after the other until it is time, but each kind once: all kinds,
+// in an order that the seed says, and then again. It leaves all as it was.
 func (s *soak) disturb(end time.Time) {
 	GinkgoHelper()
 	kinds := []func() string{s.killUsher, s.killKeeper, s.killEndpoint, s.rollEndpoints, s.flushRules, s.changeService, s.takeDescriptors}
-	for time.Now().Before(end) {
+	for first := true; first || time.Now().Before(end); first = false {
 		for _, n := range s.rand.Perm(len(kinds)) {
 			<-time.After(time.Duration(200+s.rand.IntN(500)) * time.Millisecond)
-			if time.Now().After(end) {
+			if !first && time.Now().After(end) {
 				break
 			}
 			s.dismiss()
 			e := soakEvent{at: time.Now()}
-			s.serving.Store(int64(s.kept.child()))
 			e.what = kinds[n]()
 			e.until = time.Now()
-			s.serving.Store(int64(s.kept.child()))
 			s.events = append(s.events, e)
 		}
 	}
@@ -107,13 +121,13 @@ func (s *soak) dismiss() {
 	s.leaving = nil
 }
 
-func (s *soak) family() *soakFamily { return s.families[s.rand.IntN(len(s.families))] }
+func (s *soak) anyFamily() *soakFamily { return s.families[s.rand.IntN(len(s.families))] }
 
 func (s *soak) killUsher() string {
 	GinkgoHelper()
 	pid := s.kept.child()
-	s.during(away, func() {
-		s.during(usherKilled, func() {
+	s.during(away, bothFamilies, func() {
+		s.during(usherKilled, bothFamilies, func() {
 			Expect(syscall.Kill(pid, syscall.SIGKILL)).To(Succeed())
 			Eventually(s.kept.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("usher ended unexpectedly"))
 		})
@@ -131,11 +145,11 @@ func (s *soak) killKeeper() string {
 }
 
 func (s *soak) killEndpoint() string {
-	f := s.family()
+	f := s.anyFamily()
 	e := f.endpoints[s.rand.IntN(len(f.endpoints)-1)]
 	dead := time.Duration(100+s.rand.IntN(900)) * time.Millisecond
-	s.during(away, func() {
-		s.during(endpointKilled, e.die)
+	s.during(away, f.of, func() {
+		s.during(endpointKilled, f.of, e.die)
 		<-time.After(dead) // usher shall meet it dead
 		e.listen()
 	})
@@ -145,7 +159,7 @@ func (s *soak) killEndpoint() string {
 // rollEndpoints replaces the oldest endpoint of the Services.
 func (s *soak) rollEndpoints() string {
 	GinkgoHelper()
-	f := s.family()
+	f := s.anyFamily()
 	old, last := f.endpoints[0], f.endpoints[len(f.endpoints)-1]
 	last.listen()
 	f.endpoints = append(f.endpoints[1:], old)
@@ -158,37 +172,58 @@ func (s *soak) rollEndpoints() string {
 	return fmt.Sprintf("rolling update: endpoint %s came, and %s left", last.at, old.at)
 }
 
+// flush is a command that takes usher's rules, or routes, of a family away.
+type flush struct {
+	command string
+	of      family
+}
+
+// flushes are what may happen to a portal.
+var flushes = map[string][]flush{
+	"iptables": {{"iptables -t nat -F", four}, {"ip6tables -t nat -F", six}},
+	"nftables": {{"nft flush table ip usher", four}, {"nft flush table ip6 usher", six}, {"nft flush ruleset", bothFamilies}},
+	"address":  {{"ip route flush table local proto 117", four}, {"ip -6 route flush table local proto 117", six}},
+}
+
+// masquerade is what a network of Pods mostly has beside usher. As long as it is there, the kernel
+// tracks connections whatever becomes of usher's rules, and so those that are open go on.
+const masquerade = `nft add table inet cni
+nft add chain inet cni pods '{ type nat hook postrouting priority srcnat; }'
+nft add rule inet cni pods oifname nowhere masquerade`
+
 func (s *soak) flushRules() string {
 	GinkgoHelper()
-	var commands []string
-	switch s.portal {
-	case "iptables":
-		commands = []string{"iptables -t nat -F", "ip6tables -t nat -F"}
-	case "nftables":
-		commands = []string{"nft flush table ip usher", "nft flush table ip6 usher", "nft flush ruleset"}
-	default:
-		commands = []string{"ip route flush table local proto 117", "ip -6 route flush table local proto 117"}
-	}
-	command := commands[s.rand.IntN(len(commands))]
-	var gone time.Duration
+	all := flushes[strings.Fields(s.portal)[0]]
+	f := all[s.rand.IntN(len(all))]
 	without := rulesGone
-	if s.portal == "nftables" {
-		without = nothingTranslated // no rule is left for which the kernel tracks connections
+	if f.of == bothFamilies {
+		without = nothingTracked
 	}
-	s.during(without, func() {
+	var gone time.Duration
+	s.during(without, f.of, func() {
 		began := time.Now()
-		s.lab.Node.Output("sh", "-c", command)
+		s.lab.Node.Output("sh", "-c", f.command)
 		for _, f := range s.families {
-			Eventually(func() error { return s.reach(f.web.vip()) }).WithTimeout(20 * time.Second).Should(Succeed())
+			s.await(f.web.vip())
 		}
 		gone = time.Since(began)
 	})
-	return fmt.Sprintf("%s; all VIPs served again after %s", command, gone.Round(time.Millisecond))
+	if f.of == bothFamilies {
+		s.lab.Node.Output("sh", "-c", masquerade)
+	}
+	return fmt.Sprintf("%s; all VIPs served again after %s", f.command, gone.Round(time.Millisecond))
 }
 
-// reach makes a connection.
+// await waits until there is a connection to vip.
+func (s *soak) await(vip string) {
+	GinkgoHelper()
+	Eventually(func() error { return s.reach(vip) }).WithTimeout(20 * time.Second).Should(Succeed())
+}
+
+// reach makes a connection. It does not wait for long: SYN may have come while rules were
+// gone, and the kernel sends it again only after a second.
 func (s *soak) reach(vip string) error {
-	c, err := s.pod.Dial("", vip, time.Second)
+	c, err := s.pod.Dial("", vip, 100*time.Millisecond)
 	if err != nil {
 		return err
 	}
@@ -202,12 +237,12 @@ func (s *soak) changeService() string {
 	case had.endpoints == nil:
 		s.guest.port, s.guest.endpoints = 80, s.families[0].web.endpoints
 		s.guest.write(s.dir)
-		Eventually(func() error { return s.reach(s.guest.vip()) }).WithTimeout(20 * time.Second).Should(Succeed())
+		s.await(s.guest.vip())
 		return "Service guest was added"
 	case s.rand.IntN(2) == 0:
 		s.guest.port++
 		s.guest.write(s.dir)
-		Eventually(func() error { return s.reach(s.guest.vip()) }).WithTimeout(20 * time.Second).Should(Succeed())
+		s.await(s.guest.vip())
 		Eventually(func() error { return s.reach(had.vip()) }).WithTimeout(20 * time.Second).ShouldNot(Succeed())
 		return fmt.Sprintf("Service guest has port %d instead of %d", s.guest.port, had.port)
 	}
@@ -230,11 +265,11 @@ func (s *soak) takeDescriptors() string {
 	Expect(unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &had)).To(Succeed())
 	few := had
 	few.Cur = uint64(descriptors(pid))
-	s.during(noDescriptors, func() {
+	s.during(noDescriptors, bothFamilies, func() {
 		Expect(unix.Prlimit(pid, unix.RLIMIT_NOFILE, &few, nil)).To(Succeed())
 		<-time.After(lasting)
 		Expect(unix.Prlimit(pid, unix.RLIMIT_NOFILE, &had, nil)).To(Succeed())
-		Eventually(func() error { return s.reach(s.families[0].web.vip()) }).WithTimeout(20 * time.Second).Should(Succeed())
+		s.await(s.families[0].web.vip())
 	})
 	return fmt.Sprintf("usher could have no more than its %d descriptors for %s", few.Cur, lasting)
 }

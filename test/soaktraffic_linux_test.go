@@ -2,13 +2,17 @@ package test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"net/netip"
+	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -49,7 +53,8 @@ const soakers = 40
 // soakTraffic are the clients.
 type soakTraffic struct {
 	dialer    *lab.Dialer
-	tcp, udp  []string // VIPs
+	node      *lab.Dialer // who asks usher
+	tcp, udp  []string    // VIPs
 	seed      uint64
 	endpoints []*soakEndpoint
 	incidents *incidents
@@ -64,10 +69,11 @@ type soakTraffic struct {
 // start makes traffic until the function that it returns is called, which waits for its end.
 func (s *soakTraffic) start() (end func()) {
 	s.lost = map[string]int{}
-	stop := make(chan struct{})
+	s.seed++ // no two connections have the same seed: who serves one tells it by that
+	seed, stop := s.seed, make(chan struct{})
 	var clients sync.WaitGroup
 	client := func(n int, do func(*rand.Rand)) {
-		r := rand.New(rand.NewPCG(s.seed, uint64(n)))
+		r := rand.New(rand.NewPCG(seed, uint64(n)))
 		clients.Go(func() {
 			for {
 				select {
@@ -92,57 +98,85 @@ func (s *soakTraffic) start() (end func()) {
 func (s *soakTraffic) connection(r *rand.Rand) {
 	h := soakHeader{Seed: r.Uint64(), Kind: r.Uint64N(soakKinds), ToEndpoint: size(r), ToClient: size(r)}
 	began, vip := time.Now(), s.tcp[r.IntN(len(s.tcp))]
-	made, err := s.one(vip, h)
+	from, err := s.one(vip, h)
 	s.total.Add(1)
 	s.kinds[h.Kind].Add(1)
 	if err == nil {
 		return
 	}
-	why := ""
+	ended, why := time.Now(), ""
 	if !errors.Is(err, errBytes) {
-		why = s.excuse(h.Seed, began, time.Now(), made, err)
+		why = s.excuse(h.Seed, vip, began, ended, from != nil, err)
 	}
-	s.lose(why, "connection %+v to %s, begun %s, ended %s: %v", h, vip, began.Format(clock), time.Now().Format(clock), err)
+	if why != "" {
+		s.excused(why)
+		return
+	}
+	s.lose("connection %+v of %v to %s, begun %s, ended %s: %v; usher says: %s", h, from, vip, began.Format(clock), ended.Format(clock), err, s.inquire(from))
+}
+
+// inquire returns what usher knows of a client's connection.
+func (s *soakTraffic) inquire(client net.Addr) string {
+	if client == nil {
+		return ""
+	}
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
+		return s.node.Dial("", to, time.Second)
+	}}}
+	res, err := c.Get("http://127.0.0.1:10249/api/v1/connections?state=all&client=" + url.QueryEscape(client.String()))
+	if err != nil {
+		return err.Error()
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	return strings.Join(strings.Fields(fmt.Sprint(string(text), err)), " ")
 }
 
 // clock is how the page tells times.
 const clock = "15:04:05.000"
 
-func (s *soakTraffic) lose(excuse, format string, args ...any) {
+func (s *soakTraffic) excused(why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if excuse != "" {
-		s.lost[excuse]++
-		return
-	}
+	s.lost[why]++
+}
+
+func (s *soakTraffic) lose(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.failures = append(s.failures, fmt.Sprintf(format, args...))
 }
 
 // excuse returns why a connection was lost that failed, or "" if it should not have been.
-func (s *soakTraffic) excuse(seed uint64, began, ended time.Time, made bool, err error) string {
-	served := false
+// made says that the client's connect(2) has succeeded.
+func (s *soakTraffic) excuse(seed uint64, vip string, began, ended time.Time, made bool, err error) string {
+	of, served := familyOf(vip), false
 	for _, e := range s.endpoints {
 		e.mu.Lock()
-		broken, known := e.broken[seed]
+		broken := e.served[seed]
+		lost := broken != nil && *broken
 		e.mu.Unlock()
-		if broken {
+		if lost {
 			return lostWithEndpoint
 		}
-		served = served || known
+		served = served || broken != nil
 	}
+	hit := func(kind incident) bool { return s.incidents.within(kind, of, began, ended) }
 	// One that is made and reset at once may look like one that could not be made.
 	made = made || errors.Is(err, syscall.ECONNRESET)
 	switch {
-	case made && s.incidents.within(usherKilled, began, ended):
+	case made && hit(usherKilled):
 		return lostWithUsher
-	case !served && s.incidents.within(endpointKilled, began, ended):
+	case hit(nothingTracked):
+		return lostUntracked
+	case served: // whatever else there was, usher had found an endpoint
+		return ""
+	case hit(endpointKilled): // it had connected, and not read anything
 		return lostWithEndpoint
-	case s.incidents.within(rulesGone, began, began):
-		return lostWithoutRules
-	case s.incidents.within(nothingTranslated, began, ended):
-		return lostAstray
-	case s.incidents.within(noDescriptors, began, ended):
+	case hit(noDescriptors):
 		return lostWithoutDescriptors
+	case !made && hit(rulesGone):
+		return lostWithoutRules
 	}
 	return ""
 }
@@ -158,7 +192,7 @@ func (s *soakTraffic) session(r *rand.Rand) {
 	vip := s.udp[r.IntN(len(s.udp))]
 	c, err := s.dialer.DialUDP("", vip)
 	if err != nil {
-		s.lose("", "UDP to %s: %v", vip, err)
+		s.lose("UDP to %s: %v", vip, err)
 		return
 	}
 	defer c.Close()
@@ -169,7 +203,7 @@ func (s *soakTraffic) session(r *rand.Rand) {
 			sent[i] = byte(r.Uint32())
 		}
 		began := time.Now()
-		tries, err := s.exchange(c, sent)
+		tries, out, err := s.exchange(c, sent)
 		s.exchanges.Add(1)
 		s.bytes.Add(int64(len(sent)))
 		if tries == 1 && err == nil {
@@ -177,25 +211,30 @@ func (s *soakTraffic) session(r *rand.Rand) {
 			continue
 		}
 		s.repeated.Add(1)
-		why := ""
+		of := familyOf(vip)
 		switch {
 		case errors.Is(err, errBytes):
-		case err == nil && s.incidents.within(anyLoss, began, time.Now()):
+		case err == nil && s.incidents.within(anyLoss, of, began, time.Now()):
 			continue
-		case s.incidents.within(rulesGone, began, began), s.incidents.within(nothingTranslated, began, began):
-			why = lostUDPWithoutRules
+		case n == 0 && s.incidents.within(rulesGone, of, began, out): // the kernel remembers that it leads elsewhere, as long as it is used
+			s.excused(lostUDPWithoutRules)
+			return
 		}
-		s.lose(why, "UDP: exchange %d of %s with %s, begun %s, after %d tries: %v", n, c.LocalAddr(), vip, began.Format(clock), tries, err)
+		s.lose("UDP: exchange %d of %s with %s, begun %s, ended %s, after %d tries: %v", n, c.LocalAddr(), vip, began.Format(clock), time.Now().Format(clock), tries, err)
 		return
 	}
 }
 
-// exchange sends a datagram until it comes back, and returns how often it was sent.
-func (s *soakTraffic) exchange(c net.Conn, sent []byte) (tries int, err error) {
+// exchange sends a datagram until it comes back, and returns how often it was sent, and until
+// when for the first time.
+func (s *soakTraffic) exchange(c net.Conn, sent []byte) (tries int, first time.Time, err error) {
 	buf := make([]byte, 64<<10)
 	for tries = 1; tries <= soakTries; tries++ {
 		if _, err = c.Write(sent); err != nil { // what ICMP has said of the one before
 			_, err = c.Write(sent)
+		}
+		if tries == 1 {
+			first = time.Now()
 		}
 		_ = c.SetReadDeadline(time.Now().Add(soakPatience))
 		for err == nil {
@@ -204,26 +243,26 @@ func (s *soakTraffic) exchange(c net.Conn, sent []byte) (tries int, err error) {
 			switch {
 			case err != nil:
 			case bytes.Equal(buf[:n], sent):
-				return tries, nil
+				return tries, first, nil
 			case n < 4 || binary.BigEndian.Uint32(buf) >= binary.BigEndian.Uint32(sent):
-				return tries, fmt.Errorf("%w: %d of %d", errBytes, n, len(sent))
+				return tries, first, fmt.Errorf("%w: %d of %d", errBytes, n, len(sent))
 			}
 		}
 	}
-	return soakTries, err
+	return soakTries, first, err
 }
 
 // size returns a number of bytes: mostly few, sometimes many.
 func size(r *rand.Rand) uint64 { return r.Uint64N(1 << (4 + r.Uint64N(19))) }
 
-// one makes one connection. It reports whether the connection was made, and what was
-// wrong with it.
-func (s *soakTraffic) one(vip string, h soakHeader) (made bool, err error) {
+// one makes one connection. It returns from where, or nil if that could not be made, and
+// what was wrong with it.
+func (s *soakTraffic) one(vip string, h soakHeader) (from net.Addr, err error) {
 	c, err := s.dialer.Dial("", vip, 20*time.Second)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	return true, s.converse(c, h)
+	return c.LocalAddr(), s.converse(c, h)
 }
 
 // converse does as the header says, and closes the connection.
@@ -333,8 +372,8 @@ type soakEndpoint struct {
 	mu       sync.Mutex
 	listener net.Listener
 	packets  *net.UDPConn
-	open     map[*net.TCPConn]uint64 // with the seed, once it is known
-	broken   map[uint64]bool         // seeds of connections: whether it broke them off
+	open     map[*net.TCPConn]*bool // whether it broke them off
+	served   map[uint64]*bool       // the same, by seeds, of those whose header was read
 }
 
 // The ports of the soak's endpoints.
@@ -355,7 +394,7 @@ func (e *soakEndpoint) listen() {
 			if err != nil {
 				return
 			}
-			go e.serve(c.(*net.TCPConn))
+			go e.serve(l, c.(*net.TCPConn))
 		}
 	}()
 }
@@ -373,28 +412,36 @@ func (e *soakEndpoint) die() {
 	e.leave()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for c, seed := range e.open {
-		e.broken[seed] = true
+	e.listener = nil
+	for c, broken := range e.open {
+		*broken = true
 		_ = c.SetLinger(0)
 		c.Close()
 	}
 }
 
-func (e *soakEndpoint) serve(c *net.TCPConn) {
+func (e *soakEndpoint) serve(l net.Listener, c *net.TCPConn) {
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(60 * time.Second))
-	var h soakHeader
-	if binary.Read(c, binary.BigEndian, &h) != nil {
-		return
-	}
+	broken := new(bool)
 	e.mu.Lock()
-	e.open[c], e.broken[h.Seed] = h.Seed, false
+	if e.open[c] = broken; e.listener != l {
+		_ = c.SetLinger(0) // it died just now
+		c.Close()
+	}
 	e.mu.Unlock()
 	defer func() {
 		e.mu.Lock()
 		delete(e.open, c)
 		e.mu.Unlock()
 	}()
+	_ = c.SetDeadline(time.Now().Add(60 * time.Second))
+	var h soakHeader
+	if binary.Read(c, binary.BigEndian, &h) != nil {
+		return
+	}
+	e.mu.Lock()
+	e.served[h.Seed] = broken
+	e.mu.Unlock()
 	switch h.Kind {
 	case smallTalk:
 		_ = talk(c, h, 'e', 'c') // the client tells what is wrong
