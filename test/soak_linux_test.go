@@ -50,6 +50,11 @@ var _ = Describe("a soak: mixed traffic, with all faults that there are,", Order
 		Expect(err).NotTo(HaveOccurred())
 		fmt.Fprintf(os.Stderr, "soak of %s, seed %d\n", page.time, page.seed)
 	})
+	AfterEach(func() {
+		if report := CurrentSpecReport(); report.Failed() {
+			page.failed = append(page.failed, report.LeafNodeText+"\n"+report.FailureMessage())
+		}
+	})
 	AfterAll(func() { page.write(filepath.Join(root(), ".cache", "soak.md")) })
 
 	for n, part := range []struct {
@@ -63,7 +68,6 @@ var _ = Describe("a soak: mixed traffic, with all faults that there are,", Order
 			}
 			s := newSoak(part.portal, rand.New(rand.NewPCG(page.seed, uint64(n))))
 			page.parts = append(page.parts, s)
-			DeferCleanup(func() { s.failed = CurrentSpecReport().FailureMessage() })
 			if part.limited {
 				usherBinary = plain
 				if s.memory, err = lab.NewMemory(); err == nil {
@@ -95,7 +99,6 @@ type soak struct {
 	leaving  []*soakEndpoint // no client is led to them any more
 	events   []soakEvent
 	checked  []string // what was found at the end
-	failed   string   // what the test failed with
 }
 
 // soakFamily are the Services of an IP family, and their endpoints.
@@ -130,7 +133,7 @@ func newSoak(portal string, r *rand.Rand) *soak {
 	for n, f := range s.families {
 		for i := range 4 {
 			at := []netip.Addr{lab.Pod(i + 1), lab.Pod6(i + 1)}[n]
-			f.endpoints = append(f.endpoints, &soakEndpoint{ns: s.lab.Pods, at: at, served: map[uint64]*bool{}, open: map[*net.TCPConn]*bool{}})
+			f.endpoints = append(f.endpoints, &soakEndpoint{ns: s.lab.Pods, at: at, clients: t, served: map[uint64]*bool{}, open: map[*net.TCPConn]*bool{}})
 			if i < 3 {
 				f.endpoints[i].listen()
 			}
@@ -280,6 +283,7 @@ type soakPage struct {
 	seed    uint64
 	time    time.Duration
 	parts   []*soak
+	failed  []string // why it is red
 	notDone []string
 }
 
@@ -288,7 +292,7 @@ func (p *soakPage) write(path string) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Soak of %s, seed %d\n\n", p.time, p.seed)
 	result := "Green: nothing else was lost"
-	if slices.ContainsFunc(p.parts, func(s *soak) bool { return s.failed != "" }) {
+	if len(p.failed) > 0 {
 		result = "RED: see What it found"
 	}
 	fmt.Fprintf(&b, "%s. To make it again: `make soak DURATION=%s SEED=%d`\n", result, p.time, p.seed)
@@ -308,6 +312,9 @@ of each client. How many events there is time for, and which connection meets wh
 		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d | %s |\n", s.portal, t.total.Load(), t.exchanges.Load(), t.repeated.Load(), t.bytes.Load()>>20, strings.Join(lost, "; "))
 	}
 	fmt.Fprint(&b, "\nEvery byte of every connection and datagram was compared.\n\n## What it found\n\n")
+	for _, why := range p.failed {
+		fmt.Fprintf(&b, "```\n%s\n```\n\n", why)
+	}
 	for _, s := range p.parts {
 		for _, c := range s.checked {
 			fmt.Fprintf(&b, "- %s: %s\n", s.portal, c)
@@ -315,9 +322,6 @@ of each client. How many events there is time for, and which connection meets wh
 		s.traffic.mu.Lock()
 		for _, failure := range s.traffic.failures {
 			fmt.Fprintf(&b, "- %s: LOST %s\n", s.portal, failure)
-		}
-		if s.failed != "" {
-			fmt.Fprintf(&b, "\n%s FAILED:\n\n```\n%s\n```\n\n", s.portal, s.failed)
 		}
 		s.traffic.mu.Unlock()
 	}
@@ -340,5 +344,5 @@ of each client. How many events there is time for, and which connection meets wh
 	}
 	Expect(os.MkdirAll(filepath.Dir(path), 0o755)).To(Succeed())
 	Expect(os.WriteFile(path, []byte(b.String()), 0o644)).To(Succeed())
-	fmt.Fprintln(os.Stderr, "soak: "+path)
+	fmt.Fprintf(os.Stderr, "soak: %s, see %s\n", result, path)
 }

@@ -366,8 +366,9 @@ func talk(c net.Conn, h soakHeader, mine, others byte) error {
 // soakEndpoint is a server that does what each client's header says, and sends datagrams
 // back.
 type soakEndpoint struct {
-	ns *lab.Namespace
-	at netip.Addr
+	ns      *lab.Namespace
+	at      netip.Addr
+	clients *soakTraffic
 
 	mu       sync.Mutex
 	listener net.Listener
@@ -420,6 +421,13 @@ func (e *soakEndpoint) die() {
 	}
 }
 
+// tell tells of other bytes than the client has sent. Of all else the client does.
+func (e *soakEndpoint) tell(h soakHeader, err error) {
+	if errors.Is(err, errBytes) {
+		e.clients.lose("connection %+v at %s, %s: %v", h, e.at, time.Now().Format(clock), err)
+	}
+}
+
 func (e *soakEndpoint) serve(l net.Listener, c *net.TCPConn) {
 	defer c.Close()
 	broken := new(bool)
@@ -444,7 +452,7 @@ func (e *soakEndpoint) serve(l net.Listener, c *net.TCPConn) {
 	e.mu.Unlock()
 	switch h.Kind {
 	case smallTalk:
-		_ = talk(c, h, 'e', 'c') // the client tells what is wrong
+		e.tell(h, talk(c, h, 'e', 'c'))
 		return
 	case endpointReset:
 		_, _ = io.CopyN(c, h.stream('e'), int64(h.ToClient/2))
@@ -460,6 +468,7 @@ func (e *soakEndpoint) serve(l net.Listener, c *net.TCPConn) {
 	receiving.Go(func() { _, wrong = expectStream(c, h.stream('c'), size, h.Kind == stalls) })
 	_, err := io.CopyN(c, h.stream('e'), int64(h.ToClient))
 	receiving.Wait()
+	e.tell(h, wrong)
 	if wrong != nil && err == nil && h.Kind != clientResets {
 		_ = c.SetLinger(0) // so that the client fails, too
 		return
