@@ -54,6 +54,9 @@ var _ = Describe("a soak: mixed traffic, with all faults that there are,", Order
 		if report := CurrentSpecReport(); report.Failed() {
 			page.failed = append(page.failed, report.LeafNodeText+"\n"+report.FailureMessage())
 		}
+		for _, s := range page.parts {
+			s.end() // before usher goes
+		}
 	})
 	AfterAll(func() { page.write(filepath.Join(root(), ".cache", "soak.md")) })
 
@@ -93,6 +96,7 @@ type soak struct {
 	kept    *kept
 	memory  *lab.Memory // what keeper and usher may have; nil if that is not limited
 	traffic soakTraffic
+	end     func() // of the traffic
 	incidents
 	families [2]*soakFamily
 	guest    service         // one that comes and goes
@@ -116,7 +120,7 @@ type soakEvent struct {
 
 func newSoak(portal string, r *rand.Rand) *soak {
 	GinkgoHelper()
-	s := &soak{portal: portal, rand: r, lab: lab.New(), dir: manifestsDir()}
+	s := &soak{portal: portal, rand: r, lab: lab.New(), dir: manifestsDir(), end: func() {}}
 	switch portal {
 	case "nftables":
 		s.lab.Node.Output("sh", "-c", masquerade)
@@ -171,18 +175,17 @@ func (s *soak) run(d time.Duration) {
 	GinkgoHelper()
 	before, flows := state(s.lab.Node), s.flows()
 	s.startKept()
-	end := s.traffic.start()
-	DeferCleanup(func() { end() })
+	s.end = s.traffic.start()
 	warm := time.After(2 * time.Second) // what is opened once and kept is there after this
 	<-warm
 	needed := s.limitMemory()
-	end()
+	s.end()
 	s.settle()
 	files, goroutines := descriptors(s.kept.child()), metric(s.node, "go_goroutines")
 
-	end = s.traffic.start()
+	s.end = s.traffic.start()
 	s.disturb(time.Now().Add(d))
-	end()
+	s.end()
 	s.settle()
 	s.checkCount("connections", "accepted", "usher_connections_accepted_total", "usher_connections_closed_total", "usher_connections_open")
 	s.checkCount("UDP sessions", "begun", "usher_udp_sessions_total", "usher_udp_sessions_ended_total", "usher_udp_sessions_open")
@@ -253,6 +256,7 @@ func differences(before, after string) (all []string) {
 // settle waits until nothing is open.
 func (s *soak) settle() {
 	GinkgoHelper()
+	Eventually(func() error { _, err := s.traffic.get("/metrics"); return err }).WithTimeout(20 * time.Second).Should(Succeed()) // it may have taken over just now
 	for _, open := range []string{"usher_connections_open", "usher_udp_sessions_open"} {
 		Eventually(func() float64 { return metric(s.node, open) }).WithTimeout(20*time.Second).Should(BeZero(), open)
 	}

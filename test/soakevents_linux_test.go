@@ -165,7 +165,7 @@ func (s *soak) rollEndpoints() string {
 	f.endpoints = append(f.endpoints[1:], old)
 	f.write(s.dir)
 	for name, at := range map[string]netip.AddrPort{f.web.name: old.tcp(), f.dns.name: old.udp()} {
-		Eventually(func() string { return told(s.node, "/api/v1/services/default/"+name) }).WithTimeout(20 * time.Second).
+		Eventually(func() (string, error) { return s.traffic.get("/api/v1/services/default/" + name) }).WithTimeout(20 * time.Second).
 			Should(And(ContainSubstring(strconv.Quote(name)), Not(ContainSubstring(strconv.Quote(at.String())))))
 	}
 	s.leaving = append(s.leaving, old)

@@ -118,18 +118,27 @@ func (s *soakTraffic) connection(r *rand.Rand) {
 // inquire returns what usher knows of a client's connection.
 func (s *soakTraffic) inquire(client net.Addr) string {
 	if client == nil {
-		return ""
+		return "-"
 	}
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
-		return s.node.Dial("", to, time.Second)
-	}}}
-	res, err := c.Get("http://127.0.0.1:10249/api/v1/connections?state=all&client=" + url.QueryEscape(client.String()))
+	text, err := s.get("/api/v1/connections?state=all&client=" + url.QueryEscape(client.String()))
 	if err != nil {
 		return err.Error()
 	}
+	return strings.Join(strings.Fields(text), " ")
+}
+
+// get returns what usher answers at its admin address, if it does.
+func (s *soakTraffic) get(path string) (string, error) {
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
+		return s.node.Dial("", to, time.Second)
+	}}}
+	res, err := c.Get("http://127.0.0.1:10249" + path)
+	if err != nil {
+		return "", err
+	}
 	defer res.Body.Close()
 	text, err := io.ReadAll(res.Body)
-	return strings.Join(strings.Fields(fmt.Sprint(string(text), err)), " ")
+	return string(text), err
 }
 
 // clock is how the page tells times.
