@@ -60,7 +60,7 @@ fuzz: ## run each fuzz target for a minute (FUZZTIME=1m)
 .PHONY: soak
 soak: ## everything that can go wrong at once, as root, for DURATION=20m; writes .cache/soak.md; SEED=7 makes a run again
 	@test/install.sh iptables nftables iproute2 procps
-	USHER_SOAK=$(or $(DURATION),20m) USHER_SOAK_SEED=$(or $(SEED),$(shell date +%s)) $(GO) test ./test -count=1 -timeout 24h -ginkgo.focus='a soak: '
+	cd test && USHER_SOAK=$(or $(DURATION),20m) USHER_SOAK_SEED=$(or $(SEED),$(shell date +%s)) $(GO) test -count=1 -timeout 24h -ginkgo.succinct -ginkgo.focus='a soak: '
 
 .PHONY: generate
 generate: ## write anew what is made from the code: openapi.json, docs/metrics.md
