@@ -58,7 +58,11 @@ var _ = Describe("a soak: mixed traffic, with all faults that there are,", Order
 			s.end() // before usher goes
 		}
 	})
-	AfterAll(func() { page.write(filepath.Join(root(), ".cache", "soak.md")) })
+	AfterAll(func() {
+		if page.parts != nil { // it was asked for
+			page.write(filepath.Join(root(), ".cache", "soak.md"))
+		}
+	})
 
 	for n, part := range []struct {
 		portal  string
