@@ -192,7 +192,9 @@ func (s *soak) run(d time.Duration) {
 	files, goroutines := descriptors(s.kept.child()), metric(s.node, "go_goroutines")
 
 	s.end = s.traffic.start()
+	late := lateness()
 	s.disturb(time.Now().Add(d))
+	s.check("this machine let the soak wait for %s at most when it wanted to go on", late().Round(time.Millisecond))
 	s.end()
 	s.settle()
 	s.checkCount("connections", "accepted", "usher_connections_accepted_total", "usher_connections_closed_total", "usher_connections_open")
@@ -212,6 +214,25 @@ func (s *soak) run(d time.Duration) {
 	if lost := s.traffic.failures; len(lost) > 0 {
 		Fail(fmt.Sprintf("%d were lost without an excuse; the first: %s", len(lost), lost[0]))
 	}
+}
+
+// lateness begins to measure how late a timer is at most on this machine, and returns a function that tells.
+func lateness() func() time.Duration {
+	const period = 20 * time.Millisecond
+	over, longest := make(chan struct{}), make(chan time.Duration)
+	go func() {
+		var late time.Duration
+		for last := time.Now(); ; {
+			select {
+			case <-time.After(period):
+			case <-over:
+				longest <- late
+				return
+			}
+			late, last = max(late, time.Since(last)-period), time.Now()
+		}
+	}()
+	return func() time.Duration { close(over); return <-longest }
 }
 
 // checkCount checks that as many were begun as have ended or are open, of the usher that
