@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -218,6 +219,7 @@ func (s *soak) run(d time.Duration) {
 
 // lateness begins to measure how late a timer is at most on this machine, and returns a function that tells.
 func lateness() func() time.Duration {
+	GinkgoHelper()
 	const period = 20 * time.Millisecond
 	over, longest := make(chan struct{}), make(chan time.Duration)
 	go func() {
@@ -232,7 +234,9 @@ func lateness() func() time.Duration {
 			late, last = max(late, time.Since(last)-period), time.Now()
 		}
 	}()
-	return func() time.Duration { close(over); return <-longest }
+	stop := sync.OnceValue(func() time.Duration { close(over); return <-longest })
+	DeferCleanup(func() { stop() })
+	return stop
 }
 
 // checkCount checks that as many were begun as have ended or are open, of the usher that
