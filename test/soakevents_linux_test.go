@@ -27,6 +27,7 @@ const (
 	nothingTracked // the kernel tracks no connections, so packets of those that are open go astray
 	noDescriptors  // usher can take nobody in
 	away           // usher or an endpoint: who sends datagrams may have to ask again
+	packetsDropped // by the kernel: who sends datagrams may have to ask again
 	anyLoss        // any of them
 )
 
@@ -73,6 +74,13 @@ func (in *incidents) during(kind incident, of family, f func()) {
 	in.mu.Lock()
 	now.until = time.Now()
 	in.mu.Unlock()
+}
+
+// note notes an incident that is over.
+func (in *incidents) note(kind incident, at, until time.Time) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.times[kind] = append(in.times[kind], &soakEvent{at: at, until: until, of: bothFamilies})
 }
 
 // within reports whether there was such an incident, of that family, in that time.
