@@ -217,8 +217,8 @@ func (s *soak) run(d time.Duration) {
 	}
 }
 
-// watchMachine notes how late timers are at most, and when the kernel had no room for packets between
-// two of its steps: that queue is one for the whole machine, whoever fills it. It returns a function that ends that, and tells.
+// watchMachine notes how late timers are at most, and when the kernel had no room for packets, whoever
+// had filled that. It returns a function that ends that, and tells.
 func (s *soak) watchMachine() func() string {
 	GinkgoHelper()
 	const period = 20 * time.Millisecond
@@ -245,14 +245,23 @@ func (s *soak) watchMachine() func() string {
 	return stop
 }
 
-// droppedPackets returns how many packets this machine's processors have had no room for: the second
-// column in softnet_seq_show of the kernel. It is 0 where that is not told.
+// droppedPackets returns how many packets this machine had no room for: in its processors' queues
+// (softnet_seq_show in the kernel has the columns), or in its tables of neighbours, which are one for all
+// namespaces. What is not told is 0.
 func droppedPackets() (sum uint64) {
-	text, _ := os.ReadFile("/proc/net/softnet_stat")
-	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); len(fields) > 1 {
-			n, _ := strconv.ParseUint(fields[1], 16, 64)
-			sum += n
+	for _, in := range []struct {
+		file    string
+		columns []int
+	}{{"softnet_stat", []int{1}}, {"stat/arp_cache", []int{11, 12}}, {"stat/ndisc_cache", []int{11, 12}}} {
+		text, _ := os.ReadFile("/proc/net/" + in.file)
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Fields(line)
+			for _, column := range in.columns {
+				if column < len(fields) {
+					n, _ := strconv.ParseUint(fields[column], 16, 64) // or it is the heading
+					sum += n
+				}
+			}
 		}
 	}
 	return sum

@@ -227,9 +227,17 @@ func (s *soakTraffic) session(r *rand.Rand) {
 			s.excused(lostUDPWithoutRules)
 			return
 		}
-		s.lose("UDP: exchange %d of %s with %s, begun %s, ended %s, after %d tries: %v", n, c.LocalAddr(), vip, began.Format(clock), time.Now().Format(clock), tries, err)
+		s.lose("UDP: exchange %d of %s with %s, begun %s, ended %s, after %d tries: %v; another answer: %v; usher says: %s",
+			n, c.LocalAddr(), vip, began.Format(clock), time.Now().Format(clock), tries, err, another(c), s.inquire(c.LocalAddr()))
 		return
 	}
+}
+
+// another reports whether there is one more answer: if so, the first was not lost, but late.
+func another(c net.Conn) bool {
+	_ = c.SetReadDeadline(time.Now().Add(time.Second))
+	_, err := c.Read(make([]byte, 1))
+	return err == nil
 }
 
 // exchange sends a datagram until it comes back, and returns how often it was sent, and until
