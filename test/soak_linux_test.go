@@ -170,9 +170,11 @@ func (f *soakFamily) write(dir string) {
 	f.dns.write(dir)
 }
 
+// startKept starts usher and its keeper. A client's reset that was lost, with the routes that led to
+// usher, is not sent again: keepalive shall find it out soon.
 func (s *soak) startKept(more ...string) {
 	GinkgoHelper()
-	s.kept = startKept(s.lab.Node, s.dir, append([]string{"--portal=" + s.portal, "--udp-idle-timeout=2s"}, more...)...)
+	s.kept = startKept(s.lab.Node, s.dir, append([]string{"--portal=" + s.portal, "--udp-idle-timeout=2s", "--keepalive=2s"}, more...)...)
 }
 
 // run makes traffic and events for some time, and then checks that all is as it was.

@@ -54,6 +54,8 @@ func NewMemory() (*Memory, error) {
 // Wrap returns a program that runs another one in the cgroup.
 func (m *Memory) Wrap(program string) string {
 	ginkgo.GinkgoHelper()
+	_, err := os.ReadFile(program) // so that the kernel charges us for it, who have read it first, and not the cgroup
+	gomega.Expect(err).NotTo(gomega.HaveOccurred())
 	path := filepath.Join(ginkgo.GinkgoT().TempDir(), filepath.Base(program))
 	script := fmt.Sprintf("#!/bin/sh\necho $$ >%s/cgroup.procs && exec %s \"$@\"\n", m.dir, program)
 	gomega.Expect(os.WriteFile(path, []byte(script), 0o755)).To(gomega.Succeed())
