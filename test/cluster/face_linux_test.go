@@ -173,7 +173,7 @@ clusterCIRD: 10.0.0.0/8
 		Expect(string(session.Err.Contents())).To(ContainSubstring(named))
 	},
 		Entry("a wrong value", "healthzBindAddress: nowhere\n", "healthzBindAddress"),
-		Entry("another mode", "mode: ipvs\n", "mode"),
+		Entry("another mode", "mode: kernelspace\n", "mode"),
 	)
 })
 
