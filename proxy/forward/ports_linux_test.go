@@ -55,3 +55,20 @@ func TestConnectLooksAtThosePorts(t *testing.T) {
 		g.Expect(int(local.Port())).To(And(BeNumerically(">=", few&0xffff), BeNumerically("<=", few>>16)))
 	}
 }
+
+func TestConnectLooksAtAllPortsWhenNoneOfThoseIsFree(t *testing.T) {
+	g := NewWithT(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	g.Expect(err).NotTo(HaveOccurred())
+	defer l.Close()
+	to := l.Addr().(*net.TCPAddr).AddrPort()
+	first, err := connectTCP(0, netip.AddrPort{}, to, 0, false)
+	g.Expect(err).NotTo(HaveOccurred())
+	defer first.Close()
+	local, err := LocalAddr(int(first))
+	g.Expect(err).NotTo(HaveOccurred())
+	taken := int(local.Port())
+	second, err := connectTCP(0, netip.AddrPort{}, to, taken<<16|taken, false)
+	g.Expect(err).NotTo(HaveOccurred())
+	defer second.Close()
+}

@@ -115,7 +115,11 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 func connectTCP(mark uint32, from, addr netip.AddrPort, few int, data bool) (Socket, error) {
 	fd, err := beginTCP(mark, from, addr, few, data)
 	if err == unix.EADDRNOTAVAIL && from.Port() != 0 {
-		return beginTCP(mark, netip.AddrPortFrom(from.Addr(), 0), addr, few, data)
+		from = netip.AddrPortFrom(from.Addr(), 0)
+		fd, err = beginTCP(mark, from, addr, few, data)
+	}
+	if err == unix.EADDRNOTAVAIL && few != 0 { // among the others one may be free
+		return beginTCP(mark, from, addr, 0, data)
 	}
 	return fd, err
 }
