@@ -462,7 +462,8 @@ func linkDown(portal string) {
 	for _, ip := range families {
 		vips = append(vips, n.of(ip).mirror(startMirror(n.Pods, ip.pod(1)), startMirror(n.Pods, ip.pod(2))).vip)
 	}
-	n.start(quietly(portal, "--dial-timeouts=250ms,500ms,1s,2s")...)
+	// The last two are for this kernel, in which it may take seconds to make a link and routes.
+	n.start(quietly(portal, "--dial-timeouts=250ms,500ms,1s,2s,4s,8s")...)
 	d := n.Outside.NewDialer(64)
 	var flows []*flow
 	for i := range 8 {
@@ -473,8 +474,6 @@ func linkDown(portal string) {
 	}
 	n.Pods.Output("ip", "link", "set", "eth0", "down")
 	down := time.Now()
-	// The last SYN of the schedule goes out 2.75 s after a client came: who comes in the
-	// first seconds has used it up, or nearly, when the link is up again.
 	time.Sleep(2 * time.Second)
 	var new sync.WaitGroup
 	failed := make(chan error, 64)
