@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/translate"
 )
 
@@ -59,28 +58,21 @@ func mix(h uint64) uint64 {
 // address returns an address of network. Network and broadcast address are not given out.
 func address(network netip.Prefix, name string, taken func(netip.Addr) bool) (netip.Addr, bool) {
 	first, last := usableOffsets(network)
-	at, ok := give(first, first+addressBand(last-first+1), last, name, func(n uint64) bool { return taken(offset(network, n)) })
+	at, ok := give(first, first+band(last-first+1, 16, 256), last, name, func(n uint64) bool { return taken(offset(network, n)) })
 	if !ok {
 		return netip.Addr{}, false
 	}
 	return offset(network, at), true
 }
 
-// addressBand returns how many of size addresses are for Services that name their
-// cluster IP: a sixteenth, but between 16 and 256 (KEP-3070).
-func addressBand(size uint64) uint64 {
+// band returns how many of size numbers are for Services that say which they want: one of so
+// many, but between 16 and most. For addresses it is a sixteenth and 256 (KEP-3070), for node
+// ports a thirty-second and 128 (KEP-3668).
+func band(size, oneOf, most uint64) uint64 {
 	if size <= 16 {
 		return 0
 	}
-	return min(max(16, size/16), 256)
-}
-
-// portBand returns the same of size node ports: a thirty-second, but between 16 and 128 (KEP-3668).
-func portBand(size uint64) uint64 {
-	if size <= 16 {
-		return 0
-	}
-	return min(max(16, size/32), 128)
+	return min(max(16, size/oneOf), most)
 }
 
 // wantsNodePorts reports whether the ports of svc have node ports.
@@ -139,26 +131,23 @@ func hadNodePorts(old *corev1.Service) func(*corev1.ServicePort) int32 {
 func (r *resolver) allocateNodePorts(svc *corev1.Service) (*corev1.Service, error) {
 	owner, full := name{Namespace: svc.Namespace, Name: svc.Name}, false
 	size := uint64(r.nodePorts.Last-r.nodePorts.First) + 1
-	return withNodePorts(svc, func(p *corev1.ServicePort) int32 {
+	out := withNodePorts(svc, func(p *corev1.ServicePort) int32 {
 		protocol, seed := corev1.ProtocolTCP, owner.String()+" health checks"
 		if p != nil {
 			protocol, seed = p.Protocol, owner.String()+":"+strconv.Itoa(int(p.Port))
 		}
 		of := func(n uint64) claim { return claim{protocol: protocol, nodePort: int32(r.nodePorts.First) + int32(n)} }
-		at, ok := give(0, portBand(size), size-1, seed, func(n uint64) bool { _, taken := r.owners[of(n)]; return taken })
+		at, ok := give(0, band(size, 32, 128), size-1, seed, func(n uint64) bool { _, taken := r.owners[of(n)]; return taken })
 		if full = full || !ok; !ok {
 			return 0
 		}
 		r.owners[of(at)] = owner
 		return of(at).nodePort
-	}), r.noneLeft(full)
-}
-
-func (r *resolver) noneLeft(full bool) error {
-	if !full {
-		return nil
+	})
+	if full {
+		return out, fmt.Errorf("spec.ports: no port of the node port range %s is left", r.nodePorts)
 	}
-	return fmt.Errorf("spec.ports: no port of the node port range %s is left", r.nodePorts)
+	return out, nil
 }
 
 // balance gives svc IPs of a load balancer, if there are networks of those, and it wants some and
@@ -193,17 +182,13 @@ func (r *resolver) balance(n name, svc *corev1.Service, explicit func() map[neti
 			if !network.IsValid() {
 				continue
 			}
-			a, ok := netip.Addr{}, false
-			for _, h := range had {
-				if ok = config.FamilyOf(h) == familyOf(f) && network.Contains(h) && !taken(h); ok {
-					a = h
-					break
-				}
+			if i := slices.IndexFunc(had, func(a netip.Addr) bool { return network.Contains(a) && !taken(a) }); i >= 0 {
+				ips = append(ips, had[i])
+				continue
 			}
+			a, ok := address(network, n.String(), taken)
 			if !ok {
-				if a, ok = address(network, n.String(), taken); !ok {
-					return svc, fmt.Errorf("status.loadBalancer: no address of --load-balancer-ip-cidr %v is left; this Service has no load balancer", network)
-				}
+				return svc, fmt.Errorf("status.loadBalancer: no address of --load-balancer-ip-cidr %v is left; this Service has no load balancer", network)
 			}
 			ips = append(ips, a)
 		}
