@@ -86,21 +86,23 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 	defer c.Close()
 	now, mode, err := running(cmd.Context(), c)
 	plan := show.Plan{Node: p.manifests.node.Name, ComparedWith: p.asks.address, Ports: []show.PlannedPort{}, Errors: []string{}, Warnings: []string{}}
-	if isNobody(err) {
+	switch {
+	case isNobody(err):
 		plan.ComparedWith, mode = "", modes.All[0].Name
 		if runtime.GOOS != "linux" {
 			mode = modes.All[len(modes.All)-1].Name
 		}
-	} else if err != nil {
+	case err != nil:
 		return err
 	}
-	err = nil
 	if plan.Portal = p.portal; p.portal == "" {
 		plan.Portal = mode
 	}
 	p.compare(&plan, now, result)
 	if p.output != "" {
-		err = printObject(cmd.OutOrStdout(), p.output, plan)
+		if err := printObject(cmd.OutOrStdout(), p.output, plan); err != nil {
+			return err
+		}
 	} else {
 		printLines(cmd.OutOrStdout(), plan.Lines())
 		for _, w := range plan.Warnings {
@@ -110,10 +112,10 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 			fmt.Fprintln(cmd.ErrOrStderr(), "error:", e)
 		}
 	}
-	if err == nil && len(plan.Errors) > 0 {
+	if len(plan.Errors) > 0 {
 		return errSaid
 	}
-	return err
+	return nil
 }
 
 // compare puts into plan what becomes of the service ports that are now, and of those of result.
@@ -131,11 +133,11 @@ func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, 
 			planned := admin.Planned(port)
 			all[portKey{s.Name.String(), planned.Name, planned.Family}] = &planned
 			for _, v := range port.VIPs {
-				at := fmt.Sprintf("%s %s/%s", v.Kind, v.AddrPort(), port.Protocol)
-				if owner, twice := owners[at[len(v.Kind):]]; twice {
-					plan.Errors = append(plan.Errors, fmt.Sprintf("Service %s: %s is one of %s too: one of them would not be served there", s.Name, at, owner))
+				at := fmt.Sprintf("%s/%s", v.AddrPort(), port.Protocol)
+				if owner, twice := owners[at]; twice {
+					plan.Errors = append(plan.Errors, fmt.Sprintf("Service %s: %s %s is one of %s too: one of them would not be served there", s.Name, v.Kind, at, owner))
 				}
-				owners[at[len(v.Kind):]] = port.ID
+				owners[at] = port.ID
 			}
 		}
 	}

@@ -2,7 +2,6 @@ package manifest
 
 import (
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -73,14 +72,20 @@ func warnSlice(slice *discoveryv1.EndpointSlice, apiVersion string, place Diagno
 	if apiVersion == v1beta1 {
 		warn("apiVersion: %s: read, but %s is meant: no API server has had the other since Kubernetes 1.25", apiVersion, discoveryv1.SchemeGroupVersion)
 	}
-	const rule = "addresses, of which only the first is used: each needs an endpoint of its own"
-	several := func(e discoveryv1.Endpoint) bool { return len(e.Addresses) > 1 }
-	if i := slices.IndexFunc(slice.Endpoints, several); i >= 0 {
-		more := ""
-		if n := len(slice.Endpoints) - len(slices.DeleteFunc(slices.Clone(slice.Endpoints), several)); n > 1 {
-			more = fmt.Sprintf("; and %d more like this", n-1)
+	var several []int // endpoints
+	for i, e := range slice.Endpoints {
+		if len(e.Addresses) > 1 {
+			several = append(several, i)
 		}
-		warn("%s: %d %s%s", field.NewPath("endpoints").Index(i).Child("addresses"), len(slice.Endpoints[i].Addresses), rule, more)
+	}
+	if len(several) > 0 {
+		more := ""
+		if n := len(several) - 1; n > 0 {
+			more = fmt.Sprintf("; and %d more like this", n)
+		}
+		i := several[0]
+		warn("%s: %d addresses, of which only the first is used: each needs an endpoint of its own%s",
+			field.NewPath("endpoints").Index(i).Child("addresses"), len(slice.Endpoints[i].Addresses), more)
 	}
 	return out
 }
