@@ -67,16 +67,19 @@ var _ = Describe("manifests", func() {
 	})
 
 	It("that are planned change nothing, and what would change is told, against what is served", func() {
-		u := startUsher(l.Node, dir, "--portal=address")
+		u := startUsher(l.Node, dir, "--portal=address", "--scheduler=p2c", "--max-connection-age=1h")
 		planned := manifestsDir()
 		web.endpoints = []netip.AddrPort{second.addr}
+		web.metadata = `, annotations: {usher.io/max-connection-age: 2h, usher.io/weight: "*=3"}`
 		web.write(planned)
 		out, errs, code := askUsher(l.Node, "plan", planned)
 		Expect(code).To(BeZero(), errs)
 		Expect(out).To(ContainSubstring("compared with the usher at 127.0.0.1:10249"))
 		Expect(out).To(ContainSubstring("~ default/web"))
 		Expect(out).To(MatchRegexp(`(?m)^  -  %s +for all clients$`, regexp.QuoteMeta(first.addr.String())))
-		Expect(out).To(MatchRegexp(`(?m)^  \+  %s +for all clients$`, regexp.QuoteMeta(second.addr.String())))
+		Expect(out).To(MatchRegexp(`(?m)^  \+  %s +for all clients, weight 3$`, regexp.QuoteMeta(second.addr.String())))
+		Expect(out).To(MatchRegexp(`(?m)^  ~  connection's age +at the most 2h0m0s\n +was: at the most 1h0m0s$`))
+		Expect(out).NotTo(ContainSubstring("scheduler"), "the default is the running usher's")
 		Expect(out).To(HaveSuffix("1 service port: 0 more, 0 less, 1 changed, 0 as they are.\n"))
 		Expect(ask(pod, web.vip())).To(Equal(first.addr), "it is as it was")
 

@@ -84,21 +84,21 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 		return err
 	}
 	defer c.Close()
-	now, mode, err := running(cmd.Context(), c)
+	now, status, err := running(cmd.Context(), c)
 	plan := show.Plan{Node: p.manifests.node.Name, ComparedWith: p.asks.address, Ports: []show.PlannedPort{}, Errors: []string{}, Warnings: []string{}}
 	switch {
 	case isNobody(err):
-		plan.ComparedWith, mode = "", modes.All[0].Name
+		plan.ComparedWith, status = "", api.Status{PortalMode: modes.All[0].Name, Defaults: admin.Defaults()}
 		if runtime.GOOS != "linux" {
-			mode = modes.All[len(modes.All)-1].Name
+			status.PortalMode = modes.All[len(modes.All)-1].Name
 		}
 	case err != nil:
 		return err
 	}
 	if plan.Portal = p.portal; p.portal == "" {
-		plan.Portal = mode
+		plan.Portal = status.PortalMode
 	}
-	p.compare(&plan, now, result)
+	p.compare(&plan, now, status.Defaults, result)
 	if p.output != "" {
 		if err := printObject(cmd.OutOrStdout(), p.output, plan); err != nil {
 			return err
@@ -119,7 +119,7 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 }
 
 // compare puts into plan what becomes of the service ports that are now, and of those of result.
-func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, result *manifest.Result) {
+func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, d api.Defaults, result *manifest.Result) {
 	for _, e := range result.Errors {
 		plan.Errors = append(plan.Errors, e.Error())
 	}
@@ -130,7 +130,7 @@ func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, 
 	owners := map[string]config.PortID{}
 	for _, s := range result.Services {
 		for _, port := range s.Ports {
-			planned := admin.Planned(port)
+			planned := admin.Planned(port, d)
 			all[portKey{s.Name.String(), planned.Name, planned.Family}] = &planned
 			for _, v := range port.VIPs {
 				at := fmt.Sprintf("%s/%s", v.AddrPort(), port.Protocol)
@@ -163,15 +163,15 @@ func (k portKey) compare(other portKey) int {
 	return slices.Compare([]string{k.service, k.port, k.family}, []string{other.service, other.port, other.family})
 }
 
-// running returns what an usher serves, and by which portal.
-func running(ctx context.Context, c *client.Client) (map[portKey]api.ServicePort, string, error) {
-	portals, err := c.Portals(ctx)
+// running returns what an usher serves, and how.
+func running(ctx context.Context, c *client.Client) (map[portKey]api.ServicePort, api.Status, error) {
+	status, err := c.Status(ctx)
 	if err != nil {
-		return nil, "", err
+		return nil, status, err
 	}
 	list, err := c.Services(ctx, client.ServiceQuery{})
 	if err != nil {
-		return nil, "", err
+		return nil, status, err
 	}
 	out := map[portKey]api.ServicePort{}
 	for _, s := range list.Items {
@@ -180,13 +180,13 @@ func running(ctx context.Context, c *client.Client) (map[portKey]api.ServicePort
 			continue // it has gone meanwhile
 		}
 		if err != nil {
-			return nil, "", err
+			return nil, status, err
 		}
 		for _, port := range detail.Details {
 			out[portKey{s.Namespace + "/" + s.Name, port.Name, port.Family}] = port
 		}
 	}
-	return out, portals.Mode, nil
+	return out, status, nil
 }
 
 // isNobody reports whether err is that no usher answers.

@@ -8,10 +8,14 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Planned returns what there is to tell of a service port that nobody serves yet: nothing of
-// listeners, rules and connections. What is left to a proxy's own defaults is left out.
-func Planned(port config.ServicePort) api.ServicePort {
-	p := detail(&proxy.PortView{Port: port}, &proxy.Options{}, time.Time{})
+// Planned returns what there is to tell of a service port that a proxy with these defaults does
+// not serve yet: nothing of listeners, rules and connections.
+func Planned(port config.ServicePort, d api.Defaults) api.ServicePort {
+	o := proxy.Options{IdleTimeout: duration(d.ConnectionIdleSeconds), MaxAge: duration(d.MaxAgeSeconds), UDPIdleTimeout: duration(d.UDPIdleSeconds)}
+	p := detail(&proxy.PortView{Port: port}, &o, time.Time{})
+	if port.Scheduler == 0 {
+		p.Scheduler = d.Scheduler
+	}
 	uses := map[config.Endpoint][]string{}
 	for _, use := range []struct {
 		name      string
@@ -23,7 +27,20 @@ func Planned(port config.ServicePort) api.ServicePort {
 	}
 	for _, e := range port.Endpoints {
 		p.Endpoints = append(p.Endpoints, api.Endpoint{Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone,
-			Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: uses[e]})
+			Weight: e.Weight.Int(), Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: uses[e]})
 	}
 	return p
 }
+
+// Defaults returns those of a proxy that is started without flags.
+func Defaults() api.Defaults {
+	o := proxy.Defaults()
+	return defaults(&o)
+}
+
+func defaults(o *proxy.Options) api.Defaults {
+	return api.Defaults{Scheduler: o.Scheduler.String(), UDPIdleSeconds: o.UDPIdleTimeout.Seconds(),
+		ConnectionIdleSeconds: o.IdleTimeout.Seconds(), MaxAgeSeconds: o.MaxAge.Seconds()}
+}
+
+func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

@@ -23,7 +23,8 @@ func (a *API) status(*http.Request) (any, error) {
 		Totals:          totals(s.All),
 		Ends:            map[string]int64{},
 		LastQueued:      sync.LastQueued, LastApplied: sync.LastApplied,
-		Repairs: s.Repaired,
+		Repairs:  s.Repaired,
+		Defaults: defaults(&a.proxy.Options),
 	}
 	for _, n := range s.Problems {
 		out.Problems += n

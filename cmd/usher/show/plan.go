@@ -186,6 +186,9 @@ func endpointItems(p *api.ServicePort) map[string]string {
 		if e.Node != "" {
 			text += ", on " + e.Node
 		}
+		if e.Weight != 1 {
+			text += fmt.Sprintf(", weight %d", e.Weight)
+		}
 		out[e.Address] = text
 	}
 	return out
@@ -202,8 +205,19 @@ func settings(p *api.ServicePort) map[string]string {
 	if p.Policies.External != "Cluster" {
 		out["externalTrafficPolicy"] = p.Policies.External
 	}
-	if s := p.Policies.AffinitySeconds; s > 0 {
-		out["sessionAffinity"] = "ClientIP for " + (time.Duration(s) * time.Second).String()
+	out["scheduler"] = p.Scheduler
+	for _, limit := range []struct {
+		name, before string
+		seconds      float64
+	}{
+		{"sessionAffinity", "ClientIP for ", p.Policies.AffinitySeconds},
+		{"UDP session", "ends when idle for ", p.Policies.UDPIdleSeconds},
+		{"idle connection", "ends after ", p.Policies.ConnectionIdleSeconds},
+		{"connection's age", "at the most ", p.Policies.MaxAgeSeconds},
+	} {
+		if limit.seconds > 0 {
+			out[limit.name] = limit.before + time.Duration(limit.seconds*float64(time.Second)).String()
+		}
 	}
 	if p.Topology != nil {
 		out["topology"] = topology(p.Topology)

@@ -257,9 +257,9 @@ var _ = DescribeTable("an amount is written as people read it", func(got, want s
 
 var _ = Describe("a plan", func() {
 	port := func(change func(*api.ServicePort)) *api.ServicePort {
-		p := &api.ServicePort{PortSummary: api.PortSummary{Name: "http", Family: "IPv4", Protocol: "TCP"}, Policies: api.Policies{Internal: "Cluster", External: "Cluster"},
+		p := &api.ServicePort{PortSummary: api.PortSummary{Name: "http", Family: "IPv4", Protocol: "TCP", Scheduler: "rr"}, Policies: api.Policies{Internal: "Cluster", External: "Cluster"},
 			VIPs:      []api.VIP{{Kind: "ClusterIP", Address: "10.96.0.10:80"}, {Kind: "NodePort", Address: "0.0.0.0:30080"}},
-			Endpoints: []api.Endpoint{{Address: "10.1.0.7:80", Node: "n1", Ready: true, UsedFor: []string{"internal", "external", "node"}}}}
+			Endpoints: []api.Endpoint{{Address: "10.1.0.7:80", Node: "n1", Weight: 1, Ready: true, UsedFor: []string{"internal", "external", "node"}}}}
 		change(p)
 		return p
 	}
@@ -279,7 +279,8 @@ var _ = Describe("a plan", func() {
 		Expect(told(nil, asIs, redirects)).To(Equal([]string{"", "+ default/web:http  TCP",
 			"+  ClusterIP 10.96.0.10:80  led to usher",
 			"+  NodePort 30080           led to usher",
-			"+  10.1.0.7:80              for all clients, on n1", "",
+			"+  10.1.0.7:80              for all clients, on n1",
+			"+  scheduler                rr", "",
 			"1 service port: 1 more, 0 less, 0 changed, 0 as they are."}))
 		Expect(told(asIs, nil, redirects)).To(ContainElements("- default/web:http  TCP", "-  NodePort 30080           led to usher"))
 	})
@@ -302,6 +303,18 @@ var _ = Describe("a plan", func() {
 	It("tells which topology key decides", func() {
 		near := port(func(p *api.ServicePort) { p.Topology = &api.Topology{Keys: []string{"zone"}, Key: "zone", Value: "a"} })
 		Expect(told(asIs, near, redirects)).To(ContainElement("+  topology  zone=a"))
+	})
+	It("tells other settings, and other weights", func() {
+		other := port(func(p *api.ServicePort) {
+			p.Scheduler, p.Endpoints[0].Weight = "wlc", 3
+			p.Policies.AffinitySeconds, p.Policies.ConnectionIdleSeconds, p.Policies.MaxAgeSeconds = 10800, 90, 0.5
+		})
+		Expect(told(asIs, other, redirects)).To(ContainElements(
+			"~  10.1.0.7:80       for all clients, on n1, weight 3",
+			"~  scheduler         wlc", "was: rr",
+			"+  sessionAffinity   ClientIP for 3h0m0s",
+			"+  idle connection   ends after 1m30s",
+			"+  connection's age  at the most 500ms"))
 	})
 	It("speaks the portal's words", func() {
 		none := port(func(p *api.ServicePort) { p.Endpoints = nil })

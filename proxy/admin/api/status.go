@@ -40,6 +40,17 @@ type Status struct {
 	// Repairs is how many rules, routes and chains were missing or changed in the
 	// kernel, and were put back.
 	Repairs int64 `json:"repairs"`
+
+	// Defaults are what Services have that do not say otherwise.
+	Defaults Defaults `json:"defaults"`
+}
+
+// Defaults are settings of service ports. A time of 0 is no such limit.
+type Defaults struct {
+	Scheduler             string  `json:"scheduler"`
+	UDPIdleSeconds        float64 `json:"udpIdleSeconds"`
+	ConnectionIdleSeconds float64 `json:"connectionIdleSeconds"`
+	MaxAgeSeconds         float64 `json:"maxAgeSeconds"`
 }
 
 // Limited is a number that has a bound.
