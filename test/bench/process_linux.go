@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/usherproxy/usher/test/bench/load"
 )
 
 // process is a program on a stage.
@@ -138,7 +138,7 @@ func (p *process) usage() (usage, error) {
 	}
 	var all usage
 	for _, pid := range pids {
-		cpu, errCPU := cpuTime(pid)
+		cpu, errCPU := load.CPUTime(pid)
 		resident, errMemory := kilobytes(fmt.Sprintf("/proc/%d/status", pid), "VmRSS:")
 		open, errOpen := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 		if err := errors.Join(errCPU, errMemory, errOpen); err != nil {
@@ -149,18 +149,6 @@ func (p *process) usage() (usage, error) {
 		all.descriptors += len(open)
 	}
 	return all, nil
-}
-
-// cpuTime returns the processor time of a process, threads that have ended
-// included, to the nanosecond: the clock of clock_getcpuclockid(3), whose
-// number the kernel defines in include/linux/posix-timers_types.h.
-func cpuTime(pid int) (time.Duration, error) {
-	const cpuclockSched = 2
-	var t unix.Timespec
-	if err := unix.ClockGettime(int32(^pid)<<3|cpuclockSched, &t); err != nil {
-		return 0, fmt.Errorf("processor time of process %d: %w", pid, err)
-	}
-	return time.Duration(t.Nano()), nil
 }
 
 // available returns how many bytes the whole system could still give to

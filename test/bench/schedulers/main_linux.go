@@ -2,6 +2,7 @@
 // docs/schedulers.md: it prints that page's tables, and writes its picture.
 //
 //	go run ./test/bench/schedulers -usher bin/usher -picture docs/schedulers.svg
+//	go run ./test/bench/schedulers -usher bin/usher -rates 9
 //
 // Connections are real and go through usher, on loopback, without a portal and without
 // root. Which clients move when endpoints change is computed by package balance alone.
@@ -55,8 +56,18 @@ func main() {
 	usher := flag.String("usher", "bin/usher", "the usher to measure")
 	picture := flag.String("picture", "docs/schedulers.svg", "`file` for the picture")
 	only := flag.String("only", strings.Join(config.SchedulerNames(), ","), "schedulers to measure")
-	flag.Parse()
-	if err := run(*usher, *picture, strings.Split(*only, ",")); err != nil {
+	rounds := flag.Int("rates", 0, "measure nothing but the rate of new connections, in so many `rounds`")
+	done, err := runPart(os.Args[1:])
+	if !done {
+		flag.Parse()
+		names := strings.Split(*only, ",")
+		if *rounds > 0 {
+			err = printRates(*usher, names, *rounds)
+		} else {
+			err = run(*usher, *picture, names)
+		}
+	}
+	if err != nil {
 		log.Fatalf("schedulers: %v", err)
 	}
 }
@@ -70,7 +81,7 @@ func run(usher, picture string, names []string) error {
 		}
 		addrs = append(addrs, e)
 	}
-	places, stop, err := start(usher, names, addrs)
+	places, _, stop, err := start(usher, names, addrs)
 	if err != nil {
 		return err
 	}
@@ -114,36 +125,40 @@ func newEndpoint(i int) (netip.AddrPort, error) {
 	return l.Addr().(*net.TCPAddr).AddrPort(), nil
 }
 
-// start starts usher with a Service for each scheduler, and returns where they are served.
-func start(usher string, names []string, addrs []netip.AddrPort) (places map[string]string, stop func(), err error) {
+// start starts usher with a Service for each scheduler, and returns where they are served, and by
+// which process.
+func start(usher string, names []string, addrs []netip.AddrPort) (places map[string]string, pid int, stop func(), err error) {
 	dir, err := os.MkdirTemp("", "schedulers-")
 	if err != nil {
-		return nil, nil, err
+		return nil, 0, nil, err
 	}
 	var b strings.Builder
 	for _, name := range names {
 		weights := ""
 		if slices.Contains(weighted, name) {
-			weights = fmt.Sprintf(`, usher.io/weight: "%s=1,*=10"`, addrs[endpoints-1].Addr())
+			weights = fmt.Sprintf(`, usher.io/weight: "%s=1,*=10"`, addrs[len(addrs)-1].Addr())
 		}
 		fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s, annotations: {usher.io/scheduler: %s%s}}\nspec: {ports: [{name: web, port: 80}]}\n", name, name, weights)
-		for i, a := range addrs { // each has a port of its own
-			fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-%d, labels: {kubernetes.io/service-name: %[1]s}}\naddressType: IPv4\nports: [{name: web, port: %[3]d}]\nendpoints: [{addresses: [%[4]s]}]\n", name, i, a.Port(), a.Addr())
+		for i, a := range addrs {
+			if i == 0 || a.Port() != addrs[i-1].Port() { // a slice has one port
+				fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-%d, labels: {kubernetes.io/service-name: %[1]s}}\naddressType: IPv4\nports: [{name: web, port: %[3]d}]\nendpoints:\n", name, i, a.Port())
+			}
+			fmt.Fprintf(&b, "- {addresses: [%s]}\n", a.Addr())
 		}
 		b.WriteString("---\n")
 	}
 	if err := os.WriteFile(filepath.Join(dir, "services.yaml"), []byte(b.String()), 0o600); err != nil {
-		return nil, nil, err
+		return nil, 0, nil, err
 	}
 	cmd := exec.Command(usher, "run", "--manifests", dir, "--portal=none", "--admin-address=")
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return nil, nil, err
+		return nil, 0, nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, nil, err
+		return nil, 0, nil, err
 	}
 	stop = func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
@@ -160,10 +175,10 @@ func start(usher string, names []string, addrs []netip.AddrPort) (places map[str
 	}
 	if len(places) < len(names) {
 		stop()
-		return nil, nil, fmt.Errorf("usher says only where these are: %v", places)
+		return nil, 0, nil, fmt.Errorf("usher says only where these are: %v", places)
 	}
 	go func() { _, _ = io.Copy(io.Discard, out) }()
-	return places, stop, nil
+	return places, cmd.Process.Pid, stop, nil
 }
 
 // measure makes the connections.
