@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"net/netip"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/onsi/gomega/gbytes"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -170,6 +172,28 @@ var _ = Describe("topology keys", func() {
 		only(2)
 		annotate("")
 		both()
+	})
+
+	It("keep no Service from being served by an usher that may see no node but its own: labels of others match nobody", func() {
+		const account = "own-node"
+		createAccount(account, []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"services"}, Verbs: []string{"list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: []string{here}, Verbs: []string{"list", "watch"}},
+			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"list", "watch"}},
+		})
+		c := newCluster()
+		keys := func(keys string) func(*corev1.Service) {
+			return func(s *corev1.Service) { s.Annotations = map[string]string{"usher.io/topology-keys": keys} }
+		}
+		strict, lenient := c.service("strict", noSelector, keys(rack)), c.service("lenient", noSelector, keys(rack+",*"))
+		pod := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080))
+		for _, svc := range []string{"strict", "lenient"} {
+			c.write(c.slice(svc, svc, endpoint(lab.Pod(1), onNode(elsewhere))))
+		}
+		u := c.usher("--kubeconfig=" + plane.Kubeconfig(plane.ServiceAccount(context.Background(), roleNamespace, account), plane.Server()))
+		Eventually(answers(c.pod, vip(lenient))).WithTimeout(soon).Should(Equal(pod.addr))
+		Expect(failure(c.pod, vip(strict))()).To(HaveOccurred())
+		Expect(string(u.Err.Contents())).To(ContainSubstring("The API server has not listed the nodes within 5s"))
 	})
 })
 

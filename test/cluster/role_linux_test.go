@@ -38,20 +38,25 @@ func leastRole(server string) string {
 // useLeastRole creates the role and a ServiceAccount that has it.
 func useLeastRole() {
 	GinkgoHelper()
-	ctx := context.Background()
-	meta := metav1.ObjectMeta{Name: roleName, Namespace: roleNamespace}
 	rules := deployedRules()
 	if roleDeployed = rules != nil; !roleDeployed {
 		rules = designedRules
 	}
-	account := &corev1.ServiceAccount{ObjectMeta: meta}
+	createAccount(roleName, rules)
+}
+
+// createAccount creates a role and a ServiceAccount that has it, both of the same name.
+func createAccount(name string, rules []rbacv1.PolicyRule) {
+	GinkgoHelper()
+	ctx := context.Background()
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: roleNamespace}}
 	Expect(plane.Client.CoreV1().ServiceAccounts(roleNamespace).Create(ctx, account, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: roleName}, Rules: rules}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}
 	Expect(plane.Client.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
 	binding := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: roleName},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: roleName},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: roleName, Namespace: roleNamespace}},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: name, Namespace: roleNamespace}},
 	}
 	Expect(plane.Client.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
 }
