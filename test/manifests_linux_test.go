@@ -92,51 +92,58 @@ var _ = Describe("manifests", func() {
 		Expect(out).To(ContainSubstring(`"change": "add"`))
 	})
 
-	It("get node ports, by each portal, the same after a restart; and what topology keys say is done", func() {
-		for _, mode := range []string{"iptables", "nftables", "address"} {
-			By(mode)
-			dir := manifestsDir()
-			writeFile(filepath.Join(dir, "all.yaml"), fmt.Sprintf(`
+	for _, mode := range []string{"iptables", "nftables", "address"} {
+		for _, family := range []string{"IPv4", "IPv6"} {
+			It(fmt.Sprintf("get node ports, the same after a restart, and what topology keys say is done, with %s by the portal %s", family, mode), func() {
+				vip, node, of := clusterIP, lab.NodeOut4, lab.Pod
+				if family == "IPv6" {
+					vip, node, of = "fd00:10:96::10", lab.NodeOut6, lab.Pod6
+					startBackend(l.Pods, of(1), 8080)
+					startBackend(l.Pods, of(2), 8080)
+				}
+				dir := manifestsDir()
+				writeFile(filepath.Join(dir, "all.yaml"), fmt.Sprintf(`
 apiVersion: v1
 kind: Service
 metadata: {name: web}
-spec: {clusterIP: %s, type: NodePort, ports: [{port: 80}], topologyKeys: [example.com/rack]}
+spec: {clusterIP: "%s", type: NodePort, ports: [{port: 80}], topologyKeys: [example.com/rack]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
+addressType: %s
 ports: [{name: "", port: 8080}]
 endpoints:
-- {addresses: [%s], nodeName: far}
-- {addresses: [%s], nodeName: near}
+- {addresses: ["%s"], nodeName: far}
+- {addresses: ["%s"], nodeName: near}
 ---
 apiVersion: v1
 kind: Node
 metadata: {name: near, labels: {example.com/rack: "7"}}
-`, clusterIP, lab.Pod(1), lab.Pod(2)))
-			had := ""
-			for range 2 {
-				u := startUsher(l.Node, dir, "--portal="+mode, "--node-labels=example.com/rack=7")
-				out, errs, code := askUsher(l.Node, "get", "services", "web", "-o", "yaml")
-				Expect(code).To(BeZero(), errs)
-				Expect(out).To(ContainSubstring("key: example.com/rack"))
-				out, errs, code = askUsher(l.Node, "plan", dir, "-o", "json", "--node-labels=example.com/rack=7", "--admin-address=127.0.0.1:1")
-				Expect(code).To(BeZero(), errs)
-				port := regexp.MustCompile(`NodePort 0\.0\.0\.0:(3\d{4})`).FindStringSubmatch(out)
-				Expect(port).NotTo(BeNil(), out)
-				if had == "" {
-					had = port[1]
+`, vip, family, of(1), of(2)))
+				near, had := netip.AddrPortFrom(of(2), 8080), ""
+				for range 2 {
+					u := startUsher(l.Node, dir, "--portal="+mode, "--node-labels=example.com/rack=7")
+					out, errs, code := askUsher(l.Node, "get", "services", "web", "-o", "yaml")
+					Expect(code).To(BeZero(), errs)
+					Expect(out).To(ContainSubstring("key: example.com/rack"))
+					out, errs, code = askUsher(l.Node, "plan", dir, "-o", "json", "--node-labels=example.com/rack=7", "--admin-address=127.0.0.1:1")
+					Expect(code).To(BeZero(), errs)
+					port := regexp.MustCompile(`NodePort \S+:(3\d{4})"`).FindStringSubmatch(out)
+					Expect(port).NotTo(BeNil(), out)
+					if had == "" {
+						had = port[1]
+					}
+					Expect(port[1]).To(Equal(had))
+					for range 4 {
+						Expect(ask(pod, net.JoinHostPort(vip, "80"))).To(Equal(near))
+						Expect(ask(pod, net.JoinHostPort(node, had))).To(Equal(near))
+					}
+					u.stop()
 				}
-				Expect(port[1]).To(Equal(had))
-				for range 4 {
-					Expect(ask(pod, web.vip())).To(Equal(second.addr))
-					Expect(ask(pod, net.JoinHostPort(lab.NodeOut4, had))).To(Equal(second.addr))
-				}
-				u.stop()
-			}
+			})
 		}
-	})
+	}
 
 	It("that are bad take nothing down that was good, and the log says where", func() {
 		u := startUsher(l.Node, dir, "--portal=address")
