@@ -206,7 +206,11 @@ func (k *keeper) adopt() {
 	if os.Getenv("LISTEN_PID") == "" { // none but a keeper leaves that out
 		return
 	}
-	fdstore.Passed(func(name string, fd int) { k.put(name, []int{fd}) })
+	fdstore.Passed(func(name string, fd int) {
+		if !k.put(name, []int{fd}) {
+			unix.Close(fd)
+		}
+	})
 }
 
 // all returns the names of what is kept, and the descriptors, without what is left out.

@@ -1,0 +1,57 @@
+package keeper
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
+	"golang.org/x/sys/unix"
+)
+
+// FuzzMessages: whatever two ushers say, one of which is to take over from the other, and each
+// with a descriptor, the keeper knows how much it keeps, and nothing stays open that it does not keep.
+func FuzzMessages(f *testing.F) {
+	f.Add("FDSTORE=1\nFDNAME=a\x00FDSTORE=1\nFDNAME=a\x00FDSTOREREMOVE=1\nFDNAME=a\x00STOPPING=1")
+	f.Add("FDSTORE=1\x00READY=1\x00FDSTORE=1\nFDSTOREREMOVE=1\nREADY=1\x00WATCHDOG=1\nFDSTORE=1\nFDNAME=b")
+	f.Fuzz(func(t *testing.T, text string) {
+		var logger *logrus.Logger
+		logger, _ = test.NewNullLogger()
+		// Nobody has these numbers, and so nobody is sent a signal.
+		current, next := &child{PID: 1 << 30, Since: time.Now()}, &child{PID: 1<<30 + 1, Since: time.Now()}
+		k := &keeper{log: logger, taken: make(chan struct{}, 1), state: state{Kept: map[string][]int{}, Current: current, Next: next}}
+		var all []int
+		for i, said := range strings.Split(text, "\x00") {
+			c := k.Current
+			if i%2 > 0 && k.Next != nil {
+				c = k.Next
+			}
+			fd, err := unix.MemfdCreate("kept", unix.MFD_CLOEXEC)
+			if err == unix.EMFILE {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, fd)
+			k.hear(c, &message{Text: said, FDs: []int{fd}})
+		}
+		if k.Next != nil {
+			k.upgradeFailed("exit code 1")
+		}
+		count, length := 0, 0
+		for name, fds := range k.Kept {
+			count, length = count+len(fds), length+len(fds)*(len(name)+1)
+		}
+		if count != k.count || length != k.length {
+			t.Errorf("%d descriptors with names of %d bytes are said to be %d and %d", count, length, k.count, k.length)
+		}
+		k.drop()
+		for _, fd := range all {
+			if unix.Close(fd) == nil {
+				t.Fatalf("%q: one stays open", text)
+			}
+		}
+	})
+}
