@@ -148,9 +148,12 @@ func newGetServices() *cobra.Command {
 		Aliases: []string{"service", "svc"},
 		Short:   "Services: state, endpoints, connections",
 		Long: `Lists Services. STATE is ok; degraded (some endpoint is in quarantine, terminating
-or not ready); down (every endpoint is in quarantine); no-endpoints; or problem
-(some port is not served: -o wide says why). ENDPOINTS is how many take their
-turn, of how many. Counts are since usher has started.`,
+or not ready); down (every endpoint is in quarantine); no-endpoints;
+no-local-endpoints (internalTrafficPolicy is Local, and no endpoint is here: clients
+of the cluster IP are dropped); external-elsewhere (the same of externalTrafficPolicy
+and clients from outside, who have to come by another node); or problem (some port
+is not served). -o wide says why. ENDPOINTS is how many take their turn, of how
+many. Counts are since usher has started.`,
 		Example: `  usher get services -A
   usher get services web -o yaml
   usher get services -A --filter 10.96.0 --sort retries`,

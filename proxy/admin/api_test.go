@@ -323,6 +323,10 @@ var _ = Describe("the API of a proxy", func() {
 		behind.Ports[0].VIPs[0].Sources = limited.Ports[0].VIPs[0].Sources
 		behind.Ports[0].VIPs[0].Balancers = &config.Balancers{Networks: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
 		n.proxy.Apply([]config.Service{sticky, limited, elsewhere, leaving, behind, service("empty", "10.96.0.5")})
+		var away api.ServiceList
+		Expect(n.get("/services?name=elsewhere", &away)).To(Equal(200))
+		Expect(away.Items[0].State).To(Equal(api.ServiceNoLocalEndpoints))
+		Expect(away.Items[0].Ports[0].Dropped).To(Equal([]api.Dropped{{Clients: "internal", Text: "internalTrafficPolicy is Local, and no endpoint that can be used is on this node"}}))
 		explain := func(query string) (x api.Explanation) {
 			GinkgoHelper()
 			Expect(n.get("/explain?service="+query, &x)).To(Equal(200))

@@ -192,10 +192,9 @@ func countState(c *api.EndpointCounts, state api.EndpointState) {
 	}
 }
 
-// states has the states of Services, the best first.
-var states = []api.ServiceState{api.ServiceOK, api.ServiceDegraded, api.ServiceDown, api.ServiceNoEndpoints, api.ServiceProblem}
-
-func worse(a, b api.ServiceState) bool { return slices.Index(states, a) > slices.Index(states, b) }
+func worse(a, b api.ServiceState) bool {
+	return slices.Index(api.ServiceStates, a) > slices.Index(api.ServiceStates, b)
+}
 
 // portState says how one service port fares.
 func portState(v *proxy.PortView, now time.Time) api.ServiceState {
@@ -211,10 +210,14 @@ func portState(v *proxy.PortView, now time.Time) api.ServiceState {
 		return api.ServiceProblem
 	case v.Cluster.Len() == 0:
 		return api.ServiceNoEndpoints
+	case v.Internal.Len() == 0:
+		return api.ServiceNoLocalEndpoints
 	case quarantined == v.Cluster.Len():
 		return api.ServiceDown
 	case !allReady:
 		return api.ServiceDegraded
+	case len(dropped(v)) > 0:
+		return api.ServiceElsewhere
 	}
 	return api.ServiceOK
 }
@@ -243,11 +246,30 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 	if v.Problem != nil {
 		s.Problem = &api.Problem{Reason: string(v.Problem.Reason), Message: v.Problem.Err.Error()}
 	}
-	s.ProxyProtocol = proxyProtocol(v.Port)
+	s.Dropped, s.ProxyProtocol = dropped(v), proxyProtocol(v.Port)
 	if t := v.Port.Topology; t != nil {
 		s.Topology = &api.Topology{Keys: t.Keys, Key: t.Key, Value: t.Value, Text: topologyInWords(t)}
 	}
 	return s
+}
+
+// dropped returns which clients' packets are dropped, because endpoints are on other nodes only.
+func dropped(v *proxy.PortView) (list []api.Dropped) {
+	if v.Cluster == nil || v.Cluster.Len() == 0 { // not known yet, or all are refused
+		return nil
+	}
+	outside := slices.ContainsFunc(v.Port.VIPs, func(vip config.VIP) bool { return vip.External() })
+	for _, of := range []struct {
+		clients string
+		there   bool
+		set     *balance.Set
+	}{{"internal", true, v.Internal}, {"external", outside, v.External}} {
+		if of.there && of.set.Len() == 0 {
+			list = append(list, api.Dropped{Clients: of.clients,
+				Text: fmt.Sprintf("%sTrafficPolicy is Local, and no endpoint that can be used is on this node", of.clients)})
+		}
+	}
+	return list
 }
 
 // proxyProtocol returns between whom headers tell of the client, or nil.

@@ -251,6 +251,7 @@ func addressSpecs(portal string) {
 		local.remove()
 		Eventually(failure(c.pod, vip(svc))).WithTimeout(soon).Should(dropped)
 		Eventually(failure(c.node, vip(svc))).WithTimeout(soon).Should(HaveOccurred())
+		Expect(get(c.node, adminURL+"/api/v1/services?name=web")).To(HaveField("Body", MatchRegexp(`"state":"no-local-endpoints"(.*)"dropped":\[{"clients":"internal","text":"internalTrafficPolicy is Local`)))
 		policy = corev1.ServiceInternalTrafficPolicyCluster
 		c.update("web", func(s *corev1.Service) { s.Spec.InternalTrafficPolicy = &policy })
 		reaches(c.pod, "", vip(svc), distant)
@@ -280,6 +281,7 @@ func addressSpecs(portal string) {
 			Eventually(failure(c.outside, external)).WithTimeout(soon).Should(dropped, external)
 			reaches(c.node, "", external, distant)
 		}
+		Expect(get(c.node, adminURL+"/api/v1/services?name=web")).To(HaveField("Body", MatchRegexp(`"state":"external-elsewhere"(.*)"dropped":\[{"clients":"external","text":"externalTrafficPolicy is Local`)))
 	})
 
 	It("sessionAffinity ClientIP: the same client gets the same endpoint", func() {

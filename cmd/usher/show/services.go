@@ -127,6 +127,11 @@ func problems(s api.Service) string {
 		if p.Problem != nil {
 			list = append(list, p.Problem.Reason+": "+p.Problem.Message)
 		}
+		for _, d := range p.Dropped {
+			if text := d.Clients + " clients are dropped: " + d.Text; !slices.Contains(list, text) {
+				list = append(list, text)
+			}
+		}
 	}
 	return strings.Join(list, "; ")
 }

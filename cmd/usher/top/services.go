@@ -56,7 +56,7 @@ func stateStyle(s api.ServiceState) show.Style {
 		return show.Good
 	case api.ServiceDegraded:
 		return show.Care
-	case api.ServiceNoEndpoints:
+	case api.ServiceNoEndpoints, api.ServiceElsewhere:
 		return show.Quiet
 	}
 	return show.Bad

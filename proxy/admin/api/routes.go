@@ -69,7 +69,7 @@ var Routes = []Route{
 		query("name", "a Service's name, without namespace"),
 		query("service", "a Service, namespace/name; may be given several times"),
 		query("q", "text that the namespace/name, a port's name, a VIP, or an endpoint's address or Pod contains; case does not count"),
-		query("state", "a state", string(ServiceOK), string(ServiceDegraded), string(ServiceDown), string(ServiceNoEndpoints), string(ServiceProblem)),
+		query("state", "a state", serviceStates()...),
 		protocolParam,
 		query("sort", "by what; all but name begin with the largest", SortName, SortActive, SortConnections, SortFailed, SortRetries, SortBytes),
 		limitParam, continueParam,
@@ -108,4 +108,11 @@ var Routes = []Route{
 		query("client", "the client's address; without it, a client that is not known"),
 		query("vip", "the VIP that the client connects to, an address or address:port; the first one of the client's family without it"),
 	}},
+}
+
+func serviceStates() (names []string) {
+	for _, s := range ServiceStates {
+		names = append(names, string(s))
+	}
+	return names
 }

@@ -14,12 +14,17 @@ type ServiceState string
 
 // The states of a Service, the best first.
 const (
-	ServiceOK          ServiceState = "ok"           // it is served, and every endpoint is ready
-	ServiceDegraded    ServiceState = "degraded"     // some endpoint is in quarantine, terminating or not ready
-	ServiceDown        ServiceState = "down"         // every endpoint that could be used is in quarantine
-	ServiceNoEndpoints ServiceState = "no-endpoints" // there is no endpoint to use for some port
-	ServiceProblem     ServiceState = "problem"      // some port is not served as it should be: see Problem
+	ServiceOK               ServiceState = "ok"                 // it is served, and every endpoint is ready
+	ServiceElsewhere        ServiceState = "external-elsewhere" // clients from outside are dropped here, and have to come by another node: see Dropped
+	ServiceDegraded         ServiceState = "degraded"           // some endpoint is in quarantine, terminating or not ready
+	ServiceDown             ServiceState = "down"               // every endpoint that could be used is in quarantine
+	ServiceNoLocalEndpoints ServiceState = "no-local-endpoints" // clients of a cluster IP are dropped: see Dropped
+	ServiceNoEndpoints      ServiceState = "no-endpoints"       // there is no endpoint to use for some port
+	ServiceProblem          ServiceState = "problem"            // some port is not served as it should be: see Problem
 )
+
+// ServiceStates are all there are, the best first.
+var ServiceStates = []ServiceState{ServiceOK, ServiceElsewhere, ServiceDegraded, ServiceDown, ServiceNoLocalEndpoints, ServiceNoEndpoints, ServiceProblem}
 
 // Service is one Service in short.
 type Service struct {
@@ -55,8 +60,20 @@ type PortSummary struct {
 	Sees
 	// Topology is left out if it does not matter where endpoints are.
 	Topology *Topology `json:"topology,omitempty"`
+	// Dropped are the clients whose packets are dropped, since the policy for them is Local
+	// and endpoints are on other nodes only; left out if there are none.
+	Dropped []Dropped `json:"dropped,omitempty"`
 	// Problem is left out if the port is served as it should be.
 	Problem *Problem `json:"problem,omitempty"`
+}
+
+// Dropped are clients whose packets are dropped.
+type Dropped struct {
+	// Clients is internal (of cluster IPs) or external (from outside; clients on this node
+	// are served all the same).
+	Clients string `json:"clients"`
+	// Text says why.
+	Text string `json:"text"`
 }
 
 // ProxyProtocol says between whom headers of the PROXY protocol tell of the client.

@@ -127,6 +127,7 @@ export class OneService {
     const name = `Port ${portName(port)}, ${port.family}`;
     return h('section', { key: `${name} ${port.vip}`, class: 'card', 'aria-label': name },
       h('h2', null, ports > 1 ? `${name}: endpoints` : 'Endpoints'),
+      port.dropped?.map(d => h('p', { class: d.clients === 'internal' ? 'bad' : 'warn' }, `Packets of ${d.clients} clients are dropped: ${d.text}.`)),
       port.problem && h('p', { class: 'bad' }, `This port is not served as it should be. ${port.problem.message}`),
       endpointList(port.endpoints),
       h('h3', null, 'Addresses and rules'),
@@ -181,6 +182,10 @@ function howItFares({ state, endpoints: e }) {
       return `No endpoint is well (${rest}). They are tried all the same: one may be back.`;
     case 'no-endpoints':
       return 'There is no endpoint to connect to: clients are refused at once.';
+    case 'no-local-endpoints':
+      return 'No endpoint is on this node, and internalTrafficPolicy is Local: what clients send to the cluster IP is dropped.';
+    case 'external-elsewhere':
+      return 'No endpoint is on this node, and externalTrafficPolicy is Local: clients from outside are dropped here, and have to come by another node. All others are served.';
     case 'problem':
       return 'A port of this Service is not served as it should be; see below.';
   }

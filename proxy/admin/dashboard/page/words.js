@@ -52,8 +52,10 @@ export function clock(time) {
 export const serviceStates = {
   'problem': { mark: '!', word: 'problem', means: 'a port of it is not served as it should be', tone: 'bad' },
   'down': { mark: '✗', word: 'down', means: 'every endpoint that could be used is in quarantine', tone: 'bad' },
+  'no-local-endpoints': { mark: '∅', word: 'no local endpoints', means: 'clients of its cluster IP are dropped: internalTrafficPolicy is Local, and no endpoint is on this node', tone: 'bad' },
   'no-endpoints': { mark: '∅', word: 'no endpoints', means: 'there is no endpoint to use for some port', tone: 'warn' },
   'degraded': { mark: '~', word: 'degraded', means: 'some endpoint is in quarantine, terminating or not ready', tone: 'warn' },
+  'external-elsewhere': { mark: '→', word: 'external elsewhere', means: 'clients from outside have to come by another node: externalTrafficPolicy is Local, and no endpoint is on this one', tone: 'quiet' },
   'ok': { mark: '✓', word: 'ok', means: 'every endpoint is ready', tone: 'good' },
 };
 
