@@ -388,6 +388,15 @@ var _ = Describe("usher demo", func() {
 		// Of a client's two calls, writing and reading, one is told of the reset.
 		Expect(curl(web)).To(Or(ContainSubstring("reset by peer"), HaveSuffix("EOF")))
 		Eventually(d.Out).Should(gbytes.Say(`endpoint-reset`))
+		// Some resets come before the connection is established: then it is an attempt that
+		// fails, and the endpoint is in quarantine until a probe, which is no wiser.
+		Eventually(func() string {
+			curl(web)
+			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
+			return out
+		}).WithTimeout(20 * time.Second).Should(MatchRegexp(`web-3 +suspicious +0 +\d+ +[4-9]`))
+		out, _, _ := askUsher(l.Node, "get", "services", "web")
+		Expect(out).To(MatchRegexp(`web +degraded +10.* 0/3 .* [4-9]\d*\n`), "they have failed")
 
 		By("answering slowly")
 		change("now answers after 2s", "break", "web-3", "slow")

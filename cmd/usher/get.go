@@ -147,8 +147,8 @@ func newGetServices() *cobra.Command {
 		Use:     "services [NAME…]",
 		Aliases: []string{"service", "svc"},
 		Short:   "Services: state, endpoints, connections",
-		Long: `Lists Services. STATE is ok; degraded (some endpoint is in quarantine, terminating
-or not ready); down (every endpoint is in quarantine); no-endpoints;
+		Long: `Lists Services. STATE is ok; degraded (some endpoint is suspicious, in quarantine,
+terminating or not ready); down (every endpoint is in quarantine); no-endpoints;
 no-local-endpoints (internalTrafficPolicy is Local, and no endpoint is here: clients
 of the cluster IP are dropped); external-elsewhere (the same of externalTrafficPolicy
 and clients from outside, who have to come by another node); or problem (some port
@@ -205,6 +205,8 @@ func newGetEndpoints() *cobra.Command {
 		Long: `Lists the endpoints of Services, each port's for itself. STATE is ready;
 quarantined (it failed, and is passed over while there is another one; QUARANTINE
 says when it is probed next, or for how much longer that is, and why);
+suspicious (it takes its turn, but reset most of the connections that ended last, or
+closed them without a byte for a client that had sent some);
 terminating (used only if none is ready); or not-ready.`,
 		Example: `  usher get endpoints web
   usher get endpoints -A -o wide

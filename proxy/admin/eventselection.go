@@ -101,19 +101,11 @@ func (s *eventSelection) matches(e *trace.Event) bool {
 func hasOutcome(e *trace.Event, outcome string) bool {
 	switch outcome {
 	case api.OutcomeOK:
-		return e.Kind == trace.Established || e.Kind == trace.Closed && faultOf(e.End) == trace.FaultNone
+		return e.Kind == trace.Established || e.Kind == trace.Closed && e.End.Fault() == trace.FaultNone
 	case api.OutcomeRetry:
 		return e.Kind == trace.Attempt && (e.Err != "" || e.Attempt > 1) || e.Kind == trace.Waiting
 	case api.OutcomeFailed:
-		return e.Kind == trace.Closed && faultOf(e.End) != trace.FaultNone
+		return e.Kind == trace.Closed && e.End.Fault() != trace.FaultNone
 	}
 	return e.Kind == trace.Closed && string(e.End) == outcome
-}
-
-func faultOf(end trace.End) trace.Fault {
-	i := slices.IndexFunc(trace.Ends, func(e trace.EndMeaning) bool { return e.End == end })
-	if i < 0 {
-		return trace.FaultUsher
-	}
-	return trace.Ends[i].Fault
 }

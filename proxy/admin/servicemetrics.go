@@ -57,6 +57,7 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy) {
 	s.has = still
 	tellService(out, "", others, rest)
 	endpointsByState.tell(out, float64(counts.Ready), string(api.EndpointReady))
+	endpointsByState.tell(out, float64(counts.Suspicious), string(api.EndpointSuspicious))
 	endpointsByState.tell(out, float64(counts.Quarantined), string(api.EndpointQuarantined))
 	endpointsByState.tell(out, float64(counts.Terminating), string(api.EndpointTerminating))
 	endpointsByState.tell(out, float64(counts.NotReady), string(api.EndpointNotReady))

@@ -183,6 +183,8 @@ func countState(c *api.EndpointCounts, state api.EndpointState) {
 	switch state {
 	case api.EndpointReady:
 		c.Ready++
+	case api.EndpointSuspicious:
+		c.Suspicious++
 	case api.EndpointQuarantined:
 		c.Quarantined++
 	case api.EndpointTerminating:
@@ -229,6 +231,8 @@ func stateOf(e *balance.Endpoint, now time.Time) api.EndpointState {
 	switch {
 	case e.Terminating:
 		return api.EndpointTerminating
+	case e.Ready && e.Suspicious():
+		return api.EndpointSuspicious
 	case e.Ready:
 		return api.EndpointReady
 	}

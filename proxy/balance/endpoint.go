@@ -38,11 +38,12 @@ type State struct {
 	// Counters for the data plane to keep and for people to read.
 	Active    atomic.Int64 // connections open now, and attempts under way: see Endpoint.Take
 	Connected atomic.Int64 // connections ever established
-	Failed    atomic.Int64 // attempts that failed
+	Failed    atomic.Int64 // attempts that failed, and connections that the endpoint broke
 	// Bytes of connections that have ended.
 	ToEndpoint, ToClient atomic.Int64
 
-	remembers atomic.Bool // failed is there, readable without the lock
+	ends      atomic.Uint32 // of the last connections: a one, and for each a one if it was broken, the newest last
+	remembers atomic.Bool   // failed is there, readable without the lock
 
 	mu     sync.Mutex
 	place  int32   // in the Pool's books, which guard it

@@ -101,8 +101,8 @@ func (t *tally) count(life *trace.Life, e *trace.Event) {
 	}
 }
 
-// isFailure reports whether a connection that ended like that had not come about.
-// A UDP session whose endpoint never answered, and never refused, is none: some
+// isFailure reports whether a connection that ended like that had not come about, or was broken by
+// its endpoint. A UDP session whose endpoint never answered, and never refused, is none: some
 // protocols have no answers.
 func isFailure(life *trace.Life, end trace.End) bool {
 	switch end {
@@ -110,7 +110,7 @@ func isFailure(life *trace.Life, end trace.End) bool {
 		return false
 	}
 	_, established := life.Established()
-	return !established
+	return !established || end.Fault() == trace.FaultEndpoint
 }
 
 // Totals are counts for one service port since it is served, or for all since the

@@ -267,9 +267,14 @@ var ends = [...]trace.End{
 
 // Ended is called when what moved the connection's bytes is done with it.
 func (c *connection) Ended(r forward.Result) {
+	end := ends[r.End]
+	if r.End == forward.EndpointClosed && r.ToEndpoint > 0 && r.ToClient == 0 {
+		end = trace.Unanswered
+	}
 	c.endpoint.Release()
 	c.endpoint.Moved(r.ToEndpoint, r.ToClient)
-	e := trace.Event{End: ends[r.End], ToEndpoint: r.ToEndpoint, ToClient: r.ToClient, Endpoint: c.endpoint.Addr, Pod: c.endpoint.Pod}
+	c.endpoint.Ended(end.Fault() == trace.FaultEndpoint)
+	e := trace.Event{End: end, ToEndpoint: r.ToEndpoint, ToClient: r.ToClient, Endpoint: c.endpoint.Addr, Pod: c.endpoint.Pod}
 	if r.Err != nil {
 		e.Err = r.Err.Error()
 	}

@@ -1,5 +1,7 @@
 package trace
 
+import "slices"
+
 // End says how a connection ended. There is one for each; it is the same in
 // every place that shows it.
 type End string
@@ -10,6 +12,7 @@ const (
 	EndpointClosed    End = "endpoint-closed"
 	ClientReset       End = "client-reset"
 	EndpointReset     End = "endpoint-reset"
+	Unanswered        End = "unanswered"
 	HalfClosedTimeout End = "half-closed"
 	NoEndpoint        End = "no-endpoint"
 	AttemptsFailed    End = "attempts-failed"
@@ -38,6 +41,15 @@ const (
 	FaultUsher    Fault = "usher"
 )
 
+// Fault returns whose doing e is.
+func (e End) Fault() Fault {
+	i := slices.IndexFunc(Ends, func(m EndMeaning) bool { return m.End == e })
+	if i < 0 {
+		return FaultUsher
+	}
+	return Ends[i].Fault
+}
+
 // EndMeaning is what people are told about an End.
 type EndMeaning struct {
 	End     End
@@ -52,6 +64,7 @@ var Ends = []EndMeaning{
 	{EndpointClosed, "both directions ended, the endpoint's first", FaultNone},
 	{ClientReset, "the client broke the connection off", FaultClient},
 	{EndpointReset, "the endpoint broke the connection off; for UDP, it had answered and now refuses", FaultEndpoint},
+	{Unanswered, "the endpoint ended first, without a byte for a client that had sent some", FaultEndpoint},
 	{HalfClosedTimeout, "one direction had ended, or one side had and the other did not take what came before that, and nothing moved for `--half-closed-timeout`", FaultPolicy},
 	{NoEndpoint, "there was no endpoint to try", FaultEndpoint},
 	{AttemptsFailed, "every attempt failed", FaultEndpoint},

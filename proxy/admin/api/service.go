@@ -16,7 +16,7 @@ type ServiceState string
 const (
 	ServiceOK               ServiceState = "ok"                 // it is served, and every endpoint is ready
 	ServiceElsewhere        ServiceState = "external-elsewhere" // clients from outside are dropped here, and have to come by another node: see Dropped
-	ServiceDegraded         ServiceState = "degraded"           // some endpoint is in quarantine, terminating or not ready
+	ServiceDegraded         ServiceState = "degraded"           // some endpoint is suspicious, in quarantine, terminating or not ready
 	ServiceDown             ServiceState = "down"               // every endpoint that could be used is in quarantine
 	ServiceNoLocalEndpoints ServiceState = "no-local-endpoints" // clients of a cluster IP are dropped: see Dropped
 	ServiceNoEndpoints      ServiceState = "no-endpoints"       // there is no endpoint to use for some port
@@ -103,6 +103,7 @@ type Topology struct {
 type EndpointCounts struct {
 	Total       int `json:"total"`
 	Ready       int `json:"ready"`
+	Suspicious  int `json:"suspicious"`
 	Quarantined int `json:"quarantined"`
 	Terminating int `json:"terminating"`
 	NotReady    int `json:"notReady"`
@@ -116,7 +117,8 @@ type Totals struct {
 	Accepted int64 `json:"accepted"`
 	// Established is for how many of those an endpoint was found.
 	Established int64 `json:"established"`
-	// Failed is how many ended without one.
+	// Failed is how many ended without one, or were broken by it: reset, or closed without a
+	// byte for a client that had sent some.
 	Failed int64 `json:"failed"`
 	// Attempts is how many attempts to connect to an endpoint have ended,
 	// AttemptsFailed how many of those failed. Retries are the attempts after a
@@ -195,6 +197,7 @@ type EndpointState string
 // The states of an endpoint. Of several that apply, quarantined is told first.
 const (
 	EndpointReady       EndpointState = "ready"       // it takes its turn
+	EndpointSuspicious  EndpointState = "suspicious"  // it takes its turn, but broke most of the connections that ended last
 	EndpointQuarantined EndpointState = "quarantined" // it failed, and is passed over while there is another one
 	EndpointTerminating EndpointState = "terminating" // its Pod is ending; used only if none is ready
 	EndpointNotReady    EndpointState = "not-ready"   // it is not used
@@ -225,7 +228,7 @@ type Endpoint struct {
 	Quarantine *Quarantine `json:"quarantine,omitempty"`
 
 	// Active is how many connections it has now, attempts under way among them, Connected how many it ever had,
-	// Failed how many attempts failed.
+	// Failed how many attempts failed, and how many connections it broke.
 	Active          int64 `json:"active"`
 	Connected       int64 `json:"connected"`
 	Failed          int64 `json:"failed"`

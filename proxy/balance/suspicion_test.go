@@ -1,0 +1,29 @@
+package balance
+
+import (
+	"testing"
+
+	. "github.com/onsi/gomega"
+)
+
+func TestAnEndpointIsSuspiciousThatBrokeMostOfItsLastConnections(t *testing.T) {
+	g := NewWithT(t)
+	var s State
+	end := func(how string) bool {
+		for _, c := range how {
+			s.Ended(c == 'x')
+		}
+		return s.Suspicious()
+	}
+	g.Expect(s.Suspicious()).To(BeFalse())
+	g.Expect(end("xxx")).To(BeFalse(), "three are too few")
+	g.Expect(end("x")).To(BeTrue())
+	g.Expect(end("...")).To(BeTrue(), "four of seven")
+	g.Expect(end(".")).To(BeFalse(), "half")
+	g.Expect(end("x")).To(BeTrue(), "five of nine")
+	g.Expect(end("..............")).To(BeFalse(), "only the last sixteen count")
+	g.Expect(end("xxxxxxxx")).To(BeFalse(), "half")
+	g.Expect(end("x")).To(BeTrue())
+	g.Expect(end("................")).To(BeFalse())
+	g.Expect(s.Failed.Load()).To(BeEquivalentTo(14))
+}
