@@ -170,6 +170,9 @@ type ServicePort struct {
 	// Scheduler chooses among the endpoints for a new connection; 0 is the proxy's default.
 	Scheduler Scheduler
 
+	// Probe is how the endpoints are probed.
+	Probe Probe
+
 	// Endpoints are all endpoints of this port, usable or not, sorted by
 	// address. In-flight connections to an endpoint end for UDP when it
 	// leaves this list.

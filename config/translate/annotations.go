@@ -42,6 +42,18 @@ var known = map[string]bool{
 	AnnotationScheduler:           true,
 	AnnotationWeight:              true,
 	AnnotationTopologyKeys:        true,
+	AnnotationProbe:               true,
+	AnnotationProbeInterval:       true,
+	AnnotationProbeTimeout:        true,
+	AnnotationProbeRise:           true,
+	AnnotationProbeFall:           true,
+	awsProbeProtocol:              true,
+	awsProbePath:                  true,
+	awsProbePort:                  true,
+	awsProbeInterval:              true,
+	awsProbeTimeout:               true,
+	awsProbeRise:                  true,
+	awsProbeFall:                  true,
 }
 
 // Reads reports whether an annotation of a Service is one that usher looks at.

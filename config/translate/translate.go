@@ -78,6 +78,7 @@ func servicePorts(svc *corev1.Service, loadBalancers []netip.Prefix, p *problems
 	maxAge := annotatedDuration(svc, AnnotationMaxAge, p)
 	nodeAddress := annotatedNodeAddress(svc, p)
 	scheduler := annotatedScheduler(svc, p)
+	probe := annotatedProbe(svc, p)
 	version := proxyProtocol(svc, p)
 	balancers := balancersOf(svc, loadBalancers, p)
 
@@ -104,6 +105,7 @@ func servicePorts(svc *corev1.Service, loadBalancers []netip.Prefix, p *problems
 				AffinityTimeout: timeout,
 				NodeAddress:     nodeAddress,
 				Scheduler:       scheduler,
+				Probe:           probe.of(protocolOf(port.Protocol), path, p),
 				ProxyProtocol:   version.over(protocolOf(port.Protocol), path, p),
 				InternalLocal:   internalLocal(svc),
 				ExternalLocal:   externalLocal(svc),

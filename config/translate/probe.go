@@ -1,0 +1,158 @@
+package translate
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// Annotations of a Service about the probes of its endpoints: see config.Probe.
+const (
+	AnnotationProbe         = AnnotationPrefix + "probe" // as config.Check is written
+	AnnotationProbeInterval = AnnotationPrefix + "probe-interval"
+	AnnotationProbeTimeout  = AnnotationPrefix + "probe-timeout"
+	AnnotationProbeRise     = AnnotationPrefix + "probe-rise"
+	AnnotationProbeFall     = AnnotationPrefix + "probe-fall"
+)
+
+// The same in the words of AWS, times in seconds. usher's own annotations count before these.
+const (
+	awsProbe         = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-"
+	awsProbeProtocol = awsProbe + "protocol"
+	awsProbePath     = awsProbe + "path"
+	awsProbePort     = awsProbe + "port"
+	awsProbeInterval = awsProbe + "interval"
+	awsProbeTimeout  = awsProbe + "timeout"
+	awsProbeRise     = awsProbe + "healthy-threshold"
+	awsProbeFall     = awsProbe + "unhealthy-threshold"
+)
+
+// What probes may be like.
+const (
+	MinProbeInterval = time.Second
+	MinProbeTimeout  = 100 * time.Millisecond
+	MaxProbeTime     = time.Hour
+	MaxProbeCount    = 100 // to rise or fall
+)
+
+// probe is what a Service asks for.
+type probe struct {
+	config.Probe
+	annotated // where it says what is done
+}
+
+func annotatedProbe(svc *corev1.Service, p *problems) (asked probe) {
+	if a, ok := annotation(svc, AnnotationProbe); !ok {
+		asked = awsCheck(svc, p)
+	} else if asked.annotated = a; asked.Check.UnmarshalText([]byte(a.text)) != nil {
+		p.add(a.wrong("must be %s; the default is used", config.CheckForms))
+	}
+	asked.Interval = probeTime(svc, AnnotationProbeInterval, awsProbeInterval, MinProbeInterval, p)
+	asked.Timeout = probeTime(svc, AnnotationProbeTimeout, awsProbeTimeout, MinProbeTimeout, p)
+	asked.Rise = probeCount(svc, AnnotationProbeRise, awsProbeRise, p)
+	asked.Fall = probeCount(svc, AnnotationProbeFall, awsProbeFall, p)
+	return asked
+}
+
+// of returns the probes of a port, which is at path.
+func (a probe) of(protocol config.Protocol, path *field.Path, p *problems) config.Probe {
+	if a.Check.Kind > config.NoCheck && !a.Wanted(protocol) {
+		p.add(a.wrong("must say to which TCP port probes go, as tcp:8080 does, for the %s port at %s; its endpoints are not probed", protocol, path))
+		a.Check = config.Check{Kind: config.NoCheck}
+	}
+	return a.Probe
+}
+
+// awsCheck returns what the annotations of AWS say that is done; nothing if that is wrong, or is
+// about nodes and not about endpoints.
+func awsCheck(svc *corev1.Service, p *problems) (asked probe) {
+	protocol, says := annotation(svc, awsProbeProtocol)
+	path, hasPath := annotation(svc, awsProbePath)
+	asked.annotated = protocol
+	switch strings.ToLower(protocol.text) {
+	case "tcp":
+		asked.Check.Kind = config.CheckTCP
+	case "http":
+		asked.Check.Kind = config.CheckHTTP
+	case "https":
+		asked.Check.Kind = config.CheckHTTPS
+	default:
+		if says {
+			p.add(field.NotSupported(protocol.path, protocol.text, []string{"HTTP", "HTTPS", "TCP"}))
+			return probe{}
+		} else if !hasPath {
+			return probe{}
+		}
+		asked.annotated, asked.Check.Kind = path, config.CheckHTTP
+	}
+	if asked.Check.Kind != config.CheckTCP {
+		if asked.Check.Path = cmp.Or(path.text, "/"); !config.ValidCheckPath(asked.Check.Path) {
+			p.add(path.wrong("must be a path such as /healthz; the endpoints are not probed"))
+			return probe{}
+		}
+	}
+	port, _ := annotation(svc, awsProbePort)
+	if port.text == "" || port.text == "traffic-port" {
+		return asked
+	}
+	n, err := strconv.ParseUint(port.text, 10, 16)
+	if err != nil || n == 0 {
+		p.add(port.wrong("must be traffic-port or a number from 1 to 65535; the endpoints are not probed"))
+		return probe{}
+	}
+	if nodesPort(svc, int32(n)) {
+		return probe{}
+	}
+	asked.Check.Port = uint16(n)
+	return asked
+}
+
+// kubeProxyHealth is where kube-proxy, and usher as it, answers for a node.
+const kubeProxyHealth = 10256
+
+// nodesPort reports whether nodes have that port, for svc or for all Services.
+func nodesPort(svc *corev1.Service, port int32) bool {
+	return port == kubeProxyHealth || port == svc.Spec.HealthCheckNodePort ||
+		slices.ContainsFunc(svc.Spec.Ports, func(sp corev1.ServicePort) bool { return sp.NodePort == port })
+}
+
+// probeTime returns a time that svc says in one of two ways; 0, for the default, if it does not.
+func probeTime(svc *corev1.Service, own, aws string, least time.Duration, p *problems) time.Duration {
+	a, ok := annotation(svc, own)
+	unit, such := "", least.String()+" to 1h, such as 10s"
+	if !ok {
+		if a, ok = annotation(svc, aws); !ok {
+			return 0
+		}
+		unit, such = "s", "1 to 3600 seconds"
+	}
+	d, err := time.ParseDuration(a.text + unit)
+	if err != nil || d < least || d > MaxProbeTime {
+		p.add(a.wrong("must be from %s; the default is used", such))
+		return 0
+	}
+	return d
+}
+
+// probeCount is probeTime for a number of probes.
+func probeCount(svc *corev1.Service, own, aws string, p *problems) int {
+	a, ok := annotation(svc, own)
+	if !ok {
+		if a, ok = annotation(svc, aws); !ok {
+			return 0
+		}
+	}
+	n, err := strconv.Atoi(a.text)
+	if err != nil || n < 1 || n > MaxProbeCount {
+		p.add(a.wrong("must be a number from 1 to %d; the default is used", MaxProbeCount))
+		return 0
+	}
+	return n
+}

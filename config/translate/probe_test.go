@@ -1,0 +1,124 @@
+package translate_test
+
+import (
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
+)
+
+var _ = Describe("how endpoints are probed", func() {
+	const aws = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-"
+	// probes returns what is said by annotations, each as NAME=VALUE, of which NAME has no prefix.
+	probes := func(protocol corev1.Protocol, annotations ...string) (config.Probe, []translate.Problem) {
+		svc := service(func(svc *corev1.Service) {
+			svc.Annotations = map[string]string{}
+			for _, a := range annotations {
+				name, value, _ := strings.Cut(a, "=")
+				if prefix := "usher.io/"; strings.HasPrefix(name, "probe") {
+					svc.Annotations[prefix+name] = value
+				} else {
+					svc.Annotations[aws+name] = value
+				}
+			}
+			svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+			svc.Spec.HealthCheckNodePort = 30254
+			svc.Spec.Ports = []corev1.ServicePort{{Port: 80, NodePort: 30080, Protocol: protocol}}
+		})
+		out, problems := translate.Service(svc, nil, config.Node{}, translate.Options{})
+		return out.Ports[0].Probe, problems
+	}
+
+	DescribeTable("is as annotations say", func(want string, annotations ...string) {
+		got, problems := probes(corev1.ProtocolTCP, annotations...)
+		Expect(problems).To(BeEmpty())
+		Expect(got.Check.String()).To(Equal(want))
+		var again config.Check
+		if want != "" {
+			Expect(again.UnmarshalText([]byte(want))).To(Succeed())
+			Expect(again).To(Equal(got.Check))
+		}
+	},
+		Entry("nothing", ""),
+		Entry(nil, "none", "probe=none"),
+		Entry(nil, "tcp", "probe=tcp"),
+		Entry(nil, "tcp:8081", "probe=tcp:8081"),
+		Entry(nil, "http:/healthz", "probe=http:/healthz"),
+		Entry(nil, "http:/healthz:8081", "probe=http:/healthz:8081"),
+		Entry(nil, "http:/a:b?c=d:e", "probe=http:/a:b?c=d:e"),
+		Entry(nil, "https:/:8443", "probe=https:/:8443"),
+		Entry("AWS's", "tcp", "protocol=TCP", "path=/x"),
+		Entry("AWS's", "http:/", "protocol=HTTP", "port=traffic-port"),
+		Entry("AWS's", "https:/healthz:8443", "protocol=https", "path=/healthz", "port=8443"),
+		Entry("AWS's", "http:/healthz", "path=/healthz"),
+		Entry("usher's before AWS's", "none", "probe=none", "protocol=HTTP", "path=/healthz", "port=1"),
+		Entry("no endpoint's: what is asked of nodes by the Service's health check", "", "protocol=HTTP", "path=/healthz", "port=30254"),
+		Entry("no endpoint's: what is asked of kube-proxy", "", "protocol=HTTP", "path=/healthz", "port=10256"),
+		Entry("no endpoint's: what is asked by node port", "", "protocol=TCP", "port=30080"),
+		Entry("that there is a port does not mean that there are probes", "", "port=8081"),
+	)
+
+	It("has times and numbers", func() {
+		got, problems := probes(corev1.ProtocolTCP, "probe=tcp", "probe-interval=1m", "probe-timeout=100ms", "probe-rise=1", "probe-fall=100")
+		Expect(problems).To(BeEmpty())
+		Expect(got).To(Equal(config.Probe{Check: config.Check{Kind: config.CheckTCP}, Interval: time.Minute, Timeout: 100 * time.Millisecond, Rise: 1, Fall: 100}))
+		got, problems = probes(corev1.ProtocolTCP, "interval=20", "timeout=3", "healthy-threshold=4", "unhealthy-threshold=5", "probe-fall=6")
+		Expect(problems).To(BeEmpty())
+		Expect(got).To(Equal(config.Probe{Interval: 20 * time.Second, Timeout: 3 * time.Second, Rise: 4, Fall: 6}))
+	})
+
+	DescribeTable("is not what is wrong, which is told", func(annotation, message string) {
+		got, problems := probes(corev1.ProtocolTCP, annotation)
+		Expect(got).To(Equal(config.Probe{}))
+		Expect(problems).To(ConsistOf(MatchError(ContainSubstring(message))))
+	},
+		Entry(nil, "probe=icmp", `metadata.annotations[usher.io/probe]: Invalid value: "icmp": must be none, tcp, tcp:PORT, http:/PATH, http:/PATH:PORT, or https as http; the default is used`),
+		Entry(nil, "probe=", `Invalid value: "": must be none`),
+		Entry(nil, "probe=none:80", `must be none`),
+		Entry(nil, "probe=tcp:", `must be none`),
+		Entry(nil, "probe=tcp:0", `must be none`),
+		Entry(nil, "probe=tcp:70000", `must be none`),
+		Entry(nil, "probe=tcp:/x:80", `must be none`),
+		Entry(nil, "probe=http", `must be none`),
+		Entry(nil, "probe=http:healthz", `must be none`),
+		Entry(nil, "probe=http:8080/healthz", `must be none`),
+		Entry(nil, "probe=http:/x y", `must be none`),
+		Entry(nil, "probe=http:/%zz", `must be none`),
+		Entry(nil, "probe=http:/"+strings.Repeat("x", 1024), `must be none`),
+		Entry(nil, "probe-interval=10", `[usher.io/probe-interval]: Invalid value: "10": must be from 1s to 1h, such as 10s; the default is used`),
+		Entry(nil, "probe-interval=999ms", `must be from 1s to 1h`),
+		Entry(nil, "probe-timeout=2h", `must be from 100ms to 1h`),
+		Entry(nil, "probe-rise=0", `[usher.io/probe-rise]: Invalid value: "0": must be a number from 1 to 100; the default is used`),
+		Entry(nil, "probe-fall=many", `must be a number from 1 to 100`),
+		Entry(nil, "probe-often=1", `Unsupported value: "usher.io/probe-often"`),
+		Entry(nil, "interval=10s", `[`+aws+`interval]: Invalid value: "10s": must be from 1 to 3600 seconds; the default is used`),
+		Entry(nil, "timeout=0", `must be from 1 to 3600 seconds`),
+		Entry(nil, "unhealthy-threshold=-1", `must be a number from 1 to 100`),
+		Entry(nil, "protocol=UDP", `[`+aws+`protocol]: Unsupported value: "UDP": supported values: "HTTP", "HTTPS", "TCP"`),
+		Entry(nil, "path=healthz", `[`+aws+`path]: Invalid value: "healthz": must be a path such as /healthz; the endpoints are not probed`),
+	)
+
+	It("is not by AWS's annotations with a port that is none", func() {
+		got, problems := probes(corev1.ProtocolTCP, "protocol=TCP", "port=http")
+		Expect(got).To(Equal(config.Probe{}))
+		Expect(problems).To(ConsistOf(MatchError(ContainSubstring(`[` + aws + `port]: Invalid value: "http": must be traffic-port or a number from 1 to 65535; the endpoints are not probed`))))
+	})
+
+	It("takes a TCP port where the Service's is none", func() {
+		for _, protocol := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolSCTP} {
+			got, problems := probes(protocol, "probe=tcp:53")
+			Expect(problems).To(BeEmpty())
+			Expect(got.Check.String()).To(Equal("tcp:53"))
+			for _, annotation := range []string{"probe=tcp", "path=/healthz"} {
+				got, problems = probes(protocol, annotation)
+				Expect(got.Check.String()).To(Equal("none"))
+				Expect(problems).To(ConsistOf(MatchError(ContainSubstring("must say to which TCP port probes go, as tcp:8080 does, for the " + string(protocol) + " port at spec.ports[0]; its endpoints are not probed"))))
+			}
+		}
+	})
+})
