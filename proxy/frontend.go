@@ -23,6 +23,7 @@ type frontEnd struct {
 	proxy *Proxy
 
 	pool      balance.Pool
+	watches   map[*balance.State]*watch // of the endpoints that are probed all the time
 	listeners []frontend.Listener
 	trouble   *Problem      // what update could not do; nil if all is well
 	owned     []ownedTarget // in no order; see Proxy.owners
@@ -113,6 +114,7 @@ func (f *frontEnd) update(port config.ServicePort, c *change) {
 // swapView makes new connections see port and its endpoints.
 func (f *frontEnd) swapView(port config.ServicePort) {
 	port.Scheduler = cmp.Or(port.Scheduler, f.proxy.Scheduler)
+	port.Probe = f.proxy.probeOf(port)
 	f.Affinity.SetTimeout(port.AffinityTimeout)
 	before := len(f.pool.All)
 	gone := f.pool.Update(port)
@@ -128,6 +130,7 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	}
 	old := f.Swap(v)
 	f.tellEndpoints(old, v)
+	f.watch(v)
 	for _, endpoint := range gone {
 		f.Affinity.ForgetEndpoint(endpoint.Addr)
 	}

@@ -30,6 +30,8 @@ type Options struct {
 
 	// Scheduler is that of the Services which name none.
 	Scheduler config.Scheduler
+	// Probe is what Services do not say of the probes of their endpoints.
+	Probe config.Probe
 
 	// HalfClosed ends a connection that one side has ended and in which nothing
 	// moves; 0 means never.
@@ -72,10 +74,13 @@ func Defaults() Options {
 			Schedule:   slices.Clone(search.DefaultSchedule),
 			Quarantine: balance.Quarantine{First: time.Second, Max: 2 * time.Minute, Probed: true},
 		},
-		Options:         stream.Options{Keepalive: 3 * time.Minute, SCTP: stream.SCTPAuto},
-		Limits:          budget.Limits{MaxUDPSessions: 65536, MaxClientShare: 25},
-		FirstTurn:       rand.Uint32,
-		Scheduler:       config.RoundRobin,
+		Options:   stream.Options{Keepalive: 3 * time.Minute, SCTP: stream.SCTPAuto},
+		Limits:    budget.Limits{MaxUDPSessions: 65536, MaxClientShare: 25},
+		FirstTurn: rand.Uint32,
+		Scheduler: config.RoundRobin,
+		Probe: config.Probe{
+			Check: config.Check{Kind: config.NoCheck}, Interval: 10 * time.Second, Timeout: 5 * time.Second, Rise: 2, Fall: 3,
+		},
 		HalfClosed:      10 * time.Minute,
 		AffinityPerPort: 65536,
 		AffinityTotal:   1 << 20,

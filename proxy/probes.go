@@ -23,27 +23,42 @@ const (
 )
 
 // newProber returns what probes the endpoints that are in quarantine.
-func (p *Proxy) newProber() *probe.Prober {
-	return probe.New(probe.Options{
-		Dial: p.probe, Timeout: probeTimeout, Gap: probeGap, AtOnce: int(p.node.Budget.Probes()),
-	})
+func (p *Proxy) newProber() *probe.Prober[netip.AddrPort] {
+	return probe.New(probe.Options[netip.AddrPort]{Dial: p.probe, Gap: probeGap, AtOnce: int(p.node.Budget.Probes())})
 }
 
 // probe finds out whether an endpoint answers. The connection is closed as every client
 // closes one, and as the kubelet does after its own probes: servers are used to that,
 // while a reset would be an error to them.
 func (p *Proxy) probe(ctx context.Context, to netip.AddrPort) error {
-	err := frontend.ErrLeadsBack
-	if !p.node.LeadsBack(config.TCP, to) {
-		var conn forward.Conn
-		if conn, err = p.DirectDial(ctx, &config.Endpoint{Addr: to}); err == nil {
-			conn.Close()
-		}
-	}
-	if err == nil || ctx.Err() != context.Canceled { // else usher stops
-		p.node.Counters.Probes[search.ResultOf(err)].Add(1)
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	err := p.connect(ctx, to)
+	p.countProbe(ctx, search.ResultOf(err))
+	return err
+}
+
+// connect makes the connection that is a probe, and ends it.
+func (p *Proxy) connect(ctx context.Context, to netip.AddrPort) error {
+	conn, err := p.dialProbe(ctx, to)
+	if err == nil {
+		conn.Close()
 	}
 	return err
+}
+
+func (p *Proxy) dialProbe(ctx context.Context, to netip.AddrPort) (forward.Conn, error) {
+	if p.node.LeadsBack(config.TCP, to) {
+		return nil, frontend.ErrLeadsBack
+	}
+	return p.DirectDial(ctx, &config.Endpoint{Addr: to})
+}
+
+// countProbe counts a probe that was made with ctx.
+func (p *Proxy) countProbe(ctx context.Context, result trace.Result) {
+	if result == trace.Connected || ctx.Err() != context.Canceled { // else usher stops
+		p.node.Counters.Probes[result].Add(1)
+	}
 }
 
 // probed is an endpoint that is probed while it is in quarantine.

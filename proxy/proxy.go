@@ -28,8 +28,9 @@ type Proxy struct {
 	streams    *stream.Server
 	datagrams  *datagram.Server
 	affinities *affinity.Limits
-	remembered chan struct{} // has a value when there is something new in affinities
-	prober     *probe.Prober
+	remembered chan struct{}                 // has a value when there is something new in affinities
+	prober     *probe.Prober[netip.AddrPort] // of endpoints that failed
+	watcher    *probe.Prober[check]          // of those whose Services ask for it
 	counters   counters
 	sync       syncState
 	reading    sync.Mutex // held while PortalStatus reads the kernel
@@ -80,7 +81,7 @@ func New(o Options) *Proxy {
 		refused:    map[portal.Target]error{},
 	}
 	p.ctx, p.end = context.WithCancel(context.Background())
-	p.prober = p.newProber()
+	p.prober, p.watcher = p.newProber(), p.newWatcher()
 	return p
 }
 
@@ -327,6 +328,7 @@ func (p *Proxy) Check(ctx context.Context) {
 func (p *Proxy) Stop() {
 	p.closeListeners()
 	p.prober.Stop()
+	p.watcher.Stop()
 	p.datagrams.Retired()
 	defer p.lock()()
 	p.datagrams.Stop()

@@ -136,10 +136,16 @@ func (f *frontEnd) Quarantined(e *balance.Endpoint, now time.Time, length time.D
 	f.tellEndpoint(told, e)
 }
 
+// convicted notes that probes put e into quarantine.
+func (f *frontEnd) convicted(e *balance.Endpoint, now time.Time, next time.Duration, cause error) {
+	f.Counters.Quarantines.Add(1)
+	f.tellEndpoint(trace.Event{Kind: trace.EndpointQuarantined, Time: now, Took: next, Err: cause.Error(), Reason: trace.ByProbes}, e)
+}
+
 // Recovered implements balance.Watcher.
 func (f *frontEnd) Recovered(e *balance.Endpoint) { f.recovered(e, time.Now(), "") }
 
-// recovered notes that e has answered: a client or, if by is trace.ByProbe, a probe.
+// recovered notes that e is in quarantine no more. It has answered a client or, as by says, probes.
 func (f *frontEnd) recovered(e *balance.Endpoint, now time.Time, by string) {
 	f.Counters.Recoveries.Add(1)
 	f.tellEndpoint(trace.Event{Kind: trace.EndpointRecovered, Time: now, Reason: by}, e)

@@ -43,10 +43,12 @@ type State struct {
 	ToEndpoint, ToClient atomic.Int64
 
 	ends      atomic.Uint32 // of the last connections: a one, and for each a one if it was broken, the newest last
-	remembers atomic.Bool   // failed is there, readable without the lock
+	remembers atomic.Bool   // failed is there, or it is convicted; readable without the lock
+	tried     atomic.Bool   // trial is there
 
 	mu     sync.Mutex
 	place  int32   // in the Pool's books, which guard it
+	trial  *trial  // nil if its last probe did not fail; see Judge
 	failed *failed // nil, as with most of a hundred thousand, if it did not fail since a client was connected to it
 }
 
@@ -82,6 +84,9 @@ type Period struct {
 	Failures int   // that led to it, in a row; those of probes among them
 	Cause    error // the last of them
 	Doubt    bool  // see State.Doubt
+	// Convicted says that it lasts until so many probes are answered in a row as the Service asks
+	// for: see State.Judge. Failures are probes then.
+	Convicted bool
 }
 
 // Take counts a connection, from when the attempt begins: those who choose next reckon
@@ -155,6 +160,9 @@ func (s *State) Fail(started, now time.Time, cause error, q Quarantine) time.Dur
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.convicted() {
+		return 0
+	}
 	times := 1
 	if f := s.failed; f != nil {
 		if f.probed || started.Before(f.until) {
@@ -183,7 +191,7 @@ func (s *State) Probed(now time.Time, err error, blame bool, q Quarantine) (next
 		return 0, false
 	case err == nil:
 		f.probed, f.answered, f.until = false, true, now
-		return 0, true
+		return 0, !s.convicted()
 	case !blame:
 		next = q.length(f.times)
 	default:
@@ -218,9 +226,9 @@ func (s *State) Succeed() bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	news := s.failed != nil && !s.failed.answered
+	news := s.failed != nil && !s.failed.answered && !s.convicted()
 	s.failed = nil
-	s.remembers.Store(false)
+	s.remember()
 	return news
 }
 
@@ -232,6 +240,9 @@ func (s *State) Quarantined(now time.Time) (period Period, ok bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.convicted() {
+		return s.trial.period(), true
+	}
 	f := s.failed
 	if f == nil || !f.quarantined(now) {
 		return Period{}, false
@@ -261,6 +272,8 @@ func (s *State) stand(now time.Time, claim bool) standing {
 	defer s.mu.Unlock()
 	f := s.failed
 	switch {
+	case s.convicted():
+		return avoided
 	case f == nil, f.answered, !f.since.IsZero() && now.Sub(f.since) >= f.enough:
 		return healthy
 	case f.quarantined(now), now.Before(f.claimed):

@@ -69,11 +69,11 @@ func New(limits Limits) *Budget {
 }
 
 // Descriptors that are kept for what comes by ones: standard files, epoll, netlink, admin
-// clients and iptables' pipes; probes, of which each takes one; and the copies of listeners
+// clients and iptables' pipes; probes, of which each takes one, of two kinds; and the copies of listeners
 // of which a handover makes so many at a time.
 const (
 	mostProbes   = 64
-	mostReserved = 256 + mostProbes + handover.SocketsAtOnce
+	mostReserved = 256 + 2*mostProbes + handover.SocketsAtOnce
 )
 
 // reserved returns how many those are. Where few are allowed, a quarter has to do.
@@ -236,8 +236,8 @@ func (b *Budget) TakePort(toPort int64) Room {
 	return whose
 }
 
-// Probes returns how many probes of endpoints may be under way at once: each takes a
-// descriptor, of those that are reserved.
+// Probes returns how many probes of one kind may be under way at once, those of endpoints that
+// failed and those that Services ask for: each takes a descriptor, of those that are reserved.
 func (b *Budget) Probes() int64 {
 	return max(1, b.reserved()*mostProbes/mostReserved)
 }

@@ -18,7 +18,8 @@ type Counters struct {
 	Unlogged                               atomic.Int64 // clients that were refused, and left out of the trace
 	DatagramsToEndpoint, DatagramsToClient atomic.Int64
 	dropped                                [numDrops]atomic.Int64
-	Probes                                 [trace.Results]atomic.Int64
+	Probes                                 [trace.ProbeResults]atomic.Int64
+	LateProbes                             atomic.Int64
 	Quarantines, Recoveries                atomic.Int64
 	seen                                   [portal.Seens]atomic.Int64 // by endpoints that answered
 	choices                                []atomic.Int64             // in the order of balance.Reasons
@@ -192,8 +193,9 @@ type Stats struct {
 	// Associations are those of SCTP, which count as connections too.
 	Associations struct{ Accepted, Open int64 }
 
-	Quarantines, Recoveries int64                // endpoints that went into quarantine, and that answered after one
-	Probes                  [trace.Results]int64 // by trace.Result; they are not among Attempts
+	Quarantines, Recoveries int64                     // endpoints that went into quarantine, and that answered after one
+	Probes                  [trace.ProbeResults]int64 // by trace.Result; they are not among Attempts
+	LateProbes              int64                     // that began more than their interval late
 }
 
 // SessionStats are numbers about UDP sessions and their datagrams.
@@ -218,6 +220,7 @@ func (n *Node) Stats() Stats {
 		Limit:       b.ConnectionLimit(),
 		Quarantines: c.Quarantines.Load(),
 		Recoveries:  c.Recoveries.Load(),
+		LateProbes:  c.LateProbes.Load(),
 		Sessions: SessionStats{
 			Open: b.Sessions.Load(), Limit: b.SessionLimit(),
 			Begun: c.sessions.accepted.Load(), Answered: c.sessions.established.Load(), Ends: c.sessions.endsNow(),
@@ -227,6 +230,8 @@ func (n *Node) Stats() Stats {
 	s.Associations.Accepted = c.associations.Load()
 	for i := range s.Attempts {
 		s.Attempts[i] = c.connections.attempts[i].Load() + c.sessions.attempts[i].Load()
+	}
+	for i := range s.Probes {
 		s.Probes[i] = c.Probes[i].Load()
 	}
 	for i := range s.Seen {

@@ -3,12 +3,11 @@ package probe
 import (
 	"container/heap"
 	"context"
-	"net/netip"
 	"sync"
 	"time"
 )
 
-// Target wants to know whether an address answers. Its methods are called one at a
+// Target wants to know how probes end. Its methods are called one at a
 // time, must return quickly, and must not call the Prober. Targets are compared: one
 // that is added again is the same.
 type Target interface {
@@ -19,28 +18,34 @@ type Target interface {
 	Probed(err error) (next time.Duration)
 }
 
-// Options are what a Prober is made of. All are required.
-type Options struct {
-	// Dial makes a probe. It returns when ctx ends, which is after Timeout or when the
-	// Prober is stopped.
-	Dial    func(ctx context.Context, to netip.AddrPort) error
-	Timeout time.Duration
+// Options are what a Prober is made of. Dial, Gap and AtOnce are required. What is to be probed, and
+// how, is in K: an address, say.
+type Options[K comparable] struct {
+	// Dial makes a probe. It sees to it that this does not last, and returns when ctx
+	// ends, which is when the Prober is stopped.
+	Dial func(ctx context.Context, to K) error
 	// Gap is the least time between the beginnings of two probes, AtOnce how many may be
 	// under way.
 	Gap    time.Duration
 	AtOnce int
+	// InTurn says that of many that are due the one comes first that has been due for
+	// longest; otherwise it is the one that was left alone for the shortest time.
+	InTurn bool
+	// Began, if not nil, is told how late each probe begins. It must return quickly, and not
+	// call the Prober.
+	Began func(to K, late time.Duration)
 }
 
-// Prober probes addresses. Its methods may be called from any goroutine.
-type Prober struct {
-	Options
+// Prober makes probes. Its methods may be called from any goroutine.
+type Prober[K comparable] struct {
+	Options[K]
 	ctx  context.Context
 	stop context.CancelFunc
 
 	mu       sync.Mutex
-	jobs     map[netip.AddrPort]*job
-	waiting  queue // jobs that are not due
-	due      queue // jobs that are, and wait to be allowed
+	jobs     map[K]*job[K]
+	waiting  queue[K] // jobs that are not due
+	due      queue[K] // jobs that are, and wait to be allowed
 	underWay int
 	next     time.Time // no probe begins before
 	running  bool
@@ -50,19 +55,22 @@ type Prober struct {
 }
 
 // New returns a Prober that has nothing to do.
-func New(options Options) *Prober {
-	p := &Prober{Options: options, jobs: map[netip.AddrPort]*job{}, look: make(chan struct{}, 1)}
-	p.waiting.less = func(a, b *job) bool { return a.due.Before(b.due) }
+func New[K comparable](options Options[K]) *Prober[K] {
+	p := &Prober[K]{Options: options, jobs: map[K]*job[K]{}, look: make(chan struct{}, 1)}
+	p.waiting.less = func(a, b *job[K]) bool { return a.due.Before(b.due) }
 	// When many are due, those first that have been left alone for a short time: who has
 	// just failed does not wait for ten thousand that have been dead for long.
-	p.due.less = func(a, b *job) bool { return a.wait < b.wait }
+	p.due.less = func(a, b *job[K]) bool { return a.wait < b.wait }
+	if p.InTurn {
+		p.due.less = p.waiting.less
+	}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	return p
 }
 
 // Add has to probed after wait, for t. If others want to know about it sooner, t is
 // told then. A Prober that was stopped does nothing.
-func (p *Prober) Add(to netip.AddrPort, t Target, wait time.Duration) {
+func (p *Prober[K]) Add(to K, t Target, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
@@ -71,7 +79,7 @@ func (p *Prober) Add(to netip.AddrPort, t Target, wait time.Duration) {
 	j := p.jobs[to]
 	switch due := time.Now().Add(wait); {
 	case j == nil:
-		j = &job{to: to, targets: map[Target]bool{}}
+		j = &job[K]{to: to, targets: map[Target]bool{}}
 		p.jobs[to] = j
 		p.schedule(j, wait)
 	case j.queue == &p.waiting && due.Before(j.due), j.queue == &p.due && wait < j.wait:
@@ -82,14 +90,14 @@ func (p *Prober) Add(to netip.AddrPort, t Target, wait time.Duration) {
 }
 
 // schedule has j probed after wait. It is called with mu.
-func (p *Prober) schedule(j *job, wait time.Duration) {
+func (p *Prober[K]) schedule(j *job[K], wait time.Duration) {
 	j.wait, j.due = wait, time.Now().Add(wait)
 	heap.Push(&p.waiting, j)
 	p.wake()
 }
 
 // Stop ends the probes that are under way, and returns when nothing runs any more.
-func (p *Prober) Stop() {
+func (p *Prober[K]) Stop() {
 	p.mu.Lock()
 	p.stop()
 	p.mu.Unlock()
@@ -97,7 +105,7 @@ func (p *Prober) Stop() {
 }
 
 // wake makes run look again, and starts it if need be. It is called with mu.
-func (p *Prober) wake() {
+func (p *Prober[K]) wake() {
 	if !p.running {
 		p.running = true
 		p.workers.Go(p.run)
@@ -110,7 +118,7 @@ func (p *Prober) wake() {
 }
 
 // run begins each probe when its time comes, until nobody waits.
-func (p *Prober) run() {
+func (p *Prober[K]) run() {
 	for {
 		wait, waiting := p.begin()
 		if !waiting {
@@ -127,7 +135,7 @@ func (p *Prober) run() {
 
 // begin begins the probes that are due, and returns how long to wait for the next;
 // waiting is false, and running too, if there is none.
-func (p *Prober) begin() (wait time.Duration, waiting bool) {
+func (p *Prober[K]) begin() (wait time.Duration, waiting bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
@@ -141,7 +149,7 @@ func (p *Prober) begin() (wait time.Duration, waiting bool) {
 		if p.underWay == p.AtOnce {
 			return time.Minute, true // the first that ends wakes run
 		}
-		j := heap.Pop(&p.due).(*job)
+		j := heap.Pop(&p.due).(*job[K])
 		for t := range j.targets {
 			if !t.Wanted() {
 				delete(j.targets, t)
@@ -150,6 +158,9 @@ func (p *Prober) begin() (wait time.Duration, waiting bool) {
 		if len(j.targets) == 0 {
 			delete(p.jobs, j.to)
 			continue
+		}
+		if p.Began != nil {
+			p.Began(j.to, now.Sub(j.due))
 		}
 		p.underWay++
 		p.next = now.Add(p.Gap)
@@ -163,10 +174,8 @@ func (p *Prober) begin() (wait time.Duration, waiting bool) {
 }
 
 // probe makes one probe and tells those who want to know.
-func (p *Prober) probe(j *job) {
-	ctx, cancel := context.WithTimeout(p.ctx, p.Timeout)
-	defer cancel()
-	err := p.Dial(ctx, j.to)
+func (p *Prober[K]) probe(j *job[K]) {
+	err := p.Dial(p.ctx, j.to)
 	p.mu.Lock() // until all is settled: a target that fails again meanwhile is added behind that
 	defer p.mu.Unlock()
 	p.underWay--
@@ -190,38 +199,38 @@ func (p *Prober) probe(j *job) {
 	p.schedule(j, soonest)
 }
 
-// job is an address and who wants to know about it.
-type job struct {
-	to      netip.AddrPort
+// job is what is probed and who wants to know about it.
+type job[K comparable] struct {
+	to      K
 	targets map[Target]bool
 	wait    time.Duration // since the last probe, or since it was added
 	due     time.Time     // when that is over
-	queue   *queue        // in which it is, and where; nil while the probe is under way
+	queue   *queue[K]     // in which it is, and where; nil while the probe is under way
 	place   int
 }
 
 // queue is a heap of jobs.
-type queue struct {
-	jobs []*job
-	less func(a, b *job) bool
+type queue[K comparable] struct {
+	jobs []*job[K]
+	less func(a, b *job[K]) bool
 }
 
-func (q *queue) Len() int           { return len(q.jobs) }
-func (q *queue) Less(i, j int) bool { return q.less(q.jobs[i], q.jobs[j]) }
-func (q *queue) Swap(i, j int) {
+func (q *queue[K]) Len() int           { return len(q.jobs) }
+func (q *queue[K]) Less(i, j int) bool { return q.less(q.jobs[i], q.jobs[j]) }
+func (q *queue[K]) Swap(i, j int) {
 	q.jobs[i], q.jobs[j] = q.jobs[j], q.jobs[i]
 	q.jobs[i].place, q.jobs[j].place = i, j
 }
 
 // Push implements heap.Interface.
-func (q *queue) Push(x any) {
-	j := x.(*job)
+func (q *queue[K]) Push(x any) {
+	j := x.(*job[K])
 	j.queue, j.place = q, len(q.jobs)
 	q.jobs = append(q.jobs, j)
 }
 
 // Pop implements heap.Interface.
-func (q *queue) Pop() any {
+func (q *queue[K]) Pop() any {
 	last := len(q.jobs) - 1
 	j := q.jobs[last]
 	q.jobs[last] = nil

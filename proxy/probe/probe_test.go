@@ -20,7 +20,7 @@ var errRefused = errors.New("connection refused")
 
 // network is where the probes of a test go: who is not listed as answering refuses.
 type network struct {
-	prober *probe.Prober
+	prober *probe.Prober[netip.AddrPort]
 	start  time.Time
 	silent bool // nobody answers or refuses
 
@@ -33,11 +33,13 @@ type network struct {
 
 func newNetwork() *network {
 	n := &network{start: time.Now(), answering: map[netip.AddrPort]bool{}}
-	n.prober = probe.New(probe.Options{Dial: n.dial, Timeout: 2 * time.Second, Gap: 10 * time.Millisecond, AtOnce: 64})
+	n.prober = probe.New(probe.Options[netip.AddrPort]{Dial: n.dial, Gap: 10 * time.Millisecond, AtOnce: 64})
 	return n
 }
 
 func (n *network) dial(ctx context.Context, to netip.AddrPort) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.probes = append(n.probes, fmt.Sprintf("%d@%s", to.Addr().As4()[3], time.Since(n.start)))
@@ -84,6 +86,12 @@ func (t *target) Probed(err error) time.Duration {
 	t.wait *= 2
 	return t.wait
 }
+
+// again is a Target that wants a probe each time after so long.
+type again time.Duration
+
+func (a again) Wanted() bool               { return true }
+func (a again) Probed(error) time.Duration { return time.Duration(a) }
 
 // probing runs a test in a bubble, in which time passes when all wait.
 func probing(t *testing.T, name string, test func(g Gomega, n *network)) {
@@ -189,6 +197,25 @@ func TestProber(t *testing.T) {
 			g.Expect(len(n.begun)).To(BeNumerically(">=", 8*1000), "and comes to all of them, again and again")
 		})
 	}
+
+	t.Run("comes to all in turn if that is wanted, and says how late", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			g := NewWithT(t)
+			n := newNetwork()
+			late := map[netip.AddrPort]time.Duration{}
+			prober := probe.New(probe.Options[netip.AddrPort]{Dial: n.dial, Gap: 10 * time.Millisecond, AtOnce: 64, InTurn: true,
+				Began: func(to netip.AddrPort, by time.Duration) { late[to] = max(late[to], by) }})
+			defer prober.Stop()
+			for i := range 200 { // twice as many as a second has room for
+				prober.Add(addr(i), again(time.Second), time.Second)
+			}
+			prober.Add(addr(1000), again(10*time.Second), 10*time.Second)
+			pass(5 * time.Minute)
+			g.Expect(late).To(HaveLen(201))
+			g.Expect(late).To(HaveEach(BeNumerically("<", 2100*time.Millisecond)), "one who is asked more seldom does not wait longer")
+			g.Expect(late).To(HaveEach(BeNumerically(">=", 900*time.Millisecond)))
+		})
+	})
 
 	t.Run("gives up what is under way when it is stopped", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) { // which fails if a goroutine is left

@@ -81,17 +81,23 @@ const (
 	NoAnswer
 	Failed // in any other way
 
-	Results = iota // how many there are
+	Results = iota // how many an attempt may have
+
+	BadStatus    = Result(Results) // a probe by HTTP was answered, by a status that is no success
+	ProbeResults = Results + 1
 )
 
 // String returns the word that metrics, the API and the access log use.
 func (r Result) String() string {
-	return [...]string{"connected", "refused", "no-answer", "failed"}[r]
+	return [...]string{"connected", "refused", "no-answer", "failed", "bad-status"}[r]
 }
 
-// ByProbe is the Reason of EndpointQuarantined if probes end that, and of
-// EndpointRecovered if one did.
-const ByProbe = "probe"
+// Reasons of EndpointQuarantined and EndpointRecovered.
+const (
+	ByProbe  = "probe"            // a probe ends, or has ended, the quarantine
+	ByProbes = "probes"           // so many in a row, for which the Service asks, are why it begins, or ends
+	NoProbes = "no longer probed" // the Service asked for those that were why
+)
 
 // IsStep reports whether k is a step of a connection, and not a change.
 func (k Kind) IsStep() bool { return k <= Closed }

@@ -87,15 +87,23 @@ func (e Event) change() string {
 	case EndpointRemoved:
 		return fmt.Sprintf("%s endpoint %s removed", e.Port, endpoint)
 	case EndpointQuarantined:
-		if e.Reason == ByProbe {
+		switch e.Reason {
+		case ByProbe:
 			return fmt.Sprintf("%s endpoint %s in quarantine, first probe in %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
+		case ByProbes:
+			return fmt.Sprintf("%s endpoint %s in quarantine, next probe in %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
 		}
 		return fmt.Sprintf("%s endpoint %s in quarantine for %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
 	case EndpointProbed:
 		return fmt.Sprintf("%s endpoint %s did not answer a probe, next in %s: %s", e.Port, endpoint, Short(e.Took), e.Err)
 	case EndpointRecovered:
-		if e.Reason == ByProbe {
+		switch e.Reason {
+		case ByProbe:
 			return fmt.Sprintf("%s endpoint %s answers again, to a probe", e.Port, endpoint)
+		case ByProbes:
+			return fmt.Sprintf("%s endpoint %s is well again, as its probes say", e.Port, endpoint)
+		case NoProbes:
+			return fmt.Sprintf("%s endpoint %s is not in quarantine any more: it is not probed", e.Port, endpoint)
 		}
 		return fmt.Sprintf("%s endpoint %s answers again", e.Port, endpoint)
 	case PortalRepaired:

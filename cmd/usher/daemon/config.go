@@ -16,6 +16,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
 	"github.com/usherproxy/usher/config/manifest"
+	"github.com/usherproxy/usher/config/translate"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/modes"
@@ -240,6 +241,10 @@ func (c *Config) checkNumbers() error {
 		atLeast("portal-check-interval", o.CheckInterval, 100*time.Millisecond),
 		atLeast("quarantine", o.Quarantine.First, 0),
 		atLeast("quarantine-max", o.Quarantine.Max, 0),
+		between("probe-interval", o.Probe.Interval, translate.MinProbeInterval, translate.MaxProbeTime),
+		between("probe-timeout", o.Probe.Timeout, translate.MinProbeTimeout, translate.MaxProbeTime),
+		between("probe-rise", o.Probe.Rise, 1, translate.MaxProbeCount),
+		between("probe-fall", o.Probe.Fall, 1, translate.MaxProbeCount),
 		atLeast("half-closed-timeout", o.HalfClosed, 0),
 		atLeast("connection-idle-timeout", o.IdleTimeout, 0),
 		atLeast("max-connection-age", o.MaxAge, 0),
@@ -261,6 +266,13 @@ func atLeast[T cmp.Ordered](setting string, value, least T) error {
 		return fmt.Errorf("--%s: %v is less than %v", setting, value, least)
 	}
 	return nil
+}
+
+func between[T cmp.Ordered](setting string, value, least, most T) error {
+	if value > most {
+		return fmt.Errorf("--%s: %v is more than %v", setting, value, most)
+	}
+	return atLeast(setting, value, least)
 }
 
 // CheckSOCKSAddress returns an error if the address is not one for SOCKSAddress.

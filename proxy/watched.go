@@ -1,0 +1,230 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/probe"
+	"github.com/usherproxy/usher/proxy/search"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+const (
+	// watchGap is five hundred probes a second for which Services ask.
+	watchGap = 2 * time.Millisecond
+	// What of an answer by HTTP is taken, and what of an error is told, in bytes.
+	maxProbeHeader, maxProbeBody, maxProbeError = 64 << 10, 64 << 10, 200
+)
+
+// check is what is probed, and how. Service ports that want the same have one probe together.
+type check struct {
+	at netip.AddrPort
+	config.Probe
+}
+
+// probeOf returns how the endpoints of a port are probed. What is reached through a tunnel is
+// not: see FrontEnd.Quarantine.
+func (p *Proxy) probeOf(port config.ServicePort) config.Probe {
+	if probe := port.Probe.Or(p.Probe); probe.Wanted(port.Protocol) && !p.node.Tunneled {
+		return probe
+	}
+	return config.Probe{}
+}
+
+// newWatcher returns what probes the endpoints whose Services ask for it.
+func (p *Proxy) newWatcher() *probe.Prober[check] {
+	told := rate.Sometimes{Interval: time.Minute}
+	client := p.probeClient()
+	return probe.New(probe.Options[check]{
+		Dial: func(ctx context.Context, c check) error { return p.check(ctx, client, c) },
+		Gap:  watchGap, AtOnce: int(p.node.Budget.Probes()), InTurn: true,
+		Began: func(c check, late time.Duration) {
+			if late <= c.Interval {
+				return
+			}
+			p.node.Counters.LateProbes.Add(1)
+			told.Do(func() {
+				p.Log.Warnf("Services ask for more probes of endpoints than are made, %d a second and %d at once: the one of %s begins %s late",
+					time.Second/watchGap, p.node.Budget.Probes(), c.at, trace.Short(late))
+			})
+		},
+	})
+}
+
+// probeClient returns what probes by HTTP. Each probe is a connection of its own.
+func (p *Proxy) probeClient() *http.Client {
+	return &http.Client{
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: &http.Transport{
+			DialContext: func(ctx context.Context, _, to string) (net.Conn, error) {
+				at, err := netip.ParseAddrPort(to)
+				if err != nil {
+					return nil, err
+				}
+				return p.dialProbe(ctx, at)
+			},
+			TLSClientConfig:        &tls.Config{InsecureSkipVerify: true}, // as the kubelet and load balancers do
+			DisableKeepAlives:      true,
+			DisableCompression:     true,
+			MaxResponseHeaderBytes: maxProbeHeader,
+		},
+	}
+}
+
+// check makes a probe, and counts it.
+func (p *Proxy) check(ctx context.Context, client *http.Client, c check) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	if c.Check.Kind == config.CheckTCP {
+		err = p.connect(ctx, c.at)
+	} else {
+		err = get(ctx, client, c)
+	}
+	result := search.ResultOf(err)
+	if errors.As(err, new(statusError)) {
+		result = trace.BadStatus
+	}
+	p.countProbe(ctx, result)
+	return err
+}
+
+// statusError is an answer by HTTP that is no success.
+type statusError int
+
+func (s statusError) Error() string { return fmt.Sprintf("HTTP status %d", int(s)) }
+
+// get asks by HTTP. The Host is the endpoint's address, as with the kubelet.
+func get(ctx context.Context, client *http.Client, c check) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Check.Kind.String()+"://"+c.at.String()+c.Check.Path, nil)
+	if err != nil {
+		return err
+	}
+	r.Header.Set("User-Agent", "usher/probe")
+	answer, err := client.Do(r)
+	var failed *url.Error
+	switch {
+	case errors.As(err, &failed):
+		return failed.Err
+	case err != nil:
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode < 200 || answer.StatusCode > 399 {
+		err = statusError(answer.StatusCode)
+	}
+	_, _ = io.CopyN(io.Discard, answer.Body, maxProbeBody) // the status has said it; but a body that is not read is a reset
+	return err
+}
+
+// watch is an endpoint that is probed all the time. It is a probe.Target.
+type watch struct {
+	check
+	front    *frontEnd
+	endpoint *balance.Endpoint
+
+	mu   sync.Mutex
+	over bool
+}
+
+// watch probes those endpoints of v that clients may use, as its port says, and no others.
+func (f *frontEnd) watch(v *frontend.View) {
+	before := f.watches
+	f.watches = nil
+	if how := v.Port.Probe; how.Check.Kind != 0 {
+		f.watches = make(map[*balance.State]*watch, len(v.All))
+		for _, set := range []*balance.Set{v.Cluster, v.Internal, v.External} {
+			for _, e := range set.Endpoints() {
+				f.watches[e.State] = f.watchOne(e, how, before)
+			}
+		}
+	}
+	for state, w := range before {
+		if f.watches[state] == w {
+			continue
+		}
+		now := time.Now()
+		if w.end(now) && slices.ContainsFunc(v.All, func(e *balance.Endpoint) bool { return e.State == state }) {
+			f.recovered(w.endpoint, now, trace.NoProbes)
+		}
+	}
+}
+
+// watchOne returns what watches an endpoint: what did before, or what was begun for another
+// group of clients, if it is the same.
+func (f *frontEnd) watchOne(e *balance.Endpoint, how config.Probe, before map[*balance.State]*watch) *watch {
+	c := check{e.Addr, how}
+	if how.Check.Port != 0 {
+		c.at = netip.AddrPortFrom(e.Addr.Addr(), how.Check.Port)
+	}
+	for _, w := range []*watch{f.watches[e.State], before[e.State]} {
+		if w != nil && w.check == c {
+			return w
+		}
+	}
+	w := &watch{check: c, front: f, endpoint: e}
+	f.proxy.watcher.Add(c, w, rand.N(c.Interval)) // not all at once, nor from all nodes
+	return w
+}
+
+// end ends the probes at now, and returns whether that ends a quarantine that they made.
+func (w *watch) end(now time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+	return w.endpoint.Acquit(now)
+}
+
+// Wanted implements probe.Target.
+func (w *watch) Wanted() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.over
+}
+
+// Probed implements probe.Target.
+func (w *watch) Probed(err error) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.over {
+		return 0
+	}
+	if err != nil && !search.Blames(err) {
+		return w.Interval
+	}
+	now := time.Now()
+	if !w.endpoint.Judge(now, told(err), w.Interval, w.Rise, w.Fall) {
+		return w.Interval
+	}
+	if err == nil {
+		w.front.recovered(w.endpoint, now, trace.ByProbes)
+	} else if period, ok := w.endpoint.State.Quarantined(now); ok {
+		w.front.convicted(w.endpoint, now, w.Interval, period.Cause)
+	}
+	return w.Interval
+}
+
+// told returns what is told of an error. What an endpoint has said may be part of it.
+func told(err error) error {
+	err = search.Plain(err)
+	if err == nil || len(err.Error()) <= maxProbeError {
+		return err
+	}
+	return errors.New(strings.ToValidUTF8(err.Error()[:maxProbeError], "") + "…")
+}

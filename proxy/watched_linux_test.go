@@ -1,0 +1,209 @@
+package proxy_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gleak"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/none"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// webServer answers by a status that may be changed, and counts who asks.
+type webServer struct {
+	addr          netip.AddrPort
+	status, asked atomic.Int64
+	last          atomic.Pointer[http.Request]
+}
+
+func newWebServer(start func(*httptest.Server)) *webServer {
+	GinkgoHelper()
+	w := new(webServer)
+	w.status.Store(200)
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		w.asked.Add(1)
+		w.last.Store(r)
+		out.Header().Set("Location", "http://127.0.0.1:1/")
+		out.WriteHeader(int(w.status.Load()))
+		_, _ = io.WriteString(out, "hello")
+	}))
+	s.Config.ErrorLog = log.New(GinkgoWriter, "", 0)
+	start(s)
+	DeferCleanup(s.Close)
+	w.addr = s.Listener.Addr().(*net.TCPAddr).AddrPort()
+	return w
+}
+
+var _ = Describe("a Proxy whose Services ask for probes", func() {
+	var (
+		p       *proxy.Proxy
+		options proxy.Options
+		how     config.Probe
+	)
+	BeforeEach(func() {
+		goroutines := gleak.Goroutines()
+		log := logrus.New()
+		log.SetOutput(GinkgoWriter)
+		pt, err := none.Mode.New(context.Background(), portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		options = proxy.Defaults()
+		options.Portal, options.Log, options.Trace = pt, log, trace.NewLog(1000)
+		how = config.Probe{Check: config.Check{Kind: config.CheckHTTP, Path: "/healthz?x=y"}, Interval: 10 * time.Millisecond, Timeout: 5 * time.Second, Rise: 2, Fall: 3}
+		DeferCleanup(func() {
+			p.Stop()
+			ctx, cancel := context.WithCancel(context.Background())
+			cancel()
+			p.Drain(ctx)
+			Eventually(gleak.Goroutines).WithTimeout(10 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))
+		})
+	})
+	service := func(protocol config.Protocol, endpoints ...netip.AddrPort) config.Service {
+		id := types.NamespacedName{Namespace: "of-probes", Name: "web"}
+		port := config.ServicePort{
+			ID: config.PortID{Namespace: id.Namespace, Service: id.Name, Family: config.IPv4}, Protocol: protocol, Probe: how,
+			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}},
+		}
+		for _, e := range endpoints {
+			port.Endpoints = append(port.Endpoints, config.Endpoint{Addr: e, Ready: true})
+		}
+		port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
+		return config.Service{Name: id, Ports: []config.ServicePort{port}}
+	}
+	serve := func(s config.Service) {
+		p = proxy.New(options)
+		p.Apply([]config.Service{s})
+	}
+	// why returns why the n-th endpoint is in quarantine, "" if it is in none.
+	why := func(n int) func() string {
+		return func() string {
+			if period, ok := p.Status()[0].Endpoints[n].Quarantined(time.Now()); ok {
+				return period.Cause.Error()
+			}
+			return ""
+		}
+	}
+	// more waits until a server has been asked so many times more.
+	more := func(w *webServer, times int64) {
+		GinkgoHelper()
+		from := w.asked.Load()
+		Eventually(w.asked.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">=", from+times))
+	}
+	kinds := func() (list []string) {
+		buf := make([]trace.Event, 1000)
+		n, _ := options.Trace.Reader(false).Poll(buf)
+		for _, e := range buf[:n] {
+			list = append(list, fmt.Sprint(e.Kind, " ", e.Reason))
+		}
+		return list
+	}
+
+	It("passes over who answers, but not by a status that is good, until it does again", func() {
+		good, bad := newWebServer((*httptest.Server).Start), newWebServer((*httptest.Server).Start)
+		serve(service(config.TCP, good.addr, bad.addr))
+		more(bad, 5)
+		Expect(why(1)()).To(BeEmpty())
+		r := bad.last.Load()
+		Expect([]string{r.Method, r.Host, r.RequestURI, r.UserAgent()}).To(Equal([]string{"GET", bad.addr.String(), "/healthz?x=y", "usher/probe"}))
+
+		bad.status.Store(503)
+		Eventually(why(1)).WithTimeout(10 * time.Second).Should(MatchRegexp(`^\d+ probes failed: HTTP status 503$`))
+		before := good.asked.Load()
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		for range 5 {
+			answer, err := client.Get("http://" + p.Status()[0].Listeners[0].String() + "/client")
+			Expect(err).NotTo(HaveOccurred())
+			Expect(answer.StatusCode).To(Equal(200))
+			answer.Body.Close()
+		}
+		Expect(good.asked.Load() - before).To(BeNumerically(">=", 5))
+		Expect(why(0)()).To(BeEmpty())
+		Expect(p.Stats().Probes[trace.BadStatus]).To(BeNumerically(">=", 3))
+
+		bad.status.Store(302) // where that leads to nobody listens
+		Eventually(why(1)).WithTimeout(10 * time.Second).Should(BeEmpty())
+		Expect(kinds()).To(ContainElements("endpoint-quarantined probes", "endpoint-recovered probes"))
+		s := p.Stats()
+		Expect([]int64{s.Quarantines, s.Recoveries}).To(Equal([]int64{1, 1}))
+	})
+
+	It("asks by TLS whoever has signed the certificate", func() {
+		how.Check.Kind = config.CheckHTTPS
+		w := newWebServer((*httptest.Server).StartTLS)
+		serve(service(config.TCP, w.addr))
+		more(w, 5)
+		Expect(why(0)()).To(BeEmpty())
+	})
+
+	It("connects to another port, and for Services of other protocols too", func() {
+		dead := nobody()
+		how.Check = config.Check{Kind: config.CheckTCP, Port: dead.Port()}
+		serve(service(config.UDP, netip.AddrPortFrom(dead.Addr(), 9)))
+		Eventually(why(0)).WithTimeout(10 * time.Second).Should(MatchRegexp(`^\d+ probes failed: connection refused$`))
+	})
+
+	It("makes no probes of a port that has none of TCP, by the default for all", func() {
+		options.Probe.Check = config.Check{Kind: config.CheckTCP}
+		how = config.Probe{}
+		serve(service(config.UDP, nobody()))
+		Expect(p.Status()[0].Port.Probe).To(BeZero())
+	})
+
+	It("goes by what the Service says now", func() {
+		w := newWebServer((*httptest.Server).Start)
+		w.status.Store(500)
+		serve(service(config.TCP, w.addr))
+		Eventually(why(0)).WithTimeout(10 * time.Second).Should(ContainSubstring("HTTP status 500"))
+
+		By("the endpoints changing, and that one not")
+		p.Apply([]config.Service{service(config.TCP, w.addr, nobody())})
+		Expect(why(0)()).NotTo(BeEmpty())
+		Expect(p.Stats().Recoveries).To(BeZero())
+
+		By("another probe")
+		how.Check = config.Check{Kind: config.CheckTCP}
+		p.Apply([]config.Service{service(config.TCP, w.addr)})
+		Expect(why(0)()).To(BeEmpty())
+		Expect(kinds()).To(ContainElement("endpoint-recovered no longer probed"))
+
+		By("none")
+		how.Check = config.Check{Kind: config.CheckHTTP, Path: "/"}
+		p.Apply([]config.Service{service(config.TCP, w.addr)})
+		Eventually(why(0)).WithTimeout(10 * time.Second).ShouldNot(BeEmpty())
+		how = config.Probe{}
+		p.Apply([]config.Service{service(config.TCP, w.addr)})
+		Expect(why(0)()).To(BeEmpty())
+		last := int64(-1)
+		Eventually(func() bool { // one may be under way
+			before := last
+			last = w.asked.Load()
+			return last == before
+		}).WithTimeout(10 * time.Second).WithPolling(200 * time.Millisecond).Should(BeTrue())
+	})
+
+	It("makes none of an endpoint that clients may not use", func() {
+		used, unused := newWebServer((*httptest.Server).Start), newWebServer((*httptest.Server).Start)
+		s := service(config.TCP, used.addr, unused.addr)
+		port := &s.Ports[0]
+		port.Endpoints[1].Ready = false
+		port.Cluster, port.Internal, port.External = port.Endpoints[:1], port.Endpoints[:1], port.Endpoints[:1]
+		serve(s)
+		more(used, 20)
+		Expect(unused.asked.Load()).To(BeZero())
+	})
+})
