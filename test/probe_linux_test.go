@@ -1,0 +1,131 @@
+package test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// webServer is an endpoint that answers by HTTP: its address to clients, and how it is to those
+// who ask for /healthz.
+type webServer struct {
+	addr   netip.AddrPort
+	status atomic.Int32
+	// Who has asked: clients, and probes.
+	clients, probes atomic.Int32
+}
+
+func startWebServer(ns *lab.Namespace, addr netip.Addr) *webServer {
+	GinkgoHelper()
+	w := &webServer{addr: netip.AddrPortFrom(addr, 8080)}
+	w.status.Store(http.StatusOK)
+	answers := http.NewServeMux()
+	answers.HandleFunc("/", func(out http.ResponseWriter, _ *http.Request) {
+		w.clients.Add(1)
+		fmt.Fprint(out, w.addr)
+	})
+	answers.HandleFunc("/healthz", func(out http.ResponseWriter, _ *http.Request) {
+		w.probes.Add(1)
+		out.WriteHeader(int(w.status.Load()))
+	})
+	server := &http.Server{Handler: answers, ErrorLog: log.New(GinkgoWriter, "", 0)}
+	listener := ns.Listen(w.addr.String())
+	go func() { _ = server.Serve(listener) }()
+	DeferCleanup(server.Close)
+	return w
+}
+
+var _ = Describe("endpoints that are probed because their Service asks for it", func() {
+	// endpointsByHand has a Service without selector, and its Endpoints.
+	endpointsByHand := func(vip, annotations string, endpoints ...netip.AddrPort) string {
+		var addresses []string
+		for _, e := range endpoints {
+			addresses = append(addresses, fmt.Sprintf("{ip: %q}", e.Addr()))
+		}
+		return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: db, namespace: default, annotations: {%s}}\n"+
+			"spec:\n  clusterIP: %q\n  ports: [{port: 80, targetPort: 8080}]\n---\n"+
+			"apiVersion: v1\nkind: Endpoints\nmetadata: {name: db, namespace: default}\nsubsets: [{addresses: [%s], ports: [{port: 8080}]}]\n",
+			annotations, vip, strings.Join(addresses, ", "))
+	}
+
+	for _, portal := range []string{"iptables", "nftables", "address"} {
+		for family, vip := range map[string]string{"IPv4": clusterIP, "IPv6": "fd00:10:96::10"} {
+			It(fmt.Sprintf("get no connection while they say that they are not well: %s, %s", portal, family), func() {
+				if portal == "iptables" {
+					missing("iptables")
+				}
+				at := map[string]func(int) netip.Addr{"IPv4": lab.Pod, "IPv6": lab.Pod6}[family]
+				l := lab.New()
+				good, bad := startWebServer(l.Pods, at(1)), startWebServer(l.Pods, at(2))
+				dir, pod := manifestsDir(), l.Pods.NewDialer(4)
+				web := service{clusterIP: vip, port: 80}
+				client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+					DisableKeepAlives: true,
+					DialContext: func(context.Context, string, string) (net.Conn, error) {
+						return pod.Dial("", web.vip(), 10*time.Second)
+					},
+				}}
+				// asked asks some times, and returns by whom it was answered.
+				asked := func() (map[string]int, error) {
+					counts := map[string]int{}
+					for range 6 {
+						answer, err := client.Get("http://" + web.vip() + "/")
+						if err != nil {
+							return nil, err
+						}
+						who, err := io.ReadAll(answer.Body)
+						answer.Body.Close()
+						if err != nil {
+							return nil, err
+						}
+						counts[string(who)]++
+					}
+					return counts, nil
+				}
+				write := func(annotations string) {
+					writeFile(filepath.Join(dir, "db.yaml"), endpointsByHand(vip, annotations, good.addr, bad.addr))
+				}
+				both, one := map[string]int{good.addr.String(): 3, bad.addr.String(): 3}, map[string]int{good.addr.String(): 6}
+
+				bad.status.Store(http.StatusServiceUnavailable)
+				write(`usher.io/probe: "http:/healthz", usher.io/probe-interval: 1s, usher.io/probe-rise: "2", usher.io/probe-fall: "2"`)
+				u := startUsher(l.Node, dir, "--portal="+portal, "--trace")
+				Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint .*:8080 in quarantine, next probe in 1.0 s: 2 probes failed: HTTP status 503`))
+				Expect(bad.probes.Load()).To(BeEquivalentTo(2))
+				before := bad.clients.Load()
+				Expect(asked()).To(Equal(one))
+				Expect(bad.clients.Load()).To(Equal(before))
+				out, _, _ := askUsher(l.Node, "get", "endpoints", "db")
+				Expect(out).To(MatchRegexp(`quarantined .* probe in \ds: \d probes failed: HTTP status 503`))
+
+				bad.status.Store(http.StatusNoContent)
+				from := bad.probes.Load()
+				Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint .*:8080 is well again, as its probes say`))
+				Expect(bad.probes.Load() - from).To(BeNumerically("~", 2, 1)) // one may have been under way
+				Expect(asked()).To(Equal(both))
+
+				By("nobody being asked any more")
+				bad.status.Store(http.StatusServiceUnavailable)
+				Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`2 probes failed`))
+				write("")
+				Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint .*:8080 is not in quarantine any more: it is not probed`))
+				Expect(asked()).To(Equal(both))
+				Expect(metric(l.Node.NewDialer(1), `usher_probes_total{result="bad-status"}`)).To(BeNumerically(">=", 4))
+			})
+		}
+	}
+})
