@@ -203,8 +203,9 @@ func newGetEndpoints() *cobra.Command {
 		Aliases: []string{"endpoint", "ep"},
 		Short:   "endpoints: state, quarantine, connections, failures",
 		Long: `Lists the endpoints of Services, each port's for itself. STATE is ready;
-quarantined (it failed, and is passed over while there is another one; QUARANTINE
-says when it is probed next, or for how much longer that is, and why);
+quarantined (it failed, or its probes did, and is passed over while there is
+another one; QUARANTINE says when it is probed next, or for how much longer that
+is, and why);
 suspicious (it takes its turn, but reset most of the connections that ended last, or
 closed them without a byte for a client that had sent some);
 terminating (used only if none is ready); or not-ready.`,

@@ -58,6 +58,9 @@ func describe(svc config.Service) string {
 		if p.Scheduler != 0 {
 			fmt.Fprintf(&b, " scheduler %s", p.Scheduler)
 		}
+		if p.Probe != (config.Probe{}) {
+			fmt.Fprintf(&b, " probe %s interval=%v timeout=%v rise=%d fall=%d", p.Probe.Check, p.Probe.Interval, p.Probe.Timeout, p.Probe.Rise, p.Probe.Fall)
+		}
 		b.WriteString("\n")
 		for _, v := range p.VIPs {
 			fmt.Fprintf(&b, "    %s %s %v\n", v.Kind, v.AddrPort(), v.Sources)

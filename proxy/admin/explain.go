@@ -203,6 +203,9 @@ func sentences(x *proxy.Explanation, client netip.Addr, order []api.Candidate, n
 	if x.Verdict == proxy.WouldTry && x.Port.ProxyProtocol != 0 {
 		say("The endpoint is told who the client is by a header of the PROXY protocol %s.", x.Port.ProxyProtocol)
 	}
+	if how := x.Port.Probe; x.Verdict == proxy.WouldTry && how.Check.Kind != 0 {
+		say("Endpoints are probed every %s, by %s: after %d that fail in a row one is in quarantine, until %d in a row succeed.", trace.Short(how.Interval), how.Check, how.Fall, how.Rise)
+	}
 	if by := x.Port.Scheduler; x.Verdict == proxy.WouldTry && !client.IsValid() && (by == config.SourceHash || by == config.Maglev) {
 		say("The scheduler %s goes by the client's address, and none was asked about: each client may have another endpoint first.", by)
 	}
@@ -269,6 +272,9 @@ func inQuarantine(e *balance.Endpoint, now time.Time) string {
 	}
 	left := trace.Short(max(0, period.Until.Sub(now)))
 	why := fmt.Sprintf("(failures in a row: %d, the last: %v)", period.Failures, period.Cause)
+	if period.Convicted {
+		return fmt.Sprintf("in quarantine until its probes succeed, the next in %s (%v)", left, period.Cause)
+	}
 	if period.Probed {
 		return fmt.Sprintf("in quarantine until a probe is answered, the next in %s %s", left, why)
 	}

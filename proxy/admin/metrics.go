@@ -165,6 +165,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	for result, n := range s.Probes {
 		tell(probes, n, trace.Result(result).String())
 	}
+	tell(lateProbes, s.LateProbes)
 	tell(bytesMoved, s.All.ToEndpoint, "endpoint")
 	tell(bytesMoved, s.All.ToClient, "client")
 	u := s.Sessions

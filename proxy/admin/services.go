@@ -251,6 +251,7 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 		s.Problem = &api.Problem{Reason: string(v.Problem.Reason), Message: v.Problem.Err.Error()}
 	}
 	s.Dropped, s.ProxyProtocol = dropped(v), proxyProtocol(v.Port)
+	s.Probe = probe(v.Port.Probe)
 	if t := v.Port.Topology; t != nil {
 		s.Topology = &api.Topology{Keys: t.Keys, Key: t.Key, Value: t.Value, Text: topologyInWords(t)}
 	}
@@ -274,6 +275,14 @@ func dropped(v *proxy.PortView) (list []api.Dropped) {
 		}
 	}
 	return list
+}
+
+// probe returns how endpoints are probed, or nil.
+func probe(how config.Probe) *api.Probe {
+	if how.Check.Kind == 0 {
+		return nil
+	}
+	return &api.Probe{Check: how.Check.String(), IntervalSeconds: how.Interval.Seconds(), TimeoutSeconds: how.Timeout.Seconds(), Rise: how.Rise, Fall: how.Fall}
 }
 
 // proxyProtocol returns between whom headers tell of the client, or nil.

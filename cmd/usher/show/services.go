@@ -26,6 +26,7 @@ var Services = []Column[api.Service]{
 	{Title: "TO CLIENTS", Right: true, Wide: true, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToClient)) }},
 	{Title: "AFFINITY", Wide: true, Cell: func(s api.Service) string { return affinity(s.AffinitySeconds) }},
 	{Title: "SCHEDULER", Wide: true, Cell: func(s api.Service) string { return scheduler(s) }},
+	{Title: "PROBES", Wide: true, Cell: func(s api.Service) string { return dash(Few(probes(s))) }},
 	{Title: "LISTENS ON", Wide: true, Cell: func(s api.Service) string { return dash(Few(listeners(s))) }},
 	{Title: "PROXY PROTOCOL", Wide: true, Cell: func(s api.Service) string { return dash(Few(proxyProtocols(s))) }},
 	{Title: "ENDPOINTS SEE", Wide: true, Cell: func(s api.Service) string { return dash(Few(seen(s))) }},
@@ -142,6 +143,19 @@ func scheduler(s api.Service) string {
 		return "-"
 	}
 	return dash(s.Ports[0].Scheduler)
+}
+
+// probes returns "http:/healthz every 10s": how endpoints are probed. Of several ports some may not be.
+func probes(s api.Service) (list []string) {
+	for _, p := range s.Ports {
+		if p.Probe == nil {
+			continue
+		}
+		if how := Clean(p.Probe.Check) + " every " + Seconds(p.Probe.IntervalSeconds); !slices.Contains(list, how) {
+			list = append(list, how)
+		}
+	}
+	return list
 }
 
 func affinity(seconds float64) string {

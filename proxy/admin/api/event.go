@@ -48,7 +48,7 @@ const (
 	KindEndpointRemoved     = "endpoint-removed"
 	KindEndpointQuarantined = "endpoint-quarantined"
 	KindEndpointProbed      = "endpoint-probed"    // it is in quarantine, and has not answered a probe; told as long as the time between probes grows
-	KindEndpointRecovered   = "endpoint-recovered" // it was in quarantine, and has been connected to
+	KindEndpointRecovered   = "endpoint-recovered" // it was in quarantine, and has been connected to; or its probes succeed, or there are none any more
 	KindPortalRepaired      = "portal-repaired"
 	// KindMoreChanges stands for further changes of the same moment that are not
 	// told one by one.
@@ -88,7 +88,7 @@ type Event struct {
 	Result     string `json:"result,omitempty"`
 	// TookMs is for the attempt; for waiting, how long is waited; for closed, the
 	// time since accepted; for endpoint-quarantined, how long it lasts; where the reason is
-	// probe, and for endpoint-probed, when the next probe is due.
+	// probe or probes, and for endpoint-probed, when the next probe is due.
 	TookMs float64 `json:"tookMs,omitempty"`
 	Error  string  `json:"error,omitempty"`
 

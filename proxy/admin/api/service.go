@@ -52,6 +52,8 @@ type PortSummary struct {
 	Listener string `json:"listener,omitempty"`
 	// Scheduler chooses the endpoint for a new connection: rr, lc, … (docs/schedulers.md).
 	Scheduler string `json:"scheduler"`
+	// Probe is how all endpoints are probed, whether they have failed or not; left out if they are not.
+	Probe *Probe `json:"probe,omitempty"`
 	// ProxyProtocol is left out if neither endpoints are told of their clients nor load
 	// balancers tell.
 	ProxyProtocol *ProxyProtocol `json:"proxyProtocol,omitempty"`
@@ -130,6 +132,17 @@ type Totals struct {
 	// ended.
 	BytesToEndpoint int64 `json:"bytesToEndpoint"`
 	BytesToClient   int64 `json:"bytesToClient"`
+}
+
+// Probe is how endpoints are probed all the time (docs/probes.md).
+type Probe struct {
+	// Check is what is done: tcp, http:/healthz, … as in the annotation usher.io/probe.
+	Check           string  `json:"check"`
+	IntervalSeconds float64 `json:"intervalSeconds"`
+	TimeoutSeconds  float64 `json:"timeoutSeconds"`
+	// Fall is how many have to fail in a row for quarantine, Rise how many to succeed to end it.
+	Rise int `json:"rise"`
+	Fall int `json:"fall"`
 }
 
 // Problem is why a service port is not served as it should be.
@@ -243,10 +256,10 @@ type Quarantine struct {
 	Until       time.Time `json:"until"`
 	SecondsLeft float64   `json:"secondsLeft"`
 	// Probed says that usher probes the endpoint, and that the quarantine lasts until
-	// a probe is answered. Otherwise a client's attempt shows what it is like.
+	// a probe is answered, or as many as the Service asks for. Otherwise a client's attempt shows what it is like.
 	Probed bool `json:"probed,omitempty"`
 	// Failures is how many in a row have led to it, those of probes among them.
 	Failures int `json:"failures"`
-	// Cause is the last failure: "connection refused", "no answer", …
+	// Cause is the last failure: "connection refused", "no answer", "3 probes failed: HTTP status 503", …
 	Cause string `json:"cause"`
 }

@@ -192,7 +192,7 @@ function howItFares({ state, endpoints: e }) {
   return '';
 }
 
-function policyWords({ policies: { internal, external, udpIdleSeconds }, scheduler, proxyProtocol: { toEndpoints, from } = {}, topology }) {
+function policyWords({ policies: { internal, external, udpIdleSeconds }, scheduler, proxyProtocol: { toEndpoints, from } = {}, topology, probe }) {
   const where = policy => policy === 'Local' ? 'on this node only' : 'on every node';
   const outside = internal === external ? 'So do clients from outside.' : `Clients from outside get endpoints ${where(external)}.`;
   const idle = udpIdleSeconds ? ` A UDP session ends after ${seconds(udpIdleSeconds)} without a datagram.` : '';
@@ -200,5 +200,6 @@ function policyWords({ policies: { internal, external, udpIdleSeconds }, schedul
   const tell = from ? ` Load balancers in ${from.join(', ')} tell usher by its headers.` : '';
   const near = topology ? ` Of those on every node, these count: ${topology.text}.` : '';
   const chosen = ` The scheduler ${scheduler} chooses among them.`;
-  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${chosen}${idle}${told}${tell}`;
+  const probed = probe ? ` Each is probed every ${seconds(probe.intervalSeconds)} by ${probe.check}: ${probe.fall} failures in a row put it into quarantine, ${probe.rise} successes end that.` : '';
+  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${chosen}${probed}${idle}${told}${tell}`;
 }
