@@ -14,6 +14,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
 	"github.com/onsi/gomega/gleak"
 	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,9 +28,9 @@ import (
 
 // webServer answers by a status that may be changed, and counts who asks.
 type webServer struct {
-	addr          netip.AddrPort
-	status, asked atomic.Int64
-	last          atomic.Pointer[http.Request]
+	addr                   netip.AddrPort
+	status, asked, clients atomic.Int64 // asked is by probes
+	last                   atomic.Pointer[http.Request]
 }
 
 func newWebServer(start func(*httptest.Server)) *webServer {
@@ -37,8 +38,12 @@ func newWebServer(start func(*httptest.Server)) *webServer {
 	w := new(webServer)
 	w.status.Store(200)
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
-		w.asked.Add(1)
-		w.last.Store(r)
+		if r.URL.Path == "/client" {
+			w.clients.Add(1)
+		} else {
+			w.asked.Add(1)
+			w.last.Store(r)
+		}
 		out.Header().Set("Location", "http://127.0.0.1:1/")
 		out.WriteHeader(int(w.status.Load()))
 		_, _ = io.WriteString(out, "hello")
@@ -55,11 +60,13 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 		p       *proxy.Proxy
 		options proxy.Options
 		how     config.Probe
+		said    *gbytes.Buffer
 	)
 	BeforeEach(func() {
 		goroutines := gleak.Goroutines()
+		said = gbytes.NewBuffer()
 		log := logrus.New()
-		log.SetOutput(GinkgoWriter)
+		log.SetOutput(io.MultiWriter(GinkgoWriter, said))
 		pt, err := none.Mode.New(context.Background(), portal.Options{})
 		Expect(err).NotTo(HaveOccurred())
 		options = proxy.Defaults()
@@ -123,7 +130,6 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 
 		bad.status.Store(503)
 		Eventually(why(1)).WithTimeout(10 * time.Second).Should(MatchRegexp(`^\d+ probes failed: HTTP status 503$`))
-		before := good.asked.Load()
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		for range 5 {
 			answer, err := client.Get("http://" + p.Status()[0].Listeners[0].String() + "/client")
@@ -131,7 +137,7 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 			Expect(answer.StatusCode).To(Equal(200))
 			answer.Body.Close()
 		}
-		Expect(good.asked.Load() - before).To(BeNumerically(">=", 5))
+		Expect([]int64{good.clients.Load(), bad.clients.Load()}).To(Equal([]int64{5, 0}))
 		Expect(why(0)()).To(BeEmpty())
 		Expect(p.Stats().Probes[trace.BadStatus]).To(BeNumerically(">=", 3))
 
@@ -194,6 +200,13 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 			last = w.asked.Load()
 			return last == before
 		}).WithTimeout(10 * time.Second).WithPolling(200 * time.Millisecond).Should(BeTrue())
+	})
+
+	It("tells when more is asked for than is made", func() {
+		how.Check, how.Interval = config.Check{Kind: config.CheckTCP}, time.Microsecond
+		serve(service(config.TCP, nobody(), nobody(), nobody()))
+		Eventually(said).WithTimeout(10 * time.Second).Should(gbytes.Say("Services ask for more probes of endpoints than are made, 500 a second and "))
+		Expect(p.Stats().LateProbes).To(BeNumerically(">", 0))
 	})
 
 	It("makes none of an endpoint that clients may not use", func() {

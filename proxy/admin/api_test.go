@@ -269,6 +269,33 @@ var _ = Describe("the API of a proxy", func() {
 		})
 	})
 
+	It("tells how endpoints are probed, and what their probes say", func() {
+		bad, good := refusing(), answering()
+		svc := service("web", "10.96.0.1", bad, good)
+		svc.Ports[0].Probe = config.Probe{Check: config.Check{Kind: config.CheckTCP}, Interval: 50 * time.Millisecond, Timeout: 10 * time.Second, Rise: 1, Fall: 2}
+		n.proxy.Apply([]config.Service{svc})
+		var detail api.ServiceDetail
+		Eventually(func() api.ServiceState {
+			n.get("/services/default/web", &detail)
+			return detail.State
+		}).WithTimeout(10 * time.Second).Should(Equal(api.ServiceDegraded))
+		Expect(detail.Ports[0].Probe).To(Equal(&api.Probe{Check: "tcp", IntervalSeconds: 0.05, TimeoutSeconds: 10, Rise: 1, Fall: 2}))
+		for _, e := range detail.Details[0].Endpoints {
+			if e.Address == good.String() {
+				Expect(e.State).To(Equal(api.EndpointReady))
+				continue
+			}
+			Expect(e.Quarantine.Probed).To(BeTrue())
+			Expect(e.Quarantine.Failures).To(BeNumerically(">=", 2))
+			Expect(e.Quarantine.Cause).To(MatchRegexp(`^\d+ probes failed: connection refused$`))
+		}
+		var x api.Explanation
+		n.get("/explain?service=web", &x)
+		Expect(x.Text).To(ContainElement("Endpoints are probed every 50 ms, by tcp: after 2 that fail in a row one is in quarantine, until 1 in a row succeed."))
+		Expect(x.Order[1].Endpoint).To(Equal(bad.String()))
+		Expect(x.Order[1].Text).To(MatchRegexp(`it is in quarantine until its probes succeed, the next in \S+ \S+ \(\d+ probes failed: connection refused\)`))
+	})
+
 	It("tells whom an endpoint sees, and why", func() {
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
 		n.client("web")

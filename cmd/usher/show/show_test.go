@@ -66,9 +66,11 @@ var _ = Describe("a table", func() {
 		problem := web
 		problem.AffinitySeconds = 10800
 		problem.Ports = []api.PortSummary{{Protocol: "SCTP", VIP: "10.96.0.10:99", ProxyProtocol: &api.ProxyProtocol{ToEndpoints: "v2", From: []string{"10.0.0.0/8"}}, Problem: &api.Problem{Reason: "SCTPOff", Message: "off"}}}
-		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("1         730 B      1.3 MB  3h        -          -           v2 to endpoints, from 10.0.0.0/8  -              -         SCTPOff: off"))
+		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("1         730 B      1.3 MB  3h        -          -       -           v2 to endpoints, from 10.0.0.0/8  -              -         SCTPOff: off"))
 		problem.Ports[0].Topology = &api.Topology{Keys: []string{"a"}, Key: "a", Value: "7"}
 		Expect(lines(show.Services, true, problem)[1]).To(ContainSubstring("  a=7  "))
+		problem.Ports[0].Probe = &api.Probe{Check: "http:/healthz", IntervalSeconds: 10}
+		Expect(lines(show.Services, true, problem)[1]).To(ContainSubstring("  http:/healthz every 10s  "))
 	})
 
 	It("tells whom the endpoints of Services see when it is wide, and why it is the node", func() {
