@@ -114,7 +114,7 @@ func (f *frontEnd) update(port config.ServicePort, c *change) {
 // swapView makes new connections see port and its endpoints.
 func (f *frontEnd) swapView(port config.ServicePort) {
 	port.Scheduler = cmp.Or(port.Scheduler, f.proxy.Scheduler)
-	port.Probe = f.proxy.probeOf(port)
+	port.Probe = f.proxy.ProbeOf(port)
 	f.Affinity.SetTimeout(port.AffinityTimeout)
 	before := len(f.pool.All)
 	gone := f.pool.Update(port)

@@ -39,10 +39,10 @@ type check struct {
 	config.Probe
 }
 
-// probeOf returns how the endpoints of a port are probed. What is reached through a tunnel is
+// ProbeOf returns how the endpoints of a port are probed. What is reached through a tunnel is
 // not: see FrontEnd.Quarantine.
-func (p *Proxy) probeOf(port config.ServicePort) config.Probe {
-	if probe := port.Probe.Or(p.Probe); probe.Wanted(port.Protocol) && !p.node.Tunneled {
+func (o *Options) ProbeOf(port config.ServicePort) config.Probe {
+	if probe := port.Probe.Or(o.Probe); probe.Wanted(port.Protocol) && o.Dial == nil {
 		return probe
 	}
 	return config.Probe{}

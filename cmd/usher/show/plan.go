@@ -219,6 +219,9 @@ func settings(p *api.ServicePort) map[string]string {
 			out[limit.name] = limit.before + time.Duration(limit.seconds*float64(time.Second)).String()
 		}
 	}
+	if p.Probe != nil {
+		out["probes"] = fmt.Sprintf("%s, out after %d, back after %d", probe(p.Probe), p.Probe.Fall, p.Probe.Rise)
+	}
 	if p.Topology != nil {
 		out["topology"] = topology(p.Topology)
 	}

@@ -151,12 +151,14 @@ func probes(s api.Service) (list []string) {
 		if p.Probe == nil {
 			continue
 		}
-		if how := Clean(p.Probe.Check) + " every " + Seconds(p.Probe.IntervalSeconds); !slices.Contains(list, how) {
+		if how := probe(p.Probe); !slices.Contains(list, how) {
 			list = append(list, how)
 		}
 	}
 	return list
 }
+
+func probe(p *api.Probe) string { return Clean(p.Check) + " every " + Seconds(p.IntervalSeconds) }
 
 func affinity(seconds float64) string {
 	if seconds == 0 {

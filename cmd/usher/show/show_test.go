@@ -309,11 +309,13 @@ var _ = Describe("a plan", func() {
 	It("tells other settings, and other weights", func() {
 		other := port(func(p *api.ServicePort) {
 			p.Scheduler, p.Endpoints[0].Weight = "wlc", 3
+			p.Probe = &api.Probe{Check: "tcp", IntervalSeconds: 5, Rise: 2, Fall: 3}
 			p.Policies.AffinitySeconds, p.Policies.ConnectionIdleSeconds, p.Policies.MaxAgeSeconds = 10800, 90, 0.5
 		})
 		Expect(told(asIs, other, redirects)).To(ContainElements(
 			"~  10.1.0.7:80       for all clients, on n1, weight 3",
 			"~  scheduler         wlc", "was: rr",
+			"+  probes            tcp every 5s, out after 3, back after 2",
 			"+  sessionAffinity   ClientIP for 3h0m0s",
 			"+  idle connection   ends after 1m30s",
 			"+  connection's age  at the most 500ms"))

@@ -51,6 +51,7 @@ type Defaults struct {
 	UDPIdleSeconds        float64 `json:"udpIdleSeconds"`
 	ConnectionIdleSeconds float64 `json:"connectionIdleSeconds"`
 	MaxAgeSeconds         float64 `json:"maxAgeSeconds"`
+	Probe                 Probe   `json:"probe"`
 }
 
 // Limited is a number that has a bound.
