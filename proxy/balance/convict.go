@@ -8,10 +8,11 @@ import (
 // trial is what is known of an endpoint whose probes failed: those that its Service asks for,
 // whether it is well or not.
 type trial struct {
-	failures, successes int       // in a row; at most one of them is not 0 before it is convicted
-	convicted           bool      // in quarantine
-	next                time.Time // probe
-	cause               error     // of the last failure
+	failures  int       // since it was last well; before it is convicted, in a row
+	successes int       // in a row, since it is convicted
+	convicted bool      // in quarantine
+	next      time.Time // probe
+	cause     error     // of the last failure
 }
 
 // Judge reports that a probe that the Service asks for ended at now, with err or, if that is nil,
@@ -32,7 +33,7 @@ func (s *State) Judge(now time.Time, err error, interval time.Duration, rise, fa
 	t := s.trial
 	t.next = now.Add(interval)
 	if err == nil {
-		t.failures, t.successes = 0, t.successes+1
+		t.successes++
 		if !t.convicted || t.successes >= rise {
 			s.acquit()
 		}

@@ -54,6 +54,8 @@ var _ = Describe("an endpoint whose Service asks for probes", func() {
 		Expect(period).To(Equal(balance.Period{Until: start.Add(interval), Probed: true, Convicted: true, Failures: 4}))
 
 		Expect(judge(nil, errProbe, nil)).To(HaveEach(false))
+		period, _ = bad.Quarantined(start)
+		Expect(period.Cause).To(MatchError("5 probes failed: HTTP status 503"))
 		Expect(picked()).To(Equal(map[int]int{2: 10}))
 		Expect(judge(nil, nil)).To(Equal([]bool{true, false}))
 		Expect(picked()).To(Equal(map[int]int{1: 5, 2: 5}))

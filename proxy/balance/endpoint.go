@@ -85,7 +85,7 @@ type Period struct {
 	Cause    error // the last of them
 	Doubt    bool  // see State.Doubt
 	// Convicted says that it lasts until so many probes are answered in a row as the Service asks
-	// for: see State.Judge. Failures are probes then.
+	// for: see State.Judge. Failures are probes then, since the endpoint was last well.
 	Convicted bool
 }
 
