@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
 )
 
 // webServer answers by a status that may be changed, and counts who asks.
@@ -147,6 +149,16 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 		s := p.Stats()
 		Expect([]int64{s.Quarantines, s.Recoveries}).To(Equal([]int64{1, 1}))
 	})
+
+	DescribeTable("tells in few words why a probe by HTTP failed", func(kind config.CheckKind, endpoint func(net.Conn), want string) {
+		how.Check.Kind, how.Timeout = kind, 500*time.Millisecond
+		serve(service(config.TCP, lab.Backend(endpoint)))
+		Eventually(why(0)).WithTimeout(20 * time.Second).Should(MatchRegexp(`^\d+ probes failed: ` + want + `$`))
+	},
+		Entry("nobody says anything", config.CheckHTTP, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, "no answer"),
+		Entry("it is another protocol, which says much", config.CheckHTTP, func(c net.Conn) { fmt.Fprintln(c, strings.Repeat("x", 5000)) }, `.*malformed HTTP response "x{100,150}…`),
+		Entry("it is not TLS", config.CheckHTTPS, func(c net.Conn) { fmt.Fprintln(c, "hello, this is not TLS") }, "tls: .*"),
+	)
 
 	It("asks by TLS whoever has signed the certificate", func() {
 		how.Check.Kind = config.CheckHTTPS
