@@ -173,6 +173,12 @@ type ServicePort struct {
 	// Probe is how the endpoints are probed.
 	Probe Probe
 
+	// EndpointLimit is how many connections or associations of this port each endpoint may
+	// have at a time; 0 is the proxy's default, Unlimited any number. A UDP port has no limit.
+	// QueueTimeout is how long a client waits at the most until one has room; 0 is the proxy's default.
+	EndpointLimit int
+	QueueTimeout  time.Duration
+
 	// Endpoints are all endpoints of this port, usable or not, sorted by
 	// address. In-flight connections to an endpoint end for UDP when it
 	// leaves this list.
@@ -194,6 +200,13 @@ type ServicePort struct {
 	// not matter.
 	Topology *Topology
 }
+
+// Unlimited is a ServicePort's EndpointLimit if it is to have none, MaxEndpointLimit the
+// greatest: more than a node can have open.
+const (
+	Unlimited        = -1
+	MaxEndpointLimit = 1_000_000
+)
 
 // Topology is how endpoints are chosen by where they are: on nodes that have a label with the
 // value that this node has.

@@ -115,6 +115,7 @@ func (f *frontEnd) update(port config.ServicePort, c *change) {
 func (f *frontEnd) swapView(port config.ServicePort) {
 	port.Scheduler = cmp.Or(port.Scheduler, f.proxy.Scheduler)
 	port.Probe = f.proxy.ProbeOf(port)
+	f.proxy.bound(&port)
 	f.Affinity.SetTimeout(port.AffinityTimeout)
 	before := len(f.pool.All)
 	gone := f.pool.Update(port)
@@ -272,6 +273,16 @@ func (f *frontEnd) closeListeners(why frontend.Closing) {
 		l.Close(why)
 	}
 	f.listeners = nil
+}
+
+// bound fills in how many connections each endpoint of port may have, 0 for any number, and how
+// long clients wait.
+func (o *Options) bound(port *config.ServicePort) {
+	if port.Protocol == config.UDP {
+		return
+	}
+	port.EndpointLimit = max(0, cmp.Or(port.EndpointLimit, o.EndpointLimit))
+	port.QueueTimeout = cmp.Or(port.QueueTimeout, o.QueueTimeout)
 }
 
 // limits returns how long the connections of a service port may last.

@@ -33,6 +33,11 @@ type Options struct {
 	// Probe is what Services do not say of the probes of their endpoints.
 	Probe config.Probe
 
+	// EndpointLimit is how many connections each endpoint of a Service may have that does not say
+	// so itself, 0 any number; QueueTimeout is how long clients wait until one has room.
+	EndpointLimit int
+	QueueTimeout  time.Duration
+
 	// HalfClosed ends a connection that one side has ended and in which nothing
 	// moves; 0 means never.
 	HalfClosed time.Duration
@@ -81,6 +86,7 @@ func Defaults() Options {
 		Probe: config.Probe{
 			Check: config.Check{Kind: config.NoCheck}, Interval: 10 * time.Second, Timeout: 5 * time.Second, Rise: 2, Fall: 3,
 		},
+		QueueTimeout:    30 * time.Second,
 		HalfClosed:      10 * time.Minute,
 		AffinityPerPort: 65536,
 		AffinityTotal:   1 << 20,

@@ -92,7 +92,7 @@ func (t probed) Probed(err error) time.Duration {
 	now := time.Now()
 	blame := err != nil && search.Blames(err)
 	err = search.Plain(err)
-	next, news := t.state.Probed(now, err, blame, t.front.Quarantine())
+	next, news := e.Probed(now, err, blame, t.front.Quarantine())
 	switch {
 	case !news:
 	case next == 0:

@@ -99,6 +99,8 @@ func (f *configFlags) registerProxy(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.Probe.Timeout, "probe-timeout", o.Probe.Timeout, "how long such a probe may take; "+translate.AnnotationProbeTimeout+" for one Service")
 	flags.IntVar(&o.Probe.Rise, "probe-rise", o.Probe.Rise, "how many of them in a row must succeed to end the quarantine that they have begun; "+translate.AnnotationProbeRise+" for one Service")
 	flags.IntVar(&o.Probe.Fall, "probe-fall", o.Probe.Fall, "how many of them in a row must fail for an endpoint to be in quarantine; "+translate.AnnotationProbeFall+" for one Service")
+	flags.IntVar(&o.EndpointLimit, "max-connections-per-endpoint", o.EndpointLimit, "TCP connections, or SCTP associations, that each endpoint of a service port may have open at once; clients that come when all have as many wait in line; 0 means any number; a Service may set its own by the annotation "+translate.AnnotationEndpointLimit)
+	flags.DurationVar(&o.QueueTimeout, "queue-timeout", o.QueueTimeout, "how long such a client waits before it is reset; a Service may set its own by the annotation "+translate.AnnotationQueueTimeout)
 	flags.DurationVar(&o.HalfClosed, "half-closed-timeout", o.HalfClosed, "how long a connection lasts that one side has closed and in which nothing moves; 0 means forever")
 	flags.DurationVar(&o.IdleTimeout, "connection-idle-timeout", o.IdleTimeout, "how long a connection lasts in which nothing moves; 0 means forever; a Service may set its own by the annotation usher.io/connection-idle-timeout")
 	flags.DurationVar(&o.MaxAge, "max-connection-age", o.MaxAge, "how long a connection lasts at the most, less up to a tenth, so that not all end at once; 0 means forever; a Service may set its own by the annotation usher.io/max-connection-age")

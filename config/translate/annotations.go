@@ -54,6 +54,8 @@ var known = map[string]bool{
 	awsProbeTimeout:               true,
 	awsProbeRise:                  true,
 	awsProbeFall:                  true,
+	AnnotationEndpointLimit:       true,
+	AnnotationQueueTimeout:        true,
 }
 
 // Reads reports whether an annotation of a Service is one that usher looks at.

@@ -11,6 +11,7 @@
 //	vips.go       where clients connect, and from where they may
 //	endpoints.go  which endpoints the slices hold, each once
 //	scheduler.go  how one is chosen among them, and their weights
+//	queue.go      how many connections each may have, and how long clients wait
 //	policy.go     which of them a new connection may use
 //
 // Of a Service that nobody proxies too, discovery.go says how it is found by its

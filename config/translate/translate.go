@@ -79,6 +79,8 @@ func servicePorts(svc *corev1.Service, loadBalancers []netip.Prefix, p *problems
 	nodeAddress := annotatedNodeAddress(svc, p)
 	scheduler := annotatedScheduler(svc, p)
 	probe := annotatedProbe(svc, p)
+	limit := annotatedEndpointLimit(svc, p)
+	queue := annotatedDuration(svc, AnnotationQueueTimeout, p)
 	version := proxyProtocol(svc, p)
 	balancers := balancersOf(svc, loadBalancers, p)
 
@@ -114,6 +116,7 @@ func servicePorts(svc *corev1.Service, loadBalancers []netip.Prefix, p *problems
 				served.UDPIdleTimeout = udpIdle
 			} else {
 				served.IdleTimeout, served.MaxAge = idle, maxAge
+				served.EndpointLimit, served.QueueTimeout = limit, queue
 			}
 			if served.Protocol == config.TCP {
 				behind(served.VIPs, balancers)

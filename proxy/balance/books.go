@@ -88,11 +88,15 @@ type tournament struct {
 
 // Loads of those that do not take part.
 const (
+	noRoom = 1 << 61        // behind all who have some
 	parked = 1 << 62        // in quarantine; behind all others
 	absent = math.MaxUint64 // not of this Set
 )
 
 func (t *tournament) load(e *Endpoint) uint64 {
+	if e.full() {
+		return noRoom
+	}
 	return t.least.load(uint64(max(e.Active.Load(), 0)), weight(e.Endpoint))
 }
 
@@ -162,7 +166,7 @@ func (t *tournament) look(_ *Set, l look, i uint32) *Endpoint {
 		w := t.best(1, func(i int32) bool {
 			return len(l.Tried) > 0 && slices.Contains(l.Tried, t.all[i].Addr)
 		})
-		if w < 0 {
+		if w < 0 || t.loads[w] == noRoom {
 			return nil
 		}
 		e := t.all[w]

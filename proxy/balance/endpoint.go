@@ -93,8 +93,14 @@ type Period struct {
 // with it. Release is to be called when the attempt has failed or the connection has ended.
 func (e *Endpoint) Take() { e.count(1) }
 
-// Release ends what Take began.
-func (e *Endpoint) Release() { e.count(-1) }
+// Release ends what Take began. The first in line may have the room. An attempt that has
+// failed is told of before.
+func (e *Endpoint) Release() {
+	e.count(-1)
+	if l := &e.pool.line; l.bound.Load() > 0 {
+		l.freed()
+	}
+}
 
 func (e *Endpoint) count(connections int64) {
 	e.Active.Add(connections)
@@ -117,14 +123,41 @@ type Watcher interface {
 
 // Fail is State.Fail, and tells the pool's watcher.
 func (e *Endpoint) Fail(started, now time.Time, cause error, q Quarantine) {
-	if length := e.State.Fail(started, now, cause, q); length > 0 && e.pool.Watcher != nil {
+	length := e.State.Fail(started, now, cause, q)
+	if length == 0 {
+		return
+	}
+	e.pool.line.look(now)
+	if e.pool.Watcher != nil {
 		e.pool.Watcher.Quarantined(e, now, length, cause)
 	}
 }
 
+// Doubt is State.Doubt.
+func (e *Endpoint) Doubt(client netip.Addr, now time.Time, cause error, q Quarantine) bool {
+	doubted := e.State.Doubt(client, now, cause, q)
+	if doubted {
+		e.pool.line.look(now)
+	}
+	return doubted
+}
+
+// Probed is State.Probed.
+func (e *Endpoint) Probed(now time.Time, err error, blame bool, q Quarantine) (next time.Duration, news bool) {
+	next, news = e.State.Probed(now, err, blame, q)
+	if news && next == 0 {
+		e.pool.line.look(now)
+	}
+	return next, news
+}
+
 // Succeed is State.Succeed, and tells the pool's watcher.
 func (e *Endpoint) Succeed() {
-	if e.State.Succeed() && e.pool.Watcher != nil {
+	if !e.State.Succeed() {
+		return
+	}
+	e.pool.line.look(time.Now())
+	if e.pool.Watcher != nil {
 		e.pool.Watcher.Recovered(e)
 	}
 }

@@ -23,20 +23,22 @@ const (
 	ByMaglev  Reason = "maglev hash of the client's address"
 	ByVIP     Reason = "hash of the VIP"
 
-	Affinity   Reason = "affinity"                            // the client had it before
-	Probe      Reason = "probe after quarantine"              // it failed before; this connection finds out whether it still does
-	OnlyOne    Reason = "only one left"                       // there is no other that was not tried
-	LastResort Reason = "all that are left are in quarantine" // better than nobody
+	Affinity    Reason = "affinity"                            // the client had it before
+	FirstInLine Reason = "first in line"                       // none had room when the client came; this one was the first to have some
+	Probe       Reason = "probe after quarantine"              // it failed before; this connection finds out whether it still does
+	OnlyOne     Reason = "only one left"                       // there is no other that was not tried
+	LastResort  Reason = "all that are left are in quarantine" // better than nobody
 )
 
 // Reasons are all there are.
-var Reasons = []Reason{ByTurn, ByWeight, ByChance, ByTwo, ByLeast, ByDelay, ByNoQueue, ByClient, ByMaglev, ByVIP, Affinity, Probe, OnlyOne, LastResort}
+var Reasons = []Reason{ByTurn, ByWeight, ByChance, ByTwo, ByLeast, ByDelay, ByNoQueue, ByClient, ByMaglev, ByVIP, Affinity, FirstInLine, Probe, OnlyOne, LastResort}
 
 // Ask is what a choice depends on besides the endpoints.
 type Ask struct {
 	Now         time.Time
 	Client, VIP netip.Addr       // from where, and to where; for schedulers that hash them
 	Tried       []netip.AddrPort // not to be tried again
+	Had         netip.AddrPort   // by the client, who has affinity to it; the zero AddrPort if it has none
 }
 
 // Choice is an endpoint to try and why.
@@ -46,11 +48,15 @@ type Choice struct {
 	// PassedOver is how many endpoints would have been next but are in
 	// quarantine. A scheduler that has taken them out of its books does not meet them.
 	PassedOver int
+	// Full says, if there is no endpoint to try, that there are some, and none has room.
+	Full bool
 }
 
 // Set is a list of endpoints that connections are spread over. It never
 // changes; it may be used from any goroutine.
 type Set struct {
+	pool      *Pool
+	newer     *Set // that has taken its place, for those in line; guarded by their lock
 	endpoints []*Endpoint
 	order     order
 	cursor    atomic.Uint32 // the next turn
@@ -74,10 +80,15 @@ func (s *Set) Find(addr netip.AddrPort) *Endpoint {
 
 // Pick returns the endpoint to try next: the one that the scheduler prefers of
 // those that are not among a.Tried and not in quarantine; if there is none, of those that
-// are not among a.Tried. It returns false if all have been tried. The caller calls Take of
+// are not among a.Tried. The one in a.Had comes first, unless it is gone, has failed lately or was
+// tried. Those that have no room are passed over, but for that one, which is worth waiting
+// for. Pick returns false if all have been tried, or none has room. The caller calls Take of
 // an endpoint that it goes to.
 func (s *Set) Pick(a Ask) (Choice, bool) {
-	choice, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Add(1) - 1, claim: true})
+	if e := s.had(&a); e != nil {
+		return e.again()
+	}
+	choice, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Add(1) - 1, claim: true, bound: s.Bound()})
 	// An endpoint that is passed over uses up its turn; otherwise the one
 	// behind it would get that share on top of its own.
 	if skipped > 0 {
@@ -90,8 +101,35 @@ func (s *Set) Pick(a Ask) (Choice, bool) {
 // using up a turn or claiming a probe. It returns which turn would be the next
 // one's.
 func (s *Set) Peek(turn uint32, a Ask) (c Choice, next uint32, ok bool) {
-	c, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Load() + turn})
+	if e := s.had(&a); e != nil {
+		c, ok = e.again()
+		return c, turn, ok
+	}
+	c, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Load() + turn, bound: s.Bound()})
 	return c, turn + 1 + skipped, ok
+}
+
+// had returns the endpoint in a.Had, unless it is gone, has failed lately or was tried.
+func (s *Set) had(a *Ask) *Endpoint {
+	if !a.Had.IsValid() || slices.Contains(a.Tried, a.Had) {
+		return nil
+	}
+	e := s.Find(a.Had)
+	if e == nil {
+		return nil
+	}
+	if period, quarantined := e.Quarantined(a.Now); quarantined && !period.Doubt {
+		return nil
+	}
+	return e
+}
+
+// again chooses the endpoint that the client had, if it has room.
+func (e *Endpoint) again() (Choice, bool) {
+	if e.full() {
+		return Choice{Full: true}, false
+	}
+	return Choice{Endpoint: e, Reason: Affinity}, true
 }
 
 // look is one choice that is being made.
@@ -99,6 +137,7 @@ type look struct {
 	Ask
 	turn  uint32 // one more with each choice, and with each endpoint that was passed over
 	claim bool   // the choice counts
+	bound int64  // see line
 }
 
 // maxLooks is how often a scheduler is asked before all endpoints are looked at, one after
@@ -129,8 +168,8 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 			return s.reasoned(f.Choice, l.Tried), looks + i, true
 		}
 	}
-	if f.resort == nil {
-		return Choice{}, 0, false
+	if f.wellFull || f.resort == nil {
+		return Choice{Full: f.wellFull || f.full}, 0, false
 	}
 	reason := LastResort
 	if f.PassedOver == 1 {
@@ -142,9 +181,11 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 // finding is what has been found so far.
 type finding struct {
 	Choice
-	resort  *Endpoint // the first one in quarantine
-	last    *Endpoint // the last one
-	skipped uint32    // before that
+	resort   *Endpoint // the first one in quarantine
+	last     *Endpoint // the last one
+	skipped  uint32    // before that
+	full     bool      // there are some that have no room
+	wellFull bool      // and are not in quarantine
 }
 
 // take looks at an endpoint, before which so many were skipped, and reports whether it is the
@@ -153,11 +194,15 @@ func (f *finding) take(e *Endpoint, l *look, skipped uint32) bool {
 	if slices.Contains(l.Tried, e.Addr) {
 		return false
 	}
-	switch e.stand(l.Now, l.claim) {
-	case probing:
+	full := l.bound > 0 && e.Active.Load() >= l.bound
+	switch stand := e.stand(l.Now, l.claim && !full); {
+	case full:
+		f.full, f.wellFull = true, f.wellFull || stand != avoided
+		return false
+	case stand == probing:
 		f.Reason = Probe
 		fallthrough
-	case healthy:
+	case stand == healthy:
 		f.Endpoint = e
 		return true
 	}

@@ -27,6 +27,7 @@ type Pool struct {
 	Cluster, Internal, External *Set
 
 	books books
+	line  line
 }
 
 // Update makes the pool hold the endpoints of port, keeping what is known of
@@ -34,6 +35,8 @@ type Pool struct {
 // replaced by another Pod at the same address is among them.
 func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 	old := byAddr(p.All)
+	was := []*Set{p.Cluster, p.Internal, p.External}
+	p.line.bound.Store(int64(port.EndpointLimit))
 	now := make(map[netip.AddrPort]*Endpoint, len(port.Endpoints))
 	p.All = make([]*Endpoint, len(port.Endpoints))
 	endpoints := make([]Endpoint, len(port.Endpoints))
@@ -62,6 +65,7 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 	p.books.renew(p.All, gone, func() {
 		p.schedule(schedulers[cmp.Or(port.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
 	})
+	p.line.renew(&port, p.All, was, []*Set{p.Cluster, p.Internal, p.External})
 	return gone
 }
 
@@ -78,7 +82,7 @@ func byAddr(list []*Endpoint) map[netip.AddrPort]*Endpoint {
 // newSet returns a Set of the endpoints in list, all of which are in all, that
 // goes on where old was in the rotation.
 func (p *Pool) newSet(old *Set, list []config.Endpoint, all map[netip.AddrPort]*Endpoint) *Set {
-	s := &Set{endpoints: make([]*Endpoint, 0, len(list))}
+	s := &Set{pool: p, endpoints: make([]*Endpoint, 0, len(list))}
 	switch {
 	case old != nil:
 		s.cursor.Store(old.cursor.Load())

@@ -30,3 +30,25 @@ func socketUnsent(raw syscall.RawConn) (n int) {
 	_ = raw.Control(func(fd uintptr) { n = Socket(fd).unsent() }) // as above
 	return n
 }
+
+// Left reports whether the peer has ended the connection, with a reset or without having
+// sent anything that is not read. Of one who has sent something and ends his side it cannot be known.
+func (s Socket) Left() bool {
+	look := []unix.PollFd{{Fd: int32(s)}} // a reset and the end of both sides are told unasked
+	if n, _ := unix.Poll(look, 0); n > 0 {
+		return true
+	}
+	var one [1]byte
+	n, _, err := unix.Recvfrom(int(s), one[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	return n == 0 && err == nil || err != nil && err != unix.EAGAIN && err != unix.EINTR
+}
+
+// WaitLeft returns true when that is so of a connection, and false when its read deadline
+// is over.
+func WaitLeft(raw syscall.RawConn) (left bool) {
+	_ = raw.Read(func(fd uintptr) bool {
+		left = Socket(fd).Left()
+		return left
+	})
+	return left
+}

@@ -7,6 +7,9 @@ import "syscall"
 // socketHungUp is hungUp for a socket: these systems have no common way to tell.
 func socketHungUp(syscall.RawConn) (ended bool, err error) { return false, nil }
 
+// WaitLeft is for Linux only.
+func WaitLeft(syscall.RawConn) bool { return false }
+
 // Pollers are for Linux only.
 type Pollers struct{}
 

@@ -14,6 +14,9 @@ import (
 var (
 	errNoEndpoint = errors.New("the Service has no usable endpoint")
 	errAllFailed  = errors.New("every attempt failed")
+	// errQueueTimeout: the queue timeout is over, and the client was still in line.
+	errQueueTimeout = errors.New("no endpoint had room in time")
+	ErrClientLeft   = errors.New("the client left while it waited in line for an endpoint")
 )
 
 // What most attempts that fail end with.
@@ -28,6 +31,10 @@ func End(err error) trace.End {
 	switch {
 	case errors.Is(err, errNoEndpoint):
 		return trace.NoEndpoint
+	case errors.Is(err, errQueueTimeout):
+		return trace.QueueTimeout
+	case errors.Is(err, ErrClientLeft):
+		return trace.ClientReset
 	case errors.Is(err, errAllFailed), futile(err):
 		return trace.AttemptsFailed
 	case errors.Is(err, context.Canceled):

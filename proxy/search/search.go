@@ -2,7 +2,6 @@ package search
 
 import (
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/usherproxy/usher/affinity"
@@ -36,11 +35,15 @@ type Search struct {
 	room    [2]netip.AddrPort // for tried; most searches need no more
 	count   int               // attempts so far
 	now     balance.Choice    // of the attempt that is under way
+	place   *balance.Place    // in line; nil if endpoints may have any number of connections
 	started time.Time         // that attempt
 	slot    int               // in Schedule; its length when the last one is over
 	end     time.Time         // of the slot
 	waited  bool              // what was last done was to wait
 	over    error             // no further attempt is worth it
+	limit   time.Duration     // of the attempt for which an endpoint is waited for
+	queued  time.Time         // since when; zero while it is not in line
+	inLine  time.Duration     // for how long before that
 }
 
 // Action is what a driver has to do.
@@ -50,6 +53,7 @@ type Action uint8
 const (
 	Dial Action = iota
 	Wait
+	Queue
 	GiveUp
 )
 
@@ -57,14 +61,19 @@ const (
 type Step struct {
 	Do       Action
 	Endpoint *balance.Endpoint // to Dial, and to Release when that has failed or what it led to has ended
-	For      time.Duration     // how long to Wait, or how long it may take to Dial: 0 is no bound
+	For      time.Duration     // how long to Wait or to Queue, or how long it may take to Dial: 0 is no bound
 	Err      error             // why to GiveUp; see End
 }
 
 // Next returns what to do at now, with the endpoints of set. It is called first,
-// when an attempt has failed or was left, and when there was a wait; the set may be
+// when an attempt has failed or was left, and when there was a wait, in line or otherwise; the set may be
 // another one each time.
 func (s *Search) Next(set *balance.Set, now time.Time) Step {
+	if !s.queued.IsZero() {
+		if step, done := s.leaveLine(set, now); done {
+			return step
+		}
+	}
 	switch {
 	case s.over != nil:
 		return Step{Do: GiveUp, Err: s.over}
@@ -109,8 +118,15 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	if s.count == maxAttempts {
 		return Step{Do: GiveUp, Err: errAllFailed}
 	}
+	if s.place == nil && set.Bound() > 0 {
+		s.place = new(balance.Place)
+	}
 	choice, ok := s.choose(set, now)
-	if !ok {
+	switch {
+	case choice.Full:
+		s.queued, s.limit = now, limit
+		return Step{Do: Queue, For: max(0, s.place.Timeout-s.inLine)}
+	case !ok:
 		return Step{Do: GiveUp, Err: errNoEndpoint}
 	}
 	if s.count++; s.count == 1 {
@@ -118,7 +134,6 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	}
 	s.tried = append(s.tried, choice.Endpoint.Addr)
 	s.now, s.started = choice, now
-	choice.Endpoint.Take()
 	return Step{Do: Dial, Endpoint: choice.Endpoint, For: limit}
 }
 
@@ -161,66 +176,92 @@ func (s *Search) report(now time.Time, err error) {
 	s.Reporter.Report(e)
 }
 
-// choose returns the endpoint that the client had, if there is affinity and the
-// endpoint is as good as any, and otherwise the next in turn.
+// choose takes the endpoint that the client had, if there is affinity and the
+// endpoint is as good as any, and otherwise the next in turn. If that has no room, the client is in
+// line.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
-	if had, ok := s.Affinity.Get(s.Client, now); ok {
-		if choice, ok := s.sticky(set, had, now); ok {
-			s.Affinity.Set(s.Client, had, now)
+	ask := s.ask(now)
+	ask.Had, _ = s.Affinity.Get(s.Client, now)
+	for {
+		choice, ok := set.Take(ask, s.place)
+		if !ok {
+			return choice, false
+		}
+		addr := choice.Endpoint.Addr
+		if ask.Had == addr {
+			s.Affinity.Set(s.Client, addr, now)
 			return choice, true
 		}
-		s.Affinity.Forget(s.Client, had)
-	}
-	choice, ok := set.Pick(s.ask(now))
-	if !ok {
-		return choice, false
-	}
-	if had := s.Affinity.Claim(s.Client, choice.Endpoint.Addr, now); had != choice.Endpoint.Addr {
-		if sticky, ok := s.sticky(set, had, now); ok {
-			return sticky, true
+		if ask.Had.IsValid() {
+			s.Affinity.Forget(s.Client, ask.Had)
 		}
+		had := s.Affinity.Claim(s.Client, addr, now)
+		if had == addr || had == ask.Had {
+			return choice, true
+		}
+		// Another connection of the client's was faster.
+		choice.Endpoint.Release()
+		ask.Had = had
 	}
-	return choice, true
 }
 
 func (s *Search) ask(now time.Time) balance.Ask {
 	return balance.Ask{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
 }
 
-// sticky returns the choice of the endpoint that the client had, unless it is
-// not usable any more, has failed lately, or has been tried.
-func (s *Search) sticky(set *balance.Set, had netip.AddrPort, now time.Time) (balance.Choice, bool) {
-	endpoint := set.Find(had)
-	if endpoint == nil || slices.Contains(s.tried, had) {
-		return balance.Choice{}, false
+// WhenCalled sets what is called, once, when the client is to go on that is in line: by
+// any goroutine, perhaps at once. It must return at once, and ask for Next later.
+func (s *Search) WhenCalled(f func()) { s.place.Called(f) }
+
+// leaveLine is Next for a client that is in line: it was called, or has waited for long
+// enough. The time of its slot begins anew where it was.
+func (s *Search) leaveLine(set *balance.Set, now time.Time) (step Step, done bool) {
+	timeout := s.place.Leave()
+	_, given := s.place.InLine()
+	s.inLeft(now)
+	switch {
+	case timeout:
+		s.over = errQueueTimeout
+	case given:
+		return s.begin(set, now, s.limit), true
 	}
-	if period, quarantined := endpoint.Quarantined(now); quarantined && !period.Doubt {
-		return balance.Choice{}, false
+	return Step{}, false
+}
+
+// inLeft notes that the client is in line no more.
+func (s *Search) inLeft(now time.Time) {
+	waited := now.Sub(s.queued)
+	s.queued, s.inLine = time.Time{}, s.inLine+waited
+	if !s.end.IsZero() {
+		s.end = s.end.Add(waited)
 	}
-	return balance.Choice{Endpoint: endpoint, Reason: balance.Affinity}, true
+	s.Reporter.Report(trace.Event{Kind: trace.Queued, Time: now, Attempt: s.count, Took: waited})
+}
+
+// Abandon is for a client that is gone, or given up, while no attempt is under way.
+func (s *Search) Abandon(now time.Time) {
+	if !s.queued.IsZero() {
+		s.place.Abandon()
+		s.inLeft(now)
+	}
 }
 
 // Preview returns the endpoints of set in the order in which the search of a client of vip, who
 // had the one in had if that is not nil, would try them at now if one after the other
 // failed. It changes nothing: no turn is used up, no probe is claimed.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
-	s := Search{Client: client, VIP: vip}
-	take := func(c balance.Choice) {
-		order = append(order, c)
-		s.tried = append(s.tried, c.Endpoint.Addr)
-	}
+	ask := balance.Ask{Now: now, Client: client, VIP: vip}
 	if had != nil {
-		if c, ok := s.sticky(set, had.Endpoint, now); ok {
-			take(c)
-		}
+		ask.Had = had.Endpoint
 	}
 	for turn := uint32(0); len(order) < maxAttempts; {
-		c, next, ok := set.Peek(turn, s.ask(now))
+		c, next, ok := set.Peek(turn, ask)
 		if !ok {
 			break
 		}
 		turn = next
-		take(c)
+		order = append(order, c)
+		ask.Tried = append(ask.Tried, c.Endpoint.Addr)
 	}
 	return order
 }

@@ -66,6 +66,8 @@ type client struct {
 	schedule   []time.Duration
 	scheduler  config.Scheduler
 	pool       balance.Pool
+	bound      int           // of connections to each endpoint
+	patience   time.Duration // of clients that wait in line
 	listed     atomic.Pointer[listed]
 	behaviour  map[int]behaviour
 	start      time.Time
@@ -95,6 +97,8 @@ func (c *client) Report(e trace.Event) {
 	switch {
 	case e.Kind == trace.Waiting:
 		c.log = append(c.log, fmt.Sprintf("wait@%d", ms))
+	case e.Kind == trace.Queued:
+		c.log = append(c.log, fmt.Sprintf("queued@%d", ms))
 	case e.Err == "":
 		c.log = append(c.log, fmt.Sprintf("%d@%d:ok", number(e.Endpoint), ms))
 	default:
@@ -114,7 +118,7 @@ func (c *client) list(ns ...int) {
 	for _, n := range ns {
 		list = append(list, config.Endpoint{Addr: endpointAddr(n), Ready: true})
 	}
-	c.pool.Update(config.ServicePort{Scheduler: c.scheduler, Endpoints: list, Cluster: list})
+	c.pool.Update(config.ServicePort{Scheduler: c.scheduler, EndpointLimit: c.bound, QueueTimeout: c.patience, Endpoints: list, Cluster: list})
 	if old := c.listed.Swap(&listed{c.pool.Cluster, make(chan struct{})}); old != nil {
 		close(old.replaced)
 	}
@@ -144,6 +148,14 @@ func (c *client) search() (*balance.Endpoint, error) {
 			case <-l.replaced:
 			}
 			continue
+		case Queue:
+			called := make(chan struct{})
+			s.WhenCalled(func() { close(called) })
+			select {
+			case <-time.After(step.For):
+			case <-called:
+			}
+			continue
 		}
 		ctx, cancel := context.Background(), func() {}
 		if step.For > 0 {
@@ -156,6 +168,7 @@ func (c *client) search() (*balance.Endpoint, error) {
 			return step.Endpoint, nil
 		}
 		s.Failed(time.Now(), err)
+		step.Endpoint.Release()
 	}
 }
 
@@ -411,4 +424,38 @@ func TestAffinityOfAttempts(t *testing.T) {
 			g.Expect(s.find()).To(HaveSuffix("found 2"))
 		})
 	})
+}
+
+// A client in line goes on when there is room, and its slot lasts as if it had not waited.
+func TestInLine(t *testing.T) {
+	const timeout = 3 * time.Second
+	for _, c := range []struct {
+		name   string
+		change func(c *client, has *balance.Endpoint) // after a second
+		want   string
+	}{
+		{"goes to the endpoint that has room, for its full time", func(c *client, has *balance.Endpoint) {
+			c.behaviour[1] = silent
+			has.Release()
+		}, "queued@1000 1@1250:no answer 1@1750:no answer 1@2750:no answer 1@4750:no answer every attempt failed"},
+		{"goes to one that comes", func(c *client, _ *balance.Endpoint) { c.list(1, 2) }, "queued@1000 2@1000:ok found 2"},
+		{"gives up when its time is over", func(*client, *balance.Endpoint) {}, "queued@3000 no endpoint had room in time"},
+		{"gives up when there is no endpoint any more", func(c *client, _ *balance.Endpoint) { c.list() }, "queued@1000 the Service has no usable endpoint"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := NewWithT(t)
+				client := newClient(answers)
+				client.behaviour[2] = answers
+				client.bound, client.patience = 1, timeout
+				client.list(1)
+				has, err := client.search()
+				g.Expect(err).NotTo(HaveOccurred())
+				client.log = nil
+				time.AfterFunc(time.Second, func() { c.change(client, has) })
+				g.Expect(client.find()).To(Equal(c.want))
+				g.Expect(client.listed.Load().set.InLine()).To(BeZero())
+			})
+		})
+	}
 }

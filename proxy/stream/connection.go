@@ -187,20 +187,25 @@ func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, error) {
 				return nil, nil, ctx.Err()
 			}
 			continue
+		case search.Queue:
+			if err := c.queue(ctx, &s, step.For); err != nil {
+				s.Abandon(time.Now())
+				return nil, nil, err
+			}
+			continue
 		}
 		forward, err := c.attempt(ctx, &s, step, dial)
-		if err != nil {
-			step.Endpoint.Release()
-		}
 		switch now := time.Now(); {
 		case err == nil:
 			s.Answered(now)
 			return forward, step.Endpoint, nil
 		case ctx.Err() != nil:
 			s.Left(now, err) // whatever became of the attempt
+			step.Endpoint.Release()
 			return nil, nil, ctx.Err()
 		default:
 			s.Failed(now, err)
+			step.Endpoint.Release()
 		}
 	}
 }

@@ -189,6 +189,7 @@ type waiting struct {
 	loop       *forward.Loop
 	search     search.Search
 	endpoint   *balance.Endpoint // that is being tried; nil before the first
+	line       *inLine           // nil while it is not in line
 }
 
 func (w *waiting) originalDst() (netip.AddrPort, error) {
@@ -237,6 +238,9 @@ func (w *waiting) next() {
 				_ = w.loop.Do(w.next) // it runs as long as there are connections
 			}()
 			return
+		case search.Queue:
+			w.queue(step.For)
+			return
 		}
 		if w.endpoint == nil {
 			w.loop.ReadAhead(&w.Client)
@@ -247,8 +251,8 @@ func (w *waiting) next() {
 			w.loop.Connect(c.Origin(&w.search, w.endpoint), w.endpoint.Addr, w.Opening(), step.For, w.dialed)
 			return
 		}
-		w.endpoint.Release()
 		w.search.Failed(time.Now(), frontend.ErrLeadsBack)
+		w.endpoint.Release()
 	}
 	w.drained()
 }
@@ -256,9 +260,6 @@ func (w *waiting) next() {
 // dialed is called when an attempt has ended.
 func (w *waiting) dialed(d *forward.Dialed, err error) {
 	c, now := w.connection, time.Now()
-	if err != nil {
-		w.endpoint.Release()
-	}
 	switch {
 	case err == nil:
 		w.search.Answered(now)
@@ -271,15 +272,18 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 		}
 	case c.server.ctx.Err() != nil:
 		w.search.Left(now, err) // whatever became of it
+		w.endpoint.Release()
 		w.drained()
 	default:
 		w.search.Failed(now, err)
+		w.endpoint.Release()
 		w.next()
 	}
 }
 
 // drained resets a client that is still waiting when connections are given up.
 func (w *waiting) drained() {
+	w.search.Abandon(time.Now())
 	err := w.connection.server.ctx.Err()
 	w.connection.refuse(search.End(err), err)
 }

@@ -15,6 +15,7 @@ const (
 	Unanswered        End = "unanswered"
 	HalfClosedTimeout End = "half-closed"
 	NoEndpoint        End = "no-endpoint"
+	QueueTimeout      End = "queue-timeout"
 	AttemptsFailed    End = "attempts-failed"
 	NotAdmitted       End = "not-through-portal"
 	SourceRefused     End = "source-refused"
@@ -68,6 +69,7 @@ var Ends = []EndMeaning{
 	{HalfClosedTimeout, "one direction had ended, or one side had and the other did not take what came before that, and nothing moved for `--half-closed-timeout`", FaultPolicy},
 	{NoEndpoint, "there was no endpoint to try", FaultEndpoint},
 	{AttemptsFailed, "every attempt failed", FaultEndpoint},
+	{QueueTimeout, "no endpoint had room for another connection in `--queue-timeout`, or in what the Service says", FaultEndpoint},
 	{NotAdmitted, "it came straight to usher's port", FaultClient},
 	{SourceRefused, "the client is not in `loadBalancerSourceRanges`", FaultPolicy},
 	{HeaderRefused, "it came from a load balancer and did not begin with a header of the PROXY protocol, or with a wrong one, or did not send all of it in time; the error tells", FaultClient},

@@ -21,6 +21,8 @@ const (
 	// Waiting: every endpoint was tried and refused at once; the rest of the
 	// attempt's slot is waited.
 	Waiting
+	// Queued: no endpoint had room, and the client waited in line for one; it does not any more.
+	Queued
 	// Established: client and endpoint are connected, bytes flow.
 	Established
 	// Closed: it is over.
@@ -48,7 +50,7 @@ const (
 )
 
 var kinds = [...]string{
-	Accepted: "accepted", Attempt: "attempt", Waiting: "waiting", Established: "established", Closed: "closed",
+	Accepted: "accepted", Attempt: "attempt", Waiting: "waiting", Queued: "queued", Established: "established", Closed: "closed",
 	ServiceAdded: "service-added", ServiceChanged: "service-changed", ServiceRemoved: "service-removed",
 	EndpointAdded: "endpoint-added", EndpointChanged: "endpoint-changed", EndpointRemoved: "endpoint-removed",
 	EndpointQuarantined: "endpoint-quarantined", EndpointProbed: "endpoint-probed", EndpointRecovered: "endpoint-recovered",
@@ -130,7 +132,7 @@ type Event struct {
 	Reason     string        // why this endpoint
 	PassedOver int           // endpoints passed over because they are in quarantine
 	Seen       portal.Seen   // by the endpoint of an Attempt
-	Took       time.Duration // for the attempt; for Waiting, how long is waited; for Closed, since Accepted; for EndpointQuarantined, how long it lasts or when the next probe is due, as for EndpointProbed
+	Took       time.Duration // for the attempt; for Waiting, how long is waited; for Queued, how long it was in line; for Closed, since Accepted; for EndpointQuarantined, how long it lasts or when the next probe is due, as for EndpointProbed
 	Err        string        // "" if it succeeded
 
 	// Closed.

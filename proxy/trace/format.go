@@ -54,6 +54,8 @@ func (e Event) step() string {
 		}
 	case Waiting:
 		fmt.Fprintf(&b, "nobody else to try; waiting %s", Short(e.Took))
+	case Queued:
+		fmt.Fprintf(&b, "waited in line for %s", Short(e.Took))
 	case Established:
 		fmt.Fprintf(&b, "established with %s%s", e.Endpoint, pod(e.Pod))
 	case Closed:

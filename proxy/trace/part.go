@@ -78,7 +78,7 @@ type record struct {
 	seq     uint64
 	life    *Life
 	time    int64         // nanoseconds since 1970
-	took    time.Duration // of Waiting
+	took    time.Duration // of Waiting and Queued
 	ended   uint32        // connections of this part, this one included: the lower half
 	attempt uint16
 	kind    Kind
@@ -96,7 +96,7 @@ func (r *record) event() Event {
 		t := r.life.attempt(int(r.tried))
 		e.Endpoint, e.Pod, e.Reason, e.PassedOver = t.Endpoint, t.Pod, t.Reason, t.PassedOver
 		e.Result, e.Seen, e.Took, e.Err = t.Result, t.Seen, t.Took, t.Err
-	case Waiting:
+	case Waiting, Queued:
 		e.Took = r.took
 	case Established:
 		last, _ := r.life.last()

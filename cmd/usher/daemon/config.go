@@ -249,6 +249,8 @@ func (c *Config) checkNumbers() error {
 		atLeast("connection-idle-timeout", o.IdleTimeout, 0),
 		atLeast("max-connection-age", o.MaxAge, 0),
 		atLeast("keepalive", o.Keepalive, time.Second),
+		atLeast("max-connections-per-endpoint", o.EndpointLimit, 0),
+		atLeast("queue-timeout", o.QueueTimeout, 100*time.Millisecond),
 		atLeast("udp-idle-timeout", o.UDPIdleTimeout, 100*time.Millisecond),
 		atLeast("drain-timeout", c.DrainTimeout, 0),
 		atLeast("max-connections", o.MaxConnections, 0),

@@ -36,6 +36,7 @@ type Missed struct {
 const (
 	KindAccepted    = "accepted"    // a client has connected
 	KindAttempt     = "attempt"     // a try to connect to an endpoint has ended
+	KindQueued      = "queued"      // no endpoint had room: the client waited in line, and does not any more
 	KindWaiting     = "waiting"     // every endpoint was tried; the rest of the attempt's time is waited
 	KindEstablished = "established" // client and endpoint are connected; for UDP, the endpoint has answered
 	KindClosed      = "closed"      // it is over

@@ -1,0 +1,35 @@
+package translate
+
+import (
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// Annotations of a Service about clients that wait for an endpoint. For UDP they mean nothing.
+const (
+	// AnnotationEndpointLimit is how many connections each endpoint may have at a time, from 1 to
+	// config.MaxEndpointLimit; 0 is any number.
+	AnnotationEndpointLimit = AnnotationPrefix + "max-connections-per-endpoint"
+	// AnnotationQueueTimeout is how long a client waits until one has room: a duration.
+	AnnotationQueueTimeout = AnnotationPrefix + "queue-timeout"
+)
+
+// annotatedEndpointLimit returns a ServicePort's EndpointLimit.
+func annotatedEndpointLimit(svc *corev1.Service, p *problems) int {
+	a, ok := annotation(svc, AnnotationEndpointLimit)
+	if !ok {
+		return 0
+	}
+	switch n, err := strconv.Atoi(a.text); {
+	case err != nil || n < 0 || n > config.MaxEndpointLimit:
+		p.add(a.wrong("must be a number of connections from 1 to %d, or 0 for any number; the default is used", config.MaxEndpointLimit))
+		return 0
+	case n == 0:
+		return config.Unlimited
+	default:
+		return n
+	}
+}

@@ -1,0 +1,13 @@
+package balance
+
+import "time"
+
+// CouldGoOn reports whether there is an endpoint with room for a client in line.
+func (p *Place) CouldGoOn(now time.Time) bool {
+	l := &p.set.pool.line
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p.ask.Now = now
+	c, _, ok := p.latest().Peek(0, p.ask)
+	return ok || !c.Full
+}

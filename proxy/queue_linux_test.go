@@ -1,0 +1,207 @@
+package proxy_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/none"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("clients of a Proxy whose endpoints have no room", func() {
+	for _, portable := range []bool{false, true} {
+		Context(map[bool]string{false: "on loops", true: "with a goroutine each"}[portable], func() { inLine(portable) })
+	}
+})
+
+// inLine are the specs of clients that loops serve, or goroutines.
+func inLine(portable bool) {
+	const soon = 10 * time.Second
+	var p *proxy.Proxy
+	var port config.ServicePort
+	var to string
+	var log *trace.Log
+	apply := func(endpoints ...netip.AddrPort) {
+		port.Endpoints = nil
+		for _, e := range endpoints {
+			port.Endpoints = append(port.Endpoints, config.Endpoint{Addr: e, Ready: true})
+		}
+		slices.SortFunc(port.Endpoints, func(a, b config.Endpoint) int { return a.Addr.Compare(b.Addr) })
+		port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
+		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "in-line", Name: "web"}, Ports: []config.ServicePort{port}}})
+	}
+	// serve serves endpoints that may have one connection each.
+	serve := func(endpoints ...netip.AddrPort) {
+		GinkgoHelper()
+		quiet := logrus.New()
+		quiet.SetOutput(GinkgoWriter)
+		pt, err := none.Mode.New(context.Background(), portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		log = trace.NewLog(1000)
+		o := proxy.Defaults()
+		o.Portal, o.Log, o.Trace, o.EndpointLimit = pt, quiet, log, 1
+		if portable {
+			o.Dial = o.DirectDial
+		}
+		p = proxy.New(o)
+		DeferCleanup(func() {
+			p.Stop()
+			over, cancel := context.WithCancel(context.Background())
+			cancel()
+			p.Drain(over)
+		})
+		port = config.ServicePort{
+			ID: config.PortID{Namespace: "in-line", Service: "web", Family: config.IPv4}, Protocol: config.TCP,
+			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
+		}
+		apply(endpoints...)
+		to = p.Status()[0].Listeners[0].String()
+	}
+	// echo is an endpoint that says its name and then echoes.
+	echo := func(name string) netip.AddrPort {
+		return lab.Backend(func(c net.Conn) {
+			fmt.Fprintln(c, name)
+			_, _ = io.Copy(c, c)
+		})
+	}
+	connect := func() net.Conn {
+		GinkgoHelper()
+		c, err := net.Dial("tcp", to)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { c.Close() })
+		return c
+	}
+	inLine := func() int { return p.Status()[0].Cluster.InLine() }
+	// comes connects, and returns when the client is in line, as so many.
+	comes := func(n int) net.Conn {
+		GinkgoHelper()
+		c := connect()
+		Eventually(inLine).WithTimeout(soon).Should(Equal(n))
+		return c
+	}
+	greeted := func(c net.Conn) string {
+		GinkgoHelper()
+		Expect(c.SetReadDeadline(time.Now().Add(soon))).To(Succeed())
+		line, err := bufio.NewReader(c).ReadString('\n')
+		Expect(err).NotTo(HaveOccurred())
+		return line
+	}
+	reset := func(c net.Conn) {
+		GinkgoHelper()
+		Expect(c.SetReadDeadline(time.Now().Add(soon))).To(Succeed())
+		_, err := c.Read(make([]byte, 1))
+		Expect(errors.Is(err, syscall.ECONNRESET)).To(BeTrue(), "%v", err)
+	}
+	ends := func(end trace.End) func() int64 { return func() int64 { return p.Stats().Ends[end] } }
+
+	It("go on in the order in which they came, and what they have sent is not lost", func() {
+		serve(echo("a"))
+		has := connect()
+		Expect(greeted(has)).To(Equal("a\n"))
+		var line []net.Conn
+		for n := 1; n <= 3; n++ {
+			c := comes(n)
+			fmt.Fprintf(c, "I am %d\n", n)
+			line = append(line, c)
+		}
+		for n, c := range line {
+			has.Close()
+			Expect(greeted(c)).To(HavePrefix("a\n"))
+			Eventually(inLine).WithTimeout(soon).Should(Equal(2 - n))
+			has = c
+		}
+		Expect(p.Stats().Choices).To(HaveKeyWithValue(BeEquivalentTo("first in line"), BeEquivalentTo(3)))
+	})
+
+	It("are reset when their time is over, with a reason", func() {
+		serve(echo("a"))
+		port.QueueTimeout = time.Second
+		apply(port.Endpoints[0].Addr)
+		Expect(greeted(connect())).To(Equal("a\n"))
+		began := time.Now()
+		c := comes(1)
+		reset(c)
+		Expect(time.Since(began)).To(BeNumerically(">=", time.Second))
+		Eventually(ends(trace.QueueTimeout)).Should(BeEquivalentTo(1))
+		Expect(inLine()).To(BeZero())
+	})
+
+	It("leave the line when they hang up, unless they have sent what may be a request", func() {
+		serve(echo("a"))
+		has := connect()
+		Expect(greeted(has)).To(Equal("a\n"))
+		gone := comes(1)
+		asks := comes(2)
+		waits := comes(3)
+		fmt.Fprint(asks, "request")
+		Expect(asks.(*net.TCPConn).CloseWrite()).To(Succeed())
+		gone.Close()
+		Eventually(inLine).WithTimeout(soon).Should(Equal(2))
+		Eventually(ends(trace.ClientReset)).WithTimeout(soon).Should(BeEquivalentTo(1))
+		broken := comes(3)
+		fmt.Fprint(broken, "request")
+		Expect(broken.(*net.TCPConn).SetLinger(0)).To(Succeed())
+		broken.Close()
+		Eventually(inLine).WithTimeout(soon).Should(Equal(2))
+
+		has.Close()
+		Expect(asks.SetReadDeadline(time.Now().Add(soon))).To(Succeed())
+		Expect(io.ReadAll(asks)).To(BeEquivalentTo("a\nrequest"))
+		Expect(greeted(waits)).To(Equal("a\n"))
+	})
+
+	It("go on when an endpoint comes, when the bound is raised, and when there is none", func() {
+		a, b := echo("a"), echo("b")
+		serve(a)
+		Expect(greeted(connect())).To(Equal("a\n"))
+		first, second := comes(1), comes(2)
+		apply(a, b)
+		Expect(greeted(first)).To(Equal("b\n"))
+		port.EndpointLimit = 2
+		apply(a, b)
+		Expect(greeted(second)).NotTo(BeEmpty())
+		connect()
+		third := comes(1)
+		port.EndpointLimit = config.Unlimited
+		apply(a, b)
+		Expect(greeted(third)).NotTo(BeEmpty())
+	})
+
+	It("are reset when the Service goes, and when usher does", func() {
+		a := echo("a")
+		serve(a)
+		Expect(greeted(connect())).To(Equal("a\n"))
+		c := comes(1)
+		apply()
+		reset(c)
+		Eventually(ends(trace.NoEndpoint)).WithTimeout(soon).Should(BeEquivalentTo(1))
+
+		apply(a)
+		to = p.Status()[0].Listeners[0].String()
+		Expect(greeted(connect())).To(Equal("a\n"))
+		c = comes(1)
+		p.Stop()
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		p.Drain(over)
+		reset(c)
+		Expect(ends(trace.Drained)()).To(BeNumerically(">=", 1))
+	})
+}
