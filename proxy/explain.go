@@ -76,7 +76,7 @@ type Explanation struct {
 }
 
 // NotTried is an endpoint that would not be tried, and why: "terminating", "not-ready",
-// "weight-0", "policy-local" or "topology".
+// "weight-0", "policy-local", "topology" or "full".
 type NotTried struct {
 	*balance.Endpoint
 	Reason string
@@ -113,6 +113,11 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 			x.Affinity = &had
 		}
 		x.Order = search.Preview(x.Set, q.Client, vip.Addr, x.Affinity, now)
+		for _, e := range x.Set.Endpoints() {
+			if e.Full() {
+				x.NotTried = append(x.NotTried, NotTried{e, "full"})
+			}
+		}
 		client := q.Client
 		if vip.Expects(client) { // its header tells who it is
 			client = netip.Addr{}

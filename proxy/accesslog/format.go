@@ -75,6 +75,9 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 		b = append(b, '}')
 	}
 	b = append(b, ']')
+	if established && chosen.Queued > 0 {
+		b = appendMilliseconds(appendName(b, "queuedMs"), chosen.Queued)
+	}
 	if established {
 		b = appendMilliseconds(appendName(b, "connectMs"), chosen.Began+chosen.Took)
 	}

@@ -123,6 +123,7 @@ var whyNotTried = map[string]string{
 	"not-ready":    "it is not ready",
 	"weight-0":     "its weight is 0: it has no new connections",
 	"policy-local": "it is on another node, and the policy is Local",
+	"full":         "it has as many connections as it may",
 	"topology":     "the EndpointSlice's hints leave it to other nodes or zones",
 }
 
@@ -216,6 +217,13 @@ func sentences(x *proxy.Explanation, client netip.Addr, order []api.Candidate, n
 		} else if q := inQuarantine(e, now); q != "" {
 			say("The client had %s, which is %s: its affinity ends.", had, q)
 		}
+	}
+	if limit := x.Port.EndpointLimit; x.Verdict == proxy.WouldTry && limit > 0 && len(order) == 0 {
+		whom := "an endpoint that it could have"
+		if x.Affinity != nil && x.Set.Find(x.Affinity.Endpoint) != nil {
+			whom = x.Affinity.Endpoint.String() + ", which it had,"
+		}
+		say("It would wait in line until %s has less than %d connections, for %s at the most, and then be reset. Clients in line: %d.", whom, limit, trace.Short(x.Port.QueueTimeout), x.Set.InLine())
 	}
 	for i, c := range order {
 		if i == 0 {

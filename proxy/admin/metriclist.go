@@ -77,6 +77,7 @@ var (
 	serviceFailed       = counter("usher_service_connections_failed_total", "Those that ended without an endpoint, or were broken by it.", "namespace", "service")
 	serviceRetries      = counter("usher_service_retries_total", "Attempts after a connection's first.", "namespace", "service")
 	serviceOpen         = gauge("usher_service_connections_open", "Connections and UDP sessions that are open.", "namespace", "service")
+	serviceQueue        = gauge("usher_service_queue_length", "Clients that wait in line until an endpoint has room: they are among the connections that are open.", "namespace", "service")
 	serviceBytes        = counter("usher_service_bytes_total", "Bytes of those that have ended, by direction.", "namespace", "service", "to")
 	lastApplied         = gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "When the kernel was last brought up to date.", "ip_family")
 	lastQueued          = gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "When a change was last wanted.", "ip_family")

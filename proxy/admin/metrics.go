@@ -37,6 +37,8 @@ var (
 	programmedOptions = prometheus.HistogramOpts{Buckets: programmingBuckets, Name: "kubeproxy_network_programming_duration_seconds", Help: "How long it took from a change of a Pod or Service until the endpoints that it led to were served."}
 	requestsOptions   = prometheus.CounterOpts{Name: "rest_client_requests_total", Help: "Requests to the API server, by code."}
 	requestsLabels    = []string{"code", "method", "host"}
+	queueOptions      = prometheus.HistogramOpts{Name: "usher_queue_wait_seconds", Help: "How long clients were in line, since no endpoint had room, who are not any more: usher_connections_closed_total tells how many of them were there for too long (queue-timeout)."}
+	queueWait         = prometheus.NewDesc(queueOptions.Name, queueOptions.Help, nil, nil)
 	latencyOptions    = prometheus.HistogramOpts{
 		Name:    "rest_client_request_duration_seconds",
 		Help:    "How long the API server took to answer.",
@@ -156,6 +158,8 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	for reason, n := range s.Choices {
 		tell(choices, n, string(reason))
 	}
+	waits := s.QueueWaits
+	out <- prometheus.MustNewConstHistogram(queueWait, waits.Number, waits.Sum.Seconds(), waits.Buckets)
 	for seen, n := range s.Seen[1:] {
 		tell(endpointSees, n, portal.Seen(seen+1).String())
 	}

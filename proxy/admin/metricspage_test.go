@@ -26,6 +26,7 @@ func MetricsDocumentation() string {
 		row(o.Name, "histogram", []string{"ip_family"}, o.Help)
 	}
 	row(requestsOptions.Name, "counter", requestsLabels, requestsOptions.Help)
+	row(queueOptions.Name, "histogram", nil, queueOptions.Help)
 	row(latencyOptions.Name, "histogram", latencyLabels, latencyOptions.Help)
 	row(buildOptions.Name, "gauge", []string{"version", "portal"}, buildOptions.Help)
 	return b.String()

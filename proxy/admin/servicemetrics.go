@@ -68,6 +68,7 @@ func tellService(out chan<- prometheus.Metric, namespace, service string, t api.
 	serviceFailed.tell(out, float64(t.Failed), namespace, service)
 	serviceRetries.tell(out, float64(t.Retries), namespace, service)
 	serviceOpen.tell(out, float64(t.Active), namespace, service)
+	serviceQueue.tell(out, float64(t.Queued), namespace, service)
 	serviceBytes.tell(out, float64(t.BytesToEndpoint), namespace, service, "endpoint")
 	serviceBytes.tell(out, float64(t.BytesToClient), namespace, service, "client")
 }

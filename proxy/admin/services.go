@@ -151,7 +151,7 @@ func (g group) totals() (all api.Totals) {
 
 func sum(a, b api.Totals) api.Totals {
 	return api.Totals{
-		Active: a.Active + b.Active, Accepted: a.Accepted + b.Accepted, Established: a.Established + b.Established, Failed: a.Failed + b.Failed,
+		Active: a.Active + b.Active, Queued: a.Queued + b.Queued, Accepted: a.Accepted + b.Accepted, Established: a.Established + b.Established, Failed: a.Failed + b.Failed,
 		Attempts: a.Attempts + b.Attempts, AttemptsFailed: a.AttemptsFailed + b.AttemptsFailed, Retries: a.Retries + b.Retries,
 		BytesToEndpoint: a.BytesToEndpoint + b.BytesToEndpoint, BytesToClient: a.BytesToClient + b.BytesToClient,
 	}
@@ -252,6 +252,9 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 	}
 	s.Dropped, s.ProxyProtocol = dropped(v), proxyProtocol(v.Port)
 	s.Probe = probe(v.Port.Probe)
+	if s.EndpointLimit = v.Port.EndpointLimit; s.EndpointLimit > 0 {
+		s.QueueSeconds = v.Port.QueueTimeout.Seconds()
+	}
 	if t := v.Port.Topology; t != nil {
 		s.Topology = &api.Topology{Keys: t.Keys, Key: t.Key, Value: t.Value, Text: topologyInWords(t)}
 	}
@@ -346,7 +349,7 @@ func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoin
 		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: stateOf(e, now), Weight: e.Weight.Int(),
 		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: []string{},
 		Quarantine: quarantine(e, now),
-		Active:     e.Active.Load(), Connected: e.Connected.Load(), Failed: e.Failed.Load(),
+		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(),
 		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(),
 	}
 	for _, use := range []struct {

@@ -39,7 +39,7 @@ func (a *API) status(*http.Request) (any, error) {
 
 func totals(t frontend.Totals) api.Totals {
 	return api.Totals{
-		Active: t.Active, Accepted: t.Accepted, Established: t.Established, Failed: t.Failed,
+		Active: t.Active, Queued: t.Queued, Accepted: t.Accepted, Established: t.Established, Failed: t.Failed,
 		Attempts: t.Attempts, AttemptsFailed: t.AttemptsFailed, Retries: t.Retries,
 		BytesToEndpoint: t.ToEndpoint, BytesToClient: t.ToClient,
 	}

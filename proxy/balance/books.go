@@ -94,7 +94,7 @@ const (
 )
 
 func (t *tournament) load(e *Endpoint) uint64 {
-	if e.full() {
+	if e.Full() {
 		return noRoom
 	}
 	return t.least.load(uint64(max(e.Active.Load(), 0)), weight(e.Endpoint))

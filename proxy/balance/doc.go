@@ -17,6 +17,9 @@
 // where nobody probes, for some time, after which one connection finds out while the
 // others still pass it over. Every choice comes with its reason.
 //
-// The package dials nothing and has no goroutine and no clock: the caller
+// An endpoint may be bounded (queue.go): one that has as many connections as it may is passed over, and if none has
+// room, clients wait in line.
+//
+// The package dials nothing and has no goroutine, and no clock but the line's: the caller
 // passes the time in and reports how each attempt and each probe ended.
 package balance

@@ -126,7 +126,7 @@ func (s *Set) had(a *Ask) *Endpoint {
 
 // again chooses the endpoint that the client had, if it has room.
 func (e *Endpoint) again() (Choice, bool) {
-	if e.full() {
+	if e.Full() {
 		return Choice{Full: true}, false
 	}
 	return Choice{Endpoint: e, Reason: Affinity}, true

@@ -36,8 +36,8 @@ type Place struct {
 	call  func()        // nil until it is known
 }
 
-// full reports whether the endpoint has as many connections as it may.
-func (e *Endpoint) full() bool {
+// Full reports whether the endpoint has as many connections as it may.
+func (e *Endpoint) Full() bool {
 	bound := e.pool.line.bound.Load()
 	return bound > 0 && e.Active.Load() >= bound
 }

@@ -2,6 +2,7 @@ package frontend
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
@@ -23,6 +24,7 @@ type Counters struct {
 	Quarantines, Recoveries                atomic.Int64
 	seen                                   [portal.Seens]atomic.Int64 // by endpoints that answered
 	choices                                []atomic.Int64             // in the order of balance.Reasons
+	waits                                  queueWaits
 }
 
 // choicePlaces are the places of the reasons in balance.Reasons, as events have them.
@@ -71,6 +73,8 @@ func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
 		f.Counters.choices[choicePlaces[e.Reason]].Add(1)
 	}
 	switch {
+	case e.Kind == trace.Queued:
+		f.Counters.waits.count(e.Took)
 	case e.Kind == trace.Attempt && e.Err == "":
 		f.Counters.seen[e.Seen].Add(1)
 	case e.Kind == trace.Closed:
@@ -102,6 +106,41 @@ func (t *tally) count(life *trace.Life, e *trace.Event) {
 	}
 }
 
+// QueueBuckets are those of QueueWaits, in seconds.
+var QueueBuckets = [...]float64{0.001, 0.01, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300}
+
+// queueWaits count how long clients were in line.
+type queueWaits struct {
+	buckets [len(QueueBuckets)]atomic.Int64 // each has those of the ones before
+	number  atomic.Int64
+	sum     atomic.Int64 // nanoseconds
+}
+
+func (w *queueWaits) count(waited time.Duration) {
+	for i, most := range QueueBuckets {
+		if waited.Seconds() <= most {
+			w.buckets[i].Add(1)
+		}
+	}
+	w.sum.Add(int64(waited))
+	w.number.Add(1)
+}
+
+// QueueWaits tell how long clients were in line who are not any more.
+type QueueWaits struct {
+	Buckets map[float64]uint64 // how many were for so many seconds at the most
+	Number  uint64
+	Sum     time.Duration
+}
+
+func (w *queueWaits) now() QueueWaits {
+	now := QueueWaits{Buckets: map[float64]uint64{}, Number: uint64(w.number.Load()), Sum: time.Duration(w.sum.Load())}
+	for i, most := range QueueBuckets {
+		now.Buckets[most] = uint64(w.buckets[i].Load())
+	}
+	return now
+}
+
 // isFailure reports whether a connection that ended like that had not come about, or was broken by
 // its endpoint. A UDP session whose endpoint never answered, and never refused, is none: some
 // protocols have no answers.
@@ -118,6 +157,7 @@ func isFailure(life *trace.Life, end trace.End) bool {
 // start.
 type Totals struct {
 	Active                            int64 // connections or UDP sessions that are open
+	Queued                            int64 // of a service port: those in line for an endpoint
 	Accepted, Established, Failed     int64 // of those that clients made
 	Attempts, AttemptsFailed, Retries int64
 	ToEndpoint, ToClient              int64 // bytes of those that have ended
@@ -126,6 +166,9 @@ type Totals struct {
 // Totals returns the counts of f.
 func (f *FrontEnd) Totals() (t Totals) {
 	t.add(&f.tally, f.Open.Load()+f.Sessions.Load())
+	if s := f.View().Cluster; s != nil {
+		t.Queued = int64(s.InLine())
+	}
 	return t
 }
 
@@ -188,6 +231,7 @@ type Stats struct {
 	Unlogged              int64               // connections that were refused and that the trace leaves out
 	Ends                  map[trace.End]int64
 	Open, Limit           int64 // connections
+	QueueWaits            QueueWaits
 
 	Sessions SessionStats
 	// Associations are those of SCTP, which count as connections too.
@@ -227,6 +271,7 @@ func (n *Node) Stats() Stats {
 			ToEndpoint: c.DatagramsToEndpoint.Load(), ToClient: c.DatagramsToClient.Load(),
 		},
 	}
+	s.QueueWaits = c.waits.now()
 	s.Associations.Accepted = c.associations.Load()
 	for i := range s.Attempts {
 		s.Attempts[i] = c.connections.attempts[i].Load() + c.sessions.attempts[i].Load()

@@ -7,6 +7,7 @@
 //
 //	Dial     connect to that endpoint; then Answered, Failed or Left
 //	Wait     for so long, or until the endpoints are replaced by others; then Next
+//	Queue    no endpoint has room: until called, or for so long; then Next
 //	GiveUp   there is none, and why
 //
 // Loops drive it for TCP and UDP, goroutines for SCTP and where there are no loops

@@ -50,8 +50,9 @@ type Tried struct {
 	Began      time.Duration // after the connection was accepted
 	Took       time.Duration
 	Result     Result
-	Seen       portal.Seen // by the endpoint
-	Err        string      // "" if it succeeded
+	Seen       portal.Seen   // by the endpoint
+	Queued     time.Duration // for how long the client had been in line by then
+	Err        string        // "" if it succeeded
 }
 
 // answered is a first attempt that succeeded.
@@ -149,8 +150,8 @@ func (l *Life) attemptAt(endpoint netip.AddrPort) uint8 {
 // attempted adds an attempt.
 func (l *Life) attempted(e *Event) {
 	tried := Tried{Endpoint: e.Endpoint, Pod: e.Pod, Reason: e.Reason, PassedOver: e.PassedOver,
-		Began: e.Time.Sub(l.Began) - e.Took, Took: e.Took, Result: e.Result, Seen: e.Seen, Err: e.Err}
-	if tried.Err == "" && l.Attempts() == 0 && tried.PassedOver <= math.MaxUint16 {
+		Began: e.Time.Sub(l.Began) - e.Took, Took: e.Took, Result: e.Result, Seen: e.Seen, Queued: e.Queued, Err: e.Err}
+	if tried.Err == "" && l.Attempts() == 0 && tried.Queued == 0 && tried.PassedOver <= math.MaxUint16 {
 		l.first.set(&tried)
 		return
 	}

@@ -70,7 +70,7 @@ func (l *Log) Step(life *Life, e *Event) {
 	case Attempt:
 		life.attempted(e)
 		r.tried = uint8(min(life.Attempts(), math.MaxUint8))
-	case Waiting:
+	case Waiting, Queued:
 		r.took = e.Took
 	case Closed:
 		how = &ending{end: e.End, err: e.Err, took: e.Took, toEndpoint: e.ToEndpoint, toClient: e.ToClient, to: life.attemptAt(e.Endpoint)}

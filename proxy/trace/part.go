@@ -95,7 +95,7 @@ func (r *record) event() Event {
 	case Attempt:
 		t := r.life.attempt(int(r.tried))
 		e.Endpoint, e.Pod, e.Reason, e.PassedOver = t.Endpoint, t.Pod, t.Reason, t.PassedOver
-		e.Result, e.Seen, e.Took, e.Err = t.Result, t.Seen, t.Took, t.Err
+		e.Result, e.Seen, e.Queued, e.Took, e.Err = t.Result, t.Seen, t.Queued, t.Took, t.Err
 	case Waiting, Queued:
 		e.Took = r.took
 	case Established:

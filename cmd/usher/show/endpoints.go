@@ -1,6 +1,7 @@
 package show
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
@@ -33,7 +34,7 @@ var Endpoints = []Column[PortEndpoint]{
 	{Title: "ENDPOINT", Cell: func(e PortEndpoint) string { return Clean(e.Address) }},
 	{Title: "POD", Cell: func(e PortEndpoint) string { return dash(podName(e.Pod)) }},
 	{Title: "STATE", Cell: func(e PortEndpoint) string { return Clean(string(e.State)) }},
-	{Title: "ACTIVE", Right: true, Cell: func(e PortEndpoint) string { return number(e.Active) }},
+	{Title: "ACTIVE", Right: true, Cell: func(e PortEndpoint) string { return activeOf(e) }},
 	{Title: "CONNECTED", Right: true, Cell: func(e PortEndpoint) string { return number(e.Connected) }},
 	{Title: "FAILED", Right: true, Cell: func(e PortEndpoint) string { return number(e.Failed) }},
 	{Title: "QUARANTINE", Cell: func(e PortEndpoint) string { return QuarantineCell(e.Quarantine) }},
@@ -44,6 +45,14 @@ var Endpoints = []Column[PortEndpoint]{
 	{Title: "USED FOR", Wide: true, Cell: func(e PortEndpoint) string { return dash(strings.Join(e.UsedFor, ",")) }},
 	{Title: "TO ENDPOINT", Right: true, Wide: true, Cell: func(e PortEndpoint) string { return Bytes(float64(e.BytesToEndpoint)) }},
 	{Title: "TO CLIENTS", Right: true, Wide: true, Cell: func(e PortEndpoint) string { return Bytes(float64(e.BytesToClient)) }},
+}
+
+// activeOf returns how many connections an endpoint has, and "3/10" if it may have no more than 10.
+func activeOf(e PortEndpoint) string {
+	if e.Limit == 0 {
+		return number(e.Active)
+	}
+	return fmt.Sprintf("%d/%d", e.Active, e.Limit)
 }
 
 // QuarantineCell returns "another 7s: connection refused" or, for one that is probed,

@@ -27,6 +27,8 @@ var Services = []Column[api.Service]{
 	{Title: "AFFINITY", Wide: true, Cell: func(s api.Service) string { return affinity(s.AffinitySeconds) }},
 	{Title: "SCHEDULER", Wide: true, Cell: func(s api.Service) string { return scheduler(s) }},
 	{Title: "PROBES", Wide: true, Cell: func(s api.Service) string { return dash(Few(probes(s))) }},
+	{Title: "PER ENDPOINT", Wide: true, Cell: func(s api.Service) string { return dash(Few(endpointLimits(s))) }},
+	{Title: "QUEUED", Right: true, Wide: true, Cell: func(s api.Service) string { return number(s.Totals.Queued) }},
 	{Title: "LISTENS ON", Wide: true, Cell: func(s api.Service) string { return dash(Few(listeners(s))) }},
 	{Title: "PROXY PROTOCOL", Wide: true, Cell: func(s api.Service) string { return dash(Few(proxyProtocols(s))) }},
 	{Title: "ENDPOINTS SEE", Wide: true, Cell: func(s api.Service) string { return dash(Few(seen(s))) }},
@@ -159,6 +161,20 @@ func probes(s api.Service) (list []string) {
 }
 
 func probe(p *api.Probe) string { return Clean(p.Check) + " every " + Seconds(p.IntervalSeconds) }
+
+// endpointLimits returns how many connections each endpoint may have, and how long clients wait for
+// one that has room: "10, queue 30s".
+func endpointLimits(s api.Service) (list []string) {
+	for _, p := range s.Ports {
+		if p.EndpointLimit == 0 {
+			continue
+		}
+		if limit := fmt.Sprintf("%d, queue %s", p.EndpointLimit, Seconds(p.QueueSeconds)); !slices.Contains(list, limit) {
+			list = append(list, limit)
+		}
+	}
+	return list
+}
 
 func affinity(seconds float64) string {
 	if seconds == 0 {

@@ -51,7 +51,7 @@ type Candidate struct {
 	Node     string `json:"node,omitempty"`
 	// Reason is the scheduler's, such as round robin or fewest connections, or one of: affinity,
 	// probe after quarantine, only one left, all that are left are in quarantine; for those that
-	// are not tried: not-ready, terminating, weight-0, policy-local, topology.
+	// are not tried: not-ready, terminating, weight-0, policy-local, topology, full.
 	Reason string `json:"reason"`
 	// Text says why, in a sentence.
 	Text string `json:"text"`

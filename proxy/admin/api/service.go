@@ -54,6 +54,10 @@ type PortSummary struct {
 	Scheduler string `json:"scheduler"`
 	// Probe is how all endpoints are probed, whether they have failed or not; left out if they are not.
 	Probe *Probe `json:"probe,omitempty"`
+	// EndpointLimit is how many connections each endpoint may have, and QueueSeconds how long
+	// clients wait until one has room; left out if there is no such limit.
+	EndpointLimit int     `json:"endpointLimit,omitempty"`
+	QueueSeconds  float64 `json:"queueSeconds,omitempty"`
 	// ProxyProtocol is left out if neither endpoints are told of their clients nor load
 	// balancers tell.
 	ProxyProtocol *ProxyProtocol `json:"proxyProtocol,omitempty"`
@@ -111,10 +115,12 @@ type EndpointCounts struct {
 	NotReady    int `json:"notReady"`
 }
 
-// Totals are counts. All but Active only grow, so two answers give a rate.
+// Totals are counts. All but Active and Queued only grow, so two answers give a rate.
 type Totals struct {
 	// Active is how many connections, or UDP sessions, are open now.
 	Active int64 `json:"active"`
+	// Queued is how many of those have no endpoint yet, since none has room: they wait in line.
+	Queued int64 `json:"queued"`
 	// Accepted is how many clients have connected.
 	Accepted int64 `json:"accepted"`
 	// Established is for how many of those an endpoint was found.
@@ -240,9 +246,11 @@ type Endpoint struct {
 	// Quarantine is left out if it is in none.
 	Quarantine *Quarantine `json:"quarantine,omitempty"`
 
-	// Active is how many connections it has now, attempts under way among them, Connected how many it ever had,
+	// Active is how many connections it has now, attempts under way among them, Limit how many
+	// it may have, left out if any number, Connected how many it ever had,
 	// Failed how many attempts failed, and how many connections it broke.
 	Active          int64 `json:"active"`
+	Limit           int   `json:"limit,omitempty"`
 	Connected       int64 `json:"connected"`
 	Failed          int64 `json:"failed"`
 	BytesToEndpoint int64 `json:"bytesToEndpoint"`

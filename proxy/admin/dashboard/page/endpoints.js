@@ -31,7 +31,7 @@ function endpoint(e) {
           : e.usedFor.length === 0 && h('small', null, 'left to other nodes by policy or topology')),
     h('div', { class: 'figures' },
       e.weight > 1 && count(e.weight, 'weight'),
-      count(e.active, 'open'), count(e.connected, 'connections'), count(e.failed, 'failed attempts', e.failed > 0 && 'bad')),
+      count(e.active, e.limit ? `of ${number(e.limit)} open` : 'open'), count(e.connected, 'connections'), count(e.failed, 'failed attempts', e.failed > 0 && 'bad')),
     demo.buttons(e.address));
 }
 

@@ -115,7 +115,7 @@ export class OneService {
     const history = services.get(this.key)?.history ?? [];
     const curve = history.length > 1 && sparkline(history, ['accepted', 'retries']);
     return h('dl', { class: 'numbers' },
-      figure('open', number(totals.active)),
+      figure('open', number(totals.active), { more: totals.queued > 0 && `${number(totals.queued)} in line` }),
       figure('connections', number(totals.accepted), { more: curve }),
       figure('retries', number(totals.retries), { tone: totals.retries > 0 && 'warn' }),
       figure('failed', number(totals.failed), { tone: totals.failed > 0 && 'bad' }),
@@ -192,7 +192,7 @@ function howItFares({ state, endpoints: e }) {
   return '';
 }
 
-function policyWords({ policies: { internal, external, udpIdleSeconds }, scheduler, proxyProtocol: { toEndpoints, from } = {}, topology, probe }) {
+function policyWords({ policies: { internal, external, udpIdleSeconds }, scheduler, endpointLimit, queueSeconds, proxyProtocol: { toEndpoints, from } = {}, topology, probe }) {
   const where = policy => policy === 'Local' ? 'on this node only' : 'on every node';
   const outside = internal === external ? 'So do clients from outside.' : `Clients from outside get endpoints ${where(external)}.`;
   const idle = udpIdleSeconds ? ` A UDP session ends after ${seconds(udpIdleSeconds)} without a datagram.` : '';
@@ -201,5 +201,6 @@ function policyWords({ policies: { internal, external, udpIdleSeconds }, schedul
   const near = topology ? ` Of those on every node, these count: ${topology.text}.` : '';
   const chosen = ` The scheduler ${scheduler} chooses among them.`;
   const probed = probe ? ` Each is probed every ${seconds(probe.intervalSeconds)} by ${probe.check}: ${probe.fall} failures in a row put it into quarantine, ${probe.rise} successes end that.` : '';
-  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${chosen}${probed}${idle}${told}${tell}`;
+  const bound = endpointLimit ? ` Each may have ${number(endpointLimit)} connections; who comes when all have as many waits in line, for ${seconds(queueSeconds)} at the most.` : '';
+  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${chosen}${bound}${probed}${idle}${told}${tell}`;
 }

@@ -1,0 +1,49 @@
+package translate_test
+
+import (
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
+)
+
+var _ = Describe("how many connections an endpoint may have", func() {
+	annotated := func(protocol corev1.Protocol, name, value string) (config.ServicePort, []translate.Problem) {
+		out, problems := translate.Service(service(func(svc *corev1.Service) {
+			svc.Annotations = map[string]string{name: value}
+			svc.Spec.Ports[0].Protocol = protocol
+		}), nil, config.Node{}, translate.Options{})
+		return out.Ports[0], problems
+	}
+	DescribeTable("is what the annotation says", func(text string, want int) {
+		port, problems := annotated(corev1.ProtocolTCP, translate.AnnotationEndpointLimit, text)
+		Expect(problems).To(BeEmpty())
+		Expect(port.EndpointLimit).To(Equal(want))
+		port, _ = annotated(corev1.ProtocolSCTP, translate.AnnotationEndpointLimit, text)
+		Expect(port.EndpointLimit).To(Equal(want))
+		port, _ = annotated(corev1.ProtocolUDP, translate.AnnotationEndpointLimit, text)
+		Expect(port.EndpointLimit).To(BeZero(), "UDP")
+	},
+		Entry("one", "1", 1), Entry("the most", "1000000", 1000000), Entry("any number", "0", config.Unlimited))
+
+	It("is the default's if that is wrong, and it is told", func() {
+		for _, text := range []string{"", "-1", "many", "1000001", "1.5"} {
+			port, problems := annotated(corev1.ProtocolTCP, translate.AnnotationEndpointLimit, text)
+			Expect(port.EndpointLimit).To(BeZero())
+			Expect(problems).To(ConsistOf(MatchError(ContainSubstring(`Service default/web: metadata.annotations[usher.io/max-connections-per-endpoint]: Invalid value: "` + text + `": must be a number of connections from 1 to 1000000, or 0 for any number; the default is used`))))
+		}
+	})
+
+	It("and how long clients wait, too", func() {
+		port, problems := annotated(corev1.ProtocolTCP, translate.AnnotationQueueTimeout, "5s")
+		Expect(problems).To(BeEmpty())
+		Expect(port.QueueTimeout).To(Equal(5 * time.Second))
+		port, problems = annotated(corev1.ProtocolTCP, translate.AnnotationQueueTimeout, "soon")
+		Expect(port.QueueTimeout).To(BeZero())
+		Expect(problems).To(ConsistOf(MatchError(ContainSubstring(`[usher.io/queue-timeout]: Invalid value: "soon": must be a duration from 1s to 24h`))))
+	})
+})
