@@ -7,7 +7,6 @@ func (p *Place) CouldGoOn(now time.Time) bool {
 	l := &p.set.pool.line
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p.ask.Now = now
-	c, _, ok := p.latest().Peek(0, p.ask)
-	return ok || !c.Full
+	c, ok := p.peek(now)
+	return ok || !c.Full()
 }

@@ -38,7 +38,6 @@ type Ask struct {
 	Now         time.Time
 	Client, VIP netip.Addr       // from where, and to where; for schedulers that hash them
 	Tried       []netip.AddrPort // not to be tried again
-	Had         netip.AddrPort   // by the client, who has affinity to it; the zero AddrPort if it has none
 }
 
 // Choice is an endpoint to try and why.
@@ -48,9 +47,14 @@ type Choice struct {
 	// PassedOver is how many endpoints would have been next but are in
 	// quarantine. A scheduler that has taken them out of its books does not meet them.
 	PassedOver int
-	// Full says, if there is no endpoint to try, that there are some, and none has room.
-	Full bool
 }
+
+// noRoomLeft is the Reason of a Choice without an endpoint, since those that there are have no room. Another field
+// would make a Choice too large for registers.
+const noRoomLeft Reason = "none has room"
+
+// Full reports whether there is an endpoint to wait for, of a Choice without one.
+func (c Choice) Full() bool { return c.Reason == noRoomLeft }
 
 // Set is a list of endpoints that connections are spread over. It never
 // changes; it may be used from any goroutine.
@@ -80,15 +84,10 @@ func (s *Set) Find(addr netip.AddrPort) *Endpoint {
 
 // Pick returns the endpoint to try next: the one that the scheduler prefers of
 // those that are not among a.Tried and not in quarantine; if there is none, of those that
-// are not among a.Tried. The one in a.Had comes first, unless it is gone, has failed lately or was
-// tried. Those that have no room are passed over, but for that one, which is worth waiting
-// for. Pick returns false if all have been tried, or none has room. The caller calls Take of
-// an endpoint that it goes to.
+// are not among a.Tried. Those that have no room are passed over. It returns false if all
+// have been tried, or have no room. The caller calls Take of an endpoint that it goes to.
 func (s *Set) Pick(a Ask) (Choice, bool) {
-	if e := s.had(&a); e != nil {
-		return e.again()
-	}
-	choice, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Add(1) - 1, claim: true, bound: s.Bound()})
+	choice, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Add(1) - 1, claim: true})
 	// An endpoint that is passed over uses up its turn; otherwise the one
 	// behind it would get that share on top of its own.
 	if skipped > 0 {
@@ -101,33 +100,25 @@ func (s *Set) Pick(a Ask) (Choice, bool) {
 // using up a turn or claiming a probe. It returns which turn would be the next
 // one's.
 func (s *Set) Peek(turn uint32, a Ask) (c Choice, next uint32, ok bool) {
-	if e := s.had(&a); e != nil {
-		c, ok = e.again()
-		return c, turn, ok
-	}
-	c, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Load() + turn, bound: s.Bound()})
+	c, skipped, ok := s.pick(look{Ask: a, turn: s.cursor.Load() + turn})
 	return c, turn + 1 + skipped, ok
 }
 
-// had returns the endpoint in a.Had, unless it is gone, has failed lately or was tried.
-func (s *Set) had(a *Ask) *Endpoint {
-	if !a.Had.IsValid() || slices.Contains(a.Tried, a.Had) {
-		return nil
+// Again chooses the endpoint with address had, which the client had before. If the Choice is Full, it has no room, and is worth waiting for. Again returns false if it is gone, has failed lately, or was tried: any other
+// one will do.
+func (s *Set) Again(had netip.AddrPort, a Ask) (Choice, bool) {
+	if !had.IsValid() || slices.Contains(a.Tried, had) {
+		return Choice{}, false
 	}
-	e := s.Find(a.Had)
+	e := s.Find(had)
 	if e == nil {
-		return nil
+		return Choice{}, false
 	}
 	if period, quarantined := e.Quarantined(a.Now); quarantined && !period.Doubt {
-		return nil
+		return Choice{}, false
 	}
-	return e
-}
-
-// again chooses the endpoint that the client had, if it has room.
-func (e *Endpoint) again() (Choice, bool) {
 	if e.Full() {
-		return Choice{Full: true}, false
+		return Choice{Reason: noRoomLeft}, true
 	}
 	return Choice{Endpoint: e, Reason: Affinity}, true
 }
@@ -137,7 +128,6 @@ type look struct {
 	Ask
 	turn  uint32 // one more with each choice, and with each endpoint that was passed over
 	claim bool   // the choice counts
-	bound int64  // see line
 }
 
 // maxLooks is how often a scheduler is asked before all endpoints are looked at, one after
@@ -169,7 +159,10 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 		}
 	}
 	if f.wellFull || f.resort == nil {
-		return Choice{Full: f.wellFull || f.full}, 0, false
+		if f.full {
+			return Choice{Reason: noRoomLeft}, 0, false
+		}
+		return Choice{}, 0, false
 	}
 	reason := LastResort
 	if f.PassedOver == 1 {
@@ -194,7 +187,7 @@ func (f *finding) take(e *Endpoint, l *look, skipped uint32) bool {
 	if slices.Contains(l.Tried, e.Addr) {
 		return false
 	}
-	full := l.bound > 0 && e.Active.Load() >= l.bound
+	full := e.Full()
 	switch stand := e.stand(l.Now, l.claim && !full); {
 	case full:
 		f.full, f.wellFull = true, f.wellFull || stand != avoided

@@ -2,6 +2,7 @@ package balance
 
 import (
 	"container/list"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +30,7 @@ type Place struct {
 
 	// Guarded by the line's lock.
 	ask   Ask
+	had   netip.AddrPort // that it waits for, as long as that is worth it
 	set   *Set
 	turn  uint64        // less than those of all who came later; 0 before the first wait
 	at    *list.Element // nil while the client is not in line
@@ -53,11 +55,16 @@ func (s *Set) InLine() int {
 	return l.waiting.Len()
 }
 
-// Take is Pick, and Take of the endpoint. p is needed if there is a Bound. If no endpoint
-// has room (Choice.Full), p's client is in line: see Place.Called.
-func (s *Set) Take(a Ask, p *Place) (Choice, bool) {
+// Take is Again or, if that does not choose, Pick, and Take of the endpoint. p is needed if there is a Bound. If the endpoint
+// has no room (Choice.Full), p's client is in line: see Place.Called.
+func (s *Set) Take(a Ask, had netip.AddrPort, p *Place) (Choice, bool) {
 	if p == nil {
-		c, ok := s.Pick(a)
+		c, ok := s.Again(had, a)
+		if !ok {
+			c, ok = s.Pick(a)
+		} else if c.Full() { // it is bounded since a moment ago
+			c, ok = Choice{Endpoint: s.Find(had), Reason: Affinity}, true
+		}
 		if ok {
 			c.Endpoint.Take()
 		}
@@ -70,20 +77,20 @@ func (s *Set) Take(a Ask, p *Place) (Choice, bool) {
 		p.given = Choice{}
 		return c, true
 	}
-	p.ask, p.set, p.call = a, s, nil
+	p.ask, p.had, p.set, p.call = a, had, s, nil
 	if l.waiting.Len() == 0 {
 		c, ok := p.pick(a.Now)
 		switch {
 		case ok:
 			c.Endpoint.Take()
-		case c.Full:
+		case c.Full():
 			l.join(p)
 			l.watch(a.Now)
 		}
 		return c, ok
 	}
-	c, _, room := p.latest().Peek(0, a)
-	if !room && !c.Full {
+	c, room := p.peek(a.Now)
+	if !room && !c.Full() {
 		return c, false
 	}
 	l.join(p)
@@ -92,7 +99,9 @@ func (s *Set) Take(a Ask, p *Place) (Choice, bool) {
 	}
 	l.serve(a.Now, false, p) // those before it may want the room
 	c, p.given = p.given, Choice{}
-	c.Full = p.at != nil
+	if p.at != nil {
+		c.Reason = noRoomLeft
+	}
 	return c, c.Endpoint != nil
 }
 
@@ -141,10 +150,23 @@ func (p *Place) latest() *Set {
 	return p.set
 }
 
-// pick is Set.Pick for the client.
+// pick chooses for the client: the endpoint that it had, or one by Set.Pick.
 func (p *Place) pick(now time.Time) (Choice, bool) {
 	p.ask.Now = now
-	return p.latest().Pick(p.ask)
+	if c, ok := p.latest().Again(p.had, p.ask); ok {
+		return c, !c.Full()
+	}
+	return p.set.Pick(p.ask)
+}
+
+// peek is pick, without using up a turn or claiming a probe.
+func (p *Place) peek(now time.Time) (Choice, bool) {
+	p.ask.Now = now
+	if c, ok := p.latest().Again(p.had, p.ask); ok {
+		return c, !c.Full()
+	}
+	c, _, ok := p.set.Peek(0, p.ask)
+	return c, ok
 }
 
 // join puts p in line.
@@ -182,12 +204,12 @@ func (l *line) serve(now time.Time, one bool, comes *Place) {
 	for at := l.waiting.Front(); at != nil; at = next {
 		next = at.Next()
 		p := at.Value.(*Place)
-		any := len(p.ask.Tried) == 0 && !p.ask.Had.IsValid()
+		any := len(p.ask.Tried) == 0 && !p.had.IsValid()
 		if any && p.latest() == full {
 			continue
 		}
 		c, ok := p.pick(now)
-		if c.Full {
+		if c.Full() {
 			if any {
 				full = p.set
 			}

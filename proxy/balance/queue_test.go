@@ -55,17 +55,18 @@ func (b *bounded) comes(name string, set *balance.Set, had int, tried ...int) *w
 // takes lets a client come again.
 func (b *bounded) takes(w *waiter, set *balance.Set, had int, tried ...int) {
 	a := balance.Ask{Now: time.Now()}
+	var before netip.AddrPort
 	if had > 0 {
-		a.Had = addr(had)
+		before = addr(had)
 	}
 	for _, n := range tried {
 		a.Tried = append(a.Tried, addr(n))
 	}
-	c, ok := set.Take(a, w.Place)
+	c, ok := set.Take(a, before, w.Place)
 	switch {
 	case ok:
 		w.got, w.why = c.Endpoint, c.Reason
-	case c.Full:
+	case c.Full():
 		w.Called(func() { b.called = append(b.called, w.name) })
 	}
 }
@@ -245,7 +246,7 @@ func TestSchedulersPassOverEndpointsWithoutRoom(t *testing.T) {
 				g.Expect(has).To(Equal(map[netip.AddrPort]int{addr(1): 4, addr(2): 4, addr(3): 4}))
 				c, ok := b.Cluster.Pick(balance.Ask{Now: time.Now()})
 				g.Expect(ok).To(BeFalse())
-				g.Expect(c.Full).To(BeTrue())
+				g.Expect(c.Full()).To(BeTrue())
 				b.comes("waits", b.Cluster, 0)
 				last.got.Release()
 				g.Expect(b.called).To(Equal([]string{"waits"}))
@@ -389,7 +390,7 @@ func TestLineUnderConcurrency(t *testing.T) {
 			for n := range 500 {
 				p := new(balance.Place)
 				for {
-					c, ok := set.Take(balance.Ask{Now: time.Now()}, p)
+					c, ok := set.Take(balance.Ask{Now: time.Now()}, netip.AddrPort{}, p)
 					if ok {
 						for m := most.Load(); c.Endpoint.Active.Load() > m && !most.CompareAndSwap(m, c.Endpoint.Active.Load()); m = most.Load() {
 						}

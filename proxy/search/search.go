@@ -123,7 +123,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	}
 	choice, ok := s.choose(set, now)
 	switch {
-	case choice.Full:
+	case choice.Full():
 		s.queued, s.limit = now, limit
 		return Step{Do: Queue, For: max(0, s.place.Timeout-s.inLine)}
 	case !ok:
@@ -181,27 +181,27 @@ func (s *Search) report(now time.Time, err error) {
 // line.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := s.ask(now)
-	ask.Had, _ = s.Affinity.Get(s.Client, now)
+	before, _ := s.Affinity.Get(s.Client, now)
 	for {
-		choice, ok := set.Take(ask, s.place)
+		choice, ok := set.Take(ask, before, s.place)
 		if !ok {
 			return choice, false
 		}
 		addr := choice.Endpoint.Addr
-		if ask.Had == addr {
+		if before == addr {
 			s.Affinity.Set(s.Client, addr, now)
 			return choice, true
 		}
-		if ask.Had.IsValid() {
-			s.Affinity.Forget(s.Client, ask.Had)
+		if before.IsValid() {
+			s.Affinity.Forget(s.Client, before)
 		}
 		had := s.Affinity.Claim(s.Client, addr, now)
-		if had == addr || had == ask.Had {
+		if had == addr || had == before {
 			return choice, true
 		}
 		// Another connection of the client's was faster.
 		choice.Endpoint.Release()
-		ask.Had = had
+		before = had
 	}
 }
 
@@ -251,8 +251,17 @@ func (s *Search) Abandon(now time.Time) {
 // failed. It changes nothing: no turn is used up, no probe is claimed.
 func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now time.Time) (order []balance.Choice) {
 	ask := balance.Ask{Now: now, Client: client, VIP: vip}
+	take := func(c balance.Choice) {
+		order = append(order, c)
+		ask.Tried = append(ask.Tried, c.Endpoint.Addr)
+	}
 	if had != nil {
-		ask.Had = had.Endpoint
+		switch c, ok := set.Again(had.Endpoint, ask); {
+		case c.Full():
+			return nil
+		case ok:
+			take(c)
+		}
 	}
 	for turn := uint32(0); len(order) < maxAttempts; {
 		c, next, ok := set.Peek(turn, ask)
@@ -260,8 +269,7 @@ func Preview(set *balance.Set, client, vip netip.Addr, had *affinity.Entry, now 
 			break
 		}
 		turn = next
-		order = append(order, c)
-		ask.Tried = append(ask.Tried, c.Endpoint.Addr)
+		take(c)
 	}
 	return order
 }
