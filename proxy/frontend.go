@@ -115,7 +115,7 @@ func (f *frontEnd) update(port config.ServicePort, c *change) {
 func (f *frontEnd) swapView(port config.ServicePort) {
 	port.Scheduler = cmp.Or(port.Scheduler, f.proxy.Scheduler)
 	port.Probe = f.proxy.ProbeOf(port)
-	f.proxy.bound(&port)
+	f.proxy.Bound(&port)
 	f.Affinity.SetTimeout(port.AffinityTimeout)
 	before := len(f.pool.All)
 	gone := f.pool.Update(port)
@@ -275,9 +275,9 @@ func (f *frontEnd) closeListeners(why frontend.Closing) {
 	f.listeners = nil
 }
 
-// bound fills in how many connections each endpoint of port may have, 0 for any number, and how
+// Bound fills in how many connections each endpoint of port may have, 0 for any number, and how
 // long clients wait.
-func (o *Options) bound(port *config.ServicePort) {
+func (o *Options) Bound(port *config.ServicePort) {
 	if port.Protocol == config.UDP {
 		return
 	}

@@ -115,6 +115,22 @@ func (s *State) Moved(toEndpoint, toClient int64) {
 	s.ToClient.Add(toClient)
 }
 
+// Judge is State.Judge.
+func (e *Endpoint) Judge(now time.Time, err error, interval time.Duration, rise, fall int) (news bool) {
+	if news = e.State.Judge(now, err, interval, rise, fall); news {
+		e.pool.line.look(now)
+	}
+	return news
+}
+
+// Acquit is State.Acquit.
+func (e *Endpoint) Acquit(now time.Time) (news bool) {
+	if news = e.State.Acquit(now); news {
+		e.pool.line.look(now)
+	}
+	return news
+}
+
 // Watcher is told when quarantine begins and ends. It must return quickly.
 type Watcher interface {
 	Quarantined(e *Endpoint, now time.Time, length time.Duration, cause error)

@@ -284,7 +284,7 @@ func (s *State) changes(now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch f := s.failed; {
-	case f == nil, f.probed, f.answered:
+	case s.convicted(), f == nil, f.probed, f.answered:
 	case now.Before(f.until):
 		return f.until
 	case now.Before(f.claimed):

@@ -222,6 +222,19 @@ func TestEndpointsInQuarantine(t *testing.T) {
 	})
 	inBubble(t, func(g *GomegaWithT) {
 		b, w := begin(true)
+		b.All[0].Judge(time.Now(), errRefused, time.Second, 1, 1)
+		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "the other has failed probes")
+	})
+	inBubble(t, func(g *GomegaWithT) {
+		b, _ := begin(true)
+		b.All[1].Judge(time.Now(), errRefused, time.Second, 1, 1)
+		b.All[1].Succeed()
+		g.Expect(b.called).To(BeEmpty())
+		b.All[1].Acquit(time.Now())
+		g.Expect(b.called).To(Equal([]string{"waits"}), "it is not probed any more")
+	})
+	inBubble(t, func(g *GomegaWithT) {
+		b, w := begin(true)
 		b.All[0].Doubt(netip.MustParseAddr("192.0.2.1"), time.Now(), errRefused, quarantine)
 		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"))
 	})

@@ -219,6 +219,9 @@ func settings(p *api.ServicePort) map[string]string {
 			out[limit.name] = limit.before + time.Duration(limit.seconds*float64(time.Second)).String()
 		}
 	}
+	if p.EndpointLimit > 0 {
+		out["connections per endpoint"] = endpointLimit(&p.PortSummary)
+	}
 	if p.Probe != nil {
 		out["probes"] = fmt.Sprintf("%s, out after %d, back after %d", probe(p.Probe), p.Probe.Fall, p.Probe.Rise)
 	}

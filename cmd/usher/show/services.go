@@ -162,6 +162,10 @@ func probes(s api.Service) (list []string) {
 
 func probe(p *api.Probe) string { return Clean(p.Check) + " every " + Seconds(p.IntervalSeconds) }
 
+func endpointLimit(p *api.PortSummary) string {
+	return fmt.Sprintf("%d, queue %s", p.EndpointLimit, Seconds(p.QueueSeconds))
+}
+
 // endpointLimits returns how many connections each endpoint may have, and how long clients wait for
 // one that has room: "10, queue 30s".
 func endpointLimits(s api.Service) (list []string) {
@@ -169,7 +173,7 @@ func endpointLimits(s api.Service) (list []string) {
 		if p.EndpointLimit == 0 {
 			continue
 		}
-		if limit := fmt.Sprintf("%d, queue %s", p.EndpointLimit, Seconds(p.QueueSeconds)); !slices.Contains(list, limit) {
+		if limit := endpointLimit(&p); !slices.Contains(list, limit) {
 			list = append(list, limit)
 		}
 	}

@@ -51,6 +51,8 @@ type Defaults struct {
 	UDPIdleSeconds        float64 `json:"udpIdleSeconds"`
 	ConnectionIdleSeconds float64 `json:"connectionIdleSeconds"`
 	MaxAgeSeconds         float64 `json:"maxAgeSeconds"`
+	EndpointLimit         int     `json:"endpointLimit"`
+	QueueSeconds          float64 `json:"queueSeconds"`
 	Probe                 Probe   `json:"probe"`
 }
 
