@@ -20,8 +20,10 @@ import (
 // bounded is a Pool with endpoints 10.0.0.n:80, each of which may have so many connections.
 type bounded struct {
 	balance.Pool
-	port   config.ServicePort
-	called []string // by the names of clients, as they are called
+	port config.ServicePort
+
+	mu    sync.Mutex
+	names []string // of clients, as they are called
 }
 
 func newBounded(limit int, ns ...int) *bounded {
@@ -29,6 +31,13 @@ func newBounded(limit int, ns ...int) *bounded {
 	b.port.QueueTimeout = time.Minute
 	b.update(limit, ns...)
 	return b
+}
+
+// called returns the names of those who were called.
+func (b *bounded) called() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.names
 }
 
 func (b *bounded) update(limit int, ns ...int) {
@@ -67,7 +76,11 @@ func (b *bounded) takes(w *waiter, set *balance.Set, had int, tried ...int) {
 	case ok:
 		w.got, w.why = c.Endpoint, c.Reason
 	case c.Full():
-		w.Called(func() { b.called = append(b.called, w.name) })
+		w.Called(func() {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.names = append(b.names, w.name)
+		})
 	}
 }
 
@@ -96,19 +109,19 @@ func TestLineIsServedInOrder(t *testing.T) {
 		}
 		g.Expect(b.Cluster.InLine()).To(Equal(4))
 		second.got.Release()
-		g.Expect(b.called).To(Equal([]string{"0"}))
+		g.Expect(b.called()).To(Equal([]string{"0"}))
 		g.Expect(b.collects(line[0], b.Cluster)).To(Equal(fmt.Sprintf("%d, first in line", second.got.Addr.Addr().As4()[3])))
 		g.Expect(line[1].Leave()).To(BeTrue())
 		first.got.Release()
-		g.Expect(b.called).To(Equal([]string{"0", "2"}))
+		g.Expect(b.called()).To(Equal([]string{"0", "2"}))
 
 		late := b.comes("late", b.Cluster, 0)
 		b.collects(line[2], b.Cluster)
 		line[2].got.Release()
-		g.Expect(b.called).To(Equal([]string{"0", "2", "3"}))
+		g.Expect(b.called()).To(Equal([]string{"0", "2", "3"}))
 		g.Expect(line[3].Leave()).To(BeFalse(), "it has been given an endpoint")
 		line[3].Abandon()
-		g.Expect(b.called).To(Equal([]string{"0", "2", "3", "late"}))
+		g.Expect(b.called()).To(Equal([]string{"0", "2", "3", "late"}))
 		g.Expect(b.collects(late, b.Cluster)).To(HaveSuffix("first in line"))
 		g.Expect(b.Cluster.InLine()).To(BeZero())
 	})
@@ -122,7 +135,7 @@ func TestWhoComesAgainKeepsTheTurn(t *testing.T) {
 		g.Expect(early.Leave()).To(BeTrue())
 		b.takes(early, b.Cluster, 0)
 		has.got.Release()
-		g.Expect(b.called).To(Equal([]string{"early"}))
+		g.Expect(b.called()).To(Equal([]string{"early"}))
 		g.Expect(late.Leave()).To(BeTrue())
 	})
 }
@@ -135,7 +148,7 @@ func TestNobodyOvertakes(t *testing.T) {
 		one, two := b.comes("one", b.Internal, 0), b.comes("two", b.External, 0)
 		ofOne, ofTwo := b.comes("of 1", b.Internal, 0), b.comes("of 2", b.External, 0)
 		two.got.Release()
-		g.Expect(b.called).To(Equal([]string{"of 2"}), "who waits before it cannot use that one")
+		g.Expect(b.called()).To(Equal([]string{"of 2"}), "who waits before it cannot use that one")
 		b.collects(ofTwo, b.External)
 		ofTwo.got.Release()
 		g.Expect(b.comes("any", b.Cluster, 0).got.Addr).To(Equal(addr(2)), "nobody in line can use it")
@@ -154,7 +167,7 @@ func TestAClientWaitsForTheEndpointThatItHad(t *testing.T) {
 		other := b.comes("other", b.Cluster, 0)
 		g.Expect(other.got.Addr).To(Equal(addr(2)))
 		other.got.Release()
-		g.Expect(b.called).To(BeEmpty(), "that is another one")
+		g.Expect(b.called()).To(BeEmpty(), "that is another one")
 		one.got.Fail(time.Now(), time.Now(), errRefused, quarantine)
 		g.Expect(b.collects(had, b.Cluster)).To(Equal("2, first in line"))
 	})
@@ -174,9 +187,9 @@ func TestNobodyIsForgotten(t *testing.T) {
 			inBubble(t, func(g *GomegaWithT) {
 				b := newBounded(1, 1)
 				has, w := b.comes("has", b.Cluster, 0), b.comes("waits", b.Cluster, 0)
-				g.Expect(b.called).To(BeEmpty())
+				g.Expect(b.called()).To(BeEmpty())
 				change(b, has)
-				g.Expect(b.called).To(Equal([]string{"waits"}))
+				g.Expect(b.called()).To(Equal([]string{"waits"}))
 				_, given := w.InLine()
 				g.Expect(given).To(Equal(len(b.port.Endpoints) > 0))
 			})
@@ -198,7 +211,7 @@ func TestEndpointsInQuarantine(t *testing.T) {
 		b, w := begin(false)
 		time.Sleep(quarantine.First - 1)
 		synctest.Wait()
-		g.Expect(b.called).To(BeEmpty())
+		g.Expect(b.called()).To(BeEmpty())
 		time.Sleep(1)
 		synctest.Wait()
 		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "its quarantine is over by itself")
@@ -206,7 +219,7 @@ func TestEndpointsInQuarantine(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b, w := begin(true)
 		time.Sleep(time.Hour)
-		g.Expect(b.called).To(BeEmpty())
+		g.Expect(b.called()).To(BeEmpty())
 		b.All[1].Probed(time.Now(), nil, false, quarantine)
 		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "a probe was answered")
 	})
@@ -229,9 +242,9 @@ func TestEndpointsInQuarantine(t *testing.T) {
 		b, _ := begin(true)
 		b.All[1].Judge(time.Now(), errRefused, time.Second, 1, 1)
 		b.All[1].Succeed()
-		g.Expect(b.called).To(BeEmpty())
+		g.Expect(b.called()).To(BeEmpty())
 		b.All[1].Acquit(time.Now())
-		g.Expect(b.called).To(Equal([]string{"waits"}), "it is not probed any more")
+		g.Expect(b.called()).To(Equal([]string{"waits"}), "it is not probed any more")
 	})
 	inBubble(t, func(g *GomegaWithT) {
 		b, w := begin(true)
@@ -262,7 +275,7 @@ func TestSchedulersPassOverEndpointsWithoutRoom(t *testing.T) {
 				g.Expect(c.Full()).To(BeTrue())
 				b.comes("waits", b.Cluster, 0)
 				last.got.Release()
-				g.Expect(b.called).To(Equal([]string{"waits"}))
+				g.Expect(b.called()).To(Equal([]string{"waits"}))
 			})
 		})
 	}
