@@ -104,7 +104,8 @@ func (s *Set) Peek(turn uint32, a Ask) (c Choice, next uint32, ok bool) {
 	return c, turn + 1 + skipped, ok
 }
 
-// Again chooses the endpoint with address had, which the client had before. If the Choice is Full, it has no room, and is worth waiting for. Again returns false if it is gone, has failed lately, or was tried: any other
+// Again chooses the endpoint with address had, which the client had before. If the Choice is Full, it has
+// no room, and is worth waiting for. Again returns false if it is gone, has failed lately, or was tried: any other
 // one will do.
 func (s *Set) Again(had netip.AddrPort, a Ask) (Choice, bool) {
 	if !had.IsValid() || slices.Contains(a.Tried, had) {
