@@ -136,6 +136,19 @@ type Node struct {
 	Leaving bool
 }
 
+// Never is what a duration of a ServicePort is where the proxy may have a default, and the
+// Service wants none.
+const Never time.Duration = -1
+
+// Switch is what a Service may say of something that has a default; 0 is the default.
+type Switch int8
+
+// The values.
+const (
+	On  Switch = 1
+	Off Switch = -1
+)
+
 // ServicePort is one port of a Service in one IP family.
 type ServicePort struct {
 	ID          PortID
@@ -158,6 +171,17 @@ type ServicePort struct {
 	// lasts in which nothing moves, and MaxAge how long one lasts at the most;
 	// 0 means what the proxy's own defaults say.
 	IdleTimeout, MaxAge time.Duration
+
+	// DrainTimeout is after how long connections and associations of this port end whose
+	// endpoint left the Service or terminates; 0 is the proxy's default.
+	DrainTimeout time.Duration
+
+	// SlowStart is how long it takes until an endpoint that is new has its whole share of new
+	// connections; 0 is the proxy's default.
+	SlowStart time.Duration
+
+	// AccessLog is whether clients of this port are in the access log; 0 is the proxy's default.
+	AccessLog Switch
 
 	// NodeAddress says that the endpoints see the node's address, and not their clients'.
 	NodeAddress bool

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
@@ -25,6 +26,7 @@ type frontEnd struct {
 	pool      balance.Pool
 	watches   map[*balance.State]*watch // of the endpoints that are probed all the time
 	listeners []frontend.Listener
+	draining  *time.Timer   // until the next endpoint's connections end; nil if none is leaving
 	trouble   *Problem      // what update could not do; nil if all is well
 	owned     []ownedTarget // in no order; see Proxy.owners
 }
@@ -116,6 +118,7 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	port.Scheduler = cmp.Or(port.Scheduler, f.proxy.Scheduler)
 	port.Probe = f.proxy.ProbeOf(port)
 	f.proxy.Bound(&port)
+	port.DrainTimeout = cmp.Or(port.DrainTimeout, f.proxy.EndpointDrainTimeout)
 	f.Affinity.SetTimeout(port.AffinityTimeout)
 	before := len(f.pool.All)
 	gone := f.pool.Update(port)
@@ -132,6 +135,7 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	old := f.Swap(v)
 	f.tellEndpoints(old, v)
 	f.watch(v)
+	f.drain()
 	for _, endpoint := range gone {
 		f.Affinity.ForgetEndpoint(endpoint.Addr)
 	}
@@ -263,7 +267,7 @@ func (f *frontEnd) remove(c *change) {
 	f.listeners = nil
 	f.Affinity.Close()
 	// Whoever is still looking for an endpoint finds none.
-	gone := config.ServicePort{ID: f.ID(), Protocol: f.Protocol, VIPs: f.View().Port.VIPs}
+	gone := config.ServicePort{ID: f.ID(), Protocol: f.Protocol, VIPs: f.View().Port.VIPs, DrainTimeout: f.View().Port.DrainTimeout}
 	f.swapView(gone)
 }
 

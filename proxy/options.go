@@ -44,6 +44,9 @@ type Options struct {
 	// IdleTimeout ends a connection in which nothing moves, and MaxAge one that
 	// is so old, less up to a tenth; 0 means never. A Service may have its own.
 	IdleTimeout, MaxAge time.Duration
+	// EndpointDrainTimeout is after how long connections end to an endpoint that left, or
+	// terminates; 0 means never. A Service may have its own.
+	EndpointDrainTimeout time.Duration
 	// UDPIdleTimeout is how long a UDP session lasts without a datagram, unless
 	// the Service says otherwise.
 	UDPIdleTimeout time.Duration

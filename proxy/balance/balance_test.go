@@ -359,4 +359,41 @@ var _ = Describe("a Pool", func() {
 		_, ok = pool.Cluster.Find(addr(1)).Quarantined(start)
 		Expect(ok).To(BeFalse())
 	})
+
+	It("knows since when endpoints are leaving, until they are back or have no connections", func() {
+		now := start
+		pool := balance.Pool{Now: func() time.Time { return now }}
+		leaving := func() map[netip.AddrPort]time.Duration {
+			since := map[netip.AddrPort]time.Duration{}
+			for _, l := range pool.Leaving {
+				since[l.Addr] = l.Since.Sub(start)
+			}
+			return since
+		}
+		update := func(list []config.Endpoint) {
+			now = now.Add(time.Second)
+			pool.Update(port(list))
+		}
+		pool.Update(port(endpoints(1, 2, 3)))
+		one, two := pool.Cluster.Find(addr(1)), pool.Cluster.Find(addr(2))
+		one.Take()
+		two.Take()
+		one.Fail(start, start, errRefused, quarantine)
+
+		list := endpoints(1, 3)
+		list[0].Terminating = true
+		update(list)
+		Expect(leaving()).To(Equal(map[netip.AddrPort]time.Duration{addr(1): time.Second, addr(2): time.Second}))
+		update(endpoints(4))
+		Expect(leaving()).To(Equal(map[netip.AddrPort]time.Duration{addr(1): time.Second, addr(2): time.Second}))
+		two.Release()
+		update(endpoints(1, 4))
+		Expect(leaving()).To(BeEmpty())
+		back := pool.Cluster.Find(addr(1))
+		Expect(back.Active.Load()).To(BeEquivalentTo(1))
+		_, ok := back.Quarantined(start)
+		Expect(ok).To(BeFalse())
+		update(endpoints(4))
+		Expect(leaving()).To(Equal(map[netip.AddrPort]time.Duration{addr(1): 4 * time.Second}))
+	})
 })

@@ -45,6 +45,7 @@ type State struct {
 	ends      atomic.Uint32 // of the last connections: a one, and for each a one if it was broken, the newest last
 	remembers atomic.Bool   // failed is there, or it is convicted; readable without the lock
 	tried     atomic.Bool   // trial is there
+	drained   atomic.Int64  // see EndConnections; Unix time in ns, 0 for never
 
 	mu     sync.Mutex
 	place  int32   // in the Pool's books, which guard it

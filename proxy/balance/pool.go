@@ -3,6 +3,7 @@ package balance
 import (
 	"cmp"
 	"net/netip"
+	"time"
 
 	"github.com/usherproxy/usher/config"
 )
@@ -19,12 +20,19 @@ type Pool struct {
 	// before the first Update.
 	FirstTurn func() uint32
 
+	// Now, if not nil, is the clock in place of time.Now. It is set before the first Update.
+	Now func() time.Time
+
 	// All are all endpoints, usable or not, in the order of the model.
 	All []*Endpoint
 
 	// The usable ones, by who asks: see config.ServicePort. Never nil after
 	// Update.
 	Cluster, Internal, External *Set
+
+	// Leaving are those that terminate, and those that are gone and had connections at the
+	// last Update. Of UDP there are none.
+	Leaving []Leaving
 
 	books books
 	line  line
@@ -45,10 +53,10 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 		e.Endpoint, e.pool = c, p
 		switch known := old[c.Addr]; {
 		case known == nil:
-			e.State = new(State)
+			e.State = cmp.Or(p.back(c.Addr, c.Pod), new(State))
 		case known.Pod != c.Pod:
 			gone = append(gone, known)
-			e.State = new(State)
+			e.State = cmp.Or(p.back(c.Addr, c.Pod), new(State))
 		default:
 			e.State = known.State
 		}
@@ -59,6 +67,9 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 			gone = append(gone, e)
 		}
 	}
+	if port.Protocol != config.UDP {
+		p.leave(gone)
+	}
 	p.Cluster = p.newSet(p.Cluster, port.Cluster, now)
 	p.Internal = p.newSet(p.Internal, port.Internal, now)
 	p.External = p.newSet(p.External, port.External, now)
@@ -67,6 +78,13 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 	})
 	p.line.renew(&port, p.All, was, []*Set{p.Cluster, p.Internal, p.External})
 	return gone
+}
+
+func (p *Pool) now() time.Time {
+	if p.Now != nil {
+		return p.Now()
+	}
+	return time.Now()
 }
 
 // byAddr is made when it is needed and not kept: there is a pool for each of

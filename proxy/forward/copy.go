@@ -162,6 +162,22 @@ func (fl *copying) Bytes() (toEndpoint, toClient int64) {
 // Break implements Flow.
 func (fl *copying) Break() { fl.reset(Broken, nil) }
 
+// Retire implements Flow.
+func (fl *copying) Retire(by time.Time) {
+	fl.mu.Lock()
+	defer fl.mu.Unlock()
+	if fl.running.Load() == 0 {
+		return
+	}
+	fl.limits.Retire = by
+	fl.watch.restart(time.Now())
+	if fl.timer == nil {
+		fl.timer = time.AfterFunc(fl.limits.period(), fl.look)
+	} else {
+		fl.timer.Reset(fl.limits.period())
+	}
+}
+
 // look compares the pair with its limits.
 func (fl *copying) look() {
 	fl.mu.Lock()

@@ -3,6 +3,7 @@ package forward
 import (
 	"errors"
 	"syscall"
+	"time"
 )
 
 // End says how a pair ended.
@@ -18,6 +19,7 @@ const (
 	IdleTimeout                      // see Limits.Idle
 	Aged                             // see Limits.Age
 	Broken                           // Flow.Break was called
+	Retired                          // see Limits.Retire
 )
 
 // Result is what became of a pair.
@@ -34,6 +36,8 @@ type Flow interface {
 	Bytes() (toEndpoint, toClient int64)
 	// Break ends the pair soon: both sides get a reset.
 	Break()
+	// Retire sets the pair's Limits.Retire.
+	Retire(by time.Time)
 }
 
 // outcome is how a pair ends.

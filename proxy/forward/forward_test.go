@@ -335,6 +335,20 @@ func specify(m mover) {
 		}).WithTimeout(30 * time.Second).Should(BeNumerically(">=", 780*time.Millisecond))
 	})
 
+	It("ends when it is retired, at the time that is set if there is no silence before", func() {
+		began := time.Now()
+		p.flow.Retire(began.Add(time.Second))
+		for ; ; time.Sleep(time.Millisecond) {
+			if _, err := p.client.Write([]byte("x")); err != nil {
+				break
+			}
+			p.read(p.endpoint, 1)
+		}
+		Expect(p.result().End).To(Equal(forward.Retired))
+		Expect(time.Since(began)).To(BeNumerically("<", 3*time.Second))
+		p.flow.Retire(began) // again: nothing happens
+	})
+
 	It("moves both ways at once, through readers that stop and go, byte for byte", func() {
 		const size = 24 << 20
 		exchange := func(c *net.TCPConn, mine, others [32]byte, pauses uint64) {
@@ -523,6 +537,32 @@ func specifySlow(movers []mover) {
 			p.Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 			p.Expect(time.Since(began)).To(BeNumerically(">=", 650*time.Millisecond))
 			p.Expect(p.result().End).To(Equal(forward.Aged))
+		})
+	})
+
+	It("ends when it is retired, at the first silence", func() {
+		each(forward.Limits{}, 1, func(p *pair, _ int) {
+			p.flow.Retire(time.Now().Add(time.Hour))
+			p.Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+			p.Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+			p.Expect(p.result().End).To(Equal(forward.Retired))
+		})
+	})
+
+	It("is not retired while a peer has yet to take what was written", func() {
+		each(forward.Limits{}, 1, func(p *pair, _ int) {
+			sent := 0
+			for block := make([]byte, 64<<10); ; {
+				p.Expect(p.endpoint.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))).To(Succeed())
+				n, err := p.endpoint.Write(block)
+				if sent += n; err != nil {
+					break
+				}
+			}
+			p.flow.Retire(time.Now().Add(time.Hour))
+			p.Consistently(p.ended).WithTimeout(time.Second).ShouldNot(Receive())
+			p.read(p.client, sent)
+			p.Expect(p.result().End).To(Equal(forward.Retired))
 		})
 	})
 }

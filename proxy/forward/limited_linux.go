@@ -10,6 +10,9 @@ type limited struct {
 	pairs  []limitedPair
 	alarm  alarm
 	period time.Duration // between two looks; 0 if nobody looks
+
+	looking bool // just now
+	next    int  // of pairs, then
 }
 
 type limitedPair struct {
@@ -17,16 +20,16 @@ type limitedPair struct {
 	watch watch
 }
 
-// add makes p's limits be looked at; if they are already, its silence counts from
+// add makes p's limits be looked at; if others of its are already, its silence counts from
 // now on.
 func (ls *limited) add(p *pair) {
 	now := time.Now()
 	if p.place > 0 {
 		ls.pairs[p.place-1].watch.restart(now)
-		return
+	} else {
+		ls.pairs = append(ls.pairs, limitedPair{p, newWatch(now)})
+		p.place = int32(len(ls.pairs))
 	}
-	ls.pairs = append(ls.pairs, limitedPair{p, newWatch(now)})
-	p.place = int32(len(ls.pairs))
 	if period := p.limits.period(); ls.period == 0 || period < ls.period {
 		ls.period = period
 		ls.alarm.set(ls.loop, period, ls.look)
@@ -49,20 +52,40 @@ func (ls *limited) remove(p *pair) {
 // unsent implements queue.
 func (p *pair) unsent() int { return p.client.fd.unsent() + p.endpoint.fd.unsent() }
 
-// look ends the pairs that have reached a limit.
+// looksPerTurn are some milliseconds, if all end.
+const looksPerTurn = 64
+
+// look begins to look for pairs that have reached a limit.
 func (ls *limited) look() {
+	if ls.next = 0; !ls.looking {
+		ls.looking = true
+		ls.turn()
+	}
+}
+
+// turn implements turner: it ends some pairs that have reached a limit.
+func (ls *limited) turn() {
 	now := time.Now()
-	for i := 0; i < len(ls.pairs); {
-		p := &ls.pairs[i]
+	for range looksPerTurn {
+		if ls.next >= len(ls.pairs) {
+			ls.looked()
+			return
+		}
+		p := &ls.pairs[ls.next]
 		moved := p.moved
 		p.moved = false
 		if end := p.watch.verdict(*p.limits, now, moved, p.half, p); end != 0 {
 			p.reset(end, nil) // another takes its place
 			continue
 		}
-		i++
+		ls.next++
 	}
-	ls.period = 0
+	ls.loop.Later(ls)
+}
+
+// looked is called when a look is over.
+func (ls *limited) looked() {
+	ls.looking, ls.period = false, 0
 	if len(ls.pairs) == 0 {
 		ls.pairs = nil
 		return

@@ -16,7 +16,13 @@ type Limits struct {
 	// Age is how long a pair lasts at the most. In the last eighth of it, it ends
 	// as soon as nothing moves.
 	Age time.Duration
+	// Retire, unless it is zero, is when a pair ends: from now on as soon as nothing has
+	// moved for a lull and its peers have taken everything, at that time in any case.
+	Retire time.Time
 }
+
+// lull is how long nothing moves in a moment in which a pair may be retired.
+const lull = 250 * time.Millisecond
 
 // The time between two looks at a pair is an eighth of its shortest limit, but
 // within these bounds.
@@ -33,7 +39,10 @@ func (l Limits) period() time.Duration {
 			shortest = limit
 		}
 	}
-	if shortest == 0 {
+	switch {
+	case !l.Retire.IsZero():
+		return lull / 2
+	case shortest == 0:
 		return 0
 	}
 	return min(max(shortest/8, minPeriod), maxPeriod)
@@ -70,6 +79,8 @@ func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) End 
 	age, silence := now.Sub(w.began), now.Sub(w.silent)
 	var end End
 	switch {
+	case !l.Retire.IsZero() && (!now.Before(l.Retire) || silence >= lull && q.unsent() == 0):
+		return Retired
 	case l.Age > 0 && (age >= l.Age || age >= l.Age-l.Age/8 && !moved):
 		return Aged
 	case l.HalfClosed > 0 && half && silence >= l.HalfClosed:

@@ -3,6 +3,7 @@ package forward
 import (
 	"bytes"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -163,6 +164,19 @@ func (p *pair) Bytes() (toEndpoint, toClient int64) {
 
 // Break implements Flow. If the loop has ended, so has the pair.
 func (p *pair) Break() { _ = p.loop.Do(func() { p.reset(Broken, nil) }) }
+
+// Retire implements Flow.
+func (p *pair) Retire(by time.Time) {
+	_ = p.loop.Do(func() {
+		if p.done == nil {
+			return
+		}
+		limits := *p.limits
+		limits.Retire = by
+		p.limits = &limits
+		p.loop.limited.add(p)
+	})
+}
 
 // move moves what can be moved, in each direction about limit bytes.
 func (p *pair) move(limit int) {
@@ -429,12 +443,29 @@ func (p *pair) finish() {
 	done.Ended(r)
 }
 
-// BreakPairs is Break for all pairs of the loop. Only the loop may call it.
-func (l *Loop) BreakPairs() {
-	for i := range l.slots {
-		if e, is := l.slots[i].handler.(*endpointEdge); is {
-			(*pair)(e).reset(Broken, nil)
+// EachPair calls f for each pair of the loop, and its owner, in turns: pairs that are
+// begun meanwhile may be left out. Only the loop may call it.
+func (l *Loop) EachPair(f func(Flow, Owner)) { (&round{loop: l, f: f}).turn() }
+
+// round is a walk through the pairs of a loop.
+type round struct {
+	loop *Loop
+	f    func(Flow, Owner)
+	next int // slot
+}
+
+// slotsPerTurn are looked at in some tens of microseconds.
+const slotsPerTurn = 256
+
+// turn implements turner.
+func (r *round) turn() {
+	for end := min(r.next+slotsPerTurn, len(r.loop.slots)); r.next < end; r.next++ {
+		if e, is := r.loop.slots[r.next].handler.(*endpointEdge); is {
+			r.f((*pair)(e), e.done)
 		}
+	}
+	if r.next < len(r.loop.slots) {
+		r.loop.Later(r)
 	}
 }
 

@@ -158,18 +158,16 @@ func (c *connection) serve(a *acceptor, introduce func() (trace.End, error), dia
 	c.forward(forward)
 }
 
-// forward hands the connection to the forwarder, which is broken off if connections are to
-// be given up.
+// forward hands the connection to the forwarder.
 func (c *connection) forward(begin forwarder) {
-	var stop func() bool
 	begun := make(chan struct{})
 	flow := begin(c.limits(), func(r forward.Result) {
 		<-begun
-		stop()
+		c.server.register.moves(c, nil)
 		c.Ended(r)
 	})
+	c.server.register.moves(c, flow)
 	c.flowing(flow)
-	stop = context.AfterFunc(c.server.ctx, flow.Break)
 	close(begun)
 }
 
@@ -241,6 +239,13 @@ func (c *connection) establish(now time.Time, endpoint *balance.Endpoint) {
 func (c *connection) flowing(flow forward.Flow) {
 	c.client = nil // flow has it
 	c.Front.Trace.Moves(c.Life, flow)
+	// Who goes through all that are open may have passed by already.
+	if by, drained := c.endpoint.Drained(); drained {
+		flow.Retire(by)
+	}
+	if c.server.ctx.Err() != nil {
+		flow.Break()
+	}
 }
 
 // A connection may lack an ageJitter-th part of its maximum age: those that were
@@ -268,6 +273,7 @@ var ends = [...]trace.End{
 	forward.IdleTimeout:       trace.Idle,
 	forward.Aged:              trace.Aged,
 	forward.Broken:            trace.Drained,
+	forward.Retired:           trace.EndpointDrained,
 }
 
 // Ended is called when what moved the connection's bytes is done with it.

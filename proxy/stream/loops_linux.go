@@ -2,8 +2,10 @@ package stream
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
@@ -44,7 +46,20 @@ func (ls *loops) start(s *Server) error {
 func (ls *loops) giveUp() {
 	for _, l := range ls.list {
 		_ = l.Do(l.CancelDials) // or it has ended, and has none
-		_ = l.Do(l.BreakPairs)
+		_ = l.Do(func() { l.EachPair(func(p forward.Flow, _ forward.Owner) { p.Break() }) })
+	}
+}
+
+// retire retires the connections to an endpoint. It is called while the loops run.
+func (ls *loops) retire(endpoint *balance.State, by time.Time) {
+	for _, l := range ls.list {
+		_ = l.Do(func() {
+			l.EachPair(func(p forward.Flow, owner forward.Owner) {
+				if c, is := owner.(*tcpConnection); is && c.endpoint.State == endpoint {
+					p.Retire(by)
+				}
+			})
+		})
 	}
 }
 

@@ -2,8 +2,15 @@
 
 package stream
 
+import (
+	"time"
+
+	"github.com/usherproxy/usher/proxy/balance"
+)
+
 // loops are for Linux only.
 type loops struct{}
 
-func (loops) giveUp()      {}
-func (loops) stop(*Server) {}
+func (loops) giveUp()                          {}
+func (loops) retire(*balance.State, time.Time) {}
+func (loops) stop(*Server)                     {}

@@ -6,11 +6,13 @@ import (
 	"sync/atomic"
 
 	"github.com/usherproxy/usher/proxy/budget"
+	"github.com/usherproxy/usher/proxy/forward"
 )
 
 // register counts the connections that are open.
 type register struct {
 	budget  *budget.Budget
+	moving  sync.Map                      // those that goroutines serve, by *connection: forward.Flow
 	clients [16]clients                   // who shares one shares a lock
 	drained atomic.Pointer[chan struct{}] // closed when there is none any more; nil if nobody waits
 }
@@ -66,6 +68,24 @@ func (r *register) count(client netip.Addr, more int64) int64 {
 		delete(c.open, client)
 	}
 	return n
+}
+
+// moves notes what moves the bytes of a connection that no loop serves; nil if nothing does
+// any more.
+func (r *register) moves(conn *connection, flow forward.Flow) {
+	if flow == nil {
+		r.moving.Delete(conn)
+		return
+	}
+	r.moving.Store(conn, flow)
+}
+
+// each calls f for what has been noted by moves.
+func (r *register) each(f func(*connection, forward.Flow)) {
+	r.moving.Range(func(conn, flow any) bool {
+		f(conn.(*connection), flow.(forward.Flow))
+		return true
+	})
 }
 
 // whenDrained returns a channel that is closed when no connection is open. It is asked for

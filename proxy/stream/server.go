@@ -3,10 +3,12 @@ package stream
 import (
 	"context"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 )
@@ -33,6 +35,7 @@ type Server struct {
 	register register
 	pollers  *forward.Pollers
 	loops    loops
+	stopping sync.Mutex // the loops, or who relies on that they run
 
 	// ctx ends when connections are to be given up; see Drain.
 	ctx    context.Context
@@ -72,10 +75,26 @@ func (s *Server) Drain(ctx context.Context) (broken int) {
 	}
 	broken = int(s.node.Budget.Connections.Load())
 	s.giveUp()
+	s.register.each(func(_ *connection, flow forward.Flow) { flow.Break() })
 	s.loops.giveUp()
 	<-drained
+	s.stopping.Lock()
+	defer s.stopping.Unlock()
 	s.loops.stop(s)
 	return broken
+}
+
+// Retire makes the connections to an endpoint end: each in its next silent moment, by a
+// time in any case. It may be called while others call Drain, and not ListenTCP.
+func (s *Server) Retire(endpoint *balance.State, by time.Time) {
+	s.register.each(func(c *connection, flow forward.Flow) {
+		if c.endpoint.State == endpoint {
+			flow.Retire(by)
+		}
+	})
+	s.stopping.Lock()
+	defer s.stopping.Unlock()
+	s.loops.retire(endpoint, by)
 }
 
 // keepaliveProbes and keepaliveInterval are how often and at what distance a

@@ -267,9 +267,6 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 		c.establish(now, w.endpoint)
 		w.loop.Forward(&c.pair, &w.Client, d, c.limits(), c)
 		c.flowing(&c.pair)
-		if c.server.ctx.Err() != nil { // loops.giveUp has passed by already
-			c.pair.Break()
-		}
 	case c.server.ctx.Err() != nil:
 		w.search.Left(now, err) // whatever became of it
 		w.endpoint.Release()

@@ -24,6 +24,7 @@ const (
 	Drained           End = "drained"
 	Aged              End = "aged"
 	Idle              End = "idle"
+	EndpointDrained   End = "endpoint-drained"
 	EndpointLeft      End = "endpoint-left"
 	Withdrawn         End = "withdrawn"
 	Internal          End = "internal"
@@ -77,6 +78,7 @@ var Ends = []EndMeaning{
 	{Drained, "usher was stopped, and `--drain-timeout` was over; a UDP session ends as soon as usher is stopped", FaultNode},
 	{Aged, "it had reached `--max-connection-age`", FaultPolicy},
 	{Idle, "nothing moved for `--connection-idle-timeout`; UDP: no datagram either way for `--udp-idle-timeout`", FaultNone},
+	{EndpointDrained, "the endpoint had left, or was terminating, for `--endpoint-drain-timeout`", FaultPolicy},
 	{EndpointLeft, "UDP: the endpoint left, or serves no more", FaultPolicy},
 	{Withdrawn, "UDP: the Service, or the VIP that the client used, was taken away", FaultPolicy},
 	{Internal, "a fault of usher's; the error tells", FaultUsher},

@@ -248,6 +248,7 @@ func (c *Config) checkNumbers() error {
 		atLeast("half-closed-timeout", o.HalfClosed, 0),
 		atLeast("connection-idle-timeout", o.IdleTimeout, 0),
 		atLeast("max-connection-age", o.MaxAge, 0),
+		atLeast("endpoint-drain-timeout", o.EndpointDrainTimeout, 0),
 		atLeast("keepalive", o.Keepalive, time.Second),
 		atLeast("max-connections-per-endpoint", o.EndpointLimit, 0),
 		atLeast("queue-timeout", o.QueueTimeout, 100*time.Millisecond),

@@ -1,0 +1,48 @@
+package proxy
+
+import "time"
+
+// How much longer than the drain timeout a connection lasts that is never silent: an eighth
+// of it, within these bounds.
+const (
+	minDrainGrace = time.Second
+	maxDrainGrace = 30 * time.Second
+)
+
+// drain retires the connections to endpoints that have been leaving for the drain timeout, and
+// comes back when the next are due. It is called with both locks of a change.
+func (f *frontEnd) drain() {
+	if f.draining != nil {
+		f.draining.Stop()
+		f.draining = nil
+	}
+	timeout := f.View().Port.DrainTimeout
+	if timeout <= 0 || f.proxy.ctx.Err() != nil {
+		return
+	}
+	now := time.Now()
+	next := time.Duration(-1)
+	for i := range f.pool.Leaving {
+		e := &f.pool.Leaving[i]
+		switch left := e.Since.Add(timeout).Sub(now); {
+		case e.Ended:
+		case left > 0:
+			if next < 0 || left < next {
+				next = left
+			}
+		default:
+			e.Ended = true
+			by := now.Add(min(max(timeout/8, minDrainGrace), maxDrainGrace))
+			if e.Gone {
+				e.EndConnections(by)
+			}
+			f.proxy.streams.Retire(e.State, by)
+		}
+	}
+	if next > 0 {
+		f.draining = time.AfterFunc(next, func() {
+			defer f.proxy.lock()()
+			f.drain()
+		})
+	}
+}

@@ -1,0 +1,175 @@
+package proxy_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/none"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("a Proxy whose endpoints leave", func() {
+	for name, portable := range map[string]bool{"on loops": false, "by goroutines": true} {
+		Context(name, func() { specifyLeaving(portable) })
+	}
+})
+
+func specifyLeaving(portable bool) {
+	var (
+		p       *proxy.Proxy
+		port    config.ServicePort
+		echo    config.Endpoint
+		another config.Endpoint
+	)
+	apply := func(endpoints ...config.Endpoint) {
+		port.Endpoints, port.Cluster = endpoints, nil
+		for _, e := range endpoints {
+			if e.Ready {
+				port.Cluster = append(port.Cluster, e)
+			}
+		}
+		port.Internal, port.External = port.Cluster, port.Cluster
+		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "leaving", Name: "web"}, Ports: []config.ServicePort{port}}})
+	}
+	BeforeEach(func() {
+		log := logrus.New()
+		log.SetOutput(GinkgoWriter)
+		pt, err := none.Mode.New(context.Background(), portal.Options{})
+		Expect(err).NotTo(HaveOccurred())
+		o := proxy.Defaults()
+		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
+		o.FirstTurn = func() uint32 { return 0 }
+		if portable {
+			o.Dial = func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) { return o.DirectDial(ctx, to) }
+		}
+		p = proxy.New(o)
+		DeferCleanup(func() {
+			p.Stop()
+			over, cancel := context.WithCancel(context.Background())
+			cancel()
+			p.Drain(over)
+		})
+		backend := func() config.Endpoint {
+			return config.Endpoint{Addr: lab.Backend(func(c net.Conn) { _, _ = io.Copy(c, c) }), Ready: true, Serving: true}
+		}
+		echo, another = backend(), backend()
+		port = config.ServicePort{
+			ID: config.PortID{Namespace: "leaving", Service: "web", Family: config.IPv4}, Protocol: config.TCP,
+			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
+		}
+		apply(echo)
+	})
+	// ask sends a byte, and waits for it to come back.
+	ask := func(c net.Conn) error {
+		if _, err := c.Write([]byte("x")); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(c, make([]byte, 1))
+		return err
+	}
+	connect := func() net.Conn {
+		GinkgoHelper()
+		c, err := net.Dial("tcp", p.Status()[0].Listeners[0].String())
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { c.Close() })
+		Expect(c.SetDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
+		Expect(ask(c)).To(Succeed())
+		return c
+	}
+	ends := func() map[trace.End]int64 { return p.Stats().Ends }
+	drained := map[trace.End]int64{trace.EndpointDrained: 1}
+
+	It("ends a silent connection to one that is gone, after the drain timeout and not before", func() {
+		c := connect()
+		port.DrainTimeout = time.Second
+		began := time.Now()
+		apply(another)
+		Expect(c.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+		Expect(time.Since(began)).To(BeNumerically(">=", time.Second))
+		Eventually(ends).Should(Equal(drained))
+	})
+
+	It("ends one that never is silent, too", func() {
+		c := connect()
+		port.DrainTimeout = 500 * time.Millisecond
+		apply(another)
+		for began := time.Now(); ; time.Sleep(time.Millisecond) {
+			if ask(c) != nil {
+				break
+			}
+			Expect(time.Since(began)).To(BeNumerically("<", 10*time.Second))
+		}
+		Eventually(ends).Should(Equal(drained))
+	})
+
+	It("ends the connections to one that terminates, and no others", func() {
+		apply(echo, another)
+		first, second := connect(), connect()
+		port.DrainTimeout = 100 * time.Millisecond
+		leaving := echo
+		leaving.Ready, leaving.Terminating = false, true
+		apply(leaving, another)
+		Eventually(ends).WithTimeout(10 * time.Second).Should(Equal(drained))
+		alive := 0
+		for _, c := range []net.Conn{first, second} {
+			if ask(c) == nil {
+				alive++
+			}
+		}
+		Expect(alive).To(Equal(1))
+	})
+
+	It("counts from when it left, if the timeout comes later", func() {
+		c := connect()
+		apply(another)
+		left := time.Now()
+		time.Sleep(300 * time.Millisecond) // that is what it is about
+		port.DrainTimeout = 200 * time.Millisecond
+		apply(another)
+		Expect(c.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+		Expect(time.Since(left)).To(BeNumerically(">=", 300*time.Millisecond))
+		Eventually(ends).Should(Equal(drained))
+	})
+
+	It("lets the connections go on to one that is back in time, until it leaves again", func() {
+		c := connect()
+		port.DrainTimeout = time.Second
+		apply(another)
+		apply(echo, another)
+		Consistently(func() error { return ask(c) }).WithTimeout(2500 * time.Millisecond).Should(Succeed())
+		apply(another)
+		Expect(c.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+	})
+
+	It("lets them go on without a timeout, also if there was one before", func() {
+		c := connect()
+		port.DrainTimeout = time.Second
+		apply(another)
+		port.DrainTimeout = 0
+		apply(another)
+		Consistently(func() error { return ask(c) }).WithTimeout(2 * time.Second).Should(Succeed())
+	})
+
+	It("ends those of a Service that is gone", func() {
+		c := connect()
+		port.DrainTimeout = 100 * time.Millisecond
+		apply(echo)
+		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "leaving", Name: "web"}}})
+		Expect(c.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
+		Eventually(ends).Should(Equal(drained))
+	})
+}
