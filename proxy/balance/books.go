@@ -155,7 +155,7 @@ func (t *tournament) best(node int, skip func(int32) bool) int32 {
 	return t.better(a, b)
 }
 
-func (t *tournament) look(_ *Set, l look, i uint32) *Endpoint {
+func (t *tournament) look(s *Set, l look, i uint32) *Endpoint {
 	if i > 0 {
 		return nil
 	}
@@ -164,7 +164,9 @@ func (t *tournament) look(_ *Set, l look, i uint32) *Endpoint {
 	t.recall(&l)
 	for {
 		w := t.best(1, func(i int32) bool {
-			return len(l.Tried) > 0 && slices.Contains(l.Tried, t.all[i].Addr)
+			// Who is new has the least load of all: of an even share it takes its part.
+			return len(l.Tried) > 0 && slices.Contains(l.Tried, t.all[i].Addr) ||
+				s.starting != nil && s.starting.leaves(t.all[i], &l, uint32(i), 1/float64(len(s.endpoints)))
 		})
 		if w < 0 || t.loads[w] == noRoom {
 			return nil

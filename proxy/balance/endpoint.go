@@ -45,6 +45,7 @@ type State struct {
 	ends      atomic.Uint32 // of the last connections: a one, and for each a one if it was broken, the newest last
 	remembers atomic.Bool   // failed is there, or it is convicted; readable without the lock
 	tried     atomic.Bool   // trial is there
+	cameAt    atomic.Int64  // see came; Unix time in ns
 	drained   atomic.Int64  // see EndConnections; Unix time in ns, 0 for never
 
 	mu     sync.Mutex

@@ -64,6 +64,7 @@ type Set struct {
 	endpoints []*Endpoint
 	order     order
 	cursor    atomic.Uint32 // the next turn
+	starting  *starting     // nil if no endpoint was new when the Set was made
 }
 
 // Len returns the number of endpoints.
@@ -129,6 +130,8 @@ type look struct {
 	Ask
 	turn  uint32 // one more with each choice, and with each endpoint that was passed over
 	claim bool   // the choice counts
+
+	nobodyLeaves bool // its turn to others: all that are left are new
 }
 
 // maxLooks is how often a scheduler is asked before all endpoints are looked at, one after
@@ -148,16 +151,20 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 		if e == nil {
 			break
 		}
-		if f.take(e, &l, looks) {
+		if f.take(s, e, &l, looks) {
 			return s.reasoned(f.Choice, l.Tried), looks, true
 		}
 	}
 	f.PassedOver, f.last = 0, nil // all are met again
 	first := l.turn % n
 	for i := range n {
-		if f.take(s.endpoints[(first+i)%n], &l, looks+i) { // both less than n
+		if f.take(s, s.endpoints[(first+i)%n], &l, looks+i) { // both less than n
 			return s.reasoned(f.Choice, l.Tried), looks + i, true
 		}
+	}
+	if f.left {
+		l.nobodyLeaves = true
+		return s.pick(l)
 	}
 	if f.wellFull || f.resort == nil {
 		if f.full {
@@ -180,12 +187,17 @@ type finding struct {
 	skipped  uint32    // before that
 	full     bool      // there are some that have no room
 	wellFull bool      // and are not in quarantine
+	left     bool      // somebody has left a turn to others, see starting
 }
 
 // take looks at an endpoint, before which so many were skipped, and reports whether it is the
 // one.
-func (f *finding) take(e *Endpoint, l *look, skipped uint32) bool {
+func (f *finding) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 	if slices.Contains(l.Tried, e.Addr) {
+		return false
+	}
+	if st := s.starting; st != nil && !st.ordered && st.leaves(e, l, skipped, 1) {
+		f.left = true
 		return false
 	}
 	full := e.Full()

@@ -42,7 +42,7 @@ type Pool struct {
 // those that stay. It returns the endpoints that are gone; one that was
 // replaced by another Pod at the same address is among them.
 func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
-	old := byAddr(p.All)
+	first, old := p.Cluster == nil, byAddr(p.All)
 	was := []*Set{p.Cluster, p.Internal, p.External}
 	p.line.bound.Store(int64(port.EndpointLimit))
 	now := make(map[netip.AddrPort]*Endpoint, len(port.Endpoints))
@@ -51,7 +51,8 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 	for i := range port.Endpoints {
 		c, e := &port.Endpoints[i], &endpoints[i]
 		e.Endpoint, e.pool = c, p
-		switch known := old[c.Addr]; {
+		known := old[c.Addr]
+		switch {
 		case known == nil:
 			e.State = cmp.Or(p.back(c.Addr, c.Pod), new(State))
 		case known.Pod != c.Pod:
@@ -59,6 +60,9 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 			e.State = cmp.Or(p.back(c.Addr, c.Pod), new(State))
 		default:
 			e.State = known.State
+		}
+		if !first && c.Ready && (known == nil || known.State != e.State || !known.Ready) {
+			e.cameAt.Store(p.now().UnixNano())
 		}
 		now[c.Addr], p.All[i] = e, e
 	}
@@ -76,7 +80,11 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 	p.books.renew(p.All, gone, func() {
 		p.schedule(schedulers[cmp.Or(port.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
 	})
-	p.line.renew(&port, p.All, was, []*Set{p.Cluster, p.Internal, p.External})
+	sets := []*Set{p.Cluster, p.Internal, p.External}
+	for _, s := range sets {
+		s.starting = newStarting(s, &port, p.now())
+	}
+	p.line.renew(&port, p.All, was, sets)
 	return gone
 }
 
