@@ -119,6 +119,10 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	port.Probe = f.proxy.ProbeOf(port)
 	f.proxy.Bound(&port)
 	port.DrainTimeout = cmp.Or(port.DrainTimeout, f.proxy.EndpointDrainTimeout)
+	port.SlowStart = cmp.Or(port.SlowStart, f.proxy.SlowStart)
+	if port.AccessLog = cmp.Or(port.AccessLog, f.proxy.AccessLog); f.proxy.AccessLog == 0 {
+		port.AccessLog = 0
+	}
 	f.Affinity.SetTimeout(port.AffinityTimeout)
 	before := len(f.pool.All)
 	gone := f.pool.Update(port)

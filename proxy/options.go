@@ -37,6 +37,13 @@ type Options struct {
 	// so itself, 0 any number; QueueTimeout is how long clients wait until one has room.
 	EndpointLimit int
 	QueueTimeout  time.Duration
+	// SlowStart is how long it takes until an endpoint that is new has its whole share of new
+	// connections, unless the Service says otherwise; 0 is no time.
+	SlowStart time.Duration
+
+	// AccessLog is whether the clients of Services that do not say are in the access log; 0 if
+	// there is none.
+	AccessLog config.Switch
 
 	// HalfClosed ends a connection that one side has ended and in which nothing
 	// moves; 0 means never.

@@ -101,6 +101,7 @@ func (f *configFlags) registerProxy(flags *pflag.FlagSet) {
 	flags.IntVar(&o.Probe.Fall, "probe-fall", o.Probe.Fall, "how many of them in a row must fail for an endpoint to be in quarantine; "+translate.AnnotationProbeFall+" for one Service")
 	flags.IntVar(&o.EndpointLimit, "max-connections-per-endpoint", o.EndpointLimit, "TCP connections, or SCTP associations, that each endpoint of a service port may have open at once; clients that come when all have as many wait in line; 0 means any number; a Service may set its own by the annotation "+translate.AnnotationEndpointLimit)
 	flags.DurationVar(&o.QueueTimeout, "queue-timeout", o.QueueTimeout, "how long such a client waits before it is reset; a Service may set its own by the annotation "+translate.AnnotationQueueTimeout)
+	flags.DurationVar(&o.SlowStart, "slow-start", o.SlowStart, "how long an endpoint that is new, or ready again, has less than its share of new connections, which grows from a tenth; not with schedulers that hash; 0 is not at all; a Service may set its own by the annotation usher.io/slow-start")
 	flags.DurationVar(&o.HalfClosed, "half-closed-timeout", o.HalfClosed, "how long a connection lasts that one side has closed and in which nothing moves; 0 means forever")
 	flags.DurationVar(&o.IdleTimeout, "connection-idle-timeout", o.IdleTimeout, "how long a connection lasts in which nothing moves; 0 means forever; a Service may set its own by the annotation usher.io/connection-idle-timeout")
 	flags.DurationVar(&o.MaxAge, "max-connection-age", o.MaxAge, "how long a connection lasts at the most, less up to a tenth, so that not all end at once; 0 means forever; a Service may set its own by the annotation usher.io/max-connection-age")
@@ -128,6 +129,7 @@ func (f *configFlags) registerServers(flags *pflag.FlagSet) {
 	flags.StringVar(&f.HealthzAddress, "healthz-address", "0.0.0.0:10256", "`host:port` for /healthz and /livez; empty means none, which is the default with --manifests and with --via=portforward or auto")
 	flags.BoolVar(&f.HardFail, "bind-address-hard-fail", false, "end if one of these addresses cannot be had, instead of going on without it")
 	flags.StringVar(&f.AccessLog.Path, "access-log", "", "`file` to which a line is appended for each connection that has ended; - is standard output, empty means none")
+	flags.BoolVar(&f.AccessLogDefault, "access-log-default", f.AccessLogDefault, "whether the access log has the connections of Services that do not say by the annotation usher.io/access-log")
 	flags.StringVar((*string)(&f.AccessLog.Format), "access-log-format", string(f.AccessLog.Format), "how these lines are written: "+strings.Join(accesslog.Formats, " or "))
 }
 

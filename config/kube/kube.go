@@ -48,6 +48,8 @@ type Options struct {
 	Discovery bool
 	// LoadBalancers are translate.Options.LoadBalancers.
 	LoadBalancers []netip.Prefix
+	// NoAccessLog is translate.Options.NoAccessLog.
+	NoAccessLog bool
 
 	// Quiet is how long nothing must happen before what is dirty is computed, while
 	// changes follow each other; under constant change it is computed every MaxDelay all the same. Zero

@@ -60,6 +60,9 @@ type Options struct {
 	// LoadBalancers are translate.Options.LoadBalancers.
 	LoadBalancers []netip.Prefix
 
+	// NoAccessLog is translate.Options.NoAccessLog.
+	NoAccessLog bool
+
 	// MaxFileSize is the largest file that is read, in bytes; 0 means
 	// DefaultMaxFileSize.
 	MaxFileSize int
@@ -87,7 +90,7 @@ func (o Options) loader() (*loader, error) {
 		}
 	}
 	resolver := newResolver(nets, o.Node,
-		translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true, LoadBalancers: o.LoadBalancers}, o.Discovery)
+		translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true, LoadBalancers: o.LoadBalancers, NoAccessLog: o.NoAccessLog}, o.Discovery)
 	resolver.nodePorts, resolver.balancerNets = o.NodePorts, balancers
 	return &loader{
 		paths:    o.Paths,

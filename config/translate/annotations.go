@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/usherproxy/usher/config"
 )
 
 // AnnotationPrefix is what the names of usher's annotations of a Service begin with.
@@ -23,7 +25,16 @@ const (
 	AnnotationIdleTimeout = AnnotationPrefix + "connection-idle-timeout"
 	// AnnotationMaxAge is how long its connections last at the most.
 	AnnotationMaxAge = AnnotationPrefix + "max-connection-age"
+	// AnnotationDrainTimeout is after how long its connections end whose endpoint left or
+	// terminates; "0" is never.
+	AnnotationDrainTimeout = AnnotationPrefix + "drain-timeout"
+	// AnnotationSlowStart is how long it takes until an endpoint that is new has its whole
+	// share of new connections; "0" is no time.
+	AnnotationSlowStart = AnnotationPrefix + "slow-start"
 )
+
+// AnnotationAccessLog is whether its connections are in the access log: "true" or "false".
+const AnnotationAccessLog = AnnotationPrefix + "access-log"
 
 // AnnotationClientAddress is whom the endpoints of a Service see: "auto", which is the
 // default, or "node".
@@ -35,6 +46,13 @@ var known = map[string]bool{
 	AnnotationUDPIdleTimeout:      true,
 	AnnotationIdleTimeout:         true,
 	AnnotationMaxAge:              true,
+	AnnotationDrainTimeout:        true,
+	AnnotationSlowStart:           true,
+	AnnotationAccessLog:           true,
+	AnnotationAWSIdleTimeout:      true,
+	AnnotationAWSDraining:         true,
+	AnnotationAWSDrainTimeout:     true,
+	AnnotationAWSAccessLog:        true,
 	AnnotationClientAddress:       true,
 	AnnotationProxyProtocol:       true,
 	AnnotationAcceptProxyProtocol: true,
@@ -124,4 +142,36 @@ func annotatedDuration(svc *corev1.Service, name string, p *problems) time.Durat
 		return 0
 	}
 	return d
+}
+
+// annotatedOrNever is annotatedDuration for what may be 0 too, which is config.Never.
+func annotatedOrNever(svc *corev1.Service, name string, p *problems) time.Duration {
+	a, ok := annotation(svc, name)
+	if !ok {
+		return 0
+	}
+	d, err := time.ParseDuration(a.text)
+	switch {
+	case err == nil && d == 0:
+		return config.Never
+	case err != nil || d < minAnnotatedDuration || d > maxAnnotatedDuration:
+		p.add(a.wrong("must be 0 or a duration from 1s to 24h, such as 30s; the default is used"))
+		return 0
+	}
+	return d
+}
+
+// annotatedSwitch returns what an annotation says that is "true" or "false"; 0, for the default,
+// if it is not there or neither.
+func annotatedSwitch(svc *corev1.Service, name string, p *problems) config.Switch {
+	a, ok := annotation(svc, name)
+	switch {
+	case a.text == "true":
+		return config.On
+	case a.text == "false":
+		return config.Off
+	case ok:
+		p.add(a.wrong("must be true or false; the default is used"))
+	}
+	return 0
 }

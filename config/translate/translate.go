@@ -34,6 +34,9 @@ type Options struct {
 	// AnnotationAWSProxyProtocol is for; none means that they are not known.
 	LoadBalancers []netip.Prefix
 
+	// NoAccessLog says that this node has no access log.
+	NoAccessLog bool
+
 	// Nodes are the labels of the cluster's nodes, as far as NodeKeys asks for them.
 	Nodes Nodes
 }
@@ -52,7 +55,7 @@ func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.
 	var wrong report
 	p := &problems{kind: "Service", name: out.Name, report: &wrong}
 	unknownAnnotations(svc, p)
-	out.Ports = servicePorts(svc, opts.LoadBalancers, p)
+	out.Ports = servicePorts(svc, opts, p)
 	out.HealthCheckNodePort = healthCheckNodePort(svc)
 
 	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, all: opts.ClusterIPs, own: ClusterIPsOf(svc, opts.ServiceProxyName)}
@@ -69,20 +72,23 @@ func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.
 
 // servicePorts returns the ports of svc in each of its IP families, without
 // endpoints, sorted by PortID.
-func servicePorts(svc *corev1.Service, loadBalancers []netip.Prefix, p *problems) []config.ServicePort {
+func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.ServicePort {
 	clusterIPs := clusterIPs(svc, p)
 	external := externalVIPs(svc, p)
 	timeout := affinityTimeout(svc, p)
 	udpIdle := annotatedDuration(svc, AnnotationUDPIdleTimeout, p)
-	idle := annotatedDuration(svc, AnnotationIdleTimeout, p)
+	idle := idleTimeout(svc, p)
 	maxAge := annotatedDuration(svc, AnnotationMaxAge, p)
+	drain := drainTimeout(svc, p)
+	slowStart := annotatedOrNever(svc, AnnotationSlowStart, p)
+	accessLog := accessLog(svc, opts.NoAccessLog, p)
 	nodeAddress := annotatedNodeAddress(svc, p)
 	scheduler := annotatedScheduler(svc, p)
 	probe := annotatedProbe(svc, p)
 	limit := annotatedEndpointLimit(svc, p)
 	queue := annotatedDuration(svc, AnnotationQueueTimeout, p)
 	version := proxyProtocol(svc, p)
-	balancers := balancersOf(svc, loadBalancers, p)
+	balancers := balancersOf(svc, opts.LoadBalancers, p)
 
 	var out []config.ServicePort
 	names := map[string]bool{}
@@ -105,6 +111,8 @@ func servicePorts(svc *corev1.Service, loadBalancers []netip.Prefix, p *problems
 				AppProtocol:     value(port.AppProtocol),
 				VIPs:            vips(svc, port, ip, external, path, p),
 				AffinityTimeout: timeout,
+				SlowStart:       slowStart,
+				AccessLog:       accessLog,
 				NodeAddress:     nodeAddress,
 				Scheduler:       scheduler,
 				Probe:           probe.of(protocolOf(port.Protocol), path, p),
@@ -115,7 +123,7 @@ func servicePorts(svc *corev1.Service, loadBalancers []netip.Prefix, p *problems
 			if served.Protocol == config.UDP {
 				served.UDPIdleTimeout = udpIdle
 			} else {
-				served.IdleTimeout, served.MaxAge = idle, maxAge
+				served.IdleTimeout, served.MaxAge, served.DrainTimeout = idle, maxAge, drain
 				served.EndpointLimit, served.QueueTimeout = limit, queue
 			}
 			if served.Protocol == config.TCP {

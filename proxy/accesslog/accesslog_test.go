@@ -91,11 +91,23 @@ var _ = Describe("an access log", func() {
 	It("has the load balancer that a client came through", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
-			life := &trace.Life{From: good, Via: &bad, To: good, Began: at}
+			life := &trace.Life{Service: servicePort("http"), From: good, Via: &bad, To: good, Began: at}
 			t.Begin(life)
 			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at})
 		})
 		Expect(out.String()).To(ContainSubstring(`"client":"10.1.0.8:80","via":"10.1.0.7:80","vip":"10.1.0.8:80"`))
+	})
+
+	It("leaves out the Services that are not to be in it, and misses nothing", func() {
+		var out strings.Builder
+		l := run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
+			life := &trace.Life{Service: &trace.Service{Unlogged: true}, From: good, To: good, Began: at}
+			t.Begin(life)
+			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at})
+			retried(t, "connection refused")
+		})
+		Expect(out.String()).To(HavePrefix(`{"time":"2026-01-02T03:04:05.600Z","connection":7,`))
+		Expect([]int64{l.Written(), l.Lost()}).To(Equal([]int64{1, 0}))
 	})
 
 	It("has the same as text", func() {

@@ -114,6 +114,9 @@ func (l *Log) take(events []trace.Event) {
 			l.lines = l.format.lost(l.lines, e.Time, gap)
 		}
 		l.ended = e.Ended
+		if e.Life.Service.Unlogged {
+			continue
+		}
 		l.lines = l.format.line(l.lines, e)
 		l.count++
 	}

@@ -113,6 +113,9 @@ func notTried(x *proxy.Explanation, now time.Time) []api.Candidate {
 		if t := x.Port.Topology; e.Reason == "topology" && t != nil && len(t.Keys) > 0 {
 			why = elsewhere(t)
 		}
+		if drain := x.Port.DrainTimeout; e.Reason == "terminating" && drain > 0 {
+			why += fmt.Sprintf("; the connections that it has end %s after that began", trace.Short(drain))
+		}
 		out = append(out, candidate(e.Endpoint, e.Reason, why, now))
 	}
 	return out
@@ -250,6 +253,9 @@ func whyNext(x *proxy.Explanation, c balance.Choice, now time.Time) string {
 	text := byScheduler(c)
 	if c.PassedOver > 0 {
 		text += fmt.Sprintf("; %d passed over in quarantine", c.PassedOver)
+	}
+	if share := x.Set.Share(c.Endpoint, now); share < 1 {
+		text += fmt.Sprintf("; it is new, and has %.0f %% of its share (slow start)", 100*share)
 	}
 	return text
 }

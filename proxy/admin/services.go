@@ -244,6 +244,8 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 	if s.Sees = sees(v.Seen); v.Seen == 0 {
 		s.Sees = sees(portal.SeenClient)
 	}
+	s.SlowStartSeconds, s.DrainSeconds = max(0, v.Port.SlowStart).Seconds(), max(0, v.Port.DrainTimeout).Seconds()
+	s.AccessLog = v.Port.AccessLog == config.On
 	if len(v.Listeners) > 0 {
 		s.Listener = v.Listeners[0].String()
 	}
@@ -357,6 +359,9 @@ func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoin
 		set  *balance.Set
 	}{{"internal", v.Internal}, {"external", v.External}, {"node", v.Cluster}} {
 		if use.set.Find(e.Addr) != nil {
+			if share := use.set.Share(e, now); share < 1 {
+				out.Share = share
+			}
 			out.UsedFor = append(out.UsedFor, use.name)
 		}
 	}

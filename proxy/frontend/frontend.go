@@ -164,7 +164,7 @@ func (f *FrontEnd) View() *View { return f.view.Load() }
 // replaced is told.
 func (f *FrontEnd) Swap(v *View) (old *View) {
 	v.Replaced = make(chan struct{})
-	v.service = &trace.Service{Port: v.Port.ID, Protocol: f.Protocol}
+	v.service = &trace.Service{Port: v.Port.ID, Protocol: f.Protocol, Unlogged: v.Port.AccessLog == config.Off}
 	if old = f.view.Swap(v); old != nil {
 		close(old.Replaced)
 	}

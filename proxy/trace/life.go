@@ -39,6 +39,7 @@ type Life struct {
 type Service struct {
 	Port     config.PortID
 	Protocol config.Protocol
+	Unlogged bool // they are left out of the access log
 }
 
 // Tried is an attempt that has ended.

@@ -101,6 +101,8 @@ type Config struct {
 	// AccessLog says where a line goes for each connection that has ended; without Path
 	// there is none. The daemon sets Log.
 	AccessLog accesslog.Options
+	// AccessLogDefault says that the clients of Services that do not say are in the access log.
+	AccessLogDefault bool
 	// DrainTimeout is how long connections may take to end when the daemon is stopped; 0
 	// breaks them at once.
 	DrainTimeout time.Duration
@@ -178,14 +180,15 @@ var DefaultAliases = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), neti
 // Defaults returns what 'usher run' does without flags, but for its HTTP servers.
 func Defaults() Config {
 	return Config{
-		Via:          ViaDirect,
-		MaxDelay:     kube.DefaultMaxDelay,
-		Mode:         modes.Auto,
-		Portal:       portal.Options{Mark: 0x1000, Aliases: slices.Clone(DefaultAliases), IPTablesTarget: portal.IPTablesTargets[0], AddressNamespace: portal.AddressNamespaces[0]},
-		Proxy:        proxy.Defaults(),
-		TraceEvents:  4096,
-		AccessLog:    accesslog.Options{Format: accesslog.JSON},
-		DrainTimeout: 30 * time.Second,
+		Via:              ViaDirect,
+		MaxDelay:         kube.DefaultMaxDelay,
+		Mode:             modes.Auto,
+		Portal:           portal.Options{Mark: 0x1000, Aliases: slices.Clone(DefaultAliases), IPTablesTarget: portal.IPTablesTargets[0], AddressNamespace: portal.AddressNamespaces[0]},
+		Proxy:            proxy.Defaults(),
+		TraceEvents:      4096,
+		AccessLog:        accesslog.Options{Format: accesslog.JSON},
+		AccessLogDefault: true,
+		DrainTimeout:     30 * time.Second,
 	}
 }
 
@@ -249,6 +252,7 @@ func (c *Config) checkNumbers() error {
 		atLeast("connection-idle-timeout", o.IdleTimeout, 0),
 		atLeast("max-connection-age", o.MaxAge, 0),
 		atLeast("endpoint-drain-timeout", o.EndpointDrainTimeout, 0),
+		atLeast("slow-start", o.SlowStart, 0),
 		atLeast("keepalive", o.Keepalive, time.Second),
 		atLeast("max-connections-per-endpoint", o.EndpointLimit, 0),
 		atLeast("queue-timeout", o.QueueTimeout, 100*time.Millisecond),

@@ -30,7 +30,7 @@ func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
 		return nil, err
 	}
 	o := kube.Options{Client: client, Metadata: client.Metadata, Log: d.log, NodeName: c.NodeName, NodeLabels: c.NodeLabels, ServiceProxyName: c.ServiceProxyName,
-		Discovery: d.names != nil, LoadBalancers: c.LoadBalancers, MaxDelay: c.MaxDelay, Resync: c.Resync}
+		Discovery: d.names != nil, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", MaxDelay: c.MaxDelay, Resync: c.Resync}
 	if c.Netns != nil {
 		return kube.New(o) // for one command: it is no node, and the cluster hears nothing of it
 	}
@@ -52,7 +52,7 @@ func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
 func (c *Config) files(discovery bool) (config.Source, error) {
 	return manifest.New(manifest.Options{Paths: c.Manifests, ServiceCIDRs: c.ServiceCIDRs, NodePorts: c.ServiceNodePorts, LoadBalancerCIDRs: c.LoadBalancerCIDRs,
 		Node:             config.Node{Name: c.NodeName, Labels: c.NodeLabels},
-		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, LoadBalancers: c.LoadBalancers, Log: c.Log})
+		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", Log: c.Log})
 }
 
 // connect returns a client of the API server.

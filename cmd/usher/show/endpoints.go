@@ -33,7 +33,7 @@ var Endpoints = []Column[PortEndpoint]{
 	{Title: "PORT", Cell: func(e PortEndpoint) string { return dash(e.Port) }},
 	{Title: "ENDPOINT", Cell: func(e PortEndpoint) string { return Clean(e.Address) }},
 	{Title: "POD", Cell: func(e PortEndpoint) string { return dash(podName(e.Pod)) }},
-	{Title: "STATE", Cell: func(e PortEndpoint) string { return Clean(string(e.State)) }},
+	{Title: "STATE", Cell: func(e PortEndpoint) string { return state(e.Endpoint) }},
 	{Title: "ACTIVE", Right: true, Cell: func(e PortEndpoint) string { return activeOf(e) }},
 	{Title: "CONNECTED", Right: true, Cell: func(e PortEndpoint) string { return number(e.Connected) }},
 	{Title: "FAILED", Right: true, Cell: func(e PortEndpoint) string { return number(e.Failed) }},
@@ -53,6 +53,14 @@ func activeOf(e PortEndpoint) string {
 		return number(e.Active)
 	}
 	return fmt.Sprintf("%d/%d", e.Active, e.Limit)
+}
+
+// state returns "ready" or, for one that is new, "ready, 40% of its share".
+func state(e api.Endpoint) string {
+	if e.Share == 0 {
+		return Clean(string(e.State))
+	}
+	return fmt.Sprintf("%s, %.0f%% of its share", Clean(string(e.State)), 100*e.Share)
 }
 
 // QuarantineCell returns "another 7s: connection refused" or, for one that is probed,

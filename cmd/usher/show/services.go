@@ -24,11 +24,18 @@ var Services = []Column[api.Service]{
 	{Title: "FAILED", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Failed) }},
 	{Title: "TO ENDPOINTS", Right: true, Wide: true, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToEndpoint)) }},
 	{Title: "TO CLIENTS", Right: true, Wide: true, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToClient)) }},
-	{Title: "AFFINITY", Wide: true, Cell: func(s api.Service) string { return affinity(s.AffinitySeconds) }},
+	{Title: "AFFINITY", Wide: true, Cell: func(s api.Service) string { return orDash(s.AffinitySeconds) }},
 	{Title: "SCHEDULER", Wide: true, Cell: func(s api.Service) string { return scheduler(s) }},
 	{Title: "PROBES", Wide: true, Cell: func(s api.Service) string { return dash(Few(probes(s))) }},
 	{Title: "PER ENDPOINT", Wide: true, Cell: func(s api.Service) string { return dash(Few(endpointLimits(s))) }},
 	{Title: "QUEUED", Right: true, Wide: true, Cell: func(s api.Service) string { return number(s.Totals.Queued) }},
+	{Title: "SLOW START", Wide: true, Cell: func(s api.Service) string {
+		return longest(s, func(p api.PortSummary) float64 { return p.SlowStartSeconds })
+	}},
+	{Title: "DRAIN", Wide: true, Cell: func(s api.Service) string {
+		return longest(s, func(p api.PortSummary) float64 { return p.DrainSeconds })
+	}},
+	{Title: "ACCESS LOG", Wide: true, Cell: func(s api.Service) string { return accessLog(s) }},
 	{Title: "LISTENS ON", Wide: true, Cell: func(s api.Service) string { return dash(Few(listeners(s))) }},
 	{Title: "PROXY PROTOCOL", Wide: true, Cell: func(s api.Service) string { return dash(Few(proxyProtocols(s))) }},
 	{Title: "ENDPOINTS SEE", Wide: true, Cell: func(s api.Service) string { return dash(Few(seen(s))) }},
@@ -180,7 +187,23 @@ func endpointLimits(s api.Service) (list []string) {
 	return list
 }
 
-func affinity(seconds float64) string {
+// longest returns the longest time of all ports, of which UDP's may have none.
+func longest(s api.Service, of func(api.PortSummary) float64) string {
+	most := 0.0
+	for _, p := range s.Ports {
+		most = max(most, of(p))
+	}
+	return orDash(most)
+}
+
+func accessLog(s api.Service) string {
+	if len(s.Ports) > 0 && s.Ports[0].AccessLog {
+		return "yes"
+	}
+	return "-"
+}
+
+func orDash(seconds float64) string {
 	if seconds == 0 {
 		return "-"
 	}

@@ -65,8 +65,8 @@ var _ = Describe("a table", func() {
 	It("tells more of Services when it is wide", func() {
 		problem := web
 		problem.AffinitySeconds, problem.Totals.Queued = 10800, 4
-		problem.Ports = []api.PortSummary{{Protocol: "SCTP", VIP: "10.96.0.10:99", EndpointLimit: 10, QueueSeconds: 30, ProxyProtocol: &api.ProxyProtocol{ToEndpoints: "v2", From: []string{"10.0.0.0/8"}}, Problem: &api.Problem{Reason: "SCTPOff", Message: "off"}}}
-		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("1         730 B      1.3 MB  3h        -          -       10, queue 30s       4  -           v2 to endpoints, from 10.0.0.0/8  -              -         SCTPOff: off"))
+		problem.Ports = []api.PortSummary{{Protocol: "SCTP", VIP: "10.96.0.10:99", EndpointLimit: 10, QueueSeconds: 30, SlowStartSeconds: 90, DrainSeconds: 30, AccessLog: true, ProxyProtocol: &api.ProxyProtocol{ToEndpoints: "v2", From: []string{"10.0.0.0/8"}}, Problem: &api.Problem{Reason: "SCTPOff", Message: "off"}}}
+		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("1         730 B      1.3 MB  3h        -          -       10, queue 30s       4  1m30s       30s    yes         -           v2 to endpoints, from 10.0.0.0/8  -              -         SCTPOff: off"))
 		problem.Ports[0].Topology = &api.Topology{Keys: []string{"a"}, Key: "a", Value: "7"}
 		Expect(lines(show.Services, true, problem)[1]).To(ContainSubstring("  a=7  "))
 		problem.Ports[0].Probe = &api.Probe{Check: "http:/healthz", IntervalSeconds: 10}
@@ -89,16 +89,16 @@ var _ = Describe("a table", func() {
 			Endpoints: []api.Endpoint{
 				{Address: "10.1.0.7:80", Pod: "default/web-1", State: api.EndpointQuarantined, Failed: 5,
 					Quarantine: &api.Quarantine{SecondsLeft: 7.2, Cause: "connection refused"}},
-				{Address: "10.1.0.8:80", State: api.EndpointReady, Active: 2, Limit: 10, Connected: 9},
+				{Address: "10.1.0.8:80", State: api.EndpointReady, Share: 0.4, Active: 2, Limit: 10, Connected: 9},
 				{Address: "10.1.0.9:80", State: api.EndpointQuarantined, Failed: 1,
 					Quarantine: &api.Quarantine{SecondsLeft: 3.6, Probed: true, Cause: "no answer"}},
 			},
 		}}}
 		Expect(lines(show.Endpoints, false, show.PortEndpoints(detail)...)).To(Equal([]string{
-			"NAMESPACE  SERVICE  PORT  ENDPOINT     POD    STATE        ACTIVE  CONNECTED  FAILED  QUARANTINE",
-			"default    web      http  10.1.0.7:80  web-1  quarantined       0          0       5  another 7s: connection refused",
-			"default    web      http  10.1.0.8:80  -      ready          2/10          9       0  -",
-			"default    web      http  10.1.0.9:80  -      quarantined       0          0       1  probe in 4s: no answer",
+			"NAMESPACE  SERVICE  PORT  ENDPOINT     POD    STATE                    ACTIVE  CONNECTED  FAILED  QUARANTINE",
+			"default    web      http  10.1.0.7:80  web-1  quarantined                   0          0       5  another 7s: connection refused",
+			"default    web      http  10.1.0.8:80  -      ready, 40% of its share    2/10          9       0  -",
+			"default    web      http  10.1.0.9:80  -      quarantined                   0          0       1  probe in 4s: no answer",
 		}))
 	})
 

@@ -58,6 +58,13 @@ type PortSummary struct {
 	// clients wait until one has room; left out if there is no such limit.
 	EndpointLimit int     `json:"endpointLimit,omitempty"`
 	QueueSeconds  float64 `json:"queueSeconds,omitempty"`
+	// SlowStartSeconds is how long it takes until an endpoint that is new has its whole share of
+	// new connections, DrainSeconds after how long connections end to one that left or
+	// terminates; left out where there is no such time.
+	SlowStartSeconds float64 `json:"slowStartSeconds,omitempty"`
+	DrainSeconds     float64 `json:"drainSeconds,omitempty"`
+	// AccessLog says that the access log has its clients; left out if not.
+	AccessLog bool `json:"accessLog,omitempty"`
 	// ProxyProtocol is left out if neither endpoints are told of their clients nor load
 	// balancers tell.
 	ProxyProtocol *ProxyProtocol `json:"proxyProtocol,omitempty"`
@@ -231,6 +238,9 @@ type Endpoint struct {
 	State   EndpointState `json:"state"`
 	// Weight is how many connections it is to have compared with others; 0: no new ones.
 	Weight int `json:"weight"`
+	// Share is which part of its share of new connections it has while it is new (slow start);
+	// left out if that is all.
+	Share float64 `json:"share,omitempty"`
 
 	// Conditions, as EndpointSlice has them.
 	Ready       bool `json:"ready"`

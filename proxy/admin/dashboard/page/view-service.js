@@ -192,15 +192,17 @@ function howItFares({ state, endpoints: e }) {
   return '';
 }
 
-function policyWords({ policies: { internal, external, udpIdleSeconds }, scheduler, endpointLimit, queueSeconds, proxyProtocol: { toEndpoints, from } = {}, topology, probe }) {
+function policyWords({ policies: { internal, external, udpIdleSeconds }, scheduler, endpointLimit, queueSeconds, slowStartSeconds, drainSeconds, proxyProtocol: { toEndpoints, from } = {}, topology, probe }) {
   const where = policy => policy === 'Local' ? 'on this node only' : 'on every node';
   const outside = internal === external ? 'So do clients from outside.' : `Clients from outside get endpoints ${where(external)}.`;
   const idle = udpIdleSeconds ? ` A UDP session ends after ${seconds(udpIdleSeconds)} without a datagram.` : '';
   const told = toEndpoints ? ` Endpoints are told who the client is by the PROXY protocol, ${toEndpoints}.` : '';
   const tell = from ? ` Load balancers in ${from.join(', ')} tell usher by its headers.` : '';
   const near = topology ? ` Of those on every node, these count: ${topology.text}.` : '';
-  const chosen = ` The scheduler ${scheduler} chooses among them.`;
+  const fresh = slowStartSeconds ? ` One that is new gets its share within ${seconds(slowStartSeconds)}.` : '';
+  const chosen = ` The scheduler ${scheduler} chooses among them.${fresh}`;
   const probed = probe ? ` Each is probed every ${seconds(probe.intervalSeconds)} by ${probe.check}: ${probe.fall} failures in a row put it into quarantine, ${probe.rise} successes end that.` : '';
   const bound = endpointLimit ? ` Each may have ${number(endpointLimit)} connections; who comes when all have as many waits in line, for ${seconds(queueSeconds)} at the most.` : '';
-  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${chosen}${bound}${probed}${idle}${told}${tell}`;
+  const drain = drainSeconds ? ` Connections end ${seconds(drainSeconds)} after their endpoint has left.` : '';
+  return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${chosen}${bound}${probed}${drain}${idle}${told}${tell}`;
 }

@@ -1,0 +1,83 @@
+package translate
+
+import (
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// Annotations of a Service for the load balancer that AWS makes for it, which say something
+// of connections that this proxy can do as well. usher's own come before them.
+const (
+	annotationAWS = "service.beta.kubernetes.io/aws-load-balancer-"
+
+	AnnotationAWSIdleTimeout  = annotationAWS + "connection-idle-timeout"     // seconds
+	AnnotationAWSDraining     = annotationAWS + "connection-draining-enabled" // "true" or "false"
+	AnnotationAWSDrainTimeout = annotationAWS + "connection-draining-timeout" // seconds; if it is enabled
+	AnnotationAWSAccessLog    = annotationAWS + "access-log-enabled"          // "true" or "false"
+)
+
+// What the seconds may be:
+// https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_ConnectionSettings.html
+// and https://docs.aws.amazon.com/elasticloadbalancing/latest/classic/config-conn-drain.html.
+const (
+	maxAWSIdleSeconds  = 4000
+	maxAWSDrainSeconds = 3600
+	awsDrainTimeout    = 300 * time.Second // unless it is said
+)
+
+// annotatedSeconds returns what an annotation says; 0 if it is not there or not valid.
+func annotatedSeconds(svc *corev1.Service, name string, most int, p *problems) time.Duration {
+	a, ok := annotation(svc, name)
+	if !ok {
+		return 0
+	}
+	n, err := strconv.Atoi(a.text)
+	if err != nil || n < 1 || n > most {
+		p.add(a.wrong("must be a number of seconds from 1 to %d; the default is used", most))
+		return 0
+	}
+	return time.Duration(n) * time.Second
+}
+
+// idleTimeout returns how long connections of svc may be idle; 0 for the default.
+func idleTimeout(svc *corev1.Service, p *problems) time.Duration {
+	if _, own := annotation(svc, AnnotationIdleTimeout); own {
+		return annotatedDuration(svc, AnnotationIdleTimeout, p)
+	}
+	return annotatedSeconds(svc, AnnotationAWSIdleTimeout, maxAWSIdleSeconds, p)
+}
+
+// drainTimeout returns after how long connections of svc end to endpoints that leave; 0 for
+// the default.
+func drainTimeout(svc *corev1.Service, p *problems) time.Duration {
+	if _, own := annotation(svc, AnnotationDrainTimeout); own {
+		return annotatedOrNever(svc, AnnotationDrainTimeout, p)
+	}
+	switch annotatedSwitch(svc, AnnotationAWSDraining, p) {
+	case config.On:
+		if d := annotatedSeconds(svc, AnnotationAWSDrainTimeout, maxAWSDrainSeconds, p); d > 0 {
+			return d
+		}
+		return awsDrainTimeout
+	case config.Off:
+		return config.Never
+	}
+	return 0
+}
+
+// accessLog returns whether connections of svc are in the access log, which there may be none of.
+func accessLog(svc *corev1.Service, none bool, p *problems) config.Switch {
+	a, own := annotation(svc, AnnotationAccessLog)
+	if !own {
+		return annotatedSwitch(svc, AnnotationAWSAccessLog, p)
+	}
+	s := annotatedSwitch(svc, AnnotationAccessLog, p)
+	if s == config.On && none {
+		p.add(a.wrong("there is no access log on this node: --access-log says where it is"))
+	}
+	return s
+}
