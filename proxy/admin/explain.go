@@ -96,7 +96,11 @@ func candidate(e *balance.Endpoint, reason, text string, now time.Time) api.Cand
 func order(x *proxy.Explanation, now time.Time) []api.Candidate {
 	out := []api.Candidate{}
 	for i, c := range x.Order {
-		one := candidate(c.Endpoint, string(c.Reason), whyNext(x, c, now), now)
+		why := whyNext(x, c, now)
+		if share := x.Set.Share(c.Endpoint, now); share < 1 {
+			why += fmt.Sprintf("; it is new, and has %.0f %% of its share (slow start)", 100*share)
+		}
+		one := candidate(c.Endpoint, string(c.Reason), why, now)
 		if one.Sees = sees(x.Seen[i]); x.Seen[i] == 0 {
 			one.SeenText = "its client's own address if that is a Pod of this node or the endpoint is on this node, and otherwise this node's"
 		}
@@ -253,9 +257,6 @@ func whyNext(x *proxy.Explanation, c balance.Choice, now time.Time) string {
 	text := byScheduler(c)
 	if c.PassedOver > 0 {
 		text += fmt.Sprintf("; %d passed over in quarantine", c.PassedOver)
-	}
-	if share := x.Set.Share(c.Endpoint, now); share < 1 {
-		text += fmt.Sprintf("; it is new, and has %.0f %% of its share (slow start)", 100*share)
 	}
 	return text
 }

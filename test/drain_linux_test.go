@@ -1,0 +1,173 @@
+package test
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("endpoints that come and go, with the portal", func() {
+	for _, portal := range []string{"iptables", "nftables", "address", apart} {
+		DescribeTable(portal, func(vip string, at func(int) netip.Addr) { specifyDraining(portal, vip, at) },
+			Entry("IPv4", clusterIP, lab.Pod),
+			Entry("IPv6", "fd00:10:96::10", lab.Pod6),
+		)
+	}
+
+	DescribeTable("address: the share of a new endpoint grows",
+		func(vip string, at func(int) netip.Addr) {
+			const length = 8 * time.Second
+			l, dir := lab.New(), manifestsDir()
+			pod := l.Pods.NewDialer(4)
+			web := service{name: "web", clusterIP: vip, port: 80, metadata: fmt.Sprintf(`, annotations: {usher.io/slow-start: %s}`, length)}
+			web.endpoints = []netip.AddrPort{startBackend(l.Pods, at(1), 8080).addr}
+			web.write(dir)
+			startUsher(l.Node, dir, "--portal=address")
+			Expect(ask(pod, web.vip())).To(Equal(web.endpoints[0]))
+			fresh := startBackend(l.Pods, at(2), 8080)
+			web.endpoints = append(web.endpoints, fresh.addr)
+			web.write(dir)
+			for fresh.connections() == 0 {
+				Expect(ask(pod, web.vip())).Error().NotTo(HaveOccurred())
+			}
+			came := time.Now()
+			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
+			Expect(out).To(MatchRegexp(regexp.QuoteMeta(fresh.addr.String()) + ` +- +ready, \d+% of its share `))
+			out, _, _ = askUsher(l.Node, "explain", "web")
+			Expect(out).To(MatchRegexp(`it is new, and has \d+ % of its share \(slow start\)`))
+
+			// Shares of 100 connections at a time; it may take some turns until a new endpoint has one.
+			share := func(until time.Time) float64 {
+				all, its := 0, 0
+				for all < 100 || time.Now().Before(until) {
+					endpoint, err := ask(pod, web.vip())
+					Expect(err).NotTo(HaveOccurred())
+					if all++; endpoint == fresh.addr {
+						its++
+					}
+				}
+				return float64(its) / float64(all)
+			}
+			first := share(came.Add(length / 4))
+			share(came.Add(length))
+			last := share(time.Now().Add(length / 8))
+			AddReportEntry("shares of new connections", fmt.Sprintf("in the first quarter %.2f, afterwards %.2f", first, last))
+			Expect(first).To(BeNumerically("<", 0.35))
+			Expect(last).To(BeNumerically("~", 0.5, 0.02))
+		},
+		Entry("IPv4", clusterIP, lab.Pod),
+		Entry("IPv6", "fd00:10:96::10", lab.Pod6),
+	)
+})
+
+func specifyDraining(portal, vip string, at func(int) netip.Addr) {
+	if portal == "iptables" {
+		missing("iptables")
+	}
+	l, dir := lab.New(), manifestsDir()
+	pod := l.Pods.NewDialer(16)
+	web := service{name: "web", clusterIP: vip, port: 80}
+	stays, leaves := startBackend(l.Pods, at(1), 8080).addr, startBackend(l.Pods, at(2), 8080).addr
+	var u *usher
+	// serve makes usher serve both endpoints, or one, and waits until it has seen that.
+	serve := func(drain, seen string, endpoints ...netip.AddrPort) {
+		GinkgoHelper()
+		web.endpoints, web.metadata = endpoints, ""
+		if drain != "" {
+			web.metadata = ", annotations: {usher.io/drain-timeout: " + drain + "}"
+		}
+		web.write(dir)
+		Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(seen))
+	}
+	web.endpoints = []netip.AddrPort{stays, leaves}
+	web.write(dir)
+	u = startUsher(l.Node, dir, "--portal="+portal, "--trace")
+	connect := func(to netip.AddrPort) *net.TCPConn {
+		GinkgoHelper()
+		for range 10 {
+			c, err := pod.Dial("", web.vip(), 10*time.Second)
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(c.Close)
+			if name, err := readName(c); err == nil && name == to {
+				return c
+			}
+		}
+		Fail("no connection to " + to.String())
+		return nil
+	}
+	talk := func(c *net.TCPConn) error {
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		if _, err := c.Write([]byte("x")); err != nil {
+			return err
+		}
+		_, err := c.Read(make([]byte, 1))
+		return err
+	}
+	// ends waits until a connection has ended, over which all talk that talks, and returns how long that took.
+	ends := func(silent *net.TCPConn, began time.Time) time.Duration {
+		GinkgoHelper()
+		Expect(silent.SetReadDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
+		Expect(silent.Read(make([]byte, 1))).Error().To(reset)
+		return time.Since(began)
+	}
+	removed, added := "endpoint .*:8080 removed", "endpoint .*:8080 added"
+
+	By("nothing ending without a drain timeout")
+	first, other := connect(leaves), connect(stays)
+	serve("", removed, stays)
+	Consistently(func() error { return talk(first) }).WithTimeout(2 * time.Second).Should(Succeed())
+
+	By("a connection being back in time with its endpoint, when there is one")
+	serve("1h", "web:main.* changed", stays)
+	serve("1h", added, stays, leaves)
+	serve("1s", "web:main.* changed", stays, leaves)
+	Consistently(func() error { return talk(first) }).WithTimeout(3 * time.Second).Should(Succeed())
+
+	By("a silent connection ending, and one that is never silent")
+	silent := connect(leaves)
+	began := time.Now()
+	serve("1s", removed, stays)
+	talks := make(chan error, 1)
+	go func() {
+		for {
+			if err := talk(first); err != nil {
+				talks <- err
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	Expect(ends(silent, began)).To(BeNumerically(">=", time.Second))
+	Eventually(talks).WithTimeout(10 * time.Second).Should(Receive(reset))
+	Expect(time.Since(began)).To(BeNumerically(">=", time.Second))
+	Eventually(func() float64 { return metric(l.Node.NewDialer(1), `usher_connections_closed_total{end="endpoint-drained"}`) }).
+		WithTimeout(5 * time.Second).Should(BeEquivalentTo(2))
+	Expect(u.Out).To(gbytes.Say("closed after .*: endpoint-drained"))
+
+	By("a connection to one that terminates ending")
+	serve("1s", added, stays, leaves)
+	terminates := connect(leaves)
+	began = time.Now()
+	web.endpoints = []netip.AddrPort{stays, leaves}
+	text := web.yaml()
+	i := strings.LastIndex(text, "ready: true")
+	writeFile(filepath.Join(dir, "web.yaml"), text[:i]+"ready: false, serving: true, terminating: true"+text[i+len("ready: true"):])
+	Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say("endpoint .*:8080 is now terminating"))
+	out, _, _ := askUsher(l.Node, "explain", "web")
+	Expect(out).To(ContainSubstring("the connections that it has end 1.0 s after that began"))
+	Expect(ends(terminates, began)).To(BeNumerically(">=", time.Second))
+
+	Expect(talk(other)).To(Succeed())
+	out, _, _ = askUsher(l.Node, "get", "services", "web", "-o", "wide")
+	Expect(out).To(MatchRegexp(`DRAIN(?s:.*) 1s `))
+}
