@@ -1,0 +1,166 @@
+package cluster
+
+import (
+	"encoding/json"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("endpoints that come and go:", func() {
+	const (
+		drain, slow, accessLog = "usher.io/drain-timeout", "usher.io/slow-start", "usher.io/access-log"
+		aws                    = "service.beta.kubernetes.io/aws-load-balancer-"
+		idle                   = aws + "connection-idle-timeout"
+		draining, drainTime    = aws + "connection-draining-enabled", aws + "connection-draining-timeout"
+	)
+	var (
+		c    *cluster
+		svc  *corev1.Service
+		pods []netip.AddrPort
+	)
+	BeforeEach(func() {
+		c = newCluster()
+		svc = c.service("web", noSelector)
+		pods = nil
+		for n := 1; n <= 2; n++ {
+			pods = append(pods, serve(c.Pods, netip.AddrPortFrom(lab.Pod(n), 8080)).addr)
+		}
+		c.write(c.slice("web", "a", endpoint(lab.Pod(1)), endpoint(lab.Pod(2))))
+	})
+	annotate := func(name, value string) {
+		GinkgoHelper()
+		c.update("web", func(s *corev1.Service) {
+			if s.Annotations == nil {
+				s.Annotations = map[string]string{}
+			}
+			if s.Annotations[name] = value; value == "" {
+				delete(s.Annotations, name)
+			}
+		})
+	}
+	// says is what usher says of the Service's connections.
+	type says struct {
+		Drain, Slow, Idle float64
+		Log               bool
+	}
+	said := func() (says, error) {
+		a, err := get(c.Node.NewDialer(1), adminURL+"/api/v1/services/"+c.namespace+"/web")
+		if err != nil {
+			return says{}, err
+		}
+		var s api.ServiceDetail
+		if err := json.Unmarshal([]byte(a.Body), &s); err != nil || len(s.Details) == 0 {
+			return says{}, err
+		}
+		p := s.Details[0]
+		return says{p.DrainSeconds, p.SlowStartSeconds, p.Policies.ConnectionIdleSeconds, p.AccessLog}, nil
+	}
+
+	It("by the annotations of the Service and those for AWS, set, changed, wrong and removed", func() {
+		path := filepath.Join(GinkgoT().TempDir(), "access.log")
+		c.usher("--access-log="+path, "--endpoint-drain-timeout=1h", "--slow-start=2h", "--connection-idle-timeout=3h")
+		now := says{3600, 7200, 10800, true}
+		Eventually(said).WithTimeout(soon).Should(Equal(now))
+		for _, step := range []struct {
+			name, value string
+			change      func()
+			wrong       string
+		}{
+			{drain, "10s", func() { now.Drain = 10 }, ""},
+			{drain, "0", func() { now.Drain = 0 }, ""},
+			{drain, "soon", func() { now.Drain = 3600 }, `metadata.annotations[usher.io/drain-timeout]: Invalid value: "soon": must be 0 or a duration from 1s to 24h`},
+			{drain, "", func() {}, ""},
+			{draining, "true", func() { now.Drain = 300 }, ""},
+			{drainTime, "60", func() { now.Drain = 60 }, ""},
+			{drainTime, "0", func() { now.Drain = 300 }, `metadata.annotations[` + drainTime + `]: Invalid value: "0": must be a number of seconds from 1 to 3600`},
+			{drain, "20s", func() { now.Drain = 20 }, ""},
+			{drain, "", func() { now.Drain = 300 }, ""},
+			{draining, "false", func() { now.Drain = 0 }, ""},
+			{draining, "off", func() { now.Drain = 3600 }, `metadata.annotations[` + draining + `]: Invalid value: "off": must be true or false`},
+			{slow, "30s", func() { now.Slow = 30 }, ""},
+			{slow, "0", func() { now.Slow = 0 }, ""},
+			{slow, "30", func() { now.Slow = 7200 }, `metadata.annotations[usher.io/slow-start]: Invalid value: "30": must be 0 or a duration from 1s to 24h`},
+			{idle, "60", func() { now.Idle = 60 }, ""},
+			{idle, "1m", func() { now.Idle = 10800 }, `metadata.annotations[` + idle + `]: Invalid value: "1m": must be a number of seconds from 1 to 4000`},
+			{accessLog, "false", func() { now.Log = false }, ""},
+			{accessLog, "yes", func() { now.Log = true }, `metadata.annotations[usher.io/access-log]: Invalid value: "yes": must be true or false`},
+			{aws + "access-log-enabled", "false", func() {}, ""}, // usher's own, though wrong, is there
+			{accessLog, "", func() { now.Log = false }, ""},
+			{aws + "access-log-enabled", "", func() { now.Log = true }, ""},
+		} {
+			By(step.name + "=" + step.value)
+			annotate(step.name, step.value)
+			step.change()
+			Eventually(said).WithTimeout(soon).Should(Equal(now))
+			if step.wrong != "" {
+				Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(ContainSubstring(step.wrong)))
+			}
+		}
+
+		lines := func() string {
+			text, err := os.ReadFile(path)
+			Expect(err).NotTo(HaveOccurred())
+			return string(text)
+		}
+		Expect(ask(c.pod, vip(svc))).To(BeElementOf(pods))
+		Eventually(lines).WithTimeout(soon).Should(ContainSubstring(`"service":"` + c.namespace + `/web"`))
+		annotate(accessLog, "false")
+		now.Log = false
+		Eventually(said).WithTimeout(soon).Should(Equal(now))
+		before := lines()
+		Expect(ask(c.pod, vip(svc))).To(BeElementOf(pods))
+		annotate(accessLog, "true")
+		now.Log = true
+		Eventually(said).WithTimeout(soon).Should(Equal(now))
+		Expect(ask(c.pod, vip(svc))).To(BeElementOf(pods))
+		Eventually(lines).WithTimeout(soon).ShouldNot(Equal(before))
+		Expect(lines()[len(before):]).To(MatchRegexp(`\A[^\n]*\n\z`), "one line, and not of both connections")
+	})
+
+	It("where there is no access log, to ask for it is a problem", func() {
+		c.usher()
+		annotate(accessLog, "true")
+		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(ContainSubstring(
+			`metadata.annotations[usher.io/access-log]: Invalid value: "true": there is no access log on this node: --access-log says where it is`)))
+		Expect(said()).To(Equal(says{}))
+	})
+
+	It("connections to one that terminates end as the annotation says, also if it comes later", func() {
+		u := c.usher()
+		var leaving, staying *connection
+		for leaving == nil || staying == nil {
+			open, err := connect(c.pod, vip(svc))
+			Expect(err).NotTo(HaveOccurred())
+			if open.server == pods[0] {
+				leaving = open
+			} else {
+				staying = open
+			}
+		}
+		terminate := func(e *discoveryv1.Endpoint) { e.Conditions = conditions(false, true, true) }
+		c.write(c.slice("web", "a", endpoint(lab.Pod(1), terminate), endpoint(lab.Pod(2))))
+		Eventually(u.told).WithTimeout(soon).Should(ContainSubstring("endpoint " + pods[0].String() + " is now terminating"))
+		Consistently(leaving.works).WithTimeout(time.Second).Should(Succeed())
+
+		By("a wrong one, which changes nothing")
+		annotate(drain, "1")
+		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(ContainSubstring(drain)))
+		Expect(leaving.works()).To(Succeed())
+
+		annotate(drain, "1s")
+		Eventually(u.told).WithTimeout(soon).Should(ContainSubstring("endpoint-drained"))
+		Expect(leaving.works()).To(MatchError(syscall.ECONNRESET))
+		Expect(staying.works()).To(Succeed())
+	})
+})
