@@ -115,14 +115,7 @@ func (f *frontEnd) update(port config.ServicePort, c *change) {
 
 // swapView makes new connections see port and its endpoints.
 func (f *frontEnd) swapView(port config.ServicePort) {
-	port.Scheduler = cmp.Or(port.Scheduler, f.proxy.Scheduler)
-	port.Probe = f.proxy.ProbeOf(port)
-	f.proxy.Bound(&port)
-	port.DrainTimeout = cmp.Or(port.DrainTimeout, f.proxy.EndpointDrainTimeout)
-	port.SlowStart = cmp.Or(port.SlowStart, f.proxy.SlowStart)
-	if port.AccessLog = cmp.Or(port.AccessLog, f.proxy.AccessLog); f.proxy.AccessLog == 0 {
-		port.AccessLog = 0
-	}
+	port = f.proxy.WithDefaults(port)
 	f.Affinity.SetTimeout(port.AffinityTimeout)
 	before := len(f.pool.All)
 	gone := f.pool.Update(port)
@@ -283,14 +276,20 @@ func (f *frontEnd) closeListeners(why frontend.Closing) {
 	f.listeners = nil
 }
 
-// Bound fills in how many connections each endpoint of port may have, 0 for any number, and how
-// long clients wait.
-func (o *Options) Bound(port *config.ServicePort) {
-	if port.Protocol == config.UDP {
-		return
+// WithDefaults returns port with what it does not say itself.
+func (o *Options) WithDefaults(port config.ServicePort) config.ServicePort {
+	port.Scheduler = cmp.Or(port.Scheduler, o.Scheduler)
+	port.Probe = o.ProbeOf(port)
+	if port.Protocol != config.UDP {
+		port.DrainTimeout = cmp.Or(port.DrainTimeout, o.EndpointDrainTimeout)
+		port.EndpointLimit = max(0, cmp.Or(port.EndpointLimit, o.EndpointLimit))
+		port.QueueTimeout = cmp.Or(port.QueueTimeout, o.QueueTimeout)
 	}
-	port.EndpointLimit = max(0, cmp.Or(port.EndpointLimit, o.EndpointLimit))
-	port.QueueTimeout = cmp.Or(port.QueueTimeout, o.QueueTimeout)
+	port.SlowStart = cmp.Or(port.SlowStart, o.SlowStart)
+	if port.AccessLog = cmp.Or(port.AccessLog, o.AccessLog); o.AccessLog == 0 {
+		port.AccessLog = 0
+	}
+	return port
 }
 
 // limits returns how long the connections of a service port may last.

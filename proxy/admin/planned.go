@@ -13,11 +13,10 @@ import (
 func Planned(port config.ServicePort, d api.Defaults) api.ServicePort {
 	o := proxy.Options{IdleTimeout: duration(d.ConnectionIdleSeconds), MaxAge: duration(d.MaxAgeSeconds), UDPIdleTimeout: duration(d.UDPIdleSeconds),
 		EndpointLimit: d.EndpointLimit, QueueTimeout: duration(d.QueueSeconds),
+		SlowStart: duration(d.SlowStartSeconds), EndpointDrainTimeout: duration(d.DrainSeconds),
 		Probe: config.Probe{Interval: duration(d.Probe.IntervalSeconds), Timeout: duration(d.Probe.TimeoutSeconds), Rise: d.Probe.Rise, Fall: d.Probe.Fall}}
 	_ = o.Probe.Check.UnmarshalText([]byte(d.Probe.Check)) // an older usher has none
-	port.Probe = o.ProbeOf(port)
-	o.Bound(&port)
-	p := detail(&proxy.PortView{Port: port}, &o, time.Time{})
+	p := detail(&proxy.PortView{Port: o.WithDefaults(port)}, &o, time.Time{})
 	if port.Scheduler == 0 {
 		p.Scheduler = d.Scheduler
 	}
@@ -45,8 +44,9 @@ func Defaults() api.Defaults {
 
 func defaults(o *proxy.Options) api.Defaults {
 	return api.Defaults{Scheduler: o.Scheduler.String(), UDPIdleSeconds: o.UDPIdleTimeout.Seconds(),
-		ConnectionIdleSeconds: o.IdleTimeout.Seconds(), MaxAgeSeconds: o.MaxAge.Seconds(),
-		EndpointLimit: o.EndpointLimit, QueueSeconds: o.QueueTimeout.Seconds(), Probe: *probe(o.Probe)}
+		ConnectionIdleSeconds: o.IdleTimeout.Seconds(), MaxAgeSeconds: o.MaxAge.Seconds(), Probe: *probe(o.Probe),
+		EndpointLimit: o.EndpointLimit, QueueSeconds: o.QueueTimeout.Seconds(),
+		SlowStartSeconds: o.SlowStart.Seconds(), DrainSeconds: o.EndpointDrainTimeout.Seconds()}
 }
 
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

@@ -214,6 +214,8 @@ func settings(p *api.ServicePort) map[string]string {
 		{"UDP session", "ends when idle for ", p.Policies.UDPIdleSeconds},
 		{"idle connection", "ends after ", p.Policies.ConnectionIdleSeconds},
 		{"connection's age", "at the most ", p.Policies.MaxAgeSeconds},
+		{"new endpoint", "has its share after ", p.SlowStartSeconds},
+		{"endpoint that left", "its connections end after ", p.DrainSeconds},
 	} {
 		if limit.seconds > 0 {
 			out[limit.name] = limit.before + time.Duration(limit.seconds*float64(time.Second)).String()

@@ -311,14 +311,17 @@ var _ = Describe("a plan", func() {
 			p.Scheduler, p.Endpoints[0].Weight = "wlc", 3
 			p.Probe = &api.Probe{Check: "tcp", IntervalSeconds: 5, Rise: 2, Fall: 3}
 			p.Policies.AffinitySeconds, p.Policies.ConnectionIdleSeconds, p.Policies.MaxAgeSeconds = 10800, 90, 0.5
+			p.SlowStartSeconds, p.DrainSeconds = 30, 300
 		})
 		Expect(told(asIs, other, redirects)).To(ContainElements(
-			"~  10.1.0.7:80       for all clients, on n1, weight 3",
-			"~  scheduler         wlc", "was: rr",
-			"+  probes            tcp every 5s, out after 3, back after 2",
-			"+  sessionAffinity   ClientIP for 3h0m0s",
-			"+  idle connection   ends after 1m30s",
-			"+  connection's age  at the most 500ms"))
+			"~  10.1.0.7:80         for all clients, on n1, weight 3",
+			"~  scheduler           wlc", "was: rr",
+			"+  probes              tcp every 5s, out after 3, back after 2",
+			"+  sessionAffinity     ClientIP for 3h0m0s",
+			"+  idle connection     ends after 1m30s",
+			"+  connection's age    at the most 500ms",
+			"+  new endpoint        has its share after 30s",
+			"+  endpoint that left  its connections end after 5m0s"))
 	})
 	It("speaks the portal's words", func() {
 		none := port(func(p *api.ServicePort) { p.Endpoints = nil })

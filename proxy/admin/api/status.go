@@ -54,6 +54,8 @@ type Defaults struct {
 	EndpointLimit         int     `json:"endpointLimit"`
 	QueueSeconds          float64 `json:"queueSeconds"`
 	Probe                 Probe   `json:"probe"`
+	SlowStartSeconds      float64 `json:"slowStartSeconds"`
+	DrainSeconds          float64 `json:"drainSeconds"`
 }
 
 // Limited is a number that has a bound.
