@@ -1,0 +1,51 @@
+package forward_test
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+var _ = Describe("many pairs of a loop that are retired at the same time", func() {
+	It("all end, some at a time: others have their turns in between", func() {
+		const pairs = 300
+		loop := newLoop(0)
+		var ended atomic.Int64
+		var all sync.WaitGroup
+		for range pairs {
+			all.Add(1)
+			client, endpoint, _ := loopPair(loop, forward.Limits{}, func(r forward.Result) {
+				defer all.Done()
+				defer GinkgoRecover()
+				Expect(r.End).To(Equal(forward.Retired))
+				ended.Add(1)
+			})
+			DeferCleanup(client.Close)
+			DeferCleanup(endpoint.Close)
+		}
+		on(loop, func() bool {
+			loop.EachPair(func(p forward.Flow, _ forward.Owner) { p.Retire(time.Now().Add(time.Hour)) })
+			return true
+		})
+		// A task that is always there has its turn in each round.
+		var between []int64
+		var task func()
+		task = func() {
+			if n := ended.Load(); n < pairs {
+				if n > 0 {
+					between = append(between, n)
+				}
+				_ = loop.Do(task)
+			}
+		}
+		Expect(loop.Do(task)).To(Succeed())
+		all.Wait()
+		on(loop, func() bool { return true })
+		Expect(between).NotTo(BeEmpty(), "all have ended in one turn")
+	})
+})
