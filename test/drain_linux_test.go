@@ -150,7 +150,9 @@ func specifyDraining(portal, vip string, at func(int) netip.Addr) {
 	Expect(ends(silent, began)).To(BeNumerically(">=", time.Second))
 	Eventually(talks).WithTimeout(10 * time.Second).Should(Receive(reset))
 	Expect(time.Since(began)).To(BeNumerically(">=", time.Second))
-	Eventually(func() float64 { return metric(l.Node.NewDialer(1), `usher_connections_closed_total{end="endpoint-drained"}`) }).
+	Eventually(func() float64 {
+		return metric(l.Node.NewDialer(1), `usher_connections_closed_total{end="endpoint-drained"}`)
+	}).
 		WithTimeout(5 * time.Second).Should(BeEquivalentTo(2))
 	Expect(u.Out).To(gbytes.Say("closed after .*: endpoint-drained"))
 

@@ -57,7 +57,8 @@ func (p *Pool) back(addr netip.AddrPort, pod string) *State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failed = nil
-	s.remembers.Store(false)
+	s.ends.Store(0)
+	s.acquit()
 	return s
 }
 
