@@ -51,6 +51,11 @@ var _ = Describe("many pairs of a loop that are retired at the same time", func(
 	It("all end, some at a time: others have their turns in between", func() {
 		// Turns last for as long as the loop was busy before: where the machine stopped it for so
 		// long, all may end in one.
-		Expect([][]int64{seenBetween(), seenBetween(), seenBetween(), seenBetween()}).To(ContainElement(Not(BeEmpty())))
+		for range 4 {
+			if len(seenBetween()) > 0 {
+				return
+			}
+		}
+		Fail("all have ended in one turn, each time")
 	})
 })
