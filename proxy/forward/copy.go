@@ -192,11 +192,17 @@ func (fl *copying) look() {
 }
 
 // unsent implements queue.
-func (fl *copying) unsent() (n int) {
+func (fl *copying) unsent() int { return fl.sum(socketUnsent) }
+
+// unread implements queue. What a goroutine has read and not written is not among it.
+func (fl *copying) unread() int { return fl.sum(socketUnread) }
+
+// sum returns what of says of both sockets.
+func (fl *copying) sum(of func(syscall.RawConn) int) (n int) {
 	for _, c := range []side{fl.toEndpoint.from, fl.toEndpoint.to} {
 		if c, ok := c.(syscall.Conn); ok {
 			if raw, err := c.SyscallConn(); err == nil {
-				n += socketUnsent(raw)
+				n += of(raw)
 			}
 		}
 	}

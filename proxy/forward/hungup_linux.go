@@ -31,6 +31,12 @@ func socketUnsent(raw syscall.RawConn) (n int) {
 	return n
 }
 
+// socketUnread returns how much has come that was not read.
+func socketUnread(raw syscall.RawConn) (n int) {
+	_ = raw.Control(func(fd uintptr) { n = Socket(fd).unread() }) // as above
+	return n
+}
+
 // Left reports whether the peer has ended the connection, with a reset or without having
 // sent anything that is not read. Of one who has sent something and ends his side it cannot be known.
 func (s Socket) Left() bool {

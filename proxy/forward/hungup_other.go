@@ -14,3 +14,4 @@ func WaitLeft(syscall.RawConn) bool { return false }
 type Pollers struct{}
 
 func socketUnsent(syscall.RawConn) int { return 0 }
+func socketUnread(syscall.RawConn) int { return 0 }

@@ -52,6 +52,17 @@ func (ls *limited) remove(p *pair) {
 // unsent implements queue.
 func (p *pair) unsent() int { return p.client.fd.unsent() + p.endpoint.fd.unsent() }
 
+// unread implements queue. What was read already counts as one, in each direction.
+func (p *pair) unread() int {
+	n := p.client.fd.unread() + p.endpoint.fd.unread()
+	for _, w := range []*way{&p.toEndpoint, &p.toClient} {
+		if w.rest != nil || w.pipe != nil {
+			n++
+		}
+	}
+	return n
+}
+
 // looksPerTurn are some milliseconds, if all end.
 const looksPerTurn = 64
 

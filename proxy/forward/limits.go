@@ -60,9 +60,11 @@ func newWatch(now time.Time) watch { return watch{began: now, silent: now, unsen
 // restart makes the silence begin now.
 func (w *watch) restart(now time.Time) { w.silent, w.unsent = now, -1 }
 
-// queue is what a pair has written.
+// queue is what a pair has on its way.
 type queue interface {
-	// unsent returns how many bytes of it the peers have not taken yet, as far as
+	// unread returns how many bytes have come that the pair has not written yet, as far as that can be told.
+	unread() int
+	// unsent returns how many bytes that it has written the peers have not taken yet, as far as
 	// that can be told. For a reader that is slow, it becomes less while there is no
 	// room for more.
 	unsent() int
@@ -79,7 +81,7 @@ func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) End 
 	age, silence := now.Sub(w.began), now.Sub(w.silent)
 	var end End
 	switch {
-	case !l.Retire.IsZero() && (!now.Before(l.Retire) || silence >= lull && q.unsent() == 0):
+	case !l.Retire.IsZero() && (!now.Before(l.Retire) || silence >= lull && q.unsent() == 0 && q.unread() == 0):
 		return Retired
 	case l.Age > 0 && (age >= l.Age || age >= l.Age-l.Age/8 && !moved):
 		return Aged

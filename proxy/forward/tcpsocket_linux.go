@@ -225,6 +225,12 @@ func (s Socket) unsent() int {
 	return n
 }
 
+// unread returns how much has come that was not read.
+func (s Socket) unread() int {
+	n, _ := unix.IoctlGetInt(int(s), unix.SIOCINQ) // tcp(7)
+	return n
+}
+
 func (s Socket) read(b []byte) (int, error) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {
