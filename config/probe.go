@@ -91,9 +91,13 @@ func (c *Check) UnmarshalText(text []byte) error {
 	name, rest, more := strings.Cut(string(text), ":")
 	kind := CheckKind(max(0, slices.Index(checkKinds[:], name)))
 	found := Check{Kind: kind, Path: rest}
-	if i := strings.LastIndexByte(rest, ':'); i >= 0 || kind == CheckTCP {
-		if port, err := strconv.ParseUint(rest[i+1:], 10, 16); err == nil && port > 0 {
+	if i := strings.LastIndexByte(rest, ':'); i >= 0 || kind == CheckTCP && more {
+		port, err := strconv.ParseUint(rest[i+1:], 10, 16)
+		switch {
+		case err == nil && port > 0:
 			found.Path, found.Port = rest[:max(i, 0)], uint16(port)
+		case strings.Trim(rest[i+1:], "0123456789") == "":
+			more, kind = true, NoCheck // it is meant to be one
 		}
 	}
 	ok := len(text) <= maxCheck

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -33,9 +32,11 @@ const (
 	maxProbeHeader, maxProbeBody, maxProbeError = 64 << 10, 64 << 10, 200
 )
 
-// check is what is probed, and how. Service ports that want the same have one probe together.
+// check is what is probed, and how. Service ports of a namespace that want the same have one probe
+// together.
 type check struct {
-	at netip.AddrPort
+	namespace string
+	at        netip.AddrPort
 	config.Probe
 }
 
@@ -51,10 +52,9 @@ func (o *Options) ProbeOf(port config.ServicePort) config.Probe {
 // newWatcher returns what probes the endpoints whose Services ask for it.
 func (p *Proxy) newWatcher() *probe.Prober[check] {
 	told := rate.Sometimes{Interval: time.Minute}
-	client := p.probeClient()
 	return probe.New(probe.Options[check]{
-		Dial: func(ctx context.Context, c check) error { return p.check(ctx, client, c) },
-		Gap:  watchGap, AtOnce: int(p.node.Budget.Probes()), InTurn: true,
+		Dial: p.check, Gap: watchGap, AtOnce: int(p.node.Budget.Probes()), InTurn: true,
+		Share: func(c check) string { return c.namespace },
 		Began: func(c check, late time.Duration) {
 			if late <= c.Interval {
 				return
@@ -68,34 +68,14 @@ func (p *Proxy) newWatcher() *probe.Prober[check] {
 	})
 }
 
-// probeClient returns what probes by HTTP. Each probe is a connection of its own.
-func (p *Proxy) probeClient() *http.Client {
-	return &http.Client{
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Transport: &http.Transport{
-			DialContext: func(ctx context.Context, _, to string) (net.Conn, error) {
-				at, err := netip.ParseAddrPort(to)
-				if err != nil {
-					return nil, err
-				}
-				return p.dialProbe(ctx, at)
-			},
-			TLSClientConfig:        &tls.Config{InsecureSkipVerify: true}, // as the kubelet and load balancers do
-			DisableKeepAlives:      true,
-			DisableCompression:     true,
-			MaxResponseHeaderBytes: maxProbeHeader,
-		},
-	}
-}
-
 // check makes a probe, and counts it.
-func (p *Proxy) check(ctx context.Context, client *http.Client, c check) (err error) {
+func (p *Proxy) check(ctx context.Context, c check) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	if c.Check.Kind == config.CheckTCP {
 		err = p.connect(ctx, c.at)
 	} else {
-		err = get(ctx, client, c)
+		err = p.get(ctx, c)
 	}
 	result := search.ResultOf(err)
 	if errors.As(err, new(statusError)) {
@@ -110,19 +90,31 @@ type statusError int
 
 func (s statusError) Error() string { return fmt.Sprintf("HTTP status %d", int(s)) }
 
-// get asks by HTTP. The Host is the endpoint's address, as with the kubelet.
-func get(ctx context.Context, client *http.Client, c check) error {
+// get asks by HTTP, on a connection of its own, which ends with ctx. The Host is the endpoint's address,
+// as with the kubelet. A redirection is a success, and is not followed.
+func (p *Proxy) get(ctx context.Context, c check) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Check.Kind.String()+"://"+c.at.String()+c.Check.Path, nil)
 	if err != nil {
 		return err
 	}
 	r.Header.Set("User-Agent", "usher/probe")
-	answer, err := client.Do(r)
-	var failed *url.Error
-	switch {
-	case errors.As(err, &failed):
-		return failed.Err
-	case err != nil:
+	transport := http.Transport{
+		// The context that it is given has no end.
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			conn, err := p.dialProbe(ctx, c.at)
+			if err != nil {
+				return nil, err
+			}
+			context.AfterFunc(ctx, func() { conn.Close() })
+			return conn, nil
+		},
+		TLSClientConfig:        &tls.Config{InsecureSkipVerify: true}, // as the kubelet and load balancers do
+		DisableKeepAlives:      true,
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxProbeHeader,
+	}
+	answer, err := transport.RoundTrip(r)
+	if err != nil {
 		return err
 	}
 	defer answer.Body.Close()
@@ -160,7 +152,9 @@ func (f *frontEnd) watch(v *frontend.View) {
 			continue
 		}
 		now := time.Now()
-		if w.end(now) && slices.ContainsFunc(v.All, func(e *balance.Endpoint) bool { return e.State == state }) {
+		ended := w.end(now)
+		f.proxy.watcher.Remove(w.check, w)
+		if ended && slices.ContainsFunc(v.All, func(e *balance.Endpoint) bool { return e.State == state }) {
 			f.recovered(w.endpoint, now, trace.NoProbes)
 		}
 	}
@@ -169,12 +163,15 @@ func (f *frontEnd) watch(v *frontend.View) {
 // watchOne returns what watches an endpoint: what did before, or what was begun for another
 // group of clients, if it is the same.
 func (f *frontEnd) watchOne(e *balance.Endpoint, how config.Probe, before map[*balance.State]*watch) *watch {
-	c := check{e.Addr, how}
+	c := check{f.ID().Namespace, e.Addr, how}
 	if how.Check.Port != 0 {
 		c.at = netip.AddrPortFrom(e.Addr.Addr(), how.Check.Port)
 	}
 	for _, w := range []*watch{f.watches[e.State], before[e.State]} {
 		if w != nil && w.check == c {
+			w.mu.Lock()
+			w.endpoint = e // of the model as it is now
+			w.mu.Unlock()
 			return w
 		}
 	}

@@ -156,6 +156,7 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 		Eventually(why(0)).WithTimeout(20 * time.Second).Should(MatchRegexp(`^\d+ probes failed: ` + want + `$`))
 	},
 		Entry("nobody says anything", config.CheckHTTP, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, "no answer"),
+		Entry("nobody says anything, and it should be TLS", config.CheckHTTPS, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }, "no answer"),
 		Entry("it is another protocol, which says much", config.CheckHTTP, func(c net.Conn) { fmt.Fprintln(c, strings.Repeat("x", 5000)) }, `.*malformed HTTP response "x{100,150}…`),
 		Entry("it is not TLS", config.CheckHTTPS, func(c net.Conn) { fmt.Fprintln(c, "hello, this is not TLS") }, "tls: .*"),
 	)

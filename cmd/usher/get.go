@@ -232,7 +232,7 @@ terminating (used only if none is ready); or not-ready.`,
 		return items, nil
 	}, show.Endpoints, "endpoints")
 	cmd.Flags().StringVar(&q.Text, "filter", "", "only those of Services with this `text` in the name, a port's name, a VIP, or an endpoint's address or Pod")
-	cmd.Flags().StringVar(&q.State, "state", "", "only those of Services in this `state`: ok, degraded, down, problem")
+	cmd.Flags().StringVar(&q.State, "state", "", "only those of Services in this `state`, one of those of 'usher get services'")
 	f.register(cmd.Flags())
 	return cmd
 }

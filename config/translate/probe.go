@@ -38,14 +38,16 @@ const (
 const (
 	MinProbeInterval = time.Second
 	MinProbeTimeout  = 100 * time.Millisecond
-	MaxProbeTime     = time.Hour
-	MaxProbeCount    = 100 // to rise or fall
+	MaxProbeInterval = time.Hour
+	MaxProbeTimeout  = 2 * time.Minute // as with AWS
+	MaxProbeCount    = 100             // to rise or fall
 )
 
 // probe is what a Service asks for.
 type probe struct {
 	config.Probe
-	annotated // where it says what is done
+	annotated      // where it says what is done
+	aws       bool // in the words of AWS
 }
 
 func annotatedProbe(svc *corev1.Service, p *problems) (asked probe) {
@@ -54,8 +56,8 @@ func annotatedProbe(svc *corev1.Service, p *problems) (asked probe) {
 	} else if asked.annotated = a; asked.Check.UnmarshalText([]byte(a.text)) != nil {
 		p.add(a.wrong("must be %s; the default is used", config.CheckForms))
 	}
-	asked.Interval = probeTime(svc, AnnotationProbeInterval, awsProbeInterval, MinProbeInterval, p)
-	asked.Timeout = probeTime(svc, AnnotationProbeTimeout, awsProbeTimeout, MinProbeTimeout, p)
+	asked.Interval = probeTime(svc, AnnotationProbeInterval, awsProbeInterval, MinProbeInterval, MaxProbeInterval, p)
+	asked.Timeout = probeTime(svc, AnnotationProbeTimeout, awsProbeTimeout, MinProbeTimeout, MaxProbeTimeout, p)
 	asked.Rise = probeCount(svc, AnnotationProbeRise, awsProbeRise, p)
 	asked.Fall = probeCount(svc, AnnotationProbeFall, awsProbeFall, p)
 	return asked
@@ -64,6 +66,9 @@ func annotatedProbe(svc *corev1.Service, p *problems) (asked probe) {
 // of returns the probes of a port, which is at path.
 func (a probe) of(protocol config.Protocol, path *field.Path, p *problems) config.Probe {
 	if a.Check.Kind > config.NoCheck && !a.Wanted(protocol) {
+		if a.aws { // whose load balancers ask the node, or another port of the target
+			return config.Probe{Check: config.Check{Kind: config.NoCheck}}
+		}
 		p.add(a.wrong("must say to which TCP port probes go, as tcp:8080 does, for the %s port at %s; its endpoints are not probed", protocol, path))
 		a.Check = config.Check{Kind: config.NoCheck}
 	}
@@ -75,7 +80,7 @@ func (a probe) of(protocol config.Protocol, path *field.Path, p *problems) confi
 func awsCheck(svc *corev1.Service, p *problems) (asked probe) {
 	protocol, says := annotation(svc, awsProbeProtocol)
 	path, hasPath := annotation(svc, awsProbePath)
-	asked.annotated = protocol
+	asked.annotated, asked.aws = protocol, true
 	switch strings.ToLower(protocol.text) {
 	case "tcp":
 		asked.Check.Kind = config.CheckTCP
@@ -94,7 +99,7 @@ func awsCheck(svc *corev1.Service, p *problems) (asked probe) {
 	}
 	if asked.Check.Kind != config.CheckTCP {
 		if asked.Check.Path = cmp.Or(path.text, "/"); !config.ValidCheckPath(asked.Check.Path) {
-			p.add(path.wrong("must be a path such as /healthz; the endpoints are not probed"))
+			p.add(path.wrong("must be a path such as /healthz; the default is used"))
 			return probe{}
 		}
 	}
@@ -104,7 +109,7 @@ func awsCheck(svc *corev1.Service, p *problems) (asked probe) {
 	}
 	n, err := strconv.ParseUint(port.text, 10, 16)
 	if err != nil || n == 0 {
-		p.add(port.wrong("must be traffic-port or a number from 1 to 65535; the endpoints are not probed"))
+		p.add(port.wrong("must be traffic-port or a number from 1 to 65535; the default is used"))
 		return probe{}
 	}
 	if nodesPort(svc, int32(n)) {
@@ -124,18 +129,14 @@ func nodesPort(svc *corev1.Service, port int32) bool {
 }
 
 // probeTime returns a time that svc says in one of two ways; 0, for the default, if it does not.
-func probeTime(svc *corev1.Service, own, aws string, least time.Duration, p *problems) time.Duration {
+func probeTime(svc *corev1.Service, own, aws string, least, most time.Duration, p *problems) time.Duration {
 	a, ok := annotation(svc, own)
-	unit, such := "", least.String()+" to 1h, such as 10s"
 	if !ok {
-		if a, ok = annotation(svc, aws); !ok {
-			return 0
-		}
-		unit, such = "s", "1 to 3600 seconds"
+		return annotatedSeconds(svc, aws, int(most/time.Second), p)
 	}
-	d, err := time.ParseDuration(a.text + unit)
-	if err != nil || d < least || d > MaxProbeTime {
-		p.add(a.wrong("must be from %s; the default is used", such))
+	d, err := time.ParseDuration(a.text)
+	if err != nil || d < least || d > most {
+		p.add(a.wrong("must be a duration from %s to %s, such as 10s; the default is used", least, most))
 		return 0
 	}
 	return d

@@ -87,26 +87,28 @@ var _ = Describe("how endpoints are probed", func() {
 		Entry(nil, "probe=http", `must be none`),
 		Entry(nil, "probe=http:healthz", `must be none`),
 		Entry(nil, "probe=http:8080/healthz", `must be none`),
+		Entry(nil, "probe=http:/healthz:", `must be none`),
+		Entry(nil, "probe=http:/healthz:70000", `must be none`),
 		Entry(nil, "probe=http:/x y", `must be none`),
 		Entry(nil, "probe=http:/%zz", `must be none`),
 		Entry(nil, "probe=http:/"+strings.Repeat("x", 1024), `must be none`),
-		Entry(nil, "probe-interval=10", `[usher.io/probe-interval]: Invalid value: "10": must be from 1s to 1h, such as 10s; the default is used`),
-		Entry(nil, "probe-interval=999ms", `must be from 1s to 1h`),
-		Entry(nil, "probe-timeout=2h", `must be from 100ms to 1h`),
+		Entry(nil, "probe-interval=10", `[usher.io/probe-interval]: Invalid value: "10": must be a duration from 1s to 1h0m0s, such as 10s; the default is used`),
+		Entry(nil, "probe-interval=999ms", `must be a duration from 1s to 1h0m0s`),
+		Entry(nil, "probe-timeout=2h", `must be a duration from 100ms to 2m0s`),
 		Entry(nil, "probe-rise=0", `[usher.io/probe-rise]: Invalid value: "0": must be a number from 1 to 100; the default is used`),
 		Entry(nil, "probe-fall=many", `must be a number from 1 to 100`),
 		Entry(nil, "probe-often=1", `Unsupported value: "usher.io/probe-often"`),
-		Entry(nil, "interval=10s", `[`+aws+`interval]: Invalid value: "10s": must be from 1 to 3600 seconds; the default is used`),
-		Entry(nil, "timeout=0", `must be from 1 to 3600 seconds`),
+		Entry(nil, "interval=10s", `[`+aws+`interval]: Invalid value: "10s": must be a number of seconds from 1 to 3600; the default is used`),
+		Entry(nil, "timeout=500m", `must be a number of seconds from 1 to 120`),
 		Entry(nil, "unhealthy-threshold=-1", `must be a number from 1 to 100`),
 		Entry(nil, "protocol=UDP", `[`+aws+`protocol]: Unsupported value: "UDP": supported values: "HTTP", "HTTPS", "TCP"`),
-		Entry(nil, "path=healthz", `[`+aws+`path]: Invalid value: "healthz": must be a path such as /healthz; the endpoints are not probed`),
+		Entry(nil, "path=healthz", `[`+aws+`path]: Invalid value: "healthz": must be a path such as /healthz; the default is used`),
 	)
 
 	It("is not by AWS's annotations with a port that is none", func() {
 		got, problems := probes(corev1.ProtocolTCP, "protocol=TCP", "port=http")
 		Expect(got).To(Equal(config.Probe{}))
-		Expect(problems).To(ConsistOf(MatchError(ContainSubstring(`[` + aws + `port]: Invalid value: "http": must be traffic-port or a number from 1 to 65535; the endpoints are not probed`))))
+		Expect(problems).To(ConsistOf(MatchError(ContainSubstring(`[` + aws + `port]: Invalid value: "http": must be traffic-port or a number from 1 to 65535; the default is used`))))
 	})
 
 	It("takes a TCP port where the Service's is none", func() {
@@ -114,11 +116,12 @@ var _ = Describe("how endpoints are probed", func() {
 			got, problems := probes(protocol, "probe=tcp:53")
 			Expect(problems).To(BeEmpty())
 			Expect(got.Check.String()).To(Equal("tcp:53"))
-			for _, annotation := range []string{"probe=tcp", "path=/healthz"} {
-				got, problems = probes(protocol, annotation)
-				Expect(got.Check.String()).To(Equal("none"))
-				Expect(problems).To(ConsistOf(MatchError(ContainSubstring("must say to which TCP port probes go, as tcp:8080 does, for the " + string(protocol) + " port at spec.ports[0]; its endpoints are not probed"))))
-			}
+			got, problems = probes(protocol, "probe=tcp")
+			Expect(got.Check.String()).To(Equal("none"))
+			Expect(problems).To(ConsistOf(MatchError(ContainSubstring("must say to which TCP port probes go, as tcp:8080 does, for the " + string(protocol) + " port at spec.ports[0]; its endpoints are not probed"))))
+			got, problems = probes(protocol, "protocol=HTTP", "path=/healthz") // as AWS wants it
+			Expect(got.Check.String()).To(Equal("none"))
+			Expect(problems).To(BeEmpty())
 		}
 	})
 })

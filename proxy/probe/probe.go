@@ -31,6 +31,9 @@ type Options[K comparable] struct {
 	// InTurn says that of many that are due the one comes first that has been due for
 	// longest; otherwise it is the one that was left alone for the shortest time.
 	InTurn bool
+	// Share, if not nil, says whose a probe is: of one no more than a quarter of AtOnce are under
+	// way.
+	Share func(to K) string
 	// Began, if not nil, is told how late each probe begins. It must return quickly, and not
 	// call the Prober.
 	Began func(to K, late time.Duration)
@@ -47,7 +50,8 @@ type Prober[K comparable] struct {
 	waiting  queue[K] // jobs that are not due
 	due      queue[K] // jobs that are, and wait to be allowed
 	underWay int
-	next     time.Time // no probe begins before
+	shares   map[string]int // of those under way, by Share
+	next     time.Time      // no probe begins before
 	running  bool
 
 	look    chan struct{} // something has changed that run should look at
@@ -56,7 +60,7 @@ type Prober[K comparable] struct {
 
 // New returns a Prober that has nothing to do.
 func New[K comparable](options Options[K]) *Prober[K] {
-	p := &Prober[K]{Options: options, jobs: map[K]*job[K]{}, look: make(chan struct{}, 1)}
+	p := &Prober[K]{Options: options, jobs: map[K]*job[K]{}, shares: map[string]int{}, look: make(chan struct{}, 1)}
 	p.waiting.less = func(a, b *job[K]) bool { return a.due.Before(b.due) }
 	// When many are due, those first that have been left alone for a short time: who has
 	// just failed does not wait for ten thousand that have been dead for long.
@@ -82,16 +86,43 @@ func (p *Prober[K]) Add(to K, t Target, wait time.Duration) {
 		j = &job[K]{to: to, targets: map[Target]bool{}}
 		p.jobs[to] = j
 		p.schedule(j, wait)
-	case j.queue == &p.waiting && due.Before(j.due), j.queue == &p.due && wait < j.wait:
+	case j.queue == &p.waiting && due.Before(j.due), j.queue == &p.due && wait < j.wait && !p.InTurn:
 		heap.Remove(j.queue, j.place)
 		p.schedule(j, wait)
 	}
 	j.targets[t] = true
 }
 
+// Remove has to no longer probed for t. A probe that is under way ends, and t may be told of it.
+func (p *Prober[K]) Remove(to K, t Target) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	j := p.jobs[to]
+	if j == nil {
+		return
+	}
+	if delete(j.targets, t); len(j.targets) == 0 && j.queue != nil {
+		heap.Remove(j.queue, j.place)
+		delete(p.jobs, to)
+	}
+}
+
+// heldBack is how long a probe waits whose share is used up.
+const heldBack = 100 * time.Millisecond
+
+// share returns whose j is, and whether its share is used up. It is called with mu.
+func (p *Prober[K]) share(j *job[K]) (whose string, usedUp bool) {
+	if p.Share == nil {
+		return "", false
+	}
+	whose = p.Share(j.to)
+	return whose, p.shares[whose] >= max(1, p.AtOnce/4)
+}
+
 // schedule has j probed after wait. It is called with mu.
 func (p *Prober[K]) schedule(j *job[K], wait time.Duration) {
 	j.wait, j.due = wait, time.Now().Add(wait)
+	j.wanted = j.due
 	heap.Push(&p.waiting, j)
 	p.wake()
 }
@@ -159,10 +190,17 @@ func (p *Prober[K]) begin() (wait time.Duration, waiting bool) {
 			delete(p.jobs, j.to)
 			continue
 		}
+		whose, usedUp := p.share(j)
+		if usedUp {
+			j.due = now.Add(heldBack)
+			heap.Push(&p.waiting, j)
+			continue
+		}
 		if p.Began != nil {
-			p.Began(j.to, now.Sub(j.due))
+			p.Began(j.to, now.Sub(j.wanted))
 		}
 		p.underWay++
+		p.shares[whose]++
 		p.next = now.Add(p.Gap)
 		p.workers.Go(func() { p.probe(j) })
 	}
@@ -179,6 +217,11 @@ func (p *Prober[K]) probe(j *job[K]) {
 	p.mu.Lock() // until all is settled: a target that fails again meanwhile is added behind that
 	defer p.mu.Unlock()
 	p.underWay--
+	if whose, _ := p.share(j); p.shares[whose] > 1 {
+		p.shares[whose]--
+	} else {
+		delete(p.shares, whose)
+	}
 	if p.ctx.Err() != nil {
 		return // err is nobody's fault
 	}
@@ -205,6 +248,7 @@ type job[K comparable] struct {
 	targets map[Target]bool
 	wait    time.Duration // since the last probe, or since it was added
 	due     time.Time     // when that is over
+	wanted  time.Time     // due, before it was held back
 	queue   *queue[K]     // in which it is, and where; nil while the probe is under way
 	place   int
 }

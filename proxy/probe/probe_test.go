@@ -234,3 +234,50 @@ func TestProber(t *testing.T) {
 		})
 	})
 }
+
+func TestOneHasNoMoreThanAShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		n := newNetwork()
+		var late time.Duration
+		n.prober = probe.New(probe.Options[netip.AddrPort]{Dial: n.dial, Gap: time.Millisecond, AtOnce: 8, InTurn: true,
+			Share: func(to netip.AddrPort) string { return fmt.Sprint(to.Addr().As4()[2]) },
+			Began: func(_ netip.AddrPort, by time.Duration) { late = max(late, by) }})
+		n.silent = true
+		for i := range 6 {
+			n.prober.Add(addr(i), &target{wait: time.Hour}, time.Second)
+		}
+		n.prober.Add(addr(256), &target{wait: time.Hour}, time.Second)
+		pass(1500 * time.Millisecond)
+		n.mu.Lock()
+		g.Expect(n.underWay).To(Equal(3), "two of eight, and another's")
+		n.mu.Unlock()
+		pass(6 * time.Second)
+		g.Expect(n.probes).To(HaveLen(7), "all have their turn")
+		g.Expect(n.most).To(Equal(3))
+		g.Expect(late).To(BeNumerically("~", 4*time.Second, 200*time.Millisecond))
+		n.prober.Stop()
+	})
+}
+
+func TestWhoIsRemovedIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		n := newNetwork()
+		n.silent = true
+		one, other := &target{wait: time.Second}, &target{wait: time.Second}
+		n.prober.Add(addr(1), one, time.Second)
+		n.prober.Add(addr(1), other, time.Second)
+		n.prober.Add(addr(2), one, time.Second)
+		n.prober.Remove(addr(1), one)
+		n.prober.Remove(addr(2), one)
+		n.prober.Remove(addr(3), one)
+		pass(1500 * time.Millisecond)
+		g.Expect(n.probes).To(Equal([]string{"1@1s"}))
+		n.prober.Remove(addr(1), other) // while it is under way
+		pass(time.Minute)
+		g.Expect(n.probes).To(HaveLen(1))
+		g.Expect(one.told).To(BeEmpty())
+		n.prober.Stop()
+	})
+}
