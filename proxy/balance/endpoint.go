@@ -119,17 +119,15 @@ func (s *State) Moved(toEndpoint, toClient int64) {
 
 // Judge is State.Judge.
 func (e *Endpoint) Judge(now time.Time, err error, interval time.Duration, rise, fall int) (news bool) {
-	if news = e.State.Judge(now, err, interval, rise, fall); news {
-		e.pool.line.look(now)
-	}
+	news = e.State.Judge(now, err, interval, rise, fall)
+	e.pool.line.look(now) // also if it is in quarantine all the same, and for how long is another matter
 	return news
 }
 
 // Acquit is State.Acquit.
 func (e *Endpoint) Acquit(now time.Time) (news bool) {
-	if news = e.State.Acquit(now); news {
-		e.pool.line.look(now)
-	}
+	news = e.State.Acquit(now)
+	e.pool.line.look(now)
 	return news
 }
 

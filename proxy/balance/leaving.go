@@ -16,12 +16,16 @@ type Leaving struct {
 
 // leave brings p.Leaving up to date: those that are gone have just left.
 func (p *Pool) leave(gone []*Endpoint) {
-	had := p.Leaving
+	before, now := p.Leaving, p.now()
+	had := make(map[*State]*Leaving, len(before)) // those that are not met below
+	for i := range before {
+		had[before[i].State] = &before[i]
+	}
 	p.Leaving = nil
 	add := func(e *Endpoint, isGone bool) {
-		l := Leaving{Endpoint: e, Since: p.now(), Gone: isGone}
-		if i := slices.IndexFunc(had, func(l Leaving) bool { return l.State == e.State }); i >= 0 {
-			l.Since, l.Ended = had[i].Since, had[i].Ended && !isGone
+		l := Leaving{Endpoint: e, Since: now, Gone: isGone}
+		if was := had[e.State]; was != nil {
+			l.Since, l.Ended = was.Since, was.Ended && !isGone
 		}
 		p.Leaving = append(p.Leaving, l)
 	}
@@ -29,17 +33,16 @@ func (p *Pool) leave(gone []*Endpoint) {
 		if e.Terminating {
 			add(e, false)
 		}
+		delete(had, e.State)
 	}
 	for _, e := range gone {
 		if e.Active.Load() > 0 {
 			add(e, true)
 		}
+		delete(had, e.State)
 	}
-	known := func(s *State) bool {
-		return slices.ContainsFunc(p.All, func(e *Endpoint) bool { return e.State == s }) || slices.ContainsFunc(gone, func(e *Endpoint) bool { return e.State == s })
-	}
-	for _, l := range had {
-		if l.Active.Load() > 0 && !known(l.State) {
+	for _, l := range before {
+		if had[l.State] != nil && l.Active.Load() > 0 {
 			p.Leaving = append(p.Leaving, l)
 		}
 	}

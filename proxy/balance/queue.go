@@ -28,6 +28,8 @@ type line struct {
 type Place struct {
 	Timeout time.Duration // how long clients may wait, since Set.Take has said that none has room
 
+	line *line // that the client is in, or was
+
 	// Guarded by the line's lock.
 	ask   Ask
 	had   netip.AddrPort // that it waits for, as long as that is worth it
@@ -77,7 +79,7 @@ func (s *Set) Take(a Ask, had netip.AddrPort, p *Place) (Choice, bool) {
 		p.given = Choice{}
 		return c, true
 	}
-	p.ask, p.had, p.set, p.call = a, had, s, nil
+	p.line, p.ask, p.had, p.set, p.call = l, a, had, s, nil
 	if l.waiting.Len() == 0 {
 		c, ok := p.pick(a.Now)
 		switch {
@@ -109,7 +111,7 @@ func (s *Set) Take(a Ask, had netip.AddrPort, p *Place) (Choice, bool) {
 // for by Set.Take, or when there is none for it any more. It may be called at once, by any goroutine, and must neither wait nor
 // use the Pool.
 func (p *Place) Called(f func()) {
-	l := &p.set.pool.line
+	l := p.line
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if p.call = f; p.at == nil {
@@ -119,7 +121,7 @@ func (p *Place) Called(f func()) {
 
 // Leave takes the client out of the line. It returns false if it was not there: it may have been given an endpoint.
 func (p *Place) Leave() (left bool) {
-	l := &p.set.pool.line
+	l := p.line
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.leave(p)
@@ -127,7 +129,7 @@ func (p *Place) Leave() (left bool) {
 
 // InLine reports whether the client waits, and otherwise whether it has been given an endpoint.
 func (p *Place) InLine() (waits, given bool) {
-	l := &p.set.pool.line
+	l := p.line
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return p.at != nil, p.given.Endpoint != nil

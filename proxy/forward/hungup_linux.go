@@ -40,8 +40,7 @@ func socketUnread(raw syscall.RawConn) (n int) {
 // Left reports whether the peer has ended the connection, with a reset or without having
 // sent anything that is not read. Of one who has sent something and ends his side it cannot be known.
 func (s Socket) Left() bool {
-	look := []unix.PollFd{{Fd: int32(s)}} // a reset and the end of both sides are told unasked
-	if n, _ := unix.Poll(look, 0); n > 0 {
+	if s.gone() {
 		return true
 	}
 	var one [1]byte
@@ -49,11 +48,18 @@ func (s Socket) Left() bool {
 	return n == 0 && err == nil || err != nil && err != unix.EAGAIN && err != unix.EINTR
 }
 
-// WaitLeft returns true when that is so of a connection, and false when its read deadline
-// is over.
-func WaitLeft(raw syscall.RawConn) (left bool) {
+// gone reports whether the peer has reset the connection.
+func (s Socket) gone() bool {
+	look := []unix.PollFd{{Fd: int32(s)}} // a reset and the end of both sides are told unasked
+	n, _ := unix.Poll(look, 0)
+	return n > 0
+}
+
+// WaitLeft returns true when the peer of a connection has left, and false when its read deadline
+// is over. If it has sent something that was read, only a reset says so.
+func WaitLeft(raw syscall.RawConn, sent bool) (left bool) {
 	_ = raw.Read(func(fd uintptr) bool {
-		left = Socket(fd).Left()
+		left = Socket(fd).gone() || !sent && Socket(fd).Left()
 		return left
 	})
 	return left

@@ -8,7 +8,7 @@ import "syscall"
 func socketHungUp(syscall.RawConn) (ended bool, err error) { return false, nil }
 
 // WaitLeft is for Linux only.
-func WaitLeft(syscall.RawConn) bool { return false }
+func WaitLeft(syscall.RawConn, bool) bool { return false }
 
 // Pollers are for Linux only.
 type Pollers struct{}

@@ -30,7 +30,7 @@ var _ = Describe("many pairs of a loop that are retired at the same time", func(
 			DeferCleanup(endpoint.Close)
 		}
 		on(loop, func() bool {
-			loop.EachPair(func(p forward.Flow, _ forward.Owner) { p.Retire(time.Now().Add(time.Hour)) })
+			loop.EachPair(func(p *forward.PairHere, _ forward.Owner) { p.Retire(time.Now().Add(time.Hour)) })
 			return true
 		})
 		// A task that is always there has its turn in each round.

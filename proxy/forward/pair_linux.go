@@ -163,19 +163,27 @@ func (p *pair) Bytes() (toEndpoint, toClient int64) {
 }
 
 // Break implements Flow. If the loop has ended, so has the pair.
-func (p *pair) Break() { _ = p.loop.Do(func() { p.reset(Broken, nil) }) }
+func (p *pair) Break() { _ = p.loop.Do((*PairHere)(p).Break) }
 
 // Retire implements Flow.
-func (p *pair) Retire(by time.Time) {
-	_ = p.loop.Do(func() {
-		if p.done == nil {
-			return
-		}
-		limits := *p.limits
-		limits.Retire = by
-		p.limits = &limits
-		p.loop.limited.add(p)
-	})
+func (p *pair) Retire(by time.Time) { _ = p.loop.Do(func() { (*PairHere)(p).Retire(by) }) }
+
+// PairHere is a pair that only its loop may use.
+type PairHere pair
+
+// Break is Flow.Break, at once.
+func (h *PairHere) Break() { (*pair)(h).reset(Broken, nil) }
+
+// Retire is Flow.Retire, at once.
+func (h *PairHere) Retire(by time.Time) {
+	p := (*pair)(h)
+	if p.done == nil {
+		return
+	}
+	limits := *p.limits
+	limits.Retire = by
+	p.limits = &limits
+	p.loop.limited.add(p)
 }
 
 // move moves what can be moved, in each direction about limit bytes.
@@ -445,12 +453,12 @@ func (p *pair) finish() {
 
 // EachPair calls f for each pair of the loop, and its owner, in turns: pairs that are
 // begun meanwhile may be left out. Only the loop may call it.
-func (l *Loop) EachPair(f func(Flow, Owner)) { (&round{loop: l, f: f}).turn() }
+func (l *Loop) EachPair(f func(*PairHere, Owner)) { (&round{loop: l, f: f}).turn() }
 
 // round is a walk through the pairs of a loop.
 type round struct {
 	loop *Loop
-	f    func(Flow, Owner)
+	f    func(*PairHere, Owner)
 	next int // slot
 }
 
@@ -461,7 +469,7 @@ const slotsPerTurn = 256
 func (r *round) turn() {
 	for end := min(r.next+slotsPerTurn, len(r.loop.slots)); r.next < end; r.next++ {
 		if e, is := r.loop.slots[r.next].handler.(*endpointEdge); is {
-			r.f((*pair)(e), e.done)
+			r.f((*PairHere)(e), e.done)
 		}
 	}
 	if r.next < len(r.loop.slots) {

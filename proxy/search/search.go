@@ -184,6 +184,10 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 	before, _ := s.Affinity.Get(s.Client, now)
 	for {
 		choice, ok := set.Take(ask, before, s.place)
+		if s.place == nil && choice.Full() { // there is a bound since a moment ago
+			s.place = new(balance.Place)
+			continue
+		}
 		if !ok {
 			return choice, false
 		}
@@ -191,6 +195,12 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 		if before == addr {
 			s.Affinity.Set(s.Client, addr, now)
 			return choice, true
+		}
+		// It was given this one while it was in line, and another connection of the client's has
+		// an endpoint since.
+		if _, fits := set.Again(before, ask); fits {
+			choice.Endpoint.Release()
+			continue
 		}
 		if before.IsValid() {
 			s.Affinity.Forget(s.Client, before)

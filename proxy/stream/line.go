@@ -40,13 +40,15 @@ func (c *connection) mind(left func()) (unmind func()) {
 		return func() {}
 	}
 	raw, err := client.SyscallConn()
-	if k, tcp := c.client.(*keptClient); err != nil || tcp && len(k.kept) > 0 { // what was read may be a whole request
+	if err != nil {
 		return func() {}
 	}
+	k, tcp := c.client.(*keptClient)
+	sent := tcp && len(k.kept) > 0
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if forward.WaitLeft(raw) {
+		if forward.WaitLeft(raw, sent) {
 			left()
 		}
 	}()

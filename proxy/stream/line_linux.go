@@ -41,10 +41,10 @@ func (q *inLine) goOn() {
 	}
 }
 
-// Ready implements forward.Handler: the client has sent something, or has left. What was read of it
-// keeps it in line: it may be a whole request.
-func (q *inLine) Ready(forward.Readiness) {
-	if len(q.First()) == 0 && q.Left() && q.leave() {
+// Ready implements forward.Handler: the client has sent something, or has left. If something was read of
+// it, only a reset says so: what it sent may be a whole request.
+func (q *inLine) Ready(r forward.Readiness) {
+	if (r&forward.Failed != 0 || len(q.First()) == 0 && q.Left()) && q.leave() {
 		q.search.Abandon(time.Now())
 		q.connection.refuse(search.End(search.ErrClientLeft), search.ErrClientLeft)
 	}

@@ -46,7 +46,7 @@ func (ls *loops) start(s *Server) error {
 func (ls *loops) giveUp() {
 	for _, l := range ls.list {
 		_ = l.Do(l.CancelDials) // or it has ended, and has none
-		_ = l.Do(func() { l.EachPair(func(p forward.Flow, _ forward.Owner) { p.Break() }) })
+		_ = l.Do(func() { l.EachPair(func(p *forward.PairHere, _ forward.Owner) { p.Break() }) })
 	}
 }
 
@@ -54,7 +54,7 @@ func (ls *loops) giveUp() {
 func (ls *loops) retire(endpoint *balance.State, by time.Time) {
 	for _, l := range ls.list {
 		_ = l.Do(func() {
-			l.EachPair(func(p forward.Flow, owner forward.Owner) {
+			l.EachPair(func(p *forward.PairHere, owner forward.Owner) {
 				if c, is := owner.(*tcpConnection); is && c.endpoint.State == endpoint {
 					p.Retire(by)
 				}
