@@ -30,11 +30,11 @@ type systemd struct {
 	program  string
 	socket   *net.UnixConn
 	log      *gbytes.Buffer
-	main     int
 	ended    chan syscall.WaitStatus
 
 	ready, beats atomic.Int64
 	mu           sync.Mutex
+	main         int // written with mu, by the test
 	store        map[string][]int
 	said         []string
 }
@@ -102,6 +102,8 @@ func (s *systemd) start() {
 	watchdog, err := strconv.Atoi(s.settings["WatchdogSec"])
 	Expect(err).NotTo(HaveOccurred())
 	s.ns.Do(func() (err error) {
+		s.mu.Lock() // who speaks first is known by then
+		defer s.mu.Unlock()
 		// The number of the process is known to itself only.
 		s.main, err = syscall.ForkExec(shell, []string{"sh", "-c", "export LISTEN_PID=$$ WATCHDOG_PID=$$; exec " + s.settings["ExecStart"]}, &syscall.ProcAttr{
 			Files: files,
@@ -286,6 +288,8 @@ var _ = Describe("under systemd, as its unit says,", func() {
 		Eventually(s.beats.Load).WithTimeout(30 * time.Second).Should(BeNumerically(">=", before+3))
 		Expect(syscall.Kill(s.main, syscall.SIGTERM)).To(Succeed())
 		Eventually(s.ended).WithTimeout(40 * time.Second).Should(Receive(Equal(syscall.WaitStatus(0))))
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		Expect(s.said).To(ContainElement(ContainSubstring("STATUS=Serving 2 Services by the portal nftables")))
 		Expect(s.said).To(ContainElement("STOPPING=1"))
 	})
