@@ -20,7 +20,7 @@ func main() {
 		os.Exit(1)
 	}
 	packages := suite{name: "packages", dir: ".", race: true, timeout: "20m", patterns: []string{"./..."}, except: []string{"/test", "/test/scale"}}
-	program := suite{name: "test", dir: ".", race: true, timeout: "60m", patterns: []string{"./test"}}
+	program := suite{name: "test", dir: ".", race: true, timeout: "70m", patterns: []string{"./test"}}
 	cluster := suite{name: "test/cluster", dir: "test/cluster", timeout: "50m", patterns: []string{"./..."}}
 	dashboard := suite{name: "test/dashboard", dir: "test/dashboard", timeout: "20m", patterns: []string{"./..."}}
 	deploy := suite{name: "test/deploy", dir: "test/deploy", timeout: "20m", patterns: []string{"./..."}}
