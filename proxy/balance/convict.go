@@ -20,17 +20,18 @@ type trial struct {
 // quarantine, whoever has been connected to it, until rise successes in a row. Judge returns
 // whether it is in quarantine now and was not before, or the other way round.
 func (s *State) Judge(now time.Time, err error, interval time.Duration, rise, fall int) (news bool) {
-	if err == nil && !s.tried.Load() {
+	if err == nil && !s.tried() {
 		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.trial == nil {
-		s.trial = new(trial)
-		s.tried.Store(true)
+	r := s.rarely()
+	if r.trial == nil {
+		r.trial = new(trial)
+		r.tried.Store(true)
 	}
 	before := s.quarantined(now)
-	t := s.trial
+	t := r.trial
 	t.next = now.Add(interval)
 	if err == nil {
 		t.successes++
@@ -48,7 +49,7 @@ func (s *State) Judge(now time.Time, err error, interval time.Duration, rise, fa
 // Acquit says that the Service asks for no probes of the endpoint any more: what they have shown
 // is forgotten. It returns whether that ends a quarantine.
 func (s *State) Acquit(now time.Time) (news bool) {
-	if !s.tried.Load() {
+	if !s.tried() {
 		return false
 	}
 	s.mu.Lock()
@@ -60,8 +61,10 @@ func (s *State) Acquit(now time.Time) (news bool) {
 
 // acquit forgets the trial. It is called with mu.
 func (s *State) acquit() {
-	s.trial = nil
-	s.tried.Store(false)
+	if r := s.rare.Load(); r != nil {
+		r.trial = nil
+		r.tried.Store(false)
+	}
 	s.remember()
 }
 
@@ -69,7 +72,16 @@ func (s *State) acquit() {
 // mu.
 func (s *State) remember() { s.remembers.Store(s.failed != nil || s.convicted()) }
 
-func (s *State) convicted() bool { return s.trial != nil && s.trial.convicted }
+func (s *State) convicted() bool {
+	r := s.rare.Load()
+	return r != nil && r.trial != nil && r.trial.convicted
+}
+
+// tried reports whether there is a trial. It takes no lock.
+func (s *State) tried() bool {
+	r := s.rare.Load()
+	return r != nil && r.tried.Load()
+}
 
 // quarantined reports whether the endpoint is in quarantine at a time. It is called with mu.
 func (s *State) quarantined(at time.Time) bool {

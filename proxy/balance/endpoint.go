@@ -44,14 +44,27 @@ type State struct {
 
 	ends      atomic.Uint32 // of the last connections: a one, and for each a one if it was broken, the newest last
 	remembers atomic.Bool   // failed is there, or it is convicted; readable without the lock
-	tried     atomic.Bool   // trial is there
-	cameAt    atomic.Int64  // see came; Unix time in ns
-	drained   atomic.Int64  // see EndConnections; Unix time in ns, 0 for never
+	rare      atomic.Pointer[rare]
 
 	mu     sync.Mutex
 	place  int32   // in the Pool's books, which guard it
-	trial  *trial  // nil if its last probe did not fail; see Judge
 	failed *failed // nil, as with most of a hundred thousand, if it did not fail since a client was connected to it
+}
+
+// rare is what is known of few endpoints; nil of all others.
+type rare struct {
+	cameAt  atomic.Int64 // see came; Unix time in ns
+	drained atomic.Int64 // see EndConnections; Unix time in ns, 0 for never
+	tried   atomic.Bool  // trial is there
+	trial   *trial       // nil if its last probe did not fail; see Judge. Guarded by State.mu
+}
+
+// rarely returns s.rare, which is there from then on.
+func (s *State) rarely() *rare {
+	if s.rare.Load() == nil {
+		s.rare.CompareAndSwap(nil, new(rare))
+	}
+	return s.rare.Load()
 }
 
 // failed is what is known of an endpoint that failed.
@@ -290,7 +303,7 @@ func (s *State) Quarantined(now time.Time) (period Period, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.convicted() {
-		return s.trial.period(), true
+		return s.rare.Load().trial.period(), true
 	}
 	f := s.failed
 	if f == nil || !f.quarantined(now) {

@@ -56,7 +56,7 @@ func (p *Pool) back(addr netip.AddrPort, pod string) *State {
 		return nil
 	}
 	s := p.Leaving[i].State
-	s.drained.Store(0)
+	s.rarely().drained.Store(0)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failed = nil
@@ -67,11 +67,15 @@ func (p *Pool) back(addr netip.AddrPort, pod string) *State {
 
 // EndConnections makes those that are still established to an endpoint that is gone end by
 // a time: see Drained.
-func (s *State) EndConnections(by time.Time) { s.drained.Store(by.UnixNano()) }
+func (s *State) EndConnections(by time.Time) { s.rarely().drained.Store(by.UnixNano()) }
 
 // Drained returns by when a connection that is established now has to end; false if it
 // may go on.
 func (s *State) Drained() (by time.Time, ok bool) {
-	ns := s.drained.Load()
+	r := s.rare.Load()
+	if r == nil {
+		return time.Time{}, false
+	}
+	ns := r.drained.Load()
 	return time.Unix(0, ns), ns != 0
 }

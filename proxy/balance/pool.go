@@ -62,7 +62,7 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 			e.State = known.State
 		}
 		if !first && c.Ready && (known == nil || known.State != e.State || !known.Ready) {
-			e.cameAt.Store(p.now().UnixNano())
+			e.rarely().cameAt.Store(p.now().UnixNano())
 		}
 		now[c.Addr], p.All[i] = e, e
 	}

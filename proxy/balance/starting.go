@@ -48,7 +48,13 @@ func newStarting(s *Set, port *config.ServicePort, now time.Time) *starting {
 }
 
 // came returns when the endpoint became ready; 1970 if that was before the Pool was filled.
-func (s *State) came() time.Time { return time.Unix(0, s.cameAt.Load()) }
+func (s *State) came() time.Time {
+	r := s.rare.Load()
+	if r == nil {
+		return time.Unix(0, 0)
+	}
+	return time.Unix(0, r.cameAt.Load())
+}
 
 // share returns which part of its turns an endpoint takes at now, up to 1.
 func (st *starting) share(e *Endpoint, now time.Time) float64 {

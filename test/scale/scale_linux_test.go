@@ -136,8 +136,10 @@ func specs(t target) {
 	})
 
 	It("fit into memory, also after all that", func() {
+		// What a rush has left is given back when it is over, but not so soon after the time before that
+		// it would cost more than a hundredth of a processor.
+		Eventually(u.resident).WithTimeout(time.Minute).WithPolling(time.Second).Should(BeNumerically("<=", maxBusyResident))
 		figure("%s: %.0f MiB resident after changes and connections (target %d MiB)", t.portal, u.resident(), maxResident)
-		Expect(u.resident()).To(BeNumerically("<=", maxBusyResident))
 	})
 
 	It("are handed over under 500 new connections a second: none fails, none is cut", func() {
