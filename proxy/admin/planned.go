@@ -15,11 +15,10 @@ func Planned(port config.ServicePort, d api.Defaults) api.ServicePort {
 		EndpointLimit: d.EndpointLimit, QueueTimeout: duration(d.QueueSeconds),
 		SlowStart: duration(d.SlowStartSeconds), EndpointDrainTimeout: duration(d.DrainSeconds),
 		Probe: config.Probe{Interval: duration(d.Probe.IntervalSeconds), Timeout: duration(d.Probe.TimeoutSeconds), Rise: d.Probe.Rise, Fall: d.Probe.Fall}}
-	_ = o.Probe.Check.UnmarshalText([]byte(d.Probe.Check)) // an older usher has none
+	// An older usher has neither.
+	_ = o.Probe.Check.UnmarshalText([]byte(d.Probe.Check))
+	_ = o.Scheduler.UnmarshalText([]byte(d.Scheduler))
 	p := detail(&proxy.PortView{Port: o.WithDefaults(port)}, &o, time.Time{})
-	if port.Scheduler == 0 {
-		p.Scheduler = d.Scheduler
-	}
 	uses := map[config.Endpoint][]string{}
 	for _, use := range []struct {
 		name      string

@@ -1,7 +1,5 @@
 package trace
 
-import "slices"
-
 // End says how a connection ended. There is one for each; it is the same in
 // every place that shows it.
 type End string
@@ -45,12 +43,20 @@ const (
 
 // Fault returns whose doing e is.
 func (e End) Fault() Fault {
-	i := slices.IndexFunc(Ends, func(m EndMeaning) bool { return m.End == e })
-	if i < 0 {
-		return FaultUsher
+	if f, ok := faults[e]; ok {
+		return f
 	}
-	return Ends[i].Fault
+	return FaultUsher
 }
+
+// faults are those of Ends: it is asked for each connection that ends.
+var faults = func() map[End]Fault {
+	all := map[End]Fault{}
+	for _, e := range Ends {
+		all[e.End] = e.Fault
+	}
+	return all
+}()
 
 // EndMeaning is what people are told about an End.
 type EndMeaning struct {

@@ -46,33 +46,37 @@ var Services = []Column[api.Service]{
 // ReadyOf returns how many endpoints take their turn, of how many.
 func ReadyOf(c api.EndpointCounts) string { return fmt.Sprintf("%d/%d", c.Ready, c.Total) }
 
-// vips returns the addresses of a Service's VIPs, without ports.
-func vips(s api.Service) (list []string) {
+// ofPorts returns what say tells of a Service's ports, each text once and none that is empty.
+func ofPorts(s api.Service, say func(api.PortSummary) string) (list []string) {
 	for _, p := range s.Ports {
-		if host, _, err := net.SplitHostPort(p.VIP); err == nil && !slices.Contains(list, host) {
-			list = append(list, host)
+		if text := say(p); text != "" && !slices.Contains(list, text) {
+			list = append(list, text)
 		}
 	}
 	return list
+}
+
+// vips returns the addresses of a Service's VIPs, without ports.
+func vips(s api.Service) []string {
+	return ofPorts(s, func(p api.PortSummary) string {
+		host, _, _ := net.SplitHostPort(p.VIP) // "" if it has no port
+		return host
+	})
 }
 
 // portNumbers returns a Service's ports, "80/TCP", whatever IP families they have.
-func portNumbers(s api.Service) (list []string) {
-	for _, p := range s.Ports {
-		if _, port, err := net.SplitHostPort(p.VIP); err == nil && !slices.Contains(list, port+"/"+p.Protocol) {
-			list = append(list, port+"/"+p.Protocol)
+func portNumbers(s api.Service) []string {
+	return ofPorts(s, func(p api.PortSummary) string {
+		_, port, err := net.SplitHostPort(p.VIP)
+		if err != nil {
+			return ""
 		}
-	}
-	return list
+		return port + "/" + p.Protocol
+	})
 }
 
-func listeners(s api.Service) (list []string) {
-	for _, p := range s.Ports {
-		if p.Listener != "" {
-			list = append(list, p.Listener)
-		}
-	}
-	return list
+func listeners(s api.Service) []string {
+	return ofPorts(s, func(p api.PortSummary) string { return p.Listener })
 }
 
 // proxyProtocols returns how headers tell of clients: "v2 to endpoints", "from 10.0.0.0/8".
@@ -97,27 +101,23 @@ func proxyProtocols(s api.Service) (list []string) {
 }
 
 // seen tells whom the endpoints see, and why it is the node: the ports may differ in that.
-func seen(s api.Service) (list []string) {
-	for _, p := range s.Ports {
-		whom := p.SeenText
+func seen(s api.Service) []string {
+	return ofPorts(s, func(p api.PortSummary) string {
 		if p.Seen == portal.SeenClient.String() {
-			whom = p.Seen // wherever that is so, and not because it is
+			return p.Seen // wherever that is so, and not because it is
 		}
-		if whom != "" && !slices.Contains(list, whom) {
-			list = append(list, whom)
-		}
-	}
-	return list
+		return p.SeenText
+	})
 }
 
 // topologies returns what decides which endpoints count.
-func topologies(s api.Service) (list []string) {
-	for _, p := range s.Ports {
-		if p.Topology != nil && !slices.Contains(list, topology(p.Topology)) {
-			list = append(list, topology(p.Topology))
+func topologies(s api.Service) []string {
+	return ofPorts(s, func(p api.PortSummary) string {
+		if p.Topology == nil {
+			return ""
 		}
-	}
-	return list
+		return topology(p.Topology)
+	})
 }
 
 // topology returns "zone=a", the label that decides, or that none does.
@@ -155,16 +155,13 @@ func scheduler(s api.Service) string {
 }
 
 // probes returns "http:/healthz every 10s": how endpoints are probed. Of several ports some may not be.
-func probes(s api.Service) (list []string) {
-	for _, p := range s.Ports {
+func probes(s api.Service) []string {
+	return ofPorts(s, func(p api.PortSummary) string {
 		if p.Probe == nil {
-			continue
+			return ""
 		}
-		if how := probe(p.Probe); !slices.Contains(list, how) {
-			list = append(list, how)
-		}
-	}
-	return list
+		return probe(p.Probe)
+	})
 }
 
 func probe(p *api.Probe) string { return Clean(p.Check) + " every " + Seconds(p.IntervalSeconds) }
@@ -175,16 +172,13 @@ func endpointLimit(p *api.PortSummary) string {
 
 // endpointLimits returns how many connections each endpoint may have, and how long clients wait for
 // one that has room: "10, queue 30s".
-func endpointLimits(s api.Service) (list []string) {
-	for _, p := range s.Ports {
+func endpointLimits(s api.Service) []string {
+	return ofPorts(s, func(p api.PortSummary) string {
 		if p.EndpointLimit == 0 {
-			continue
+			return ""
 		}
-		if limit := endpointLimit(&p); !slices.Contains(list, limit) {
-			list = append(list, limit)
-		}
-	}
-	return list
+		return endpointLimit(&p)
+	})
 }
 
 // longest returns the longest time of all ports, of which UDP's may have none.
