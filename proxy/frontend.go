@@ -118,7 +118,7 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	port = f.proxy.WithDefaults(port)
 	f.Affinity.SetTimeout(port.AffinityTimeout)
 	before := len(f.pool.All)
-	gone := f.pool.Update(port)
+	gone := f.pool.Update(port, time.Now())
 	came := len(f.pool.All) - (before - len(gone))
 	f.proxy.counters.endpointChanges.Add(int64(came + len(gone)))
 	v := &frontend.View{

@@ -46,7 +46,7 @@ var _ = Describe("a Set", func() {
 	var pool *balance.Pool
 	BeforeEach(func() {
 		pool = new(balance.Pool)
-		pool.Update(port(endpoints(1, 2, 3)))
+		pool.Update(port(endpoints(1, 2, 3)), start)
 	})
 	pick := func(after time.Duration, tried ...int) string {
 		var done []netip.AddrPort
@@ -75,16 +75,16 @@ var _ = Describe("a Set", func() {
 	It("begins with the turn that it is told, and goes on from there when endpoints change", func() {
 		first := uint32(4)
 		pool = &balance.Pool{FirstTurn: func() uint32 { first++; return first }}
-		pool.Update(port(endpoints(1, 2, 3)))
+		pool.Update(port(endpoints(1, 2, 3)), start)
 		Expect(pick(0)).To(Equal("3, round robin"))
-		pool.Update(port(endpoints(1, 2, 3)))
+		pool.Update(port(endpoints(1, 2, 3)), start)
 		Expect(pick(0)).To(Equal("1, round robin"))
 		Expect(pick(0)).To(Equal("2, round robin"))
 	})
 
 	It("knows every endpoint, also in the last turn that can be counted", func() {
 		pool = &balance.Pool{FirstTurn: func() uint32 { return math.MaxUint32 }}
-		pool.Update(port(endpoints(1, 2, 3)))
+		pool.Update(port(endpoints(1, 2, 3)), start)
 		Expect(pick(0, 1, 2)).To(Equal("3, only one left"))
 	})
 
@@ -322,13 +322,13 @@ var _ = Describe("a Set", func() {
 var _ = Describe("a Pool", func() {
 	It("keeps what it knows of endpoints that stay, and the turn", func() {
 		var pool balance.Pool
-		pool.Update(port(endpoints(1, 2, 3)))
+		pool.Update(port(endpoints(1, 2, 3)), start)
 		pool.Cluster.Pick(balance.Ask{Now: start})
 		pool.Cluster.Find(addr(2)).Fail(start, start, errRefused, quarantine)
 
 		list := endpoints(2, 3, 4)
 		list[0].Terminating = true
-		gone := pool.Update(port(list))
+		gone := pool.Update(port(list), start)
 
 		Expect(gone).To(HaveLen(1))
 		Expect(gone[0].Addr).To(Equal(addr(1)))
@@ -344,25 +344,25 @@ var _ = Describe("a Pool", func() {
 		var pool balance.Pool
 		list := endpoints(1)
 		list[0].Pod = "default/old"
-		pool.Update(port(list))
+		pool.Update(port(list), start)
 		pool.Cluster.Find(addr(1)).Fail(start, start, errRefused, quarantine)
 
 		list = endpoints(1)
 		list[0].Pod = "default/new"
-		Expect(pool.Update(port(list))).To(HaveLen(1))
+		Expect(pool.Update(port(list), start)).To(HaveLen(1))
 		_, ok := pool.Cluster.Find(addr(1)).Quarantined(start)
 		Expect(ok).To(BeFalse())
 
 		pool.Cluster.Find(addr(1)).Fail(start, start, errRefused, quarantine)
-		Expect(pool.Update(port(nil))).To(HaveLen(1))
-		Expect(pool.Update(port(list))).To(BeEmpty())
+		Expect(pool.Update(port(nil), start)).To(HaveLen(1))
+		Expect(pool.Update(port(list), start)).To(BeEmpty())
 		_, ok = pool.Cluster.Find(addr(1)).Quarantined(start)
 		Expect(ok).To(BeFalse())
 	})
 
 	It("knows since when endpoints are leaving, until they are back or have no connections", func() {
 		now := start
-		pool := balance.Pool{Now: func() time.Time { return now }}
+		var pool balance.Pool
 		leaving := func() map[netip.AddrPort]time.Duration {
 			since := map[netip.AddrPort]time.Duration{}
 			for _, l := range pool.Leaving {
@@ -372,9 +372,9 @@ var _ = Describe("a Pool", func() {
 		}
 		update := func(list []config.Endpoint) {
 			now = now.Add(time.Second)
-			pool.Update(port(list))
+			pool.Update(port(list), now)
 		}
-		pool.Update(port(endpoints(1, 2, 3)))
+		pool.Update(port(endpoints(1, 2, 3)), start)
 		one, two := pool.Cluster.Find(addr(1)), pool.Cluster.Find(addr(2))
 		one.Take()
 		two.Take()

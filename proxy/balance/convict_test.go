@@ -19,7 +19,7 @@ var _ = Describe("an endpoint whose Service asks for probes", func() {
 	)
 	BeforeEach(func() {
 		pool = new(balance.Pool)
-		pool.Update(port(endpoints(1, 2)))
+		pool.Update(port(endpoints(1, 2)), start)
 		bad = pool.All[0]
 	})
 	judge := func(errs ...error) (news []bool) {

@@ -18,7 +18,7 @@ func Example() {
 		{Addr: netip.MustParseAddrPort("10.1.0.8:8080")},
 	}
 	var pool balance.Pool
-	pool.Update(config.ServicePort{Endpoints: endpoints, Cluster: endpoints})
+	pool.Update(config.ServicePort{Endpoints: endpoints, Cluster: endpoints}, time.Now())
 
 	now := time.Now()
 	first, _ := pool.Cluster.Pick(balance.Ask{Now: now})

@@ -14,9 +14,9 @@ type Leaving struct {
 	Ended bool // its connections were told to end, for the reader to note
 }
 
-// leave brings p.Leaving up to date: those that are gone have just left.
-func (p *Pool) leave(gone []*Endpoint) {
-	before, now := p.Leaving, p.now()
+// leave brings p.Leaving up to date: those that are gone have left now.
+func (p *Pool) leave(gone []*Endpoint, now time.Time) {
+	before := p.Leaving
 	had := make(map[*State]*Leaving, len(before)) // those that are not met below
 	for i := range before {
 		had[before[i].State] = &before[i]

@@ -18,7 +18,7 @@ func BenchmarkPick(b *testing.B) {
 			for i := range c.endpoints {
 				ns = append(ns, i+1)
 			}
-			pool.Update(port(endpoints(ns...)))
+			pool.Update(port(endpoints(ns...)), start)
 			for _, e := range pool.All[:c.quarantined] {
 				e.Fail(start, start, errRefused, quarantine)
 			}
@@ -52,7 +52,7 @@ func BenchmarkSchedulers(b *testing.B) {
 				}
 				p := port(list)
 				p.Scheduler = scheduler
-				pool.Update(p)
+				pool.Update(p, start)
 				b.ReportAllocs()
 				b.ResetTimer()
 				b.RunParallel(func(pb *testing.PB) {

@@ -20,9 +20,6 @@ type Pool struct {
 	// before the first Update.
 	FirstTurn func() uint32
 
-	// Now, if not nil, is the clock in place of time.Now. It is set before the first Update.
-	Now func() time.Time
-
 	// All are all endpoints, usable or not, in the order of the model.
 	All []*Endpoint
 
@@ -38,14 +35,14 @@ type Pool struct {
 	line  line
 }
 
-// Update makes the pool hold the endpoints of port, keeping what is known of
+// Update makes the pool hold the endpoints of port from now on, keeping what is known of
 // those that stay. It returns the endpoints that are gone; one that was
 // replaced by another Pod at the same address is among them.
-func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
+func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint) {
 	first, old := p.Cluster == nil, byAddr(p.All)
 	was := []*Set{p.Cluster, p.Internal, p.External}
 	p.line.bound.Store(int64(port.EndpointLimit))
-	now := make(map[netip.AddrPort]*Endpoint, len(port.Endpoints))
+	listed := make(map[netip.AddrPort]*Endpoint, len(port.Endpoints))
 	p.All = make([]*Endpoint, len(port.Endpoints))
 	endpoints := make([]Endpoint, len(port.Endpoints))
 	for i := range port.Endpoints {
@@ -62,37 +59,30 @@ func (p *Pool) Update(port config.ServicePort) (gone []*Endpoint) {
 			e.State = known.State
 		}
 		if !first && c.Ready && (known == nil || known.State != e.State || !known.Ready) {
-			e.rarely().cameAt.Store(p.now().UnixNano())
+			e.rarely().cameAt.Store(now.UnixNano())
 		}
-		now[c.Addr], p.All[i] = e, e
+		listed[c.Addr], p.All[i] = e, e
 	}
 	for addr, e := range old {
-		if now[addr] == nil {
+		if listed[addr] == nil {
 			gone = append(gone, e)
 		}
 	}
 	if port.Protocol != config.UDP {
-		p.leave(gone)
+		p.leave(gone, now)
 	}
-	p.Cluster = p.newSet(p.Cluster, port.Cluster, now)
-	p.Internal = p.newSet(p.Internal, port.Internal, now)
-	p.External = p.newSet(p.External, port.External, now)
+	p.Cluster = p.newSet(p.Cluster, port.Cluster, listed)
+	p.Internal = p.newSet(p.Internal, port.Internal, listed)
+	p.External = p.newSet(p.External, port.External, listed)
 	p.books.renew(p.All, gone, func() {
 		p.schedule(schedulers[cmp.Or(port.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
 	})
 	sets := []*Set{p.Cluster, p.Internal, p.External}
 	for _, s := range sets {
-		s.starting = newStarting(s, &port, p.now())
+		s.starting = newStarting(s, &port, now)
 	}
-	p.line.renew(&port, p.All, was, sets)
+	p.line.renew(&port, now, p.All, was, sets)
 	return gone
-}
-
-func (p *Pool) now() time.Time {
-	if p.Now != nil {
-		return p.Now()
-	}
-	return time.Now()
 }
 
 // byAddr is made when it is needed and not kept: there is a pool for each of

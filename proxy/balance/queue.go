@@ -296,7 +296,7 @@ func (s *State) changes(now time.Time) time.Time {
 }
 
 // renew is for new endpoints, and for another bound; the Sets are asked by those in line from now on.
-func (l *line) renew(port *config.ServicePort, all []*Endpoint, was, sets []*Set) {
+func (l *line) renew(port *config.ServicePort, now time.Time, all []*Endpoint, was, sets []*Set) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.timeout, l.all = port.QueueTimeout, all
@@ -306,6 +306,6 @@ func (l *line) renew(port *config.ServicePort, all []*Endpoint, was, sets []*Set
 		}
 	}
 	if l.waiting.Len() > 0 {
-		l.serve(time.Now(), false, nil)
+		l.serve(now, false, nil)
 	}
 }

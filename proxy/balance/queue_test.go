@@ -43,7 +43,7 @@ func (b *bounded) called() []string {
 func (b *bounded) update(limit int, ns ...int) {
 	list := endpoints(ns...)
 	b.port.EndpointLimit, b.port.Endpoints, b.port.Cluster, b.port.Internal, b.port.External = limit, list, list, list, list
-	b.Update(b.port)
+	b.Update(b.port, time.Now())
 }
 
 // waiter is a client.
@@ -144,7 +144,7 @@ func TestNobodyOvertakes(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1, 2)
 		b.Update(config.ServicePort{EndpointLimit: 1, QueueTimeout: time.Minute,
-			Endpoints: b.port.Endpoints, Cluster: b.port.Endpoints, Internal: b.port.Endpoints[:1], External: b.port.Endpoints[1:]})
+			Endpoints: b.port.Endpoints, Cluster: b.port.Endpoints, Internal: b.port.Endpoints[:1], External: b.port.Endpoints[1:]}, time.Now())
 		one, two := b.comes("one", b.Internal, 0), b.comes("two", b.External, 0)
 		ofOne, ofTwo := b.comes("of 1", b.Internal, 0), b.comes("of 2", b.External, 0)
 		two.got.Release()
@@ -261,7 +261,7 @@ func TestSchedulersPassOverEndpointsWithoutRoom(t *testing.T) {
 				g.Expect(b.port.Scheduler.UnmarshalText([]byte(name))).To(Succeed())
 				b.port.Endpoints[0].Weight = config.WeightOf(20)
 				b.port.EndpointLimit = 4
-				b.Update(b.port)
+				b.Update(b.port, time.Now())
 				has := map[netip.AddrPort]int{}
 				var last *waiter
 				for range 12 {

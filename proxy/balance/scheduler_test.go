@@ -34,7 +34,7 @@ func newCrowd(name string, list ...config.Endpoint) *crowd {
 func (c *crowd) update(list ...config.Endpoint) {
 	p := port(list)
 	p.Scheduler = c.scheduler
-	c.Update(p)
+	c.Update(p, start)
 }
 
 // weighed returns endpoints 1, 2, … with weights.
@@ -275,7 +275,7 @@ var _ = Describe("lc", func() {
 		p := port(endpoints(1, 2, 3))
 		p.Scheduler, p.External = config.LeastConnections, endpoints(2, 3)
 		c := &crowd{Pool: new(balance.Pool)}
-		c.Update(p)
+		c.Update(p, start)
 		for range 3 {
 			c.connect(0)
 		}

@@ -21,12 +21,12 @@ var _ = Describe("slow start", func() {
 	update := func(list []config.Endpoint) {
 		p := port(list)
 		p.Scheduler, p.SlowStart = by, length
-		pool.Update(p)
+		pool.Update(p, now)
 	}
 	begin := func(scheduler string, list []config.Endpoint) {
 		Expect(by.UnmarshalText([]byte(scheduler))).To(Succeed())
 		now = start
-		pool = &balance.Pool{Now: func() time.Time { return now }}
+		pool = new(balance.Pool)
 		update(list)
 	}
 	// shares returns which part of many connections, of which some are open at a time, each endpoint has.
@@ -82,7 +82,7 @@ var _ = Describe("slow start", func() {
 		list[1].Ready = false
 		p := port(list)
 		p.Scheduler, p.SlowStart, p.Cluster = by, length, list[:1]
-		pool.Update(p)
+		pool.Update(p, now)
 		after(time.Hour)
 		update(endpoints(1, 2))
 		Expect(shares(2)).To(HaveExactElements(BeNumerically("<", 0.15)))

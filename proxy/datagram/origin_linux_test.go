@@ -57,7 +57,7 @@ func redirectedFront(t *testing.T, log *logrus.Logger) (*frontend.FrontEnd, *Ser
 		Endpoints: endpoints, Cluster: endpoints, Internal: endpoints, External: endpoints,
 	}
 	var pool balance.Pool
-	pool.Update(port)
+	pool.Update(port, time.Now())
 	f := frontend.New(node, port, affinity.NewTable(&affinity.Limits{}, 0))
 	f.Swap(&frontend.View{Port: port, All: pool.All, Cluster: pool.Cluster, Internal: pool.Internal, External: pool.External})
 	return f, srv

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	. "github.com/onsi/gomega"
 	"github.com/sirupsen/logrus"
@@ -57,7 +58,7 @@ func front(node *Node) *FrontEnd {
 	}
 	port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints[:1]
 	var pool balance.Pool
-	pool.Update(port)
+	pool.Update(port, time.Now())
 	f := New(node, port, affinity.NewTable(&affinity.Limits{}, 0))
 	f.Swap(&View{Port: port, All: pool.All, Cluster: pool.Cluster, Internal: pool.Internal, External: pool.External})
 	return f

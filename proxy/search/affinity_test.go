@@ -15,7 +15,7 @@ func TestAffinityHoldsForTwoConnectionsThatWereInLine(t *testing.T) {
 	g := NewWithT(t)
 	var pool balance.Pool
 	list := []config.Endpoint{{Addr: endpointAddr(1), Ready: true}, {Addr: endpointAddr(2), Ready: true}}
-	pool.Update(config.ServicePort{EndpointLimit: 1, QueueTimeout: time.Minute, Endpoints: list, Cluster: list})
+	pool.Update(config.ServicePort{EndpointLimit: 1, QueueTimeout: time.Minute, Endpoints: list, Cluster: list}, time.Now())
 	table := affinity.NewTable(&affinity.Limits{PerTable: 10, Total: 10}, time.Hour)
 	now := time.Now()
 	search := func(client int) *Search {

@@ -118,7 +118,7 @@ func (c *client) list(ns ...int) {
 	for _, n := range ns {
 		list = append(list, config.Endpoint{Addr: endpointAddr(n), Ready: true})
 	}
-	c.pool.Update(config.ServicePort{Scheduler: c.scheduler, EndpointLimit: c.bound, QueueTimeout: c.patience, Endpoints: list, Cluster: list})
+	c.pool.Update(config.ServicePort{Scheduler: c.scheduler, EndpointLimit: c.bound, QueueTimeout: c.patience, Endpoints: list, Cluster: list}, time.Now())
 	if old := c.listed.Swap(&listed{c.pool.Cluster, make(chan struct{})}); old != nil {
 		close(old.replaced)
 	}

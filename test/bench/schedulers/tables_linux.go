@@ -86,7 +86,7 @@ func update(p *balance.Pool, by config.Scheduler, n, without int) {
 			list = append(list, config.Endpoint{Addr: address(i), Ready: true})
 		}
 	}
-	p.Update(config.ServicePort{Scheduler: by, Endpoints: list, Cluster: list})
+	p.Update(config.ServicePort{Scheduler: by, Endpoints: list, Cluster: list}, time.Now())
 }
 
 // after sends 10,000 clients, whose connections stay open, before a change and after it.
