@@ -143,6 +143,34 @@ func (c *cluster) update(name string, edit func(*corev1.Service)) *corev1.Servic
 	return c.change(name, edit, c.api.CoreV1().Services(c.namespace).Update)
 }
 
+// annotate gives a Service an annotation, or takes it away if the value is empty.
+func (c *cluster) annotate(service, name, value string) {
+	GinkgoHelper()
+	c.update(service, func(s *corev1.Service) {
+		if s.Annotations == nil {
+			s.Annotations = map[string]string{}
+		}
+		if s.Annotations[name] = value; value == "" {
+			delete(s.Annotations, name)
+		}
+	})
+}
+
+// whom returns a function for Eventually: the endpoints that answer a Pod which asks twelve times, and how often.
+func (c *cluster) whom(svc *corev1.Service) func() (map[netip.AddrPort]int, error) {
+	return func() (map[netip.AddrPort]int, error) {
+		counts := map[netip.AddrPort]int{}
+		for range 12 {
+			addr, err := ask(c.pod, vip(svc))
+			if err != nil {
+				return nil, err
+			}
+			counts[addr]++
+		}
+		return counts, nil
+	}
+}
+
 // updateStatus changes a Service's status, as a cloud controller does.
 func (c *cluster) updateStatus(name string, edit func(*corev1.Service)) *corev1.Service {
 	GinkgoHelper()

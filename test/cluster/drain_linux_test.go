@@ -38,17 +38,6 @@ var _ = Describe("endpoints that come and go:", func() {
 		}
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1)), endpoint(lab.Pod(2))))
 	})
-	annotate := func(name, value string) {
-		GinkgoHelper()
-		c.update("web", func(s *corev1.Service) {
-			if s.Annotations == nil {
-				s.Annotations = map[string]string{}
-			}
-			if s.Annotations[name] = value; value == "" {
-				delete(s.Annotations, name)
-			}
-		})
-	}
 	// says is what usher says of the Service's connections.
 	type says struct {
 		Drain, Slow, Idle float64
@@ -100,7 +89,7 @@ var _ = Describe("endpoints that come and go:", func() {
 			{aws + "access-log-enabled", "", func() { now.Log = true }, ""},
 		} {
 			By(step.name + "=" + step.value)
-			annotate(step.name, step.value)
+			c.annotate("web", step.name, step.value)
 			step.change()
 			Eventually(said).WithTimeout(soon).Should(Equal(now))
 			if step.wrong != "" {
@@ -115,12 +104,12 @@ var _ = Describe("endpoints that come and go:", func() {
 		}
 		Expect(ask(c.pod, vip(svc))).To(BeElementOf(pods))
 		Eventually(lines).WithTimeout(soon).Should(ContainSubstring(`"service":"` + c.namespace + `/web"`))
-		annotate(accessLog, "false")
+		c.annotate("web", accessLog, "false")
 		now.Log = false
 		Eventually(said).WithTimeout(soon).Should(Equal(now))
 		before := lines()
 		Expect(ask(c.pod, vip(svc))).To(BeElementOf(pods))
-		annotate(accessLog, "true")
+		c.annotate("web", accessLog, "true")
 		now.Log = true
 		Eventually(said).WithTimeout(soon).Should(Equal(now))
 		Expect(ask(c.pod, vip(svc))).To(BeElementOf(pods))
@@ -130,7 +119,7 @@ var _ = Describe("endpoints that come and go:", func() {
 
 	It("where there is no access log, to ask for it is a problem", func() {
 		c.usher()
-		annotate(accessLog, "true")
+		c.annotate("web", accessLog, "true")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(ContainSubstring(
 			`metadata.annotations[usher.io/access-log]: Invalid value: "true": there is no access log on this node: --access-log says where it is`)))
 		Expect(said()).To(Equal(says{}))
@@ -154,11 +143,11 @@ var _ = Describe("endpoints that come and go:", func() {
 		Consistently(leaving.works).WithTimeout(time.Second).Should(Succeed())
 
 		By("a wrong one, which changes nothing")
-		annotate(drain, "1")
+		c.annotate("web", drain, "1")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElement(ContainSubstring(drain)))
 		Expect(leaving.works()).To(Succeed())
 
-		annotate(drain, "1s")
+		c.annotate("web", drain, "1s")
 		Eventually(u.told).WithTimeout(soon).Should(ContainSubstring("endpoint-drained"))
 		Expect(leaving.works()).To(MatchError(syscall.ECONNRESET))
 		Expect(staying.works()).To(Succeed())

@@ -33,18 +33,7 @@ var _ = Describe("how endpoints are probed:", func() {
 		}
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1)), endpoint(lab.Pod(2)), endpoint(lab.Pod(3))))
 		c.usher()
-		// whom are the endpoints that answer a client who asks some times.
-		whom := func() (map[netip.AddrPort]int, error) {
-			counts := map[netip.AddrPort]int{}
-			for range 12 {
-				addr, err := answers(c.pod, vip(svc))()
-				if err != nil {
-					return nil, err
-				}
-				counts[addr]++
-			}
-			return counts, nil
-		}
+		whom := c.whom(svc)
 		// annotate gives the Service these annotations about probes, each as NAME=VALUE, and no others.
 		annotate := func(annotations ...string) {
 			GinkgoHelper()

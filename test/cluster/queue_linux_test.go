@@ -8,7 +8,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -22,17 +21,6 @@ var _ = Describe("how many connections an endpoint may have:", func() {
 		pod := serve(c.Pods, netip.AddrPortFrom(lab.Pod(1), 8080)).addr
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1))))
 		c.usher()
-		annotate := func(name, value string) {
-			GinkgoHelper()
-			c.update("web", func(s *corev1.Service) {
-				if s.Annotations == nil {
-					s.Annotations = map[string]string{}
-				}
-				if s.Annotations[name] = value; value == "" {
-					delete(s.Annotations, name)
-				}
-			})
-		}
 		// waits is an error unless a client is reset who waits until its time is over.
 		waits := func() error {
 			_, err := ask(c.pod, vip(svc))
@@ -52,36 +40,36 @@ var _ = Describe("how many connections an endpoint may have:", func() {
 		Expect(readName(has)).To(Equal(pod))
 
 		By("one")
-		annotate(timeout, "1s")
-		annotate(limit, "1")
+		c.annotate("web", timeout, "1s")
+		c.annotate("web", limit, "1")
 		Eventually(waits).WithTimeout(soon).Should(Succeed())
 
 		By("one more")
-		annotate(limit, "2")
+		c.annotate("web", limit, "2")
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod))
-		annotate(limit, "1")
+		c.annotate("web", limit, "1")
 		Eventually(waits).WithTimeout(soon).Should(Succeed())
 
 		By("what is wrong being told, and the default used")
-		annotate(limit, "few")
-		annotate(timeout, "0s")
+		c.annotate("web", limit, "few")
+		c.annotate("web", timeout, "0s")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElements(
 			ContainSubstring(`metadata.annotations[usher.io/max-connections-per-endpoint]: Invalid value: "few": must be a number of connections from 1 to 1000000, or 0 for any number`),
 			ContainSubstring(`metadata.annotations[usher.io/queue-timeout]: Invalid value: "0s": must be a duration from 1s to 24h`)))
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod))
 
 		By("a client that waits when the annotation goes")
-		annotate(timeout, "5m")
-		annotate(limit, "1")
+		c.annotate("web", timeout, "5m")
+		c.annotate("web", limit, "1")
 		waiting := make(chan error, 1)
 		Eventually(func() error { return failure(c.pod, vip(svc))() }).WithTimeout(soon).Should(HaveOccurred())
 		go func() {
 			_, err := ask(c.pod, vip(svc))
 			waiting <- err
 		}()
-		annotate(limit, "")
+		c.annotate("web", limit, "")
 		Eventually(waiting).WithTimeout(soon).Should(Receive(BeNil()))
-		annotate(timeout, "")
+		c.annotate("web", timeout, "")
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod))
 	})
 })

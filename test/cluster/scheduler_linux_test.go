@@ -5,7 +5,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -22,57 +21,35 @@ var _ = Describe("how an endpoint is chosen:", func() {
 		}
 		c.write(c.slice("web", "a", endpoint(lab.Pod(1)), endpoint(lab.Pod(2)), endpoint(lab.Pod(3))))
 		c.usher()
-		// whom are the endpoints that answer a client who asks some times.
-		whom := func() (map[netip.AddrPort]int, error) {
-			counts := map[netip.AddrPort]int{}
-			for range 12 {
-				addr, err := answers(c.pod, vip(svc))()
-				if err != nil {
-					return nil, err
-				}
-				counts[addr]++
-			}
-			return counts, nil
-		}
-		annotate := func(name, value string) {
-			GinkgoHelper()
-			c.update("web", func(s *corev1.Service) {
-				if s.Annotations == nil {
-					s.Annotations = map[string]string{}
-				}
-				if s.Annotations[name] = value; value == "" {
-					delete(s.Annotations, name)
-				}
-			})
-		}
+		whom := c.whom(svc)
 		inTurn := map[netip.AddrPort]int{pods[0]: 4, pods[1]: 4, pods[2]: 4}
 		Eventually(whom).WithTimeout(soon).Should(Equal(inTurn))
 
 		By("a scheduler that gives a client the same one each time")
-		annotate(scheduler, "sh")
+		c.annotate("web", scheduler, "sh")
 		Eventually(whom).WithTimeout(soon).Should(HaveLen(1))
-		annotate(scheduler, "lc")
+		c.annotate("web", scheduler, "lc")
 		Eventually(whom).WithTimeout(soon).Should(HaveLen(3))
 
 		By("weights")
-		annotate(scheduler, "wrr")
-		annotate(weight, pods[0].Addr().String()+"=2,*=0")
+		c.annotate("web", scheduler, "wrr")
+		c.annotate("web", weight, pods[0].Addr().String()+"=2,*=0")
 		Eventually(whom).WithTimeout(soon).Should(Equal(map[netip.AddrPort]int{pods[0]: 12}))
-		annotate(weight, pods[0].String()+"=4")
+		c.annotate("web", weight, pods[0].String()+"=4")
 		Eventually(whom).WithTimeout(soon).Should(Equal(map[netip.AddrPort]int{pods[0]: 8, pods[1]: 2, pods[2]: 2}))
 
 		By("what is wrong being told, and the rest served")
-		annotate(scheduler, "best")
-		annotate(weight, pods[0].String()+"=many")
+		c.annotate("web", scheduler, "best")
+		c.annotate("web", weight, pods[0].String()+"=many")
 		Eventually(c.warnings("web")).WithTimeout(soon).Should(ContainElements(
 			ContainSubstring(`metadata.annotations[usher.io/scheduler]: Invalid value: "best": must be one of rr, random, lc,`),
 			ContainSubstring(`must be weights from 0 to 256 of Pods or addresses`)))
 		Eventually(whom).WithTimeout(soon).Should(Equal(inTurn))
 
-		annotate(scheduler, "maglev")
-		annotate(weight, "")
+		c.annotate("web", scheduler, "maglev")
+		c.annotate("web", weight, "")
 		Eventually(whom).WithTimeout(soon).Should(HaveLen(1))
-		annotate(scheduler, "")
+		c.annotate("web", scheduler, "")
 		Eventually(whom).WithTimeout(soon).Should(Equal(inTurn))
 	})
 })
