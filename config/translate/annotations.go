@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -136,12 +137,29 @@ func annotatedDuration(svc *corev1.Service, name string, p *problems) time.Durat
 	if !ok {
 		return 0
 	}
-	d, err := time.ParseDuration(a.text)
-	if err != nil || d < minAnnotatedDuration || d > maxAnnotatedDuration {
+	d, ok := a.duration(minAnnotatedDuration, maxAnnotatedDuration)
+	if !ok {
 		p.add(a.wrong("must be a duration from 1s to 24h, such as 30s; the default is used"))
-		return 0
 	}
 	return d
+}
+
+// duration returns the time that a says, and false, and 0, if that is none within bounds.
+func (a annotated) duration(least, most time.Duration) (time.Duration, bool) {
+	d, err := time.ParseDuration(a.text)
+	if err != nil || d < least || d > most {
+		return 0, false
+	}
+	return d, true
+}
+
+// number is duration for a number.
+func (a annotated) number(least, most int) (int, bool) {
+	n, err := strconv.Atoi(a.text)
+	if err != nil || n < least || n > most {
+		return 0, false
+	}
+	return n, true
 }
 
 // annotatedOrNever is annotatedDuration for what may be 0 too, which is config.Never.
@@ -150,13 +168,12 @@ func annotatedOrNever(svc *corev1.Service, name string, p *problems) time.Durati
 	if !ok {
 		return 0
 	}
-	d, err := time.ParseDuration(a.text)
-	switch {
-	case err == nil && d == 0:
+	if zero, err := time.ParseDuration(a.text); err == nil && zero == 0 {
 		return config.Never
-	case err != nil || d < minAnnotatedDuration || d > maxAnnotatedDuration:
+	}
+	d, ok := a.duration(minAnnotatedDuration, maxAnnotatedDuration)
+	if !ok {
 		p.add(a.wrong("must be 0 or a duration from 1s to 24h, such as 30s; the default is used"))
-		return 0
 	}
 	return d
 }

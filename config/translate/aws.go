@@ -1,7 +1,6 @@
 package translate
 
 import (
-	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,10 +34,9 @@ func annotatedSeconds(svc *corev1.Service, name string, most int, p *problems) t
 	if !ok {
 		return 0
 	}
-	n, err := strconv.Atoi(a.text)
-	if err != nil || n < 1 || n > most {
+	n, ok := a.number(1, most)
+	if !ok {
 		p.add(a.wrong("must be a number of seconds from 1 to %d; the default is used", most))
-		return 0
 	}
 	return time.Duration(n) * time.Second
 }

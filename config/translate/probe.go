@@ -24,7 +24,7 @@ const (
 
 // The same in the words of AWS, times in seconds. usher's own annotations count before these.
 const (
-	awsProbe         = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-"
+	awsProbe         = annotationAWS + "healthcheck-"
 	awsProbeProtocol = awsProbe + "protocol"
 	awsProbePath     = awsProbe + "path"
 	awsProbePort     = awsProbe + "port"
@@ -134,10 +134,9 @@ func probeTime(svc *corev1.Service, own, aws string, least, most time.Duration, 
 	if !ok {
 		return annotatedSeconds(svc, aws, int(most/time.Second), p)
 	}
-	d, err := time.ParseDuration(a.text)
-	if err != nil || d < least || d > most {
+	d, ok := a.duration(least, most)
+	if !ok {
 		p.add(a.wrong("must be a duration from %s to %s, such as 10s; the default is used", least, most))
-		return 0
 	}
 	return d
 }
@@ -150,10 +149,9 @@ func probeCount(svc *corev1.Service, own, aws string, p *problems) int {
 			return 0
 		}
 	}
-	n, err := strconv.Atoi(a.text)
-	if err != nil || n < 1 || n > MaxProbeCount {
+	n, ok := a.number(1, MaxProbeCount)
+	if !ok {
 		p.add(a.wrong("must be a number from 1 to %d; the default is used", MaxProbeCount))
-		return 0
 	}
 	return n
 }

@@ -20,7 +20,7 @@ const (
 	AnnotationAcceptProxyProtocol = AnnotationPrefix + "accept-proxy-protocol"
 	// AnnotationAWSProxyProtocol says that the load balancer which AWS makes for the
 	// Service tells it: "*", and nothing else.
-	AnnotationAWSProxyProtocol = "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol"
+	AnnotationAWSProxyProtocol = annotationAWS + "proxy-protocol"
 )
 
 // version is what AnnotationProxyProtocol asks for.

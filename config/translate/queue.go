@@ -1,8 +1,6 @@
 package translate
 
 import (
-	"strconv"
-
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/usherproxy/usher/config"
@@ -23,8 +21,8 @@ func annotatedEndpointLimit(svc *corev1.Service, p *problems) int {
 	if !ok {
 		return 0
 	}
-	switch n, err := strconv.Atoi(a.text); {
-	case err != nil || n < 0 || n > config.MaxEndpointLimit:
+	switch n, ok := a.number(0, config.MaxEndpointLimit); {
+	case !ok:
 		p.add(a.wrong("must be a number of connections from 1 to %d, or 0 for any number; the default is used", config.MaxEndpointLimit))
 		return 0
 	case n == 0:
