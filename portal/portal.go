@@ -92,6 +92,13 @@ type PartsComparer interface {
 	CompareParts(ctx context.Context) ([]Part, error)
 }
 
+// Withdrawer is a Portal whose rules can go while connections that came by them go on.
+type Withdrawer interface {
+	// Withdraw takes out all rules that were applied, and leaves what connections that are
+	// open need. Nothing may be applied afterwards; Remove takes out the rest.
+	Withdraw(ctx context.Context) error
+}
+
 // Protocol is a transport protocol, by its IP protocol number.
 type Protocol uint8
 

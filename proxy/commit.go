@@ -99,10 +99,11 @@ func (p *Proxy) portalAnswered(err error) {
 		}
 	}
 	if failed == nil {
-		p.sync.note(func(s *SyncStatus) { s.LastApplied, s.Pending = time.Now(), time.Time{} })
+		p.sync.note(func(s *SyncStatus) { s.LastApplied, s.Pending, s.Err = time.Now(), time.Time{}, nil })
 		p.counters.appliedChanges()
 	} else {
 		p.counters.portalFailures.Add(1)
+		p.sync.note(func(s *SyncStatus) { s.Err = failed })
 		p.Log.WithError(failed).Errorf("The %s portal could not be brought up to date; trying again every %s", p.Portal.Mode(), p.CheckInterval)
 	}
 	p.reviewRefused()

@@ -171,7 +171,7 @@ func (p *Proxy) asked(q Question) (*frontEnd, config.VIP, error) {
 		ids = append(ids, id)
 	}
 	slices.SortFunc(ids, config.PortID.Compare)
-	names, field := map[string]bool{}, "port"
+	names, vips := map[string]bool{}, []string(nil)
 	var found *frontEnd
 	var foundVIP config.VIP
 	for _, id := range ids {
@@ -182,7 +182,9 @@ func (p *Proxy) asked(q Question) (*frontEnd, config.VIP, error) {
 		}
 		vip, ok := q.vip(port)
 		if !ok {
-			field = "vip"
+			for _, v := range port.VIPs {
+				vips = append(vips, v.AddrPort().String())
+			}
 			continue
 		}
 		names[id.Port] = true
@@ -190,9 +192,15 @@ func (p *Proxy) asked(q Question) (*frontEnd, config.VIP, error) {
 			found, foundVIP = f, vip
 		}
 	}
+	vip := q.VIP.String()
+	if q.VIP.Port() == 0 {
+		vip = q.VIP.Addr().String()
+	}
 	switch {
-	case found == nil && field == "vip":
-		return nil, config.VIP{}, &QuestionError{"vip", fmt.Sprintf("Service %s has no such VIP, or none of the client's IP family", q.Service)}
+	case found == nil && vips != nil && q.VIP.IsValid():
+		return nil, config.VIP{}, &QuestionError{"vip", fmt.Sprintf("Service %s has no VIP %s; it has %s", q.Service, vip, portal.Some(vips))}
+	case found == nil && vips != nil:
+		return nil, config.VIP{}, &QuestionError{"client", fmt.Sprintf("Service %s has no VIP of the IP family of %s; it has %s", q.Service, q.Client, portal.Some(vips))}
 	case found == nil:
 		return nil, config.VIP{}, &QuestionError{"port", fmt.Sprintf("Service %s has no port %q; it has %s", q.Service, q.Port, portNames(ids))}
 	case len(names) > 1:

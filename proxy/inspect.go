@@ -30,6 +30,7 @@ type PortView struct {
 
 	Affinity *affinity.Table
 	Totals   frontend.Totals
+	Story    *frontend.Story // nil if it had no client yet
 }
 
 // Inspect returns the service ports of the Services for which match returns true,
@@ -83,7 +84,7 @@ func (f *frontEnd) inspect() PortView {
 		Port: v.Port, Problem: f.proxy.problems[f.ID()],
 		Seen:      f.Origin(netip.Addr{}, v.Port.VIPs[0].Addr, &config.Endpoint{Addr: v.Port.VIPs[0].AddrPort()}).Seen,
 		Endpoints: v.All, Cluster: v.Cluster, Internal: v.Internal, External: v.External,
-		Affinity: f.Affinity, Totals: f.Totals(),
+		Affinity: f.Affinity, Totals: f.Totals(), Story: f.Story(),
 	}
 	for _, l := range f.listeners {
 		out.Listeners = append(out.Listeners, l.Addr())

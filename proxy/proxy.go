@@ -321,6 +321,21 @@ func (p *Proxy) Check(ctx context.Context) {
 	p.synced(started, true)
 }
 
+// Withdraw removes the portal's rules for all VIPs, if they are of a kind of which connections
+// that are open are independent, and reports whether they were. Listeners go on accepting
+// whom the rules led here; who comes afterwards is served by whatever else the node has for that
+// VIP. No change is carried out any more. Stop is to follow.
+func (p *Proxy) Withdraw(ctx context.Context) (did bool, err error) {
+	w, can := p.Portal.(portal.Withdrawer)
+	if !can {
+		return false, nil
+	}
+	unlock := p.lock()
+	p.stopped = true
+	unlock()
+	return true, w.Withdraw(ctx)
+}
+
 // Stop stops accepting, and from then on nothing is changed in the kernel any
 // more, and no endpoint is probed. The portal's rules stay as they are. Connections
 // that are open go on; UDP sessions end; after a handover, when the clients that wait

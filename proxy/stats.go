@@ -42,6 +42,10 @@ type Stats struct {
 	// NoLocalEndpoints is how many service ports have policy Local, endpoints,
 	// and none of them on this node.
 	NoLocalEndpoints map[config.Family]NoLocal
+
+	// Descriptors are those in use by listeners, connections and sessions, of which there may
+	// be DescriptorLimit.
+	Descriptors, DescriptorLimit int64
 }
 
 // NoLocal counts service ports by the policy that leaves them without endpoints.
@@ -62,6 +66,7 @@ func (p *Proxy) Stats() Stats {
 		PortalFailures:   c.portalFailures.Load(),
 		NoLocalEndpoints: map[config.Family]NoLocal{config.IPv4: {}, config.IPv6: {}},
 	}
+	s.Descriptors, s.DescriptorLimit = p.node.Budget.Used()
 	s.ServicesPending = s.ServiceChanges - servicesApplied
 	s.EndpointsPending = s.EndpointChanges - endpointsApplied
 
@@ -97,6 +102,7 @@ type SyncStatus struct {
 	LastApplied time.Time // when the kernel was last brought up to date; zero if it never was
 	LastChecked time.Time // when the portal was last compared with the kernel; zero if it never was
 	Pending     time.Time // since when a change waits to be applied; zero if none does
+	Err         error     // why the portal could not be brought up to date the last time; nil if it was
 }
 
 // syncState is a SyncStatus that is kept up to date.

@@ -77,6 +77,7 @@ func newSeenLab(six bool) *seenLab {
 		ip route add 10.245.1.9/32 dev veth9; ip -6 route add fd00:245:1::9/128 dev veth9`)
 	ns.Output("sh", "-c", `ip addr add 10.245.1.9/32 dev eth0; ip addr add fd00:245:1::9/128 dev eth0 nodad; ip link set eth0 up
 		ip route add 169.254.1.1 dev eth0 scope link; ip route add default via 169.254.1.1; ip -6 route add default via fe80::1 dev eth0`)
+	l.Node.WaitForCarrier("cni0", "port0", "port1", "veth9") // what the kernel says of them is compared
 	l.routed = l.host(ns, "10.245.1.9", "fd00:245:1::9")
 	l.Outside.Output("sh", "-c", `ip addr add 10.246.0.2/32 dev lo; ip addr add fd00:246::2/128 dev lo nodad`)
 	l.outside = l.host(l.Outside, lab.Outside4, lab.Outside6)

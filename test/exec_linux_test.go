@@ -103,6 +103,21 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		Expect(output("dig +short SRV _main._tcp.web.default.svc.cluster.local")).To(Equal("0 100 80 web.default.svc.cluster.local.\n"))
 	})
 
+	It("starts the user's shell without a command, which can tell that it is inside", func() {
+		for shell, args := range map[string][]string{"SHELL=/bin/bash": nil, "SHELL=": {"-n", "shop"}} {
+			cmd := command(args...)
+			cmd.Env = append(cmd.Env, shell)
+			cmd.Stdin = strings.NewReader(`echo "$0 in $USHER_EXEC"` + "\n")
+			s := start(cmd)
+			Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
+			want := "/bin/bash in default\n"
+			if args != nil {
+				want = "/bin/sh in shop\n"
+			}
+			Expect(string(s.Out.Contents())).To(Equal(want))
+		}
+	})
+
 	It("gives the command the variables of Services, over those that it had", func() {
 		GinkgoT().Setenv("WEB_SERVICE_HOST", "192.0.2.99")
 		Expect(strings.Split(output("env | grep WEB_SERVICE_ | sort"), "\n")).
@@ -201,9 +216,21 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		Eventually(terminal.ended).WithTimeout(10 * time.Second).Should(Receive(Equal(5)))
 	})
 
+	// filesOfNobody are those of an ordinary user that are, by their names, usher's.
+	filesOfNobody := func() (files []string) {
+		GinkgoHelper()
+		all, err := filepath.Glob(filepath.Join(os.TempDir(), "usher*"))
+		Expect(err).NotTo(HaveOccurred())
+		for _, file := range all {
+			if info, err := os.Stat(file); err == nil && info.Sys().(*syscall.Stat_t).Uid == nobody {
+				files = append(files, file)
+			}
+		}
+		return files
+	}
 	DescribeTable("leaves nothing behind",
 		func(end func(*gexec.Session)) {
-			before := state(l.Node)
+			before, files := state(l.Node), filesOfNobody()
 			s := start(command("--", "sh", "-c", `
 				sleep 1000 & echo child $!
 				setsid sh -c 'echo daemon $$; exec sleep 1000' &
@@ -223,14 +250,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 				Eventually(func() bool { return running(pid) }).WithTimeout(5*time.Second).Should(BeFalse(), "process %d", pid)
 			}
 			Expect(state(l.Node)).To(Equal(before))
-			files, err := filepath.Glob(filepath.Join(os.TempDir(), "usher*"))
-			Expect(err).NotTo(HaveOccurred())
-			for _, file := range files {
-				info, err := os.Stat(file)
-				if err == nil {
-					Expect(info.Sys().(*syscall.Stat_t).Uid).NotTo(BeEquivalentTo(nobody), file)
-				}
-			}
+			Expect(filesOfNobody()).To(Equal(files))
 		},
 		Entry("after the command's end", func(s *gexec.Session) { s.Signal(syscall.SIGINT) }),
 		Entry("after kill -9 of usher", func(s *gexec.Session) { s.Kill() }),
@@ -263,7 +283,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 			Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(7)) // curl's for no connection
 			Expect(string(s.Out.Contents())).To(MatchRegexp(`^Pod [123]\n$`))
 			lines := strings.Split(strings.TrimSpace(string(s.Err.Contents())), "\n")
-			Expect(lines).To(ConsistOf(And(ContainSubstring("Other networks cannot be reached from inside"), ContainSubstring(why))))
+			Expect(lines).To(ConsistOf(And(HavePrefix("usher: warning: Other networks cannot be reached from inside"), ContainSubstring(why))))
 		},
 		Entry("the device is root's", os.FileMode(0o600), "/dev/net/tun: permission denied; `sudo chmod 0666 /dev/net/tun` lets all users have it"),
 		Entry("there is no device", os.FileMode(0), "/dev/net/tun: no such file or directory; `sudo mkdir -p /dev/net && sudo mknod -m 0666 /dev/net/tun c 10 200` makes it"),

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -456,6 +457,30 @@ var _ = Describe("two ushers", func() {
 		u.stop()
 		Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 	})
+	It("are not taken over by who may not, who serves without a portal where there is none", func() {
+		l := lab.New()
+		dir := manifestsDir()
+		service{name: "web", clusterIP: clusterIP, port: 80}.write(dir)
+		Expect(os.Chmod(dir, 0o755)).To(Succeed())
+		program := usherForNobody()
+		begin := func() *usher {
+			return launch(l.Node, asNobody(program, "run", "--take-over", "--manifests", dir), dir)
+		}
+		alone := begin()
+		Eventually(alone.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("portal=none"))
+		Expect(alone.Err.Contents()).To(ContainSubstring("No VIP is served: this process can install no portal"))
+		alone.stop()
+		inPod := asNobody(program, "run", "--take-over", "--manifests", dir)
+		inPod.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST=10.96.0.1")
+		u := launch(l.Node, inPod, dir)
+		Eventually(u).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		Expect(u.Err).To(gbytes.Say("can install no portal.*say --portal=none"))
+		startUsher(l.Node, dir)
+		late := begin()
+		Eventually(late).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		Expect(late.Err).To(gbytes.Say("--take-over: an usher runs here, but this process can install no portal.*CAP_NET_ADMIN"))
+	})
+
 	It("pass their HTTP addresses on, too", func() {
 		l := lab.New()
 		dir := manifestsDir()

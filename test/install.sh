@@ -1,12 +1,15 @@
 #!/bin/sh
 # Installs the Debian packages named, if they are missing and we are root. Says
-# what it does. Without root, or without apt, it says what is missing and goes
-# on: whatever needs the package says so itself.
+# what it does, and removes nothing. Without root, without apt, or where a package cannot be
+# had, it says what is missing and goes on: whatever needs the package says so itself.
 set -eu
 
 missing=
 for package in "$@"; do
-	dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+	# Its program may be of another package: containerd and runc of Docker's containerd.io,
+	# which apt would remove, and Docker with it.
+	command -v "$package" >/dev/null ||
+		dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
 done
 [ -n "$missing" ] || exit 0
 
@@ -26,8 +29,11 @@ else
 	fi
 	services() { ls /etc/systemd/system/multi-user.target.wants 2>/dev/null || true; }
 	before=$(services)
-	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+	install() { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends --no-remove "$@" >/dev/null; }
+	apt-get update -qq || true
+	install $missing || for package in $missing; do
+		install "$package" || echo "note: not installed: $package"
+	done
 	for service in $(services); do
 		case " $(echo $before) " in
 		*" $service "*) ;;

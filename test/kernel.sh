@@ -1,42 +1,101 @@
 #!/bin/sh
-# Fetches Debian's kernel for virtual machines into .cache/kernel, where the specs of
-# test/vm find it, unless there is one there or in /boot. It is not installed: no machine
-# shall boot another kernel for having run tests. Needs no root. Where it cannot be had,
-# that is said, and those specs say so too.
+# Fetches Debian's kernels for virtual machines into .cache, where the specs of test/vm find
+# them: the one for this Debian, unless it is there or in /boot; Linux 5.10; and one for arm64
+# with the programs that a machine needs. Nothing is installed: no machine shall boot another
+# kernel for having run tests. Needs no root. What cannot be had is said, and those specs say
+# so too.
 set -eu
 cd "$(dirname "$0")/.."
-for kernel in /boot/vmlinuz-*-cloud-amd64 .cache/kernel/boot/vmlinuz-*-cloud-amd64; do
-	if [ -r "$kernel" ]; then exit 0; fi
-done
+PATH=$PATH:/usr/sbin:/sbin
 for program in apt-cache apt-get dpkg-deb depmod; do
-	if ! PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null; then
-		echo "note: no $program, so no kernel for the tests that boot one"
+	if ! command -v "$program" >/dev/null; then
+		echo "note: no $program, so no kernels for the tests that boot one"
 		exit 0
 	fi
 done
-# The package whose dependency is the kernel of the day.
-package() { apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/.*Depends: \(linux-image-[0-9]\)/\1/p' | head -n 1; }
-name=$(package)
-if [ -z "$name" ] && [ "$(id -u)" = 0 ]; then
+
+# present tells whether there is a kernel for $2 below $1.
+present() {
+	for kernel in "$1"/boot/vmlinuz-*-cloud-"$2"; do
+		if [ -r "$kernel" ]; then return 0; fi
+	done
+	return 1
+}
+
+# use makes apt work for the release $1 of Debian and the processor $2, apart from this
+# machine's apt, in $3.
+use() {
+	mkdir -p "$3/lists/partial" "$3/archives/partial"
+	: >"$3/status" # so nothing is installed, and all that a package depends on is fetched
+	# From the mirror that this machine has.
+	mirror=$(apt-cache policy 2>/dev/null | sed -n 's|.* \(https\{0,1\}://[^ ]*/debian\)/* .*|\1|p' | head -n 1)
+	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian} $1 main" >"$3/sources.list"
+	cat >"$3/apt.conf" <<-END
+		Dir::Etc::sourcelist "$3/sources.list";
+		Dir::Etc::sourceparts "-";
+		Dir::State "$3";
+		Dir::State::status "$3/status";
+		Dir::Cache "$3";
+		APT::Architecture "$2";
+		APT::Architectures "$2";
+		Acquire::Languages "none";
+		APT::Sandbox::User "$(id -un)";
+	END
+	export APT_CONFIG="$3/apt.conf"
 	apt-get update -qq
-	name=$(package)
-fi
-if [ -z "$name" ]; then
-	echo "note: apt knows no linux-image-cloud-amd64, so no kernel for the tests that boot one"
-	exit 0
-fi
-echo "Fetching from Debian, not installing: $name"
-rm -rf .cache/kernel .cache/kernel.new
-mkdir -p .cache/kernel.new
-if (
-	cd .cache/kernel.new &&
-		apt-get download -qq "$name" &&
-		dpkg-deb -x ./*.deb . &&
-		rm ./*.deb &&
-		PATH=$PATH:/usr/sbin:/sbin depmod -b . "${name#linux-image-}"
-) >.cache/kernel.log 2>&1; then # as root, apt tells that it downloads unsandboxed
-	mv .cache/kernel.new .cache/kernel
-else
-	cat .cache/kernel.log
-	echo "note: $name could not be fetched, so no kernel for the tests that boot one"
-fi
+}
+
+# package prints the name of the kernel of the day for the processor $1.
+package() { apt-cache depends "linux-image-cloud-$1" 2>/dev/null | sed -n 's/.*Depends: \(linux-image-[0-9]\)/\1/p' | head -n 1; }
+
+# unpack downloads a package of the processor $1, and what else is named with all that it
+# depends on, into this folder.
+unpack() {
+	name=$(package "$1")
+	[ -n "$name" ] || { echo "apt knows no linux-image-cloud-$1"; return 1; }
+	shift
+	apt-get download -qq "$name"
+	if [ $# != 0 ]; then
+		apt-get install -qq -y --download-only --no-install-recommends "$@"
+		mv apt/archives/*.deb .
+	fi
+	for deb in ./*.deb; do
+		dpkg-deb -x "$deb" .
+	done
+	rm -rf ./*.deb apt
+	depmod -b . "${name#linux-image-}"
+}
+
+# fetch gets a kernel for the processor $2, and further packages, into .cache/$1. $3 is the
+# release of Debian, or "" for what this machine's apt knows.
+fetch() {
+	if present ".cache/$1" "$2"; then return; fi
+	folder=$1 arch=$2 release=$3
+	shift 3
+	echo "Fetching from Debian, not installing: a kernel for $arch${release:+, of $release}"
+	rm -rf ".cache/$folder" ".cache/$folder.new"
+	mkdir -p ".cache/$folder.new"
+	( # by itself, since in a condition set -e means nothing
+		cd ".cache/$folder.new"
+		if [ -n "$release" ]; then
+			use "$release" "$arch" "$PWD/apt"
+		elif [ -z "$(package "$arch")" ] && [ "$(id -u)" = 0 ]; then
+			apt-get update -qq
+		fi
+		unpack "$arch" "$@"
+	) >".cache/$folder.log" 2>&1 & # as root, apt tells that it downloads unsandboxed
+	if wait $!; then
+		mv ".cache/$folder.new" ".cache/$folder"
+	else
+		cat ".cache/$folder.log"
+		echo "note: this kernel could not be fetched, so the tests that boot it are skipped"
+	fi
+}
+
+present "" amd64 || fetch kernel amd64 ""
+fetch kernel-5.10 amd64 bullseye
+fetch kernel-arm64 arm64 bookworm iptables iproute2 kmod
+# What the package does when it is installed (update-alternatives(1)).
+for name in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6tables-restore; do
+	[ ! -d .cache/kernel-arm64 ] || ln -sf xtables-nft-multi ".cache/kernel-arm64/usr/sbin/$name"
+done

@@ -86,6 +86,32 @@ var _ = Describe("manifests", func() {
 		out, _, code = askUsher(l.Node, "plan", dir)
 		Expect(code).To(BeZero())
 		Expect(out).To(HaveSuffix("1 service port: 0 more, 0 less, 0 changed, 1 as they are.\n"))
+
+		web.port = 70000
+		web.write(planned)
+		out, errs, code = askUsher(l.Node, "plan", planned)
+		Expect(code).To(Equal(1))
+		Expect(out).To(HaveSuffix("1 service port: 0 more, 0 less, 0 changed, 1 as they are.\n"), "what has a mistake stays as it is")
+		Expect(errs).To(ContainSubstring("warning: this is the plan of what could be read and has no mistakes"))
+		other := service{name: "other", clusterIP: "10.96.0.11", port: 8000, endpoints: web.endpoints}
+		other.write(planned)
+		writeFile(filepath.Join(planned, "web.yaml"), "kind: [\n---\nkind: ConfigMap\n")
+		out, errs, code = askUsher(l.Node, "plan", planned)
+		Expect([]any{out, code}).To(Equal([]any{"", 1}))
+		Expect(errs).To(ContainSubstring("web.yaml, document 1, line 2: did not find"))
+		Expect(errs).To(HaveSuffix("there is no plan: nothing could be read of " + filepath.Join(planned, "web.yaml") + "\n"))
+		Expect(os.Rename(filepath.Join(planned, "web.yaml"), filepath.Join(planned, "web.txt"))).To(Succeed())
+		out, _, _ = askUsher(l.Node, "plan", planned)
+		Expect(out).To(ContainSubstring("1 more, 1 less"))
+		text, err := os.ReadFile(filepath.Join(planned, "other.yaml"))
+		Expect(err).NotTo(HaveOccurred())
+		writeFile(filepath.Join(planned, "other.yaml"), string(text)+"---\nkind: [\n")
+		out, _, _ = askUsher(l.Node, "plan", planned)
+		Expect(out).To(ContainSubstring("1 more, 0 less"), "what is not to be read may be any Service")
+		out, errs, code = askUsher(l.Node, "plan", "/nonexistent")
+		Expect([]any{out, code}).To(Equal([]any{"", 1}))
+		Expect(errs).To(HaveSuffix("there is no plan: nothing could be read of /nonexistent\n"))
+
 		u.stop()
 		out, errs, code = askUsher(l.Node, "plan", dir, "-o", "json")
 		Expect(code).To(BeZero(), errs)
@@ -206,6 +232,35 @@ metadata: {name: near, labels: {example.com/rack: "7"}}
 	})
 })
 
+var _ = Describe("a manifest that is rejected", func() {
+	It("is told by get services and by the status, until it is right", func() {
+		l := lab.New()
+		first := startBackend(l.Pods, lab.Pod(1), 8080)
+		dir := GinkgoT().TempDir()
+		web := service{name: "web", clusterIP: "10.96.0.10", port: 80, endpoints: []netip.AddrPort{first.addr}}
+		web.write(dir)
+		wrong := filepath.Join(dir, "wrong.yaml")
+		writeFile(wrong, service{name: "wrong", clusterIP: "nonsense", port: 80}.yaml())
+		writeFile(filepath.Join(dir, "others.yaml"), "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\n---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n")
+		startUsher(l.Node, dir) // the others are nobody's problem
+		get := func() string { return l.Node.Output(usherBinary, "get", "services", "-A", "-o", "wide") }
+		attention := func() string { return l.Node.Output("curl", "-s", "http://127.0.0.1:10249/api/v1/status") }
+		Expect(get()).To(MatchRegexp(`default +wrong +rejected .*ManifestRejected: .*wrong.yaml, document 1: spec.clusterIP`))
+		Expect(attention()).To(ContainSubstring(`"attention":"1 Service needs attention: default/wrong"`))
+
+		By("the last good version of another being served")
+		web.port = 0
+		writeFile(filepath.Join(dir, "web.yaml"), web.yaml())
+		Eventually(get).WithTimeout(5 * time.Second).Should(MatchRegexp(`default +web +ok .*ManifestRejected: .*web.yaml, document 1: spec.ports`))
+
+		web.port = 80
+		writeFile(filepath.Join(dir, "web.yaml"), web.yaml())
+		writeFile(wrong, service{name: "wrong", clusterIP: "10.96.0.11", port: 80, endpoints: []netip.AddrPort{first.addr}}.yaml())
+		Eventually(attention).WithTimeout(10 * time.Second).Should(ContainSubstring(`"attention":"no problems"`))
+		Expect(get()).NotTo(Or(ContainSubstring("rejected"), ContainSubstring("ManifestRejected")))
+	})
+})
+
 var _ = Describe("usher check", func() {
 	It("finds nothing wrong with the examples", func() {
 		out, err := exec.Command(usherBinary, "check", filepath.Join(root(), "examples")).CombinedOutput()
@@ -246,13 +301,17 @@ var _ = Describe("usher demo --once", func() {
 		Expect(state(l.Node)).To(Equal(before))
 	})
 
-	It("needs no default route", func() {
-		l := lab.New()
-		l.Node.Output("ip", "route", "del", "default")
-		u := launch(l.Node, exec.Command(usherBinary, "demo", "--once"), "")
-		Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
-		Expect(u.Out).To(gbytes.Say("All 12 requests came out as they should"))
-	})
+	for _, mode := range []string{"auto", "iptables", "nftables", "address"} {
+		It("needs no default route, with --portal="+mode, func() {
+			l := lab.New()
+			l.Node.Output("ip", "route", "del", "default")
+			before := state(l.Node)
+			u := launch(l.Node, exec.Command(usherBinary, "demo", "--once", "--portal="+mode), "")
+			Eventually(u).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
+			Expect(u.Out).To(gbytes.Say("All 12 requests came out as they should"))
+			Expect(state(l.Node)).To(Equal(before))
+		})
+	}
 
 	It("needs no root", func() {
 		demo := exec.Command(usherBinary, "demo", "--once")

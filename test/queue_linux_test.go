@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"regexp"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -202,4 +203,5 @@ func queueSpec(portal string, six bool) {
 	Expect(errors.Is(err, syscall.ECONNRESET)).To(BeTrue(), "%v", err)
 	Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`waited in line for 1\.0 s`))
 	Eventually(u.Out).WithTimeout(soon).Should(gbytes.Say(`queue-timeout \(no endpoint had room in time\)`))
+	runtime.KeepAlive(open) // those that nobody refers to any more are closed
 }

@@ -57,7 +57,9 @@ func restartSpecs(portal string) {
 	}
 	cleanup := func() {
 		GinkgoHelper()
-		Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		s := launch(l.Node, exec.Command(usherBinary, "cleanup"), "")
+		Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Expect(string(s.Err.Contents())).NotTo(ContainSubstring("removed"), "it is told once")
 	}
 
 	It("are taken over after kill -9 with 100 Services, and cleanup leaves no trace", func() {
@@ -127,7 +129,7 @@ func restartSpecs(portal string) {
 		Expect(answer.Rules).To(HaveLen(3))
 		if mode != "address" {
 			Expect(answer.Parts).To(And(HaveLen(5+3), HaveEach(HaveField("State", "ok"))))
-			Expect(string(portals().Out.Contents())).To(MatchRegexp(`(?m)^STATE +FAMILY +FOR CLIENTS' OWN ADDRESSES +WHAT\n(?:.*\n)*ok +IPv4 +routing rule 115 +115: from all fwmark 0x1001/0x1001 lookup 117117$`))
+			Expect(string(portals().Out.Contents())).To(MatchRegexp(`(?m)^STATE +FAMILY +FOR ALL SERVICES +WHAT\n(?:.*\n)*ok +IPv4 +routing rule 115 +115: from all fwmark 0x1001/0x1001 lookup 117117$`))
 		}
 
 		By("asking nobody")
@@ -136,9 +138,15 @@ func restartSpecs(portal string) {
 		Expect(alone.Out.Contents()).NotTo(ContainSubstring("STATE"))
 		Expect(alone.Out.Contents()).To(ContainSubstring(list[2].clusterIP))
 
+		_, said, _ := askUsher(l.Node, "get", "services", "--admin-address=127.0.0.1:1")
+		Expect(said).To(HaveSuffix("One does run here: it manages the portals\n"))
+
 		u.Kill().Wait(10 * time.Second)
 		if portal != apart {
 			Expect(portals("-o", "json").Out.Contents()).To(ContainSubstring(`"mode": "` + mode + `"`))
+			_, said, code := askUsher(l.Node, "diagnose")
+			Expect(code).To(Equal(1))
+			Expect(said).To(MatchRegexp("An usher was here: [1-9][0-9]* rules of its portal, which lead nowhere while none runs.\nThe next 'usher run' takes them over; 'usher cleanup' removes them"))
 		}
 		cleanup()
 		Expect(portals("-o", "json").Out.Contents()).To(MatchJSON(`{"repairs": 0, "rules": []}`))

@@ -3,8 +3,10 @@ package test
 import (
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -18,11 +20,23 @@ import (
 // serveHTTP starts a web server in ns that answers with its name.
 func serveHTTP(ns *lab.Namespace, address, name string) netip.AddrPort {
 	GinkgoHelper()
-	l := ns.Listen(address)
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, name) })}
-	go func() { _ = server.Serve(l) }()
-	DeferCleanup(server.Close)
+	named(ns, address, name).Start()
 	return netip.MustParseAddrPort(address)
+}
+
+// named returns a web server in ns that will answer with its name; Git is told that of a branch.
+func named(ns *lab.Namespace, address, name string) *httptest.Server {
+	GinkgoHelper()
+	server := &httptest.Server{Listener: ns.Listen(address), Config: &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/info/refs") {
+				fmt.Fprintf(w, "%040d\trefs/heads/%s\n", 1, strings.ReplaceAll(name, " ", "-"))
+				return
+			}
+			fmt.Fprint(w, name)
+		})}}
+	DeferCleanup(server.Close)
+	return server
 }
 
 var _ = Describe("a user without any privilege", func() {
@@ -30,14 +44,19 @@ var _ = Describe("a user without any privilege", func() {
 		l     *lab.Lab
 		usher string
 	)
+	// shell returns what a script prints.
+	shell := func(script string) string {
+		GinkgoHelper()
+		cmd := asNobody("sh", "-c", script)
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+		out := launch(l.Node, cmd, "")
+		Eventually(out).WithTimeout(30 * time.Second).Should(gexec.Exit())
+		return string(out.Out.Contents()) + string(out.Err.Contents())
+	}
 	// curl runs a command line of curl's after what is before it.
 	curl := func(before, args string) string {
 		GinkgoHelper()
-		cmd := asNobody("sh", "-c", before+"\ncurl -sS --fail --max-time 10 "+args)
-		cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
-		out := launch(l.Node, cmd, "")
-		Eventually(out).WithTimeout(20 * time.Second).Should(gexec.Exit())
-		return string(out.Out.Contents()) + string(out.Err.Contents())
+		return shell(before + "\ncurl -sS --fail --max-time 10 " + args)
 	}
 	BeforeEach(func() {
 		missing("curl")
@@ -50,6 +69,11 @@ var _ = Describe("a user without any privilege", func() {
 		Expect(os.Chmod(dir, 0o755)).To(Succeed())
 		web := service{name: "web", clusterIP: "10.96.0.10", port: 80, endpoints: []netip.AddrPort{serveHTTP(l.Node, "127.0.0.1:8081", "the Service")}}
 		web.write(dir)
+		six := service{name: "six", clusterIP: "fd00:96::10", port: 80, spec: "  ipFamilies: [IPv6]\n", endpoints: []netip.AddrPort{serveHTTP(l.Node, "[::1]:8081", "the Service by IPv6")}}
+		six.write(dir)
+		named(l.Node, "127.0.0.1:8443", "the Service by TLS").StartTLS()
+		secure := service{name: "secure", clusterIP: "10.96.0.11", port: 443, endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8443")}}
+		secure.write(dir)
 		serveHTTP(l.Node, "127.0.0.1:3000", "another server")
 		u := launch(l.Node, asNobody(usher, "run", "--manifests", dir, "--portal=none", "--socks=:1080", "--trace", "--log-format=text"), dir)
 		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
@@ -59,14 +83,45 @@ var _ = Describe("a user without any privilege", func() {
 		Expect(curl("", "http://127.79.36.49:8080/")).To(Equal("the Service"))
 	})
 
-	It("reaches it by name through SOCKS, and everything else too", func() {
+	It("reaches it by name through SOCKS and HTTP, and everything else too", func() {
 		Expect(curl("", "-x socks5h://127.0.0.1:1080 http://web.default/")).To(Equal("the Service"))
+		Expect(curl("", "-p -x http://127.0.0.1:1080 http://web.default/")).To(Equal("the Service"), "through a tunnel")
 		environment := fmt.Sprintf(`eval "$(%s proxy-env)"`, usher)
 		Expect(curl(environment, "http://web/")).To(Equal("the Service"))
 		Expect(curl(environment, "http://web.default.svc.cluster.local/")).To(Equal("the Service"))
 		Expect(curl(environment, "http://10.96.0.10/")).To(Equal("the Service"))
 		Expect(curl(environment, "http://127.0.0.1:3000/")).To(Equal("another server"))
 		Expect(curl(environment, "--noproxy '' http://127.0.0.1:3000/")).To(Equal("another server"))
-		Expect(curl(environment, "http://nobody.default.svc/")).To(ContainSubstring("curl: (97)"), "host unreachable")
+		Expect(curl(environment, "http://nobody.default.svc/")).To(ContainSubstring("error: 502"))
+		Expect(curl("", "-x socks5h://127.0.0.1:1080 http://nobody.default.svc/")).To(ContainSubstring("curl: (97)"), "host unreachable")
 	})
+
+	DescribeTable("uses programs that know the environment of usher proxy-env", func(program, present, command string) {
+		if shell("command -v "+program+" >/dev/null && "+present+" && echo yes") != "yes\n" {
+			Skip(program + " is not installed, or an old one")
+		}
+		environment := shell(usher + " proxy-env")
+		for url, answer := range map[string]string{
+			"http://web/":                            "the Service",
+			"http://web.default.svc.cluster.local/x": "the Service",
+			"http://10.96.0.10/":                     "the Service",
+			"http://six.default.svc/":                "the Service by IPv6",
+			"http://[fd00:96::10]/":                  "the Service by IPv6",
+			"https://secure.default/":                "the Service by TLS",
+		} {
+			Expect(shell(fmt.Sprintf("%s\nurl='%s'\n%s", environment, url, command))).To(Equal(answer), url)
+		}
+	},
+		Entry(nil, "curl", "true", `curl -sSgk --fail --max-time 10 "$url"`),
+		Entry(nil, "wget", "true", `wget -q -O - --no-check-certificate --timeout=10 --tries=1 "$url"`),
+		Entry("Python's urllib", "/usr/bin/python3", "true", `/usr/bin/python3 -c '
+import ssl, sys, urllib.request
+print(end=urllib.request.urlopen(sys.argv[1], timeout=10, context=ssl._create_unverified_context()).read().decode())' "$url"`),
+		Entry("Python's requests", "/usr/bin/python3", "/usr/bin/python3 -c 'import requests' 2>/dev/null", `/usr/bin/python3 -W ignore -c '
+import requests, sys
+print(end=requests.get(sys.argv[1], timeout=10, verify=False).text)' "$url"`),
+		Entry("Node.js", "node", `node -e 'process.exit(parseInt(process.versions.node) < 24 ? 1 : 0)'`, `NODE_NO_WARNINGS=1 NODE_TLS_REJECT_UNAUTHORIZED=0 node -e '
+fetch(process.argv[1]).then(r => r.text()).then(t => process.stdout.write(t))' "$url"`),
+		Entry(nil, "git", "true", `printf %s "$(git -c http.sslVerify=false ls-remote "$url/web.git" | sed 's|.*refs/heads/||; s|-| |g')"`),
+	)
 })

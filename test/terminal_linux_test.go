@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -183,6 +184,46 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			Expect(out).NotTo(ContainSubstring("empty"))
 		})
 
+		It("prints names for scripts, and several kinds at once", func() {
+			out, _, code := askUsher(l.Node, "get", "all", "web", "-o", "name")
+			Expect(code).To(BeZero())
+			Expect(strings.Fields(out)).To(ConsistOf("service/web", "endpoint/10.244.0.11:8080", "endpoint/10.244.0.12:8080"))
+			for _, kind := range []string{"services", "endpoints", "connections"} { // all can be typed back, with the namespace or without
+				for _, args := range [][]string{{kind, "-o", "name"}, {kind, "-o", "name", "-A"}} {
+					if kind == "connections" {
+						args = append(args, "--state=all")
+					}
+					out, _, _ := askUsher(l.Node, append([]string{"get"}, args...)...)
+					Expect(out).NotTo(BeEmpty())
+					_, err, code := askUsher(l.Node, append([]string{"get"}, strings.Fields(out)...)...)
+					Expect(code).To(BeZero(), "%s: %s", out, err)
+				}
+			}
+			out, _, _ = askUsher(l.Node, "get", "endpoint/10.244.0.12:8080", "endpoint/10.244.0.11:8080", "-o", "name")
+			Expect(strings.Fields(out)).To(ConsistOf("endpoint/10.244.0.11:8080", "endpoint/10.244.0.12:8080"))
+			_, err, code := askUsher(l.Node, "get", "endpoint/10.244.0.99:8080")
+			Expect(code).To(Equal(1))
+			Expect(err).To(ContainSubstring("there is no endpoint 10.244.0.99:8080"))
+			out, _, _ = askUsher(l.Node, "get", "all")
+			Expect(out).To(MatchRegexp(`(?s)^NAME +STATE .*\n\nSERVICE +PORT +ENDPOINT .*`))
+		})
+
+		It("goes on with what changes (-w)", func() {
+			s := launch(l.Node, exec.Command(usherBinary, "get", "connections", "-w"), "")
+			endpoints := launch(l.Node, exec.Command(usherBinary, "get", "endpoints", "-w"), "")
+			Eventually(endpoints.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`(?s)SERVICE .*\nweb .*10\.244\.0\.12:8080 .*quarantined`))
+			Eventually(func() string { // those that ended before it began are not told
+				_, err := askFrom(dialer, lab.Pod(10).String(), web.vip())
+				Expect(err).NotTo(HaveOccurred())
+				return string(s.Out.Contents())
+			}).WithTimeout(20 * time.Second).WithPolling(time.Second).Should(MatchRegexp(`(?s)ID .*\n *\d+ +web:main .* (client|endpoint)-closed `))
+			for _, w := range []*gexec.Session{s.Session, endpoints.Session} {
+				w.Interrupt()
+				Eventually(w).WithTimeout(10 * time.Second).Should(gexec.Exit())
+			}
+			Expect(strings.Count(string(endpoints.Out.Contents()), "web ")).To(Equal(2), "whose state stays is not told again")
+		})
+
 		It("prints JSON and YAML for programs", func() {
 			out, _, code := askUsher(l.Node, "get", "connections", "web", "--state=all", "--retried", "-o", "json")
 			Expect(code).To(BeZero())
@@ -215,7 +256,16 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 		It("says what is wrong, with an exit code", func() {
 			_, err, code := askUsher(l.Node, "get", "services", "wbe")
 			Expect(code).To(Equal(1))
-			Expect(err).To(ContainSubstring("there is no Service default/wbe that usher serves"))
+			Expect(err).To(ContainSubstring("there is no Service default/wbe that usher serves; did you mean web?"))
+			for _, args := range [][]string{{"get", "connections", "web", "-n", "shop"}, {"trace", "shop/web"}, {"diagnose", "shop/web"}, {"explain", "web", "-n", "shop"}} {
+				_, err, code = askUsher(l.Node, args...)
+				Expect(code).To(Equal(1), "%v", args)
+				Expect(err).To(ContainSubstring("there is no Service shop/web that usher serves; there is default/web"))
+			}
+			_, err, _ = askUsher(l.Node, "get", "services", "mail")
+			Expect(err).To(HaveSuffix("there is no Service default/mail that usher serves; -A searches all namespaces\n"))
+			_, err, _ = askUsher(l.Node, "trace", "mail") // which has no -A
+			Expect(err).To(HaveSuffix("there is no Service default/mail that usher serves\n"))
 			_, err, code = askUsher(l.Node, "get", "pods")
 			Expect(code).To(Equal(2))
 			Expect(err).To(ContainSubstring(`there is no kind "pods"`))
@@ -225,9 +275,14 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			_, err, code = askUsher(l.Node, "demo", "mend", "--all")
 			Expect(code).To(Equal(1))
 			Expect(err).To(ContainSubstring("this usher is no demo"))
+			for _, kind := range []string{"services", "endpoints", "connections", "all"} {
+				_, err, code = askUsher(l.Node, "get", kind, "-n", "defualt")
+				Expect(code).To(Equal(1), kind)
+				Expect(err).To(HaveSuffix("there is no Service in namespace defualt that usher serves; did you mean default?\n"), kind)
+			}
 			_, err, code = askUsher(l.Node, "get", "services", "-n", "shop")
-			Expect(code).To(BeZero())
-			Expect(err).To(ContainSubstring("No Services in namespace shop; -A lists those of all namespaces."))
+			Expect(code).To(Equal(1))
+			Expect(err).To(HaveSuffix("there is no Service in namespace shop that usher serves; -A lists those of all namespaces\n"))
 		})
 	})
 
@@ -237,6 +292,10 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			Expect(code).To(BeZero())
 			Expect(out).To(MatchRegexp(`(?m)^  1  10\.244\.0\.11:8080 +affinity +the client had it before`))
 			Expect(out).To(MatchRegexp(`(?m)^  2  10\.244\.0\.12:8080 +only one left +.*in quarantine until a probe is answered, the next in \d+m`))
+			_, errs, code := askUsher(l.Node, "explain", "web:main")
+			Expect(code).To(BeZero(), errs)
+			_, errs, _ = askUsher(l.Node, "trace", "web:main")
+			Expect(errs).To(ContainSubstring("there is no Service default/web:main that usher serves; did you mean web?"))
 			out, _, _ = askUsher(l.Node, "explain", "empty")
 			Expect(out).To(ContainSubstring("There is no endpoint that could be used"))
 		})
@@ -312,14 +371,14 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 
 		It("filters, and says who does not match", func() {
 			t := startTerminal(l.Node, 90, 20, []string{"NO_COLOR=1"}, "top", "--interval=200ms")
-			t.shows(`default/web`)
+			t.shows(`(?m)^>? +default/web`)
 			t.press("/emp")
 			t.shows(`Services, with “emp▏”`)
-			Eventually(t.screen).Should(Not(ContainSubstring("default/web")))
+			Eventually(t.screen).Should(Not(MatchRegexp(`(?m)^>? +default/web`)), "the header names it all the same")
 			t.press("x")
 			t.shows(`None matches the filter`)
 			t.press("\x1b")
-			t.shows(`default/web`)
+			t.shows(`(?m)^>? +default/web`)
 			t.press("\x03")
 			t.ends(0)
 			Expect(t.written()).NotTo(MatchRegexp(`\x1b\[[0-9;]*3[1-7]m`), "no colours")
@@ -432,14 +491,32 @@ var _ = Describe("usher demo", func() {
 		By("saying what cannot be done")
 		_, err, code := askUsher(l.Node, "demo", "break", "echo-1", "reset")
 		Expect(code).To(Equal(1))
-		Expect(err).To(ContainSubstring(`"reset" is none of refuse, blackhole, slow, which is what can be done to echo-1, a UDP server`))
+		Expect(err).To(ContainSubstring(`"reset" is none of refuse, blackhole, slow, delay=300ms, flaky=10%, which is what can be done to echo-1, a UDP server`))
 		_, err, code = askUsher(l.Node, "demo", "break", "web-9", "slow")
 		Expect(code).To(Equal(1))
 		Expect(err).To(ContainSubstring(`"web-9" is none of the demo's: web-1, web-2, web-3,`))
+		_, err, code = askUsher(l.Node, "demo", "break", "web-1", "flaky=200%")
+		Expect(code).To(Equal(1))
+		Expect(err).To(ContainSubstring(`flaky: "200%" is not a share from 0.1% to 100%, such as 10%`))
 		_, err, code = askUsher(l.Node, "demo", "mend")
 		Expect(code).To(Equal(2))
 		Expect(err).To(ContainSubstring("mend takes one ENDPOINT, or --all"))
+
+		By("playing what comes true, and what does not")
+		scenario := filepath.Join(manifestsDir(), "scenario.yaml")
+		writeFile(scenario, "title: x\nsteps:\n- {at: 0s, break: web-1 delay=1ms}\n- {at: 0s, load: web 20/s}\n"+
+			"- {at: 0s, expect: web answered >= 5, by: 10s}\n- {at: 10s, expect: web ready = 9}\n")
+		started := time.Now()
+		play := launch(l.Node, exec.Command(usherBinary, "demo", "play", scenario), "")
+		Eventually(play.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`as expected: web answered >= 5 \(\d+\)`))
+		Eventually(play).WithTimeout(40 * time.Second).Should(gexec.Exit(1))
+		Expect(time.Since(started)).To(BeNumerically(">=", 10*time.Second))
+		Expect(play.Out).To(gbytes.Say(`NOT AS EXPECTED: web ready = 9 \(3\)`))
+		Expect(play.Out).To(gbytes.Say(`1 of 2 expectations met`))
 		d.Interrupt()
 		Eventually(d).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		_, err, code = askUsher(l.Node, "demo", "play", scenario)
+		Expect(code).To(Equal(1))
+		Expect(err).To(ContainSubstring("'usher demo' starts one"))
 	})
 })

@@ -4,6 +4,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -23,7 +25,7 @@ var _ = Describe("in", func() {
 			for _, check := range kernel.Checks {
 				It(check.Name, func() {
 					lab.Long()
-					if lack := vm.Missing(); lack != "" {
+					if lack := kernel.On.Missing(); lack != "" {
 						Skip(lack)
 					}
 					verdicts, console := bootAll()[kernel.Name]()
@@ -42,13 +44,21 @@ var _ = Describe("in", func() {
 	}
 })
 
-// bootAll boots all kernels at once, and returns functions that wait for the
-// verdicts and the console of each.
+// bootAll boots all kernels that were asked for at once, and returns functions that wait
+// for the verdicts and the console of each.
 var bootAll = sync.OnceValue(func() map[string]func() (map[string]vm.Verdict, string) {
 	GinkgoHelper()
-	image := buildImage()
 	boots := map[string]func() (map[string]vm.Verdict, string){}
+	images := map[*vm.Platform]*vm.Image{}
 	for _, kernel := range vm.Kernels {
+		if !asked(kernel) || kernel.On.Missing() != "" {
+			continue
+		}
+		image := images[kernel.On]
+		if image == nil {
+			image = buildImage(kernel.On)
+			images[kernel.On] = image
+		}
 		boot := sync.OnceValues(func() (map[string]vm.Verdict, string) { return image.Boot(kernel.Name) })
 		boots[kernel.Name] = boot
 		go boot()
@@ -56,12 +66,22 @@ var bootAll = sync.OnceValue(func() map[string]func() (map[string]vm.Verdict, st
 	return boots
 })
 
+// asked reports whether a check of the kernel is among the specs that run.
+func asked(kernel vm.Kernel) bool {
+	config, _ := GinkgoConfiguration()
+	return len(config.FocusStrings) == 0 || slices.ContainsFunc(kernel.Checks, func(check vm.Check) bool {
+		return slices.ContainsFunc(config.FocusStrings, func(focus string) bool {
+			return regexp.MustCompile(focus).MatchString("usher in " + kernel.Name + " " + check.Name)
+		})
+	})
+}
+
 // buildImage builds what runs in a kernel. It is static, and without the race
 // detector, which would take most of an emulated processor's time.
-func buildImage() *vm.Image {
+func buildImage(p *vm.Platform) *vm.Image {
 	GinkgoHelper()
-	static, stripped := []string{"CGO_ENABLED=0"}, "-ldflags=-s -w"
-	usher, err := gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", static, stripped)
+	static, stripped := []string{"CGO_ENABLED=0", "GOARCH=" + p.Arch}, "-ldflags=-s -w"
+	usher, err := gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", static, stripped, "-tags=grpcnotrace")
 	Expect(err).NotTo(HaveOccurred())
 	dir := filepath.Dir(usher) // gexec cleans up there
 	inside := filepath.Join(dir, "vm.test")
@@ -69,7 +89,7 @@ func buildImage() *vm.Image {
 	compile.Env = append(os.Environ(), static...)
 	out, err := compile.CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), string(out))
-	image, err := vm.NewImage(dir, inside, usher)
+	image, err := p.NewImage(dir, inside, usher)
 	Expect(err).NotTo(HaveOccurred())
 	return image
 }

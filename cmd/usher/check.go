@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -53,11 +52,7 @@ func (f *manifestFlags) register(flags *pflag.FlagSet) {
 
 // check reads manifests once; the path - is stdin.
 func (f *manifestFlags) check(stdin io.Reader, paths []string) (*manifest.Result, error) {
-	isStdin := func(path string) bool { return path == "-" }
-	o := manifest.Options{Paths: slices.DeleteFunc(slices.Clone(paths), isStdin), Node: f.node}
-	if len(o.Paths) < len(paths) {
-		o.Input = stdin
-	}
+	o := manifest.Options{Paths: paths, Input: stdin, Node: f.node}
 	if err := f.allocation.parse(&o); err != nil {
 		return nil, err
 	}
@@ -85,6 +80,9 @@ func printReport(cmd *cobra.Command, r *manifest.Result) error {
 		show.Plural(ports, "port"), show.Plural(len(r.Errors), "error"), show.Plural(len(r.Warnings), "warning"))
 	if len(r.Errors) > 0 {
 		return errSaid
+	}
+	if len(r.Services) == 0 {
+		fmt.Fprintln(cmd.OutOrStdout(), "Nothing to serve was found.")
 	}
 	return nil
 }

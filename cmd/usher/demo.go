@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,9 +11,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 
+	"github.com/usherproxy/usher/cmd/usher/cli"
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/cmd/usher/demo"
+	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
@@ -39,20 +43,28 @@ what comes of it.`,
   usher demo break web-2 blackhole
   usher demo endpoints
   usher demo mend --all
+  usher demo ask web --count=3          # as a client, or with curl
+  usher demo play docs/course/2-retry.yaml
 
   usher demo --ask-every=1s             # its own clients ask every Service
   usher demo --once                     # ask, tell, end`,
-		Args: noArgs,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usagef("demo has no command %q%s", args[0], cli.DidYouMean(args[0], names(cmd)))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return d.run(cmd) },
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&d.once, "once", false, "make the requests too, print the outcome and end; the exit code is 0 only if every request came out as it should")
 	flags.DurationVar(&d.askEvery, "ask-every", 0, "how often each Service is asked by a client in this process; 0 means never")
 	flags.StringVar(&d.AdminAddress, "admin-address", defaultAdminAddress, "`host:port` for the API and the pages; if the default is taken, another port is used; empty means none")
+	cli.Group(flags, "Demo")
 	d.registerProxy(flags)
 	setDefault(flags, "quarantine-max", "5s") // who has mended an endpoint wants to see it
 	d.logs.register(flags, "text")
-	cmd.AddCommand(newDemoBreak(), newDemoMend(), newDemoEndpoints())
+	cmd.AddCommand(newDemoBreak(), newDemoMend(), newDemoEndpoints(), newDemoAsk(), newDemoPlay())
 	return cmd
 }
 
@@ -75,8 +87,9 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 	defer cancel()
 	cmd.SetContext(ctx)
 	out := cmd.OutOrStdout()
-	d.Manifests = []string{shown.Dir}
-	d.Demo = &daemon.Demo{VIP: demo.VIP, Handler: shown.Handler}
+	d.Manifests = []string{cmp.Or(shown.Dir, manifest.Stdin)}
+	d.Input = shown.Manifests
+	d.Demo = &daemon.Demo{Handler: shown.Handler}
 	result := make(chan error, 1)
 	d.OnReady = func(now daemon.Ready) {
 		shown.Print(out, now.Proxy)
@@ -87,7 +100,7 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 			}()
 			return
 		}
-		printHowToGoOn(out, now.AdminAddress)
+		printHowToGoOn(out, now.AdminAddress, shown.Dir != "")
 		if d.askEvery > 0 {
 			go demo.KeepAsking(ctx, now.Proxy, d.askEvery)
 		}
@@ -132,8 +145,8 @@ func (d *demoCommand) complete(cmd *cobra.Command) error {
 }
 
 // printHowToGoOn tells what to type next. api is where usher's API is served, ""
-// for nowhere.
-func printHowToGoOn(out io.Writer, api string) {
+// for nowhere; manifests is whether there are some to edit.
+func printHowToGoOn(out io.Writer, api string, manifests bool) {
 	if api == "" {
 		fmt.Fprintf(out, "Ask a Service from another terminal, and watch here what happens to each\nconnection. Ctrl-C ends the demo and removes all that it installed.\n\n")
 		return
@@ -148,19 +161,18 @@ func printHowToGoOn(out io.Writer, api string) {
 		{"usher top", "what is going on, full screen"},
 		{"usher get services -A", "how the Services fare"},
 		{"usher explain refusing", "which endpoint would be tried, and why"},
-		{"usher demo break web-2 blackhole", "break an endpoint: refuse, blackhole, slow, reset"},
+		{"usher demo break web-2 blackhole", "break an endpoint; --help tells in which ways"},
 		{"usher demo mend --all", "mend them all"},
 	} {
 		fmt.Fprintf(w, "  %s%s\t%s\n", line[0], flag, line[1])
 	}
 	w.Flush()
-	fmt.Fprintf(out, "\nand watch here what happens to each connection. Edit a manifest and see what\nchanges. Ctrl-C ends the demo and removes all that it installed.\n\n")
+	edit := ""
+	if manifests {
+		edit = " Edit a manifest and see what\nchanges."
+	}
+	fmt.Fprintf(out, "\nand watch here what happens to each connection.%s Ctrl-C ends the demo and removes all that it installed.\n\n", edit)
 }
-
-const demoFaults = `  refuse     connections are refused, as by a Pod whose process has ended
-  blackhole  nothing comes back, as from a node that has lost its power
-  slow       answers come after 2 s
-  reset      connections are accepted and reset (TCP only)`
 
 func newDemoBreak() *cobra.Command {
 	var asks askFlags
@@ -170,11 +182,11 @@ func newDemoBreak() *cobra.Command {
 		Long: `Breaks one of the servers of the 'usher demo' that runs. ENDPOINT is the Pod's
 name or the address, as 'usher demo endpoints' lists them. HOW is
 
-` + demoFaults + `
-
+` + demo.FaultHelp() + `
 A server keeps its address, so usher finds out as it would in a cluster: by
 trying.`,
 		Example: `  usher demo break web-2 refuse
+  usher demo break web-2 flaky=20%
   usher demo break 127.0.0.1:38281 blackhole`,
 		Args: takes(2, 2, "ENDPOINT and HOW"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -182,7 +194,7 @@ trying.`,
 			case 0:
 				return asks.completeDemoEndpoints(cmd), cobra.ShellCompDirectiveNoFileComp
 			case 1:
-				return []string{api.DemoRefuse, api.DemoBlackhole, api.DemoSlow, api.DemoReset}, cobra.ShellCompDirectiveNoFileComp
+				return demo.Faults(corev1.ProtocolTCP), cobra.ShellCompDirectiveNoFileComp
 			}
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		},
@@ -251,6 +263,87 @@ func newDemoEndpoints() *cobra.Command {
 			return asks.ask(func(c *client.Client) error {
 				list, err := c.DemoEndpoints(cmd.Context())
 				demo.PrintEndpoints(cmd.OutOrStdout(), "", list.Items)
+				return err
+			})
+		},
+	}
+	asks.register(cmd.Flags())
+	return cmd
+}
+
+func newDemoAsk() *cobra.Command {
+	var asks askFlags
+	var q demo.Questions
+	cmd := &cobra.Command{
+		Use:   "ask SERVICE | ENDPOINT",
+		Short: "Be a client of the demo that runs",
+		Long: `Asks a Service of the 'usher demo' that runs, as curl or nc would: through usher,
+at the cluster IP, or, without root, where usher listens for it. One of its servers
+is asked directly, without usher. Each request has a connection of its own.
+The exit code is 0 if all were answered.`,
+		Example: `  usher demo ask web --count=3
+  usher demo ask blackhole-2 --timeout=3s    # what it is like without usher
+  usher demo ask web --half-close`,
+		Args:              takes(1, 1, "a SERVICE or an ENDPOINT"),
+		ValidArgsFunction: completeOne(asks.completeDemoEndpoints),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			q.Of = args[0]
+			switch {
+			case q.Count < 1 || q.Count > 1000:
+				return usagef("--count: %d is not from 1 to 1000", q.Count)
+			case q.Patience <= 0 || q.Patience > demo.RequestPatience:
+				return usagef("--timeout: %s is not above 0s, up to %s", q.Patience, demo.RequestPatience)
+			}
+			return asks.ask(func(c *client.Client) error {
+				unanswered, err := demo.Ask(cmd.Context(), c, cmd.OutOrStdout(), q)
+				if err == nil && unanswered > 0 {
+					return errSaid
+				}
+				return err
+			})
+		},
+	}
+	flags := cmd.Flags()
+	flags.IntVar(&q.Count, "count", 1, "how many requests are made, one after the other")
+	flags.BoolVar(&q.HalfClose, "half-close", false, "end the client's own direction when the request is sent, and wait for the answer (TCP only)")
+	flags.DurationVar(&q.Patience, "timeout", demo.RequestPatience, "how long the client waits for each answer")
+	asks.register(flags)
+	return cmd
+}
+
+func newDemoPlay() *cobra.Command {
+	var asks askFlags
+	cmd := &cobra.Command{
+		Use:   "play FILE",
+		Short: "Play a timetable of load and faults with the demo that runs",
+		Long: `Plays a scenario with the 'usher demo' that runs: asks its Services, breaks and
+mends its servers at the times that the file says, tells what is going on, and
+checks what should be seen. The exit code is 0 if all was as expected. The load
+comes from this process and ends with it; what is broken stays so until it is
+mended. docs/course/README.md explains the file:
+
+  title: One of three crashes
+  steps:
+  - at: 0s
+    load: web 50/s
+  - at: 2s
+    say: web-2 resets some connections from now on.
+    break: web-2 reset=30%
+  - at: 2s
+    expect: web failed >= 3
+    by: 6s`,
+		Example: `  usher demo play docs/course/2-retry.yaml`,
+		Args:    takes(1, 1, "a FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			scenario, err := demo.ReadScenario(args[0])
+			if err != nil {
+				return err
+			}
+			return asks.ask(func(c *client.Client) error {
+				unmet, err := scenario.Play(cmd.Context(), c, cmd.OutOrStdout())
+				if err == nil && unmet > 0 {
+					return errSaid
+				}
 				return err
 			})
 		},

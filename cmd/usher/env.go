@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/usherproxy/usher/cmd/usher/cli"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/environ"
 )
@@ -17,7 +18,7 @@ func newEnv() *cobra.Command {
 	source.logs = logFlags{level: "warning", format: "text"}
 	var namespace namespaceFlag
 	var all bool
-	var output string
+	output := string(environ.Shell)
 	cmd := &cobra.Command{
 		Use:   "env [SERVICE…]",
 		Short: "Print the environment variables by which Pods find Services",
@@ -37,9 +38,6 @@ Services come from an API server (--kubeconfig, --context) or from files
   usher env --context kind-dev -n shop -o dotenv > .env
   usher env web shop/cart --manifests all.yaml -o json`,
 		RunE: func(cmd *cobra.Command, names []string) error {
-			if !slices.Contains(environ.Formats, output) {
-				return usagef("--output: %q is none of %s", output, strings.Join(environ.Formats, ", "))
-			}
 			if all && len(names) > 0 {
 				return usagef("-A asks for all Services, and %s for some", strings.Join(names, ", "))
 			}
@@ -65,7 +63,7 @@ Services come from an API server (--kubeconfig, --context) or from files
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVarP(&output, "output", "o", string(environ.Shell), "`format`: "+strings.Join(environ.Formats, ", "))
+	cli.Choice(flags, &output, "output", "o", "`format`: "+strings.Join(environ.Formats, ", "), environ.Formats...)
 	flags.BoolVarP(&all, "all-namespaces", "A", false, "of all namespaces")
 	namespace.register(flags)
 	source.registerSource(flags)

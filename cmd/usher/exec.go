@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -12,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
 	"github.com/usherproxy/usher/cmd/usher/daemon"
@@ -30,7 +31,7 @@ func newExec() *cobra.Command { return newExecOf(&execCommand{}) }
 func newExecOf(e *execCommand) *cobra.Command {
 	e.configFlags = newConfigFlags()
 	cmd := &cobra.Command{
-		Use:   "exec [flags] -- COMMAND [ARGUMENT]...",
+		Use:   "exec [flags] [-- COMMAND [ARGUMENT]...]",
 		Short: "Run a command that reaches Services as a Pod would, without root",
 		Long: `Runs a command in a network namespace of its own (Linux). Inside, every Service
 answers at its cluster IP and port (TCP and UDP), names of Services resolve
@@ -38,6 +39,10 @@ answers at its cluster IP and port (TCP and UDP), names of Services resolve
 variables that a Pod would have. All else goes on working: other networks, and
 servers on this machine's localhost. Nothing on the machine itself is changed,
 and nothing stays when the command has ended: what it left running is killed.
+
+Without a command it is $SHELL, or /bin/sh. USHER_EXEC in the environment is the namespace
+whose Services have short names, which a prompt can show:
+PS1='${USHER_EXEC:+(usher $USHER_EXEC) }'$PS1.
 
 Services come from files and folders (--manifests), or from an API server, by the
 kubeconfig that kubectl would use. Services that come or change later are there
@@ -50,15 +55,14 @@ ended it, 127 if there is no such command and 126 if it cannot be run.
 Root is not needed, but a kernel that lets ordinary users make user namespaces.
 Where it does not, there is 'usher run --portal=none'.`,
 		Example: `  usher exec --manifests examples/web.yaml -- curl http://web.default/
-  usher exec -- bash                       # a shell "inside" kubectl's cluster
+  usher exec                               # a shell "inside" kubectl's cluster
   usher exec --context staging -n shop -- npm run dev`,
-		Args: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("exec needs a command, as in 'usher exec -- bash'")
+				args = []string{cmp.Or(os.Getenv("SHELL"), "/bin/sh")}
 			}
-			return nil
+			return e.run(cmd, args)
 		},
-		RunE: func(cmd *cobra.Command, args []string) error { return e.run(cmd, args) },
 	}
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what comes behind the command is the command's
@@ -84,6 +88,9 @@ func newExecInside() *cobra.Command {
 	}
 }
 
+// execMarker is the variable that tells a command that exec runs it, and in which namespace.
+const execMarker = "USHER_EXEC"
+
 const execInside = "exec-inside"
 
 type execCommand struct {
@@ -108,7 +115,7 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	in, err := newInside(names.PodResolvConf(e.namespace, netns.Address), e.Log)
+	in, err := newInside(names.PodResolvConf(e.namespace, netns.Address), cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
@@ -134,7 +141,7 @@ func (e *execCommand) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	env := environ.Over(os.Environ(), environ.OfPod(first, e.namespace))
+	env := append(environ.Over(os.Environ(), environ.OfPod(first, e.namespace)), execMarker+"="+e.namespace)
 	code, err := in.namespace.Run(netns.Command{Path: path, Args: args, Env: env}, signals)
 	cancel()
 	err = errors.Join(err, <-served)
@@ -225,7 +232,8 @@ type inside struct {
 }
 
 // newInside makes a network namespace in which /etc/resolv.conf is resolvConf.
-func newInside(resolvConf string, log logrus.FieldLogger) (in *inside, err error) {
+// What it lacks is told to warn.
+func newInside(resolvConf string, warn io.Writer) (in *inside, err error) {
 	in = &inside{}
 	in.namespace, err = netns.Start(netns.Options{Self: []string{execInside}, ResolvConf: resolvConf})
 	if err != nil {
@@ -233,7 +241,7 @@ func newInside(resolvConf string, log logrus.FieldLogger) (in *inside, err error
 	}
 	in.loopback = localhost.New(in.namespace.Socket)
 	if err := in.lookOut(); err != nil {
-		log.WithError(err).Error("Other networks cannot be reached from inside")
+		fmt.Fprintf(warn, "usher: warning: Other networks cannot be reached from inside, but Services and localhost are: %v\n", err)
 	}
 	return in, nil
 }

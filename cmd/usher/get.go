@@ -1,18 +1,22 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
 
+	"github.com/usherproxy/usher/cmd/usher/cli"
+	"github.com/usherproxy/usher/cmd/usher/fleet"
 	"github.com/usherproxy/usher/cmd/usher/show"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
@@ -21,48 +25,93 @@ import (
 func newGet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get KIND [NAME…]",
-		Short: "List what the usher that runs here serves and knows",
-		Long: `Asks the usher that runs on this node and prints a table, as kubectl does, or JSON
-or YAML (-o). Changes nothing.`,
+		Short: "List what the usher that runs here serves and knows, or those of a cluster",
+		Long: `Asks the usher that runs on this node and prints a table, as kubectl does, or JSON,
+YAML or names (-o). With -w it goes on with what is new or changes its state: a line
+for each, within a second. Changes nothing.
+
+With --cluster, and as 'kubectl usher get', it asks the ushers of all nodes. Services
+and endpoints are then those of all nodes: counts are summed, latencies are the
+longest, STATE is the worst and NODE says where it is so, if not everywhere.
+--per-node tells each node's for itself, as all other kinds are told. --state and
+--filter choose on each node. A node that does not answer is named.`,
 		Example: `  usher get services
-  usher get endpoints web -n shop
+  usher get all -A
+  usher get endpoints web -n shop -w
   usher get connections --state=all --retried
-  usher get portals -A -o wide`,
-		Args: func(_ *cobra.Command, args []string) error {
+  usher get portals -A -o wide
+  usher get endpoints web --cluster`,
+		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usagef("there is no kind %q; there are services, endpoints, connections, affinity, portals", args[0])
+				kinds := names(cmd)
+				return usagef("there is no kind %q; there are %s%s", args[0], strings.Join(kinds, ", "), cli.DidYouMean(args[0], kinds))
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newGetServices(), newGetEndpoints(), newGetConnections(), newGetAffinity(), newGetPortals())
+	cmd.Flags().Bool(clusterFlag, false, "ask the ushers of all nodes of kubectl's cluster")
+	cmd.AddCommand(newGetServices(), newGetEndpoints(), newGetConnections(), newGetAffinity(), newGetPortals(), newGetAll())
 	return cmd
 }
+
+// kindAndName makes two arguments of the KIND/NAME behind get, which is how -o name tells of
+// an object, and names of others of the same kind behind it.
+func kindAndName(root *cobra.Command, args []string) []string {
+	if len(args) > 0 && args[0] == "--"+clusterFlag {
+		return append(args[:1:1], kindAndName(root, args[1:])...)
+	}
+	if len(args) < 2 || args[0] != "get" {
+		return args
+	}
+	kind, name, ok := strings.Cut(args[1], "/")
+	cmd, rest, err := root.Find([]string{"get", kind})
+	if !ok || err != nil || len(rest) > 0 || cmd.Name() == "get" {
+		return args
+	}
+	list := []string{"get", kind, name}
+	for _, arg := range args[2:] {
+		if other, name, ok := strings.Cut(arg, "/"); ok && isKind(cmd, other) {
+			arg = name
+		}
+		list = append(list, arg)
+	}
+	return list
+}
+
+func isKind(cmd *cobra.Command, word string) bool { return cmd.Name() == word || cmd.HasAlias(word) }
 
 // getFlags are what all kinds have.
 type getFlags struct {
 	asks askFlags
 	namespaceFlag
 	all    bool
+	watch  bool
+	apart  bool // what each node tells of Services and endpoints
 	output string
 }
 
-// outputs are the values of --output; "" is a table.
-var outputs = []string{"", "wide", "json", "yaml"}
-
-func (f *getFlags) register(flags *pflag.FlagSet) {
-	f.namespaceFlag.register(flags)
-	flags.BoolVarP(&f.all, "all-namespaces", "A", false, "of all namespaces")
-	flags.StringVarP(&f.output, "output", "o", "", "`format`: wide, json or yaml; a table without it")
-	f.asks.register(flags)
+func (f *getFlags) register(cmd *cobra.Command) {
+	f.registerWith(cmd, "wide", "json", "yaml")
 }
 
-func (f *getFlags) check() error {
-	if !slices.Contains(outputs, f.output) {
-		return usagef("--output: %q is none of wide, json, yaml", f.output)
-	}
-	return nil
+// registerAll is register for kinds that have names, and can be watched.
+func (f *getFlags) registerAll(cmd *cobra.Command) {
+	cmd.Flags().BoolVarP(&f.watch, "watch", "w", false, "go on with what is new, or changes its state, until Ctrl-C")
+	f.registerWith(cmd, "wide", "name", "json", "yaml")
+}
+
+func (f *getFlags) registerWith(cmd *cobra.Command, outputs ...string) {
+	flags := cmd.Flags()
+	f.namespaceFlag.register(flags)
+	flags.BoolVarP(&f.all, "all-namespaces", "A", false, "of all namespaces")
+	cli.Choice(flags, &f.output, "output", "o", "`format`: "+strings.Join(outputs, ", ")+"; a table without it", outputs...)
+	f.asks.registerCluster(cmd, &f.namespaceFlag)
+}
+
+// registerApart registers --per-node, for kinds that are put together of all nodes.
+func (f *getFlags) registerApart(flags *pflag.FlagSet) {
+	flags.BoolVar(&f.apart, "per-node", false, "with --cluster: what each node tells, instead of all together")
 }
 
 // wanted reports whether a Service, "namespace/name", is of those that the command
@@ -73,6 +122,14 @@ func (f *getFlags) wanted(service string, names []string) bool {
 		return slices.ContainsFunc(names, func(n string) bool { return f.serviceName(n) == service || f.all && n == name })
 	}
 	return f.all || namespace == f.namespace
+}
+
+// nameOf returns what is typed for a Service, "namespace/name".
+func (f *getFlags) nameOf(service string) string {
+	if namespace, name, _ := strings.Cut(service, "/"); namespace == f.namespace && !f.all {
+		return name
+	}
+	return service
 }
 
 // only returns the Service that the command line asks for, if it is one; usher
@@ -89,42 +146,142 @@ func (f *getFlags) completeServices(cmd *cobra.Command, args []string, _ string)
 	return f.asks.completeServices(cmd, f.namespace, args), cobra.ShellCompDirectiveNoFileComp
 }
 
+// kind is one kind of things that can be listed.
+type kind[T any] struct {
+	plural  string
+	columns []show.Column[T]
+	list    func(ctx context.Context, u fleet.Usher, names []string) ([]T, error)
+	service func(T) string // whose it is, "namespace/name"
+	// order is that in which several ushers' are told; merge, if not nil, puts those of several nodes together.
+	order func(a, b T) int
+	merge func([]fleet.Told[T]) []fleet.Told[T]
+	// name is what -o name prints; news is what -w tells the change of; key tells one from
+	// all others. Kinds without them have neither of these flags.
+	name, news, key func(T) string
+	// past, if not nil, says what -w leaves out at first, and of nodes that answer later: what had
+	// ended before a time, if that is not zero.
+	past func(item T, before time.Time) bool
+	// address, if not nil, is what can be typed instead of its Service's name.
+	address func(T) string
+}
+
+// wanted reports whether an item is of those that the command line asks for.
+func (k kind[T]) wanted(f *getFlags, item T, names []string) bool {
+	return f.wanted(k.service(item), names) || k.address != nil && slices.Contains(names, k.address(item))
+}
+
 // get is what one kind does: ask, choose, print.
-func get[T any](f *getFlags, run func(ctx context.Context, c *client.Client, names []string) ([]T, error), columns []show.Column[T], kind string) func(*cobra.Command, []string) error {
+func get[T any](f *getFlags, k kind[T]) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, names []string) error {
-		if err := f.check(); err != nil {
-			return err
-		}
-		return f.asks.ask(func(c *client.Client) error {
-			items, err := run(cmd.Context(), c, names)
-			if err != nil {
+		return f.asks.askAll(cmd, func(ushers []fleet.Usher) error {
+			if f.watch {
+				return watch(cmd, f, k, ushers, names)
+			}
+			items, err := k.known(cmd.Context(), f, ushers, names)
+			if err != nil && !fleet.IsSilent(err) {
 				return err
 			}
-			return printItems(cmd, f, items, columns, kind)
+			return cmp.Or(printItems(cmd, f, k, items), err)
 		})
 	}
 }
 
+// together reports whether what several nodes tell is put together.
+func (k kind[T]) together(f *getFlags) bool { return f.asks.cluster && k.merge != nil && !f.apart }
+
+// items returns what the command line asks for. If the error is a fleet.SilentError, that is of the other nodes.
+func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, names []string) (items []fleet.Told[T], err error) {
+	answers, err := fleet.Answered(fleet.Ask(ctx, ushers, func(ctx context.Context, u fleet.Usher) ([]T, error) {
+		items, err := k.list(ctx, u, names)
+		if err != nil && (len(names) == 0 || !client.IsNotFound(err)) { // a Service that is not known: see known
+			return nil, err
+		}
+		return slices.DeleteFunc(items, func(item T) bool { return !k.wanted(f, item, names) }), nil
+	}))
+	for _, a := range answers {
+		for _, item := range a.Value {
+			items = append(items, fleet.Told[T]{Node: a.From.Node, Item: item})
+		}
+	}
+	if !f.asks.cluster {
+		return items, err
+	}
+	if k.together(f) {
+		items = k.merge(items)
+	}
+	slices.SortStableFunc(items, func(a, b fleet.Told[T]) int { return k.order(a.Item, b.Item) })
+	return items, err
+}
+
+// known is items, but what the command line names and usher does not know is an error, as in
+// kubectl; and so is a namespace in which there is no Service, since nobody else would tell that it
+// was mistyped. To wait for the first one with -w is none.
+func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, names []string) ([]fleet.Told[T], error) {
+	items, err := k.items(ctx, f, ushers, names)
+	if err != nil && !fleet.IsSilent(err) {
+		return nil, err
+	}
+	if len(items)+len(names) == 0 && f.flag.Changed && !f.all && !f.watch {
+		if err := oneKnowsNamespace(ctx, ushers, f.namespace); err != nil && !fleet.IsSilent(err) {
+			return nil, err
+		}
+	}
+	for _, n := range names {
+		if slices.ContainsFunc(items, func(t fleet.Told[T]) bool { return k.wanted(f, t.Item, []string{n}) }) {
+			continue
+		}
+		if k.address != nil && isAddress(n) {
+			return nil, fmt.Errorf("there is no endpoint %s of a Service that usher serves", n)
+		}
+		service, hint := f.serviceName(n), "; -A searches all namespaces"
+		if f.all {
+			hint = ""
+		}
+		if f.all && n != service {
+			service = "*/" + n
+		}
+		if err := oneKnows(ctx, ushers, service, hint); err != nil && !fleet.IsSilent(err) {
+			return nil, err
+		}
+	}
+	return items, err
+}
+
+func isAddress(name string) bool {
+	_, err := netip.ParseAddrPort(name)
+	return err == nil
+}
+
 // printItems prints items in the format that was asked for.
-func printItems[T any](cmd *cobra.Command, f *getFlags, items []T, columns []show.Column[T], kind string) error {
+func printItems[T any](cmd *cobra.Command, f *getFlags, k kind[T], items []fleet.Told[T]) error {
 	out := cmd.OutOrStdout()
 	switch {
 	case f.output == "json" || f.output == "yaml":
 		if items == nil {
-			items = []T{}
+			items = []fleet.Told[T]{}
 		}
 		return printObject(out, f.output, map[string]any{"total": len(items), "items": items})
 	case len(items) == 0 && f.all:
-		fmt.Fprintf(cmd.ErrOrStderr(), "No %s.\n", kind)
+		fmt.Fprintf(cmd.ErrOrStderr(), "No %s.\n", k.plural)
 		return nil
 	case len(items) == 0:
-		fmt.Fprintf(cmd.ErrOrStderr(), "No %s in namespace %s; -A lists those of all namespaces.\n", kind, f.namespace)
+		fmt.Fprintf(cmd.ErrOrStderr(), "No %s in namespace %s; -A lists those of all namespaces.\n", k.plural, f.namespace)
+		return nil
+	case f.output == "name":
+		for _, item := range items {
+			fmt.Fprintln(out, show.Clean(k.name(item.Item)))
+		}
 		return nil
 	}
-	if !f.all {
-		columns = slices.DeleteFunc(slices.Clone(columns), func(c show.Column[T]) bool { return c.Title == "NAMESPACE" })
+	return show.Table(out, fleet.Columns(withoutNamespace(f, k.columns), k.together(f)), items, f.output == "wide")
+}
+
+// withoutNamespace leaves out the column that would say the same in each line.
+func withoutNamespace[T any](f *getFlags, columns []show.Column[T]) []show.Column[T] {
+	if f.all {
+		return columns
 	}
-	return show.Table(out, columns, items, f.output == "wide")
+	return slices.DeleteFunc(slices.Clone(columns), func(c show.Column[T]) bool { return c.Title == "NAMESPACE" })
 }
 
 // printObject prints v as JSON or YAML.
@@ -140,162 +297,33 @@ func printObject(out io.Writer, format string, v any) error {
 	return err
 }
 
-func newGetServices() *cobra.Command {
+func newGetAll() *cobra.Command {
 	var f getFlags
-	var q client.ServiceQuery
 	cmd := &cobra.Command{
-		Use:     "services [NAME…]",
-		Aliases: []string{"service", "svc"},
-		Short:   "Services: state, endpoints, connections",
-		Long: `Lists Services. STATE is ok; degraded (some endpoint is suspicious, in quarantine,
-terminating or not ready); down (every endpoint is in quarantine); no-endpoints;
-no-local-endpoints (internalTrafficPolicy is Local, and no endpoint is here: clients
-of the cluster IP are dropped); external-elsewhere (the same of externalTrafficPolicy
-and clients from outside, who have to come by another node); or problem (some port
-is not served). -o wide says why. ENDPOINTS is how many take their turn, of how
-many. Counts are since usher has started.`,
-		Example: `  usher get services -A
-  usher get services web -o yaml
-  usher get services -A --filter 10.96.0 --sort retries`,
+		Use:   "all [SERVICE…]",
+		Short: "Services, their endpoints, and the connections that are open",
+		Long:  "Lists Services, their endpoints, and the connections that are open, one table behind the other.",
+		Example: `  usher get all
+  usher get all web -n shop -o wide`,
 		ValidArgsFunction: f.completeServices,
-	}
-	cmd.RunE = get(&f, func(ctx context.Context, c *client.Client, names []string) ([]api.Service, error) {
-		return f.services(ctx, c, q, names)
-	}, show.Services, "Services")
-	flags := cmd.Flags()
-	flags.StringVar(&q.Text, "filter", "", "only those with this `text` in the name, a port's name, a VIP, or an endpoint's address or Pod")
-	flags.StringVar(&q.State, "state", "", "only those in this `state`")
-	flags.StringVar(&q.Protocol, "protocol", "", "only those with a port of this `protocol`: TCP, UDP, SCTP")
-	flags.StringVar(&q.Sort, "sort", "", "by what, the largest first: active, connections, failed, retries, bytes; by name without it")
-	f.register(flags)
-	return cmd
-}
-
-// services returns the Services that the command line asks for. One that is named
-// and is not there is an error, as in kubectl.
-func (f *getFlags) services(ctx context.Context, c *client.Client, q client.ServiceQuery, names []string) ([]api.Service, error) {
-	filtered := q != (client.ServiceQuery{Sort: q.Sort})
-	switch namespace, name, _ := strings.Cut(f.only(names), "/"); {
-	case name != "":
-		q.Namespace, q.Name = namespace, name
-	case !f.all && len(names) == 0: // names may have a namespace of their own
-		q.Namespace = f.namespace
-	}
-	list, err := c.Services(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	items := slices.DeleteFunc(list.Items, func(s api.Service) bool { return !f.wanted(s.Namespace+"/"+s.Name, names) })
-	for _, n := range names {
-		there := slices.ContainsFunc(items, func(s api.Service) bool { return f.wanted(s.Namespace+"/"+s.Name, []string{n}) })
-		if !there && !filtered {
-			return nil, fmt.Errorf("there is no Service %s that usher serves; -A searches all namespaces", f.serviceName(n))
-		}
-	}
-	return items, nil
-}
-
-func newGetEndpoints() *cobra.Command {
-	var f getFlags
-	var q client.ServiceQuery
-	cmd := &cobra.Command{
-		Use:     "endpoints [SERVICE…]",
-		Aliases: []string{"endpoint", "ep"},
-		Short:   "endpoints: state, quarantine, connections, failures",
-		Long: `Lists the endpoints of Services, each port's for itself. STATE is ready;
-quarantined (it failed, or its probes did, and is passed over while there is
-another one; QUARANTINE says when it is probed next, or for how much longer that
-is, and why);
-suspicious (it takes its turn, but reset most of the connections that ended last, or
-closed them without a byte for a client that had sent some);
-terminating (used only if none is ready); or not-ready.`,
-		Example: `  usher get endpoints web
-  usher get endpoints -A -o wide
-  usher get endpoints -A --state down`,
-		ValidArgsFunction: f.completeServices,
-	}
-	cmd.RunE = get(&f, func(ctx context.Context, c *client.Client, names []string) (items []show.PortEndpoint, err error) {
-		services, err := f.services(ctx, c, q, names)
-		if err != nil {
-			return nil, err
-		}
-		for _, s := range services {
-			detail, err := c.Service(ctx, s.Namespace, s.Name)
-			if client.IsNotFound(err) {
-				continue // it has gone meanwhile
+		RunE: func(cmd *cobra.Command, names []string) error {
+			var services client.ServiceQuery
+			for i, list := range []func(*cobra.Command, []string) error{
+				get(&f, f.serviceKind(&services)), get(&f, f.endpointKind(&services)), get(&f, f.connectionKind(&client.ConnectionQuery{}, &reach{})),
+			} {
+				if i > 0 && f.output != "name" {
+					fmt.Fprintln(cmd.OutOrStdout())
+				}
+				if err := list(cmd, names); err != nil {
+					return err
+				}
 			}
-			if err != nil {
-				return nil, err
-			}
-			items = append(items, show.PortEndpoints(detail)...)
-		}
-		return items, nil
-	}, show.Endpoints, "endpoints")
-	cmd.Flags().StringVar(&q.Text, "filter", "", "only those of Services with this `text` in the name, a port's name, a VIP, or an endpoint's address or Pod")
-	cmd.Flags().StringVar(&q.State, "state", "", "only those of Services in this `state`, one of those of 'usher get services'")
-	f.register(cmd.Flags())
+			return nil
+		},
+	}
+	f.registerApart(cmd.Flags())
+	f.registerWith(cmd, "wide", "name")
 	return cmd
-}
-
-func newGetConnections() *cobra.Command {
-	var f getFlags
-	var q client.ConnectionQuery
-	cmd := &cobra.Command{
-		Use:     "connections [SERVICE… | ID]",
-		Aliases: []string{"connection", "conn"},
-		Short:   "connections: client, endpoint, attempts, bytes",
-		Long: `Lists connections, SCTP associations and UDP sessions, the newest first: those that
-are open, or with --state those that have ended and are still in the trace. With
-the ID of one it tells all attempts that were made for it.
-
-STATE is connecting, established, or how it ended; docs/life-of-a-connection.md
-has the list.`,
-		Example: `  usher get connections -A
-  usher get connections web --client 10.244.1.0/24
-  usher get connections -A --state=all --retried
-  usher get connection 42`,
-		ValidArgsFunction: f.completeServices,
-	}
-	list := get(&f, func(ctx context.Context, c *client.Client, names []string) ([]api.Connection, error) {
-		q.Service = f.only(names)
-		list, err := c.Connections(ctx, q)
-		return slices.DeleteFunc(list.Items, func(c api.Connection) bool { return !f.wanted(c.Service, names) }), err
-	}, show.Connections, "connections")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if len(args) == 1 {
-			if id, err := strconv.ParseUint(strings.TrimPrefix(args[0], "#"), 10, 64); err == nil {
-				return f.printConnection(cmd, id)
-			}
-		}
-		return list(cmd, args)
-	}
-	flags := cmd.Flags()
-	flags.StringVar(&q.State, "state", "", "`which`: open (without it), ended, all")
-	flags.StringVar(&q.Client, "client", "", "only those of this `client`: an address, an address and port, or a network")
-	flags.StringVar(&q.Endpoint, "endpoint", "", "only those with this `endpoint`: an address, an address and port, or a Pod")
-	flags.StringVar(&q.Protocol, "protocol", "", "only those of this `protocol`: TCP, UDP, SCTP")
-	flags.StringVar(&q.End, "end", "", "only those that ended with this `code`")
-	flags.BoolVar(&q.Retried, "retried", false, "only those with more than one attempt")
-	f.register(flags)
-	return cmd
-}
-
-// printConnection tells one connection with its attempts.
-func (f *getFlags) printConnection(cmd *cobra.Command, id uint64) error {
-	if err := f.check(); err != nil {
-		return err
-	}
-	return f.asks.ask(func(c *client.Client) error {
-		connection, err := c.Connection(cmd.Context(), id)
-		switch {
-		case err != nil:
-			return err
-		case f.output == "json" || f.output == "yaml":
-			return printObject(cmd.OutOrStdout(), f.output, connection)
-		}
-		printLines(cmd.OutOrStdout(), show.Waterfall(connection, terminalWidth(cmd.OutOrStdout())))
-		return nil
-	})
 }
 
 func newGetAffinity() *cobra.Command {
@@ -312,14 +340,19 @@ connection.`,
   usher get affinity -A --client 10.244.1.7`,
 		ValidArgsFunction: f.completeServices,
 	}
-	cmd.RunE = get(&f, func(ctx context.Context, c *client.Client, names []string) ([]api.AffinityEntry, error) {
-		q.Service = f.only(names)
-		list, err := c.Affinity(ctx, q)
-		return slices.DeleteFunc(list.Items, func(a api.AffinityEntry) bool { return !f.wanted(a.Service, names) }), err
-	}, show.Affinity, "clients with affinity")
+	cmd.RunE = get(&f, kind[api.AffinityEntry]{
+		plural: "clients with affinity", columns: show.Affinity, service: func(a api.AffinityEntry) string { return a.Service },
+		order: func(a, b api.AffinityEntry) int { return cmp.Compare(a.Service, b.Service) },
+		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.AffinityEntry, error) {
+			q := q
+			q.Service = f.only(names)
+			list, err := u.Affinity(ctx, q)
+			return list.Items, err
+		},
+	})
 	cmd.Flags().StringVar(&q.Client, "client", "", "only this `client`: an address or a network")
 	cmd.Flags().StringVar(&q.Endpoint, "endpoint", "", "only those with this `endpoint`: an address, an address and port, or a Pod")
-	f.register(cmd.Flags())
+	f.register(cmd)
 	return cmd
 }
 
@@ -338,14 +371,18 @@ it should be: ok, missing, or differs (the next line says what is installed). Wi
   usher get portals -A`,
 		ValidArgsFunction: f.completeServices,
 	}
-	cmd.RunE = get(&f, func(ctx context.Context, c *client.Client, names []string) ([]api.PortalRule, error) {
-		portals, err := c.Portals(ctx)
-		rules := slices.DeleteFunc(portals.Rules, func(r api.PortalRule) bool { return !f.wanted(show.ServiceOfRule(r), names) })
-		if f.output == "" || f.output == "wide" {
-			rules = show.WithInstalled(rules)
-		}
-		return rules, err
-	}, show.Portals, "rules")
-	f.register(cmd.Flags())
+	cmd.RunE = get(&f, kind[api.PortalRule]{
+		plural: "rules", columns: show.Portals, service: show.ServiceOfRule,
+		order: func(api.PortalRule, api.PortalRule) int { return 0 }, // what is installed stands behind what is wanted
+		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.PortalRule, error) {
+			portals, err := u.Portals(ctx)
+			rules := slices.DeleteFunc(portals.Rules, func(r api.PortalRule) bool { return !f.wanted(show.ServiceOfRule(r), names) })
+			if f.output == "" || f.output == "wide" {
+				rules = show.WithInstalled(rules)
+			}
+			return rules, err
+		},
+	})
+	f.register(cmd)
 	return cmd
 }

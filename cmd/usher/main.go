@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
-	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/usherproxy/usher/cmd/usher/cli"
 	"github.com/usherproxy/usher/cmd/usher/keeper"
 )
 
@@ -24,13 +27,21 @@ func main() {
 		}
 		os.Exit(keeper.Resume(log))
 	}
-	os.Exit(execute(context.Background(), newRoot(), os.Args[1:]))
+	root, args := newRoot(), os.Args[1:]
+	switch strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") {
+	case plugin:
+		asPlugin(root)
+	case pluginCompletion:
+		asPlugin(root)
+		args = append([]string{cobra.ShellCompRequestCmd}, args...)
+	}
+	os.Exit(execute(context.Background(), root, args))
 }
 
 // execute runs the command line and returns the exit code: 0, 1 if the command
 // failed, 2 if it was not understood; for exec, that of the command that it runs.
 func execute(ctx context.Context, root *cobra.Command, args []string) int {
-	root.SetArgs(args)
+	root.SetArgs(kindAndName(root, args))
 	cmd, err := root.ExecuteContextC(ctx)
 	var usage *usageError
 	var exit *exitError
@@ -74,6 +85,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 }
 
 func newRoot() *cobra.Command {
+	telling := false
 	root := &cobra.Command{
 		Use:   "usher",
 		Short: "A service proxy for Kubernetes in userspace",
@@ -85,17 +97,61 @@ connection.
 Begin with 'usher demo', which needs nothing.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usagef("there is no command %q", args[0])
+				return usagef("there is no command %q%s", args[0], cli.DidYouMean(args[0], names(cmd)))
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if telling {
+				fmt.Fprintln(cmd.OutOrStdout(), versionLine())
+				return nil
+			}
+			return cmd.Help()
+		},
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(newRun(), newExec(), newExecInside(), newDemo(), newGet(), newTop(), newTrace(), newExplain(), newCheck(), newPlan(), newEnv(), newPortals(), newProxyEnv(), newCleanup(), newVersion())
+	root.Flags().BoolVar(&telling, "version", false, "print the version")
+	root.Flags().Bool(clusterFlag, false, "with get, trace, explain, diagnose and top: ask the ushers of kubectl's cluster")
+	root.SetFlagErrorFunc(flagError)
+	cli.SetUsage(root)
+	root.AddCommand(newRun(), newExec(), newExecInside(), newDemo(), newDashboard(), newGet(), newTop(), newTrace(), newExplain(), newDiagnose(), newCheck(), newPlan(), newEnv(), newPortals(), newProxyEnv(), newCleanup(), newManual(), newVersion())
+	completeFlags(root)
 	return root
+}
+
+// names returns the names of a command's subcommands, but for those that nobody calls.
+func names(cmd *cobra.Command) (list []string) {
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() {
+			list = append(list, sub.Name())
+		}
+	}
+	return list
+}
+
+// flagError says which flag is wrong, and which one may be meant.
+func flagError(cmd *cobra.Command, err error) error {
+	var choice *cli.ChoiceError
+	var invalid *pflag.InvalidValueError
+	var unknown *pflag.NotExistError
+	switch {
+	case errors.As(err, &choice) && errors.As(err, &invalid):
+		return usagef("--%s: %w", invalid.GetFlag().Name, choice)
+	case errors.As(err, &invalid):
+		if said := cli.WrongValue(invalid); said != "" {
+			return usagef("--%s: %s", invalid.GetFlag().Name, said)
+		}
+	case errors.As(err, &unknown):
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				names = append(names, "--"+f.Name)
+			}
+		})
+		return usagef("%w%s", err, cli.DidYouMean("--"+unknown.GetSpecifiedName(), names))
+	}
+	return &usageError{err}
 }
 
 // version is set by the build: see the Makefile.
@@ -107,21 +163,20 @@ func newVersion() *cobra.Command {
 		Short: "Print the version",
 		Args:  noArgs,
 		Run: func(cmd *cobra.Command, _ []string) {
-			fmt.Fprintf(cmd.OutOrStdout(), "usher %s%s %s/%s %s\n", version, revision(), runtime.GOOS, runtime.GOARCH, runtime.Version())
+			fmt.Fprintln(cmd.OutOrStdout(), versionLine())
 		},
 	}
 }
 
+func versionLine() string {
+	return fmt.Sprintf("usher %s%s %s/%s %s", version, revision(), runtime.GOOS, runtime.GOARCH, runtime.Version())
+}
+
 // revision returns the commit that Go noted in the binary, if it did.
 func revision() string {
-	info, _ := debug.ReadBuildInfo()
-	if info == nil {
+	commit := setting("vcs.revision")
+	if commit == "" {
 		return ""
 	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			return " " + s.Value[:min(12, len(s.Value))]
-		}
-	}
-	return ""
+	return " " + commit[:min(12, len(commit))]
 }

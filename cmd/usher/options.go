@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/usherproxy/usher/cmd/usher/cli"
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/manifest"
@@ -49,7 +50,7 @@ func newConfigFlags() configFlags {
 
 // registerSource registers where Services come from: files, or an API server.
 func (f *configFlags) registerSource(flags *pflag.FlagSet) {
-	flags.StringArrayVar(&f.Manifests, "manifests", nil, "`path` of a file or folder with manifests (YAML or JSON): Service, EndpointSlice, Endpoints, List; may be repeated")
+	flags.StringArrayVar(&f.Manifests, "manifests", nil, "`path` of a file or folder with manifests (YAML or JSON): Service, EndpointSlice, Endpoints, List; - is standard input, read once; may be repeated")
 	f.allocation.register(flags)
 	flags.StringVar(&f.Cluster.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server")
 	flags.StringVar(&f.Cluster.Context, "context", "", "context of the kubeconfig; empty means its current one")
@@ -63,7 +64,7 @@ func (f *configFlags) registerNode(flags *pflag.FlagSet) {
 
 // registerVia registers how endpoints are reached.
 func (f *configFlags) registerVia(flags *pflag.FlagSet) {
-	flags.StringVar((*string)(&f.Via), "via", string(f.Via), "how endpoints are reached: "+strings.Join(daemon.Vias, ", ")+"; portforward goes through the API server, from where Pods cannot be reached (TCP only); auto tries direct first. With both, --dial-timeouts is 2s,2s,4s if not given, and --node-name is empty")
+	cli.Choice(flags, (*string)(&f.Via), "via", "", "how endpoints are reached: "+strings.Join(daemon.Vias, ", ")+"; portforward goes through the API server, from where Pods cannot be reached (TCP only); auto tries direct first. With both, --dial-timeouts is 2s,2s,4s if not given, and --node-name is empty", daemon.Vias...)
 }
 
 // registerDNS registers where the names of Services are answered.
@@ -80,15 +81,16 @@ func (f *configFlags) registerDomain(flags *pflag.FlagSet) {
 // registerProxy registers how connections are served, wherever Services come from.
 func (f *configFlags) registerProxy(flags *pflag.FlagSet) {
 	o := &f.Proxy
-	flags.StringVar(&f.Mode, "portal", f.Mode, "how VIPs reach usher: "+strings.Join(modes.Names(), ", ")+"; auto takes the first that works here")
-	flags.StringVar(&f.Portal.AddressNamespace, "address-namespace", f.Portal.AddressNamespace, "whether the portal address has VIPs in a network namespace of usher's own, so that they clash with no process of the node: "+strings.Join(portal.AddressNamespaces, ", ")+"; auto does where it works, which takes CAP_SYS_ADMIN and a node that forwards packets")
-	flags.StringVar(&f.Portal.IPTablesTarget, "iptables-target", f.Portal.IPTablesTarget, "how rules of the portal iptables lead to usher: "+strings.Join(portal.IPTablesTargets, ", ")+"; dnat leads to an address of usher's own, redirect is the classic rule, which neither serves SCTP nor Pods behind interfaces without an IPv4 address")
+	cli.Choice(flags, &f.Mode, "portal", "", "how VIPs reach usher: "+strings.Join(modes.Names(), ", ")+"; auto takes the first that works here", modes.Names()...)
+	cli.Choice(flags, &f.Portal.AddressNamespace, "address-namespace", "", "whether the portal address has VIPs in a network namespace of usher's own, so that they clash with no process of the node: "+strings.Join(portal.AddressNamespaces, ", ")+"; auto does where it works, which takes CAP_SYS_ADMIN and a node that forwards packets", portal.AddressNamespaces...)
+	cli.Choice(flags, &f.Portal.IPTablesTarget, "iptables-target", "", "how rules of the portal iptables lead to usher: "+strings.Join(portal.IPTablesTargets, ", ")+"; dnat leads to an address of usher's own, redirect is the classic rule, which neither serves SCTP nor Pods behind interfaces without an IPv4 address", portal.IPTablesTargets...)
 	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "`first-last` local ports for listeners that are not on a VIP; empty means any free port")
 	flags.Var((*markFlag)(&f.Portal.Mark), "mark", "the bits of the mark (SO_MARK) of usher's own packets to endpoints, by which the portals iptables and nftables leave them alone; 0 means no mark")
 	flags.Var((*clientAddressFlag)(&f.Portal.NodeAddress), "client-address", "whom endpoints see: auto, the client's own address where the answers come back through this node and the portal (iptables, nftables) can lead them to usher, and otherwise the node's; node, always the node's; a Service may say node by the annotation usher.io/client-address")
 	flags.Var((*aliasesFlag)(&f.Portal.Aliases), "client-aliases", "`networks`, at most one of each IP family, that nothing on this node talks to, for endpoints that see a client on their own bridge; they never leave the node")
-	flags.StringVar((*string)(&o.SCTP), "sctp", string(o.SCTP), "whether SCTP Services are served: "+strings.Join(daemon.SCTPModes, ", ")+"; auto does where the kernel's SCTP is in use already, on loads it (which ends what userspace SCTP stacks on this node do), off never touches it")
+	cli.Choice(flags, (*string)(&o.SCTP), "sctp", "", "whether SCTP Services are served: "+strings.Join(daemon.SCTPModes, ", ")+"; auto does where the kernel's SCTP is in use already, on loads it (which ends what userspace SCTP stacks on this node do), off never touches it", daemon.SCTPModes...)
 	flags.DurationVar(&o.CheckInterval, "portal-check-interval", o.CheckInterval, "how often it is looked whether the portal's rules need repair, where the kernel does not tell of changes, and what could not be served is tried again")
+	cli.Group(flags, "Portal: how clients reach usher")
 	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "how long each attempt to connect to an endpoint may take")
 	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "how long an endpoint that failed is passed over before it is probed; doubles while it keeps failing; 0 switches quarantine off")
 	flags.DurationVar(&o.Quarantine.Max, "quarantine-max", o.Quarantine.Max, "longest time between two probes, and longest quarantine of an endpoint that is not probed")
@@ -102,11 +104,13 @@ func (f *configFlags) registerProxy(flags *pflag.FlagSet) {
 	flags.IntVar(&o.EndpointLimit, "max-connections-per-endpoint", o.EndpointLimit, "TCP connections, or SCTP associations, that each endpoint of a service port may have open at once; clients that come when all have as many wait in line; 0 means any number; a Service may set its own by the annotation "+translate.AnnotationEndpointLimit)
 	flags.DurationVar(&o.QueueTimeout, "queue-timeout", o.QueueTimeout, "how long such a client waits before it is reset; a Service may set its own by the annotation "+translate.AnnotationQueueTimeout)
 	flags.DurationVar(&o.SlowStart, "slow-start", o.SlowStart, "how long an endpoint that is new, or ready again, has less than its share of new connections, which grows from a tenth; not with schedulers that hash; 0 is not at all; a Service may set its own by the annotation usher.io/slow-start")
+	cli.Group(flags, endpointGroup)
 	flags.DurationVar(&o.HalfClosed, "half-closed-timeout", o.HalfClosed, "how long a connection lasts that one side has closed and in which nothing moves; 0 means forever")
 	flags.DurationVar(&o.IdleTimeout, "connection-idle-timeout", o.IdleTimeout, "how long a connection lasts in which nothing moves; 0 means forever; a Service may set its own by the annotation usher.io/connection-idle-timeout")
 	flags.DurationVar(&o.MaxAge, "max-connection-age", o.MaxAge, "how long a connection lasts at the most, less up to a tenth, so that not all end at once; 0 means forever; a Service may set its own by the annotation usher.io/max-connection-age")
 	flags.DurationVar(&o.EndpointDrainTimeout, "endpoint-drain-timeout", o.EndpointDrainTimeout, "how long a connection lasts after its endpoint left the Service or began to terminate; it ends in a silent moment, or after another eighth of that time; 0 means as long as client and endpoint like; a Service may set its own by the annotation usher.io/drain-timeout")
 	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "how long a connection is silent before the peers are probed (TCP keepalive, on both sides)")
+	cli.Group(flags, "How long connections last")
 	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "connections that may be open at once; 0 means as many as open files allow, which is a little under half their limit")
 	flags.Int64Var(&o.MaxConnectionsPerPort, "max-connections-per-port", 0, "connections that one service port may have open at once; 0 means half of all when there is little room left")
 	flags.Int64Var(&o.MaxClientShare, "max-client-share", o.MaxClientShare, "percent of the connections, and of the UDP sessions, that one client address may have open when there is little room left (the last eighth); 100 means as many as there are")
@@ -116,21 +120,27 @@ func (f *configFlags) registerProxy(flags *pflag.FlagSet) {
 	flags.Int64Var(&o.AffinityPerPort, "max-affinity-per-port", o.AffinityPerPort, "clients that are remembered for one service port with ClientIP affinity")
 	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "clients that are remembered for all service ports with ClientIP affinity")
 	flags.IntVar(&f.TraceEvents, "trace-events", f.TraceEvents, "steps of connections that are kept in memory")
+	flags.IntVar(&f.TraceConnections, "trace-connections", f.TraceConnections, "connections that are kept besides when they have ended, of those that failed, were retried or slow; 0 is none")
+	flags.DurationVar(&f.Slow, "slow", f.Slow, "how long the client of a slow connection waits for the endpoint's first byte, or more; 0 means that none is slow")
 	flags.DurationVar(&f.DrainTimeout, "drain-timeout", f.DrainTimeout, "how long connections may take to end when usher is stopped")
+	cli.Group(flags, "Limits and what is kept")
 }
+
+const endpointGroup = "Endpoints: which one gets a connection, and how"
 
 // defaultAdminAddress is the default of --admin-address.
 const defaultAdminAddress = "127.0.0.1:10249"
 
 // registerServers registers what else is served, and where.
 func (f *configFlags) registerServers(flags *pflag.FlagSet) {
-	flags.StringVar(&f.SOCKSAddress, "socks", "", "`host:port` for a SOCKS5 server that leads to Services by name, and to everything else directly; without a host 127.0.0.1; empty means none")
+	flags.StringVar(&f.SOCKSAddress, "socks", "", "`host:port` for a proxy, SOCKS5 and HTTP, that leads to Services by name, and to everything else directly; without a host 127.0.0.1; empty means none")
 	flags.StringVar(&f.AdminAddress, "admin-address", defaultAdminAddress, "`host:port` for the dashboard, /api, /metrics, /proxyMode, /configz; empty means none")
 	flags.StringVar(&f.HealthzAddress, "healthz-address", "0.0.0.0:10256", "`host:port` for /healthz and /livez; empty means none, which is the default with --manifests and with --via=portforward or auto")
 	flags.BoolVar(&f.HardFail, "bind-address-hard-fail", false, "end if one of these addresses cannot be had, instead of going on without it")
 	flags.StringVar(&f.AccessLog.Path, "access-log", "", "`file` to which a line is appended for each connection that has ended; - is standard output, empty means none")
 	flags.BoolVar(&f.AccessLogDefault, "access-log-default", f.AccessLogDefault, "whether the access log has the connections of Services that do not say by the annotation usher.io/access-log")
-	flags.StringVar((*string)(&f.AccessLog.Format), "access-log-format", string(f.AccessLog.Format), "how these lines are written: "+strings.Join(accesslog.Formats, " or "))
+	cli.Choice(flags, (*string)(&f.AccessLog.Format), "access-log-format", "", "how these lines are written: "+strings.Join(accesslog.Formats, " or "), accesslog.Formats...)
+	cli.Group(flags, "Addresses that usher serves, and the access log")
 }
 
 // fromFiles reports whether Services come from files.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/usherproxy/usher/cmd/usher/cli"
 	"github.com/usherproxy/usher/cmd/usher/show"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/manifest"
@@ -33,7 +34,9 @@ wrong. If no usher answers, all of it is new. Nothing is changed, and no right i
 needed. - is standard input.
 
 + is new, - goes, ~ changes. What stays is only counted. The exit code is 1 if
-anything is wrong with the manifests.`,
+anything is wrong with the manifests. Of what cannot be read, or has a mistake,
+usher keeps what it had, and so does the plan; there is none if nothing can be
+read of a file.`,
 		Example: `  usher plan examples/
   kubectl get services,endpointslices,nodes -A -o yaml | usher plan -
   usher plan web.yaml --node-name worker-1 --node-labels topology.kubernetes.io/zone=a`,
@@ -49,8 +52,8 @@ anything is wrong with the manifests.`,
 	p.manifests.register(flags)
 	flags.StringVar(&p.manifests.node.Name, "node-name", "", "name of the node; empty means this machine's name")
 	flags.StringToStringVar(&p.manifests.node.Labels, "node-labels", nil, "`labels` of the node, such as topology.kubernetes.io/zone=a")
-	flags.StringVar(&p.portal, "portal", "", "how VIPs would reach usher: "+strings.Join(modes.Names()[1:], ", ")+"; empty means as with the usher that runs here, or what is first where none does")
-	flags.StringVarP(&p.output, "output", "o", "", "`format`: json or yaml; lines without it")
+	cli.Choice(flags, &p.portal, "portal", "", "how VIPs would reach usher: "+strings.Join(modes.Names()[1:], ", ")+"; empty means as with the usher that runs here, or what is first where none does", modes.Names()[1:]...)
+	cli.Choice(flags, &p.output, "output", "o", "`format`: json or yaml; lines without it", "json", "yaml")
 	p.asks.register(flags)
 	return cmd
 }
@@ -63,12 +66,6 @@ type planCommand struct {
 }
 
 func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
-	if p.output != "" && p.output != "json" && p.output != "yaml" {
-		return usagef("--output: %q is neither json nor yaml", p.output)
-	}
-	if p.portal != "" && (p.portal == modes.Auto || len(modes.Named(p.portal)) == 0) {
-		return usagef("--portal: %q is none of %s", p.portal, strings.Join(modes.Names()[1:], ", "))
-	}
 	if node := &p.manifests.node; node.Name == "" {
 		var err error
 		if node.Name, err = hostname(); err != nil {
@@ -78,6 +75,12 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 	result, err := p.manifests.check(cmd.InOrStdin(), paths)
 	if err != nil {
 		return err
+	}
+	if len(result.Unread) > 0 {
+		for _, e := range result.Errors {
+			fmt.Fprintln(cmd.ErrOrStderr(), "error:", e)
+		}
+		return fmt.Errorf("there is no plan: nothing could be read of %s", show.Few(result.Unread))
 	}
 	c, err := p.asks.client()
 	if err != nil {
@@ -141,6 +144,7 @@ func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, 
 			}
 		}
 	}
+	keep(plan, now, all, result)
 	traits := modes.Named(plan.Portal)[0].Traits
 	for key := range now {
 		if _, there := all[key]; !there {
@@ -153,6 +157,41 @@ func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, 
 			is = &port
 		}
 		plan.Compare(key.service, is, all[key], traits)
+	}
+}
+
+// keep adds to all what an usher would keep of what is now, since the manifests that may define it
+// have a mistake, or cannot be read.
+func keep(plan *show.Plan, now map[portKey]api.ServicePort, all map[portKey]*api.ServicePort, result *manifest.Result) {
+	if len(now) == 0 || !result.Unreadable && len(result.Spoiled) == 0 {
+		return
+	}
+	plan.Warnings = append(plan.Warnings, "this is the plan of what could be read and has no mistakes; of the rest, usher keeps what it serves now")
+	defined := map[string]bool{}
+	for key := range all {
+		defined[key.service] = true
+	}
+	endpoints := map[string]bool{} // namespaces in which those of a Service may have a mistake
+	for _, object := range result.Spoiled {
+		if kind, name, _ := strings.Cut(object, " "); strings.HasPrefix(kind, "Endpoint") {
+			namespace, _, _ := strings.Cut(name, "/")
+			endpoints[namespace] = true
+		}
+	}
+	for key, port := range now {
+		namespace, _, _ := strings.Cut(key.service, "/")
+		switch planned := all[key]; {
+		case !defined[key.service]:
+			if result.Unreadable || slices.Contains(result.Spoiled, "Service "+key.service) {
+				all[key] = &port
+			}
+		case planned != nil && (result.Unreadable || endpoints[namespace]):
+			for _, e := range port.Endpoints {
+				if !slices.ContainsFunc(planned.Endpoints, func(p api.Endpoint) bool { return p.Address == e.Address }) {
+					planned.Endpoints = append(planned.Endpoints, e)
+				}
+			}
+		}
 	}
 }
 

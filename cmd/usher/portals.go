@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/usherproxy/usher/cmd/usher/cli"
 	"github.com/usherproxy/usher/cmd/usher/show"
 	"github.com/usherproxy/usher/portal/modes"
 	"github.com/usherproxy/usher/proxy/admin"
@@ -15,7 +16,7 @@ import (
 
 func newPortals() *cobra.Command {
 	var asks askFlags
-	var output string
+	output := "table"
 	var logs logFlags
 	cmd := &cobra.Command{
 		Use:   "portals",
@@ -28,17 +29,14 @@ rule whether it is as it should be: ok, missing from the kernel, differs (what i
 installed is another one), or extra (nobody wants it). If no usher answers, what
 is installed is listed without the column.
 
-A second table tells of what is there for all Services together, so that endpoints
-see their clients' own addresses: chains, routing rules and a route.`,
+A second table tells of what is there for all Services together: chains, routing
+rules and a route, so that endpoints see their clients' own addresses, and routes
+of last resort on a node without a default route.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			print := printPortals
-			switch output {
-			case "table":
-			case "json":
+			if output == "json" {
 				print = printPortalsJSON
-			default:
-				return usagef("--output: %q is neither table nor json", output)
 			}
 			log, err := logs.logger(cmd.ErrOrStderr())
 			if err != nil {
@@ -63,7 +61,7 @@ see their clients' own addresses: chains, routing rules and a route.`,
 			return print(cmd.OutOrStdout(), portals)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	cli.Choice(cmd.Flags(), &output, "output", "o", "table or json", "table", "json")
 	asks.register(cmd.Flags())
 	logs.register(cmd.Flags(), "auto")
 	return cmd

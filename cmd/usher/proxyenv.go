@@ -18,9 +18,9 @@ func newProxyEnv() *cobra.Command {
 		Use:   "proxy-env",
 		Short: "Print the environment that makes programs use 'usher run --socks'",
 		Long: `Prints commands for a shell that make programs which look for a proxy in their
-environment (curl, wget, Git, Python, Go programs) connect through the SOCKS server
-of 'usher run --socks', so that they reach Services by name. It asks nothing and
-changes nothing.`,
+environment (curl, wget, Git, Python, Go programs, Node.js) connect through the proxy
+of 'usher run --socks', by HTTP, so that they reach Services by name. It asks nothing
+and changes nothing.`,
 		Example: `  usher run --context staging --via=portforward --portal=none --socks 127.0.0.1:1080 &
   eval "$(usher proxy-env)"
   curl http://web.default/`,
@@ -35,18 +35,19 @@ changes nothing.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&address, "socks", defaultSOCKSAddress, "`host:port` of the SOCKS server")
+	cmd.Flags().StringVar(&address, "socks", defaultSOCKSAddress, "`host:port` of the proxy")
 	return cmd
 }
 
 // proxyEnv returns the variables, as NAME=value. Programs differ in which they look
-// at, and in upper or lower case. With socks5h the proxy resolves names.
+// at, and in upper or lower case; all of them know HTTP's proxies, and few socks5h.
 func proxyEnv(address string) (list []string) {
 	if strings.HasPrefix(address, ":") {
 		address = "127.0.0.1" + address
 	}
 	for _, name := range []string{"ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY"} {
-		list = append(list, name+"=socks5h://"+address, strings.ToLower(name)+"=socks5h://"+address)
+		list = append(list, name+"=http://"+address, strings.ToLower(name)+"=http://"+address)
 	}
-	return append(list, "NO_PROXY=localhost,127.0.0.1,::1", "no_proxy=localhost,127.0.0.1,::1")
+	// Some releases of Python's httpx cannot read ::1 there; usher connects to that, too.
+	return append(list, "NO_PROXY=localhost,127.0.0.1", "no_proxy=localhost,127.0.0.1", "NODE_USE_ENV_PROXY=1")
 }

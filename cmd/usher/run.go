@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/usherproxy/usher/cmd/usher/cli"
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/cmd/usher/keeper"
 	"github.com/usherproxy/usher/cmd/usher/show"
+	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/portforward"
@@ -38,7 +41,8 @@ error.
 
 SIGTERM stops accepting, lets connections end for --drain-timeout, and leaves
 the portal's rules to a successor, which takes them over. Ctrl-C (SIGINT) does
-the same and then removes the rules. A second signal ends usher at once. 'usher
+the same and then removes the rules; with --remove-rules they go first, for another service
+proxy that is there. A second signal ends usher at once. 'usher
 cleanup' removes what is left. With --keeper, SIGHUP replaces the program by the one that
 is at its path by then.
 
@@ -46,7 +50,7 @@ The exit code is 75 if another usher manages the portals, and this one does not 
 over.`,
 		Example: `  usher run --kubeconfig /etc/kubernetes/usher.conf --node-name worker-1
   usher run --manifests examples/web.yaml
-  kubectl get services,endpointslices -A -o yaml > all.yaml && usher run --manifests all.yaml
+  kubectl get services,endpointslices -A -o yaml | usher run --manifests -
   usher run --manifests services/ --portal=none --trace
   usher run --context staging --via=portforward --portal=none`,
 		Args: noArgs,
@@ -54,6 +58,7 @@ over.`,
 	}
 	flags := cmd.Flags()
 	r.registerSource(flags)
+	cli.Group(flags, "Source of Services")
 	flags.StringVar(&r.NodeName, "node-name", "", "name of this node's Node object; empty means this machine's name, and with --via=portforward or auto that this is no node")
 	r.registerNode(flags)
 	flags.StringVar(&r.ServiceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value; empty means those without the label")
@@ -62,14 +67,20 @@ over.`,
 	flags.StringSliceVar(&r.loadBalancers, "load-balancer-cidr", nil, loadBalancersUsage)
 	flags.StringVar(&r.config, "config", "", "`file` with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); a flag wins over it")
 	flags.DurationVar(&r.MaxDelay, "max-sync-delay", r.MaxDelay, "how long changes may be gathered, while Services change all the time, before they are carried out")
+	cli.Group(flags, "This node and what it serves")
 	flags.BoolVar(&r.TakeOver, "take-over", false, "if an usher serves this node already, take over from it without a gap; that one ends when its connections have")
 	flags.BoolVar(&r.keeper, "keeper", false, "be a small process that holds copies of the listening sockets, and starts usher again when it ends unexpectedly: clients wait meanwhile, and none is refused (Linux)")
+	flags.BoolVar(&r.RemoveRules, "remove-rules", false, "when usher is stopped, remove the portal's rules, those that redirect first and a second before listeners close: nobody is refused if another service proxy serves this node by then")
 	flags.BoolVar(&r.trace, "trace", false, "print each step of each connection to standard output")
+	cli.Group(flags, "Restarts and tracing")
 	r.registerDNS(flags)
+	cli.Group(flags, "DNS")
 	r.registerVia(flags)
+	cli.Group(flags, endpointGroup)
 	r.registerProxy(flags)
 	r.registerServers(flags)
 	r.logs.register(flags, "auto")
+	cli.Group(flags, "Logs")
 	r.kubeProxy.register(flags, &r.Cluster.Server)
 	return cmd
 }
@@ -94,6 +105,7 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	if r.trace {
 		r.OnTrace = printTrace(cmd.OutOrStdout())
 	}
+	r.Spans = true
 	kept := os.Getenv(fdstore.KeeperVariable) != ""
 	if !r.keeper || kept {
 		if r.Manager, err = fdstore.FromEnvironment(r.Log); err != nil {
@@ -136,6 +148,9 @@ func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error)
 	flags := cmd.Flags()
 	if err := r.oneSource(); err != nil { // before a file may say how to reach an API server
 		return nil, err
+	}
+	if r.keeper && slices.Contains(r.Manifests, manifest.Stdin) {
+		return nil, usagef("--keeper starts usher again, which could not read --manifests=- once more; name a file")
 	}
 	if (r.fromFiles() || r.Via.Remote()) && !flags.Changed("healthz-address") {
 		r.HealthzAddress = ""

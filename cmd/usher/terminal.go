@@ -10,6 +10,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
+
+	"github.com/usherproxy/usher/cmd/usher/cli"
 )
 
 // logFlags say how logs are written. They go to standard error.
@@ -19,8 +21,9 @@ type logFlags struct {
 }
 
 func (f *logFlags) register(flags *pflag.FlagSet, format string) {
-	flags.StringVar(&f.level, "log-level", "info", "least serious `level` that is logged: debug, info, warning or error")
-	flags.StringVar(&f.format, "log-format", format, "text, json, or auto: text on a terminal and json elsewhere")
+	f.level, f.format = "info", format
+	flags.Var(&cli.Choices{Value: &f.level, Allowed: []string{"debug", "info", "warning", "error"}, Also: isLogLevel}, "log-level", "least serious `level` that is logged: debug, info, warning or error")
+	cli.Choice(flags, &f.format, "log-format", "", "text, json, or auto: text on a terminal and json elsewhere", "auto", "text", "json")
 }
 
 // logger returns a logger that writes to out.
@@ -42,6 +45,12 @@ func (f *logFlags) logger(out io.Writer) (*logrus.Logger, error) {
 		return nil, usagef("--log-format: %q is not one of auto, text, json", f.format)
 	}
 	return log, nil
+}
+
+// isLogLevel reports whether the logger knows a level: INFO, warn and trace are some, too.
+func isLogLevel(level string) bool {
+	_, err := logrus.ParseLevel(level)
+	return err == nil
 }
 
 // isTerminal reports whether out is a terminal.

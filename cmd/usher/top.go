@@ -13,17 +13,20 @@ import (
 )
 
 func newTop() *cobra.Command {
-	var asks askFlags
+	asks := askFlags{one: true}
 	var o top.Options
 	var namespace namespaceFlag
 	cmd := &cobra.Command{
 		Use:   "top [SERVICE]",
 		Short: "Watch what goes on, full screen",
 		Long: `Shows the Services of the usher that runs here, live: how they fare, how many
-connections begin, are retried and fail in a second. Enter shows a Service's
+connections begin, are retried and fail in a second. P99 is how long clients waited
+lately for the endpoint's first byte, all but one in a hundred. Enter shows a Service's
 connections, also those that have ended and are still in the trace, and enter on one
 of these all attempts that were made for it. With SERVICE it begins with that one's
 connections. ? lists the keys, q quits.
+
+With --cluster --node it is the usher of a node of kubectl's cluster.
 
 It needs a terminal, of any size and with or without colours (NO_COLOR). If usher
 does not answer for a while, what was last known stays.`,
@@ -46,12 +49,19 @@ does not answer for a while, what was last known stays.`,
 				o.Service = namespace.serviceName(args[0])
 			}
 			o.Input, o.Output = os.Stdin, os.Stdout
-			return asks.ask(func(c *client.Client) error { return top.Run(cmd.Context(), c, o) })
+			return asks.askOne(cmd, func(c *client.Client) error {
+				if o.Service != "" {
+					if err := mustKnow(cmd.Context(), c, o.Service, ""); err != nil {
+						return err
+					}
+				}
+				return top.Run(cmd.Context(), c, o)
+			})
 		},
 	}
 	cmd.Flags().DurationVar(&o.Interval, "interval", time.Second, "how often usher is asked")
 	cmd.Flags().StringVarP(&namespace.namespace, "namespace", "n", "default", "only the Services of this `namespace` (all, if it is not given); also that of SERVICE")
-	asks.register(cmd.Flags())
+	asks.registerCluster(cmd, &namespace)
 	return cmd
 }
 

@@ -1,15 +1,24 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
 
+	"github.com/usherproxy/usher/cmd/usher/cli"
+	"github.com/usherproxy/usher/cmd/usher/fleet"
 	"github.com/usherproxy/usher/cmd/usher/show"
+	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
+	"github.com/usherproxy/usher/proxy/trace"
 )
 
 func newTrace() *cobra.Command {
@@ -26,11 +35,17 @@ ends it.
 'usher run'). Steps that were lost because this command, or its terminal, was too
 slow are counted: "12 steps missed".
 
+With --cluster, and as 'kubectl usher trace', it follows the ushers of all nodes, and
+each line names its node. What is known already is told in the order of time, and
+what happens then as it is heard of. A node whose usher does not answer is named on
+standard error, and asked again.
+
 On a terminal lines have colours, unless NO_COLOR is set.`,
 		Example: `  usher trace
   usher trace web --outcome retry,failed
   usher trace shop/cart --client 10.244.1.0/24 --since 10m
-  usher trace --history --follow=false -o json | jq .endpoint`,
+  usher trace --history --follow=false -o json | jq .endpoint
+  usher trace web --cluster --context staging -n shop`,
 		Args:              takes(0, 1, "one SERVICE, or none for all"),
 		ValidArgsFunction: completeOne(func(cmd *cobra.Command) []string { return t.asks.completeServices(cmd, t.namespace, nil) }),
 		RunE:              t.run,
@@ -38,15 +53,19 @@ On a terminal lines have colours, unless NO_COLOR is set.`,
 	flags := cmd.Flags()
 	flags.StringVar(&t.query.Client, "client", "", "only this `client`: an address, an address and port, or a network")
 	flags.StringVar(&t.query.Endpoint, "endpoint", "", "only this `endpoint`: an address, an address and port, or a Pod")
-	flags.StringVar(&t.query.Protocol, "protocol", "", "only this `protocol`: TCP, UDP, SCTP")
-	flags.StringVar(&t.query.Outcome, "outcome", "", "only steps with this `outcome`: ok, retry, failed, or the code of an end; several with commas")
+	cli.Choice(flags, &t.query.Protocol, "protocol", "", "only this `protocol`: TCP, UDP, SCTP", api.Values("/events", "protocol")...)
+	cli.SomeOf(flags, &t.query.Outcome, "outcome", "only steps with this `outcome`: ok, retry, failed, or the code of an end; several with commas",
+		append([]string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}, trace.EndCodes()...)...)
+	cli.SomeOf(flags, &t.end, "end", "only ends with this `code`; several with commas", trace.EndCodes()...)
+	flags.DurationVar(&t.query.Slower, "slower-than", 0, "only ends of connections whose clients waited for longer until the endpoint's first byte came or, while none has, until they were established")
 	flags.Uint64Var(&t.query.Connection, "connection", 0, "only the connection with this `number`")
 	flags.DurationVar(&t.since, "since", 0, "begin with what happened in this time before now, as far as it is still known")
+	flags.DurationVar(&t.since, "last", 0, "the same as --since")
 	flags.BoolVar(&t.query.History, "history", false, "begin with all that is still known")
 	flags.BoolVarP(&t.follow, "follow", "f", true, "go on with what happens from now on; --follow=false implies --history")
-	flags.StringVarP(&t.output, "output", "o", "", "`format`: json, an object in each line; lines for people without it")
+	cli.Choice(flags, &t.output, "output", "o", "`format`: json, an object in each line; lines for people without it", "json")
 	t.namespaceFlag.register(flags)
-	t.asks.register(flags)
+	t.asks.registerCluster(cmd, &t.namespaceFlag)
 	return cmd
 }
 
@@ -54,9 +73,15 @@ type traceCommand struct {
 	asks askFlags
 	namespaceFlag
 	query  client.EventQuery
+	end    string
 	since  time.Duration
 	follow bool
 	output string
+
+	oldest time.Time // what was before is not told
+	ends   []string
+	out    io.Writer
+	width  int // of the nodes' names
 }
 
 // traceRate is how many events a second are asked for at the most. It is more than
@@ -64,52 +89,115 @@ type traceCommand struct {
 const traceRate = 10000
 
 func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
-	switch {
-	case t.output != "" && t.output != "json":
-		return usagef("--output: %q is not json", t.output)
-	case t.since < 0:
+	if t.since < 0 {
 		return usagef("--since: %s is less than 0", t.since)
 	}
 	if len(args) == 1 {
 		t.query.Service = t.serviceName(args[0])
 	}
+	t.query.Outcome = cmp.Or(t.query.Outcome, t.end) // if there are both, see print
 	t.query.Once, t.query.Rate = !t.follow, traceRate
 	t.query.History = t.query.History || t.since > 0 || !t.follow
-	return t.asks.ask(func(c *client.Client) error { return t.print(cmd, c) })
-}
-
-// print prints what the stream tells until it ends.
-func (t *traceCommand) print(cmd *cobra.Command, c *client.Client) error {
-	var oldest time.Time
 	if t.since > 0 {
-		oldest = time.Now().Add(-t.since)
+		t.oldest = time.Now().Add(-t.since)
 	}
-	out := coloured(cmd.OutOrStdout())
-	for m, err := range c.Events(cmd.Context(), t.query) {
-		switch {
-		case err != nil:
-			return err
-		case m.Event != nil && m.Event.Time.Before(oldest):
-			continue
+	t.ends = strings.FieldsFunc(t.end, func(r rune) bool { return r == ',' })
+	t.out = coloured(cmd.OutOrStdout())
+	return t.asks.askAll(cmd, func(ushers []fleet.Usher) error {
+		if t.query.Service != "" {
+			if err := oneKnows(cmd.Context(), ushers, t.query.Service, ""); err != nil && !fleet.IsSilent(err) {
+				return err
+			}
 		}
-		if err := t.tell(out, m); err != nil {
-			return err
+		if t.asks.cluster {
+			return t.printCluster(cmd, ushers)
 		}
-	}
-	return nil
+		for m, err := range ushers[0].Events(cmd.Context(), t.query) {
+			if err == nil {
+				err = t.tell(fleet.Message{From: ushers[0], Message: m})
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
-// tell prints one message.
-func (t *traceCommand) tell(out io.Writer, m client.Message) (err error) {
+// printCluster prints what the streams of all ushers tell: first what is known, in the order of time, and then
+// what happens as it is told.
+func (t *traceCommand) printCluster(cmd *cobra.Command, ushers []fleet.Usher) error {
+	ctx, q := cmd.Context(), t.query
+	q.Rate = max(traceRate/len(ushers), minTraceRate)
+	for _, u := range ushers {
+		t.width = max(t.width, min(ansi.StringWidth(u.Node), maxNodeWidth))
+	}
+	after := map[string]string{}
+	silent := map[string]error{}
+	if q.History {
+		past := q
+		past.Once = true
+		for m := range fleet.History(ctx, ushers, past) {
+			switch {
+			case m.Err != nil:
+				silent[m.From.Node] = m.Err
+				continue
+			case m.Event != nil:
+				after[m.From.Node] = m.Event.ID
+			}
+			if err := t.tell(m); err != nil {
+				return err
+			}
+		}
+		var answers []fleet.Answer[struct{}]
+		for _, u := range ushers {
+			answers = append(answers, fleet.Answer[struct{}]{From: u, Err: silent[u.Node]})
+		}
+		if _, err := fleet.Answered(answers); !t.follow || err != nil && !fleet.IsSilent(err) {
+			return err
+		}
+	}
+	for m := range fleet.Follow(ctx, t.asks.fleet, ushers, q, after) {
+		err := m.Err
+		if m.From.Node != "" && err != nil {
+			_, err = fleet.Answered([]fleet.Answer[struct{}]{{From: m.From, Err: err}})
+		}
+		var forbidden *fleet.ForbiddenError
+		switch {
+		case errors.As(err, &forbidden):
+			return err
+		case err != nil:
+			fmt.Fprintf(cmd.ErrOrStderr(), "usher: %v; asking again\n", err)
+		default:
+			if err := t.tell(m); err != nil {
+				return err
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// How many events a second each usher of a large cluster is asked for at the least, and how wide a column of nodes
+// is at the most.
+const (
+	minTraceRate = 100
+	maxNodeWidth = 30
+)
+
+// tell prints one message, unless it is of no interest.
+func (t *traceCommand) tell(m fleet.Message) (err error) {
 	switch {
+	case m.Event != nil && (m.Event.Time.Before(t.oldest) || len(t.ends) > 0 && !slices.Contains(t.ends, m.Event.End)):
 	case t.output == "json" && m.Event != nil:
-		return json.NewEncoder(out).Encode(m.Event)
+		return json.NewEncoder(t.out).Encode(fleet.Told[api.Event]{Node: m.From.Node, Item: *m.Event})
 	case t.output == "json" && m.Missed > 0:
-		return json.NewEncoder(out).Encode(map[string]uint64{"missed": m.Missed})
+		return json.NewEncoder(t.out).Encode(fleet.Told[api.Missed]{Node: m.From.Node, Item: api.Missed{Missed: m.Missed}})
 	case m.Event != nil:
-		_, err = fmt.Fprintln(out, show.Event(*m.Event))
+		_, err = fmt.Fprintln(t.out, show.EventOn(m.From.Node, t.width, *m.Event))
+	case m.Missed > 0 && m.From.Node != "":
+		_, err = fmt.Fprintln(t.out, show.Missed(m.Missed)+" on "+show.Clean(m.From.Node))
 	case m.Missed > 0:
-		_, err = fmt.Fprintln(out, show.Missed(m.Missed))
+		_, err = fmt.Fprintln(t.out, show.Missed(m.Missed))
 	}
 	return err
 }

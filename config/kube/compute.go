@@ -124,8 +124,18 @@ func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.Endp
 		out.Discovery, more = translate.Discovery(svc, slices, translate.Options{})
 		problems = append(problems, more...)
 	}
-	s.tellProblems(name, problems)
+	s.tellProblems(name, problems, misnamed(out, slices)...)
 	return out
+}
+
+// misnamed tells of slices whose ports have other names than the Service's.
+func misnamed(svc config.Service, slices []*discoveryv1.EndpointSlice) (list []config.Report) {
+	for _, slice := range slices {
+		if err := translate.Misnamed(svc, slice); err != nil {
+			list = append(list, config.Report{Object: "EndpointSlice " + slice.Namespace + "/" + slice.Name, Service: svc.Name, Reason: "PortNameDiffers", Message: err.Error(), Served: true})
+		}
+	}
+	return list
 }
 
 // computeOne returns what is served for a Service now, and whether that is
@@ -162,7 +172,7 @@ func (s *Source) slicesOf(name types.NamespacedName) []*discoveryv1.EndpointSlic
 
 // tellProblems tells OnProblems and the log what is wrong that was not before, or of
 // which there is now twice as much as was ever told, while it lasted.
-func (s *Source) tellProblems(name types.NamespacedName, problems []translate.Problem) {
+func (s *Source) tellProblems(name types.NamespacedName, problems []translate.Problem, more ...config.Report) {
 	all := map[string]int{}
 	var fresh []translate.Problem
 	for _, p := range problems {
@@ -174,6 +184,7 @@ func (s *Source) tellProblems(name types.NamespacedName, problems []translate.Pr
 		}
 		all[gist] = told
 	}
+	s.options.Reports.Set(name.String(), time.Now(), append(reports(name, problems), more...))
 	if s.problems[name] = all; len(all) == 0 {
 		delete(s.problems, name)
 	}
@@ -183,4 +194,11 @@ func (s *Source) tellProblems(name types.NamespacedName, problems []translate.Pr
 	if len(fresh) > 0 && s.options.OnProblems != nil {
 		s.options.OnProblems(name, fresh)
 	}
+}
+
+func reports(service types.NamespacedName, problems []translate.Problem) (list []config.Report) {
+	for _, p := range problems {
+		list = append(list, config.Report{Object: p.Kind + " " + p.Name.String(), Service: service, Reason: "PartNotServed", Message: p.Cause().Error()})
+	}
+	return list
 }

@@ -138,6 +138,9 @@ type ReachStatus struct {
 	Connected bool
 	Since     time.Time // of Connected being as it is; zero if nothing was heard yet
 	Err       error     // of the last request, while not connected
+	// Skew is by how much the API server's clock is ahead of this node's, as its last answer
+	// tells, to some seconds.
+	Skew time.Duration
 }
 
 // Status returns how it is now.
@@ -156,6 +159,15 @@ func (r *Reach) heard(err error) {
 	r.now.Err = err
 }
 
+// date notes the time that an answer tells (RFC 9110, 6.6.1), which has whole seconds.
+func (r *Reach) date(text string) {
+	if at, err := http.ParseTime(text); err == nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.now.Skew = time.Until(at)
+	}
+}
+
 // wrap returns a transport that notes how requests end. A watch that breaks is
 // noticed by the request that follows it.
 func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
@@ -169,6 +181,7 @@ func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
 			r.heard(fmt.Errorf("the API server answered %s", res.Status))
 		default:
 			r.heard(nil)
+			r.date(res.Header.Get("Date"))
 		}
 		if err == nil && req.URL.Query().Has("watch") {
 			r.pause(req, res.StatusCode)

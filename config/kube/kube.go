@@ -69,6 +69,9 @@ type Options struct {
 	// OnProblems, if not nil, is told what is wrong with the objects of a
 	// Service that was not before.
 	OnProblems func(types.NamespacedName, []translate.Problem)
+
+	// Reports, if not nil, has what is wrong with them now.
+	Reports *config.Reports
 }
 
 // Defaults of Options.

@@ -162,6 +162,25 @@ var _ = Describe("what is wrong with a Service", func() {
 		wrong(1)
 		Expect(told).To(HaveLen(3), "it was well in between")
 	})
+
+	It("is reported as long as it is so, names of ports that differ, too", func() {
+		var reports config.Reports
+		log, _ := logtest.NewNullLogger()
+		s, err := New(Options{Client: kubernetes.NewForConfigOrDie(&rest.Config{Host: "192.0.2.1"}), Log: log, Reports: &reports})
+		Expect(err).NotTo(HaveOccurred())
+		name := "http"
+		slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1"}, Ports: []discoveryv1.EndpointPort{{Name: &name}}}
+		svc := config.Service{Name: types.NamespacedName{Namespace: "default", Name: "web"}, Ports: []config.ServicePort{{ID: config.PortID{Port: "main"}}}}
+		slices := []*discoveryv1.EndpointSlice{slice}
+		s.tellProblems(svc.Name, nil, misnamed(svc, slices)...)
+		all := reports.All()
+		Expect(all).To(HaveLen(1))
+		Expect(all[0].Message).To(Equal(`ports[0].name: "http": Service default/web has no port of that name, only "main"`))
+		Expect(all[0].Service).To(Equal(svc.Name))
+		name = "main"
+		s.tellProblems(svc.Name, nil, misnamed(svc, slices)...)
+		Expect(reports.All()).To(BeEmpty())
+	})
 })
 
 var _ = Describe("triggers", func() {

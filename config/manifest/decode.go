@@ -63,7 +63,7 @@ func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) 
 	version, known := versions[schema.GroupKind{Group: gv.Group, Kind: h.Kind}]
 	switch {
 	case !known:
-		r.warnings = append(r.warnings, place.with(fmt.Errorf("ignored: usher does not read %s of %s", h.Kind, h.APIVersion)))
+		r.warnings = append(r.warnings, place.with(fmt.Errorf("%w: usher does not read %s of %s", errIgnored, h.Kind, h.APIVersion)))
 	case gv.Version != version && h.APIVersion != v1beta1:
 		want := schema.GroupVersion{Group: gv.Group, Version: version}.String()
 		r.spoil(key{h.Kind, h.name}, place, []error{field.NotSupported(field.NewPath("apiVersion"), h.APIVersion, []string{want})})
@@ -132,7 +132,7 @@ func (r *reader) list(place Diagnostic, value []byte, h header, spoiled bool) {
 		Metadata        metav1.ListMeta   `json:"metadata"`
 		Items           []json.RawMessage `json:"items"`
 	}
-	errs := strict.Decode(value, &list)
+	errs, _ := strict.Decode(value, &list)
 	for _, err := range errs {
 		r.errors = append(r.errors, place.with(err))
 	}
@@ -190,21 +190,22 @@ func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) 
 }
 
 // decode reads an object, fills in its defaults and validates it. If there are errors,
-// it is of no use.
+// which are all that can be found at once, it is of no use.
 func decode[T any](value []byte, setDefaults func(*T), validate func(*T) field.ErrorList) (*T, []error) {
 	object := new(T)
-	if errs := strict.Decode(value, object); len(errs) > 0 {
+	errs, decoded := strict.Decode(value, object)
+	if !decoded {
 		return nil, errs
 	}
 	setDefaults(object)
-	return object, translate.SumUp(validate(object))
+	return object, append(errs, translate.SumUp(validate(object))...)
 }
 
 // decodeService reads a Service. A field that the API had in Kubernetes 1.17 to 1.21 becomes the
 // annotation that stands for it.
 func (r *reader) decodeService(value []byte) (*corev1.Service, []error) {
 	svc := new(corev1.Service)
-	errs := strict.Decode(value, svc)
+	errs, decoded := strict.Decode(value, svc)
 	var old struct {
 		Spec struct {
 			TopologyKeys []string `json:"topologyKeys"`
@@ -214,7 +215,7 @@ func (r *reader) decodeService(value []byte) (*corev1.Service, []error) {
 	if slices.ContainsFunc(errs, isOld) {
 		errs = append(slices.DeleteFunc(errs, isOld), strict.DecodePart(value, &old)...)
 	}
-	if len(errs) > 0 {
+	if !decoded {
 		return nil, errs
 	}
 	defaultService(svc)
@@ -223,7 +224,7 @@ func (r *reader) decodeService(value []byte) (*corev1.Service, []error) {
 	if len(keys) > 0 {
 		metav1.SetMetaDataAnnotation(&svc.ObjectMeta, translate.AnnotationTopologyKeys, strings.Join(keys, ","))
 	}
-	return svc, translate.SumUp(wrong)
+	return svc, append(errs, translate.SumUp(wrong)...)
 }
 
 // decodeNode reads the labels of a Node, and passes over the rest.

@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,8 +16,13 @@ type Diagnostic struct {
 	Item     string // in a List: "items[3]"
 	Line     int    // in the file, from 1; for what is wrong with the syntax
 	Object   string // "Service default/web"
+	Service  name   // that it is about
 	Err      error
 }
+
+// errIgnored is for objects of a kind that usher does not read. Folders of manifests are full
+// of them: the log and Check tell, but nothing is wrong.
+var errIgnored = errors.New("ignored")
 
 // Error returns, for example,
 //
@@ -50,6 +56,12 @@ func (p Diagnostic) Unwrap() error { return p.Err }
 // with returns p with another error in the same place.
 func (p Diagnostic) with(err error) Diagnostic {
 	p.Err = err
+	return p
+}
+
+// about returns p as being about a Service.
+func (p Diagnostic) about(n name) Diagnostic {
+	p.Service = n
 	return p
 }
 

@@ -2,7 +2,9 @@ package manifest
 
 import (
 	"errors"
+	"fmt"
 	"hash/maphash"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -31,7 +33,15 @@ type file struct {
 	documents []document
 	errors    []Diagnostic
 	warnings  []Diagnostic
+	lacks     lack
 	doubted   time.Time // since when it is gone or says nothing; zero if it is not
+}
+
+// lack is what a file may define besides its objects: those that have a mistake, and anything
+// at all if something cannot be read.
+type lack struct {
+	spoiled    []key
+	unreadable bool
 }
 
 // loaded is the outcome of a load.
@@ -40,6 +50,22 @@ type loaded struct {
 	errors, warnings []Diagnostic
 	read             map[string]bool // files that were read anew since the last load, by the path that diagnostics name
 	doubts           bool            // there is something to be confirmed by a load somewhat later
+}
+
+// input is what diagnostics call the file that take has read.
+const input = "standard input"
+
+// take reads one file more, which never changes.
+func (l *loader) take(from io.Reader) error {
+	data, err := io.ReadAll(io.LimitReader(from, int64(l.maxSize)+1))
+	if err != nil {
+		return fmt.Errorf("reading manifests: %w", err)
+	}
+	found := read(input, data, nil, l.resolver.nets, l.maxSize)
+	found.renumber()
+	l.files[input] = &file{path: input, objects: found.objects, errors: found.errors, warnings: found.warnings, lacks: lack{found.spoiled, found.unreadable}}
+	l.resolver.replace(nil, found.objects)
+	return nil
 }
 
 // load reads what has changed of the files that are there, and makes the model of that anew.
@@ -60,7 +86,7 @@ func (l *loader) load(there listing, now time.Time) (out loaded) {
 		l.believe(e, looks[i], now, &out)
 	}
 	for abs, f := range l.files {
-		if !here[abs] && !there.covers(abs) && l.gone(f, now, &out) {
+		if abs != input && !here[abs] && !there.covers(abs) && l.gone(f, now, &out) {
 			l.forget(abs)
 		}
 	}
@@ -123,7 +149,7 @@ func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
 	l.files[e.abs] = f
 	if look.err != nil { // what it said last still holds
 		f.sum, f.errors, f.warnings, f.doubted = 0, []Diagnostic{{File: e.path, Err: look.err}}, nil, time.Time{}
-		f.sure = false
+		f.sure, f.lacks.unreadable = false, true
 		return
 	}
 	if known && !look.same && len(f.objects) > 0 && silent(look.reading) && !l.gone(f, now, out) {
@@ -136,6 +162,7 @@ func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
 	before := f.objects
 	f.path, f.sum, f.documents = e.path, look.sum, look.documents
 	f.objects, f.errors, f.warnings = remember(before, look.reading), look.errors, look.warnings
+	f.lacks = lack{look.spoiled, look.unreadable}
 	look.renumber()
 	l.resolver.replace(before, f.objects)
 	if l.read == nil {

@@ -1,13 +1,17 @@
 package manifest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
 	"reflect"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -26,11 +30,14 @@ var DefaultServiceCIDR = netip.MustParsePrefix("10.96.0.0/12")
 // for some 20,000 Services with their EndpointSlices.
 const DefaultMaxFileSize = 32 << 20
 
+// Stdin is the path that stands for standard input.
+const Stdin = "-"
+
 // Options say what to read, and how.
 type Options struct {
-	// Paths are files, and folders whose .yaml, .yml and .json files are read.
+	// Paths are files, and folders whose .yaml, .yml and .json files are read. The path Stdin
+	// stands for Input, which is read once, to its end, by New or Check.
 	Paths []string
-	// Input, if not nil, is for Check one file more.
 	Input io.Reader
 
 	// ServiceCIDRs are the networks that cluster IPs are allocated from: one, or
@@ -67,6 +74,9 @@ type Options struct {
 	// DefaultMaxFileSize.
 	MaxFileSize int
 
+	// Reports, if not nil, has what is wrong with the files now.
+	Reports *config.Reports
+
 	// Log is told what is wrong with the files, and what changes. Nil means
 	// nobody is.
 	Log logrus.FieldLogger
@@ -92,13 +102,18 @@ func (o Options) loader() (*loader, error) {
 	resolver := newResolver(nets, o.Node,
 		translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true, LoadBalancers: o.LoadBalancers, NoAccessLog: o.NoAccessLog}, o.Discovery)
 	resolver.nodePorts, resolver.balancerNets = o.NodePorts, balancers
-	return &loader{
-		paths:    o.Paths,
+	isInput := func(path string) bool { return path == Stdin }
+	l := &loader{
+		paths:    slices.DeleteFunc(slices.Clone(o.Paths), isInput),
 		maxSize:  o.MaxFileSize,
 		files:    map[string]*file{},
 		patience: usual,
 		resolver: resolver,
-	}, nil
+	}
+	if len(l.paths) < len(o.Paths) {
+		return l, l.take(o.Input)
+	}
+	return l, nil
 }
 
 // Source takes Services from files, and watches them.
@@ -107,14 +122,18 @@ type Source struct {
 	log    logrus.FieldLogger
 	notify func() (*fsnotify.Watcher, error)
 
-	said map[string]bool // what the last load said, to tell what is new; only Run uses it
+	// Only Run uses these.
+	said     map[string]bool // what the last load said, to tell what is new
+	reported map[string]bool // about which objects
+	reports  *config.Reports
 }
 
 var _ config.Source = (*Source)(nil)
 
 type name = types.NamespacedName
 
-// New returns a Source. It reads nothing yet; an error is about the options.
+// New returns a Source. It reads nothing yet but the options' Input; an error is about the options, or
+// says that their Input cannot be read.
 func New(opts Options) (*Source, error) {
 	if len(opts.Paths) == 0 {
 		return nil, errors.New("manifest: no files or folders are given")
@@ -123,7 +142,7 @@ func New(opts Options) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
-	s := &Source{loader: l, log: opts.Log, notify: fsnotify.NewWatcher}
+	s := &Source{loader: l, log: opts.Log, notify: fsnotify.NewWatcher, reports: opts.Reports}
 	if s.log == nil {
 		silent := logrus.New()
 		silent.SetOutput(io.Discard)
@@ -220,6 +239,42 @@ func (s *Source) tell(l loaded) {
 	tell(l.errors, s.log.Error)
 	tell(l.warnings, s.log.Warn)
 	s.said = said
+	s.report(slices.Concat(l.errors, l.warnings), len(l.errors))
+}
+
+// report tells what is wrong now, of which the first, rejected ones are not served.
+func (s *Source) report(all []Diagnostic, rejected int) {
+	by := map[string][]config.Report{}
+	for i, d := range all {
+		if errors.Is(d.Err, errIgnored) {
+			continue
+		}
+		about := d
+		about.Object = ""
+		r := config.Report{Object: cmp.Or(d.Object, d.File), Service: d.Service, Reason: "ManifestRejected", Message: about.Error()}
+		if d.File != "" && d.File != input {
+			r.Remedy = fmt.Sprintf("usher check %q lists all that is wrong there", d.File)
+		}
+		if i >= rejected {
+			r.Reason, r.Served = "ManifestDoubtful", true
+		}
+		kind, object, _ := strings.Cut(d.Object, " ")
+		if namespace, name, is := strings.Cut(object, "/"); is && kind == "Service" {
+			r.Service = types.NamespacedName{Namespace: namespace, Name: name}
+		}
+		by[r.Object] = append(by[r.Object], r)
+	}
+	now := time.Now()
+	for object := range s.reported {
+		if by[object] == nil {
+			s.reports.Set(object, now, nil)
+		}
+	}
+	s.reported = map[string]bool{}
+	for _, object := range slices.Sorted(maps.Keys(by)) {
+		s.reports.Set(object, now, by[object])
+		s.reported[object] = true
+	}
 }
 
 func equal(a, b config.Service) bool { return reflect.DeepEqual(a, b) }
@@ -232,6 +287,13 @@ type Result struct {
 	// Errors are parts that would not be served; Warnings are parts that would
 	// perhaps not do what was meant. Both are sorted by place.
 	Errors, Warnings []Diagnostic
+
+	// Unread are the paths of which nothing could be read. Unreadable says that some of it
+	// could not be, and Spoiled are objects that have a mistake, such as "Service default/web":
+	// a Source keeps what these said before.
+	Unread     []string
+	Unreadable bool
+	Spoiled    []string
 }
 
 // Check reads the files and folders of opts once, and says what would be served
@@ -242,23 +304,24 @@ func Check(opts Options) (*Result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
-	var more reading
-	files := 0
-	if opts.Input != nil {
-		data, err := io.ReadAll(io.LimitReader(opts.Input, int64(l.maxSize)+1))
-		if err != nil {
-			return nil, fmt.Errorf("reading manifests: %w", err)
-		}
-		more = read("standard input", data, nil, l.resolver.nets, l.maxSize)
-		more.renumber()
-		l.resolver.replace(nil, more.objects)
-		files = 1
+	there := list(l.paths)
+	out := l.load(there, time.Now())
+	r := &Result{Files: len(l.files), Services: out.changed, Errors: out.errors, Warnings: out.warnings}
+	for _, p := range there.problems {
+		r.Unread = append(r.Unread, p.File)
 	}
-	out := l.load(list(l.paths), time.Now())
-	return &Result{
-		Files:    files + len(l.files),
-		Services: out.changed,
-		Errors:   sortDiagnostics(append(out.errors, more.errors...)),
-		Warnings: sortDiagnostics(append(out.warnings, more.warnings...)),
-	}, nil
+	for _, f := range l.files {
+		if f.lacks.unreadable && len(f.objects)+len(f.lacks.spoiled) == 0 {
+			r.Unread = append(r.Unread, f.path)
+		}
+		r.Unreadable = r.Unreadable || f.lacks.unreadable
+		for _, k := range f.lacks.spoiled {
+			if !slices.ContainsFunc(f.objects, func(o *object) bool { return o.key == k }) {
+				r.Spoiled = append(r.Spoiled, k.String())
+			}
+		}
+	}
+	slices.Sort(r.Unread)
+	slices.Sort(r.Spoiled)
+	return r, nil
 }

@@ -21,12 +21,13 @@ func decodeSlice(value []byte, apiVersion string) (*discoveryv1.EndpointSlice, [
 		return decode(value, defaultSlice, validateSlice)
 	}
 	var old discoveryv1beta1.EndpointSlice
-	if errs := strict.Decode(value, &old); len(errs) > 0 {
+	errs, decoded := strict.Decode(value, &old)
+	if !decoded {
 		return nil, errs
 	}
 	slice := fromV1beta1(&old)
 	defaultSlice(slice)
-	return slice, translate.SumUp(validateSlice(slice))
+	return slice, append(errs, translate.SumUp(validateSlice(slice))...)
 }
 
 // fromV1beta1 makes the v1 of a slice. Of its topology, the node and the zone became fields, as in

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -132,8 +131,8 @@ func (r *resolver) diagnose(n name, s *service) {
 			if s.had.service == nil { // they wait for it
 				warn(fmt.Errorf("there is no Service %s for these endpoints", n))
 			}
-			if len(s.model.Ports) > 0 && misnamed(s.model, slice) && slices.Contains(used, o) {
-				warn(fmt.Errorf("ports[0].name: %q: Service %s has no port of that name, only %s", *slice.Ports[0].Name, n, portNames(s.model)))
+			if err := translate.Misnamed(s.model, slice); err != nil && slices.Contains(used, o) {
+				warn(err)
 			}
 		}
 	}
@@ -155,22 +154,6 @@ func (s *service) finding(p translate.Problem, used []*object) finding {
 	return finding{o, p.Cause()}
 }
 
-// misnamed reports whether none of a slice's ports has the name of one of the
-// Service's: the Service will refuse all connections, and nothing says why.
-func misnamed(svc config.Service, slice *discoveryv1.EndpointSlice) bool {
-	return len(slice.Ports) > 0 && !slices.ContainsFunc(slice.Ports, func(p discoveryv1.EndpointPort) bool {
-		return slices.ContainsFunc(svc.Ports, func(sp config.ServicePort) bool { return p.Name != nil && sp.ID.Port == *p.Name })
-	})
-}
-
-func portNames(svc config.Service) string {
-	var names []string
-	for _, p := range svc.Ports {
-		names = append(names, fmt.Sprintf("%q", p.ID.Port))
-	}
-	return strings.Join(slices.Compact(names), ", ")
-}
-
 // diagnostics returns all that had to be left out of the model, or is to be told of it.
 func (r *resolver) diagnostics() (errs, warnings []Diagnostic) {
 	for k := range r.twice {
@@ -182,10 +165,10 @@ func (r *resolver) diagnostics() (errs, warnings []Diagnostic) {
 	for n := range r.troubled {
 		s := r.services[n]
 		for _, f := range s.errors {
-			errs = append(errs, f.about.place.with(f.err))
+			errs = append(errs, f.about.place.with(f.err).about(n))
 		}
 		for _, f := range s.warnings {
-			warnings = append(warnings, f.about.place.with(f.err))
+			warnings = append(warnings, f.about.place.with(f.err).about(n))
 		}
 	}
 	return errs, warnings

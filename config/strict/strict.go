@@ -181,14 +181,14 @@ func sizeOf(n *yaml3.Node, known map[*yaml3.Node]int) int {
 	return size
 }
 
-// Decode decodes a JSON value into an object and returns every mistake. If none of
-// them is fatal, into holds what could be understood.
-func Decode(value []byte, into any) []error {
-	strict, err := kjson.UnmarshalStrict(value, into)
+// Decode decodes a JSON value into an object and returns every mistake. If they are no
+// worse than fields that are not known, or there twice, all else is in the object.
+func Decode(value []byte, into any) (errs []error, decoded bool) {
+	errs, err := kjson.UnmarshalStrict(value, into)
 	if err != nil {
-		return inWords(err)
+		return inWords(err), false
 	}
-	return strict
+	return errs, true
 }
 
 // DecodePart is Decode for an object of which into has some of the fields, and the others are
@@ -201,8 +201,12 @@ func DecodePart(value []byte, into any) []error {
 }
 
 func inWords(err error) []error {
-	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && wrong.Field != "" {
-		return []error{fmt.Errorf("%s: must be %s, not %s", wrong.Field, TypeName(wrong.Type), jsonName(wrong.Value))}
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		where := "it"
+		if wrong.Field != "" {
+			where = wrong.Field + ":"
+		}
+		return []error{fmt.Errorf("%s must be %s, not %s", where, TypeName(wrong.Type), jsonName(wrong.Value))}
 	}
 	return []error{err}
 }

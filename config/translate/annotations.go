@@ -37,6 +37,10 @@ const (
 // AnnotationAccessLog is whether its connections are in the access log: "true" or "false".
 const AnnotationAccessLog = AnnotationPrefix + "access-log"
 
+// AnnotationQuarantineSuspicious is whether an endpoint that breaks most of its connections is put into
+// quarantine: "true" or "false".
+const AnnotationQuarantineSuspicious = AnnotationPrefix + "quarantine-suspicious"
+
 // AnnotationClientAddress is whom the endpoints of a Service see: "auto", which is the
 // default, or "node".
 const AnnotationClientAddress = AnnotationPrefix + "client-address"
@@ -44,37 +48,38 @@ const AnnotationClientAddress = AnnotationPrefix + "client-address"
 // known are the annotations that are read. Of others' there are few, and of usher's own prefix
 // no other means anything.
 var known = map[string]bool{
-	AnnotationUDPIdleTimeout:      true,
-	AnnotationIdleTimeout:         true,
-	AnnotationMaxAge:              true,
-	AnnotationDrainTimeout:        true,
-	AnnotationSlowStart:           true,
-	AnnotationAccessLog:           true,
-	AnnotationAWSIdleTimeout:      true,
-	AnnotationAWSDraining:         true,
-	AnnotationAWSDrainTimeout:     true,
-	AnnotationAWSAccessLog:        true,
-	AnnotationClientAddress:       true,
-	AnnotationProxyProtocol:       true,
-	AnnotationAcceptProxyProtocol: true,
-	AnnotationAWSProxyProtocol:    true,
-	AnnotationScheduler:           true,
-	AnnotationWeight:              true,
-	AnnotationTopologyKeys:        true,
-	AnnotationProbe:               true,
-	AnnotationProbeInterval:       true,
-	AnnotationProbeTimeout:        true,
-	AnnotationProbeRise:           true,
-	AnnotationProbeFall:           true,
-	awsProbeProtocol:              true,
-	awsProbePath:                  true,
-	awsProbePort:                  true,
-	awsProbeInterval:              true,
-	awsProbeTimeout:               true,
-	awsProbeRise:                  true,
-	awsProbeFall:                  true,
-	AnnotationEndpointLimit:       true,
-	AnnotationQueueTimeout:        true,
+	AnnotationUDPIdleTimeout:       true,
+	AnnotationIdleTimeout:          true,
+	AnnotationMaxAge:               true,
+	AnnotationDrainTimeout:         true,
+	AnnotationSlowStart:            true,
+	AnnotationAccessLog:            true,
+	AnnotationQuarantineSuspicious: true,
+	AnnotationAWSIdleTimeout:       true,
+	AnnotationAWSDraining:          true,
+	AnnotationAWSDrainTimeout:      true,
+	AnnotationAWSAccessLog:         true,
+	AnnotationClientAddress:        true,
+	AnnotationProxyProtocol:        true,
+	AnnotationAcceptProxyProtocol:  true,
+	AnnotationAWSProxyProtocol:     true,
+	AnnotationScheduler:            true,
+	AnnotationWeight:               true,
+	AnnotationTopologyKeys:         true,
+	AnnotationProbe:                true,
+	AnnotationProbeInterval:        true,
+	AnnotationProbeTimeout:         true,
+	AnnotationProbeRise:            true,
+	AnnotationProbeFall:            true,
+	awsProbeProtocol:               true,
+	awsProbePath:                   true,
+	awsProbePort:                   true,
+	awsProbeInterval:               true,
+	awsProbeTimeout:                true,
+	awsProbeRise:                   true,
+	awsProbeFall:                   true,
+	AnnotationEndpointLimit:        true,
+	AnnotationQueueTimeout:         true,
 }
 
 // Reads reports whether an annotation of a Service is one that usher looks at.

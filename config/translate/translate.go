@@ -82,6 +82,7 @@ func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.Servi
 	drain := drainTimeout(svc, p)
 	slowStart := annotatedOrNever(svc, AnnotationSlowStart, p)
 	accessLog := accessLog(svc, opts.NoAccessLog, p)
+	suspicious := annotatedSwitch(svc, AnnotationQuarantineSuspicious, p) == config.On
 	nodeAddress := annotatedNodeAddress(svc, p)
 	scheduler := annotatedScheduler(svc, p)
 	probe := annotatedProbe(svc, p)
@@ -124,7 +125,7 @@ func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.Servi
 				served.UDPIdleTimeout = udpIdle
 			} else {
 				served.IdleTimeout, served.MaxAge, served.DrainTimeout = idle, maxAge, drain
-				served.EndpointLimit, served.QueueTimeout = limit, queue
+				served.EndpointLimit, served.QueueTimeout, served.QuarantineSuspicious = limit, queue, suspicious
 			}
 			if served.Protocol == config.TCP {
 				behind(served.VIPs, balancers)

@@ -259,7 +259,8 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 		if len(p.opts.RemoveOthers(ctx)) > 0 {
 			kernel.ForgetRedirected(maps.Keys(p.rules), p.log)
 		}
-		_, _ = kernel.ForgetAnswers(0) // what may be left of those leads nothing astray
+		_, _ = kernel.ForgetAnswers(0) // what may be left of those, or of these, leads nothing astray
+		_, _ = kernel.ForgetLastRoutes()
 		p.tell()
 	}
 	for _, r := range set {

@@ -45,6 +45,13 @@ func (f *found) close() {
 	f.Close()
 }
 
+// Claimed reports whether somebody here claims to hold the lock: an usher, or a keeper that waits
+// for one. Nobody is asked.
+func Claimed() bool {
+	names, err := holders()
+	return err == nil && len(names) > 0
+}
+
 // look asks all who have a holder's name, but the one called own, with word for their
 // rights. It returns the first who has them and the lock, or goes before own in getting
 // it, or nil; and who has not. It takes lookTime at the most.

@@ -57,7 +57,7 @@ func (c challenge) sign(connection, by string) error {
 	var value [8]byte
 	binary.NativeEndian.PutUint32(value[:], unix.CLOCK_TAI)
 	if err := unix.SetsockoptString(int(c), unix.SOL_SOCKET, unix.SO_TXTIME, string(value[:])); err != nil {
-		return fmt.Errorf("showing that this process has CAP_NET_ADMIN: %w", err)
+		return fmt.Errorf("showing that this process has CAP_NET_ADMIN (SO_TXTIME, Linux 4.19): %w", err)
 	}
 	return nil
 }

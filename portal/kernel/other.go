@@ -22,6 +22,9 @@ func ForgetRedirected(iter.Seq[portal.Target], logrus.FieldLogger) {}
 // ForgetAnswers has nothing to take out here.
 func ForgetAnswers(uint32) ([]string, error) { return nil, nil }
 
+// ForgetLastRoutes has nothing to take out here.
+func ForgetLastRoutes() ([]string, error) { return nil, nil }
+
 // OriginalDst answers ErrNotRedirected: portals do not redirect here.
 func OriginalDst(syscall.Conn) (netip.AddrPort, error) {
 	return netip.AddrPort{}, portal.ErrNotRedirected

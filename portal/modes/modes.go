@@ -99,7 +99,7 @@ func first(ctx context.Context, modes []portal.Mode, opts portal.Options) (porta
 // into the kernel, mode by mode. It changes nothing. What cannot be looked at for
 // want of a tool or of kernel support is passed over.
 //
-// On Linux it looks into the network namespace of the calling thread.
+// On Linux it looks into the network namespace of the calling thread. log may be nil.
 func List(ctx context.Context, log logrus.FieldLogger) ([]portal.Installed, error) {
 	if err := kernel.NeedNetAdmin(); err != nil {
 		return nil, err
@@ -124,7 +124,8 @@ func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err
 	}
 	removed, err = portal.RemoveAll(ctx, All, opts, true)
 	answers, failed := kernel.ForgetAnswers(0)
-	removed, err = append(removed, answers...), errors.Join(err, failed)
+	last, failedLast := kernel.ForgetLastRoutes()
+	removed, err = slices.Concat(removed, answers, last), errors.Join(err, failed, failedLast)
 	kernel.ForgetRedirected(func(yield func(portal.Target) bool) {
 		for _, i := range installed {
 			if !yield(i.Rule.Target) {
@@ -132,8 +133,5 @@ func Cleanup(ctx context.Context, log logrus.FieldLogger) (removed []string, err
 			}
 		}
 	}, opts.Log)
-	for _, what := range removed {
-		opts.Log.WithField("what", what).Info("portal removed")
-	}
 	return removed, err
 }

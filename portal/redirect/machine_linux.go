@@ -62,6 +62,10 @@ type machine struct {
 	// node is why endpoints see the node; zero: they need not. See Portal.Origin.
 	node    portal.Seen
 	bridges []netip.Prefix // the networks of those that there were when aliases were given
+	last    *kernel.LastRoutes
+	noRoute string // the warning that was given
+
+	withdrawn bool // only what connections that are open need is still wanted
 }
 
 // lands tells whether packets are led to the landing, and not to an address
@@ -96,7 +100,34 @@ func (m *machine) sync(ctx context.Context, only []portal.Target, reread bool) (
 	if changed, err = m.bring(ctx, only, reread); err == nil {
 		m.refused.keep(m.rules)
 	}
-	return slices.Concat(landed, m.leadAnswers(err), changed), err
+	return slices.Concat(landed, m.leadAnswers(err), m.leadOut(reread), changed), err
+}
+
+// leadOut sees to it that what this node sends to VIPs meets the rules, and returns what it
+// had to put in.
+func (m *machine) leadOut(reread bool) []string {
+	if m.withdrawn {
+		return nil
+	}
+	made, err := m.last.Bring(m.vips, reread)
+	if err == nil {
+		m.noRoute = ""
+	} else if why := err.Error(); why != m.noRoute {
+		m.noRoute = why
+		m.log.WithError(err).Warnf("This node's own processes have no %s route to VIPs, and are told that the network is unreachable: give the node a default route, or use --portal=address", m.family)
+	}
+	return made
+}
+
+// vips returns those that there are rules for.
+func (m *machine) vips() map[netip.Addr]bool {
+	vips := map[netip.Addr]bool{}
+	for t := range m.rules {
+		if !t.Addr.IsUnspecified() {
+			vips[t.Addr] = true
+		}
+	}
+	return vips
 }
 
 // bring is sync without the landing. Where rules do not go in, that may be for what the

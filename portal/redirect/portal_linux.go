@@ -62,14 +62,18 @@ func Open(mode portal.Mode, opts portal.Options, open func(portal.Family) (Backe
 	for _, e := range events {
 		p.events = append(p.events, p.known.By(e))
 	}
-	p.events = append(p.events, p.landingEvents, kernel.AnswerEvents)
+	p.events = append(p.events, p.landingEvents, p.lastRouteEvents, kernel.AnswerEvents)
 	p.clientPorts = kernel.PortsBelowLocal()
 	var err error
 	if p.paths, err = kernel.OpenPaths(); err != nil {
 		return nil, err
 	}
+	routes, err := kernel.OpenRoutes() // for good
+	if err != nil {
+		return nil, err
+	}
 	for _, family := range portal.Families {
-		m := &machine{family: family, log: p.log, rules: map[portal.Target]portal.Rule{}, refused: newRefusals(func() time.Time { return p.Now() })}
+		m := &machine{family: family, log: p.log, rules: map[portal.Target]portal.Rule{}, refused: newRefusals(func() time.Time { return p.Now() }), last: kernel.NewLastRoutes(family, routes)}
 		p.families[family] = m
 		if m.backend, m.unusable = open(family); m.unusable != nil {
 			if family == portal.IPv4 {
@@ -324,6 +328,17 @@ func (p *Portal) forgetFlows(changed []portal.Target) {
 	}
 }
 
+// Withdraw implements portal.Withdrawer. Landings and routes stay until Remove.
+func (p *Portal) Withdraw(ctx context.Context) error {
+	p.mu.Lock()
+	for _, m := range p.families {
+		m.withdrawn = true
+	}
+	gone := slices.Collect(maps.Keys(p.rules()))
+	p.mu.Unlock()
+	return p.Apply(ctx, nil, gone)
+}
+
 // Remove takes the rules of both families out, and the landings.
 func (p *Portal) Remove(ctx context.Context) error {
 	p.mu.Lock()
@@ -340,7 +355,8 @@ func (p *Portal) Remove(ctx context.Context) error {
 	kernel.ForgetRedirected(maps.Keys(rules), p.log)
 	_, err2 := kernel.RemoveRoutes(kernel.IsLanding)
 	_, err3 := kernel.ForgetAnswers(0)
-	return errors.Join(err, err2, err3)
+	_, err4 := kernel.ForgetLastRoutes()
+	return errors.Join(err, err2, err3, err4)
 }
 
 // Watch implements portal.Watcher.
@@ -364,6 +380,16 @@ func (p *Portal) landingEvents() (kernel.Subscription, error) {
 	})
 }
 
+// lastRouteEvents tells when routes of last resort are gone that are needed, or are needed or not
+// since others have come or gone.
+func (p *Portal) lastRouteEvents() (kernel.Subscription, error) {
+	return kernel.LastRouteEvents(func(gone netip.Addr) bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return slices.ContainsFunc(p.families[:], func(m *machine) bool { return m.unusable == nil && len(m.rules) > 0 && m.last.Stale(gone) })
+	})
+}
+
 // Compare compares with what the kernel holds, and changes nothing.
 func (p *Portal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 	p.mu.Lock()
@@ -376,7 +402,8 @@ func (p *Portal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 	return compare(p.mode, wanted, installed), nil
 }
 
-// CompareParts implements portal.PartsComparer: it tells of what leads the answers here.
+// CompareParts implements portal.PartsComparer: it tells of what leads the answers here, and of
+// routes of last resort.
 func (p *Portal) CompareParts(ctx context.Context) (parts []portal.Part, err error) {
 	for _, m := range p.families {
 		if m.unusable != nil {
@@ -386,7 +413,11 @@ func (p *Portal) CompareParts(ctx context.Context) (parts []portal.Part, err err
 		at := *m.backend.Setting()
 		chains := m.backend.Answers()
 		wanted := at.Answers && len(m.rules) > 0
+		last, err := m.last.Compare(m.vips())
 		p.mu.Unlock()
+		if parts = append(parts, last...); err != nil {
+			return nil, err
+		}
 		if !wanted {
 			at.Mark = 0
 		}
@@ -427,4 +458,5 @@ func (p *Portal) warnNoAddress() {
 var (
 	_ portal.Watcher       = (*Portal)(nil)
 	_ portal.PartsComparer = (*Portal)(nil)
+	_ portal.Withdrawer    = (*Portal)(nil)
 )

@@ -46,6 +46,7 @@ func retried(t *trace.Log, err string) {
 	t.Step(life, &trace.Event{Kind: trace.Accepted, Time: life.Began})
 	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(time.Millisecond), Attempt: 1, Endpoint: bad, Pod: "default/web-1", Took: 500 * time.Microsecond, Result: trace.Refused, Err: err})
 	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(2 * time.Millisecond), Attempt: 2, Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Seen: portal.SeenClient})
+	life.Answered(life.Began.Add(3500 * time.Microsecond))
 	t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: trace.ClientClosed, ToEndpoint: 73, ToClient: 131, Endpoint: good})
 }
 
@@ -75,7 +76,7 @@ var _ = Describe("an access log", func() {
 		Expect(out.String()).To(MatchJSON(`{"time":"2026-01-02T03:04:05.600Z","connection":7,"service":"default/web","port":"http","protocol":"TCP",
 			"client":"192.0.2.2:48200","vip":"10.96.0.10:80","endpoint":"10.1.0.8:80","pod":"default/web-2","seen":"client",
 			"attempts":[{"endpoint":"10.1.0.7:80","pod":"default/web-1","ms":0.500,"error":"connection refused"},{"endpoint":"10.1.0.8:80","pod":"default/web-2","ms":1.000}],
-			"connectMs":2.000,"durationMs":1000.000,"bytesToEndpoint":73,"bytesToClient":131,"end":"client-closed"}`))
+			"connectMs":2.000,"firstByteMs":3.500,"durationMs":1000.000,"bytesToEndpoint":73,"bytesToClient":131,"end":"client-closed"}`))
 		Expect(strings.Count(out.String(), "\n")).To(Equal(1))
 		Expect(l.Written()).To(BeEquivalentTo(1))
 	})

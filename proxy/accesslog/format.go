@@ -81,6 +81,9 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 	if established {
 		b = appendMilliseconds(appendName(b, "connectMs"), chosen.Began+chosen.Took)
 	}
+	if first := e.Life.FirstByte(); first > 0 {
+		b = appendMilliseconds(appendName(b, "firstByteMs"), first)
+	}
 	b = appendMilliseconds(appendName(b, "durationMs"), e.Took)
 	b = strconv.AppendInt(appendName(b, "bytesToEndpoint"), e.ToEndpoint, 10)
 	b = strconv.AppendInt(appendName(b, "bytesToClient"), e.ToClient, 10)

@@ -14,13 +14,8 @@ import (
 )
 
 const (
-	// gathering is how long lines are gathered before they are written, so that
-	// neither the proxy nor the disk is bothered for each connection.
-	gathering = 20 * time.Millisecond
 	// lookInterval is how often a log looks whether its file was moved away.
 	lookInterval = time.Second
-	// batch is how many events are taken from the trace at once.
-	batch = 256
 	// keepBuffer is the size up to which the buffer for lines is kept.
 	keepBuffer = 256 << 10
 )
@@ -35,12 +30,12 @@ type Log struct {
 	errors logrus.FieldLogger
 	rarely rate.Sometimes
 
-	reader *trace.Reader
-	ended  uint64 // connections, until and with the last one that was written or lost
-	lines  []byte
-	count  int64 // lines in it
+	ends  *trace.Follower
+	lines []byte
+	count int64 // lines in it
 
 	written, lost atomic.Int64
+	lastLost      atomic.Int64 // Unix time in ns
 }
 
 // Options say where and how lines are written.
@@ -56,8 +51,7 @@ type Options struct {
 
 // New returns a log of the connections that end from now on.
 func New(t *trace.Log, o Options) (*Log, error) {
-	reader, ended := t.ReaderOfEnds()
-	l := &Log{out: o.Out, format: o.Format, errors: o.Log, reader: reader, ended: ended, rarely: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
+	l := &Log{out: o.Out, format: o.Format, errors: o.Log, ends: t.Follow(func(trace.Outcome) bool { return true }), rarely: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
 	if o.Path == "-" {
 		return l, nil
 	}
@@ -72,55 +66,33 @@ func (l *Log) Written() int64 { return l.written.Load() }
 // when it was its turn, or the file could not be written.
 func (l *Log) Lost() int64 { return l.lost.Load() }
 
+// LastLost returns when the last of them was lost, if one was.
+func (l *Log) LastLost() time.Time { return time.Unix(0, l.lastLost.Load()) }
+
+func (l *Log) lose(lines int64) {
+	l.lost.Add(lines)
+	l.lastLost.Store(time.Now().UnixNano())
+}
+
 // Run writes lines until ctx ends, then those that are left, and closes the file.
 func (l *Log) Run(ctx context.Context) {
-	events := make([]trace.Event, batch)
-	for {
-		n, _, err := l.reader.Next(ctx, events)
-		if err != nil {
-			break
-		}
-		if l.take(events[:n]); n == batch {
-			continue
-		}
-		l.write()
-		select {
-		case <-time.After(gathering):
-		case <-ctx.Done():
-		}
-	}
-	for {
-		n, _ := l.reader.Poll(events)
-		if n == 0 {
-			break
-		}
-		l.take(events[:n])
-	}
-	l.write()
+	l.ends.Run(ctx, l.take, l.write)
 	if l.file != nil {
 		l.file.Close()
 	}
 }
 
-// take makes lines of the ends among events.
-func (l *Log) take(events []trace.Event) {
-	for i := range events {
-		e := &events[i]
-		if e.Kind != trace.Closed {
-			continue
-		}
-		if gap := int64(e.Ended - l.ended - 1); gap > 0 {
-			l.lost.Add(gap)
-			l.lines = l.format.lost(l.lines, e.Time, gap)
-		}
-		l.ended = e.Ended
-		if e.Life.Service.Unlogged {
-			continue
-		}
-		l.lines = l.format.line(l.lines, e)
-		l.count++
+// take makes a line of a connection's end.
+func (l *Log) take(e *trace.Event, missed int64) {
+	if missed > 0 {
+		l.lose(missed)
+		l.lines = l.format.lost(l.lines, e.Time, missed)
 	}
-	clear(events) // they hold on to connections
+	if e.Life.Service.Unlogged {
+		return
+	}
+	l.lines = l.format.line(l.lines, e)
+	l.count++
 	if len(l.lines) > keepBuffer {
 		l.write()
 	}
@@ -140,7 +112,7 @@ func (l *Log) write() {
 		_, err = l.out.Write(l.lines)
 	}
 	if err != nil {
-		l.lost.Add(l.count)
+		l.lose(l.count)
 		l.rarely.Do(func() {
 			l.errors.WithError(err).Error("The access log cannot be written; lines are lost (logged every 10 s at the most)")
 		})

@@ -34,6 +34,8 @@ import (
 type node struct {
 	proxy   *proxy.Proxy
 	metrics *admin.Metrics
+	reports config.Reports
+	health  *admin.Health
 	url     string
 	addr    net.Addr
 }
@@ -51,9 +53,10 @@ func newNode() *node {
 	o.Schedule = []time.Duration{100 * time.Millisecond, 100 * time.Millisecond}
 	n := &node{proxy: proxy.New(o)}
 	h := &admin.Health{Sync: n.proxy.SyncStatus, Timeout: time.Minute}
-	a := admin.NewAPI(n.proxy, admin.APIOptions{Version: "v1"})
+	n.health = h
+	a := admin.NewAPI(n.proxy, admin.APIOptions{Version: "v1", Reports: n.reports.All, Health: h})
 	n.metrics = admin.NewMetrics(n.proxy, h, "v1")
-	n.metrics.Watch(a, nil, nil)
+	n.metrics.Watch(a, nil, nil, nil)
 	server, err := admin.Serve("127.0.0.1:0", admin.Guard("127.0.0.1:0", admin.Handler(a, h, n.metrics.Registry, nil)), admin.MaxAdminClients)
 	Expect(err).NotTo(HaveOccurred())
 	n.addr, n.url = server.Addr(), "http://"+server.Addr().String()
@@ -293,7 +296,7 @@ var _ = Describe("the API of a proxy", func() {
 		n.get("/explain?service=web", &x)
 		Expect(x.Text).To(ContainElement("Endpoints are probed every 50 ms, by tcp: after 2 that fail in a row one is in quarantine, until 1 in a row succeed."))
 		Expect(x.Order[1].Endpoint).To(Equal(bad.String()))
-		Expect(x.Order[1].Text).To(MatchRegexp(`it is in quarantine until its probes succeed, the next in \S+ \S+ \(\d+ probes failed: connection refused\)`))
+		Expect(x.Order[1].Text).To(MatchRegexp(`it is in quarantine until its probes succeed, the next (now|in \S+ \S+) \(\d+ probes failed: connection refused\)`))
 	})
 
 	It("tells whom an endpoint sees, and why", func() {
@@ -388,6 +391,72 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(explain("empty").Verdict).To(Equal(api.WouldReject))
 		Expect(n.fails("/explain?service=web")).To(Equal("404 service: there is no Service default/web that usher serves"))
 		Expect(n.fails("/explain?service=empty&port=x")).To(Equal(`400 port: Service default/empty has no port "x"; it has main`))
+		Expect(n.fails("/explain?service=empty&client=2001:db8::1")).To(MatchRegexp(`^400 client: Service default/empty has no VIP of the IP family of 2001:db8::1; it has 10\.\S+:80$`))
+		Expect(n.fails("/explain?service=empty&vip=1.2.3.4")).To(MatchRegexp(`^400 vip: Service default/empty has no VIP 1.2.3.4; it has 10\.\S+:80$`))
+		Expect(n.fails("/explain?service=empty&vip=[2001:db8::1]:80")).To(ContainSubstring("has no VIP [2001:db8::1]:80; it has 10."))
+		Expect(n.fails("/explain?service=empty&vip=2001:db8::1")).To(ContainSubstring("has no VIP 2001:db8::1; it has 10."))
+	})
+
+	It("filters and sorts connections by how they went, and says how far back they are known", func() {
+		n.proxy.Trace.Keep(100, time.Nanosecond) // all are slow
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", refusing(), answering()), service("down", "10.96.0.2", refusing())})
+		n.client("web") // stays
+		gone, _ := n.client("web")
+		gone.Close()
+		n.client("down")
+		Eventually(func() int64 { return n.proxy.Connections() }).Should(BeEquivalentTo(1))
+		find := func(query string) (found []string) {
+			var list api.ConnectionList
+			Expect(n.get("/connections?"+query, &list)).To(Equal(200), query)
+			for _, c := range list.Items {
+				found = append(found, fmt.Sprint(c.ID, " ", strings.Join(c.Outcomes, ",")))
+			}
+			Expect(list.Reaches != nil).To(Equal(query != "state=open"), query)
+			return found
+		}
+		Expect(find("state=open")).To(Equal([]string{"1 retried,slow"}))
+		Expect(find("outcome=failed,retried")).To(HaveLen(2), "the second one was not retried")
+		Expect(find("outcome=failed")).To(Equal([]string{"3 retried,slow,failed"}))
+		Expect(find("outcome=ok")).To(BeEmpty())
+		Expect(find("slowerThan=1ns&service=default/web")).To(HaveLen(2))
+		Expect(find("slowerThan=1h")).To(BeEmpty())
+		Expect(find("last=1h")).To(HaveLen(2), "one is open")
+		Expect(find("last=1ns")).To(BeEmpty())
+		Expect(find("end=attempts-failed")).To(HaveLen(1))
+		for _, by := range []string{"duration", "connect", "first-byte"} {
+			Expect(find("state=all&limit=1&sort=" + by)).To(HaveLen(1))
+		}
+		Expect(find("state=all&sort=duration&continue=@2")).To(HaveLen(1))
+		Expect(find("state=all&sort=newest&continue=2")).To(Equal([]string{"1 retried,slow"}))
+	})
+
+	It("tells how long clients waited, and how their connections ended, by Service, port and endpoint", func() {
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering(), refusing()), service("idle", "10.96.0.2", answering())})
+		c, _ := n.client("web")
+		c.Close()
+		Eventually(n.proxy.Connections).Should(BeZero())
+		var web, idle api.ServiceDetail
+		n.get("/services/default/web", &web)
+		n.get("/services/default/idle", &idle)
+		Expect(idle.Latency).To(BeNil())
+		Expect(idle.Ends).To(BeNil())
+		Expect(web.Ends).To(Equal(map[string]int64{"client-closed": 1}))
+		Expect(web.Details[0].Ends).To(Equal(web.Ends))
+		l := web.Latency
+		Expect(l.ConnectP50Ms).To(BeNumerically(">", 0))
+		Expect(l.FirstByteP99Ms).To(BeNumerically(">=", l.FirstByteP50Ms))
+		Expect(web.Details[0].Latency).To(Equal(l))
+		for _, e := range web.Details[0].Endpoints {
+			if e.Connected == 0 {
+				Expect(e.Latency).To(BeNil())
+			} else {
+				Expect(e.Latency).To(Equal(l))
+			}
+		}
+		var list api.ConnectionList
+		n.get("/connections?state=ended", &list)
+		Expect(list.Items[0].FirstByteMs).To(BeNumerically(">=", list.Items[0].ConnectMs))
+		Expect(list.Items[0].FirstByteMs).To(BeNumerically("<=", list.Items[0].DurationMs))
 	})
 
 	It("pages, filters and sorts Services", func() {
@@ -440,6 +509,12 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(n.fails("/services?limit=0")).To(Equal(`400 limit: "0" is not a number from 1 to 1000`))
 		Expect(n.fails("/services?limi=1")).To(HavePrefix(`400 there is no parameter "limi"; there are: namespace, name`))
 		Expect(n.fails("/connections?client=x")).To(Equal(`400 client: "x" is not an address, an address and port, or a network such as 10.1.0.0/16`))
+		Expect(n.fails("/connections?end=x")).To(HavePrefix(`400 end: "x" is not one of client-closed, endpoint-closed, `))
+		Expect(n.fails("/connections?outcome=ok,x")).To(Equal(`400 outcome: "x" is not one of ok, retried, slow, failed`))
+		Expect(n.fails("/connections?sort=x")).To(Equal(`400 sort: "x" is not one of newest, duration, connect, first-byte, bytes`))
+		Expect(n.fails("/connections?last=0s")).To(Equal(`400 last: "0s" is not a time above 0, such as 200ms or 10m`))
+		Expect(n.fails("/events?slowerThan=x")).To(Equal(`400 slowerThan: "x" is not a time above 0, such as 200ms or 10m`))
+		Expect(n.fails("/connections?service=a/b")).To(Equal("404 there is no Service a/b that usher serves, and no connection of one is known"))
 		Expect(n.fails("/events?kind=x")).To(HavePrefix(`400 kind: "x" is not one of steps, changes, accepted`))
 		Expect(n.fails("/explain")).To(HavePrefix(`400 service is needed`))
 		Expect(n.fails("/connections/7")).To(HavePrefix("404 connection 7 is not known"))

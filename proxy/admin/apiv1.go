@@ -8,15 +8,17 @@ import (
 	"strings"
 	"time"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
 // API answers /api/v1: see package api for what.
 type API struct {
-	proxy   *proxy.Proxy
-	version string
-	demo    bool
+	proxy  *proxy.Proxy
+	opts   APIOptions
+	finder problemFinder
 
 	instance    string
 	started     time.Time
@@ -27,21 +29,27 @@ type API struct {
 type APIOptions struct {
 	Version string
 	Demo    bool
+	Via     string // see api.Status
+	// Reports returns what the source has found wrong. Nil: nothing.
+	Reports func() []config.Report
+	// Health and AccessLog are asked for problems. Nil: there are none.
+	Health    *Health
+	AccessLog *accesslog.Log
 }
 
 // NewAPI returns the API of p, which has just been started.
 func NewAPI(p *proxy.Proxy, o APIOptions) *API {
 	now := time.Now()
-	return &API{proxy: p, version: o.Version, demo: o.Demo, instance: strconv.FormatInt(now.UnixMilli(), 36), started: now}
+	return &API{proxy: p, opts: o, instance: strconv.FormatInt(now.UnixMilli(), 36), started: now}
 }
 
-// answerer answers a request with what becomes JSON. An error that is no *api.Error
+// Answerer answers a request with what becomes JSON. An error that is no *api.Error
 // is a fault of usher's.
-type answerer func(*http.Request) (any, error)
+type Answerer func(*http.Request) (any, error)
 
 // register puts the routes of package api into mux.
 func (a *API) register(mux *http.ServeMux) {
-	answers := map[string]answerer{
+	answers := map[string]Answerer{
 		"/status":                      a.status,
 		"/ends":                        a.ends,
 		"/services":                    a.services,
@@ -58,8 +66,7 @@ func (a *API) register(mux *http.ServeMux) {
 			mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { a.events(w, r, route) })
 			continue
 		}
-		answer := answers[route.Path]
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { reply(w, r, route, answer) })
+		mux.Handle(pattern, Reply(route, answers[route.Path]))
 	}
 	mux.HandleFunc("GET "+api.Prefix+"/openapi.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -70,18 +77,20 @@ func (a *API) register(mux *http.ServeMux) {
 	})
 }
 
-// reply checks the query, and writes what answer returns.
-func reply(w http.ResponseWriter, r *http.Request, route api.Route, answer answerer) {
-	err := checkQuery(route, r.URL.Query())
-	var body any
-	if err == nil {
-		body, err = answer(r)
-	}
-	if err != nil {
-		fail(w, r, err)
-		return
-	}
-	WriteJSON(w, http.StatusOK, body)
+// Reply returns a handler that checks the query, and writes what answer returns.
+func Reply(route api.Route, answer Answerer) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := checkQuery(route, r.URL.Query())
+		var body any
+		if err == nil {
+			body, err = answer(r)
+		}
+		if err != nil {
+			fail(w, r, err)
+			return
+		}
+		WriteJSON(w, http.StatusOK, body)
+	})
 }
 
 // fail answers with an error.

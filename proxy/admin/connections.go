@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"time"
@@ -20,59 +21,160 @@ type seen struct {
 	end  *trace.Event // nil while it is open
 }
 
-// connections answers /connections.
-func (a *API) connections(r *http.Request) (any, error) {
-	query := r.URL.Query()
-	wanted, err := newSelection(query)
-	if err != nil {
-		return nil, err
+// lasted returns how long it did, by now.
+func (s seen) lasted(now time.Time) time.Duration {
+	if s.end != nil {
+		return s.end.Took
 	}
-	before := uint64(math.MaxUint64)
-	if token := query.Get("continue"); token != "" {
-		if before, err = strconv.ParseUint(token, 10, 64); err != nil {
-			return nil, badQuery("continue", token, "what an answer had in continue")
+	return now.Sub(s.life.Began)
+}
+
+// connectionSelection says which connections are wanted. What is zero lets everything through.
+type connectionSelection struct {
+	selection
+	state, end   string
+	retried      bool
+	outcomes     []string
+	slower, last time.Duration
+}
+
+func newConnectionSelection(query url.Values) (s connectionSelection, err error) {
+	if s.selection, err = newSelection(query); err != nil {
+		return s, err
+	}
+	if s.outcomes, err = oneOfEach("outcome", query.Get("outcome"), trace.OutcomeWords()); err != nil {
+		return s, err
+	}
+	if s.end = query.Get("end"); s.end != "" {
+		if _, err = oneOfEach("end", s.end, trace.EndCodes()); err != nil {
+			return s, err
 		}
 	}
-	end, retried, state := query.Get("end"), flag(query, "retried", false), cmp.Or(query.Get("state"), "open")
-	if end != "" && !query.Has("state") {
-		state = "ended"
+	if s.slower, err = interval(query, "slowerThan"); err != nil {
+		return s, err
 	}
-	match := func(l *trace.Life) bool {
-		about := l.Subject()
-		return wanted.subject(&about) && (!retried || l.Attempts() > 1) && wanted.tried(l)
+	if s.last, err = interval(query, "last"); err != nil {
+		return s, err
 	}
-	var all []seen
-	if state != "ended" && end == "" {
-		for _, l := range a.proxy.Trace.Open(match) {
+	s.retried = flag(query, "retried", false)
+	switch s.state = query.Get("state"); {
+	case s.state != "":
+	case s.end != "" || s.last > 0:
+		s.state = stateEnded
+	case s.outcomes != nil || s.slower > 0 || s.retried:
+		s.state = stateAll
+	default:
+		s.state = stateOpen
+	}
+	return s, nil
+}
+
+// The values of the parameter state.
+const (
+	stateOpen  = "open"
+	stateEnded = "ended"
+	stateAll   = "all"
+)
+
+// matches reports whether a connection is wanted, as it is at now.
+func (s *connectionSelection) matches(log *trace.Log, c seen, now time.Time) bool {
+	about := c.life.Subject()
+	if !s.subject(&about) || !s.tried(c.life) || s.retried && c.life.Attempts() < 2 || s.slower > 0 && c.life.Waited(c.lasted(now)) <= s.slower {
+		return false
+	}
+	if c.end == nil {
+		return s.end == "" && s.last == 0 && s.hasOutcome(log.Outcome(c.life, c.lasted(now), ""))
+	}
+	return (s.end == "" || string(c.end.End) == s.end) && (s.last == 0 || now.Sub(c.end.Time) <= s.last) && s.hasOutcome(c.end.Outcome)
+}
+
+func (s *connectionSelection) hasOutcome(o trace.Outcome) bool {
+	return s.outcomes == nil || slices.ContainsFunc(o.Words(), func(word string) bool { return slices.Contains(s.outcomes, word) })
+}
+
+// all returns the connections that are wanted, the newest first.
+func (s *connectionSelection) all(log *trace.Log, now time.Time) (all []seen) {
+	if s.state != stateEnded {
+		for _, l := range log.Open(func(l *trace.Life) bool { return s.matches(log, seen{life: l}, now) }) {
 			all = append(all, seen{life: l})
 		}
 	}
-	if state != "open" {
-		ended := a.proxy.Trace.Ended(math.MaxInt, func(e *trace.Event) bool {
-			return (end == "" || string(e.End) == end) && match(e.Life)
-		})
+	if s.state != stateOpen {
+		ended := log.Ended(math.MaxInt, func(e *trace.Event) bool { return s.matches(log, seen{e.Life, e}, now) })
 		for i := range ended {
 			all = append(all, seen{ended[i].Life, &ended[i]})
 		}
 	}
-	out := api.ConnectionList{Page: api.Page{Total: len(all)}, Items: []api.Connection{}}
 	slices.SortFunc(all, func(a, b seen) int { return cmp.Compare(b.life.ID, a.life.ID) })
+	return all
+}
+
+// connections answers /connections.
+func (a *API) connections(r *http.Request) (any, error) {
+	query, now, log := r.URL.Query(), time.Now(), a.proxy.Trace
+	wanted, err := newConnectionSelection(query)
+	if err != nil {
+		return nil, err
+	}
+	all := wanted.all(log, now)
+	if name := wanted.service; len(all) == 0 && name.Name != "" && len(a.proxy.InspectService(name)) == 0 {
+		return nil, notFound(fmt.Sprintf("there is no Service %s that usher serves, and no connection of one is known", name))
+	}
+	out := api.ConnectionList{Page: api.Page{Total: len(all)}, Items: []api.Connection{}}
+	if wanted.state != stateOpen {
+		reaches := log.Reaches(wanted.servicePort)
+		out.Reaches = &api.Reaches{All: reaches.All, Amiss: reaches.Amiss}
+	}
+	if by := connectionKeys[query.Get("sort")]; by != nil {
+		slices.SortStableFunc(all, func(x, y seen) int { return cmp.Compare(by(a, y, now), by(a, x, now)) })
+		all, out.Continue, err = offset(all, wanted.size, query.Get("continue"))
+	} else {
+		all, out.Continue, err = older(all, wanted.size, query.Get("continue"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range all {
+		out.Items = append(out.Items, a.tell(s, now))
+	}
+	return out, nil
+}
+
+// connectionKeys are what connections can be sorted by, besides their age.
+var connectionKeys = map[string]func(a *API, s seen, now time.Time) int64{
+	api.SortDuration: func(_ *API, s seen, now time.Time) int64 { return int64(s.lasted(now)) },
+	api.SortConnect: func(_ *API, s seen, now time.Time) int64 {
+		if t, ok := s.life.Established(); ok {
+			return int64(t.Began + t.Took)
+		}
+		return int64(s.lasted(now))
+	},
+	api.SortFirstByte: func(_ *API, s seen, now time.Time) int64 { return int64(s.life.Waited(s.lasted(now))) },
+	api.SortBytes: func(a *API, s seen, _ time.Time) int64 {
+		toEndpoint, toClient := a.proxy.Trace.Bytes(s.life)
+		return toEndpoint + toClient
+	},
+}
+
+// older returns the page behind token of connections that begin with the newest, and the token for the next.
+func older(all []seen, size int, token string) (page []seen, next string, err error) {
+	before := uint64(math.MaxUint64)
+	if token != "" {
+		if before, err = strconv.ParseUint(token, 10, 64); err != nil {
+			return nil, "", badQuery("continue", token, "what an answer had in continue")
+		}
+	}
 	first, _ := slices.BinarySearchFunc(all, before, func(s seen, before uint64) int {
 		if s.life.ID < before {
 			return 0
 		}
 		return -1
 	})
-	all = all[first:]
-	if size := wanted.size; len(all) > size {
+	if all = all[first:]; len(all) > size {
 		all = all[:size]
-		out.Continue = strconv.FormatUint(all[size-1].life.ID, 10)
+		next = strconv.FormatUint(all[size-1].life.ID, 10)
 	}
-	now := time.Now()
-	for _, s := range all {
-		out.Items = append(out.Items, a.tell(s, now))
-	}
-	return out, nil
+	return all, next, nil
 }
 
 // tried reports whether the connection has to do with the endpoint that is wanted.
@@ -93,7 +195,7 @@ func (a *API) connection(r *http.Request) (any, error) {
 	case end != nil:
 		return a.tell(seen{end.Life, end}, time.Now()), nil
 	}
-	return nil, notFound(fmt.Sprintf("connection %d is not known: there was none, or it has ended and the trace does not have it any more (--trace-events)", id))
+	return nil, notFound(fmt.Sprintf("connection %d is not known: there was none, or it has ended and is not kept any more (--trace-events, and --trace-connections for those that failed, were retried or slow)", id))
 }
 
 // sees returns s as the API has it.
@@ -105,7 +207,7 @@ func (a *API) tell(s seen, now time.Time) api.Connection {
 	c := api.Connection{
 		ID: about.Conn, Service: about.Port.ServiceName().String(), Port: about.Port.Port, Family: about.Port.Family.String(), Protocol: string(about.Protocol),
 		Client: about.Client.String(), VIP: about.VIP.String(), Accepted: l.Began,
-		State: api.Connecting, DurationMs: milliseconds(now.Sub(l.Began)), Attempts: []api.Attempt{},
+		State: api.Connecting, DurationMs: milliseconds(s.lasted(now)), Attempts: []api.Attempt{},
 	}
 	if about.Via != nil {
 		c.Via = about.Via.String()
@@ -116,15 +218,16 @@ func (a *API) tell(s seen, now time.Time) api.Connection {
 			StartMs: milliseconds(t.Began), TookMs: milliseconds(t.Took), Result: t.Result.String(), Error: t.Err,
 		})
 	}
+	c.FirstByteMs = milliseconds(l.FirstByte())
 	if t, ok := l.Established(); ok {
 		c.State, c.Endpoint, c.Pod, c.ConnectMs = api.Established, t.Endpoint.String(), t.Pod, milliseconds(t.Began+t.Took)
 	}
 	if s.end == nil {
 		c.BytesToEndpoint, c.BytesToClient = a.proxy.Trace.Bytes(l)
+		c.Outcomes = a.proxy.Trace.Outcome(l, now.Sub(l.Began), "").Words()
 		return c
 	}
-	c.State, c.End, c.Error = api.Ended, string(s.end.End), s.end.Err
-	c.DurationMs = milliseconds(s.end.Took)
+	c.State, c.End, c.Error, c.Outcomes = api.Ended, string(s.end.End), s.end.Err, s.end.Outcome.Words()
 	c.BytesToEndpoint, c.BytesToClient = s.end.ToEndpoint, s.end.ToClient
 	return c
 }

@@ -4,6 +4,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -16,6 +17,7 @@ type eventSelection struct {
 	conn     uint64
 	kinds    map[trace.Kind]bool
 	outcomes []string
+	slower   time.Duration // only ends of connections whose clients waited for longer
 	// steps is set if only steps of connections can match.
 	steps bool
 }
@@ -27,12 +29,15 @@ func newEventSelection(query url.Values) (s eventSelection, err error) {
 	if s.kinds, err = parseKinds(query.Get("kind")); err != nil {
 		return s, err
 	}
-	if s.outcomes, err = parseOutcomes(query.Get("outcome")); err != nil {
+	if s.outcomes, err = oneOfEach("outcome", query.Get("outcome"), eventOutcomes()); err != nil {
+		return s, err
+	}
+	if s.slower, err = interval(query, "slowerThan"); err != nil {
 		return s, err
 	}
 	conn, err := number(query, "connection", 0, 1<<62, 0)
 	s.conn = uint64(conn)
-	s.steps = s.conn != 0 || s.outcomes != nil || s.client.IsValid() || s.protocol != ""
+	s.steps = s.conn != 0 || s.slower > 0 || s.outcomes != nil || s.client.IsValid() || s.protocol != ""
 	return s, err
 }
 
@@ -69,21 +74,9 @@ func kindNames() string {
 	return strings.Join(names, ", ")
 }
 
-func parseOutcomes(value string) (outcomes []string, err error) {
-	if value == "" {
-		return nil, nil
-	}
-	allowed := []string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}
-	for _, e := range trace.Ends {
-		allowed = append(allowed, string(e.End))
-	}
-	for name := range strings.SplitSeq(value, ",") {
-		if !slices.Contains(allowed, name) {
-			return nil, badQuery("outcome", name, "one of "+strings.Join(allowed, ", "))
-		}
-		outcomes = append(outcomes, name)
-	}
-	return outcomes, nil
+// eventOutcomes are what events may be asked for by.
+func eventOutcomes() []string {
+	return append([]string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}, trace.EndCodes()...)
 }
 
 // matches reports whether e is wanted.
@@ -94,6 +87,9 @@ func (s *eventSelection) matches(e *trace.Event) bool {
 	if e.Kind.IsStep() && !s.subject(e.Subject) || !s.servicePort(e.Port) || !s.hasEndpoint(e.Endpoint, e.Pod) {
 		return false
 	}
+	if s.slower > 0 && (e.Kind != trace.Closed || e.Life.Waited(e.Took) <= s.slower) {
+		return false
+	}
 	return s.outcomes == nil || slices.ContainsFunc(s.outcomes, func(o string) bool { return hasOutcome(e, o) })
 }
 
@@ -101,11 +97,11 @@ func (s *eventSelection) matches(e *trace.Event) bool {
 func hasOutcome(e *trace.Event, outcome string) bool {
 	switch outcome {
 	case api.OutcomeOK:
-		return e.Kind == trace.Established || e.Kind == trace.Closed && e.End.Fault() == trace.FaultNone
+		return e.Kind == trace.Established || e.Kind == trace.Closed && e.Outcome&trace.Broken == 0
 	case api.OutcomeRetry:
 		return e.Kind == trace.Attempt && (e.Err != "" || e.Attempt > 1) || e.Kind == trace.Waiting
 	case api.OutcomeFailed:
-		return e.Kind == trace.Closed && e.End.Fault() != trace.FaultNone
+		return e.Kind == trace.Closed && e.Outcome&trace.Broken != 0
 	}
 	return e.Kind == trace.Closed && string(e.End) == outcome
 }

@@ -285,13 +285,17 @@ func inQuarantine(e *balance.Endpoint, now time.Time) string {
 	if !ok {
 		return ""
 	}
-	left := trace.Short(max(0, period.Until.Sub(now)))
+	left := period.Until.Sub(now)
+	next := "in " + trace.Short(left)
+	if left < time.Millisecond {
+		next = "now"
+	}
 	why := fmt.Sprintf("(failures in a row: %d, the last: %v)", period.Failures, period.Cause)
 	if period.Convicted {
-		return fmt.Sprintf("in quarantine until its probes succeed, the next in %s (%v)", left, period.Cause)
+		return fmt.Sprintf("in quarantine until its probes succeed, the next %s (%v)", next, period.Cause)
 	}
 	if period.Probed {
-		return fmt.Sprintf("in quarantine until a probe is answered, the next in %s %s", left, why)
+		return fmt.Sprintf("in quarantine until a probe is answered, the next %s %s", next, why)
 	}
-	return fmt.Sprintf("in quarantine for another %s %s", left, why)
+	return fmt.Sprintf("in quarantine, which ends %s %s", next, why)
 }

@@ -40,6 +40,8 @@ type APIServerStatus struct {
 	Connected bool      `json:"connected"`
 	Since     time.Time `json:"since,omitzero"`
 	Error     string    `json:"error,omitempty"`
+
+	Skew time.Duration `json:"-"` // of its clock, ahead of this node's
 }
 
 // Restarts are how often usher has ended unexpectedly, and was started again by its

@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -42,6 +43,8 @@ type healthCheck struct {
 	local   atomic.Int64 // endpoints
 	server  *http.Server // nil while the port cannot be had
 	failed  string       // why
+
+	listeners []net.Listener // of server
 }
 
 // SetNetworks says on which of the node's addresses to listen: those within the
@@ -140,13 +143,17 @@ func (c *healthCheck) start() {
 	for _, l := range listeners {
 		go func() { _ = server.Serve(l) }() // until stop
 	}
-	c.server = server
+	c.server, c.listeners = server, listeners
 }
 
 func (c *healthCheck) stop() {
-	if c.server != nil {
-		c.server.Close()
+	if c.server == nil {
+		return
 	}
+	for _, l := range c.listeners { // of those that Serve has not got to, Close does not know
+		l.Close()
+	}
+	c.server.Close()
 }
 
 // report tells a problem once.

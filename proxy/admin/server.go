@@ -148,6 +148,6 @@ func Handler(a *API, h *Health, registry *prometheus.Registry, config any) http.
 	mux.Handle("GET /{$}", dashboard.Handler())
 	mux.Handle("GET /dashboard/", dashboard.Handler())
 	a.register(mux)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, EnableOpenMetrics: true}))
 	return mux
 }

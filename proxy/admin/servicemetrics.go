@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"strconv"
 	"sync"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/latency"
 )
 
 // maxServiceSeries is how many Services have series of their own.
@@ -29,7 +31,7 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	var rest api.Totals
+	var rest serviceNumbers
 	var counts api.EndpointCounts
 	still := map[types.NamespacedName]bool{}
 	all := groups(p.Status())
@@ -44,18 +46,20 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy) {
 				countState(&counts, stateOf(e, now))
 			}
 		}
-		name, t := g.name(), g.totals()
-		if !still[name] && t.Accepted > 0 && len(still) < maxServiceSeries {
+		name := g.name()
+		if !still[name] && g.totals().Accepted > 0 && len(still) < maxServiceSeries {
 			still[name] = true
 		}
 		if still[name] {
-			tellService(out, name.Namespace, name.Name, t)
+			var own serviceNumbers
+			own.add(g)
+			own.tell(out, name.Namespace, name.Name)
 		} else {
-			rest = sum(rest, t)
+			rest.add(g)
 		}
 	}
 	s.has = still
-	tellService(out, "", others, rest)
+	rest.tell(out, "", others)
 	endpointsByState.tell(out, float64(counts.Ready), string(api.EndpointReady))
 	endpointsByState.tell(out, float64(counts.Suspicious), string(api.EndpointSuspicious))
 	endpointsByState.tell(out, float64(counts.Quarantined), string(api.EndpointQuarantined))
@@ -63,7 +67,33 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy) {
 	endpointsByState.tell(out, float64(counts.NotReady), string(api.EndpointNotReady))
 }
 
-func tellService(out chan<- prometheus.Metric, namespace, service string, t api.Totals) {
+// serviceNumbers are what is told of a Service, or of several together.
+type serviceNumbers struct {
+	totals                            api.Totals
+	ends                              map[string]int64
+	connect, firstByte, lasted, bytes latency.All
+}
+
+func (n *serviceNumbers) add(g group) {
+	n.totals = n.totals.Plus(g.totals())
+	for end, count := range g.ends() {
+		if n.ends == nil {
+			n.ends = map[string]int64{}
+		}
+		n.ends[end] += count
+	}
+	for _, v := range g {
+		if s := v.Story; s != nil {
+			n.connect.Add(&s.Connect)
+			n.firstByte.Add(&s.FirstByte)
+			n.lasted.Add(&s.Lasted)
+			n.bytes.Add(&s.Bytes)
+		}
+	}
+}
+
+func (n *serviceNumbers) tell(out chan<- prometheus.Metric, namespace, service string) {
+	t := n.totals
 	serviceAccepted.tell(out, float64(t.Accepted), namespace, service)
 	serviceFailed.tell(out, float64(t.Failed), namespace, service)
 	serviceRetries.tell(out, float64(t.Retries), namespace, service)
@@ -71,4 +101,52 @@ func tellService(out chan<- prometheus.Metric, namespace, service string, t api.
 	serviceQueue.tell(out, float64(t.Queued), namespace, service)
 	serviceBytes.tell(out, float64(t.BytesToEndpoint), namespace, service, "endpoint")
 	serviceBytes.tell(out, float64(t.BytesToClient), namespace, service, "client")
+	for end, count := range n.ends {
+		serviceEnds.tell(out, float64(count), namespace, service, end)
+	}
+	serviceConnect.tell(out, &n.connect, namespace, service)
+	serviceFirstByte.tell(out, &n.firstByte, namespace, service)
+	serviceLasted.tell(out, &n.lasted, namespace, service)
+	serviceConnectionBytes.tell(out, &n.bytes, namespace, service)
+}
+
+// serviceHistogram is a histogram of what connections of a Service were like.
+type serviceHistogram struct {
+	metric
+	bounds latency.Bounds
+}
+
+// serviceHistograms are all of them, in the order of the documentation.
+var serviceHistograms []*serviceHistogram
+
+func newServiceHistogram(name, help string, bounds latency.Bounds) *serviceHistogram {
+	labels := []string{"namespace", "service"}
+	h := &serviceHistogram{metric{name: name, help: help, labels: labels, desc: prometheus.NewDesc(name, help, labels, nil)}, bounds}
+	serviceHistograms = append(serviceHistograms, h)
+	return h
+}
+
+var (
+	serviceConnect         = newServiceHistogram("usher_service_connect_seconds", "How long clients of a Service waited until they were established; UDP: until the first answer.", latency.Seconds)
+	serviceFirstByte       = newServiceHistogram("usher_service_first_byte_seconds", "How long clients of a Service waited until the endpoint's first byte came, since they were accepted, but for the time in which they were connected and sent nothing.", latency.Seconds)
+	serviceLasted          = newServiceHistogram("usher_service_connection_duration_seconds", "How long connections and UDP sessions lasted that had an endpoint and have ended.", latency.Lasting)
+	serviceConnectionBytes = newServiceHistogram("usher_service_connection_bytes", "How many bytes they moved, in both directions.", latency.Bytes)
+)
+
+// tell sends what was seen, with the connections that are worth a look as exemplars.
+func (h *serviceHistogram) tell(out chan<- prometheus.Metric, seen *latency.All, labels ...string) {
+	number, below := seen.Buckets(h.bounds)
+	if number == 0 {
+		return
+	}
+	m := prometheus.MustNewConstHistogram(h.desc, number, seen.Sum, below, labels...)
+	var exemplars []prometheus.Exemplar
+	for _, e := range seen.Examples {
+		exemplars = append(exemplars, prometheus.Exemplar{Value: e.Value, Timestamp: e.Time,
+			Labels: prometheus.Labels{"connection": strconv.FormatUint(e.Connection, 10)}})
+	}
+	if exemplars != nil {
+		m = prometheus.MustNewMetricWithExemplars(m, exemplars...)
+	}
+	out <- m
 }

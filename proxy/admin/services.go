@@ -32,14 +32,18 @@ func (a *API) services(r *http.Request) (any, error) {
 		return nil, err
 	}
 	now := time.Now()
-	all := groups(a.proxy.Inspect(match))
+	all, reports := groups(a.proxy.Inspect(match)), a.reportsOf()
+	if more := a.rejected(reports, match, all); len(more) > 0 {
+		all = append(all, more...)
+		slices.SortFunc(all, func(a, b group) int { return cmp.Compare(a.key(), b.key()) })
+	}
 	text, state, protocol := strings.ToLower(query.Get("q")), query.Get("state"), query.Get("protocol")
 	all = slices.DeleteFunc(all, func(g group) bool {
 		return text != "" && !g.contains(text) || protocol != "" && !g.has(config.Protocol(protocol)) ||
 			state != "" && string(g.summary(now).State) != state
 	})
 	out := api.ServiceList{Page: api.Page{Total: len(all)}, Items: []api.Service{}}
-	if by := sortKeys[query.Get("sort")]; by != nil {
+	if by := api.ServiceKeys[query.Get("sort")]; by != nil {
 		slices.SortStableFunc(all, func(a, b group) int { return cmp.Compare(by(b.totals()), by(a.totals())) })
 		all, out.Continue, err = offset(all, size, query.Get("continue"))
 	} else {
@@ -55,18 +59,11 @@ func (a *API) services(r *http.Request) (any, error) {
 		return nil, err
 	}
 	for _, g := range all {
-		out.Items = append(out.Items, g.summary(now))
+		s := g.summary(now)
+		s.Problems = reported(reports[g.name()])
+		out.Items = append(out.Items, s)
 	}
 	return out, nil
-}
-
-// sortKeys are what Services can be sorted by, besides their names.
-var sortKeys = map[string]func(api.Totals) int64{
-	api.SortActive:      func(t api.Totals) int64 { return t.Active },
-	api.SortConnections: func(t api.Totals) int64 { return t.Accepted },
-	api.SortFailed:      func(t api.Totals) int64 { return t.Failed },
-	api.SortRetries:     func(t api.Totals) int64 { return t.Retries },
-	api.SortBytes:       func(t api.Totals) int64 { return t.BytesToEndpoint + t.BytesToClient },
 }
 
 // serviceMatcher returns what namespace, name and service ask for.
@@ -88,19 +85,26 @@ func serviceMatcher(query url.Values) (func(types.NamespacedName) bool, error) {
 // service answers /services/{namespace}/{name}.
 func (a *API) service(r *http.Request) (any, error) {
 	name := types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}
-	views := a.proxy.InspectService(name)
-	if len(views) == 0 {
-		return nil, notFound(fmt.Sprintf("there is no Service %s that usher serves", name))
+	views, reports := a.proxy.InspectService(name), a.reportsOf()
+	g := group(views)
+	if len(g) == 0 {
+		rejected := a.rejected(reports, func(n types.NamespacedName) bool { return n == name }, nil)
+		if len(rejected) == 0 {
+			return nil, notFound(fmt.Sprintf("there is no Service %s that usher serves", name))
+		}
+		g = rejected[0]
 	}
 	now := time.Now()
-	out := api.ServiceDetail{Service: group(views).summary(now)}
+	out := api.ServiceDetail{Service: g.summary(now), Details: []api.ServicePort{}}
+	out.Problems = reported(reports[name])
 	for i := range views {
 		out.Details = append(out.Details, detail(&views[i], &a.proxy.Options, now))
 	}
 	return out, nil
 }
 
-// group is the service ports of one Service.
+// group is the service ports of one Service. One that is rejected has a single port, which
+// has no VIP, as no other has.
 type group []proxy.PortView
 
 // groups divides views, which are in the order of their Services.
@@ -144,22 +148,18 @@ func (g group) contains(text string) bool {
 
 func (g group) totals() (all api.Totals) {
 	for _, v := range g {
-		all = sum(all, totals(v.Totals))
+		all = all.Plus(totals(v.Totals))
 	}
 	return all
 }
 
-func sum(a, b api.Totals) api.Totals {
-	return api.Totals{
-		Active: a.Active + b.Active, Queued: a.Queued + b.Queued, Accepted: a.Accepted + b.Accepted, Established: a.Established + b.Established, Failed: a.Failed + b.Failed,
-		Attempts: a.Attempts + b.Attempts, AttemptsFailed: a.AttemptsFailed + b.AttemptsFailed, Retries: a.Retries + b.Retries,
-		BytesToEndpoint: a.BytesToEndpoint + b.BytesToEndpoint, BytesToClient: a.BytesToClient + b.BytesToClient,
-	}
-}
-
 func (g group) summary(now time.Time) api.Service {
 	id := g[0].Port.ID
-	s := api.Service{Namespace: id.Namespace, Name: id.Service, Totals: g.totals(), State: api.ServiceOK}
+	s := api.Service{Namespace: id.Namespace, Name: id.Service, Totals: g.totals(), State: api.ServiceOK, Ends: g.ends(), Latency: g.latency(now)}
+	if len(g[0].Port.VIPs) == 0 {
+		s.State, s.Ports = api.ServiceRejected, []api.PortSummary{}
+		return s
+	}
 	seen := map[netip.AddrPort]bool{}
 	for i := range g {
 		v := &g[i]
@@ -172,7 +172,7 @@ func (g group) summary(now time.Time) api.Service {
 				countState(&s.Endpoints, stateOf(e, now))
 			}
 		}
-		if state := portState(v, now); worse(state, s.State) {
+		if state := portState(v, now); state.Badness() > s.State.Badness() {
 			s.State = state
 		}
 	}
@@ -192,10 +192,6 @@ func countState(c *api.EndpointCounts, state api.EndpointState) {
 	default:
 		c.NotReady++
 	}
-}
-
-func worse(a, b api.ServiceState) bool {
-	return slices.Index(api.ServiceStates, a) > slices.Index(api.ServiceStates, b)
 }
 
 // portState says how one service port fares.
@@ -245,6 +241,7 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 		s.Sees = sees(portal.SeenClient)
 	}
 	s.SlowStartSeconds, s.DrainSeconds = max(0, v.Port.SlowStart).Seconds(), max(0, v.Port.DrainTimeout).Seconds()
+	s.QuarantineSuspicious = v.Port.QuarantineSuspicious
 	s.AccessLog = v.Port.AccessLog == config.On
 	if len(v.Listeners) > 0 {
 		s.Listener = v.Listeners[0].String()
@@ -311,7 +308,7 @@ func detail(v *proxy.PortView, o *proxy.Options, now time.Time) api.ServicePort 
 	p := api.ServicePort{
 		PortSummary: portSummary(v), AppProtocol: v.Port.AppProtocol,
 		VIPs: []api.VIP{}, Listeners: []string{}, Rules: []api.PortalRule{}, Endpoints: []api.Endpoint{},
-		Policies: policies(v.Port, o), Totals: totals(v.Totals),
+		Policies: policies(v.Port, o), Totals: totals(v.Totals), Ends: group{*v}.ends(), Latency: group{*v}.latency(now),
 	}
 	for _, vip := range v.Port.VIPs {
 		out := api.VIP{Kind: string(vip.Kind), Address: vip.AddrPort().String()}
@@ -351,8 +348,8 @@ func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoin
 		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: stateOf(e, now), Weight: e.Weight.Int(),
 		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: []string{},
 		Quarantine: quarantine(e, now),
-		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(),
-		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(),
+		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedLately: e.FailedLately(now),
+		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(), Latency: endpointLatency(e, now),
 	}
 	for _, use := range []struct {
 		name string

@@ -13,8 +13,8 @@ import (
 func (a *API) status(*http.Request) (any, error) {
 	s, sync := a.proxy.Stats(), a.proxy.SyncStatus()
 	out := api.Status{
-		Instance: a.instance, Version: a.version, Started: a.started, Now: time.Now(),
-		PortalMode: a.proxy.Portal.Mode(), Demo: a.demo,
+		Instance: a.instance, Version: a.opts.Version, Started: a.started, Now: time.Now(),
+		PortalMode: a.proxy.Portal.Mode(), Via: a.opts.Via, Demo: a.opts.Demo,
 		Services: s.Services, ServicePorts: s.Ports,
 		Connections:     api.Limited{Now: s.Open, Limit: s.Limit},
 		UDPSessions:     api.Limited{Now: s.Sessions.Open, Limit: s.Sessions.Limit},
@@ -26,9 +26,9 @@ func (a *API) status(*http.Request) (any, error) {
 		Repairs:  s.Repaired,
 		Defaults: defaults(&a.proxy.Options),
 	}
-	for _, n := range s.Problems {
-		out.Problems += n
-	}
+	var total int
+	out.Problems, total, out.Attention = a.problems(&s, out.Now)
+	out.ProblemsUntold = total - len(out.Problems)
 	for _, ends := range []map[trace.End]int64{s.Ends, s.Sessions.Ends} {
 		for end, n := range ends {
 			out.Ends[string(end)] += n

@@ -160,7 +160,7 @@ var _ = Describe("a Set", func() {
 		period, _ := pool.Cluster.Find(addr(1)).Quarantined(start.Add(30 * time.Second))
 		Expect(period.Failures).To(Equal(2))
 		By("trusting it again once the probe has succeeded")
-		pool.Cluster.Find(addr(1)).Succeed()
+		pool.Cluster.Find(addr(1)).Succeed(start)
 		c, _ := pool.Cluster.Pick(balance.Ask{Now: start.Add(30 * time.Second), Tried: []netip.AddrPort{addr(2), addr(3)}})
 		Expect(c.Reason).To(Equal(balance.OnlyOne))
 		Expect(pick(30*time.Second, 3)).NotTo(ContainSubstring("quarantine"))
@@ -270,7 +270,7 @@ var _ = Describe("a Set", func() {
 			Expect(period.Until).To(Equal(start.Add(time.Second)))
 			Expect(period.Failures).To(Equal(1))
 
-			Expect(e.State.Succeed()).To(BeTrue())
+			Expect(e.State.Succeed(start)).To(BeTrue())
 			Expect(quarantined(0)).To(BeFalse())
 			next, news := e.Probed(start.Add(time.Minute), nil, false, q)
 			Expect(next).To(BeZero())
@@ -290,7 +290,7 @@ var _ = Describe("a Set", func() {
 			Expect(waits).To(Equal([]time.Duration{1, 2, 4, 8}))
 
 			By("forgetting it when a client has been connected")
-			Expect(e.State.Succeed()).To(BeFalse(), "it had recovered")
+			Expect(e.State.Succeed(start)).To(BeFalse(), "it had recovered")
 			e.Fail(now, now, errRefused, q)
 			period, _ := e.Quarantined(now)
 			Expect(period.Until.Sub(now)).To(Equal(time.Second))

@@ -63,7 +63,7 @@ var _ = Describe("an endpoint whose Service asks for probes", func() {
 
 	It("stays in quarantine whoever has been connected to it, or failed", func() {
 		convict()
-		bad.Succeed()
+		bad.Succeed(start)
 		Expect(picked()).To(Equal(map[int]int{2: 10}))
 		Expect(bad.State.Fail(start, start, errRefused, quarantine)).To(BeZero(), "it is in quarantine already")
 		Expect(judge(nil, nil)).To(Equal([]bool{false, true}))

@@ -28,7 +28,7 @@ func TestSilenceTowardsOneClientAloneIsNoFailure(t *testing.T) {
 	g.Expect(s.Fail(now, now, silent, q)).To(BeNumerically(">", 0))
 	period, _ := s.Quarantined(now)
 	g.Expect(period.Doubt).To(BeFalse())
-	s.Succeed()
+	s.Succeed(now)
 	g.Expect(s.Doubt(other, now, silent, q)).To(BeTrue(), "one, since it answered")
 	g.Expect(s.Failed.Load()).To(BeEquivalentTo(5))
 }

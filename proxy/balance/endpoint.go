@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/latency"
 )
 
 // Quarantine says for how long an endpoint that failed is passed over.
@@ -51,12 +52,14 @@ type State struct {
 	failed *failed // nil, as with most of a hundred thousand, if it did not fail since a client was connected to it
 }
 
-// rare is what is known of few endpoints; nil of all others.
+// rare is what is known of few endpoints, or of those that had clients; nil of all others.
 type rare struct {
-	cameAt  atomic.Int64 // see came; Unix time in ns
-	drained atomic.Int64 // see EndConnections; Unix time in ns, 0 for never
-	tried   atomic.Bool  // trial is there
-	trial   *trial       // nil if its last probe did not fail; see Judge. Guarded by State.mu
+	cameAt   atomic.Int64 // see came; Unix time in ns
+	drained  atomic.Int64 // see EndConnections; Unix time in ns, 0 for never
+	tried    atomic.Bool  // trial is there
+	times    atomic.Pointer[Times]
+	failures atomic.Pointer[latency.Recent] // when; how long it took does not matter
+	trial    *trial                         // nil if its last probe did not fail; see Judge. Guarded by State.mu
 }
 
 // rarely returns s.rare, which is there from then on.
@@ -65,6 +68,48 @@ func (s *State) rarely() *rare {
 		s.rare.CompareAndSwap(nil, new(rare))
 	}
 	return s.rare.Load()
+}
+
+// Times are how long clients of an endpoint lately waited: until established, and until its first
+// byte came for them, since they were accepted.
+type Times struct{ Connect, FirstByte latency.Recent }
+
+// Times returns those of the endpoint, which are there from then on.
+func (s *State) Times() *Times {
+	r := s.rarely()
+	if r.times.Load() == nil {
+		r.times.CompareAndSwap(nil, new(Times))
+	}
+	return r.times.Load()
+}
+
+// TimesSeen returns those of the endpoint, or nil if it had no client yet.
+func (s *State) TimesSeen() *Times {
+	if r := s.rare.Load(); r != nil {
+		return r.times.Load()
+	}
+	return nil
+}
+
+// countFailure adds one to State.Failed and to those of late.
+func (s *State) countFailure(now time.Time) {
+	s.Failed.Add(1)
+	r := s.rarely()
+	if r.failures.Load() == nil {
+		r.failures.CompareAndSwap(nil, new(latency.Recent))
+	}
+	r.failures.Load().Observe(latency.Seconds, now, 0)
+}
+
+// FailedLately returns how much of State.Failed was in the last 5 to 10 minutes before now.
+func (s *State) FailedLately(now time.Time) int64 {
+	r := s.rare.Load()
+	if r == nil || r.failures.Load() == nil {
+		return 0
+	}
+	var l latency.Lately
+	l.Add(r.failures.Load(), now)
+	return int64(l.Number())
 }
 
 // failed is what is known of an endpoint that failed.
@@ -76,6 +121,7 @@ type failed struct {
 	// what it failed is forgotten only when a client has been connected to it: one
 	// that answers nobody but probes shall not be back each time after a second.
 	answered bool
+	broke    bool      // it was suspicious: see Endpoint.Distrust
 	claimed  time.Time // a client's connection finds out; passed over until then
 	cause    error
 	doubt    netip.Addr // see Doubt; not valid for a failure
@@ -152,7 +198,11 @@ type Watcher interface {
 
 // Fail is State.Fail, and tells the pool's watcher.
 func (e *Endpoint) Fail(started, now time.Time, cause error, q Quarantine) {
-	length := e.State.Fail(started, now, cause, q)
+	e.passOver(now, e.State.Fail(started, now, cause, q), cause)
+}
+
+// passOver tells of a quarantine that has begun, unless its length is 0.
+func (e *Endpoint) passOver(now time.Time, length time.Duration, cause error) {
 	if length == 0 {
 		return
 	}
@@ -181,11 +231,11 @@ func (e *Endpoint) Probed(now time.Time, err error, blame bool, q Quarantine) (n
 }
 
 // Succeed is State.Succeed, and tells the pool's watcher.
-func (e *Endpoint) Succeed() {
-	if !e.State.Succeed() {
+func (e *Endpoint) Succeed(now time.Time) {
+	if !e.State.Succeed(now) {
 		return
 	}
-	e.pool.line.look(time.Now())
+	e.pool.line.look(now)
 	if e.pool.Watcher != nil {
 		e.pool.Watcher.Recovered(e)
 	}
@@ -202,7 +252,7 @@ func (s *State) Doubt(client netip.Addr, now time.Time, cause error, q Quarantin
 	if f != nil && f.doubt != client || q.First <= 0 {
 		return false
 	}
-	s.Failed.Add(1)
+	s.countFailure(now)
 	if f == nil || !now.Before(f.until) {
 		s.failed = &failed{times: 1, until: now.Add(q.First), cause: cause, doubt: client, enough: q.Max}
 		s.remembers.Store(true)
@@ -216,7 +266,11 @@ func (s *State) Doubt(client netip.Addr, now time.Time, cause error, q Quarantin
 // the same moment nor one that asks it again for want of another make it worse. Fail returns the length of the
 // quarantine that begins, or 0.
 func (s *State) Fail(started, now time.Time, cause error, q Quarantine) time.Duration {
-	s.Failed.Add(1)
+	s.countFailure(now)
+	return s.quarantine(started, now, cause, q, false)
+}
+
+func (s *State) quarantine(started, now time.Time, cause error, q Quarantine, broke bool) time.Duration {
 	if q.First <= 0 {
 		return 0
 	}
@@ -235,7 +289,7 @@ func (s *State) Fail(started, now time.Time, cause error, q Quarantine) time.Dur
 		}
 	}
 	length := q.length(times)
-	s.failed = &failed{times: times, until: now.Add(length), probed: q.Probed, cause: cause, enough: q.Max}
+	s.failed = &failed{times: times, until: now.Add(length), probed: q.Probed, cause: cause, enough: q.Max, broke: broke}
 	s.remembers.Store(true)
 	return length
 }
@@ -252,7 +306,7 @@ func (s *State) Probed(now time.Time, err error, blame bool, q Quarantine) (next
 	case f == nil || !f.probed: // a client has been faster
 		return 0, false
 	case err == nil:
-		f.probed, f.answered, f.until = false, true, now
+		s.answered(now)
 		return 0, !s.convicted()
 	case !blame:
 		next = q.length(f.times)
@@ -267,6 +321,16 @@ func (s *State) Probed(now time.Time, err error, blame bool, q Quarantine) (next
 	return next, news
 }
 
+// answered ends a quarantine. What the endpoint broke is forgotten: it shall get some connections, and show
+// what it is like. It is called with mu.
+func (s *State) answered(now time.Time) {
+	f := s.failed
+	f.probed, f.answered, f.until = false, true, now
+	if f.broke {
+		s.ends.Store(0)
+	}
+}
+
 // length returns the length of the quarantine after so many failures in a row.
 func (q Quarantine) length(failures int) time.Duration {
 	d := q.First
@@ -279,15 +343,23 @@ func (q Quarantine) length(failures int) time.Duration {
 	return d
 }
 
-// Succeed reports that a connection was established: the past is forgotten. It
+// Succeed reports that a connection was established at now: the past is forgotten, unless it is that
+// the endpoint broke connections, which do not end as they begin. It
 // returns whether that is how the endpoint has recovered.
-func (s *State) Succeed() bool {
+func (s *State) Succeed(now time.Time) bool {
 	s.Connected.Add(1)
 	if !s.remembers.Load() {
 		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if f := s.failed; f != nil && f.broke {
+		if f.answered || f.quarantined(now) {
+			return false
+		}
+		s.answered(now)
+		return !s.convicted()
+	}
 	news := s.failed != nil && !s.failed.answered && !s.convicted()
 	s.failed = nil
 	s.remember()

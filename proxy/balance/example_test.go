@@ -29,7 +29,7 @@ func Example() {
 	for range 4 {
 		next, _ := pool.Cluster.Pick(balance.Ask{Now: now.Add(time.Second)})
 		if next.Endpoint != first.Endpoint {
-			next.Endpoint.Succeed()
+			next.Endpoint.Succeed(now)
 			others++
 		}
 	}

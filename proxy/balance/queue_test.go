@@ -230,7 +230,7 @@ func TestEndpointsInQuarantine(t *testing.T) {
 	})
 	inBubble(t, func(g *GomegaWithT) {
 		b, w := begin(true)
-		b.All[1].Succeed()
+		b.All[1].Succeed(start)
 		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "a client was connected to it")
 	})
 	inBubble(t, func(g *GomegaWithT) {
@@ -241,7 +241,7 @@ func TestEndpointsInQuarantine(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b, _ := begin(true)
 		b.All[1].Judge(time.Now(), errRefused, time.Second, 1, 1)
-		b.All[1].Succeed()
+		b.All[1].Succeed(start)
 		g.Expect(b.called()).To(BeEmpty())
 		b.All[1].Acquit(time.Now())
 		g.Expect(b.called()).To(Equal([]string{"waits"}), "it is not probed any more")
@@ -322,7 +322,7 @@ func TestLineHoldsWhateverHappens(t *testing.T) {
 					if r.IntN(3) == 0 {
 						e.Fail(time.Now(), time.Now(), errRefused, balance.Quarantine{First: time.Second, Max: time.Minute, Probed: r.IntN(2) == 0})
 					} else if r.IntN(2) == 0 {
-						e.Succeed()
+						e.Succeed(start)
 					}
 					e.Release()
 				case what < 15:

@@ -138,7 +138,7 @@ var _ = Describe("every scheduler", func() {
 				c.after = quarantine.First
 				choice, _ = c.choose(1)
 				Expect(choice.Reason).To(Equal(balance.Probe))
-				choice.Endpoint.Succeed()
+				choice.Endpoint.Succeed(start)
 				Expect(c.shares(20)).To(HaveKey(number(choice.Endpoint)))
 			})
 
@@ -370,7 +370,7 @@ var _ = Describe("schedulers that hash", func() {
 				for n, count := range c.shares(10000) {
 					Expect(count).To(BeNumerically("~", 1111, 150), fmt.Sprint(n))
 				}
-				share, _ = moved(c, func() { c.Cluster.Find(addr(4)).Succeed() })
+				share, _ = moved(c, func() { c.Cluster.Find(addr(4)).Succeed(start) })
 				Expect(share).To(BeNumerically("~", 0.1, 0.03))
 			})
 		})

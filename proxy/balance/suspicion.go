@@ -1,6 +1,10 @@
 package balance
 
-import "math/bits"
+import (
+	"fmt"
+	"math/bits"
+	"time"
+)
 
 // lately is how many of the connections that ended last count for State.Suspicious, and
 // fewest with how few it begins to count.
@@ -9,11 +13,11 @@ const (
 	fewest = 4
 )
 
-// Ended reports that a connection which the endpoint had answered is over; broken, that this was
+// Ended reports that a connection which the endpoint had answered is over at now; broken, that this was
 // the endpoint's fault.
-func (s *State) Ended(broken bool) {
+func (s *State) Ended(broken bool, now time.Time) {
 	if broken {
-		s.Failed.Add(1)
+		s.countFailure(now)
 	}
 	for {
 		was := s.ends.Load()
@@ -25,15 +29,44 @@ func (s *State) Ended(broken bool) {
 			now |= 1
 		}
 		if s.ends.CompareAndSwap(was, now) {
-			return
+			break
 		}
 	}
+	if !broken && s.remembers.Load() {
+		s.trust()
+	}
 }
+
+// trust forgets that the endpoint broke connections, if it does so no more.
+func (s *State) trust() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.failed; f != nil && f.broke && f.answered && counted(s.ends.Load()) == lately && !s.Suspicious() {
+		s.failed = nil
+		s.remember()
+	}
+}
+
+// Distrust puts an endpoint that is suspicious into quarantine at now, and tells the pool's watcher. It has
+// recovered when it answers again, as after an attempt that failed, and what it broke is
+// forgotten; how often is not, until it is not suspicious any more. So it gets a few connections
+// after each quarantine, which become longer.
+func (e *Endpoint) Distrust(now time.Time, q Quarantine) {
+	ends := e.ends.Load()
+	if !e.Suspicious() {
+		return
+	}
+	cause := fmt.Errorf("it broke %d of its last %d connections", broke(ends), counted(ends))
+	e.passOver(now, e.quarantine(now, now, cause, q, true), cause)
+}
+
+// counted returns how many ends there are in what State.ends has, and broke how many of them were broken.
+func counted(ends uint32) int { return max(0, bits.Len32(ends)-1) }
+func broke(ends uint32) int   { return max(0, bits.OnesCount32(ends)-1) }
 
 // Suspicious reports whether most of the connections that ended lately were broken by the
 // endpoint.
 func (s *State) Suspicious() bool {
 	ends := s.ends.Load()
-	counted := bits.Len32(ends) - 1
-	return counted >= fewest && 2*(bits.OnesCount32(ends)-1) > counted
+	return counted(ends) >= fewest && 2*broke(ends) > counted(ends)
 }

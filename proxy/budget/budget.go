@@ -103,6 +103,11 @@ func (b *Budget) RoomForListener() error {
 // clients.
 func (b *Budget) fixed() int64 { return b.Listeners.Load() + b.TCPLoops.Load() + b.UDP.Load() }
 
+// Used returns how many descriptors are in use, of how many that may be.
+func (b *Budget) Used() (used, of int64) {
+	return b.fixed() + 2*b.Connections.Load() + b.Sessions.Load(), b.usable()
+}
+
 // ConnectionLimit returns how many connections may be open at once.
 func (b *Budget) ConnectionLimit() int64 {
 	sessions := b.Sessions.Load()

@@ -280,7 +280,7 @@ func (sk *socket) adoptOne(b *bequest) {
 	s.watched, s.fd, s.endpoint = watched, fd, sk.view.All[i]
 	s.endpoint.Take()
 	sk.enter(s)
-	s.Established(now, s.endpoint)
+	s.Adopted(now, s.endpoint)
 }
 
 // retire leaves the listener to a successor. It does not wait: see

@@ -316,6 +316,7 @@ func (s *session) answered() {
 	s.search.Answered(now)
 	s.Witness(now, s.endpoint.Addr, func() (netip.AddrPort, error) { return forward.LocalAddr(s.fd) })
 	s.Established(now, s.endpoint)
+	s.Answered(now, s.endpoint)
 	s.stopSearching()
 }
 

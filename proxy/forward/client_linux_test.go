@@ -36,7 +36,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		d, endpoint := dialed(loop)
 		DeferCleanup(func() { endpoint.Close() })
 		on(loop, func() bool {
-			loop.Forward(new(forward.Pair), near, d, &forward.Limits{}, owner(func(r forward.Result) { results <- r }))
+			loop.Forward(new(forward.Pair), near, d, &forward.Limits{}, forward.Done(func(r forward.Result) { results <- r }))
 			return true
 		})
 		return endpoint
@@ -94,7 +94,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 			Expect(loop.Do(func() {
 				loop.Connect(netip.AddrPort{}, to, near.Opening(), 100*time.Millisecond, func(d *forward.Dialed, err error) {
 					if err == nil {
-						loop.Forward(new(forward.Pair), near, d, &forward.Limits{}, owner(func(r forward.Result) { results <- r }))
+						loop.Forward(new(forward.Pair), near, d, &forward.Limits{}, forward.Done(func(r forward.Result) { results <- r }))
 					}
 					done <- err
 				})

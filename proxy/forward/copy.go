@@ -29,13 +29,13 @@ type Conn interface {
 // a pair stays for as long as its other side does not read.
 
 // Copy takes over client and endpoint, and returns at once. When the pair has
-// ended and both connections are closed, it calls done, once, from a goroutine of
+// ended and both connections are closed, it tells owner, once, from a goroutine of
 // its own.
 //
 // It takes two goroutines for each pair, and works on every system. On Linux, a
 // [Loop] does the same for much less.
-func Copy(client, endpoint Conn, limits Limits, done func(Result)) Flow {
-	fl := newCopying(client, endpoint, limits, done)
+func Copy(client, endpoint Conn, limits Limits, owner Owner) Flow {
+	fl := newCopying(client, endpoint, limits, owner)
 	fl.start(func() { fl.copy(&fl.toEndpoint, client, endpoint) }, func() { fl.copy(&fl.toClient, endpoint, client) })
 	return fl
 }
@@ -43,11 +43,12 @@ func Copy(client, endpoint Conn, limits Limits, done func(Result)) Flow {
 // copying is a pair whose two directions have a goroutine each.
 type copying struct {
 	limits Limits
-	done   func(Result)
+	owner  Owner
 
 	toEndpoint, toClient direction
 	running              atomic.Int32 // directions that have not ended
 	moved                atomic.Bool  // since the last look at the limits
+	telling              sync.Mutex   // held while the owner is told who has begun
 
 	mu      sync.Mutex
 	outcome outcome
@@ -70,6 +71,7 @@ type side interface {
 type direction struct {
 	from, to side
 	bytes    atomic.Int64
+	begun    bool // something has come
 
 	writing atomic.Bool // to to, and nothing is read from from
 	slow    *time.Timer // calls heldUp when that takes long
@@ -78,8 +80,8 @@ type direction struct {
 	fromEnd, fromReset, toReset End
 }
 
-func newCopying(client, endpoint side, limits Limits, done func(Result)) *copying {
-	fl := &copying{limits: limits, done: done, watch: newWatch(time.Now())}
+func newCopying(client, endpoint side, limits Limits, owner Owner) *copying {
+	fl := &copying{limits: limits, owner: owner, watch: newWatch(time.Now())}
 	fl.toEndpoint = direction{from: client, to: endpoint, fromEnd: ClientClosed, fromReset: ClientReset, toReset: EndpointReset}
 	fl.toClient = direction{from: endpoint, to: client, fromEnd: EndpointClosed, fromReset: EndpointReset, toReset: ClientReset}
 	for _, d := range []*direction{&fl.toEndpoint, &fl.toClient} {
@@ -226,7 +228,7 @@ func (fl *copying) run(move func()) {
 	r := Result{End: fl.outcome.end, Err: fl.outcome.err}
 	fl.mu.Unlock()
 	r.ToEndpoint, r.ToClient = fl.Bytes()
-	fl.done(r)
+	fl.owner.Ended(r)
 }
 
 // copySize is that of Go's own io.Copy.
@@ -240,7 +242,7 @@ func (fl *copying) copy(d *direction, from, to Conn) {
 	for {
 		n, err := from.Read(buf[:])
 		if n > 0 {
-			fl.moved.Store(true)
+			fl.comes(d)
 			d.begin()
 			w, err := to.Write(buf[:n])
 			d.end()
@@ -254,6 +256,22 @@ func (fl *copying) copy(d *direction, from, to Conn) {
 			fl.readEnded(d, err)
 			return
 		}
+	}
+}
+
+// comes is called when something has come that is to go in direction d.
+func (fl *copying) comes(d *direction) {
+	fl.moved.Store(true)
+	if d.begun {
+		return
+	}
+	d.begun = true
+	fl.telling.Lock()
+	defer fl.telling.Unlock()
+	if now := time.Now(); d == &fl.toClient {
+		fl.owner.Answered(now)
+	} else {
+		fl.owner.Asked(now)
 	}
 }
 

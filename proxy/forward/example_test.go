@@ -26,7 +26,7 @@ func ExampleCopy() {
 	go func() {
 		client, _ := server.Accept()
 		conn, _ := net.Dial("tcp", endpoint.Addr().String())
-		forward.Copy(client.(*net.TCPConn), conn.(*net.TCPConn), forward.Limits{}, func(r forward.Result) { ended <- r })
+		forward.Copy(client.(*net.TCPConn), conn.(*net.TCPConn), forward.Limits{}, forward.Done(func(r forward.Result) { ended <- r }))
 	}()
 
 	client, _ := net.Dial("tcp", server.Addr().String())

@@ -29,6 +29,27 @@ type Result struct {
 	ToEndpoint, ToClient int64 // bytes
 }
 
+// Owner is told what becomes of a pair.
+type Owner interface {
+	// Asked is told, once, when the client's first byte has come, unless that had come before
+	// the pair was forwarded; Answered, when the endpoint's has.
+	Asked(now time.Time)
+	Answered(now time.Time)
+	Ended(Result)
+}
+
+// Done is an Owner who wants to know only when the pair has ended.
+type Done func(Result)
+
+// Asked implements Owner.
+func (Done) Asked(time.Time) {}
+
+// Answered implements Owner.
+func (Done) Answered(time.Time) {}
+
+// Ended implements Owner.
+func (d Done) Ended(r Result) { d(r) }
+
 // Flow is a pair that is being forwarded. Its methods may be called from any
 // goroutine, also after it has ended.
 type Flow interface {

@@ -43,13 +43,13 @@ type mover struct {
 	name string
 	// begin forwards a new pair and returns the far ends of its connections. What
 	// it takes for that is given back when the spec has ended.
-	begin func(limits forward.Limits, done func(forward.Result)) (client, endpoint *net.TCPConn, flow forward.Flow)
+	begin func(forward.Limits, forward.Owner) (client, endpoint *net.TCPConn, flow forward.Flow)
 }
 
-var copyMover = mover{"two goroutines", func(limits forward.Limits, done func(forward.Result)) (client, endpoint *net.TCPConn, flow forward.Flow) {
+var copyMover = mover{"two goroutines", func(limits forward.Limits, owner forward.Owner) (client, endpoint *net.TCPConn, flow forward.Flow) {
 	nearClient, client := tcpPair()
 	nearEndpoint, endpoint := tcpPair()
-	return client, endpoint, forward.Copy(nearClient, nearEndpoint, limits, done)
+	return client, endpoint, forward.Copy(nearClient, nearEndpoint, limits, owner)
 }}
 
 // opaque is a connection of which nothing but itself can tell how it is.
@@ -75,7 +75,7 @@ var _ = Describe("a pair whose endpoint is no socket", func() {
 		defer endpoint.Close()
 		ended := make(chan forward.Result, 1)
 		failed := make(chan struct{})
-		forward.Copy(nearClient, opaque{nearEndpoint, failed}, forward.Limits{}, func(r forward.Result) { ended <- r })
+		forward.Copy(nearClient, opaque{nearEndpoint, failed}, forward.Limits{}, forward.Done(func(r forward.Result) { ended <- r }))
 		for block := make([]byte, 1<<20); ; {
 			Expect(endpoint.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
 			if _, err := endpoint.Write(block); err != nil {
@@ -96,15 +96,21 @@ type pair struct {
 	client, endpoint *net.TCPConn // the far ends
 	flow             forward.Flow
 	ended            chan forward.Result
-	calls            atomic.Int32 // of done
+	calls            atomic.Int32 // of Ended
+	asked, answered  atomic.Int32 // calls of those
 }
+
+// pair is the owner of itself.
+func (p *pair) Ended(r forward.Result) { p.calls.Add(1); p.ended <- r }
+func (p *pair) Asked(time.Time)        { p.asked.Add(1) }
+func (p *pair) Answered(time.Time)     { p.answered.Add(1) }
 
 // begin forwards a new pair, whose connections are closed when the spec ends.
 func begin(m mover, limits forward.Limits) *pair {
 	GinkgoHelper()
 	p := &pair{ended: make(chan forward.Result, 2)}
 	p.Gomega = NewGomega(func(message string, caller ...int) { Fail(m.name+": "+message, append(caller, 0)[0]+1) })
-	p.client, p.endpoint, p.flow = m.begin(limits, func(r forward.Result) { p.calls.Add(1); p.ended <- r })
+	p.client, p.endpoint, p.flow = m.begin(limits, p)
 	DeferCleanup(func() {
 		p.client.Close()
 		p.endpoint.Close()
@@ -211,6 +217,30 @@ func specify(m mover) {
 		Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(io.EOF))
 		p.endpoint.Close()
 		Expect(p.result()).To(Equal(forward.Result{End: forward.ClientClosed, ToEndpoint: 8, ToClient: 3}))
+	})
+
+	It("tells when the first byte of each side has come, once, and of none if it ends without", func() {
+		Consistently(p.asked.Load).WithTimeout(20 * time.Millisecond).Should(BeZero())
+		p.write(p.client, "question")
+		Expect(p.read(p.endpoint, 8)).To(Equal("question"))
+		Consistently(p.answered.Load).WithTimeout(20 * time.Millisecond).Should(BeZero())
+		for range 3 {
+			p.write(p.endpoint, "yes")
+			Expect(p.read(p.client, 3)).To(Equal("yes"))
+			Expect(p.answered.Load()).To(BeEquivalentTo(1))
+		}
+		p.write(p.client, "more")
+		Expect(p.read(p.endpoint, 4)).To(Equal("more"))
+		Expect(p.asked.Load()).To(BeEquivalentTo(1))
+		p.client.Close()
+		p.endpoint.Close()
+		p.result()
+
+		other := begin(m, forward.Limits{})
+		other.endpoint.Close()
+		other.client.Close()
+		other.result()
+		Expect(other.asked.Load() + other.answered.Load()).To(BeZero())
 	})
 
 	It("says when it was the endpoint that ended first", func() {

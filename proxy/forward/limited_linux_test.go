@@ -20,12 +20,12 @@ var _ = Describe("many pairs of a loop that are retired at the same time", func(
 		var all sync.WaitGroup
 		for range pairs {
 			all.Add(1)
-			client, endpoint, _ := loopPair(loop, forward.Limits{}, func(r forward.Result) {
+			client, endpoint, _ := loopPair(loop, forward.Limits{}, forward.Done(func(r forward.Result) {
 				defer all.Done()
 				defer GinkgoRecover()
 				Expect(r.End).To(Equal(forward.Retired))
 				ended.Add(1)
-			})
+			}))
 			DeferCleanup(client.Close)
 			DeferCleanup(endpoint.Close)
 		}

@@ -37,8 +37,8 @@ type MessageConn interface {
 // becomes an abort. Since an association has no half that stays open, what the
 // other side has sent and was still under way when the shutdown came is lost,
 // as is what it sends from then on.
-func CopyMessages(client, endpoint MessageConn, limits Limits, done func(Result)) Flow {
-	fl := newCopying(client, endpoint, limits, done)
+func CopyMessages(client, endpoint MessageConn, limits Limits, owner Owner) Flow {
+	fl := newCopying(client, endpoint, limits, owner)
 	fl.start(func() { fl.relay(&fl.toEndpoint, client, endpoint) }, func() { fl.relay(&fl.toClient, endpoint, client) })
 	return fl
 }
@@ -54,7 +54,7 @@ func (fl *copying) relay(d *direction, from, to MessageConn) {
 			fl.readEnded(d, err)
 			return
 		}
-		fl.moved.Store(true)
+		fl.comes(d)
 		if !closing {
 			d.begin()
 			err = to.Send(m)

@@ -57,7 +57,7 @@ var _ = Describe("A pair of associations of which one side does not read", func(
 		nearEndpoint, endpoint = associate()
 		done := make(chan forward.Result, 1)
 		ended = done
-		forward.CopyMessages(nearClient, nearEndpoint, limits, func(r forward.Result) { done <- r })
+		forward.CopyMessages(nearClient, nearEndpoint, limits, forward.Done(func(r forward.Result) { done <- r }))
 		DeferCleanup(func() {
 			client.Close()
 			endpoint.Close()

@@ -14,13 +14,13 @@ import (
 
 // systemMovers are those that only this system has.
 func systemMovers() []mover {
-	return []mover{{"a loop", func(limits forward.Limits, done func(forward.Result)) (*net.TCPConn, *net.TCPConn, forward.Flow) {
+	return []mover{{"a loop", func(limits forward.Limits, owner forward.Owner) (*net.TCPConn, *net.TCPConn, forward.Flow) {
 		GinkgoHelper()
 		loop := newLoop(16)
-		return loopPair(loop, limits, done)
-	}}, {"a loop without pipes", func(limits forward.Limits, done func(forward.Result)) (*net.TCPConn, *net.TCPConn, forward.Flow) {
+		return loopPair(loop, limits, owner)
+	}}, {"a loop without pipes", func(limits forward.Limits, owner forward.Owner) (*net.TCPConn, *net.TCPConn, forward.Flow) {
 		GinkgoHelper()
-		return loopPair(newLoop(0), limits, done)
+		return loopPair(newLoop(0), limits, owner)
 	}}}
 }
 
@@ -86,18 +86,13 @@ func accepted() (*forward.Client, *net.TCPConn) {
 	return &forward.Client{Socket: near}, far.(*net.TCPConn)
 }
 
-func loopPair(loop *forward.Loop, limits forward.Limits, done func(forward.Result)) (client, endpoint *net.TCPConn, flow forward.Flow) {
+func loopPair(loop *forward.Loop, limits forward.Limits, owner forward.Owner) (client, endpoint *net.TCPConn, flow forward.Flow) {
 	GinkgoHelper()
 	near, client := accepted()
 	d, endpoint := dialed(loop)
 	return client, endpoint, on(loop, func() forward.Flow {
 		p := new(forward.Pair)
-		loop.Forward(p, near, d, &limits, owner(done))
+		loop.Forward(p, near, d, &limits, owner)
 		return p
 	})
 }
-
-// owner is who is told what became of a pair.
-type owner func(forward.Result)
-
-func (o owner) Ended(r forward.Result) { o(r) }

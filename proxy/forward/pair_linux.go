@@ -13,9 +13,6 @@ import (
 // makes both at once.
 type Pair struct{ pair }
 
-// Owner is told what became of a Pair.
-type Owner interface{ Ended(Result) }
-
 // pair is a Pair from within. All but the counts belong to the loop. There may be very
 // many that are idle: what few of them need is elsewhere.
 type pair struct {
@@ -261,6 +258,13 @@ func (p *pair) copy(w *way, from, to *edge) int {
 		w.full = 0
 		// It was all there was (see epoll(7)), unless the end comes after it.
 		from.readable = from.hungUp
+	}
+	if w.bytes.Load() <= int64(w.preface) { // its first
+		if now := time.Now(); w == &p.toClient {
+			p.done.Answered(now)
+		} else {
+			p.done.Asked(now)
+		}
 	}
 	p.write(w, to, buf[:n])
 	return n

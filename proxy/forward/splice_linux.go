@@ -61,7 +61,7 @@ func (p *pair) fill(w *way, from, to *edge) {
 	case err == unix.EAGAIN:
 		from.readable = false
 		p.pause(w)
-	case err == unix.EINVAL && w.pipe.held == 0: // this kernel cannot do it with sockets
+	case (err == unix.EINVAL || err == unix.ENOSYS || err == unix.EPERM) && w.pipe.held == 0: // this kernel cannot do it with sockets, or a filter is before it
 		p.pause(w)
 		p.loop.pipes.max = 0
 	case err != nil:

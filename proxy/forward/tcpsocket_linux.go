@@ -68,15 +68,15 @@ func listen(fd int, addr netip.AddrPort, k Keepalive) error {
 	if err := setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return fmt.Errorf("setting SO_REUSEADDR: %w", err)
 	}
-	level, freebind := unix.IPPROTO_IP, unix.IP_FREEBIND
+	level, freebind, called := unix.IPPROTO_IP, unix.IP_FREEBIND, "IP_FREEBIND"
 	if addr.Addr().Is6() {
-		level, freebind = unix.IPPROTO_IPV6, unix.IPV6_FREEBIND
+		level, freebind, called = unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, "IPV6_FREEBIND"
 		if err := setInt(fd, level, unix.IPV6_V6ONLY, 1); err != nil {
 			return fmt.Errorf("setting IPV6_V6ONLY: %w", err)
 		}
 	}
 	if err := setInt(fd, level, freebind, 1); err != nil {
-		return fmt.Errorf("setting IP_FREEBIND: %w", err)
+		return fmt.Errorf("setting %s: %w", called, err)
 	}
 	if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
 		return fmt.Errorf("setting TCP_NODELAY: %w", err)

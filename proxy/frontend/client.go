@@ -9,6 +9,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/latency"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -139,6 +140,24 @@ func (c *Client) Accepted() { c.Report(trace.Event{Kind: trace.Accepted, Time: c
 
 // Established reports that the client has an endpoint that answers.
 func (c *Client) Established(now time.Time, e *balance.Endpoint) {
+	e.Times().Connect.Observe(latency.Seconds, now, now.Sub(c.Began).Seconds())
+	c.Report(trace.Event{Kind: trace.Established, Time: now, Endpoint: e.Addr, Pod: e.Pod})
+}
+
+// Parted notes that the connection with an endpoint is over; broken, that this was the endpoint's fault.
+func (c *Client) Parted(now time.Time, e *balance.Endpoint, broken bool) {
+	e.Ended(broken, now)
+	if !broken || !c.Front.View().Port.QuarantineSuspicious {
+		return
+	}
+	q := c.Front.Quarantine()
+	q.Probed = q.Probed && !c.seen.Client() // see Origin
+	e.Distrust(now, q)
+}
+
+// Adopted reports that a predecessor has brought the client to an endpoint.
+func (c *Client) Adopted(now time.Time, e *balance.Endpoint) {
+	c.Life.Adopted()
 	c.Report(trace.Event{Kind: trace.Established, Time: now, Endpoint: e.Addr, Pod: e.Pod})
 }
 

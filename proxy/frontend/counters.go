@@ -2,11 +2,11 @@ package frontend
 
 import (
 	"sync/atomic"
-	"time"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/latency"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -24,7 +24,7 @@ type Counters struct {
 	Quarantines, Recoveries                atomic.Int64
 	seen                                   [portal.Seens]atomic.Int64 // by endpoints that answered
 	choices                                []atomic.Int64             // in the order of balance.Reasons
-	waits                                  queueWaits
+	queueWaits                             latency.Histogram          // latency.Queued, of clients who are not in line any more
 }
 
 // choicePlaces are the places of the reasons in balance.Reasons, as events have them.
@@ -72,9 +72,12 @@ func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
 	if e.Kind == trace.Attempt {
 		f.Counters.choices[choicePlaces[e.Reason]].Add(1)
 	}
+	if e.Kind == trace.Established || e.Kind == trace.Closed {
+		f.writeStory().count(f.Trace, life, e)
+	}
 	switch {
 	case e.Kind == trace.Queued:
-		f.Counters.waits.count(e.Took)
+		f.Counters.queueWaits.Observe(latency.Queued, e.Time, e.Took.Seconds(), 0)
 	case e.Kind == trace.Attempt && e.Err == "":
 		f.Counters.seen[e.Seen].Add(1)
 	case e.Kind == trace.Closed:
@@ -94,7 +97,7 @@ func (t *tally) count(life *trace.Life, e *trace.Event) {
 	case trace.Established:
 		t.established.Add(1)
 	case trace.Closed:
-		if isFailure(life, e.End) {
+		if life.Failed(e.End) {
 			t.failed.Add(1)
 		}
 		if e.ToEndpoint != 0 {
@@ -104,53 +107,6 @@ func (t *tally) count(life *trace.Life, e *trace.Event) {
 			t.toClient.Add(e.ToClient)
 		}
 	}
-}
-
-// QueueBuckets are those of QueueWaits, in seconds.
-var QueueBuckets = [...]float64{0.001, 0.01, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300}
-
-// queueWaits count how long clients were in line.
-type queueWaits struct {
-	buckets [len(QueueBuckets)]atomic.Int64 // each has those of the ones before
-	number  atomic.Int64
-	sum     atomic.Int64 // nanoseconds
-}
-
-func (w *queueWaits) count(waited time.Duration) {
-	for i, most := range QueueBuckets {
-		if waited.Seconds() <= most {
-			w.buckets[i].Add(1)
-		}
-	}
-	w.sum.Add(int64(waited))
-	w.number.Add(1)
-}
-
-// QueueWaits tell how long clients were in line who are not any more.
-type QueueWaits struct {
-	Buckets map[float64]uint64 // how many were for so many seconds at the most
-	Number  uint64
-	Sum     time.Duration
-}
-
-func (w *queueWaits) now() QueueWaits {
-	now := QueueWaits{Buckets: map[float64]uint64{}, Number: uint64(w.number.Load()), Sum: time.Duration(w.sum.Load())}
-	for i, most := range QueueBuckets {
-		now.Buckets[most] = uint64(w.buckets[i].Load())
-	}
-	return now
-}
-
-// isFailure reports whether a connection that ended like that had not come about, or was broken by
-// its endpoint. A UDP session whose endpoint never answered, and never refused, is none: some
-// protocols have no answers.
-func isFailure(life *trace.Life, end trace.End) bool {
-	switch end {
-	case trace.Idle, trace.EndpointLeft, trace.Withdrawn, trace.Drained:
-		return false
-	}
-	_, established := life.Established()
-	return !established || end.Fault() == trace.FaultEndpoint
 }
 
 // Totals are counts for one service port since it is served, or for all since the
@@ -230,8 +186,8 @@ type Stats struct {
 	Seen                  [portal.Seens]int64 // clients with an endpoint that answered, by whom it sees
 	Unlogged              int64               // connections that were refused and that the trace leaves out
 	Ends                  map[trace.End]int64
-	Open, Limit           int64 // connections
-	QueueWaits            QueueWaits
+	Open, Limit           int64       // connections
+	QueueWaits            latency.All // latency.Queued
 
 	Sessions SessionStats
 	// Associations are those of SCTP, which count as connections too.
@@ -259,7 +215,7 @@ func (n *Node) Stats() Stats {
 		Accepted:    c.connections.accepted.Load(),
 		Established: c.connections.established.Load(),
 		Unlogged:    c.Unlogged.Load(),
-		Ends:        c.connections.endsNow(),
+		Ends:        endsNow(c.connections.ends),
 		Open:        b.Connections.Load(),
 		Limit:       b.ConnectionLimit(),
 		Quarantines: c.Quarantines.Load(),
@@ -267,11 +223,11 @@ func (n *Node) Stats() Stats {
 		LateProbes:  c.LateProbes.Load(),
 		Sessions: SessionStats{
 			Open: b.Sessions.Load(), Limit: b.SessionLimit(),
-			Begun: c.sessions.accepted.Load(), Answered: c.sessions.established.Load(), Ends: c.sessions.endsNow(),
+			Begun: c.sessions.accepted.Load(), Answered: c.sessions.established.Load(), Ends: endsNow(c.sessions.ends),
 			ToEndpoint: c.DatagramsToEndpoint.Load(), ToClient: c.DatagramsToClient.Load(),
 		},
 	}
-	s.QueueWaits = c.waits.now()
+	s.QueueWaits.Add(&c.queueWaits)
 	s.Associations.Accepted = c.associations.Load()
 	for i := range s.Attempts {
 		s.Attempts[i] = c.connections.attempts[i].Load() + c.sessions.attempts[i].Load()
@@ -294,11 +250,11 @@ func (n *Node) Stats() Stats {
 	return s
 }
 
-// endsNow returns the counts of the ends that there were.
-func (c *clients) endsNow() map[trace.End]int64 {
+// endsNow returns the counts, which are in the order of trace.Ends, of the ends that there were.
+func endsNow(counts []atomic.Int64) map[trace.End]int64 {
 	now := map[trace.End]int64{}
 	for i, e := range trace.Ends {
-		if n := c.ends[i].Load(); n > 0 {
+		if n := counts[i].Load(); n > 0 {
 			now[e.End] = n
 		}
 	}

@@ -148,6 +148,7 @@ type FrontEnd struct {
 
 	view  atomic.Pointer[View]
 	tally tally
+	story atomic.Pointer[Story]
 }
 
 // New returns a front end for port, without endpoints.

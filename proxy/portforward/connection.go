@@ -17,7 +17,7 @@ const (
 	// connectTime is how long others wait for a connection to a Pod that somebody
 	// has begun to make. Then the next one begins anew.
 	connectTime = 10 * time.Second
-	// idleTime is how long a connection to a Pod stays that has no streams.
+	// idleTime is the default of Dialer.IdleTime.
 	idleTime = time.Minute
 )
 
@@ -144,7 +144,7 @@ func (d *Dialer) leave(c *connection) {
 	c.users--
 	unused := c.users == 0
 	if unused && !c.retired && d.pods[c.pod] == c {
-		c.idle = time.AfterFunc(idleTime, func() { d.retire(c) })
+		c.idle = time.AfterFunc(d.IdleTime, func() { d.retire(c) })
 	}
 	d.mu.Unlock()
 	if unused {

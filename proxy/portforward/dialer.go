@@ -31,6 +31,9 @@ var ErrTCPOnly = errors.New("port-forward carries TCP only")
 // Dialer connects to Pods through an API server. Its methods may be called from any
 // goroutine.
 type Dialer struct {
+	// IdleTime is how long a connection to a Pod stays that has no streams. It is set before anything is dialed.
+	IdleTime time.Duration
+
 	config *rest.Config
 	base   *url.URL // of the API, with its version
 	log    logrus.FieldLogger
@@ -56,7 +59,7 @@ func New(config *rest.Config, log logrus.FieldLogger) (*Dialer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the API server's URL %q: %w", config.Host, err)
 	}
-	return &Dialer{config: config, base: base.JoinPath(version), log: log, pods: map[pod]*connection{}}, nil
+	return &Dialer{IdleTime: idleTime, config: config, base: base.JoinPath(version), log: log, pods: map[pod]*connection{}}, nil
 }
 
 // forCore returns config with what makes the path of the core API.

@@ -1,6 +1,9 @@
 package portforward
 
-import "strings"
+import (
+	"errors"
+	"strings"
+)
 
 // forbidden says that the API server does not allow port-forward in a namespace.
 type forbidden struct{ namespace string }
@@ -11,6 +14,12 @@ func (f forbidden) Error() string {
 
 // Futile tells package proxy not to try the Service's other Pods.
 func (forbidden) Futile() bool { return true }
+
+// IsForbidden reports whether err is for want of rights to port-forward.
+func IsForbidden(err error) bool {
+	var f forbidden
+	return errors.As(err, &f)
+}
 
 // rights is what a user needs in a namespace to port-forward to its Pods, as a
 // command that makes a role of it. WebSocket asks for the verb get, and API servers

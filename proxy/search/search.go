@@ -140,7 +140,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 // Answered says that the endpoint has answered: the search is over.
 func (s *Search) Answered(now time.Time) {
 	s.report(now, nil)
-	s.now.Endpoint.Succeed()
+	s.now.Endpoint.Succeed(now)
 }
 
 // Failed says that the attempt has failed. If it is the endpoint's fault, that goes

@@ -1,6 +1,7 @@
 package socks
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net"
@@ -18,6 +19,9 @@ import (
 // leadsAway reports whether a client asks for a connection to something else than what
 // can only be a Service's name.
 func leadsAway(said []byte) bool {
+	if len(said) > 0 && said[0] >= 'A' {
+		return bytes.Contains(said, []byte("CONNECT")) || bytes.Contains(bytes.ToLower(said), []byte("http://"))
+	}
 	if len(said) < 2 || len(said) < 2+int(said[1])+5 {
 		return false // it does not get that far
 	}
@@ -52,7 +56,7 @@ func FuzzHandshake(f *testing.F) {
 	f.Add([]byte("\x05\x01\x00\x05\x03\x00\x01\x7f\x00\x00\x01\x00\x50"))
 	f.Add([]byte("\x05\x01\x00\x05\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x09"))
 	f.Add([]byte("\x04\x01\x00\x50\x7f\x00\x00\x01\x00"))
-	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
+	f.Add([]byte("GET / HTTP/1.1\r\nHost: web\r\n\r\nPOST / HTTP/1.1\r\nHost: web\r\nContent-Length: 9\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		if leadsAway(said) {
 			t.Skip("it would connect to somewhere")

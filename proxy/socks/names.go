@@ -1,6 +1,7 @@
 package socks
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 
@@ -31,47 +32,41 @@ func serviceOf(host string) (name types.NamespacedName, certain, ok bool) {
 	return types.NamespacedName{Namespace: namespace, Name: service}, svc, true
 }
 
-// route is where a request leads.
-type route int
-
-const (
-	direct  route = iota // not to a Service
-	service              // to a Service's VIP
-	unknown              // a Service's name, but there is none
-	refused              // a Service without this port, or without endpoints
+// Errors of requests that are for Services.
+var (
+	errUnknown = errors.New("there is no such Service")
+	errRefused = errors.New("the Service has no such port, or no endpoints for it")
 )
 
-// routeOf tells where a request for host, a name or an address, leads.
-func routeOf(p *proxy.Proxy, host string, port uint16) (route, netip.AddrPort) {
+// routeOf returns the VIP to which a request for host, a name or an address, leads. It is
+// not valid if the request is for something else than a Service.
+func routeOf(p *proxy.Proxy, host string, port uint16) (vip netip.AddrPort, err error) {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return routeOfVIP(p, netip.AddrPortFrom(addr.Unmap(), port))
 	}
 	name, certain, ok := serviceOf(host)
-	if !ok {
-		if certain {
-			return unknown, netip.AddrPort{}
-		}
-		return direct, netip.AddrPort{}
+	known := false
+	if ok {
+		vip, known = p.ClusterIP(name, port)
 	}
-	vip, known := p.ClusterIP(name, port)
 	switch {
-	case known && vip.IsValid():
+	case vip.IsValid():
 		return routeOfVIP(p, vip)
 	case known:
-		return refused, vip
+		return vip, errRefused
 	case certain:
-		return unknown, vip
+		return vip, errUnknown
 	}
-	return direct, vip
+	return vip, nil
 }
 
-func routeOfVIP(p *proxy.Proxy, vip netip.AddrPort) (route, netip.AddrPort) {
+func routeOfVIP(p *proxy.Proxy, vip netip.AddrPort) (netip.AddrPort, error) {
 	known, usable := p.Serves(vip)
 	switch {
 	case usable:
-		return service, vip
+		return vip, nil
 	case known:
-		return refused, vip
+		return netip.AddrPort{}, errRefused
 	}
-	return direct, vip
+	return netip.AddrPort{}, nil
 }

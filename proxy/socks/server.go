@@ -1,9 +1,10 @@
 package socks
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -32,12 +33,13 @@ const (
 	dialTime = 30 * time.Second
 )
 
-// Server is a SOCKS5 server.
+// Server is a SOCKS5 server and an HTTP proxy.
 type Server struct {
 	proxy    *proxy.Proxy
 	log      logrus.FieldLogger
 	listener *net.TCPListener
-	protocol *socks5.Server
+	socks    *socks5.Server
+	web      *webClients
 	ctx      context.Context // ends with Close
 	cancel   context.CancelFunc
 	clients  sync.WaitGroup
@@ -63,12 +65,14 @@ func Listen(address string, p *proxy.Proxy, log logrus.FieldLogger) (*Server, er
 	}
 	s := &Server{proxy: p, log: log, listener: l.(*net.TCPListener), slots: make(chan struct{}, maxClients), direct: map[forward.Flow]struct{}{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.protocol = socks5.NewServer(
+	s.socks = socks5.NewServer(
 		socks5.WithResolver(unresolved{}),
 		socks5.WithConnectHandle(s.connect),
 		socks5.WithBindHandle(refuse),
 		socks5.WithAssociateHandle(refuse),
 	)
+	s.web = &webClients{Listener: l, clients: make(chan net.Conn), ctx: s.ctx}
+	s.clients.Go(func() { _ = s.webServer().Serve(s.web) }) // its error is that it was closed
 	return s, nil
 }
 
@@ -87,7 +91,7 @@ func (s *Server) Serve(ctx context.Context) {
 		}
 		if err != nil {
 			<-s.slots
-			s.log.WithError(err).Warn("SOCKS clients cannot be accepted; trying again")
+			s.log.WithError(err).Warn("Clients of the proxy for SOCKS and HTTP cannot be accepted; trying again")
 			time.Sleep(acceptPause)
 			continue
 		}
@@ -115,26 +119,41 @@ func (s *Server) Close() {
 func (s *Server) serve(conn *net.TCPConn) {
 	_ = conn.SetDeadline(time.Now().Add(requestTime)) // fails only if it is gone
 	hurry := context.AfterFunc(s.ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	if err := s.protocol.ServeConn(&handshake{conn, hurry}); err != nil {
-		s.log.WithField("client", conn.RemoteAddr().String()).WithError(err).Debug("SOCKS request")
+	defer hurry()
+	var first [1]byte // SOCKS has its version there, HTTP a method
+	if _, err := conn.Read(first[:]); err != nil {
+		conn.Close()
+		return
+	}
+	c := &client{TCPConn: conn, reader: io.MultiReader(bytes.NewReader(first[:]), conn), hurry: hurry, closed: make(chan struct{})}
+	if first[0] >= 'A' {
+		s.web.serve(c)
+	} else if err := s.socks.ServeConn(c); err != nil {
+		s.tell(conn.RemoteAddr().String(), err)
 	}
 }
 
-// handshake is a client's connection until it has said what it wants.
-type handshake struct {
-	*net.TCPConn
-	over func() bool // ends the hurry that Close makes
+// tell logs why a request has failed.
+func (s *Server) tell(client string, err error) {
+	s.log.WithField("client", client).WithError(err).Debug("Request to the proxy for SOCKS and HTTP")
 }
 
-// client is a client's connection from then on.
+// client is a client's connection.
 type client struct {
 	*net.TCPConn
-	reader  io.Reader // of TCPConn: it may have more of that than the request
+	reader  io.Reader   // of TCPConn, and of what was read of it already
+	hurry   func() bool // ends the hurry that Close makes
 	closing sync.Once
 	closed  chan struct{}
 }
 
 func (c *client) Read(p []byte) (int, error) { return c.reader.Read(p) }
+
+// unread takes back what was read ahead of what the client wants.
+func (c *client) unread(ahead *bufio.Reader) {
+	early, _ := ahead.Peek(ahead.Buffered()) // so much is there
+	c.reader = io.MultiReader(bytes.NewReader(early), c.TCPConn)
+}
 
 func (c *client) Close() error {
 	err := c.TCPConn.Close()
@@ -142,52 +161,58 @@ func (c *client) Close() error {
 	return err
 }
 
-// connect answers CONNECT. It returns when the connection has ended.
+// connect answers CONNECT of SOCKS. It returns when the connection has ended.
 func (s *Server) connect(_ context.Context, writer io.Writer, request *socks5.Request) error {
-	h := writer.(*handshake)
-	h.over()
-	c := &client{TCPConn: h.TCPConn, reader: request.Reader, closed: make(chan struct{})}
-	host, port := request.DestAddr.FQDN, uint16(request.DestAddr.Port)
+	c := writer.(*client)
+	c.unread(request.Reader.(*bufio.Reader))
+	host := request.DestAddr.FQDN
 	if host == "" {
 		host = request.DestAddr.IP.String()
 	}
-	where, vip := routeOf(s.proxy, host, port)
-	switch where {
-	case service:
-		return s.connectService(c, vip)
-	case unknown:
-		return errors.Join(fmt.Errorf("there is no Service %s", host), socks5.SendReply(c, statute.RepHostUnreachable, nil))
-	case refused:
-		return errors.Join(fmt.Errorf("%s has no endpoints for port %d", host, port), socks5.SendReply(c, statute.RepConnectionRefused, nil))
-	}
-	return s.connectDirectly(c, net.JoinHostPort(host, strconv.Itoa(int(port))))
+	return s.tunnel(c, host, uint16(request.DestAddr.Port), func(local net.Addr, err error) error {
+		return socks5.SendReply(c, replyTo(err), local)
+	})
 }
 
-// connectService says yes before an endpoint was found, as a portal does.
-func (s *Server) connectService(c *client, vip netip.AddrPort) error {
-	if err := begin(c, c.LocalAddr()); err != nil {
+// tunnel connects a client to where it wants to. answer tells it how that went; from then on
+// bytes are the connection's. It returns when that has ended.
+func (s *Server) tunnel(c *client, host string, port uint16, answer func(local net.Addr, err error) error) error {
+	c.hurry()
+	_ = c.SetDeadline(time.Time{}) // fails only if it is gone
+	vip, err := routeOf(s.proxy, host, port)
+	if vip.IsValid() { // it says yes before an endpoint was found, as a portal does
+		if err := answer(c.LocalAddr(), nil); err != nil {
+			return err
+		}
+		s.proxy.Serve(c, c.RemoteAddr().(*net.TCPAddr).AddrPort(), vip)
+		<-c.closed
+		return nil
+	}
+	var to net.Conn
+	if err == nil {
+		to, err = s.dialDirectly(s.ctx, host, port)
+	}
+	if err != nil {
+		return errors.Join(err, answer(nil, err))
+	}
+	if err := answer(to.LocalAddr(), nil); err != nil {
+		to.Close()
 		return err
 	}
-	s.proxy.Serve(c, c.RemoteAddr().(*net.TCPAddr).AddrPort(), vip)
-	<-c.closed
+	s.forward(c, to.(*net.TCPConn))
 	return nil
 }
 
-// connectDirectly connects to what is no Service.
-func (s *Server) connectDirectly(c *client, address string) error {
-	ctx, cancel := context.WithTimeout(s.ctx, dialTime)
-	defer cancel()
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", address)
-	if err != nil {
-		return errors.Join(err, socks5.SendReply(c, replyTo(err), nil))
-	}
-	if err := begin(c, conn.LocalAddr()); err != nil {
-		conn.Close()
-		return err
-	}
+// dialDirectly connects to what is no Service.
+func (s *Server) dialDirectly(ctx context.Context, host string, port uint16) (net.Conn, error) {
+	d := net.Dialer{Timeout: dialTime}
+	return d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
+}
+
+// forward returns when the connection to what is no Service has ended.
+func (s *Server) forward(c *client, to *net.TCPConn) {
 	done := make(chan struct{})
-	flow := forward.Copy(c, conn.(*net.TCPConn), forward.Limits{HalfClosed: s.proxy.HalfClosed}, func(forward.Result) { close(done) })
+	flow := forward.Copy(c, to, forward.Limits{HalfClosed: s.proxy.HalfClosed}, forward.Done(func(forward.Result) { close(done) }))
 	s.mu.Lock()
 	s.direct[flow] = struct{}{}
 	s.mu.Unlock()
@@ -198,21 +223,14 @@ func (s *Server) connectDirectly(c *client, address string) error {
 	s.mu.Lock()
 	delete(s.direct, flow)
 	s.mu.Unlock()
-	return nil
 }
 
-// begin says yes to the client. From then on, bytes are the connection's.
-func begin(c *client, local net.Addr) error {
-	if err := socks5.SendReply(c, statute.RepSuccess, local); err != nil {
-		return err
-	}
-	return c.SetDeadline(time.Time{})
-}
-
-// replyTo returns the reply that tells of an error of connecting.
+// replyTo returns the reply that tells of an error of connecting, or of none.
 func replyTo(err error) uint8 {
 	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
+	case err == nil:
+		return statute.RepSuccess
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, errRefused):
 		return statute.RepConnectionRefused
 	case errors.Is(err, syscall.ENETUNREACH):
 		return statute.RepNetworkUnreachable

@@ -1,12 +1,16 @@
 package socks
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -58,7 +62,7 @@ var _ = DescribeTable("a host name", func(host string, want string) {
 	Entry(nil, ".", "no Service"),
 )
 
-var _ = Describe("the SOCKS server", func() {
+var _ = Describe("the proxy for SOCKS and HTTP", func() {
 	var (
 		p      *proxy.Proxy
 		events *trace.Reader
@@ -214,6 +218,127 @@ var _ = Describe("the SOCKS server", func() {
 		Expect(string(answer)).To(HaveSuffix("web: who?"))
 	})
 
+	Describe("asked by HTTP", func() {
+		var web *http.Client
+		// webServer answers with its name, and with what the request looks like to it.
+		webServer := func(name string) netip.AddrPort {
+			GinkgoHelper()
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				fmt.Fprintf(w, "%s: %s %s %s %q %q", name, r.Method, r.Host, r.RequestURI, r.Header["X-Forwarded-For"], body)
+			}))
+			DeferCleanup(server.Close)
+			return server.Listener.Addr().(*net.TCPAddr).AddrPort()
+		}
+		get := func(url string) (int, string) {
+			GinkgoHelper()
+			response, err := web.Get(url)
+			Expect(err).NotTo(HaveOccurred())
+			defer response.Body.Close()
+			body, err := io.ReadAll(response.Body)
+			Expect(err).NotTo(HaveOccurred())
+			return response.StatusCode, string(body)
+		}
+		BeforeEach(func() {
+			transport := &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: at})}
+			web = &http.Client{Transport: transport, Timeout: 10 * time.Second}
+			DeferCleanup(transport.CloseIdleConnections)
+			dialer = connectDialer(at)
+		})
+
+		It("tunnels to a Service by each of its names, and by its cluster IP, and to everything else", func() {
+			p.Apply([]config.Service{service("default", "web", "10.96.0.10", backend("web")), service("shop", "web", "fd00:96::11", backend("shop"))})
+			for _, host := range []string{"web", "web.default.svc", "web.default.svc.cluster.local", "10.96.0.10"} {
+				Expect(ask(host+":80")).To(Equal("web: who?"), host)
+			}
+			Expect(ask("[fd00:96::11]:80")).To(Equal("shop: who?"))
+			other := backend("other")
+			Expect(ask(other.String())).To(Equal("other: who?"))
+		})
+
+		It("makes a connection for each plain request, and leaves the request as it was", func() {
+			p.Apply([]config.Service{service("default", "web", "10.96.0.10", closed(), webServer("a"), webServer("b"))})
+			seen := map[string]int{}
+			for range 4 {
+				status, answer := get("http://web/x?y;z=1")
+				Expect(status).To(Equal(200))
+				seen[answer]++
+			}
+			Expect(seen).To(Equal(map[string]int{`a: GET web /x?y;z=1 [] ""`: 2, `b: GET web /x?y;z=1 [] ""`: 2}))
+			request, err := http.NewRequest(http.MethodPost, "http://10.96.0.10:80/", strings.NewReader("all of it"))
+			Expect(err).NotTo(HaveOccurred())
+			request.Header.Set("X-Forwarded-For", "192.0.2.1")
+			response, err := web.Do(request)
+			Expect(err).NotTo(HaveOccurred())
+			defer response.Body.Close()
+			Expect(io.ReadAll(response.Body)).To(ContainSubstring(`: POST 10.96.0.10:80 / ["192.0.2.1"] "all of it"`))
+			status, answer := get("http://" + webServer("other").String() + "/")
+			Expect([]any{status, answer}).To(ConsistOf(200, HavePrefix("other: GET ")))
+		})
+
+		It("lets an answer take longer than a client may take to ask", func() {
+			slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.WriteString(w, "first, ")
+				w.(http.Flusher).Flush()
+				time.Sleep(requestTime + 500*time.Millisecond)
+				_, _ = io.WriteString(w, "and last")
+			}))
+			DeferCleanup(slow.Close)
+			web.Timeout = 3 * requestTime
+			status, answer := get(slow.URL)
+			Expect(status).To(Equal(200))
+			Expect(answer).To(Equal("first, and last"))
+		})
+
+		It("tells the trace who the client is, and how it ended", func() {
+			p.Apply([]config.Service{service("default", "web", "10.96.0.10", webServer("a"))})
+			client, err := net.Dial("tcp", at)
+			Expect(err).NotTo(HaveOccurred())
+			defer client.Close()
+			fmt.Fprint(client, "GET http://web/ HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n")
+			Expect(io.ReadAll(client)).To(ContainSubstring("a: GET web /"))
+			Eventually(func() []trace.Event { return p.Trace.Ended(10, func(*trace.Event) bool { return true }) }).Should(ConsistOf(
+				HaveField("Subject.Client", client.LocalAddr().(*net.TCPAddr).AddrPort())))
+			Expect(p.Trace.Ended(1, func(*trace.Event) bool { return true })[0].End.Fault()).To(Equal(trace.FaultNone))
+		})
+
+		It("says how it is with what cannot be reached", func() {
+			broken := lab.Backend(func(c net.Conn) { _ = c.(*net.TCPConn).SetLinger(0) })
+			p.Apply([]config.Service{service("default", "empty", "10.96.0.12"), service("default", "broken", "10.96.0.13", broken)})
+			for host, want := range map[string]string{
+				"empty":               "503 usher: HOST: the Service has no such port, or no endpoints for it",
+				"empty:81":            "503 usher: HOST: the Service has no such port, or no endpoints for it",
+				"nobody.default.svc":  "502 usher: HOST: there is no such Service",
+				closed().String():     "502 usher: HOST: connection refused",
+				"broken":              "502 usher: HOST: connection reset by peer; of a Service: every attempt failed, or its endpoint broke off",
+				"nobody.invalid:8080": "502 usher: HOST: ",
+			} {
+				status, answer := get("http://" + host + "/")
+				Expect(fmt.Sprint(status, " ", answer)).To(HavePrefix(strings.ReplaceAll(want, "HOST", host)))
+			}
+			_, err := ask("nobody.default.svc:443")
+			Expect(err).To(MatchError("502 Bad Gateway: usher: nobody.default.svc:443: there is no such Service\n"))
+			_, err = ask("empty:80")
+			Expect(err).To(MatchError(HavePrefix("503 Service Unavailable: ")))
+		})
+
+		DescribeTable("refuses what is no proxy's", func(request, want string) {
+			c, err := net.Dial("tcp", at)
+			Expect(err).NotTo(HaveOccurred())
+			defer c.Close()
+			Expect(c.SetDeadline(time.Now().Add(5 * time.Second))).To(Succeed())
+			fmt.Fprintf(c, "%s HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n", request)
+			answer, err := io.ReadAll(c)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(string(answer)).To(And(HavePrefix("HTTP/1.1 400 "), ContainSubstring(want)))
+		},
+			Entry("a path, as a page of a browser would ask for", "GET /", "This is a proxy"),
+			Entry("another scheme", "GET ftp://web/", "This is a proxy"),
+			Entry("a tunnel without a port", "CONNECT web", "missing port"),
+			Entry("a tunnel to a port that is none", "CONNECT web:99999", "the port is not in 0-65535"),
+		)
+	})
+
 	DescribeTable("does not serve other commands", func(command byte) {
 		c, err := net.Dial("tcp", at)
 		Expect(err).NotTo(HaveOccurred())
@@ -234,3 +359,25 @@ var _ = Describe("the SOCKS server", func() {
 type tcpDialer struct{}
 
 func (tcpDialer) Dial(network, address string) (net.Conn, error) { return net.Dial(network, address) }
+
+// connectDialer asks a proxy at an address by CONNECT of HTTP.
+type connectDialer string
+
+func (at connectDialer) Dial(network, address string) (net.Conn, error) {
+	c, err := net.Dial(network, string(at))
+	if err != nil {
+		return nil, err
+	}
+	fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", address, address)
+	response, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: http.MethodConnect})
+	switch {
+	case err != nil:
+	case response.StatusCode != http.StatusOK:
+		why, _ := io.ReadAll(response.Body)
+		err = fmt.Errorf("%s: %s", response.Status, why)
+	default:
+		return c, nil
+	}
+	c.Close()
+	return nil, err
+}

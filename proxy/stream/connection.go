@@ -136,7 +136,7 @@ type dialer func(_ context.Context, from netip.AddrPort, to *config.Endpoint) (f
 
 // A forwarder begins to forward between the client and the endpoint that it is connected
 // to. It returns at once, and calls back from a goroutine of its own.
-type forwarder func(*forward.Limits, func(forward.Result)) forward.Flow
+type forwarder func(*forward.Limits, forward.Owner) forward.Flow
 
 // serve takes the connection from accepted to established, by the goroutine that calls
 // it, and hands it to the forwarder; or resets it. introduce is called if a header is due,
@@ -160,15 +160,24 @@ func (c *connection) serve(a *acceptor, introduce func() (trace.End, error), dia
 
 // forward hands the connection to the forwarder.
 func (c *connection) forward(begin forwarder) {
-	begun := make(chan struct{})
-	flow := begin(c.limits(), func(r forward.Result) {
-		<-begun
-		c.server.register.moves(c, nil)
-		c.Ended(r)
-	})
+	owner := registered{c, make(chan struct{})}
+	flow := begin(c.limits(), owner)
 	c.server.register.moves(c, flow)
 	c.flowing(flow)
-	close(begun)
+	close(owner.begun)
+}
+
+// registered is a connection as the owner of what the register has of it.
+type registered struct {
+	*connection
+	begun chan struct{} // closed when the register has it
+}
+
+// Ended implements forward.Owner.
+func (r registered) Ended(result forward.Result) {
+	<-r.begun
+	r.server.register.moves(r.connection, nil)
+	r.connection.Ended(result)
 }
 
 // find makes attempts until one succeeds.
@@ -276,7 +285,10 @@ var ends = [...]trace.End{
 	forward.Retired:           trace.EndpointDrained,
 }
 
-// Ended is called when what moved the connection's bytes is done with it.
+// Answered implements forward.Owner, as Life does with Asked.
+func (c *connection) Answered(now time.Time) { c.Client.Answered(now, c.endpoint) }
+
+// Ended implements forward.Owner.
 func (c *connection) Ended(r forward.Result) {
 	end := ends[r.End]
 	if r.End == forward.EndpointClosed && r.ToEndpoint > 0 && r.ToClient == 0 {
@@ -284,12 +296,13 @@ func (c *connection) Ended(r forward.Result) {
 	}
 	c.endpoint.Release()
 	c.endpoint.Moved(r.ToEndpoint, r.ToClient)
-	c.endpoint.Ended(end.Fault() == trace.FaultEndpoint)
+	now := time.Now()
+	c.Parted(now, c.endpoint, end.Fault() == trace.FaultEndpoint)
 	e := trace.Event{End: end, ToEndpoint: r.ToEndpoint, ToClient: r.ToClient, Endpoint: c.endpoint.Addr, Pod: c.endpoint.Pod}
 	if r.Err != nil {
 		e.Err = r.Err.Error()
 	}
-	c.Closed(time.Now(), e)
+	c.Closed(now, e)
 	c.server.register.remove(c)
 }
 

@@ -141,11 +141,8 @@ func (k *keptClient) offerTo(endpoint forward.Conn, header []byte) (forwarder, e
 
 // forwardTo returns what forwards to endpoint, to which so many bytes were sent already.
 func (k *keptClient) forwardTo(endpoint forward.Conn, sent int64) forwarder {
-	return func(limits *forward.Limits, done func(forward.Result)) forward.Flow {
-		return begunFlow{sent, forward.Copy(k, endpoint, *limits, func(r forward.Result) {
-			r.ToEndpoint += sent
-			done(r)
-		})}
+	return func(limits *forward.Limits, owner forward.Owner) forward.Flow {
+		return begunFlow{sent, forward.Copy(k, endpoint, *limits, begunOwner{sent, owner})}
 	}
 }
 
@@ -209,6 +206,25 @@ func (k *keptClient) SyscallConn() (syscall.RawConn, error) {
 		return c.SyscallConn()
 	}
 	return nil, errors.ErrUnsupported
+}
+
+// begunOwner is told of what was sent before, too.
+type begunOwner struct {
+	sent int64
+	forward.Owner
+}
+
+// Asked implements forward.Owner.
+func (o begunOwner) Asked(now time.Time) {
+	if o.sent == 0 {
+		o.Owner.Asked(now)
+	}
+}
+
+// Ended implements forward.Owner.
+func (o begunOwner) Ended(r forward.Result) {
+	r.ToEndpoint += o.sent
+	o.Owner.Ended(r)
 }
 
 // begunFlow counts what was sent before.

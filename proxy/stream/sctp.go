@@ -63,8 +63,8 @@ func (c sctpClient) dialer(mark uint32) dialer {
 		if err != nil {
 			return nil, err
 		}
-		return func(limits *forward.Limits, done func(forward.Result)) forward.Flow {
-			return forward.CopyMessages(c.Conn, endpoint, *limits, done)
+		return func(limits *forward.Limits, owner forward.Owner) forward.Flow {
+			return forward.CopyMessages(c.Conn, endpoint, *limits, owner)
 		}, nil
 	}
 }

@@ -89,3 +89,11 @@ var Ends = []EndMeaning{
 	{Withdrawn, "UDP: the Service, or the VIP that the client used, was taken away", FaultPolicy},
 	{Internal, "a fault of usher's; the error tells", FaultUsher},
 }
+
+// EndCodes returns the codes of all Ends.
+func EndCodes() (codes []string) {
+	for _, e := range Ends {
+		codes = append(codes, string(e.End))
+	}
+	return codes
+}

@@ -138,6 +138,7 @@ type Event struct {
 
 	// Closed.
 	End                  End
+	Outcome              Outcome
 	ToEndpoint, ToClient int64  // bytes
 	Life                 *Life  // what is known of the connection
 	Ended                uint64 // how many connections had ended by then, this one included; of what a Reader reads

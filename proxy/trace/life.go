@@ -29,6 +29,8 @@ type Life struct {
 	first answered
 	tried atomic.Pointer[[]Tried] // replaced, never changed
 
+	firstByte atomic.Int64 // see FirstByte; nanoseconds. Until then, less than 0: the time that does not count
+
 	// Guarded by its part's lock.
 	moving        Mover   // nil before it is established, and after the end
 	before, after *Life   // where it stands among those that have not ended
@@ -78,6 +80,7 @@ type ending struct {
 	took                 time.Duration
 	toEndpoint, toClient int64
 	to                   uint8 // the attempt at whose endpoint it was, from 1 on; 0 if at none
+	outcome              Outcome
 }
 
 // Mover tells how many bytes were moved so far.
@@ -92,6 +95,36 @@ func (l *Life) Subject() Subject {
 		s.Port, s.Protocol = l.Service.Port, l.Service.Protocol
 	}
 	return s
+}
+
+// Asked says that the client, which had an endpoint already and had sent nothing so far, sent its first
+// byte at now. Who forwards calls it, once, and not at the same time as Answered.
+func (l *Life) Asked(now time.Time) {
+	if t, ok := l.Established(); ok && l.firstByte.Load() == 0 {
+		l.firstByte.Store(int64(min(0, t.Began+t.Took-now.Sub(l.Began))))
+	}
+}
+
+// Answered says that the endpoint's first byte for the client came at now. Who forwards calls it, once.
+func (l *Life) Answered(now time.Time) {
+	l.firstByte.Store(int64(max(adopted+1, now.Sub(l.Began)+time.Duration(l.firstByte.Load()))))
+}
+
+// Adopted says that a predecessor of this process has brought client and endpoint together: how long
+// the client waited is not known.
+func (l *Life) Adopted() { l.firstByte.Store(adopted) }
+
+// adopted stands for a time to the first byte that is not known.
+const adopted = 1
+
+// FirstByte returns how long the client waited for the endpoint's first byte, since it was accepted, but
+// for the time in which it was connected and had not sent anything itself; 0 if none has come, or that
+// is not known.
+func (l *Life) FirstByte() time.Duration {
+	if first := l.firstByte.Load(); first > adopted {
+		return time.Duration(first)
+	}
+	return 0
 }
 
 // Tried returns the attempts, the first one first. They are not to be changed.

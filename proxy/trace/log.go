@@ -7,6 +7,9 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"github.com/usherproxy/usher/config"
 )
 
 // keptChanges is how many changes a Log keeps besides the steps of connections.
@@ -18,6 +21,9 @@ type Log struct {
 	seq   atomic.Uint64                 // of the newest event; taken while the lock of where that goes is held
 	more  atomic.Pointer[chan struct{}] // closed when an event is added; nil if nobody waits
 	parts []part                        // a power of two
+	began time.Time
+	slow  time.Duration // see Keep
+	kept  kept
 
 	// reading is held by whoever reads, before the locks of all parts and that of changes:
 	// however many read, those who write wait for one of them at the most.
@@ -44,11 +50,20 @@ func NewLog(steps int) *Log {
 	if steps >= worthParts {
 		parts = mostParts
 	}
-	l := &Log{parts: make([]part, parts), changes: newRing[*Event](keptChanges)}
+	l := &Log{parts: make([]part, parts), changes: newRing[*Event](keptChanges), began: time.Now()}
 	for i := range l.parts {
 		l.parts[i].steps = newRing[record]((max(steps, 1) + parts - 1) / parts)
 	}
 	return l
+}
+
+// Keep makes l keep the ends of so many connections besides, of those that failed, were retried
+// or slow: the client had to wait for longer than slow for the endpoint's first byte (see
+// Life.Waited); 0 is never. It is called before the first event. Each that is kept takes about 400
+// bytes, and 120 for each of several attempts.
+func (l *Log) Keep(connections int, slow time.Duration) {
+	l.kept = kept{max: connections, shares: map[share]*shared{}}
+	l.slow = slow
 }
 
 // part returns the part to which the connection with that number belongs. Numbers that
@@ -61,7 +76,7 @@ func (l *Log) part(id uint64) *part {
 // Begin makes life, of a connection that was accepted, count as open until its step Closed.
 func (l *Log) Begin(life *Life) { l.part(life.ID).add(life) }
 
-// Step appends a step of a connection. The endpoint of an Established one is that of the last
+// Step appends a step of a connection, and fills in Outcome of a Closed one. The endpoint of an Established one is that of the last
 // attempt; that of a Closed one had an attempt, if it has any.
 func (l *Log) Step(life *Life, e *Event) {
 	r := record{life: life, time: e.Time.UnixNano(), kind: e.Kind, attempt: uint16(e.Attempt)}
@@ -73,7 +88,8 @@ func (l *Log) Step(life *Life, e *Event) {
 	case Waiting, Queued:
 		r.took = e.Took
 	case Closed:
-		how = &ending{end: e.End, err: e.Err, took: e.Took, toEndpoint: e.ToEndpoint, toClient: e.ToClient, to: life.attemptAt(e.Endpoint)}
+		e.Outcome = l.Outcome(life, e.Took, e.End)
+		how = &ending{end: e.End, err: e.Err, took: e.Took, toEndpoint: e.ToEndpoint, toClient: e.ToClient, to: life.attemptAt(e.Endpoint), outcome: e.Outcome}
 	}
 	p := l.part(life.ID)
 	p.mu.Lock()
@@ -85,6 +101,9 @@ func (l *Log) Step(life *Life, e *Event) {
 	r.seq, r.ended = l.seq.Add(1), uint32(p.ended)
 	p.steps.add(r)
 	p.mu.Unlock()
+	if how != nil && how.outcome != 0 {
+		l.kept.add(r, how)
+	}
 	l.tell()
 }
 
@@ -175,6 +194,9 @@ func (l *Log) Open(match func(*Life) bool) (list []*Life) {
 // else the event of its end, if that is kept.
 func (l *Log) Find(conn uint64) (open *Life, ended *Event) {
 	open, closed := l.part(conn).find(conn)
+	if open == nil && closed.life == nil {
+		closed = l.kept.find(conn)
+	}
 	if closed.life == nil {
 		return open, nil
 	}
@@ -196,6 +218,35 @@ func (l *Log) Ended(max int, match func(*Event) bool) (list []Event) {
 	return list
 }
 
+// Reaches tells how far back l knows of connections that have ended, of the service ports that match is
+// true of.
+func (l *Log) Reaches(match func(config.PortID) bool) Reaches {
+	all := l.began
+	for i := range l.parts {
+		p := &l.parts[i]
+		p.mu.Lock()
+		if oldest := p.steps.oldest(); oldest > 1 {
+			all = later(all, p.steps.at(oldest).time)
+		}
+		p.mu.Unlock()
+	}
+	r := Reaches{All: all, Amiss: all}
+	if l.kept.max > 0 {
+		if amiss := later(l.began, l.kept.reaches(match)); amiss.Before(all) {
+			r.Amiss = amiss
+		}
+	}
+	return r
+}
+
+// later returns the later one of t and a Unix time in nanoseconds.
+func later(t time.Time, nanoseconds int64) time.Time {
+	if other := time.Unix(0, nanoseconds); other.After(t) {
+		return other
+	}
+	return t
+}
+
 // closed returns the steps with which connections ended, the newest first.
 func (l *Log) closed() (list []record) {
 	for i := range l.parts {
@@ -208,6 +259,10 @@ func (l *Log) closed() (list []record) {
 		}
 		p.mu.Unlock()
 	}
+	l.kept.each(func(r record) bool {
+		list = append(list, r)
+		return true
+	})
 	slices.SortFunc(list, func(a, b record) int { return cmp.Compare(b.seq, a.seq) })
-	return list
+	return slices.CompactFunc(list, func(a, b record) bool { return a.seq == b.seq })
 }

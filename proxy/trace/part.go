@@ -104,7 +104,7 @@ func (r *record) event() Event {
 	case Closed:
 		how := r.life.ending
 		e.Life, e.End, e.Err, e.Took = r.life, how.end, how.err, how.took
-		e.ToEndpoint, e.ToClient = how.toEndpoint, how.toClient
+		e.Outcome, e.ToEndpoint, e.ToClient = how.outcome, how.toEndpoint, how.toClient
 		if how.to > 0 {
 			t := r.life.attempt(int(how.to))
 			e.Endpoint, e.Pod = t.Endpoint, t.Pod

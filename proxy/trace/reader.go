@@ -13,6 +13,10 @@ type Reader struct {
 	owed   uint64     // events that were gone before it began
 	ended  uint64     // how many connections had ended before where it is
 	taken  []taken    // what it reads is told in full when nobody has to wait for that
+	looked int        // at how many events, the last time
+	// only says of which ends alone it is to tell; nil: of everything. Others do not count
+	// as ended.
+	only func(Outcome) bool
 }
 
 // position is how far a Reader is in a part.
@@ -79,12 +83,13 @@ func (l *Log) ReaderBehind(seq uint64) *Reader {
 }
 
 // Next puts events into buf, oldest first, and waits until there is at least
-// one. It returns how many there are and how many were missed just before them
-// because the reader was too slow. The error is ctx's, when that has ended.
+// one, also if that is none of those that it is to tell of. It returns how many there are and
+// how many were missed just before them because the reader was too slow. The error is
+// ctx's, when that has ended.
 func (r *Reader) Next(ctx context.Context, buf []Event) (n int, missed uint64, err error) {
 	for {
 		n, missed, more := r.read(buf, true)
-		if n > 0 || missed > 0 {
+		if n > 0 || missed > 0 || r.looked > 0 {
 			return n, missed, nil
 		}
 		select {
@@ -121,6 +126,9 @@ func (r *Reader) read(buf []Event, wait bool) (n int, missed uint64, more <-chan
 	return n, missed, more
 }
 
+// mostLooked bounds at how many events a Reader looks while others wait.
+const mostLooked = 1024
+
 // take takes up to max events, in the order of their numbers. For more see read.
 func (r *Reader) take(max int, wait bool) (missed uint64, more <-chan struct{}) {
 	l := r.log
@@ -137,9 +145,9 @@ func (r *Reader) take(max int, wait bool) (missed uint64, more <-chan struct{}) 
 		skip(&r.steps[i].next, l.parts[i].steps.oldest())
 	}
 	skip(&r.change, l.changes.oldest())
-	for len(r.taken) < max && r.takeNext() {
+	for r.looked = 0; len(r.taken) < max && r.looked < mostLooked && r.takeNext(); r.looked++ {
 	}
-	if len(r.taken) > 0 || missed > 0 || !wait {
+	if r.looked > 0 || missed > 0 || !wait {
 		return missed, nil
 	}
 	waiting := l.more.Load()
@@ -164,8 +172,10 @@ func (r *Reader) takeNext() bool {
 	}
 	if r.change <= l.changes.added {
 		if change := *l.changes.at(r.change); change.Seq < first {
-			r.taken = append(r.taken, taken{change: change})
 			r.change++
+			if r.only == nil {
+				r.taken = append(r.taken, taken{change: change})
+			}
 			return true
 		}
 	}
@@ -176,6 +186,11 @@ func (r *Reader) takeNext() bool {
 	step := *l.parts[at].steps.at(place.next)
 	r.ended += uint64(step.ended - place.ended) // those that were missed, too
 	place.next, place.ended = place.next+1, step.ended
-	r.taken = append(r.taken, taken{step: step, ended: r.ended})
+	switch {
+	case r.only == nil || step.kind == Closed && r.only(step.life.ending.outcome):
+		r.taken = append(r.taken, taken{step: step, ended: r.ended})
+	case step.kind == Closed:
+		r.ended--
+	}
 	return true
 }

@@ -33,7 +33,7 @@ func (u *Uplink) connect(request *tcp.ForwarderRequest) {
 		return
 	}
 	ended := make(chan struct{})
-	forward.Copy(client{gonet.NewTCPConn(&queue, endpoint), endpoint}, server, forward.Limits{}, func(forward.Result) { close(ended) })
+	forward.Copy(client{gonet.NewTCPConn(&queue, endpoint), endpoint}, server, forward.Limits{}, forward.Done(func(forward.Result) { close(ended) }))
 	<-ended
 }
 

@@ -19,17 +19,21 @@ func main() {
 		fmt.Fprintln(os.Stderr, become(dir, os.Args[1:]))
 		os.Exit(1)
 	}
-	packages := suite{name: "packages", dir: ".", race: true, timeout: "20m", patterns: []string{"./..."}, except: []string{"/test", "/test/scale"}}
+	packages := suite{name: "packages", dir: ".", race: true, timeout: "20m", patterns: []string{"./..."}, except: []string{"/test", "/test/monitoring", "/test/scale"}}
 	program := suite{name: "test", dir: ".", race: true, timeout: "70m", patterns: []string{"./test"}}
 	cluster := suite{name: "test/cluster", dir: "test/cluster", timeout: "50m", patterns: []string{"./..."}}
 	dashboard := suite{name: "test/dashboard", dir: "test/dashboard", timeout: "20m", patterns: []string{"./..."}}
 	deploy := suite{name: "test/deploy", dir: "test/deploy", timeout: "20m", patterns: []string{"./..."}}
+	monitoring := suite{name: "test/monitoring", dir: ".", timeout: "20m", patterns: []string{"./test/monitoring"}}
+	otel := suite{name: "test/otel", dir: "test/otel", timeout: "20m", patterns: []string{"./..."}}
+	release := suite{name: "release", dir: "release", timeout: "30m", patterns: []string{"./..."}}
 	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}}
-	cross := suite{name: "cross", commands: []string{"env GOOS=darwin go vet ./...", "env GOOS=windows go vet ./..."}}
+	arm64 := suite{name: "arm64", commands: []string{"nice test/arm64.sh"}}
+	cross := suite{name: "cross", commands: []string{"nice make cross"}}
 	fuzz := suite{name: "fuzz", commands: []string{"test/fuzz.sh 3s -parallel=1"}} // program goes on beside it, and takes longer
 	if !run(os.Stdout,
 		stage{{packages}},
-		stage{{program}, {cluster, dashboard, deploy, cross, fuzz}},
+		stage{{program}, {cluster, dashboard, deploy, monitoring, otel, release, cross, arm64, fuzz}},
 		stage{{scale}},
 	) {
 		os.Exit(1)

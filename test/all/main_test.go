@@ -21,9 +21,11 @@ func TestEverySuiteRunsWhateverFailsAndIsInTheTable(t *testing.T) {
 	of := func(name string) suite {
 		return suite{name: name, dir: "testdata", timeout: "1m", patterns: []string{"./" + name}}
 	}
+	races := of("races")
+	races.race = true
 	out := gbytes.NewBuffer()
 	g.Expect(run(out,
-		stage{{of("broken")}, {of("dies")}},
+		stage{{of("broken")}, {of("dies"), races}},
 		stage{{of("missing"), of("specs"), {name: "cross", commands: []string{"env GOOS=no-such-system go vet ./..."}}}},
 	)).To(BeFalse())
 	text := string(out.Contents())
@@ -33,19 +35,28 @@ func TestEverySuiteRunsWhateverFailsAndIsInTheTable(t *testing.T) {
 	g.Expect(text).To(MatchRegexp(`(?s)
 FAILED broken: .*did not compile.*
 FAILED dies: .*ended before its tests did.*
+FAILED races: [^\n]*
+    WARNING: DATA RACE
+    .*races_test.go:18.*
 FAILED missing: .*
 FAILED specs: .*TestFails
+    [^\n]*shown
+[^\n]*
 FAILED specs: a suite fails \(.*/specs_test.go:17\)
-FAILED cross: env GOOS=no-such-system .*
+    the reason
+[^F]*
+FAILED cross: env GOOS=no-such-system [^\n]*
+    .*unsupported GOOS.*
 
 suite +passed +failed +skipped +seconds +why skipped
 broken +0 +1 +0 +\d+ +-
 dies +0 +1 +0 +\d+ +-
+races +1 +1 +0 +\d+ +-
 missing +0 +1 +0 +\d+ +-
 specs +2 +2 +4 +\d+ +1: no such program; 1: pending; 2: no such device
 cross +0 +1 +0 +\d+ +-
 
-2 passed, 6 failed, 4 skipped
+3 passed, 7 failed, 4 skipped
 $`))
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -42,13 +43,14 @@ type result struct {
 	suite
 	out      *sharedWriter
 	passed   int
-	failures []string       // names
+	failures []string       // names, and below them what was said
 	reasons  map[string]int // why tests were skipped, and how many
 	took     time.Duration
 
 	frames map[string]bool     // Go tests in which specs run
 	said   map[string][]string // what Go tests that are none have printed so far
 	broken []string            // packages that failed
+	words  map[string][]string // what they said outside of a test and was not expected: see lastWords
 	culled []string            // packages of which a test is among the failures
 }
 
@@ -96,7 +98,8 @@ func (r *result) exec() {
 		out, err := exec.Command(words[0], words[1:]...).CombinedOutput()
 		if err != nil {
 			r.out.print(r.name, string(out))
-			r.failures = append(r.failures, command)
+			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+			r.failures = append(r.failures, command+excerpt(lines[max(0, len(lines)-mostLines):]))
 			continue
 		}
 		r.passed++
@@ -148,7 +151,7 @@ func (r *result) test() error {
 	}
 	for _, path := range r.broken {
 		if !slices.ContainsFunc(r.culled, func(p string) bool { return strings.HasSuffix(p, strings.TrimPrefix(path, module)) }) {
-			r.failures = append(r.failures, path+": it did not compile, or ended before its tests did, or had a data race")
+			r.failures = append(r.failures, path+": it did not compile, or ended before its tests did, or had a data race"+excerpt(r.words[path]))
 		}
 	}
 	if err != nil && len(r.failures) == 0 {
@@ -162,7 +165,7 @@ type event struct{ Action, Package, Test, Output string }
 
 // read reads what go test -json prints.
 func (r *result) read(out io.Reader) {
-	r.frames, r.said, r.reasons = map[string]bool{}, map[string][]string{}, map[string]int{}
+	r.frames, r.said, r.reasons, r.words = map[string]bool{}, map[string][]string{}, map[string]int{}, map[string][]string{}
 	lines := bufio.NewReader(out)
 	for {
 		line, err := lines.ReadString('\n')
@@ -183,6 +186,7 @@ func (r *result) take(e event) {
 	id := e.Package + "." + test
 	switch {
 	case e.Action == "output" || e.Action == "build-output":
+		r.lastWords(e)
 		if strings.HasPrefix(e.Output, "Running Suite: ") {
 			r.frames[id] = true
 		}
@@ -210,11 +214,38 @@ func (r *result) take(e event) {
 		r.reasons[strings.TrimSpace(text)]++
 		delete(r.said, id)
 	case e.Action == "fail":
-		r.failures = append(r.failures, id)
+		r.failures = append(r.failures, id+excerpt(append(r.said[id], r.words[e.Package]...)))
 		r.culled = append(r.culled, e.Package)
 		r.out.print(r.name, strings.Join(r.said[id], ""))
 		delete(r.said, id)
 	}
+}
+
+// unexpected begins what a test binary says when it fails and no test of it does.
+var unexpected = regexp.MustCompile(`^(WARNING: DATA RACE|panic: |fatal error: |signal: |\*\*\* |Test killed|testing: race detected|exec: WaitDelay)`)
+
+// lastWords keeps what a package says that no test is blamed for, and what follows it.
+func (r *result) lastWords(e event) {
+	words := r.words[e.Package]
+	if unexpected.MatchString(e.Output) || len(words) > 0 && len(words) < mostLines {
+		r.words[e.Package] = append(words, e.Output)
+	}
+}
+
+// mostLines is how much is told below a failure.
+const mostLines = 12
+
+// excerpt is what of a text of many lines stands below a failure in the table: who sees only the
+// end of the log should see why.
+func excerpt(lines []string) string {
+	const longest = 200
+	var b strings.Builder
+	for _, line := range lines[:min(mostLines, len(lines))] {
+		if line = strings.TrimRight(line, " \n"); line != "" {
+			fmt.Fprintf(&b, "\n    %.*s", longest, line)
+		}
+	}
+	return b.String()
 }
 
 // readReports counts specs.
@@ -232,7 +263,8 @@ func (r *result) readReports(dir string) error {
 			for _, spec := range s.SpecReports {
 				switch {
 				case spec.Failed():
-					r.failures = append(r.failures, fmt.Sprintf("%s (%s)", cmp.Or(spec.FullText(), spec.LeafNodeType.String()), spec.LeafNodeLocation))
+					r.failures = append(r.failures, fmt.Sprintf("%s (%s)%s", cmp.Or(spec.FullText(), spec.LeafNodeType.String()), spec.LeafNodeLocation,
+						excerpt(strings.Split(spec.Failure.Message, "\n"))))
 					r.culled = append(r.culled, filepath.ToSlash(s.SuitePath))
 				case spec.LeafNodeType != types.NodeTypeIt:
 				case spec.State == types.SpecStatePassed:

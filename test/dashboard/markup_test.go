@@ -76,7 +76,8 @@ func (r *renamed) Read(p []byte) (int, error) {
 var _ = Describe("names that look like markup", func() {
 	It("are shown as they are, on every page", func() {
 		u := run(service("hostile", "10.96.0.10", refusing(), answering()))
-		p := open(hostileTwin(u, "hostile"))
+		twin := hostileTwin(u, "hostile")
+		p := open(twin)
 		eventually(func() string { return p.text(".services tbody th") }).Should(Equal("default/" + hostile))
 		for range 3 {
 			Expect(u.connect("hostile")).To(Equal("hello\n"))
@@ -95,6 +96,13 @@ var _ = Describe("names that look like markup", func() {
 
 		Expect(p.count("main img")).To(BeZero())
 		Expect(eval[string](p, "document.title")).To(HavePrefix("Connection"))
+
+		p = open(dashboardOf(map[string]string{"a": twin}))
+		eventually(func() string { return p.text(".over-nodes tbody th") }).Should(Equal("default/" + hostile))
+		p.click(".over-nodes tbody th a")
+		eventually(func() []string { return p.texts(".matrix tbody th") }).Should(ContainElement(ContainSubstring(hostile[len(hostile)-7:] + "-1")))
+		eventually(func() string { return p.text(".findings") }).Should(ContainSubstring("the Pod " + hostile + "-0"))
+		Expect(p.count("main img")).To(BeZero())
 	})
 })
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/network"
+	browserpage "github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -39,6 +40,9 @@ var (
 	phone   = size{375, 667}
 )
 
+// script is run before those of the page.
+type script string
+
 // preferences are what the system tells a browser about the person.
 type preferences map[string]string
 
@@ -53,11 +57,13 @@ func open(url string, how ...any) *page {
 		p.judge()
 	})
 	DeferCleanup(func() { p.close() })
-	screen, media := desktop, []*emulation.MediaFeature(nil)
+	screen, media, first := desktop, []*emulation.MediaFeature(nil), script("")
 	for _, h := range how {
 		switch h := h.(type) {
 		case size:
 			screen = h
+		case script:
+			first = h
 		case preferences:
 			for name, value := range h {
 				media = append(media, &emulation.MediaFeature{Name: name, Value: value})
@@ -68,6 +74,8 @@ func open(url string, how ...any) *page {
 	Expect(chromedp.Do(ctx, chromedp.EmulateViewport(screen.width, screen.height))).To(Succeed())
 	p.listen()
 	_, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: media})
+	Expect(err).NotTo(HaveOccurred())
+	_, err = chromedp.Call(ctx, browserpage.AddScriptToEvaluateOnNewDocument, browserpage.AddScriptToEvaluateOnNewDocumentParams{Source: string(first)})
 	Expect(err).NotTo(HaveOccurred())
 	p.do(chromedp.Navigate(url))
 	return p

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,19 +22,26 @@ import (
 // usher is a process of the program under test.
 type usher struct {
 	*gexec.Session
-	args []string
-	url  string // of its dashboard
+	args   []string
+	url    string   // of its dashboard
+	inside []string // what it is started by; nil for nothing
 }
 
 // run starts 'usher run' on manifests and waits until it serves.
 func run(manifests ...string) *usher {
 	GinkgoHelper()
+	u := prepare(manifests...)
+	u.start()
+	return u
+}
+
+// prepare returns an usher that is to run on manifests.
+func prepare(manifests ...string) *usher {
+	GinkgoHelper()
 	dir := GinkgoT().TempDir()
 	Expect(os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(strings.Join(manifests, "---\n")), 0o644)).To(Succeed())
 	address := freeAddress()
-	u := &usher{url: "http://" + address + "/", args: []string{"run", "--manifests", dir, "--portal=none", "--admin-address", address, "--log-format=text"}}
-	u.start()
-	return u
+	return &usher{url: "http://" + address + "/", args: []string{"run", "--manifests", dir, "--portal=none", "--admin-address", address, "--log-format=text"}}
 }
 
 // demo starts 'usher demo'.
@@ -48,7 +56,8 @@ func demo() *usher {
 func (u *usher) start() {
 	GinkgoHelper()
 	var err error
-	u.Session, err = gexec.Start(exec.Command(usherBinary, u.args...), GinkgoWriter, GinkgoWriter)
+	command := slices.Concat(u.inside, []string{usherBinary}, u.args)
+	u.Session, err = gexec.Start(exec.Command(command[0], command[1:]...), GinkgoWriter, GinkgoWriter)
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func() {
 		u.Interrupt().Wait(20 * time.Second)
@@ -57,14 +66,21 @@ func (u *usher) start() {
 	Eventually(u.Err).WithTimeout(60 * time.Second).Should(gbytes.Say("Serving"))
 }
 
-// freeAddress returns an address on which nobody listens just now.
+// freeAddress returns an address on which nobody listens. Who lets the kernel choose, such as the suites
+// beside this one, has ports from 32768 on.
 func freeAddress() string {
 	GinkgoHelper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	Expect(err).NotTo(HaveOccurred())
-	defer l.Close()
-	return l.Addr().String()
+	for {
+		freed++
+		address := fmt.Sprintf("127.0.0.1:%d", 20000+(os.Getpid()*32+freed)%12000)
+		if l, err := net.Listen("tcp", address); err == nil {
+			Expect(l.Close()).To(Succeed())
+			return address
+		}
+	}
 }
+
+var freed int // addresses so far
 
 // ask reads an answer of the API into v.
 func (u *usher) ask(path string, v any) {

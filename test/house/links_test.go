@@ -84,6 +84,23 @@ var _ = Describe("the documents", func() {
 		Expect(dead).To(BeEmpty(), strings.Join(dead, "\n"))
 	})
 
+	It("in docs are all in its index, by which people find them", func() {
+		const index = "docs/README.md"
+		text, err := fs.ReadFile(repository, index)
+		Expect(err).NotTo(HaveOccurred())
+		for _, file := range filesNamed(".md") {
+			if path.Dir(file) == "docs" && file != index {
+				Expect(string(text)).To(ContainSubstring("("+path.Base(file)+")"), "%s has no link to %s", index, file)
+			}
+		}
+	})
+
+	It("begin with a README of two screens: the rest is in docs", func() {
+		text, err := fs.ReadFile(repository, "README.md")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(strings.Count(string(text), "\n")).To(BeNumerically("<=", 110), "lines of README.md")
+	})
+
 	DescribeTable("are told of links that lead nowhere",
 		func(text string, says ...string) {
 			in := fstest.MapFS{

@@ -74,7 +74,7 @@ func New() *Lab {
 	l.Outside.defaultRoute(NodeOut4, NodeOut6)
 	l.Node.blackHole("to-pods", BlackHole)
 	l.Node.blackHole("to-pods", BlackHole6)
-	l.Node.waitForCarrier("to-pods", "to-outside")
+	l.Node.WaitForCarrier("to-pods", "to-outside")
 	return l
 }
 
@@ -341,9 +341,9 @@ func (ns *Namespace) defaultRoute(gateways ...string) {
 	})
 }
 
-// waitForCarrier waits until links are not only up but connected, and have all
+// WaitForCarrier waits until links are not only up but connected, and have all
 // that the kernel gives them then: the route to the link-local address comes last.
-func (ns *Namespace) waitForCarrier(links ...string) {
+func (ns *Namespace) WaitForCarrier(links ...string) {
 	ginkgo.GinkgoHelper()
 	for _, name := range links {
 		gomega.Eventually(func() (done bool) {

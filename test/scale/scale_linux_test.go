@@ -1,6 +1,7 @@
 package scale
 
 import (
+	"fmt"
 	"os/exec"
 	"slices"
 	"time"
@@ -84,7 +85,9 @@ func specs(t target) {
 			now := u.resident()
 			defer func() { before = now }()
 			return now <= maxResident && now >= before
-		}).WithTimeout(10 * time.Second).WithPolling(time.Second).Should(BeTrue())
+		}).WithTimeout(10*time.Second).WithPolling(time.Second).Should(BeTrue(), func() string {
+			return fmt.Sprintf("%.0f MiB are resident", before)
+		})
 		figure("%s: %.0f MiB resident after the start (target %d MiB)", t.portal, u.resident(), maxResident)
 	})
 

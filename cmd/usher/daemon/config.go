@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -39,8 +41,10 @@ type Config struct {
 	Log     logrus.FieldLogger
 
 	// Manifests are files, and folders with files, that Services come from. Without
-	// any they come from the API server that Cluster leads to.
+	// any they come from the API server that Cluster leads to. manifest.Stdin is Input, or
+	// standard input if that is nil.
 	Manifests []string
+	Input     io.Reader
 	// ServiceCIDRs are the networks from which a Service of Manifests gets a cluster IP
 	// if it has none, at most one for each IP family; none means
 	// manifest.DefaultServiceCIDR.
@@ -98,14 +102,23 @@ type Config struct {
 	Proxy proxy.Options
 	// TraceEvents is how many steps of connections are kept in memory.
 	TraceEvents int
+	// TraceConnections is how many connections that failed, were retried or slow are kept
+	// besides, and Slow how long a client of a slow one waits; 0 is none.
+	TraceConnections int
+	Slow             time.Duration
 	// AccessLog says where a line goes for each connection that has ended; without Path
 	// there is none. The daemon sets Log.
 	AccessLog accesslog.Options
 	// AccessLogDefault says that the clients of Services that do not say are in the access log.
 	AccessLogDefault bool
+	// Spans makes the environment variables of OpenTelemetry count.
+	Spans bool
 	// DrainTimeout is how long connections may take to end when the daemon is stopped; 0
 	// breaks them at once.
 	DrainTimeout time.Duration
+	// RemoveRules says that any signal removes the portal's rules, and that those that
+	// redirect go before listeners close, so that another service proxy that is there can take over.
+	RemoveRules bool
 
 	// AdminAddress and HealthzAddress are HOST:PORT of the HTTP servers; "" is none. One
 	// that cannot be had is tried again all the time, unless HardFail says that this ends
@@ -114,7 +127,7 @@ type Config struct {
 	HardFail                     bool
 	// Settings are what /configz tells.
 	Settings map[string]string
-	// SOCKSAddress is HOST:PORT of a SOCKS5 server; "" is none.
+	// SOCKSAddress is HOST:PORT of a proxy for SOCKS5 and HTTP; "" is none.
 	SOCKSAddress string
 	// DNSAddress is where the names of Services are answered, over UDP and TCP; if it is
 	// not valid, nowhere. Of DNS the daemon sets Self and Log.
@@ -142,9 +155,6 @@ type Ready struct {
 // ended it. It leaves an usher that is there already alone: in mode auto it does
 // without a portal then.
 type Demo struct {
-	// VIP is an address that its own clients connect to, for which mode auto has to find
-	// a portal that works without a route.
-	VIP netip.Addr
 	// Handler returns a handler that adds to what is served at AdminAddress.
 	Handler func(http.Handler) http.Handler
 }
@@ -186,6 +196,8 @@ func Defaults() Config {
 		Portal:           portal.Options{Mark: 0x1000, Aliases: slices.Clone(DefaultAliases), IPTablesTarget: portal.IPTablesTargets[0], AddressNamespace: portal.AddressNamespaces[0]},
 		Proxy:            proxy.Defaults(),
 		TraceEvents:      4096,
+		TraceConnections: 4096,
+		Slow:             200 * time.Millisecond,
 		AccessLog:        accesslog.Options{Format: accesslog.JSON},
 		AccessLogDefault: true,
 		DrainTimeout:     30 * time.Second,
@@ -223,6 +235,9 @@ func (c *Config) Check() error {
 	if !slices.Contains(portal.AddressNamespaces, c.Portal.AddressNamespace) {
 		return notOneOf("address-namespace", c.Portal.AddressNamespace, portal.AddressNamespaces)
 	}
+	if err := cmp.Or(checkAddress("admin-address", c.AdminAddress), checkAddress("healthz-address", c.HealthzAddress)); err != nil {
+		return err
+	}
 	if err := CheckSOCKSAddress(c.SOCKSAddress); err != nil {
 		return err
 	}
@@ -234,6 +249,13 @@ func (c *Config) Check() error {
 	}
 	return nil
 }
+
+// What is counted is bounded by more than a node can have; what room is made for at the
+// start, by what memory has room for.
+const (
+	maxCount = 100_000_000
+	maxKept  = 10_000_000
+)
 
 func (c *Config) checkNumbers() error {
 	o := &c.Proxy
@@ -254,17 +276,19 @@ func (c *Config) checkNumbers() error {
 		atLeast("endpoint-drain-timeout", o.EndpointDrainTimeout, 0),
 		atLeast("slow-start", o.SlowStart, 0),
 		atLeast("keepalive", o.Keepalive, time.Second),
-		atLeast("max-connections-per-endpoint", o.EndpointLimit, 0),
+		between("max-connections-per-endpoint", o.EndpointLimit, 0, config.MaxEndpointLimit),
 		atLeast("queue-timeout", o.QueueTimeout, 100*time.Millisecond),
 		atLeast("udp-idle-timeout", o.UDPIdleTimeout, 100*time.Millisecond),
 		atLeast("drain-timeout", c.DrainTimeout, 0),
-		atLeast("max-connections", o.MaxConnections, 0),
-		atLeast("max-connections-per-port", o.MaxConnectionsPerPort, 0),
-		atLeast("max-udp-sessions", o.MaxUDPSessions, 1),
-		atLeast("max-udp-sessions-per-port", o.MaxUDPSessionsPerPort, 0),
-		atLeast("max-affinity-per-port", o.AffinityPerPort, 1),
-		atLeast("max-affinity", o.AffinityTotal, 1),
-		atLeast("trace-events", c.TraceEvents, 1),
+		between("max-connections", o.MaxConnections, 0, maxCount),
+		between("max-connections-per-port", o.MaxConnectionsPerPort, 0, maxCount),
+		between("max-udp-sessions", o.MaxUDPSessions, 1, maxCount),
+		between("max-udp-sessions-per-port", o.MaxUDPSessionsPerPort, 0, maxCount),
+		between("max-affinity-per-port", o.AffinityPerPort, 1, maxCount),
+		between("max-affinity", o.AffinityTotal, 1, maxCount),
+		between("trace-events", c.TraceEvents, 1, maxKept),
+		between("trace-connections", c.TraceConnections, 0, maxKept),
+		atLeast("slow", c.Slow, 0),
 	)
 }
 
@@ -280,6 +304,15 @@ func between[T cmp.Ordered](setting string, value, least, most T) error {
 		return fmt.Errorf("--%s: %v is more than %v", setting, value, most)
 	}
 	return atLeast(setting, value, least)
+}
+
+// checkAddress returns an error if a server cannot listen at the address.
+func checkAddress(setting, address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if _, badPort := strconv.ParseUint(port, 10, 16); address != "" && (err != nil || badPort != nil) {
+		return fmt.Errorf("--%s: %q is not HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:10249", setting, address)
+	}
+	return nil
 }
 
 // CheckSOCKSAddress returns an error if the address is not one for SOCKSAddress.

@@ -24,6 +24,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/dns"
 	"github.com/usherproxy/usher/proxy/portforward"
+	"github.com/usherproxy/usher/proxy/spans"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -32,10 +33,11 @@ type Daemon struct {
 	config Config
 	log    logrus.FieldLogger
 
-	reach  atomic.Pointer[kube.Reach] // nil if Services come from files
-	events *kube.Events               // nil if the cluster is not told what cannot be served
-	tunnel *portforward.Dialer        // nil with ViaDirect
-	names  *dns.Server                // nil if nobody answers for names
+	reach   atomic.Pointer[kube.Reach] // nil if Services come from files
+	reports config.Reports             // what is wrong with objects
+	events  *kube.Events               // nil if the cluster is not told what cannot be served
+	tunnel  *portforward.Dialer        // nil with ViaDirect
+	names   *dns.Server                // nil if nobody answers for names
 
 	lock       atomic.Pointer[handover.Lock] // nil without one
 	handedOver chan struct{}                 // closed when another usher has taken over
@@ -45,8 +47,9 @@ type Daemon struct {
 	proxy        *proxy.Proxy
 	health       *admin.Health
 	healthChecks *admin.HealthChecks
-	metrics      *admin.Metrics // nil without HTTP servers
-	accessLog    *accesslog.Log // nil without one
+	metrics      *admin.Metrics  // nil without HTTP servers
+	accessLog    *accesslog.Log  // nil without one
+	spans        *spans.Exporter // nil without one
 	servers      servers
 
 	// nextAffinities is which of keptAffinities is kept first.
@@ -85,9 +88,13 @@ func New(c Config) (*Daemon, error) {
 // Run serves what the source has until a signal comes, ctx ends, or the source fails.
 // It is called once. nil is no signals.
 //
-// Any signal stops the daemon; os.Interrupt also says to remove the portal's rules,
+// Any signal stops the daemon; os.Interrupt also says to remove the portal's rules, as
+// Config.RemoveRules does of all,
 // and a second one to break the connections that are still open.
 func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
+	if err := d.checkKernel(); err != nil {
+		return err
+	}
 	if err := SetConntrack(d.config.Conntrack, d.log); err != nil {
 		d.log.Warn(err)
 	}
@@ -98,8 +105,11 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	defer cancel()
 
 	defer d.closeTunnel()
-	source, err := d.newSource(ctx) // first: without one there is nothing to look for a portal for
-	if err != nil {
+	source, err := d.newSource(ctx, signals) // first: without one there is nothing to look for a portal for
+	switch {
+	case errors.Is(err, errStopped):
+		return nil
+	case err != nil:
 		return err
 	}
 	pt, err := d.openPortal(ctx)
@@ -118,6 +128,12 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	}
 	if err := d.openAccessLog(); err != nil {
 		return err
+	}
+	if d.config.Spans {
+		// What the environment says is often meant for every program of a cluster: no Service waits for it to be right.
+		if d.spans, err = spans.New(ctx, d.proxy.Trace, spans.Options{Version: d.config.Version, Node: d.config.NodeName, Log: d.log}); err != nil {
+			d.log.WithError(err).Error("OpenTelemetry's variables cannot be followed: no spans are sent")
+		}
 	}
 	if err := d.startServers(ctx); err != nil {
 		return err
@@ -167,7 +183,7 @@ func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan 
 		d.log.WithFields(logrus.Fields{"signal": sig.String(), "connections": d.proxy.Connections(), "drain-timeout": d.config.DrainTimeout.String()}).
 			Info("Stopping: no new connections; those that are open may end")
 		d.config.Manager.Tell(stopping)
-		remove = remove || sig == os.Interrupt
+		remove = remove || sig == os.Interrupt || d.config.RemoveRules
 	}
 	return remove, err
 }
@@ -183,6 +199,7 @@ const healthTimeout = time.Minute
 func (d *Daemon) newProxy(pt portal.Portal) {
 	o := &d.config.Proxy // from here on it has the portal, for DirectDial, too
 	o.Portal, o.Log, o.Trace = pt, d.log, trace.NewLog(d.config.TraceEvents)
+	o.Trace.Keep(d.config.TraceConnections, d.config.Slow)
 	o.Ports = d.config.Portal.ProxyPorts
 	o.IsPod, o.NodeName, o.NodeAddress, o.LoadBalancers = d.isPod(), d.config.NodeName, d.config.Portal.NodeAddress, d.config.LoadBalancers
 	if d.config.AccessLog.Path != "" {
@@ -246,6 +263,9 @@ func (d *Daemon) startWorkers(ctx, traceCtx context.Context) {
 	}
 	if d.accessLog != nil {
 		d.workers.Go(func() { d.accessLog.Run(traceCtx) })
+	}
+	if d.spans != nil {
+		d.workers.Go(func() { d.spans.Run(traceCtx) })
 	}
 }
 
@@ -361,10 +381,13 @@ func (d *Daemon) tellHealthCheckProblem(service types.NamespacedName, err error)
 // is set. A further signal ends the draining.
 func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	d.health.SetStopping()
-	d.proxy.Stop()
-	d.healthChecks.Close()
 	// Only who has the lock, and has not handed it over, may remove the rules.
 	remove = remove && (d.lock.Load() != nil || !d.proxy.Portal.Traits().Installs) && !d.isHandedOver()
+	if remove && d.config.RemoveRules {
+		d.withdraw()
+	}
+	d.proxy.Stop()
+	d.healthChecks.Close()
 	switch {
 	case remove:
 	case d.proxy.Portal.Traits().Apart:
@@ -392,15 +415,45 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 		}
 	}()
 	broken := d.proxy.Drain(grace)
+	log := d.log.WithField("rules", d.leaves(remove))
 	if remove {
 		// Not before: connections in flight need what the portal installed.
 		if err := pt.Remove(context.Background()); err != nil {
 			d.log.WithError(err).Error("The portal's rules could not all be removed; 'usher cleanup' tries again")
+			log = d.log.WithField("rules", "some stay")
 		}
 	}
 	if broken > 0 {
-		d.log.WithField("connections", broken).Warn("Stopped; connections that had not ended were reset")
+		log.WithField("connections", broken).Warn("Stopped; connections that had not ended were reset")
 		return
 	}
-	d.log.Info("Stopped")
+	log.Info("Stopped")
+}
+
+// handshake is how long after the rules went a client may still come that they led here:
+// the time after which it sends its SYN again (RFC 6298).
+const handshake = time.Second
+
+// withdraw removes the rules that redirect, and takes in whom they led here before.
+func (d *Daemon) withdraw() {
+	did, err := d.proxy.Withdraw(context.Background())
+	if err != nil {
+		d.log.WithError(err).Error("The portal's rules could not all be removed before listeners close")
+	}
+	if did {
+		time.Sleep(handshake)
+	}
+}
+
+// leaves says what becomes of the portal's rules when the daemon ends.
+func (d *Daemon) leaves(remove bool) string {
+	switch {
+	case d.isHandedOver():
+		return "belong to the usher that took over"
+	case !d.proxy.Portal.Traits().Installs:
+		return "none were installed"
+	case remove:
+		return "removed"
+	}
+	return "stay for a successor; 'usher cleanup' removes them"
 }

@@ -155,6 +155,26 @@ var _ = Describe("a daemon with a portal", func() {
 		Expect(installed()).To(BeEmpty())
 	})
 
+	DescribeTable("removes them on any signal if it is told to, where it redirects while it still takes connections", func(mode string) {
+		c := withPortal()
+		c.Mode, c.RemoveRules = mode, true
+		r, _ := serve(c)
+		open := connect(vip)
+		r.signals <- syscall.SIGTERM
+		if mode != "address" {
+			Eventually(installed).WithTimeout(patience).Should(BeEmpty())
+		}
+		Expect(say(open)).To(Succeed())
+		Expect(r.ended).NotTo(Receive())
+		open.Close()
+		Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
+		Expect(installed()).To(BeEmpty())
+	},
+		Entry("nftables", "nftables"),
+		Entry("iptables", "iptables"),
+		Entry("address", "address"),
+	)
+
 	It("frees the lock if a part cannot be had, and has changed nothing", func() {
 		c := withPortal()
 		c.SOCKSAddress = taken()
@@ -180,7 +200,7 @@ var _ = Describe("a daemon with a portal", func() {
 		demo := func() Config {
 			GinkgoHelper()
 			c := withPortal()
-			c.Demo = &Demo{VIP: netip.MustParseAddr("10.96.0.10"), Handler: func(next http.Handler) http.Handler {
+			c.Demo = &Demo{Handler: func(next http.Handler) http.Handler {
 				mux := http.NewServeMux()
 				mux.Handle("/", next)
 				mux.HandleFunc("/broken", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
@@ -200,15 +220,6 @@ var _ = Describe("a daemon with a portal", func() {
 			r.signals <- syscall.SIGTERM
 			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
 			Expect(installed()).To(BeEmpty())
-		})
-
-		It("finds a portal that needs no route where there is none", func() {
-			c := demo()
-			c.Mode = modes.Auto
-			r, now := serve(c)
-			Expect(now.Proxy.Portal.Mode()).To(Equal("address"))
-			Expect(r.said).To(gbytes.Say("No route leads to cluster IPs here"))
-			connect(vip)
 		})
 
 		It("does without a portal beside an usher that serves, whose rules stay", func() {
@@ -286,9 +297,11 @@ var _ = Describe("a daemon with a portal", func() {
 			first.signals <- os.Interrupt
 			open.Close()
 			Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Expect(first.said).To(gbytes.Say("Stopped.*belong to the usher that took over"))
 			Expect(installed()).NotTo(BeEmpty())
 			second.signals <- os.Interrupt
 			Eventually(second.ended).WithTimeout(patience).Should(Receive(BeNil()))
+			Expect(second.said).To(gbytes.Say("Stopped.*removed"))
 			Expect(installed()).To(BeEmpty())
 		})
 

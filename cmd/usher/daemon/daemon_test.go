@@ -19,6 +19,7 @@ import (
 	"github.com/onsi/gomega/gleak"
 	"github.com/sirupsen/logrus"
 
+	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
@@ -227,6 +228,19 @@ var _ = Describe("a daemon", func() {
 	})
 
 	Describe("that is stopped", func() {
+		It("ends although its input does not", func() {
+			c := withoutPortal()
+			c.Manifests = []string{manifest.Stdin}
+			input, typed := io.Pipe()
+			DeferCleanup(typed.Close)
+			c.Input = input
+			r := begin(c)
+			_, err := io.WriteString(typed, "apiVersion: v1\n") // it is being read
+			Expect(err).NotTo(HaveOccurred())
+			r.signals <- os.Interrupt
+			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
+		})
+
 		It("says on /healthz that it is not ready, takes no new connections, and ends when those that are open have", func() {
 			c := withoutPortal()
 			r, now := serve(c)

@@ -17,9 +17,10 @@ const (
 	largeHeap       = 64 << 20
 	largeHeapGrowth = 40
 	// growthAtStart is by how much percent the heap may grow until the first
-	// Services are served. Nearly all that is allocated by then stays, and to look
-	// through it again and again took a quarter of the time.
-	growthAtStart = 150
+	// Services are served. To look through it again and again takes time: 40 cost a
+	// third more than 150. But what stays is allocated between what does not, and Go
+	// moves nothing: with 150, 75 MiB of 205 were holes for good, with 80 it is 45 of 175.
+	growthAtStart = 80
 	// tidyAfter is how long after a change memory is given back.
 	tidyAfter = time.Second
 )

@@ -75,7 +75,7 @@ func explainListen(at netip.AddrPort, err error) error {
 	return fmt.Errorf("--dns: %w", err)
 }
 
-// startSOCKS starts the SOCKS server, if there is to be one. It accepts clients until
+// startSOCKS starts the proxy for SOCKS and HTTP, if there is to be one. It accepts clients until
 // ctx ends; connections go on until close.
 func (d *Daemon) startSOCKS(ctx context.Context) (close func(), err error) {
 	if d.config.SOCKSAddress == "" {
@@ -85,13 +85,13 @@ func (d *Daemon) startSOCKS(ctx context.Context) (close func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("--socks: %w", err)
 	}
-	d.log.WithField("address", server.Addr().String()).Info("SOCKS server: Services can be reached by name, such as curl -x socks5h://" + server.Addr().String())
+	d.log.WithField("address", server.Addr().String()).Info("Proxy for SOCKS and HTTP: Services can be reached by name, such as curl -x " + server.Addr().String() + " http://web.default/")
 	if at := server.Addr().Addr(); !at.IsLoopback() {
 		who := at.String()
 		if at.IsUnspecified() {
 			who = "any address of this machine"
 		}
-		d.log.Warnf("The SOCKS server asks nobody who they are, and whoever reaches %s can use it to connect to what this machine reaches", who)
+		d.log.Warnf("The proxy for SOCKS and HTTP asks nobody who they are, and whoever reaches %s can use it to connect to what this machine reaches", who)
 	}
 	var serving sync.WaitGroup
 	serving.Go(func() { server.Serve(ctx) })

@@ -4,16 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
+	"io/fs"
 	"os"
 	"slices"
-	"syscall"
 
 	"github.com/sirupsen/logrus"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
-	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/portal/modes"
 )
 
@@ -45,10 +43,21 @@ func (d *Daemon) openPortal(ctx context.Context) (portal.Portal, error) {
 
 func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, err error) {
 	var lock *handover.Lock
+	none := modes.With(func(t portal.Traits) bool { return !t.Installs })
+	other := false // usher runs here, as it seems to this process
 	if slices.ContainsFunc(modes.Named(mode), func(m portal.Mode) bool { return m.Traits.Installs }) {
 		lock, err = Lock(d.log, d.kept(keptLock))
-		if err != nil && !(d.config.TakeOver && errors.Is(err, handover.ErrLocked)) {
-			return nil, fmt.Errorf("%w; stop it, take over from it with 'usher run --take-over', or use --portal=none", err)
+		locked := errors.Is(err, handover.ErrLocked)
+		other = locked || err == nil && len(lock.Strangers()) > 0
+		switch {
+		case err == nil, d.config.TakeOver && locked:
+		case locked:
+			return nil, fmt.Errorf("%w; stop it, take over from it with 'usher run --take-over', or use --portal=%s", err, none)
+		case errors.Is(err, fs.ErrNotExist) && mode == modes.Auto:
+			d.log.WithError(err).Warn("Without /proc only one portal works here")
+			return d.openMode(ctx, none)
+		default:
+			return nil, fmt.Errorf("%w; --portal=%s needs no lock", err, none)
 		}
 	}
 	o := d.config.Portal
@@ -58,31 +67,27 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		lock.Release()
 		lock = nil
 	}
+	if err == nil && mode == modes.Auto && d.config.TakeOver && d.config.Demo == nil && !p.Traits().Installs {
+		const needs = "this process can install no portal, which mostly needs CAP_NET_ADMIN in the user namespace that owns the network namespace, as root has it; what was tried is logged above"
+		switch {
+		case other:
+			return nil, errors.New("--take-over: an usher runs here, but " + needs)
+		case inPod(): // of a DaemonSet: it must not count as ready
+			return nil, fmt.Errorf("%s. If Services are to be reached without VIPs, say --portal=%s", needs, none)
+		}
+		d.log.Warn("No VIP is served: " + needs)
+	}
 	d.setLock(lock)
 	return p, err
 }
 
 // openPortalBeside is openPortal for a demo, which leaves an usher that is there
-// already alone, and whose own clients must reach the cluster IPs: rules see only
-// what has a route, which a machine without a network does not have.
+// already alone.
 func (d *Daemon) openPortalBeside(ctx context.Context) (portal.Portal, error) {
-	if d.config.Mode == modes.Auto && !routed(d.config.Demo.VIP) {
-		local := modes.With(func(t portal.Traits) bool { return t.Local })
-		if p, err := d.openMode(ctx, local); err == nil {
-			d.log.WithField("portal", local).Info("No route leads to cluster IPs here: the portal makes some")
-			return p, nil
-		}
-	}
 	p, err := d.openMode(ctx, d.config.Mode)
 	if errors.Is(err, handover.ErrLocked) && d.config.Mode == modes.Auto {
 		d.log.WithError(err).Warn("Not touching the portals")
 		return d.openMode(ctx, modes.With(func(t portal.Traits) bool { return !t.Installs }))
 	}
 	return p, err
-}
-
-// routed reports whether this machine has a route to addr. It sends nothing.
-func routed(addr netip.Addr) bool {
-	_, err := kernel.SourceTo(netip.AddrPortFrom(addr, 9))
-	return !errors.Is(err, syscall.ENETUNREACH)
 }

@@ -34,9 +34,13 @@ func (d *Daemon) startServers(ctx context.Context) error {
 	if c.AdminAddress == "" && c.HealthzAddress == "" {
 		return nil
 	}
-	api := admin.NewAPI(d.proxy, admin.APIOptions{Version: c.Version, Demo: c.Demo != nil})
+	o := admin.APIOptions{Version: c.Version, Demo: c.Demo != nil, Reports: d.reports.All, Health: d.health, AccessLog: d.accessLog}
+	if c.Via.Remote() {
+		o.Via = string(c.Via)
+	}
+	api := admin.NewAPI(d.proxy, o)
 	d.metrics = admin.NewMetrics(d.proxy, d.health, c.Version)
-	d.metrics.Watch(api, d.accessLog, d.names)
+	d.metrics.Watch(api, d.accessLog, d.spans, d.names)
 	d.proxy.OnSync = d.metrics.Synced
 	if d.reach.Load() != nil {
 		clientmetrics.Register(clientmetrics.RegisterOpts{RequestLatency: d.metrics, RequestResult: d.metrics})

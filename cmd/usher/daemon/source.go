@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -16,10 +18,10 @@ import (
 )
 
 // newSource returns where Services come from. It may call back from when it runs.
-func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
+func (d *Daemon) newSource(ctx context.Context, signals <-chan os.Signal) (config.Source, error) {
 	c := &d.config
 	if len(c.Manifests) > 0 {
-		return c.files(d.names != nil)
+		return unlessStopped(ctx, signals, func() (config.Source, error) { return c.files(d.names != nil, &d.reports) })
 	}
 	client, reach, err := c.connect()
 	if err != nil {
@@ -34,7 +36,7 @@ func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
 	if c.Netns != nil {
 		return kube.New(o) // for one command: it is no node, and the cluster hears nothing of it
 	}
-	o.OnNode, o.OnProgrammed = d.nodeChanged, d.programmed
+	o.OnNode, o.OnProgrammed, o.Reports = d.nodeChanged, d.programmed, &d.reports
 	o.OnProblems = func(service types.NamespacedName, problems []translate.Problem) {
 		for _, p := range problems {
 			d.events.Warn(service, "PartNotServed", p.Error())
@@ -48,11 +50,37 @@ func (d *Daemon) newSource(ctx context.Context) (config.Source, error) {
 	return source, nil
 }
 
+// errStopped says that the daemon was stopped before it had a source.
+var errStopped = errors.New("stopped")
+
+// unlessStopped returns what open does, or errStopped if a signal comes first: standard input may
+// not end, and is read until the process does.
+func unlessStopped(ctx context.Context, signals <-chan os.Signal, open func() (config.Source, error)) (config.Source, error) {
+	var source config.Source
+	opened := make(chan error, 1)
+	go func() {
+		var err error
+		source, err = open()
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		return source, err
+	case <-signals:
+	case <-ctx.Done():
+	}
+	return nil, errStopped
+}
+
 // files returns the source that reads manifests.
-func (c *Config) files(discovery bool) (config.Source, error) {
-	return manifest.New(manifest.Options{Paths: c.Manifests, ServiceCIDRs: c.ServiceCIDRs, NodePorts: c.ServiceNodePorts, LoadBalancerCIDRs: c.LoadBalancerCIDRs,
+func (c *Config) files(discovery bool, reports *config.Reports) (config.Source, error) {
+	input := c.Input
+	if input == nil {
+		input = os.Stdin
+	}
+	return manifest.New(manifest.Options{Paths: c.Manifests, Input: input, ServiceCIDRs: c.ServiceCIDRs, NodePorts: c.ServiceNodePorts, LoadBalancerCIDRs: c.LoadBalancerCIDRs,
 		Node:             config.Node{Name: c.NodeName, Labels: c.NodeLabels},
-		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", Log: c.Log})
+		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", Reports: reports, Log: c.Log})
 }
 
 // connect returns a client of the API server.
@@ -123,7 +151,7 @@ func (d *Daemon) APIServer() (status kube.ReachStatus, known bool) {
 // apiServer tells the same to those who ask for the daemon's health.
 func (d *Daemon) apiServer() admin.APIServerStatus {
 	now, _ := d.APIServer()
-	out := admin.APIServerStatus{Connected: now.Connected, Since: now.Since}
+	out := admin.APIServerStatus{Connected: now.Connected, Since: now.Since, Skew: now.Skew}
 	if now.Err != nil {
 		out.Error = now.Err.Error()
 	}
@@ -164,7 +192,7 @@ func (c Config) Services(ctx context.Context) ([]config.Service, error) {
 	var source config.Source
 	var err error
 	if len(c.Manifests) > 0 {
-		source, err = c.files(true)
+		source, err = c.files(true, nil)
 	} else {
 		var client *kube.Client
 		if client, reach, err = c.connect(); err != nil {

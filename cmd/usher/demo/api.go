@@ -65,7 +65,7 @@ func (list backends) answerBreak(w http.ResponseWriter, r *http.Request) {
 	case b == nil:
 		return
 	case what.How == "":
-		admin.WriteError(w, http.StatusBadRequest, "how: nothing is given; "+strings.Join(b.faults(), ", ")+" are allowed")
+		admin.WriteError(w, http.StatusBadRequest, "how: nothing is given; "+strings.Join(Faults(b.service.protocol), ", ")+" are allowed")
 		return
 	}
 	if err := b.setFault(what.How); err != nil {

@@ -4,18 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
-
-// slowAnswer is how long a slow server takes to answer.
-const slowAnswer = 2 * time.Second
 
 // backends are the demo's servers, in the order of services.
 type backends []*backend
@@ -28,15 +23,15 @@ type backend struct {
 	addr    netip.AddrPort
 
 	mu     sync.Mutex // guards what follows
-	fault  string
+	fault  fault
 	server faultyServer
 }
 
 // faultyServer is a server that can be given faults. Calls are not concurrent.
 type faultyServer interface {
 	addr() netip.AddrPort
-	// setFault makes it have a fault, one of the api.Demo…; "" mends it.
-	setFault(fault string) error
+	// setFault makes it have a fault; the zero value mends it.
+	setFault(fault) error
 	close()
 }
 
@@ -45,7 +40,7 @@ func startBackends() (backends, error) {
 	var list backends
 	for _, s := range services {
 		for i, fault := range s.backends {
-			b, err := startBackend(s, fmt.Sprintf("%s-%d", s.name, i+1), fault)
+			b, err := startBackend(s, s.server(i), fault)
 			if err != nil {
 				list.stop()
 				return nil, err
@@ -98,26 +93,18 @@ func (list backends) find(name string) *backend {
 	return nil
 }
 
-// faults are those that b can be given.
-func (b *backend) faults() []string {
-	if b.service.protocol == corev1.ProtocolUDP {
-		return []string{api.DemoRefuse, api.DemoBlackhole, api.DemoSlow}
-	}
-	return []string{api.DemoRefuse, api.DemoBlackhole, api.DemoSlow, api.DemoReset}
-}
-
 // setFault gives b a fault; "" mends it.
-func (b *backend) setFault(fault string) error {
-	if can := b.faults(); fault != "" && !slices.Contains(can, fault) {
-		return fmt.Errorf("how: %q is none of %s, which is what can be done to %s, a %s server",
-			fault, strings.Join(can, ", "), b.name, b.service.protocol)
+func (b *backend) setFault(text string) error {
+	f, err := parseFault(text, b.service.protocol, b.name)
+	if err != nil {
+		return err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.server.setFault(fault); err != nil {
+	if err := b.server.setFault(f); err != nil {
 		return fmt.Errorf("%s: %w", b.name, err)
 	}
-	b.fault = fault
+	b.fault = f
 	return nil
 }
 
@@ -130,23 +117,8 @@ func (b *backend) tell() api.DemoEndpoint {
 		Pod:      corev1.NamespaceDefault + "/" + b.name,
 		Service:  corev1.NamespaceDefault + "/" + b.service.name,
 		Protocol: string(b.service.protocol),
-		Does:     faultInWords(b.fault),
-		Broken:   b.fault,
-		Can:      b.faults(),
+		Does:     b.fault.String(),
+		Broken:   b.fault.text,
+		Can:      Faults(b.service.protocol),
 	}
-}
-
-// faultInWords says what a server with a fault does.
-func faultInWords(fault string) string {
-	switch fault {
-	case api.DemoRefuse:
-		return "refuses connections"
-	case api.DemoBlackhole:
-		return "never answers"
-	case api.DemoSlow:
-		return fmt.Sprintf("answers after %s", slowAnswer)
-	case api.DemoReset:
-		return "accepts, and resets at once"
-	}
-	return "answers at once"
 }

@@ -1,9 +1,11 @@
 package demo
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"text/tabwriter"
 
 	"github.com/usherproxy/usher/proxy"
@@ -13,9 +15,16 @@ import (
 // Demo is a demo whose servers run.
 type Demo struct {
 	backends
-	// Dir has the manifests of the demo's Services.
-	Dir string
+	// Dir has the manifests of the demo's Services. It is "" where no folder can be made,
+	// as in a read-only file system without /tmp: then they are in Manifests.
+	Dir       string
+	Manifests io.Reader
+	noDir     error    // why there is none
+	held      *os.File // see hold
 }
+
+// folders is how the names of the folders of demos begin.
+const folders = "usher-demo-"
 
 // Start starts the servers and writes the manifests. The caller closes the Demo.
 func Start() (*Demo, error) {
@@ -24,9 +33,19 @@ func Start() (*Demo, error) {
 		return nil, fmt.Errorf("starting the demo's servers: %w", err)
 	}
 	d := &Demo{backends: servers}
-	if d.Dir, err = os.MkdirTemp("", "usher-demo-"); err == nil {
-		err = writeManifests(d.Dir, servers)
+	removeOrphans()
+	if d.Dir, d.noDir = os.MkdirTemp("", folders); d.Dir != "" {
+		d.held = hold(d.Dir)
 	}
+	var all bytes.Buffer
+	d.Manifests = &all
+	err = writeManifests(servers, func(file string, text []byte) error {
+		if d.Dir != "" {
+			return os.WriteFile(filepath.Join(d.Dir, file), text, 0o644)
+		}
+		_, err := fmt.Fprintf(&all, "---\n%s", text)
+		return err
+	})
 	if err != nil {
 		d.Close()
 		return nil, fmt.Errorf("writing the demo's manifests: %w", err)
@@ -37,6 +56,7 @@ func Start() (*Demo, error) {
 // Close removes the manifests and stops the servers.
 func (d *Demo) Close() {
 	os.RemoveAll(d.Dir) // "" is nothing
+	d.held.Close()
 	d.stop()
 }
 
@@ -50,7 +70,11 @@ func (d *Demo) Print(out io.Writer, p *proxy.Proxy) {
 	w.Flush()
 	fmt.Fprintf(out, "\nTheir endpoints, servers in this process:\n\n")
 	PrintEndpoints(out, "  ", d.tell().Items)
-	fmt.Fprintf(out, "\nThe manifests are in %s.\n", d.Dir)
+	if d.Dir == "" {
+		fmt.Fprintf(out, "\nThe manifests are in memory only, where they cannot be edited: %v.\n", d.noDir)
+	} else {
+		fmt.Fprintf(out, "\nThe manifests are in %s.\n", d.Dir)
+	}
 	fmt.Fprintf(out, "The portal is %q: %s\n\n", p.Portal.Mode(), p.Portal.Traits().About)
 }
 

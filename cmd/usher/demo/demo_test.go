@@ -2,6 +2,8 @@ package demo
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -24,7 +26,7 @@ func TestDemo(t *testing.T) {
 	RunSpecs(t, "demo")
 }
 
-const patience = 20 * time.Second
+const longEnough = 20 * time.Second
 
 var _ = Describe("the demo", func() {
 	var d *Demo
@@ -36,12 +38,12 @@ var _ = Describe("the demo", func() {
 	})
 	address := func(name string) string { return d.find(name).addr.String() }
 	ask := func(name string) (string, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), longEnough)
 		defer cancel()
 		if d.find(name).service.name == "echo" {
 			return askUDP(ctx, address(name))
 		}
-		return askHTTP(ctx, "http://"+address(name)+"/")
+		return askHTTP(ctx, &ordinary, "http://"+address(name)+"/")
 	}
 	// post returns how the API answers a request.
 	post := func(path, body string, header ...string) (status int, text string) {
@@ -115,6 +117,125 @@ var _ = Describe("the demo", func() {
 		Expect(err).To(MatchError(syscall.ECONNREFUSED))
 	})
 
+	It("resets a share of connections, after the request", func() {
+		breakIt("web-1", "reset=25%")
+		failed := 0
+		for range 8 {
+			if _, err := ask("web-1"); err != nil {
+				Expect(err).To(Or(MatchError(syscall.ECONNRESET), MatchError(ContainSubstring("EOF"))))
+				failed++
+			}
+		}
+		Expect(failed).To(Equal(2))
+	})
+
+	It("is late by as much as is said, also for a client that has ended its own direction", func() {
+		breakIt("echo-1", "delay=120ms")
+		started := time.Now()
+		Expect(ask("echo-1")).To(Equal("echo-1: hello"))
+		Expect(time.Since(started)).To(BeNumerically(">=", 120*time.Millisecond))
+
+		breakIt("web-1", "delay=120ms")
+		c, err := net.Dial("tcp", address("web-1"))
+		Expect(err).NotTo(HaveOccurred())
+		defer c.Close()
+		started = time.Now()
+		fmt.Fprintf(c, "GET / HTTP/1.0\r\n\r\n")
+		Expect(c.(*net.TCPConn).CloseWrite()).To(Succeed())
+		Expect(io.ReadAll(c)).To(HaveSuffix("I am web-1\n"))
+		Expect(time.Since(started)).To(BeNumerically(">=", 120*time.Millisecond))
+	})
+
+	It("fails some clients and not others", func() {
+		breakIt("echo-1", "flaky=50%")
+		short := func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+			defer cancel()
+			_, err := askUDP(ctx, address("echo-1"))
+			return err
+		}
+		Expect(short()).To(Succeed())
+		Expect(short()).To(MatchError(os.ErrDeadlineExceeded))
+
+		breakIt("web-1", "flaky=50%")
+		again := func() error {
+			_, err := ask("web-1")
+			return err
+		}
+		for range 2 {
+			Eventually(again).WithTimeout(longEnough).Should(MatchError(syscall.ECONNREFUSED))
+			Eventually(again).WithTimeout(longEnough).Should(Succeed())
+		}
+		breakIt("web-1", "flaky=100%")
+		Consistently(again).WithTimeout(1500 * time.Millisecond).Should(MatchError(syscall.ECONNREFUSED))
+		breakIt("web-1", "delay=1ms")
+		Consistently(again).WithTimeout(1500 * time.Millisecond).Should(Succeed())
+	})
+
+	It("leaves a connection without an answer, half-open or half-closed", func() {
+		begin := func() *net.TCPConn {
+			GinkgoHelper()
+			c, err := net.Dial("tcp", address("web-1"))
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(c.Close)
+			fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: web\r\n\r\n")
+			return c.(*net.TCPConn)
+		}
+		buf := make([]byte, 100)
+		breakIt("web-1", api.DemoHalfOpen)
+		open := begin()
+		Expect(open.CloseWrite()).To(Succeed())
+		Expect(open.SetReadDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
+		_, err := open.Read(buf)
+		Expect(err).To(MatchError(os.ErrDeadlineExceeded), "neither an answer nor an end")
+
+		breakIt("web-1", api.DemoHalfClose)
+		closed := begin()
+		Expect(closed.SetReadDeadline(time.Now().Add(longEnough))).To(Succeed())
+		_, err = closed.Read(buf)
+		Expect(err).To(MatchError(io.EOF))
+		for range 3 {
+			_, err = closed.Write([]byte("more"))
+			Expect(err).NotTo(HaveOccurred(), "it goes on reading")
+		}
+		Expect(open.SetReadDeadline(time.Now().Add(longEnough))).To(Succeed())
+		_, err = open.Read(buf)
+		Expect(err).To(MatchError(io.EOF), "the server has stopped being half-open")
+	})
+
+	It("holds no more than 1,000 connections, the newest, and forgets those that have ended", func() {
+		a := &answerer{}
+		first, second := a.keep(), a.keep()
+		for range maxHeld - 2 {
+			a.keep()
+		}
+		Expect(first).NotTo(BeClosed())
+		a.keep()
+		Expect(first).To(BeClosed())
+		a.forget(second)
+		third := a.held[0]
+		a.keep()
+		Expect(third).NotTo(BeClosed(), "there was room")
+		Expect(a.held).To(HaveLen(maxHeld))
+	})
+
+	It("accepts slowly: who comes is in the backlog, or has no answer", func() {
+		if runtime.GOOS != "linux" {
+			Skip("the backlog is the system's elsewhere")
+		}
+		breakIt("web-1", api.DemoSlowAccept)
+		started := time.Now()
+		Expect(ask("web-1")).To(Equal("I am web-1"))
+		Expect(time.Since(started)).To(BeNumerically("<=", 10*slowAccept))
+		Eventually(func() error {
+			c, err := net.DialTimeout("tcp", address("web-1"), 50*time.Millisecond)
+			if err == nil {
+				DeferCleanup(c.Close)
+			}
+			return err
+		}).WithTimeout(longEnough).WithPolling(time.Millisecond).Should(Satisfy(os.IsTimeout), "the backlog is full")
+	})
+
 	DescribeTable("refuses to be changed",
 		func(status int, says, path, body string, header ...string) {
 			got, text := post(path, body, header...)
@@ -123,7 +244,12 @@ var _ = Describe("the demo", func() {
 		},
 		Entry("without a header of its own", http.StatusForbidden, api.DemoHeader+": 1 is needed", api.DemoMendPath, `{"all": true}`),
 		Entry("for a server that is not there", http.StatusNotFound, "is none of the demo's: web-1, web-2", api.DemoBreakPath, `{"endpoint": "web-9", "how": "slow"}`, api.DemoHeader),
-		Entry("by a fault that UDP cannot have", http.StatusBadRequest, "is none of refuse, blackhole, slow, which is what can be done to echo-1", api.DemoBreakPath, `{"endpoint": "echo-1", "how": "reset"}`, api.DemoHeader),
+		Entry("by a fault that UDP cannot have", http.StatusBadRequest, "is none of refuse, blackhole, slow, delay=300ms, flaky=10%, which is what can be done to echo-1, a UDP server", api.DemoBreakPath, `{"endpoint": "echo-1", "how": "reset"}`, api.DemoHeader),
+		Entry("by a fault without its value", http.StatusBadRequest, `\"flaky\" is none of refuse, blackhole, slow, delay=300ms, flaky=10%, reset, reset=10%, slow-accept, half-open, half-close, which`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "flaky"}`, api.DemoHeader),
+		Entry("by a share above all", http.StatusBadRequest, `flaky: \"200%\" is not a share from 0.1% to 100%`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "flaky=200%"}`, api.DemoHeader),
+		Entry("by a share that is none", http.StatusBadRequest, `reset: \"NaN%\" is not a share from 0.1% to 100%`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "reset=NaN%"}`, api.DemoHeader),
+		Entry("by a time that is none", http.StatusBadRequest, `delay: \"x\" is not a time from 1ms to 1m, such as 300ms`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "delay=x"}`, api.DemoHeader),
+		Entry("by a time that is too long", http.StatusBadRequest, `delay: \"2h\" is not a time from 1ms to 1m`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "delay=2h"}`, api.DemoHeader),
 		Entry("by no fault", http.StatusBadRequest, "nothing is given", api.DemoBreakPath, `{"endpoint": "echo-1"}`, api.DemoHeader),
 		Entry("by what is no such object", http.StatusBadRequest, "the body is not what is wanted", api.DemoMendPath, `{"every": true}`, api.DemoHeader),
 	)

@@ -8,9 +8,12 @@
 // too: the demo is to be looked at.
 //
 //	services.go            the Services, and their manifests
-//	backends.go            the servers, and which faults each can have
-//	tcp.go udp.go port_*   how a server has a fault: refuse, blackhole, slow, reset
+//	backends.go            the servers
+//	fault.go               the faults that there are, in words
+//	tcp.go udp.go port_*   how a server has a fault
 //	api.go                 the routes
 //	requests.go            the clients
+//	ask.go                 a client of a demo that runs
+//	scenario.go play.go    a timetable of load and faults: its file, and how it is played
 //	demo.go                start, stop, and what is printed first
 package demo

@@ -69,9 +69,12 @@ func (p *port) open(backlog int) error {
 	return nil
 }
 
+// maxBacklog is a backlog that is enough for all.
+const maxBacklog = unix.SOMAXCONN
+
 // listen returns a listener. Closing it does not end listening; silence does.
-func (p *port) listen() (net.Listener, error) {
-	if err := p.open(unix.SOMAXCONN); err != nil {
+func (p *port) listen(backlog int) (net.Listener, error) {
+	if err := p.open(backlog); err != nil {
 		return nil, err
 	}
 	own, err := unix.FcntlInt(uintptr(p.fd), unix.F_DUPFD_CLOEXEC, 0)

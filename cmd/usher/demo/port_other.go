@@ -30,8 +30,11 @@ func (p *port) silence() error {
 	return nil
 }
 
+// maxBacklog stands for the backlog that the system gives.
+const maxBacklog = 0
+
 // listen returns a listener.
-func (p *port) listen() (l net.Listener, err error) {
+func (p *port) listen(_ int) (l net.Listener, err error) {
 	p.listener, err = net.Listen("tcp4", p.addr.String())
 	return p.listener, err
 }

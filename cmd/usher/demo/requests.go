@@ -19,14 +19,15 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// requestPatience is how long one request of the demo may take: all attempts, and
+// RequestPatience is how long one request of the demo may take: all attempts, and
 // a server that is slow.
-const requestPatience = 10 * time.Second
+const RequestPatience = 10 * time.Second
 
-// target is where a client reaches one of the demo's Services.
+// target is where a client reaches one of the demo's Services, or one of its servers.
 type target struct {
 	service
-	// at is its cluster IP, or where usher listens if no portal leads there.
+	// at is its cluster IP, or where usher listens if no portal leads there; for a
+	// server its own address.
 	at netip.AddrPort
 	// unserved says why it cannot be reached; "" if it can.
 	unserved string
@@ -77,18 +78,41 @@ func (t target) url() string {
 
 // ask makes one request and returns the answer, a line.
 func (t target) ask(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestPatience)
+	ctx, cancel := context.WithTimeout(ctx, RequestPatience)
 	defer cancel()
 	if t.protocol == corev1.ProtocolUDP {
 		return askUDP(ctx, t.at.String())
 	}
-	return askHTTP(ctx, t.url())
+	return askHTTP(ctx, &ordinary, t.url())
 }
 
-// client makes a connection for each request.
-var client = http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+// ordinary makes a connection for each request; halfClosing ends its own direction as
+// soon as the request is sent.
+var (
+	ordinary    = http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	halfClosing = http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialHalfClosing}}
+)
 
-func askHTTP(ctx context.Context, url string) (string, error) {
+// halfCloser ends its direction after the first bytes, which are the whole request.
+type halfCloser struct{ *net.TCPConn }
+
+func (c halfCloser) Write(b []byte) (int, error) {
+	n, err := c.TCPConn.Write(b)
+	if err == nil {
+		err = c.CloseWrite()
+	}
+	return n, err
+}
+
+func dialHalfClosing(ctx context.Context, network, address string) (net.Conn, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return halfCloser{c.(*net.TCPConn)}, nil
+}
+
+func askHTTP(ctx context.Context, client *http.Client, url string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return "", err
@@ -114,11 +138,7 @@ func askUDP(ctx context.Context, address string) (string, error) {
 		return "", err
 	}
 	defer conn.Close()
-	if deadline, ok := ctx.Deadline(); ok {
-		if err := conn.SetDeadline(deadline); err != nil {
-			return "", err
-		}
-	}
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(0, 0)) })() // ends Read
 	if _, err := conn.Write([]byte("hello")); err != nil {
 		return "", err
 	}

@@ -1,9 +1,8 @@
 package demo
 
 import (
-	"net/netip"
-	"os"
-	"path/filepath"
+	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -47,9 +46,28 @@ var services = []service{
 		protocol: corev1.ProtocolTCP, port: 80, requests: 1},
 }
 
-// VIP is one of the demo's cluster IPs. A portal is of use only where a route leads
-// to it.
-var VIP = netip.MustParseAddr(services[0].clusterIP)
+// named returns the Service called name, or that has a server called so; both with or
+// without namespace.
+func named(name string) (s service, server bool, err error) {
+	name = strings.TrimPrefix(name, metav1.NamespaceDefault+"/")
+	var all []string
+	for _, s := range services {
+		if s.name == name {
+			return s, false, nil
+		}
+		all = append(all, s.name)
+		for i := range s.backends {
+			if s.server(i) == name {
+				return s, true, nil
+			}
+		}
+	}
+	return service{}, false, fmt.Errorf("%q is none of the demo's Services, %s, nor of their servers, such as %s",
+		name, strings.Join(all, ", "), services[0].server(0))
+}
+
+// server is the name of one of its servers.
+func (s service) server(i int) string { return fmt.Sprintf("%s-%d", s.name, i+1) }
 
 // portName is the name of the Service's only port.
 func (s service) portName() string {
@@ -93,24 +111,23 @@ func (b *backend) slice() discoveryv1.EndpointSlice {
 
 // writeManifests writes the Services, and an EndpointSlice for each server, each
 // into a file of its own.
-func writeManifests(dir string, list backends) error {
+func writeManifests(list backends, write func(file string, text []byte) error) error {
+	each := func(name string, object any) error {
+		text, err := yaml.Marshal(object)
+		if err != nil {
+			return err
+		}
+		return write(name+".yaml", text)
+	}
 	for _, s := range services {
-		if err := writeYAML(dir, s.name+".yaml", s.object()); err != nil {
+		if err := each(s.name, s.object()); err != nil {
 			return err
 		}
 	}
 	for _, b := range list {
-		if err := writeYAML(dir, b.name+".yaml", b.slice()); err != nil {
+		if err := each(b.name, b.slice()); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func writeYAML(dir, file string, object any) error {
-	text, err := yaml.Marshal(object)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, file), text, 0o644)
 }

@@ -2,11 +2,12 @@ package demo
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
@@ -16,7 +17,6 @@ import (
 type httpServer struct {
 	name string
 	port *port
-	slow atomic.Bool
 
 	stop func() // ends what serves now; nil for nothing
 }
@@ -31,7 +31,7 @@ func startHTTP(name string) (*httpServer, error) {
 
 func (s *httpServer) addr() netip.AddrPort { return s.port.addr }
 
-func (s *httpServer) setFault(fault string) error {
+func (s *httpServer) setFault(f fault) error {
 	if s.stop != nil {
 		s.stop()
 		s.stop = nil
@@ -40,21 +40,28 @@ func (s *httpServer) setFault(fault string) error {
 	if err := s.port.silence(); err != nil {
 		return err
 	}
-	s.slow.Store(fault == api.DemoSlow)
-	switch fault {
+	backlog := maxBacklog
+	switch f.kind {
 	case api.DemoRefuse:
 		return nil
 	case api.DemoBlackhole:
 		return s.port.swallow()
+	case api.DemoFlaky:
+		s.stop = s.serveSometimes(f)
+		return nil
+	case api.DemoSlowAccept:
+		backlog = 0 // Linux takes one connection then
 	}
-	l, err := s.port.listen()
-	if err != nil {
+	l, err := s.port.listen(backlog)
+	switch {
+	case err != nil:
 		return err
-	}
-	if fault == api.DemoReset {
+	case f.kind == api.DemoReset && f.perMille == 0:
 		s.stop = serveResets(l)
-	} else {
-		s.stop = s.serveHTTP(l)
+	case f.kind == api.DemoSlowAccept:
+		s.stop = s.serveHTTP(slowListener{l}, f)
+	default:
+		s.stop = s.serveHTTP(l, f)
 	}
 	return nil
 }
@@ -66,26 +73,154 @@ func (s *httpServer) close() {
 	s.port.close()
 }
 
+// slowListener is one of a server that is slow to accept.
+type slowListener struct{ net.Listener }
+
+func (l slowListener) Accept() (net.Conn, error) {
+	time.Sleep(slowAccept)
+	return l.Listener.Accept()
+}
+
+// maxHeld is how many connections a server keeps that it neither answers nor closes. If there are
+// more, the oldest is closed.
+const maxHeld = 1000
+
+// answerer answers requests, unless it has a fault.
+type answerer struct {
+	name  string
+	fault fault
+	turns turns
+	done  chan struct{} // closed when the server stops
+
+	mu   sync.Mutex
+	held []chan struct{} // one for each connection that is held, the oldest first; closed when it has to go
+}
+
 // serveHTTP serves on l until the function that it returns is called.
-func (s *httpServer) serveHTTP(l net.Listener) (stop func()) {
-	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: s}
+func (s *httpServer) serveHTTP(l net.Listener, f fault) (stop func()) {
+	a, server := s.answerer(f)
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(l) }) // until Close
 	return func() {
 		server.Close()
+		close(a.done)
 		serving.Wait()
 	}
 }
 
-// ServeHTTP implements http.Handler.
-func (s *httpServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if s.slow.Load() {
+func (s *httpServer) answerer(f fault) (*answerer, *http.Server) {
+	a := &answerer{name: s.name, fault: f, done: make(chan struct{})}
+	return a, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: a}
+}
+
+// serveSometimes is serveHTTP, but for a share of each second nobody listens.
+func (s *httpServer) serveSometimes(f fault) (stop func()) {
+	a, server := s.answerer(f)
+	wait := func(perMille uint64) (ended bool) {
 		select {
-		case <-time.After(slowAnswer):
-		case <-r.Context().Done():
+		case <-a.done:
+			return true
+		case <-time.After(time.Duration(perMille) * time.Millisecond):
+			return false
 		}
 	}
-	fmt.Fprintf(w, "I am %s\n", s.name)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for !wait(f.perMille) {
+			if f.perMille == 1000 {
+				continue
+			}
+			l, err := s.port.listen(maxBacklog)
+			if err != nil {
+				continue // somebody has the port, where it cannot be kept
+			}
+			serving.Go(func() { _ = server.Serve(l) }) // until silence or Close
+			wait(1000 - f.perMille)
+			_ = s.port.silence()
+			l.Close()
+		}
+	})
+	return func() {
+		close(a.done)
+		serving.Wait()
+		server.Close()
+	}
+}
+
+// ServeHTTP implements http.Handler.
+func (a *answerer) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	switch a.fault.kind {
+	case api.DemoSlow, api.DemoDelay:
+		// Not less if the request's context ends: a client that has ended its own
+		// direction still wants its answer.
+		select {
+		case <-time.After(a.fault.delay):
+		case <-a.done:
+		}
+	case api.DemoReset:
+		if a.turns.hit(a.fault.perMille) {
+			a.seize(w, reset)
+			return
+		}
+	case api.DemoHalfOpen, api.DemoHalfClose:
+		a.seize(w, a.hold)
+		return
+	}
+	fmt.Fprintf(w, "I am %s\n", a.name)
+}
+
+// seize takes the connection from the HTTP server, and closes it after do.
+func (a *answerer) seize(w http.ResponseWriter, do func(*net.TCPConn)) {
+	c, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return // a version of HTTP that the demo does not speak
+	}
+	defer c.Close()
+	do(c.(*net.TCPConn))
+}
+
+// reset makes Close send a reset.
+func reset(c *net.TCPConn) { _ = c.SetLinger(0) }
+
+// hold keeps a connection without an answer: half-closed, until the client has ended
+// its direction, too; half-open, until the client resets it or the server stops.
+func (a *answerer) hold(c *net.TCPConn) {
+	pushed := a.keep()
+	defer a.forget(pushed)
+	halfClosed := a.fault.kind == api.DemoHalfClose
+	ended := make(chan struct{})
+	go func() {
+		if _, err := io.Copy(io.Discard, c); err != nil || halfClosed { // until the client ends, or Close
+			close(ended)
+		}
+	}()
+	if halfClosed {
+		_ = c.CloseWrite() // a client that has left
+	}
+	select {
+	case <-ended:
+	case <-pushed:
+	case <-a.done:
+	}
+}
+
+// keep notes that one more connection is held, and returns what is closed when it has to go.
+func (a *answerer) keep() chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.held) == maxHeld {
+		close(a.held[0])
+		a.held = slices.Delete(a.held, 0, 1)
+	}
+	pushed := make(chan struct{})
+	a.held = append(a.held, pushed)
+	return pushed
+}
+
+func (a *answerer) forget(held chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.held = slices.DeleteFunc(a.held, func(h chan struct{}) bool { return h == held })
 }
 
 // serveResets accepts every connection on l, and breaks it off, until the
@@ -98,7 +233,7 @@ func serveResets(l net.Listener) (stop func()) {
 			if err != nil {
 				return
 			}
-			_ = c.(*net.TCPConn).SetLinger(0) // so that Close sends a reset
+			reset(c.(*net.TCPConn))
 			c.Close()
 		}
 	})

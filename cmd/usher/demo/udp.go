@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
@@ -29,10 +30,10 @@ func startEcho(name string) (*echoServer, error) {
 
 func (s *echoServer) addr() netip.AddrPort { return s.at }
 
-func (s *echoServer) setFault(fault string) (err error) {
+func (s *echoServer) setFault(f fault) (err error) {
 	s.close()
 	at := net.UDPAddrFromAddrPort(s.at)
-	if fault == api.DemoRefuse {
+	if f.kind == api.DemoRefuse {
 		// A socket that is connected takes datagrams from its peer only, here
 		// itself. All others are answered by ICMP port unreachable, and the port
 		// stays ours.
@@ -43,7 +44,7 @@ func (s *echoServer) setFault(fault string) (err error) {
 		return err
 	}
 	conn := s.conn
-	s.serving.Go(func() { s.serve(conn, fault) })
+	s.serving.Go(func() { s.serve(conn, f) })
 	return nil
 }
 
@@ -54,8 +55,13 @@ func (s *echoServer) close() {
 	s.serving.Wait()
 }
 
+// maxDelayed is how many answers a server keeps until it is time for them.
+const maxDelayed = 1000
+
 // serve answers until conn is closed.
-func (s *echoServer) serve(conn *net.UDPConn, fault string) {
+func (s *echoServer) serve(conn *net.UDPConn, f fault) {
+	var turns turns
+	var delayed atomic.Int64
 	buf := make([]byte, 2048)
 	for {
 		n, from, err := conn.ReadFromUDPAddrPort(buf)
@@ -64,10 +70,17 @@ func (s *echoServer) serve(conn *net.UDPConn, fault string) {
 		}
 		reply := fmt.Appendf(nil, "%s: %s", s.name, buf[:n])
 		send := func() { _, _ = conn.WriteToUDPAddrPort(reply, from) } // a client that has left
-		switch fault {
-		case api.DemoBlackhole:
-		case api.DemoSlow:
-			time.AfterFunc(slowAnswer, send)
+		switch {
+		case f.kind == api.DemoBlackhole || f.kind == api.DemoFlaky && turns.hit(f.perMille):
+		case f.delay > 0:
+			if delayed.Add(1) > maxDelayed {
+				delayed.Add(-1)
+				continue // lost, as by a server whose queue is full
+			}
+			time.AfterFunc(f.delay, func() {
+				send()
+				delayed.Add(-1)
+			})
 		default:
 			send()
 		}

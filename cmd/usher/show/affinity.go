@@ -8,7 +8,7 @@ var Affinity = []Column[api.AffinityEntry]{
 	{Title: "SERVICE", Cell: func(a api.AffinityEntry) string { return nameOf(a.Service, a.Port) }},
 	{Title: "CLIENT", Cell: func(a api.AffinityEntry) string { return Clean(a.Client) }},
 	{Title: "ENDPOINT", Cell: func(a api.AffinityEntry) string { return Clean(a.Endpoint) }},
-	{Title: "POD", Cell: func(a api.AffinityEntry) string { return dash(podName(a.Pod)) }},
+	{Title: "POD", Cell: func(a api.AffinityEntry) string { return dash(PodName(a.Pod)) }},
 	{Title: "LEFT", Right: true, Cell: func(a api.AffinityEntry) string { return Seconds(a.SecondsLeft) }},
 	{Title: "PROTOCOL", Wide: true, Cell: func(a api.AffinityEntry) string { return Clean(a.Protocol) }},
 	{Title: "TIMEOUT", Right: true, Wide: true, Cell: func(a api.AffinityEntry) string { return Seconds(a.TimeoutSeconds) }},

@@ -3,6 +3,7 @@ package show
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -15,12 +16,12 @@ var Connections = []Column[api.Connection]{
 	{Title: "SERVICE", Cell: func(c api.Connection) string { return nameOf(c.Service, c.Port) }},
 	{Title: "CLIENT", Cell: func(c api.Connection) string { return Clean(c.Client) }},
 	{Title: "ENDPOINT", Cell: func(c api.Connection) string { return dash(c.Endpoint) }},
-	{Title: "POD", Cell: func(c api.Connection) string { return dash(podName(c.Pod)) }},
+	{Title: "POD", Cell: func(c api.Connection) string { return dash(PodName(c.Pod)) }},
 	{Title: "STATE", Cell: ConnectionState},
 	{Title: "ATTEMPTS", Right: true, Cell: func(c api.Connection) string { return number(int64(len(c.Attempts))) }},
 	{Title: "LASTED", Right: true, Cell: func(c api.Connection) string { return Milliseconds(c.DurationMs) }},
-	{Title: "TO ENDPOINT", Right: true, Cell: func(c api.Connection) string { return Bytes(float64(c.BytesToEndpoint)) }},
-	{Title: "TO CLIENT", Right: true, Cell: func(c api.Connection) string { return Bytes(float64(c.BytesToClient)) }},
+	{Title: "TO ENDPOINT", Right: true, Cell: func(c api.Connection) string { return ConnectionBytes(c, c.BytesToEndpoint) }},
+	{Title: "TO CLIENT", Right: true, Cell: func(c api.Connection) string { return ConnectionBytes(c, c.BytesToClient) }},
 	{Title: "PROTOCOL", Wide: true, Cell: func(c api.Connection) string { return Clean(c.Protocol) }},
 	{Title: "VIA", Wide: true, Cell: func(c api.Connection) string { return dash(c.Via) }},
 	{Title: "VIP", Wide: true, Cell: func(c api.Connection) string { return Clean(c.VIP) }},
@@ -30,8 +31,24 @@ var Connections = []Column[api.Connection]{
 		}
 		return Milliseconds(c.ConnectMs)
 	}},
+	{Title: "FIRST BYTE", Right: true, Wide: true, Cell: func(c api.Connection) string {
+		if c.FirstByteMs == 0 {
+			return "-"
+		}
+		return Milliseconds(c.FirstByteMs)
+	}},
+	{Title: "OUTCOME", Wide: true, Cell: func(c api.Connection) string { return Clean(strings.Join(c.Outcomes, ",")) }},
 	{Title: "ACCEPTED", Wide: true, Cell: func(c api.Connection) string { return c.Accepted.Local().Format("15:04:05.000") }},
 	{Title: "ERROR", Wide: true, Cell: func(c api.Connection) string { return dash(c.Error) }},
+}
+
+// Reaches tells how far back a list of connections reaches.
+func Reaches(r api.Reaches, now time.Time) string {
+	ago := func(t time.Time) string { return Seconds(now.Sub(t).Seconds()) + " ago" }
+	if r.Amiss.Before(r.All) {
+		return fmt.Sprintf("All that ended since %s; those that failed, were retried or slow since %s.", ago(r.All), ago(r.Amiss))
+	}
+	return fmt.Sprintf("All that ended since %s.", ago(r.All))
 }
 
 // ConnectionState returns how far a connection has come, or how it ended.
@@ -80,3 +97,13 @@ func nameOf(service, port string) string {
 	}
 	return Clean(name)
 }
+
+// ConnectionBytes tells bytes that a connection has moved. Those of a UDP session are known when it has ended.
+func ConnectionBytes(c api.Connection, n int64) string {
+	if !bytesKnown(c) {
+		return "-"
+	}
+	return Bytes(float64(n))
+}
+
+func bytesKnown(c api.Connection) bool { return c.Protocol != "UDP" || c.End != "" }

@@ -1,6 +1,7 @@
 package show
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -32,11 +33,13 @@ var Endpoints = []Column[PortEndpoint]{
 	{Title: "SERVICE", Cell: func(e PortEndpoint) string { return Clean(e.Service) }},
 	{Title: "PORT", Cell: func(e PortEndpoint) string { return dash(e.Port) }},
 	{Title: "ENDPOINT", Cell: func(e PortEndpoint) string { return Clean(e.Address) }},
-	{Title: "POD", Cell: func(e PortEndpoint) string { return dash(podName(e.Pod)) }},
+	{Title: "POD", Cell: func(e PortEndpoint) string { return dash(PodName(e.Pod)) }},
 	{Title: "STATE", Cell: func(e PortEndpoint) string { return state(e.Endpoint) }},
 	{Title: "ACTIVE", Right: true, Cell: func(e PortEndpoint) string { return activeOf(e) }},
 	{Title: "CONNECTED", Right: true, Cell: func(e PortEndpoint) string { return number(e.Connected) }},
 	{Title: "FAILED", Right: true, Cell: func(e PortEndpoint) string { return number(e.Failed) }},
+	{Title: "CONNECT", Right: true, Cell: func(e PortEndpoint) string { return Connect(e.Latency) }},
+	{Title: "FIRST BYTE", Right: true, Cell: func(e PortEndpoint) string { return FirstByte(e.Latency) }},
 	{Title: "QUARANTINE", Cell: func(e PortEndpoint) string { return QuarantineCell(e.Quarantine) }},
 	{Title: "PROTOCOL", Wide: true, Cell: func(e PortEndpoint) string { return Clean(e.Protocol) }},
 	{Title: "NODE", Wide: true, Cell: func(e PortEndpoint) string { return dash(e.Node) }},
@@ -45,6 +48,41 @@ var Endpoints = []Column[PortEndpoint]{
 	{Title: "USED FOR", Wide: true, Cell: func(e PortEndpoint) string { return dash(strings.Join(e.UsedFor, ",")) }},
 	{Title: "TO ENDPOINT", Right: true, Wide: true, Cell: func(e PortEndpoint) string { return Bytes(float64(e.BytesToEndpoint)) }},
 	{Title: "TO CLIENTS", Right: true, Wide: true, Cell: func(e PortEndpoint) string { return Bytes(float64(e.BytesToClient)) }},
+}
+
+// Connect returns how long clients waited lately until they were established, half of them and all but
+// one in a hundred; "-" if there were none.
+func Connect(l *api.Latency) string {
+	if l == nil {
+		return "-"
+	}
+	return both(l.ConnectP50Ms, l.ConnectP99Ms)
+}
+
+// FirstByte is Connect until the endpoint's first byte came.
+func FirstByte(l *api.Latency) string {
+	if l == nil || l.FirstByteP99Ms == 0 {
+		return "-"
+	}
+	return both(l.FirstByteP50Ms, l.FirstByteP99Ms)
+}
+
+// P99 returns how long clients waited lately for the first byte, all but one in a hundred; for the endpoint, if
+// none came.
+func P99(l *api.Latency) string {
+	if l == nil {
+		return "-"
+	}
+	return Milliseconds(cmp.Or(l.FirstByteP99Ms, l.ConnectP99Ms))
+}
+
+// both returns "0.24/253 ms".
+func both(p50, p99 float64) string {
+	low, high := Milliseconds(p50), Milliseconds(p99)
+	if strings.HasSuffix(high, " ms") {
+		low = strings.TrimSuffix(low, " ms")
+	}
+	return low + "/" + high
 }
 
 // activeOf returns how many connections an endpoint has, and "3/10" if it may have no more than 10.
@@ -64,20 +102,26 @@ func state(e api.Endpoint) string {
 }
 
 // QuarantineCell returns "another 7s: connection refused" or, for one that is probed,
-// "probe in 7s: connection refused", or "-".
+// "probe in 7s: connection refused", or "-". No time is "now".
 func QuarantineCell(q *api.Quarantine) string {
 	if q == nil {
 		return "-"
 	}
-	how := "another "
-	if q.Probed {
-		how = "probe in "
+	left := Seconds(q.SecondsLeft)
+	how := "another " + left
+	switch {
+	case q.Probed && left == "0s":
+		how = "probe now"
+	case q.Probed:
+		how = "probe in " + left
+	case left == "0s":
+		how = "ends now"
 	}
-	return how + Seconds(q.SecondsLeft) + ": " + Clean(q.Cause)
+	return how + ": " + Clean(q.Cause)
 }
 
-// podName returns the name of a Pod without its namespace, which is the Service's.
-func podName(pod string) string {
+// PodName returns the name of a Pod without its namespace, which is the Service's.
+func PodName(pod string) string {
 	if _, name, ok := strings.Cut(pod, "/"); ok {
 		return name
 	}

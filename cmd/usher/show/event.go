@@ -1,10 +1,23 @@
 package show
 
-import "github.com/usherproxy/usher/proxy/admin/api"
+import (
+	"strings"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
 
 // Event tells an event in one line, with the time in front.
-func Event(e api.Event) string {
-	return Quiet.Text(e.Time.Local().Format("15:04:05.000")) + " " + eventStyle(e).Text(Clean(e.Text))
+func Event(e api.Event) string { return EventOn("", 0, e) }
+
+// EventOn is Event with the node on which it happened behind the time, in a column so wide; "" is no node.
+func EventOn(node string, width int, e api.Event) string {
+	if node != "" {
+		node = " " + Middle(Clean(node), width)
+		node += strings.Repeat(" ", max(0, width+1-ansi.StringWidth(node)))
+	}
+	return Quiet.Text(e.Time.Local().Format("15:04:05.000")+node) + " " + eventStyle(e).Text(Clean(e.Text))
 }
 
 func eventStyle(e api.Event) Style {

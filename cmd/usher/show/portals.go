@@ -28,7 +28,7 @@ var Portals = []Column[api.PortalRule]{
 var PortalParts = []Column[api.PortalPart]{
 	{Title: "STATE", Cell: func(p api.PortalPart) string { return Clean(p.State) }},
 	{Title: "FAMILY", Cell: func(p api.PortalPart) string { return Clean(p.Family) }},
-	{Title: "FOR CLIENTS' OWN ADDRESSES", Cell: func(p api.PortalPart) string { return Clean(p.Name) }},
+	{Title: "FOR ALL SERVICES", Cell: func(p api.PortalPart) string { return Clean(p.Name) }},
 	{Title: "WHAT", Cell: func(p api.PortalPart) string { return dash(p.Text) }},
 }
 

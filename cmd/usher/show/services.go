@@ -3,6 +3,7 @@ package show
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -17,11 +18,14 @@ var Services = []Column[api.Service]{
 	{Title: "STATE", Cell: func(s api.Service) string { return Clean(string(s.State)) }},
 	{Title: "VIP", Cell: func(s api.Service) string { return Few(vips(s)) }},
 	{Title: "PORTS", Cell: func(s api.Service) string { return Few(portNumbers(s)) }},
+	{Title: "REACHED AT", Some: true, Cell: func(s api.Service) string { return dash(Few(onLoopback(s))) }},
 	{Title: "ENDPOINTS", Cell: func(s api.Service) string { return ReadyOf(s.Endpoints) }},
 	{Title: "ACTIVE", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Active) }},
 	{Title: "CONNECTIONS", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Accepted) }},
 	{Title: "RETRIES", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Retries) }},
 	{Title: "FAILED", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Failed) }},
+	{Title: "CONNECT", Right: true, Wide: true, Cell: func(s api.Service) string { return Connect(s.Latency) }},
+	{Title: "FIRST BYTE", Right: true, Wide: true, Cell: func(s api.Service) string { return FirstByte(s.Latency) }},
 	{Title: "TO ENDPOINTS", Right: true, Wide: true, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToEndpoint)) }},
 	{Title: "TO CLIENTS", Right: true, Wide: true, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToClient)) }},
 	{Title: "AFFINITY", Wide: true, Cell: func(s api.Service) string { return orDash(s.AffinitySeconds) }},
@@ -72,6 +76,17 @@ func portNumbers(s api.Service) []string {
 			return ""
 		}
 		return port + "/" + p.Protocol
+	})
+}
+
+// onLoopback returns where clients reach a Service if nothing leads them from its VIPs, as without
+// root.
+func onLoopback(s api.Service) []string {
+	return ofPorts(s, func(p api.PortSummary) string {
+		if at, err := netip.ParseAddrPort(p.Listener); err == nil && at.Addr().IsLoopback() {
+			return p.Listener
+		}
+		return ""
 	})
 }
 
@@ -133,6 +148,9 @@ func topology(t *api.Topology) string {
 
 func problems(s api.Service) string {
 	var list []string
+	for _, p := range s.Problems {
+		list = append(list, p.Reason+": "+p.Message)
+	}
 	for _, p := range s.Ports {
 		if p.Problem != nil {
 			list = append(list, p.Problem.Reason+": "+p.Problem.Message)

@@ -54,6 +54,16 @@ func lines[T any](columns []show.Column[T], wide bool, rows ...T) []string {
 	return strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 }
 
+var _ = DescribeTable("what is left of a quarantine",
+	func(probed bool, seconds float64, says string) {
+		Expect(show.QuarantineCell(&api.Quarantine{Probed: probed, SecondsLeft: seconds, Cause: "x"})).To(Equal(says))
+	},
+	Entry("until a probe", true, 7.2, "probe in 7s: x"),
+	Entry("until a probe that is due", true, 0.2, "probe now: x"),
+	Entry("without probes", false, 7.2, "another 7s: x"),
+	Entry("that is over", false, 0.0, "ends now: x"),
+)
+
 var _ = Describe("a table", func() {
 	It("tells Services", func() {
 		Expect(lines(show.Services, false, web)).To(Equal([]string{
@@ -65,8 +75,9 @@ var _ = Describe("a table", func() {
 	It("tells more of Services when it is wide", func() {
 		problem := web
 		problem.AffinitySeconds, problem.Totals.Queued = 10800, 4
+		problem.Latency = &api.Latency{ConnectP50Ms: 0.31, ConnectP99Ms: 251, FirstByteP50Ms: 1, FirstByteP99Ms: 2500}
 		problem.Ports = []api.PortSummary{{Protocol: "SCTP", VIP: "10.96.0.10:99", EndpointLimit: 10, QueueSeconds: 30, SlowStartSeconds: 90, DrainSeconds: 30, AccessLog: true, ProxyProtocol: &api.ProxyProtocol{ToEndpoints: "v2", From: []string{"10.0.0.0/8"}}, Problem: &api.Problem{Reason: "SCTPOff", Message: "off"}}}
-		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("1         730 B      1.3 MB  3h        -          -       10, queue 30s       4  1m30s       30s    yes         -           v2 to endpoints, from 10.0.0.0/8  -              -         SCTPOff: off"))
+		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("1  0.31/251 ms  1.00 ms/2.5 s         730 B      1.3 MB  3h        -          -       10, queue 30s       4  1m30s       30s    yes         -           v2 to endpoints, from 10.0.0.0/8  -              -         SCTPOff: off"))
 		problem.Ports[0].Topology = &api.Topology{Keys: []string{"a"}, Key: "a", Value: "7"}
 		Expect(lines(show.Services, true, problem)[1]).To(ContainSubstring("  a=7  "))
 		problem.Ports[0].Probe = &api.Probe{Check: "http:/healthz", IntervalSeconds: 10}
@@ -89,17 +100,24 @@ var _ = Describe("a table", func() {
 			Endpoints: []api.Endpoint{
 				{Address: "10.1.0.7:80", Pod: "default/web-1", State: api.EndpointQuarantined, Failed: 5,
 					Quarantine: &api.Quarantine{SecondsLeft: 7.2, Cause: "connection refused"}},
-				{Address: "10.1.0.8:80", State: api.EndpointReady, Share: 0.4, Active: 2, Limit: 10, Connected: 9},
+				{Address: "10.1.0.8:80", State: api.EndpointReady, Share: 0.4, Active: 2, Limit: 10, Connected: 9, Latency: &api.Latency{ConnectP50Ms: 0.31, ConnectP99Ms: 251}},
 				{Address: "10.1.0.9:80", State: api.EndpointQuarantined, Failed: 1,
 					Quarantine: &api.Quarantine{SecondsLeft: 3.6, Probed: true, Cause: "no answer"}},
 			},
 		}}}
 		Expect(lines(show.Endpoints, false, show.PortEndpoints(detail)...)).To(Equal([]string{
-			"NAMESPACE  SERVICE  PORT  ENDPOINT     POD    STATE                    ACTIVE  CONNECTED  FAILED  QUARANTINE",
-			"default    web      http  10.1.0.7:80  web-1  quarantined                   0          0       5  another 7s: connection refused",
-			"default    web      http  10.1.0.8:80  -      ready, 40% of its share    2/10          9       0  -",
-			"default    web      http  10.1.0.9:80  -      quarantined                   0          0       1  probe in 4s: no answer",
+			"NAMESPACE  SERVICE  PORT  ENDPOINT     POD    STATE                    ACTIVE  CONNECTED  FAILED      CONNECT  FIRST BYTE  QUARANTINE",
+			"default    web      http  10.1.0.7:80  web-1  quarantined                   0          0       5            -           -  another 7s: connection refused",
+			"default    web      http  10.1.0.8:80  -      ready, 40% of its share    2/10          9       0  0.31/251 ms           -  -",
+			"default    web      http  10.1.0.9:80  -      quarantined                   0          0       1            -           -  probe in 4s: no answer",
 		}))
+	})
+
+	It("says how far back connections are known, and where those reach farther with which something was amiss", func() {
+		now := time.Now()
+		Expect(show.Reaches(api.Reaches{All: now.Add(-12 * time.Second), Amiss: now.Add(-58 * time.Minute)}, now)).
+			To(Equal("All that ended since 12s ago; those that failed, were retried or slow since 58m0s ago."))
+		Expect(show.Reaches(api.Reaches{All: now.Add(-time.Minute), Amiss: now.Add(-time.Minute)}, now)).To(Equal("All that ended since 1m0s ago."))
 	})
 
 	It("tells connections", func() {
@@ -107,6 +125,16 @@ var _ = Describe("a table", func() {
 			"ID  NAMESPACE  SERVICE   CLIENT           ENDPOINT     POD    STATE            ATTEMPTS  LASTED  TO ENDPOINT  TO CLIENT",
 			" 7  default    web:http  192.0.2.2:48200  10.1.0.8:80  web-2  endpoint-closed         3   1.5 s         73 B      131 B",
 		}))
+	})
+
+	It("does not tell bytes of a UDP session before they are known", func() {
+		session := retried
+		session.Protocol, session.End, session.BytesToClient = "UDP", "", 0
+		Expect(lines(show.Connections, false, session)[1]).NotTo(ContainSubstring(" 0 B"))
+		Expect(strings.Join(show.Waterfall(session, 80), "\n")).NotTo(ContainSubstring("to the client"))
+		session.End = "idle"
+		Expect(lines(show.Connections, false, session)[1]).To(ContainSubstring(" 0 B"))
+		Expect(strings.Join(show.Waterfall(session, 80), "\n")).To(ContainSubstring("0 B to the client"))
 	})
 
 	It("tells who is remembered", func() {
@@ -136,11 +164,41 @@ var _ = Describe("a table", func() {
 		}))
 	})
 
-	It("leaves out the last columns where a terminal is narrow", func() {
-		Expect(show.Fit(show.Services, []api.Service{web}, 40)).To(HaveLen(3))
-		Expect(show.Fit(show.Services, []api.Service{web}, 3)).To(HaveLen(1))
+	It("leaves out columns, and shortens names, where a terminal is narrow", func() {
+		columns := []show.Column[string]{
+			{Title: "NAME", Least: 7, Cell: func(s string) string { return s }},
+			{Title: "BYTES", Right: true, Rank: 2, Cell: func(string) string { return "12345678" }},
+			{Title: "FAILED", Right: true, Rank: 1, Cell: func(string) string { return "9" }},
+		}
+		rows := []string{"checkout-frontend-v2", "web"}
+		Expect(show.Fit(columns, rows, 30)).To(Equal([]string{
+			"NAME             BYTES  FAILED", "checko…nd-v2  12345678       9", "web           12345678       9"}))
+		Expect(show.Fit(columns, rows, 20)).To(Equal([]string{"NAME          FAILED", "checko…nd-v2       9", "web                9"}))
+		Expect(show.Fit(columns, rows, 7)).To(Equal([]string{"NAME", "che…-v2", "web"}))
 	})
 })
+
+var _ = DescribeTable("the widths of columns",
+	func(width int, needs []show.Need, widths ...int) { Expect(show.Widths(needs, width)).To(Equal(widths)) },
+	Entry("there is room", 80, []show.Need{{Most: 10}, {Most: 5}}, 10, 5),
+	Entry("the greatest rank goes first", 12, []show.Need{{Most: 5}, {Most: 5, Rank: 2}, {Most: 5, Rank: 1}}, 5, -1, 5),
+	Entry("of equal ranks, the last", 12, []show.Need{{Most: 5}, {Most: 5}, {Most: 5}}, 5, 5, -1),
+	Entry("a name gives way before a column goes", 15, []show.Need{{Most: 70, Least: 8}, {Most: 5}}, 8, 5),
+	Entry("and takes what is left over", 40, []show.Need{{Most: 70, Least: 8}, {Most: 5}}, 33, 5),
+	Entry("names share evenly", 30, []show.Need{{Most: 70, Least: 8}, {Most: 9, Least: 8}, {Most: 70, Least: 8}}, 9, 9, 8),
+	Entry("a small column is there, though a wide one is not", 12, []show.Need{{Most: 5}, {Most: 9, Rank: 1}, {Most: 5, Rank: 2}}, 5, -1, 5),
+	Entry("one column stays, whatever it takes", 3, []show.Need{{Most: 70, Least: 8}, {Most: 5, Rank: 1}}, 8, -1),
+	Entry("a column may be empty", 3, []show.Need{{Most: 0}, {Most: 1}}, 0, 1),
+)
+
+var _ = DescribeTable("a name in few cells",
+	func(name string, width int, is string) { Expect(show.Middle(name, width)).To(Equal(is)) },
+	Entry(nil, "web", 3, "web"),
+	Entry(nil, "checkout-frontend-v2", 11, "check…nd-v2"),
+	Entry(nil, "checkout-frontend-v2", 12, "checko…nd-v2"),
+	Entry(nil, "日本語の名前", 8, "日…名前"),
+	Entry(nil, "web", 1, "…"),
+)
 
 var _ = Describe("a waterfall", func() {
 	plain := func(width int) (out []string) {
@@ -149,6 +207,12 @@ var _ = Describe("a waterfall", func() {
 		}
 		return out
 	}
+
+	It("tells when the first byte came", func() {
+		c := retried
+		c.FirstByteMs = 620
+		Expect(ansi.Strip(show.Waterfall(c, 67)[1])).To(Equal("accepted 13:05:00.123, established after 500 ms, first byte after 620 ms, ended after 1.5 s: endpoint-closed"))
+	})
 
 	It("has a bar for each attempt, as long as it took", func() {
 		Expect(plain(67)).To(Equal([]string{

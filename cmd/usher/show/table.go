@@ -2,6 +2,8 @@ package show
 
 import (
 	"io"
+	"math"
+	"slices"
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
@@ -13,6 +15,12 @@ type Column[T any] struct {
 	Cell  func(T) string
 	Right bool // numbers are easier to compare when they end in one line
 	Wide  bool // only in wide tables
+	Some  bool // only if there is anything in it
+
+	// Of a table that has to fit: columns of a low rank are there before those of a higher
+	// one, and of equal ones the first. Least is to how few cells a name may give way; 0 is
+	// not at all.
+	Rank, Least int
 }
 
 // gap is what is between two columns.
@@ -20,11 +28,8 @@ const gap = "  "
 
 // Table writes rows under the columns' titles.
 func Table[T any](out io.Writer, columns []Column[T], rows []T, wide bool) error {
-	if !wide {
-		columns = Narrow(columns)
-	}
 	var b strings.Builder
-	for _, line := range Lines(columns, rows) {
+	for _, line := range Lines(Shown(columns, rows, wide), rows) {
 		b.WriteString(line)
 		b.WriteByte('\n')
 	}
@@ -32,21 +37,22 @@ func Table[T any](out io.Writer, columns []Column[T], rows []T, wide bool) error
 	return err
 }
 
-// Narrow returns the columns that are not only for wide tables.
-func Narrow[T any](columns []Column[T]) (out []Column[T]) {
-	for _, c := range columns {
-		if !c.Wide {
-			out = append(out, c)
-		}
-	}
-	return out
+// Shown returns the columns that a table of rows has.
+func Shown[T any](columns []Column[T], rows []T, wide bool) []Column[T] {
+	return slices.DeleteFunc(slices.Clone(columns), func(c Column[T]) bool {
+		return c.Wide && !wide || c.Some && !slices.ContainsFunc(rows, func(row T) bool { return strings.Trim(c.Cell(row), "-") != "" })
+	})
 }
 
 // Lines lays a table out: the titles, and a line for each row. No line ends in
 // blanks.
-func Lines[T any](columns []Column[T], rows []T) []string {
+func Lines[T any](columns []Column[T], rows []T) []string { return Fit(columns, rows, math.MaxInt32) }
+
+// Fit lays a table out like Lines, in lines no wider than width: names give way in
+// their middle, and columns that there is no room for are left out.
+func Fit[T any](columns []Column[T], rows []T, width int) []string {
 	cells := make([][]string, 1+len(rows))
-	widths := make([]int, len(columns))
+	needs := make([]Need, len(columns))
 	for i := range cells {
 		cells[i] = make([]string, len(columns))
 		for j, c := range columns {
@@ -55,16 +61,22 @@ func Lines[T any](columns []Column[T], rows []T) []string {
 				text = c.Cell(rows[i-1])
 			}
 			cells[i][j] = text
-			widths[j] = max(widths[j], ansi.StringWidth(text))
+			needs[j].Most = max(needs[j].Most, ansi.StringWidth(text))
+			needs[j].Least, needs[j].Rank = c.Least, c.Rank
 		}
 	}
+	widths := Widths(needs, width)
 	lines := make([]string, len(cells))
 	for i, row := range cells {
 		var b strings.Builder
+		between := ""
 		for j, text := range row {
-			if j > 0 {
-				b.WriteString(gap)
+			if widths[j] == leftOut {
+				continue
 			}
+			b.WriteString(between)
+			between = gap
+			text = Middle(text, widths[j])
 			pad := strings.Repeat(" ", widths[j]-ansi.StringWidth(text))
 			if columns[j].Right {
 				b.WriteString(pad + text)
@@ -75,20 +87,4 @@ func Lines[T any](columns []Column[T], rows []T) []string {
 		lines[i] = strings.TrimRight(b.String(), " ")
 	}
 	return lines
-}
-
-// Fit returns the first of the columns whose table of rows is no wider than width,
-// and at least one of them.
-func Fit[T any](columns []Column[T], rows []T, width int) []Column[T] {
-	for len(columns) > 1 {
-		widest := 0
-		for _, line := range Lines(columns, rows) {
-			widest = max(widest, ansi.StringWidth(line))
-		}
-		if widest <= width {
-			break
-		}
-		columns = columns[:len(columns)-1]
-	}
-	return columns
 }

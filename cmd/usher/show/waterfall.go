@@ -15,8 +15,8 @@ func Waterfall(c api.Connection, width int) []string {
 		Title.Text(fmt.Sprintf("#%d %s", c.ID, Clean(servicePort(c.Service, c.Port, c.Family)))) + fmt.Sprintf("  %s  %s%s → %s", Clean(c.Protocol), Clean(c.Client), inFront(" via ", Clean(c.Via)), Clean(c.VIP)),
 		fmt.Sprintf("accepted %s, %s", c.Accepted.Local().Format("15:04:05.000"), ConnectionStyle(c).Text(fate(c))),
 	}
-	if c.Endpoint != "" {
-		lines = append(lines, fmt.Sprintf("%s to the endpoint, %s to the client", Bytes(float64(c.BytesToEndpoint)), Bytes(float64(c.BytesToClient))))
+	if c.Endpoint != "" && bytesKnown(c) {
+		lines = append(lines, fmt.Sprintf("%s to the endpoint, %s to the client", ConnectionBytes(c, c.BytesToEndpoint), ConnectionBytes(c, c.BytesToClient)))
 	}
 	lines = append(lines, "")
 	if len(c.Attempts) == 0 {
@@ -84,6 +84,9 @@ func fate(c api.Connection) string {
 	var parts []string
 	if c.ConnectMs > 0 {
 		parts = append(parts, "established after "+Milliseconds(c.ConnectMs))
+	}
+	if c.FirstByteMs > 0 && c.Protocol != "UDP" {
+		parts = append(parts, "first byte after "+Milliseconds(c.FirstByteMs))
 	}
 	switch c.State {
 	case api.Ended:

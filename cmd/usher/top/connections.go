@@ -3,6 +3,7 @@ package top
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -27,20 +28,19 @@ func newest(a, b connection) int { return cmp.Compare(b.ID, a.ID) }
 
 func bytesOf(c connection) int64 { return c.BytesToEndpoint + c.BytesToClient }
 
-// connectionColumns are in the order in which a narrow terminal needs them.
 var connectionColumns = []show.Column[connection]{
 	{Title: "#", Right: true, Cell: func(c connection) string { return fmt.Sprint(c.ID) }},
 	{Title: "STATE", Cell: func(c connection) string { return show.ConnectionStyle(c).Text(show.ConnectionState(c)) }},
-	{Title: "TRIES", Right: true, Cell: func(c connection) string {
+	{Title: "TRIES", Right: true, Rank: 1, Cell: func(c connection) string {
 		return styledIf(len(c.Attempts) > 1, show.Care, fmt.Sprint(len(c.Attempts)))
 	}},
-	{Title: "LASTED", Right: true, Cell: func(c connection) string { return show.Milliseconds(c.DurationMs) }},
-	{Title: "SERVICE", Cell: func(c connection) string { return show.Clean(c.Service) }},
-	{Title: "CLIENT", Cell: func(c connection) string { return show.Clean(c.Client) }},
-	{Title: "ENDPOINT", Cell: func(c connection) string { return cmp.Or(show.Clean(c.Endpoint), "-") }},
-	{Title: "POD", Cell: func(c connection) string { return cmp.Or(show.Clean(c.Pod), "-") }},
-	{Title: "TO ENDPOINT", Right: true, Cell: func(c connection) string { return show.Bytes(float64(c.BytesToEndpoint)) }},
-	{Title: "TO CLIENT", Right: true, Cell: func(c connection) string { return show.Bytes(float64(c.BytesToClient)) }},
+	{Title: "LASTED", Right: true, Rank: 2, Cell: func(c connection) string { return show.Milliseconds(c.DurationMs) }},
+	{Title: "SERVICE", Rank: 1, Least: 16, Cell: func(c connection) string { return show.Clean(c.Service) }},
+	{Title: "CLIENT", Rank: 2, Cell: func(c connection) string { return show.Clean(c.Client) }},
+	{Title: "ENDPOINT", Rank: 3, Cell: func(c connection) string { return cmp.Or(show.Clean(c.Endpoint), "-") }},
+	{Title: "POD", Rank: 4, Least: 12, Cell: func(c connection) string { return cmp.Or(show.Clean(show.PodName(c.Pod)), "-") }},
+	{Title: "TO ENDPOINT", Right: true, Rank: 5, Cell: func(c connection) string { return show.ConnectionBytes(c, c.BytesToEndpoint) }},
+	{Title: "TO CLIENT", Right: true, Rank: 5, Cell: func(c connection) string { return show.ConnectionBytes(c, c.BytesToClient) }},
 }
 
 func connectionKeys(list []connection) (keys []string) {
@@ -68,7 +68,7 @@ func (m Model) connectionLines(width int) []string {
 	rows := m.visibleConnections()
 	columns := connectionColumns
 	if m.service != "" {
-		columns = append(columns[:4:4], columns[5:]...) // without the Service, which is the same for all
+		columns = slices.DeleteFunc(slices.Clone(columns), func(c show.Column[connection]) bool { return c.Title == "SERVICE" }) // it is the same for all
 	}
-	return show.Lines(show.Fit(columns, rows, width), rows)
+	return show.Fit(columns, rows, width)
 }

@@ -23,20 +23,20 @@ type serviceRow struct {
 	rate
 }
 
-// serviceColumns are in the order in which a narrow terminal needs them.
 var serviceColumns = []show.Column[serviceRow]{
-	{Title: "SERVICE", Cell: func(r serviceRow) string { return show.Clean(serviceKey(r.Service)) }},
+	{Title: "SERVICE", Least: 20, Cell: func(r serviceRow) string { return show.Clean(serviceKey(r.Service)) }},
 	{Title: "STATE", Cell: func(r serviceRow) string { return stateStyle(r.State).Text(show.Clean(string(r.State))) }},
 	{Title: "READY", Right: true, Cell: func(r serviceRow) string { return show.ReadyOf(r.Endpoints) }},
-	{Title: "OPEN", Right: true, Cell: func(r serviceRow) string { return fmt.Sprint(r.Totals.Active) }},
-	{Title: "NEW/S", Right: true, Cell: func(r serviceRow) string { return show.Rate(r.accepted) }},
-	{Title: "RETRY/S", Right: true, Cell: func(r serviceRow) string { return styledIf(r.retries > 0, show.Care, show.Rate(r.retries)) }},
-	{Title: "FAIL/S", Right: true, Cell: func(r serviceRow) string { return styledIf(r.failed > 0, show.Bad, show.Rate(r.failed)) }},
-	{Title: "BYTES/S", Right: true, Cell: func(r serviceRow) string { return show.Bytes(r.bytes) }},
-	{Title: "CONNECTIONS", Right: true, Cell: func(r serviceRow) string { return fmt.Sprint(r.Totals.Accepted) }},
-	{Title: "RETRIES", Right: true, Cell: func(r serviceRow) string { return fmt.Sprint(r.Totals.Retries) }},
-	{Title: "FAILED", Right: true, Cell: func(r serviceRow) string { return fmt.Sprint(r.Totals.Failed) }},
-	{Title: "BYTES", Right: true, Cell: func(r serviceRow) string {
+	{Title: "OPEN", Right: true, Rank: 3, Cell: func(r serviceRow) string { return fmt.Sprint(r.Totals.Active) }},
+	{Title: "NEW/S", Right: true, Rank: 1, Cell: func(r serviceRow) string { return show.Rate(r.accepted) }},
+	{Title: "RETRY/S", Right: true, Rank: 2, Cell: func(r serviceRow) string { return styledIf(r.retries > 0, show.Care, show.Rate(r.retries)) }},
+	{Title: "FAIL/S", Right: true, Rank: 1, Cell: func(r serviceRow) string { return styledIf(r.failed > 0, show.Bad, show.Rate(r.failed)) }},
+	{Title: "P99", Right: true, Rank: 4, Cell: func(r serviceRow) string { return show.P99(r.Latency) }},
+	{Title: "BYTES/S", Right: true, Rank: 5, Cell: func(r serviceRow) string { return show.Bytes(r.bytes) }},
+	{Title: "CONNECTIONS", Right: true, Rank: 5, Cell: func(r serviceRow) string { return fmt.Sprint(r.Totals.Accepted) }},
+	{Title: "RETRIES", Right: true, Rank: 5, Cell: func(r serviceRow) string { return fmt.Sprint(r.Totals.Retries) }},
+	{Title: "FAILED", Right: true, Rank: 4, Cell: func(r serviceRow) string { return fmt.Sprint(r.Totals.Failed) }},
+	{Title: "BYTES", Right: true, Rank: 6, Cell: func(r serviceRow) string {
 		return show.Bytes(float64(r.Totals.BytesToEndpoint + r.Totals.BytesToClient))
 	}},
 }
@@ -75,5 +75,5 @@ func (m Model) serviceLines(width int) []string {
 	for _, s := range m.services {
 		rows = append(rows, serviceRow{s, m.rates.services[serviceKey(s)]})
 	}
-	return show.Lines(show.Fit(serviceColumns, rows, width), rows)
+	return show.Fit(serviceColumns, rows, width)
 }

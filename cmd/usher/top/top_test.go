@@ -129,11 +129,11 @@ var _ = Describe("the screens", func() {
 	It("begin with the Services", func() {
 		Expect(sit(newUsher(), 100, 9).sees()).To(Equal([]string{
 			"usher v1  portal nftables  up 3m7s",
-			"2 Services, no problems  connections 1 of 9900  0/s new  0/s retries  0/s failed",
+			"2 Services, no problems  0/s new  0/s failed  0/s retries  connections 1 of 9900",
 			"Services, by name",
-			"  SERVICE        STATE         READY  OPEN  NEW/S  RETRY/S  FAIL/S  BYTES/S  CONNECTIONS  RETRIES",
-			"> default/empty  no-endpoints    0/0     0      0        0       0      0 B            0        0",
-			"  default/web    degraded        1/2     1      0        0       0      0 B            9        2",
+			"  SERVICE        STATE         READY  OPEN  NEW/S  RETRY/S  FAIL/S  P99  BYTES/S  RETRIES  FAILED",
+			"> default/empty  no-endpoints    0/0     0      0        0       0    -      0 B        0       0",
+			"  default/web    degraded        1/2     1      0        0       0    -      0 B        2       0",
 			"",
 			"",
 			"↑↓ choose  enter connections  c all connections  s sort  / filter  p pause  ? help  q quit",
@@ -190,7 +190,7 @@ var _ = Describe("the screens", func() {
 		p.press("backspace", "enter")
 		Expect(p.sees()[2]).To(Equal("Services, with “w”, by name"))
 		p.press("c", "/", "4", "8", "2", "0", "1")
-		Expect(p.sees()[4:6]).To(Equal([]string{"> 9  established      1   1.5 s  default/web  192.0.2.2:48201  10.1.0.8:80  -", ""}))
+		Expect(p.sees()[4:6]).To(Equal([]string{"> 9  established      1   1.5 s  default/web  192.0.2.2:48201  10.1.0.8:80  -          0 B", ""}))
 		p.press("x")
 		Expect(p.sees()[5]).To(Equal("  None matches the filter; esc drops it."))
 		p.press("esc")
@@ -206,8 +206,8 @@ var _ = Describe("the screens", func() {
 		p := sit(u, 90, 9)
 		p.press("end")
 		Expect(p.sees()[4:8]).To(Equal([]string{
-			"  default/s26           0/0     0      0        0       0      0 B            0        0", "  default/s27           0/0     0      0        0       0      0 B            0        0",
-			"  default/s28           0/0     0      0        0       0      0 B            0        0", "> default/s29           0/0     0      0        0       0      0 B            0        0"}))
+			"  default/s26           0/0     0      0        0       0    -      0 B        0       0", "  default/s27           0/0     0      0        0       0    -      0 B        0       0",
+			"  default/s28           0/0     0      0        0       0    -      0 B        0       0", "> default/s29           0/0     0      0        0       0    -      0 B        0       0"}))
 		p.press("up")
 		Expect(p.sees()[6]).To(HavePrefix("> default/s28"))
 	})
@@ -238,7 +238,7 @@ var _ = Describe("the screens", func() {
 		p := sit(newUsher(), 30, 7)
 		Expect(p.sees()).To(Equal([]string{
 			"usher v1  portal nftables  up…",
-			"2 Services, no problems  conn…",
+			"2 Services, no problems",
 			"Services, by name",
 			"  SERVICE        STATE",
 			"> default/empty  no-endpoints",

@@ -63,12 +63,32 @@ func (m Model) head() []string {
 	case m.paused:
 		first += "  " + show.Care.Text("paused, p goes on")
 	}
-	second := fmt.Sprintf("%d Services, %s  connections %d of %d  %s/s new  %s/s retries  %s/s failed",
-		s.Services, problems(s.Problems), s.Connections.Now, s.Connections.Limit, show.Rate(r.accepted), show.Rate(r.retries), show.Rate(r.failed))
-	if s.UDPSessions.Now > 0 {
-		second += fmt.Sprintf("  UDP sessions %d", s.UDPSessions.Now)
+	problems := "no problems"
+	if n := len(s.Problems) + s.ProblemsUntold; n > 0 {
+		problems = show.Plural(n, "problem")
+		first += "  " + show.Care.Text(show.Clean(s.Attention))
 	}
-	return []string{first, second, show.Note.Text(m.where())}
+	second := []string{
+		fmt.Sprintf("%d Services, %s", s.Services, problems),
+		show.Rate(r.accepted) + "/s new", show.Rate(r.failed) + "/s failed", show.Rate(r.retries) + "/s retries",
+		fmt.Sprintf("connections %d of %d", s.Connections.Now, s.Connections.Limit),
+	}
+	if s.UDPSessions.Now > 0 {
+		second = append(second, fmt.Sprintf("UDP sessions %d", s.UDPSessions.Now))
+	}
+	return []string{first, asMany(second, m.width), show.Note.Text(m.where())}
+}
+
+// asMany joins as many words, from the first, as width has room for: no number is cut.
+func asMany(words []string, width int) string {
+	line := words[0]
+	for _, w := range words[1:] {
+		if len(line)+len("  ")+len(w) > width {
+			break
+		}
+		line += "  " + w
+	}
+	return line
 }
 
 // lost says that usher does not answer, and since when.
@@ -79,15 +99,20 @@ func (m Model) lost() string {
 	return fmt.Sprintf("no answer since %s: %s", m.seen.Format(time.TimeOnly), client.Cause(m.err))
 }
 
-func problems(n int) string {
-	if n == 0 {
-		return "no problems"
-	}
-	return show.Plural(n, "problem")
-}
-
-// where says what is looked at.
+// where says what is looked at. A name gives way where there is no room for it.
 func (m Model) where() string {
+	if m.screen == waterfall {
+		return fmt.Sprintf("Connection #%d", m.connection)
+	}
+	what, of, name := "Services", " of namespace ", m.namespace
+	order := serviceSorts[m.serviceSort].name + firstOf(len(m.services), m.total)
+	if m.screen == connections {
+		what, of, name = "Connections", " of ", m.service
+		order = connectionSorts[m.connectionSort].name + firstOf(len(m.connections), m.total)
+	}
+	if name != "" {
+		what += of
+	}
 	filter := ""
 	if m.filter != "" || m.typing {
 		filter = ", with “" + show.Clean(m.filter)
@@ -96,21 +121,8 @@ func (m Model) where() string {
 		}
 		filter += "”"
 	}
-	switch m.screen {
-	case services:
-		what := "Services"
-		if m.namespace != "" {
-			what += " of namespace " + show.Clean(m.namespace)
-		}
-		return what + filter + ", " + serviceSorts[m.serviceSort].name + firstOf(len(m.services), m.total)
-	case connections:
-		what := "Connections"
-		if m.service != "" {
-			what += " of " + show.Clean(m.service)
-		}
-		return what + filter + ", " + connectionSorts[m.connectionSort].name + firstOf(len(m.connections), m.total)
-	}
-	return fmt.Sprintf("Connection #%d", m.connection)
+	rest := filter + ", " + order
+	return what + show.Middle(show.Clean(name), max(10, m.width-ansi.StringWidth(what+rest))) + rest
 }
 
 // firstOf says that a list is not whole.

@@ -1,12 +1,18 @@
 package top
 
-import "github.com/usherproxy/usher/cmd/usher/show"
+import (
+	"strings"
 
-// waterfallLines tell the connection that is looked at.
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/usherproxy/usher/cmd/usher/show"
+)
+
+// waterfallLines tell the connection that is looked at. Nothing is cut: one can scroll.
 func (m Model) waterfallLines() []string {
 	lines := show.Waterfall(m.shown, m.width)
 	if m.gone {
 		lines = append([]string{show.Care.Text("usher does not know this connection any more; this is what it last told."), ""}, lines...)
 	}
-	return lines
+	return strings.Split(ansi.Wrap(strings.Join(lines, "\n"), m.width, ""), "\n")
 }

@@ -5,7 +5,18 @@ import "time"
 // ConnectionList is a page of connections, the newest first.
 type ConnectionList struct {
 	Page
-	Items []Connection `json:"items"`
+	// Reaches is left out if only those that are open were asked for.
+	Reaches *Reaches     `json:"reaches,omitempty"`
+	Items   []Connection `json:"items"`
+}
+
+// Reaches says how far back is known which connections have ended.
+type Reaches struct {
+	// All is since when all are known.
+	All time.Time `json:"all"`
+	// Amiss is since when those are known that failed, were retried or slow, of the Service that was asked
+	// for if it was one; never later than All.
+	Amiss time.Time `json:"amiss"`
 }
 
 // ConnectionState says how far a connection has come.
@@ -20,7 +31,7 @@ const (
 
 // Connection is one client's connection, SCTP association or UDP session, with
 // all attempts that were made for it. One that has ended is known for as long as
-// the trace has it.
+// the trace has it, or what is kept besides of those that failed, were retried or slow.
 type Connection struct {
 	ID       uint64 `json:"id"`
 	Service  string `json:"service"`
@@ -41,6 +52,9 @@ type Connection struct {
 	Pod      string `json:"pod,omitempty"`
 	// ConnectMs is the time from accepted to established; left out before.
 	ConnectMs float64 `json:"connectMs,omitempty"`
+	// FirstByteMs is the time from accepted to the endpoint's first byte for the client, but for that in
+	// which the client was connected and had sent nothing; left out before.
+	FirstByteMs float64 `json:"firstByteMs,omitempty"`
 	// DurationMs is the time since accepted, until now or until it ended.
 	DurationMs float64 `json:"durationMs"`
 	// BytesToEndpoint and BytesToClient are those that were moved so far; for
@@ -52,6 +66,10 @@ type Connection struct {
 	// to say. Both are left out while it is open.
 	End   string `json:"end,omitempty"`
 	Error string `json:"error,omitempty"`
+
+	// Outcomes are ok or, of retried (more than one attempt), slow (--slow) and failed (it ended
+	// without an endpoint, or was broken by it), those that it is so far.
+	Outcomes []string `json:"outcomes"`
 
 	// Attempts are in the order in which they were made. One that is under way
 	// is not among them.

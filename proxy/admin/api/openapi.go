@@ -6,3 +6,8 @@ import _ "embed"
 //
 //go:embed openapi.json
 var OpenAPI []byte
+
+// ClusterOpenAPI describes ClusterRoutes in the same way.
+//
+//go:embed cluster.json
+var ClusterOpenAPI []byte

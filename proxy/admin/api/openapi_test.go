@@ -22,8 +22,8 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// update writes openapi.json instead of comparing it: make generate.
-var update = flag.Bool("update", false, "write openapi.json")
+// update writes the descriptions instead of comparing them: make generate.
+var update = flag.Bool("update", false, "write openapi.json and cluster.json")
 
 func TestAPI(t *testing.T) {
 	RegisterFailHandler(Fail)
@@ -31,19 +31,22 @@ func TestAPI(t *testing.T) {
 }
 
 var _ = Describe("openapi.json", func() {
-	It("is what the structs and routes say", func() {
-		want, err := json.MarshalIndent(newDescription().openAPI(), "", "  ")
+	DescribeTable("is what the structs and routes say", func(file string, is []byte, title, prefix string, routes []api.Route) {
+		want, err := json.MarshalIndent(newDescription().openAPI(title, prefix, routes), "", "  ")
 		Expect(err).NotTo(HaveOccurred())
 		want = append(want, '\n')
 		if *update {
-			Expect(os.WriteFile("openapi.json", want, 0o644)).To(Succeed())
+			Expect(os.WriteFile(file, want, 0o644)).To(Succeed())
 			return
 		}
-		Expect(bytes.Equal(api.OpenAPI, want)).To(BeTrue(), "it is out of date: make generate")
-	})
+		Expect(bytes.Equal(is, want)).To(BeTrue(), "it is out of date: make generate")
+	},
+		Entry("of a node", "openapi.json", api.OpenAPI, "usher admin API", api.Prefix, api.Routes),
+		Entry("of a cluster", "cluster.json", api.ClusterOpenAPI, "usher cluster API", api.ClusterPrefix, api.ClusterRoutes),
+	)
 
 	It("declares the parameters that stand in the paths", func() {
-		for _, r := range api.Routes {
+		for _, r := range slices.Concat(api.Routes, api.ClusterRoutes) {
 			for _, name := range regexp.MustCompile(`\{(\w+)\}`).FindAllStringSubmatch(r.Path, -1) {
 				Expect(slices.ContainsFunc(r.Params, func(p api.Param) bool { return p.In == "path" && p.Name == name[1] && p.Required })).
 					To(BeTrue(), "%s: {%s}", r.Path, name[1])
@@ -108,10 +111,10 @@ func (d *description) readEnum(name string, decl *ast.GenDecl) {
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
-func (d *description) openAPI() object {
+func (d *description) openAPI(title, prefix string, routes []api.Route) object {
 	paths := object{}
 	failed := object{"description": "what is wrong", "content": object{"application/json": object{"schema": d.schema(reflect.TypeFor[api.Error]())}}}
-	for _, r := range api.Routes {
+	for _, r := range routes {
 		var params []object
 		for _, p := range r.Params {
 			schema := object{"type": p.Type}
@@ -133,11 +136,11 @@ func (d *description) openAPI() object {
 		if params != nil {
 			get["parameters"] = params
 		}
-		paths[api.Prefix+r.Path] = object{"get": get}
+		paths[prefix+r.Path] = object{"get": get}
 	}
 	return object{
 		"openapi":    "3.0.3",
-		"info":       object{"title": "usher admin API", "version": "v1", "description": "Read-only. Fields and values are added over time and never renamed; skip what you do not know."},
+		"info":       object{"title": title, "version": "v1", "description": "Read-only. Fields and values are added over time and never renamed; skip what you do not know."},
 		"paths":      paths,
 		"components": object{"schemas": d.schemas},
 	}
@@ -189,7 +192,7 @@ func (d *description) addFields(t reflect.Type, properties object, required *[]s
 			continue
 		}
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-		Expect(name).To(MatchRegexp(`^[a-z][A-Za-z]*$`), "%s.%s", t.Name(), f.Name)
+		Expect(name).To(MatchRegexp(`^[a-z][A-Za-z0-9]*$`), "%s.%s", t.Name(), f.Name)
 		schema := d.schema(f.Type)
 		text := d.comments[t.Name()+"."+f.Name]
 		switch {

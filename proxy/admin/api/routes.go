@@ -41,23 +41,37 @@ var (
 	clientParam   = query("client", "a client: an address, an address and port, or a network such as 10.1.0.0/16")
 	endpointParam = query("endpoint", "an endpoint, by address, address and port, or Pod (namespace/name)")
 	protocolParam = query("protocol", "a protocol", "TCP", "UDP", "SCTP")
+	slowerParam   = query("slowerThan", "a time, such as 200ms: only connections whose clients waited for longer until the endpoint's first byte came or, while none has, until they were established")
 )
 
-// Sort orders for /services.
+// Sort orders for /services, and for /connections.
 const (
 	SortName        = "name"
 	SortActive      = "active"
 	SortConnections = "connections"
 	SortFailed      = "failed"
 	SortRetries     = "retries"
-	SortBytes       = "bytes"
+	SortBytes       = "bytes" // for both
+	SortNewest      = "newest"
+	SortDuration    = "duration"
+	SortConnect     = "connect"
+	SortFirstByte   = "first-byte"
 )
+
+// ServiceKeys are what Services can be sorted by, besides their names, the largest first.
+var ServiceKeys = map[string]func(Totals) int64{
+	SortActive:      func(t Totals) int64 { return t.Active },
+	SortConnections: func(t Totals) int64 { return t.Accepted },
+	SortFailed:      func(t Totals) int64 { return t.Failed },
+	SortRetries:     func(t Totals) int64 { return t.Retries },
+	SortBytes:       func(t Totals) int64 { return t.BytesToEndpoint + t.BytesToClient },
+}
 
 // Values of the parameter outcome of /events.
 const (
 	OutcomeOK     = "ok"     // steps of connections that were established
 	OutcomeRetry  = "retry"  // attempts that failed, and what followed them
-	OutcomeFailed = "failed" // ends of connections that did not come about, or were broken off
+	OutcomeFailed = "failed" // ends of connections that did not come about, or were broken by their endpoints
 )
 
 // Routes are all there are, except for openapi.json itself.
@@ -79,9 +93,13 @@ var Routes = []Route{
 		{Name: "name", In: "path", Type: "string", Text: "its name", Required: true},
 	}},
 	{Path: "/connections", Summary: "connections, SCTP associations and UDP sessions, the newest first", Answer: ConnectionList{}, Params: []Param{
-		query("state", "open is the default; ended are those that the trace still has", "open", "ended", "all"),
+		query("state", "open is the default; ended are those that are still known, which is the default with end and last, and all with retried, outcome and slowerThan", "open", "ended", "all"),
 		serviceParam, clientParam, endpointParam, protocolParam,
 		query("end", "how it ended, see /ends"),
+		query("outcome", "how it went, separated by commas: ok, retried, slow, failed"),
+		slowerParam,
+		query("last", "a time, such as 10m: only those that ended in this time before now"),
+		query("sort", "by what; all but newest begin with the largest", SortNewest, SortDuration, SortConnect, SortFirstByte, SortBytes),
 		{Name: "retried", In: "query", Type: "boolean", Text: "true: only those with more than one attempt"},
 		limitParam, continueParam,
 	}},
@@ -96,6 +114,7 @@ var Routes = []Route{
 		serviceParam, clientParam, endpointParam, protocolParam,
 		query("kind", "kinds of event, separated by commas; steps and changes stand for all steps and all changes"),
 		query("outcome", "only steps of connections with this outcome, separated by commas; also the code of an end, see /ends"),
+		slowerParam,
 		{Name: "connection", In: "query", Type: "integer", Text: "the number of a connection"},
 		{Name: "history", In: "query", Type: "boolean", Text: "true: begin with what the trace still has, and not with what comes next"},
 		{Name: "follow", In: "query", Type: "boolean", Text: "false: end when the newest event has been told"},
@@ -115,4 +134,16 @@ func serviceStates() (names []string) {
 		names = append(names, string(s))
 	}
 	return names
+}
+
+// Values returns the values that are allowed for a route's parameter.
+func Values(path, param string) []string {
+	for _, r := range Routes {
+		for _, p := range r.Params {
+			if r.Path == path && p.Name == param {
+				return p.Enum
+			}
+		}
+	}
+	return nil
 }

@@ -1,6 +1,9 @@
 package api
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // ServiceList is a page of Services, sorted by namespace and name unless the
 // parameter sort says otherwise.
@@ -21,10 +24,22 @@ const (
 	ServiceNoLocalEndpoints ServiceState = "no-local-endpoints" // clients of a cluster IP are dropped: see Dropped
 	ServiceNoEndpoints      ServiceState = "no-endpoints"       // there is no endpoint to use for some port
 	ServiceProblem          ServiceState = "problem"            // some port is not served as it should be: see Problem
+	ServiceRejected         ServiceState = "rejected"           // it is not served at all: see Service.Problems
 )
 
 // ServiceStates are all there are, the best first.
-var ServiceStates = []ServiceState{ServiceOK, ServiceElsewhere, ServiceDegraded, ServiceDown, ServiceNoLocalEndpoints, ServiceNoEndpoints, ServiceProblem}
+var ServiceStates = []ServiceState{ServiceOK, ServiceElsewhere, ServiceDegraded, ServiceDown, ServiceNoLocalEndpoints, ServiceNoEndpoints, ServiceProblem, ServiceRejected}
+
+// Badness is the place of a state among those there are, the best first. One of a later version
+// is worse than all.
+func (s ServiceState) Badness() int { return place(ServiceStates, s) }
+
+func place[S comparable](all []S, s S) int {
+	if i := slices.Index(all, s); i >= 0 {
+		return i
+	}
+	return len(all)
+}
 
 // Service is one Service in short.
 type Service struct {
@@ -37,6 +52,27 @@ type Service struct {
 	// there is none.
 	AffinitySeconds float64 `json:"affinitySeconds,omitempty"`
 	Totals          Totals  `json:"totals"`
+	// Ends are how connections and UDP sessions ended, and how many, since usher has started; left out
+	// if none has.
+	Ends map[string]int64 `json:"ends,omitempty"`
+	// Latency is left out if there was no connection lately.
+	Latency *Latency `json:"latency,omitempty"`
+	// Problems are what is wrong with the Service's objects, and not served therefore; left out if
+	// nothing is. Of a manifest that is rejected the last good version is served, if there was one.
+	Problems []Problem `json:"problems,omitempty"`
+}
+
+// Latency is how long clients waited lately, in the last 5 to 10 minutes, since they were accepted, in
+// milliseconds: half of them (P50), and all but one in a hundred (P99), no longer than that.
+type Latency struct {
+	// Clients is how many were established.
+	Clients uint64 `json:"clients"`
+	// Connect is until they were established.
+	ConnectP50Ms float64 `json:"connectP50Ms"`
+	ConnectP99Ms float64 `json:"connectP99Ms"`
+	// FirstByte is until the endpoint's first byte came for them; 0 if none did.
+	FirstByteP50Ms float64 `json:"firstByteP50Ms"`
+	FirstByteP99Ms float64 `json:"firstByteP99Ms"`
 }
 
 // PortSummary is a service port in short. Each IP family is one of its own.
@@ -63,6 +99,9 @@ type PortSummary struct {
 	// terminates; left out where there is no such time.
 	SlowStartSeconds float64 `json:"slowStartSeconds,omitempty"`
 	DrainSeconds     float64 `json:"drainSeconds,omitempty"`
+	// QuarantineSuspicious says that an endpoint that breaks most of its connections is put into
+	// quarantine; left out if not.
+	QuarantineSuspicious bool `json:"quarantineSuspicious,omitempty"`
 	// AccessLog says that the access log has its clients; left out if not.
 	AccessLog bool `json:"accessLog,omitempty"`
 	// ProxyProtocol is left out if neither endpoints are told of their clients nor load
@@ -147,6 +186,15 @@ type Totals struct {
 	BytesToClient   int64 `json:"bytesToClient"`
 }
 
+// Plus adds the counts of another Service, or of the same one on another node.
+func (t Totals) Plus(o Totals) Totals {
+	return Totals{
+		Active: t.Active + o.Active, Queued: t.Queued + o.Queued, Accepted: t.Accepted + o.Accepted, Established: t.Established + o.Established, Failed: t.Failed + o.Failed,
+		Attempts: t.Attempts + o.Attempts, AttemptsFailed: t.AttemptsFailed + o.AttemptsFailed, Retries: t.Retries + o.Retries,
+		BytesToEndpoint: t.BytesToEndpoint + o.BytesToEndpoint, BytesToClient: t.BytesToClient + o.BytesToClient,
+	}
+}
+
 // Probe is how endpoints are probed all the time (docs/probes.md).
 type Probe struct {
 	// Check is what is done: tcp, http:/healthz, … as in the annotation usher.io/probe.
@@ -186,6 +234,9 @@ type ServicePort struct {
 	// Endpoints are all there are, usable or not, sorted by address.
 	Endpoints []Endpoint `json:"endpoints"`
 	Totals    Totals     `json:"totals"`
+	// Ends and Latency are as those of the Service.
+	Ends    map[string]int64 `json:"ends,omitempty"`
+	Latency *Latency         `json:"latency,omitempty"`
 }
 
 // VIP is an address that clients use for a service port.
@@ -229,6 +280,12 @@ const (
 	EndpointNotReady    EndpointState = "not-ready"   // it is not used
 )
 
+// EndpointStates are all there are, the best first.
+var EndpointStates = []EndpointState{EndpointReady, EndpointSuspicious, EndpointTerminating, EndpointNotReady, EndpointQuarantined}
+
+// Badness is as that of a ServiceState.
+func (s EndpointState) Badness() int { return place(EndpointStates, s) }
+
 // Endpoint is one endpoint of a service port.
 type Endpoint struct {
 	Address string        `json:"address"`
@@ -258,13 +315,17 @@ type Endpoint struct {
 
 	// Active is how many connections it has now, attempts under way among them, Limit how many
 	// it may have, left out if any number, Connected how many it ever had,
-	// Failed how many attempts failed, and how many connections it broke.
+	// Failed how many attempts failed, and how many connections it broke; FailedLately is how many
+	// of those there were in the last 5 to 10 minutes, the time of Latency, left out if none.
 	Active          int64 `json:"active"`
 	Limit           int   `json:"limit,omitempty"`
 	Connected       int64 `json:"connected"`
 	Failed          int64 `json:"failed"`
+	FailedLately    int64 `json:"failedLately,omitempty"`
 	BytesToEndpoint int64 `json:"bytesToEndpoint"`
 	BytesToClient   int64 `json:"bytesToClient"`
+	// Latency is left out if it had no connection lately.
+	Latency *Latency `json:"latency,omitempty"`
 }
 
 // Quarantine is a time in which an endpoint is passed over.

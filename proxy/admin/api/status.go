@@ -13,13 +13,20 @@ type Status struct {
 	Now time.Time `json:"now"`
 	// PortalMode is iptables, nftables, address or none.
 	PortalMode string `json:"portalMode"`
+	// Via is how endpoints are reached, if not directly: portforward, or auto, which is directly where
+	// that works. Left out otherwise.
+	Via string `json:"via,omitempty"`
 	// Demo says that the Services are those of usher demo.
 	Demo bool `json:"demo,omitempty"`
 
 	Services     int `json:"services"`
 	ServicePorts int `json:"servicePorts"`
-	// Problems is how many service ports are not served as they should be.
-	Problems int `json:"problems"`
+	// Problems are what usher itself knows to be wrong now, the worst first: those of usher as a whole,
+	// then those of Services. At most 100 are told; ProblemsUntold is how many more there are.
+	Problems       []StatusProblem `json:"problems"`
+	ProblemsUntold int             `json:"problemsUntold,omitempty"`
+	// Attention says it in a sentence: "no problems", "3 Services need attention: …".
+	Attention string `json:"attention"`
 
 	Connections Limited `json:"connections"`
 	UDPSessions Limited `json:"udpSessions"`
@@ -43,6 +50,20 @@ type Status struct {
 
 	// Defaults are what Services have that do not say otherwise.
 	Defaults Defaults `json:"defaults"`
+}
+
+// StatusProblem is something that is wrong.
+type StatusProblem struct {
+	// Object is what it is about: "Service default/web", "EndpointSlice default/web-1", a file, or "usher".
+	Object string `json:"object"`
+	// Reason is one word: that of a Problem, the state of a Service, ManifestRejected, ManifestDoubtful, PartNotServed,
+	// NearLimit, PortalFailed, APIServerUnreachable, ClockSkew or AccessLogLost.
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+	// Remedy is what to do about it; left out if that follows from the message.
+	Remedy string `json:"remedy,omitempty"`
+	// Since is since when, as far as usher knows: of some it is when it was first asked for.
+	Since time.Time `json:"since"`
 }
 
 // Defaults are settings of service ports. A time of 0 is no such limit.

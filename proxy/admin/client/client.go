@@ -11,13 +11,13 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// answerTimeout is how long an answer may take; the stream of events has no such
-// bound.
+// answerTimeout is how long an answer may take, unless Client.Timeout says otherwise.
 const answerTimeout = 30 * time.Second
 
 // maxAnswer bounds what is read of one answer: far more than a page of 1,000
@@ -26,6 +26,10 @@ const maxAnswer = 256 << 20
 
 // Client asks one usher. It is safe for concurrent use.
 type Client struct {
+	// Timeout is how long an answer may take; the stream of events has no such bound. It is set
+	// before anything is asked.
+	Timeout time.Duration
+
 	address string
 	http    http.Client
 }
@@ -33,6 +37,15 @@ type Client struct {
 // New returns a Client of the usher whose --admin-address is address, "host:port".
 // Nothing is sent yet. An address without host is loopback.
 func New(address string) (*Client, error) {
+	dialer := &net.Dialer{Timeout: 5 * time.Second}
+	return NewWithDial(address, func(ctx context.Context, at string) (net.Conn, error) {
+		return dialer.DialContext(ctx, "tcp", at)
+	})
+}
+
+// NewWithDial is New for an usher that is elsewhere: dial connects to its address, which is that
+// of its own host.
+func NewWithDial(address string, dial func(ctx context.Context, address string) (net.Conn, error)) (*Client, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, fmt.Errorf("%q is not host:port, such as 127.0.0.1:10249", address)
@@ -43,10 +56,10 @@ func New(address string) (*Client, error) {
 	if host == "" {
 		host = "127.0.0.1"
 	}
-	c := &Client{address: net.JoinHostPort(host, port)}
+	c := &Client{Timeout: answerTimeout, address: net.JoinHostPort(host, port)}
 	// No proxy of the environment: usher is on this node or is named exactly.
 	c.http.Transport = &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
+		DialContext:         func(ctx context.Context, _, at string) (net.Conn, error) { return dial(ctx, at) },
 		MaxIdleConnsPerHost: 4,
 		IdleConnTimeout:     30 * time.Second,
 	}
@@ -57,6 +70,10 @@ func New(address string) (*Client, error) {
 
 // Address returns where the usher is asked, "host:port".
 func (c *Client) Address() string { return c.address }
+
+// Transport sends requests to the usher as they are, for who passes on those of others: their URL's host is
+// Address.
+func (c *Client) Transport() http.RoundTripper { return c.http.Transport }
 
 // Close closes connections that are idle.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
@@ -69,7 +86,8 @@ func (c *Client) get(ctx context.Context, path string, query url.Values, out any
 // ask sends one request, with in as its body unless that is nil, and decodes the
 // answer into out.
 func (c *Client) ask(ctx context.Context, method, path string, query url.Values, in, out any) error {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	res, err := c.send(ctx, method, path, query, nil, in)
 	if err != nil {
@@ -77,13 +95,40 @@ func (c *Client) ask(ctx context.Context, method, path string, query url.Values,
 	}
 	defer res.Body.Close()
 	if err := json.NewDecoder(io.LimitReader(res.Body, maxAnswer)).Decode(out); err != nil {
-		return c.failed(ctx, fmt.Errorf("reading the answer to %s: %w", path, err))
+		return c.failed(ctx, began, fmt.Errorf("reading the answer to %s: %w", path, err))
 	}
 	return nil
 }
 
+// Raw returns what is at a path of the server, with a query, at most so many bytes of it, and the
+// status, whatever that is.
+func (c *Client) Raw(ctx context.Context, path string, most int64) (body []byte, status int, err error) {
+	path, query, _ := strings.Cut(path, "?")
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return nil, 0, err
+	}
+	res, err := c.sendAny(ctx, http.MethodGet, path, values, nil, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer res.Body.Close()
+	body, err = io.ReadAll(io.LimitReader(res.Body, most))
+	return body, res.StatusCode, err
+}
+
 // send returns an answer that is 200, whose body the caller closes.
 func (c *Client) send(ctx context.Context, method, path string, query url.Values, header http.Header, in any) (*http.Response, error) {
+	res, err := c.sendAny(ctx, method, path, query, header, in)
+	if err == nil && res.StatusCode != http.StatusOK {
+		defer res.Body.Close()
+		return nil, c.refused(res)
+	}
+	return res, err
+}
+
+// sendAny is send of an answer with any status.
+func (c *Client) sendAny(ctx context.Context, method, path string, query url.Values, header http.Header, in any) (*http.Response, error) {
 	var body io.Reader
 	if in != nil {
 		text, err := json.Marshal(in)
@@ -92,7 +137,11 @@ func (c *Client) send(ctx context.Context, method, path string, query url.Values
 		}
 		body = bytes.NewReader(text)
 	}
-	to := url.URL{Scheme: "http", Host: c.address, Path: path, RawQuery: query.Encode()}
+	plain, err := url.PathUnescape(path)
+	if err != nil {
+		return nil, err
+	}
+	to := url.URL{Scheme: "http", Host: c.address, Path: plain, RawPath: path, RawQuery: query.Encode()}
 	req, err := http.NewRequestWithContext(ctx, method, to.String(), body)
 	if err != nil {
 		return nil, err
@@ -105,26 +154,24 @@ func (c *Client) send(ctx context.Context, method, path string, query url.Values
 	for name, values := range header {
 		req.Header[name] = values
 	}
+	began := time.Now()
 	res, err := c.http.Do(req)
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) {
 			err = u.Err // without method and URL, which the user did not type
 		}
-		return nil, c.failed(ctx, err)
-	}
-	if res.StatusCode != http.StatusOK {
-		defer res.Body.Close()
-		return nil, c.refused(res)
+		return nil, c.failed(ctx, began, err)
 	}
 	return res, nil
 }
 
-// failed returns what a failure to get an answer means.
-func (c *Client) failed(ctx context.Context, err error) error {
+// failed returns what a failure to get an answer, since began, means.
+func (c *Client) failed(ctx context.Context, began time.Time, err error) error {
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		err = fmt.Errorf("no answer within %s", answerTimeout)
+		deadline, _ := ctx.Deadline() // the caller's, if that was first
+		err = fmt.Errorf("no answer within %s", max(deadline.Sub(began), 0).Round(10*time.Millisecond))
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -113,6 +114,19 @@ var _ = Describe("a list", func() {
 	})
 })
 
+var _ = Describe("a Service", func() {
+	It("is asked for by its name, whatever that holds", func(ctx context.Context) {
+		var asked []string
+		c := serve(func(w http.ResponseWriter, r *http.Request) {
+			asked = append(asked, r.URL.EscapedPath(), r.URL.Path)
+			answer(w, http.StatusOK, api.ServiceDetail{})
+		})
+		_, err := c.Service(ctx, "shop", "a/<b>?")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(asked).To(Equal([]string{"/api/v1/services/shop/a%2F%3Cb%3E%3F", "/api/v1/services/shop/a/<b>?"}))
+	})
+})
+
 var _ = Describe("what goes wrong", func() {
 	It("is told in usher's own words", func(ctx context.Context) {
 		c := serve(func(w http.ResponseWriter, _ *http.Request) {
@@ -136,6 +150,17 @@ var _ = Describe("what goes wrong", func() {
 		_, err := serve(http.NotFound).Status(ctx)
 		Expect(err).To(BeAssignableToTypeOf(&client.NotUsherError{}))
 		Expect(err).To(MatchError(ContainSubstring("has not usher's API (404 Not Found)")))
+	})
+
+	It("says for how long nobody answered, whoever's deadline ended", func(ctx context.Context) {
+		c := serve(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		defer cancel()
+		_, err := c.Status(soon)
+		Expect(err).To(MatchError(MatchRegexp(`no answer within (1\d\d|200)ms$`)))
+		c.Timeout = 100 * time.Millisecond
+		_, err = c.Status(ctx)
+		Expect(err).To(MatchError(MatchRegexp(`no answer within (\d\d|100)ms$`)))
 	})
 
 	It("says of an usher without a demo that it has none", func(ctx context.Context) {

@@ -22,9 +22,12 @@ type EventQuery struct {
 	Service, Client, Endpoint, Protocol string
 	Outcome                             string // ok, retry, failed, or the code of an end; several with commas
 	Kind                                string // kinds; several with commas
+	Slower                              time.Duration
 	Connection                          uint64
 	// History says to begin with what the trace still has.
 	History bool
+	// After is the ID of an event behind which to go on, instead; what is gone meanwhile is missed.
+	After string
 	// Once says to end when that has been read, instead of waiting for more.
 	Once bool
 	// Rate is how many events a second at the most; 0 leaves it to usher.
@@ -33,6 +36,7 @@ type EventQuery struct {
 
 func (q EventQuery) values() url.Values {
 	v := values("service", q.Service, "client", q.Client, "endpoint", q.Endpoint, "protocol", q.Protocol, "outcome", q.Outcome, "kind", q.Kind)
+	setDuration(v, "slowerThan", q.Slower)
 	if q.Connection != 0 {
 		v.Set("connection", strconv.FormatUint(q.Connection, 10))
 	}
@@ -65,7 +69,11 @@ func (c *Client) Events(ctx context.Context, q EventQuery) iter.Seq2[Message, er
 		outer := ctx
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		res, err := c.send(ctx, http.MethodGet, api.Prefix+"/events", q.values(), http.Header{"Accept": {"text/event-stream"}}, nil)
+		header := http.Header{"Accept": {"text/event-stream"}}
+		if q.After != "" {
+			header["Last-Event-ID"] = []string{q.After}
+		}
+		res, err := c.send(ctx, http.MethodGet, api.Prefix+"/events", q.values(), header, nil)
 		if err != nil {
 			yield(Message{}, err)
 			return

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/url"
 	"strconv"
+	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
@@ -14,7 +15,8 @@ const All = 0
 // ServiceQuery says which Services are asked for. What is empty is any.
 type ServiceQuery struct {
 	Namespace, Name string
-	Text            string // part of a name, VIP, endpoint or Pod
+	Names           []string // namespace/name of each, some dozens at the most
+	Text            string   // part of a name, VIP, endpoint or Pod
 	State           string
 	Protocol        string
 	Sort            string // api.SortName and so on
@@ -22,7 +24,11 @@ type ServiceQuery struct {
 }
 
 func (q ServiceQuery) values() url.Values {
-	return values("namespace", q.Namespace, "name", q.Name, "q", q.Text, "state", q.State, "protocol", q.Protocol, "sort", q.Sort)
+	v := values("namespace", q.Namespace, "name", q.Name, "q", q.Text, "state", q.State, "protocol", q.Protocol, "sort", q.Sort)
+	for _, name := range q.Names {
+		v.Add("service", name)
+	}
+	return v
 }
 
 // ConnectionQuery says which connections are asked for. What is empty is any.
@@ -34,11 +40,17 @@ type ConnectionQuery struct {
 	Protocol string
 	End      string // see /api/v1/ends
 	Retried  bool   // only those with more than one attempt
-	Max      int    // how many at the most
+	Outcome  string // ok, retried, slow, failed; several with commas
+	Slower   time.Duration
+	Last     time.Duration // ended in this time before now
+	Sort     string        // api.SortNewest and so on
+	Max      int           // how many at the most
 }
 
 func (q ConnectionQuery) values() url.Values {
-	v := values("state", q.State, "service", q.Service, "client", q.Client, "endpoint", q.Endpoint, "protocol", q.Protocol, "end", q.End)
+	v := values("state", q.State, "service", q.Service, "client", q.Client, "endpoint", q.Endpoint, "protocol", q.Protocol, "end", q.End, "outcome", q.Outcome, "sort", q.Sort)
+	setDuration(v, "slowerThan", q.Slower)
+	setDuration(v, "last", q.Last)
 	if q.Retried {
 		v.Set("retried", "true")
 	}
@@ -65,8 +77,8 @@ func (c *Client) Status(ctx context.Context) (out api.Status, err error) {
 
 // Services returns Services in short.
 func (c *Client) Services(ctx context.Context, q ServiceQuery) (api.ServiceList, error) {
-	page, items, err := pages[api.Service](ctx, c, "/services", q.values(), q.Max)
-	return api.ServiceList{Page: page, Items: items}, err
+	l, err := pages[api.Service](ctx, c, "/services", q.values(), q.Max)
+	return api.ServiceList{Page: l.Page, Items: l.Items}, err
 }
 
 // Service returns all about one Service.
@@ -76,8 +88,8 @@ func (c *Client) Service(ctx context.Context, namespace, name string) (out api.S
 
 // Connections returns connections, the newest first.
 func (c *Client) Connections(ctx context.Context, q ConnectionQuery) (api.ConnectionList, error) {
-	page, items, err := pages[api.Connection](ctx, c, "/connections", q.values(), q.Max)
-	return api.ConnectionList{Page: page, Items: items}, err
+	l, err := pages[api.Connection](ctx, c, "/connections", q.values(), q.Max)
+	return api.ConnectionList(l), err
 }
 
 // Connection returns one connection.
@@ -87,8 +99,8 @@ func (c *Client) Connection(ctx context.Context, id uint64) (out api.Connection,
 
 // Affinity returns which endpoint each client gets again.
 func (c *Client) Affinity(ctx context.Context, q AffinityQuery) (api.AffinityList, error) {
-	page, items, err := pages[api.AffinityEntry](ctx, c, "/affinity", values("service", q.Service, "client", q.Client, "endpoint", q.Endpoint), All)
-	return api.AffinityList{Page: page, Items: items}, err
+	l, err := pages[api.AffinityEntry](ctx, c, "/affinity", values("service", q.Service, "client", q.Client, "endpoint", q.Endpoint), All)
+	return api.AffinityList{Page: l.Page, Items: l.Items}, err
 }
 
 // Portals returns the portal's rules.
@@ -101,27 +113,39 @@ func (c *Client) Explain(ctx context.Context, q ExplainQuery) (out api.Explanati
 	return out, c.get(ctx, "/explain", values("service", q.Service, "port", q.Port, "client", q.Client, "vip", q.VIP), &out)
 }
 
+// list is a list of any kind, or a page of it.
+type list[T any] struct {
+	api.Page
+	Reaches *api.Reaches `json:"reaches,omitempty"` // of connections
+	Items   []T          `json:"items"`
+}
+
 // pages reads a list page by page, up to max items.
-func pages[T any](ctx context.Context, c *Client, path string, query url.Values, max int) (api.Page, []T, error) {
-	items, total := []T{}, 0
+func pages[T any](ctx context.Context, c *Client, path string, query url.Values, max int) (list[T], error) {
+	items := []T{}
 	for {
 		limit := api.MaxLimit
 		if max != All {
 			limit = min(limit, max-len(items))
 		}
 		query.Set("limit", strconv.Itoa(limit))
-		var page struct {
-			api.Page
-			Items []T `json:"items"`
-		}
+		var page list[T]
 		if err := c.get(ctx, path, query, &page); err != nil {
-			return api.Page{}, nil, err
+			return list[T]{}, err
 		}
-		items, total = append(items, page.Items...), page.Total
+		items = append(items, page.Items...)
 		if page.Continue == "" || max != All && len(items) >= max {
-			return api.Page{Total: total, Continue: page.Continue}, items, nil
+			page.Items = items
+			return page, nil
 		}
 		query.Set("continue", page.Continue)
+	}
+}
+
+// setDuration sets a parameter that is a time, unless that is 0.
+func setDuration(v url.Values, name string, d time.Duration) {
+	if d != 0 {
+		v.Set(name, d.String())
 	}
 }
 

@@ -36,20 +36,28 @@ var contentTypes = map[string]string{
 	".svg":  "image/svg+xml",
 }
 
-// Handler serves the page at / and its parts below /dashboard/. Anything else is
+// Handler serves the page of a node at / and its parts below /dashboard/. Anything else is
 // 404.
-func Handler() http.Handler {
+func Handler() http.Handler { return serve("index.html") }
+
+// ClusterHandler is Handler for the page of a cluster, which asks at api.ClusterPrefix, and has
+// links to the pages of nodes at /nodes/NODE/.
+func ClusterHandler() http.Handler { return serve("cluster.html") }
+
+// serve serves a page and all parts of pages.
+func serve(page string) http.Handler {
 	mux := http.NewServeMux()
 	entries, err := files.ReadDir("page")
 	if err != nil {
 		panic(err) // it is in the binary
 	}
 	for _, e := range entries {
-		pattern := "GET /dashboard/" + e.Name()
-		if e.Name() == "index.html" {
-			pattern = "GET /{$}"
+		switch {
+		case e.Name() == page:
+			mux.Handle("GET /{$}", serveFile(page))
+		case path.Ext(e.Name()) != ".html":
+			mux.Handle("GET /dashboard/"+e.Name(), serveFile(e.Name()))
 		}
-		mux.Handle(pattern, serveFile(e.Name()))
 	}
 	return mux
 }

@@ -18,12 +18,16 @@ func TestDashboard(t *testing.T) {
 }
 
 func get(path string, header ...string) *httptest.ResponseRecorder {
+	return getFrom(dashboard.Handler(), path, header...)
+}
+
+func getFrom(h http.Handler, path string, header ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(http.MethodGet, path, nil)
 	for i := 0; i < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}
 	w := httptest.NewRecorder()
-	dashboard.Handler().ServeHTTP(w, r)
+	h.ServeHTTP(w, r)
 	return w
 }
 
@@ -31,7 +35,7 @@ func get(path string, header ...string) *httptest.ResponseRecorder {
 var references = regexp.MustCompile(`(?:src|href)="(dashboard/[^"]+)"|from '\./([^']+)'`)
 
 var _ = Describe("the dashboard", func() {
-	It("has every file that one of its files names", func() {
+	DescribeTable("has every file that one of its files names", func(handler func() http.Handler, first string) {
 		seen, left := map[string]bool{}, []string{"/"}
 		for len(left) > 0 {
 			path := left[0]
@@ -40,7 +44,7 @@ var _ = Describe("the dashboard", func() {
 				continue
 			}
 			seen[path] = true
-			w := get(path)
+			w := getFrom(handler(), path)
 			Expect(w.Code).To(Equal(http.StatusOK), path)
 			for _, m := range references.FindAllStringSubmatch(w.Body.String(), -1) {
 				if m[1] != "" {
@@ -50,10 +54,14 @@ var _ = Describe("the dashboard", func() {
 				}
 			}
 		}
-		Expect(seen).To(HaveKey("/dashboard/main.js"))
+		Expect(seen).To(HaveKey("/dashboard/" + first))
 		Expect(seen).To(HaveKey("/dashboard/base.css"))
 		Expect(seen).To(HaveKey("/dashboard/dom.js"))
-	})
+		Expect(getFrom(handler(), "/").Body.String()).NotTo(MatchRegexp(`<style|style=|<script>|\son[a-z]+=|https?://`), "no script or style is in its markup")
+	},
+		Entry("of a node", dashboard.Handler, "main.js"),
+		Entry("of a cluster", dashboard.ClusterHandler, "cluster.js"),
+	)
 
 	It("has a type and a policy on each", func() {
 		for path, kind := range map[string]string{"/": "text/html", "/dashboard/main.js": "text/javascript", "/dashboard/base.css": "text/css", "/dashboard/icon.svg": "image/svg+xml"} {
@@ -77,9 +85,5 @@ var _ = Describe("the dashboard", func() {
 		w := httptest.NewRecorder()
 		dashboard.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", nil))
 		Expect(w.Code).To(Equal(http.StatusMethodNotAllowed))
-	})
-
-	It("has no script or style in its markup", func() {
-		Expect(get("/").Body.String()).NotTo(MatchRegexp(`<style|style=|<script>|\son[a-z]+=|https?://`))
 	})
 })

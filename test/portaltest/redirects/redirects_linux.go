@@ -580,6 +580,67 @@ func ItRedirects(k *Kind) {
 		Entry("without comment", func(m *redirect.Setting) { m.Comment = false }),
 	)
 
+	It("leads what the node itself sends to VIPs, whether a route leads there or not", func() {
+		p := k.open(n)
+		n.Publish(p, "web", Web4, Web6)
+		n.Publish(p, "dns", DNS4, DNS6)
+		other := Target(portal.TCP, "10.96.0.11:80")
+		n.Apply(p, []portal.Rule{Reject(other)}, nil)
+		served := func(who ...*Host) {
+			GinkgoHelper()
+			for _, from := range who {
+				Expect(from.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+				Expect(from.Ask(Web6)).To(Equal("web [fd96::10]:80"))
+				Expect(from.Ask(DNS4)).To(Equal("dns"))
+				Expect(from.Ask(DNS6)).To(Equal("dns"))
+			}
+		}
+		last := func() string {
+			return n.Node.Sh("ip rule; ip -6 rule; ip route show table 117118 2>&1; ip -6 route show table 117118 2>&1; true")
+		}
+		Expect(last()).NotTo(Or(ContainSubstring("117118"), ContainSubstring("10.96.0.10")), "with a default route")
+		told := n.Watch(p)
+		after := func(what string) int {
+			GinkgoHelper()
+			By(what)
+			n.Node.Sh(what)
+			Eventually(told, 2*time.Second).Should(Receive())
+			return n.Check(p)
+		}
+
+		Expect(after("ip route del default; ip -6 route del default")).To(BeZero(), "nobody took anything away that was usher's")
+		served(n.Node, n.Pod)
+		Expect(n.Node.Ask(other)).To(Equal("refused"))
+		Expect(last()).To(And(ContainSubstring("10.96.0.11 dev lo proto 117"), ContainSubstring("fd96::10 dev lo proto 117")))
+		n.Apply(p, nil, []portal.Target{other})
+		Expect(last()).NotTo(ContainSubstring("10.96.0.11"))
+		for _, damage := range []string{"ip rule del pref 32768", "ip -6 route flush table 117118"} {
+			Expect(after(damage)).To(BeNumerically(">", 0))
+			served(n.Node)
+		}
+		var parts []portal.Part
+		n.Node.Do(func() {
+			var err error
+			parts, err = p.(portal.PartsComparer).CompareParts(Background)
+			Expect(err).NotTo(HaveOccurred())
+		})
+		Expect(parts).To(ContainElement(portal.Part{Family: portal.IPv6, Name: "routes of table 117118", State: portal.StateOK, Text: "1 VIPs dev lo"}))
+
+		n.Node.Sh("ip link set pod0 down")
+		served(n.Node)
+		after("ip addr flush dev pod0") // nothing but lo is left
+		served(n.Node)
+		after("ip addr add 10.1.0.1/24 dev pod0; ip addr add fd01::1/64 dev pod0 nodad; ip link set pod0 up")
+		served(n.Node, n.Pod)
+
+		Expect(after("ip route add default via 10.1.0.2; ip -6 route add default via fd01::2")).To(BeZero(), "nothing was missing")
+		Eventually(func() string { n.Check(p); return last() }).ShouldNot(Or(ContainSubstring("lookup 117118"), ContainSubstring("10.96.0.10")))
+		served(n.Node, n.Pod)
+		after("ip route del default")
+		n.Remove(p)
+		Expect(last()).NotTo(Or(ContainSubstring("lookup 117118"), ContainSubstring("10.96.0.10")))
+	})
+
 	It("is fast with 10,000 rules", Label("slow"), func() {
 		p := k.open(n)
 		rules := ManyRules(10000)

@@ -52,7 +52,7 @@ func parse(text []byte) (doc map[string]any, errs []error) {
 	case values[0][0] != '{':
 		return nil, []error{fmt.Errorf("is not a %s, which is an object with fields", Kind)}
 	}
-	if errs = strict.Decode(values[0], &doc); len(errs) > 0 {
+	if errs, _ = strict.Decode(values[0], &doc); len(errs) > 0 {
 		return nil, errs
 	}
 	return doc, checkKind(doc)

@@ -13,7 +13,7 @@ class Failure extends Error {
 
 // get returns what is answered on path, below /api/v1. Parameters that are empty
 // are left out; an array gives a parameter several times.
-export function get(path, params = {}) { return ask(`api/v1/${path}${query(params)}`).then(r => r.json()); }
+export function get(path, params = {}, wait = patience) { return ask(`api/v1/${path}${query(params)}`, {}, wait).then(r => r.json()); }
 
 // changesSoFar returns the changes of the configuration that usher still knows.
 export async function changesSoFar(service) {
@@ -42,10 +42,10 @@ function query(params) {
   return out.size ? `?${out}` : '';
 }
 
-async function ask(path, options = {}) {
+async function ask(path, options = {}, wait = patience) {
   let answer;
   try {
-    answer = await fetch(path, { ...options, signal: AbortSignal.timeout(patience) });
+    answer = await fetch(path, { ...options, signal: AbortSignal.timeout(wait) });
   } catch (err) {
     throw new Failure(0, `no answer from usher: ${err.message}`);
   }

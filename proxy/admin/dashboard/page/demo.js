@@ -4,9 +4,6 @@ import { demoBreak, demoEndpoints, demoMend } from './api.js';
 import { h } from './dom.js';
 import { live } from './live.js';
 
-// What each fault is called here.
-const faults = { refuse: 'refuses', blackhole: 'never answers', slow: 'answers late', reset: 'resets' };
-
 class Demo extends EventTarget {
   // endpoints are the demo's servers by their addresses; null where there is no
   // demo.
@@ -35,7 +32,7 @@ class Demo extends EventTarget {
     return e && h('span', { class: 'demo-buttons' },
       h('select', { 'aria-label': `Break ${nameOf(e)}`, class: e.broken ? 'bad' : null, onchange: ev => this.#choose(e, ev.target.value) },
         h('option', { value: '', selected: !e.broken }, e.broken ? 'Mend it' : 'Break…'),
-        e.can.map(fault => h('option', { value: fault, selected: fault === e.broken }, faults[fault] ?? fault))),
+        [...new Set([...e.can, e.broken].filter(Boolean))].map(fault => h('option', { value: fault, selected: fault === e.broken }, fault))),
       h('button', { type: 'button', 'aria-label': `Mend ${nameOf(e)}`, disabled: !e.broken, onclick: () => this.#choose(e, '') }, 'Mend'));
   }
 

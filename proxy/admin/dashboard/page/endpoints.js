@@ -6,7 +6,7 @@ import { byPod } from './details.js';
 import { h } from './dom.js';
 import { live } from './live.js';
 import { stateMark } from './marks.js';
-import { endpointStates, number, shortPod, stateOf } from './words.js';
+import { duration, endpointStates, number, shortPod, stateOf } from './words.js';
 
 export function endpointList(endpoints) {
   if (endpoints.length === 0) {
@@ -32,8 +32,16 @@ function endpoint(e) {
           : e.usedFor.length === 0 && h('small', null, 'left to other nodes by policy or topology')),
     h('div', { class: 'figures' },
       e.weight > 1 && count(e.weight, 'weight'),
-      count(e.active, e.limit ? `of ${number(e.limit)} open` : 'open'), count(e.connected, 'connections'), count(e.failed, 'failed attempts', e.failed > 0 && 'bad')),
+      count(e.active, e.limit ? `of ${number(e.limit)} open` : 'open'), count(e.connected, 'connections'), count(e.failed, 'failed attempts', e.failed > 0 && 'bad'),
+      e.latency && h('span', { title: waits(e.latency) }, h('b', null, duration(e.latency.firstByteP99Ms || e.latency.connectP99Ms)), ' p99')),
     demo.buttons(e.address));
+}
+
+// waits tells how long clients waited lately.
+export function waits(l) {
+  const of = (what, p50, p99) => `until ${what}, half of them no longer than ${duration(p50)}, and all but one in a hundred no longer than ${duration(p99)}`;
+  return `In the last 5 to 10 minutes clients waited ${of('they were connected', l.connectP50Ms, l.connectP99Ms)}`
+    + (l.firstByteP99Ms ? `; ${of('the endpoint’s first byte came', l.firstByteP50Ms, l.firstByteP99Ms)}.` : '.');
 }
 
 function countdown({ until, cause, failures }) {

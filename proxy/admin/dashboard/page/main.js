@@ -9,9 +9,10 @@
 import { connections } from './connections.js';
 import { demo } from './demo.js';
 import { details } from './details.js';
-import { h, morph, mount } from './dom.js';
+import { h } from './dom.js';
 import { loadEnds } from './ends.js';
 import { live } from './live.js';
+import { Router } from './router.js';
 import { services } from './services.js';
 import { OneConnection } from './view-connection.js';
 import { Connections } from './view-connections.js';
@@ -19,7 +20,6 @@ import { Overview } from './view-overview.js';
 import { OneService } from './view-service.js';
 import { clock, plural } from './words.js';
 
-const main = document.getElementById('main');
 const pauseButton = document.getElementById('pause');
 const notice = document.getElementById('notice');
 
@@ -29,52 +29,32 @@ const routes = [
   [/^#\/connections$/, Connections],
 ];
 
-let view;
+// Behind usher dashboard the page is one of several nodes'.
+const node = decodeURIComponent(location.pathname.match(/\/nodes\/([^/]+)\/$/)?.[1] ?? '');
+if (node) document.querySelector('nav').prepend(h('a', { href: '../../' }, 'Cluster'), h('span', { class: 'of-node', title: node }, node));
 
-function route() {
-  const [match, View] = routes.map(([path, View]) => [location.hash.match(path), View]).find(([m]) => m) ?? [[], Overview];
-  const arrived = view !== undefined;
-  view?.stop();
-  view = new View(draw, ...match.slice(1).map(decodeURIComponent));
-  view.start();
-  main.replaceChildren();
-  draw();
-  scrollTo(0, 0);
-  if (arrived) main.focus({ preventScroll: true }); // so that readers of screens begin anew
-  for (const a of document.querySelectorAll('nav a')) {
-    if (a.hash === (location.hash || '#/')) a.setAttribute('aria-current', 'page');
-    else a.removeAttribute('aria-current');
-  }
-}
+const router = new Router(routes, Overview, node);
+const draw = () => router.draw();
 
-// draw shows what is known now. soon does so too, but not more often than eyes
-// follow: steps come by the hundred.
-function draw() {
-  drawnAt = performance.now();
-  morph(main, [view.render()]);
-  mount(main);
-  view.drawn();
-  document.title = `${view.title} · usher`;
-}
-
-let drawnAt = 0, drawing = 0;
+// soon draws, but not more often than eyes follow: steps come by the hundred.
+let drawing = 0;
 
 function soon() {
   if (drawing || live.paused) return;
   drawing = setTimeout(() => {
     drawing = 0;
     if (!live.paused) draw();
-  }, Math.max(0, 250 - (performance.now() - drawnAt)));
+  }, Math.max(0, 250 - (performance.now() - router.drawnAt)));
 }
 
 live.addEventListener('step', ({ detail: e }) => {
   connections.step(e);
-  view.step?.(e);
+  router.view.step?.(e);
   soon();
 });
 
 live.addEventListener('change', ({ detail: e }) => {
-  view.change?.(e);
+  router.view.change?.(e);
   soon();
 });
 
@@ -83,7 +63,7 @@ let stepsMissing = false;
 live.addEventListener('missed', () => { stepsMissing = true; });
 
 live.addEventListener('tick', async ({ detail: status }) => {
-  view.tick?.(status);
+  router.view.tick?.(status);
   soon();
   try {
     await Promise.all([
@@ -109,7 +89,7 @@ live.addEventListener('restarted', () => {
   connections.forget();
   services.forget();
   details.forget();
-  view.restarted?.();
+  router.view.restarted?.();
   load();
   say('usher has been started anew: its counts begin anew too.', 8000);
 });
@@ -152,12 +132,6 @@ setInterval(() => {
   else if (live.state === 'on' && document.querySelector('.countdown')) soon();
 }, 1000);
 
-// The link that skips the header must not change the route.
-document.getElementById('skip').addEventListener('click', e => {
-  e.preventDefault();
-  main.focus();
-});
-
 addEventListener('keydown', e => {
   if (e.altKey || e.ctrlKey || e.metaKey) return;
   const search = document.getElementById('search');
@@ -180,7 +154,6 @@ document.getElementById('foot').append(
   h('span', null, 'The same in a terminal: ', command('usher get services'), ', ', command('usher trace'), ', ', command('usher top'), '.'),
   h('span', null, 'As data: ', h('a', { href: 'api/v1/openapi.json' }, 'the API'), '.'));
 
-addEventListener('hashchange', route);
-route();
+router.go();
 live.start();
 load();

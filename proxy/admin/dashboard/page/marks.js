@@ -2,6 +2,13 @@
 
 import { h } from './dom.js';
 
+// name is a name that gives way in its middle where there is no room for all of it.
+export function name(text, tone = '') {
+  const end = 9; // letters that stay
+  if (text.length <= end + 5) return tone ? h('span', { class: tone }, text) : text;
+  return h('span', { class: `name ${tone}`, title: text }, h('span', null, text.slice(0, -end)), h('span', null, text.slice(-end)));
+}
+
 // stateMark is a state of words.js: a mark that does not need colour, and a word.
 export function stateMark({ mark, word, means, tone }, more) {
   return h('span', { class: `state ${tone}`, title: more ?? means }, h('span', { 'aria-hidden': 'true' }, mark), ` ${word}`);

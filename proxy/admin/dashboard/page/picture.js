@@ -5,6 +5,7 @@ import { details, endpointsOf, pathOf as servicePath } from './details.js';
 import { live } from './live.js';
 import { clientKey, edge, endpointKey, layout, pathOf, serviceKey } from './layout.js';
 import { Motion } from './motion.js';
+import { name as shorten } from './marks.js';
 import { endpointStates, plural, results, serviceStates, shortPod, stateOf } from './words.js';
 
 const clientsShown = 4;
@@ -141,7 +142,7 @@ export class Picture {
   #box(key, props, name, text) {
     const { x, y, w, h: height } = this.#places.get(key);
     return h(props.href ? 'a' : 'div', { key, ...props, class: `box ${props.class ?? ''}`,
-      style: { left: `${x}px`, top: `${y}px`, width: `${w}px`, height: `${height}px` } }, h('b', null, name), h('span', null, text));
+      style: { left: `${x}px`, top: `${y}px`, width: `${w}px`, height: `${height}px` } }, h('b', null, shorten(name)), h('span', null, text));
   }
 
   #headings(columns) {

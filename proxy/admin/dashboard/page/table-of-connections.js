@@ -4,6 +4,7 @@ import { broken, lasted } from './connections.js';
 import { h } from './dom.js';
 import { ends } from './ends.js';
 import { live } from './live.js';
+import { name } from './marks.js';
 import { Table } from './table.js';
 import { attemptsInShort } from './waterfall.js';
 import { clock, duration } from './words.js';
@@ -22,7 +23,7 @@ export function tableOfConnections(caption, { ofOneService = false } = {}) {
 
 const columns = [
   { name: 'time', title: 'Time', cell: c => h('span', { class: 'mono' }, clock(c.accepted)) },
-  { name: 'of', title: 'Service', cell: c => c.service },
+  { name: 'of', title: 'Service', cell: c => name(c.service) },
   { name: 'client', title: 'Client', cell: c => h('span', { class: 'mono' }, c.client) },
   { name: 'attempts', title: 'Attempts', cell: attemptsInShort },
   { name: 'lasted', title: 'Lasted', cell: c => duration(lasted(c, live.now())) },

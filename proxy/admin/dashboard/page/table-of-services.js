@@ -1,12 +1,13 @@
 // The columns of the table of Services.
 
 import { h } from './dom.js';
-import { stateMark } from './marks.js';
+import { waits } from './endpoints.js';
+import { name, stateMark } from './marks.js';
 import { sparkline } from './sparkline.js';
-import { number, serviceStates, stateOf } from './words.js';
+import { duration, number, serviceStates, short, stateOf } from './words.js';
 
 export const serviceColumns = [
-  { name: 'service', title: 'Service', sort: 'name', cell: s => [h('span', { class: 'namespace' }, `${s.namespace}/`), s.name] },
+  { name: 'service', title: 'Service', sort: 'name', cell: s => [name(`${s.namespace}/`, 'namespace'), name(s.name)] },
   { name: 'state', title: 'State', sort: 'state', cell: state },
   { name: 'address', title: 'Address', cell: address },
   { name: 'endpoints', title: 'Endpoints', sort: 'endpoints', cell: endpoints },
@@ -14,9 +15,10 @@ export const serviceColumns = [
   { name: 'total', title: 'Connections', sort: 'accepted', cell: total },
   { name: 'retries', title: 'Retries', sort: 'retries', cell: s => count(s.totals.retries, 'warn') },
   { name: 'failed', title: 'Failed', sort: 'failed', cell: s => count(s.totals.failed, 'bad') },
+  { name: 'wait', title: 'Wait, p99', cell: wait },
 ];
 
-function state(s) { return stateMark(stateOf(serviceStates, s.state), s.ports.find(p => p.problem)?.problem.message); }
+function state(s) { return stateMark(stateOf(serviceStates, s.state), (s.ports.find(p => p.problem)?.problem ?? s.problems?.[0])?.message); }
 
 function address({ ports }) {
   const [first, ...others] = ports;
@@ -24,11 +26,16 @@ function address({ ports }) {
     others.length > 0 && h('span', { class: 'quiet' }, ` +${others.length}`));
 }
 
-function endpoints({ endpoints: e }) { return e.total === 0 ? count(0) : `${e.ready} of ${e.total}`; }
+function endpoints({ endpoints: e }) { return e.total === 0 ? count(0, '') : `${short(e.ready)} of ${short(e.total)}`; }
 
 function total(s) {
   return [h('span', { class: 'curve' }, sparkline(s.history, ['accepted', 'retries'])), count(s.totals.accepted, '')];
 }
 
+// wait is how long clients waited lately for the first byte, all but one in a hundred.
+function wait({ latency: l }) {
+  return l ? h('span', { title: waits(l) }, duration(l.firstByteP99Ms || l.connectP99Ms)) : h('span', { class: 'quiet' }, '–');
+}
+
 // count is quiet while it is zero.
-function count(n, tone) { return h('span', { class: n ? tone : 'quiet' }, number(n)); }
+function count(n, tone) { return h('span', { class: n ? tone : 'quiet', title: number(n) }, short(n)); }

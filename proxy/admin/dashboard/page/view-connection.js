@@ -58,7 +58,7 @@ export class OneConnection {
   #notThere() {
     if (!this.#failure) return 'Reading …';
     return this.#failure.status === 404
-      ? 'usher does not know this connection any more: the trace keeps the latest ones only.'
+      ? 'usher does not know this connection any more: it keeps the latest ones, and of those that failed, were retried or slow more.'
       : this.#failure.message;
   }
 }
@@ -88,9 +88,12 @@ function facts(c) {
     c.pod && ['Pod', c.pod],
     ['Accepted', clock(c.accepted)],
     c.connectMs && ['Endpoint found after', duration(c.connectMs)],
+    c.firstByteMs && ['First byte after', duration(c.firstByteMs)],
     ['Lasted', duration(lasted(c, live.now()))],
-    ['To the endpoint', bytes(c.bytesToEndpoint)],
-    ['To the client', bytes(c.bytesToClient)],
+    ...(c.protocol === 'UDP' && c.state !== 'ended' ? [] : [ // of a session it is known at its end
+      ['To the endpoint', bytes(c.bytesToEndpoint)],
+      ['To the client', bytes(c.bytesToClient)],
+    ]),
     ['End', c.state === 'ended' ? c.end : 'open'],
     c.error && ['Error', c.error],
   ].filter(Boolean);

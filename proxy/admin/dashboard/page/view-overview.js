@@ -136,6 +136,7 @@ export class Overview {
       h('h1', { id: 'now' }, 'What happens now'),
       h('p', { class: 'lead' }, portalWords(live.status?.portalMode),
         ' usher accepts each connection, tries one endpoint after the other until one answers, and then moves the bytes.'),
+      live.status?.problems.length > 0 && h('p', { class: 'bad', title: live.status.problems.map(p => `${p.object}: ${p.message}`).slice(0, 10).join('\n') }, live.status.attention),
       h('dl', { class: 'numbers' }, live.status && this.#numbers(live.status)),
       h('div', { own: this.picture, class: 'card picture-card', role: 'group',
         'aria-label': 'The path of connections: clients, portal, listener, endpoints' }),

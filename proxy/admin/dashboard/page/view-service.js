@@ -5,7 +5,7 @@ import { changesSoFar, get } from './api.js';
 import { connections } from './connections.js';
 import { details } from './details.js';
 import { h } from './dom.js';
-import { endpointList } from './endpoints.js';
+import { endpointList, waits } from './endpoints.js';
 import { ExplainForm } from './explain.js';
 import { live } from './live.js';
 import { figure, stateMark, tableOr } from './marks.js';
@@ -14,7 +14,7 @@ import { rulesOf } from './rules.js';
 import { services } from './services.js';
 import { sparkline } from './sparkline.js';
 import { tableOfConnections } from './table-of-connections.js';
-import { bytes, clock, number, plural, portName, seconds, serviceStates, shortPod, stateOf } from './words.js';
+import { bytes, clock, duration, number, plural, portName, seconds, serviceStates, shortPod, stateOf } from './words.js';
 
 const endpointsDrawn = 12, changesShown = 8, clientsShown = 50;
 
@@ -93,6 +93,7 @@ export class OneService {
       crumbs,
       h('h1', null, detail.name, ' ', stateMark(stateOf(serviceStates, detail.state))),
       h('p', { class: 'lead' }, howItFares(detail)),
+      detail.latency && h('p', { class: 'quiet' }, waits(detail.latency)),
       this.#numbers(detail),
       h('div', { own: this.picture, class: 'card picture-card', role: 'group', 'aria-label': 'The path of connections to this Service' }),
       detail.details.map(p => this.#port(p, detail.details.length)),
@@ -100,7 +101,8 @@ export class OneService {
       detail.affinitySeconds > 0 && this.#affinitySection(detail.affinitySeconds),
       h('section', { key: 'connections', 'aria-labelledby': 'latest' },
         h('h2', { id: 'latest' }, 'Latest connections'),
-        tableOr(this.latest, 'usher knows of no connection to this Service.')),
+        tableOr(this.latest, 'usher knows of no connection to this Service.'),
+        detail.ends && h('p', { class: 'quiet' }, howTheyEnded(detail.ends))),
       this.#changesSection(),
     ];
   }
@@ -111,7 +113,7 @@ export class OneService {
     if (this.latest.rows.length > 0) this.latest.draw();
   }
 
-  #numbers({ totals }) {
+  #numbers({ totals, latency: l }) {
     const history = services.get(this.key)?.history ?? [];
     const curve = history.length > 1 && sparkline(history, ['accepted', 'retries']);
     return h('dl', { class: 'numbers' },
@@ -119,6 +121,8 @@ export class OneService {
       figure('connections', number(totals.accepted), { more: curve }),
       figure('retries', number(totals.retries), { tone: totals.retries > 0 && 'warn' }),
       figure('failed', number(totals.failed), { tone: totals.failed > 0 && 'bad' }),
+      l && figure('to connect, p99', duration(l.connectP99Ms)),
+      l?.firstByteP99Ms > 0 && figure('to first byte, p99', duration(l.firstByteP99Ms)),
       figure('to endpoints', bytes(totals.bytesToEndpoint)),
       figure('to clients', bytes(totals.bytesToClient)));
   }
@@ -205,4 +209,10 @@ function policyWords({ policies: { internal, external, udpIdleSeconds }, schedul
   const bound = endpointLimit ? ` Each may have ${number(endpointLimit)} connections; who comes when all have as many waits in line, for ${seconds(queueSeconds)} at the most.` : '';
   const drain = drainSeconds ? ` Connections end ${seconds(drainSeconds)} after their endpoint has left.` : '';
   return `Clients in the cluster get endpoints ${where(internal)}. ${outside}${near}${chosen}${bound}${probed}${drain}${idle}${told}${tell}`;
+}
+
+// howTheyEnded counts connections by the code of their end, the most frequent first.
+function howTheyEnded(counts) {
+  const list = Object.entries(counts).toSorted(([, a], [, b]) => b - a).map(([end, n]) => `${number(n)} ${end}`);
+  return `Ended so far: ${list.join(', ')}.`;
 }

@@ -1,6 +1,7 @@
 // The attempts of a connection as bars on one scale of time.
 
 import { h } from './dom.js';
+import { name } from './marks.js';
 import { duration, results, shortPod, stateOf } from './words.js';
 
 // waterfall draws the time until an endpoint was found, or until none was.
@@ -43,6 +44,6 @@ export function attemptsInShort({ attempts, state }) {
     const { mark, word, tone } = stateOf(results, a.result);
     return [i > 0 && h('span', { class: 'then', 'aria-label': 'then' }, '→'),
       h('span', { class: `chip ${tone}`, title: `attempt ${a.number}: ${a.endpoint} ${word} after ${duration(a.tookMs)}` },
-        h('span', { 'aria-hidden': 'true' }, mark), h('span', { class: 'unseen' }, word), ` ${shortPod(a.pod, a.endpoint)}`)];
+        h('span', { 'aria-hidden': 'true' }, mark), h('span', { class: 'unseen' }, word), ' ', name(shortPod(a.pod, a.endpoint)))];
   }));
 }

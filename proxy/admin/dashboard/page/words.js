@@ -4,6 +4,13 @@
 // number writes large numbers in groups of three.
 export function number(n) { return Math.round(n ?? 0).toLocaleString('en').replaceAll(',', '\u202f'); }
 
+// short is a number for a column of a table: from a million on in three figures.
+export function short(n) {
+  if (n < 1e6) return number(n);
+  const [unit, size] = [['M', 1e6], ['G', 1e9], ['T', 1e12]].findLast(([, size]) => n >= size);
+  return `${+(n / size).toPrecision(3)}\u202f${unit}`;
+}
+
 // plural is "1 endpoint", "2 endpoints".
 export function plural(n, noun) { return `${number(n)} ${noun}${n === 1 ? '' : 's'}`; }
 
@@ -50,6 +57,7 @@ export function clock(time) {
 // The states of a Service: a mark that does not need colour, a word, what it
 // means, and how bad it is.
 export const serviceStates = {
+  'rejected': { mark: '!', word: 'rejected', means: 'it is not served at all: its manifest, or a part of it, is wrong', tone: 'bad' },
   'problem': { mark: '!', word: 'problem', means: 'a port of it is not served as it should be', tone: 'bad' },
   'down': { mark: '✗', word: 'down', means: 'every endpoint that could be used is in quarantine', tone: 'bad' },
   'no-local-endpoints': { mark: '∅', word: 'no local endpoints', means: 'clients of its cluster IP are dropped: internalTrafficPolicy is Local, and no endpoint is on this node', tone: 'bad' },

@@ -1,0 +1,132 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Choices is the value of a flag that has one of a few values, or several of them with
+// commas.
+type Choices struct {
+	Value   *string
+	Allowed []string
+	Several bool
+	Also    func(word string) bool // other words for them, which nobody is told of; nil is none
+}
+
+// Choice registers a flag whose value is one of those allowed; what it is before is its
+// default.
+func Choice(flags *pflag.FlagSet, value *string, name, short, usage string, allowed ...string) {
+	flags.VarP(&Choices{Value: value, Allowed: allowed}, name, short, usage)
+}
+
+// SomeOf registers a flag whose value are some of those allowed, with commas.
+func SomeOf(flags *pflag.FlagSet, value *string, name, usage string, allowed ...string) {
+	flags.Var(&Choices{Value: value, Allowed: allowed, Several: true}, name, usage)
+}
+
+// String implements pflag.Value, as Type and Set do.
+func (c *Choices) String() string {
+	if c.Value == nil { // pflag asks a zero value too
+		return ""
+	}
+	return *c.Value
+}
+
+func (c *Choices) Type() string { return "string" }
+
+func (c *Choices) Set(s string) error {
+	words := []string{s}
+	if c.Several {
+		words = strings.Split(s, ",")
+	}
+	for _, word := range words {
+		if !slices.Contains(c.Allowed, word) && (c.Also == nil || !c.Also(word)) {
+			return &ChoiceError{word, c.Allowed}
+		}
+	}
+	*c.Value = s
+	return nil
+}
+
+// Complete completes the last word, for the shell.
+func (c *Choices) Complete(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if !c.Several {
+		return c.Allowed, cobra.ShellCompDirectiveNoFileComp
+	}
+	before := typed[:strings.LastIndex(typed, ",")+1]
+	var words []string
+	for _, word := range c.Allowed {
+		words = append(words, before+word)
+	}
+	return words, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+}
+
+// ChoiceError is a value that is not one of those allowed.
+type ChoiceError struct {
+	value   string
+	allowed []string
+}
+
+// Error says what is allowed, and what may be meant.
+func (e *ChoiceError) Error() string {
+	return fmt.Sprintf("%q is none of %s%s", e.value, strings.Join(e.allowed, ", "), DidYouMean(e.value, e.allowed))
+}
+
+// WrongValue says in words what is wrong with a number, a duration, or what is neither true nor
+// false; "" of other values, which say so themselves.
+func WrongValue(err *pflag.InvalidValueError) string {
+	var number *strconv.NumError
+	switch kind := err.GetFlag().Value.Type(); {
+	case kind == "bool":
+		return fmt.Sprintf("%q is neither true nor false", err.GetValue())
+	case errors.As(err, &number) && errors.Is(number, strconv.ErrRange):
+		return fmt.Sprintf("%q is out of range", err.GetValue())
+	case errors.As(err, &number):
+		return fmt.Sprintf("%q is not a whole number", err.GetValue())
+	case kind == "duration" || kind == "durationSlice":
+		for word := range strings.SplitSeq(err.GetValue(), ",") {
+			if _, err := time.ParseDuration(word); err != nil && durations.MatchString(word) {
+				return fmt.Sprintf("%q is too long: at most 2562047h (292 years)", word)
+			} else if err != nil {
+				return fmt.Sprintf("%q is not a duration such as 250ms, 10s or 1h30m", word)
+			}
+		}
+	}
+	return ""
+}
+
+// durations are what is one in its form.
+var durations = regexp.MustCompile(`^[-+]?((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h))+$`)
+
+// DidYouMean returns "; did you mean web or web-2?" for a value that is none of those that
+// are allowed, and "" if it is like none of them.
+func DidYouMean(value string, allowed []string) string {
+	const most = 3
+	like := &cobra.Command{} // which knows how to suggest
+	for _, name := range allowed {
+		like.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
+	}
+	for distance := 1; distance <= min(2, len(value)-1); distance++ {
+		like.SuggestionsMinimumDistance = distance
+		found := like.SuggestionsFor(value)
+		if distance == 2 && len(value) < 4 { // most words are as near, but wbe is web
+			found = slices.DeleteFunc(found, func(name string) bool { return letters(name) != letters(value) })
+		}
+		if len(found) > 0 {
+			return "; did you mean " + strings.Join(found[:min(most, len(found))], " or ") + "?"
+		}
+	}
+	return ""
+}
+
+// letters returns those of a word, sorted.
+func letters(word string) string { return string(slices.Sorted(slices.Values([]rune(word)))) }

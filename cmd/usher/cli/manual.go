@@ -1,0 +1,116 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// ManualPage returns the page of section 1 for a command, and its name without the section:
+// usher-run for "usher run". It says what --help says, in the macros of man(7). source, such as
+// "usher v1.2.3", and date stand in its last line; both may be empty. cobra's own pages do not
+// have the groups of flags, and take texts that are not Markdown for it.
+func ManualPage(cmd *cobra.Command, source, date string) (name, text string) {
+	name = pageName(cmd)
+	var b strings.Builder
+	fmt.Fprintf(&b, ".TH %s 1 %s %s %s\n", quote(strings.ToUpper(name)), quote(date), quote(source), quote("Manual of "+cmd.Root().Name()))
+	fmt.Fprintf(&b, ".SH NAME\n%s \\- %s\n", escape(name), escape(cmd.Short))
+	b.WriteString(".SH SYNOPSIS\n")
+	if cmd.Runnable() {
+		fmt.Fprintf(&b, ".B %s\n", escape(cmd.UseLine()))
+	}
+	subcommands := availableOf(cmd)
+	if len(subcommands) > 0 {
+		fmt.Fprintf(&b, ".br\n.B %s\n[command]\n", escape(cmd.CommandPath()))
+	}
+	b.WriteString(".SH DESCRIPTION\n")
+	prose(&b, cmp.Or(cmd.Long, cmd.Short+"."))
+	if len(subcommands) > 0 {
+		b.WriteString(".SH COMMANDS\n")
+		for _, sub := range subcommands {
+			fmt.Fprintf(&b, ".TP\n.BR %s (1)\n%s.\n", escape(pageName(sub)), escape(sub.Short))
+		}
+	}
+	if cmd.HasAvailableLocalFlags() {
+		b.WriteString(".SH OPTIONS\n")
+		for _, g := range groupsOf(cmd.LocalFlags()) {
+			if g.name != "" {
+				fmt.Fprintf(&b, ".SS %s\n", quote(g.name))
+			}
+			for _, f := range g.flags {
+				if head, text := told(f); text != "" {
+					fmt.Fprintf(&b, ".TP\n.B %s\n%s\n", escape(head), escape(text))
+				}
+			}
+		}
+	}
+	if cmd.HasExample() {
+		b.WriteString(".SH EXAMPLES\n")
+		verbatim(&b, cmd.Example)
+	}
+	if cmd.HasParent() {
+		fmt.Fprintf(&b, ".SH SEE ALSO\n.BR %s (1)\n", escape(pageName(cmd.Parent())))
+	}
+	return name, b.String()
+}
+
+// EachCommand calls f with root and all commands below it that --help lists, but for help,
+// until f returns an error, which it returns.
+func EachCommand(root *cobra.Command, f func(*cobra.Command) error) error {
+	if err := f(root); err != nil {
+		return err
+	}
+	for _, sub := range availableOf(root) {
+		if err := EachCommand(sub, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func availableOf(cmd *cobra.Command) (list []*cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() && sub.Name() != "help" {
+			list = append(list, sub)
+		}
+	}
+	return list
+}
+
+func pageName(cmd *cobra.Command) string {
+	return strings.ReplaceAll(cmd.CommandPath(), " ", "-")
+}
+
+// prose writes paragraphs. One with a line that is indented keeps its lines.
+func prose(b *strings.Builder, text string) {
+	for i, paragraph := range strings.Split(strings.Trim(text, "\n"), "\n\n") {
+		if i > 0 {
+			b.WriteString(".PP\n")
+		}
+		if strings.HasPrefix(paragraph, " ") || strings.HasPrefix(paragraph, "\t") || strings.Contains(paragraph, "\n ") {
+			verbatim(b, paragraph)
+			continue
+		}
+		b.WriteString(escape(paragraph) + "\n")
+	}
+}
+
+// verbatim writes lines that stay as they are.
+func verbatim(b *strings.Builder, text string) {
+	b.WriteString(".nf\n" + escape(strings.Trim(text, "\n")) + "\n.fi\n")
+}
+
+var special = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n.", "\n\\&.", "\n'", "\n\\&'", "\t", "    ")
+
+// escape writes text so that nothing in it is a request, and that options can be copied from
+// the page.
+func escape(text string) string {
+	return strings.TrimPrefix(special.Replace("\n"+text), "\n")
+}
+
+// quote makes one argument of a macro.
+func quote(text string) string {
+	return `"` + strings.ReplaceAll(escape(text), `"`, `\(dq`) + `"`
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/cmd/usher/cli"
+)
+
+var _ = Describe("the command line", func() {
+	says := func(args ...string) (code int, out, err string) {
+		var stdout, stderr bytes.Buffer
+		root := newRoot()
+		root.SetOut(&stdout)
+		root.SetErr(&stderr)
+		code = execute(context.Background(), root, args)
+		return code, stdout.String(), stderr.String()
+	}
+
+	DescribeTable("says what is meant, perhaps",
+		func(text string, args ...string) {
+			code, _, err := says(args...)
+			Expect(code).To(Equal(2))
+			Expect(err).To(ContainSubstring(text))
+		},
+		Entry("a command", `there is no command "gte"; did you mean get?`, "gte"),
+		Entry("a kind", "did you mean services?", "get", "srvices"),
+		Entry("a flag", "unknown flag: --portl; did you mean --portal?", "run", "--portl=x"),
+		Entry("a value", `--portal: "iptabels" is none of auto, iptables, nftables, address, none; did you mean iptables?`, "run", "--portal=iptabels"),
+		Entry("a command of the demo", `demo has no command "brake"; did you mean break?`, "demo", "brake", "web-1", "refuse"),
+		Entry("true or false", `usher: --once: "3" is neither true nor false`, "demo", "--once=3"),
+		Entry("a number", `usher: --trace-events: "x" is not a whole number`, "run", "--trace-events=x"),
+		Entry("a large number", `usher: --trace-events: "99999999999999999999" is out of range`, "run", "--trace-events=99999999999999999999"),
+		Entry("a duration", `usher: --dial-timeouts: "abc" is not a duration such as 250ms`, "run", "--dial-timeouts=1s,abc"),
+		Entry("a duration without a unit", `usher: --slow: "5" is not a duration such as 250ms`, "run", "--slow=5"),
+		Entry("a long duration", `usher: --dial-timeouts: "9999999h" is too long: at most 2562047h`, "run", "--dial-timeouts=9999999h"),
+		Entry("two ports", "explain: web:http names another port than --port=dns", "explain", "web:http", "--port=dns"),
+		Entry("one of several values", `--outcome: "fialed" is none of`, "trace", "--outcome=ok,fialed"),
+		Entry("an address", `--admin-address: "99999" is not HOST:PORT with a port from 0 to 65535`, "run", "--manifests=/tmp", "--admin-address=99999"),
+		Entry("the address of a page for others", `--address: "0.0.0.0" is not a loopback address`, "dashboard", "--usher=a=127.0.0.1:1", "--address=0.0.0.0:0"),
+		Entry("an usher without a node", `--usher: "127.0.0.1:1" is not NODE=HOST:PORT`, "dashboard", "--usher=127.0.0.1:1"),
+		Entry("an usher without a port", `--usher a: "192.0.2.1" is not host:port`, "dashboard", "--usher=a=192.0.2.1"),
+		Entry("a node that is none", `--usher: "../a" is not a node's name`, "dashboard", "--usher=../a=127.0.0.1:1"),
+		Entry("a node twice", "--usher: the node a is named twice", "dashboard", "--usher=a=127.0.0.1:1", "--usher=a=127.0.0.1:2"),
+		Entry("ushers that are named, of a cluster", "--context is for the ushers of a cluster", "dashboard", "--usher=a=127.0.0.1:1", "--context=x"),
+		Entry("a file that could not be read again", "--keeper starts usher again", "run", "--manifests=-", "--keeper"),
+	)
+
+	DescribeTable("takes the names of -o name for arguments of get",
+		func(typed, is string) {
+			Expect(kindAndName(newRoot(), strings.Fields(typed))).To(Equal(strings.Fields(is)))
+		},
+		Entry("one", "get service/web -o wide", "get service web -o wide"),
+		Entry("several, by any name of the kind", "get svc/web services/shop/cart echo", "get svc web shop/cart echo"),
+		Entry("an endpoint", "get endpoint/[fd00::1]:80", "get endpoint [fd00::1]:80"),
+		Entry("connections", "get connection/42 connection/43", "get connection 42 43"),
+		Entry("of a namespace that is called like a kind", "get services service/web", "get services service/web"),
+		Entry("of a cluster", "--cluster get service/web", "--cluster get service web"),
+	)
+
+	It("is that of kubectl's plugin: of a cluster, with its own name in all that is said", func() {
+		root := newRoot()
+		asPlugin(root)
+		var out bytes.Buffer
+		root.SetOut(&out)
+		root.SetErr(&out)
+		Expect(execute(context.Background(), root, []string{"explain", "--help"})).To(BeZero())
+		Expect(out.String()).To(And(ContainSubstring("\n  kubectl usher explain SERVICE[:PORT] [flags]\n"), ContainSubstring("\n  kubectl usher explain web\n"), ContainSubstring("(default true)")))
+		Expect(out.String()).NotTo(MatchRegexp(`(?m)^  usher `))
+		out.Reset()
+		Expect(execute(context.Background(), root, []string{"run"})).To(Equal(2), "which is for a node")
+		Expect(out.String()).To(HaveSuffix("See 'kubectl usher --help'.\n"))
+		for _, name := range []string{"exec", "get", "trace", "explain", "diagnose", "top", execInside} {
+			found, _, err := root.Find([]string{name})
+			Expect(err).NotTo(HaveOccurred())
+			Expect(found.Name()).To(Equal(name))
+		}
+	})
+
+	DescribeTable("says of a cluster's flags what is wrong",
+		func(code int, text string, args ...string) {
+			GinkgoT().Setenv("KUBECONFIG", filepath.Join(GinkgoT().TempDir(), "none"))
+			got, _, err := says(args...)
+			Expect(err).To(ContainSubstring(text))
+			Expect(got).To(Equal(code))
+		},
+		Entry("a node of none", 2, "--node is for --cluster", "get", "services", "--node=a"),
+		Entry("a context of none", 2, "--context is for --cluster", "trace", "--context=a"),
+		Entry("no cluster", 1, "no cluster is named by the kubeconfig", "--cluster", "get", "services"),
+		Entry("no port", 2, "--admin-address: \"1\" is not host:port", "get", "services", "--cluster", "--admin-address=1"),
+		Entry("all nodes, of a command for one", 2, "top asks one usher: name its node by --node", "top", "--cluster"),
+		Entry("what only the node can tell", 2, "--bundle, --log and --dns are of the node itself", "diagnose", "--cluster", "--bundle=a", "-n=a"),
+	)
+
+	It("says of manifests that serve nothing that they do", func() {
+		file := filepath.Join(GinkgoT().TempDir(), "empty.yaml")
+		Expect(os.WriteFile(file, nil, 0o600)).To(Succeed())
+		for _, path := range []string{file, filepath.Dir(file)} {
+			code, out, _ := says("check", path)
+			Expect(code).To(BeZero())
+			Expect(out).To(HaveSuffix("0 warnings\nNothing to serve was found.\n"))
+		}
+	})
+
+	It("takes each level that the logger knows", func() {
+		for _, level := range []string{"INFO", "Warning", "warn", "trace", "fatal", "panic"} {
+			_, _, _, err := runWith("--manifests=/tmp", "--log-level="+level)
+			Expect(err).NotTo(HaveOccurred(), level)
+		}
+		_, _, _, err := runWith("--log-level=loud")
+		Expect(err).To(MatchError(ContainSubstring(`"loud" is none of debug, info, warning, error`)))
+	})
+
+	It("completes values, also the last of several", func() {
+		_, out, _ := says("__complete", "get", "services", "--state", "d")
+		Expect(strings.Split(out, "\n")).To(ContainElements("degraded", "down"))
+		_, out, _ = says("__complete", "trace", "--outcome", "ok,f")
+		Expect(strings.Split(out, "\n")).To(ContainElement("ok,failed"))
+	})
+
+	It("has a version", func() {
+		code, out, _ := says("--version")
+		Expect(code).To(BeZero())
+		Expect(out).To(HavePrefix("usher " + version))
+	})
+
+	It("has help in groups, in 80 columns", func() {
+		for _, command := range []string{"run", "demo"} {
+			_, out, _ := says(command, "--help")
+			Expect(out).To(ContainSubstring("\nPortal: how clients reach usher:\n"))
+			for line := range strings.Lines(out[strings.Index(out, "Examples:"):]) {
+				Expect(len([]rune(line))).To(BeNumerically("<=", cli.HelpWidth+1), line)
+			}
+		}
+		_, out, _ := says("run", "--help")
+		Expect(strings.Count(out, "\nOthers:\n")).To(Equal(1))
+		Expect(strings.Split(out[strings.Index(out, "\nOthers:\n"):], "\n")).To(HaveLen(5), "only --help")
+	})
+})

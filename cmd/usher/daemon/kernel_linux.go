@@ -1,0 +1,35 @@
+package daemon
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// checkKernel returns an error if no connection could be served on this kernel. Without IPv6 the
+// other Services are served.
+func (d *Daemon) checkKernel() error {
+	for _, family := range portal.Families {
+		err := forward.CheckKernel(family.Any())
+		switch {
+		case err == nil:
+		case family.Is6():
+			d.log.WithError(err).Warnf("IPv6 Services cannot be served: %s lacks something (docs/kernels.md)", kernelName())
+		default:
+			return fmt.Errorf("%s lacks something without which usher cannot serve (docs/kernels.md): %w", kernelName(), err)
+		}
+	}
+	return nil
+}
+
+// kernelName says which kernel this is.
+func kernelName() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "this kernel"
+	}
+	return fmt.Sprintf("this kernel (%s %s)", unix.ByteSliceToString(u.Sysname[:]), unix.ByteSliceToString(u.Release[:]))
+}

@@ -1,0 +1,139 @@
+package demo
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+const (
+	// slowAnswer is how long a slow server takes to answer.
+	slowAnswer = 2 * time.Second
+	// slowAccept is how long a server takes to accept, one connection after the other.
+	slowAccept = 500 * time.Millisecond
+
+	minDelay, maxDelay = time.Millisecond, time.Minute
+)
+
+// fault is what is wrong with a server; the zero value is nothing.
+type fault struct {
+	text     string // as people give it: "reset=10%"
+	kind     string // one of the api.Demo…
+	perMille uint64 // the share of connections that it concerns, where it has one
+	delay    time.Duration
+}
+
+// faults are those that there are, TCP's own behind the others. One that has a value
+// has it behind "=" in its example.
+var faults = []struct{ example, protocols, about string }{
+	{api.DemoRefuse, "TCP UDP", "connections are refused, as by a Pod whose process has ended"},
+	{api.DemoBlackhole, "TCP UDP", "nothing comes back, as from a node that has lost its power"},
+	{api.DemoSlow, "TCP UDP", "answers come after 2 s"},
+	{api.DemoDelay + "=300ms", "TCP UDP", "answers come so late: 1ms to 1m"},
+	{api.DemoFlaky + "=10%", "TCP UDP", "connections are refused for that share of each second, as by a\nprocess that starts again and again; of datagrams, that share\n(0.1% to 100%) has no answer"},
+	{api.DemoReset, "TCP", "connections are accepted and reset"},
+	{api.DemoReset + "=10%", "TCP", "that share of connections is reset after the request, as by a\nprocess that crashes"},
+	{api.DemoSlowAccept, "TCP", "two connections a second are accepted; others wait in the\nbacklog, which has room for one (on Linux), and no more get an\nanswer"},
+	{api.DemoHalfOpen, "TCP", "connections are accepted, and then nothing comes, neither an\nanswer nor an end: one side is gone and the other does not know\n(1,000 at a time: beyond that the oldest ends)"},
+	{api.DemoHalfClose, "TCP", "the server ends its direction (FIN) without an answer, and goes\non reading: the client still can send"},
+}
+
+// Faults are the faults that servers of a protocol can be given, as examples.
+func Faults(protocol corev1.Protocol) (examples []string) {
+	for _, f := range faults {
+		if strings.Contains(f.protocols, string(protocol)) {
+			examples = append(examples, f.example)
+		}
+	}
+	return examples
+}
+
+// FaultHelp explains the faults, a line or some for each.
+func FaultHelp() string {
+	var b strings.Builder
+	for _, f := range faults {
+		about := strings.ReplaceAll(f.about, "\n", "\n"+strings.Repeat(" ", 15))
+		if f.example == api.DemoReset { // the first of them
+			b.WriteString("\nand of TCP servers only\n\n")
+		}
+		fmt.Fprintf(&b, "  %-11s  %s\n", f.example, about)
+	}
+	return b.String()
+}
+
+// parseFault returns the fault that text says, for a server of a protocol; "" is
+// none. who is the server.
+func parseFault(text string, protocol corev1.Protocol, who string) (fault, error) {
+	can := Faults(protocol)
+	kind, value, valued := strings.Cut(text, "=")
+	i := slices.IndexFunc(can, func(example string) bool {
+		name, _, has := strings.Cut(example, "=")
+		return name == kind && has == valued
+	})
+	switch {
+	case text == "":
+		return fault{}, nil
+	case i < 0:
+		return fault{}, fmt.Errorf("how: %q is none of %s, which is what can be done to %s, a %s server",
+			text, strings.Join(can, ", "), who, protocol)
+	}
+	f := fault{text: text, kind: kind}
+	switch {
+	case kind == api.DemoSlow:
+		f.delay = slowAnswer
+	case kind == api.DemoDelay:
+		var err error
+		if f.delay, err = time.ParseDuration(value); err != nil || f.delay < minDelay || f.delay > maxDelay {
+			return fault{}, fmt.Errorf("how: %s: %q is not a time from 1ms to 1m, such as 300ms", kind, value)
+		}
+	case valued:
+		share, err := strconv.ParseFloat(strings.TrimSuffix(value, "%"), 64)
+		if err != nil || !strings.HasSuffix(value, "%") || !(share >= 0.1 && share <= 100) {
+			return fault{}, fmt.Errorf("how: %s: %q is not a share from 0.1%% to 100%%, such as 10%%", kind, value)
+		}
+		f.perMille = uint64(share*10 + 0.5)
+	}
+	return f, nil
+}
+
+// String says what a server with the fault does.
+func (f fault) String() string {
+	_, share, _ := strings.Cut(f.text, "=")
+	switch f.kind {
+	case api.DemoRefuse:
+		return "refuses connections"
+	case api.DemoBlackhole:
+		return "never answers"
+	case api.DemoSlow, api.DemoDelay:
+		return fmt.Sprintf("answers after %s", f.delay)
+	case api.DemoFlaky:
+		return "fails its clients " + share + " of the time"
+	case api.DemoSlowAccept:
+		return "accepts two connections a second"
+	case api.DemoHalfOpen:
+		return "accepts, and then neither answers nor closes"
+	case api.DemoHalfClose:
+		return "ends its direction without an answer, and goes on reading"
+	case api.DemoReset:
+		if f.perMille > 0 {
+			return "resets " + share + " of its connections, after the request"
+		}
+		return "accepts, and resets at once"
+	}
+	return "answers at once"
+}
+
+// turns says whom a share concerns, evenly: of 10 % every tenth.
+type turns struct{ sum atomic.Uint64 }
+
+func (t *turns) hit(perMille uint64) bool {
+	sum := t.sum.Add(perMille)
+	return sum/1000 != (sum-perMille)/1000
+}

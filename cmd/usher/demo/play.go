@@ -1,0 +1,264 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+)
+
+const (
+	lookEvery = 200 * time.Millisecond // while something is expected
+	width     = 80                     // of what is told, in columns
+	maxAsking = 500                    // requests of a play that have no answer yet
+	patience  = 5 * time.Second        // of the one who asks
+)
+
+// player plays a scenario.
+type player struct {
+	usher   *client.Client
+	out     io.Writer
+	started time.Time
+	clients map[string]*clients          // by Service
+	before  map[string]api.ServiceDetail // as it was at the beginning
+	asking  chan struct{}                // has an element for each request on its way
+	waiting sync.WaitGroup               // for those who ask
+}
+
+// clients are those of one Service.
+type clients struct {
+	target
+	answered, unanswered, late atomic.Int64
+	stop                       context.CancelFunc
+}
+
+// Play plays s with the demo that c knows, and tells what it does and sees. It returns
+// how many expectations were not met. Load comes from this process and ends with it;
+// what is broken stays so.
+func (s *Scenario) Play(ctx context.Context, c *client.Client, out io.Writer) (unmet int, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	p := &player{usher: c, out: out, clients: map[string]*clients{}, before: map[string]api.ServiceDetail{}, asking: make(chan struct{}, maxAsking)}
+	defer p.waiting.Wait()
+	defer cancel()
+	for _, st := range s.steps {
+		if err := p.prepare(ctx, st); err != nil {
+			return 0, err
+		}
+	}
+	fmt.Fprintf(out, "%s\n\n", ansi.Wordwrap(s.title, width, ""))
+	p.started = time.Now()
+	expected := 0
+	for _, st := range s.steps {
+		if !sleep(ctx, time.Until(p.started.Add(st.at))) {
+			return unmet, ctx.Err()
+		}
+		p.tell(st.Say)
+		met, err := p.do(ctx, st)
+		if err != nil {
+			return unmet, err
+		}
+		if st.Expect != "" {
+			expected++
+		}
+		if !met {
+			unmet++
+		}
+	}
+	for name, cs := range p.clients {
+		if n := cs.late.Load(); n > 0 {
+			p.tell(fmt.Sprintf("%d requests to %s were not made, since %d were waiting for their answers.", n, name, maxAsking))
+		}
+	}
+	fmt.Fprintf(out, "\n%d of %d expectations met.\n", expected-unmet, expected)
+	return unmet, nil
+}
+
+// prepare finds out what a step needs to know of the time before.
+func (p *player) prepare(ctx context.Context, st step) error {
+	if st.Load != "" && p.clients[st.load.service] == nil {
+		t, err := targetAt(ctx, p.usher, st.load.service)
+		if err != nil {
+			return err
+		}
+		p.clients[st.load.service] = &clients{target: t, stop: func() {}}
+	}
+	if _, known := p.before[st.expect.service]; st.Expect != "" && !known {
+		s, err := p.usher.Service(ctx, corev1.NamespaceDefault, st.expect.service)
+		if err != nil {
+			return err
+		}
+		p.before[st.expect.service] = s
+	}
+	return nil
+}
+
+// do does what a step says, and reports whether what it expects is seen.
+func (p *player) do(ctx context.Context, st step) (met bool, err error) {
+	switch {
+	case st.Load != "":
+		p.tell("load: " + st.Load)
+		p.load(ctx, p.clients[st.load.service], st.load.rate)
+	case st.Break != "":
+		e, err := p.usher.Break(ctx, st.breaks)
+		if err != nil {
+			return false, err
+		}
+		p.tell("break: " + e.Pod + " now " + e.Does)
+	case st.Mend != "":
+		what := api.DemoMend{Endpoint: st.Mend}
+		if st.Mend == "all" {
+			what = api.DemoMend{All: true}
+		}
+		if _, err := p.usher.Mend(ctx, what); err != nil {
+			return false, err
+		}
+		p.tell("mend: " + st.Mend)
+	case st.Expect != "":
+		return p.expect(ctx, st)
+	}
+	return true, nil
+}
+
+// expect looks until it sees what is expected, or the time is over.
+func (p *player) expect(ctx context.Context, st step) (bool, error) {
+	for {
+		saw, met, err := p.look(ctx, st.expect)
+		switch {
+		case err != nil:
+			return false, err
+		case met:
+			p.tell(fmt.Sprintf("as expected: %s (%s)", st.Expect, saw))
+			return true, nil
+		case time.Since(p.started) >= st.by:
+			p.tell(fmt.Sprintf("NOT AS EXPECTED: %s (%s)", st.Expect, saw))
+			return false, nil
+		}
+		if !sleep(ctx, lookEvery) {
+			return false, ctx.Err()
+		}
+	}
+}
+
+// look returns what is to be seen now, and whether it is as expected.
+func (p *player) look(ctx context.Context, e expectation) (saw string, met bool, err error) {
+	var n int64
+	if cs := p.clients[e.service]; e.what == "answered" || e.what == "unanswered" {
+		switch {
+		case cs == nil: // nobody has asked
+		case e.what == "answered":
+			n = cs.answered.Load()
+		default:
+			n = cs.unanswered.Load()
+		}
+		return fmt.Sprint(n), e.holds(n), nil
+	}
+	s, err := p.usher.Service(ctx, corev1.NamespaceDefault, e.service)
+	if err != nil {
+		return "", false, err
+	}
+	before := p.before[e.service]
+	state := string(s.State)
+	if e.server == "" {
+		if count := serviceCounts[e.what]; count != nil {
+			n = since(e.what, count(before.Service), count(s.Service))
+		}
+	} else {
+		was, is := serverOf(before, e.server), serverOf(s, e.server)
+		state = string(is.State)
+		if count := serverCounts[e.what]; count != nil {
+			n = since(e.what, count(was), count(is))
+		}
+	}
+	if e.what == "state" {
+		return state, state == e.state, nil
+	}
+	return fmt.Sprint(n), e.holds(n), nil
+}
+
+// since is what a count is to a play: open and ready are as they are now.
+func since(what string, before, now int64) int64 {
+	if what == "open" || what == "ready" {
+		return now
+	}
+	return now - before
+}
+
+func serverOf(s api.ServiceDetail, name string) api.Endpoint {
+	for _, port := range s.Details {
+		for _, e := range port.Endpoints {
+			if e.Pod == corev1.NamespaceDefault+"/"+name {
+				return e
+			}
+		}
+	}
+	return api.Endpoint{}
+}
+
+// load asks a Service from now on, so many times a second.
+func (p *player) load(ctx context.Context, cs *clients, rate int) {
+	cs.stop()
+	if rate == 0 {
+		return
+	}
+	// What is asked is answered, though no more is asked.
+	asking, stop := context.WithCancel(ctx)
+	cs.stop = stop
+	p.waiting.Go(func() {
+		ticker := time.NewTicker(time.Second / time.Duration(rate))
+		defer ticker.Stop()
+		for {
+			select {
+			case <-asking.Done():
+				return
+			case <-ticker.C:
+			}
+			select {
+			case p.asking <- struct{}{}:
+				p.waiting.Go(func() {
+					p.ask(ctx, cs)
+					<-p.asking
+				})
+			default:
+				cs.late.Add(1)
+			}
+		}
+	})
+}
+
+func (p *player) ask(ctx context.Context, cs *clients) {
+	patient, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if _, err := cs.ask(patient); err == nil {
+		cs.answered.Add(1)
+	} else if ctx.Err() == nil {
+		cs.unanswered.Add(1)
+	}
+}
+
+// tell prints a text beside the time.
+func (p *player) tell(text string) {
+	const indent = 8
+	if text == "" {
+		return
+	}
+	lines := strings.ReplaceAll(ansi.Wordwrap(strings.Join(strings.Fields(text), " "), width-indent, ""), "\n", "\n"+strings.Repeat(" ", indent))
+	fmt.Fprintf(p.out, "%*.1fs %s\n", indent-2, time.Since(p.started).Seconds(), lines)
+}
+
+// sleep reports whether ctx goes on.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}

@@ -1,0 +1,69 @@
+package demo
+
+import (
+	"errors"
+	"strings"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+var _ = Describe("a scenario", func() {
+	It("is what its file says", func() {
+		s, errs := parseScenario([]byte(`title: x
+steps:
+- at: 0s
+  say: Hello.
+  load: web 50/s
+- {at: 5s, break: web-2 reset=30%}
+- {at: 5s, expect: web failed >= 3, by: 1m}
+- {at: 1m, expect: default/web-2 state = quarantined}
+- {at: 1h, mend: all}
+`))
+		Expect(errs).To(BeEmpty())
+		Expect(s.steps).To(HaveLen(5))
+		Expect(s.steps[0].load).To(Equal(load{"web", 50}))
+		Expect(s.steps[1].breaks.How).To(Equal("reset=30%"))
+		Expect(s.steps[2].expect).To(Equal(expectation{service: "web", what: "failed", op: ">=", count: 3}))
+		Expect(s.steps[3].expect).To(Equal(expectation{service: "web", server: "web-2", what: "state", op: "=", state: "quarantined"}))
+	})
+
+	DescribeTable("is refused",
+		func(says, text string) {
+			if !strings.Contains(text, "steps") {
+				text = "{title: x, steps: [" + text + "]}"
+			}
+			_, errs := parseScenario([]byte(text))
+			Expect(errors.Join(errs...)).To(MatchError(ContainSubstring(says)))
+		},
+		Entry("if it is no YAML", "line 1", "steps: ["),
+		Entry("if it is a text", "it must be an object, not a string", "no steps, only words"),
+		Entry("with steps that are words", "steps: must be an object, not a string", "title: x\nsteps: [say]"),
+		Entry("if it is two", "2 YAML documents", "title: x\nsteps: []\n---\nsteps: []"),
+		Entry("if it is too large", "65536 are allowed", "steps: "+strings.Repeat(" ", maxScenario)),
+		Entry("without a title", `title: "" is no line of text`, "steps: []"),
+		Entry("without steps", "steps: there are none", "title: x\nsteps: []"),
+		Entry("with a field that is unknown", `unknown field "steps[0].brake"`, "{at: 0s, brake: web-2 slow}"),
+		Entry("with a step at no time", `steps[0].at: "" is not a time from 0s to 1h, such as 5s`, "{say: x}"),
+		Entry("with one too late", `steps[0].at: "61m" is not a time`, "{at: 61m, say: x}"),
+		Entry("out of order", "steps[1].at: 1s is before 3s", "{at: 2s, expect: web open = 0, by: 3s}, {at: 1s, say: x}"),
+		Entry("with what has no time to come", "steps[0].by: only what is expected has it", "{at: 2s, say: x, by: 3s}"),
+		Entry("with nothing to do", "steps[0].say: a step says something", "{at: 0s}"),
+		Entry("with two things at once", "or does one thing", "{at: 0s, mend: all, load: web 1/s}"),
+		Entry("with what a terminal would obey", "steps[0].say: it has control characters", `{at: 0s, say: "\e[2J"}`),
+		Entry("with a rate that is none", `steps[0].load: "50" is not a rate, such as 50/s, behind web`, "{at: 0s, load: web 50}"),
+		Entry("with too much load", "steps[1].load: 1010 requests a second, of all Services together, are more than 1000", "{at: 0s, load: web 950/s}, {at: 0s, load: sticky 60/s}"),
+		Entry("with load on a server", `steps[0].load: "web-1" is a server; a Service is asked, such as web`, "{at: 0s, load: web-1 5/s}"),
+		Entry("with a server that is not there", `steps[0].break: "web-9" is none of the demo's Services, web, refusing,`, "{at: 0s, break: web-9 slow}"),
+		Entry("with a fault that is none", `steps[0].break: how: flaky: "200%" is not a share`, "{at: 0s, break: web-1 flaky=200%}"),
+		Entry("with a fault that is not said", "steps[0].break: how is not said; refuse,", "{at: 0s, break: web-1}"),
+		Entry("with a Service to mend", `steps[0].mend: "web" is a Service; one of its servers is meant, such as web-1`, "{at: 0s, mend: web}"),
+		Entry("with an expectation that is none", `is not like "web failed >= 3"`, "{at: 0s, expect: web failed}"),
+		Entry("with a count that there is not", `"size" is none of state, accepted,`, "{at: 0s, expect: web size = 3}"),
+		Entry("with a server's count that there is not", `"retries" is none of state, connected, failed, open`, "{at: 0s, expect: web-1 retries = 3}"),
+		Entry("with an operator that there is not", `"<" is none of =, >=, <=`, "{at: 0s, expect: web open < 3}"),
+		Entry("with a number that is none", `"x" is not a number`, "{at: 0s, expect: web open = x}"),
+		Entry("with a state that there is not", `"fine" is none of ready, suspicious, quarantined`, "{at: 0s, expect: web-1 state = fine}"),
+		Entry("with a state that is more than another", `">=" is not allowed for a state`, "{at: 0s, expect: web state >= ok}"),
+	)
+})

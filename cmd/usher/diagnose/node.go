@@ -1,0 +1,212 @@
+package diagnose
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// What is looked at on the node itself.
+
+// reachTime is how long an endpoint has to answer: longer than the network needs, and one packet lost.
+const reachTime = 1200 * time.Millisecond
+
+// reach connects to TCP endpoints that do badly, and of one Service to all. Of one that is silent it tries
+// another port: if that is refused, the host is there, and something drops what goes to the port.
+func reach(ctx context.Context, s *subject) (all []Finding) {
+	if s.status.Via != "" { // not by everybody here
+		return nil
+	}
+	var mu sync.Mutex
+	var trying sync.WaitGroup
+	tried := map[string]bool{}
+	s.ports(func(p place) {
+		if p.port.Protocol != "TCP" {
+			return
+		}
+		for i := range p.port.Endpoints {
+			e := &p.port.Endpoints[i]
+			bad := e.State == api.EndpointQuarantined || e.State == api.EndpointSuspicious
+			if tried[e.Address] || len(tried) >= most || !bad && (s.Service == "" || !e.Ready) {
+				continue
+			}
+			tried[e.Address] = true
+			trying.Go(func() {
+				if f, is := reachOne(ctx, p, e); is {
+					mu.Lock()
+					all = append(all, f)
+					mu.Unlock()
+				}
+			})
+		}
+	})
+	trying.Wait()
+	return all
+}
+
+func reachOne(ctx context.Context, p place, e *api.Endpoint) (f Finding, is bool) {
+	at, err := netip.ParseAddrPort(e.Address)
+	if err != nil {
+		return f, false
+	}
+	began := time.Now()
+	err = dial(ctx, at)
+	took := time.Since(began).Round(time.Millisecond)
+	f = Finding{Severity: Warning, Object: p.object}
+	switch {
+	case err == nil, e.Quarantine != nil && strings.Contains(e.Quarantine.Cause, "refused"): // which is told
+		return f, false
+	case errors.Is(err, syscall.ECONNREFUSED):
+		f.Wrong, f.Known, f.Remedy = endpointName(e)+" refuses connections", fmt.Sprintf("tried from here: refused after %s", took), remedyFor("refused", p.name)
+	case isTimeout(err):
+		f.Wrong, f.Known = endpointName(e)+" is silent: nobody answers at that address", fmt.Sprintf("tried from here: no answer within %s, nor at another port", reachTime)
+		f.Remedy = "is the Pod there, its node up, and a route to it? kubectl get pod -o wide; ip route get " + at.Addr().String()
+		if errors.Is(dial(ctx, netip.AddrPortFrom(at.Addr(), otherPort(at.Port()))), syscall.ECONNREFUSED) {
+			f.Wrong, f.Known = endpointName(e)+" is silent, but its host answers: something drops what is sent to that port", fmt.Sprintf("tried from here: no answer within %s, while another port refused at once", reachTime)
+			f.Remedy = "a NetworkPolicy or firewall? kubectl get networkpolicy -A; nft list ruleset on the Pod's node; or the backlog of the process is full: ss -ltn in the Pod"
+		}
+	default:
+		f.Wrong, f.Known, f.Remedy = endpointName(e)+" cannot be reached from here", fmt.Sprintf("tried from here: %v", err), "ip route get "+at.Addr().String()
+	}
+	return f, true
+}
+
+// otherPort returns one on which hardly anybody listens.
+func otherPort(port uint16) uint16 {
+	if port == 1 {
+		return 2
+	}
+	return 1
+}
+
+func dial(ctx context.Context, at netip.AddrPort) error {
+	d := net.Dialer{Timeout: reachTime}
+	c, err := d.DialContext(ctx, "tcp", at.String())
+	if err == nil {
+		c.Close()
+	}
+	return err
+}
+
+func isTimeout(err error) bool {
+	var t net.Error
+	return errors.As(err, &t) && t.Timeout()
+}
+
+// routes asks the kernel for a route to each VIP.
+func routes(_ context.Context, s *subject) (all []Finding) {
+	if s.status.PortalMode == "none" {
+		return nil
+	}
+	s.vips(func(p place, vip netip.AddrPort) {
+		if _, err := kernel.SourceTo(vip); err != nil && len(all) < most {
+			all = append(all, Finding{"", Failing, p.object, "this node's own processes cannot send to " + vip.Addr().String(), fmt.Sprintf("asked the kernel for a route: %v", err),
+				"ip route get " + vip.Addr().String() + ": a route of type unreachable or prohibit, or none; a default route will do, or --portal=address"})
+		}
+	})
+	return all
+}
+
+// foreignRules looks for rules that name a VIP and are not usher's.
+func foreignRules(ctx context.Context, s *subject) (all []Finding) {
+	if s.status.PortalMode == "none" { // which takes nothing at VIPs
+		return nil
+	}
+	var rules [][]byte
+	for _, program := range []string{"iptables-save", "ip6tables-save"} {
+		text, err := output(ctx, program, "-t", "nat")
+		if err != nil {
+			all = append(all, Finding{"", Note, "node", "whether others have rules for the same addresses is not known", err.Error(), "look where there is " + program + ", as root"})
+		}
+		rules = append(rules, text)
+	}
+	found := 0
+	s.vips(func(p place, vip netip.AddrPort) {
+		for _, text := range rules {
+			for line := range bytes.Lines(text) {
+				line, addr := string(line), vip.Addr()
+				if !strings.Contains(line, fmt.Sprintf(" -d %s/%d ", addr, addr.BitLen())) || strings.Contains(line, "USHER-") || found >= most {
+					continue
+				}
+				found++
+				all = append(all, Finding{"", Warning, p.object, "somebody else has a rule for " + addr.String() + ", which may come first", "iptables-save: " + strings.TrimSpace(line),
+					"is kube-proxy still running here? Stop it, and take its rules out: kube-proxy --cleanup"})
+				return
+			}
+		}
+	})
+	return all
+}
+
+// output returns what a program prints. The error tells what it complains about.
+func output(ctx context.Context, name string, args ...string) ([]byte, error) {
+	out, err := exec.CommandContext(ctx, name, args...).Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return out, fmt.Errorf("%s: %w: %s", name, err, bytes.TrimSpace(exit.Stderr))
+	}
+	return out, err
+}
+
+// nearFull is from where on room is short.
+const nearFull = 0.9
+
+func conntrack(context.Context, *subject) []Finding {
+	number := func(name string) float64 {
+		text, _ := os.ReadFile("/proc/sys/net/netfilter/" + name)
+		n, _ := strconv.ParseFloat(string(bytes.TrimSpace(text)), 64)
+		return n
+	}
+	return conntrackRoom(number("nf_conntrack_count"), number("nf_conntrack_max"))
+}
+
+// conntrackRoom judges so many entries, of so many at the most; 0 if that is not known.
+func conntrackRoom(now, most float64) []Finding {
+	if most == 0 || now < nearFull*most {
+		return nil
+	}
+	return []Finding{{"", Failing, "node", "the kernel's connection tracking is nearly full: it drops packets of new connections then", fmt.Sprintf("%.0f of %.0f entries", now, most),
+		"usher run --conntrack-min, --conntrack-max-per-core; or sysctl -w net.netfilter.nf_conntrack_max=…"}}
+}
+
+// names asks a DNS server for the Services.
+func names(ctx context.Context, s *subject) (all []Finding) {
+	if s.DNS == "" {
+		return nil
+	}
+	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, s.DNS)
+	}}
+	asked := 0
+	s.vips(func(p place, vip netip.AddrPort) {
+		if ctx.Err() != nil || asked >= 5 || p.port.VIP != vip.String() { // the first, of which the name tells
+			return
+		}
+		asked++
+		namespace, name, _ := strings.Cut(p.name, "/")
+		full := name + "." + namespace + ".svc." + s.Domain + "."
+		got, err := resolver.LookupHost(ctx, full)
+		switch {
+		case err != nil:
+			all = append(all, Finding{"", Failing, p.object, s.DNS + " has no answer for " + full, err.Error(), "does the DNS server run, and is " + s.Domain + " its domain? --dns-domain says another"})
+		case !slices.Contains(got, vip.Addr().String()):
+			all = append(all, Finding{"", Warning, p.object, s.DNS + " tells another address of " + full, fmt.Sprintf("it says %s, usher serves %s", strings.Join(got, ", "), vip.Addr()),
+				"do both take their Services from the same place?"})
+		}
+	})
+	return all
+}

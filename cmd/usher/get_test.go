@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/cmd/usher/fleet"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+)
+
+var _ = Describe("get -w of a cluster", func() {
+	It("tells what others have while a node is silent from the first, and the node's own when it answers", func(ctx context.Context) {
+		var answers atomic.Bool
+		usher := func(node, service string, answers func() bool) fleet.Usher {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if !answers() {
+					panic(http.ErrAbortHandler)
+				}
+				w.Header().Set("Content-Type", "application/json")
+				_ = json.NewEncoder(w).Encode(api.ServiceList{Items: []api.Service{{Namespace: "shop", Name: service, State: api.ServiceOK}}})
+			}))
+			DeferCleanup(server.Close)
+			c, err := client.New(server.Listener.Addr().String())
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(c.Close)
+			return fleet.Usher{Node: node, Pod: "kube-system/usher", Client: c}
+		}
+		ushers := []fleet.Usher{usher("a", "web", func() bool { return true }), usher("b", "cart", answers.Load)}
+
+		out, errs := gbytes.NewBuffer(), gbytes.NewBuffer()
+		cmd := &cobra.Command{}
+		cmd.SetOut(out)
+		cmd.SetErr(errs)
+		ctx, cancel := context.WithCancel(ctx)
+		cmd.SetContext(ctx)
+		f := &getFlags{all: true, watch: true, output: "name"}
+		f.asks.cluster = true
+		ended := make(chan error)
+		go func() {
+			defer GinkgoRecover()
+			defer close(ended)
+			ended <- watch(cmd, f, f.serviceKind(&client.ServiceQuery{}), ushers, nil)
+		}()
+		Eventually(errs).Should(gbytes.Say("node b: .*; asking again\n"))
+		Eventually(out).Should(gbytes.Say("^service/shop/web\n"))
+		answers.Store(true)
+		Eventually(out, "5s").Should(gbytes.Say("^service/shop/cart\n"), "and web is not news")
+		cancel()
+		Eventually(ended).Should(Receive(BeNil()))
+	})
+
+	It("leaves out what had ended before, of a node that answers later, too", func() {
+		q := client.ConnectionQuery{}
+		past := (&getFlags{}).connectionKind(&q, &reach{}).past
+		began := time.Now()
+		ended := api.Connection{End: "endpoint-closed", Accepted: began.Add(-2 * time.Second), DurationMs: 1000}
+		late := api.Connection{End: "endpoint-closed", Accepted: began.Add(-2 * time.Second), DurationMs: 3000}
+		Expect(past(ended, began)).To(BeTrue())
+		Expect(past(late, began)).To(BeFalse(), "it was open then")
+		Expect(past(late, time.Time{})).To(BeTrue())
+		Expect(past(api.Connection{}, time.Time{})).To(BeFalse(), "it is open")
+		q.State = "all"
+		Expect(past(ended, began)).To(BeFalse(), "that was asked for")
+	})
+})

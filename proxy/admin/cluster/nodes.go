@@ -1,0 +1,63 @@
+package cluster
+
+import (
+	"context"
+	"time"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+)
+
+// fleet is how all nodes fare.
+type fleet struct {
+	asked  time.Time
+	nodes  []Node
+	status []told[standing]
+}
+
+// standing is how the usher on a node fares, with the Services of which most connections have failed there.
+type standing struct {
+	api.Status
+	failed []api.Service
+}
+
+// fleet returns how all nodes fare.
+func (v *View) fleet(ctx context.Context) (fleet, error) {
+	return ask(ctx, v, "nodes", minFresh, func(ctx context.Context) (fleet, error) {
+		nodes, err := v.nodes(ctx)
+		if err != nil {
+			return fleet{}, err
+		}
+		f := fleet{asked: time.Now(), nodes: nodes}
+		f.status = each(ctx, v, nodes, func(ctx context.Context, n Node) (s standing, err error) {
+			if s.Status, err = n.Client.Status(ctx); err != nil {
+				return s, err
+			}
+			list, err := n.Client.Services(ctx, client.ServiceQuery{Sort: api.SortFailed, Max: mostFailed})
+			s.failed = list.Items
+			return s, err
+		})
+		return f, ctx.Err()
+	})
+}
+
+// Nodes returns the nodes, and how the usher on each fares.
+func (v *View) Nodes(ctx context.Context) (list api.ClusterNodeList, err error) {
+	f, err := v.fleet(ctx)
+	if err != nil {
+		return list, err
+	}
+	list = api.ClusterNodeList{Asked: f.asked, Items: make([]api.ClusterNode, 0, len(f.nodes))}
+	for i, n := range f.nodes {
+		out := api.ClusterNode{Name: n.Name}
+		if s := &f.status[i]; s.err != nil {
+			out.Error = client.Cause(s.err)
+		} else {
+			out.Version, out.PortalMode = s.answer.Version, s.answer.PortalMode
+			out.Problems, out.Attention = len(s.answer.Problems)+s.answer.ProblemsUntold, s.answer.Attention
+			out.Totals = &s.answer.Totals
+		}
+		list.Items = append(list.Items, out)
+	}
+	return list, nil
+}

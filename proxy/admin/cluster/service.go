@@ -1,0 +1,244 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+)
+
+// How many endpoints times nodes are read for one Service, and how many of each are told.
+const (
+	maxCells     = 250_000
+	maxEndpoints = 100
+	maxColumns   = 50
+)
+
+// Service returns a Service as each node sees it.
+func (v *View) Service(ctx context.Context, namespace, name string) (api.ClusterServiceDetail, error) {
+	key := namespace + "/" + name
+	return ask(ctx, v, "service "+key, minFresh, func(ctx context.Context) (out api.ClusterServiceDetail, err error) {
+		f, err := v.fleet(ctx)
+		if err != nil {
+			return out, err
+		}
+		out = api.ClusterServiceDetail{Asked: time.Now(), ClusterService: api.ClusterService{Namespace: namespace, Name: name, States: map[api.ServiceState]int{}}}
+		summaries := each(ctx, v, f.nodes, func(ctx context.Context, n Node) (api.ServiceList, error) {
+			return n.Client.Services(ctx, client.ServiceQuery{Names: []string{key}, Max: 1})
+		})
+		var know, silent []knowing
+		answered := false
+		for i, t := range summaries {
+			switch {
+			case t.err != nil:
+				silent = append(silent, knowing{Node: f.nodes[i], err: t.err})
+			case len(t.answer.Items) > 0:
+				know = append(know, knowing{Node: f.nodes[i], service: t.answer.Items[0]})
+				addService(&out.ClusterService, t.answer.Items[0])
+				fallthrough
+			default:
+				answered = true
+			}
+		}
+		switch {
+		case ctx.Err() != nil:
+			return out, ctx.Err()
+		case !answered:
+			return out, errNobody
+		case len(know) == 0:
+			return out, &api.Error{Code: http.StatusNotFound, Message: fmt.Sprintf("there is no Service %s that an usher serves", key)}
+		}
+		out.Message = f.messages()[key].message
+		asked := chosen(know, max(2, maxCells/max(1, out.EndpointCount)))
+		out.NodesUnasked = len(know) - len(asked)
+		g := v.read(ctx, asked, namespace, name)
+		for _, n := range silent {
+			g.nodes, g.cells = append(g.nodes, n), append(g.cells, nil)
+		}
+		g.fill(&out)
+		return out, ctx.Err()
+	})
+}
+
+// knowing is a node that knows a Service, or does not answer.
+type knowing struct {
+	Node
+	service api.Service
+	err     error
+}
+
+// chosen returns up to so many nodes, sorted by name: the half with the most attempts that failed, and of the
+// others those with the most connections, which tell most about endpoints.
+func chosen(know []knowing, most int) []knowing {
+	if len(know) <= most {
+		return know
+	}
+	know = slices.Clone(know)
+	by := func(list []knowing, of func(api.Totals) int64) {
+		slices.SortStableFunc(list, func(a, b knowing) int { return cmp.Compare(of(b.service.Totals), of(a.service.Totals)) })
+	}
+	by(know, func(t api.Totals) int64 { return t.AttemptsFailed })
+	by(know[most/2:], func(t api.Totals) int64 { return t.Established })
+	know = know[:most]
+	slices.SortFunc(know, func(a, b knowing) int { return cmp.Compare(a.Name, b.Name) })
+	return know
+}
+
+// grid is what some nodes tell of the endpoints of a Service.
+type grid struct {
+	nodes []knowing
+	cells [][]api.ClusterCell // of each node; shorter than rows if it does not know the last of them
+
+	mu    sync.Mutex // guards what follows
+	rows  []api.ClusterEndpoint
+	index map[string]int // of rows, by address
+	words map[string]string
+}
+
+// read asks nodes for the endpoints. What they tell is boiled down to cells as it comes.
+func (v *View) read(ctx context.Context, know []knowing, namespace, name string) *grid {
+	g := &grid{nodes: slices.Clone(know), cells: make([][]api.ClusterCell, len(know)), index: map[string]int{}, words: map[string]string{}}
+	nodes := make([]Node, len(know))
+	at := map[string]int{}
+	for i, k := range know {
+		nodes[i], at[k.Name] = k.Node, i
+	}
+	for i, t := range each(ctx, v, nodes, func(ctx context.Context, n Node) (struct{}, error) {
+		detail, err := n.Client.Service(ctx, namespace, name)
+		if err == nil {
+			g.add(at[n.Name], detail)
+		}
+		return struct{}{}, err
+	}) {
+		g.nodes[i].err = t.err
+	}
+	return g
+}
+
+// add adds what a node tells. An endpoint of several ports and families is one.
+func (g *grid) add(node int, detail api.ServiceDetail) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	cells := make([]api.ClusterCell, len(g.rows))
+	for _, port := range detail.Details {
+		for _, e := range port.Endpoints {
+			row, known := g.index[e.Address]
+			if !known {
+				row = len(g.rows)
+				g.index[e.Address] = row
+				g.rows = append(g.rows, api.ClusterEndpoint{Address: e.Address, Pod: e.Pod, Node: e.Node})
+			}
+			for len(cells) <= row {
+				cells = append(cells, api.ClusterCell{})
+			}
+			c := &cells[row]
+			if c.State == "" || c.State == api.EndpointReady || e.State == api.EndpointQuarantined {
+				c.State = api.EndpointState(g.word(string(e.State)))
+			}
+			if e.Latency != nil {
+				c.Tried += int64(e.Latency.Clients)
+				c.ConnectP99Ms = max(c.ConnectP99Ms, e.Latency.ConnectP99Ms)
+			}
+			c.Failed += e.FailedLately
+			c.Tried += e.FailedLately
+			if e.Quarantine != nil {
+				c.Cause = g.word(e.Quarantine.Cause)
+			}
+		}
+	}
+	for i := range cells {
+		if c := &cells[i]; c.State != "" {
+			c.Result = resultOf(c.State, c.Tried, c.Failed)
+		}
+	}
+	g.cells[node] = cells
+}
+
+// word returns s, and always the same string for it: most cells say the same.
+func (g *grid) word(s string) string {
+	const most = 1000
+	if w, known := g.words[s]; known {
+		return w
+	}
+	if len(g.words) < most {
+		g.words[s] = s
+	}
+	return s
+}
+
+// cell returns one; the zero value if the node does not know the endpoint.
+func (g *grid) cell(row, node int) (c api.ClusterCell) {
+	if cells := g.cells[node]; row < len(cells) {
+		return cells[row]
+	}
+	return c
+}
+
+// fill puts what is told, and whose fault it is, into out.
+func (g *grid) fill(out *api.ClusterServiceDetail) {
+	verdict := judge(matrix{len(g.rows), len(g.nodes), func(row, node int) api.ClusterResult { return g.cell(row, node).Result }})
+	columns := make([]api.ClusterColumn, len(g.nodes))
+	for i, n := range g.nodes {
+		k := verdict.columns[i]
+		columns[i] = api.ClusterColumn{Name: n.Name, State: n.service.State, ClusterCounts: api.ClusterCounts{Bad: k.bad, Good: k.good}}
+		if n.err != nil {
+			columns[i].Error = client.Cause(n.err)
+		}
+		if k.fault {
+			columns[i].Fault = api.FaultNode
+		}
+	}
+	for row := range g.rows {
+		e := &g.rows[row]
+		k := verdict.rows[row]
+		e.Bad, e.Good = k.bad, k.good
+		if k.fault {
+			e.Fault = api.FaultPod
+		}
+		for node := range g.nodes {
+			c := g.cell(row, node)
+			e.Tried += c.Tried
+			e.Failed += c.Failed
+			columns[node].Tried += c.Tried
+			columns[node].Failed += c.Failed
+		}
+	}
+	out.Findings, out.FindingsUntold = findings(verdict, g.rows, columns)
+
+	nodes := sorted(len(columns), maxColumns, func(a, b int) int {
+		return byFault(verdict.columns[a], verdict.columns[b], columns[a].Name, columns[b].Name)
+	})
+	rows := sorted(len(g.rows), maxEndpoints, func(a, b int) int {
+		x, y := &g.rows[a], &g.rows[b]
+		return byFault(verdict.rows[a], verdict.rows[b], cmp.Or(x.Pod, x.Address), cmp.Or(y.Pod, y.Address))
+	})
+	out.NodesUntold, out.EndpointsUntold = len(columns)-len(nodes), len(g.rows)-len(rows)
+	out.Nodes, out.Endpoints = []api.ClusterColumn{}, []api.ClusterEndpoint{}
+	for _, node := range nodes {
+		out.Nodes = append(out.Nodes, columns[node])
+	}
+	for _, row := range rows {
+		e := g.rows[row]
+		e.Cells = []api.ClusterCell{}
+		for _, node := range nodes {
+			e.Cells = append(e.Cells, g.cell(row, node))
+		}
+		out.Endpoints = append(out.Endpoints, e)
+	}
+}
+
+// sorted returns the first of the numbers below n, most at the most, in the order of compare.
+func sorted(n, most int, compare func(a, b int) int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = i
+	}
+	slices.SortFunc(list, compare)
+	return list[:min(n, most)]
+}

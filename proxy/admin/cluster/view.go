@@ -1,0 +1,172 @@
+package cluster
+
+import (
+	"context"
+	"maps"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+)
+
+// Bounds of what is asked and kept.
+const (
+	maxAtOnce    = 16               // requests to ushers
+	maxKept      = 64               // of how many nodes connections are kept: through an API server each takes a megabyte
+	maxQuestions = 16               // whose answers are kept
+	maxPatience  = 5 * time.Second  // with an usher, for one answer
+	minFresh     = 2 * time.Second  // how long an answer is good; four times as long as it took, if that is more,
+	maxFresh     = time.Minute      // up to this
+	grace        = 10 * time.Second // an answer is given while a round is under way until it is twice as old as it is good, and this
+	firstAbsence = 5 * time.Second  // how long an usher that has not answered is left alone; twice as long each time,
+	maxAbsence   = time.Minute      // up to this
+	findEvery    = 30 * time.Second // nodes are looked for
+)
+
+// Node is a node whose usher can be asked.
+type Node struct {
+	Name   string
+	Client *client.Client
+}
+
+// Finder returns the nodes, sorted by name, each name once. Clients are its own; it is called now and then.
+type Finder func(context.Context) ([]Node, error)
+
+// View asks the ushers of nodes.
+type View struct {
+	find  Finder
+	ctx   context.Context
+	stop  context.CancelFunc
+	slots chan struct{}
+
+	patience time.Duration
+
+	rounds    sync.WaitGroup // under way
+	mu        sync.Mutex     // guards what follows
+	questions map[string]*question
+	absent    map[string]absence // by node
+}
+
+// question is what somebody asks, with the last answer.
+type question struct {
+	asked   time.Time     // last
+	running chan struct{} // closed when the round under way has ended; nil if there is none
+	told    time.Time     // when answer was complete; zero for never
+	fresh   time.Duration
+	answer  any
+	err     error
+}
+
+// absence is that of an usher that has not answered.
+type absence struct {
+	until time.Time
+	times int // in a row
+	err   error
+}
+
+// NewView returns a View of the nodes that find finds.
+func NewView(find Finder) *View {
+	v := &View{find: find, patience: maxPatience, slots: make(chan struct{}, maxAtOnce), questions: map[string]*question{}, absent: map[string]absence{}}
+	v.ctx, v.stop = context.WithCancel(context.Background())
+	return v
+}
+
+// Close ends all rounds, and waits for them.
+func (v *View) Close() {
+	v.mu.Lock()
+	v.stop()
+	v.mu.Unlock()
+	v.rounds.Wait()
+}
+
+// ask returns the answer to a question: the last one while it is good, and otherwise that of a round, which goes
+// on for others, and for the next time, when ctx is done.
+func ask[T any](ctx context.Context, v *View, key string, atLeast time.Duration, round func(context.Context) (T, error)) (answer T, err error) {
+	v.mu.Lock()
+	now := time.Now()
+	q := v.questions[key]
+	if q == nil {
+		if !v.makeRoom() {
+			v.mu.Unlock()
+			return answer, &api.Error{Code: http.StatusServiceUnavailable, Message: "too many questions are being asked already"}
+		}
+		q = &question{}
+		v.questions[key] = q
+	}
+	if err := v.ctx.Err(); err != nil {
+		v.mu.Unlock()
+		return answer, err
+	}
+	q.asked = now
+	age := now.Sub(q.told)
+	if q.running == nil && age > q.fresh {
+		q.running = make(chan struct{})
+		v.rounds.Go(func() {
+			began := time.Now()
+			answer, err := round(v.ctx)
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			q.told = time.Now()
+			if err != nil {
+				atLeast = minFresh
+			}
+			q.fresh = max(atLeast, min(4*q.told.Sub(began), maxFresh))
+			q.answer, q.err = answer, err
+			close(q.running)
+			q.running = nil
+		})
+	}
+	running := q.running
+	if running == nil || age < 2*q.fresh+grace && q.err == nil {
+		answer, _ = q.answer.(T)
+		err = q.err
+		v.mu.Unlock()
+		return answer, err
+	}
+	v.mu.Unlock()
+	select {
+	case <-running:
+	case <-ctx.Done():
+		return answer, ctx.Err()
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	answer, _ = q.answer.(T)
+	return answer, q.err
+}
+
+// makeRoom makes room for a question, at the cost of the one that nobody has asked for the longest
+// time. It is called with mu.
+func (v *View) makeRoom() bool {
+	if len(v.questions) < maxQuestions {
+		return true
+	}
+	oldest := ""
+	for key, q := range v.questions {
+		if q.running == nil && (oldest == "" || q.asked.Before(v.questions[oldest].asked)) {
+			oldest = key
+		}
+	}
+	delete(v.questions, oldest)
+	return oldest != ""
+}
+
+// nodes returns those that there are.
+func (v *View) nodes(ctx context.Context) ([]Node, error) {
+	return ask(ctx, v, "found", findEvery, func(ctx context.Context) ([]Node, error) {
+		found, err := v.find(ctx)
+		if err != nil {
+			return nil, err
+		}
+		names := map[string]bool{}
+		for _, n := range found {
+			names[n.Name] = true
+		}
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		maps.DeleteFunc(v.absent, func(name string, _ absence) bool { return !names[name] })
+		return found, nil
+	})
+}

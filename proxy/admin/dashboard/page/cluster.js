@@ -1,0 +1,57 @@
+// The page of a cluster as a whole: which view is shown, and when its data is asked for.
+//
+// A view has load, which asks, beside what views of a node's page have.
+
+import { ClusterOverview } from './view-cluster.js';
+import { ClusterService } from './view-cluster-service.js';
+import { Router } from './router.js';
+import { clock } from './words.js';
+
+const interval = 3000; // ms between an answer and the next question
+
+const router = new Router([[/^#\/service\/([^/]+)\/([^/]+)$/, ClusterService]], ClusterOverview, 'Cluster');
+const live = document.getElementById('live');
+const notice = document.getElementById('notice');
+let answered = 0; // when the last answer came
+let next = 0; // timer
+let asking = 0; // the last question; what was asked before is not drawn any more
+
+async function ask() {
+  clearTimeout(next);
+  if (document.hidden) return;
+  const number = ++asking;
+  const { view } = router;
+  try {
+    await view.load();
+    answered = Date.now();
+    become('on', 'live');
+    notice.hidden = true;
+  } catch (err) {
+    if (number !== asking) return;
+    become('lost', 'no answer');
+    notice.hidden = false;
+    notice.dataset.state = 'lost';
+    notice.textContent = `${err.message}.${answered ? ` What you see is from ${clock(answered)}.` : ''} Trying again.`;
+  }
+  if (number !== asking) return;
+  router.draw();
+  next = setTimeout(ask, interval);
+}
+
+function become(state, words) {
+  live.dataset.state = state;
+  if (live.textContent !== words) live.textContent = words;
+}
+
+addEventListener('keydown', e => {
+  const search = document.getElementById('search');
+  if (e.key !== '/' || e.altKey || e.ctrlKey || e.metaKey || !search || e.target.matches('input')) return;
+  e.preventDefault();
+  search.focus();
+});
+
+router.go();
+ask();
+addEventListener('hashchange', ask); // the router's comes first
+addEventListener('search-changed', ask);
+document.addEventListener('visibilitychange', ask);

@@ -1,0 +1,146 @@
+// The first page of a cluster: the Services over all nodes, the worst first, and the nodes.
+
+import { get } from './api.js';
+import { h } from './dom.js';
+import { figure, name, searchField, stateMark, tableOr } from './marks.js';
+import { Table } from './table.js';
+import { duration, number, plural, serviceStates, short, stateOf } from './words.js';
+
+export const patience = 40_000; // ms for an answer: an usher has five seconds, and there may be hundreds
+const silentNamed = 5;
+
+const nodeStates = {
+  well: { mark: '✓', word: 'no problems', means: 'its usher answers, and knows of no problem', tone: 'good' },
+  problems: { mark: '~', word: 'problems', means: 'its usher answers, and knows of problems', tone: 'warn' },
+  silent: { mark: '✗', word: 'no answer', means: 'its usher does not answer', tone: 'bad' },
+};
+
+const serviceColumns = [
+  { name: 'service', title: 'Service', cell: s => [name(`${s.namespace}/`, 'namespace'), name(s.name)] },
+  { name: 'state', title: 'State', cell: s => stateMark(stateOf(serviceStates, s.state), s.message) },
+  { name: 'nodes', title: 'On nodes', cell: s => `${short(s.states[s.state])} of ${short(s.nodeCount)}` },
+  { name: 'endpoints', title: 'Endpoints', cell: s => count(s.endpointCount) },
+  { name: 'total', title: 'Connections', cell: s => count(s.totals.accepted) },
+  { name: 'retries', title: 'Retries', cell: s => count(s.totals.retries, 'warn') },
+  { name: 'failed', title: 'Failed', cell: s => count(s.totals.failed, 'bad') },
+  { name: 'wait', title: 'Connect, p99', cell: s => s.connectP99Ms ? duration(s.connectP99Ms) : h('span', { class: 'quiet' }, '–') },
+];
+
+const nodeColumns = [
+  { name: 'service', title: 'Node', cell: n => name(n.name) },
+  { name: 'state', title: 'State', cell: nodeState },
+  { name: 'attention', title: 'What it says', cell: n => name(n.error ?? n.attention, n.error ? 'bad' : n.problems ? 'said' : 'quiet') },
+  { name: 'total', title: 'Connections', cell: n => count(n.totals?.accepted) },
+  { name: 'retries', title: 'Retries', cell: n => count(n.totals?.retries, 'warn') },
+  { name: 'failed', title: 'Failed', cell: n => count(n.totals?.failed, 'bad') },
+];
+
+export class ClusterOverview {
+  title = 'Overview';
+  services = new Table({
+    caption: 'Services, the worst first', name: 'services over-nodes', columns: serviceColumns,
+    key: s => `${s.namespace}/${s.name}`, href: s => `#/service/${encodeURIComponent(s.namespace)}/${encodeURIComponent(s.name)}`,
+  });
+  nodes = new Table({
+    caption: 'Nodes', name: 'services of-nodes', columns: nodeColumns,
+    key: n => n.name, href: n => `nodes/${encodeURIComponent(n.name)}/`,
+  });
+  #q = '';
+  #list = null; // the API's ClusterServiceList
+  #fleet = null; // ClusterNodeList
+  #total = 0; // Services
+
+  start() {
+    this.services.start();
+    this.nodes.start();
+  }
+
+  stop() {
+    this.services.stop();
+    this.nodes.stop();
+  }
+
+  async load() {
+    const q = this.#q;
+    const [fleet, list] = await Promise.all([get('cluster/nodes', {}, patience), get('cluster/services', { q }, patience).catch(err => err)]);
+    this.#fleet = fleet;
+    if (list instanceof Error) {
+      if (fleet.items.every(n => n.error)) this.#list = null; // which is told of each
+      else throw list;
+      return;
+    }
+    if (q !== this.#q) return;
+    this.#list = list;
+    if (!q) this.#total = list.total;
+  }
+
+  #search(q) {
+    this.#q = q;
+    clearTimeout(this.finding);
+    this.finding = setTimeout(() => dispatchEvent(new Event('search-changed')), 250);
+  }
+
+  render() {
+    if (!this.#fleet) return [h('h1', null, 'Cluster'), h('div', { class: 'card empty' }, h('p', null, 'Asking the ushers of all nodes …'))];
+    this.services.rows = this.#list?.items ?? [];
+    const trouble = n => n.error ? 2 : n.problems > 0 ? 1 : 0;
+    this.nodes.rows = this.#fleet.items.toSorted((a, b) => trouble(b) - trouble(a));
+    const silent = this.nodes.rows.filter(n => n.error);
+    return [
+      h('h1', null, 'Cluster'),
+      h('p', { class: 'lead' }, 'Is it the Pod, or is it the node? Each Service’s page has its endpoints beside the nodes that connect to them.'),
+      silent.length > 0 && h('p', { key: 'silent', class: 'bad', role: 'alert' }, whoIsSilent(silent)),
+      this.#numbers(),
+      h('section', { key: 'services', class: 'all', 'aria-labelledby': 'services' },
+        h('div', { class: 'section-head' },
+          h('h2', { id: 'services' }, 'Services, the worst first'),
+          searchField('Find Services', 'Name, address or Pod', q => this.#search(q))),
+        tableOr(this.services, !this.#list ? 'No usher answers.' : this.#q ? 'No Service is like that.' : 'The ushers serve no Service yet.'),
+        h('p', { class: 'quiet left-out', role: 'status' }, this.#list && this.#howMany())),
+      h('section', { key: 'nodes', 'aria-labelledby': 'nodes' },
+        h('h2', { id: 'nodes' }, 'Nodes'),
+        tableOr(this.nodes, 'There is no node with an usher.'),
+        h('p', { class: 'quiet left-out' }, 'A node’s row leads to the page of its usher.')),
+    ];
+  }
+
+  drawn() {
+    for (const table of [this.services, this.nodes]) if (table.rows.length > 0) table.draw();
+  }
+
+  #howMany() {
+    const { total, items } = this.#list;
+    if (total <= items.length) return plural(total, 'Service');
+    return this.#q ? `${number(items.length)} of ${plural(total, 'Service')} that match: another word finds fewer.`
+      : `${number(items.length)} of ${plural(total, 'Service')}: those with problems or failures, and then those with the most connections. The search finds the others.`;
+  }
+
+  #numbers() {
+    const { items } = this.#fleet;
+    const there = items.filter(n => !n.error);
+    const sum = count => there.reduce((n, { totals }) => n + totals[count], 0);
+    const failed = sum('failed');
+    return h('dl', { class: 'numbers' },
+      figure('nodes', number(items.length), { more: there.length < items.length ? `${number(there.length)} answer` : 'all answer' }),
+      figure('Services', number(this.#total)),
+      figure('open connections', number(sum('active'))),
+      figure('connections', number(sum('accepted'))),
+      figure('retries', number(sum('retries'))),
+      figure('failed', number(failed), { tone: failed > 0 && 'bad' }));
+  }
+}
+
+// whoIsSilent names the nodes whose ushers do not answer, and says why.
+function whoIsSilent(silent) {
+  const named = silent.slice(0, silentNamed).map(n => `${n.name} (${n.error})`).join(', ');
+  const more = silent.length > silentNamed ? ` and ${number(silent.length - silentNamed)} more` : '';
+  return `No usher answers on ${silent.length === 1 ? 'the node' : plural(silent.length, 'node') + ':'} ${named}${more}. What is told here is without ${silent.length === 1 ? 'it' : 'them'}.`;
+}
+
+function nodeState(n) {
+  if (n.error) return stateMark(nodeStates.silent);
+  return n.problems ? stateMark({ ...nodeStates.problems, word: plural(n.problems, 'problem') }) : stateMark(nodeStates.well);
+}
+
+// count is quiet while it is zero.
+function count(n, tone = '') { return h('span', { class: n ? tone : 'quiet', title: number(n) }, n === undefined ? '–' : short(n)); }

@@ -1,0 +1,65 @@
+package admin
+
+import (
+	"time"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/latency"
+)
+
+// lately is how long clients waited, of some service ports or of an endpoint.
+type lately struct{ connect, firstByte latency.Lately }
+
+// told returns what people are told; nil if there was nothing.
+func (l *lately) told() *api.Latency {
+	ms := func(of *latency.Lately, q float64) float64 {
+		seconds, _ := of.Quantile(latency.Seconds, q)
+		return 1000 * seconds
+	}
+	if _, any := l.connect.Quantile(latency.Seconds, 0.5); !any {
+		return nil
+	}
+	return &api.Latency{Clients: l.connect.Number(), ConnectP50Ms: ms(&l.connect, 0.5), ConnectP99Ms: ms(&l.connect, 0.99),
+		FirstByteP50Ms: ms(&l.firstByte, 0.5), FirstByteP99Ms: ms(&l.firstByte, 0.99)}
+}
+
+// latency returns how long clients of the service ports waited lately, or nil.
+func (g group) latency(now time.Time) *api.Latency {
+	var l lately
+	for _, v := range g {
+		if s := v.Story; s != nil {
+			l.connect.Add(&s.Connect.Recent, now)
+			l.firstByte.Add(&s.FirstByte.Recent, now)
+		}
+	}
+	return l.told()
+}
+
+// ends returns how many clients of the service ports have ended how, or nil.
+func (g group) ends() (all map[string]int64) {
+	for _, v := range g {
+		if v.Story == nil {
+			continue
+		}
+		for end, n := range v.Story.Ends() {
+			if all == nil {
+				all = map[string]int64{}
+			}
+			all[string(end)] += n
+		}
+	}
+	return all
+}
+
+// endpointLatency returns how long clients of an endpoint waited lately, or nil.
+func endpointLatency(e *balance.Endpoint, now time.Time) *api.Latency {
+	t := e.TimesSeen()
+	if t == nil {
+		return nil
+	}
+	var l lately
+	l.connect.Add(&t.Connect, now)
+	l.firstByte.Add(&t.FirstByte, now)
+	return l.told()
+}

@@ -1,0 +1,274 @@
+package admin
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/balance"
+)
+
+// Bounds of what is told of problems.
+const (
+	maxProblems  = 100
+	problemsCost = 50              // and so seldom that it takes at most one part in so many of the time
+	problemsRest = 2 * time.Second // they are looked for at most so often, however many ask
+	lostFor      = 5 * time.Minute // how long lost lines of the access log are a problem
+	nearLimit    = 0.9
+	maxSkew      = 10 * time.Second // between clocks
+)
+
+// problemFinder finds what usher itself knows to be wrong now.
+type problemFinder struct {
+	mu    sync.Mutex
+	next  time.Time // they are looked for
+	found []api.StatusProblem
+	total int
+	says  string
+	since map[string]time.Time // of those that have no time of their own
+}
+
+// problems returns the first of them, how many there are, and a sentence for people.
+func (a *API) problems(stats *proxy.Stats, now time.Time) (list []api.StatusProblem, total int, attention string) {
+	f := &a.finder
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now.Before(f.next) {
+		return f.found, f.total, f.says
+	}
+	began := time.Now()
+	all := slices.Concat(a.nodeProblems(stats, now), a.serviceProblems(now))
+	before := f.since
+	f.since = map[string]time.Time{}
+	for i := range all {
+		p := &all[i]
+		key := p.Object + "\x00" + p.Reason
+		if p.Since.IsZero() {
+			if p.Since = before[key]; p.Since.IsZero() {
+				p.Since = now
+			}
+			f.since[key] = p.Since
+		}
+	}
+	f.total, f.says = len(all), inOneSentence(all)
+	f.next = now.Add(max(problemsRest, problemsCost*time.Since(began)))
+	f.found = append([]api.StatusProblem{}, all[:min(len(all), maxProblems)]...) // in JSON, none is not null
+	return f.found, f.total, f.says
+}
+
+// inOneSentence says what needs attention.
+func inOneSentence(all []api.StatusProblem) string {
+	var services, others []string
+	for _, p := range all {
+		name, is := strings.CutPrefix(p.Object, "Service ")
+		switch {
+		case is && len(services) > 0 && services[len(services)-1] == name: // those of one stand together
+		case is:
+			services = append(services, name)
+		case !is && p.Object != "usher":
+			others = append(others, p.Object)
+		case !is:
+			others = append(others, p.Message)
+		}
+	}
+	var parts []string
+	const most = 3
+	if n := len(services); n > 0 {
+		text := fmt.Sprintf("%d Services need attention: ", n)
+		if n == 1 {
+			text = "1 Service needs attention: "
+		}
+		text += strings.Join(services[:min(n, most)], ", ")
+		if n > most {
+			text += fmt.Sprintf(" and %d more", n-most)
+		}
+		parts = append(parts, text)
+	}
+	if others = slices.Compact(others); len(others) > most {
+		others = append(others[:most], fmt.Sprintf("and %d more", len(others)-most))
+	}
+	parts = append(parts, others...)
+	return cmp.Or(strings.Join(parts, "; "), "no problems")
+}
+
+// nodeProblems are those of usher as a whole.
+func (a *API) nodeProblems(s *proxy.Stats, now time.Time) (list []api.StatusProblem) {
+	add := func(reason, message, remedy string, since time.Time) {
+		list = append(list, api.StatusProblem{Object: "usher", Reason: reason, Message: message, Remedy: remedy, Since: since})
+	}
+	if h := a.opts.Health; h != nil && h.APIServer != nil {
+		now := h.APIServer()
+		if skew := now.Skew.Round(time.Second); skew.Abs() >= maxSkew {
+			add("ClockSkew", fmt.Sprintf("the API server's clock and this node's differ by %s", skew.Abs()), "timedatectl, here and there: certificates, tokens and times in logs go by the clock", time.Time{})
+		}
+		if !now.Connected && !now.Since.IsZero() {
+			add("APIServerUnreachable", "the API server does not answer: "+now.Error+"; what was known goes on being served", "see whether it runs, and whether this node reaches it", now.Since)
+		}
+	}
+	if sync := a.proxy.SyncStatus(); sync.Err != nil {
+		add("PortalFailed", fmt.Sprintf("the %s portal could not be brought up to date: %v", a.proxy.Portal.Mode(), sync.Err), "usher portals compares what is wanted with what there is; it is tried again all the time", sync.Pending)
+	}
+	for _, limit := range []struct {
+		what, remedy string
+		now, most    int64
+	}{
+		{"descriptors", "raise the limit on open files (ulimit -n, LimitNOFILE=)", s.Descriptors, s.DescriptorLimit},
+		{"connections", "raise --max-connections, or the limit on open files; usher get connections -A --sort duration shows who has them", s.Open, s.Limit},
+		{"UDP sessions", "raise --max-udp-sessions, or the limit on open files", s.Sessions.Open, s.Sessions.Limit},
+	} {
+		if limit.most > 0 && float64(limit.now) >= nearLimit*float64(limit.most) {
+			add("NearLimit", fmt.Sprintf("%d of %d %s are in use", limit.now, limit.most, limit.what), limit.remedy, time.Time{})
+		}
+	}
+	if a.opts.AccessLog != nil {
+		if lost, last := a.opts.AccessLog.Lost(), a.opts.AccessLog.LastLost(); lost > 0 && now.Before(last.Add(lostFor)) {
+			add("AccessLogLost", fmt.Sprintf("%d lines of the access log are lost since the start: they could not be written as fast as connections ended", lost), "a faster disk, or a larger --trace-events", last)
+		}
+	}
+	return list
+}
+
+// serviceProblems are those of Services, the worst first, and of other objects.
+func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
+	reports := a.reportsOf()
+	rank := map[string]int{}
+	add := func(object, reason, message, remedy string, since time.Time, at int) {
+		list = append(list, api.StatusProblem{Object: object, Reason: reason, Message: message, Remedy: remedy, Since: since})
+		rank[object] = max(rank[object], at)
+	}
+	worst := len(api.ServiceStates)
+	report := func(r config.Report) {
+		at := worst
+		if r.Served { // what is not comes first
+			at = 0
+		}
+		add(r.Object, r.Reason, r.Message, r.Remedy, r.Since, at)
+	}
+	for _, g := range groups(a.proxy.Status()) {
+		name := g.name()
+		object := "Service " + name.String()
+		for i := range g {
+			if p := g[i].Problem; p != nil {
+				add(object, string(p.Reason), "port "+g[i].Port.ID.String()+" is not served: "+p.Err.Error(), "usher diagnose "+name.String(), p.Since, worst)
+			}
+		}
+		state, message := g.trouble(now)
+		if message != "" {
+			add(object, string(state), message, "usher diagnose "+name.String(), time.Time{}, state.Badness())
+		}
+		for _, r := range reports[name] {
+			r.Remedy = cmp.Or(r.Remedy, "usher diagnose "+name.String())
+			report(r)
+		}
+		delete(reports, name)
+	}
+	for _, of := range reports {
+		for _, r := range of {
+			report(r)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b api.StatusProblem) int {
+		return cmp.Or(cmp.Compare(rank[b.Object], rank[a.Object]), cmp.Compare(a.Object, b.Object))
+	})
+	return list
+}
+
+// trouble says what is wrong with a Service's endpoints; "" if nothing is. That some are
+// about to end is no trouble.
+func (g group) trouble(now time.Time) (state api.ServiceState, message string) {
+	state = api.ServiceOK
+	for i := range g {
+		v := &g[i]
+		s := portState(v, now)
+		text := ""
+		switch s {
+		case api.ServiceNoEndpoints:
+			text = fmt.Sprintf("none of %d endpoints can be used", len(v.Endpoints))
+		case api.ServiceNoLocalEndpoints:
+			text = "no endpoint that can be used is on this node, and internalTrafficPolicy is Local: clients are dropped"
+		case api.ServiceDown, api.ServiceDegraded:
+			text = badEndpoints(v, now)
+		}
+		if text != "" && s.Badness() > state.Badness() {
+			state, message = s, text
+		}
+	}
+	return state, message
+}
+
+// badEndpoints says which endpoints of a port do badly, and why.
+func badEndpoints(v *proxy.PortView, now time.Time) string {
+	var bad []string
+	for _, e := range v.Endpoints {
+		switch state := stateOf(e, now); state {
+		case api.EndpointReady, api.EndpointTerminating:
+		default:
+			bad = append(bad, badEndpoint(e, state, now))
+		}
+	}
+	if len(bad) == 0 {
+		return ""
+	}
+	const most = 3
+	text := fmt.Sprintf("%d of %d endpoints: %s", len(bad), len(v.Endpoints), strings.Join(bad[:min(len(bad), most)], "; "))
+	if len(bad) > most {
+		text += "; …"
+	}
+	return text
+}
+
+func badEndpoint(e *balance.Endpoint, state api.EndpointState, now time.Time) string {
+	text := e.Addr.String()
+	if e.Pod != "" {
+		text += " (" + e.Pod + ")"
+	}
+	text += " " + string(state)
+	if q := quarantine(e, now); q != nil {
+		text += ", " + q.Cause
+	}
+	return text
+}
+
+// reportsOf returns what the source has found wrong, by the Service that it is about.
+func (a *API) reportsOf() map[types.NamespacedName][]config.Report {
+	by := map[types.NamespacedName][]config.Report{}
+	if a.opts.Reports != nil {
+		for _, r := range a.opts.Reports() {
+			by[r.Service] = append(by[r.Service], r)
+		}
+	}
+	return by
+}
+
+// rejected returns, as groups, the Services that match, and that are not served because of what
+// the source has found wrong.
+func (a *API) rejected(by map[types.NamespacedName][]config.Report, match func(types.NamespacedName) bool, served []group) (list []group) {
+	is := map[types.NamespacedName]bool{}
+	for _, g := range served {
+		is[g.name()] = true
+	}
+	for name, reports := range by {
+		wrong := slices.ContainsFunc(reports, func(r config.Report) bool { return !r.Served })
+		if name != (types.NamespacedName{}) && wrong && match(name) && !is[name] {
+			id := config.PortID{Namespace: name.Namespace, Service: name.Name}
+			list = append(list, group{{Port: config.ServicePort{ID: id}}})
+		}
+	}
+	return list
+}
+
+// reported returns reports as a Service has them.
+func reported(reports []config.Report) (list []api.Problem) {
+	for _, r := range reports {
+		list = append(list, api.Problem{Reason: r.Reason, Message: r.Message})
+	}
+	return list
+}

@@ -1,0 +1,86 @@
+package admin_test
+
+import (
+	"fmt"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+var _ = Describe("what usher knows to be wrong", func() {
+	var n *node
+	BeforeEach(func() { n = newNode() })
+	status := func() (s api.Status) {
+		GinkgoHelper()
+		Expect(n.get("/status", &s)).To(Equal(200))
+		return s
+	}
+
+	It("is nothing at first", func() {
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
+		s := status()
+		Expect(s.Problems).To(BeEmpty())
+		Expect(s.Attention).To(Equal("no problems"))
+	})
+
+	It("is told of Services, of what the source has rejected, and of usher itself, with what to do", func() {
+		since := time.Now().Add(-time.Hour)
+		n.health.APIServer = func() admin.APIServerStatus {
+			return admin.APIServerStatus{Since: since, Error: "connection refused", Skew: -time.Hour}
+		}
+		taken := service("taken", "10.96.0.1", answering())
+		n.proxy.Apply([]config.Service{service("empty", "10.96.0.3"), service("flaky", "10.96.0.2", refusing(), answering()), service("web", "10.96.0.1", answering())})
+		n.proxy.Apply([]config.Service{taken})
+		n.client("flaky")
+		name := types.NamespacedName{Namespace: "default", Name: "wrong"}
+		n.reports.Set("a.yaml", since, []config.Report{{Object: "Service default/wrong", Service: name, Reason: "ManifestRejected", Message: "a.yaml, document 1: spec.ports[0].port", Remedy: "usher check a.yaml"}})
+		n.reports.Set("b.yaml", since, []config.Report{{Object: "b.yaml", Reason: "ManifestRejected", Message: "b.yaml, line 3: syntax"}})
+
+		s := status()
+		said := map[string]string{}
+		for _, p := range s.Problems {
+			said[p.Object+" "+p.Reason] = p.Message
+			Expect(p.Since).NotTo(BeZero())
+		}
+		Expect(said).To(HaveKeyWithValue("usher APIServerUnreachable", ContainSubstring("connection refused")))
+		Expect(said).To(HaveKeyWithValue("Service default/taken AddressConflict", ContainSubstring("is not served")))
+		Expect(said).To(HaveKeyWithValue("Service default/empty no-endpoints", "none of 0 endpoints can be used"))
+		Expect(said).To(HaveKeyWithValue("Service default/flaky degraded", MatchRegexp(`^1 of 2 endpoints: .* \(default/flaky-0\) quarantined, connection refused$`)))
+		Expect(said).To(HaveKey("Service default/wrong ManifestRejected"))
+		Expect(said).To(HaveKey("b.yaml ManifestRejected"))
+		Expect(said).To(HaveKeyWithValue("usher ClockSkew", "the API server's clock and this node's differ by 1h0m0s"))
+		Expect(said).To(HaveLen(7))
+		Expect(s.Problems[1].Since).To(BeTemporally("~", since, time.Second))
+		Expect(s.Attention).To(HavePrefix("4 Services need attention: default/taken, default/wrong, default/empty and 1 more; the API server"))
+
+		var list api.ServiceList
+		n.get("/services?state=rejected", &list)
+		Expect(list.Total).To(Equal(1))
+		Expect(list.Items[0].Name).To(Equal("wrong"))
+		Expect(list.Items[0].Problems).To(Equal([]api.Problem{{Reason: "ManifestRejected", Message: "a.yaml, document 1: spec.ports[0].port"}}))
+		n.get("/services", &list)
+		Expect(list.Total).To(Equal(5))
+		var detail api.ServiceDetail
+		Expect(n.get("/services/default/wrong", &detail)).To(Equal(200))
+		Expect(detail.State).To(Equal(api.ServiceRejected))
+	})
+
+	It("has a bound", func() {
+		var many []config.Service
+		for i := range 300 {
+			many = append(many, service(fmt.Sprintf("empty-%03d", i), fmt.Sprintf("10.96.1.%d", i%250+1)))
+			many[i].Ports[0].VIPs[0].Port = uint16(1000 + i)
+		}
+		n.proxy.Apply(many)
+		s := status()
+		Expect(s.Problems).To(HaveLen(100))
+		Expect(s.ProblemsUntold).To(Equal(200))
+		Expect(s.Attention).To(Equal("300 Services need attention: default/empty-000, default/empty-001, default/empty-002 and 297 more"))
+	})
+})

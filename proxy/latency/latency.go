@@ -1,0 +1,155 @@
+// Package latency keeps how long something took, or how large it was, in histograms: since the start,
+// for Prometheus, and lately, for people, who want to know how it is and not how it was last night.
+//
+// A Recent has the last five to ten minutes, and takes about 150 bytes; a Histogram has all
+// that ever was besides, and the last examples. Both may be used from any goroutine.
+package latency
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Bounds are the upper bounds of a histogram's buckets, ascending, mostBounds at the most; what is above
+// the last one is in a bucket of its own.
+type Bounds []float64
+
+const (
+	mostBounds = 15
+	buckets    = mostBounds + 1
+)
+
+// Seconds and Lasting are the bounds for times, which are kept in seconds, Queued those for times in line, and
+// Bytes those for sizes. One of Seconds is what usher calls slow by default.
+var (
+	Seconds = Bounds{0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10}
+	Lasting = Bounds{0.001, 0.005, 0.02, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 21600, 86400}
+	Queued  = Bounds{0.001, 0.01, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300}
+	Bytes   = Bounds{100, 300, 1e3, 3e3, 1e4, 3e4, 1e5, 3e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12}
+)
+
+// bucket returns the place of the bucket that v belongs to.
+func (b Bounds) bucket(v float64) int {
+	i := 0
+	for i < len(b) && v > b[i] {
+		i++
+	}
+	return i
+}
+
+// period is how long a generation of a Recent is filled.
+const period = 5 * time.Minute
+
+// generation is what was seen in some time.
+type generation struct {
+	counts [buckets]atomic.Uint32
+	most   atomic.Uint64 // bits of the largest
+}
+
+// Recent is what was seen lately. The zero value has seen nothing.
+type Recent struct {
+	began atomic.Int64 // the current generation, Unix time in nanoseconds
+	seen  [2]generation
+	now   atomic.Uint32 // which of them is filled
+
+	mu sync.Mutex // to change that
+}
+
+// Observe notes v at now.
+func (r *Recent) Observe(b Bounds, now time.Time, v float64) {
+	r.observe(b.bucket(v), now, v, nil)
+}
+
+func (r *Recent) observe(bucket int, now time.Time, v float64, forget func(bucket int, n uint32)) {
+	r.turn(now, forget)
+	g := &r.seen[r.now.Load()]
+	g.counts[bucket].Add(1)
+	for bits := math.Float64bits(v); ; { // of what is not negative, they are in the same order
+		most := g.most.Load()
+		if bits <= most || g.most.CompareAndSwap(most, bits) {
+			return
+		}
+	}
+}
+
+// turn begins another generation if it is time. Unless it is nil, forget is told what goes.
+func (r *Recent) turn(now time.Time, forget func(bucket int, n uint32)) {
+	if now.UnixNano()-r.began.Load() < int64(period) {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	since := now.UnixNano() - r.began.Load()
+	if since < int64(period) {
+		return
+	}
+	for turns := min(2, since/int64(period)); turns > 0; turns-- {
+		next := 1 - r.now.Load()
+		for i := range r.seen[next].counts {
+			if n := r.seen[next].counts[i].Swap(0); n > 0 && forget != nil {
+				forget(i, n)
+			}
+		}
+		r.seen[next].most.Store(0)
+		r.now.Store(next)
+	}
+	if since < int64(2*period) {
+		now = now.Add(-time.Duration(since) % period) // when it was time
+	}
+	r.began.Store(now.UnixNano())
+}
+
+// Lately is what was seen lately, perhaps in several places.
+type Lately struct {
+	counts [buckets]uint64
+	number uint64
+	most   float64
+}
+
+// Add adds what r has seen in the five to ten minutes before now.
+func (l *Lately) Add(r *Recent, now time.Time) {
+	age := now.UnixNano() - r.began.Load()
+	current := r.now.Load()
+	for i := range r.seen {
+		if uint32(i) == current && age >= int64(2*period) || uint32(i) != current && age >= int64(period) {
+			continue // it is forgotten when the next one comes
+		}
+		g := &r.seen[i]
+		for n := range g.counts {
+			count := uint64(g.counts[n].Load())
+			l.counts[n] += count
+			l.number += count
+		}
+		l.most = max(l.most, math.Float64frombits(g.most.Load()))
+	}
+}
+
+// Number returns how much was seen.
+func (l *Lately) Number() uint64 { return l.number }
+
+// Quantile returns the value that a part of q of all do not exceed, as far as the buckets tell,
+// and false if nothing was seen.
+func (l *Lately) Quantile(b Bounds, q float64) (float64, bool) {
+	if l.number == 0 {
+		return 0, false
+	}
+	rank, before := q*float64(l.number), 0.0
+	for i, n := range l.counts {
+		count := float64(n)
+		if before+count < rank || n == 0 {
+			before += count
+			continue
+		}
+		low, high := 0.0, l.most
+		if i > 0 {
+			low = b[i-1]
+		}
+		if i < len(b) {
+			high = min(high, b[i])
+		}
+		return low + (high-low)*(rank-before)/count, true
+	}
+	return l.most, true
+}

@@ -1,0 +1,143 @@
+package trace
+
+import (
+	"container/heap"
+	"sync"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// kept has the last ends of connections with which something was amiss, which good ones
+// would soon have pushed out of the other rings. When it is full, the oldest goes of those of
+// which there are most: neither a Service nor a kind of failure pushes out the others.
+// Connections that end well never come here.
+type kept struct {
+	max int
+
+	mu     sync.Mutex
+	count  int
+	shares map[share]*shared
+	bySize sizes
+	lost   int64 // when the last one had ended that is gone, of shares that are gone
+}
+
+// share is what ends have in common that go on account of each other.
+type share struct {
+	port    config.PortID
+	outcome Outcome
+	fault   Fault // of those that failed: clients that are refused do not push out what endpoints do
+}
+
+// shared are the ends of a share, the oldest first.
+type shared struct {
+	share
+	place int // in bySize
+	ends  []record
+	lost  int64 // when the last one had ended that is gone; 0 if none is
+}
+
+// add keeps r, the end of a connection with which something was amiss.
+func (k *kept) add(r record, how *ending) {
+	if k.max <= 0 {
+		return
+	}
+	of := share{port: r.life.Subject().Port, outcome: how.outcome}
+	if how.outcome&Broken != 0 {
+		of.fault = how.end.Fault()
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := k.shares[of]
+	if s == nil {
+		s = &shared{share: of}
+		k.shares[of] = s
+		heap.Push(&k.bySize, s)
+	}
+	s.ends = append(s.ends, r)
+	heap.Fix(&k.bySize, s.place)
+	if k.count++; k.count > k.max {
+		k.removeOne()
+	}
+}
+
+func (k *kept) removeOne() {
+	s := k.bySize[0]
+	s.lost = s.ends[0].time
+	s.ends[0] = record{} // it holds on to the connection
+	s.ends = s.ends[1:]
+	k.count--
+	if len(s.ends) == 0 {
+		k.lost = max(k.lost, s.lost)
+		heap.Pop(&k.bySize)
+		delete(k.shares, s.share)
+		return
+	}
+	heap.Fix(&k.bySize, 0)
+}
+
+// each calls f for all, in no order, until it returns false.
+func (k *kept) each(f func(r record) bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, s := range k.bySize {
+		for _, r := range s.ends {
+			if !f(r) {
+				return
+			}
+		}
+	}
+}
+
+// find returns the end of the connection with that number, if it is kept.
+func (k *kept) find(id uint64) (found record) {
+	k.each(func(r record) bool {
+		if r.life.ID == id {
+			found = r
+		}
+		return found.life == nil
+	})
+	return found
+}
+
+// reaches returns since when all are kept that match is true of.
+func (k *kept) reaches(match func(config.PortID) bool) int64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	since := k.lost
+	for _, s := range k.bySize {
+		if match(s.port) {
+			since = max(since, s.lost)
+		}
+	}
+	return since
+}
+
+// sizes is a heap, the largest share first.
+type sizes []*shared
+
+func (s sizes) Len() int           { return len(s) }
+func (s sizes) Less(i, j int) bool { return len(s[i].ends) > len(s[j].ends) }
+func (s sizes) Swap(i, j int) {
+	s[i], s[j] = s[j], s[i]
+	s[i].place, s[j].place = i, j
+}
+
+func (s *sizes) Push(x any) {
+	x.(*shared).place = len(*s)
+	*s = append(*s, x.(*shared))
+}
+
+func (s *sizes) Pop() any {
+	last := len(*s) - 1
+	x := (*s)[last]
+	(*s)[last] = nil
+	*s = (*s)[:last]
+	return x
+}
+
+// Reaches says how far back a Log knows of connections that have ended.
+type Reaches struct {
+	All   time.Time // those that have ended since then
+	Amiss time.Time // of those that failed, were retried or slow; never later than All
+}

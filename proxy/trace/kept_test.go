@@ -1,0 +1,196 @@
+package trace_test
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// a connection of a Service: how it went, and when it ended.
+type gone struct {
+	service string
+	refused int           // attempts, before one is answered
+	wait    time.Duration // for the first byte
+	end     trace.End
+	at      time.Time
+}
+
+var endpoint = netip.MustParseAddrPort("10.1.0.7:80")
+
+// goes lets a connection come and go, all its steps.
+func goes(log *trace.Log, id uint64, c gone) {
+	at := c.at
+	if at.IsZero() {
+		at = time.Now()
+	}
+	life := &trace.Life{ID: id, Began: at.Add(-time.Second), Service: &trace.Service{Port: config.PortID{Namespace: "default", Service: c.service}}}
+	log.Begin(life)
+	for range c.refused {
+		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began, Endpoint: endpoint, Result: trace.Refused, Err: "connection refused"})
+	}
+	e := trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: c.end}
+	if c.end.Fault() == trace.FaultNone {
+		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began, Endpoint: endpoint})
+		life.Answered(life.Began.Add(c.wait))
+		e.Endpoint = endpoint
+	}
+	log.Step(life, &e)
+}
+
+// ids returns the numbers of the connections that have ended and are known, the newest first.
+func ids(log *trace.Log) (list []uint64) {
+	for _, e := range log.Ended(math.MaxInt, func(*trace.Event) bool { return true }) {
+		list = append(list, e.Conn)
+	}
+	return list
+}
+
+func every(config.PortID) bool { return true }
+
+var _ = Describe("what is kept besides the steps", func() {
+	const good = trace.ClientClosed
+
+	It("does not take for slow who waits before asking", func() {
+		began := time.Now().Add(-time.Minute)
+		life := &trace.Life{ID: 1, Began: began, Service: &trace.Service{}}
+		log := trace.NewLog(50)
+		log.Keep(10, 200*time.Millisecond)
+		log.Begin(life)
+		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: began.Add(30 * time.Millisecond), Took: 20 * time.Millisecond, Endpoint: endpoint})
+		life.Asked(began.Add(10 * time.Second))
+		Expect(life.FirstByte()).To(BeZero())
+		Expect(log.Outcome(life, 10*time.Second, "")).To(BeZero())
+		life.Answered(began.Add(10*time.Second + 50*time.Millisecond))
+		Expect(life.FirstByte()).To(Equal(80 * time.Millisecond))
+
+		spoken := &trace.Life{Began: began, Service: &trace.Service{}}
+		log.Step(spoken, &trace.Event{Kind: trace.Attempt, Time: began, Endpoint: endpoint})
+		spoken.Answered(began.Add(time.Second))
+		spoken.Asked(began.Add(2 * time.Second))
+		Expect(spoken.FirstByte()).To(Equal(time.Second), "the endpoint spoke first")
+	})
+
+	It("does not take for slow a UDP session that nobody answers, nor one of which a predecessor knows how long it took", func() {
+		began := time.Now().Add(-time.Minute)
+		log := trace.NewLog(50)
+		log.Keep(10, 200*time.Millisecond)
+		silent := &trace.Life{Began: began, Service: &trace.Service{Protocol: config.UDP}}
+		Expect(log.Outcome(silent, time.Minute, trace.Idle)).To(BeZero())
+		silent.Answered(began.Add(time.Second))
+		Expect(log.Outcome(silent, time.Minute, trace.Idle)).To(Equal(trace.Slow))
+		adopted := &trace.Life{Began: began, Service: &trace.Service{Protocol: config.UDP}}
+		adopted.Adopted()
+		Expect(log.Outcome(adopted, time.Minute, trace.Idle)).To(BeZero())
+		Expect(adopted.FirstByte()).To(BeZero())
+	})
+
+	It("has connections that failed, were retried or slow when good ones have pushed their steps out", func() {
+		log := trace.NewLog(50)
+		log.Keep(10, 200*time.Millisecond)
+		goes(log, 1, gone{service: "web", end: trace.AttemptsFailed, refused: 2})
+		goes(log, 2, gone{service: "web", end: good, refused: 1})
+		goes(log, 3, gone{service: "web", end: good, wait: 201 * time.Millisecond})
+		for id := range uint64(1000) {
+			goes(log, 4+id, gone{service: "web", end: good, wait: 200 * time.Millisecond})
+		}
+		all := ids(log)
+		Expect(all[len(all)-3:]).To(Equal([]uint64{3, 2, 1}))
+		Expect(slices.Compact(slices.Clone(all))).To(Equal(all), "none is told twice")
+		for id, words := range map[uint64][]string{1: {"retried", "slow", "failed"}, 2: {"retried"}, 3: {"slow"}} {
+			_, end := log.Find(id)
+			Expect(end).NotTo(BeNil())
+			Expect(end.Outcome.Words()).To(Equal(words))
+		}
+		_, end := log.Find(4)
+		Expect(end).To(BeNil())
+		_, end = log.Find(1003)
+		Expect(end.Outcome.Words()).To(Equal([]string{"ok"}))
+	})
+
+	It("is not pushed out by the many of another Service, or of another kind", func() {
+		log := trace.NewLog(1)
+		log.Keep(100, time.Second)
+		for id := range uint64(10) {
+			goes(log, 1+id, gone{service: "quiet", end: trace.AttemptsFailed})
+			goes(log, 11+id, gone{service: "loud", end: trace.SourceRefused})
+			goes(log, 21+id, gone{service: "loud", end: good, refused: 1})
+		}
+		for id := range uint64(10000) {
+			goes(log, 100+id, gone{service: "loud", end: trace.AttemptsFailed})
+		}
+		all := ids(log)
+		Expect(all).To(HaveLen(100))
+		Expect(all[:70]).To(HaveEach(BeNumerically(">=", 10030)))
+		Expect(all[70:]).To(ConsistOf(func() (some []any) {
+			for id := range uint64(30) {
+				some = append(some, 1+id)
+			}
+			return some
+		}()...))
+	})
+
+	It("has one of each of so many Services, and no more than it is to keep, when there are more of those", func() {
+		log := trace.NewLog(1)
+		log.Keep(50, time.Second)
+		for id := range uint64(200) {
+			goes(log, 1+id, gone{service: fmt.Sprint("web-", id), end: trace.AttemptsFailed})
+		}
+		Expect(ids(log)).To(HaveLen(50))
+	})
+
+	It("says how far back it reaches, for each Service", func() {
+		log := trace.NewLog(1)
+		log.Keep(4, time.Second)
+		start := time.Now().Add(time.Hour) // all is later than the log
+		for i := range 10 {
+			goes(log, uint64(1+i), gone{service: "loud", end: trace.AttemptsFailed, at: start.Add(time.Duration(i) * time.Second)})
+		}
+		goes(log, 20, gone{service: "quiet", end: trace.AttemptsFailed, at: start.Add(time.Minute)})
+		goes(log, 21, gone{service: "quiet", end: good, at: start.Add(2 * time.Minute)})
+		of := func(service string) trace.Reaches {
+			return log.Reaches(func(id config.PortID) bool { return id.Service == service })
+		}
+		Expect(of("loud").All).To(BeTemporally("~", start.Add(2*time.Minute), time.Millisecond))
+		Expect(of("loud").Amiss).To(BeTemporally("~", start.Add(6*time.Second), time.Millisecond))
+		Expect(of("quiet").Amiss).To(BeTemporally("<", start))
+		Expect(log.Reaches(every).Amiss).To(Equal(of("loud").Amiss))
+	})
+
+	It("is nothing if nothing is to be kept", func() {
+		log := trace.NewLog(1)
+		log.Keep(0, time.Second)
+		goes(log, 1, gone{service: "web", end: trace.AttemptsFailed})
+		goes(log, 2, gone{service: "web", end: good})
+		Expect(ids(log)).To(Equal([]uint64{2}))
+		r := log.Reaches(every)
+		Expect(r.Amiss).To(Equal(r.All))
+	})
+})
+
+// What it costs to keep one, while it is full of failures of few and of many Services.
+func BenchmarkKept(b *testing.B) {
+	for _, services := range []int{1, 1000} {
+		b.Run(fmt.Sprint(services), func(b *testing.B) {
+			log := trace.NewLog(4096)
+			log.Keep(4096, time.Second)
+			names := make([]string, services)
+			for i := range names {
+				names[i] = fmt.Sprint("web-", i)
+			}
+			id := uint64(0)
+			for b.Loop() {
+				id++
+				goes(log, id, gone{service: names[id%uint64(services)], end: trace.AttemptsFailed, refused: 2})
+			}
+		})
+	}
+}

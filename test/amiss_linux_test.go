@@ -1,0 +1,226 @@
+package test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// startResetting starts a server in a Pod that resets its clients when they have said something, while
+// resets says so, and otherwise says its address as a backend does.
+func startResetting(ns *lab.Namespace, addr netip.Addr, resets *atomic.Bool) netip.AddrPort {
+	GinkgoHelper()
+	at := netip.AddrPortFrom(addr, 8080)
+	lab.Serve(ns.Listen(at.String()), func(c net.Conn) {
+		if n, _ := c.Read(make([]byte, 1)); n > 0 && resets.Load() {
+			_ = c.(*net.TCPConn).SetLinger(0)
+			return
+		}
+		fmt.Fprintln(c, at)
+		_, _ = io.Copy(io.Discard, c)
+	})
+	return at
+}
+
+// request is ask, of a client that says something first.
+func request(d *lab.Dialer, vip string) (netip.AddrPort, error) {
+	c, err := d.Dial("", vip, 10*time.Second)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("?")); err != nil {
+		return netip.AddrPort{}, err
+	}
+	return readName(c)
+}
+
+var _ = Describe("what went wrong an hour ago", func() {
+	// Many good connections stand for the hour: what the trace has of an hour at a thousand connections
+	// a second is the last of four thousand steps, and so it is of these.
+	const hour, clients = 5000, 20
+	var (
+		l   *lab.Lab
+		pod *lab.Dialer
+		web service
+	)
+	BeforeEach(func() {
+		l = lab.New()
+		pod = l.Pods.NewDialer(clients)
+		web = service{name: "web", clusterIP: clusterIP, port: 80}
+	})
+	start := func(args ...string) *usher {
+		GinkgoHelper()
+		dir := manifestsDir()
+		web.write(dir)
+		return startUsher(l.Node, dir, append([]string{"--portal=address", "--trace"}, args...)...)
+	}
+	// load makes many connections at the same time, until as many were answered as given, and returns how many
+	// were not.
+	load := func(answered int64) (failed int64) {
+		GinkgoHelper()
+		var good, bad atomic.Int64
+		var all sync.WaitGroup
+		for range clients {
+			all.Go(func() {
+				for good.Load() < answered {
+					if _, err := request(pod, web.vip()); err != nil {
+						bad.Add(1)
+					} else {
+						good.Add(1)
+					}
+				}
+			})
+		}
+		all.Wait()
+		return bad.Load()
+	}
+	// command is what a person types, and reads.
+	command := func(args ...string) string {
+		GinkgoHelper()
+		out, err, code := askUsher(l.Node, args...)
+		Expect(code).To(BeZero(), err)
+		return out + err
+	}
+	// diagnosis is what usher diagnose says, without line breaks.
+	diagnosis := func() string {
+		GinkgoHelper()
+		out, _, _ := askUsher(l.Node, "diagnose", "web")
+		return strings.Join(strings.Fields(out), " ")
+	}
+	// idIn returns the number of the first connection in a table.
+	idIn := func(table string) string {
+		GinkgoHelper()
+		lines := strings.Split(table, "\n")
+		Expect(len(lines)).To(BeNumerically(">", 1), table)
+		return strings.Fields(lines[1])[0]
+	}
+
+	It("is told in three commands: some of my connections took 250 ms, why?", func() {
+		missing("nft")
+		for n := 1; n <= 3; n++ {
+			web.endpoints = append(web.endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
+		}
+		u := start()
+		l.Pods.Output("nft", "add table ip silent; add chain ip silent in { type filter hook input priority 0; };"+
+			fmt.Sprintf("add rule ip silent in tcp dport 8080 ip daddr %s drop", lab.Pod(2)))
+		Expect(load(100)).To(BeZero(), "each found another endpoint")
+		Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine.*no answer`))
+		l.Pods.Output("nft", "delete table ip silent")
+		Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again`))
+		Expect(load(hour)).To(BeZero())
+
+		first := command("get", "services", "-o", "wide")
+		Expect(first).To(MatchRegexp(`NAME +STATE .* RETRIES +FAILED +CONNECT +FIRST BYTE`))
+		Expect(first).To(MatchRegexp(`web +ok .* [1-9]\d* +0 +\d[\d.]*/\d[\d.]* ms `), "some were retried, and none failed")
+
+		second := command("get", "connections", "web", "--slower-than", "200ms", "--retried", "-o", "wide")
+		Expect(second).To(MatchRegexp(`web:main .* 2 +[2-9]\d\d ms .* retried,slow `))
+		Expect(second).To(MatchRegexp(`All that ended since [\dms]+ ago; those that failed, were retried or slow since [\dms]+ ago\.`))
+
+		third := command("get", "connection", idIn(second))
+		Expect(third).To(MatchRegexp(`accepted \d\d:\d\d:\d\d\.\d+, established after \d+ ms, first byte after \d+ ms, ended after`), "when")
+		Expect(third).To(MatchRegexp(`(?s) 1 10\.244\.0\.12:8080 [^\n]*\n[^\n]* no answer after \d+ ms\n.* 2 10\.244\.0\.1[13]:8080 .* connected in `), "who, and what")
+
+		Expect(diagnosis()).To(MatchRegexp(`NOTE Service default/web \d+ connections? had to be retried: no-answer from 10\.244\.0\.12:8080 known by: the last at `), "or in one")
+	})
+
+	It("is told in three commands: one of three Pods resets", func() {
+		var resets atomic.Bool
+		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr, startResetting(l.Pods, lab.Pod(2), &resets), startBackend(l.Pods, lab.Pod(3), 8080).addr}
+		start()
+		resets.Store(true)
+		Expect(load(100)).To(BeNumerically(">", 30), "a third")
+		resets.Store(false)
+		Expect(load(hour)).To(BeZero())
+
+		Expect(command("get", "services", "-o", "wide")).To(MatchRegexp(`web +ok .* 0 +[1-9]\d+ +\d[\d.]*/\d[\d.]* ms `), "none was retried, and some failed")
+
+		second := command("get", "endpoints", "web")
+		Expect(second).To(MatchRegexp(`10\.244\.0\.12:8080 +- +ready +\d+ +\d+ +[1-9]\d+ `))
+		Expect(regexp.MustCompile(`ready +\d+ +\d+ +0 `).FindAllString(second, -1)).To(HaveLen(2), "of the others none failed")
+
+		third := command("get", "connections", "web", "--outcome", "failed", "--last", "1h", "-o", "wide")
+		for line := range strings.Lines(third) {
+			if strings.Contains(line, "web:main") {
+				Expect(line).To(MatchRegexp(` 10\.244\.0\.12:8080 +- +endpoint-reset .* failed +\d\d:\d\d:\d\d\.\d+ +connection reset by peer`))
+			}
+		}
+		Expect(strings.Count(third, "endpoint-reset")).To(BeNumerically(">", 30))
+
+		Expect(diagnosis()).To(MatchRegexp(`10\.244\.0\.12:8080 fails some of what it gets|\d+ connections failed: endpoint-reset by 10\.244\.0\.12:8080 known by: the last at `), "or in one")
+	})
+
+	It("says that there is no such Service, and what is wrong with what it is asked", func() {
+		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
+		start()
+		for _, wrong := range []struct {
+			args []string
+			says string
+		}{
+			{[]string{"get", "connections", "wbe"}, "there is no Service default/wbe that usher serves"},
+			{[]string{"get", "connections", "web", "wbe"}, "there is no Service default/wbe that usher serves"},
+			{[]string{"get", "affinity", "wbe"}, "there is no Service default/wbe that usher serves"},
+			{[]string{"get", "portals", "wbe"}, "there is no Service default/wbe that usher serves"},
+			{[]string{"get", "services", "--state", "bad"}, `--state: "bad" is none of ok,`},
+			{[]string{"get", "endpoints", "--state", "bad"}, `--state: "bad" is none of ok,`},
+			{[]string{"get", "services", "--sort", "size"}, `--sort: "size" is none of name,`},
+			{[]string{"get", "connections", "--outcome", "bad"}, `--outcome: "bad" is none of ok, retried, slow, failed`},
+			{[]string{"get", "connections", "--end", "reset"}, `--end: "reset" is none of client-closed,`},
+			{[]string{"trace", "--end", "reset"}, `--end: "reset" is none of client-closed,`},
+		} {
+			_, err, code := askUsher(l.Node, wrong.args...)
+			Expect(code).NotTo(BeZero(), "%v", wrong.args)
+			Expect(err).To(ContainSubstring(wrong.says), "%v", wrong.args)
+		}
+	})
+
+	It("is kept away from clients, if the Service says so: an endpoint that resets is put into quarantine", func() {
+		var resets atomic.Bool
+		resets.Store(true)
+		bad := startResetting(l.Pods, lab.Pod(2), &resets)
+		good := startBackend(l.Pods, lab.Pod(1), 8080).addr
+		web.endpoints = []netip.AddrPort{good, bad}
+		web.metadata = `, annotations: {usher.io/quarantine-suspicious: "true"}`
+		u := start()
+		asked := func() *gbytes.Buffer {
+			_, _ = request(pod, web.vip()) // it may be reset
+			return u.Out
+		}
+		for _, length := range []string{"1.0", "2.0", "4.0"} {
+			Eventually(asked).WithTimeout(20 * time.Second).WithPolling(time.Millisecond).
+				Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine, first probe in ` + regexp.QuoteMeta(length) + ` s: it broke 4 of its last 4 connections`))
+		}
+		Expect(command("get", "endpoints", "web")).To(MatchRegexp(`10\.244\.0\.12:8080 +- +quarantined .* probe in \ds: it broke 4 of its last 4 connections`))
+		for range 20 {
+			Expect(request(pod, web.vip())).To(Equal(good), "as long as it is in quarantine")
+		}
+		resets.Store(false)
+		Eventually(asked).WithTimeout(20 * time.Second).WithPolling(time.Millisecond).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again, to a probe`))
+		for range 40 {
+			Expect(request(pod, web.vip())).To(BeElementOf(good, bad))
+		}
+		Expect(command("get", "endpoints", "web")).To(MatchRegexp(`10\.244\.0\.12:8080 +- +ready `))
+
+		By("all that there are, which are tried all the same")
+		web.endpoints = []netip.AddrPort{bad}
+		web.write(u.manifests)
+		Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`10\.244\.0\.11:8080 removed`))
+		resets.Store(true)
+		Eventually(asked).WithTimeout(20 * time.Second).WithPolling(time.Millisecond).Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine`))
+		resets.Store(false)
+		Expect(request(pod, web.vip())).To(Equal(bad))
+	})
+})

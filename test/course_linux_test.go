@@ -1,0 +1,132 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// typed is a command of a page, and what is seen then.
+type typed struct {
+	command string
+	seen    []string // lines, in which … is anything; alone, any lines between others
+	line    int      // of the page
+}
+
+// typedIn returns what a page says is typed in its second terminal, in blocks that
+// begin with fence.
+func typedIn(text, fence string) (all []typed) {
+	inside := false
+	for i, line := range strings.Split(text, "\n") {
+		command, is := strings.CutPrefix(line, "$ ")
+		switch {
+		case inside && line == "```":
+			inside = false
+		case line == fence:
+			inside = true
+		case inside && is:
+			all = append(all, typed{command: command, line: i + 1})
+		case inside:
+			last := &all[len(all)-1]
+			last.seen = append(last.seen, line)
+		}
+	}
+	return all
+}
+
+// pattern matches what is seen, whatever the widths of columns.
+func (t typed) pattern() *regexp.Regexp {
+	var b strings.Builder
+	b.WriteString(`(?m)\A`)
+	for _, line := range t.seen {
+		if line == "…" {
+			b.WriteString(`(?:.*\n)*?`)
+			continue
+		}
+		parts := strings.Split(strings.Join(strings.Fields(line), " "), "…")
+		for i, part := range parts {
+			parts[i] = regexp.QuoteMeta(part)
+		}
+		b.WriteString(strings.ReplaceAll(strings.Join(parts, ".*"), " .* ", " (?:.* )?") + `\n`)
+	}
+	return regexp.MustCompile(b.String() + `\z`)
+}
+
+// fails matches what is seen of commands that end with another exit code than 0.
+var fails = regexp.MustCompile(`(?m)^(usher: |no answer after |curl: \(|WARNING )`)
+
+// inColumns is a program's output, with a space for each run of them.
+func inColumns(out []byte) string {
+	var b strings.Builder
+	for line := range strings.Lines(string(out)) {
+		b.WriteString(strings.Join(strings.Fields(line), " ") + "\n")
+	}
+	return b.String()
+}
+
+var _ = Describe("the tour and the course", func() {
+	lessons, _ := filepath.Glob(filepath.Join(root(), "docs/course/[1-9]-*.md"))
+	tour := filepath.Join(root(), "docs/tour.md")
+
+	It("have six lessons, each with a scenario", func() {
+		Expect(lessons).To(HaveLen(6))
+		for _, lesson := range lessons {
+			Expect(strings.TrimSuffix(lesson, ".md") + ".yaml").To(BeARegularFile())
+		}
+	})
+
+	for _, lesson := range append(lessons, tour) {
+		text, err := os.ReadFile(lesson)
+		name := strings.TrimSuffix(filepath.Base(lesson), ".md")
+		play := func(as func(string, ...string) *exec.Cmd, fence string) {
+			Expect(err).NotTo(HaveOccurred())
+			program := usherForNobody()
+			home := filepath.Dir(program)
+			for _, folder := range []string{"docs/course", "examples"} {
+				Expect(os.CopyFS(filepath.Join(home, folder), os.DirFS(filepath.Join(root(), folder)))).To(Succeed())
+			}
+			if strings.Contains(string(text), "$ usher exec") {
+				missing("getent")
+				lab.UserNamespaces()
+			}
+			node := lab.New().Node.WithTun(0o666)
+			d := launch(node, as(program, "demo"), "")
+			Eventually(d.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`Open http://127\.0\.0\.1:10249/`))
+			all := typedIn(string(text), fence)
+			Expect(all).NotTo(BeEmpty())
+			for _, t := range all {
+				By(fmt.Sprintf("line %d: %s", t.line, t.command))
+				cmd := as("bash", "-c", t.command)
+				cmd.Dir = home
+				cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", "PATH="+home+":"+os.Getenv("PATH"), "HOME="+home)
+				s := launch(node, cmd, "")
+				Expect(t.seen).NotTo(Equal([]string{"…"}), "%s:%d says nothing of what is seen", lesson, t.line)
+				Eventually(s).WithTimeout(time.Minute).Should(gexec.Exit())
+				// A terminal shows both; what is told of an error comes last.
+				seen := inColumns(append(s.Out.Contents(), s.Err.Contents()...))
+				Expect(seen).To(MatchRegexp(t.pattern().String()), "%s:%d: %s\nhas shown\n%s", lesson, t.line, t.command, seen)
+				if !fails.MatchString(seen) {
+					Expect(s.ExitCode()).To(BeZero(), "%s:%d: %s\nhas shown\n%s", lesson, t.line, t.command, seen)
+				}
+			}
+			d.stop()
+		}
+		if lesson != tour {
+			It("have what is typed and seen in "+name+", without root", func() { play(asNobody, "```console") })
+		}
+		if strings.Contains(string(text), "```console root") {
+			It("have what is seen as root in "+name, func() { play(exec.Command, "```console root") })
+		}
+	}
+})

@@ -1,0 +1,207 @@
+package test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// unbroken is what usher diagnose prints, without line breaks.
+func unbroken(s *gexec.Session) string {
+	return strings.Join(strings.Fields(string(s.Out.Contents())), " ")
+}
+
+var _ = Describe("usher diagnose", func() {
+	var l *lab.Lab
+	var dir string
+	diagnose := func(code int, args ...string) *gexec.Session {
+		GinkgoHelper()
+		cmd := exec.Command(usherBinary, append([]string{"diagnose"}, args...)...)
+		var s *gexec.Session
+		l.Node.Do(func() (err error) {
+			s, err = gexec.Start(cmd, GinkgoWriter, GinkgoWriter)
+			return err
+		})
+		Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(code))
+		return s
+	}
+	BeforeEach(func() {
+		l = lab.New()
+		dir = manifestsDir()
+	})
+	write := func(name string, number int, endpoints ...netip.AddrPort) service {
+		s := service{name: name, clusterIP: netip.AddrFrom4([4]byte{10, 96, 0, byte(number)}).String(), port: 80, endpoints: endpoints}
+		s.write(dir)
+		return s
+	}
+
+	It("finds nothing where nothing is wrong, and says what it looked at", func() {
+		web := write("web", 10, startBackend(l.Pods, lab.Pod(1), 8080).addr)
+		startUsher(l.Node, dir, "--dns=127.0.0.1:5353")
+		_, err := ask(l.Pods.NewDialer(3), web.vip())
+		Expect(err).NotTo(HaveOccurred())
+		for _, args := range [][]string{nil, {"web", "--client", lab.Pod(3).String()}, {"--dns", "127.0.0.1:5353"}} {
+			s := diagnose(0, args...)
+			Expect(unbroken(s)).To(MatchRegexp("Nothing (else )?found. Looked at, of 1 Service: .*routes from this node to VIPs"))
+		}
+		Expect(unbroken(diagnose(1, "--dns", "127.0.0.1:5354"))).To(ContainSubstring("FAILING Service default/web 127.0.0.1:5354 has no answer for web.default.svc.cluster.local."))
+		Expect(string(diagnose(1, "webb").Err.Contents())).To(ContainSubstring("there is no Service default/webb"))
+		Expect(string(diagnose(2, "--client", "nobody").Err.Contents())).To(ContainSubstring(`--client: "nobody" is not an address`))
+	})
+
+	It("says of each thing that is wrong how it is known, and what to do", func() {
+		good := startBackend(l.Pods, lab.Pod(1), 8080).addr
+		refusing, silent := netip.AddrPortFrom(lab.Pod(2), 8080), netip.AddrPortFrom(lab.Pod(3), 8080)
+		l.Pods.Output("iptables", "-A", "INPUT", "-p", "tcp", "-d", silent.Addr().String(), "--dport", "8080", "-j", "DROP")
+		mixed := write("mixed", 10, refusing, silent, good)
+		write("empty", 11)
+		misnamed := service{name: "misnamed", clusterIP: "10.96.0.12", port: 80, endpoints: []netip.AddrPort{good}}
+		writeFile(filepath.Join(dir, "misnamed.yaml"), strings.ReplaceAll(misnamed.yaml(), "{name: main, port: 8080,", "{name: other, port: 8080,"))
+		write("wrong", 13, good)
+		writeFile(filepath.Join(dir, "wrong.yaml"), service{name: "wrong", clusterIP: "nonsense", port: 80}.yaml())
+		closed := service{name: "closed", clusterIP: "10.96.0.14", port: 80, endpoints: []netip.AddrPort{good},
+			spec: "  type: LoadBalancer\n  loadBalancerSourceRanges: [192.0.2.0/24]\n"}
+		closed.write(dir)
+		u := startUsher(l.Node, dir, "--load-balancer-ip-cidr=203.0.113.0/24")
+		pod := l.Pods.NewDialer(5)
+		for range 3 {
+			_, err := ask(pod, mixed.vip())
+			Expect(err).NotTo(HaveOccurred())
+		}
+
+		began := time.Now()
+		s := diagnose(1)
+		Expect(time.Since(began)).To(BeNumerically("<", 10*time.Second)) // 5 on a machine that does nothing else
+		for line := range strings.Lines(string(s.Out.Contents())) {
+			Expect(len([]rune(strings.TrimRight(line, "\n")))).To(BeNumerically("<=", 80), line)
+		}
+		text := unbroken(s)
+		Expect(text).To(MatchRegexp(`FAILING Service default/empty no endpoint at all for 10\.96\.0\.11:80/TCP: clients are refused known by: usher knows 0 endpoints to do: .*service-name=empty`))
+		Expect(text).To(MatchRegexp(`Service default/misnamed .*"other": Service default/misnamed has no port of that name, only "main".* to do: give the port of the EndpointSlice the name`))
+		Expect(text).To(MatchRegexp(`FAILING Service default/wrong .*wrong\.yaml, document 1: spec\.clusterIP.* known by: ManifestRejected: it is not served`))
+		Expect(text).To(ContainSubstring(refusing.String() + " is in quarantine: connection refused"))
+		Expect(text).To(ContainSubstring(silent.String() + " is silent, but its host answers: something drops what is sent to that port"))
+		Expect(text).To(ContainSubstring("NetworkPolicy"))
+
+		By("of one Service alone, and whether a client is let in")
+		Expect(unbroken(diagnose(1, "mixed"))).NotTo(ContainSubstring("default/empty"))
+		Expect(unbroken(diagnose(1, "mixed", "-o", "json"))).To(ContainSubstring(`"check": "reach"`))
+
+		Expect(unbroken(diagnose(1, "closed", "--client", "198.51.100.9"))).To(MatchRegexp(`198\.51\.100\.9 would not be served at 203\.0\.113\.\d+:80 \(LoadBalancerIP\): .* usher explain says: drop`))
+		Expect(unbroken(diagnose(0, "closed", "--client", "192.0.2.9"))).To(ContainSubstring("found. Looked at"))
+
+		By("rules of somebody else, and no usher that answers")
+		l.Node.Output("iptables", "-t", "nat", "-I", "OUTPUT", "-d", "10.96.0.10/32", "-j", "ACCEPT")
+		Expect(unbroken(diagnose(1, "mixed"))).To(ContainSubstring("somebody else has a rule for 10.96.0.10, which may come first"))
+		u.stop()
+		Expect(string(diagnose(1).Err.Contents())).To(ContainSubstring("usher run"))
+	})
+
+	It("says of an endpoint that comes and goes how often it did", func() {
+		web := write("web", 10, startBackend(l.Pods, lab.Pod(1), 8080).addr, startBackend(l.Pods, lab.Pod(2), 8080).addr)
+		u, pod := startUsher(l.Node, dir, "--trace"), l.Pods.NewDialer(3)
+		refused := []string{"INPUT", "-p", "tcp", "-d", lab.Pod(2).String(), "--dport", "8080", "-j", "REJECT", "--reject-with", "tcp-reset"}
+		for range 3 {
+			l.Pods.Output("iptables", append([]string{"-A"}, refused...)...)
+			Eventually(func() *gbytes.Buffer {
+				_, err := ask(pod, web.vip())
+				Expect(err).NotTo(HaveOccurred())
+				return u.Out
+			}).WithTimeout(10 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine`))
+			l.Pods.Output("iptables", append([]string{"-D"}, refused...)...)
+			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again`))
+		}
+		Expect(unbroken(diagnose(1))).To(MatchRegexp(`WARNING Service default/web 10\.244\.0\.12:8080 comes and goes known by: 3 times since .*, the last at .*, it went into quarantine, and recovered`))
+	})
+
+	It("collects a bundle without secrets, for its owner alone", func() {
+		write("web", 10, startBackend(l.Pods, lab.Pod(1), 8080).addr)
+		startUsher(l.Node, dir)
+		log := filepath.Join(GinkgoT().TempDir(), "usher.log")
+		Expect(os.WriteFile(log, []byte("first line\nAuthorization: Bearer planted-1\nurl=https://me:planted-2@api.example/ {\"password\":\"planted-3\"}\nlast line\n"), 0o600)).To(Succeed())
+		path := filepath.Join(GinkgoT().TempDir(), "usher.tgz")
+		diagnose(0, "--bundle", path, "--log", log)
+		info, err := os.Stat(path)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(info.Mode().Perm()).To(Equal(os.FileMode(0o600)))
+		f, err := os.Open(path)
+		Expect(err).NotTo(HaveOccurred())
+		defer f.Close()
+		files := unpack(f)
+		for name, text := range files {
+			Expect(text).NotTo(ContainSubstring("planted-"), name)
+		}
+		Expect(files).To(HaveKeyWithValue("usher-bundle/log.txt", And(HavePrefix("first line"), HaveSuffix("last line\n"))))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/README", ContainSubstring("(left out)")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/api/services.json", ContainSubstring("10.96.0.10:80")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/api/service-default-web.json", ContainSubstring(lab.Pod(1).String())))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/metrics.txt", ContainSubstring("usher_build_info")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/configz.json", ContainSubstring(dir)))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/node/addresses.txt", ContainSubstring("table local")))
+		Expect(files["usher-bundle/node/iptables.txt"] + files["usher-bundle/node/nftables.txt"]).To(ContainSubstring("10.96.0.10"))
+		Expect(string(diagnose(1, "--bundle", path).Err.Contents())).To(ContainSubstring("is there already"))
+	})
+
+	It("collects what can be had where there are no tools, and no file can be written, as in the Pod", func() {
+		write("web", 10, startBackend(l.Pods, lab.Pod(1), 8080).addr)
+		startUsher(l.Node, dir)
+		GinkgoT().Setenv("PATH", "/nowhere")
+		s := diagnose(0, "--bundle", "-")
+		Expect(string(s.Err.Contents())).To(And(ContainSubstring("Nothing else found"), ContainSubstring("whether others have rules for the same addresses is not known"), ContainSubstring("Wrote the bundle")))
+		files := unpack(bytes.NewReader(s.Out.Contents()))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/diagnose.txt", And(ContainSubstring("Nothing else found"), Not(ContainSubstring("\x1b")))))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/api/services.json", ContainSubstring("10.96.0.10:80")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/node/system.txt", ContainSubstring("Linux version")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/node/addresses.txt", And(MatchRegexp("# ip rule\nnot known: .*not found"), ContainSubstring("|-- 127.0.0.1"))))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/node/iptables.txt", ContainSubstring("not known: ")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/log.txt", ContainSubstring("kubectl logs has it")))
+	})
+
+	It("collects a bundle where no usher answers", func() {
+		path := filepath.Join(GinkgoT().TempDir(), "usher.tgz")
+		s := diagnose(1, "--bundle", path)
+		Expect(string(s.Err.Contents())).To(And(ContainSubstring("Wrote "+path), ContainSubstring("If no usher runs here")))
+		f, err := os.Open(path)
+		Expect(err).NotTo(HaveOccurred())
+		defer f.Close()
+		files := unpack(f)
+		Expect(files).To(HaveKeyWithValue("usher-bundle/README", ContainSubstring("token, password or key")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/diagnose.txt", ContainSubstring("connection refused")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/api/status.json", ContainSubstring("not known: ")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/node/system.txt", ContainSubstring("Linux version")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/node/addresses.txt", ContainSubstring("table local")))
+	})
+})
+
+// unpack returns the files of a bundle.
+func unpack(bundle io.Reader) map[string]string {
+	GinkgoHelper()
+	z, err := gzip.NewReader(bundle)
+	Expect(err).NotTo(HaveOccurred())
+	files := map[string]string{}
+	for archive := tar.NewReader(z); ; {
+		head, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		Expect(err).NotTo(HaveOccurred())
+		text, err := io.ReadAll(archive)
+		Expect(err).NotTo(HaveOccurred())
+		files[head.Name] = string(text)
+	}
+}

@@ -1,0 +1,113 @@
+package test
+
+import (
+	"bytes"
+	"io"
+	"net/netip"
+	"os/exec"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// What docs/kernels.md says of kernels that lack something.
+var _ = Describe("A kernel that lacks", func() {
+	var l *lab.Lab
+	var dir string
+	var web service
+	BeforeEach(func() {
+		l, dir = lab.New(), manifestsDir()
+		web = service{name: "web", clusterIP: "10.96.0.10", port: 80, endpoints: []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}}
+		web.write(dir)
+	})
+	option := func(level, name uint32) lab.Refusal {
+		return lab.Refusal{Call: unix.SYS_SETSOCKOPT, Level: level, Name: name, Errno: unix.ENOPROTOOPT}
+	}
+	start := func(lacks []lab.Refusal, flags ...string) *gexec.Session {
+		GinkgoHelper()
+		var session *gexec.Session
+		l.Node.Do(func() (err error) {
+			if err := lab.Refuse(lacks...); err != nil {
+				return err
+			}
+			session, err = gexec.Start(exec.Command(usherBinary, append([]string{"run", "--manifests", dir, "--log-format=text"}, flags...)...), GinkgoWriter, GinkgoWriter)
+			return err
+		})
+		DeferCleanup(func() { session.Kill().Wait(10 * time.Second) })
+		return session
+	}
+	// answers expects that a stream that is large enough for a pipe goes to the endpoint and back.
+	answers := func() {
+		GinkgoHelper()
+		c, err := l.Pods.NewDialer(1).Dial("", web.vip(), 5*time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		defer c.Close()
+		Expect(c.SetDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
+		sent := bytes.Repeat([]byte("0123456789abcde\n"), 4<<20/16)
+		go func() {
+			_, _ = c.Write(sent) // what does not arrive is missed below
+			_ = c.CloseWrite()
+		}()
+		got, err := io.ReadAll(c)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(string(got[:len(got)-len(sent)])).To(Equal(web.endpoints[0].String() + "\n"))
+		Expect(bytes.Equal(got[len(got)-len(sent):], sent)).To(BeTrue())
+	}
+
+	DescribeTable("what usher needs: it says so and does not start,", func(lacks lab.Refusal, says string) {
+		session := start([]lab.Refusal{lacks})
+		Eventually(session).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+		Expect(string(session.Err.Contents())).To(MatchRegexp(`this kernel \(Linux [^)]+\) lacks something .*docs/kernels.md.*: ` + says))
+	},
+		Entry("IP_FREEBIND", option(unix.SOL_IP, unix.IP_FREEBIND), `a TCP listener: setting IP_FREEBIND: protocol not available`),
+		Entry("IP_PKTINFO", option(unix.SOL_IP, unix.IP_PKTINFO), `UDP sockets that share a port: asking for the local addresses of datagrams: protocol not available`),
+		Entry("SO_REUSEPORT", option(unix.SOL_SOCKET, unix.SO_REUSEPORT), `UDP sockets that share a port: setting SO_REUSEPORT`),
+		Entry("recvmmsg", lab.Refusal{Call: unix.SYS_RECVMMSG, Errno: unix.ENOSYS}, `receiving datagrams: recvmmsg: function not implemented`),
+		Entry("sendmmsg, which a filter forbids", lab.Refusal{Call: unix.SYS_SENDMMSG, Errno: unix.EPERM}, `sending datagrams: sendmmsg: operation not permitted`),
+	)
+
+	It("IPV6_FREEBIND: it says so, and serves IPv4", func() {
+		session := start([]lab.Refusal{option(unix.SOL_IPV6, unix.IPV6_FREEBIND)})
+		Eventually(session.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		Expect(string(session.Err.Contents())).To(MatchRegexp(`level=warning msg="IPv6 Services cannot be served: this kernel .*IPV6_FREEBIND: protocol not available`))
+		answers()
+	})
+
+	DescribeTable("what usher can do without: all is served,", func(portal string) {
+		var lacks []lab.Refusal
+		for _, o := range [][2]uint32{{unix.SOL_UDP, unix.UDP_SEGMENT}, {unix.SOL_IP, unix.IP_LOCAL_PORT_RANGE}, {unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT},
+			{unix.SOL_SOCKET, unix.SO_RXQ_OVFL}, {unix.SOL_SOCKET, unix.SO_RCVBUF}, {unix.SOL_IP, unix.IP_RECVTTL}, {unix.SOL_SOCKET, unix.SO_MARK}, {unix.SOL_IP, unix.IP_TRANSPARENT}} {
+			lacks = append(lacks, option(o[0], o[1]))
+		}
+		for _, call := range []uint32{unix.SYS_SPLICE, unix.SYS_MEMFD_CREATE} {
+			lacks = append(lacks, lab.Refusal{Call: call, Errno: unix.ENOSYS})
+		}
+		echo := startEcho(l.Pods, lab.Pod(1))
+		udp := service{name: "dns", clusterIP: "10.96.0.11", port: 53, protocol: "UDP", endpoints: []netip.AddrPort{echo}}
+		udp.write(dir)
+		session := start(lacks, "--portal="+portal)
+		Eventually(session.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		answers()
+		Expect(askWho(l.Pods.NewDialer(1), "", udp.vip())).To(Equal(echo))
+	},
+		Entry("through the portal iptables", "iptables"),
+		Entry("through the portal nftables", "nftables"),
+		Entry("through the portal address", "address"),
+	)
+
+	It("SO_TXTIME, which a successor shows its right by: it says so, and the one that is there goes on", func() {
+		first := start(nil)
+		Eventually(first.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+		second := start([]lab.Refusal{option(unix.SOL_SOCKET, unix.SO_TXTIME)}, "--take-over")
+		Eventually(second).WithTimeout(20 * time.Second).Should(gexec.Exit())
+		Expect(second.ExitCode()).NotTo(BeZero())
+		Expect(string(second.Err.Contents())).To(ContainSubstring("SO_TXTIME, Linux 4.19"))
+		answers()
+	})
+})
