@@ -14,9 +14,41 @@ DEMO_FLAGS ?= $(shell test -t 0 || echo --once)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# Of gRPC, usher has only types that OTLP's exporter names. With its debugging pages,
+# which grpcnotrace leaves out, the linker would keep all of every library (26 MB).
 .PHONY: build
 build: ## build bin/usher, a static binary
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/usher ./cmd/usher
+	CGO_ENABLED=0 $(GO) build -tags grpcnotrace -trimpath -ldflags '$(LDFLAGS)' -o bin/usher ./cmd/usher
+
+PLATFORMS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
+
+# With -buildvcs=true a program that does not say of which commit it is, is not made.
+.PHONY: programs
+programs:
+	@for platform in $(PLATFORMS); do \
+		echo "building usher for $$platform"; \
+		CGO_ENABLED=0 GOOS=$${platform%/*} GOARCH=$${platform#*/} $(GO) build -buildvcs=true -tags grpcnotrace -trimpath -ldflags '$(LDFLAGS)' \
+			-o bin/release/$${platform%/*}-$${platform#*/}/usher ./cmd/usher || exit 1; \
+	done
+
+.PHONY: release
+release: ## make dist/, what a release of VERSION=v1.2.3 consists of: archives, .deb, .rpm, SBOMs, checksums, notes
+	@cd release && $(GO) run ./packages -check -version '$(VERSION)' -source ..
+	@rm -rf bin/release
+	@$(MAKE) --no-print-directory programs
+	cd release && $(GO) run ./packages -version '$(VERSION)' -source .. -binaries ../bin/release -out ../dist
+
+IMAGE ?= dist/usher-$(VERSION)-image.tar
+
+.PHONY: image
+image: ## make dist/usher-VERSION-image.tar, an OCI archive for linux/amd64 and linux/arm64; without a daemon or root
+	@$(MAKE) --no-print-directory programs PLATFORMS='linux/amd64 linux/arm64'
+	@cd release && $(GO) run ./image -cache ../.cache/debian -binaries ../bin/release -out '$(abspath $(IMAGE))' -version '$(VERSION)' \
+		-revision "$$(git rev-parse HEAD)" -created "$$(git log -1 --format=%ct)"
+
+.PHONY: image-lock
+image-lock: ## write release/image/debian.lock anew: the image gets the packages that Debian has now (needs apt, not root)
+	cd release && $(GO) run ./image -cache ../.cache/debian -lock image/debian.lock
 
 .PHONY: demo
 demo: build ## see usher at work (root: on a cluster IP; else: on a loopback address)
@@ -29,15 +61,21 @@ test-fast: ## what `go test ./...` runs: no long tests; without root, without do
 
 .PHONY: test
 test: ## run all tests, and end with a table; installs what they need (apt, as root); the first time, builds a Kubernetes API server
-	@test/install.sh iptables nftables iproute2 procps etcd-server qemu-system-x86 kmod dnsmasq-base dnsutils chromium curl python3 haproxy nginx libnginx-mod-stream
+	@test/install.sh iptables nftables iproute2 procps etcd-server qemu-system-x86 kmod dnsmasq-base dnsutils chromium curl wget git python3 python3-requests haproxy nginx libnginx-mod-stream debootstrap lintian rpm containerd runc skopeo qemu-user-static prometheus qemu-system-arm
 	@test/kernel.sh
 	@test/privileges.sh
 	@$(GO) run ./test/all
 
+# What imports most is linked, tests too: the program, and two suites.
 .PHONY: cross
-cross: ## check that everything compiles for other systems
-	GOOS=darwin $(GO) vet ./...
-	GOOS=windows $(GO) vet ./...
+cross: ## check that everything, tests too, compiles for macOS and Windows, and that programs and tests can be linked
+	@set -e; for system in darwin/arm64 windows/amd64; do \
+		export CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/}; \
+		echo "$$system"; \
+		$(GO) vet ./...; \
+		$(GO) build -tags grpcnotrace -o /dev/null ./cmd/usher; \
+		for package in ./cmd/usher ./proxy; do $(GO) test -c -o /dev/null $$package; done; \
+	done
 
 # A run that was broken off goes on where it was: its results are kept here.
 BENCH_RESULTS = .cache/bench$(if $(QUICK),-quick).jsonl
@@ -63,19 +101,26 @@ soak: ## everything that can go wrong at once, as root, for DURATION=20m; writes
 	cd test && USHER_SOAK=$(or $(DURATION),20m) USHER_SOAK_SEED=$(or $(SEED),$(shell date +%s)) $(GO) test -count=1 -timeout 24h -ginkgo.succinct -ginkgo.focus='a soak: '
 
 .PHONY: generate
-generate: ## write anew what is made from the code: openapi.json, docs/metrics.md
+generate: ## write anew what is made from the code: openapi.json, cluster.json, docs/metrics.md
 	$(GO) test -count=1 ./proxy/admin/api -update
 	$(GO) test -count=1 ./proxy/admin -update
+
+.PHONY: recording
+recording: build ## record the demo anew, as root: docs/demo.cast and docs/demo.svg
+	@test/install.sh curl iptables
+	$(GO) run ./test/recording
 
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck
 	@bad=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$bad" || { echo "gofmt would change:"; echo "$$bad"; exit 1; }
 	$(GO) vet ./...
 	$(GO) tool staticcheck ./...
+	cd release && $(GO) vet ./...
 	cd test/deploy && $(GO) vet ./...
 	cd test/dashboard && $(GO) vet ./...
 	cd test/cluster && $(GO) vet ./...
+	cd test/otel && $(GO) vet ./...
 
 .PHONY: clean
 clean: ## remove what the build made
-	rm -rf bin .cache
+	rm -rf bin dist .cache

@@ -8,7 +8,7 @@
 
 {{- define "usher.selector" -}}
 app.kubernetes.io/name: usher
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "usher.labels" -}}
@@ -28,11 +28,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{- /* The port of an address, for the probes. */ -}}
+{{- /* The ports of addresses. */ -}}
 {{- define "usher.healthzPort" -}}
-{{- if .Values.healthzAddress -}}
-{{ splitList ":" .Values.healthzAddress | last }}
-{{- else -}}
-10256
+{{ .Values.healthzAddress | default ":10256" | splitList ":" | last }}
 {{- end -}}
+
+{{- define "usher.adminPort" -}}
+{{ .Values.adminAddress | default ":10249" | splitList ":" | last }}
 {{- end -}}

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/compression"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/usherproxy/usher/release/sbom"
+)
+
+// label is what is told of an image.
+type label struct {
+	repository, version, revision string
+	created                       time.Time
+}
+
+// annotations returns them by the names of the OCI image specification, annotations.md.
+func (l label) annotations() map[string]string {
+	return map[string]string{
+		"org.opencontainers.image.title":         "usher",
+		"org.opencontainers.image.description":   "A service proxy for Kubernetes that works in userspace",
+		"org.opencontainers.image.url":           "https://github.com/usherproxy/usher",
+		"org.opencontainers.image.source":        "https://github.com/usherproxy/usher",
+		"org.opencontainers.image.documentation": "https://github.com/usherproxy/usher/tree/main/docs",
+		// usher; iptables and glibc; Mozilla's certificates. Each package's own words are in /usr/share/doc.
+		"org.opencontainers.image.licenses": "Apache-2.0 AND GPL-2.0-or-later AND LGPL-2.1-or-later AND MPL-2.0",
+		"org.opencontainers.image.version":  l.version,
+		"org.opencontainers.image.revision": l.revision,
+		"org.opencontainers.image.created":  l.created.Format(time.RFC3339),
+	}
+}
+
+// A platformImage is the image for one architecture.
+type platformImage struct {
+	v1.Image
+	arch string
+}
+
+// image makes the image for an architecture.
+func (l label) image(arch string, base map[string]file, baseTime time.Time, used []*debianPackage, binary, out string) (platformImage, error) {
+	program, err := os.ReadFile(binary)
+	if err != nil {
+		return platformImage{}, err
+	}
+	lower, err := layer(base, baseTime, "run", "tmp")
+	if err != nil {
+		return platformImage{}, err
+	}
+	bill, err := l.bill(binary, used)
+	if err != nil {
+		return platformImage{}, err
+	}
+	if err := os.WriteFile(out+"."+arch+".spdx.json", bill, 0o644); err != nil {
+		return platformImage{}, err
+	}
+	upper, err := layer(map[string]file{
+		"usr/local/bin/usher":                 {mode: 0o755, text: program},
+		"usr/share/doc/usher/usher.spdx.json": {mode: 0o644, text: bill},
+	}, l.created)
+	if err != nil {
+		return platformImage{}, err
+	}
+	created := v1.Time{Time: l.created}
+	config := &v1.ConfigFile{
+		Architecture: arch,
+		OS:           "linux",
+		Created:      created,
+		RootFS:       v1.RootFS{Type: "layers"},
+		Config: v1.Config{
+			Env:        []string{"PATH=/usr/local/bin:/usr/sbin"},
+			Entrypoint: []string{"usher"},
+			Cmd:        []string{"--help"},
+			Labels:     l.annotations(),
+		},
+	}
+	image, err := mutate.ConfigFile(mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON), config)
+	if err != nil {
+		return platformImage{}, err
+	}
+	image, err = mutate.Append(image,
+		mutate.Addendum{Layer: lower, MediaType: types.OCILayerZStd, History: v1.History{Created: v1.Time{Time: baseTime}, CreatedBy: "iptables and what it needs, of Debian's packages"}},
+		mutate.Addendum{Layer: upper, MediaType: types.OCILayerZStd, History: v1.History{Created: created, CreatedBy: "usher " + l.version}},
+	)
+	if err != nil {
+		return platformImage{}, err
+	}
+	return platformImage{mutate.Annotations(image, l.annotations()).(v1.Image), arch}, nil
+}
+
+// bill returns the image's software bill of materials, as JSON.
+func (l label) bill(binary string, used []*debianPackage) ([]byte, error) {
+	doc, err := sbom.Program(binary, l.version, l.created)
+	if err != nil {
+		return nil, err
+	}
+	sbom.Image(doc, l.repository, l.version)
+	for _, p := range used {
+		sbom.Add(doc, "deb/debian/", p.field("Package"), p.field("Version"))
+	}
+	var out bytes.Buffer
+	err = sbom.Write(&out, doc)
+	return out.Bytes(), err
+}
+
+// zstdLevel is how hard layers are compressed. They are a fifth smaller than with gzip, and what
+// runs containers has read them for years: containerd 1.5, CRI-O 1.20, Docker 23, Podman 2.
+const zstdLevel = 19
+
+// layer returns a layer with the files, by path, and with empty folders, all of one time.
+func layer(files map[string]file, at time.Time, folders ...string) (v1.Layer, error) {
+	for name := range files {
+		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+			folders = append(folders, dir)
+		}
+	}
+	entries := map[string]*tar.Header{}
+	for _, name := range folders {
+		entries[name] = &tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755}
+	}
+	for name, f := range files {
+		entries[name] = &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: f.mode, Size: int64(len(f.text))}
+		if f.link != "" {
+			entries[name] = &tar.Header{Typeflag: tar.TypeSymlink, Name: name, Mode: f.mode, Linkname: f.link}
+		}
+	}
+	var out bytes.Buffer
+	archive := tar.NewWriter(&out)
+	for _, name := range slices.Sorted(maps.Keys(entries)) { // a folder comes before what is in it
+		entries[name].ModTime = at
+		if err := archive.WriteHeader(entries[name]); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if _, err := archive.Write(files[name].text); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	if err := archive.Close(); err != nil {
+		return nil, err
+	}
+	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(out.Bytes())), nil }
+	return tarball.LayerFromOpener(open, tarball.WithCompression(compression.ZStd), tarball.WithCompressionLevel(zstdLevel), tarball.WithCompressedCaching, tarball.WithMediaType(types.OCILayerZStd))
+}
+
+// write writes the images as one archive: an OCI image layout, whose index names one index
+// for all architectures. It prints that one's digest.
+func (l label) write(out string, images []platformImage) error {
+	var index v1.ImageIndex = empty.Index
+	for _, image := range images {
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: image, Descriptor: v1.Descriptor{
+			Platform: &v1.Platform{OS: "linux", Architecture: image.arch},
+		}})
+	}
+	index = mutate.Annotations(mutate.IndexMediaType(index, types.OCIImageIndex), l.annotations()).(v1.ImageIndex)
+	whole := mutate.IndexMediaType(mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: index, Descriptor: v1.Descriptor{
+		Annotations: map[string]string{
+			"org.opencontainers.image.ref.name": l.version,                      // for skopeo
+			"io.containerd.image.name":          l.repository + ":" + l.version, // for ctr and docker load
+		},
+	}}), types.OCIImageIndex)
+	dir, err := os.MkdirTemp("", "image-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if _, err := layout.Write(dir, whole); err != nil {
+		return err
+	}
+	if err := l.archive(dir, out); err != nil {
+		return err
+	}
+	digest, err := index.Digest()
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s\n%s:%s@%s\n", out, l.repository, l.version, digest)
+	return nil
+}
+
+// archive makes a tar archive of a folder.
+func (l label) archive(dir, out string) (err error) {
+	f, err := os.Create(out)
+	if err != nil {
+		return err
+	}
+	defer func() { err = cmp.Or(err, f.Close()) }()
+	archive := tar.NewWriter(f)
+	defer func() { err = cmp.Or(err, archive.Close()) }()
+	return filepath.WalkDir(dir, func(name string, entry os.DirEntry, err error) error { // in the order of names
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		relative, err := filepath.Rel(dir, name)
+		if err != nil {
+			return err
+		}
+		if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: filepath.ToSlash(relative), Mode: 0o644, Size: int64(len(text)), ModTime: l.created}); err != nil {
+			return err
+		}
+		_, err = archive.Write(text)
+		return err
+	})
+}

@@ -1,0 +1,336 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+)
+
+func TestImage(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "release/image")
+}
+
+// run runs a command that must succeed, and returns its output.
+func run(name string, args ...string) string {
+	GinkgoHelper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), "%s %s: %s", name, args, out)
+	return string(out)
+}
+
+// needs skips the spec if it has not what it needs.
+func needs(programs ...string) {
+	GinkgoHelper()
+	if os.Geteuid() != 0 {
+		Skip("chroot needs root")
+	}
+	for _, program := range programs {
+		if _, err := exec.LookPath(program); err != nil {
+			Skip(program + " is not installed")
+		}
+	}
+}
+
+const version = "v9.8.7"
+
+var _ = Describe("make image", Ordered, func() {
+	var (
+		archive string
+		index   v1.ImageIndex
+		images  = map[string]v1.Image{}
+		roots   = map[string]string{} // the images' files
+	)
+	make := func(archive string) (digest string) {
+		GinkgoHelper()
+		out := run("make", "--silent", "-C", "../..", "image", "VERSION="+version, "IMAGE="+archive)
+		_, digest, _ = strings.Cut(strings.TrimSpace(out), "ghcr.io/usherproxy/usher:"+version+"@")
+		Expect(digest).To(MatchRegexp("^sha256:[0-9a-f]{64}$"), out)
+		return digest
+	}
+	BeforeAll(func() {
+		dir := GinkgoT().TempDir()
+		archive = filepath.Join(dir, "image.tar")
+		digest := make(archive)
+		unpacked := filepath.Join(dir, "layout")
+		Expect(os.Mkdir(unpacked, 0o755)).To(Succeed())
+		run("tar", "-x", "-C", unpacked, "-f", archive)
+		whole, err := layout.ImageIndexFromPath(unpacked)
+		Expect(err).NotTo(HaveOccurred())
+		top, err := whole.IndexManifest()
+		Expect(err).NotTo(HaveOccurred())
+		Expect(top.Manifests).To(HaveLen(1))
+		Expect(top.Manifests[0].Digest.String()).To(Equal(digest))
+		Expect(top.Manifests[0].Annotations).To(HaveKeyWithValue("io.containerd.image.name", "ghcr.io/usherproxy/usher:"+version))
+		index, err = whole.ImageIndex(top.Manifests[0].Digest)
+		Expect(err).NotTo(HaveOccurred())
+		manifest, err := index.IndexManifest()
+		Expect(err).NotTo(HaveOccurred())
+		for _, m := range manifest.Manifests {
+			Expect(m.Platform.OS).To(Equal("linux"))
+			image, err := index.Image(m.Digest)
+			Expect(err).NotTo(HaveOccurred())
+			images[m.Platform.Architecture] = image
+			root := filepath.Join(dir, m.Platform.Architecture)
+			Expect(os.Mkdir(root, 0o755)).To(Succeed())
+			files := mutate.Extract(image)
+			cmd := exec.Command("tar", "-x", "-C", root)
+			cmd.Stdin = files
+			out, err := cmd.CombinedOutput()
+			Expect(err).NotTo(HaveOccurred(), "%s", out)
+			Expect(files.Close()).To(Succeed())
+			roots[m.Platform.Architecture] = root
+		}
+		Expect(images).To(And(HaveLen(2), HaveKey("amd64"), HaveKey("arm64")))
+	})
+
+	It("makes the same bytes again", func() {
+		again := filepath.Join(GinkgoT().TempDir(), "again.tar")
+		make(again)
+		run("cmp", archive, again)
+	})
+
+	It("tells what it is, in the index, in each image, and to programs that read labels", func() {
+		commit := strings.TrimSpace(run("git", "rev-parse", "HEAD"))
+		created := strings.TrimSpace(run("git", "log", "-1", "--format=%ct"))
+		check := func(told map[string]string) {
+			GinkgoHelper()
+			Expect(told).To(And(
+				HaveKeyWithValue("org.opencontainers.image.version", version),
+				HaveKeyWithValue("org.opencontainers.image.revision", commit),
+				HaveKeyWithValue("org.opencontainers.image.licenses", HavePrefix("Apache-2.0 AND ")),
+				HaveKeyWithValue("org.opencontainers.image.source", HavePrefix("https://")),
+			))
+			at, err := time.Parse(time.RFC3339, told["org.opencontainers.image.created"])
+			Expect(err).NotTo(HaveOccurred())
+			Expect(fmt.Sprint(at.Unix())).To(Equal(created))
+		}
+		manifest, err := index.IndexManifest()
+		Expect(err).NotTo(HaveOccurred())
+		check(manifest.Annotations)
+		for arch, image := range images {
+			manifest, err := image.Manifest()
+			Expect(err).NotTo(HaveOccurred())
+			check(manifest.Annotations)
+			config, err := image.ConfigFile()
+			Expect(err).NotTo(HaveOccurred())
+			check(config.Config.Labels)
+			Expect(config.Architecture).To(Equal(arch))
+			Expect(config.Config.Entrypoint).To(Equal([]string{"usher"}))
+			Expect(config.History).To(HaveLen(2))
+		}
+	})
+
+	It("makes what others can read", func() {
+		needs("skopeo")
+		copied := GinkgoT().TempDir()
+		run("skopeo", "--insecure-policy", "copy", "--all", "oci-archive:"+archive, "dir:"+copied)
+		var told struct{ Architecture string }
+		Expect(json.Unmarshal([]byte(run("skopeo", "--override-arch=arm64", "inspect", "oci-archive:"+archive)), &told)).To(Succeed())
+		Expect(told.Architecture).To(Equal("arm64"))
+	})
+
+	It("is small", func() {
+		for arch, image := range images {
+			layers, err := image.Layers()
+			Expect(err).NotTo(HaveOccurred())
+			Expect(layers).To(HaveLen(2))
+			base, err := layers[0].Size()
+			Expect(err).NotTo(HaveOccurred())
+			Expect(base).To(BeNumerically("<", 3<<20), "iptables, %s", arch)
+			upper, err := layers[1].Size()
+			Expect(err).NotTo(HaveOccurred())
+			Expect(upper).To(BeNumerically("<", 16<<20), "usher, %s", arch)
+		}
+	})
+
+	It("lists what is in it: for who reads SPDX, and for who looks for Debian's packages", func() {
+		for arch, root := range roots {
+			bill, err := os.ReadFile(filepath.Join(root, "usr/share/doc/usher/usher.spdx.json"))
+			Expect(err).NotTo(HaveOccurred())
+			Expect(os.ReadFile(archive + "." + arch + ".spdx.json")).To(Equal(bill))
+			var doc struct {
+				SPDXVersion string
+				Packages    []struct{ Name, VersionInfo string }
+			}
+			Expect(json.Unmarshal(bill, &doc)).To(Succeed())
+			Expect(doc.SPDXVersion).To(Equal("SPDX-2.3"))
+			listed := map[string]string{}
+			for _, p := range doc.Packages {
+				listed[p.Name] = p.VersionInfo
+			}
+			Expect(listed).To(And(HaveKeyWithValue("ghcr.io/usherproxy/usher", version), HaveKeyWithValue("github.com/usherproxy/usher", version), HaveKey("k8s.io/client-go"), HaveKey("stdlib")))
+			stanzas, err := filepath.Glob(filepath.Join(root, "var/lib/dpkg/status.d/*"))
+			Expect(err).NotTo(HaveOccurred())
+			Expect(stanzas).NotTo(BeEmpty())
+			for _, file := range stanzas {
+				text, err := os.ReadFile(file)
+				Expect(err).NotTo(HaveOccurred())
+				p := &debianPackage{control: string(text)}
+				Expect(p.field("Architecture")).To(BeElementOf(arch, "all"))
+				Expect(listed).To(HaveKeyWithValue(p.field("Package"), p.field("Version")))
+				Expect(filepath.Join(root, "usr/share/doc", filepath.Base(file), "copyright")).To(BeARegularFile())
+			}
+			Expect(listed).To(And(HaveKey("iptables"), HaveKey("libc6"), Not(HaveKey("openssl"))))
+			Expect(os.ReadFile(filepath.Join(root, "etc/os-release"))).To(ContainSubstring("ID=debian"))
+		}
+	})
+
+	const rules = `*nat
+:USHER-TEST - [0:0]
+-A PREROUTING -d ADDR -p tcp -m tcp --dport 80 -m comment --comment "a comment" -j REDIRECT --to-ports 8080
+-A PREROUTING -d ADDR -p udp -m udp --dport 80 -m addrtype --dst-type LOCAL -j USHER-TEST
+-A PREROUTING -d ADDR -p sctp -m sctp --dport 80 -j REDIRECT --to-ports 8080
+COMMIT
+`
+	DescribeTable("has an iptables that works", func(name, addr string) {
+		needs("unshare", "chroot")
+		in := "chroot " + roots[runtime.GOARCH] + " " + name
+		cmd := exec.Command("unshare", "-n", "sh", "-c", in+"-restore --noflush && "+in+"-save -t nat")
+		cmd.Stdin = strings.NewReader(strings.ReplaceAll(rules, "ADDR", addr))
+		out, err := cmd.CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), "%s", out)
+		for _, protocol := range []string{"tcp", "udp", "sctp"} {
+			Expect(string(out)).To(ContainSubstring("-p " + protocol + " -m " + protocol + " --dport 80"))
+		}
+	},
+		Entry("in IPv4", "iptables", "10.96.0.10/32"),
+		Entry("in IPv6", "ip6tables", "fd00::10/128"),
+		Entry("that is the nft variant", "iptables-nft", "10.96.0.10/32"),
+		Entry("the legacy variant", "iptables-legacy", "10.96.0.10/32"),
+		Entry("the legacy variant in IPv6", "ip6tables-legacy", "fd00::10/128"),
+	)
+
+	It("has programs of arm64 whose libraries are all there", func() {
+		needs("qemu-aarch64-static", "chroot")
+		root := roots["arm64"]
+		emulator, err := exec.LookPath("qemu-aarch64-static")
+		Expect(err).NotTo(HaveOccurred())
+		run("cp", emulator, root+"/qemu")
+		Expect(run("chroot", root, "/qemu", "/usr/local/bin/usher", "version")).To(ContainSubstring(version))
+		for _, variant := range []string{"nft", "legacy"} {
+			Expect(run("chroot", root, "/qemu", "/lib/ld-linux-aarch64.so.1", "--list", "/usr/sbin/xtables-"+variant+"-multi")).To(
+				And(ContainSubstring("libxtables.so.12 => /lib/"), Not(ContainSubstring("not found"))))
+		}
+		// The nft variant would ask the kernel first, which no emulator of programs translates.
+		help := run("chroot", root, "/qemu", "/usr/sbin/iptables-legacy", "-m", "addrtype", "-j", "REDIRECT", "-h")
+		Expect(help).To(And(ContainSubstring("Address type match options:"), ContainSubstring("REDIRECT target options:")))
+	})
+
+	It("has a usher that needs nothing else of it", func() {
+		needs("unshare", "chroot", "ip")
+		empty := GinkgoT().TempDir()
+		run("cp", roots[runtime.GOARCH]+"/usr/local/bin/usher", empty)
+		Expect(run("unshare", "-n", "sh", "-c", "ip link set lo up && exec chroot "+empty+" /usher demo --once")).NotTo(BeEmpty())
+	})
+})
+
+var _ = Describe("debian.lock", func() {
+	DescribeTable("that is wrong", func(text, message string) {
+		_, err := parseLock(strings.NewReader(text))
+		Expect(err).To(MatchError(ContainSubstring(message)))
+	},
+		Entry("without a time", "# nothing\n", `there is no line "taken TIME"`),
+		Entry("a time", "taken yesterday", "line 1: parsing time"),
+		Entry("a line", "taken 20261123T084618Z\namd64 debian/x.deb", `line 2: want "taken TIME", or architecture, path and SHA-256: "amd64 debian/x.deb"`),
+		Entry("a sum", "taken 20261123T084618Z\namd64 debian/x.deb 1234", "line 2"),
+	)
+
+	It("has each package that it names for all architectures", func() {
+		lock, err := parseLock(bytes.NewReader(lockText))
+		Expect(err).NotTo(HaveOccurred())
+		count := map[string]int{}
+		for _, p := range lock.packages {
+			count[p.arch]++
+		}
+		Expect(count).To(HaveLen(len(architectures)))
+		Expect(count["amd64"]).To(Equal(count["arm64"]))
+	})
+})
+
+var _ = Describe("a package", func() {
+	DescribeTable("that is none", func(deb, message string) {
+		_, err := unpack([]byte(deb))
+		Expect(err).To(MatchError(ContainSubstring(message)))
+	},
+		Entry("another file", "PK", "it is not an ar archive"),
+		Entry("one that ends early", "!<arch>\n"+fmt.Sprintf("%-48s%-10s`\n", "data.tar.xz", "12345"), `member "data.tar.xz" is broken off`),
+		Entry("one that is empty", "!<arch>\n", "there is no control file in it"),
+		Entry("one with another compression", "!<arch>\n"+fmt.Sprintf("%-48s%-10s`\n1234", "data.tar.zst", "4"), "data.tar.zst: a package of Debian's is compressed with xz or gzip"),
+	)
+
+	It("is had from Debian's archive, and from that of all that Debian had", func() {
+		l, err := parseLock(strings.NewReader("taken 20261123T084618Z"))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(l.urls(locked{path: "debian-security/pool/x.deb"})).To(HaveExactElements(
+			"http://deb.debian.org/debian-security/pool/x.deb", "https://snapshot.debian.org/archive/debian-security/20261123T084618Z/pool/x.deb"))
+	})
+
+	Context("that was locked", func() {
+		const right, wrong = "the package", "another one"
+		var (
+			p      locked
+			dir    string
+			server *httptest.Server
+		)
+		BeforeEach(func() {
+			p, dir = locked{path: "debian/pool/x.deb", sha256: fmt.Sprintf("%x", sha256.Sum256([]byte(right)))}, GinkgoT().TempDir()
+			server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				switch r.URL.Path {
+				case "/right":
+					fmt.Fprint(w, right)
+				case "/wrong":
+					fmt.Fprint(w, wrong)
+				default:
+					http.NotFound(w, r)
+				}
+			}))
+			DeferCleanup(server.Close)
+		})
+		kept := func() string { return filepath.Join(dir, p.sha256+".deb") }
+
+		It("is kept, and not fetched again", func() {
+			Expect(p.fetch(dir, server.URL+"/right")).To(BeEquivalentTo(right))
+			Expect(p.fetch(dir)).To(BeEquivalentTo(right))
+		})
+		It("is fetched again if what was kept is something else", func() {
+			Expect(os.WriteFile(kept(), []byte(wrong), 0o644)).To(Succeed())
+			Expect(p.fetch(dir, server.URL+"/right")).To(BeEquivalentTo(right))
+			Expect(os.ReadFile(kept())).To(BeEquivalentTo(right))
+		})
+		DescribeTable("is fetched from the second server", func(first string) {
+			Expect(p.fetch(dir, server.URL+first, server.URL+"/right")).To(BeEquivalentTo(right))
+		},
+			Entry("if the first lacks it", "/none"),
+			Entry("if the first has something else", "/wrong"),
+		)
+		It("is not taken if all have something else", func() {
+			_, err := p.fetch(dir, server.URL+"/wrong", server.URL+"/wrong?second")
+			Expect(err).To(MatchError(And(ContainSubstring("/wrong: it is not what"), ContainSubstring("/wrong?second: it is not what"), ContainSubstring("make image-lock"))))
+			Expect(kept()).NotTo(BeAnExistingFile())
+		})
+	})
+})
+
+var _ = Describe("what cannot be a layer's root", func() {
+	It("names what is missing", func() {
+		_, _, err := rootfs([]*debianPackage{{files: map[string]file{}}})
+		Expect(err).To(MatchError("no package has usr/sbin/iptables-nft"))
+	})
+})

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/goreleaser/nfpm/v2"
+	_ "github.com/goreleaser/nfpm/v2/deb" // registers the format, as the next
+	"github.com/goreleaser/nfpm/v2/files"
+	_ "github.com/goreleaser/nfpm/v2/rpm"
+)
+
+const maintainer = "usher's maintainers <usherproxy@users.noreply.github.com>"
+
+// copyrightFile is /usr/share/doc/usher/copyright (Debian Policy 12.5).
+const copyrightFile = `Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: usher
+Source: https://github.com/usherproxy/usher
+
+Files: *
+Copyright: usher's authors
+License: Apache-2.0
+ On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.
+Comment:
+ What usher is linked with, and under which terms, is in
+ /usr/share/doc/usher/THIRD_PARTY_LICENSES.gz.
+`
+
+// overrides are for lintian(1): usher has no library to load.
+const overrides = "usher: statically-linked-binary [usr/bin/usher]\n"
+
+// packages writes the .deb and the .rpm of a program, and returns their names.
+func (r *release) packages(p program, licences string) (names []string, err error) {
+	for _, format := range []string{"deb", "rpm"} {
+		info, err := r.description(p, format, licences)
+		if err != nil {
+			return nil, err
+		}
+		packager, err := nfpm.Get(format)
+		if err != nil {
+			return nil, err
+		}
+		if err := nfpm.PrepareForPackager(info, format); err != nil {
+			return nil, fmt.Errorf(".%s: %w", format, err)
+		}
+		// GitHub renames a file that has a ~, as before what precedes a release, and the checksums would not know it.
+		name := strings.ReplaceAll(packager.ConventionalFileName(info), "~", ".")
+		out, err := os.Create(filepath.Join(r.out, name))
+		if err != nil {
+			return nil, err
+		}
+		defer out.Close()
+		if err := packager.Package(info, out); err != nil {
+			return nil, fmt.Errorf(".%s: %w", format, err)
+		}
+		if err := out.Close(); err != nil {
+			return nil, err
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}
+
+// description tells what is in a package, and what is done when it comes and goes.
+func (r *release) description(p program, format, licences string) (*nfpm.Info, error) {
+	contents, err := r.contents(p, format, licences)
+	if err != nil {
+		return nil, err
+	}
+	script := func(name string) string { return filepath.Join(r.source, "deploy", "packages", name) }
+	return nfpm.WithDefaults(&nfpm.Info{
+		Name:       "usher",
+		Arch:       p.arch,
+		Platform:   "linux",
+		Version:    r.version,
+		Release:    "1",
+		Section:    "net",
+		Priority:   "optional",
+		Maintainer: maintainer,
+		Homepage:   "https://github.com/usherproxy/usher",
+		License:    "Apache-2.0",
+		Description: `service proxy for Kubernetes in userspace
+usher brings connections to the cluster IPs of Kubernetes Services to their
+endpoints: it accepts each connection, tries endpoints until one answers, and
+moves the bytes. On a node it takes the place of kube-proxy; on a laptop it
+makes Services reachable as a Pod would reach them.`,
+		DisableGlobbing: true,
+		MTime:           r.time,
+		Overridables: nfpm.Overridables{
+			Suggests: []string{"iptables"},
+			Contents: contents,
+			Umask:    0o022,
+			Scripts: nfpm.Scripts{
+				PostInstall: script("postinst.sh"),
+				PreRemove:   script("prerm.sh"),
+				PostRemove:  script("postrm.sh"),
+			},
+			RPM: nfpm.RPM{
+				BuildHost: "localhost",
+				Group:     "System Environment/Daemons",
+				Summary:   "Service proxy for Kubernetes in userspace",
+				Packager:  maintainer,
+			},
+		},
+	}), nil
+}
+
+// contents are the files of a package.
+func (r *release) contents(p program, format, licences string) (list files.Contents, err error) {
+	add := func(kind, from, to string, mode fs.FileMode) {
+		list = append(list, &files.Content{Type: kind, Source: from, Destination: to,
+			FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root", Mode: mode, MTime: r.time}})
+	}
+	// write adds a file that is made here.
+	write := func(to string, text []byte) {
+		path, wrong := r.stage(filepath.Join(p.os+"-"+p.arch, format, to), text)
+		if wrong != nil && err == nil {
+			err = wrong
+		}
+		add(files.TypeFile, path, to, 0o644)
+	}
+	// compress adds a file as Debian Policy 12 wants documents.
+	compress := func(from, to string) {
+		text, wrong := os.ReadFile(from)
+		if wrong == nil {
+			text, wrong = compressed(text)
+		}
+		if wrong != nil && err == nil {
+			err = wrong
+		}
+		write(to+".gz", text)
+	}
+	source := func(name string) string { return filepath.Join(r.source, filepath.FromSlash(name)) }
+
+	add(files.TypeFile, p.file, "/usr/bin/usher", 0o755)
+	add(files.TypeSymlink, "usher", "/usr/bin/kubectl-usher", 0o777)
+
+	unit, err := os.ReadFile(source("deploy/systemd/usher.service"))
+	if err != nil {
+		return nil, err
+	}
+	const other, here = "ExecStart=/usr/local/bin/usher ", "ExecStart=/usr/bin/usher "
+	if !strings.Contains(string(unit), other) {
+		return nil, fmt.Errorf("deploy/systemd/usher.service: there is no line that begins with %q", other)
+	}
+	units := "/usr/lib/systemd/system/"
+	if format == "deb" {
+		units = "/lib/systemd/system/" // the same folder, by the name that lintian knows
+	}
+	write(units+"usher.service", []byte(strings.Replace(string(unit), other, here, 1)))
+	add(files.TypeDir, "", "/etc/usher", 0o755)
+	add(files.TypeDir, "", "/etc/usher/manifests", 0o755)
+	add(files.TypeConfigNoReplace, source("deploy/systemd/usher.env"), "/etc/usher/usher.env", 0o644)
+
+	pages, err := os.ReadDir(filepath.Join(r.staged, manual))
+	if err != nil {
+		return nil, err
+	}
+	for _, page := range pages {
+		compress(filepath.Join(r.staged, manual, page.Name()), "/usr/share/man/man1/"+page.Name())
+	}
+	zsh := "/usr/share/zsh/site-functions/_usher"
+	if format == "deb" {
+		zsh = "/usr/share/zsh/vendor-completions/_usher"
+	}
+	for file, to := range map[string]string{
+		"usher.bash": "/usr/share/bash-completion/completions/usher",
+		"_usher":     zsh,
+		"usher.fish": "/usr/share/fish/vendor_completions.d/usher.fish",
+	} {
+		add(files.TypeFile, filepath.Join(r.staged, completions, file), to, 0o644)
+	}
+
+	const doc = "/usr/share/doc/usher/"
+	compress(licences, doc+"THIRD_PARTY_LICENSES")
+	compress(source("CHANGELOG.md"), doc+"changelog")
+	add(files.TypeFile, source("README.md"), doc+"README.md", 0o644)
+	if format == "rpm" { // which, unlike dpkg, removes only folders that it was told of
+		add(files.TypeDir, "", strings.TrimSuffix(doc, "/"), 0o755)
+		add(files.TypeDir, "", "/usr/share/licenses/usher", 0o755)
+		add(files.TypeRPMLicense, source("LICENSE"), "/usr/share/licenses/usher/LICENSE", 0o644)
+		return list, err
+	}
+	write(doc+"copyright", []byte(copyrightFile))
+	write("/usr/share/lintian/overrides/usher", []byte(overrides))
+	entry, wrong := compressed([]byte(r.debianChangelog()))
+	if wrong != nil {
+		return nil, wrong
+	}
+	write(doc+"changelog.Debian.gz", entry)
+	return list, err
+}
+
+// debianChangelog is the changelog of the package itself: deb-changelog(5).
+func (r *release) debianChangelog() string {
+	// A version's - is ~ there: what comes before the release sorts before it.
+	version := strings.ReplaceAll(strings.TrimPrefix(r.version, "v"), "-", "~")
+	return fmt.Sprintf("usher (%s-1) stable; urgency=medium\n\n  * Release %s: see changelog.gz.\n\n -- %s  %s\n",
+		version, r.version, maintainer, r.time.UTC().Format(time.RFC1123Z))
+}

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"bytes"
+	"debug/buildinfo"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/semver"
+
+	"github.com/usherproxy/usher/release/sbom"
+)
+
+func main() {
+	var r release
+	flag.StringVar(&r.version, "version", "", "`version` of the release, such as v1.2.3 or v1.2.3-rc.1")
+	flag.StringVar(&r.source, "source", "", "`folder` with usher's sources")
+	flag.StringVar(&r.binaries, "binaries", "", "`folder` with the program for each platform: linux-amd64/usher and so on")
+	flag.StringVar(&r.out, "out", "", "`folder` to write to; what is in it stays")
+	check := flag.Bool("check", false, "make nothing: say whether -source is fit for a release of -version")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		fail(fmt.Errorf("unexpected argument %q", flag.Arg(0)))
+	}
+	if *check {
+		_, err := r.check()
+		fail(err)
+		return
+	}
+	fail(r.make())
+}
+
+func fail(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "packages:", err)
+		os.Exit(1)
+	}
+}
+
+// release is what is made, and from what.
+type release struct {
+	version, source, binaries, out string
+
+	programs []program
+	commit   string
+	time     time.Time         // of the commit
+	staged   string            // a folder for what is made on the way
+	sources  map[string]string // see folders
+}
+
+// program is usher for one platform.
+type program struct {
+	file, os, arch string
+	modules        []*debug.Module // that are linked into it
+}
+
+// name is the beginning of the names of a platform's files.
+func (r *release) name(p program) string {
+	return fmt.Sprintf("usher_%s_%s_%s", r.version, p.os, p.arch)
+}
+
+// check returns the notes of the release, or why the sources are none of its version. It needs no programs.
+func (r *release) check() (notes string, err error) {
+	if !semver.IsValid(r.version) || semver.Canonical(r.version) != r.version {
+		return "", fmt.Errorf("VERSION: %q is not like v1.2.3 or v1.2.3-rc.1 (https://semver.org, with a v before); v0.0.0-dev will do to try it", r.version)
+	}
+	if notes, err = r.notes(); err != nil {
+		return "", err
+	}
+	return notes, r.deployed()
+}
+
+func (r *release) make() error {
+	for name, folder := range map[string]string{"source": r.source, "binaries": r.binaries, "out": r.out} {
+		if folder == "" {
+			return fmt.Errorf("-%s: no folder given", name)
+		}
+	}
+	notes, err := r.check()
+	if err != nil {
+		return err
+	}
+	if err := r.findPrograms(); err != nil {
+		return err
+	}
+	if r.staged, err = os.MkdirTemp("", "usher-release-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(r.staged)
+	if err := r.document(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(r.out, 0o755); err != nil {
+		return err
+	}
+	var made []string
+	for _, p := range r.programs {
+		files, err := r.platform(p)
+		if err != nil {
+			return fmt.Errorf("%s/%s: %w", p.os, p.arch, err)
+		}
+		made = append(made, files...)
+	}
+	manifest, err := r.krew()
+	if err != nil {
+		return err
+	}
+	if err := r.checksums(append(made, manifest...)); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(r.out, "notes.md"), []byte(notes), 0o644)
+}
+
+// findPrograms finds the programs, and what Go has noted in them.
+func (r *release) findPrograms() error {
+	files, err := filepath.Glob(filepath.Join(r.binaries, "*-*", "usher"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files { // by name
+		info, err := buildinfo.ReadFile(file)
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		noted := map[string]string{}
+		for _, s := range info.Settings {
+			noted[s.Key] = s.Value
+		}
+		p := program{file: file, os: noted["GOOS"], arch: noted["GOARCH"], modules: info.Deps}
+		commit := noted["vcs.revision"]
+		switch {
+		case p.os+"-"+p.arch != filepath.Base(filepath.Dir(file)):
+			return fmt.Errorf("%s: it is for %s/%s", file, p.os, p.arch)
+		case commit == "":
+			return fmt.Errorf("%s: it does not say of which commit it is: build it from a clone, with -buildvcs=true", file)
+		case noted["vcs.modified"] != "false":
+			return fmt.Errorf("%s: it was built with changes that are not committed: see git status", file)
+		case r.commit != "" && commit != r.commit:
+			return fmt.Errorf("%s: it is of commit %s, and others are of %s", file, commit, r.commit)
+		}
+		r.commit = commit
+		if r.time, err = time.Parse(time.RFC3339, noted["vcs.time"]); err != nil {
+			return fmt.Errorf("%s: vcs.time: %w", file, err)
+		}
+		r.programs = append(r.programs, p)
+	}
+	if len(r.programs) == 0 {
+		return fmt.Errorf("-binaries: there is no program %s", filepath.Join(r.binaries, "OS-ARCH", "usher"))
+	}
+	return nil
+}
+
+// here returns the output of the program for this platform.
+func (r *release) here(args ...string) ([]byte, error) {
+	i := slices.IndexFunc(r.programs, func(p program) bool { return p.os == runtime.GOOS && p.arch == runtime.GOARCH })
+	if i < 0 {
+		return nil, fmt.Errorf("-binaries: the program for this platform is needed, too: %s-%s/usher", runtime.GOOS, runtime.GOARCH)
+	}
+	out, err := exec.Command(r.programs[i].file, args...).Output()
+	var failed *exec.ExitError
+	if errors.As(err, &failed) {
+		err = fmt.Errorf("%w: %s", err, failed.Stderr)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", r.programs[i].file, strings.Join(args, " "), err)
+	}
+	return out, nil
+}
+
+// platform makes the files for one platform, and returns their names.
+func (r *release) platform(p program) ([]string, error) {
+	licences, err := r.licences(p)
+	if err != nil {
+		return nil, err
+	}
+	archive, err := r.archive(p, licences)
+	if err != nil {
+		return nil, err
+	}
+	bill, err := r.bill(p)
+	if err != nil {
+		return nil, err
+	}
+	made := []string{archive, bill}
+	if p.os == "linux" {
+		packages, err := r.packages(p, licences)
+		if err != nil {
+			return nil, err
+		}
+		made = append(made, packages...)
+	}
+	return made, nil
+}
+
+// bill writes the bill of materials of a program.
+func (r *release) bill(p program) (string, error) {
+	doc, err := sbom.Program(p.file, r.version, r.time)
+	if err != nil {
+		return "", err
+	}
+	var text bytes.Buffer
+	if err := sbom.Write(&text, doc); err != nil {
+		return "", err
+	}
+	name := r.name(p) + ".spdx.json"
+	return name, os.WriteFile(filepath.Join(r.out, name), text.Bytes(), 0o644)
+}

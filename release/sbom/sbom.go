@@ -1,0 +1,170 @@
+package sbom
+
+import (
+	"bytes"
+	"crypto/sha1"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"regexp"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	spdxjson "github.com/spdx/tools-golang/json"
+	"github.com/spdx/tools-golang/spdx"
+	"github.com/spdx/tools-golang/spdx/v2/common"
+)
+
+// Program describes the Go program at file, which is called version. created is noted as the
+// time of the description. The same program, version and time give the same document. It is an
+// error if the file is not a program that Go has linked with modules.
+func Program(file, version string, created time.Time) (*spdx.Document, error) {
+	binary, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	info, err := buildinfo.Read(bytes.NewReader(binary))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if info.Main.Path == "" {
+		return nil, fmt.Errorf("%s: Go has noted no modules in it", file)
+	}
+	sum1, sum256 := sha1.Sum(binary), sha256.Sum256(binary)
+	name := path.Base(info.Path)
+	doc := &spdx.Document{
+		SPDXVersion:       spdx.Version,
+		DataLicense:       spdx.DataLicense,
+		SPDXIdentifier:    "DOCUMENT",
+		DocumentName:      fmt.Sprintf("%s %s %s/%s", name, version, setting(info, "GOOS"), setting(info, "GOARCH")),
+		DocumentNamespace: fmt.Sprintf("https://%s/spdx/%s", info.Main.Path, name), // Write completes it
+		CreationInfo: &spdx.CreationInfo{
+			Creators: []spdx.Creator{{CreatorType: "Tool", Creator: info.Main.Path + "/release"}},
+			Created:  created.UTC().Format(time.RFC3339),
+		},
+	}
+	program := &spdx.Package{
+		PackageName:             info.Main.Path,
+		PackageVersion:          version,
+		PackageFileName:         name,
+		PackageDownloadLocation: "https://" + info.Main.Path,
+		PackageChecksums: []spdx.Checksum{
+			{Algorithm: spdx.SHA1, Value: hex.EncodeToString(sum1[:])},
+			{Algorithm: spdx.SHA256, Value: hex.EncodeToString(sum256[:])},
+		},
+		PackageExternalReferences: purl("golang/" + info.Main.Path + "@" + version),
+		PackageSourceInfo:         sourceInfo(info),
+		PackageLicenseConcluded:   "Apache-2.0",
+		PackageLicenseDeclared:    "Apache-2.0",
+		PrimaryPackagePurpose:     "APPLICATION",
+	}
+	identify(doc, program)
+	relate(doc, doc.SPDXIdentifier, common.TypeRelationshipDescribe, program)
+
+	Add(doc, "golang/", "stdlib", strings.TrimPrefix(info.GoVersion, "go"))
+	for _, module := range info.Deps {
+		if module.Replace != nil {
+			module = module.Replace
+		}
+		Add(doc, "golang/", module.Path, module.Version)
+	}
+	return doc, nil
+}
+
+// Image makes of the description of a program that of an image, repository:version, which contains the program. What is
+// added from now on is in the image beside it.
+func Image(doc *spdx.Document, repository, version string) {
+	image := &spdx.Package{
+		PackageName:             repository,
+		PackageVersion:          version,
+		PackageDownloadLocation: "NOASSERTION",
+		PackageLicenseConcluded: "NOASSERTION",
+		PackageLicenseDeclared:  "NOASSERTION",
+		PrimaryPackagePurpose:   "CONTAINER",
+	}
+	identify(doc, image)
+	doc.DocumentName = "image of " + doc.DocumentName
+	described(doc).RefB = common.MakeDocElementID("", string(image.PackageSPDXIdentifier))
+	relate(doc, image.PackageSPDXIdentifier, common.TypeRelationshipContains, doc.Packages[0])
+}
+
+// described is the relationship that tells what doc describes.
+func described(doc *spdx.Document) *spdx.Relationship { return doc.Relationships[0] }
+
+// Add notes that what doc describes contains a package. kind is the beginning of its package
+// URL (https://github.com/package-url/purl-spec): "golang/" or "deb/debian/", say.
+func Add(doc *spdx.Document, kind, name, version string) {
+	p := &spdx.Package{
+		PackageName:               name,
+		PackageVersion:            version,
+		PackageDownloadLocation:   "NOASSERTION",
+		PackageExternalReferences: purl(kind + name + "@" + version),
+		PackageLicenseConcluded:   "NOASSERTION",
+		PackageLicenseDeclared:    "NOASSERTION",
+		PrimaryPackagePurpose:     "LIBRARY",
+	}
+	identify(doc, p)
+	relate(doc, described(doc).RefB.ElementRefID, common.TypeRelationshipContains, p)
+}
+
+// Write writes doc as JSON, when all is in it. Its namespace gets the SHA-256 of the rest: no other document has it
+// (SPDX 2.3, 6.5).
+func Write(w io.Writer, doc *spdx.Document) error {
+	text, err := json.Marshal(doc)
+	if err != nil {
+		return err
+	}
+	doc.DocumentNamespace += fmt.Sprintf("-%x", sha256.Sum256(text))
+	return spdxjson.Write(doc, w, spdxjson.Indent("  "), spdxjson.EscapeHTML(false))
+}
+
+var notInID = regexp.MustCompile(`[^a-zA-Z0-9.]+`)
+
+// identify appends p to doc, under an identifier that no other package there has.
+func identify(doc *spdx.Document, p *spdx.Package) {
+	p.PackageSPDXIdentifier = common.ElementID(fmt.Sprintf("Package-%d-%s", len(doc.Packages), notInID.ReplaceAllString(p.PackageName, "-")))
+	doc.Packages = append(doc.Packages, p)
+}
+
+func relate(doc *spdx.Document, from common.ElementID, how string, to *spdx.Package) {
+	doc.Relationships = append(doc.Relationships, &spdx.Relationship{
+		RefA:         common.MakeDocElementID("", string(from)),
+		RefB:         common.MakeDocElementID("", string(to.PackageSPDXIdentifier)),
+		Relationship: how,
+	})
+}
+
+// purl returns a package URL, whose version may hold a plus sign.
+func purl(rest string) []*spdx.PackageExternalReference {
+	return []*spdx.PackageExternalReference{{
+		Category: common.CategoryPackageManager,
+		RefType:  common.TypePackageManagerPURL,
+		Locator:  "pkg:" + strings.ReplaceAll(rest, "+", "%2B"),
+	}}
+}
+
+// sourceInfo tells the commit, and how the program was built.
+func sourceInfo(info *debug.BuildInfo) string {
+	var words []string
+	for _, s := range info.Settings {
+		if s.Key != "GOOS" && s.Key != "GOARCH" && s.Value != "" {
+			words = append(words, s.Key+"="+s.Value)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+func setting(info *debug.BuildInfo, key string) string {
+	for _, s := range info.Settings {
+		if s.Key == key {
+			return s.Value
+		}
+	}
+	return ""
+}
