@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -30,14 +29,25 @@ const remote = "remote"
 type kubelet struct {
 	cluster   *cluster
 	dialer    *lab.Dialer
-	forwarded atomic.Int64 // connections
+	hosts     map[string]*lab.Dialer // by Node, for Pods on the host's network
+	forwarded atomic.Int64           // connections
+	status    func(*corev1.Node)     // says in a Node's status where it is
 }
 
 // startKubelet creates the Node with its kubelet, which answers on the node's side
 // of the cable to the control plane.
 func (c *cluster) startKubelet() *kubelet {
 	GinkgoHelper()
-	k := &kubelet{cluster: c, dialer: c.Pods.NewDialer(64)}
+	k := c.newKubelet()
+	createNode(remote, k.status)
+	DeferCleanup(deleteNode, remote)
+	return k
+}
+
+// newKubelet starts the kubelet of no Node yet: those whose status it has written into are asked there.
+func (c *cluster) newKubelet() *kubelet {
+	GinkgoHelper()
+	k := &kubelet{cluster: c, dialer: c.Pods.NewDialer(64), hosts: map[string]*lab.Dialer{}}
 	listener := c.Node.Listen("198.51.100.2:0")
 	server := httptest.NewUnstartedServer(http.HandlerFunc(k.serve))
 	Expect(server.Listener.Close()).To(Succeed())
@@ -47,31 +57,34 @@ func (c *cluster) startKubelet() *kubelet {
 		server.CloseClientConnections()
 		server.Close()
 	})
-	createNode(remote, func(n *corev1.Node) {
+	k.status = func(n *corev1.Node) {
 		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "198.51.100.2"}}
 		n.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(listener.Addr().(*net.TCPAddr).Port)
-	})
-	DeferCleanup(deleteNode, remote)
+	}
 	return k
 }
 
 // serve answers /portForward/NAMESPACE/POD.
 func (k *kubelet) serve(w http.ResponseWriter, r *http.Request) {
-	name := strings.TrimPrefix(r.URL.Path, "/portForward/"+k.cluster.namespace+"/")
+	name := strings.TrimPrefix(r.URL.Path, "/portForward/")
 	portforward.ServePortForward(w, r, k, name, "", &portforward.V4Options{}, time.Minute, 30*time.Second, portforward.SupportedProtocols)
 }
 
 // PortForward implements portforward.PortForwarder. A Pod's localhost is its
-// address here. As with containerd, when one direction has ended the other has a
+// address here, but for one on its host's network. As with containerd, when one direction has ended the other has a
 // second.
 func (k *kubelet) PortForward(ctx context.Context, name, _ string, port int32, stream io.ReadWriteCloser) error {
 	defer stream.Close()
-	pod, err := k.cluster.api.CoreV1().Pods(k.cluster.namespace).Get(ctx, name, metav1.GetOptions{})
+	namespace, name, _ := strings.Cut(name, "/")
+	pod, err := k.cluster.api.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("failed to find sandbox: %w", err)
 	}
-	at := netip.AddrPortFrom(netip.MustParseAddr(pod.Status.PodIP), uint16(port))
-	conn, err := k.dialer.Dial("", at.String(), 3*time.Second)
+	dialer, address := k.dialer, pod.Status.PodIP
+	if pod.Spec.HostNetwork {
+		dialer, address = k.hosts[pod.Spec.NodeName], "127.0.0.1"
+	}
+	conn, err := dialer.Dial("", at(address, port), 3*time.Second)
 	if err != nil {
 		return fmt.Errorf("failed to connect to localhost:%d inside namespace %q: %w", port, name, err)
 	}

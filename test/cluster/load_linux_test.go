@@ -13,10 +13,9 @@ import (
 
 // load is clients that connect at a steady rate.
 type load struct {
-	dialer *lab.Dialer
-	vip    string
-	end    chan struct{}
-	all    sync.WaitGroup
+	exchange func() error
+	end      chan struct{}
+	all      sync.WaitGroup
 
 	mu       sync.Mutex
 	done     int
@@ -26,7 +25,12 @@ type load struct {
 // startLoad makes so many connections a second until stop. Each asks something
 // and waits for the answer.
 func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
-	l := &load{dialer: d, vip: vip, end: make(chan struct{})}
+	return startExchanges(perSecond, func() error { return exchange(d, vip) })
+}
+
+// startExchanges does something so many times a second until stop.
+func startExchanges(perSecond int, exchange func() error) *load {
+	l := &load{exchange: exchange, end: make(chan struct{})}
 	l.all.Go(func() {
 		ticker := time.NewTicker(time.Second / time.Duration(perSecond))
 		defer ticker.Stop()
@@ -54,8 +58,8 @@ func (l *load) connection() {
 	}
 }
 
-func (l *load) exchange() error {
-	c, err := l.dialer.Dial("", l.vip, 5*time.Second)
+func exchange(d *lab.Dialer, vip string) error {
+	c, err := d.Dial("", vip, 5*time.Second)
 	if err != nil {
 		return err
 	}

@@ -127,12 +127,11 @@ func (c *cluster) roll(generation int) {
 	each(*manyPods/10, func(i int) error {
 		slice := c.manySlice(i, generation-1)
 		for n := range 10 {
-			old := &slice.Endpoints[n]
 			slice.Endpoints = append(slice.Endpoints, c.manyEndpoint(i, n, generation))
 			if err := c.tryUpdate(slice); err != nil {
 				return err
 			}
-			old = &slice.Endpoints[n]
+			old := &slice.Endpoints[n]
 			ready, terminating := false, true
 			old.Conditions.Ready, old.Conditions.Terminating = &ready, &terminating
 			if err := c.tryUpdate(slice); err != nil {

@@ -57,6 +57,9 @@ var _ = Describe("how many connections an endpoint may have:", func() {
 			ContainSubstring(`metadata.annotations[usher.io/max-connections-per-endpoint]: Invalid value: "few": must be a number of connections from 1 to 1000000, or 0 for any number`),
 			ContainSubstring(`metadata.annotations[usher.io/queue-timeout]: Invalid value: "0s": must be a duration from 1s to 24h`)))
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod))
+		status := func() (answer, error) { return get(c.node, adminURL+"/api/v1/status") }
+		Eventually(status).WithTimeout(soon).Should(HaveField("Body", And(ContainSubstring("1 Service needs attention: "),
+			ContainSubstring("PartNotServed"), ContainSubstring("must be a number of connections from 1 to 1000000"))))
 
 		By("a client that waits when the annotation goes")
 		c.annotate("web", timeout, "5m")
@@ -71,5 +74,6 @@ var _ = Describe("how many connections an endpoint may have:", func() {
 		Eventually(waiting).WithTimeout(soon).Should(Receive(BeNil()))
 		c.annotate("web", timeout, "")
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod))
+		Eventually(status).WithTimeout(soon).Should(HaveField("Body", ContainSubstring(`"attention":"no problems"`)))
 	})
 })

@@ -64,6 +64,7 @@ var _ = Describe("with 200 connections a second, none fails", func() {
 			c.awaitReady("web", fresh)
 			p.terminate()
 			c.awaitTerminating("web", p)
+			p.awaitLast()
 			p.stop() // it was asked to end: no new connections
 			l.more(100)
 			Expect(open.works()).To(Succeed(), "those in flight go on")

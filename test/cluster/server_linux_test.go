@@ -8,6 +8,7 @@ import (
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
 
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -72,6 +73,14 @@ func (s *server) echo(c net.Conn) {
 // stop closes the listener, as a program does that was asked to end: what is
 // open goes on.
 func (s *server) stop() { s.listener.Close() }
+
+// awaitLast waits until no new connections have come for a while. As long as usher
+// has not heard that an endpoint terminates it sends it some, and the kernel resets
+// what waits to be accepted when a listener is closed.
+func (s *server) awaitLast() {
+	GinkgoHelper()
+	Eventually(func() time.Duration { return time.Since(s.last()) }).WithTimeout(soon).Should(BeNumerically(">", 250*time.Millisecond))
+}
 
 // connections returns how many connections there were.
 func (s *server) connections() int {

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
@@ -39,6 +43,7 @@ var _ = Describe("the chart", func() {
 		Expect(args[4:]).To(HaveExactElements(want))
 	},
 		Entry("none", ""),
+		Entry("keeper, that an older release did not have", "keeper: null"),
 		Entry("portal", "portal: address", "--portal=address"),
 		Entry("serviceProxyName", "serviceProxyName: usher", "--service-proxy-name=usher"),
 		Entry("nodePortAddresses", "nodePortAddresses: [192.0.2.0/24, 'fd00::/8']", "--nodeport-addresses=192.0.2.0/24,fd00::/8"),
@@ -47,10 +52,88 @@ var _ = Describe("the chart", func() {
 		Entry("logLevel", "logLevel: debug", "--log-level=debug"),
 		Entry("adminAddress", "adminAddress: '[::1]:10249'", "--admin-address=[::1]:10249"),
 		Entry("drainTimeoutSeconds", "drainTimeoutSeconds: 60", "--drain-timeout=60s"),
+		Entry("removeRules", "removeRules: true", "--remove-rules"),
+		Entry("config", "config: {mode: nftables}", "--config=/etc/usher/config.conf"),
+		Entry("logFormat", "logFormat: json", "--log-format=json"),
 		Entry("drainTimeoutSeconds 0", "drainTimeoutSeconds: 0", "--drain-timeout=0s"),
-		Entry("kubeProxyConfig", "kubeProxyConfig: {configMap: kp, key: c.yaml}", "--config=/var/lib/kube-proxy/c.yaml"),
+		Entry("kubeProxyConfig", "kubeProxyConfig: {configMap: kp, key: c.yaml}",
+			"--config=/var/lib/kube-proxy/c.yaml", "--healthz-address=:10256", "--admin-address=127.0.0.1:10249"),
+		Entry("kubeProxyConfig and addresses", "kubeProxyConfig: {configMap: kp}\nhealthzAddress: ':10356'\nadminAddress: ':9100'",
+			"--config=/var/lib/kube-proxy/config.conf", "--healthz-address=:10356", "--admin-address=:9100"),
 		Entry("extraArgs, last", "extraArgs: ['--quarantine=5s']\nlogLevel: error", "--log-level=error", "--quarantine=5s"),
 	)
+
+	It("can do without a keeper", func() {
+		Expect(chart(values("keeper: false")).container().Args).To(HaveExactElements("run", "--node-name=$(NODE_NAME)", "--take-over"))
+	})
+
+	It("tells where spans go", func() {
+		Expect(chart(values("otlpEndpoint: http://127.0.0.1:4318")).container().Env).To(ContainElement(
+			corev1.EnvVar{Name: "OTEL_EXPORTER_OTLP_ENDPOINT", Value: "http://127.0.0.1:4318"}))
+	})
+
+	It("keeps a configuration that usher takes, and replaces Pods when it changes", func() {
+		i := chart(values("config: {mode: nftables, nodePortAddresses: [primary], nftables: {syncPeriod: 1m}}"))
+		Expect(i.config.Name).To(Equal(i.pod().Volumes[0].ConfigMap.Name))
+		Expect(i.container().VolumeMounts).To(ConsistOf(corev1.VolumeMount{Name: "config", MountPath: "/etc/usher", ReadOnly: true}))
+		file := filepath.Join(GinkgoT().TempDir(), "config.conf")
+		Expect(os.WriteFile(file, []byte(i.config.Data["config.conf"]), 0o600)).To(Succeed())
+		out, err := exec.Command(usherProgram(), "run", "--init-only", "--manifests="+deploy, "--config="+file).CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), "%s", out)
+		Expect(string(out)).To(BeEmpty(), "no field without an effect")
+		checksum := func(text string) string {
+			return chart(values(text)).daemon.Spec.Template.Annotations["checksum/config"]
+		}
+		Expect(checksum("config: {mode: nftables}")).NotTo(Or(BeEmpty(), Equal(checksum("config: {mode: iptables}"))))
+	})
+
+	DescribeTable("lets everybody reach all ports but that of metrics, and nobody else", func(address string, admin int32) {
+		policy := chart(map[string]any{"adminAddress": address, "networkPolicy": map[string]any{"enabled": true,
+			"metricsFrom": []any{map[string]any{"podSelector": map[string]any{}}}}}).policy.Spec
+		Expect(policy.Ingress).To(HaveLen(2))
+		Expect(policy.Ingress[0].From).To(BeEmpty())
+		Expect(policy.Ingress[1].From).NotTo(BeEmpty())
+		for _, port := range []int32{1, 80, admin - 1, admin, admin + 1, 30000, 65535} {
+			open := false
+			for _, p := range policy.Ingress[0].Ports {
+				open = open || *p.Protocol == corev1.ProtocolTCP && p.Port.IntVal <= port && port <= *p.EndPort
+			}
+			Expect(open).To(Equal(port != admin && port <= 65535 && port > 0), "%d", port)
+		}
+		Expect(policy.Ingress[1].Ports[0].Port.IntVal).To(Equal(admin))
+	},
+		Entry("the default", "", int32(10249)),
+		Entry("another", "[::]:9100", int32(9100)),
+		Entry("the first", ":1", int32(1)),
+		Entry("the last", ":65535", int32(65535)),
+	)
+
+	It("has Prometheus ask each node's address, which it calls by the node's name", func() {
+		m := chart(values("adminAddress: ':10349'\npodMonitor: {enabled: true}")).monitor
+		endpoint := m["spec"].(map[string]any)["podMetricsEndpoints"].([]any)[0].(map[string]any)
+		got := map[string]string{}
+		for ip, want := range map[string]string{"192.0.2.1": "192.0.2.1:10349", "2001:db8::1": "[2001:db8::1]:10349"} {
+			labels := map[string]string{"__meta_kubernetes_pod_ip": ip, "__meta_kubernetes_pod_node_name": "node-1"}
+			for _, r := range endpoint["relabelings"].([]any) { // as Prometheus does: anchored, and what does not fit changes nothing
+				rule := r.(map[string]any)
+				pattern, _ := rule["regex"].(string)
+				replacement, _ := rule["replacement"].(string)
+				re := regexp.MustCompile("^(?:" + cmp.Or(pattern, "(.*)") + ")$")
+				if in := labels[rule["sourceLabels"].([]any)[0].(string)]; re.MatchString(in) {
+					got[rule["targetLabel"].(string)] = re.ReplaceAllString(in, cmp.Or(replacement, "$1"))
+				}
+			}
+			Expect(got).To(Equal(map[string]string{"__address__": want, "instance": "node-1"}))
+		}
+	})
+
+	It("is one that 'helm lint' finds nothing wrong with", func() {
+		for name, text := range matrix {
+			for _, m := range lint.RunAll(filepath.Join(deploy, "helm", "usher"), values(text), render.Namespace).Messages {
+				Expect(m.Severity).To(BeNumerically("<", support.WarningSev), "%s: %s", name, m)
+			}
+		}
+	})
 
 	It("gives the Pod the time to drain", func() {
 		Expect(*chart(values("drainTimeoutSeconds: 600")).pod().TerminationGracePeriodSeconds).To(BeEquivalentTo(610))
@@ -115,6 +198,8 @@ var _ = Describe("the chart", func() {
 		Expect(i.pod().ImagePullSecrets).To(HaveLen(1))
 		Expect(i.pod().Affinity).NotTo(BeNil())
 		Expect(i.container().Env).To(ContainElement(corev1.EnvVar{Name: "A", Value: "b"}))
+		m := chart(values("adminAddress: ':10249'\npodMonitor: {enabled: true, namespace: '123'}")).monitor
+		Expect(m["metadata"]).To(HaveKeyWithValue("namespace", "123"))
 	})
 
 	DescribeTable("refuses values that are wrong", func(text, field string) {
@@ -134,6 +219,21 @@ var _ = Describe("the chart", func() {
 		Entry("healthzAddress", "healthzAddress: localhost", "healthzAddress"),
 		Entry("drainTimeoutSeconds", "drainTimeoutSeconds: 30s", "drainTimeoutSeconds"),
 		Entry("extraArgs", "extraArgs: [run]", "extraArgs"),
+		Entry("logFormat", "logFormat: xml", "logFormat"),
+		Entry("keeper", "keeper: 'yes'", "keeper"),
+		Entry("a port", "adminAddress: ':65536'", "adminAddress"),
+		Entry("otlpEndpoint", "otlpEndpoint: 127.0.0.1:4318", "otlpEndpoint"),
+		Entry("config of another kind", "config: {kind: KubeletConfiguration}", "config/kind"),
+		Entry("where health is served, by config", "config: {healthzBindAddress: 0.0.0.0:10356}", "set healthzAddress"),
+		Entry("where metrics are, by config", "config: {metricsBindAddress: 0.0.0.0:9100}", "set adminAddress"),
+		Entry("two configurations", "config: {mode: nftables}\nkubeProxyConfig: {configMap: kube-proxy}", "only one of them"),
+		Entry("a toleration", "tolerations: [{operator: Exist}]", "tolerations/0/operator"),
+		Entry("a quantity", "resources: {limits: {memory: 64 MB}}", "resources/limits/memory"),
+		Entry("maxSurge", "updateStrategy: {rollingUpdate: {maxSurge: one}}", "maxSurge"),
+		Entry("a peer", "networkPolicy: {metricsFrom: [{cidr: 192.0.2.0/24}]}", "networkPolicy/metricsFrom/0"),
+		Entry("an interval", "podMonitor: {interval: 30}", "podMonitor/interval"),
+		Entry("a monitor of what answers to the node alone", "podMonitor: {enabled: true}", "adminAddress has to be one that Prometheus can reach"),
+		Entry("and of loopback", "adminAddress: '[::1]:10249'\npodMonitor: {enabled: true}", "adminAddress has to be"),
 		Entry("a digest", "image: {digest: latest}", "image/digest"),
 	)
 
@@ -184,6 +284,8 @@ var _ = Describe("the chart", func() {
 	},
 		Entry("that the API server's address is missing", "", "The address of the API server is not in the values."),
 		Entry("that kube-proxy has to go", "apiServer: {host: 192.0.2.10}", "kube-proxy must not run on the same nodes."),
+		Entry("that rules stay", "", "'usher cleanup' removes them."),
+		Entry("that they go", "removeRules: true", "let another service\nproxy run there before"),
 		Entry("what is served", "serviceProxyName: mine", "service.kubernetes.io/service-proxy-name=mine"),
 	)
 })

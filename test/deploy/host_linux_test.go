@@ -94,54 +94,6 @@ var _ = Describe("the unit of systemd", func() {
 	})
 })
 
-var _ = Describe("the image", func() {
-	var image string
-	BeforeEach(func() {
-		if os.Geteuid() != 0 {
-			Skip("chroot needs root")
-		}
-		if _, err := os.Stat("/usr/sbin/xtables-nft-multi"); err != nil {
-			Skip("Debian's iptables is not installed")
-		}
-		image = filepath.Join(GinkgoT().TempDir(), "image")
-		command("", filepath.Join(deploy, "image", "rootfs.sh"), image)
-	})
-
-	const rules = `*nat
-:USHER-TEST - [0:0]
--A PREROUTING -d ADDR -p tcp -m tcp --dport 80 -m comment --comment "a comment" -j REDIRECT --to-ports 8080
--A PREROUTING -d ADDR -p udp -m udp --dport 80 -m addrtype --dst-type LOCAL -j USHER-TEST
--A PREROUTING -d ADDR -p sctp -m sctp --dport 80 -j REDIRECT --to-ports 8080
-COMMIT
-`
-	DescribeTable("holds an iptables that works", func(name, addr string) {
-		script := "chroot " + image + " " + name + "-restore --noflush && chroot " + image + " " + name + "-save -t nat"
-		out := command(strings.ReplaceAll(rules, "ADDR", addr), "unshare", "-n", "sh", "-c", script)
-		for _, protocol := range []string{"tcp", "udp", "sctp"} {
-			Expect(out).To(ContainSubstring("-p " + protocol + " -m " + protocol + " --dport 80"))
-		}
-	},
-		Entry("in IPv4", "iptables", "10.96.0.10/32"),
-		Entry("in IPv6", "ip6tables", "fd00::10/128"),
-		Entry("that is the nft variant", "iptables-nft", "10.96.0.10/32"),
-		Entry("the legacy variant", "iptables-legacy", "10.96.0.10/32"),
-		Entry("the legacy variant in IPv6", "ip6tables-legacy", "fd00::10/128"),
-	)
-
-	It("is small", func() {
-		var size int64
-		Expect(filepath.WalkDir(image, func(_ string, entry os.DirEntry, err error) error {
-			if err != nil || entry.IsDir() {
-				return err
-			}
-			info, err := entry.Info()
-			size += info.Size()
-			return err
-		})).To(Succeed())
-		Expect(size).To(BeNumerically("<", 10<<20))
-	})
-})
-
 // What deploy/kustomize says about capabilities, files and iptables.
 var _ = Describe("the two capabilities", func() {
 	BeforeEach(func() {

@@ -11,11 +11,13 @@ import (
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/yaml"
 
 	"github.com/usherproxy/usher/test/deploy/render"
 )
@@ -36,6 +38,11 @@ type installation struct {
 	role    *rbacv1.ClusterRole
 	binding *rbacv1.ClusterRoleBinding
 	daemon  *appsv1.DaemonSet
+
+	// What the chart makes if it is asked to.
+	config  *corev1.ConfigMap
+	policy  *networkingv1.NetworkPolicy
+	monitor map[string]any // a PodMonitor
 }
 
 func (i *installation) pod() *corev1.PodSpec { return &i.daemon.Spec.Template.Spec }
@@ -53,6 +60,11 @@ func parse(text []byte) *installation {
 	out := &installation{}
 	for document := range strings.SplitSeq("\n"+string(text), "\n---\n") {
 		if strings.TrimSpace(document) == "" {
+			continue
+		}
+		if strings.Contains(document, "\nkind: PodMonitor\n") {
+			Expect(out.monitor).To(BeNil())
+			Expect(yaml.UnmarshalStrict([]byte(document), &out.monitor)).To(Succeed())
 			continue
 		}
 		object, _, err := decoder.Decode([]byte(document), nil, nil)
@@ -77,6 +89,12 @@ func (i *installation) add(object runtime.Object) {
 	case *appsv1.DaemonSet:
 		Expect(i.daemon).To(BeNil())
 		i.daemon = o
+	case *corev1.ConfigMap:
+		Expect(i.config).To(BeNil())
+		i.config = o
+	case *networkingv1.NetworkPolicy:
+		Expect(i.policy).To(BeNil())
+		i.policy = o
 	default:
 		Fail(fmt.Sprintf("there is a %T", object))
 	}

@@ -1,32 +1,44 @@
 package main
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 )
 
-var runHelp = sync.OnceValues(func() (string, error) {
-	usher := filepath.Join(GinkgoT().TempDir(), "usher")
-	if out, err := exec.Command("go", "build", "-C", root, "-o", usher, "./cmd/usher").CombinedOutput(); err != nil {
-		return string(out), err
+var built string // the program, once it is
+
+var _ = AfterSuite(func() {
+	if built != "" {
+		Expect(os.RemoveAll(filepath.Dir(built))).To(Succeed())
 	}
-	out, err := exec.Command(usher, "run", "--help").CombinedOutput()
-	return string(out), err
 })
+
+// usherProgram builds usher and returns the program's path.
+func usherProgram() string {
+	GinkgoHelper()
+	if built == "" {
+		dir, err := os.MkdirTemp("", "usher-deploy-")
+		Expect(err).NotTo(HaveOccurred())
+		built = filepath.Join(dir, "usher")
+		out, err := exec.Command("go", "build", "-C", root, "-tags", "grpcnotrace", "-o", built, "./cmd/usher").CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), "%s", out)
+	}
+	return built
+}
 
 // usherHelp returns what 'usher run --help' says.
 func usherHelp() string {
 	GinkgoHelper()
-	help, err := runHelp()
-	Expect(err).NotTo(HaveOccurred(), help)
-	return help
+	out, err := exec.Command(usherProgram(), "run", "--help").CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), "%s", out)
+	return string(out)
 }
 
 // expectFlag fails unless usher has the flag of an argument.
@@ -40,7 +52,7 @@ func expectFlag(arg string) {
 // drainTimeout returns the default of --drain-timeout.
 func drainTimeout() time.Duration {
 	GinkgoHelper()
-	m := regexp.MustCompile(`--drain-timeout .*\(default (\S+)\)`).FindStringSubmatch(usherHelp())
+	m := regexp.MustCompile(`(?s)\n  +--drain-timeout .*?\(default\s+(\S+)\)`).FindStringSubmatch(usherHelp())
 	Expect(m).NotTo(BeNil())
 	d, err := time.ParseDuration(m[1])
 	Expect(err).NotTo(HaveOccurred())

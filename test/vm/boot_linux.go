@@ -23,10 +23,6 @@ import (
 )
 
 const (
-	// emulator is QEMU.
-	emulator = "qemu-system-x86_64"
-	// kernelImages are Debian's kernels for virtual machines: the small ones.
-	kernelImages = "/boot/vmlinuz-*-cloud-amd64"
 	// programPath is where programs are, here and in a machine.
 	programPath = "/usr/sbin:/usr/bin:/sbin:/bin"
 	// usherPath is where usher is in a machine.
@@ -42,7 +38,34 @@ const (
 
 // kernelOptions: after a panic the machine is off. On a busy machine an emulated
 // timer does not tick as often as the kernel expects when it checks that.
-const kernelOptions = "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off"
+const kernelOptions = "quiet panic=-1 no_timer_check mitigations=off"
+
+// A Platform is a processor and a kernel of Debian's for it.
+type Platform struct {
+	// Arch is the processor, as Go calls it.
+	Arch string
+	// folder is where test/kernel.sh leaves the kernel, below .cache; for another processor
+	// than this machine's with the programs that a machine needs.
+	folder string
+	// emulator is QEMU's program for the processor, with the options that it needs.
+	emulator []string
+	// console is what the kernel calls it.
+	console string
+}
+
+// PC, OldPC and ARM are all platforms.
+var (
+	PC    = &Platform{"amd64", "kernel", []string{"qemu-system-x86_64", "-cpu", "max"}, "ttyS0"}
+	OldPC = &Platform{"amd64", "kernel-5.10", PC.emulator, PC.console}
+	// The processor is one that is emulated quickly: "max" signs pointers.
+	ARM = &Platform{"arm64", "kernel-arm64", []string{"qemu-system-aarch64", "-machine", "virt", "-cpu", "cortex-a72"}, "ttyAMA0"}
+)
+
+// foreign reports whether it is another processor than this machine's.
+func (p *Platform) foreign() bool { return p.Arch != runtime.GOARCH }
+
+// kernels are Debian's for virtual machines: the small ones.
+func (p *Platform) kernels() string { return "/boot/vmlinuz-*-cloud-" + p.Arch }
 
 // kernelVariable tells a machine's first process, through its environment, which
 // of the Kernels it is in.
@@ -69,26 +92,29 @@ const upMark = "usher's checks: the machine is up"
 const verdictMark = "VERDICT "
 
 // Missing says what this machine lacks to boot another one, or "".
-func Missing() string {
-	for _, program := range []string{emulator, "modprobe", "ip", "iptables", "ldd"} {
-		if findProgram(program) == "" {
+func (p *Platform) Missing() string {
+	for _, program := range []string{p.emulator[0], "modprobe", "ip", "iptables", "ldd"} {
+		if findProgram("", program) == "" {
 			return program + " is not installed"
 		}
 	}
-	if kernel, _ := newestKernel(); kernel == "" {
-		return "no " + kernelImages + " is there that this user may read, with its modules, nor below .cache/kernel (test/kernel.sh fetches it)"
+	if kernel, _ := p.newestKernel(); kernel == "" {
+		return "no " + p.kernels() + " is there that this user may read, with its modules, nor below .cache/" + p.folder + " (test/kernel.sh fetches it)"
 	}
 	return ""
 }
 
-// kernelRoots are where a kernel may be: installed, or as test/kernel.sh leaves it, seen
-// from folder test.
-var kernelRoots = []string{"/", "../.cache/kernel"}
+// fetched is where test/kernel.sh leaves the platform's kernel, seen from folder test.
+func (p *Platform) fetched() string { return filepath.Join("../.cache", p.folder) }
 
 // newestKernel returns the kernel to boot and the folder of its modules, or "".
-func newestKernel() (image, modules string) {
-	for _, root := range kernelRoots {
-		images, _ := filepath.Glob(filepath.Join(root, kernelImages)) // the pattern is a good one
+func (p *Platform) newestKernel() (image, modules string) {
+	roots := []string{p.fetched()}
+	if p == PC {
+		roots = append(roots, "/") // it may be installed
+	}
+	for _, root := range roots {
+		images, _ := filepath.Glob(filepath.Join(root, p.kernels())) // the pattern is a good one
 		for _, candidate := range images {
 			dir := filepath.Join(root, "lib/modules", strings.TrimPrefix(filepath.Base(candidate), "vmlinuz-"))
 			usable := unix.Access(candidate, unix.R_OK) == nil && unix.Access(dir+"/modules.dep", unix.R_OK) == nil
@@ -111,23 +137,29 @@ func numbers(version string) (all []int) {
 
 // Image is what machines boot.
 type Image struct {
+	platform          *Platform
 	kernel, initramfs string
 	accelerator       func() string
 }
 
 // NewImage makes an image of init, the test binary of this package, and usher,
-// both static. Its file goes to dir. What [Missing] asks for must be there.
-func NewImage(dir, init, usher string) (*Image, error) {
-	kernel, modules := newestKernel()
-	i := &Image{kernel: kernel, initramfs: filepath.Join(dir, "initramfs")}
+// both static and for the platform. Its file goes to dir. What [Platform.Missing] asks for
+// must be there.
+func (p *Platform) NewImage(dir, init, usher string) (*Image, error) {
+	kernel, modules := p.newestKernel()
+	i := &Image{platform: p, kernel: kernel, initramfs: filepath.Join(dir, "initramfs-"+p.folder)}
 	i.accelerator = sync.OnceValue(i.chooseAccelerator)
-	return i, writeImage(i.initramfs, init, usher, modules)
+	programs := ""
+	if p.foreign() {
+		programs = p.fetched()
+	}
+	return i, writeImage(i.initramfs, init, usher, modules, programs)
 }
 
 // chooseAccelerator tries whether the processor's help is to be had. On some
 // machines /dev/kvm is there, and what is booted with it stands still.
 func (i *Image) chooseAccelerator() string {
-	if unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) == nil {
+	if !i.platform.foreign() && unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) == nil {
 		if console := i.run("kvm", "", trialTimeout); strings.Contains(console, upMark) {
 			return "kvm"
 		}
@@ -146,10 +178,11 @@ func (i *Image) Boot(kernel string) (map[string]Verdict, string) {
 func (i *Image) run(accelerator, kernel string, timeout time.Duration) string {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, emulator, "-accel", accelerator, "-cpu", "max", "-smp", "2", "-m", "1G",
+	emulator := i.platform.emulator[0]
+	cmd := exec.CommandContext(ctx, emulator, append(slices.Clone(i.platform.emulator[1:]), "-accel", accelerator, "-smp", "2", "-m", "1G",
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
 		"-kernel", i.kernel, "-initrd", i.initramfs,
-		"-append", kernelOptions+" "+kernelVariable+"="+strings.ReplaceAll(kernel, " ", "_")+" "+connectionsVariable+"="+os.Getenv(connectionsVariable))
+		"-append", "console="+i.platform.console+" "+kernelOptions+" "+kernelVariable+"="+strings.ReplaceAll(kernel, " ", "_")+" "+connectionsVariable+"="+os.Getenv(connectionsVariable))...)
 	var console bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &console, &console
 	// However the tests end, the machine does not outlive them: see PR_SET_PDEATHSIG in

@@ -19,26 +19,36 @@ var programs = []string{"modprobe", "ip",
 // plugins are what iptables loads by itself.
 const plugins = "/usr/lib/*/xtables/*.so"
 
+// libraries are where those of another processor's programs are, which are all taken along:
+// its ldd(1) does not run here.
+var libraries = []string{"/lib/*.so*", "/lib/*-linux-gnu/*.so*", "/usr/lib/*-linux-gnu/*.so*"}
+
 // moduleFiles are the kernel's modules that are taken along, all that have to do
 // with the network, and modprobe's lists of them.
-var moduleFiles = []string{"modules.*", "kernel/net", "kernel/lib", "kernel/crypto", "kernel/arch/x86/crypto", "kernel/drivers/net/*.ko*"}
+var moduleFiles = []string{"modules.*", "kernel/net", "kernel/lib", "kernel/crypto", "kernel/arch/*/crypto", "kernel/drivers/net/*.ko*"}
 
 // writeImage writes an initramfs, an archive as the kernel's
 // Documentation/driver-api/early-userspace/buffer-format.rst has it: init, usher,
-// and copies of what they need of this machine. Nothing is shared with it.
-func writeImage(path, init, usher, modules string) (err error) {
+// and copies of what they need of root, which is "" for this machine. Nothing is shared with it.
+func writeImage(path, init, usher, modules, root string) (err error) {
 	f, err := os.Create(path)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	a := &archive{w: bufio.NewWriterSize(f, 1<<20), has: map[string]bool{}}
+	a := &archive{w: bufio.NewWriterSize(f, 1<<20), has: map[string]bool{}, root: root}
 	a.copy("/init", init)
 	a.copy(usherPath, usher)
 	for _, name := range programs {
 		a.program(name)
 	}
-	a.tree(plugins, a.same)
+	own := []string{plugins}
+	if root != "" {
+		own = append(own, libraries...)
+	}
+	for _, pattern := range own {
+		a.tree(root+pattern, func(path string) { a.same(strings.TrimPrefix(path, root)) })
+	}
 	for _, pattern := range moduleFiles {
 		a.tree(filepath.Join(modules, pattern), func(path string) { // where modprobe looks for it
 			a.copy(filepath.Join("/lib/modules", filepath.Base(modules), strings.TrimPrefix(path, modules)), path)
@@ -54,9 +64,10 @@ func writeImage(path, init, usher, modules string) (err error) {
 
 // archive is an initramfs that is being written. It keeps the first error.
 type archive struct {
-	w   *bufio.Writer
-	has map[string]bool // paths
-	err error
+	w    *bufio.Writer
+	has  map[string]bool // paths
+	root string          // of the files that have the same path in it
+	err  error
 }
 
 // entry writes an entry, with mode and device as stat(2) has them, after the
@@ -88,16 +99,25 @@ func (a *archive) copy(path, from string) {
 	a.entry(path, 0o100755, 0, content)
 }
 
-// same adds a file of this machine under the path that it has here, and under that
+// same adds a file of the root under the path that it has there, and under that
 // to which it is a link.
 func (a *archive) same(path string) {
-	real, err := filepath.EvalSymlinks(path)
-	a.err = errors.Join(a.err, err)
+	real := path
+	for {
+		to, err := os.Readlink(a.root + real)
+		if err != nil {
+			break // it is none
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(real), to)
+		}
+		real = to
+	}
 	if real != path {
 		a.entry(path, 0o120777, 0, []byte(real))
 	}
 	if !a.has[real] {
-		a.copy(real, real)
+		a.copy(real, a.root+real)
 	}
 }
 
@@ -118,11 +138,14 @@ func (a *archive) tree(pattern string, add func(path string)) {
 // program adds a program with its libraries, which ldd(1) knows. One that is not
 // installed is left out: whatever needs it says so.
 func (a *archive) program(name string) {
-	path := findProgram(name)
+	path := findProgram(a.root, name)
 	if path == "" {
 		return
 	}
 	a.same(path)
+	if a.root != "" {
+		return // see libraries
+	}
 	out, err := exec.Command("ldd", path).Output()
 	if err != nil {
 		a.err = errors.Join(a.err, fmt.Errorf("ldd %s: %w", path, err))
@@ -134,11 +157,12 @@ func (a *archive) program(name string) {
 	}
 }
 
-// findProgram returns where a program is, or "". Those for administrators are not
+// findProgram returns where below root a program is, or "". Those for administrators are not
 // on everybody's PATH.
-func findProgram(name string) string {
+func findProgram(root, name string) string {
 	for _, dir := range filepath.SplitList(programPath) {
-		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+		path := filepath.Join(dir, name)
+		if _, err := os.Lstat(root + path); err == nil {
 			return path
 		}
 	}

@@ -6,6 +6,8 @@ import "slices"
 // order.
 type Kernel struct {
 	Name string
+	// On is what it is made for, and where it comes from.
+	On *Platform
 	// Modules are loaded before the checks.
 	Modules []string
 	// Bare kernels load no further modules by themselves.
@@ -21,12 +23,14 @@ type Check struct {
 
 // Kernels are all kernels.
 var Kernels = []Kernel{
-	{Name: "a kernel with SCTP and iptables", Modules: []string{"sctp"}, Checks: append(redirectChecks("iptables"),
+	{Name: "a kernel with SCTP and iptables", On: PC, Modules: []string{"sctp"}, Checks: append(redirectChecks("iptables"),
 		sctpCheck(ipv4, "iptables", "500 associations at once need fewer than 100 threads", manyAssociations))},
-	{Name: "a kernel with SCTP and nftables", Modules: []string{"sctp"}, Checks: redirectChecks("nftables")},
+	{Name: "a kernel with SCTP and nftables", On: PC, Modules: []string{"sctp"}, Checks: redirectChecks("nftables")},
 	// The first checks' last one loads it.
-	{Name: "a kernel that has not loaded its SCTP", Checks: slices.Concat(notLoaded, sctpChecks("address", true), addressChecks)},
+	{Name: "a kernel that has not loaded its SCTP", On: PC, Checks: slices.Concat(notLoaded, sctpChecks("address", true), addressChecks)},
 	// This one does not load the veth by itself either.
-	{Name: "a kernel with SCTP and without netfilter", Modules: []string{"veth", "sctp"}, Bare: true, Checks: slices.Concat(withoutNetfilter, sctpChecks("address", false))},
-	{Name: "a kernel with bad networks", Modules: []string{"sch_netem"}, Checks: badNetworks},
+	{Name: "a kernel with SCTP and without netfilter", On: PC, Modules: []string{"veth", "sctp"}, Bare: true, Checks: slices.Concat(withoutNetfilter, sctpChecks("address", false))},
+	{Name: "Linux 5.10", On: OldPC, Checks: everydayChecks},
+	{Name: "a kernel for arm64", On: ARM, Checks: everydayChecks},
+	{Name: "a kernel with bad networks", On: PC, Modules: []string{"sch_netem"}, Checks: badNetworks},
 }

@@ -92,7 +92,7 @@ func prepare() error {
 			return err
 		}
 	}
-	loader := findProgram("modprobe") // what the kernel calls when it wants a module
+	loader := findProgram("", "modprobe") // what the kernel calls when it wants a module
 	if thisKernel.Bare {
 		loader = ""
 	}

@@ -53,6 +53,12 @@ func KubeProxy(log io.Writer) (string, error) {
 	return filepath.Join(dir, "kube-proxy"), err
 }
 
+// Kubectl returns kubectl, in the same way.
+func Kubectl(log io.Writer) (string, error) {
+	dir, err := ensure(log, "k8s.io/kubernetes/cmd/kubectl")
+	return filepath.Join(dir, "kubectl"), err
+}
+
 // ensure builds those programs of Kubernetes, given as packages, that are not there
 // yet, and returns the folder they are in.
 func ensure(log io.Writer, programs ...string) (dir string, err error) {

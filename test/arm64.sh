@@ -1,0 +1,16 @@
+#!/bin/sh
+# Runs tests of the data plane, and the demo, for arm64, in an emulator for single programs
+# (qemu-user). What that lacks is in docs/kernels.md; test/vm boots an arm64 kernel besides.
+set -eu
+cd "$(dirname "$0")/.."
+emulator=$(command -v qemu-aarch64-static || command -v qemu-aarch64) || {
+	echo "note: no qemu-aarch64-static, so nothing is run for arm64"
+	exit 0
+}
+[ "$(go env GOARCH)" != arm64 ] || exit 0 # the other suites do it
+export CGO_ENABLED=0 GOARCH=arm64
+go test -count=1 -exec "$emulator" ./affinity ./config/translate ./portal/iptables ./portal/nftables ./portal/redirect ./proxy ./proxy/balance ./proxy/forward ./proxy/proxyproto ./proxy/search
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+go build -tags grpcnotrace -ldflags '-s -w' -o "$dir/usher" ./cmd/usher
+"$emulator" "$dir/usher" demo --once --portal=none

@@ -1,0 +1,188 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/usherproxy/usher/test/cluster/control"
+)
+
+// notApart is what a DaemonSet without SYS_ADMIN says of the portal address.
+const notApart = "making a network namespace: operation not permitted: CAP_SYS_ADMIN is missing"
+
+// The image as `make image` makes it, under containerd and runc, with the DaemonSet's own
+// specification: its flags, security context, probes and role.
+var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
+	var archive string
+	BeforeAll(func() {
+		for _, program := range []string{"containerd", "runc"} {
+			if _, err := exec.LookPath(program); err != nil {
+				Skip(program + " is not installed")
+			}
+		}
+		archive = filepath.Join(GinkgoT().TempDir(), "image.tar")
+		out, err := exec.Command("make", "-C", control.Root(), "image", "VERSION="+containerTag, "IMAGE="+archive).CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), "%s", out)
+
+		ctx, maps := context.Background(), plane.Client.CoreV1().ConfigMaps(metav1.NamespaceSystem)
+		host, port, _ := strings.Cut(strings.TrimPrefix(plane.Server(), "https://"), ":")
+		_, err = maps.Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: "usher-api-server"},
+			Data:       map[string]string{"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port},
+		}, metav1.CreateOptions{})
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(func() { Expect(maps.Delete(ctx, "usher-api-server", metav1.DeleteOptions{})).To(Succeed()) })
+	})
+
+	var (
+		c    *cluster
+		k    *containers
+		vips []string // of both families
+		pod  *kubernetesPod
+	)
+	BeforeEach(func() {
+		c = newCluster()
+		k = c.startContainers(archive)
+		both := corev1.IPFamilyPolicyRequireDualStack
+		svc := c.service("web", func(s *corev1.Service) { s.Spec.IPFamilyPolicy = &both })
+		vips = []string{at(svc.Spec.ClusterIPs[0], 80), at(svc.Spec.ClusterIPs[1], 80)}
+		pod = c.startPod("web", 1, here)
+		Eventually(func() int { return len(c.slices("web")) }).WithTimeout(soon).Should(Equal(2))
+	})
+	with := func(flags ...string) func(*corev1.Container) {
+		return func(container *corev1.Container) { container.Args = append(container.Args, flags...) }
+	}
+	instead := func(args ...string) func(*corev1.Container) {
+		return func(container *corev1.Container) { container.Args = args }
+	}
+	served := func() {
+		GinkgoHelper()
+		for i, want := range []*server{pod.server, pod.six} {
+			Eventually(answers(c.pod, vips[i])).WithTimeout(soon).Should(Equal(want.addr))
+			Expect(ask(c.node, vips[i])).To(Equal(want.addr), "for processes of the node")
+		}
+	}
+	// installed is all that a portal changes on a node.
+	installed := func() string {
+		GinkgoHelper()
+		return withoutCounters(c.Node.Output("iptables-save")+c.Node.Output("ip6tables-save")+c.Node.Output("nft", "list", "ruleset")) +
+			c.Node.Output("ip", "rule") + c.Node.Output("ip", "-6", "rule") + c.Node.Output("ip", "route", "show", "table", "all") +
+			regexp.MustCompile(`(?m) (expires \d+sec|proto ra).*$`).ReplaceAllString(c.Node.Output("ip", "-6", "route", "show", "table", "all"), "")
+	}
+
+	for _, portal := range []struct {
+		name  string
+		flags []string
+	}{
+		{"iptables", nil}, // as it is deployed
+		{"nftables", []string{"--portal=nftables"}},
+		{"address", []string{"--portal=address"}},
+	} {
+		It("serves both families with the portal "+portal.name+", answers the probes, outlives kill -9, and leaves nothing", func() {
+			before := installed()
+			p := k.run("usher", with(portal.flags...)).ready()
+			served()
+			Expect(get(c.pod, adminURL+"/metrics")).Error().To(HaveOccurred(), "the admin server is the node's alone")
+			Expect(p.exec("usher", "portals")).To(MatchRegexp(`(?m)^ok +%s `, portal.name))
+			for _, probe := range []*corev1.Probe{p.spec.Containers[0].ReadinessProbe, p.spec.Containers[0].LivenessProbe} {
+				Expect(p.probe(probe)()).To(code(200))
+			}
+
+			By("having no more rights than the specification gives")
+			keeper, usher := p.ushers()
+			for _, pid := range []int{keeper, usher} {
+				Expect(processStatus(pid, "CapEff")).To(Equal("0000000000001400"), "NET_ADMIN and NET_BIND_SERVICE: capability.h")
+				Expect(processStatus(pid, "CapBnd")).To(Equal("0000000000001400"))
+				Expect(processStatus(pid, "NoNewPrivs")).To(Equal("1"))
+				Expect(processStatus(pid, "Seccomp")).To(Equal("2"), "a filter")
+				Expect(processStatus(pid, "Uid")).To(HavePrefix("0\t"))
+			}
+
+			By("moving 32 MB to and fro, which is splice")
+			open, err := connect(c.pod, vips[0])
+			Expect(err).NotTo(HaveOccurred())
+			bulk := bytes.Repeat([]byte("0123456789abcdef"), 2<<20)
+			go func() { _, _ = open.Write(bulk) }() // an error is seen by who reads
+			Expect(open.SetReadDeadline(time.Now().Add(time.Minute))).To(Succeed())
+			back := make([]byte, len(bulk))
+			Expect(io.ReadFull(open, back)).Error().NotTo(HaveOccurred())
+			Expect(bytes.Equal(back, bulk)).To(BeTrue())
+
+			By("killing usher")
+			Expect(syscall.Kill(usher, syscall.SIGKILL)).To(Succeed())
+			l := startLoad(c.pod, vips[0], 100)
+			Eventually(p.output).WithTimeout(soon).Should(ContainSubstring("usher ended unexpectedly"))
+			p.ready()
+			l.more(100)
+			Expect(l.stop()).To(BeEmpty())
+			served()
+			Expect(p.status().State).To(Equal(cri.ContainerState_CONTAINER_RUNNING))
+			for line := range strings.Lines(p.output()) {
+				if !strings.Contains(line, notApart) {
+					Expect(line).NotTo(MatchRegexp(`(?i)not permitted|permission denied|read-only file system|forbidden|panic:`))
+				}
+			}
+
+			By("ending it")
+			p.terminate()
+			cleanup := k.run("cleanup", instead("cleanup"))
+			cleanup.exited()
+			cleanup.terminate()
+			Expect(installed()).To(Equal(before))
+		})
+	}
+
+	It("is replaced under 500 connections a second, as a rollout with surge does, and none fails", func() {
+		old := k.run("old").ready()
+		served()
+		l := startLoad(c.pod, vips[0], 250)
+		six := startLoad(c.pod, vips[1], 250)
+		l.more(500)
+		young := k.run("young")
+		Eventually(young.output).WithTimeout(30 * time.Second).Should(ContainSubstring("Serving"))
+		young.ready()
+		old.terminate()
+		l.more(500)
+		served()
+		Expect(append(l.stop(), six.stop()...)).To(BeEmpty())
+		AddReportEntry("connections", fmt.Sprint(l.count()+six.count()))
+		young.terminate()
+	})
+
+	It("says that VIPs are addresses of the node where it may not make a namespace for them", func() {
+		p := k.run("usher", with("--portal=address", "--address-namespace=auto")).ready()
+		served()
+		Expect(p.output()).To(MatchRegexp(`level":"warning","msg":"VIPs are addresses of this node`))
+		Expect(p.output()).To(ContainSubstring(notApart))
+		p.terminate()
+
+		By("ending when it is to have one all the same")
+		p = k.run("always", with("--portal=address", "--address-namespace=always"))
+		Eventually(func() cri.ContainerState { return p.status().State }).WithTimeout(40*time.Second).Should(Equal(cri.ContainerState_CONTAINER_EXITED), p.output)
+		Expect(p.status().ExitCode).To(BeEquivalentTo(1))
+		Expect(p.output()).To(ContainSubstring(notApart))
+	})
+
+	It("shows the demo", func() {
+		p := k.run("demo", instead("demo", "--once"), func(container *corev1.Container) {
+			writable := false // the demo writes its manifests to a folder
+			container.SecurityContext.ReadOnlyRootFilesystem = &writable
+		})
+		p.exited()
+		p.terminate()
+	})
+})

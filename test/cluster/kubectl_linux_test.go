@@ -1,0 +1,299 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/usherproxy/usher/test/cluster/control"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// The rights that it takes to ask the ushers of a cluster, as docs/kubectl.md has them.
+var (
+	listPods    = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list"}}
+	portForward = rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods/portforward"}, Verbs: []string{"get", "create"}}
+)
+
+// person creates a user with these rights in kube-system, and no others. The user's kubeconfig has the spec's
+// namespace.
+func (c *cluster) person(name string, rules ...rbacv1.PolicyRule) (kubeconfig string) {
+	GinkgoHelper()
+	ctx, meta := context.Background(), metav1.ObjectMeta{Name: name + "-" + c.namespace}
+	Expect(c.api.RbacV1().Roles(roleNamespace).Create(ctx, &rbacv1.Role{ObjectMeta: meta, Rules: rules}, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
+	binding := &rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: meta.Name}}}
+	Expect(c.api.RbacV1().RoleBindings(roleNamespace).Create(ctx, binding, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
+	config, err := clientcmd.LoadFromFile(plane.Kubeconfig(control.Identity{User: meta.Name}, plane.Server()))
+	Expect(err).NotTo(HaveOccurred())
+	config.Contexts["test"].Namespace = c.namespace
+	kubeconfig = filepath.Join(GinkgoT().TempDir(), "kubeconfig")
+	Expect(clientcmd.WriteToFile(*config, kubeconfig)).To(Succeed())
+	return kubeconfig
+}
+
+// usherPod creates the Pod that the DaemonSet would on a Node, as it is when usher runs there.
+func (c *cluster) usherPod(node string) {
+	GinkgoHelper()
+	ctx, pods := context.Background(), c.api.CoreV1().Pods(roleNamespace)
+	pod, err := pods.Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "usher-" + node, Labels: map[string]string{"app.kubernetes.io/name": "usher"}},
+		Spec:       corev1.PodSpec{NodeName: node, HostNetwork: true, Containers: []corev1.Container{{Name: "usher", Image: "none"}}},
+	}, metav1.CreateOptions{})
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(func() {
+		Expect(pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})).To(Succeed())
+	})
+	pod.Status.Phase = corev1.PodRunning
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	Expect(pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{})).Error().NotTo(HaveOccurred())
+}
+
+var _ = Describe("the ushers of a cluster, asked from outside", func() {
+	var (
+		c          *cluster
+		svc        *corev1.Service
+		pods       []*kubernetesPod
+		onHere     *usher
+		laptop     *lab.Dialer // a client on the Node "elsewhere"
+		kubeconfig string
+		names      string // a folder with the program under its plugin's names
+	)
+	BeforeEach(func() {
+		c = newCluster()
+		// The other Node is where the API server is: Pods are reached from there, too.
+		controlSpace.Output("ip", "route", "add", "10.244.0.0/24", "via", "198.51.100.2", "dev", "node", "onlink", "src", controlAddress.String())
+		c.Node.Output("sysctl", "-qw", "net.ipv4.ip_forward=1")
+		laptop = controlSpace.NewDialer(8)
+		k := c.newKubelet()
+		k.hosts[here], k.hosts[elsewhere] = c.node, laptop
+		for _, node := range []string{here, elsewhere} {
+			updateNodeStatus(node, k.status)
+			c.usherPod(node)
+		}
+		DeferCleanup(func() {
+			for _, node := range []string{here, elsewhere} {
+				updateNodeStatus(node, func(n *corev1.Node) { n.Status = corev1.NodeStatus{} })
+			}
+		})
+		svc, pods = c.service("web"), nil
+		for n := 1; n <= 2; n++ {
+			pods = append(pods, c.startPod("web", n, here))
+			c.awaitReady("web", pods[n-1])
+		}
+		onHere = c.usher()
+		c.laptop(leastRole(plane.Server()), "--node-name="+elsewhere, "--via=direct", "--trace=false")
+		kubeconfig = c.person("operator", listPods, portForward)
+		names = GinkgoT().TempDir()
+		for _, name := range []string{"kubectl-usher", "kubectl_complete-usher", "usher"} {
+			Expect(os.Symlink(usherRace, filepath.Join(names, name))).To(Succeed())
+		}
+	})
+	// start starts a program where the API server is reached, as the person whom the kubeconfig is of.
+	start := func(kubeconfig, program string, args ...string) *gexec.Session {
+		GinkgoHelper()
+		cmd := exec.Command(program, args...)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+names+":"+os.Getenv("PATH"))
+		s := startIn(controlSpace, cmd)
+		DeferCleanup(func() {
+			s.Kill().Wait(10 * time.Second)
+			Expect(string(s.Err.Contents())).NotTo(ContainSubstring("DATA RACE"))
+		})
+		return s
+	}
+	// says runs the plugin.
+	says := func(code int, args ...string) (out, errors string) {
+		GinkgoHelper()
+		s := start(kubeconfig, filepath.Join(names, "kubectl-usher"), args...)
+		Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(code))
+		return string(s.Out.Contents()), string(s.Err.Contents())
+	}
+	// clients connects, so many times, on each Node.
+	clients := func(onHere, onElsewhere int) {
+		GinkgoHelper()
+		for range onHere {
+			Expect(ask(c.pod, vip(svc))).Error().NotTo(HaveOccurred())
+		}
+		for range onElsewhere {
+			Expect(ask(laptop, vip(svc))).Error().NotTo(HaveOccurred())
+		}
+	}
+
+	It("tell together what each knows, in one table and by node; as kubectl's plugin and by --cluster", func() {
+		clients(3, 2)
+		out, _ := says(0, "get", "services")
+		Expect(strings.Fields(strings.Split(out, "\n")[0])).NotTo(ContainElement("NODE"), "all is well on all")
+		Expect(out).To(MatchRegexp(`(?m)^web +ok +%s +80/TCP +2/2 +0 +5 +0 +0$`, svc.Spec.ClusterIP))
+		out, _ = says(0, "get", "services", "--per-node")
+		Expect(out).To(MatchRegexp(`(?m)^elsewhere +web +ok .* 2 +0 +0\nhere +web +ok .* 3 +0 +0$`))
+		out, _ = says(0, "get", "services", "--node", elsewhere, "-o", "json")
+		var list struct {
+			Items []struct {
+				Name  string
+				Nodes []struct {
+					Node        string
+					Connections int
+				}
+			}
+		}
+		Expect(json.Unmarshal([]byte(out), &list)).To(Succeed())
+		Expect(list.Items).To(HaveLen(1))
+		Expect(list.Items[0].Nodes).To(HaveExactElements(And(HaveField("Node", elsewhere), HaveField("Connections", 2))))
+
+		kubectl, err := control.Kubectl(GinkgoWriter)
+		Expect(err).NotTo(HaveOccurred())
+		for _, command := range [][]string{{kubectl, "usher"}, {filepath.Join(names, "usher"), "--cluster"}} {
+			s := start(kubeconfig, command[0], append(command[1:], "trace", "web", "--follow=false")...)
+			Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
+			lines := strings.Split(strings.TrimSpace(string(s.Out.Contents())), "\n")
+			told := map[string]int{}
+			for i, line := range lines {
+				words := strings.Fields(line)
+				if strings.Contains(line, " accepted ") || strings.Contains(line, "connected to") {
+					told[words[1]]++
+				}
+				if i > 0 {
+					Expect(words[0] >= strings.Fields(lines[i-1])[0]).To(BeTrue(), "in the order of time:\n%s", strings.Join(lines, "\n"))
+				}
+			}
+			Expect(told).To(And(HaveKey(here), HaveKey(elsewhere), HaveLen(2)), strings.Join(lines, "\n"))
+		}
+
+		out, _ = says(0, "get", "connections", "--state=all")
+		Expect(strings.Count(out, "\nhere ")).To(Equal(3))
+		Expect(strings.Count(out, "\nelsewhere ")).To(Equal(2))
+		out, _ = says(0, "get", "connection", "1")
+		Expect(out).To(And(ContainSubstring("On node here"), ContainSubstring("On node elsewhere")))
+		_, errors := says(1, "get", "connection", "999")
+		Expect(errors).To(ContainSubstring("no node knows a connection 999"))
+		_, errors = says(1, "get", "services", "wbe")
+		Expect(errors).To(ContainSubstring("there is no Service %s/wbe that usher serves; did you mean web?", c.namespace))
+		out, _ = says(0, "__complete", "get", "services", "--node", "")
+		Expect(out).To(HavePrefix("elsewhere\nhere\n"))
+		out, _ = says(0, "explain", "web", "--client", "10.244.0.50")
+		Expect(out).To(ContainSubstring("On elsewhere"))
+	})
+
+	It("say on which node an endpoint is in quarantine: is it the Pod, or the node?", func() {
+		controlSpace.Output("ip", "route", "add", "unreachable", pods[0].addr.Addr().String())
+		DeferCleanup(func() { controlSpace.Output("ip", "route", "delete", "unreachable", pods[0].addr.Addr().String()) })
+		watching := start(kubeconfig, filepath.Join(names, "kubectl-usher"), "get", "services", "-w")
+		Eventually(watching.Out).WithTimeout(soon).Should(gbytes.Say(`web +ok `))
+		clients(4, 4)
+		Eventually(watching.Out).WithTimeout(soon).Should(gbytes.Say(`web +degraded on 1 of 2 `))
+		out, _ := says(0, "get", "endpoints", "web")
+		Expect(out).To(MatchRegexp(`(?m)^web +main +%s +web-1 +quarantined on 1 of 2 +elsewhere `, pods[0].addr))
+		Expect(out).To(MatchRegexp(`(?m)^web +main +%s +web-2 +ready +- `, pods[1].addr))
+		out, _ = says(1, "diagnose", "web")
+		Expect(out).To(MatchRegexp(`(?s)web-1.*on: +node elsewhere`))
+		Expect(out).NotTo(ContainSubstring("node here"))
+
+		// And in one picture, in a browser.
+		serving := start(kubeconfig, filepath.Join(names, "kubectl-usher"), "dashboard", "--address=127.0.0.1:0")
+		Eventually(serving.Out).WithTimeout(soon).Should(gbytes.Say(`Open http://\S+/ in a browser: 2 nodes\.`))
+		page := strings.Fields(string(serving.Out.Contents()))[1]
+		browser := http.Client{Transport: &http.Transport{DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
+			return laptop.Dial("", address, soon)
+		}}}
+		defer browser.CloseIdleConnections()
+		read := func(path string, into any) {
+			GinkgoHelper()
+			res, err := browser.Get(page + path)
+			Expect(err).NotTo(HaveOccurred())
+			defer res.Body.Close()
+			Expect(res.StatusCode).To(Equal(http.StatusOK), path)
+			Expect(json.NewDecoder(res.Body).Decode(into)).To(Succeed())
+		}
+		var seen struct {
+			Findings []struct{ Fault, Endpoint, Node string }
+		}
+		read("api/v1/cluster/services/"+c.namespace+"/web", &seen)
+		Expect(seen.Findings).To(HaveExactElements(HaveField("Node", elsewhere)))
+		Expect(seen.Findings[0].Endpoint).To(Equal(pods[0].addr.String()))
+		Expect(seen.Findings[0].Fault).To(Equal("path"), "of one Pod, which answers the other node, from a node that reaches the other Pod")
+		var status struct{ PortalMode string }
+		read("nodes/"+elsewhere+"/api/v1/status", &status)
+		Expect(status.PortalMode).NotTo(BeEmpty())
+
+		// Of the Pod's own it is so on all.
+		pods[1].stop()
+		Eventually(failure(c.pod, vip(svc))).WithTimeout(soon).ShouldNot(HaveOccurred())
+		clients(4, 0)
+		_ = failure(laptop, vip(svc))()
+		out, _ = says(0, "get", "endpoints", "web")
+		Expect(out).To(MatchRegexp(`(?m)^web +main +%s +web-2 +quarantined +- `, pods[1].addr))
+		Eventually(func() []string { // the page shows what it knew until it knows better
+			read("api/v1/cluster/services/"+c.namespace+"/web", &seen)
+			var told []string
+			for _, f := range seen.Findings {
+				told = append(told, f.Fault+" "+f.Endpoint)
+			}
+			return told
+		}).WithTimeout(30 * time.Second).Should(ContainElement("pod " + pods[1].addr.String()))
+	})
+
+	It("are named when they do not answer, and the others are heard; trace asks them again", func() {
+		clients(1, 1)
+		following := start(kubeconfig, filepath.Join(names, "kubectl-usher"), "trace", "web", "--since=1h")
+		Eventually(func() string { // until it is heard of
+			clients(1, 1)
+			return string(following.Out.Contents())
+		}).WithTimeout(30 * time.Second).Should(And(MatchRegexp(`(?m)^\S+ here +`), MatchRegexp(`(?m)^\S+ elsewhere +`)))
+		onHere.stop()
+		Eventually(following.Err).WithTimeout(soon).Should(gbytes.Say("node here: .*; asking again"))
+		out, errors := says(1, "get", "services")
+		Expect(out).To(ContainSubstring("web"))
+		Expect(errors).To(MatchRegexp("^usher: node here: no usher answers: .+\n$"))
+		_, errors = says(1, "get", "services", "--node", here)
+		Expect(errors).To(MatchRegexp("^usher: node here: no usher answers: .+\n$"))
+
+		c.usher()
+		before := strings.Count(string(following.Out.Contents()), " here ")
+		Eventually(func() int {
+			clients(1, 0)
+			return strings.Count(string(following.Out.Contents()), " here ")
+		}).WithTimeout(30 * time.Second).Should(BeNumerically(">", before))
+		told := map[string]int{}
+		for line := range strings.Lines(string(following.Out.Contents())) {
+			told[line]++
+		}
+		Expect(told).To(HaveEach(1), "nothing is told twice, neither of the past nor after a restart")
+		Expect(told).To(HaveKey(MatchRegexp(`^\S+ elsewhere +.*#1 .* accepted `)), "what was before it began")
+	})
+
+	It("are asked with the person's own rights, of which it is said which are missing; and if there are none", func() {
+		operator := kubeconfig
+		kubeconfig = c.person("nobody")
+		_, errors := says(1, "get", "services")
+		Expect(errors).To(And(HavePrefix("usher: listing Pods in namespace kube-system is forbidden"),
+			ContainSubstring("kubectl -n kube-system create role usher-list --verb=list --resource=pods")))
+		kubeconfig = c.person("lister", listPods)
+		for _, args := range [][]string{{"get", "services"}, {"dashboard", "--address=127.0.0.1:0"}, {"trace"}, {"trace", "--follow=false"}, {"get", "connection", "1"}} {
+			_, errors = says(1, args...)
+			Expect(errors).To(And(HavePrefix("usher: port-forward to Pods in namespace kube-system is forbidden"),
+				ContainSubstring("kubectl -n kube-system create role usher-ask --verb=get,create --resource=pods/portforward")), fmt.Sprint(args))
+			Expect(strings.Count(errors, "forbidden")).To(BeNumerically("<=", 3), "not for each node: %s", errors)
+		}
+		kubeconfig = operator
+		_, errors = says(1, "get", "services", "--node", "other")
+		Expect(errors).To(MatchRegexp(`^usher: node other has no usher: no Pod there with the label app.kubernetes.io/name=usher in namespace kube-system of https://.*; there is one on elsewhere, here\n$`))
+		_, errors = says(2, "get", "services", "--cluster=false", "--node", "other")
+		Expect(errors).To(ContainSubstring("--node is for --cluster"))
+	})
+})

@@ -1,0 +1,301 @@
+package cluster
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/usherproxy/usher/test/cluster/control"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// move is a node on its way from kube-proxy to usher, or back. The spec does what the
+// DaemonSet controller and the kubelet do: it starts and ends processes.
+type move struct {
+	*cluster
+	kubeProxy, config, mode string
+	svc                     *corev1.Service
+	flow                    net.Conn // a UDP client that has been there from the start
+	page                    string   // what is left to do of docs/kubernetes.md
+	lost                    map[string][]string
+}
+
+// step says that a step of the page follows, by the command that is in it.
+func (m *move) step(command string) {
+	GinkgoHelper()
+	_, rest, found := strings.Cut(m.page, command)
+	Expect(found).To(BeTrue(), "docs/kubernetes.md has no step %q here", command)
+	m.page = rest
+	By(command)
+}
+
+// resolve asks over UDP as resolvers do: once more if there is no answer.
+func resolve(c net.Conn) (err error) {
+	for range 2 {
+		if _, err = c.Write([]byte("?")); err == nil {
+			_ = c.SetReadDeadline(time.Now().Add(2 * time.Second))
+			_, err = c.Read(make([]byte, 1))
+		}
+		if err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("UDP from %s: %w", c.LocalAddr(), err)
+}
+
+// under does something while 300 connections a second come, from Pods, the node and outside, and
+// some over UDP, and takes note of those that are lost. Of UDP that is who got no answer when they
+// asked a second time, either.
+func (m *move) under(what string, do func()) {
+	GinkgoHelper()
+	var six string
+	for _, ip := range m.svc.Spec.ClusterIPs[1:] {
+		six = at(ip, 80)
+	}
+	loads := []*load{
+		startLoad(m.pod, vip(m.svc), 120),
+		startLoad(m.pod, six, 60),
+		startLoad(m.node, vip(m.svc), 60),
+		startLoad(m.outside, at(lab.NodeOut4, m.svc.Spec.Ports[0].NodePort), 60),
+	}
+	loads = append(loads, startExchanges(30, func() error {
+		c, err := m.pod.DialUDP("", vipOf(m.svc, 53))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return resolve(c)
+	}))
+	var asking sync.Mutex // one at a time: it is one flow
+	loads = append(loads, startExchanges(30, func() error {
+		if !asking.TryLock() {
+			return nil
+		}
+		defer asking.Unlock()
+		return resolve(m.flow)
+	}))
+	all := func() {
+		want := map[*load]int{}
+		for _, l := range loads {
+			want[l] = l.count() + 60
+		}
+		for l, n := range want {
+			Eventually(l.count).WithTimeout(30 * time.Second).Should(BeNumerically(">=", n))
+		}
+	}
+	all()
+	do()
+	all()
+	count := 0
+	for _, l := range loads {
+		m.lost[what] = append(m.lost[what], l.stop()...)
+		count += l.count()
+	}
+	AddReportEntry(what, fmt.Sprintf("%d connections and exchanges, %d lost", count, len(m.lost[what])))
+}
+
+// startKubeProxy starts kube-proxy and waits until its rules are there.
+func (m *move) startKubeProxy() *gexec.Session {
+	GinkgoHelper()
+	s := startIn(m.Node, exec.Command(m.kubeProxy, "--config="+m.config))
+	DeferCleanup(func() { s.Kill().Wait(10 * time.Second) })
+	Eventually(m.kubeProxysRules).WithTimeout(time.Minute).Should(And(ContainSubstring(m.svc.Spec.ClusterIPs[0]), ContainSubstring(m.svc.Spec.ClusterIPs[1])))
+	return s
+}
+
+// kubeProxysRules returns rules that kube-proxy has on the node.
+func (m *move) kubeProxysRules() string {
+	if m.mode == "nftables" {
+		return m.Node.Output("sh", "-c", "(nft list map ip kube-proxy service-ips; nft list map ip6 kube-proxy service-ips) 2>&1 || true")
+	}
+	return m.Node.Output("sh", "-c", "(iptables-save -t nat; ip6tables-save -t nat) | grep KUBE-SVC || true")
+}
+
+// endKubeProxy ends kube-proxy as a kubelet does.
+func endKubeProxy(s *gexec.Session) {
+	GinkgoHelper()
+	s.Terminate()
+	Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit())
+}
+
+// startUsher starts usher with the arguments of deploy/kustomize-kubeadm and more.
+func (m *move) startUsher(more ...string) *usher {
+	GinkgoHelper()
+	var args []string
+	for _, o := range deployed() {
+		if o.GetKind() == "DaemonSet" {
+			var d appsv1.DaemonSet
+			Expect(runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &d)).To(Succeed())
+			args = d.Spec.Template.Spec.Containers[0].Args
+		}
+	}
+	Expect(args).To(ContainElements("--take-over", "--keeper"))
+	for i := range args {
+		args[i] = strings.ReplaceAll(args[i], "$(NODE_NAME)", here)
+	}
+	args = append(slices.Concat(args, more), "--config="+m.config, "--healthz-address=:"+healthzPort, "--admin-address=127.0.0.1:10249", "--kubeconfig="+leastRole(plane.Server()), "--log-format=text")
+	u := &usher{cluster: m.cluster, Session: startIn(m.Node, exec.Command(usherReleased, args...))}
+	DeferCleanup(func() {
+		u.Terminate() // the keeper's usher, too
+		u.Wait(time.Minute)
+		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("panic:"))
+	})
+	return u.serving()
+}
+
+// ushersRules returns the rules that usher has on the node.
+func (m *move) ushersRules() (rules []string) {
+	for _, command := range []string{"iptables-save", "ip6tables-save", "nft list ruleset", "ip rule", "ip -6 rule"} {
+		for line := range strings.Lines(m.Node.Output("sh", "-c", command+" 2>/dev/null")) {
+			if strings.Contains(strings.ToLower(line), "usher") || strings.Contains(line, "192.0.0.117") {
+				rules = append(rules, line)
+			}
+		}
+	}
+	return rules
+}
+
+// echo sends datagrams back.
+func (m *move) echo(addr netip.AddrPort) {
+	GinkgoHelper()
+	server := m.Pods.ListenUDP(addr.String())
+	go func() {
+		buf := make([]byte, 16)
+		for {
+			n, from, err := server.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			_, _ = server.WriteToUDPAddrPort(buf[:n], from)
+		}
+	}()
+}
+
+// connections opens long connections of all kinds of clients.
+func (m *move) connections() (open []*connection) {
+	GinkgoHelper()
+	for _, from := range []struct {
+		d   *lab.Dialer
+		vip string
+	}{{m.pod, vip(m.svc)}, {m.pod, at(m.svc.Spec.ClusterIPs[1], 80)}, {m.node, vip(m.svc)}, {m.outside, at(lab.NodeOut4, m.svc.Spec.Ports[0].NodePort)}} {
+		c, err := connect(from.d, from.vip)
+		Expect(err).NotTo(HaveOccurred())
+		open = append(open, c)
+	}
+	return open
+}
+
+func expectAlive(open []*connection) {
+	GinkgoHelper()
+	for _, c := range open {
+		Expect(c.works()).To(Succeed(), "%s to %s", c.LocalAddr(), c.RemoteAddr())
+	}
+}
+
+var _ = Describe("a node that goes from kube-proxy to usher and back, step by step as docs/kubernetes.md says,", func() {
+	for _, mode := range []string{"iptables", "nftables"} {
+		It("loses no connection, nor a datagram that is sent again, with kube-proxy in its mode "+mode, func() {
+			kubeProxy, err := control.KubeProxy(GinkgoWriter)
+			Expect(err).NotTo(HaveOccurred())
+			page, err := os.ReadFile(filepath.Join(control.Root(), "docs", "kubernetes.md"))
+			Expect(err).NotTo(HaveOccurred())
+			m := &move{cluster: newCluster(), kubeProxy: kubeProxy, mode: mode, page: string(page), lost: map[string][]string{}}
+			updateNodeStatus(here, func(n *corev1.Node) {
+				n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: lab.NodeOut4}, {Type: corev1.NodeInternalIP, Address: lab.NodeOut6}}
+			})
+			DeferCleanup(updateNodeStatus, here, func(n *corev1.Node) { n.Status.Addresses = nil })
+			m.Node.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+			// Clients and endpoints are in one namespace here, so that answers come back by the
+			// node only if it masquerades. What belongs to the whole machine stays as it is.
+			m.config = filepath.Join(GinkgoT().TempDir(), "config.conf")
+			Expect(os.WriteFile(m.config, fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: %s
+hostnameOverride: %s
+clientConnection: {kubeconfig: %s}
+clusterCIDR: 10.244.0.0/16,fd00:244::/56
+conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
+iptables: {masqueradeAll: true}
+nftables: {masqueradeAll: true}
+`, mode, here, plane.Kubeconfig(control.Admin, plane.Server())), 0o600)).To(Succeed())
+			both := corev1.IPFamilyPolicyRequireDualStack
+			m.svc = m.service("web", nodePort, func(s *corev1.Service) {
+				s.Spec.IPFamilyPolicy = &both
+				s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromInt32(5353)})
+			})
+			for n := 1; n <= 3; n++ {
+				m.echo(netip.AddrPortFrom(lab.Pod(n), 5353))
+				m.awaitReady("web", m.startPod("web", n, here))
+			}
+			Eventually(func() int { return len(m.slices("web")) }).WithTimeout(soon).Should(Equal(6)) // of both families
+
+			proxy := m.startKubeProxy()
+			early := m.connections()
+			m.flow, err = m.pod.DialUDP("", vipOf(m.svc, 53))
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(m.flow.Close)
+
+			m.step("## Node by node")
+			var u *usher
+			m.under("to usher", func() {
+				m.step("kubectl label node NODE kube-proxy=no")
+				endKubeProxy(proxy)
+				m.step("kubectl label node NODE usher=yes")
+				u = m.startUsher()
+				m.step("kube-proxy --cleanup")
+				m.Node.Output(kubeProxy, "--cleanup")
+			})
+			m.step("curl http://127.0.0.1:10249/proxyMode")
+			Eventually(getting(m.node, adminURL+"/proxyMode")).WithTimeout(soon).Should(HaveField("Body", "userspace"))
+			m.step("curl -k https://10.96.0.1/version")
+			Expect(m.Node.Output("curl", "-sk", "https://10.96.0.1/version")).To(ContainSubstring("gitVersion"))
+			Expect(m.kubeProxysRules()).NotTo(ContainSubstring(m.svc.Spec.ClusterIP))
+			expectAlive(early)
+
+			m.step("## Going back")
+			late := m.connections()
+			m.under("and back", func() {
+				m.step("removeRules=true")
+				former := u
+				u = m.startUsher("--remove-rules")
+				expectAlive(late) // with the former
+				m.step("kubectl label node NODE kube-proxy-")
+				proxy = m.startKubeProxy()
+				m.step("kubectl label node NODE usher-")
+				more := m.connections()
+				u.Terminate()
+				former.Terminate() // it is one Pod that has gone, or another
+				Eventually(func() string { return m.Node.Output(usherReleased, "portals") }).WithTimeout(soon).ShouldNot(ContainSubstring("redirect"))
+				expectAlive(more) // they have the drain timeout to end
+				expectAlive(late)
+				for _, c := range slices.Concat(more, late) {
+					c.Close()
+				}
+			})
+			Eventually(u.Session).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			Expect(u.Err).To(gbytes.Say("Stopped"))
+			Expect(m.ushersRules()).To(BeEmpty())
+			Eventually(getting(m.node, adminURL+"/proxyMode")).WithTimeout(20 * time.Second).Should(HaveField("Body", mode)) // kube-proxy has its ports, too
+			m.under("with kube-proxy", func() {})
+			expectAlive(early)
+
+			Expect(m.lost).To(HaveEach(BeEmpty()))
+		})
+	}
+})

@@ -1,0 +1,414 @@
+package monitoring
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+	"sigs.k8s.io/yaml"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+const (
+	web      = "10.96.0.10:80"
+	resolver = "10.96.0.11:53"
+	query    = "http://127.0.0.1:9090/api/v1/"
+	patience = time.Minute // beyond the time that an alert waits by itself
+)
+
+// scene is a node with an usher that a Prometheus watches.
+type scene struct {
+	*lab.Lab
+	dir, manifests, broken string // broken: while this file is there, the kernel takes no rules
+	usher                  *gexec.Session
+	client                 *http.Client
+	pod                    *lab.Dialer
+	backends               [2]net.Listener
+	clash                  string // the manifest of a Service that cannot be served
+}
+
+func (s *scene) write(name, text string) {
+	GinkgoHelper()
+	Expect(os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o755)).To(Succeed())
+}
+
+// start starts a command on the node, which dies with the test's process.
+func (s *scene) start(cmd *exec.Cmd) (session *gexec.Session) {
+	GinkgoHelper()
+	s.Node.Do(func() (err error) {
+		session, err = gexec.Start(cmd, GinkgoWriter, GinkgoWriter)
+		return err
+	})
+	return session
+}
+
+// listen has backend i answer: it sends back what it gets.
+func (s *scene) listen(i int) {
+	GinkgoHelper()
+	s.backends[i] = s.Pods.Listen(netip.AddrPortFrom(lab.Pod(i+1), 8080).String())
+	go lab.Serve(s.backends[i], func(c net.Conn) {
+		defer c.Close()
+		_, _ = io.Copy(c, c)
+	})
+}
+
+func newScene() *scene {
+	GinkgoHelper()
+	if _, err := exec.LookPath("prometheus"); err != nil {
+		Skip("Prometheus is not installed (Debian's package: prometheus)")
+	}
+	s := &scene{Lab: lab.New(), dir: GinkgoT().TempDir()}
+	s.manifests, s.broken, s.pod = filepath.Join(s.dir, "manifests"), filepath.Join(s.dir, "broken"), s.Pods.NewDialer(64)
+	node := s.Node.NewDialer(4)
+	s.client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: func(_ context.Context, _, address string) (net.Conn, error) {
+		return node.Dial("", address, 3*time.Second)
+	}}}
+	for i := range s.backends {
+		s.listen(i)
+	}
+	udp := s.Pods.ListenUDP(netip.AddrPortFrom(lab.Pod(1), 5353).String())
+	go func() {
+		buf := make([]byte, 100)
+		for {
+			n, from, err := udp.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			_, _ = udp.WriteToUDPAddrPort(buf[:n], from)
+		}
+	}()
+	return s
+}
+
+const service = `apiVersion: v1
+kind: Service
+metadata: {name: %[1]s, namespace: shop}
+spec: {clusterIP: %[2]s, ports: [{name: main, port: %[3]d, protocol: %[4]s}], externalIPs: [%[5]s]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: %[1]s, namespace: shop, labels: {kubernetes.io/service-name: %[1]s}}
+addressType: IPv4
+ports: [{name: main, port: %[6]d, protocol: %[4]s}]
+endpoints: [{addresses: [%[7]s]}, {addresses: [%[8]s]}]
+`
+
+// startUsher starts usher as deploy/ does, but with few descriptors, and iptables in
+// its PATH that fails when it is told to.
+func (s *scene) startUsher() {
+	GinkgoHelper()
+	program := filepath.Join(s.dir, "usher")
+	out, err := exec.Command("go", "build", "-C", "../..", "-tags", "grpcnotrace", "-o", program, "./cmd/usher").CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), "%s", out)
+	Expect(os.Mkdir(s.manifests, 0o755)).To(Succeed())
+	one, two := lab.Pod(1).String(), lab.Pod(2).String()
+	s.write("manifests/web.yaml", fmt.Sprintf(service, "web", "10.96.0.10", 80, "TCP", "", 8080, one, two))
+	s.write("manifests/dns.yaml", fmt.Sprintf(service, "dns", "10.96.0.11", 53, "UDP", "", 5353, one, one))
+	s.clash = fmt.Sprintf(service, "clash", "10.96.0.12", 80, "TCP", "10.96.0.10", 8080, one, two)
+	path := filepath.Join(s.dir, "bin")
+	Expect(os.Mkdir(path, 0o755)).To(Succeed())
+	for _, name := range []string{"iptables-restore", "ip6tables-restore", "iptables-nft-restore", "ip6tables-nft-restore", "iptables-legacy-restore", "ip6tables-legacy-restore"} {
+		if real, err := exec.LookPath(name); err == nil {
+			s.write("bin/"+name, fmt.Sprintf("#!/bin/sh\n[ ! -e %s ] || { echo 'iptables-restore: line 1 failed' >&2; exit 1; }\nexec %s \"$@\"\n", s.broken, real))
+		}
+	}
+	cmd := exec.Command("prlimit", "--nofile=512:512", program, "run", "--keeper", "--manifests="+s.manifests, "--portal=iptables", "--portal-check-interval=1s",
+		"--access-log="+filepath.Join(s.dir, "access.log"), "--log-format=text")
+	cmd.Env = append(os.Environ(), "PATH="+path+":"+os.Getenv("PATH"))
+	s.usher = s.start(cmd)
+	DeferCleanup(func() {
+		s.usher.Terminate()
+		s.usher.Wait(time.Minute)
+	})
+	Eventually(s.usher.Err).WithTimeout(patience).Should(gbytes.Say("Serving"))
+}
+
+// child is the keeper's usher.
+func (s *scene) child() int {
+	GinkgoHelper()
+	Eventually(func() []int { return lab.Children(s.usher.Command.Process.Pid) }).WithTimeout(patience).Should(HaveLen(1))
+	return lab.Children(s.usher.Command.Process.Pid)[0]
+}
+
+// startPrometheus starts Prometheus with the hurried rules, and waits until it has found usher.
+func (s *scene) startPrometheus() {
+	GinkgoHelper()
+	rules, err := yaml.Marshal(alerts().hurried())
+	Expect(err).NotTo(HaveOccurred())
+	s.write("alerts.yaml", string(rules))
+	s.write("prometheus.yaml", `global: {scrape_interval: 1s, evaluation_interval: 1s}
+rule_files: [alerts.yaml]
+scrape_configs: [{job_name: usher, static_configs: [{targets: ["127.0.0.1:10249"]}]}]
+`)
+	promtool("check", "config", filepath.Join(s.dir, "prometheus.yaml"))
+	p := s.start(exec.Command("prometheus", "--config.file="+filepath.Join(s.dir, "prometheus.yaml"), "--storage.tsdb.path="+filepath.Join(s.dir, "data"),
+		"--web.listen-address=127.0.0.1:9090", "--log.level=warn"))
+	DeferCleanup(func() { p.Kill().Wait(10 * time.Second) })
+	Eventually(func() (float64, error) { return s.value("up") }).WithTimeout(patience).Should(Equal(1.0))
+}
+
+// series is what Prometheus answers about one.
+type series struct {
+	Metric map[string]string
+	Value  []any   // time, value
+	Values [][]any // of them
+}
+
+func (s *scene) ask(path string, parameters url.Values, into any) error {
+	response, err := s.client.Get(query + path + "?" + parameters.Encode())
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	var answer struct {
+		Status, Error string
+		Data          json.RawMessage
+	}
+	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
+		return err
+	}
+	if answer.Status != "success" {
+		return fmt.Errorf("%s %s: %s", path, parameters, answer.Error)
+	}
+	return json.Unmarshal(answer.Data, into)
+}
+
+// value returns the value that an expression has now.
+func (s *scene) value(expr string) (float64, error) {
+	var data struct{ Result []series }
+	if err := s.ask("query", url.Values{"query": {expr}}, &data); err != nil {
+		return 0, err
+	}
+	if len(data.Result) != 1 {
+		return 0, fmt.Errorf("%s: %d results", expr, len(data.Result))
+	}
+	return strconv.ParseFloat(data.Result[0].Value[1].(string), 64)
+}
+
+// history returns what an expression was in each second since a time.
+func (s *scene) history(expr string, since time.Time) ([]series, error) {
+	var data struct{ Result []series }
+	err := s.ask("query_range", url.Values{"query": {expr}, "step": {"1"},
+		"start": {strconv.FormatInt(since.Unix(), 10)}, "end": {strconv.FormatInt(time.Now().Unix()+1, 10)}}, &data)
+	return data.Result, err
+}
+
+// firing returns which alerts fire.
+func (s *scene) firing() (names []string, err error) {
+	var data struct {
+		Alerts []struct {
+			Labels map[string]string
+			State  string
+		}
+	}
+	err = s.ask("alerts", nil, &data)
+	for _, a := range data.Alerts {
+		if a.State == "firing" && !slices.Contains(names, a.Labels["alertname"]) {
+			names = append(names, a.Labels["alertname"])
+		}
+	}
+	return names, err
+}
+
+// traffic has clients come, ten a second over TCP and every other second one over UDP, until the
+// end of the spec.
+func (s *scene) traffic() {
+	var all sync.WaitGroup
+	ctx, end := context.WithCancel(context.Background())
+	DeferCleanup(func() {
+		end()
+		all.Wait()
+	})
+	every := func(d time.Duration, do func()) {
+		all.Go(func() {
+			ticker := time.NewTicker(d)
+			defer ticker.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-ticker.C:
+					all.Go(do)
+				}
+			}
+		})
+	}
+	exchange := func(c net.Conn, err error) {
+		if err != nil {
+			return // that some fail is what the spec is about
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(6 * time.Second))
+		if _, err := c.Write([]byte("?")); err == nil {
+			_, _ = c.Read(make([]byte, 1))
+		}
+	}
+	every(100*time.Millisecond, func() {
+		c, err := s.pod.Dial("", web, 6*time.Second)
+		if err != nil {
+			return
+		}
+		exchange(c, nil)
+	})
+	every(2*time.Second, func() {
+		c, err := s.pod.DialUDP("", resolver)
+		if err != nil {
+			return
+		}
+		exchange(c, nil)
+	})
+}
+
+// fault is what happens to usher, and what is to be told of it.
+type fault struct {
+	what   string
+	alerts []string
+	inject func()
+	heal   func()
+}
+
+func (s *scene) faults() []fault {
+	nothing := func() {}
+	var open []net.Conn
+	repairs := func() float64 {
+		n, _ := s.value("usher_portal_repairs_total")
+		return n
+	}
+	log := filepath.Join(s.dir, "access.log")
+	return []fault{
+		{"an endpoint refuses", []string{"UsherEndpointsInQuarantine"}, func() { s.backends[1].Close() }, func() { s.listen(1) }},
+		{"all endpoints refuse", []string{"UsherConnectionsFail"}, func() { s.backends[0].Close(); s.backends[1].Close() }, func() { s.listen(0); s.listen(1) }},
+		{"a Service has another's address", []string{"UsherServicesNotServed"}, func() { s.write("manifests/clash.yaml", s.clash) }, func() {
+			Expect(os.Remove(filepath.Join(s.manifests, "clash.yaml"))).To(Succeed())
+		}},
+		{"rules are flushed again and again", []string{"UsherPortalIsBeingChanged"}, func() {
+			for range 4 {
+				before := repairs()
+				s.Node.Output("sh", "-c", "iptables -t nat -F PREROUTING")
+				Eventually(repairs).WithTimeout(patience).Should(BeNumerically(">", before))
+			}
+		}, nothing},
+		{"the disk is full", []string{"UsherAccessLogLosesLines"}, func() {
+			Expect(os.Rename(log, log+".1")).To(Succeed())
+			Expect(os.Symlink("/dev/full", log)).To(Succeed())
+		}, func() { Expect(os.Remove(log)).To(Succeed()) }},
+		{"the kernel takes no rules", []string{"UsherPortalFails", "UsherSyncIsLate"}, func() {
+			s.write("broken", "")
+			s.write("manifests/more.yaml", fmt.Sprintf(service, "more", "10.96.0.13", 80, "TCP", "", 8080, lab.Pod(1), lab.Pod(2)))
+		}, func() { Expect(os.Remove(s.broken)).To(Succeed()) }},
+		{"descriptors run out", []string{"UsherNearConnectionLimit"}, func() {
+			limit, err := s.value("usher_connections_limit")
+			Expect(err).NotTo(HaveOccurred())
+			Expect(limit).To(BeNumerically("<", 512))
+			for i := range int(limit*0.95) + 1 {
+				c, err := s.pod.Dial(lab.Pod(20+i%50).String(), web, 3*time.Second)
+				Expect(err).NotTo(HaveOccurred())
+				open = append(open, c)
+			}
+		}, func() {
+			for _, c := range open {
+				c.Close()
+			}
+		}},
+		{"usher is killed, and its keeper starts it again", []string{"UsherEndsUnexpectedly"}, func() {
+			Expect(syscall.Kill(s.child(), syscall.SIGKILL)).To(Succeed())
+		}, nothing},
+	}
+}
+
+var _ = Describe("a Prometheus that watches usher", func() {
+	It("tells of each fault when there is one and not before, and has data for each panel of the dashboard", func() {
+		s := newScene()
+		s.startUsher()
+		s.traffic()
+		s.startPrometheus()
+		Eventually(s.firing).WithTimeout(patience).Should(BeEmpty()) // it may have told that there is no usher
+		began := time.Now()
+		Consistently(s.firing).WithTimeout(20*time.Second).WithPolling(time.Second).Should(BeEmpty(), "nothing is wrong yet")
+
+		injected := map[string]time.Time{}
+		happen := func(f fault) {
+			GinkgoHelper()
+			By(f.what)
+			for _, name := range f.alerts {
+				injected[name] = time.Now()
+			}
+			f.inject()
+			Eventually(s.firing).WithTimeout(patience).WithPolling(500*time.Millisecond).Should(ContainElements(f.alerts), f.what)
+			f.heal()
+		}
+		for _, f := range s.faults() {
+			happen(f)
+		}
+		By("all is well again")
+		Eventually(s.firing).WithTimeout(2*patience).WithPolling(time.Second).Should(
+			Or(BeEmpty(), HaveEach(BeElementOf("UsherPortalIsBeingChanged", "UsherEndsUnexpectedly"))), "those that look back for an hour, here a minute")
+
+		By("the dashboard")
+		s.expectData(began)
+
+		happen(fault{"usher and its keeper are gone", []string{"UsherDown"}, func() {
+			s.usher.Terminate()
+			Eventually(s.usher).WithTimeout(patience).Should(gexec.Exit())
+		}, func() {}})
+
+		for _, name := range alerts().names() {
+			Expect(injected).To(HaveKey(name))
+			fired, err := s.history(fmt.Sprintf(`ALERTS{alertstate="firing",alertname=%q}`, name), began)
+			Expect(err).NotTo(HaveOccurred())
+			Expect(fired).NotTo(BeEmpty(), name)
+			for _, f := range fired {
+				first := time.Unix(int64(f.Values[0][0].(float64)), 0)
+				Expect(first).To(BeTemporally(">=", injected[name].Truncate(time.Second)), name)
+				AddReportEntry(name, first.Sub(injected[name]).Round(time.Second).String())
+			}
+		}
+	})
+})
+
+// expectData evaluates all expressions of the dashboard, for every second since a time.
+func (s *scene) expectData(since time.Time) {
+	GinkgoHelper()
+	text, err := os.ReadFile(filepath.Join(deployed, "dashboard.json"))
+	Expect(err).NotTo(HaveOccurred())
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	Expect(json.Unmarshal(text, &dashboard)).To(Succeed())
+	for _, p := range dashboard.Panels {
+		for _, t := range p.Targets {
+			expr := strings.NewReplacer("$instance", ".*", "$__rate_interval", "10s").Replace(t.Expr)
+			found, err := s.history(expr, since)
+			Expect(err).NotTo(HaveOccurred(), p.Title)
+			Expect(found).NotTo(BeEmpty(), "%s: %s", p.Title, expr)
+			Expect(slices.ContainsFunc(found, func(r series) bool {
+				return slices.ContainsFunc(r.Values, func(v []any) bool { return v[1] != "NaN" })
+			}) || strings.Contains(expr, "network_programming")).To(BeTrue(), "%s: %s is never a number", p.Title, expr) // which only an API server's objects have
+		}
+	}
+	nodes, err := s.history("usher_build_info", since) // of which its list of nodes is made
+	Expect(err).NotTo(HaveOccurred())
+	Expect(nodes).To(ContainElement(HaveField("Metric", HaveKeyWithValue("instance", "127.0.0.1:10249"))))
+}

@@ -1,0 +1,143 @@
+//lint:file-ignore ST1001 checks are specs, and read like those in test files
+
+package vm
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"regexp"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+// everydayChecks are what everybody does with usher, in each portal: they tell of a kernel or
+// a processor whether it will do.
+var everydayChecks = func() (all []Check) {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
+		for _, ip := range []family{ipv4, ipv6} {
+			all = append(all, Check{fmt.Sprintf("TCP and UDP over %s through the %s portal: served, tried again, carried whole, and taken over", ip.name, portal),
+				func() { everyday(ip, portal) }})
+		}
+	}
+	return all
+}()
+
+// startTCPEcho starts a TCP server that says whom it sees, and then sends back what it gets.
+func startTCPEcho(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
+	GinkgoHelper()
+	l := ns.Listen(netip.AddrPortFrom(addr, 8080).String())
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				fmt.Fprintln(c, c.RemoteAddr().(*net.TCPAddr).IP)
+				_, _ = io.Copy(c, c) // until the client has said all
+			}()
+		}
+	}()
+	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// conversation is a connection to a server that startTCPEcho started.
+type conversation struct {
+	*net.TCPConn
+	in   *bufio.Reader
+	sees string // the client whom the server sees
+}
+
+func converse(from *lab.Namespace, local string, to netip.AddrPort) conversation {
+	GinkgoHelper()
+	c, err := from.NewDialer(1).Dial(local, to.String(), patience)
+	Expect(err).NotTo(HaveOccurred(), from.Name)
+	DeferCleanup(c.Close)
+	Expect(c.SetDeadline(time.Now().Add(patience))).To(Succeed())
+	in := bufio.NewReader(c)
+	line, err := in.ReadString('\n')
+	Expect(err).NotTo(HaveOccurred(), from.Name)
+	return conversation{c, in, line[:len(line)-1]}
+}
+
+// end sends the last of what there is to say, and expects that it comes back, and then the end.
+func (c conversation) end(last []byte) {
+	GinkgoHelper()
+	Expect(c.SetDeadline(time.Now().Add(patience))).To(Succeed())
+	go func() {
+		_, _ = c.Write(last) // what does not arrive is missed below
+		_ = c.CloseWrite()
+	}()
+	got, err := io.ReadAll(c.in)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(bytes.Equal(got, last)).To(BeTrue(), "%d of %d bytes came back", len(got), len(last))
+}
+
+// newClient connects the node with a Pod that has an interface there to itself.
+func newClient(n *node) *lab.Namespace {
+	GinkgoHelper()
+	client := n.AddHost("to-client")
+	addresses(n.Node, "to-client", "10.245.0.1/24", "fd00:245::1/64")
+	addresses(client, "eth0", "10.245.0.2/24", "fd00:245::2/64")
+	route(client, "default", "10.245.0.1", "default", "fd00:245::1")
+	forwards(n.Node)
+	return client
+}
+
+// client is the address of the Pod that newClient connects.
+func (f family) client() netip.Addr {
+	if f.vip.Is4() {
+		return netip.MustParseAddr("10.245.0.2")
+	}
+	return netip.MustParseAddr("fd00:245::2")
+}
+
+func everyday(ip family, portal string) {
+	n := newNode(ip)
+	bulk := bytes.Repeat([]byte("0123456789abcde"), 2<<20/15) // so much is spliced
+	tcp := service{name: "web", vip: netip.AddrPortFrom(ip.vip, 80), protocol: "TCP",
+		endpoints: []netip.AddrPort{netip.AddrPortFrom(ip.pod(2), 8080), startTCPEcho(n.Pods, ip.pod(1))}}
+	udp := dns(netip.AddrPortFrom(ip.pod(2), 5300), startEcho(n.Pods, ip.pod(1)))
+	udp.vip = netip.AddrPortFrom(ip.vip.Next(), 53)
+	n.put(tcp)
+	n.put(udp)
+	client := newClient(n)
+	flags := []string{"--portal=" + portal, "--cluster-cidr=10.244.0.0/15,fd00:244::/31"}
+	n.start(flags...)
+	first := n.usher
+	Expect(string(first.Err.Contents())).NotTo(ContainSubstring("level=error"))
+
+	for _, from := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
+		converse(from, "", tcp.vip).end(bulk)
+		for _, size := range []int{1, 1473, 65507} {
+			sent := bytes.Repeat([]byte{byte(size)}, size)
+			got, err := exchange(dialUDP(from, udp), sent)
+			Expect(err).NotTo(HaveOccurred(), "%s, %d bytes", from.Name, size)
+			Expect(bytes.Equal(got, sent)).To(BeTrue(), "%s, %d bytes", from.Name, size)
+		}
+	}
+	for _, s := range []service{tcp, udp} {
+		Expect(string(first.Out.Contents())).To(MatchRegexp(`attempt 1 → ` + regexp.QuoteMeta(s.endpoints[0].String()) + ` .*connection refused`))
+	}
+	if portal != "address" {
+		Expect(converse(client, "", tcp.vip).sees).To(Equal(ip.client().String()), "the client's own address")
+	}
+
+	open := converse(n.Pods, "", tcp.vip)
+	n.start(append(flags, "--take-over")...)
+	Eventually(first.Err).WithTimeout(eventually).Should(gbytes.Say("has taken over"))
+	converse(n.Outside, "", tcp.vip).end([]byte("to the successor"))
+	open.end(bulk)
+	Eventually(first).WithTimeout(eventually).Should(gexec.Exit(0))
+}
