@@ -29,7 +29,7 @@ else
 	fi
 	services() { ls /etc/systemd/system/multi-user.target.wants 2>/dev/null || true; }
 	before=$(services)
-	install() { DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends --no-remove "$@" >/dev/null; }
+	install() { DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends --no-remove "$@" >/dev/null; }
 	apt-get update -qq || true
 	install $missing || for package in $missing; do
 		install "$package" || echo "note: not installed: $package"

@@ -104,16 +104,22 @@ func (p locked) fetch(folder string, urls ...string) ([]byte, error) {
 		return text, nil
 	}
 	var because []error
-	for _, url := range urls {
-		text, err := get(url)
-		switch {
-		case err != nil:
-		case !p.is(text):
-			err = fmt.Errorf("%s: it is not what debian.lock names", url)
-		default:
-			return text, os.WriteFile(file, text, 0o644)
+	for try := range tries {
+		if try > 0 {
+			time.Sleep(pause)
 		}
-		because = append(because, err)
+		because = nil
+		for _, url := range urls {
+			text, err := get(url)
+			switch {
+			case err != nil:
+			case !p.is(text):
+				err = fmt.Errorf("%s: it is not what debian.lock names", url)
+			default:
+				return text, os.WriteFile(file, text, 0o644)
+			}
+			because = append(because, err)
+		}
 	}
 	return nil, fmt.Errorf("no package for debian.lock; if Debian has a newer one, `make image-lock` takes that: %w", errors.Join(because...))
 }
@@ -122,6 +128,12 @@ func (p locked) is(text []byte) bool {
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:]) == p.sha256
 }
+
+// An archive that does not answer once may do so soon after.
+const (
+	tries = 3
+	pause = 2 * time.Second
+)
 
 // maxPackage bounds what is read, in bytes: the greatest package, libc6, has 3 MB.
 const maxPackage = 64 << 20

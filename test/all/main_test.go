@@ -37,7 +37,7 @@ FAILED broken: .*did not compile.*
 FAILED dies: .*ended before its tests did.*
 FAILED races: [^\n]*
     WARNING: DATA RACE
-    .*races_test.go:18.*
+    .*races_test.go:(18|21).*
 FAILED missing: .*
 FAILED specs: .*TestFails
     [^\n]*shown

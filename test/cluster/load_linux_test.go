@@ -64,7 +64,7 @@ func exchange(d *lab.Dialer, vip string) error {
 		return err
 	}
 	defer c.Close()
-	name, err := readName(c)
+	name, err := readNameWithin(c, 30*time.Second) // a client may wait in a socket for an usher that is started again
 	if err != nil {
 		return err
 	}

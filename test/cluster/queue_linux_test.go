@@ -65,13 +65,10 @@ var _ = Describe("how many connections an endpoint may have:", func() {
 		c.annotate("web", timeout, "5m")
 		c.annotate("web", limit, "1")
 		waiting := make(chan error, 1)
-		Eventually(func() error { return failure(c.pod, vip(svc))() }).WithTimeout(soon).Should(HaveOccurred())
-		go func() {
-			_, err := ask(c.pod, vip(svc))
-			waiting <- err
-		}()
+		Eventually(failure(c.pod, vip(svc))).WithTimeout(3 * soon).Should(HaveOccurred())
+		go func() { waiting <- exchange(c.pod, vip(svc)) }()
 		c.annotate("web", limit, "")
-		Eventually(waiting).WithTimeout(soon).Should(Receive(BeNil()))
+		Eventually(waiting).WithTimeout(3 * soon).Should(Receive(BeNil()))
 		c.annotate("web", timeout, "")
 		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod))
 		Eventually(status).WithTimeout(soon).Should(HaveField("Body", ContainSubstring(`"attention":"no problems"`)))

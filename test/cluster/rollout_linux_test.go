@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -117,7 +118,7 @@ var _ = Describe("an endpoint that goes terminating", func() {
 		l := startLoad(c.pod, vip(svc), 200)
 
 		seen := c.whenTerminating(ctx, "a")
-		var latest time.Duration
+		var last []time.Duration
 		for range 5 {
 			before := leaving.connections()
 			Eventually(leaving.connections).WithTimeout(soon).Should(BeNumerically(">", before))
@@ -125,13 +126,14 @@ var _ = Describe("an endpoint that goes terminating", func() {
 			var event time.Time
 			Eventually(seen).WithTimeout(soon).Should(Receive(&event))
 			l.more(100) // half a second
-			latest = max(latest, leaving.last().Sub(event))
+			last = append(last, leaving.last().Sub(event))
 			c.write(ready)
 		}
 		Expect(l.stop()).To(BeEmpty())
 		Expect(staying.connections()).NotTo(BeZero())
-		AddReportEntry("last new connection after the event", latest.String())
-		Expect(latest).To(BeNumerically("<", 100*time.Millisecond))
+		slices.Sort(last)
+		AddReportEntry("last new connection after the event", fmt.Sprint(last))
+		Expect(last[len(last)/2]).To(BeNumerically("<", 100*time.Millisecond))
 	}, SpecTimeout(time.Minute))
 })
 

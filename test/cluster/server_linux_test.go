@@ -131,8 +131,10 @@ func failure(d *lab.Dialer, vip string) func() error {
 }
 
 // readName reads the line with which a server begins.
-func readName(c net.Conn) (netip.AddrPort, error) {
-	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+func readName(c net.Conn) (netip.AddrPort, error) { return readNameWithin(c, 5*time.Second) }
+
+func readNameWithin(c net.Conn, d time.Duration) (netip.AddrPort, error) {
+	if err := c.SetReadDeadline(time.Now().Add(d)); err != nil {
 		return netip.AddrPort{}, err
 	}
 	var line []byte

@@ -41,10 +41,13 @@ const operator = "github.com/prometheus-operator/prometheus-operator@v0.92.1"
 // podMonitors returns the definition.
 func podMonitors() []byte {
 	GinkgoHelper()
-	cmd := exec.Command("go", "mod", "download", "-json", operator)
-	cmd.Stderr = GinkgoWriter
-	out, err := cmd.Output()
-	Expect(err).NotTo(HaveOccurred(), "%s", out)
+	var out []byte
+	Eventually(func() (err error) {
+		cmd := exec.Command("go", "mod", "download", "-json", operator)
+		cmd.Stderr = GinkgoWriter
+		out, err = cmd.Output()
+		return err
+	}).WithTimeout(3*time.Minute).WithPolling(5*time.Second).Should(Succeed(), func() string { return string(out) })
 	var module struct{ Dir string }
 	Expect(json.Unmarshal(out, &module)).To(Succeed())
 	text, err := os.ReadFile(filepath.Join(module.Dir, "example", "prometheus-operator-crd", "monitoring.coreos.com_podmonitors.yaml"))

@@ -30,6 +30,7 @@ import (
 
 const (
 	web      = "10.96.0.10:80"
+	more     = "10.96.0.13:80"
 	resolver = "10.96.0.11:53"
 	query    = "http://127.0.0.1:9090/api/v1/"
 	patience = time.Minute // beyond the time that an alert waits by itself
@@ -289,10 +290,7 @@ type fault struct {
 func (s *scene) faults() []fault {
 	nothing := func() {}
 	var open []net.Conn
-	repairs := func() float64 {
-		n, _ := s.value("usher_portal_repairs_total")
-		return n
-	}
+	repairs := func() (float64, error) { return s.value("usher_portal_repairs_total") }
 	log := filepath.Join(s.dir, "access.log")
 	return []fault{
 		{"an endpoint refuses", []string{"UsherEndpointsInQuarantine"}, func() { s.backends[1].Close() }, func() { s.listen(1) }},
@@ -302,25 +300,40 @@ func (s *scene) faults() []fault {
 		}},
 		{"rules are flushed again and again", []string{"UsherPortalIsBeingChanged"}, func() {
 			for range 4 {
-				before := repairs()
+				var before float64
+				Eventually(func() (err error) {
+					before, err = repairs()
+					return err
+				}).WithTimeout(patience).Should(Succeed()) // there is none in the second after a scrape that was late
 				s.Node.Output("sh", "-c", "iptables -t nat -F PREROUTING")
 				Eventually(repairs).WithTimeout(patience).Should(BeNumerically(">", before))
 			}
 		}, nothing},
 		{"the disk is full", []string{"UsherAccessLogLosesLines"}, func() {
 			Expect(os.Rename(log, log+".1")).To(Succeed())
-			Expect(os.Symlink("/dev/full", log)).To(Succeed())
+			Expect(os.Symlink("/dev/full", log+".full")).To(Succeed())
+			Expect(os.Rename(log+".full", log)).To(Succeed()) // usher may have made a new one by now
 		}, func() { Expect(os.Remove(log)).To(Succeed()) }},
 		{"the kernel takes no rules", []string{"UsherPortalFails", "UsherSyncIsLate"}, func() {
 			s.write("broken", "")
 			s.write("manifests/more.yaml", fmt.Sprintf(service, "more", "10.96.0.13", 80, "TCP", "", 8080, lab.Pod(1), lab.Pod(2)))
 		}, func() { Expect(os.Remove(s.broken)).To(Succeed()) }},
 		{"descriptors run out", []string{"UsherNearConnectionLimit"}, func() {
-			limit, err := s.value("usher_connections_limit")
-			Expect(err).NotTo(HaveOccurred())
+			var limit float64
+			Eventually(func() (err error) {
+				limit, err = s.value("usher_connections_limit")
+				return err
+			}).WithTimeout(patience).Should(Succeed())
 			Expect(limit).To(BeNumerically("<", 512))
-			for i := range int(limit*0.91) + 1 { // more than the alert's 0.9; the last sixteenth is for other ports than this one
-				c, err := s.pod.Dial(lab.Pod(20+i%50).String(), web, 3*time.Second)
+			Eventually(func() error {
+				c, err := s.pod.Dial("", more, 3*time.Second)
+				if err == nil {
+					c.Close()
+				}
+				return err
+			}).WithTimeout(patience).Should(Succeed(), "the Service that came while the kernel took no rules")
+			for i := range int(limit*0.95) + 1 { // to two ports, since none has more than half when little is left
+				c, err := s.pod.Dial(lab.Pod(20+i%50).String(), []string{web, more}[i%2], 3*time.Second)
 				Expect(err).NotTo(HaveOccurred())
 				open = append(open, c)
 			}

