@@ -50,7 +50,7 @@ func request(d *lab.Dialer, vip string) (netip.AddrPort, error) {
 var _ = Describe("what went wrong an hour ago", func() {
 	// Many good connections stand for the hour: what the trace has of an hour at a thousand connections
 	// a second is the last of four thousand steps, and so it is of these.
-	const hour, clients = 5000, 20
+	const hour, calm, crowd = 5000, 4, 20 // connections, and clients: the more, the slower each
 	var (
 		l   *lab.Lab
 		pod *lab.Dialer
@@ -58,7 +58,7 @@ var _ = Describe("what went wrong an hour ago", func() {
 	)
 	BeforeEach(func() {
 		l = lab.New()
-		pod = l.Pods.NewDialer(clients)
+		pod = l.Pods.NewDialer(crowd)
 		web = service{name: "web", clusterIP: clusterIP, port: 80}
 	})
 	start := func(args ...string) *usher {
@@ -67,9 +67,8 @@ var _ = Describe("what went wrong an hour ago", func() {
 		web.write(dir)
 		return startUsher(l.Node, dir, append([]string{"--portal=address", "--trace"}, args...)...)
 	}
-	// load makes many connections at the same time, until as many were answered as given, and returns how many
-	// were not.
-	load := func(answered int64) (failed int64) {
+	// load has so many clients make connections until as many were answered as given, and returns how many were not.
+	load := func(clients int, answered int64) (failed int64) {
 		GinkgoHelper()
 		var good, bad atomic.Int64
 		var all sync.WaitGroup
@@ -116,11 +115,11 @@ var _ = Describe("what went wrong an hour ago", func() {
 		u := start()
 		l.Pods.Output("nft", "add table ip silent; add chain ip silent in { type filter hook input priority 0; };"+
 			fmt.Sprintf("add rule ip silent in tcp dport 8080 ip daddr %s drop", lab.Pod(2)))
-		Expect(load(100)).To(BeZero(), "each found another endpoint")
+		Expect(load(crowd, 100)).To(BeZero(), "each found another endpoint")
 		Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine.*no answer`))
 		l.Pods.Output("nft", "delete table ip silent")
 		Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again`))
-		Expect(load(hour)).To(BeZero())
+		Expect(load(calm, hour)).To(BeZero())
 
 		first := command("get", "services", "-o", "wide")
 		Expect(first).To(MatchRegexp(`NAME +STATE .* RETRIES +FAILED +CONNECT +FIRST BYTE`))
@@ -142,9 +141,9 @@ var _ = Describe("what went wrong an hour ago", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr, startResetting(l.Pods, lab.Pod(2), &resets), startBackend(l.Pods, lab.Pod(3), 8080).addr}
 		start()
 		resets.Store(true)
-		Expect(load(100)).To(BeNumerically(">", 30), "a third")
+		Expect(load(crowd, 100)).To(BeNumerically(">", 30), "a third")
 		resets.Store(false)
-		Expect(load(hour)).To(BeZero())
+		Expect(load(calm, hour)).To(BeZero())
 
 		Expect(command("get", "services", "-o", "wide")).To(MatchRegexp(`web +ok .* 0 +[1-9]\d+ +\d[\d.]*/\d[\d.]* ms `), "none was retried, and some failed")
 
@@ -155,7 +154,7 @@ var _ = Describe("what went wrong an hour ago", func() {
 		third := command("get", "connections", "web", "--outcome", "failed", "--last", "1h", "-o", "wide")
 		for line := range strings.Lines(third) {
 			if strings.Contains(line, "web:main") {
-				Expect(line).To(MatchRegexp(` 10\.244\.0\.12:8080 +- +endpoint-reset .* failed +\d\d:\d\d:\d\d\.\d+ +connection reset by peer`))
+				Expect(line).To(MatchRegexp(` 10\.244\.0\.12:8080 +- +endpoint-reset .* (?:slow,)?failed +\d\d:\d\d:\d\d\.\d+ +connection reset by peer`))
 			}
 		}
 		Expect(strings.Count(third, "endpoint-reset")).To(BeNumerically(">", 30))
@@ -199,14 +198,14 @@ var _ = Describe("what went wrong an hour ago", func() {
 			_, _ = request(pod, web.vip()) // it may be reset
 			return u.Out
 		}
-		for _, length := range []string{"1.0", "2.0", "4.0"} {
+		for _, length := range []string{"1.0", "2.0", "4.0", "8.0"} {
 			Eventually(asked).WithTimeout(20 * time.Second).WithPolling(time.Millisecond).
 				Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine, first probe in ` + regexp.QuoteMeta(length) + ` s: it broke 4 of its last 4 connections`))
 		}
-		Expect(command("get", "endpoints", "web")).To(MatchRegexp(`10\.244\.0\.12:8080 +- +quarantined .* probe in \ds: it broke 4 of its last 4 connections`))
 		for range 20 {
 			Expect(request(pod, web.vip())).To(Equal(good), "as long as it is in quarantine")
 		}
+		Expect(command("get", "endpoints", "web")).To(MatchRegexp(`10\.244\.0\.12:8080 +- +quarantined .* probe in \ds: it broke 4 of its last 4 connections`))
 		resets.Store(false)
 		Eventually(asked).WithTimeout(20 * time.Second).WithPolling(time.Millisecond).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again, to a probe`))
 		for range 40 {

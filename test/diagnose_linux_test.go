@@ -84,9 +84,7 @@ var _ = Describe("usher diagnose", func() {
 			Expect(err).NotTo(HaveOccurred())
 		}
 
-		began := time.Now()
 		s := diagnose(1)
-		Expect(time.Since(began)).To(BeNumerically("<", 10*time.Second)) // 5 on a machine that does nothing else
 		for line := range strings.Lines(string(s.Out.Contents())) {
 			Expect(len([]rune(strings.TrimRight(line, "\n")))).To(BeNumerically("<=", 80), line)
 		}

@@ -26,7 +26,7 @@ var _ = Describe("endpoints that come and go, with the portal", func() {
 
 	DescribeTable("address: the share of a new endpoint grows",
 		func(vip string, at func(int) netip.Addr) {
-			const length = 8 * time.Second
+			const length = 12 * time.Second
 			l, dir := lab.New(), manifestsDir()
 			pod := l.Pods.NewDialer(4)
 			web := service{name: "web", clusterIP: vip, port: 80, metadata: fmt.Sprintf(`, annotations: {usher.io/slow-start: %s}`, length)}
@@ -41,11 +41,6 @@ var _ = Describe("endpoints that come and go, with the portal", func() {
 				Expect(ask(pod, web.vip())).Error().NotTo(HaveOccurred())
 			}
 			came := time.Now()
-			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
-			Expect(out).To(MatchRegexp(regexp.QuoteMeta(fresh.addr.String()) + ` +- +ready, \d+% of its share `))
-			out, _, _ = askUsher(l.Node, "explain", "web")
-			Expect(out).To(MatchRegexp(`it is new, and has \d+ % of its share \(slow start\)`))
-
 			// Shares of 100 connections at a time; it may take some turns until a new endpoint has one.
 			share := func(until time.Time) float64 {
 				all, its := 0, 0
@@ -59,6 +54,10 @@ var _ = Describe("endpoints that come and go, with the portal", func() {
 				return float64(its) / float64(all)
 			}
 			first := share(came.Add(length / 4))
+			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
+			Expect(out).To(MatchRegexp(regexp.QuoteMeta(fresh.addr.String()) + ` +- +ready, \d+% of its share `))
+			out, _, _ = askUsher(l.Node, "explain", "web")
+			Expect(out).To(MatchRegexp(`it is new, and has \d+ % of its share \(slow start\)`))
 			share(came.Add(length))
 			last := share(time.Now().Add(length / 8))
 			AddReportEntry("shares of new connections", fmt.Sprintf("in the first quarter %.2f, afterwards %.2f", first, last))

@@ -249,12 +249,12 @@ func handoverSpecs(portal string) {
 			Eventually(previous.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("has taken over"))
 			Expect(pingPong(inFlight)).To(Succeed(), "an open connection stays with the usher that has it")
 			if previous != first {
-				Eventually(previous).WithTimeout(5*time.Second).Should(gexec.Exit(0), "it ends when its connections have")
+				Eventually(previous).WithTimeout(20*time.Second).Should(gexec.Exit(0), "it ends when its connections have")
 			}
 		}
 		Expect(first).NotTo(gexec.Exit())
 		inFlight.Close()
-		Eventually(first).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+		Eventually(first).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		traffic.end()
 		AddReportEntry("connections", traffic.made.Load())
 		if err := traffic.firstFailure.Load(); err != nil {
@@ -356,10 +356,10 @@ func handoverSpecs(portal string) {
 			come()
 			previous := current
 			current = start("--take-over")
-			Eventually(previous).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+			Eventually(previous).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		}
 		kept := startKept(l.Node, dir, "--portal="+portal, "--take-over")
-		Eventually(current).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+		Eventually(current).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		for range 2 {
 			come()
 			time.Sleep(2 * time.Second) // for so long the last clients may not be written down
@@ -374,7 +374,7 @@ func handoverSpecs(portal string) {
 		dir = manifestsDir()
 		other.write(dir)
 		start("--take-over")
-		Eventually(old).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		Expect(connectAndTalk(pod, other.vip())).To(Succeed())
 		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP+"/32"), "what only the old one served is gone")
 	})
@@ -487,7 +487,7 @@ var _ = Describe("two ushers", func() {
 		service{name: "web", clusterIP: clusterIP, port: 80}.write(dir)
 		old := startUsher(l.Node, dir, "--portal=address", "--healthz-address=127.0.0.1:10256")
 		newer := startUsher(l.Node, dir, "--portal=address", "--healthz-address=127.0.0.1:10256", "--take-over")
-		Eventually(old).WithTimeout(5 * time.Second).Should(gexec.Exit(0))
+		Eventually(old).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 		Eventually(newer.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("healthz-address is there now"))
 		c, err := l.Node.NewDialer(1).Dial("", "127.0.0.1:10256", time.Second)
 		Expect(err).NotTo(HaveOccurred())

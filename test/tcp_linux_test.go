@@ -150,28 +150,25 @@ func tcpSpecs(portal string) {
 
 	It("loses no connection to one endpoint that refuses and one that is silent, and soon they cost nothing", func() {
 		good := startBackend(l.Pods, lab.Pod(1), 8080)
-		measure := func() time.Duration {
-			var took []time.Duration
-			for range 200 {
-				started := time.Now()
-				Expect(ask(pod, web.vip())).To(Equal(good.addr))
-				took = append(took, time.Since(started))
-			}
-			slices.Sort(took)
-			return took[len(took)/2]
-		}
-		web.endpoints = []netip.AddrPort{good.addr}
-		start()
-		alone := measure()
-
-		web.endpoints = []netip.AddrPort{good.addr, address(2, 8080), netip.MustParseAddrPort(lab.BlackHole + ":8080")}
-		web.write(dir)
-		Eventually(func() bool { // until the change is live
+		takes := func(s service) time.Duration {
+			GinkgoHelper()
 			started := time.Now()
-			Expect(ask(pod, web.vip())).To(Equal(good.addr))
-			return time.Since(started) > 200*time.Millisecond
-		}).WithTimeout(5 * time.Second).Should(BeTrue())
-		together := measure()
+			Expect(ask(pod, s.vip())).To(Equal(good.addr))
+			return time.Since(started)
+		}
+		plain := service{name: "plain", clusterIP: "10.96.0.20", port: 80, endpoints: []netip.AddrPort{good.addr}}
+		plain.write(dir)
+		web.endpoints = []netip.AddrPort{good.addr, address(2, 8080), netip.MustParseAddrPort(lab.BlackHole + ":8080")}
+		start()
+		for takes(web) < 200*time.Millisecond { // until one has waited for the silent one
+		}
+		var one, three []time.Duration
+		for range 200 { // in turn, so that both meet the same machine
+			one, three = append(one, takes(plain)), append(three, takes(web))
+		}
+		slices.Sort(one)
+		slices.Sort(three)
+		alone, together := one[len(one)/2], three[len(three)/2]
 		AddReportEntry("median", fmt.Sprintf("good endpoint alone %s, with two bad ones %s", alone, together))
 		Expect(together).To(BeNumerically("<", 2*alone+time.Millisecond))
 	})
@@ -179,7 +176,7 @@ func tcpSpecs(portal string) {
 	It("lets no connection wait for another's attempts", func() {
 		good := startBackend(l.Pods, lab.Pod(1), 8080)
 		web.endpoints = []netip.AddrPort{good.addr, netip.MustParseAddrPort(lab.BlackHole + ":8080")}
-		start("--quarantine=0s") // so that every second connection meets the silent one
+		start("--quarantine=0s", "--dial-timeouts=2s,2s") // so that every second connection meets the silent one
 		var wg sync.WaitGroup
 		var mu sync.Mutex
 		var quick, slow int
@@ -190,7 +187,7 @@ func tcpSpecs(portal string) {
 				Expect(ask(pod, web.vip())).To(Equal(good.addr))
 				mu.Lock()
 				defer mu.Unlock()
-				if time.Since(started) < 200*time.Millisecond {
+				if time.Since(started) < time.Second {
 					quick++
 				} else {
 					slow++
@@ -211,7 +208,7 @@ func tcpSpecs(portal string) {
 			startBackend(l.Pods, lab.Pod(1), 8080)
 		})
 		Expect(ask(pod, web.vip())).To(Equal(web.endpoints[0]))
-		Expect(time.Since(began)).To(BeNumerically("~", 3*time.Second, 1100*time.Millisecond))
+		Expect(time.Since(began)).To(And(BeNumerically(">=", 2*time.Second), BeNumerically("<", 6*time.Second)), "the attempt after that is made at 3.75 s")
 	})
 
 	It("resets the client when every attempt failed", func() {
@@ -228,7 +225,7 @@ func tcpSpecs(portal string) {
 		for _, client := range []*lab.Dialer{pod, node} {
 			began := time.Now()
 			Expect(ask(client, web.vip())).Error().To(refused)
-			Expect(time.Since(began)).To(BeNumerically("<", 100*time.Millisecond))
+			Expect(time.Since(began)).To(BeNumerically("<", time.Second), "a SYN that is not answered is sent again after a second")
 		}
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
 		web.write(u.manifests)
@@ -507,7 +504,7 @@ func tcpSpecs(portal string) {
 		for _, c := range open {
 			c.Close()
 		}
-		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(500 * time.Millisecond).Should(Succeed())
+		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(5 * time.Second).Should(Succeed())
 		for range 50 {
 			Expect(ask(pod, web.vip())).To(Equal(good.addr))
 		}
@@ -553,7 +550,7 @@ func tcpSpecs(portal string) {
 
 	It("lets connections end when it is stopped, and resets those that do not", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
-		u := start("--drain-timeout=3s")
+		u := start("--drain-timeout=10s")
 		ends, err := pod.Dial("", web.vip(), time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(readName(ends)).Error().NotTo(HaveOccurred())
@@ -563,14 +560,14 @@ func tcpSpecs(portal string) {
 
 		u.Terminate()
 		Eventually(u.Err).Should(gbytes.Say("Stopping"))
-		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).Should(refused)
+		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(5 * time.Second).Should(refused)
 		Expect(ends.Write([]byte("still here"))).Error().NotTo(HaveOccurred())
 		Expect(ends.CloseWrite()).To(Succeed())
 		Expect(io.ReadAll(ends)).To(Equal([]byte("still here")))
 
-		Expect(stays.SetReadDeadline(time.Now().Add(10 * time.Second))).To(Succeed())
+		Expect(stays.SetReadDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
 		Expect(stays.Read(make([]byte, 1))).Error().To(reset)
-		Eventually(u.Err).Should(gbytes.Say("had not ended were reset"))
+		Eventually(u.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("had not ended were reset"))
 	})
 }
 
