@@ -276,23 +276,48 @@ var _ = Describe("portal address", func() {
 	})
 
 	It("is fast with 10,000 VIPs", Label("slow"), func() {
-		p := n.Open(Mode, portal.Options{})
-		var rules []portal.Rule
-		for i := range 10000 {
-			rules = append(rules, Redirect(To(portal.TCP, netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)}), 80), 80))
+		const added = "one added"
+		steps := [...]string{"first apply", "check", added, "remove"}
+		redirect := func(i int) portal.Rule {
+			return Redirect(To(portal.TCP, netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)}), 80), 80)
 		}
-		measure := func(what string, most time.Duration, f func()) {
+		// took returns how long each of the steps takes with so many VIPs.
+		took := func(count int) (times [len(steps)]time.Duration) {
 			GinkgoHelper()
-			began := time.Now()
-			f()
-			AddReportEntry(fmt.Sprintf("address, 10,000 VIPs: %s: %v", what, time.Since(began).Round(10*time.Microsecond)))
-			Expect(time.Since(began)).To(BeNumerically("<", most), what)
+			p := n.Open(Mode, portal.Options{})
+			var rules []portal.Rule
+			for i := range count {
+				rules = append(rules, redirect(i))
+			}
+			measure := func(f func()) time.Duration {
+				began := time.Now()
+				f()
+				return time.Since(began)
+			}
+			times[0] = measure(func() { n.Apply(p, rules, nil) })
+			times[1] = measure(func() { Expect(n.Check(p)).To(BeZero()) })
+			times[2] = time.Hour
+			for i := range 5 { // the machine may have been busy with something else
+				times[2] = min(times[2], measure(func() { n.Apply(p, []portal.Rule{redirect(count + i)}, nil) }))
+			}
+			times[3] = measure(func() { n.Remove(p) })
+			Expect(strings.TrimSpace(ours())).To(BeEmpty())
+			return times
 		}
-		measure("first apply", 6*time.Second, func() { n.Apply(p, rules, nil) })
-		measure("check", 3*time.Second, func() { Expect(n.Check(p)).To(BeZero()) })
-		measure("one added", 100*time.Millisecond, func() { n.Apply(p, []portal.Rule{Redirect(Web4, 80)}, nil) })
-		measure("remove", 6*time.Second, func() { n.Remove(p) })
-		Expect(strings.TrimSpace(ours())).To(BeEmpty())
+		few := took(1000)
+		for range 2 {
+			for step, t := range took(1000) {
+				few[step] = min(few[step], t)
+			}
+		}
+		for step, t := range took(10000) {
+			AddReportEntry(fmt.Sprintf("address, 10,000 VIPs: %s: %v", steps[step], t.Round(10*time.Microsecond)))
+			most := 40*few[step] + time.Second // it grows as the VIPs do
+			if steps[step] == added {
+				most = 100 * time.Millisecond // however many there are
+			}
+			Expect(t).To(BeNumerically("<", most), steps[step])
+		}
 	})
 })
 

@@ -19,6 +19,17 @@ var _ = Describe("watching a portal", func() {
 	BeforeEach(func() { n = NewNet() })
 
 	const tellsNothing = 500 * time.Millisecond
+	// count returns how often it is told until it is not any more.
+	count := func(told <-chan struct{}) (times int) {
+		for {
+			select {
+			case <-told:
+				times++
+			case <-time.After(tellsNothing):
+				return times
+			}
+		}
+	}
 
 	for _, kind := range []struct {
 		name              string
@@ -63,7 +74,8 @@ var _ = Describe("watching a portal", func() {
 			for _, damage := range kind.damages {
 				By(damage)
 				n.Node.Sh(damage)
-				Eventually(told, time.Second).Should(Receive())
+				Eventually(told, 10*time.Second).Should(Receive())
+				count(told) // on a busy machine one damage may be told in parts
 				Expect(n.Check(p)).To(BeNumerically(">", 0))
 				if kind.variant != "legacy" {
 					Expect(n.Pod.Ask(Web4)).To(HavePrefix("web"))
@@ -80,7 +92,7 @@ var _ = Describe("watching a portal", func() {
 		told := n.Watch(p)
 		n.Publish(p, "web", WebNode4)
 		n.Node.Sh("ip addr add 10.77.0.1/32 dev lo")
-		Eventually(told, time.Second).Should(Receive())
+		Eventually(told, 10*time.Second).Should(Receive())
 	})
 
 	It("tells now and then while others change things all the time", func() {
@@ -88,15 +100,6 @@ var _ = Describe("watching a portal", func() {
 		n.Publish(p, "web", Web4)
 		told := n.Watch(p)
 		n.Node.Sh("for i in $(seq 150); do nft add element ip usher portals { 10.0.0.$i . tcp . 80 : 1 }; done")
-		count := 0
-		for done := false; !done; {
-			select {
-			case <-told:
-				count++
-			case <-time.After(tellsNothing):
-				done = true
-			}
-		}
-		Expect(count).To(And(BeNumerically(">=", 1), BeNumerically("<=", 10)))
+		Expect(count(told)).To(And(BeNumerically(">=", 1), BeNumerically("<=", 10)))
 	})
 })
