@@ -156,12 +156,12 @@ var _ = Describe("what changes while something else does", func() {
 	})
 
 	It("is not believed half when it is time to confirm that another is gone", func() {
-		r := run([]string{dir}, patient(2*time.Second, 100*time.Millisecond))
+		r := run([]string{dir}, patient(4*time.Second, time.Second))
 		Expect(os.Remove(a)).To(Succeed())
 		write(b, service("two", "10.96.0.22"))
 		r.becomes("one", "10.96.0.1", "two", "10.96.0.22") // the removal has been seen
 		f := begin(b, service("three", "10.96.0.3"))
-		r.nothing(300 * time.Millisecond)
+		r.nothing(1300 * time.Millisecond)
 		finish(f, service("two", "10.96.0.23"))
 		r.becomes("two", "10.96.0.23", "three", "10.96.0.3")
 		Expect(r.gone).To(Equal([]string{"one"}))

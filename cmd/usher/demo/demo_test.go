@@ -96,7 +96,8 @@ var _ = Describe("the demo", func() {
 		}
 		breakIt("web-1", api.DemoReset)
 		_, err := ask("web-1")
-		Expect(err).To(Or(MatchError(syscall.ECONNRESET), MatchError(ContainSubstring("EOF"))))
+		// It may be told of the reset while it writes, or find its connection closed.
+		Expect(err).To(Or(MatchError(syscall.ECONNRESET), MatchError(syscall.EPIPE), MatchError(net.ErrClosed), MatchError(ContainSubstring("EOF"))))
 
 		status, text := post(api.DemoMendPath, `{"all": true}`, api.DemoHeader)
 		Expect(status).To(Equal(http.StatusOK), text)
@@ -154,7 +155,7 @@ var _ = Describe("the demo", func() {
 			_, err := askUDP(ctx, address("echo-1"))
 			return err
 		}
-		Expect(short()).To(Succeed())
+		Expect(ask("echo-1")).To(Equal("echo-1: hello"))
 		Expect(short()).To(MatchError(os.ErrDeadlineExceeded))
 
 		breakIt("web-1", "flaky=50%")
