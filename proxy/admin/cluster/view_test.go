@@ -160,6 +160,7 @@ func TestFiveHundredNodesWithFiveThousandEndpoints(t *testing.T) {
 	}
 	server := httptest.NewServer(m)
 	defer server.Close()
+	const patience = 10 * time.Minute // with this machine
 	var all []Node
 	for i := range nodes {
 		name := fmt.Sprintf("node-%d", i)
@@ -168,10 +169,11 @@ func TestFiveHundredNodesWithFiveThousandEndpoints(t *testing.T) {
 		})
 		g.Expect(err).NotTo(HaveOccurred())
 		defer c.Close()
+		c.Timeout = patience
 		all = append(all, Node{name, c})
 	}
 	v := NewView(func(context.Context) ([]Node, error) { return all, nil })
-	v.patience = time.Minute // with this machine
+	v.patience = patience
 	defer v.Close()
 
 	services, err := v.Services(t.Context(), "")
