@@ -79,7 +79,7 @@ var _ = Describe("a Proxy that chooses by how many connections endpoints have", 
 	})
 
 	It("counts no attempt that failed, and no connection that has ended", func() {
-		to := serve(config.TCP, 250*time.Millisecond, nobody(), alive(), nobody(), alive())
+		to := serve(config.TCP, time.Minute, nobody(), alive(), nobody(), alive())
 		var open []net.Conn
 		for range 30 {
 			open = append(open, connect(to))
@@ -91,7 +91,7 @@ var _ = Describe("a Proxy that chooses by how many connections endpoints have", 
 			return sum
 		}
 		Eventually(func() int64 { return p.Stats().Established }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(30))
-		Eventually(total).Should(BeEquivalentTo(30))
+		Eventually(total).WithTimeout(10 * time.Second).Should(BeEquivalentTo(30))
 		for _, c := range open {
 			c.Close()
 		}

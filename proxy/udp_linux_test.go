@@ -43,7 +43,7 @@ func serveUDP(t testing.TB) (*proxy.Proxy, *net.UDPConn) {
 	client, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(p.Status()[0].Listeners[0]))
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { client.Close() })
-	g.Expect(client.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
+	g.Expect(client.SetDeadline(time.Now().Add(10 * time.Minute))).To(Succeed())
 	return p, client
 }
 

@@ -76,10 +76,12 @@ var _ = Describe("a pair whose endpoint is no socket", func() {
 		ended := make(chan forward.Result, 1)
 		failed := make(chan struct{})
 		forward.Copy(nearClient, opaque{nearEndpoint, failed}, forward.Limits{}, forward.Done(func(r forward.Result) { ended <- r }))
-		for block := make([]byte, 1<<20); ; {
+		block := make([]byte, 1<<20)
+		for full := 0; full < 2; { // as in fill
 			Expect(endpoint.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
-			if _, err := endpoint.Write(block); err != nil {
-				break
+			n, _ := endpoint.Write(block)
+			if full++; n > 0 {
+				full = 0
 			}
 		}
 		close(failed)
@@ -140,17 +142,25 @@ func (p *pair) write(c net.Conn, s string) {
 	p.Expect(err).NotTo(HaveOccurred())
 }
 
+// moved returns how many bytes the pair has moved.
+func (p *pair) moved() int64 { a, b := p.flow.Bytes(); return a + b }
+
 // fill writes to c until neither c nor the pair takes any more, and returns how much
-// that was.
+// that was. It sees that twice in a row: once, a busy machine may only have stopped the pair.
 func (p *pair) fill(c *net.TCPConn) (sent int) {
 	GinkgoHelper()
 	chunk := make([]byte, 1<<20)
-	p.Eventually(func() error {
+	full := 0
+	p.Eventually(func() int {
+		before := p.moved()
 		p.Expect(c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
-		n, err := c.Write(chunk)
+		n, _ := c.Write(chunk)
 		sent += n
-		return err
-	}).WithTimeout(20 * time.Second).Should(HaveOccurred())
+		if full++; n > 0 || p.moved() > before {
+			full = 0
+		}
+		return full
+	}).WithTimeout(20 * time.Second).Should(Equal(2))
 	return sent
 }
 
@@ -158,13 +168,13 @@ func (p *pair) fill(c *net.TCPConn) (sent int) {
 // was. A FIN still gets through to the pair.
 func (p *pair) block(c *net.TCPConn) (sent int64) {
 	GinkgoHelper()
-	moved := func() int64 { a, b := p.flow.Bytes(); return a + b }
-	for before := moved(); ; {
+	for before := p.moved(); ; {
 		n, err := c.Write(make([]byte, 64<<10))
 		p.Expect(err).NotTo(HaveOccurred())
 		sent += int64(n)
-		for began := time.Now(); moved() < before+sent; time.Sleep(time.Millisecond) {
-			if time.Since(began) > 300*time.Millisecond {
+		// Looks are counted, and not time, in which a busy machine may have stopped both.
+		for looks := 0; p.moved() < before+sent; time.Sleep(time.Millisecond) {
+			if looks++; looks > 500 {
 				return sent
 			}
 		}
@@ -583,14 +593,7 @@ func specifySlow(movers []mover) {
 
 	It("is not retired while a peer has yet to take what was written", func() {
 		each(forward.Limits{}, 1, func(p *pair, _ int) {
-			sent := 0
-			for block := make([]byte, 64<<10); ; {
-				p.Expect(p.endpoint.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))).To(Succeed())
-				n, err := p.endpoint.Write(block)
-				if sent += n; err != nil {
-					break
-				}
-			}
+			sent := p.fill(p.endpoint)
 			p.flow.Retire(time.Now().Add(time.Hour))
 			p.Consistently(p.ended).WithTimeout(time.Second).ShouldNot(Receive())
 			p.read(p.client, sent)

@@ -303,15 +303,18 @@ var _ = Describe("the proxy for SOCKS and HTTP", func() {
 		})
 
 		It("says how it is with what cannot be reached", func() {
-			broken := lab.Backend(func(c net.Conn) { _ = c.(*net.TCPConn).SetLinger(0) })
+			broken := lab.Backend(func(c net.Conn) {
+				_, _ = c.Read(make([]byte, 4096)) // who asks has written, and is told of the reset when it reads
+				_ = c.(*net.TCPConn).SetLinger(0)
+			})
 			p.Apply([]config.Service{service("default", "empty", "10.96.0.12"), service("default", "broken", "10.96.0.13", broken)})
 			for host, want := range map[string]string{
-				"empty":               "503 usher: HOST: the Service has no such port, or no endpoints for it",
-				"empty:81":            "503 usher: HOST: the Service has no such port, or no endpoints for it",
-				"nobody.default.svc":  "502 usher: HOST: there is no such Service",
-				closed().String():     "502 usher: HOST: connection refused",
-				"broken":              "502 usher: HOST: connection reset by peer; of a Service: every attempt failed, or its endpoint broke off",
-				"nobody.invalid:8080": "502 usher: HOST: ",
+				"empty":              "503 usher: HOST: the Service has no such port, or no endpoints for it",
+				"empty:81":           "503 usher: HOST: the Service has no such port, or no endpoints for it",
+				"nobody.default.svc": "502 usher: HOST: there is no such Service",
+				closed().String():    "502 usher: HOST: connection refused",
+				"broken":             "502 usher: HOST: connection reset by peer; of a Service: every attempt failed, or its endpoint broke off",
+				fmt.Sprint("localhost:", closed().Port()): "502 usher: HOST: connection refused",
 			} {
 				status, answer := get("http://" + host + "/")
 				Expect(fmt.Sprint(status, " ", answer)).To(HavePrefix(strings.ReplaceAll(want, "HOST", host)))
