@@ -9,6 +9,7 @@ emulator=$(command -v qemu-aarch64-static || command -v qemu-aarch64) || {
 }
 [ "$(go env GOARCH)" != arm64 ] || exit 0 # the other suites do it
 export CGO_ENABLED=0 GOARCH=arm64
+export GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=60s # emulated, and beside others
 go test -count=1 -exec "$emulator" ./affinity ./config/translate ./portal/iptables ./portal/nftables ./portal/redirect ./proxy ./proxy/balance ./proxy/forward ./proxy/proxyproto ./proxy/search
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

@@ -29,7 +29,7 @@ var _ = Describe("test/install.sh", func() {
 		out, err := cmd.CombinedOutput()
 		Expect(err).NotTo(HaveOccurred(), "%s", out)
 		Expect(string(out)).To(HaveSuffix("note: not installed: usher-refused\n"))
-		const install = "install -y -qq --no-install-recommends --no-remove "
+		const install = "-o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends --no-remove "
 		Expect(os.ReadFile(filepath.Join(dir, "apt-get.log"))).To(BeEquivalentTo(
 			"update -qq\n" + install + "usher-a usher-refused\n" + install + "usher-a\n" + install + "usher-refused\n"))
 	})

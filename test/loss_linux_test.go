@@ -51,8 +51,8 @@ var _ = Describe("on a link that loses 5 % of all packets each way", func() {
 	}
 })
 
-// exchanges makes connections for so long, sixteen at once, each with a few bytes to and
-// fro, and returns how long each took, sorted.
+// exchanges makes connections for so long, and on a busy machine until there are five hundred,
+// sixteen at once, each with a few bytes to and fro, and returns how long each took, sorted.
 func exchanges(d *lab.Dialer, to string, lasting time.Duration) (took []time.Duration) {
 	GinkgoHelper()
 	end := time.Now().Add(lasting)
@@ -61,7 +61,7 @@ func exchanges(d *lab.Dialer, to string, lasting time.Duration) (took []time.Dur
 	var clients sync.WaitGroup
 	for range 16 {
 		clients.Go(func() {
-			for time.Now().Before(end) {
+			for made := 0; made < 500/16 || time.Now().Before(end); made++ {
 				began := time.Now()
 				err := exchangeOnce(d, to)
 				mu.Lock()

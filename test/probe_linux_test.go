@@ -107,7 +107,7 @@ var _ = Describe("endpoints that are probed because their Service asks for it", 
 				Expect(asked()).To(Equal(one))
 				Expect(bad.clients.Load()).To(Equal(before))
 				out, _, _ := askUsher(l.Node, "get", "endpoints", "db")
-				Expect(out).To(MatchRegexp(`quarantined .* probe in \ds: \d probes failed: HTTP status 503`))
+				Expect(out).To(MatchRegexp(`quarantined .* probe (?:in \ds|now): \d+ probes failed: HTTP status 503`))
 
 				bad.status.Store(http.StatusNoContent)
 				Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`endpoint .*:8080 is well again, as its probes say`))

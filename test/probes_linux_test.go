@@ -67,7 +67,7 @@ var _ = Describe("endpoints that fail", func() {
 				Expect(err).NotTo(HaveOccurred())
 				seen[endpoint] = true
 				return seen
-			}).WithTimeout(6 * time.Second).WithPolling(time.Millisecond).Should(HaveLen(10))
+			}).WithTimeout(20 * time.Second).WithPolling(time.Millisecond).Should(HaveLen(10))
 			AddReportEntry("all ten have clients again", time.Since(began).String())
 			Expect(string(u.Out.Contents())).NotTo(ContainSubstring("probe after quarantine"), "no client found out")
 		},

@@ -204,7 +204,7 @@ func proxyProtocolSpecs(portal string) {
 			}).WithTimeout(20 * time.Second).Should(Succeed())
 			_, what := learned(c, nil)
 			Expect(what).To(Equal(words(localOf(c), node)), at)
-			Eventually(u.Out).WithTimeout(5 * time.Second).Should(gbytes.Say("accepted .*%s → .*, through the load balancer at .*%s", localOf(c).String()[1:], balancer.Addr().String()[1:]))
+			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("accepted .*%s → .*, through the load balancer at .*%s", localOf(c).String()[1:], balancer.Addr().String()[1:]))
 		}
 	})
 
@@ -226,7 +226,7 @@ func proxyProtocolSpecs(portal string) {
 		}
 		// name is what the endpoint says first, to who begins with first.
 		name := func(from, to string, first []byte) (netip.AddrPort, error) {
-			c, err := outside.Dial(from, to, time.Second)
+			c, err := outside.Dial(from, to, 5*time.Second)
 			if err != nil {
 				return netip.AddrPort{}, err
 			}
@@ -253,13 +253,13 @@ func proxyProtocolSpecs(portal string) {
 			By("one that is not in the ranges, at " + to)
 			_, err := name("", to, header(otherBeyond4))
 			Expect(err).To(reset)
-			Eventually(u.Out).WithTimeout(5 * time.Second).Should(gbytes.Say("accepted 203.0.113.200:99 → "))
-			Eventually(u.Out).WithTimeout(5 * time.Second).Should(gbytes.Say("source-refused"))
+			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("accepted 203.0.113.200:99 → "))
+			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("source-refused"))
 
 			By("a balancer that says nothing of its client, at " + to)
 			_, err = name("", to, []byte("GET / HTTP/1.0\r\n\r\n"))
 			Expect(err).To(reset)
-			Eventually(u.Out).WithTimeout(5 * time.Second).Should(gbytes.Say("header-refused .*does not begin with a PROXY protocol header"))
+			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("header-refused .*does not begin with a PROXY protocol header"))
 
 			By("a client that comes itself, at " + to)
 			Expect(name(beyond4, to, nil)).Error().NotTo(HaveOccurred())
@@ -281,7 +281,7 @@ func proxyProtocolSpecs(portal string) {
 		Eventually(func() error {
 			_, err := name("", nodePort, []byte("?"))
 			return err
-		}).WithTimeout(5 * time.Second).Should(Succeed())
+		}).WithTimeout(20 * time.Second).Should(Succeed())
 	})
 
 	It("puts a header of version 2 in front of datagrams", func() {

@@ -250,12 +250,12 @@ var _ = Describe("under systemd, as its unit says,", func() {
 	}
 
 	It("a restart fails no connection", func() {
-		Eventually(s.stored).WithTimeout(5 * time.Second).Should(And(HaveKeyWithValue("lock", 1), HaveKeyWithValue("S1", BeNumerically(">=", 1)), HaveKeyWithValue("S2", BeNumerically(">=", 1))))
+		Eventually(s.stored).WithTimeout(20 * time.Second).Should(And(HaveKeyWithValue("lock", 1), HaveKeyWithValue("S1", BeNumerically(">=", 1)), HaveKeyWithValue("S2", BeNumerically(">=", 1))))
 		for range 3 {
 			flow(200)
 			s.restart()
 		}
-		Eventually(s.stored).WithTimeout(5*time.Second).Should(HaveLen(3), "the same as before")
+		Eventually(s.stored).WithTimeout(20*time.Second).Should(HaveLen(3), "the same as before")
 		ends()
 	})
 
@@ -278,7 +278,7 @@ var _ = Describe("under systemd, as its unit says,", func() {
 		Eventually(s.ended).WithTimeout(10 * time.Second).Should(Receive())
 		Expect(syscall.Kill(usher[0], syscall.SIGKILL)).To(Succeed()) // as systemd does with what is left
 		s.start()
-		flow(200)
+		flow(400)
 		traffic.end()
 		traffic = nil
 	})

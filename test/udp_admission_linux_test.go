@@ -90,7 +90,7 @@ func redirectedUDPSpecs(portal string) {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(exchange(direct, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded), c.to)
 			refused++
-			Expect(metric(node, `usher_udp_datagrams_dropped_total{reason="not-admitted"}`)).To(BeEquivalentTo(refused), c.to)
+			Eventually(func() float64 { return metric(node, `usher_udp_datagrams_dropped_total{reason="not-admitted"}`) }).WithTimeout(10*time.Second).Should(BeEquivalentTo(refused), c.to)
 			direct.Close()
 		}
 		Eventually(u.Out).Should(gbytes.Say("closed after .*: not-through-portal"))
@@ -169,7 +169,7 @@ func redirectedUDPSpecs(portal string) {
 		By("not listening anywhere else when all are taken")
 		other := service{name: "other", clusterIP: "10.96.0.11", port: 53, protocol: "UDP", endpoints: dns.endpoints}
 		other.write(dir)
-		Eventually(u.Err).WithTimeout(5 * time.Second).Should(gbytes.Say(`Service port is not served.*address already in use`))
+		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say(`Service port is not served.*address already in use`))
 		reaches(pod, first)
 	})
 
@@ -198,7 +198,7 @@ func redirectedUDPSpecs(portal string) {
 		Eventually(asked.latest).Should(Equal(first.addr.String()))
 
 		conditions(map[*countedEcho]string{first: terminating, second: ready})
-		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).WithTimeout(5*time.Second).
+		Eventually(func() (netip.AddrPort, error) { return askWho(pod, "", dns.vip()) }).WithTimeout(20*time.Second).
 			Should(Equal(second.addr), "new clients go to the one that is ready")
 		before := asked.answered.Load()
 		Eventually(asked.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+50))
@@ -207,7 +207,7 @@ func redirectedUDPSpecs(portal string) {
 
 		By("ending it where that one serves no more")
 		conditions(map[*countedEcho]string{first: gone, second: ready})
-		Eventually(asked.latest).WithTimeout(5 * time.Second).Should(Equal(second.addr.String()))
+		Eventually(asked.latest).WithTimeout(20 * time.Second).Should(Equal(second.addr.String()))
 		Eventually(u.Out).Should(gbytes.Say("closed after .*: endpoint-left"))
 
 		By("staying with one that is terminating where none is ready")
@@ -216,7 +216,7 @@ func redirectedUDPSpecs(portal string) {
 		Eventually(asked.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+50))
 		Expect(asked.latest()).To(Equal(second.addr.String()))
 		conditions(map[*countedEcho]string{first: gone, second: gone})
-		Eventually(u.Out).WithTimeout(2 * time.Second).Should(gbytes.Say("closed after .*: endpoint-left"))
-		Eventually(asked.unanswered.Load).WithTimeout(5 * time.Second).Should(BeNumerically(">", 5))
+		Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("closed after .*: endpoint-left"))
+		Eventually(asked.unanswered.Load).WithTimeout(20 * time.Second).Should(BeNumerically(">", 5))
 	})
 }

@@ -529,7 +529,7 @@ func metric(node *lab.Dialer, name string) float64 {
 func told(node *lab.Dialer, path string) string {
 	GinkgoHelper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
-		return node.Dial("", to, time.Second)
+		return node.Dial("", to, 10*time.Second) // a SYN may be lost, where a node is flooded
 	}}}
 	res, err := client.Get("http://127.0.0.1:10249" + path)
 	Expect(err).NotTo(HaveOccurred())
@@ -546,7 +546,7 @@ func startDNS(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
 		"--pid-file="+filepath.Join(GinkgoT().TempDir(), "pid"), "--bind-interfaces", "--except-interface=lo", "--listen-address="+addr.String(),
 		"--port=5300", "--cache-size=1000", "--address=/example.test/192.0.2.80")
 	session := launchServer(ns, cmd)
-	Eventually(session.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("started"))
+	Eventually(session.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("started"))
 	return netip.AddrPortFrom(addr, 5300)
 }
 

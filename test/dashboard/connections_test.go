@@ -25,11 +25,9 @@ var _ = Describe("a connection whose first endpoint refuses", func() {
 	It("is seen going on to the next endpoint", func() {
 		p := open(u.url)
 		eventually(func() []string { return p.texts(".box.endpoint b") }).Should(ConsistOf("web-0", "web-1"))
+		eval[any](p, watchDots)
 		retry()
-		eventually(func() int { return p.count(`.dot.bad[data-attempt="1"]`) }).Should(Equal(1), "the first attempt fails")
-		Expect(p.texts(`.box[data-mark="1 refused"] b`)).To(Equal([]string{"web-0"}))
-		eventually(func() int { return p.count(`.dot[data-attempt="2"]`) }).Should(Equal(1), "the dot goes on")
-		eventually(func() []string { return p.texts(`.box[data-mark="2 connected"] b`) }).Should(Equal([]string{"web-1"}))
+		eventually(func() []string { return eval[[]string](p, "[...seen]") }).Should(ContainElements("dot 1 bad", "1 refused web-0", "dot 2", "2 connected web-1"))
 		eventually(func() int { return p.count(".dot") }).Should(BeZero(), "it has arrived")
 		eventually(func() string { return p.text(`a[title="default/web"] + .endpoint span`) }).Should(ContainSubstring("quarantined: connection refused"))
 	})
@@ -48,7 +46,9 @@ var _ = Describe("a connection whose first endpoint refuses", func() {
 		eventually(func() string { return p.text("#live") }).Should(Equal("live"))
 		retry()
 		eventually(func() int { return p.count(".connections .chip.bad") }).Should(Equal(1))
-		Expect(eval[string](p, `document.querySelector(".chip.bad").closest("tr").querySelector(".chips").textContent`)).To(Equal("✗refused web-0→✓connected web-1"))
+		eventually(func() string {
+			return eval[string](p, `document.querySelector(".chip.bad").closest("tr").querySelector(".chips").textContent`)
+		}).Should(Equal("✗refused web-0→✓connected web-1"))
 		eval[any](p, `document.querySelector(".chip.bad").closest("a, td").click()`)
 		eventually(func() int { return p.count(".waterfall .attempt") }).Should(Equal(2))
 		Expect(p.text(`.attempt[data-attempt="1"] .outcome`)).To(MatchRegexp(`^✗ refused after [0-9.]+ ms`))
@@ -91,3 +91,13 @@ var _ = Describe("a connection whose first endpoint refuses", func() {
 		eventually(func() []string { return p.texts(".order li b") }).Should(Equal([]string{"default/web-1", "default/web-0"}))
 	})
 })
+
+// watchDots collects in seen what dots and boxes show from now on, each for less than a second.
+const watchDots = `(() => {
+	window.seen = new Set();
+	const look = () => {
+		for (const dot of document.querySelectorAll(".dot")) seen.add("dot " + dot.dataset.attempt + (dot.classList.contains("bad") ? " bad" : ""));
+		for (const box of document.querySelectorAll(".box[data-mark]")) seen.add(box.dataset.mark + " " + box.querySelector("b").textContent);
+	};
+	new MutationObserver(look).observe(document.body, { subtree: true, childList: true, attributes: true });
+})()`

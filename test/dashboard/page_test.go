@@ -134,7 +134,7 @@ func (p *page) do(steps ...chromedp.Action[chromedp.Void]) {
 // eval returns what a JavaScript expression gives; a promise is waited for.
 func eval[T any](p *page, expression string) T {
 	GinkgoHelper()
-	ctx, cancel := context.WithTimeout(p.ctx, 60*time.Second)
+	ctx, cancel := context.WithTimeout(p.ctx, 2*time.Minute)
 	defer cancel()
 	value, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
 	Expect(err).NotTo(HaveOccurred(), expression)
@@ -177,5 +177,5 @@ func (p *page) press(keys string) {
 
 // eventually waits for what get returns.
 func eventually(get any) AsyncAssertion {
-	return Eventually(get).WithTimeout(15 * time.Second).WithPolling(50 * time.Millisecond)
+	return Eventually(get).WithTimeout(time.Minute).WithPolling(50 * time.Millisecond)
 }

