@@ -54,6 +54,7 @@ type copying struct {
 	outcome outcome
 	half    bool        // one direction has ended, or waits for room before its end
 	lost    side        // writing has told that it has failed, and reading will not
+	lostBy  error       // what writing told
 	watch   watch       // from newCopying on
 	timer   *time.Timer // for the next look; nil if there are no limits
 }
@@ -73,6 +74,7 @@ type direction struct {
 	bytes    atomic.Int64
 	begun    bool // something has come
 
+	busy    sync.Mutex  // held while something is written to to, until it is known whether to is lost
 	writing atomic.Bool // to to, and nothing is read from from
 	slow    *time.Timer // calls heldUp when that takes long
 
@@ -95,15 +97,22 @@ func newCopying(client, endpoint side, limits Limits, owner Owner) *copying {
 // at, and the time between two looks.
 const slowAfter = time.Second
 
-// begin is called before something is written, and end after it.
-func (d *direction) begin() {
+// write has f write something in direction d. With EPIPE, to's FIN came before its reset
+// (tcp_reset in the kernel); with any other error there was none.
+func (fl *copying) write(d *direction, f func() error) error {
+	d.busy.Lock()
+	defer d.busy.Unlock()
 	d.writing.Store(true)
 	d.slow.Reset(slowAfter)
-}
-
-func (d *direction) end() {
+	err := f()
 	d.writing.Store(false)
 	d.slow.Stop()
+	if err != nil && !errors.Is(err, syscall.EPIPE) {
+		fl.mu.Lock()
+		fl.lost, fl.lostBy = d.to, err
+		fl.mu.Unlock()
+	}
+	return err
 }
 
 // heldUp is called while to takes nothing. If it never does again, reading will not
@@ -116,7 +125,7 @@ func (fl *copying) heldUp(d *direction) {
 	ended, err := hungUp(d.from)
 	fl.mu.Lock()
 	if fl.lost == d.from {
-		err = fl.outcome.err
+		err = fl.lostBy
 	}
 	if ended && !fl.half {
 		fl.becomeHalf()
@@ -127,6 +136,16 @@ func (fl *copying) heldUp(d *direction) {
 		return
 	}
 	d.slow.Reset(slowAfter)
+}
+
+// gone reports whether c, of which we have not ended our side, takes nothing any more: writing to it does not wait.
+func gone(c side) bool {
+	if c, ok := c.(syscall.Conn); ok {
+		if raw, err := c.SyscallConn(); err == nil {
+			return socketGone(raw)
+		}
+	}
+	return false
 }
 
 // hungUp returns whether c's peer has ended, or how it has failed, though what it
@@ -243,10 +262,11 @@ func (fl *copying) copy(d *direction, from, to Conn) {
 		n, err := from.Read(buf[:])
 		if n > 0 {
 			fl.comes(d)
-			d.begin()
-			w, err := to.Write(buf[:n])
-			d.end()
-			d.bytes.Add(int64(w))
+			err := fl.write(d, func() error {
+				w, err := to.Write(buf[:n])
+				d.bytes.Add(int64(w))
+				return err
+			})
 			if err != nil {
 				fl.writeFailed(d, err)
 				return
@@ -277,10 +297,12 @@ func (fl *copying) comes(d *direction) {
 
 // readEnded is called when from has no more bytes: it has ended or has failed.
 func (fl *copying) readEnded(d *direction, err error) {
-	fl.mu.Lock()
-	lost := fl.lost == d.from
-	fl.mu.Unlock()
-	if lost || !errors.Is(err, io.EOF) {
+	if errors.Is(err, io.EOF) {
+		if lost := fl.lossOf(d.from); lost != nil {
+			err = lost
+		}
+	}
+	if !errors.Is(err, io.EOF) {
 		fl.reset(d.fromReset, err) // what it sent may lack its end
 		return
 	}
@@ -289,17 +311,29 @@ func (fl *copying) readEnded(d *direction, err error) {
 	_ = d.to.CloseWrite()
 }
 
+// lossOf returns how c has failed, if writing was told that; reading from c has only told an end then.
+// A write that was told may not have said so yet.
+func (fl *copying) lossOf(c side) error {
+	if gone(c) { // or a write may take for ever
+		d := &fl.toEndpoint
+		if d.to != c {
+			d = &fl.toClient
+		}
+		d.busy.Lock()
+		defer d.busy.Unlock()
+	}
+	fl.mu.Lock()
+	defer fl.mu.Unlock()
+	if fl.lost != c {
+		return nil
+	}
+	return fl.lostBy
+}
+
 // writeFailed is called when to takes no more bytes. It may have sent some
 // before it went away (an answer that did not wait for the whole question), so
-// the opposite direction goes on until it has delivered those. With EPIPE, its FIN
-// came before the reset (tcp_reset in the kernel); with any other error there was
-// none.
+// the opposite direction goes on until it has delivered those.
 func (fl *copying) writeFailed(d *direction, err error) {
-	if !errors.Is(err, syscall.EPIPE) {
-		fl.mu.Lock()
-		fl.lost = d.to
-		fl.mu.Unlock()
-	}
 	fl.ended(d.toReset, err)
 }
 

@@ -25,6 +25,12 @@ func socketHungUp(raw syscall.RawConn) (ended bool, err error) {
 	return ended, err
 }
 
+// socketGone is gone for a socket.
+func socketGone(raw syscall.RawConn) (gone bool) {
+	_ = raw.Control(func(fd uintptr) { gone = Socket(fd).gone() }) // as above
+	return gone
+}
+
 // socketUnsent returns how much was written that the peer has not taken yet.
 func socketUnsent(raw syscall.RawConn) (n int) {
 	_ = raw.Control(func(fd uintptr) { n = Socket(fd).unsent() }) // as above

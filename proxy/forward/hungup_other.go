@@ -7,6 +7,9 @@ import "syscall"
 // socketHungUp is hungUp for a socket: these systems have no common way to tell.
 func socketHungUp(syscall.RawConn) (ended bool, err error) { return false, nil }
 
+// socketGone is gone for a socket, as above.
+func socketGone(syscall.RawConn) bool { return false }
+
 // WaitLeft is for Linux only.
 func WaitLeft(syscall.RawConn, bool) bool { return false }
 

@@ -56,9 +56,7 @@ func (fl *copying) relay(d *direction, from, to MessageConn) {
 		}
 		fl.comes(d)
 		if !closing {
-			d.begin()
-			err = to.Send(m)
-			d.end()
+			err = fl.write(d, func() error { return to.Send(m) })
 		}
 		size := len(m.Data)
 		from.Release(m)
