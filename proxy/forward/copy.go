@@ -53,8 +53,6 @@ type copying struct {
 	mu      sync.Mutex
 	outcome outcome
 	half    bool        // one direction has ended, or waits for room before its end
-	lost    side        // writing has told that it has failed, and reading will not
-	lostBy  error       // what writing told
 	watch   watch       // from newCopying on
 	timer   *time.Timer // for the next look; nil if there are no limits
 }
@@ -74,7 +72,8 @@ type direction struct {
 	bytes    atomic.Int64
 	begun    bool // something has come
 
-	busy    sync.Mutex  // held while something is written to to, until it is known whether to is lost
+	busy    sync.Mutex  // held while something is written to to, until failed says what came of it
+	failed  error       // what writing has told of to's failure, and reading will not; mu guards it
 	writing atomic.Bool // to to, and nothing is read from from
 	slow    *time.Timer // calls heldUp when that takes long
 
@@ -109,7 +108,7 @@ func (fl *copying) write(d *direction, f func() error) error {
 	d.slow.Stop()
 	if err != nil && !errors.Is(err, syscall.EPIPE) {
 		fl.mu.Lock()
-		fl.lost, fl.lostBy = d.to, err
+		d.failed = err
 		fl.mu.Unlock()
 	}
 	return err
@@ -124,8 +123,8 @@ func (fl *copying) heldUp(d *direction) {
 	}
 	ended, err := hungUp(d.from)
 	fl.mu.Lock()
-	if fl.lost == d.from {
-		err = fl.lostBy
+	if failed := fl.opposite(d).failed; failed != nil {
+		err = failed
 	}
 	if ended && !fl.half {
 		fl.becomeHalf()
@@ -140,24 +139,28 @@ func (fl *copying) heldUp(d *direction) {
 
 // gone reports whether c, of which we have not ended our side, takes nothing any more: writing to it does not wait.
 func gone(c side) bool {
+	raw := rawOf(c)
+	return raw != nil && socketGone(raw)
+}
+
+// rawOf returns the socket of c, or nil if it is none.
+func rawOf(c side) syscall.RawConn {
 	if c, ok := c.(syscall.Conn); ok {
 		if raw, err := c.SyscallConn(); err == nil {
-			return socketGone(raw)
+			return raw
 		}
 	}
-	return false
+	return nil
 }
 
 // hungUp returns whether c's peer has ended, or how it has failed, though what it
 // has sent before was not read. Where that cannot be told, it returns nothing.
 func hungUp(c side) (ended bool, err error) {
-	switch c := c.(type) {
-	case interface{ HungUp() (bool, error) }:
+	if c, ok := c.(interface{ HungUp() (bool, error) }); ok {
 		return c.HungUp()
-	case syscall.Conn:
-		if raw, err := c.SyscallConn(); err == nil {
-			return socketHungUp(raw)
-		}
+	}
+	if raw := rawOf(c); raw != nil {
+		return socketHungUp(raw)
 	}
 	return false, nil
 }
@@ -221,10 +224,8 @@ func (fl *copying) unread() int { return fl.sum(socketUnread) }
 // sum returns what of says of both sockets.
 func (fl *copying) sum(of func(syscall.RawConn) int) (n int) {
 	for _, c := range []side{fl.toEndpoint.from, fl.toEndpoint.to} {
-		if c, ok := c.(syscall.Conn); ok {
-			if raw, err := c.SyscallConn(); err == nil {
-				n += of(raw)
-			}
+		if raw := rawOf(c); raw != nil {
+			n += of(raw)
 		}
 	}
 	return n
@@ -268,7 +269,9 @@ func (fl *copying) copy(d *direction, from, to Conn) {
 				return err
 			})
 			if err != nil {
-				fl.writeFailed(d, err)
+				// to may have sent some before it went away (an answer that did not wait for
+				// the whole question), so the opposite direction goes on until that is delivered.
+				fl.ended(d.toReset, err)
 				return
 			}
 		}
@@ -298,11 +301,9 @@ func (fl *copying) comes(d *direction) {
 // readEnded is called when from has no more bytes: it has ended or has failed.
 func (fl *copying) readEnded(d *direction, err error) {
 	if errors.Is(err, io.EOF) {
-		if lost := fl.lossOf(d.from); lost != nil {
-			err = lost
-		}
+		err = fl.writeError(fl.opposite(d))
 	}
-	if !errors.Is(err, io.EOF) {
+	if err != nil {
 		fl.reset(d.fromReset, err) // what it sent may lack its end
 		return
 	}
@@ -311,30 +312,24 @@ func (fl *copying) readEnded(d *direction, err error) {
 	_ = d.to.CloseWrite()
 }
 
-// lossOf returns how c has failed, if writing was told that; reading from c has only told an end then.
-// A write that was told may not have said so yet.
-func (fl *copying) lossOf(c side) error {
-	if gone(c) { // or a write may take for ever
-		d := &fl.toEndpoint
-		if d.to != c {
-			d = &fl.toClient
-		}
+// writeError returns what writing in direction d has told of a failure, where reading from the same side
+// has told an end. A write that was told may not have said so yet.
+func (fl *copying) writeError(d *direction) error {
+	if gone(d.to) { // or a write may take for ever
 		d.busy.Lock()
 		defer d.busy.Unlock()
 	}
 	fl.mu.Lock()
 	defer fl.mu.Unlock()
-	if fl.lost != c {
-		return nil
-	}
-	return fl.lostBy
+	return d.failed
 }
 
-// writeFailed is called when to takes no more bytes. It may have sent some
-// before it went away (an answer that did not wait for the whole question), so
-// the opposite direction goes on until it has delivered those.
-func (fl *copying) writeFailed(d *direction, err error) {
-	fl.ended(d.toReset, err)
+// opposite returns the other direction.
+func (fl *copying) opposite(d *direction) *direction {
+	if d == &fl.toClient {
+		return &fl.toEndpoint
+	}
+	return &fl.toClient
 }
 
 // ended is called when one direction has ended and the opposite one may go on.

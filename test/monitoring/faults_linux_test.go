@@ -205,6 +205,16 @@ func (s *scene) value(expr string) (float64, error) {
 	return strconv.ParseFloat(data.Result[0].Value[1].(string), 64)
 }
 
+// awaitValue is value, where there is one soon: there is none in the second after a scrape that was late.
+func (s *scene) awaitValue(expr string) (v float64) {
+	GinkgoHelper()
+	Eventually(func() (err error) {
+		v, err = s.value(expr)
+		return err
+	}).WithTimeout(patience).Should(Succeed())
+	return v
+}
+
 // history returns what an expression was in each second since a time.
 func (s *scene) history(expr string, since time.Time) ([]series, error) {
 	var data struct{ Result []series }
@@ -300,11 +310,7 @@ func (s *scene) faults() []fault {
 		}},
 		{"rules are flushed again and again", []string{"UsherPortalIsBeingChanged"}, func() {
 			for range 4 {
-				var before float64
-				Eventually(func() (err error) {
-					before, err = repairs()
-					return err
-				}).WithTimeout(patience).Should(Succeed()) // there is none in the second after a scrape that was late
+				before := s.awaitValue("usher_portal_repairs_total")
 				s.Node.Output("sh", "-c", "iptables -t nat -F PREROUTING")
 				Eventually(repairs).WithTimeout(patience).Should(BeNumerically(">", before))
 			}
@@ -319,11 +325,7 @@ func (s *scene) faults() []fault {
 			s.write("manifests/more.yaml", fmt.Sprintf(service, "more", "10.96.0.13", 80, "TCP", "", 8080, lab.Pod(1), lab.Pod(2)))
 		}, func() { Expect(os.Remove(s.broken)).To(Succeed()) }},
 		{"descriptors run out", []string{"UsherNearConnectionLimit"}, func() {
-			var limit float64
-			Eventually(func() (err error) {
-				limit, err = s.value("usher_connections_limit")
-				return err
-			}).WithTimeout(patience).Should(Succeed())
+			limit := s.awaitValue("usher_connections_limit")
 			Expect(limit).To(BeNumerically("<", 512))
 			Eventually(func() error {
 				c, err := s.pod.Dial("", more, 3*time.Second)
