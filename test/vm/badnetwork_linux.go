@@ -94,13 +94,20 @@ func newBadNode(portal string) *node {
 	GinkgoHelper()
 	n := newNode(ipv4)
 	forwards(n.Node)
-	for _, l := range []struct {
-		ns   *lab.Namespace
-		link string
-	}{{n.Outside, "eth0"}, {n.Node, "to-outside"}, {n.Node, "to-pods"}, {n.Pods, "eth0"}} {
-		withoutOffloads(l.ns, l.link)
+	for _, cable := range n.cables() {
+		for _, at := range cable {
+			withoutOffloads(at.ns, at.link)
+		}
 	}
 	return n
+}
+
+// cables are those of the lab, by their two ends.
+func (n *node) cables() [][2]end {
+	return [][2]end{
+		{{n.Outside, "eth0"}, {n.Node, "to-outside"}},
+		{{n.Pods, "eth0"}, {n.Node, "to-pods"}},
+	}
 }
 
 // of returns the node for Services of a family.
@@ -229,6 +236,9 @@ func (t trouble) count() int {
 // carried expects that TCP and UDP are carried by one usher.
 func (t trouble) carried(portal string) {
 	n := newBadNode(portal)
+	for _, cable := range n.cables() {
+		acquaint(cable[0], cable[1])
+	}
 	tcp := t.withTCP(n)
 	udp := t.withUDP(n)
 	n.start(quietly(portal, cmp.Or(t.schedule, dialTimeouts))...)

@@ -4,6 +4,7 @@ package vm
 
 import (
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"net/netip"
 	"os"
@@ -68,6 +69,51 @@ func withoutOffloads(ns *lab.Namespace, link string) {
 			copy(request.name[:], link)
 			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); errno != 0 {
 				return os.NewSyscallError("SIOCETHTOOL", errno)
+			}
+		}
+		return nil
+	})
+}
+
+// end is one of a cable's.
+type end struct {
+	ns   *lab.Namespace
+	link string
+}
+
+// acquaint has the two ends of a cable know all of each other's addresses for good. A host
+// is out of reach if three questions for its link address are not answered (RFC 4861,
+// MAX_MULTICAST_SOLICIT): with 20 % loss that is one time in 20, and a client is told so at
+// once. ARP (RFC 826) has no checksum either: an answer that was corrupted is believed.
+func acquaint(a, b end) {
+	GinkgoHelper()
+	a.knows(b)
+	b.knows(a)
+}
+
+func (e end) knows(other end) {
+	GinkgoHelper()
+	var neighbours []*netlink.Neigh
+	other.ns.Do(func() error {
+		l, err := netlink.LinkByName(other.link)
+		if err != nil {
+			return err
+		}
+		all, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+		for _, a := range all {
+			neighbours = append(neighbours, &netlink.Neigh{State: netlink.NUD_PERMANENT, IP: a.IP, HardwareAddr: l.Attrs().HardwareAddr})
+		}
+		return err
+	})
+	e.ns.Do(func() error {
+		l, err := netlink.LinkByName(e.link)
+		if err != nil {
+			return err
+		}
+		for _, n := range neighbours {
+			n.LinkIndex = l.Attrs().Index
+			if err := netlink.NeighSet(n); err != nil {
+				return fmt.Errorf("%s: neighbour %s: %w", e.link, n.IP, err)
 			}
 		}
 		return nil
