@@ -229,7 +229,9 @@ func tap(ns *lab.Namespace, link string, port uint16) *tally {
 			}
 			n, from, err := unix.Recvfrom(fd, buf, 0)
 			ll, ok := from.(*unix.SockaddrLinklayer)
-			if err != nil || !ok || ll.Pkttype != unix.PACKET_HOST {
+			// A frame whose destination was corrupted into a group's is still taken: the
+			// kernel passes over those to other hosts only.
+			if err != nil || !ok || ll.Pkttype == unix.PACKET_OUTGOING || ll.Pkttype == unix.PACKET_OTHERHOST {
 				continue
 			}
 			version := map[uint16]byte{htons(unix.ETH_P_IP): 4, htons(unix.ETH_P_IPV6): 6}[ll.Protocol]
