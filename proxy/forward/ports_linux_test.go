@@ -3,6 +3,7 @@ package forward
 import (
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -71,4 +72,30 @@ func TestConnectLooksAtAllPortsWhenNoneOfThoseIsFree(t *testing.T) {
 	second, err := connectTCP(0, netip.AddrPort{}, to, taken<<16|taken, false)
 	g.Expect(err).NotTo(HaveOccurred())
 	defer second.Close()
+}
+
+func TestNothingIsConnectedToItself(t *testing.T) {
+	for _, loopback := range []string{"127.0.0.1:0", "[::1]:0"} {
+		t.Run(loopback, func(t *testing.T) {
+			g := NewWithT(t)
+			l, err := net.Listen("tcp", loopback)
+			g.Expect(err).NotTo(HaveOccurred())
+			nobody := l.Addr().(*net.TCPAddr).AddrPort()
+			g.Expect(l.Close()).To(Succeed())
+			itsPort := int(nobody.Port())
+			_, err = connectTCP(0, netip.AddrPort{}, nobody, itsPort<<16|itsPort, false)
+			g.Expect(err).To(Equal(unix.ECONNREFUSED))
+			l, err = net.Listen("tcp", nobody.String())
+			g.Expect(err).NotTo(HaveOccurred(), "nothing of it stays")
+			g.Expect(l.Close()).To(Succeed())
+			for name, connect := range map[string]func() error{
+				"TCP": func() error { _, err := connectTCP(0, nobody, nobody, 0, false); return err },
+				"UDP": func() error { _, err := ConnectUDP(0, nobody, nobody); return err },
+			} {
+				if err := connect(); os.Geteuid() == 0 || err != unix.EADDRNOTAVAIL {
+					g.Expect(err).To(Equal(unix.ECONNREFUSED), name)
+				}
+			}
+		})
+	}
 }

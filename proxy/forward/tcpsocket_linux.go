@@ -111,7 +111,7 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 // connectTCP begins to connect to addr, from the address from (see BindTransparent) or, if that is
 // the zero AddrPort, from one that the kernel picks. If data waits to be sent, the
 // handshake's last ACK goes with it. Before more than that is sent, it needs
-// TCP_NODELAY.
+// TCP_NODELAY. The error is a unix.Errno.
 func connectTCP(mark uint32, from, addr netip.AddrPort, few int, data bool) (Socket, error) {
 	fd, err := beginTCP(mark, from, addr, few, data)
 	if err == unix.EADDRNOTAVAIL && from.Port() != 0 {
@@ -148,11 +148,29 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, few int, data bool) (Socke
 	if err == nil {
 		err = connect(fd, addr)
 	}
-	if err != nil && err != unix.EINPROGRESS {
-		unix.Close(fd)
-		return -1, err
+	if err == nil || err == unix.EINPROGRESS {
+		if !toItself(fd, addr) {
+			return Socket(fd), nil
+		}
+		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // or the port would be in use for a minute
+		err = unix.ECONNREFUSED
 	}
-	return Socket(fd), nil
+	unix.Close(fd)
+	return -1, err
+}
+
+// toItself reports whether a socket is connected to its own address. That is so if addr is one of
+// this node's, nobody has that port, and it is the one that the kernel has picked: of TCP, both sides
+// open at once (RFC 9293, 3.5), and whatever is sent comes back. No port below 1024 is picked
+// (net.ipv4.ip_local_port_range).
+func toItself(fd int, addr netip.AddrPort) bool {
+	if addr.Port() < 1024 {
+		return false
+	}
+	var local Peer
+	local.length = uint32(len(local.raw))
+	_, _, errno := unix.RawSyscall(unix.SYS_GETSOCKNAME, uintptr(fd), uintptr(unsafe.Pointer(&local.raw)), uintptr(unsafe.Pointer(&local.length)))
+	return errno == 0 && local.AddrPort() == addr
 }
 
 // BindTransparent binds a socket to an address that this node need not have, with any

@@ -105,6 +105,9 @@ func ConnectUDP(mark uint32, from netip.AddrPort, addr netip.AddrPort) (int, err
 	if err == nil {
 		err = unix.Connect(fd, sockaddr(addr))
 	}
+	if err == nil && toItself(fd, addr) {
+		err = unix.ECONNREFUSED // which what it would send would meet
+	}
 	if err != nil {
 		unix.Close(fd)
 		return -1, err
