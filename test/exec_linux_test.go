@@ -22,6 +22,7 @@ import (
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gbytes"
 	"github.com/onsi/gomega/gexec"
+	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -202,17 +203,18 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 		cmd.Env = append(cmd.Env, "PS1=ready> ", "TERM=dumb")
 		terminal := startPTY(node, cmd)
 		Eventually(terminal.seen).WithTimeout(20 * time.Second).Should(gbytes.Say("ready> "))
-		terminal.enter("sh -c 'trap \"echo caught; exit 9\" INT; echo started $((40+2)); sleep 1000 & wait'\n")
+		own, err := terminal.foreground()
+		Expect(err).NotTo(HaveOccurred())
+		terminal.enter("sh -c 'trap \"echo caught $((40+2)); exit 9\" INT; echo started $((40+2)); sleep 1000 & wait'\n")
 		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("started 42")) // not what was typed
 		terminal.enter("\x1a")                                                                   // Ctrl-Z
 		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("Stopped.*sleep 1000"))
 		terminal.enter("fg\n")
-		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("sh -c"))
-		// bash has told of the command before it has the terminal.
-		Eventually(func() *gbytes.Buffer {
-			terminal.enter("\x03") // Ctrl-C
-			return terminal.seen
-		}).WithTimeout(10 * time.Second).WithPolling(200 * time.Millisecond).Should(gbytes.Say("caught"))
+		// bash tells of the command before that has the terminal.
+		Eventually(terminal.foreground).WithTimeout(10 * time.Second).ShouldNot(Equal(own))
+		terminal.enter("\x03") // Ctrl-C
+		Eventually(terminal.seen).WithTimeout(10 * time.Second).Should(gbytes.Say("caught 42"))
+		Eventually(terminal.foreground).WithTimeout(10 * time.Second).Should(Equal(own))
 		terminal.enter("exit 5\n")
 		Eventually(terminal.ended).WithTimeout(10 * time.Second).Should(Receive(Equal(5)))
 	})
@@ -351,6 +353,18 @@ type ptySession struct {
 	file  *os.File
 	seen  *gbytes.Buffer
 	ended chan int // its exit code
+}
+
+// foreground returns the process group that has the terminal.
+func (p *ptySession) foreground() (group int, err error) {
+	raw, err := p.file.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	if controlErr := raw.Control(func(fd uintptr) { group, err = unix.IoctlGetInt(int(fd), unix.TIOCGPGRP) }); controlErr != nil {
+		return 0, controlErr
+	}
+	return group, err
 }
 
 func startPTY(ns *lab.Namespace, cmd *exec.Cmd) *ptySession {

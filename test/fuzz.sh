@@ -6,9 +6,21 @@ set -eu
 cd "$(dirname "$0")/.."
 time=$1
 shift
-for dir in $(git ls-files '*_test.go' | xargs grep -l '^func Fuzz' | xargs -n1 dirname | sort -u); do
-	for target in $(grep -ho '^func Fuzz[A-Za-z0-9_]*' "$dir"/*_test.go | sed 's/^func //'); do
-		echo "$dir $target"
-		go test -run '^$' -fuzz "^$target\$" -fuzztime "$time" "$@" "./$dir"
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+
+# fuzz is 'go test', but for what Go 1.26 and older call a failure now and then: that the time
+# is over (https://go.dev/issue/75804).
+fuzz() {
+	rm -f "$dir/failed"
+	{ go test "$@" 2>&1 || echo yes >"$dir/failed"; } | tee "$dir/log"
+	[ ! -e "$dir/failed" ] || { grep -q '^ *context deadline exceeded$' "$dir/log" &&
+		! grep -q 'Failing input written\|panic:\|terminated unexpectedly\|build failed' "$dir/log"; }
+}
+
+for package in $(git ls-files '*_test.go' | xargs grep -l '^func Fuzz' | xargs -n1 dirname | sort -u); do
+	for target in $(grep -ho '^func Fuzz[A-Za-z0-9_]*' "$package"/*_test.go | sed 's/^func //'); do
+		echo "$package $target"
+		fuzz -run '^$' -fuzz "^$target\$" -fuzztime "$time" "$@" "./$package"
 	done
 done

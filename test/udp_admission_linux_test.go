@@ -74,7 +74,7 @@ func redirectedUDPSpecs(portal string) {
 	}
 	reaches := func(from *lab.Dialer, e *countedEcho) {
 		GinkgoHelper()
-		Expect(askWho(from, "", dns.vip())).To(Equal(e.addr))
+		Expect(askAnew(from, dns.vip())).To(Equal(e.addr))
 	}
 
 	It("does not answer who sends to the listener's port, past the portal", func() {
@@ -122,7 +122,7 @@ func redirectedUDPSpecs(portal string) {
 		u := start()
 		for range 4 {
 			reaches(pod, first)
-			Expect(askWho(pod, "", six.vip())).To(Equal(six.endpoints[1]))
+			Expect(askAnew(pod, six.vip())).To(Equal(six.endpoints[1]))
 			Expect(ask(pod, web.vip())).To(Equal(web.endpoints[1]))
 		}
 		for _, own := range []string{`192\.0\.0\.117:30053`, `\[fd75:7368:6572::1\]:30054`, `192\.0\.0\.117:30080`} {
@@ -193,7 +193,7 @@ func redirectedUDPSpecs(portal string) {
 		u := startUsher(l.Node, dir, "--portal="+portal, "--trace")
 		c, err := pod.DialUDP("", dns.vip())
 		Expect(err).NotTo(HaveOccurred())
-		asked, stop := keepAsking(c)
+		asked, stop := keepAsking(c, 100*time.Millisecond)
 		defer stop()
 		Eventually(asked.latest).Should(Equal(first.addr.String()))
 

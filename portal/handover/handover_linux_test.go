@@ -81,6 +81,7 @@ func TestMain(m *testing.M) {
 				if c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: names[0], Net: network}); err == nil {
 					c.Close()
 				}
+				time.Sleep(100 * time.Microsecond) // that a backlog is full is another spec
 			}
 		}()
 	case "successor":

@@ -96,6 +96,7 @@ var _ = Describe("a pair whose endpoint is no socket", func() {
 type pair struct {
 	Gomega
 	client, endpoint *net.TCPConn // the far ends
+	began            time.Time // before the flow did
 	flow             forward.Flow
 	ended            chan forward.Result
 	calls            atomic.Int32 // of Ended
@@ -110,7 +111,7 @@ func (p *pair) Answered(time.Time)     { p.answered.Add(1) }
 // begin forwards a new pair, whose connections are closed when the spec ends.
 func begin(m mover, limits forward.Limits) *pair {
 	GinkgoHelper()
-	p := &pair{ended: make(chan forward.Result, 2)}
+	p := &pair{began: time.Now(), ended: make(chan forward.Result, 2)}
 	p.Gomega = NewGomega(func(message string, caller ...int) { Fail(m.name+": "+message, append(caller, 0)[0]+1) })
 	p.client, p.endpoint, p.flow = m.begin(limits, p)
 	DeferCleanup(func() {
@@ -575,9 +576,8 @@ func specifySlow(movers []mover) {
 
 	It("ends when it is too old, at the first silence if there is one", func() {
 		each(forward.Limits{Age: 800 * time.Millisecond}, 1, func(p *pair, _ int) {
-			began := time.Now()
 			p.Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-			p.Expect(time.Since(began)).To(BeNumerically(">=", 650*time.Millisecond))
+			p.Expect(time.Since(p.began)).To(BeNumerically(">=", 690*time.Millisecond))
 			p.Expect(p.result().End).To(Equal(forward.Aged))
 		})
 	})

@@ -145,7 +145,7 @@ func TestAPollerLooksBetweenTurnsWhoIsReady(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(p.Do(func() {})).To(Succeed())
 	p.Close()
-	g.Expect(seen).To(Equal(100), "once after each turn")
+	g.Expect(seen).To(BeNumerically(">=", 90), "once after each turn, or after two if this thread had to wait in between")
 }
 
 func TestOtherGoroutinesRunWhileAPollerHasMuchToDo(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"text/tabwriter"
+	"time"
 )
 
 func main() {
@@ -52,7 +53,7 @@ func become(dir string, args []string) error {
 	runSpecs := strings.Join([]string{"github.com/onsi/ginkgo/v2", "RunSpecs"}, ".")
 	if bytes.Contains(binary, []byte(runSpecs)) {
 		args = append(args, "-ginkgo.focus=.", "-ginkgo.no-color", "-ginkgo.silence-skips",
-			fmt.Sprintf("-ginkgo.json-report=%s/%d.json", dir, os.Getpid()))
+			fmt.Sprintf("-ginkgo.json-report=%s/%d-%d.json", dir, os.Getpid(), time.Now().UnixNano())) // pids come again
 	}
 	if err := os.Unsetenv(reportsVariable); err != nil {
 		return err

@@ -14,8 +14,8 @@ import (
 )
 
 // recovery is how long usher may take to notice that the API server is back:
-// client-go waits longer from try to try.
-const recovery = 30 * time.Second
+// client-go waits longer from try to try, up to a minute.
+const recovery = 75 * time.Second
 
 var _ = Describe("while the API server is away", func() {
 	var (

@@ -94,6 +94,7 @@ func (c *cluster) connectControl() {
 	c.Node.Output("ip", "link", "set", "to-control", "up")
 	controlSpace.Output("ip", "link", "set", "node", "up")
 	controlSpace.Output("ip", "route", "add", "198.51.100.2/32", "dev", "node", "src", controlAddress.String())
+	c.Node.WaitForCarrier("to-control")
 	// Not left to the kernel, which takes its time to remove a namespace.
 	DeferCleanup(func() { c.Node.Output("ip", "link", "delete", "to-control") })
 }

@@ -48,6 +48,8 @@ var _ = Describe("which Services are served:", func() {
 	It("type ClusterIP, from Pods and from the node, each endpoint in turn", func() {
 		svc := c.service("web")
 		one, two := c.startPod("web", 1, here), c.startPod("web", 2, elsewhere)
+		c.awaitReady("web", one)
+		c.awaitReady("web", two)
 		c.usher()
 		for _, client := range []*lab.Dialer{c.pod, c.node} {
 			seen := map[netip.AddrPort]int{}

@@ -117,11 +117,18 @@ func NewNet() *Net {
 	n.Pod.Sh(`ip addr add 10.1.0.2/24 dev eth0; ip addr add fd01::2/64 dev eth0 nodad; ip link set eth0 up
 		ip route add default via 10.1.0.1; ip -6 route add default via fd01::1`)
 	n.Node.Sh(`ip -6 route add default via fd01::2`)
-	// The kernel tells routes of their link later: until then they are not as they
-	// stay, and a spec compares.
-	Eventually(func() string { return n.Node.Sh("ip route show table all; ip -6 route show table local") }).WithTimeout(10 * time.Second).
-		Should(And(Not(ContainSubstring("linkdown")), ContainSubstring("local fe80:")))
+	n.settled(1)
 	return n
+}
+
+// settled waits until the kernel has told the routes of the node's cables that those are
+// up: until then they are not as they stay, and a spec compares.
+func (n *Net) settled(cables int) {
+	GinkgoHelper()
+	Eventually(func(g Gomega) {
+		g.Expect(n.Node.Sh("ip route show table all")).NotTo(ContainSubstring("linkdown"))
+		g.Expect(strings.Count(n.Node.Sh("ip -6 route show table local"), "local fe80:")).To(Equal(cables))
+	}).WithTimeout(10 * time.Second).Should(Succeed())
 }
 
 // AddOutside returns a host outside of the node's network that reaches VIPs by
@@ -133,6 +140,7 @@ func (n *Net) AddOutside() *Host {
 	n.Node.Sh(`ip addr add 10.2.0.1/24 dev up0; ip addr add fd02::1/64 dev up0 nodad; ip link set up0 up`)
 	outside.Sh(`ip addr add 10.2.0.2/24 dev eth0; ip addr add fd02::2/64 dev eth0 nodad; ip link set eth0 up
 		ip route add default via 10.2.0.1; ip -6 route add default via fd02::1`)
+	n.settled(2)
 	return outside
 }
 

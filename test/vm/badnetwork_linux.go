@@ -389,6 +389,7 @@ func differences(came, carried map[string]int) (all []string) {
 type flow struct {
 	pause, stop chan struct{}
 	over        chan error
+	written     atomic.Int64 // bytes
 	back        atomic.Int64 // bytes that came back as they were sent
 }
 
@@ -416,6 +417,7 @@ func startFlow(from *lab.Dialer, to netip.AddrPort) *flow {
 					return // the reader's too
 				}
 				n += 1000
+				f.written.Store(n)
 			}
 		}
 	}()
@@ -587,8 +589,8 @@ func vanishingNode(portal string) {
 	impair(other, "eth0", everything)
 	lost := there.Load()
 	Expect(lost).To(BeNumerically(">", 0))
-	time.Sleep(100 * time.Millisecond) // so that each has something under way
-	for _, f := range flows {
+	for _, f := range flows { // until each has written all of something that nobody gets
+		Eventually(f.written.Load).WithTimeout(patience).Should(BeNumerically(">", f.written.Load()+1000))
 		close(f.pause)
 	}
 
