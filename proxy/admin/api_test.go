@@ -430,6 +430,30 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(find("state=all&sort=newest&continue=2")).To(Equal([]string{"1 retried,slow"}))
 	})
 
+	It("tells each connection once, also those that end just then", func() {
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering())})
+		var clients []net.Conn
+		for range 200 {
+			c, _ := n.client("web")
+			clients = append(clients, c)
+		}
+		go func() {
+			for _, c := range clients {
+				c.Close()
+				time.Sleep(time.Millisecond)
+			}
+		}()
+		for n.proxy.Connections() > 0 {
+			var list api.ConnectionList
+			Expect(n.get("/connections?state=all&limit=500", &list)).To(Equal(200))
+			seen := map[uint64]bool{}
+			for _, c := range list.Items {
+				seen[c.ID] = true
+			}
+			Expect([]int{list.Total, len(list.Items), len(seen)}).To(Equal([]int{200, 200, 200}))
+		}
+	})
+
 	It("tells how long clients waited, and how their connections ended, by Service, port and endpoint", func() {
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering(), refusing()), service("idle", "10.96.0.2", answering())})
 		c, _ := n.client("web")

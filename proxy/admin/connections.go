@@ -94,10 +94,9 @@ func (s *connectionSelection) hasOutcome(o trace.Outcome) bool {
 
 // all returns the connections that are wanted, the newest first.
 func (s *connectionSelection) all(log *trace.Log, now time.Time) (all []seen) {
+	var open []*trace.Life
 	if s.state != stateEnded {
-		for _, l := range log.Open(func(l *trace.Life) bool { return s.matches(log, seen{life: l}, now) }) {
-			all = append(all, seen{life: l})
-		}
+		open = log.Open(func(l *trace.Life) bool { return s.matches(log, seen{life: l}, now) })
 	}
 	if s.state != stateOpen {
 		ended := log.Ended(math.MaxInt, func(e *trace.Event) bool { return s.matches(log, seen{e.Life, e}, now) })
@@ -105,8 +104,11 @@ func (s *connectionSelection) all(log *trace.Log, now time.Time) (all []seen) {
 			all = append(all, seen{ended[i].Life, &ended[i]})
 		}
 	}
-	slices.SortFunc(all, func(a, b seen) int { return cmp.Compare(b.life.ID, a.life.ID) })
-	return all
+	for _, l := range open {
+		all = append(all, seen{life: l}) // and if it has ended since, what told of its end stands
+	}
+	slices.SortStableFunc(all, func(a, b seen) int { return cmp.Compare(b.life.ID, a.life.ID) })
+	return slices.CompactFunc(all, func(a, b seen) bool { return a.life.ID == b.life.ID })
 }
 
 // connections answers /connections.
