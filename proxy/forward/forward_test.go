@@ -96,7 +96,7 @@ var _ = Describe("a pair whose endpoint is no socket", func() {
 type pair struct {
 	Gomega
 	client, endpoint *net.TCPConn // the far ends
-	began            time.Time // before the flow did
+	began            time.Time    // before the flow did
 	flow             forward.Flow
 	ended            chan forward.Result
 	calls            atomic.Int32 // of Ended

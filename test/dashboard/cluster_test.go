@@ -152,15 +152,15 @@ var _ = Describe("the page of a cluster", func() {
 		url := dashboardOf(map[string]string{"laptop": d.url, "other": "http://" + refusing() + "/"})
 		p := open(url)
 		eventually(func() []string { return p.texts(".of-nodes tbody th") }).Should(Equal([]string{"other", "laptop"}))
-		p.click(".of-nodes a[href='nodes/laptop/']")
+		p.clickOnce(".of-nodes a[href='nodes/laptop/']")
 		eventually(func() string { return p.text("#live") }).Should(Equal("live"))
 		eventually(func() []string { return p.texts(".services tbody th") }).Should(ContainElement("default/web"))
 		Expect(p.text(".of-node")).To(Equal("laptop"))
 		p.shoot("cluster-node")
-		p.click(".demo-list select")
+		p.clickOnce(".demo-list select")
 		eval[bool](p, `(() => { const s = document.querySelector('.demo-list select'); s.value = [...s.options].at(-1).value; s.dispatchEvent(new Event('change')); return true; })()`)
 		eventually(func() int { return p.count(".demo-list small.bad") }).Should(BeNumerically(">", 0))
-		p.click("nav a[href='../../']")
+		p.clickOnce("nav a[href='../../']")
 		eventually(func() string { return p.text("h1") }).Should(Equal("Cluster"))
 
 		answer := func(method, path string, header ...string) (int, string) {

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
 	. "github.com/onsi/ginkgo/v2"
@@ -38,7 +39,7 @@ var _ = BeforeSuite(func() {
 
 	var end context.CancelFunc
 	browser, end = chromedp.NewContext(context.Background(), chromedp.WithAllocatorOptions(
-		chromedp.ExecPath(chromium), chromedp.Headless, chromedp.NoSandbox, chromedp.CombinedOutput(io.Discard),
+		chromedp.ExecPath(chromium), chromedp.Headless, chromedp.NoSandbox, chromedp.CombinedOutput(io.Discard), chromedp.WSURLReadTimeout(2*time.Minute),
 		// Whatever the browser itself would like to ask the world does not get out.
 		chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
 	))

@@ -163,8 +163,22 @@ func (p *page) count(selector string) int {
 	return eval[int](p, fmt.Sprintf(`document.querySelectorAll(%q).length`, selector))
 }
 
-// click clicks on the first element that a selector finds, as a mouse does.
+// click clicks on the first element that a selector finds, as a mouse does, and does so again
+// if that moved away just then.
 func (p *page) click(selector string) {
+	GinkgoHelper()
+	eventually(func() bool {
+		eval[any](p, fmt.Sprintf(`(() => {
+			window.hit = false;
+			addEventListener("click", e => { window.hit = e.target.closest(%q) !== null }, { once: true, capture: true });
+		})()`, selector))
+		p.clickOnce(selector)
+		return eval[bool](p, "window.hit")
+	}).Should(BeTrue(), selector)
+}
+
+// clickOnce is for what leads to another document or opens what takes the click.
+func (p *page) clickOnce(selector string) {
 	GinkgoHelper()
 	p.do(chromedp.Click(chromedp.CSS(selector)))
 }
