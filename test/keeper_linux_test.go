@@ -1,6 +1,7 @@
 package test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -97,6 +98,10 @@ func call(d *lab.Dialer, perSecond int, vips ...string) *callers {
 func (c *callers) callOnce(d *lab.Dialer, vip string) {
 	began := time.Now()
 	conn, err := d.Dial("", vip, 20*time.Second)
+	if errors.Is(err, syscall.ECONNRESET) { // accepted and lost before connect(2) had looked
+		c.lost.Add(1)
+		return
+	}
 	if err != nil {
 		c.unmade.Add(1)
 		err = fmt.Errorf("%s after %s: %w", vip, time.Since(began), err)

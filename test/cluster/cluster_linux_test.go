@@ -119,8 +119,12 @@ func (c *cluster) createNamespace() {
 // app=name, unless edit says something else.
 func (c *cluster) service(name string, edit ...func(*corev1.Service)) *corev1.Service {
 	GinkgoHelper()
-	svc, err := c.tryService(name, edit...)
-	Expect(err).NotTo(HaveOccurred())
+	var svc *corev1.Service
+	// An API server that has just started says that it is ready before it can give cluster IPs.
+	Eventually(func() (err error) {
+		svc, err = c.tryService(name, edit...)
+		return err
+	}).WithTimeout(soon).Should(Succeed())
 	return svc
 }
 

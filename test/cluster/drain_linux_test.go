@@ -109,6 +109,7 @@ var _ = Describe("endpoints that come and go:", func() {
 		Eventually(said).WithTimeout(soon).Should(Equal(now))
 		before := lines()
 		Expect(ask(c.pod, vip(svc))).To(BeElementOf(pods))
+		Consistently(lines).WithTimeout(300 * time.Millisecond).Should(Equal(before)) // by then it has ended
 		c.annotate("web", accessLog, "true")
 		now.Log = true
 		Eventually(said).WithTimeout(soon).Should(Equal(now))

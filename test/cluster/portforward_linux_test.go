@@ -183,7 +183,7 @@ var _ = Describe("--via=portforward", func() {
 			Expect(string(answer)).To(Equal("question"))
 			client.Close()
 		}
-		Expect(u.told()).To(ContainSubstring("web-1 (round robin): connection refused after"))
+		Eventually(u.told).WithTimeout(soon).Should(ContainSubstring("web-1 (round robin): connection refused after"))
 		Expect(strings.Count(u.told(), ": connection refused after")).To(Equal(1), "then it is in quarantine")
 	})
 

@@ -77,9 +77,12 @@ var _ = Describe("1,000 Services with 10 endpoints each", Ordered, func() {
 	})
 
 	It("take less than 120 MiB of memory", func() {
-		resident := lab.Resident(u.Command.Process.Pid)
+		var resident int64
+		Eventually(func() int64 { // what the specs before have left is given back soon
+			resident = lab.Resident(u.Command.Process.Pid)
+			return resident
+		}).WithTimeout(soon).Should(BeNumerically("<", 120<<20))
 		AddReportEntry("resident memory", fmt.Sprintf("%.1f MiB", float64(resident)/(1<<20)))
-		Expect(resident).To(BeNumerically("<", 120<<20))
 	})
 
 	It("take less than one percent of a core while nothing happens", func() {
