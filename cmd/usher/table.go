@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"strings"
@@ -21,7 +22,8 @@ func printTable(out io.Writer, ports []proxy.PortView) {
 		fmt.Fprintln(out, "No Services to serve yet.")
 		return
 	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	var whole bytes.Buffer // a tabwriter writes cell by cell
+	w := tabwriter.NewWriter(&whole, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVICE\tPORT\tVIP\tLISTENS ON\tENDPOINTS")
 	for i, p := range ports {
 		if i == maxTableRows {
@@ -31,6 +33,7 @@ func printTable(out io.Writer, ports []proxy.PortView) {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", p.Port.ID.ServiceName(), portName(p.Port), vips(p.Port), listeners(p), endpoints(p.Port))
 	}
 	w.Flush()
+	_, _ = whole.WriteTo(out) // nobody is left to be told
 }
 
 // portName returns "http 80/TCP".
