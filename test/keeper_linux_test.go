@@ -110,7 +110,7 @@ func (c *callers) callOnce(d *lab.Dialer, vip string) {
 	}
 	defer conn.Close()
 	c.made.Add(1)
-	if _, err := readName(conn); err != nil {
+	if _, err := readNameWithin(conn, time.Minute); err != nil { // a restart may take so long
 		c.lost.Add(1) // the usher had accepted it that was killed
 		return
 	}

@@ -170,7 +170,7 @@ func restartSpecs(portal string) {
 			interval = "1s"
 		}
 		u := startUsher(l.Node, dir, "--portal="+portal, "--portal-check-interval="+interval)
-		open, err := pod.Dial("", list[0].vip(), time.Second)
+		open, err := pod.Dial("", list[0].vip(), 10*time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(readName(open)).Error().NotTo(HaveOccurred())
 		switch portal {

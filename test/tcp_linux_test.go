@@ -512,7 +512,7 @@ func tcpSpecs(portal string) {
 		for _, c := range open {
 			c.Close()
 		}
-		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(5 * time.Second).Should(Succeed())
+		Eventually(func() float64 { return metric(node, "usher_connections_open") }).WithTimeout(10 * time.Second).Should(BeNumerically("<=", 2))
 		for range 50 {
 			Expect(ask(pod, web.vip())).To(Equal(good.addr))
 		}
@@ -559,10 +559,10 @@ func tcpSpecs(portal string) {
 	It("lets connections end when it is stopped, and resets those that do not", func() {
 		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}
 		u := start("--drain-timeout=10s")
-		ends, err := pod.Dial("", web.vip(), time.Second)
+		ends, err := pod.Dial("", web.vip(), 10*time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(readName(ends)).Error().NotTo(HaveOccurred())
-		stays, err := pod.Dial("", web.vip(), time.Second)
+		stays, err := pod.Dial("", web.vip(), 10*time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(readName(stays)).Error().NotTo(HaveOccurred())
 

@@ -241,7 +241,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
 			Expect(out).To(MatchRegexp(`(?m)^web +main +10\.244\.0\.12:8080 +- +quarantined .* probe in \dm\d+s: connection refused$`))
 			out, _, _ = askUsher(l.Node, "get", "affinity", "--client", "10.244.0.20")
-			Expect(out).To(MatchRegexp(`(?m)^web:main +10\.244\.0\.20 +10\.244\.0\.11:8080 +- +(3h|2h59m)$`))
+			Expect(out).To(MatchRegexp(`(?m)^web:main +10\.244\.0\.20 +10\.244\.0\.11:8080 +- +(3h|2h5\dm)$`))
 			out, _, _ = askUsher(l.Node, "get", "portals", "-A")
 			Expect(out).To(MatchRegexp(`(?m)^ok +address +10\.96\.0\.10`))
 		})

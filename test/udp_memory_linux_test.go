@@ -69,7 +69,7 @@ var _ = Describe("The memory and the descriptors that UDP clients cost", func() 
 		// settled returns the memory when no session is left, once it is below most.
 		settled := func(most int64) (now int64) {
 			Eventually(open).WithTimeout(15 * time.Second).Should(BeZero())
-			Eventually(func() int64 { now = lab.Resident(pid); return now }).WithTimeout(10 * time.Second).Should(BeNumerically("<", most))
+			Eventually(func() int64 { now = lab.Resident(pid); return now }).WithTimeout(time.Minute).Should(BeNumerically("<", most))
 			return now
 		}
 

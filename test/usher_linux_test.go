@@ -229,8 +229,10 @@ func askFrom(d *lab.Dialer, from, vip string) (netip.AddrPort, error) {
 }
 
 // readName reads the line with which a backend begins.
-func readName(c net.Conn) (netip.AddrPort, error) {
-	if err := c.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+func readName(c net.Conn) (netip.AddrPort, error) { return readNameWithin(c, 10*time.Second) }
+
+func readNameWithin(c net.Conn, patience time.Duration) (netip.AddrPort, error) {
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		return netip.AddrPort{}, err
 	}
 	defer c.SetReadDeadline(time.Time{}) // what is said later has its own time

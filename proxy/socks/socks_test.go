@@ -82,7 +82,10 @@ var _ = Describe("the proxy for SOCKS and HTTP", func() {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		Expect(err).NotTo(HaveOccurred())
 		defer l.Close()
-		return l.Addr().(*net.TCPAddr).AddrPort()
+		c, err := net.Dial("tcp", l.Addr().String())
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(c.Close)
+		return c.LocalAddr().(*net.TCPAddr).AddrPort() // which the next listener does not get
 	}
 	service := func(namespace, name, vip string, endpoints ...netip.AddrPort) config.Service {
 		port := config.ServicePort{

@@ -356,8 +356,8 @@ var _ = Describe("a Prometheus that watches usher", func() {
 		s.startUsher()
 		s.traffic()
 		s.startPrometheus()
-		Eventually(s.firing).WithTimeout(patience).Should(BeEmpty()) // it may have told that there is no usher
-		began := time.Now()
+		Eventually(s.firing).WithTimeout(patience).Should(BeEmpty())   // it may have told that there is no usher
+		began := time.Now().Truncate(time.Second).Add(2 * time.Second) // of whole seconds the first would be before
 		Consistently(s.firing).WithTimeout(20*time.Second).WithPolling(time.Second).Should(BeEmpty(), "nothing is wrong yet")
 
 		injected := map[string]time.Time{}
