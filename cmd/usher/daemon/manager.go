@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/proxy/admin"
 )
 
@@ -58,10 +59,18 @@ func (d *Daemon) tellReady(ctx context.Context, services int) {
 func (d *Daemon) keepAffinities(ctx context.Context) {
 	m, n := d.config.Manager, d.nextAffinities
 	d.proxy.KeepAffinities(ctx, func(file *os.File) {
-		m.Put(keptAffinities[n], func() []*os.File { return one(file) })
+		keepUnder(m, n, file)
 		n = 1 - n
-		m.Remove(keptAffinities[n])
 	})
+}
+
+// keepUnder keeps file under the nth of the names, and nothing under the other. It is never
+// under none; and under both if a process was killed meanwhile, so this one comes into the
+// place of what is there.
+func keepUnder(m *fdstore.Manager, n int, file *os.File) {
+	m.Remove(keptAffinities[n])
+	m.Put(keptAffinities[n], func() []*os.File { return one(file) })
+	m.Remove(keptAffinities[1-n])
 }
 
 // recallAffinities makes clients keep the endpoints that they had when an earlier process
