@@ -61,7 +61,6 @@ func fairnessSpec(portal string, six bool) {
 	l.Pods.Output("ip", "route", "add", "local", crowd.String(), "dev", "lo")
 	// A node runs out of ports after minutes, and this one at once; who floods it does not.
 	l.Node.Output("sysctl", "-qw", "net.ipv4.ip_local_port_range=32768 34815")
-	l.Pods.Output("sysctl", "-qw", "net.ipv4.tcp_tw_reuse=1")
 	plain, err := gexec.Build("github.com/usherproxy/usher/cmd/usher") // the race detector takes ten times as long
 	Expect(err).NotTo(HaveOccurred())
 	u := launch(l.Node, exec.Command(plain, "run", "--manifests", dir, "--portal="+portal, "--address-namespace=never", "--log-format=text"), dir)

@@ -72,6 +72,11 @@ func New() *Lab {
 	l.Pods.defaultRoute("10.244.0.1", "fd00:244::1")
 	l.Outside.address("eth0", Outside4+"/24", Outside6+"/64")
 	l.Outside.defaultRoute(NodeOut4, NodeOut6)
+	for _, clients := range []*Namespace{l.Pods, l.Outside} {
+		// They have a port again after a second instead of a minute (ip-sysctl of the kernel): a
+		// fast machine, or a spec that takes its time, would need more than there are.
+		clients.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/tcp_tw_reuse", []byte("1"), 0) })
+	}
 	l.Node.blackHole("to-pods", BlackHole)
 	l.Node.blackHole("to-pods", BlackHole6)
 	l.Node.WaitForCarrier("to-pods", "to-outside")

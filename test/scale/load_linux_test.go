@@ -53,13 +53,6 @@ func connectAndAsk(d *lab.Dialer, vip string, patience time.Duration) error {
 	return pingPong(c)
 }
 
-// reusePorts lets clients have a port again after a second instead of a minute (ip(7),
-// net.ipv4.tcp_tw_reuse): a fast machine needs all of them before that.
-func reusePorts(clients *lab.Namespace) {
-	GinkgoHelper()
-	clients.Output("sysctl", "-qw", "net.ipv4.tcp_tw_reuse=1")
-}
-
 // rate returns how many such connections a second some clients make, each one
 // after the other, while it lasts.
 func rate(d *lab.Dialer, clients int, vip string, lasts time.Duration) (perSecond float64, failed error) {

@@ -62,7 +62,6 @@ func specs(t target) {
 			Skip("needs " + t.flush[0])
 		}
 		l = lab.New()
-		reusePorts(l.Pods)
 		startBackends(l.Pods)
 		pod = l.Pods.NewDialer(loadClients)
 		dir = serve(many)
@@ -113,7 +112,6 @@ func specs(t target) {
 
 	It("cost a connection through the last of them no more than through the only one of 1", func() {
 		alone := lab.New()
-		reusePorts(alone.Pods)
 		startBackends(alone.Pods)
 		DeferCleanup(start(alone.Node, serve(1), t.portal).end)
 		clients := alone.Pods.NewDialer(4)
