@@ -169,7 +169,7 @@ func headerSpecs(tunneled bool) {
 					dead, lost = listen(1)
 					refuse[dead] = true
 				} else {
-					dead = dialedPort()
+					dead = lab.Refusing()
 				}
 				at := serve(asked, dead, alive)
 				for range 2 { // whichever endpoint's turn it is

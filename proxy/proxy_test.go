@@ -317,7 +317,7 @@ var _ = Describe("a Proxy", func() {
 	})
 
 	It("ends the search for an endpoint when the Service goes", func() {
-		holder := dialedPort()
+		holder := lab.Refusing()
 		p.Apply([]config.Service{service("web", "10.96.0.1", holder)})
 		c := dial("web")
 		Eventually(p.Connections).Should(BeEquivalentTo(1), "accepted")
@@ -352,16 +352,3 @@ var _ = Describe("a Proxy", func() {
 		Expect(s.LastApplied).To(BeTemporally(">=", s.LastQueued))
 	})
 })
-
-// dialedPort returns an address on which connections are refused until the test
-// ends: that of a connected socket.
-func dialedPort() netip.AddrPort {
-	GinkgoHelper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	Expect(err).NotTo(HaveOccurred())
-	defer l.Close()
-	c, err := net.Dial("tcp", l.Addr().String())
-	Expect(err).NotTo(HaveOccurred())
-	DeferCleanup(func() { c.Close() })
-	return c.LocalAddr().(*net.TCPAddr).AddrPort()
-}

@@ -117,16 +117,6 @@ func answering() netip.AddrPort {
 	})
 }
 
-// refusing returns an address on which connections are refused until the test
-// ends: that of a connected socket.
-func refusing() netip.AddrPort {
-	GinkgoHelper()
-	c, err := net.Dial("tcp", answering().String())
-	Expect(err).NotTo(HaveOccurred())
-	DeferCleanup(func() { c.Close() })
-	return c.LocalAddr().(*net.TCPAddr).AddrPort()
-}
-
 // service is a Service with one port and endpoints that are Pods of this node.
 func service(name, vip string, endpoints ...netip.AddrPort) config.Service {
 	port := config.ServicePort{
@@ -172,7 +162,7 @@ var _ = Describe("the API of a proxy", func() {
 	Describe("a Service with an endpoint that refuses", func() {
 		var bad, good netip.AddrPort
 		BeforeEach(func() {
-			bad, good = refusing(), answering()
+			bad, good = lab.Refusing(), answering()
 			n.proxy.Apply([]config.Service{service("web", "10.96.0.1", bad, good)})
 			_, hello := n.client("web")
 			Expect(hello).To(Equal("hello"))
@@ -273,7 +263,7 @@ var _ = Describe("the API of a proxy", func() {
 	})
 
 	It("tells how endpoints are probed, and what their probes say", func() {
-		bad, good := refusing(), answering()
+		bad, good := lab.Refusing(), answering()
 		svc := service("web", "10.96.0.1", bad, good)
 		svc.Ports[0].Probe = config.Probe{Check: config.Check{Kind: config.CheckTCP}, Interval: 50 * time.Millisecond, Timeout: 10 * time.Second, Rise: 1, Fall: 2}
 		n.proxy.Apply([]config.Service{svc})
@@ -399,7 +389,7 @@ var _ = Describe("the API of a proxy", func() {
 
 	It("filters and sorts connections by how they went, and says how far back they are known", func() {
 		n.proxy.Trace.Keep(100, time.Nanosecond) // all are slow
-		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", refusing(), answering()), service("down", "10.96.0.2", refusing())})
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", lab.Refusing(), answering()), service("down", "10.96.0.2", lab.Refusing())})
 		n.client("web") // stays
 		gone, _ := n.client("web")
 		gone.Close()
@@ -455,7 +445,7 @@ var _ = Describe("the API of a proxy", func() {
 	})
 
 	It("tells how long clients waited, and how their connections ended, by Service, port and endpoint", func() {
-		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering(), refusing()), service("idle", "10.96.0.2", answering())})
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", answering(), lab.Refusing()), service("idle", "10.96.0.2", answering())})
 		c, _ := n.client("web")
 		c.Close()
 		Eventually(n.proxy.Connections).Should(BeZero())

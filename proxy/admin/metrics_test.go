@@ -17,6 +17,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/test/lab"
 )
 
 // update writes docs/metrics.md instead of comparing it: make generate.
@@ -45,7 +46,7 @@ var _ = Describe("the metrics", func() {
 
 	It("are all there, and none that is not documented", func() {
 		n := newNode()
-		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", refusing(), answering())})
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", lab.Refusing(), answering())})
 		c, _ := n.client("web")
 		c.Close()
 		Eventually(n.proxy.Connections).Should(BeZero())
@@ -72,7 +73,7 @@ var _ = Describe("the metrics", func() {
 
 	It("have connections that went wrong as exemplars", func() {
 		n := newNode()
-		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", refusing(), answering())})
+		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", lab.Refusing(), answering())})
 		c, _ := n.client("web") // the first endpoint's turn
 		c.Close()
 		Eventually(n.proxy.Connections).Should(BeZero())
@@ -93,7 +94,7 @@ var _ = Describe("the metrics", func() {
 	It("give a Service series of its own from its first connection on, for so many Services at the most", func() {
 		n := newNode()
 		at := answering()
-		n.proxy.Apply([]config.Service{service("used", "10.96.0.1", refusing(), at), service("idle", "10.96.0.2", at)})
+		n.proxy.Apply([]config.Service{service("used", "10.96.0.1", lab.Refusing(), at), service("idle", "10.96.0.2", at)})
 		n.client("used")
 		series := map[string]float64{}
 		for _, family := range n.gather() {

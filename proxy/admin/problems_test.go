@@ -11,6 +11,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/test/lab"
 )
 
 var _ = Describe("what usher knows to be wrong", func() {
@@ -35,7 +36,7 @@ var _ = Describe("what usher knows to be wrong", func() {
 			return admin.APIServerStatus{Since: since, Error: "connection refused", Skew: -time.Hour}
 		}
 		taken := service("taken", "10.96.0.1", answering())
-		n.proxy.Apply([]config.Service{service("empty", "10.96.0.3"), service("flaky", "10.96.0.2", refusing(), answering()), service("web", "10.96.0.1", answering())})
+		n.proxy.Apply([]config.Service{service("empty", "10.96.0.3"), service("flaky", "10.96.0.2", lab.Refusing(), answering()), service("web", "10.96.0.1", answering())})
 		n.proxy.Apply([]config.Service{taken})
 		n.client("flaky")
 		name := types.NamespacedName{Namespace: "default", Name: "wrong"}

@@ -167,10 +167,8 @@ func toItself(fd int, addr netip.AddrPort) bool {
 	if addr.Port() < 1024 {
 		return false
 	}
-	var local Peer
-	local.length = uint32(len(local.raw))
-	_, _, errno := unix.RawSyscall(unix.SYS_GETSOCKNAME, uintptr(fd), uintptr(unsafe.Pointer(&local.raw)), uintptr(unsafe.Pointer(&local.length)))
-	return errno == 0 && local.AddrPort() == addr
+	local, err := LocalAddr(fd)
+	return err == nil && local == addr
 }
 
 // BindTransparent binds a socket to an address that this node need not have, with any

@@ -77,16 +77,6 @@ var _ = Describe("the proxy for SOCKS and HTTP", func() {
 			fmt.Fprintf(c, "%s: %s", name, question)
 		})
 	}
-	closed := func() netip.AddrPort {
-		GinkgoHelper()
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		Expect(err).NotTo(HaveOccurred())
-		defer l.Close()
-		c, err := net.Dial("tcp", l.Addr().String())
-		Expect(err).NotTo(HaveOccurred())
-		DeferCleanup(c.Close)
-		return c.LocalAddr().(*net.TCPAddr).AddrPort() // which the next listener does not get
-	}
 	service := func(namespace, name, vip string, endpoints ...netip.AddrPort) config.Service {
 		port := config.ServicePort{
 			ID: config.PortID{Namespace: namespace, Service: name, Family: config.IPv4}, Protocol: config.TCP,
@@ -160,7 +150,7 @@ var _ = Describe("the proxy for SOCKS and HTTP", func() {
 	})
 
 	It("makes connections like any other: attempts, and a trace with the client's address", func() {
-		p.Apply([]config.Service{service("default", "web", "10.96.0.10", closed(), backend("web"))})
+		p.Apply([]config.Service{service("default", "web", "10.96.0.10", lab.Refusing(), backend("web"))})
 		Expect(ask("web:80")).To(Equal("web: who?"))
 		Expect(ask("web:80")).To(Equal("web: who?"))
 		Eventually(p.Connections).Should(BeZero())
@@ -192,12 +182,12 @@ var _ = Describe("the proxy for SOCKS and HTTP", func() {
 		other := backend("other")
 		Expect(ask(other.String())).To(Equal("other: who?"))
 		Expect(ask(fmt.Sprintf("localhost:%d", other.Port()))).To(Equal("other: who?"))
-		_, err := ask(closed().String())
+		_, err := ask(lab.Refusing().String())
 		Expect(err).To(MatchError(ContainSubstring("connection refused")))
 	})
 
 	It("resets the client if every attempt fails", func() {
-		o := closed()
+		o := lab.Refusing()
 		p.Apply([]config.Service{service("default", "web", "10.96.0.10", o)})
 		c, err := dialer.Dial("tcp", "web:80")
 		Expect(err).NotTo(HaveOccurred())
@@ -260,7 +250,7 @@ var _ = Describe("the proxy for SOCKS and HTTP", func() {
 		})
 
 		It("makes a connection for each plain request, and leaves the request as it was", func() {
-			p.Apply([]config.Service{service("default", "web", "10.96.0.10", closed(), webServer("a"), webServer("b"))})
+			p.Apply([]config.Service{service("default", "web", "10.96.0.10", lab.Refusing(), webServer("a"), webServer("b"))})
 			seen := map[string]int{}
 			for range 4 {
 				status, answer := get("http://web/x?y;z=1")
@@ -312,12 +302,12 @@ var _ = Describe("the proxy for SOCKS and HTTP", func() {
 			})
 			p.Apply([]config.Service{service("default", "empty", "10.96.0.12"), service("default", "broken", "10.96.0.13", broken)})
 			for host, want := range map[string]string{
-				"empty":              "503 usher: HOST: the Service has no such port, or no endpoints for it",
-				"empty:81":           "503 usher: HOST: the Service has no such port, or no endpoints for it",
-				"nobody.default.svc": "502 usher: HOST: there is no such Service",
-				closed().String():    "502 usher: HOST: connection refused",
-				"broken":             "502 usher: HOST: connection reset by peer; of a Service: every attempt failed, or its endpoint broke off",
-				fmt.Sprint("localhost:", closed().Port()): "502 usher: HOST: connection refused",
+				"empty":                 "503 usher: HOST: the Service has no such port, or no endpoints for it",
+				"empty:81":              "503 usher: HOST: the Service has no such port, or no endpoints for it",
+				"nobody.default.svc":    "502 usher: HOST: there is no such Service",
+				lab.Refusing().String(): "502 usher: HOST: connection refused",
+				"broken":                "502 usher: HOST: connection reset by peer; of a Service: every attempt failed, or its endpoint broke off",
+				fmt.Sprint("localhost:", lab.Refusing().Port()): "502 usher: HOST: connection refused",
 			} {
 				status, answer := get("http://" + host + "/")
 				Expect(fmt.Sprint(status, " ", answer)).To(HavePrefix(strings.ReplaceAll(want, "HOST", host)))

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"io"
 	"net"
 	"net/netip"
 
@@ -33,4 +34,15 @@ func Backend(handle func(net.Conn)) netip.AddrPort {
 	ginkgo.DeferCleanup(func() { l.Close() })
 	Serve(l, handle)
 	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// Refusing is an address of this machine's loopback where connections are refused until the
+// test ends: a connected socket has the port, so no listener gets it.
+func Refusing() netip.AddrPort {
+	ginkgo.GinkgoHelper()
+	silent := Backend(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	c, err := net.Dial("tcp", silent.String())
+	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	ginkgo.DeferCleanup(func() { c.Close() })
+	return c.LocalAddr().(*net.TCPAddr).AddrPort()
 }
