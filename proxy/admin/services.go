@@ -225,7 +225,7 @@ func stateOf(e *balance.Endpoint, now time.Time) api.EndpointState {
 		return api.EndpointQuarantined
 	}
 	switch {
-	case e.Terminating:
+	case e.Terminating && !e.Ready: // with publishNotReadyAddresses it is both, and has its full share
 		return api.EndpointTerminating
 	case e.Ready && e.Suspicious():
 		return api.EndpointSuspicious
