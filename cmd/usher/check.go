@@ -19,7 +19,7 @@ func newCheck() *cobra.Command {
 		Short: "Say what is wrong with manifests",
 		Long: `Reads manifests as 'usher run' does and says what is wrong with them: file,
 document, object, field, and what is allowed. The exit code is 1 if anything is
-wrong. Warnings alone leave it at 0. - is standard input.`,
+wrong, or a folder holds no manifest. Warnings alone leave it at 0. - is standard input.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usagef("check: at least one file or folder is needed")
@@ -76,8 +76,12 @@ func printReport(cmd *cobra.Command, r *manifest.Result) error {
 	for _, s := range r.Services {
 		ports += len(s.Ports)
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "%s, %s with %s, %s, %s\n", show.Plural(r.Files, "file"), show.Plural(len(r.Services), "Service"),
-		show.Plural(ports, "port"), show.Plural(len(r.Errors), "error"), show.Plural(len(r.Warnings), "warning"))
+	unproxied := ""
+	if r.Unproxied > 0 {
+		unproxied = fmt.Sprintf(", %d not proxied (headless, ExternalName, or another proxy's)", r.Unproxied)
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "%s, %s with %s%s, %s, %s\n", show.Plural(r.Files, "file"), show.Plural(len(r.Services), "Service"),
+		show.Plural(ports, "port"), unproxied, show.Plural(len(r.Errors), "error"), show.Plural(len(r.Warnings), "warning"))
 	if len(r.Errors) > 0 {
 		return errSaid
 	}

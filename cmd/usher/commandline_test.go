@@ -106,6 +106,18 @@ var _ = Describe("the command line", func() {
 			Expect(code).To(BeZero())
 			Expect(out).To(HaveSuffix("0 warnings\nNothing to serve was found.\n"))
 		}
+		headless := "apiVersion: v1\nkind: Service\nmetadata: {name: db}\nspec: {clusterIP: None, ports: [{port: 5432}]}\n"
+		Expect(os.WriteFile(file, []byte(headless), 0o600)).To(Succeed())
+		_, out, _ := says("check", file)
+		Expect(out).To(HavePrefix("1 file, 0 Services with 0 ports, 1 not proxied (headless, ExternalName, or another proxy's), 0 errors, 0 warnings\n"))
+	})
+
+	It("refuses a folder without manifests", func() {
+		folder := GinkgoT().TempDir()
+		Expect(os.WriteFile(filepath.Join(folder, "README.md"), nil, 0o600)).To(Succeed())
+		code, _, err := says("check", folder)
+		Expect(code).To(Equal(1))
+		Expect(err).To(Equal("error: " + folder + ": the folder has no .yaml, .yml or .json file; sub-folders are not read\n"))
 	})
 
 	It("takes each level that the logger knows", func() {

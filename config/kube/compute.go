@@ -128,12 +128,10 @@ func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.Endp
 	return out
 }
 
-// misnamed tells of slices whose ports have other names than the Service's.
+// misnamed reports the slices whose ports do not match the Service's.
 func misnamed(svc config.Service, slices []*discoveryv1.EndpointSlice) (list []config.Report) {
-	for _, slice := range slices {
-		if err := translate.Misnamed(svc, slice); err != nil {
-			list = append(list, config.Report{Object: "EndpointSlice " + slice.Namespace + "/" + slice.Name, Service: svc.Name, Reason: "PortNameDiffers", Message: err.Error(), Served: true})
-		}
+	for _, m := range translate.Misnamed(svc, slices) {
+		list = append(list, config.Report{Object: "EndpointSlice " + m.Slice.Namespace + "/" + m.Slice.Name, Service: svc.Name, Reason: "PortNameDiffers", Message: m.Err.Error(), Served: true})
 	}
 	return list
 }

@@ -169,13 +169,13 @@ var _ = Describe("what is wrong with a Service", func() {
 		s, err := New(Options{Client: kubernetes.NewForConfigOrDie(&rest.Config{Host: "192.0.2.1"}), Log: log, Reports: &reports})
 		Expect(err).NotTo(HaveOccurred())
 		name := "http"
-		slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1"}, Ports: []discoveryv1.EndpointPort{{Name: &name}}}
-		svc := config.Service{Name: types.NamespacedName{Namespace: "default", Name: "web"}, Ports: []config.ServicePort{{ID: config.PortID{Port: "main"}}}}
+		slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1"}, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: new(int32(8080))}}}
+		svc := config.Service{Name: types.NamespacedName{Namespace: "default", Name: "web"}, Ports: []config.ServicePort{{ID: config.PortID{Port: "main", Family: config.IPv4}}}}
 		slices := []*discoveryv1.EndpointSlice{slice}
 		s.tellProblems(svc.Name, nil, misnamed(svc, slices)...)
 		all := reports.All()
 		Expect(all).To(HaveLen(1))
-		Expect(all[0].Message).To(Equal(`ports[0].name: "http": Service default/web has no port of that name, only "main"`))
+		Expect(all[0].Message).To(Equal(`ports: "http": none is named "main", so that port of Service default/web has no endpoints`))
 		Expect(all[0].Service).To(Equal(svc.Name))
 		name = "main"
 		s.tellProblems(svc.Name, nil, misnamed(svc, slices)...)

@@ -62,6 +62,13 @@ func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) 
 	}
 	version, known := versions[schema.GroupKind{Group: gv.Group, Kind: h.Kind}]
 	switch {
+	case !known && meant(gv, h.Kind) != (schema.GroupVersionKind{}):
+		want := meant(gv, h.Kind)
+		wrong := field.NotSupported(field.NewPath("kind"), h.Kind, []string{want.Kind})
+		if want.Kind == h.Kind {
+			wrong = field.NotSupported(field.NewPath("apiVersion"), h.APIVersion, []string{want.GroupVersion().String()})
+		}
+		r.spoil(key{want.Kind, h.name}, place, []error{wrong})
 	case !known:
 		r.warnings = append(r.warnings, place.with(fmt.Errorf("%w: usher does not read %s of %s", errIgnored, h.Kind, h.APIVersion)))
 	case gv.Version != version && h.APIVersion != v1beta1:
@@ -72,6 +79,21 @@ func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) 
 	default:
 		r.object(place, value, h, spoiled)
 	}
+}
+
+// meant returns what a kind must be that usher reads and that is misspelled: in its case, or in
+// the group, of those of Kubernetes. An API server refuses it. Other groups have kinds of the
+// same names, which are not usher's.
+func meant(gv schema.GroupVersion, kind string) schema.GroupVersionKind {
+	if gv.Group != "" && gv.Group != discoveryv1.GroupName {
+		return schema.GroupVersionKind{}
+	}
+	for known, version := range versions {
+		if strings.EqualFold(known.Kind, kind) {
+			return known.WithVersion(version)
+		}
+	}
+	return schema.GroupVersionKind{}
 }
 
 // readHeader reads which object value is, as far as that can be understood.

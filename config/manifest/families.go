@@ -106,15 +106,19 @@ func (n networks) chooseFamilies(svc *corev1.Service) field.ErrorList {
 			spec.IPFamilies = append(spec.IPFamilies, second)
 		case *spec.IPFamilyPolicy == corev1.IPFamilyPolicyRequireDualStack:
 			errs = append(errs, field.Invalid(path.Child("ipFamilyPolicy"), *spec.IPFamilyPolicy,
-				fmt.Sprintf("there is no service CIDR for %s addresses", second)))
+				noNetwork(second)))
 		}
 	}
 	for i := len(spec.ClusterIPs); i < len(spec.IPFamilies); i++ {
 		if f := spec.IPFamilies[i]; !n.has(f) {
-			errs = append(errs, field.Invalid(path.Child("ipFamilies").Index(i), f, fmt.Sprintf("there is no service CIDR for %s addresses", f)))
+			errs = append(errs, field.Invalid(path.Child("ipFamilies").Index(i), f, noNetwork(f)))
 		}
 	}
 	return errs
+}
+
+func noNetwork(f corev1.IPFamily) string {
+	return fmt.Sprintf("there is no service CIDR for %s addresses; --service-cidr takes one of each family", f)
 }
 
 func ipFamilyOf(ip string) corev1.IPFamily {

@@ -30,6 +30,9 @@ type listing struct {
 	// unknown are the folders (absolute) whose files are not known, since they
 	// could not be read for another reason than that they do not exist.
 	unknown []string
+
+	// empty are folders in which no file is read.
+	empty []string
 }
 
 // list finds the files that paths stand for: a file for itself, a folder for the
@@ -64,6 +67,12 @@ func (l *listing) folder(path, abs string) {
 		l.fail(path, abs, err)
 		return
 	}
+	before := len(l.entries)
+	defer func() {
+		if len(l.entries) == before {
+			l.empty = append(l.empty, path)
+		}
+	}()
 	for _, f := range found {
 		if !isManifest(f.Name()) {
 			continue

@@ -284,6 +284,10 @@ type Result struct {
 	Files    int              // how many were read
 	Services []config.Service // what would be served, sorted by name
 
+	// Unproxied is how many valid Services there are besides: headless ones, those of type
+	// ExternalName, and those of another proxy.
+	Unproxied int
+
 	// Errors are parts that would not be served; Warnings are parts that would
 	// perhaps not do what was meant. Both are sorted by place.
 	Errors, Warnings []Diagnostic
@@ -307,6 +311,10 @@ func Check(opts Options) (*Result, error) {
 	there := list(l.paths)
 	out := l.load(there, time.Now())
 	r := &Result{Files: len(l.files), Services: out.changed, Errors: out.errors, Warnings: out.warnings}
+	for _, p := range there.empty {
+		r.Errors = append(r.Errors, Diagnostic{File: p, Err: errors.New("the folder has no .yaml, .yml or .json file; sub-folders are not read")})
+	}
+	r.Unproxied = l.resolver.unproxied()
 	for _, p := range there.problems {
 		r.Unread = append(r.Unread, p.File)
 	}

@@ -217,6 +217,16 @@ func (r *resolver) resolve() (changed []config.Service) {
 	return changed
 }
 
+// unproxied returns how many valid Services have nothing that usher serves.
+func (r *resolver) unproxied() (n int) {
+	for _, s := range r.services {
+		if s.had.service != nil && len(s.model.Ports) == 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // served returns how many Services there is a model of.
 func (r *resolver) served() (n int) {
 	for _, s := range r.services {

@@ -51,10 +51,7 @@ func (r *resolver) translate(s *service) (changed bool) {
 	}
 	s.made, s.model, s.problems = svc, config.Service{Name: before.Name}, nil
 	if svc != nil {
-		var mine []*discoveryv1.EndpointSlice
-		for _, o := range s.current() {
-			mine = append(mine, o.slices...)
-		}
+		mine := slicesIn(s.current())
 		s.endpoints = addressesOf(mine)
 		s.model, s.problems = translate.Service(svc, mine, r.node, r.opts)
 		if r.discovery {
@@ -67,6 +64,14 @@ func (r *resolver) translate(s *service) (changed bool) {
 		s.model = config.Service{Name: before.Name}
 	}
 	return !equal(before, s.model)
+}
+
+// slicesIn returns the slices of objects.
+func slicesIn(objects []*object) (all []*discoveryv1.EndpointSlice) {
+	for _, o := range objects {
+		all = append(all, o.slices...)
+	}
+	return all
 }
 
 // addressesOf returns the addresses of all endpoints.
@@ -131,10 +136,14 @@ func (r *resolver) diagnose(n name, s *service) {
 			if s.had.service == nil { // they wait for it
 				warn(fmt.Errorf("there is no Service %s for these endpoints", n))
 			}
-			if err := translate.Misnamed(s.model, slice); err != nil && slices.Contains(used, o) {
-				warn(err)
-			}
 		}
+	}
+	for _, m := range translate.Misnamed(s.model, slicesIn(used)) {
+		o := used[slices.IndexFunc(used, func(o *object) bool { return slices.Contains(o.slices, m.Slice) })]
+		s.warnings = append(s.warnings, finding{o, m.Err})
+	}
+	if svc := s.had.service; svc != nil && len(s.slices) == 0 && len(svc.Spec.Selector) > 0 && s.model.Ports != nil {
+		s.warnings = append(s.warnings, finding{s.object, fmt.Errorf("spec.selector: no EndpointSlice or Endpoints belongs to this Service, and from files no controller makes them of Pods; add an EndpointSlice with the label %s: %s", discoveryv1.LabelServiceName, svc.Name)})
 	}
 	if len(s.errors)+len(s.warnings) > 0 {
 		r.troubled[n] = true

@@ -149,6 +149,15 @@ var _ = Describe("a Source", func() {
 		Expect(bytes.Count(r.log.Contents(), []byte("b.yaml, document 1, line 1"))).To(Equal(1))
 	})
 
+	It("drops the Services that are taken out of a file in which a document is null", func() {
+		write(a, service("one", "10.96.0.1")+service("two", "10.96.0.2"))
+		r := run([]string{dir})
+		r.becomes("one", "10.96.0.1", "two", "10.96.0.2")
+		replace(a, service("two", "10.96.0.2")+"---\nnull\n")
+		r.becomes("two", "10.96.0.2")
+		Expect(r.log.Contents()).NotTo(ContainSubstring("level=error"))
+	})
+
 	It("hands over only the Services that changed", func() {
 		write(a, service("one", "10.96.0.1")+service("two", "10.96.0.2"))
 		r := run([]string{dir})

@@ -58,6 +58,9 @@ func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxErr
 		}
 	}
 	if size, err := d.aliasedSize(); err != nil {
+		if e, is := d.template(); is {
+			return nil, []SyntaxError{e}
+		}
 		return nil, []SyntaxError{d.syntaxError(err)}
 	} else if budget.Add(-int64(size)) < 0 {
 		return nil, []SyntaxError{{Text: "too large when its aliases (*name) are written out"}}
@@ -69,12 +72,29 @@ func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxErr
 	if value, lax := yaml.YAMLToJSON(d.Text); lax == nil {
 		var root yaml3.Node
 		values, _ = [][]byte{value}, yaml3.Unmarshal(d.Text, &root) // fails where the strict error is all there is to say
-		errs = d.duplicates(&root, "")
+		if errs = d.duplicates(&root, ""); len(errs) == 0 && root.Kind != 0 && bytes.Contains(d.Text, []byte("<<")) {
+			return values, nil // a merge (<<) and one of its keys again: YAML and kubectl allow it
+		}
+	}
+	if e, is := d.template(); is {
+		return nil, []SyntaxError{e}
 	}
 	if len(errs) == 0 {
 		errs = []SyntaxError{d.syntaxError(err)}
 	}
 	return values, errs
+}
+
+// action is an action of a Go template that stands where YAML has a value or a key.
+var action = regexp.MustCompile(`(?m)^[^#"'\n]*(\{\{[^\n]{0,60})`)
+
+// template returns the error for a document that has to be rendered before it is YAML.
+func (d Document) template() (SyntaxError, bool) {
+	at := action.FindSubmatchIndex(d.Text)
+	if at == nil {
+		return SyntaxError{}, false
+	}
+	return SyntaxError{d.Line - 1 + lines(d.Text[:at[2]]), fmt.Sprintf("%q: this is a template, not a manifest; render it first, for example with \"helm template\"", bytes.TrimSpace(d.Text[at[2]:at[3]]))}, true
 }
 
 // JSONValues returns the values of a text that consists of JSON values, one after

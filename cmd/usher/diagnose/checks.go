@@ -3,6 +3,7 @@ package diagnose
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -91,7 +92,7 @@ func objects(_ context.Context, s *subject) (all []Finding) {
 			}
 			of[p.Message] = true
 			remedy := "correct it; usher takes it over at once"
-			if strings.Contains(p.Message, "has no port of that name") {
+			if strings.Contains(p.Message, "none is named") {
 				remedy = "give the port of the EndpointSlice the name of the Service's port, or leave both without one"
 			}
 			all = append(all, Finding{"", severity, "Service " + name, p.Message, p.Reason + ": " + effect, remedy})
@@ -135,7 +136,7 @@ func endpoints(_ context.Context, s *subject) (all []Finding) {
 		case p.port.Problem != nil:
 		case total == 0:
 			all = append(all, Finding{"", Failing, p.object, "no endpoint at all for " + vip + ": clients are refused", "usher knows 0 endpoints",
-				noEndpoints(p.name)})
+				noEndpoints(p)})
 		case usable == 0:
 			all = append(all, Finding{"", Failing, p.object, "no endpoint for " + vip + " can be used: clients are refused", fmt.Sprintf("0 of %d are ready, or serving", total),
 				"kubectl describe pod: the readiness probe says why"})
@@ -148,9 +149,13 @@ func endpoints(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// noEndpoints says what to do where there are none.
-func noEndpoints(service string) string {
-	namespace, name, _ := strings.Cut(service, "/")
+// noEndpoints returns the remedy for a port without endpoints. Where a slice has them, and
+// its ports are to blame, a problem of the Service says so: see translate.Misnamed.
+func noEndpoints(p place) string {
+	if slices.ContainsFunc(p.problems, func(p api.Problem) bool { return strings.Contains(p.Message, "has no endpoints") }) {
+		return "correct the ports of its EndpointSlice, which has endpoints"
+	}
+	namespace, name, _ := strings.Cut(p.name, "/")
 	return fmt.Sprintf("does the selector match Pods? kubectl -n %s get endpointslices -l kubernetes.io/service-name=%s", namespace, name)
 }
 

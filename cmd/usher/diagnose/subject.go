@@ -99,9 +99,10 @@ func (s *subject) worst(ctx context.Context) (names []string, err error) {
 
 // place is a port of a Service.
 type place struct {
-	object string // "Service default/web"
-	name   string // "default/web"
-	port   *api.ServicePort
+	object   string // "Service default/web"
+	name     string // "default/web"
+	problems []api.Problem
+	port     *api.ServicePort
 }
 
 func (s *subject) ports(do func(place)) {
@@ -109,7 +110,7 @@ func (s *subject) ports(do func(place)) {
 		d := &s.services[i]
 		name := d.Namespace + "/" + d.Name
 		for j := range d.Details {
-			do(place{"Service " + name, name, &d.Details[j]})
+			do(place{"Service " + name, name, d.Problems, &d.Details[j]})
 		}
 	}
 }
