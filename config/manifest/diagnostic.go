@@ -24,6 +24,9 @@ type Diagnostic struct {
 // of them: the log and Check tell, but nothing is wrong.
 var errIgnored = errors.New("ignored")
 
+// errTwice is for a further definition of an object. The first one counts.
+var errTwice = errors.New("already defined")
+
 // Error returns, for example,
 //
 //	examples/web.yaml, document 2, Service default/web: spec.ports[0].port: Invalid value: 70000: must be between 1 and 65535, inclusive

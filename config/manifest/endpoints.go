@@ -134,7 +134,7 @@ func validateEndpoints(e *corev1.Endpoints) field.ErrorList {
 			errs = append(errs, validateSubsetPort(&s.Ports[j], len(s.Ports) > 1, path.Child("ports").Index(j))...)
 		}
 	}
-	return errs
+	return accepted(&e.ObjectMeta, errs)
 }
 
 func validateAddresses(addresses []corev1.EndpointAddress, path *field.Path) (errs field.ErrorList) {

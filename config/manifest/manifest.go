@@ -258,6 +258,7 @@ func (s *Source) report(all []Diagnostic, rejected int) {
 		if i >= rejected {
 			r.Reason, r.Served = "ManifestDoubtful", true
 		}
+		r.Served = r.Served || errors.Is(d.Err, errTwice)
 		kind, object, _ := strings.Cut(d.Object, " ")
 		if namespace, name, is := strings.Cut(object, "/"); is && kind == "Service" {
 			r.Service = types.NamespacedName{Namespace: namespace, Name: name}

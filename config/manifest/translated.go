@@ -168,7 +168,7 @@ func (r *resolver) diagnostics() (errs, warnings []Diagnostic) {
 	for k := range r.twice {
 		all := r.defined[k]
 		for _, o := range all[1:] {
-			errs = append(errs, o.place.with(fmt.Errorf("already defined in %s, document %d", all[0].place.File, all[0].place.Document)))
+			errs = append(errs, o.place.with(fmt.Errorf("%w in %s, document %d", errTwice, all[0].place.File, all[0].place.Document)))
 		}
 	}
 	for n := range r.troubled {

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
@@ -41,10 +42,22 @@ func (n networks) validateService(svc *corev1.Service) field.ErrorList {
 	errs = append(errs, validateSourceRanges(svc)...)
 	errs = append(errs, validateLoadBalancer(svc)...)
 	errs = append(errs, validatePolicies(spec, path)...)
-	if len(errs) == 0 {
+	if errs = accepted(&svc.ObjectMeta, errs); len(errs) == 0 {
 		errs = n.chooseFamilies(svc)
 	}
 	return errs
+}
+
+// accepted leaves out errors about the form of addresses (leading zeros, IPv4-mapped IPv6) of an object that an API server has stored: what
+// older ones accepted stays valid, and kube-proxy serves it.
+func accepted(meta *metav1.ObjectMeta, errs field.ErrorList) field.ErrorList {
+	if meta.UID == "" {
+		return errs
+	}
+	return slices.DeleteFunc(errs, func(e *field.Error) bool {
+		value, _ := e.BadValue.(string)
+		return e.Origin == "format=ip-sloppy" && netutils.ParseIPSloppy(value) != nil
+	})
 }
 
 // headless reports whether a Service has no cluster IP because it wants none.
@@ -213,7 +226,7 @@ func validateSourceRanges(svc *corev1.Service) (errs field.ErrorList) {
 		errs = append(errs, field.Forbidden(path, "may only be used when `type` is 'LoadBalancer'"))
 	}
 	for i, r := range ranges {
-		errs = append(errs, utilvalidation.IsValidCIDRForLegacyField(path.Index(i), strings.TrimSpace(r), true, nil)...)
+		errs = append(errs, utilvalidation.IsValidCIDRForLegacyField(path.Index(i), strings.TrimSpace(r), svc.UID == "", nil)...)
 	}
 	return errs
 }

@@ -44,7 +44,7 @@ func validateSlice(s *discoveryv1.EndpointSlice) field.ErrorList {
 	for i := range s.Endpoints {
 		errs = append(errs, validateEndpoint(&s.Endpoints[i], s.AddressType, path.Index(i))...)
 	}
-	return errs
+	return accepted(&s.ObjectMeta, errs)
 }
 
 func validateSlicePorts(ports []discoveryv1.EndpointPort, path *field.Path) (errs field.ErrorList) {

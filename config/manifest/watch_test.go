@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -156,6 +157,22 @@ var _ = Describe("a Source", func() {
 		replace(a, service("two", "10.96.0.2")+"---\nnull\n")
 		r.becomes("two", "10.96.0.2")
 		Expect(r.log.Contents()).NotTo(ContainSubstring("level=error"))
+	})
+
+	It("reports a further definition of a headless Service, and not that the Service is not served", func() {
+		headless := strings.Replace(service("db", "10.96.0.1"), "10.96.0.1", "None", 1)
+		write(a, headless+headless)
+		var reports config.Reports
+		s, err := manifest.New(manifest.Options{Paths: []string{dir}, Reports: &reports})
+		Expect(err).NotTo(HaveOccurred())
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error)
+		go func() { ended <- s.Run(ctx, func([]config.Service) {}) }()
+		Eventually(reports.All).Should(HaveLen(1))
+		Expect(reports.All()[0].Message).To(HaveSuffix("already defined in " + a + ", document 1"))
+		Expect(reports.All()[0].Served).To(BeTrue())
+		cancel()
+		Expect(<-ended).To(Succeed())
 	})
 
 	It("hands over only the Services that changed", func() {
