@@ -17,7 +17,7 @@ type Flag struct {
 	decode func(string) any
 }
 
-// Flags are those of kube-proxy 1.36 that usher has no flag of the same name for.
+// Flags are those of kube-proxy 1.37 that usher has no flag of the same name for.
 var Flags = []Flag{
 	text("bind-address", "bindAddress"),
 	text("config-sync-period", "configSyncPeriod"),

@@ -83,6 +83,7 @@ var _ = Describe("Read", func() {
 		Entry("bindAddress as the primary address", "bindAddress: 192.0.2.1\nnodePortAddresses: [primary]",
 			Settings{Flags: flags{"nodeport-addresses": "primary"}, NodeIP: netip.MustParseAddr("192.0.2.1")}),
 
+		Entry("nodePortAddresses of words and networks", "nodePortAddresses: [localhost, 192.0.2.0/24, primary]", Settings{Flags: flags{"nodeport-addresses": "localhost,192.0.2.0/24,primary"}}),
 		Entry("nodePortAddresses: primary", "nodePortAddresses: [primary]", Settings{Flags: flags{"nodeport-addresses": "primary"}}),
 		Entry("nodePortAddresses: networks", "nodePortAddresses: [192.0.2.7/24, 'fd00::/8']",
 			Settings{Flags: flags{"nodeport-addresses": "192.0.2.0/24,fd00::/8"}}),
@@ -249,8 +250,8 @@ var _ = Describe("Read", func() {
 		Entry("metricsBindAddress: no address", "metricsBindAddress: ':10249'", "metricsBindAddress: Invalid value"),
 		Entry("metricsBindAddress: port 65536", "metricsBindAddress: 127.0.0.1:65536", "metricsBindAddress: Invalid value"),
 		Entry("bindAddress", "bindAddress: node-1", `bindAddress: Invalid value: "node-1": must be an IP address`),
-		Entry("nodePortAddresses", "nodePortAddresses: [192.0.2.1]", `nodePortAddresses[0]: Invalid value: "192.0.2.1": must be a CIDR such as 192.168.0.0/16, or primary`),
-		Entry("nodePortAddresses mixed", "nodePortAddresses: [192.0.2.0/24, primary]", `nodePortAddresses[1]: Invalid value: "primary": must stand alone`),
+		Entry("nodePortAddresses", "nodePortAddresses: [192.0.2.1]", `nodePortAddresses[0]: Invalid value: "192.0.2.1": must be a CIDR such as 192.168.0.0/16, or one of the words primary, localhost and all`),
+		Entry("nodePortAddresses twice", "nodePortAddresses: [all, primary, all]", `nodePortAddresses[2]: Duplicate value: "all"`),
 		Entry("clusterCIDR", "clusterCIDR: 10.244.0.0", `clusterCIDR: Invalid value: "10.244.0.0": must be a CIDR such as 10.244.0.0/16`),
 		Entry("clusterCIDR twice in a family", "clusterCIDR: 10.1.0.0/16,10.2.0.0/16", `clusterCIDR: Invalid value: "10.1.0.0/16,10.2.0.0/16"`),
 		Entry("clusterCIDR even where it is not used", "detectLocalMode: NodeCIDR\nclusterCIDR: x", "clusterCIDR: Invalid value"),
@@ -402,9 +403,9 @@ var valid = map[string]string{
 func everyField(t reflect.Type, keys []string, out map[string]string) {
 	for i := range t.NumField() {
 		f := t.Field(i)
-		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		at := append(keys[:len(keys):len(keys)], name)
-		if strings.Contains(options, "inline") {
+		if f.Anonymous && name == "" {
 			at = keys
 		}
 		kind := f.Type
