@@ -94,7 +94,7 @@ var _ = Describe("usher run", func() {
 		Entry(nil, "--service-cidr=10.0.0.0/8,11.0.0.0/8", "--service-cidr: 10.0.0.0/8 and 11.0.0.0/8 are of the same IP family; there is one for each"),
 		Entry(nil, "--service-cidr=", "--service-cidr: at least one is needed"),
 		Entry(nil, "--proxy-port-range=9-5", `--proxy-port-range: "9-5" is not FIRST-LAST with ports from 1 to 65535`),
-		Entry(nil, "--nodeport-addresses=primary,10.0.0.0/8", `--nodeport-addresses: "primary" is neither a CIDR such as 192.0.2.0/24 nor, alone, the word "primary"`),
+		Entry(nil, "--nodeport-addresses=primary,here", `--nodeport-addresses: "here" is neither a CIDR such as 192.0.2.0/24 nor one of the words primary, localhost and all`),
 		Entry(nil, "--load-balancer-cidr=elb", `--load-balancer-cidr: "elb" is not a CIDR such as 10.0.0.0/16`),
 		Entry(nil, "--via=auto", "--via=auto leads through an API server, and --manifests says that there is none"),
 		Entry(nil, "--context=staging", "--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source"),

@@ -316,16 +316,23 @@ func parsePortRange(s string) (ports portal.PortRange, err error) {
 	return ports, err
 }
 
-// primary is the word for the node's primary addresses in --nodeport-addresses,
-// as in kube-proxy's.
-const primary = "primary"
-
-// parseNodePortAddresses parses the value of --nodeport-addresses.
+// parseNodePortAddresses parses the value of --nodeport-addresses: the keywords of kube-proxy's
+// nodePortAddresses (KubeProxyConfiguration, since Kubernetes 1.37) and networks, in any mix.
 func parseNodePortAddresses(list []string, nodeIP netip.Addr) (n daemon.NodePorts, err error) {
-	if len(list) == 1 && list[0] == primary {
-		return daemon.NodePorts{Primary: true, NodeIP: nodeIP}, nil
+	var networks []string
+	for _, s := range list {
+		switch s {
+		case "primary":
+			n.Primary, n.NodeIP = true, nodeIP
+		case "localhost":
+			networks = append(networks, "127.0.0.0/8", "::1/128")
+		case "all":
+			networks = append(networks, "0.0.0.0/0", "::/0")
+		default:
+			networks = append(networks, s)
+		}
 	}
-	n.Networks, err = parseCIDRs(list, `--nodeport-addresses: %q is neither a CIDR such as 192.0.2.0/24 nor, alone, the word "`+primary+`"`)
+	n.Networks, err = parseCIDRs(networks, `--nodeport-addresses: %q is neither a CIDR such as 192.0.2.0/24 nor one of the words primary, localhost and all`)
 	return n, err
 }
 

@@ -62,7 +62,7 @@ over.`,
 	flags.StringVar(&r.NodeName, "node-name", "", "name of this node's Node object; empty means this machine's name, and with --via=portforward or auto that this is no node")
 	r.registerNode(flags)
 	flags.StringVar(&r.ServiceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value; empty means those without the label")
-	flags.StringSliceVar(&r.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses on which node ports are served, or the word primary, for those in the Node object (without one, those from which the node reaches other networks); empty means all addresses, loopback included")
+	flags.StringSliceVar(&r.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses on which node ports are served, or the words primary (the addresses in the Node object; without one, those from which the node reaches other networks), localhost and all, in any mix; empty means all addresses, loopback included")
 	flags.StringSliceVar(&r.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, besides those that the Node object names: policies for clients from outside do not apply to Pods")
 	flags.StringSliceVar(&r.loadBalancers, "load-balancer-cidr", nil, loadBalancersUsage)
 	flags.StringVar(&r.config, "config", "", "`file` with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); a flag wins over it")

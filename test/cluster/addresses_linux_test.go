@@ -173,6 +173,19 @@ func addressSpecs(portal string) {
 		Eventually(failure(c.outside, at(lab.NodeOut6, port))).WithTimeout(soon).Should(HaveOccurred())
 	})
 
+	It("a node port on loopback alone, of both families, by the word localhost", func() {
+		pods()
+		both := corev1.IPFamilyPolicyRequireDualStack
+		svc := c.service("web", nodePort, func(s *corev1.Service) { s.Spec.IPFamilyPolicy = &both })
+		start("--nodeport-addresses=localhost")
+		port := svc.Spec.Ports[0].NodePort
+		reaches(c.node, "", at("127.0.0.1", port), local, distant)
+		reaches(c.node, "", at("::1", port), local, distant)
+		for _, a := range []string{lab.NodeOut4, lab.NodeOut6} {
+			Expect(failure(c.outside, at(a, port))()).To(HaveOccurred(), a)
+		}
+	})
+
 	It("a node port on an address that the node gets later", func() {
 		pods()
 		svc := c.service("web", nodePort)

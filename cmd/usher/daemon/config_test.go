@@ -106,6 +106,12 @@ var _ = Describe("node ports", func() {
 		Expect(within(n.networks(addrs("192.0.2.2", "2001:db8::1")), all...)).To(Equal([]string{"192.0.2.2", "2001:db8::1"}))
 	})
 
+	It("on primary addresses and networks are on both, and nowhere else in a family", func() {
+		n := NodePorts{Primary: true, Networks: []netip.Prefix{netip.MustParsePrefix("192.0.2.2/32"), netip.MustParsePrefix("::1/128")}}
+		Expect(within(n.networks(addrs("192.0.2.1")), all...)).To(Equal([]string{"192.0.2.1", "192.0.2.2", "::1"}))
+		Expect(within(n.networks(nil), all...)).To(Equal([]string{"192.0.2.2", "::1"}))
+	})
+
 	It("on primary addresses have the node's IP as that of its family", func() {
 		n := NodePorts{Primary: true, NodeIP: netip.MustParseAddr("192.0.2.2")}
 		Expect(within(n.networks(addrs("192.0.2.1", "2001:db8::1")), all...)).To(Equal([]string{"192.0.2.2", "2001:db8::1"}))

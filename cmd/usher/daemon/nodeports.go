@@ -11,11 +11,11 @@ import (
 // all of them, loopback included.
 type NodePorts struct {
 	// Networks are those with these addresses. As with kube-proxy, an IP family that has
-	// none is not restricted.
+	// none is not restricted, unless Primary is set.
 	Networks []netip.Prefix
-	// Primary says that they are the node's primary addresses, of each family one, and
-	// not Networks: those in the Node object, or without one those from which the node
-	// reaches other networks. They may change. Nowhere, as long as they are not known.
+	// Primary adds the node's primary addresses, of each family one: those in the Node object,
+	// or without one those from which the node reaches other networks. They may change, and
+	// are none as long as they are not known.
 	Primary bool
 	// NodeIP is primary in its family, if it is valid.
 	NodeIP netip.Addr
@@ -25,13 +25,13 @@ type NodePorts struct {
 var nowhere = netip.PrefixFrom(netip.IPv6Unspecified(), 128)
 
 // networks returns those on whose addresses node ports are where the node's primary
-// addresses are these; none means all. With Primary a family without an address has no
+// addresses are these; none means all. With Primary a family without an address or network has no
 // node ports.
 func (n NodePorts) networks(primary []netip.Addr) []netip.Prefix {
 	if !n.Primary {
 		return n.bothFamilies()
 	}
-	out := []netip.Prefix{nowhere}
+	out := append([]netip.Prefix{nowhere}, n.Networks...)
 	if n.NodeIP.IsValid() {
 		out = append(out, netip.PrefixFrom(n.NodeIP, n.NodeIP.BitLen()))
 	}
@@ -89,5 +89,5 @@ func (d *Daemon) setPrimaryAddresses(addrs []netip.Addr) {
 	for _, n := range now[1:] {
 		addresses = append(addresses, n.String())
 	}
-	d.log.WithField("addresses", strings.Join(addresses, ",")).Info("Node ports are served at this node's primary addresses")
+	d.log.WithField("addresses", strings.Join(addresses, ",")).Info("Node ports are served at these addresses")
 }

@@ -153,7 +153,7 @@ func settings(c *v1alpha1.KubeProxyConfiguration) (*Settings, field.ErrorList) {
 		"portal":                 v.mode(field.NewPath("mode"), c.Mode),
 		"scheduler":              v.scheduler(c),
 	}
-	if primaryNodePorts(c) {
+	if len(c.NodePortAddresses) == 0 && c.Mode == modeNFTables { // kube-proxy's default there
 		s.Flags["nodeport-addresses"] = primary
 	}
 	s.Resync = v.period(field.NewPath("configSyncPeriod"), c.ConfigSyncPeriod.Duration, 0)
@@ -183,13 +183,12 @@ func said[T comparable](v T) string {
 	return fmt.Sprint(v)
 }
 
-// primaryNodePorts reports whether node ports are on the node's primary addresses
-// only: kube-proxy's default in mode nftables.
+// primaryNodePorts reports whether node ports are on the node's primary addresses.
 func primaryNodePorts(c *v1alpha1.KubeProxyConfiguration) bool {
 	if len(c.NodePortAddresses) == 0 {
 		return c.Mode == modeNFTables
 	}
-	return slices.Equal(c.NodePortAddresses, []string{primary})
+	return slices.Contains(c.NodePortAddresses, primary)
 }
 
 // primary is the word for the node's primary addresses, in kube-proxy's settings and in
@@ -341,19 +340,21 @@ func (v *validator) addrPort(path *field.Path, value string, port uint16) string
 }
 
 func (v *validator) nodePorts(path *field.Path, values []string) string {
-	var networks []string
+	var words []string
 	for i, value := range values {
 		switch {
-		case value == primary && len(values) > 1:
-			v.invalid(path.Index(i), value, "must stand alone: either primary, or networks")
-		case value == primary: // see primaryNodePorts
-		default:
-			if p, ok := v.cidr(path.Index(i), value, "must be a CIDR such as 192.168.0.0/16, or primary"); ok {
-				networks = append(networks, p.String())
+		case !slices.Contains([]string{primary, "localhost", "all"}, value):
+			p, ok := v.cidr(path.Index(i), value, "must be a CIDR such as 192.168.0.0/16, or one of the words primary, localhost and all")
+			if !ok {
+				continue
 			}
+			value = p.String()
+		case slices.Contains(values[:i], value):
+			v.errs = append(v.errs, field.Duplicate(path.Index(i), value))
 		}
+		words = append(words, value)
 	}
-	return strings.Join(networks, ",")
+	return strings.Join(words, ",")
 }
 
 func (v *validator) clusterCIDRs(path *field.Path, value string) string {
