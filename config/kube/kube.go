@@ -129,12 +129,12 @@ func New(options Options) (*Source, error) {
 		triggers: triggers{latest: map[types.NamespacedName]time.Time{}},
 	}
 	s.labels = nodeLabels{client: options.Metadata, log: options.Log, moved: s.markMoved, asks: map[types.NamespacedName][]string{}}
-	serviceLabels, sliceLabels, err := selectors(options.ServiceProxyName, options.Discovery)
+	of, err := selectorsFor(options.ServiceProxyName, options.Discovery)
 	if err != nil {
 		return nil, err
 	}
-	s.services = s.factory(serviceLabels, "").Core().V1().Services().Informer()
-	s.slices = s.factory(sliceLabels, "").Discovery().V1().EndpointSlices().Informer()
+	s.services = s.factory(of.serviceLabels, of.serviceFields).Core().V1().Services().Informer()
+	s.slices = s.factory(of.sliceLabels, "").Discovery().V1().EndpointSlices().Informer()
 	err = errors.Join(
 		s.slices.AddIndexers(cache.Indexers{byService: func(object any) ([]string, error) {
 			name, ok := translate.ServiceOf(object.(*discoveryv1.EndpointSlice))
@@ -160,29 +160,29 @@ func New(options Options) (*Source, error) {
 	return s, err
 }
 
-// selectors returns the label selectors for Services and EndpointSlices, so that
-// the API server does not even send what is not usher's business: headless
-// Services, and those of other proxies. EndpointSlices that people wrote have
-// perhaps not the label with a proxy's name, so with a name they are sorted out
-// here. Discovery is about all of them.
-func selectors(proxyName string, discovery bool) (services, slices string, err error) {
+// selectors say which objects the API server sends.
+type selectors struct{ serviceLabels, serviceFields, sliceLabels string }
+
+// selectorsFor returns kube-proxy's selectors (cmd/kube-proxy/app/server.go, v1.37): Services that
+// are not headless and name no other proxy, and the slices of such Services. Discovery is about
+// all of them.
+func selectorsFor(proxyName string, discovery bool) (s selectors, err error) {
 	if discovery {
-		return "", "", nil
+		return s, nil
 	}
-	notHeadless, err1 := labels.NewRequirement(corev1.IsHeadlessService, selection.DoesNotExist, nil)
-	unlabelled, err2 := labels.NewRequirement(translate.LabelServiceProxyName, selection.DoesNotExist, nil)
+	mine, err1 := labels.NewRequirement(translate.LabelServiceProxyName, selection.DoesNotExist, nil)
+	if proxyName != "" {
+		mine, err1 = labels.NewRequirement(translate.LabelServiceProxyName, selection.Equals, []string{proxyName})
+	}
+	notHeadless, err2 := labels.NewRequirement(corev1.IsHeadlessService, selection.DoesNotExist, nil)
 	if err := errors.Join(err1, err2); err != nil {
-		return "", "", err
+		return s, fmt.Errorf("service proxy name %q: %w", proxyName, err)
 	}
-	if proxyName == "" {
-		both := labels.NewSelector().Add(*notHeadless, *unlabelled).String()
-		return both, both, nil
-	}
-	named, err := labels.NewRequirement(translate.LabelServiceProxyName, selection.Equals, []string{proxyName})
-	if err != nil {
-		return "", "", fmt.Errorf("service proxy name %q: %w", proxyName, err)
-	}
-	return labels.NewSelector().Add(*notHeadless, *named).String(), labels.NewSelector().Add(*notHeadless).String(), nil
+	return selectors{
+		serviceLabels: labels.NewSelector().Add(*mine).String(),
+		serviceFields: fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
+		sliceLabels:   labels.NewSelector().Add(*notHeadless).String(),
+	}, nil
 }
 
 func (s *Source) factory(labelSelector, fieldSelector string) informers.SharedInformerFactory {

@@ -32,25 +32,33 @@ func TestKube(t *testing.T) {
 
 var _ = DescribeTable("the API server is asked only for what is usher's business",
 	func(proxyName string, discovery bool, object map[string]string, service, slice bool) {
-		forServices, forSlices, err := selectors(proxyName, discovery)
+		of, err := selectorsFor(proxyName, discovery)
 		Expect(err).NotTo(HaveOccurred())
 		matches := func(selector string) bool {
 			s, err := labels.Parse(selector)
 			Expect(err).NotTo(HaveOccurred())
 			return s.Matches(labels.Set(object))
 		}
-		Expect(matches(forServices)).To(Equal(service), "Service")
-		Expect(matches(forSlices)).To(Equal(slice), "EndpointSlice")
+		Expect(matches(of.serviceLabels)).To(Equal(service), "Service")
+		Expect(matches(of.sliceLabels)).To(Equal(slice), "EndpointSlice")
 	},
 	Entry("no label", "", false, map[string]string{}, true, true),
-	Entry("headless", "", false, map[string]string{"service.kubernetes.io/headless": ""}, false, false),
-	Entry("another proxy's", "", false, map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, false, false),
+	Entry("headless, which only slices are by their label", "", false, map[string]string{"service.kubernetes.io/headless": ""}, true, false),
+	Entry("another proxy's", "", false, map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, false, true),
 	Entry("with a name: its own", "usher", false, map[string]string{"service.kubernetes.io/service-proxy-name": "usher"}, true, true),
 	Entry("with a name: no label; people may have written the slice", "usher", false, map[string]string{}, false, true),
 	Entry("with a name: headless", "usher", false, map[string]string{"service.kubernetes.io/headless": ""}, false, false),
+	Entry("with a name: another proxy's", "usher", false, map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, false, true),
 	Entry("with discovery: headless", "", true, map[string]string{"service.kubernetes.io/headless": ""}, true, true),
 	Entry("with discovery: another proxy's", "usher", true, map[string]string{"service.kubernetes.io/service-proxy-name": "other"}, true, true),
 )
+
+var _ = It("the API server is not asked for Services without a cluster IP, but with discovery", func() {
+	of, err := selectorsFor("", false)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(of.serviceFields).To(Equal("spec.clusterIP!=None"))
+	Expect(selectorsFor("", true)).To(BeZero())
+})
 
 var _ = Describe("a Node", func() {
 	node := func(change func(*corev1.Node)) config.Node {

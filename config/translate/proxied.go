@@ -6,8 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// LabelServiceProxyName is the label of a Service or an EndpointSlice that says
-// which proxy's business it is, and no other's.
+// LabelServiceProxyName is the label of a Service that names the proxy which serves it.
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
 // Proxied reports whether svc is a Service that usher serves. If usher was told
@@ -20,9 +19,6 @@ func Proxied(svc *corev1.Service, proxyName string) bool {
 	case svc.Spec.Type == corev1.ServiceTypeExternalName:
 		return false // DNS answers with a CNAME
 	case svc.Spec.ClusterIP == "" || svc.Spec.ClusterIP == corev1.ClusterIPNone:
-		return false
-	}
-	if _, headless := svc.Labels[corev1.IsHeadlessService]; headless {
 		return false
 	}
 	if proxyName == "" {
@@ -49,18 +45,13 @@ func belongs(slice *discoveryv1.EndpointSlice, svc *corev1.Service) bool {
 	return slice.Namespace == svc.Namespace && slice.Labels[discoveryv1.LabelServiceName] == svc.Name
 }
 
-// slicesOf returns those of all that belong to svc and are ours. The EndpointSlice controller
-// copies the labels of a Service to its slices; one that has another proxy's
-// name all the same is not for us. One that people wrote may have no such label.
-func slicesOf(svc *corev1.Service, all []*discoveryv1.EndpointSlice, proxyName string) []*discoveryv1.EndpointSlice {
+// slicesOf returns those of all that belong to svc. As with kube-proxy, the label
+// LabelServiceProxyName of a slice means nothing, and those with the label
+// service.kubernetes.io/headless are ignored.
+func slicesOf(svc *corev1.Service, all []*discoveryv1.EndpointSlice) []*discoveryv1.EndpointSlice {
 	var out []*discoveryv1.EndpointSlice
 	for _, s := range all {
-		if !belongs(s, svc) {
-			continue
-		}
-		_, headless := s.Labels[corev1.IsHeadlessService]
-		foreign := labelled(s.Labels) && (proxyName == "" || s.Labels[LabelServiceProxyName] != proxyName)
-		if !headless && !foreign {
+		if _, headless := s.Labels[corev1.IsHeadlessService]; belongs(s, svc) && !headless {
 			out = append(out, s)
 		}
 	}

@@ -59,7 +59,7 @@ func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.
 	out.HealthCheckNodePort = healthCheckNodePort(svc)
 
 	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, all: opts.ClusterIPs, own: ClusterIPsOf(svc, opts.ServiceProxyName)}
-	mine := slicesOf(svc, all, opts.ServiceProxyName)
+	mine := slicesOf(svc, all)
 	found := gather(out.Ports, mine, refuse, &wrong)
 	weights := annotatedWeights(svc, p)
 	at, keys := placeOf(node, opts.Nodes), topologyKeys(svc, p)

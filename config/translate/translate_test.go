@@ -158,10 +158,18 @@ var _ = Describe("Which Services", func() {
 		Entry("that label, empty", func(s *corev1.Service) {
 			s.Labels = map[string]string{translate.LabelServiceProxyName: ""}
 		}),
-		Entry("label service.kubernetes.io/headless", func(s *corev1.Service) {
-			s.Labels = map[string]string{corev1.IsHeadlessService: ""}
-		}),
 	)
+
+	It("with the label service.kubernetes.io/headless and a cluster IP are proxied, as by kube-proxy", func() {
+		out := translated(service(func(s *corev1.Service) { s.Labels = map[string]string{corev1.IsHeadlessService: ""} }), slice("a", endpoint("10.0.0.1")))
+		Expect(addrs(out.Ports[0].Endpoints)).To(Equal([]string{"10.0.0.1:8080"}))
+	})
+
+	It("have the endpoints of a slice that names another proxy, as with kube-proxy", func() {
+		s := slice("a", endpoint("10.0.0.1"))
+		s.Labels[translate.LabelServiceProxyName] = "other"
+		Expect(addrs(translated(service(), s).Ports[0].Endpoints)).To(Equal([]string{"10.0.0.1:8080"}))
+	})
 
 	It("label service.kubernetes.io/service-proxy-name that equals the name usher was told it has: is ours", func() {
 		labelled := func(s *corev1.Service) { s.Labels = map[string]string{translate.LabelServiceProxyName: "usher"} }
