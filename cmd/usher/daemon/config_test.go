@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -119,6 +120,17 @@ var _ = Describe("node ports", func() {
 })
 
 var _ = Describe("the settings of connection tracking", func() {
+	DescribeTable("count the processors of the node, not those of the process", func(list string, n int) {
+		path := filepath.Join(GinkgoT().TempDir(), "online")
+		Expect(os.WriteFile(path, []byte(list), 0o600)).To(Succeed())
+		Expect(nodeProcessors(path)).To(Equal(n))
+	},
+		Entry("one", "0\n", 1),
+		Entry("a range", "0-63\n", 64),
+		Entry("with gaps", "0-3,6,8-9\n", 7),
+		Entry("what cannot be read", "?", runtime.NumCPU()),
+	)
+
 	It("are made, never lowered where others may need more, and all that cannot be made is named", func() {
 		dir := GinkgoT().TempDir()
 		file := func(name, value string) string {

@@ -35,7 +35,27 @@ type Conntrack struct {
 // SetConntrack makes the kernel's connection tracking what c says, as kube-proxy
 // does. The error names all that cannot be written.
 func SetConntrack(c Conntrack, log logrus.FieldLogger) error {
-	return c.write(conntrackDir, runtime.NumCPU(), log)
+	return c.write(conntrackDir, nodeProcessors("/sys/devices/system/cpu/online"), log)
+}
+
+// nodeProcessors returns how many processors the node has online, by a list such as 0-3,6
+// (Documentation/ABI/testing/sysfs-devices-system-cpu). The process itself may be bound to fewer.
+func nodeProcessors(path string) (n int) {
+	text, _ := os.ReadFile(path)
+	for part := range strings.SplitSeq(strings.TrimSpace(string(text)), ",") {
+		first, last, several := strings.Cut(part, "-")
+		a, err1 := strconv.Atoi(first)
+		b, err2 := strconv.Atoi(last)
+		switch {
+		case err1 == nil && !several:
+			n++
+		case err1 == nil && err2 == nil && b >= a:
+			n += b - a + 1
+		default:
+			return runtime.NumCPU()
+		}
+	}
+	return n
 }
 
 func (c Conntrack) write(dir string, processors int, log logrus.FieldLogger) error {

@@ -149,7 +149,7 @@ func ignored(c *v1alpha1.KubeProxyConfiguration, doc map[string]any) iter.Seq2[s
 			path := strings.Join(keys, ".")
 			why := whyNot(c, path)
 			// Of the values that mean "nothing" as a rule, these say something.
-			said := path == "iptables.localhostNodePorts" && value == false || why == unknown
+			said := path == "iptables.localhostNodePorts" && value == false || keys[0] == "featureGates" || why == unknown
 			if why == "" || empty(value) && !said {
 				continue
 			}
