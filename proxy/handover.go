@@ -8,12 +8,22 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy/frontend"
 )
 
 // Inherit makes listeners use the sockets of a predecessor, and clients keep the endpoints that
 // they had there. It takes what it uses out of sockets. It is called before the first Apply,
 // and InheritRest after that.
 func (p *Proxy) Inherit(sockets map[string]*os.File) {
+	for name, file := range sockets {
+		if plain := frontend.PlainSocketName(name); plain != name { // one of several, of an earlier version
+			if delete(sockets, name); sockets[plain] == nil {
+				sockets[plain] = file
+			} else {
+				file.Close()
+			}
+		}
+	}
 	p.datagrams.Inherit(sockets)
 	p.takeAffinities(sockets)
 	if !p.settle(sockets[namespaceName]) {

@@ -20,7 +20,7 @@ import (
 type keeping struct {
 	names map[frontend.Listener]string
 	// recalled are the names that an earlier process has given to listeners of which there
-	// is none yet, by the handover's name of the first socket.
+	// is none yet, by the handover's name of the socket.
 	recalled map[string]string
 	last     uint64 // number given
 	removed  bool   // something, and nobody has waited for it
@@ -62,8 +62,8 @@ func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 		}
 		p.keeping.last = max(p.keeping.last, number)
 		whole := true
-		for i, file := range p.Store.Take(name) {
-			what, first, err := frontend.SocketNameOf(file, apart, i)
+		for _, file := range p.Store.Take(name) {
+			what, err := frontend.SocketNameOf(file, apart)
 			if handedOver == nil && err == nil && sockets[what] == nil {
 				sockets[what] = file
 			} else {
@@ -71,9 +71,9 @@ func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 				file.Close()
 			}
 			if whole {
-				p.keeping.recalled[first] = name
+				p.keeping.recalled[what] = name
 			} else {
-				delete(p.keeping.recalled, first)
+				delete(p.keeping.recalled, what)
 			}
 		}
 		if !whole {
@@ -109,14 +109,14 @@ func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 			if !is && name != keptNamespace {
 				continue
 			}
-			for i, fd := range fds {
+			for _, fd := range fds {
 				s, ok := frontend.SocketFor(fd, namespaceName)
 				if !ok {
 					continue
 				}
 				var err error
 				if is {
-					s.Name, _, err = frontend.SocketNameOf(s.File, apart, i)
+					s.Name, err = frontend.SocketNameOf(s.File, apart)
 				}
 				if err != nil {
 					s.File.Close()
@@ -130,10 +130,10 @@ func HandOverKept(kept map[string][]int) iter.Seq[handover.Socket] {
 
 // keepOnly forgets what was recalled and is not among sockets.
 func (p *Proxy) keepOnly(sockets map[string]*os.File) {
-	for first, name := range p.keeping.recalled {
-		if sockets[first] == nil {
+	for what, name := range p.keeping.recalled {
+		if sockets[what] == nil {
 			p.Store.Remove(name)
-			delete(p.keeping.recalled, first)
+			delete(p.keeping.recalled, what)
 		}
 	}
 }
@@ -170,9 +170,9 @@ func (p *Proxy) keep(l frontend.Listener, protocol config.Protocol, apart bool) 
 	if k.names == nil {
 		k.names = map[frontend.Listener]string{}
 	}
-	first := frontend.SocketName(protocol, l.Addr(), apart, 0)
-	name, has := k.recalled[first]
-	delete(k.recalled, first)
+	what := frontend.SocketName(protocol, l.Addr(), apart)
+	name, has := k.recalled[what]
+	delete(k.recalled, what)
 	if !has {
 		k.last++
 		letter := keptHere

@@ -51,7 +51,7 @@ type Budget struct {
 	// TakeConnection and TakeSession add by themselves.
 	Listeners   atomic.Int64 // one descriptor each
 	TCPLoops    atomic.Int64 // descriptors that the TCP loops may have, pipes included
-	UDP         atomic.Int64 // descriptors of UDP's loops, and of its sockets beyond one for each listener
+	UDP         atomic.Int64 // descriptors of UDP's loops
 	Connections atomic.Int64 // open; two descriptors each
 	Sessions    atomic.Int64 // open; one descriptor each
 	Ports       atomic.Int64 // that UDP sessions have of this node's own
@@ -199,14 +199,14 @@ const (
 )
 
 // TakeSession takes room for a UDP session, or says whose must go before. toPort is
-// how many the service port has, this one included; ofClient how many the client has
-// on one loop, of so many over whose sockets the kernel spreads its datagrams evenly.
-func (b *Budget) TakeSession(toPort, ofClient int64, sockets int) Room {
+// how many the service port has, this one included; ofClient how many the client
+// has, this one included.
+func (b *Budget) TakeSession(toPort, ofClient int64) Room {
 	open, limit, perPort := b.Sessions.Add(1), b.SessionLimit(), b.SessionLimitPerPort()
 	full := open > limit || b.fixed()+open+2*b.Connections.Load() > b.usable()
 	var whose Room
 	switch {
-	case (full || scarce(open, limit, partForClients) || scarce(toPort, perPort, partForClients)) && ofClient > max(1, b.clientsPart(limit)/int64(sockets)):
+	case (full || scarce(open, limit, partForClients) || scarce(toPort, perPort, partForClients)) && ofClient > b.clientsPart(limit):
 		whose = ClientFull
 	case toPort > perPort:
 		whose = PortFull

@@ -28,7 +28,7 @@ func TestConnectionsLeaveRoomForUDP(t *testing.T) {
 	b.Connections.Add(b.ConnectionLimit())
 	b.Sessions.Add(-150)
 	for i := range 100 {
-		g.Expect(b.TakeSession(1, 1, 2)).To(Equal(Enough), "session %d, while connections have all that they may", i)
+		g.Expect(b.TakeSession(1, 1)).To(Equal(Enough), "session %d, while connections have all that they may", i)
 	}
 }
 
@@ -36,7 +36,7 @@ func TestUDPLeavesRoomForConnections(t *testing.T) {
 	g := NewWithT(t)
 	b := of(1024, usual) // of which 768 are usable
 	var sessions int64
-	for b.TakeSession(1, 1, 1) == Enough {
+	for b.TakeSession(1, 1) == Enough {
 		sessions++
 	}
 	g.Expect(sessions).To(BeEquivalentTo(768 / 4))
@@ -86,17 +86,17 @@ func TestWhoseUDPSessionEndsWhenThereIsNoRoom(t *testing.T) {
 	for _, c := range []struct {
 		name             string
 		open             int64 // before, of 400
-		toPort, ofClient int64 // this one included; the client's on one of two loops
+		toPort, ofClient int64 // this one included
 		want             Room
 	}{
 		{"much room", 100, 101, 101, Enough},
-		{"the last eighth, a client with a quarter", 350, 100, 50, Enough},
-		{"the last eighth, a client with more", 350, 100, 51, ClientFull},
-		{"a port's last eighth, a client with more", 180, 176, 51, ClientFull},
+		{"the last eighth, a client with a quarter", 350, 100, 100, Enough},
+		{"the last eighth, a client with more", 350, 100, 101, ClientFull},
+		{"a port's last eighth, a client with more", 180, 176, 101, ClientFull},
 		{"a port's share is used up, by many", 201, 201, 1, PortFull},
 		{"a port's share is used up, by one", 201, 201, 200, ClientFull},
 		{"all are in use", 400, 100, 1, AllFull},
-		{"all are in use, by one", 400, 100, 51, ClientFull},
+		{"all are in use, by one", 400, 100, 101, ClientFull},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := NewWithT(t)
@@ -104,7 +104,7 @@ func TestWhoseUDPSessionEndsWhenThereIsNoRoom(t *testing.T) {
 			limits.MaxUDPSessions = 400
 			b := of(1<<20, limits)
 			b.Sessions.Store(c.open)
-			g.Expect(b.TakeSession(c.toPort, c.ofClient, 2)).To(Equal(c.want))
+			g.Expect(b.TakeSession(c.toPort, c.ofClient)).To(Equal(c.want))
 		})
 	}
 }
@@ -115,7 +115,7 @@ func TestUDPSessionsLeaveHalfOfThePorts(t *testing.T) {
 		localPorts, taken, toPort int64
 		want                      Room
 	}{
-		{"much room", 400, 100, 50, Enough},
+		{"much room", 400, 100, 100, Enough},
 		{"a service port's share", 400, 100, 100, Enough},
 		{"a service port's share is used up", 400, 100, 101, PortFull},
 		{"half of all", 400, 199, 50, Enough},

@@ -23,25 +23,23 @@ func TestATurnBringsFewDatagramsWhileAllClientsAreNew(t *testing.T) {
 
 	held, begin, done := make(chan struct{}), make(chan struct{}), make(chan []int)
 	dropped := func() int { return int(f.Stats().Sessions.Dropped[frontend.DropNotAdmitted]) }
-	sockets := l.(*listener).sockets
-	for _, sk := range sockets {
-		g.Expect(sk.loop.poller.Do(func() { // the loop does nothing else meanwhile
-			held <- struct{}{}
-			<-begin
-			var turns []int
-			for {
-				before := dropped()
-				sk.Ready(forward.Readable)
-				sk.loop.endRound()
-				if dropped() == before {
-					break
-				}
-				turns = append(turns, dropped()-before)
+	sk := l.(*listener).socket
+	g.Expect(sk.loop.poller.Do(func() { // the loop does nothing else meanwhile
+		held <- struct{}{}
+		<-begin
+		var turns []int
+		for {
+			before := dropped()
+			sk.Ready(forward.Readable)
+			sk.loop.endRound()
+			if dropped() == before {
+				break
 			}
-			done <- turns
-		})).To(Succeed())
-		<-held
-	}
+			turns = append(turns, dropped()-before)
+		}
+		done <- turns
+	})).To(Succeed())
+	<-held
 	const clients = 200
 	for n := range clients {
 		c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(fmt.Sprintf("127.1.0.%d", n+1))}, net.UDPAddrFromAddrPort(l.Addr()))
@@ -50,15 +48,13 @@ func TestATurnBringsFewDatagramsWhileAllClientsAreNew(t *testing.T) {
 		g.Expect(err).NotTo(HaveOccurred())
 		c.Close()
 	}
+	close(begin)
+	var turns []int
+	g.Eventually(done).WithTimeout(10 * time.Second).Should(Receive(&turns))
 	all := 0
-	for range sockets {
-		begin <- struct{}{} // one after the other
-		var turns []int
-		g.Eventually(done).WithTimeout(10 * time.Second).Should(Receive(&turns))
-		for i, n := range turns {
-			if all += n; i > 1 { // the first brings one, the second as many as there are
-				g.Expect(n).To(BeNumerically("<=", 2*newcomersPerTurn), "%v", turns)
-			}
+	for i, n := range turns {
+		if all += n; i > 1 { // the first brings one, the second as many as there are
+			g.Expect(n).To(BeNumerically("<=", 2*newcomersPerTurn), "%v", turns)
 		}
 	}
 	g.Expect(all).To(Equal(clients))

@@ -21,9 +21,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// A UDP listener is handed over with all its sockets: they are one group
-// (SO_REUSEPORT) over which the kernel spreads the clients, and what waits in one
-// that nobody reads would be lost. And each session is handed over with its socket to the
+// A UDP listener is handed over with its socket, and each session with its socket to the
 // endpoint: the client keeps its endpoint, which sees the same address and port as before.
 //
 // Most sessions go together with the listeners' sockets, while this process goes on to
@@ -39,43 +37,17 @@ import (
 // replyTime is how long endpoints may take for those replies.
 const replyTime = 2 * time.Second
 
-// HandOver implements frontend.Listener. A socket that cannot be copied keeps the
-// group from being handed over: the successor opens one of its own.
-func (l *listener) HandOver() (sockets []handover.Socket) {
-	for i, sk := range l.sockets {
-		s, ok := frontend.SocketFor(sk.fd, sk.name(i))
-		if !ok {
-			for _, copied := range sockets {
-				copied.File.Close()
-			}
-			return nil
-		}
-		sockets = append(sockets, s)
+// HandOver implements frontend.Listener. If the socket cannot be copied, the successor opens
+// one of its own.
+func (l *listener) HandOver() []handover.Socket {
+	s, ok := frontend.SocketFor(l.socket.fd, l.name())
+	if !ok {
+		return nil
 	}
-	return sockets
+	return []handover.Socket{s}
 }
 
-func (sk *socket) name(number int) string {
-	return frontend.SocketName(config.UDP, sk.listener.At, sk.listener.Namespace != nil, number)
-}
-
-// inherit returns the sockets on addr that a predecessor has handed over: none
-// if it has none.
-func inherit(n *frontend.Node, addr netip.AddrPort, apart bool) (fds []int) {
-	for {
-		fd, err := n.Inherit(frontend.SocketName(config.UDP, addr, apart, len(fds)), addr)
-		switch {
-		case err != nil: // the others of the group cannot be had without this one
-			for _, fd := range fds {
-				unix.Close(fd)
-			}
-			return nil
-		case fd < 0:
-			return fds
-		}
-		fds = append(fds, fd)
-	}
-}
+func (l *listener) name() string { return frontend.SocketName(config.UDP, l.At, l.Namespace != nil) }
 
 // bequest is a session in a handover, as JSON behind sessionPrefix the name of its
 // socket to the endpoint.
@@ -107,16 +79,14 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 		if !last {
 			srv.handover++
 		}
-		numbers := map[*socket]int{}
+		sockets := map[*socket]bool{}
 		for l := range srv.listeners {
-			for i, sk := range l.sockets {
-				numbers[sk] = i
-			}
+			sockets[l.socket] = true
 		}
 		for _, lp := range srv.loops {
 			var all []*session
 			lp.await(func() {
-				for sk := range numbers {
+				for sk := range sockets {
 					if last && sk.loop == lp && !sk.closed {
 						sk.stopReceiving()
 					}
@@ -129,11 +99,10 @@ func (srv *Server) Sessions(last bool) iter.Seq[handover.Socket] {
 				var copies []handover.Socket
 				lp.await(func() {
 					for _, s := range some {
-						number, there := numbers[s.socket]
-						if !there || s.fd < 0 || s.search != nil && !last || s.leaving || s.handover == srv.handover {
+						if !sockets[s.socket] || s.fd < 0 || s.search != nil && !last || s.leaving || s.handover == srv.handover {
 							continue // it has ended meanwhile, or has no endpoint yet that it stays with
 						}
-						if c, ok := s.bequeath(number); ok {
+						if c, ok := s.bequeath(); ok {
 							copies = append(copies, c)
 							s.handover = srv.handover
 						}
@@ -160,9 +129,9 @@ func (lp *loop) await(f func()) {
 }
 
 // bequeath returns what a successor needs to go on with s.
-func (s *session) bequeath(number int) (handover.Socket, bool) {
+func (s *session) bequeath() (handover.Socket, bool) {
 	text, err := json.Marshal(&bequest{
-		Socket: s.socket.name(number), Peer: s.key.peer.Raw(), Local: s.key.local, Control: s.control,
+		Socket: s.socket.listener.name(), Peer: s.key.peer.Raw(), Local: s.key.local, Control: s.control,
 		To: s.To, Endpoint: s.endpoint.Addr, Hops: s.hops, Asked: s.asked, Began: s.Began, Silent: s.socket.loop.clock().Sub(s.last),
 	})
 	if err != nil { // no value of these types makes one
@@ -174,13 +143,7 @@ func (s *session) bequeath(number int) (handover.Socket, bool) {
 // Resume receives again, after Sessions. It is called like Listen.
 func (srv *Server) Resume() {
 	for l := range srv.listeners {
-		for _, sk := range l.sockets {
-			_ = sk.loop.poller.Do(func() {
-				if sk.deaf && !sk.closed {
-					sk.open()
-				}
-			})
-		}
+		l.do(l.socket.open)
 	}
 }
 
@@ -202,6 +165,7 @@ func (srv *Server) Inherit(sockets map[string]*os.File) {
 			file.Close()
 			continue
 		}
+		b.Socket = frontend.PlainSocketName(b.Socket)
 		srv.bequests[b.Socket] = append(srv.bequests[b.Socket], b)
 	}
 	for _, all := range srv.bequests {
@@ -217,7 +181,7 @@ func (srv *Server) InheritRest(sockets map[string]*os.File) {
 	for l, waits := range srv.listeners {
 		if l.adopt(); waits {
 			srv.listeners[l] = false
-			l.open()
+			l.do(l.socket.open)
 		}
 	}
 	for _, all := range srv.bequests {
@@ -230,16 +194,13 @@ func (srv *Server) InheritRest(sockets map[string]*os.File) {
 
 // adopt goes on with the sessions that a predecessor has handed over.
 func (l *listener) adopt() {
-	for i, sk := range l.sockets {
-		name := sk.name(i)
-		all := l.server.bequests[name]
-		if delete(l.server.bequests, name); len(all) == 0 {
-			continue
-		}
-		if sk.loop.poller.Do(func() { sk.adopt(all) }) != nil { // the loop has ended
-			for _, b := range all {
-				b.file.Close()
-			}
+	all := l.server.bequests[l.name()]
+	if delete(l.server.bequests, l.name()); len(all) == 0 {
+		return
+	}
+	if l.socket.loop.poller.Do(func() { l.socket.adopt(all) }) != nil { // the loop has ended
+		for _, b := range all {
+			b.file.Close()
 		}
 	}
 }
@@ -287,11 +248,9 @@ func (sk *socket) adoptOne(b *bequest) {
 // Server.retiring.
 func (l *listener) retire() {
 	retiring := &l.server.retiring
-	for _, sk := range l.sockets {
-		retiring.Add(1)
-		if sk.loop.poller.Do(func() { sk.retire(retiring.Done) }) != nil {
-			retiring.Done() // the loop has ended, and the socket with it
-		}
+	retiring.Add(1)
+	if l.socket.loop.poller.Do(func() { l.socket.retire(retiring.Done) }) != nil {
+		retiring.Done() // the loop has ended, and the socket with it
 	}
 }
 

@@ -1,26 +1,30 @@
 package datagram
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/kernel"
-	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// listener is a listener for a UDP service port.
+// listener is a listener for a UDP service port: one socket, on one loop. Several that share
+// the port (SO_REUSEPORT) could be spread over loops, but any process of the same user could
+// join them, or bind a nearer address, and be given datagrams.
 type listener struct {
 	frontend.Place
-	server  *Server
-	front   *frontend.FrontEnd
-	sockets []*socket
+	server *Server
+	front  *frontend.FrontEnd
+	socket *socket
 }
 
 // Listen opens the listener that b asks for and starts to receive. One goroutine at a time
@@ -29,31 +33,27 @@ type listener struct {
 // Behind a redirect, conntrack must be able to tell where each client wanted to
 // go. If it is not, there is no listener: one that let everybody in would be a
 // way around loadBalancerSourceRanges and traffic policies.
-func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (frontend.Listener, error) {
+func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Listener, err error) {
 	if err := srv.start(); err != nil {
 		return nil, err
 	}
-	loops := srv.choose()
-	if b.Redirected {
-		for _, lp := range loops {
-			if lp.flows != nil {
-				continue
-			}
-			var err error
-			if lp.flows, err = kernel.OpenFlows(); err != nil {
-				return nil, fmt.Errorf("cannot tell which UDP clients come through the portal: %w (the module nf_conntrack_netlink is needed; --portal=address does without)", err)
-			}
+	lp := slices.MinFunc(srv.loops, func(a, b *loop) int { return cmp.Compare(a.listeners, b.listeners) })
+	if b.Redirected && lp.flows == nil {
+		if lp.flows, err = kernel.OpenFlows(); err != nil {
+			return nil, fmt.Errorf("cannot tell which UDP clients come through the portal: %w (the module nf_conntrack_netlink is needed; --portal=address does without)", err)
 		}
 	}
 	inherited := false
-	fds, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) ([]int, error) {
+	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
 		if addr == b.Addr { // what is inherited at others is for other front ends
-			if fds := inherit(f.Node, addr, b.Namespace != nil); len(fds) > 0 {
+			fd, err := f.Inherit(frontend.SocketName(config.UDP, addr, b.Namespace != nil), addr)
+			if err == nil && fd >= 0 {
 				inherited = true
-				return fds, nil
+				forward.Unshare(fd)
+				return fd, nil
 			}
 		}
-		return forward.Sockets(f.Sockets(b)).ListenUDP(addr, len(loops))
+		return forward.Sockets(f.Sockets(b)).ListenUDP(addr)
 	})
 	if err != nil {
 		return nil, err
@@ -61,53 +61,34 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (frontend.Listene
 	l := &listener{server: srv, front: f}
 	l.Redirected, l.Namespace = b.Redirected, b.Namespace
 	l.SetTargets(b.Targets)
-	if l.At, err = forward.LocalAddr(fds[0]); err != nil {
-		for _, fd := range fds {
-			unix.Close(fd)
-		}
+	if l.At, err = forward.LocalAddr(fd); err != nil {
+		unix.Close(fd)
 		return nil, fmt.Errorf("cannot listen on %s: %w", b.Addr, err)
 	}
 	f.Budget.Listeners.Add(1)
-	f.Budget.UDP.Add(int64(len(fds) - 1))
-	for i, fd := range fds {
-		l.sockets = append(l.sockets, newSocket(l, loops[i%len(loops)], fd))
-	}
+	lp.listeners++
+	l.socket = newSocket(l, lp, fd)
 	if srv.listeners[l] = inherited; !inherited {
-		l.open()
+		l.do(l.socket.open)
 	}
 	l.adopt()
 	return l, nil
 }
 
-// open begins to receive.
-func (l *listener) open() {
-	for _, sk := range l.sockets {
-		_ = sk.loop.poller.Do(sk.open) // the loops run until Stop, after which nothing is opened
-	}
-}
+// do makes the loop call what is the socket's: the loops run until Stop, after which nothing
+// is opened.
+func (l *listener) do(what func()) { _ = l.socket.loop.poller.Do(what) }
 
-// EndpointsChanged makes the loops look at the new view soon, also at sessions
+// EndpointsChanged makes the loop look at the new view soon, also at sessions
 // whose clients are silent. A datagram that comes before that looks itself.
-func (l *listener) EndpointsChanged() {
-	for _, sk := range l.sockets {
-		_ = sk.loop.poller.Do(sk.refresh)
-	}
-}
+func (l *listener) EndpointsChanged() { l.do(l.socket.refresh) }
 
-// abandon makes all sockets abandon an endpoint that has refused a client,
-// soon.
-func (l *listener) abandon(refused *balance.State) {
-	for _, sk := range l.sockets {
-		_ = sk.loop.poller.Do(func() { sk.abandon(refused) })
-	}
-}
-
-// Close ends the sessions and closes the sockets. After a handover it does so later: see
+// Close ends the sessions and closes the socket. After a handover it does so later: see
 // Server.Retired.
 func (l *listener) Close(why frontend.Closing) {
 	delete(l.server.listeners, l)
 	l.front.Budget.Listeners.Add(-1)
-	l.front.Budget.UDP.Add(-int64(len(l.sockets) - 1))
+	l.socket.loop.listeners--
 	end := trace.Withdrawn
 	switch why {
 	case frontend.HandedOver:
@@ -117,8 +98,6 @@ func (l *listener) Close(why frontend.Closing) {
 		end = trace.Drained
 	}
 	var closed sync.WaitGroup
-	for _, sk := range l.sockets {
-		sk.loop.poller.Go(&closed, func() { sk.close(end) })
-	}
+	l.socket.loop.poller.Go(&closed, func() { l.socket.close(end) })
 	closed.Wait()
 }

@@ -23,14 +23,15 @@ type Server struct {
 	node    *frontend.Node
 	pollers *forward.Pollers
 	idle    time.Duration // how long a session lasts without a datagram, unless the Service says otherwise
-	loops   []*loop       // for who opens listeners, as is next
-	next    int           // the loop on which the next listener begins
+	loops   []*loop       // for who opens listeners
+
+	clients clients
 
 	listeners map[*listener]bool   // those that do not receive before InheritRest are true
-	bequests  map[string][]bequest // by the socket's name in the handover
+	bequests  map[string][]bequest // by the name of the listener's socket in the handover
 	handover  uint32               // how often sessions have been handed over
 
-	retiring sync.WaitGroup // sockets that a successor has, and by which replies go out yet
+	retiring sync.WaitGroup // listeners that a successor has, and by which replies go out yet
 }
 
 // New returns a Server without listeners, whose loops are on pollers. Sessions end when they are idle for so long,
@@ -38,11 +39,6 @@ type Server struct {
 func New(node *frontend.Node, pollers *forward.Pollers, idle time.Duration) *Server {
 	return &Server{node: node, pollers: pollers, idle: idle, listeners: map[*listener]bool{}}
 }
-
-// A listener has a socket on so many loops at the most: with a thousand
-// service ports on a machine of many cores they would be too many descriptors,
-// and the clients of different ports are spread all the same.
-const maxSocketsPerListener = 4
 
 // descriptorsPerLoop are netlink, and epoll and eventfd, if TCP does not have those already.
 const descriptorsPerLoop = 3
@@ -58,6 +54,7 @@ func (srv *Server) start() error {
 	}
 	for _, poller := range pollers {
 		lp := &loop{
+			server:   srv,
 			counters: &srv.node.Counters,
 			poller:   poller,
 			in:       forward.NewBatch(batchSize),
@@ -91,26 +88,17 @@ func (srv *Server) Stop() {
 	srv.loops = nil
 }
 
-// choose returns the loops for a new listener.
-func (srv *Server) choose() []*loop {
-	n := min(len(srv.loops), maxSocketsPerListener)
-	chosen := make([]*loop, n)
-	for i := range chosen {
-		chosen[i] = srv.loops[(srv.next+i)%len(srv.loops)]
-	}
-	srv.next = (srv.next + n) % len(srv.loops)
-	return chosen
-}
-
 // batchSize is how many datagrams one system call may bring or send.
 const batchSize = 32
 
 // loop is what the sockets and sessions of one poller share. Except for what
 // is set before it starts, it belongs to the poller's goroutine.
 type loop struct {
-	counters *frontend.Counters
-	poller   *forward.Poller
-	flows    *kernel.Flows // nil until a listener behind a redirect needs it
+	server    *Server
+	counters  *frontend.Counters
+	poller    *forward.Poller
+	flows     *kernel.Flows // nil until a listener behind a redirect needs it
+	listeners int           // for who opens and closes them
 
 	in   *forward.Batch // from clients
 	came []arrival      // of those in in
@@ -128,6 +116,26 @@ type loop struct {
 	refusals *rate.Limiter
 }
 
+// clients counts the sessions of each client on all loops. The zero value is ready for use.
+type clients struct {
+	mu       sync.Mutex
+	sessions map[netip.Addr]int
+}
+
+// add adds n, and returns how many the client has then.
+func (c *clients) add(client netip.Addr, n int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sessions == nil {
+		c.sessions = map[netip.Addr]int{}
+	}
+	n += c.sessions[client]
+	if c.sessions[client] = n; n == 0 {
+		delete(c.sessions, client)
+	}
+	return n
+}
+
 // join puts s among its client's sessions.
 func (lp *loop) join(s *session) {
 	client := s.From.Addr()
@@ -142,6 +150,7 @@ func (lp *loop) join(s *session) {
 
 // leave takes s from among its client's sessions.
 func (lp *loop) leave(s *session) {
+	lp.server.clients.add(s.From.Addr(), -1)
 	if s.siblings.Remove(s.inClient); s.siblings.Len() > 0 {
 		return
 	}

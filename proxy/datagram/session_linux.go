@@ -171,7 +171,12 @@ func (s *session) givePort() {
 func (s *session) disconnect() {
 	if s.fd >= 0 {
 		s.givePort()
-		s.socket.loop.poller.CloseFD(s.watched)
+		if poller := s.socket.loop.poller; s.handover != 0 { // a successor may have it: closing alone would leave it in epoll
+			poller.Remove(s.watched)
+			unix.Close(s.fd)
+		} else {
+			poller.CloseFD(s.watched)
+		}
 		s.endpoint.Release()
 		s.fd = -1
 	}
@@ -345,7 +350,7 @@ func (s *session) failed(err error) {
 	refused := s.endpoint.State
 	s.search.Failed(s.socket.loop.clock(), err)
 	s.moveOn()
-	s.socket.listener.abandon(refused)
+	s.socket.abandon(refused)
 }
 
 // Why a session goes on to another endpoint that did not refuse it.

@@ -15,8 +15,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// socket is one of a listener's sockets, with the sessions of the clients
-// whose datagrams the kernel brings there. It belongs to its loop.
+// socket is a listener's socket, with the sessions of its clients. It belongs to its loop.
 type socket struct {
 	listener *listener
 	front    *frontend.FrontEnd
@@ -34,7 +33,7 @@ type socket struct {
 	expiry   *time.Timer
 	ticking  bool   // expiry will call expire
 	lost     uint32 // datagrams that the kernel dropped before they were received
-	deaf     bool   // it is not watched any more
+	deaf     bool   // it is not watched
 	closed   bool
 
 	// Once a successor has the socket: what closes it, and how many clients
@@ -57,7 +56,7 @@ type arrival struct {
 }
 
 func newSocket(l *listener, lp *loop, fd int) *socket {
-	sk := &socket{listener: l, front: l.front, loop: lp, fd: fd, room: batchSize, sessions: map[sessionKey]*session{}}
+	sk := &socket{listener: l, front: l.front, loop: lp, fd: fd, room: batchSize, deaf: true, sessions: map[sessionKey]*session{}}
 	sk.expiry = time.AfterFunc(time.Hour, func() { _ = lp.poller.Do(sk.expire) })
 	sk.expiry.Stop()
 	return sk
@@ -65,6 +64,9 @@ func newSocket(l *listener, lp *loop, fd int) *socket {
 
 // open begins to receive.
 func (sk *socket) open() {
+	if sk.closed || !sk.deaf {
+		return
+	}
 	sk.refresh()
 	watched, err := sk.loop.poller.Add(sk.fd, forward.Readable, sk)
 	if err != nil { // the kernel has no memory
@@ -221,18 +223,15 @@ var originErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 func (sk *socket) makeRoom(client netip.Addr) {
 	b := sk.front.Budget
 	toPort := sk.front.Sessions.Add(1)
+	clients := &sk.loop.server.clients
+	ofClient := clients.add(client, 1)
 	for {
-		own := sk.loop.clients[client]
-		ofClient := 1
-		if own != nil {
-			ofClient += own.Len()
-		}
 		from := &sk.loop.sessions
-		switch b.TakeSession(toPort, int64(ofClient), len(sk.listener.sockets)) {
+		switch b.TakeSession(toPort, int64(ofClient)) {
 		case budget.Enough:
 			return
 		case budget.ClientFull:
-			from = own
+			from = sk.loop.clients[client]
 		case budget.PortFull:
 			from = &sk.order
 		}
@@ -244,7 +243,7 @@ func (sk *socket) makeRoom(client netip.Addr) {
 			b.Sessions.Add(1)
 			return
 		}
-		toPort = sk.front.Sessions.Load()
+		toPort, ofClient = sk.front.Sessions.Load(), clients.add(client, 0)
 	}
 }
 

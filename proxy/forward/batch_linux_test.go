@@ -14,11 +14,11 @@ import (
 // address that it has.
 func loopback(t testing.TB, listen string) (server, client int, at netip.AddrPort) {
 	t.Helper()
-	fds, err := Sockets(nil).ListenUDP(netip.MustParseAddrPort(listen), 1)
+	fd, err := Sockets(nil).ListenUDP(netip.MustParseAddrPort(listen))
 	if err != nil {
 		t.Fatal(err)
 	}
-	bound, err := LocalAddr(fds[0])
+	bound, err := LocalAddr(fd)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,10 +35,10 @@ func loopback(t testing.TB, listen string) (server, client int, at netip.AddrPor
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		unix.Close(fds[0])
+		unix.Close(fd)
 		unix.Close(client)
 	})
-	return fds[0], client, at
+	return fd, client, at
 }
 
 func TestDatagramsOfEverySizeComeBackFromWhereTheyWereSent(t *testing.T) {
@@ -77,30 +77,34 @@ func comesBack(t *testing.T, listen string, max int) {
 }
 
 func TestAPortThatIsTakenIsNotShared(t *testing.T) {
-	g := NewWithT(t)
-	fds, err := Sockets(nil).ListenUDP(netip.MustParseAddrPort("127.0.0.1:0"), 3)
-	g.Expect(err).NotTo(HaveOccurred())
-	defer func() {
-		for _, fd := range fds {
-			unix.Close(fd)
+	for _, any := range []string{"0.0.0.0", "::"} {
+		g := NewWithT(t)
+		fd, err := Sockets(nil).ListenUDP(netip.AddrPortFrom(netip.MustParseAddr(any), 0))
+		g.Expect(err).NotTo(HaveOccurred())
+		defer unix.Close(fd)
+		at, err := LocalAddr(fd)
+		g.Expect(err).NotTo(HaveOccurred())
+		_, err = Sockets(nil).ListenUDP(at)
+		g.Expect(err).To(MatchError(unix.EADDRINUSE))
+
+		other, err := unix.Socket(domain(at.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		g.Expect(err).NotTo(HaveOccurred())
+		defer unix.Close(other)
+		for _, option := range []int{unix.SO_REUSEADDR, unix.SO_REUSEPORT} {
+			g.Expect(unix.SetsockoptInt(other, unix.SOL_SOCKET, option, 1)).To(Succeed())
+			loopback := netip.MustParseAddr(map[string]string{"0.0.0.0": "127.0.0.1", "::": "::1"}[any])
+			g.Expect(unix.Bind(other, sockaddr(netip.AddrPortFrom(loopback, at.Port())))).To(MatchError(unix.EADDRINUSE))
 		}
-	}()
-	at, err := LocalAddr(fds[0])
-	g.Expect(err).NotTo(HaveOccurred())
-	for _, fd := range fds {
-		g.Expect(LocalAddr(fd)).To(Equal(at))
 	}
-	_, err = Sockets(nil).ListenUDP(at, 3)
-	g.Expect(err).To(MatchError(unix.EADDRINUSE))
 }
 
 func TestAConnectedSocketTellsThatNobodyListens(t *testing.T) {
 	g := NewWithT(t)
-	fds, err := Sockets(nil).ListenUDP(netip.MustParseAddrPort("127.0.0.1:0"), 1)
+	fd, err := Sockets(nil).ListenUDP(netip.MustParseAddrPort("127.0.0.1:0"))
 	g.Expect(err).NotTo(HaveOccurred())
-	at, err := LocalAddr(fds[0])
+	at, err := LocalAddr(fd)
 	g.Expect(err).NotTo(HaveOccurred())
-	unix.Close(fds[0])
+	unix.Close(fd)
 	client, err := ConnectUDP(0, netip.AddrPort{}, at)
 	g.Expect(err).NotTo(HaveOccurred())
 	defer unix.Close(client)

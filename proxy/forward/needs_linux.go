@@ -39,19 +39,17 @@ func tryKernel(any netip.Addr) error {
 	if err := tryAccept(tcp); err != nil {
 		return err
 	}
-	udp, err := Sockets(nil).ListenUDP(netip.AddrPortFrom(any, 0), 2)
+	udp, err := Sockets(nil).ListenUDP(netip.AddrPortFrom(any, 0))
 	if err != nil {
-		return fmt.Errorf("UDP sockets that share a port: %w", err)
+		return fmt.Errorf("a UDP socket: %w", err)
 	}
-	for _, fd := range udp {
-		defer unix.Close(fd)
-	}
+	defer unix.Close(udp)
 	// None is sent, and none is there or, from a stranger, lost.
 	var none mmsghdr
-	if _, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(udp[0]), uintptr(unsafe.Pointer(&none)), 0, 0, 0, 0); errno != 0 {
+	if _, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(udp), uintptr(unsafe.Pointer(&none)), 0, 0, 0, 0); errno != 0 {
 		return fmt.Errorf("sending datagrams: %w", os.NewSyscallError("sendmmsg", errno))
 	}
-	if _, err := NewBatch(2).Receive(udp[0], 0, 2); err != nil && err != unix.EAGAIN {
+	if _, err := NewBatch(2).Receive(udp, 0, 2); err != nil && err != unix.EAGAIN {
 		return fmt.Errorf("receiving datagrams: %w", os.NewSyscallError("recvmmsg", err))
 	}
 	return nil

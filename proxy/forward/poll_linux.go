@@ -206,11 +206,13 @@ func (p *Poller) Remove(r Registration) {
 }
 
 // CloseFD watches the descriptor no more, and closes it. Only the loop may call
-// it, once for each Add.
+// it, once for each Add. A descriptor of which another process has, or had, a copy
+// needs Remove first: the kernel takes it out of the epoll set when its last copy
+// is closed, and until then the loop would be woken for it.
 func (p *Poller) CloseFD(r Registration) {
 	fd := int(p.slots[r.slot].fd)
 	p.release(r.slot)
-	closeFD(fd) // takes it out of the epoll set, too
+	closeFD(fd) // takes it out of the epoll set, too: there is no copy
 }
 
 // closeFD is close(2) for a socket, which does not block unless it was told to

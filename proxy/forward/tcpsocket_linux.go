@@ -175,17 +175,26 @@ func toItself(fd int, addr netip.AddrPort) bool {
 // port if that is 0 (IP_TRANSPARENT, ip(7)). The error is EADDRNOTAVAIL, whatever is wrong: nothing
 // of it is the fault of who is to be connected to.
 func BindTransparent(fd int, from netip.AddrPort) error {
-	level, option := unix.IPPROTO_IP, unix.IP_TRANSPARENT
-	if from.Addr().Is6() {
-		level, option = unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT
-	}
-	if setInt(fd, level, option, 1) != nil {
+	if SetTransparent(fd, from.Addr()) != nil {
 		return unix.EADDRNOTAVAIL
 	}
 	raw, length := rawSockaddr(from)
 	_, _, errno := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&raw)), length)
 	if errno != 0 {
 		return unix.EADDRNOTAVAIL
+	}
+	return nil
+}
+
+// SetTransparent makes a socket of addr's family transparent (IP_TRANSPARENT, ip(7)). It needs
+// CAP_NET_ADMIN or CAP_NET_RAW.
+func SetTransparent(fd int, addr netip.Addr) error {
+	level, option := unix.IPPROTO_IP, unix.IP_TRANSPARENT
+	if addr.Is6() {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT
+	}
+	if err := setInt(fd, level, option, 1); err != nil {
+		return fmt.Errorf("setting IP_TRANSPARENT: %w", err)
 	}
 	return nil
 }

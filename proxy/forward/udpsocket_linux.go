@@ -11,53 +11,28 @@ import (
 // The kernel gives as much of it as net.core.rmem_max allows.
 const receiveBuffer = 4 << 20
 
-// ListenUDP opens count sockets on addr, among which the kernel spreads the
-// clients: each client's datagrams all come to the same one. With port 0 all
-// have the same free port. Each datagram is received with its local address, if
-// addr is unspecified, with its hop limit, and with the count of those that were lost.
-//
-// A port that another process, or another call, has already is never shared,
-// although sharing is what SO_REUSEPORT is for: the first socket is bound
-// without it.
-func (s Sockets) ListenUDP(addr netip.AddrPort, count int) (fds []int, err error) {
-	defer func() {
-		if err != nil {
-			for _, fd := range fds {
-				unix.Close(fd)
-			}
-			fds = nil
-		}
-	}()
-	for i := range count {
-		fd, err := s.open(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		if err != nil {
-			return fds, fmt.Errorf("socket: %w", err)
-		}
-		fds = append(fds, fd)
-		if err := setListenOptions(fd, addr.Addr()); err != nil {
-			return fds, err
-		}
-		share := func() error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }
-		if i > 0 {
-			if err := share(); err != nil {
-				return fds, fmt.Errorf("setting SO_REUSEPORT: %w", err)
-			}
-		}
-		if err := unix.Bind(fd, sockaddr(addr)); err != nil {
-			return fds, err
-		}
-		if i > 0 || count == 1 {
-			continue
-		}
-		if err := share(); err != nil {
-			return fds, fmt.Errorf("setting SO_REUSEPORT: %w", err)
-		}
-		if addr, err = LocalAddr(fd); err != nil {
-			return fds, err
-		}
+// ListenUDP opens a socket on addr. No other process can bind its port, or share it: the
+// socket has neither SO_REUSEADDR nor SO_REUSEPORT. Each datagram is received with its
+// local address, if addr is unspecified, with its hop limit, and with the count of those
+// that were lost.
+func (s Sockets) ListenUDP(addr netip.AddrPort) (fd int, err error) {
+	fd, err = s.open(domain(addr.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("socket: %w", err)
 	}
-	return fds, nil
+	if err = setListenOptions(fd, addr.Addr()); err == nil {
+		err = unix.Bind(fd, sockaddr(addr))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
+
+// Unshare makes the port of a socket that another version of usher opened its own: no
+// further socket can be bound to it.
+func Unshare(fd int) { _ = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 0) } // an error would say that there is no such option
 
 func setListenOptions(fd int, addr netip.Addr) error {
 	level, freebind, packetInfo, hops := unix.IPPROTO_IP, unix.IP_FREEBIND, unix.IP_PKTINFO, unix.IP_RECVTTL

@@ -13,26 +13,25 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// SocketNameOf returns the name, as SocketName has it, of a socket that is a listener's
-// with that number, and that number 0 has.
-func SocketNameOf(file *os.File, apart bool, number int) (name, first string, err error) {
+// SocketNameOf returns the name, as SocketName has it, of a listener's socket.
+func SocketNameOf(file *os.File, apart bool) (name string, err error) {
 	fd, err := fdpass.Descriptor(file)
 	if err != nil {
-		return "", "", err
+		return "", err
 	}
 	addr, err := forward.LocalAddr(fd)
 	if err != nil {
-		return "", "", err
+		return "", err
 	}
 	is, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 	if err != nil {
-		return "", "", os.NewSyscallError("getsockopt SO_PROTOCOL", err)
+		return "", os.NewSyscallError("getsockopt SO_PROTOCOL", err)
 	}
 	protocol, known := map[int]config.Protocol{unix.IPPROTO_TCP: config.TCP, unix.IPPROTO_UDP: config.UDP, unix.IPPROTO_SCTP: config.SCTP}[is]
 	if !known {
-		return "", "", fmt.Errorf("a socket of protocol %d is no listener's", is)
+		return "", fmt.Errorf("a socket of protocol %d is no listener's", is)
 	}
-	return SocketName(protocol, addr, apart, number), SocketName(protocol, addr, apart, 0), nil
+	return SocketName(protocol, addr, apart), nil
 }
 
 // Inherit returns the socket that a predecessor has handed over under that name, or -1

@@ -11,9 +11,7 @@ import (
 )
 
 // SocketNameOf needs Linux.
-func SocketNameOf(*os.File, bool, int) (name, first string, err error) {
-	return "", "", errors.ErrUnsupported
-}
+func SocketNameOf(*os.File, bool) (name string, err error) { return "", errors.ErrUnsupported }
 
 // Inherit finds nothing.
 func (n *Node) Inherit(string, netip.AddrPort) (fd int, err error) { return -1, nil }

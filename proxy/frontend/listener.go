@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -102,18 +103,23 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 	return l, err
 }
 
-// SocketName returns the name that a socket of a listener at addr has in a handover. A UDP
-// listener has more than one, with numbers from 0; apart is one in the portal's namespace.
-func SocketName(protocol config.Protocol, addr netip.AddrPort, apart bool, number int) string {
+// SocketName returns the name that the socket of a listener at addr has in a handover;
+// apart is one in the portal's namespace.
+func SocketName(protocol config.Protocol, addr netip.AddrPort, apart bool) string {
 	name := strings.ToLower(string(protocol)) + " " + addr.String()
-	if protocol == config.UDP {
-		name += fmt.Sprintf(" #%d", number)
-	}
 	if apart {
 		name += " in the portal's namespace" // or else who has none would take it for its own
 	}
 	return name
 }
+
+// numbered is a number in names that earlier versions gave: their UDP listeners had several
+// sockets.
+var numbered = regexp.MustCompile(`^(udp \S+) #\d+`)
+
+// PlainSocketName returns the name that SocketName returns for a socket which may have been
+// named by an earlier version.
+func PlainSocketName(name string) string { return numbered.ReplaceAllString(name, "$1") }
 
 // Sockets returns what makes the sockets of the listener that b asks for; nil is socket(2).
 func (n *Node) Sockets(b portal.Bind) func(domain, kind, protocol int) (fd int, err error) {

@@ -97,7 +97,7 @@ func (l *listening) HandOver() (sockets []handover.Socket) {
 		return nil
 	}
 	_ = raw.Control(func(fd uintptr) { // fails only once it is closed
-		if s, ok := frontend.SocketFor(int(fd), frontend.SocketName(l.front.Protocol, l.At, l.Namespace != nil, 0)); ok {
+		if s, ok := frontend.SocketFor(int(fd), frontend.SocketName(l.front.Protocol, l.At, l.Namespace != nil)); ok {
 			sockets = append(sockets, s)
 		}
 	})

@@ -79,7 +79,7 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 	}
 	opened, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (*sctp.Listener, error) {
 		if addr == b.Addr && addr.Port() != 0 { // what is inherited at others is for other front ends
-			fd, err := f.Inherit(frontend.SocketName(config.SCTP, addr, b.Namespace != nil, 0), addr)
+			fd, err := f.Inherit(frontend.SocketName(config.SCTP, addr, b.Namespace != nil), addr)
 			switch {
 			case err != nil:
 				return nil, err

@@ -34,7 +34,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	}
 	fd, err := frontend.Listen(f.Node, b, func(addr netip.AddrPort) (int, error) {
 		if addr == b.Addr && addr.Port() != 0 { // what is inherited at others is for other front ends
-			if fd, err := f.Inherit(frontend.SocketName(config.TCP, addr, b.Namespace != nil, 0), addr); fd >= 0 || err != nil {
+			if fd, err := f.Inherit(frontend.SocketName(config.TCP, addr, b.Namespace != nil), addr); fd >= 0 || err != nil {
 				return fd, err
 			}
 		}
@@ -62,7 +62,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 // HandOver implements frontend.Listener. A socket that cannot be copied is opened anew
 // by the successor.
 func (l *tcpListener) HandOver() []handover.Socket {
-	s, ok := frontend.SocketFor(l.fd, frontend.SocketName(config.TCP, l.At, l.Namespace != nil, 0))
+	s, ok := frontend.SocketFor(l.fd, frontend.SocketName(config.TCP, l.At, l.Namespace != nil))
 	if !ok {
 		return nil
 	}
