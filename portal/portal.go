@@ -207,6 +207,9 @@ type Bind struct {
 	// from the address that a datagram arrived at (IP_PKTINFO): an answer from
 	// another address of this node is not led back to the client.
 	Redirected bool
+	// Transparent says that the listener's socket has to be transparent (IP_TRANSPARENT,
+	// ip(7)): the portal's rules drop what is redirected to any other.
+	Transparent bool
 	// Namespace is where the listener's sockets have to be made; nil is the network
 	// namespace that endpoints are reached from.
 	Namespace Namespace

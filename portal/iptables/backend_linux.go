@@ -161,6 +161,9 @@ func (f *backend) probe() (err error) {
 		f.log.Infof("%s: the match mark is missing: usher's own packets are not told from those of clients", f.family)
 		f.at.Mark, f.at.Answers = 0, false
 	}
+	f.at.ProbeOwnOnly(f.family, f.log, func() error {
+		return f.ipt.Append(tableNAT, chain, "-m", "socket", "--transparent", "--nowildcard", "-j", "RETURN")
+	})
 	if f.at.Answers {
 		f.probeAnswers(has)
 	}
@@ -253,6 +256,9 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	if have := f.installed[tableMangle]; len(rules) > 0 || have != nil && have.chains[chainAnswers] != nil {
 		addAnswers(wanted, f.at)
 	}
+	if len(rules) > 0 {
+		addListeners(wanted, f.at)
+	}
 	keep, err := f.notes(wanted)
 	if err != nil {
 		return nil, err
@@ -268,8 +274,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	}
 	f.prints = nil
 	if _, err := run(ctx, c.script, f.restore, append([]string{"--noflush"}, f.wait...)...); err != nil {
-		if f.at.Answers && !redirect.IsUndecided(err) && f.tryAnswers(ctx) != nil {
-			f.at.Answers = false
+		if !redirect.IsUndecided(err) && f.giveUp(ctx) {
 			return f.Put(ctx, rules, nil)
 		}
 		return nil, hint(fmt.Errorf("putting in the %s rules: %w", f.family, err), f.ip6())
@@ -278,9 +283,10 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	return c.repairs, nil
 }
 
-// Answers compares the chains, and the jumps to them.
-func (f *backend) Answers() func(context.Context) ([]portal.Part, error) {
+// Parts compares the chains, and the jumps to them.
+func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 	want := map[string]*table{}
+	addListeners(want, f.at)
 	addAnswers(want, f.at)
 	return func(ctx context.Context) (parts []portal.Part, err error) {
 		for _, name := range []string{tableMangle, tableNAT} {
@@ -389,11 +395,28 @@ func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 	return hint(err, f.ip6())
 }
 
-// tryAnswers puts the rules for answers to clients' own addresses into scratch chains, and
-// returns an error if those are to blame: the table mangle may be missing.
-func (f *backend) tryAnswers(ctx context.Context) error {
+// giveUp finds out whether the rules that are for all targets together are to blame, which need
+// the table mangle, and does without them then.
+func (f *backend) giveUp(ctx context.Context) (gaveUp bool) {
+	if err := f.tryTogether(ctx, addListeners); err != nil {
+		f.at.GiveUpOwnOnly(f.family, f.log, err)
+		gaveUp = true
+	}
+	if err := f.tryTogether(ctx, addAnswers); err != nil {
+		f.log.WithError(err).Infof("%s endpoints will see this node's address, not their clients'", f.family)
+		f.at.Answers = false
+		gaveUp = true
+	}
+	return gaveUp
+}
+
+// tryTogether puts the rules that add adds into scratch chains, and returns an error if those
+// are not taken.
+func (f *backend) tryTogether(ctx context.Context, add func(map[string]*table, redirect.Setting)) error {
 	tables := map[string]*table{}
-	addAnswers(tables, f.at)
+	if add(tables, f.at); len(tables) == 0 {
+		return nil
+	}
 	var script strings.Builder
 	for name, t := range tables {
 		fmt.Fprintf(&script, "*%s\n:%s - [0:0]\n", name, scratch())
@@ -409,7 +432,6 @@ func (f *backend) tryAnswers(ctx context.Context) error {
 	if err == nil || redirect.IsUndecided(err) {
 		return nil
 	}
-	f.log.WithError(err).Infof("%s endpoints will see this node's address, not their clients'", f.family)
 	return err
 }
 

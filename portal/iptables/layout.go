@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 
@@ -30,6 +31,14 @@ import (
 //	mangle OUTPUT      ─► USHER-SENT     ─► CONNMARK usher's own packets; MARK answers to them
 //	mangle PREROUTING  ─► USHER-ANSWERS  ─► MARK answers to them
 //	nat    POSTROUTING ─► USHER-ALIASES  ─► NETMAP
+//
+// And for redirect.Setting.OwnOnly,
+//
+//	mangle INPUT ─► USHER-LISTENERS ─► RETURN to usher's sockets; DROP what would open a flow to another
+//
+// It has the first place there, so that nobody accepts that before. TCP's other segments
+// belong to a connection that was let in, or are answered by a reset. The kernel looks up no
+// socket of SCTP there. Port 0, of rejected targets, is answered.
 //
 // A chain that holds no more rules than a packet may well be compared with one
 // by one is flat. A larger one is split by the next bits of what tells its
@@ -69,6 +78,8 @@ const (
 	chainDrop      = chainPrefix + "DROP"
 	chainOutside   = chainPrefix + "OUTSIDE"
 	chainNodePorts = chainPrefix + "NODEPORTS"
+
+	chainListeners = chainPrefix + "LISTENERS"
 
 	chainSent    = chainPrefix + "SENT"
 	chainAnswers = chainPrefix + "ANSWERS"
@@ -131,6 +142,34 @@ func layOut(rules []portal.Rule, at redirect.Setting) map[string]*table {
 	return tables
 }
 
+// addChain adds a chain to a table, and the jump to it, which may have a comment.
+func addChain(tables map[string]*table, at redirect.Setting, name, from string, jump spec, specs []spec) {
+	t := tables[name]
+	if t == nil {
+		t = &table{chains: map[string][]spec{}}
+		tables[name] = t
+	}
+	if !at.Comment {
+		jump.comment = ""
+	}
+	t.chains[jump.jump], t.jumps = specs, append(t.jumps, wantedJump{from, jump})
+}
+
+// addListeners adds what lets only usher's sockets receive what rules lead to the landing.
+func addListeners(tables map[string]*table, at redirect.Setting) {
+	if !at.OwnOnly {
+		return
+	}
+	jump := jumpTo(chainListeners)
+	jump.Dst, jump.comment = netip.PrefixFrom(at.Landing, at.Landing.BitLen()), "usher: its listeners only"
+	ports := portal.PortRange{First: 1, Last: math.MaxUint16}
+	addChain(tables, at, tableMangle, "INPUT", jump, []spec{
+		{transparent: true, jump: "RETURN", toPort: -1},
+		{proto: portal.TCP, ports: ports, syn: true, jump: "DROP", toPort: -1},
+		{proto: portal.UDP, ports: ports, jump: "DROP", toPort: -1},
+	})
+}
+
 // addAnswers adds what is there whatever is served, once something was: connections in
 // flight need it.
 func addAnswers(tables map[string]*table, at redirect.Setting) {
@@ -138,16 +177,9 @@ func addAnswers(tables map[string]*table, at redirect.Setting) {
 		return
 	}
 	add := func(name, from, to string, specs []spec) {
-		t := tables[name]
-		if t == nil {
-			t = &table{chains: map[string][]spec{}}
-			tables[name] = t
-		}
 		jump := jumpTo(to)
-		if at.Comment {
-			jump.comment = "usher: own addresses of clients"
-		}
-		t.chains[to], t.jumps = specs, append(t.jumps, wantedJump{from, jump})
+		jump.comment = "usher: own addresses of clients"
+		addChain(tables, at, name, from, jump, specs)
 	}
 	add(tableMangle, "OUTPUT", chainSent, []spec{
 		{marked: at.Mark, fresh: true, jump: "CONNMARK", set: at.Mark, toPort: -1},

@@ -22,6 +22,8 @@ type spec struct {
 	fresh          bool             // -m conntrack --ctstate NEW
 	unmarked       uint32           // -m mark ! --mark, with the same mask; 0 is every packet
 	marked         uint32           // -m mark --mark, as with unmarked
+	transparent    bool             // -m socket --transparent --nowildcard
+	syn            bool             // -m tcp --syn
 	answers        uint32           // -m connmark --mark, as with unmarked, -m conntrack --ctdir REPLY
 	comment        string           // -m comment --comment
 	jump           string           // -j: a chain, DNAT, REDIRECT, DROP, RETURN, MARK, CONNMARK or NETMAP
@@ -69,6 +71,12 @@ func (s spec) appendTo(b *strings.Builder) {
 			number(int(s.ports.Last))
 		}
 		b.WriteByte(' ')
+	}
+	if s.syn {
+		b.WriteString("-m tcp --tcp-flags FIN,SYN,RST,ACK SYN ")
+	}
+	if s.transparent {
+		b.WriteString("-m socket --transparent --nowildcard ")
 	}
 	if s.SrcLocal {
 		b.WriteString("-m addrtype --src-type LOCAL ")
@@ -125,7 +133,7 @@ func (s spec) String() string {
 func parseSpec(words []string) spec {
 	s := spec{toPort: -1}
 	var other []string
-	match, reply := "", false
+	match, reply, wildcard := "", false, true
 	for i := 0; i < len(words); i++ {
 		word, value := words[i], ""
 		if i+1 < len(words) {
@@ -143,12 +151,23 @@ func parseSpec(words []string) spec {
 			s.proto, known = parseProtocol(value)
 		case "-m":
 			switch match = value; value {
-			case "tcp", "udp", "sctp", "addrtype", "conntrack", "mark", "connmark", "comment":
+			case "tcp", "udp", "sctp", "addrtype", "conntrack", "mark", "connmark", "comment", "socket":
 			default:
 				known = false
 			}
 		case "--dport":
 			s.ports, known = portal.ParsePorts(value)
+		case "--tcp-flags":
+			if known = value == "FIN,SYN,RST,ACK" && i+2 < len(words) && words[i+2] == "SYN"; known {
+				s.syn = true
+				i++
+			}
+		case "--transparent":
+			s.transparent = true
+			continue
+		case "--nowildcard":
+			wildcard = false
+			continue
 		case "--src-type":
 			s.SrcLocal, known = true, value == "LOCAL"
 		case "--dst-type":
@@ -198,6 +217,9 @@ func parseSpec(words []string) spec {
 	}
 	if reply != (s.answers != 0) {
 		other = append(other, "--ctdir")
+	}
+	if wildcard == s.transparent {
+		other = append(other, "--nowildcard")
 	}
 	s.other = strings.Join(other, " ")
 	return s

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"errors"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -31,6 +32,20 @@ func Capabilities() (uint32, error) {
 
 // NotAllowed is what there is to say of EPERM to who has CAP_NET_ADMIN.
 const NotAllowed = "the kernel does not let this process change rules, although it has CAP_NET_ADMIN here: it is needed in the user namespace that owns the network namespace"
+
+// ProbeTransparent returns an error if no socket of the family can be transparent here.
+func ProbeTransparent(family portal.Family) error {
+	domain, level, option := unix.AF_INET, unix.IPPROTO_IP, unix.IP_TRANSPARENT
+	if family.Is6() {
+		domain, level, option = unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	return os.NewSyscallError("setsockopt IP_TRANSPARENT", unix.SetsockoptInt(fd, level, option, 1))
+}
 
 // WithMark returns o without Mark where no socket can have one.
 func WithMark(o portal.Options) portal.Options {

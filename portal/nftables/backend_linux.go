@@ -73,11 +73,12 @@ func (f *backend) probe() error {
 		}
 		for _, fib := range []bool{true, false} {
 			f.at.Landing, f.at.AddrType = landing, fib
-			err := f.Try(context.Background(), nil)
-			if err != nil {
+			try := func() error { return f.Try(context.Background(), nil) }
+			if err := try(); err != nil {
 				first = errors.Join(first, err)
 				continue
 			}
+			f.at.ProbeOwnOnly(f.family, f.log, try)
 			if f.at.Answers = answers; answers {
 				f.probeAnswers()
 			}
@@ -172,8 +173,8 @@ func (f *backend) learnPrints() {
 	}
 }
 
-// Answers compares the chains alone: the maps may be large.
-func (f *backend) Answers() func(context.Context) ([]portal.Part, error) {
+// Parts compares the chains alone: the maps may be large.
+func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 	want, before := fixedChains(f.family, f.at), &contents{chains: maps.Clone(f.installed.chains)}
 	return func(context.Context) (parts []portal.Part, err error) {
 		conn, err := kernel.OpenNFT()
@@ -185,7 +186,7 @@ func (f *backend) Answers() func(context.Context) ([]portal.Part, error) {
 			return nil, err
 		}
 		now.recognize(before)
-		for _, name := range []string{nameSent, nameAnswers, nameAliases} {
+		for _, name := range []string{nameListeners, nameSent, nameAnswers, nameAliases} {
 			rules, wanted := want[name]
 			if !wanted {
 				continue

@@ -112,6 +112,19 @@ func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]
 			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: state, Xor: make([]byte, 4)},
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)})
 	}
+	if r.transparent {
+		out = append(out, &expr.Socket{Key: expr.SocketKeyTransparent, Register: 1}, equals([]byte{1}))
+	}
+	if r.opens != 0 {
+		out = append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equals([]byte{byte(r.opens)}),
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 2)})
+	}
+	if r.opens == portal.TCP {
+		const syn, finSynRstAck = 0x02, 0x17
+		out = append(out, &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{finSynRstAck}, Xor: []byte{0}}, equals([]byte{syn}))
+	}
 	if r.answers != 0 {
 		mark := binaryutil.NativeEndian.PutUint32(r.answers)
 		out = append(out, &expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}, equals([]byte{1}), // IP_CT_DIR_REPLY

@@ -41,6 +41,12 @@ import (
 //	    ip saddr 198.18.1.0/24 meta mark & 0x1000 == 0x1000 snat ip prefix to 10.1.1.0/24
 //	  }
 //
+//	  chain listeners { type filter hook input priority mangle
+//	    ip daddr 192.0.0.117 socket transparent 1 return
+//	    ip daddr 192.0.0.117 tcp dport != 0 tcp flags & (fin | syn | rst | ack) == syn drop
+//	    ip daddr 192.0.0.117 udp dport != 0 drop
+//	  }
+//
 //	  chain outside        { fib saddr type local return; iifname "cali*" return; ip saddr 10.1.0.0/24 return; drop }
 //	  chain from-192.0.2.0-24        { ip saddr 192.0.2.0/24 return; drop }
 //	  chain inside-from-192.0.2.0-24 { jump outside; ip saddr 192.0.2.0/24 return; drop }
@@ -57,6 +63,10 @@ import (
 //
 // Packets are dropped in the nat chains, which only see the first packet of each
 // connection: those in flight go on. nft has nothing against that; iptables has.
+//
+// The chain listeners is for redirect.Setting.OwnOnly. TCP's other segments belong to a
+// connection that was let in, or are answered by a reset. The kernel looks up no socket of
+// SCTP there. Port 0, of rejected targets, is answered.
 //
 // The chains sent, answers and aliases are for endpoints that see their clients' own
 // addresses: see redirect/origin_linux.go. Where the kernel takes no prefixes in snat
@@ -77,6 +87,8 @@ const (
 	nameOutput     = "output"
 	nameOutside    = "outside"
 
+	nameListeners = "listeners"
+
 	nameSent    = "sent"
 	nameAnswers = "answers"
 	nameAliases = "aliases"
@@ -91,7 +103,11 @@ type rule struct {
 	redirect.Match        // saddr and daddr; iifname; fib saddr type local, fib daddr type local
 	marked         uint32 // meta mark, with the same mask; 0 is every packet
 	fresh          bool   // ct state new
-	answers        uint32 // ct direction reply, ct mark with the same mask; 0 is every packet
+	transparent    bool   // socket transparent 1
+	// opens is what may open a flow, to a port that is not 0: TCP's SYN, any datagram of
+	// UDP; 0 is every packet.
+	opens   portal.Protocol
+	answers uint32 // ct direction reply, ct mark with the same mask; 0 is every packet
 	// by is the map in which the packet's target is looked up for what happens
 	// to it; if there is none, the verdict does.
 	by      string
@@ -151,6 +167,15 @@ func (r rule) String() string {
 	if r.fresh {
 		add("ct state new")
 	}
+	if r.transparent {
+		add("socket transparent 1")
+	}
+	if r.opens != 0 {
+		add(r.opens.String(), "dport != 0")
+	}
+	if r.opens == portal.TCP {
+		add("tcp flags & (fin | syn | rst | ack) == syn")
+	}
 	if r.answers != 0 {
 		add("ct direction reply", fmt.Sprintf("ct mark & %#x == %#x", r.answers, r.answers))
 	}
@@ -183,7 +208,7 @@ func (r rule) String() string {
 func (r rule) leads() bool { return r.by == namePortals || r.by == nameNodePorts }
 
 // fixedOrder is the order in which the fixed chains are made, and listed.
-var fixedOrder = []string{namePrerouting, nameOutput, namePortals, nameNodePorts, nameOutside, nameSent, nameAnswers, nameAliases}
+var fixedOrder = []string{namePrerouting, nameOutput, namePortals, nameNodePorts, nameOutside, nameListeners, nameSent, nameAnswers, nameAliases}
 
 // fixedChains returns the chains that are there whatever is served, in one family.
 func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
@@ -208,6 +233,14 @@ func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 		namePortals:    portals,
 		nameNodePorts:  lookup(nameNodePortGuards, nameNodePorts),
 		nameOutside:    dropAllBut(family, at.Insiders(family)),
+	}
+	if at.OwnOnly {
+		landing := redirect.Match{Dst: netip.PrefixFrom(at.Landing, at.Landing.BitLen())}
+		fixed[nameListeners] = []rule{
+			{Match: landing, transparent: true, verdict: verdictReturn, ip6: six},
+			{Match: landing, opens: portal.TCP, verdict: verdictDrop, ip6: six},
+			{Match: landing, opens: portal.UDP, verdict: verdictDrop, ip6: six},
+		}
 	}
 	if !at.Answers {
 		return fixed

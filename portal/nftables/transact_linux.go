@@ -58,6 +58,7 @@ func baseChain(table *nftables.Table, name string) *nftables.Chain {
 	}{
 		namePrerouting: {nftables.ChainTypeNAT, nftables.ChainHookPrerouting, *nftables.ChainPriorityNATDest - 10},
 		nameOutput:     {nftables.ChainTypeNAT, nftables.ChainHookOutput, *nftables.ChainPriorityNATDest - 10},
+		nameListeners:  {nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityMangle},
 		nameSent:       {nftables.ChainTypeRoute, nftables.ChainHookOutput, *nftables.ChainPriorityMangle},
 		nameAnswers:    {nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle},
 		nameAliases:    {nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource - 10},

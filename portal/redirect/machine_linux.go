@@ -36,10 +36,10 @@ type Backend interface {
 	// returns what it changed.
 	Put(_ context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error)
 
-	// Answers returns what finds out of each chain for answers to clients' own addresses
-	// whether the kernel holds it as is wanted now. That reads, and may be called whatever
-	// else is under way.
-	Answers() func(context.Context) ([]portal.Part, error)
+	// Parts returns what finds out of each chain that is for all targets together, for answers
+	// to clients' own addresses and for OwnOnly, whether the kernel holds it as is wanted now.
+	// That reads, and may be called whatever else is under way.
+	Parts() func(context.Context) ([]portal.Part, error)
 
 	// Missing returns those of rules, which are in the order of Target.Compare, that the
 	// kernel may not hold. Try tries whether it takes some of those, beside what
@@ -66,6 +66,27 @@ type machine struct {
 	noRoute string // the warning that was given
 
 	withdrawn bool // only what connections that are open need is still wanted
+}
+
+// ProbeOwnOnly finds out whether OwnOnly can be had: try puts in the rules that it takes.
+func (at *Setting) ProbeOwnOnly(family portal.Family, log logrus.FieldLogger, try func() error) {
+	if !at.Landing.IsValid() {
+		return
+	}
+	err := kernel.ProbeTransparent(family)
+	if err == nil {
+		at.OwnOnly = true
+		err = try()
+	}
+	if err != nil {
+		at.GiveUpOwnOnly(family, log, err)
+	}
+}
+
+// GiveUpOwnOnly notes why OwnOnly cannot be had.
+func (at *Setting) GiveUpOwnOnly(family portal.Family, log logrus.FieldLogger, err error) {
+	at.OwnOnly = false
+	log.WithError(err).Warnf("While no usher serves, other processes of this node can receive what %s clients send to VIPs", family)
 }
 
 // lands tells whether packets are led to the landing, and not to an address

@@ -149,7 +149,9 @@ func (p *Portal) Listen(_ string, targets []portal.Target) []portal.Bind {
 			Addr:       netip.AddrPortFrom(addr, port),
 			Preferred:  port != 0,
 			Redirected: true,
-			Targets:    group,
+			Transparent: group[0].Protocol != portal.SCTP && p.families[family].lands() &&
+				p.families[family].backend.Setting().OwnOnly,
+			Targets: group,
 		})
 	}
 	return binds
@@ -402,8 +404,8 @@ func (p *Portal) Compare(ctx context.Context) ([]portal.Comparison, error) {
 	return compare(p.mode, wanted, installed), nil
 }
 
-// CompareParts implements portal.PartsComparer: it tells of what leads the answers here, and of
-// routes of last resort.
+// CompareParts implements portal.PartsComparer: it tells of what leads the answers here, of
+// what keeps others from receiving what is redirected, and of routes of last resort.
 func (p *Portal) CompareParts(ctx context.Context) (parts []portal.Part, err error) {
 	for _, m := range p.families {
 		if m.unusable != nil {
@@ -411,8 +413,9 @@ func (p *Portal) CompareParts(ctx context.Context) (parts []portal.Part, err err
 		}
 		p.mu.Lock()
 		at := *m.backend.Setting()
-		chains := m.backend.Answers()
-		wanted := at.Answers && len(m.rules) > 0
+		chains := m.backend.Parts()
+		some := len(m.rules) > 0
+		wanted := at.Answers && some
 		last, err := m.last.Compare(m.vips())
 		p.mu.Unlock()
 		if parts = append(parts, last...); err != nil {
@@ -425,7 +428,7 @@ func (p *Portal) CompareParts(ctx context.Context) (parts []portal.Part, err err
 		if parts = append(parts, routes...); err != nil {
 			return nil, err
 		}
-		if wanted {
+		if some {
 			these, err := chains(ctx)
 			if parts = append(parts, these...); err != nil {
 				return nil, err

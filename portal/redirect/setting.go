@@ -34,6 +34,10 @@ type Setting struct {
 	PodInterfaces portal.Interfaces
 	// Mark is Options.Mark, or 0 where the match is missing.
 	Mark uint32
+	// OwnOnly says that rules let only transparent sockets receive what is led to the landing
+	// by TCP and UDP: usher's. To make one takes CAP_NET_ADMIN or CAP_NET_RAW. So, while no
+	// usher listens, no other process can answer in its place; clients wait.
+	OwnOnly bool
 	// Answers says that rules can mark the answers to clients' own addresses, and
 	// NoAliases that they cannot translate Aliases; see Portal.Origin.
 	Answers, NoAliases bool

@@ -55,6 +55,11 @@ func (srv *Server) Listen(f *frontend.FrontEnd, b portal.Bind) (_ frontend.Liste
 		}
 		return forward.Sockets(f.Sockets(b)).ListenUDP(addr)
 	})
+	if err == nil && b.Transparent {
+		if err = forward.SetTransparent(fd, b.Addr.Addr()); err != nil {
+			unix.Close(fd)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -40,6 +40,11 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 		}
 		return forward.Sockets(f.Sockets(b)).ListenTCP(addr, s.keepalive())
 	})
+	if err == nil && b.Transparent {
+		if err = forward.SetTransparent(fd, b.Addr.Addr()); err != nil {
+			unix.Close(fd)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

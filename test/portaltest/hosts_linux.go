@@ -24,6 +24,7 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -202,6 +203,9 @@ func (h *Host) Serve(b portal.Bind, word string) uint16 {
 				unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1),
 				unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_PKTINFO, 1),
 				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+			if b.Transparent {
+				err = errors.Join(err, forward.SetTransparent(int(fd), b.Addr.Addr()))
+			}
 			if b.Addr.Addr().Is6() {
 				err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1))
 			}
