@@ -568,7 +568,7 @@ func tcpSpecs(portal string) {
 
 		u.Terminate()
 		Eventually(u.Err).Should(gbytes.Say("Stopping"))
-		Eventually(func() error { _, err := ask(pod, web.vip()); return err }).WithTimeout(5 * time.Second).Should(refused)
+		unserved(pod, portal, web.vip())
 		Expect(ends.Write([]byte("still here"))).Error().NotTo(HaveOccurred())
 		Expect(ends.CloseWrite()).To(Succeed())
 		Expect(io.ReadAll(ends)).To(Equal([]byte("still here")))

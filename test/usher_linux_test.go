@@ -286,3 +286,21 @@ var (
 	refused = MatchError(syscall.ECONNREFUSED)
 	reset   = MatchError(syscall.ECONNRESET)
 )
+
+// unserved is what clients see, within a second, while rules and routes of a portal are there
+// and no usher listens.
+func unserved(d *lab.Dialer, portal, vip string) {
+	GinkgoHelper()
+	connect := func() error {
+		c, err := d.Dial("", vip, time.Second)
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	if portal == "iptables" || portal == "nftables" {
+		Eventually(connect).WithTimeout(10*time.Second).Should(Satisfy(os.IsTimeout), "clients wait for the next usher")
+		return
+	}
+	Eventually(connect).WithTimeout(10 * time.Second).Should(refused)
+}

@@ -81,6 +81,28 @@ var _ = Describe("the layout of iptables chains", func() {
 		}))
 	})
 
+	It("lets only transparent sockets receive what opens a flow to the landing, and leaves port 0 to answer", func() {
+		at := redirects.Usual
+		at.OwnOnly = true
+		tables := map[string]*table{}
+		addListeners(tables, at)
+		mangle := tables[tableMangle]
+		Expect(mangle.jumps).To(HaveLen(1))
+		Expect(mangle.jumps[0].chain).To(Equal("INPUT"))
+		Expect(mangle.jumps[0].spec.String()).To(Equal(`-d 192.0.0.117/32 -m comment --comment "usher: its listeners only" -j USHER-LISTENERS`))
+		Expect(mangle.jumps[0].anywhere()).To(BeFalse(), "nobody may accept that before")
+		rules := lines(mangle.chains, "USHER-LISTENERS")
+		Expect(rules).To(Equal([]string{
+			"-m socket --transparent --nowildcard -j RETURN",
+			"-p tcp -m tcp --dport 1:65535 -m tcp --tcp-flags FIN,SYN,RST,ACK SYN -j DROP",
+			"-p udp -m udp --dport 1:65535 -j DROP",
+		}))
+		for i, text := range rules {
+			Expect(parseSpec(words(text))).To(Equal(mangle.chains["USHER-LISTENERS"][i]))
+		}
+		Expect(parseSpec(words("-m socket --transparent -j RETURN"))).NotTo(Equal(mangle.chains["USHER-LISTENERS"][0]))
+	})
+
 	Describe("with answers to clients' own addresses", func() {
 		at := redirects.Usual
 		at.Mark, at.Answers = 0x1000, true

@@ -61,6 +61,17 @@ var _ = Describe("the layout of the nftables table", func() {
 		Expect(lines(fixedChains(portal.IPv6, marking)[namePrerouting])).To(Equal([]string{"jump portals"}))
 	})
 
+	It("lets only transparent sockets receive what opens a flow to the landing, and leaves port 0 to answer", func() {
+		at := redirects.Usual
+		at.OwnOnly = true
+		Expect(lines(fixedChains(portal.IPv4, at)[nameListeners])).To(Equal([]string{
+			"ip daddr 192.0.0.117/32 socket transparent 1 return",
+			"ip daddr 192.0.0.117/32 tcp dport != 0 tcp flags & (fin | syn | rst | ack) == syn drop",
+			"ip daddr 192.0.0.117/32 udp dport != 0 drop",
+		}))
+		Expect(fixedChains(portal.IPv4, redirects.Usual)).NotTo(HaveKey(nameListeners))
+	})
+
 	Describe("with answers to clients' own addresses", func() {
 		at := redirects.Usual
 		at.Mark, at.Answers = 0x1000, true

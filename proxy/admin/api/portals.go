@@ -15,7 +15,8 @@ type Portals struct {
 	// Rules are in the order of their VIPs.
 	Rules []PortalRule `json:"rules"`
 	// Parts are what there is for all Services together, so that endpoints see their
-	// clients' own addresses, and routes of last resort; left out if nothing is, or need be.
+	// clients' own addresses and only usher receives what is redirected, and routes of last
+	// resort; left out if nothing is, or need be.
 	Parts []PortalPart `json:"parts,omitempty"`
 }
 

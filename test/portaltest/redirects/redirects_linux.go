@@ -15,6 +15,7 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/redirect"
+	"github.com/usherproxy/usher/proxy/forward"
 	. "github.com/usherproxy/usher/test/portaltest"
 )
 
@@ -183,6 +184,10 @@ func ItRedirects(k *Kind) {
 			l, err := net.Listen("tcp4", "0.0.0.0:0")
 			Expect(err).NotTo(HaveOccurred())
 			DeferCleanup(l.Close)
+			raw, err := l.(*net.TCPListener).SyscallConn()
+			Expect(err).NotTo(HaveOccurred())
+			Expect(raw.Control(func(fd uintptr) { err = forward.SetTransparent(int(fd), portal.IPv4.Any()) })).To(Succeed())
+			Expect(err).NotTo(HaveOccurred())
 			Expect(binds[0].Addr.Addr()).To(Equal(portal.IPv4.Any()))
 			Expect(p.Apply(Background, []portal.Rule{Redirect(Web4, l.Addr().(*net.TCPAddr).AddrPort().Port())}, nil)).To(Succeed())
 			var client net.Conn
