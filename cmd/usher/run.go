@@ -65,6 +65,8 @@ over.`,
 	flags.StringSliceVar(&r.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses on which node ports are served, or the words primary (the addresses in the Node object; without one, those from which the node reaches other networks), localhost and all, in any mix; empty means all addresses, loopback included")
 	flags.StringSliceVar(&r.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, besides those that the Node object names: policies for clients from outside do not apply to Pods")
 	flags.StringSliceVar(&r.loadBalancers, "load-balancer-cidr", nil, loadBalancersUsage)
+	flags.StringSliceVar(&r.forbidden, "forbidden-endpoint-cidrs", defaultForbidden, "`networks` in which no endpoint may be, since usher's connections start on the node, where no policy for Pods filters them; empty means none; the default, metadata services of clouds, is for Services of an API server only")
+	flags.BoolVar(&r.clientAddressAnnotation, "client-address-annotation", true, "let Services have the annotation usher.io/client-address; without it, only --client-address says whom endpoints see")
 	flags.StringVar(&r.config, "config", "", "`file` with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); a flag wins over it")
 	flags.DurationVar(&r.MaxDelay, "max-sync-delay", r.MaxDelay, "how long changes may be gathered, while Services change all the time, before they are carried out")
 	cli.Group(flags, "This node and what it serves")
@@ -87,11 +89,17 @@ over.`,
 
 type runCommand struct {
 	configFlags
-	config    string
-	trace     bool
-	keeper    bool
-	kubeProxy kubeProxyFlags
+	config                  string
+	forbidden               []string
+	clientAddressAnnotation bool
+	trace                   bool
+	keeper                  bool
+	kubeProxy               kubeProxyFlags
 }
+
+// defaultForbidden are the metadata services of Azure, Alibaba Cloud, Oracle Cloud, AWS and Google
+// Cloud that are not at link-local addresses, which no endpoint may have anyway.
+var defaultForbidden = []string{"168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32", "fd00:ec2::254/128", "fd20:ce::254/128"}
 
 func (r *runCommand) run(cmd *cobra.Command) error {
 	if r.kubeProxy.cleanup {
@@ -160,6 +168,12 @@ func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error)
 	}
 	if given := r.kubeProxy.given(flags); r.config != "" || len(given) > 0 {
 		if warnings, err = r.readKubeProxyConfig(flags, given); err != nil {
+			return nil, err
+		}
+	}
+	r.NoClientAddress = !r.clientAddressAnnotation
+	if !r.fromFiles() || flags.Changed("forbidden-endpoint-cidrs") {
+		if r.ForbiddenEndpoints, err = parseCIDRs(r.forbidden, "--forbidden-endpoint-cidrs: %q is not a CIDR such as 192.0.2.0/24"); err != nil {
 			return nil, err
 		}
 	}

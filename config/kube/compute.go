@@ -118,7 +118,7 @@ func (s *Source) translate(name types.NamespacedName, slices []*discoveryv1.Endp
 		s.tellProblems(name, nil)
 		return config.Service{Name: name}
 	}
-	out, problems := translate.Service(svc, slices, *s.node, translate.Options{ServiceProxyName: s.options.ServiceProxyName, ClusterIPs: s.clusterIPs, LoadBalancers: s.options.LoadBalancers, NoAccessLog: s.options.NoAccessLog, Nodes: s.labels.of})
+	out, problems := translate.Service(svc, slices, *s.node, translate.Options{ServiceProxyName: s.options.ServiceProxyName, ClusterIPs: s.clusterIPs, ForbiddenEndpoints: s.options.ForbiddenEndpoints, NoClientAddress: s.options.NoClientAddress, LoadBalancers: s.options.LoadBalancers, NoAccessLog: s.options.NoAccessLog, Nodes: s.labels.of})
 	if s.options.Discovery {
 		var more []translate.Problem
 		out.Discovery, more = translate.Discovery(svc, slices, translate.Options{})

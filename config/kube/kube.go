@@ -46,6 +46,9 @@ type Options struct {
 	// Discovery asks for config.Service.Discovery, and so for Services that
 	// nobody proxies too: all Services and EndpointSlices are watched then.
 	Discovery bool
+	// ForbiddenEndpoints and NoClientAddress are those of translate.Options.
+	ForbiddenEndpoints []netip.Prefix
+	NoClientAddress    bool
 	// LoadBalancers are translate.Options.LoadBalancers.
 	LoadBalancers []netip.Prefix
 	// NoAccessLog is translate.Options.NoAccessLog.

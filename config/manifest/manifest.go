@@ -64,6 +64,9 @@ type Options struct {
 	// nobody proxies too.
 	Discovery bool
 
+	// ForbiddenEndpoints and NoClientAddress are those of translate.Options.
+	ForbiddenEndpoints []netip.Prefix
+	NoClientAddress    bool
 	// LoadBalancers are translate.Options.LoadBalancers.
 	LoadBalancers []netip.Prefix
 
@@ -100,7 +103,7 @@ func (o Options) loader() (*loader, error) {
 		}
 	}
 	resolver := newResolver(nets, o.Node,
-		translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true, LoadBalancers: o.LoadBalancers, NoAccessLog: o.NoAccessLog}, o.Discovery)
+		translate.Options{ServiceProxyName: o.ServiceProxyName, AllowLoopbackEndpoints: true, ForbiddenEndpoints: o.ForbiddenEndpoints, NoClientAddress: o.NoClientAddress, LoadBalancers: o.LoadBalancers, NoAccessLog: o.NoAccessLog}, o.Discovery)
 	resolver.nodePorts, resolver.balancerNets = o.NodePorts, balancers
 	isInput := func(path string) bool { return path == Stdin }
 	l := &loader{

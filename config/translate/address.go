@@ -30,6 +30,7 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 // forbidden knows the addresses that no endpoint may have.
 type forbidden struct {
 	loopback bool // forbid loopback addresses too
+	networks []netip.Prefix
 	// Cluster IPs: the Service's own, and all. A connection to one would come
 	// back to usher.
 	own []netip.Addr
@@ -38,6 +39,11 @@ type forbidden struct {
 
 // address returns what speaks against a as an endpoint's address, or nil.
 func (f forbidden) address(path *field.Path, a netip.Addr) *field.Error {
+	for _, network := range f.networks {
+		if network.Contains(a) {
+			return field.Invalid(path, a.String(), "may not be in "+network.String()+": see --forbidden-endpoint-cidrs")
+		}
+	}
 	switch {
 	case a.IsLoopback() && !f.loopback:
 		return nil

@@ -118,8 +118,10 @@ func (a annotated) wrong(format string, args ...any) *field.Error {
 }
 
 // annotatedNodeAddress reports whether the endpoints are to see the node's address.
-func annotatedNodeAddress(svc *corev1.Service, p *problems) bool {
+func annotatedNodeAddress(svc *corev1.Service, forbidden bool, p *problems) bool {
 	switch a, ok := annotation(svc, AnnotationClientAddress); {
+	case ok && forbidden:
+		p.add(field.Forbidden(a.path, "--client-address-annotation=false: what --client-address says holds for all Services"))
 	case a.text == "node":
 		return true
 	case ok && a.text != "auto":

@@ -48,6 +48,8 @@ func TestWhomEndpointsSeeComesFromTheAnnotation(t *testing.T) {
 		problem     string
 	}{
 		{nil, false, ""},
+		{map[string]string{AnnotationClientAddress: "node", "forbidden": ""}, false,
+			`metadata.annotations[usher.io/client-address]: Forbidden: --client-address-annotation=false`},
 		{map[string]string{AnnotationClientAddress: "auto"}, false, ""},
 		{map[string]string{AnnotationClientAddress: "node"}, true, ""},
 		{map[string]string{AnnotationClientAddress: "client"}, false,
@@ -60,7 +62,8 @@ func TestWhomEndpointsSeeComesFromTheAnnotation(t *testing.T) {
 			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{
 				{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}},
 		}
-		served, problems := Service(svc, nil, config.Node{}, Options{})
+		_, forbidden := c.annotations["forbidden"]
+		served, problems := Service(svc, nil, config.Node{}, Options{NoClientAddress: forbidden})
 		for _, p := range served.Ports {
 			g.Expect(p.NodeAddress).To(Equal(c.node), "%v", c.annotations)
 		}

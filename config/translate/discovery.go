@@ -25,7 +25,7 @@ func Discovery(svc *corev1.Service, all []*discoveryv1.EndpointSlice, opts Optio
 		out.ExternalName = strings.TrimSuffix(svc.Spec.ExternalName, ".")
 	case svc.Spec.ClusterIP == corev1.ClusterIPNone:
 		var wrong report
-		out.Endpoints = discoveryEndpoints(svc, all, forbidden{loopback: !opts.AllowLoopbackEndpoints}, &wrong)
+		out.Endpoints = discoveryEndpoints(svc, all, forbidden{loopback: !opts.AllowLoopbackEndpoints, networks: opts.ForbiddenEndpoints}, &wrong)
 		return out, wrong.list()
 	case svc.Spec.ClusterIP == "":
 		return nil, nil

@@ -34,6 +34,11 @@ type Options struct {
 	// AnnotationAWSProxyProtocol is for; none means that they are not known.
 	LoadBalancers []netip.Prefix
 
+	// ForbiddenEndpoints are networks in which no endpoint may be.
+	ForbiddenEndpoints []netip.Prefix
+	// NoClientAddress forbids the annotation AnnotationClientAddress.
+	NoClientAddress bool
+
 	// NoAccessLog says that this node has no access log.
 	NoAccessLog bool
 
@@ -58,7 +63,7 @@ func Service(svc *corev1.Service, all []*discoveryv1.EndpointSlice, node config.
 	out.Ports = servicePorts(svc, opts, p)
 	out.HealthCheckNodePort = healthCheckNodePort(svc)
 
-	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, all: opts.ClusterIPs, own: ClusterIPsOf(svc, opts.ServiceProxyName)}
+	refuse := forbidden{loopback: !opts.AllowLoopbackEndpoints, networks: opts.ForbiddenEndpoints, all: opts.ClusterIPs, own: ClusterIPsOf(svc, opts.ServiceProxyName)}
 	mine := slicesOf(svc, all)
 	found := gather(out.Ports, mine, refuse, &wrong)
 	weights := annotatedWeights(svc, p)
@@ -83,7 +88,7 @@ func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.Servi
 	slowStart := annotatedOrNever(svc, AnnotationSlowStart, p)
 	accessLog := accessLog(svc, opts.NoAccessLog, p)
 	suspicious := annotatedSwitch(svc, AnnotationQuarantineSuspicious, p) == config.On
-	nodeAddress := annotatedNodeAddress(svc, p)
+	nodeAddress := annotatedNodeAddress(svc, opts.NoClientAddress, p)
 	scheduler := annotatedScheduler(svc, p)
 	probe := annotatedProbe(svc, p)
 	limit := annotatedEndpointLimit(svc, p)

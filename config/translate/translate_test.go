@@ -434,6 +434,20 @@ var _ = Describe("Which endpoints", func() {
 		Expect(messages(problems)).To(Equal([]string{`EndpointSlice default/a: endpoints[0].addresses: Required value: must contain at least 1 address`}))
 	})
 
+	It("in a network that the operator forbids: refuse, say so, and serve the others", func() {
+		opts := translate.Options{ForbiddenEndpoints: []netip.Prefix{netip.MustParsePrefix("168.63.129.16/32"), netip.MustParsePrefix("fd00:ec2::254/128"), netip.MustParsePrefix("10.9.0.0/16")}}
+		six := slice("b", endpoint("fd00:ec2::254"), endpoint("fd00:ec2::253"))
+		six.AddressType = discoveryv1.AddressTypeIPv6
+		out, problems := translate.Service(service(dual), []*discoveryv1.EndpointSlice{slice("a", endpoint("168.63.129.16"), endpoint("10.9.1.1"), endpoint("10.8.1.1")), six}, here, opts)
+		Expect(addrs(out.Ports[0].Endpoints)).To(Equal([]string{"10.8.1.1:8080"}))
+		Expect(addrs(out.Ports[1].Endpoints)).To(Equal([]string{"[fd00:ec2::253]:8080"}))
+		Expect(messages(problems)).To(Equal([]string{
+			`EndpointSlice default/a: endpoints[0].addresses[0]: Invalid value: "168.63.129.16": may not be in 168.63.129.16/32: see --forbidden-endpoint-cidrs`,
+			`EndpointSlice default/a: endpoints[1].addresses[0]: Invalid value: "10.9.1.1": may not be in 10.9.0.0/16: see --forbidden-endpoint-cidrs`,
+			`EndpointSlice default/b: endpoints[0].addresses[0]: Invalid value: "fd00:ec2::254": may not be in fd00:ec2::254/128: see --forbidden-endpoint-cidrs`,
+		}))
+	})
+
 	It("loopback addresses are allowed where manifests may have them, and nothing else is", func() {
 		s := slice("a", endpoint("127.0.0.1"), endpoint("169.254.1.1"))
 		out, problems := translate.Service(service(), []*discoveryv1.EndpointSlice{s}, here, translate.Options{AllowLoopbackEndpoints: true})

@@ -60,6 +60,10 @@ type Config struct {
 	// ServiceProxyName is usher's name among the proxies of the cluster: see
 	// translate.Proxied. "" is none.
 	ServiceProxyName string
+	// ForbiddenEndpoints and NoClientAddress are what authors of Services may not have: see
+	// translate.Options.
+	ForbiddenEndpoints []netip.Prefix
+	NoClientAddress    bool
 	// LoadBalancers are the networks from which the load balancers connect that
 	// translate.AnnotationAWSProxyProtocol is for.
 	LoadBalancers []netip.Prefix

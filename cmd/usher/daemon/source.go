@@ -32,7 +32,7 @@ func (d *Daemon) newSource(ctx context.Context, signals <-chan os.Signal) (confi
 		return nil, err
 	}
 	o := kube.Options{Client: client, Metadata: client.Metadata, Log: d.log, NodeName: c.NodeName, NodeLabels: c.NodeLabels, ServiceProxyName: c.ServiceProxyName,
-		Discovery: d.names != nil, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", MaxDelay: c.MaxDelay, Resync: c.Resync}
+		Discovery: d.names != nil, ForbiddenEndpoints: c.ForbiddenEndpoints, NoClientAddress: c.NoClientAddress, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", MaxDelay: c.MaxDelay, Resync: c.Resync}
 	if c.Netns != nil {
 		return kube.New(o) // for one command: it is no node, and the cluster hears nothing of it
 	}
@@ -80,7 +80,7 @@ func (c *Config) files(discovery bool, reports *config.Reports) (config.Source, 
 	}
 	return manifest.New(manifest.Options{Paths: c.Manifests, Input: input, ServiceCIDRs: c.ServiceCIDRs, NodePorts: c.ServiceNodePorts, LoadBalancerCIDRs: c.LoadBalancerCIDRs,
 		Node:             config.Node{Name: c.NodeName, Labels: c.NodeLabels},
-		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", Reports: reports, Log: c.Log})
+		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, ForbiddenEndpoints: c.ForbiddenEndpoints, NoClientAddress: c.NoClientAddress, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", Reports: reports, Log: c.Log})
 }
 
 // connect returns a client of the API server.
