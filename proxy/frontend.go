@@ -144,10 +144,18 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 // claim makes the front end the owner of port's VIPs and returns those that it
 // owns: a VIP that another service port has already stays with that one. But a
 // cluster IP, which Kubernetes gives to one Service, is taken from who has it as an
-// external or load balancer IP, which anybody may write; those are c's losers.
+// external or load balancer IP, which anybody may write; those are c's losers. So are those
+// that have the port of a new node port on an address of this node.
 func (f *frontEnd) claim(port config.ServicePort, c *change) (own []portal.Target, problem *Problem) {
 	for _, vip := range port.VIPs {
 		t := frontend.Target(f.Protocol, vip)
+		if inUse := f.inUseOnNode(vip); inUse != nil {
+			f.release(c, func(o portal.Target) bool { return o == t })
+			if !slices.ContainsFunc(port.Endpoints, func(e config.Endpoint) bool { return e.Addr == vip.AddrPort() }) { // else the endpoint itself answers
+				problem = &Problem{Reason: ReasonNode, Err: inUse}
+			}
+			continue
+		}
 		owner := f.proxy.owners[t]
 		if owner != nil && owner != f && !vip.External() && owner.yield(t) {
 			c.lost(owner)
@@ -160,6 +168,7 @@ func (f *frontEnd) claim(port config.ServicePort, c *change) (own []portal.Targe
 		f.proxy.owners[t] = f
 		if f.own(t) == nil {
 			f.owned = append(f.owned, ownedTarget{Target: t})
+			f.proxy.displaceOnNode(t, c)
 		}
 		f.Targets.Store(t, nil)
 		own = append(own, t)
@@ -183,8 +192,13 @@ func (f *frontEnd) releaseOthers(port config.ServicePort, c *change) {
 	for _, vip := range port.VIPs {
 		keep[frontend.Target(f.Protocol, vip)] = true
 	}
+	f.release(c, func(t portal.Target) bool { return !keep[t] })
+}
+
+// release gives up those of the front end's targets that gone matches.
+func (f *frontEnd) release(c *change, gone func(portal.Target) bool) {
 	f.owned = slices.DeleteFunc(f.owned, func(o ownedTarget) bool {
-		if keep[o.Target] {
+		if !gone(o.Target) {
 			return false
 		}
 		delete(f.proxy.owners, o.Target)

@@ -65,6 +65,10 @@ type Options struct {
 	// ports of other protocols are not served.
 	TCPOnly error
 
+	// ClaimNodeAddresses lets external and load balancer IPs that are addresses of this node
+	// have the ports of node ports and processes too.
+	ClaimNodeAddresses bool
+
 	// CheckInterval is how often the portal is checked, which compares its rules with
 	// the kernel's if those may have changed, and what could not be served is tried again.
 	CheckInterval time.Duration

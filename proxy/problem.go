@@ -20,6 +20,7 @@ const (
 	ReasonProtocol Reason = "ProtocolNotServed" // usher or this node cannot carry the protocol
 	ReasonSCTPOff  Reason = "SCTPOff"           // SCTP is not in use on this node, or switched off; see SCTPMode
 	ReasonConflict Reason = "AddressConflict"   // another service port has the address and port
+	ReasonNode     Reason = "NodeAddressInUse"  // a node port or a process has the port of an address of this node
 	ReasonListen   Reason = "ListenFailed"      // no listener could be opened
 	ReasonPortal   Reason = "PortalFailed"      // the kernel did not take the portal's rule
 )

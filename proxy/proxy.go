@@ -316,6 +316,7 @@ func (p *Proxy) Check(ctx context.Context) {
 	}
 	clear(p.refused) // err has them all
 	p.portalAnswered(err)
+	p.reviewNodeAddresses()
 	p.retry()
 	p.reportOpenFiles()
 	p.synced(started, true)

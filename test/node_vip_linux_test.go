@@ -1,15 +1,19 @@
 package test
 
 import (
+	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
 
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -53,10 +57,96 @@ var _ = Describe("An endpoint on the host's network at an external IP of its Ser
 				}
 				Expect(ingress.connections()).To(Equal(6))
 				Expect(strings.Count(string(u.Out.Contents()), " established with ")).To(BeNumerically("<=", 6), "one for each client")
+				Expect(string(u.Err.Contents())).NotTo(ContainSubstring("is not served"), "the endpoint answers there")
 			})
 		}
 	}
 })
+
+var _ = Describe("An external IP that is an address of the node, with the portal", func() {
+	for _, portal := range []string{"iptables", "nftables", apart} {
+		for _, ip := range []string{lab.NodeOut4, lab.NodeOut6} {
+			It(portal+", "+ip+": has no port of a node port, of usher, or of a process", func() {
+				nodePortsSpec(portal, netip.MustParseAddr(ip))
+			})
+		}
+	}
+
+	It("nftables: has the port of a process with --claim-node-addresses", func() {
+		l, dir := lab.New(), manifestsDir()
+		startBackend(l.Node, netip.IPv4Unspecified(), 22)
+		pod := startBackend(l.Pods, lab.Pod(1), 8080).addr
+		service{name: "ssh", clusterIP: "10.96.0.22", port: 22, spec: "  externalIPs: [" + lab.NodeOut4 + "]\n", endpoints: []netip.AddrPort{pod}}.write(dir)
+		startUsher(l.Node, dir, "--portal=nftables", "--claim-node-addresses")
+		Expect(ask(l.Outside.NewDialer(1), lab.NodeOut4+":22")).To(Equal(pod))
+	})
+})
+
+func nodePortsSpec(portal string, ip netip.Addr) {
+	if portal == "iptables" {
+		missing("iptables")
+	}
+	l, dir := lab.New(), manifestsDir()
+	outside, anyAddr, clusterIPs, pods := l.Outside.NewDialer(2), netip.IPv4Unspecified(), "10.96.0.", []netip.Addr{lab.Pod(1), lab.Pod(2)}
+	if ip.Is6() {
+		anyAddr, clusterIPs, pods = netip.IPv6Unspecified(), "fd00:10:96::", []netip.Addr{lab.Pod6(1), lab.Pod6(2)}
+	}
+	sshd := startBackend(l.Node, anyAddr, 22).addr
+	thief, honest := startBackend(l.Pods, pods[0], 8080).addr, startBackend(l.Pods, pods[1], 8080).addr
+	at := func(port int) string { return net.JoinHostPort(ip.String(), strconv.Itoa(port)) }
+	answers := func(port int) func() (netip.AddrPort, error) {
+		return func() (netip.AddrPort, error) { return ask(outside, at(port)) }
+	}
+	healthy := func() error {
+		c, err := outside.Dial("", at(10256), 5*time.Second)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			return err
+		}
+		if _, err := c.Write([]byte("GET /livez HTTP/1.0\r\n\r\n")); err != nil {
+			return err
+		}
+		answer := make([]byte, 12)
+		if _, err := io.ReadFull(c, answer); err != nil || string(answer) != "HTTP/1.0 200" {
+			return fmt.Errorf("%q, %v", answer, err)
+		}
+		return nil
+	}
+	for i, port := range []int{22, 80, 10256, 30080} {
+		endpoints := []netip.AddrPort{thief}
+		if port == 22 { // an endpoint that looks like the process itself leads nobody to the others
+			endpoints = append(endpoints, netip.AddrPortFrom(ip, 22))
+		}
+		service{name: "thief-" + strconv.Itoa(port), clusterIP: clusterIPs + strconv.Itoa(10+i), port: port, spec: "  externalIPs: [\"" + ip.String() + "\"]\n", endpoints: endpoints}.write(dir)
+	}
+	u := startUsher(l.Node, dir, "--portal="+portal, "--healthz-address=[::]:10256", "--portal-check-interval=200ms")
+	Expect(answers(80)()).To(Equal(thief), "a port that is free")
+	Expect(answers(30080)()).To(Equal(thief), "which is no node port yet")
+	for range 4 {
+		Expect(answers(22)()).To(Equal(sshd))
+	}
+	Expect(healthy()).To(Succeed())
+
+	By("a node port that comes later")
+	nodePort := service{name: "honest", clusterIP: clusterIPs + "20", port: 80, portFields: ", nodePort: 30080", spec: "  type: NodePort\n", endpoints: []netip.AddrPort{honest}}
+	nodePort.write(dir)
+	Eventually(answers(30080)).WithTimeout(20 * time.Second).Should(Equal(honest))
+	Eventually(u.Err).WithTimeout(10 * time.Second).Should(gbytes.Say("NodeAddressInUse"))
+
+	By("and goes")
+	Expect(os.Remove(filepath.Join(dir, "honest.yaml"))).To(Succeed())
+	Eventually(answers(30080)).WithTimeout(20 * time.Second).Should(Equal(thief))
+	if portal != apart { // with that, usher has the port, and the process is refused it
+		By("a process that begins to listen")
+		late := startBackend(l.Node, ip, 80).addr
+		Eventually(answers(80)).WithTimeout(20 * time.Second).Should(Equal(late))
+	}
+	Expect(answers(22)()).To(Equal(sshd))
+	Expect(healthy()).To(Succeed())
+}
 
 func nodeVIPSpec(portal string, ip netip.Addr) {
 	if portal == "iptables" {

@@ -63,6 +63,7 @@ over.`,
 	r.registerNode(flags)
 	flags.StringVar(&r.ServiceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value; empty means those without the label")
 	flags.StringSliceVar(&r.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses on which node ports are served, or the words primary (the addresses in the Node object; without one, those from which the node reaches other networks), localhost and all, in any mix; empty means all addresses, loopback included")
+	flags.BoolVar(&r.Proxy.ClaimNodeAddresses, "claim-node-addresses", false, "let a Service whose external or load balancer IP is an address of this node have the port of another Service's node port or of a process that listens there, with the portals iptables and nftables")
 	flags.StringSliceVar(&r.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, besides those that the Node object names: policies for clients from outside do not apply to Pods")
 	flags.StringSliceVar(&r.loadBalancers, "load-balancer-cidr", nil, loadBalancersUsage)
 	flags.StringSliceVar(&r.forbidden, "forbidden-endpoint-cidrs", defaultForbidden, "`networks` in which no endpoint may be, since usher's connections start on the node, where no policy for Pods filters them; empty means none; the default, metadata services of clouds, is for Services of an API server only")

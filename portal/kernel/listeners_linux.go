@@ -34,8 +34,16 @@ func (l *Listener) Takes(t portal.Target) bool {
 }
 
 // Listeners returns those of TCP, and the sockets of UDP that are not connected.
-func Listeners() (all []Listener, err error) {
-	inodes := map[string]int{} // of sockets, to their places in all
+func Listeners() ([]Listener, error) {
+	all, inodes, err := readSockets()
+	nameOwners(all, inodes, "[0-9]*")
+	return all, err
+}
+
+// readSockets is Listeners without the names of processes. It returns the indexes in all of the
+// sockets too, by their inodes.
+func readSockets() (all []Listener, inodes map[string]int, err error) {
+	inodes = map[string]int{}
 	var errs []error
 	for name, kind := range map[string]struct {
 		protocol portal.Protocol
@@ -54,8 +62,8 @@ func Listeners() (all []Listener, err error) {
 		}
 		errs = append(errs, err)
 	}
-	nameOwners(all, inodes)
-	return all, errors.Join(errs...)
+	nameOwners(all, inodes, strconv.Itoa(os.Getpid()))
+	return all, inodes, errors.Join(errs...)
 }
 
 // readListeners calls note for each socket in that state.
@@ -73,9 +81,10 @@ func readListeners(r io.Reader, state string, note func(at netip.AddrPort, user,
 	})
 }
 
-// nameOwners says whose sockets those are, as far as this process may see.
-func nameOwners(all []Listener, inodes map[string]int) {
-	paths, _ := filepath.Glob("/proc/[0-9]*/fd/*") // the pattern is right
+// nameOwners sets the owners of sockets, as far as this process may see them, that are among the
+// processes whose numbers match pids.
+func nameOwners(all []Listener, inodes map[string]int, pids string) {
+	paths, _ := filepath.Glob("/proc/" + pids + "/fd/*") // the pattern is right
 	for _, path := range paths {
 		link, err := os.Readlink(path)
 		i, is := inodes[link]
@@ -92,23 +101,31 @@ func nameOwners(all []Listener, inodes map[string]int) {
 // holders is what Holder has looked at last: many may ask in a row.
 var holders struct {
 	sync.Mutex
-	at  time.Time
-	all []Listener
+	at     time.Time
+	all    []Listener
+	inodes map[string]int // nil once the processes have names
 }
 
-// Holder says who listens already where a listener cannot be had: "nginx (process 12)
-// listens on 0.0.0.0:443". It is "" if nobody is seen.
-func Holder(t portal.Target) string {
+// Holder returns which process already listens where t leads, apart from listeners that ignore
+// matches: "nginx (process 12) listens on 0.0.0.0:443". It returns "" if no process does.
+func Holder(t portal.Target, ignore func(*Listener) bool) string {
 	holders.Lock()
 	defer holders.Unlock()
 	if time.Since(holders.at) > time.Second {
-		holders.all, _ = Listeners() // or nobody is seen
+		holders.all, holders.inodes, _ = readSockets() // without an answer no process is seen
 		holders.at = time.Now()
 	}
-	for _, l := range holders.all {
-		if l.Takes(t) {
-			return fmt.Sprintf("%s listens on %s", l.Process, l.At)
+	for i := range holders.all {
+		l := &holders.all[i]
+		if !l.Takes(t) || ignore != nil && ignore(l) {
+			continue
 		}
+		// Names take a look at each descriptor of the node: only for a listener that is reported.
+		if holders.inodes != nil {
+			nameOwners(holders.all, holders.inodes, "[0-9]*")
+			holders.inodes = nil
+		}
+		return fmt.Sprintf("%s listens on %s", l.Process, l.At)
 	}
 	return ""
 }

@@ -25,7 +25,7 @@ var _ = Describe("who listens", func() {
 			And(HaveField("Protocol", portal.TCP), HaveField("At", netip.MustParseAddrPort(l.Addr().String())), HaveField("Mine", true), me),
 			And(HaveField("Protocol", portal.UDP), HaveField("At", netip.MustParseAddrPort(packets.LocalAddr().String())), HaveField("Mine", true), me)))
 		at := netip.MustParseAddrPort(l.Addr().String())
-		Expect(Holder(portal.Target{Protocol: portal.TCP, Addr: at.Addr(), Port: at.Port()})).To(HaveSuffix(fmt.Sprintf("(process %d) listens on %s", os.Getpid(), at)))
+		Expect(Holder(portal.Target{Protocol: portal.TCP, Addr: at.Addr(), Port: at.Port()}, nil)).To(HaveSuffix(fmt.Sprintf("(process %d) listens on %s", os.Getpid(), at)))
 	})
 
 	DescribeTable("takes what is sent to", func(at string, protocol portal.Protocol, to string, does bool) {

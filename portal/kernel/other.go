@@ -40,5 +40,12 @@ func Behind(portal.Interfaces) (func(netip.Addr) bool, error) {
 	return nil, errors.New("only on Linux the route to a client tells whether it is a Pod")
 }
 
-// Holder cannot tell here.
-func Holder(portal.Target) string { return "" }
+// Listener is a socket of this node that takes what comes to its address.
+type Listener struct {
+	Protocol portal.Protocol
+	At       netip.AddrPort
+	Mine     bool
+}
+
+// Holder finds no process here.
+func Holder(portal.Target, func(*Listener) bool) string { return "" }

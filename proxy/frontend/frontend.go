@@ -123,7 +123,7 @@ func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) bool {
 	}
 	t.Addr = portal.FamilyOf(to.Addr()).Any()
 	_, nodePort := n.Targets.Load(t)
-	return nodePort && n.Locality.isNode(to.Addr())
+	return nodePort && n.Locality.IsNode(to.Addr())
 }
 
 // Target returns the portal's name for vip.
@@ -187,7 +187,7 @@ func (f *FrontEnd) Origin(from, to netip.Addr, endpoint *config.Endpoint) portal
 		why = portal.SeenTunnel
 	case f.Protocol == config.SCTP:
 		why = portal.SeenSCTP
-	case from == to || f.Locality.isNode(from):
+	case from == to || f.Locality.IsNode(from):
 		why = portal.SeenOwnProcess
 	case from.IsValid() && (from.Is4() != endpoint.Addr.Addr().Is4() || !from.IsGlobalUnicast()):
 		why = portal.SeenFamily

@@ -96,7 +96,7 @@ func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error
 	}
 	err = fmt.Errorf("cannot listen on %s: %w", b.Addr, search.Plain(err))
 	if errors.Is(err, syscall.EADDRINUSE) && b.Namespace == nil && n.Socket == nil && len(b.Targets) > 0 {
-		if who := kernel.Holder(portal.Target{Protocol: b.Targets[0].Protocol, Addr: b.Addr.Addr(), Port: b.Addr.Port()}); who != "" {
+		if who := kernel.Holder(portal.Target{Protocol: b.Targets[0].Protocol, Addr: b.Addr.Addr(), Port: b.Addr.Port()}, nil); who != "" {
 			err = fmt.Errorf("%w: %s", err, who)
 		}
 	}

@@ -1,6 +1,8 @@
 package frontend
 
 import (
+	"iter"
+	"maps"
 	"net"
 	"net/netip"
 	"sync/atomic"
@@ -54,10 +56,19 @@ func (l *Locality) pods() []netip.Prefix {
 	return nil
 }
 
-// isNode reports whether a is an address of this node.
-func (l *Locality) isNode(a netip.Addr) bool {
+// IsNode reports whether a is an address of this node.
+func (l *Locality) IsNode(a netip.Addr) bool {
 	now := l.now.Load()
 	return a.IsLoopback() || now != nil && now.addrs[a]
+}
+
+// Addresses returns the addresses of this node.
+func (l *Locality) Addresses() iter.Seq[netip.Addr] {
+	now := l.now.Load()
+	if now == nil {
+		now = &localities{}
+	}
+	return maps.Keys(now.addrs)
 }
 
 // OfThisNode reports whether a client that has connected from from to to is a
@@ -84,7 +95,7 @@ func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 
 // local reports whether a belongs to this node or one of its Pods.
 func (l *Locality) local(a netip.Addr) bool {
-	if l.isNode(a) {
+	if l.IsNode(a) {
 		return true
 	}
 	for _, p := range l.pods() {

@@ -109,6 +109,7 @@ func objects(_ context.Context, s *subject) (all []Finding) {
 func served(_ context.Context, s *subject) (all []Finding) {
 	remedies := map[string]string{
 		"AddressConflict":   "give one of the two another address or port",
+		"NodeAddressInUse":  "use another port, or an external IP that is no address of the node; --claim-node-addresses lets Services have such ports",
 		"ListenFailed":      "ss -lntup shows which process has the port; or use another --portal",
 		"PortalFailed":      "usher portals; the log says what the kernel answered",
 		"ProtocolNotServed": "leave the port to another proxy (service.kubernetes.io/service-proxy-name)",

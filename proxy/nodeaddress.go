@@ -1,0 +1,99 @@
+package proxy
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/proxy/frontend"
+)
+
+// Any author of Services may write an address of this node as an external IP. There the node
+// itself comes first: its node ports, usher's own servers, and its processes.
+
+// onNode reports whether vip is an address of this node, which others may have too.
+func (p *Proxy) onNode(vip config.VIP) bool {
+	return vip.External() && !vip.Addr.IsUnspecified() && !p.ClaimNodeAddresses && p.Portal.Traits().Leads() && p.Socket == nil &&
+		p.node.Locality.IsNode(vip.Addr)
+}
+
+// inUseOnNode returns what has vip, a VIP of f, if that is an address of this node: another
+// Service's node port, or a process that listens. Where usher has to listen there itself, the
+// kernel answers the latter.
+func (f *frontEnd) inUseOnNode(vip config.VIP) error {
+	p := f.proxy
+	if !p.onNode(vip) {
+		return nil
+	}
+	t := frontend.Target(f.Protocol, vip)
+	nodePort := t
+	nodePort.Addr = portal.FamilyOf(t.Addr).Any()
+	if owner := p.owners[nodePort]; owner != nil && owner != f {
+		return fmt.Errorf("%s %s is an address of this node, where port %d is a node port of %s", vip.Kind, t, t.Port, owner.ID())
+	}
+	if !p.Portal.Traits().Redirects {
+		return nil
+	}
+	if holder := kernel.Holder(t, p.isFrontEnd); holder != "" {
+		return fmt.Errorf("%s %s is an address of this node, where %s", vip.Kind, t, holder)
+	}
+	return nil
+}
+
+// isFrontEnd reports whether l is the listener of a front end, behind a redirect. It keeps
+// nothing from clients of its port, since it accepts only redirected ones.
+func (p *Proxy) isFrontEnd(l *kernel.Listener) bool {
+	if !l.Mine {
+		return false
+	}
+	for _, fronts := range p.services {
+		for _, f := range fronts {
+			if slices.ContainsFunc(f.listeners, func(mine frontend.Listener) bool {
+				return mine.Addr().Port() == l.At.Port() && frontend.Target(f.Protocol, config.VIP{}).Protocol == l.Protocol
+			}) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// displaceOnNode takes the port of nodePort, if it is a target of that kind, on all addresses
+// of this node from the front ends that have it there.
+func (p *Proxy) displaceOnNode(nodePort portal.Target, c *change) {
+	if !nodePort.Addr.IsUnspecified() {
+		return
+	}
+	for addr := range p.node.Locality.Addresses() {
+		t := nodePort
+		t.Addr = addr
+		if owner := p.owners[t]; owner != nil && portal.FamilyOf(addr) == portal.FamilyOf(nodePort.Addr) {
+			c.lost(owner)
+		}
+	}
+}
+
+// reviewNodeAddresses updates the front ends whose VIPs on addresses of this node are in use
+// by a process, or free again, since the last time.
+func (p *Proxy) reviewNodeAddresses() {
+	var c change
+	for _, fronts := range p.services {
+		for _, f := range fronts {
+			for _, vip := range f.View().Port.VIPs {
+				if !vip.External() || vip.Addr.IsUnspecified() {
+					continue
+				}
+				has := f.own(frontend.Target(f.Protocol, vip)) != nil
+				if inUse := f.inUseOnNode(vip) != nil; has == inUse {
+					f.update(f.View().Port, &c)
+					break
+				}
+			}
+		}
+	}
+	if !c.empty() {
+		p.commit(&c)
+	}
+}
