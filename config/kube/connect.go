@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -31,6 +32,11 @@ type Connection struct {
 	AcceptContentTypes, ContentType string
 
 	UserAgent string
+
+	// Mark is the mark (SO_MARK) of what is sent to the API server, by which the portal leaves it
+	// alone: else a Service that has the API server's address as an external IP cuts this process
+	// off. It is not set where the process may not. 0 means none. Linux only.
+	Mark uint32
 }
 
 // Client asks an API server; Metadata asks it for objects of which nothing else is of use.
@@ -68,6 +74,10 @@ func (c Connection) RESTConfig() (*rest.Config, error) {
 	config.UserAgent = c.UserAgent
 	config.QPS, config.Burst = c.QPS, c.Burst
 	config.AcceptContentTypes, config.ContentType = c.AcceptContentTypes, c.ContentType
+	if c.Mark != 0 {
+		// Timeouts as client-go's own dialer has them.
+		config.Dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second, Control: c.mark}).DialContext
+	}
 	if config.ContentType == "" {
 		config.ContentType = runtime.ContentTypeProtobuf
 	}

@@ -3,10 +3,13 @@ package daemon
 import (
 	"context"
 	"encoding/json"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"os/exec"
+	"sync/atomic"
 	"syscall"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -47,18 +50,26 @@ func silent() *logrus.Logger {
 // apiServer is an API server with a Service, which answers once it is let.
 type apiServer struct {
 	*httptest.Server
-	let chan struct{}
+	let     chan struct{}
+	watches atomic.Int64 // how many there have been
 }
 
-// newAPIServer returns a server, and a kubeconfig for it.
-func newAPIServer(endpoint netip.AddrPort) (s *apiServer, kubeconfig string) {
+// newAPIServer returns a server on an address, and a kubeconfig for it. Where that is not loopback,
+// the server's address and port are the Service's too.
+func newAPIServer(endpoint netip.AddrPort, on netip.Addr) (s *apiServer, kubeconfig string) {
 	GinkgoHelper()
+	l, err := net.Listen("tcp", netip.AddrPortFrom(on, 0).String())
+	Expect(err).NotTo(HaveOccurred())
+	spec := corev1.ServiceSpec{ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"}, Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}}
+	if !on.IsLoopback() {
+		spec.ExternalIPs, spec.Ports[0].Port = []string{on.String()}, int32(l.Addr().(*net.TCPAddr).Port)
+	}
 	port, protocol := int32(endpoint.Port()), corev1.ProtocolTCP
 	web := metav1.ObjectMeta{Namespace: "default", Name: "web", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}}
 	meta := metav1.ListMeta{ResourceVersion: "1"}
 	lists := map[string]any{
 		"/api/v1/services": corev1.ServiceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceList"}, ListMeta: meta,
-			Items: []corev1.Service{{ObjectMeta: web, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"}, Ports: []corev1.ServicePort{{Port: 80, Protocol: protocol}}}}}},
+			Items: []corev1.Service{{ObjectMeta: web, Spec: spec}}},
 		"/apis/discovery.k8s.io/v1/endpointslices": discoveryv1.EndpointSliceList{TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSliceList"}, ListMeta: meta,
 			Items: []discoveryv1.EndpointSlice{{ObjectMeta: web, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port, Protocol: &protocol}},
 				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{endpoint.Addr().String()}}}}}},
@@ -66,7 +77,7 @@ func newAPIServer(endpoint netip.AddrPort) (s *apiServer, kubeconfig string) {
 			Items: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}}},
 	}
 	s = &apiServer{let: make(chan struct{})}
-	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		select {
 		case <-s.let:
 		case <-r.Context().Done():
@@ -81,12 +92,16 @@ func newAPIServer(endpoint netip.AddrPort) (s *apiServer, kubeconfig string) {
 			w.WriteHeader(http.StatusUnprocessableEntity)
 			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity})
 		case r.URL.Query().Get("watch") != "":
+			s.watches.Add(1)
 			w.(http.Flusher).Flush()
 			<-r.Context().Done() // nothing changes
 		default:
 			_ = json.NewEncoder(w).Encode(list)
 		}
 	}))
+	s.Listener.Close()
+	s.Listener = l
+	s.Start()
 	DeferCleanup(func() { s.CloseClientConnections(); s.Close() })
 	config, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Config", "current-context": "c",
 		"contexts": []any{map[string]any{"name": "c", "context": map[string]any{"cluster": "c"}}},
@@ -108,7 +123,7 @@ var _ = Describe("a daemon with a portal", func() {
 	})
 
 	It("changes nothing in the kernel, and is not ready, before the source has its first full picture", func() {
-		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80")) // which nobody asks
+		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("127.0.0.1")) // which nobody asks
 		c := withPortal()
 		c.Manifests, c.NodeName, c.Cluster.Kubeconfig = nil, "worker-1", kubeconfig
 		r := begin(c)
@@ -123,6 +138,25 @@ var _ = Describe("a daemon with a portal", func() {
 		Expect(known).To(BeTrue())
 		Expect(status.Connected).To(BeTrue())
 	})
+
+	DescribeTable("reaches an API server whose address and port a Service has as an external IP", func(mode string) {
+		Expect(exec.Command("ip", "addr", "replace", "192.0.2.77/32", "dev", "lo").Run()).To(Succeed())
+		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("192.0.2.77"))
+		close(api.let)
+		c := withPortal()
+		c.Manifests, c.NodeName, c.Cluster.Kubeconfig, c.Mode = nil, "worker-1", kubeconfig, mode
+		c.Proxy.ClaimNodeAddresses = true // the API server is on this node here
+		r := begin(c)
+		Eventually(r.ready).WithTimeout(patience).Should(Receive())
+		const kinds = 3 // Services, EndpointSlices, the Node
+		Eventually(api.watches.Load).WithTimeout(patience).Should(BeNumerically(">=", kinds))
+		api.CloseClientConnections()
+		before := api.watches.Load()
+		Eventually(api.watches.Load).WithTimeout(patience).Should(BeNumerically(">=", before+kinds))
+	},
+		Entry("iptables", "iptables"),
+		Entry("nftables", "nftables"),
+	)
 
 	It("leaves the rules to a successor on SIGTERM", func() {
 		r, _ := serve(withPortal())

@@ -86,6 +86,9 @@ func (c *Config) files(discovery bool, reports *config.Reports) (config.Source, 
 // connect returns a client of the API server.
 func (c *Config) connect() (*kube.Client, *kube.Reach, error) {
 	c.Cluster.UserAgent = "usher/" + c.Version
+	if c.Netns == nil {
+		c.Cluster.Mark = c.Portal.Mark
+	}
 	client, reach, err := c.Cluster.Connect()
 	if err != nil {
 		return nil, nil, noSource(err)
