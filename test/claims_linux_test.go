@@ -12,6 +12,50 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
+var _ = Describe("a client that connects before its Service is there", func() {
+	for _, portal := range []string{"iptables", "nftables", "address"} {
+		It("is connected by a SYN that it repeats, with the "+portal+" portal", func() {
+			if portal == "iptables" {
+				missing("iptables")
+			}
+			l, dir := lab.New(), manifestsDir()
+			forward(l.Node) // a router outside, where the SYNs vanish, is the node's default gateway
+			startBackend(l.Pods, lab.Pod(1), 8080)
+			startBackend(l.Pods, lab.Pod6(1), 8080)
+			write := func(name, ip4, ip6 string) {
+				GinkgoHelper()
+				service{name: name, clusterIP: ip4, port: 80, endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod(1), 8080)}}.write(dir)
+				service{name: name + "6", clusterIP: ip6, port: 80, endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod6(1), 8080)}}.write(dir)
+			}
+			write("other", "10.96.0.11", "fd00:10:96::11") // with its rules there is conntrack
+			startUsher(l.Node, dir, "--portal="+portal)
+
+			vips := []string{"10.96.0.12:80", "[fd00:10:96::12]:80"}
+			connected := make(chan error, len(vips))
+			client := l.Pods.NewDialer(len(vips))
+			for _, vip := range vips {
+				go func() {
+					c, err := client.Dial("", vip, 25*time.Second)
+					if err == nil {
+						c.Close()
+					}
+					connected <- err
+				}()
+			}
+			for _, tracked := range []string{"ipv4", "ipv6"} {
+				if portal != "address" {
+					Eventually(func() string { return l.Node.Output("cat", "/proc/net/nf_conntrack") }).WithTimeout(10 * time.Second).
+						Should(MatchRegexp(tracked + " .* SYN_SENT .*[:.]0{0,2}12 "))
+				}
+			}
+			write("web", "10.96.0.12", "fd00:10:96::12")
+			for range vips {
+				Eventually(connected).WithTimeout(30 * time.Second).Should(Receive(Not(HaveOccurred())))
+			}
+		})
+	}
+})
+
 var _ = Describe("an address that one Service has as an external IP, and then another as its cluster IP", func() {
 	for _, portal := range []string{"iptables", "nftables", "address"} {
 		It("is the cluster IP's while there is one, with the "+portal+" portal", func() {

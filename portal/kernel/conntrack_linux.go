@@ -9,6 +9,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 
 	"github.com/usherproxy/usher/portal"
 )
@@ -17,15 +18,17 @@ import (
 // that go elsewhere than want says: to another local port, to none (rejected
 // is port 0), or out of the node as before there was a rule. The nat table is
 // asked only about a flow's first packet, so a client that keeps its port would
-// otherwise go on talking to a listener that is gone. TCP needs no such thing:
-// a new connection has a new port or ends the old flow by its SYN.
+// otherwise go on talking to a listener that is gone. TCP clients use a new port for a
+// new connection, except while they repeat a SYN that nobody answers: for targets of TCP,
+// ForgetFlows deletes flows in that state, SYN_SENT. Callers name those only if they have not
+// had a rule, since a dump of all flows may be long.
 //
 // A target that has no rule any more is in want with port -1.
 func ForgetFlows(want map[portal.Target]int) error {
 	for _, family := range portal.Families {
 		filter := staleFlows{want: map[portal.Target]int{}, family: family}
 		for t, port := range want {
-			if t.Protocol == portal.UDP && portal.FamilyOf(t.Addr) == family {
+			if t.Protocol != portal.SCTP && portal.FamilyOf(t.Addr) == family {
 				filter.want[t] = port
 				filter.nodePorts = filter.nodePorts || t.Addr.IsUnspecified()
 			}
@@ -37,7 +40,7 @@ func ForgetFlows(want map[portal.Target]int) error {
 			filter.local = LocalPrefixes(family)
 		}
 		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(NetlinkFamily(family)), filter); err != nil {
-			return fmt.Errorf("deleting conntrack entries of UDP clients: %w", err)
+			return fmt.Errorf("deleting conntrack entries: %w", err)
 		}
 	}
 	return nil
@@ -48,7 +51,9 @@ func ForgetFlows(want map[portal.Target]int) error {
 func ForgetRedirected(targets iter.Seq[portal.Target], log logrus.FieldLogger) {
 	want := map[portal.Target]int{}
 	for t := range targets {
-		want[t] = -1
+		if t.Protocol == portal.UDP {
+			want[t] = -1
+		}
 	}
 	if err := ForgetFlows(want); err != nil {
 		log.WithError(err).Debug("UDP clients may keep to a former listener")
@@ -65,14 +70,20 @@ type staleFlows struct {
 
 // MatchConntrackFlow is for netlink.ConntrackDeleteFilters.
 func (s staleFlows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	if portal.Protocol(flow.Forward.Protocol) != portal.UDP {
+	switch portal.Protocol(flow.Forward.Protocol) {
+	case portal.UDP:
+	case portal.TCP:
+		if tcp, is := flow.ProtoInfo.(*netlink.ProtoInfoTCP); !is || tcp.State != nl.TCP_CONNTRACK_SYN_SENT {
+			return false
+		}
+	default:
 		return false
 	}
 	dst, ok := netip.AddrFromSlice(flow.Forward.DstIP)
 	if !ok {
 		return false
 	}
-	t := portal.Target{Protocol: portal.UDP, Addr: dst.Unmap(), Port: flow.Forward.DstPort}
+	t := portal.Target{Protocol: portal.Protocol(flow.Forward.Protocol), Addr: dst.Unmap(), Port: flow.Forward.DstPort}
 	port, ours := s.want[t]
 	if !ours && s.nodePorts && ContainsAddr(s.local, t.Addr) {
 		t.Addr = s.family.Any()

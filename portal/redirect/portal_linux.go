@@ -197,11 +197,17 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 		goes[family] = append(goes[family], t)
 	}
 	var changed []portal.Target
+	fresh := map[portal.Target]bool{} // they have had no rule
 	var errs []error
 	if !p.applied {
 		p.known.Doubtful(p.Now()) // it is read now
 	}
 	for family, m := range p.families {
+		for _, r := range come[family] {
+			if _, had := m.rules[r.Target]; !had {
+				fresh[r.Target] = true
+			}
+		}
 		these, bad := portal.Merge(m.rules, come[family], goes[family])
 		changed = append(changed, these...)
 		maps.Copy(refused, bad)
@@ -214,7 +220,7 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 		}
 	}
 	err := errors.Join(errs...)
-	p.forgetFlows(changed)
+	p.forgetFlows(slices.DeleteFunc(changed, func(t portal.Target) bool { return t.Protocol != portal.UDP && !fresh[t] }))
 	for _, t := range gone {
 		delete(p.before, t.Plain())
 		if p.ports != nil {
@@ -304,12 +310,15 @@ func (p *Portal) rules() map[portal.Target]portal.Rule {
 	return all
 }
 
-// forgetFlows sees to it that UDP clients of changed targets go by the new rules.
+// forgetFlows makes UDP clients of changed targets, and TCP clients whose SYN nobody has
+// answered, go by the new rules.
 func (p *Portal) forgetFlows(changed []portal.Target) {
 	want := map[portal.Target]int{}
 	if !p.applied {
 		for t := range p.before { // rules that this Apply may have taken out
-			want[t] = -1
+			if t.Protocol == portal.UDP {
+				want[t] = -1
+			}
 		}
 	}
 	for _, t := range changed {
@@ -326,7 +335,7 @@ func (p *Portal) forgetFlows(changed []portal.Target) {
 	if err := kernel.ForgetFlows(want); err != nil {
 		// Without nf_conntrack_netlink they end by themselves, 30 s to 120 s
 		// after the client's last datagram.
-		p.log.WithError(err).Debug("UDP clients may keep to a former listener")
+		p.log.WithError(err).Debug("UDP clients may keep to a former listener, and SYNs that came before their rule are lost")
 	}
 }
 
