@@ -187,9 +187,11 @@ func headerSpecs(tunneled bool) {
 	})
 
 	Describe("from load balancers,", func() {
-		balancers := &config.Balancers{Networks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+		var balancers *config.Balancers
 		due := func(port *config.ServicePort) { port.VIPs[0].Balancers = balancers }
-		BeforeEach(func() { balancers = &config.Balancers{Networks: balancers.Networks} })
+		BeforeEach(func() {
+			balancers = &config.Balancers{Networks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}
+		})
 
 		DescribeTable("name the client; nothing of the payload is lost, whatever its pieces",
 			func(header []byte, want netip.AddrPort) {
@@ -310,11 +312,11 @@ func headerSpecs(tunneled bool) {
 			Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(string(v1))))
 			e := last()
 			Expect(e.Client).To(Equal(c.LocalAddr().(*net.TCPAddr).AddrPort()))
-			balancers.Networks = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 		})
 
 		It("decide who may, which endpoint it had, and whose share it takes", func() {
 			o.MaxConnections, o.MaxConnectionsPerPort = 16, 16
+			o.LoadBalancers = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 			balancers.Clients = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
 			one, two := lab.Backend(func(c net.Conn) { fmt.Fprint(c, "1"); _, _ = io.Copy(io.Discard, c) }), lab.Backend(func(c net.Conn) { fmt.Fprint(c, "2"); _, _ = io.Copy(io.Discard, c) })
 			at := serve(func(port *config.ServicePort) {
@@ -349,6 +351,34 @@ func headerSpecs(tunneled bool) {
 				Expect(err).NotTo(HaveOccurred())
 			}
 			Expect(p.Connections()).To(BeEquivalentTo(16))
+		})
+
+		It("of a load balancer that only the Service names use up that load balancer's share, whoever they name", func() {
+			o.MaxConnections, o.MaxConnectionsPerPort = 16, 16
+			balancers.Networks = []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}
+			endpoint := lab.Backend(func(c net.Conn) { fmt.Fprint(c, "1"); _, _ = io.Copy(io.Discard, c) })
+			at := serve(due, endpoint)
+			served := func(from string, first []byte) error {
+				d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+				c, err := d.Dial("tcp", at)
+				if err != nil {
+					return err // it was reset before connect(2) returned
+				}
+				DeferCleanup(func() { c.Close() })
+				Expect(c.SetDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
+				_, _ = c.Write(first) // reading tells
+				_, err = io.ReadFull(c, make([]byte, 1))
+				return err
+			}
+			named := func(client string) []byte {
+				return proxyproto.Header(config.ProxyV2, config.TCP, netip.MustParseAddrPort(client+":99"), saidVIP)
+			}
+			const victim = "127.0.0.2"
+			for i := range 14 { // half of them as the victim
+				Expect(served("127.0.0.1", named([]string{victim, fmt.Sprint("203.0.113.", i)}[i%2]))).To(Succeed())
+			}
+			Expect(served("127.0.0.1", named("203.0.113.99"))).To(reset, "the last eighth is not for who has that many, whatever it says")
+			Expect(served(victim, []byte("payload"))).To(Succeed(), "the victim has none yet")
 		})
 
 		It("that are spoiled, a hundred thousand of them: no endpoint is reached, and usher goes on", func() {

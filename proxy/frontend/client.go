@@ -100,14 +100,23 @@ func (c *Client) Header(v *View) []byte {
 // a NetworkPolicy may let some of those in, and the nodes not.
 func (c *Client) Origin(s *search.Search, to *balance.Endpoint) netip.AddrPort {
 	o := portal.Origin{Seen: portal.SeenHeader}
-	// Who may annotate a Service may name its load balancers, but not thereby be whom he likes.
-	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {
+	if c.Via == nil || c.Payer() == c.From.Addr() {
 		o = c.Front.Origin(c.From.Addr(), c.reached(), to.Endpoint)
 	}
 	c.seen = o.Seen
 	s.AsClient, s.Quarantine = o.Seen.Client(), c.Front.Quarantine()
 	s.Quarantine.Probed = s.Quarantine.Probed && (o.Here || !s.AsClient)
 	return o.Bind
+}
+
+// Payer returns the address whose share of the node's resources the client uses: its own, unless a
+// load balancer has named it that only the Service names. Whoever may annotate a Service may name its
+// load balancers, but must not use up the shares of others, or escape its own, by what those write.
+func (c *Client) Payer() netip.Addr {
+	if c.Via == nil || slices.ContainsFunc(c.Front.LoadBalancers, func(p netip.Prefix) bool { return p.Contains(c.Via.Addr()) }) {
+		return c.From.Addr()
+	}
+	return c.Via.Addr()
 }
 
 // NewSearch returns the client's search for an endpoint.

@@ -31,7 +31,7 @@ func (r *register) with(client netip.Addr) *clients {
 
 // add takes room for conn, or says why there is none.
 func (r *register) add(conn *connection) error {
-	toPort, client := conn.Front.Open.Add(1), conn.From.Addr()
+	toPort, client := conn.Front.Open.Add(1), conn.Payer()
 	err := r.budget.TakeConnection(toPort, r.count(client, 1))
 	if err != nil {
 		conn.Front.Open.Add(-1)
@@ -41,16 +41,16 @@ func (r *register) add(conn *connection) error {
 	return err
 }
 
-// reassign makes conn count as one of its client's, as which it was not known: it counted as
+// reassign makes conn count as one of its Payer's now that its client is known: it counted as
 // one of balancer's. The error is add's, and conn stays in the register.
 func (r *register) reassign(conn *connection, balancer netip.Addr) error {
 	r.count(balancer, -1)
-	return r.budget.RoomForClient(r.count(conn.From.Addr(), 1))
+	return r.budget.RoomForClient(r.count(conn.Payer(), 1))
 }
 
 func (r *register) remove(conn *connection) {
 	conn.Front.Open.Add(-1)
-	r.count(conn.From.Addr(), -1)
+	r.count(conn.Payer(), -1)
 	r.budget.Connections.Add(-1)
 	r.tell()
 }
