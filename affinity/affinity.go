@@ -2,6 +2,7 @@ package affinity
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,18 +56,14 @@ func (t *Table) SetTimeout(timeout time.Duration) {
 	t.timeout = timeout
 	switch {
 	case timeout <= 0:
-		t.purge()
+		if t.clients != nil {
+			t.limits.used.Add(-int64(t.clients.Len()))
+		}
 		t.clients = nil
 	case t.clients == nil:
 		// NewLRU only fails for a size below 1.
 		size := max(int(t.limits.PerTable), 1)
 		t.clients, _ = simplelru.NewLRU(size, func(netip.Addr, entry) { t.limits.used.Add(-1) })
-	}
-}
-
-func (t *Table) purge() {
-	if t.clients != nil {
-		t.clients.Purge()
 	}
 }
 
@@ -182,27 +179,43 @@ func (t *Table) Forget(client netip.Addr, endpoint netip.AddrPort) {
 	}
 }
 
-// ForgetEndpoint ends the affinity of every client of endpoint and returns how
-// many there were. It looks at every entry.
-func (t *Table) ForgetEndpoint(endpoint netip.AddrPort) int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	n := 0
-	for _, client := range t.known() {
-		if e, _ := t.clients.Peek(client); e.endpoint == endpoint {
+// ForgetEndpoints ends the affinity of every client of an endpoint that is gone and returns how
+// many there were. It looks at every entry, once.
+func (t *Table) ForgetEndpoints(gone map[netip.AddrPort]bool) (n int) {
+	if len(gone) == 0 {
+		return 0
+	}
+	t.each(func(client netip.Addr, e entry) {
+		if gone[e.endpoint] {
 			t.clients.Remove(client)
 			n++
 		}
-	}
+	})
 	return n
 }
 
-// Close forgets every client.
-func (t *Table) Close() {
+// lockedFor is how many entries are looked at before other users of the table get its lock.
+const lockedFor = 1000
+
+// each calls f, which may remove the entry, for the clients, the one that has been away longest
+// first. mu is held while f runs, and released now and then: connections wait for it.
+func (t *Table) each(f func(netip.Addr, entry)) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.purge()
+	clients := t.known()
+	t.mu.Unlock()
+	for some := range slices.Chunk(clients, lockedFor) {
+		t.mu.Lock()
+		for _, client := range some {
+			if e, ok := t.peek(client); ok {
+				f(client, e)
+			}
+		}
+		t.mu.Unlock()
+	}
 }
+
+// Close forgets every client.
+func (t *Table) Close() { t.SetTimeout(0) }
 
 // Entry is one client's affinity.
 type Entry struct {
@@ -214,16 +227,12 @@ type Entry struct {
 // Entries returns the entries that hold at now, the client that has been away
 // longest first.
 func (t *Table) Entries(now time.Time) []Entry {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	clients := t.known()
-	entries := make([]Entry, 0, len(clients))
-	for _, client := range clients {
-		e, _ := t.clients.Peek(client)
+	entries := []Entry{}
+	t.each(func(client netip.Addr, e entry) {
 		if !t.over(e, now) {
 			entries = append(entries, Entry{Client: client, Endpoint: e.endpoint, Left: t.timeout - now.Sub(e.since)})
 		}
-	}
+	})
 	return entries
 }
 

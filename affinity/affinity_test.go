@@ -88,8 +88,8 @@ var _ = Describe("a Table", func() {
 	It("forgets all clients of an endpoint that left", func() {
 		table.Set(alice, one, start)
 		table.Set(bob, one, start)
-		Expect(table.ForgetEndpoint(two)).To(Equal(0))
-		Expect(table.ForgetEndpoint(one)).To(Equal(2))
+		Expect(table.ForgetEndpoints(map[netip.AddrPort]bool{two: true})).To(Equal(0))
+		Expect(table.ForgetEndpoints(map[netip.AddrPort]bool{one: true, two: true})).To(Equal(2))
 		Expect(table.Entries(start)).To(BeEmpty())
 		Expect(limits.Used()).To(BeZero())
 	})

@@ -15,6 +15,8 @@ import (
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // sticky returns a proxy with a front end for each port that has affinity for timeout.
@@ -64,6 +66,29 @@ func TestAffinitiesGoOn(t *testing.T) {
 	g.Expect(known).To(BeTrue())
 	g.Expect(had).To(Equal(one))
 	g.Expect(after.had).To(BeEmpty())
+}
+
+// TestAllEndpointsLeave expects that the table of clients is not walked once for each endpoint that
+// leaves, which took more than a minute here: nobody else can change or look at anything meanwhile.
+func TestAllEndpointsLeave(t *testing.T) {
+	g := NewWithT(t)
+	const endpoints, clients = 10_000, 65_536
+	p := New(Options{AffinityPerPort: clients, AffinityTotal: clients, Settings: frontend.Settings{Trace: trace.NewLog(1)}})
+	port := config.ServicePort{ID: config.PortID{Namespace: "default", Service: "web"}, Protocol: config.TCP, AffinityTimeout: time.Hour}
+	all := port
+	for i := range endpoints {
+		all.Endpoints = append(all.Endpoints, config.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 80), Ready: true})
+	}
+	all.Cluster = all.Endpoints
+	f := newFrontEnd(p, all)
+	f.swapView(all)
+	now := time.Now()
+	for i := range clients {
+		f.Affinity.Set(netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)}), all.Endpoints[i%endpoints].Addr, now)
+	}
+	f.swapView(port)
+	g.Expect(time.Since(now)).To(BeNumerically("<", 5*time.Second))
+	g.Expect(p.affinities.Used()).To(BeZero())
 }
 
 // FuzzAffinities: a file that cannot be read does no harm, and stays not open.

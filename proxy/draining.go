@@ -1,6 +1,10 @@
 package proxy
 
-import "time"
+import (
+	"time"
+
+	"github.com/usherproxy/usher/proxy/balance"
+)
 
 // How much longer than the drain timeout a connection lasts that is never silent: an eighth
 // of it, within these bounds.
@@ -21,6 +25,8 @@ func (f *frontEnd) drain() {
 		return
 	}
 	now := time.Now()
+	by := now.Add(min(max(timeout/8, minDrainGrace), maxDrainGrace))
+	due := map[*balance.State]bool{}
 	next := time.Duration(-1)
 	for i := range f.pool.Leaving {
 		e := &f.pool.Leaving[i]
@@ -32,13 +38,13 @@ func (f *frontEnd) drain() {
 			}
 		default:
 			e.Ended = true
-			by := now.Add(min(max(timeout/8, minDrainGrace), maxDrainGrace))
 			if e.Gone {
 				e.EndConnections(by)
 			}
-			f.proxy.streams.Retire(e.State, by)
+			due[e.State] = true
 		}
 	}
+	f.proxy.streams.Retire(due, by)
 	if next > 0 {
 		f.draining = time.AfterFunc(next, func() {
 			defer f.proxy.lock()()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -133,9 +134,11 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	f.tellEndpoints(old, v)
 	f.watch(v)
 	f.drain()
+	left := make(map[netip.AddrPort]bool, len(gone))
 	for _, endpoint := range gone {
-		f.Affinity.ForgetEndpoint(endpoint.Addr)
+		left[endpoint.Addr] = true
 	}
+	f.Affinity.ForgetEndpoints(left)
 	for _, l := range f.listeners {
 		l.EndpointsChanged()
 	}

@@ -50,12 +50,12 @@ func (ls *loops) giveUp() {
 	}
 }
 
-// retire retires the connections to an endpoint. It is called while the loops run.
-func (ls *loops) retire(endpoint *balance.State, by time.Time) {
+// retire retires the connections to some endpoints. It is called while the loops run.
+func (ls *loops) retire(endpoints map[*balance.State]bool, by time.Time) {
 	for _, l := range ls.list {
 		_ = l.Do(func() {
 			l.EachPair(func(p *forward.PairHere, owner forward.Owner) {
-				if c, is := owner.(*tcpConnection); is && c.endpoint.State == endpoint {
+				if c, is := owner.(*tcpConnection); is && endpoints[c.endpoint.State] {
 					p.Retire(by)
 				}
 			})

@@ -11,6 +11,6 @@ import (
 // loops are for Linux only.
 type loops struct{}
 
-func (loops) giveUp()                          {}
-func (loops) retire(*balance.State, time.Time) {}
-func (loops) stop(*Server)                     {}
+func (loops) giveUp()                                   {}
+func (loops) retire(map[*balance.State]bool, time.Time) {}
+func (loops) stop(*Server)                              {}

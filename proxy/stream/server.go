@@ -84,17 +84,20 @@ func (s *Server) Drain(ctx context.Context) (broken int) {
 	return broken
 }
 
-// Retire makes the connections to an endpoint end: each in its next silent moment, by a
+// Retire makes the connections to some endpoints end: each in its next silent moment, by a
 // time in any case. It may be called while others call Drain, and not ListenTCP.
-func (s *Server) Retire(endpoint *balance.State, by time.Time) {
+func (s *Server) Retire(endpoints map[*balance.State]bool, by time.Time) {
+	if len(endpoints) == 0 {
+		return
+	}
 	s.register.each(func(c *connection, flow forward.Flow) {
-		if c.endpoint.State == endpoint {
+		if endpoints[c.endpoint.State] {
 			flow.Retire(by)
 		}
 	})
 	s.stopping.Lock()
 	defer s.stopping.Unlock()
-	s.loops.retire(endpoint, by)
+	s.loops.retire(endpoints, by)
 }
 
 // keepaliveProbes and keepaliveInterval are how often and at what distance a
