@@ -48,14 +48,27 @@ func (p *Pool) leave(gone []*Endpoint, now time.Time) {
 	}
 }
 
-// back returns the State of an endpoint that was gone, and still has connections; nil if
-// there is none. Whatever it failed then is forgotten.
-func (p *Pool) back(addr netip.AddrPort, pod string) *State {
-	i := slices.IndexFunc(p.Leaving, func(l Leaving) bool { return l.Addr == addr && l.Pod == pod })
-	if i < 0 {
+// identity tells endpoints apart that have had the same address one after the other.
+type identity struct {
+	addr netip.AddrPort
+	pod  string
+}
+
+// left returns the endpoints in p.Leaving. It is asked once for all that may be back.
+func (p *Pool) left() map[identity]*State {
+	left := make(map[identity]*State, len(p.Leaving))
+	for _, l := range slices.Backward(p.Leaving) {
+		left[identity{l.Addr, l.Pod}] = l.State
+	}
+	return left
+}
+
+// back forgets whatever an endpoint failed that was gone, and still has connections. It returns s;
+// nil if there is none.
+func (s *State) back() *State {
+	if s == nil {
 		return nil
 	}
-	s := p.Leaving[i].State
 	s.rarely().drained.Store(0)
 	s.mu.Lock()
 	defer s.mu.Unlock()

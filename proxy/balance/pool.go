@@ -39,7 +39,7 @@ type Pool struct {
 // those that stay. It returns the endpoints that are gone; one that was
 // replaced by another Pod at the same address is among them.
 func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint) {
-	first, old := p.Cluster == nil, byAddr(p.All)
+	first, old, left := p.Cluster == nil, byAddr(p.All), p.left()
 	was := []*Set{p.Cluster, p.Internal, p.External}
 	p.line.bound.Store(int64(port.EndpointLimit))
 	listed := make(map[netip.AddrPort]*Endpoint, len(port.Endpoints))
@@ -51,10 +51,10 @@ func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint)
 		known := old[c.Addr]
 		switch {
 		case known == nil:
-			e.State = cmp.Or(p.back(c.Addr, c.Pod), new(State))
+			e.State = cmp.Or(left[identity{c.Addr, c.Pod}].back(), new(State))
 		case known.Pod != c.Pod:
 			gone = append(gone, known)
-			e.State = cmp.Or(p.back(c.Addr, c.Pod), new(State))
+			e.State = cmp.Or(left[identity{c.Addr, c.Pod}].back(), new(State))
 		default:
 			e.State = known.State
 		}
