@@ -8,7 +8,6 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
-	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/probe"
 	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -48,8 +47,8 @@ func (p *Proxy) connect(ctx context.Context, to netip.AddrPort) error {
 }
 
 func (p *Proxy) dialProbe(ctx context.Context, to netip.AddrPort) (forward.Conn, error) {
-	if p.node.LeadsBack(config.TCP, to) {
-		return nil, frontend.ErrLeadsBack
+	if err := p.node.LeadsBack(config.TCP, to); err != nil {
+		return nil, err
 	}
 	return p.DirectDial(ctx, &config.Endpoint{Addr: to})
 }

@@ -121,8 +121,8 @@ func (s *session) connect() bool {
 
 // dial opens a socket that is connected to an endpoint.
 func (s *session) dial(to *balance.Endpoint) (int, error) {
-	if s.Front.LeadsBack(config.UDP, to.Addr) {
-		return -1, frontend.ErrLeadsBack
+	if err := s.Front.LeadsBack(config.UDP, to.Addr); err != nil {
+		return -1, err
 	}
 	from := s.Origin(&s.search.Search, to)
 	if s.ported = !from.IsValid(); s.ported {

@@ -92,7 +92,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 			GinkgoHelper()
 			done := make(chan error, 1)
 			Expect(loop.Do(func() {
-				loop.Connect(netip.AddrPort{}, to, near.Opening(), 100*time.Millisecond, func(d *forward.Dialed, err error) {
+				loop.Connect(netip.AddrPort{}, to, 0, near.Opening(), 100*time.Millisecond, func(d *forward.Dialed, err error) {
 					if err == nil {
 						loop.Forward(new(forward.Pair), near, d, &forward.Limits{}, forward.Done(func(r forward.Result) { results <- r }))
 					}

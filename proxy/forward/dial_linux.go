@@ -21,18 +21,19 @@ type Dialed struct {
 }
 
 // Connect begins to connect to an endpoint, from the address from (see
-// BindTransparent), or, if that is the zero AddrPort, from one that the kernel picks. Only the loop may call it.
+// BindTransparent), or, if that is the zero AddrPort, from one that the kernel picks. hops is the
+// hop limit of its packets; 0 is the kernel's own. Only the loop may call it.
 //
 // The loop calls done, once, when the connection is made, or with an error when it
 // has failed: a unix.Errno, or context.DeadlineExceeded after timeout. It may do so
 // before Connect returns. A timeout of 0 means none; of others there may be a few
 // different ones. opening, which is not changed, is what the endpoint is to get first
 // (see [Client.Opening]): with some, a packet is saved, and perhaps a round of the loop.
-func (l *Loop) Connect(from, to netip.AddrPort, opening []byte, timeout time.Duration, done func(*Dialed, error)) {
+func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeout time.Duration, done func(*Dialed, error)) {
 	d := &Dialed{loop: l, fd: -1, done: done}
 	began := time.Now()
 	var err error
-	d.fd, err = connectTCP(l.mark, from, to, l.ports.few(began), len(opening) > 0)
+	d.fd, err = connectTCP(l.mark, from, to, hops, l.ports.few(began), len(opening) > 0)
 	now := time.Now()
 	l.ports.took(now.Sub(began), now)
 	if err != nil {

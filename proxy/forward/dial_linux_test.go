@@ -24,7 +24,7 @@ var _ = Describe("a loop that connects to who does not answer", func() {
 		began := time.Now()
 		var connect func(limit time.Duration, then ...time.Duration)
 		connect = func(limit time.Duration, then ...time.Duration) {
-			loop.Connect(netip.AddrPort{}, to, nil, limit, func(_ *forward.Dialed, err error) {
+			loop.Connect(netip.AddrPort{}, to, 0, nil, limit, func(_ *forward.Dialed, err error) {
 				ended <- end{limit, err, time.Since(began)}
 				if len(then) > 0 {
 					connect(then[0], then[1:]...)

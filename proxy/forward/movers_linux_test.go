@@ -56,7 +56,7 @@ func dialed(loop *forward.Loop) (*forward.Dialed, *net.TCPConn) {
 	to := l.Addr().(*net.TCPAddr).AddrPort()
 	made := make(chan *forward.Dialed, 1)
 	on(loop, func() bool {
-		loop.Connect(netip.AddrPort{}, to, nil, time.Second, func(d *forward.Dialed, err error) {
+		loop.Connect(netip.AddrPort{}, to, 0, nil, time.Second, func(d *forward.Dialed, err error) {
 			defer GinkgoRecover()
 			Expect(err).NotTo(HaveOccurred())
 			made <- d

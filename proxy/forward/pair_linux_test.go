@@ -34,12 +34,12 @@ func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
 	ended := make(chan Result, 1)
 	begun := make(chan *pair, 1)
 	to := clients.Addr().(*net.TCPAddr).AddrPort()
-	near, err := connectTCP(0, netip.AddrPort{}, to, 0, false)
+	near, err := connectTCP(0, netip.AddrPort{}, to, 0, 0, false)
 	g.Expect(err).NotTo(HaveOccurred())
 	far, err := clients.Accept()
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(l.Do(func() {
-		l.Connect(netip.AddrPort{}, endpoints.Addr().(*net.TCPAddr).AddrPort(), nil, 0, func(d *Dialed, err error) {
+		l.Connect(netip.AddrPort{}, endpoints.Addr().(*net.TCPAddr).AddrPort(), 0, nil, 0, func(d *Dialed, err error) {
 			if err != nil {
 				close(begun)
 				return

@@ -44,7 +44,7 @@ func TestConnectLooksAtThosePorts(t *testing.T) {
 		p := localPorts{first: 32768, last: 60999}
 		p.took(slowConnect, time.Now())
 		few := p.few(time.Now())
-		s, err := connectTCP(0, netip.AddrPort{}, l.Addr().(*net.TCPAddr).AddrPort(), few, false)
+		s, err := connectTCP(0, netip.AddrPort{}, l.Addr().(*net.TCPAddr).AddrPort(), 0, few, false)
 		g.Expect(err).NotTo(HaveOccurred())
 		defer s.Close()
 		if _, err := unix.GetsockoptInt(int(s), unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE); err != nil {
@@ -62,13 +62,13 @@ func TestConnectLooksAtAllPortsWhenNoneOfThoseIsFree(t *testing.T) {
 	g.Expect(err).NotTo(HaveOccurred())
 	defer l.Close()
 	to := l.Addr().(*net.TCPAddr).AddrPort()
-	first, err := connectTCP(0, netip.AddrPort{}, to, 0, false)
+	first, err := connectTCP(0, netip.AddrPort{}, to, 0, 0, false)
 	g.Expect(err).NotTo(HaveOccurred())
 	defer first.Close()
 	local, err := LocalAddr(int(first))
 	g.Expect(err).NotTo(HaveOccurred())
 	taken := int(local.Port())
-	second, err := connectTCP(0, netip.AddrPort{}, to, taken<<16|taken, false)
+	second, err := connectTCP(0, netip.AddrPort{}, to, 0, taken<<16|taken, false)
 	g.Expect(err).NotTo(HaveOccurred())
 	defer second.Close()
 }
@@ -82,7 +82,7 @@ func TestNothingIsConnectedToItself(t *testing.T) {
 			nobody := l.Addr().(*net.TCPAddr).AddrPort()
 			g.Expect(l.Close()).To(Succeed())
 			itsPort := int(nobody.Port())
-			s, err := connectTCP(0, netip.AddrPort{}, nobody, itsPort<<16|itsPort, false)
+			s, err := connectTCP(0, netip.AddrPort{}, nobody, 0, itsPort<<16|itsPort, false)
 			if err == nil { // it has begun, from another port
 				_, err := unix.GetsockoptInt(int(s), unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE)
 				s.Close()
@@ -94,7 +94,7 @@ func TestNothingIsConnectedToItself(t *testing.T) {
 			g.Expect(err).NotTo(HaveOccurred(), "nothing of it stays")
 			g.Expect(l.Close()).To(Succeed())
 			for name, connect := range map[string]func() error{
-				"TCP": func() error { _, err := connectTCP(0, nobody, nobody, 0, false); return err },
+				"TCP": func() error { _, err := connectTCP(0, nobody, nobody, 0, 0, false); return err },
 				"UDP": func() error { _, err := ConnectUDP(0, nobody, nobody); return err },
 			} {
 				if err := connect(); err != unix.EADDRNOTAVAIL { // an address of one's own choice is not for everybody

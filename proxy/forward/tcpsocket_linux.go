@@ -109,22 +109,22 @@ func AcceptTCP(listener int) (Socket, netip.AddrPort, error) {
 }
 
 // connectTCP begins to connect to addr, from the address from (see BindTransparent) or, if that is
-// the zero AddrPort, from one that the kernel picks. If data waits to be sent, the
+// the zero AddrPort, from one that the kernel picks, with a hop limit unless that is 0. If data waits to be sent, the
 // handshake's last ACK goes with it. Before more than that is sent, it needs
 // TCP_NODELAY. The error is a unix.Errno.
-func connectTCP(mark uint32, from, addr netip.AddrPort, few int, data bool) (Socket, error) {
-	fd, err := beginTCP(mark, from, addr, few, data)
+func connectTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
+	fd, err := beginTCP(mark, from, addr, hops, few, data)
 	if err == unix.EADDRNOTAVAIL && from.Port() != 0 {
 		from = netip.AddrPortFrom(from.Addr(), 0)
-		fd, err = beginTCP(mark, from, addr, few, data)
+		fd, err = beginTCP(mark, from, addr, hops, few, data)
 	}
 	if err == unix.EADDRNOTAVAIL && few != 0 { // among the others one may be free
-		return beginTCP(mark, from, addr, 0, data)
+		return beginTCP(mark, from, addr, hops, 0, data)
 	}
 	return fd, err
 }
 
-func beginTCP(mark uint32, from, addr netip.AddrPort, few int, data bool) (Socket, error) {
+func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) (Socket, error) {
 	fd, err := unix.Socket(domain(addr.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {
 		return -1, err
@@ -135,6 +135,9 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, few int, data bool) (Socke
 	}
 	if err == nil && mark != 0 {
 		err = setInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
+	}
+	if err == nil && hops > 0 {
+		err = SetHops(int(fd), addr.Addr(), hops)
 	}
 	if err == nil && from.IsValid() {
 		// A port has to differ only from those of other connections to the same address.
@@ -233,6 +236,21 @@ func setInt(fd, level, name, value int) error {
 		return errno
 	}
 	return nil
+}
+
+// Hops returns the hop limit (IPv4: TTL) with which the handshake's last packet came, which the kernel
+// keeps in an accepted socket where others have that of multicast (tcp_v4_syn_recv_sock,
+// tcp_v6_syn_recv_sock). It is 0 if it is not known.
+func (s Socket) Hops() int {
+	level, name := unix.IPPROTO_IP, unix.IP_MULTICAST_TTL
+	if domain, _ := unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_DOMAIN); domain == unix.AF_INET6 {
+		level, name = unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS
+	}
+	hops, err := unix.GetsockoptInt(int(s), level, name)
+	if err != nil {
+		return 0
+	}
+	return hops
 }
 
 // pending returns the error that a socket has met, and forgets it there.

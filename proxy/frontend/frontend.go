@@ -104,27 +104,79 @@ func (n *Node) LastID() uint64 { return n.lastID.Load() }
 // ErrLeadsBack is why usher does not connect to some endpoints.
 var ErrLeadsBack = errors.New("refused: it is a VIP or a node port of this node, or usher's own address, and would lead back here")
 
-// LeadsBack reports whether a connection to an endpoint would come back to usher. A
+// errMayLoop is why usher does not connect SCTP clients to some endpoints: no hop limit says how
+// often an association has gone round.
+var errMayLoop = errors.New("refused: its port is a node port: it may lead to another node, and from there back here")
+
+// LeadsBack returns an error if a connection to an endpoint would come back to usher. A
 // VIP does not where the portal leaves usher's own connections alone: a process of
 // this node may be there. (Most endpoints that are VIPs are refused by package
 // translate.) Nor does anything where the kernel leads nothing to usher, where the
 // listeners are in another network namespace than the endpoints, or where something
 // else than this node's kernel connects to those.
-func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) bool {
+func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) error {
+	mayLoop, err := n.leadsBack(protocol, to)
+	if mayLoop && protocol == config.SCTP {
+		return errMayLoop
+	}
+	return err
+}
+
+// leadsBack also reports whether a connection may come back by way of another node: its port
+// is a node port, or it goes to a VIP.
+func (n *Node) leadsBack(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.Portal.Traits().Leads() || n.Socket != nil || n.Tunneled {
-		return false
+		return false, nil
 	}
 	if kernel.IsLanding(to.Addr()) {
-		return true
+		return false, ErrLeadsBack
 	}
 	t := portal.Target{Protocol: portalProtocols[protocol], Addr: to.Addr(), Port: to.Port()}
-	if _, vip := n.Targets.Load(t); vip && n.Portal.Mark() == 0 {
-		return true
+	_, vip := n.Targets.Load(t)
+	if vip && n.Portal.Mark() == 0 {
+		return false, ErrLeadsBack
 	}
 	t.Addr = portal.FamilyOf(to.Addr()).Any()
 	_, nodePort := n.Targets.Load(t)
-	return nodePort && n.Locality.IsNode(to.Addr())
+	if nodePort && n.Locality.IsNode(to.Addr()) {
+		return false, ErrLeadsBack
+	}
+	return vip || nodePort, nil
 }
+
+// A connection that may come back by way of another node has at most maxHops as its hop limit. One
+// that would have less than minHops is refused: so a connection is never lost on the way to an endpoint
+// that is nearer than that, whatever hop limit a client chooses.
+const (
+	maxHops = 64
+	minHops = 8
+)
+
+// Hops returns the hop limit for a TCP connection to an endpoint; 0 is the kernel's own. Where the
+// connection may come back by way of another node, it is one less than the client's packets came with,
+// which came returns, as a router does: nodes whose endpoints are node ports of each other would
+// otherwise make connections without end. An error means that there is to be no connection.
+func (n *Node) Hops(to netip.AddrPort, came func() int) (int, error) {
+	mayLoop, err := n.leadsBack(config.TCP, to)
+	if err != nil || !mayLoop {
+		return 0, err
+	}
+	hops := min(came(), maxHops) - 1
+	if hops < minHops {
+		return 0, hopsUsedUp{}
+	}
+	return hops, nil
+}
+
+// hopsUsedUp is why usher does not connect a client to any endpoint.
+type hopsUsedUp struct{}
+
+func (hopsUsedUp) Error() string {
+	return "refused: its port is a node port, and the hop limit is used up: the connection goes round between nodes"
+}
+
+// Futile reports that no other endpoint would do: see package search.
+func (hopsUsedUp) Futile() bool { return true }
 
 // Target returns the portal's name for vip.
 func Target(protocol config.Protocol, vip config.VIP) portal.Target {

@@ -217,14 +217,33 @@ func TestWhatWouldLeadBack(t *testing.T) {
 			}
 			var back []string
 			for _, to := range []string{landing, nodePortHere, elsewhere, vip, "192.0.2.10:81"} {
-				if n.LeadsBack(config.TCP, netip.MustParseAddrPort(to)) {
+				if n.LeadsBack(config.TCP, netip.MustParseAddrPort(to)) != nil {
 					back = append(back, to)
 				}
-				NewWithT(t).Expect(n.LeadsBack(config.UDP, netip.MustParseAddrPort(to))).To(Equal(to == landing && c.back != nil), "there is no such port of UDP: %s", to)
+				NewWithT(t).Expect(n.LeadsBack(config.UDP, netip.MustParseAddrPort(to)) != nil).To(Equal(to == landing && c.back != nil), "there is no such port of UDP: %s", to)
 			}
 			NewWithT(t).Expect(back).To(Equal(c.back))
 		})
 	}
+}
+
+func TestHowFarWhatMayLoopGoes(t *testing.T) {
+	g := NewWithT(t)
+	n := &Node{Settings: Settings{Portal: marking{mark: 1}}}
+	front(n)
+	for _, protocol := range []config.Protocol{config.TCP, config.SCTP} {
+		n.Targets.Store(Target(protocol, nodePort), nil)
+	}
+	elsewhere, here := netip.MustParseAddrPort("203.0.113.1:30080"), netip.MustParseAddrPort("127.0.0.1:30080")
+	for came, want := range map[int]int{255: 63, 64: 63, 63: 62, 9: 8, 8: 0, 1: 0, 0: 0} {
+		hops, err := n.Hops(elsewhere, func() int { return came })
+		g.Expect(hops).To(Equal(want), "of %d", came)
+		g.Expect(err != nil).To(Equal(want == 0), "of %d", came)
+	}
+	g.Expect(n.Hops(here, nil)).Error().To(MatchError(ErrLeadsBack))
+	g.Expect(n.Hops(netip.MustParseAddrPort("203.0.113.1:80"), nil)).To(BeZero(), "nobody asks what it came with")
+	g.Expect(n.LeadsBack(config.SCTP, elsewhere)).To(MatchError(errMayLoop))
+	g.Expect(n.LeadsBack(config.UDP, elsewhere)).To(Succeed())
 }
 
 // placed is a portal that can keep clients' addresses, but not for a far endpoint.

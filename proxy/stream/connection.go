@@ -219,8 +219,8 @@ func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, error) {
 
 // attempt makes one attempt, and gives up when its time is over.
 func (c *connection) attempt(ctx context.Context, s *search.Search, step search.Step, dial dialer) (forwarder, error) {
-	if c.Front.LeadsBack(c.Front.Protocol, step.Endpoint.Addr) {
-		return nil, frontend.ErrLeadsBack
+	if err := c.Front.LeadsBack(c.Front.Protocol, step.Endpoint.Addr); err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, step.For)
 	defer cancel()

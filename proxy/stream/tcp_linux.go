@@ -252,11 +252,12 @@ func (w *waiting) next() {
 		}
 		w.Preface = c.Header(v)
 		w.endpoint = step.Endpoint
-		if !c.Front.LeadsBack(config.TCP, w.endpoint.Addr) {
-			w.loop.Connect(c.Origin(&w.search, w.endpoint), w.endpoint.Addr, w.Opening(), step.For, w.dialed)
+		hops, err := c.Front.Hops(w.endpoint.Addr, w.Hops)
+		if err == nil {
+			w.loop.Connect(c.Origin(&w.search, w.endpoint), w.endpoint.Addr, hops, w.Opening(), step.For, w.dialed)
 			return
 		}
-		w.search.Failed(time.Now(), frontend.ErrLeadsBack)
+		w.search.Failed(time.Now(), err)
 		w.endpoint.Release()
 	}
 	w.drained()
