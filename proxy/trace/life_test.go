@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -95,6 +96,55 @@ var _ = Describe("the life of a connection", func() {
 		Expect(ended).To(BeNil())
 		open, ended = log.Find(1000)
 		Expect(open == nil && ended == nil).To(BeTrue())
+	})
+
+	It("is found among those that are open while others begin and end, who wait for nobody", func() {
+		log := trace.NewLog(10)
+		const lasting = 20_000
+		for id := range uint64(lasting) {
+			log.Begin(&trace.Life{ID: 2*id + 1})
+		}
+		found, others := map[uint64]int{}, uint64(0)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			log.Open(func(l *trace.Life) bool {
+				others += 2
+				other := begun(log, &trace.Life{ID: others}) // it would wait forever for what calls this
+				log.Step(other, &trace.Event{Kind: trace.Closed})
+				found[l.ID]++
+				return true
+			})
+		}()
+		Eventually(done).WithTimeout(20 * time.Second).Should(BeClosed())
+		Expect(found).To(HaveLen(lasting))
+
+		By("looks that others share, while connections begin and end")
+		var looks sync.WaitGroup
+		over := make(chan struct{})
+		looks.Go(func() {
+			for id := uint64(2 * lasting); ; id += 2 {
+				select {
+				case <-over:
+					return
+				default:
+					log.Step(begun(log, &trace.Life{ID: id}), &trace.Event{Kind: trace.Closed})
+				}
+			}
+		})
+		var lists [4][]*trace.Life
+		var readers sync.WaitGroup
+		for i := range lists {
+			readers.Go(func() { lists[i] = log.Open(func(l *trace.Life) bool { return l.ID%2 == 1 }) })
+		}
+		readers.Wait()
+		close(over)
+		looks.Wait()
+		for _, list := range lists {
+			Expect(list).To(HaveLen(lasting))
+		}
+		open, _ := log.Find(2*lasting - 1)
+		Expect(open).NotTo(BeNil())
 	})
 
 	It("does not hold what moved its bytes, when it was over at once", func() {

@@ -175,19 +175,12 @@ func (l *Log) unlockForReading() {
 }
 
 // Open returns the connections that have not ended and for which match returns
-// true, in no order. match must return quickly.
+// true, in no order. Nobody waits for match.
 func (l *Log) Open(match func(*Life) bool) (list []*Life) {
 	for i := range l.parts {
-		p := &l.parts[i]
-		p.mu.Lock()
-		for life := p.first; life != nil; life = life.after {
-			if match(life) {
-				list = append(list, life)
-			}
-		}
-		p.mu.Unlock()
+		list = l.parts[i].open(list)
 	}
-	return list
+	return slices.DeleteFunc(list, func(life *Life) bool { return !match(life) })
 }
 
 // Find returns the connection with that number: the Life of one that is open, or

@@ -1,6 +1,8 @@
 package trace
 
 import (
+	"math"
+	"slices"
 	"sync"
 	"time"
 )
@@ -41,15 +43,45 @@ func (p *part) remove(life *Life) {
 	life.before, life.after = nil, nil
 }
 
+// openAtOnce is at how many connections that are open a part looks before who begins or ends one
+// gets its lock.
+const openAtOnce = 2048
+
+// open appends those that have not ended. Those that begin or end meanwhile may be among them.
+func (p *part) open(list []*Life) []*Life {
+	here := &Life{ID: math.MaxUint64} // keeps the place between two looks
+	p.add(here)
+	for more := true; more; {
+		list = slices.Grow(list, openAtOnce)
+		p.mu.Lock()
+		at := here
+		for n := 0; at.after != nil && n < openAtOnce; n++ {
+			if at = at.after; at.ID != here.ID {
+				list = append(list, at)
+			}
+		}
+		p.remove(here)
+		if more = at.after != nil; more {
+			here.before, here.after = at, at.after
+			here.before.after, here.after.before = here, here
+		}
+		p.mu.Unlock()
+	}
+	return list
+}
+
 // find returns the connection with that number that is open, or else the step with which
 // it ended, if that is kept.
 func (p *part) find(id uint64) (open *Life, closed record) {
+	for _, life := range p.open(nil) {
+		if life.ID == id {
+			open = life
+		}
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for life := p.first; life != nil; life = life.after {
-		if life.ID == id {
-			return life, record{}
-		}
+	if open != nil && open.ending == nil {
+		return open, record{}
 	}
 	for place := p.steps.added; place >= p.steps.oldest(); place-- {
 		if r := p.steps.at(place); r.kind == Closed && r.life.ID == id {
