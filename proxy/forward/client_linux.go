@@ -50,11 +50,11 @@ func (l *Loop) ReadAhead(c *Client) {
 	if c.first != nil {
 		return // and what comes behind that may wait
 	}
-	n, err := c.read(l.buffer[:readAhead])
+	n, err := c.read(l.buffer[:readAhead], 0)
 	switch {
 	case n > 0:
 		c.first = bytes.Clone(l.buffer[:n:n])
-	case err != nil && err != unix.EAGAIN && err != unix.EINTR:
+	case err != nil && err != unix.EAGAIN:
 		c.err = err // the kernel tells it once
 	}
 }
@@ -98,12 +98,10 @@ func (a *awaiting) Ready(Readiness) { a.read() }
 func (a *awaiting) read() {
 	c, buf := a.client, a.loop.buffer[:readAhead]
 	for {
-		n, err := c.read(buf[len(c.first):])
+		n, err := c.read(buf[len(c.first):], 0)
 		switch {
 		case err == unix.EAGAIN:
 			return
-		case err == unix.EINTR:
-			continue
 		case err != nil:
 			a.finish(err)
 			return

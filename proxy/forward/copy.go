@@ -86,6 +86,9 @@ func newCopying(client, endpoint side, limits Limits, owner Owner) *copying {
 	fl.toEndpoint = direction{from: client, to: endpoint, fromEnd: ClientClosed, fromReset: ClientReset, toReset: EndpointReset}
 	fl.toClient = direction{from: endpoint, to: client, fromEnd: EndpointClosed, fromReset: EndpointReset, toReset: ClientReset}
 	for _, d := range []*direction{&fl.toEndpoint, &fl.toClient} {
+		if raw := rawOf(d.from); raw != nil {
+			socketInline(raw)
+		}
 		d.slow = time.AfterFunc(time.Hour, func() { fl.heldUp(d) })
 		d.slow.Stop()
 	}

@@ -40,13 +40,13 @@ func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeou
 		d.finish(err)
 		return
 	}
-	want := Readable | Writable | HungUp | Once
+	want := Readable | Writable | HungUp | Urgent | Once
 	if len(opening) > 0 {
 		// An endpoint on this node has answered while connect(2) ran, which does not say so.
-		switch d.sent, err = d.fd.write(opening); err {
+		switch d.sent, err = d.fd.write(opening, 0); err {
 		case nil:
 			want &^= Writable
-		case unix.EAGAIN, unix.EINTR:
+		case unix.EAGAIN:
 		default:
 			d.fd.Close()
 			d.finish(err)

@@ -31,6 +31,11 @@ func socketGone(raw syscall.RawConn) (gone bool) {
 	return gone
 }
 
+// socketInline makes urgent bytes part of the stream: reading would skip them.
+func socketInline(raw syscall.RawConn) {
+	_ = raw.Control(func(fd uintptr) { _ = Socket(fd).inline() }) // fails for what is no TCP socket, which has none
+}
+
 // socketUnsent returns how much was written that the peer has not taken yet.
 func socketUnsent(raw syscall.RawConn) (n int) {
 	_ = raw.Control(func(fd uintptr) { n = Socket(fd).unsent() }) // as above

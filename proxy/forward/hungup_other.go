@@ -16,5 +16,8 @@ func WaitLeft(syscall.RawConn, bool) bool { return false }
 // Pollers are for Linux only.
 type Pollers struct{}
 
+// socketInline is for Linux only: elsewhere an urgent byte is lost.
+func socketInline(syscall.RawConn) {}
+
 func socketUnsent(syscall.RawConn) int { return 0 }
 func socketUnread(syscall.RawConn) int { return 0 }

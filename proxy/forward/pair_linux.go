@@ -36,6 +36,7 @@ type edge struct {
 	fd       Socket
 	watch    Registration
 	readable bool // there may be something to read
+	urgent   bool // an urgent byte may be among it, before which reading stops
 	writable bool // there may be room to write
 	hungUp   bool // the peer has ended or failed; reading tells
 	ended    bool // the peer has ended, and had not failed then
@@ -47,9 +48,10 @@ type edge struct {
 // way is one of the two directions that bytes take.
 type way struct {
 	bytes atomic.Int64
-	rest  *[]byte // what was read and not written yet; nil if that is nothing
-	pipe  *pipe   // the same, for a stream; nil if that is nothing
-	full  uint8   // how many reads in a row have filled the buffer
+	rest  *rest // what was read and not written yet; nil if that is nothing
+	pipe  *pipe // the same, for a stream; nil if that is nothing
+	full  uint8 // how many reads in a row have filled the buffer
+	begun bool  // the first byte has come
 	ended bool
 
 	preface uint16 // how many of the first bytes do not count
@@ -76,13 +78,13 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 	p.endpoint = edge{fd: endpoint.fd, watch: endpoint.watch, writable: true, roomTold: endpoint.sent == 0, delays: true}
 	p.client = edge{fd: client.Socket, writable: true}
 	opening := client.Opening()
-	p.toEndpoint.preface = uint16(len(client.Preface))
+	p.toEndpoint.preface, p.toEndpoint.begun = uint16(len(client.Preface)), len(client.first) > 0
 	client.Preface, client.first = nil, nil
 	p.toEndpoint.bytes.Add(int64(endpoint.sent))
 	l.pairs.Add(1)
 	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
 	var err error
-	if p.client.watch, err = l.Add(int(client.Socket), Readable|HungUp|Once, (*clientEdge)(p)); err != nil {
+	if p.client.watch, err = l.Add(int(client.Socket), Readable|HungUp|Urgent|Once, (*clientEdge)(p)); err != nil {
 		p.client.watch = Registration{unwatched}
 		p.reset(ClientReset, unix.ENOMEM)
 		return
@@ -97,7 +99,7 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 	}
 	p.endpoint.note(endpoint.seen &^ Writable)
 	if p.moved = len(opening) > 0; len(opening) > endpoint.sent {
-		p.write(&p.toEndpoint, &p.endpoint, opening[endpoint.sent:])
+		p.write(&p.toEndpoint, &p.endpoint, opening[endpoint.sent:], 0)
 	}
 	p.move(shortTurn)
 }
@@ -137,7 +139,8 @@ func (p *pair) ready(r Readiness, e *edge, w *way, end End) {
 
 // note takes in what the kernel tells of a socket. It tells of each change once.
 func (e *edge) note(r Readiness) {
-	e.readable = e.readable || r&(Readable|HungUp|Failed) != 0
+	e.readable = e.readable || r&(Readable|HungUp|Urgent|Failed) != 0
+	e.urgent = e.urgent || r&Urgent != 0
 	e.writable = e.writable || r&(Writable|Failed) != 0
 	e.hungUp = e.hungUp || r&(HungUp|Failed) != 0
 	e.ended = e.ended || r&HungUp != 0 && r&Failed == 0
@@ -238,53 +241,63 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	if !from.readable || !to.writable {
 		return 0
 	}
-	buf := p.loop.buffer
-	n, err := from.fd.read(buf)
+	buf, flags := p.loop.buffer, 0
+	if from.urgent && from.fd.atMark() {
+		_ = from.fd.inline()
+		buf, flags = buf[:1], unix.MSG_OOB
+	}
+	n, err := from.fd.read(buf, 0)
 	switch {
+	case err == unix.EAGAIN && from.urgent && from.fd.unread() > 0:
+		return p.copy(w, from, to) // at an urgent byte, that also means that a signal has come
 	case err == unix.EAGAIN:
-		from.readable = false
+		from.readable, from.urgent = false, false
 		return 0
-	case err == unix.EINTR:
-		return p.copy(w, from, to)
 	case err != nil:
 		p.readFailed(w, err)
 		return 0
 	case n == 0:
 		p.readEnded(w, from, to)
 		return 0
-	case n == len(buf):
+	case n == len(p.loop.buffer):
 		w.full = min(w.full+1, spliceAfter)
+	case flags != 0:
+		w.full, from.urgent = 0, false // of another urgent byte, the kernel tells
 	default:
 		w.full = 0
-		// It was all there was (see epoll(7)), unless the end comes after it.
-		from.readable = from.hungUp
+		// It was all there was (see epoll(7)), unless the end or an urgent byte comes after it.
+		from.readable = from.hungUp || from.urgent
 	}
-	if w.bytes.Load() <= int64(w.preface) { // its first
+	if !w.begun {
+		w.begun = true
 		if now := time.Now(); w == &p.toClient {
 			p.done.Answered(now)
 		} else {
 			p.done.Asked(now)
 		}
 	}
-	p.write(w, to, buf[:n])
+	p.write(w, to, buf[:n], flags)
 	return n
 }
 
+// rest is what was read and not written yet.
+type rest struct {
+	bytes []byte
+	flags int // to write it with
+}
+
 // write writes b, or keeps what there is no room for.
-func (p *pair) write(w *way, to *edge, b []byte) {
+func (p *pair) write(w *way, to *edge, b []byte, flags int) {
 	to.undelay(w)
-	n, err := to.fd.write(b)
-	if err != nil && err != unix.EAGAIN && err != unix.EINTR {
+	n, err := to.fd.write(b, flags)
+	if err != nil && err != unix.EAGAIN {
 		p.writeFailed(w, to, err)
 		return
 	}
 	w.bytes.Add(int64(n))
 	if n < len(b) {
-		rest := bytes.Clone(b[n:])
-		w.rest = &rest
-		if err != unix.EINTR {
-			p.awaitRoom(to)
-		}
+		w.rest = &rest{bytes.Clone(b[n:]), flags}
+		p.awaitRoom(to)
 	}
 }
 
@@ -294,10 +307,8 @@ func (p *pair) writeRest(w *way, to *edge) int {
 		return 0
 	}
 	to.undelay(w)
-	n, err := to.fd.write(*w.rest)
+	n, err := to.fd.write(w.rest.bytes, w.rest.flags)
 	switch {
-	case err == unix.EINTR:
-		return p.writeRest(w, to)
 	case err == unix.EAGAIN:
 		p.awaitRoom(to)
 		return 0
@@ -306,7 +317,7 @@ func (p *pair) writeRest(w *way, to *edge) int {
 		return 0
 	}
 	w.bytes.Add(int64(n))
-	if *w.rest = (*w.rest)[n:]; len(*w.rest) == 0 {
+	if w.rest.bytes = w.rest.bytes[n:]; len(w.rest.bytes) == 0 {
 		w.rest = nil
 	}
 	return n
@@ -327,7 +338,7 @@ func (p *pair) awaitRoom(e *edge) {
 	e.writable = false
 	if !e.roomTold {
 		e.roomTold = true
-		p.loop.Watch(e.watch, Readable|Writable|HungUp|Once)
+		p.loop.Watch(e.watch, Readable|Writable|HungUp|Urgent|Once)
 	}
 }
 

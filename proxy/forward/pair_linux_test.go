@@ -102,8 +102,7 @@ func TestAPairHasOneTurnInEachRound(t *testing.T) {
 	var before, after int64
 	var waiting int
 	p.onLoop(t, func() {
-		rest := make([]byte, size)
-		p.toEndpoint.rest = &rest
+		p.toEndpoint.rest = &rest{bytes: make([]byte, size)}
 		for sent()-before < shortTurn && read < size { // the kernel's buffers grow as the endpoint reads
 			take(sent())
 			before = sent()

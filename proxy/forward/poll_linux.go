@@ -22,6 +22,7 @@ const (
 	Readable Readiness = unix.EPOLLIN
 	Writable Readiness = unix.EPOLLOUT
 	HungUp   Readiness = unix.EPOLLRDHUP               // the peer sends no more
+	Urgent   Readiness = unix.EPOLLPRI                 // an urgent byte has come
 	Failed   Readiness = unix.EPOLLERR | unix.EPOLLHUP // reported whether asked for or not
 )
 

@@ -39,9 +39,9 @@ func (p *pair) splice(w *way, from, to *edge) int {
 		p.fill(w, from, to)
 	}
 	switch {
-	case w.ended || p.done == nil || !from.readable && w.pipe == nil:
+	case w.ended || p.done == nil:
 		return 0
-	case w.pipe == nil: // it does not work here
+	case w.pipe == nil: // there is nothing more, or it cannot be spliced
 		return p.copy(w, from, to)
 	}
 	n := p.drain(w, to)
@@ -52,22 +52,21 @@ func (p *pair) splice(w *way, from, to *edge) int {
 }
 
 // fill moves bytes into the pipe. If there are none, and it is empty, it is given
-// back.
+// back. Only reading tells why there are none: splice(2) does not pass an urgent byte,
+// and returns there what it returns at the end of the stream if that has come, too.
 func (p *pair) fill(w *way, from, to *edge) {
 	n, err := splice(int(from.fd), w.pipe.write, w.pipe.size-w.pipe.held)
 	switch {
 	case err == unix.EAGAIN && w.pipe.held > 0:
 		// Nothing to read, or no room: the kernel does not say which.
-	case err == unix.EAGAIN:
-		from.readable = false
+	case err == unix.EAGAIN || err == nil && n == 0 && w.pipe.held == 0:
+		from.urgent = true
 		p.pause(w)
 	case (err == unix.EINVAL || err == unix.ENOSYS || err == unix.EPERM) && w.pipe.held == 0: // this kernel cannot do it with sockets, or a filter is before it
 		p.pause(w)
 		p.loop.pipes.max = 0
 	case err != nil:
 		p.readFailed(w, err)
-	case n == 0 && w.pipe.held == 0:
-		p.readEnded(w, from, to)
 	default:
 		w.pipe.held += n
 	}

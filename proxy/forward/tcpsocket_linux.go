@@ -44,8 +44,8 @@ func (k Keepalive) set(fd int) error {
 type Socket int32
 
 // ListenTCP opens a listener on addr, which is an address of this node or will be
-// one. What is accepted from it inherits keepalive, and sends without delay
-// (TCP_NODELAY).
+// one. What is accepted from it inherits keepalive, sends without delay
+// (TCP_NODELAY), and has urgent bytes inline (SO_OOBINLINE).
 //
 // A client that asks for MPTCP gets TCP: the kernel does not tell the original
 // destination of an MPTCP connection.
@@ -80,6 +80,9 @@ func listen(fd int, addr netip.AddrPort, k Keepalive) error {
 	}
 	if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
 		return fmt.Errorf("setting TCP_NODELAY: %w", err)
+	}
+	if err := Socket(fd).inline(); err != nil {
+		return fmt.Errorf("setting SO_OOBINLINE: %w", err)
 	}
 	if err := k.set(fd); err != nil {
 		return err
@@ -274,21 +277,38 @@ func (s Socket) unread() int {
 	return n
 }
 
-func (s Socket) read(b []byte) (int, error) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(n), nil
+// read is recv(2). It returns 0 only at the end of the stream. It stops before an urgent byte, though more
+// may have come.
+func (s Socket) read(b []byte, flags int) (int, error) {
+	return s.transfer(unix.SYS_RECVFROM, b, unix.MSG_DONTWAIT|flags)
 }
 
-func (s Socket) write(b []byte) (int, error) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
-	if errno != 0 {
+// write is send(2).
+func (s Socket) write(b []byte, flags int) (int, error) {
+	return s.transfer(unix.SYS_SENDTO, b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL|flags)
+}
+
+func (s Socket) transfer(call uintptr, b []byte, flags int) (int, error) {
+	for {
+		n, _, errno := unix.RawSyscall6(call, uintptr(s), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(flags), 0, 0)
+		switch errno {
+		case 0:
+			return int(n), nil
+		case unix.EINTR:
+			continue
+		}
 		return 0, errno
 	}
-	return int(n), nil
 }
+
+// atMark reports whether the next byte to be read is urgent.
+func (s Socket) atMark() bool {
+	at, _ := unix.IoctlGetInt(int(s), unix.SIOCATMARK) // tcp(7)
+	return at != 0
+}
+
+// inline makes urgent bytes part of the stream (SO_OOBINLINE, socket(7)): otherwise reading skips them.
+func (s Socket) inline() error { return setInt(int(s), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) }
 
 // undelay makes the socket send without delay (TCP_NODELAY).
 func (s Socket) undelay() { _ = setInt(int(s), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }

@@ -1,0 +1,91 @@
+package forward_test
+
+import (
+	"io"
+	"net"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("whatever is sent, with urgent bytes and without,", func() {
+	It("arrives through a direct connection", func() {
+		lab.CompareBytes(time.Second, func() (client, endpoint *net.TCPConn) { return tcpPair() }, func(lab.Ending) {})
+	})
+	for _, m := range append(systemMovers(), copyMover) {
+		It("arrives through "+m.name, func() {
+			var p *pair
+			lab.CompareBytes(time.Second, func() (client, endpoint *net.TCPConn) {
+				p = begin(m, forward.Limits{})
+				return p.client, p.endpoint
+			}, func(how lab.Ending) {
+				switch r := p.result(); {
+				case how.ClientReset:
+					Expect(r.End).To(Equal(forward.ClientReset))
+				case how.EndpointReset:
+					Expect(r.End).To(BeElementOf(forward.EndpointReset, forward.ClientClosed))
+				default:
+					Expect(r.End).To(BeElementOf(forward.EndpointClosed, forward.ClientClosed))
+				}
+			})
+		})
+	}
+})
+
+var _ = Describe("an urgent byte", func() {
+	for _, m := range systemMovers() {
+		for _, size := range []int{3, 1 << 20} { // with pipes, there is one by then
+			It("is urgent where it was, through "+m.name, func() {
+				p := begin(m, forward.Limits{})
+				for _, way := range [][2]*net.TCPConn{{p.client, p.endpoint}, {p.endpoint, p.client}} {
+					from, to := way[0], way[1]
+					go func() {
+						defer GinkgoRecover()
+						_, err := from.Write(make([]byte, size))
+						Expect(err).NotTo(HaveOccurred())
+						Expect(sendUrgent(from, 'X')).To(Succeed())
+						_, err = from.Write([]byte("rest"))
+						Expect(err).NotTo(HaveOccurred())
+					}()
+					p.read(to, size)
+					Eventually(func() (byte, error) { return receiveUrgent(to) }).WithTimeout(5 * time.Second).Should(BeEquivalentTo('X'))
+					Expect(p.read(to, 4)).To(Equal("rest"))
+				}
+				Expect(p.client.CloseWrite()).To(Succeed())
+				Expect(io.ReadAll(p.endpoint)).To(BeEmpty())
+				Expect(p.endpoint.Close()).To(Succeed())
+				Expect(io.ReadAll(p.client)).To(BeEmpty())
+				Expect(p.result()).To(Equal(forward.Result{End: forward.ClientClosed, ToEndpoint: int64(size) + 5, ToClient: int64(size) + 5}))
+			})
+		}
+	}
+})
+
+func sendUrgent(c *net.TCPConn, b byte) error {
+	return onSocket(c, func(fd int) error { return unix.Send(fd, []byte{b}, unix.MSG_OOB) })
+}
+
+// receiveUrgent returns the urgent byte at which c is.
+func receiveUrgent(c *net.TCPConn) (byte, error) {
+	var b [1]byte
+	err := onSocket(c, func(fd int) error {
+		if at, err := unix.IoctlGetInt(fd, unix.SIOCATMARK); at == 0 {
+			return err
+		}
+		_, _, err := unix.Recvfrom(fd, b[:], unix.MSG_OOB)
+		return err
+	})
+	return b[0], err
+}
+
+func onSocket(c *net.TCPConn, f func(fd int) error) (err error) {
+	raw, failed := c.SyscallConn()
+	Expect(failed).NotTo(HaveOccurred())
+	Expect(raw.Control(func(fd uintptr) { err = f(int(fd)) })).To(Succeed())
+	return err
+}

@@ -1,0 +1,207 @@
+package lab
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+)
+
+// CompareBytes carries random bytes over one connection after the other, which open makes: its two
+// ends, which need not be those of the same TCP connection. It checks that both ends read what the
+// other end wrote, and see it end as it was ended. It does so for about d, or for the duration in the
+// environment variable USHER_BYTES. ended is called when a connection is over, with how it was ended.
+func CompareBytes(d time.Duration, open func() (client, endpoint *net.TCPConn), ended func(Ending)) {
+	ginkgo.GinkgoHelper()
+	if long := os.Getenv("USHER_BYTES"); long != "" {
+		var err error
+		d, err = time.ParseDuration(long)
+		gomega.Expect(err).NotTo(gomega.HaveOccurred(), "USHER_BYTES")
+	}
+	seed := uint64(ginkgo.GinkgoRandomSeed())
+	ginkgo.GinkgoWriter.Printf("seed %d (-ginkgo.seed)\n", seed)
+	n, began := uint64(0), time.Now()
+	defer func() { ginkgo.GinkgoWriter.Printf("%d connections in %s\n", n, time.Since(began)) }()
+	for ; time.Since(began) < d; n++ {
+		client, endpoint := open()
+		e, err := compareBytes(rand.New(rand.NewPCG(seed, n)), client, endpoint)
+		gomega.Expect(err).NotTo(gomega.HaveOccurred(), "connection %d of seed %d: %+v", n, seed, e)
+		ended(e)
+	}
+}
+
+// Ending is how a connection was ended by its two ends: with FIN, or with a reset.
+type Ending struct{ ClientReset, EndpointReset bool }
+
+// urgent is the value of each urgent byte, and of no other.
+const urgent = 0xff
+
+// end is one end of a connection.
+type end struct {
+	conn          *net.TCPConn
+	reset         bool // after all is written
+	small         bool // some of the connection's buffers are
+	wrote, read   []byte
+	writes, reads *rand.Rand
+	writeErr      error
+	readErr       error
+}
+
+func compareBytes(r *rand.Rand, client, endpoint *net.TCPConn) (Ending, error) {
+	a, b := &end{conn: client}, &end{conn: endpoint}
+	switch r.IntN(8) {
+	case 0:
+		a.reset = true
+	case 1:
+		b.reset = true
+	}
+	a.small = r.IntN(3) == 0
+	b.small = a.small
+	var running sync.WaitGroup
+	for _, e := range []*end{a, b} {
+		defer e.conn.Close()
+		e.writes, e.reads = rand.New(rand.NewPCG(r.Uint64(), 0)), rand.New(rand.NewPCG(r.Uint64(), 0))
+		if err := e.prepare(r); err != nil {
+			return Ending{}, err
+		}
+		running.Go(e.receive)
+		running.Go(e.send)
+	}
+	running.Wait()
+	ending := Ending{a.reset, b.reset}
+	return ending, errors.Join(check("to the endpoint", a, b), check("to the client", b, a))
+}
+
+// prepare sets the sizes of the socket's buffers, of some, and makes urgent bytes part of what is read.
+func (e *end) prepare(r *rand.Rand) (err error) {
+	if e.small {
+		err = errors.Join(e.conn.SetReadBuffer(2048<<r.IntN(7)), e.conn.SetWriteBuffer(2048<<r.IntN(7)))
+	}
+	raw, failed := e.conn.SyscallConn()
+	if failed == nil {
+		failed = raw.Control(func(fd uintptr) {
+			err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1))
+		})
+	}
+	return errors.Join(err, failed, e.conn.SetDeadline(time.Now().Add(20*time.Second)))
+}
+
+// send writes what is random, and ends it.
+func (e *end) send() {
+	r := e.writes
+	most := 20
+	if e.small {
+		most = 15 // the kernel may delay each ACK by 40 ms
+	}
+	bulk := r.IntN(2) == 0
+	for range 1 + r.IntN(5) {
+		if e.writeErr == nil && r.IntN(3) == 0 {
+			e.writeUrgent()
+		}
+		if e.writeErr != nil {
+			break
+		}
+		b := make([]byte, 1+r.IntN(1<<(1+r.IntN(most))))
+		if bulk {
+			b = make([]byte, 1<<most)
+		}
+		fill(r, b)
+		n, err := e.conn.Write(b)
+		e.wrote, e.writeErr = append(e.wrote, b[:n]...), err
+		pauses(r)
+	}
+	if e.reset {
+		_ = e.conn.SetLinger(0) // fails only if it is gone already
+		e.conn.Close()
+		return
+	}
+	if err := e.conn.CloseWrite(); e.writeErr == nil {
+		e.writeErr = err
+	}
+}
+
+// fill makes b random, without urgent.
+func fill(r *rand.Rand, b []byte) {
+	for i := range b {
+		if i%8 == 0 && i+8 <= len(b) {
+			binary.NativeEndian.PutUint64(b[i:], r.Uint64())
+		} else if i >= len(b)&^7 {
+			b[i] = byte(i)
+		}
+		if b[i] == urgent {
+			b[i] = 0
+		}
+	}
+}
+
+// writeUrgent waits while there is no room.
+func (e *end) writeUrgent() {
+	raw, err := e.conn.SyscallConn()
+	if err == nil {
+		err = raw.Write(func(fd uintptr) bool {
+			e.writeErr = unix.Send(int(fd), []byte{urgent}, unix.MSG_OOB|unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+			return e.writeErr != unix.EAGAIN
+		})
+	}
+	if e.writeErr = errors.Join(err, e.writeErr); e.writeErr == nil {
+		e.wrote = append(e.wrote, urgent)
+	}
+}
+
+// receive reads until there is nothing more.
+func (e *end) receive() {
+	r := e.reads
+	buf := make([]byte, 1<<(10+r.IntN(8)))
+	slow := r.IntN(2) == 0
+	for {
+		n, err := e.conn.Read(buf[:1+r.IntN(len(buf))])
+		e.read = append(e.read, buf[:n]...)
+		if err != nil {
+			e.readErr = err
+			return
+		}
+		if slow {
+			pauses(r)
+		}
+	}
+}
+
+// pauses pauses for a moment, once in a while.
+func pauses(r *rand.Rand) {
+	if r.IntN(64) == 0 {
+		time.Sleep(time.Duration(r.IntN(1000)) * time.Microsecond)
+	}
+}
+
+// check compares what went one way.
+func check(way string, from, to *end) error {
+	plain := func(b []byte) []byte { return bytes.ReplaceAll(b, []byte{urgent}, nil) }
+	wrote, read := plain(from.wrote), plain(to.read)
+	switch {
+	case !bytes.HasPrefix(wrote, read):
+		return fmt.Errorf("%s: what was read (%d bytes) is not what was written (%d bytes)", way, len(read), len(wrote))
+	case from.reset || to.reset:
+	case !errors.Is(to.readErr, io.EOF):
+		return fmt.Errorf("%s: reading ended with %w after %d of %d bytes", way, to.readErr, len(read), len(wrote))
+	case from.writeErr != nil:
+		return fmt.Errorf("%s: writing: %w", way, from.writeErr)
+	case len(read) < len(wrote):
+		return fmt.Errorf("%s: %d of %d bytes were lost", way, len(wrote)-len(read), len(wrote))
+	case len(to.read) > len(from.wrote):
+		return fmt.Errorf("%s: there are more urgent bytes than there were", way)
+	}
+	if from.reset && errors.Is(to.readErr, io.EOF) && to.writeErr == nil {
+		return fmt.Errorf("%s: a reset looks like the end", way)
+	}
+	return nil
+}
