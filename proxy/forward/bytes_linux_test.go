@@ -89,3 +89,30 @@ func onSocket(c *net.TCPConn, f func(fd int) error) (err error) {
 	Expect(raw.Control(func(fd uintptr) { err = f(int(fd)) })).To(Succeed())
 	return err
 }
+
+var _ = Describe("what a client does not read", func() {
+	It("is kept by a pair, unless all pairs keep enough", func() {
+		before := forward.Kept()
+		loop := newLoop(0)
+		fill := func() *pair {
+			p := begin(mover{"a loop", func(limits forward.Limits, owner forward.Owner) (*net.TCPConn, *net.TCPConn, forward.Flow) {
+				return loopPair(loop, limits, owner)
+			}}, forward.Limits{})
+			p.fill(p.endpoint)
+			return p
+		}
+		first := fill()
+		some := forward.Kept()
+		Expect(some).To(BeNumerically(">", before))
+		again := forward.KeepNothing()
+		enough := forward.Kept()
+		second := fill()
+		Expect(forward.Kept()).To(Equal(enough))
+		again()
+		first.reset(first.client)
+		first.result()
+		Expect(forward.Kept()).To(Equal(before), "what was kept for a pair goes with it")
+		second.reset(second.client)
+		second.result()
+	})
+})

@@ -307,7 +307,13 @@ func (fl *copying) readEnded(d *direction, err error) {
 		err = fl.writeError(fl.opposite(d))
 	}
 	if err != nil {
-		fl.reset(d.fromReset, err) // what it sent may lack its end
+		end := d.fromReset
+		fl.mu.Lock()
+		if raw := rawOf(d.from); d == &fl.toClient && raw != nil && fl.outcome.end.answeredBy(err, fl.toEndpoint.bytes.Load(), d.bytes.Load(), socketUnsent(raw)) {
+			end, err = ClientClosed, nil
+		}
+		fl.mu.Unlock()
+		fl.reset(end, err) // what it sent may lack its end
 		return
 	}
 	fl.ended(d.fromEnd, nil)

@@ -75,9 +75,8 @@ func (d *Dialed) LocalAddr() (netip.AddrPort, error) { return LocalAddr(int(d.fd
 // all that it awaits of clients; who is told must begin no others. Only the loop may call it.
 func (l *Loop) CancelDials() {
 	for _, q := range l.timed {
-		for _, t := range q.queue {
-			t.fail(context.Canceled)
-		}
+		q.canceled = len(q.queue)
+		q.turn()
 	}
 }
 
@@ -130,6 +129,8 @@ type timedQueue struct {
 	limit time.Duration
 	queue []timed
 	alarm alarm
+
+	canceled int // so many of the first are over now
 }
 
 // timedBy returns the queue for a limit.
@@ -147,28 +148,32 @@ func (l *Loop) timedBy(limit time.Duration) *timedQueue {
 func (q *timedQueue) add(t timed) {
 	q.queue = append(q.queue, t)
 	if len(q.queue) == 1 {
-		q.alarm.set(q.loop, time.Until(t.deadline()), q.expire)
+		q.alarm.set(q.loop, time.Until(t.deadline()), q.turn)
 	}
 }
 
-// expire gives up those whose time is over.
-func (q *timedQueue) expire() {
+// turn gives up those whose time is over, some now and the others in the next turns. It implements turner.
+func (q *timedQueue) turn() {
 	now := time.Now()
-	over := 0
-	for ; over < len(q.queue); over++ {
-		t := q.queue[over]
-		if t.over() {
-			continue
+	for failed := 0; len(q.queue) > 0; {
+		t, why := q.queue[0], context.DeadlineExceeded
+		switch {
+		case q.canceled > 0:
+			why = context.Canceled
+		case !t.over() && t.deadline().After(now):
+			q.alarm.set(q.loop, time.Until(t.deadline()), q.turn)
+			return
 		}
-		if t.deadline().After(now) {
-			break
+		if !t.over() {
+			if failed == perTurn {
+				q.loop.Later(q)
+				return
+			}
+			failed++
 		}
-		t.fail(context.DeadlineExceeded) // may add others
+		q.queue[0], q.queue = nil, q.queue[1:]
+		q.canceled = max(0, q.canceled-1)
+		t.fail(why) // may add others, and does nothing if it is over
 	}
-	if over == len(q.queue) {
-		q.queue = nil // a burst shall not keep its memory
-		return
-	}
-	q.queue = append([]timed(nil), q.queue[over:]...)
-	q.alarm.set(q.loop, time.Until(q.queue[0].deadline()), q.expire)
+	q.queue = nil // a burst shall not keep its memory
 }

@@ -313,6 +313,27 @@ func specify(m mover) {
 		Expect(p.result().End).To(Equal(forward.EndpointReset))
 	})
 
+	It("ends as the client has ended it, if the endpoint answers the client's FIN with a reset", func() {
+		p.write(p.client, "question")
+		Expect(p.read(p.endpoint, 8)).To(Equal("question"))
+		p.write(p.endpoint, "answer")
+		Expect(p.read(p.client, 6)).To(Equal("answer"))
+		Expect(p.client.CloseWrite()).To(Succeed())
+		Expect(io.ReadAll(p.endpoint)).To(BeEmpty())
+		p.reset(p.endpoint)
+		Expect(p.result()).To(Equal(forward.Result{End: forward.ClientClosed, ToEndpoint: 8, ToClient: 6}))
+		_, err := p.client.Read(make([]byte, 1))
+		Expect(err).To(MatchError(syscall.ECONNRESET))
+	})
+
+	It("was reset by the endpoint, if that answers the client's FIN with a reset and nothing else", func() {
+		p.write(p.client, "question")
+		Expect(p.client.CloseWrite()).To(Succeed())
+		Expect(io.ReadAll(p.endpoint)).To(Equal([]byte("question")))
+		p.reset(p.endpoint)
+		Expect(p.result().End).To(Equal(forward.EndpointReset))
+	})
+
 	It("delivers an answer that was sent before the endpoint stopped reading", func() {
 		p.write(p.endpoint, "too large")
 		Expect(p.read(p.client, 9)).To(Equal("too large"))

@@ -38,10 +38,19 @@ func (u *unprobed) remove(p *pair) {
 	p.unprobed = 0
 }
 
+// probe sets the keepalive of some, and of the others in the next turns.
 func (u *unprobed) probe() {
-	for _, p := range u.pairs {
+	for range min(perTurn, len(u.pairs)) {
+		p := u.pairs[len(u.pairs)-1]
 		_ = u.loop.keepalive.set(int(p.endpoint.fd)) // fails for no socket that is open
-		p.unprobed = 0
+		u.remove(p)
+	}
+	if len(u.pairs) > 0 {
+		u.loop.Later(u)
+		return
 	}
 	u.pairs = nil // a burst shall not keep its memory
 }
+
+// turn implements turner.
+func (u *unprobed) turn() { u.probe() }

@@ -63,9 +63,6 @@ func (p *pair) unread() int {
 	return n
 }
 
-// looksPerTurn are some milliseconds, if all end.
-const looksPerTurn = 64
-
 // look begins to look for pairs that have reached a limit.
 func (ls *limited) look() {
 	if ls.next = 0; !ls.looking {
@@ -77,7 +74,7 @@ func (ls *limited) look() {
 // turn implements turner: it ends some pairs that have reached a limit.
 func (ls *limited) turn() {
 	now := time.Now()
-	for range looksPerTurn {
+	for range perTurn {
 		if ls.next >= len(ls.pairs) {
 			ls.looked()
 			return

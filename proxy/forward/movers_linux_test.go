@@ -21,6 +21,10 @@ func systemMovers() []mover {
 	}}, {"a loop without pipes", func(limits forward.Limits, owner forward.Owner) (*net.TCPConn, *net.TCPConn, forward.Flow) {
 		GinkgoHelper()
 		return loopPair(newLoop(0), limits, owner)
+	}}, {"a loop while enough is kept", func(limits forward.Limits, owner forward.Owner) (*net.TCPConn, *net.TCPConn, forward.Flow) {
+		GinkgoHelper()
+		DeferCleanup(forward.KeepNothing())
+		return loopPair(newLoop(0), limits, owner)
 	}}}
 }
 

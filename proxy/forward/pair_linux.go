@@ -99,7 +99,10 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 	}
 	p.endpoint.note(endpoint.seen &^ Writable)
 	if p.moved = len(opening) > 0; len(opening) > endpoint.sent {
-		p.write(&p.toEndpoint, &p.endpoint, opening[endpoint.sent:], 0)
+		opening = opening[endpoint.sent:]
+		if n := p.write(&p.toEndpoint, &p.endpoint, opening, 0); n < len(opening) && !p.toEndpoint.ended {
+			p.toEndpoint.keep(opening[n:], 0)
+		}
 	}
 	p.move(shortTurn)
 }
@@ -246,7 +249,11 @@ func (p *pair) copy(w *way, from, to *edge) int {
 		_ = from.fd.inline()
 		buf, flags = buf[:1], unix.MSG_OOB
 	}
-	n, err := from.fd.read(buf, 0)
+	look := 0
+	if kept.Load() >= maxKept {
+		look = unix.MSG_PEEK
+	}
+	n, err := from.fd.read(buf, look)
 	switch {
 	case err == unix.EAGAIN && from.urgent && from.fd.unread() > 0:
 		return p.copy(w, from, to) // at an urgent byte, that also means that a signal has come
@@ -276,29 +283,63 @@ func (p *pair) copy(w *way, from, to *edge) int {
 			p.done.Asked(now)
 		}
 	}
-	p.write(w, to, buf[:n], flags)
+	wrote := p.write(w, to, buf[:n], flags)
+	switch {
+	case p.done == nil:
+		return 0
+	case look != 0:
+		from.readable = true // until it says that there is nothing
+		if w.ended {         // writing has failed, and closing would send a reset if this stayed unread
+			wrote = n
+		}
+		from.fd.discard(buf[:wrote])
+		return wrote
+	case wrote < n && !w.ended:
+		w.keep(buf[wrote:n], flags)
+	}
 	return n
 }
 
 // rest is what was read and not written yet.
 type rest struct {
 	bytes []byte
-	flags int // to write it with
+	size  int // of the memory that they are in
+	flags int // to write them with
 }
 
-// write writes b, or keeps what there is no room for.
-func (p *pair) write(w *way, to *edge, b []byte, flags int) {
+// kept is how many bytes all rests of this process take. From maxKept on, a pair leaves in the
+// kernel's buffers what it cannot write: it looks at what has come, and reads what it has written.
+var kept atomic.Int64
+
+const maxKept = 64 << 20
+
+// keep keeps b, which could not be written.
+func (w *way) keep(b []byte, flags int) {
+	w.rest = &rest{bytes.Clone(b), len(b), flags}
+	kept.Add(int64(len(b)))
+}
+
+// written lets go of what was kept.
+func (w *way) written() {
+	if w.rest != nil {
+		kept.Add(-int64(w.rest.size))
+		w.rest = nil
+	}
+}
+
+// write writes as much of b as there is room for, and returns how much that is.
+func (p *pair) write(w *way, to *edge, b []byte, flags int) int {
 	to.undelay(w)
 	n, err := to.fd.write(b, flags)
 	if err != nil && err != unix.EAGAIN {
 		p.writeFailed(w, to, err)
-		return
+		return 0
 	}
 	w.bytes.Add(int64(n))
 	if n < len(b) {
-		w.rest = &rest{bytes.Clone(b[n:]), flags}
 		p.awaitRoom(to)
 	}
+	return n
 }
 
 // writeRest goes on with what was kept, and returns how much of it was written.
@@ -318,7 +359,7 @@ func (p *pair) writeRest(w *way, to *edge) int {
 	}
 	w.bytes.Add(int64(n))
 	if w.rest.bytes = w.rest.bytes[n:]; len(w.rest.bytes) == 0 {
-		w.rest = nil
+		w.written()
 	}
 	return n
 }
@@ -388,6 +429,10 @@ func (p *pair) readFailed(w *way, err error) {
 	end := ClientReset
 	if w == &p.toClient {
 		end = EndpointReset
+		toEndpoint, toClient := p.Bytes()
+		if w.rest == nil && (w.pipe == nil || w.pipe.held == 0) && p.outcome.end.answeredBy(err, toEndpoint, toClient, p.endpoint.fd.unsent()) {
+			end, err = ClientClosed, nil
+		}
 	}
 	p.reset(end, err)
 }
@@ -452,7 +497,8 @@ func (p *pair) finish() {
 	}
 	for _, w := range [...]*way{&p.toEndpoint, &p.toClient} {
 		l.pipes.put(w.pipe)
-		w.pipe, w.rest = nil, nil
+		w.pipe = nil
+		w.written()
 	}
 	l.limited.remove(p)
 	l.unprobed.remove(p)
@@ -477,12 +523,9 @@ type round struct {
 	next int // slot
 }
 
-// slotsPerTurn are looked at in some tens of microseconds.
-const slotsPerTurn = 256
-
 // turn implements turner.
 func (r *round) turn() {
-	for end := min(r.next+slotsPerTurn, len(r.loop.slots)); r.next < end; r.next++ {
+	for end := min(r.next+perTurn, len(r.loop.slots)); r.next < end; r.next++ {
 		if e, is := r.loop.slots[r.next].handler.(*endpointEdge); is {
 			r.f((*PairHere)(e), e.done)
 		}

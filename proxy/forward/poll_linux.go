@@ -272,6 +272,9 @@ func (p *Poller) loop() {
 // turner has so much to do that others are looked after in between.
 type turner interface{ turn() }
 
+// perTurn is how many pairs a turner walks through in one turn: a millisecond or so, if all end.
+const perTurn = 64
+
 // Later makes the loop call t.turn, once, after those that are ready now.
 func (p *Poller) Later(t turner) { p.later = append(p.later, t) }
 

@@ -301,6 +301,17 @@ func (s Socket) transfer(call uintptr, b []byte, flags int) (int, error) {
 	}
 }
 
+// discard takes bytes away that were looked at (MSG_TRUNC, tcp(7)).
+func (s Socket) discard(b []byte) {
+	for len(b) > 0 {
+		n, err := s.read(b, unix.MSG_TRUNC)
+		if n == 0 && err != unix.EAGAIN { // EAGAIN: a signal came, at an urgent byte
+			return
+		}
+		b = b[n:]
+	}
+}
+
 // atMark reports whether the next byte to be read is urgent.
 func (s Socket) atMark() bool {
 	at, _ := unix.IoctlGetInt(int(s), unix.SIOCATMARK) // tcp(7)
