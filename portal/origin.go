@@ -62,7 +62,7 @@ var seen = [...]struct{ name, why string }{
 	SeenNoAlias:    {"node-no-alias", "client and endpoint are on one bridge, for whose network the kernel has no translation of prefixes, or --client-aliases no room"},
 	SeenPortal:     {"node-portal", "only the portals iptables and nftables can lead the answers back"},
 	SeenKernel:     {"node-kernel", "the kernel or iptables lacks what leads the answers back, or --mark is 0; the log says what"},
-	SeenUnready:    {"node-unready", "the portal has installed nothing yet"},
+	SeenUnready:    {"node-unready", "the portal has installed nothing yet, or does not know the interface yet"},
 	SeenFamily:     {"node-family", "the client's address is of another IP family than the endpoint's, or one that no packet can be from beyond one network"},
 	SeenHeader:     {"node-header", "the client is known by a load balancer's header only, and --load-balancer-cidr does not name that load balancer"},
 	SeenTunnel:     {"node-tunnel", "the endpoint is reached through the API server"},

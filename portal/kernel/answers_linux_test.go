@@ -7,6 +7,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"github.com/vishvananda/netlink/nl"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/kernel"
@@ -150,6 +151,30 @@ var _ = Describe("Paths", func() {
 		Expect(of("198.51.100.7")).To(Equal(kernel.Path{Uplink: true, Name: "base"}), "it goes to a router")
 		Expect(of("10.3.0.7")).To(BeZero())
 		Expect(of("2001:db8::1")).To(BeZero(), "no route")
+	})
+
+	It("are told of routes, and not waited for, while the kernel does not list interfaces", func() {
+		locked := make(chan struct{})
+		node.Do(func() {
+			var err error
+			paths, err = kernel.OpenPathsAsking(func(s *nl.NetlinkSocket) error { <-locked; return kernel.RequestLinks(s) })
+			Expect(err).NotTo(HaveOccurred())
+		})
+		node.Do(func() {
+			Expect(paths.Of(netip.MustParseAddr("192.0.2.7"), time.Now()).Known()).To(BeFalse())
+		})
+		Expect(of("10.1.0.1").Local).To(BeTrue())
+
+		By("interfaces that come are known by their events")
+		node.Sh("ip link add cni1 type bridge; ip addr add 10.4.0.1/24 dev cni1; ip link set cni1 up")
+		Eventually(func() string { return of("10.4.0.7").Name }).WithTimeout(10 * time.Second).Should(Equal("cni1"))
+		node.Sh("ip link set cni1 down; ip link set cni1 name cni2; ip link set cni2 up")
+		Eventually(func() string { return of("10.4.0.7").Name }).WithTimeout(20 * time.Second).Should(Equal("cni2"))
+
+		By("the others when the kernel lists them")
+		close(locked)
+		Eventually(func() kernel.Path { return of("192.0.2.7") }).WithTimeout(10 * time.Second).
+			Should(Equal(kernel.Path{Direct: true, Uplink: true, Name: "base"}))
 	})
 
 	It("tell those who are behind one interface, but do not come through this node", func() {

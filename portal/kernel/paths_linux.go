@@ -9,6 +9,7 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
@@ -27,6 +28,9 @@ type Path struct {
 	Neighbours Neighbours
 }
 
+// Known reports whether all of p holds. Of an interface that is not known yet, only the index does.
+func (p Path) Known() bool { return p.Interface == 0 || p.Name != "" }
+
 // Neighbours are two addresses behind one interface.
 type Neighbours uint8
 
@@ -37,12 +41,14 @@ const (
 	Apart                     // does not come through this node, nor need what they send others
 )
 
-// Paths tells paths. It asks the kernel, which takes some twenty microseconds, and
-// remembers the answers for pathTime. Any goroutine may ask.
+// Paths tells paths. It asks the kernel for the route, which takes some twenty microseconds and
+// no lock that others hold (since Linux 4.13; before, it takes the rtnl lock), and remembers the
+// answers for pathTime. It never asks for an interface: see links. Any goroutine may ask, event loops too.
 type Paths struct {
-	routes *netlink.Handle
-	known  *lru.Cache[netip.Addr, knownPath]
-	links  *lru.Cache[linkOf, knownPath] // what is the same for all addresses behind one
+	routes     *netlink.Handle
+	interfaces *links
+	known      *lru.Cache[netip.Addr, knownPath]
+	links      *lru.Cache[linkOf, knownPath] // what is the same for all addresses behind one
 }
 
 type knownPath struct {
@@ -60,28 +66,37 @@ const (
 	maxPaths = 8192 // some 200 bytes each
 )
 
-// OpenPaths returns the paths of the network namespace of the calling thread. It keeps a
-// socket open for good.
-func OpenPaths() (*Paths, error) {
+// OpenPaths returns the paths of the network namespace of the calling thread. It keeps two
+// sockets open for good.
+func OpenPaths() (*Paths, error) { return openPaths(requestLinks) }
+
+func openPaths(request func(*nl.NetlinkSocket) error) (*Paths, error) {
 	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("asking the kernel for its routes: %w", err)
+	}
+	interfaces, err := watchLinks(request)
+	if err != nil {
+		return nil, err
 	}
 	known, err := lru.New[netip.Addr, knownPath](maxPaths)
 	if err != nil {
 		return nil, err
 	}
 	links, err := lru.New[linkOf, knownPath](maxPaths)
-	return &Paths{routes: routes, known: known, links: links}, err
+	return &Paths{routes: routes, interfaces: interfaces, known: known, links: links}, err
 }
 
-// Of returns the path to addr, as it is now.
+// Of returns the path to addr, as it is now. It is Known, unless it leaves by an interface that
+// has just come.
 func (p *Paths) Of(addr netip.Addr, now time.Time) Path {
 	if k, ok := p.known.Get(addr); ok && now.Before(k.until) {
 		return k.Path
 	}
 	path := p.ask(addr, now)
-	p.known.Add(addr, knownPath{path, now.Add(pathTime)})
+	if path.Known() {
+		p.known.Add(addr, knownPath{path, now.Add(pathTime)})
+	}
 	return path
 }
 
@@ -101,7 +116,11 @@ func (p *Paths) ask(addr netip.Addr, now time.Time) (path Path) {
 	at := linkOf{path.Interface, portal.FamilyOf(addr)}
 	link, ok := p.links.Get(at)
 	if !ok || !now.Before(link.until) {
-		link = knownPath{p.askLink(at), now.Add(pathTime)}
+		l, ok := p.interfaces.byIndex(at.index)
+		if !ok {
+			return path
+		}
+		link = knownPath{p.over(l, at), now.Add(pathTime)}
 		p.links.Add(at, link)
 	}
 	path.Name, path.Neighbours, path.Uplink = link.Name, link.Neighbours, link.Uplink
@@ -112,16 +131,12 @@ func (p *Paths) ask(addr netip.Addr, now time.Time) (path Path) {
 // everything goes for which there is no better route.
 var far = [len(portal.Families)]netip.Addr{netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("100::1")}
 
-// askLink returns the path over a link, as far as it is the same for all addresses.
-func (p *Paths) askLink(at linkOf) (path Path) {
-	link, err := p.routes.LinkByIndex(at.index)
-	if err != nil {
-		return path
-	}
-	path.Name = link.Attrs().Name
+// over returns the path over a link, as far as it is the same for all addresses.
+func (p *Paths) over(l link, at linkOf) (path Path) {
+	path.Name = l.name
 	found, err := p.routes.RouteGet(far[at.family].AsSlice())
 	path.Uplink = err == nil && len(found) > 0 && found[0].LinkIndex == at.index
-	switch link.Type() {
+	switch l.kind {
 	case "bridge":
 		if bridgeShown(path.Name, at.family) {
 			path.Neighbours = Bridged

@@ -167,6 +167,9 @@ func (p *Portal) Origin(client, endpoint netip.Addr, where portal.Whereabouts) p
 	}
 	now := time.Now()
 	from, to := p.paths.Of(client, now), p.paths.Of(endpoint, now)
+	if !from.Known() || !to.Known() {
+		return node(portal.SeenUnready)
+	}
 	endpointHere := to.Local && from.Interface != 0 || // or no route leads its answers to the client
 		to.Direct && !to.Local && to.Neighbours != kernel.Apart && (where == portal.Here || where == portal.Unknown && o.isPod(endpoint, to))
 	clientHere := o.isPod(client, from) && from.Neighbours != kernel.Apart

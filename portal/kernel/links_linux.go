@@ -1,0 +1,119 @@
+package kernel
+
+import (
+	"errors"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// links are the interfaces of a network namespace, kept by the kernel's events. To ask the kernel for
+// an interface takes its rtnl lock, which other programs can hold for seconds: a CNI that deletes a
+// thousand interfaces, say. Only goroutines of links wait for that; byIndex never does.
+type links struct {
+	socket  *nl.NetlinkSocket
+	request func(*nl.NetlinkSocket) error // requestLinks, or what a spec has in its place
+	wanted  chan struct{}                 // has one place
+
+	mu    sync.Mutex // guards known; no system call is made while it is held
+	known map[int]link
+}
+
+// link is what is known of an interface.
+type link struct{ name, kind string }
+
+// firstLinks is how long watchLinks waits for the interfaces that there are.
+const firstLinks = time.Second
+
+// watchLinks returns the links of the network namespace of the calling thread. They are watched for good.
+// Events and lists come by one socket, so that of two reports on an interface the later one holds.
+func watchLinks(request func(*nl.NetlinkSocket) error) (*links, error) {
+	s, err := subscribe(unix.NETLINK_ROUTE, nil, unix.RTNLGRP_LINK)
+	if err != nil {
+		return nil, err
+	}
+	l := &links{socket: s.socket, request: request, wanted: make(chan struct{}, 1), known: map[int]link{}}
+	l.want()
+	go func() {
+		for range l.wanted {
+			_ = request(l.socket) // without an answer, the next unknown interface wants it again
+		}
+	}()
+	listed := make(chan struct{})
+	go l.receive(sync.OnceFunc(func() { close(listed) }))
+	select {
+	case <-listed:
+	case <-time.After(firstLinks):
+	}
+	return l, nil
+}
+
+// requestLinks has the kernel send all interfaces to a socket. It returns when the kernel has begun to.
+func requestLinks(socket *nl.NetlinkSocket) error {
+	r := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	r.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	return socket.Send(r)
+}
+
+// want has the interfaces listed soon.
+func (l *links) want() {
+	select {
+	case l.wanted <- struct{}{}:
+	default:
+	}
+}
+
+// byIndex returns the interface with an index. If it is not known, it will be soon.
+func (l *links) byIndex(index int) (link, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	found, ok := l.known[index]
+	if !ok {
+		l.want()
+	}
+	return found, ok
+}
+
+// receive notes what the kernel reports, and calls listed at the end of each list, or when there is none.
+func (l *links) receive(listed func()) {
+	for {
+		messages, from, err := l.socket.Receive()
+		switch {
+		case errors.Is(err, unix.ENOBUFS): // some were lost
+			l.want()
+			continue
+		case err != nil:
+			return
+		case from.Pid != nl.PidKernel:
+			continue
+		}
+		for _, m := range messages {
+			switch m.Header.Type {
+			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
+				listed()
+			case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+				l.note(m)
+			}
+		}
+	}
+}
+
+// note notes an interface that has come, has changed or is gone.
+func (l *links) note(m syscall.NetlinkMessage) {
+	header := unix.NlMsghdr(m.Header)
+	about, err := netlink.LinkDeserialize(&header, m.Data)
+	if err != nil || nl.DeserializeIfInfomsg(m.Data).Family != unix.AF_UNSPEC { // a bridge's event on one of its ports
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if m.Header.Type == unix.RTM_DELLINK {
+		delete(l.known, about.Attrs().Index)
+		return
+	}
+	l.known[about.Attrs().Index] = link{about.Attrs().Name, about.Type()}
+}
