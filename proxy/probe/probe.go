@@ -32,7 +32,7 @@ type Options[K comparable] struct {
 	// longest; otherwise it is the one that was left alone for the shortest time.
 	InTurn bool
 	// Share, if not nil, says whose a probe is: of one no more than a quarter of AtOnce are under
-	// way.
+	// way, and while probes of several are due, each begins as many as the others.
 	Share func(to K) string
 	// Began, if not nil, is told how late each probe begins. It must return quickly, and not
 	// call the Prober.
@@ -51,6 +51,8 @@ type Prober[K comparable] struct {
 	due      queue[K] // jobs that are, and wait to be allowed
 	underWay int
 	shares   map[string]int // of those under way, by Share
+	turn     int            // the one of the last that began
+	turns    map[string]int // the last one that was given out, by Share; of those that are due
 	next     time.Time      // no probe begins before
 	running  bool
 
@@ -60,13 +62,16 @@ type Prober[K comparable] struct {
 
 // New returns a Prober that has nothing to do.
 func New[K comparable](options Options[K]) *Prober[K] {
-	p := &Prober[K]{Options: options, jobs: map[K]*job[K]{}, shares: map[string]int{}, look: make(chan struct{}, 1)}
+	p := &Prober[K]{Options: options, jobs: map[K]*job[K]{}, shares: map[string]int{}, turns: map[string]int{}, look: make(chan struct{}, 1)}
 	p.waiting.less = func(a, b *job[K]) bool { return a.due.Before(b.due) }
 	// When many are due, those first that have been left alone for a short time: who has
 	// just failed does not wait for ten thousand that have been dead for long.
 	p.due.less = func(a, b *job[K]) bool { return a.wait < b.wait }
 	if p.InTurn {
 		p.due.less = p.waiting.less
+	}
+	if first := p.due.less; p.Share != nil {
+		p.due.less = func(a, b *job[K]) bool { return a.turn < b.turn || a.turn == b.turn && first(a, b) }
 	}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	return p
@@ -171,7 +176,13 @@ func (p *Prober[K]) begin() (wait time.Duration, waiting bool) {
 	defer p.mu.Unlock()
 	now := time.Now()
 	for p.waiting.Len() > 0 && !p.waiting.jobs[0].due.After(now) {
-		heap.Push(&p.due, heap.Pop(&p.waiting))
+		j := heap.Pop(&p.waiting).(*job[K])
+		if p.Share != nil { // start-time fair queueing: whoever has many due has the later turns
+			whose := p.Share(j.to)
+			j.turn = max(p.turn, p.turns[whose]+1)
+			p.turns[whose] = j.turn
+		}
+		heap.Push(&p.due, j)
 	}
 	for p.due.Len() > 0 {
 		if wait := p.next.Sub(now); wait > 0 {
@@ -181,6 +192,10 @@ func (p *Prober[K]) begin() (wait time.Duration, waiting bool) {
 			return time.Minute, true // the first that ends wakes run
 		}
 		j := heap.Pop(&p.due).(*job[K])
+		if p.turn = j.turn; p.due.Len() == 0 {
+			p.turn = 0
+			clear(p.turns)
+		}
 		for t := range j.targets {
 			if !t.Wanted() {
 				delete(j.targets, t)
@@ -251,6 +266,7 @@ type job[K comparable] struct {
 	wanted  time.Time     // due, before it was held back
 	queue   *queue[K]     // in which it is, and where; nil while the probe is under way
 	place   int
+	turn    int // in which it begins, once it is due; see Options.Share
 }
 
 // queue is a heap of jobs.

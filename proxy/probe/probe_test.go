@@ -260,6 +260,28 @@ func TestOneHasNoMoreThanAShare(t *testing.T) {
 	})
 }
 
+func TestOneWithManyDoesNotMakeOthersLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		n := newNetwork()
+		late := map[bool]time.Duration{}
+		many := func(to netip.AddrPort) bool { return to.Addr().As4()[1] == 0 }
+		n.prober = probe.New(probe.Options[netip.AddrPort]{Dial: n.dial, Gap: 10 * time.Millisecond, AtOnce: 64, InTurn: true,
+			Share: func(to netip.AddrPort) string { return fmt.Sprint(many(to)) },
+			Began: func(to netip.AddrPort, by time.Duration) { late[many(to)] = max(late[many(to)], by) }})
+		defer n.prober.Stop()
+		for i := range 1000 { // ten times what there is room for
+			n.prober.Add(addr(i), again(time.Second), time.Second)
+		}
+		for i := range 10 {
+			n.prober.Add(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}), 80), again(time.Second), time.Second)
+		}
+		pass(2 * time.Minute)
+		g.Expect(late[false]).To(BeNumerically("<", 300*time.Millisecond))
+		g.Expect(late[true]).To(BeNumerically(">", 5*time.Second))
+	})
+}
+
 func TestWhoIsRemovedIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)

@@ -20,9 +20,13 @@ import (
 // answerTimeout is how long an answer may take, unless Client.Timeout says otherwise.
 const answerTimeout = 30 * time.Second
 
-// maxAnswer bounds what is read of one answer: far more than a page of 1,000
-// items has.
-const maxAnswer = 256 << 20
+// Bounds of what is read, in bytes, and in pages of 1,000 items: far more than an usher answers. Another
+// program, or a bad usher, might answer without an end.
+const (
+	maxAnswer = 64 << 20  // of one answer
+	maxList   = 256 << 20 // of all pages of a list
+	maxPages  = 2000
+)
 
 // Client asks one usher. It is safe for concurrent use.
 type Client struct {
@@ -86,18 +90,28 @@ func (c *Client) get(ctx context.Context, path string, query url.Values, out any
 // ask sends one request, with in as its body unless that is nil, and decodes the
 // answer into out.
 func (c *Client) ask(ctx context.Context, method, path string, query url.Values, in, out any) error {
+	_, err := c.read(ctx, method, path, query, in, out, maxAnswer)
+	return err
+}
+
+// read is ask of at most so many bytes. It returns how many there were.
+func (c *Client) read(ctx context.Context, method, path string, query url.Values, in, out any, most int64) (int64, error) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	res, err := c.send(ctx, method, path, query, nil, in)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer res.Body.Close()
-	if err := json.NewDecoder(io.LimitReader(res.Body, maxAnswer)).Decode(out); err != nil {
-		return c.failed(ctx, began, fmt.Errorf("reading the answer to %s: %w", path, err))
+	body := &io.LimitedReader{R: res.Body, N: most}
+	if err := json.NewDecoder(body).Decode(out); err != nil {
+		if body.N <= 0 {
+			err = fmt.Errorf("more than %d bytes", most)
+		}
+		return 0, c.failed(ctx, began, fmt.Errorf("reading the answer to %s: %w", path, err))
 	}
-	return nil
+	return most - body.N, nil
 }
 
 // Raw returns what is at a path of the server, with a query, at most so many bytes of it, and the

@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -103,6 +104,23 @@ var _ = Describe("a list", func() {
 			"/api/v1/services?continue=2&limit=1000&namespace=shop&q=a+b",
 			"/api/v1/services?continue=4&limit=1000&namespace=shop&q=a+b",
 		}))
+	})
+
+	It("that does not end is an error, after the first page with nothing in it, or of a page that is too long", func(ctx context.Context) {
+		c := serve(func(w http.ResponseWriter, _ *http.Request) {
+			answer(w, http.StatusOK, map[string]any{"items": []any{}, "continue": "x"})
+		})
+		_, err := c.Services(ctx, client.ServiceQuery{})
+		Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("does not end"))))
+
+		c = serve(func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprint(w, `{"items": [`)
+			for err := error(nil); err == nil; {
+				_, err = w.Write(bytes.Repeat([]byte(" "), 1<<20))
+			}
+		})
+		_, err = c.Services(ctx, client.ServiceQuery{})
+		Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("more than 67108864 bytes"))))
 	})
 
 	It("is read no further than asked, and tells how many there are", func(ctx context.Context) {
@@ -213,6 +231,18 @@ var _ = Describe("the stream of events", func() {
 		Expect(err).To(MatchError(client.ErrStreamEnded))
 		Expect(lines).To(Equal(all))
 	})
+
+	DescribeTable("that does not end an event, or a line, is an error", func(ctx context.Context, part string) {
+		c := serve(func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprint(w, stream+"event: step\ndata: ")
+			for err := error(nil); err == nil; {
+				_, err = fmt.Fprint(w, strings.Repeat(part, 10_000))
+			}
+		})
+		lines, err := told(ctx, c, client.EventQuery{})
+		Expect(err).To(MatchError(And(ContainSubstring(c.Address()), ContainSubstring("longer than"))))
+		Expect(lines).To(Equal(all))
+	}, Entry("a line", "xxxxxxxxxx"), Entry("of long lines", "data: xxxxx\n"), Entry("of lines with nothing in them", ":\n"))
 
 	It("that is silent beyond its heartbeat counts as ended", func(ctx context.Context) {
 		c := serve(func(w http.ResponseWriter, r *http.Request) {

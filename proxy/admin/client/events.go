@@ -93,6 +93,8 @@ func (c *Client) Events(ctx context.Context, q EventQuery) iter.Seq2[Message, er
 			case err == nil:
 			case errors.Is(err, io.EOF) && q.Once:
 				return
+			case errors.Is(err, errTooLong):
+				err = &UnreachableError{Address: c.address, Err: err}
 			default:
 				err = ErrStreamEnded
 			}
@@ -136,23 +138,49 @@ func readMessage(stream *bufio.Reader, alive func()) (m Message, err error) {
 	}
 }
 
+// maxEvent is how long an event may be, in bytes, and maxLines how many lines it may have: far more than any has.
+const (
+	maxEvent = 1 << 20
+	maxLines = 1000
+)
+
+// errTooLong is of an event that has more. What else comes on that stream is of no use.
+var errTooLong = fmt.Errorf("an event is longer than %d bytes or %d lines", maxEvent, maxLines)
+
+// readLine returns the next line, without its end, of at most so many bytes.
+func readLine(stream *bufio.Reader, most int) (string, error) {
+	var line []byte
+	for {
+		part, err := stream.ReadSlice('\n')
+		if len(line)+len(part) > most {
+			return "", errTooLong
+		}
+		line = append(line, part...)
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return strings.TrimRight(string(line), "\r\n"), err
+		}
+	}
+}
+
 // readBlock reads the lines of one event, as the HTML standard has them
 // (9.2.6, Interpreting an event stream).
 func readBlock(stream *bufio.Reader, alive func()) (event, data string, err error) {
 	var lines []string
-	for {
-		line, err := stream.ReadString('\n')
+	for read, left := 0, maxEvent; ; read++ {
+		line, err := readLine(stream, left)
 		if err != nil {
 			return "", "", err
 		}
 		alive()
-		line = strings.TrimRight(line, "\r\n")
 		if line == "" {
 			if lines != nil {
 				return event, strings.Join(lines, "\n"), nil
 			}
-			event = ""
+			event, read, left = "", 0, maxEvent
 			continue
+		}
+		if left -= len(line); read >= maxLines {
+			return "", "", errTooLong
 		}
 		field, value, _ := strings.Cut(line, ":")
 		value = strings.TrimPrefix(value, " ")

@@ -2,6 +2,8 @@ package client
 
 import (
 	"context"
+	"fmt"
+	"net/http"
 	"net/url"
 	"strconv"
 	"time"
@@ -123,20 +125,26 @@ type list[T any] struct {
 // pages reads a list page by page, up to max items.
 func pages[T any](ctx context.Context, c *Client, path string, query url.Values, max int) (list[T], error) {
 	items := []T{}
-	for {
+	left := int64(maxList)
+	for n := 1; ; n++ {
 		limit := api.MaxLimit
 		if max != All {
 			limit = min(limit, max-len(items))
 		}
 		query.Set("limit", strconv.Itoa(limit))
 		var page list[T]
-		if err := c.get(ctx, path, query, &page); err != nil {
+		read, err := c.read(ctx, http.MethodGet, api.Prefix+path, query, nil, &page, min(maxAnswer, left))
+		if err != nil {
 			return list[T]{}, err
 		}
+		left -= read
 		items = append(items, page.Items...)
 		if page.Continue == "" || max != All && len(items) >= max {
 			page.Items = items
 			return page, nil
+		}
+		if n == maxPages || len(page.Items) == 0 {
+			return list[T]{}, &UnreachableError{Address: c.address, Err: fmt.Errorf("the list %s does not end: page %d has %d items, and is not the last", path, n, len(page.Items))}
 		}
 		query.Set("continue", page.Continue)
 	}
