@@ -270,10 +270,7 @@ func (sk *socket) retire(done func()) {
 			sk.awaited++
 		}
 	}
-	sk.retired = sync.OnceFunc(func() {
-		sk.close(trace.Drained)
-		done()
-	})
+	sk.retired = sync.OnceFunc(func() { sk.close(trace.Drained, done) })
 	if sk.awaited == 0 {
 		sk.retired()
 		return

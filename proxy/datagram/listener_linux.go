@@ -103,6 +103,9 @@ func (l *listener) Close(why frontend.Closing) {
 		end = trace.Drained
 	}
 	var closed sync.WaitGroup
-	l.socket.loop.poller.Go(&closed, func() { l.socket.close(end) })
+	closed.Add(1)
+	if l.socket.loop.poller.Do(func() { l.socket.close(end, closed.Done) }) != nil {
+		closed.Done() // the loop has ended
+	}
 	closed.Wait()
 }

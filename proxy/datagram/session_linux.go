@@ -40,6 +40,7 @@ type session struct {
 	handover uint32 // in which it was last handed over: see Server.Sessions
 	asked    bool   // the client has sent something since the last reply
 	leaving  bool   // see linger
+	stale    bool   // it is to be compared with the socket's view
 	ported   bool   // it has a port of this node's: see takePort
 
 	inSocket, inLoop, inClient *list.Element // where it stands among the others
@@ -261,7 +262,10 @@ func notSent(err error) frontend.Drop {
 func (s *session) Ready(forward.Readiness) {
 	sk := s.socket
 	loop := sk.loop
-	if sk.refresh(); s.fd < 0 {
+	if sk.refresh(); s.stale && s.fd >= 0 {
+		s.compare()
+	}
+	if s.fd < 0 {
 		return // its endpoint is not to be used any more
 	}
 	if loop.outFrom != sk || loop.outCount == batchSize {
@@ -419,9 +423,10 @@ func usable(v *frontend.View) map[*balance.State]bool {
 
 func stays(e *balance.Endpoint) bool { return e.Ready || e.Terminating && e.Serving }
 
-// compare ends the session if, with v, it could not be as it is.
-func (s *session) compare(v *frontend.View, usable map[*balance.State]bool) {
-	if s.leaving {
+// compare ends the session if, with the socket's view, it could not be as it is.
+func (s *session) compare() {
+	v := s.socket.view
+	if s.stale = false; s.leaving {
 		return
 	}
 	vip, ok := v.VIPAt(s.VIP.AddrPort())
@@ -435,7 +440,7 @@ func (s *session) compare(v *frontend.View, usable map[*balance.State]bool) {
 	}
 	s.VIP = vip
 	s.tell(v)
-	if usable[s.endpoint.State] {
+	if s.socket.stay[s.endpoint.State] {
 		return
 	}
 	if s.search != nil && s.Endpoints(v).Len() > 0 {

@@ -25,7 +25,8 @@ type socket struct {
 	crowd    crowd
 	room     int // how many datagrams a turn may bring
 
-	view     *frontend.View // that the sessions were last compared with
+	view     *frontend.View          // that the sessions are compared with, but for those that are stale
+	stay     map[*balance.State]bool // usable(view), if there were sessions
 	idle     time.Duration
 	sessions map[sessionKey]*session
 	order    list.List // *session; idle for longest first
@@ -78,15 +79,21 @@ func (sk *socket) open() {
 	sk.watched, sk.deaf = watched, false
 }
 
-func (sk *socket) close(end trace.End) {
+// close ends the sessions, some in a turn, and closes the socket. Then it calls done.
+func (sk *socket) close(end trace.End, done func()) {
 	if sk.closed {
+		done()
 		return
 	}
 	if sk.loop.outFrom == sk {
 		sk.loop.flush()
 	}
-	for e := sk.order.Front(); e != nil; e = sk.order.Front() {
-		s := e.Value.(*session)
+	sk.stopReceiving()
+	for n := 0; sk.order.Len() > 0; n++ {
+		if n == sessionsPerTurn && sk.loop.poller.Do(func() { sk.close(end, done) }) == nil {
+			return
+		}
+		s := sk.order.Front().Value.(*session)
 		if s.leaving {
 			s.end(trace.EndpointLeft, nil) // that came before
 			continue
@@ -94,9 +101,26 @@ func (sk *socket) close(end trace.End) {
 		s.end(end, nil)
 	}
 	sk.expiry.Stop()
-	sk.stopReceiving()
 	unix.Close(sk.fd)
 	sk.closed = true
+	done()
+}
+
+// sessionsPerTurn bounds how many sessions end, or go on to another endpoint, before others may use the
+// loop: each takes several system calls.
+const sessionsPerTurn = 64
+
+// inTurns calls f for those that have not ended by then, some in a turn.
+func (sk *socket) inTurns(sessions []*session, f func(*session)) {
+	n := min(len(sessions), sessionsPerTurn)
+	for _, s := range sessions[:n] {
+		if s.fd >= 0 { // one that goes on to another endpoint may have ended others for want of room
+			f(s)
+		}
+	}
+	if n < len(sessions) {
+		_ = sk.loop.poller.Do(func() { sk.inTurns(sessions[n:], f) }) // the loop runs as long as there are sessions
+	}
 }
 
 // stopReceiving takes the socket out of the loop. Closing it would not, while
@@ -150,6 +174,10 @@ const newcomersPerTurn = 2
 func (sk *socket) pass(at, count int) (newcomer bool) {
 	first := &sk.loop.came[at]
 	s := sk.sessions[first.sessionKey]
+	if s != nil && s.stale {
+		s.compare()
+		s = sk.sessions[first.sessionKey]
+	}
 	if s != nil {
 		done := s.send(at, count)
 		if done == count {
@@ -248,7 +276,7 @@ func (sk *socket) makeRoom(client netip.Addr) {
 }
 
 // refresh compares the sessions with the front end's configuration if that has
-// changed: a session whose endpoint is not to be used any more ends now.
+// changed: a session whose endpoint is not to be used any more ends soon, and before it is used.
 func (sk *socket) refresh() {
 	v := sk.front.View()
 	if v == sk.view || sk.closed {
@@ -262,16 +290,18 @@ func (sk *socket) refresh() {
 	if sk.order.Len() == 0 {
 		return
 	}
-	stay := usable(v)
+	sk.stay = usable(v)
 	before := make([]*session, 0, sk.order.Len())
 	for e := sk.order.Front(); e != nil; e = e.Next() {
-		before = append(before, e.Value.(*session))
+		s := e.Value.(*session)
+		s.stale = true
+		before = append(before, s)
 	}
-	for _, s := range before {
-		if s.fd >= 0 { // one that goes on to another endpoint may have ended others for want of room
-			s.compare(v, stay)
+	sk.inTurns(before, func(s *session) {
+		if s.stale {
+			s.compare()
 		}
-	}
+	})
 	sk.expire()
 }
 
@@ -291,11 +321,11 @@ func (sk *socket) abandon(refused *balance.State) {
 			waiting = append(waiting, s)
 		}
 	}
-	for _, s := range waiting {
-		if s.fd >= 0 && s.endpoint.State == refused { // not evicted meanwhile
+	sk.inTurns(waiting, func(s *session) {
+		if s.search != nil && s.endpoint.State == refused { // it has not gone on meanwhile
 			s.leave(errRefusedOther)
 		}
-	}
+	})
 }
 
 // expire ends the sessions that are idle for too long.
@@ -305,10 +335,14 @@ func (sk *socket) expire() {
 		return
 	}
 	now := sk.loop.clock()
-	for e := sk.order.Front(); e != nil; e = sk.order.Front() {
-		s := e.Value.(*session)
+	for n := 0; sk.order.Len() > 0; n++ {
+		s := sk.order.Front().Value.(*session)
 		if now.Sub(s.last) < sk.idle {
 			break
+		}
+		if n == sessionsPerTurn {
+			_ = sk.loop.poller.Do(sk.expire) // the loop runs as long as there are sessions
+			return
 		}
 		s.end(trace.Idle, nil)
 	}
