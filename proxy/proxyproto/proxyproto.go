@@ -31,7 +31,12 @@ var (
 	ErrCut     = errors.New("its PROXY protocol header is cut off")
 	ErrTooLong = errors.New("its PROXY protocol header is too long")
 	ErrWrong   = errors.New("its PROXY protocol header is wrong")
+	// ErrPanic says that the library which parses headers has a fault.
+	ErrPanic = errors.New("its PROXY protocol header cannot be parsed")
 )
+
+// parse is the library's parser.
+var parse = pires.Read
 
 // Header returns the header that tells of a connection, or of a datagram, from from to to.
 // If the version is 0, it is nil.
@@ -67,7 +72,12 @@ func Read(first []byte) (client netip.AddrPort, n int, err error) {
 	case first[0] == pires.SIGV2[0] && first[12] == byte(pires.PROXY) && first[13] == byte(pires.UNSPEC):
 		return client, n, nil // the library rejects it, which the protocol leaves to the receiver
 	}
-	header, err := pires.Read(bufio.NewReaderSize(bytes.NewReader(first[:n]), n))
+	defer func() { // a header of one client must not end the connections of all others
+		if r := recover(); r != nil {
+			client, n, err = netip.AddrPort{}, 0, fmt.Errorf("%w: panic: %v; it begins with %q", ErrPanic, r, first[:min(len(first), maxShown)])
+		}
+	}()
+	header, err := parse(bufio.NewReaderSize(bytes.NewReader(first[:n]), n))
 	switch {
 	case err != nil:
 		return client, 0, fmt.Errorf("%w: %w", ErrWrong, err)
@@ -86,6 +96,9 @@ func Read(first []byte) (client netip.AddrPort, n int, err error) {
 	}
 	return client, n, nil
 }
+
+// maxShown is how much of a header is shown, in bytes.
+const maxShown = 64
 
 // What the headers begin with, and how long those of version 1 may be.
 const (

@@ -1,6 +1,7 @@
 package proxyproto_test
 
 import (
+	"bufio"
 	"bytes"
 	"math/rand/v2"
 	"net/netip"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	. "github.com/onsi/gomega"
+	pires "github.com/pires/go-proxyproto"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/proxyproto"
@@ -104,6 +106,18 @@ func TestHeadersThatAreNot(t *testing.T) {
 		g.Expect(from.IsValid()).To(BeFalse())
 		g.Expect(n).To(BeZero())
 	}
+}
+
+func TestAHeaderAtWhichTheParserPanicsIsRefused(t *testing.T) {
+	g := NewWithT(t)
+	defer proxyproto.SetParser(func(*bufio.Reader) (*pires.Header, error) { panic("index out of range") })()
+	header := proxyproto.Header(config.ProxyV1, config.TCP, client4, vip4)
+	client, n, err := proxyproto.Read(append(header, strings.Repeat("x", 1000)...))
+	g.Expect(err).To(MatchError(proxyproto.ErrPanic))
+	g.Expect(err).To(MatchError(And(ContainSubstring("index out of range"), ContainSubstring(`"PROXY TCP4 203.0.113.9`))))
+	g.Expect(len(err.Error())).To(BeNumerically("<", 300))
+	g.Expect(client.IsValid()).To(BeFalse())
+	g.Expect(n).To(BeZero())
 }
 
 // FuzzRead has one property: what is believed is a client, and a header that is all

@@ -78,6 +78,12 @@ func (c *connection) introduced(first []byte, failed error) (n int, end trace.En
 	if failed == nil {
 		client, n, failed = proxyproto.Read(first)
 	}
+	if errors.Is(failed, proxyproto.ErrPanic) {
+		c.server.panics.Do(func() {
+			c.Front.Log.WithFields(map[string]any{"service": c.Front.ID().String(), "from": c.From.String()}).
+				WithError(failed).Error("The parser of PROXY protocol headers failed; the connection is refused (logged every 10 s at the most)")
+		})
+	}
 	switch {
 	case c.server.ctx.Err() != nil:
 		return 0, trace.Drained, c.server.ctx.Err()

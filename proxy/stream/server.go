@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
@@ -35,7 +37,8 @@ type Server struct {
 	register register
 	pollers  *forward.Pollers
 	loops    loops
-	stopping sync.Mutex // the loops, or who relies on that they run
+	stopping sync.Mutex     // the loops, or who relies on that they run
+	panics   rate.Sometimes // bounds how often the log is told of those of a parser
 
 	// ctx ends when connections are to be given up; see Drain.
 	ctx    context.Context
@@ -45,7 +48,7 @@ type Server struct {
 // New returns a Server without listeners, whose loops are on pollers. ListenTCP and ListenSCTP are called by one
 // goroutine at a time, when the budget has room for a listener, of which they take it.
 func New(node *frontend.Node, pollers *forward.Pollers, o Options) *Server {
-	s := &Server{node: node, Options: o, pollers: pollers, register: register{budget: node.Budget}}
+	s := &Server{node: node, Options: o, pollers: pollers, register: register{budget: node.Budget}, panics: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
 	s.dial = func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forward.Conn, error) {
 		if o.Dial != nil {
 			return o.Dial(ctx, to)
