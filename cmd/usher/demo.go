@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"text/tabwriter"
 	"time"
 
@@ -112,7 +113,7 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := serve(cmd, usher); err != nil || !d.once {
+	if err := serve(cmd, usher, os.Interrupt); err != nil || !d.once {
 		return err
 	}
 	select {

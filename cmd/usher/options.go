@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 
 	"github.com/usherproxy/usher/cmd/usher/cli"
 	"github.com/usherproxy/usher/cmd/usher/daemon"
@@ -208,13 +210,40 @@ func (f *configFlags) newDaemon(cmd *cobra.Command) (*daemon.Daemon, error) {
 	return daemon.New(f.Config)
 }
 
-// serve runs a daemon until a signal stops it.
-func serve(cmd *cobra.Command, d *daemon.Daemon) error {
-	signals := make(chan os.Signal, 2)
+// serve runs a daemon until a signal stops it. It gets hangup instead of SIGHUP, by which a terminal that
+// is closed ends its programs; nil means that SIGHUP is ignored, as it is if whoever started usher ignores it.
+func serve(cmd *cobra.Command, d *daemon.Daemon, hangup os.Signal) error {
+	signals, hangups := make(chan os.Signal, 3), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
 	defer signal.Stop(signals)
+	switch {
+	case hangup == nil:
+		signal.Ignore(syscall.SIGHUP)
+	case !signal.Ignored(syscall.SIGHUP):
+		signal.Notify(hangups, syscall.SIGHUP)
+		defer signal.Stop(hangups)
+	}
+	ctx, cancel := context.WithCancel(cmd.Context())
+	defer cancel()
+	go func() { // once: the kernel and a shell may both send it, and a second signal ends the draining
+		select {
+		case <-hangups:
+			signals <- hangup
+		case <-ctx.Done():
+		}
+	}()
 	ignorePipes()
-	return d.Run(cmd.Context(), signals)
+	return d.Run(ctx, signals)
+}
+
+// closedTerminal is the signal that the end of this process's terminal means: Ctrl-C if it has one.
+func closedTerminal() os.Signal {
+	for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
+		if term.IsTerminal(int(f.Fd())) {
+			return os.Interrupt
+		}
+	}
+	return syscall.SIGTERM
 }
 
 // ignorePipes is for who prints what goes on: whoever reads it may go away (usher run

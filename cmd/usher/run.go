@@ -43,8 +43,9 @@ SIGTERM stops accepting, lets connections end for --drain-timeout, and leaves
 the portal's rules to a successor, which takes them over. Ctrl-C (SIGINT) does
 the same and then removes the rules; with --remove-rules they go first, for another service
 proxy that is there. A second signal ends usher at once. 'usher
-cleanup' removes what is left. With --keeper, SIGHUP replaces the program by the one that
-is at its path by then.
+cleanup' removes what is left. SIGHUP, which a closed terminal sends, is like Ctrl-C if
+usher runs in a terminal, and like SIGTERM otherwise. With --keeper, SIGHUP replaces the
+program by the one that is at its path by then.
 
 The exit code is 75 if another usher manages the portals, and this one does not take
 over.`,
@@ -143,7 +144,11 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 			go watchConfig(cmd.Context(), r.config, before, configCheckInterval, r.Log)
 		}
 	}
-	err = serve(cmd, d)
+	hangup := closedTerminal()
+	if kept { // the keeper gets it too, and acts on it
+		hangup = nil
+	}
+	err = serve(cmd, d, hangup)
 	if errors.Is(err, handover.ErrLocked) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "usher: %v\n", err)
 		return &exitError{keeper.ExitLocked}

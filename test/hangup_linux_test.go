@@ -1,0 +1,66 @@
+package test
+
+import (
+	"bytes"
+	"net/netip"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"github.com/creack/pty"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("A terminal that is closed", func() {
+	It("stops usher demo and usher run, which leave nothing behind", func() {
+		l, dir := lab.New(), manifestsDir()
+		web := service{name: "web", clusterIP: "10.96.0.10", port: 80, endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod(1), 8080)}}
+		web.write(dir)
+		before := state(l.Node)
+		for _, c := range []struct {
+			args  []string
+			ready string
+		}{
+			{[]string{"run", "--manifests", dir, "--portal=nftables"}, "10.96.0.10:80"},
+			{[]string{"run", "--manifests", dir, "--portal=address"}, "10.96.0.10:80"},
+			{[]string{"demo", "--admin-address=", "--portal=iptables"}, "Ctrl-C ends the demo"},
+		} {
+			cmd := exec.Command(usherBinary, c.args...)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+			var terminal *os.File
+			l.Node.Do(func() error {
+				file, tty, err := pty.Open()
+				if err != nil {
+					return err
+				}
+				defer tty.Close()
+				terminal, cmd.Stdin, cmd.Stdout, cmd.Stderr = file, tty, tty, tty
+				return cmd.Start()
+			})
+			ended, ready := make(chan error, 1), make(chan struct{})
+			go func() { ended <- cmd.Wait() }()
+			DeferCleanup(func() { _ = cmd.Process.Kill() })
+			go func() { // and no further: a terminal that is read is not closed
+				var seen []byte
+				for !bytes.Contains(seen, []byte(c.ready)) {
+					part := make([]byte, 4096)
+					n, err := terminal.Read(part)
+					if err != nil {
+						return
+					}
+					seen = append(seen, part[:n]...)
+				}
+				close(ready)
+			}()
+			Eventually(ready).WithTimeout(30*time.Second).Should(BeClosed(), "%v", c.args)
+			Expect(state(l.Node)).NotTo(Equal(before), "%v", c.args)
+			Expect(terminal.Close()).To(Succeed())
+			Eventually(ended).WithTimeout(30*time.Second).Should(Receive(Succeed()), "%v", c.args)
+			Expect(state(l.Node)).To(Equal(before), "%v", c.args)
+		}
+	})
+})
