@@ -53,9 +53,10 @@ func (r *Reports) Set(by string, now time.Time, list []Report) {
 	kept := make([]Report, min(len(list), maxReports))
 	for i := range kept {
 		kept[i] = list[i]
+		kept[i].Message = Cut(list[i].Message, MaxMessage)
 		kept[i].Since = now
 		for _, old := range before {
-			if old.Message == list[i].Message {
+			if old.Message == kept[i].Message {
 				kept[i].Since = old.Since
 			}
 		}

@@ -186,6 +186,7 @@ func (s *Source) tellProblems(name types.NamespacedName, problems []translate.Pr
 	if s.problems[name] = all; len(all) == 0 {
 		delete(s.problems, name)
 	}
+	fresh = slices.DeleteFunc(fresh, func(translate.Problem) bool { return !s.words.Allow(name.Namespace, time.Now()) })
 	for _, p := range fresh {
 		s.options.Log.WithField("service", name.String()).WithError(p).Error("Part of a Service is not served")
 	}

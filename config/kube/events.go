@@ -2,7 +2,9 @@ package kube
 
 import (
 	"context"
+	"time"
 
+	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -10,6 +12,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
+
+	"github.com/usherproxy/usher/config"
 )
 
 // Events writes Events, so that people who look at a Service with kubectl see
@@ -22,6 +26,14 @@ type Events struct {
 	recorder record.EventRecorder
 	source   *Source
 	nodeName string
+	words    config.Words
+}
+
+// leftOut returns what logs how many messages about a namespace were left out.
+func leftOut(log logrus.FieldLogger, what string) func(string, int) {
+	return func(namespace string, n int) {
+		log.WithFields(logrus.Fields{"namespace": namespace, "count": n}).Warn(what + " about objects of a namespace were left out: there are too many; 'usher get services' shows what is wrong now")
+	}
 }
 
 // NewEvents returns Events that are written by client until ctx ends. source
@@ -34,18 +46,25 @@ func NewEvents(ctx context.Context, client kubernetes.Interface, source *Source,
 		recorder: broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "usher", Host: nodeName}),
 		source:   source,
 		nodeName: nodeName,
+		words:    config.Words{LeftOut: leftOut(source.options.Log, "Events")},
 	}
 }
 
 // Warn writes a warning about a Service; about this Node if the Service is not
 // known. reason is one word in CamelCase.
 func (e *Events) Warn(service types.NamespacedName, reason, message string) {
-	e.recorder.Event(e.about(service), corev1.EventTypeWarning, reason, e.onNode(message))
+	e.write(service, corev1.EventTypeWarning, reason, message)
 }
 
 // Tell writes that something about a Service is well again.
 func (e *Events) Tell(service types.NamespacedName, reason, message string) {
-	e.recorder.Event(e.about(service), corev1.EventTypeNormal, reason, e.onNode(message))
+	e.write(service, corev1.EventTypeNormal, reason, message)
+}
+
+func (e *Events) write(service types.NamespacedName, kind, reason, message string) {
+	if e.words.Allow(service.Namespace, time.Now()) {
+		e.recorder.Event(e.about(service), kind, reason, e.onNode(message))
+	}
 }
 
 // maxNote is how long a message may be, in bytes: what the API allows for Events of
@@ -58,7 +77,7 @@ func (e *Events) onNode(message string) string {
 	if e.nodeName != "" {
 		message = "On node " + e.nodeName + ": " + message
 	}
-	return message[:min(len(message), maxNote)]
+	return config.Cut(message, maxNote-len("… (1000000 bytes more)"))
 }
 
 func (e *Events) about(service types.NamespacedName) runtime.Object {

@@ -106,6 +106,7 @@ type Source struct {
 	labels     nodeLabels
 	triggers   triggers
 	problems   map[types.NamespacedName]map[string]int // the most that was told of each gist
+	words      config.Words                            // about them
 }
 
 // byService is the index of EndpointSlices by the Service they belong to.
@@ -126,6 +127,7 @@ func New(options Options) (*Source, error) {
 		told:     map[types.NamespacedName]config.Service{},
 		claimed:  map[types.NamespacedName][]netip.Addr{},
 		problems: map[types.NamespacedName]map[string]int{},
+		words:    config.Words{LeftOut: leftOut(options.Log, "Messages")},
 
 		clusterIPs: translate.ClusterIPs{},
 

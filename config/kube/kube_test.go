@@ -2,12 +2,15 @@ package kube
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -169,6 +172,38 @@ var _ = Describe("what is wrong with a Service", func() {
 		wrong(0)
 		wrong(1)
 		Expect(told).To(HaveLen(3), "it was well in between")
+	})
+
+	It("is cut, and told with a bound, if a namespace says very much that is always new", func() {
+		log, logged := logtest.NewNullLogger()
+		var reports config.Reports
+		told := map[string]int{}
+		s, err := New(Options{Client: kubernetes.NewForConfigOrDie(&rest.Config{Host: "192.0.2.1"}), Log: log, Reports: &reports,
+			OnProblems: func(service types.NamespacedName, problems []translate.Problem) {
+				told[service.Namespace] += len(problems)
+			}})
+		Expect(err).NotTo(HaveOccurred())
+		wrong := func(namespace string, n int) {
+			svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web", Annotations: map[string]string{
+				translate.AnnotationIdleTimeout: fmt.Sprint(n, strings.Repeat("é", 100_000))}},
+				Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Port: 80}}}}
+			_, problems := translate.Service(svc, nil, config.Node{}, translate.Options{})
+			Expect(problems).To(HaveLen(1))
+			s.tellProblems(types.NamespacedName{Namespace: namespace, Name: "web"}, problems)
+		}
+		for n := range 1000 {
+			wrong("loud", n)
+		}
+		wrong("quiet", 0)
+		Expect(told["loud"]).To(BeNumerically("<", 300))
+		Expect(told["quiet"]).To(Equal(1))
+		Expect(logged.AllEntries()).To(HaveLen(told["loud"] + 1))
+		for _, e := range logged.AllEntries() {
+			Expect(len(fmt.Sprint(e.Data))).To(BeNumerically("<", 600))
+			Expect(utf8.ValidString(fmt.Sprint(e.Data))).To(BeTrue())
+		}
+		Expect(reports.All()).To(HaveLen(2))
+		Expect(reports.All()).To(HaveEach(HaveField("Message", ContainSubstring("bytes more"))))
 	})
 
 	It("is reported as long as it is so, names of ports that differ, too", func() {

@@ -129,6 +129,7 @@ type Source struct {
 	said     map[string]bool // what the last load said, to tell what is new
 	reported map[string]bool // about which objects
 	reports  *config.Reports
+	words    config.Words // about what is wrong
 }
 
 var _ config.Source = (*Source)(nil)
@@ -146,6 +147,9 @@ func New(opts Options) (*Source, error) {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
 	s := &Source{loader: l, log: opts.Log, notify: fsnotify.NewWatcher, reports: opts.Reports}
+	s.words.LeftOut = func(namespace string, n int) {
+		s.log.WithFields(logrus.Fields{"namespace": namespace, "count": n}).Warn("Messages about objects of a namespace were left out: there are too many; \"usher check\" lists all")
+	}
 	if s.log == nil {
 		silent := logrus.New()
 		silent.SetOutput(io.Discard)
@@ -229,8 +233,8 @@ func (s *Source) tell(l loaded) {
 		for _, p := range ps {
 			text := p.Error()
 			if !s.said[text] || l.read[p.File] {
-				if told++; told <= maxTold {
-					log(text)
+				if told++; told <= maxTold && s.words.Allow(cmp.Or(p.Service.Namespace, p.File), time.Now()) {
+					log(config.Cut(text, config.MaxMessage))
 				}
 			}
 			said[text] = true

@@ -8,6 +8,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/usherproxy/usher/config"
 )
 
 // A Problem is a part of an object that is not served, and why. It names the
@@ -102,8 +104,18 @@ func (r *report) add(kind string, name types.NamespacedName, err *field.Error) {
 		r.kinds[key] = same
 	}
 	if same.count++; same.count <= maxNamed {
-		same.named, same.at = append(same.named, Problem{Kind: kind, Name: name, Field: err, Count: 1}), append(same.at, r.n)
+		same.named, same.at = append(same.named, Problem{Kind: kind, Name: name, Field: brief(err), Count: 1}), append(same.at, r.n)
 	}
+}
+
+// brief returns err without most of what is long in it.
+func brief(err *field.Error) *field.Error {
+	short := *err
+	if value := fmt.Sprint(err.BadValue); err.BadValue != nil && len(value) > config.MaxQuote {
+		short.BadValue = config.Cut(value, config.MaxQuote)
+	}
+	short.Field, short.Detail = config.Cut(err.Field, config.MaxMessage), config.Cut(err.Detail, 2*config.MaxMessage)
+	return &short
 }
 
 // list returns the problems in the order in which they were found. Those of one

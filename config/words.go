@@ -1,0 +1,101 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+)
+
+// Whoever may write objects decides what is quoted of them, and how often that changes. So what is said of
+// objects, in the log, in Events and in Reports, has bounds.
+const (
+	MaxQuote   = 200  // bytes of a value
+	MaxMessage = 1024 // bytes of a message
+)
+
+// Cut returns text, of which no more than so many bytes are left, and how many are not there. Valid UTF-8
+// stays so.
+func Cut(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	for n := most; n > most-utf8.UTFMax && n >= 0; n-- {
+		if utf8.RuneStart(text[n]) {
+			most = n
+			break
+		}
+	}
+	return strings.Clone(text[:most]) + fmt.Sprintf("… (%d bytes more)", len(text)-most) // a clone, so that the rest can be freed
+}
+
+// Of each namespace wordsAtOnce messages may follow each other; then there is one more every wordsEvery.
+// What is left out is counted, and told every wordsTold. For more than maxSpeakers namespaces there is
+// no room: they count as one.
+const (
+	wordsAtOnce = 200
+	wordsEvery  = 10 * time.Second
+	wordsTold   = time.Minute
+	maxSpeakers = 1000
+)
+
+// Words bounds how many messages there are about the objects of each namespace. Any goroutine may use
+// it.
+type Words struct {
+	// LeftOut is told how many messages about a namespace were left out since it was told before. The
+	// namespace is "" for those of many.
+	LeftOut func(namespace string, messages int)
+
+	mu sync.Mutex
+	of map[string]*words
+}
+
+// words are those of a namespace.
+type words struct {
+	used    time.Time // when all of wordsAtOnce is there again
+	leftOut int
+}
+
+// Allow reports whether there may be a message about an object in namespace now.
+func (w *Words) Allow(namespace string, now time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.of == nil {
+		w.of = map[string]*words{}
+	}
+	if w.of[namespace] == nil && len(w.of) >= maxSpeakers {
+		for name, s := range w.of {
+			if !s.used.After(now) && s.leftOut == 0 {
+				delete(w.of, name)
+			}
+		}
+		if len(w.of) >= maxSpeakers {
+			namespace = "" // which no namespace is called
+		}
+	}
+	s := w.of[namespace]
+	if s == nil {
+		s = &words{}
+		w.of[namespace] = s
+	}
+	if s.used.Before(now) {
+		s.used = now
+	}
+	if s.used.Sub(now) <= (wordsAtOnce-1)*wordsEvery {
+		s.used = s.used.Add(wordsEvery)
+		return true
+	}
+	if s.leftOut++; s.leftOut == 1 {
+		time.AfterFunc(wordsTold, func() { w.tell(namespace, s) })
+	}
+	return false
+}
+
+func (w *Words) tell(namespace string, s *words) {
+	w.mu.Lock()
+	n := s.leftOut
+	s.leftOut = 0
+	w.mu.Unlock()
+	w.LeftOut(namespace, n)
+}
