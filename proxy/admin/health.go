@@ -57,6 +57,9 @@ func (h *Health) SetLeaving(leaving bool) { h.leaving.Store(leaving) }
 // SetStopping says that nothing is accepted any more.
 func (h *Health) SetStopping() { h.stopping.Store(true) }
 
+// unreachable is the error that everybody is told of an API server.
+const unreachable = "unreachable"
+
 // healthAnswer is the body of an answer. The first three fields are kube-proxy's.
 type healthAnswer struct {
 	LastUpdated  time.Time        `json:"lastUpdated"`
@@ -98,6 +101,9 @@ func (h *Health) look() (alive bool, answer healthAnswer) {
 	answer = healthAnswer{LastUpdated: status.LastApplied, CurrentTime: now, PendingSince: status.Pending, Restarts: h.Restarts}
 	if h.APIServer != nil {
 		a := h.APIServer()
+		if a.Error != "" { // whose text may hold addresses and more that not everybody is to know: the log and the API have it
+			a.Error = unreachable
+		}
 		answer.APIServer = &a
 	}
 	return status.Pending.IsZero() || now.Sub(status.Pending) <= h.Timeout, answer
