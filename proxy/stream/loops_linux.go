@@ -13,6 +13,20 @@ import (
 // on, with its poller. A connection stays on its loop.
 type loops struct {
 	list []*forward.Loop // set once, by who opens listeners
+	next int             // of list: the first to watch the next listener
+}
+
+// maxWatchers is how many loops watch a listener. The kernel lets no more than 500 do so, and a few
+// accept as fast as it lets clients in.
+const maxWatchers = 4
+
+// watchers returns the loops that are to watch a new listener, which differ from one to the next.
+func (ls *loops) watchers() (few []*forward.Loop) {
+	for range min(maxWatchers, len(ls.list)) {
+		few = append(few, ls.list[ls.next%len(ls.list)])
+		ls.next++
+	}
+	return few
 }
 
 // descriptorsPerTCPLoop are epoll and eventfd.

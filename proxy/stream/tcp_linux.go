@@ -20,7 +20,7 @@ import (
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// tcpListener is a listener for a TCP service port. All loops accept from it.
+// tcpListener is a listener for a TCP service port. Some loops accept from it.
 type tcpListener struct {
 	acceptor
 	fd        int
@@ -56,7 +56,7 @@ func (s *Server) ListenTCP(f *frontend.FrontEnd, b portal.Bind) (frontend.Listen
 	l.Redirected, l.Namespace = b.Redirected, b.Namespace
 	l.SetTargets(b.Targets)
 	f.Budget.Listeners.Add(1)
-	for _, loop := range s.loops.list {
+	for _, loop := range s.loops.watchers() {
 		e := &entrance{listener: l, loop: loop}
 		l.entrances = append(l.entrances, e)
 		_ = loop.Do(e.open) // the loops run as long as there are listeners
