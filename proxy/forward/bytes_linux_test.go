@@ -15,12 +15,12 @@ import (
 
 var _ = Describe("whatever is sent, with urgent bytes and without,", func() {
 	It("arrives through a direct connection", func() {
-		lab.CompareBytes(time.Second, func() (client, endpoint *net.TCPConn) { return tcpPair() }, func(lab.Ending) {})
+		lab.CompareBytes(time.Second, true, func() (client, endpoint *net.TCPConn) { return tcpPair() }, func(lab.Ending) {})
 	})
 	for _, m := range append(systemMovers(), copyMover) {
 		It("arrives through "+m.name, func() {
 			var p *pair
-			lab.CompareBytes(time.Second, func() (client, endpoint *net.TCPConn) {
+			lab.CompareBytes(time.Second, true, func() (client, endpoint *net.TCPConn) {
 				p = begin(m, forward.Limits{})
 				return p.client, p.endpoint
 			}, func(how lab.Ending) {

@@ -20,8 +20,8 @@ import (
 // CompareBytes carries random bytes over one connection after the other, which open makes: its two
 // ends, which need not be those of the same TCP connection. It checks that both ends read what the
 // other end wrote, and see it end as it was ended. It does so for about d, or for the duration in the
-// environment variable USHER_BYTES. ended is called when a connection is over, with how it was ended.
-func CompareBytes(d time.Duration, open func() (client, endpoint *net.TCPConn), ended func(Ending)) {
+// environment variable USHER_BYTES. Some are ended with a reset, if resets. ended is called when a connection is over, with how it was ended.
+func CompareBytes(d time.Duration, resets bool, open func() (client, endpoint *net.TCPConn), ended func(Ending)) {
 	ginkgo.GinkgoHelper()
 	if long := os.Getenv("USHER_BYTES"); long != "" {
 		var err error
@@ -34,7 +34,7 @@ func CompareBytes(d time.Duration, open func() (client, endpoint *net.TCPConn), 
 	defer func() { ginkgo.GinkgoWriter.Printf("%d connections in %s\n", n, time.Since(began)) }()
 	for ; time.Since(began) < d; n++ {
 		client, endpoint := open()
-		e, err := compareBytes(rand.New(rand.NewPCG(seed, n)), client, endpoint)
+		e, err := compareBytes(rand.New(rand.NewPCG(seed, n)), resets, client, endpoint)
 		gomega.Expect(err).NotTo(gomega.HaveOccurred(), "connection %d of seed %d: %+v", n, seed, e)
 		ended(e)
 	}
@@ -57,13 +57,13 @@ type end struct {
 	readErr       error
 }
 
-func compareBytes(r *rand.Rand, client, endpoint *net.TCPConn) (Ending, error) {
+func compareBytes(r *rand.Rand, resets bool, client, endpoint *net.TCPConn) (Ending, error) {
 	a, b := &end{conn: client}, &end{conn: endpoint}
 	switch r.IntN(8) {
 	case 0:
-		a.reset = true
+		a.reset = resets
 	case 1:
-		b.reset = true
+		b.reset = resets
 	}
 	a.small = r.IntN(3) == 0
 	b.small = a.small
