@@ -67,7 +67,7 @@ over.`,
 	flags.BoolVar(&r.Proxy.ClaimNodeAddresses, "claim-node-addresses", false, "let a Service whose external or load balancer IP is an address of this node have the port of another Service's node port or of a process that listens there, with the portals iptables and nftables")
 	flags.StringSliceVar(&r.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, besides those that the Node object names: policies for clients from outside do not apply to Pods")
 	flags.StringSliceVar(&r.loadBalancers, "load-balancer-cidr", nil, loadBalancersUsage)
-	flags.StringSliceVar(&r.forbidden, "forbidden-endpoint-cidrs", defaultForbidden, "`networks` in which no endpoint may be, since usher's connections start on the node, where no policy for Pods filters them; empty means none; the default, metadata services of clouds, is for Services of an API server only")
+	flags.StringSliceVar(&r.forbidden, "forbidden-endpoint-cidrs", []string{metadata}, "`networks` in which no endpoint may be, since usher's connections start on the node, where no policy for Pods filters them; the word metadata stands for metadata services of clouds; empty means none; the default is for Services of an API server only")
 	flags.BoolVar(&r.clientAddressAnnotation, "client-address-annotation", true, "let Services have the annotation usher.io/client-address; without it, only --client-address says whom endpoints see")
 	flags.StringVar(&r.config, "config", "", "`file` with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); a flag wins over it")
 	flags.DurationVar(&r.MaxDelay, "max-sync-delay", r.MaxDelay, "how long changes may be gathered, while Services change all the time, before they are carried out")
@@ -99,9 +99,12 @@ type runCommand struct {
 	kubeProxy               kubeProxyFlags
 }
 
-// defaultForbidden are the metadata services of Azure, Alibaba Cloud, Oracle Cloud, AWS and Google
+// metadata is the word for metadataServices in --forbidden-endpoint-cidrs.
+const metadata = "metadata"
+
+// metadataServices are the metadata services of Azure, Alibaba Cloud, Oracle Cloud, AWS and Google
 // Cloud that are not at link-local addresses, which no endpoint may have anyway.
-var defaultForbidden = []string{"168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32", "fd00:ec2::254/128", "fd20:ce::254/128"}
+var metadataServices = []string{"168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32", "fd00:ec2::254/128", "fd20:ce::254/128"}
 
 func (r *runCommand) run(cmd *cobra.Command) error {
 	if r.kubeProxy.cleanup {
@@ -179,7 +182,11 @@ func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error)
 	}
 	r.NoClientAddress = !r.clientAddressAnnotation
 	if !r.fromFiles() || flags.Changed("forbidden-endpoint-cidrs") {
-		if r.ForbiddenEndpoints, err = parseCIDRs(r.forbidden, "--forbidden-endpoint-cidrs: %q is not a CIDR such as 192.0.2.0/24"); err != nil {
+		networks := r.forbidden
+		if i := slices.Index(networks, metadata); i >= 0 {
+			networks = slices.Concat(networks[:i], metadataServices, networks[i+1:])
+		}
+		if r.ForbiddenEndpoints, err = parseCIDRs(networks, "--forbidden-endpoint-cidrs: %q is neither a CIDR such as 192.0.2.0/24 nor the word metadata"); err != nil {
 			return nil, err
 		}
 	}
