@@ -2,6 +2,7 @@ package lab
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -34,7 +35,11 @@ func CompareBytes(d time.Duration, resets bool, open func() (client, endpoint *n
 	defer func() { ginkgo.GinkgoWriter.Printf("%d connections in %s\n", n, time.Since(began)) }()
 	for ; time.Since(began) < d; n++ {
 		client, endpoint := open()
+		opened := time.Now()
 		e, err := compareBytes(rand.New(rand.NewPCG(seed, n)), resets, client, endpoint)
+		if took := time.Since(opened); took > 3*time.Second {
+			ginkgo.GinkgoWriter.Printf("connection %d took %s: %+v\n", n, took, e)
+		}
 		gomega.Expect(err).NotTo(gomega.HaveOccurred(), "connection %d of seed %d: %+v", n, seed, e)
 		ended(e)
 	}
@@ -190,6 +195,8 @@ func check(way string, from, to *end) error {
 	switch {
 	case !bytes.HasPrefix(wrote, read):
 		return fmt.Errorf("%s: what was read (%d bytes) is not what was written (%d bytes)", way, len(read), len(wrote))
+	case errors.Is(to.readErr, os.ErrDeadlineExceeded), errors.Is(from.writeErr, os.ErrDeadlineExceeded):
+		return fmt.Errorf("%s: %d of %d bytes were read, and then nothing for 20 s: %w", way, len(read), len(wrote), cmp.Or(to.readErr, from.writeErr))
 	case from.reset || to.reset:
 	case !errors.Is(to.readErr, io.EOF):
 		return fmt.Errorf("%s: reading ended with %w after %d of %d bytes", way, to.readErr, len(read), len(wrote))
