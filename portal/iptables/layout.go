@@ -157,7 +157,7 @@ func addChain(tables map[string]*table, at redirect.Setting, name, from string, 
 
 // addListeners adds what lets only usher's sockets receive what rules lead to the landing.
 func addListeners(tables map[string]*table, at redirect.Setting) {
-	if !at.OwnOnly {
+	if !at.OwnOnly || !at.Landing.IsValid() {
 		return
 	}
 	jump := jumpTo(chainListeners)

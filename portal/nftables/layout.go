@@ -234,7 +234,7 @@ func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 		nameNodePorts:  lookup(nameNodePortGuards, nameNodePorts),
 		nameOutside:    dropAllBut(family, at.Insiders(family)),
 	}
-	if at.OwnOnly {
+	if at.OwnOnly && at.Landing.IsValid() {
 		landing := redirect.Match{Dst: netip.PrefixFrom(at.Landing, at.Landing.BitLen())}
 		fixed[nameListeners] = []rule{
 			{Match: landing, transparent: true, verdict: verdictReturn, ip6: six},

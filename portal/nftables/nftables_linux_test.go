@@ -109,6 +109,13 @@ var _ = Describe("portal nftables", func() {
 		fib saddr type local return
 		drop
 	}
+
+	chain listeners {
+		type filter hook input priority mangle; policy accept;
+		ip daddr 192.0.0.117 socket transparent 1 return
+		ip daddr 192.0.0.117 tcp dport != 0 tcp flags syn / fin,syn,rst,ack drop
+		ip daddr 192.0.0.117 udp dport != 0 drop
+	}
 }
 `))
 		n.Apply(p, ManyRules(500), nil)
