@@ -262,8 +262,9 @@ var copyBuffers = sync.Pool{New: func() any { return new([copySize]byte) }}
 func (fl *copying) copy(d *direction, from, to Conn) {
 	buf := copyBuffers.Get().(*[copySize]byte)
 	defer copyBuffers.Put(buf)
+	reader := readerOf(from)
 	for {
-		n, err := from.Read(buf[:])
+		n, err := reader.Read(buf[:])
 		if n > 0 {
 			fl.comes(d)
 			err := fl.write(d, func() error {

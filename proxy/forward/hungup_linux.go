@@ -1,6 +1,8 @@
 package forward
 
 import (
+	"io"
+	"net"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +36,40 @@ func socketGone(raw syscall.RawConn) (gone bool) {
 // socketInline makes urgent bytes part of the stream: reading would skip them.
 func socketInline(raw syscall.RawConn) {
 	_ = raw.Control(func(fd uintptr) { _ = Socket(fd).inline() }) // fails for what is no TCP socket, which has none
+}
+
+// readerOf returns what reads from c. At an urgent byte the kernel also returns EAGAIN if a signal is
+// pending, and the runtime sends itself signals. net.TCPConn.Read would then wait for bytes that
+// have come already.
+func readerOf(c Conn) io.Reader {
+	if tcp, is := c.(*net.TCPConn); is {
+		if raw := rawOf(tcp); raw != nil {
+			return socketReader{raw}
+		}
+	}
+	return c
+}
+
+// socketReader reads from a TCP socket.
+type socketReader struct{ raw syscall.RawConn }
+
+// Read implements io.Reader. Errors are the kernel's.
+func (r socketReader) Read(b []byte) (n int, err error) {
+	ended := r.raw.Read(func(fd uintptr) (done bool) {
+		for {
+			n, err = Socket(fd).read(b, 0)
+			if err != unix.EAGAIN || Socket(fd).unread() == 0 {
+				return err != unix.EAGAIN
+			}
+		}
+	})
+	switch {
+	case ended != nil:
+		return 0, ended
+	case n == 0 && err == nil:
+		return 0, io.EOF
+	}
+	return n, err
 }
 
 // socketUnsent returns how much was written that the peer has not taken yet.

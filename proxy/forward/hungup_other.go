@@ -2,7 +2,10 @@
 
 package forward
 
-import "syscall"
+import (
+	"io"
+	"syscall"
+)
 
 // socketHungUp is hungUp for a socket: these systems have no common way to tell.
 func socketHungUp(syscall.RawConn) (ended bool, err error) { return false, nil }
@@ -18,6 +21,9 @@ type Pollers struct{}
 
 // socketInline is for Linux only: elsewhere an urgent byte is lost.
 func socketInline(syscall.RawConn) {}
+
+// readerOf returns what reads from c.
+func readerOf(c Conn) io.Reader { return c }
 
 func socketUnsent(syscall.RawConn) int { return 0 }
 func socketUnread(syscall.RawConn) int { return 0 }

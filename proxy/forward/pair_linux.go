@@ -288,8 +288,8 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	case p.done == nil:
 		return 0
 	case look != 0:
-		from.readable = true // until it says that there is nothing
-		if w.ended {         // writing has failed, and closing would send a reset if this stayed unread
+		from.readable = from.readable || wrote < n
+		if w.ended { // writing has failed, and closing would send a reset if this stayed unread
 			wrote = n
 		}
 		from.fd.discard(buf[:wrote])

@@ -48,6 +48,9 @@ func CompareBytes(d time.Duration, resets bool, open func() (client, endpoint *n
 // Ending is how a connection was ended by its two ends: with FIN, or with a reset.
 type Ending struct{ ClientReset, EndpointReset bool }
 
+// patience is how long nothing may come from an end that still sends.
+const patience = 20 * time.Second
+
 // urgent is the value of each urgent byte, and of no other.
 const urgent = 0xff
 
@@ -79,6 +82,8 @@ func compareBytes(r *rand.Rand, resets bool, client, endpoint *net.TCPConn) (End
 		if err := e.prepare(r); err != nil {
 			return Ending{}, err
 		}
+	}
+	for _, e := range []*end{a, b} {
 		running.Go(e.receive)
 		running.Go(e.send)
 	}
@@ -98,7 +103,7 @@ func (e *end) prepare(r *rand.Rand) (err error) {
 			err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1))
 		})
 	}
-	return errors.Join(err, failed, e.conn.SetDeadline(time.Now().Add(20*time.Second)))
+	return errors.Join(err, failed, e.conn.SetWriteDeadline(time.Now().Add(2*patience)))
 }
 
 // send writes what is random, and ends it.
@@ -168,9 +173,19 @@ func (e *end) receive() {
 	r := e.reads
 	buf := make([]byte, 1<<(10+r.IntN(8)))
 	slow := r.IntN(2) == 0
+	last := time.Now()
 	for {
+		// Each read of its own: where an urgent byte is next and a signal pending, the kernel returns EAGAIN,
+		// and net.TCPConn.Read waits for bytes that have come already.
+		_ = e.conn.SetReadDeadline(time.Now().Add(time.Second))
 		n, err := e.conn.Read(buf[:1+r.IntN(len(buf))])
 		e.read = append(e.read, buf[:n]...)
+		if n > 0 {
+			last = time.Now()
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) && time.Since(last) < patience {
+			continue
+		}
 		if err != nil {
 			e.readErr = err
 			return
@@ -196,7 +211,7 @@ func check(way string, from, to *end) error {
 	case !bytes.HasPrefix(wrote, read):
 		return fmt.Errorf("%s: what was read (%d bytes) is not what was written (%d bytes)", way, len(read), len(wrote))
 	case errors.Is(to.readErr, os.ErrDeadlineExceeded), errors.Is(from.writeErr, os.ErrDeadlineExceeded):
-		return fmt.Errorf("%s: %d of %d bytes were read, and then nothing for 20 s: %w", way, len(read), len(wrote), cmp.Or(to.readErr, from.writeErr))
+		return fmt.Errorf("%s: %d of %d bytes were read, and then nothing for %s: %w", way, len(read), len(wrote), patience, cmp.Or(to.readErr, from.writeErr))
 	case from.reset || to.reset:
 	case !errors.Is(to.readErr, io.EOF):
 		return fmt.Errorf("%s: reading ended with %w after %d of %d bytes", way, to.readErr, len(read), len(wrote))
