@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Whoever may write objects decides what is quoted of them, and how often that changes. So what is said of
-// objects, in the log, in Events and in Reports, has bounds.
+// Authors of objects decide what messages quote, and how often that changes. So messages about objects, in
+// the log, in Events and in Reports, have bounds.
 const (
 	MaxQuote   = 200  // bytes of a value
 	MaxMessage = 1024 // bytes of a message
@@ -31,8 +31,8 @@ func Cut(text string, most int) string {
 }
 
 // Of each namespace wordsAtOnce messages may follow each other; then there is one more every wordsEvery.
-// What is left out is counted, and told every wordsTold. For more than maxSpeakers namespaces there is
-// no room: they count as one.
+// Suppressed messages are counted and reported every wordsTold. Namespaces beyond maxSpeakers
+// count as one.
 const (
 	wordsAtOnce = 200
 	wordsEvery  = 10 * time.Second
@@ -43,7 +43,7 @@ const (
 // Words bounds how many messages there are about the objects of each namespace. Any goroutine may use
 // it.
 type Words struct {
-	// LeftOut is told how many messages about a namespace were left out since it was told before. The
+	// LeftOut is called with the number of messages about a namespace that were suppressed since its last call. The
 	// namespace is "" for those of many.
 	LeftOut func(namespace string, messages int)
 
@@ -87,12 +87,12 @@ func (w *Words) Allow(namespace string, now time.Time) bool {
 		return true
 	}
 	if s.leftOut++; s.leftOut == 1 {
-		time.AfterFunc(wordsTold, func() { w.tell(namespace, s) })
+		time.AfterFunc(wordsTold, func() { w.report(namespace, s) })
 	}
 	return false
 }
 
-func (w *Words) tell(namespace string, s *words) {
+func (w *Words) report(namespace string, s *words) {
 	w.mu.Lock()
 	n := s.leftOut
 	s.leftOut = 0

@@ -36,7 +36,7 @@ import (
 //
 //	mangle INPUT ─► USHER-LISTENERS ─► RETURN to usher's sockets; DROP what would open a flow to another
 //
-// It has the first place there, so that nobody accepts that before. TCP's other segments
+// It has the first place there, so that no other rule accepts the packet first. TCP's other segments
 // belong to a connection that was let in, or are answered by a reset. The kernel looks up no
 // socket of SCTP there. Port 0, of rejected targets, is answered.
 //

@@ -19,7 +19,7 @@ import (
 // is port 0), or out of the node as before there was a rule. The nat table is
 // asked only about a flow's first packet, so a client that keeps its port would
 // otherwise go on talking to a listener that is gone. TCP clients use a new port for a
-// new connection, except while they repeat a SYN that nobody answers: for targets of TCP,
+// new connection, except while they repeat a SYN without an answer: for targets of TCP,
 // ForgetFlows deletes flows in that state, SYN_SENT. Callers name those only if they have not
 // had a rule, since a dump of all flows may be long.
 //

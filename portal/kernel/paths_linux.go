@@ -41,7 +41,7 @@ const (
 	Apart                     // does not come through this node, nor need what they send others
 )
 
-// Paths tells paths. It asks the kernel for the route, which takes some twenty microseconds and
+// Paths finds paths. It asks the kernel for the route, which takes some twenty microseconds and
 // no lock that others hold (since Linux 4.13; before, it takes the rtnl lock), and remembers the
 // answers for pathTime. It never asks for an interface: see links. Any goroutine may ask, event loops too.
 type Paths struct {

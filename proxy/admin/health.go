@@ -57,7 +57,7 @@ func (h *Health) SetLeaving(leaving bool) { h.leaving.Store(leaving) }
 // SetStopping says that nothing is accepted any more.
 func (h *Health) SetStopping() { h.stopping.Store(true) }
 
-// unreachable is the error that everybody is told of an API server.
+// unreachable is the only error about an API server that the health port returns.
 const unreachable = "unreachable"
 
 // healthAnswer is the body of an answer. The first three fields are kube-proxy's.

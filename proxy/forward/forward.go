@@ -84,7 +84,7 @@ func (e End) yields(to End) bool {
 // answeredBy reports whether an endpoint that was reset with err has only answered the client's FIN
 // (SO_LINGER 0 after the end of the stream), if the pair ended with e until then: the endpoint has
 // taken every byte, of which unsent tells, and has sent something if it was asked.
-// The client sees the reset all the same: more may have been under way.
+// The client still sees the reset: more may have been under way.
 func (e End) answeredBy(err error, toEndpoint, toClient int64, unsent int) bool {
 	const fin = 1 // counts as a byte, and its ACK may be late
 	return e == ClientClosed && errors.Is(err, syscall.ECONNRESET) && unsent <= fin && (toClient > 0 || toEndpoint == 0)

@@ -269,7 +269,7 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	case n == len(p.loop.buffer):
 		w.full = min(w.full+1, spliceAfter)
 	case flags != 0:
-		w.full, from.urgent = 0, false // of another urgent byte, the kernel tells
+		w.full, from.urgent = 0, false // the kernel reports the next urgent byte
 	default:
 		w.full = 0
 		// It was all there was (see epoll(7)), unless the end or an urgent byte comes after it.

@@ -52,7 +52,7 @@ func (p *pair) splice(w *way, from, to *edge) int {
 }
 
 // fill moves bytes into the pipe. If there are none, and it is empty, it is given
-// back. Only reading tells why there are none: splice(2) does not pass an urgent byte,
+// back. Only a read shows why there are none: splice(2) does not pass an urgent byte,
 // and returns there what it returns at the end of the stream if that has come, too.
 func (p *pair) fill(w *way, from, to *edge) {
 	n, err := splice(int(from.fd), w.pipe.write, w.pipe.size-w.pipe.held)

@@ -177,7 +177,7 @@ func (p *Prober[K]) begin() (wait time.Duration, waiting bool) {
 	now := time.Now()
 	for p.waiting.Len() > 0 && !p.waiting.jobs[0].due.After(now) {
 		j := heap.Pop(&p.waiting).(*job[K])
-		if p.Share != nil { // start-time fair queueing: whoever has many due has the later turns
+		if p.Share != nil { // start-time fair queueing: owners with many due probes get the later turns
 			whose := p.Share(j.to)
 			j.turn = max(p.turn, p.turns[whose]+1)
 			p.turns[whose] = j.turn

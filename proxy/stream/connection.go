@@ -55,7 +55,7 @@ func (c *connection) turnAway(why error) {
 	f := c.Front
 	f.LimitErrors.Do(func() {
 		f.Log.WithFields(map[string]any{"service": f.ID().String(), "open": f.Budget.Connections.Load(), "limit": f.Budget.ConnectionLimit()}).
-			WithError(why).Error("Too many connections: clients are turned away (logged every 10 s at the most)")
+			WithError(why).Error("Too many connections: clients are turned away (logged at most every 10 s)")
 	})
 	if c.RefusedUnlogged(trace.Limit) {
 		c.reset()
@@ -81,7 +81,7 @@ func (c *connection) introduced(first []byte, failed error) (n int, end trace.En
 	if errors.Is(failed, proxyproto.ErrPanic) {
 		c.server.panics.Do(func() {
 			c.Front.Log.WithFields(map[string]any{"service": c.Front.ID().String(), "from": c.From.String()}).
-				WithError(failed).Error("The parser of PROXY protocol headers failed; the connection is refused (logged every 10 s at the most)")
+				WithError(failed).Error("The parser of PROXY protocol headers failed; the connection is refused (logged at most every 10 s)")
 		})
 	}
 	switch {
@@ -317,7 +317,7 @@ func (c *connection) refuse(end trace.End, err error) {
 	if end == trace.Limit {
 		c.Front.LimitErrors.Do(func() {
 			c.Front.Log.WithField("service", c.Front.ID().String()).WithError(err).
-				Error("This node has run out of something that connections need (logged every 10 s at the most)")
+				Error("This node has run out of something that connections need (logged at most every 10 s)")
 		})
 	}
 	c.reset()

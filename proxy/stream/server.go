@@ -38,7 +38,7 @@ type Server struct {
 	pollers  *forward.Pollers
 	loops    loops
 	stopping sync.Mutex     // the loops, or who relies on that they run
-	panics   rate.Sometimes // bounds how often the log is told of those of a parser
+	panics   rate.Sometimes // limits log lines about panics of a parser
 
 	// ctx ends when connections are to be given up; see Drain.
 	ctx    context.Context

@@ -175,7 +175,7 @@ func (l *Log) unlockForReading() {
 }
 
 // Open returns the connections that have not ended and for which match returns
-// true, in no order. Nobody waits for match.
+// true, in no order. No other goroutine waits for match.
 func (l *Log) Open(match func(*Life) bool) (list []*Life) {
 	for i := range l.parts {
 		list = l.parts[i].open(list)
