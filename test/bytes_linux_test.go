@@ -45,8 +45,8 @@ var _ = Describe("whatever is sent, with urgent bytes and without,", func() {
 					}).WithTimeout(10 * time.Second).ShouldNot(BeEmpty())
 					vip = line[3]
 				}
-				// Where the window is full, conntrack takes a reset to be out of it and does not translate it, as with
-				// kernel DNAT: the client learns of it by its next probe, up to 15 s later (tcpBeLiberal helps).
+				// With conntrack in the way, a reset can reach the client 15 s late: probably it counts as out of a full
+				// window and is not translated.
 				resets := portal == "address" || portal == "none"
 				lab.CompareBytes(time.Second, resets, func() (near, far *net.TCPConn) {
 					near, err := client.Dial("", vip, 10*time.Second)
