@@ -44,6 +44,9 @@ var versions = map[schema.GroupKind]string{
 // is set, there was a mistake in the value already, and it is only asked for
 // names. What the value leaves out of the header is taken from defaults.
 func (r *reader) value(place Diagnostic, value []byte, defaults header, spoiled bool) {
+	if string(value) == "null" { // a template that produced nothing; kubectl skips it, too
+		return
+	}
 	h, err := readHeader(value, defaults)
 	if err != nil {
 		r.fail(place.with(err))

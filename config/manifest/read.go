@@ -1,7 +1,6 @@
 package manifest
 
 import (
-	"bytes"
 	"errors"
 	"hash/maphash"
 	"path/filepath"
@@ -71,9 +70,6 @@ type document struct {
 
 var seed = maphash.MakeSeed()
 
-// null is what a template that produced nothing leaves of a document. kubectl skips it, too.
-var null = []byte("null")
-
 // read reads the contents of a file. The name of the file is used for the places
 // of diagnostics, and to tell JSON by its ending. Documents that are among known are not
 // decoded again: what they say is the same objects.
@@ -91,9 +87,7 @@ func read(file string, data []byte, known []document, nets networks, maxSize int
 			r.syntax(Diagnostic{File: file}, *err)
 		}
 		for _, value := range values {
-			if !bytes.Equal(value, null) {
-				r.value(Diagnostic{File: file, Document: 1}, value, header{}, false)
-			}
+			r.value(Diagnostic{File: file, Document: 1}, value, header{}, false)
 		}
 		return r.reading
 	}
@@ -202,9 +196,7 @@ func (r *reader) document(file string, d strict.Document) reading {
 		r.unreadable = true
 	}
 	for _, value := range values {
-		if !bytes.Equal(value, null) {
-			r.value(place, value, header{}, len(errs) > 0)
-		}
+		r.value(place, value, header{}, len(errs) > 0)
 	}
 	return r.reading
 }

@@ -58,9 +58,6 @@ func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxErr
 		}
 	}
 	if size, err := d.aliasedSize(); err != nil {
-		if e, is := d.template(); is {
-			return nil, []SyntaxError{e}
-		}
 		return nil, []SyntaxError{d.syntaxError(err)}
 	} else if budget.Add(-int64(size)) < 0 {
 		return nil, []SyntaxError{{Text: "too large when its aliases (*name) are written out"}}
@@ -75,14 +72,20 @@ func ToJSON(d Document, budget *atomic.Int64) (values [][]byte, errs []SyntaxErr
 		if errs = d.duplicates(&root, ""); len(errs) == 0 && root.Kind != 0 && bytes.Contains(d.Text, []byte("<<")) {
 			return values, nil // a merge (<<) and one of its keys again: YAML and kubectl allow it
 		}
+		if len(errs) == 0 {
+			errs = []SyntaxError{d.yamlError(err)}
+		}
+		return values, errs
 	}
+	return nil, []SyntaxError{d.syntaxError(err)}
+}
+
+// syntaxError returns the error for a document that is no YAML.
+func (d Document) syntaxError(err error) SyntaxError {
 	if e, is := d.template(); is {
-		return nil, []SyntaxError{e}
+		return e
 	}
-	if len(errs) == 0 {
-		errs = []SyntaxError{d.syntaxError(err)}
-	}
-	return values, errs
+	return d.yamlError(err)
 }
 
 // action is an action of a Go template that stands where YAML has a value or a key.
@@ -124,8 +127,8 @@ func lines(text []byte) int { return 1 + bytes.Count(text, []byte("\n")) }
 
 var yamlLine = regexp.MustCompile(`^line (\d+): `)
 
-// syntaxError takes the line out of an error of the YAML parser.
-func (d Document) syntaxError(err error) SyntaxError {
+// yamlError takes the line out of an error of the YAML parser.
+func (d Document) yamlError(err error) SyntaxError {
 	text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "yaml: "), "unmarshal errors:\n  ")
 	m := yamlLine.FindStringSubmatch(text)
 	if m == nil {
