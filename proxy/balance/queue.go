@@ -26,7 +26,7 @@ type line struct {
 
 // Place is a client's place in line. Its zero value is that of one who has not come yet.
 type Place struct {
-	Timeout time.Duration // how long clients may wait, since Set.Take has said that none has room
+	Timeout time.Duration // how long clients may wait, since Set.Take has said that none has room; 0 if too many wait
 
 	line *line // that the client is in, or was
 
@@ -171,9 +171,16 @@ func (p *Place) peek(now time.Time) (Choice, bool) {
 	return c, ok
 }
 
-// join puts p in line.
+// LineLimit bounds how many clients wait for the endpoints of a Pool: some of what makes room
+// looks at all of them, under a lock.
+const LineLimit = 1024
+
+// join puts p in line. If LineLimit clients wait already, a client that comes may not.
 func (l *line) join(p *Place) {
 	p.Timeout = l.timeout
+	if p.turn == 0 && l.waiting.Len() >= LineLimit {
+		p.Timeout = 0
+	}
 	if p.turn == 0 {
 		l.turns++
 		p.turn = l.turns

@@ -207,14 +207,18 @@ func (l *listener) adopt() {
 
 func (sk *socket) adopt(all []bequest) {
 	sk.refresh()
+	endpoints := make(map[netip.AddrPort]*balance.Endpoint, len(sk.view.All))
+	for _, e := range sk.view.All {
+		endpoints[e.Addr] = e
+	}
 	for _, b := range all {
-		sk.adoptOne(&b)
+		sk.adoptOne(&b, endpoints[b.Endpoint])
 		b.file.Close()
 	}
 }
 
-// adoptOne goes on with a session, if its client may still have that endpoint.
-func (sk *socket) adoptOne(b *bequest) {
+// adoptOne goes on with a session, if its client may still have that endpoint, nil if it is gone.
+func (sk *socket) adoptOne(b *bequest, endpoint *balance.Endpoint) {
 	s := &session{
 		socket: sk, key: sessionKey{peer: forward.NewPeer(b.Peer), local: b.Local},
 		control: b.Control, hops: b.Hops, fd: -1, asked: b.Asked,
@@ -225,8 +229,7 @@ func (sk *socket) adoptOne(b *bequest) {
 	if _, err := s.Admit(sk.view, &sk.listener.Place); err != nil || sk.closed || sk.sessions[s.key] != nil {
 		return
 	}
-	i := slices.IndexFunc(sk.view.All, func(e *balance.Endpoint) bool { return e.Addr == b.Endpoint })
-	if i < 0 || !stays(sk.view.All[i]) {
+	if endpoint == nil || !stays(endpoint) {
 		return
 	}
 	fd, err := frontend.Own(b.file)
@@ -238,7 +241,7 @@ func (sk *socket) adoptOne(b *bequest) {
 		unix.Close(fd)
 		return
 	}
-	s.watched, s.fd, s.endpoint = watched, fd, sk.view.All[i]
+	s.watched, s.fd, s.endpoint = watched, fd, endpoint
 	s.endpoint.Take()
 	sk.enter(s)
 	s.Adopted(now, s.endpoint)

@@ -3,9 +3,11 @@ package search
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"syscall"
 
+	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -16,6 +18,7 @@ var (
 	errAllFailed  = errors.New("every attempt failed")
 	// errQueueTimeout: the queue timeout is over, and the client was still in line.
 	errQueueTimeout = errors.New("no endpoint had room in time")
+	errQueueFull    = fmt.Errorf("no endpoint had room, and %d clients waited already", balance.LineLimit)
 	ErrClientLeft   = errors.New("the client left while it waited in line for an endpoint")
 )
 
@@ -31,7 +34,7 @@ func End(err error) trace.End {
 	switch {
 	case errors.Is(err, errNoEndpoint):
 		return trace.NoEndpoint
-	case errors.Is(err, errQueueTimeout):
+	case errors.Is(err, errQueueTimeout), errors.Is(err, errQueueFull):
 		return trace.QueueTimeout
 	case errors.Is(err, ErrClientLeft):
 		return trace.ClientReset

@@ -230,6 +230,8 @@ func (s *Search) leaveLine(set *balance.Set, now time.Time) (step Step, done boo
 	_, given := s.place.InLine()
 	s.inLeft(now)
 	switch {
+	case timeout && s.place.Timeout == 0:
+		s.over = errQueueFull
 	case timeout:
 		s.over = errQueueTimeout
 	case given:

@@ -426,6 +426,25 @@ func TestAffinityOfAttempts(t *testing.T) {
 	})
 }
 
+func TestOnlySoManyWaitInLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		client := newClient(answers)
+		client.bound, client.patience = 1, time.Minute
+		client.list(1)
+		_, err := client.search()
+		g.Expect(err).NotTo(HaveOccurred())
+		set := client.listed.Load().set
+		for range balance.LineLimit {
+			choice, _ := set.Take(balance.Ask{Now: time.Now()}, netip.AddrPort{}, new(balance.Place))
+			g.Expect(choice.Full()).To(BeTrue())
+		}
+		client.log = nil
+		g.Expect(client.find()).To(Equal("queued@0 no endpoint had room, and 1024 clients waited already"))
+		g.Expect(set.InLine()).To(Equal(balance.LineLimit))
+	})
+}
+
 // A client in line goes on when there is room, and its slot lasts as if it had not waited.
 func TestInLine(t *testing.T) {
 	const timeout = 3 * time.Second
