@@ -24,43 +24,51 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
+// startWorkers starts so many workers. Each works until stop is closed: by the function
+// returned, which waits for all of them, or when the test ends.
+func startWorkers(count int, work func(worker int, stop <-chan struct{})) (end func()) {
+	stop := make(chan struct{})
+	var workers sync.WaitGroup
+	for worker := range count {
+		workers.Go(func() { work(worker, stop) })
+	}
+	end = sync.OnceFunc(func() {
+		close(stop)
+		workers.Wait()
+	})
+	DeferCleanup(end)
+	return end
+}
+
 // load makes new connections to a Service at a steady rate.
 type load struct {
 	made, failed atomic.Int64
 	firstFailure atomic.Pointer[error]
-	stop         chan struct{}
-	workers      sync.WaitGroup
+	end          func()
 }
 
 // startLoad makes about perSecond connections a second to vip, each an exchange
 // of some bytes.
 func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
-	l := &load{stop: make(chan struct{})}
+	l := &load{}
 	const workers = 20
-	for range workers {
-		l.workers.Go(func() {
-			ticker := time.NewTicker(time.Duration(workers) * time.Second / time.Duration(perSecond))
-			defer ticker.Stop()
-			for {
-				select {
-				case <-l.stop:
-					return
-				case <-ticker.C:
-				}
-				l.made.Add(1)
-				if err := connectAndTalk(d, vip); err != nil {
-					l.failed.Add(1)
-					l.firstFailure.CompareAndSwap(nil, &err)
-				}
+	l.end = startWorkers(workers, func(_ int, stop <-chan struct{}) {
+		ticker := time.NewTicker(time.Duration(workers) * time.Second / time.Duration(perSecond))
+		defer ticker.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-ticker.C:
 			}
-		})
-	}
+			l.made.Add(1)
+			if err := connectAndTalk(d, vip); err != nil {
+				l.failed.Add(1)
+				l.firstFailure.CompareAndSwap(nil, &err)
+			}
+		}
+	})
 	return l
-}
-
-func (l *load) end() {
-	close(l.stop)
-	l.workers.Wait()
 }
 
 // connectAndTalk makes a connection, reads the backend's name, and sends some bytes to
@@ -96,50 +104,42 @@ func pingPong(c net.Conn) error {
 type udpLoad struct {
 	asked        atomic.Int64
 	firstFailure atomic.Pointer[error]
-	stop         chan struct{}
-	workers      sync.WaitGroup
+	end          func()
 }
 
 // startUDPLoad asks with ten clients that come anew with each request, as
 // resolvers do, and with ten that stay the same.
 func startUDPLoad(d *lab.Dialer, vip string) *udpLoad {
-	l := &udpLoad{stop: make(chan struct{})}
-	for i := range 20 {
-		l.workers.Go(func() {
-			var stays net.Conn
-			for {
-				select {
-				case <-l.stop:
-					return
-				default:
-				}
-				c := stays
-				if c == nil {
-					var err error
-					if c, err = d.DialUDP("", vip); err != nil {
-						l.firstFailure.CompareAndSwap(nil, &err)
-						return
-					}
-				}
-				if i < 10 {
-					stays = c
-				}
-				n := l.asked.Add(1)
-				if err := askUDP(c, n); err != nil {
+	l := &udpLoad{}
+	l.end = startWorkers(20, func(i int, stop <-chan struct{}) {
+		var stays net.Conn
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			c := stays
+			if c == nil {
+				var err error
+				if c, err = d.DialUDP("", vip); err != nil {
 					l.firstFailure.CompareAndSwap(nil, &err)
-				}
-				if stays == nil {
-					c.Close()
+					return
 				}
 			}
-		})
-	}
+			if i < 10 {
+				stays = c
+			}
+			n := l.asked.Add(1)
+			if err := askUDP(c, n); err != nil {
+				l.firstFailure.CompareAndSwap(nil, &err)
+			}
+			if stays == nil {
+				c.Close()
+			}
+		}
+	})
 	return l
-}
-
-func (l *udpLoad) end() {
-	close(l.stop)
-	l.workers.Wait()
 }
 
 // askUDP sends request number n, and waits for its reply.
@@ -235,7 +235,7 @@ func handoverSpecs(portal string) {
 	}
 
 	It("fails no new connection and cuts none, five times in a row", func() {
-		current := start()
+		current := start("--drain-timeout=5m") // what follows takes longer than 30 s on a busy machine
 		inFlight, err := pod.Dial("", web.vip(), time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		Expect(readName(inFlight)).Error().NotTo(HaveOccurred())

@@ -11,7 +11,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -70,28 +69,25 @@ type callers struct {
 	made, lost, unmade atomic.Int64
 	firstUnmade        atomic.Pointer[error]
 	longest            atomic.Int64 // nanoseconds until the endpoint's first byte
-	stop               chan struct{}
-	workers            sync.WaitGroup
+	stop               func()       // waits for what is under way, too
 }
 
 // call makes about perSecond connections a second, to the VIPs in turn.
 func call(d *lab.Dialer, perSecond int, vips ...string) *callers {
-	c := &callers{stop: make(chan struct{})}
+	c := &callers{}
 	const workers = 40
-	for w := range workers {
-		c.workers.Go(func() {
-			ticker := time.NewTicker(time.Duration(workers) * time.Second / time.Duration(perSecond))
-			defer ticker.Stop()
-			for n := w; ; n++ {
-				select {
-				case <-c.stop:
-					return
-				case <-ticker.C:
-					c.callOnce(d, vips[n%len(vips)])
-				}
+	c.stop = startWorkers(workers, func(w int, stop <-chan struct{}) {
+		ticker := time.NewTicker(time.Duration(workers) * time.Second / time.Duration(perSecond))
+		defer ticker.Stop()
+		for n := w; ; n++ {
+			select {
+			case <-stop:
+				return
+			case <-ticker.C:
+				c.callOnce(d, vips[n%len(vips)])
 			}
-		})
-	}
+		}
+	})
 	return c
 }
 
@@ -128,8 +124,7 @@ func (c *callers) callOnce(d *lab.Dialer, vip string) {
 // end stops, and expects that all connections were made.
 func (c *callers) end() {
 	GinkgoHelper()
-	close(c.stop)
-	c.workers.Wait()
+	c.stop()
 	AddReportEntry("connections", fmt.Sprintf("%d made, %d not, %d lost with their usher; longest wait %s",
 		c.made.Load(), c.unmade.Load(), c.lost.Load(), time.Duration(c.longest.Load())))
 	if err := c.firstUnmade.Load(); err != nil {
@@ -221,29 +216,26 @@ type queries struct {
 	answered, repeated atomic.Int64
 	kills              atomic.Int64
 	first              atomic.Pointer[error]
-	stop               chan struct{}
-	workers            sync.WaitGroup
+	stop               func()
 }
 
 // retryTime is when a resolver asks again (resolv.conf(5)).
 const retryTime = 5 * time.Second
 
 func resolve(d *lab.Dialer, vip string) *queries {
-	q := &queries{stop: make(chan struct{})}
-	for range 20 {
-		q.workers.Go(func() {
-			for {
-				select {
-				case <-q.stop:
-					return
-				case <-time.After(10 * time.Millisecond):
-				}
-				if err := q.ask(d, vip); err != nil {
-					q.first.CompareAndSwap(nil, &err)
-				}
+	q := &queries{}
+	q.stop = startWorkers(20, func(_ int, stop <-chan struct{}) {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(10 * time.Millisecond):
 			}
-		})
-	}
+			if err := q.ask(d, vip); err != nil {
+				q.first.CompareAndSwap(nil, &err)
+			}
+		}
+	})
 	return q
 }
 
@@ -275,8 +267,7 @@ func (q *queries) ask(d *lab.Dialer, vip string) (err error) {
 
 func (q *queries) end() {
 	GinkgoHelper()
-	close(q.stop)
-	q.workers.Wait()
+	q.stop()
 	AddReportEntry("queries", fmt.Sprintf("%d answered, %d of them after a retry", q.answered.Load(), q.repeated.Load()))
 	if err := q.first.Load(); err != nil {
 		Expect(*err).NotTo(HaveOccurred())

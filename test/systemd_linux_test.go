@@ -228,12 +228,6 @@ var _ = Describe("under systemd, as its unit says,", func() {
 		s = playSystemd(l.Node, programs, "--manifests="+dir+" --portal=nftables --log-format=text")
 		s.start()
 		traffic = call(l.Pods.NewDialer(50), 500, web.vip())
-		DeferCleanup(func() {
-			if traffic != nil {
-				close(traffic.stop)
-				traffic.workers.Wait()
-			}
-		})
 	})
 	flow := func(more int64) {
 		GinkgoHelper()
@@ -245,7 +239,6 @@ var _ = Describe("under systemd, as its unit says,", func() {
 		flow(200)
 		lost := traffic.lost.Load()
 		traffic.end()
-		traffic = nil
 		Expect(lost).To(BeZero())
 	}
 
@@ -280,7 +273,6 @@ var _ = Describe("under systemd, as its unit says,", func() {
 		s.start()
 		flow(400)
 		traffic.end()
-		traffic = nil
 	})
 
 	It("it says that it is well as often as it is to", func() {

@@ -21,7 +21,7 @@ func main() {
 		os.Exit(1)
 	}
 	packages := suite{name: "packages", dir: ".", race: true, timeout: "20m", patterns: []string{"./..."}, except: []string{"/test", "/test/monitoring", "/test/scale"}}
-	program := suite{name: "test", dir: ".", race: true, timeout: "70m", patterns: []string{"./test"}}
+	program := suite{name: "test", dir: ".", race: true, timeout: "60m", patterns: []string{"./test"}, beside: 3}
 	cluster := suite{name: "test/cluster", dir: "test/cluster", timeout: "50m", patterns: []string{"./..."}}
 	dashboard := suite{name: "test/dashboard", dir: "test/dashboard", timeout: "20m", patterns: []string{"./..."}}
 	deploy := suite{name: "test/deploy", dir: "test/deploy", timeout: "20m", patterns: []string{"./..."}}
@@ -52,17 +52,15 @@ func become(dir string, args []string) error {
 	// together, or it would be in the test binary of this program too.
 	runSpecs := strings.Join([]string{"github.com/onsi/ginkgo/v2", "RunSpecs"}, ".")
 	if bytes.Contains(binary, []byte(runSpecs)) {
-		args = append(args, "-ginkgo.focus=.", "-ginkgo.no-color", "-ginkgo.silence-skips",
-			fmt.Sprintf("-ginkgo.json-report=%s/%d-%d.json", dir, os.Getpid(), time.Now().UnixNano())) // pids come again
+		report := fmt.Sprintf("%s/%d-%d.json", dir, os.Getpid(), time.Now().UnixNano()) // pids come again
+		for _, flag := range specFlags(report) {
+			args = append(args, "-ginkgo."+strings.TrimPrefix(flag, "-"))
+		}
 	}
 	if err := os.Unsetenv(reportsVariable); err != nil {
 		return err
 	}
-	// What is waited for comes in milliseconds, but not where two lanes and a race detector share two processors.
-	if err := os.Setenv("GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT", "10s"); err != nil {
-		return err
-	}
-	return syscall.Exec(args[0], args, os.Environ())
+	return syscall.Exec(args[0], args, append(os.Environ(), patience))
 }
 
 // A stage is lanes that run beside each other; a lane is suites that run in turn.
@@ -111,8 +109,16 @@ func printTable(out io.Writer, results []*result) bool {
 		sum.passed += r.passed
 		sum.failures = append(sum.failures, r.failures...)
 		sum.reasons = add(sum.reasons, r.reasons)
+		sum.times = append(sum.times, r.times...)
 	}
 	t.Flush()
+	if len(sum.times) > 0 {
+		fmt.Fprintln(out, "\nthe slowest specs:")
+	}
+	slices.SortFunc(sum.times, func(a, b timed) int { return cmp.Compare(b.took, a.took) })
+	for _, t := range sum.times[:min(10, len(sum.times))] {
+		fmt.Fprintf(out, "%5.0f s  %s\n", t.took.Seconds(), t.spec)
+	}
 	fmt.Fprintf(out, "\n%d passed, %d failed, %d skipped\n", sum.passed, len(sum.failures), sum.skipped())
 	return len(sum.failures) == 0
 }

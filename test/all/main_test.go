@@ -23,10 +23,12 @@ func TestEverySuiteRunsWhateverFailsAndIsInTheTable(t *testing.T) {
 	}
 	races := of("races")
 	races.race = true
+	beside := of("beside")
+	beside.beside = 2
 	out := gbytes.NewBuffer()
 	g.Expect(run(out,
 		stage{{of("broken")}, {of("dies"), races}},
-		stage{{of("missing"), of("specs"), {name: "cross", commands: []string{"env GOOS=no-such-system go vet ./..."}}}},
+		stage{{beside, of("missing"), of("specs"), {name: "cross", commands: []string{"env GOOS=no-such-system go vet ./..."}}}},
 	)).To(BeFalse())
 	text := string(out.Contents())
 	g.Expect(text).To(And(
@@ -38,6 +40,9 @@ FAILED dies: .*ended before its tests did.*
 FAILED races: [^\n]*
     WARNING: DATA RACE
     .*races_test.go:(18|21).*
+FAILED beside: specs beside each other fails \(.*/beside_test.go:22\)
+    why it failed
+[^F]*
 FAILED missing: .*
 FAILED specs: .*TestFails
     [^\n]*shown
@@ -52,11 +57,16 @@ suite +passed +failed +skipped +seconds +why skipped
 broken +0 +1 +0 +\d+ +-
 dies +0 +1 +0 +\d+ +-
 races +1 +1 +0 +\d+ +-
+beside +2 +1 +0 +\d+ +-
 missing +0 +1 +0 +\d+ +-
 specs +2 +2 +4 +\d+ +1: no such program; 1: pending; 2: no such device
 cross +0 +1 +0 +\d+ +-
 
-3 passed, 7 failed, 4 skipped
+the slowest specs:
+ +1 s  beside: specs beside each other passes
+(?: +0 s  [^\n]*
+)+
+5 passed, 8 failed, 4 skipped
 $`))
 }
 

@@ -34,6 +34,7 @@ type suite struct {
 	except   []string // ends of paths of packages
 	race     bool
 	timeout  string
+	beside   int // how many of its specs run beside each other, if it is one package of specs
 
 	commands []string // instead of all that: words by blanks
 }
@@ -46,12 +47,19 @@ type result struct {
 	failures []string       // names, and below them what was said
 	reasons  map[string]int // why tests were skipped, and how many
 	took     time.Duration
+	times    []timed // of specs
 
 	frames map[string]bool     // Go tests in which specs run
 	said   map[string][]string // what Go tests that are none have printed so far
 	broken []string            // packages that failed
 	words  map[string][]string // what they said outside of a test and was not expected: see lastWords
 	culled []string            // packages of which a test is among the failures
+}
+
+// timed is a spec, and how long it took.
+type timed struct {
+	spec string
+	took time.Duration
 }
 
 func (r *result) skipped() (n int) {
@@ -127,12 +135,18 @@ func (r *result) test() error {
 		return err
 	}
 	args := []string{"test", "-json", "-count=1", "-timeout=" + r.timeout, "-exec=" + self}
+	env := append(os.Environ(), reportsVariable+"="+dir)
+	if r.beside > 0 {
+		args = append([]string{"tool", "ginkgo", "run", fmt.Sprintf("-procs=%d", r.beside), "-timeout=" + r.timeout, "-output-dir=" + dir}, specFlags("report.json")...)
+		env = append(os.Environ(), patience)
+		packages = r.patterns // folders, for ginkgo
+	}
 	if r.race {
 		args = append(args, "-race")
 	}
 	cmd := exec.Command("go", append(args, packages...)...)
 	cmd.Dir = r.dir
-	cmd.Env = append(os.Environ(), reportsVariable+"="+dir)
+	cmd.Env = env
 	if r.race {
 		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
 	}
@@ -158,6 +172,15 @@ func (r *result) test() error {
 		return fmt.Errorf("go test: %w", err)
 	}
 	return nil
+}
+
+// patience is for what comes in milliseconds, but not where two lanes and a race detector share
+// two processors.
+const patience = "GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=10s"
+
+// specFlags asks a suite for all specs, also the long ones, and a report of them.
+func specFlags(report string) []string {
+	return []string{"-focus=.", "-no-color", "-silence-skips", "-json-report=" + report}
 }
 
 // event is one of `go doc cmd/test2json`.
@@ -261,6 +284,7 @@ func (r *result) readReports(dir string) error {
 		}
 		for _, s := range suites {
 			for _, spec := range s.SpecReports {
+				r.times = append(r.times, timed{r.name + ": " + cmp.Or(spec.FullText(), spec.LeafNodeType.String()), spec.RunTime})
 				switch {
 				case spec.Failed():
 					r.failures = append(r.failures, fmt.Sprintf("%s (%s)%s", cmp.Or(spec.FullText(), spec.LeafNodeType.String()), spec.LeafNodeLocation,

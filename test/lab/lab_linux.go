@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -216,76 +217,79 @@ func (ns *Namespace) ListenUDP(address string) *net.UDPConn {
 	return c.(*net.UDPConn)
 }
 
-// Dialer makes TCP connections from the namespace. It keeps threads there: make
-// one for many connections.
+// Dialer makes connections from the namespace. It keeps threads there: make one for many
+// connections.
 type Dialer struct {
-	jobs chan func()
+	jobs  chan func()
+	ended chan struct{}
 }
 
 // NewDialer returns a dialer with so many threads, each for one dial at a time.
-// It goes when the test ends.
+// When the test ends it ends, too: Dial fails from then on.
 func (ns *Namespace) NewDialer(threads int) *Dialer {
 	ginkgo.GinkgoHelper()
-	d := &Dialer{jobs: make(chan func())}
+	d := &Dialer{jobs: make(chan func()), ended: make(chan struct{})}
 	for range threads {
 		ready := make(chan error)
 		go func() {
 			runtime.LockOSThread()
 			ready <- netns.Set(ns.handle)
-			for job := range d.jobs {
-				job()
+			for {
+				select {
+				case job := <-d.jobs:
+					job()
+				case <-d.ended:
+					return
+				}
 			}
 		}()
 		gomega.Expect(<-ready).To(gomega.Succeed())
 	}
-	ginkgo.DeferCleanup(func() { close(d.jobs) })
+	ginkgo.DeferCleanup(func() { close(d.ended) })
 	return d
 }
 
 // Dial connects to a TCP address, from the local address given if it is not "".
 func (d *Dialer) Dial(from, to string, timeout time.Duration) (*net.TCPConn, error) {
-	type result struct {
-		conn net.Conn
-		err  error
+	dialer := net.Dialer{Timeout: timeout}
+	if from != "" {
+		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
 	}
-	done := make(chan result, 1)
-	d.jobs <- func() {
-		dialer := net.Dialer{Timeout: timeout}
-		if from != "" {
-			dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
-		}
-		conn, err := dialer.Dial("tcp", to)
-		done <- result{conn, err}
-	}
-	r := <-done
-	if r.err != nil {
-		return nil, r.err
-	}
-	return r.conn.(*net.TCPConn), nil
+	return dial[*net.TCPConn](d, &dialer, "tcp", to)
 }
 
 // DialUDP returns a UDP socket that is connected to an address: it sends there
 // and receives only what comes from there.
 func (d *Dialer) DialUDP(from, to string) (*net.UDPConn, error) {
+	var dialer net.Dialer
+	if from != "" {
+		dialer.LocalAddr = &net.UDPAddr{IP: net.ParseIP(from)}
+	}
+	return dial[*net.UDPConn](d, &dialer, "udp", to)
+}
+
+func dial[C net.Conn](d *Dialer, dialer *net.Dialer, network, to string) (c C, err error) {
 	type result struct {
 		conn net.Conn
 		err  error
 	}
 	done := make(chan result, 1)
-	d.jobs <- func() {
-		var dialer net.Dialer
-		if from != "" {
-			dialer.LocalAddr = &net.UDPAddr{IP: net.ParseIP(from)}
-		}
-		conn, err := dialer.Dial("udp", to)
+	select {
+	case d.jobs <- func() {
+		conn, err := dialer.Dial(network, to)
 		done <- result{conn, err}
+	}:
+	case <-d.ended:
+		return c, errEnded
 	}
 	r := <-done
 	if r.err != nil {
-		return nil, r.err
+		return c, r.err
 	}
-	return r.conn.(*net.UDPConn), nil
+	return r.conn.(C), nil
 }
+
+var errEnded = errors.New("the test has ended")
 
 // Start starts cmd in the namespace.
 func (ns *Namespace) Start(cmd *exec.Cmd) {
