@@ -2,6 +2,7 @@ package proxy_test
 
 import (
 	"context"
+	"encoding/binary"
 	"net"
 	"net/netip"
 	"runtime"
@@ -246,4 +247,72 @@ func TestDatagramsToEndpointsBeginWithAHeaderIfTheServiceWantsIt(t *testing.T) {
 	}
 	g.Expect(payload).To(BeNumerically(">=", len("firstsecondthird")))
 	g.Expect((payload-int64(len("firstthird")))%int64(len("second"))).To(BeZero(), "headers, of %d bytes, do not count", len(header))
+}
+
+// busySession returns what serves a UDP Service with one session that has had hundreds of replies: from
+// then on another loop passes them on, if there is one. Its client is connected.
+func busySession(t *testing.T, idle time.Duration) (p *proxy.Proxy, client, server *net.UDPConn, peer netip.AddrPort) {
+	t.Helper()
+	g := NewWithT(t)
+	server, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { server.Close() })
+	p = proxyOf(t, server)
+	service := echoService(server.LocalAddr().(*net.UDPAddr).AddrPort())
+	service.Ports[0].UDPIdleTimeout = idle
+	p.Apply([]config.Service{service})
+	client, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(p.Status()[0].Listeners[0]))
+	g.Expect(err).NotTo(HaveOccurred())
+	t.Cleanup(func() { client.Close() })
+	g.Expect(client.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
+	g.Expect(server.SetDeadline(time.Now().Add(time.Minute))).To(Succeed())
+	for n := uint16(0); n < 1000; n++ { // in order, also where the other loop begins
+		const window = 4
+		for i := range uint16(window) {
+			g.Expect(client.Write(binary.BigEndian.AppendUint16(nil, n*window+i))).Error().NotTo(HaveOccurred())
+		}
+		buf := make([]byte, 2)
+		for range window {
+			_, peer, err = server.ReadFromUDPAddrPort(buf)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(server.WriteToUDPAddrPort(buf, peer)).Error().NotTo(HaveOccurred())
+		}
+		for i := range uint16(window) {
+			g.Expect(client.Read(buf)).To(Equal(2))
+			g.Expect(binary.BigEndian.Uint16(buf)).To(Equal(n*window + i))
+		}
+	}
+	return p, client, server, peer
+}
+
+func TestABusySessionIsNotIdleWhileRepliesCome(t *testing.T) {
+	g := NewWithT(t)
+	const idle = time.Second
+	p, client, server, peer := busySession(t, idle)
+	for began := time.Now(); time.Since(began) < 3*idle; time.Sleep(idle / 20) {
+		g.Expect(server.WriteToUDPAddrPort([]byte("news"), peer)).Error().NotTo(HaveOccurred())
+		g.Expect(client.Read(make([]byte, 8))).To(Equal(4))
+	}
+	g.Expect(p.Stats().Sessions.Open).To(BeEquivalentTo(1))
+	g.Eventually(func() map[trace.End]int64 { return p.Stats().Sessions.Ends }).WithTimeout(20 * time.Second).Should(Equal(map[trace.End]int64{trace.Idle: 1}))
+}
+
+func TestABusySessionEndsWhenItsEndpointRefuses(t *testing.T) {
+	g := NewWithT(t)
+	p, client, server, _ := busySession(t, 0)
+	server.Close()
+	g.Expect(client.Write([]byte("x"))).Error().NotTo(HaveOccurred())
+	g.Eventually(func() map[trace.End]int64 { return p.Stats().Sessions.Ends }).WithTimeout(20 * time.Second).Should(Equal(map[trace.End]int64{trace.EndpointReset: 1}))
+}
+
+func TestABusySessionEndsWithItsServiceAndIsCounted(t *testing.T) {
+	g := NewWithT(t)
+	p, client, _, _ := busySession(t, 0)
+	p.Stop()
+	s := p.Stats()
+	g.Expect(s.Sessions.Ends).To(Equal(map[trace.End]int64{trace.Drained: 1}))
+	g.Expect(s.Sessions.ToClient).To(BeEquivalentTo(4000))
+	again, err := net.ListenUDP("udp", client.RemoteAddr().(*net.UDPAddr)) // the listener's socket is closed
+	g.Expect(err).NotTo(HaveOccurred())
+	again.Close()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -67,6 +68,9 @@ func (srv *Server) start() error {
 		srv.loops = append(srv.loops, lp)
 		srv.node.Budget.UDP.Add(descriptorsPerLoop)
 	}
+	for _, lp := range srv.loops {
+		lp.others = slices.DeleteFunc(slices.Clone(srv.loops), func(other *loop) bool { return other == lp })
+	}
 	return nil
 }
 
@@ -99,6 +103,8 @@ type loop struct {
 	poller    *forward.Poller
 	flows     *kernel.Flows // nil until a listener behind a redirect needs it
 	listeners int           // for who opens and closes them
+	others    []*loop       // which may pass on replies to busy sessions
+	lent      int           // how often that was asked for
 
 	in   *forward.Batch // from clients
 	came []arrival      // of those in in
@@ -227,11 +233,17 @@ func bufferFull(err error) bool { return err == unix.EAGAIN || err == unix.ENOBU
 // evictOldest ends the session that has been idle longest, unless it is spare,
 // and reports whether there was one.
 func evictOldest(sessions *list.List, spare *session) bool {
-	for e := sessions.Front(); e != nil; e = e.Next() {
-		if s := e.Value.(*session); s != spare {
+	for e := sessions.Front(); e != nil; {
+		s, next := e.Value.(*session), e.Next()
+		switch {
+		case s == spare:
+		case !s.stirred():
 			s.end(trace.Limit, errEvicted)
 			return true
+		case next == nil: // s is the last, as before
+			next = e
 		}
+		e = next
 	}
 	return false
 }

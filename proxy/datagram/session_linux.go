@@ -34,6 +34,8 @@ type session struct {
 	watched              forward.Registration
 	crowd                crowd
 	search               *unanswered // nil once an endpoint has answered
+	lent                 *replies    // nil while the session reads them itself
+	replies              int         // that it has read, up to busyAfter
 	toEndpoint, toClient int64       // bytes
 
 	hops     int16  // that its datagrams may go on; -1 if that is not known
@@ -172,7 +174,9 @@ func (s *session) givePort() {
 func (s *session) disconnect() {
 	if s.fd >= 0 {
 		s.givePort()
-		if poller := s.socket.loop.poller; s.handover != 0 { // a successor may have it: closing alone would leave it in epoll
+		if poller := s.socket.loop.poller; s.lent != nil {
+			s.takeBack()
+		} else if s.handover != 0 { // a successor may have it: closing alone would leave it in epoll
 			poller.Remove(s.watched)
 			unix.Close(s.fd)
 		} else {
@@ -261,32 +265,17 @@ func notSent(err error) frontend.Drop {
 // are sent together.
 func (s *session) Ready(forward.Readiness) {
 	sk := s.socket
-	loop := sk.loop
 	if sk.refresh(); s.stale && s.fd >= 0 {
 		s.compare()
 	}
 	if s.fd < 0 {
 		return // its endpoint is not to be used any more
 	}
-	if loop.outFrom != sk || loop.outCount == batchSize {
-		loop.flush()
-		loop.outFrom = sk
+	n, bytes, err := sk.loop.reply(s, s.fd, &s.crowd)
+	if err != nil {
+		s.failed(err)
+		return
 	}
-	room := s.crowd.expect(loop, min(batchSize-loop.outCount, repliesPerTurn))
-	n, err := loop.out.ReceiveConnected(s.fd, loop.outCount, room)
-	if err != nil && err != unix.EAGAIN {
-		// The error comes first, what was received before it second.
-		var none error
-		n, none = loop.out.ReceiveConnected(s.fd, loop.outCount, room)
-		switch {
-		case !unreachable(err):
-			s.Front.Counters.Drop(notSent(err), 1)
-		case none != nil:
-			s.failed(err)
-			return
-		}
-	}
-	s.crowd.came(loop, n)
 	if n == 0 {
 		return
 	}
@@ -298,11 +287,39 @@ func (s *session) Ready(forward.Readiness) {
 		s.asked = false
 		sk.replied()
 	}
-	for i := loop.outCount; i < loop.outCount+n; i++ {
-		loop.out.Address(i, &s.key.peer, s.control)
-		s.toClient += int64(len(loop.out.Data(i)))
+	s.toClient += bytes
+	if s.replies += n; s.replies >= busyAfter && s.replies-n < busyAfter {
+		s.lend()
 	}
-	loop.outCount += n
+}
+
+// reply receives replies to s from fd, and puts them among those that go out at the end of the
+// round. It returns how many there were, of how many bytes, or why the endpoint is unreachable.
+func (lp *loop) reply(s *session, fd int, c *crowd) (n int, bytes int64, err error) {
+	if lp.outFrom != s.socket || lp.outCount == batchSize {
+		lp.flush()
+		lp.outFrom = s.socket
+	}
+	room := c.expect(lp, min(batchSize-lp.outCount, repliesPerTurn))
+	n, err = lp.out.ReceiveConnected(fd, lp.outCount, room)
+	if err != nil && err != unix.EAGAIN {
+		// The error comes first, what was received before it second.
+		var none error
+		n, none = lp.out.ReceiveConnected(fd, lp.outCount, room)
+		switch {
+		case !unreachable(err):
+			s.Front.Counters.Drop(notSent(err), 1)
+		case none != nil:
+			return 0, 0, err
+		}
+	}
+	c.came(lp, n)
+	for i := lp.outCount; i < lp.outCount+n; i++ {
+		lp.out.Address(i, &s.key.peer, s.control)
+		bytes += int64(len(lp.out.Data(i)))
+	}
+	lp.outCount += n
+	return n, bytes, nil
 }
 
 // repliesPerTurn bounds how many replies one session sends before it is
@@ -480,6 +497,10 @@ func (s *session) end(end trace.End, err error) {
 		// quarantine.
 		s.search.Left(now, search.ErrNoAnswer)
 		s.stopSearching()
+	}
+	if s.lent != nil {
+		s.stirred()
+		s.toClient += s.lent.bytes.Swap(0)
 	}
 	e := trace.Event{End: end, ToEndpoint: s.toEndpoint, ToClient: s.toClient}
 	if s.endpoint != nil {

@@ -36,6 +36,7 @@ type socket struct {
 	lost     uint32 // datagrams that the kernel dropped before they were received
 	deaf     bool   // it is not watched
 	closed   bool
+	lent     bool // another loop may send by it
 
 	// Once a successor has the socket: what closes it, and how many clients
 	// wait for a reply before that. See retire.
@@ -101,9 +102,11 @@ func (sk *socket) close(end trace.End, done func()) {
 		s.end(end, nil)
 	}
 	sk.expiry.Stop()
-	unix.Close(sk.fd)
 	sk.closed = true
-	done()
+	sk.settle(func() {
+		unix.Close(sk.fd)
+		done()
+	})
 }
 
 // sessionsPerTurn bounds how many sessions end, or go on to another endpoint, before others may use the
@@ -337,6 +340,9 @@ func (sk *socket) expire() {
 	now := sk.loop.clock()
 	for n := 0; sk.order.Len() > 0; n++ {
 		s := sk.order.Front().Value.(*session)
+		if s.stirred() {
+			continue
+		}
 		if now.Sub(s.last) < sk.idle {
 			break
 		}

@@ -1,0 +1,147 @@
+package datagram
+
+import (
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// A port has one socket, which one loop reads. So that a port may use more than one processor,
+// the replies of a busy session are passed on by another loop: it reads the session's socket and
+// sends by the listener's. All else stays with the session's own loop.
+
+// busyAfter is after how many replies a session is busy.
+const busyAfter = 64
+
+// replies are those of a busy session. But for what is atomic, they belong to their loop; session's
+// key and control, and its socket's fd, do not change.
+type replies struct {
+	session *session
+	loop    *loop
+	fd      int
+	watched forward.Registration // if opened
+	crowd   crowd
+	opened  bool
+	closed  bool
+
+	bytes atomic.Int64
+	last  atomic.Int64 // when the last came, in nanoseconds since 1970
+}
+
+// lend gives the session's replies to another loop, if there is one.
+func (s *session) lend() {
+	lp := s.socket.loop
+	others := lp.others
+	if len(others) == 0 {
+		return
+	}
+	lp.lent++
+	r := &replies{session: s, loop: others[lp.lent%len(others)], fd: s.fd}
+	lp.flush() // what came before goes first
+	lp.poller.Remove(s.watched)
+	s.lent, s.socket.lent = r, true
+	if r.loop.poller.Do(r.open) != nil { // it has ended
+		s.end(trace.Drained, nil)
+	}
+}
+
+func (r *replies) open() {
+	if r.closed {
+		return
+	}
+	var err error
+	if r.watched, err = r.loop.poller.Add(r.fd, forward.Readable, r); err != nil { // the kernel has no memory
+		r.tell(func(s *session) { s.end(trace.Internal, err) })
+		return
+	}
+	r.opened = true
+}
+
+// tell makes the session's loop call f, if the session still has these replies then.
+func (r *replies) tell(f func(*session)) {
+	s := r.session
+	_ = s.socket.loop.poller.Do(func() {
+		if s.lent == r {
+			f(s)
+		}
+	})
+}
+
+// Ready passes on what the endpoint has sent.
+func (r *replies) Ready(forward.Readiness) {
+	n, bytes, err := r.loop.reply(r.session, r.fd, &r.crowd)
+	if err != nil {
+		r.tell(func(s *session) { s.failed(err) })
+		return
+	}
+	if n > 0 {
+		r.bytes.Add(bytes)
+		r.last.Store(r.loop.clock().UnixNano())
+	}
+}
+
+// takeBack ends the replies of a session that ends, and closes its socket.
+func (s *session) takeBack() {
+	r, handedOver := s.lent, s.handover != 0
+	s.lent = nil
+	if r.loop.poller.Do(func() { r.close(handedOver) }) != nil {
+		unix.Close(r.fd)
+	}
+}
+
+func (r *replies) close(handedOver bool) {
+	r.closed = true
+	switch {
+	case !r.opened:
+		unix.Close(r.fd)
+	case handedOver:
+		r.loop.poller.Remove(r.watched)
+		unix.Close(r.fd)
+	default:
+		r.loop.poller.CloseFD(r.watched)
+	}
+}
+
+// stirred reports whether replies have come by another loop since the session was last
+// looked at, which so is not idle.
+func (s *session) stirred() bool {
+	if s.lent == nil {
+		return false
+	}
+	last := time.Unix(0, s.lent.last.Load())
+	if !last.After(s.last) {
+		return false
+	}
+	s.touch()
+	s.last = last
+	return true
+}
+
+// settle calls f, on the socket's loop, when no other sends by the socket any more: all sessions
+// have ended.
+func (sk *socket) settle(f func()) {
+	if !sk.lent {
+		f()
+		return
+	}
+	pass := func() { _ = sk.loop.poller.Do(f) }
+	for _, lp := range sk.loop.others {
+		next := pass
+		pass = func() {
+			flushed := func() {
+				if lp.outFrom == sk {
+					lp.flush()
+				}
+				next()
+			}
+			if lp.poller.Do(flushed) != nil { // it has ended
+				next()
+			}
+		}
+	}
+	pass()
+}
