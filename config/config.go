@@ -164,7 +164,7 @@ type ServicePort struct {
 	AffinityTimeout time.Duration
 
 	// UDPIdleTimeout is how long a UDP session of this port lasts without a
-	// datagram; 0 means as long as the proxy's own default.
+	// datagram, answered or not; 0 means as long as the proxy's own default.
 	UDPIdleTimeout time.Duration
 
 	// IdleTimeout is how long a TCP connection or SCTP association of this port

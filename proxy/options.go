@@ -54,8 +54,8 @@ type Options struct {
 	// EndpointDrainTimeout is after how long connections end to an endpoint that left, or
 	// terminates; 0 means never. A Service may have its own.
 	EndpointDrainTimeout time.Duration
-	// UDPIdleTimeout is how long a UDP session lasts without a datagram, unless
-	// the Service says otherwise.
+	// UDPIdleTimeout is how long a UDP session lasts without a datagram once an endpoint has
+	// answered; before, it is 1 minute at most. A Service may have its own, for both.
 	UDPIdleTimeout time.Duration
 
 	// Affinity bounds how many clients are remembered.
@@ -104,7 +104,7 @@ func Defaults() Options {
 		HalfClosed:      10 * time.Minute,
 		AffinityPerPort: 65536,
 		AffinityTotal:   1 << 20,
-		UDPIdleTimeout:  time.Minute,
+		UDPIdleTimeout:  2 * time.Minute,
 		CheckInterval:   10 * time.Second,
 	}
 }

@@ -116,7 +116,7 @@ func (f *configFlags) registerProxy(flags *pflag.FlagSet) {
 	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "connections that may be open at once; 0 means as many as open files allow, which is a little under half their limit")
 	flags.Int64Var(&o.MaxConnectionsPerPort, "max-connections-per-port", 0, "connections that one service port may have open at once; 0 means half of all when there is little room left")
 	flags.Int64Var(&o.MaxClientShare, "max-client-share", o.MaxClientShare, "percent of the connections, and of the UDP sessions, that one client address may have open when there is little room left (the last eighth); 100 means as many as there are")
-	flags.DurationVar(&o.UDPIdleTimeout, "udp-idle-timeout", o.UDPIdleTimeout, "how long a UDP session lasts without a datagram; a Service may set its own by the annotation usher.io/udp-idle-timeout")
+	flags.DurationVar(&o.UDPIdleTimeout, "udp-idle-timeout", o.UDPIdleTimeout, "how long a UDP session lasts without a datagram once an endpoint has answered; before, it is 1m at most; a Service may set its own, for both, by the annotation usher.io/udp-idle-timeout")
 	flags.Int64Var(&o.MaxUDPSessions, "max-udp-sessions", o.MaxUDPSessions, "UDP sessions that may be open at once, a quarter of the open files limit at the most; beyond it the one that has been idle longest ends")
 	flags.Int64Var(&o.MaxUDPSessionsPerPort, "max-udp-sessions-per-port", 0, "UDP sessions that one service port may have open at once; 0 means half of all")
 	flags.Int64Var(&o.AffinityPerPort, "max-affinity-per-port", o.AffinityPerPort, "clients that are remembered for one service port with ClientIP affinity")

@@ -23,7 +23,7 @@ import (
 type Server struct {
 	node    *frontend.Node
 	pollers *forward.Pollers
-	idle    time.Duration // how long a session lasts without a datagram, unless the Service says otherwise
+	idle    time.Duration // how long an answered session lasts without a datagram, unless the Service says otherwise
 	loops   []*loop       // for who opens listeners
 
 	clients clients
@@ -35,8 +35,8 @@ type Server struct {
 	retiring sync.WaitGroup // listeners that a successor has, and by which replies go out yet
 }
 
-// New returns a Server without listeners, whose loops are on pollers. Sessions end when they are idle for so long,
-// unless their Service says otherwise.
+// New returns a Server without listeners, whose loops are on pollers. Sessions that an endpoint has answered
+// end when they are idle for so long, unless their Service says otherwise.
 func New(node *frontend.Node, pollers *forward.Pollers, idle time.Duration) *Server {
 	return &Server{node: node, pollers: pollers, idle: idle, listeners: map[*listener]bool{}}
 }

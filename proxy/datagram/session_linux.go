@@ -53,7 +53,12 @@ type session struct {
 type unanswered struct {
 	search.Search
 	kept
+	inSocket *list.Element // of socket.unanswered
 }
+
+// unansweredTimeout bounds how long a session lasts without a datagram as long as no endpoint
+// has answered, unless the Service has a timeout of its own.
+const unansweredTimeout = time.Minute
 
 // admit finds out which VIP the client sent to, and whether it may.
 func (s *session) admit() (trace.End, frontend.Drop, error) {
@@ -331,6 +336,9 @@ func (s *session) touch() {
 	sk := s.socket
 	s.last = sk.loop.clock()
 	sk.order.MoveToBack(s.inSocket)
+	if s.search != nil {
+		sk.unanswered.MoveToBack(s.search.inSocket)
+	}
 	sk.loop.sessions.MoveToBack(s.inLoop)
 	s.siblings.MoveToBack(s.inClient)
 }
@@ -349,6 +357,7 @@ func (s *session) answered() {
 // stopSearching forgets what is needed until an endpoint has answered.
 func (s *session) stopSearching() {
 	s.search.drop(s.socket.loop)
+	s.socket.unanswered.Remove(s.search.inSocket)
 	s.search = nil
 }
 

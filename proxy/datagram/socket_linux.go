@@ -27,16 +27,19 @@ type socket struct {
 
 	view     *frontend.View          // that the sessions are compared with, but for those that are stale
 	stay     map[*balance.State]bool // usable(view), if there were sessions
-	idle     time.Duration
 	sessions map[sessionKey]*session
 	order    list.List // *session; idle for longest first
-	peak     int       // sessions at once since the map was made
-	expiry   *time.Timer
-	ticking  bool   // expiry will call expire
-	lost     uint32 // datagrams that the kernel dropped before they were received
-	deaf     bool   // it is not watched
-	closed   bool
-	lent     bool // another loop may send by it
+	// unanswered are those of them that no endpoint has answered, in the same order.
+	unanswered list.List
+	// How long sessions last without a datagram: all, and those that are unanswered, at most as long.
+	idle, unansweredIdle time.Duration
+	peak                 int // sessions at once since the map was made
+	expiry               *time.Timer
+	ticking              bool   // expiry will call expire
+	lost                 uint32 // datagrams that the kernel dropped before they were received
+	deaf                 bool   // it is not watched
+	closed               bool
+	lent                 bool // another loop may send by it
 
 	// Once a successor has the socket: what closes it, and how many clients
 	// wait for a reply before that. See retire.
@@ -224,7 +227,7 @@ func (sk *socket) begin(first *arrival, count int) *session {
 	}
 	s.last = s.Began
 	sk.enter(s)
-	s.search = &unanswered{Search: s.NewSearch()}
+	s.search = &unanswered{Search: s.NewSearch(), inSocket: sk.unanswered.PushBack(s)}
 	if !s.connect() {
 		f.Counters.Drop(frontend.DropNoEndpoint, count)
 		return nil
@@ -287,8 +290,10 @@ func (sk *socket) refresh() {
 	}
 	sk.view = v
 	sk.idle = v.Port.UDPIdleTimeout
+	sk.unansweredIdle = sk.idle
 	if sk.idle == 0 {
 		sk.idle = sk.listener.server.idle
+		sk.unansweredIdle = min(sk.idle, unansweredTimeout)
 	}
 	if sk.order.Len() == 0 {
 		return
@@ -315,12 +320,12 @@ func (sk *socket) refresh() {
 func (sk *socket) abandon(refused *balance.State) {
 	now := sk.loop.clock()
 	var waiting []*session
-	for e := sk.order.Back(); e != nil; e = e.Prev() {
+	for e := sk.unanswered.Back(); e != nil; e = e.Prev() {
 		s := e.Value.(*session)
 		if now.Sub(s.last) > keptTime {
 			break
 		}
-		if s.search != nil && s.endpoint.State == refused {
+		if s.endpoint.State == refused {
 			waiting = append(waiting, s)
 		}
 	}
@@ -338,13 +343,13 @@ func (sk *socket) expire() {
 		return
 	}
 	now := sk.loop.clock()
-	for n := 0; sk.order.Len() > 0; n++ {
-		s := sk.order.Front().Value.(*session)
+	for n := 0; ; n++ {
+		s, left := sk.nextIdle(now)
+		if s == nil || left > 0 {
+			break
+		}
 		if s.stirred() {
 			continue
-		}
-		if now.Sub(s.last) < sk.idle {
-			break
 		}
 		if n == sessionsPerTurn {
 			_ = sk.loop.poller.Do(sk.expire) // the loop runs as long as there are sessions
@@ -355,12 +360,31 @@ func (sk *socket) expire() {
 	sk.tick()
 }
 
-// tick makes expire be called when the next session may be idle for too long.
+// tick makes expire be called when the next session may be idle for too long, also one that begins
+// meanwhile.
 func (sk *socket) tick() {
-	if first := sk.order.Front(); first != nil && !sk.ticking {
-		sk.ticking = true
-		sk.expiry.Reset(max(sk.idle-sk.loop.clock().Sub(first.Value.(*session).last), time.Millisecond))
+	if sk.ticking {
+		return
 	}
+	if s, left := sk.nextIdle(sk.loop.clock()); s != nil {
+		sk.ticking = true
+		sk.expiry.Reset(max(min(left, sk.unansweredIdle), time.Millisecond))
+	}
+}
+
+// nextIdle returns the session that is idle for too long first, and in how long that is; nil if there is none.
+func (sk *socket) nextIdle(now time.Time) (next *session, left time.Duration) {
+	if e := sk.order.Front(); e != nil {
+		next = e.Value.(*session)
+		left = sk.idle - now.Sub(next.last)
+	}
+	if e := sk.unanswered.Front(); e != nil {
+		s := e.Value.(*session)
+		if earlier := sk.unansweredIdle - now.Sub(s.last); earlier < left {
+			next, left = s, earlier
+		}
+	}
+	return next, left
 }
 
 // forget takes s out of the books.

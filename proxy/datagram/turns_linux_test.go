@@ -67,3 +67,63 @@ func TestManySessionsEndInTurns(t *testing.T) {
 		})
 	}
 }
+
+// TestAnUnansweredSessionEndsBeforeAnAnsweredOne expects the timeouts that the kernel's connection
+// tracking tells apart too.
+func TestAnUnansweredSessionEndsBeforeAnAnsweredOne(t *testing.T) {
+	for _, c := range []struct {
+		silent, ofService time.Duration
+		left              int64
+	}{
+		{90 * time.Second, 0, 1},
+		{121 * time.Second, 0, 0},
+		{90 * time.Second, time.Hour, 2},
+		{4 * time.Second, 3 * time.Second, 0},
+	} {
+		t.Run(c.silent.String(), func(t *testing.T) {
+			g := NewWithT(t)
+			log := logrus.New()
+			log.SetOutput(io.Discard)
+			f, srv := redirectedFront(t, log)
+			srv.idle = 2 * time.Minute
+			var err error
+			f.Portal, err = none.Mode.New(context.Background(), portal.Options{})
+			g.Expect(err).NotTo(HaveOccurred())
+			endpoint, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+			g.Expect(err).NotTo(HaveOccurred())
+			defer endpoint.Close()
+			v := *f.View()
+			v.All[0].Endpoint.Addr = endpoint.LocalAddr().(*net.UDPAddr).AddrPort()
+			v.Port.UDPIdleTimeout = c.ofService
+			f.Swap(&v)
+			l, err := srv.Listen(f, portal.Bind{Addr: netip.MustParseAddrPort("127.0.0.1:0"), Targets: []portal.Target{frontend.Target(f.Protocol, v.Port.VIPs[0])}})
+			g.Expect(err).NotTo(HaveOccurred())
+			defer l.Close(frontend.Stopped)
+			buf := make([]byte, 8)
+			for _, answered := range []bool{true, false} {
+				client, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(l.Addr()))
+				g.Expect(err).NotTo(HaveOccurred())
+				defer client.Close()
+				g.Expect(client.Write([]byte("x"))).Error().NotTo(HaveOccurred())
+				_, from, err := endpoint.ReadFromUDPAddrPort(buf)
+				g.Expect(err).NotTo(HaveOccurred())
+				if answered {
+					g.Expect(endpoint.WriteToUDPAddrPort(buf[:1], from)).Error().NotTo(HaveOccurred())
+					g.Expect(client.Read(buf)).Error().NotTo(HaveOccurred())
+				}
+			}
+			g.Eventually(f.Sessions.Load).Should(BeEquivalentTo(2))
+			sk := l.(*listener).socket
+			left := make(chan int64, 1)
+			g.Expect(sk.loop.poller.Do(func() {
+				for e := sk.order.Front(); e != nil; e = e.Next() {
+					s := e.Value.(*session)
+					s.last = s.last.Add(-c.silent)
+				}
+				sk.expire()
+				left <- f.Sessions.Load()
+			})).To(Succeed())
+			g.Expect(<-left).To(Equal(c.left))
+		})
+	}
+}

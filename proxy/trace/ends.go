@@ -83,7 +83,7 @@ var Ends = []EndMeaning{
 	{Limit, "too many connections, or the node has run out of descriptors, memory or ports; a UDP session: another client needed the room, and this one had been idle longest, or the first datagram's hop limit was used up", FaultNode},
 	{Drained, "usher was stopped, and `--drain-timeout` was over; a UDP session ends as soon as usher is stopped", FaultNode},
 	{Aged, "it had reached `--max-connection-age`", FaultPolicy},
-	{Idle, "nothing moved for `--connection-idle-timeout`; UDP: no datagram either way for `--udp-idle-timeout`", FaultNone},
+	{Idle, "nothing moved for `--connection-idle-timeout`; UDP: no datagram either way for `--udp-idle-timeout`, or for 1 min before the first answer", FaultNone},
 	{EndpointDrained, "the endpoint had left, or was terminating, for `--endpoint-drain-timeout`", FaultPolicy},
 	{EndpointLeft, "UDP: the endpoint left, or serves no more", FaultPolicy},
 	{Withdrawn, "UDP: the Service, or the VIP that the client used, was taken away", FaultPolicy},

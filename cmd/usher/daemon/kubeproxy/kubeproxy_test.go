@@ -111,7 +111,7 @@ var _ = Describe("Read", func() {
 		Entry("logging: format json", "logging: {format: json}", Settings{Flags: flags{"log-format": "json"}}),
 
 		Entry("conntrack", "conntrack: {maxPerCore: 1000, min: 2000, tcpEstablishedTimeout: 1h, tcpCloseWaitTimeout: 2m, udpTimeout: 3s, udpStreamTimeout: 4s, tcpBeLiberal: true}",
-			Settings{Conntrack: daemon.Conntrack{MaxPerCore: 1000, Min: 2000, TCPEstablished: time.Hour, TCPCloseWait: 2 * time.Minute, UDP: 3 * time.Second, UDPStream: 4 * time.Second, TCPBeLiberal: true}}),
+			Settings{Flags: flags{"udp-idle-timeout": "4s"}, Conntrack: daemon.Conntrack{MaxPerCore: 1000, Min: 2000, TCPEstablished: time.Hour, TCPCloseWait: 2 * time.Minute, UDP: 3 * time.Second, UDPStream: 4 * time.Second, TCPBeLiberal: true}}),
 		Entry("conntrack as kubeadm writes it", "conntrack: {maxPerCore: null, min: null, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null}", Settings{}),
 		Entry("conntrack with half of it", "conntrack: {maxPerCore: 0}", Settings{Conntrack: daemon.Conntrack{Min: 131072}}),
 

@@ -158,6 +158,7 @@ func settings(c *v1alpha1.KubeProxyConfiguration) (*Settings, field.ErrorList) {
 	}
 	s.Resync = v.period(field.NewPath("configSyncPeriod"), c.ConfigSyncPeriod.Duration, 0)
 	s.Conntrack = v.conntrack(field.NewPath("conntrack"), &c.Conntrack)
+	s.Flags["udp-idle-timeout"] = said(s.Conntrack.UDPStream)
 	v.oneOf(field.NewPath("detectLocalMode"), string(c.DetectLocalMode), localModes...)
 	if clusterCIDRs := v.clusterCIDRs(field.NewPath("clusterCIDR"), c.ClusterCIDR); usesClusterCIDR(c) {
 		s.Flags["cluster-cidr"] = clusterCIDRs
