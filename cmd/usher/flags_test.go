@@ -142,6 +142,16 @@ var _ = Describe("what 'usher run' is told in several places", func() {
 		Expect(c.Portal.PodInterfaces).To(Equal(portal.Interfaces("cali+")))
 	})
 
+	It("has kube-proxy's defaults for connection tracking on a node of a cluster only", func() {
+		kubeadm := file(header + "conntrack: {maxPerCore: null, min: null, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null}\n")
+		Expect(configOf().Conntrack).To(Equal(daemon.DefaultConntrack))
+		Expect(configOf("--config=" + kubeadm).Conntrack).To(Equal(daemon.DefaultConntrack))
+		Expect(configOf("--conntrack-max-per-core=0").Conntrack.MaxPerCore).To(BeZero())
+		for _, flag := range []string{"--manifests=/tmp", "--via=portforward"} {
+			Expect(configOf("--config="+kubeadm, flag).Conntrack).To(BeZero(), flag)
+		}
+	})
+
 	It("is --manifests, though the file says how to reach an API server", func() {
 		c := configOf("--manifests=/tmp", "--config="+file(header+"clientConnection: {kubeconfig: /etc/kube.conf}\n"))
 		Expect(c.Manifests).To(HaveExactElements("/tmp"))

@@ -36,7 +36,7 @@ func (f *kubeProxyFlags) register(flags *pflag.FlagSet, server *string) {
 	}
 	flags.StringVar(server, "master", "", "kube-proxy's name of --server")
 	flags.BoolVar(&f.cleanup, "cleanup", false, "kube-proxy's name of 'usher cleanup'")
-	flags.BoolVar(&f.initOnly, "init-only", false, "make the settings of the kernel that kube-proxy's configuration asks for, and end")
+	flags.BoolVar(&f.initOnly, "init-only", false, "make the settings of the kernel's connection tracking, kube-proxy's defaults where its configuration does not say, and end")
 	for _, name := range []string{"master", "cleanup", "init-only"} {
 		hide(name)
 	}
@@ -67,7 +67,9 @@ func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, given map[string]
 	r.Cluster.QPS, r.Cluster.Burst = s.QPS, s.Burst
 	r.Resync = s.Resync
 	r.nodeIP = s.NodeIP
-	r.Conntrack = s.Conntrack
+	if s.Conntrack != nil {
+		r.Conntrack = *s.Conntrack
+	}
 	r.Portal.PodInterfaces = s.PodInterfaces
 	for flag, value := range s.Flags {
 		if flags.Changed(flag) {

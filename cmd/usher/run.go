@@ -175,6 +175,9 @@ func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error)
 	if r.Via.Remote() && !flags.Changed("dial-timeouts") {
 		r.Proxy.Schedule = portforward.Schedule
 	}
+	if !r.fromFiles() && !r.Via.Remote() {
+		r.Conntrack = daemon.DefaultConntrack
+	}
 	if given := r.kubeProxy.given(flags); r.config != "" || len(given) > 0 {
 		if warnings, err = r.readKubeProxyConfig(flags, given); err != nil {
 			return nil, err

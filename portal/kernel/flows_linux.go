@@ -40,6 +40,13 @@ func OpenFlows() (*Flows, error) {
 	return f, nil
 }
 
+// LoadConntrack makes the kernel load its connection tracking, and the settings of it, if it can.
+func LoadConntrack() {
+	if f, err := OpenFlows(); err == nil {
+		f.Close()
+	}
+}
+
 // Close gives the descriptor back.
 func (f *Flows) Close() { unix.Close(f.socket) }
 

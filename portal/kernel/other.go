@@ -19,6 +19,9 @@ func NeedNetAdmin() error { return nil }
 // ForgetRedirected has nothing to forget here.
 func ForgetRedirected(iter.Seq[portal.Target], logrus.FieldLogger) {}
 
+// LoadConntrack has nothing to load here.
+func LoadConntrack() {}
+
 // ForgetAnswers has nothing to take out here.
 func ForgetAnswers(uint32) ([]string, error) { return nil, nil }
 

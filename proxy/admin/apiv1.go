@@ -30,6 +30,8 @@ type APIOptions struct {
 	Version string
 	Demo    bool
 	Via     string // see api.Status
+	// Conntrack is that of api.Status.
+	Conntrack map[string]int
 	// Reports returns what the source has found wrong. Nil: nothing.
 	Reports func() []config.Report
 	// Health and AccessLog are asked for problems. Nil: there are none.

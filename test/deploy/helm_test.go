@@ -67,6 +67,10 @@ var _ = Describe("the chart", func() {
 		Expect(chart(values("keeper: false")).container().Args).To(HaveExactElements("run", "--node-name=$(NODE_NAME)", "--take-over"))
 	})
 
+	It("can do without settings of connection tracking", func() {
+		Expect(chart(values("setConntrack: false")).pod().InitContainers).To(BeEmpty())
+	})
+
 	It("tells where spans go", func() {
 		Expect(chart(values("otlpEndpoint: http://127.0.0.1:4318")).container().Env).To(ContainElement(
 			corev1.EnvVar{Name: "OTEL_EXPORTER_OTLP_ENDPOINT", Value: "http://127.0.0.1:4318"}))

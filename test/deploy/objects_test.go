@@ -49,7 +49,6 @@ func (i *installation) pod() *corev1.PodSpec { return &i.daemon.Spec.Template.Sp
 
 func (i *installation) container() *corev1.Container {
 	GinkgoHelper()
-	Expect(i.pod().InitContainers).To(BeEmpty())
 	Expect(i.pod().Containers).To(HaveLen(1))
 	return &i.pod().Containers[0]
 }

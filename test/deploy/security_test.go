@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strings"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -79,6 +80,25 @@ var _ = Describe("an installation", func() {
 			for _, m := range i.container().VolumeMounts {
 				Expect(m.ReadOnly).To(BeTrue(), m.Name)
 			}
+		})
+
+		It("sets connection tracking in an init container that may write /proc/sys, with the same configuration", func() {
+			i := get()
+			Expect(i.pod().InitContainers).To(HaveLen(1))
+			c := i.pod().InitContainers[0]
+			Expect(c.Image).To(Equal(i.container().Image))
+			Expect(c.Args[:2]).To(Equal([]string{"run", "--init-only"}))
+			for _, arg := range c.Args[2:] {
+				Expect(i.container().Args).To(ContainElement(arg))
+			}
+			for _, arg := range i.container().Args {
+				if strings.HasPrefix(arg, "--config=") {
+					Expect(c.Args).To(ContainElement(arg))
+				}
+			}
+			Expect(i.container().VolumeMounts).To(ContainElements(c.VolumeMounts))
+			Expect(c.SecurityContext).To(Equal(&corev1.SecurityContext{RunAsUser: ptr.To[int64](0), RunAsGroup: ptr.To[int64](0),
+				Privileged: ptr.To(true), ReadOnlyRootFilesystem: ptr.To(true)}))
 		})
 
 		It("runs on the network of every Linux node, and declares no ports", func() {

@@ -131,6 +131,19 @@ var _ = Describe("the settings of connection tracking", func() {
 		Entry("what cannot be read", "?", runtime.NumCPU()),
 	)
 
+	It("are kube-proxy's where nothing is configured", func() {
+		dir := GinkgoT().TempDir()
+		for _, name := range []string{"max", "buckets", "tcp_timeout_established", "tcp_timeout_close_wait"} {
+			Expect(os.WriteFile(filepath.Join(dir, "nf_conntrack_"+name), []byte("1000\n"), 0o600)).To(Succeed())
+		}
+		log, _ := logtest.NewNullLogger()
+		Expect(DefaultConntrack.write(dir, 8, log)).To(Succeed())
+		for name, want := range map[string]string{"max": "524288", "buckets": "131072", "tcp_timeout_established": "86400", "tcp_timeout_close_wait": "3600"} {
+			Expect(os.ReadFile(filepath.Join(dir, "nf_conntrack_"+name))).To(BeEquivalentTo(want), name)
+		}
+		Expect(DefaultConntrack.write(filepath.Join(dir, "none"), 8, log)).To(Succeed(), "without connection tracking")
+	})
+
 	It("are made, never lowered where others may need more, and all that cannot be made is named", func() {
 		dir := GinkgoT().TempDir()
 		file := func(name, value string) string {
@@ -138,6 +151,7 @@ var _ = Describe("the settings of connection tracking", func() {
 			Expect(os.WriteFile(path, []byte(value), 0o600)).To(Succeed())
 			return path
 		}
+		file("nf_conntrack_buckets", "100000\n")
 		maximum, established, closeWait := file("nf_conntrack_max", "1000\n"), file("nf_conntrack_tcp_timeout_established", "432000\n"), file("nf_conntrack_tcp_timeout_close_wait", "60\n")
 		log, logged := logtest.NewNullLogger()
 		apply := func(c Conntrack) { GinkgoHelper(); Expect(c.write(dir, 4, log)).To(Succeed()) }

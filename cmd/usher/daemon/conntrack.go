@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -10,6 +12,10 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/kernel"
+	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
 // conntrackDir is where the kernel has the settings of connection tracking
@@ -32,10 +38,70 @@ type Conntrack struct {
 	TCPBeLiberal bool
 }
 
+// DefaultConntrack is what kube-proxy sets where its configuration does not say
+// (k8s.io/kubernetes/pkg/proxy/apis/config/v1alpha1/defaults.go).
+var DefaultConntrack = Conntrack{MaxPerCore: 32 * 1024, Min: 128 * 1024, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}
+
 // SetConntrack makes the kernel's connection tracking what c says, as kube-proxy
-// does. The error names all that cannot be written.
+// does. The error names all that cannot be written. A kernel without connection tracking is
+// none.
 func SetConntrack(c Conntrack, log logrus.FieldLogger) error {
-	return c.write(conntrackDir, nodeProcessors("/sys/devices/system/cpu/online"), log)
+	if c == (Conntrack{}) {
+		return nil
+	}
+	kernel.LoadConntrack()
+	return c.write(conntrackDir, processors(), log)
+}
+
+// setConntrack makes the settings, which an init container may have made; of the defaults only a
+// portal has a use that redirects.
+func (d *Daemon) setConntrack(pt portal.Portal) {
+	c := d.config.Conntrack
+	if c == DefaultConntrack && !pt.Traits().Redirects {
+		return
+	}
+	d.conntrack = c.byName(processors())
+	if err := SetConntrack(c, d.log); err != nil {
+		d.log.WithError(err).Warn("Run 'usher run --init-only' with the same flags, as root and where /proc/sys can be written")
+	}
+}
+
+// processors returns how many processors the node has.
+func processors() int { return nodeProcessors("/sys/devices/system/cpu/online") }
+
+// sysctl is a setting in conntrackDir.
+type sysctl struct {
+	name  string
+	value int
+}
+
+// sysctls returns what c sets, with so many processors. api.RaisedOnly says which are never lowered.
+func (c Conntrack) sysctls(processors int) (all []sysctl) {
+	add := func(name string, value int) {
+		if value != 0 {
+			all = append(all, sysctl{name, value})
+		}
+	}
+	maximum := c.maximum(processors)
+	add("nf_conntrack_max", maximum)
+	add("nf_conntrack_buckets", maximum/4)
+	add("nf_conntrack_tcp_timeout_established", int(c.TCPEstablished/time.Second))
+	add("nf_conntrack_tcp_timeout_close_wait", int(c.TCPCloseWait/time.Second))
+	add("nf_conntrack_udp_timeout", int(c.UDP/time.Second))
+	add("nf_conntrack_udp_timeout_stream", int(c.UDPStream/time.Second))
+	if c.TCPBeLiberal {
+		add("nf_conntrack_tcp_be_liberal", 1)
+	}
+	return all
+}
+
+// byName returns the same by name.
+func (c Conntrack) byName(processors int) map[string]int {
+	all := map[string]int{}
+	for _, s := range c.sysctls(processors) {
+		all[s.name] = s.value
+	}
+	return all
 }
 
 // nodeProcessors returns how many processors the node has online, by a list such as 0-3,6
@@ -59,33 +125,26 @@ func nodeProcessors(path string) (n int) {
 }
 
 func (c Conntrack) write(dir string, processors int, log logrus.FieldLogger) error {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		log.Info("The kernel has no connection tracking; its settings are not made")
+		return nil
+	}
 	var failed []string
-	write := func(name string, value int) {
-		if value == 0 {
-			return
-		}
-		path := filepath.Join(dir, name)
+	for _, s := range c.sysctls(processors) {
+		path := filepath.Join(dir, s.name)
 		text, err := os.ReadFile(path)
 		now, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 		switch {
-		case err == nil && (now == value || name == "nf_conntrack_max" && now > value): // others may need more
-			return
+		case err == nil && (now == s.value || api.RaisedOnly(s.name) && now > s.value): // others may need more
+			continue
 		case err == nil:
-			err = os.WriteFile(path, []byte(strconv.Itoa(value)), 0o644)
+			err = os.WriteFile(path, []byte(strconv.Itoa(s.value)), 0o644)
 		}
 		if err != nil {
-			failed = append(failed, fmt.Sprintf("%s=%d (%v)", name, value, err))
-			return
+			failed = append(failed, fmt.Sprintf("%s=%d (%v)", s.name, s.value, err))
+			continue
 		}
-		log.WithFields(logrus.Fields{"setting": name, "from": now, "to": value}).Info("Changed a setting of the kernel's connection tracking")
-	}
-	write("nf_conntrack_max", c.maximum(processors))
-	write("nf_conntrack_tcp_timeout_established", int(c.TCPEstablished/time.Second))
-	write("nf_conntrack_tcp_timeout_close_wait", int(c.TCPCloseWait/time.Second))
-	write("nf_conntrack_udp_timeout", int(c.UDP/time.Second))
-	write("nf_conntrack_udp_timeout_stream", int(c.UDPStream/time.Second))
-	if c.TCPBeLiberal {
-		write("nf_conntrack_tcp_be_liberal", 1)
+		log.WithFields(logrus.Fields{"setting": s.name, "from": now, "to": s.value}).Info("Changed a setting of the kernel's connection tracking")
 	}
 	if len(failed) > 0 {
 		return fmt.Errorf("settings of the kernel's connection tracking could not be made: %s", strings.Join(failed, ", "))

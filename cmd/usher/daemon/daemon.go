@@ -57,6 +57,8 @@ type Daemon struct {
 
 	// nodePorts are the networks on whose addresses node ports are now; none means on all.
 	nodePorts []netip.Prefix
+	// conntrack is api.Status.Conntrack.
+	conntrack map[string]int
 
 	workers sync.WaitGroup // what ends with the context of Run
 }
@@ -95,9 +97,6 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	if err := d.checkKernel(); err != nil {
 		return err
 	}
-	if err := SetConntrack(d.config.Conntrack, d.log); err != nil {
-		d.log.Warn(err)
-	}
 	hurry()
 	d.meetManager()
 	defer d.config.Manager.Wait(time.Second) // so that it hears all
@@ -116,6 +115,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	if err != nil {
 		return err
 	}
+	d.setConntrack(pt)
 	defer d.unlock()
 	defer d.workers.Wait()
 	defer cancel()

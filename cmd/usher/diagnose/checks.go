@@ -60,7 +60,7 @@ var checks = []check{
 	{"foreign", "rules of others for the same addresses", foreignRules, true},
 	{"route", "routes from this node to VIPs", routes, true},
 	{"client", "whether --client would be let in", clientLetIn, false},
-	{"conntrack", "room in the kernel's connection tracking", conntrack, true},
+	{"conntrack", "room in the kernel's connection tracking, and whether its settings are those that were configured", conntrack, true},
 	{"clock", "whether the node's clock is synchronized", clock, true},
 	{"dns", "whether --dns answers for Services", names, true},
 }

@@ -263,6 +263,17 @@ var _ = Describe("the kernel's connection tracking", func() {
 		Expect(conntrackRoom(899, 1000)).To(BeEmpty())
 		Expect(conntrackRoom(900, 1000)).To(ConsistOf(And(HaveField("Severity", Failing), HaveField("Known", "900 of 1000 entries"))))
 	})
+
+	It("is compared with what was configured, which may be the least", func() {
+		is := map[string]float64{"nf_conntrack_max": 300, "nf_conntrack_tcp_timeout_close_wait": 60, "nf_conntrack_tcp_timeout_established": 86400}
+		find := func(wanted map[string]int) []Finding {
+			return conntrackSettings(wanted, func(name string) float64 { return is[name] })
+		}
+		Expect(find(nil)).To(BeEmpty())
+		Expect(find(map[string]int{"nf_conntrack_max": 200, "nf_conntrack_tcp_timeout_established": 86400, "nf_conntrack_not_there": 1})).To(BeEmpty())
+		Expect(find(map[string]int{"nf_conntrack_max": 400, "nf_conntrack_tcp_timeout_close_wait": 3600})).To(ConsistOf(And(HaveField("Severity", Warning),
+			HaveField("Known", "nf_conntrack_max is 300, and should be 400; nf_conntrack_tcp_timeout_close_wait is 60, and should be 3600"))))
+	})
 })
 
 var _ = Describe("a DNS server", func() {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -165,13 +166,29 @@ func output(ctx context.Context, name string, args ...string) ([]byte, error) {
 // nearFull is from where on room is short.
 const nearFull = 0.9
 
-func conntrack(context.Context, *subject) []Finding {
+func conntrack(_ context.Context, s *subject) []Finding {
 	number := func(name string) float64 {
 		text, _ := os.ReadFile("/proc/sys/net/netfilter/" + name)
 		n, _ := strconv.ParseFloat(string(bytes.TrimSpace(text)), 64)
 		return n
 	}
-	return conntrackRoom(number("nf_conntrack_count"), number("nf_conntrack_max"))
+	return append(conntrackRoom(number("nf_conntrack_count"), number("nf_conntrack_max")), conntrackSettings(s.status.Conntrack, number)...)
+}
+
+// conntrackSettings compares the settings that usher was to make with what they are; 0 if that is not known.
+func conntrackSettings(wanted map[string]int, number func(name string) float64) []Finding {
+	var differ []string
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		now, want := number(name), float64(wanted[name])
+		if now != 0 && now != want && !(api.RaisedOnly(name) && now > want) {
+			differ = append(differ, fmt.Sprintf("%s is %.0f, and should be %.0f", name, now, want))
+		}
+	}
+	if len(differ) == 0 {
+		return nil
+	}
+	return []Finding{{"", Warning, "node", "the kernel's connection tracking is not set as usher's configuration, or kube-proxy's default, has it", strings.Join(differ, "; "),
+		"usher run --init-only with the flags of this usher, as root and where /proc/sys can be written, such as a privileged init container"}}
 }
 
 // conntrackRoom judges so many entries, of so many at the most; 0 if that is not known.

@@ -50,6 +50,15 @@ type Status struct {
 
 	// Defaults are what Services have that do not say otherwise.
 	Defaults Defaults `json:"defaults"`
+
+	// Conntrack are the settings of the kernel's connection tracking that usher was to make when it started,
+	// by name in net.netfilter; left out if it was to make none.
+	Conntrack map[string]int `json:"conntrack,omitempty"`
+}
+
+// RaisedOnly reports whether a setting of Status.Conntrack is the least that there must be.
+func RaisedOnly(name string) bool {
+	return name == "nf_conntrack_max" || name == "nf_conntrack_buckets"
 }
 
 // StatusProblem is something that is wrong.

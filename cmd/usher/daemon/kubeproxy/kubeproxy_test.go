@@ -111,9 +111,9 @@ var _ = Describe("Read", func() {
 		Entry("logging: format json", "logging: {format: json}", Settings{Flags: flags{"log-format": "json"}}),
 
 		Entry("conntrack", "conntrack: {maxPerCore: 1000, min: 2000, tcpEstablishedTimeout: 1h, tcpCloseWaitTimeout: 2m, udpTimeout: 3s, udpStreamTimeout: 4s, tcpBeLiberal: true}",
-			Settings{Flags: flags{"udp-idle-timeout": "4s"}, Conntrack: daemon.Conntrack{MaxPerCore: 1000, Min: 2000, TCPEstablished: time.Hour, TCPCloseWait: 2 * time.Minute, UDP: 3 * time.Second, UDPStream: 4 * time.Second, TCPBeLiberal: true}}),
+			Settings{Flags: flags{"udp-idle-timeout": "4s"}, Conntrack: &daemon.Conntrack{MaxPerCore: 1000, Min: 2000, TCPEstablished: time.Hour, TCPCloseWait: 2 * time.Minute, UDP: 3 * time.Second, UDPStream: 4 * time.Second, TCPBeLiberal: true}}),
 		Entry("conntrack as kubeadm writes it", "conntrack: {maxPerCore: null, min: null, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null}", Settings{}),
-		Entry("conntrack with half of it", "conntrack: {maxPerCore: 0}", Settings{Conntrack: daemon.Conntrack{Min: 131072}}),
+		Entry("conntrack with a part of it", "conntrack: {maxPerCore: 0, tcpCloseWaitTimeout: 0s}", Settings{Conntrack: &daemon.Conntrack{Min: 131072, TCPEstablished: 24 * time.Hour}}),
 
 		Entry("mode none", "mode: ''", Settings{}),
 		Entry("mode userspace", "mode: userspace", Settings{}),
@@ -290,9 +290,9 @@ var _ = Describe("Read", func() {
 		Entry(nil, "iptables-min-sync-period", "1s", Settings{Flags: flags{"max-sync-delay": "1s"}}),
 		Entry(nil, "kube-api-qps", "2.5", Settings{QPS: 2.5}),
 		Entry(nil, "kube-api-burst", "7", Settings{Burst: 7}),
-		Entry(nil, "conntrack-min", "2000", Settings{Conntrack: daemon.Conntrack{MaxPerCore: 32768, Min: 2000}}),
-		Entry(nil, "conntrack-tcp-timeout-established", "1h", Settings{Conntrack: daemon.Conntrack{TCPEstablished: time.Hour}}),
-		Entry(nil, "conntrack-tcp-be-liberal", "true", Settings{Conntrack: daemon.Conntrack{TCPBeLiberal: true}}),
+		Entry(nil, "conntrack-min", "2000", Settings{Conntrack: conntrack(func(c *daemon.Conntrack) { c.Min = 2000 })}),
+		Entry(nil, "conntrack-tcp-timeout-established", "1h", Settings{Conntrack: conntrack(func(c *daemon.Conntrack) { c.TCPEstablished = time.Hour })}),
+		Entry(nil, "conntrack-tcp-be-liberal", "true", Settings{Conntrack: conntrack(func(c *daemon.Conntrack) { c.TCPBeLiberal = true })}),
 	)
 
 	It("lets a flag win over the file, and keeps the rest of a section", func() {
@@ -358,7 +358,7 @@ var _ = Describe("Read", func() {
 	It("loads what kube-proxy --write-config-to writes, and warns of its defaults", func() {
 		s, warnings, err := Read("testdata/kube-proxy-defaults.yaml", nil)
 		Expect(err).NotTo(HaveOccurred())
-		Expect(*s).To(Equal(Settings{Flags: flags{"healthz-address": "0.0.0.0:10256", "admin-address": "127.0.0.1:10249", "log-format": "text", "portal-check-interval": "30s", "max-sync-delay": "1s"}, ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10, Conntrack: daemon.Conntrack{MaxPerCore: 32768, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}, Resync: 15 * time.Minute}))
+		Expect(*s).To(Equal(Settings{Flags: flags{"healthz-address": "0.0.0.0:10256", "admin-address": "127.0.0.1:10249", "log-format": "text", "portal-check-interval": "30s", "max-sync-delay": "1s"}, ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10, Conntrack: &daemon.DefaultConntrack, Resync: 15 * time.Minute}))
 		Expect(warnings).To(HaveLen(4), strings.Join(warnings, "\n"))
 	})
 
@@ -464,4 +464,11 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("kind %v was taken", doc["kind"])
 		}
 	})
+}
+
+// conntrack returns kube-proxy's defaults but for what differs.
+func conntrack(differs func(*daemon.Conntrack)) *daemon.Conntrack {
+	c := daemon.DefaultConntrack
+	differs(&c)
+	return &c
 }

@@ -48,7 +48,8 @@ type Settings struct {
 	// else is a Pod then: a name (detectLocal.bridgeInterface), or the beginning of
 	// names and a + (detectLocal.interfaceNamePrefix). Empty: they are told by networks.
 	PodInterfaces portal.Interfaces
-	Conntrack     daemon.Conntrack
+	// Conntrack is nil if none of its fields is set. Those that are not set are kube-proxy's defaults.
+	Conntrack *daemon.Conntrack
 }
 
 // kube-proxy's ports (pkg/cluster/ports), for addresses that name none.
@@ -158,7 +159,9 @@ func settings(c *v1alpha1.KubeProxyConfiguration) (*Settings, field.ErrorList) {
 	}
 	s.Resync = v.period(field.NewPath("configSyncPeriod"), c.ConfigSyncPeriod.Duration, 0)
 	s.Conntrack = v.conntrack(field.NewPath("conntrack"), &c.Conntrack)
-	s.Flags["udp-idle-timeout"] = said(s.Conntrack.UDPStream)
+	if s.Conntrack != nil {
+		s.Flags["udp-idle-timeout"] = said(s.Conntrack.UDPStream)
+	}
 	v.oneOf(field.NewPath("detectLocalMode"), string(c.DetectLocalMode), localModes...)
 	if clusterCIDRs := v.clusterCIDRs(field.NewPath("clusterCIDR"), c.ClusterCIDR); usesClusterCIDR(c) {
 		s.Flags["cluster-cidr"] = clusterCIDRs
@@ -445,9 +448,12 @@ func (v *validator) period(path *field.Path, value, least time.Duration) time.Du
 	return 0
 }
 
-// conntrack fills in kube-proxy's defaults of the one of maxPerCore and min that is
-// missing, if the other is there.
-func (v *validator) conntrack(path *field.Path, c *v1alpha1.KubeProxyConntrackConfiguration) daemon.Conntrack {
+// conntrack returns Settings.Conntrack.
+func (v *validator) conntrack(path *field.Path, c *v1alpha1.KubeProxyConntrackConfiguration) *daemon.Conntrack {
+	if *c == (v1alpha1.KubeProxyConntrackConfiguration{}) {
+		return nil
+	}
+	byDefault := daemon.DefaultConntrack
 	count := func(name string, value *int32, missing int) int {
 		switch {
 		case value == nil:
@@ -457,23 +463,21 @@ func (v *validator) conntrack(path *field.Path, c *v1alpha1.KubeProxyConntrackCo
 		}
 		return int(*value)
 	}
-	timeout := func(name string, value *metav1.Duration) time.Duration {
+	timeout := func(name string, value *metav1.Duration, missing time.Duration) time.Duration {
 		if value == nil {
-			return 0
+			return missing
 		}
 		return v.period(path.Child(name), value.Duration, time.Second)
 	}
-	out := daemon.Conntrack{
-		TCPEstablished: timeout("tcpEstablishedTimeout", c.TCPEstablishedTimeout),
-		TCPCloseWait:   timeout("tcpCloseWaitTimeout", c.TCPCloseWaitTimeout),
-		UDP:            timeout("udpTimeout", &c.UDPTimeout),
-		UDPStream:      timeout("udpStreamTimeout", &c.UDPStreamTimeout),
+	return &daemon.Conntrack{
+		MaxPerCore:     count("maxPerCore", c.MaxPerCore, byDefault.MaxPerCore),
+		Min:            count("min", c.Min, byDefault.Min),
+		TCPEstablished: timeout("tcpEstablishedTimeout", c.TCPEstablishedTimeout, byDefault.TCPEstablished),
+		TCPCloseWait:   timeout("tcpCloseWaitTimeout", c.TCPCloseWaitTimeout, byDefault.TCPCloseWait),
+		UDP:            timeout("udpTimeout", &c.UDPTimeout, 0),
+		UDPStream:      timeout("udpStreamTimeout", &c.UDPStreamTimeout, 0),
 		TCPBeLiberal:   c.TCPBeLiberal,
 	}
-	if c.MaxPerCore != nil || c.Min != nil {
-		out.MaxPerCore, out.Min = count("maxPerCore", c.MaxPerCore, 32*1024), count("min", c.Min, 128*1024)
-	}
-	return out
 }
 
 // bindAddress fills in NodeIP and, as kube-proxy does, addresses that are not
