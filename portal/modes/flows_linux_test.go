@@ -36,6 +36,19 @@ var _ = Describe("a UDP client that keeps its port, when rules that led it go", 
 		}),
 	)
 
+	DescribeTable("is refused when its Service has no endpoint any more", func(mode portal.Mode) {
+		n := NewNet()
+		p := n.Open(mode, portal.Options{})
+		_, rules := n.Publish(p, "dns", DNS4)
+		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("dns"))
+		rules[0].LocalPort, rules[0].Action = 0, portal.Reject
+		n.Apply(p, rules, nil) // the server, which had answered, is still there
+		Expect(n.Pod.AskFrom(DNS4, 5353, time.Second)).To(Equal("refused"))
+	},
+		Entry("with iptables", iptables.Mode),
+		Entry("with nftables", nftables.Mode),
+	)
+
 	It("is served when mode address takes the place of mode nftables", func() {
 		n := NewNet()
 		n.Publish(choose(n, nftables.Mode.Name, portal.Options{}), "before", DNS4)

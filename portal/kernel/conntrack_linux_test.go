@@ -1,0 +1,34 @@
+package kernel
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+
+	. "github.com/onsi/gomega"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// TestFlowsOfANodePortAreThoseToTheNode expects that a node port without endpoints, which is rejected, does not
+// cost other hosts their flows: its target has no address.
+func TestFlowsOfANodePortAreThoseToTheNode(t *testing.T) {
+	g := NewWithT(t)
+	node, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("198.51.100.7")
+	stale := staleFlows{
+		want:   map[portal.Target]int{{Protocol: portal.UDP, Addr: portal.IPv4.Any(), Port: 30053}: 0},
+		family: portal.IPv4, nodePorts: true, local: []netip.Prefix{netip.PrefixFrom(node, 32)},
+	}
+	flow := func(to netip.Addr, port uint16, from string, fromPort uint16) *netlink.ConntrackFlow {
+		return &netlink.ConntrackFlow{
+			Forward: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, DstIP: to.AsSlice(), DstPort: port},
+			Reverse: netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: net.ParseIP(from).To4(), SrcPort: fromPort},
+		}
+	}
+	g.Expect(stale.MatchConntrackFlow(flow(node, 30053, "192.0.0.117", 40001))).To(BeTrue())
+	g.Expect(stale.MatchConntrackFlow(flow(node, 30054, "192.0.0.117", 40001))).To(BeFalse())
+	g.Expect(stale.MatchConntrackFlow(flow(other, 30053, other.String(), 30053))).To(BeFalse())
+	g.Expect(stale.MatchConntrackFlow(flow(other, 30053, "10.244.0.9", 5300))).To(BeFalse())
+}
