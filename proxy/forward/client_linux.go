@@ -19,6 +19,45 @@ type Client struct {
 
 	first []byte
 	err   error // that reading has met
+
+	watcher *Loop // set by WatchClient
+	watch   Registration
+	seen    Readiness // since WatchClient
+	changed func()
+}
+
+// clientEvents are what a client is watched for, from WatchClient or Forward on.
+const clientEvents = Readable | HungUp | Urgent | Once
+
+// WatchClient makes the loop call changed when c has sent something, ended its side or reset the
+// connection, until c is closed or handed to Forward, which needs no second registration. If c
+// is watched already, it does nothing. Only the loop may call it.
+func (l *Loop) WatchClient(c *Client, changed func()) (err error) {
+	if c.watcher != nil {
+		return nil
+	}
+	if c.watch, err = l.Add(int(c.Socket), clientEvents, c); err == nil {
+		c.watcher, c.changed = l, changed
+	}
+	return err
+}
+
+// Ready implements Handler.
+func (c *Client) Ready(r Readiness) {
+	c.seen |= r
+	c.changed()
+}
+
+// Reset reports whether c is known to have reset the connection: reading or its watch said so.
+func (c *Client) Reset() bool { return c.err != nil || c.seen&Failed != 0 }
+
+// Close closes the socket. If it is watched, only the loop may call it.
+func (c *Client) Close() error {
+	if c.watcher == nil {
+		return c.Socket.Close()
+	}
+	c.watcher.CloseFD(c.watch)
+	return nil
 }
 
 // Opening returns what the endpoint is to get first: the preface, and what was read of

@@ -29,7 +29,9 @@ type Dialed struct {
 // before Connect returns. A timeout of 0 means none; of others there may be a few
 // different ones. opening, which is not changed, is what the endpoint is to get first
 // (see [Client.Opening]): with some, a packet is saved, and perhaps a round of the loop.
-func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeout time.Duration, done func(*Dialed, error)) {
+//
+// What it returns is for Pending and Cancel.
+func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeout time.Duration, done func(*Dialed, error)) *Dialed {
 	d := &Dialed{loop: l, fd: -1, done: done}
 	began := time.Now()
 	var err error
@@ -38,7 +40,7 @@ func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeou
 	l.ports.took(now.Sub(began), now)
 	if err != nil {
 		d.finish(err)
-		return
+		return d
 	}
 	want := Readable | Writable | HungUp | Urgent | Once
 	if len(opening) > 0 {
@@ -50,22 +52,32 @@ func (l *Loop) Connect(from, to netip.AddrPort, hops int, opening []byte, timeou
 		default:
 			d.fd.Close()
 			d.finish(err)
-			return
+			return d
 		}
 	}
 	if d.watch, err = l.Add(int(d.fd), want, d); err != nil {
 		d.fd.Close()
 		d.finish(unix.ENOMEM)
-		return
+		return d
 	}
 	if d.sent > 0 {
 		d.finish(nil)
-		return
+		return d
 	}
 	if timeout > 0 {
 		d.until = now.Add(timeout)
 		l.timedBy(timeout).add(d)
 	}
+	return d
+}
+
+// Pending reports whether the connection is neither made nor failed.
+func (d *Dialed) Pending() bool { return d.done != nil }
+
+// Cancel closes a connection that is pending; done is not called. Only the loop may call it.
+func (d *Dialed) Cancel() {
+	d.done = nil
+	d.loop.CloseFD(d.watch)
 }
 
 // LocalAddr returns the address that the connection is made from.

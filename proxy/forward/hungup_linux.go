@@ -111,3 +111,15 @@ func WaitLeft(raw syscall.RawConn, sent bool) (left bool) {
 	})
 	return left
 }
+
+// WaitReset returns true when the peer of a connection has reset it, and false when its read deadline
+// is over.
+func WaitReset(raw syscall.RawConn) (reset bool) {
+	_ = raw.Read(func(fd uintptr) bool {
+		look := []unix.PollFd{{Fd: int32(fd)}} // an error is reported unasked
+		_, _ = unix.Poll(look, 0)
+		reset = look[0].Revents&unix.POLLERR != 0
+		return reset
+	})
+	return reset
+}

@@ -16,6 +16,9 @@ func socketGone(syscall.RawConn) bool { return false }
 // WaitLeft is for Linux only.
 func WaitLeft(syscall.RawConn, bool) bool { return false }
 
+// WaitReset is for Linux only.
+func WaitReset(syscall.RawConn) bool { return false }
+
 // Pollers are for Linux only.
 type Pollers struct{}
 

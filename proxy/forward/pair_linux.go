@@ -83,8 +83,7 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 	p.toEndpoint.bytes.Add(int64(endpoint.sent))
 	l.pairs.Add(1)
 	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
-	var err error
-	if p.client.watch, err = l.Add(int(client.Socket), Readable|HungUp|Urgent|Once, (*clientEdge)(p)); err != nil {
+	if err := p.watchClient(client); err != nil {
 		p.client.watch = Registration{unwatched}
 		p.reset(ClientReset, unix.ENOMEM)
 		return
@@ -105,6 +104,18 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 		}
 	}
 	p.move(shortTurn)
+}
+
+// watchClient watches the client's socket, or takes over what [Loop.WatchClient] has begun.
+func (p *pair) watchClient(client *Client) (err error) {
+	if client.watcher == nil {
+		p.client.watch, err = p.loop.Add(int(client.Socket), clientEvents, (*clientEdge)(p))
+		return err
+	}
+	p.client.watch = client.watch
+	p.loop.Handle(client.watch, (*clientEdge)(p))
+	p.client.note(client.seen)
+	return nil
 }
 
 // clientEdge and endpointEdge are a pair as the handler of its client's or of its

@@ -20,6 +20,8 @@ var (
 	errQueueTimeout = errors.New("no endpoint had room in time")
 	errQueueFull    = fmt.Errorf("no endpoint had room, and %d clients waited already", balance.LineLimit)
 	ErrClientLeft   = errors.New("the client left while it waited in line for an endpoint")
+	// ErrClientReset ends a search in the middle of an attempt, or between two.
+	ErrClientReset = errors.New("the client reset the connection before it had an endpoint")
 )
 
 // What most attempts that fail end with.
@@ -36,7 +38,7 @@ func End(err error) trace.End {
 		return trace.NoEndpoint
 	case errors.Is(err, errQueueTimeout), errors.Is(err, errQueueFull):
 		return trace.QueueTimeout
-	case errors.Is(err, ErrClientLeft):
+	case errors.Is(err, ErrClientLeft), errors.Is(err, ErrClientReset):
 		return trace.ClientReset
 	case errors.Is(err, errAllFailed), futile(err):
 		return trace.AttemptsFailed

@@ -196,8 +196,12 @@ func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, error) {
 		case search.GiveUp:
 			return nil, nil, step.Err
 		case search.Wait:
-			if wait(ctx, step.For, v.Replaced); ctx.Err() != nil {
-				return nil, nil, ctx.Err()
+			err := c.unlessReset(ctx, func(ctx context.Context) error {
+				wait(ctx, step.For, v.Replaced)
+				return ctx.Err()
+			})
+			if err != nil {
+				return nil, nil, err
 			}
 			continue
 		case search.Queue:
@@ -216,6 +220,10 @@ func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, error) {
 			s.Left(now, err) // whatever became of the attempt
 			step.Endpoint.Release()
 			return nil, nil, ctx.Err()
+		case err == search.ErrClientReset:
+			s.Left(now, err)
+			step.Endpoint.Release()
+			return nil, nil, err
 		default:
 			s.Failed(now, err)
 			step.Endpoint.Release()

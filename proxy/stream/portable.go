@@ -30,7 +30,11 @@ func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 			return end, err
 		}
 		go c.serve(a, introduce, func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forwarder, error) {
-			endpoint, err := a.server.dial(ctx, from, to)
+			var endpoint forward.Conn
+			err := c.unlessReset(ctx, func(ctx context.Context) (err error) {
+				endpoint, err = a.server.dial(ctx, from, to)
+				return err
+			})
 			if err != nil {
 				return nil, err
 			}
@@ -132,6 +136,9 @@ func (k *keptClient) offerTo(endpoint forward.Conn, header []byte) (forwarder, e
 	withdraw()
 	if err != nil {
 		endpoint.Close()
+		if k.failed != nil {
+			return nil, search.ErrClientReset
+		}
 		return nil, err
 	}
 	sent := int64(len(k.kept))

@@ -54,12 +54,16 @@ type sctpClient struct{ *sctp.Conn }
 
 func (c sctpClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(c.Conn) }
 
-// dialer connects to endpoints for the client. An endpoint is asked for as many streams
+// dialer connects to endpoints for the client, unless its connection is reset. An endpoint is asked for as many streams
 // as the client asked for, and is allowed as many as can be carried back.
-func (c sctpClient) dialer(mark uint32) dialer {
+func (c sctpClient) dialer(connection *connection, mark uint32) dialer {
 	return func(ctx context.Context, _ netip.AddrPort, to *config.Endpoint) (forwarder, error) {
 		streams := c.Streams()
-		endpoint, err := sctp.Dial(ctx, mark, to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
+		var endpoint *sctp.Conn
+		err := connection.unlessReset(ctx, func(ctx context.Context) (err error) {
+			endpoint, err = sctp.Dial(ctx, mark, to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -104,7 +108,7 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 		}
 		client := sctpClient{conn}
 		if c := new(connection); l.accepted(c, client, plainAddr(conn.RemoteAddr())) {
-			go c.serve(&l.acceptor, nil, client.dialer(f.Portal.Mark())) // no header is due of SCTP
+			go c.serve(&l.acceptor, nil, client.dialer(c, f.Portal.Mark())) // no header is due of SCTP
 		}
 		return nil
 	})

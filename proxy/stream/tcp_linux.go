@@ -194,7 +194,9 @@ type waiting struct {
 	loop       *forward.Loop
 	search     search.Search
 	endpoint   *balance.Endpoint // that is being tried; nil before the first
+	dial       *forward.Dialed   // the last attempt that did not end at once
 	line       *inLine           // nil while it is not in line
+	over       bool              // the client has been reset
 }
 
 func (w *waiting) originalDst() (netip.AddrPort, error) {
@@ -230,14 +232,17 @@ func (w *waiting) enter(end trace.End, err error) {
 // next does what the search asks for.
 func (w *waiting) next() {
 	c := w.connection
-	for c.server.ctx.Err() == nil {
+	for c.server.ctx.Err() == nil && !w.over {
 		v := c.Front.View()
 		step := w.search.Next(c.Endpoints(v), time.Now())
 		switch step.Do {
 		case search.GiveUp:
-			c.refuse(search.End(step.Err), step.Err)
+			w.refuse(step.Err)
 			return
 		case search.Wait:
+			if !w.watch() {
+				return
+			}
 			go func() {
 				wait(c.server.ctx, step.For, v.Replaced)
 				_ = w.loop.Do(w.next) // it runs as long as there are connections
@@ -248,19 +253,69 @@ func (w *waiting) next() {
 			return
 		}
 		if w.endpoint == nil {
-			w.loop.ReadAhead(&w.Client)
+			if w.loop.ReadAhead(&w.Client); w.Reset() {
+				step.Endpoint.Release()
+				w.refuse(search.ErrClientReset)
+				return
+			}
 		}
 		w.Preface = c.Header(v)
 		w.endpoint = step.Endpoint
 		hops, err := c.Front.Hops(w.endpoint.Addr, w.Hops)
 		if err == nil {
-			w.loop.Connect(c.Origin(&w.search, w.endpoint), w.endpoint.Addr, hops, w.Opening(), step.For, w.dialed)
+			d := w.loop.Connect(c.Origin(&w.search, w.endpoint), w.endpoint.Addr, hops, w.Opening(), step.For, w.dialed)
+			if d.Pending() {
+				w.dial = d
+				w.watch()
+			}
 			return
 		}
 		w.search.Failed(time.Now(), err)
 		w.endpoint.Release()
 	}
-	w.drained()
+	if !w.over {
+		w.drained()
+	}
+}
+
+// watch begins to watch for a reset of the client's: when an attempt does not end at once, or the
+// client has to wait. It reports whether the search goes on.
+func (w *waiting) watch() bool {
+	if err := w.loop.WatchClient(&w.Client, w.changed); err != nil {
+		w.stop(unix.ENOMEM)
+	}
+	return !w.over
+}
+
+// changed is called when the client has sent something, ended its side or reset the connection.
+func (w *waiting) changed() {
+	switch {
+	case w.line != nil && (w.Reset() || w.line.left()):
+		w.stop(search.ErrClientLeft)
+	case w.Reset():
+		w.stop(search.ErrClientReset)
+	}
+}
+
+// stop ends the search and whatever is under way, and resets the client.
+func (w *waiting) stop(why error) {
+	now := time.Now()
+	if w.line != nil {
+		w.line.leave()
+	}
+	w.search.Abandon(now)
+	if w.dial != nil && w.dial.Pending() {
+		w.search.Left(now, why)
+		w.dial.Cancel()
+		w.endpoint.Release()
+	}
+	w.refuse(why)
+}
+
+// refuse resets the client.
+func (w *waiting) refuse(why error) {
+	w.over = true
+	w.connection.refuse(search.End(why), why)
 }
 
 // dialed is called when an attempt has ended.
@@ -287,8 +342,7 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 // drained resets a client that is still waiting when connections are given up.
 func (w *waiting) drained() {
 	w.search.Abandon(time.Now())
-	err := w.connection.server.ctx.Err()
-	w.connection.refuse(search.End(err), err)
+	w.refuse(w.connection.server.ctx.Err())
 }
 
 // dialFrom makes a socket that is to connect send with a mark, unless it is 0, and from an

@@ -1,0 +1,109 @@
+package proxy_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/none"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
+	const soon = 10 * time.Second
+	for _, portable := range []bool{false, true} {
+		Context(map[bool]string{false: "on loops", true: "with a goroutine each"}[portable], func() {
+			var p *proxy.Proxy
+			var to string
+			port := config.ServicePort{
+				ID: config.PortID{Namespace: "resets", Service: "web", Family: config.IPv4}, Protocol: config.TCP,
+				VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
+			}
+			apply := func(endpoint netip.AddrPort) {
+				port.Endpoints = []config.Endpoint{{Addr: endpoint, Ready: true}}
+				port.Cluster, port.Internal, port.External = port.Endpoints, port.Endpoints, port.Endpoints
+				p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "resets", Name: "web"}, Ports: []config.ServicePort{port}}})
+			}
+			// serve serves one endpoint, and gives it up after no less than an hour.
+			serve := func(endpoint netip.AddrPort) {
+				GinkgoHelper()
+				quiet := logrus.New()
+				quiet.SetOutput(GinkgoWriter)
+				pt, err := none.Mode.New(context.Background(), portal.Options{})
+				Expect(err).NotTo(HaveOccurred())
+				o := proxy.Defaults()
+				o.Portal, o.Log, o.Trace, o.Schedule = pt, quiet, trace.NewLog(1000), []time.Duration{time.Hour, time.Hour}
+				if portable {
+					o.Dial = o.DirectDial
+				}
+				p = proxy.New(o)
+				DeferCleanup(func() {
+					p.Stop()
+					over, cancel := context.WithCancel(context.Background())
+					cancel()
+					p.Drain(over)
+				})
+				apply(endpoint)
+				to = p.Status()[0].Listeners[0].String()
+			}
+			// comes connects, sends 100 bytes, and returns when usher has the client.
+			comes := func() *net.TCPConn {
+				GinkgoHelper()
+				c, err := net.Dial("tcp", to)
+				Expect(err).NotTo(HaveOccurred())
+				DeferCleanup(func() { c.Close() })
+				_, err = c.Write(make([]byte, 100))
+				Expect(err).NotTo(HaveOccurred())
+				Eventually(func() int64 { return p.Stats().Open }).WithTimeout(soon).Should(BeEquivalentTo(1))
+				return c.(*net.TCPConn)
+			}
+			resets := func(c *net.TCPConn) {
+				GinkgoHelper()
+				Expect(c.SetLinger(0)).To(Succeed())
+				c.Close()
+				Eventually(func() int64 { return p.Stats().Ends[trace.ClientReset] }).WithTimeout(soon).Should(BeEquivalentTo(1))
+				Expect(p.Stats().Open).To(BeZero())
+				Expect(p.Stats().Established).To(BeZero())
+			}
+
+			It("ends the attempt that is under way when it resets", func() {
+				serve(lab.Silent())
+				resets(comes())
+				Expect(p.Stats().All.Attempts).To(BeNumerically("<=", 1))
+			})
+
+			It("ends the search when it resets while usher waits to ask again", func() {
+				serve(lab.Refusing())
+				c := comes()
+				Eventually(func() int64 { return p.Stats().All.Attempts }).WithTimeout(soon).Should(BeEquivalentTo(1))
+				resets(c)
+				Expect(p.Stats().All.Attempts).To(BeEquivalentTo(1))
+			})
+
+			It("gets its answer when it has only ended its own side", func() {
+				serve(lab.Refusing())
+				c := comes()
+				Expect(c.CloseWrite()).To(Succeed())
+				Eventually(func() int64 { return p.Stats().All.Attempts }).WithTimeout(soon).Should(BeEquivalentTo(1))
+				apply(lab.Backend(func(c net.Conn) {
+					n, _ := io.Copy(io.Discard, c)
+					fmt.Fprint(c, n)
+				}))
+				Expect(c.SetReadDeadline(time.Now().Add(soon))).To(Succeed())
+				Expect(io.ReadAll(c)).To(BeEquivalentTo("100"))
+			})
+		})
+	}
+})
