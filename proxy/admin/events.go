@@ -22,9 +22,10 @@ import (
 // descriptor, whether it reads or not.
 const MaxSubscribers = 128
 
+// heartbeat is how long a stream is silent at the most.
+var heartbeat = 15 * time.Second
+
 const (
-	// heartbeat is how long a stream is silent at the most.
-	heartbeat = 15 * time.Second
 	// patience is how long a subscriber may take to take in what it was sent.
 	// One that does not is gone.
 	patience = 10 * time.Second
@@ -101,11 +102,13 @@ type stream struct {
 	control *http.ResponseController
 	pending bytes.Buffer
 	missed  uint64 // that were not told yet
+	silence time.Duration
+	sent    time.Time // the last flush
 }
 
 func (a *API) newStream(r *http.Request) (s *stream, err error) {
 	query := r.URL.Query()
-	s = &stream{instance: a.instance, follow: flag(query, "follow", true)}
+	s = &stream{instance: a.instance, silence: heartbeat, follow: flag(query, "follow", true)}
 	if s.wanted, err = newEventSelection(query); err != nil {
 		return nil, err
 	}
@@ -134,17 +137,14 @@ func (a *API) lastEvent(id string) (uint64, bool) {
 
 // run sends events until the client goes, or is too slow.
 func (s *stream) run(ctx context.Context) {
-	s.put("", api.StreamHello, api.Hello{Instance: s.instance, HeartbeatSeconds: heartbeat.Seconds()})
+	s.put("", api.StreamHello, api.Hello{Instance: s.instance, HeartbeatSeconds: s.silence.Seconds()})
 	if s.flush() != nil {
 		return
 	}
 	buf := make([]trace.Event, batch)
 	for {
 		n, missed, err := s.next(ctx, buf)
-		switch {
-		case errors.Is(err, context.DeadlineExceeded):
-			s.pending.WriteString(": heartbeat\n\n")
-		case err != nil:
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 			return
 		}
 		s.missed += missed
@@ -156,6 +156,9 @@ func (s *stream) run(ctx context.Context) {
 		if ended || n < batch {
 			s.tellMissed()
 		}
+		if s.pending.Len() == 0 && time.Since(s.sent) >= s.silence { // there may have been events that are not wanted
+			s.pending.WriteString(": heartbeat\n\n")
+		}
 		if s.pending.Len() > 0 && s.flush() != nil || ended {
 			return
 		}
@@ -165,14 +168,14 @@ func (s *stream) run(ctx context.Context) {
 	}
 }
 
-// next waits for events, for heartbeat at the most. If the stream does not follow,
+// next waits for events until a heartbeat is due. If the stream does not follow,
 // it returns none when there are no more.
 func (s *stream) next(ctx context.Context, buf []trace.Event) (int, uint64, error) {
 	if !s.follow {
 		n, missed := s.reader.Poll(buf)
 		return n, missed, ctx.Err()
 	}
-	waiting, cancel := context.WithTimeout(ctx, heartbeat)
+	waiting, cancel := context.WithDeadline(ctx, s.sent.Add(s.silence))
 	defer cancel()
 	n, missed, err := s.reader.Next(waiting, buf)
 	if err != nil && ctx.Err() != nil {
@@ -233,6 +236,7 @@ func (s *stream) flush() error {
 	}
 	_, err := s.out.Write(s.pending.Bytes())
 	s.pending.Reset()
+	s.sent = time.Now()
 	if err != nil {
 		return err
 	}

@@ -63,6 +63,36 @@ var _ = Describe("a subscriber of events", func() {
 		Expect(s.events).To(HaveLen(1000))
 	})
 
+	It("has heartbeats while only others have events", func() {
+		DeferCleanup(admin.SetHeartbeat(50 * time.Millisecond))
+		busy, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for tick := time.NewTicker(5 * time.Millisecond); ; {
+				select {
+				case <-tick.C:
+					steps(1)
+				case <-busy:
+					return
+				}
+			}
+		}()
+		DeferCleanup(func() { close(busy); <-stopped })
+		res, err := http.Get(n.url + api.Prefix + "/events?service=default/quiet")
+		Expect(err).NotTo(HaveOccurred())
+		defer res.Body.Close()
+		heard := make(chan struct{})
+		go func() {
+			for lines := bufio.NewScanner(res.Body); lines.Scan(); {
+				if lines.Text() == ": heartbeat" {
+					close(heard)
+					return
+				}
+			}
+		}()
+		Eventually(heard).WithTimeout(10 * time.Second).Should(BeClosed())
+	})
+
 	It("goes on from the beginning behind another process", func() {
 		Expect(n.subscribe("follow=false", "other-7").kinds()).To(Equal([]string{"service-added"}))
 	})
