@@ -75,7 +75,7 @@ type Explanation struct {
 	NotTried  []NotTried
 }
 
-// NotTried is an endpoint that would not be tried, and why: "terminating", "not-ready",
+// NotTried is an endpoint that would not be tried, and why: "terminating", "not-serving", "not-ready",
 // "weight-0", "policy-local", "topology" or "full".
 type NotTried struct {
 	*balance.Endpoint
@@ -142,20 +142,27 @@ func leftOut(v *frontend.View, set *balance.Set) (list []NotTried) {
 		if set.Find(e.Addr) != nil {
 			continue
 		}
-		reason := "topology"
-		switch {
-		case e.Terminating:
-			reason = "terminating"
-		case !e.Ready:
-			reason = "not-ready"
-		case e.Weight.Int() == 0:
-			reason = "weight-0"
-		case v.Cluster.Find(e.Addr) != nil:
-			reason = "policy-local"
-		}
-		list = append(list, NotTried{e, reason})
+		list = append(list, NotTried{e, WhyLeftOut(v.Cluster, e)})
 	}
 	return list
+}
+
+// WhyLeftOut returns the reason of a [NotTried] for an endpoint that clients of some kind do not get;
+// cluster are those that a client gets if the policy is Cluster.
+func WhyLeftOut(cluster *balance.Set, e *balance.Endpoint) string {
+	switch {
+	case e.Terminating && !e.Serving:
+		return "not-serving"
+	case e.Terminating && !e.Ready:
+		return "terminating"
+	case !e.Ready:
+		return "not-ready"
+	case e.Weight.Int() == 0:
+		return "weight-0"
+	case cluster.Find(e.Addr) != nil:
+		return "policy-local"
+	}
+	return "topology"
 }
 
 // asked finds the front end and the VIP that q asks about.

@@ -102,7 +102,8 @@ another one; QUARANTINE says when it is probed next, or for how much longer that
 is, and why);
 suspicious (it takes its turn, but reset most of the connections that ended last, or
 closed them without a byte for a client that had sent some);
-terminating (used only if none is ready); or not-ready. CONNECT and FIRST BYTE are as
+terminating (used only if none is ready); or not-ready. NOT USED says why an
+endpoint has no new connections, or none of some clients. CONNECT and FIRST BYTE are as
 those of 'usher get services', of the clients that had this endpoint in the end. An
 ADDRESS, with its port, is one of any Service.`,
 		Example: `  usher get endpoints web

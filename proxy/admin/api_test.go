@@ -159,6 +159,39 @@ var _ = Describe("the API of a proxy", func() {
 		Expect(described["paths"]).To(HaveLen(len(api.Routes)))
 	})
 
+	It("says why each endpoint is not used", func() {
+		web := service("web", "10.96.0.1")
+		port := &web.Ports[0]
+		add := func(host string, e config.Endpoint) config.Endpoint {
+			e.Addr = netip.MustParseAddrPort(host + ":80")
+			port.Endpoints = append(port.Endpoints, e)
+			return e
+		}
+		here := add("10.1.0.1", config.Endpoint{Ready: true, Serving: true})
+		there := add("10.1.0.2", config.Endpoint{Ready: true, Serving: true})
+		add("10.1.0.3", config.Endpoint{})
+		add("10.1.0.4", config.Endpoint{Serving: true, Terminating: true})
+		add("10.1.0.5", config.Endpoint{Terminating: true})
+		add("10.1.0.6", config.Endpoint{Ready: true, Serving: true})
+		port.Cluster, port.Internal, port.ExternalLocal = []config.Endpoint{here, there}, []config.Endpoint{here, there}, true
+		port.External = []config.Endpoint{here}
+		n.proxy.Apply([]config.Service{web})
+		var detail api.ServiceDetail
+		n.get("/services/default/web", &detail)
+		why := map[string]string{}
+		for _, e := range detail.Details[0].Endpoints {
+			why[e.Address] = e.NotUsed
+		}
+		Expect(why).To(Equal(map[string]string{
+			"10.1.0.1:80": "",
+			"10.1.0.2:80": "for external: it is on another node, and the policy is Local",
+			"10.1.0.3:80": "it is not ready",
+			"10.1.0.4:80": "its Pod is ending, and others are ready",
+			"10.1.0.5:80": "its Pod is ending, and does not serve any more",
+			"10.1.0.6:80": "the EndpointSlice's hints leave it to other nodes or zones",
+		}))
+	})
+
 	Describe("a Service with an endpoint that refuses", func() {
 		var bad, good netip.AddrPort
 		BeforeEach(func() {

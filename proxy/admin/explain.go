@@ -113,11 +113,8 @@ func order(x *proxy.Explanation, now time.Time) []api.Candidate {
 func notTried(x *proxy.Explanation, now time.Time) []api.Candidate {
 	out := []api.Candidate{}
 	for _, e := range x.NotTried {
-		why := whyNotTried[e.Reason]
-		if t := x.Port.Topology; e.Reason == "topology" && t != nil && len(t.Keys) > 0 {
-			why = elsewhere(t)
-		}
-		if drain := x.Port.DrainTimeout; e.Reason == "terminating" && drain > 0 {
+		why := inWords(e.Reason, x.Port.Topology)
+		if drain := x.Port.DrainTimeout; e.Terminating && !e.Ready && drain > 0 {
 			why += fmt.Sprintf("; the connections that it has end %s after that began", trace.Short(drain))
 		}
 		out = append(out, candidate(e.Endpoint, e.Reason, why, now))
@@ -125,8 +122,17 @@ func notTried(x *proxy.Explanation, now time.Time) []api.Candidate {
 	return out
 }
 
+// inWords returns the reason for which an endpoint is not tried.
+func inWords(reason string, t *config.Topology) string {
+	if reason == "topology" && t != nil && len(t.Keys) > 0 {
+		return elsewhere(t)
+	}
+	return whyNotTried[reason]
+}
+
 var whyNotTried = map[string]string{
 	"terminating":  "its Pod is ending, and others are ready",
+	"not-serving":  "its Pod is ending, and does not serve any more",
 	"not-ready":    "it is not ready",
 	"weight-0":     "its weight is 0: it has no new connections",
 	"policy-local": "it is on another node, and the policy is Local",

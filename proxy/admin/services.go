@@ -351,6 +351,7 @@ func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoin
 		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedLately: e.FailedLately(now),
 		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(), Latency: endpointLatency(e, now),
 	}
+	var without []string // whose connections do not go to it
 	for _, use := range []struct {
 		name string
 		set  *balance.Set
@@ -360,7 +361,15 @@ func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoin
 				out.Share = share
 			}
 			out.UsedFor = append(out.UsedFor, use.name)
+		} else {
+			without = append(without, use.name)
 		}
+	}
+	if len(without) > 0 {
+		out.NotUsed = inWords(proxy.WhyLeftOut(v.Cluster, e), v.Port.Topology)
+	}
+	if len(out.UsedFor) > 0 && len(without) > 0 {
+		out.NotUsed = "for " + strings.Join(without, ", ") + ": " + out.NotUsed
 	}
 	return out
 }

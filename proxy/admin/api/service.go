@@ -309,6 +309,9 @@ type Endpoint struct {
 	// empty for one that is not usable, or that policies and topology hints
 	// leave to other nodes.
 	UsedFor []string `json:"usedFor"`
+	// NotUsed says why no connections go to it, or none of some clients; it is left out if those
+	// of all do. Quarantine is no reason: it ends.
+	NotUsed string `json:"notUsed,omitempty"`
 
 	// Quarantine is left out if it is in none.
 	Quarantine *Quarantine `json:"quarantine,omitempty"`

@@ -29,7 +29,7 @@ function endpoint(e) {
         : e.state !== 'ready' ? h('small', null, state.means)
           : e.weight === 0 ? h('small', null, 'has the weight 0: no new connections')
           : e.share ? h('small', null, `is new, and has ${Math.round(100 * e.share)} % of its share`)
-          : e.usedFor.length === 0 && h('small', null, 'left to other nodes by policy or topology')),
+          : e.usedFor.length === 0 && h('small', null, e.notUsed)),
     h('div', { class: 'figures' },
       e.weight > 1 && count(e.weight, 'weight'),
       count(e.active, e.limit ? `of ${number(e.limit)} open` : 'open'), count(e.connected, 'connections'), count(e.failed, 'failed attempts', e.failed > 0 && 'bad'),
