@@ -590,10 +590,10 @@ var _ = Describe("Where clients connect", func() {
 
 	DescribeTable("loadBalancerSourceRanges",
 		func(ranges []string, allowed, refused []string) {
-			out := translated(service(dual, func(s *corev1.Service) {
+			out, _ := translate.Service(service(dual, func(s *corev1.Service) {
 				s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, ranges
 				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}, {IP: "2001:db8::1"}}
-			}))
+			}), nil, here, translate.Options{})
 			allows := func(client string) bool {
 				a := netip.MustParseAddr(client)
 				for _, p := range out.Ports {
@@ -624,6 +624,14 @@ var _ = Describe("Where clients connect", func() {
 		}), nil, here, translate.Options{})
 		Expect(out.Ports[0].VIPs[1].Allows(netip.MustParseAddr("10.0.0.1"))).To(BeFalse())
 		Expect(problems).To(HaveLen(1))
+	})
+
+	It("loadBalancerSourceRanges without a range of the family of a load balancer IP are reported", func() {
+		_, problems := translate.Service(service(dual, func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.LoadBalancerSourceRanges = corev1.ServiceTypeLoadBalancer, []string{"198.51.100.0/24"}
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "192.0.2.1"}, {IP: "2001:db8::1"}}
+		}), nil, here, translate.Options{})
+		Expect(messages(problems)).To(ConsistOf(`Service default/web: spec.loadBalancerSourceRanges: Invalid value: ["198.51.100.0/24"]: has no range of IPv6: no client can use the load balancer IP 2001:db8::1; add a range, or remove all`))
 	})
 
 	It("an external IP that is this node's own business is refused", func() {

@@ -1,7 +1,9 @@
 package translate
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -89,6 +91,11 @@ func vips(svc *corev1.Service, port *corev1.ServicePort, clusterIP netip.Addr, e
 		v.Port = number
 		if v.Kind == config.LoadBalancerIP {
 			v.Sources = sourceRanges(svc, family, p)
+			counts := func(n netip.Prefix) bool { return n == nobody || config.FamilyOf(n.Addr()) == family }
+			if len(v.Sources) > 0 && !slices.ContainsFunc(v.Sources, counts) {
+				p.add(field.Invalid(field.NewPath("spec", "loadBalancerSourceRanges"), svc.Spec.LoadBalancerSourceRanges,
+					fmt.Sprintf("has no range of %s: no client can use the load balancer IP %s; add a range, or remove all", family, v.Addr)))
+			}
 		}
 		out = append(out, v)
 	}
@@ -120,7 +127,7 @@ func hasNodePort(svc *corev1.Service, port *corev1.ServicePort, path *field.Path
 // balancer IP of the family; none means everybody.
 //
 // Ranges of the other family are kept: if there are only such, nobody in this
-// family is allowed, and an empty list would say the opposite. A range that
+// family is allowed (kube-proxy allows everybody), and an empty list would say the opposite. A range that
 // cannot be read is no reason to let everybody in either. For anyFamily all are kept.
 func sourceRanges(svc *corev1.Service, family config.Family, p *problems) []netip.Prefix {
 	var out []netip.Prefix
