@@ -162,6 +162,26 @@ var _ = Describe("health check node ports", func() {
 		Expect(body).To(ContainSubstring(`"localEndpoints":0`))
 	})
 
+	It("count the endpoints of the IP family by which they are asked, as kube-proxy does", func() {
+		port := free()
+		svc := service(port, true)
+		six := config.ServicePort{ExternalLocal: true}
+		for _, addr := range []string{"[fd00::1]:80", "[fd00::2]:80"} {
+			six.External = append(six.External, config.Endpoint{Addr: netip.MustParseAddrPort(addr), Ready: true})
+		}
+		svc.Ports = append(svc.Ports, six)
+		h.Apply([]config.Service{svc})
+		weight := func(host string) string {
+			GinkgoHelper()
+			res, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get("http://" + net.JoinHostPort(host, strconv.Itoa(int(port))))
+			Expect(err).NotTo(HaveOccurred())
+			res.Body.Close()
+			return res.Header.Get("X-Load-Balancing-Endpoint-Weight")
+		}
+		Expect(weight("127.0.0.1")).To(Equal("1"))
+		Expect(weight("::1")).To(Equal("2"))
+	})
+
 	It("answer 503 while the proxy is not well", func() {
 		port := free()
 		h.Apply([]config.Service{service(port, true)})

@@ -40,9 +40,9 @@ type healthCheck struct {
 	owner   *HealthChecks
 	service types.NamespacedName
 	port    uint16
-	local   atomic.Int64 // endpoints
-	server  *http.Server // nil while the port cannot be had
-	failed  string       // why
+	local   [2]atomic.Int64 // endpoints of IPv4, and of IPv6
+	server  *http.Server    // nil while the port cannot be had
+	failed  string          // why
 
 	listeners []net.Listener // of server
 }
@@ -85,7 +85,9 @@ func (h *HealthChecks) Apply(services []config.Service) {
 			c = &healthCheck{owner: h, service: s.Name, port: s.HealthCheckNodePort}
 			h.servers[s.Name] = c
 		}
-		c.local.Store(int64(localEndpoints(s)))
+		for six := range c.local {
+			c.local[six].Store(int64(localEndpoints(s, six == 1)))
+		}
 		c.start()
 	}
 }
@@ -109,9 +111,9 @@ func (h *HealthChecks) Close() {
 	}
 }
 
-// localEndpoints returns how many ready endpoints s has on this node. A Pod counts
-// once, whatever ports and IP families it serves.
-func localEndpoints(s config.Service) int {
+// localEndpoints returns how many ready endpoints of one IP family s has on this node. A Pod counts
+// once, whatever ports it serves.
+func localEndpoints(s config.Service, six bool) int {
 	endpoints := map[string]bool{}
 	for _, p := range s.Ports {
 		if !p.ExternalLocal {
@@ -120,7 +122,7 @@ func localEndpoints(s config.Service) int {
 		for _, e := range p.External {
 			// Those that are terminating still get what comes here, but a
 			// balancer that can choose should choose another node.
-			if e.Ready {
+			if e.Ready && e.Addr.Addr().Is6() == six {
 				endpoints[cmp.Or(e.Pod, e.Addr.Addr().String())] = true
 			}
 		}
@@ -174,10 +176,14 @@ func (c *healthCheck) report(err error) {
 	}
 }
 
-// answer answers a load balancer as kube-proxy does.
-func (c *healthCheck) answer(w http.ResponseWriter, _ *http.Request) {
+// answer answers a load balancer as kube-proxy does, which has a server for each IP family: the
+// endpoints of the family by which the load balancer asks count.
+func (c *healthCheck) answer(w http.ResponseWriter, r *http.Request) {
 	serving := c.owner.Serving()
-	local := c.local.Load()
+	local := c.local[0].Load()
+	if at, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); at != nil && at.IP.To4() == nil {
+		local = c.local[1].Load()
+	}
 	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(local, 10))
 	status := http.StatusOK
 	if local == 0 || !serving {
