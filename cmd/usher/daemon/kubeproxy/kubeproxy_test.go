@@ -362,6 +362,26 @@ var _ = Describe("Read", func() {
 		Expect(warnings).To(HaveLen(4), strings.Join(warnings, "\n"))
 	})
 
+	It("loads the file of a kube-proxy in mode ipvs, and says of each setting of IPVS what becomes of it", func() {
+		s, warnings, err := Read("testdata/ipvs.yaml", nil)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(s.Flags).To(Equal(flags{"scheduler": "wlc", "portal-check-interval": "30s", "max-sync-delay": "2s", "cluster-cidr": "10.244.0.0/16"}))
+		var named []string
+		for _, w := range warnings {
+			field, _, _ := strings.Cut(strings.TrimPrefix(w, "testdata/ipvs.yaml: "), ": ")
+			named = append(named, field)
+		}
+		Expect(named).To(ConsistOf("iptables.masqueradeAll", "ipvs.excludeCIDRs", "ipvs.strictARP", "ipvs.tcpFinTimeout", "ipvs.tcpTimeout", "ipvs.udpTimeout"))
+		page, err := os.ReadFile("../../../../docs/from-ipvs.md")
+		Expect(err).NotTo(HaveOccurred())
+		for _, field := range append(named, "ipvs.scheduler", "ipvs.syncPeriod", "ipvs.minSyncPeriod") {
+			Expect(string(page)).To(ContainSubstring("`" + field + "`"))
+		}
+		for _, name := range []string{"rr", "wrr", "lc", "wlc", "sed", "nq", "sh", "dh", "mh", "twos", "lblc", "lblcr", "fo", "ovf"} {
+			Expect(string(page)).To(ContainSubstring("`" + name + "`"))
+		}
+	})
+
 	// A field that a new release adds must not be ignored silently.
 	Context("for every field that the type has", func() {
 		fields := map[string]string{}
