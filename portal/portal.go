@@ -158,6 +158,9 @@ type Rule struct {
 	// wherever they are. A portal without netfilter leaves that to the
 	// listener, which does well to look in any case.
 	Sources Sources
+	// Sole says that the address is that of one Service and nothing else, as a cluster IP is: a portal
+	// that can tell rejects what is sent to ports of it that have no rule.
+	Sole bool
 	// Comment tells people what the rule is for, such as "default/web:http".
 	Comment string
 }

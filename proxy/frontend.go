@@ -266,6 +266,9 @@ func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Lis
 // rule puts r into c if the portal does not have it like that already.
 func (f *frontEnd) rule(r portal.Rule, c *change) {
 	r.Comment = f.ID().String()
+	if vip, is := f.View().VIPOf(r.Target); is {
+		r.Sole = vip.Kind == config.ClusterIP
+	}
 	own := f.own(r.Target)
 	if own.rule == r && c.set[r.Target] == (portal.Rule{}) {
 		return

@@ -132,6 +132,17 @@ var _ = Describe("a Proxy", func() {
 		Expect(p.Connections()).To(BeEquivalentTo(2))
 	})
 
+	It("tells the portal which addresses are a Service's alone: cluster IPs, and no others", func() {
+		svc := service("web", "10.96.0.1")
+		svc.Ports[0].VIPs = append(svc.Ports[0].VIPs, config.VIP{Kind: config.ExternalIP, Addr: netip.MustParseAddr("192.0.2.1"), Port: 80})
+		p.Apply([]config.Service{svc})
+		sole := map[string]bool{}
+		for _, r := range p.InspectService(svc.Name)[0].Rules {
+			sole[r.Target.Addr.String()] = r.Sole
+		}
+		Expect(sole).To(Equal(map[string]bool{"10.96.0.1": true, "192.0.2.1": false}))
+	})
+
 	It("does not listen while there are no endpoints", func() {
 		p.Apply([]config.Service{service("web", "10.96.0.1")})
 		Expect(listener("web")).To(BeEmpty())

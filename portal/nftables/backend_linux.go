@@ -25,6 +25,7 @@ type backend struct {
 	at     redirect.Setting
 	send   func(context.Context, portal.Family, *change) error // sendChange, but in tests
 
+	sole      soleAddresses
 	installed *contents // what the kernel holds, or did when last read
 	fresh     bool      // nothing has happened since that makes installed doubtful
 	// generation is that of nf_tables (kernel.NFTGeneration) with installed in it, if nobody else
@@ -50,7 +51,7 @@ func (f *backend) Forget()                    { f.fresh = false }
 func (f *backend) Left() map[portal.Target]uint16 {
 	ports := map[portal.Target]uint16{}
 	for k, v := range f.installed.elements {
-		if !k.guard {
+		if !k.guard && !k.isAddress() {
 			ports[k.target] = v.port
 		}
 	}
@@ -127,7 +128,8 @@ func (f *backend) Read(context.Context) error {
 
 // Put makes the kernel hold rules in one transaction over what differs.
 func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, only []portal.Target) (changed []string, err error) {
-	want := wanted{rules: rules, targets: only}
+	f.sole.note(rules, only)
+	want := wanted{rules: rules, targets: only, sole: f.sole.rules}
 	// A table that is there stays until Remove: with the last nat chain of a
 	// network namespace the kernel ceases to translate connections in flight.
 	if len(rules) > 0 || f.installed.exists {

@@ -6,7 +6,47 @@ import (
 	"slices"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/redirect"
 )
+
+// soleAddresses counts the rules of each address of which other ports are rejected (portal.Rule.Sole).
+type soleAddresses struct {
+	targets map[portal.Target]bool // whose rules say so
+	rules   map[netip.Addr]int
+}
+
+// note takes in the rules; if only is not nil, no others than those for these targets differ from before.
+func (s *soleAddresses) note(rules map[portal.Target]portal.Rule, only []portal.Target) {
+	set := func(t portal.Target, is bool) {
+		switch was := s.targets[t]; {
+		case is && !was:
+			s.targets[t] = true
+			s.rules[t.Addr]++
+		case was && !is:
+			delete(s.targets, t)
+			if s.rules[t.Addr]--; s.rules[t.Addr] == 0 {
+				delete(s.rules, t.Addr)
+			}
+		}
+	}
+	if only == nil || s.targets == nil {
+		s.targets, s.rules = map[portal.Target]bool{}, map[netip.Addr]int{}
+		for t, r := range rules {
+			set(t, r.Sole)
+		}
+	}
+	for _, t := range only {
+		set(t, rules[t].Sole)
+	}
+}
+
+// String returns the key as people know it.
+func (k mapKey) String() string {
+	if k.isAddress() {
+		return k.target.Addr.String()
+	}
+	return k.target.String()
+}
 
 // contents is what usher's table in one family holds, as far as known.
 type contents struct {
@@ -98,6 +138,7 @@ func (c *change) empty() bool {
 type wanted struct {
 	fixed map[string][]rule
 	rules map[portal.Target]portal.Rule // what the elements are for
+	sole  map[netip.Addr]int            // the addresses of which other ports are rejected
 	// targets are the only ones to look at; nil is all.
 	targets []portal.Target
 }
@@ -161,7 +202,7 @@ func (c *change) diffElements(have *contents, want wanted) (users map[string]int
 			c.add = append(c.add, mapElement{k, v})
 			users[v.verdict.chain()]++
 		}
-		c.repairs = append(c.repairs, "element "+k.target.String()+" of "+k.inMap())
+		c.repairs = append(c.repairs, "element "+k.String()+" of "+k.inMap())
 	}
 	one := func(t portal.Target) {
 		var elements map[mapKey]mapValue
@@ -178,16 +219,30 @@ func (c *change) diffElements(have *contents, want wanted) (users map[string]int
 			set(k, v, wanted)
 		}
 	}
+	address := func(addr netip.Addr) {
+		set(mapKey{target: portal.Target{Addr: addr}}, mapValue{port: redirect.RejectPort}, want.sole[addr] > 0)
+	}
 	if want.targets != nil {
+		addrs := map[netip.Addr]bool{}
 		for _, t := range want.targets {
 			one(t)
+			addrs[t.Addr] = true
+		}
+		for _, addr := range slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare) {
+			address(addr)
 		}
 		return users
 	}
 	for _, t := range portal.SortedTargets(want.rules) {
 		one(t)
 	}
+	for _, addr := range slices.SortedFunc(maps.Keys(want.sole), netip.Addr.Compare) {
+		address(addr)
+	}
 	for k := range have.elements {
+		if k.isAddress() && want.sole[k.target.Addr] > 0 {
+			continue
+		}
 		if _, is := want.rules[k.target]; !is {
 			set(k, mapValue{}, false)
 		}

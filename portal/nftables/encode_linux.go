@@ -23,13 +23,16 @@ func (k mapKey) bytes() []byte {
 	if !k.target.Addr.IsUnspecified() {
 		b = k.target.Addr.AsSlice()
 	}
+	if k.isAddress() {
+		return b
+	}
 	b = append(b, byte(k.target.Protocol), 0, 0, 0)
 	b = binary.BigEndian.AppendUint16(b, k.target.Port)
 	return append(b, 0, 0)
 }
 
 // parseKey reads what bytes returns.
-func parseKey(family portal.Family, node, guard bool, b []byte) (k mapKey, ok bool) {
+func parseKey(family portal.Family, node, guard, address bool, b []byte) (k mapKey, ok bool) {
 	k = mapKey{target: portal.Target{Addr: family.Any()}, guard: guard}
 	if !node {
 		size := k.target.Addr.BitLen() / 8
@@ -39,11 +42,14 @@ func parseKey(family portal.Family, node, guard bool, b []byte) (k mapKey, ok bo
 		k.target.Addr, _ = netip.AddrFromSlice(b[:size])
 		b = b[size:]
 	}
+	if address {
+		return k, len(b) == 0
+	}
 	if len(b) != 8 {
 		return k, false
 	}
 	k.target.Protocol, k.target.Port = portal.Protocol(b[0]), binary.BigEndian.Uint16(b[4:])
-	return k, true
+	return k, !k.isAddress()
 }
 
 func (e mapElement) marshal() nftables.SetElement {
@@ -191,10 +197,13 @@ func register(count uint32) uint32 {
 
 // key loads what a packet is looked up by: each part into the next free register.
 func (r rule) key(count uint32) (out []expr.Any) {
-	if r.by == namePortals || r.by == nameGuards {
+	if r.by == namePortals || r.by == nameGuards || r.by == nameClusterIPs {
 		size, offset := kernel.AddrIn(r.ip6, false)
 		out = append(out, &expr.Payload{DestRegister: register(count), Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: size})
 		count += size / 4
+	}
+	if r.by == nameClusterIPs {
+		return out
 	}
 	return append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(count)},
 		&expr.Payload{DestRegister: register(count + 1), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2})

@@ -18,6 +18,7 @@ import (
 //	table ip usher {
 //	  map portals          { type ipv4_addr . inet_proto . inet_service : inet_service }   VIP → local port
 //	  map guards           { type ipv4_addr . inet_proto . inet_service : verdict }        VIP → who is dropped
+//	  map cluster-ips      { type ipv4_addr : inet_service }                               other ports of cluster IPs → 0
 //	  map node-ports       { type inet_proto . inet_service : inet_service }
 //	  map node-port-guards { type inet_proto . inet_service : verdict }
 //
@@ -26,6 +27,7 @@ import (
 //	  chain portals {
 //	    ip daddr . meta l4proto . th dport vmap @guards
 //	    meta l4proto { tcp, udp, sctp } dnat to 192.0.0.117 : ip daddr . meta l4proto . th dport map @portals
+//	    meta l4proto { tcp, udp, sctp } dnat to 192.0.0.117 : ip daddr map @cluster-ips
 //	    fib daddr type local jump node-ports
 //	  }
 //	  chain node-ports { … the same without address, in node-ports and node-port-guards }
@@ -80,6 +82,7 @@ const (
 
 	namePortals        = "portals" // a map and a chain
 	nameGuards         = "guards"
+	nameClusterIPs     = "cluster-ips"
 	nameNodePorts      = "node-ports" // a map and a chain
 	nameNodePortGuards = "node-port-guards"
 
@@ -148,6 +151,9 @@ func (r rule) String() string {
 	if r.by == nameNodePorts || r.by == nameNodePortGuards {
 		key = "meta l4proto . th dport"
 	}
+	if r.by == nameClusterIPs {
+		key = ip + " daddr"
+	}
 	var words []string
 	add := func(w ...string) { words = append(words, w...) }
 	if r.Src.IsValid() {
@@ -205,7 +211,9 @@ func (r rule) String() string {
 }
 
 // leads tells whether the map holds ports.
-func (r rule) leads() bool { return r.by == namePortals || r.by == nameNodePorts }
+func (r rule) leads() bool {
+	return r.by == namePortals || r.by == nameClusterIPs || r.by == nameNodePorts
+}
 
 // fixedOrder is the order in which the fixed chains are made, and listed.
 var fixedOrder = []string{namePrerouting, nameOutput, namePortals, nameNodePorts, nameOutside, nameListeners, nameSent, nameAnswers, nameAliases}
@@ -217,7 +225,7 @@ func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 	lookup := func(guards, ports string) []rule {
 		return []rule{{by: guards, ip6: six}, {by: ports, landing: at.Landing, ip6: six}}
 	}
-	portals := lookup(nameGuards, namePortals)
+	portals := append(lookup(nameGuards, namePortals), rule{by: nameClusterIPs, landing: at.Landing, ip6: six})
 	// VIPs come first, so that one that is also an address of the node keeps its
 	// own element.
 	for _, m := range at.NodeAddresses(family) {
@@ -268,7 +276,7 @@ func dropAllBut(family portal.Family, these []redirect.Match) (rules []rule) {
 }
 
 // mapKey tells which element of which map: a target has up to two, one among
-// the ports and one among the guards.
+// the ports and one among the guards. A target without protocol and port is a cluster IP.
 type mapKey struct {
 	target portal.Target
 	guard  bool
@@ -277,6 +285,8 @@ type mapKey struct {
 // inMap returns the name of the map.
 func (k mapKey) inMap() string {
 	switch node := k.target.Addr.IsUnspecified(); {
+	case k.isAddress():
+		return nameClusterIPs
 	case node && k.guard:
 		return nameNodePortGuards
 	case node:
@@ -286,6 +296,9 @@ func (k mapKey) inMap() string {
 	}
 	return namePortals
 }
+
+// isAddress reports whether the element is for an address and all ports of it that have no other.
+func (k mapKey) isAddress() bool { return k.target.Protocol == 0 }
 
 // mapValue is what an element holds beside its key.
 type mapValue struct {

@@ -50,6 +50,7 @@ var _ = Describe("the layout of the nftables table", func() {
 		Expect(lines(fixedChains(portal.IPv6, redirect.Setting{AddrType: true})[namePortals])).To(Equal([]string{
 			"ip6 daddr . meta l4proto . th dport vmap @guards",
 			"meta l4proto { tcp, udp, sctp } redirect to : ip6 daddr . meta l4proto . th dport map @portals",
+			"meta l4proto { tcp, udp, sctp } redirect to : ip6 daddr map @cluster-ips",
 			"fib daddr type local jump node-ports",
 		}))
 	})
@@ -109,9 +110,9 @@ var _ = Describe("the layout of the nftables table", func() {
 		within.NodePorts = Prefixes("10.0.0.0/8", "fd00::/8")
 		Expect(lines(fixedChains(portal.IPv4, within)[namePortals])).To(ContainElement("ip daddr 10.0.0.0/8 fib daddr type local jump node-ports"))
 		within.AddrType, within.Local = false, Prefixes("127.0.0.0/8", "10.1.2.3/32")
-		Expect(lines(fixedChains(portal.IPv4, within)[namePortals])[2:]).To(Equal([]string{"ip daddr 10.1.2.3/32 jump node-ports"}))
+		Expect(lines(fixedChains(portal.IPv4, within)[namePortals])[3:]).To(Equal([]string{"ip daddr 10.1.2.3/32 jump node-ports"}))
 		within.NodePorts = Prefixes("10.0.0.0/8")
-		Expect(fixedChains(portal.IPv6, within)[namePortals]).To(HaveLen(2))
+		Expect(fixedChains(portal.IPv6, within)[namePortals]).To(HaveLen(3))
 	})
 
 	It("lets this node and its Pods in where others are dropped", func() {

@@ -45,6 +45,9 @@ func list(_ context.Context, opts portal.Options) (all []portal.Rule, err error)
 func rulesInMaps(c *contents) map[portal.Target]portal.Rule {
 	rules := map[portal.Target]portal.Rule{}
 	for k, v := range c.elements {
+		if k.isAddress() {
+			continue
+		}
 		r, known := rules[k.target]
 		r.Target, r.Comment = k.target, v.comment
 		switch {

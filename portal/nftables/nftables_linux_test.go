@@ -76,6 +76,31 @@ var _ = Describe("portal nftables", func() {
 		Expect(n.Check(p)).To(BeZero())
 	})
 
+	It("rejects other ports of addresses that are a Service's alone, for as long as they are", func() {
+		p := open()
+		sole := func(r portal.Rule) portal.Rule {
+			r.Sole = true
+			return r
+		}
+		n.Apply(p, []portal.Rule{sole(Reject(Web4)), sole(Reject(Web6)), sole(Reject(DNS4)), Reject(WebNode4)}, nil)
+		others := []portal.Target{To(portal.TCP, VIP4, 4711), To(portal.UDP, VIP4, 4711), To(portal.TCP, VIP6, 4711)}
+		for _, from := range []*Host{n.Node, n.Pod} {
+			for _, t := range others {
+				Expect(from.Ask(t)).To(Equal("refused"), t.String())
+			}
+		}
+		Expect(list(n)).To(ContainSubstring("ip daddr map @cluster-ips"))
+		Expect(n.Check(p)).To(BeZero())
+
+		By("one of two rules, and then both, going")
+		n.Apply(p, nil, []portal.Target{Web4})
+		Expect(n.Node.Sh("nft list map ip usher cluster-ips")).To(ContainSubstring(VIP4.String()))
+		n.Apply(p, nil, []portal.Target{DNS4})
+		Expect(n.Node.Sh("nft list map ip usher cluster-ips")).NotTo(ContainSubstring(VIP4.String()))
+		Expect(n.Node.Sh("nft list map ip6 usher cluster-ips")).To(ContainSubstring("fd96::10"))
+		Expect(n.Check(p)).To(BeZero())
+	})
+
 	It("has rules that are the same however many Services there are", func() {
 		p := open()
 		n.Apply(p, []portal.Rule{Redirect(Web4, 4000)}, nil)
@@ -97,6 +122,7 @@ var _ = Describe("portal nftables", func() {
 	chain portals {
 		ip daddr . meta l4proto . th dport vmap @guards
 		meta l4proto { tcp, udp, sctp } dnat to 192.0.0.117:ip daddr . meta l4proto . th dport map @portals
+		meta l4proto { tcp, udp, sctp } dnat to 192.0.0.117:ip daddr map @cluster-ips
 		fib daddr type local jump node-ports
 	}
 

@@ -154,7 +154,7 @@ func readMaps(conn *nftables.Conn, family portal.Family, table *nftables.Table, 
 		guard := want.Name == nameGuards || want.Name == nameNodePortGuards
 		node := want.Name == nameNodePorts || want.Name == nameNodePortGuards
 		for _, e := range elements {
-			k, ok := parseKey(family, node, guard, e.Key)
+			k, ok := parseKey(family, node, guard, want.Name == nameClusterIPs, e.Key)
 			v := mapValue{comment: e.Comment}
 			switch {
 			case !ok:

@@ -40,7 +40,7 @@ func mapsOf(family portal.Family, table *nftables.Table) (sets []*nftables.Set) 
 		name      string
 		key, data nftables.SetDatatype
 	}{
-		{namePortals, vip, nftables.TypeInetService}, {nameNodePorts, node, nftables.TypeInetService},
+		{namePortals, vip, nftables.TypeInetService}, {nameClusterIPs, addr, nftables.TypeInetService}, {nameNodePorts, node, nftables.TypeInetService},
 		{nameGuards, vip, nftables.TypeVerdict}, {nameNodePortGuards, node, nftables.TypeVerdict},
 	} {
 		sets = append(sets, &nftables.Set{Table: table, Name: m.name, IsMap: true, KeyType: m.key, DataType: m.data})

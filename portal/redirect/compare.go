@@ -41,6 +41,7 @@ func compare(mode portal.Mode, wanted map[portal.Target]portal.Rule, installed [
 // sameEffect reports whether two rules for one target do the same.
 func sameEffect(a, b portal.Rule) bool {
 	a.Comment, b.Comment = "", ""
+	a.Sole, b.Sole = false, false
 	if a.Action == portal.Reject && b.Action == portal.Reject {
 		a.LocalPort, b.LocalPort = 0, 0
 	}
