@@ -357,6 +357,8 @@ var _ = Describe("a Proxy", func() {
 
 	It("tells when a change was wanted and when it was carried out", func() {
 		Expect(p.SyncStatus()).To(BeZero())
+		p.Check(GinkgoT().Context())
+		Expect(p.SyncStatus().LastApplied).To(BeZero(), "nothing was wanted yet")
 		p.Apply(nil)
 		s := p.SyncStatus()
 		Expect(s.Pending).To(BeZero())

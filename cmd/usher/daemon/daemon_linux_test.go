@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -126,8 +127,11 @@ var _ = Describe("a daemon with a portal", func() {
 		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("127.0.0.1")) // which nobody asks
 		c := withPortal()
 		c.Manifests, c.NodeName, c.Cluster.Kubeconfig = nil, "worker-1", kubeconfig
+		c.Proxy.CheckInterval = 100 * time.Millisecond
 		r := begin(c)
-		Eventually(func() int { return healthz(c.HealthzAddress) }).WithTimeout(patience).Should(Equal(http.StatusServiceUnavailable))
+		health := func() int { return healthz(c.HealthzAddress) }
+		Eventually(health).WithTimeout(patience).Should(Equal(http.StatusServiceUnavailable))
+		Consistently(health).WithTimeout(time.Second).Should(Equal(http.StatusServiceUnavailable), "checks of the portal are no full picture")
 		Expect(installed()).To(BeEmpty())
 		Expect(r.ready).NotTo(Receive())
 		close(api.let)
