@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -89,6 +91,8 @@ type getFlags struct {
 	watch  bool
 	apart  bool // what each node tells of Services and endpoints
 	output string
+
+	outdated sync.Map // by node, why its Services are not those that there are: see noteOutdated
 }
 
 func (f *getFlags) register(cmd *cobra.Command) {
@@ -177,12 +181,43 @@ func get[T any](f *getFlags, k kind[T]) func(*cobra.Command, []string) error {
 			if f.watch {
 				return watch(cmd, f, k, ushers, names)
 			}
+			defer f.printOutdated(cmd.ErrOrStderr())
 			items, err := k.known(cmd.Context(), f, ushers, names)
 			if err != nil && !fleet.IsSilent(err) {
 				return err
 			}
 			return cmp.Or(printItems(cmd, f, k, items), err)
 		})
+	}
+}
+
+// noteOutdated notes why u does not have the Services that there are, if it says so.
+func (f *getFlags) noteOutdated(ctx context.Context, u fleet.Usher) {
+	if f.watch {
+		return
+	}
+	status, _ := u.Client.Status(ctx) // the list has the error
+	for _, p := range status.Problems {
+		if p.Reason == "APIServerFailed" || p.Reason == "NotServing" {
+			f.outdated.Store(u.Node, p.Message)
+		}
+	}
+}
+
+// printOutdated prints what was noted since the last time: each text once, with the nodes that say so.
+func (f *getFlags) printOutdated(out io.Writer) {
+	nodes := map[string][]string{}
+	f.outdated.Range(func(node, text any) bool {
+		nodes[text.(string)] = append(nodes[text.(string)], node.(string))
+		return true
+	})
+	f.outdated.Clear()
+	for _, text := range slices.Sorted(maps.Keys(nodes)) {
+		on := ""
+		if f.asks.cluster {
+			on = " on " + show.Few(slices.Sorted(slices.Values(nodes[text])))
+		}
+		fmt.Fprintf(out, "usher%s: %s\n", on, show.Clean(text))
 	}
 }
 

@@ -18,6 +18,32 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
+var _ = DescribeTable("get says why there may be other Services than usher has", func(reason string, said OmegaMatcher, args ...string) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch r.URL.Path {
+		case api.Prefix + "/status":
+			_ = json.NewEncoder(w).Encode(api.Status{Problems: []api.StatusProblem{{Object: "usher", Reason: reason, Message: "list services: 403"}}})
+		case api.Prefix + "/services":
+			_ = json.NewEncoder(w).Encode(api.ServiceList{})
+		default:
+			w.WriteHeader(http.StatusNotFound)
+			_ = json.NewEncoder(w).Encode(api.Error{Code: http.StatusNotFound, Message: "no such Service"})
+		}
+	}))
+	DeferCleanup(server.Close)
+	root, errs := newRoot(), gbytes.NewBuffer()
+	root.SetErr(errs)
+	root.SetOut(GinkgoWriter)
+	execute(context.Background(), root, append(args, "--admin-address="+server.Listener.Addr().String()))
+	Expect(string(errs.Contents())).To(said)
+},
+	Entry("Services", "NotServing", Equal("No Services.\nusher: list services: 403\n"), "get", "services", "-A"),
+	Entry("a Service that it does not have", "NotServing", ContainSubstring("usher: list services: 403\n"), "get", "services", "web"),
+	Entry("endpoints", "APIServerFailed", Equal("No endpoints.\nusher: list services: 403\n"), "get", "endpoints", "-A"),
+	Entry("another problem", "ClockSkew", Equal("No Services.\n"), "get", "services", "-A"),
+)
+
 var _ = Describe("get -w of a cluster", func() {
 	It("tells what others have while a node is silent from the first, and the node's own when it answers", func(ctx context.Context) {
 		var answers atomic.Bool

@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -46,19 +45,23 @@ type Client struct {
 }
 
 // Connect makes a client. It does not wait for the API server: Reach tells
-// whether that answers.
+// whether that sends what there is.
 func (c Connection) Connect() (*Client, *Reach, error) {
 	config, err := c.RESTConfig()
 	if err != nil {
 		return nil, nil, err
 	}
 	reach := &Reach{}
-	config.Wrap(reach.wrap)
-	client, err := kubernetes.NewForConfig(config)
+	transport, err := rest.TransportFor(config)
 	if err != nil {
 		return nil, nil, fmt.Errorf("connecting to the API server %s: %w", config.Host, err)
 	}
-	meta, err := metadata.NewForConfig(config)
+	one := &http.Client{Transport: reach.wrap(transport), Timeout: config.Timeout}
+	client, err := kubernetes.NewForConfigAndClient(config, one)
+	if err != nil {
+		return nil, nil, fmt.Errorf("connecting to the API server %s: %w", config.Host, err)
+	}
+	meta, err := metadata.NewForConfigAndClient(metadata.ConfigFor(config), one)
 	if err != nil {
 		return nil, nil, fmt.Errorf("connecting to the API server %s: %w", config.Host, err)
 	}
@@ -134,102 +137,3 @@ func (c Connection) Namespace() (string, error) {
 	}
 	return namespace, nil
 }
-
-// Reach tells whether the API server answers. The zero value has heard nothing
-// yet.
-type Reach struct {
-	mu      sync.Mutex
-	now     ReachStatus
-	refused map[string]int // watches in a row, by path
-}
-
-// ReachStatus is what a Reach tells.
-type ReachStatus struct {
-	Connected bool
-	Since     time.Time // of Connected being as it is; zero if nothing was heard yet
-	Err       error     // of the last request, while not connected
-	// Skew is by how much the API server's clock is ahead of this node's, as its last answer
-	// tells, to some seconds.
-	Skew time.Duration
-}
-
-// Status returns how it is now.
-func (r *Reach) Status() ReachStatus {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.now
-}
-
-func (r *Reach) heard(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if connected := err == nil; connected != r.now.Connected || r.now.Since.IsZero() {
-		r.now.Connected, r.now.Since = connected, time.Now()
-	}
-	r.now.Err = err
-}
-
-// date notes the time that an answer tells (RFC 9110, 6.6.1), which has whole seconds.
-func (r *Reach) date(text string) {
-	if at, err := http.ParseTime(text); err == nil {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.now.Skew = time.Until(at)
-	}
-}
-
-// wrap returns a transport that notes how requests end. A watch that breaks is
-// noticed by the request that follows it.
-func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
-	return roundTripper(func(req *http.Request) (*http.Response, error) {
-		res, err := next.RoundTrip(req)
-		switch {
-		case err != nil && req.Context().Err() != nil: // given up by us
-		case err != nil:
-			r.heard(err)
-		case res.StatusCode >= http.StatusInternalServerError:
-			r.heard(fmt.Errorf("the API server answered %s", res.Status))
-		default:
-			r.heard(nil)
-			r.date(res.Header.Get("Date"))
-		}
-		if err == nil && req.URL.Query().Has("watch") {
-			r.pause(req, res.StatusCode)
-		}
-		return res, err
-	})
-}
-
-// maxPause is how long an answer is held back at the most.
-const maxPause = 30 * time.Second
-
-// pause holds back the answer to a watch that was refused, for longer from one to the
-// next; the first is not held back. client-go asks again at once after 410 Gone, which is
-// right once, and hundreds of times a second where each watch is answered so.
-func (r *Reach) pause(req *http.Request, status int) {
-	r.mu.Lock()
-	if status < http.StatusBadRequest {
-		delete(r.refused, req.URL.Path)
-		r.mu.Unlock()
-		return
-	}
-	if r.refused == nil {
-		r.refused = map[string]int{}
-	}
-	before := r.refused[req.URL.Path]
-	r.refused[req.URL.Path]++
-	r.mu.Unlock()
-	if before == 0 {
-		return
-	}
-	timer := time.NewTimer(min(100*time.Millisecond<<min(before, 10), maxPause))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-req.Context().Done():
-	}
-}
-
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }

@@ -1,14 +1,10 @@
 package kube
 
 import (
-	"errors"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -251,47 +247,3 @@ var _ = Describe("triggers", func() {
 		Expect(told).To(HaveLen(1))
 	})
 })
-
-var _ = Describe("Reach", func() {
-	It("tells since when the API server answers or does not", func() {
-		var r Reach
-		Expect(r.Status()).To(BeZero())
-		r.heard(nil)
-		up := r.Status()
-		Expect(up.Connected).To(BeTrue())
-		r.heard(nil)
-		Expect(r.Status()).To(Equal(up), "it has not changed")
-		r.heard(errTest)
-		down := r.Status()
-		Expect(down.Connected).To(BeFalse())
-		Expect(down.Err).To(Equal(errTest))
-		Expect(down.Since).To(BeTemporally(">=", up.Since))
-	})
-})
-
-// A server that answers each watch with 410 Gone is asked for it again and again.
-func TestPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := NewWithT(t)
-		r, gone := &Reach{}, http.StatusGone
-		transport := r.wrap(roundTripper(func(*http.Request) (*http.Response, error) { return &http.Response{StatusCode: gone}, nil }))
-		watch := func() time.Duration {
-			began := time.Now()
-			_, err := transport.RoundTrip(httptest.NewRequest(http.MethodGet, "/api/v1/services?watch=true", nil))
-			g.Expect(err).NotTo(HaveOccurred())
-			return time.Since(began)
-		}
-		g.Expect(watch()).To(BeZero(), "the first may be right")
-		g.Expect(watch()).To(Equal(200 * time.Millisecond))
-		g.Expect(watch()).To(Equal(400 * time.Millisecond))
-		for range 10 {
-			g.Expect(watch()).To(BeNumerically("<=", maxPause))
-		}
-		gone = http.StatusOK
-		g.Expect(watch()).To(BeZero())
-		gone = http.StatusGone
-		g.Expect(watch()).To(BeZero(), "it begins anew")
-	})
-}
-
-var errTest = errors.New("away")

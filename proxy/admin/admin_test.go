@@ -77,7 +77,7 @@ var _ = Describe("health", func() {
 	It("tells the times, and whether the API server answers, in JSON", func() {
 		since := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		h.APIServer = func() admin.APIServerStatus {
-			return admin.APIServerStatus{Connected: false, Since: since, Error: "dial tcp 192.0.2.1:6443: connection refused"}
+			return admin.APIServerStatus{Connected: false, Since: since, Reason: "unreachable", Error: "dial tcp 192.0.2.1:6443: connection refused", Remedy: "look"}
 		}
 		code, body := get(handler, "/healthz")
 		Expect(code).To(Equal(200), "what is known goes on being served")

@@ -20,8 +20,8 @@ type Health struct {
 	Sync func() proxy.SyncStatus
 	// Timeout is how long a change may wait.
 	Timeout time.Duration
-	// APIServer, if not nil, tells whether the API server can be reached. That
-	// it cannot is no reason to be unhealthy: what is known goes on being
+	// APIServer, if not nil, tells whether the API server sends what there is. That
+	// it does not is no reason to be unhealthy: what is known goes on being
 	// served.
 	APIServer func() APIServerStatus
 	// Restarts, if not nil, are those of a keeper.
@@ -35,13 +35,16 @@ type Health struct {
 // counterPair counts answers of 200 and of 503.
 type counterPair struct{ ok, unavailable atomic.Int64 }
 
-// APIServerStatus says whether the API server answers.
+// APIServerStatus says whether the API server sends what there is. Everybody may ask the health
+// port: of an error it returns one word, and no text, which may hold addresses and more.
 type APIServerStatus struct {
 	Connected bool      `json:"connected"`
 	Since     time.Time `json:"since,omitzero"`
-	Error     string    `json:"error,omitempty"`
+	Reason    string    `json:"error,omitempty"` // a kube.Reason
 
-	Skew time.Duration `json:"-"` // of its clock, ahead of this node's
+	Error  string        `json:"-"`
+	Remedy string        `json:"-"`
+	Skew   time.Duration `json:"-"` // of its clock, ahead of this node's
 }
 
 // Restarts are how often usher has ended unexpectedly, and was started again by its
@@ -56,9 +59,6 @@ func (h *Health) SetLeaving(leaving bool) { h.leaving.Store(leaving) }
 
 // SetStopping says that nothing is accepted any more.
 func (h *Health) SetStopping() { h.stopping.Store(true) }
-
-// unreachable is the only error about an API server that the health port returns.
-const unreachable = "unreachable"
 
 // healthAnswer is the body of an answer. The first three fields are kube-proxy's.
 type healthAnswer struct {
@@ -101,9 +101,6 @@ func (h *Health) look() (alive bool, answer healthAnswer) {
 	answer = healthAnswer{LastUpdated: status.LastApplied, CurrentTime: now, PendingSince: status.Pending, Restarts: h.Restarts}
 	if h.APIServer != nil {
 		a := h.APIServer()
-		if a.Error != "" { // whose text may hold addresses and more that not everybody is to know: the log and the API have it
-			a.Error = unreachable
-		}
 		answer.APIServer = &a
 	}
 	return status.Pending.IsZero() || now.Sub(status.Pending) <= h.Timeout, answer

@@ -65,6 +65,7 @@ var (
 	affinityClients     = gauge("usher_affinity_clients", "Clients that are remembered for session affinity.")
 	affinityLimit       = gauge("usher_affinity_clients_limit", "Clients that may be remembered for session affinity.")
 	portProblems        = gauge("usher_service_port_problems", "Service ports that are not served as they should be, by reason.", "reason")
+	apiServerFailing    = gauge("usher_api_server_failing", "1 while a list or watch of Services, EndpointSlices or Nodes fails, by reason; the last known state is served. None while all succeed.", "reason")
 	portalRepairs       = counter("usher_portal_repairs_total", "Rules, routes and chains that were missing or changed in the kernel, and were put back.")
 	portalFailures      = counter("usher_portal_failures_total", "Changes that could not be made in the kernel.")
 	accessLines         = counter("usher_access_log_lines_total", "Lines that were written to the access log.")

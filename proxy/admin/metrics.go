@@ -234,6 +234,11 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	if c.health != nil {
+		if of := c.health.APIServer; of != nil {
+			if reason := of().Reason; reason != "" {
+				tell(apiServerFailing, 1, reason)
+			}
+		}
 		if r := c.health.Restarts; r != nil {
 			tell(restarts, int64(r.Count))
 		} else {

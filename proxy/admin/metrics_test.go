@@ -46,6 +46,7 @@ var _ = Describe("the metrics", func() {
 
 	It("are all there, and none that is not documented", func() {
 		n := newNode()
+		n.health.APIServer = func() admin.APIServerStatus { return admin.APIServerStatus{Reason: "forbidden"} }
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", lab.Refusing(), answering())})
 		c, _ := n.client("web")
 		c.Close()

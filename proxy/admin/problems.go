@@ -109,8 +109,14 @@ func (a *API) nodeProblems(s *proxy.Stats, now time.Time) (list []api.StatusProb
 		if skew := now.Skew.Round(time.Second); skew.Abs() >= maxSkew {
 			add("ClockSkew", fmt.Sprintf("the API server's clock and this node's differ by %s", skew.Abs()), "timedatectl, here and there: certificates, tokens and times in logs go by the clock", time.Time{})
 		}
-		if !now.Connected && !now.Since.IsZero() {
-			add("APIServerUnreachable", "the API server does not answer: "+now.Error+"; what was known goes on being served", "see whether it runs, and whether this node reaches it", now.Since)
+		waits := a.proxy.SyncStatus().LastQueued.IsZero()
+		switch {
+		case now.Reason == "" && waits:
+			add("NotServing", "the API server has not sent all Services yet: none is served", "", time.Time{})
+		case now.Reason != "" && waits:
+			add("NotServing", "the API server sends no Services, and none is served ("+now.Reason+"): "+now.Error, now.Remedy, now.Since)
+		case now.Reason != "":
+			add("APIServerFailed", "the API server sends no changes, and the last known state is served ("+now.Reason+"): "+now.Error, now.Remedy, now.Since)
 		}
 	}
 	if sync := a.proxy.SyncStatus(); sync.Err != nil {

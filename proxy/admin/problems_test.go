@@ -33,7 +33,7 @@ var _ = Describe("what usher knows to be wrong", func() {
 	It("is told of Services, of what the source has rejected, and of usher itself, with what to do", func() {
 		since := time.Now().Add(-time.Hour)
 		n.health.APIServer = func() admin.APIServerStatus {
-			return admin.APIServerStatus{Since: since, Error: "connection refused", Skew: -time.Hour}
+			return admin.APIServerStatus{Since: since, Reason: "unreachable", Error: "connection refused", Remedy: "look", Skew: -time.Hour}
 		}
 		taken := service("taken", "10.96.0.1", answering())
 		n.proxy.Apply([]config.Service{service("empty", "10.96.0.3"), service("flaky", "10.96.0.2", lab.Refusing(), answering()), service("web", "10.96.0.1", answering())})
@@ -49,7 +49,7 @@ var _ = Describe("what usher knows to be wrong", func() {
 			said[p.Object+" "+p.Reason] = p.Message
 			Expect(p.Since).NotTo(BeZero())
 		}
-		Expect(said).To(HaveKeyWithValue("usher APIServerUnreachable", ContainSubstring("connection refused")))
+		Expect(said).To(HaveKeyWithValue("usher APIServerFailed", "the API server sends no changes, and the last known state is served (unreachable): connection refused"))
 		Expect(said).To(HaveKeyWithValue("Service default/taken AddressConflict", ContainSubstring("is not served")))
 		Expect(said).To(HaveKeyWithValue("Service default/empty no-endpoints", "none of 0 endpoints can be used"))
 		Expect(said).To(HaveKeyWithValue("Service default/flaky degraded", MatchRegexp(`^1 of 2 endpoints: .* \(default/flaky-0\) quarantined, connection refused$`)))
@@ -71,6 +71,16 @@ var _ = Describe("what usher knows to be wrong", func() {
 		Expect(n.get("/services/default/wrong", &detail)).To(Equal(200))
 		Expect(detail.State).To(Equal(api.ServiceRejected))
 	})
+
+	DescribeTable("says that nothing is served yet", func(reason, text, message string) {
+		n.health.APIServer = func() admin.APIServerStatus {
+			return admin.APIServerStatus{Reason: reason, Error: text, Remedy: "look"}
+		}
+		Expect(status().Problems).To(ConsistOf(And(HaveField("Reason", "NotServing"), HaveField("Message", message))))
+	},
+		Entry("while the API server does not answer", "", "", "the API server has not sent all Services yet: none is served"),
+		Entry("since it refuses", "forbidden", "list services: 403", "the API server sends no Services, and none is served (forbidden): list services: 403"),
+	)
 
 	It("has a bound", func() {
 		var many []config.Service

@@ -136,9 +136,9 @@ var _ = Describe("an API server that is in trouble", func() {
 			}
 			if says := troubles[i].says; says != "" {
 				Eventually(func() (answer, error) { return health(n, "/healthz") }).WithTimeout(soon).Should(
-					And(code(200), HaveField("Body", MatchRegexp(`(?s)"connected": *false.*"error": *"unreachable"`)))) // and not its text: anybody can ask
+					And(code(200), HaveField("Body", MatchRegexp(`(?s)"connected": *false.*"error": *"server-error"`)))) // and not its text: anybody can ask
 				Eventually(func() string { return string(n.usher.Err.Contents()) }).WithTimeout(soon).Should(
-					MatchRegexp("The API server does not answer; what is known goes on being served.*" + says))
+					MatchRegexp("The API server sends no Services and changes; the last known state is served.*" + says))
 				Expect(get(n.node, adminURL+"/metrics")).To(HaveField("Body", MatchRegexp(`rest_client_requests_total\{code="50[03]"`)))
 			}
 			Expect(health(n, "/livez")).To(code(200))

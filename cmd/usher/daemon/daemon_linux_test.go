@@ -104,13 +104,7 @@ func newAPIServer(endpoint netip.AddrPort, on netip.Addr) (s *apiServer, kubecon
 	s.Listener = l
 	s.Start()
 	DeferCleanup(func() { s.CloseClientConnections(); s.Close() })
-	config, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Config", "current-context": "c",
-		"contexts": []any{map[string]any{"name": "c", "context": map[string]any{"cluster": "c"}}},
-		"clusters": []any{map[string]any{"name": "c", "cluster": map[string]any{"server": s.URL}}}})
-	Expect(err).NotTo(HaveOccurred())
-	kubeconfig = GinkgoT().TempDir() + "/kubeconfig"
-	Expect(os.WriteFile(kubeconfig, config, 0o600)).To(Succeed())
-	return s, kubeconfig
+	return s, kubeconfigOf(s.URL)
 }
 
 var _ = Describe("a daemon with a portal", func() {

@@ -2,14 +2,17 @@ package daemon
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -98,6 +101,18 @@ func withoutPortal() Config {
 	c.Manifests = []string{manifests()}
 	c.HealthzAddress = free()
 	return c
+}
+
+// kubeconfigOf returns a kubeconfig for the API server at a URL.
+func kubeconfigOf(url string) (path string) {
+	GinkgoHelper()
+	config, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Config", "current-context": "c",
+		"contexts": []any{map[string]any{"name": "c", "context": map[string]any{"cluster": "c"}}},
+		"clusters": []any{map[string]any{"name": "c", "cluster": map[string]any{"server": url}}}})
+	Expect(err).NotTo(HaveOccurred())
+	path = filepath.Join(GinkgoT().TempDir(), "kubeconfig")
+	Expect(os.WriteFile(path, config, 0o600)).To(Succeed())
+	return path
 }
 
 // running is a daemon that runs.
@@ -225,6 +240,35 @@ var _ = Describe("a daemon", func() {
 		l.Close()
 		Eventually(r.said).WithTimeout(patience).Should(gbytes.Say("The server of --admin-address is there now"))
 		Expect(healthz(c.AdminAddress)).To(Equal(http.StatusOK))
+	})
+
+	It("says that an API server refuses its credentials, and logs it once", func() {
+		var asked atomic.Int64
+		api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			asked.Add(1)
+			http.Error(w, "the secret of 192.0.2.1", http.StatusUnauthorized)
+		}))
+		DeferCleanup(api.Close)
+		c := withoutPortal()
+		c.Manifests, c.NodeName, c.Cluster.Kubeconfig, c.AdminAddress = nil, "worker-1", kubeconfigOf(api.URL), free()
+		r := begin(c)
+		answer := func(url string) (body string) {
+			res, err := http.Get("http://" + url)
+			if err != nil {
+				return err.Error()
+			}
+			defer res.Body.Close()
+			all, _ := io.ReadAll(res.Body)
+			return res.Status + " " + string(all)
+		}
+		Eventually(answer).WithArguments(c.HealthzAddress + "/healthz").WithTimeout(patience).Should(And(HavePrefix("503"), MatchRegexp(`"connected": *false`), MatchRegexp(`"error": *"unauthorized"`)))
+		Expect(answer(c.HealthzAddress+"/livez")).To(HavePrefix("200"), "a restart would not help")
+		Expect(answer(c.HealthzAddress+"/healthz")).NotTo(Or(ContainSubstring("401"), ContainSubstring("192.0.2.1")), "everybody can ask")
+		Eventually(answer).WithArguments(c.AdminAddress + "/api/v1/status").WithTimeout(patience).Should(And(ContainSubstring("NotServing"), ContainSubstring("services: the API server answered 401 Unauthorized"), ContainSubstring("renew the token")))
+		Expect(answer(c.AdminAddress + "/metrics")).To(ContainSubstring(`usher_api_server_failing{reason="unauthorized"} 1`))
+		Eventually(asked.Load).WithTimeout(patience).Should(BeNumerically(">", 12), "it tries again")
+		Eventually(r.said.Contents).WithTimeout(patience).Should(ContainSubstring("The API server sends no Services and changes; no Service is served yet"))
+		Expect(strings.Count(string(r.said.Contents()), "API server sends")).To(Equal(1))
 	})
 
 	Describe("that is stopped", func() {

@@ -141,7 +141,7 @@ func (d *Daemon) closeTunnel() {
 	}
 }
 
-// APIServer tells whether the API server answers; known is false if Services come
+// APIServer tells whether the API server sends what there is; known is false if Services come
 // from files, or it has not been asked yet. Any goroutine may call it.
 func (d *Daemon) APIServer() (status kube.ReachStatus, known bool) {
 	reach := d.reach.Load()
@@ -154,9 +154,9 @@ func (d *Daemon) APIServer() (status kube.ReachStatus, known bool) {
 // apiServer tells the same to those who ask for the daemon's health.
 func (d *Daemon) apiServer() admin.APIServerStatus {
 	now, _ := d.APIServer()
-	out := admin.APIServerStatus{Connected: now.Connected, Since: now.Since, Skew: now.Skew}
+	out := admin.APIServerStatus{Connected: now.Connected, Since: now.Since, Reason: string(now.Reason), Skew: now.Skew}
 	if now.Err != nil {
-		out.Error = now.Err.Error()
+		out.Error, out.Remedy = now.Err.Error(), now.Reason.Remedy()
 	}
 	return out
 }
@@ -168,19 +168,25 @@ func (d *Daemon) programmed(took time.Duration) {
 	}
 }
 
-// warnWhileAway logs when the API server is lost and found, until ctx ends.
+// warnWhileAway logs when the API server stops sending what there is, why, and when it
+// does so again, until ctx ends. A retry that fails for the same reason is not logged.
 func (d *Daemon) warnWhileAway(ctx context.Context, reach *kube.Reach) {
-	connected := true
+	var logged kube.Reason
 	every(ctx, time.Second, func() bool {
 		now := reach.Status()
-		if now.Since.IsZero() || now.Connected == connected {
+		if now.Reason == logged {
 			return true
 		}
-		if connected = now.Connected; connected {
-			d.log.Info("The API server answers again")
-		} else {
-			d.log.WithError(now.Err).Warn("The API server does not answer; what is known goes on being served")
+		logged = now.Reason
+		if now.Err == nil {
+			d.log.Info("The API server sends Services and changes again")
+			return true
 		}
+		served := "the last known state is served"
+		if d.proxy.SyncStatus().LastQueued.IsZero() {
+			served = "no Service is served yet"
+		}
+		d.log.WithError(now.Err).WithField("reason", now.Reason).Warnf("The API server sends no Services and changes; %s", served)
 		return true
 	})
 }

@@ -71,7 +71,7 @@ func usherItself(_ context.Context, s *subject) (all []Finding) {
 			continue
 		}
 		severity := Warning
-		if p.Reason == "PortalFailed" {
+		if p.Reason == "PortalFailed" || p.Reason == "NotServing" {
 			severity = Failing
 		}
 		all = append(all, Finding{"", severity, p.Object, p.Message, "usher says so, " + p.Reason + ", since " + p.Since.Format(time.DateTime), p.Remedy})

@@ -66,7 +66,7 @@ type StatusProblem struct {
 	// Object is what it is about: "Service default/web", "EndpointSlice default/web-1", a file, or "usher".
 	Object string `json:"object"`
 	// Reason is one word: that of a Problem, the state of a Service, ManifestRejected, ManifestDoubtful, PartNotServed,
-	// NearLimit, PortalFailed, APIServerUnreachable, ClockSkew or AccessLogLost.
+	// NearLimit, PortalFailed, APIServerFailed, NotServing, ClockSkew or AccessLogLost.
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
 	// Remedy is what to do about it; left out if that follows from the message.

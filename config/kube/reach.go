@@ -1,0 +1,250 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"mime"
+	"net"
+	"net/http"
+	"path"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Reach tells whether the API server sends what usher serves: whether each list and watch of
+// Services, EndpointSlices and Nodes succeeds. The zero value has heard nothing yet.
+type Reach struct {
+	mu      sync.Mutex
+	now     ReachStatus
+	failing map[string]failure // by resource
+	refused map[string]int     // watches in a row, by path
+}
+
+// ReachStatus is what a Reach tells.
+type ReachStatus struct {
+	Connected bool      // no list and no watch fails
+	Since     time.Time // of Connected being as it is; zero if nothing was heard yet
+	Reason    Reason    // why one fails; "" while Connected
+	Err       error     // the same in detail, with the verb and the resource
+	// Skew is by how much the API server's clock is ahead of this node's, as its last answer
+	// tells, to some seconds.
+	Skew time.Duration
+}
+
+// failure is why the last list or watch of a resource failed.
+type failure struct {
+	watch  bool // it was a watch
+	reason Reason
+	err    error
+}
+
+// Reason is why usher cannot list or watch, in one word.
+type Reason string
+
+// The reasons.
+const (
+	Unreachable      Reason = "unreachable"       // no connection, or no answer
+	NameNotFound     Reason = "name-not-found"    // the server's name has no address
+	TLSFailed        Reason = "tls"               // one side does not accept the other's certificate
+	NoCredentials    Reason = "no-credentials"    // an exec plugin fails, or a token file cannot be read
+	Unauthorized     Reason = "unauthorized"      // 401: the credentials are not, or no longer, valid
+	Forbidden        Reason = "forbidden"         // 403: a role lacks a verb or a resource
+	TooManyRequests  Reason = "too-many-requests" // 429
+	ServerError      Reason = "server-error"      // 5xx, or 410 for each watch
+	UnexpectedAnswer Reason = "unexpected-answer" // not that of an API server
+)
+
+// Remedy returns what to do about it.
+func (r Reason) Remedy() string {
+	switch r {
+	case NameNotFound:
+		return "check the server's name in the kubeconfig, and this node's DNS"
+	case TLSFailed:
+		return "check the server's name and the CA in the kubeconfig, and the dates of both certificates"
+	case NoCredentials:
+		return "run the kubeconfig's exec plugin by hand, or check that usher can read its token file"
+	case Unauthorized:
+		return "renew the token or the client certificate"
+	case Forbidden:
+		return "give usher's user a role with list and watch on services, endpointslices and nodes"
+	case TooManyRequests, ServerError:
+		return "see the API server's log and load"
+	case UnexpectedAnswer:
+		return "check the server's URL: a proxy or another program answers there"
+	}
+	return "see whether it runs, and whether this node reaches it"
+}
+
+// Status returns how it is now.
+func (r *Reach) Status() ReachStatus {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.now
+}
+
+// watched are the resources of which usher needs all. The first that fails is reported.
+var watched = []string{"services", "endpointslices", "nodes"}
+
+// note takes note of how a list or watch of a resource ended. A watch that is established ends any
+// failure of the resource; a list does not prove that watches are allowed.
+func (r *Reach) note(resource string, watch bool, reason Reason, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case err != nil:
+		if r.failing == nil {
+			r.failing = map[string]failure{}
+		}
+		r.failing[resource] = failure{watch, reason, err}
+	case watch || !r.failing[resource].watch:
+		delete(r.failing, resource)
+	}
+	now := ReachStatus{Connected: len(r.failing) == 0, Since: r.now.Since, Skew: r.now.Skew}
+	for _, name := range watched {
+		if f, fails := r.failing[name]; fails && now.Err == nil {
+			now.Reason, now.Err = f.reason, f.err
+		}
+	}
+	if now.Connected != r.now.Connected || now.Since.IsZero() {
+		now.Since = time.Now()
+	}
+	r.now = now
+}
+
+// date notes the time that an answer tells (RFC 9110, 6.6.1), which has whole seconds.
+func (r *Reach) date(text string) {
+	if at, err := http.ParseTime(text); err == nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.now.Skew = time.Until(at)
+	}
+}
+
+// wrap returns a transport that notes how requests end. It must be the outermost one: those that get
+// credentials fail, too. A watch that breaks is noticed by the request that follows it.
+func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(req *http.Request) (*http.Response, error) {
+		res, err := next.RoundTrip(req)
+		if err == nil {
+			r.date(res.Header.Get("Date"))
+		}
+		watch := req.URL.Query().Has("watch")
+		if resource := path.Base(req.URL.Path); isWatched(req, resource) && !r.isExpected(req, res, err) {
+			reason, err := failureOf(res, err)
+			if err != nil {
+				err = fmt.Errorf("%s %s: %w", map[bool]string{false: "list", true: "watch"}[watch], resource, err)
+			}
+			r.note(resource, watch, reason, err)
+		}
+		if err == nil && watch {
+			r.pause(req, res.StatusCode)
+		}
+		return res, err
+	})
+}
+
+// isWatched reports whether a request lists or watches a resource of which usher needs all.
+func isWatched(req *http.Request, resource string) bool {
+	for _, w := range watched {
+		if resource == w {
+			return req.Method == http.MethodGet
+		}
+	}
+	return false
+}
+
+// isExpected reports whether an answer says nothing about the API server: usher has given up the
+// request; a watch begins too far back, as a few in a row may; or the API server is too old to begin a watch
+// with a list, which usher asks for next.
+func (r *Reach) isExpected(req *http.Request, res *http.Response, err error) bool {
+	if err != nil {
+		return req.Context().Err() != nil
+	}
+	switch res.StatusCode {
+	case http.StatusGone:
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.refused[req.URL.Path] < 3
+	case http.StatusBadRequest, http.StatusUnprocessableEntity:
+		return req.URL.Query().Has("sendInitialEvents")
+	}
+	return false
+}
+
+// failureOf returns why an answer is none with which usher can list or watch; nil if it is one.
+func failureOf(res *http.Response, err error) (Reason, error) {
+	if err != nil {
+		return reasonOf(err), err
+	}
+	var reason Reason
+	switch code := res.StatusCode; {
+	case code == http.StatusOK:
+		kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
+		if strings.HasPrefix(kind, "text/") {
+			return UnexpectedAnswer, fmt.Errorf("the answer is %s and not an API server's", kind)
+		}
+		return "", nil
+	case code == http.StatusUnauthorized:
+		reason = Unauthorized
+	case code == http.StatusForbidden:
+		reason = Forbidden
+	case code == http.StatusTooManyRequests:
+		reason = TooManyRequests
+	case code >= http.StatusInternalServerError, code == http.StatusGone:
+		reason = ServerError
+	default:
+		reason = UnexpectedAnswer
+	}
+	return reason, fmt.Errorf("the API server answered %d %s", res.StatusCode, http.StatusText(res.StatusCode))
+}
+
+// reasonOf returns why there is no answer. client-go has no types for what fails before a request is
+// sent, nor crypto/tls for what the other side reports.
+func reasonOf(err error) Reason {
+	var name *net.DNSError
+	text := err.Error()
+	switch {
+	case strings.HasPrefix(text, "getting credentials: "), strings.HasPrefix(text, "failed to read token file"):
+		return NoCredentials
+	case errors.As(err, &name):
+		return NameNotFound
+	case strings.Contains(text, "tls: "), strings.Contains(text, "x509: "):
+		return TLSFailed
+	}
+	return Unreachable
+}
+
+// maxPause is how long an answer is held back at the most.
+const maxPause = 30 * time.Second
+
+// pause holds back the answer to a watch that was refused, for longer from one to the
+// next; the first is not held back. client-go asks again at once after 410 Gone, which is
+// right once, and hundreds of times a second where each watch is answered so.
+func (r *Reach) pause(req *http.Request, status int) {
+	r.mu.Lock()
+	if status < http.StatusBadRequest {
+		delete(r.refused, req.URL.Path)
+		r.mu.Unlock()
+		return
+	}
+	if r.refused == nil {
+		r.refused = map[string]int{}
+	}
+	before := r.refused[req.URL.Path]
+	r.refused[req.URL.Path]++
+	r.mu.Unlock()
+	if before == 0 {
+		return
+	}
+	timer := time.NewTimer(min(100*time.Millisecond<<min(before, 10), maxPause))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-req.Context().Done():
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }

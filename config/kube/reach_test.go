@@ -1,0 +1,262 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	logtest "github.com/sirupsen/logrus/hooks/test"
+
+	"github.com/usherproxy/usher/config"
+)
+
+// patience is how long specs wait: client-go waits up to 2 s before the second try, and longer before others.
+const patience = time.Minute
+
+// fakeServer speaks list and watch over TLS; of each kind there is nothing.
+type fakeServer struct {
+	*httptest.Server
+	// fault, if it is not nil, answers instead, unless it returns false.
+	fault atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool]
+}
+
+func newFakeServer() *fakeServer {
+	s := &fakeServer{}
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if fault := s.fault.Load(); fault != nil && (*fault)(w, r) {
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case r.URL.Query().Has("sendInitialEvents"): // it is too old for that
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		case r.URL.Query().Has("watch"):
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		default:
+			kinds := map[string]string{"/api/v1/services": "ServiceList", "/api/v1/nodes": "NodeList", "/apis/discovery.k8s.io/v1/endpointslices": "EndpointSliceList"}
+			version := "v1"
+			if kinds[r.URL.Path] == "EndpointSliceList" {
+				version = "discovery.k8s.io/v1"
+			}
+			_ = json.NewEncoder(w).Encode(map[string]any{"apiVersion": version, "kind": kinds[r.URL.Path], "metadata": map[string]any{"resourceVersion": "1"}, "items": []any{}})
+		}
+	}))
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // clients that do not trust it
+	s.StartTLS()
+	DeferCleanup(func() { s.CloseClientConnections(); s.Close() })
+	return s
+}
+
+// become makes the server answer like this from now on, and ends the watches that there are.
+func (s *fakeServer) become(fault func(w http.ResponseWriter, r *http.Request) bool) {
+	if fault == nil {
+		s.fault.Store(nil)
+	} else {
+		s.fault.Store(&fault)
+	}
+	s.CloseClientConnections()
+}
+
+// refuses answers each request that is one with a code.
+func refuses(code int, is func(r *http.Request) bool) func(http.ResponseWriter, *http.Request) bool {
+	return func(w http.ResponseWriter, r *http.Request) bool {
+		if is(r) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(code)
+			fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d}`, code)
+			return true
+		}
+		return false
+	}
+}
+
+func every(*http.Request) bool      { return true }
+func isWatch(r *http.Request) bool  { return r.URL.Query().Has("watch") }
+func ofSlices(r *http.Request) bool { return filepath.Base(r.URL.Path) == "endpointslices" }
+
+// kubeconfig returns a file that names the server, with what is changed.
+func (s *fakeServer) kubeconfig(change func(cluster, user map[string]any)) string {
+	GinkgoHelper()
+	cluster := map[string]any{"server": s.URL, "certificate-authority-data": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})}
+	user := map[string]any{"token": "secret"}
+	if change != nil {
+		change(cluster, user)
+	}
+	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Config", "current-context": "c",
+		"contexts": []any{map[string]any{"name": "c", "context": map[string]any{"cluster": "c", "user": "u"}}},
+		"clusters": []any{map[string]any{"name": "c", "cluster": cluster}}, "users": []any{map[string]any{"name": "u", "user": user}}})
+	Expect(err).NotTo(HaveOccurred())
+	path := filepath.Join(GinkgoT().TempDir(), "kubeconfig")
+	Expect(os.WriteFile(path, text, 0o600)).To(Succeed())
+	return path
+}
+
+// follow runs a source that has that kubeconfig, and returns its Reach, and what is closed with the first
+// full picture.
+func follow(kubeconfig string) (reach *Reach, complete chan struct{}) {
+	GinkgoHelper()
+	client, reach, err := Connection{Kubeconfig: kubeconfig, UserAgent: "test"}.Connect()
+	Expect(err).NotTo(HaveOccurred())
+	logger, _ := logtest.NewNullLogger()
+	s, err := New(Options{Client: client, Metadata: client.Metadata, NodeName: "worker-1", Log: logger})
+	Expect(err).NotTo(HaveOccurred())
+	complete = make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		first := true
+		_ = s.Run(ctx, func([]config.Service) {
+			if first {
+				close(complete)
+			}
+			first = false
+		})
+	}()
+	DeferCleanup(func() {
+		cancel()
+		Eventually(done).WithTimeout(patience).Should(BeClosed())
+	})
+	return reach, complete
+}
+
+var _ = Describe("Reach", func() {
+	fails := func(reason Reason, text string) OmegaMatcher {
+		return And(HaveField("Connected", false), HaveField("Reason", reason), HaveField("Since", Not(BeZero())), HaveField("Err", MatchError(ContainSubstring(text))))
+	}
+
+	It("tells since when the API server sends what there is, or does not", func() {
+		var r Reach
+		Expect(r.Status()).To(BeZero())
+		r.note("services", false, "", nil)
+		up := r.Status()
+		Expect(up.Connected).To(BeTrue())
+		r.note("services", true, "", nil)
+		Expect(r.Status()).To(Equal(up), "it has not changed")
+		r.note("nodes", true, Unreachable, errTest)
+		down := r.Status()
+		Expect(down).To(fails(Unreachable, "away"))
+		Expect(down.Since).To(BeTemporally(">=", up.Since))
+		r.note("services", true, Forbidden, errors.New("no"))
+		Expect(r.Status()).To(And(fails(Forbidden, "no"), HaveField("Since", down.Since)), "the first of them, since the first failed")
+		r.note("services", false, "", nil)
+		Expect(r.Status()).To(fails(Forbidden, "no"), "a list does not prove that watches are allowed")
+		r.note("services", true, "", nil)
+		Expect(r.Status()).To(fails(Unreachable, "away"))
+		r.note("nodes", true, "", nil)
+		Expect(r.Status().Connected).To(BeTrue())
+	})
+
+	DescribeTable("names why there is nothing to serve, from the start", func(reason Reason, text string, change func(cluster, user map[string]any), fault func(http.ResponseWriter, *http.Request) bool) {
+		s := newFakeServer()
+		s.become(fault)
+		reach, complete := follow(s.kubeconfig(change))
+		Eventually(reach.Status).WithTimeout(patience).Should(fails(reason, text))
+		Expect(complete).NotTo(BeClosed())
+	},
+		Entry("401", Unauthorized, "services: the API server answered 401 Unauthorized", nil, refuses(401, every)),
+		Entry("403", Forbidden, "services: the API server answered 403 Forbidden", nil, refuses(403, every)),
+		Entry("a role without EndpointSlices", Forbidden, "endpointslices: the API server answered 403 Forbidden", nil, refuses(403, ofSlices)),
+		Entry("429", TooManyRequests, "the API server answered 429", nil, refuses(429, every)),
+		Entry("500", ServerError, "the API server answered 500", nil, refuses(500, every)),
+		Entry("404", UnexpectedAnswer, "the API server answered 404", nil, refuses(404, every)),
+		Entry("a proxy that answers 200 with HTML", UnexpectedAnswer, "the answer is text/html", nil, func(w http.ResponseWriter, _ *http.Request) bool {
+			fmt.Fprint(w, "<html><body>log in</body></html>")
+			return true
+		}),
+		Entry("no such name", NameNotFound, "lookup api.invalid", func(cluster, _ map[string]any) { cluster["server"] = "https://api.invalid" }, nil),
+		Entry("nobody there", Unreachable, "connection refused", func(cluster, _ map[string]any) { cluster["server"] = "https://127.0.0.1:1" }, nil),
+		Entry("a certificate of another CA", TLSFailed, "x509: ", func(cluster, _ map[string]any) { delete(cluster, "certificate-authority-data") }, nil),
+		Entry("a certificate for another name", TLSFailed, "x509: ", func(cluster, _ map[string]any) { cluster["tls-server-name"] = "other.test" }, nil),
+		Entry("an exec plugin that fails", NoCredentials, "getting credentials: exec: executable false failed", func(_, user map[string]any) {
+			delete(user, "token")
+			user["exec"] = map[string]any{"apiVersion": "client.authentication.k8s.io/v1", "command": "false", "interactiveMode": "Never"}
+		}, nil),
+	)
+
+	It("names why changes are not sent any more, while what was sent is served; and a new watch ends that", func() {
+		s := newFakeServer()
+		reach, complete := follow(s.kubeconfig(nil))
+		Eventually(complete).WithTimeout(patience).Should(BeClosed())
+		Eventually(reach.Status).WithTimeout(patience).Should(HaveField("Connected", true))
+		s.become(refuses(401, every))
+		Eventually(reach.Status).WithTimeout(patience).Should(fails(Unauthorized, "the API server answered 401"))
+		s.become(nil)
+		Eventually(reach.Status).WithTimeout(2 * patience).Should(And(HaveField("Connected", true), HaveField("Err", BeNil())))
+	})
+
+	It("names the verb that a role lacks, though lists are answered", func() {
+		s := newFakeServer()
+		s.become(refuses(403, func(r *http.Request) bool { return isWatch(r) && ofSlices(r) }))
+		reach, complete := follow(s.kubeconfig(nil))
+		Eventually(complete).WithTimeout(patience).Should(BeClosed(), "lists are all there is")
+		Eventually(reach.Status).WithTimeout(patience).Should(fails(Forbidden, "watch endpointslices: the API server answered 403"))
+		Consistently(reach.Status).WithTimeout(2 * time.Second).Should(fails(Forbidden, "watch endpointslices"))
+	})
+
+	It("takes a watch that is established again for no failure", func() {
+		s := newFakeServer()
+		var gone, watches atomic.Int64
+		s.become(func(w http.ResponseWriter, r *http.Request) bool {
+			if !isWatch(r) || r.URL.Query().Has("sendInitialEvents") {
+				return false
+			}
+			if gone.Add(1) <= 3 {
+				return refuses(410, every)(w, r)
+			}
+			watches.Add(1)
+			return false
+		})
+		reach, _ := follow(s.kubeconfig(nil))
+		Eventually(func() int64 {
+			Expect(reach.Status().Err).NotTo(HaveOccurred())
+			return watches.Load()
+		}).WithTimeout(patience).Should(BeNumerically(">=", 3))
+		Expect(reach.Status().Connected).To(BeTrue())
+	})
+})
+
+// A server that answers each watch with 410 Gone is asked for it again and again.
+func TestPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		r, gone := &Reach{}, http.StatusGone
+		transport := r.wrap(roundTripper(func(*http.Request) (*http.Response, error) { return &http.Response{StatusCode: gone}, nil }))
+		watch := func() time.Duration {
+			began := time.Now()
+			_, err := transport.RoundTrip(httptest.NewRequest(http.MethodGet, "/api/v1/services?watch=true", nil))
+			g.Expect(err).NotTo(HaveOccurred())
+			return time.Since(began)
+		}
+		g.Expect(watch()).To(BeZero(), "the first may be right")
+		g.Expect(watch()).To(Equal(200 * time.Millisecond))
+		g.Expect(watch()).To(Equal(400 * time.Millisecond))
+		g.Expect(r.Status()).To(BeZero())
+		for range 10 {
+			g.Expect(watch()).To(BeNumerically("<=", maxPause))
+		}
+		g.Expect(r.Status().Err).To(MatchError("watch services: the API server answered 410 Gone"), "again and again is a failure")
+		gone = http.StatusOK
+		g.Expect(watch()).To(BeZero())
+		g.Expect(r.Status().Connected).To(BeTrue())
+		gone = http.StatusGone
+		g.Expect(watch()).To(BeZero(), "it begins anew")
+	})
+}
+
+var errTest = errors.New("away")
