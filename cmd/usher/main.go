@@ -27,6 +27,7 @@ func main() {
 		}
 		os.Exit(keeper.Resume(log))
 	}
+	logKlog(nil) // until a command has a log
 	root, args := newRoot(), os.Args[1:]
 	switch strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") {
 	case plugin:

@@ -181,8 +181,13 @@ func (f *configFlags) complete(cmd *cobra.Command) (err error) {
 	if err := f.Check(); err != nil {
 		return &usageError{err}
 	}
-	f.Log, err = f.logs.logger(cmd.ErrOrStderr())
-	return err
+	log, err := f.logs.logger(cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	logKlog(log)
+	f.Log = log
+	return nil
 }
 
 func (f *configFlags) parseDNS() (err error) {
