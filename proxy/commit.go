@@ -98,16 +98,19 @@ func (p *Proxy) portalAnswered(err error) {
 			failed = errors.Join(failed, e)
 		}
 	}
+	p.sync.note(func(s *SyncStatus) {
+		if p.started { // a check before the first Apply brings nothing up to date
+			s.applied(time.Now(), failed)
+		} else {
+			s.Err = failed
+		}
+	})
 	switch {
 	case failed != nil:
 		p.counters.portalFailures.Add(1)
-		p.sync.note(func(s *SyncStatus) { s.Err = failed })
 		p.Log.WithError(failed).Errorf("The %s portal could not be brought up to date; trying again every %s", p.Portal.Mode(), p.CheckInterval)
-	case p.started: // a check before the first Apply brings nothing up to date
-		p.sync.note(func(s *SyncStatus) { s.LastApplied, s.Pending, s.Err = time.Now(), time.Time{}, nil })
+	case p.started:
 		p.counters.appliedChanges()
-	default:
-		p.sync.note(func(s *SyncStatus) { s.Err = nil })
 	}
 	p.reviewRefused()
 	if !again.empty() {

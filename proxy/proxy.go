@@ -146,12 +146,7 @@ func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 // becomes a [Problem], and is tried again.
 func (p *Proxy) Apply(services []config.Service) {
 	started := time.Now()
-	p.sync.note(func(s *SyncStatus) {
-		s.LastQueued = started
-		if s.Pending.IsZero() {
-			s.Pending = started
-		}
-	})
+	p.sync.note(func(s *SyncStatus) { s.queued(started) })
 	defer p.lock()()
 	if p.stopped {
 		return

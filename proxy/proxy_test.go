@@ -2,6 +2,7 @@ package proxy_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -355,6 +356,30 @@ var _ = Describe("a Proxy", func() {
 		Expect(len(first)).To(BeNumerically(">", 1))
 	})
 
+	It("tells which IP family could not be brought up to date", func() {
+		pt := &brokenPortal{Portal: p.Portal}
+		p.Portal = pt
+		p.Apply(nil)
+		pt.err = errors.Join(&portal.FamilyError{Family: portal.IPv6, Err: errors.New("no ip6tables")})
+		p.Apply(nil)
+		s := p.SyncStatus()
+		Expect(s.Pending).NotTo(BeZero())
+		Expect(s.Err).To(MatchError("no ip6tables"))
+		Expect(s.Of(config.IPv4).Pending).To(BeZero())
+		Expect(s.Of(config.IPv4).LastApplied).To(BeTemporally(">", s.LastApplied))
+		Expect(s.Of(config.IPv6)).To(Equal(proxy.FamilySync{LastApplied: s.LastApplied, Pending: s.Pending}))
+		pt.err = errors.New("no netfilter")
+		p.Apply(nil)
+		s = p.SyncStatus()
+		Expect(s.Of(config.IPv4).Pending).NotTo(BeZero())
+		pt.err = nil
+		p.Check(GinkgoT().Context())
+		s = p.SyncStatus()
+		for _, family := range []config.Family{config.IPv4, config.IPv6} {
+			Expect(s.Of(family)).To(Equal(proxy.FamilySync{LastApplied: s.LastApplied}))
+		}
+	})
+
 	It("tells when a change was wanted and when it was carried out", func() {
 		Expect(p.SyncStatus()).To(BeZero())
 		p.Check(GinkgoT().Context())
@@ -365,3 +390,13 @@ var _ = Describe("a Proxy", func() {
 		Expect(s.LastApplied).To(BeTemporally(">=", s.LastQueued))
 	})
 })
+
+// brokenPortal is a portal that cannot carry out a change while err is set.
+type brokenPortal struct {
+	portal.Portal
+	err error
+}
+
+func (p *brokenPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) error {
+	return errors.Join(p.err, p.Portal.Apply(ctx, set, gone))
+}

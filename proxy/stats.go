@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -103,6 +104,52 @@ type SyncStatus struct {
 	LastChecked time.Time // when the portal was last compared with the kernel; zero if it never was
 	Pending     time.Time // since when a change waits to be applied; zero if none does
 	Err         error     // why the portal could not be brought up to date the last time; nil if it was
+
+	families [len(portal.Families)]FamilySync
+}
+
+// FamilySync is what a SyncStatus says of one IP family.
+type FamilySync struct{ LastApplied, Pending time.Time }
+
+// Of returns what s says of a family.
+func (s *SyncStatus) Of(family config.Family) FamilySync {
+	if family == config.IPv6 {
+		return s.families[portal.IPv6]
+	}
+	return s.families[portal.IPv4]
+}
+
+// queued notes that a change is wanted.
+func (s *SyncStatus) queued(at time.Time) {
+	s.LastQueued = at
+	if s.Pending.IsZero() {
+		s.Pending = at
+	}
+	for i := range s.families {
+		if f := &s.families[i]; f.Pending.IsZero() {
+			f.Pending = at
+		}
+	}
+}
+
+// applied notes that the kernel has what is wanted, but for what err is about.
+func (s *SyncStatus) applied(at time.Time, err error) {
+	if s.Err = err; err == nil {
+		s.LastApplied, s.Pending = at, time.Time{}
+	}
+	var failing [len(portal.Families)]bool
+	for _, e := range each(err) {
+		var in *portal.FamilyError
+		one := errors.As(e, &in)
+		for i := range failing {
+			failing[i] = failing[i] || !one || int(in.Family) == i
+		}
+	}
+	for i, fails := range failing {
+		if !fails {
+			s.families[i] = FamilySync{LastApplied: at}
+		}
+	}
 }
 
 // syncState is a SyncStatus that is kept up to date.

@@ -292,6 +292,7 @@ func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, rer
 		p.findAliases(m)
 	}
 	if changed, err = m.sync(ctx, only, reread); err != nil {
+		err = &portal.FamilyError{Family: m.family, Err: err}
 		at.Aliases = before // whatever of the others went in
 	}
 	p.publish()

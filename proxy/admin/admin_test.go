@@ -74,6 +74,34 @@ var _ = Describe("health", func() {
 		h.SetLeaving(false)
 		Expect(codes()).To(Equal([2]int{200, 200}))
 	})
+	It("tells of each IP family whether it is healthy, as kube-proxy does", func() {
+		n := newNode()
+		answer := func(path string) string {
+			GinkgoHelper()
+			_, body := get(admin.HealthHandler(n.health), path)
+			return body
+		}
+		Expect(answer("/healthz")).To(And(MatchRegexp(`"healthy": *false`), Not(ContainSubstring("status"))))
+		Expect(answer("/livez")).To(MatchRegexp(`"healthy": *true`))
+		n.proxy.Apply(nil)
+		n.health.SetLeaving(true)
+		var body struct {
+			Healthy, NodeEligible bool
+			LastUpdated           time.Time
+			Status                map[string]struct {
+				LastUpdated time.Time
+				Healthy     bool
+			}
+		}
+		Expect(json.Unmarshal([]byte(answer("/healthz")), &body)).To(Succeed())
+		Expect(body.Healthy).To(BeTrue(), "that is about the proxy")
+		Expect(body.NodeEligible).To(BeFalse())
+		Expect(body.Status).To(HaveLen(2))
+		for _, family := range []string{"IPv4", "IPv6"} {
+			Expect(body.Status[family].Healthy).To(BeTrue())
+			Expect(body.Status[family].LastUpdated).To(BeTemporally("==", body.LastUpdated))
+		}
+	})
 	It("tells the times, and whether the API server answers, in JSON", func() {
 		since := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		h.APIServer = func() admin.APIServerStatus {

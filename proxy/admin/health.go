@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy"
 )
 
@@ -54,33 +55,44 @@ type Restarts struct {
 	Last  string `json:"last"`
 }
 
-// SetLeaving says whether this node is being deleted or about to be.
+// SetLeaving says whether this node is being deleted or about to be, or is not known.
 func (h *Health) SetLeaving(leaving bool) { h.leaving.Store(leaving) }
 
 // SetStopping says that nothing is accepted any more.
 func (h *Health) SetStopping() { h.stopping.Store(true) }
 
-// healthAnswer is the body of an answer. The first three fields are kube-proxy's.
+// healthAnswer is the body of an answer. The first five fields are kube-proxy's.
 type healthAnswer struct {
 	LastUpdated  time.Time        `json:"lastUpdated"`
 	CurrentTime  time.Time        `json:"currentTime"`
 	NodeEligible *bool            `json:"nodeEligible,omitempty"` // /healthz only
+	Healthy      bool             `json:"healthy"`                // but for NodeEligible
+	Status       familyHealths    `json:"status,omitempty"`       // of each IP family; none before the first full picture
 	PendingSince time.Time        `json:"pendingSince,omitzero"`
 	APIServer    *APIServerStatus `json:"apiServer,omitempty"`
 	Restarts     *Restarts        `json:"restarts,omitempty"`
+}
+
+// familyHealths are of the IP families, by the name that the Kubernetes API has for them.
+type familyHealths map[string]familyHealth
+
+type familyHealth struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
 }
 
 // Healthz answers /healthz.
 func (h *Health) Healthz(w http.ResponseWriter, _ *http.Request) {
 	alive, answer := h.look()
 	eligible := !h.leaving.Load()
-	answer.NodeEligible = &eligible
-	h.answer(w, alive && eligible && h.Serving(), answer, &h.healthz)
+	answer.NodeEligible, answer.Healthy = &eligible, alive && h.Serving()
+	h.answer(w, answer.Healthy && eligible, answer, &h.healthz)
 }
 
 // Livez answers /livez.
 func (h *Health) Livez(w http.ResponseWriter, _ *http.Request) {
 	alive, answer := h.look()
+	answer.Healthy = alive
 	h.answer(w, alive, answer, &h.livez)
 }
 
@@ -103,7 +115,15 @@ func (h *Health) look() (alive bool, answer healthAnswer) {
 		a := h.APIServer()
 		answer.APIServer = &a
 	}
-	return status.Pending.IsZero() || now.Sub(status.Pending) <= h.Timeout, answer
+	inTime := func(pending time.Time) bool { return pending.IsZero() || now.Sub(pending) <= h.Timeout }
+	if !status.LastQueued.IsZero() {
+		answer.Status = familyHealths{}
+		for _, family := range []config.Family{config.IPv4, config.IPv6} {
+			of := status.Of(family)
+			answer.Status[family.String()] = familyHealth{of.LastApplied, inTime(of.Pending)}
+		}
+	}
+	return inTime(status.Pending), answer
 }
 
 func (h *Health) answer(w http.ResponseWriter, ok bool, answer healthAnswer, counts *counterPair) {

@@ -206,7 +206,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	for family, n := range s.NoLocalEndpoints {
 		tell(noLocalEndpoints, int64(n.Internal), "internal", family.String())
 		tell(noLocalEndpoints, int64(n.External), "external", family.String())
-		lastApplied.tell(out, seconds(status.LastApplied), family.String())
+		lastApplied.tell(out, seconds(status.Of(family).LastApplied), family.String())
 		lastQueued.tell(out, seconds(status.LastQueued), family.String())
 		switch c.proxy.Portal.Traits().KubeProxy {
 		case "iptables":
