@@ -131,8 +131,8 @@ type Node struct {
 	// its Node object tells them. None of a family that is not known.
 	Addresses []netip.Addr
 
-	// Leaving is set while the node is being deleted, or is marked for that by
-	// the cluster autoscaler: load balancers should not use it any more.
+	// Leaving is set while the node is being deleted, is marked for that by the
+	// cluster autoscaler, or has had no Node object yet: load balancers should not use it.
 	Leaving bool
 }
 

@@ -334,14 +334,20 @@ func (s *Source) settle(ctx context.Context, last time.Time) bool {
 // lookAtNode reads this node's object, and reports whether Services have to be
 // computed anew because of it.
 func (s *Source) lookAtNode() (matters bool) {
-	now := config.Node{Name: s.options.NodeName}
+	now := config.Node{Name: s.options.NodeName, Leaving: s.nodes != nil}
+	before := s.node
 	if s.nodes != nil {
-		if object, ok, _ := s.nodes.GetStore().GetByKey(s.options.NodeName); ok {
+		object, ok, _ := s.nodes.GetStore().GetByKey(s.options.NodeName)
+		switch {
+		case ok:
 			now = nodeOf(object.(*corev1.Node))
+		case before != nil:
+			return false // deleted: what was known stays, as with kube-proxy
+		default:
+			s.options.Log.WithField("node", s.options.NodeName).Warn("There is no Node object of this name (--node-name): /healthz is 503 until there is one")
 		}
 	}
 	now.Labels = s.options.NodeLabels
-	before := s.node
 	if before != nil && reflect.DeepEqual(*before, now) {
 		return false
 	}

@@ -93,6 +93,31 @@ var _ = Describe("a Node", func() {
 		taint := corev1.Taint{Key: "ToBeDeletedByClusterAutoscaler", Effect: corev1.TaintEffectNoSchedule}
 		Expect(node(func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, taint) }).Leaving).To(BeTrue())
 	})
+	It("is leaving as long as there is no object, and stays as it was when that is deleted", func() {
+		var now config.Node
+		log, logged := logtest.NewNullLogger()
+		s, err := New(Options{Client: kubernetes.NewForConfigOrDie(&rest.Config{Host: "192.0.2.1"}), NodeName: "n1", Log: log, OnNode: func(n config.Node) { now = n }})
+		Expect(err).NotTo(HaveOccurred())
+		s.lookAtNode()
+		Expect(now).To(Equal(config.Node{Name: "n1", Leaving: true}))
+		s.lookAtNode()
+		Expect(logged.AllEntries()).To(HaveExactElements(HaveField("Message", HavePrefix("There is no Node object of this name"))))
+		object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"topology.kubernetes.io/zone": "east"}},
+			Spec:   corev1.NodeSpec{PodCIDRs: []string{"10.244.1.0/24"}, Taints: []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}},
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}}}
+		Expect(s.nodes.GetStore().Add(object)).To(Succeed())
+		Expect(s.lookAtNode()).To(BeTrue(), "its zone matters to Services")
+		known := now
+		Expect(known).To(Equal(nodeOf(object)))
+		Expect(s.nodes.GetStore().Delete(object)).To(Succeed())
+		Expect(s.lookAtNode()).To(BeFalse())
+		Expect(now).To(Equal(known))
+		object = object.DeepCopy()
+		object.Spec.Taints = nil
+		Expect(s.nodes.GetStore().Add(object)).To(Succeed())
+		Expect(s.lookAtNode()).To(BeFalse())
+		Expect(now.Leaving).To(BeFalse(), "it has come back")
+	})
 	It("with other taints is not leaving", func() {
 		taint := corev1.Taint{Key: "node.kubernetes.io/unschedulable", Effect: corev1.TaintEffectNoSchedule}
 		Expect(node(func(n *corev1.Node) { n.Spec.Taints = append(n.Spec.Taints, taint) }).Leaving).To(BeFalse())

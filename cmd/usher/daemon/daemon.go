@@ -121,6 +121,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	defer cancel()
 	if d.newProxy(pt); d.events != nil {
 		d.proxy.OnProblem, d.healthChecks.OnProblem = d.tellProblem, d.tellHealthCheckProblem
+		d.health.SetLeaving(d.hasNode()) // until it is known
 	}
 	if reach := d.reach.Load(); reach != nil {
 		d.health.APIServer = d.apiServer

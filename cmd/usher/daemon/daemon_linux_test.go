@@ -137,6 +137,17 @@ var _ = Describe("a daemon with a portal", func() {
 		Expect(status.Connected).To(BeTrue())
 	})
 
+	It("is not healthy for load balancers on a node that the API server does not know", func() {
+		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("127.0.0.1"))
+		close(api.let)
+		c := withPortal()
+		c.Manifests, c.NodeName, c.Cluster.Kubeconfig, c.AdminAddress = nil, "worker-2", kubeconfig, free()
+		r, _ := serve(c)
+		Expect(healthz(c.HealthzAddress)).To(Equal(http.StatusServiceUnavailable))
+		Expect(r.health.Serving()).To(BeTrue())
+		Expect(r.said).To(gbytes.Say("There is no Node object of this name"))
+	})
+
 	DescribeTable("reaches an API server whose address and port a Service has as an external IP", func(mode string) {
 		Expect(exec.Command("ip", "addr", "replace", "192.0.2.77/32", "dev", "lo").Run()).To(Succeed())
 		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("192.0.2.77"))
