@@ -199,7 +199,11 @@ func (f *getFlags) noteOutdated(ctx context.Context, u fleet.Usher) {
 	status, _ := u.Client.Status(ctx) // the list has the error
 	for _, p := range status.Problems {
 		if p.Reason == "APIServerFailed" || p.Reason == "NotServing" {
-			f.outdated.Store(u.Node, p.Message)
+			text := p.Message
+			if !f.asks.cluster { // of many nodes those with the same text are put together
+				text = "since " + p.Since.Format(time.DateTime) + " " + text
+			}
+			f.outdated.Store(u.Node, text)
 		}
 	}
 }

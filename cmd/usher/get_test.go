@@ -23,7 +23,7 @@ var _ = DescribeTable("get says why there may be other Services than usher has",
 		w.Header().Set("Content-Type", "application/json")
 		switch r.URL.Path {
 		case api.Prefix + "/status":
-			_ = json.NewEncoder(w).Encode(api.Status{Problems: []api.StatusProblem{{Object: "usher", Reason: reason, Message: "list services: 403"}}})
+			_ = json.NewEncoder(w).Encode(api.Status{Problems: []api.StatusProblem{{Object: "usher", Reason: reason, Message: "list services: 403", Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}}})
 		case api.Prefix + "/services":
 			_ = json.NewEncoder(w).Encode(api.ServiceList{})
 		default:
@@ -38,9 +38,9 @@ var _ = DescribeTable("get says why there may be other Services than usher has",
 	execute(context.Background(), root, append(args, "--admin-address="+server.Listener.Addr().String()))
 	Expect(string(errs.Contents())).To(said)
 },
-	Entry("Services", "NotServing", Equal("No Services.\nusher: list services: 403\n"), "get", "services", "-A"),
-	Entry("a Service that it does not have", "NotServing", ContainSubstring("usher: list services: 403\n"), "get", "services", "web"),
-	Entry("endpoints", "APIServerFailed", Equal("No endpoints.\nusher: list services: 403\n"), "get", "endpoints", "-A"),
+	Entry("Services", "NotServing", Equal("No Services.\nusher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "services", "-A"),
+	Entry("a Service that it does not have", "NotServing", ContainSubstring("usher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "services", "web"),
+	Entry("endpoints", "APIServerFailed", Equal("No endpoints.\nusher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "endpoints", "-A"),
 	Entry("another problem", "ClockSkew", Equal("No Services.\n"), "get", "services", "-A"),
 )
 
