@@ -216,10 +216,13 @@ func (f *backend) Read(ctx context.Context) error {
 
 // tables are those that rules of ours may be in.
 func (f *backend) tables() []string {
-	if f.installed[tableMangle] == nil {
-		return []string{tableNAT}
+	tables := []string{tableNAT}
+	for _, name := range []string{tableMangle, tableFilter} {
+		if f.installed[name] != nil {
+			tables = append(tables, name)
+		}
 	}
-	return []string{tableNAT, tableMangle}
+	return tables
 }
 
 // fingerprints returns those of the tables; nil if they cannot be had. With nf_tables
@@ -258,6 +261,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	}
 	if len(rules) > 0 {
 		addListeners(wanted, f.at)
+		addAccept(wanted, f.at)
 	}
 	keep, err := f.notes(wanted)
 	if err != nil {
@@ -287,9 +291,10 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 	want := map[string]*table{}
 	addListeners(want, f.at)
+	addAccept(want, f.at)
 	addAnswers(want, f.at)
 	return func(ctx context.Context) (parts []portal.Part, err error) {
-		for _, name := range []string{tableMangle, tableNAT} {
+		for _, name := range []string{tableMangle, tableNAT, tableFilter} {
 			if want[name] == nil {
 				continue
 			}
@@ -396,10 +401,15 @@ func (f *backend) Try(ctx context.Context, rules []portal.Rule) error {
 }
 
 // giveUp finds out whether the rules that are for all targets together are to blame, which need
-// the table mangle, and does without them then.
+// the tables mangle and filter, and does without them then.
 func (f *backend) giveUp(ctx context.Context) (gaveUp bool) {
 	if err := f.tryTogether(ctx, addListeners); err != nil {
 		f.at.GiveUpOwnOnly(f.family, f.log, err)
+		gaveUp = true
+	}
+	if err := f.tryTogether(ctx, addAccept); err != nil {
+		f.log.WithError(err).Infof("%s: no rule lets in what is redirected; a host firewall has to", f.family)
+		f.at.NoAccept = true
 		gaveUp = true
 	}
 	if err := f.tryTogether(ctx, addAnswers); err != nil {

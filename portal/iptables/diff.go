@@ -25,7 +25,7 @@ type change struct {
 func diff(installed map[string]*contents, wanted map[string]*table, keep map[string][]string, toFront bool) change {
 	var all strings.Builder
 	var repairs []string
-	for _, name := range []string{tableNAT, tableMangle} {
+	for _, name := range []string{tableNAT, tableMangle, tableFilter} {
 		have, want := installed[name], wanted[name]
 		if have == nil {
 			have = &contents{}
@@ -90,7 +90,7 @@ func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront 
 		key := wantedJump{h.chain, h.spec}
 		// -D takes the first rule of its looks, so of several none can be
 		// singled out to stay: all go, and one is put in.
-		if slices.Contains(want, key) && count[key] == 1 && (h.position == 1 || !toFront || key.anywhere()) {
+		if slices.Contains(want, key) && count[key] == 1 && (h.position == 1 || !toFront || !key.first()) {
 			stays[key] = true
 			continue
 		}
@@ -121,7 +121,7 @@ func movedDown(installed map[string]*contents, wanted map[string]*table) bool {
 			continue
 		}
 		for _, w := range want.jumps {
-			if w.anywhere() {
+			if !w.first() {
 				continue
 			}
 			first := slices.IndexFunc(have.jumps, func(h foundJump) bool { return h.chain == w.chain && h.spec == w.spec })

@@ -42,7 +42,7 @@ var _ = Describe("portal iptables", func() {
 	for _, variant := range iptablesVariantNames {
 		Context("by iptables-"+variant, func() {
 			k := &redirects.Kind{
-				Name: "iptables-" + variant, Mode: Mode, Options: portal.Options{IPTablesVariant: variant, Mark: 0x1000}, Lands: true,
+				Name: "iptables-" + variant, Mode: Mode, Options: portal.Options{IPTablesVariant: variant, Mark: 0x1000}, Lands: true, Accepts: true,
 				Saved: func(n *Net) string { return n.Node.Sh("iptables-" + variant + "-save -t nat") },
 				Limits: func(n *Net) int {
 					return strings.Count(n.Node.Sh("iptables-"+variant+"-save -t mangle"), chainDrop)
@@ -293,7 +293,7 @@ var _ = Describe("portal iptables", func() {
 				later(2 * time.Hour)
 				Expect(n.Check(p)).To(BeZero())
 				Expect(count()).To(Equal(before), "it does not matter how long ago it was that nobody has changed anything")
-				n.Node.Sh("iptables-" + variant + " -t filter -A INPUT -p 99 -j ACCEPT")
+				n.Node.Sh("iptables-" + variant + " -t raw -A OUTPUT -p 99 -j ACCEPT")
 				Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"), "which counters count")
 				for range 3 {
 					Expect(n.Check(p)).To(BeZero())
@@ -458,4 +458,32 @@ var _ = Describe("portal iptables", func() {
 		Expect(n.Pod.Ask(To(portal.TCP, NodeIP4, port))).To(Equal("web " + portal.ErrNotRedirected.Error()))
 	})
 
+})
+
+var _ = Describe("a host firewall that drops in INPUT", func() {
+	DescribeTable("lets in what the portal redirects, and nothing else", func(variant string) {
+		n := NewNet()
+		for _, command := range []string{"iptables-" + variant, "ip6tables-" + variant} {
+			n.Node.Sh(command + " -P INPUT DROP")
+			n.Node.Sh(command + " -A INPUT -m conntrack --ctstate ESTABLISHED -j ACCEPT")
+			n.Node.Sh(command + " -A INPUT -p ipv6-icmp -j ACCEPT || true")
+		}
+		p := n.Open(Mode, portal.Options{IPTablesVariant: variant})
+		_, rules := n.Publish(p, "web", Web4, Web6, DNS4, DNS6, WebNode4, WebNode6)
+		for _, t := range []portal.Target{Web4, Web6, DNS4, DNS6, At(WebNode4, NodeIP4), At(WebNode6, NodeIP6)} {
+			Expect(n.Pod.Ask(t)).To(HavePrefix("web"), t.String())
+		}
+		n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(portal.IPv4.Any(), 9999), Targets: []portal.Target{Web4}}, "other")
+		Expect(n.Pod.AskFrom(To(portal.TCP, NodeIP4, 9999), 0, Soon)).To(Equal("silence"))
+		Expect(n.Pod.AskFrom(To(portal.TCP, NodeIP4, rules[0].LocalPort), 0, Soon)).To(Equal("silence"))
+
+		n.Node.Sh("iptables-" + variant + " -F INPUT")
+		Expect(n.Check(p)).To(BeNumerically(">", 0))
+		Expect(n.Node.Sh("iptables-" + variant + "-save -t filter")).To(ContainSubstring("-j USHER-ACCEPT"))
+		n.Remove(p)
+		Expect(n.Node.Sh("iptables-" + variant + "-save")).NotTo(ContainSubstring("USHER"))
+	},
+		Entry("of iptables-nft", "nft"),
+		Entry("of iptables-legacy", "legacy"),
+	)
 })

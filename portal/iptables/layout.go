@@ -36,7 +36,13 @@ import (
 //
 //	mangle INPUT ─► USHER-LISTENERS ─► RETURN to usher's sockets; DROP what would open a flow to another
 //
-// It has the first place there, so that no other rule accepts the packet first. TCP's other segments
+// So that a host firewall lets in what rules redirect, in filter:
+//
+//	filter INPUT ─► USHER-ACCEPT ─► ACCEPT to the landing, if its destination was changed
+//
+// Nothing else can be reached by it: what a host sends to the landing itself goes by the host's own rules.
+//
+// USHER-LISTENERS has the first place there, so that no other rule accepts the packet first. TCP's other segments
 // belong to a connection that was let in, or are answered by a reset. The kernel looks up no
 // socket of SCTP there. Port 0, of rejected targets, is answered.
 //
@@ -73,6 +79,7 @@ import (
 const (
 	tableNAT    = "nat"
 	tableMangle = "mangle"
+	tableFilter = "filter"
 
 	chainPortals   = chainPrefix + "PORTALS"
 	chainDrop      = chainPrefix + "DROP"
@@ -80,6 +87,7 @@ const (
 	chainNodePorts = chainPrefix + "NODEPORTS"
 
 	chainListeners = chainPrefix + "LISTENERS"
+	chainAccept    = chainPrefix + "ACCEPT"
 
 	chainSent    = chainPrefix + "SENT"
 	chainAnswers = chainPrefix + "ANSWERS"
@@ -109,6 +117,10 @@ type wantedJump struct {
 	chain string
 	spec  spec
 }
+
+// first reports whether the jump is moved back to the first place. Others who want that place in the table filter
+// decide for themselves what they let in.
+func (w wantedJump) first() bool { return !w.anywhere() && w.spec.jump != chainAccept }
 
 // anywhere reports whether it does not matter what is in front of the jump: what it
 // leads to sets marks, which nobody else there asks for.
@@ -168,6 +180,16 @@ func addListeners(tables map[string]*table, at redirect.Setting) {
 		{proto: portal.TCP, ports: ports, syn: true, jump: "DROP", toPort: -1},
 		{proto: portal.UDP, ports: ports, jump: "DROP", toPort: -1},
 	})
+}
+
+// addAccept adds what lets in what rules lead to the landing, whatever else is in INPUT.
+func addAccept(tables map[string]*table, at redirect.Setting) {
+	if !at.Landing.IsValid() || at.NoAccept {
+		return
+	}
+	jump := jumpTo(chainAccept)
+	jump.Dst, jump.comment = netip.PrefixFrom(at.Landing, at.Landing.BitLen()), "usher: what its portals redirect"
+	addChain(tables, at, tableFilter, "INPUT", jump, []spec{{translated: true, jump: "ACCEPT", toPort: -1}})
 }
 
 // addAnswers adds what is there whatever is served, once something was: connections in

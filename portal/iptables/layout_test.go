@@ -103,6 +103,16 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(parseSpec(words("-m socket --transparent -j RETURN"))).NotTo(Equal(mangle.chains["USHER-LISTENERS"][0]))
 	})
 
+	It("lets in what rules led to the landing, and nothing that was sent there", func() {
+		tables := map[string]*table{}
+		addAccept(tables, redirects.Usual)
+		filter := tables["filter"]
+		Expect(filter.jumps[0].chain + " " + filter.jumps[0].spec.String()).To(Equal(`INPUT -d 192.0.0.117/32 -m comment --comment "usher: what its portals redirect" -j USHER-ACCEPT`))
+		rules := lines(filter.chains, "USHER-ACCEPT")
+		Expect(rules).To(Equal([]string{"-m conntrack --ctstate DNAT -j ACCEPT"}))
+		Expect(parseSpec(words(rules[0]))).To(Equal(filter.chains["USHER-ACCEPT"][0]))
+	})
+
 	Describe("with answers to clients' own addresses", func() {
 		at := redirects.Usual
 		at.Mark, at.Answers = 0x1000, true

@@ -63,8 +63,8 @@ func openVariant(ctx context.Context, v variant, opts portal.Options) (portal.Po
 		events = append(events, func() (kernel.Subscription, error) {
 			return kernel.NFTEvents(func(table, chain string) bool {
 				// In other chains rules of others come and go all the time.
-				return (table == tableNAT || table == tableMangle) &&
-					(chain == "PREROUTING" || chain == "OUTPUT" || chain == "INPUT" && table == tableMangle || chain == "POSTROUTING" && opts.Mark != 0 && !opts.NodeAddress || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain))
+				return (table == tableNAT || table == tableMangle || table == tableFilter) &&
+					(chain == "PREROUTING" || chain == "OUTPUT" || chain == "INPUT" && table != tableNAT || chain == "POSTROUTING" && opts.Mark != 0 && !opts.NodeAddress || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain))
 			})
 		})
 	}

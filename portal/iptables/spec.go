@@ -20,13 +20,14 @@ type spec struct {
 	proto          portal.Protocol  // -p; 0 is every protocol
 	ports          portal.PortRange // --dport; the zero range is every port
 	fresh          bool             // -m conntrack --ctstate NEW
+	translated     bool             // -m conntrack --ctstate DNAT
 	unmarked       uint32           // -m mark ! --mark, with the same mask; 0 is every packet
 	marked         uint32           // -m mark --mark, as with unmarked
 	transparent    bool             // -m socket --transparent --nowildcard
 	syn            bool             // -m tcp --syn
 	answers        uint32           // -m connmark --mark, as with unmarked, -m conntrack --ctdir REPLY
 	comment        string           // -m comment --comment
-	jump           string           // -j: a chain, DNAT, REDIRECT, DROP, RETURN, MARK, CONNMARK or NETMAP
+	jump           string           // -j: a chain, DNAT, REDIRECT, DROP, ACCEPT, RETURN, MARK, CONNMARK or NETMAP
 	set            uint32           // MARK or CONNMARK --set-xmark, with the same mask
 	netmap         netip.Prefix     // NETMAP --to
 	to             netip.Addr       // the address in DNAT --to-destination
@@ -86,6 +87,9 @@ func (s spec) appendTo(b *strings.Builder) {
 	}
 	if s.fresh {
 		b.WriteString("-m conntrack --ctstate NEW ")
+	}
+	if s.translated {
+		b.WriteString("-m conntrack --ctstate DNAT ")
 	}
 	if s.unmarked != 0 {
 		fmt.Fprintf(b, "-m mark ! --mark %#x/%#x ", s.unmarked, s.unmarked)
@@ -173,7 +177,8 @@ func parseSpec(words []string) spec {
 		case "--dst-type":
 			s.DstLocal, known = true, value == "LOCAL"
 		case "--ctstate":
-			s.fresh, known = true, value == "NEW"
+			s.fresh, s.translated = value == "NEW", value == "DNAT"
+			known = s.fresh || s.translated
 		case "--ctdir":
 			reply, known = true, value == "REPLY"
 		case "--mark":

@@ -60,7 +60,7 @@ var _ = Describe("the modes beside each other", func() {
 				n.Node.Do(func() {
 					removed, err := Cleanup(Background, nil)
 					Expect(err).NotTo(HaveOccurred())
-					Expect(removed).To(HaveLen(5), "nat and mangle of both families, routes: %v", removed)
+					Expect(removed).To(HaveLen(7), "nat, mangle and filter of both families, routes: %v", removed)
 				})
 				Expect(n.Node.State()).To(Equal(before))
 				n.Node.Do(func() {

@@ -26,6 +26,8 @@ type Kind struct {
 	Options portal.Options
 	// Lands says that packets are led to the landing.
 	Lands bool
+	// Accepts says that a chain lets in what is led there, whatever a host firewall drops.
+	Accepts bool
 	// Saved prints the IPv4 rules, and Limits counts those that drop clients.
 	Saved  func(*Net) string
 	Limits func(*Net) int
@@ -241,9 +243,12 @@ func ItRedirects(k *Kind) {
 			p := k.open(n)
 			Expect(parts(p)).To(BeEmpty(), "nothing is wanted yet")
 			n.Publish(p, "web", Web4, Web6)
-			listeners := 0 // there are chains for, with a landing
+			listeners := 0 // there are chains for, with a landing, and for what others would drop
 			if settings(p)[0].Landing.IsValid() {
 				listeners = 1
+				if k.Accepts {
+					listeners = 2
+				}
 			}
 			Expect(parts(p)).To(And(HaveLen(2*(5+3+listeners)), allOK))
 			Expect(parts(p)).To(ContainElements(
@@ -295,7 +300,10 @@ func ItRedirects(k *Kind) {
 			k.opts.NodeAddress = true
 			node := k.open(n)
 			n.Apply(node, set, nil)
-			Expect(slices.DeleteFunc(parts(node), func(p portal.Part) bool { return strings.Contains(strings.ToLower(p.Name), "listeners") })).To(BeEmpty())
+			Expect(slices.DeleteFunc(parts(node), func(p portal.Part) bool {
+				name := strings.ToLower(p.Name)
+				return strings.Contains(name, "listeners") || strings.Contains(name, "accept")
+			})).To(BeEmpty())
 			Expect(n.Node.State()).NotTo(ContainSubstring("117117"))
 			n.Remove(node)
 			Expect(rules()).To(Equal(others))
