@@ -19,6 +19,9 @@ func NeedNetAdmin() error { return nil }
 // ForgetRedirected has nothing to forget here.
 func ForgetRedirected(iter.Seq[portal.Target], logrus.FieldLogger) {}
 
+// InputDrops finds none here.
+func InputDrops(bool) ([]string, error) { return nil, nil }
+
 // LoadConntrack has nothing to load here.
 func LoadConntrack() {}
 

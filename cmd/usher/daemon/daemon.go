@@ -116,6 +116,7 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 		return err
 	}
 	d.setConntrack(pt)
+	d.warnOfFirewall(pt)
 	defer d.unlock()
 	defer d.workers.Wait()
 	defer cancel()

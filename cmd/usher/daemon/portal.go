@@ -12,6 +12,7 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/portal/modes"
 )
 
@@ -90,4 +91,18 @@ func (d *Daemon) openPortalBeside(ctx context.Context) (portal.Portal, error) {
 		return d.openMode(ctx, modes.With(func(t portal.Traits) bool { return !t.Installs }))
 	}
 	return p, err
+}
+
+// warnOfFirewall logs which rules of others may drop what the portal redirects.
+func (d *Daemon) warnOfFirewall(pt portal.Portal) {
+	if !pt.Traits().Redirects {
+		return
+	}
+	drops, err := kernel.InputDrops(pt.Traits().KubeProxy == "iptables")
+	if err != nil {
+		d.log.WithError(err).Debug("looking for a host firewall")
+	}
+	for _, chain := range drops {
+		d.log.WithField("chain", chain).Warn("A host firewall may drop what the portal redirects: accept 192.0.0.117 and fd75:7368:6572::1 in INPUT")
+	}
 }

@@ -153,6 +153,23 @@ func foreignRules(ctx context.Context, s *subject) (all []Finding) {
 	return all
 }
 
+// firewall looks for rules of others that drop what the portal redirects.
+func firewall(_ context.Context, s *subject) (all []Finding) {
+	mode := s.status.PortalMode
+	if mode != "iptables" && mode != "nftables" {
+		return nil
+	}
+	drops, err := kernel.InputDrops(mode == "iptables")
+	if err != nil {
+		return []Finding{{"", Note, "node", "whether a host firewall drops what the portal redirects is not known", err.Error(), "nft list ruleset, as root"}}
+	}
+	for _, chain := range drops {
+		all = append(all, Finding{"", Warning, "node", "a host firewall may drop what the portal redirects: clients of all Services hang then", chain + " drops or rejects by default, and names neither 192.0.0.117 nor fd75:7368:6572::1",
+			"accept these two destinations in the firewall, and the health check node ports"})
+	}
+	return all
+}
+
 // output returns what a program prints. The error tells what it complains about.
 func output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	out, err := exec.CommandContext(ctx, name, args...).Output()
