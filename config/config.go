@@ -131,6 +131,10 @@ type Node struct {
 	// its Node object tells them. None of a family that is not known.
 	Addresses []netip.Addr
 
+	// ServiceCIDRs are where the cluster's Services have their cluster IPs, as far as that is
+	// known; only if this node has a Node object.
+	ServiceCIDRs []netip.Prefix
+
 	// Leaving is set while the node is being deleted, is marked for that by the
 	// cluster autoscaler, or has had no Node object yet: load balancers should not use it.
 	Leaving bool

@@ -99,6 +99,14 @@ type Withdrawer interface {
 	Withdraw(ctx context.Context) error
 }
 
+// ServiceCIDRRejecter is a Portal that rejects new connections to addresses and ports of the
+// cluster's service CIDRs that no rule redirects.
+type ServiceCIDRRejecter interface {
+	// SetServiceCIDRs replaces the service CIDRs; there are none at first. It takes effect as
+	// SetNodePortAddresses does.
+	SetServiceCIDRs(cidrs []netip.Prefix)
+}
+
 // Protocol is a transport protocol, by its IP protocol number.
 type Protocol uint8
 

@@ -114,6 +114,20 @@ func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 	}
 }
 
+// SetServiceCIDRs sets the networks of cluster IPs, of which the portal rejects what no Service
+// has, if it can.
+func (p *Proxy) SetServiceCIDRs(cidrs []netip.Prefix) {
+	defer p.lock()()
+	r, can := p.Portal.(portal.ServiceCIDRRejecter)
+	if !can {
+		return
+	}
+	r.SetServiceCIDRs(cidrs)
+	if p.started && !p.stopped {
+		p.commit(&change{})
+	}
+}
+
 // SetNodePortAddresses says within which networks this node's addresses have node
 // ports, as portal.Options.NodePortAddresses does.
 func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {

@@ -92,10 +92,11 @@ type Source struct {
 
 	mu    sync.Mutex
 	dirty map[types.NamespacedName]bool
-	all   bool          // everything is dirty
-	lookN bool          // the Node may have changed
-	moved bool          // labels of nodes may have
-	wake  chan struct{} // holds something if dirty was added to
+	all   bool           // everything is dirty
+	lookN bool           // the Node may have changed
+	moved bool           // labels of nodes may have
+	cidrs []netip.Prefix // the service CIDRs
+	wake  chan struct{}  // holds something if dirty was added to
 
 	// Of the goroutine that computes.
 	node       *config.Node // nil before it was looked at
@@ -263,6 +264,9 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	if s.nodes != nil {
 		informers.Go(func() { s.nodes.RunWithContext(ctx) })
 		synced = append(synced, s.nodes.HasSynced)
+		if s.options.OnNode != nil {
+			informers.Go(func() { s.followCIDRs(ctx) })
+		}
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
 		return nil
@@ -341,6 +345,9 @@ func (s *Source) lookAtNode() (matters bool) {
 		switch {
 		case ok:
 			now = nodeOf(object.(*corev1.Node))
+			s.mu.Lock()
+			now.ServiceCIDRs = s.cidrs
+			s.mu.Unlock()
 		case before != nil:
 			return false // deleted: what was known stays, as with kube-proxy
 		default:

@@ -108,12 +108,16 @@ func (s *fakeServer) kubeconfig(change func(cluster, user map[string]any)) strin
 
 // follow runs a source that has that kubeconfig, and returns its Reach, and what is closed with the first
 // full picture.
-func follow(kubeconfig string) (reach *Reach, complete chan struct{}) {
+func follow(kubeconfig string, change ...func(*Options)) (reach *Reach, complete chan struct{}) {
 	GinkgoHelper()
 	client, reach, err := Connection{Kubeconfig: kubeconfig, UserAgent: "test"}.Connect()
 	Expect(err).NotTo(HaveOccurred())
 	logger, _ := logtest.NewNullLogger()
-	s, err := New(Options{Client: client, Metadata: client.Metadata, NodeName: "worker-1", Log: logger})
+	options := Options{Client: client, Metadata: client.Metadata, NodeName: "worker-1", Log: logger}
+	for _, c := range change {
+		c(&options)
+	}
+	s, err := New(options)
 	Expect(err).NotTo(HaveOccurred())
 	complete = make(chan struct{})
 	ctx, cancel := context.WithCancel(context.Background())

@@ -262,6 +262,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 	if len(rules) > 0 {
 		addListeners(wanted, f.at)
 		addAccept(wanted, f.at)
+		addServiceCIDRs(wanted, f.at)
 	}
 	keep, err := f.notes(wanted)
 	if err != nil {
@@ -293,6 +294,7 @@ func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 	addListeners(want, f.at)
 	addAccept(want, f.at)
 	addAnswers(want, f.at)
+	addServiceCIDRs(want, f.at)
 	return func(ctx context.Context) (parts []portal.Part, err error) {
 		for _, name := range []string{tableMangle, tableNAT, tableFilter} {
 			if want[name] == nil {
@@ -410,6 +412,10 @@ func (f *backend) giveUp(ctx context.Context) (gaveUp bool) {
 	if err := f.tryTogether(ctx, addAccept); err != nil {
 		f.log.WithError(err).Infof("%s: no rule lets in what is redirected; a host firewall has to", f.family)
 		f.at.NoAccept = true
+		gaveUp = true
+	}
+	if err := f.tryTogether(ctx, addServiceCIDRs); err != nil {
+		f.at.GiveUpReject(f.family, f.log, err)
 		gaveUp = true
 	}
 	if err := f.tryTogether(ctx, addAnswers); err != nil {

@@ -90,7 +90,7 @@ func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront 
 		key := wantedJump{h.chain, h.spec}
 		// -D takes the first rule of its looks, so of several none can be
 		// singled out to stay: all go, and one is put in.
-		if slices.Contains(want, key) && count[key] == 1 && (h.position == 1 || !toFront || !key.first()) {
+		if slices.Contains(want, key) && count[key] == 1 && (h.position == 1 || !toFront || key.anywhere()) {
 			stays[key] = true
 			continue
 		}
@@ -100,7 +100,7 @@ func diffJumps(b *strings.Builder, have []foundJump, want []wantedJump, toFront 
 	for _, w := range want {
 		if !stays[w] {
 			where := "-I " + w.chain + " 1 "
-			if w.anywhere() {
+			if w.last() {
 				where = "-A " + w.chain + " "
 			}
 			b.WriteString(where)
@@ -121,7 +121,7 @@ func movedDown(installed map[string]*contents, wanted map[string]*table) bool {
 			continue
 		}
 		for _, w := range want.jumps {
-			if !w.first() {
+			if w.anywhere() {
 				continue
 			}
 			first := slices.IndexFunc(have.jumps, func(h foundJump) bool { return h.chain == w.chain && h.spec == w.spec })

@@ -46,6 +46,15 @@ import (
 // belong to a connection that was let in, or are answered by a reset. The kernel looks up no
 // socket of SCTP there. Port 0, of rejected targets, is answered.
 //
+// While service CIDRs are known,
+//
+//	filter OUTPUT ──┐ new
+//	filter FORWARD ─┴───────► USHER-SERVICE-CIDRS ─► RETURN to addresses of this node; REJECT the others
+//	                  connections
+//
+// That is after all proxies of the node could redirect the packet. What is not tracked is left alone:
+// NodeLocal DNSCache listens on a cluster IP.
+//
 // A chain that holds no more rules than a packet may well be compared with one
 // by one is flat. A larger one is split by the next bits of what tells its
 // rules apart, address before protocol before port, and then holds only jumps.
@@ -92,6 +101,8 @@ const (
 	chainSent    = chainPrefix + "SENT"
 	chainAnswers = chainPrefix + "ANSWERS"
 	chainAliases = chainPrefix + "ALIASES"
+
+	chainCIDRs = chainPrefix + "SERVICE-CIDRS"
 )
 
 // maxFlat is how many rules a chain holds before it is split. At some 20 ns to
@@ -118,13 +129,15 @@ type wantedJump struct {
 	spec  spec
 }
 
-// first reports whether the jump is moved back to the first place. Others who want that place in the table filter
-// decide for themselves what they let in.
-func (w wantedJump) first() bool { return !w.anywhere() && w.spec.jump != chainAccept }
-
 // anywhere reports whether it does not matter what is in front of the jump: what it
-// leads to sets marks, which nobody else there asks for.
-func (w wantedJump) anywhere() bool { return w.spec.jump == chainSent || w.spec.jump == chainAnswers }
+// leads to sets marks, which nobody else there asks for. Nor is a place in the table filter, which
+// CNI plugins want, worth a contest.
+func (w wantedJump) anywhere() bool {
+	return w.last() || w.spec.jump == chainCIDRs || w.spec.jump == chainAccept
+}
+
+// last reports whether the jump is put in behind what is there.
+func (w wantedJump) last() bool { return w.spec.jump == chainSent || w.spec.jump == chainAnswers }
 
 // layOut says which chains of which tables hold which rules. rules must be in
 // the order of Target.Compare, all of one family, and valid. A table that is
@@ -190,6 +203,25 @@ func addAccept(tables map[string]*table, at redirect.Setting) {
 	jump := jumpTo(chainAccept)
 	jump.Dst, jump.comment = netip.PrefixFrom(at.Landing, at.Landing.BitLen()), "usher: what its portals redirect"
 	addChain(tables, at, tableFilter, "INPUT", jump, []spec{{translated: true, jump: "ACCEPT", toPort: -1}})
+}
+
+// addServiceCIDRs adds what rejects new connections to the service CIDRs that were not redirected.
+func addServiceCIDRs(tables map[string]*table, at redirect.Setting) {
+	if len(at.ServiceCIDRs) == 0 || at.NoReject {
+		return
+	}
+	var specs []spec
+	if at.AddrType {
+		specs = append(specs, spec{Match: redirect.Match{DstLocal: true}, jump: "RETURN", toPort: -1})
+	}
+	for _, p := range at.ServiceCIDRs {
+		specs = append(specs, spec{Match: redirect.Match{Dst: p}, jump: "REJECT", toPort: -1})
+	}
+	jump := jumpTo(chainCIDRs)
+	jump.fresh, jump.comment = true, "usher: unused addresses of service CIDRs"
+	for _, from := range []string{"OUTPUT", "FORWARD"} {
+		addChain(tables, at, tableFilter, from, jump, specs)
+	}
 }
 
 // addAnswers adds what is there whatever is served, once something was: connections in

@@ -51,7 +51,7 @@ func open(ctx context.Context, opts portal.Options) (portal.Portal, error) {
 }
 
 // openVariant makes the portal whose rules are in the nat table, and in
-// mangle where clients are dropped; see layout.go. What has been left in the other
+// mangle and filter where clients are dropped and rejected; see layout.go. What has been left in the other
 // variant it takes out as if that were another mode.
 func openVariant(ctx context.Context, v variant, opts portal.Options) (portal.Portal, error) {
 	other := portal.Mode{Remove: func(ctx context.Context, opts portal.Options, all bool) ([]string, error) {
@@ -63,8 +63,11 @@ func openVariant(ctx context.Context, v variant, opts portal.Options) (portal.Po
 		events = append(events, func() (kernel.Subscription, error) {
 			return kernel.NFTEvents(func(table, chain string) bool {
 				// In other chains rules of others come and go all the time.
-				return (table == tableNAT || table == tableMangle || table == tableFilter) &&
-					(chain == "PREROUTING" || chain == "OUTPUT" || chain == "INPUT" && table != tableNAT || chain == "POSTROUTING" && opts.Mark != 0 && !opts.NodeAddress || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain))
+				if table == tableFilter {
+					return chain == "INPUT" || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain)
+				}
+				return (table == tableNAT || table == tableMangle) &&
+					(chain == "PREROUTING" || chain == "OUTPUT" || chain == "INPUT" && table == tableMangle || chain == "POSTROUTING" && opts.Mark != 0 && !opts.NodeAddress || strings.HasPrefix(chain, chainPrefix) && !isScratch(chain))
 			})
 		})
 	}

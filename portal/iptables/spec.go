@@ -27,7 +27,7 @@ type spec struct {
 	syn            bool             // -m tcp --syn
 	answers        uint32           // -m connmark --mark, as with unmarked, -m conntrack --ctdir REPLY
 	comment        string           // -m comment --comment
-	jump           string           // -j: a chain, DNAT, REDIRECT, DROP, ACCEPT, RETURN, MARK, CONNMARK or NETMAP
+	jump           string           // -j: a chain, DNAT, REDIRECT, DROP, ACCEPT, REJECT, RETURN, MARK, CONNMARK or NETMAP
 	set            uint32           // MARK or CONNMARK --set-xmark, with the same mask
 	netmap         netip.Prefix     // NETMAP --to
 	to             netip.Addr       // the address in DNAT --to-destination
@@ -200,6 +200,8 @@ func parseSpec(words []string) spec {
 			s.comment = value
 		case "-j":
 			s.jump = value
+		case "--reject-with": // the default is printed, too
+			known = value == "icmp-port-unreachable" || value == "icmp6-port-unreachable"
 		case "--to-destination":
 			to, err := netip.ParseAddrPort(value)
 			if known = err == nil; known {

@@ -80,6 +80,11 @@ func (f *backend) probe() error {
 				continue
 			}
 			f.at.ProbeOwnOnly(f.family, f.log, try)
+			f.at.ServiceCIDRs = []netip.Prefix{netip.PrefixFrom(f.family.Any(), 32)}
+			if err := try(); err != nil {
+				f.at.GiveUpReject(f.family, f.log, err)
+			}
+			f.at.ServiceCIDRs = nil
 			if f.at.Answers = answers; answers {
 				f.probeAnswers()
 			}
@@ -188,7 +193,7 @@ func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 			return nil, err
 		}
 		now.recognize(before)
-		for _, name := range []string{nameListeners, nameSent, nameAnswers, nameAliases} {
+		for _, name := range []string{nameListeners, nameSent, nameAnswers, nameAliases, nameCIDRsOutput, nameCIDRsForward} {
 			rules, wanted := want[name]
 			if !wanted {
 				continue

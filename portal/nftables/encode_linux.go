@@ -154,6 +154,12 @@ func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]
 	case r.to.IsValid():
 		return append(out, &expr.Immediate{Register: 1, Data: r.to.Addr().AsSlice()}, &expr.Immediate{Register: 2, Data: redirect.LastOf(r.to).AsSlice()},
 			&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(table.Family), RegAddrMin: 1, RegAddrMax: 2, Prefix: true}), nil
+	case r.verdict == verdictReject:
+		code := uint8(3) // ICMP port unreachable
+		if r.ip6 {
+			code = 4
+		}
+		return append(out, &expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}), nil
 	case r.by == "":
 		return append(out, r.verdict.marshal()), nil
 	case !r.leads():

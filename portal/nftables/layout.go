@@ -49,6 +49,9 @@ import (
 //	    ip daddr 192.0.0.117 udp dport != 0 drop
 //	  }
 //
+//	  chain service-cidrs-output  { type filter hook output priority filter; fib daddr type local return; ip daddr 10.96.0.0/16 ct state new reject }
+//	  chain service-cidrs-forward { … the same in forward }
+//
 //	  chain outside        { fib saddr type local return; iifname "cali*" return; ip saddr 10.1.0.0/24 return; drop }
 //	  chain from-192.0.2.0-24        { ip saddr 192.0.2.0/24 return; drop }
 //	  chain inside-from-192.0.2.0-24 { jump outside; ip saddr 192.0.2.0/24 return; drop }
@@ -74,6 +77,10 @@ import (
 // addresses: see redirect/origin_linux.go. Where the kernel takes no prefixes in snat
 // (before 5.8) there is no chain aliases.
 //
+// The chains service-cidrs-… are there while service CIDRs are known. They reject what was not
+// redirected, by usher or by another proxy, and so have a later priority. Addresses of this node are
+// left alone, and so are packets that are not tracked: NodeLocal DNSCache listens on a cluster IP.
+//
 // The priority puts usher before all who change destinations at the usual place,
 // such as iptables, so no jump has to be kept in front. Of the nat chains of a
 // hook the first that sets a destination decides.
@@ -95,6 +102,9 @@ const (
 	nameSent    = "sent"
 	nameAnswers = "answers"
 	nameAliases = "aliases"
+
+	nameCIDRsOutput  = "service-cidrs-output"
+	nameCIDRsForward = "service-cidrs-forward"
 )
 
 // maxComment is the longest comment that nft takes in a file
@@ -122,12 +132,13 @@ type rule struct {
 	ip6          bool
 }
 
-// verdict is "drop", "return" or "jump CHAIN".
+// verdict is "drop", "reject", "return" or "jump CHAIN".
 type verdict string
 
 const (
 	verdictDrop   verdict = "drop"
 	verdictReturn verdict = "return"
+	verdictReject verdict = "reject" // only in filter chains
 )
 
 func jumpTo(chain string) verdict { return verdict("jump " + chain) }
@@ -216,7 +227,7 @@ func (r rule) leads() bool {
 }
 
 // fixedOrder is the order in which the fixed chains are made, and listed.
-var fixedOrder = []string{namePrerouting, nameOutput, namePortals, nameNodePorts, nameOutside, nameListeners, nameSent, nameAnswers, nameAliases}
+var fixedOrder = []string{namePrerouting, nameOutput, namePortals, nameNodePorts, nameOutside, nameListeners, nameSent, nameAnswers, nameAliases, nameCIDRsOutput, nameCIDRsForward}
 
 // fixedChains returns the chains that are there whatever is served, in one family.
 func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
@@ -249,6 +260,16 @@ func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 			{Match: landing, opens: portal.TCP, verdict: verdictDrop, ip6: six},
 			{Match: landing, opens: portal.UDP, verdict: verdictDrop, ip6: six},
 		}
+	}
+	if len(at.ServiceCIDRs) > 0 && !at.NoReject {
+		var rules []rule
+		if at.AddrType {
+			rules = append(rules, rule{Match: redirect.Match{DstLocal: true}, verdict: verdictReturn, ip6: six})
+		}
+		for _, p := range at.ServiceCIDRs {
+			rules = append(rules, rule{Match: redirect.Match{Dst: p}, fresh: true, verdict: verdictReject, ip6: six})
+		}
+		fixed[nameCIDRsOutput], fixed[nameCIDRsForward] = rules, rules
 	}
 	if !at.Answers {
 		return fixed

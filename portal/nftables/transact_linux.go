@@ -56,12 +56,14 @@ func baseChain(table *nftables.Table, name string) *nftables.Chain {
 		hook     *nftables.ChainHook
 		priority nftables.ChainPriority
 	}{
-		namePrerouting: {nftables.ChainTypeNAT, nftables.ChainHookPrerouting, *nftables.ChainPriorityNATDest - 10},
-		nameOutput:     {nftables.ChainTypeNAT, nftables.ChainHookOutput, *nftables.ChainPriorityNATDest - 10},
-		nameListeners:  {nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityMangle},
-		nameSent:       {nftables.ChainTypeRoute, nftables.ChainHookOutput, *nftables.ChainPriorityMangle},
-		nameAnswers:    {nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle},
-		nameAliases:    {nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource - 10},
+		namePrerouting:   {nftables.ChainTypeNAT, nftables.ChainHookPrerouting, *nftables.ChainPriorityNATDest - 10},
+		nameOutput:       {nftables.ChainTypeNAT, nftables.ChainHookOutput, *nftables.ChainPriorityNATDest - 10},
+		nameListeners:    {nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityMangle},
+		nameSent:         {nftables.ChainTypeRoute, nftables.ChainHookOutput, *nftables.ChainPriorityMangle},
+		nameAnswers:      {nftables.ChainTypeFilter, nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle},
+		nameCIDRsOutput:  {nftables.ChainTypeFilter, nftables.ChainHookOutput, *nftables.ChainPriorityFilter},
+		nameCIDRsForward: {nftables.ChainTypeFilter, nftables.ChainHookForward, *nftables.ChainPriorityFilter},
+		nameAliases:      {nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource - 10},
 	}[name]
 	if is {
 		accept := nftables.ChainPolicyAccept

@@ -36,6 +36,7 @@ type Portal struct {
 	mu       sync.Mutex // guards all below
 	families [len(portal.Families)]*machine
 	pods     []netip.Prefix // see SetLocalSources
+	cidrs    []netip.Prefix // see SetServiceCIDRs
 	// before are the local ports in the rules that an earlier process left.
 	before  map[portal.Target]uint16
 	ports   *portal.PortBook // nil if any free port will do
@@ -250,6 +251,13 @@ func (p *Portal) SetNodePortAddresses(within []netip.Prefix) {
 	p.opts.NodePortAddresses = portal.PlainPrefixes(within)
 }
 
+// SetServiceCIDRs implements portal.ServiceCIDRRejecter.
+func (p *Portal) SetServiceCIDRs(cidrs []netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cidrs = portal.PlainPrefixes(cidrs)
+}
+
 // Check puts in what differs from what is wanted. It reads what the kernel holds, unless it
 // is known that nobody has changed that.
 func (p *Portal) Check(ctx context.Context) (int, error) {
@@ -287,6 +295,9 @@ func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, rer
 	}
 	at := m.backend.Setting()
 	at.Pods, at.NodePorts = p.pods, p.opts.NodePortAddresses
+	if at.ServiceCIDRs = nil; len(m.rules) > 0 && !m.withdrawn {
+		at.ServiceCIDRs = m.family.Of(p.cidrs)
+	}
 	before := at.Aliases
 	if reread || only == nil {
 		p.findAliases(m)
@@ -472,4 +483,6 @@ var (
 	_ portal.Watcher       = (*Portal)(nil)
 	_ portal.PartsComparer = (*Portal)(nil)
 	_ portal.Withdrawer    = (*Portal)(nil)
+
+	_ portal.ServiceCIDRRejecter = (*Portal)(nil)
 )

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/usherproxy/usher/portal"
 )
 
@@ -44,6 +46,11 @@ type Setting struct {
 	// NoAliases that they cannot translate Aliases; see Portal.Origin.
 	Answers, NoAliases bool
 	Aliases            []Alias
+	// ServiceCIDRs are the networks of cluster IPs. New connections to them that were not redirected
+	// are rejected where they are filtered, after all proxies of the node could redirect them.
+	// NoReject says that rules cannot reject.
+	ServiceCIDRs []netip.Prefix
+	NoReject     bool
 }
 
 // RejectPort is the local port of rejected targets.
@@ -85,6 +92,12 @@ func (at Setting) NodeAddresses(family portal.Family) (these []Match) {
 		these = append(these, Match{Dst: p})
 	}
 	return these
+}
+
+// GiveUpReject notes why rules cannot reject.
+func (at *Setting) GiveUpReject(family portal.Family, log logrus.FieldLogger, err error) {
+	at.NoReject = true
+	log.WithError(err).Infof("%s packets to unused addresses of the service CIDRs are not rejected", family)
 }
 
 // FromEach matches what comes from one of the networks.

@@ -25,6 +25,7 @@ var roleDeployed bool
 var designedRules = []rbacv1.PolicyRule{
 	{APIGroups: []string{""}, Resources: []string{"services", "nodes"}, Verbs: []string{"list", "watch"}},
 	{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"list", "watch"}},
+	{APIGroups: []string{"networking.k8s.io"}, Resources: []string{"servicecidrs"}, Verbs: []string{"list", "watch"}},
 	{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch", "update"}},
 }
 
@@ -101,7 +102,7 @@ var _ = Describe("the least role", func() {
 		review, err := api.AuthorizationV1().SelfSubjectRulesReviews().Create(ctx, review, metav1.CreateOptions{})
 		Expect(err).NotTo(HaveOccurred())
 		allowed := map[string][]string{
-			"services": {"list", "watch"}, "nodes": {"list", "watch"}, "endpointslices": {"list", "watch"},
+			"services": {"list", "watch"}, "nodes": {"list", "watch"}, "endpointslices": {"list", "watch"}, "servicecidrs": {"list", "watch"},
 			"events": {"create", "patch"}, // a patch says that it happened again
 			// What Kubernetes gives to everybody.
 			"selfsubjectreviews": {"create"}, "selfsubjectaccessreviews": {"create"}, "selfsubjectrulesreviews": {"create"},

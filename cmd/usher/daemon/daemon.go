@@ -353,6 +353,7 @@ func (d *Daemon) nodeChanged(node config.Node) {
 	if d.config.Portal.PodInterfaces == "" {
 		d.proxy.SetPodNetworks(append(slices.Clone(d.config.PodNetworks), node.PodCIDRs...))
 	}
+	d.proxy.SetServiceCIDRs(node.ServiceCIDRs)
 	d.health.SetLeaving(node.Leaving)
 	if d.hasNode() {
 		d.setPrimaryAddresses(node.Addresses)

@@ -12,6 +12,7 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/redirect"
@@ -493,6 +494,67 @@ func ItRedirects(k *Kind) {
 		Expect(b.Addr.Port()).To(And(BeNumerically(">=", 41000), BeNumerically("<=", 41009)))
 		Expect(b.Preferred).To(BeTrue())
 		Expect(k.open(n).Listen("default/web", []portal.Target{Web4})[0]).To(Equal(b))
+	})
+
+	It("rejects what is not redirected of the service CIDRs, for as long as they are known", func() {
+		n.AddOutside()
+		n.Node.Sh(`sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 # as on each node of a cluster
+			ip route replace default via 10.2.0.2; ip -6 route del default; ip -6 route add default via fd02::2`)
+		before := n.Node.State()
+		p := k.open(n)
+		_, rules := n.Publish(p, "web", Web4, Web6)
+		unused4, unused6 := netip.MustParseAddr("10.96.7.7"), netip.MustParseAddr("fd96::77")
+		unused := []portal.Target{To(portal.TCP, VIP4, 4711), To(portal.UDP, VIP4, 4711), To(portal.TCP, VIP6, 4711), To(portal.UDP, VIP6, 4711),
+			To(portal.TCP, unused4, 80), To(portal.UDP, unused4, 53), To(portal.TCP, unused6, 80), To(portal.UDP, unused6, 53)}
+		for _, from := range []*Host{n.Node, n.Pod} {
+			Expect(from.AskFrom(To(portal.TCP, unused4, 80), 0, Soon)).To(Equal("silence"))
+			Expect(from.AskFrom(To(portal.TCP, unused6, 80), 0, Soon)).To(Equal("silence"))
+		}
+		cidrs := p.(portal.ServiceCIDRRejecter)
+		cidrs.SetServiceCIDRs(Prefixes("10.96.0.0/16", "fd96::/112"))
+		n.Apply(p, nil, nil)
+		rejects := func() {
+			GinkgoHelper()
+			for _, from := range []*Host{n.Node, n.Pod} {
+				for _, t := range unused {
+					// What the node itself sends by UDP fails already as it is sent.
+					Expect(from.AskFrom(t, 0, 2*time.Second)).To(Or(Equal("refused"), HaveSuffix(unix.EPERM.Error())), t.String())
+				}
+				Expect(from.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+				Expect(from.Ask(Web6)).To(Equal("web [fd96::10]:80"))
+				Expect(from.AskFrom(To(portal.TCP, netip.MustParseAddr("10.97.0.1"), 80), 0, Soon)).To(Equal("silence"), "outside of them")
+			}
+		}
+		rejects()
+		Expect(n.Check(p)).To(BeZero())
+
+		By("an address of this node, and what another proxy redirects")
+		n.Node.Sh("ip addr add 10.96.0.99/32 dev lo; nft 'add table ip other; add chain ip other out { type nat hook output priority -100; }; add rule ip other out ip daddr 10.96.0.88 dnat to 10.96.0.99'")
+		own := To(portal.TCP, netip.MustParseAddr("10.96.0.99"), 4711)
+		n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(own.Addr, own.Port), Targets: []portal.Target{own}}, "own")
+		Expect(n.Node.Ask(own)).To(HavePrefix("own"))
+		Expect(n.Node.Ask(At(own, netip.MustParseAddr("10.96.0.88")))).To(HavePrefix("own"))
+		n.Node.Sh("ip addr del 10.96.0.99/32 dev lo; nft delete table ip other")
+
+		By("another process that takes over")
+		again := k.open(n)
+		again.(portal.ServiceCIDRRejecter).SetServiceCIDRs(Prefixes("10.96.0.0/16", "fd96::/112"))
+		n.Apply(again, rules, nil)
+		rejects()
+		Expect(n.Check(again)).To(BeZero())
+
+		By("their going")
+		again.(portal.ServiceCIDRRejecter).SetServiceCIDRs(nil)
+		n.Apply(again, nil, nil)
+		Expect(n.Pod.AskFrom(To(portal.TCP, unused4, 80), 0, Soon)).To(Equal("silence"))
+		Expect(n.Pod.AskFrom(To(portal.TCP, unused6, 80), 0, Soon)).To(Equal("silence"))
+		Expect(n.Check(again)).To(BeZero())
+
+		By("all going, with them")
+		again.(portal.ServiceCIDRRejecter).SetServiceCIDRs(Prefixes("10.96.0.0/16", "fd96::/112"))
+		n.Apply(again, nil, nil)
+		n.Remove(again)
+		Expect(n.Node.State()).To(Equal(before))
 	})
 
 	It("leaves nothing behind", func() {

@@ -1,0 +1,75 @@
+package kube
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/cache"
+)
+
+// cidrsPause is how long usher waits before it asks again for ServiceCIDRs that the API server does
+// not have (before Kubernetes 1.33) or does not let usher list.
+const cidrsPause = 10 * time.Minute
+
+// followCIDRs watches the ServiceCIDRs until ctx ends. Nothing waits for them, and usher serves all
+// Services without them.
+func (s *Source) followCIDRs(ctx context.Context) {
+	logged := false
+	for ctx.Err() == nil {
+		err := s.watchCIDRs(ctx)
+		if err != nil && !logged {
+			s.options.Log.WithError(err).Info("The service CIDRs are not known: packets to their unused addresses are not rejected")
+			logged = true
+		}
+		s.setCIDRs(nil)
+		select {
+		case <-ctx.Done():
+		case <-time.After(cidrsPause):
+		}
+	}
+}
+
+// watchCIDRs watches the ServiceCIDRs until ctx ends, or the API server refuses to list or watch
+// them, which it returns.
+func (s *Source) watchCIDRs(ctx context.Context) (refused error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	informer := s.factory("", "").Networking().V1().ServiceCIDRs().Informer()
+	// Neither fails: the informer does not run yet.
+	_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+			refused = err
+			stop()
+			return
+		}
+		cache.DefaultWatchErrorHandler(ctx, r, err)
+	})
+	_ = s.watch(informer, func(any) { s.setCIDRs(cidrsOf(informer.GetStore().List())) })
+	informer.RunWithContext(ctx)
+	return refused
+}
+
+// setCIDRs notes the service CIDRs, which reach others with what is known of this node.
+func (s *Source) setCIDRs(cidrs []netip.Prefix) {
+	s.mu.Lock()
+	s.cidrs = cidrs
+	s.mu.Unlock()
+	s.markNode()
+}
+
+// cidrsOf returns the networks of ServiceCIDRs, in order, each once.
+func cidrsOf(objects []any) (cidrs []netip.Prefix) {
+	for _, object := range objects {
+		for _, text := range object.(*networkingv1.ServiceCIDR).Spec.CIDRs {
+			if p, err := netip.ParsePrefix(text); err == nil { // the API validates it
+				cidrs = append(cidrs, p.Masked())
+			}
+		}
+	}
+	slices.SortFunc(cidrs, netip.Prefix.Compare)
+	return slices.Compact(cidrs)
+}
