@@ -106,6 +106,8 @@ func (p *Plane) StartAPIServer(flags ...string) {
 		"--service-cluster-ip-range=" + ServiceCIDR4 + "," + ServiceCIDR6,
 		// Pods need no ServiceAccount: nothing in them asks the API server.
 		"--disable-admission-plugins=ServiceAccount",
+		// As kubeadm has it: usher's init container is privileged.
+		"--allow-privileged=true",
 		"--max-requests-inflight=0", "--max-mutating-requests-inflight=0", "--enable-priority-and-fairness=false",
 	}, flags...)...)
 	p.ready(p.server, "readyz of kube-apiserver", p.httpClient(), "https://"+p.apiServer()+"/readyz")
