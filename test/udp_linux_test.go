@@ -31,7 +31,7 @@ import (
 
 // Everything about UDP holds whichever portal leads to usher.
 var _ = Describe("UDP through", func() {
-	for _, portal := range []string{"iptables", "address", apart} {
+	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("the "+portal+" portal", func() { udpSpecs(portal) })
 	}
 })

@@ -191,7 +191,10 @@ func addListeners(tables map[string]*table, at redirect.Setting) {
 	addChain(tables, at, tableMangle, "INPUT", jump, []spec{
 		{transparent: true, jump: "RETURN", toPort: -1},
 		{proto: portal.TCP, ports: ports, syn: true, jump: "DROP", toPort: -1},
-		{proto: portal.UDP, ports: ports, jump: "DROP", toPort: -1},
+		// The node's own datagrams of more than 65,487 bytes come over IPv6 as fragments: conntrack, which saw
+		// them go out, does not put them together again. In the later ones --dport of iptables-nft takes
+		// the IP header for a port (seen on Linux 6.18).
+		{proto: portal.UDP, ports: ports, whole: true, jump: "DROP", toPort: -1},
 	})
 }
 

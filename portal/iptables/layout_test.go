@@ -95,7 +95,7 @@ var _ = Describe("the layout of iptables chains", func() {
 		Expect(rules).To(Equal([]string{
 			"-m socket --transparent --nowildcard -j RETURN",
 			"-p tcp -m tcp --dport 1:65535 -m tcp --tcp-flags FIN,SYN,RST,ACK SYN -j DROP",
-			"-p udp -m udp --dport 1:65535 -j DROP",
+			"-p udp -m multiport --dports 1:65535 -j DROP",
 		}))
 		for i, text := range rules {
 			Expect(parseSpec(words(text))).To(Equal(mangle.chains["USHER-LISTENERS"][i]))

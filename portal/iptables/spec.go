@@ -19,6 +19,7 @@ type spec struct {
 	redirect.Match                  // -s and -d; -i; -m addrtype --src-type LOCAL, --dst-type LOCAL
 	proto          portal.Protocol  // -p; 0 is every protocol
 	ports          portal.PortRange // --dport; the zero range is every port
+	whole          bool             // -m multiport --dports, which matches no fragment but the first
 	fresh          bool             // -m conntrack --ctstate NEW
 	translated     bool             // -m conntrack --ctstate DNAT
 	unmarked       uint32           // -m mark ! --mark, with the same mask; 0 is every packet
@@ -64,8 +65,12 @@ func (s spec) appendTo(b *strings.Builder) {
 	}
 	if !s.ports.IsZero() {
 		b.WriteString("-m ")
-		b.WriteString(s.proto.String())
-		b.WriteString(" --dport ")
+		if s.whole {
+			b.WriteString("multiport --dports ")
+		} else {
+			b.WriteString(s.proto.String())
+			b.WriteString(" --dport ")
+		}
 		number(int(s.ports.First))
 		if s.ports.Last != s.ports.First {
 			b.WriteByte(':')
@@ -155,12 +160,13 @@ func parseSpec(words []string) spec {
 			s.proto, known = parseProtocol(value)
 		case "-m":
 			switch match = value; value {
-			case "tcp", "udp", "sctp", "addrtype", "conntrack", "mark", "connmark", "comment", "socket":
+			case "tcp", "udp", "sctp", "multiport", "addrtype", "conntrack", "mark", "connmark", "comment", "socket":
 			default:
 				known = false
 			}
-		case "--dport":
+		case "--dport", "--dports":
 			s.ports, known = portal.ParsePorts(value)
+			s.whole = word == "--dports"
 		case "--tcp-flags":
 			if known = value == "FIN,SYN,RST,ACK" && i+2 < len(words) && words[i+2] == "SYN"; known {
 				s.syn = true

@@ -121,6 +121,12 @@ func (r rule) exprs(conn *nftables.Conn, table *nftables.Table, sets map[string]
 	if r.transparent {
 		out = append(out, &expr.Socket{Key: expr.SocketKeyTransparent, Register: 1}, equals([]byte{1}))
 	}
+	if r.later {
+		const fragment = 44 // RFC 8200, 4.5: the offset is the first 13 bits of the second two bytes
+		out = append(out, &expr.Exthdr{Op: expr.ExthdrOpIpv6, Type: fragment, Offset: 2, Len: 2, DestRegister: 1},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0xff, 0xf8}, Xor: make([]byte, 2)},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 2)})
+	}
 	if r.opens != 0 {
 		out = append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equals([]byte{byte(r.opens)}),
 			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},

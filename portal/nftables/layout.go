@@ -5,6 +5,7 @@ import (
 	"encoding/base32"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/usherproxy/usher/portal"
@@ -44,7 +45,7 @@ import (
 //	  }
 //
 //	  chain listeners { type filter hook input priority mangle
-//	    ip daddr 192.0.0.117 socket transparent 1 return
+//	    ip daddr 192.0.0.117 socket transparent 1 return; with ip6 also: frag frag-off != 0 return
 //	    ip daddr 192.0.0.117 tcp dport != 0 tcp flags & (fin | syn | rst | ack) == syn drop
 //	    ip daddr 192.0.0.117 udp dport != 0 drop
 //	  }
@@ -117,6 +118,7 @@ type rule struct {
 	marked         uint32 // meta mark, with the same mask; 0 is every packet
 	fresh          bool   // ct state new
 	transparent    bool   // socket transparent 1
+	later          bool   // frag frag-off != 0: a fragment of IPv6 that is not the first
 	// opens is what may open a flow, to a port that is not 0: TCP's SYN, any datagram of
 	// UDP; 0 is every packet.
 	opens   portal.Protocol
@@ -186,6 +188,9 @@ func (r rule) String() string {
 	}
 	if r.transparent {
 		add("socket transparent 1")
+	}
+	if r.later {
+		add("frag frag-off != 0")
 	}
 	if r.opens != 0 {
 		add(r.opens.String(), "dport != 0")
@@ -259,6 +264,12 @@ func fixedChains(family portal.Family, at redirect.Setting) map[string][]rule {
 			{Match: landing, transparent: true, verdict: verdictReturn, ip6: six},
 			{Match: landing, opens: portal.TCP, verdict: verdictDrop, ip6: six},
 			{Match: landing, opens: portal.UDP, verdict: verdictDrop, ip6: six},
+		}
+		if six {
+			// The node's own datagrams of more than 65,487 bytes come as fragments: conntrack, which saw them
+			// go out, does not put them together again. In the later ones dport is some of the IP header
+			// (seen on Linux 6.18).
+			fixed[nameListeners] = slices.Insert(fixed[nameListeners], 1, rule{Match: landing, later: true, verdict: verdictReturn, ip6: true})
 		}
 	}
 	if len(at.ServiceCIDRs) > 0 && !at.NoReject {

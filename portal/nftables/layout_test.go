@@ -70,6 +70,7 @@ var _ = Describe("the layout of the nftables table", func() {
 			"ip daddr 192.0.0.117/32 tcp dport != 0 tcp flags & (fin | syn | rst | ack) == syn drop",
 			"ip daddr 192.0.0.117/32 udp dport != 0 drop",
 		}))
+		Expect(lines(fixedChains(portal.IPv6, at)[nameListeners])[1]).To(HaveSuffix(" frag frag-off != 0 return"))
 		Expect(fixedChains(portal.IPv4, redirects.Usual)).NotTo(HaveKey(nameListeners))
 	})
 
