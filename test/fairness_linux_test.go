@@ -26,7 +26,7 @@ import (
 
 // Who floods one Service takes processor time from all, whoever serves them. So direct
 // connections, made in turn with the others while the same floods go on, tell what that is worth.
-var _ = Describe("A Service and DNS, beside one Service with all the connections that a processor makes and one with UDP from 100,000 addresses,", func() {
+var _ = Describe("A Service and DNS, beside one Service with all the connections that a processor makes and one with UDP from 100,000 addresses,", Serial, func() {
 	for _, portal := range []string{"nftables", "address"} {
 		for _, six := range []bool{false, true} {
 			family := map[bool]string{false: "IPv4", true: "IPv6"}[six]

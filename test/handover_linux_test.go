@@ -203,7 +203,7 @@ func startMirror(ns *lab.Namespace, at netip.AddrPort) netip.AddrPort {
 	return at
 }
 
-var _ = Describe("taking over from a running usher", func() {
+var _ = Describe("taking over from a running usher", Serial, func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("with the "+portal+" portal", func() { handoverSpecs(portal) })
 	}

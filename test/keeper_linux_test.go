@@ -133,7 +133,7 @@ func (c *callers) end() {
 	Expect(c.made.Load()).To(BeNumerically(">", 500))
 }
 
-var _ = Describe("with a keeper,", func() {
+var _ = Describe("with a keeper,", Serial, func() {
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		Describe("the "+portal+" portal", func() { keeperSpecs(portal) })
 	}

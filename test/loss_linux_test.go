@@ -16,7 +16,7 @@ import (
 
 // Loss, delay and the rest of what bad networks do are checked in another kernel, whose
 // processor is emulated: package vm. Here time counts.
-var _ = Describe("on a link that loses 5 % of all packets each way", func() {
+var _ = Describe("on a link that loses 5 % of all packets each way", Serial, func() {
 	for _, portal := range []string{"nftables", "address"} {
 		It("the slowest connections are as fast as direct ones, but for one slot, with the portal "+portal, func() {
 			lab.Long()

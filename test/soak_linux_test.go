@@ -32,7 +32,7 @@ const (
 // soakMemory is how many bytes more than after its first seconds usher may have, with its keeper.
 const soakMemory = 64 << 20
 
-var _ = Describe("a soak: mixed traffic, with all faults that there are,", Ordered, ContinueOnFailure, func() {
+var _ = Describe("a soak: mixed traffic, with all faults that there are,", Serial, Ordered, ContinueOnFailure, func() {
 	page := &soakPage{time: soakTime, seed: soakSeed}
 	var raced, plain string
 	var err error

@@ -20,7 +20,7 @@ import (
 
 // The race detector has memory of its own for all that a program ever touched,
 // so this usher is built without.
-var _ = Describe("The memory and the descriptors that UDP clients cost", func() {
+var _ = Describe("The memory and the descriptors that UDP clients cost", Serial, func() {
 	It("are bounded with 100,000 clients of one datagram each, and given back when they are idle", func() {
 		const (
 			some     = 10_000 // enough to fill what is kept: the trace

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Reach tells whether the API server sends what usher serves: whether each list and watch of
+// Reach reports whether the API server sends what usher serves: whether each list and watch of
 // Services, EndpointSlices and Nodes succeeds. The zero value has heard nothing yet.
 type Reach struct {
 	mu      sync.Mutex
@@ -21,14 +21,14 @@ type Reach struct {
 	refused map[string]int     // watches in a row, by path
 }
 
-// ReachStatus is what a Reach tells.
+// ReachStatus is what a Reach reports.
 type ReachStatus struct {
 	Connected bool      // no list and no watch fails
 	Since     time.Time // of Connected being as it is; zero if nothing was heard yet
 	Reason    Reason    // why one fails; "" while Connected
 	Err       error     // the same in detail, with the verb and the resource
-	// Skew is by how much the API server's clock is ahead of this node's, as its last answer
-	// tells, to some seconds.
+	// Skew is by how much the API server's clock is ahead of this node's, by its last
+	// answer, to some seconds.
 	Skew time.Duration
 }
 
@@ -112,7 +112,7 @@ func (r *Reach) note(resource string, watch bool, reason Reason, err error) {
 	r.now = now
 }
 
-// date notes the time that an answer tells (RFC 9110, 6.6.1), which has whole seconds.
+// date notes the time in an answer (RFC 9110, 6.6.1), which has whole seconds.
 func (r *Reach) date(text string) {
 	if at, err := http.ParseTime(text); err == nil {
 		r.mu.Lock()
@@ -215,7 +215,7 @@ func reasonOf(err error) Reason {
 	return Unreachable
 }
 
-// maxPause is how long an answer is held back at the most.
+// maxPause bounds how long an answer is held back.
 const maxPause = 30 * time.Second
 
 // pause holds back the answer to a watch that was refused, for longer from one to the

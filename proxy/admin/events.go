@@ -22,7 +22,7 @@ import (
 // descriptor, whether it reads or not.
 const MaxSubscribers = 128
 
-// heartbeat is how long a stream is silent at the most.
+// heartbeat bounds how long a stream is silent.
 var heartbeat = 15 * time.Second
 
 const (

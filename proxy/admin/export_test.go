@@ -2,7 +2,7 @@ package admin
 
 import "time"
 
-// SetHeartbeat sets how long streams that begin later are silent at the most, until the function that it
+// SetHeartbeat bounds how long streams that begin later are silent, until the function that it
 // returns is called.
 func SetHeartbeat(d time.Duration) (restore func()) {
 	before := heartbeat

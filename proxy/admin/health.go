@@ -21,7 +21,7 @@ type Health struct {
 	Sync func() proxy.SyncStatus
 	// Timeout is how long a change may wait.
 	Timeout time.Duration
-	// APIServer, if not nil, tells whether the API server sends what there is. That
+	// APIServer, if not nil, reports whether the API server sends what there is. That
 	// it does not is no reason to be unhealthy: what is known goes on being
 	// served.
 	APIServer func() APIServerStatus

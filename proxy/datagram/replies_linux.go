@@ -55,14 +55,14 @@ func (r *replies) open() {
 	}
 	var err error
 	if r.watched, err = r.loop.poller.Add(r.fd, forward.Readable, r); err != nil { // the kernel has no memory
-		r.tell(func(s *session) { s.end(trace.Internal, err) })
+		r.notify(func(s *session) { s.end(trace.Internal, err) })
 		return
 	}
 	r.opened = true
 }
 
-// tell makes the session's loop call f, if the session still has these replies then.
-func (r *replies) tell(f func(*session)) {
+// notify makes the session's loop call f, if the session still has these replies then.
+func (r *replies) notify(f func(*session)) {
 	s := r.session
 	_ = s.socket.loop.poller.Do(func() {
 		if s.lent == r {
@@ -75,7 +75,7 @@ func (r *replies) tell(f func(*session)) {
 func (r *replies) Ready(forward.Readiness) {
 	n, bytes, err := r.loop.reply(r.session, r.fd, &r.crowd)
 	if err != nil {
-		r.tell(func(s *session) { s.failed(err) })
+		r.notify(func(s *session) { s.failed(err) })
 		return
 	}
 	if n > 0 {

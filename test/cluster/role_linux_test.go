@@ -104,8 +104,9 @@ var _ = Describe("the least role", func() {
 		allowed := map[string][]string{
 			"services": {"list", "watch"}, "nodes": {"list", "watch"}, "endpointslices": {"list", "watch"}, "servicecidrs": {"list", "watch"},
 			"events": {"create", "patch"}, // a patch says that it happened again
-			// What Kubernetes gives to everybody.
-			"selfsubjectreviews": {"create"}, "selfsubjectaccessreviews": {"create"}, "selfsubjectrulesreviews": {"create"},
+			// What Kubernetes gives to every ServiceAccount.
+			"clustertrustbundles": {"get", "list", "watch"},
+			"selfsubjectreviews":  {"create"}, "selfsubjectaccessreviews": {"create"}, "selfsubjectrulesreviews": {"create"},
 		}
 		for _, rule := range review.Status.ResourceRules {
 			for _, resource := range rule.Resources {

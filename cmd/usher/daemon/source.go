@@ -141,7 +141,7 @@ func (d *Daemon) closeTunnel() {
 	}
 }
 
-// APIServer tells whether the API server sends what there is; known is false if Services come
+// APIServer reports whether the API server sends what there is; known is false if Services come
 // from files, or it has not been asked yet. Any goroutine may call it.
 func (d *Daemon) APIServer() (status kube.ReachStatus, known bool) {
 	reach := d.reach.Load()
