@@ -18,8 +18,8 @@ import (
 )
 
 // What this machine's kernel may not have is checked in others: see package vm.
-// Each check there is a test here.
-var _ = Describe("in", func() {
+// Each check there is a test here. Ordered keeps them in one process, which boots each kernel once.
+var _ = Describe("in", Ordered, ContinueOnFailure, func() {
 	for _, kernel := range vm.Kernels {
 		Describe(kernel.Name, func() {
 			for _, check := range kernel.Checks {
