@@ -85,8 +85,8 @@ func (r *replies) Ready(forward.Readiness) {
 }
 
 // takeBack ends the replies of a session that ends, and closes its socket.
-func (s *session) takeBack() {
-	r, handedOver := s.lent, s.handover != 0
+func (s *session) takeBack(handedOver bool) {
+	r := s.lent
 	s.lent = nil
 	if r.loop.poller.Do(func() { r.close(handedOver) }) != nil {
 		unix.Close(r.fd)
@@ -95,15 +95,11 @@ func (s *session) takeBack() {
 
 func (r *replies) close(handedOver bool) {
 	r.closed = true
-	switch {
-	case !r.opened:
+	if !r.opened {
 		unix.Close(r.fd)
-	case handedOver:
-		r.loop.poller.Remove(r.watched)
-		unix.Close(r.fd)
-	default:
-		r.loop.poller.CloseFD(r.watched)
+		return
 	}
+	r.loop.close(r.fd, r.watched, handedOver)
 }
 
 // stirred reports whether replies have come by another loop since the session was last

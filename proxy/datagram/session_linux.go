@@ -179,17 +179,25 @@ func (s *session) givePort() {
 func (s *session) disconnect() {
 	if s.fd >= 0 {
 		s.givePort()
-		if poller := s.socket.loop.poller; s.lent != nil {
-			s.takeBack()
-		} else if s.handover != 0 { // a successor may have it: closing alone would leave it in epoll
-			poller.Remove(s.watched)
-			unix.Close(s.fd)
+		if handedOver := s.handover != 0; s.lent != nil {
+			s.takeBack(handedOver)
 		} else {
-			poller.CloseFD(s.watched)
+			s.socket.loop.close(s.fd, s.watched, handedOver)
 		}
 		s.endpoint.Release()
 		s.fd = -1
 	}
+}
+
+// close closes a watched socket. One that a successor may have is removed first: closing alone would
+// leave it in epoll.
+func (lp *loop) close(fd int, watched forward.Registration, handedOver bool) {
+	if !handedOver {
+		lp.poller.CloseFD(watched)
+		return
+	}
+	lp.poller.Remove(watched)
+	unix.Close(fd)
 }
 
 // send passes on count datagrams of the loop's batch to the endpoint. It
@@ -508,8 +516,7 @@ func (s *session) end(end trace.End, err error) {
 		s.stopSearching()
 	}
 	if s.lent != nil {
-		s.stirred()
-		s.toClient += s.lent.bytes.Swap(0)
+		s.toClient += s.lent.bytes.Load()
 	}
 	e := trace.Event{End: end, ToEndpoint: s.toEndpoint, ToClient: s.toClient}
 	if s.endpoint != nil {
