@@ -10,6 +10,11 @@ DEMO_FLAGS ?= $(shell test -t 0 || echo --once)
 
 .DEFAULT_GOAL := help
 
+# With the flags of `make build`, so that each library is compiled once for all of them. The race
+# detector needs cgo: what is built with it asks for that.
+lint test: export CGO_ENABLED := 0
+lint test: export GOFLAGS := $(GOFLAGS) -trimpath
+
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,11 +71,12 @@ test: ## run all tests, and end with a table; installs what they need (apt, as r
 	@test/privileges.sh
 	@$(GO) run ./test/all
 
-# What imports most is linked, tests too: the program, and two suites.
+# What imports most is linked, tests too: the program, and two suites. Nothing of it is run, so
+# nothing is optimized: that saves compile time.
 .PHONY: cross
 cross: ## check that everything, tests too, compiles for macOS and Windows, and that programs and tests can be linked
 	@set -e; for system in darwin/arm64 windows/amd64; do \
-		export CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/}; \
+		export CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/} GOFLAGS="'-gcflags=all=-N -l'"; \
 		echo "$$system"; \
 		$(GO) vet ./...; \
 		$(GO) build -tags grpcnotrace -o /dev/null ./cmd/usher; \

@@ -13,7 +13,7 @@ export CGO_ENABLED=0 GOARCH=arm64
 # https://github.com/golang/go/issues/36981.
 export GODEBUG=asyncpreemptoff=1
 export GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=60s # emulated, and beside others
-go test -count=1 -timeout=40m -exec "$emulator" ./affinity ./config/translate ./portal/iptables ./portal/nftables ./portal/redirect ./proxy ./proxy/balance ./proxy/forward ./proxy/proxyproto ./proxy/search
+go test -count=1 -vet=off -timeout=40m -exec "$emulator" ./affinity ./config/translate ./portal/iptables ./portal/nftables ./portal/redirect ./proxy ./proxy/balance ./proxy/forward ./proxy/proxyproto ./proxy/search
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 go build -tags grpcnotrace -ldflags '-s -w' -o "$dir/usher" ./cmd/usher

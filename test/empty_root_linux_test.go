@@ -12,7 +12,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/onsi/gomega/gexec"
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/test/lab"
@@ -24,7 +23,7 @@ var _ = Describe("In a root file system with nothing but the program,", Ordered,
 	var l *lab.Lab
 	BeforeAll(func() {
 		lab.Long()
-		program, err := gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", []string{"CGO_ENABLED=0"}, "-tags=grpcnotrace", "-ldflags=-s -w")
+		program, err := releasedUsher()
 		Expect(err).NotTo(HaveOccurred())
 		binary, err := os.ReadFile(program)
 		Expect(err).NotTo(HaveOccurred())

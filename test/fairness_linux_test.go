@@ -18,7 +18,6 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gbytes"
-	"github.com/onsi/gomega/gexec"
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/test/lab"
@@ -61,7 +60,7 @@ func fairnessSpec(portal string, six bool) {
 	l.Pods.Output("ip", "route", "add", "local", crowd.String(), "dev", "lo")
 	// A node runs out of ports after minutes, and this one at once; who floods it does not.
 	l.Node.Output("sysctl", "-qw", "net.ipv4.ip_local_port_range=32768 34815")
-	plain, err := gexec.Build("github.com/usherproxy/usher/cmd/usher") // the race detector takes ten times as long
+	plain, err := releasedUsher()
 	Expect(err).NotTo(HaveOccurred())
 	u := launch(l.Node, exec.Command(plain, "run", "--manifests", dir, "--portal="+portal, "--address-namespace=never", "--log-format=text"), dir)
 	Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))

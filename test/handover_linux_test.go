@@ -40,6 +40,22 @@ func startWorkers(count int, work func(worker int, stop <-chan struct{})) (end f
 	return end
 }
 
+// tick waits for the ticker, and reports whether stop is still open then. A worker that is behind
+// always has a tick, and must still see that it is to stop.
+func tick(ticker *time.Ticker, stop <-chan struct{}) bool {
+	select {
+	case <-stop:
+		return false
+	case <-ticker.C:
+	}
+	select {
+	case <-stop:
+		return false
+	default:
+		return true
+	}
+}
+
 // load makes new connections to a Service at a steady rate.
 type load struct {
 	made, failed atomic.Int64
@@ -56,10 +72,8 @@ func startLoad(d *lab.Dialer, vip string, perSecond int) *load {
 		ticker := time.NewTicker(time.Duration(workers) * time.Second / time.Duration(perSecond))
 		defer ticker.Stop()
 		for {
-			select {
-			case <-stop:
+			if !tick(ticker, stop) {
 				return
-			case <-ticker.C:
 			}
 			l.made.Add(1)
 			if err := connectAndTalk(d, vip); err != nil {

@@ -79,13 +79,8 @@ func call(d *lab.Dialer, perSecond int, vips ...string) *callers {
 	c.stop = startWorkers(workers, func(w int, stop <-chan struct{}) {
 		ticker := time.NewTicker(time.Duration(workers) * time.Second / time.Duration(perSecond))
 		defer ticker.Stop()
-		for n := w; ; n++ {
-			select {
-			case <-stop:
-				return
-			case <-ticker.C:
-				c.callOnce(d, vips[n%len(vips)])
-			}
+		for n := w; tick(ticker, stop); n++ {
+			c.callOnce(d, vips[n%len(vips)])
 		}
 	})
 	return c

@@ -47,7 +47,7 @@ var _ = Describe("a soak: mixed traffic, with all faults that there are,", Seria
 			Expect(err).NotTo(HaveOccurred(), "USHER_SOAK_SEED")
 		}
 		raced = usherBinary
-		plain, err = gexec.Build("github.com/usherproxy/usher/cmd/usher")
+		plain, err = releasedUsher()
 		Expect(err).NotTo(HaveOccurred())
 		fmt.Fprintf(os.Stderr, "soak of %s, seed %d\n", page.time, page.seed)
 	})

@@ -5,9 +5,10 @@ package test
 
 import (
 	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
+	"sync"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -46,11 +47,17 @@ var _ = SynchronizedBeforeSuite(func() []byte {
 
 var _ = SynchronizedAfterSuite(func() {}, gexec.CleanupBuildArtifacts)
 
+// releasedUsher builds usher once, as it is released: static and without the race detector, which
+// takes ten times the CPU time.
+var releasedUsher = sync.OnceValues(func() (string, error) {
+	return gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", []string{"CGO_ENABLED=0"}, "-tags=grpcnotrace", "-trimpath", "-ldflags=-s -w")
+})
+
+// here is the folder of this suite, which go test starts it in.
+var here, _ = os.Getwd()
+
 // root is the top folder of the repository.
-func root() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Dir(filepath.Dir(file))
-}
+func root() string { return filepath.Dir(here) }
 
 // missing skips the test if a program is not installed.
 func missing(program string) {

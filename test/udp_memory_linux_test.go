@@ -13,7 +13,6 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gbytes"
-	"github.com/onsi/gomega/gexec"
 
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -34,7 +33,7 @@ var _ = Describe("The memory and the descriptors that UDP clients cost", Serial,
 			endpoints: []netip.AddrPort{startEcho(l.Pods, lab.Pod(1))}}
 		dir := manifestsDir()
 		dns.write(dir)
-		plain, err := gexec.Build("github.com/usherproxy/usher/cmd/usher")
+		plain, err := releasedUsher()
 		Expect(err).NotTo(HaveOccurred())
 		u := launch(l.Node, exec.Command(plain, "run", "--manifests", dir, "--portal=address", "--log-format=text",
 			"--udp-idle-timeout=3s", "--max-udp-sessions="+strconv.Itoa(sessions), "--max-udp-sessions-per-port="+strconv.Itoa(sessions)), dir)

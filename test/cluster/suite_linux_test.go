@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -73,6 +74,9 @@ func buildUsher(flags ...string) string {
 	path := filepath.Join(dir, "usher")
 	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-o", path, "./cmd/usher")...)
 	cmd.Dir = control.Root()
+	if slices.Contains(flags, "-race") {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+	}
 	out, err := cmd.CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 	return path

@@ -34,8 +34,10 @@ var _ = BeforeSuite(func() {
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(os.RemoveAll, dir)
 	usherBinary = filepath.Join(dir, "usher")
-	build, err := exec.Command("go", "build", "-C", "../..", "-race", "-o", usherBinary, "./cmd/usher").CombinedOutput()
-	Expect(err).NotTo(HaveOccurred(), string(build))
+	build := exec.Command("go", "build", "-C", "../..", "-race", "-o", usherBinary, "./cmd/usher")
+	build.Env = append(os.Environ(), "CGO_ENABLED=1")
+	out, err := build.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(out))
 
 	var end context.CancelFunc
 	browser, end = chromedp.NewContext(context.Background(), chromedp.WithAllocatorOptions(

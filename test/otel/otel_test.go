@@ -37,8 +37,10 @@ var usherBinary string
 
 var _ = BeforeSuite(func() {
 	usherBinary = filepath.Join(GinkgoT().TempDir(), "usher")
-	build, err := exec.Command("go", "build", "-C", "../..", "-race", "-o", usherBinary, "./cmd/usher").CombinedOutput()
-	Expect(err).NotTo(HaveOccurred(), string(build))
+	build := exec.Command("go", "build", "-C", "../..", "-race", "-o", usherBinary, "./cmd/usher")
+	build.Env = append(os.Environ(), "CGO_ENABLED=1")
+	out, err := build.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), string(out))
 })
 
 // collector starts a Collector's receiver and returns what it has received.

@@ -6,9 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -136,11 +136,14 @@ func output(name string, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// module is the folder of this module.
-func module() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Dir(filepath.Dir(file))
-}
+// module returns the folder of this module. This process was started in it or in one that needs it.
+var module = sync.OnceValue(func() string {
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/usherproxy/usher/test/cluster").Output()
+	if err != nil {
+		panic(fmt.Errorf("go list -m: %w", err))
+	}
+	return strings.TrimSpace(string(out))
+})
 
 // Root is the top folder of the repository.
 func Root() string { return filepath.Dir(filepath.Dir(module())) }
