@@ -107,6 +107,14 @@ type ServiceCIDRRejecter interface {
 	SetServiceCIDRs(cidrs []netip.Prefix)
 }
 
+// HealthCheckAccepter is a Portal whose rules may let in TCP connections to health check node ports,
+// whatever a host firewall drops.
+type HealthCheckAccepter interface {
+	// SetHealthChecks replaces the ports, which are sorted; there are none at first. It takes effect as
+	// SetNodePortAddresses does.
+	SetHealthChecks(ports []uint16)
+}
+
 // Protocol is a transport protocol, by its IP protocol number.
 type Protocol uint8
 

@@ -23,7 +23,10 @@ type lockedPortal struct {
 	portal.Portal
 	asked, free chan struct{}
 	addresses   chan []netip.Prefix // for node ports
+	checks      []uint16            // health check node ports
 }
+
+func (p *lockedPortal) SetHealthChecks(ports []uint16) { p.checks = ports }
 
 func (p *lockedPortal) SetNodePortAddresses(within []netip.Prefix) { p.addresses <- within }
 
@@ -92,6 +95,30 @@ var _ = Describe("a change that waits", func() {
 		close(locked.free)
 		Eventually(locked.addresses).WithTimeout(5 * time.Second).Should(Receive(Equal(within)))
 		Eventually(set).WithTimeout(5 * time.Second).Should(BeClosed())
+		p.Stop()
+	})
+	It("has the health check node ports of all Services, as they come and go", func() {
+		close(locked.free)
+		other := web
+		other.Name.Name, other.Ports = "other", nil
+		for _, is := range []struct{ web, other, want []uint16 }{
+			{web: []uint16{32002}, other: []uint16{32001}, want: []uint16{32001, 32002}},
+			{web: []uint16{32003}, want: []uint16{32001, 32003}},
+			{other: []uint16{0}, want: []uint16{32003}},
+		} {
+			var services []config.Service
+			for _, port := range is.web {
+				web.HealthCheckNodePort = port
+				services = append(services, web)
+			}
+			for _, port := range is.other {
+				other.HealthCheckNodePort = port
+				services = append(services, other)
+			}
+			p.Apply(services)
+			<-locked.asked
+			Expect(locked.checks).To(Equal(is.want))
+		}
 		p.Stop()
 	})
 	It("for a successor keeps nobody from looking", func() {

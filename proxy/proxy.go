@@ -2,7 +2,9 @@ package proxy
 
 import (
 	"context"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -58,6 +60,8 @@ type Proxy struct {
 	had map[config.PortID][]affinity.Entry
 	// refused are the targets for which the portal could not put in a rule.
 	refused map[portal.Target]error
+
+	healthChecks map[types.NamespacedName]uint16 // node ports
 }
 
 // New returns a Proxy that serves nothing yet.
@@ -79,6 +83,8 @@ func New(o Options) *Proxy {
 		owners:     map[portal.Target]*frontEnd{},
 		problems:   map[config.PortID]*Problem{},
 		refused:    map[portal.Target]error{},
+
+		healthChecks: map[types.NamespacedName]uint16{},
 	}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	p.prober, p.watcher = p.newProber(), p.newWatcher()
@@ -179,10 +185,25 @@ func (p *Proxy) Apply(services []config.Service) {
 		p.updatePorts(s, &c)
 	}
 	p.telling.end(p.Trace)
+	p.setHealthChecks(services)
 	p.commit(&c)
 	p.retry()
 	p.reportOpenFiles()
 	p.synced(started, full)
+}
+
+// setHealthChecks lets the portal know of health check node ports that came or went.
+func (p *Proxy) setHealthChecks(services []config.Service) {
+	changed := false
+	for _, s := range services {
+		changed = changed || p.healthChecks[s.Name] != s.HealthCheckNodePort
+		if p.healthChecks[s.Name] = s.HealthCheckNodePort; s.HealthCheckNodePort == 0 {
+			delete(p.healthChecks, s.Name)
+		}
+	}
+	if a, can := p.Portal.(portal.HealthCheckAccepter); can && changed {
+		a.SetHealthChecks(slices.Sorted(maps.Values(p.healthChecks)))
+	}
 }
 
 func (p *Proxy) synced(started time.Time, full bool) {

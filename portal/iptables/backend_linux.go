@@ -43,6 +43,7 @@ type backend struct {
 	fresh     bool                 // nothing has happened since that makes installed doubtful
 	prints    map[string]uint64    // fingerprints at the last Read; nil if they are not known, or something was put in since
 	moves     int
+	accepted  []portal.Rule // see accepted; as last put in
 }
 
 func (f *backend) ip6() bool                  { return f.family.Is6() }
@@ -260,8 +261,9 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 		addAnswers(wanted, f.at)
 	}
 	if len(rules) > 0 {
+		f.accepted = accepted(rules, f.at, f.family)
 		addListeners(wanted, f.at)
-		addAccept(wanted, f.at)
+		addAccept(wanted, f.at, f.accepted)
 		addServiceCIDRs(wanted, f.at)
 	}
 	keep, err := f.notes(wanted)
@@ -292,7 +294,7 @@ func (f *backend) Put(ctx context.Context, rules map[portal.Target]portal.Rule, 
 func (f *backend) Parts() func(context.Context) ([]portal.Part, error) {
 	want := map[string]*table{}
 	addListeners(want, f.at)
-	addAccept(want, f.at)
+	addAccept(want, f.at, f.accepted)
 	addAnswers(want, f.at)
 	addServiceCIDRs(want, f.at)
 	return func(ctx context.Context) (parts []portal.Part, err error) {
@@ -409,7 +411,9 @@ func (f *backend) giveUp(ctx context.Context) (gaveUp bool) {
 		f.at.GiveUpOwnOnly(f.family, f.log, err)
 		gaveUp = true
 	}
-	if err := f.tryTogether(ctx, addAccept); err != nil {
+	if err := f.tryTogether(ctx, func(tables map[string]*table, at redirect.Setting) {
+		addAccept(tables, at, f.accepted[:min(1, len(f.accepted))]) // no chains below it
+	}); err != nil {
 		f.log.WithError(err).Infof("%s: no rule lets in what is redirected; a host firewall has to", f.family)
 		f.at.NoAccept = true
 		gaveUp = true

@@ -461,21 +461,41 @@ var _ = Describe("portal iptables", func() {
 })
 
 var _ = Describe("a host firewall that drops in INPUT", func() {
-	DescribeTable("lets in what the portal redirects, and nothing else", func(variant string) {
+	DescribeTable("lets in what the portal redirects, and health checks, and nothing else", func(variant, target string) {
 		n := NewNet()
 		for _, command := range []string{"iptables-" + variant, "ip6tables-" + variant} {
 			n.Node.Sh(command + " -P INPUT DROP")
 			n.Node.Sh(command + " -A INPUT -m conntrack --ctstate ESTABLISHED -j ACCEPT")
 			n.Node.Sh(command + " -A INPUT -p ipv6-icmp -j ACCEPT || true")
 		}
-		p := n.Open(Mode, portal.Options{IPTablesVariant: variant})
+		p := n.Open(Mode, portal.Options{IPTablesVariant: variant, IPTablesTarget: target})
 		_, rules := n.Publish(p, "web", Web4, Web6, DNS4, DNS6, WebNode4, WebNode6)
 		for _, t := range []portal.Target{Web4, Web6, DNS4, DNS6, At(WebNode4, NodeIP4), At(WebNode6, NodeIP6)} {
 			Expect(n.Pod.Ask(t)).To(HavePrefix("web"), t.String())
 		}
+		none := Target(portal.TCP, "10.96.0.99:80")
+		n.Apply(p, []portal.Rule{Reject(none)}, nil)
+		Expect(n.Pod.Ask(none)).To(Equal("refused"))
 		n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(portal.IPv4.Any(), 9999), Targets: []portal.Target{Web4}}, "other")
 		Expect(n.Pod.AskFrom(To(portal.TCP, NodeIP4, 9999), 0, Soon)).To(Equal("silence"))
 		Expect(n.Pod.AskFrom(To(portal.TCP, NodeIP4, rules[0].LocalPort), 0, Soon)).To(Equal("silence"))
+
+		By("health check node ports, as long as there are some")
+		var checks []portal.Target
+		for _, addr := range []netip.Addr{NodeIP4, NodeIP6} {
+			t := To(portal.TCP, addr, 32000)
+			n.Node.Serve(portal.Bind{Addr: netip.AddrPortFrom(addr, t.Port), Targets: []portal.Target{t}}, "healthy")
+			checks = append(checks, t)
+		}
+		for _, ports := range [][]uint16{{31999, 32000}, {31999}, nil} {
+			p.(portal.HealthCheckAccepter).SetHealthChecks(ports)
+			n.Apply(p, nil, nil)
+			Expect(n.Check(p)).To(BeZero())
+			for _, t := range checks {
+				Expect(n.Pod.AskFrom(t, 0, Soon) == "silence").To(Equal(len(ports) < 2), "%s, %d", t, ports)
+			}
+		}
+		Expect(n.Pod.Ask(Web4)).To(HavePrefix("web"))
 
 		n.Node.Sh("iptables-" + variant + " -F INPUT")
 		Expect(n.Check(p)).To(BeNumerically(">", 0))
@@ -483,7 +503,9 @@ var _ = Describe("a host firewall that drops in INPUT", func() {
 		n.Remove(p)
 		Expect(n.Node.Sh("iptables-" + variant + "-save")).NotTo(ContainSubstring("USHER"))
 	},
-		Entry("of iptables-nft", "nft"),
-		Entry("of iptables-legacy", "legacy"),
+		Entry("of iptables-nft", "nft", ""),
+		Entry("of iptables-legacy", "legacy", ""),
+		Entry("of iptables-nft, with REDIRECT", "nft", targetRedirect),
+		Entry("of iptables-legacy, with REDIRECT", "legacy", targetRedirect),
 	)
 })

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"maps"
 	"math"
 	"net/netip"
 	"slices"
@@ -38,7 +39,9 @@ import (
 //
 // So that a host firewall lets in what rules redirect, in filter:
 //
-//	filter INPUT ─► USHER-ACCEPT ─► ACCEPT to the landing, if its destination was changed
+//	filter INPUT ─► USHER-ACCEPT ─┬─► ACCEPT to the landing, if its destination was changed
+//	                              ├─► … without a landing: ACCEPT to usher's ports, if it was changed
+//	                              └─► … ACCEPT to health check node ports
 //
 // Nothing else can be reached by it: what a host sends to the landing itself goes by the host's own rules.
 //
@@ -198,14 +201,47 @@ func addListeners(tables map[string]*table, at redirect.Setting) {
 	})
 }
 
-// addAccept adds what lets in what rules lead to the landing, whatever else is in INPUT.
-func addAccept(tables map[string]*table, at redirect.Setting) {
-	if !at.Landing.IsValid() || at.NoAccept {
+// accepted returns the ports of this node that rules in INPUT let in: health check node ports, as rules without LocalPort, and,
+// for what is not led to the landing, those that rules redirect to.
+func accepted(rules map[portal.Target]portal.Rule, at redirect.Setting, family portal.Family) []portal.Rule {
+	ports := map[portal.Target]portal.Rule{}
+	for _, port := range at.HealthChecks {
+		t := portal.Target{Protocol: portal.TCP, Addr: family.Any(), Port: port}
+		ports[t] = portal.Rule{Target: t, Comment: "health checks"}
+	}
+	for _, r := range rules {
+		t := portal.Target{Protocol: r.Target.Protocol, Addr: family.Any(), Port: r.LocalPort}
+		switch {
+		case r.Action == portal.Reject && (at.NoPort0 || !at.Landing.IsValid()):
+			t.Port = redirect.RejectPort
+			ports[t] = portal.Rule{Target: t, Action: portal.Reject}
+		case r.Action != portal.Reject && r.LocalPort != 0 && !at.Landing.IsValid():
+			ports[t] = portal.Rule{Target: t, LocalPort: r.LocalPort}
+		}
+	}
+	return portal.InOrder(ports)
+}
+
+// addAccept adds what lets in what rules redirect, and what accepted returned, whatever else is in INPUT.
+func addAccept(tables map[string]*table, at redirect.Setting, ports []portal.Rule) {
+	l := &layouter{at: at, chains: map[string][]spec{}}
+	if at.Landing.IsValid() {
+		to := redirect.Match{Dst: netip.PrefixFrom(at.Landing, at.Landing.BitLen())}
+		l.chains[chainAccept] = []spec{{Match: to, translated: true, jump: "ACCEPT", toPort: -1}}
+	}
+	l.specs = func(r portal.Rule) []spec {
+		s := l.match(r)
+		s.port0 = r.Action == portal.Reject
+		s.translated, s.jump = s.port0 || r.LocalPort != 0, "ACCEPT"
+		return []spec{s}
+	}
+	if l.fill(chainAccept, place{}, ports); len(l.chains) == 0 || at.NoAccept {
 		return
 	}
 	jump := jumpTo(chainAccept)
-	jump.Dst, jump.comment = netip.PrefixFrom(at.Landing, at.Landing.BitLen()), "usher: what its portals redirect"
-	addChain(tables, at, tableFilter, "INPUT", jump, []spec{{translated: true, jump: "ACCEPT", toPort: -1}})
+	jump.comment = "usher: what its portals redirect, and health checks"
+	addChain(tables, at, tableFilter, "INPUT", jump, nil)
+	maps.Copy(tables[tableFilter].chains, l.chains)
 }
 
 // addServiceCIDRs adds what rejects new connections to the service CIDRs that were not redirected.

@@ -105,12 +105,33 @@ var _ = Describe("the layout of iptables chains", func() {
 
 	It("lets in what rules led to the landing, and nothing that was sent there", func() {
 		tables := map[string]*table{}
-		addAccept(tables, redirects.Usual)
+		at := redirects.Usual
+		at.HealthChecks = []uint16{32000}
+		addAccept(tables, at, accepted(nil, at, portal.IPv4))
 		filter := tables["filter"]
-		Expect(filter.jumps[0].chain + " " + filter.jumps[0].spec.String()).To(Equal(`INPUT -d 192.0.0.117/32 -m comment --comment "usher: what its portals redirect" -j USHER-ACCEPT`))
+		Expect(filter.jumps[0].chain + " " + filter.jumps[0].spec.String()).To(Equal(`INPUT -m comment --comment "usher: what its portals redirect, and health checks" -j USHER-ACCEPT`))
 		rules := lines(filter.chains, "USHER-ACCEPT")
-		Expect(rules).To(Equal([]string{"-m conntrack --ctstate DNAT -j ACCEPT"}))
-		Expect(parseSpec(words(rules[0]))).To(Equal(filter.chains["USHER-ACCEPT"][0]))
+		Expect(rules).To(Equal([]string{"-d 192.0.0.117/32 -m conntrack --ctstate DNAT -j ACCEPT", `-p tcp -m tcp --dport 32000 -m comment --comment "health checks" -j ACCEPT`}))
+		for i, rule := range rules {
+			Expect(parseSpec(words(rule))).To(Equal(filter.chains["USHER-ACCEPT"][i]))
+		}
+	})
+
+	It("lets in what rules redirect to ports, of which a packet is compared with few", func() {
+		at := redirects.Usual
+		at.Landing, at.HealthChecks = netip.Addr{}, []uint16{32000}
+		rules := map[portal.Target]portal.Rule{}
+		for i := range uint16(1000) {
+			t := To(portal.TCP, VIP4, 1+i)
+			rules[t] = Redirect(t, 40000+i)
+		}
+		tables := map[string]*table{}
+		addAccept(tables, at, accepted(rules, at, portal.IPv4))
+		end, compared := walk(tables["filter"].chains, "USHER-ACCEPT", To(portal.TCP, NodeIP4, 40999), true)
+		Expect(end.String()).To(Equal("-p tcp -m tcp --dport 40999 -m conntrack --ctstate DNAT -j ACCEPT"))
+		Expect(compared).To(BeNumerically("<", 100))
+		end, _ = walk(tables["filter"].chains, "USHER-ACCEPT", To(portal.TCP, NodeIP4, 39999), true)
+		Expect(end).To(BeNil())
 	})
 
 	Describe("with answers to clients' own addresses", func() {

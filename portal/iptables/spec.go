@@ -19,6 +19,7 @@ type spec struct {
 	redirect.Match                  // -s and -d; -i; -m addrtype --src-type LOCAL, --dst-type LOCAL
 	proto          portal.Protocol  // -p; 0 is every protocol
 	ports          portal.PortRange // --dport; the zero range is every port
+	port0          bool             // --dport 0
 	whole          bool             // -m multiport --dports, which matches no fragment but the first
 	fresh          bool             // -m conntrack --ctstate NEW
 	translated     bool             // -m conntrack --ctstate DNAT
@@ -77,6 +78,9 @@ func (s spec) appendTo(b *strings.Builder) {
 			number(int(s.ports.Last))
 		}
 		b.WriteByte(' ')
+	}
+	if s.port0 {
+		fmt.Fprintf(b, "-m %s --dport 0 ", s.proto)
 	}
 	if s.syn {
 		b.WriteString("-m tcp --tcp-flags FIN,SYN,RST,ACK SYN ")
@@ -166,7 +170,7 @@ func parseSpec(words []string) spec {
 			}
 		case "--dport", "--dports":
 			s.ports, known = portal.ParsePorts(value)
-			s.whole = word == "--dports"
+			s.port0, s.whole = value == "0", word == "--dports"
 		case "--tcp-flags":
 			if known = value == "FIN,SYN,RST,ACK" && i+2 < len(words) && words[i+2] == "SYN"; known {
 				s.syn = true

@@ -37,6 +37,7 @@ type Portal struct {
 	families [len(portal.Families)]*machine
 	pods     []netip.Prefix // see SetLocalSources
 	cidrs    []netip.Prefix // see SetServiceCIDRs
+	checks   []uint16       // see SetHealthChecks
 	// before are the local ports in the rules that an earlier process left.
 	before  map[portal.Target]uint16
 	ports   *portal.PortBook // nil if any free port will do
@@ -258,6 +259,13 @@ func (p *Portal) SetServiceCIDRs(cidrs []netip.Prefix) {
 	p.cidrs = portal.PlainPrefixes(cidrs)
 }
 
+// SetHealthChecks implements portal.HealthCheckAccepter.
+func (p *Portal) SetHealthChecks(ports []uint16) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.checks = ports
+}
+
 // Check puts in what differs from what is wanted. It reads what the kernel holds, unless it
 // is known that nobody has changed that.
 func (p *Portal) Check(ctx context.Context) (int, error) {
@@ -294,7 +302,7 @@ func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, rer
 		return nil, nil
 	}
 	at := m.backend.Setting()
-	at.Pods, at.NodePorts = p.pods, p.opts.NodePortAddresses
+	at.Pods, at.NodePorts, at.HealthChecks = p.pods, p.opts.NodePortAddresses, p.checks
 	if at.ServiceCIDRs = nil; len(m.rules) > 0 && !m.withdrawn {
 		at.ServiceCIDRs = m.family.Of(p.cidrs)
 	}
@@ -485,4 +493,5 @@ var (
 	_ portal.Withdrawer    = (*Portal)(nil)
 
 	_ portal.ServiceCIDRRejecter = (*Portal)(nil)
+	_ portal.HealthCheckAccepter = (*Portal)(nil)
 )

@@ -40,8 +40,10 @@ type Setting struct {
 	// by TCP and UDP: usher's. To make one takes CAP_NET_ADMIN or CAP_NET_RAW. So, while no
 	// usher listens, no other process can answer in its place; clients wait.
 	OwnOnly bool
-	// NoAccept says that no rule can let in what is led to the landing.
-	NoAccept bool
+	// HealthChecks are health check node ports, which rules let in. NoAccept says that no rule can let in
+	// them, nor what is redirected.
+	HealthChecks []uint16
+	NoAccept     bool
 	// Answers says that rules can mark the answers to clients' own addresses, and
 	// NoAliases that they cannot translate Aliases; see Portal.Origin.
 	Answers, NoAliases bool

@@ -247,9 +247,9 @@ func ItRedirects(k *Kind) {
 			listeners := 0 // there are chains for, with a landing, and for what others would drop
 			if settings(p)[0].Landing.IsValid() {
 				listeners = 1
-				if k.Accepts {
-					listeners = 2
-				}
+			}
+			if k.Accepts {
+				listeners++
 			}
 			Expect(parts(p)).To(And(HaveLen(2*(5+3+listeners)), allOK))
 			Expect(parts(p)).To(ContainElements(
