@@ -2,18 +2,25 @@ package kernel
 
 import (
 	"bytes"
+	"cmp"
+	"errors"
 	"fmt"
+	"os/exec"
+	"regexp"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/portal"
 )
 
-// InputDrops returns the chains of other programs in nf_tables, iptables-nft's among them, that by default drop or
-// reject what arrives at this node, and have no rule that names a landing. No other table can overrule them;
-// iptables says that rules of usher's in the table filter of iptables come first there.
-func InputDrops(iptables bool) (drop []string, err error) {
+// InputDrops returns the chains of host firewalls that may drop or reject what a portal redirects, which arrives in
+// INPUT: those of nf_tables, iptables-nft's among them, and of the legacy iptables. It follows jumps, and it
+// knows rules for a landing, for packets that were translated, and usher's own; other conditions are not evaluated.
+func InputDrops() (drop []string, err error) {
 	c, err := nftables.New()
 	if err != nil {
 		return nil, err
@@ -29,48 +36,201 @@ func InputDrops(iptables bool) (drop []string, err error) {
 				family, inet = map[bool]string{false: "ip", true: "ip6"}[f.Is6()], true
 			}
 		}
-		if chain.Hooknum == nil || *chain.Hooknum != *nftables.ChainHookInput || !inet || chain.Type != nftables.ChainTypeFilter ||
-			iptables && chain.Name == "INPUT" && chain.Table.Name == "filter" {
+		if chain.Hooknum == nil || *chain.Hooknum != *nftables.ChainHookInput || !inet || chain.Type != nftables.ChainTypeFilter {
 			continue
 		}
-		rules, err := c.GetRules(chain.Table, chain)
-		if err != nil {
-			return drop, err
-		}
-		byPolicy := chain.Policy != nil && *chain.Policy == nftables.ChainPolicyDrop
-		if (byPolicy || len(rules) > 0 && dropsAll(rules[len(rules)-1])) && !namesLanding(rules) {
-			drop = append(drop, fmt.Sprintf("chain %s of table %s %s", chain.Name, family, chain.Table.Name))
-		}
-	}
-	return drop, nil
-}
-
-// dropsAll reports whether a rule drops or rejects whatever comes to it.
-func dropsAll(rule *nftables.Rule) (drops bool) {
-	for _, e := range rule.Exprs {
-		switch e := e.(type) {
-		case *expr.Counter, *expr.Log:
-		case *expr.Reject:
-			drops = true
-		case *expr.Verdict:
-			drops = e.Kind == expr.VerdictDrop
-		default:
-			return false
+		j := inputJudge{rules: func(name string) (rules []inputRule) {
+			list, readErr := c.GetRules(chain.Table, &nftables.Chain{Name: name})
+			err = errors.Join(err, readErr)
+			for _, r := range list {
+				rules = append(rules, inputRuleOf(c, r))
+			}
+			return rules
+		}}
+		if name := j.drops(chain.Name, chain.Policy != nil && *chain.Policy == nftables.ChainPolicyDrop); name != "" {
+			drop = append(drop, fmt.Sprintf("chain %s of table %s %s", name, family, chain.Table.Name))
 		}
 	}
-	return drops
+	for _, f := range portal.Families {
+		drop = append(drop, legacyInputDrops(f)...)
+	}
+	return drop, err
 }
 
-// namesLanding reports whether a rule compares with a landing, as one does that accepts it.
-func namesLanding(rules []*nftables.Rule) bool {
-	for _, rule := range rules {
-		for _, e := range rule.Exprs {
-			for _, family := range portal.Families {
-				if cmp, is := e.(*expr.Cmp); is && bytes.Equal(cmp.Data, LandingOf(family).AsSlice()) {
-					return true
-				}
+// inputVerdict is what a rule, or a chain, does.
+type inputVerdict int
+
+const (
+	inputGoesOn inputVerdict = iota
+	inputReturns
+	inputAccepts
+	inputAcceptsRedirected
+	inputDrops
+)
+
+// inputRule is what matters here of a rule.
+type inputRule struct {
+	verdict inputVerdict
+	to      []string // the chains that it may jump to
+	always  bool     // it has no condition
+}
+
+// inputJudge follows the chains of a table.
+type inputJudge struct {
+	rules func(chain string) []inputRule
+	maybe string // a chain that drops on a condition
+}
+
+// drops returns the chain by which what is redirected may be dropped, or "".
+func (j *inputJudge) drops(base string, byPolicy bool) string {
+	switch verdict, chain := j.follow(base, true, 0); {
+	case verdict == inputDrops:
+		return chain
+	case verdict != inputGoesOn:
+		return ""
+	case byPolicy:
+		return base
+	}
+	return j.maybe
+}
+
+// follow returns how a chain decides, and which one does. sure says that nothing kept packets from getting there.
+func (j *inputJudge) follow(chain string, sure bool, depth int) (inputVerdict, string) {
+	if depth > 16 { // as deep as the kernel lets chains be
+		return inputGoesOn, ""
+	}
+	for _, r := range j.rules(chain) {
+		switch {
+		case r.verdict == inputAcceptsRedirected:
+			return r.verdict, chain
+		case !r.always:
+			sure = sure && r.verdict != inputReturns
+		case r.verdict == inputDrops && !sure:
+			j.maybe = cmp.Or(j.maybe, chain)
+			return inputGoesOn, ""
+		case r.verdict == inputReturns, r.verdict != inputGoesOn && !sure:
+			return inputGoesOn, ""
+		case r.verdict != inputGoesOn:
+			return r.verdict, chain
+		}
+		for _, to := range r.to {
+			if verdict, where := j.follow(to, sure && r.always, depth+1); verdict != inputGoesOn {
+				return verdict, where
 			}
 		}
 	}
-	return false
+	return inputGoesOn, ""
+}
+
+// usherAccepts is the chain of portal iptables that lets in what it redirects.
+const usherAccepts = "USHER-ACCEPT"
+
+// inputRuleOf reads a rule of nf_tables.
+func inputRuleOf(c *nftables.Conn, rule *nftables.Rule) inputRule {
+	r := inputRule{always: true}
+	redirected := false
+	verdict := func(v *expr.Verdict) {
+		switch v.Kind {
+		case expr.VerdictAccept:
+			r.verdict = inputAccepts
+		case expr.VerdictDrop:
+			r.verdict = inputDrops
+		case expr.VerdictReturn:
+			r.verdict = inputReturns
+		case expr.VerdictJump, expr.VerdictGoto:
+			r.to = append(r.to, v.Chain)
+		}
+	}
+	for _, e := range rule.Exprs {
+		switch e := e.(type) {
+		case *expr.Counter, *expr.Log:
+		case *expr.Verdict:
+			verdict(e)
+		case *expr.Reject:
+			r.verdict = inputDrops
+		case *expr.Target: // of iptables
+			if e.Name == "REJECT" {
+				r.verdict = inputDrops
+			}
+		case *expr.Match:
+			conntrack, _ := e.Info.(*xt.ConntrackMtinfo3)
+			redirected = redirected || conntrack != nil && conntrack.StateMask&(1<<7) != 0 // XT_CONNTRACK_STATE_DNAT
+			r.always = r.always && e.Name == "comment"
+		case *expr.Lookup:
+			set, err := c.GetSetByName(rule.Table, e.SetName)
+			if err != nil {
+				r.always = false
+				continue
+			}
+			elements, _ := c.GetSetElements(set)
+			for _, of := range elements {
+				redirected = redirected || isLandingBytes(of.Key)
+				// The library leaves verdicts as they are: an attribute with the kind, and one with the chain.
+				if e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT && len(of.Val) > 12 {
+					name, _, _ := bytes.Cut(of.Val[12:], []byte{0})
+					r.to = append(r.to, string(name))
+				}
+			}
+			r.always = false
+		case *expr.Cmp:
+			redirected = redirected || isLandingBytes(e.Data)
+			r.always = false
+		case *expr.Ct:
+			redirected = redirected || e.Key == expr.CtKeySTATUS
+			r.always = false
+		default:
+			r.always = false
+		}
+	}
+	if redirected && r.verdict == inputAccepts || len(r.to) == 1 && r.to[0] == usherAccepts {
+		r.verdict = inputAcceptsRedirected
+	}
+	return r
+}
+
+func isLandingBytes(b []byte) bool {
+	return bytes.Equal(b, landing4.AsSlice()) || bytes.Equal(b, landing6.AsSlice())
+}
+
+var (
+	savedComment    = regexp.MustCompile(`-m comment --comment ("(\\.|[^"\\])*"|\S+) `)
+	savedRule       = regexp.MustCompile(`^-A (\S+) (.*)-[jg] (\S+)`)
+	savedRedirected = regexp.MustCompile(`--ctstate \S*DNAT|-d (192\.0\.0\.117|fd75:7368:6572::1)\b`)
+)
+
+// legacyInputDrops is InputDrops for the legacy iptables. It reads nothing that would make the kernel set up a table.
+func legacyInputDrops(family portal.Family) []string {
+	is, err := legacyTable(family, "filter")
+	if err != nil || !is {
+		return nil
+	}
+	program, chains, byPolicy := "iptables-legacy-save", map[string][]inputRule{}, false
+	if family.Is6() {
+		program = "ip6tables-legacy-save"
+	}
+	saved, err := exec.Command(program, "-t", "filter").Output()
+	if err != nil {
+		return []string{fmt.Sprintf("some chain of the legacy iptables, which cannot be read here (%s: %v)", program, err)}
+	}
+	verdicts := map[string]inputVerdict{"ACCEPT": inputAccepts, "DROP": inputDrops, "REJECT": inputDrops, "RETURN": inputReturns}
+	for line := range strings.Lines(string(saved)) {
+		byPolicy = byPolicy || strings.HasPrefix(line, ":INPUT DROP ")
+		words := savedRule.FindStringSubmatch(savedComment.ReplaceAllString(line, ""))
+		if words == nil {
+			continue
+		}
+		r := inputRule{verdict: verdicts[words[3]], always: words[2] == ""}
+		if r.verdict == inputGoesOn {
+			r.to = []string{words[3]} // or LOG and the like, which is a chain without rules
+		}
+		if r.verdict == inputAccepts && savedRedirected.MatchString(words[2]) || words[3] == usherAccepts {
+			r.verdict = inputAcceptsRedirected
+		}
+		chains[words[1]] = append(chains[words[1]], r)
+	}
+	j := inputJudge{rules: func(chain string) []inputRule { return chains[chain] }}
+	if name := j.drops("INPUT", byPolicy); name != "" {
+		return []string{fmt.Sprintf("chain %s of table filter of %s", name, strings.TrimSuffix(program, "-save"))}
+	}
+	return nil
 }

@@ -91,7 +91,9 @@ func NFTFamily(family portal.Family) nftables.TableFamily {
 
 // LegacyNAT reports whether the legacy variant of iptables has its nat table here, as far as
 // that can be seen. It is no error if there is no such thing in the kernel.
-func LegacyNAT(family portal.Family) (bool, error) {
+func LegacyNAT(family portal.Family) (bool, error) { return legacyTable(family, "nat") }
+
+func legacyTable(family portal.Family, table string) (bool, error) {
 	name := "ip_tables_names"
 	if family.Is6() {
 		name = "ip6_tables_names"
@@ -100,7 +102,7 @@ func LegacyNAT(family portal.Family) (bool, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	return slices.Contains(strings.Fields(string(names)), "nat"), err
+	return slices.Contains(strings.Fields(string(names)), table), err
 }
 
 // AddrIn returns where in the IP header an address is.

@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"iter"
 	"net/netip"
@@ -20,7 +21,12 @@ func NeedNetAdmin() error { return nil }
 func ForgetRedirected(iter.Seq[portal.Target], logrus.FieldLogger) {}
 
 // InputDrops finds none here.
-func InputDrops(bool) ([]string, error) { return nil, nil }
+func InputDrops() ([]string, error) { return nil, nil }
+
+// TryInput needs Linux.
+func TryInput(context.Context, netip.AddrPort) (string, error) {
+	return "", errors.New("only on Linux a connection can come in by a device of usher's")
+}
 
 // LoadConntrack has nothing to load here.
 func LoadConntrack() {}

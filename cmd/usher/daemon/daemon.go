@@ -116,7 +116,6 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 		return err
 	}
 	d.setConntrack(pt)
-	d.warnOfFirewall(pt)
 	defer d.unlock()
 	defer d.workers.Wait()
 	defer cancel()
@@ -312,6 +311,7 @@ func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.S
 		d.log.WithFields(logrus.Fields{"services": len(services), "portal": d.proxy.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
 		d.tellSeen()
 		d.tellReady(ctx, len(services))
+		d.workers.Go(d.warnOfFirewall)
 		if d.config.OnReady != nil {
 			d.config.OnReady(Ready{Proxy: d.proxy, Services: services, AdminAddress: d.servers.adminAddress()})
 		}

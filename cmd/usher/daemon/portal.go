@@ -94,15 +94,15 @@ func (d *Daemon) openPortalBeside(ctx context.Context) (portal.Portal, error) {
 }
 
 // warnOfFirewall logs which rules of others may drop what the portal redirects.
-func (d *Daemon) warnOfFirewall(pt portal.Portal) {
-	if !pt.Traits().Redirects {
+func (d *Daemon) warnOfFirewall() {
+	if !d.proxy.Portal.Traits().Redirects {
 		return
 	}
-	drops, err := kernel.InputDrops(pt.Traits().KubeProxy == "iptables")
+	drops, err := kernel.InputDrops()
 	if err != nil {
 		d.log.WithError(err).Debug("looking for a host firewall")
 	}
 	for _, chain := range drops {
-		d.log.WithField("chain", chain).Warn("A host firewall may drop what the portal redirects: accept 192.0.0.117 and fd75:7368:6572::1 in INPUT")
+		d.log.WithField("chain", chain).Warn("A host firewall may drop what the portal redirects: accept 192.0.0.117, fd75:7368:6572::1 and the health check node ports in INPUT")
 	}
 }

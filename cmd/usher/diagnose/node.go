@@ -159,12 +159,12 @@ func firewall(_ context.Context, s *subject) (all []Finding) {
 	if mode != "iptables" && mode != "nftables" {
 		return nil
 	}
-	drops, err := kernel.InputDrops(mode == "iptables")
+	drops, err := kernel.InputDrops()
 	if err != nil {
 		return []Finding{{"", Note, "node", "whether a host firewall drops what the portal redirects is not known", err.Error(), "nft list ruleset, as root"}}
 	}
 	for _, chain := range drops {
-		all = append(all, Finding{"", Warning, "node", "a host firewall may drop what the portal redirects: clients of all Services hang then", chain + " drops or rejects by default, and names neither 192.0.0.117 nor fd75:7368:6572::1",
+		all = append(all, Finding{"", Warning, "node", "a host firewall may drop what the portal redirects: clients of all Services hang then", chain + " drops or rejects, and nothing before it accepts 192.0.0.117 and fd75:7368:6572::1",
 			"accept these two destinations in the firewall, and the health check node ports"})
 	}
 	return all

@@ -1,0 +1,165 @@
+package kernel
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// tryInputTime is how long an answer may take: a SYN is sent three times.
+const tryInputTime = 900 * time.Millisecond
+
+// tryInputNode and tryInputClient are the addresses of the device's two ends, by family.
+var (
+	tryInputNode   = map[bool]netip.Addr{false: netip.MustParseAddr("192.0.0.118"), true: netip.MustParseAddr("fd75:7368:6572::118")}
+	tryInputClient = map[bool]netip.Addr{false: netip.MustParseAddr("192.0.0.119"), true: netip.MustParseAddr("fd75:7368:6572::119")}
+)
+
+// TryInput begins a TCP connection to an address that this node serves as a Pod would: its SYN comes in by an interface that
+// is not lo, and so passes the rules of PREROUTING and INPUT. It returns what happened to it, and "" if it was
+// answered. The interface is a TUN device, which ends with this function, or with this process if that is
+// killed. The error is that none could be made, which takes CAP_NET_ADMIN and /dev/net/tun.
+//
+// What is proven is proven of a client and an interface that rules do not know: they may be made for others.
+func TryInput(ctx context.Context, to netip.AddrPort) (refusal string, err error) {
+	tun, name, err := openTryInput(to.Addr().Is6())
+	if err != nil {
+		return "", fmt.Errorf("making a TUN device: %w", err)
+	}
+	defer tun.Close()
+	defer context.AfterFunc(ctx, func() { _ = tun.SetReadDeadline(time.Now()) })()
+	from := netip.AddrPortFrom(tryInputClient[to.Addr().Is6()], 1024+uint16(time.Now().UnixNano()%60000))
+	const isn, tries = 1, 3
+	packet := make([]byte, 1500)
+	for range tries {
+		if _, err := tun.Write(tcpSegment(from, to, isn, tcpSYN)); err != nil {
+			return "", fmt.Errorf("sending by %s: %w", name, err)
+		}
+		if err := tun.SetReadDeadline(time.Now().Add(tryInputTime / tries)); err != nil {
+			return "", err
+		}
+		for ctx.Err() == nil {
+			n, err := tun.Read(packet)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+			if err != nil {
+				return "", fmt.Errorf("reading from %s: %w", name, err)
+			}
+			switch flags, unreachable := answerTo(packet[:n], from, to); {
+			case unreachable:
+				return "was rejected by ICMP", nil
+			case flags&tcpRST != 0:
+				return "was reset", nil
+			case flags&tcpSYN != 0:
+				_, err := tun.Write(tcpSegment(from, to, isn+1, tcpRST))
+				return "", err
+			}
+		}
+	}
+	return fmt.Sprintf("was not answered within %s", tryInputTime), ctx.Err()
+}
+
+// openTryInput makes the device, of which this process is the far end.
+func openTryInput(ip6 bool) (tun *os.File, name string, err error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+		}
+	}()
+	ifr, err := unix.NewIfreq("usher-try%d")
+	if err != nil {
+		return nil, "", err
+	}
+	ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
+		return nil, "", err
+	}
+	link, err := netlink.LinkByName(ifr.Name())
+	if err != nil {
+		return nil, "", err
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return nil, "", err
+	}
+	// With an address, since REDIRECT needs one, and a route to its peer.
+	addr := &netlink.Addr{IPNet: Alone(tryInputNode[ip6]), Peer: Alone(tryInputClient[ip6]), Flags: unix.IFA_F_NODAD}
+	if err := netlink.AddrAdd(link, addr); err != nil {
+		return nil, "", fmt.Errorf("giving it the address %s: %w", addr.IPNet, err)
+	}
+	return os.NewFile(uintptr(fd), ifr.Name()), ifr.Name(), nil
+}
+
+// The flags of TCP.
+const (
+	tcpSYN = 2
+	tcpRST = 4
+)
+
+// tcpSegment returns a packet with an empty segment.
+func tcpSegment(from, to netip.AddrPort, seq uint32, flags byte) []byte {
+	tcp := make([]byte, 20)
+	binary.BigEndian.PutUint16(tcp, from.Port())
+	binary.BigEndian.PutUint16(tcp[2:], to.Port())
+	binary.BigEndian.PutUint32(tcp[4:], seq)
+	tcp[12], tcp[13], tcp[14] = 5<<4, flags, 0xff
+	addresses := append(from.Addr().AsSlice(), to.Addr().AsSlice()...)
+	binary.BigEndian.PutUint16(tcp[16:], internetChecksum(append([]byte{0, unix.IPPROTO_TCP, 0, 20}, addresses...), tcp))
+	if to.Addr().Is6() {
+		return append(append([]byte{0x60, 0, 0, 0, 0, 20, unix.IPPROTO_TCP, 64}, addresses...), tcp...)
+	}
+	head := append([]byte{0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, unix.IPPROTO_TCP, 0, 0}, addresses...)
+	binary.BigEndian.PutUint16(head[10:], internetChecksum(head))
+	return append(head, tcp...)
+}
+
+// internetChecksum is that of RFC 1071, over parts of an even length.
+func internetChecksum(parts ...[]byte) uint16 {
+	var sum uint32
+	for _, part := range parts {
+		for i := 0; i < len(part); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(part[i:]))
+		}
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}
+
+// answerTo returns the flags of TCP in an answer, and whether ICMP says that nothing is there. Other packets have neither.
+func answerTo(packet []byte, from, to netip.AddrPort) (flags byte, unreachable bool) {
+	family, head, protocol, dst, icmp, kind := portal.IPv4, 20, 9, 16, byte(unix.IPPROTO_ICMP), byte(3)
+	if to.Addr().Is6() {
+		family, head, protocol, dst, icmp, kind = portal.IPv6, 40, 6, 24, unix.IPPROTO_ICMPV6, 1
+	}
+	if len(packet) < head+20 || packet[0]>>4 == 6 != family.Is6() {
+		return 0, false
+	}
+	if addr, _ := netip.AddrFromSlice(packet[dst:head]); addr != from.Addr() {
+		return 0, false
+	}
+	body := packet[head:]
+	switch packet[protocol] {
+	case icmp:
+		return 0, body[0] == kind
+	case unix.IPPROTO_TCP:
+		if binary.BigEndian.Uint16(body) == to.Port() && binary.BigEndian.Uint16(body[2:]) == from.Port() {
+			return body[13], false
+		}
+	}
+	return 0, false
+}
