@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"errors"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -126,6 +127,74 @@ var _ = Describe("usher diagnose", func() {
 		}
 		Expect(unbroken(diagnose(1))).To(MatchRegexp(`WARNING Service default/web 10\.244\.0\.12:8080 comes and goes known by: 3 times since .*, the last at .*, it went into quarantine, and recovered`))
 	})
+
+	DescribeTable("tries whether a host firewall drops in INPUT, and usher lets in what it can", func(mode string) {
+		const spec = "  type: LoadBalancer\n  externalTrafficPolicy: Local\n"
+		var balanced []service
+		for name, at := range map[string]netip.Addr{"four": lab.Pod(1), "six": lab.Pod6(1)} {
+			s := service{name: name, clusterIP: "10.96.0.10", port: 80, spec: spec + "  healthCheckNodePort: 32004\n", endpoints: []netip.AddrPort{startBackend(l.Pods, at, 8080).addr}}
+			if at.Is6() {
+				s.clusterIP, s.spec = "fd00:10:96::10", spec+"  healthCheckNodePort: 32006\n  ipFamilies: [IPv6]\n"
+			}
+			s.write(dir)
+			balanced = append(balanced, s)
+		}
+		both := func(args ...string) {
+			l.Node.Output("iptables", args...)
+			l.Node.Output("ip6tables", args...)
+		}
+		both("-P", "INPUT", "DROP")
+		both("-A", "INPUT", "-i", "lo", "-j", "ACCEPT") // so that the node's own connections prove nothing
+		both("-A", "INPUT", "-m", "conntrack", "--ctstate", "ESTABLISHED", "-j", "ACCEPT")
+		l.Node.Output("ip6tables", "-A", "INPUT", "-p", "icmpv6", "-j", "ACCEPT")
+		u := startUsher(l.Node, dir, "--portal="+mode)
+		pod, outside := l.Pods.NewDialer(1), l.Outside.NewDialer(1)
+		health := func(port string) (errs []error) {
+			for _, host := range []string{lab.NodeOut4, lab.NodeOut6} {
+				c, err := outside.Dial("", net.JoinHostPort(host, port), time.Second)
+				if err == nil {
+					c.Close()
+				}
+				errs = append(errs, err)
+			}
+			return errs
+		}
+		if mode == "nftables" {
+			Eventually(u.Err).WithTimeout(10 * time.Second).Should(gbytes.Say(`A host firewall may drop .*chains="chain INPUT of table ip filter, chain INPUT of table ip6 filter" .*tried="a connection to .* was not answered within 600ms"`))
+			text := unbroken(diagnose(1))
+			for _, at := range []string{"80 of 10.96.0.10", "80 of fd00:10:96::10", "32004 of 0.0.0.0", "32004 of ::"} {
+				Expect(text).To(ContainSubstring("a connection to port " + at + " by an interface of its own was not answered within 600ms; may be dropped by chain INPUT of table ip filter"))
+			}
+			withoutTun := func() string {
+				return strings.Join(strings.Fields(l.Node.Output("unshare", "-m", "sh", "-c", "mount -t tmpfs none /dev/net; "+usherBinary+" diagnose || true")), " ")
+			}
+			Expect(withoutTun()).To(ContainSubstring("WARNING node a host firewall may drop what the portal redirects: clients of all Services hang then known by: " +
+				"may be dropped by chain INPUT of table ip filter, chain INPUT of table ip6 filter; no connection was tried: making a TUN device: no such file"))
+			l.Node.Output("iptables", "-A", "INPUT", "-d", "192.0.0.117", "-j", "ACCEPT")
+			l.Node.Output("ip6tables", "-A", "INPUT", "-d", "fd75:7368:6572::1", "-j", "ACCEPT")
+			text = unbroken(diagnose(1))
+			Expect(text).To(And(ContainSubstring("a host firewall drops health checks"), Not(ContainSubstring("hang"))))
+			Expect(withoutTun()).To(ContainSubstring("NOTE node whether a host firewall drops what the portal redirects is not proven known by: no chain for INPUT that drops is known; no connection"))
+			both("-A", "INPUT", "-p", "tcp", "--dport", "32000:32010", "-j", "ACCEPT")
+		}
+		diagnose(0)
+		for _, s := range balanced {
+			_, err := ask(pod, s.vip())
+			Expect(err).NotTo(HaveOccurred())
+		}
+		Expect(health("32004")).To(HaveEach(BeNil()))
+		Expect(health("32006")).To(HaveEach(BeNil()))
+		Expect(l.Node.Output("ip", "link")).NotTo(ContainSubstring("usher-try"))
+		if mode == "iptables" {
+			Expect(string(u.Err.Contents())).NotTo(ContainSubstring("host firewall"))
+			Expect(os.Remove(filepath.Join(dir, "six.yaml"))).To(Succeed())
+			Eventually(func() []error { return health("32006") }).WithTimeout(10 * time.Second).Should(HaveEach(MatchError(ContainSubstring("timeout"))))
+			Expect(health("32004")[0]).NotTo(HaveOccurred()) // by IPv6 nothing is served any longer
+		}
+	},
+		Entry(nil, "nftables"),
+		Entry(nil, "iptables"),
+	)
 
 	It("collects a bundle without secrets, for its owner alone", func() {
 		write("web", 10, startBackend(l.Pods, lab.Pod(1), 8080).addr)

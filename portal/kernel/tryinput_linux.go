@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -16,33 +18,35 @@ import (
 )
 
 // tryInputTime is how long an answer may take: a SYN is sent three times.
-const tryInputTime = 900 * time.Millisecond
+const tryInputTime = 600 * time.Millisecond
 
-// tryInputNode and tryInputClient are the addresses of the device's two ends, by family.
-var (
-	tryInputNode   = map[bool]netip.Addr{false: netip.MustParseAddr("192.0.0.118"), true: netip.MustParseAddr("fd75:7368:6572::118")}
-	tryInputClient = map[bool]netip.Addr{false: netip.MustParseAddr("192.0.0.119"), true: netip.MustParseAddr("fd75:7368:6572::119")}
-)
+// tryInputNode are the node's addresses on the device, by family. Those that follow are the clients', by the device's
+// number: that several at a time are not in each other's way.
+var tryInputNode = map[bool]netip.Addr{false: netip.MustParseAddr("192.0.0.120"), true: netip.MustParseAddr("fd75:7368:6572::120")}
 
 // TryInput begins a TCP connection to an address that this node serves as a Pod would: its SYN comes in by an interface that
 // is not lo, and so passes the rules of PREROUTING and INPUT. It returns what happened to it, and "" if it was
 // answered. The interface is a TUN device, which ends with this function, or with this process if that is
-// killed. The error is that none could be made, which takes CAP_NET_ADMIN and /dev/net/tun.
+// killed. For the unspecified address, this node's on that device stands. The error is that none could be made, which takes CAP_NET_ADMIN and /dev/net/tun.
 //
 // What is proven is proven of a client and an interface that rules do not know: they may be made for others.
 func TryInput(ctx context.Context, to netip.AddrPort) (refusal string, err error) {
-	tun, name, err := openTryInput(to.Addr().Is6())
+	ip6 := to.Addr().Is6()
+	tun, client, err := openTryInput(ip6)
 	if err != nil {
 		return "", fmt.Errorf("making a TUN device: %w", err)
 	}
 	defer tun.Close()
+	if to.Addr().IsUnspecified() {
+		to = netip.AddrPortFrom(tryInputNode[ip6], to.Port())
+	}
 	defer context.AfterFunc(ctx, func() { _ = tun.SetReadDeadline(time.Now()) })()
-	from := netip.AddrPortFrom(tryInputClient[to.Addr().Is6()], 1024+uint16(time.Now().UnixNano()%60000))
+	from := netip.AddrPortFrom(client, 1024+uint16(time.Now().UnixNano()%60000))
 	const isn, tries = 1, 3
 	packet := make([]byte, 1500)
 	for range tries {
 		if _, err := tun.Write(tcpSegment(from, to, isn, tcpSYN)); err != nil {
-			return "", fmt.Errorf("sending by %s: %w", name, err)
+			return "", fmt.Errorf("sending: %w", err)
 		}
 		if err := tun.SetReadDeadline(time.Now().Add(tryInputTime / tries)); err != nil {
 			return "", err
@@ -53,7 +57,7 @@ func TryInput(ctx context.Context, to netip.AddrPort) (refusal string, err error
 				break
 			}
 			if err != nil {
-				return "", fmt.Errorf("reading from %s: %w", name, err)
+				return "", fmt.Errorf("receiving: %w", err)
 			}
 			switch flags, unreachable := answerTo(packet[:n], from, to); {
 			case unreachable:
@@ -69,39 +73,50 @@ func TryInput(ctx context.Context, to netip.AddrPort) (refusal string, err error
 	return fmt.Sprintf("was not answered within %s", tryInputTime), ctx.Err()
 }
 
-// openTryInput makes the device, of which this process is the far end.
-func openTryInput(ip6 bool) (tun *os.File, name string, err error) {
+// openTryInput makes the device, of which this process is the far end, the client.
+func openTryInput(ip6 bool) (tun *os.File, client netip.Addr, err error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, "", err
+		return nil, client, err
 	}
 	defer func() {
 		if err != nil {
 			unix.Close(fd)
 		}
 	}()
-	ifr, err := unix.NewIfreq("usher-try%d")
+	ifr, err := unix.NewIfreq(tryInputDevice + "%d")
 	if err != nil {
-		return nil, "", err
+		return nil, client, err
 	}
 	ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
-		return nil, "", err
+		return nil, client, err
 	}
 	link, err := netlink.LinkByName(ifr.Name())
 	if err != nil {
-		return nil, "", err
+		return nil, client, err
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
-		return nil, "", err
+		return nil, client, err
 	}
 	// With an address, since REDIRECT needs one, and a route to its peer.
-	addr := &netlink.Addr{IPNet: Alone(tryInputNode[ip6]), Peer: Alone(tryInputClient[ip6]), Flags: unix.IFA_F_NODAD}
-	if err := netlink.AddrAdd(link, addr); err != nil {
-		return nil, "", fmt.Errorf("giving it the address %s: %w", addr.IPNet, err)
+	number, err := strconv.Atoi(strings.TrimPrefix(ifr.Name(), tryInputDevice))
+	if err != nil {
+		return nil, client, err
 	}
-	return os.NewFile(uintptr(fd), ifr.Name()), ifr.Name(), nil
+	client = tryInputNode[ip6]
+	for range number%100 + 1 {
+		client = client.Next()
+	}
+	addr := &netlink.Addr{IPNet: Alone(tryInputNode[ip6]), Peer: Alone(client), Flags: unix.IFA_F_NODAD}
+	if err := netlink.AddrAdd(link, addr); err != nil {
+		return nil, client, fmt.Errorf("giving it the address %s: %w", addr.IPNet, err)
+	}
+	return os.NewFile(uintptr(fd), ifr.Name()), client, nil
 }
+
+// tryInputDevice is what the names of devices begin with.
+const tryInputDevice = "usher-try"
 
 // The flags of TCP.
 const (

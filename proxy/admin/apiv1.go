@@ -32,6 +32,8 @@ type APIOptions struct {
 	Via     string // see api.Status
 	// Conntrack is that of api.Status.
 	Conntrack map[string]int
+	// HealthChecks are asked for that of api.Status. Nil: there are none.
+	HealthChecks *HealthChecks
 	// Reports returns what the source has found wrong. Nil: nothing.
 	Reports func() []config.Report
 	// Health and AccessLog are asked for problems. Nil: there are none.

@@ -92,6 +92,22 @@ func (h *HealthChecks) Apply(services []config.Service) {
 	}
 }
 
+// addresses returns where the servers listen.
+func (h *HealthChecks) addresses() (all []string) {
+	if h == nil {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range h.servers {
+		for _, l := range c.listeners {
+			all = append(all, l.Addr().String())
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
 // Retry tries again to open the ports that could not be had.
 func (h *HealthChecks) Retry() {
 	h.mu.Lock()

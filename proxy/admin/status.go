@@ -24,7 +24,7 @@ func (a *API) status(*http.Request) (any, error) {
 		Ends:            map[string]int64{},
 		LastQueued:      sync.LastQueued, LastApplied: sync.LastApplied,
 		Repairs:  s.Repaired,
-		Defaults: defaults(&a.proxy.Options), Conntrack: a.opts.Conntrack,
+		Defaults: defaults(&a.proxy.Options), Conntrack: a.opts.Conntrack, HealthChecks: a.opts.HealthChecks.addresses(),
 	}
 	var total int
 	out.Problems, total, out.Attention = a.problems(&s, out.Now)

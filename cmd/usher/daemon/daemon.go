@@ -311,7 +311,7 @@ func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.S
 		d.log.WithFields(logrus.Fields{"services": len(services), "portal": d.proxy.Portal.Mode(), "took": time.Since(started).Round(time.Millisecond).String()}).Info("Serving")
 		d.tellSeen()
 		d.tellReady(ctx, len(services))
-		d.workers.Go(d.warnOfFirewall)
+		d.workers.Go(func() { d.warnOfFirewall(ctx, services) })
 		if d.config.OnReady != nil {
 			d.config.OnReady(Ready{Proxy: d.proxy, Services: services, AdminAddress: d.servers.adminAddress()})
 		}

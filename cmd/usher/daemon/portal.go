@@ -1,15 +1,18 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/portal/kernel"
@@ -93,16 +96,47 @@ func (d *Daemon) openPortalBeside(ctx context.Context) (portal.Portal, error) {
 	return p, err
 }
 
-// warnOfFirewall logs which rules of others may drop what the portal redirects.
-func (d *Daemon) warnOfFirewall() {
+// warnOfFirewall logs whether a host firewall drops what the portal redirects: connections show that, or, where none can
+// be tried, rules of others that may.
+func (d *Daemon) warnOfFirewall(ctx context.Context, services []config.Service) {
 	if !d.proxy.Portal.Traits().Redirects {
 		return
 	}
-	drops, err := kernel.InputDrops()
-	if err != nil {
-		d.log.WithError(err).Debug("looking for a host firewall")
+	dropped, err := d.tryInput(ctx, services)
+	if err == nil && dropped == "" || ctx.Err() != nil {
+		return
 	}
-	for _, chain := range drops {
-		d.log.WithField("chain", chain).Warn("A host firewall may drop what the portal redirects: accept 192.0.0.117, fd75:7368:6572::1 and the health check node ports in INPUT")
+	chains, rulesErr := kernel.InputDrops()
+	if log := d.log.WithField("chains", strings.Join(chains, ", ")); dropped != "" || len(chains) > 0 {
+		log.WithField("tried", cmp.Or(dropped, fmt.Sprint(err))).
+			Warn("A host firewall may drop what the portal redirects: accept 192.0.0.117, fd75:7368:6572::1 and the health check node ports in INPUT")
+	} else if rulesErr != nil {
+		d.log.WithError(rulesErr).Debug("looking for a host firewall")
 	}
+}
+
+// tryInput makes a connection of each IP family to a VIP that comes in by an interface, and returns what happened to the last that was
+// not let in. The error is that none could be tried.
+func (d *Daemon) tryInput(ctx context.Context, services []config.Service) (dropped string, err error) {
+	tried := map[config.Family]bool{}
+	for _, s := range services {
+		for _, p := range s.Ports {
+			vip := p.VIPs[0].AddrPort()
+			if _, usable := d.proxy.Serves(vip); p.Protocol != config.TCP || tried[p.ID.Family] || !usable {
+				continue
+			}
+			tried[p.ID.Family] = true
+			refusal, err := kernel.TryInput(ctx, vip)
+			if err != nil {
+				return dropped, err
+			}
+			if refusal != "" {
+				dropped = fmt.Sprintf("a connection to %s %s", vip, refusal)
+			}
+		}
+	}
+	if len(tried) == 0 {
+		return "", errors.New("there is no Service with endpoints")
+	}
+	return dropped, nil
 }

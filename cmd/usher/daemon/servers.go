@@ -34,7 +34,7 @@ func (d *Daemon) startServers(ctx context.Context) error {
 	if c.AdminAddress == "" && c.HealthzAddress == "" {
 		return nil
 	}
-	o := admin.APIOptions{Version: c.Version, Demo: c.Demo != nil, Reports: d.reports.All, Health: d.health, AccessLog: d.accessLog, Conntrack: d.conntrack}
+	o := admin.APIOptions{Version: c.Version, Demo: c.Demo != nil, Reports: d.reports.All, Health: d.health, AccessLog: d.accessLog, Conntrack: d.conntrack, HealthChecks: d.healthChecks}
 	if c.Via.Remote() {
 		o.Via = string(c.Via)
 	}

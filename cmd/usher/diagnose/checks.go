@@ -58,7 +58,7 @@ var checks = []check{
 	{"reach", "whether endpoints that do badly can be reached from here", reach, true},
 	{"portal", "portal rules and routes, wanted against installed", portalRules, false},
 	{"foreign", "rules of others for the same addresses", foreignRules, true},
-	{"firewall", "whether a host firewall drops what the portal redirects", firewall, true},
+	{"firewall", "whether a host firewall drops what the portal redirects, and health checks", firewall, true},
 	{"route", "routes from this node to VIPs", routes, true},
 	{"client", "whether --client would be let in", clientLetIn, false},
 	{"conntrack", "room in the kernel's connection tracking, and whether its settings are those that were configured", conntrack, true},

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
@@ -153,19 +154,81 @@ func foreignRules(ctx context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// firewall looks for rules of others that drop what the portal redirects.
-func firewall(_ context.Context, s *subject) (all []Finding) {
+// firewall tries whether a host firewall drops what the portal redirects, or health checks, and looks for rules of others that
+// do. Where no connection can be tried, the rules count.
+func firewall(ctx context.Context, s *subject) (all []Finding) {
 	mode := s.status.PortalMode
 	if mode != "iptables" && mode != "nftables" {
 		return nil
 	}
-	drops, err := kernel.InputDrops()
-	if err != nil {
-		return []Finding{{"", Note, "node", "whether a host firewall drops what the portal redirects is not known", err.Error(), "nft list ruleset, as root"}}
+	chains, rulesErr := kernel.InputDrops()
+	where := "no chain for INPUT that drops is known"
+	if len(chains) > 0 {
+		where = "may be dropped by " + strings.Join(chains, ", ")
 	}
-	for _, chain := range drops {
-		all = append(all, Finding{"", Warning, "node", "a host firewall may drop what the portal redirects: clients of all Services hang then", chain + " drops or rejects, and nothing before it accepts 192.0.0.117 and fd75:7368:6572::1",
-			"accept these two destinations in the firewall, and the health check node ports"})
+	services := Finding{"", Warning, "node", "a host firewall may drop what the portal redirects: clients of all Services hang then", where, "accept 192.0.0.117 and fd75:7368:6572::1 in the firewall, and the health check node ports"}
+	checks := services
+	checks.Wrong, checks.Remedy = "a host firewall drops health checks of load balancers: they take this node for unhealthy", "accept the health check node ports in the firewall"
+	tried, err := false, error(nil)
+	try := func(f Finding, to []netip.AddrPort) {
+		for _, at := range to {
+			var refusal string
+			if err == nil {
+				refusal, err = kernel.TryInput(ctx, at)
+			}
+			if tried = tried || err == nil; err == nil && refusal != "" {
+				f.Known = fmt.Sprintf("a connection to port %d of %s by an interface of its own %s; %s", at.Port(), at.Addr(), refusal, where)
+				all = append(all, f)
+				return // one of them will do, and each takes its time
+			}
+		}
+	}
+	for _, family := range portal.Families {
+		if to := s.redirected(family); len(to) > 0 { // otherwise the family may be off
+			try(services, to)
+			try(checks, s.healthChecks(family))
+		}
+	}
+	switch {
+	case err == nil && tried || err == nil && len(chains) == 0:
+		return all
+	case err == nil:
+		err = errors.New("no Service has a VIP to try")
+	}
+	services.Known = where + "; no connection was tried: " + err.Error()
+	if len(chains) == 0 {
+		services.Severity, services.Wrong, services.Remedy = Note, "whether a host firewall drops what the portal redirects is not proven", "usher diagnose on the node, as root"
+		if rulesErr != nil {
+			services.Known = errors.Join(err, rulesErr).Error()
+		}
+	}
+	return append(all, services)
+}
+
+// redirected returns an address and TCP port at which the portal redirects all clients.
+func (s *subject) redirected(family portal.Family) (one []netip.AddrPort) {
+	s.ports(func(p place) {
+		for _, r := range p.port.Rules {
+			if at, err := netip.ParseAddrPort(r.VIP); err == nil && len(one) == 0 && r.Action == "redirect" && r.Protocol == "TCP" && len(r.Sources) == 0 &&
+				!at.Addr().IsUnspecified() && portal.FamilyOf(at.Addr()) == family {
+				one = append(one, at)
+			}
+		}
+	})
+	return one
+}
+
+// healthChecks returns where health check node ports are answered. What listens at [::] is of both families.
+func (s *subject) healthChecks(family portal.Family) (all []netip.AddrPort) {
+	for _, text := range s.status.HealthChecks {
+		at, err := netip.ParseAddrPort(text)
+		switch {
+		case err != nil, at.Addr().IsLoopback():
+		case at.Addr() == netip.IPv6Unspecified():
+			all = append(all, netip.AddrPortFrom(family.Any(), at.Port()))
+		case portal.FamilyOf(at.Addr()) == family:
+			all = append(all, at)
+		}
 	}
 	return all
 }

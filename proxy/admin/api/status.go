@@ -54,6 +54,8 @@ type Status struct {
 	// Conntrack are the settings of the kernel's connection tracking that usher was to make when it started,
 	// by name in net.netfilter; left out if it was to make none.
 	Conntrack map[string]int `json:"conntrack,omitempty"`
+	// HealthChecks are where health check node ports are answered, as "address:port"; left out if there are none.
+	HealthChecks []string `json:"healthChecks,omitempty"`
 }
 
 // RaisedOnly reports whether a setting of Status.Conntrack is the least that there must be.
