@@ -66,6 +66,54 @@ var _ = Describe("manifests", func() {
 		u.stop()
 	})
 
+	DescribeTable("with ServiceCIDRs say where no Service is, which is refused at once, until they change",
+		func(mode ...string) {
+			forward(l.Node)
+			six := service{name: "six", clusterIP: "fd00:10:96::10", port: 80, endpoints: []netip.AddrPort{startBackend(l.Pods, lab.Pod6(1), 8080).addr}}
+			six.write(dir)
+			cidrs := filepath.Join(dir, "cidrs.yaml")
+			become := func(all string) {
+				writeFile(cidrs+".new", "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\nspec: {cidrs: ["+all+"]}\n")
+				Expect(os.Rename(cidrs+".new", cidrs)).To(Succeed())
+			}
+			before := state(l.Node)
+			become("10.97.0.0/16, 'fd00:10:97::/112'")
+			u := startUsher(l.Node, dir, mode...)
+			node := l.Node.NewDialer(1)
+			fails := func(vip string) func() time.Duration {
+				return func() time.Duration {
+					for _, from := range []*lab.Dialer{node, pod} {
+						began := time.Now()
+						_, err := from.Dial("", vip, 4*time.Second)
+						Expect(err).To(HaveOccurred())
+						// A process of the node may see the rejection only with its second SYN.
+						if took := time.Since(began); took > 3*time.Second {
+							return took
+						}
+					}
+					return 0
+				}
+			}
+			for _, vip := range []string{"10.97.3.3:80", "[fd00:10:97::33]:80"} {
+				Eventually(fails(vip)).WithTimeout(20*time.Second).Should(BeZero(), vip)
+			}
+			Expect(fails("10.96.3.3:80")()).NotTo(BeZero(), "outside of them")
+			become("10.96.0.0/16, 'fd00:10:96::/112'")
+			for _, vip := range []string{"10.96.3.3:80", "[fd00:10:96::33]:80"} {
+				Eventually(fails(vip)).WithTimeout(20*time.Second).Should(BeZero(), vip)
+			}
+			Expect(fails("10.97.3.3:80")()).NotTo(BeZero(), "they are no longer")
+			Expect(ask(pod, web.vip())).To(Equal(first.addr))
+			Expect(ask(node, six.vip())).To(Equal(six.endpoints[0]))
+
+			u.stop()
+			Eventually(launch(l.Node, exec.Command(usherBinary, "cleanup"), "")).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			Expect(state(l.Node)).To(Equal(before))
+		},
+		Entry("iptables", "--portal=iptables"),
+		Entry("nftables", "--portal=nftables"),
+	)
+
 	It("that are planned change nothing, and what would change is told, against what is served", func() {
 		u := startUsher(l.Node, dir, "--portal=address", "--scheduler=p2c", "--max-connection-age=1h")
 		planned := manifestsDir()

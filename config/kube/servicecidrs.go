@@ -3,12 +3,13 @@ package kube
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"time"
 
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/usherproxy/usher/config/translate"
 )
 
 // cidrsPause is how long usher waits before it asks again for ServiceCIDRs that the API server does
@@ -61,15 +62,11 @@ func (s *Source) setCIDRs(cidrs []netip.Prefix) {
 	s.markNode()
 }
 
-// cidrsOf returns the networks of ServiceCIDRs, in order, each once.
-func cidrsOf(objects []any) (cidrs []netip.Prefix) {
+// cidrsOf returns the networks of ServiceCIDRs.
+func cidrsOf(objects []any) []netip.Prefix {
+	var all []string
 	for _, object := range objects {
-		for _, text := range object.(*networkingv1.ServiceCIDR).Spec.CIDRs {
-			if p, err := netip.ParsePrefix(text); err == nil { // the API validates it
-				cidrs = append(cidrs, p.Masked())
-			}
-		}
+		all = append(all, object.(*networkingv1.ServiceCIDR).Spec.CIDRs...)
 	}
-	slices.SortFunc(cidrs, netip.Prefix.Compare)
-	return slices.Compact(cidrs)
+	return translate.ServiceCIDRs(all)
 }

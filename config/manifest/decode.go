@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -38,6 +39,8 @@ var versions = map[schema.GroupKind]string{
 	{Kind: "NodeList"}:      "v1",
 	{Group: discoveryv1.GroupName, Kind: "EndpointSlice"}:     "v1",
 	{Group: discoveryv1.GroupName, Kind: "EndpointSliceList"}: "v1",
+	{Group: networkingv1.GroupName, Kind: "ServiceCIDR"}:      "v1",
+	{Group: networkingv1.GroupName, Kind: "ServiceCIDRList"}:  "v1",
 }
 
 // value reads one JSON value, which is an object or a list of objects. If spoiled
@@ -88,7 +91,7 @@ func (r *reader) headed(place Diagnostic, value []byte, h header, spoiled bool) 
 // the group, of those of Kubernetes. An API server refuses it. Other groups have kinds of the
 // same names, which are not usher's.
 func meant(gv schema.GroupVersion, kind string) schema.GroupVersionKind {
-	if gv.Group != "" && gv.Group != discoveryv1.GroupName {
+	if !slices.Contains([]string{"", discoveryv1.GroupName, networkingv1.GroupName}, gv.Group) {
 		return schema.GroupVersionKind{}
 	}
 	for known, version := range versions {
@@ -126,7 +129,7 @@ func readHeader(value []byte, defaults header) (header, error) {
 		}
 	}
 	h.name = readName(raw.Metadata)
-	if h.Kind == "Node" { // these are in no namespace
+	if h.Kind == "Node" || h.Kind == "ServiceCIDR" { // these are in no namespace
 		h.name.Namespace = ""
 	}
 	return h, nil
@@ -185,7 +188,7 @@ func (r *reader) item(list Diagnostic, i int, item []byte, defaults header, spoi
 	r.headed(place, item, h, spoiled)
 }
 
-// object reads a Service, EndpointSlice, Endpoints or Node.
+// object reads a Service, EndpointSlice, Endpoints, Node or ServiceCIDR.
 func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) {
 	o := &object{key: key{h.Kind, h.name}, place: place}
 	var errs []error
@@ -206,6 +209,11 @@ func (r *reader) object(place Diagnostic, value []byte, h header, spoiled bool) 
 		o.slices, errs = decodeEndpoints(value)
 	case "Node":
 		o.labels, errs = decodeNode(value)
+	case "ServiceCIDR":
+		var cidr *networkingv1.ServiceCIDR
+		if cidr, errs = decode(value, func(*networkingv1.ServiceCIDR) {}, validateServiceCIDR); len(errs) == 0 {
+			o.cidrs = cidr.Spec.CIDRs
+		}
 	}
 	if spoiled || len(errs) > 0 {
 		r.spoil(o.key, place, errs)

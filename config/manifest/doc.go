@@ -6,6 +6,7 @@
 //
 //	v1                    Service, Endpoints, Node, List, ServiceList, EndpointsList, NodeList
 //	discovery.k8s.io/v1   EndpointSlice, EndpointSliceList; v1beta1, too
+//	networking.k8s.io/v1  ServiceCIDR, ServiceCIDRList
 //
 // Other kinds are passed over with a warning. A file goes through these stages,
 // each of which is a pure function in a file of that name:

@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -8,6 +9,9 @@ import (
 
 // SetNotify replaces how the Source gets its events.
 func (s *Source) SetNotify(notify func() (*fsnotify.Watcher, error)) { s.notify = notify }
+
+// OnServiceCIDRs sets Options.OnServiceCIDRs.
+func (s *Source) OnServiceCIDRs(f func([]netip.Prefix)) { s.onCIDRs = f }
 
 // SetPatience makes the Source wait so long until it believes that a file is written,
 // and that one is gone.

@@ -230,10 +230,11 @@ func (f *file) loses(r reading, replaced bool) bool {
 	})
 }
 
-// size returns how many ports and endpoints an object has.
+// size returns how many ports, endpoints and networks an object has.
 func (o *object) size() (n int) {
+	n = len(o.cidrs)
 	if o.service != nil {
-		n = len(o.service.Spec.Ports)
+		n += len(o.service.Spec.Ports)
 	}
 	for _, s := range o.slices {
 		n += len(s.Ports) + len(s.Endpoints)

@@ -53,6 +53,10 @@ type Options struct {
 	// if their status tells none: at most one of each family. None means that they get none.
 	LoadBalancerCIDRs []netip.Prefix
 
+	// OnServiceCIDRs, if not nil, is called with the networks of the ServiceCIDRs that were read whenever
+	// those have changed, before what else has changed is applied. Nothing is allocated from them.
+	OnServiceCIDRs func([]netip.Prefix)
+
 	// Node is the node that this process runs on. It decides what is local.
 	Node config.Node
 
@@ -125,7 +129,10 @@ type Source struct {
 	log    logrus.FieldLogger
 	notify func() (*fsnotify.Watcher, error)
 
+	onCIDRs func([]netip.Prefix) // nil: nobody asks
+
 	// Only Run uses these.
+	cidrs    []netip.Prefix  // what onCIDRs was last called with
 	said     map[string]bool // what the last load said, to tell what is new
 	reported map[string]bool // about which objects
 	reports  *config.Reports
@@ -146,7 +153,7 @@ func New(opts Options) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
-	s := &Source{loader: l, log: opts.Log, notify: fsnotify.NewWatcher, reports: opts.Reports}
+	s := &Source{loader: l, log: opts.Log, notify: fsnotify.NewWatcher, reports: opts.Reports, onCIDRs: opts.OnServiceCIDRs}
 	s.words.LeftOut = func(namespace string, n int) {
 		s.log.WithFields(logrus.Fields{"namespace": namespace, "count": n}).Warn("Messages about objects of a namespace were left out: there are too many; \"usher check\" lists all")
 	}
@@ -204,6 +211,7 @@ func (s *Source) reload(there listing, apply func([]config.Service), first bool)
 	l := s.loader.load(there, time.Now())
 	s.tell(l)
 	if first {
+		s.handCIDRs()
 		s.log.WithFields(logrus.Fields{"services": s.loader.resolver.served(), "files": len(s.loader.files)}).Info("manifests read")
 		apply(l.changed)
 	} else {
@@ -214,9 +222,19 @@ func (s *Source) reload(there listing, apply func([]config.Service), first bool)
 
 // hand applies what has changed, if anything has.
 func (s *Source) hand(apply func([]config.Service), changed []config.Service) {
+	s.handCIDRs()
 	if len(changed) > 0 {
 		s.log.WithFields(logrus.Fields{"services": s.loader.resolver.served(), "changed": len(changed)}).Info("manifests changed")
 		apply(changed)
+	}
+}
+
+// handCIDRs hands over the networks of the ServiceCIDRs, if they have changed.
+func (s *Source) handCIDRs() {
+	now := translate.ServiceCIDRs(slices.Concat(slices.Collect(maps.Values(s.loader.resolver.cidrs))...))
+	if s.onCIDRs != nil && !slices.Equal(now, s.cidrs) {
+		s.cidrs = now
+		s.onCIDRs(now)
 	}
 }
 

@@ -42,6 +42,7 @@ type object struct {
 	service *corev1.Service              // of a Service
 	slices  []*discoveryv1.EndpointSlice // of an EndpointSlice, itself; of an Endpoints, its mirror images
 	labels  map[string]string            // of a Node
+	cidrs   []string                     // of a ServiceCIDR
 }
 
 // reading is what a file says, or a part of it.

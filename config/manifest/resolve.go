@@ -30,6 +30,7 @@ type resolver struct {
 	services map[name]*service            // each that is defined, or has slices; those of no Service are with the zero name
 	stale    map[name]bool                // those with other objects than at the last resolution
 	nodes    map[string]map[string]string // labels of Nodes
+	cidrs    map[string][]string          // networks of ServiceCIDRs
 	refused  map[name]bool                // those that could not have what they claim
 	troubled map[name]bool                // those of which there is something to tell
 	owners   claims
@@ -45,7 +46,7 @@ func newResolver(nets networks, node config.Node, opts translate.Options, discov
 	nodes := map[string]map[string]string{}
 	opts.Nodes = func(name string) map[string]string { return nodes[name] }
 	return &resolver{
-		nodes: nodes, nodePorts: DefaultNodePorts,
+		nodes: nodes, cidrs: map[string][]string{}, nodePorts: DefaultNodePorts,
 		nets: nets, node: node, opts: opts, discovery: discovery,
 		defined: map[key][]*object{}, twice: map[key]bool{}, services: map[name]*service{},
 		stale: map[name]bool{}, refused: map[name]bool{}, troubled: map[name]bool{}, owners: claims{},
@@ -144,6 +145,12 @@ func precedence(a, b *object) int {
 func (r *resolver) counts(o *object, does bool) {
 	if o != nil && o.kind == "Node" {
 		r.countsNode(o, does)
+		return
+	}
+	if o != nil && o.kind == "ServiceCIDR" {
+		if delete(r.cidrs, o.name.Name); does {
+			r.cidrs[o.name.Name] = o.cidrs
+		}
 		return
 	}
 	if o == nil || o.service == nil && len(o.slices) == 0 { // an Endpoints that is a lock

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
@@ -328,6 +329,26 @@ func optional(path *field.Path, name string, value *string, valid func(string) [
 		return nil
 	}
 	return invalid(path.Child(name), *value, valid(*value))
+}
+
+// validateServiceCIDR checks a ServiceCIDR.
+func validateServiceCIDR(c *networkingv1.ServiceCIDR) field.ErrorList {
+	errs := validation.ValidateObjectMeta(&c.ObjectMeta, false, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
+	all, path := c.Spec.CIDRs, field.NewPath("spec", "cidrs")
+	dual, _ := netutils.IsDualStackCIDRStrings(all)
+	switch {
+	case len(all) == 0:
+		return append(errs, field.Required(path, "at least one CIDR required"))
+	case len(all) > 2:
+		return append(errs, field.Invalid(path, all, "may only hold up to 2 values"))
+	}
+	for i, text := range all {
+		errs = append(errs, utilvalidation.IsValidCIDR(path.Index(i), text)...)
+	}
+	if len(all) == 2 && !dual && len(errs) == 0 {
+		errs = append(errs, field.Invalid(path, all, "may specify no more than one CIDR for each IP family, i.e. 192.168.0.0/24 and 2001:db8::/96"))
+	}
+	return errs
 }
 
 func isNodeName(name string) []string { return validation.NameIsDNSSubdomain(name, false) }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -112,6 +113,36 @@ var _ = Describe("a Source", func() {
 	BeforeEach(func() {
 		dir = GinkgoT().TempDir()
 		a, b = filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")
+	})
+
+	It("hands over the networks of ServiceCIDRs, when they come, change and go, and not what is wrong", func() {
+		cidr := func(name, cidrs string) string {
+			return fmt.Sprintf("apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: %s}\nspec: {cidrs: [%s]}\n---\n", name, cidrs)
+		}
+		write(a, service("one", "10.96.0.1")+cidr("kubernetes", "10.96.0.0/16, 'fd96::/112'"))
+		got := make(chan []netip.Prefix, 100)
+		r := run([]string{dir}, func(s *manifest.Source) { s.OnServiceCIDRs(func(cidrs []netip.Prefix) { got <- cidrs }) })
+		become := func(cidrs ...string) {
+			GinkgoHelper()
+			var want []netip.Prefix
+			for _, c := range cidrs {
+				want = append(want, netip.MustParsePrefix(c))
+			}
+			Eventually(got).WithTimeout(20 * time.Second).Should(Receive(Equal(want)))
+		}
+		Expect(got).To(HaveLen(1), "before the Services")
+		become("10.96.0.0/16", "fd96::/112")
+		replace(b, cidr("more", "10.112.0.0/16")+cidr("again", "10.96.0.0/16"))
+		become("10.96.0.0/16", "10.112.0.0/16", "fd96::/112")
+		replace(b, cidr("more", "10.113.0.0/16"))
+		become("10.96.0.0/16", "10.113.0.0/16", "fd96::/112")
+		replace(b, cidr("more", "10.114.0.1/16"))
+		Eventually(r.log).WithTimeout(20 * time.Second).Should(gbytes.Say(`b.yaml, document 1, ServiceCIDR more: spec.cidrs\[0\]: Invalid value: \\"10.114.0.1/16\\"`))
+		Expect(os.Remove(b)).To(Succeed())
+		become("10.96.0.0/16", "fd96::/112")
+		replace(a, service("one", "10.96.0.1"))
+		become()
+		Expect(r.applied).NotTo(Receive(), "no Service has changed")
 	})
 
 	It("begins with every Service there is", func() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"time"
 
@@ -21,7 +22,9 @@ import (
 func (d *Daemon) newSource(ctx context.Context, signals <-chan os.Signal) (config.Source, error) {
 	c := &d.config
 	if len(c.Manifests) > 0 {
-		return unlessStopped(ctx, signals, func() (config.Source, error) { return c.files(d.names != nil, &d.reports) })
+		return unlessStopped(ctx, signals, func() (config.Source, error) {
+			return c.files(d.names != nil, &d.reports, func(cidrs []netip.Prefix) { d.proxy.SetServiceCIDRs(cidrs) })
+		})
 	}
 	client, reach, err := c.connect()
 	if err != nil {
@@ -73,12 +76,12 @@ func unlessStopped(ctx context.Context, signals <-chan os.Signal, open func() (c
 }
 
 // files returns the source that reads manifests.
-func (c *Config) files(discovery bool, reports *config.Reports) (config.Source, error) {
+func (c *Config) files(discovery bool, reports *config.Reports, onCIDRs func([]netip.Prefix)) (config.Source, error) {
 	input := c.Input
 	if input == nil {
 		input = os.Stdin
 	}
-	return manifest.New(manifest.Options{Paths: c.Manifests, Input: input, ServiceCIDRs: c.ServiceCIDRs, NodePorts: c.ServiceNodePorts, LoadBalancerCIDRs: c.LoadBalancerCIDRs,
+	return manifest.New(manifest.Options{Paths: c.Manifests, Input: input, ServiceCIDRs: c.ServiceCIDRs, NodePorts: c.ServiceNodePorts, LoadBalancerCIDRs: c.LoadBalancerCIDRs, OnServiceCIDRs: onCIDRs,
 		Node:             config.Node{Name: c.NodeName, Labels: c.NodeLabels},
 		ServiceProxyName: c.ServiceProxyName, Discovery: discovery, ForbiddenEndpoints: c.ForbiddenEndpoints, NoClientAddress: c.NoClientAddress, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", Reports: reports, Log: c.Log})
 }
@@ -201,7 +204,7 @@ func (c Config) Services(ctx context.Context) ([]config.Service, error) {
 	var source config.Source
 	var err error
 	if len(c.Manifests) > 0 {
-		source, err = c.files(true, nil)
+		source, err = c.files(true, nil, nil)
 	} else {
 		var client *kube.Client
 		if client, reach, err = c.connect(); err != nil {
