@@ -122,6 +122,8 @@ type Options struct {
 	IPTablesTarget string
 	// AddressNamespace is one of AddressNamespaces. Empty: "never".
 	AddressNamespace string
+	// OtherProxies says that another proxy of this node serves the Services that usher does not.
+	OtherProxies bool
 }
 
 // AddressNamespaces say whether VIPs in mode address are in a network namespace of the

@@ -112,6 +112,8 @@ var _ = Describe("manifests", func() {
 		},
 		Entry("iptables", "--portal=iptables"),
 		Entry("nftables", "--portal=nftables"),
+		Entry("address", "--portal=address"),
+		Entry("address, on the node", "--portal=address", "--address-namespace=never"),
 	)
 
 	It("that are planned change nothing, and what would change is told, against what is served", func() {

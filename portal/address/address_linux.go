@@ -56,6 +56,10 @@ type addressPortal struct {
 	routed  map[netip.Addr]bool  // VIPs with a route of ours, and whether into the space; the others are local by themselves
 	missing map[netip.Addr]error // VIPs that could not be made local
 	leaving map[netip.Addr]bool  // VIPs without rules that are routed for the connections they have
+
+	cidrs    []netip.Prefix        // see SetServiceCIDRs
+	networks map[netip.Prefix]int  // those with a route of ours; see kernel.PutNetwork
+	unrouted map[netip.Prefix]bool // those of which the log says why they have none
 	// listened is what Listen last answered for node ports that have a listener
 	// for each address.
 	listened map[portal.Target][]netip.Addr
@@ -85,7 +89,7 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 		onNode: map[portal.Family]error{}, apart: map[netip.Addr]bool{}, moved: map[netip.Addr]bool{},
 		rules: map[portal.Target]portal.Rule{}, users: map[netip.Addr]int{}, heard: map[netip.Addr]int{},
 		routed: map[netip.Addr]bool{}, missing: map[netip.Addr]error{}, leaving: map[netip.Addr]bool{},
-		listened: map[portal.Target][]netip.Addr{},
+		listened: map[portal.Target][]netip.Addr{}, networks: map[netip.Prefix]int{}, unrouted: map[netip.Prefix]bool{},
 	}
 	if err := p.choosePlaces(); err != nil {
 		routes.Close()
@@ -340,7 +344,7 @@ func (p *addressPortal) readRoutes() error {
 	if err != nil {
 		return err
 	}
-	p.others = table.Others
+	p.others, p.networks = table.Others, table.Networks
 	clear(p.routed)
 	for _, addr := range table.Local {
 		// Connections that came in by a landing may still be draining.
@@ -407,7 +411,7 @@ func (p *addressPortal) settle(ctx context.Context, vips []netip.Addr) (changed 
 		}
 	}
 	removed, err := p.leave(unused)
-	return append(changed, removed...), err
+	return slices.Concat(changed, removed, p.settleNetworks()), err
 }
 
 // leave takes out the routes for VIPs that have no connections. It returns those
@@ -449,6 +453,7 @@ func (p *addressPortal) Remove(ctx context.Context) error {
 	clear(p.leaving)
 	clear(p.listened)
 	clear(p.apart)
+	clear(p.networks)
 	_, err := Mode.Remove(ctx, p.opts, true)
 	return err
 }
@@ -523,6 +528,14 @@ func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
 	defer p.mu.Unlock()
 	used := p.users[addr] > 0
 	_, believed := p.routed[addr]
+	for network := range p.networks {
+		if ours && addr == network.Addr() {
+			if gone {
+				p.known.Doubt()
+			}
+			return gone
+		}
+	}
 	if !ours && !addr.IsLinkLocalUnicast() || ours && (gone && (used || believed) || !gone && !used) {
 		p.known.Doubt()
 	}
@@ -532,4 +545,6 @@ func (p *addressPortal) lost(addr netip.Addr, gone, ours bool) bool {
 var (
 	_ portal.Watcher = (*addressPortal)(nil)
 	_ portal.Settler = (*addressPortal)(nil)
+
+	_ portal.ServiceCIDRRejecter = (*addressPortal)(nil)
 )

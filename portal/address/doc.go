@@ -7,6 +7,7 @@
 //	address_linux.go  the portal: which routes there have to be, and are
 //	places_linux.go   where a VIP is, on the node or in the namespace, and what leads there
 //	trial_linux.go    finding out whether a namespace works here
+//	cidrs_linux.go    rejecting what is sent to unused addresses of the service CIDRs
 //	space_linux.go    the namespace
 //	link_linux.go     the pair of interfaces that leads into it
 //	exempt_linux.go   keeping the addresses of clients where the node translates some

@@ -3,6 +3,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 
@@ -116,18 +117,13 @@ func (r *Routes) Delete(addr netip.Addr) error {
 	return nil
 }
 
-// List returns the addresses that portals, of this or another process, have
-// made local.
-func (r *Routes) List() ([]netip.Addr, error) {
-	table, err := r.Table()
-	return table.Local, err
-}
-
-// Table is what the kernel looks at first for where an address is.
+// Table is what the kernel looks at first for where an address is, and the Networks.
 type Table struct {
 	Local  []netip.Addr       // made local by portals, of this or another process
 	Led    map[netip.Addr]int // led by those over a link, by its index
 	Others []netip.Prefix     // local for other reasons, and the networks that are asked for addresses by ARP
+
+	Networks map[netip.Prefix]int // see PutNetwork
 }
 
 // Table reads it.
@@ -153,9 +149,9 @@ func (r *Routes) Table() (t Table, err error) {
 // readTable reads the routes of both families. Not all at once: there may be tens of
 // thousands.
 func (r *Routes) readTable() (Table, error) {
-	t := Table{Led: map[netip.Addr]int{}}
+	t := Table{Led: map[netip.Addr]int{}, Networks: map[netip.Prefix]int{}}
 	for _, family := range portal.Families {
-		err := r.handle.RouteListFilteredIter(NetlinkFamily(family), &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE, t.add)
+		err := r.handle.RouteListFilteredIter(NetlinkFamily(family), &netlink.Route{}, netlink.RT_FILTER_TABLE, t.add) // of all tables
 		if err != nil {
 			return t, err
 		}
@@ -170,6 +166,11 @@ func (t *Table) add(route netlink.Route) bool {
 	}
 	to := prefixOf(route.Dst)
 	switch addr := to.Addr(); {
+	case route.Table == unix.RT_TABLE_MAIN && route.Protocol == RouteProtocol && route.Type == unix.RTN_PROHIBIT:
+		t.Networks[to] = 0
+	case route.Table == unix.RT_TABLE_MAIN && route.Protocol == RouteProtocol:
+		t.Networks[to] = route.LinkIndex
+	case route.Table != unix.RT_TABLE_LOCAL:
 	case route.Type == unix.RTN_LOCAL && route.Protocol == RouteProtocol:
 		t.Local = append(t.Local, addr)
 	case route.Type == unix.RTN_LOCAL:
@@ -209,6 +210,34 @@ func led(addr netip.Addr, link int, gateway netip.Addr) *netlink.Route {
 	}
 }
 
+// PutNetwork leads what is sent to addresses of a network over a link to a gateway there or, with
+// the link 0, makes the kernel reject it: "administratively prohibited", which ends also the wait of a
+// client that uses UDP. All other routes to such an address come first: those
+// for it alone, for a part of the network and, by their metric, for the same network.
+func (r *Routes) PutNetwork(network netip.Prefix, link int, gateway netip.Addr) error {
+	route := toNetwork(network)
+	route.LinkIndex, route.Gw, route.Flags = link, gateway.AsSlice(), int(netlink.FLAG_ONLINK)
+	if link == 0 {
+		route.Type, route.Gw, route.Flags = unix.RTN_PROHIBIT, nil, 0
+	}
+	if err := r.handle.RouteAdd(route); err != nil {
+		return fmt.Errorf("adding a route for %s: %w", network, err)
+	}
+	return nil
+}
+
+// DeleteNetwork takes back what PutNetwork did. It is no error if that is gone already.
+func (r *Routes) DeleteNetwork(network netip.Prefix) error {
+	if err := r.handle.RouteDel(toNetwork(network)); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("removing the route for %s: %w", network, err)
+	}
+	return nil
+}
+
+func toNetwork(network netip.Prefix) *netlink.Route {
+	return &netlink.Route{Dst: IPNet(network), Table: unix.RT_TABLE_MAIN, Priority: math.MaxInt32, Protocol: RouteProtocol}
+}
+
 // IsLocal tells whether the kernel delivers addr to this node, for whatever reason.
 func (r *Routes) IsLocal(addr netip.Addr) bool {
 	routes, err := r.handle.RouteGet(addr.AsSlice())
@@ -228,21 +257,21 @@ func (r *Routes) LoDown() error {
 	return nil
 }
 
-// RemoveRoutes takes out the routes of all portals for the addresses that which
-// tells.
+// RemoveRoutes removes the routes of all portals for the addresses, and the first addresses of
+// networks, for which which is true.
 func RemoveRoutes(which func(netip.Addr) bool) (removed []string, err error) {
 	r, err := OpenRoutes()
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
-	addrs, err := r.List()
+	table, err := r.Table()
 	if err != nil {
 		return nil, err
 	}
 	var errs []error
 	count := 0
-	for _, addr := range addrs {
+	for _, addr := range table.Local {
 		if !which(addr) {
 			continue
 		}
@@ -254,6 +283,16 @@ func RemoveRoutes(which func(netip.Addr) bool) (removed []string, err error) {
 	}
 	if count > 0 {
 		removed = append(removed, fmt.Sprintf("routes: %d local routes of protocol %d", count, RouteProtocol))
+	}
+	for network := range table.Networks {
+		if !which(network.Addr()) {
+			continue
+		}
+		if err := r.DeleteNetwork(network); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed = append(removed, fmt.Sprintf("routes: that for %s", network))
 	}
 	return removed, errors.Join(errs...)
 }

@@ -180,8 +180,8 @@ func debounce(ctx context.Context, events <-chan struct{}, out chan<- struct{}) 
 	}
 }
 
-// RouteEvents tells of changes of local routes, and of those by which portals lead
-// elsewhere.
+// RouteEvents reports changes of local routes, and of those by which portals lead
+// elsewhere; of one for a network, with its first address.
 func RouteEvents(matters func(addr netip.Addr, gone, ours bool) bool) (Subscription, error) {
 	return subscribe(unix.NETLINK_ROUTE, func(m syscall.NetlinkMessage) bool {
 		if m.Header.Type != unix.RTM_DELROUTE && m.Header.Type != unix.RTM_NEWROUTE {
@@ -192,7 +192,7 @@ func RouteEvents(matters func(addr netip.Addr, gone, ours bool) bool) (Subscript
 		}
 		message := nl.DeserializeRtMsg(m.Data)
 		ours := message.Protocol == RouteProtocol
-		if message.Type != unix.RTN_LOCAL && !(ours && message.Type == unix.RTN_UNICAST) {
+		if message.Type != unix.RTN_LOCAL && !(ours && (message.Type == unix.RTN_UNICAST || message.Type == unix.RTN_PROHIBIT)) {
 			return false
 		}
 		attributes, err := nl.ParseRouteAttr(m.Data[unix.SizeofRtMsg:])

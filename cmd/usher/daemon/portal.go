@@ -65,6 +65,7 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		}
 	}
 	o := d.config.Portal
+	o.OtherProxies = d.config.ServiceProxyName != ""
 	o.Log, o.NodePortAddresses = d.log, d.nodePorts
 	p, err = modes.New(ctx, mode, o)
 	if lock != nil && (err != nil || !p.Traits().Installs) {

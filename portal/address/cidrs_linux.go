@@ -1,0 +1,75 @@
+package address
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+
+	"github.com/usherproxy/usher/portal"
+)
+
+// SetServiceCIDRs implements portal.ServiceCIDRRejecter.
+func (p *addressPortal) SetServiceCIDRs(cidrs []netip.Prefix) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cidrs = portal.PlainPrefixes(cidrs)
+}
+
+// wantedNetworks returns the service CIDRs that need a route while any VIP is served, and the link of each.
+// Where VIPs are in the space, that is the way there, and no one listens on the unused addresses. Where
+// they are on the node, it is 0, and the kernel rejects what no VIP takes; not beside another proxy, whose
+// rules could not redirect what the node itself sends, since the kernel looks for a route first.
+func (p *addressPortal) wantedNetworks() map[netip.Prefix]int {
+	wanted := map[netip.Prefix]int{}
+	for _, cidr := range p.cidrs {
+		inSpace := p.onNode[portal.FamilyOf(cidr.Addr())] == nil
+		switch {
+		case len(p.users) == 0:
+		case inSpace && p.link.index != 0:
+			wanted[cidr] = p.link.index
+		case !inSpace && !p.opts.OtherProxies:
+			wanted[cidr] = 0
+		}
+	}
+	return wanted
+}
+
+// settleNetworks adds and removes routes for service CIDRs, and returns those it has changed. A
+// route that the kernel refuses keeps no Service from being served.
+func (p *addressPortal) settleNetworks() (changed []string) {
+	wanted := p.wantedNetworks()
+	failed := map[netip.Prefix]bool{}
+	failing := func(network netip.Prefix, err error) {
+		if failed[network] = true; !p.unrouted[network] {
+			p.log.WithError(err).Info("Packets to unused addresses of a service CIDR are not rejected")
+		}
+	}
+	for network, link := range maps.Clone(p.networks) {
+		if is, want := wanted[network]; want && is == link {
+			continue
+		}
+		delete(p.networks, network) // first: the kernel's event is of no change by others
+		if err := p.routes.DeleteNetwork(network); err != nil {
+			p.networks[network] = link
+			failing(network, err)
+			continue
+		}
+		if _, want := wanted[network]; !want {
+			changed = append(changed, fmt.Sprintf("the route for %s", network))
+		}
+	}
+	for network, link := range wanted {
+		if _, is := p.networks[network]; is {
+			continue
+		}
+		p.networks[network] = link
+		if err := p.routes.PutNetwork(network, link, spaceEnd.gateway(portal.FamilyOf(network.Addr()))); err != nil {
+			delete(p.networks, network)
+			failing(network, err)
+			continue
+		}
+		changed = append(changed, fmt.Sprintf("the route for %s", network))
+	}
+	p.unrouted = failed
+	return changed
+}
