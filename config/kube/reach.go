@@ -1,8 +1,11 @@
 package kube
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"mime"
 	"net"
 	"net/http"
@@ -10,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // Reach reports whether the API server sends what usher serves: whether each list and watch of
@@ -130,7 +135,13 @@ func (r *Reach) wrap(next http.RoundTripper) http.RoundTripper {
 			r.date(res.Header.Get("Date"))
 		}
 		watch := req.URL.Query().Has("watch")
-		if resource := path.Base(req.URL.Path); isWatched(req, resource) && !r.isExpected(req, res, err) {
+		resource := path.Base(req.URL.Path)
+		if err == nil && res.StatusCode == http.StatusOK && isWatched(req, resource) && !isKubernetes(req, res) {
+			// client-go takes any JSON object for a list, of nothing.
+			res.Body.Close()
+			res, err = nil, notKubernetesError{req.URL.Host, res.Header.Get("Content-Type")}
+		}
+		if isWatched(req, resource) && !r.isExpected(req, res, err) {
 			reason, err := failureOf(res, err)
 			if err != nil {
 				err = fmt.Errorf("%s %s: %w", map[bool]string{false: "list", true: "watch"}[watch], resource, err)
@@ -172,6 +183,56 @@ func (r *Reach) isExpected(req *http.Request, res *http.Response, err error) boo
 	return false
 }
 
+// notKubernetesError is why a server's answer 200 is not passed on.
+type notKubernetesError struct{ host, contentType string }
+
+func (e notKubernetesError) Error() string {
+	return fmt.Sprintf("the server at %s answered, but not with a Kubernetes API list (Content-Type: %q)", e.host, e.contentType)
+}
+
+// isKubernetes reports whether the answer 200 to a list or watch begins as an API server's does: in protobuf,
+// or in JSON with a list or an event. A watch without initial events may have none for a long time, but its length
+// is not known. What is read of the body is put back.
+func isKubernetes(req *http.Request, res *http.Response) bool {
+	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
+	watch, query := false, req.URL.Query()
+	switch watch = query.Has("watch"); {
+	case kind == runtime.ContentTypeProtobuf:
+		return true
+	case strings.HasPrefix(kind, "text/"):
+		return false
+	case watch && !query.Has("sendInitialEvents"):
+		return res.ContentLength <= 0
+	}
+	const enough = 64 << 10
+	var start bytes.Buffer
+	d := json.NewDecoder(io.TeeReader(io.LimitReader(res.Body, enough), &start))
+	defer func() {
+		res.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(&start, res.Body), res.Body}
+	}()
+	if first, err := d.Token(); err != nil || first != json.Delim('{') {
+		return false
+	}
+	for d.More() {
+		key, err := d.Token()
+		var value json.RawMessage
+		switch {
+		case err != nil:
+			return false
+		case watch && key == "type", !watch && key == "items":
+			return true
+		case d.Decode(&value) != nil:
+			return false
+		case !watch && key == "kind":
+			return bytes.HasSuffix(value, []byte(`List"`))
+		}
+	}
+	return false
+}
+
 // failureOf returns why an answer is none with which usher can list or watch; nil if it is one.
 func failureOf(res *http.Response, err error) (Reason, error) {
 	if err != nil {
@@ -180,10 +241,6 @@ func failureOf(res *http.Response, err error) (Reason, error) {
 	var reason Reason
 	switch code := res.StatusCode; {
 	case code == http.StatusOK:
-		kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
-		if strings.HasPrefix(kind, "text/") {
-			return UnexpectedAnswer, fmt.Errorf("the answer is %s and not an API server's", kind)
-		}
 		return "", nil
 	case code == http.StatusUnauthorized:
 		reason = Unauthorized
@@ -205,6 +262,8 @@ func reasonOf(err error) Reason {
 	var name *net.DNSError
 	text := err.Error()
 	switch {
+	case errors.As(err, &notKubernetesError{}):
+		return UnexpectedAnswer
 	case strings.HasPrefix(text, "getting credentials: "), strings.HasPrefix(text, "failed to read token file"):
 		return NoCredentials
 	case errors.As(err, &name):

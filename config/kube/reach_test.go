@@ -85,6 +85,21 @@ func refuses(code int, is func(r *http.Request) bool) func(http.ResponseWriter, 
 	}
 }
 
+// answers answers each request that is one with 200 and this.
+func answers(kind, text string, is func(r *http.Request) bool) func(http.ResponseWriter, *http.Request) bool {
+	return func(w http.ResponseWriter, r *http.Request) bool {
+		if is(r) {
+			w.Header().Set("Content-Type", kind)
+			fmt.Fprint(w, text)
+		}
+		return is(r)
+	}
+}
+
+func noList(kind string) string {
+	return fmt.Sprintf("answered, but not with a Kubernetes API list (Content-Type: %q)", kind)
+}
+
 func every(*http.Request) bool      { return true }
 func isWatch(r *http.Request) bool  { return r.URL.Query().Has("watch") }
 func ofSlices(r *http.Request) bool { return filepath.Base(r.URL.Path) == "endpointslices" }
@@ -179,10 +194,12 @@ var _ = Describe("Reach", func() {
 		Entry("429", TooManyRequests, "the API server answered 429", nil, refuses(429, every)),
 		Entry("500", ServerError, "the API server answered 500", nil, refuses(500, every)),
 		Entry("404", UnexpectedAnswer, "the API server answered 404", nil, refuses(404, every)),
-		Entry("a proxy that answers 200 with HTML", UnexpectedAnswer, "the answer is text/html", nil, func(w http.ResponseWriter, _ *http.Request) bool {
-			fmt.Fprint(w, "<html><body>log in</body></html>")
-			return true
-		}),
+		Entry("a proxy that answers 200 with HTML", UnexpectedAnswer, noList("text/html"), nil, answers("text/html", "<html><body>log in</body></html>", every)),
+		Entry("a proxy that answers 200 with JSON", UnexpectedAnswer, "watch services: the server at 127.0.0.1:", nil, answers("application/json", `{"ok":true}`, every)),
+		Entry("the same, if it refuses to begin a watch with a list", UnexpectedAnswer, "list services: the server at 127.0.0.1:", nil,
+			answers("application/json", `{"ok":true}`, func(r *http.Request) bool { return !isWatch(r) })),
+		Entry("a list in JSON of something else", UnexpectedAnswer, noList("application/json"), nil, answers("application/json", ` {"apiVersion": "v1", "kind": "Status"}`, every)),
+		Entry("JSON that is no object", UnexpectedAnswer, noList("application/json"), nil, answers("application/json", `["ok"]`, every)),
 		Entry("no such name", NameNotFound, "lookup api.invalid", func(cluster, _ map[string]any) { cluster["server"] = "https://api.invalid" }, nil),
 		Entry("nobody there", Unreachable, "connection refused", func(cluster, _ map[string]any) { cluster["server"] = "https://127.0.0.1:1" }, nil),
 		Entry("a certificate of another CA", TLSFailed, "x509: ", func(cluster, _ map[string]any) { delete(cluster, "certificate-authority-data") }, nil),
@@ -200,6 +217,9 @@ var _ = Describe("Reach", func() {
 		Eventually(reach.Status).WithTimeout(patience).Should(HaveField("Connected", true))
 		s.become(refuses(401, every))
 		Eventually(reach.Status).WithTimeout(patience).Should(fails(Unauthorized, "the API server answered 401"))
+		s.become(answers("application/json", `{"ok":true}`, every))
+		Eventually(reach.Status).WithTimeout(patience).Should(fails(UnexpectedAnswer, noList("application/json")))
+		Consistently(reach.Status).WithTimeout(5 * time.Second).Should(fails(UnexpectedAnswer, noList("application/json")))
 		s.become(nil)
 		Eventually(reach.Status).WithTimeout(2 * patience).Should(And(HaveField("Connected", true), HaveField("Err", BeNil())))
 	})
