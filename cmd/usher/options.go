@@ -52,7 +52,7 @@ func newConfigFlags() configFlags {
 
 // registerSource registers where Services come from: files, or an API server.
 func (f *configFlags) registerSource(flags *pflag.FlagSet) {
-	flags.StringArrayVar(&f.Manifests, "manifests", nil, "`path` of a file or folder with manifests (YAML or JSON): Service, EndpointSlice, Endpoints, List; - is standard input, read once; may be repeated")
+	flags.StringArrayVar(&f.Manifests, "manifests", nil, "`path` of a file or folder with manifests (YAML or JSON): Service, EndpointSlice, Endpoints, Node, ServiceCIDR, List; - is standard input, read once; may be repeated")
 	f.allocation.register(flags)
 	flags.StringVar(&f.Cluster.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server")
 	flags.StringVar(&f.Cluster.Context, "context", "", "context of the kubeconfig; empty means its current one")

@@ -129,7 +129,7 @@ type Source struct {
 	log    logrus.FieldLogger
 	notify func() (*fsnotify.Watcher, error)
 
-	onCIDRs func([]netip.Prefix) // nil: nobody asks
+	onCIDRs func([]netip.Prefix) // may be nil
 
 	// Only Run uses these.
 	cidrs    []netip.Prefix  // what onCIDRs was last called with

@@ -210,10 +210,10 @@ func led(addr netip.Addr, link int, gateway netip.Addr) *netlink.Route {
 	}
 }
 
-// PutNetwork leads what is sent to addresses of a network over a link to a gateway there or, with
-// the link 0, makes the kernel reject it: "administratively prohibited", which ends also the wait of a
-// client that uses UDP. All other routes to such an address come first: those
-// for it alone, for a part of the network and, by their metric, for the same network.
+// PutNetwork adds a route for packets to addresses of a network: over a link to a gateway there or, with the
+// link 0, one by which the kernel rejects them with "administratively prohibited", an error that UDP clients
+// get too. All other routes to such an address come first: those for
+// it alone, for a part of the network and, by their metric, for the same network.
 func (r *Routes) PutNetwork(network netip.Prefix, link int, gateway netip.Addr) error {
 	route := toNetwork(network)
 	route.LinkIndex, route.Gw, route.Flags = link, gateway.AsSlice(), int(netlink.FLAG_ONLINK)

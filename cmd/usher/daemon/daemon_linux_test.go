@@ -19,6 +19,7 @@ import (
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/usherproxy/usher/portal"
@@ -76,6 +77,8 @@ func newAPIServer(endpoint netip.AddrPort, on netip.Addr) (s *apiServer, kubecon
 				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{endpoint.Addr().String()}}}}}},
 		"/api/v1/nodes": corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}, ListMeta: meta,
 			Items: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}}},
+		"/apis/networking.k8s.io/v1/servicecidrs": networkingv1.ServiceCIDRList{TypeMeta: metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDRList"}, ListMeta: meta,
+			Items: []networkingv1.ServiceCIDR{{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "fd96::/112"}}}}},
 	}
 	s = &apiServer{let: make(chan struct{})}
 	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -110,11 +113,7 @@ func newAPIServer(endpoint netip.AddrPort, on netip.Addr) (s *apiServer, kubecon
 var _ = Describe("a daemon with a portal", func() {
 	BeforeEach(func() {
 		ownNamespace()
-		DeferCleanup(func() {
-			p, err := modes.New(context.Background(), "address", portal.Options{Log: silent()})
-			Expect(err).NotTo(HaveOccurred())
-			Expect(p.Remove(context.Background())).To(Succeed())
-		})
+		DeferCleanup(func() { Expect(modes.Cleanup(context.Background(), silent())).Error().NotTo(HaveOccurred()) })
 	})
 
 	It("changes nothing in the kernel, and is not ready, before the source has its first full picture", func() {
@@ -165,6 +164,38 @@ var _ = Describe("a daemon with a portal", func() {
 	},
 		Entry("iptables", "iptables"),
 		Entry("nftables", "nftables"),
+	)
+
+	DescribeTable("rejects what is sent to unused addresses of the API server's service CIDRs", func(mode string, unused ...string) {
+		Expect(exec.Command("sh", "-c", `ip link add wire type veth peer name end && ip link set wire up && ip link set end up &&
+			ip addr add 192.0.2.1/24 dev wire && ip addr add 2001:db8::1/64 dev wire nodad &&
+			ip neigh add 192.0.2.2 lladdr 2:0:0:0:0:2 dev wire && ip neigh add 2001:db8::2 lladdr 2:0:0:0:0:2 dev wire &&
+			ip route add default via 192.0.2.2 && ip -6 route add default via 2001:db8::2`).Run()).To(Succeed())
+		DeferCleanup(func() { Expect(exec.Command("ip", "link", "del", "wire").Run()).To(Succeed()) })
+		api, kubeconfig := newAPIServer(netip.MustParseAddrPort("10.244.0.11:80"), netip.MustParseAddr("127.0.0.1"))
+		close(api.let)
+		c := withPortal()
+		c.Manifests, c.NodeName, c.Cluster.Kubeconfig, c.Mode = nil, "worker-1", kubeconfig, mode
+		dial := func(addr string) func() error {
+			return func() error { _, err := net.DialTimeout("tcp", addr, 2*time.Second); return err }
+		}
+		silence := MatchError(ContainSubstring("i/o timeout"))
+		for _, addr := range unused {
+			Expect(dial(addr)()).To(silence, addr)
+		}
+		r := begin(c)
+		Eventually(r.ready).WithTimeout(patience).Should(Receive())
+		for _, addr := range unused {
+			Eventually(dial(addr)).WithTimeout(patience).Should(And(HaveOccurred(), Not(silence)), addr)
+		}
+		Expect(dial("10.97.0.1:80")()).To(silence, "outside of them")
+		r.signals <- os.Interrupt
+		Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
+		Expect(dial(unused[0])()).To(silence)
+	},
+		Entry("iptables", "iptables", "10.96.7.7:80"),
+		Entry("nftables", "nftables", "10.96.7.7:80"),
+		Entry("address", "address", "10.96.7.7:80", "[fd96::77]:80"),
 	)
 
 	It("leaves the rules to a successor on SIGTERM", func() {
