@@ -120,17 +120,18 @@ var _ = Describe("the layout of iptables chains", func() {
 	It("lets in what rules redirect to ports, of which a packet is compared with few", func() {
 		at := redirects.Usual
 		at.Landing, at.HealthChecks = netip.Addr{}, []uint16{32000}
+		node := netip.MustParseAddr("192.168.1.1")
 		rules := map[portal.Target]portal.Rule{}
 		for i := range uint16(1000) {
-			t := To(portal.TCP, VIP4, 1+i)
+			t := To(portal.TCP, netip.MustParseAddr("10.96.0.10"), 1+i)
 			rules[t] = Redirect(t, 40000+i)
 		}
 		tables := map[string]*table{}
 		addAccept(tables, at, accepted(rules, at, portal.IPv4))
-		end, compared := walk(tables["filter"].chains, "USHER-ACCEPT", To(portal.TCP, NodeIP4, 40999), true)
+		end, compared := walk(tables["filter"].chains, "USHER-ACCEPT", To(portal.TCP, node, 40999), true)
 		Expect(end.String()).To(Equal("-p tcp -m tcp --dport 40999 -m conntrack --ctstate DNAT -j ACCEPT"))
 		Expect(compared).To(BeNumerically("<", 100))
-		end, _ = walk(tables["filter"].chains, "USHER-ACCEPT", To(portal.TCP, NodeIP4, 39999), true)
+		end, _ = walk(tables["filter"].chains, "USHER-ACCEPT", To(portal.TCP, node, 39999), true)
 		Expect(end).To(BeNil())
 	})
 
