@@ -44,12 +44,17 @@ var _ = Describe("in", Ordered, ContinueOnFailure, func() {
 	}
 })
 
-// bootAll boots all kernels that were asked for at once, and returns functions that wait
-// for the verdicts and the console of each.
+// atOnce is how many kernels run at a time: with more, emulated CPUs leave little of this machine's to
+// each of them and to other specs.
+const atOnce = 2
+
+// bootAll boots all kernels that were asked for, and returns functions that wait for the
+// verdicts and the console of each.
 var bootAll = sync.OnceValue(func() map[string]func() (map[string]vm.Verdict, string) {
 	GinkgoHelper()
 	boots := map[string]func() (map[string]vm.Verdict, string){}
 	images := map[*vm.Platform]*vm.Image{}
+	turn := make(chan struct{}, atOnce)
 	for _, kernel := range vm.Kernels {
 		if !asked(kernel) || kernel.On.Missing() != "" {
 			continue
@@ -59,7 +64,11 @@ var bootAll = sync.OnceValue(func() map[string]func() (map[string]vm.Verdict, st
 			image = buildImage(kernel.On)
 			images[kernel.On] = image
 		}
-		boot := sync.OnceValues(func() (map[string]vm.Verdict, string) { return image.Boot(kernel.Name) })
+		boot := sync.OnceValues(func() (map[string]vm.Verdict, string) {
+			turn <- struct{}{}
+			defer func() { <-turn }()
+			return image.Boot(kernel.Name)
+		})
 		boots[kernel.Name] = boot
 		go boot()
 	}

@@ -29,13 +29,14 @@ func main() {
 	otel := suite{name: "test/otel", dir: "test/otel", timeout: "20m", patterns: []string{"./..."}}
 	release := suite{name: "release", dir: "release", timeout: "30m", patterns: []string{"./..."}}
 	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}}
+	// What later suites need is built, and code checked, while specs of packages wait for time to pass.
+	prepare := suite{name: "prepare", commands: []string{"test/prepare.sh"}}
 	lint := suite{name: "lint", commands: []string{"nice make lint"}}
 	arm64 := suite{name: "arm64", commands: []string{"nice test/arm64.sh"}}
 	cross := suite{name: "cross", commands: []string{"nice make cross"}}
-	fuzz := suite{name: "fuzz", commands: []string{"test/fuzz.sh 3s -parallel=1"}} // the other lane goes on beside it
 	if !run(os.Stdout,
-		stage{{packages}, {lint, cross}}, // what only compiles is nice to the specs
-		stage{{program, arm64, fuzz}, {cluster, dashboard, deploy, monitoring, otel, release}},
+		stage{{packages}, {prepare, lint}},
+		stage{{program, arm64, deploy, monitoring}, {cluster, dashboard, otel, release}, {cross}},
 		stage{{scale}},
 	) {
 		os.Exit(1)

@@ -27,9 +27,9 @@ var Kernels = []Kernel{
 		sctpCheck(ipv4, "iptables", "500 associations at once need fewer than 100 threads", manyAssociations))},
 	{Name: "a kernel with SCTP and nftables", On: PC, Modules: []string{"sctp"}, Checks: redirectChecks("nftables")},
 	// The first checks' last one loads it.
-	{Name: "a kernel that has not loaded its SCTP", On: PC, Checks: slices.Concat(notLoaded, sctpChecks("address", true), addressChecks)},
+	{Name: "a kernel that has not loaded its SCTP", On: PC, Checks: slices.Concat(notLoaded, sctpChecks("address", false, true), addressChecks)},
 	// This one does not load the veth by itself either.
-	{Name: "a kernel with SCTP and without netfilter", On: PC, Modules: []string{"veth", "sctp"}, Bare: true, Checks: slices.Concat(withoutNetfilter, sctpChecks("address", false))},
+	{Name: "a kernel with SCTP and without netfilter", On: PC, Modules: []string{"veth", "sctp"}, Bare: true, Checks: slices.Concat(withoutNetfilter, sctpChecks("address", false, false))},
 	{Name: "Linux 5.10", On: OldPC, Checks: everydayChecks},
 	{Name: "a kernel for arm64", On: ARM, Checks: everydayChecks},
 	{Name: "a kernel with bad networks", On: PC, Modules: []string{"sch_netem"}, Checks: badNetworks},

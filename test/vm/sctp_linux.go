@@ -27,20 +27,21 @@ import (
 // redirectChecks are what is checked of a portal that redirects.
 func redirectChecks(portal string) []Check {
 	const past = "who connects to the listener past the portal is aborted"
-	return append(sctpChecks(portal, true),
+	return append(sctpChecks(portal, portal == "nftables", true),
 		sctpCheck(ipv4, portal, past, directConnection),
 		sctpCheck(ipv6, portal, past, directConnection),
 		sctpCheck(ipv4, portal, "the listener takes another port of --proxy-port-range where its own is taken", portRange))
 }
 
 // sctpChecks hold whichever portal leads to usher. Those that addresses, routes and
-// rules have a part in are made with IPv6 too, if both families are asked for.
-func sctpChecks(portal string, both bool) []Check {
+// rules have a part in are made with IPv6 too, if both families are asked for. The others are
+// of associations that a portal has brought to usher: all asks for them.
+func sctpChecks(portal string, all, both bool) []Check {
 	var over4, over6 []Check
 	for _, c := range []struct {
-		name string
-		ip6  bool
-		body func(n *node, start func(...string))
+		name     string
+		byPortal bool
+		body     func(n *node, start func(...string))
 	}{
 		{"clients on the node, in Pods and outside are served, whichever of their addresses they use", true, everywhere},
 		{"1,000 messages on 8 streams keep boundary, stream, identifier and order flag", false, echo},
@@ -57,8 +58,10 @@ func sctpChecks(portal string, both bool) []Check {
 		{"a successor goes on with the listener, and no association fails", true, successor},
 		{"associations may end when usher is stopped, and those that do not are aborted", false, draining},
 	} {
-		over4 = append(over4, sctpCheck(ipv4, portal, c.name, c.body))
-		if both && c.ip6 {
+		if all || c.byPortal {
+			over4 = append(over4, sctpCheck(ipv4, portal, c.name, c.body))
+		}
+		if both && c.byPortal {
 			over6 = append(over6, sctpCheck(ipv6, portal, c.name, c.body))
 		}
 	}

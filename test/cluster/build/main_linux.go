@@ -1,20 +1,28 @@
-// Command build builds the programs of the control plane that the tests need,
-// unless they are there already. The tests do so too; this is for those who want
-// it done before.
+// Command build builds the programs of Kubernetes that the tests need, unless they
+// are there already. The tests do so too; this is for those who want it done before.
 package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/usherproxy/usher/test/cluster/control"
 )
 
 func main() {
-	b, err := control.Build(os.Stderr)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+	if missing := control.Missing(); missing != "" {
+		fmt.Println("note: no control plane is built:", missing)
+		return
 	}
-	fmt.Printf("%s\n%s\n%s\n", b.Etcd, b.APIServer, b.ControllerManager)
+	for _, build := range []func(io.Writer) error{
+		func(log io.Writer) error { _, err := control.Build(log); return err },
+		func(log io.Writer) error { _, err := control.KubeProxy(log); return err },
+		func(log io.Writer) error { _, err := control.Kubectl(log); return err },
+	} {
+		if err := build(os.Stderr); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 }

@@ -1,0 +1,7 @@
+#!/bin/sh
+# Fetches and builds what specs of several suites need: kernels that they boot, and the programs of
+# Kubernetes. The specs do without it, but wait for the build then.
+set -eu
+cd "$(dirname "$0")/.."
+test/kernel.sh
+[ "$(uname)" != Linux ] || go -C test/cluster run ./build
