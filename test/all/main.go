@@ -29,14 +29,13 @@ func main() {
 	otel := suite{name: "test/otel", dir: "test/otel", timeout: "20m", patterns: []string{"./..."}}
 	release := suite{name: "release", dir: "release", timeout: "30m", patterns: []string{"./..."}}
 	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}}
-	// What later suites need is built, and code checked, while specs of packages wait for time to pass.
+	// First the other lane compiles, while specs of packages wait for time to pass.
 	prepare := suite{name: "prepare", commands: []string{"test/prepare.sh"}}
 	lint := suite{name: "lint", commands: []string{"nice make lint"}}
 	arm64 := suite{name: "arm64", commands: []string{"nice test/arm64.sh"}}
 	cross := suite{name: "cross", commands: []string{"nice go run ./test/cross darwin/arm64 windows/amd64"}}
 	if !run(os.Stdout,
-		stage{{packages}, {prepare, lint}},
-		stage{{program, arm64, deploy, monitoring}, {cluster, dashboard, otel, release}, {cross}},
+		stage{{packages, program}, {prepare, lint, cross, cluster, dashboard, otel, release, deploy, monitoring, arm64}},
 		stage{{scale}},
 	) {
 		os.Exit(1)
