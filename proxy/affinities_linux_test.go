@@ -69,7 +69,7 @@ func TestAffinitiesGoOn(t *testing.T) {
 }
 
 // TestAllEndpointsLeave expects that the table of clients is not walked once for each endpoint that
-// leaves, which took more than a minute here: nobody else can change or look at anything meanwhile.
+// leaves, which took more than a minute here: no other goroutine can change or look at anything meanwhile.
 func TestAllEndpointsLeave(t *testing.T) {
 	g := NewWithT(t)
 	const endpoints, clients = 10_000, 65_536
@@ -86,8 +86,9 @@ func TestAllEndpointsLeave(t *testing.T) {
 	for i := range clients {
 		f.Affinity.Set(netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)}), all.Endpoints[i%endpoints].Addr, now)
 	}
+	filled := time.Since(now)
 	f.swapView(port)
-	g.Expect(time.Since(now)).To(BeNumerically("<", 5*time.Second))
+	g.Expect(time.Since(now)).To(BeNumerically("<", 50*filled), "a walk for each endpoint takes more than 1,000 times as long as it takes to fill the table")
 	g.Expect(p.affinities.Used()).To(BeZero())
 }
 
