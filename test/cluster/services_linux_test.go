@@ -78,6 +78,23 @@ var _ = Describe("which Services are served:", func() {
 		}
 	})
 
+	DescribeTable("addresses of the API server's ServiceCIDR that no Service has: clients are rejected", func(args ...string) {
+		c.Node.Output("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+		svc := c.service("web")
+		pod := c.startPod("web", 1, here)
+		c.usher(args...)
+		Eventually(answers(c.pod, vip(svc))).WithTimeout(soon).Should(Equal(pod.addr))
+		Eventually(func() error {
+			conn, err := c.pod.Dial("", "10.96.200.200:80", 5*time.Second) // in mode address the second SYN may be the first to have an answer
+			if err == nil {
+				conn.Close()
+			}
+			return err
+		}).WithTimeout(soon).Should(Or(refused, MatchError(syscall.EHOSTUNREACH), MatchError(syscall.EACCES)))
+	},
+		Entry("iptables", "--portal=iptables"), Entry("nftables", "--portal=nftables"),
+		Entry("address", "--portal=address", "--address-namespace=never"), Entry("address, in a network namespace", "--portal=address", "--address-namespace=always"))
+
 	It("type ExternalName: nothing is proxied", func() {
 		notProxied(c.usher(), func() {
 			c.service("name", func(s *corev1.Service) {
