@@ -595,22 +595,3 @@ func cpuTime(pid int) time.Duration {
 	const ticksPerSecond = 100 // USER_HZ, on every architecture that Go has
 	return time.Duration(user+system) * time.Second / ticksPerSecond
 }
-
-// The kernel lets at most 500 epolls that are watched themselves watch one descriptor.
-var _ = Describe("usher with a loop for each of 520 CPUs", func() {
-	It("accepts clients without an error", func() {
-		l := lab.New()
-		dir := manifestsDir()
-		web := service{name: "web", clusterIP: clusterIP, port: 80, endpoints: []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr}}
-		web.write(dir)
-		cmd := exec.Command(usherBinary, "run", "--manifests", dir, "--portal=address", "--log-format=text")
-		cmd.Env = append(os.Environ(), "GOMAXPROCS=520")
-		u := launch(l.Node, cmd, dir)
-		Eventually(u.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
-		pod := l.Pods.NewDialer(1)
-		for range 20 {
-			Expect(ask(pod, web.vip())).To(Equal(web.endpoints[0]))
-		}
-		Expect(string(u.Err.Contents())).NotTo(ContainSubstring("Clients cannot be accepted"))
-	})
-})
