@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -189,13 +190,14 @@ func inputRuleOf(c *nftables.Conn, rule *nftables.Rule) inputRule {
 }
 
 func isLandingBytes(b []byte) bool {
-	return bytes.Equal(b, landing4.AsSlice()) || bytes.Equal(b, landing6.AsSlice())
+	addr, is := netip.AddrFromSlice(b)
+	return is && IsLanding(addr)
 }
 
 var (
 	savedComment    = regexp.MustCompile(`-m comment --comment ("(\\.|[^"\\])*"|\S+) `)
 	savedRule       = regexp.MustCompile(`^-A (\S+) (.*)-[jg] (\S+)`)
-	savedRedirected = regexp.MustCompile(`--ctstate \S*DNAT|-d (192\.0\.0\.117|fd75:7368:6572::1)\b`)
+	savedRedirected = regexp.MustCompile(`--ctstate \S*DNAT|-d (` + regexp.QuoteMeta(landing4.String()) + `|` + landing6.String() + `)\b`)
 )
 
 // legacyInputDrops is InputDrops for the legacy iptables. It reads nothing that would make the kernel set up a table.
