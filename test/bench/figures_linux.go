@@ -18,6 +18,8 @@ type figure struct {
 	set func(peer) peer
 	// once: not in every round, since it takes long and hardly varies.
 	once bool
+	// open, if it is not nil, is a load at a constant rate, which must be settled first.
+	open *openLoop
 }
 
 // message is how many bytes a client sends and gets back, and a datagram has.
@@ -28,6 +30,14 @@ var figures = []figure{
 	{name: "crr", measure: exchanges(load.CRR, 64, 100_000)},
 	{name: "rr1", measure: exchanges(load.RR, 1, 1_000_000)},
 	{name: "rr64", measure: exchanges(load.RR, 64, 1_000_000)},
+	openLoop{kind: load.CRR, share: 0.3}.figure("crr-at-30"),
+	openLoop{kind: load.CRR, share: 0.6}.figure("crr-at-60"),
+	openLoop{kind: load.CRR, share: 0.8}.figure("crr-at-80"),
+	openLoop{kind: load.RR, share: 0.3}.figure("rr64-at-30"),
+	openLoop{kind: load.RR, share: 0.6}.figure("rr64-at-60"),
+	openLoop{kind: load.RR, share: 0.8}.figure("rr64-at-80"),
+	openLoop{kind: load.CRR, share: 0.1, beside: 2}.figure("crr-busy"),
+	openLoop{kind: load.RR, share: 0.1, beside: 2}.figure("rr64-busy"),
 	{name: "stream1", measure: stream(1)},
 	{name: "stream16", measure: stream(16)},
 	{name: "mixed", measure: mixed},

@@ -16,7 +16,8 @@ import (
 const (
 	clientsPart  = "clients"
 	endpointPart = "endpoint"
-	allowPart    = "allow" // its second argument is a name
+	allowPart    = "allow"   // its second argument is a name
+	computePart  = "compute" // its second argument is for how long
 )
 
 // runPart does what a part does, if args ask for one.
@@ -37,6 +38,13 @@ func runPart(args []string) (ran bool, err error) {
 			return true, err
 		}
 		return true, load.Serve(e, func() { fmt.Println("ready") })
+	case computePart:
+		var d time.Duration
+		if err := json.Unmarshal([]byte(args[1]), &d); err != nil {
+			return true, err
+		}
+		compute(d)
+		return true, nil
 	case allowPart:
 		return true, allowUntil(args[1], os.Stdin, os.Stdout)
 	}

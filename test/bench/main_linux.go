@@ -22,6 +22,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/usherproxy/usher/test/bench/load"
 )
 
 // options are what the command line says.
@@ -33,7 +35,8 @@ type options struct {
 	usher       string
 	congestion  string // control of TCP; "" means the usual one, or its fallback
 	results     string
-	page        string // file of results to make the page from
+	capacity    map[load.Kind]float64 // exchanges a second that HAProxy does here, as far as they were measured
+	page        string                // file of results to make the page from
 }
 
 // What -quick measures, in three minutes.
@@ -61,7 +64,7 @@ func main() {
 }
 
 func parse() options {
-	var o options
+	o := options{capacity: map[load.Kind]float64{}}
 	only := flag.String("only", "", "`figures` to measure, with commas between: "+strings.Join(names(figures, figureName), ", ")+"; cpu stands for all that yield processor time")
 	peers := flag.String("peers", "", "`peers` to compare, with commas between: "+strings.Join(names(allPeers(""), peerName), ", ")+" (default all)")
 	flag.IntVar(&o.rounds, "rounds", 3, "how often the peers take turns")

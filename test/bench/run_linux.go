@@ -66,6 +66,11 @@ func run(o options) error {
 func takeTurns(ctx context.Context, o options, wanted []figure, peers []peer, results *report.Results, keep io.Writer) error {
 	for round := 1; round <= o.rounds; round++ {
 		for _, f := range wanted {
+			if f.open != nil {
+				if err := f.open.settle(f.name, o, *results); err != nil {
+					return err
+				}
+			}
 			for _, p := range peers {
 				if !f.about(p) || f.once && round > 1 || results.Has(f.name, p.name, round) {
 					continue

@@ -70,6 +70,7 @@ type loop struct {
 	epoll      int
 	clients    []client
 	behaviour  behaviour
+	open       *openLoop // nil: a client begins an exchange when its last is over
 	buffer     []byte
 
 	done, errors, lost int64
@@ -116,6 +117,9 @@ func newLoops(spec Spec) ([]*loop, error) {
 		default:
 			return nil, fmt.Errorf("field Kind: %q is none that there is", spec.Kind)
 		}
+		if spec.Rate > 0 {
+			l.open = newOpenLoop(l.behaviour.(exchanger), spec, begin)
+		}
 		if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 			return nil, err
 		}
@@ -128,6 +132,11 @@ func newLoops(spec Spec) ([]*loop, error) {
 // the sockets.
 func (l *loop) run() {
 	runtime.LockOSThread()
+	// A wait ends when it is due, and not up to 50 µs later.
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
+		l.err = err
+		return
+	}
 	for i := range l.clients {
 		l.behaviour.start(l, i)
 	}
@@ -135,13 +144,21 @@ func (l *loop) run() {
 	next := time.Now().Add(ticks)
 	events := make([]unix.EpollEvent, 64)
 	for l.err == nil {
-		n := poll(l.epoll, events, ticks)
+		var n int
+		if l.open != nil {
+			n = l.open.untilDue(l, events)
+		} else {
+			n = poll(l.epoll, events, ticks)
+		}
 		for _, e := range events[:n] {
 			l.behaviour.ready(l, int(e.Fd), e.Events)
 		}
 		if now := time.Now(); now.After(next) {
 			l.behaviour.tick(l)
 			if now.After(l.end) {
+				if l.open != nil {
+					l.open.end(l, now)
+				}
 				return
 			}
 			next = now.Add(ticks)

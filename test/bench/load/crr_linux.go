@@ -10,20 +10,21 @@ import (
 // who closes first.
 type crr struct{}
 
-func (c crr) start(l *loop, i int) {
-	for l.err == nil && !c.connect(l, i) {
+func (c crr) start(l *loop, i int) { l.again(c, i, time.Now()) }
+
+func (c crr) begin(l *loop, i int, due time.Time) {
+	for l.err == nil && !c.connect(l, i, due) {
 	}
 }
 
 // connect begins an exchange. It returns false if that failed at once.
-func (c crr) connect(l *loop, i int) bool {
-	now := time.Now()
+func (c crr) connect(l *loop, i int, due time.Time) bool {
 	fd, errno := open(unix.SOCK_STREAM)
 	if errno != 0 {
 		l.stop("socket", errno)
 		return false
 	}
-	l.clients[i] = client{fd: fd, missing: l.spec.Size, since: now}
+	l.clients[i] = client{fd: fd, missing: l.spec.Size, since: due}
 	if errno := connect(fd, l.to); errno != 0 {
 		shut(fd)
 		l.failed(errno)

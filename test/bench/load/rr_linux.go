@@ -13,7 +13,7 @@ type rr struct{}
 
 func (r rr) start(l *loop, i int) {
 	if l.dial(i, unix.EPOLLIN) {
-		r.ask(l, i, time.Now())
+		l.again(r, i, time.Now())
 	}
 }
 
@@ -47,9 +47,9 @@ func (l *loop) dial(i int, events uint32) bool {
 	return true
 }
 
-func (rr) ask(l *loop, i int, now time.Time) {
+func (rr) begin(l *loop, i int, due time.Time) {
 	c := &l.clients[i]
-	c.missing, c.since = l.spec.Size, now
+	c.missing, c.since = l.spec.Size, due
 	if _, errno := send(c.fd, l.buffer[:l.spec.Size]); errno != 0 {
 		l.stop("send", errno)
 	}
@@ -69,7 +69,7 @@ func (r rr) ready(l *loop, i int, _ uint32) {
 		return
 	}
 	if c.missing -= n; c.missing <= 0 {
-		r.ask(l, i, l.exchanged(i))
+		l.again(r, i, l.exchanged(i))
 	}
 }
 

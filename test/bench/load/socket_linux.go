@@ -27,6 +27,16 @@ func poll(epoll int, events []unix.EpollEvent, wait time.Duration) int {
 	return int(n)
 }
 
+// pollFor is poll with a wait that need not be whole milliseconds. What is due already is not waited for.
+func pollFor(epoll int, events []unix.EpollEvent, wait time.Duration) int {
+	t := unix.NsecToTimespec(int64(max(wait, 0)))
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(&t)), 0, 0)
+	if errno != 0 {
+		return 0
+	}
+	return int(n)
+}
+
 // watch adds fd to the epoll, or with op EPOLL_CTL_MOD changes what is waited
 // for. key comes back in EpollEvent.Fd.
 func watch(epoll, op, fd int, events uint32, key int) syscall.Errno {

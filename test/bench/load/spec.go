@@ -31,6 +31,7 @@ type Spec struct {
 	Size    int           // bytes of a message, a datagram or a write
 	Window  int           // UDP: datagrams that each client has under way
 	Loops   int           // threads
+	Rate    float64       // CRR, RR: exchanges a second that are due, of all clients; 0 means as many as go
 	Warm    time.Duration // before begin
 	For     time.Duration // from begin to end
 }
@@ -50,6 +51,8 @@ func (s Spec) check() error {
 		return fmt.Errorf("field Size: %d; a datagram has at least %d bytes", s.Size, stampSize)
 	case s.Kind == UDP && s.Window < 1:
 		return fmt.Errorf("field Window: %d; must be at least 1", s.Window)
+	case s.Rate < 0 || s.Rate > 0 && s.Kind != CRR && s.Kind != RR:
+		return fmt.Errorf("field Rate: %g; 0, or of kind %q or %q more", s.Rate, CRR, RR)
 	case s.Kind != Hold && s.For <= 0:
 		return fmt.Errorf("field For: %s is not a positive duration", s.For)
 	}
@@ -62,7 +65,7 @@ type Result struct {
 	Done    int64 // exchanges, datagrams that came back, or bytes sent
 	Errors  int64 // connections that failed, whenever that was
 	Lost    int64 // datagrams that did not come back
-	// Of an exchange, connecting included if that is part of it. One that fewer than
+	// Of an exchange, connecting included if that is part of it, from the moment it was due. One that fewer than
 	// ten exchanges exceed would be a matter of chance: it is 0. So P99 takes 1,000
 	// exchanges, and P999, which is 99.9 per cent, 10,000.
 	P50, P99, P999 time.Duration

@@ -10,7 +10,7 @@ const ceiling = "ceiling"
 func (r Results) withCeiling() (all Results) {
 	for _, m := range r {
 		all = append(all, m)
-		if m.Peer != "direct" {
+		if m.Peer != "direct" || m.Values[Due] > 0 { // at a constant rate all have the same
 			continue
 		}
 		half := Values{}

@@ -17,6 +17,7 @@ type Quantity string
 // The quantities.
 const (
 	Rate   Quantity = "rate"   // exchanges or datagrams a second
+	Due    Quantity = "due"    // exchanges a second that clients began, where they do not wait for the last
 	P50    Quantity = "p50"    // microseconds
 	P99    Quantity = "p99"    // microseconds
 	P999   Quantity = "p99.9"  // microseconds

@@ -84,6 +84,14 @@ var sections = []section{
 	{"rr64", "rr64", "Requests on 64 connections", "The same on 64 connections at once.", untranslated, exchanges("1,000,000", "haproxy", ceiling)},
 	{"rr64-netfilter", "rr64", "Requests on 64 connections through netfilter", "The same through the portals that have the kernel translate addresses.",
 		throughNetfilter, exchanges("1,000,000", like, "haproxy")},
+	open("crr-at-30", "New connections at 30 %", "64 clients make new connections, as above, at a constant rate: 30 % of what HAProxy did in the first round, for all peers. Time counts from the moment a connection was due, also if none of the clients was free then."),
+	open("crr-at-60", "New connections at 60 %", "The same at 60 %."),
+	open("crr-at-80", "New connections at 80 %", "The same at 80 %."),
+	open("rr64-at-30", "Requests on 64 connections at 30 %", "Requests at a constant rate, 30 % of HAProxy's, on 64 connections in turn."),
+	open("rr64-at-60", "Requests on 64 connections at 60 %", "The same at 60 %."),
+	open("rr64-at-80", "Requests on 64 connections at 80 %", "The same at 80 %."),
+	open("crr-busy", "New connections on a busy node", "New connections at 10 % of HAProxy's rate, beside two processes that compute without end."),
+	open("rr64-busy", "Requests on a busy node", "Requests at 10 % of HAProxy's rate, beside two processes that compute without end."),
 	{"stream1", "stream1", "Bulk, one connection", "Bytes as fast as they go, in one direction, to an endpoint that reads them.", all, bulk},
 	{"stream16", "stream16", "Bulk, 16 connections", "The same on 16 connections at once.", all, bulk},
 	{"mixed", "mixed", "Short requests beside bulk", "64 connections with requests of 64 bytes, while 16 connections with bulk run through the same proxy.", all,
@@ -106,6 +114,12 @@ var sections = []section{
 		"and the time from writing a new Service's EndpointSlice until a client gets an answer, the median of five.", all,
 		[]column{{Start, "start, s", 1, []string{"kube-proxy-nftables"}}, {Memory, "resident, MiB", 1 << 20, []string{"kube-proxy-nftables"}},
 			{CPU, "CPU, s", 1, []string{"kube-proxy-nftables"}}, plain(Rest, "at rest, % of a core"), plain(Change, "change, ms")}},
+}
+
+// open is about a load at a constant rate: its latencies.
+func open(figure, title, text string) section {
+	return section{figure, figure, title, text, all, []column{{P50, "p50, µs", 1, []string{"haproxy"}}, {P99, "p99, µs", 1, []string{"haproxy"}}, {P999, "p99.9, µs", 1, []string{"haproxy"}},
+		plain(Rate, "per second"), plain(CPU, "CPU, s per 100,000"), plain(Errors, "failed")}}
 }
 
 func services(figure, title, text string) section {

@@ -9,7 +9,7 @@ import (
 )
 
 // shown are the quantities in the order in which they are told.
-var shown = []Quantity{Rate, Gbits, P50, P99, P999, CPU, Resident, Descriptors, System, Lost, Errors,
+var shown = []Quantity{Due, Rate, Gbits, P50, P99, P999, CPU, Resident, Descriptors, System, Lost, Errors,
 	ResidentStart, ResidentFirst, ResidentEnd, DescriptorsStart, DescriptorsEnd, Start, Memory, Change, FirstRate, LastRate, LastFirst, Rest}
 
 // Line tells one measurement in a line.
