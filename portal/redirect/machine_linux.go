@@ -156,7 +156,7 @@ func (m *machine) vips() map[netip.Addr]bool {
 func (m *machine) bring(ctx context.Context, only []portal.Target, reread bool) (changed []string, err error) {
 	decided := func() bool { return err == nil || IsUndecided(err) || ctx.Err() != nil }
 	if !reread && m.backend.Known() {
-		if len(only) == 0 && m.laidOut != nil && reflect.DeepEqual(m.laidOut, m.backend.Setting()) {
+		if len(only) == 0 && m.laidOutAs(m.backend.Setting()) {
 			return nil, nil
 		}
 		if changed, err = m.put(ctx, slices.Concat([]portal.Target{}, only)); decided() {
@@ -201,6 +201,11 @@ func (m *machine) put(ctx context.Context, only []portal.Target) (changed []stri
 	at := *m.backend.Setting()
 	m.laidOut = &at
 	return changed, nil
+}
+
+// laidOutAs reports whether the rules that are in were made by this setting.
+func (m *machine) laidOutAs(at *Setting) bool {
+	return m.backend.Known() && m.laidOut != nil && reflect.DeepEqual(m.laidOut, at)
 }
 
 // unchanged reports whether the kernel surely holds what is known.

@@ -213,7 +213,7 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 		these, bad := portal.Merge(m.rules, come[family], goes[family])
 		changed = append(changed, these...)
 		maps.Copy(refused, bad)
-		_, err := p.sync(ctx, m, these, !p.applied)
+		_, err := p.sync(ctx, m, append([]portal.Target{}, these...), !p.applied)
 		errs = append(errs, err)
 		for _, r := range come[family] {
 			if why := m.refusal(r.Target); why != nil && m.rules[r.Target] == r {
@@ -296,7 +296,8 @@ func (p *Portal) Check(ctx context.Context) (int, error) {
 	return len(changed), errors.Join(errors.Join(errs...), portal.Refused(refused))
 }
 
-// sync brings one family to what is wanted. A Check has nil for only.
+// sync brings one family to what is wanted. A Check has nil for only. Without a target in only,
+// and with the setting of the last time, the kernel is not asked: most changes of endpoints are so.
 func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, reread bool) (changed []string, err error) {
 	if m.unusable != nil {
 		return nil, nil
@@ -305,6 +306,9 @@ func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, rer
 	at.Pods, at.NodePorts, at.HealthChecks = p.pods, p.opts.NodePortAddresses, p.checks
 	if at.ServiceCIDRs = nil; len(m.rules) > 0 && !m.withdrawn {
 		at.ServiceCIDRs = m.family.Of(p.cidrs)
+	}
+	if only != nil && len(only) == 0 && !reread && m.laidOutAs(at) {
+		return nil, nil
 	}
 	before := at.Aliases
 	if reread || only == nil {

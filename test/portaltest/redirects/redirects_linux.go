@@ -224,6 +224,17 @@ func ItRedirects(k *Kind) {
 		Expect(n.Check(p)).To(BeZero())
 	})
 
+	It("does not touch the kernel when the rules that it is given are there already", func() {
+		needsLanding()
+		p := k.open(n)
+		_, rules := n.Publish(p, "web", Web4, Web6)
+		n.Node.Sh("ip route del local 192.0.0.117 table local; ip -6 route del local fd75:7368:6572::1 table local")
+		n.Apply(p, rules, nil)
+		Expect(n.Node.Sh("ip route show table local; ip -6 route show table local")).NotTo(Or(ContainSubstring("192.0.0.117"), ContainSubstring("fd75:7368")))
+		Expect(n.Check(p)).To(Equal(2), "what others did is for Check")
+		Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
+	})
+
 	Describe("so that endpoints see their clients' own addresses,", func() {
 		parts := func(p portal.Portal) (all []portal.Part) {
 			GinkgoHelper()
