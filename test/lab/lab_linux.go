@@ -124,6 +124,10 @@ func newNamespace(name string) *Namespace {
 		if ns.handle, err = netns.New(); err != nil {
 			return err
 		}
+		// A new namespace has the machine's setting, which may run containers.
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0); err != nil {
+			return err
+		}
 		// Link-local addresses that are usable at once, and not some time later.
 		if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0); err != nil {
 			return err
