@@ -103,15 +103,16 @@ func printTable(out io.Writer, results []*result) bool {
 		}
 	}
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\nsuite\tpassed\tfailed\tskipped\tseconds\twhy skipped")
+	fmt.Fprintln(t, "\nsuite\tpassed\tfailed\tskipped\tseconds\tCPU seconds\twhy skipped")
 	for _, r := range results {
 		var reasons []string
 		for reason, count := range r.reasons {
 			reasons = append(reasons, fmt.Sprintf("%d: %s", count, reason))
 		}
 		slices.Sort(reasons)
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%.0f\t%s\n", r.name, r.passed, len(r.failures), r.skipped(), r.took.Seconds(), cmp.Or(strings.Join(reasons, "; "), "-"))
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%.0f\t%.0f\t%s\n", r.name, r.passed, len(r.failures), r.skipped(), r.took.Seconds(), r.cpu.Seconds(), cmp.Or(strings.Join(reasons, "; "), "-"))
 		sum.passed += r.passed
+		sum.cpu += r.cpu
 		sum.failures = append(sum.failures, r.failures...)
 		sum.reasons = add(sum.reasons, r.reasons)
 		sum.times = append(sum.times, r.times...)
@@ -124,7 +125,7 @@ func printTable(out io.Writer, results []*result) bool {
 	for _, t := range sum.times[:min(10, len(sum.times))] {
 		fmt.Fprintf(out, "%5.0f s  %s\n", t.took.Seconds(), t.spec)
 	}
-	fmt.Fprintf(out, "\n%d passed, %d failed, %d skipped\n", sum.passed, len(sum.failures), sum.skipped())
+	fmt.Fprintf(out, "\n%.0f s of CPU time\n%d passed, %d failed, %d skipped\n", sum.cpu.Seconds(), sum.passed, len(sum.failures), sum.skipped())
 	return len(sum.failures) == 0
 }
 

@@ -47,7 +47,8 @@ type result struct {
 	failures []string       // names, and below them what was said
 	reasons  map[string]int // why tests were skipped, and how many
 	took     time.Duration
-	times    []timed // of specs
+	cpu      time.Duration // of its processes: user and system
+	times    []timed       // of specs, and of Go tests that passed
 
 	frames map[string]bool     // Go tests in which specs run
 	said   map[string][]string // what Go tests that are none have printed so far
@@ -96,14 +97,16 @@ func (r *result) run() {
 		r.failures = append(r.failures, err.Error())
 	}
 	r.took = time.Since(began)
-	r.out.print(r.name, fmt.Sprintf("ends: %d passed, %d failed, %d skipped in %.0f s", r.passed, len(r.failures), r.skipped(), r.took.Seconds()))
+	r.out.print(r.name, fmt.Sprintf("ends: %d passed, %d failed, %d skipped in %.0f s, %.0f s of CPU time", r.passed, len(r.failures), r.skipped(), r.took.Seconds(), r.cpu.Seconds()))
 }
 
 // exec runs the commands.
 func (r *result) exec() {
 	for _, command := range r.commands {
 		words := strings.Fields(command)
-		out, err := exec.Command(words[0], words[1:]...).CombinedOutput()
+		cmd := exec.Command(words[0], words[1:]...)
+		out, err := cmd.CombinedOutput()
+		r.cpu += cpuTime(cmd)
 		if err != nil {
 			r.out.print(r.name, string(out))
 			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
@@ -112,6 +115,14 @@ func (r *result) exec() {
 		}
 		r.passed++
 	}
+}
+
+// cpuTime returns the CPU time of a command that has ended and of all descendants that were waited for.
+func cpuTime(cmd *exec.Cmd) time.Duration {
+	if cmd.ProcessState == nil {
+		return 0 // it did not start
+	}
+	return cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 }
 
 func (r *result) test() error {
@@ -160,6 +171,7 @@ func (r *result) test() error {
 	}()
 	r.read(out)
 	err = <-done
+	r.cpu += cpuTime(cmd)
 	if err := r.readReports(dir); err != nil {
 		return err
 	}
@@ -184,7 +196,10 @@ func specFlags(report string) []string {
 }
 
 // event is one of `go doc cmd/test2json`.
-type event struct{ Action, Package, Test, Output string }
+type event struct {
+	Action, Package, Test, Output string
+	Elapsed                       float64 // seconds
+}
 
 // read reads what go test -json prints.
 func (r *result) read(out io.Reader) {
@@ -230,6 +245,7 @@ func (r *result) take(e event) {
 	case test == "" || e.Test != test || r.frames[id]:
 	case e.Action == "pass":
 		r.passed++
+		r.times = append(r.times, timed{r.name + ": " + id, time.Duration(e.Elapsed * float64(time.Second))})
 		delete(r.said, id)
 	case e.Action == "skip":
 		reason := strings.Join(r.said[id][:min(1, len(r.said[id]))], "") // "    file.go:1: reason"
