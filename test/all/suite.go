@@ -146,10 +146,10 @@ func (r *result) test() error {
 		return err
 	}
 	args := []string{"test", "-json", "-count=1", "-timeout=" + r.timeout, "-vet=off", "-exec=" + self} // lint has vetted everything
-	env := append(os.Environ(), reportsVariable+"="+dir)
+	env := append(os.Environ(), raceExit, reportsVariable+"="+dir)
 	if r.beside > 0 {
 		args = append([]string{"tool", "ginkgo", "run", fmt.Sprintf("-procs=%d", r.beside), "-vet=off", "-timeout=" + r.timeout, "-output-dir=" + dir}, specFlags("report.json")...)
-		env = append(os.Environ(), patience)
+		env = append(os.Environ(), raceExit, patience)
 		packages = r.patterns // folders, for ginkgo
 	}
 	if r.race {
@@ -189,6 +189,10 @@ func (r *result) test() error {
 // patience is for what comes in milliseconds, but not where two lanes and a race detector share
 // two processors.
 const patience = "GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=10s"
+
+// raceExit shortens the second that each program with the race detector sleeps before it exits:
+// the reports of its other threads take milliseconds.
+const raceExit = "GORACE=atexit_sleep_ms=50"
 
 // specFlags asks a suite for all specs, also the long ones, and a report of them.
 func specFlags(report string) []string {
