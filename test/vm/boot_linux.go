@@ -47,18 +47,24 @@ type Platform struct {
 	// folder is where test/kernel.sh leaves the kernel, below .cache; for another processor
 	// than this machine's with the programs that a machine needs.
 	folder string
-	// emulator is QEMU's program for the processor, with the options that it needs.
+	// emulator is QEMU's program for the CPU, with the options that it needs.
 	emulator []string
+	// cpu is the model to emulate: one that is emulated quickly.
+	cpu string
 	// console is what the kernel calls it.
 	console string
+	// options are further ones of the kernel.
+	options string
 }
 
 // PC, OldPC and ARM are all platforms.
 var (
-	PC    = &Platform{"amd64", "kernel", []string{"qemu-system-x86_64", "-cpu", "max"}, "ttyS0"}
-	OldPC = &Platform{"amd64", "kernel-5.10", PC.emulator, PC.console}
-	// The processor is one that is emulated quickly: "max" signs pointers.
-	ARM = &Platform{"arm64", "kernel-arm64", []string{"qemu-system-aarch64", "-machine", "virt", "-cpu", "cortex-a72"}, "ttyAMA0"}
+	// "max" has page tables of five levels, and SMAP. The kernel takes several TSCs for
+	// unsynchronized, which those of an emulator are not, and would use a much slower clock.
+	PC    = &Platform{"amd64", "kernel", []string{"qemu-system-x86_64"}, "Nehalem", "ttyS0", "tsc=reliable"}
+	OldPC = &Platform{"amd64", "kernel-5.10", PC.emulator, PC.cpu, PC.console, PC.options}
+	// "max" signs pointers.
+	ARM = &Platform{"arm64", "kernel-arm64", []string{"qemu-system-aarch64", "-machine", "virt"}, "cortex-a72", "ttyAMA0", ""}
 )
 
 // foreign reports whether it is another processor than this machine's.
@@ -156,12 +162,15 @@ func (p *Platform) NewImage(dir, init, usher string) (*Image, error) {
 	return i, writeImage(i.initramfs, init, usher, modules, programs)
 }
 
+// kvm is the accelerator that needs /dev/kvm.
+const kvm = "kvm"
+
 // chooseAccelerator tries whether the processor's help is to be had. On some
 // machines /dev/kvm is there, and what is booted with it stands still.
 func (i *Image) chooseAccelerator() string {
 	if !i.platform.foreign() && unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) == nil {
-		if console := i.run("kvm", "", trialTimeout); strings.Contains(console, upMark) {
-			return "kvm"
+		if console := i.run(kvm, "", trialTimeout); strings.Contains(console, upMark) {
+			return kvm
 		}
 	}
 	return "tcg,thread=multi"
@@ -179,10 +188,14 @@ func (i *Image) run(accelerator, kernel string, timeout time.Duration) string {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	emulator := i.platform.emulator[0]
-	cmd := exec.CommandContext(ctx, emulator, append(slices.Clone(i.platform.emulator[1:]), "-accel", accelerator, "-smp", "2", "-m", "1G",
+	cpu := i.platform.cpu
+	if accelerator == kvm {
+		cpu = "max" // the machine's own
+	}
+	cmd := exec.CommandContext(ctx, emulator, append(slices.Clone(i.platform.emulator[1:]), "-cpu", cpu, "-accel", accelerator, "-smp", "2", "-m", "1G",
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
 		"-kernel", i.kernel, "-initrd", i.initramfs,
-		"-append", "console="+i.platform.console+" "+kernelOptions+" "+kernelVariable+"="+strings.ReplaceAll(kernel, " ", "_")+" "+connectionsVariable+"="+os.Getenv(connectionsVariable))...)
+		"-append", "console="+i.platform.console+" "+kernelOptions+" "+i.platform.options+" "+kernelVariable+"="+strings.ReplaceAll(kernel, " ", "_")+" "+connectionsVariable+"="+os.Getenv(connectionsVariable))...)
 	var console bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &console, &console
 	// However the tests end, the machine does not outlive them: see PR_SET_PDEATHSIG in
