@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -27,17 +28,17 @@ import (
 // redirectChecks are what is checked of a portal that redirects.
 func redirectChecks(portal string) []Check {
 	const past = "who connects to the listener past the portal is aborted"
-	return append(sctpChecks(portal, portal == "nftables", true),
+	return slices.Concat(sctpChecks(ipv4, portal, portal == "nftables"), sctpChecks(ipv6, portal, false), []Check{
 		sctpCheck(ipv4, portal, past, directConnection),
 		sctpCheck(ipv6, portal, past, directConnection),
-		sctpCheck(ipv4, portal, "the listener takes another port of --proxy-port-range where its own is taken", portRange))
+		sctpCheck(ipv4, portal, "the listener takes another port of --proxy-port-range where its own is taken", portRange),
+	})
 }
 
-// sctpChecks hold whichever portal leads to usher. Those that addresses, routes and
-// rules have a part in are made with IPv6 too, if both families are asked for. The others are
-// of associations that a portal has brought to usher: all asks for them.
-func sctpChecks(portal string, all, both bool) []Check {
-	var over4, over6 []Check
+// sctpChecks hold whichever portal leads to usher. By default they are those that addresses, routes
+// and rules have a part in. The others are of associations that a portal has brought to usher:
+// all asks for them.
+func sctpChecks(ip family, portal string, all bool) (checks []Check) {
 	for _, c := range []struct {
 		name     string
 		byPortal bool
@@ -59,13 +60,10 @@ func sctpChecks(portal string, all, both bool) []Check {
 		{"associations may end when usher is stopped, and those that do not are aborted", false, draining},
 	} {
 		if all || c.byPortal {
-			over4 = append(over4, sctpCheck(ipv4, portal, c.name, c.body))
-		}
-		if both && c.byPortal {
-			over6 = append(over6, sctpCheck(ipv6, portal, c.name, c.body))
+			checks = append(checks, sctpCheck(ip, portal, c.name, c.body))
 		}
 	}
-	return append(over4, over6...)
+	return checks
 }
 
 // sctpCheck is one on a node of its own, where start starts usher.
