@@ -20,11 +20,9 @@ lint test: export GOFLAGS := $(GOFLAGS) -trimpath -ldflags=-s
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Of gRPC, usher has only types that OTLP's exporter names. With its debugging pages,
-# which grpcnotrace leaves out, the linker would keep all of every library (26 MB).
 .PHONY: build
 build: ## build bin/usher, a static binary
-	CGO_ENABLED=0 $(GO) build -tags grpcnotrace -trimpath -ldflags '$(LDFLAGS)' -o bin/usher ./cmd/usher
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/usher ./cmd/usher
 
 PLATFORMS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 
@@ -33,7 +31,7 @@ PLATFORMS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 win
 programs:
 	@for platform in $(PLATFORMS); do \
 		echo "building usher for $$platform"; \
-		CGO_ENABLED=0 GOOS=$${platform%/*} GOARCH=$${platform#*/} $(GO) build -buildvcs=true -tags grpcnotrace -trimpath -ldflags '$(LDFLAGS)' \
+		CGO_ENABLED=0 GOOS=$${platform%/*} GOARCH=$${platform#*/} $(GO) build -buildvcs=true -trimpath -ldflags '$(LDFLAGS)' \
 			-o bin/release/$${platform%/*}-$${platform#*/}/usher ./cmd/usher || exit 1; \
 	done
 
@@ -78,7 +76,7 @@ cross: ## check that everything, tests too, compiles for macOS and Windows, and 
 		export CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/}; \
 		echo "$$system"; \
 		$(GO) vet ./...; \
-		$(GO) build -tags grpcnotrace -o /dev/null ./cmd/usher; \
+		$(GO) build -o /dev/null ./cmd/usher; \
 		for package in ./cmd/usher ./proxy; do $(GO) test -c -o /dev/null $$package; done; \
 	done
 
@@ -124,7 +122,6 @@ lint: ## gofmt, go vet, staticcheck
 	cd test/deploy && $(GO) vet ./...
 	cd test/dashboard && $(GO) vet ./...
 	cd test/cluster && $(GO) vet ./...
-	cd test/otel && $(GO) vet ./...
 
 .PHONY: clean
 clean: ## remove what the build made

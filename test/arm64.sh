@@ -16,5 +16,5 @@ export GOMEGA_DEFAULT_EVENTUALLY_TIMEOUT=60s # emulated, and beside others
 go test -count=1 -vet=off -timeout=40m -exec "$emulator" ./affinity ./config/translate ./portal/iptables ./portal/nftables ./portal/redirect ./proxy ./proxy/balance ./proxy/forward ./proxy/proxyproto ./proxy/search
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-go build -tags grpcnotrace -ldflags '-s -w' -o "$dir/usher" ./cmd/usher
+go build -ldflags '-s -w' -o "$dir/usher" ./cmd/usher
 "$emulator" "$dir/usher" demo --once --portal=none

@@ -50,7 +50,7 @@ var _ = SynchronizedAfterSuite(func() {}, gexec.CleanupBuildArtifacts)
 // releasedUsher builds usher once, as it is released: static and without the race detector, which
 // takes ten times the CPU time.
 var releasedUsher = sync.OnceValues(func() (string, error) {
-	return gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", []string{"CGO_ENABLED=0"}, "-tags=grpcnotrace", "-trimpath", "-ldflags=-s -w")
+	return gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", []string{"CGO_ENABLED=0"}, "-trimpath", "-ldflags=-s -w")
 })
 
 // here is the folder of this suite, which go test starts it in.

@@ -90,7 +90,7 @@ func asked(kernel vm.Kernel) bool {
 func buildImage(p *vm.Platform) *vm.Image {
 	GinkgoHelper()
 	static, stripped := []string{"CGO_ENABLED=0", "GOARCH=" + p.Arch}, "-ldflags=-s -w"
-	usher, err := gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", static, stripped, "-tags=grpcnotrace")
+	usher, err := gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", static, stripped)
 	Expect(err).NotTo(HaveOccurred())
 	dir := filepath.Dir(usher) // gexec cleans up there
 	inside := filepath.Join(dir, "vm.test")

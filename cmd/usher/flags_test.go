@@ -158,6 +158,13 @@ var _ = Describe("what 'usher run' is told in several places", func() {
 		Expect(c.HealthzAddress).To(BeEmpty(), "as without the file")
 	})
 
+	It("warns of OpenTelemetry's variables, which usher followed once", func() {
+		GinkgoT().Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+		_, _, warnings, err := runWith("--manifests=/tmp")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(warnings).To(ConsistOf(And(HavePrefix("OTEL_EXPORTER_OTLP_ENDPOINT: ignored"), ContainSubstring("--access-log"))))
+	})
+
 	It("is kube-proxy's flags', as kube-proxy takes them", func() {
 		r, cmd, warnings, err := runWith("--hostname-override=Worker-1", "--healthz-bind-address=127.0.0.1", "--proxy-mode=iptables", "--node-name=worker-2",
 			"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cali",

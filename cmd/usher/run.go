@@ -118,7 +118,6 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 	if r.trace {
 		r.OnTrace = printTrace(cmd.OutOrStdout())
 	}
-	r.Spans = true
 	kept := os.Getenv(fdstore.KeeperVariable) != ""
 	if !r.keeper || kept {
 		if r.Manager, err = fdstore.FromEnvironment(r.Log); err != nil {
@@ -160,7 +159,8 @@ func (r *runCommand) run(cmd *cobra.Command) error {
 }
 
 // complete fills in what follows from other flags, and what kube-proxy's
-// configuration says where a flag does not. It returns warnings about that.
+// configuration says where a flag does not. It returns warnings about that, and about
+// settings that were removed.
 func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error) {
 	flags := cmd.Flags()
 	if err := r.oneSource(); err != nil { // before a file may say how to reach an API server
@@ -199,6 +199,11 @@ func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error)
 	if r.NodeName == "" && !r.Via.Remote() {
 		if r.NodeName, err = hostname(); err != nil {
 			return nil, err
+		}
+	}
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} {
+		if os.Getenv(name) != "" {
+			warnings = append(warnings, name+": ignored, usher no longer sends spans; collect the JSON of --access-log (docs/observing.md)")
 		}
 	}
 	return warnings, nil

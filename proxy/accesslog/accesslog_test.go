@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -87,6 +88,38 @@ var _ = Describe("an access log", func() {
 		var line struct{ Attempts []struct{ Error string } }
 		Expect(json.Unmarshal([]byte(out.String()), &line)).To(Succeed())
 		Expect(line.Attempts[0].Error).To(Equal("a \"quoted\"\n\\ error"))
+	})
+
+	It("has the fields that the documentation names, and no others", func() {
+		page, err := os.ReadFile("../../docs/observing.md")
+		Expect(err).NotTo(HaveOccurred())
+		_, table, found := strings.Cut(string(page), "\n| field | value | present |\n|---|---|---|\n")
+		Expect(found).To(BeTrue())
+		table, _, _ = strings.Cut(table, "\n\n")
+		documented := map[string]bool{}
+		for row := range strings.Lines(table) {
+			for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(strings.Split(row, "|")[1], -1) {
+				documented[name[1]] = true
+			}
+		}
+
+		var out strings.Builder
+		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
+			life := &trace.Life{ID: 7, Service: servicePort("http"), From: good, Via: &bad, To: good, Began: at}
+			t.Begin(life)
+			t.Step(life, &trace.Event{Kind: trace.Attempt, Time: at.Add(time.Millisecond), Attempt: 1, Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Queued: time.Millisecond, Seen: portal.SeenClient})
+			life.Answered(at.Add(time.Second))
+			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: trace.EndpointReset, Err: "connection reset by peer", Endpoint: good})
+		})
+		var line map[string]any
+		Expect(json.Unmarshal([]byte(out.String()), &line)).To(Succeed())
+		line["lost"] = nil // in a line of its own
+		for name := range line {
+			Expect(documented).To(HaveKey(name))
+		}
+		for name := range documented {
+			Expect(line).To(HaveKey(name))
+		}
 	})
 
 	It("has the load balancer that a client came through", func() {

@@ -51,7 +51,7 @@ type Options struct {
 
 // New returns a log of the connections that end from now on.
 func New(t *trace.Log, o Options) (*Log, error) {
-	l := &Log{out: o.Out, format: o.Format, errors: o.Log, ends: t.Follow(func(trace.Outcome) bool { return true }), rarely: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
+	l := &Log{out: o.Out, format: o.Format, errors: o.Log, ends: t.Follow(), rarely: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
 	if o.Path == "-" {
 		return l, nil
 	}

@@ -56,7 +56,7 @@ func newNode() *node {
 	n.health = h
 	a := admin.NewAPI(n.proxy, admin.APIOptions{Version: "v1", Reports: n.reports.All, Health: h})
 	n.metrics = admin.NewMetrics(n.proxy, h, "v1")
-	n.metrics.Watch(a, nil, nil, nil)
+	n.metrics.Watch(a, nil, nil)
 	server, err := admin.Serve("127.0.0.1:0", admin.Guard("127.0.0.1:0", admin.Handler(a, h, n.metrics.Registry, nil)), admin.MaxAdminClients)
 	Expect(err).NotTo(HaveOccurred())
 	n.addr, n.url = server.Addr(), "http://"+server.Addr().String()

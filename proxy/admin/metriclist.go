@@ -70,8 +70,6 @@ var (
 	portalFailures      = counter("usher_portal_failures_total", "Changes that could not be made in the kernel.")
 	accessLines         = counter("usher_access_log_lines_total", "Lines that were written to the access log.")
 	accessLost          = counter("usher_access_log_lost_total", "Lines that are missing in the access log.")
-	spansExported       = counter("usher_opentelemetry_connections_exported_total", "Connections whose spans were sent by OTLP.")
-	spansLost           = counter("usher_opentelemetry_connections_lost_total", "Connections whose spans are missing, among them any that had ended before they could be looked at.")
 	subscribersNow      = gauge("usher_event_subscribers", "Who reads /api/v1/events now.")
 	subscribersRefused  = counter("usher_event_subscribers_refused_total", "Who wanted to read /api/v1/events, and could not since there were too many.")
 	restarts            = counter("usher_restarts_total", "How often usher has ended unexpectedly, and was started again by its keeper.")

@@ -16,7 +16,6 @@ import (
 	"github.com/usherproxy/usher/proxy/dns"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/latency"
-	"github.com/usherproxy/usher/proxy/spans"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -121,18 +120,17 @@ var programmingBuckets = slices.Concat(
 // proxyCollector reads a proxy's numbers when somebody asks for them.
 type proxyCollector struct {
 	proxy     *proxy.Proxy
-	health    *Health         // nil for none
-	api       *API            // nil for none
-	accessLog *accesslog.Log  // nil for none
-	spans     *spans.Exporter // nil for none
-	names     *dns.Server     // nil for none
+	health    *Health        // nil for none
+	api       *API           // nil for none
+	accessLog *accesslog.Log // nil for none
+	names     *dns.Server    // nil for none
 	services  serviceSeries
 }
 
-// Watch adds the metrics of the API, of the access log, of the spans and of what answers
-// for names; all but the first may be nil.
-func (m *Metrics) Watch(a *API, l *accesslog.Log, x *spans.Exporter, names *dns.Server) {
-	m.proxy.api, m.proxy.accessLog, m.proxy.spans, m.proxy.names = a, l, x, names
+// Watch adds the metrics of the API, of the access log and of what answers for names; all but the
+// first may be nil.
+func (m *Metrics) Watch(a *API, l *accesslog.Log, names *dns.Server) {
+	m.proxy.api, m.proxy.accessLog, m.proxy.names = a, l, names
 }
 
 // Describe implements prometheus.Collector. It describes nothing, since which
@@ -223,10 +221,6 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	if c.accessLog != nil {
 		tell(accessLines, c.accessLog.Written())
 		tell(accessLost, c.accessLog.Lost())
-	}
-	if c.spans != nil {
-		tell(spansExported, c.spans.Exported())
-		tell(spansLost, c.spans.Lost())
 	}
 	if c.names != nil {
 		for _, q := range c.names.Queries() {

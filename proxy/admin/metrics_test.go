@@ -62,7 +62,6 @@ var _ = Describe("the metrics", func() {
 			switch name {
 			case "usher_udp_sessions_ended_total", "usher_service_port_problems", // none has ended, there is none
 				"usher_access_log_lines_total", "usher_access_log_lost_total", // there is no access log
-				"usher_opentelemetry_connections_exported_total", "usher_opentelemetry_connections_lost_total", // nobody is told of spans
 				"usher_dns_queries_total",                                                                                               // nobody answers for names
 				"kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", // another portal
 				"rest_client_requests_total", "rest_client_request_duration_seconds": // there is no API server

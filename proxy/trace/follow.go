@@ -19,11 +19,10 @@ type Follower struct {
 	ended  uint64 // connections, until and with the last one that was told or missed
 }
 
-// Follow returns a Follower of the connections that end from now on with an outcome that
-// wanted is true of, which is asked once for each, and must return quickly.
-func (l *Log) Follow(wanted func(Outcome) bool) *Follower {
+// Follow returns a Follower of the connections that end from now on.
+func (l *Log) Follow() *Follower {
 	reader, ended := l.ReaderOfEnds()
-	reader.only = wanted
+	reader.onlyEnds = true
 	return &Follower{reader, ended}
 }
 

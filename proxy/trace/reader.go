@@ -14,9 +14,8 @@ type Reader struct {
 	ended  uint64     // how many connections had ended before where it is
 	taken  []taken    // what it reads is told in full when nobody has to wait for that
 	looked int        // at how many events, the last time
-	// only says of which ends alone it is to tell; nil: of everything. Others do not count
-	// as ended.
-	only func(Outcome) bool
+	// onlyEnds leaves out every event but ends of connections.
+	onlyEnds bool
 }
 
 // position is how far a Reader is in a part.
@@ -173,7 +172,7 @@ func (r *Reader) takeNext() bool {
 	if r.change <= l.changes.added {
 		if change := *l.changes.at(r.change); change.Seq < first {
 			r.change++
-			if r.only == nil {
+			if !r.onlyEnds {
 				r.taken = append(r.taken, taken{change: change})
 			}
 			return true
@@ -186,11 +185,8 @@ func (r *Reader) takeNext() bool {
 	step := *l.parts[at].steps.at(place.next)
 	r.ended += uint64(step.ended - place.ended) // those that were missed, too
 	place.next, place.ended = place.next+1, step.ended
-	switch {
-	case r.only == nil || step.kind == Closed && r.only(step.life.ending.outcome):
+	if !r.onlyEnds || step.kind == Closed {
 		r.taken = append(r.taken, taken{step: step, ended: r.ended})
-	case step.kind == Closed:
-		r.ended--
 	}
 	return true
 }

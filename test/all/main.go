@@ -26,7 +26,6 @@ func main() {
 	dashboard := suite{name: "test/dashboard", dir: "test/dashboard", timeout: "20m", patterns: []string{"./..."}}
 	deploy := suite{name: "test/deploy", dir: "test/deploy", timeout: "20m", patterns: []string{"./..."}}
 	monitoring := suite{name: "test/monitoring", dir: ".", timeout: "20m", patterns: []string{"./test/monitoring"}}
-	otel := suite{name: "test/otel", dir: "test/otel", timeout: "20m", patterns: []string{"./..."}}
 	release := suite{name: "release", dir: "release", timeout: "30m", patterns: []string{"./..."}}
 	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}}
 	// First the other lane compiles, while specs of packages wait for time to pass.
@@ -35,7 +34,7 @@ func main() {
 	arm64 := suite{name: "arm64", commands: []string{"nice test/arm64.sh"}}
 	cross := suite{name: "cross", commands: []string{"nice go run ./test/cross darwin/arm64 windows/amd64"}}
 	if !run(os.Stdout,
-		stage{{packages, program}, {prepare, lint, cross, cluster, dashboard, otel, release, deploy, monitoring, arm64}},
+		stage{{packages, program}, {prepare, lint, cross, cluster, dashboard, release, deploy, monitoring, arm64}},
 		stage{{scale}},
 	) {
 		os.Exit(1)

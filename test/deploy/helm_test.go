@@ -71,11 +71,6 @@ var _ = Describe("the chart", func() {
 		Expect(chart(values("setConntrack: false")).pod().InitContainers).To(BeEmpty())
 	})
 
-	It("tells where spans go", func() {
-		Expect(chart(values("otlpEndpoint: http://127.0.0.1:4318")).container().Env).To(ContainElement(
-			corev1.EnvVar{Name: "OTEL_EXPORTER_OTLP_ENDPOINT", Value: "http://127.0.0.1:4318"}))
-	})
-
 	It("keeps a configuration that usher takes, and replaces Pods when it changes", func() {
 		i := chart(values("config: {mode: nftables, nodePortAddresses: [primary], nftables: {syncPeriod: 1m}}"))
 		Expect(i.config.Name).To(Equal(i.pod().Volumes[0].ConfigMap.Name))
@@ -226,7 +221,6 @@ var _ = Describe("the chart", func() {
 		Entry("logFormat", "logFormat: xml", "logFormat"),
 		Entry("keeper", "keeper: 'yes'", "keeper"),
 		Entry("a port", "adminAddress: ':65536'", "adminAddress"),
-		Entry("otlpEndpoint", "otlpEndpoint: 127.0.0.1:4318", "otlpEndpoint"),
 		Entry("config of another kind", "config: {kind: KubeletConfiguration}", "config/kind"),
 		Entry("where health is served, by config", "config: {healthzBindAddress: 0.0.0.0:10356}", "set healthzAddress"),
 		Entry("where metrics are, by config", "config: {metricsBindAddress: 0.0.0.0:9100}", "set adminAddress"),

@@ -31,7 +31,6 @@ func each(specs func(get func() *installation)) {
 				"healthzAddress":    ":10256",
 				"adminAddress":      "127.0.0.1:10249",
 				"networkPolicy":     map[string]any{"enabled": true},
-				"otlpEndpoint":      "http://127.0.0.1:4318",
 				"logFormat":         "text",
 				"podAnnotations":    map[string]any{"a": "b"},
 				"podLabels":         map[string]any{"c": "d"},

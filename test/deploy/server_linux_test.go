@@ -71,7 +71,7 @@ var matrix = map[string]string{
 	"no surge":              "updateStrategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 25%}}",
 	"by hand":               "updateStrategy: {type: OnDelete}",
 	"without a keeper":      "keeper: false\nremoveRules: true\ndrainTimeoutSeconds: 0",
-	"logs and spans":        "logLevel: debug\nlogFormat: text\notlpEndpoint: http://127.0.0.1:4318\nextraEnv: [{name: HOST_IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}]\nextraArgs: ['--access-log=-']",
+	"logs and environment":  "logLevel: debug\nlogFormat: text\nextraEnv: [{name: HOST_IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}]\nextraArgs: ['--access-log=-']",
 	"labels and secrets":    "podLabels: {team: net}\npodAnnotations: {a: b}\nimagePullSecrets: [{name: registry}]\nserviceAccount: {annotations: {c: d}}\nconfig: {clusterCIDR: 10.244.0.0/16}",
 	"others' account":       "serviceAccount: {create: false, name: theirs}\nrbac: {create: false}\nfullnameOverride: other",
 	"names of digits":       "fullnameOverride: '123'\nserviceAccount: {name: '456'}\npriorityClassName: '789'\nkubeProxyConfig: {configMap: '1e3'}\nnetworkPolicy: {enabled: true}\nadminAddress: ':10249'\npodMonitor: {enabled: true}",

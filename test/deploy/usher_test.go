@@ -27,7 +27,7 @@ func usherProgram() string {
 		dir, err := os.MkdirTemp("", "usher-deploy-")
 		Expect(err).NotTo(HaveOccurred())
 		built = filepath.Join(dir, "usher")
-		out, err := exec.Command("go", "build", "-C", root, "-tags", "grpcnotrace", "-o", built, "./cmd/usher").CombinedOutput()
+		out, err := exec.Command("go", "build", "-C", root, "-o", built, "./cmd/usher").CombinedOutput()
 		Expect(err).NotTo(HaveOccurred(), "%s", out)
 	}
 	return built

@@ -118,7 +118,7 @@ endpoints: [{addresses: [%[7]s]}, {addresses: [%[8]s]}]
 func (s *scene) startUsher() {
 	GinkgoHelper()
 	program := filepath.Join(s.dir, "usher")
-	out, err := exec.Command("go", "build", "-C", "../..", "-tags", "grpcnotrace", "-o", program, "./cmd/usher").CombinedOutput()
+	out, err := exec.Command("go", "build", "-C", "../..", "-o", program, "./cmd/usher").CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 	Expect(os.Mkdir(s.manifests, 0o755)).To(Succeed())
 	one, two := lab.Pod(1).String(), lab.Pod(2).String()

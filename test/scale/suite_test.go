@@ -26,7 +26,7 @@ var usherBinary string
 var _ = BeforeSuite(func() {
 	lab.Long()
 	var err error
-	usherBinary, err = gexec.Build("github.com/usherproxy/usher/cmd/usher", "-tags=grpcnotrace") // as make build does: a larger program takes more memory
+	usherBinary, err = gexec.Build("github.com/usherproxy/usher/cmd/usher")
 	Expect(err).NotTo(HaveOccurred())
 })
 

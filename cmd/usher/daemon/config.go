@@ -115,8 +115,6 @@ type Config struct {
 	AccessLog accesslog.Options
 	// AccessLogDefault says that the clients of Services that do not say are in the access log.
 	AccessLogDefault bool
-	// Spans makes the environment variables of OpenTelemetry count.
-	Spans bool
 	// DrainTimeout is how long connections may take to end when the daemon is stopped; 0
 	// breaks them at once.
 	DrainTimeout time.Duration

@@ -24,7 +24,6 @@ import (
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/dns"
 	"github.com/usherproxy/usher/proxy/portforward"
-	"github.com/usherproxy/usher/proxy/spans"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -47,9 +46,8 @@ type Daemon struct {
 	proxy        *proxy.Proxy
 	health       *admin.Health
 	healthChecks *admin.HealthChecks
-	metrics      *admin.Metrics  // nil without HTTP servers
-	accessLog    *accesslog.Log  // nil without one
-	spans        *spans.Exporter // nil without one
+	metrics      *admin.Metrics // nil without HTTP servers
+	accessLog    *accesslog.Log // nil without one
 	servers      servers
 
 	// nextAffinities is which of keptAffinities is kept first.
@@ -129,12 +127,6 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	}
 	if err := d.openAccessLog(); err != nil {
 		return err
-	}
-	if d.config.Spans {
-		// What the environment says is often meant for every program of a cluster: no Service waits for it to be right.
-		if d.spans, err = spans.New(ctx, d.proxy.Trace, spans.Options{Version: d.config.Version, Node: d.config.NodeName, Log: d.log}); err != nil {
-			d.log.WithError(err).Error("OpenTelemetry's variables cannot be followed: no spans are sent")
-		}
 	}
 	if err := d.startServers(ctx); err != nil {
 		return err
@@ -264,9 +256,6 @@ func (d *Daemon) startWorkers(ctx, traceCtx context.Context) {
 	}
 	if d.accessLog != nil {
 		d.workers.Go(func() { d.accessLog.Run(traceCtx) })
-	}
-	if d.spans != nil {
-		d.workers.Go(func() { d.spans.Run(traceCtx) })
 	}
 }
 

@@ -40,7 +40,7 @@ func (d *Daemon) startServers(ctx context.Context) error {
 	}
 	api := admin.NewAPI(d.proxy, o)
 	d.metrics = admin.NewMetrics(d.proxy, d.health, c.Version)
-	d.metrics.Watch(api, d.accessLog, d.spans, d.names)
+	d.metrics.Watch(api, d.accessLog, d.names)
 	d.proxy.OnSync = d.metrics.Synced
 	if d.reach.Load() != nil {
 		clientmetrics.Register(clientmetrics.RegisterOpts{RequestLatency: d.metrics, RequestResult: d.metrics})
