@@ -187,10 +187,6 @@ type ServicePort struct {
 	// AccessLog is whether clients of this port are in the access log; 0 is the proxy's default.
 	AccessLog Switch
 
-	// QuarantineSuspicious says that an endpoint which breaks most of its connections is put into
-	// quarantine. A UDP port has no such endpoints.
-	QuarantineSuspicious bool
-
 	// NodeAddress says that the endpoints see the node's address, and not their clients'.
 	NodeAddress bool
 

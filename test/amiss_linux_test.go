@@ -185,41 +185,4 @@ var _ = Describe("what went wrong an hour ago", func() {
 			Expect(err).To(ContainSubstring(wrong.says), "%v", wrong.args)
 		}
 	})
-
-	It("is kept away from clients, if the Service says so: an endpoint that resets is put into quarantine", func() {
-		var resets atomic.Bool
-		resets.Store(true)
-		bad := startResetting(l.Pods, lab.Pod(2), &resets)
-		good := startBackend(l.Pods, lab.Pod(1), 8080).addr
-		web.endpoints = []netip.AddrPort{good, bad}
-		web.metadata = `, annotations: {usher.io/quarantine-suspicious: "true"}`
-		u := start()
-		asked := func() *gbytes.Buffer {
-			_, _ = request(pod, web.vip()) // it may be reset
-			return u.Out
-		}
-		for _, length := range []string{"1.0", "2.0", "4.0", "8.0"} {
-			Eventually(asked).WithTimeout(20 * time.Second).WithPolling(time.Millisecond).
-				Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine, first probe in ` + regexp.QuoteMeta(length) + ` s: it broke 4 of its last 4 connections`))
-		}
-		for range 20 {
-			Expect(request(pod, web.vip())).To(Equal(good), "as long as it is in quarantine")
-		}
-		Expect(command("get", "endpoints", "web")).To(MatchRegexp(`10\.244\.0\.12:8080 +- +quarantined .* probe in \ds: it broke 4 of its last 4 connections`))
-		resets.Store(false)
-		Eventually(asked).WithTimeout(20 * time.Second).WithPolling(time.Millisecond).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again, to a probe`))
-		for range 40 {
-			Expect(request(pod, web.vip())).To(BeElementOf(good, bad))
-		}
-		Expect(command("get", "endpoints", "web")).To(MatchRegexp(`10\.244\.0\.12:8080 +- +ready `))
-
-		By("all that there are, which are tried all the same")
-		web.endpoints = []netip.AddrPort{bad}
-		web.write(u.manifests)
-		Eventually(u.Out).WithTimeout(10 * time.Second).Should(gbytes.Say(`10\.244\.0\.11:8080 removed`))
-		resets.Store(true)
-		Eventually(asked).WithTimeout(20 * time.Second).WithPolling(time.Millisecond).Should(gbytes.Say(`10\.244\.0\.12:8080 in quarantine`))
-		resets.Store(false)
-		Expect(request(pod, web.vip())).To(Equal(bad))
-	})
 })

@@ -37,10 +37,6 @@ const (
 // AnnotationAccessLog is whether its connections are in the access log: "true" or "false".
 const AnnotationAccessLog = AnnotationPrefix + "access-log"
 
-// AnnotationQuarantineSuspicious is whether an endpoint that breaks most of its connections is put into
-// quarantine: "true" or "false".
-const AnnotationQuarantineSuspicious = AnnotationPrefix + "quarantine-suspicious"
-
 // AnnotationClientAddress is whom the endpoints of a Service see: "auto", which is the
 // default, or "node".
 const AnnotationClientAddress = AnnotationPrefix + "client-address"
@@ -48,39 +44,50 @@ const AnnotationClientAddress = AnnotationPrefix + "client-address"
 // known are the annotations that are read. Of others' there are few, and of usher's own prefix
 // no other means anything.
 var known = map[string]bool{
-	AnnotationUDPIdleTimeout:       true,
-	AnnotationIdleTimeout:          true,
-	AnnotationMaxAge:               true,
-	AnnotationDrainTimeout:         true,
-	AnnotationSlowStart:            true,
-	AnnotationAccessLog:            true,
-	AnnotationQuarantineSuspicious: true,
-	AnnotationAWSIdleTimeout:       true,
-	AnnotationAWSDraining:          true,
-	AnnotationAWSDrainTimeout:      true,
-	AnnotationAWSAccessLog:         true,
-	AnnotationClientAddress:        true,
-	AnnotationProxyProtocol:        true,
-	AnnotationAcceptProxyProtocol:  true,
-	AnnotationAWSProxyProtocol:     true,
-	AnnotationScheduler:            true,
-	AnnotationWeight:               true,
-	AnnotationTopologyKeys:         true,
-	AnnotationProbe:                true,
-	AnnotationProbeInterval:        true,
-	AnnotationProbeTimeout:         true,
-	AnnotationProbeRise:            true,
-	AnnotationProbeFall:            true,
-	awsProbeProtocol:               true,
-	awsProbePath:                   true,
-	awsProbePort:                   true,
-	awsProbeInterval:               true,
-	awsProbeTimeout:                true,
-	awsProbeRise:                   true,
-	awsProbeFall:                   true,
-	AnnotationEndpointLimit:        true,
-	AnnotationQueueTimeout:         true,
+	AnnotationUDPIdleTimeout:      true,
+	AnnotationIdleTimeout:         true,
+	AnnotationMaxAge:              true,
+	AnnotationDrainTimeout:        true,
+	AnnotationSlowStart:           true,
+	AnnotationAccessLog:           true,
+	AnnotationAWSIdleTimeout:      true,
+	AnnotationAWSDraining:         true,
+	AnnotationAWSDrainTimeout:     true,
+	AnnotationAWSAccessLog:        true,
+	AnnotationClientAddress:       true,
+	AnnotationProxyProtocol:       true,
+	AnnotationAcceptProxyProtocol: true,
+	AnnotationAWSProxyProtocol:    true,
+	AnnotationScheduler:           true,
+	AnnotationWeight:              true,
+	AnnotationTopologyKeys:        true,
+	AnnotationProbe:               true,
+	AnnotationProbeInterval:       true,
+	AnnotationProbeTimeout:        true,
+	AnnotationProbeRise:           true,
+	AnnotationProbeFall:           true,
+	awsProbeProtocol:              true,
+	awsProbePath:                  true,
+	awsProbePort:                  true,
+	awsProbeInterval:              true,
+	awsProbeTimeout:               true,
+	awsProbeRise:                  true,
+	awsProbeFall:                  true,
+	AnnotationEndpointLimit:       true,
+	AnnotationQueueTimeout:        true,
 }
+
+// removed are annotations that had an effect once, and the reason and replacement.
+var removed = map[string]string{
+	AnnotationPrefix + "quarantine-suspicious": "removed, without effect: usher.io/probe checks endpoints actively, such as http:/healthz (docs/probes.md)",
+}
+
+// originRemoved is the origin of problems with removed annotations.
+const originRemoved = "removed"
+
+// Removed reports whether p names an annotation that no longer has an effect: a warning, since
+// the Service is served as without it.
+func (p Problem) Removed() bool { return p.Field.Origin == originRemoved }
 
 // Reads reports whether an annotation of a Service is one that usher looks at.
 func Reads(annotation string) bool {
@@ -93,6 +100,11 @@ func unknownAnnotations(svc *corev1.Service, p *problems) {
 	var own []string
 	for _, name := range slices.Sorted(maps.Keys(svc.Annotations)) {
 		if !strings.HasPrefix(name, AnnotationPrefix) || known[name] {
+			continue
+		}
+		if why := removed[name]; why != "" {
+			a, _ := annotation(svc, name)
+			p.add(a.wrong("%s", why).WithOrigin(originRemoved))
 			continue
 		}
 		if own == nil {

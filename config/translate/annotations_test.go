@@ -106,29 +106,15 @@ func TestAnAnnotationOfOursThatIsNotKnownIsTold(t *testing.T) {
 	g.Expect(problems[0].Error()).To(HavePrefix(`Service default/web: metadata.annotations: Unsupported value: "usher.io/idle-timeout": supported values: "usher.io/accept-proxy-protocol", `))
 }
 
-func TestSuspiciousEndpointsAreInQuarantineIfTheServiceSaysSo(t *testing.T) {
-	for _, c := range []struct {
-		annotation string
-		want       bool
-		problem    string
-	}{
-		{"true", true, ""},
-		{"false", false, ""},
-		{"on", false, `Service default/dns: metadata.annotations[usher.io/quarantine-suspicious]: Invalid value: "on": must be true or false; the default is used`},
-	} {
-		g := NewWithT(t)
-		svc := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "dns", Annotations: map[string]string{AnnotationQuarantineSuspicious: c.annotation}},
-			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{
-				{Name: "tcp", Port: 53, Protocol: corev1.ProtocolTCP}, {Name: "udp", Port: 53, Protocol: corev1.ProtocolUDP}}},
-		}
-		served, problems := Service(svc, nil, config.Node{}, Options{})
-		g.Expect(served.Ports[0].QuarantineSuspicious).To(Equal(c.want), c.annotation)
-		g.Expect(served.Ports[1].QuarantineSuspicious).To(BeFalse(), "UDP")
-		if c.problem == "" {
-			g.Expect(problems).To(BeEmpty())
-		} else {
-			g.Expect(problems).To(ConsistOf(MatchError(c.problem)))
-		}
+func TestARemovedAnnotationIsAWarningThatNamesItsReplacement(t *testing.T) {
+	g := NewWithT(t)
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{"usher.io/quarantine-suspicious": "true"}},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Port: 80}}},
 	}
+	served, problems := Service(svc, nil, config.Node{}, Options{})
+	g.Expect(served.Ports).To(HaveLen(1))
+	g.Expect(problems).To(ConsistOf(MatchError(`Service default/web: metadata.annotations[usher.io/quarantine-suspicious]: Invalid value: "true": ` +
+		`removed, without effect: usher.io/probe checks endpoints actively, such as http:/healthz (docs/probes.md)`)))
+	g.Expect(problems[0].Removed()).To(BeTrue())
 }

@@ -87,7 +87,6 @@ func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.Servi
 	drain := drainTimeout(svc, p)
 	slowStart := annotatedOrNever(svc, AnnotationSlowStart, p)
 	accessLog := accessLog(svc, opts.NoAccessLog, p)
-	suspicious := annotatedSwitch(svc, AnnotationQuarantineSuspicious, p) == config.On
 	nodeAddress := annotatedNodeAddress(svc, opts.NoClientAddress, p)
 	scheduler := annotatedScheduler(svc, p)
 	probe := annotatedProbe(svc, p)
@@ -130,7 +129,7 @@ func servicePorts(svc *corev1.Service, opts Options, p *problems) []config.Servi
 				served.UDPIdleTimeout = udpIdle
 			} else {
 				served.IdleTimeout, served.MaxAge, served.DrainTimeout = idle, maxAge, drain
-				served.EndpointLimit, served.QueueTimeout, served.QuarantineSuspicious = limit, queue, suspicious
+				served.EndpointLimit, served.QueueTimeout = limit, queue
 			}
 			if served.Protocol == config.TCP {
 				behind(served.VIPs, balancers)

@@ -241,7 +241,6 @@ func portSummary(v *proxy.PortView) api.PortSummary {
 		s.Sees = sees(portal.SeenClient)
 	}
 	s.SlowStartSeconds, s.DrainSeconds = max(0, v.Port.SlowStart).Seconds(), max(0, v.Port.DrainTimeout).Seconds()
-	s.QuarantineSuspicious = v.Port.QuarantineSuspicious
 	s.AccessLog = v.Port.AccessLog == config.On
 	if len(v.Listeners) > 0 {
 		s.Listener = v.Listeners[0].String()

@@ -121,7 +121,6 @@ type failed struct {
 	// what it failed is forgotten only when a client has been connected to it: one
 	// that answers nobody but probes shall not be back each time after a second.
 	answered bool
-	broke    bool      // it was suspicious: see Endpoint.Distrust
 	claimed  time.Time // a client's connection finds out; passed over until then
 	cause    error
 	doubt    netip.Addr // see Doubt; not valid for a failure
@@ -267,10 +266,6 @@ func (s *State) Doubt(client netip.Addr, now time.Time, cause error, q Quarantin
 // quarantine that begins, or 0.
 func (s *State) Fail(started, now time.Time, cause error, q Quarantine) time.Duration {
 	s.countFailure(now)
-	return s.quarantine(started, now, cause, q, false)
-}
-
-func (s *State) quarantine(started, now time.Time, cause error, q Quarantine, broke bool) time.Duration {
 	if q.First <= 0 {
 		return 0
 	}
@@ -289,7 +284,7 @@ func (s *State) quarantine(started, now time.Time, cause error, q Quarantine, br
 		}
 	}
 	length := q.length(times)
-	s.failed = &failed{times: times, until: now.Add(length), probed: q.Probed, cause: cause, enough: q.Max, broke: broke}
+	s.failed = &failed{times: times, until: now.Add(length), probed: q.Probed, cause: cause, enough: q.Max}
 	s.remembers.Store(true)
 	return length
 }
@@ -306,7 +301,7 @@ func (s *State) Probed(now time.Time, err error, blame bool, q Quarantine) (next
 	case f == nil || !f.probed: // a client has been faster
 		return 0, false
 	case err == nil:
-		s.answered(now)
+		f.probed, f.answered, f.until = false, true, now
 		return 0, !s.convicted()
 	case !blame:
 		next = q.length(f.times)
@@ -321,16 +316,6 @@ func (s *State) Probed(now time.Time, err error, blame bool, q Quarantine) (next
 	return next, news
 }
 
-// answered ends a quarantine. What the endpoint broke is forgotten: it shall get some connections, and show
-// what it is like. It is called with mu.
-func (s *State) answered(now time.Time) {
-	f := s.failed
-	f.probed, f.answered, f.until = false, true, now
-	if f.broke {
-		s.ends.Store(0)
-	}
-}
-
 // length returns the length of the quarantine after so many failures in a row.
 func (q Quarantine) length(failures int) time.Duration {
 	d := q.First
@@ -343,8 +328,7 @@ func (q Quarantine) length(failures int) time.Duration {
 	return d
 }
 
-// Succeed reports that a connection was established at now: the past is forgotten, unless it is that
-// the endpoint broke connections, which do not end as they begin. It
+// Succeed reports that a connection was established at now: the past is forgotten. It
 // returns whether that is how the endpoint has recovered.
 func (s *State) Succeed(now time.Time) bool {
 	s.Connected.Add(1)
@@ -353,13 +337,6 @@ func (s *State) Succeed(now time.Time) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.failed; f != nil && f.broke {
-		if f.answered || f.quarantined(now) {
-			return false
-		}
-		s.answered(now)
-		return !s.convicted()
-	}
 	news := s.failed != nil && !s.failed.answered && !s.convicted()
 	s.failed = nil
 	s.remember()

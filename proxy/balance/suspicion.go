@@ -1,7 +1,6 @@
 package balance
 
 import (
-	"fmt"
 	"math/bits"
 	"time"
 )
@@ -29,35 +28,9 @@ func (s *State) Ended(broken bool, now time.Time) {
 			now |= 1
 		}
 		if s.ends.CompareAndSwap(was, now) {
-			break
+			return
 		}
 	}
-	if !broken && s.remembers.Load() {
-		s.trust()
-	}
-}
-
-// trust forgets that the endpoint broke connections, if it does so no more.
-func (s *State) trust() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if f := s.failed; f != nil && f.broke && f.answered && counted(s.ends.Load()) == lately && !s.Suspicious() {
-		s.failed = nil
-		s.remember()
-	}
-}
-
-// Distrust puts an endpoint that is suspicious into quarantine at now, and tells the pool's watcher. It has
-// recovered when it answers again, as after an attempt that failed, and what it broke is
-// forgotten; how often is not, until it is not suspicious any more. So it gets a few connections
-// after each quarantine, which become longer.
-func (e *Endpoint) Distrust(now time.Time, q Quarantine) {
-	ends := e.ends.Load()
-	if !e.Suspicious() {
-		return
-	}
-	cause := fmt.Errorf("it broke %d of its last %d connections", broke(ends), counted(ends))
-	e.passOver(now, e.quarantine(now, now, cause, q, true), cause)
 }
 
 // counted returns how many ends there are in what State.ends has, and broke how many of them were broken.

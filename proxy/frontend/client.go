@@ -156,12 +156,6 @@ func (c *Client) Established(now time.Time, e *balance.Endpoint) {
 // Parted notes that the connection with an endpoint is over; broken, that this was the endpoint's fault.
 func (c *Client) Parted(now time.Time, e *balance.Endpoint, broken bool) {
 	e.Ended(broken, now)
-	if !broken || !c.Front.View().Port.QuarantineSuspicious {
-		return
-	}
-	q := c.Front.Quarantine()
-	q.Probed = q.Probed && !c.seen.Client() // see Origin
-	e.Distrust(now, q)
 }
 
 // Adopted reports that a predecessor has brought the client to an endpoint.

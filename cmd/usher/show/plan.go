@@ -224,9 +224,6 @@ func settings(p *api.ServicePort) map[string]string {
 	if p.EndpointLimit > 0 {
 		out["connections per endpoint"] = endpointLimit(&p.PortSummary)
 	}
-	if p.QuarantineSuspicious {
-		out["suspicious endpoint"] = "is put into quarantine"
-	}
 	if p.Probe != nil {
 		out["probes"] = fmt.Sprintf("%s, out after %d, back after %d", probe(p.Probe), p.Probe.Fall, p.Probe.Rise)
 	}

@@ -99,9 +99,6 @@ type PortSummary struct {
 	// terminates; left out where there is no such time.
 	SlowStartSeconds float64 `json:"slowStartSeconds,omitempty"`
 	DrainSeconds     float64 `json:"drainSeconds,omitempty"`
-	// QuarantineSuspicious says that an endpoint that breaks most of its connections is put into
-	// quarantine; left out if not.
-	QuarantineSuspicious bool `json:"quarantineSuspicious,omitempty"`
 	// AccessLog says that the access log has its clients; left out if not.
 	AccessLog bool `json:"accessLog,omitempty"`
 	// ProxyProtocol is left out if neither endpoints are told of their clients nor load
