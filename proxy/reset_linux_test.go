@@ -93,6 +93,22 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 				Expect(p.Stats().All.Attempts).To(BeEquivalentTo(1))
 			})
 
+			It("has not failed when the endpoint ends the connection without an answer", func() {
+				serve(lab.Backend(func(c net.Conn) { _, _ = io.ReadFull(c, make([]byte, 100)) }))
+				c, err := net.Dial("tcp", to)
+				Expect(err).NotTo(HaveOccurred())
+				defer c.Close()
+				Expect(c.Write(make([]byte, 100))).To(Equal(100))
+				Expect(c.SetReadDeadline(time.Now().Add(soon))).To(Succeed())
+				Expect(io.ReadAll(c)).To(BeEmpty())
+				c.Close()
+				Eventually(func() int64 { return p.Stats().Ends[trace.Unanswered] }).WithTimeout(soon).Should(BeEquivalentTo(1))
+				Expect(p.Stats().All.Failed).To(BeZero())
+				endpoint := p.Status()[0].Endpoints[0]
+				Eventually(endpoint.Unanswered).WithTimeout(soon).Should(BeEquivalentTo(1))
+				Expect(endpoint.Failed.Load()).To(BeZero())
+			})
+
 			It("gets its answer when it has only ended its own side", func() {
 				serve(lab.Refusing())
 				c := comes()

@@ -101,8 +101,7 @@ func newGetEndpoints() *cobra.Command {
 quarantined (it failed, or its probes did, and is passed over while there is
 another one; QUARANTINE says when it is probed next, or for how much longer that
 is, and why);
-suspicious (it takes its turn, but reset most of the connections that ended last, or
-closed them without a byte for a client that had sent some);
+suspicious (it takes its turn, but reset most of the connections that ended last);
 terminating (used only if none is ready); or not-ready. NOT USED says why an
 endpoint has no new connections, or none of some clients. CONNECT and FIRST BYTE are as
 those of 'usher get services', of the clients that had this endpoint in the end. An

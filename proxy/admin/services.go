@@ -347,7 +347,7 @@ func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoin
 		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: stateOf(e, now), Weight: e.Weight.Int(),
 		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: []string{},
 		Quarantine: quarantine(e, now),
-		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedLately: e.FailedLately(now),
+		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedLately: e.FailedLately(now), Unanswered: e.Unanswered(),
 		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(), Latency: endpointLatency(e, now),
 	}
 	var without []string // whose connections do not go to it

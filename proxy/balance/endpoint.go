@@ -59,7 +59,9 @@ type rare struct {
 	tried    atomic.Bool  // trial is there
 	times    atomic.Pointer[Times]
 	failures atomic.Pointer[latency.Recent] // when; how long it took does not matter
-	trial    *trial                         // nil if its last probe did not fail; see Judge. Guarded by State.mu
+
+	unanswered atomic.Int64 // see Unanswered
+	trial      *trial       // nil if its last probe did not fail; see Judge. Guarded by State.mu
 }
 
 // rarely returns s.rare, which is there from then on.
@@ -99,6 +101,18 @@ func (s *State) countFailure(now time.Time) {
 		r.failures.CompareAndSwap(nil, new(latency.Recent))
 	}
 	r.failures.Load().Observe(latency.Seconds, now, 0)
+}
+
+// CountUnanswered adds one to Unanswered.
+func (s *State) CountUnanswered() { s.rarely().unanswered.Add(1) }
+
+// Unanswered returns how many connections the endpoint ended first, without a byte for a client that had
+// sent some. They are no failures: some protocols have no answers.
+func (s *State) Unanswered() int64 {
+	if r := s.rare.Load(); r != nil {
+		return r.unanswered.Load()
+	}
+	return 0
 }
 
 // FailedLately returns how much of State.Failed was in the last 5 to 10 minutes before now.

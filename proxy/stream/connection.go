@@ -308,6 +308,9 @@ func (c *connection) Ended(r forward.Result) {
 	if r.End == forward.EndpointClosed && r.ToEndpoint > 0 && r.ToClient == 0 {
 		end = trace.Unanswered
 	}
+	if end == trace.Unanswered {
+		c.endpoint.CountUnanswered()
+	}
 	c.endpoint.Release()
 	c.endpoint.Moved(r.ToEndpoint, r.ToClient)
 	now := time.Now()

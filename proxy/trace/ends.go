@@ -72,7 +72,7 @@ var Ends = []EndMeaning{
 	{EndpointClosed, "both directions ended, the endpoint's first", FaultNone},
 	{ClientReset, "the client broke the connection off", FaultClient},
 	{EndpointReset, "the endpoint broke the connection off; for UDP, it had answered and now refuses", FaultEndpoint},
-	{Unanswered, "the endpoint ended first, without a byte for a client that had sent some", FaultEndpoint},
+	{Unanswered, "the endpoint ended first, without a byte for a client that had sent some; no failure, since some protocols have no answers", FaultNone},
 	{HalfClosedTimeout, "one direction had ended, or one side had and the other did not take what came before that, and nothing moved for `--half-closed-timeout`", FaultPolicy},
 	{NoEndpoint, "there was no endpoint to try", FaultEndpoint},
 	{AttemptsFailed, "every attempt failed", FaultEndpoint},

@@ -52,7 +52,7 @@ var checks = []check{
 	{"served", "service ports that are not served: conflicts, listeners, rules", served, false},
 	{"endpoints", "Services without endpoints, or without one on this node", endpoints, false},
 	{"quarantine", "endpoints in quarantine, and that were there again and again", quarantine, false},
-	{"breaks", "endpoints that break connections or refuse them", breaks, false},
+	{"breaks", "endpoints that break connections, refuse them or leave them unanswered", breaks, false},
 	{"past", "connections that failed, were retried or slow, as far back as they are kept", past, false},
 	{"slow", "how long clients waited lately, by Service and endpoint", slow, false},
 	{"reach", "whether endpoints that do badly can be reached from here", reach, true},
@@ -253,6 +253,24 @@ func failing(e *api.Endpoint) bool {
 	return e.State == api.EndpointSuspicious || e.FailedLately >= failedTimes && 100*e.FailedLately >= failedPercent*(connectedLately(e)+e.FailedLately)
 }
 
+// moreUnanswered is how many times the share of the other endpoints' connections that of an endpoint
+// has to be to be told, and at least one in ten.
+const moreUnanswered = 5
+
+// leavesUnanswered reports whether e left far more of its connections unanswered than the others of all, and
+// returns what those did together. Where all leave many unanswered, the protocol may have no answers.
+func leavesUnanswered(e *api.Endpoint, all []api.Endpoint) (others api.Endpoint, is bool) {
+	for i := range all {
+		if o := &all[i]; o != e {
+			others.Connected += o.Connected
+			others.Unanswered += o.Unanswered
+		}
+	}
+	is = others.Connected >= fewest && e.Unanswered >= fewestUnanswered && 10*e.Unanswered >= e.Connected &&
+		float64(e.Unanswered)*float64(others.Connected) >= moreUnanswered*float64(others.Unanswered)*float64(e.Connected)
+	return others, is
+}
+
 func connectedLately(e *api.Endpoint) int64 {
 	if e.Latency == nil {
 		return 0
@@ -264,7 +282,15 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 	s.ports(func(p place) {
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
-			if e.Quarantine != nil || !failing(e) {
+			if e.Quarantine != nil {
+				continue
+			}
+			if others, is := leavesUnanswered(e, p.port.Endpoints); is {
+				all = append(all, Finding{"", Warning, p.object, endpointName(e) + " leaves far more connections unanswered than others of its port",
+					fmt.Sprintf("since usher has started, it ended %d of %d connections without a byte for a client that had sent some, and the others of this port %d of %d", e.Unanswered, e.Connected, others.Unanswered, others.Connected),
+					"usher get connections " + p.name + " --state=ended --end=unanswered --endpoint " + e.Address + "; then the Pod's log"})
+			}
+			if !failing(e) {
 				continue
 			}
 			wrong := endpointName(e) + " fails some of what it gets"

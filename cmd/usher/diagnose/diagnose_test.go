@@ -257,6 +257,24 @@ var _ = Describe("an endpoint that has failed", func() {
 	})
 })
 
+var _ = DescribeTable("an endpoint that leaves connections unanswered", func(e, other api.Endpoint, told bool) {
+	e.Address, other.Address = "10.1.0.8:80", "10.1.0.9:80"
+	s := &subject{services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: []api.ServicePort{{Endpoints: []api.Endpoint{e, other}}}}}}
+	findings := breaks(GinkgoT().Context(), s)
+	if !told {
+		Expect(findings).To(BeEmpty())
+		return
+	}
+	Expect(findings).To(HaveLen(1))
+	Expect(findings[0]).To(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix("10.1.0.8:80 leaves far more")), HaveField("Known", ContainSubstring("50 of 100"))))
+},
+	Entry("is told if others answer", api.Endpoint{Connected: 100, Unanswered: 50}, api.Endpoint{Connected: 100, Unanswered: 9}, true),
+	Entry("is not if others leave as many: the protocol may have no answers", api.Endpoint{Connected: 100, Unanswered: 100}, api.Endpoint{Connected: 100, Unanswered: 95}, false),
+	Entry("is not if others had too few connections to compare with", api.Endpoint{Connected: 100, Unanswered: 50}, api.Endpoint{Connected: 19}, false),
+	Entry("is not if they are few", api.Endpoint{Connected: 4, Unanswered: 4}, api.Endpoint{Connected: 100}, false),
+	Entry("is not if they are a small share", api.Endpoint{Connected: 1000, Unanswered: 99}, api.Endpoint{Connected: 1000}, false),
+)
+
 var _ = Describe("the kernel's connection tracking", func() {
 	It("is told when its last tenth is begun, and where it is known", func() {
 		Expect(conntrackRoom(0, 0)).To(BeEmpty())

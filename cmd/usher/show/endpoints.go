@@ -42,6 +42,7 @@ var Endpoints = []Column[PortEndpoint]{
 	{Title: "FIRST BYTE", Right: true, Cell: func(e PortEndpoint) string { return FirstByte(e.Latency) }},
 	{Title: "QUARANTINE", Cell: func(e PortEndpoint) string { return QuarantineCell(e.Quarantine) }},
 	{Title: "NOT USED", Some: true, Cell: func(e PortEndpoint) string { return dash(e.NotUsed) }},
+	{Title: "UNANSWERED", Right: true, Wide: true, Cell: func(e PortEndpoint) string { return number(e.Unanswered) }},
 	{Title: "PROTOCOL", Wide: true, Cell: func(e PortEndpoint) string { return Clean(e.Protocol) }},
 	{Title: "NODE", Wide: true, Cell: func(e PortEndpoint) string { return dash(e.Node) }},
 	{Title: "ZONE", Wide: true, Cell: func(e PortEndpoint) string { return dash(e.Zone) }},

@@ -168,8 +168,7 @@ type Totals struct {
 	Accepted int64 `json:"accepted"`
 	// Established is for how many of those an endpoint was found.
 	Established int64 `json:"established"`
-	// Failed is how many ended without one, or were broken by it: reset, or closed without a
-	// byte for a client that had sent some.
+	// Failed is how many ended without one, or were reset by it.
 	Failed int64 `json:"failed"`
 	// Attempts is how many attempts to connect to an endpoint have ended,
 	// AttemptsFailed how many of those failed. Retries are the attempts after a
@@ -316,12 +315,15 @@ type Endpoint struct {
 	// Active is how many connections it has now, attempts under way among them, Limit how many
 	// it may have, left out if any number, Connected how many it ever had,
 	// Failed how many attempts failed, and how many connections it broke; FailedLately is how many
-	// of those there were in the last 5 to 10 minutes, the time of Latency, left out if none.
+	// of those there were in the last 5 to 10 minutes, the time of Latency, left out if none. Unanswered is
+	// how many connections it ended without a byte for a client that had sent some, which is no failure; left
+	// out if none.
 	Active          int64 `json:"active"`
 	Limit           int   `json:"limit,omitempty"`
 	Connected       int64 `json:"connected"`
 	Failed          int64 `json:"failed"`
 	FailedLately    int64 `json:"failedLately,omitempty"`
+	Unanswered      int64 `json:"unanswered,omitempty"`
 	BytesToEndpoint int64 `json:"bytesToEndpoint"`
 	BytesToClient   int64 `json:"bytesToClient"`
 	// Latency is left out if it had no connection lately.

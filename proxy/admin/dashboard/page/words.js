@@ -69,7 +69,7 @@ export const serviceStates = {
 
 export const endpointStates = {
   'ready': { mark: '✓', word: 'ready', means: 'it takes its turn', tone: 'good' },
-  'suspicious': { mark: '?', word: 'suspicious', means: 'it takes its turn, but reset most of the connections that ended last, or closed them without an answer', tone: 'bad' },
+  'suspicious': { mark: '?', word: 'suspicious', means: 'it takes its turn, but reset most of the connections that ended last', tone: 'bad' },
   'quarantined': { mark: '✗', word: 'quarantined', means: 'it failed, and is passed over while there is another one', tone: 'bad' },
   'terminating': { mark: '~', word: 'terminating', means: 'its Pod is ending; used only if none is ready', tone: 'warn' },
   'not-ready': { mark: '–', word: 'not ready', means: 'it is not used', tone: 'quiet' },
