@@ -357,3 +357,24 @@ func TestRefusedClientsHaveABoundedPartOfTheTrace(t *testing.T) {
 	g.Expect(f.Totals().Failed).To(BeEquivalentTo(10 * RefusalsPerSecond))
 	g.Expect(f.Trace.Ended(1000, func(*trace.Event) bool { return true })).To(HaveLen(told))
 }
+
+// TestEndsAreCountedByTheirWords: the labels of metrics, and what the API has of a Service.
+func TestEndsAreCountedByTheirWords(t *testing.T) {
+	g := NewWithT(t)
+	f := front(&Node{})
+	for i, word := range []string{"client-closed", "endpoint-closed", "client-reset", "endpoint-reset", "unanswered", "half-closed", "no-endpoint", "attempts-failed",
+		"queue-timeout", "not-through-portal", "source-refused", "header-refused", "limit", "drained", "aged", "idle", "endpoint-drained", "endpoint-left", "withdrawn", "internal"} {
+		g.Expect(trace.EndCodes()[i]).To(Equal(word))
+		for range i + 1 {
+			c := &Client{Life: &trace.Life{ID: f.NewID(), From: netip.MustParseAddrPort("203.0.113.1:1"), Began: time.Now()}, Front: f}
+			c.Accepted()
+			c.Closed(time.Now(), trace.Event{End: trace.End(word)})
+		}
+		for _, ends := range []map[trace.End]int64{f.Stats().Ends, f.Story().Ends()} {
+			g.Expect(ends).To(HaveLen(i + 1))
+			g.Expect(ends[trace.End(word)]).To(BeEquivalentTo(i + 1))
+		}
+	}
+	g.Expect(trace.EndCodes()).To(HaveLen(20))
+	g.Expect(f.Stats().Sessions.Ends).To(BeEmpty())
+}

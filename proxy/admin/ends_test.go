@@ -1,0 +1,131 @@
+package admin_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/accesslog"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// goldenEnds are all ends in the order in which the API returns them: word, fault, meaning. Alerts,
+// scripts and log queries of users contain the words, so they do not change.
+var goldenEnds = []api.End{
+	{Code: "client-closed", Fault: "none", Meaning: "both directions ended, the client's first"},
+	{Code: "endpoint-closed", Fault: "none", Meaning: "both directions ended, the endpoint's first"},
+	{Code: "client-reset", Fault: "client", Meaning: "the client broke the connection off"},
+	{Code: "endpoint-reset", Fault: "endpoint", Meaning: "the endpoint broke the connection off; for UDP, it had answered and now refuses"},
+	{Code: "unanswered", Fault: "endpoint", Meaning: "the endpoint ended first, without a byte for a client that had sent some"},
+	{Code: "half-closed", Fault: "policy", Meaning: "one direction had ended, or one side had and the other did not take what came before that, and nothing moved for `--half-closed-timeout`"},
+	{Code: "no-endpoint", Fault: "endpoint", Meaning: "there was no endpoint to try"},
+	{Code: "attempts-failed", Fault: "endpoint", Meaning: "every attempt failed"},
+	{Code: "queue-timeout", Fault: "endpoint", Meaning: "no endpoint had room for another connection in `--queue-timeout`, or in what the Service says"},
+	{Code: "not-through-portal", Fault: "client", Meaning: "it came straight to usher's port"},
+	{Code: "source-refused", Fault: "policy", Meaning: "the client is not in `loadBalancerSourceRanges`"},
+	{Code: "header-refused", Fault: "client", Meaning: "it came from a load balancer and did not begin with a header of the PROXY protocol, or with a wrong one, or did not send all of it in time; the error tells"},
+	{Code: "limit", Fault: "node", Meaning: "too many connections, or the node has run out of descriptors, memory or ports; a UDP session: another client needed the room, and this one had been idle longest, or the first datagram's hop limit was used up"},
+	{Code: "drained", Fault: "node", Meaning: "usher was stopped, and `--drain-timeout` was over; a UDP session ends as soon as usher is stopped"},
+	{Code: "aged", Fault: "policy", Meaning: "it had reached `--max-connection-age`"},
+	{Code: "idle", Fault: "none", Meaning: "nothing moved for `--connection-idle-timeout`; UDP: no datagram either way for `--udp-idle-timeout`, or for 1 min before the first answer"},
+	{Code: "endpoint-drained", Fault: "policy", Meaning: "the endpoint had left, or was terminating, for `--endpoint-drain-timeout`"},
+	{Code: "endpoint-left", Fault: "policy", Meaning: "UDP: the endpoint left, or serves no more"},
+	{Code: "withdrawn", Fault: "policy", Meaning: "UDP: the Service, or the VIP that the client used, was taken away"},
+	{Code: "internal", Fault: "usher", Meaning: "a fault of usher's; the error tells"},
+}
+
+var _ = Describe("the ends of connections", func() {
+	It("are listed by the API", func() {
+		var list api.EndList
+		Expect(newNode().get("/ends", &list)).To(Equal(http.StatusOK))
+		Expect(list.Items).To(Equal(goldenEnds))
+	})
+
+	It("are documented", func() {
+		page, err := os.ReadFile("../../docs/life-of-a-connection.md")
+		Expect(err).NotTo(HaveOccurred())
+		_, table, _ := strings.Cut(string(page), "| end | meaning |\n|---|---|\n")
+		table, _, _ = strings.Cut(table, "\n\n")
+		found := map[string]string{}
+		for _, row := range regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\| (.*) \\|$").FindAllStringSubmatch(table, -1) {
+			found[row[1]] = row[2]
+		}
+		documented := map[string]string{}
+		for _, e := range goldenEnds {
+			documented[e.Code] = e.Meaning
+		}
+		Expect(found).To(Equal(documented))
+	})
+
+	It("have the same words in connections, events and the access log", func() {
+		n, at := newNode(), time.Now()
+		log := logrus.New()
+		log.SetOutput(io.Discard)
+		lines := map[accesslog.Format]*strings.Builder{accesslog.JSON: {}, accesslog.Text: {}}
+		ctx, stop := context.WithCancel(context.Background())
+		var writing sync.WaitGroup
+		for format, out := range lines {
+			l, err := accesslog.New(n.proxy.Trace, accesslog.Options{Path: "-", Out: out, Format: format, Log: log})
+			Expect(err).NotTo(HaveOccurred())
+			writing.Go(func() { l.Run(ctx) })
+		}
+		endpoint := netip.MustParseAddrPort("10.1.0.8:80")
+		for i, e := range goldenEnds {
+			for id, established := range map[uint64]bool{uint64(i + 1): true, uint64(i + 101): false} {
+				life := &trace.Life{ID: id, From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second),
+					Service: &trace.Service{Port: config.PortID{Namespace: "default", Service: "web"}, Protocol: config.TCP, Unlogged: !established}}
+				closed := trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: trace.End(e.Code)}
+				n.proxy.Trace.Begin(life)
+				if established {
+					n.proxy.Trace.Step(life, &trace.Event{Kind: trace.Attempt, Time: at, Attempt: 1, Endpoint: endpoint})
+					closed.Endpoint, closed.ToEndpoint, closed.ToClient = endpoint, 3, 4
+				}
+				n.proxy.Trace.Step(life, &closed)
+			}
+		}
+		stop()
+		writing.Wait()
+		json, text := strings.Split(lines[accesslog.JSON].String(), "\n"), strings.Split(lines[accesslog.Text].String(), "\n")
+		for i, e := range goldenEnds {
+			Expect(json[i]).To(HaveSuffix(`,"bytesToEndpoint":3,"bytesToClient":4,"end":"` + e.Code + `"}`))
+			Expect(text[i]).To(HaveSuffix(" 3 4 " + e.Code))
+
+			var list api.ConnectionList
+			Expect(n.get("/connections?end="+e.Code, &list)).To(Equal(http.StatusOK))
+			Expect(list.Items).To(HaveLen(2))
+			never, was := list.Items[0], list.Items[1]
+			Expect([]any{was.End, was.BytesToEndpoint, was.BytesToClient, never.End}).To(Equal([]any{e.Code, int64(3), int64(4), e.Code}))
+			Expect(was.Outcomes).To(Equal(outcomes(e.Fault == "endpoint")), e.Code)
+			Expect(never.Outcomes).To(Equal(outcomes(!slices.Contains([]string{"idle", "endpoint-left", "withdrawn", "drained"}, e.Code))), e.Code)
+
+			events := n.subscribe("follow=false&history=true&kind=closed&outcome="+e.Code, "").events
+			Expect(events).To(HaveLen(2))
+			for _, event := range events {
+				Expect(event.End).To(Equal(e.Code))
+				Expect(event.Text).To(ContainSubstring(" closed after 1.0 s: " + e.Code))
+			}
+		}
+		Expect(n.fails("/connections?end=gone")).To(ContainSubstring("client-closed, endpoint-closed, client-reset"))
+	})
+})
+
+// outcomes are those of a connection in the API.
+func outcomes(failed bool) []string {
+	if failed {
+		return []string{"failed"}
+	}
+	return []string{"ok"}
+}
