@@ -154,8 +154,8 @@ var _ = Describe("a Proxy with a Dial of its own", func() {
 			for _, e := range told() {
 				switch {
 				case e.Kind == trace.Closed:
-					Expect(e.ToEndpoint).To(BeEquivalentTo(len(question)), "%s", e)
-					Expect(e.ToClient).To(BeEquivalentTo(len(question)), "%s", e)
+					Expect(e.End.ToEndpoint).To(BeEquivalentTo(len(question)), "%s", e)
+					Expect(e.End.ToClient).To(BeEquivalentTo(len(question)), "%s", e)
 				case e.Err != "":
 					Expect(e.Err).To(Equal(refusal.Error()))
 					failed++

@@ -21,6 +21,7 @@ import (
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -97,7 +98,7 @@ var _ = Describe("draining a Proxy", func() {
 			Expect(client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 			ends := o.Trace.Ended(10, func(*trace.Event) bool { return true })
 			Expect(ends).To(HaveLen(1))
-			Expect(ends[0].End).To(Equal(trace.Drained))
+			Expect(ends[0].End.Outcome).To(Equal(outcome.Drained))
 			tried := ends[0].Life.Tried()
 			Expect(tried).To(HaveLen(1))
 			Expect(tried[0].Err).To(Equal(last))

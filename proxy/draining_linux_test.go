@@ -18,6 +18,7 @@ import (
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -90,8 +91,8 @@ func specifyLeaving(portable bool) {
 		Expect(ask(c)).To(Succeed())
 		return c
 	}
-	ends := func() map[trace.End]int64 { return p.Stats().Ends }
-	drained := map[trace.End]int64{trace.EndpointDrained: 1}
+	ends := func() map[outcome.Outcome]int64 { return p.Stats().Ends }
+	drained := map[outcome.Outcome]int64{outcome.EndpointDrained: 1}
 
 	It("ends a silent connection to one that is gone, after the drain timeout and not before", func() {
 		c := connect()

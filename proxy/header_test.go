@@ -25,6 +25,7 @@ import (
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -148,7 +149,7 @@ func headerSpecs(tunneled bool) {
 				Expect(c.Write([]byte("payload"))).Error().NotTo(HaveOccurred())
 				Expect(c.CloseWrite()).To(Succeed())
 				Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(header(c) + "payload")))
-				Expect(last().ToEndpoint).To(BeEquivalentTo(len("payload")))
+				Expect(last().End.ToEndpoint).To(BeEquivalentTo(len("payload")))
 			})
 
 			It(fmt.Sprintf("%s: come at once, also if the client waits for the endpoint to speak", version), func() {
@@ -158,7 +159,7 @@ func headerSpecs(tunneled bool) {
 				Eventually(got).WithTimeout(10 * time.Second).Should(Receive(Equal(header(c)[:len(probe)-20])))
 				Expect(io.ReadFull(c, make([]byte, 5))).To(Equal(5))
 				c.Close()
-				Expect(last().ToEndpoint).To(BeZero())
+				Expect(last().End.ToEndpoint).To(BeZero())
 			})
 
 			It(fmt.Sprintf("%s: come anew to each endpoint that is tried", version), func() {
@@ -212,7 +213,7 @@ func headerSpecs(tunneled bool) {
 					Eventually(p.Connections).Should(BeZero())
 					ended := p.Trace.Ended(1, func(*trace.Event) bool { return true })[0]
 					peer := c.LocalAddr().(*net.TCPAddr).AddrPort()
-					Expect(ended.ToEndpoint).To(BeEquivalentTo(len(payload)))
+					Expect(ended.End.ToEndpoint).To(BeEquivalentTo(len(payload)))
 					if want.IsValid() {
 						Expect(ended.Client).To(Equal(want))
 						Expect(ended.Via).To(HaveValue(Equal(peer)))
@@ -257,7 +258,7 @@ func headerSpecs(tunneled bool) {
 				}
 				Expect(c.Read(make([]byte, 1))).Error().To(reset)
 				e := last()
-				Expect(e.End).To(Equal(trace.HeaderRefused))
+				Expect(e.End.Outcome).To(Equal(outcome.HeaderRefused))
 				Expect(e.Err).To(ContainSubstring(says))
 				Expect(e.Life.Attempts()).To(BeZero())
 				Expect(got).NotTo(Receive())
@@ -300,7 +301,7 @@ func headerSpecs(tunneled bool) {
 			Expect(p.Drain(ctx)).To(Equal(1))
 			Expect(time.Since(began)).To(BeNumerically("<", 4*time.Second))
 			Expect(c.Read(make([]byte, 1))).Error().To(reset)
-			Expect(last().End).To(Equal(trace.Drained))
+			Expect(last().End.Outcome).To(Equal(outcome.Drained))
 		})
 
 		It("are not looked for in what others send, who are served as ever", func() {
@@ -334,7 +335,7 @@ func headerSpecs(tunneled bool) {
 				_, err := asks(fmt.Sprint("198.51.100.", i))
 				Expect(err).To(reset)
 			}
-			Eventually(func() int64 { return p.Stats().Ends[trace.SourceRefused] }).Should(BeEquivalentTo(8))
+			Eventually(func() int64 { return p.Stats().Ends[outcome.SourceRefused] }).Should(BeEquivalentTo(8))
 			had := map[string]string{}
 			for i := range 14 {
 				client := fmt.Sprint("203.0.113.", i%7)
@@ -413,7 +414,7 @@ func headerSpecs(tunneled bool) {
 			close(jobs)
 			clients.Wait()
 			Eventually(p.Connections).WithTimeout(20 * time.Second).Should(BeZero())
-			Expect(p.Stats().Ends).To(Equal(map[trace.End]int64{trace.HeaderRefused: int64(n)}))
+			Expect(p.Stats().Ends).To(Equal(map[outcome.Outcome]int64{outcome.HeaderRefused: int64(n)}))
 			Expect(got).To(BeEmpty())
 			c := connect(at)
 			Expect(c.Write(v2)).Error().NotTo(HaveOccurred())

@@ -21,6 +21,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
@@ -300,7 +301,7 @@ var _ = Describe("a Proxy", func() {
 		Eventually(p.Connections).Should(BeZero())
 		Expect(answer(dial("web"))).To(Equal("one"))
 		s := p.Stats()
-		Expect(s.Ends).To(Equal(map[trace.End]int64{trace.Limit: tooMany, trace.ClientClosed: 3}))
+		Expect(s.Ends).To(Equal(map[outcome.Outcome]int64{outcome.Limit: tooMany, outcome.ClientClosed: 3}))
 		Expect(s.Accepted).To(BeEquivalentTo(tooMany + 4))
 		Expect(s.Unlogged).To(BeNumerically(">=", tooMany-10-int(10*time.Since(began).Seconds())-1), "the trace tells of ten a second")
 		Expect(s.Attempts[trace.Connected]).To(BeEquivalentTo(4))
@@ -317,7 +318,7 @@ var _ = Describe("a Proxy", func() {
 			if c, err := net.Dial("tcp", listener("web")); err == nil { // it may see the reset at once
 				c.Close()
 			}
-			Eventually(func() int64 { return p.Stats().Ends[trace.SourceRefused] }).WithPolling(time.Millisecond).WithTimeout(10 * time.Second).Should(BeEquivalentTo(i + 1))
+			Eventually(func() int64 { return p.Stats().Ends[outcome.SourceRefused] }).WithPolling(time.Millisecond).WithTimeout(10 * time.Second).Should(BeEquivalentTo(i + 1))
 			Eventually(p.Connections).WithPolling(time.Millisecond).Should(BeZero())
 		}
 		mayTell := 10 + int(10*time.Since(began).Seconds()) + 1
@@ -335,7 +336,7 @@ var _ = Describe("a Proxy", func() {
 		Eventually(p.Connections).Should(BeEquivalentTo(1), "accepted")
 		p.Apply([]config.Service{gone("web")})
 		Expect(c.Read(make([]byte, 1))).Error().To(HaveOccurred())
-		Eventually(func() int64 { return p.Stats().Ends[trace.NoEndpoint] }).Should(BeEquivalentTo(1))
+		Eventually(func() int64 { return p.Stats().Ends[outcome.NoEndpoint] }).Should(BeEquivalentTo(1))
 	})
 
 	It("leaves to chance which endpoint of a new Service is the first", func() {

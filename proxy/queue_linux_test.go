@@ -21,6 +21,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -109,7 +110,7 @@ func inLine(portable bool) {
 		_, err := c.Read(make([]byte, 1))
 		Expect(errors.Is(err, syscall.ECONNRESET)).To(BeTrue(), "%v", err)
 	}
-	ends := func(end trace.End) func() int64 { return func() int64 { return p.Stats().Ends[end] } }
+	ends := func(end outcome.Outcome) func() int64 { return func() int64 { return p.Stats().Ends[end] } }
 
 	It("go on in the order in which they came, and what they have sent is not lost", func() {
 		serve(echo("a"))
@@ -139,7 +140,7 @@ func inLine(portable bool) {
 		c := comes(1)
 		reset(c)
 		Expect(time.Since(began)).To(BeNumerically(">=", time.Second))
-		Eventually(ends(trace.QueueTimeout)).Should(BeEquivalentTo(1))
+		Eventually(ends(outcome.QueueTimeout)).Should(BeEquivalentTo(1))
 		Expect(inLine()).To(BeZero())
 	})
 
@@ -154,7 +155,7 @@ func inLine(portable bool) {
 		Expect(asks.(*net.TCPConn).CloseWrite()).To(Succeed())
 		gone.Close()
 		Eventually(inLine).WithTimeout(soon).Should(Equal(2))
-		Eventually(ends(trace.ClientReset)).WithTimeout(soon).Should(BeEquivalentTo(1))
+		Eventually(ends(outcome.ClientReset)).WithTimeout(soon).Should(BeEquivalentTo(1))
 		broken := comes(3)
 		fmt.Fprint(broken, "request")
 		Expect(broken.(*net.TCPConn).SetLinger(0)).To(Succeed())
@@ -192,7 +193,7 @@ func inLine(portable bool) {
 		c := comes(1)
 		apply()
 		reset(c)
-		Eventually(ends(trace.NoEndpoint)).WithTimeout(soon).Should(BeEquivalentTo(1))
+		Eventually(ends(outcome.NoEndpoint)).WithTimeout(soon).Should(BeEquivalentTo(1))
 
 		apply(a)
 		to = p.Status()[0].Listeners[0].String()
@@ -204,6 +205,6 @@ func inLine(portable bool) {
 		cancel()
 		p.Drain(over)
 		reset(c)
-		Expect(ends(trace.Drained)()).To(BeNumerically(">=", 1))
+		Expect(ends(outcome.Drained)()).To(BeNumerically(">=", 1))
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -73,7 +74,7 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 				GinkgoHelper()
 				Expect(c.SetLinger(0)).To(Succeed())
 				c.Close()
-				Eventually(func() int64 { return p.Stats().Ends[trace.ClientReset] }).WithTimeout(soon).Should(BeEquivalentTo(1))
+				Eventually(func() int64 { return p.Stats().Ends[outcome.ClientReset] }).WithTimeout(soon).Should(BeEquivalentTo(1))
 				// A connection is counted by its end first, and is not open any more a moment later.
 				Eventually(func() int64 { return p.Stats().Open }).WithTimeout(soon).Should(BeZero())
 				Eventually(func() int64 { return p.Stats().Established }).WithTimeout(soon).Should(BeZero())
@@ -102,7 +103,7 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 				Expect(c.SetReadDeadline(time.Now().Add(soon))).To(Succeed())
 				Expect(io.ReadAll(c)).To(BeEmpty())
 				c.Close()
-				Eventually(func() int64 { return p.Stats().Ends[trace.Unanswered] }).WithTimeout(soon).Should(BeEquivalentTo(1))
+				Eventually(func() int64 { return p.Stats().Ends[outcome.Unanswered] }).WithTimeout(soon).Should(BeEquivalentTo(1))
 				Expect(p.Stats().All.Failed).To(BeZero())
 				endpoint := p.Status()[0].Endpoints[0]
 				Eventually(endpoint.Unanswered).WithTimeout(soon).Should(BeEquivalentTo(1))

@@ -18,6 +18,7 @@ import (
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -143,7 +144,7 @@ var _ = Describe("a UDP session", func() {
 			Expect(got).To(Equal("round and round"))
 			return
 		}
-		Eventually(func() int64 { return p.Stats().Sessions.Ends[trace.AttemptsFailed] }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(1))
+		Eventually(func() int64 { return p.Stats().Sessions.Ends[outcome.AttemptsFailed] }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(1))
 		Expect(process.SetReadDeadline(time.Now())).To(Succeed())
 		Expect(process.ReadFromUDPAddrPort(make([]byte, 100))).Error().To(MatchError(os.ErrDeadlineExceeded))
 	},
@@ -168,7 +169,7 @@ var _ = Describe("a UDP session", func() {
 		}).WithTimeout(1500 * time.Millisecond).WithPolling(50 * time.Millisecond).Should(BeZero())
 		got, _ := receive(c)
 		Expect(got).To(Equal("a line of a log"))
-		Eventually(func() int64 { return p.Stats().Sessions.Ends[trace.Idle] }).WithTimeout(20 * time.Second).Should(BeEquivalentTo(1))
+		Eventually(func() int64 { return p.Stats().Sessions.Ends[outcome.Idle] }).WithTimeout(20 * time.Second).Should(BeEquivalentTo(1))
 		Expect(p.Stats().Recoveries).To(BeZero())
 
 		By("ending it by an answer")

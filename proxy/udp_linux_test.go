@@ -18,6 +18,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -96,7 +97,7 @@ func TestUDPSessionsAndLoopsEndWhenTheProxyStops(t *testing.T) {
 	p.Stop()
 	s = p.Stats().Sessions
 	g.Expect(s.Open).To(BeZero())
-	g.Expect(s.Ends).To(Equal(map[trace.End]int64{trace.Drained: 1}))
+	g.Expect(s.Ends).To(Equal(map[outcome.Outcome]int64{outcome.Drained: 1}))
 	client.Close()
 	g.Eventually(gleak.Goroutines).ShouldNot(gleak.HaveLeaked(append(before, ownEcho()...)))
 }
@@ -125,7 +126,7 @@ func TestASessionThatWaitsForAnEndpointThatLeftEndsBecauseOfThat(t *testing.T) {
 	}
 	p.Apply([]config.Service{echoService()})
 	p.Stop() // closes the listener, as the last endpoint's leave does behind a redirect
-	g.Expect(p.Stats().Sessions.Ends).To(Equal(map[trace.End]int64{trace.EndpointLeft: 1}))
+	g.Expect(p.Stats().Sessions.Ends).To(Equal(map[outcome.Outcome]int64{outcome.EndpointLeft: 1}))
 }
 
 // ownEcho returns the goroutines of the test's own servers.
@@ -243,7 +244,7 @@ func TestDatagramsToEndpointsBeginWithAHeaderIfTheServiceWantsIt(t *testing.T) {
 	p.Stop()
 	var payload int64
 	for _, e := range p.Trace.Ended(10, func(*trace.Event) bool { return true }) {
-		payload += e.ToEndpoint
+		payload += e.End.ToEndpoint
 	}
 	g.Expect(payload).To(BeNumerically(">=", len("firstsecondthird")))
 	g.Expect((payload-int64(len("firstthird")))%int64(len("second"))).To(BeZero(), "headers, of %d bytes, do not count", len(header))
@@ -294,7 +295,7 @@ func TestABusySessionIsNotIdleWhileRepliesCome(t *testing.T) {
 		g.Expect(client.Read(make([]byte, 8))).To(Equal(4))
 	}
 	g.Expect(p.Stats().Sessions.Open).To(BeEquivalentTo(1))
-	g.Eventually(func() map[trace.End]int64 { return p.Stats().Sessions.Ends }).WithTimeout(20 * time.Second).Should(Equal(map[trace.End]int64{trace.Idle: 1}))
+	g.Eventually(func() map[outcome.Outcome]int64 { return p.Stats().Sessions.Ends }).WithTimeout(20 * time.Second).Should(Equal(map[outcome.Outcome]int64{outcome.Idle: 1}))
 }
 
 func TestABusySessionEndsWhenItsEndpointRefuses(t *testing.T) {
@@ -302,7 +303,7 @@ func TestABusySessionEndsWhenItsEndpointRefuses(t *testing.T) {
 	p, client, server, _ := busySession(t, 0)
 	server.Close()
 	g.Expect(client.Write([]byte("x"))).Error().NotTo(HaveOccurred())
-	g.Eventually(func() map[trace.End]int64 { return p.Stats().Sessions.Ends }).WithTimeout(20 * time.Second).Should(Equal(map[trace.End]int64{trace.EndpointReset: 1}))
+	g.Eventually(func() map[outcome.Outcome]int64 { return p.Stats().Sessions.Ends }).WithTimeout(20 * time.Second).Should(Equal(map[outcome.Outcome]int64{outcome.EndpointReset: 1}))
 }
 
 func TestABusySessionEndsWithItsServiceAndIsCounted(t *testing.T) {
@@ -310,7 +311,7 @@ func TestABusySessionEndsWithItsServiceAndIsCounted(t *testing.T) {
 	p, client, _, _ := busySession(t, 0)
 	p.Stop()
 	s := p.Stats()
-	g.Expect(s.Sessions.Ends).To(Equal(map[trace.End]int64{trace.Drained: 1}))
+	g.Expect(s.Sessions.Ends).To(Equal(map[outcome.Outcome]int64{outcome.Drained: 1}))
 	g.Expect(s.Sessions.ToClient).To(BeEquivalentTo(4000))
 	again, err := net.ListenUDP("udp", client.RemoteAddr().(*net.UDPAddr)) // the listener's socket is closed
 	g.Expect(err).NotTo(HaveOccurred())

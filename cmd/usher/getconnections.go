@@ -16,6 +16,7 @@ import (
 	"github.com/usherproxy/usher/cmd/usher/show"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -66,14 +67,14 @@ has the list.`,
 	}
 	flags := cmd.Flags()
 	cli.Choice(flags, &q.State, "state", "", "`which`: open (without it), ended, all", api.Values("/connections", "state")...)
-	cli.SomeOf(flags, &q.Outcome, "outcome", "only those with this `outcome`: "+strings.Join(trace.OutcomeWords(), ", ")+"; several with commas", trace.OutcomeWords()...)
+	cli.SomeOf(flags, &q.Outcome, "outcome", "only those with this `outcome`: "+strings.Join(trace.FlagWords(), ", ")+"; several with commas", trace.FlagWords()...)
 	flags.DurationVar(&q.Slower, "slower-than", 0, "only those whose clients waited for longer until the endpoint's first byte came or, while none has, until they were established")
 	flags.DurationVar(&q.Last, "last", 0, "only those that ended in this time before now")
 	cli.Choice(flags, &q.Sort, "sort", "", "by what, the largest first: duration, connect, first-byte, bytes; or newest, as without it", api.Values("/connections", "sort")...)
 	flags.StringVar(&q.Client, "client", "", "only those of this `client`: an address, an address and port, or a network")
 	flags.StringVar(&q.Endpoint, "endpoint", "", "only those with this `endpoint`: an address, an address and port, or a Pod")
 	cli.Choice(flags, &q.Protocol, "protocol", "", "only those of this `protocol`: TCP, UDP, SCTP", api.Values("/connections", "protocol")...)
-	cli.Choice(flags, &q.End, "end", "", "only those that ended with this `code`", trace.EndCodes()...)
+	cli.Choice(flags, &q.End, "end", "", "only those that ended with this `code`", outcome.Words()...)
 	flags.BoolVar(&q.Retried, "retried", false, "only those with more than one attempt")
 	f.registerAll(cmd)
 	return cmd

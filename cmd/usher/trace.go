@@ -18,7 +18,7 @@ import (
 	"github.com/usherproxy/usher/cmd/usher/show"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 func newTrace() *cobra.Command {
@@ -55,8 +55,8 @@ On a terminal lines have colours, unless NO_COLOR is set.`,
 	flags.StringVar(&t.query.Endpoint, "endpoint", "", "only this `endpoint`: an address, an address and port, or a Pod")
 	cli.Choice(flags, &t.query.Protocol, "protocol", "", "only this `protocol`: TCP, UDP, SCTP", api.Values("/events", "protocol")...)
 	cli.SomeOf(flags, &t.query.Outcome, "outcome", "only steps with this `outcome`: ok, retry, failed, or the code of an end; several with commas",
-		append([]string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}, trace.EndCodes()...)...)
-	cli.SomeOf(flags, &t.end, "end", "only ends with this `code`; several with commas", trace.EndCodes()...)
+		append([]string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}, outcome.Words()...)...)
+	cli.SomeOf(flags, &t.end, "end", "only ends with this `code`; several with commas", outcome.Words()...)
 	flags.DurationVar(&t.query.Slower, "slower-than", 0, "only ends of connections whose clients waited for longer until the endpoint's first byte came or, while none has, until they were established")
 	flags.Uint64Var(&t.query.Connection, "connection", 0, "only the connection with this `number`")
 	flags.DurationVar(&t.since, "since", 0, "begin with what happened in this time before now, as far as it is still known")

@@ -21,6 +21,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/accesslog"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -48,7 +49,7 @@ func retried(t *trace.Log, err string) {
 	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(time.Millisecond), Attempt: 1, Endpoint: bad, Pod: "default/web-1", Took: 500 * time.Microsecond, Result: trace.Refused, Err: err})
 	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(2 * time.Millisecond), Attempt: 2, Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Seen: portal.SeenClient})
 	life.Answered(life.Began.Add(3500 * time.Microsecond))
-	t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: trace.ClientClosed, ToEndpoint: 73, ToClient: 131, Endpoint: good})
+	t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 73, ToClient: 131}, Endpoint: good})
 }
 
 var _ = Describe("an access log", func() {
@@ -109,7 +110,7 @@ var _ = Describe("an access log", func() {
 			t.Begin(life)
 			t.Step(life, &trace.Event{Kind: trace.Attempt, Time: at.Add(time.Millisecond), Attempt: 1, Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Queued: time.Millisecond, Seen: portal.SeenClient})
 			life.Answered(at.Add(time.Second))
-			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: trace.EndpointReset, Err: "connection reset by peer", Endpoint: good})
+			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: outcome.Result{Outcome: outcome.EndpointReset, Err: errors.New("connection reset by peer")}, Endpoint: good})
 		})
 		var line map[string]any
 		Expect(json.Unmarshal([]byte(out.String()), &line)).To(Succeed())
@@ -156,7 +157,7 @@ var _ = Describe("an access log", func() {
 			life := &trace.Life{ID: 7, Service: servicePort("x\ny"), From: good, To: good, Began: at}
 			t.Begin(life)
 			t.Step(life, &trace.Event{Kind: trace.Attempt, Time: at, Attempt: 1, Endpoint: good, Pod: "default/a b\n\x1b"})
-			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, End: trace.ClientClosed, Endpoint: good})
+			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, End: outcome.Result{Outcome: outcome.ClientClosed}, Endpoint: good})
 		})
 		Expect(out.String()).To(And(ContainSubstring(` "default/web:x\ny" TCP `), ContainSubstring(` "default/a b\n\x1b" `)))
 		Expect(strings.Count(out.String(), "\n")).To(Equal(1))

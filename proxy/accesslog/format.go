@@ -85,9 +85,9 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 		b = appendMilliseconds(appendName(b, "firstByteMs"), first)
 	}
 	b = appendMilliseconds(appendName(b, "durationMs"), e.Took)
-	b = strconv.AppendInt(appendName(b, "bytesToEndpoint"), e.ToEndpoint, 10)
-	b = strconv.AppendInt(appendName(b, "bytesToClient"), e.ToClient, 10)
-	b = appendField(b, "end", string(e.End))
+	b = strconv.AppendInt(appendName(b, "bytesToEndpoint"), e.End.ToEndpoint, 10)
+	b = strconv.AppendInt(appendName(b, "bytesToClient"), e.End.ToClient, 10)
+	b = appendField(b, "end", e.End.Outcome.String())
 	b = appendField(b, "error", e.Err)
 	return append(b, '}', '\n')
 }
@@ -166,9 +166,9 @@ func textLine(b []byte, e *trace.Event) []byte {
 		b = append(b, "- "...)
 	}
 	b = append(appendMilliseconds(b, e.Took), ' ')
-	b = append(strconv.AppendInt(b, e.ToEndpoint, 10), ' ')
-	b = append(strconv.AppendInt(b, e.ToClient, 10), ' ')
-	b = append(b, e.End...)
+	b = append(strconv.AppendInt(b, e.End.ToEndpoint, 10), ' ')
+	b = append(strconv.AppendInt(b, e.End.ToClient, 10), ' ')
+	b = append(b, e.End.Outcome.String()...)
 	if e.Err != "" {
 		b = append(b, ' ')
 		b = strconv.AppendQuote(b, e.Err)

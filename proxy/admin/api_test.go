@@ -24,6 +24,7 @@ import (
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
@@ -248,7 +249,7 @@ var _ = Describe("the API of a proxy", func() {
 			var ended api.Connection
 			Expect(n.get(fmt.Sprintf("/connections/%d", c.ID), &ended)).To(Equal(200))
 			Expect(ended.State).To(Equal(api.Ended))
-			Expect(ended.End).To(Equal(string(trace.Drained)))
+			Expect(ended.End).To(Equal(outcome.Drained.String()))
 			Expect(ended.BytesToClient).To(BeEquivalentTo(5))
 			Expect(ended.Attempts).To(Equal(c.Attempts))
 			n.get("/connections", &list)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -42,11 +43,11 @@ func newConnectionSelection(query url.Values) (s connectionSelection, err error)
 	if s.selection, err = newSelection(query); err != nil {
 		return s, err
 	}
-	if s.outcomes, err = oneOfEach("outcome", query.Get("outcome"), trace.OutcomeWords()); err != nil {
+	if s.outcomes, err = oneOfEach("outcome", query.Get("outcome"), trace.FlagWords()); err != nil {
 		return s, err
 	}
 	if s.end = query.Get("end"); s.end != "" {
-		if _, err = oneOfEach("end", s.end, trace.EndCodes()); err != nil {
+		if _, err = oneOfEach("end", s.end, outcome.Words()); err != nil {
 			return s, err
 		}
 	}
@@ -83,13 +84,13 @@ func (s *connectionSelection) matches(log *trace.Log, c seen, now time.Time) boo
 		return false
 	}
 	if c.end == nil {
-		return s.end == "" && s.last == 0 && s.hasOutcome(log.Outcome(c.life, c.lasted(now), ""))
+		return s.end == "" && s.last == 0 && s.hasOutcome(log.Flags(c.life, c.lasted(now), outcome.Open))
 	}
-	return (s.end == "" || string(c.end.End) == s.end) && (s.last == 0 || now.Sub(c.end.Time) <= s.last) && s.hasOutcome(c.end.Outcome)
+	return (s.end == "" || c.end.End.Outcome.String() == s.end) && (s.last == 0 || now.Sub(c.end.Time) <= s.last) && s.hasOutcome(c.end.Flags)
 }
 
-func (s *connectionSelection) hasOutcome(o trace.Outcome) bool {
-	return s.outcomes == nil || slices.ContainsFunc(o.Words(), func(word string) bool { return slices.Contains(s.outcomes, word) })
+func (s *connectionSelection) hasOutcome(f trace.Flags) bool {
+	return s.outcomes == nil || slices.ContainsFunc(f.Words(), func(word string) bool { return slices.Contains(s.outcomes, word) })
 }
 
 // all returns the connections that are wanted, the newest first.
@@ -226,10 +227,10 @@ func (a *API) tell(s seen, now time.Time) api.Connection {
 	}
 	if s.end == nil {
 		c.BytesToEndpoint, c.BytesToClient = a.proxy.Trace.Bytes(l)
-		c.Outcomes = a.proxy.Trace.Outcome(l, now.Sub(l.Began), "").Words()
+		c.Outcomes = a.proxy.Trace.Flags(l, now.Sub(l.Began), outcome.Open).Words()
 		return c
 	}
-	c.State, c.End, c.Error, c.Outcomes = api.Ended, string(s.end.End), s.end.Err, s.end.Outcome.Words()
-	c.BytesToEndpoint, c.BytesToClient = s.end.ToEndpoint, s.end.ToClient
+	c.State, c.End, c.Error, c.Outcomes = api.Ended, s.end.End.Outcome.String(), s.end.Err, s.end.Flags.Words()
+	c.BytesToEndpoint, c.BytesToClient = s.end.End.ToEndpoint, s.end.End.ToClient
 	return c
 }

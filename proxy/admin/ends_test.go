@@ -19,6 +19,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -29,7 +30,7 @@ var goldenEnds = []api.End{
 	{Code: "endpoint-closed", Fault: "none", Meaning: "both directions ended, the endpoint's first"},
 	{Code: "client-reset", Fault: "client", Meaning: "the client broke the connection off"},
 	{Code: "endpoint-reset", Fault: "endpoint", Meaning: "the endpoint broke the connection off; for UDP, it had answered and now refuses"},
-	{Code: "unanswered", Fault: "endpoint", Meaning: "the endpoint ended first, without a byte for a client that had sent some"},
+	{Code: "unanswered", Fault: "none", Meaning: "the endpoint ended first, without a byte for a client that had sent some; no failure, since some protocols have no answers"},
 	{Code: "half-closed", Fault: "policy", Meaning: "one direction had ended, or one side had and the other did not take what came before that, and nothing moved for `--half-closed-timeout`"},
 	{Code: "no-endpoint", Fault: "endpoint", Meaning: "there was no endpoint to try"},
 	{Code: "attempts-failed", Fault: "endpoint", Meaning: "every attempt failed"},
@@ -87,11 +88,11 @@ var _ = Describe("the ends of connections", func() {
 			for id, established := range map[uint64]bool{uint64(i + 1): true, uint64(i + 101): false} {
 				life := &trace.Life{ID: id, From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second),
 					Service: &trace.Service{Port: config.PortID{Namespace: "default", Service: "web"}, Protocol: config.TCP, Unlogged: !established}}
-				closed := trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: trace.End(e.Code)}
+				closed := trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: outcome.Result{Outcome: outcome.Named(e.Code)}}
 				n.proxy.Trace.Begin(life)
 				if established {
 					n.proxy.Trace.Step(life, &trace.Event{Kind: trace.Attempt, Time: at, Attempt: 1, Endpoint: endpoint})
-					closed.Endpoint, closed.ToEndpoint, closed.ToClient = endpoint, 3, 4
+					closed.Endpoint, closed.End.ToEndpoint, closed.End.ToClient = endpoint, 3, 4
 				}
 				n.proxy.Trace.Step(life, &closed)
 			}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -76,7 +77,7 @@ func kindNames() string {
 
 // eventOutcomes are what events may be asked for by.
 func eventOutcomes() []string {
-	return append([]string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}, trace.EndCodes()...)
+	return append([]string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}, outcome.Words()...)
 }
 
 // matches reports whether e is wanted.
@@ -94,14 +95,14 @@ func (s *eventSelection) matches(e *trace.Event) bool {
 }
 
 // hasOutcome reports whether e is a step with that outcome.
-func hasOutcome(e *trace.Event, outcome string) bool {
-	switch outcome {
+func hasOutcome(e *trace.Event, wanted string) bool {
+	switch wanted {
 	case api.OutcomeOK:
-		return e.Kind == trace.Established || e.Kind == trace.Closed && e.Outcome&trace.Broken == 0
+		return e.Kind == trace.Established || e.Kind == trace.Closed && e.Flags&trace.Broken == 0
 	case api.OutcomeRetry:
 		return e.Kind == trace.Attempt && (e.Err != "" || e.Attempt > 1) || e.Kind == trace.Waiting
 	case api.OutcomeFailed:
-		return e.Kind == trace.Closed && e.Outcome&trace.Broken != 0
+		return e.Kind == trace.Closed && e.Flags&trace.Broken != 0
 	}
-	return e.Kind == trace.Closed && string(e.End) == outcome
+	return e.Kind == trace.Closed && e.End.Outcome.String() == wanted
 }

@@ -46,7 +46,7 @@ func (g group) ends() (all map[string]int64) {
 			if all == nil {
 				all = map[string]int64{}
 			}
-			all[string(end)] += n
+			all[end.String()] += n
 		}
 	}
 	return all

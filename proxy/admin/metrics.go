@@ -145,7 +145,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	tell(connectionsAccepted, s.Accepted)
 	tell(connectionsServed, s.Established)
 	for end, n := range s.Ends {
-		tell(connectionsClosed, n, string(end))
+		tell(connectionsClosed, n, end.String())
 	}
 	tell(connectionsOpen, s.Open)
 	tell(connectionsLimit, s.Limit)
@@ -177,7 +177,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	tell(udpSessionsBegun, u.Begun)
 	tell(udpSessionsAnswered, u.Answered)
 	for end, n := range u.Ends {
-		tell(udpSessionsEnded, n, string(end))
+		tell(udpSessionsEnded, n, end.String())
 	}
 	tell(udpSessionsOpen, u.Open)
 	tell(udpSessionsLimit, u.Limit)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/frontend"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // status answers /status.
@@ -29,9 +29,9 @@ func (a *API) status(*http.Request) (any, error) {
 	var total int
 	out.Problems, total, out.Attention = a.problems(&s, out.Now)
 	out.ProblemsUntold = total - len(out.Problems)
-	for _, ends := range []map[trace.End]int64{s.Ends, s.Sessions.Ends} {
+	for _, ends := range []map[outcome.Outcome]int64{s.Ends, s.Sessions.Ends} {
 		for end, n := range ends {
-			out.Ends[string(end)] += n
+			out.Ends[end.String()] += n
 		}
 	}
 	return out, nil
@@ -48,8 +48,8 @@ func totals(t frontend.Totals) api.Totals {
 // ends answers /ends.
 func (a *API) ends(*http.Request) (any, error) {
 	list := api.EndList{}
-	for _, e := range trace.Ends {
-		list.Items = append(list.Items, api.End{Code: string(e.End), Meaning: e.Meaning, Fault: string(e.Fault)})
+	for o := outcome.ClientClosed; o < outcome.Outcomes; o++ {
+		list.Items = append(list.Items, api.End{Code: o.String(), Meaning: o.Meaning(), Fault: string(o.Fault())})
 	}
 	return list, nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -226,7 +227,7 @@ func (sk *socket) adoptOne(b *bequest, endpoint *balance.Endpoint) {
 	now := sk.loop.clock()
 	s.Client = frontend.Client{Life: &trace.Life{From: s.key.peer.AddrPort(), To: b.To, Began: b.Began}, Front: sk.front}
 	s.last = now.Add(-max(b.Silent, 0))
-	if _, err := s.Admit(sk.view, &sk.listener.Place); err != nil || sk.closed || sk.sessions[s.key] != nil {
+	if s.Admit(sk.view, &sk.listener.Place).Outcome != outcome.Open || sk.closed || sk.sessions[s.key] != nil {
 		return
 	}
 	if endpoint == nil || !stays(endpoint) {
@@ -273,7 +274,7 @@ func (sk *socket) retire(done func()) {
 			sk.awaited++
 		}
 	}
-	sk.retired = sync.OnceFunc(func() { sk.close(trace.Drained, done) })
+	sk.retired = sync.OnceFunc(func() { sk.close(outcome.Drained, done) })
 	if sk.awaited == 0 {
 		sk.retired()
 		return

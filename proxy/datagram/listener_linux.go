@@ -14,7 +14,7 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // listener is a listener for a UDP service port: one socket, on one loop. Several that share
@@ -94,13 +94,13 @@ func (l *listener) Close(why frontend.Closing) {
 	delete(l.server.listeners, l)
 	l.front.Budget.Listeners.Add(-1)
 	l.socket.loop.listeners--
-	end := trace.Withdrawn
+	end := outcome.Withdrawn
 	switch why {
 	case frontend.HandedOver:
 		l.retire()
 		return
 	case frontend.Stopped:
-		end = trace.Drained
+		end = outcome.Drained
 	}
 	var closed sync.WaitGroup
 	closed.Add(1)

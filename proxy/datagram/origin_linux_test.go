@@ -22,6 +22,7 @@ import (
 	"github.com/usherproxy/usher/proxy/budget"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -113,7 +114,7 @@ func TestWhereConntrackCannotBeAskedAnyMoreNewClientsAreDroppedAndCounted(t *tes
 	g.Eventually(func() int64 { return stats().Dropped[frontend.DropUnknownOrigin] }).WithTimeout(5 * time.Second).Should(BeEquivalentTo(clients))
 	g.Expect(stats().Open).To(BeZero())
 	// A flood takes a bounded part of the trace: two events for each.
-	told := stats().Ends[trace.Internal]
+	told := stats().Ends[outcome.Internal]
 	mayTell := frontend.RefusalsPerSecond + int(frontend.RefusalsPerSecond*time.Since(began).Seconds()) + 1
 	g.Expect(told).To(And(BeNumerically(">", 0), BeNumerically("<=", mayTell*len(srv.loops))))
 	closing()

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/proxy/forward"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // A port has one socket, which one loop reads. So that a port may use more than one processor,
@@ -45,7 +45,7 @@ func (s *session) lend() {
 	lp.poller.Remove(s.watched)
 	s.lent, s.socket.lent = r, true
 	if r.loop.poller.Do(r.open) != nil { // it has ended
-		s.end(trace.Drained, nil)
+		s.end(outcome.Result{Outcome: outcome.Drained})
 	}
 }
 
@@ -55,7 +55,7 @@ func (r *replies) open() {
 	}
 	var err error
 	if r.watched, err = r.loop.poller.Add(r.fd, forward.Readable, r); err != nil { // the kernel has no memory
-		r.notify(func(s *session) { s.end(trace.Internal, err) })
+		r.notify(func(s *session) { s.end(outcome.Result{Outcome: outcome.Internal, Err: err}) })
 		return
 	}
 	r.opened = true

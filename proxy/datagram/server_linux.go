@@ -15,7 +15,7 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // Server serves the UDP service ports of a node, by loops, about one for each processor,
@@ -238,7 +238,7 @@ func evictOldest(sessions *list.List, spare *session) bool {
 		switch {
 		case s == spare:
 		case !s.stirred():
-			s.end(trace.Limit, errEvicted)
+			s.end(outcome.Result{Outcome: outcome.Limit, Err: errEvicted})
 			return true
 		case next == nil: // s is the last, as before
 			next = e

@@ -15,8 +15,8 @@ import (
 	"github.com/usherproxy/usher/proxy/budget"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/search"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // session is one client's session, from its first datagram until it is idle
@@ -61,25 +61,25 @@ type unanswered struct {
 const unansweredTimeout = time.Minute
 
 // admit finds out which VIP the client sent to, and whether it may.
-func (s *session) admit() (trace.End, frontend.Drop, error) {
+func (s *session) admit() (outcome.Result, frontend.Drop) {
 	sk := s.socket
 	if sk.listener.Redirected {
 		original, err := sk.loop.flows.OriginalDst(portal.UDP, s.From, s.To)
 		switch {
 		case errors.Is(err, portal.ErrNotRedirected):
-			return trace.NotAdmitted, frontend.DropNotAdmitted, frontend.ErrDirect
+			return frontend.NotAdmitted, frontend.DropNotAdmitted
 		case err != nil:
-			return trace.Internal, frontend.DropUnknownOrigin, err
+			return outcome.Result{Outcome: outcome.Internal, Err: err}, frontend.DropUnknownOrigin
 		}
 		s.To = original
 	}
-	if end, err := s.Admit(sk.view, &sk.listener.Place); err != nil {
-		return end, frontend.DropNotAdmitted, err
+	if r := s.Admit(sk.view, &sk.listener.Place); r.Outcome != outcome.Open {
+		return r, frontend.DropNotAdmitted
 	}
 	if s.hops == 0 {
-		return trace.Limit, frontend.DropHopLimit, errHops
+		return outcome.Result{Outcome: outcome.Limit, Err: errHops}, frontend.DropHopLimit
 	}
-	return "", 0, nil
+	return outcome.Result{}, 0
 }
 
 // tell makes the endpoint be told who the client is, if v says so.
@@ -102,7 +102,7 @@ func (s *session) connect() bool {
 		step := s.search.Next(s.Endpoints(sk.view), now)
 		if step.Do == search.GiveUp {
 			s.stopSearching()
-			s.end(search.End(step.Err), step.Err)
+			s.end(step.Result)
 			return false
 		}
 		fd, err := s.dial(step.Endpoint)
@@ -376,7 +376,7 @@ func (s *session) broken(err error) {
 	err = search.Plain(err)
 	s.endpoint.Fail(now, now, err, s.Front.Quarantine())
 	s.Front.Affinity.Forget(s.From.Addr(), s.endpoint.Addr)
-	s.end(trace.EndpointReset, err)
+	s.end(outcome.Result{Outcome: outcome.EndpointReset, Err: err})
 }
 
 // failed is called when the endpoint refuses.
@@ -466,10 +466,10 @@ func (s *session) compare() {
 	vip, ok := v.VIPAt(s.VIP.AddrPort())
 	switch {
 	case !ok:
-		s.end(trace.Withdrawn, nil)
+		s.end(outcome.Result{Outcome: outcome.Withdrawn})
 		return
 	case !s.Allowed(vip):
-		s.end(trace.SourceRefused, frontend.ErrSource)
+		s.end(frontend.SourceRefused)
 		return
 	}
 	s.VIP = vip
@@ -485,7 +485,7 @@ func (s *session) compare() {
 		s.linger()
 		return
 	}
-	s.end(trace.EndpointLeft, nil)
+	s.end(outcome.Result{Outcome: outcome.EndpointLeft})
 }
 
 // lingerTime is how long an endpoint that left may take to answer what it had
@@ -500,14 +500,15 @@ func (s *session) linger() {
 	s.leaving = true
 	end := func() {
 		if s.fd >= 0 {
-			s.end(trace.EndpointLeft, nil)
+			s.end(outcome.Result{Outcome: outcome.EndpointLeft})
 		}
 	}
 	time.AfterFunc(lingerTime, func() { _ = sk.loop.poller.Do(end) })
 }
 
-// end ends the session. Its client's next datagram begins another.
-func (s *session) end(end trace.End, err error) {
+// end ends the session, as r says, in which the bytes are yet to be counted. Its client's next
+// datagram begins another.
+func (s *session) end(r outcome.Result) {
 	now := s.socket.loop.clock()
 	if s.search != nil {
 		// Silence may be the way of the protocol: it neither begins nor ends a
@@ -518,18 +519,14 @@ func (s *session) end(end trace.End, err error) {
 	if s.lent != nil {
 		s.toClient += s.lent.bytes.Load()
 	}
-	e := trace.Event{End: end, ToEndpoint: s.toEndpoint, ToClient: s.toClient}
+	r.ToEndpoint, r.ToClient = s.toEndpoint, s.toClient
 	if s.endpoint != nil {
-		e.Endpoint, e.Pod = s.endpoint.Addr, s.endpoint.Pod
 		s.endpoint.Moved(s.toEndpoint, s.toClient)
-	}
-	if err != nil {
-		e.Err = err.Error()
 	}
 	s.disconnect()
 	s.socket.forget(s)
 	if s.asked {
 		s.socket.replied()
 	}
-	s.Closed(now, e)
+	s.Closed(now, r, s.endpoint)
 }

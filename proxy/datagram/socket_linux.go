@@ -12,6 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/budget"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -84,7 +85,7 @@ func (sk *socket) open() {
 }
 
 // close ends the sessions, some in a turn, and closes the socket. Then it calls done.
-func (sk *socket) close(end trace.End, done func()) {
+func (sk *socket) close(end outcome.Outcome, done func()) {
 	if sk.closed {
 		done()
 		return
@@ -99,10 +100,10 @@ func (sk *socket) close(end trace.End, done func()) {
 		}
 		s := sk.order.Front().Value.(*session)
 		if s.leaving {
-			s.end(trace.EndpointLeft, nil) // that came before
+			s.end(outcome.Result{Outcome: outcome.EndpointLeft}) // that came before
 			continue
 		}
-		s.end(end, nil)
+		s.end(outcome.Result{Outcome: end})
 	}
 	sk.expiry.Stop()
 	sk.closed = true
@@ -210,18 +211,18 @@ func (sk *socket) begin(first *arrival, count int) *session {
 		s.To = netip.AddrPortFrom(first.local.Unmap(), s.To.Port())
 		s.control = forward.SourceControl(first.local, first.link)
 	}
-	if end, drop, err := s.admit(); err != nil {
+	if r, drop := s.admit(); r.Outcome != outcome.Open {
 		f.Counters.Drop(drop, count)
 		if drop == frontend.DropUnknownOrigin {
 			originErrors.Do(func() {
-				f.Log.WithField("service", f.ID().String()).WithError(err).
+				f.Log.WithField("service", f.ID().String()).WithError(r.Err).
 					Error("UDP clients are not served: it cannot be told whether they came through the portal (logged every 10 s at the most)")
 			})
 		}
 		if sk.loop.refusals.Allow() {
 			s.ID = f.NewID()
 			s.Accepted()
-			s.Closed(sk.loop.clock(), trace.Event{End: end, Err: err.Error()})
+			s.Closed(sk.loop.clock(), r, nil)
 		}
 		return nil
 	}
@@ -355,7 +356,7 @@ func (sk *socket) expire() {
 			_ = sk.loop.poller.Do(sk.expire) // the loop runs as long as there are sessions
 			return
 		}
-		s.end(trace.Idle, nil)
+		s.end(outcome.Result{Outcome: outcome.Idle})
 	}
 	sk.tick()
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy/frontend"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // TestManySessionsEndInTurns expects that others may use a loop between the ends of many sessions.
@@ -30,7 +30,7 @@ func TestManySessionsEndInTurns(t *testing.T) {
 			sk.idle = 0
 			sk.expire()
 		},
-		"of a Service that is removed": func(_ *frontend.FrontEnd, sk *socket) { sk.close(trace.Withdrawn, func() {}) },
+		"of a Service that is removed": func(_ *frontend.FrontEnd, sk *socket) { sk.close(outcome.Withdrawn, func() {}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

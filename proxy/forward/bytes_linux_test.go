@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -26,11 +27,11 @@ var _ = Describe("whatever is sent, with urgent bytes and without,", func() {
 			}, func(how lab.Ending) {
 				switch r := p.result(); {
 				case how.ClientReset:
-					Expect(r.End).To(Equal(forward.ClientReset))
+					Expect(r.Outcome).To(Equal(outcome.ClientReset))
 				case how.EndpointReset:
-					Expect(r.End).To(BeElementOf(forward.EndpointReset, forward.ClientClosed))
+					Expect(r.Outcome).To(BeElementOf(outcome.EndpointReset, outcome.ClientClosed))
 				default:
-					Expect(r.End).To(BeElementOf(forward.EndpointClosed, forward.ClientClosed))
+					Expect(r.Outcome).To(BeElementOf(outcome.EndpointClosed, outcome.Unanswered, outcome.ClientClosed))
 				}
 			})
 		})
@@ -60,7 +61,7 @@ var _ = Describe("an urgent byte", func() {
 				Expect(io.ReadAll(p.endpoint)).To(BeEmpty())
 				Expect(p.endpoint.Close()).To(Succeed())
 				Expect(io.ReadAll(p.client)).To(BeEmpty())
-				Expect(p.result()).To(Equal(forward.Result{End: forward.ClientClosed, ToEndpoint: int64(size) + 5, ToClient: int64(size) + 5}))
+				Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: int64(size) + 5, ToClient: int64(size) + 5}))
 			})
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -23,20 +24,20 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		loop    *forward.Loop
 		near    *forward.Client
 		client  *net.TCPConn
-		results chan forward.Result
+		results chan outcome.Result
 	)
 	BeforeEach(func() {
 		loop = newLoop(4)
 		near, client = accepted()
 		DeferCleanup(func() { client.Close() }) // perhaps again
-		results = make(chan forward.Result, 1)
+		results = make(chan outcome.Result, 1)
 	})
 	join := func() *net.TCPConn {
 		GinkgoHelper()
 		d, endpoint := dialed(loop)
 		DeferCleanup(func() { endpoint.Close() })
 		on(loop, func() bool {
-			loop.Forward(new(forward.Pair), near, d, &forward.Limits{}, forward.Done(func(r forward.Result) { results <- r }))
+			loop.Forward(new(forward.Pair), near, d, &forward.Limits{}, forward.Done(func(r outcome.Result) { results <- r }))
 			return true
 		})
 		return endpoint
@@ -52,9 +53,9 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		Expect(client.CloseWrite()).To(Succeed())
 		Expect(io.ReadAll(endpoint)).To(BeEquivalentTo(long + "later"))
 		endpoint.Close()
-		var r forward.Result
+		var r outcome.Result
 		Eventually(results).Should(Receive(&r))
-		Expect(r.End).To(Equal(forward.ClientClosed))
+		Expect(r.Outcome).To(Equal(outcome.ClientClosed))
 		Expect(r.ToEndpoint).To(BeEquivalentTo(len(long) + len("later")))
 	})
 
@@ -66,7 +67,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		Expect(client.CloseWrite()).To(Succeed())
 		Expect(io.ReadAll(endpoint)).To(BeEquivalentTo("later"))
 		endpoint.Close()
-		var r forward.Result
+		var r outcome.Result
 		Eventually(results).Should(Receive(&r))
 		Expect(r.ToEndpoint).To(BeEquivalentTo(5))
 	})
@@ -82,7 +83,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		Expect(string(buf[:n])).To(Equal("preface first"), "in one packet")
 		Expect(client.CloseWrite()).To(Succeed())
 		endpoint.Close()
-		var r forward.Result
+		var r outcome.Result
 		Eventually(results).Should(Receive(&r))
 		Expect(r.ToEndpoint).To(BeEquivalentTo(5))
 	})
@@ -94,7 +95,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 			Expect(loop.Do(func() {
 				loop.Connect(netip.AddrPort{}, to, 0, near.Opening(), 100*time.Millisecond, func(d *forward.Dialed, err error) {
 					if err == nil {
-						loop.Forward(new(forward.Pair), near, d, &forward.Limits{}, forward.Done(func(r forward.Result) { results <- r }))
+						loop.Forward(new(forward.Pair), near, d, &forward.Limits{}, forward.Done(func(r outcome.Result) { results <- r }))
 					}
 					done <- err
 				})
@@ -119,7 +120,7 @@ var _ = Describe("A client that has no endpoint yet", func() {
 			Expect(client.CloseWrite()).To(Succeed())
 			Expect(io.ReadAll(endpoint)).To(BeEquivalentTo("preface first later"))
 			endpoint.Close()
-			var r forward.Result
+			var r outcome.Result
 			Eventually(results).Should(Receive(&r))
 			Expect(r.ToEndpoint).To(BeEquivalentTo(len("first later")))
 		})
@@ -220,9 +221,9 @@ var _ = Describe("A client that has no endpoint yet", func() {
 		endpoint := join()
 		_, err := io.ReadAll(endpoint)
 		Expect(err).To(MatchError(unix.ECONNRESET))
-		var r forward.Result
+		var r outcome.Result
 		Eventually(results).Should(Receive(&r))
-		Expect(r.End).To(Equal(forward.ClientReset))
+		Expect(r.Outcome).To(Equal(outcome.ClientReset))
 	})
 
 	It("and its endpoint are probed when they are silent, once the pair has lasted", func() {

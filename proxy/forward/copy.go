@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // Conn is what Copy forwards: a TCP connection, or anything else that can be
@@ -35,7 +37,15 @@ type Conn interface {
 // It takes two goroutines for each pair, and works on every system. On Linux, a
 // [Loop] does the same for much less.
 func Copy(client, endpoint Conn, limits Limits, owner Owner) Flow {
+	return CopyRest(client, endpoint, 0, limits, owner)
+}
+
+// CopyRest is Copy for a client of which so many bytes were sent to the endpoint before: they are
+// among those that the Flow and the Result count, and unless there were none, owner is not asked.
+func CopyRest(client, endpoint Conn, sent int64, limits Limits, owner Owner) Flow {
 	fl := newCopying(client, endpoint, limits, owner)
+	fl.toEndpoint.bytes.Store(sent)
+	fl.toEndpoint.begun = sent > 0
 	fl.start(func() { fl.copy(&fl.toEndpoint, client, endpoint) }, func() { fl.copy(&fl.toClient, endpoint, client) })
 	return fl
 }
@@ -50,11 +60,11 @@ type copying struct {
 	moved                atomic.Bool  // since the last look at the limits
 	telling              sync.Mutex   // held while the owner is told who has begun
 
-	mu      sync.Mutex
-	outcome outcome
-	half    bool        // one direction has ended, or waits for room before its end
-	watch   watch       // from newCopying on
-	timer   *time.Timer // for the next look; nil if there are no limits
+	mu     sync.Mutex
+	ending ending
+	half   bool        // one direction has ended, or waits for room before its end
+	watch  watch       // from newCopying on
+	timer  *time.Timer // for the next look; nil if there are no limits
 }
 
 // side is what a pair needs of a connection, whatever it carries.
@@ -78,13 +88,13 @@ type direction struct {
 	slow    *time.Timer // calls heldUp when that takes long
 
 	// What it means for the pair if from ends, from fails, to fails.
-	fromEnd, fromReset, toReset End
+	fromEnd, fromReset, toReset outcome.Outcome
 }
 
 func newCopying(client, endpoint side, limits Limits, owner Owner) *copying {
 	fl := &copying{limits: limits, owner: owner, watch: newWatch(time.Now())}
-	fl.toEndpoint = direction{from: client, to: endpoint, fromEnd: ClientClosed, fromReset: ClientReset, toReset: EndpointReset}
-	fl.toClient = direction{from: endpoint, to: client, fromEnd: EndpointClosed, fromReset: EndpointReset, toReset: ClientReset}
+	fl.toEndpoint = direction{from: client, to: endpoint, fromEnd: outcome.ClientClosed, fromReset: outcome.ClientReset, toReset: outcome.EndpointReset}
+	fl.toClient = direction{from: endpoint, to: client, fromEnd: outcome.EndpointClosed, fromReset: outcome.EndpointReset, toReset: outcome.ClientReset}
 	for _, d := range []*direction{&fl.toEndpoint, &fl.toClient} {
 		if raw := rawOf(d.from); raw != nil {
 			socketInline(raw)
@@ -187,7 +197,7 @@ func (fl *copying) Bytes() (toEndpoint, toClient int64) {
 }
 
 // Break implements Flow.
-func (fl *copying) Break() { fl.reset(Broken, nil) }
+func (fl *copying) Break() { fl.reset(outcome.Drained, nil) }
 
 // Retire implements Flow.
 func (fl *copying) Retire(by time.Time) {
@@ -209,11 +219,11 @@ func (fl *copying) Retire(by time.Time) {
 func (fl *copying) look() {
 	fl.mu.Lock()
 	end := fl.watch.verdict(fl.limits, time.Now(), fl.moved.Swap(false), fl.half, fl)
-	if end == 0 && fl.timer != nil {
+	if end == outcome.Open && fl.timer != nil {
 		fl.timer.Reset(fl.limits.period())
 	}
 	fl.mu.Unlock()
-	if end != 0 {
+	if end != outcome.Open {
 		fl.reset(end, nil)
 	}
 }
@@ -248,10 +258,10 @@ func (fl *copying) run(move func()) {
 		fl.timer.Stop()
 		fl.timer = nil
 	}
-	r := Result{End: fl.outcome.end, Err: fl.outcome.err}
+	end := fl.ending
 	fl.mu.Unlock()
-	r.ToEndpoint, r.ToClient = fl.Bytes()
-	fl.owner.Ended(r)
+	toEndpoint, toClient := fl.Bytes()
+	fl.owner.Ended(result(end.outcome, end.err, toEndpoint, toClient))
 }
 
 // copySize is that of Go's own io.Copy.
@@ -310,8 +320,8 @@ func (fl *copying) readEnded(d *direction, err error) {
 	if err != nil {
 		end := d.fromReset
 		fl.mu.Lock()
-		if raw := rawOf(d.from); d == &fl.toClient && raw != nil && fl.outcome.end.answeredBy(err, fl.toEndpoint.bytes.Load(), d.bytes.Load(), socketUnsent(raw)) {
-			end, err = ClientClosed, nil
+		if raw := rawOf(d.from); d == &fl.toClient && raw != nil && answered(fl.ending.outcome, err, fl.toEndpoint.bytes.Load(), d.bytes.Load(), socketUnsent(raw)) {
+			end, err = outcome.ClientClosed, nil
 		}
 		fl.mu.Unlock()
 		fl.reset(end, err) // what it sent may lack its end
@@ -343,10 +353,10 @@ func (fl *copying) opposite(d *direction) *direction {
 }
 
 // ended is called when one direction has ended and the opposite one may go on.
-func (fl *copying) ended(end End, err error) {
+func (fl *copying) ended(end outcome.Outcome, err error) {
 	fl.mu.Lock()
 	defer fl.mu.Unlock()
-	fl.outcome.cause(end, err)
+	fl.ending.cause(end, err)
 	fl.becomeHalf()
 }
 
@@ -357,9 +367,9 @@ func (fl *copying) becomeHalf() {
 }
 
 // reset ends both directions at once and makes both sides see a reset.
-func (fl *copying) reset(end End, err error) {
+func (fl *copying) reset(end outcome.Outcome, err error) {
 	fl.mu.Lock()
-	fl.outcome.cause(end, err)
+	fl.ending.cause(end, err)
 	fl.mu.Unlock()
 	for _, c := range []side{fl.toEndpoint.from, fl.toEndpoint.to} {
 		_ = c.SetLinger(0)

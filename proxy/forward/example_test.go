@@ -6,6 +6,7 @@ import (
 	"net"
 
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // A server that accepts one connection, connects to an endpoint, and forwards. The
@@ -22,11 +23,11 @@ func ExampleCopy() {
 
 	server := listen()
 	defer server.Close()
-	ended := make(chan forward.Result)
+	ended := make(chan outcome.Result)
 	go func() {
 		client, _ := server.Accept()
 		conn, _ := net.Dial("tcp", endpoint.Addr().String())
-		forward.Copy(client.(*net.TCPConn), conn.(*net.TCPConn), forward.Limits{}, forward.Done(func(r forward.Result) { ended <- r }))
+		forward.Copy(client.(*net.TCPConn), conn.(*net.TCPConn), forward.Limits{}, forward.Done(func(r outcome.Result) { ended <- r }))
 	}()
 
 	client, _ := net.Dial("tcp", server.Addr().String())
@@ -37,7 +38,7 @@ func ExampleCopy() {
 	fmt.Println(string(answer))
 
 	result := <-ended
-	fmt.Println("the client ended first:", result.End == forward.ClientClosed)
+	fmt.Println("the client ended first:", result.Outcome == outcome.ClientClosed)
 	fmt.Println(result.ToEndpoint, "bytes to the endpoint,", result.ToClient, "to the client")
 
 	// Output:

@@ -18,6 +18,7 @@ import (
 	"github.com/onsi/gomega/gleak"
 
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 func TestForward(t *testing.T) {
@@ -73,9 +74,9 @@ var _ = Describe("a pair whose endpoint is no socket", func() {
 		defer client.Close()
 		nearEndpoint, endpoint := tcpPair()
 		defer endpoint.Close()
-		ended := make(chan forward.Result, 1)
+		ended := make(chan outcome.Result, 1)
 		failed := make(chan struct{})
-		forward.Copy(nearClient, opaque{nearEndpoint, failed}, forward.Limits{}, forward.Done(func(r forward.Result) { ended <- r }))
+		forward.Copy(nearClient, opaque{nearEndpoint, failed}, forward.Limits{}, forward.Done(func(r outcome.Result) { ended <- r }))
 		block := make([]byte, 1<<20)
 		for full := 0; full < 2; { // as in fill
 			Expect(endpoint.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))).To(Succeed())
@@ -85,10 +86,27 @@ var _ = Describe("a pair whose endpoint is no socket", func() {
 			}
 		}
 		close(failed)
-		var r forward.Result
+		var r outcome.Result
 		Eventually(ended).WithTimeout(5 * time.Second).Should(Receive(&r))
-		Expect(r.End).To(Equal(forward.EndpointReset))
+		Expect(r.Outcome).To(Equal(outcome.EndpointReset))
 		Expect(r.Err).To(MatchError(io.ErrUnexpectedEOF))
+	})
+})
+
+var _ = Describe("a pair whose client has sent something before", func() {
+	It("counts that, and does not say again that the client asked", func() {
+		nearClient, client := tcpPair()
+		nearEndpoint, endpoint := tcpPair()
+		p := &pair{Gomega: Default, ended: make(chan outcome.Result, 1)}
+		p.flow = forward.CopyRest(nearClient, nearEndpoint, 10, forward.Limits{}, p)
+		p.write(client, "more")
+		Expect(p.read(endpoint, 4)).To(Equal("more"))
+		Eventually(func() []int64 { toEndpoint, toClient := p.flow.Bytes(); return []int64{toEndpoint, toClient} }).Should(Equal([]int64{14, 0}))
+		endpoint.Close()
+		Expect(client.Read(make([]byte, 1))).Error().To(MatchError(io.EOF))
+		client.Close()
+		Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.Unanswered, ToEndpoint: 14}))
+		Expect(p.asked.Load()).To(BeZero())
 	})
 })
 
@@ -98,20 +116,20 @@ type pair struct {
 	client, endpoint *net.TCPConn // the far ends
 	began            time.Time    // before the flow did
 	flow             forward.Flow
-	ended            chan forward.Result
+	ended            chan outcome.Result
 	calls            atomic.Int32 // of Ended
 	asked, answered  atomic.Int32 // calls of those
 }
 
 // pair is the owner of itself.
-func (p *pair) Ended(r forward.Result) { p.calls.Add(1); p.ended <- r }
+func (p *pair) Ended(r outcome.Result) { p.calls.Add(1); p.ended <- r }
 func (p *pair) Asked(time.Time)        { p.asked.Add(1) }
 func (p *pair) Answered(time.Time)     { p.answered.Add(1) }
 
 // begin forwards a new pair, whose connections are closed when the spec ends.
 func begin(m mover, limits forward.Limits) *pair {
 	GinkgoHelper()
-	p := &pair{began: time.Now(), ended: make(chan forward.Result, 2)}
+	p := &pair{began: time.Now(), ended: make(chan outcome.Result, 2)}
 	p.Gomega = NewGomega(func(message string, caller ...int) { Fail(m.name+": "+message, append(caller, 0)[0]+1) })
 	p.client, p.endpoint, p.flow = m.begin(limits, p)
 	DeferCleanup(func() {
@@ -122,7 +140,7 @@ func begin(m mover, limits forward.Limits) *pair {
 	return p
 }
 
-func (p *pair) result() (r forward.Result) {
+func (p *pair) result() (r outcome.Result) {
 	GinkgoHelper()
 	p.Eventually(p.ended).WithTimeout(5 * time.Second).Should(Receive(&r))
 	return r
@@ -227,7 +245,7 @@ func specify(m mover) {
 		p.client.Close()
 		Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(io.EOF))
 		p.endpoint.Close()
-		Expect(p.result()).To(Equal(forward.Result{End: forward.ClientClosed, ToEndpoint: 8, ToClient: 3}))
+		Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 8, ToClient: 3}))
 	})
 
 	It("tells when the first byte of each side has come, once, and of none if it ends without", func() {
@@ -258,7 +276,16 @@ func specify(m mover) {
 		p.endpoint.Close()
 		Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(io.EOF))
 		p.client.Close()
-		Expect(p.result().End).To(Equal(forward.EndpointClosed))
+		Expect(p.result().Outcome).To(Equal(outcome.EndpointClosed))
+	})
+
+	It("says when the endpoint ended first without an answer", func() {
+		p.write(p.client, "question")
+		p.read(p.endpoint, 8)
+		p.endpoint.Close()
+		Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(io.EOF))
+		p.client.Close()
+		Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.Unanswered, ToEndpoint: 8}))
 	})
 
 	DescribeTable("carries half-close across and keeps the other direction open, byte for byte",
@@ -285,7 +312,7 @@ func specify(m mover) {
 			Expect(err).NotTo(HaveOccurred())
 			Expect(bytes.Equal(got, answer)).To(BeTrue())
 			wg.Wait()
-			Expect(p.result()).To(Equal(forward.Result{End: forward.ClientClosed, ToEndpoint: int64(size), ToClient: int64(size)}))
+			Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: int64(size), ToClient: int64(size)}))
 		},
 		Entry("nothing at all", 0),
 		Entry("one byte", 1),
@@ -300,7 +327,7 @@ func specify(m mover) {
 		p.client.Close()
 		Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 		r := p.result()
-		Expect(r.End).To(Equal(forward.ClientReset))
+		Expect(r.Outcome).To(Equal(outcome.ClientReset))
 		Expect(errors.Is(r.Err, syscall.ECONNRESET)).To(BeTrue())
 	})
 
@@ -310,7 +337,7 @@ func specify(m mover) {
 		Expect(p.endpoint.SetLinger(0)).To(Succeed())
 		p.endpoint.Close()
 		Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-		Expect(p.result().End).To(Equal(forward.EndpointReset))
+		Expect(p.result().Outcome).To(Equal(outcome.EndpointReset))
 	})
 
 	It("ends as the client has ended it, if the endpoint answers the client's FIN with a reset", func() {
@@ -321,7 +348,7 @@ func specify(m mover) {
 		Expect(p.client.CloseWrite()).To(Succeed())
 		Expect(io.ReadAll(p.endpoint)).To(BeEmpty())
 		p.reset(p.endpoint)
-		Expect(p.result()).To(Equal(forward.Result{End: forward.ClientClosed, ToEndpoint: 8, ToClient: 6}))
+		Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 8, ToClient: 6}))
 		_, err := p.client.Read(make([]byte, 1))
 		Expect(err).To(MatchError(syscall.ECONNRESET))
 	})
@@ -331,7 +358,7 @@ func specify(m mover) {
 		Expect(p.client.CloseWrite()).To(Succeed())
 		Expect(io.ReadAll(p.endpoint)).To(Equal([]byte("question")))
 		p.reset(p.endpoint)
-		Expect(p.result().End).To(Equal(forward.EndpointReset))
+		Expect(p.result().Outcome).To(Equal(outcome.EndpointReset))
 	})
 
 	It("delivers an answer that was sent before the endpoint stopped reading", func() {
@@ -342,7 +369,7 @@ func specify(m mover) {
 		Eventually(func() int64 { n, _ := p.flow.Bytes(); return n }).Should(BeEquivalentTo(15))
 		p.endpoint.Close()
 		Expect(p.client.Read(make([]byte, 1))).Error().To(HaveOccurred())
-		Expect(p.result().End).To(Equal(forward.EndpointReset))
+		Expect(p.result().Outcome).To(Equal(outcome.EndpointReset))
 	})
 
 	It("lets no reset look like the end of an answer", func() {
@@ -368,7 +395,7 @@ func specify(m mover) {
 			_, err := p.client.Read(make([]byte, 1))
 			// Of the client's own two calls, one is told.
 			Expect([]error{err, <-sent}).To(ContainElement(MatchError(syscall.ECONNRESET)))
-			Expect(p.result().End).To(Equal(forward.EndpointReset))
+			Expect(p.result().Outcome).To(Equal(outcome.EndpointReset))
 		}
 	})
 
@@ -392,7 +419,7 @@ func specify(m mover) {
 					break
 				}
 			}
-			Expect(p.result().End).To(Equal(forward.Aged))
+			Expect(p.result().Outcome).To(Equal(outcome.Aged))
 			return time.Since(began)
 		}).WithTimeout(30 * time.Second).Should(BeNumerically(">=", 780*time.Millisecond))
 	})
@@ -408,7 +435,7 @@ func specify(m mover) {
 				break // it may end in between
 			}
 		}
-		Expect(p.result().End).To(Equal(forward.Retired))
+		Expect(p.result().Outcome).To(Equal(outcome.EndpointDrained))
 		Expect(time.Since(began)).To(BeNumerically("<", 3*time.Second))
 		p.flow.Retire(began) // again: nothing happens
 	})
@@ -458,7 +485,7 @@ func specify(m mover) {
 		p.flow.Break()
 		Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 		Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-		Expect(p.result()).To(Equal(forward.Result{End: forward.Broken, ToEndpoint: 1}))
+		Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.Drained, ToEndpoint: 1}))
 		p.flow.Break() // again: nothing happens
 	})
 }
@@ -491,26 +518,26 @@ func specifySlow(movers []mover) {
 		// eachSide checks pairs of which the client is gone and the endpoint deaf, and
 		// others where it is the other way round. reset is how a pair ends when gone is
 		// reset.
-		eachSide := func(limits forward.Limits, check func(p *pair, gone, deaf *net.TCPConn, reset forward.End)) {
+		eachSide := func(limits forward.Limits, check func(p *pair, gone, deaf *net.TCPConn, reset outcome.Outcome)) {
 			GinkgoHelper()
 			each(limits, 2, func(p *pair, i int) {
 				if i == 0 {
-					check(p, p.client, p.endpoint, forward.ClientReset)
+					check(p, p.client, p.endpoint, outcome.ClientReset)
 				} else {
-					check(p, p.endpoint, p.client, forward.EndpointReset)
+					check(p, p.endpoint, p.client, outcome.EndpointReset)
 				}
 			})
 		}
-		ends := func(p *pair, deaf *net.TCPConn, with forward.End) {
+		ends := func(p *pair, deaf *net.TCPConn, with outcome.Outcome) {
 			GinkgoHelper()
-			p.Expect(p.result().End).To(Equal(with))
+			p.Expect(p.result().Outcome).To(Equal(with))
 			_, err := io.Copy(io.Discard, deaf)
 			p.Expect(err).To(MatchError(syscall.ECONNRESET))
 		}
 		unlimited := forward.Limits{HalfClosed: time.Minute}
 
 		It("ends when the other is reset", func() {
-			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, reset forward.End) {
+			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, reset outcome.Outcome) {
 				p.fill(gone)
 				p.reset(gone)
 				ends(p, deaf, reset)
@@ -518,7 +545,7 @@ func specifySlow(movers []mover) {
 		})
 
 		It("ends when the other is reset, and has not read either", func() {
-			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, reset forward.End) {
+			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, reset outcome.Outcome) {
 				p.fill(deaf)
 				p.fill(gone)
 				p.reset(gone)
@@ -527,15 +554,15 @@ func specifySlow(movers []mover) {
 		})
 
 		It("ends when the end of what the other sends cannot be delivered for too long", func() {
-			eachSide(forward.Limits{HalfClosed: 300 * time.Millisecond}, func(p *pair, gone, deaf *net.TCPConn, _ forward.End) {
+			eachSide(forward.Limits{HalfClosed: 300 * time.Millisecond}, func(p *pair, gone, deaf *net.TCPConn, _ outcome.Outcome) {
 				p.block(gone)
 				p.Expect(gone.CloseWrite()).To(Succeed())
-				ends(p, deaf, forward.HalfClosedTimeout)
+				ends(p, deaf, outcome.HalfClosed)
 			})
 		})
 
 		It("delivers all that the other has sent before its end, though that takes nothing any more", func() {
-			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, _ forward.End) {
+			eachSide(unlimited, func(p *pair, gone, deaf *net.TCPConn, _ outcome.Outcome) {
 				sent := p.block(gone)
 				gone.Close()
 				for range 2 { // the first is answered by a reset
@@ -579,7 +606,7 @@ func specifySlow(movers []mover) {
 				p.Consistently(p.ended).WithTimeout(250 * time.Millisecond).ShouldNot(Receive())
 			}
 			p.Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-			p.Expect(p.result().End).To(Equal(forward.HalfClosedTimeout))
+			p.Expect(p.result().Outcome).To(Equal(outcome.HalfClosed))
 		})
 	})
 
@@ -591,7 +618,7 @@ func specifySlow(movers []mover) {
 				p.Consistently(p.ended).WithTimeout(250 * time.Millisecond).ShouldNot(Receive())
 			}
 			p.Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-			p.Expect(p.result()).To(Equal(forward.Result{End: forward.IdleTimeout, ToEndpoint: 24}))
+			p.Expect(p.result()).To(Equal(outcome.Result{Outcome: outcome.Idle, ToEndpoint: 24}))
 		})
 	})
 
@@ -599,7 +626,7 @@ func specifySlow(movers []mover) {
 		each(forward.Limits{Age: 800 * time.Millisecond}, 1, func(p *pair, _ int) {
 			p.Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 			p.Expect(time.Since(p.began)).To(BeNumerically(">=", 690*time.Millisecond))
-			p.Expect(p.result().End).To(Equal(forward.Aged))
+			p.Expect(p.result().Outcome).To(Equal(outcome.Aged))
 		})
 	})
 
@@ -608,7 +635,7 @@ func specifySlow(movers []mover) {
 			p.flow.Retire(time.Now().Add(time.Hour))
 			p.Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 			p.Expect(p.endpoint.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
-			p.Expect(p.result().End).To(Equal(forward.Retired))
+			p.Expect(p.result().Outcome).To(Equal(outcome.EndpointDrained))
 		})
 	})
 
@@ -618,7 +645,7 @@ func specifySlow(movers []mover) {
 			p.flow.Retire(time.Now().Add(time.Hour))
 			p.Consistently(p.ended).WithTimeout(time.Second).ShouldNot(Receive())
 			p.read(p.client, sent)
-			p.Expect(p.result().End).To(Equal(forward.Retired))
+			p.Expect(p.result().Outcome).To(Equal(outcome.EndpointDrained))
 		})
 	})
 }

@@ -1,6 +1,10 @@
 package forward
 
-import "time"
+import (
+	"time"
+
+	"github.com/usherproxy/usher/proxy/outcome"
+)
 
 // limited are the pairs of a Loop that have limits to be looked at: those that are
 // half closed, and those that may be idle, or live, for some time only. One timer
@@ -82,7 +86,7 @@ func (ls *limited) turn() {
 		p := &ls.pairs[ls.next]
 		moved := p.moved
 		p.moved = false
-		if end := p.watch.verdict(*p.limits, now, moved, p.half, p); end != 0 {
+		if end := p.watch.verdict(*p.limits, now, moved, p.half, p); end != outcome.Open {
 			p.reset(end, nil) // another takes its place
 			continue
 		}

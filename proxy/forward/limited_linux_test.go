@@ -9,6 +9,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 var _ = Describe("many pairs of a loop that are retired at the same time", func() {
@@ -20,10 +21,10 @@ var _ = Describe("many pairs of a loop that are retired at the same time", func(
 		var all sync.WaitGroup
 		for range pairs {
 			all.Add(1)
-			client, endpoint, _ := loopPair(loop, forward.Limits{}, forward.Done(func(r forward.Result) {
+			client, endpoint, _ := loopPair(loop, forward.Limits{}, forward.Done(func(r outcome.Result) {
 				defer all.Done()
 				defer GinkgoRecover()
-				Expect(r.End).To(Equal(forward.Retired))
+				Expect(r.Outcome).To(Equal(outcome.EndpointDrained))
 				ended.Add(1)
 			}))
 			DeferCleanup(client.Close)

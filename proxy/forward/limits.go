@@ -1,6 +1,10 @@
 package forward
 
-import "time"
+import (
+	"time"
+
+	"github.com/usherproxy/usher/proxy/outcome"
+)
 
 // Limits bound how long a pair lasts; 0 means that there is no such bound. They
 // are looked at from time to time, so that a pair may last an eighth longer. What
@@ -70,31 +74,31 @@ type queue interface {
 	unsent() int
 }
 
-// verdict returns how the pair is to end, or 0. moved says whether anything has
+// verdict returns how the pair is to end, or outcome.Open. moved says whether anything has
 // moved since the last look, half whether HalfClosed counts.
-func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) End {
+func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) outcome.Outcome {
 	if moved {
 		w.restart(now)
 	} else if w.unsent < 0 {
 		w.unsent = q.unsent()
 	}
 	age, silence := now.Sub(w.began), now.Sub(w.silent)
-	var end End
+	var end outcome.Outcome
 	switch {
 	case !l.Retire.IsZero() && (!now.Before(l.Retire) || silence >= lull && q.unsent() == 0 && q.unread() == 0):
-		return Retired
+		return outcome.EndpointDrained
 	case l.Age > 0 && (age >= l.Age || age >= l.Age-l.Age/8 && !moved):
-		return Aged
+		return outcome.Aged
 	case l.HalfClosed > 0 && half && silence >= l.HalfClosed:
-		end = HalfClosedTimeout
+		end = outcome.HalfClosed
 	case l.Idle > 0 && silence >= l.Idle:
-		end = IdleTimeout
+		end = outcome.Idle
 	default:
-		return 0
+		return outcome.Open
 	}
 	if unsent := q.unsent(); unsent != w.unsent {
 		w.silent, w.unsent = now, unsent
-		return 0
+		return outcome.Open
 	}
 	return end
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // association is a Unix socket that keeps messages apart. As with SCTP, one that is
@@ -50,14 +51,14 @@ func associate() (near, far association) {
 
 var _ = Describe("A pair of associations of which one side does not read", func() {
 	var client, endpoint association // the far ends
-	var ended chan forward.Result
+	var ended chan outcome.Result
 	start := func(limits forward.Limits) {
 		var nearClient, nearEndpoint association
 		nearClient, client = associate()
 		nearEndpoint, endpoint = associate()
-		done := make(chan forward.Result, 1)
+		done := make(chan outcome.Result, 1)
 		ended = done
-		forward.CopyMessages(nearClient, nearEndpoint, limits, forward.Done(func(r forward.Result) { done <- r }))
+		forward.CopyMessages(nearClient, nearEndpoint, limits, forward.Done(func(r outcome.Result) { done <- r }))
 		DeferCleanup(func() {
 			client.Close()
 			endpoint.Close()
@@ -77,11 +78,11 @@ var _ = Describe("A pair of associations of which one side does not read", func(
 			return full
 		}).WithTimeout(20 * time.Second).WithPolling(time.Microsecond).Should(Equal(2))
 	}
-	ends := func(with forward.End) {
+	ends := func(with outcome.Outcome) {
 		GinkgoHelper()
-		var r forward.Result
+		var r outcome.Result
 		Eventually(ended).WithTimeout(5 * time.Second).Should(Receive(&r))
-		Expect(r.End).To(Equal(with))
+		Expect(r.Outcome).To(Equal(with))
 	}
 
 	It("ends when the client is gone", func() {
@@ -89,7 +90,7 @@ var _ = Describe("A pair of associations of which one side does not read", func(
 		Expect(endpoint.Write([]byte("unread"))).To(Equal(6))
 		fill(client)
 		client.Close()
-		ends(forward.ClientReset)
+		ends(outcome.ClientReset)
 	})
 
 	It("ends when the endpoint is gone", func() {
@@ -97,13 +98,13 @@ var _ = Describe("A pair of associations of which one side does not read", func(
 		Expect(client.Write([]byte("unread"))).To(Equal(6))
 		fill(endpoint)
 		endpoint.Close()
-		ends(forward.EndpointReset)
+		ends(outcome.EndpointReset)
 	})
 
 	It("ends when the end of what the client sends cannot be delivered for too long", func() {
 		start(forward.Limits{HalfClosed: 300 * time.Millisecond})
 		fill(client)
 		Expect(client.CloseWrite()).To(Succeed())
-		ends(forward.HalfClosedTimeout)
+		ends(outcome.HalfClosed)
 	})
 })

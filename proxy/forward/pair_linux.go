@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // Pair is a client and an endpoint between which a Loop moves bytes: see [Loop.Forward].
@@ -23,7 +25,7 @@ type pair struct {
 	client, endpoint     edge
 	toEndpoint, toClient way
 
-	outcome  errno
+	ending   errno
 	moved    bool  // since the last look at the limits
 	queued   bool  // the loop will go on with it
 	half     bool  // one direction has ended, or is held up before its end
@@ -85,11 +87,11 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 	l.Handle(p.endpoint.watch, (*endpointEdge)(p))
 	if err := p.watchClient(client); err != nil {
 		p.client.watch = Registration{unwatched}
-		p.reset(ClientReset, unix.ENOMEM)
+		p.reset(outcome.ClientReset, unix.ENOMEM)
 		return
 	}
 	if client.err != nil {
-		p.reset(ClientReset, client.err)
+		p.reset(outcome.ClientReset, client.err)
 		return
 	}
 	l.unprobed.add(p)
@@ -127,17 +129,17 @@ type (
 
 func (e *clientEdge) Ready(r Readiness) {
 	p := (*pair)(e)
-	p.ready(r, &p.client, &p.toEndpoint, ClientReset)
+	p.ready(r, &p.client, &p.toEndpoint, outcome.ClientReset)
 }
 
 func (e *endpointEdge) Ready(r Readiness) {
 	p := (*pair)(e)
-	p.ready(r, &p.endpoint, &p.toClient, EndpointReset)
+	p.ready(r, &p.endpoint, &p.toClient, outcome.EndpointReset)
 }
 
 // ready takes in what the kernel tells of e, from which w leads, and moves what can
 // be moved. If nothing is read from e any more, its error ends the pair with end.
-func (p *pair) ready(r Readiness, e *edge, w *way, end End) {
+func (p *pair) ready(r Readiness, e *edge, w *way, end outcome.Outcome) {
 	e.note(r)
 	if r&unix.EPOLLERR != 0 && w.ended {
 		p.failed(e, end)
@@ -162,7 +164,7 @@ func (e *edge) note(r Readiness) {
 
 // failed is called for the error of a socket from which nothing is read any more,
 // so that reading cannot tell.
-func (p *pair) failed(e *edge, end End) {
+func (p *pair) failed(e *edge, end outcome.Outcome) {
 	if p.done == nil {
 		return
 	}
@@ -186,7 +188,7 @@ func (p *pair) Retire(by time.Time) { _ = p.loop.Do(func() { (*PairHere)(p).Reti
 type PairHere pair
 
 // Break is Flow.Break, at once.
-func (h *PairHere) Break() { (*pair)(h).reset(Broken, nil) }
+func (h *PairHere) Break() { (*pair)(h).reset(outcome.Drained, nil) }
 
 // Retire is Flow.Retire, at once.
 func (h *PairHere) Retire(by time.Time) {
@@ -403,7 +405,7 @@ func (p *pair) heldUp(w *way, from, to *edge) {
 	case p.done == nil || w.ended || to.writable:
 		return
 	case from.lost:
-		p.reset(p.outcome.end, p.outcome.err())
+		p.reset(p.ending.outcome, p.ending.err())
 		return
 	case !from.ended:
 		// With EPIPE, or no error, FIN was there first: see writeFailed.
@@ -424,25 +426,25 @@ func (p *pair) heldUp(w *way, from, to *edge) {
 // end.
 func (p *pair) readEnded(w *way, from, to *edge) {
 	if from.lost {
-		p.reset(p.outcome.end, p.outcome.err())
+		p.reset(p.ending.outcome, p.ending.err())
 		return
 	}
-	end := ClientClosed
+	end := outcome.ClientClosed
 	if w == &p.toClient {
-		end = EndpointClosed
+		end = outcome.EndpointClosed
 	}
-	p.outcome.cause(end, nil)
+	p.ending.cause(end, nil)
 	p.end(w, to)
 }
 
 // readFailed is called when from has been reset, or is lost.
 func (p *pair) readFailed(w *way, err error) {
-	end := ClientReset
+	end := outcome.ClientReset
 	if w == &p.toClient {
-		end = EndpointReset
+		end = outcome.EndpointReset
 		toEndpoint, toClient := p.Bytes()
-		if w.rest == nil && (w.pipe == nil || w.pipe.held == 0) && p.outcome.end.answeredBy(err, toEndpoint, toClient, p.endpoint.fd.unsent()) {
-			end, err = ClientClosed, nil
+		if w.rest == nil && (w.pipe == nil || w.pipe.held == 0) && answered(p.ending.outcome, err, toEndpoint, toClient, p.endpoint.fd.unsent()) {
+			end, err = outcome.ClientClosed, nil
 		}
 	}
 	p.reset(end, err)
@@ -455,11 +457,11 @@ func (p *pair) readFailed(w *way, err error) {
 // splice(2) may have told another error before without saying so.
 func (p *pair) writeFailed(w *way, to *edge, err error) {
 	to.lost = err != unix.EPIPE || w.pipe != nil && !to.ended
-	end := EndpointReset
+	end := outcome.EndpointReset
 	if w == &p.toClient {
-		end = ClientReset
+		end = outcome.ClientReset
 	}
-	p.outcome.cause(end, err)
+	p.ending.cause(end, err)
 	p.end(w, nil)
 }
 
@@ -486,11 +488,11 @@ func (p *pair) becomeHalf() {
 }
 
 // reset ends the pair at once, with a reset for both sides.
-func (p *pair) reset(end End, err error) {
+func (p *pair) reset(end outcome.Outcome, err error) {
 	if p.done == nil {
 		return
 	}
-	p.outcome.cause(end, err)
+	p.ending.cause(end, err)
 	_ = p.client.fd.SetLinger(0)
 	_ = p.endpoint.fd.SetLinger(0)
 	p.finish()
@@ -518,9 +520,8 @@ func (p *pair) finish() {
 	}
 	done := p.done
 	p.done = nil
-	r := Result{End: p.outcome.end, Err: p.outcome.err()}
-	r.ToEndpoint, r.ToClient = p.Bytes()
-	done.Ended(r)
+	toEndpoint, toClient := p.Bytes()
+	done.Ended(result(p.ending.outcome, p.ending.err(), toEndpoint, toClient))
 }
 
 // EachPair calls f for each pair of the loop, and its owner, in turns: pairs that are
@@ -546,22 +547,22 @@ func (r *round) turn() {
 	}
 }
 
-// errno is outcome for a pair, all of whose errors are the kernel's.
+// errno is ending for a pair, all of whose errors are the kernel's.
 type errno struct {
-	end    End
-	number uint16
+	outcome outcome.Outcome
+	number  uint16
 }
 
-func (o *errno) cause(end End, err error) {
-	if o.end.yields(end) {
+func (e *errno) cause(o outcome.Outcome, err error) {
+	if yields(e.outcome, o) {
 		number, _ := err.(unix.Errno)
-		o.end, o.number = end, uint16(number)
+		e.outcome, e.number = o, uint16(number)
 	}
 }
 
-func (o errno) err() error {
-	if o.number == 0 {
+func (e errno) err() error {
+	if e.number == 0 {
 		return nil
 	}
-	return unix.Errno(o.number)
+	return unix.Errno(e.number)
 }

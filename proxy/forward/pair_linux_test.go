@@ -9,14 +9,16 @@ import (
 
 	. "github.com/onsi/gomega"
 	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // results is an owner.
-type results chan Result
+type results chan outcome.Result
 
-func (to results) Ended(r Result)  { to <- r }
-func (results) Asked(time.Time)    {}
-func (results) Answered(time.Time) {}
+func (to results) Ended(r outcome.Result) { to <- r }
+func (results) Asked(time.Time)           {}
+func (results) Answered(time.Time)        {}
 
 // loopedPair forwards a pair on a loop of its own, and returns its far ends.
 func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
@@ -31,7 +33,7 @@ func loopedPair(t *testing.T) (p *pair, client, endpoint *net.TCPConn) {
 	endpoints, err := net.Listen("tcp", "127.0.0.1:0")
 	g.Expect(err).NotTo(HaveOccurred())
 	defer endpoints.Close()
-	ended := make(chan Result, 1)
+	ended := make(chan outcome.Result, 1)
 	begun := make(chan *pair, 1)
 	to := clients.Addr().(*net.TCPAddr).AddrPort()
 	near, err := connectTCP(0, netip.AddrPort{}, to, 0, 0, false)

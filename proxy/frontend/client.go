@@ -10,6 +10,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/latency"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -28,23 +29,24 @@ type Client struct {
 
 // Why a client is not admitted.
 var (
-	ErrDirect = errors.New("it did not come through a portal of this Service")
-	ErrSource = errors.New("the client is not in loadBalancerSourceRanges")
+	NotAdmitted   = outcome.Result{Outcome: outcome.NotAdmitted, Err: errors.New("it did not come through a portal of this Service")}
+	SourceRefused = outcome.Result{Outcome: outcome.SourceRefused, Err: errors.New("the client is not in loadBalancerSourceRanges")}
 )
 
 // Admit finds out, once To is known, which VIP the client meant that has come to a
 // listener at p, and whether it may: behind a redirect anybody who finds the listener's
-// port could connect to it. Of one that HeaderDue is true of, Introduce knows whether it may.
-func (c *Client) Admit(v *View, p *Place) (trace.End, error) {
+// port could connect to it. The outcome is Open if it may. Of one that HeaderDue is true of,
+// Introduce knows whether it may.
+func (c *Client) Admit(v *View, p *Place) outcome.Result {
 	vip, ok := p.vip(v, c.To)
 	if !ok {
-		return trace.NotAdmitted, ErrDirect // or the VIP has just been removed
+		return NotAdmitted // or the VIP has just been removed
 	}
 	c.VIP = vip
 	if !c.HeaderDue() && !c.Allowed(vip) {
-		return trace.SourceRefused, ErrSource
+		return SourceRefused
 	}
-	return "", nil
+	return outcome.Result{}
 }
 
 // HeaderDue reports whether who has come is a load balancer, which has to say first, by a
@@ -55,15 +57,15 @@ func (c *Client) HeaderDue() bool {
 
 // Introduce takes note of what the header that was due says: client, if that is valid, has
 // come by way of who was taken for the client so far. It returns whether it may, as Admit does.
-func (c *Client) Introduce(client netip.AddrPort) (trace.End, error) {
+func (c *Client) Introduce(client netip.AddrPort) outcome.Result {
 	if client.IsValid() {
 		balancer := c.From
 		c.From, c.Via = client, &balancer
 	}
 	if !c.Allowed(c.VIP) {
-		return trace.SourceRefused, ErrSource
+		return SourceRefused
 	}
-	return "", nil
+	return outcome.Result{}
 }
 
 // Allowed reports whether vip lets the client in.
@@ -164,21 +166,24 @@ func (c *Client) Adopted(now time.Time, e *balance.Endpoint) {
 	c.Report(trace.Event{Kind: trace.Established, Time: now, Endpoint: e.Addr, Pod: e.Pod})
 }
 
-// Closed reports the client's end, of which e says how.
-func (c *Client) Closed(now time.Time, e trace.Event) {
-	e.Kind, e.Time, e.Took = trace.Closed, now, now.Sub(c.Began)
+// Closed reports how the client ended, and with which endpoint, or nil.
+func (c *Client) Closed(now time.Time, r outcome.Result, to *balance.Endpoint) {
+	e := trace.Event{Kind: trace.Closed, Time: now, Took: now.Sub(c.Began), End: r}
+	if to != nil {
+		e.Endpoint, e.Pod = to.Addr, to.Pod
+	}
 	c.Report(e)
 }
 
 // RefusedUnlogged reports whether enough refused clients have been told of in this
 // second. If so, it has counted this one, and nothing of it is to be told.
-func (c *Client) RefusedUnlogged(end trace.End) bool {
+func (c *Client) RefusedUnlogged(o outcome.Outcome) bool {
 	f := c.Front
 	if f.refusals.Allow() {
 		return false
 	}
 	f.Counters.Unlogged.Add(1)
-	for _, e := range []trace.Event{{Kind: trace.Accepted}, {Kind: trace.Closed, End: end}} {
+	for _, e := range []trace.Event{{Kind: trace.Accepted}, {Kind: trace.Closed, End: outcome.Result{Outcome: o}}} {
 		f.count(c.Life, &e)
 	}
 	return true

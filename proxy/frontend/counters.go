@@ -7,6 +7,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/latency"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -39,17 +40,8 @@ var choicePlaces = func() map[string]int {
 // clients are counts of connections, or of UDP sessions.
 type clients struct {
 	tally
-	ends []atomic.Int64 // in the order of trace.Ends
+	ends [outcome.Outcomes]atomic.Int64
 }
-
-// endPlaces are the places of the ends in trace.Ends.
-var endPlaces = func() map[trace.End]int {
-	places := map[trace.End]int{}
-	for i, e := range trace.Ends {
-		places[e.End] = i
-	}
-	return places
-}()
 
 // tally counts the clients of a service port, or of all.
 type tally struct {
@@ -81,7 +73,7 @@ func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
 	case e.Kind == trace.Attempt && e.Err == "":
 		f.Counters.seen[e.Seen].Add(1)
 	case e.Kind == trace.Closed:
-		all.ends[endPlaces[e.End]].Add(1)
+		all.ends[e.End.Outcome].Add(1)
 	}
 }
 
@@ -97,14 +89,14 @@ func (t *tally) count(life *trace.Life, e *trace.Event) {
 	case trace.Established:
 		t.established.Add(1)
 	case trace.Closed:
-		if life.Failed(e.End) {
+		if life.Failed(e.End.Outcome) {
 			t.failed.Add(1)
 		}
-		if e.ToEndpoint != 0 {
-			t.toEndpoint.Add(e.ToEndpoint)
+		if e.End.ToEndpoint != 0 {
+			t.toEndpoint.Add(e.End.ToEndpoint)
 		}
-		if e.ToClient != 0 {
-			t.toClient.Add(e.ToClient)
+		if e.End.ToClient != 0 {
+			t.toClient.Add(e.End.ToClient)
 		}
 	}
 }
@@ -185,7 +177,7 @@ type Stats struct {
 	Choices               map[balance.Reason]int64
 	Seen                  [portal.Seens]int64 // clients with an endpoint that answered, by whom it sees
 	Unlogged              int64               // connections that were refused and that the trace leaves out
-	Ends                  map[trace.End]int64
+	Ends                  map[outcome.Outcome]int64
 	Open, Limit           int64       // connections
 	QueueWaits            latency.All // latency.Queued
 
@@ -202,7 +194,7 @@ type Stats struct {
 type SessionStats struct {
 	Open, Limit          int64
 	Begun, Answered      int64
-	Ends                 map[trace.End]int64
+	Ends                 map[outcome.Outcome]int64
 	ToEndpoint, ToClient int64           // datagrams
 	Dropped              [numDrops]int64 // datagrams, by Drop
 }
@@ -215,7 +207,7 @@ func (n *Node) Stats() Stats {
 		Accepted:    c.connections.accepted.Load(),
 		Established: c.connections.established.Load(),
 		Unlogged:    c.Unlogged.Load(),
-		Ends:        endsNow(c.connections.ends),
+		Ends:        endsNow(&c.connections.ends),
 		Open:        b.Connections.Load(),
 		Limit:       b.ConnectionLimit(),
 		Quarantines: c.Quarantines.Load(),
@@ -223,7 +215,7 @@ func (n *Node) Stats() Stats {
 		LateProbes:  c.LateProbes.Load(),
 		Sessions: SessionStats{
 			Open: b.Sessions.Load(), Limit: b.SessionLimit(),
-			Begun: c.sessions.accepted.Load(), Answered: c.sessions.established.Load(), Ends: endsNow(c.sessions.ends),
+			Begun: c.sessions.accepted.Load(), Answered: c.sessions.established.Load(), Ends: endsNow(&c.sessions.ends),
 			ToEndpoint: c.DatagramsToEndpoint.Load(), ToClient: c.DatagramsToClient.Load(),
 		},
 	}
@@ -250,12 +242,12 @@ func (n *Node) Stats() Stats {
 	return s
 }
 
-// endsNow returns the counts, which are in the order of trace.Ends, of the ends that there were.
-func endsNow(counts []atomic.Int64) map[trace.End]int64 {
-	now := map[trace.End]int64{}
-	for i, e := range trace.Ends {
-		if n := counts[i].Load(); n > 0 {
-			now[e.End] = n
+// endsNow returns the counts of the ends that there were.
+func endsNow(counts *[outcome.Outcomes]atomic.Int64) map[outcome.Outcome]int64 {
+	now := map[outcome.Outcome]int64{}
+	for o := range counts {
+		if n := counts[o].Load(); n > 0 {
+			now[outcome.Outcome(o)] = n
 		}
 	}
 	return now

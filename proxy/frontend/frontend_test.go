@@ -17,6 +17,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/budget"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -69,33 +70,33 @@ func TestWhoIsAdmitted(t *testing.T) {
 	for _, c := range []struct {
 		redirected bool
 		from, to   string
-		end        trace.End
+		end        outcome.Outcome
 		vip        config.VIP
 		endpoints  int
 	}{
-		{true, "203.0.113.1:1", "10.96.0.10:80", "", vip4, 2},
-		{true, "[2001:db8::1]:1", "[fd96::10]:80", "", vip6, 2},
-		{true, "203.0.113.1:1", "10.96.0.10:81", trace.NotAdmitted, vip4, 0},
-		{true, "203.0.113.1:1", "203.0.113.7:30080", "", nodePort, 1},
-		{true, "127.0.0.1:1", "127.0.0.1:30080", "", nodePort, 2},
-		{true, "[2001:db8::1]:1", "[2001:db8::7]:30080", trace.NotAdmitted, nodePort, 0},
-		{true, "198.51.100.7:1", "192.0.2.10:80", "", limited, 1},
-		{true, "203.0.113.1:1", "192.0.2.10:80", trace.SourceRefused, limited, 0},
+		{true, "203.0.113.1:1", "10.96.0.10:80", outcome.Open, vip4, 2},
+		{true, "[2001:db8::1]:1", "[fd96::10]:80", outcome.Open, vip6, 2},
+		{true, "203.0.113.1:1", "10.96.0.10:81", outcome.NotAdmitted, vip4, 0},
+		{true, "203.0.113.1:1", "203.0.113.7:30080", outcome.Open, nodePort, 1},
+		{true, "127.0.0.1:1", "127.0.0.1:30080", outcome.Open, nodePort, 2},
+		{true, "[2001:db8::1]:1", "[2001:db8::7]:30080", outcome.NotAdmitted, nodePort, 0},
+		{true, "198.51.100.7:1", "192.0.2.10:80", outcome.Open, limited, 1},
+		{true, "203.0.113.1:1", "192.0.2.10:80", outcome.SourceRefused, limited, 0},
 		// Without a redirect it is the listener that tells which VIP is meant.
-		{false, "198.51.100.7:1", "192.0.2.10:80", "", vip4, 2},
+		{false, "198.51.100.7:1", "192.0.2.10:80", outcome.Open, vip4, 2},
 	} {
 		t.Run(fmt.Sprintf("%s to %s, redirected %t", c.from, c.to, c.redirected), func(t *testing.T) {
 			g := NewWithT(t)
 			p := &Place{Redirected: c.redirected}
 			p.SetTargets([]portal.Target{Target(config.TCP, vip4)})
 			client := &Client{Life: &trace.Life{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}, Front: f}
-			end, err := client.Admit(f.View(), p)
-			g.Expect(end).To(Equal(c.end))
-			if c.end != "" {
-				g.Expect(err).To(HaveOccurred())
+			r := client.Admit(f.View(), p)
+			g.Expect(r.Outcome).To(Equal(c.end))
+			if c.end != outcome.Open {
+				g.Expect(r.Err).To(HaveOccurred())
 				return
 			}
-			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(r.Err).NotTo(HaveOccurred())
 			g.Expect(*client.VIP).To(Equal(c.vip))
 			g.Expect(client.Endpoints(f.View()).Len()).To(Equal(c.endpoints))
 		})
@@ -116,40 +117,40 @@ func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
 	for _, c := range []struct {
 		from, to, header string
 		due              bool
-		end              trace.End
+		end              outcome.Outcome
 		endpoints        int
 	}{
-		{"10.0.0.1:1", lb, "198.51.100.7:1", true, "", 1},
-		{"10.0.0.1:1", np, "198.51.100.7:1", true, "", 1},
-		{"10.0.0.1:1", lb, "203.0.113.1:1", true, trace.SourceRefused, 0},
-		{"10.0.0.1:1", np, "203.0.113.1:1", true, trace.SourceRefused, 0},
-		{"10.0.0.1:1", np, "10.244.0.9:1", true, "", 2}, // a Pod of this node
-		{"10.0.0.1:1", lb, lb, true, trace.SourceRefused, 0},
+		{"10.0.0.1:1", lb, "198.51.100.7:1", true, outcome.Open, 1},
+		{"10.0.0.1:1", np, "198.51.100.7:1", true, outcome.Open, 1},
+		{"10.0.0.1:1", lb, "203.0.113.1:1", true, outcome.SourceRefused, 0},
+		{"10.0.0.1:1", np, "203.0.113.1:1", true, outcome.SourceRefused, 0},
+		{"10.0.0.1:1", np, "10.244.0.9:1", true, outcome.Open, 2}, // a Pod of this node
+		{"10.0.0.1:1", lb, lb, true, outcome.SourceRefused, 0},
 		// The balancer itself: where ranges do not hold for clients that come straight, nor for it.
-		{"10.0.0.1:1", np, "", true, "", 1},
-		{"10.0.0.1:1", lb, "", true, trace.SourceRefused, 0},
+		{"10.0.0.1:1", np, "", true, outcome.Open, 1},
+		{"10.0.0.1:1", lb, "", true, outcome.SourceRefused, 0},
 		// Who is none, and VIPs that have none.
-		{"203.0.113.1:1", np, "", false, "", 1},
-		{"203.0.113.1:1", lb, "", false, trace.SourceRefused, 0},
-		{"198.51.100.7:1", lb, "", false, "", 1},
-		{"10.0.0.1:1", "10.96.0.10:80", "", false, "", 2},
+		{"203.0.113.1:1", np, "", false, outcome.Open, 1},
+		{"203.0.113.1:1", lb, "", false, outcome.SourceRefused, 0},
+		{"198.51.100.7:1", lb, "", false, outcome.Open, 1},
+		{"10.0.0.1:1", "10.96.0.10:80", "", false, outcome.Open, 2},
 	} {
 		t.Run(fmt.Sprintf("%s to %s, header %q", c.from, c.to, c.header), func(t *testing.T) {
 			g := NewWithT(t)
 			client := &Client{Life: &trace.Life{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}, Front: f}
-			end, err := client.Admit(f.View(), &Place{Redirected: true})
+			r := client.Admit(f.View(), &Place{Redirected: true})
 			g.Expect(client.HeaderDue()).To(Equal(c.due))
 			if c.due {
-				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(r.Err).NotTo(HaveOccurred())
 				header, _ := netip.ParseAddrPort(c.header)
-				end, err = client.Introduce(header)
+				r = client.Introduce(header)
 			}
-			g.Expect(end).To(Equal(c.end))
-			if c.end != "" {
-				g.Expect(err).To(HaveOccurred())
+			g.Expect(r.Outcome).To(Equal(c.end))
+			if c.end != outcome.Open {
+				g.Expect(r.Err).To(HaveOccurred())
 				return
 			}
-			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(r.Err).NotTo(HaveOccurred())
 			g.Expect(client.Endpoints(f.View()).Len()).To(Equal(c.endpoints))
 			if c.header == "" {
 				g.Expect(client.From.String()).To(Equal(c.from))
@@ -342,17 +343,17 @@ func TestRefusedClientsHaveABoundedPartOfTheTrace(t *testing.T) {
 	began := time.Now()
 	for range 10 * RefusalsPerSecond {
 		c := &Client{Life: &trace.Life{ID: f.NewID(), From: netip.MustParseAddrPort("203.0.113.1:1")}, Front: f}
-		if !c.RefusedUnlogged(trace.Limit) {
+		if !c.RefusedUnlogged(outcome.Limit) {
 			told++
 			c.Accepted()
-			c.Closed(c.Began, trace.Event{End: trace.Limit, Err: errors.ErrUnsupported.Error()})
+			c.Closed(c.Began, outcome.Result{Outcome: outcome.Limit, Err: errors.ErrUnsupported}, nil)
 		}
 	}
 	mayTell := RefusalsPerSecond + int(RefusalsPerSecond*time.Since(began).Seconds()) + 1
 	g.Expect(told).To(And(BeNumerically(">=", RefusalsPerSecond), BeNumerically("<=", mayTell)))
 	s := f.Stats()
 	g.Expect(s.Accepted).To(BeEquivalentTo(10 * RefusalsPerSecond))
-	g.Expect(s.Ends[trace.Limit]).To(BeEquivalentTo(10 * RefusalsPerSecond))
+	g.Expect(s.Ends[outcome.Limit]).To(BeEquivalentTo(10 * RefusalsPerSecond))
 	g.Expect(s.Unlogged).To(BeEquivalentTo(10*RefusalsPerSecond - told))
 	g.Expect(f.Totals().Failed).To(BeEquivalentTo(10 * RefusalsPerSecond))
 	g.Expect(f.Trace.Ended(1000, func(*trace.Event) bool { return true })).To(HaveLen(told))
@@ -364,17 +365,17 @@ func TestEndsAreCountedByTheirWords(t *testing.T) {
 	f := front(&Node{})
 	for i, word := range []string{"client-closed", "endpoint-closed", "client-reset", "endpoint-reset", "unanswered", "half-closed", "no-endpoint", "attempts-failed",
 		"queue-timeout", "not-through-portal", "source-refused", "header-refused", "limit", "drained", "aged", "idle", "endpoint-drained", "endpoint-left", "withdrawn", "internal"} {
-		g.Expect(trace.EndCodes()[i]).To(Equal(word))
+		g.Expect(outcome.Words()[i]).To(Equal(word))
 		for range i + 1 {
 			c := &Client{Life: &trace.Life{ID: f.NewID(), From: netip.MustParseAddrPort("203.0.113.1:1"), Began: time.Now()}, Front: f}
 			c.Accepted()
-			c.Closed(time.Now(), trace.Event{End: trace.End(word)})
+			c.Closed(time.Now(), outcome.Result{Outcome: outcome.Named(word)}, nil)
 		}
-		for _, ends := range []map[trace.End]int64{f.Stats().Ends, f.Story().Ends()} {
+		for _, ends := range []map[outcome.Outcome]int64{f.Stats().Ends, f.Story().Ends()} {
 			g.Expect(ends).To(HaveLen(i + 1))
-			g.Expect(ends[trace.End(word)]).To(BeEquivalentTo(i + 1))
+			g.Expect(ends[outcome.Named(word)]).To(BeEquivalentTo(i + 1))
 		}
 	}
-	g.Expect(trace.EndCodes()).To(HaveLen(20))
+	g.Expect(outcome.Words()).To(HaveLen(20))
 	g.Expect(f.Stats().Sessions.Ends).To(BeEmpty())
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/latency"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -16,7 +17,7 @@ type Story struct {
 	FirstByte latency.Histogram // latency.Seconds, until the endpoint's first byte for the client
 	Lasted    latency.Histogram // latency.Lasting, of those that have ended
 	Bytes     latency.Histogram // latency.Bytes, both directions, of those that have ended
-	ends      []atomic.Int64    // in the order of trace.Ends
+	ends      [outcome.Outcomes]atomic.Int64
 }
 
 // Story returns f's, or nil.
@@ -25,32 +26,32 @@ func (f *FrontEnd) Story() *Story { return f.story.Load() }
 // writeStory returns f's story, which is there from then on.
 func (f *FrontEnd) writeStory() *Story {
 	if f.story.Load() == nil {
-		f.story.CompareAndSwap(nil, &Story{ends: make([]atomic.Int64, len(trace.Ends))})
+		f.story.CompareAndSwap(nil, new(Story))
 	}
 	return f.story.Load()
 }
 
 // Ends returns how many have ended how; only ends that there were.
-func (s *Story) Ends() map[trace.End]int64 { return endsNow(s.ends) }
+func (s *Story) Ends() map[outcome.Outcome]int64 { return endsNow(&s.ends) }
 
 // count counts a step of a client's.
 func (s *Story) count(log *trace.Log, life *trace.Life, e *trace.Event) {
 	switch {
 	case e.Kind == trace.Established && life.Attempts() > 0: // not adopted
 		took := e.Time.Sub(life.Began)
-		s.Connect.Observe(latency.Seconds, e.Time, took.Seconds(), example(life, log.Outcome(life, took, "")))
+		s.Connect.Observe(latency.Seconds, e.Time, took.Seconds(), example(life, log.Flags(life, took, outcome.Open)))
 	case e.Kind == trace.Closed:
-		s.ends[endPlaces[e.End]].Add(1)
+		s.ends[e.End.Outcome].Add(1)
 		if e.Endpoint.IsValid() { // it had one
-			s.Lasted.Observe(latency.Lasting, e.Time, e.Took.Seconds(), example(life, e.Outcome))
-			s.Bytes.Observe(latency.Bytes, e.Time, float64(e.ToEndpoint+e.ToClient), example(life, e.Outcome))
+			s.Lasted.Observe(latency.Lasting, e.Time, e.Took.Seconds(), example(life, e.Flags))
+			s.Bytes.Observe(latency.Bytes, e.Time, float64(e.End.ToEndpoint+e.End.ToClient), example(life, e.Flags))
 		}
 	}
 }
 
 // example returns the number of a connection with which something is amiss, and otherwise 0.
-func example(life *trace.Life, o trace.Outcome) uint64 {
-	if o == 0 {
+func example(life *trace.Life, f trace.Flags) uint64 {
+	if f == 0 {
 		return 0
 	}
 	return life.ID
@@ -60,6 +61,6 @@ func example(life *trace.Life, o trace.Outcome) uint64 {
 func (c *Client) Answered(now time.Time, from *balance.Endpoint) {
 	c.Life.Answered(now)
 	took := c.FirstByte()
-	c.Front.writeStory().FirstByte.Observe(latency.Seconds, now, took.Seconds(), example(c.Life, c.Front.Trace.Outcome(c.Life, took, "")))
+	c.Front.writeStory().FirstByte.Observe(latency.Seconds, now, took.Seconds(), example(c.Life, c.Front.Trace.Flags(c.Life, took, outcome.Open)))
 	from.Times().FirstByte.Observe(latency.Seconds, now, took.Seconds())
 }

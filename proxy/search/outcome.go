@@ -8,20 +8,17 @@ import (
 	"syscall"
 
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // Why no endpoint was found. Other reasons to give up are errors for which
 // [OutOfResources] is true, and errors that say themselves that they are futile.
 var (
-	errNoEndpoint = errors.New("the Service has no usable endpoint")
-	errAllFailed  = errors.New("every attempt failed")
-	// errQueueTimeout: the queue timeout is over, and the client was still in line.
-	errQueueTimeout = errors.New("no endpoint had room in time")
-	errQueueFull    = fmt.Errorf("no endpoint had room, and %d clients waited already", balance.LineLimit)
-	ErrClientLeft   = errors.New("the client left while it waited in line for an endpoint")
-	// ErrClientReset ends a search in the middle of an attempt, or between two.
-	ErrClientReset = errors.New("the client reset the connection before it had an endpoint")
+	noEndpoint   = outcome.Result{Outcome: outcome.NoEndpoint, Err: errors.New("the Service has no usable endpoint")}
+	allFailed    = outcome.Result{Outcome: outcome.AttemptsFailed, Err: errors.New("every attempt failed")}
+	queueTimeout = outcome.Result{Outcome: outcome.QueueTimeout, Err: errors.New("no endpoint had room in time")}
+	queueFull    = outcome.Result{Outcome: outcome.QueueTimeout, Err: fmt.Errorf("no endpoint had room, and %d clients waited already", balance.LineLimit)}
 )
 
 // What most attempts that fail end with.
@@ -30,24 +27,15 @@ var (
 	ErrNoAnswer = errors.New("no answer") // in the time it had
 )
 
-// End returns what it means for the client that the search was given up for err, or
-// because its context was canceled.
-func End(err error) trace.End {
+// over returns the Result of a client for which no further attempt is made since err.
+func over(err error) outcome.Result {
 	switch {
-	case errors.Is(err, errNoEndpoint):
-		return trace.NoEndpoint
-	case errors.Is(err, errQueueTimeout), errors.Is(err, errQueueFull):
-		return trace.QueueTimeout
-	case errors.Is(err, ErrClientLeft), errors.Is(err, ErrClientReset):
-		return trace.ClientReset
-	case errors.Is(err, errAllFailed), futile(err):
-		return trace.AttemptsFailed
-	case errors.Is(err, context.Canceled):
-		return trace.Drained
+	case futile(err):
+		return outcome.Result{Outcome: outcome.AttemptsFailed, Err: err}
 	case OutOfResources(err):
-		return trace.Limit
+		return outcome.Result{Outcome: outcome.Limit, Err: err}
 	}
-	return trace.Internal
+	return outcome.Result{Outcome: outcome.Internal, Err: err}
 }
 
 // ResultOf returns the result of an attempt, or a probe, that ended with err, nil if

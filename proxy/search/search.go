@@ -6,6 +6,7 @@ import (
 
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -40,7 +41,7 @@ type Search struct {
 	slot    int               // in Schedule; its length when the last one is over
 	end     time.Time         // of the slot
 	waited  bool              // what was last done was to wait
-	over    error             // no further attempt is worth it
+	over    outcome.Result    // unless it is Open, no further attempt is worth it
 	limit   time.Duration     // of the attempt for which an endpoint is waited for
 	queued  time.Time         // since when; zero while it is not in line
 	inLine  time.Duration     // for how long before that
@@ -62,7 +63,7 @@ type Step struct {
 	Do       Action
 	Endpoint *balance.Endpoint // to Dial, and to Release when that has failed or what it led to has ended
 	For      time.Duration     // how long to Wait or to Queue, or how long it may take to Dial: 0 is no bound
-	Err      error             // why to GiveUp; see End
+	Result   outcome.Result    // of the client, to GiveUp
 }
 
 // Next returns what to do at now, with the endpoints of set. It is called first,
@@ -75,8 +76,8 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 		}
 	}
 	switch {
-	case s.over != nil:
-		return Step{Do: GiveUp, Err: s.over}
+	case s.over.Outcome != outcome.Open:
+		return Step{Do: GiveUp, Result: s.over}
 	case len(s.Schedule) == 0:
 		return s.onceEach(set, now)
 	case s.end.IsZero():
@@ -101,14 +102,14 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 		s.waited = false
 		return s.begin(set, now, s.Schedule[0])
 	}
-	return Step{Do: GiveUp, Err: errAllFailed}
+	return Step{Do: GiveUp, Result: allFailed}
 }
 
 // onceEach is Next without a schedule.
 func (s *Search) onceEach(set *balance.Set, now time.Time) Step {
 	step := s.begin(set, now, 0)
 	if step.Do == GiveUp && s.count > 0 {
-		step.Err = errAllFailed
+		step.Result = allFailed
 	}
 	return step
 }
@@ -116,7 +117,7 @@ func (s *Search) onceEach(set *balance.Set, now time.Time) Step {
 // begin begins an attempt to the endpoint that is next.
 func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Step {
 	if s.count == maxAttempts {
-		return Step{Do: GiveUp, Err: errAllFailed}
+		return Step{Do: GiveUp, Result: allFailed}
 	}
 	if s.place == nil && set.Bound() > 0 {
 		s.place = new(balance.Place)
@@ -127,7 +128,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 		s.queued, s.limit = now, limit
 		return Step{Do: Queue, For: max(0, s.place.Timeout-s.inLine)}
 	case !ok:
-		return Step{Do: GiveUp, Err: errNoEndpoint}
+		return Step{Do: GiveUp, Result: noEndpoint}
 	}
 	if s.count++; s.count == 1 {
 		s.tried = s.room[:0]
@@ -147,11 +148,10 @@ func (s *Search) Answered(now time.Time) {
 // into quarantine, and the client's affinity to it is forgotten. If no other endpoint
 // would do either, the next step is to give up.
 func (s *Search) Failed(now time.Time, err error) {
-	if OutOfResources(err) || futile(err) {
-		s.over = Plain(err)
+	hopeless, blame := OutOfResources(err) || futile(err), Blames(err)
+	if err = Plain(err); hopeless {
+		s.over, blame = over(err), false
 	}
-	blame := s.over == nil && Blames(err)
-	err = Plain(err)
 	s.report(now, err)
 	if blame && s.AsClient && err == ErrNoAnswer && s.now.Endpoint.Doubt(s.Client, now, err, s.Quarantine) {
 		return
@@ -231,9 +231,9 @@ func (s *Search) leaveLine(set *balance.Set, now time.Time) (step Step, done boo
 	s.inLeft(now)
 	switch {
 	case timeout && s.place.Timeout == 0:
-		s.over = errQueueFull
+		s.over = queueFull
 	case timeout:
-		s.over = errQueueTimeout
+		s.over = queueTimeout
 	case given:
 		return s.begin(set, now, s.limit), true
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 const (
@@ -212,7 +213,7 @@ func (s *Server) dialDirectly(ctx context.Context, host string, port uint16) (ne
 // forward returns when the connection to what is no Service has ended.
 func (s *Server) forward(c *client, to *net.TCPConn) {
 	done := make(chan struct{})
-	flow := forward.Copy(c, to, forward.Limits{HalfClosed: s.proxy.HalfClosed}, forward.Done(func(forward.Result) { close(done) }))
+	flow := forward.Copy(c, to, forward.Limits{HalfClosed: s.proxy.HalfClosed}, forward.Done(func(outcome.Result) { close(done) }))
 	s.mu.Lock()
 	s.direct[flow] = struct{}{}
 	s.mu.Unlock()

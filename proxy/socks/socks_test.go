@@ -26,6 +26,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -292,7 +293,7 @@ var _ = Describe("the proxy for SOCKS and HTTP", func() {
 			Expect(io.ReadAll(client)).To(ContainSubstring("a: GET web /"))
 			Eventually(func() []trace.Event { return p.Trace.Ended(10, func(*trace.Event) bool { return true }) }).Should(ConsistOf(
 				HaveField("Subject.Client", client.LocalAddr().(*net.TCPAddr).AddrPort())))
-			Expect(p.Trace.Ended(1, func(*trace.Event) bool { return true })[0].End.Fault()).To(Equal(trace.FaultNone))
+			Expect(p.Trace.Ended(1, func(*trace.Event) bool { return true })[0].End.Outcome.Fault()).To(Equal(outcome.FaultNone))
 		})
 
 		It("says how it is with what cannot be reached", func() {

@@ -14,6 +14,7 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -57,14 +58,14 @@ func (c *connection) turnAway(why error) {
 		f.Log.WithFields(map[string]any{"service": f.ID().String(), "open": f.Budget.Connections.Load(), "limit": f.Budget.ConnectionLimit()}).
 			WithError(why).Error("Too many connections: clients are turned away (logged at most every 10 s)")
 	})
-	if c.RefusedUnlogged(trace.Limit) {
+	if c.RefusedUnlogged(outcome.Limit) {
 		c.reset()
 		return
 	}
 	c.To = plainAddr(c.client.LocalAddr())
 	c.Accepted()
 	c.reset()
-	c.Closed(time.Now(), trace.Event{End: trace.Limit, Err: why.Error()})
+	c.Closed(time.Now(), outcome.Result{Outcome: outcome.Limit, Err: why}, nil)
 }
 
 // headerTimeout is how long a load balancer may take to say who the client is. It does so
@@ -72,8 +73,9 @@ func (c *connection) turnAway(why error) {
 const headerTimeout = 5 * time.Second
 
 // introduced takes note of who the client is, by the header with which first begins, and
-// returns how long that is. failed is what kept more from coming.
-func (c *connection) introduced(first []byte, failed error) (n int, end trace.End, err error) {
+// returns how long that is and, as Admit does, whether the client may. failed is what kept more
+// from coming.
+func (c *connection) introduced(first []byte, failed error) (n int, r outcome.Result) {
 	var client netip.AddrPort
 	if failed == nil {
 		client, n, failed = proxyproto.Read(first)
@@ -86,44 +88,45 @@ func (c *connection) introduced(first []byte, failed error) (n int, end trace.En
 	}
 	switch {
 	case c.server.ctx.Err() != nil:
-		return 0, trace.Drained, c.server.ctx.Err()
-	case errors.Is(failed, context.DeadlineExceeded):
-		return 0, trace.HeaderRefused, fmt.Errorf("its PROXY protocol header did not come within %s", headerTimeout)
-	case errors.Is(failed, io.ErrUnexpectedEOF) && len(first) == 0:
-		return 0, trace.HeaderRefused, proxyproto.ErrMissing
-	case errors.Is(failed, io.ErrUnexpectedEOF):
-		return 0, trace.HeaderRefused, proxyproto.ErrCut
+		return 0, outcome.Result{Outcome: outcome.Drained, Err: c.server.ctx.Err()}
 	case search.OutOfResources(failed):
-		return 0, trace.Limit, failed
-	case failed != nil:
-		return 0, trace.HeaderRefused, failed
+		return 0, outcome.Result{Outcome: outcome.Limit, Err: failed}
+	case errors.Is(failed, context.DeadlineExceeded):
+		failed = fmt.Errorf("its PROXY protocol header did not come within %s", headerTimeout)
+	case errors.Is(failed, io.ErrUnexpectedEOF) && len(first) == 0:
+		failed = proxyproto.ErrMissing
+	case errors.Is(failed, io.ErrUnexpectedEOF):
+		failed = proxyproto.ErrCut
+	}
+	if failed != nil {
+		return 0, outcome.Result{Outcome: outcome.HeaderRefused, Err: failed}
 	}
 	balancer := c.From
-	end, err = c.Introduce(client)
-	if full := c.server.register.reassign(c, balancer.Addr()); err == nil && full != nil {
-		end, err = trace.Limit, full
+	r = c.Introduce(client)
+	if full := c.server.register.reassign(c, balancer.Addr()); r.Outcome == outcome.Open && full != nil {
+		r = outcome.Result{Outcome: outcome.Limit, Err: full}
 	}
-	return n, end, err
+	return n, r
 }
 
-// entered reports whether the client may go on, who was admitted unless there is an error.
-// If not, it has been reset.
-func (c *connection) entered(end trace.End, err error) bool {
-	if err != nil && c.RefusedUnlogged(end) {
+// entered reports whether the client may go on, who was admitted if r is Open. If not, it has
+// been reset.
+func (c *connection) entered(r outcome.Result) bool {
+	refused := r.Outcome != outcome.Open
+	if refused && c.RefusedUnlogged(r.Outcome) {
 		c.reset()
 		c.server.register.remove(c)
 		return false
 	}
 	c.Accepted()
-	if err != nil {
-		c.refuse(end, err)
-		return false
+	if refused {
+		c.refuse(r)
 	}
-	return true
+	return !refused
 }
 
 // admit finds out where the client wanted to go, and whether it may.
-func (c *connection) admit(a *acceptor) (trace.End, error) {
+func (c *connection) admit(a *acceptor) outcome.Result {
 	if !a.Redirected {
 		c.To = a.local(c.client)
 		return c.Admit(c.Front.View(), &a.Place)
@@ -131,7 +134,7 @@ func (c *connection) admit(a *acceptor) (trace.End, error) {
 	var err error
 	if c.To, err = c.client.originalDst(); err != nil {
 		c.To = a.local(c.client)
-		return trace.NotAdmitted, err
+		return outcome.Result{Outcome: outcome.NotAdmitted, Err: err}
 	}
 	return c.Admit(c.Front.View(), &a.Place)
 }
@@ -147,17 +150,17 @@ type forwarder func(*forward.Limits, forward.Owner) forward.Flow
 // serve takes the connection from accepted to established, by the goroutine that calls
 // it, and hands it to the forwarder; or resets it. introduce is called if a header is due,
 // and finds out who the client is.
-func (c *connection) serve(a *acceptor, introduce func() (trace.End, error), dial dialer) {
-	end, err := c.admit(a)
-	if err == nil && c.HeaderDue() {
-		end, err = introduce()
+func (c *connection) serve(a *acceptor, introduce func() outcome.Result, dial dialer) {
+	r := c.admit(a)
+	if r.Outcome == outcome.Open && c.HeaderDue() {
+		r = introduce()
 	}
-	if !c.entered(end, err) {
+	if !c.entered(r) {
 		return
 	}
-	forward, endpoint, err := c.find(dial)
-	if err != nil {
-		c.refuse(search.End(err), err)
+	forward, endpoint, r := c.find(dial)
+	if r.Outcome != outcome.Open {
+		c.refuse(r)
 		return
 	}
 	c.establish(time.Now(), endpoint)
@@ -180,34 +183,34 @@ type registered struct {
 }
 
 // Ended implements forward.Owner.
-func (r registered) Ended(result forward.Result) {
+func (r registered) Ended(result outcome.Result) {
 	<-r.begun
 	r.server.register.moves(r.connection, nil)
 	r.connection.Ended(result)
 }
 
-// find makes attempts until one succeeds.
-func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, error) {
+// find makes attempts until one succeeds. Otherwise it returns how the client ends.
+func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, outcome.Result) {
 	ctx, s := c.server.ctx, c.NewSearch()
 	for {
 		v := c.Front.View()
 		step := s.Next(c.Endpoints(v), time.Now())
 		switch step.Do {
 		case search.GiveUp:
-			return nil, nil, step.Err
+			return nil, nil, step.Result
 		case search.Wait:
 			err := c.unlessReset(ctx, func(ctx context.Context) error {
 				wait(ctx, step.For, v.Replaced)
 				return ctx.Err()
 			})
 			if err != nil {
-				return nil, nil, err
+				return nil, nil, left(err)
 			}
 			continue
 		case search.Queue:
 			if err := c.queue(ctx, &s, step.For); err != nil {
 				s.Abandon(time.Now())
-				return nil, nil, err
+				return nil, nil, left(err)
 			}
 			continue
 		}
@@ -215,20 +218,35 @@ func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, error) {
 		switch now := time.Now(); {
 		case err == nil:
 			s.Answered(now)
-			return forward, step.Endpoint, nil
+			return forward, step.Endpoint, outcome.Result{}
 		case ctx.Err() != nil:
 			s.Left(now, err) // whatever became of the attempt
 			step.Endpoint.Release()
-			return nil, nil, ctx.Err()
-		case err == search.ErrClientReset:
+			return nil, nil, left(ctx.Err())
+		case err == errClientReset:
 			s.Left(now, err)
 			step.Endpoint.Release()
-			return nil, nil, err
+			return nil, nil, left(err)
 		default:
 			s.Failed(now, err)
 			step.Endpoint.Release()
 		}
 	}
+}
+
+// Why a client is not served any more for which an endpoint was sought.
+var (
+	errClientLeft  = errors.New("the client left while it waited in line for an endpoint")
+	errClientReset = errors.New("the client reset the connection before it had an endpoint")
+)
+
+// left returns the Result of a client that is not served any more since it is gone, or else since
+// usher stops.
+func left(why error) outcome.Result {
+	if why == errClientLeft || why == errClientReset {
+		return outcome.Result{Outcome: outcome.ClientReset, Err: why}
+	}
+	return outcome.Result{Outcome: outcome.Drained, Err: why}
 }
 
 // attempt makes one attempt, and gives up when its time is over.
@@ -286,53 +304,32 @@ func (c *connection) limits() *forward.Limits {
 	return &own
 }
 
-// ends are the trace's words for the forwarder's.
-var ends = [...]trace.End{
-	forward.ClientClosed:      trace.ClientClosed,
-	forward.EndpointClosed:    trace.EndpointClosed,
-	forward.ClientReset:       trace.ClientReset,
-	forward.EndpointReset:     trace.EndpointReset,
-	forward.HalfClosedTimeout: trace.HalfClosedTimeout,
-	forward.IdleTimeout:       trace.Idle,
-	forward.Aged:              trace.Aged,
-	forward.Broken:            trace.Drained,
-	forward.Retired:           trace.EndpointDrained,
-}
-
 // Answered implements forward.Owner, as Life does with Asked.
 func (c *connection) Answered(now time.Time) { c.Client.Answered(now, c.endpoint) }
 
 // Ended implements forward.Owner.
-func (c *connection) Ended(r forward.Result) {
-	end := ends[r.End]
-	if r.End == forward.EndpointClosed && r.ToEndpoint > 0 && r.ToClient == 0 {
-		end = trace.Unanswered
-	}
-	if end == trace.Unanswered {
+func (c *connection) Ended(r outcome.Result) {
+	if r.Outcome == outcome.Unanswered {
 		c.endpoint.CountUnanswered()
 	}
 	c.endpoint.Release()
 	c.endpoint.Moved(r.ToEndpoint, r.ToClient)
 	now := time.Now()
-	c.Parted(now, c.endpoint, end.Fault() == trace.FaultEndpoint)
-	e := trace.Event{End: end, ToEndpoint: r.ToEndpoint, ToClient: r.ToClient, Endpoint: c.endpoint.Addr, Pod: c.endpoint.Pod}
-	if r.Err != nil {
-		e.Err = r.Err.Error()
-	}
-	c.Closed(now, e)
+	c.Parted(now, c.endpoint, r.Outcome.Fault() == outcome.FaultEndpoint)
+	c.Closed(now, r, c.endpoint)
 	c.server.register.remove(c)
 }
 
 // refuse resets the client, so that it sees an error and not an empty answer.
-func (c *connection) refuse(end trace.End, err error) {
-	if end == trace.Limit {
+func (c *connection) refuse(r outcome.Result) {
+	if r.Outcome == outcome.Limit {
 		c.Front.LimitErrors.Do(func() {
-			c.Front.Log.WithField("service", c.Front.ID().String()).WithError(err).
+			c.Front.Log.WithField("service", c.Front.ID().String()).WithError(r.Err).
 				Error("This node has run out of something that connections need (logged at most every 10 s)")
 		})
 	}
 	c.reset()
-	c.Closed(time.Now(), trace.Event{End: end, Err: err.Error()})
+	c.Closed(time.Now(), r, nil)
 	c.server.register.remove(c)
 }
 

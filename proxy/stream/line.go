@@ -14,7 +14,7 @@ import (
 func (c *connection) queue(ctx context.Context, s *search.Search, d time.Duration) error {
 	k, tcp := c.client.(*keptClient)
 	sent := tcp && len(k.kept) > 0
-	return c.whileThere(ctx, search.ErrClientLeft, func(raw syscall.RawConn) bool { return forward.WaitLeft(raw, sent) }, func(ctx context.Context) error {
+	return c.whileThere(ctx, errClientLeft, func(raw syscall.RawConn) bool { return forward.WaitLeft(raw, sent) }, func(ctx context.Context) error {
 		over, called := context.WithTimeout(ctx, d)
 		defer called()
 		s.WhenCalled(called)
@@ -26,7 +26,7 @@ func (c *connection) queue(ctx context.Context, s *search.Search, d time.Duratio
 // unlessReset calls f with a context that also ends when the client resets the connection, and returns
 // what f does, or that it did.
 func (c *connection) unlessReset(ctx context.Context, f func(context.Context) error) error {
-	return c.whileThere(ctx, search.ErrClientReset, forward.WaitReset, f)
+	return c.whileThere(ctx, errClientReset, forward.WaitReset, f)
 }
 
 // whileThere calls f with a context that also ends when wait, which is called with the client's socket,

@@ -13,9 +13,9 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // servePortable serves a TCP client by goroutines: on systems without loops, if
@@ -24,10 +24,10 @@ import (
 func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	client := &keptClient{Conn: conn}
 	if c := new(connection); a.accepted(c, client, from) {
-		introduce := func() (trace.End, error) {
-			n, end, err := c.introduced(client.await(a.server.ctx, headerTimeout, proxyproto.Complete))
+		introduce := func() outcome.Result {
+			n, r := c.introduced(client.await(a.server.ctx, headerTimeout, proxyproto.Complete))
 			client.kept = client.kept[n:]
-			return end, err
+			return r
 		}
 		go c.serve(a, introduce, func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forwarder, error) {
 			var endpoint forward.Conn
@@ -137,7 +137,7 @@ func (k *keptClient) offerTo(endpoint forward.Conn, header []byte) (forwarder, e
 	if err != nil {
 		endpoint.Close()
 		if k.failed != nil {
-			return nil, search.ErrClientReset
+			return nil, errClientReset
 		}
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (k *keptClient) offerTo(endpoint forward.Conn, header []byte) (forwarder, e
 // forwardTo returns what forwards to endpoint, to which so many bytes were sent already.
 func (k *keptClient) forwardTo(endpoint forward.Conn, sent int64) forwarder {
 	return func(limits *forward.Limits, owner forward.Owner) forward.Flow {
-		return begunFlow{sent, forward.Copy(k, endpoint, *limits, begunOwner{sent, owner})}
+		return forward.CopyRest(k, endpoint, sent, *limits, owner)
 	}
 }
 
@@ -213,34 +213,4 @@ func (k *keptClient) SyscallConn() (syscall.RawConn, error) {
 		return c.SyscallConn()
 	}
 	return nil, errors.ErrUnsupported
-}
-
-// begunOwner is told of what was sent before, too.
-type begunOwner struct {
-	sent int64
-	forward.Owner
-}
-
-// Asked implements forward.Owner.
-func (o begunOwner) Asked(now time.Time) {
-	if o.sent == 0 {
-		o.Owner.Asked(now)
-	}
-}
-
-// Ended implements forward.Owner.
-func (o begunOwner) Ended(r forward.Result) {
-	r.ToEndpoint += o.sent
-	o.Owner.Ended(r)
-}
-
-// begunFlow counts what was sent before.
-type begunFlow struct {
-	sent int64
-	forward.Flow
-}
-
-func (f begunFlow) Bytes() (toEndpoint, toClient int64) {
-	toEndpoint, toClient = f.Flow.Bytes()
-	return f.sent + toEndpoint, toClient
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // tcpListener is a listener for a TCP service port. Some loops accept from it.
@@ -206,24 +206,24 @@ func (w *waiting) originalDst() (netip.AddrPort, error) {
 // serve is connection.serve on a loop, which waits for nothing.
 func (w *waiting) serve(a *acceptor) {
 	c := w.connection
-	end, err := c.admit(a)
-	if err == nil && c.HeaderDue() {
+	r := c.admit(a)
+	if r.Outcome == outcome.Open && c.HeaderDue() {
 		w.loop.Await(&w.Client, headerTimeout, proxyproto.Complete, w.introduced)
 		return
 	}
-	w.enter(end, err)
+	w.enter(r)
 }
 
 // introduced is called when the header has come that was due, or will not.
 func (w *waiting) introduced(failed error) {
-	n, end, err := w.connection.introduced(w.First(), failed)
+	n, r := w.connection.introduced(w.First(), failed)
 	w.Skip(n)
-	w.enter(end, err)
+	w.enter(r)
 }
 
-// enter lets the client go on who was admitted unless there is an error.
-func (w *waiting) enter(end trace.End, err error) {
-	if c := w.connection; c.entered(end, err) {
+// enter lets the client go on who was admitted if r is Open.
+func (w *waiting) enter(r outcome.Result) {
+	if c := w.connection; c.entered(r) {
 		w.search = c.NewSearch()
 		w.next()
 	}
@@ -237,7 +237,7 @@ func (w *waiting) next() {
 		step := w.search.Next(c.Endpoints(v), time.Now())
 		switch step.Do {
 		case search.GiveUp:
-			w.refuse(step.Err)
+			w.refuse(step.Result)
 			return
 		case search.Wait:
 			if !w.watch() {
@@ -255,7 +255,7 @@ func (w *waiting) next() {
 		if w.endpoint == nil {
 			if w.loop.ReadAhead(&w.Client); w.Reset() {
 				step.Endpoint.Release()
-				w.refuse(search.ErrClientReset)
+				w.refuse(left(errClientReset))
 				return
 			}
 		}
@@ -282,7 +282,7 @@ func (w *waiting) next() {
 // client has to wait. It reports whether the search goes on.
 func (w *waiting) watch() bool {
 	if err := w.loop.WatchClient(&w.Client, w.changed); err != nil {
-		w.stop(unix.ENOMEM)
+		w.stop(outcome.Result{Outcome: outcome.Limit, Err: unix.ENOMEM})
 	}
 	return !w.over
 }
@@ -291,31 +291,31 @@ func (w *waiting) watch() bool {
 func (w *waiting) changed() {
 	switch {
 	case w.line != nil && (w.Reset() || w.line.left()):
-		w.stop(search.ErrClientLeft)
+		w.stop(left(errClientLeft))
 	case w.Reset():
-		w.stop(search.ErrClientReset)
+		w.stop(left(errClientReset))
 	}
 }
 
 // stop ends the search and whatever is under way, and resets the client.
-func (w *waiting) stop(why error) {
+func (w *waiting) stop(r outcome.Result) {
 	now := time.Now()
 	if w.line != nil {
 		w.line.leave()
 	}
 	w.search.Abandon(now)
 	if w.dial != nil && w.dial.Pending() {
-		w.search.Left(now, why)
+		w.search.Left(now, r.Err)
 		w.dial.Cancel()
 		w.endpoint.Release()
 	}
-	w.refuse(why)
+	w.refuse(r)
 }
 
 // refuse resets the client.
-func (w *waiting) refuse(why error) {
+func (w *waiting) refuse(r outcome.Result) {
 	w.over = true
-	w.connection.refuse(search.End(why), why)
+	w.connection.refuse(r)
 }
 
 // dialed is called when an attempt has ended.
@@ -342,7 +342,7 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 // drained resets a client that is still waiting when connections are given up.
 func (w *waiting) drained() {
 	w.search.Abandon(time.Now())
-	w.refuse(w.connection.server.ctx.Err())
+	w.refuse(left(w.connection.server.ctx.Err()))
 }
 
 // dialFrom makes a socket that is to connect send with a mark, unless it is 0, and from an

@@ -6,6 +6,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // Kind says which step of a connection's life an event is, or what has changed.
@@ -137,11 +138,10 @@ type Event struct {
 	Err        string        // "" if it succeeded
 
 	// Closed.
-	End                  End
-	Outcome              Outcome
-	ToEndpoint, ToClient int64  // bytes
-	Life                 *Life  // what is known of the connection
-	Ended                uint64 // how many connections had ended by then, this one included; of what a Reader reads
+	End   outcome.Result // of one that is read from a Log, Err above has the text of its Err
+	Flags Flags
+	Life  *Life  // what is known of the connection
+	Ended uint64 // how many connections had ended by then, this one included; of what a Reader reads
 
 	// Count is how many rules were repaired, endpoints a Service came with,
 	// changes are not told.

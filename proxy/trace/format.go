@@ -59,9 +59,9 @@ func (e Event) step() string {
 	case Established:
 		fmt.Fprintf(&b, "established with %s%s", e.Endpoint, pod(e.Pod))
 	case Closed:
-		fmt.Fprintf(&b, "closed after %s: %s", Short(e.Took), e.End)
+		fmt.Fprintf(&b, "closed after %s: %s", Short(e.Took), e.End.Outcome)
 		if e.Endpoint.IsValid() {
-			fmt.Fprintf(&b, ", %d bytes to %s, %d bytes to the client", e.ToEndpoint, e.Endpoint, e.ToClient)
+			fmt.Fprintf(&b, ", %d bytes to %s, %d bytes to the client", e.End.ToEndpoint, e.Endpoint, e.End.ToClient)
 		}
 		if e.Err != "" {
 			fmt.Fprintf(&b, " (%s)", e.Err)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // kept has the last ends of connections with which something was amiss, which good ones
@@ -24,9 +25,9 @@ type kept struct {
 
 // share is what ends have in common that go on account of each other.
 type share struct {
-	port    config.PortID
-	outcome Outcome
-	fault   Fault // of those that failed: clients that are refused do not push out what endpoints do
+	port  config.PortID
+	flags Flags
+	fault outcome.Fault // of those that failed: clients that are refused do not push out what endpoints do
 }
 
 // shared are the ends of a share, the oldest first.
@@ -42,9 +43,9 @@ func (k *kept) add(r record, how *ending) {
 	if k.max <= 0 {
 		return
 	}
-	of := share{port: r.life.Subject().Port, outcome: how.outcome}
-	if how.outcome&Broken != 0 {
-		of.fault = how.end.Fault()
+	of := share{port: r.life.Subject().Port, flags: how.flags}
+	if how.flags&Broken != 0 {
+		of.fault = how.Outcome.Fault()
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -20,7 +21,7 @@ type gone struct {
 	service string
 	refused int           // attempts, before one is answered
 	wait    time.Duration // for the first byte
-	end     trace.End
+	end     outcome.Outcome
 	at      time.Time
 }
 
@@ -37,8 +38,8 @@ func goes(log *trace.Log, id uint64, c gone) {
 	for range c.refused {
 		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began, Endpoint: endpoint, Result: trace.Refused, Err: "connection refused"})
 	}
-	e := trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: c.end}
-	if c.end.Fault() == trace.FaultNone {
+	e := trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: outcome.Result{Outcome: c.end}}
+	if c.end.Fault() == outcome.FaultNone {
 		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began, Endpoint: endpoint})
 		life.Answered(life.Began.Add(c.wait))
 		e.Endpoint = endpoint
@@ -57,7 +58,7 @@ func ids(log *trace.Log) (list []uint64) {
 func every(config.PortID) bool { return true }
 
 var _ = Describe("what is kept besides the steps", func() {
-	const good = trace.ClientClosed
+	const good = outcome.ClientClosed
 
 	It("does not take for slow who waits before asking", func() {
 		began := time.Now().Add(-time.Minute)
@@ -68,7 +69,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: began.Add(30 * time.Millisecond), Took: 20 * time.Millisecond, Endpoint: endpoint})
 		life.Asked(began.Add(10 * time.Second))
 		Expect(life.FirstByte()).To(BeZero())
-		Expect(log.Outcome(life, 10*time.Second, "")).To(BeZero())
+		Expect(log.Flags(life, 10*time.Second, outcome.Open)).To(BeZero())
 		life.Answered(began.Add(10*time.Second + 50*time.Millisecond))
 		Expect(life.FirstByte()).To(Equal(80 * time.Millisecond))
 
@@ -84,19 +85,19 @@ var _ = Describe("what is kept besides the steps", func() {
 		log := trace.NewLog(50)
 		log.Keep(10, 200*time.Millisecond)
 		silent := &trace.Life{Began: began, Service: &trace.Service{Protocol: config.UDP}}
-		Expect(log.Outcome(silent, time.Minute, trace.Idle)).To(BeZero())
+		Expect(log.Flags(silent, time.Minute, outcome.Idle)).To(BeZero())
 		silent.Answered(began.Add(time.Second))
-		Expect(log.Outcome(silent, time.Minute, trace.Idle)).To(Equal(trace.Slow))
+		Expect(log.Flags(silent, time.Minute, outcome.Idle)).To(Equal(trace.Slow))
 		adopted := &trace.Life{Began: began, Service: &trace.Service{Protocol: config.UDP}}
 		adopted.Adopted()
-		Expect(log.Outcome(adopted, time.Minute, trace.Idle)).To(BeZero())
+		Expect(log.Flags(adopted, time.Minute, outcome.Idle)).To(BeZero())
 		Expect(adopted.FirstByte()).To(BeZero())
 	})
 
 	It("has connections that failed, were retried or slow when good ones have pushed their steps out", func() {
 		log := trace.NewLog(50)
 		log.Keep(10, 200*time.Millisecond)
-		goes(log, 1, gone{service: "web", end: trace.AttemptsFailed, refused: 2})
+		goes(log, 1, gone{service: "web", end: outcome.AttemptsFailed, refused: 2})
 		goes(log, 2, gone{service: "web", end: good, refused: 1})
 		goes(log, 3, gone{service: "web", end: good, wait: 201 * time.Millisecond})
 		for id := range uint64(1000) {
@@ -108,24 +109,24 @@ var _ = Describe("what is kept besides the steps", func() {
 		for id, words := range map[uint64][]string{1: {"retried", "slow", "failed"}, 2: {"retried"}, 3: {"slow"}} {
 			_, end := log.Find(id)
 			Expect(end).NotTo(BeNil())
-			Expect(end.Outcome.Words()).To(Equal(words))
+			Expect(end.Flags.Words()).To(Equal(words))
 		}
 		_, end := log.Find(4)
 		Expect(end).To(BeNil())
 		_, end = log.Find(1003)
-		Expect(end.Outcome.Words()).To(Equal([]string{"ok"}))
+		Expect(end.Flags.Words()).To(Equal([]string{"ok"}))
 	})
 
 	It("is not pushed out by the many of another Service, or of another kind", func() {
 		log := trace.NewLog(1)
 		log.Keep(100, time.Second)
 		for id := range uint64(10) {
-			goes(log, 1+id, gone{service: "quiet", end: trace.AttemptsFailed})
-			goes(log, 11+id, gone{service: "loud", end: trace.SourceRefused})
+			goes(log, 1+id, gone{service: "quiet", end: outcome.AttemptsFailed})
+			goes(log, 11+id, gone{service: "loud", end: outcome.SourceRefused})
 			goes(log, 21+id, gone{service: "loud", end: good, refused: 1})
 		}
 		for id := range uint64(10000) {
-			goes(log, 100+id, gone{service: "loud", end: trace.AttemptsFailed})
+			goes(log, 100+id, gone{service: "loud", end: outcome.AttemptsFailed})
 		}
 		all := ids(log)
 		Expect(all).To(HaveLen(100))
@@ -142,7 +143,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		log := trace.NewLog(1)
 		log.Keep(50, time.Second)
 		for id := range uint64(200) {
-			goes(log, 1+id, gone{service: fmt.Sprint("web-", id), end: trace.AttemptsFailed})
+			goes(log, 1+id, gone{service: fmt.Sprint("web-", id), end: outcome.AttemptsFailed})
 		}
 		Expect(ids(log)).To(HaveLen(50))
 	})
@@ -152,9 +153,9 @@ var _ = Describe("what is kept besides the steps", func() {
 		log.Keep(4, time.Second)
 		start := time.Now().Add(time.Hour) // all is later than the log
 		for i := range 10 {
-			goes(log, uint64(1+i), gone{service: "loud", end: trace.AttemptsFailed, at: start.Add(time.Duration(i) * time.Second)})
+			goes(log, uint64(1+i), gone{service: "loud", end: outcome.AttemptsFailed, at: start.Add(time.Duration(i) * time.Second)})
 		}
-		goes(log, 20, gone{service: "quiet", end: trace.AttemptsFailed, at: start.Add(time.Minute)})
+		goes(log, 20, gone{service: "quiet", end: outcome.AttemptsFailed, at: start.Add(time.Minute)})
 		goes(log, 21, gone{service: "quiet", end: good, at: start.Add(2 * time.Minute)})
 		of := func(service string) trace.Reaches {
 			return log.Reaches(func(id config.PortID) bool { return id.Service == service })
@@ -168,7 +169,7 @@ var _ = Describe("what is kept besides the steps", func() {
 	It("is nothing if nothing is to be kept", func() {
 		log := trace.NewLog(1)
 		log.Keep(0, time.Second)
-		goes(log, 1, gone{service: "web", end: trace.AttemptsFailed})
+		goes(log, 1, gone{service: "web", end: outcome.AttemptsFailed})
 		goes(log, 2, gone{service: "web", end: good})
 		Expect(ids(log)).To(Equal([]uint64{2}))
 		r := log.Reaches(every)
@@ -189,7 +190,7 @@ func BenchmarkKept(b *testing.B) {
 			id := uint64(0)
 			for b.Loop() {
 				id++
-				goes(log, id, gone{service: names[id%uint64(services)], end: trace.AttemptsFailed, refused: 2})
+				goes(log, id, gone{service: names[id%uint64(services)], end: outcome.AttemptsFailed, refused: 2})
 			}
 		})
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // Life is one connection, or UDP session, from accept to close: who it is, and
@@ -75,12 +76,10 @@ type choice struct {
 
 // ending is how a connection ended.
 type ending struct {
-	end                  End
-	err                  string
-	took                 time.Duration
-	toEndpoint, toClient int64
-	to                   uint8 // the attempt at whose endpoint it was, from 1 on; 0 if at none
-	outcome              Outcome
+	outcome.Result
+	took  time.Duration
+	to    uint8 // the attempt at whose endpoint it was, from 1 on; 0 if at none
+	flags Flags
 }
 
 // Mover tells how many bytes were moved so far.

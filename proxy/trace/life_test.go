@@ -1,9 +1,7 @@
 package trace_test
 
 import (
-	"fmt"
 	"net/netip"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +10,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -22,7 +21,7 @@ func live(log *trace.Log, id uint64) {
 	log.Step(life, &trace.Event{Kind: trace.Accepted, Time: now})
 	log.Step(life, &trace.Event{Kind: trace.Attempt, Time: now, Attempt: 1, Endpoint: lifeEndpoint, Pod: "default/web-1", Reason: "round robin", Took: time.Millisecond})
 	log.Step(life, &trace.Event{Kind: trace.Established, Time: now, Endpoint: lifeEndpoint, Pod: "default/web-1"})
-	log.Step(life, &trace.Event{Kind: trace.Closed, Time: now, End: trace.ClientClosed, Endpoint: lifeEndpoint, Pod: "default/web-1", ToEndpoint: 70, ToClient: 200})
+	log.Step(life, &trace.Event{Kind: trace.Closed, Time: now, End: outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 70, ToClient: 200}, Endpoint: lifeEndpoint, Pod: "default/web-1"})
 }
 
 var (
@@ -85,7 +84,7 @@ var _ = Describe("the life of a connection", func() {
 		}
 		Expect(log.Open(any)).To(HaveLen(40))
 		for _, id := range []uint64{16, 0, 32, 7} { // first, middle and last of a part
-			log.Step(lives[id], &trace.Event{Kind: trace.Closed, End: trace.ClientClosed})
+			log.Step(lives[id], &trace.Event{Kind: trace.Closed, End: outcome.Result{Outcome: outcome.ClientClosed}})
 		}
 		Expect(log.Open(any)).To(HaveLen(36))
 		open, ended := log.Find(16)
@@ -186,15 +185,5 @@ var _ = Describe("changes", func() {
 		Expect(missed).To(BeEquivalentTo(1), "number 3")
 		n, missed = log.ReaderBehind(100).Poll(buf)
 		Expect(n + int(missed)).To(BeZero())
-	})
-})
-
-var _ = Describe("the ends", func() {
-	It("are documented as they are told", func() {
-		page, err := os.ReadFile("../../docs/life-of-a-connection.md")
-		Expect(err).NotTo(HaveOccurred())
-		for _, e := range trace.Ends {
-			Expect(string(page)).To(ContainSubstring(fmt.Sprintf("| `%s` | %s |", e.End, e.Meaning)))
-		}
 	})
 })

@@ -76,7 +76,7 @@ func (l *Log) part(id uint64) *part {
 // Begin makes life, of a connection that was accepted, count as open until its step Closed.
 func (l *Log) Begin(life *Life) { l.part(life.ID).add(life) }
 
-// Step appends a step of a connection, and fills in Outcome of a Closed one. The endpoint of an Established one is that of the last
+// Step appends a step of a connection, and fills in Flags of a Closed one. The endpoint of an Established one is that of the last
 // attempt; that of a Closed one had an attempt, if it has any.
 func (l *Log) Step(life *Life, e *Event) {
 	r := record{life: life, time: e.Time.UnixNano(), kind: e.Kind, attempt: uint16(e.Attempt)}
@@ -88,8 +88,8 @@ func (l *Log) Step(life *Life, e *Event) {
 	case Waiting, Queued:
 		r.took = e.Took
 	case Closed:
-		e.Outcome = l.Outcome(life, e.Took, e.End)
-		how = &ending{end: e.End, err: e.Err, took: e.Took, toEndpoint: e.ToEndpoint, toClient: e.ToClient, to: life.attemptAt(e.Endpoint), outcome: e.Outcome}
+		e.Flags = l.Flags(life, e.Took, e.End.Outcome)
+		how = &ending{e.End, e.Took, life.attemptAt(e.Endpoint), e.Flags}
 	}
 	p := l.part(life.ID)
 	p.mu.Lock()
@@ -101,7 +101,7 @@ func (l *Log) Step(life *Life, e *Event) {
 	r.seq, r.ended = l.seq.Add(1), uint32(p.ended)
 	p.steps.add(r)
 	p.mu.Unlock()
-	if how != nil && how.outcome != 0 {
+	if how != nil && how.flags != 0 {
 		l.kept.add(r, how)
 	}
 	l.tell()
@@ -150,7 +150,7 @@ func (l *Log) Bytes(life *Life) (toEndpoint, toClient int64) {
 	p.mu.Unlock()
 	switch {
 	case how != nil: // meanwhile
-		return how.toEndpoint, how.toClient
+		return how.ToEndpoint, how.ToClient
 	case m == nil:
 		return 0, 0
 	}

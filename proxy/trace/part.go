@@ -135,8 +135,7 @@ func (r *record) event() Event {
 		e.Endpoint, e.Pod = last.Endpoint, last.Pod
 	case Closed:
 		how := r.life.ending
-		e.Life, e.End, e.Err, e.Took = r.life, how.end, how.err, how.took
-		e.Outcome, e.ToEndpoint, e.ToClient = how.outcome, how.toEndpoint, how.toClient
+		e.Life, e.End, e.Err, e.Took, e.Flags = r.life, how.Result, how.Cause(), how.took, how.flags
 		if how.to > 0 {
 			t := r.life.attempt(int(how.to))
 			e.Endpoint, e.Pod = t.Endpoint, t.Pod

@@ -12,6 +12,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -158,7 +159,7 @@ var _ = DescribeTable("an Event tells itself in a line", func(e trace.Event, lin
 	Entry(nil, trace.Event{Kind: trace.Attempt, Attempt: 1, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Reason: "round robin", Seen: portal.SeenElsewhere, Took: time.Millisecond},
 		"attempt 1 → 10.1.0.1:80 (round robin): connected in 1.00 ms"),
 	Entry(nil, trace.Event{Kind: trace.Waiting, Took: 1500 * time.Millisecond}, "nobody else to try; waiting 1.5 s"),
-	Entry(nil, trace.Event{Kind: trace.Closed, Took: 90 * time.Minute, End: trace.AttemptsFailed}, "closed after 1h30m0s: attempts-failed"),
-	Entry(nil, trace.Event{Kind: trace.Closed, Took: 9 * time.Millisecond, End: trace.ClientReset, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), ToEndpoint: 5, ToClient: 7, Err: "connection reset by peer"},
+	Entry(nil, trace.Event{Kind: trace.Closed, Took: 90 * time.Minute, End: outcome.Result{Outcome: outcome.AttemptsFailed}}, "closed after 1h30m0s: attempts-failed"),
+	Entry(nil, trace.Event{Kind: trace.Closed, Took: 9 * time.Millisecond, End: outcome.Result{Outcome: outcome.ClientReset, ToEndpoint: 5, ToClient: 7}, Endpoint: netip.MustParseAddrPort("10.1.0.1:80"), Err: "connection reset by peer"},
 		"closed after 9.00 ms: client-reset, 5 bytes to 10.1.0.1:80, 7 bytes to the client (connection reset by peer)"),
 )

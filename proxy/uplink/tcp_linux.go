@@ -9,6 +9,7 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // connect carries a TCP connection until it has ended. The client's handshake is
@@ -33,7 +34,7 @@ func (u *Uplink) connect(request *tcp.ForwarderRequest) {
 		return
 	}
 	ended := make(chan struct{})
-	forward.Copy(client{gonet.NewTCPConn(&queue, endpoint), endpoint}, server, forward.Limits{}, forward.Done(func(forward.Result) { close(ended) }))
+	forward.Copy(client{gonet.NewTCPConn(&queue, endpoint), endpoint}, server, forward.Limits{}, forward.Done(func(outcome.Result) { close(ended) }))
 	<-ended
 }
 

@@ -24,6 +24,7 @@ import (
 
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/proxy/accesslog"
+	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -341,7 +342,7 @@ var _ = Describe("a daemon", func() {
 			connect(listener(now))
 			r.signals <- syscall.SIGTERM
 			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
-			Expect(ends).To(HaveExactElements(HaveField("End", trace.Drained)))
+			Expect(ends).To(HaveExactElements(HaveField("End.Outcome", outcome.Drained)))
 			Expect(os.ReadFile(path)).To(ContainSubstring("drained"))
 		})
 

@@ -10,7 +10,7 @@ import (
 	"github.com/usherproxy/usher/cmd/usher/show"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // Severity says how bad a finding is.
@@ -298,7 +298,7 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 				wrong = endpointName(e) + " is suspicious: it takes connections, and breaks most of them"
 			}
 			all = append(all, Finding{"", Warning, p.object, wrong, fmt.Sprintf("in the last minutes, %d times it was connected, and %d attempts and connections failed; since usher has started %d and %d, and of all endpoints' connections %d were reset, %d ended without an answer",
-				connectedLately(e), e.FailedLately, e.Connected, e.Failed, p.port.Ends[string(trace.EndpointReset)], p.port.Ends[string(trace.Unanswered)]),
+				connectedLately(e), e.FailedLately, e.Connected, e.Failed, p.port.Ends[outcome.EndpointReset.String()], p.port.Ends[outcome.Unanswered.String()]),
 				"usher get connections " + p.name + " --state=ended --endpoint " + e.Address + "; then the Pod's log"})
 		}
 	})

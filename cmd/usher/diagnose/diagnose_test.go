@@ -23,7 +23,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
 	"github.com/usherproxy/usher/proxy/dns"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 func TestDiagnose(t *testing.T) {
@@ -224,7 +224,7 @@ var _ = Describe("an endpoint that has failed", func() {
 		GinkgoHelper()
 		e.Address = address
 		s := &subject{client: answering(func(w http.ResponseWriter, _ *http.Request) {
-			item := api.Connection{Service: "default/web", Endpoint: address, Accepted: time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local), End: string(trace.EndpointReset), Outcomes: []string{"failed"}}
+			item := api.Connection{Service: "default/web", Endpoint: address, Accepted: time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local), End: outcome.EndpointReset.String(), Outcomes: []string{"failed"}}
 			_ = json.NewEncoder(w).Encode(api.ConnectionList{Items: []api.Connection{item, item}})
 		}), services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: []api.ServicePort{{Endpoints: []api.Endpoint{e}}}}}}
 		return breaks(GinkgoT().Context(), s), past(GinkgoT().Context(), s)

@@ -10,7 +10,7 @@ import (
 	"github.com/usherproxy/usher/cmd/usher/show"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 const (
@@ -74,7 +74,7 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 func events(c *api.Connection) map[string]event {
 	all := map[string]event{}
 	if slices.Contains(c.Outcomes, "failed") {
-		if trace.End(c.End).Fault() == trace.FaultEndpoint {
+		if outcome.Named(c.End).Fault() == outcome.FaultEndpoint {
 			what := "failed: " + c.End
 			if c.Endpoint != "" {
 				what += " by " + cmp.Or(c.Pod, c.Endpoint)

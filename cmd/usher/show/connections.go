@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // Connections are the columns for connections.
@@ -75,12 +75,8 @@ func ConnectionStyle(c api.Connection) Style {
 
 // NormalEnd reports whether an end is nobody's fault.
 func NormalEnd(code string) bool {
-	for _, e := range trace.Ends {
-		if string(e.End) == code {
-			return e.Fault == trace.FaultNone
-		}
-	}
-	return false // of a later version
+	o := outcome.Named(code)
+	return o != outcome.Open && o.Fault() == outcome.FaultNone
 }
 
 // namespaceOf and nameOf take "namespace/name" apart; the name is told with the

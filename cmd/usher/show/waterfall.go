@@ -31,7 +31,7 @@ func Waterfall(c api.Connection, width int) []string {
 	for _, a := range c.Attempts {
 		lines = append(lines,
 			fmt.Sprintf("%2d %s%s %s", a.Number, Clean(a.Endpoint), inFront(" ", Clean(a.Pod)), Quiet.Text("("+reason(a.Reason, a.PassedOver)+")")),
-			"   "+attemptStyle(a).Text(bar(a.StartMs, a.TookMs, span, room))+" "+attemptStyle(a).Text(outcome(a)))
+			"   "+attemptStyle(a).Text(bar(a.StartMs, a.TookMs, span, room))+" "+attemptStyle(a).Text(attemptOutcome(a)))
 		lines = append(lines, sees("   ", a.Sees, &seen)...)
 	}
 	return append(lines, "   "+Quiet.Text(scale(span, room)))
@@ -71,8 +71,8 @@ func attemptStyle(a api.Attempt) Style {
 	return Care
 }
 
-// outcome is how an attempt ended.
-func outcome(a api.Attempt) string {
+// attemptOutcome describes how an attempt ended.
+func attemptOutcome(a api.Attempt) string {
 	if a.Error == "" {
 		return Clean(a.Result) + " in " + Milliseconds(a.TookMs)
 	}

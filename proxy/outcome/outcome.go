@@ -1,0 +1,119 @@
+// Package outcome has the words for how connections and UDP sessions end. They are the same in
+// the API, metrics, logs and docs. Whatever ends one makes a [Result]; all others read it.
+package outcome
+
+// Outcome is how a connection, or a UDP session, ended.
+type Outcome uint8
+
+// The outcomes. Their meanings are in words.
+const (
+	Open Outcome = iota // it has not ended
+	ClientClosed
+	EndpointClosed
+	ClientReset
+	EndpointReset
+	Unanswered
+	HalfClosed
+	NoEndpoint
+	AttemptsFailed
+	QueueTimeout
+	NotAdmitted
+	SourceRefused
+	HeaderRefused
+	Limit
+	Drained
+	Aged
+	Idle
+	EndpointDrained
+	EndpointLeft
+	Withdrawn
+	Internal
+
+	Outcomes = iota // how many there are, Open included: for arrays
+)
+
+// Fault is the party that caused an outcome.
+type Fault string
+
+// The faults.
+const (
+	FaultNone     Fault = "none" // a normal end
+	FaultClient   Fault = "client"
+	FaultEndpoint Fault = "endpoint"
+	FaultPolicy   Fault = "policy" // it is meant to be refused, or to end
+	FaultNode     Fault = "node"   // limits, and shutting down
+	FaultUsher    Fault = "usher"
+)
+
+// words are what the API, metrics, logs and docs say of each Outcome; docs/life-of-a-connection.md
+// has the same table. Users' alerts and scripts contain the first column.
+var words = [Outcomes]struct {
+	word    string
+	fault   Fault
+	meaning string
+}{
+	Open:            {"", FaultNone, ""},
+	ClientClosed:    {"client-closed", FaultNone, "both directions ended, the client's first"},
+	EndpointClosed:  {"endpoint-closed", FaultNone, "both directions ended, the endpoint's first"},
+	ClientReset:     {"client-reset", FaultClient, "the client broke the connection off"},
+	EndpointReset:   {"endpoint-reset", FaultEndpoint, "the endpoint broke the connection off; for UDP, it had answered and now refuses"},
+	Unanswered:      {"unanswered", FaultNone, "the endpoint ended first, without a byte for a client that had sent some; no failure, since some protocols have no answers"},
+	HalfClosed:      {"half-closed", FaultPolicy, "one direction had ended, or one side had and the other did not take what came before that, and nothing moved for `--half-closed-timeout`"},
+	NoEndpoint:      {"no-endpoint", FaultEndpoint, "there was no endpoint to try"},
+	AttemptsFailed:  {"attempts-failed", FaultEndpoint, "every attempt failed"},
+	QueueTimeout:    {"queue-timeout", FaultEndpoint, "no endpoint had room for another connection in `--queue-timeout`, or in what the Service says"},
+	NotAdmitted:     {"not-through-portal", FaultClient, "it came straight to usher's port"},
+	SourceRefused:   {"source-refused", FaultPolicy, "the client is not in `loadBalancerSourceRanges`"},
+	HeaderRefused:   {"header-refused", FaultClient, "it came from a load balancer and did not begin with a header of the PROXY protocol, or with a wrong one, or did not send all of it in time; the error tells"},
+	Limit:           {"limit", FaultNode, "too many connections, or the node has run out of descriptors, memory or ports; a UDP session: another client needed the room, and this one had been idle longest, or the first datagram's hop limit was used up"},
+	Drained:         {"drained", FaultNode, "usher was stopped, and `--drain-timeout` was over; a UDP session ends as soon as usher is stopped"},
+	Aged:            {"aged", FaultPolicy, "it had reached `--max-connection-age`"},
+	Idle:            {"idle", FaultNone, "nothing moved for `--connection-idle-timeout`; UDP: no datagram either way for `--udp-idle-timeout`, or for 1 min before the first answer"},
+	EndpointDrained: {"endpoint-drained", FaultPolicy, "the endpoint had left, or was terminating, for `--endpoint-drain-timeout`"},
+	EndpointLeft:    {"endpoint-left", FaultPolicy, "UDP: the endpoint left, or serves no more"},
+	Withdrawn:       {"withdrawn", FaultPolicy, "UDP: the Service, or the VIP that the client used, was taken away"},
+	Internal:        {"internal", FaultUsher, "a fault of usher's; the error tells"},
+}
+
+// String returns the word for o; "" for Open.
+func (o Outcome) String() string { return words[o].word }
+
+// Fault returns the party that caused o.
+func (o Outcome) Fault() Fault { return words[o].fault }
+
+// Meaning describes o for users; "" for Open.
+func (o Outcome) Meaning() string { return words[o].meaning }
+
+// Named returns the Outcome with that word, or Open if there is none: the word may be that of
+// another version of usher.
+func Named(word string) Outcome {
+	for o := range words {
+		if words[o].word == word {
+			return Outcome(o)
+		}
+	}
+	return Open
+}
+
+// Words returns the words of all outcomes but Open, in the order of the constants.
+func Words() (all []string) {
+	for o := ClientClosed; o < Outcomes; o++ {
+		all = append(all, o.String())
+	}
+	return all
+}
+
+// Result is how a connection ended, and how many bytes it carried.
+type Result struct {
+	Outcome              Outcome
+	Err                  error // the cause; nil if there is none but Outcome
+	ToEndpoint, ToClient int64 // bytes
+}
+
+// Cause returns the text of Err, or "".
+func (r Result) Cause() string {
+	if r.Err == nil {
+		return ""
+	}
+	return r.Err.Error()
+}
