@@ -21,6 +21,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
@@ -128,7 +129,7 @@ func inLine(portable bool) {
 			Eventually(inLine).WithTimeout(soon).Should(Equal(2 - n))
 			has = c
 		}
-		Expect(p.Stats().Choices).To(HaveKeyWithValue(BeEquivalentTo("first in line"), BeEquivalentTo(3)))
+		Expect(p.Stats().Choices).To(HaveKeyWithValue(balance.FirstInLine, BeEquivalentTo(3)))
 	})
 
 	It("are reset when their time is over, with a reason", func() {

@@ -100,7 +100,7 @@ func order(x *proxy.Explanation, now time.Time) []api.Candidate {
 		if share := x.Set.Share(c.Endpoint, now); share < 1 {
 			why += fmt.Sprintf("; it is new, and has %.0f %% of its share (slow start)", 100*share)
 		}
-		one := candidate(c.Endpoint, string(c.Reason), why, now)
+		one := candidate(c.Endpoint, c.Reason.String(), why, now)
 		if one.Sees = sees(x.Seen[i]); x.Seen[i] == 0 {
 			one.SeenText = "its client's own address if that is a Pod of this node or the endpoint is on this node, and otherwise this node's"
 		}
@@ -275,7 +275,7 @@ func byScheduler(c balance.Choice) string {
 	case balance.ByTwo, balance.ByLeast, balance.ByDelay, balance.ByNoQueue:
 		return fmt.Sprintf("%s: %d open, weight %d", c.Reason, c.Endpoint.Active.Load(), c.Endpoint.Weight.Int())
 	}
-	return string(c.Reason)
+	return c.Reason.String()
 }
 
 func onlyOne(e *balance.Endpoint, now time.Time) string {

@@ -157,7 +157,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 		tell(attempts, n, trace.Result(result).String())
 	}
 	for reason, n := range s.Choices {
-		tell(choices, n, string(reason))
+		tell(choices, n, reason.String())
 	}
 	number, below := s.QueueWaits.Buckets(latency.Queued)
 	out <- prometheus.MustNewConstHistogram(queueWait, number, s.QueueWaits.Sum, below)

@@ -8,30 +8,44 @@ import (
 )
 
 // Reason says why an endpoint was chosen.
-type Reason string
+type Reason uint8
 
 // The reasons. Those of schedulers are first.
 const (
-	ByTurn    Reason = "round robin"
-	ByWeight  Reason = "weighted round robin"
-	ByChance  Reason = "random"
-	ByTwo     Reason = "less loaded of two"
-	ByLeast   Reason = "fewest connections"
-	ByDelay   Reason = "shortest expected delay"
-	ByNoQueue Reason = "never queue"
-	ByClient  Reason = "hash of the client's address"
-	ByMaglev  Reason = "maglev hash of the client's address"
-	ByVIP     Reason = "hash of the VIP"
+	ByTurn Reason = iota + 1
+	ByWeight
+	ByChance
+	ByTwo
+	ByLeast
+	ByDelay
+	ByNoQueue
+	ByClient
+	ByMaglev
+	ByVIP
 
-	Affinity    Reason = "affinity"                            // the client had it before
-	FirstInLine Reason = "first in line"                       // none had room when the client came; this one was the first to have some
-	Probe       Reason = "probe after quarantine"              // it failed before; this connection finds out whether it still does
-	OnlyOne     Reason = "only one left"                       // there is no other that was not tried
-	LastResort  Reason = "all that are left are in quarantine" // better than nobody
+	Affinity    // the client had it before
+	FirstInLine // none had room when the client came; this one was the first to have some
+	Probe       // it failed before; this connection finds out whether it still does
+	OnlyOne     // there is no other that was not tried
+	LastResort  // better than nobody
+
+	// noRoomLeft is the Reason of a Choice without an endpoint, since those that there are have
+	// no room. Another field would make a Choice too large for registers.
+	noRoomLeft
+
+	Reasons = iota // how many there are, 0 included: for arrays
 )
 
-// Reasons are all there are.
-var Reasons = []Reason{ByTurn, ByWeight, ByChance, ByTwo, ByLeast, ByDelay, ByNoQueue, ByClient, ByMaglev, ByVIP, Affinity, FirstInLine, Probe, OnlyOne, LastResort}
+// reasons are the words that the API, metrics and the trace use.
+var reasons = [...]string{
+	ByTurn: "round robin", ByWeight: "weighted round robin", ByChance: "random", ByTwo: "less loaded of two", ByLeast: "fewest connections",
+	ByDelay: "shortest expected delay", ByNoQueue: "never queue", ByClient: "hash of the client's address", ByMaglev: "maglev hash of the client's address",
+	ByVIP: "hash of the VIP", Affinity: "affinity", FirstInLine: "first in line", Probe: "probe after quarantine", OnlyOne: "only one left",
+	LastResort: "all that are left are in quarantine", noRoomLeft: "none has room",
+}
+
+// String returns the words for r.
+func (r Reason) String() string { return reasons[r] }
 
 // Ask is what a choice depends on besides the endpoints.
 type Ask struct {
@@ -48,10 +62,6 @@ type Choice struct {
 	// quarantine. A scheduler that has taken them out of its books does not meet them.
 	PassedOver int
 }
-
-// noRoomLeft is the Reason of a Choice without an endpoint, since those that there are have no room. Another field
-// would make a Choice too large for registers.
-const noRoomLeft Reason = "none has room"
 
 // Full reports whether there is an endpoint to wait for, of a Choice without one.
 func (c Choice) Full() bool { return c.Reason == noRoomLeft }

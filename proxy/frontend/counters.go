@@ -24,18 +24,9 @@ type Counters struct {
 	LateProbes                             atomic.Int64
 	Quarantines, Recoveries                atomic.Int64
 	seen                                   [portal.Seens]atomic.Int64 // by endpoints that answered
-	choices                                []atomic.Int64             // in the order of balance.Reasons
-	queueWaits                             latency.Histogram          // latency.Queued, of clients who are not in line any more
+	choices                                [balance.Reasons]atomic.Int64
+	queueWaits                             latency.Histogram // latency.Queued, of clients who are not in line any more
 }
-
-// choicePlaces are the places of the reasons in balance.Reasons, as events have them.
-var choicePlaces = func() map[string]int {
-	places := map[string]int{}
-	for i, r := range balance.Reasons {
-		places[string(r)] = i
-	}
-	return places
-}()
 
 // clients are counts of connections, or of UDP sessions.
 type clients struct {
@@ -62,7 +53,7 @@ func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
 	}
 	all.count(life, e)
 	if e.Kind == trace.Attempt {
-		f.Counters.choices[choicePlaces[e.Reason]].Add(1)
+		f.Counters.choices[e.Choice].Add(1)
 	}
 	if e.Kind == trace.Established || e.Kind == trace.Closed {
 		f.writeStory().count(f.Trace, life, e)
@@ -231,9 +222,9 @@ func (n *Node) Stats() Stats {
 		s.Seen[i] = c.seen[i].Load()
 	}
 	s.Choices = map[balance.Reason]int64{}
-	for i, r := range balance.Reasons {
+	for i := range c.choices {
 		if n := c.choices[i].Load(); n > 0 {
-			s.Choices[r] = n
+			s.Choices[balance.Reason(i)] = n
 		}
 	}
 	for i := range s.Sessions.Dropped {

@@ -89,7 +89,6 @@ const RefusalsPerSecond = 10
 func (n *Node) Init() {
 	n.refusals = rate.NewLimiter(RefusalsPerSecond, RefusalsPerSecond)
 	n.LimitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
-	n.Counters.choices = make([]atomic.Int64, len(balance.Reasons))
 	n.Locality.isPod, n.Locality.apart = n.IsPod, n.Portal != nil && n.Portal.Traits().Apart
 	n.Locality.Refresh()
 }

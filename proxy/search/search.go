@@ -169,7 +169,7 @@ func (s *Search) Left(now time.Time, why error) { s.report(now, Plain(why)) }
 // report reports how the attempt ended.
 func (s *Search) report(now time.Time, err error) {
 	e := trace.Event{Kind: trace.Attempt, Time: now, Attempt: s.count, Endpoint: s.now.Endpoint.Addr, Pod: s.now.Endpoint.Pod,
-		Reason: string(s.now.Reason), PassedOver: s.now.PassedOver, Queued: s.inLine, Took: now.Sub(s.started), Result: ResultOf(err)}
+		Reason: s.now.Reason.String(), Choice: uint8(s.now.Reason), PassedOver: s.now.PassedOver, Queued: s.inLine, Took: now.Sub(s.started), Result: ResultOf(err)}
 	if err != nil {
 		e.Err = err.Error()
 	}

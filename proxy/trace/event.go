@@ -131,6 +131,7 @@ type Event struct {
 	Endpoint   netip.AddrPort
 	Pod        string
 	Reason     string        // why this endpoint
+	Choice     uint8         // the balance.Reason of an Attempt that is reported; one that is read has only the words
 	PassedOver int           // endpoints passed over because they are in quarantine
 	Seen       portal.Seen   // by the endpoint of an Attempt
 	Queued     time.Duration // before the Attempt, since no endpoint had room
