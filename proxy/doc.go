@@ -14,6 +14,7 @@
 //	balance    whose turn it is, and who is in quarantine
 //	probe      asks those whether they answer again
 //	forward    moves the bytes
+//	outcome    the words for how a connection ends
 //	budget     who may have descriptors
 //	trace      what happened
 //
