@@ -91,7 +91,7 @@ func Defaults() Options {
 	return Options{
 		Settings: frontend.Settings{
 			Schedule:   slices.Clone(search.DefaultSchedule),
-			Quarantine: balance.Quarantine{First: time.Second, Max: 2 * time.Minute, Probed: true},
+			Quarantine: balance.Policy{First: time.Second, Max: 2 * time.Minute, Probed: true},
 		},
 		Options:   stream.Options{Keepalive: 3 * time.Minute, SCTP: stream.SCTPAuto},
 		Limits:    budget.Limits{MaxUDPSessions: 65536, MaxClientShare: 25},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/probe"
@@ -78,8 +79,8 @@ func (t probed) endpoint() *balance.Endpoint {
 
 // Wanted implements probe.Target.
 func (t probed) Wanted() bool {
-	period, quarantined := t.state.Quarantined(time.Now())
-	return quarantined && period.Probed && t.endpoint() != nil
+	h := t.state.Health(time.Now())
+	return h.State == balance.Down && h.Probed && t.endpoint() != nil
 }
 
 // Probed implements probe.Target.
@@ -88,16 +89,13 @@ func (t probed) Probed(err error) time.Duration {
 	if e == nil {
 		return 0
 	}
-	now := time.Now()
-	blame := err != nil && search.Blames(err)
-	err = search.Plain(err)
-	next, news := e.Probed(now, err, blame, t.front.Quarantine())
+	r := balance.Report{Kind: balance.RecheckPassed, Now: time.Now(), Err: search.Plain(err)}
 	switch {
-	case !news:
-	case next == 0:
-		t.front.recovered(e, now, trace.ByProbe)
+	case err == nil:
+	case search.Blames(err):
+		r.Kind = balance.RecheckFailed
 	default:
-		t.front.tellEndpoint(trace.Event{Kind: trace.EndpointProbed, Time: now, Took: next, Err: err.Error()}, e)
+		r.Kind = balance.RecheckNotMade
 	}
-	return next
+	return e.Report(r, t.front.Policy(portal.Origin{})).Next
 }

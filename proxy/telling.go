@@ -125,30 +125,30 @@ func sameButEndpoints(a, b config.ServicePort) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// Quarantined implements balance.Watcher.
-func (f *frontEnd) Quarantined(e *balance.Endpoint, now time.Time, length time.Duration, cause error) {
-	f.Counters.Quarantines.Add(1)
-	told := trace.Event{Kind: trace.EndpointQuarantined, Time: now, Took: length, Err: cause.Error()}
-	if f.Quarantine().Probed {
-		told.Reason = trace.ByProbe
-		f.proxy.prober.Add(e.Addr, probed{f, e.State}, length)
+// HealthChanged implements balance.Watcher.
+func (f *frontEnd) HealthChanged(e *balance.Endpoint, h balance.Health, now time.Time) {
+	event := trace.Event{Time: now}
+	if h.State != balance.Down {
+		f.Counters.Recoveries.Add(1)
+		event.Kind = trace.EndpointRecovered
+		event.Reason = map[balance.Kind]string{balance.RecheckPassed: trace.ByProbe, balance.CheckPassed: trace.ByProbes, balance.CheckOff: trace.NoProbes}[h.By]
+		f.tellEndpoint(event, e)
+		return
 	}
-	f.tellEndpoint(told, e)
-}
-
-// convicted notes that probes put e into quarantine.
-func (f *frontEnd) convicted(e *balance.Endpoint, now time.Time, next time.Duration, cause error) {
-	f.Counters.Quarantines.Add(1)
-	f.tellEndpoint(trace.Event{Kind: trace.EndpointQuarantined, Time: now, Took: next, Err: cause.Error(), Reason: trace.ByProbes}, e)
-}
-
-// Recovered implements balance.Watcher.
-func (f *frontEnd) Recovered(e *balance.Endpoint) { f.recovered(e, time.Now(), "") }
-
-// recovered notes that e is in quarantine no more. It has answered a client or, as by says, probes.
-func (f *frontEnd) recovered(e *balance.Endpoint, now time.Time, by string) {
-	f.Counters.Recoveries.Add(1)
-	f.tellEndpoint(trace.Event{Kind: trace.EndpointRecovered, Time: now, Reason: by}, e)
+	event.Kind, event.Took, event.Err = trace.EndpointQuarantined, h.Until.Sub(now), h.Err.Error()
+	switch {
+	case h.By == balance.RecheckFailed:
+		event.Kind = trace.EndpointProbed
+	case h.By == balance.CheckFailed:
+		event.Reason = trace.ByProbes
+	case h.Probed:
+		event.Reason = trace.ByProbe
+		f.proxy.prober.Add(e.Addr, probed{f, e.State}, event.Took)
+	}
+	if event.Kind == trace.EndpointQuarantined {
+		f.Counters.Quarantines.Add(1)
+	}
+	f.tellEndpoint(event, e)
 }
 
 // tellEndpoint tells what has become of an endpoint.

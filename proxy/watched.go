@@ -41,7 +41,7 @@ type check struct {
 }
 
 // ProbeOf returns how the endpoints of a port are probed. What is reached through a tunnel is
-// not: see FrontEnd.Quarantine.
+// not: see FrontEnd.Policy.
 func (o *Options) ProbeOf(port config.ServicePort) config.Probe {
 	if probe := port.Probe.Or(o.Probe); probe.Wanted(port.Protocol) && o.Dial == nil {
 		return probe
@@ -151,12 +151,8 @@ func (f *frontEnd) watch(v *frontend.View) {
 		if f.watches[state] == w {
 			continue
 		}
-		now := time.Now()
-		ended := w.end(now)
+		w.end(slices.ContainsFunc(v.All, func(e *balance.Endpoint) bool { return e.State == state }))
 		f.proxy.watcher.Remove(w.check, w)
-		if ended && slices.ContainsFunc(v.All, func(e *balance.Endpoint) bool { return e.State == state }) {
-			f.recovered(w.endpoint, now, trace.NoProbes)
-		}
 	}
 }
 
@@ -180,12 +176,14 @@ func (f *frontEnd) watchOne(e *balance.Endpoint, how config.Probe, before map[*b
 	return w
 }
 
-// end ends the probes at now, and returns whether that ends a quarantine that they made.
-func (w *watch) end(now time.Time) bool {
+// end ends the probes. If the endpoint is still listed, what they have shown is forgotten.
+func (w *watch) end(listed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.over = true
-	return w.endpoint.Acquit(now)
+	if listed {
+		w.endpoint.Report(balance.Report{Kind: balance.CheckOff, Now: time.Now()}, balance.Policy{})
+	}
 }
 
 // Wanted implements probe.Target.
@@ -205,15 +203,11 @@ func (w *watch) Probed(err error) time.Duration {
 	if err != nil && !search.Blames(err) {
 		return w.Interval
 	}
-	now := time.Now()
-	if !w.endpoint.Judge(now, told(err), w.Interval, w.Rise, w.Fall) {
-		return w.Interval
+	r := balance.Report{Kind: balance.CheckPassed, Now: time.Now(), Err: told(err)}
+	if err != nil {
+		r.Kind = balance.CheckFailed
 	}
-	if err == nil {
-		w.front.recovered(w.endpoint, now, trace.ByProbes)
-	} else if period, ok := w.endpoint.State.Quarantined(now); ok {
-		w.front.convicted(w.endpoint, now, w.Interval, period.Cause)
-	}
+	w.endpoint.Report(r, balance.Policy{First: w.Interval, Rise: int32(w.Rise), Fall: int32(w.Fall)})
 	return w.Interval
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -101,8 +102,8 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 	// why returns why the n-th endpoint is in quarantine, "" if it is in none.
 	why := func(n int) func() string {
 		return func() string {
-			if period, ok := p.Status()[0].Endpoints[n].Quarantined(time.Now()); ok {
-				return period.Cause.Error()
+			if h := p.Status()[0].Endpoints[n].Health(time.Now()); h.State == balance.Down {
+				return h.Err.Error()
 			}
 			return ""
 		}

@@ -287,20 +287,20 @@ func onlyOne(e *balance.Endpoint, now time.Time) string {
 
 // inQuarantine says in words that e is in quarantine, or "".
 func inQuarantine(e *balance.Endpoint, now time.Time) string {
-	period, ok := e.Quarantined(now)
-	if !ok {
+	h := e.Health(now)
+	if h.State != balance.Down {
 		return ""
 	}
-	left := period.Until.Sub(now)
+	left := h.Until.Sub(now)
 	next := "in " + trace.Short(left)
 	if left < time.Millisecond {
 		next = "now"
 	}
-	why := fmt.Sprintf("(failures in a row: %d, the last: %v)", period.Failures, period.Cause)
-	if period.Convicted {
-		return fmt.Sprintf("in quarantine until its probes succeed, the next %s (%v)", next, period.Cause)
+	why := fmt.Sprintf("(failures in a row: %d, the last: %v)", h.Failures, h.Err)
+	if h.By == balance.CheckFailed {
+		return fmt.Sprintf("in quarantine until its probes succeed, the next %s (%v)", next, h.Err)
 	}
-	if period.Probed {
+	if h.Probed {
 		return fmt.Sprintf("in quarantine until a probe is answered, the next %s %s", next, why)
 	}
 	return fmt.Sprintf("in quarantine, which ends %s %s", next, why)

@@ -221,7 +221,7 @@ func portState(v *proxy.PortView, now time.Time) api.ServiceState {
 }
 
 func stateOf(e *balance.Endpoint, now time.Time) api.EndpointState {
-	if _, quarantined := e.Quarantined(now); quarantined {
+	if e.Health(now).State == balance.Down {
 		return api.EndpointQuarantined
 	}
 	switch {
@@ -374,10 +374,9 @@ func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoin
 }
 
 func quarantine(e *balance.Endpoint, now time.Time) *api.Quarantine {
-	period, ok := e.Quarantined(now)
-	if !ok {
+	h := e.Health(now)
+	if h.State != balance.Down {
 		return nil
 	}
-	return &api.Quarantine{Until: period.Until, SecondsLeft: max(0, period.Until.Sub(now)).Seconds(), Probed: period.Probed,
-		Failures: period.Failures, Cause: period.Cause.Error()}
+	return &api.Quarantine{Until: h.Until, SecondsLeft: max(0, h.Until.Sub(now)).Seconds(), Probed: h.Probed, Failures: h.Failures, Cause: h.Err.Error()}
 }

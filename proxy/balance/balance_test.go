@@ -23,9 +23,30 @@ func TestBalance(t *testing.T) {
 
 var (
 	start      = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	quarantine = balance.Quarantine{First: 10 * time.Second, Max: 2 * time.Minute}
+	quarantine = balance.Policy{First: 10 * time.Second, Max: 2 * time.Minute}
 	errRefused = errors.New("connection refused")
 )
+
+func fail(e *balance.Endpoint, began, now time.Time, p balance.Policy) balance.Change {
+	return e.Report(balance.Report{Kind: balance.ConnectFailed, Began: began, Now: now, Err: errRefused}, p)
+}
+
+func connected(e *balance.Endpoint, now time.Time) balance.Change {
+	return e.Report(balance.Report{Kind: balance.Connected, Now: now}, quarantine)
+}
+
+func recheck(e *balance.Endpoint, kind balance.Kind, now time.Time, err error, p balance.Policy) balance.Change {
+	return e.Report(balance.Report{Kind: kind, Now: now, Err: err}, p)
+}
+
+// check reports that a check passed or, if err is not nil, failed.
+func check(e *balance.Endpoint, now time.Time, err error, interval time.Duration, rise, fall int) balance.Change {
+	kind := balance.CheckPassed
+	if err != nil {
+		kind = balance.CheckFailed
+	}
+	return e.Report(balance.Report{Kind: kind, Now: now, Err: err}, balance.Policy{First: interval, Rise: int32(rise), Fall: int32(fall)})
+}
 
 // endpoints returns endpoints 10.0.0.n:80.
 func endpoints(ns ...int) []config.Endpoint {
@@ -59,9 +80,9 @@ var _ = Describe("a Set", func() {
 		}
 		return fmt.Sprintf("%d, %s", c.Endpoint.Addr.Addr().As4()[3], c.Reason)
 	}
-	fail := func(n int, after time.Duration) {
+	fails := func(n int, after time.Duration) {
 		e := pool.Cluster.Find(addr(n))
-		e.Fail(start.Add(after), start.Add(after), errRefused, quarantine)
+		fail(e, start.Add(after), start.Add(after), quarantine)
 	}
 
 	It("goes round robin", func() {
@@ -117,7 +138,7 @@ var _ = Describe("a Set", func() {
 	})
 
 	It("passes over an endpoint in quarantine, and shares its turns evenly", func() {
-		fail(2, 0)
+		fails(2, 0)
 		counts := map[string]int{}
 		for range 30 {
 			counts[pick(9*time.Second)]++
@@ -126,11 +147,11 @@ var _ = Describe("a Set", func() {
 	})
 
 	It("uses those in quarantine when there are no others", func() {
-		fail(2, 0)
-		fail(3, 0)
+		fails(2, 0)
+		fails(3, 0)
 		Expect(pick(0, 1)).To(Equal("2, all that are left are in quarantine"))
 		Expect(pick(0, 1, 2)).To(Equal("3, only one left"))
-		fail(1, 0)
+		fails(1, 0)
 		seen := map[string]bool{}
 		for range 3 {
 			seen[pick(0)] = true
@@ -139,15 +160,15 @@ var _ = Describe("a Set", func() {
 	})
 
 	It("says how many it passed over", func() {
-		fail(1, 0)
-		fail(2, 0)
+		fails(1, 0)
+		fails(2, 0)
 		c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
 		Expect(c.Endpoint.Addr).To(Equal(addr(3)))
 		Expect(c.PassedOver).To(Equal(2))
 	})
 
 	It("sends one connection to probe when a quarantine is over", func() {
-		fail(1, 0)
+		fails(1, 0)
 		Expect(pick(10*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
 		for range 6 {
 			Expect(pick(10 * time.Second)).NotTo(HavePrefix("1,"))
@@ -155,29 +176,29 @@ var _ = Describe("a Set", func() {
 		By("letting the next one probe if nothing is heard of the first")
 		Expect(pick(11*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
 		By("making the quarantine longer if a probe fails")
-		fail(1, 11*time.Second)
+		fails(1, 11*time.Second)
 		Expect(pick(30*time.Second, 2, 3)).To(Equal("1, only one left"))
-		period, _ := pool.Cluster.Find(addr(1)).Quarantined(start.Add(30 * time.Second))
+		period := pool.Cluster.Find(addr(1)).Health(start.Add(30 * time.Second))
 		Expect(period.Failures).To(Equal(2))
 		By("trusting it again once the probe has succeeded")
-		pool.Cluster.Find(addr(1)).Succeed(start)
+		connected(pool.Cluster.Find(addr(1)), start)
 		c, _ := pool.Cluster.Pick(balance.Ask{Now: start.Add(30 * time.Second), Tried: []netip.AddrPort{addr(2), addr(3)}})
 		Expect(c.Reason).To(Equal(balance.OnlyOne))
 		Expect(pick(30*time.Second, 3)).NotTo(ContainSubstring("quarantine"))
 	})
 
 	It("trusts an endpoint of which nothing is heard any more, when it has refused nobody for the longest quarantine", func() {
-		fail(1, 0)
+		fails(1, 0)
 		longest := int(quarantine.Max / time.Second)
 		for s := range longest {
 			Expect(pick(10*time.Second+time.Duration(s)*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
 		}
 		Expect(pick(10*time.Second+quarantine.Max, 2, 3)).To(Equal("1, only one left"))
 		By("not one that nobody was sent to for so long")
-		fail(2, 0)
+		fails(2, 0)
 		Expect(pick(time.Hour, 1, 3)).To(Equal("2, probe after quarantine"))
 		By("beginning anew when it refuses somebody")
-		fail(1, time.Hour)
+		fails(1, time.Hour)
 		Expect(pick(time.Hour+20*time.Second, 2, 3)).To(Equal("1, probe after quarantine"))
 	})
 
@@ -187,13 +208,11 @@ var _ = Describe("a Set", func() {
 			now := start
 			for i := range failures {
 				now = now.Add(time.Duration(i) * time.Hour)
-				e.Fail(now, now, errRefused, quarantine)
+				fail(e, now, now, quarantine)
 			}
-			period, ok := e.Quarantined(now.Add(length - 1))
-			Expect(ok).To(BeTrue())
-			Expect(period).To(Equal(balance.Period{Until: now.Add(length), Failures: failures, Cause: errRefused}))
-			_, ok = e.Quarantined(period.Until)
-			Expect(ok).To(BeFalse())
+			period := e.Health(now.Add(length - 1))
+			Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: now.Add(length), Failures: failures, Err: errRefused}))
+			Expect(e.Health(period.Until).State).To(Equal(balance.HalfOpen))
 		},
 		Entry(nil, 1, 10*time.Second),
 		Entry(nil, 2, 20*time.Second),
@@ -206,115 +225,115 @@ var _ = Describe("a Set", func() {
 	It("takes failures of attempts that began before the quarantine was over as one", func() {
 		e := pool.Cluster.Find(addr(1))
 		for i := range 100 {
-			e.Fail(start.Add(time.Duration(i)*time.Millisecond), start.Add(250*time.Millisecond), errRefused, quarantine)
+			fail(e, start.Add(time.Duration(i)*time.Millisecond), start.Add(250*time.Millisecond), quarantine)
 		}
-		period, _ := e.Quarantined(start.Add(time.Second))
+		period := e.Health(start.Add(time.Second))
 		Expect(period.Failures).To(Equal(1))
 		Expect(period.Until).To(Equal(start.Add(10*time.Second + 250*time.Millisecond)))
 		Expect(e.Failed.Load()).To(BeEquivalentTo(100))
 	})
 
 	Describe("whose endpoints are probed", func() {
-		q := balance.Quarantine{First: time.Second, Max: 2 * time.Minute, Probed: true}
+		q := balance.Policy{First: time.Second, Max: 2 * time.Minute, Probed: true}
 		var e *balance.Endpoint
 		BeforeEach(func() { e = pool.Cluster.Find(addr(1)) })
 		quarantined := func(after time.Duration) bool {
-			_, ok := e.Quarantined(start.Add(after))
+			ok := e.Health(start.Add(after)).State == balance.Down
 			return ok
 		}
 
 		It("passes one over until a probe is answered, and then at once no more", func() {
-			e.Fail(start, start, errRefused, q)
+			fail(e, start, start, q)
 			for range 6 {
 				Expect(pick(time.Hour)).NotTo(HavePrefix("1,"), "no client has to find out")
 			}
-			period, _ := e.Quarantined(start.Add(time.Hour))
-			Expect(period).To(Equal(balance.Period{Until: start.Add(time.Second), Probed: true, Failures: 1, Cause: errRefused}))
+			period := e.Health(start.Add(time.Hour))
+			Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: start.Add(time.Second), Probed: true, Failures: 1, Err: errRefused}))
 
-			next, news := e.Probed(start.Add(time.Hour), nil, false, q)
-			Expect(next).To(BeZero())
-			Expect(news).To(BeTrue())
+			c := recheck(e, balance.RecheckPassed, start.Add(time.Hour), nil, q)
+			Expect(c.Next).To(BeZero())
+			Expect(c.News).To(BeTrue())
 			Expect(quarantined(time.Hour)).To(BeFalse())
 			Expect(pick(time.Hour, 2, 3)).To(Equal("1, only one left"))
 		})
 
 		It("waits twice as long for each probe, up to the maximum", func() {
-			e.Fail(start, start, errRefused, q)
+			fail(e, start, start, q)
 			now, silent := start.Add(time.Second), errors.New("no answer")
 			var waits []time.Duration
 			for range 9 {
-				next, news := e.Probed(now, silent, true, q)
-				Expect(news).To(Equal(len(waits) < 7), "that it takes longer")
-				now = now.Add(next)
-				waits = append(waits, next/time.Second)
-				period, _ := e.Quarantined(now)
-				Expect(period).To(Equal(balance.Period{Until: now, Probed: true, Failures: 1 + len(waits), Cause: silent}))
+				c := recheck(e, balance.RecheckFailed, now, silent, q)
+				Expect(c.News).To(Equal(len(waits) < 7), "that it takes longer")
+				now = now.Add(c.Next)
+				waits = append(waits, c.Next/time.Second)
+				period := e.Health(now)
+				Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: now, Probed: true, Failures: 1 + len(waits), Err: silent}))
 			}
 			Expect(waits).To(Equal([]time.Duration{2, 4, 8, 16, 32, 64, 120, 120, 120}))
 			Expect(e.Failed.Load()).To(BeEquivalentTo(1), "clients' attempts")
 		})
 
 		It("does not hold it against the endpoint if the probe could not be made", func() {
-			e.Fail(start, start, errRefused, q)
-			next, news := e.Probed(start.Add(time.Second), errors.New("too many open files"), false, q)
-			Expect(next).To(Equal(time.Second))
-			Expect(news).To(BeFalse())
-			period, _ := e.Quarantined(start)
-			Expect(period).To(Equal(balance.Period{Until: start.Add(2 * time.Second), Probed: true, Failures: 1, Cause: errRefused}))
+			fail(e, start, start, q)
+			c := recheck(e, balance.RecheckNotMade, start.Add(time.Second), errors.New("too many open files"), q)
+			Expect(c.Next).To(Equal(time.Second))
+			Expect(c.News).To(BeFalse())
+			period := e.Health(start)
+			Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.ConnectFailed, Since: start, Until: start.Add(2 * time.Second), Probed: true, Failures: 1, Err: errRefused}))
 		})
 
 		It("lets clients that have nobody else neither shorten nor prolong the time, but end it", func() {
-			e.Fail(start, start, errRefused, q)
-			e.Fail(start.Add(time.Minute), start.Add(time.Minute), errRefused, q)
-			period, _ := e.Quarantined(start)
+			fail(e, start, start, q)
+			fail(e, start.Add(time.Minute), start.Add(time.Minute), q)
+			period := e.Health(start)
 			Expect(period.Until).To(Equal(start.Add(time.Second)))
 			Expect(period.Failures).To(Equal(1))
 
-			Expect(e.State.Succeed(start)).To(BeTrue())
+			Expect(connected(e, start).News).To(BeTrue())
 			Expect(quarantined(0)).To(BeFalse())
-			next, news := e.Probed(start.Add(time.Minute), nil, false, q)
-			Expect(next).To(BeZero())
-			Expect(news).To(BeFalse(), "that is known already")
+			c := recheck(e, balance.RecheckPassed, start.Add(time.Minute), nil, q)
+			Expect(c.Next).To(BeZero())
+			Expect(c.News).To(BeFalse(), "that is known already")
 		})
 
 		It("is not misled by an endpoint that answers probes only", func() {
 			var waits []time.Duration
 			now := start
 			for range 4 {
-				e.Fail(now, now, errRefused, q)
-				period, _ := e.Quarantined(now)
+				fail(e, now, now, q)
+				period := e.Health(now)
 				waits = append(waits, period.Until.Sub(now)/time.Second)
 				now = period.Until
-				e.Probed(now, nil, false, q)
+				recheck(e, balance.RecheckPassed, now, nil, q)
 			}
 			Expect(waits).To(Equal([]time.Duration{1, 2, 4, 8}))
 
 			By("forgetting it when a client has been connected")
-			Expect(e.State.Succeed(start)).To(BeFalse(), "it had recovered")
-			e.Fail(now, now, errRefused, q)
-			period, _ := e.Quarantined(now)
+			Expect(connected(e, start).News).To(BeFalse(), "it had recovered")
+			fail(e, now, now, q)
+			period := e.Health(now)
 			Expect(period.Until.Sub(now)).To(Equal(time.Second))
 
 			By("and when it has been well for long")
-			e.Probed(now, nil, false, q)
+			recheck(e, balance.RecheckPassed, now, nil, q)
 			now = now.Add(q.Max)
-			e.Fail(now, now, errRefused, q)
-			period, _ = e.Quarantined(now)
+			fail(e, now, now, q)
+			period = e.Health(now)
 			Expect(period.Until.Sub(now)).To(Equal(time.Second))
 		})
 
 		It("takes no notice of an attempt that began before the probe was answered", func() {
-			e.Fail(start, start, errRefused, q)
-			e.Probed(start.Add(time.Second), nil, false, q)
-			e.Fail(start.Add(900*time.Millisecond), start.Add(1150*time.Millisecond), errRefused, q)
+			fail(e, start, start, q)
+			recheck(e, balance.RecheckPassed, start.Add(time.Second), nil, q)
+			fail(e, start.Add(900*time.Millisecond), start.Add(1150*time.Millisecond), q)
 			Expect(quarantined(1150 * time.Millisecond)).To(BeFalse())
 		})
 	})
 
 	It("knows no quarantine if that is switched off", func() {
 		e := pool.Cluster.Find(addr(1))
-		e.Fail(start, start, errRefused, balance.Quarantine{})
-		_, ok := e.Quarantined(start)
+		fail(e, start, start, balance.Policy{})
+		ok := e.Health(start).State == balance.Down
 		Expect(ok).To(BeFalse())
 	})
 })
@@ -324,7 +343,7 @@ var _ = Describe("a Pool", func() {
 		var pool balance.Pool
 		pool.Update(port(endpoints(1, 2, 3)), start)
 		pool.Cluster.Pick(balance.Ask{Now: start})
-		pool.Cluster.Find(addr(2)).Fail(start, start, errRefused, quarantine)
+		fail(pool.Cluster.Find(addr(2)), start, start, quarantine)
 
 		list := endpoints(2, 3, 4)
 		list[0].Terminating = true
@@ -334,7 +353,7 @@ var _ = Describe("a Pool", func() {
 		Expect(gone[0].Addr).To(Equal(addr(1)))
 		two := pool.Cluster.Find(addr(2))
 		Expect(two.Terminating).To(BeTrue())
-		_, ok := two.Quarantined(start)
+		ok := two.Health(start).State == balance.Down
 		Expect(ok).To(BeTrue())
 		c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
 		Expect(c.Endpoint.Addr).To(Equal(addr(3)))
@@ -345,18 +364,18 @@ var _ = Describe("a Pool", func() {
 		list := endpoints(1)
 		list[0].Pod = "default/old"
 		pool.Update(port(list), start)
-		pool.Cluster.Find(addr(1)).Fail(start, start, errRefused, quarantine)
+		fail(pool.Cluster.Find(addr(1)), start, start, quarantine)
 
 		list = endpoints(1)
 		list[0].Pod = "default/new"
 		Expect(pool.Update(port(list), start)).To(HaveLen(1))
-		_, ok := pool.Cluster.Find(addr(1)).Quarantined(start)
+		ok := pool.Cluster.Find(addr(1)).Health(start).State == balance.Down
 		Expect(ok).To(BeFalse())
 
-		pool.Cluster.Find(addr(1)).Fail(start, start, errRefused, quarantine)
+		fail(pool.Cluster.Find(addr(1)), start, start, quarantine)
 		Expect(pool.Update(port(nil), start)).To(HaveLen(1))
 		Expect(pool.Update(port(list), start)).To(BeEmpty())
-		_, ok = pool.Cluster.Find(addr(1)).Quarantined(start)
+		ok = pool.Cluster.Find(addr(1)).Health(start).State == balance.Down
 		Expect(ok).To(BeFalse())
 	})
 
@@ -378,7 +397,7 @@ var _ = Describe("a Pool", func() {
 		one, two := pool.Cluster.Find(addr(1)), pool.Cluster.Find(addr(2))
 		one.Take()
 		two.Take()
-		one.Fail(start, start, errRefused, quarantine)
+		fail(one, start, start, quarantine)
 
 		list := endpoints(1, 3)
 		list[0].Terminating = true
@@ -391,7 +410,7 @@ var _ = Describe("a Pool", func() {
 		Expect(leaving()).To(BeEmpty())
 		back := pool.Cluster.Find(addr(1))
 		Expect(back.Active.Load()).To(BeEquivalentTo(1))
-		_, ok := back.Quarantined(start)
+		ok := back.Health(start).State == balance.Down
 		Expect(ok).To(BeFalse())
 		update(endpoints(4))
 		Expect(leaving()).To(Equal(map[netip.AddrPort]time.Duration{addr(1): 4 * time.Second}))

@@ -172,7 +172,7 @@ func (t *tournament) look(s *Set, l look, i uint32) *Endpoint {
 			return nil
 		}
 		e := t.all[w]
-		if t.loads[w] < parked && e.stand(l.Now, false) == avoided {
+		if t.loads[w] < parked && e.available(l.Now, false) == Down {
 			t.loads[w] = parked
 			t.aside = append(t.aside, w)
 			t.replay(w)
@@ -194,7 +194,7 @@ func (t *tournament) recall(l *look) {
 	}
 	t.next %= len(t.aside)
 	i := t.aside[t.next]
-	if t.all[i].stand(l.Now, false) == avoided {
+	if t.all[i].available(l.Now, false) == Down {
 		t.next++
 		return
 	}

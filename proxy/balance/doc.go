@@ -15,11 +15,11 @@
 // An endpoint that failed is in quarantine and is passed over, by every scheduler, as long as there
 // is another one: until the caller has probed it and it answered, or,
 // where nobody probes, for some time, after which one connection finds out while the
-// others still pass it over. Every choice comes with its reason.
+// others still pass it over (health.go). Every choice comes with its reason.
 //
 // An endpoint may be bounded (queue.go): one that has as many connections as it may is passed over, and if none has
 // room, clients wait in line.
 //
 // The package dials nothing and has no goroutine, and no clock but the line's: the caller
-// passes the time in and reports how each attempt and each probe ended.
+// passes the time in and reports how each attempt and each probe ended, by Endpoint.Report.
 package balance

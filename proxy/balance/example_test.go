@@ -22,21 +22,21 @@ func Example() {
 
 	now := time.Now()
 	first, _ := pool.Cluster.Pick(balance.Ask{Now: now})
-	quarantine := balance.Quarantine{First: 10 * time.Second, Max: time.Minute}
-	first.Endpoint.Fail(now, now, errors.New("connection refused"), quarantine)
+	policy := balance.Policy{First: 10 * time.Second, Max: time.Minute}
+	first.Endpoint.Report(balance.Report{Kind: balance.ConnectFailed, Began: now, Now: now, Err: errors.New("connection refused")}, policy)
 
 	others := 0
 	for range 4 {
 		next, _ := pool.Cluster.Pick(balance.Ask{Now: now.Add(time.Second)})
 		if next.Endpoint != first.Endpoint {
-			next.Endpoint.Succeed(now)
+			next.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, policy)
 			others++
 		}
 	}
 	fmt.Println(others, "of 4 went to the other endpoint")
 
-	period, _ := first.Endpoint.Quarantined(now.Add(time.Second))
-	fmt.Println("failures:", period.Failures, "-", period.Cause)
+	health := first.Endpoint.Health(now.Add(time.Second))
+	fmt.Println("failures:", health.Failures, "-", health.Err)
 
 	// Output:
 	// 4 of 4 went to the other endpoint

@@ -28,8 +28,8 @@ var (
 	clientOne = netip.MustParseAddr("10.1.0.1")
 	clientTwo = netip.MustParseAddr("10.1.0.2")
 
-	rechecked = Quarantine{First: time.Second, Max: 8 * time.Second, Probed: true}
-	plain     = Quarantine{First: time.Second, Max: 8 * time.Second}
+	rechecked = Policy{First: time.Second, Max: 8 * time.Second, Probed: true}
+	plain     = Policy{First: time.Second, Max: 8 * time.Second}
 )
 
 const (
@@ -47,13 +47,18 @@ func since(t, now time.Time) string {
 	return fmt.Sprintf("%+g s", t.Sub(now).Seconds())
 }
 
-// Quarantined implements Watcher.
-func (s *subject) Quarantined(_ *Endpoint, _ time.Time, length time.Duration, cause error) {
-	s.news = append(s.news, fmt.Sprintf("DOWN for %v by %v", length, cause))
+// HealthChanged implements Watcher.
+func (s *subject) HealthChanged(_ *Endpoint, h Health, now time.Time) {
+	by := map[Kind]string{RecheckPassed: " by a recheck", CheckPassed: " by checks", CheckOff: " by the end of checks"}[h.By]
+	switch {
+	case h.State != Down:
+		s.news = append(s.news, "UP"+by)
+	case h.By == RecheckFailed:
+		s.news = append(s.news, fmt.Sprintf("STILL DOWN for %v by %v", h.Until.Sub(now), h.Err))
+	default:
+		s.news = append(s.news, fmt.Sprintf("DOWN for %v by %v", h.Until.Sub(now), h.Err))
+	}
 }
-
-// Recovered implements Watcher.
-func (s *subject) Recovered(*Endpoint) { s.news = append(s.news, "UP") }
 
 func newSubject() *subject {
 	list := []config.Endpoint{{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Ready: true}}
@@ -69,65 +74,46 @@ var reports = []struct {
 	name string
 	make func(s *subject, now time.Time) string
 }{
-	{"connected", func(s *subject, now time.Time) string { s.Succeed(now); return "" }},
+	{"connected", func(s *subject, now time.Time) string { s.Report(Report{Kind: Connected, Now: now}, plain); return "" }},
 	{"failed, rechecks", func(s *subject, now time.Time) string { return s.fail(now, now, netip.Addr{}, rechecked) }},
 	{"failed, no rechecks", func(s *subject, now time.Time) string { return s.fail(now, now, netip.Addr{}, plain) }},
 	{"failed, begun 2 s ago", func(s *subject, now time.Time) string {
 		return s.fail(now.Add(-2*time.Second), now, netip.Addr{}, plain)
 	}},
-	{"failed, quarantine off", func(s *subject, now time.Time) string { return s.fail(now, now, netip.Addr{}, Quarantine{}) }},
+	{"failed, quarantine off", func(s *subject, now time.Time) string { return s.fail(now, now, netip.Addr{}, Policy{}) }},
 	{"failed, first client", func(s *subject, now time.Time) string { return s.fail(now, now, clientOne, rechecked) }},
 	{"failed, first client, begun 1 s ago", func(s *subject, now time.Time) string {
 		return s.fail(now.Add(-time.Second), now, clientOne, rechecked)
 	}},
 	{"failed, second client", func(s *subject, now time.Time) string { return s.fail(now, now, clientTwo, rechecked) }},
-	{"failed, first client, off", func(s *subject, now time.Time) string { return s.fail(now, now, clientOne, Quarantine{}) }},
-	{"recheck passed", func(s *subject, now time.Time) string { return s.recheck(now, nil, false) }},
-	{"recheck failed", func(s *subject, now time.Time) string { return s.recheck(now, errors.New("no answer"), true) }},
-	{"recheck not made", func(s *subject, now time.Time) string { return s.recheck(now, errors.New("no descriptor"), false) }},
-	{"check passed", func(s *subject, now time.Time) string { return s.check(now, nil) }},
-	{"check failed", func(s *subject, now time.Time) string { return s.check(now, errors.New("status 503")) }},
-	{"checks off", func(s *subject, now time.Time) string {
-		if s.Acquit(now) {
-			s.news = append(s.news, "UP by the end of checks")
-		}
-		return ""
+	{"failed, first client, off", func(s *subject, now time.Time) string { return s.fail(now, now, clientOne, Policy{}) }},
+	{"recheck passed", func(s *subject, now time.Time) string { return s.recheck(RecheckPassed, now, nil) }},
+	{"recheck failed", func(s *subject, now time.Time) string { return s.recheck(RecheckFailed, now, errors.New("no answer")) }},
+	{"recheck not made", func(s *subject, now time.Time) string {
+		return s.recheck(RecheckNotMade, now, errors.New("no descriptor"))
 	}},
+	{"check passed", func(s *subject, now time.Time) string { return s.check(CheckPassed, now, nil) }},
+	{"check failed", func(s *subject, now time.Time) string { return s.check(CheckFailed, now, errors.New("status 503")) }},
+	{"checks off", func(s *subject, now time.Time) string { return s.check(CheckOff, now, nil) }},
 }
 
 // fail reports an attempt that failed. If client is valid, it was made from its address.
-func (s *subject) fail(began, now time.Time, client netip.Addr, q Quarantine) string {
-	err := errors.New("refused")
-	if client.IsValid() && s.Doubt(client, now, err, q) {
-		return "not blamed"
+func (s *subject) fail(began, now time.Time, client netip.Addr, p Policy) string {
+	if s.Report(Report{Kind: ConnectFailed, Began: began, Now: now, Err: errors.New("refused"), Client: client}, p).Blamed {
+		return "blamed"
 	}
-	s.Fail(began, now, err, q)
-	return "blamed"
+	return "not blamed"
 }
 
-func (s *subject) recheck(now time.Time, err error, blame bool) string {
-	next, news := s.Probed(now, err, blame, rechecked)
-	switch {
-	case !news:
-	case next == 0:
-		s.news = append(s.news, "UP by a recheck")
-	default:
-		s.news = append(s.news, fmt.Sprintf("STILL DOWN for %v by %v", next, err))
+func (s *subject) recheck(kind Kind, now time.Time, err error) string {
+	if next := s.Report(Report{Kind: kind, Now: now, Err: err}, rechecked).Next; next > 0 {
+		return fmt.Sprintf("next recheck in %v", next)
 	}
-	if next == 0 {
-		return "no further recheck"
-	}
-	return fmt.Sprintf("next recheck in %v", next)
+	return "no further recheck"
 }
 
-func (s *subject) check(now time.Time, err error) string {
-	if s.Judge(now, err, checkInterval, rise, fall) {
-		if err == nil {
-			s.news = append(s.news, "UP by checks")
-		} else if period, down := s.State.Quarantined(now); down {
-			s.news = append(s.news, fmt.Sprintf("DOWN for %v by %v", checkInterval, period.Cause))
-		}
-	}
+func (s *subject) check(kind Kind, now time.Time, err error) string {
+	s.Report(Report{Kind: kind, Now: now, Err: err}, Policy{First: checkInterval, Rise: rise, Fall: fall})
 	return ""
 }
 
@@ -141,15 +127,15 @@ func (s *subject) report(name string, at float64) string {
 }
 
 // claim makes a choice of the endpoint.
-func (s *subject) claim(at float64) { s.stand(seconds(at), true) }
+func (s *subject) claim(at float64) { s.available(seconds(at), true) }
 
 // look describes the endpoint's health at now for people, for affinity, and for choices
 // from then on.
 func (s *subject) look(now time.Time) string {
 	out := "up"
-	if period, down := s.State.Quarantined(now); down {
-		out = fmt.Sprintf("down until %s, failures %d, %v", since(period.Until, now), period.Failures, period.Cause)
-		if period.Probed {
+	if h := s.Health(now); h.State == Down {
+		out = fmt.Sprintf("down until %s, failures %d, %v", since(h.Until, now), h.Failures, h.Err)
+		if h.Probed {
 			out += ", rechecked"
 		}
 	}
@@ -158,7 +144,7 @@ func (s *subject) look(now time.Time) string {
 	}
 	out += "; choices "
 	for _, after := range []float64{0, 0.3, 0.6, 1, 2, 4, 7, 8, 20} {
-		out += map[standing]string{healthy: "U", probing: "H", avoided: "D"}[s.stand(now.Add(time.Duration(after*float64(time.Second))), false)]
+		out += map[Availability]string{Up: "U", HalfOpen: "H", Down: "D"}[s.available(now.Add(time.Duration(after*float64(time.Second))), false)]
 	}
 	out += "; changes " + since(s.changes(now), now)
 	return out

@@ -70,11 +70,8 @@ func (s *State) back() *State {
 		return nil
 	}
 	s.rarely().drained.Store(0)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.failed = nil
+	s.health.Store(nil)
 	s.ends.Store(0)
-	s.acquit()
 	return s
 }
 

@@ -126,7 +126,7 @@ func (s *Set) Again(had netip.AddrPort, a Ask) (Choice, bool) {
 	if e == nil {
 		return Choice{}, false
 	}
-	if period, quarantined := e.Quarantined(a.Now); quarantined && !period.Doubt {
+	if !e.health.Load().keepsAffinity(a.Now) {
 		return Choice{}, false
 	}
 	if e.Full() {
@@ -211,14 +211,14 @@ func (f *finding) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 		return false
 	}
 	full := e.Full()
-	switch stand := e.stand(l.Now, l.claim && !full); {
+	switch is := e.available(l.Now, l.claim && !full); {
 	case full:
-		f.full, f.wellFull = true, f.wellFull || stand != avoided
+		f.full, f.wellFull = true, f.wellFull || is != Down
 		return false
-	case stand == probing:
+	case is == HalfOpen:
 		f.Reason = Probe
 		fallthrough
-	case stand == healthy:
+	case is == Up:
 		f.Endpoint = e
 		return true
 	}

@@ -20,7 +20,7 @@ func BenchmarkPick(b *testing.B) {
 			}
 			pool.Update(port(endpoints(ns...)), start)
 			for _, e := range pool.All[:c.quarantined] {
-				e.Fail(start, start, errRefused, quarantine)
+				fail(e, start, start, quarantine)
 			}
 			b.ReportAllocs()
 			b.ResetTimer()

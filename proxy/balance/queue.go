@@ -284,24 +284,6 @@ func (l *line) watch(now time.Time) {
 	}
 }
 
-// changes returns when the endpoint's standing changes by itself, after now; the zero Time if
-// it does not.
-func (s *State) changes(now time.Time) time.Time {
-	if !s.remembers.Load() {
-		return time.Time{}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch f := s.failed; {
-	case s.convicted(), f == nil, f.probed, f.answered:
-	case now.Before(f.until):
-		return f.until
-	case now.Before(f.claimed):
-		return f.claimed
-	}
-	return time.Time{}
-}
-
 // renew is for new endpoints, and for another bound; the Sets are asked by those in line from now on.
 func (l *line) renew(port *config.ServicePort, now time.Time, all []*Endpoint, was, sets []*Set) {
 	l.mu.Lock()

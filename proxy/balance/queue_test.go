@@ -168,7 +168,7 @@ func TestAClientWaitsForTheEndpointThatItHad(t *testing.T) {
 		g.Expect(other.got.Addr).To(Equal(addr(2)))
 		other.got.Release()
 		g.Expect(b.called()).To(BeEmpty(), "that is another one")
-		one.got.Fail(time.Now(), time.Now(), errRefused, quarantine)
+		fail(one.got, time.Now(), time.Now(), quarantine)
 		g.Expect(b.collects(had, b.Cluster)).To(Equal("2, first in line"))
 	})
 }
@@ -203,7 +203,7 @@ func TestEndpointsInQuarantine(t *testing.T) {
 		b := newBounded(1, 1, 2)
 		q := quarantine
 		q.Probed = probed
-		b.All[1].Fail(time.Now(), time.Now(), errRefused, q)
+		fail(b.All[1], time.Now(), time.Now(), q)
 		b.comes("has", b.Cluster, 0)
 		return b, b.comes("waits", b.Cluster, 0)
 	}
@@ -220,35 +220,35 @@ func TestEndpointsInQuarantine(t *testing.T) {
 		b, w := begin(true)
 		time.Sleep(time.Hour)
 		g.Expect(b.called()).To(BeEmpty())
-		b.All[1].Probed(time.Now(), nil, false, quarantine)
+		recheck(b.All[1], balance.RecheckPassed, time.Now(), nil, quarantine)
 		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "a probe was answered")
 	})
 	inBubble(t, func(g *GomegaWithT) {
 		b, w := begin(true)
-		b.All[0].Fail(time.Now(), time.Now(), errRefused, quarantine)
+		fail(b.All[0], time.Now(), time.Now(), quarantine)
 		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "all are in quarantine: it is as good as the other")
 	})
 	inBubble(t, func(g *GomegaWithT) {
 		b, w := begin(true)
-		b.All[1].Succeed(start)
+		connected(b.All[1], start)
 		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "a client was connected to it")
 	})
 	inBubble(t, func(g *GomegaWithT) {
 		b, w := begin(true)
-		b.All[0].Judge(time.Now(), errRefused, time.Second, 1, 1)
+		check(b.All[0], time.Now(), errRefused, time.Second, 1, 1)
 		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "the other has failed probes")
 	})
 	inBubble(t, func(g *GomegaWithT) {
 		b, _ := begin(true)
-		b.All[1].Judge(time.Now(), errRefused, time.Second, 1, 1)
-		b.All[1].Succeed(start)
+		check(b.All[1], time.Now(), errRefused, time.Second, 1, 1)
+		connected(b.All[1], start)
 		g.Expect(b.called()).To(BeEmpty())
-		b.All[1].Acquit(time.Now())
+		b.All[1].Report(balance.Report{Kind: balance.CheckOff, Now: time.Now()}, balance.Policy{})
 		g.Expect(b.called()).To(Equal([]string{"waits"}), "it is not probed any more")
 	})
 	inBubble(t, func(g *GomegaWithT) {
 		b, w := begin(true)
-		b.All[0].Doubt(netip.MustParseAddr("192.0.2.1"), time.Now(), errRefused, quarantine)
+		b.All[0].Report(balance.Report{Kind: balance.ConnectFailed, Now: time.Now(), Err: errRefused, Client: netip.MustParseAddr("192.0.2.1")}, quarantine)
 		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"))
 	})
 }
@@ -320,9 +320,9 @@ func TestLineHoldsWhateverHappens(t *testing.T) {
 					e := having[i].got
 					having = slices.Delete(having, i, i+1)
 					if r.IntN(3) == 0 {
-						e.Fail(time.Now(), time.Now(), errRefused, balance.Quarantine{First: time.Second, Max: time.Minute, Probed: r.IntN(2) == 0})
+						fail(e, time.Now(), time.Now(), balance.Policy{First: time.Second, Max: time.Minute, Probed: r.IntN(2) == 0})
 					} else if r.IntN(2) == 0 {
-						e.Succeed(start)
+						connected(e, start)
 					}
 					e.Release()
 				case what < 15:
@@ -341,7 +341,7 @@ func TestLineHoldsWhateverHappens(t *testing.T) {
 					waiting[r.IntN(len(waiting))].Abandon()
 				case what < 18 && len(b.All) > 0:
 					e := b.All[r.IntN(len(b.All))]
-					e.Probed(time.Now(), nil, false, quarantine)
+					recheck(e, balance.RecheckPassed, time.Now(), nil, quarantine)
 				default:
 					time.Sleep(time.Duration(r.IntN(1500)) * time.Millisecond)
 					synctest.Wait()

@@ -80,7 +80,7 @@ func (c *crowd) end(n int) {
 
 func (c *crowd) fail(n int) {
 	now := start.Add(c.after)
-	c.Cluster.Find(addr(n)).Fail(now, now, errRefused, quarantine)
+	fail(c.Cluster.Find(addr(n)), now, now, quarantine)
 }
 
 // shares returns how many of so many clients go to each endpoint. Their connections end at once.
@@ -138,7 +138,7 @@ var _ = Describe("every scheduler", func() {
 				c.after = quarantine.First
 				choice, _ = c.choose(1)
 				Expect(choice.Reason).To(Equal(balance.Probe))
-				choice.Endpoint.Succeed(start)
+				connected(choice.Endpoint, start)
 				Expect(c.shares(20)).To(HaveKey(number(choice.Endpoint)))
 			})
 
@@ -370,7 +370,7 @@ var _ = Describe("schedulers that hash", func() {
 				for n, count := range c.shares(10000) {
 					Expect(count).To(BeNumerically("~", 1111, 150), fmt.Sprint(n))
 				}
-				share, _ = moved(c, func() { c.Cluster.Find(addr(4)).Succeed(start) })
+				share, _ = moved(c, func() { connected(c.Cluster.Find(addr(4)), start) })
 				Expect(share).To(BeNumerically("~", 0.1, 0.03))
 			})
 		})

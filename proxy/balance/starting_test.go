@@ -118,7 +118,7 @@ var _ = Describe("slow start", func() {
 				Expect(number(c.Endpoint)).To(Equal(2))
 				Expect(c.Reason).To(Equal(balance.OnlyOne))
 			}
-			pool.All[0].Fail(now, now, errRefused, quarantine)
+			fail(pool.All[0], now, now, quarantine)
 			for range 100 {
 				c, _ := pool.Cluster.Pick(balance.Ask{Now: now, Client: client(1)})
 				Expect(number(c.Endpoint)).To(Equal(2))

@@ -1,9 +1,6 @@
 package balance
 
-import (
-	"math/bits"
-	"time"
-)
+import "math/bits"
 
 // lately is how many of the connections that ended last count for State.Suspicious, and
 // fewest with how few it begins to count.
@@ -12,12 +9,9 @@ const (
 	fewest = 4
 )
 
-// Ended reports that a connection which the endpoint had answered is over at now; broken, that this was
-// the endpoint's fault.
-func (s *State) Ended(broken bool, now time.Time) {
-	if broken {
-		s.countFailure(now)
-	}
+// ended notes that a connection which the endpoint had answered is over; broken, that this was the
+// endpoint's fault.
+func (s *State) ended(broken bool) {
 	for {
 		was := s.ends.Load()
 		now := max(was, 1) << 1

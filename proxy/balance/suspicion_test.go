@@ -9,11 +9,11 @@ import (
 
 func TestAnEndpointIsSuspiciousThatBrokeMostOfItsLastConnections(t *testing.T) {
 	g := NewWithT(t)
-	var s State
+	s := newSubject()
 	now := time.Unix(1000, 0)
 	end := func(how string) bool {
 		for _, c := range how {
-			s.Ended(c == 'x', now)
+			s.Report(Report{Kind: map[rune]Kind{'x': Broken, '.': Closed}[c], Now: now}, Policy{})
 		}
 		return s.Suspicious()
 	}

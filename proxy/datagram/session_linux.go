@@ -374,7 +374,7 @@ func (s *session) stopSearching() {
 func (s *session) broken(err error) {
 	now := s.socket.loop.clock()
 	err = search.Plain(err)
-	s.endpoint.Fail(now, now, err, s.Front.Quarantine())
+	s.endpoint.Report(balance.Report{Kind: balance.ConnectFailed, Began: now, Now: now, Err: err}, s.Front.Policy(portal.Origin{}))
 	s.Front.Affinity.Forget(s.From.Addr(), s.endpoint.Addr)
 	s.end(outcome.Result{Outcome: outcome.EndpointReset, Err: err})
 }

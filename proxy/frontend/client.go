@@ -97,17 +97,14 @@ func (c *Client) Header(v *View) []byte {
 
 // Origin returns the address to connect to an endpoint from, once the client is admitted, so
 // that it sees the client's own where that can be. If it is not valid, the kernel picks
-// one of the node. The search is told what that means for the endpoint if it fails: a
-// probe, which comes from the node, proves nothing of one on another node that sees its clients, since
-// a NetworkPolicy may let some of those in, and the nodes not.
+// one of the node. It sets what that means for the endpoint if the attempt fails.
 func (c *Client) Origin(s *search.Search, to *balance.Endpoint) netip.AddrPort {
 	o := portal.Origin{Seen: portal.SeenHeader}
 	if c.Via == nil || c.Payer() == c.From.Addr() {
 		o = c.Front.Origin(c.From.Addr(), c.reached(), to.Endpoint)
 	}
 	c.seen = o.Seen
-	s.AsClient, s.Quarantine = o.Seen.Client(), c.Front.Quarantine()
-	s.Quarantine.Probed = s.Quarantine.Probed && (o.Here || !s.AsClient)
+	s.AsClient, s.Policy = o.Seen.Client(), c.Front.Policy(o)
 	return o.Bind
 }
 
@@ -124,7 +121,7 @@ func (c *Client) Payer() netip.Addr {
 // NewSearch returns the client's search for an endpoint.
 func (c *Client) NewSearch() search.Search {
 	f := c.Front
-	s := search.Search{Schedule: f.Schedule, Quarantine: f.Quarantine(), Affinity: f.Affinity, Client: c.From.Addr(), VIP: c.VIP.Addr, Reporter: c}
+	s := search.Search{Schedule: f.Schedule, Policy: f.Policy(portal.Origin{}), Affinity: f.Affinity, Client: c.From.Addr(), VIP: c.VIP.Addr, Reporter: c}
 	if f.Protocol == config.UDP {
 		s.Schedule = nil
 	}
@@ -157,7 +154,11 @@ func (c *Client) Established(now time.Time, e *balance.Endpoint) {
 
 // Parted notes that the connection with an endpoint is over; broken, that this was the endpoint's fault.
 func (c *Client) Parted(now time.Time, e *balance.Endpoint, broken bool) {
-	e.Ended(broken, now)
+	kind := balance.Closed
+	if broken {
+		kind = balance.Broken
+	}
+	e.Report(balance.Report{Kind: kind, Now: now}, balance.Policy{})
 }
 
 // Adopted reports that a predecessor has brought the client to an endpoint.

@@ -29,7 +29,7 @@ type Settings struct {
 	// Schedule is how long each attempt to connect may take, but of UDP's; see
 	// search.Search.
 	Schedule   []time.Duration
-	Quarantine balance.Quarantine
+	Quarantine balance.Policy
 
 	// Ports are the local ports for listeners that are not on a VIP; none means
 	// any.
@@ -254,11 +254,13 @@ func (f *FrontEnd) Origin(from, to netip.Addr, endpoint *config.Endpoint) portal
 	return portal.Origin{Seen: why}
 }
 
-// Quarantine returns what goes for the endpoints. Only to those that the kernel
-// connects to by TCP a probe is like a client: for UDP there is none, one of SCTP costs
-// the endpoint an association, and one through a tunnel costs others.
-func (f *FrontEnd) Quarantine() balance.Quarantine {
-	q := f.Node.Quarantine
-	q.Probed = q.Probed && f.Protocol == config.TCP && !f.Tunneled
-	return q
+// Policy returns how reports of attempts are judged that were made from o, and those of rechecks. Only to
+// endpoints that the kernel connects to by TCP a recheck is like a client: for UDP there is none, one of
+// SCTP costs the endpoint an association, and one through a tunnel costs others. And a recheck,
+// which comes from the node, proves nothing of an endpoint on another node that sees its clients, since a
+// NetworkPolicy may let some of those in, and the nodes not.
+func (f *FrontEnd) Policy(o portal.Origin) balance.Policy {
+	p := f.Node.Quarantine
+	p.Probed = p.Probed && f.Protocol == config.TCP && !f.Tunneled && (o.Here || !o.Seen.Client())
+	return p
 }

@@ -22,16 +22,17 @@ const maxAttempts = 32
 type Reporter interface{ Report(trace.Event) }
 
 // Search is one client's search for an endpoint. The exported fields are set before
-// the first Next, Quarantine and AsClient perhaps anew for each attempt. One goroutine at a time may call its methods.
+// the first Next, Policy and AsClient perhaps again for each attempt. One goroutine at a time may call its methods.
 type Search struct {
-	Schedule   []time.Duration // none: each endpoint is tried once
-	Quarantine balance.Quarantine
-	AsClient   bool // attempts are made from the client's own address
-	Affinity   *affinity.Table
-	Client     netip.Addr
-	VIP        netip.Addr // that the client came to, for schedulers that ask
-	Reporter   Reporter
+	Schedule []time.Duration // none: each endpoint is tried once
+	Policy   balance.Policy
+	Affinity *affinity.Table
+	Client   netip.Addr
+	VIP      netip.Addr // that the client came to, for schedulers that ask
+	Reporter Reporter
+	AsClient bool // attempts are made from the client's own address
 
+	waited  bool              // what was last done was to wait; beside AsClient, so that a Search is of 384 bytes
 	tried   []netip.AddrPort  // since all were tried
 	room    [2]netip.AddrPort // for tried; most searches need no more
 	count   int               // attempts so far
@@ -40,7 +41,6 @@ type Search struct {
 	started time.Time         // that attempt
 	slot    int               // in Schedule; its length when the last one is over
 	end     time.Time         // of the slot
-	waited  bool              // what was last done was to wait
 	over    outcome.Result    // unless it is Open, no further attempt is worth it
 	limit   time.Duration     // of the attempt for which an endpoint is waited for
 	queued  time.Time         // since when; zero while it is not in line
@@ -141,7 +141,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 // Answered says that the endpoint has answered: the search is over.
 func (s *Search) Answered(now time.Time) {
 	s.report(now, nil)
-	s.now.Endpoint.Succeed(now)
+	s.now.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, s.Policy)
 }
 
 // Failed says that the attempt has failed. If it is the endpoint's fault, that goes
@@ -153,11 +153,14 @@ func (s *Search) Failed(now time.Time, err error) {
 		s.over, blame = over(err), false
 	}
 	s.report(now, err)
-	if blame && s.AsClient && err == ErrNoAnswer && s.now.Endpoint.Doubt(s.Client, now, err, s.Quarantine) {
+	if !blame {
 		return
 	}
-	if blame {
-		s.now.Endpoint.Fail(s.started, now, err, s.Quarantine)
+	failure := balance.Report{Kind: balance.ConnectFailed, Began: s.started, Now: now, Err: err}
+	if s.AsClient && err == ErrNoAnswer {
+		failure.Client = s.Client
+	}
+	if s.now.Endpoint.Report(failure, s.Policy).Blamed {
 		s.Affinity.Forget(s.Client, s.now.Endpoint.Addr)
 	}
 }

@@ -62,7 +62,7 @@ type listed struct {
 // 10.0.0.n:80.
 type client struct {
 	table      *affinity.Table
-	quarantine balance.Quarantine
+	quarantine balance.Policy
 	schedule   []time.Duration
 	scheduler  config.Scheduler
 	pool       balance.Pool
@@ -77,7 +77,7 @@ type client struct {
 func newClient(endpoints ...behaviour) *client {
 	c := &client{
 		table:      affinity.NewTable(&affinity.Limits{PerTable: 10, Total: 10}, 0),
-		quarantine: balance.Quarantine{First: 10 * time.Second, Max: 2 * time.Minute},
+		quarantine: balance.Policy{First: 10 * time.Second, Max: 2 * time.Minute},
 		schedule:   DefaultSchedule,
 		behaviour:  map[int]behaviour{},
 		start:      time.Now(),
@@ -135,7 +135,7 @@ func (c *client) find() string {
 }
 
 func (c *client) search() (*balance.Endpoint, error) {
-	s := Search{Schedule: c.schedule, Quarantine: c.quarantine, Affinity: c.table, Client: netip.MustParseAddr("192.0.2.1"), Reporter: c}
+	s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Client: netip.MustParseAddr("192.0.2.1"), Reporter: c}
 	for {
 		l := c.listed.Load()
 		step := s.Next(l.set, time.Now())
@@ -270,7 +270,7 @@ func TestResourcesAreNotTheEndpointsFault(t *testing.T) {
 		g := NewWithT(t)
 		s := newClient(func(context.Context, time.Duration) error { return syscall.EMFILE })
 		s.find()
-		_, quarantined := s.pool.All[0].Quarantined(time.Now())
+		quarantined := s.pool.All[0].Health(time.Now()).State == balance.Down
 		g.Expect(quarantined).To(BeFalse())
 	})
 }
@@ -295,11 +295,11 @@ func TestLastEndpointLeavesWhileWaiting(t *testing.T) {
 func TestAnAttemptThatIsLeftIsNobodysFault(t *testing.T) {
 	g := NewWithT(t)
 	c := newClient(refuses, refuses)
-	s := Search{Schedule: c.schedule, Quarantine: c.quarantine, Affinity: c.table, Reporter: c}
+	s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Reporter: c}
 	set := c.listed.Load().set
 	first := s.Next(set, c.start).Endpoint
 	s.Left(c.start, context.Canceled)
-	_, quarantined := first.Quarantined(c.start)
+	quarantined := first.Health(c.start).State == balance.Down
 	g.Expect(quarantined).To(BeFalse())
 	g.Expect(c.log).To(Equal([]string{"1@0:context canceled"}))
 	g.Expect(s.Next(set, c.start).Endpoint).NotTo(Equal(first), "it goes on with another one")
@@ -329,7 +329,7 @@ func TestAPreviewIsWhatASearchThenDoes(t *testing.T) {
 	for name, prepare := range map[string]func(*client){
 		"all are well": func(*client) {},
 		"one is in quarantine": func(c *client) {
-			c.pool.All[1].Fail(c.start, c.start, syscall.ECONNREFUSED, c.quarantine)
+			c.pool.All[1].Report(balance.Report{Kind: balance.ConnectFailed, Began: c.start, Now: c.start, Err: syscall.ECONNREFUSED}, c.quarantine)
 		},
 		"the client had one": func(c *client) {
 			c.table.SetTimeout(time.Minute)
@@ -338,7 +338,7 @@ func TestAPreviewIsWhatASearchThenDoes(t *testing.T) {
 		"the client had one that is in quarantine": func(c *client) {
 			c.table.SetTimeout(time.Minute)
 			c.table.Set(netip.MustParseAddr("192.0.2.1"), endpointAddr(1), c.start)
-			c.pool.All[0].Fail(c.start, c.start, syscall.ECONNREFUSED, c.quarantine)
+			c.pool.All[0].Report(balance.Report{Kind: balance.ConnectFailed, Began: c.start, Now: c.start, Err: syscall.ECONNREFUSED}, c.quarantine)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -397,7 +397,7 @@ func TestAffinityOfAttempts(t *testing.T) {
 			g := NewWithT(t)
 			s := sticky(answers, answers)
 			g.Expect(s.find()).To(HaveSuffix("found 1"))
-			s.pool.Cluster.Endpoints()[0].Fail(time.Now(), time.Now(), syscall.ECONNREFUSED, s.quarantine)
+			s.pool.Cluster.Endpoints()[0].Report(balance.Report{Kind: balance.ConnectFailed, Began: time.Now(), Now: time.Now(), Err: syscall.ECONNREFUSED}, s.quarantine)
 			g.Expect(s.find()).To(HaveSuffix("2@0:ok found 2"))
 		})
 	})

@@ -51,7 +51,7 @@ func printMoves(names []string) {
 		added := after(by, 10, func(p *balance.Pool) { update(p, by, 11, -1) })
 		removed := after(by, 10, func(p *balance.Pool) { update(p, by, 10, 3) })
 		dead := after(by, 10, func(p *balance.Pool) {
-			p.All[3].Fail(now, now, errors.New("refused"), balance.Quarantine{First: time.Hour, Max: time.Hour})
+			p.All[3].Report(balance.Report{Kind: balance.ConnectFailed, Began: now, Now: now, Err: errors.New("refused")}, balance.Policy{First: time.Hour, Max: time.Hour})
 		})
 		fmt.Printf("| `%s` | %d to %d | %d | %s | %s | %d | %s |\n", name, slices.Min(ten.counts[:10]), slices.Max(ten.counts[:10]),
 			added.counts[10], added.moved(by), removed.moved(by), dead.counts[3], dead.moved(by))

@@ -1,0 +1,106 @@
+package balance_test
+
+import (
+	"errors"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/proxy/balance"
+)
+
+var _ = Describe("an endpoint whose Service asks for probes", func() {
+	const rise, fall, interval = 2, 3, 10 * time.Second
+	var (
+		pool     *balance.Pool
+		bad      *balance.Endpoint
+		errProbe = errors.New("HTTP status 503")
+	)
+	BeforeEach(func() {
+		pool = new(balance.Pool)
+		pool.Update(port(endpoints(1, 2)), start)
+		bad = pool.All[0]
+	})
+	checks := func(errs ...error) (news []bool) {
+		for _, err := range errs {
+			news = append(news, check(bad, start, err, interval, rise, fall).News)
+		}
+		return news
+	}
+	off := func() (news bool) {
+		return bad.Report(balance.Report{Kind: balance.CheckOff, Now: start}, balance.Policy{}).News
+	}
+	makeDown := func() {
+		GinkgoHelper()
+		Expect(checks(errProbe, errProbe, errProbe)).To(Equal([]bool{false, false, true}))
+	}
+	picked := func() map[int]int {
+		counts := map[int]int{}
+		for range 10 {
+			c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
+			counts[int(c.Endpoint.Addr.Addr().As4()[3])]++
+		}
+		return counts
+	}
+
+	It("is in quarantine after so many failures in a row, and out of it after so many successes in a row", func() {
+		Expect(checks(errProbe, errProbe, nil, errProbe, errProbe)).To(HaveEach(false))
+		Expect(picked()).To(Equal(map[int]int{1: 5, 2: 5}))
+		Expect(checks(errProbe, errProbe)).To(Equal([]bool{true, false}))
+		Expect(picked()).To(Equal(map[int]int{2: 10}))
+		period := bad.Health(start.Add(time.Hour))
+		Expect(period.Err).To(MatchError("4 probes failed: HTTP status 503"))
+		Expect(errors.Is(period.Err, errProbe)).To(BeTrue())
+		period.Err = nil
+		Expect(period).To(Equal(balance.Health{State: balance.Down, By: balance.CheckFailed, Since: start, Until: start.Add(interval), Probed: true, Failures: 4}))
+
+		Expect(checks(nil, errProbe, nil)).To(HaveEach(false))
+		period = bad.Health(start)
+		Expect(period.Err).To(MatchError("5 probes failed: HTTP status 503"))
+		Expect(picked()).To(Equal(map[int]int{2: 10}))
+		Expect(checks(nil, nil)).To(Equal([]bool{true, false}))
+		Expect(picked()).To(Equal(map[int]int{1: 5, 2: 5}))
+	})
+
+	It("stays in quarantine whoever has been connected to it, or failed", func() {
+		makeDown()
+		connected(bad, start)
+		Expect(picked()).To(Equal(map[int]int{2: 10}))
+		Expect(fail(bad, start, start, quarantine).News).To(BeFalse(), "it is in quarantine already")
+		Expect(checks(nil, nil)).To(Equal([]bool{false, true}))
+		Expect(picked()).To(Equal(map[int]int{1: 5, 2: 5}))
+	})
+
+	It("has to be well for clients too, if it failed them before", func() {
+		fail(bad, start, start, balance.Policy{First: time.Second, Max: time.Minute, Probed: true})
+		Expect(checks(errProbe, errProbe, errProbe)).To(HaveEach(false), "it is in quarantine already")
+		Expect(recheck(bad, balance.RecheckPassed, start, nil, quarantine)).To(Equal(balance.Change{}))
+		Expect(picked()).To(Equal(map[int]int{2: 10}))
+		Expect(checks(nil, nil)).To(Equal([]bool{false, true}))
+
+		fail(bad, start, start, balance.Policy{First: time.Second, Max: time.Minute, Probed: true})
+		news := checks(errProbe, errProbe, errProbe, nil, nil)
+		Expect(news).To(HaveEach(false))
+		Expect(picked()).To(Equal(map[int]int{2: 10}), "nobody has found out yet whether clients reach it")
+	})
+
+	It("is used if all are like that", func() {
+		makeDown()
+		other := pool.All[1]
+		for range fall {
+			check(other, start, errProbe, interval, rise, fall)
+		}
+		Expect(picked()).To(Equal(map[int]int{1: 5, 2: 5}))
+		c, _ := pool.Cluster.Pick(balance.Ask{Now: start})
+		Expect(c.Reason).To(Equal(balance.LastResort))
+	})
+
+	It("is out of quarantine when the Service asks no more", func() {
+		Expect(off()).To(BeFalse())
+		makeDown()
+		Expect(off()).To(BeTrue())
+		Expect(picked()).To(Equal(map[int]int{1: 5, 2: 5}))
+		makeDown()
+	})
+})

@@ -1,0 +1,367 @@
+package balance
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// Kind is the kind of a Report.
+type Kind uint8
+
+// The kinds. A recheck is a probe of an endpoint that is Down because attempts failed; a check is
+// one that the Service asks for, whether the endpoint is Up or Down.
+const (
+	Connected      Kind = iota + 1 // an attempt succeeded
+	ConnectFailed                  // an attempt failed, or an endpoint of UDP refused that had answered
+	RecheckPassed                  // the endpoint has its turns again
+	RecheckFailed                  // the next recheck is due after twice the time
+	RecheckNotMade                 // this node was to blame
+	CheckPassed
+	CheckFailed
+	CheckOff // the Service asks for no checks any longer
+	Closed   // a connection ended; see Suspicious
+	Broken   // a connection ended, by the endpoint's fault
+	claim    // one connection is sent to an endpoint that is HalfOpen
+)
+
+// Report is one observation of an endpoint.
+type Report struct {
+	Kind   Kind
+	Began  time.Time  // the attempt; of ConnectFailed
+	Now    time.Time  // the observation
+	Err    error      // of failures
+	Client netip.Addr // of ConnectFailed, if valid: the silence was towards this client's own address
+}
+
+// Policy is how reports are judged.
+type Policy struct {
+	// First is for how long an endpoint is Down after the first failure; 0 means never. Of checks it is
+	// the interval.
+	First time.Duration
+	Max   time.Duration // First doubles with each further failure, up to this
+	// Probed says that the caller rechecks the endpoint when that time is over: it is Down until a
+	// recheck passes. Without that it is HalfOpen then, and one connection decides.
+	Probed bool
+	// Rise and Fall are how many checks in a row must pass, or fail, to make an endpoint Up, or Down.
+	Rise, Fall int32
+}
+
+// length returns for how long an endpoint is Down after so many failures in a row.
+func (p *Policy) length(failures int32) time.Duration {
+	d := p.First
+	for range failures - 1 {
+		if d >= p.Max/2 {
+			return max(p.Max, p.First)
+		}
+		d *= 2
+	}
+	return d
+}
+
+// Change is what a Report comes to.
+type Change struct {
+	Blamed bool          // the failure counts against the endpoint: it is not one client's alone
+	News   bool          // the Watcher is notified
+	Next   time.Duration // until the next recheck; 0 for none
+}
+
+// Availability is whether an endpoint is offered to clients.
+type Availability uint8
+
+// The availabilities.
+const (
+	Up       Availability = iota
+	HalfOpen              // the time of its failure is over; one connection at a time decides
+	Down                  // in quarantine: skipped while there is another endpoint
+)
+
+// Health is an endpoint's health for people.
+type Health struct {
+	State Availability
+	// By is the kind of report that made the endpoint Down: ConnectFailed or CheckFailed. In
+	// Watcher.HealthChanged it is the kind of the report that is the news.
+	By       Kind
+	Since    time.Time // when it ceased to be Up
+	Until    time.Time // when it is HalfOpen or, if it is Probed, when the next probe is due
+	Probed   bool      // it is Down until a recheck, or so many checks, pass
+	Failures int       // in a row; those of probes among them
+	Err      error     // the last failure
+}
+
+// Watcher is notified when an endpoint becomes Down, when it is so no longer, and when a failed recheck
+// makes the time until the next one longer; not of one client's failure alone. HealthChanged must return
+// quickly. It is called by Report, without a lock of this package.
+type Watcher interface {
+	HealthChanged(e *Endpoint, h Health, now time.Time)
+}
+
+// claimTime is how long other connections wait for the outcome when one has been sent to an
+// endpoint that is HalfOpen.
+const claimTime = time.Second
+
+// health is what is known of an endpoint that failed. Its zero value is that of one of which
+// nothing bad is known, as is nil. A health that others can see does not change: each report that
+// matters makes another, so that readers need no lock.
+type health struct {
+	passive passive
+	active  spell // by checks
+}
+
+// spell is a row of failures.
+type spell struct {
+	down             bool
+	failures, passes int32     // in a row; passes only of checks, since the last failure
+	since            time.Time // when the endpoint became Down
+	until            time.Time // when the next probe is due, or it is HalfOpen; of a passive spell that is not down, when a recheck passed
+	err              error     // the last
+}
+
+// passive is a spell by clients' attempts. After a recheck has passed it is not down, but is remembered
+// until a client has been connected: an endpoint that answers nothing but probes must
+// not return each time after a second.
+type passive struct {
+	spell
+	rechecked bool       // down until a recheck passes
+	client    netip.Addr // valid if failures were towards this client alone
+	claimed   time.Time  // one connection decides; others skip the endpoint until then
+
+	// For protocols in which silence is no answer: since when clients have been let in again, and how long
+	// that takes to be as good as an answer.
+	halfOpen time.Time
+	enough   time.Duration
+}
+
+// Report records an observation. It is the only way to change an endpoint's health, and notifies the
+// Pool's Watcher. It takes no lock, except that of the queue if endpoints are bounded and the health changed.
+//
+// Only a failed attempt that began outside of a quarantine begins the next, longer one: neither a hundred
+// connections that meet a dead endpoint at the same moment nor one that is sent to it because there is
+// no other make it worse. If an attempt from a client's own address had no answer, it may be that a
+// NetworkPolicy keeps that client out. Such an endpoint is Down for First only,
+// however often that happens, and not for those who have affinity to it, until a second client has no answer.
+//
+// Checks and attempts are judged apart: neither ends a time Down that the other began.
+func (e *Endpoint) Report(r Report, p Policy) Change {
+	switch r.Kind {
+	case Connected:
+		if e.Connected.Add(1); e.health.Load() == nil {
+			return Change{}
+		}
+	case ConnectFailed:
+		e.countFailure(r.Now)
+	case Broken:
+		e.countFailure(r.Now)
+		fallthrough
+	case Closed:
+		e.ended(r.Kind == Broken)
+		return Change{}
+	}
+	next, c, changed := e.change(&r, &p)
+	if changed {
+		e.pool.line.look(r.Now)
+	}
+	if c.News && e.pool.Watcher != nil {
+		h := next.health(r.Now)
+		if r.Kind == RecheckFailed { // also if it is Down by checks
+			h = next.passive.health(r.Now)
+		}
+		h.By = r.Kind
+		e.pool.Watcher.HealthChanged(e, h, r.Now)
+	}
+	return c
+}
+
+// change replaces the health by what a report makes of it.
+func (s *State) change(r *Report, p *Policy) (next *health, c Change, changed bool) {
+	for {
+		was := s.health.Load()
+		var h health
+		if was != nil {
+			h = *was
+		}
+		if c, changed = h.report(r, p); !changed {
+			return was, c, false
+		}
+		if next = nil; h.passive.failures > 0 || h.active.failures > 0 {
+			next = new(h)
+		}
+		if s.health.CompareAndSwap(was, next) {
+			return next, c, true
+		}
+	}
+}
+
+// report changes h by a report, and returns whether it did.
+func (h *health) report(r *Report, p *Policy) (c Change, changed bool) {
+	f, a, down := &h.passive, &h.active, h.state(r.Now) == Down
+	switch r.Kind {
+	case claim:
+		if changed = h.offered(r.Now) == HalfOpen; changed {
+			f.claimed = r.Now.Add(claimTime)
+			if f.halfOpen.IsZero() {
+				f.halfOpen = r.Now
+			}
+		}
+	case Connected:
+		changed, c.News = f.failures > 0, f.down && !a.down
+		*f = passive{}
+	case ConnectFailed:
+		return h.failed(r, p)
+	case RecheckPassed, RecheckFailed, RecheckNotMade:
+		if !f.rechecked { // a client has been faster
+			break
+		}
+		changed = true
+		switch before := p.length(f.failures); r.Kind {
+		case RecheckPassed:
+			f.down, f.rechecked, f.until = false, false, r.Now
+			c.News = !a.down
+		case RecheckFailed:
+			f.failures, f.err = f.failures+1, r.Err
+			c.Next = p.length(f.failures)
+			c.News = c.Next > before
+			f.until = r.Now.Add(c.Next)
+		case RecheckNotMade:
+			c.Next = before
+			f.until = r.Now.Add(c.Next)
+		}
+	case CheckPassed:
+		if changed = a.failures > 0; !changed {
+			break
+		}
+		if a.passes++; !a.down || a.passes >= p.Rise {
+			*a = spell{}
+		} else {
+			a.until = r.Now.Add(p.First)
+		}
+		c.News = down && h.state(r.Now) != Down
+	case CheckFailed:
+		changed = true
+		a.failures, a.passes, a.err, a.until = a.failures+1, 0, r.Err, r.Now.Add(p.First)
+		if !a.down && a.failures >= p.Fall {
+			a.down, a.since = true, r.Now
+		}
+		c.News = a.down && !down
+	case CheckOff:
+		changed = a.failures > 0
+		*a = spell{}
+		c.News = down && h.state(r.Now) != Down
+	}
+	return c, changed
+}
+
+// failed is report of an attempt that failed.
+func (h *health) failed(r *Report, p *Policy) (c Change, changed bool) {
+	f := &h.passive
+	var client netip.Addr
+	if p.First > 0 && (f.failures == 0 || f.client == r.Client) {
+		client = r.Client
+	}
+	began := r.Began
+	if c.Blamed = !client.IsValid(); !c.Blamed {
+		began = r.Now
+	}
+	if p.First <= 0 || f.rechecked || began.Before(f.until) || c.Blamed && h.active.down {
+		return c, false
+	}
+	failures, since := int32(1), r.Now
+	if c.Blamed && f.failures > 0 && (f.down || r.Now.Sub(f.until) < p.Max) { // it was not well for long
+		failures += f.failures
+	}
+	if f.state(r.Now) != Up {
+		since = f.since
+	}
+	*f = passive{
+		spell:     spell{down: true, failures: failures, since: since, until: r.Now.Add(p.length(failures)), err: r.Err},
+		rechecked: p.Probed && c.Blamed, client: client, enough: p.Max,
+	}
+	c.News = c.Blamed
+	return c, true
+}
+
+// state returns the availability that follows from attempts alone.
+func (f *passive) state(now time.Time) Availability {
+	switch {
+	case !f.down, !f.halfOpen.IsZero() && now.Sub(f.halfOpen) >= f.enough:
+		return Up
+	case f.rechecked, now.Before(f.until):
+		return Down
+	}
+	return HalfOpen
+}
+
+// state returns the availability for people. An endpoint of which nothing is reported, since its
+// protocol has no answers, is Up when it has refused no client for the longest quarantine.
+func (h *health) state(now time.Time) Availability {
+	switch {
+	case h == nil:
+		return Up
+	case h.active.down:
+		return Down
+	}
+	return h.passive.state(now)
+}
+
+// offered is state, for choices: if a connection has claimed the endpoint, it is Down for others.
+func (h *health) offered(now time.Time) Availability {
+	is := h.state(now)
+	if is == HalfOpen && now.Before(h.passive.claimed) {
+		return Down
+	}
+	return is
+}
+
+// keepsAffinity reports whether clients that have affinity to the endpoint keep it at now.
+func (h *health) keepsAffinity(now time.Time) bool {
+	return h.state(now) != Down || h.passive.client.IsValid() && !h.active.down
+}
+
+// available returns the endpoint's availability for a choice at now. If claim is set and it is
+// HalfOpen, the caller has claimed it: others see Down until the caller has reported how its
+// attempt ended, or claimTime has passed.
+func (s *State) available(now time.Time, claims bool) Availability {
+	is := s.health.Load().offered(now)
+	if is == HalfOpen && claims {
+		if _, _, claimed := s.change(&Report{Kind: claim, Now: now}, nil); !claimed { // another was faster
+			return s.health.Load().offered(now)
+		}
+	}
+	return is
+}
+
+// changes returns when the endpoint's availability for choices changes by itself, after now; the zero Time if
+// it does not.
+func (s *State) changes(now time.Time) time.Time {
+	h := s.health.Load()
+	switch {
+	case h == nil, h.active.down, !h.passive.down, h.passive.rechecked:
+	case now.Before(h.passive.until):
+		return h.passive.until
+	case now.Before(h.passive.claimed):
+		return h.passive.claimed
+	}
+	return time.Time{}
+}
+
+// Health returns the endpoint's health at now.
+func (s *State) Health(now time.Time) Health { return s.health.Load().health(now) }
+
+func (h *health) health(now time.Time) Health {
+	switch {
+	case h.state(now) == Up:
+		return Health{}
+	case !h.active.down:
+		return h.passive.health(now)
+	}
+	a, probes := &h.active, "probes"
+	if a.failures == 1 {
+		probes = "probe"
+	}
+	return Health{State: Down, By: CheckFailed, Since: a.since, Until: a.until, Probed: true, Failures: int(a.failures),
+		Err: fmt.Errorf("%d %s failed: %w", a.failures, probes, a.err)}
+}
+
+func (f *passive) health(now time.Time) Health {
+	return Health{State: f.state(now), By: ConnectFailed, Since: f.since, Until: f.until, Probed: f.rechecked, Failures: int(f.failures), Err: f.err}
+}

@@ -1,0 +1,37 @@
+package balance
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+)
+
+func TestSilenceTowardsOneClientAloneIsNoFailure(t *testing.T) {
+	g := NewWithT(t)
+	p := Policy{First: time.Second, Max: time.Minute, Probed: true}
+	silent, one, other := errors.New("no answer"), netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.1.0.3")
+	s := newSubject()
+	now := time.Unix(1000, 0)
+	blamed := func(client netip.Addr) bool {
+		return s.Report(Report{Kind: ConnectFailed, Began: now, Now: now, Err: silent, Client: client}, p).Blamed
+	}
+	for range 3 { // however often: it is never longer
+		g.Expect(blamed(one)).To(BeFalse())
+		h := s.Health(now)
+		h.Since = time.Time{}
+		g.Expect(h).To(Equal(Health{State: Down, By: ConnectFailed, Until: now.Add(p.First), Failures: 1, Err: silent}))
+		now = now.Add(2 * p.First)
+		g.Expect(s.Health(now).State).To(Equal(HalfOpen))
+	}
+	g.Expect(s.Health(now).Since).To(Equal(time.Unix(1000, 0)))
+	g.Expect(s.news).To(BeEmpty())
+	g.Expect(blamed(other)).To(BeTrue(), "two clients")
+	g.Expect(s.news).To(Equal([]string{"DOWN for 2s by no answer"}))
+	g.Expect(s.health.Load().passive.client.IsValid()).To(BeFalse())
+	s.Report(Report{Kind: Connected, Now: now}, p)
+	g.Expect(blamed(other)).To(BeFalse(), "one, since it answered")
+	g.Expect(s.Failed.Load()).To(BeEquivalentTo(5))
+}
