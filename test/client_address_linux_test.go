@@ -15,7 +15,6 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/onsi/gomega/gbytes"
 	"github.com/onsi/gomega/types"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
@@ -331,7 +330,7 @@ func clientAddressSpecs(portal string, six bool) {
 		}
 	})
 
-	It("sees the node of which the CNI masquerades what leaves it, and usher says so", func() {
+	It("sees the node of which the CNI masquerades what leaves it, and usher diagnose says so", func() {
 		missing("iptables")
 		tables, network := "iptables", "10.245.0.0/16"
 		if six {
@@ -340,7 +339,9 @@ func clientAddressSpecs(portal string, six bool) {
 		l.Node.Output(tables, "-t", "nat", "-A", "POSTROUTING", "-s", network, "-o", "to-outside", "-j", "MASQUERADE")
 		l.start(portal)
 		Expect(l.seenBy(l.elsewhere, l.routed)).To(l.isNode())
-		Eventually(l.u.Err).Should(gbytes.Say(`An endpoint does not see its client's address.*seen="?[0-9a-f]`))
+		out, _, code := askUsher(l.Node, "diagnose")
+		Expect(code).To(Equal(1), out)
+		Expect(strings.Join(strings.Fields(out), " ")).To(ContainSubstring("endpoint " + netip.AddrPortFrom(l.elsewhere.addr, seenPort).String() + " does not see its client's address"))
 		Expect(l.seenBy(l.neighbours[1], l.neighbours[0])).To(Equal(l.neighbours[0].addr))
 	})
 

@@ -55,22 +55,8 @@ func (f *Flows) Close() { unix.Close(f.socket) }
 // that was not redirected but is tracked all the same returns local: the caller
 // decides by comparing with its targets.
 func (f *Flows) OriginalDst(protocol portal.Protocol, client, local netip.AddrPort) (netip.AddrPort, error) {
-	return f.otherDst(protocol, nl.CTA_TUPLE_REPLY, local, client)
-}
-
-// SeenAs returns whom remote sees in what is sent to it from local: another address if that
-// is translated on the way. The error is [ErrNotRedirected] if conntrack does not know the
-// flow.
-func (f *Flows) SeenAs(protocol portal.Protocol, local, remote netip.AddrPort) (netip.AddrPort, error) {
-	return f.otherDst(protocol, nl.CTA_TUPLE_ORIG, local, remote)
-}
-
-// otherDst returns the destination in the other direction of the flow that has that tuple
-// in one.
-func (f *Flows) otherDst(protocol portal.Protocol, one uint16, src, dst netip.AddrPort) (netip.AddrPort, error) {
 	f.seq++
-	request := flowRequest(f.buf[:0], f.seq, protocol, one, src, dst)
-	other := uint16(nl.CTA_TUPLE_ORIG + nl.CTA_TUPLE_REPLY - one)
+	request := flowRequest(f.buf[:0], f.seq, protocol, nl.CTA_TUPLE_REPLY, local, client)
 	if _, err := unix.Write(f.socket, request); err != nil {
 		return netip.AddrPort{}, fmt.Errorf("asking conntrack: %w", os.NewSyscallError("write", err))
 	}
@@ -79,7 +65,7 @@ func (f *Flows) otherDst(protocol portal.Protocol, one uint16, src, dst netip.Ad
 		if err != nil {
 			return netip.AddrPort{}, fmt.Errorf("asking conntrack: %w", os.NewSyscallError("read", err))
 		}
-		dst, seq, err := parseFlow(f.buf[:n], other)
+		dst, seq, err := parseFlow(f.buf[:n], nl.CTA_TUPLE_ORIG)
 		if seq != f.seq {
 			continue // the answer to a question whose answer nobody waited for
 		}

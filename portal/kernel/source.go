@@ -3,7 +3,16 @@ package kernel
 import (
 	"net"
 	"net/netip"
+
+	"github.com/usherproxy/usher/portal"
 )
+
+// ClientFlow is what a client sends to an endpoint with its own address as source, from any port.
+type ClientFlow struct {
+	Protocol portal.Protocol
+	Client   netip.Addr
+	Endpoint netip.AddrPort
+}
 
 // SourceTo returns the address from which a process of this node reaches to. To connect a
 // UDP socket makes the kernel look, and sends nothing.

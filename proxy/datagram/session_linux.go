@@ -3,7 +3,6 @@ package datagram
 import (
 	"container/list"
 	"errors"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -356,7 +355,6 @@ func (s *session) touch() {
 func (s *session) answered() {
 	now := s.socket.loop.clock()
 	s.search.Answered(now)
-	s.Witness(now, s.endpoint.Addr, func() (netip.AddrPort, error) { return forward.LocalAddr(s.fd) })
 	s.Established(now, s.endpoint)
 	s.Answered(now, s.endpoint)
 	s.stopSearching()

@@ -80,9 +80,6 @@ func (d *Dialed) Cancel() {
 	d.loop.CloseFD(d.watch)
 }
 
-// LocalAddr returns the address that the connection is made from.
-func (d *Dialed) LocalAddr() (netip.AddrPort, error) { return LocalAddr(int(d.fd)) }
-
 // CancelDials cancels all connections that the loop is making and that have a timeout, and
 // all that it awaits of clients; who is told must begin no others. Only the loop may call it.
 func (l *Loop) CancelDials() {

@@ -78,7 +78,6 @@ type Node struct {
 
 	lastID   atomic.Uint64
 	refusals *rate.Limiter
-	witness  witness
 }
 
 // RefusalsPerSecond bounds how much of the trace and of the access log clients can

@@ -324,7 +324,6 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 	switch {
 	case err == nil:
 		w.search.Answered(now)
-		c.Witness(now, w.endpoint.Addr, d.LocalAddr)
 		c.establish(now, w.endpoint)
 		w.loop.Forward(&c.pair, &w.Client, d, c.limits(), c)
 		c.flowing(&c.pair)

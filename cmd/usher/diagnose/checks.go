@@ -61,6 +61,7 @@ var checks = []check{
 	{"firewall", "whether a host firewall drops what the portal redirects, and health checks", firewall, true},
 	{"route", "routes from this node to VIPs", routes, true},
 	{"client", "whether --client would be let in", clientLetIn, false},
+	{"source", "whether endpoints see their clients' own addresses, where usher sends with those", source, true},
 	{"conntrack", "room in the kernel's connection tracking, and whether its settings are those that were configured", conntrack, true},
 	{"clock", "whether the node's clock is synchronized", clock, true},
 	{"dns", "whether --dns answers for Services", names, true},

@@ -20,6 +20,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
 )
 
 // What is looked at on the node itself.
@@ -241,6 +242,51 @@ func output(ctx context.Context, name string, args ...string) ([]byte, error) {
 		return out, fmt.Errorf("%s: %w: %s", name, err, bytes.TrimSpace(exit.Stderr))
 	}
 	return out, err
+}
+
+// source compares the clients' own addresses, with which usher sends to some endpoints, with the sources that
+// those see: a rule of another program may translate them, such as a CNI's that masquerades what leaves the
+// node. It reads conntrack's table once, for the last connections.
+func source(ctx context.Context, s *subject) (all []Finding) {
+	const last = 1000
+	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "all", Service: s.Service, Max: last})
+	if err != nil {
+		return nil
+	}
+	protocols := map[string]portal.Protocol{"TCP": portal.TCP, "UDP": portal.UDP}
+	services := map[kernel.ClientFlow]string{}
+	wanted := map[kernel.ClientFlow]bool{}
+	for i := range list.Items {
+		c := &list.Items[i]
+		n := len(c.Attempts)
+		if n == 0 || protocols[c.Protocol] == 0 || c.Attempts[n-1].Endpoint != c.Endpoint || c.Attempts[n-1].Seen != portal.SeenClient.String() {
+			continue
+		}
+		from, err1 := netip.ParseAddrPort(c.Client)
+		to, err2 := netip.ParseAddrPort(c.Endpoint)
+		if err1 == nil && err2 == nil {
+			flow := kernel.ClientFlow{Protocol: protocols[c.Protocol], Client: from.Addr(), Endpoint: to}
+			services[flow], wanted[flow] = c.Service, true
+		}
+	}
+	if len(wanted) == 0 {
+		return nil
+	}
+	shown, err := kernel.ShownSources(wanted)
+	if err != nil {
+		return []Finding{{"", Note, "node", "whether endpoints see their clients' own addresses is not known", err.Error(), "usher diagnose on the node, as root"}}
+	}
+	named := map[netip.Addr]bool{} // a rule concerns many clients: one for each address that is shown in their place
+	for flow, address := range shown {
+		if address == flow.Client || named[address] {
+			continue
+		}
+		named[address] = true
+		all = append(all, Finding{"", Warning, "Service " + services[flow], "endpoint " + flow.Endpoint.String() + " does not see its client's address",
+			fmt.Sprintf("conntrack: what %s sends to it comes from %s", flow.Client, address),
+			"a rule of another program on this node translates it, perhaps the CNI's that masquerades what leaves the node: docs/client-address.md"})
+	}
+	return all
 }
 
 // nearFull is from where on room is short.

@@ -1,6 +1,0 @@
-//go:build !linux
-
-package frontend
-
-// witness has nothing to look at: endpoints see the node.
-type witness struct{}
