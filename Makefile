@@ -37,22 +37,22 @@ programs:
 
 .PHONY: release
 release: ## make dist/, what a release of VERSION=v1.2.3 consists of: archives, .deb, .rpm, SBOMs, checksums, notes
-	@cd release && $(GO) run ./packages -check -version '$(VERSION)' -source ..
+	@cd deploy/release && $(GO) run ./packages -check -version '$(VERSION)' -source ../..
 	@rm -rf bin/release
 	@$(MAKE) --no-print-directory programs
-	cd release && $(GO) run ./packages -version '$(VERSION)' -source .. -binaries ../bin/release -out ../dist
+	cd deploy/release && $(GO) run ./packages -version '$(VERSION)' -source ../.. -binaries ../../bin/release -out ../../dist
 
 IMAGE ?= dist/usher-$(VERSION)-image.tar
 
 .PHONY: image
 image: ## make dist/usher-VERSION-image.tar, an OCI archive for linux/amd64 and linux/arm64; without a daemon or root
 	@$(MAKE) --no-print-directory programs PLATFORMS='linux/amd64 linux/arm64'
-	@cd release && $(GO) run ./image -cache ../.cache/debian -binaries ../bin/release -out '$(abspath $(IMAGE))' -version '$(VERSION)' \
+	@cd deploy/release && $(GO) run ./image -cache ../../.cache/debian -binaries ../../bin/release -out '$(abspath $(IMAGE))' -version '$(VERSION)' \
 		-revision "$$(git rev-parse HEAD)" -created "$$(git log -1 --format=%ct)"
 
 .PHONY: image-lock
-image-lock: ## write release/image/debian.lock anew: the image gets the packages that Debian has now (needs apt, not root)
-	cd release && $(GO) run ./image -cache ../.cache/debian -lock image/debian.lock
+image-lock: ## write deploy/release/image/debian.lock anew: the image gets the packages that Debian has now (needs apt, not root)
+	cd deploy/release && $(GO) run ./image -cache ../../.cache/debian -lock image/debian.lock
 
 .PHONY: demo
 demo: build ## see usher at work (root: on a cluster IP; else: on a loopback address)
@@ -118,7 +118,7 @@ lint: ## gofmt, go vet, staticcheck
 	@bad=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$bad" || { echo "gofmt would change:"; echo "$$bad"; exit 1; }
 	$(GO) vet ./...
 	$(GO) tool staticcheck ./...
-	cd release && $(GO) vet ./...
+	cd deploy/release && $(GO) vet ./...
 	cd test/deploy && $(GO) vet ./...
 	cd test/dashboard && $(GO) vet ./...
 	cd test/cluster && $(GO) vet ./...

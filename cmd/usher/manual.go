@@ -11,7 +11,7 @@ import (
 	"github.com/usherproxy/usher/cmd/usher/cli"
 )
 
-// newManual is for those who make packages: see release/.
+// newManual is for those who make packages: see deploy/release.
 func newManual() *cobra.Command {
 	return &cobra.Command{
 		Use:    "manual FOLDER",

@@ -26,7 +26,7 @@ func main() {
 	dashboard := suite{name: "test/dashboard", dir: "test/dashboard", timeout: "20m", patterns: []string{"./..."}}
 	deploy := suite{name: "test/deploy", dir: "test/deploy", timeout: "20m", patterns: []string{"./..."}}
 	monitoring := suite{name: "test/monitoring", dir: ".", timeout: "20m", patterns: []string{"./test/monitoring"}}
-	release := suite{name: "release", dir: "release", timeout: "30m", patterns: []string{"./..."}}
+	release := suite{name: "deploy/release", dir: "deploy/release", timeout: "30m", patterns: []string{"./..."}}
 	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}}
 	// First the other lane compiles, while specs of packages wait for time to pass.
 	prepare := suite{name: "prepare", commands: []string{"test/prepare.sh"}}

@@ -22,7 +22,7 @@ const module = "github.com/usherproxy/usher"
 // proxy/new, needs no line here. Folders side by side on a floor do not know one
 // another: what brings them together is on the floor above.
 var floors = [][]string{
-	{"cmd", "release"},
+	{"cmd", "deploy"},
 	{"proxy"},
 	{"portal", "config", "affinity"},
 }

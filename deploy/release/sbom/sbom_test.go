@@ -19,7 +19,7 @@ import (
 
 func TestSBOM(t *testing.T) {
 	RegisterFailHandler(Fail)
-	RunSpecs(t, "release/sbom")
+	RunSpecs(t, "deploy/release/sbom")
 }
 
 var created = time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))

@@ -24,7 +24,7 @@ import (
 
 func TestImage(t *testing.T) {
 	RegisterFailHandler(Fail)
-	RunSpecs(t, "release/image")
+	RunSpecs(t, "deploy/release/image")
 }
 
 // run runs a command that must succeed, and returns its output.
@@ -59,7 +59,7 @@ var _ = Describe("make image", Ordered, func() {
 	)
 	make := func(archive string) (digest string) {
 		GinkgoHelper()
-		out := run("make", "--silent", "-C", "../..", "image", "VERSION="+version, "IMAGE="+archive)
+		out := run("make", "--silent", "-C", "../../..", "image", "VERSION="+version, "IMAGE="+archive)
 		_, digest, _ = strings.Cut(strings.TrimSpace(out), "ghcr.io/usherproxy/usher:"+version+"@")
 		Expect(digest).To(MatchRegexp("^sha256:[0-9a-f]{64}$"), out)
 		return digest

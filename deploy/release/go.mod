@@ -1,4 +1,4 @@
-module github.com/usherproxy/usher/release
+module github.com/usherproxy/usher/deploy/release
 
 go 1.26.0
 

@@ -26,7 +26,7 @@ import (
 
 func TestPackages(t *testing.T) {
 	RegisterFailHandler(Fail)
-	RunSpecs(t, "release/packages")
+	RunSpecs(t, "deploy/release/packages")
 }
 
 const version = "v9.8.7"
@@ -53,7 +53,7 @@ var _ = BeforeSuite(func() {
 func clone(dir string) string {
 	GinkgoHelper()
 	Expect(os.MkdirAll(dir, 0o755)).To(Succeed())
-	run("../..", "sh", "-c", `git ls-files -z --cached --others --exclude-standard |
+	run("../../..", "sh", "-c", `git ls-files -z --cached --others --exclude-standard |
 		tar --null --files-from=- --ignore-failed-read -c 2>/dev/null | tar -x -C "$0"`, dir)
 	file := filepath.Join(dir, "CHANGELOG.md")
 	text, err := os.ReadFile(file)
@@ -147,7 +147,7 @@ var _ = Describe("a release", func() {
 		Expect(names).To(HaveExactElements("krew.yaml"))
 		Expect(filesIn(r.out)).To(ContainElement("krew.yaml"))
 
-		patterns := regexp.MustCompile(`\bdist/(\S+)`).FindAllStringSubmatch(read("../../.github/workflows/release.yml"), -1)
+		patterns := regexp.MustCompile(`\bdist/(\S+)`).FindAllStringSubmatch(read("../../../.github/workflows/release.yml"), -1)
 		var left []string
 		for _, name := range append(filesIn(made), filesIn(r.out)...) {
 			if !slices.ContainsFunc(patterns, func(p []string) bool { matches, _ := path.Match(p[1], name); return matches && name != "notes.md" }) {

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/mod/semver"
 
-	"github.com/usherproxy/usher/release/sbom"
+	"github.com/usherproxy/usher/deploy/release/sbom"
 )
 
 func main() {

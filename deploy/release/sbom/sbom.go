@@ -45,7 +45,7 @@ func Program(file, version string, created time.Time) (*spdx.Document, error) {
 		DocumentName:      fmt.Sprintf("%s %s %s/%s", name, version, setting(info, "GOOS"), setting(info, "GOARCH")),
 		DocumentNamespace: fmt.Sprintf("https://%s/spdx/%s", info.Main.Path, name), // Write completes it
 		CreationInfo: &spdx.CreationInfo{
-			Creators: []spdx.Creator{{CreatorType: "Tool", Creator: info.Main.Path + "/release"}},
+			Creators: []spdx.Creator{{CreatorType: "Tool", Creator: info.Main.Path + "/deploy/release"}},
 			Created:  created.UTC().Format(time.RFC3339),
 		},
 	}

@@ -43,7 +43,7 @@ func debian() string {
 	if _, err := exec.LookPath("debootstrap"); err != nil {
 		Skip("debootstrap is not installed")
 	}
-	cache, err := filepath.Abs("../../.cache")
+	cache, err := filepath.Abs("../../../.cache")
 	Expect(err).NotTo(HaveOccurred())
 	dir := filepath.Join(cache, "debian-"+suite+"-"+runtime.GOARCH+"-"+strings.ReplaceAll(programs, ",", "-"))
 	if _, err := os.Stat(dir); err == nil {

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/mod/semver"
 
-	"github.com/usherproxy/usher/release/krew"
+	"github.com/usherproxy/usher/deploy/release/krew"
 )
 
 // Where document leaves what it writes, below the staged folder.

@@ -24,7 +24,7 @@ var _ = Describe("krew's manifest", func() {
 	var template []byte
 	BeforeEach(func() {
 		var err error
-		template, err = os.ReadFile("../../deploy/krew/usher.yaml")
+		template, err = os.ReadFile("../../krew/usher.yaml")
 		Expect(err).NotTo(HaveOccurred())
 	})
 

@@ -21,7 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
-	"github.com/usherproxy/usher/release/sbom"
+	"github.com/usherproxy/usher/deploy/release/sbom"
 )
 
 // label is what is told of an image.
