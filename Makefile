@@ -2,7 +2,7 @@
 
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
-LDFLAGS := -s -w -X main.version=$(VERSION)
+LDFLAGS := -s -w -X main.version=$(VERSION)$(if $(REVISION), -X main.commit=$(REVISION))
 
 # Where a person sits in front of it, the demo stays; elsewhere it makes the
 # requests itself and ends.
@@ -48,7 +48,7 @@ IMAGE ?= dist/usher-$(VERSION)-image.tar
 image: ## make dist/usher-VERSION-image.tar, an OCI archive for linux/amd64 and linux/arm64; without a daemon or root
 	@$(MAKE) --no-print-directory programs PLATFORMS='linux/amd64 linux/arm64'
 	@cd deploy/release && $(GO) run ./image -cache ../../.cache/debian -binaries ../../bin/release -out '$(abspath $(IMAGE))' -version '$(VERSION)' \
-		-revision "$$(git rev-parse HEAD)" -created "$$(git log -1 --format=%ct)"
+		-revision "$$(git rev-parse HEAD)" -created "$$(git log -1 --format=%cI)"
 
 .PHONY: image-lock
 image-lock: ## write deploy/release/image/debian.lock anew: the image gets the packages that Debian has now (needs apt, not root)
@@ -65,7 +65,7 @@ test-fast: ## what `go test ./...` runs: no long tests; without root, without do
 
 .PHONY: test
 test: ## run all tests, and end with a table; installs what they need (apt, as root); the first time, builds a Kubernetes API server
-	@test/install.sh iptables nftables iproute2 procps etcd-server qemu-system-x86 kmod dnsmasq-base dnsutils chromium curl wget git python3 python3-requests haproxy nginx libnginx-mod-stream debootstrap lintian rpm containerd runc skopeo qemu-user-static prometheus qemu-system-arm
+	@test/install.sh iptables nftables iproute2 procps etcd-server qemu-system-x86 kmod dnsmasq-base dnsutils chromium curl wget git python3 python3-requests haproxy nginx libnginx-mod-stream debootstrap lintian rpm containerd runc skopeo qemu-user-static buildah prometheus qemu-system-arm
 	@test/privileges.sh
 	@$(GO) run ./test/all
 

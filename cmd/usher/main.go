@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -155,8 +156,11 @@ func flagError(cmd *cobra.Command, err error) error {
 	return &usageError{err}
 }
 
-// version is set by the build: see the Makefile.
-var version = "devel"
+// version and commit are set by the build: see the Makefile. commit is empty where Go notes it, in a clone.
+var (
+	version = "devel"
+	commit  string
+)
 
 func newVersion() *cobra.Command {
 	return &cobra.Command{
@@ -173,11 +177,11 @@ func versionLine() string {
 	return fmt.Sprintf("usher %s%s %s/%s %s", version, revision(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 }
 
-// revision returns the commit that Go noted in the binary, if it did.
+// revision returns the commit that the binary was built from, if that is known.
 func revision() string {
-	commit := setting("vcs.revision")
-	if commit == "" {
+	from := cmp.Or(commit, setting("vcs.revision"))
+	if from == "" {
 		return ""
 	}
-	return " " + commit[:min(12, len(commit))]
+	return " " + from[:min(12, len(from))]
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -24,8 +25,8 @@ import (
 // notApart is what a DaemonSet without SYS_ADMIN says of the portal address.
 const notApart = "making a network namespace: operation not permitted: CAP_SYS_ADMIN is missing"
 
-// The image as `make image` makes it, under containerd and runc, with the DaemonSet's own
-// specification: its flags, security context, probes and role.
+// The images as `make image` and the Dockerfile make them, under containerd and runc, with the
+// DaemonSet's own specification: its flags, security context, probes and role.
 var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 	var archive string
 	BeforeAll(func() {
@@ -84,17 +85,25 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 			regexp.MustCompile(`(?m) (expires \d+sec|proto ra).*$`).ReplaceAllString(c.Node.Output("ip", "-6", "route", "show", "table", "all"), "")
 	}
 
+	const dockerfile = ", from the Dockerfile"
 	for _, portal := range []struct {
 		name  string
 		flags []string
+		image string
 	}{
-		{"iptables", nil}, // as it is deployed
-		{"nftables", []string{"--portal=nftables"}},
-		{"address", []string{"--portal=address"}},
+		{"iptables", nil, ""}, // as it is deployed
+		{"nftables", []string{"--portal=nftables"}, ""},
+		{"address", []string{"--portal=address"}, ""},
+		{"iptables", nil, dockerfile},
 	} {
-		It("serves both families with the portal "+portal.name+", answers the probes, outlives kill -9, and leaves nothing", func() {
+		It("serves both families with the portal "+portal.name+portal.image+", answers the probes, outlives kill -9, and leaves nothing", func() {
+			of := func(*corev1.Container) {}
+			if portal.image == dockerfile {
+				name := k.importDockerfile()
+				of = func(container *corev1.Container) { container.Image = name }
+			}
 			before := installed()
-			p := k.run("usher", with(portal.flags...)).ready()
+			p := k.run("usher", of, with(portal.flags...)).ready()
 			served()
 			Expect(get(c.pod, adminURL+"/metrics")).Error().To(HaveOccurred(), "the admin server is the node's alone")
 			Expect(p.exec("usher", "portals")).To(MatchRegexp(`(?m)^ok +%s `, portal.name))
@@ -139,7 +148,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 
 			By("ending it")
 			p.terminate()
-			cleanup := k.run("cleanup", instead("cleanup"))
+			cleanup := k.run("cleanup", of, instead("cleanup"))
 			cleanup.exited()
 			cleanup.terminate()
 			Expect(installed()).To(Equal(before))
@@ -184,5 +193,40 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 		})
 		p.exited()
 		p.terminate()
+	})
+})
+
+// Capabilities are for root.
+var _ = Describe("the command of docs/kubernetes.md that removes the rules of an usher that is gone", func() {
+	It("starts the image as root, though its user is not", func() {
+		page, err := os.ReadFile(filepath.Join(control.Root(), "docs", "kubernetes.md"))
+		Expect(err).NotTo(HaveOccurred())
+		command := regexp.MustCompile(`(?m)^kubectl debug node/NODE (?:.*\\\n)*.* usher cleanup$`).FindString(string(page))
+		Expect(command).NotTo(BeEmpty())
+		kubectl, err := control.Kubectl(GinkgoWriter)
+		Expect(err).NotTo(HaveOccurred())
+		shell := exec.Command("bash", "-c", strings.NewReplacer("NODE", here, "REGISTRY", "registry.invalid", "VERSION", containerTag).Replace(command))
+		shell.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig(control.Admin, plane.Server()), "PATH="+filepath.Dir(kubectl)+":"+os.Getenv("PATH"))
+		session := startIn(controlSpace, shell)
+		ctx, pods := context.Background(), plane.Client.CoreV1().Pods(metav1.NamespaceDefault)
+		debugger := func() *corev1.Pod {
+			list, err := pods.List(ctx, metav1.ListOptions{})
+			Expect(err).NotTo(HaveOccurred())
+			for _, p := range list.Items {
+				if strings.HasPrefix(p.Name, "node-debugger-"+here) {
+					return &p
+				}
+			}
+			return nil
+		}
+		Eventually(debugger).WithTimeout(30 * time.Second).ShouldNot(BeNil())
+		p := debugger()
+		session.Kill().Wait(10 * time.Second) // it would wait for the Pod
+		Expect(pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})).To(Succeed())
+		Expect(p.Spec.HostNetwork).To(BeTrue())
+		container := p.Spec.Containers[0]
+		Expect(container.Command).To(Equal([]string{"usher", "cleanup"}))
+		Expect(*container.SecurityContext.Privileged).To(BeTrue())
+		Expect(*container.SecurityContext.RunAsUser).To(BeZero())
 	})
 })

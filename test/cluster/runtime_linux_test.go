@@ -99,6 +99,22 @@ func (k *containers) importImage(archive string) {
 	Expect(err).NotTo(HaveOccurred(), "%s", out)
 }
 
+// importDockerfile builds the image of the Dockerfile, imports it, and returns its name.
+func (k *containers) importDockerfile() string {
+	GinkgoHelper()
+	for _, program := range []string{"buildah", "debootstrap"} {
+		if _, err := exec.LookPath(program); err != nil {
+			Skip(program + " is not installed")
+		}
+	}
+	const name = "localhost/usher:dockerfile"
+	archive := filepath.Join(GinkgoT().TempDir(), "image.tar")
+	out, err := exec.Command(filepath.Join(control.Root(), "test/dockerfile.sh"), name, archive).CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), "%s", out)
+	k.importImage(archive)
+	return name
+}
+
 // pauseArchive makes an image, as docker save does, with nothing but a program that waits.
 func pauseArchive() string {
 	GinkgoHelper()
@@ -157,6 +173,7 @@ func (k *containers) run(name string, edit ...func(*corev1.Container)) *containe
 	p := &containerPod{on: k, spec: daemonSet().Spec.Template.Spec}
 	Expect(p.spec.Containers).To(HaveLen(1))
 	container := &p.spec.Containers[0]
+	container.Image += ":" + containerTag
 	for _, e := range edit {
 		e(container)
 	}
@@ -195,7 +212,7 @@ func (k *containers) containerConfig(container *corev1.Container, namespaces *cr
 	env := k.environment(container)
 	config := &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: container.Name},
-		Image:    &cri.ImageSpec{Image: container.Image + ":" + containerTag},
+		Image:    &cri.ImageSpec{Image: container.Image},
 		Command:  container.Command,
 		LogPath:  container.Name + ".log",
 		Mounts:   []*cri.Mount{{ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount", HostPath: k.token(), Readonly: true}},

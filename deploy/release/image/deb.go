@@ -30,11 +30,12 @@ func (p *debianPackage) field(name string) string {
 	return ""
 }
 
-// A file is a regular file, or a link if it leads somewhere.
+// A file is a regular file, a folder, or a link if it leads somewhere.
 type file struct {
-	mode int64
-	text []byte
-	link string
+	mode   int64 // as tar has it
+	text   []byte
+	link   string
+	folder bool
 }
 
 // unpack reads a package. Its scripts are not run.

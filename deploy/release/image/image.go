@@ -38,13 +38,18 @@ func (l label) annotations() map[string]string {
 		"org.opencontainers.image.url":           "https://github.com/usherproxy/usher",
 		"org.opencontainers.image.source":        "https://github.com/usherproxy/usher",
 		"org.opencontainers.image.documentation": "https://github.com/usherproxy/usher/tree/main/docs",
-		// usher; iptables and glibc; Mozilla's certificates. Each package's own words are in /usr/share/doc.
-		"org.opencontainers.image.licenses": "Apache-2.0 AND GPL-2.0-or-later AND LGPL-2.1-or-later AND MPL-2.0",
+		// usher; iptables, nft and their libraries; Mozilla's certificates. Each package's own words are in /usr/share/doc.
+		"org.opencontainers.image.licenses": "Apache-2.0 AND GPL-2.0-only AND GPL-2.0-or-later AND LGPL-2.1-or-later AND BSD-3-Clause AND MIT AND MPL-2.0",
 		"org.opencontainers.image.version":  l.version,
 		"org.opencontainers.image.revision": l.revision,
 		"org.opencontainers.image.created":  l.created.Format(time.RFC3339),
 	}
 }
+
+// user is neither root nor a user of the machine. A number, without a name in /etc/passwd, is what
+// Kubernetes' runAsNonRoot can check. Pods that change rules ask for root themselves: Kubernetes
+// gives capabilities to no other user.
+const user = "65532:65532"
 
 // A platformImage is the image for one architecture.
 type platformImage struct {
@@ -52,27 +57,44 @@ type platformImage struct {
 	arch string
 }
 
-// image makes the image for an architecture.
-func (l label) image(arch string, base map[string]file, baseTime time.Time, used []*debianPackage, binary, out string) (platformImage, error) {
+// contents are the files of an image, by path.
+type contents struct {
+	lower, upper map[string]file // of each layer
+	bill         []byte          // its software bill of materials, which upper has too
+}
+
+// contents returns the files of the image for an architecture.
+func (l label) contents(lock *lock, cache, binaries, arch string) (contents, error) {
+	packages, err := lock.fetch(cache, arch)
+	if err != nil {
+		return contents{}, err
+	}
+	base, used, err := rootfs(packages)
+	if err != nil {
+		return contents{}, err
+	}
+	binary := filepath.Join(binaries, "linux-"+arch, "usher")
 	program, err := os.ReadFile(binary)
 	if err != nil {
-		return platformImage{}, err
-	}
-	lower, err := layer(base, baseTime, "run", "tmp")
-	if err != nil {
-		return platformImage{}, err
+		return contents{}, err
 	}
 	bill, err := l.bill(binary, used)
 	if err != nil {
-		return platformImage{}, err
+		return contents{}, err
 	}
-	if err := os.WriteFile(out+"."+arch+".spdx.json", bill, 0o644); err != nil {
-		return platformImage{}, err
-	}
-	upper, err := layer(map[string]file{
+	return contents{lower: base, bill: bill, upper: map[string]file{
 		"usr/local/bin/usher":                 {mode: 0o755, text: program},
 		"usr/share/doc/usher/usher.spdx.json": {mode: 0o644, text: bill},
-	}, l.created)
+	}}, nil
+}
+
+// image makes the image for an architecture.
+func (l label) image(arch string, of contents, baseTime time.Time) (platformImage, error) {
+	lower, err := layer(of.lower, baseTime)
+	if err != nil {
+		return platformImage{}, err
+	}
+	upper, err := layer(of.upper, l.created)
 	if err != nil {
 		return platformImage{}, err
 	}
@@ -84,6 +106,7 @@ func (l label) image(arch string, base map[string]file, baseTime time.Time, used
 		RootFS:       v1.RootFS{Type: "layers"},
 		Config: v1.Config{
 			Env:        []string{"PATH=/usr/local/bin:/usr/sbin"},
+			User:       user,
 			Entrypoint: []string{"usher"},
 			Cmd:        []string{"--help"},
 			Labels:     l.annotations(),
@@ -94,7 +117,7 @@ func (l label) image(arch string, base map[string]file, baseTime time.Time, used
 		return platformImage{}, err
 	}
 	image, err = mutate.Append(image,
-		mutate.Addendum{Layer: lower, MediaType: types.OCILayerZStd, History: v1.History{Created: v1.Time{Time: baseTime}, CreatedBy: "iptables and what it needs, of Debian's packages"}},
+		mutate.Addendum{Layer: lower, MediaType: types.OCILayerZStd, History: v1.History{Created: v1.Time{Time: baseTime}, CreatedBy: "iptables, nft and what they need, of Debian's packages"}},
 		mutate.Addendum{Layer: upper, MediaType: types.OCILayerZStd, History: v1.History{Created: created, CreatedBy: "usher " + l.version}},
 	)
 	if err != nil {
@@ -122,21 +145,20 @@ func (l label) bill(binary string, used []*debianPackage) ([]byte, error) {
 // runs containers has read them for years: containerd 1.5, CRI-O 1.20, Docker 23, Podman 2.
 const zstdLevel = 19
 
-// layer returns a layer with the files, by path, and with empty folders, all of one time.
-func layer(files map[string]file, at time.Time, folders ...string) (v1.Layer, error) {
-	for name := range files {
-		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
-			folders = append(folders, dir)
-		}
-	}
+// layer returns a layer with the files, by path, and the folders that they are in, all of one time.
+func layer(files map[string]file, at time.Time) (v1.Layer, error) {
 	entries := map[string]*tar.Header{}
-	for _, name := range folders {
-		entries[name] = &tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755}
-	}
 	for name, f := range files {
-		entries[name] = &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: f.mode, Size: int64(len(f.text))}
-		if f.link != "" {
+		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+			entries[dir] = &tar.Header{Typeflag: tar.TypeDir, Name: dir + "/", Mode: 0o755}
+		}
+		switch {
+		case f.folder:
+			entries[name] = &tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: f.mode}
+		case f.link != "":
 			entries[name] = &tar.Header{Typeflag: tar.TypeSymlink, Name: name, Mode: f.mode, Linkname: f.link}
+		default:
+			entries[name] = &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: f.mode, Size: int64(len(f.text))}
 		}
 	}
 	var out bytes.Buffer

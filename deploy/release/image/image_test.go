@@ -1,10 +1,12 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -18,6 +20,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 )
@@ -89,12 +92,7 @@ var _ = Describe("make image", Ordered, func() {
 			images[m.Platform.Architecture] = image
 			root := filepath.Join(dir, m.Platform.Architecture)
 			Expect(os.Mkdir(root, 0o755)).To(Succeed())
-			files := mutate.Extract(image)
-			cmd := exec.Command("tar", "-x", "-C", root)
-			cmd.Stdin = files
-			out, err := cmd.CombinedOutput()
-			Expect(err).NotTo(HaveOccurred(), "%s", out)
-			Expect(files.Close()).To(Succeed())
+			extract(image, root)
 			roots[m.Platform.Architecture] = root
 		}
 		Expect(images).To(And(HaveLen(2), HaveKey("amd64"), HaveKey("arm64")))
@@ -133,6 +131,7 @@ var _ = Describe("make image", Ordered, func() {
 			check(config.Config.Labels)
 			Expect(config.Architecture).To(Equal(arch))
 			Expect(config.Config.Entrypoint).To(Equal([]string{"usher"}))
+			Expect(config.Config.User).To(MatchRegexp(`^[1-9]\d*:[1-9]\d*$`), "runAsNonRoot needs a number")
 			Expect(config.History).To(HaveLen(2))
 		}
 	})
@@ -153,7 +152,7 @@ var _ = Describe("make image", Ordered, func() {
 			Expect(layers).To(HaveLen(2))
 			base, err := layers[0].Size()
 			Expect(err).NotTo(HaveOccurred())
-			Expect(base).To(BeNumerically("<", 3<<20), "iptables, %s", arch)
+			Expect(base).To(BeNumerically("<", 3<<20), "iptables and nft, %s", arch)
 			upper, err := layers[1].Size()
 			Expect(err).NotTo(HaveOccurred())
 			Expect(upper).To(BeNumerically("<", 16<<20), "usher, %s", arch)
@@ -192,6 +191,26 @@ var _ = Describe("make image", Ordered, func() {
 		}
 	})
 
+	It("has usher, iptables, nft, and no other program", func() {
+		for _, root := range roots {
+			var programs []string
+			for _, folder := range []string{"bin", "sbin", "usr/bin", "usr/sbin", "usr/local/bin"} {
+				entries, err := os.ReadDir(filepath.Join(root, folder))
+				if !os.IsNotExist(err) {
+					Expect(err).NotTo(HaveOccurred())
+				}
+				for _, entry := range entries {
+					programs = append(programs, entry.Name())
+				}
+			}
+			Expect(programs).To(ContainElements("usher", "nft", "iptables", "ip6tables-legacy-restore"))
+			Expect(programs).To(HaveEach(MatchRegexp(`^(usher|nft|ip6?tables(-nft|-legacy)?(-save|-restore)?|xtables-(nft|legacy)-multi)$`)))
+			info, err := os.Stat(filepath.Join(root, "tmp"))
+			Expect(err).NotTo(HaveOccurred())
+			Expect(info.Mode()).To(Equal(os.ModeDir|os.ModeSticky|0o777), "any user may write there")
+		}
+	})
+
 	const rules = `*nat
 :USHER-TEST - [0:0]
 -A PREROUTING -d ADDR -p tcp -m tcp --dport 80 -m comment --comment "a comment" -j REDIRECT --to-ports 8080
@@ -217,6 +236,12 @@ COMMIT
 		Entry("the legacy variant in IPv6", "ip6tables-legacy", "fd00::10/128"),
 	)
 
+	It("has an nft that works", func() {
+		needs("unshare", "chroot")
+		in := "chroot " + roots[runtime.GOARCH] + " nft "
+		Expect(run("unshare", "-n", "sh", "-c", in+"add table inet usher-test && "+in+"list ruleset")).To(ContainSubstring("table inet usher-test"))
+	})
+
 	It("has programs of arm64 whose libraries are all there", func() {
 		needs("qemu-aarch64-static", "chroot")
 		root := roots["arm64"]
@@ -224,8 +249,8 @@ COMMIT
 		Expect(err).NotTo(HaveOccurred())
 		run("cp", emulator, root+"/qemu")
 		Expect(run("chroot", root, "/qemu", "/usr/local/bin/usher", "version")).To(ContainSubstring(version))
-		for _, variant := range []string{"nft", "legacy"} {
-			Expect(run("chroot", root, "/qemu", "/lib/ld-linux-aarch64.so.1", "--list", "/usr/sbin/xtables-"+variant+"-multi")).To(
+		for _, program := range []string{"xtables-nft-multi", "xtables-legacy-multi", "nft"} {
+			Expect(run("chroot", root, "/qemu", "/lib/ld-linux-aarch64.so.1", "--list", "/usr/sbin/"+program)).To(
 				And(ContainSubstring("libxtables.so.12 => /lib/"), Not(ContainSubstring("not found"))))
 		}
 		// The nft variant would ask the kernel first, which no emulator of programs translates.
@@ -239,7 +264,81 @@ COMMIT
 		run("cp", roots[runtime.GOARCH]+"/usr/local/bin/usher", empty)
 		Expect(run("unshare", "-n", "sh", "-c", "ip link set lo up && exec chroot "+empty+" /usher demo --once")).NotTo(BeEmpty())
 	})
+
+	It("works as the user that it names, who has no capability", func() {
+		needs("unshare", "chroot", "ip")
+		config, err := images[runtime.GOARCH].ConfigFile()
+		Expect(err).NotTo(HaveOccurred())
+		out := run("unshare", "-n", "sh", "-c", "ip link set lo up && exec chroot --userspec="+config.Config.User+" "+roots[runtime.GOARCH]+" /usr/local/bin/usher demo --once")
+		Expect(out).To(ContainSubstring("requests came out as they should"))
+	})
+
+	// The Dockerfile repeats what label.image says. Debian's files are those of debian.lock in both.
+	It("says and has what the Dockerfile's image does", func() {
+		needs("buildah", "debootstrap")
+		commit := strings.TrimSpace(run("git", "rev-parse", "HEAD"))
+		file := filepath.Join(GinkgoT().TempDir(), "image.tar")
+		run("../../../test/dockerfile.sh", "localhost/usher:test", file, "--build-arg=VERSION="+version, "--build-arg=REVISION="+commit,
+			"--build-arg=CREATED="+strings.TrimSpace(run("git", "log", "-1", "--format=%cI")))
+		other, err := tarball.ImageFromPath(file, nil)
+		Expect(err).NotTo(HaveOccurred())
+
+		released := images[runtime.GOARCH]
+		want, err := released.ConfigFile()
+		Expect(err).NotTo(HaveOccurred())
+		got, err := other.ConfigFile()
+		Expect(err).NotTo(HaveOccurred())
+		delete(got.Config.Labels, "io.buildah.version")
+		at, err := time.Parse(time.RFC3339, got.Config.Labels["org.opencontainers.image.created"]) // in the committer's time zone
+		Expect(err).NotTo(HaveOccurred())
+		got.Config.Labels["org.opencontainers.image.created"] = at.UTC().Format(time.RFC3339)
+		Expect(got.Config).To(Equal(want.Config))
+		Expect([]string{got.OS, got.Architecture}).To(Equal([]string{want.OS, want.Architecture}))
+
+		files, otherFiles := filesOf(released), filesOf(other)
+		const program, bill = "usr/local/bin/usher", "usr/share/doc/usher/usher.spdx.json"
+		for _, name := range []string{program, bill} { // how it was built is in them, and differs
+			Expect(files[name].mode).To(Equal(otherFiles[name].mode))
+			delete(files, name)
+			delete(otherFiles, name)
+		}
+		Expect(otherFiles).To(Equal(files))
+		root := GinkgoT().TempDir()
+		extract(other, root)
+		Expect(strings.Fields(run(filepath.Join(root, program), "version"))[:3]).To(HaveExactElements("usher", version, commit[:12]))
+		Expect(os.ReadFile(filepath.Join(root, bill))).To(ContainSubstring(`"name": "iptables"`))
+	})
 })
+
+// filesOf returns what is in an image, by path: each is root's. A folder that a layer repeats is as the upper has it.
+func filesOf(image v1.Image) map[string]file {
+	GinkgoHelper()
+	all := map[string]file{}
+	stream := mutate.Extract(image)
+	defer stream.Close()
+	for archive := tar.NewReader(stream); ; {
+		h, err := archive.Next()
+		if err == io.EOF {
+			return all
+		}
+		Expect(err).NotTo(HaveOccurred())
+		Expect([]int{h.Uid, h.Gid}).To(Equal([]int{0, 0}), h.Name)
+		text, err := io.ReadAll(archive)
+		Expect(err).NotTo(HaveOccurred())
+		all[strings.Trim(h.Name, "/")] = file{mode: h.Mode & 0o7777, text: text, link: h.Linkname, folder: h.Typeflag == tar.TypeDir}
+	}
+}
+
+// extract writes the files of an image below a folder.
+func extract(image v1.Image, to string) {
+	GinkgoHelper()
+	files := mutate.Extract(image)
+	cmd := exec.Command("tar", "-x", "-p", "-C", to)
+	cmd.Stdin = files
+	out, err := cmd.CombinedOutput()
+	Expect(err).NotTo(HaveOccurred(), "%s", out)
+	Expect(files.Close()).To(Succeed())
+}
 
 var _ = Describe("debian.lock", func() {
 	DescribeTable("that is wrong", func(text, message string) {

@@ -17,7 +17,7 @@ import (
 )
 
 // asked are the packages whose files the image has, with those that they depend on.
-var asked = []string{"iptables", "netbase", "ca-certificates", "base-files"}
+var asked = []string{"iptables", "nftables", "netbase", "ca-certificates", "base-files"}
 
 // sources are where the packages come from: what apt reads, of the release that base-files tells.
 const sources = `deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
 	_ "embed"
 	"flag"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 )
 
@@ -23,12 +25,16 @@ func main() {
 		cache    = flag.String("cache", "", "`folder` in which Debian's packages are kept")
 		binaries = flag.String("binaries", "", "`folder` with the program for each architecture: linux-amd64/usher, linux-arm64/usher")
 		out      = flag.String("out", "", "`file` to write: the archive; beside it, FILE.ARCH.spdx.json")
+		root     = flag.String("root", "", "instead of an archive, write the files of the image for -arch to this `folder`, for the Dockerfile: base/ and usher/")
+		arch     = flag.String("arch", "", "`architecture` for -root")
 		name     = flag.String("name", "ghcr.io/usherproxy/usher", "`repository` that the image is for")
 		version  = flag.String("version", "", "its tag")
 		revision = flag.String("revision", "", "the `commit` it is built from")
-		created  = flag.Int64("created", 0, "the `time` of that commit, in seconds since 1970")
+		created  time.Time
 	)
+	flag.TextVar(&created, "created", created, "the `time` of that commit, as in RFC 3339")
 	flag.Parse()
+	of := label{repository: *name, version: *version, revision: *revision, created: created.UTC()}
 	var err error
 	switch {
 	case flag.NArg() > 0:
@@ -37,14 +43,18 @@ func main() {
 		err = fmt.Errorf("-cache: no folder given")
 	case *lock != "":
 		err = writeLock(*lock, *cache)
-	case *binaries == "" || *out == "":
-		err = fmt.Errorf("-binaries and -out: both have to be given")
+	case *binaries == "" || (*out == "") == (*root == ""):
+		err = fmt.Errorf("-binaries, and one of -out and -root, have to be given")
+	case *root != "" && !slices.Contains(architectures, *arch):
+		err = fmt.Errorf("-arch: invalid value %q: must be one of %s", *arch, architectures)
 	case !regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`).MatchString(*version): // distribution-spec, "Pulling manifests"
 		err = fmt.Errorf("-version: %q cannot be a tag: letters, digits and ._- are allowed, 128 at the most", *version)
-	case *created <= 0:
-		err = fmt.Errorf("-created: %d is not a time after 1970", *created)
+	case created.Unix() < 0:
+		err = fmt.Errorf("-created: there is no time, or one before 1970")
+	case *root != "":
+		err = stage(*cache, *binaries, *root, *arch, of)
 	default:
-		err = build(*cache, *binaries, *out, label{repository: *name, version: *version, revision: *revision, created: time.Unix(*created, 0).UTC()})
+		err = build(*cache, *binaries, *out, of)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
@@ -63,15 +73,14 @@ func build(cache, binaries, out string, of label) error {
 	}
 	var images []platformImage
 	for _, arch := range architectures {
-		packages, err := lock.fetch(cache, arch)
-		if err != nil {
-			return err
-		}
-		base, used, err := rootfs(packages)
+		files, err := of.contents(lock, cache, binaries, arch)
 		if err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
-		image, err := of.image(arch, base, lock.taken, used, filepath.Join(binaries, "linux-"+arch, "usher"), out)
+		if err := os.WriteFile(out+"."+arch+".spdx.json", files.bill, 0o644); err != nil {
+			return err
+		}
+		image, err := of.image(arch, files, lock.taken)
 		if err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
@@ -79,3 +88,47 @@ func build(cache, binaries, out string, of label) error {
 	}
 	return of.write(out, images)
 }
+
+// stage writes the files of the image for an architecture below a folder that is not there yet: base/ and usher/ are what the
+// layers have.
+func stage(cache, binaries, folder, arch string, of label) error {
+	lock, err := parseLock(bytes.NewReader(lockText))
+	if err != nil {
+		return err
+	}
+	files, err := of.contents(lock, cache, binaries, arch)
+	if err != nil {
+		return fmt.Errorf("%s: %w", arch, err)
+	}
+	for name, layer := range map[string]map[string]file{"base": files.lower, "usher": files.upper} {
+		for at, f := range layer {
+			if err := f.write(filepath.Join(folder, name, at)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// write writes f to a path, and the folders that it is in.
+func (f file) write(to string) error {
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	switch {
+	case f.folder:
+		if err := os.Mkdir(to, 0o755); err != nil {
+			return err
+		}
+	case f.link != "":
+		return os.Symlink(f.link, to)
+	default:
+		if err := os.WriteFile(to, f.text, 0o644); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(to, tarMode(f.mode)) // whatever the umask is
+}
+
+// tarMode returns the permissions and the sticky bit of a mode in a tar archive.
+func tarMode(mode int64) os.FileMode { return (&tar.Header{Mode: mode}).FileInfo().Mode() }

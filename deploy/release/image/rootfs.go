@@ -19,6 +19,7 @@ func rootfs(packages []*debianPackage) (chosen map[string]file, used []*debianPa
 		}
 	}
 	c.iptables()
+	c.take("usr/sbin/nft")
 	c.take("etc/protocols")                              // iptables looks up sctp
 	c.take("etc/os-release")                             // whose packages these are, for those who look for known faults
 	c.takeAll("usr/share/ca-certificates/mozilla/*.crt") // for a kubeconfig whose server has a public certificate
@@ -48,6 +49,8 @@ func rootfs(packages []*debianPackage) (chosen map[string]file, used []*debianPa
 			c.chosen[folder[1]] = file{mode: 0o777, link: "usr/" + folder[1]}
 		}
 	}
+	c.chosen["run"] = file{mode: 0o755, folder: true}
+	c.chosen["tmp"] = file{mode: 0o1777, folder: true}
 	return c.chosen, used, c.err
 }
 
