@@ -2,10 +2,12 @@ package kernel
 
 import (
 	"context"
+	"runtime"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
 
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -84,5 +86,37 @@ var _ = Describe("events of the kernel", func() {
 		Eventually(events).Should(Receive())
 		s.socket.Close()
 		Eventually(done).Should(BeClosed())
+	})
+})
+
+var _ = Describe("a subscription that the kernel refuses", func() {
+	It("closes no descriptor that others have opened since", func() {
+		refused := make(chan error)
+		go func() {
+			runtime.LockOSThread() // never unlocked: the thread ends with its lack of capabilities
+			var none [2]unix.CapUserData
+			err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0])
+			if err == nil {
+				_, err = subscribe(unix.NETLINK_NETFILTER, nil, unix.NFNLGRP_NFTABLES)
+			}
+			refused <- err
+		}()
+		Expect(<-refused).To(MatchError(unix.EPERM))
+		var pipes [][2]int
+		for range 16 { // one of them has the number that the subscription had
+			var p [2]int
+			Expect(unix.Pipe2(p[:], unix.O_CLOEXEC)).To(Succeed())
+			DeferCleanup(func() { unix.Close(p[0]); unix.Close(p[1]) })
+			pipes = append(pipes, p)
+		}
+		for range 3 {
+			runtime.GC() // and finalizers
+			time.Sleep(10 * time.Millisecond)
+		}
+		for _, p := range pipes {
+			for _, fd := range p {
+				Expect(unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)).To(Equal(unix.FD_CLOEXEC))
+			}
+		}
 	})
 })

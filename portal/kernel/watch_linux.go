@@ -32,6 +32,9 @@ type Subscription struct {
 
 // subscribe opens the socket in the network namespace of the calling thread.
 func subscribe(protocol int, matters func(syscall.NetlinkMessage) bool, groups ...uint) (Subscription, error) {
+	if err := trySubscribe(protocol, groups); err != nil {
+		return Subscription{}, err
+	}
 	socket, err := nl.Subscribe(protocol, groups...)
 	if err != nil {
 		return Subscription{}, err
@@ -40,6 +43,21 @@ func subscribe(protocol int, matters func(syscall.NetlinkMessage) bool, groups .
 	// that is as good as an event.
 	socket.SetReceiveBufferSize(1<<20, true)
 	return Subscription{socket: socket, matters: matters}, nil
+}
+
+// trySubscribe returns the error that nl.Subscribe would fail with. Where bind(2) fails, as in gVisor, that
+// closes the descriptor and leaves an os.File of it, whose finalizer closes whatever has the number later.
+func trySubscribe(protocol int, groups []uint) error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	addr := unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+	for _, g := range groups {
+		addr.Groups |= 1 << (g - 1)
+	}
+	return unix.Bind(fd, &addr)
 }
 
 // Watch tells of the events that open subscribes to until ctx ends. Then it closes the
