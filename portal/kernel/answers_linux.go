@@ -198,6 +198,9 @@ func ForgetAnswers(but uint32) (removed []string, err error) {
 	var errs []error
 	for _, family := range portal.Families {
 		rules, err := r.handle.RuleList(NetlinkFamily(family))
+		if errors.Is(err, unix.EOPNOTSUPP) { // there is no policy routing, and so no table for it
+			continue
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("listing the routing rules: %w", err))
 			continue

@@ -154,6 +154,9 @@ func (l *LastRoutes) Stale(gone netip.Addr) bool {
 func (r *Routes) lastRoutes(family portal.Family) (map[netip.Addr]bool, error) {
 	there := map[netip.Addr]bool{}
 	rules, err := r.handle.RuleList(NetlinkFamily(family))
+	if errors.Is(err, unix.EOPNOTSUPP) { // there is no policy routing, and so no table for it
+		return there, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("listing the routing rules: %w", err)
 	}
