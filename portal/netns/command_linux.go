@@ -115,7 +115,8 @@ func (c *command) start(s *start) error {
 // giveUpCapabilities makes what this thread starts have the capabilities that its
 // user has by himself: none, unless that is root.
 func giveUpCapabilities() error {
-	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+	err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+	if err != nil && !errors.Is(err, unix.EINVAL) { // without ambient capabilities there are none to give up
 		return fmt.Errorf("giving up capabilities: %w", err)
 	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
