@@ -79,7 +79,7 @@ func Acquire(left *os.File) (*Lock, error) {
 		err = fmt.Errorf("%w (%s)", ErrLocked, holder)
 		holder.close()
 	case errors.Is(err, syscall.ENOPROTOOPT):
-		err = fmt.Errorf("%w, or another process does: before Linux 4.19 that cannot be told", ErrLocked)
+		err = fmt.Errorf("%w, or another process does: before Linux 4.19 and in gVisor that cannot be determined", ErrLocked)
 	case err != nil:
 		err = fmt.Errorf("locking the portals: %w", err)
 	}

@@ -66,7 +66,7 @@ func (c challenge) sign(connection, by string) error {
 func (c challenge) signed() (bool, error) {
 	set, err := unix.GetsockoptUint64(int(c), unix.SOL_SOCKET, unix.SO_TXTIME)
 	if err != nil {
-		return false, fmt.Errorf("looking whether the other side has CAP_NET_ADMIN: %w", err)
+		return false, fmt.Errorf("looking whether the other side has CAP_NET_ADMIN (SO_TXTIME, Linux 4.19): %w", err)
 	}
 	var value [8]byte
 	binary.NativeEndian.PutUint64(value[:], set)
