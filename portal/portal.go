@@ -35,7 +35,8 @@ type Portal interface {
 	// Listen says where the listeners have to be for the targets of one
 	// service port. service is the Service's name, "namespace/name". Each target is in exactly one of the Binds, except for node
 	// ports in mode address: those of SCTP, and with Options.NodePortAddresses
-	// all, have a Bind for each address. It changes nothing.
+	// all, have a Bind for each address. It changes nothing, except that mode address makes
+	// VIPs local where no socket can be bound to them otherwise.
 	Listen(service string, targets []Target) []Bind
 
 	// Apply puts in or replaces the rules in set, and takes out those for the

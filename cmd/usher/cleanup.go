@@ -14,7 +14,7 @@ func newCleanup() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove everything that usher ever installed on this node",
-		Long: `Removes every rule, chain and route that usher installed on this node, in every
+		Long: `Removes every rule, chain, route and interface that usher installed on this node, in every
 portal mode, whichever process did it and however that ended. What others
 installed is not touched; what cannot be read is an error. Stop usher before.`,
 		Args: noArgs,

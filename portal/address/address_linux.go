@@ -79,8 +79,10 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 	if err != nil {
 		return nil, err
 	}
-	// An address for documentation (RFC 5737): nobody has it.
-	if err := routes.Probe(trialVIPs[portal.IPv4]); err != nil {
+	if err = routes.LoDown(); err == nil {
+		err = routes.ChooseAddresses(trialVIPs[portal.IPv4], withoutRoutes)
+	}
+	if err != nil {
 		routes.Close()
 		return nil, err
 	}
@@ -95,7 +97,7 @@ func open(_ context.Context, opts portal.Options) (portal.Portal, error) {
 		routes.Close()
 		return nil, err
 	}
-	p.traits = traits(len(p.families()) > 0)
+	p.traits = p.traitsOf(len(p.families()) > 0)
 	return p, nil
 }
 
@@ -116,12 +118,13 @@ func list(context.Context, portal.Options) ([]portal.Rule, error) {
 	return vips, err
 }
 
-// remove takes out the routes for VIPs, with all set for landings too, and the link to the
-// namespace in which VIPs are.
+// remove takes out the routes for VIPs, with all set for landings too, the link to the
+// namespace in which VIPs are, and the interface whose addresses they are.
 func remove(_ context.Context, _ portal.Options, all bool) (removed []string, err error) {
+	onLink, linkErr := kernel.RemoveVIPLink()
 	removed, err = kernel.RemoveRoutes(func(addr netip.Addr) bool { return all || !kernel.IsLanding(addr) })
-	what, err2 := removeWay()
-	return append(removed, what...), errors.Join(err, err2)
+	what, wayErr := removeWay()
+	return slices.Concat(onLink, removed, what), errors.Join(linkErr, err, wayErr)
 }
 
 func (p *addressPortal) Mode() string { return Mode.Name }
@@ -138,8 +141,11 @@ func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind 
 	for _, group := range portal.ByListener(targets) {
 		for _, t := range group {
 			var namespace portal.Namespace
-			if p.place(t.Addr) {
+			switch {
+			case p.place(t.Addr):
 				namespace = p.link.space
+			case p.routes.OnVIPLink() && !t.Addr.IsUnspecified():
+				p.addForListener(t.Addr)
 			}
 			addrs := []netip.Addr{t.Addr}
 			if t.Addr.IsUnspecified() && (t.Protocol == portal.SCTP || len(p.opts.NodePortAddresses) > 0) {
@@ -152,6 +158,14 @@ func (p *addressPortal) Listen(_ string, targets []portal.Target) []portal.Bind 
 		}
 	}
 	return binds
+}
+
+// addForListener makes a VIP local before Apply does: where local routes have no effect, no socket can
+// be bound to an address that is not local either. If that fails, so does Apply, and says why.
+func (p *addressPortal) addForListener(vip netip.Addr) {
+	if !p.routes.IsLocal(vip) && p.routes.Add(vip) == nil {
+		p.routed[vip] = false
+	}
 }
 
 // nodeAddresses returns this node's addresses of one family that have node
@@ -474,7 +488,7 @@ func (p *addressPortal) Compare(ctx context.Context) ([]portal.Comparison, error
 	all := compare(wanted, func(vip netip.Addr) bool { return routed[vip] || p.routes.IsLocal(vip) }, installed)
 	for i, c := range all {
 		if c.State != portal.StateExtra {
-			all[i].Traits = traits(apart[c.Rule.Target.Addr])
+			all[i].Traits = p.traitsOf(apart[c.Rule.Target.Addr])
 		}
 	}
 	return all, nil

@@ -18,7 +18,8 @@ func (p *addressPortal) SetServiceCIDRs(cidrs []netip.Prefix) {
 // wantedNetworks returns the service CIDRs that need a route while any VIP is served, and the link of each.
 // Where VIPs are in the space, that is the way there, and no one listens on the unused addresses. Where
 // they are on the node, it is 0, and the kernel rejects what no VIP takes; not beside another proxy, whose
-// rules could not redirect what the node itself sends, since the kernel looks for a route first.
+// rules could not redirect what the node itself sends, since the kernel looks for a route first. Nor
+// on kernel.VIPLink: a kernel that ignores the type of a route would take it for one that leads there.
 func (p *addressPortal) wantedNetworks() map[netip.Prefix]int {
 	wanted := map[netip.Prefix]int{}
 	for _, cidr := range p.cidrs {
@@ -27,7 +28,7 @@ func (p *addressPortal) wantedNetworks() map[netip.Prefix]int {
 		case len(p.users) == 0:
 		case inSpace && p.link.index != 0:
 			wanted[cidr] = p.link.index
-		case !inSpace && !p.opts.OtherProxies:
+		case !inSpace && !p.opts.OtherProxies && !p.routes.OnVIPLink():
 			wanted[cidr] = 0
 		}
 	}

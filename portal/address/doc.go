@@ -2,7 +2,8 @@
 // kernel itself brings what is sent to them to listeners at VIP:port. It needs no netfilter.
 //
 // They are addresses of a network namespace of usher's own, where that works, and otherwise of
-// the node, whose processes that listen on all addresses are there too.
+// the node, whose processes that listen on all addresses are there too. Where local routes have
+// no effect, as in gVisor, they are addresses of an interface: kernel.VIPLink.
 //
 //	address_linux.go  the portal: which routes there have to be, and are
 //	places_linux.go   where a VIP is, on the node or in the namespace, and what leads there

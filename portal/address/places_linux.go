@@ -19,6 +19,12 @@ import (
 // errNever is why there is no space where none is wanted.
 var errNever = errors.New("--address-namespace=never")
 
+// errOnVIPLink is why there is none where the node's routes cannot be trusted to lead there.
+var errOnVIPLink = errors.New("local routes have no effect in this kernel")
+
+// withoutRoutes makes VIPs addresses of an interface in any case. Specs set it.
+var withoutRoutes = false
+
 // choosePlaces finds out of which families VIPs can be in a space of their own, and makes
 // that, by trying it. Nothing of it stays on the node. Where an usher has a link already,
 // what it leads works: that is not tried, and goes on without a break.
@@ -27,7 +33,10 @@ func (p *addressPortal) choosePlaces() error {
 	auto := how == portal.AddressNamespaces[0]
 	var before netlink.Link
 	err := errNever
-	if auto || how == portal.AddressNamespaces[1] {
+	switch {
+	case auto && p.routes.OnVIPLink():
+		err = errOnVIPLink
+	case auto || how == portal.AddressNamespaces[1]:
 		if before, err = p.makeSpace(); err != nil && !auto {
 			return err
 		}
@@ -126,12 +135,15 @@ func (p *addressPortal) families() []portal.Family {
 	return slices.DeleteFunc(slices.Clone(portal.Families[:]), func(f portal.Family) bool { return p.onNode[f] != nil })
 }
 
-// traits are those of a portal, or a VIP, that is apart or not.
-func traits(apart bool) portal.Traits {
+// traitsOf are those of a portal, or a VIP, that is apart or not.
+func (p *addressPortal) traitsOf(apart bool) portal.Traits {
 	t := Mode.Traits
-	if apart {
+	switch {
+	case apart:
 		t.Apart = true
 		t.About = "a route leads each cluster IP into a network namespace\nof usher's own, where usher listens on it."
+	case p.routes.OnVIPLink():
+		t.About = "each cluster IP is an address of the interface " + kernel.VIPLink + ",\nand usher listens on it."
 	}
 	return t
 }
@@ -277,6 +289,15 @@ func (p *addressPortal) tell() {
 	if families := p.families(); len(families) > 0 {
 		p.log.WithFields(logrus.Fields{"families": fmt.Sprint(families), "look": fmt.Sprintf("nsenter --net=/proc/%d/fd/%d ss -tuln", os.Getpid(), p.link.space.file.Fd())}).
 			Info("VIPs are in a network namespace of usher's own")
+	}
+	if p.routes.OnVIPLink() {
+		p.log.WithField("interface", kernel.VIPLink).WithField("reason", errOnVIPLink.Error()).Info("VIPs are addresses of an interface")
+		for _, family := range portal.Families {
+			if clashes := p.clashes(family); len(clashes) > 0 {
+				p.log.WithField("clashes", portal.Some(clashes)).Warn("Processes that listen on all addresses take ports of VIPs: let them listen on single addresses")
+			}
+		}
+		return
 	}
 	for _, family := range portal.Families {
 		if err := p.onNode[family]; err != nil && !errors.Is(err, errNever) && vips[family] {

@@ -1,6 +1,7 @@
 package address
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -134,6 +135,9 @@ func (s *space) setUp() error {
 		}
 		if err == nil {
 			err = s.handle.RuleDel(first)
+		}
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			err = fmt.Errorf("%w: this kernel has no policy routing (ip rule)", err)
 		}
 		if err != nil && !family.Is6() {
 			return fmt.Errorf("making rules for routes in the namespace: %w", err)

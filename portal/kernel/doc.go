@@ -6,6 +6,7 @@
 //	conntrack_linux.go  forgetting UDP flows that rules lead elsewhere now
 //	landing.go          the addresses to which packets are led
 //	routes_linux.go     routes that make addresses local: landings, and VIPs in mode address
+//	viplink_linux.go    the interface that has VIPs as addresses where such routes have no effect
 //	inuse_linux.go      which addresses connections have, from what /proc tells (procnet.go)
 //	listeners_linux.go  who listens on this node, by the names of processes
 //	answers_linux.go    what leads answers to clients' own addresses here

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -19,10 +20,12 @@ import (
 const RouteProtocol = 117
 
 // Routes makes addresses local to the node by `local` routes on lo (the
-// kernel's AnyIP). ip addr does not show such addresses.
+// kernel's AnyIP). ip addr does not show such addresses. Where these have no effect, it makes
+// them addresses of an interface; see ChooseAddresses.
 type Routes struct {
-	handle *netlink.Handle
-	lo     int // the index of lo
+	handle    *netlink.Handle
+	lo        int // the index of lo
+	onVIPLink bool
 }
 
 // OpenRoutes returns the routes of the network namespace of the calling thread.
@@ -99,6 +102,9 @@ func (r *Routes) route(addr netip.Addr) *netlink.Route {
 
 // Add makes addr local. The error is EEXIST if it is already.
 func (r *Routes) Add(addr netip.Addr) error {
+	if r.onVIPLink {
+		return r.addAddress(addr)
+	}
 	err := r.handle.RouteAdd(r.route(addr))
 	switch {
 	case err == nil:
@@ -111,6 +117,9 @@ func (r *Routes) Add(addr netip.Addr) error {
 
 // Delete takes back what add did. It is no error if that is gone already.
 func (r *Routes) Delete(addr netip.Addr) error {
+	if r.onVIPLink {
+		return r.deleteAddress(addr)
+	}
 	if err := r.handle.RouteDel(r.route(addr)); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("removing the local route for %s: %w", addr, err)
 	}
@@ -143,7 +152,9 @@ func (r *Routes) Table() (t Table, err error) {
 	for _, a := range addrs {
 		t.Others = append(t.Others, prefixOf(a.IPNet).Masked())
 	}
-	return t, nil
+	onLink, err := r.vipLinkAddresses()
+	t.Local = append(t.Local, onLink...)
+	return t, err
 }
 
 // readTable reads the routes of both families. Not all at once: there may be tens of
@@ -240,6 +251,9 @@ func toNetwork(network netip.Prefix) *netlink.Route {
 
 // IsLocal tells whether the kernel delivers addr to this node, for whatever reason.
 func (r *Routes) IsLocal(addr netip.Addr) bool {
+	if r.onVIPLink { // then the route says nothing about that
+		return canBind(addr) && r.isListed(addr)
+	}
 	routes, err := r.handle.RouteGet(addr.AsSlice())
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
@@ -297,13 +311,16 @@ func RemoveRoutes(which func(netip.Addr) bool) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// Addresses returns the addresses of this node's interfaces.
+// Addresses returns the addresses of this node's interfaces, without VIPs.
 func (r *Routes) Addresses(family portal.Family) (addrs []netip.Addr, err error) {
 	all, err := r.handle.AddrList(nil, NetlinkFamily(family))
+	vips, err2 := r.vipLinkAddresses()
 	for _, a := range all {
-		addrs = append(addrs, prefixOf(a.IPNet).Addr())
+		if addr := prefixOf(a.IPNet).Addr(); !slices.Contains(vips, addr) {
+			addrs = append(addrs, addr)
+		}
 	}
-	return addrs, err
+	return addrs, errors.Join(err, err2)
 }
 
 // IPNet returns a network as netlink's messages have it.
