@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -76,15 +77,43 @@ func explainListen(at netip.AddrPort, err error) error {
 }
 
 // startSOCKS starts the proxy for SOCKS and HTTP, if there is to be one. It accepts clients until
-// ctx ends; connections go on until close.
+// ctx ends; connections go on until close. An address that the predecessor has is tried until it is free.
 func (d *Daemon) startSOCKS(ctx context.Context) (close func(), err error) {
 	if d.config.SOCKSAddress == "" {
 		return func() {}, nil
 	}
-	server, err := socks.Listen(d.config.SOCKSAddress, d.proxy, d.log)
-	if err != nil {
-		return nil, fmt.Errorf("--socks: %w", err)
+	listen := func() (*socks.Server, error) { return socks.Listen(d.config.SOCKSAddress, d.proxy, d.log) }
+	server, failed := listen()
+	if failed != nil && !(d.config.TakeOver && errors.Is(failed, syscall.EADDRINUSE)) {
+		return nil, fmt.Errorf("--socks: %w", failed)
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	var current atomic.Pointer[socks.Server]
+	current.Store(server)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for ; failed != nil; server, failed = listen() {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+		current.Store(server)
+		d.logSOCKS(server)
+		server.Serve(ctx)
+	})
+	return func() {
+		cancel()
+		if s := current.Load(); s != nil {
+			s.Close()
+		}
+		serving.Wait()
+	}, nil
+}
+
+// logSOCKS logs where the proxy is, and a warning if other machines reach it.
+func (d *Daemon) logSOCKS(server *socks.Server) {
 	d.log.WithField("address", server.Addr().String()).Info("Proxy for SOCKS and HTTP: Services can be reached by name, such as curl -x " + server.Addr().String() + " http://web.default/")
 	if at := server.Addr().Addr(); !at.IsLoopback() {
 		who := at.String()
@@ -93,10 +122,4 @@ func (d *Daemon) startSOCKS(ctx context.Context) (close func(), err error) {
 		}
 		d.log.Warnf("The proxy for SOCKS and HTTP asks nobody who they are, and whoever reaches %s can use it to connect to what this machine reaches", who)
 	}
-	var serving sync.WaitGroup
-	serving.Go(func() { server.Serve(ctx) })
-	return func() {
-		server.Close()
-		serving.Wait()
-	}, nil
 }

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// serveTCP starts a server that gives each client to handle, and closes the connection then.
+func serveTCP(addr netip.Addr, handle func(*net.TCPConn)) (netip.AddrPort, error) {
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	go func() {
+		for {
+			c, err := l.AcceptTCP()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				handle(c)
+			}()
+		}
+	}()
+	return l.Addr().(*net.TCPAddr).AddrPort(), nil
+}
+
+// echo starts a server that sends its name, and then what the client sends, until the client's end.
+func echo(addr netip.Addr, name string) (netip.AddrPort, error) {
+	return serveTCP(addr, func(c *net.TCPConn) {
+		fmt.Fprintln(c, name)
+		_, _ = io.Copy(c, c) // the client misses what is not sent back
+	})
+}
+
+// echoUDP starts a server that sends back each datagram.
+func echoUDP(addr netip.Addr) (netip.AddrPort, error) {
+	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	go func() {
+		b := make([]byte, 1<<16)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteToUDPAddrPort(b[:n], from)
+		}
+	}()
+	return c.LocalAddr().(*net.UDPAddr).AddrPort(), nil
+}
+
+// bound returns a socket with an address, and that address. Connections to it are refused as long as
+// it does not listen, and datagrams once it is connected.
+func bound(addr netip.Addr, kind int) (fd int, at netip.AddrPort, err error) {
+	sa, family := sockaddr(netip.AddrPortFrom(addr, 0))
+	if fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0); err != nil {
+		return 0, at, err
+	}
+	if err = unix.Bind(fd, sa); err != nil {
+		return 0, at, err
+	}
+	switch sa, err := unix.Getsockname(fd); sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return fd, netip.AddrPortFrom(addr, uint16(sa.Port)), err
+	case *unix.SockaddrInet6:
+		return fd, netip.AddrPortFrom(addr, uint16(sa.Port)), err
+	default:
+		return 0, at, err
+	}
+}
+
+// connect connects a socket of bound to itself: it gets nothing from others.
+func connect(fd int, to netip.AddrPort) error {
+	sa, _ := sockaddr(to)
+	return unix.Connect(fd, sa)
+}
+
+func sockaddr(a netip.AddrPort) (sa unix.Sockaddr, family int) {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}, unix.AF_INET
+	}
+	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}, unix.AF_INET6
+}
+
+// silent returns an address where nothing answers a client: its backlog is full.
+func silent(addr netip.Addr) (netip.AddrPort, error) {
+	fd, at, err := bound(addr, unix.SOCK_STREAM)
+	if err != nil {
+		return at, err
+	}
+	if err := unix.Listen(fd, 0); err != nil {
+		return at, err
+	}
+	for range 3 {
+		go func() { _, _ = net.Dial("tcp", at.String()) }() // for as long as the kernel tries
+	}
+	time.Sleep(200 * time.Millisecond)
+	return at, nil
+}
+
+// dial connects to a Service. Each operation on the connection fails after *patience.
+func dial(to string) (*net.TCPConn, error) {
+	c, err := net.DialTimeout("tcp", to, *patience/4)
+	if err != nil {
+		return nil, plain(err)
+	}
+	return c.(*net.TCPConn), c.SetDeadline(time.Now().Add(*patience))
+}
+
+// plain is an error without addresses and ports, which differ from run to run.
+func plain(err error) error {
+	if op := new(net.OpError); errors.As(err, &op) {
+		if os := new(os.SyscallError); errors.As(err, &os) {
+			return fmt.Errorf("%s: %w", op.Op, os.Err)
+		}
+		return fmt.Errorf("%s: %w", op.Op, op.Err)
+	}
+	return err
+}
+
+// ask connects to a Service of echo, and returns the endpoint's name.
+func ask(to string) (string, error) {
+	c, err := dial(to)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	return line(c)
+}
+
+// line reads the line with which an endpoint begins.
+func line(c net.Conn) (string, error) {
+	var name []byte
+	for b := make([]byte, 1); ; {
+		if _, err := c.Read(b); err != nil {
+			return "", plain(err)
+		}
+		if b[0] == '\n' {
+			return string(name), nil
+		}
+		name = append(name, b[0])
+	}
+}
+
+// bounce sends n random bytes to an endpoint of echo and then the end, and expects them back, and the end.
+func bounce(c *net.TCPConn, n int64) error {
+	sent, got := sha256.New(), sha256.New()
+	failed := make(chan error, 1)
+	go func() {
+		source := rand.NewChaCha8([32]byte{})
+		_, err := io.CopyN(io.MultiWriter(c, sent), source, n)
+		failed <- errors.Join(err, c.CloseWrite())
+	}()
+	back, err := io.Copy(got, bufio.NewReaderSize(c, 1<<16))
+	if err := errors.Join(plain(err), <-failed); err != nil {
+		return err
+	}
+	if back != n || string(sent.Sum(nil)) != string(got.Sum(nil)) {
+		return fmt.Errorf("%d bytes came back of %d, or others", back, n)
+	}
+	return nil
+}
+
+// exchange sends a datagram of n bytes to a Service of echoUDP, and expects it back.
+func exchange(to string, n int) error {
+	c, err := net.Dial("udp", to)
+	if err != nil {
+		return plain(err)
+	}
+	defer c.Close()
+	sent := strings.Repeat("d", n)
+	b := make([]byte, 1<<16)
+	// A client of UDP asks again.
+	for deadline := time.Now().Add(*patience / 4); ; {
+		_ = c.SetDeadline(time.Now().Add(*patience / 8))
+		if _, err = c.Write([]byte(sent)); err == nil {
+			n, err = c.Read(b)
+		}
+		if err == nil && string(b[:n]) != sent {
+			return fmt.Errorf("%d bytes came back of %d", n, len(sent))
+		}
+		if err == nil || time.Now().After(deadline) {
+			return plain(err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}

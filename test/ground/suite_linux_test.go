@@ -1,0 +1,253 @@
+// Package ground runs the same checks, what a user does with usher, in each place in which usher may
+// run. What works where is a table in docs/requirements.md: a check that fails and should not, or that works
+// and should not, makes the suite fail until the page says so (make generate-grounds).
+package ground
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/test/vm"
+)
+
+var update = flag.Bool("update", false, "write what came of the grounds that ran into docs/requirements.md")
+
+// patience is how long something may take to go.
+const patience = 20 * time.Second
+
+// page is where the table is, seen from folder test.
+const page = "../docs/requirements.md"
+
+// runsc is gVisor's program, which is built once.
+var runsc string
+
+func TestGrounds(t *testing.T) {
+	RegisterFailHandler(Fail)
+	if err := os.Chdir(".."); err != nil { // from where package vm sees its kernels
+		t.Fatal(err)
+	}
+	RunSpecs(t, "grounds")
+}
+
+// result is what the checks print of one: see folder checks.
+type result struct {
+	Check, Reason, Portal string
+	OK                    bool
+	Seconds               float64
+}
+
+var (
+	programs string                  // folder with usher and the checks
+	ran      = map[string][]string{} // lines of the page, by ground
+)
+
+// The first process builds for all.
+var _ = SynchronizedBeforeSuite(func() []byte {
+	if os.Geteuid() != 0 {
+		return nil // each spec says so
+	}
+	dir, err := os.MkdirTemp("", "ground-")
+	Expect(err).NotTo(HaveOccurred())
+	for _, b := range []struct{ module, program, path string }{
+		{"..", "./cmd/usher", filepath.Join(dir, "usher")},
+		{"ground", "./checks", filepath.Join(dir, "checks")},
+		{"ground", "gvisor.dev/gvisor/runsc", "../../.cache/runsc"},
+	} {
+		build := exec.Command("go", "build", "-C", b.module, "-tags=grpcnotrace", "-trimpath", "-ldflags=-s -w", "-o", b.path, b.program)
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		out, err := build.CombinedOutput()
+		Expect(err).NotTo(HaveOccurred(), string(out))
+	}
+	return []byte(dir)
+}, func(dir []byte) {
+	programs = string(dir)
+	var err error
+	runsc, err = filepath.Abs("../.cache/runsc")
+	Expect(err).NotTo(HaveOccurred())
+})
+
+var _ = SynchronizedAfterSuite(func() {
+	if *update {
+		Expect(writePage()).To(Succeed())
+	}
+}, func() {
+	if programs != "" {
+		Expect(os.RemoveAll(programs)).To(Succeed())
+	}
+})
+
+var _ = Describe("usher in", func() {
+	for _, g := range grounds {
+		It(g.name, func() {
+			if lack := g.lack(); lack != "" {
+				Skip(lack)
+			}
+			g.expect(g.run())
+		})
+	}
+	It(oldKernel.name, func() {
+		if lack := oldKernel.lack(); lack != "" {
+			Skip(lack)
+		}
+		if lack := vm.OldPC.Missing(); lack != "" {
+			Skip(lack)
+		}
+		image, err := vm.OldPC.NewImage(programs, filepath.Join(programs, "checks"), filepath.Join(programs, "usher"))
+		Expect(err).NotTo(HaveOccurred())
+		_, console := image.Boot(oldKernel.name)
+		oldKernel.expect(results(console), console)
+	})
+})
+
+// oldKernel is Debian 11's.
+var oldKernel = ground{name: "Linux 5.10"}
+
+// run runs the checks in the ground, and returns what came of them and all that was printed.
+func (g ground) run() ([]result, string) {
+	GinkgoHelper()
+	dir, err := os.MkdirTemp("", "ground-")
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(os.RemoveAll, dir)
+	Expect(os.Chmod(dir, 0o755)).To(Succeed())
+	for _, name := range []string{"usher", "checks"} {
+		binary, err := os.ReadFile(filepath.Join(programs, name))
+		Expect(err).NotTo(HaveOccurred())
+		Expect(os.WriteFile(filepath.Join(dir, name), binary, 0o755)).To(Succeed())
+	}
+	Expect(os.Mkdir(filepath.Join(dir, "tmp"), 0o755)).To(Succeed())
+	Expect(os.Chmod(filepath.Join(dir, "tmp"), 0o1777)).To(Succeed())
+	args := g.command(dir)
+	cmd := exec.Command(args[0], args[1:]...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	Expect(cmd.Start()).To(Succeed())
+	timer := time.AfterFunc(10*time.Minute, func() { _ = cmd.Process.Kill() })
+	defer timer.Stop()
+	_ = cmd.Wait() // its results count
+	return results(out.String()), out.String()
+}
+
+func results(out string) (all []result) {
+	for line := range strings.Lines(out) {
+		var r result
+		if json.Unmarshal([]byte(line), &r) == nil && r.Check != "" {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// expect expects that the page says what came of the checks.
+func (g ground) expect(all []result, out string) {
+	GinkgoHelper()
+	for _, r := range all {
+		GinkgoWriter.Printf("%6.1f s  %-30s %v %s\n", r.Seconds, r.Check, r.OK, r.Reason)
+	}
+	Expect(all).NotTo(BeEmpty(), out)
+	Expect(all[len(all)-1].Check).To(Equal(last), "all checks ran:\n%s", out)
+	lines := g.lines(all)
+	fmt.Fprintln(GinkgoWriter, strings.Join(lines, "\n"))
+	ran[g.name] = lines
+	if *update {
+		return
+	}
+	text, err := os.ReadFile(page)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(strings.Join(linesOf(string(text), g.name), "\n")).To(Equal(strings.Join(lines, "\n")), "%s; make generate-grounds writes it", page)
+}
+
+// last is the last check.
+const last = "demo"
+
+// portals are the checks that are columns of the table.
+var portals = []string{"portal iptables", "portal nftables", "portal address", "portal none"}
+
+// lines returns what the page says of a ground: its row of the table, and an item for each reason why checks fail.
+func (g ground) lines(all []result) []string {
+	row := "| " + g.name
+	chosen, passed, others := "–", 0, 0
+	var reasons []string
+	checks := map[string][]string{}
+	for _, r := range all {
+		if slices.Contains(portals, r.Check) {
+			row += map[bool]string{true: " | yes", false: " | no"}[r.OK]
+		} else {
+			others++
+			if r.OK {
+				passed++
+			}
+		}
+		if r.Portal != "" && chosen == "–" {
+			chosen = "`" + r.Portal + "`"
+		}
+		if r.OK {
+			continue
+		}
+		reason := strings.NewReplacer("\n", "; ", "|", "/", "<", "&lt;").Replace(r.Reason)
+		if !slices.Contains(reasons, reason) {
+			reasons = append(reasons, reason)
+		}
+		checks[reason] = append(checks[reason], r.Check)
+	}
+	lines := []string{fmt.Sprintf("%s | %s | %d of %d |", row, chosen, passed, others)}
+	for _, reason := range reasons {
+		lines = append(lines, fmt.Sprintf("- %s: *%s*: %s", g.name, strings.Join(checks[reason], ", "), reason))
+	}
+	return lines
+}
+
+// linesOf returns the lines of the page that are a ground's.
+func linesOf(text, name string) (lines []string) {
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSuffix(line, "\n"); strings.HasPrefix(line, "| "+name+" |") || strings.HasPrefix(line, "- "+name+": ") {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+const (
+	begin = "<!-- what test/ground has found, written by make generate-grounds -->\n"
+	end   = "<!-- end -->\n"
+)
+
+// writePage writes what ran into the page. Of other grounds it keeps what it says.
+func writePage() error {
+	b, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	before, rest, _ := strings.Cut(string(b), begin)
+	between, after, ok := strings.Cut(rest, end)
+	if !ok {
+		return fmt.Errorf("%s has no place for the table", page)
+	}
+	var rows, items string
+	for _, g := range append(grounds[:len(grounds):len(grounds)], oldKernel) {
+		lines := ran[g.name]
+		if lines == nil {
+			lines = linesOf(between, g.name)
+		}
+		for i, line := range lines {
+			if i == 0 {
+				rows += line + "\n"
+			} else {
+				items += line + "\n"
+			}
+		}
+	}
+	table := "| Place | iptables | nftables | address | none | auto selects | other checks passed |\n|---|---|---|---|---|---|---|\n" + rows + "\nWhat does not work, and what usher or a client says then:\n\n" + items
+	return os.WriteFile(page, []byte(before+begin+table+end+after), 0o644)
+}
