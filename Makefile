@@ -108,6 +108,11 @@ generate: ## write anew what is made from the code: openapi.json, cluster.json, 
 	$(GO) test -count=1 ./proxy/admin/api -update
 	$(GO) test -count=1 ./proxy/admin -update
 
+.PHONY: grounds
+grounds: ## as root, write what works where into docs/requirements.md
+	@test/install.sh iptables iproute2 runc qemu-system-x86 kmod
+	$(GO) -C test/ground test -count=1 -timeout 30m . -update
+
 .PHONY: recording
 recording: build ## record the demo anew, as root: docs/demo.cast and docs/demo.svg
 	@test/install.sh curl iptables
@@ -122,6 +127,7 @@ lint: ## gofmt, go vet, staticcheck
 	cd test/deploy && $(GO) vet ./...
 	cd test/dashboard && $(GO) vet ./...
 	cd test/cluster && $(GO) vet ./...
+	cd test/ground && $(GO) vet ./...
 
 .PHONY: clean
 clean: ## remove what the build made

@@ -25,6 +25,7 @@ func main() {
 	cluster := suite{name: "test/cluster", dir: "test/cluster", timeout: "50m", patterns: []string{"./..."}}
 	dashboard := suite{name: "test/dashboard", dir: "test/dashboard", timeout: "20m", patterns: []string{"./..."}}
 	deploy := suite{name: "test/deploy", dir: "test/deploy", timeout: "20m", patterns: []string{"./..."}}
+	ground := suite{name: "test/ground", dir: "test/ground", timeout: "30m", patterns: []string{"."}, beside: 2}
 	monitoring := suite{name: "test/monitoring", dir: ".", timeout: "20m", patterns: []string{"./test/monitoring"}}
 	release := suite{name: "deploy/release", dir: "deploy/release", timeout: "30m", patterns: []string{"./..."}}
 	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}}
@@ -34,7 +35,7 @@ func main() {
 	arm64 := suite{name: "arm64", commands: []string{"nice test/arm64.sh"}}
 	cross := suite{name: "cross", commands: []string{"nice go run ./test/cross darwin/arm64 windows/amd64"}}
 	if !run(os.Stdout,
-		stage{{packages, program}, {prepare, lint, cross, cluster, dashboard, release, deploy, monitoring, arm64}},
+		stage{{packages, program}, {prepare, lint, cross, cluster, dashboard, release, deploy, ground, monitoring, arm64}},
 		stage{{scale}},
 	) {
 		os.Exit(1)

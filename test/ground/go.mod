@@ -71,4 +71,7 @@ require (
 
 replace github.com/usherproxy/usher => ../..
 
-tool gvisor.dev/gvisor/runsc
+tool (
+	github.com/onsi/ginkgo/v2/ginkgo
+	gvisor.dev/gvisor/runsc
+)

@@ -1,6 +1,6 @@
 // Package ground runs the same checks, what a user does with usher, in each place in which usher may
 // run. What works where is a table in docs/requirements.md: a check that fails and should not, or that works
-// and should not, makes the suite fail until the page says so (make generate-grounds).
+// and should not, makes the suite fail until the page says so (make grounds).
 package ground
 
 import (
@@ -165,7 +165,7 @@ func (g ground) expect(all []result, out string) {
 	}
 	text, err := os.ReadFile(page)
 	Expect(err).NotTo(HaveOccurred())
-	Expect(strings.Join(linesOf(string(text), g.name), "\n")).To(Equal(strings.Join(lines, "\n")), "%s; make generate-grounds writes it", page)
+	Expect(strings.Join(linesOf(string(text), g.name), "\n")).To(Equal(strings.Join(lines, "\n")), "%s; make grounds writes it", page)
 }
 
 // last is the last check.
@@ -219,7 +219,7 @@ func linesOf(text, name string) (lines []string) {
 }
 
 const (
-	begin = "<!-- what test/ground has found, written by make generate-grounds -->\n"
+	begin = "<!-- what test/ground has found, written by make grounds -->\n"
 	end   = "<!-- end -->\n"
 )
 
@@ -248,6 +248,6 @@ func writePage() error {
 			}
 		}
 	}
-	table := "| Place | iptables | nftables | address | none | auto selects | other checks passed |\n|---|---|---|---|---|---|---|\n" + rows + "\nWhat does not work, and what usher or a client says then:\n\n" + items
+	table := "| Place | iptables | nftables | address | none | auto selects | other checks passed |\n|---|---|---|---|---|---|---|\n" + rows + "\nChecks that fail, and the message of usher or of the client:\n\n" + items
 	return os.WriteFile(page, []byte(before+begin+table+end+after), 0o644)
 }

@@ -60,7 +60,7 @@ var checks = []check{
 	{"/healthz", func(*ground) error { return fetch("http://127.0.0.1:10256/healthz", "") }},
 	{"get connections", getConnections},
 	{"explain", func(*ground) error { return prints("Would be tried", "explain", "tcp") }},
-	{"diagnose", func(*ground) error { return prints("Looked at", "diagnose", "tcp") }},
+	{"diagnose", diagnose},
 	{"take-over", takeOver},
 	{"kill, start again", killed},
 	{"stop: connections end first", stops},
@@ -464,7 +464,23 @@ func prints(expected string, args ...string) error {
 	return err
 }
 
+// diagnose expects that nothing is found but notes.
+func diagnose(*ground) error {
+	out, err := command("diagnose", "tcp")
+	if err == nil && !strings.Contains(out, "Looked at") {
+		err = fmt.Errorf("usher diagnose prints: %s", out)
+	}
+	if finding, _, ok := strings.Cut(out, "\n    known by:"); err != nil && ok {
+		err = errors.New(strings.ReplaceAll(finding, "\n ", ":"))
+	}
+	return err
+}
+
 func takeOver(g *ground) error {
+	to, err := g.named("tcp")
+	if err != nil {
+		return err
+	}
 	open, err := g.open("tcp")
 	if err != nil {
 		return err
@@ -475,17 +491,18 @@ func takeOver(g *ground) error {
 		g.running = first // it serves
 		return err
 	}
-	if err := g.bounces("tcp", 10); err != nil {
+	if _, err := ask(to); err != nil {
 		return err
 	}
 	if err := bounce(open, 1000); err != nil {
 		return fmt.Errorf("a connection of the predecessor: %w", err)
 	}
 	open.Close()
-	if code, err := first.end(); err != nil || code != 0 {
-		return fmt.Errorf("the predecessor: exit code %d, %w", code, err)
+	code, err := first.end()
+	if err == nil && code != 0 {
+		err = fmt.Errorf("the predecessor's exit code is %d", code)
 	}
-	return nil
+	return err
 }
 
 func killed(g *ground) error {

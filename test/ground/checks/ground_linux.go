@@ -130,6 +130,7 @@ func (o *output) String() string {
 func launch(args ...string) (*process, error) {
 	p := &process{cmd: exec.Command(*usher, args...), ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.log
+	p.cmd.Stdin = strings.NewReader("") // there may be no /dev/null
 	p.cmd.WaitDelay = time.Second
 	if err := p.cmd.Start(); err != nil {
 		return nil, err

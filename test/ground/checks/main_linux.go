@@ -10,8 +10,11 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"regexp"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -86,20 +89,40 @@ func beMachine() error {
 			return fmt.Errorf("mount %s: %w", m[1], err)
 		}
 	}
-	return errors.Join(os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), os.MkdirAll("/tmp", 0o777),
-		os.WriteFile("/proc/sys/kernel/modprobe", []byte("/sbin/modprobe\n"), 0), network())
+	if err := os.MkdirAll("/etc", 0o755); err != nil { // for exec
+		return err
+	}
+	if err := os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"); err != nil {
+		return err
+	}
+	modprobe, err := exec.LookPath("modprobe")
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.WriteFile("/proc/sys/kernel/modprobe", []byte(modprobe), 0), network())
 }
 
-var changing = regexp.MustCompile(`:\d{4,5}\b|\bpid \d+`)
+var changing = []struct {
+	pattern *regexp.Regexp
+	word    string
+}{
+	{regexp.MustCompile(`10\.96\.1\.\d+:8000|\[fd00:10:96::\w+\]:8000`), "VIP:8000"},
+	{regexp.MustCompile(`(\d|\]):(\d{4,5})\b`), "$1:PORT"},
+	{regexp.MustCompile(`pid \d+`), "pid N"},
+	{regexp.MustCompile(`/tmp/ground-\d+`), "DIR"},
+	{regexp.MustCompile(`time="[^"]*" `), ""},
+}
 
 // steady leaves out of a reason what differs from run to run.
 func steady(reason string) string {
-	return changing.ReplaceAllStringFunc(reason, func(s string) string {
-		if s[0] == ':' {
-			return ":PORT"
-		}
-		return "pid N"
-	})
+	for _, c := range changing {
+		reason = c.pattern.ReplaceAllString(reason, c.word)
+	}
+	lines := strings.Split(reason, "\n")
+	for i := range lines {
+		lines[i] = strings.TrimSpace(lines[i])
+	}
+	return strings.Join(slices.Compact(lines), "\n")
 }
 
 // vip is the address of a Service.
