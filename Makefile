@@ -13,8 +13,8 @@ DEMO_FLAGS ?= $(shell test -t 0 || echo --once)
 # With the flags of `make build`, so that each library is compiled once for all of them, and linked
 # without debug information (-s), which takes a third less CPU time. The race detector needs cgo:
 # what is built with it asks for that.
-lint test: export CGO_ENABLED := 0
-lint test: export GOFLAGS := $(GOFLAGS) -trimpath -ldflags=-s
+lint test walk: export CGO_ENABLED := 0
+lint test walk: export GOFLAGS := $(GOFLAGS) -trimpath -ldflags=-s
 
 .PHONY: help
 help: ## list the targets
@@ -65,7 +65,7 @@ test-fast: ## what `go test ./...` runs: no long tests; without root, without do
 
 .PHONY: test
 test: ## run all tests, and end with a table; installs what they need (apt, as root); the first time, builds a Kubernetes API server
-	@test/install.sh iptables nftables iproute2 procps etcd-server qemu-system-x86 kmod dnsmasq-base dnsutils chromium curl wget git python3 python3-requests haproxy nginx libnginx-mod-stream debootstrap lintian rpm containerd runc skopeo qemu-user-static buildah prometheus qemu-system-arm
+	@test/install.sh iptables nftables iproute2 procps etcd-server qemu-system-x86 kmod dnsmasq-base dnsutils chromium curl wget git python3 python3-requests haproxy nginx libnginx-mod-stream debootstrap lintian rpm containerd runc skopeo qemu-user-static buildah strace prometheus qemu-system-arm
 	@test/privileges.sh
 	@$(GO) run ./test/all
 
@@ -93,6 +93,10 @@ bench: build ## measure usher beside HAProxy, nginx and the kernel (as root), an
 	$(if $(CLUSTER),cd test/cluster && BENCH_RESULTS=$(CURDIR)/$(BENCH_RESULTS) BENCH_ROUNDS=$(CLUSTER) USHER_PROGRAM=$(CURDIR)/bin/usher $(GO) test -count=1 -timeout 3h -ginkgo.focus='beside kube-proxy')
 	.cache/bench -report $(BENCH_RESULTS)
 	@mv $(BENCH_RESULTS) $(BENCH_RESULTS).last
+
+.PHONY: walk
+walk: ## count the files, functions and calls that one event passes (as root also on the control side), and write docs/walk.md
+	$(GO) run ./test/walk -page docs/walk.md
 
 .PHONY: fuzz
 fuzz: ## run each fuzz target for a minute (FUZZTIME=1m)

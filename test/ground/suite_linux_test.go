@@ -65,7 +65,7 @@ var _ = SynchronizedBeforeSuite(func() []byte {
 		{"ground", "./checks", filepath.Join(dir, "checks")},
 		{"ground", "gvisor.dev/gvisor/runsc", "../../.cache/runsc"},
 	} {
-		build := exec.Command("go", "build", "-C", b.module, "-tags=grpcnotrace", "-trimpath", "-ldflags=-s -w", "-o", b.path, b.program)
+		build := exec.Command("go", "build", "-C", b.module, "-trimpath", "-ldflags=-s -w", "-o", b.path, b.program)
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		out, err := build.CombinedOutput()
 		Expect(err).NotTo(HaveOccurred(), string(out))

@@ -36,7 +36,7 @@ var never = []struct {
 	why                    string
 }{
 	{
-		of: []string{"..."}, imports: []string{"cmd/..."}, but: []string{"cmd/..."},
+		of: []string{"..."}, imports: []string{"cmd/..."}, but: []string{"cmd/...", "test/walk/events"}, // the latter starts what it measures
 		why: "cmd is flags and wiring; what others need of it belongs on a floor below",
 	},
 	{
@@ -107,7 +107,7 @@ var never = []struct {
 		why:     "it is given values, and can be had without a command line; flags, signals and tables are the commands'",
 	},
 	{
-		of: []string{"..."}, imports: []string{"cmd/usher/daemon/..."}, but: []string{"cmd/usher", "cmd/usher/daemon/..."},
+		of: []string{"..."}, imports: []string{"cmd/usher/daemon/..."}, but: []string{"cmd/usher", "cmd/usher/daemon/...", "test/walk/events"},
 		why: "only commands start a daemon",
 	},
 	{

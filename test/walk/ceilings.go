@@ -1,0 +1,56 @@
+package main
+
+import (
+	"fmt"
+)
+
+// figures are how far a reader walks: files, packages, functions, calls, stays
+// (stretches of calls in one file) and netlink requests.
+type figures [6]int
+
+const (
+	inFiles = iota
+	inPackages
+	inFunctions
+	inCalls
+	inStays
+	inRequests
+)
+
+var columns = [...]string{"files", "packages", "functions", "calls", "stays", "netlink requests"}
+
+// none is a figure that is not counted.
+const none = -1
+
+// ceilings are the highest figures that the spec accepts. They fall: a commit that
+// shortens a walk lowers them, and the spec fails if one is more than 3% too high.
+// It takes a reason, in the commit's message, to raise one.
+var ceilings = []struct {
+	event, name string
+	highest     figures
+}{
+	{"tcp", "TCP connection", figures{50, 13, 189, 343, 206, none}},
+	{"udp", "datagram and answer", figures{37, 12, 141, 210, 137, none}},
+	{"change", "endpoint added, data plane", figures{34, 9, 95, 128, 90, none}},
+	{"api-endpoint", "endpoint added, API server", figures{70, 15, 239, none, none, 14}},
+	{"api-service", "Service added, API server", figures{86, 17, 333, none, none, 19}},
+	{"file-endpoint", "endpoint added, file", figures{83, 16, 331, none, none, 14}},
+	{"file-service", "Service added, file", figures{99, 18, 424, none, none, 19}},
+}
+
+// compare returns what is wrong with ceilings, of figures that are counted.
+func compare(measured map[string]figures) (faults []string) {
+	for _, c := range ceilings {
+		f, ok := measured[c.event]
+		for i, ceiling := range c.highest {
+			switch {
+			case !ok || ceiling == none || f[i] == none:
+			case f[i] > ceiling:
+				faults = append(faults, fmt.Sprintf("%s: %d %s, more than %d", c.name, f[i], columns[i], ceiling))
+			case 100*ceiling > 103*f[i]:
+				faults = append(faults, fmt.Sprintf("%s: only %d %s: lower the ceiling, which is %d", c.name, f[i], columns[i], ceiling))
+			}
+		}
+	}
+	return faults
+}

@@ -1,0 +1,51 @@
+// Command events makes the events whose calls test/walk counts:
+//
+//	events data DIR     in the data plane, with calls recorded: DIR/tcp-1.json and so on
+//	events api DIR      in a daemon that follows an API server: coverage counters in DIR/idle, DIR/endpoint, DIR/service
+//	events file DIR     the same, with a folder of manifests
+//
+// The last two need a network namespace where rules of nftables can be set.
+package main
+
+import (
+	"log"
+	"os"
+	"path/filepath"
+)
+
+func main() {
+	if len(os.Args) != 3 {
+		log.Fatal("usage: events data|api|file DIR")
+	}
+	dir := os.Args[2]
+	switch os.Args[1] {
+	case "data":
+		makeDataEvents(dir)
+	case "api":
+		makeControlEvents(dir, newAPI())
+	case "file":
+		makeControlEvents(dir, newFolder())
+	default:
+		log.Fatalf("invalid source %q: must be one of data, api, file", os.Args[1])
+	}
+	os.Exit(0) // the daemon would wait for connections to finish
+}
+
+func must(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+func tempDir() string {
+	dir, err := os.MkdirTemp("", "walk-events-")
+	must(err)
+	return dir
+}
+
+// writeFile puts a file in place that is complete from the first moment.
+func writeFile(path, text string) {
+	temporary := filepath.Join(filepath.Dir(path), ".new")
+	must(os.WriteFile(temporary, []byte(text), 0o600))
+	must(os.Rename(temporary, path))
+}
