@@ -20,7 +20,7 @@ import (
 // each round. How many rounds one event takes is chance: two packets may come at once,
 // or not. So these calls are left out, but not what they call.
 var polling = map[string][]string{
-	"proxy/forward/poll_linux.go":    {"Poller.poll", "Poller.take", "Poller.wait", "Poller.hold", "Poller.rest", "Poller.takeTurns", "Poller.Crowded", "Poller.runTasks", "Poller.signal"},
+	"proxy/forward/poll_linux.go":    {"Poller.poll", "Poller.block", "Poller.take", "Poller.wait", "Poller.hold", "Poller.rest", "Poller.takeTurns", "Poller.Crowded", "Poller.runTasks", "Poller.signal"},
 	"proxy/datagram/server_linux.go": {"loop.endRound", "loop.flush"},
 }
 
@@ -47,7 +47,9 @@ func read(events []recorder.Event) recording {
 		}
 		stack := stacks[e.Goroutine]
 		if e.Return {
-			stacks[e.Goroutine] = stack[:len(stack)-1]
+			if len(stack) > 1 { // else it was called before the event
+				stacks[e.Goroutine] = stack[:len(stack)-1]
+			}
 			continue
 		}
 		if stack == nil {
