@@ -184,7 +184,7 @@ func (c *Client) RefusedUnlogged(o outcome.Outcome) bool {
 		return false
 	}
 	f.Counters.Unlogged.Add(1)
-	for _, e := range []trace.Event{{Kind: trace.Accepted}, {Kind: trace.Closed, End: outcome.Result{Outcome: o}}} {
+	for _, e := range []trace.Event{{Kind: trace.Accepted}, {Kind: trace.Closed, End: outcome.Result{Outcome: o}, Flags: f.Trace.Flags(c.Life, 0, o)}} {
 		f.count(c.Life, &e)
 	}
 	return true

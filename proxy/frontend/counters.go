@@ -43,7 +43,7 @@ type tally struct {
 
 // count counts a step of a client's, of which life is what is known, e included.
 func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
-	f.tally.count(life, e)
+	f.tally.count(e)
 	all := &f.Counters.connections
 	switch {
 	case f.Protocol == config.UDP:
@@ -51,7 +51,7 @@ func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
 	case f.Protocol == config.SCTP && e.Kind == trace.Accepted:
 		f.Counters.associations.Add(1)
 	}
-	all.count(life, e)
+	all.count(e)
 	if e.Kind == trace.Attempt {
 		f.Counters.choices[e.Choice].Add(1)
 	}
@@ -68,7 +68,7 @@ func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
 	}
 }
 
-func (t *tally) count(life *trace.Life, e *trace.Event) {
+func (t *tally) count(e *trace.Event) {
 	switch e.Kind {
 	case trace.Accepted:
 		t.accepted.Add(1)
@@ -80,7 +80,7 @@ func (t *tally) count(life *trace.Life, e *trace.Event) {
 	case trace.Established:
 		t.established.Add(1)
 	case trace.Closed:
-		if life.Failed(e.End.Outcome) {
+		if e.Flags&trace.Broken != 0 {
 			t.failed.Add(1)
 		}
 		if e.End.ToEndpoint != 0 {
