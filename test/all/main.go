@@ -20,7 +20,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, become(dir, os.Args[1:]))
 		os.Exit(1)
 	}
-	packages := suite{name: "packages", dir: ".", race: true, timeout: "20m", patterns: []string{"./..."}, except: []string{"/test", "/test/monitoring", "/test/scale"}}
+	packages := suite{name: "packages", dir: ".", race: true, timeout: "20m", patterns: []string{"./..."}, except: []string{"/test", "/test/monitoring", "/test/scale", "/test/walk"}}
 	program := suite{name: "test", dir: ".", race: true, timeout: "60m", patterns: []string{"./test"}, beside: 3}
 	cluster := suite{name: "test/cluster", dir: "test/cluster", timeout: "50m", patterns: []string{"./..."}}
 	dashboard := suite{name: "test/dashboard", dir: "test/dashboard", timeout: "20m", patterns: []string{"./..."}}
@@ -29,6 +29,7 @@ func main() {
 	monitoring := suite{name: "test/monitoring", dir: ".", timeout: "20m", patterns: []string{"./test/monitoring"}}
 	release := suite{name: "deploy/release", dir: "deploy/release", timeout: "30m", patterns: []string{"./..."}}
 	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}}
+	walk := suite{name: "test/walk", dir: ".", timeout: "20m", patterns: []string{"./test/walk"}}
 	// First the other lane compiles, while specs of packages wait for time to pass.
 	prepare := suite{name: "prepare", commands: []string{"test/prepare.sh"}}
 	lint := suite{name: "lint", commands: []string{"nice make lint"}}
@@ -36,7 +37,7 @@ func main() {
 	cross := suite{name: "cross", commands: []string{"nice go run ./test/cross darwin/arm64 windows/amd64"}}
 	if !run(os.Stdout,
 		stage{{packages, program}, {prepare, lint, cross, cluster, dashboard, release, deploy, ground, monitoring, arm64}},
-		stage{{scale}},
+		stage{{scale, walk}}, // they measure
 	) {
 		os.Exit(1)
 	}
