@@ -1,6 +1,7 @@
 package ground
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,8 +12,6 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/opencontainers/runtime-spec/specs-go"
-
-	"encoding/json"
 
 	"github.com/usherproxy/usher/test/lab"
 )

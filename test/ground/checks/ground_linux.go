@@ -131,6 +131,7 @@ func launch(args ...string) (*process, error) {
 	p := &process{cmd: exec.Command(*usher, args...), ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.log
 	p.cmd.Stdin = strings.NewReader("") // there may be no /dev/null
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p.cmd.WaitDelay = time.Second
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
@@ -151,10 +152,14 @@ func (p *process) end() (int, error) {
 		}
 		return p.cmd.ProcessState.ExitCode(), nil
 	case <-time.After(*patience):
-		_ = p.cmd.Process.Kill()
+		p.kill()
+		<-p.ended // what is started next needs its ports
 		return 0, fmt.Errorf("usher %s does not end", p.cmd.Args[1])
 	}
 }
+
+// kill kills usher, and what it has started. Both may have ended.
+func (p *process) kill() { _ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) }
 
 // command runs usher until it ends, and returns what it prints. Another exit code than 0 is an error.
 func command(args ...string) (string, error) {
@@ -207,7 +212,11 @@ func (g *ground) stop(s syscall.Signal) error {
 	if g.running == nil {
 		return nil
 	}
-	_ = g.running.cmd.Process.Signal(s) // it may have ended
+	if s == syscall.SIGKILL {
+		g.running.kill()
+	} else {
+		_ = g.running.cmd.Process.Signal(s) // it may have ended
+	}
 	code, err := g.running.end()
 	if err == nil && code != 0 && s != syscall.SIGKILL {
 		err = fmt.Errorf("exit code %d after %s: %s", code, s, g.running.reason())
