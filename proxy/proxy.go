@@ -282,15 +282,23 @@ func (p *Proxy) updatePorts(s config.Service, c *change) {
 
 // Run keeps the portal in repair and tries again what could not be served,
 // until ctx ends: from time to time, and when the kernel tells that others have
-// changed something.
+// changed something. It also gives memory back when a rush of clients is over.
 func (p *Proxy) Run(ctx context.Context) {
 	changed := p.watchPortal(ctx)
 	ticker := time.NewTicker(p.CheckInterval)
 	defer ticker.Stop()
+	var rushes ebb
+	looks := time.NewTimer(ebbPeriod)
+	defer looks.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case now := <-looks.C:
+			if rushes.over(now, p.turnover()) {
+				rushes.tidy()
+			}
+			looks.Reset(rushes.pause())
 		case <-ticker.C:
 			p.Check(ctx)
 		case _, open := <-changed:

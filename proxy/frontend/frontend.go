@@ -95,6 +95,9 @@ func (n *Node) Init() {
 // NewID returns the number of a new client, 1 for the first.
 func (n *Node) NewID() uint64 { return n.lastID.Add(1) }
 
+// LastID returns how many clients there have been.
+func (n *Node) LastID() uint64 { return n.lastID.Load() }
+
 // ErrLeadsBack is why usher does not connect to some endpoints.
 var ErrLeadsBack = errors.New("refused: it is a VIP or a node port of this node, or usher's own address, and would lead back here")
 

@@ -1,0 +1,65 @@
+package proxy
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+)
+
+// TestEbb looks at how many connections come in each period.
+func TestEbb(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		counts []int64 // that have begun or ended in each period
+		over   []int   // after which memory is given back
+	}{
+		{"a few", []int64{300, 300, 300, 0, 0}, nil},
+		{"a burst", []int64{5000, 0, 0, 0}, []int{1}},
+		{"a burst that fades", []int64{5000, 3000, 400, 300, 0}, []int{3}},
+		{"many all the time", []int64{5000, 4000, 6000, 5000, 4500, 5500}, nil},
+		{"a few each time add up", []int64{400, 400, 400, 0}, []int{3}},
+		{"two bursts", []int64{5000, 0, 0, 5000, 0, 0}, []int{1, 4}},
+		{"a beginning that is counted late", []int64{-1, 5001, -1, 1}, []int{2}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := NewWithT(t)
+			var e ebb
+			var count int64
+			var over []int
+			for i, n := range c.counts {
+				count += n
+				if e.over(time.Now(), count) {
+					over = append(over, i)
+					e.tidy()
+					now := e.rest.Add(-1)
+					g.Expect(e.over(now, count+2*rush)).To(BeFalse(), "they are many")
+					g.Expect(e.over(now, count+2*rush)).To(BeFalse(), "it has just been done")
+					g.Expect(e.over(e.rest, count+2*rush)).To(BeTrue())
+					e = ebb{seen: count, tidied: count}
+				}
+			}
+			g.Expect(over).To(Equal(c.over))
+		})
+	}
+}
+
+// TestEbbRests says when the next look may wait.
+func TestEbbRests(t *testing.T) {
+	g := NewWithT(t)
+	var e ebb
+	look := func(count int64) time.Duration {
+		if e.over(time.Now(), count) {
+			e.tidy()
+		}
+		return e.pause()
+	}
+	g.Expect(look(0)).To(Equal(calmPeriod), "nobody has come yet")
+	g.Expect(look(5000)).To(Equal(ebbPeriod), "a rush")
+	g.Expect(look(5000)).To(Equal(calmPeriod), "it is over, and memory given back")
+	g.Expect(look(5400)).To(Equal(ebbPeriod))
+	g.Expect(look(5400)).To(Equal(calmPeriod), "they were a few")
+	e.rest = time.Now().Add(time.Hour)
+	g.Expect(look(8000)).To(Equal(ebbPeriod))
+	g.Expect(look(8000)).To(Equal(ebbPeriod), "memory is to be given back")
+}
