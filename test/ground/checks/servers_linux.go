@@ -97,7 +97,10 @@ func sockaddr(a netip.AddrPort) (sa unix.Sockaddr, family int) {
 	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}, unix.AF_INET6
 }
 
-// silent returns an address where nothing answers a client: its backlog is full.
+// held are connections that fill the backlogs of silent addresses.
+var held []net.Conn
+
+// silent returns an address where nothing answers a client: its backlog is full, as two attempts in a row have shown.
 func silent(addr netip.Addr) (netip.AddrPort, error) {
 	fd, at, err := bound(addr, unix.SOCK_STREAM)
 	if err != nil {
@@ -106,10 +109,17 @@ func silent(addr netip.Addr) (netip.AddrPort, error) {
 	if err := unix.Listen(fd, 0); err != nil {
 		return at, err
 	}
-	for range 3 {
-		go func() { _, _ = net.Dial("tcp", at.String()) }() // for as long as the kernel tries
+	for unanswered := 0; unanswered < 2; {
+		c, err := net.DialTimeout("tcp", at.String(), 500*time.Millisecond)
+		if err != nil {
+			unanswered++
+			continue
+		}
+		unanswered = 0
+		if held = append(held, c); len(held) > 100 {
+			return at, errors.New("a backlog does not fill up")
+		}
 	}
-	time.Sleep(200 * time.Millisecond)
 	return at, nil
 }
 
