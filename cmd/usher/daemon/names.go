@@ -24,7 +24,13 @@ func (d *Daemon) startNames(ctx context.Context) error {
 		return nil
 	}
 	at := d.config.DNSAddress
-	packets, listener, err := d.listenNames()
+	var packets net.PacketConn
+	var listener net.Listener
+	listen := func() (err error) {
+		packets, listener, err = d.listenNames()
+		return err
+	}
+	err := listen()
 	switch {
 	case err == nil, d.config.TakeOver && errors.Is(err, syscall.EADDRINUSE):
 	case d.config.Netns != nil:
@@ -33,12 +39,8 @@ func (d *Daemon) startNames(ctx context.Context) error {
 		return explainListen(at, err)
 	}
 	d.workers.Go(func() {
-		for ; err != nil; packets, listener, err = d.listenNames() {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(100 * time.Millisecond):
-			}
+		if !retryListen(ctx, err, listen) {
+			return
 		}
 		d.log.WithFields(logrus.Fields{"address": at.String(), "domain": d.names.Domain()}).Info("Answering for the names of Services")
 		if err := d.names.Serve(ctx, packets, listener); err != nil {
@@ -46,6 +48,19 @@ func (d *Daemon) startNames(ctx context.Context) error {
 		}
 	})
 	return nil
+}
+
+// retryListen calls listen every 100 ms until it succeeds, and reports whether that was before ctx
+// ended. failed is the error of the call before: where it is nil, there is nothing to retry.
+func retryListen(ctx context.Context, failed error, listen func() error) bool {
+	for ; failed != nil; failed = listen() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return true
 }
 
 // listenNames opens both sockets for that, UDP and TCP.
@@ -82,8 +97,12 @@ func (d *Daemon) startSOCKS(ctx context.Context) (close func(), err error) {
 	if d.config.SOCKSAddress == "" {
 		return func() {}, nil
 	}
-	listen := func() (*socks.Server, error) { return socks.Listen(d.config.SOCKSAddress, d.proxy, d.log) }
-	server, failed := listen()
+	var server *socks.Server
+	listen := func() (err error) {
+		server, err = socks.Listen(d.config.SOCKSAddress, d.proxy, d.log)
+		return err
+	}
+	failed := listen()
 	if failed != nil && !(d.config.TakeOver && errors.Is(failed, syscall.EADDRINUSE)) {
 		return nil, fmt.Errorf("--socks: %w", failed)
 	}
@@ -92,12 +111,8 @@ func (d *Daemon) startSOCKS(ctx context.Context) (close func(), err error) {
 	current.Store(server)
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		for ; failed != nil; server, failed = listen() {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(100 * time.Millisecond):
-			}
+		if !retryListen(ctx, failed, listen) {
+			return
 		}
 		current.Store(server)
 		d.logSOCKS(server)
