@@ -124,22 +124,28 @@ func newNamespace(name string) *Namespace {
 		if ns.handle, err = netns.New(); err != nil {
 			return err
 		}
-		// A new namespace has the machine's setting, which may run containers.
-		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0); err != nil {
-			return err
-		}
-		// Link-local addresses that are usable at once, and not some time later.
-		if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0); err != nil {
-			return err
-		}
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetUp(lo)
+		return SetUp()
 	})
 	ginkgo.DeferCleanup(func() { ns.handle.Close() })
 	return ns
+}
+
+// SetUp makes the new network namespace of the calling thread a host: with loopback, and without what
+// depends on the machine.
+func SetUp() error {
+	// A new namespace has the machine's setting, which may run containers.
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0); err != nil {
+		return err
+	}
+	// Link-local addresses that are usable at once, and not some time later.
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0); err != nil {
+		return err
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(lo)
 }
 
 // onOwnThread runs f on a thread that ends with it, so that f may change the

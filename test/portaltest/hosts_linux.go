@@ -45,15 +45,7 @@ func NewHost() *Host {
 	h := &Host{}
 	h.inNew()
 	DeferCleanup(func() { h.ns.Close() })
-	h.Do(func() {
-		// Link-local addresses that are usable at once, and not some time later.
-		Expect(os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0)).To(Succeed())
-		// A new namespace has the machine's setting, which may run containers.
-		Expect(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0)).To(Succeed())
-		lo, err := netlink.LinkByName("lo")
-		Expect(err).NotTo(HaveOccurred())
-		Expect(netlink.LinkSetUp(lo)).To(Succeed())
-	})
+	h.Do(func() { Expect(lab.SetUp()).To(Succeed()) })
 	return h
 }
 
