@@ -14,9 +14,11 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/test/lab"
 )
 
-// stall is how long the server of the tests answers nobody, once.
+// stall is for how long the server of the tests does not answer, once.
 const stall = 400 * time.Millisecond
 
 // stallingServer echoes, except for a while that begins half a second after its first byte.
@@ -25,31 +27,22 @@ func stallingServer(g *WithT, t *testing.T) netip.AddrPort {
 	g.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(func() { l.Close() })
 	var began atomic.Int64
-	go func() {
+	lab.Serve(l, func(c net.Conn) {
+		buffer := make([]byte, 64)
 		for {
-			c, err := l.Accept()
-			if err != nil {
+			if _, err := io.ReadFull(c, buffer); err != nil {
 				return
 			}
-			go func() {
-				defer c.Close()
-				buffer := make([]byte, 64)
-				for {
-					if _, err := io.ReadFull(c, buffer); err != nil {
-						return
-					}
-					began.CompareAndSwap(0, time.Now().UnixNano())
-					since := time.Since(time.Unix(0, began.Load()))
-					if pause := since - 500*time.Millisecond; pause > 0 && pause < stall {
-						time.Sleep(stall - pause)
-					}
-					if _, err := c.Write(buffer); err != nil {
-						return
-					}
-				}
-			}()
+			began.CompareAndSwap(0, time.Now().UnixNano())
+			since := time.Since(time.Unix(0, began.Load()))
+			if pause := since - 500*time.Millisecond; pause > 0 && pause < stall {
+				time.Sleep(stall - pause)
+			}
+			if _, err := c.Write(buffer); err != nil {
+				return
+			}
 		}
-	}()
+	})
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
