@@ -317,7 +317,7 @@ func (h *health) keepsAffinity(now time.Time) bool {
 	return h.state(now) != Down || h.passive.client.IsValid() && !h.active.down
 }
 
-// available returns the endpoint's availability for a choice at now. If claim is set and it is
+// available returns the endpoint's availability for a choice at now. If claims is set and it is
 // HalfOpen, the caller has claimed it: others see Down until the caller has reported how its
 // attempt ended, or claimTime has passed.
 func (s *State) available(now time.Time, claims bool) Availability {

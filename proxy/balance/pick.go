@@ -27,7 +27,7 @@ const (
 	FirstInLine // none had room when the client came; this one was the first to have some
 	Probe       // it failed before; this connection finds out whether it still does
 	OnlyOne     // there is no other that was not tried
-	LastResort  // better than nobody
+	LastResort  // better than no endpoint
 
 	// noRoomLeft is the Reason of a Choice without an endpoint, since those that there are have
 	// no room. Another field would make a Choice too large for registers.

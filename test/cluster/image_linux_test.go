@@ -197,7 +197,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 })
 
 // Capabilities are for root.
-var _ = Describe("the command of docs/kubernetes.md that removes the rules of an usher that is gone", func() {
+var _ = Describe("the command of docs/kubernetes.md that removes the rules of an instance that is gone", func() {
 	It("starts the image as root, though its user is not", func() {
 		page, err := os.ReadFile(filepath.Join(control.Root(), "docs", "kubernetes.md"))
 		Expect(err).NotTo(HaveOccurred())

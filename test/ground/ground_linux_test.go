@@ -53,15 +53,15 @@ func checksIn(dir string) []string {
 	return []string{filepath.Join(dir, "checks"), "-usher", filepath.Join(dir, "usher"), "-dir", filepath.Join(dir, "tmp")}
 }
 
-// nobody makes a command's user an ordinary one.
-var nobody = []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"}
+// ordinaryUser runs a command as a user that is not root.
+var ordinaryUser = []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"}
 
 // grounds are all of them but the machines with other kernels.
 var grounds = []ground{
 	{"root on a node", nil, func(dir string) []string { return in(dual, checksIn(dir)...) }},
-	{"a user who is not root", []string{"setpriv"}, func(dir string) []string { return in(dual, append(nobody, checksIn(dir)...)...) }},
+	{"a user who is not root", []string{"setpriv"}, func(dir string) []string { return in(dual, append(ordinaryUser, checksIn(dir)...)...) }},
 	{"an unprivileged user namespace", []string{"setpriv"}, func(dir string) []string {
-		return append(nobody[:4:4], append([]string{"unshare", "--user", "--map-root-user", "--net", "sh", "-c", dual, "sh"}, checksIn(dir)...)...)
+		return append(ordinaryUser[:4:4], append([]string{"unshare", "--user", "--map-root-user", "--net", "sh", "-c", dual, "sh"}, checksIn(dir)...)...)
 	}},
 	{"gVisor", nil, func(dir string) []string {
 		return in(dual, append([]string{runsc, "--ignore-cgroups", "--network=none", "--platform=systrap", "do"}, checksIn(dir)...)...)
