@@ -293,16 +293,18 @@ func TestLastEndpointLeavesWhileWaiting(t *testing.T) {
 }
 
 func TestAnAttemptThatIsLeftIsNobodysFault(t *testing.T) {
-	g := NewWithT(t)
-	c := newClient(refuses, refuses)
-	s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Reporter: c}
-	set := c.listed.Load().set
-	first := s.Next(set, c.start).Endpoint
-	s.Left(c.start, context.Canceled)
-	quarantined := first.Health(c.start).State == balance.Down
-	g.Expect(quarantined).To(BeFalse())
-	g.Expect(c.log).To(Equal([]string{"1@0:context canceled"}))
-	g.Expect(s.Next(set, c.start).Endpoint).NotTo(Equal(first), "it goes on with another one")
+	synctest.Test(t, func(t *testing.T) {
+		g := NewWithT(t)
+		c := newClient(refuses, refuses)
+		s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Reporter: c}
+		set := c.listed.Load().set
+		first := s.Next(set, c.start).Endpoint
+		s.Left(c.start, context.Canceled)
+		quarantined := first.Health(c.start).State == balance.Down
+		g.Expect(quarantined).To(BeFalse())
+		g.Expect(c.log).To(Equal([]string{"1@0:context canceled"}))
+		g.Expect(s.Next(set, c.start).Endpoint).NotTo(Equal(first), "it goes on with another one")
+	})
 }
 
 func TestWithoutAScheduleEachEndpointIsTriedOnce(t *testing.T) {
