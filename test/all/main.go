@@ -98,11 +98,6 @@ func run(out io.Writer, stages ...stage) bool {
 func printTable(out io.Writer, results []*result) bool {
 	var sum result
 	fmt.Fprintln(out)
-	for _, r := range results {
-		for _, name := range r.failures {
-			fmt.Fprintf(out, "FAILED %s: %s\n", r.name, name)
-		}
-	}
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\nsuite\tpassed\tfailed\tskipped\tseconds\tCPU seconds\twhy skipped")
 	for _, r := range results {
@@ -126,7 +121,13 @@ func printTable(out io.Writer, results []*result) bool {
 	for _, t := range sum.times[:min(10, len(sum.times))] {
 		fmt.Fprintf(out, "%5.0f s  %s\n", t.took.Seconds(), t.spec)
 	}
-	fmt.Fprintf(out, "\n%.0f s of CPU time\n%d passed, %d failed, %d skipped\n", sum.cpu.Seconds(), sum.passed, len(sum.failures), sum.skipped())
+	fmt.Fprintln(out)
+	for _, r := range results {
+		for _, name := range r.failures {
+			fmt.Fprintf(out, "FAILED %s: %s\n", r.name, name)
+		}
+	}
+	fmt.Fprintf(out, "%.0f s of CPU time\n%d passed, %d failed, %d skipped\n", sum.cpu.Seconds(), sum.passed, len(sum.failures), sum.skipped())
 	return len(sum.failures) == 0
 }
 

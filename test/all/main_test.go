@@ -35,6 +35,19 @@ func TestEverySuiteRunsWhateverFailsAndIsInTheTable(t *testing.T) {
 		ContainSubstring(`cannot use "not a number"`), ContainSubstring("its last words"), ContainSubstring("the reason"), ContainSubstring("shown"),
 		Not(ContainSubstring("not shown"))))
 	g.Expect(text).To(MatchRegexp(`(?s)
+suite +passed +failed +skipped +seconds +CPU seconds +why skipped
+broken +0 +1 +0 +\d+ +\d+ +-
+dies +0 +1 +0 +\d+ +\d+ +-
+races +1 +1 +0 +\d+ +\d+ +-
+beside +2 +1 +0 +\d+ +\d+ +-
+missing +0 +1 +0 +\d+ +\d+ +-
+specs +2 +2 +4 +\d+ +\d+ +1: no such program; 1: pending; 2: no such device
+cross +0 +1 +0 +\d+ +\d+ +-
+
+the slowest specs:
+ +1 s  beside: specs beside each other passes
+(?: +0 s  [^\n]*
+)+
 FAILED broken: .*did not compile.*
 FAILED dies: .*ended before its tests did.*
 FAILED races: [^\n]*
@@ -52,20 +65,6 @@ FAILED specs: a suite fails \(.*/specs_test.go:17\)
 [^F]*
 FAILED cross: env GOOS=no-such-system [^\n]*
     .*unsupported GOOS.*
-
-suite +passed +failed +skipped +seconds +CPU seconds +why skipped
-broken +0 +1 +0 +\d+ +\d+ +-
-dies +0 +1 +0 +\d+ +\d+ +-
-races +1 +1 +0 +\d+ +\d+ +-
-beside +2 +1 +0 +\d+ +\d+ +-
-missing +0 +1 +0 +\d+ +\d+ +-
-specs +2 +2 +4 +\d+ +\d+ +1: no such program; 1: pending; 2: no such device
-cross +0 +1 +0 +\d+ +\d+ +-
-
-the slowest specs:
- +1 s  beside: specs beside each other passes
-(?: +0 s  [^\n]*
-)+
 [1-9]\d* s of CPU time
 5 passed, 8 failed, 4 skipped
 $`))
