@@ -86,7 +86,7 @@ var _ = Describe("the page", Ordered, func() {
 				}
 				return eval[[]string](p, `[...document.querySelectorAll("a, button:not(:disabled), select, input")]
 					.filter(e => e.checkVisibility() && e.tabIndex >= 0 && !e.closest("tbody") && !reached.has(e)).map(e => e.textContent)`)
-			}).WithTimeout(30*time.Second).Should(BeEmpty(), view)
+			}).WithTimeout(2*time.Minute).Should(BeEmpty(), view)
 		})
 	})
 

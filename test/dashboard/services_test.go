@@ -70,7 +70,7 @@ var _ = Describe("the table of Services", func() {
 		manifests = append(manifests, service("web", "10.96.0.10", answering()))
 		u := run(manifests...)
 		p := open(u.url)
-		Eventually(func() string { return p.text(".filters .filter") }).WithTimeout(30 * time.Second).Should(Equal("All 10\u202f001"))
+		Eventually(func() string { return p.text(".filters .filter") }).WithTimeout(2 * time.Minute).Should(Equal("All 10\u202f001"))
 		Expect(p.count(".services tbody tr")).To(BeNumerically("<", 100), "only rows on the screen are in the page")
 
 		// A machine that is busy with something else is given another chance, for each input.
