@@ -158,9 +158,13 @@ func overlooked(ctx context.Context, opts portal.Options) error {
 	}
 	var errs []error
 	for _, family := range portal.Families {
-		inUse, err := kernel.LegacyNAT(family)
-		errs = append(errs, err)
-		if !legacy && inUse {
+		var inUse bool
+		if !legacy {
+			var err error
+			inUse, err = kernel.LegacyNAT(family)
+			errs = append(errs, err)
+		}
+		if inUse {
 			errs = append(errs, fmt.Errorf("the %s table %s of the legacy iptables is in use, and no %s is installed to look into it", family, tableNAT, variant{suffix: "legacy"}.command(family.Is6(), "")))
 		}
 		if chain := nftChainOfIPTables(family); !nft && chain != "" {
@@ -195,8 +199,27 @@ func unsupported(err error) bool {
 		func(what string) bool { return strings.Contains(text, what) })
 }
 
+// saveTables reads all tables that usher may have rules in. iptables-legacy reads their names in a file that only the
+// network namespace's root may read, and after `unshare -rn` that is no user at all: it then reads each table by its name.
+func saveTables(ctx context.Context, v variant, family portal.Family) (string, error) {
+	save := v.command(family.Is6(), "-save")
+	text, err := run(ctx, "", save)
+	if err == nil || !strings.Contains(err.Error(), "Failed to list table names") {
+		return text, err
+	}
+	var tables strings.Builder
+	for _, name := range []string{tableNAT, tableMangle, tableFilter} {
+		text, err := run(ctx, "", save, "-t", name)
+		if err != nil {
+			return "", err
+		}
+		tables.WriteString(text)
+	}
+	return tables.String(), nil
+}
+
 func removeFamily(ctx context.Context, v variant, family portal.Family, opts portal.Options, all bool) (removed []string, err error) {
-	text, err := run(ctx, "", v.command(family.Is6(), "-save"))
+	text, err := saveTables(ctx, v, family)
 	if err != nil && (!all || unsupported(err)) {
 		opts.Log.WithError(err).Debug("nothing to remove here: the rules cannot be read")
 		return nil, nil
