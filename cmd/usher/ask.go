@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -100,13 +102,18 @@ func (f *askFlags) client() (*client.Client, error) {
 	return c, nil
 }
 
-// ask calls do with a client of that usher, and adds to its error what to do about it.
+// ask calls do with a client of that usher, and adds to its error what to do about it. While usher does not answer, standard
+// error says so.
 func (f *askFlags) ask(do func(c *client.Client) error) error {
 	c, err := f.client()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
+	var once sync.Once
+	c.Slow = func(reason string) {
+		once.Do(func() { fmt.Fprintf(os.Stderr, "usher: waiting up to %s: %s\n", c.Timeout, reason) })
+	}
 	return f.hint(do(c))
 }
 

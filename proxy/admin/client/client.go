@@ -10,8 +10,10 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
@@ -28,8 +30,14 @@ const (
 	maxPages  = 2000
 )
 
+// slowAfter is how long a request waits before Client.Slow is called.
+const slowAfter = time.Second
+
 // Client asks one usher. It is safe for concurrent use.
 type Client struct {
+	// Slow, unless it is nil, is called when a request has waited for a second, with a sentence that says what it waits for. It may be called
+	// from any goroutine, and is set before anything is asked.
+	Slow func(reason string)
 	// Timeout is how long an answer may take; the stream of events has no such bound. It is set
 	// before anything is asked.
 	Timeout time.Duration
@@ -167,6 +175,17 @@ func (c *Client) sendAny(ctx context.Context, method, path string, query url.Val
 	}
 	for name, values := range header {
 		req.Header[name] = values
+	}
+	if c.Slow != nil {
+		var connected atomic.Bool
+		req = req.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }}))
+		defer time.AfterFunc(slowAfter, func() {
+			if connected.Load() {
+				c.Slow("usher at " + c.address + " accepted the connection and has not answered")
+			} else {
+				c.Slow("the connection to " + c.address + " is not yet open")
+			}
+		}).Stop()
 	}
 	began := time.Now()
 	res, err := c.http.Do(req)

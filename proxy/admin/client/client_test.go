@@ -66,6 +66,43 @@ var _ = Describe("an address", func() {
 	)
 })
 
+var _ = Describe("a request that waits", func() {
+	It("says after a second that usher does not answer", func() {
+		release := make(chan struct{})
+		c := serve(func(w http.ResponseWriter, _ *http.Request) {
+			<-release
+			answer(w, http.StatusOK, api.Status{})
+		})
+		reasons := make(chan string, 2)
+		c.Slow = func(reason string) { reasons <- reason }
+		began := time.Now()
+		go func() {
+			defer GinkgoRecover()
+			Expect(<-reasons).To(Equal("usher at " + c.Address() + " accepted the connection and has not answered"))
+			Expect(time.Since(began)).To(BeNumerically("~", time.Second, 500*time.Millisecond))
+			close(release)
+		}()
+		_, err := c.Status(context.Background())
+		Expect(err).NotTo(HaveOccurred())
+	})
+
+	It("says after a second that there is no connection", func() {
+		dialing := make(chan struct{})
+		c, err := client.NewWithDial("127.0.0.1:1", func(context.Context, string) (net.Conn, error) {
+			<-dialing
+			return nil, net.ErrClosed
+		})
+		Expect(err).NotTo(HaveOccurred())
+		c.Slow = func(reason string) {
+			defer GinkgoRecover()
+			Expect(reason).To(Equal("the connection to 127.0.0.1:1 is not yet open"))
+			close(dialing)
+		}
+		_, err = c.Status(context.Background())
+		Expect(err).To(MatchError(net.ErrClosed))
+	})
+})
+
 var _ = Describe("a list", func() {
 	// five Services, in pages as asked for.
 	five := func(asked *[]string) http.HandlerFunc {
