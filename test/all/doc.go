@@ -3,6 +3,5 @@
 //
 // What is counted is specs, and Go tests that are not the frame of specs. A suite
 // that does not compile, or ends before its tests do, counts as one that failed.
-// Suites that mostly wait run beside each other; package scale, which measures,
-// runs alone.
+// Suites that mostly wait run beside each other; those that measure run alone.
 package main

@@ -34,7 +34,8 @@ type suite struct {
 	except   []string // ends of paths of packages
 	race     bool
 	timeout  string
-	beside   int // how many of its specs run beside each other, if it is one package of specs
+	beside   int  // how many of its specs run beside each other, if it is one package of specs
+	nice     bool // its processes leave the CPUs to those of other suites
 
 	commands []string // instead of all that: words by blanks
 }
@@ -104,7 +105,7 @@ func (r *result) run() {
 func (r *result) exec() {
 	for _, command := range r.commands {
 		words := strings.Fields(command)
-		cmd := exec.Command(words[0], words[1:]...)
+		cmd := r.command(words[0], words[1:]...)
 		out, err := cmd.CombinedOutput()
 		r.cpu += cpuTime(cmd)
 		if err != nil {
@@ -115,6 +116,14 @@ func (r *result) exec() {
 		}
 		r.passed++
 	}
+}
+
+// command returns a command of the suite.
+func (r *result) command(name string, args ...string) *exec.Cmd {
+	if r.nice {
+		name, args = "nice", append([]string{name}, args...)
+	}
+	return exec.Command(name, args...)
 }
 
 // cpuTime returns the CPU time of a command that has ended and of all descendants that were waited for.
@@ -155,7 +164,7 @@ func (r *result) test() error {
 	if r.race {
 		args = append(args, "-race")
 	}
-	cmd := exec.Command("go", append(args, packages...)...)
+	cmd := r.command("go", append(args, packages...)...)
 	cmd.Dir = r.dir
 	cmd.Env = env
 	if r.race {
