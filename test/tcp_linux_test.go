@@ -536,6 +536,9 @@ func tcpSpecs(portal string) {
 		}
 		before := sockets()
 		var clients sync.WaitGroup
+		leaving := make(chan struct{})
+		leave := sync.OnceFunc(func() { close(leaving) })
+		defer leave()
 		for range 10 {
 			clients.Go(func() {
 				defer GinkgoRecover()
@@ -547,10 +550,12 @@ func tcpSpecs(portal string) {
 					_, err = c.Write(chunk)
 				}
 				Expect(err).To(MatchError(os.ErrDeadlineExceeded))
+				<-leaving
 				Expect(c.SetLinger(0)).To(Succeed())
 			})
 		}
 		Eventually(sockets).WithTimeout(10 * time.Second).Should(BeNumerically(">=", before+20))
+		leave()
 		clients.Wait()
 		Eventually(sockets).WithTimeout(5 * time.Second).Should(BeNumerically("<=", before))
 		Expect(metric(node, "usher_connections_open")).To(BeZero())
