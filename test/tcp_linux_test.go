@@ -554,7 +554,7 @@ func tcpSpecs(portal string) {
 				Expect(c.SetLinger(0)).To(Succeed())
 			})
 		}
-		Eventually(sockets).WithTimeout(10 * time.Second).Should(BeNumerically(">=", before+20))
+		Eventually(func() float64 { return metric(node, "usher_connections_open") }).WithTimeout(10 * time.Second).Should(Equal(10.0))
 		leave()
 		clients.Wait()
 		Eventually(sockets).WithTimeout(5 * time.Second).Should(BeNumerically("<=", before))
