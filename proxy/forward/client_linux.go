@@ -93,6 +93,7 @@ func (l *Loop) ReadAhead(c *Client) {
 	switch {
 	case n > 0:
 		c.first = bytes.Clone(l.buffer[:n:n])
+		c.seen |= Urgent // the next byte may be; earlier events do not say
 	case err != nil && err != unix.EAGAIN:
 		c.err = err // the kernel tells it once
 	}

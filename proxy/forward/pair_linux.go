@@ -38,7 +38,7 @@ type edge struct {
 	fd       Socket
 	watch    Registration
 	readable bool // there may be something to read
-	urgent   bool // an urgent byte may be among it, before which reading stops
+	urgent   bool // the next byte may be urgent, which has to be known before it is read
 	writable bool // there may be room to write
 	hungUp   bool // the peer has ended or failed; reading tells
 	ended    bool // the peer has ended, and had not failed then
@@ -257,16 +257,21 @@ func (p *pair) copy(w *way, from, to *edge) int {
 	if !from.readable || !to.writable {
 		return 0
 	}
-	buf, flags := p.loop.buffer, 0
-	if from.urgent && from.fd.atMark() {
-		_ = from.fd.inline()
-		buf, flags = buf[:1], unix.MSG_OOB
-	}
-	look := 0
+	buf, flags, look := p.loop.buffer, 0, 0
 	if kept.Load() >= maxKept {
 		look = unix.MSG_PEEK
 	}
-	n, err := from.fd.read(buf, look)
+	n, err := 1, error(nil)
+	if from.urgent {
+		// Once a byte has come, the kernel knows whether it is urgent. A read stops before such a byte,
+		// but not if it is the first.
+		if n, err = from.fd.read(buf[:1], unix.MSG_PEEK); n > 0 && from.fd.atMark() {
+			buf, flags = buf[:1], unix.MSG_OOB
+		}
+	}
+	if n > 0 {
+		n, err = from.fd.read(buf, look)
+	}
 	switch {
 	case err == unix.EAGAIN && from.urgent && from.fd.unread() > 0:
 		return p.copy(w, from, to) // at an urgent byte, that also means that a signal has come
@@ -280,9 +285,10 @@ func (p *pair) copy(w *way, from, to *edge) int {
 		p.readEnded(w, from, to)
 		return 0
 	case n == len(p.loop.buffer):
-		w.full = min(w.full+1, spliceAfter)
+		// An urgent byte may have come since the last event.
+		w.full, from.urgent = min(w.full+1, spliceAfter), true
 	case flags != 0:
-		w.full, from.urgent = 0, false // the kernel reports the next urgent byte
+		w.full = 0
 	default:
 		w.full = 0
 		// It was all there was (see epoll(7)), unless the end or an urgent byte comes after it.

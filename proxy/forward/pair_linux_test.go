@@ -123,3 +123,69 @@ func TestAPairHasOneTurnInEachRound(t *testing.T) {
 	g.Expect(after).To(Equal(before), "it waits for its turn")
 	g.Expect(waiting).To(Equal(1))
 }
+
+// urgentTest is a pair with a direction in which an urgent byte is sent.
+type urgentTest struct {
+	*WithT
+	pair      *pair
+	way       *way
+	from, to  *edge
+	near, far Socket // the far ends
+	read      io.Reader
+}
+
+// eachWay calls f for each direction of a pair. Then the byte arrives as urgent, after all that came
+// before it.
+func eachWay(t *testing.T, f func(*urgentTest) (before int)) {
+	for _, toClient := range []bool{false, true} {
+		p, client, endpoint := loopedPair(t)
+		socket := func(c *net.TCPConn) (s Socket) {
+			_ = rawOf(c).Control(func(fd uintptr) { s = Socket(fd) })
+			return s
+		}
+		u := &urgentTest{NewWithT(t), p, &p.toEndpoint, &p.client, &p.endpoint, socket(client), socket(endpoint), endpoint}
+		if toClient {
+			u.way, u.from, u.to, u.near, u.far, u.read = &p.toClient, u.to, u.from, u.far, u.near, client
+		}
+		before := f(u)
+		u.Expect(io.CopyN(io.Discard, u.read, int64(before))).To(BeEquivalentTo(before))
+		u.Eventually(u.far.atMark).WithTimeout(5*time.Second).Should(BeTrue(), "to the client: %v", toClient)
+	}
+}
+
+// send sends b, and returns when it has come.
+func (u *urgentTest) send(b []byte, flags int) {
+	u.Expect(u.near.write(b, flags)).To(Equal(len(b)))
+	u.Eventually(u.from.fd.unread).WithTimeout(5 * time.Second).Should(Equal(len(b)))
+}
+
+func TestAByteThatComesAfterTheLastEventIsUrgent(t *testing.T) {
+	eachWay(t, func(u *urgentTest) int {
+		u.pair.onLoop(t, func() {
+			u.send(make([]byte, bufferSize), 0)
+			u.from.readable = true
+			u.Expect(u.pair.copy(u.way, u.from, u.to)).To(Equal(bufferSize))
+			u.send([]byte("X"), unix.MSG_OOB)
+			u.Expect(u.pair.copy(u.way, u.from, u.to)).To(Equal(1))
+		})
+		return bufferSize
+	})
+}
+
+func TestAByteForWhichThereIsNoRoomIsUrgent(t *testing.T) {
+	defer KeepNothing()()
+	eachWay(t, func(u *urgentTest) (before int) {
+		for block := make([]byte, 1<<20); ; {
+			n, err := u.to.fd.write(block, 0)
+			if before += n; err == unix.EAGAIN {
+				break
+			}
+		}
+		u.send([]byte("X"), unix.MSG_OOB)
+		u.Eventually(func() (writable bool) {
+			u.pair.onLoop(t, func() { writable = u.to.writable })
+			return writable
+		}).Should(BeFalse())
+		return before
+	})
+}

@@ -132,8 +132,9 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 	if err != nil {
 		return -1, err
 	}
-	lookAt(int(fd), few)
-	if data {
+	lookAt(fd, few)
+	err = Socket(fd).inline()
+	if err == nil && data {
 		err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0)
 	}
 	if err == nil && mark != 0 {
