@@ -43,18 +43,6 @@ func (f Family) String() string {
 	return "IPv4"
 }
 
-// FamilyError is an error that concerns one family: the other was brought up to date.
-type FamilyError struct {
-	Family
-	Err error
-}
-
-// Error implements error.
-func (e *FamilyError) Error() string { return e.Err.Error() }
-
-// Unwrap returns the error itself.
-func (e *FamilyError) Unwrap() error { return e.Err }
-
 // Of returns those of prefixes that are of f.
 func (f Family) Of(prefixes []netip.Prefix) (these []netip.Prefix) {
 	for _, p := range prefixes {

@@ -44,9 +44,8 @@ type Portal interface {
 	// call also takes out what an earlier process left and set does not hold,
 	// without a moment in which a rule that stays is missing.
 	//
-	// If some of the rules cannot be put in and the others can, the error is a
-	// *RuleError. After any error the rules are still wanted: Check tries again.
-	Apply(ctx context.Context, set []Rule, gone []Target) error
+	// Whatever the Result says, the rules are still wanted: Check tries again.
+	Apply(ctx context.Context, set []Rule, gone []Target) Result
 
 	// SetLocalSources says which networks this node's Pods are in, none at
 	// first; see Drop. It takes effect with the next Apply, which may be one
@@ -58,10 +57,8 @@ type Portal interface {
 	SetNodePortAddresses(within []netip.Prefix)
 
 	// Check compares what the kernel holds, unless that is known, with what is wanted, and repairs
-	// it. It returns how many rules, routes or chains had to be repaired, and
-	// an error (as Apply does) if something could not be. If a
-	// *ListenAgainError is in that, listeners have to move.
-	Check(ctx context.Context) (repaired int, err error)
+	// it. Its Result covers all rules that are wanted.
+	Check(ctx context.Context) Result
 
 	// Compare compares what is wanted with what portals of any mode, of this or
 	// another process, have installed, and changes nothing. What is changed
@@ -254,34 +251,23 @@ type Settler interface {
 	Settle(*os.File)
 }
 
-// RuleError says which rules the kernel does not take. All others are in.
-type RuleError struct {
+// Result is what Apply or Check has achieved. The zero Result: all is as wanted.
+type Result struct {
+	// Refused says why the kernel does not hold the rules for these targets. All others are in.
 	Refused map[Target]error
+	// Moved are targets whose listeners have to be elsewhere, since this node's addresses have
+	// changed: call Listen again for all targets of their service ports.
+	Moved []Target
+	// Repaired names the rules, routes and chains that others had removed or changed.
+	Repaired []string
+	// Err, if not nil, is why it is not certain what the kernel holds; Unaffected are the
+	// families that it does not concern.
+	Err        error
+	Unaffected [len(Families)]bool
 }
 
-// Error tells about one of the refused rules and how many more there are.
-func (e *RuleError) Error() string {
-	targets := SortedTargets(e.Refused)
-	switch len(targets) {
-	case 0:
-		return "portal rules were refused"
-	case 1:
-		return fmt.Sprintf("the portal rule for %s was refused: %v", targets[0], e.Refused[targets[0]])
-	}
-	return fmt.Sprintf("%d portal rules were refused, the first for %s: %v", len(targets), targets[0], e.Refused[targets[0]])
-}
-
-// ListenAgainError is what Check returns when listeners are not at the addresses
-// where they have to be any more, since this node's addresses have changed: ask
-// Listen anew, for all the targets of the service ports that these belong to.
-type ListenAgainError struct {
-	Targets []Target
-}
-
-// Error names the targets.
-func (e *ListenAgainError) Error() string {
-	return fmt.Sprintf("this node's addresses have changed: the listeners for %s have to move", e.Targets)
-}
+// Failed reports whether it is not certain what the kernel holds for a family.
+func (r *Result) Failed(f Family) bool { return r.Err != nil && !r.Unaffected[f] }
 
 // ErrNotRedirected is what OriginalDst returns for a connection that came
 // straight to the listener.

@@ -1,7 +1,6 @@
 package portal_test
 
 import (
-	"errors"
 	"net/netip"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -11,15 +10,7 @@ import (
 	. "github.com/usherproxy/usher/test/portaltest"
 )
 
-var _ = Describe("a RuleError", func() {
-	refused := errors.New("refused")
-	It("names the first target and how many there are", func() {
-		a, b := Target(portal.TCP, "10.0.0.1:80"), Target(portal.TCP, "10.0.0.2:80")
-		Expect((&portal.RuleError{Refused: map[portal.Target]error{a: refused}}).Error()).To(
-			Equal("the portal rule for 10.0.0.1:80/tcp was refused: refused"))
-		Expect((&portal.RuleError{Refused: map[portal.Target]error{b: refused, a: refused}}).Error()).To(
-			Equal("2 portal rules were refused, the first for 10.0.0.1:80/tcp: refused"))
-	})
+var _ = Describe("a rule", func() {
 	DescribeTable("refuses what no portal can carry", func(r portal.Rule, why string) {
 		Expect(r.Check()).To(MatchError(ContainSubstring(why)))
 	},

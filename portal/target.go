@@ -79,11 +79,3 @@ func Merge(wanted map[Target]Rule, set []Rule, gone []Target) (changed []Target,
 	}
 	return changed, bad
 }
-
-// Refused returns nil if nothing was refused.
-func Refused(refused map[Target]error) error {
-	if len(refused) == 0 {
-		return nil
-	}
-	return &RuleError{Refused: refused}
-}

@@ -30,7 +30,7 @@ func (p *lockedPortal) SetHealthChecks(ports []uint16) { p.checks = ports }
 
 func (p *lockedPortal) SetNodePortAddresses(within []netip.Prefix) { p.addresses <- within }
 
-func (p *lockedPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) error {
+func (p *lockedPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) portal.Result {
 	p.asked <- struct{}{}
 	<-p.free
 	return p.Portal.Apply(ctx, set, gone)

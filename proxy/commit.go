@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -65,50 +64,41 @@ func (p *Proxy) commit(c *change) {
 	c.settle()
 	rules := slices.SortedFunc(maps.Values(c.set), func(a, b portal.Rule) int { return a.Target.Compare(b.Target) })
 	gone := slices.SortedFunc(maps.Keys(c.gone), portal.Target.Compare)
-	var err error
-	p.unlocked(func() { err = p.Portal.Apply(p.ctx, rules, gone) })
+	var res portal.Result
+	p.unlocked(func() { res = p.Portal.Apply(p.ctx, rules, gone) })
 	for _, t := range gone {
 		delete(p.refused, t)
 	}
 	for _, r := range rules {
 		delete(p.refused, r.Target)
 	}
-	p.portalAnswered(err)
+	p.portalAnswered(&res)
 	for _, l := range c.close {
 		l.Close(frontend.Withdrawn)
 		p.keepNoMore(l)
 	}
 }
 
-// portalAnswered takes note of what the portal could not do.
-func (p *Proxy) portalAnswered(err error) {
-	var failed error
+// portalAnswered takes note of what the portal has achieved.
+func (p *Proxy) portalAnswered(res *portal.Result) {
+	maps.Copy(p.refused, res.Refused)
 	var again change
-	for _, e := range each(err) {
-		switch e := e.(type) {
-		case *portal.RuleError:
-			maps.Copy(p.refused, e.Refused)
-		case *portal.ListenAgainError:
-			for _, t := range e.Targets {
-				if f := p.owners[t]; f != nil {
-					f.update(f.View().Port, &again)
-				}
-			}
-		default:
-			failed = errors.Join(failed, e)
+	for _, t := range res.Moved {
+		if f := p.owners[t]; f != nil {
+			f.update(f.View().Port, &again)
 		}
 	}
 	p.sync.note(func(s *SyncStatus) {
 		if p.started { // a check before the first Apply brings nothing up to date
-			s.applied(time.Now(), failed)
+			s.applied(time.Now(), res)
 		} else {
-			s.Err = failed
+			s.Err = res.Err
 		}
 	})
 	switch {
-	case failed != nil:
+	case res.Err != nil:
 		p.counters.portalFailures.Add(1)
-		p.Log.WithError(failed).Errorf("The %s portal could not be brought up to date; trying again every %s", p.Portal.Mode(), p.CheckInterval)
+		p.Log.WithError(res.Err).Errorf("The %s portal could not be brought up to date; trying again every %s", p.Portal.Mode(), p.CheckInterval)
 	case p.started:
 		p.counters.appliedChanges()
 	}
@@ -135,20 +125,6 @@ func (p *Proxy) reviewRefused() {
 	for f := range concerned {
 		p.review(f)
 	}
-}
-
-// each returns the errors that were joined in err, or err itself.
-func each(err error) (list []error) {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		for _, e := range joined.Unwrap() {
-			list = append(list, each(e)...)
-		}
-		return list
-	}
-	if err != nil {
-		list = append(list, err)
-	}
-	return list
 }
 
 // retry tries again what could not be served.

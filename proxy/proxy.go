@@ -335,17 +335,16 @@ func (p *Proxy) Check(ctx context.Context) {
 	}
 	started := time.Now()
 	p.node.Locality.Refresh()
-	var repaired int
-	var err error
-	p.unlocked(func() { repaired, err = p.Portal.Check(ctx) })
+	var res portal.Result
+	p.unlocked(func() { res = p.Portal.Check(ctx) })
 	p.sync.note(func(s *SyncStatus) { s.LastChecked = time.Now() })
-	if repaired > 0 {
+	if repaired := len(res.Repaired); repaired > 0 {
 		p.counters.repaired.Add(int64(repaired))
 		p.Trace.Change(&trace.Event{Kind: trace.PortalRepaired, Time: time.Now(), Count: repaired})
 		p.Log.WithField("repaired", repaired).Warnf("Rules of the %s portal were missing or changed, and have been repaired", p.Portal.Mode())
 	}
-	clear(p.refused) // err has them all
-	p.portalAnswered(err)
+	clear(p.refused) // res has them all
+	p.portalAnswered(&res)
 	p.reviewNodeAddresses()
 	p.retry()
 	p.reportOpenFiles()

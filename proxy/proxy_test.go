@@ -361,7 +361,7 @@ var _ = Describe("a Proxy", func() {
 		pt := &brokenPortal{Portal: p.Portal}
 		p.Portal = pt
 		p.Apply(nil)
-		pt.err = errors.Join(&portal.FamilyError{Family: portal.IPv6, Err: errors.New("no ip6tables")})
+		pt.broken = portal.Result{Err: errors.New("no ip6tables"), Unaffected: [...]bool{portal.IPv4: true, portal.IPv6: false}}
 		p.Apply(nil)
 		s := p.SyncStatus()
 		Expect(s.Pending).NotTo(BeZero())
@@ -369,11 +369,11 @@ var _ = Describe("a Proxy", func() {
 		Expect(s.Of(config.IPv4).Pending).To(BeZero())
 		Expect(s.Of(config.IPv4).LastApplied).To(BeTemporally(">", s.LastApplied))
 		Expect(s.Of(config.IPv6)).To(Equal(proxy.FamilySync{LastApplied: s.LastApplied, Pending: s.Pending}))
-		pt.err = errors.New("no netfilter")
+		pt.broken = portal.Result{Err: errors.New("no netfilter")}
 		p.Apply(nil)
 		s = p.SyncStatus()
 		Expect(s.Of(config.IPv4).Pending).NotTo(BeZero())
-		pt.err = nil
+		pt.broken = portal.Result{}
 		p.Check(GinkgoT().Context())
 		s = p.SyncStatus()
 		for _, family := range []config.Family{config.IPv4, config.IPv6} {
@@ -392,12 +392,15 @@ var _ = Describe("a Proxy", func() {
 	})
 })
 
-// brokenPortal is a portal that cannot carry out a change while err is set.
+// brokenPortal is a portal that cannot carry out a change while broken says so.
 type brokenPortal struct {
 	portal.Portal
-	err error
+	broken portal.Result
 }
 
-func (p *brokenPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) error {
-	return errors.Join(p.err, p.Portal.Apply(ctx, set, gone))
+func (p *brokenPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) portal.Result {
+	if p.broken.Err != nil {
+		return p.broken
+	}
+	return p.Portal.Apply(ctx, set, gone)
 }

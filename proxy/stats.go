@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -132,22 +131,14 @@ func (s *SyncStatus) queued(at time.Time) {
 	}
 }
 
-// applied notes that the kernel has what is wanted, but for what err is about.
-func (s *SyncStatus) applied(at time.Time, err error) {
-	if s.Err = err; err == nil {
+// applied notes that the kernel has what is wanted, but for what failed.
+func (s *SyncStatus) applied(at time.Time, res *portal.Result) {
+	if s.Err = res.Err; res.Err == nil {
 		s.LastApplied, s.Pending = at, time.Time{}
 	}
-	var failing [len(portal.Families)]bool
-	for _, e := range each(err) {
-		var in *portal.FamilyError
-		one := errors.As(e, &in)
-		for i := range failing {
-			failing[i] = failing[i] || !one || int(in.Family) == i
-		}
-	}
-	for i, fails := range failing {
-		if !fails {
-			s.families[i] = FamilySync{LastApplied: at}
+	for _, family := range portal.Families {
+		if !res.Failed(family) {
+			s.families[family] = FamilySync{LastApplied: at}
 		}
 	}
 }

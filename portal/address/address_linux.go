@@ -186,9 +186,9 @@ func (p *addressPortal) nodeAddresses(family portal.Family) (addrs []netip.Addr)
 	return slices.Compact(addrs)
 }
 
-// listensElsewhere returns nil while Listen would answer as it did. moved says that VIPs
-// may have another place.
-func (p *addressPortal) listensElsewhere(moved bool) error {
+// listensElsewhere returns the targets for which Listen would no longer answer as it did.
+// moved says that VIPs may have another place.
+func (p *addressPortal) listensElsewhere(moved bool) []portal.Target {
 	now := map[netip.Addr][]netip.Addr{}
 	again := map[portal.Target]bool{}
 	for t, then := range p.listened {
@@ -206,10 +206,7 @@ func (p *addressPortal) listensElsewhere(moved bool) error {
 			}
 		}
 	}
-	if len(again) == 0 {
-		return nil
-	}
-	return &portal.ListenAgainError{Targets: portal.SortedTargets(again)}
+	return portal.SortedTargets(again)
 }
 
 // Mark is none: what is sent to a VIP goes to whoever listens there.
@@ -230,7 +227,7 @@ func (p *addressPortal) SetNodePortAddresses(within []netip.Prefix) {
 	p.opts.NodePortAddresses = portal.PlainPrefixes(within)
 }
 
-func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) error {
+func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) portal.Result {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before := map[portal.Target]portal.Rule{}
@@ -284,7 +281,7 @@ func (p *addressPortal) Apply(ctx context.Context, set []portal.Rule, gone []por
 	for _, r := range set {
 		p.explain(r.Target.Plain(), refused)
 	}
-	return errors.Join(err, portal.Refused(refused))
+	return portal.Result{Refused: refused, Err: err}
 }
 
 // one is 1 for yes.
@@ -302,11 +299,11 @@ func (p *addressPortal) explain(t portal.Target, refused map[portal.Target]error
 	}
 }
 
-func (p *addressPortal) Check(ctx context.Context) (int, error) {
+func (p *addressPortal) Check(ctx context.Context) portal.Result {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.applied && len(p.rules) == 0 {
-		return 0, nil
+		return portal.Result{}
 	}
 	doubtful := p.known.Doubtful(time.Now())
 	repaired, err := p.settleAll(ctx, doubtful)
@@ -320,7 +317,7 @@ func (p *addressPortal) Check(ctx context.Context) (int, error) {
 	for t := range p.rules {
 		p.explain(t, refused)
 	}
-	return len(repaired), errors.Join(err, portal.Refused(refused), p.listensElsewhere(doubtful))
+	return portal.Result{Refused: refused, Moved: p.listensElsewhere(doubtful), Repaired: repaired, Err: err}
 }
 
 // settleAll makes all VIPs right. If it is not doubtful which routes there are, those

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -88,8 +87,8 @@ var _ = Describe("portal iptables", func() {
 					n.Publish(p, "web", Web4)
 					sctp := To(portal.SCTP, VIP4, 80)
 					n.Node.Do(func() {
-						err := p.Apply(Background, []portal.Rule{Redirect(sctp, 4000)}, nil)
-						Expect(err).To(MatchError(And(ContainSubstring("10.96.0.10:80/sctp"), ContainSubstring("--iptables-target=dnat"), ContainSubstring("--portal=address"))))
+						res := p.Apply(Background, []portal.Rule{Redirect(sctp, 4000)}, nil)
+						Expect(res.Refused).To(HaveKeyWithValue(sctp, MatchError(And(ContainSubstring("--iptables-target=dnat"), ContainSubstring("--portal=address")))))
 					})
 					Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
 				})
@@ -147,9 +146,9 @@ var _ = Describe("portal iptables", func() {
 				family := ipFamilies(p)[0]
 				n.Node.Do(func() {
 					began := time.Now()
-					err := p.Apply(Background, []portal.Rule{Reject(DNS4)}, nil)
-					Expect(err).To(MatchError(ContainSubstring("xtables lock")))
-					Expect(errors.As(err, new(*portal.RuleError))).To(BeFalse())
+					res := p.Apply(Background, []portal.Rule{Reject(DNS4)}, nil)
+					Expect(res.Err).To(MatchError(ContainSubstring("xtables lock")))
+					Expect(res.Refused).To(BeEmpty())
 					Expect(time.Since(began)).To(BeNumerically("<", 2*opts.LockWait))
 					Expect(redirect.IsUndecided(family.Try(Background, []portal.Rule{Reject(DNS4)}))).To(BeTrue())
 				})
@@ -350,11 +349,9 @@ var _ = Describe("portal iptables", func() {
 					rules = append(rules, Redirect(To(portal.TCP, netip.AddrFrom4([4]byte{10, 97, 0, byte(i)}), 80), 4001))
 				}
 				n.Node.Do(func() {
-					err := p.Apply(Background, rules, nil)
-					var refused *portal.RuleError
-					Expect(errors.As(err, &refused)).To(BeTrue(), "%v", err)
-					Expect(portal.SortedTargets(refused.Refused)).To(ConsistOf(bad))
-					Expect(refused.Refused[bad[0]]).To(MatchError(ContainSubstring("RULE_APPEND failed")))
+					refused := p.Apply(Background, rules, nil).Refused
+					Expect(portal.SortedTargets(refused)).To(ConsistOf(bad))
+					Expect(refused[bad[0]]).To(MatchError(ContainSubstring("RULE_APPEND failed")))
 				})
 				Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
 				nat := save("", "nat")
@@ -364,8 +361,7 @@ var _ = Describe("portal iptables", func() {
 
 				Expect(os.Remove(refuse)).To(Succeed())
 				n.Node.Do(func() {
-					_, err := p.Check(Background)
-					Expect(err).To(HaveOccurred(), "it is too early to try again")
+					Expect(p.Check(Background).Refused).To(HaveLen(len(bad)), "it is too early to try again")
 				})
 				now = now.Add(redirect.RetryFirst)
 				Expect(n.Check(p)).To(BeNumerically(">", 0))
@@ -384,11 +380,9 @@ var _ = Describe("portal iptables", func() {
 				Expect(os.Setenv("PATH", bin)).To(Succeed())
 				p := n.Open(Mode, opts)
 				n.Node.Do(func() {
-					err := p.Apply(Background, []portal.Rule{Redirect(Web4, 4000), Redirect(Web6, 4000)}, nil)
-					var refused *portal.RuleError
-					Expect(errors.As(err, &refused)).To(BeTrue())
-					Expect(portal.SortedTargets(refused.Refused)).To(Equal([]portal.Target{Web6}))
-					Expect(err).To(MatchError(ContainSubstring("ip6tables")))
+					refused := p.Apply(Background, []portal.Rule{Redirect(Web4, 4000), Redirect(Web6, 4000)}, nil).Refused
+					Expect(refused).To(HaveLen(1))
+					Expect(refused[Web6]).To(MatchError(ContainSubstring("ip6tables")))
 				})
 				Expect(os.Setenv("PATH", path)).To(Succeed())
 				Expect(save("", "nat")).To(ContainSubstring("--to-destination 192.0.0.117:4000"))
@@ -409,11 +403,9 @@ var _ = Describe("portal iptables", func() {
 				limited, local := Redirect(To(portal.TCP, VIP4, 81), 4000), Drop(To(portal.TCP, VIP4, 82))
 				limited.Sources, local.LocalPort = portal.SourcesOf(Prefixes("10.0.0.0/8")), 4000
 				n.Node.Do(func() {
-					err := p.Apply(Background, append(rules, limited, local, Drop(WebNode4)), nil)
-					var refused *portal.RuleError
-					Expect(errors.As(err, &refused)).To(BeTrue(), "%v", err)
-					Expect(portal.SortedTargets(refused.Refused)).To(Equal([]portal.Target{WebNode4, limited.Target, local.Target}))
-					Expect(refused.Refused[WebNode4]).To(MatchError(ContainSubstring("no mangle here")))
+					refused := p.Apply(Background, append(rules, limited, local, Drop(WebNode4)), nil).Refused
+					Expect(portal.SortedTargets(refused)).To(Equal([]portal.Target{WebNode4, limited.Target, local.Target}))
+					Expect(refused[WebNode4]).To(MatchError(ContainSubstring("no mangle here")))
 				})
 				Expect(n.Pod.Ask(Web4)).To(Equal("web 10.96.0.10:80"))
 				Expect(save("", "nat")).NotTo(Or(ContainSubstring("PROBE"), ContainSubstring(":4000")))

@@ -33,9 +33,9 @@ func Example() {
 			})
 		}
 	}
-	fmt.Println("refused:", p.Apply(ctx, rules, nil))
+	fmt.Println("refused:", p.Apply(ctx, rules, nil).Refused)
 
 	// Output:
 	// 10.96.0.10:8080/tcp on loopback: true
-	// refused: <nil>
+	// refused: map[]
 }

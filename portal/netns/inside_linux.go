@@ -63,7 +63,7 @@ type answer struct {
 	Error       string
 	Errno       unix.Errno // in Error, 0 if there is none
 	Binds       []portal.Bind
-	Outcome     outcome
+	Result      result
 	Comparisons []comparison
 }
 
@@ -122,9 +122,9 @@ func (h *helper) answer(r request, a *answer) (err error) {
 	case r.Listen != nil:
 		a.Binds = h.portal.Listen(r.Listen.Service, r.Listen.Targets)
 	case r.Apply != nil:
-		a.Outcome = outcomeOf(0, h.portal.Apply(ctx, r.Apply.rules(), r.Apply.Gone))
+		a.Result = resultOf(h.portal.Apply(ctx, r.Apply.rules(), r.Apply.Gone))
 	case r.Check:
-		a.Outcome = outcomeOf(h.portal.Check(ctx))
+		a.Result = resultOf(h.portal.Check(ctx))
 	case r.Look:
 		a.Comparisons, err = h.look(ctx)
 	case r.Start != nil:

@@ -24,6 +24,7 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/test/lab"
+	"github.com/usherproxy/usher/test/portaltest"
 )
 
 const (
@@ -320,20 +321,19 @@ var _ = Describe("the portal of a namespace", func() {
 		Expect(p.Mode()).To(Equal("address"))
 		Expect(p.Listen("default/web", []portal.Target{target})).To(Equal([]portal.Bind{{Addr: vip, Targets: []portal.Target{target}}}))
 		rule := portal.Rule{Target: target, Action: portal.Redirect, LocalPort: 80, Comment: "default/web"}
-		Expect(p.Apply(ctx, []portal.Rule{rule}, nil)).To(Succeed())
+		Expect(p.Apply(ctx, []portal.Rule{rule}, nil)).To(portaltest.BeDone())
 		l, err := n.Listen(vip)
 		Expect(err).NotTo(HaveOccurred())
 		answerAll(l, "the Service")
 		Expect(asks(n, vip)).To(Equal("the Service"))
-		Expect(p.Check(ctx)).To(BeZero())
+		Expect(p.Check(ctx)).To(And(portaltest.BeDone(), HaveField("Repaired", BeEmpty())))
 		Expect(p.Compare(ctx)).To(Equal([]portal.Comparison{{Mode: "address", Traits: p.Traits(), Rule: rule, State: portal.StateOK}}))
 
 		Expect(l.Close()).To(Succeed())
-		Expect(p.Apply(ctx, nil, []portal.Target{target})).To(Succeed())
+		Expect(p.Apply(ctx, nil, []portal.Target{target})).To(portaltest.BeDone())
 		Eventually(func() error { // a route stays while a connection needs it
-			_, err := p.Check(ctx)
-			Expect(err).NotTo(HaveOccurred())
-			_, err = connect(n, vip)
+			Expect(p.Check(ctx)).To(portaltest.BeDone())
+			_, err := connect(n, vip)
 			return err
 		}).WithTimeout(10 * time.Second).Should(MatchError(unix.ENETUNREACH))
 		Expect(p.Compare(ctx)).To(BeEmpty())
@@ -345,11 +345,11 @@ var _ = Describe("the portal of a namespace", func() {
 		}
 		n := made()
 		p := n.Portal()
-		Expect(p.Apply(ctx, []portal.Rule{{Target: target, LocalPort: 80}}, nil)).To(Succeed())
+		Expect(p.Apply(ctx, []portal.Rule{{Target: target, LocalPort: 80}}, nil)).To(portaltest.BeDone())
 		_, code := run(n, "ip route del local 10.96.0.10 table local")
 		Expect(code).To(BeZero())
 		Expect(p.Compare(ctx)).To(ConsistOf(HaveField("State", portal.StateMissing)))
-		Expect(p.Check(ctx)).To(Equal(1))
+		Expect(p.Check(ctx)).To(And(portaltest.BeDone(), HaveField("Repaired", HaveLen(1))))
 		Expect(p.Compare(ctx)).To(ConsistOf(HaveField("State", portal.StateOK)))
 	})
 
@@ -357,29 +357,28 @@ var _ = Describe("the portal of a namespace", func() {
 		n := made()
 		n.Close()
 		Expect(n.Portal().Listen("default/web", []portal.Target{target})).To(BeEmpty())
-		Expect(n.Portal().Apply(ctx, nil, nil)).To(MatchError(ContainSubstring("does not answer")))
+		Expect(n.Portal().Apply(ctx, nil, nil).Err).To(MatchError(ContainSubstring("does not answer")))
 	})
 
-	DescribeTable("has the portal's own errors, also from inside",
-		func(err error) {
-			var refused, same *portal.RuleError
-			var again, sameAgain *portal.ListenAgainError
-			o := outcomeOf(3, err)
-			Expect(o.Repaired).To(Equal(3))
-			got := o.err()
-			Expect(errors.As(got, &same)).To(Equal(errors.As(err, &refused)))
-			Expect(errors.As(got, &sameAgain)).To(Equal(errors.As(err, &again)))
-			if err != nil {
-				Expect(got).To(MatchError(err.Error()))
-				Expect(sameAgain).To(Equal(again))
-			} else {
-				Expect(got).NotTo(HaveOccurred())
+	DescribeTable("has the portal's own results, also from inside",
+		func(want portal.Result) {
+			got := resultOf(want).plain(nil)
+			Expect(got.Refused).To(HaveLen(len(want.Refused)))
+			for t, why := range want.Refused {
+				Expect(got.Refused[t]).To(MatchError(why.Error()))
 			}
+			if want.Err != nil {
+				Expect(got.Err).To(MatchError(want.Err.Error()))
+			} else {
+				Expect(got.Err).NotTo(HaveOccurred())
+			}
+			got.Refused, got.Err, want.Refused, want.Err = nil, nil, nil, nil
+			Expect(got).To(Equal(want))
 		},
-		Entry("none", nil),
-		Entry("a rule that is refused", &portal.RuleError{Refused: map[portal.Target]error{target: errors.New("why")}}),
-		Entry("listeners that are wanted elsewhere", &portal.ListenAgainError{Targets: []portal.Target{target}}),
-		Entry("anything else", errors.New("the kernel is busy")),
+		Entry("all as wanted", portal.Result{}),
+		Entry("a rule that is refused", portal.Result{Refused: map[portal.Target]error{target: errors.New("why")}}),
+		Entry("listeners that are wanted elsewhere, after a repair", portal.Result{Moved: []portal.Target{target}, Repaired: []string{"10.96.0.10"}}),
+		Entry("anything else", portal.Result{Err: errors.New("the kernel is busy"), Unaffected: [...]bool{portal.IPv4: true, portal.IPv6: false}}),
 	)
 })
 

@@ -24,13 +24,13 @@ func (o outside) Listen(service string, targets []portal.Target) []portal.Bind {
 	return a.Binds
 }
 
-func (o outside) Apply(_ context.Context, set []portal.Rule, gone []portal.Target) error {
+func (o outside) Apply(_ context.Context, set []portal.Rule, gone []portal.Target) portal.Result {
 	c := change{Gone: gone}
 	for _, r := range set {
 		c.Set = append(c.Set, rule{r.Target, r.Action, r.LocalPort, r.Comment})
 	}
 	a, err := o.namespace.call(request{Apply: &c})
-	return errors.Join(err, a.Outcome.err())
+	return a.Result.plain(err)
 }
 
 // Mark is that of the address portal.
@@ -48,9 +48,9 @@ func (outside) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin 
 // is.
 func (outside) SetNodePortAddresses([]netip.Prefix) {}
 
-func (o outside) Check(context.Context) (repaired int, err error) {
+func (o outside) Check(context.Context) portal.Result {
 	a, err := o.namespace.call(request{Check: true})
-	return a.Outcome.Repaired, errors.Join(err, a.Outcome.err())
+	return a.Result.plain(err)
 }
 
 func (o outside) Compare(context.Context) ([]portal.Comparison, error) {
@@ -114,48 +114,34 @@ func (h *helper) look(ctx context.Context) (all []comparison, err error) {
 	return all, err
 }
 
-// outcome is what Apply and Check return, on its way.
-type outcome struct {
-	Repaired int
-	Refused  map[portal.Target]string
-	Again    []portal.Target
-	Failed   string
+// result is a portal.Result on its way.
+type result struct {
+	Refused    map[portal.Target]string
+	Moved      []portal.Target
+	Repaired   []string
+	Failed     string
+	Unaffected [len(portal.Families)]bool
 }
 
-func outcomeOf(repaired int, err error) outcome {
-	o := outcome{Repaired: repaired}
-	var refused *portal.RuleError
-	var again *portal.ListenAgainError
-	if errors.As(err, &refused) {
-		o.Refused = map[portal.Target]string{}
-		for t, why := range refused.Refused {
-			o.Refused[t] = why.Error()
-		}
+func resultOf(r portal.Result) result {
+	on := result{Refused: map[portal.Target]string{}, Moved: r.Moved, Repaired: r.Repaired, Unaffected: r.Unaffected}
+	for t, why := range r.Refused {
+		on.Refused[t] = why.Error()
 	}
-	if errors.As(err, &again) {
-		o.Again = again.Targets
+	if r.Err != nil {
+		on.Failed = r.Err.Error()
 	}
-	if err != nil && refused == nil && again == nil {
-		o.Failed = err.Error()
-	}
-	return o
+	return on
 }
 
-// err returns the error that the outcome came from.
-func (o outcome) err() error {
-	var errs []error
-	if len(o.Refused) > 0 {
-		refused := map[portal.Target]error{}
-		for t, why := range o.Refused {
-			refused[t] = errors.New(why)
-		}
-		errs = append(errs, &portal.RuleError{Refused: refused})
+// plain returns the Result that r was made of. err is why there is none.
+func (r result) plain(err error) portal.Result {
+	back := portal.Result{Refused: map[portal.Target]error{}, Moved: r.Moved, Repaired: r.Repaired, Err: err, Unaffected: r.Unaffected}
+	for t, why := range r.Refused {
+		back.Refused[t] = errors.New(why)
 	}
-	if len(o.Again) > 0 {
-		errs = append(errs, &portal.ListenAgainError{Targets: o.Again})
+	if r.Failed != "" {
+		back.Err = errors.New(r.Failed)
 	}
-	if o.Failed != "" {
-		errs = append(errs, errors.New(o.Failed))
-	}
-	return errors.Join(errs...)
+	return back
 }

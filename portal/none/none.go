@@ -106,7 +106,7 @@ func (n *none) place(service string, group []portal.Target) netip.AddrPort {
 	return netip.AddrPortFrom(addr, first.Port)
 }
 
-func (n *none) Apply(_ context.Context, set []portal.Rule, gone []portal.Target) error {
+func (n *none) Apply(_ context.Context, set []portal.Rule, gone []portal.Target) portal.Result {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, t := range gone {
@@ -119,7 +119,7 @@ func (n *none) Apply(_ context.Context, set []portal.Rule, gone []portal.Target)
 			bad[r.Target] = err
 		}
 	}
-	return portal.Refused(bad)
+	return portal.Result{Refused: bad}
 }
 
 // Mark is none: the kernel leads nothing here.
@@ -136,7 +136,7 @@ func (n *none) SetLocalSources([]netip.Prefix) {}
 // SetNodePortAddresses changes nothing: it is not asked for here.
 func (n *none) SetNodePortAddresses([]netip.Prefix) {}
 
-func (n *none) Check(context.Context) (int, error) { return 0, nil }
+func (n *none) Check(context.Context) portal.Result { return portal.Result{} }
 
 // Compare finds nothing: this mode installs nothing, and what others have left
 // cannot be read without their privileges.

@@ -183,10 +183,10 @@ func (p *Portal) portFor(group []portal.Target) uint16 {
 }
 
 // Apply puts in what differs, family by family.
-func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) error {
+func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) portal.Result {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	refused := map[portal.Target]error{}
+	res := portal.Result{Refused: map[portal.Target]error{}}
 	var come [len(portal.Families)][]portal.Rule
 	var goes [len(portal.Families)][]portal.Target
 	for _, r := range set {
@@ -200,7 +200,6 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 	}
 	var changed []portal.Target
 	fresh := map[portal.Target]bool{} // they have had no rule
-	var errs []error
 	if !p.applied {
 		p.known.Doubtful(p.Now()) // it is read now
 	}
@@ -212,16 +211,15 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 		}
 		these, bad := portal.Merge(m.rules, come[family], goes[family])
 		changed = append(changed, these...)
-		maps.Copy(refused, bad)
-		_, err := p.sync(ctx, m, append([]portal.Target{}, these...), !p.applied)
-		errs = append(errs, err)
+		maps.Copy(res.Refused, bad)
+		p.sync(ctx, m, append([]portal.Target{}, these...), !p.applied, &res)
 		for _, r := range come[family] {
 			if why := m.refusal(r.Target); why != nil && m.rules[r.Target] == r {
-				refused[r.Target] = cmp.Or(refused[r.Target], why)
+				res.Refused[r.Target] = cmp.Or(res.Refused[r.Target], why)
 			}
 		}
 	}
-	err := errors.Join(errs...)
+	res.Repaired = nil // that is what was to be changed
 	p.forgetFlows(slices.DeleteFunc(changed, func(t portal.Target) bool { return t.Protocol != portal.UDP && !fresh[t] }))
 	for _, t := range gone {
 		delete(p.before, t.Plain())
@@ -229,13 +227,13 @@ func (p *Portal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Tar
 			p.ports.Forget(t.Plain())
 		}
 	}
-	if !p.applied && err == nil {
+	if !p.applied && res.Err == nil {
 		p.applied = true
 		p.opts.RemoveOthers(ctx)
 		p.forgetAnswers()
 		p.warnNoAddress()
 	}
-	return errors.Join(err, portal.Refused(refused))
+	return res
 }
 
 // SetLocalSources takes effect with the next Apply or Check.
@@ -268,39 +266,37 @@ func (p *Portal) SetHealthChecks(ports []uint16) {
 
 // Check puts in what differs from what is wanted. It reads what the kernel holds, unless it
 // is known that nobody has changed that.
-func (p *Portal) Check(ctx context.Context) (int, error) {
+func (p *Portal) Check(ctx context.Context) portal.Result {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.applied && len(p.rules()) == 0 {
-		return 0, nil // nothing is wanted yet; what a predecessor left stays
+		return portal.Result{} // nothing is wanted yet; what a predecessor left stays
 	}
-	refused := map[portal.Target]error{}
-	var changed []string
-	var errs []error
+	res := portal.Result{Refused: map[portal.Target]error{}}
 	doubtful := p.known.Doubtful(p.Now())
 	for _, m := range p.families {
 		again := m.refused.retry()
-		these, err := p.sync(ctx, m, nil, again || doubtful && !m.unchanged())
-		changed = append(changed, these...)
-		errs = append(errs, err)
+		p.sync(ctx, m, nil, again || doubtful && !m.unchanged(), &res)
 		for t := range m.rules {
 			if why := m.refusal(t); why != nil {
-				refused[t] = why
+				res.Refused[t] = why
 			}
 		}
 	}
-	if len(changed) > 0 {
-		p.log.WithFields(logrus.Fields{"count": len(changed), "what": portal.Some(changed)}).Warn("portal repaired")
+	if len(res.Repaired) > 0 {
+		p.log.WithFields(logrus.Fields{"count": len(res.Repaired), "what": portal.Some(res.Repaired)}).Warn("portal repaired")
 	}
 	p.warnNoAddress()
-	return len(changed), errors.Join(errors.Join(errs...), portal.Refused(refused))
+	return res
 }
 
 // sync brings one family to what is wanted. A Check has nil for only. Without a target in only,
 // and with the setting of the last time, the kernel is not asked: most changes of endpoints are so.
-func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, reread bool) (changed []string, err error) {
+// What it changed and what failed goes into res.
+func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, reread bool, res *portal.Result) {
+	res.Unaffected[m.family] = true
 	if m.unusable != nil {
-		return nil, nil
+		return
 	}
 	at := m.backend.Setting()
 	at.Pods, at.NodePorts, at.HealthChecks = p.pods, p.opts.NodePortAddresses, p.checks
@@ -308,21 +304,21 @@ func (p *Portal) sync(ctx context.Context, m *machine, only []portal.Target, rer
 		at.ServiceCIDRs = m.family.Of(p.cidrs)
 	}
 	if only != nil && len(only) == 0 && !reread && m.laidOutAs(at) {
-		return nil, nil
+		return
 	}
 	before := at.Aliases
 	if reread || only == nil {
 		p.findAliases(m)
 	}
-	if changed, err = m.sync(ctx, only, reread); err != nil {
-		err = &portal.FamilyError{Family: m.family, Err: err}
+	changed, err := m.sync(ctx, only, reread)
+	if err != nil {
+		res.Err, res.Unaffected[m.family] = errors.Join(res.Err, err), false
 		at.Aliases = before // whatever of the others went in
 	}
 	p.publish()
-	for i, what := range changed {
-		changed[i] = m.family.String() + " " + what
+	for _, what := range changed {
+		res.Repaired = append(res.Repaired, m.family.String()+" "+what)
 	}
-	return changed, err
 }
 
 // rules returns what is wanted, in both families.
@@ -371,7 +367,8 @@ func (p *Portal) Withdraw(ctx context.Context) error {
 	}
 	gone := slices.Collect(maps.Keys(p.rules()))
 	p.mu.Unlock()
-	return p.Apply(ctx, nil, gone)
+	res := p.Apply(ctx, nil, gone)
+	return res.Err
 }
 
 // Remove takes the rules of both families out, and the landings.

@@ -131,13 +131,15 @@ func (onLoopback) Listen(_ string, targets []portal.Target) (binds []portal.Bind
 	return binds
 }
 
-func (onLoopback) Apply(context.Context, []portal.Rule, []portal.Target) error { return nil }
-func (onLoopback) Mark() uint32                                                { return 0 }
+func (onLoopback) Apply(context.Context, []portal.Rule, []portal.Target) portal.Result {
+	return portal.Result{}
+}
+func (onLoopback) Mark() uint32 { return 0 }
 func (onLoopback) Origin(netip.Addr, netip.Addr, portal.Whereabouts) portal.Origin {
 	return portal.Origin{Seen: portal.SeenPortal}
 }
 func (onLoopback) SetNodePortAddresses([]netip.Prefix)                  {}
 func (onLoopback) SetLocalSources([]netip.Prefix)                       {}
-func (onLoopback) Check(context.Context) (int, error)                   { return 0, nil }
+func (onLoopback) Check(context.Context) portal.Result                  { return portal.Result{} }
 func (onLoopback) Compare(context.Context) ([]portal.Comparison, error) { return nil, nil }
 func (onLoopback) Remove(context.Context) error                         { return nil }

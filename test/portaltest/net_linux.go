@@ -53,18 +53,15 @@ func (n *Net) Publish(p portal.Portal, word string, targets ...portal.Target) (b
 
 func (n *Net) Apply(p portal.Portal, set []portal.Rule, gone []portal.Target) {
 	GinkgoHelper()
-	n.Node.Do(func() { Expect(p.Apply(Background, set, gone)).To(Succeed()) })
+	n.Node.Do(func() { Expect(p.Apply(Background, set, gone)).To(BeDone()) })
 }
 
 func (n *Net) Check(p portal.Portal) int {
 	GinkgoHelper()
-	var repaired int
-	n.Node.Do(func() {
-		var err error
-		repaired, err = p.Check(Background)
-		Expect(err).NotTo(HaveOccurred())
-	})
-	return repaired
+	var res portal.Result
+	n.Node.Do(func() { res = p.Check(Background) })
+	Expect(res).To(BeDone())
+	return len(res.Repaired)
 }
 
 // Watch watches p, which is to tell of nothing else until the spec ends.

@@ -4,6 +4,9 @@ import (
 	"math/rand/v2"
 	"net/netip"
 
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/types"
+
 	"github.com/usherproxy/usher/portal"
 )
 
@@ -51,4 +54,9 @@ func ManyRules(n int) []portal.Rule {
 		rules[t] = Redirect(t, uint16(10000+len(rules)))
 	}
 	return portal.InOrder(rules)
+}
+
+// BeDone matches a portal.Result after which all is as wanted.
+func BeDone() types.GomegaMatcher {
+	return And(HaveField("Refused", BeEmpty()), HaveField("Moved", BeEmpty()), HaveField("Err", BeNil()))
 }

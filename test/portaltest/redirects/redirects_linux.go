@@ -1,7 +1,6 @@
 package redirects
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -192,7 +191,7 @@ func ItRedirects(k *Kind) {
 			Expect(raw.Control(func(fd uintptr) { err = forward.SetTransparent(int(fd), portal.IPv4.Any()) })).To(Succeed())
 			Expect(err).NotTo(HaveOccurred())
 			Expect(binds[0].Addr.Addr()).To(Equal(portal.IPv4.Any()))
-			Expect(p.Apply(Background, []portal.Rule{Redirect(Web4, l.Addr().(*net.TCPAddr).AddrPort().Port())}, nil)).To(Succeed())
+			Expect(p.Apply(Background, []portal.Rule{Redirect(Web4, l.Addr().(*net.TCPAddr).AddrPort().Port())}, nil)).To(BeDone())
 			var client net.Conn
 			n.Pod.Do(func() {
 				client, err = net.Dial("tcp4", "10.96.0.10:80")
@@ -779,15 +778,14 @@ func ItRedirects(k *Kind) {
 func refusesSCTP(n *Net, p portal.Portal, rules []portal.Rule) {
 	GinkgoHelper()
 	n.Node.Do(func() {
-		for _, ask := range []func() error{
-			func() error { return p.Apply(Background, append(rules, Reject(DNS4)), nil) },
-			func() error { _, err := p.Check(Background); return err },
+		for _, ask := range []func() portal.Result{
+			func() portal.Result { return p.Apply(Background, append(rules, Reject(DNS4)), nil) },
+			func() portal.Result { return p.Check(Background) },
 		} {
-			var refused *portal.RuleError
-			Expect(errors.As(ask(), &refused)).To(BeTrue())
-			Expect(refused.Refused).To(HaveLen(len(rules)))
+			refused := ask().Refused
+			Expect(refused).To(HaveLen(len(rules)))
 			for _, r := range rules {
-				Expect(refused.Refused[r.Target]).To(MatchError(ContainSubstring("--portal=address")))
+				Expect(refused[r.Target]).To(MatchError(ContainSubstring("--portal=address")))
 			}
 		}
 	})
