@@ -3,9 +3,9 @@
 //
 // The package itself reconciles: changes come in through [Proxy.Apply], called by a
 // source of package config, and are compared with what runs. The life of a change is in
-// proxy.go (what differs), frontend.go (one service port: listeners and portal rules
-// that follow its configuration) and commit.go (what is done in the kernel, and what if
-// that fails). The rest is in the folders:
+// proxy.go (what differs), reconcile.go (the loop that brings listeners and portal rules to
+// what is wanted, and tries again) and frontend.go (one service port: its view, VIPs,
+// listeners and rules). The rest is in the folders:
 //
 //	frontend   a service port as clients see it, who may, what is counted
 //	stream     TCP and SCTP: connections, from accept to close

@@ -28,7 +28,9 @@ type frontEnd struct {
 	watches   map[*balance.State]*watch // of the endpoints that are probed all the time
 	listeners []frontend.Listener
 	draining  *time.Timer   // until the next endpoint's connections end; nil if none is leaving
-	trouble   *Problem      // what update could not do; nil if all is well
+	dirty     bool          // among Proxy.dirty
+	removed   bool          // its service port is gone
+	trouble   *Problem      // what plan could not do; nil if all is well
 	owned     []ownedTarget // in no order; see Proxy.owners
 }
 
@@ -103,10 +105,10 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 	return f
 }
 
-// update makes the front end serve port. Connections that are open go on.
-func (f *frontEnd) update(port config.ServicePort, c *change) {
-	f.swapView(port)
-	targets, problem := f.claim(port, c)
+// plan decides which VIPs the front end serves and with which rules, and opens the listeners for
+// them. What is to be done in the kernel goes into c. Connections that are open go on.
+func (f *frontEnd) plan(c *change) {
+	targets, problem := f.claim(c)
 	if err := f.bind(targets, c); err != nil && problem == nil {
 		problem = &Problem{Reason: listenReason(err), Err: err}
 	}
@@ -144,12 +146,14 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	}
 }
 
-// claim makes the front end the owner of port's VIPs and returns those that it
+// claim makes the front end the owner of its port's VIPs and returns those that it
 // owns: a VIP that another service port has already stays with that one. But a
-// cluster IP, which Kubernetes gives to one Service, is taken from who has it as an
-// external or load balancer IP, which anybody may write; those are c's losers. So are those
-// that have the port of a new node port on an address of this node.
-func (f *frontEnd) claim(port config.ServicePort, c *change) (own []portal.Target, problem *Problem) {
+// cluster IP, which Kubernetes gives to one Service, is taken from a front end that has it as an
+// external or load balancer IP, which any author of Services may write. The front end that loses
+// it is planned again, and so are those that have the port of a new node port on an address of
+// this node.
+func (f *frontEnd) claim(c *change) (own []portal.Target, problem *Problem) {
+	port := f.View().Port
 	for _, vip := range port.VIPs {
 		t := frontend.Target(f.Protocol, vip)
 		if inUse := f.inUseOnNode(vip); inUse != nil {
@@ -161,7 +165,7 @@ func (f *frontEnd) claim(port config.ServicePort, c *change) (own []portal.Targe
 		}
 		owner := f.proxy.owners[t]
 		if owner != nil && owner != f && !vip.External() && owner.yield(t) {
-			c.lost(owner)
+			f.proxy.mark(owner)
 			owner = nil
 		}
 		if owner != nil && owner != f {
@@ -171,7 +175,7 @@ func (f *frontEnd) claim(port config.ServicePort, c *change) (own []portal.Targe
 		f.proxy.owners[t] = f
 		if f.own(t) == nil {
 			f.owned = append(f.owned, ownedTarget{Target: t})
-			f.proxy.displaceOnNode(t, c)
+			f.proxy.displaceOnNode(t)
 		}
 		f.Targets.Store(t, nil)
 		own = append(own, t)
@@ -279,6 +283,7 @@ func (f *frontEnd) rule(r portal.Rule, c *change) {
 
 // remove takes the front end out of service. Connections that are open go on.
 func (f *frontEnd) remove(c *change) {
+	f.removed = true
 	f.releaseOthers(config.ServicePort{}, c)
 	c.close = append(c.close, f.listeners...)
 	f.listeners = nil

@@ -220,16 +220,18 @@ func (p *Proxy) keepNothing() {
 }
 
 // awaitRemoved waits until sockets are closed that were taken back, if a listener might
-// be in need of their places. It is called with both locks of a change.
-func (p *Proxy) awaitRemoved() {
+// be in need of their places, and reports whether it has waited. It is called with both locks of
+// a change.
+func (p *Proxy) awaitRemoved() bool {
 	if !p.keeping.removed {
-		return
+		return false
 	}
-	p.keeping.removed = false
 	for _, problem := range p.problems {
 		if problem.Reason == ReasonListen {
+			p.keeping.removed = false
 			p.unlocked(func() { p.Store.Wait(time.Second) }) // copies may have to be made before
-			return
+			return true
 		}
 	}
+	return false
 }

@@ -62,7 +62,7 @@ func (p *Proxy) isFrontEnd(l *kernel.Listener) bool {
 
 // displaceOnNode takes the port of nodePort, if it is a target of that kind, on all addresses
 // of this node from the front ends that have it there.
-func (p *Proxy) displaceOnNode(nodePort portal.Target, c *change) {
+func (p *Proxy) displaceOnNode(nodePort portal.Target) {
 	if !nodePort.Addr.IsUnspecified() {
 		return
 	}
@@ -70,15 +70,14 @@ func (p *Proxy) displaceOnNode(nodePort portal.Target, c *change) {
 		t := nodePort
 		t.Addr = addr
 		if owner := p.owners[t]; owner != nil && portal.FamilyOf(addr) == portal.FamilyOf(nodePort.Addr) {
-			c.lost(owner)
+			p.mark(owner)
 		}
 	}
 }
 
-// reviewNodeAddresses updates the front ends whose VIPs on addresses of this node are in use
-// by a process, or free again, since the last time.
-func (p *Proxy) reviewNodeAddresses() {
-	var c change
+// markNodeAddresses marks the front ends whose VIPs on addresses of this node are in use by a
+// process, or free again, since they were planned.
+func (p *Proxy) markNodeAddresses() {
 	for _, fronts := range p.services {
 		for _, f := range fronts {
 			for _, vip := range f.View().Port.VIPs {
@@ -87,13 +86,10 @@ func (p *Proxy) reviewNodeAddresses() {
 				}
 				has := f.own(frontend.Target(f.Protocol, vip)) != nil
 				if inUse := f.inUseOnNode(vip) != nil; has == inUse {
-					f.update(f.View().Port, &c)
+					p.mark(f)
 					break
 				}
 			}
 		}
-	}
-	if !c.empty() {
-		p.commit(&c)
 	}
 }

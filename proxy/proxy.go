@@ -20,7 +20,6 @@ import (
 	"github.com/usherproxy/usher/proxy/probe"
 	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/stream"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // Proxy serves Services.
@@ -42,7 +41,7 @@ type Proxy struct {
 	end context.CancelFunc
 
 	// changes is held by who changes something, and then mu too, but while the
-	// kernel is at work: see commit. So who only looks, and takes mu alone, never
+	// kernel is at work: see reconcile. So who only looks, and takes mu alone, never
 	// waits for another program that holds the xtables lock, say, or for a successor.
 	changes sync.Mutex
 	mu      sync.Mutex // taken after changes
@@ -54,6 +53,9 @@ type Proxy struct {
 	telling    telling
 	services   map[types.NamespacedName]map[config.PortID]*frontEnd
 	owners     map[portal.Target]*frontEnd // who serves a VIP: one only
+	dirty      []*frontEnd                 // that reconcile has to plan, in this order
+	next       change                      // what reconcile has to do in the kernel besides
+	due        bool                        // the portal must be called though no rule differs: first, with another setting, after it failed
 	problems   map[config.PortID]*Problem
 	leftOut    int // service ports that the limit on open files did not hold when that was last reported
 	// had is which endpoints clients had of service ports that are not there yet: see Inherit.
@@ -79,6 +81,7 @@ func New(o Options) *Proxy {
 		datagrams:  datagram.New(node, pollers, o.UDPIdleTimeout),
 		affinities: &affinity.Limits{PerTable: o.AffinityPerPort, Total: o.AffinityTotal, Changed: remembered},
 		remembered: remembered,
+		due:        true,
 		services:   map[types.NamespacedName]map[config.PortID]*frontEnd{},
 		owners:     map[portal.Target]*frontEnd{},
 		problems:   map[config.PortID]*Problem{},
@@ -116,7 +119,8 @@ func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 	p.node.Locality.SetPods(pods)
 	p.Portal.SetLocalSources(pods)
 	if p.started && !p.stopped {
-		p.commit(&change{})
+		p.due = true
+		p.reconcile(p.ctx, false)
 	}
 }
 
@@ -130,7 +134,8 @@ func (p *Proxy) SetServiceCIDRs(cidrs []netip.Prefix) {
 	}
 	r.SetServiceCIDRs(cidrs)
 	if p.started && !p.stopped {
-		p.commit(&change{})
+		p.due = true
+		p.reconcile(p.ctx, false)
 	}
 }
 
@@ -144,17 +149,13 @@ func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 	}
 	// Where listeners have to be may depend on it, and what fails is tried again
 	// by checks.
-	concerned := map[*frontEnd]bool{}
 	for t, f := range p.owners {
 		if t.Addr.IsUnspecified() {
-			concerned[f] = true
+			p.mark(f)
 		}
 	}
-	var c change
-	for f := range concerned {
-		f.update(f.View().Port, &c)
-	}
-	p.commit(&c)
+	p.due = true
+	p.reconcile(p.ctx, false)
 }
 
 // Apply makes the proxy serve the given Services as they are now, and leaves
@@ -175,20 +176,17 @@ func (p *Proxy) Apply(services []config.Service) {
 	full := !p.started
 	p.started = true
 	p.counters.serviceChanges.Add(int64(len(services)))
-	var c change
 	// Those that go come first, so that what they leave can be taken over.
 	for _, s := range services {
 		p.telling.service(p, s)
-		p.removePorts(s, &c)
+		p.removePorts(s)
 	}
 	for _, s := range services {
-		p.updatePorts(s, &c)
+		p.updatePorts(s)
 	}
 	p.telling.end(p.Trace)
 	p.setHealthChecks(services)
-	p.commit(&c)
-	p.retry()
-	p.reportOpenFiles()
+	p.reconcile(p.ctx, false)
 	p.synced(started, full)
 }
 
@@ -203,6 +201,7 @@ func (p *Proxy) setHealthChecks(services []config.Service) {
 	}
 	if a, can := p.Portal.(portal.HealthCheckAccepter); can && changed {
 		a.SetHealthChecks(slices.Sorted(maps.Values(p.healthChecks)))
+		p.due = true
 	}
 }
 
@@ -214,14 +213,14 @@ func (p *Proxy) synced(started time.Time, full bool) {
 
 // removePorts closes the front ends that s no longer has, and makes the others
 // give up the VIPs that are no longer theirs.
-func (p *Proxy) removePorts(s config.Service, c *change) {
+func (p *Proxy) removePorts(s config.Service) {
 	stay := p.staying(s)
 	for id, f := range p.services[s.Name] {
 		now, stays := stay[f]
 		if stays {
-			f.releaseOthers(now, c)
+			f.releaseOthers(now, &p.next)
 		} else {
-			f.remove(c)
+			f.remove(&p.next)
 		}
 		if !stays || now.ID != id {
 			p.solved(id)
@@ -263,8 +262,9 @@ func (p *Proxy) staying(s config.Service) map[*frontEnd]config.ServicePort {
 	return stay
 }
 
-// updatePorts brings the front ends of s up to date and makes the new ones.
-func (p *Proxy) updatePorts(s config.Service, c *change) {
+// updatePorts makes the new front ends of s. New connections to all of them see the ports as they
+// are now; reconcile has to do the rest.
+func (p *Proxy) updatePorts(s config.Service) {
 	for _, port := range s.Ports {
 		fronts := p.services[s.Name]
 		if fronts == nil {
@@ -276,7 +276,8 @@ func (p *Proxy) updatePorts(s config.Service, c *change) {
 			f = newFrontEnd(p, port)
 			fronts[port.ID] = f
 		}
-		f.update(port, c)
+		f.swapView(port)
+		p.mark(f)
 	}
 }
 
@@ -335,19 +336,7 @@ func (p *Proxy) Check(ctx context.Context) {
 	}
 	started := time.Now()
 	p.node.Locality.Refresh()
-	var res portal.Result
-	p.unlocked(func() { res = p.Portal.Check(ctx) })
-	p.sync.note(func(s *SyncStatus) { s.LastChecked = time.Now() })
-	if repaired := len(res.Repaired); repaired > 0 {
-		p.counters.repaired.Add(int64(repaired))
-		p.Trace.Change(&trace.Event{Kind: trace.PortalRepaired, Time: time.Now(), Count: repaired})
-		p.Log.WithField("repaired", repaired).Warnf("Rules of the %s portal were missing or changed, and have been repaired", p.Portal.Mode())
-	}
-	clear(p.refused) // res has them all
-	p.portalAnswered(&res)
-	p.reviewNodeAddresses()
-	p.retry()
-	p.reportOpenFiles()
+	p.reconcile(ctx, true)
 	p.synced(started, true)
 }
 

@@ -362,7 +362,7 @@ var _ = Describe("a Proxy", func() {
 		p.Portal = pt
 		p.Apply(nil)
 		pt.broken = portal.Result{Err: errors.New("no ip6tables"), Unaffected: [...]bool{portal.IPv4: true, portal.IPv6: false}}
-		p.Apply(nil)
+		p.Apply([]config.Service{service("web", "10.96.0.1")})
 		s := p.SyncStatus()
 		Expect(s.Pending).NotTo(BeZero())
 		Expect(s.Err).To(MatchError("no ip6tables"))
@@ -370,7 +370,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(s.Of(config.IPv4).LastApplied).To(BeTemporally(">", s.LastApplied))
 		Expect(s.Of(config.IPv6)).To(Equal(proxy.FamilySync{LastApplied: s.LastApplied, Pending: s.Pending}))
 		pt.broken = portal.Result{Err: errors.New("no netfilter")}
-		p.Apply(nil)
+		p.Apply([]config.Service{gone("web")})
 		s = p.SyncStatus()
 		Expect(s.Of(config.IPv4).Pending).NotTo(BeZero())
 		pt.broken = portal.Result{}

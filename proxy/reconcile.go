@@ -1,0 +1,186 @@
+package proxy
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// maxRounds is how many rounds one reconcile makes: the first carries out what has changed; the
+// next try again what the first has made possible, and move listeners. What is still dirty then
+// is left for the next reconcile.
+const maxRounds = 3
+
+// change collects what has to be done in the kernel: listeners are open
+// already, then come the rules, then the listeners that are not needed any more.
+type change struct {
+	set   map[portal.Target]portal.Rule
+	gone  map[portal.Target]bool
+	close []frontend.Listener
+}
+
+func (c *change) add(r portal.Rule) {
+	if c.set == nil {
+		c.set = map[portal.Target]portal.Rule{}
+	}
+	c.set[r.Target] = r
+	delete(c.gone, r.Target)
+}
+
+func (c *change) drop(t portal.Target) {
+	if c.gone == nil {
+		c.gone = map[portal.Target]bool{}
+	}
+	c.gone[t] = true
+	delete(c.set, t)
+}
+
+func (c *change) empty() bool { return len(c.set)+len(c.gone)+len(c.close) == 0 }
+
+// mark makes reconcile plan f.
+func (p *Proxy) mark(f *frontEnd) {
+	if !f.dirty {
+		f.dirty = true
+		p.dirty = append(p.dirty, f)
+	}
+}
+
+// markFailed marks the front ends that could not do all that is wanted. What the portal could not
+// do it tries again by itself; a protocol that is not served will not be.
+func (p *Proxy) markFailed() {
+	for id, problem := range p.problems {
+		if f := p.services[id.ServiceName()][id]; f != nil && f.trouble != nil && problem.Reason != ReasonProtocol {
+			p.mark(f)
+		}
+	}
+}
+
+// reconcile brings listeners and rules to what is wanted. Each round plans the front ends that
+// are dirty, which opens listeners, has the portal put in the rules, closes the listeners that are
+// left over, and notes what failed. With check, the portal compares its rules with the kernel's
+// before. It is the only place that tries again.
+//
+// It is called with both locks of a change, and gives Proxy.mu back while the kernel is at work.
+func (p *Proxy) reconcile(ctx context.Context, check bool) {
+	if check {
+		p.checkPortal(ctx)
+		p.markNodeAddresses()
+	}
+	p.markFailed()
+	for round := range maxRounds {
+		c := p.plan()
+		if !c.empty() || round == 0 && !check {
+			p.apply(c)
+		}
+		for _, l := range c.close {
+			l.Close(frontend.Withdrawn)
+			p.keepNoMore(l)
+		}
+		if p.awaitRemoved() || len(c.gone)+len(c.close) > 0 { // which may have been in the way
+			p.markFailed()
+		}
+		if len(p.dirty) == 0 {
+			break
+		}
+	}
+	p.reportOpenFiles()
+}
+
+// plan plans the front ends that are dirty, and those that lose a VIP to them, and returns what
+// is to be done in the kernel.
+func (p *Proxy) plan() *change {
+	c := p.next
+	p.next = change{}
+	for len(p.dirty) > 0 {
+		f := p.dirty[0]
+		p.dirty = p.dirty[1:]
+		f.dirty = false
+		if !f.removed {
+			f.plan(&c)
+		}
+	}
+	p.dirty = nil
+	return &c
+}
+
+// apply has the portal carry out c. If no rule differs, it is not called unless that is due.
+func (p *Proxy) apply(c *change) {
+	var res portal.Result
+	if !c.empty() || p.due {
+		rules, gone := portal.InOrder(c.set), portal.SortedTargets(c.gone)
+		p.unlocked(func() { res = p.Portal.Apply(p.ctx, rules, gone) })
+		for _, t := range gone {
+			delete(p.refused, t)
+		}
+		for _, r := range rules {
+			delete(p.refused, r.Target)
+		}
+	}
+	p.portalAnswered(&res)
+}
+
+// checkPortal has the portal compare its rules with the kernel's, and repair them.
+func (p *Proxy) checkPortal(ctx context.Context) {
+	var res portal.Result
+	p.unlocked(func() { res = p.Portal.Check(ctx) })
+	p.sync.note(func(s *SyncStatus) { s.LastChecked = time.Now() })
+	if repaired := len(res.Repaired); repaired > 0 {
+		p.counters.repaired.Add(int64(repaired))
+		p.Trace.Change(&trace.Event{Kind: trace.PortalRepaired, Time: time.Now(), Count: repaired})
+		p.Log.WithField("repaired", repaired).Warnf("Rules of the %s portal were missing or changed, and have been repaired", p.Portal.Mode())
+	}
+	clear(p.refused) // res has them all
+	p.portalAnswered(&res)
+}
+
+// portalAnswered takes note of what the portal has achieved, and marks the front ends whose
+// listeners have to move.
+func (p *Proxy) portalAnswered(res *portal.Result) {
+	maps.Copy(p.refused, res.Refused)
+	for _, t := range res.Moved {
+		if f := p.owners[t]; f != nil {
+			p.mark(f)
+		}
+	}
+	p.sync.note(func(s *SyncStatus) {
+		if p.started { // a check before the first Apply brings nothing up to date
+			s.applied(time.Now(), res)
+		} else {
+			s.Err = res.Err
+		}
+	})
+	switch {
+	case res.Err != nil:
+		p.counters.portalFailures.Add(1)
+		p.Log.WithError(res.Err).Errorf("The %s portal could not be brought up to date; trying again every %s", p.Portal.Mode(), p.CheckInterval)
+	case p.started:
+		p.counters.appliedChanges()
+	}
+	if p.started {
+		p.due = res.Err != nil
+	}
+	p.reviewRefused()
+}
+
+// reviewRefused reviews the service ports that have, or had, a rule that the
+// kernel refuses.
+func (p *Proxy) reviewRefused() {
+	concerned := map[*frontEnd]bool{}
+	for id, problem := range p.problems {
+		if f := p.services[id.ServiceName()][id]; f != nil && problem.Reason == ReasonPortal {
+			concerned[f] = true
+		}
+	}
+	for t := range p.refused {
+		if f := p.owners[t]; f != nil {
+			concerned[f] = true
+		}
+	}
+	for f := range concerned {
+		p.review(f)
+	}
+}
