@@ -30,7 +30,6 @@ type frontEnd struct {
 	draining  *time.Timer   // until the next endpoint's connections end; nil if none is leaving
 	dirty     bool          // among Proxy.dirty
 	removed   bool          // its service port is gone
-	trouble   *Problem      // what plan could not do; nil if all is well
 	owned     []ownedTarget // in no order; see Proxy.owners
 }
 
@@ -106,14 +105,14 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 }
 
 // plan decides which VIPs the front end serves and with which rules, and opens the listeners for
-// them. What is to be done in the kernel goes into c. Connections that are open go on.
-func (f *frontEnd) plan(c *change) {
+// them. What is to be done in the kernel goes into c. It returns what it could not do, or nil.
+// Connections that are open go on.
+func (f *frontEnd) plan(c *change) *Problem {
 	targets, problem := f.claim(c)
 	if err := f.bind(targets, c); err != nil && problem == nil {
 		problem = &Problem{Reason: listenReason(err), Err: err}
 	}
-	f.trouble = problem
-	f.proxy.review(f)
+	return problem
 }
 
 // swapView makes new connections see port and its endpoints.
@@ -284,6 +283,7 @@ func (f *frontEnd) rule(r portal.Rule, c *change) {
 // remove takes the front end out of service. Connections that are open go on.
 func (f *frontEnd) remove(c *change) {
 	f.removed = true
+	delete(f.proxy.failed, f)
 	f.releaseOthers(config.ServicePort{}, c)
 	c.close = append(c.close, f.listeners...)
 	f.listeners = nil

@@ -226,7 +226,7 @@ func (p *Proxy) awaitRemoved() bool {
 	if !p.keeping.removed {
 		return false
 	}
-	for _, problem := range p.problems {
+	for _, problem := range p.failed {
 		if problem.Reason == ReasonListen {
 			p.keeping.removed = false
 			p.unlocked(func() { p.Store.Wait(time.Second) }) // copies may have to be made before

@@ -33,50 +33,40 @@ type Problem struct {
 	Since  time.Time
 }
 
-// review finds out whether f has a problem now, and which. What f itself could not
-// do comes before what the portal could not.
-func (p *Proxy) review(f *frontEnd) {
-	if f.trouble != nil {
-		p.problem(f.ID(), f.trouble.Reason, f.trouble.Err)
-		return
+// noteProblems computes the problems of all service ports, logs and reports those that are new or
+// over. What could not be planned comes before what the portal could not do.
+func (p *Proxy) noteProblems() {
+	now := make(map[config.PortID]*Problem, len(p.failed))
+	for f, problem := range p.failed {
+		now[f.ID()] = problem
 	}
-	var first portal.Target
-	for _, o := range f.owned {
-		if p.refused[o.Target] != nil && (!first.Addr.IsValid() || o.Target.Compare(first) < 0) {
-			first = o.Target
+	for _, t := range portal.SortedTargets(p.refused) {
+		if f := p.owners[t]; f != nil && now[f.ID()] == nil {
+			now[f.ID()] = &Problem{Reason: ReasonPortal, Err: fmt.Errorf("%s: %w", t, p.refused[t])}
 		}
 	}
-	if err := p.refused[first]; err != nil {
-		p.problem(f.ID(), ReasonPortal, fmt.Errorf("%s: %w", first, err))
-		return
+	before := p.problems
+	p.problems = now
+	for id, problem := range now {
+		old := before[id]
+		if old != nil && old.Reason == problem.Reason && old.Err.Error() == problem.Err.Error() {
+			now[id] = old
+			continue
+		}
+		if problem.Since = time.Now(); old != nil {
+			problem.Since = old.Since
+		}
+		if p.OnProblem != nil {
+			p.OnProblem(id, problem)
+		}
+		if !errors.Is(problem.Err, budget.ErrOpenFiles) { // of which there may be thousands: see reportOpenFiles
+			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": problem.Reason}).WithError(problem.Err).Error("Service port is not served")
+		}
 	}
-	p.solved(f.ID())
-}
-
-// problem notes that the port id has a problem, and logs it if it is new.
-func (p *Proxy) problem(id config.PortID, reason Reason, err error) {
-	old := p.problems[id]
-	if old != nil && old.Reason == reason && old.Err.Error() == err.Error() {
-		return
-	}
-	since := time.Now()
-	if old != nil {
-		since = old.Since
-	}
-	problem := &Problem{Reason: reason, Err: err, Since: since}
-	p.problems[id] = problem
-	if p.OnProblem != nil {
-		p.OnProblem(id, problem)
-	}
-	if !errors.Is(err, budget.ErrOpenFiles) { // of which there may be thousands: see reportOpenFiles
-		p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": reason}).WithError(err).Error("Service port is not served")
-	}
-}
-
-// solved notes that the port id has no problem, or none any more.
-func (p *Proxy) solved(id config.PortID) {
-	if old := p.problems[id]; old != nil {
-		delete(p.problems, id)
+	for id, old := range before {
+		if now[id] != nil {
+			continue
+		}
 		if p.OnProblem != nil {
 			p.OnProblem(id, nil)
 		}
@@ -84,6 +74,7 @@ func (p *Proxy) solved(id config.PortID) {
 			p.Log.WithFields(logrus.Fields{"service": id.String(), "reason": old.Reason}).Info("Problem with service port is over")
 		}
 	}
+	p.reportOpenFiles()
 }
 
 // reportOpenFiles says once how many service ports the limit cannot hold, when

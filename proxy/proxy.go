@@ -56,6 +56,7 @@ type Proxy struct {
 	dirty      []*frontEnd                 // that reconcile has to plan, in this order
 	next       change                      // what reconcile has to do in the kernel besides
 	due        bool                        // the portal must be called though no rule differs: first, with another setting, after it failed
+	failed     map[*frontEnd]*Problem      // what could not be planned
 	problems   map[config.PortID]*Problem
 	leftOut    int // service ports that the limit on open files did not hold when that was last reported
 	// had is which endpoints clients had of service ports that are not there yet: see Inherit.
@@ -84,7 +85,7 @@ func New(o Options) *Proxy {
 		due:        true,
 		services:   map[types.NamespacedName]map[config.PortID]*frontEnd{},
 		owners:     map[portal.Target]*frontEnd{},
-		problems:   map[config.PortID]*Problem{},
+		failed:     map[*frontEnd]*Problem{},
 		refused:    map[portal.Target]error{},
 
 		healthChecks: map[types.NamespacedName]uint16{},
@@ -215,15 +216,11 @@ func (p *Proxy) synced(started time.Time, full bool) {
 // give up the VIPs that are no longer theirs.
 func (p *Proxy) removePorts(s config.Service) {
 	stay := p.staying(s)
-	for id, f := range p.services[s.Name] {
-		now, stays := stay[f]
-		if stays {
+	for _, f := range p.services[s.Name] {
+		if now, stays := stay[f]; stays {
 			f.releaseOthers(now, &p.next)
 		} else {
 			f.remove(&p.next)
-		}
-		if !stays || now.ID != id {
-			p.solved(id)
 		}
 	}
 	delete(p.services, s.Name)

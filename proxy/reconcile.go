@@ -52,8 +52,8 @@ func (p *Proxy) mark(f *frontEnd) {
 // markFailed marks the front ends that could not do all that is wanted. What the portal could not
 // do it tries again by itself; a protocol that is not served will not be.
 func (p *Proxy) markFailed() {
-	for id, problem := range p.problems {
-		if f := p.services[id.ServiceName()][id]; f != nil && f.trouble != nil && problem.Reason != ReasonProtocol {
+	for f, problem := range p.failed {
+		if problem.Reason != ReasonProtocol {
 			p.mark(f)
 		}
 	}
@@ -87,7 +87,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 			break
 		}
 	}
-	p.reportOpenFiles()
+	p.noteProblems()
 }
 
 // plan plans the front ends that are dirty, and those that lose a VIP to them, and returns what
@@ -99,8 +99,13 @@ func (p *Proxy) plan() *change {
 		f := p.dirty[0]
 		p.dirty = p.dirty[1:]
 		f.dirty = false
-		if !f.removed {
-			f.plan(&c)
+		if f.removed {
+			continue
+		}
+		if problem := f.plan(&c); problem != nil {
+			p.failed[f] = problem
+		} else {
+			delete(p.failed, f)
 		}
 	}
 	p.dirty = nil
@@ -162,25 +167,5 @@ func (p *Proxy) portalAnswered(res *portal.Result) {
 	}
 	if p.started {
 		p.due = res.Err != nil
-	}
-	p.reviewRefused()
-}
-
-// reviewRefused reviews the service ports that have, or had, a rule that the
-// kernel refuses.
-func (p *Proxy) reviewRefused() {
-	concerned := map[*frontEnd]bool{}
-	for id, problem := range p.problems {
-		if f := p.services[id.ServiceName()][id]; f != nil && problem.Reason == ReasonPortal {
-			concerned[f] = true
-		}
-	}
-	for t := range p.refused {
-		if f := p.owners[t]; f != nil {
-			concerned[f] = true
-		}
-	}
-	for f := range concerned {
-		p.review(f)
 	}
 }
