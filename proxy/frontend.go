@@ -27,27 +27,12 @@ type frontEnd struct {
 	pool      balance.Pool
 	watches   map[*balance.State]*watch // of the endpoints that are probed all the time
 	listeners []frontend.Listener
-	draining  *time.Timer   // until the next endpoint's connections end; nil if none is leaving
-	dirty     bool          // among Proxy.dirty
-	removed   bool          // its service port is gone
-	owned     []ownedTarget // in no order; see Proxy.owners
-}
-
-// ownedTarget is a target that a front end serves. There are one to some tens, in
-// each of thousands of front ends: a slice takes a fraction of what maps would.
-type ownedTarget struct {
-	portal.Target
-	rule portal.Rule // that the portal was given; the zero Rule if it has none
-}
-
-// own returns the entry for t, or nil if t is not the front end's.
-func (f *frontEnd) own(t portal.Target) *ownedTarget {
-	for i := range f.owned {
-		if f.owned[i].Target == t {
-			return &f.owned[i]
-		}
-	}
-	return nil
+	draining  *time.Timer // until the next endpoint's connections end; nil if none is leaving
+	dirty     bool        // among Proxy.dirty
+	removed   bool        // its service port is gone
+	// owned are the targets that it serves, in no order; see Proxy.owners. There are one to some
+	// tens, in each of thousands of front ends: a slice takes a fraction of what maps would.
+	owned []portal.Target
 }
 
 // openListener opens the listener for b, and starts it. Who keeps sockets for later is
@@ -105,11 +90,10 @@ func newFrontEnd(p *Proxy, port config.ServicePort) *frontEnd {
 }
 
 // plan decides which VIPs the front end serves and with which rules, and opens the listeners for
-// them. What is to be done in the kernel goes into c. It returns what it could not do, or nil.
-// Connections that are open go on.
-func (f *frontEnd) plan(c *change) *Problem {
-	targets, problem := f.claim(c)
-	if err := f.bind(targets, c); err != nil && problem == nil {
+// them. It returns what it could not do, or nil. Connections that are open go on.
+func (f *frontEnd) plan() *Problem {
+	targets, problem := f.claim()
+	if err := f.bind(targets); err != nil && problem == nil {
 		problem = &Problem{Reason: listenReason(err), Err: err}
 	}
 	return problem
@@ -151,12 +135,12 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 // external or load balancer IP, which any author of Services may write. The front end that loses
 // it is planned again, and so are those that have the port of a new node port on an address of
 // this node.
-func (f *frontEnd) claim(c *change) (own []portal.Target, problem *Problem) {
+func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 	port := f.View().Port
 	for _, vip := range port.VIPs {
 		t := frontend.Target(f.Protocol, vip)
 		if inUse := f.inUseOnNode(vip); inUse != nil {
-			f.release(c, func(o portal.Target) bool { return o == t })
+			f.release(func(o portal.Target) bool { return o == t })
 			if !slices.ContainsFunc(port.Endpoints, func(e config.Endpoint) bool { return e.Addr == vip.AddrPort() }) { // else the endpoint itself answers
 				problem = &Problem{Reason: ReasonNode, Err: inUse}
 			}
@@ -172,8 +156,8 @@ func (f *frontEnd) claim(c *change) (own []portal.Target, problem *Problem) {
 			continue
 		}
 		f.proxy.owners[t] = f
-		if f.own(t) == nil {
-			f.owned = append(f.owned, ownedTarget{Target: t})
+		if !slices.Contains(f.owned, t) {
+			f.owned = append(f.owned, t)
 			f.proxy.displaceOnNode(t)
 		}
 		f.Targets.Store(t, nil)
@@ -188,39 +172,41 @@ func (f *frontEnd) yield(t portal.Target) bool {
 	if vip, is := f.View().VIPOf(t); is && !vip.External() {
 		return false
 	}
-	f.owned = slices.DeleteFunc(f.owned, func(o ownedTarget) bool { return o.Target == t })
+	f.owned = slices.DeleteFunc(f.owned, func(o portal.Target) bool { return o == t })
 	return true
 }
 
 // releaseOthers gives up the VIPs that are not port's.
-func (f *frontEnd) releaseOthers(port config.ServicePort, c *change) {
+func (f *frontEnd) releaseOthers(port config.ServicePort) {
 	keep := map[portal.Target]bool{}
 	for _, vip := range port.VIPs {
 		keep[frontend.Target(f.Protocol, vip)] = true
 	}
-	f.release(c, func(t portal.Target) bool { return !keep[t] })
+	f.release(func(t portal.Target) bool { return !keep[t] })
 }
 
 // release gives up those of the front end's targets that gone matches.
-func (f *frontEnd) release(c *change, gone func(portal.Target) bool) {
-	f.owned = slices.DeleteFunc(f.owned, func(o ownedTarget) bool {
-		if !gone(o.Target) {
+func (f *frontEnd) release(gone func(portal.Target) bool) {
+	p := f.proxy
+	f.owned = slices.DeleteFunc(f.owned, func(t portal.Target) bool {
+		if !gone(t) {
 			return false
 		}
-		delete(f.proxy.owners, o.Target)
-		f.Targets.Delete(o.Target)
-		if o.rule != (portal.Rule{}) {
-			c.drop(o.Target)
+		delete(p.owners, t)
+		f.Targets.Delete(t)
+		if _, has := p.rules[t]; has {
+			delete(p.rules, t)
+			p.differ[t] = true
 		}
 		return true
 	})
 }
 
-// bind opens the listeners that are missing for targets, and puts into c the
-// rules that differ and the listeners that are left over. Targets without
+// bind opens the listeners that are missing for targets, sets their rules, and leaves it to
+// reconcile to close the listeners that are left over. Targets without
 // endpoints have no listener: they are refused, by the portal's rule or because
 // nobody listens.
-func (f *frontEnd) bind(targets []portal.Target, c *change) error {
+func (f *frontEnd) bind(targets []portal.Target) error {
 	v := f.View()
 	var served []portal.Target
 	for _, t := range targets {
@@ -229,7 +215,7 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 			served = append(served, t)
 			continue
 		}
-		f.rule(portal.Rule{Target: t, Action: v.Action(vip)}, c)
+		f.rule(portal.Rule{Target: t, Action: v.Action(vip)})
 	}
 
 	var failed error
@@ -240,17 +226,17 @@ func (f *frontEnd) bind(targets []portal.Target, c *change) error {
 		if err != nil {
 			failed = err
 			for _, t := range b.Targets {
-				f.rule(portal.Rule{Target: t, Action: portal.Reject}, c)
+				f.rule(portal.Rule{Target: t, Action: portal.Reject})
 			}
 			continue
 		}
 		l.SetTargets(b.Targets)
 		f.listeners = append(f.listeners, l)
 		for _, t := range b.Targets {
-			f.rule(v.Redirect(t, l.Addr().Port()), c)
+			f.rule(v.Redirect(t, l.Addr().Port()))
 		}
 	}
-	c.close = append(c.close, old...)
+	f.proxy.unused = append(f.proxy.unused, old...)
 	return failed
 }
 
@@ -266,26 +252,23 @@ func (f *frontEnd) listen(b portal.Bind, old *[]frontend.Listener) (frontend.Lis
 	return f.openListener(b)
 }
 
-// rule puts r into c if the portal does not have it like that already.
-func (f *frontEnd) rule(r portal.Rule, c *change) {
+// rule makes r the rule that is wanted for its target.
+func (f *frontEnd) rule(r portal.Rule) {
 	r.Comment = f.ID().String()
 	if vip, is := f.View().VIPOf(r.Target); is {
 		r.Sole = vip.Kind == config.ClusterIP
 	}
-	own := f.own(r.Target)
-	if own.rule == r && c.set[r.Target] == (portal.Rule{}) {
-		return
+	if p := f.proxy; p.rules[r.Target] != r {
+		p.rules[r.Target], p.differ[r.Target] = r, true
 	}
-	own.rule = r
-	c.add(r)
 }
 
 // remove takes the front end out of service. Connections that are open go on.
-func (f *frontEnd) remove(c *change) {
+func (f *frontEnd) remove() {
 	f.removed = true
 	delete(f.proxy.failed, f)
-	f.releaseOthers(config.ServicePort{}, c)
-	c.close = append(c.close, f.listeners...)
+	f.releaseOthers(config.ServicePort{})
+	f.proxy.unused = append(f.proxy.unused, f.listeners...)
 	f.listeners = nil
 	f.Affinity.Close()
 	// Whoever is still looking for an endpoint finds none.

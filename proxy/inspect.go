@@ -61,9 +61,9 @@ func (p *Proxy) InspectService(name types.NamespacedName) (list []PortView) {
 	defer p.mu.Unlock()
 	for _, f := range p.services[name] {
 		v := f.inspect()
-		for _, o := range f.owned {
-			if o.rule != (portal.Rule{}) {
-				v.Rules = append(v.Rules, o.rule)
+		for _, t := range f.owned {
+			if r, has := p.rules[t]; has {
+				v.Rules = append(v.Rules, r)
 			}
 		}
 		slices.SortFunc(v.Rules, func(a, b portal.Rule) int { return a.Target.Compare(b.Target) })

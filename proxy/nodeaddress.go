@@ -84,7 +84,7 @@ func (p *Proxy) markNodeAddresses() {
 				if !vip.External() || vip.Addr.IsUnspecified() {
 					continue
 				}
-				has := f.own(frontend.Target(f.Protocol, vip)) != nil
+				has := slices.Contains(f.owned, frontend.Target(f.Protocol, vip))
 				if inUse := f.inUseOnNode(vip) != nil; has == inUse {
 					p.mark(f)
 					break

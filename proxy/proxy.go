@@ -52,11 +52,13 @@ type Proxy struct {
 	keeping    keeping
 	telling    telling
 	services   map[types.NamespacedName]map[config.PortID]*frontEnd
-	owners     map[portal.Target]*frontEnd // who serves a VIP: one only
-	dirty      []*frontEnd                 // that reconcile has to plan, in this order
-	next       change                      // what reconcile has to do in the kernel besides
-	due        bool                        // the portal must be called though no rule differs: first, with another setting, after it failed
-	failed     map[*frontEnd]*Problem      // what could not be planned
+	owners     map[portal.Target]*frontEnd   // who serves a VIP: one only
+	dirty      []*frontEnd                   // that reconcile has to plan, in this order
+	rules      map[portal.Target]portal.Rule // that are wanted
+	differ     map[portal.Target]bool        // targets whose rules are others, or gone, since the portal was called
+	unused     []frontend.Listener           // to be closed once the rules lead elsewhere
+	due        bool                          // the portal must be called though no rule differs: first, with another setting, after it failed
+	failed     map[*frontEnd]*Problem        // what could not be planned
 	problems   map[config.PortID]*Problem
 	leftOut    int // service ports that the limit on open files did not hold when that was last reported
 	// had is which endpoints clients had of service ports that are not there yet: see Inherit.
@@ -85,6 +87,8 @@ func New(o Options) *Proxy {
 		due:        true,
 		services:   map[types.NamespacedName]map[config.PortID]*frontEnd{},
 		owners:     map[portal.Target]*frontEnd{},
+		rules:      map[portal.Target]portal.Rule{},
+		differ:     map[portal.Target]bool{},
 		failed:     map[*frontEnd]*Problem{},
 		refused:    map[portal.Target]error{},
 
@@ -218,9 +222,9 @@ func (p *Proxy) removePorts(s config.Service) {
 	stay := p.staying(s)
 	for _, f := range p.services[s.Name] {
 		if now, stays := stay[f]; stays {
-			f.releaseOthers(now, &p.next)
+			f.releaseOthers(now)
 		} else {
-			f.remove(&p.next)
+			f.remove()
 		}
 	}
 	delete(p.services, s.Name)

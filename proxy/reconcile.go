@@ -15,32 +15,6 @@ import (
 // is left for the next reconcile.
 const maxRounds = 3
 
-// change collects what has to be done in the kernel: listeners are open
-// already, then come the rules, then the listeners that are not needed any more.
-type change struct {
-	set   map[portal.Target]portal.Rule
-	gone  map[portal.Target]bool
-	close []frontend.Listener
-}
-
-func (c *change) add(r portal.Rule) {
-	if c.set == nil {
-		c.set = map[portal.Target]portal.Rule{}
-	}
-	c.set[r.Target] = r
-	delete(c.gone, r.Target)
-}
-
-func (c *change) drop(t portal.Target) {
-	if c.gone == nil {
-		c.gone = map[portal.Target]bool{}
-	}
-	c.gone[t] = true
-	delete(c.set, t)
-}
-
-func (c *change) empty() bool { return len(c.set)+len(c.gone)+len(c.close) == 0 }
-
 // mark makes reconcile plan f.
 func (p *Proxy) mark(f *frontEnd) {
 	if !f.dirty {
@@ -72,15 +46,18 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 	}
 	p.markFailed()
 	for round := range maxRounds {
-		c := p.plan()
-		if !c.empty() || round == 0 && !check {
-			p.apply(c)
+		p.plan()
+		unused := p.unused
+		p.unused = nil
+		freed := len(unused) > 0
+		if len(p.differ) > 0 || freed || round == 0 && !check {
+			freed = p.apply(freed) || freed
 		}
-		for _, l := range c.close {
+		for _, l := range unused {
 			l.Close(frontend.Withdrawn)
 			p.keepNoMore(l)
 		}
-		if p.awaitRemoved() || len(c.gone)+len(c.close) > 0 { // which may have been in the way
+		if p.awaitRemoved() || freed { // which may have been in the way
 			p.markFailed()
 		}
 		if len(p.dirty) == 0 {
@@ -90,11 +67,8 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 	p.noteProblems()
 }
 
-// plan plans the front ends that are dirty, and those that lose a VIP to them, and returns what
-// is to be done in the kernel.
-func (p *Proxy) plan() *change {
-	c := p.next
-	p.next = change{}
+// plan plans the front ends that are dirty, and those that lose a VIP to them.
+func (p *Proxy) plan() {
 	for len(p.dirty) > 0 {
 		f := p.dirty[0]
 		p.dirty = p.dirty[1:]
@@ -102,30 +76,35 @@ func (p *Proxy) plan() *change {
 		if f.removed {
 			continue
 		}
-		if problem := f.plan(&c); problem != nil {
+		if problem := f.plan(); problem != nil {
 			p.failed[f] = problem
 		} else {
 			delete(p.failed, f)
 		}
 	}
 	p.dirty = nil
-	return &c
 }
 
-// apply has the portal carry out c. If no rule differs, it is not called unless that is due.
-func (p *Proxy) apply(c *change) {
+// apply has the portal put in the rules that differ, and reports whether targets have none any
+// more. If no rule differs, and no listener is moved, the portal is not called unless that is due.
+func (p *Proxy) apply(moved bool) (freed bool) {
 	var res portal.Result
-	if !c.empty() || p.due {
-		rules, gone := portal.InOrder(c.set), portal.SortedTargets(c.gone)
-		p.unlocked(func() { res = p.Portal.Apply(p.ctx, rules, gone) })
-		for _, t := range gone {
+	if len(p.differ) > 0 || moved || p.due {
+		var set []portal.Rule
+		var gone []portal.Target
+		for _, t := range portal.SortedTargets(p.differ) {
 			delete(p.refused, t)
+			if r, is := p.rules[t]; is {
+				set = append(set, r)
+			} else {
+				gone = append(gone, t)
+			}
 		}
-		for _, r := range rules {
-			delete(p.refused, r.Target)
-		}
+		p.differ, freed = map[portal.Target]bool{}, len(gone) > 0
+		p.unlocked(func() { res = p.Portal.Apply(p.ctx, set, gone) })
 	}
 	p.portalAnswered(&res)
+	return freed
 }
 
 // checkPortal has the portal compare its rules with the kernel's, and repair them.
