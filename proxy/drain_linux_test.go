@@ -20,6 +20,7 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -82,7 +83,7 @@ var _ = Describe("draining a Proxy", func() {
 			Expect(err).NotTo(HaveOccurred())
 			defer client.Close()
 			Eventually(p.Connections).Should(BeEquivalentTo(1))
-			isUnderWay := func() bool { return p.Stats().Attempts[trace.Refused] == 1 }
+			isUnderWay := func() bool { return p.Stats().Attempts[conn.Refused] == 1 }
 			if underWay != nil {
 				isUnderWay = func() bool { return underWay(to) }
 			}
@@ -99,7 +100,7 @@ var _ = Describe("draining a Proxy", func() {
 			ends := o.Trace.Ended(10, func(*trace.Event) bool { return true })
 			Expect(ends).To(HaveLen(1))
 			Expect(ends[0].End.Outcome).To(Equal(outcome.Drained))
-			tried := ends[0].Life.Tried()
+			tried := ends[0].Record.Attempts()
 			Expect(tried).To(HaveLen(1))
 			Expect(tried[0].Err).To(Equal(last))
 			Eventually(gleak.Goroutines).WithTimeout(10 * time.Second).ShouldNot(gleak.HaveLeaked(goroutines))

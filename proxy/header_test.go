@@ -24,6 +24,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/proxyproto"
@@ -182,7 +183,7 @@ func headerSpecs(tunneled bool) {
 				if tunneled {
 					Expect(lost).To(Receive(BeElementOf("P", "\r")), "the dead one, too")
 				}
-				Expect(p.Stats().Attempts[trace.Connected]).To(BeEquivalentTo(2))
+				Expect(p.Stats().Attempts[conn.Connected]).To(BeEquivalentTo(2))
 			})
 		}
 	})
@@ -260,7 +261,7 @@ func headerSpecs(tunneled bool) {
 				e := last()
 				Expect(e.End.Outcome).To(Equal(outcome.HeaderRefused))
 				Expect(e.Err).To(ContainSubstring(says))
-				Expect(e.Life.Attempts()).To(BeZero())
+				Expect(e.Record.Tries()).To(BeZero())
 				Expect(got).NotTo(Receive())
 			},
 			Entry("missing", "GET / HTTP/1.1\r\n\r\n", false, "does not begin with"),

@@ -8,10 +8,10 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/probe"
 	"github.com/usherproxy/usher/proxy/search"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 const (
@@ -55,8 +55,8 @@ func (p *Proxy) dialProbe(ctx context.Context, to netip.AddrPort) (forward.Conn,
 }
 
 // countProbe counts a probe that was made with ctx.
-func (p *Proxy) countProbe(ctx context.Context, result trace.Result) {
-	if result == trace.Connected || ctx.Err() != context.Canceled { // else usher stops
+func (p *Proxy) countProbe(ctx context.Context, result conn.Result) {
+	if result == conn.Connected || ctx.Err() != context.Canceled { // else usher stops
 		p.node.Counters.Probes[result].Add(1)
 	}
 }

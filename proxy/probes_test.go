@@ -18,6 +18,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -83,8 +84,8 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 			c.Close()
 		}
 	}
-	refusedAttempts := func() int64 { return p.Stats().Attempts[trace.Refused] }
-	refusedProbes := func() int64 { return p.Stats().Probes[trace.Refused] }
+	refusedAttempts := func() int64 { return p.Stats().Attempts[conn.Refused] }
+	refusedProbes := func() int64 { return p.Stats().Probes[conn.Refused] }
 	back := func() {
 		GinkgoHelper()
 		l, err := net.Listen("tcp", bad.String())
@@ -112,10 +113,10 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		back()
 		Eventually(func() int64 { return p.Stats().Recoveries }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(1))
 		before := p.Stats()
-		Expect(before.Probes[trace.Connected]).To(BeEquivalentTo(1))
+		Expect(before.Probes[conn.Connected]).To(BeEquivalentTo(1))
 		connect(0, 4)
 		after := p.Stats()
-		Expect(after.Attempts[trace.Connected] - before.Attempts[trace.Connected]).To(BeEquivalentTo(4))
+		Expect(after.Attempts[conn.Connected] - before.Attempts[conn.Connected]).To(BeEquivalentTo(4))
 		Expect(after.Accepted - before.Accepted).To(BeEquivalentTo(4))
 		e := p.Status()[0].Endpoints[0]
 		Expect(e.Connected.Load()).To(BeEquivalentTo(2), "it has its turns, and the probe is none")
@@ -130,7 +131,7 @@ var _ = Describe("a Proxy with an endpoint that refuses", func() {
 		Eventually(func() int64 { return p.Stats().Recoveries }).WithTimeout(10 * time.Second).Should(BeEquivalentTo(2))
 		s := p.Stats()
 		Expect(s.Quarantines).To(BeEquivalentTo(2))
-		Expect(s.Probes[trace.Connected]).To(BeEquivalentTo(1))
+		Expect(s.Probes[conn.Connected]).To(BeEquivalentTo(1))
 	})
 
 	It("does not probe one that is gone", func() {

@@ -21,6 +21,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -304,7 +305,7 @@ var _ = Describe("a Proxy", func() {
 		Expect(s.Ends).To(Equal(map[outcome.Outcome]int64{outcome.Limit: tooMany, outcome.ClientClosed: 3}))
 		Expect(s.Accepted).To(BeEquivalentTo(tooMany + 4))
 		Expect(s.Unlogged).To(BeNumerically(">=", tooMany-10-int(10*time.Since(began).Seconds())-1), "the trace tells of ten a second")
-		Expect(s.Attempts[trace.Connected]).To(BeEquivalentTo(4))
+		Expect(s.Attempts[conn.Connected]).To(BeEquivalentTo(4))
 		Expect(s.All.ToClient).To(BeEquivalentTo(9))
 	})
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/probe"
 	"github.com/usherproxy/usher/proxy/search"
@@ -79,7 +80,7 @@ func (p *Proxy) check(ctx context.Context, c check) (err error) {
 	}
 	result := search.ResultOf(err)
 	if errors.As(err, new(statusError)) {
-		result = trace.BadStatus
+		result = conn.BadStatus
 	}
 	p.countProbe(ctx, result)
 	return err

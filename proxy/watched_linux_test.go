@@ -25,6 +25,7 @@ import (
 	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
@@ -142,7 +143,7 @@ var _ = Describe("a Proxy whose Services ask for probes", func() {
 		}
 		Expect([]int64{good.clients.Load(), bad.clients.Load()}).To(Equal([]int64{5, 0}))
 		Expect(why(0)()).To(BeEmpty())
-		Expect(p.Stats().Probes[trace.BadStatus]).To(BeNumerically(">=", 3))
+		Expect(p.Stats().Probes[conn.BadStatus]).To(BeNumerically(">=", 3))
 
 		bad.status.Store(302) // where that leads to nobody listens
 		Eventually(why(1)).WithTimeout(10 * time.Second).Should(BeEmpty())

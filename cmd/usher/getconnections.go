@@ -16,8 +16,8 @@ import (
 	"github.com/usherproxy/usher/cmd/usher/show"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 func newGetConnections() *cobra.Command {
@@ -67,7 +67,7 @@ has the list.`,
 	}
 	flags := cmd.Flags()
 	cli.Choice(flags, &q.State, "state", "", "`which`: open (without it), ended, all", api.Values("/connections", "state")...)
-	cli.SomeOf(flags, &q.Outcome, "outcome", "only those with this `outcome`: "+strings.Join(trace.FlagWords(), ", ")+"; several with commas", trace.FlagWords()...)
+	cli.SomeOf(flags, &q.Outcome, "outcome", "only those with this `outcome`: "+strings.Join(conn.FlagWords(), ", ")+"; several with commas", conn.FlagWords()...)
 	flags.DurationVar(&q.Slower, "slower-than", 0, "only those whose clients waited for longer until the endpoint's first byte came or, while none has, until they were established")
 	flags.DurationVar(&q.Last, "last", 0, "only those that ended in this time before now")
 	cli.Choice(flags, &q.Sort, "sort", "", "by what, the largest first: duration, connect, first-byte, bytes; or newest, as without it", api.Values("/connections", "sort")...)

@@ -21,6 +21,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/accesslog"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -36,17 +37,17 @@ var (
 	at   = time.Date(2026, 1, 2, 3, 4, 5, 600e6, time.UTC)
 )
 
-func servicePort(name string) *trace.Service {
-	return &trace.Service{Port: config.PortID{Namespace: "default", Service: "web", Port: name, Family: config.IPv4}, Protocol: config.TCP}
+func servicePort(name string) *conn.Port {
+	return &conn.Port{ID: config.PortID{Namespace: "default", Service: "web", Port: name, Family: config.IPv4}, Protocol: config.TCP}
 }
 
 // retried puts a connection into the trace that got its endpoint at the second
 // attempt.
 func retried(t *trace.Log, err string) {
-	life := &trace.Life{ID: 7, Service: servicePort("http"), From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second)}
+	life := &conn.Record{ID: 7, Port: servicePort("http"), From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second)}
 	t.Begin(life)
 	t.Step(life, &trace.Event{Kind: trace.Accepted, Time: life.Began})
-	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(time.Millisecond), Attempt: 1, Endpoint: bad, Pod: "default/web-1", Took: 500 * time.Microsecond, Result: trace.Refused, Err: err})
+	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(time.Millisecond), Attempt: 1, Endpoint: bad, Pod: "default/web-1", Took: 500 * time.Microsecond, Result: conn.Refused, Err: err})
 	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(2 * time.Millisecond), Attempt: 2, Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Seen: portal.SeenClient})
 	life.Answered(life.Began.Add(3500 * time.Microsecond))
 	t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 73, ToClient: 131}, Endpoint: good})
@@ -106,7 +107,7 @@ var _ = Describe("an access log", func() {
 
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
-			life := &trace.Life{ID: 7, Service: servicePort("http"), From: good, Via: &bad, To: good, Began: at}
+			life := &conn.Record{ID: 7, Port: servicePort("http"), From: good, Via: &bad, To: good, Began: at}
 			t.Begin(life)
 			t.Step(life, &trace.Event{Kind: trace.Attempt, Time: at.Add(time.Millisecond), Attempt: 1, Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Queued: time.Millisecond, Seen: portal.SeenClient})
 			life.Answered(at.Add(time.Second))
@@ -126,7 +127,7 @@ var _ = Describe("an access log", func() {
 	It("has the load balancer that a client came through", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
-			life := &trace.Life{Service: servicePort("http"), From: good, Via: &bad, To: good, Began: at}
+			life := &conn.Record{Port: servicePort("http"), From: good, Via: &bad, To: good, Began: at}
 			t.Begin(life)
 			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at})
 		})
@@ -136,7 +137,7 @@ var _ = Describe("an access log", func() {
 	It("leaves out the Services that are not to be in it, and misses nothing", func() {
 		var out strings.Builder
 		l := run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
-			life := &trace.Life{Service: &trace.Service{Unlogged: true}, From: good, To: good, Began: at}
+			life := &conn.Record{Port: &conn.Port{Unlogged: true}, From: good, To: good, Began: at}
 			t.Begin(life)
 			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at})
 			retried(t, "connection refused")
@@ -154,7 +155,7 @@ var _ = Describe("an access log", func() {
 	It("has a line and as many fields as text, whatever a name holds", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.Text}, func(*accesslog.Log) {
-			life := &trace.Life{ID: 7, Service: servicePort("x\ny"), From: good, To: good, Began: at}
+			life := &conn.Record{ID: 7, Port: servicePort("x\ny"), From: good, To: good, Began: at}
 			t.Begin(life)
 			t.Step(life, &trace.Event{Kind: trace.Attempt, Time: at, Attempt: 1, Endpoint: good, Pod: "default/a b\n\x1b"})
 			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, End: outcome.Result{Outcome: outcome.ClientClosed}, Endpoint: good})

@@ -55,14 +55,14 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 		b = appendAddr(b, "via", *e.Via)
 	}
 	b = appendAddr(b, "vip", e.VIP)
-	chosen, established := e.Life.Established()
+	chosen, established := e.Record.Established()
 	if established {
 		b = appendAddr(b, "endpoint", chosen.Endpoint)
 		b = appendField(b, "pod", chosen.Pod)
 		b = appendField(b, "seen", chosen.Seen.String())
 	}
 	b = append(b, `,"attempts":[`...)
-	for i, t := range e.Life.Tried() {
+	for i, t := range e.Record.Attempts() {
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -81,7 +81,7 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 	if established {
 		b = appendMilliseconds(appendName(b, "connectMs"), chosen.Began+chosen.Took)
 	}
-	if first := e.Life.FirstByte(); first > 0 {
+	if first := e.Record.FirstByte(); first > 0 {
 		b = appendMilliseconds(appendName(b, "firstByteMs"), first)
 	}
 	b = appendMilliseconds(appendName(b, "durationMs"), e.Took)
@@ -139,14 +139,14 @@ func textLine(b []byte, e *trace.Event) []byte {
 	b = append(append(b, e.Protocol...), ' ')
 	b = append(e.Client.AppendTo(b), ' ')
 	b = append(e.VIP.AppendTo(b), ' ')
-	chosen, established := e.Life.Established()
+	chosen, established := e.Record.Established()
 	if established {
 		b = append(chosen.Endpoint.AppendTo(b), ' ')
 		b = append(appendWord(b, chosen.Pod), ' ')
 	} else {
 		b = append(b, "- - "...)
 	}
-	for i, t := range e.Life.Tried() {
+	for i, t := range e.Record.Attempts() {
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -156,7 +156,7 @@ func textLine(b []byte, e *trace.Event) []byte {
 		b = append(b, '/')
 		b = appendMilliseconds(b, t.Took)
 	}
-	if e.Life.Attempts() == 0 {
+	if e.Record.Tries() == 0 {
 		b = append(b, '-')
 	}
 	b = append(b, ' ')

@@ -88,7 +88,7 @@ func (l *Log) take(e *trace.Event, missed int64) {
 		l.lose(missed)
 		l.lines = l.format.lost(l.lines, e.Time, missed)
 	}
-	if e.Life.Service.Unlogged {
+	if e.Record.Port.Unlogged {
 		return
 	}
 	l.lines = l.format.line(l.lines, e)

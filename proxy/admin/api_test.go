@@ -41,7 +41,7 @@ type node struct {
 	addr    net.Addr
 }
 
-func newNode() *node {
+func newNode(change ...func(*proxy.Options)) *node {
 	GinkgoHelper()
 	pt, err := none.Mode.New(context.Background(), portal.Options{})
 	Expect(err).NotTo(HaveOccurred())
@@ -52,6 +52,9 @@ func newNode() *node {
 	o.FirstTurn = nil                     // the first endpoint's, as the specs expect
 	o.Quarantine.First = 10 * time.Second // no spec lasts so long
 	o.Schedule = []time.Duration{100 * time.Millisecond, 100 * time.Millisecond}
+	for _, f := range change {
+		f(&o)
+	}
 	n := &node{proxy: proxy.New(o)}
 	h := &admin.Health{Sync: n.proxy.SyncStatus, Timeout: time.Minute}
 	n.health = h
@@ -422,7 +425,10 @@ var _ = Describe("the API of a proxy", func() {
 	})
 
 	It("filters and sorts connections by how they went, and says how far back they are known", func() {
-		n.proxy.Trace.Keep(100, time.Nanosecond) // all are slow
+		n := newNode(func(o *proxy.Options) {
+			o.Trace.Keep(100)
+			o.Slow = time.Nanosecond // all are
+		})
 		n.proxy.Apply([]config.Service{service("web", "10.96.0.1", lab.Refusing(), answering()), service("down", "10.96.0.2", lab.Refusing())})
 		n.client("web") // stays
 		gone, _ := n.client("web")

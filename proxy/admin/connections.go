@@ -12,13 +12,14 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // seen is a connection that is open, or one that has ended.
 type seen struct {
-	life *trace.Life
+	life *conn.Record
 	end  *trace.Event // nil while it is open
 }
 
@@ -43,7 +44,7 @@ func newConnectionSelection(query url.Values) (s connectionSelection, err error)
 	if s.selection, err = newSelection(query); err != nil {
 		return s, err
 	}
-	if s.outcomes, err = oneOfEach("outcome", query.Get("outcome"), trace.FlagWords()); err != nil {
+	if s.outcomes, err = oneOfEach("outcome", query.Get("outcome"), conn.FlagWords()); err != nil {
 		return s, err
 	}
 	if s.end = query.Get("end"); s.end != "" {
@@ -78,31 +79,31 @@ const (
 )
 
 // matches reports whether a connection is wanted, as it is at now.
-func (s *connectionSelection) matches(log *trace.Log, c seen, now time.Time) bool {
-	about := c.life.Subject()
-	if !s.subject(&about) || !s.tried(c.life) || s.retried && c.life.Attempts() < 2 || s.slower > 0 && c.life.Waited(c.lasted(now)) <= s.slower {
+func (s *connectionSelection) matches(c seen, now time.Time) bool {
+	about := trace.SubjectOf(c.life)
+	if !s.subject(&about) || !s.tried(c.life) || s.retried && c.life.Tries() < 2 || s.slower > 0 && c.life.Waited(c.lasted(now)) <= s.slower {
 		return false
 	}
 	if c.end == nil {
-		return s.end == "" && s.last == 0 && s.hasOutcome(log.Flags(c.life, c.lasted(now), outcome.Open))
+		return s.end == "" && s.last == 0 && s.hasOutcome(c.life.Flags(c.lasted(now), outcome.Open))
 	}
 	return (s.end == "" || c.end.End.Outcome.String() == s.end) && (s.last == 0 || now.Sub(c.end.Time) <= s.last) && s.hasOutcome(c.end.Flags)
 }
 
-func (s *connectionSelection) hasOutcome(f trace.Flags) bool {
+func (s *connectionSelection) hasOutcome(f conn.Flags) bool {
 	return s.outcomes == nil || slices.ContainsFunc(f.Words(), func(word string) bool { return slices.Contains(s.outcomes, word) })
 }
 
 // all returns the connections that are wanted, the newest first.
 func (s *connectionSelection) all(log *trace.Log, now time.Time) (all []seen) {
-	var open []*trace.Life
+	var open []*conn.Record
 	if s.state != stateEnded {
-		open = log.Open(func(l *trace.Life) bool { return s.matches(log, seen{life: l}, now) })
+		open = log.Open(func(l *conn.Record) bool { return s.matches(seen{life: l}, now) })
 	}
 	if s.state != stateOpen {
-		ended := log.Ended(math.MaxInt, func(e *trace.Event) bool { return s.matches(log, seen{e.Life, e}, now) })
+		ended := log.Ended(math.MaxInt, func(e *trace.Event) bool { return s.matches(seen{e.Record, e}, now) })
 		for i := range ended {
-			all = append(all, seen{ended[i].Life, &ended[i]})
+			all = append(all, seen{ended[i].Record, &ended[i]})
 		}
 	}
 	for _, l := range open {
@@ -181,8 +182,8 @@ func older(all []seen, size int, token string) (page []seen, next string, err er
 }
 
 // tried reports whether the connection has to do with the endpoint that is wanted.
-func (s *selection) tried(l *trace.Life) bool {
-	return s.anyEndpoint() || slices.ContainsFunc(l.Tried(), func(t trace.Tried) bool { return s.hasEndpoint(t.Endpoint, t.Pod) })
+func (s *selection) tried(l *conn.Record) bool {
+	return s.anyEndpoint() || slices.ContainsFunc(l.Attempts(), func(t conn.Attempt) bool { return s.hasEndpoint(t.Endpoint, t.Pod) })
 }
 
 // connection answers /connections/{id}.
@@ -196,7 +197,7 @@ func (a *API) connection(r *http.Request) (any, error) {
 	case life != nil:
 		return a.tell(seen{life: life}, time.Now()), nil
 	case end != nil:
-		return a.tell(seen{end.Life, end}, time.Now()), nil
+		return a.tell(seen{end.Record, end}, time.Now()), nil
 	}
 	return nil, notFound(fmt.Sprintf("connection %d is not known: there was none, or it has ended and is not kept any more (--trace-events, and --trace-connections for those that failed, were retried or slow)", id))
 }
@@ -206,7 +207,7 @@ func sees(s portal.Seen) api.Sees { return api.Sees{Seen: s.String(), SeenText: 
 
 // tell returns the connection as it is at now.
 func (a *API) tell(s seen, now time.Time) api.Connection {
-	l, about := s.life, s.life.Subject()
+	l, about := s.life, trace.SubjectOf(s.life)
 	c := api.Connection{
 		ID: about.Conn, Service: about.Port.ServiceName().String(), Port: about.Port.Port, Family: about.Port.Family.String(), Protocol: string(about.Protocol),
 		Client: about.Client.String(), VIP: about.VIP.String(), Accepted: l.Began,
@@ -215,7 +216,7 @@ func (a *API) tell(s seen, now time.Time) api.Connection {
 	if about.Via != nil {
 		c.Via = about.Via.String()
 	}
-	for i, t := range l.Tried() {
+	for i, t := range l.Attempts() {
 		c.Attempts = append(c.Attempts, api.Attempt{
 			Sees: sees(t.Seen), Number: i + 1, Endpoint: t.Endpoint.String(), Pod: t.Pod, Reason: t.Reason, PassedOver: t.PassedOver,
 			StartMs: milliseconds(t.Began), TookMs: milliseconds(t.Took), Result: t.Result.String(), Error: t.Err,
@@ -227,7 +228,7 @@ func (a *API) tell(s seen, now time.Time) api.Connection {
 	}
 	if s.end == nil {
 		c.BytesToEndpoint, c.BytesToClient = a.proxy.Trace.Bytes(l)
-		c.Outcomes = a.proxy.Trace.Flags(l, now.Sub(l.Began), outcome.Open).Words()
+		c.Outcomes = l.Flags(now.Sub(l.Began), outcome.Open).Words()
 		return c
 	}
 	c.State, c.End, c.Error, c.Outcomes = api.Ended, s.end.End.Outcome.String(), s.end.Err, s.end.Flags.Words()

@@ -19,6 +19,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -86,8 +87,8 @@ var _ = Describe("the ends of connections", func() {
 		endpoint := netip.MustParseAddrPort("10.1.0.8:80")
 		for i, e := range goldenEnds {
 			for id, established := range map[uint64]bool{uint64(i + 1): true, uint64(i + 101): false} {
-				life := &trace.Life{ID: id, From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second),
-					Service: &trace.Service{Port: config.PortID{Namespace: "default", Service: "web"}, Protocol: config.TCP, Unlogged: !established}}
+				life := &conn.Record{ID: id, From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second),
+					Port: &conn.Port{ID: config.PortID{Namespace: "default", Service: "web"}, Protocol: config.TCP, Unlogged: !established}}
 				closed := trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: outcome.Result{Outcome: outcome.Named(e.Code)}}
 				n.proxy.Trace.Begin(life)
 				if established {

@@ -15,6 +15,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -27,7 +28,7 @@ var _ = Describe("a subscriber of events", func() {
 
 	// steps puts steps of one connection into the trace.
 	steps := func(count int) {
-		life := &trace.Life{ID: 1 << 40, Began: time.Now()}
+		life := &conn.Record{ID: 1 << 40, Port: &conn.Port{}, Began: time.Now()}
 		n.proxy.Trace.Begin(life)
 		for range count {
 			n.proxy.Trace.Step(life, &trace.Event{Kind: trace.Waiting})

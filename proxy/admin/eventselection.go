@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -88,7 +89,7 @@ func (s *eventSelection) matches(e *trace.Event) bool {
 	if e.Kind.IsStep() && !s.subject(e.Subject) || !s.servicePort(e.Port) || !s.hasEndpoint(e.Endpoint, e.Pod) {
 		return false
 	}
-	if s.slower > 0 && (e.Kind != trace.Closed || e.Life.Waited(e.Took) <= s.slower) {
+	if s.slower > 0 && (e.Kind != trace.Closed || e.Record.Waited(e.Took) <= s.slower) {
 		return false
 	}
 	return s.outcomes == nil || slices.ContainsFunc(s.outcomes, func(o string) bool { return hasOutcome(e, o) })
@@ -98,11 +99,11 @@ func (s *eventSelection) matches(e *trace.Event) bool {
 func hasOutcome(e *trace.Event, wanted string) bool {
 	switch wanted {
 	case api.OutcomeOK:
-		return e.Kind == trace.Established || e.Kind == trace.Closed && e.Flags&trace.Broken == 0
+		return e.Kind == trace.Established || e.Kind == trace.Closed && e.Flags&conn.Broken == 0
 	case api.OutcomeRetry:
 		return e.Kind == trace.Attempt && (e.Err != "" || e.Attempt > 1) || e.Kind == trace.Waiting
 	case api.OutcomeFailed:
-		return e.Kind == trace.Closed && e.Flags&trace.Broken != 0
+		return e.Kind == trace.Closed && e.Flags&conn.Broken != 0
 	}
 	return e.Kind == trace.Closed && e.End.Outcome.String() == wanted
 }

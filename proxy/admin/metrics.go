@@ -13,10 +13,10 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/accesslog"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/dns"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/latency"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // Metrics are what /metrics tells of a proxy.
@@ -154,7 +154,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	tell(associations, s.Associations.Accepted)
 	tell(associationsOpen, s.Associations.Open)
 	for result, n := range s.Attempts {
-		tell(attempts, n, trace.Result(result).String())
+		tell(attempts, n, conn.Result(result).String())
 	}
 	for reason, n := range s.Choices {
 		tell(choices, n, reason.String())
@@ -168,7 +168,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	tell(quarantines, s.Quarantines)
 	tell(recoveries, s.Recoveries)
 	for result, n := range s.Probes {
-		tell(probes, n, trace.Result(result).String())
+		tell(probes, n, conn.Result(result).String())
 	}
 	tell(lateProbes, s.LateProbes)
 	tell(bytesMoved, s.All.ToEndpoint, "endpoint")

@@ -16,10 +16,10 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/outcome"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // A UDP listener is handed over with its socket, and each session with its socket to the
@@ -225,7 +225,7 @@ func (sk *socket) adoptOne(b *bequest, endpoint *balance.Endpoint) {
 		control: b.Control, hops: b.Hops, fd: -1, asked: b.Asked,
 	}
 	now := sk.loop.clock()
-	s.Client = frontend.Client{Life: &trace.Life{From: s.key.peer.AddrPort(), To: b.To, Began: b.Began}, Front: sk.front}
+	s.Client = frontend.Client{Record: &conn.Record{From: s.key.peer.AddrPort(), To: b.To, Began: b.Began}, Front: sk.front}
 	s.last = now.Add(-max(b.Silent, 0))
 	if s.Admit(sk.view, &sk.listener.Place).Outcome != outcome.Open || sk.closed || sk.sessions[s.key] != nil {
 		return

@@ -10,10 +10,10 @@ import (
 
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/budget"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/outcome"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // socket is a listener's socket, with the sessions of its clients. It belongs to its loop.
@@ -204,7 +204,7 @@ func (sk *socket) pass(at, count int) (newcomer bool) {
 func (sk *socket) begin(first *arrival, count int) *session {
 	f := sk.front
 	s := &session{
-		Client: frontend.Client{Life: &trace.Life{From: first.peer.AddrPort(), To: sk.listener.At, Began: sk.loop.clock()}, Front: f},
+		Client: frontend.Client{Record: &conn.Record{From: first.peer.AddrPort(), To: sk.listener.At, Began: sk.loop.clock()}, Front: f},
 		socket: sk, key: first.sessionKey, hops: int16(first.hops - 1), fd: -1,
 	}
 	if first.local.IsValid() {

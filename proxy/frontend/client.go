@@ -9,6 +9,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/latency"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/proxyproto"
@@ -19,9 +20,9 @@ import (
 // Client is who has come to a front end, from the first packet to the end: with a
 // connection, an association, or a UDP session. One goroutine at a time may use it.
 type Client struct {
-	*trace.Life // who it is; the trace has it from the first event on
-	Front       *FrontEnd
-	VIP         *config.VIP // that To is; nil until it is admitted
+	*conn.Record // who it is; the trace has it from the first event on
+	Front        *FrontEnd
+	VIP          *config.VIP // that To is; nil until it is admitted
 
 	begun bool        // the trace has it
 	seen  portal.Seen // by the endpoint that is being tried, or was the last
@@ -136,11 +137,11 @@ func (c *Client) Report(e trace.Event) {
 	}
 	if !c.begun {
 		c.begun = true
-		c.Service = f.View().service
-		f.Trace.Begin(c.Life)
+		c.Port = f.View().conn
+		f.Trace.Begin(c.Record)
 	}
-	f.Trace.Step(c.Life, &e)
-	f.count(c.Life, &e)
+	f.Trace.Step(c.Record, &e)
+	f.count(c.Record, &e)
 }
 
 // Accepted reports that the client has come.
@@ -163,7 +164,7 @@ func (c *Client) Parted(now time.Time, e *balance.Endpoint, broken bool) {
 
 // Adopted reports that a predecessor has brought the client to an endpoint.
 func (c *Client) Adopted(now time.Time, e *balance.Endpoint) {
-	c.Life.Adopted()
+	c.Record.Adopted()
 	c.Report(trace.Event{Kind: trace.Established, Time: now, Endpoint: e.Addr, Pod: e.Pod})
 }
 
@@ -184,8 +185,9 @@ func (c *Client) RefusedUnlogged(o outcome.Outcome) bool {
 		return false
 	}
 	f.Counters.Unlogged.Add(1)
-	for _, e := range []trace.Event{{Kind: trace.Accepted}, {Kind: trace.Closed, End: outcome.Result{Outcome: o}, Flags: f.Trace.Flags(c.Life, 0, o)}} {
-		f.count(c.Life, &e)
+	c.Port = f.View().conn
+	for _, e := range []trace.Event{{Kind: trace.Accepted}, {Kind: trace.Closed, End: outcome.Result{Outcome: o}, Flags: c.Flags(0, o)}} {
+		f.count(c.Record, &e)
 	}
 	return true
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/latency"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -20,7 +21,7 @@ type Counters struct {
 	Unlogged                               atomic.Int64 // clients that were refused, and left out of the trace
 	DatagramsToEndpoint, DatagramsToClient atomic.Int64
 	dropped                                [numDrops]atomic.Int64
-	Probes                                 [trace.ProbeResults]atomic.Int64
+	Probes                                 [conn.ProbeResults]atomic.Int64
 	LateProbes                             atomic.Int64
 	Quarantines, Recoveries                atomic.Int64
 	seen                                   [portal.Seens]atomic.Int64 // by endpoints that answered
@@ -37,12 +38,12 @@ type clients struct {
 // tally counts the clients of a service port, or of all.
 type tally struct {
 	accepted, established, failed, retries atomic.Int64
-	attempts                               [trace.Results]atomic.Int64
+	attempts                               [conn.Results]atomic.Int64
 	toEndpoint, toClient                   atomic.Int64
 }
 
 // count counts a step of a client's, of which life is what is known, e included.
-func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
+func (f *FrontEnd) count(life *conn.Record, e *trace.Event) {
 	f.tally.count(e)
 	all := &f.Counters.connections
 	switch {
@@ -56,7 +57,7 @@ func (f *FrontEnd) count(life *trace.Life, e *trace.Event) {
 		f.Counters.choices[e.Choice].Add(1)
 	}
 	if e.Kind == trace.Established || e.Kind == trace.Closed {
-		f.writeStory().count(f.Trace, life, e)
+		f.writeStory().count(life, e)
 	}
 	switch {
 	case e.Kind == trace.Queued:
@@ -80,7 +81,7 @@ func (t *tally) count(e *trace.Event) {
 	case trace.Established:
 		t.established.Add(1)
 	case trace.Closed:
-		if e.Flags&trace.Broken != 0 {
+		if e.Flags&conn.Broken != 0 {
 			t.failed.Add(1)
 		}
 		if e.End.ToEndpoint != 0 {
@@ -127,7 +128,7 @@ func (t *Totals) add(of *tally, active int64) {
 	for result := range of.attempts {
 		n := of.attempts[result].Load()
 		t.Attempts += n
-		if trace.Result(result) != trace.Connected {
+		if conn.Result(result) != conn.Connected {
 			t.AttemptsFailed += n
 		}
 	}
@@ -164,7 +165,7 @@ func (c *Counters) Drop(why Drop, n int) { c.dropped[why].Add(int64(n)) }
 type Stats struct {
 	All                   Totals // connections and UDP sessions together
 	Accepted, Established int64
-	Attempts              [trace.Results]int64 // by trace.Result
+	Attempts              [conn.Results]int64 // by conn.Result
 	Choices               map[balance.Reason]int64
 	Seen                  [portal.Seens]int64 // clients with an endpoint that answered, by whom it sees
 	Unlogged              int64               // connections that were refused and that the trace leaves out
@@ -176,9 +177,9 @@ type Stats struct {
 	// Associations are those of SCTP, which count as connections too.
 	Associations struct{ Accepted, Open int64 }
 
-	Quarantines, Recoveries int64                     // endpoints that went into quarantine, and that answered after one
-	Probes                  [trace.ProbeResults]int64 // by trace.Result; they are not among Attempts
-	LateProbes              int64                     // that began more than their interval late
+	Quarantines, Recoveries int64                    // endpoints that went into quarantine, and that answered after one
+	Probes                  [conn.ProbeResults]int64 // by conn.Result; they are not among Attempts
+	LateProbes              int64                    // that began more than their interval late
 }
 
 // SessionStats are numbers about UDP sessions and their datagrams.

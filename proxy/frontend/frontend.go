@@ -17,6 +17,7 @@ import (
 	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/budget"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -25,6 +26,10 @@ type Settings struct {
 	Portal portal.Portal
 	Trace  *trace.Log
 	Log    logrus.FieldLogger
+
+	// Slow is how long a client may wait for the endpoint's first byte until its connection counts as slow;
+	// 0 is for ever.
+	Slow time.Duration
 
 	// Schedule is how long each attempt to connect may take, but of UDP's; see
 	// search.Search.
@@ -214,7 +219,7 @@ func (f *FrontEnd) View() *View { return f.view.Load() }
 // replaced is told.
 func (f *FrontEnd) Swap(v *View) (old *View) {
 	v.Replaced = make(chan struct{})
-	v.service = &trace.Service{Port: v.Port.ID, Protocol: f.Protocol, Unlogged: v.Port.AccessLog == config.Off}
+	v.conn = &conn.Port{ID: v.Port.ID, Protocol: f.Protocol, Unlogged: v.Port.AccessLog == config.Off, Slow: f.Slow}
 	if old = f.view.Swap(v); old != nil {
 		close(old.Replaced)
 	}

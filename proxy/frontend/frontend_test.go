@@ -17,6 +17,7 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/budget"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -89,7 +90,7 @@ func TestWhoIsAdmitted(t *testing.T) {
 			g := NewWithT(t)
 			p := &Place{Redirected: c.redirected}
 			p.SetTargets([]portal.Target{Target(config.TCP, vip4)})
-			client := &Client{Life: &trace.Life{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}, Front: f}
+			client := &Client{Record: &conn.Record{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}, Front: f}
 			r := client.Admit(f.View(), p)
 			g.Expect(r.Outcome).To(Equal(c.end))
 			if c.end != outcome.Open {
@@ -137,7 +138,7 @@ func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s to %s, header %q", c.from, c.to, c.header), func(t *testing.T) {
 			g := NewWithT(t)
-			client := &Client{Life: &trace.Life{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}, Front: f}
+			client := &Client{Record: &conn.Record{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}, Front: f}
 			r := client.Admit(f.View(), &Place{Redirected: true})
 			g.Expect(client.HeaderDue()).To(Equal(c.due))
 			if c.due {
@@ -173,7 +174,7 @@ func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T
 		"203.0.113.9": portal.SeenClient,
 	} {
 		via := netip.MustParseAddrPort("10.0.0.1:1")
-		c := &Client{Life: &trace.Life{From: netip.AddrPortFrom(netip.MustParseAddr(from), 1), Via: &via, To: netip.MustParseAddrPort("192.0.2.10:80")}, Front: f}
+		c := &Client{Record: &conn.Record{From: netip.AddrPortFrom(netip.MustParseAddr(from), 1), Via: &via, To: netip.MustParseAddrPort("192.0.2.10:80")}, Front: f}
 		bind := c.Origin(new(search.Search), f.View().All[0])
 		NewWithT(t).Expect(c.seen).To(Equal(want), from)
 		NewWithT(t).Expect(bind.IsValid()).To(Equal(want == portal.SeenClient), from)
@@ -342,7 +343,7 @@ func TestRefusedClientsHaveABoundedPartOfTheTrace(t *testing.T) {
 	told := 0
 	began := time.Now()
 	for range 10 * RefusalsPerSecond {
-		c := &Client{Life: &trace.Life{ID: f.NewID(), From: netip.MustParseAddrPort("203.0.113.1:1")}, Front: f}
+		c := &Client{Record: &conn.Record{ID: f.NewID(), From: netip.MustParseAddrPort("203.0.113.1:1")}, Front: f}
 		if !c.RefusedUnlogged(outcome.Limit) {
 			told++
 			c.Accepted()
@@ -367,7 +368,7 @@ func TestEndsAreCountedByTheirWords(t *testing.T) {
 		"queue-timeout", "not-through-portal", "source-refused", "header-refused", "limit", "drained", "aged", "idle", "endpoint-drained", "endpoint-left", "withdrawn", "internal"} {
 		g.Expect(outcome.Words()[i]).To(Equal(word))
 		for range i + 1 {
-			c := &Client{Life: &trace.Life{ID: f.NewID(), From: netip.MustParseAddrPort("203.0.113.1:1"), Began: time.Now()}, Front: f}
+			c := &Client{Record: &conn.Record{ID: f.NewID(), From: netip.MustParseAddrPort("203.0.113.1:1"), Began: time.Now()}, Front: f}
 			c.Accepted()
 			c.Closed(time.Now(), outcome.Result{Outcome: outcome.Named(word)}, nil)
 		}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/latency"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
@@ -35,11 +36,11 @@ func (f *FrontEnd) writeStory() *Story {
 func (s *Story) Ends() map[outcome.Outcome]int64 { return endsNow(&s.ends) }
 
 // count counts a step of a client's.
-func (s *Story) count(log *trace.Log, life *trace.Life, e *trace.Event) {
+func (s *Story) count(life *conn.Record, e *trace.Event) {
 	switch {
-	case e.Kind == trace.Established && life.Attempts() > 0: // not adopted
+	case e.Kind == trace.Established && life.Tries() > 0: // not adopted
 		took := e.Time.Sub(life.Began)
-		s.Connect.Observe(latency.Seconds, e.Time, took.Seconds(), example(life, log.Flags(life, took, outcome.Open)))
+		s.Connect.Observe(latency.Seconds, e.Time, took.Seconds(), example(life, life.Flags(took, outcome.Open)))
 	case e.Kind == trace.Closed:
 		s.ends[e.End.Outcome].Add(1)
 		if e.Endpoint.IsValid() { // it had one
@@ -50,7 +51,7 @@ func (s *Story) count(log *trace.Log, life *trace.Life, e *trace.Event) {
 }
 
 // example returns the number of a connection with which something is amiss, and otherwise 0.
-func example(life *trace.Life, f trace.Flags) uint64 {
+func example(life *conn.Record, f conn.Flags) uint64 {
 	if f == 0 {
 		return 0
 	}
@@ -59,8 +60,8 @@ func example(life *trace.Life, f trace.Flags) uint64 {
 
 // Answered notes that the first byte has come for the client, from the endpoint that it has.
 func (c *Client) Answered(now time.Time, from *balance.Endpoint) {
-	c.Life.Answered(now)
+	c.Record.Answered(now)
 	took := c.FirstByte()
-	c.Front.writeStory().FirstByte.Observe(latency.Seconds, now, took.Seconds(), example(c.Life, c.Front.Trace.Flags(c.Life, took, outcome.Open)))
+	c.Front.writeStory().FirstByte.Observe(latency.Seconds, now, took.Seconds(), example(c.Record, c.Flags(took, outcome.Open)))
 	from.Times().FirstByte.Observe(latency.Seconds, now, took.Seconds())
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/forward"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // View is a front end's configuration at one moment: a value that is replaced,
@@ -22,7 +22,7 @@ type View struct {
 	Limits   *forward.Limits
 	Replaced chan struct{} // closed when another view takes this one's place
 
-	service *trace.Service
+	conn *conn.Port
 }
 
 // Endpoints returns the endpoints for clients that came to vip.

@@ -8,8 +8,8 @@ import (
 	"syscall"
 
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // Why no endpoint was found. Other reasons to give up are errors for which
@@ -40,16 +40,16 @@ func over(err error) outcome.Result {
 
 // ResultOf returns the result of an attempt, or a probe, that ended with err, nil if
 // it succeeded.
-func ResultOf(err error) trace.Result {
+func ResultOf(err error) conn.Result {
 	switch Plain(err) {
 	case nil:
-		return trace.Connected
+		return conn.Connected
 	case errRefused:
-		return trace.Refused
+		return conn.Refused
 	case ErrNoAnswer:
-		return trace.NoAnswer
+		return conn.NoAnswer
 	}
-	return trace.Failed
+	return conn.Failed
 }
 
 // Plain says in few words why an attempt failed: err itself or what is in it.

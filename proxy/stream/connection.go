@@ -12,16 +12,16 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // connection is one client's connection (for SCTP, association), from accept to
-// close. What outlasts that is its Life.
+// close. What outlasts that is its Record.
 type connection struct {
 	frontend.Client
 	server   *Server
@@ -42,7 +42,7 @@ type client interface {
 // accepted makes c the connection of a new client. It reports whether there is room for
 // it: if not, it has been reset.
 func (a *acceptor) accepted(c *connection, client client, from netip.AddrPort) bool {
-	c.Life = &trace.Life{ID: a.front.NewID(), From: from, Began: time.Now()}
+	c.Record = &conn.Record{ID: a.front.NewID(), From: from, Began: time.Now()}
 	c.Front, c.server, c.client = a.front, a.server, client
 	if err := a.server.register.add(c); err != nil {
 		c.turnAway(err)
@@ -279,7 +279,7 @@ func (c *connection) establish(now time.Time, endpoint *balance.Endpoint) {
 // flowing notes what moves the connection's bytes from now on.
 func (c *connection) flowing(flow forward.Flow) {
 	c.client = nil // flow has it
-	c.Front.Trace.Moves(c.Life, flow)
+	c.Front.Trace.Moves(c.Record, flow)
 	// Who goes through all that are open may have passed by already.
 	if by, drained := c.endpoint.Drained(); drained {
 		flow.Retire(by)
@@ -304,7 +304,7 @@ func (c *connection) limits() *forward.Limits {
 	return &own
 }
 
-// Answered implements forward.Owner, as Life does with Asked.
+// Answered implements forward.Owner, as Record does with Asked.
 func (c *connection) Answered(now time.Time) { c.Client.Answered(now, c.endpoint) }
 
 // Ended implements forward.Owner.

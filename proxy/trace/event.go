@@ -6,6 +6,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
@@ -74,27 +75,6 @@ func (k Kind) String() string {
 	return kinds[k]
 }
 
-// Result says how an attempt, or a probe, ended.
-type Result uint8
-
-// The results.
-const (
-	Connected Result = iota
-	Refused
-	NoAnswer
-	Failed // in any other way
-
-	Results = iota // how many an attempt may have
-
-	BadStatus    = Result(Results) // a probe by HTTP was answered, by a status that is no success
-	ProbeResults = Results + 1
-)
-
-// String returns the word that metrics, the API and the access log use.
-func (r Result) String() string {
-	return [...]string{"connected", "refused", "no-answer", "failed", "bad-status"}[r]
-}
-
 // Reasons of EndpointQuarantined and EndpointRecovered.
 const (
 	ByProbe  = "probe"            // a probe ends, or has ended, the quarantine
@@ -115,13 +95,18 @@ type Subject struct {
 	VIP      netip.AddrPort  // where the client connected to
 }
 
+// SubjectOf returns who a connection is.
+func SubjectOf(r *conn.Record) Subject {
+	return Subject{Conn: r.ID, Port: r.Port.ID, Protocol: r.Port.Protocol, Client: r.From, Via: r.Via, VIP: r.To}
+}
+
 // Event is one step of a connection, or one change. Fields that do not belong to
 // its kind are zero.
 type Event struct {
 	Seq    uint64 // 1 for the first event of the process
 	Time   time.Time
 	Kind   Kind
-	Result Result // of an Attempt, and otherwise 0
+	Result conn.Result // of an Attempt, and otherwise 0
 
 	*Subject // never nil in an event that was read from a Log
 
@@ -139,10 +124,10 @@ type Event struct {
 	Err        string        // "" if it succeeded
 
 	// Closed.
-	End   outcome.Result // of one that is read from a Log, Err above has the text of its Err
-	Flags Flags
-	Life  *Life  // what is known of the connection
-	Ended uint64 // how many connections had ended by then, this one included; of what a Reader reads
+	End    outcome.Result // of one that is read from a Log, Err above has the text of its Err
+	Flags  conn.Flags
+	Record *conn.Record // what is known of the connection
+	Ended  uint64       // how many connections had ended by then, this one included; of what a Reader reads
 
 	// Count is how many rules were repaired, endpoints a Service came with,
 	// changes are not told.

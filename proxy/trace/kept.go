@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
@@ -26,7 +27,7 @@ type kept struct {
 // share is what ends have in common that go on account of each other.
 type share struct {
 	port  config.PortID
-	flags Flags
+	flags conn.Flags
 	fault outcome.Fault // of those that failed: clients that are refused do not push out what endpoints do
 }
 
@@ -39,12 +40,12 @@ type shared struct {
 }
 
 // add keeps r, the end of a connection with which something was amiss.
-func (k *kept) add(r record, how *ending) {
+func (k *kept) add(r record, how *conn.Ending) {
 	if k.max <= 0 {
 		return
 	}
-	of := share{port: r.life.Subject().Port, flags: how.flags}
-	if how.flags&Broken != 0 {
+	of := share{port: r.life.Port.ID, flags: how.Flags}
+	if how.Flags&conn.Broken != 0 {
 		of.fault = how.Outcome.Fault()
 	}
 	k.mu.Lock()

@@ -12,6 +12,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -33,10 +34,10 @@ func goes(log *trace.Log, id uint64, c gone) {
 	if at.IsZero() {
 		at = time.Now()
 	}
-	life := &trace.Life{ID: id, Began: at.Add(-time.Second), Service: &trace.Service{Port: config.PortID{Namespace: "default", Service: c.service}}}
+	life := &conn.Record{ID: id, Began: at.Add(-time.Second), Port: &conn.Port{Slow: 200 * time.Millisecond, ID: config.PortID{Namespace: "default", Service: c.service}}}
 	log.Begin(life)
 	for range c.refused {
-		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began, Endpoint: endpoint, Result: trace.Refused, Err: "connection refused"})
+		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began, Endpoint: endpoint, Result: conn.Refused, Err: "connection refused"})
 	}
 	e := trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: outcome.Result{Outcome: c.end}}
 	if c.end.Fault() == outcome.FaultNone {
@@ -62,18 +63,18 @@ var _ = Describe("what is kept besides the steps", func() {
 
 	It("does not take for slow who waits before asking", func() {
 		began := time.Now().Add(-time.Minute)
-		life := &trace.Life{ID: 1, Began: began, Service: &trace.Service{}}
+		life := &conn.Record{ID: 1, Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond}}
 		log := trace.NewLog(50)
-		log.Keep(10, 200*time.Millisecond)
+		log.Keep(10)
 		log.Begin(life)
 		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: began.Add(30 * time.Millisecond), Took: 20 * time.Millisecond, Endpoint: endpoint})
 		life.Asked(began.Add(10 * time.Second))
 		Expect(life.FirstByte()).To(BeZero())
-		Expect(log.Flags(life, 10*time.Second, outcome.Open)).To(BeZero())
+		Expect(life.Flags(10*time.Second, outcome.Open)).To(BeZero())
 		life.Answered(began.Add(10*time.Second + 50*time.Millisecond))
 		Expect(life.FirstByte()).To(Equal(80 * time.Millisecond))
 
-		spoken := &trace.Life{Began: began, Service: &trace.Service{}}
+		spoken := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond}}
 		log.Step(spoken, &trace.Event{Kind: trace.Attempt, Time: began, Endpoint: endpoint})
 		spoken.Answered(began.Add(time.Second))
 		spoken.Asked(began.Add(2 * time.Second))
@@ -83,20 +84,20 @@ var _ = Describe("what is kept besides the steps", func() {
 	It("does not take for slow a UDP session that nobody answers, nor one of which a predecessor knows how long it took", func() {
 		began := time.Now().Add(-time.Minute)
 		log := trace.NewLog(50)
-		log.Keep(10, 200*time.Millisecond)
-		silent := &trace.Life{Began: began, Service: &trace.Service{Protocol: config.UDP}}
-		Expect(log.Flags(silent, time.Minute, outcome.Idle)).To(BeZero())
+		log.Keep(10)
+		silent := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP}}
+		Expect(silent.Flags(time.Minute, outcome.Idle)).To(BeZero())
 		silent.Answered(began.Add(time.Second))
-		Expect(log.Flags(silent, time.Minute, outcome.Idle)).To(Equal(trace.Slow))
-		adopted := &trace.Life{Began: began, Service: &trace.Service{Protocol: config.UDP}}
+		Expect(silent.Flags(time.Minute, outcome.Idle)).To(Equal(conn.Slow))
+		adopted := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP}}
 		adopted.Adopted()
-		Expect(log.Flags(adopted, time.Minute, outcome.Idle)).To(BeZero())
+		Expect(adopted.Flags(time.Minute, outcome.Idle)).To(BeZero())
 		Expect(adopted.FirstByte()).To(BeZero())
 	})
 
 	It("has connections that failed, were retried or slow when good ones have pushed their steps out", func() {
 		log := trace.NewLog(50)
-		log.Keep(10, 200*time.Millisecond)
+		log.Keep(10)
 		goes(log, 1, gone{service: "web", end: outcome.AttemptsFailed, refused: 2})
 		goes(log, 2, gone{service: "web", end: good, refused: 1})
 		goes(log, 3, gone{service: "web", end: good, wait: 201 * time.Millisecond})
@@ -119,7 +120,7 @@ var _ = Describe("what is kept besides the steps", func() {
 
 	It("is not pushed out by the many of another Service, or of another kind", func() {
 		log := trace.NewLog(1)
-		log.Keep(100, time.Second)
+		log.Keep(100)
 		for id := range uint64(10) {
 			goes(log, 1+id, gone{service: "quiet", end: outcome.AttemptsFailed})
 			goes(log, 11+id, gone{service: "loud", end: outcome.SourceRefused})
@@ -141,7 +142,7 @@ var _ = Describe("what is kept besides the steps", func() {
 
 	It("has one of each of so many Services, and no more than it is to keep, when there are more of those", func() {
 		log := trace.NewLog(1)
-		log.Keep(50, time.Second)
+		log.Keep(50)
 		for id := range uint64(200) {
 			goes(log, 1+id, gone{service: fmt.Sprint("web-", id), end: outcome.AttemptsFailed})
 		}
@@ -150,7 +151,7 @@ var _ = Describe("what is kept besides the steps", func() {
 
 	It("says how far back it reaches, for each Service", func() {
 		log := trace.NewLog(1)
-		log.Keep(4, time.Second)
+		log.Keep(4)
 		start := time.Now().Add(time.Hour) // all is later than the log
 		for i := range 10 {
 			goes(log, uint64(1+i), gone{service: "loud", end: outcome.AttemptsFailed, at: start.Add(time.Duration(i) * time.Second)})
@@ -168,7 +169,7 @@ var _ = Describe("what is kept besides the steps", func() {
 
 	It("is nothing if nothing is to be kept", func() {
 		log := trace.NewLog(1)
-		log.Keep(0, time.Second)
+		log.Keep(0)
 		goes(log, 1, gone{service: "web", end: outcome.AttemptsFailed})
 		goes(log, 2, gone{service: "web", end: good})
 		Expect(ids(log)).To(Equal([]uint64{2}))
@@ -182,7 +183,7 @@ func BenchmarkKept(b *testing.B) {
 	for _, services := range []int{1, 1000} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {
 			log := trace.NewLog(4096)
-			log.Keep(4096, time.Second)
+			log.Keep(4096)
 			names := make([]string, services)
 			for i := range names {
 				names[i] = fmt.Sprint("web-", i)

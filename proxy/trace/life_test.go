@@ -10,6 +10,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -17,7 +18,7 @@ import (
 // live adds the four events of a connection whose first attempt succeeds.
 func live(log *trace.Log, id uint64) {
 	now := time.Now()
-	life := begun(log, &trace.Life{ID: id, Service: lifeService, From: lifeClient, To: lifeVIP, Began: now})
+	life := begun(log, &conn.Record{ID: id, Port: lifeService, From: lifeClient, To: lifeVIP, Began: now})
 	log.Step(life, &trace.Event{Kind: trace.Accepted, Time: now})
 	log.Step(life, &trace.Event{Kind: trace.Attempt, Time: now, Attempt: 1, Endpoint: lifeEndpoint, Pod: "default/web-1", Reason: "round robin", Took: time.Millisecond})
 	log.Step(life, &trace.Event{Kind: trace.Established, Time: now, Endpoint: lifeEndpoint, Pod: "default/web-1"})
@@ -25,7 +26,7 @@ func live(log *trace.Log, id uint64) {
 }
 
 var (
-	lifeService  = &trace.Service{Port: config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}, Protocol: config.TCP}
+	lifeService  = &conn.Port{ID: config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}, Protocol: config.TCP}
 	lifeClient   = netip.MustParseAddrPort("192.0.2.2:48200")
 	lifeVIP      = netip.MustParseAddrPort("10.96.0.10:80")
 	lifeEndpoint = netip.MustParseAddrPort("10.1.0.7:80")
@@ -52,14 +53,14 @@ var _ = Describe("the life of a connection", func() {
 	BeforeEach(func() { log = trace.NewLog(10) })
 
 	// begin begins the life of a connection with so many attempts that failed.
-	begin := func(id uint64, failed int) *trace.Life {
-		life := begun(log, &trace.Life{ID: id, From: lifeClient, Began: time.Now()})
+	begin := func(id uint64, failed int) *conn.Record {
+		life := begun(log, &conn.Record{ID: id, Port: lifeService, From: lifeClient, Began: time.Now()})
 		for i := range failed {
 			log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(time.Duration(i+1) * time.Second), Took: time.Second, Attempt: i + 1, Err: "connection refused"})
 		}
 		return life
 	}
-	any := func(*trace.Life) bool { return true }
+	any := func(*conn.Record) bool { return true }
 
 	It("has its attempts, with when they began, and which succeeded", func() {
 		life := begin(1, 2)
@@ -70,15 +71,15 @@ var _ = Describe("the life of a connection", func() {
 		Expect(ok).To(BeTrue())
 		Expect(chosen.Endpoint).To(Equal(lifeEndpoint))
 		var began []time.Duration
-		for _, t := range life.Tried() {
+		for _, t := range life.Attempts() {
 			began = append(began, t.Began)
 		}
 		Expect(began).To(Equal([]time.Duration{0, time.Second, 2 * time.Second}))
-		Expect(life.Attempts()).To(Equal(3))
+		Expect(life.Tries()).To(Equal(3))
 	})
 
 	It("is known from accept to close, and then with its last event", func() {
-		lives := map[uint64]*trace.Life{}
+		lives := map[uint64]*conn.Record{}
 		for id := range uint64(40) { // several in each part of the register
 			lives[id] = begin(id, 0)
 		}
@@ -89,7 +90,7 @@ var _ = Describe("the life of a connection", func() {
 		Expect(log.Open(any)).To(HaveLen(36))
 		open, ended := log.Find(16)
 		Expect(open).To(BeNil())
-		Expect(ended.Life).To(BeIdenticalTo(lives[16]))
+		Expect(ended.Record).To(BeIdenticalTo(lives[16]))
 		open, ended = log.Find(17)
 		Expect(open).To(BeIdenticalTo(lives[17]))
 		Expect(ended).To(BeNil())
@@ -101,15 +102,15 @@ var _ = Describe("the life of a connection", func() {
 		log := trace.NewLog(10)
 		const lasting = 20_000
 		for id := range uint64(lasting) {
-			log.Begin(&trace.Life{ID: 2*id + 1})
+			log.Begin(&conn.Record{ID: 2*id + 1, Port: lifeService})
 		}
 		found, others := map[uint64]int{}, uint64(0)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			log.Open(func(l *trace.Life) bool {
+			log.Open(func(l *conn.Record) bool {
 				others += 2
-				other := begun(log, &trace.Life{ID: others}) // it would wait forever for what calls this
+				other := begun(log, &conn.Record{ID: others, Port: lifeService}) // it would wait forever for what calls this
 				log.Step(other, &trace.Event{Kind: trace.Closed})
 				found[l.ID]++
 				return true
@@ -127,14 +128,14 @@ var _ = Describe("the life of a connection", func() {
 				case <-over:
 					return
 				default:
-					log.Step(begun(log, &trace.Life{ID: id}), &trace.Event{Kind: trace.Closed})
+					log.Step(begun(log, &conn.Record{ID: id, Port: lifeService}), &trace.Event{Kind: trace.Closed})
 				}
 			}
 		})
-		var lists [4][]*trace.Life
+		var lists [4][]*conn.Record
 		var readers sync.WaitGroup
 		for i := range lists {
-			readers.Go(func() { lists[i] = log.Open(func(l *trace.Life) bool { return l.ID%2 == 1 }) })
+			readers.Go(func() { lists[i] = log.Open(func(l *conn.Record) bool { return l.ID%2 == 1 }) })
 		}
 		readers.Wait()
 		close(over)

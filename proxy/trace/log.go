@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/conn"
 )
 
 // keptChanges is how many changes a Log keeps besides the steps of connections.
@@ -22,7 +23,6 @@ type Log struct {
 	more  atomic.Pointer[chan struct{}] // closed when an event is added; nil if nobody waits
 	parts []part                        // a power of two
 	began time.Time
-	slow  time.Duration // see Keep
 	kept  kept
 
 	// reading is held by whoever reads, before the locks of all parts and that of changes:
@@ -58,12 +58,10 @@ func NewLog(steps int) *Log {
 }
 
 // Keep makes l keep the ends of so many connections besides, of those that failed, were retried
-// or slow: the client had to wait for longer than slow for the endpoint's first byte (see
-// Life.Waited); 0 is never. It is called before the first event. Each that is kept takes about 400
+// or slow (see conn.Flags). It is called before the first event. Each that is kept takes about 400
 // bytes, and 120 for each of several attempts.
-func (l *Log) Keep(connections int, slow time.Duration) {
+func (l *Log) Keep(connections int) {
 	l.kept = kept{max: connections, shares: map[share]*shared{}}
-	l.slow = slow
 }
 
 // part returns the part to which the connection with that number belongs. Numbers that
@@ -74,34 +72,35 @@ func (l *Log) part(id uint64) *part {
 }
 
 // Begin makes life, of a connection that was accepted, count as open until its step Closed.
-func (l *Log) Begin(life *Life) { l.part(life.ID).add(life) }
+func (l *Log) Begin(life *conn.Record) { l.part(life.ID).add(life) }
 
 // Step appends a step of a connection, and fills in Flags of a Closed one. The endpoint of an Established one is that of the last
 // attempt; that of a Closed one had an attempt, if it has any.
-func (l *Log) Step(life *Life, e *Event) {
+func (l *Log) Step(life *conn.Record, e *Event) {
 	r := record{life: life, time: e.Time.UnixNano(), kind: e.Kind, attempt: uint16(e.Attempt)}
-	var how *ending
+	var how *conn.Ending
 	switch e.Kind {
 	case Attempt:
-		life.attempted(e)
-		r.tried = uint8(min(life.Attempts(), math.MaxUint8))
+		life.Attempted(e.Time, conn.Attempt{Endpoint: e.Endpoint, Pod: e.Pod, Reason: e.Reason, PassedOver: e.PassedOver,
+			Took: e.Took, Result: e.Result, Seen: e.Seen, Queued: e.Queued, Err: e.Err})
+		r.tried = uint8(min(life.Tries(), math.MaxUint8))
 	case Waiting, Queued:
 		r.took = e.Took
 	case Closed:
-		e.Flags = l.Flags(life, e.Took, e.End.Outcome)
-		how = &ending{e.End, e.Took, life.attemptAt(e.Endpoint), e.Flags}
+		how = life.Closed(e.Took, e.End, e.Endpoint)
+		e.Flags = how.Flags
 	}
 	p := l.part(life.ID)
 	p.mu.Lock()
 	if how != nil {
-		life.ending, life.moving = how, nil // what moved its bytes need not be kept for as long as the step
+		life.Trace.Moving = nil // what moved its bytes need not be kept for as long as the step
 		p.remove(life)
 		p.ended++
 	}
 	r.seq, r.ended = l.seq.Add(1), uint32(p.ended)
 	p.steps.add(r)
 	p.mu.Unlock()
-	if how != nil && how.flags != 0 {
+	if how != nil && how.Flags != 0 {
 		l.kept.add(r, how)
 	}
 	l.tell()
@@ -132,21 +131,21 @@ func (l *Log) tell() {
 
 // Moves says that m moves the connection's bytes from now on. It may be called after
 // the end, which is reported when m is done.
-func (l *Log) Moves(life *Life, m Mover) {
+func (l *Log) Moves(life *conn.Record, m conn.Mover) {
 	p := l.part(life.ID)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if life.ending == nil {
-		life.moving = m
+	if life.Ending() == nil {
+		life.Trace.Moving = m
 	}
 }
 
 // Bytes returns how many bytes were moved so far, as far as that can be told of
 // one that is open.
-func (l *Log) Bytes(life *Life) (toEndpoint, toClient int64) {
+func (l *Log) Bytes(life *conn.Record) (toEndpoint, toClient int64) {
 	p := l.part(life.ID)
 	p.mu.Lock()
-	m, how := life.moving, life.ending
+	m, how := life.Trace.Moving, life.Ending()
 	p.mu.Unlock()
 	switch {
 	case how != nil: // meanwhile
@@ -176,16 +175,16 @@ func (l *Log) unlockForReading() {
 
 // Open returns the connections that have not ended and for which match returns
 // true, in no order. No other goroutine waits for match.
-func (l *Log) Open(match func(*Life) bool) (list []*Life) {
+func (l *Log) Open(match func(*conn.Record) bool) (list []*conn.Record) {
 	for i := range l.parts {
 		list = l.parts[i].open(list)
 	}
-	return slices.DeleteFunc(list, func(life *Life) bool { return !match(life) })
+	return slices.DeleteFunc(list, func(life *conn.Record) bool { return !match(life) })
 }
 
-// Find returns the connection with that number: the Life of one that is open, or
+// Find returns the connection with that number: the Record of one that is open, or
 // else the event of its end, if that is kept.
-func (l *Log) Find(conn uint64) (open *Life, ended *Event) {
+func (l *Log) Find(conn uint64) (open *conn.Record, ended *Event) {
 	open, closed := l.part(conn).find(conn)
 	if open == nil && closed.life == nil {
 		closed = l.kept.find(conn)

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/usherproxy/usher/proxy/conn"
 )
 
 // part is what a Log knows of some of the connections: those that have not ended, and the
@@ -12,35 +14,35 @@ import (
 // whoever looks through those that are open holds up few.
 type part struct {
 	mu    sync.Mutex
-	first *Life        // of those that have not ended
+	first *conn.Record // of those that have not ended
 	steps ring[record] // their numbers become larger
 	ended uint64       // connections
 }
 
 // add makes life one of those that are open.
-func (p *part) add(life *Life) {
+func (p *part) add(life *conn.Record) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if life.after = p.first; life.after != nil {
-		life.after.before = life
+	if life.Trace.After = p.first; life.Trace.After != nil {
+		life.Trace.After.Trace.Before = life
 	}
 	p.first = life
 }
 
 // remove is its opposite. mu is held.
-func (p *part) remove(life *Life) {
+func (p *part) remove(life *conn.Record) {
 	switch {
-	case life.before != nil:
-		life.before.after = life.after
+	case life.Trace.Before != nil:
+		life.Trace.Before.Trace.After = life.Trace.After
 	case p.first == life:
-		p.first = life.after
+		p.first = life.Trace.After
 	default:
 		return // it was removed already
 	}
-	if life.after != nil {
-		life.after.before = life.before
+	if life.Trace.After != nil {
+		life.Trace.After.Trace.Before = life.Trace.Before
 	}
-	life.before, life.after = nil, nil
+	life.Trace.Before, life.Trace.After = nil, nil
 }
 
 // openAtOnce is at how many connections that are open a part looks before who begins or ends one
@@ -48,22 +50,22 @@ func (p *part) remove(life *Life) {
 const openAtOnce = 2048
 
 // open appends those that have not ended. Those that begin or end meanwhile may be among them.
-func (p *part) open(list []*Life) []*Life {
-	here := &Life{ID: math.MaxUint64} // keeps the place between two looks
+func (p *part) open(list []*conn.Record) []*conn.Record {
+	here := &conn.Record{ID: math.MaxUint64} // keeps the place between two looks
 	p.add(here)
 	for more := true; more; {
 		list = slices.Grow(list, openAtOnce)
 		p.mu.Lock()
 		at := here
-		for n := 0; at.after != nil && n < openAtOnce; n++ {
-			if at = at.after; at.ID != here.ID {
+		for n := 0; at.Trace.After != nil && n < openAtOnce; n++ {
+			if at = at.Trace.After; at.ID != here.ID {
 				list = append(list, at)
 			}
 		}
 		p.remove(here)
-		if more = at.after != nil; more {
-			here.before, here.after = at, at.after
-			here.before.after, here.after.before = here, here
+		if more = at.Trace.After != nil; more {
+			here.Trace.Before, here.Trace.After = at, at.Trace.After
+			here.Trace.Before.Trace.After, here.Trace.After.Trace.Before = here, here
 		}
 		p.mu.Unlock()
 	}
@@ -72,7 +74,7 @@ func (p *part) open(list []*Life) []*Life {
 
 // find returns the connection with that number that is open, or else the step with which
 // it ended, if that is kept.
-func (p *part) find(id uint64) (open *Life, closed record) {
+func (p *part) find(id uint64) (open *conn.Record, closed record) {
 	for _, life := range p.open(nil) {
 		if life.ID == id {
 			open = life
@@ -80,13 +82,13 @@ func (p *part) find(id uint64) (open *Life, closed record) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if open != nil && open.ending == nil {
-		return open, record{}
-	}
 	for place := p.steps.added; place >= p.steps.oldest(); place-- {
 		if r := p.steps.at(place); r.kind == Closed && r.life.ID == id {
 			return nil, *r
 		}
+	}
+	if open != nil && (p.first == open || open.Trace.Before != nil) {
+		return open, record{}
 	}
 	return nil, record{}
 }
@@ -108,7 +110,7 @@ func (p *part) endedBefore(place uint64) uint32 {
 // connection.
 type record struct {
 	seq     uint64
-	life    *Life
+	life    *conn.Record
 	time    int64         // nanoseconds since 1970
 	took    time.Duration // of Waiting and Queued
 	ended   uint32        // connections of this part, this one included: the lower half
@@ -121,25 +123,23 @@ func (r record) number() uint64 { return r.seq }
 
 // event tells the step in full.
 func (r *record) event() Event {
-	about := r.life.Subject()
+	about := SubjectOf(r.life)
 	e := Event{Seq: r.seq, Time: time.Unix(0, r.time), Kind: r.kind, Subject: &about, Attempt: int(r.attempt)}
 	switch r.kind {
 	case Attempt:
-		t := r.life.attempt(int(r.tried))
-		e.Endpoint, e.Pod, e.Reason, e.PassedOver = t.Endpoint, t.Pod, t.Reason, t.PassedOver
-		e.Result, e.Seen, e.Queued, e.Took, e.Err = t.Result, t.Seen, t.Queued, t.Took, t.Err
+		a := r.life.Attempt(int(r.tried))
+		e.Endpoint, e.Pod, e.Reason, e.PassedOver = a.Endpoint, a.Pod, a.Reason, a.PassedOver
+		e.Result, e.Seen, e.Queued, e.Took, e.Err = a.Result, a.Seen, a.Queued, a.Took, a.Err
 	case Waiting, Queued:
 		e.Took = r.took
 	case Established:
-		last, _ := r.life.last()
+		last, _ := r.life.Last()
 		e.Endpoint, e.Pod = last.Endpoint, last.Pod
 	case Closed:
-		how := r.life.ending
-		e.Life, e.End, e.Err, e.Took, e.Flags = r.life, how.Result, how.Cause(), how.took, how.flags
-		if how.to > 0 {
-			t := r.life.attempt(int(how.to))
-			e.Endpoint, e.Pod = t.Endpoint, t.Pod
-		}
+		how := r.life.Ending()
+		e.Record, e.End, e.Err, e.Took, e.Flags = r.life, how.Result, how.Cause(), how.Took, how.Flags
+		at, _ := r.life.EndedAt()
+		e.Endpoint, e.Pod = at.Endpoint, at.Pod
 	}
 	return e
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -29,14 +30,14 @@ func seqs(events []trace.Event) (list []uint64) {
 }
 
 // begun begins the life of a connection.
-func begun(log *trace.Log, life *trace.Life) *trace.Life {
+func begun(log *trace.Log, life *conn.Record) *conn.Record {
 	log.Begin(life)
 	return life
 }
 
 // step adds a step of a connection.
-func step(log *trace.Log, conn uint64) {
-	log.Step(begun(log, &trace.Life{ID: conn, Began: time.Now()}), &trace.Event{Kind: trace.Waiting})
+func step(log *trace.Log, id uint64) {
+	log.Step(begun(log, &conn.Record{ID: id, Port: lifeService, Began: time.Now()}), &trace.Event{Kind: trace.Waiting})
 }
 
 var _ = Describe("a Log", func() {
@@ -115,7 +116,7 @@ var _ = Describe("a Log", func() {
 		for w := range 4 {
 			wg.Go(func() {
 				for i := range 1000 {
-					life := begun(log, &trace.Life{ID: uint64(i*4 + w), Began: time.Now()})
+					life := begun(log, &conn.Record{ID: uint64(i*4 + w), Port: lifeService, Began: time.Now()})
 					log.Step(life, &trace.Event{Attempt: i})
 				}
 			})

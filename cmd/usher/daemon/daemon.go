@@ -192,7 +192,8 @@ const healthTimeout = time.Minute
 func (d *Daemon) newProxy(pt portal.Portal) {
 	o := &d.config.Proxy // from here on it has the portal, for DirectDial, too
 	o.Portal, o.Log, o.Trace = pt, d.log, trace.NewLog(d.config.TraceEvents)
-	o.Trace.Keep(d.config.TraceConnections, d.config.Slow)
+	o.Trace.Keep(d.config.TraceConnections)
+	o.Slow = d.config.Slow
 	o.Ports = d.config.Portal.ProxyPorts
 	o.IsPod, o.NodeName, o.NodeAddress, o.LoadBalancers = d.isPod(), d.config.NodeName, d.config.Portal.NodeAddress, d.config.LoadBalancers
 	if d.config.AccessLog.Path != "" {

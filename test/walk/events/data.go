@@ -38,7 +38,8 @@ func makeDataEvents(dir string) {
 	must(err)
 	o := proxy.Defaults()
 	o.Portal, o.Log, o.Trace = p, logrus.New(), trace.NewLog(20000)
-	o.Trace.Keep(10000, 500*time.Millisecond)
+	o.Trace.Keep(10000)
+	o.Slow = 500 * time.Millisecond
 	o.SCTP = stream.SCTPOff // not every kernel has it
 	usher := proxy.New(o)
 

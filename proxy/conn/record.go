@@ -1,0 +1,234 @@
+// Package conn has the [Record] of a connection, or UDP session: everything that is known about it, with the
+// attempts that were made for it and how it ended. Readers and the code that serves the connection share it.
+package conn
+
+import (
+	"math"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+	"unique"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/outcome"
+)
+
+// Record is what is known about one connection, or UDP session, from accept to close and for as long as the
+// trace keeps it. One goroutine at a time reports its steps; any may read. Where connections are many and
+// idle, most of the memory of each is its Record: what many have in common is shared, and what few have is
+// allocated when needed.
+type Record struct {
+	// Set before the first step, and not changed after it.
+	ID       uint64 // unique in the process
+	Port     *Port
+	From, To netip.AddrPort
+	Via      *netip.AddrPort // the load balancer that named the client; nil if the client itself has connected
+	Began    time.Time
+
+	// Most connections have one attempt, which succeeds. That is in first. Otherwise attempts has all of them.
+	first    answered
+	attempts atomic.Pointer[[]Attempt] // replaced, never changed
+
+	firstByte atomic.Int64 // see FirstByte; in ns. Until then at most 0: the time that does not count
+	ending    atomic.Pointer[Ending]
+
+	Trace Links
+}
+
+// Port is what all clients of a service port have in common. It never changes.
+type Port struct {
+	ID       config.PortID
+	Protocol config.Protocol
+	Unlogged bool // they are left out of the access log
+	// Slow is how long a client may wait for the endpoint's first byte, see Record.Waited; 0 is for ever.
+	Slow time.Duration
+}
+
+// Links are what package trace keeps in a Record. Its locks guard them.
+type Links struct {
+	Moving        Mover   // nil before it is established, and after the end
+	Before, After *Record // in the list of those that are open
+}
+
+// Mover counts the bytes that were moved so far.
+type Mover interface {
+	Bytes() (toEndpoint, toClient int64)
+}
+
+// Attempt is an attempt to connect to an endpoint that has ended.
+type Attempt struct {
+	Endpoint   netip.AddrPort
+	Pod        string
+	Reason     string        // why this endpoint
+	PassedOver int           // endpoints that were skipped because they are in quarantine
+	Began      time.Duration // after the connection was accepted
+	Took       time.Duration
+	Result     Result
+	Seen       portal.Seen   // by the endpoint
+	Queued     time.Duration // for how long the client had been in the queue by then
+	Err        string        // "" if it succeeded
+}
+
+// Result says how an attempt, or a probe, ended.
+type Result uint8
+
+// The results.
+const (
+	Connected Result = iota
+	Refused
+	NoAnswer
+	Failed // in any other way
+
+	Results = iota // how many an attempt may have
+
+	BadStatus    = Result(Results) // a probe by HTTP was answered, by a status that is no success
+	ProbeResults = Results + 1
+)
+
+// String returns the word that metrics, the API and the access log use.
+func (r Result) String() string {
+	return [...]string{"connected", "refused", "no-answer", "failed", "bad-status"}[r]
+}
+
+// answered is a first attempt that succeeded.
+type answered struct {
+	choice      unique.Handle[choice]
+	began, took time.Duration
+	passedOver  uint16
+	seen        portal.Seen
+	is          atomic.Bool // there was one; set last
+}
+
+// choice is what many connections have in common: the endpoint that they are connected to, and why.
+type choice struct {
+	endpoint    netip.AddrPort
+	pod, reason string
+}
+
+// Ending is how a connection ended.
+type Ending struct {
+	outcome.Result
+	Took  time.Duration // since it was accepted
+	Flags Flags
+	to    uint8 // the attempt at whose endpoint it was, from 1 on; 0 if at none
+}
+
+// Asked notes that the client, which had an endpoint already and had sent nothing so far, sent its first
+// byte at now. It is called at most once, and not at the same time as Answered.
+func (r *Record) Asked(now time.Time) {
+	if a, ok := r.Established(); ok && r.firstByte.Load() == 0 {
+		r.firstByte.Store(int64(min(0, a.Began+a.Took-now.Sub(r.Began))))
+	}
+}
+
+// Answered notes that the endpoint's first byte for the client came at now. It is called at most once.
+func (r *Record) Answered(now time.Time) {
+	r.firstByte.Store(int64(max(adopted+1, now.Sub(r.Began)+time.Duration(r.firstByte.Load()))))
+}
+
+// Adopted marks a connection inherited from the previous process: its time to first byte is unknown.
+func (r *Record) Adopted() { r.firstByte.Store(adopted) }
+
+// adopted stands for a time to the first byte that is not known.
+const adopted = 1
+
+// FirstByte returns how long the client waited for the endpoint's first byte, since it was accepted, but
+// for the time in which it was connected and had not sent anything itself; 0 if none has come, or that
+// is not known.
+func (r *Record) FirstByte() time.Duration {
+	if first := r.firstByte.Load(); first > adopted {
+		return time.Duration(first)
+	}
+	return 0
+}
+
+// Attempts returns the attempts, the first one first. They are not to be changed.
+func (r *Record) Attempts() []Attempt {
+	if all := r.attempts.Load(); all != nil {
+		return *all
+	}
+	if r.first.is.Load() {
+		return []Attempt{r.first.attempt()}
+	}
+	return nil
+}
+
+// Tries returns how many attempts there are.
+func (r *Record) Tries() int {
+	switch all := r.attempts.Load(); {
+	case all != nil:
+		return len(*all)
+	case r.first.is.Load():
+		return 1
+	}
+	return 0
+}
+
+// Attempt returns the one with that number, from 1 to Tries.
+func (r *Record) Attempt(n int) Attempt {
+	if all := r.attempts.Load(); all != nil {
+		return (*all)[n-1]
+	}
+	return r.first.attempt()
+}
+
+// Established returns the attempt that succeeded.
+func (r *Record) Established() (Attempt, bool) {
+	last, ok := r.Last()
+	return last, ok && last.Err == ""
+}
+
+// Last returns the last attempt.
+func (r *Record) Last() (Attempt, bool) {
+	n := r.Tries()
+	if n == 0 {
+		return Attempt{}, false
+	}
+	return r.Attempt(n), true
+}
+
+// Attempted adds an attempt that has ended at now.
+func (r *Record) Attempted(now time.Time, a Attempt) {
+	a.Began = now.Sub(r.Began) - a.Took
+	if a.Err == "" && r.Tries() == 0 && a.Queued == 0 && a.PassedOver <= math.MaxUint16 {
+		r.first.set(&a)
+		return
+	}
+	all := append(slices.Clip(r.Attempts()), a)
+	r.attempts.Store(&all)
+}
+
+func (f *answered) set(a *Attempt) {
+	f.choice = unique.Make(choice{a.Endpoint, a.Pod, a.Reason})
+	f.began, f.took, f.passedOver, f.seen = a.Began, a.Took, uint16(a.PassedOver), a.Seen
+	f.is.Store(true)
+}
+
+func (f *answered) attempt() Attempt {
+	c := f.choice.Value()
+	return Attempt{Endpoint: c.endpoint, Pod: c.pod, Reason: c.reason, PassedOver: int(f.passedOver), Began: f.began, Took: f.took, Seen: f.seen}
+}
+
+// Closed notes how the connection ended, at which endpoint, if it had one, and returns that.
+func (r *Record) Closed(took time.Duration, result outcome.Result, at netip.AddrPort) *Ending {
+	to := min(r.Tries(), math.MaxUint8)
+	for to > 0 && r.Attempt(to).Endpoint != at {
+		to--
+	}
+	e := &Ending{result, took, r.Flags(took, result.Outcome), uint8(to)}
+	r.ending.Store(e)
+	return e
+}
+
+// Ending returns how the connection ended; nil while it is open.
+func (r *Record) Ending() *Ending { return r.ending.Load() }
+
+// EndedAt returns the attempt at whose endpoint the connection ended; false if it had none.
+func (r *Record) EndedAt() (Attempt, bool) {
+	if e := r.ending.Load(); e != nil && e.to > 0 {
+		return r.Attempt(int(e.to)), true
+	}
+	return Attempt{}, false
+}
