@@ -3,8 +3,6 @@ package forward
 import (
 	"math/rand/v2"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // localPorts bounds how long a Loop looks for a port to connect from. When most of those are in use
@@ -42,12 +40,4 @@ func (p *localPorts) few(now time.Time) int {
 	}
 	first := int(p.first) + rand.N(others+1)
 	return (first+fewPorts-1)<<16 | first
-}
-
-// lookAt makes a socket look for its port among those. Where the kernel does not know that, it looks
-// at all.
-func lookAt(fd, few int) {
-	if few != 0 {
-		_ = setInt(fd, unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE, few)
-	}
 }

@@ -132,8 +132,10 @@ func beginTCP(mark uint32, from, addr netip.AddrPort, hops, few int, data bool) 
 	if err != nil {
 		return -1, err
 	}
-	lookAt(fd, few)
-	err = Socket(fd).inline()
+	if few != 0 { // an older kernel, which does not know that, looks at all
+		_ = setInt(fd, unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE, few)
+	}
+	err = setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) // or an urgent byte could be skipped
 	if err == nil && data {
 		err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0)
 	}
