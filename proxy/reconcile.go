@@ -46,7 +46,9 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 	}
 	p.markFailed()
 	for round := range maxRounds {
-		p.plan()
+		if p.plan() {
+			p.noteProblems() // now, since the portal may take long
+		}
 		unused := p.unused
 		p.unused = nil
 		freed := len(unused) > 0
@@ -67,8 +69,9 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 	p.noteProblems()
 }
 
-// plan plans the front ends that are dirty, and those that lose a VIP to them.
-func (p *Proxy) plan() {
+// plan plans the front ends that are dirty, and those that lose a VIP to them. It reports whether
+// there were front ends that could not do all that is wanted.
+func (p *Proxy) plan() (failed bool) {
 	for len(p.dirty) > 0 {
 		f := p.dirty[0]
 		p.dirty = p.dirty[1:]
@@ -77,12 +80,13 @@ func (p *Proxy) plan() {
 			continue
 		}
 		if problem := f.plan(); problem != nil {
-			p.failed[f] = problem
+			p.failed[f], failed = problem, true
 		} else {
 			delete(p.failed, f)
 		}
 	}
 	p.dirty = nil
+	return failed
 }
 
 // apply has the portal put in the rules that differ, and reports whether targets have none any
