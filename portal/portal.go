@@ -266,9 +266,6 @@ type Result struct {
 	Unaffected [len(Families)]bool
 }
 
-// Failed reports whether it is not certain what the kernel holds for a family.
-func (r *Result) Failed(f Family) bool { return r.Err != nil && !r.Unaffected[f] }
-
 // ErrNotRedirected is what OriginalDst returns for a connection that came
 // straight to the listener.
 var ErrNotRedirected = errors.New("the connection did not come through a portal")

@@ -99,8 +99,9 @@ func (f *frontEnd) plan() *Problem {
 	return problem
 }
 
-// swapView makes new connections see port and its endpoints.
-func (f *frontEnd) swapView(port config.ServicePort) {
+// swapView makes new connections see port and its endpoints. It reports whether the front end
+// needs no plan: it has its VIPs, and listeners and rules depend on nothing that has changed.
+func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 	port = f.proxy.WithDefaults(port)
 	f.Affinity.SetTimeout(port.AffinityTimeout)
 	before := len(f.pool.All)
@@ -116,7 +117,8 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 		Limits:   f.proxy.limits(port),
 	}
 	old := f.Swap(v)
-	f.tellEndpoints(old, v)
+	same := sameButEndpoints(old.Port, port)
+	f.tellEndpoints(old, v, same)
 	f.watch(v)
 	f.drain()
 	left := make(map[netip.AddrPort]bool, len(gone))
@@ -127,6 +129,7 @@ func (f *frontEnd) swapView(port config.ServicePort) {
 	for _, l := range f.listeners {
 		l.EndpointsChanged()
 	}
+	return same && len(f.owned) == len(port.VIPs) && v.ServesLike(old)
 }
 
 // claim makes the front end the owner of its port's VIPs and returns those that it

@@ -221,11 +221,8 @@ func (p *Proxy) keepNothing() {
 
 // awaitRemoved waits until sockets are closed that were taken back, if a listener might
 // be in need of their places, and reports whether it has waited. It is called with both locks of
-// a change.
+// a change, if something was removed.
 func (p *Proxy) awaitRemoved() bool {
-	if !p.keeping.removed {
-		return false
-	}
 	for _, problem := range p.failed {
 		if problem.Reason == ReasonListen {
 			p.keeping.removed = false

@@ -277,8 +277,9 @@ func (p *Proxy) updatePorts(s config.Service) {
 			f = newFrontEnd(p, port)
 			fronts[port.ID] = f
 		}
-		f.swapView(port)
-		p.mark(f)
+		if !f.swapView(port) {
+			p.mark(f)
+		}
 	}
 }
 

@@ -59,7 +59,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 			l.Close(frontend.Withdrawn)
 			p.keepNoMore(l)
 		}
-		if p.awaitRemoved() || freed { // which may have been in the way
+		if p.keeping.removed && p.awaitRemoved() || freed { // which may have been in the way
 			p.markFailed()
 		}
 		if len(p.dirty) == 0 {

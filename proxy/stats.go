@@ -137,7 +137,7 @@ func (s *SyncStatus) applied(at time.Time, res *portal.Result) {
 		s.LastApplied, s.Pending = at, time.Time{}
 	}
 	for _, family := range portal.Families {
-		if !res.Failed(family) {
+		if res.Err == nil || res.Unaffected[family] {
 			s.families[family] = FamilySync{LastApplied: at}
 		}
 	}

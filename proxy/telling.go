@@ -72,8 +72,9 @@ func countEndpoints(s config.Service) int {
 	return len(all)
 }
 
-// tellEndpoints tells what is different in a front end that goes on.
-func (f *frontEnd) tellEndpoints(before, after *frontend.View) {
+// tellEndpoints tells what is different in a front end that goes on. same says that its service
+// port differs in endpoints only.
+func (f *frontEnd) tellEndpoints(before, after *frontend.View, same bool) {
 	p := f.proxy
 	if p.telling.now.IsZero() || len(f.owned) == 0 {
 		return // it comes or goes
@@ -81,7 +82,7 @@ func (f *frontEnd) tellEndpoints(before, after *frontend.View) {
 	tell := func(kind trace.Kind, e *balance.Endpoint) {
 		p.telling.tell(p.Trace, f.ID(), trace.Event{Kind: kind, Endpoint: e.Addr, Pod: e.Pod, Reason: conditions(e)})
 	}
-	if !sameButEndpoints(before.Port, after.Port) {
+	if !same {
 		p.telling.tell(p.Trace, f.ID(), trace.Event{Kind: trace.ServiceChanged})
 	}
 	had := make(map[*balance.State]*balance.Endpoint, len(before.All))

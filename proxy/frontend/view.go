@@ -80,6 +80,13 @@ func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
 	return r
 }
 
+// ServesLike reports whether each kind of client that has endpoints by v has some by other, too. For
+// service ports that differ in endpoints only, Action and Redirect are the same then.
+func (v *View) ServesLike(other *View) bool {
+	return (v.Cluster.Len() == 0) == (other.Cluster.Len() == 0) && (v.Internal.Len() == 0) == (other.Internal.Len() == 0) &&
+		(v.External.Len() == 0) == (other.External.Len() == 0)
+}
+
 // Action says what becomes of what is sent to vip.
 func (v *View) Action(vip *config.VIP) portal.Action {
 	return ActionFor(vip.External(), v.Internal.Len(), v.External.Len(), v.Cluster.Len())
