@@ -382,6 +382,57 @@ var _ = Describe("a Proxy", func() {
 		}
 	})
 
+	It("asks the portal for nothing when endpoints differ, unless the first comes or the last goes, or it failed before", func() {
+		pt := &brokenPortal{Portal: p.Portal}
+		p.Portal = pt
+		one, two := backend("one"), backend("two")
+		p.Apply([]config.Service{service("web", "10.96.0.1", one)})
+		Expect([]int{pt.listens, pt.applies}).To(Equal([]int{1, 1}))
+		p.Apply([]config.Service{service("web", "10.96.0.1", one, two)})
+		p.Apply([]config.Service{service("web", "10.96.0.1", two)})
+		Expect([]int{pt.listens, pt.applies}).To(Equal([]int{1, 1}))
+		Expect(answer(dial("web"))).To(Equal("two"))
+		pt.broken.Err = errors.New("locked")
+		p.Apply([]config.Service{service("web", "10.96.0.1")})
+		Expect([]int{pt.listens, pt.applies}).To(Equal([]int{2, 2}))
+		pt.broken.Err = nil
+		p.Apply([]config.Service{service("web", "10.96.0.1")})
+		Expect([]int{pt.listens, pt.applies}).To(Equal([]int{2, 3}))
+		Expect(p.SyncStatus().Err).NotTo(HaveOccurred())
+	})
+
+	It("has a problem while the portal refuses a rule", func() {
+		pt := &brokenPortal{Portal: p.Portal}
+		p.Portal = pt
+		at := func(port uint16) portal.Target {
+			return portal.Target{Protocol: portal.TCP, Addr: netip.MustParseAddr("10.96.0.1"), Port: port}
+		}
+		web := service("web", "10.96.0.1", backend("one"))
+		web.Ports[0].VIPs = append(web.Ports[0].VIPs, config.VIP{Kind: config.ClusterIP, Addr: at(81).Addr, Port: 81})
+		pt.broken.Refused = map[portal.Target]error{at(81): errors.New("no"), at(80): errors.New("never")}
+		p.Apply([]config.Service{web})
+		Expect(problems).To(Equal([]string{"of-proxy/web:main: PortalFailed: 10.96.0.1:80/tcp: never"}))
+		pt.checked.Refused = map[portal.Target]error{at(81): errors.New("no")}
+		p.Check(GinkgoT().Context())
+		Expect(problems[1:]).To(Equal([]string{"of-proxy/web:main: PortalFailed: 10.96.0.1:81/tcp: no"}))
+		pt.checked.Refused = nil
+		p.Check(GinkgoT().Context())
+		Expect(problems[2:]).To(Equal([]string{"of-proxy/web:main: solved"}))
+	})
+
+	It("asks where to listen again when listeners have to move, once for each check", func() {
+		pt := &brokenPortal{Portal: p.Portal}
+		p.Portal = pt
+		p.Apply([]config.Service{service("web", "10.96.0.1", backend("one")), service("other", "10.96.0.2", backend("two"))})
+		pt.checked.Moved = []portal.Target{{Protocol: portal.TCP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}}
+		for range 3 {
+			pt.listens = 0
+			p.Check(GinkgoT().Context())
+			Expect(pt.listens).To(Equal(1))
+		}
+		Expect(answer(dial("web"))).To(Equal("one"))
+	})
+
 	It("tells when a change was wanted and when it was carried out", func() {
 		Expect(p.SyncStatus()).To(BeZero())
 		p.Check(GinkgoT().Context())
@@ -393,15 +444,25 @@ var _ = Describe("a Proxy", func() {
 	})
 })
 
-// brokenPortal is a portal that cannot carry out a change while broken says so.
+// brokenPortal is a portal that cannot carry out a change, or repair its rules, while broken or
+// checked says so. It counts what it is asked for.
 type brokenPortal struct {
 	portal.Portal
-	broken portal.Result
+	broken, checked  portal.Result
+	applies, listens int
+}
+
+func (p *brokenPortal) Listen(service string, targets []portal.Target) []portal.Bind {
+	p.listens++
+	return p.Portal.Listen(service, targets)
 }
 
 func (p *brokenPortal) Apply(ctx context.Context, set []portal.Rule, gone []portal.Target) portal.Result {
-	if p.broken.Err != nil {
+	p.applies++
+	if p.broken.Err != nil || p.broken.Refused != nil {
 		return p.broken
 	}
 	return p.Portal.Apply(ctx, set, gone)
 }
+
+func (p *brokenPortal) Check(context.Context) portal.Result { return p.checked }
