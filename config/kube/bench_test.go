@@ -9,8 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 )
 
 // BenchmarkCompute makes the model of 10,000 Services with ten endpoints each, as a
@@ -35,7 +33,7 @@ func BenchmarkCompute(b *testing.B) {
 	}
 	for b.Loop() {
 		b.StopTimer()
-		s, err := New(Options{Client: kubernetes.NewForConfigOrDie(&rest.Config{Host: "192.0.2.1"}), Log: log})
+		s, err := New(Options{Client: unreachable(), Log: log})
 		if err != nil {
 			b.Fatal(err)
 		}

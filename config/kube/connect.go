@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/http"
@@ -8,8 +9,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -30,18 +29,12 @@ type Connection struct {
 	// AcceptContentTypes and ContentType are the encodings; "" means protobuf.
 	AcceptContentTypes, ContentType string
 
-	UserAgent string
+	UserAgent string // "" for client-go's
 
 	// Mark is the mark (SO_MARK) of what is sent to the API server, by which the portal leaves it
 	// alone: else a Service that has the API server's address as an external IP cuts this process
 	// off. It is not set where the process may not. 0 means none. Linux only.
 	Mark uint32
-}
-
-// Client asks an API server; Metadata asks it for objects of which nothing else is of use.
-type Client struct {
-	kubernetes.Interface
-	Metadata metadata.Interface
 }
 
 // Connect makes a client. It does not wait for the API server: Reach tells
@@ -56,16 +49,11 @@ func (c Connection) Connect() (*Client, *Reach, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("connecting to the API server %s: %w", config.Host, err)
 	}
-	one := &http.Client{Transport: reach.wrap(transport), Timeout: config.Timeout}
-	client, err := kubernetes.NewForConfigAndClient(config, one)
+	client, err := newClient(config, &http.Client{Transport: reach.wrap(transport), Timeout: config.Timeout})
 	if err != nil {
-		return nil, nil, fmt.Errorf("connecting to the API server %s: %w", config.Host, err)
+		return nil, nil, err
 	}
-	meta, err := metadata.NewForConfigAndClient(metadata.ConfigFor(config), one)
-	if err != nil {
-		return nil, nil, fmt.Errorf("connecting to the API server %s: %w", config.Host, err)
-	}
-	return &Client{client, meta}, reach, nil
+	return client, reach, nil
 }
 
 // RESTConfig returns what makes a client, for those that need another than Connect's.
@@ -74,7 +62,7 @@ func (c Connection) RESTConfig() (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.UserAgent = c.UserAgent
+	config.UserAgent = cmp.Or(c.UserAgent, rest.DefaultKubernetesUserAgent())
 	config.QPS, config.Burst = c.QPS, c.Burst
 	config.AcceptContentTypes, config.ContentType = c.AcceptContentTypes, c.ContentType
 	if c.Mark != 0 {

@@ -12,6 +12,6 @@
 // watch is answered with 410 Gone client-go has none: the answers are held back, for
 // longer from one to the next.
 //
-// It is the only package that imports client-go's informers. It also writes
+// It is the only package that imports client-go's informers. [Client] sends its requests. It also writes
 // Events for those who look at a Service with kubectl.
 package kube

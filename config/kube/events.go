@@ -8,9 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/usherproxy/usher/config"
@@ -38,16 +36,39 @@ func leftOut(log logrus.FieldLogger, what string) func(string, int) {
 
 // NewEvents returns Events that are written by client until ctx ends. source
 // knows the objects that they are about.
-func NewEvents(ctx context.Context, client kubernetes.Interface, source *Source, nodeName string) *Events {
+func NewEvents(ctx context.Context, client *Client, source *Source, nodeName string) *Events {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
-	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events(corev1.NamespaceAll)})
+	broadcaster.StartRecordingToSink(eventSink{client.core})
 	context.AfterFunc(ctx, broadcaster.Shutdown)
 	return &Events{
-		recorder: broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "usher", Host: nodeName}),
+		recorder: broadcaster.NewRecorder(scheme, corev1.EventSource{Component: "usher", Host: nodeName}),
 		source:   source,
 		nodeName: nodeName,
 		words:    config.Words{LeftOut: leftOut(source.options.Log, "Events")},
 	}
+}
+
+// eventSink writes Events by a REST client of core/v1. It implements record.EventSink.
+type eventSink struct{ core rest.Interface }
+
+// Create implements record.EventSink.
+func (s eventSink) Create(event *corev1.Event) (*corev1.Event, error) {
+	return s.send(s.core.Post().Body(event), event)
+}
+
+// Update implements record.EventSink.
+func (s eventSink) Update(event *corev1.Event) (*corev1.Event, error) {
+	return s.send(s.core.Put().Name(event.Name).Body(event), event)
+}
+
+// Patch implements record.EventSink.
+func (s eventSink) Patch(event *corev1.Event, data []byte) (*corev1.Event, error) {
+	return s.send(s.core.Patch(types.StrategicMergePatchType).Name(event.Name).Body(data), event)
+}
+
+func (s eventSink) send(request *rest.Request, event *corev1.Event) (*corev1.Event, error) {
+	stored := &corev1.Event{}
+	return stored, request.Namespace(event.Namespace).Resource("events").Do(context.Background()).Into(stored)
 }
 
 // Warn writes a warning about a Service; about this Node if the Service is not

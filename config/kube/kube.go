@@ -15,12 +15,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/usherproxy/usher/config"
@@ -29,7 +28,7 @@ import (
 
 // Options are what a Source is made of. Client and Log are required.
 type Options struct {
-	Client kubernetes.Interface
+	Client *Client
 	Log    logrus.FieldLogger
 
 	// Metadata asks for the labels of nodes, while Services have topology keys that need
@@ -139,8 +138,8 @@ func New(options Options) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.services = s.factory(of.serviceLabels, of.serviceFields).Core().V1().Services().Informer()
-	s.slices = s.factory(of.sliceLabels, "").Discovery().V1().EndpointSlices().Informer()
+	s.services = s.informer(options.Client.core, "services", &corev1.Service{}, of.serviceLabels, of.serviceFields)
+	s.slices = s.informer(options.Client.discovery, "endpointslices", &discoveryv1.EndpointSlice{}, of.sliceLabels, "")
 	err = errors.Join(
 		s.slices.AddIndexers(cache.Indexers{byService: func(object any) ([]string, error) {
 			name, ok := translate.ServiceOf(object.(*discoveryv1.EndpointSlice))
@@ -160,7 +159,7 @@ func New(options Options) (*Source, error) {
 		}),
 	)
 	if options.NodeName != "" {
-		s.nodes = s.factory("", fields.OneTermEqualSelector(metav1.ObjectNameField, options.NodeName).String()).Core().V1().Nodes().Informer()
+		s.nodes = s.informer(options.Client.core, "nodes", &corev1.Node{}, "", fields.OneTermEqualSelector(metav1.ObjectNameField, options.NodeName).String())
 		err = errors.Join(err, s.watch(s.nodes, func(any) { s.markNode() }))
 	}
 	return s, err
@@ -191,12 +190,15 @@ func selectorsFor(proxyName string, discovery bool) (s selectors, err error) {
 	}, nil
 }
 
-func (s *Source) factory(labelSelector, fieldSelector string) informers.SharedInformerFactory {
-	return informers.NewSharedInformerFactoryWithOptions(s.options.Client, s.options.Resync,
-		informers.WithTransform(trim),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.LabelSelector, o.FieldSelector = labelSelector, fieldSelector
-		}))
+// informer returns an informer, not yet running, of the objects of a resource in all namespaces that
+// the selectors match. It stores them trimmed.
+func (s *Source) informer(client rest.Interface, resource string, object runtime.Object, labelSelector, fieldSelector string) cache.SharedIndexInformer {
+	source := cache.NewFilteredListWatchFromClient(client, resource, metav1.NamespaceAll, func(o *metav1.ListOptions) {
+		o.LabelSelector, o.FieldSelector = labelSelector, fieldSelector
+	})
+	informer := cache.NewSharedIndexInformer(source, object, s.options.Resync, cache.Indexers{})
+	_ = informer.SetTransform(trim) // fails only while it runs
+	return informer
 }
 
 // watch calls mark with each object that informer sees come, change (as it was
@@ -367,9 +369,9 @@ func (s *Source) lookAtNode() (matters bool) {
 
 // Service returns a Service's object, or nil if there is none.
 func (s *Source) Service(name types.NamespacedName) *corev1.Service {
-	svc, err := corelisters.NewServiceLister(s.services.GetIndexer()).Services(name.Namespace).Get(name.Name)
-	if err != nil {
+	object, ok, _ := s.services.GetStore().GetByKey(name.String())
+	if !ok {
 		return nil
 	}
-	return svc
+	return object.(*corev1.Service)
 }

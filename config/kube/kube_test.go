@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/usherproxy/usher/config"
@@ -27,6 +26,15 @@ import (
 func TestKube(t *testing.T) {
 	RegisterFailHandler(Fail)
 	RunSpecs(t, "kube")
+}
+
+// unreachable returns a client of an API server that is not there.
+func unreachable() *Client {
+	client, err := NewClient(&rest.Config{Host: "192.0.2.1"})
+	if err != nil {
+		panic(err)
+	}
+	return client
 }
 
 var _ = DescribeTable("the API server is asked only for what is usher's business",
@@ -96,7 +104,7 @@ var _ = Describe("a Node", func() {
 	It("is leaving as long as there is no object, and stays as it was when that is deleted", func() {
 		var now config.Node
 		log, logged := logtest.NewNullLogger()
-		s, err := New(Options{Client: kubernetes.NewForConfigOrDie(&rest.Config{Host: "192.0.2.1"}), NodeName: "n1", Log: log, OnNode: func(n config.Node) { now = n }})
+		s, err := New(Options{Client: unreachable(), NodeName: "n1", Log: log, OnNode: func(n config.Node) { now = n }})
 		Expect(err).NotTo(HaveOccurred())
 		s.lookAtNode()
 		Expect(now).To(Equal(config.Node{Name: "n1", Leaving: true}))
@@ -163,7 +171,7 @@ var _ = Describe("what is wrong with a Service", func() {
 		web := types.NamespacedName{Namespace: "default", Name: "web"}
 		log, logged := logtest.NewNullLogger()
 		var told []translate.Problem
-		s, err := New(Options{Client: kubernetes.NewForConfigOrDie(&rest.Config{Host: "192.0.2.1"}), Log: log,
+		s, err := New(Options{Client: unreachable(), Log: log,
 			OnProblems: func(_ types.NamespacedName, problems []translate.Problem) { told = append(told, problems...) }})
 		Expect(err).NotTo(HaveOccurred())
 		wrong := func(n int) {
@@ -199,7 +207,7 @@ var _ = Describe("what is wrong with a Service", func() {
 		log, logged := logtest.NewNullLogger()
 		var reports config.Reports
 		told := map[string]int{}
-		s, err := New(Options{Client: kubernetes.NewForConfigOrDie(&rest.Config{Host: "192.0.2.1"}), Log: log, Reports: &reports,
+		s, err := New(Options{Client: unreachable(), Log: log, Reports: &reports,
 			OnProblems: func(service types.NamespacedName, problems []translate.Problem) {
 				told[service.Namespace] += len(problems)
 			}})
@@ -230,7 +238,7 @@ var _ = Describe("what is wrong with a Service", func() {
 	It("is reported as long as it is so, names of ports that differ, too", func() {
 		var reports config.Reports
 		log, _ := logtest.NewNullLogger()
-		s, err := New(Options{Client: kubernetes.NewForConfigOrDie(&rest.Config{Host: "192.0.2.1"}), Log: log, Reports: &reports})
+		s, err := New(Options{Client: unreachable(), Log: log, Reports: &reports})
 		Expect(err).NotTo(HaveOccurred())
 		name := "http"
 		slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1"}, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: new(int32(8080))}}}

@@ -39,7 +39,7 @@ func (s *Source) followCIDRs(ctx context.Context) {
 func (s *Source) watchCIDRs(ctx context.Context) (refused error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	informer := s.factory("", "").Networking().V1().ServiceCIDRs().Informer()
+	informer := s.informer(s.options.Client.networking, "servicecidrs", &networkingv1.ServiceCIDR{}, "", "")
 	// Neither fails: the informer does not run yet.
 	_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {

@@ -1,7 +1,7 @@
 package kube
 
 import (
-	"context"
+	"encoding/json"
 	"net/http"
 	"net/netip"
 	"path/filepath"
@@ -14,15 +14,50 @@ import (
 	logtest "github.com/sirupsen/logrus/hooks/test"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	fcache "k8s.io/client-go/tools/cache/testing"
 
 	"github.com/usherproxy/usher/config"
 )
 
+// serve answers a list or a watch of what source has. list is an empty one of its kind. Of watches
+// with initial events it leaves the refusal to the server.
+func serve(w http.ResponseWriter, r *http.Request, source *fcache.FakeControllerSource, list metav1.ListInterface) bool {
+	defer GinkgoRecover()
+	query := r.URL.Query()
+	if query.Has("sendInitialEvents") {
+		return false
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if !query.Has("watch") {
+		now, err := source.List(metav1.ListOptions{})
+		Expect(err).NotTo(HaveOccurred())
+		items, err := meta.ExtractList(now)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(meta.SetList(list.(runtime.Object), items)).To(Succeed())
+		list.SetResourceVersion(now.(metav1.ListInterface).GetResourceVersion())
+		Expect(json.NewEncoder(w).Encode(list)).To(Succeed())
+		return true
+	}
+	events, err := source.Watch(metav1.ListOptions{ResourceVersion: query.Get("resourceVersion")})
+	Expect(err).NotTo(HaveOccurred())
+	defer events.Stop()
+	for w.(http.Flusher).Flush(); ; w.(http.Flusher).Flush() {
+		select {
+		case <-r.Context().Done():
+			return true
+		case e := <-events.ResultChan():
+			_ = json.NewEncoder(w).Encode(metav1.WatchEvent{Type: string(e.Type), Object: runtime.RawExtension{Object: e.Object}})
+		}
+	}
+}
+
 var _ = Describe("ServiceCIDRs", func() {
 	cidr := func(name string, cidrs ...string) *networkingv1.ServiceCIDR {
-		return &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs}}
+		return &networkingv1.ServiceCIDR{TypeMeta: metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"}, ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs}}
 	}
 	prefixes := func(text ...string) (out []netip.Prefix) {
 		for _, t := range text {
@@ -31,37 +66,42 @@ var _ = Describe("ServiceCIDRs", func() {
 		return out
 	}
 
-	It("are told with the node, when they come, change and go, also once the Node object is deleted", func(ctx SpecContext) {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}
-		client := fake.NewClientset(node, cidr("kubernetes", "10.96.0.0/16", "fd96::/112"))
+	It("are told with the node, when they come, change and go, also once the Node object is deleted", func() {
+		node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}
+		nodeObjects, cidrObjects := fcache.NewFakeControllerSource(), fcache.NewFakeControllerSource()
+		nodeObjects.Add(node)
+		cidrObjects.Add(cidr("kubernetes", "10.96.0.0/16", "fd96::/112"))
+		server := newFakeServer()
+		server.become(func(w http.ResponseWriter, r *http.Request) bool {
+			switch filepath.Base(r.URL.Path) {
+			case "nodes":
+				return serve(w, r, nodeObjects, &corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}})
+			case "servicecidrs":
+				return serve(w, r, cidrObjects, &networkingv1.ServiceCIDRList{TypeMeta: metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDRList"}})
+			}
+			return false
+		})
 		nodes := make(chan config.Node, 100)
-		log, _ := logtest.NewNullLogger()
-		s, err := New(Options{Client: client, NodeName: "worker-1", Log: log, OnNode: func(n config.Node) { nodes <- n }})
-		Expect(err).NotTo(HaveOccurred())
-		ctx2, cancel := context.WithCancel(ctx)
-		done := make(chan struct{})
-		go func() { defer close(done); _ = s.Run(ctx2, func([]config.Service) {}) }()
-		DeferCleanup(func() { cancel(); Eventually(done).WithTimeout(patience).Should(BeClosed()) })
+		follow(server.kubeconfig(nil), func(o *Options) { o.OnNode = func(n config.Node) { nodes <- n } })
 		become := func(cidrs ...string) {
 			GinkgoHelper()
 			Eventually(nodes).WithTimeout(patience).Should(Receive(HaveField("ServiceCIDRs", Equal(prefixes(cidrs...)))))
 		}
 		become("10.96.0.0/16", "fd96::/112")
 
-		api := client.NetworkingV1().ServiceCIDRs()
-		Expect(api.Create(ctx, cidr("more", "10.112.0.0/16"), metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
+		cidrObjects.Add(cidr("more", "10.112.0.0/16"))
 		become("10.96.0.0/16", "10.112.0.0/16", "fd96::/112")
-		Expect(api.Update(ctx, cidr("kubernetes", "10.96.0.0/16"), metav1.UpdateOptions{})).Error().NotTo(HaveOccurred())
+		cidrObjects.Modify(cidr("kubernetes", "10.96.0.0/16"))
 		become("10.96.0.0/16", "10.112.0.0/16")
-		Expect(api.Delete(ctx, "more", metav1.DeleteOptions{})).To(Succeed())
+		cidrObjects.Delete(cidr("more"))
 		become("10.96.0.0/16")
 
-		Expect(client.CoreV1().Nodes().Delete(ctx, "worker-1", metav1.DeleteOptions{})).To(Succeed())
+		nodeObjects.Delete(node)
 		Consistently(nodes).WithTimeout(300*time.Millisecond).ShouldNot(Receive(), "what was known of the node stays")
-		Expect(client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})).Error().NotTo(HaveOccurred())
-		Expect(api.Delete(ctx, "kubernetes", metav1.DeleteOptions{})).To(Succeed())
+		nodeObjects.Add(node)
+		cidrObjects.Delete(cidr("kubernetes"))
 		become()
-	}, NodeTimeout(patience))
+	})
 
 	DescribeTable("are not known, and nothing fails, where the API server refuses them",
 		func(code int) {

@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
@@ -49,7 +48,7 @@ type Fleet struct {
 	options Options
 	port    netip.AddrPort
 	server  string // URL of the API server
-	api     kubernetes.Interface
+	api     *kube.Client
 	tunnel  *portforward.Dialer
 
 	mu    sync.Mutex
@@ -78,8 +77,8 @@ func New(o Options) (*Fleet, error) {
 	}
 	f := &Fleet{options: o, server: rest.Host, known: map[found]*client.Client{},
 		port: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(number))}
-	if f.api, err = kubernetes.NewForConfig(rest); err != nil {
-		return nil, fmt.Errorf("connecting to the API server %s: %w", rest.Host, err)
+	if f.api, err = kube.NewClient(rest); err != nil {
+		return nil, err
 	}
 	silent := logrus.New()
 	silent.SetOutput(io.Discard) // what it would say is told with the answers
@@ -107,7 +106,7 @@ const pageSize = 500
 func (f *Fleet) Find(ctx context.Context) ([]Usher, error) {
 	best := map[string]*corev1.Pod{}
 	for next := ""; ; {
-		pods, err := f.api.CoreV1().Pods(f.options.Namespace).List(ctx, metav1.ListOptions{LabelSelector: Selector, Limit: pageSize, Continue: next})
+		pods, err := f.api.Pods(ctx, f.options.Namespace, metav1.ListOptions{LabelSelector: Selector, Limit: pageSize, Continue: next})
 		if apierrors.IsForbidden(err) {
 			return nil, &ForbiddenError{What: "listing Pods", Namespace: f.options.Namespace, Err: err}
 		}

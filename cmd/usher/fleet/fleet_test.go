@@ -16,10 +16,10 @@ import (
 	. "github.com/onsi/gomega"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/usherproxy/usher/cmd/usher/show"
+	"github.com/usherproxy/usher/config/kube"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/admin/client"
 )
@@ -215,9 +215,11 @@ var _ = Describe("the Pod that is asked on a node", func() {
 			_ = json.NewEncoder(w).Encode(list)
 		}))
 		DeferCleanup(server.Close)
-		f := &Fleet{api: kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL}), known: map[found]*client.Client{},
+		api, err := kube.NewClient(&rest.Config{Host: server.URL})
+		Expect(err).NotTo(HaveOccurred())
+		f := &Fleet{api: api, known: map[found]*client.Client{},
 			port: netip.MustParseAddrPort("127.0.0.1:10249"), server: server.URL, options: Options{Namespace: "kube-system"}}
-		_, err := f.Find(ctx)
+		_, err = f.Find(ctx)
 		Expect(err).To(MatchError(ContainSubstring("there is no usher in the cluster: no Pod on any node with the label")))
 		list.Items = append(list.Items, *pod(func(*corev1.Pod) {}))
 		found, err := f.Find(ctx)

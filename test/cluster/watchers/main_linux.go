@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -56,16 +57,16 @@ func main() {
 	klog.LogToStderr(false)
 	ctx := context.Background()
 	for n := range *count {
-		client, err := connect(*kubeconfig)
+		api, err := connect(*kubeconfig)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		node := fmt.Sprintf("many-%d", n)
 		if *like == "usher" {
-			err = usher(ctx, client, node)
+			err = usher(ctx, api, node)
 		} else {
-			kubeProxy(ctx, client, node)
+			err = kubeProxy(ctx, api, node)
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -81,7 +82,11 @@ func main() {
 	}
 }
 
-func usher(ctx context.Context, client kubernetes.Interface, node string) error {
+func usher(ctx context.Context, api *rest.Config, node string) error {
+	client, err := kube.NewClient(api)
+	if err != nil {
+		return err
+	}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	source, err := kube.New(kube.Options{Client: client, Log: log, NodeName: node})
@@ -110,7 +115,11 @@ const resync = 15 * time.Minute
 
 // kubeProxy watches what kube-proxy watches (cmd/kube-proxy/app/server.go and
 // pkg/proxy/node.go, v1.36), and does nothing with it.
-func kubeProxy(ctx context.Context, client kubernetes.Interface, node string) {
+func kubeProxy(ctx context.Context, api *rest.Config, node string) error {
+	client, err := kubernetes.NewForConfig(api)
+	if err != nil {
+		return err
+	}
 	factory := func(labels, fields string) informers.SharedInformerFactory {
 		return informers.NewSharedInformerFactoryWithOptions(client, resync, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.LabelSelector, o.FieldSelector = labels, fields
@@ -132,11 +141,12 @@ func kubeProxy(ctx context.Context, client kubernetes.Interface, node string) {
 			first.tell(node)
 		}
 	}()
+	return nil
 }
 
-// connect returns a client with a connection of its own: client-go shares those of
-// clients that are configured alike.
-func connect(kubeconfig string) (kubernetes.Interface, error) {
+// connect returns the configuration of a client with a connection of its own: client-go shares
+// those of clients that are configured alike.
+func connect(kubeconfig string) (*rest.Config, error) {
 	c, err := kube.Connection{Kubeconfig: kubeconfig}.RESTConfig()
 	if err != nil {
 		return nil, err
@@ -150,7 +160,7 @@ func connect(kubeconfig string) (kubernetes.Interface, error) {
 		return counted{conn}, nil
 	}
 	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return asked{next} })
-	return kubernetes.NewForConfig(c)
+	return c, nil
 }
 
 // counted counts what comes.
