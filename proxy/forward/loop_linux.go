@@ -3,7 +3,6 @@ package forward
 import (
 	"sync"
 	"sync/atomic"
-	"time"
 )
 
 // Options are what a Loop is made with.
@@ -35,8 +34,8 @@ type Loop struct {
 	pipes    pipes
 	timed    []*timedQueue
 	limited  limited
-	ports    localPorts
 	unprobed unprobed
+	ports    localPorts
 }
 
 // bufferSize is what one read can bring. A stream fills it; messages rarely do.
@@ -46,7 +45,7 @@ const bufferSize = 64 << 10
 func NewLoop(poller *Poller, o Options) *Loop {
 	l := &Loop{Poller: poller, keepalive: o.Keepalive, mark: o.Mark, buffer: make([]byte, bufferSize), pipes: pipes{max: o.Pipes},
 		ports: localPorts{first: o.FirstPort, last: o.LastPort}}
-	l.limited.loop, l.unprobed.loop = l, l
+	l.limited.loop = l
 	return l
 }
 
@@ -59,32 +58,8 @@ func (l *Loop) Pairs() int { return int(l.pairs.Load()) }
 func (l *Loop) Close() {
 	var closed sync.WaitGroup
 	l.Go(&closed, func() {
-		for _, q := range l.timed {
-			q.alarm.stop()
-		}
-		l.limited.alarm.stop()
-		l.unprobed.alarm.stop()
+		l.stopTimers()
 		l.pipes.close()
 	})
 	closed.Wait()
-}
-
-// alarm is a timer that lets a Loop do something. It is made when it is first
-// needed, and then used again.
-type alarm struct{ timer *time.Timer }
-
-// set makes loop call f after d, instead of what was set before and has not come
-// about. f is the same each time.
-func (a *alarm) set(loop *Loop, d time.Duration, f func()) {
-	if a.timer == nil {
-		a.timer = time.AfterFunc(d, func() { _ = loop.Do(f) })
-		return
-	}
-	a.timer.Reset(d)
-}
-
-func (a *alarm) stop() {
-	if a.timer != nil {
-		a.timer.Stop()
-	}
 }

@@ -25,12 +25,12 @@ type pair struct {
 	client, endpoint     edge
 	toEndpoint, toClient way
 
-	ending   errno
-	moved    bool  // since the last look at the limits
-	queued   bool  // the loop will go on with it
-	half     bool  // one direction has ended, or is held up before its end
-	place    int32 // in loop.limited, from 1 on; 0 if it is not there
-	unprobed int32 // the same in loop.unprobed
+	ending errno
+	moved  bool  // since the last look at the limits
+	queued bool  // the loop will go on with it
+	half   bool  // one direction has ended, or is held up before its end
+	probed bool  // the endpoint's socket has keepalive
+	place  int32 // in loop.limited, from 1 on; 0 if it is not there
 }
 
 // edge is one of a pair's two sockets.
@@ -94,7 +94,7 @@ func (l *Loop) Forward(in *Pair, client *Client, endpoint *Dialed, limits *Limit
 		p.reset(outcome.ClientReset, client.err)
 		return
 	}
-	l.unprobed.add(p)
+	l.probeLater()
 	if limits.Idle > 0 || limits.Age > 0 {
 		l.limited.add(p)
 	}
@@ -520,7 +520,6 @@ func (p *pair) finish() {
 		w.written()
 	}
 	l.limited.remove(p)
-	l.unprobed.remove(p)
 	if l.pairs.Add(-1) == 0 {
 		l.pipes.close()
 	}
