@@ -37,20 +37,19 @@ var (
 	at   = time.Date(2026, 1, 2, 3, 4, 5, 600e6, time.UTC)
 )
 
-func servicePort(name string) *conn.Port {
-	return &conn.Port{ID: config.PortID{Namespace: "default", Service: "web", Port: name, Family: config.IPv4}, Protocol: config.TCP}
+func servicePort(t *trace.Log, name string) *conn.Port {
+	return &conn.Port{Observers: []conn.Observer{t}, ID: config.PortID{Namespace: "default", Service: "web", Port: name, Family: config.IPv4}, Protocol: config.TCP}
 }
 
 // retried puts a connection into the trace that got its endpoint at the second
 // attempt.
 func retried(t *trace.Log, err string) {
-	life := &conn.Record{ID: 7, Port: servicePort("http"), From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second)}
-	t.Begin(life)
-	t.Step(life, &trace.Event{Kind: trace.Accepted, Time: life.Began})
-	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(time.Millisecond), Attempt: 1, Endpoint: bad, Pod: "default/web-1", Took: 500 * time.Microsecond, Result: conn.Refused, Err: err})
-	t.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(2 * time.Millisecond), Attempt: 2, Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Seen: portal.SeenClient})
+	life := &conn.Record{ID: 7, Port: servicePort(t, "http"), From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second)}
+	life.Accepted()
+	life.Attempted(life.Began.Add(time.Millisecond), conn.Attempt{Endpoint: bad, Pod: "default/web-1", Took: 500 * time.Microsecond, Result: conn.Refused, Err: err})
+	life.Attempted(life.Began.Add(2*time.Millisecond), conn.Attempt{Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Seen: portal.SeenClient})
 	life.Answered(life.Began.Add(3500 * time.Microsecond))
-	t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 73, ToClient: 131}, Endpoint: good})
+	life.Closed(at, outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 73, ToClient: 131}, good)
 }
 
 var _ = Describe("an access log", func() {
@@ -107,11 +106,11 @@ var _ = Describe("an access log", func() {
 
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
-			life := &conn.Record{ID: 7, Port: servicePort("http"), From: good, Via: &bad, To: good, Began: at}
-			t.Begin(life)
-			t.Step(life, &trace.Event{Kind: trace.Attempt, Time: at.Add(time.Millisecond), Attempt: 1, Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Queued: time.Millisecond, Seen: portal.SeenClient})
+			life := &conn.Record{ID: 7, Port: servicePort(t, "http"), From: good, Via: &bad, To: good, Began: at}
+			life.Accepted()
+			life.Attempted(at.Add(time.Millisecond), conn.Attempt{Endpoint: good, Pod: "default/web-2", Took: time.Millisecond, Queued: time.Millisecond, Seen: portal.SeenClient})
 			life.Answered(at.Add(time.Second))
-			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: outcome.Result{Outcome: outcome.EndpointReset, Err: errors.New("connection reset by peer")}, Endpoint: good})
+			life.Closed(at.Add(time.Second), outcome.Result{Outcome: outcome.EndpointReset, Err: errors.New("connection reset by peer")}, good)
 		})
 		var line map[string]any
 		Expect(json.Unmarshal([]byte(out.String()), &line)).To(Succeed())
@@ -127,9 +126,9 @@ var _ = Describe("an access log", func() {
 	It("has the load balancer that a client came through", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
-			life := &conn.Record{Port: servicePort("http"), From: good, Via: &bad, To: good, Began: at}
-			t.Begin(life)
-			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at})
+			life := &conn.Record{Port: servicePort(t, "http"), From: good, Via: &bad, To: good, Began: at}
+			life.Accepted()
+			life.Closed(at, outcome.Result{}, netip.AddrPort{})
 		})
 		Expect(out.String()).To(ContainSubstring(`"client":"10.1.0.8:80","via":"10.1.0.7:80","vip":"10.1.0.8:80"`))
 	})
@@ -137,9 +136,9 @@ var _ = Describe("an access log", func() {
 	It("leaves out the Services that are not to be in it, and misses nothing", func() {
 		var out strings.Builder
 		l := run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) {
-			life := &conn.Record{Port: &conn.Port{Unlogged: true}, From: good, To: good, Began: at}
-			t.Begin(life)
-			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at})
+			life := &conn.Record{Port: &conn.Port{Unlogged: true, Observers: []conn.Observer{t}}, From: good, To: good, Began: at}
+			life.Accepted()
+			life.Closed(at, outcome.Result{}, netip.AddrPort{})
 			retried(t, "connection refused")
 		})
 		Expect(out.String()).To(HavePrefix(`{"time":"2026-01-02T03:04:05.600Z","connection":7,`))
@@ -155,10 +154,10 @@ var _ = Describe("an access log", func() {
 	It("has a line and as many fields as text, whatever a name holds", func() {
 		var out strings.Builder
 		run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.Text}, func(*accesslog.Log) {
-			life := &conn.Record{ID: 7, Port: servicePort("x\ny"), From: good, To: good, Began: at}
-			t.Begin(life)
-			t.Step(life, &trace.Event{Kind: trace.Attempt, Time: at, Attempt: 1, Endpoint: good, Pod: "default/a b\n\x1b"})
-			t.Step(life, &trace.Event{Kind: trace.Closed, Time: at, End: outcome.Result{Outcome: outcome.ClientClosed}, Endpoint: good})
+			life := &conn.Record{ID: 7, Port: servicePort(t, "x\ny"), From: good, To: good, Began: at}
+			life.Accepted()
+			life.Attempted(at, conn.Attempt{Endpoint: good, Pod: "default/a b\n\x1b"})
+			life.Closed(at, outcome.Result{Outcome: outcome.ClientClosed}, good)
 		})
 		Expect(out.String()).To(And(ContainSubstring(` "default/web:x\ny" TCP `), ContainSubstring(` "default/a b\n\x1b" `)))
 		Expect(strings.Count(out.String(), "\n")).To(Equal(1))
@@ -191,14 +190,14 @@ var _ = Describe("an access log", func() {
 		l := run(accesslog.Options{Path: "-", Out: disk, Format: accesslog.JSON}, func(l *accesslog.Log) {
 			retried(t, "")
 			Eventually(disk.begun).Should(Receive())
-			for range 100 { // 400 steps; the trace keeps 100
+			for range 100 { // 500 steps; the trace keeps 100
 				retried(t, "")
 			}
 			close(disk.free)
 		})
-		Expect(l.Lost()).To(BeEquivalentTo(75))
-		Expect(l.Written()).To(BeEquivalentTo(26))
-		Expect(disk.text.String()).To(ContainSubstring(`"lost":75}`))
+		Expect(l.Lost()).To(BeEquivalentTo(80))
+		Expect(l.Written()).To(BeEquivalentTo(21))
+		Expect(disk.text.String()).To(ContainSubstring(`"lost":80}`))
 	})
 
 	It("counts lines that cannot be written as lost", func() {

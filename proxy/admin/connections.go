@@ -218,7 +218,7 @@ func (a *API) tell(s seen, now time.Time) api.Connection {
 	}
 	for i, t := range l.Attempts() {
 		c.Attempts = append(c.Attempts, api.Attempt{
-			Sees: sees(t.Seen), Number: i + 1, Endpoint: t.Endpoint.String(), Pod: t.Pod, Reason: t.Reason, PassedOver: t.PassedOver,
+			Sees: sees(t.Seen), Number: i + 1, Endpoint: t.Endpoint.String(), Pod: t.Pod, Reason: t.Reason.String(), PassedOver: t.PassedOver,
 			StartMs: milliseconds(t.Began), TookMs: milliseconds(t.Took), Result: t.Result.String(), Error: t.Err,
 		})
 	}

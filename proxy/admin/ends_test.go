@@ -21,7 +21,6 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // goldenEnds are all ends in the order in which the API returns them: word, fault, meaning. Alerts,
@@ -88,14 +87,14 @@ var _ = Describe("the ends of connections", func() {
 		for i, e := range goldenEnds {
 			for id, established := range map[uint64]bool{uint64(i + 1): true, uint64(i + 101): false} {
 				life := &conn.Record{ID: id, From: netip.MustParseAddrPort("192.0.2.2:48200"), To: netip.MustParseAddrPort("10.96.0.10:80"), Began: at.Add(-time.Second),
-					Port: &conn.Port{ID: config.PortID{Namespace: "default", Service: "web"}, Protocol: config.TCP, Unlogged: !established}}
-				closed := trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: outcome.Result{Outcome: outcome.Named(e.Code)}}
-				n.proxy.Trace.Begin(life)
+					Port: &conn.Port{ID: config.PortID{Namespace: "default", Service: "web"}, Protocol: config.TCP, Unlogged: !established, Observers: []conn.Observer{n.proxy.Trace}}}
+				result, to := outcome.Result{Outcome: outcome.Named(e.Code)}, netip.AddrPort{}
+				life.Accepted()
 				if established {
-					n.proxy.Trace.Step(life, &trace.Event{Kind: trace.Attempt, Time: at, Attempt: 1, Endpoint: endpoint})
-					closed.Endpoint, closed.End.ToEndpoint, closed.End.ToClient = endpoint, 3, 4
+					life.Attempted(at, conn.Attempt{Endpoint: endpoint})
+					result.ToEndpoint, result.ToClient, to = 3, 4, endpoint
 				}
-				n.proxy.Trace.Step(life, &closed)
+				life.Closed(at, result, to)
 			}
 		}
 		stop()

@@ -16,7 +16,6 @@ import (
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/conn"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 var _ = Describe("a subscriber of events", func() {
@@ -28,10 +27,9 @@ var _ = Describe("a subscriber of events", func() {
 
 	// steps puts steps of one connection into the trace.
 	steps := func(count int) {
-		life := &conn.Record{ID: 1 << 40, Port: &conn.Port{}, Began: time.Now()}
-		n.proxy.Trace.Begin(life)
+		life := &conn.Record{ID: 1 << 40, Port: &conn.Port{Observers: []conn.Observer{n.proxy.Trace}}, Began: time.Now()}
 		for range count {
-			n.proxy.Trace.Step(life, &trace.Event{Kind: trace.Waiting})
+			life.Delayed(conn.Waiting, time.Now(), time.Second)
 		}
 	}
 

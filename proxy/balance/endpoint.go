@@ -57,7 +57,10 @@ type Times struct{ Connect, FirstByte latency.Recent }
 
 // Times returns those of the endpoint, which are there from then on.
 func (s *State) Times() *Times {
-	r := s.rarely()
+	r := s.rare.Load()
+	if r == nil {
+		r = s.rarely()
+	}
 	if r.times.Load() == nil {
 		r.times.CompareAndSwap(nil, new(Times))
 	}

@@ -47,8 +47,7 @@ func (r *Record) Failed(o outcome.Outcome) bool {
 	case outcome.Idle, outcome.EndpointLeft, outcome.Withdrawn, outcome.Drained:
 		return false
 	}
-	_, established := r.Established()
-	return !established || o.Fault() == outcome.FaultEndpoint
+	return r.established.Load() == 0 || o.Fault() == outcome.FaultEndpoint
 }
 
 // Waited returns how long the client has waited for the endpoint's first byte or, while none has
@@ -61,8 +60,8 @@ func (r *Record) Waited(lasted time.Duration) time.Duration {
 	case first == adopted, r.Port.Protocol == config.UDP:
 		return 0
 	}
-	if a, ok := r.Established(); ok {
-		return a.Began + a.Took
+	if at := r.established.Load(); at > 0 {
+		return time.Duration(at)
 	}
 	return lasted
 }
@@ -70,7 +69,7 @@ func (r *Record) Waited(lasted time.Duration) time.Duration {
 // Flags returns what is amiss with a connection that has lasted so long, and has ended as o
 // says unless that is Open.
 func (r *Record) Flags(lasted time.Duration, o outcome.Outcome) (f Flags) {
-	if r.Tries() > 1 {
+	if all := r.attempts.Load(); all != nil && len(*all) > 1 {
 		f |= Retried
 	}
 	if slow := r.Port.Slow; slow > 0 && r.Waited(lasted) > slow {

@@ -1,5 +1,6 @@
 // Package conn has the [Record] of a connection, or UDP session: everything that is known about it, with the
-// attempts that were made for it and how it ended. Readers and the code that serves the connection share it.
+// attempts that were made for it and how it ended. The code that serves the connection reports each step to
+// the Record once; observers, such as the trace and the metrics, see it there.
 package conn
 
 import (
@@ -12,6 +13,7 @@ import (
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/outcome"
 )
 
@@ -28,8 +30,9 @@ type Record struct {
 	Began    time.Time
 
 	// Most connections have one attempt, which succeeds. That is in first. Otherwise attempts has all of them.
-	first    answered
-	attempts atomic.Pointer[[]Attempt] // replaced, never changed
+	first       answered
+	attempts    atomic.Pointer[[]Attempt] // replaced, never changed
+	established atomic.Int64              // when an attempt succeeded, in ns after Began, at least 1; 0 if none has. Set last
 
 	firstByte atomic.Int64 // see FirstByte; in ns. Until then at most 0: the time that does not count
 	ending    atomic.Pointer[Ending]
@@ -43,7 +46,8 @@ type Port struct {
 	Protocol config.Protocol
 	Unlogged bool // they are left out of the access log
 	// Slow is how long a client may wait for the endpoint's first byte, see Record.Waited; 0 is for ever.
-	Slow time.Duration
+	Slow      time.Duration
+	Observers []Observer // of the steps of all its clients
 }
 
 // Links are what package trace keeps in a Record. Its locks guard them.
@@ -61,9 +65,9 @@ type Mover interface {
 type Attempt struct {
 	Endpoint   netip.AddrPort
 	Pod        string
-	Reason     string        // why this endpoint
-	PassedOver int           // endpoints that were skipped because they are in quarantine
-	Began      time.Duration // after the connection was accepted
+	Reason     balance.Reason // why this endpoint
+	PassedOver int            // endpoints that were skipped because they are in quarantine
+	Began      time.Duration  // after the connection was accepted
 	Took       time.Duration
 	Result     Result
 	Seen       portal.Seen   // by the endpoint
@@ -98,13 +102,13 @@ type answered struct {
 	began, took time.Duration
 	passedOver  uint16
 	seen        portal.Seen
-	is          atomic.Bool // there was one; set last
 }
 
 // choice is what many connections have in common: the endpoint that they are connected to, and why.
 type choice struct {
-	endpoint    netip.AddrPort
-	pod, reason string
+	endpoint netip.AddrPort
+	pod      string
+	reason   balance.Reason
 }
 
 // Ending is how a connection ended.
@@ -112,24 +116,86 @@ type Ending struct {
 	outcome.Result
 	Took  time.Duration // since it was accepted
 	Flags Flags
-	to    uint8 // the attempt at whose endpoint it was, from 1 on; 0 if at none
+	// Served is set if it had an endpoint. An adopted session has one without an attempt.
+	Served bool
+	to     uint8 // the attempt at whose endpoint it was, from 1 on; 0 if at none
+}
+
+// Accepted reports that the client has come.
+func (r *Record) Accepted() { r.report(Step{Kind: Accepted, Time: r.Began}) }
+
+// Attempted reports an attempt that has ended at now. If it succeeded, the connection is established, and there
+// are no further attempts.
+func (r *Record) Attempted(now time.Time, a Attempt) {
+	took := now.Sub(r.Began)
+	a.Began = took - a.Took
+	step := Step{Kind: Attempted, Time: now, Took: took, Result: a.Result, Reason: a.Reason, Seen: a.Seen, Attempt: 1}
+	if r.attempts.Load() == nil && a.Result == Connected && a.Queued == 0 && a.PassedOver <= math.MaxUint16 {
+		r.first = answered{unique.Make(choice{a.Endpoint, a.Pod, a.Reason}), a.Began, a.Took, uint16(a.PassedOver), a.Seen}
+	} else {
+		longer := append(slices.Clip(r.Attempts()), a)
+		r.attempts.Store(&longer)
+		step.Attempt = len(longer)
+	}
+	if a.Result == Connected {
+		r.established.Store(int64(max(1, took)))
+		step.Flags = r.Flags(took, outcome.Open)
+	}
+	r.report(step)
+}
+
+// Delayed reports a wait between attempts: one that begins, if kind is Waiting, or is over, if it is Queued.
+func (r *Record) Delayed(kind Kind, now time.Time, d time.Duration) {
+	r.report(Step{Kind: kind, Time: now, Took: d, Attempt: r.Tries()})
+}
+
+// Adopted reports that the connection is inherited, with its endpoint, from the previous process: its time to
+// first byte is unknown.
+func (r *Record) Adopted(now time.Time) {
+	r.firstByte.Store(adopted)
+	r.report(Step{Kind: Established, Time: now})
 }
 
 // Asked notes that the client, which had an endpoint already and had sent nothing so far, sent its first
 // byte at now. It is called at most once, and not at the same time as Answered.
 func (r *Record) Asked(now time.Time) {
-	if a, ok := r.Established(); ok && r.firstByte.Load() == 0 {
-		r.firstByte.Store(int64(min(0, a.Began+a.Took-now.Sub(r.Began))))
+	if at := r.established.Load(); at > 0 && r.firstByte.Load() == 0 {
+		r.firstByte.Store(min(0, at-int64(now.Sub(r.Began))))
 	}
 }
 
-// Answered notes that the endpoint's first byte for the client came at now. It is called at most once.
-func (r *Record) Answered(now time.Time) {
-	r.firstByte.Store(int64(max(adopted+1, now.Sub(r.Began)+time.Duration(r.firstByte.Load()))))
+// Answered reports that the endpoint's first byte for the client came at now, and returns FirstByte. It is
+// called at most once.
+func (r *Record) Answered(now time.Time) time.Duration {
+	took := max(adopted+1, now.Sub(r.Began)+time.Duration(r.firstByte.Load()))
+	r.firstByte.Store(int64(took))
+	r.report(Step{Kind: FirstByte, Time: now, Took: took, Flags: r.Flags(took, outcome.Open)})
+	return took
 }
 
-// Adopted marks a connection inherited from the previous process: its time to first byte is unknown.
-func (r *Record) Adopted() { r.firstByte.Store(adopted) }
+// Closed reports how the connection ended, and at which endpoint, if it had one.
+func (r *Record) Closed(now time.Time, result outcome.Result, at netip.AddrPort) {
+	took := now.Sub(r.Began)
+	e := &Ending{Result: result, Took: took, Flags: r.Flags(took, result.Outcome), Served: at.IsValid()}
+	if all := r.attempts.Load(); all != nil {
+		for i := range min(len(*all), math.MaxUint8) {
+			if (*all)[i].Endpoint == at {
+				e.to = uint8(i + 1)
+			}
+		}
+	} else if r.established.Load() > 0 && r.first.choice.Value().endpoint == at {
+		e.to = 1
+	}
+	r.ending.Store(e)
+	r.report(Step{Kind: Closed, Time: now, Took: took, Flags: e.Flags, Ending: e})
+}
+
+// report passes a step to the observers.
+func (r *Record) report(s Step) {
+	for _, o := range r.Port.Observers {
+		o.Observe(r, s)
+	}
+}
 
 // adopted stands for a time to the first byte that is not known.
 const adopted = 1
@@ -146,21 +212,23 @@ func (r *Record) FirstByte() time.Duration {
 
 // Attempts returns the attempts, the first one first. They are not to be changed.
 func (r *Record) Attempts() []Attempt {
+	established := r.established.Load() > 0 // before attempts, which may be stored meanwhile
 	if all := r.attempts.Load(); all != nil {
 		return *all
 	}
-	if r.first.is.Load() {
-		return []Attempt{r.first.attempt()}
+	if established {
+		return []Attempt{r.Attempt(1)}
 	}
 	return nil
 }
 
 // Tries returns how many attempts there are.
 func (r *Record) Tries() int {
+	established := r.established.Load() > 0 // as in Attempts
 	switch all := r.attempts.Load(); {
 	case all != nil:
 		return len(*all)
-	case r.first.is.Load():
+	case established:
 		return 1
 	}
 	return 0
@@ -171,55 +239,16 @@ func (r *Record) Attempt(n int) Attempt {
 	if all := r.attempts.Load(); all != nil {
 		return (*all)[n-1]
 	}
-	return r.first.attempt()
-}
-
-// Established returns the attempt that succeeded.
-func (r *Record) Established() (Attempt, bool) {
-	last, ok := r.Last()
-	return last, ok && last.Err == ""
-}
-
-// Last returns the last attempt.
-func (r *Record) Last() (Attempt, bool) {
-	n := r.Tries()
-	if n == 0 {
-		return Attempt{}, false
-	}
-	return r.Attempt(n), true
-}
-
-// Attempted adds an attempt that has ended at now.
-func (r *Record) Attempted(now time.Time, a Attempt) {
-	a.Began = now.Sub(r.Began) - a.Took
-	if a.Err == "" && r.Tries() == 0 && a.Queued == 0 && a.PassedOver <= math.MaxUint16 {
-		r.first.set(&a)
-		return
-	}
-	all := append(slices.Clip(r.Attempts()), a)
-	r.attempts.Store(&all)
-}
-
-func (f *answered) set(a *Attempt) {
-	f.choice = unique.Make(choice{a.Endpoint, a.Pod, a.Reason})
-	f.began, f.took, f.passedOver, f.seen = a.Began, a.Took, uint16(a.PassedOver), a.Seen
-	f.is.Store(true)
-}
-
-func (f *answered) attempt() Attempt {
-	c := f.choice.Value()
+	f, c := &r.first, r.first.choice.Value()
 	return Attempt{Endpoint: c.endpoint, Pod: c.pod, Reason: c.reason, PassedOver: int(f.passedOver), Began: f.began, Took: f.took, Seen: f.seen}
 }
 
-// Closed notes how the connection ended, at which endpoint, if it had one, and returns that.
-func (r *Record) Closed(took time.Duration, result outcome.Result, at netip.AddrPort) *Ending {
-	to := min(r.Tries(), math.MaxUint8)
-	for to > 0 && r.Attempt(to).Endpoint != at {
-		to--
+// Established returns the attempt that succeeded, which is the last one.
+func (r *Record) Established() (Attempt, bool) {
+	if r.established.Load() == 0 {
+		return Attempt{}, false
 	}
-	e := &Ending{result, took, r.Flags(took, result.Outcome), uint8(to)}
-	r.ending.Store(e)
-	return e
+	return r.Attempt(r.Tries()), true
 }
 
 // Ending returns how the connection ended; nil while it is open.

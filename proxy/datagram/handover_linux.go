@@ -225,7 +225,7 @@ func (sk *socket) adoptOne(b *bequest, endpoint *balance.Endpoint) {
 		control: b.Control, hops: b.Hops, fd: -1, asked: b.Asked,
 	}
 	now := sk.loop.clock()
-	s.Client = frontend.Client{Record: &conn.Record{From: s.key.peer.AddrPort(), To: b.To, Began: b.Began}, Front: sk.front}
+	s.Client = frontend.Client{Record: &conn.Record{Port: sk.view.Clients, From: s.key.peer.AddrPort(), To: b.To, Began: b.Began}, Front: sk.front}
 	s.last = now.Add(-max(b.Silent, 0))
 	if s.Admit(sk.view, &sk.listener.Place).Outcome != outcome.Open || sk.closed || sk.sessions[s.key] != nil {
 		return
@@ -245,7 +245,7 @@ func (sk *socket) adoptOne(b *bequest, endpoint *balance.Endpoint) {
 	s.watched, s.fd, s.endpoint = watched, fd, endpoint
 	s.endpoint.Take()
 	sk.enter(s)
-	s.Adopted(now, s.endpoint)
+	s.Adopted(now)
 }
 
 // retire leaves the listener to a successor. It does not wait: see

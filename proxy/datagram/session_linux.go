@@ -3,6 +3,7 @@ package datagram
 import (
 	"container/list"
 	"errors"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -355,7 +356,6 @@ func (s *session) touch() {
 func (s *session) answered() {
 	now := s.socket.loop.clock()
 	s.search.Answered(now)
-	s.Established(now, s.endpoint)
 	s.Answered(now, s.endpoint)
 	s.stopSearching()
 }
@@ -518,7 +518,9 @@ func (s *session) end(r outcome.Result) {
 		s.toClient += s.lent.bytes.Load()
 	}
 	r.ToEndpoint, r.ToClient = s.toEndpoint, s.toClient
+	var at netip.AddrPort
 	if s.endpoint != nil {
+		at = s.endpoint.Addr
 		s.endpoint.Moved(s.toEndpoint, s.toClient)
 	}
 	s.disconnect()
@@ -526,5 +528,5 @@ func (s *session) end(r outcome.Result) {
 	if s.asked {
 		s.socket.replied()
 	}
-	s.Closed(now, r, s.endpoint)
+	s.Closed(now, r, at)
 }

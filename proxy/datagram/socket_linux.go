@@ -204,7 +204,7 @@ func (sk *socket) pass(at, count int) (newcomer bool) {
 func (sk *socket) begin(first *arrival, count int) *session {
 	f := sk.front
 	s := &session{
-		Client: frontend.Client{Record: &conn.Record{From: first.peer.AddrPort(), To: sk.listener.At, Began: sk.loop.clock()}, Front: f},
+		Client: frontend.Client{Record: &conn.Record{Port: sk.view.Clients, From: first.peer.AddrPort(), To: sk.listener.At, Began: sk.loop.clock()}, Front: f},
 		socket: sk, key: first.sessionKey, hops: int16(first.hops - 1), fd: -1,
 	}
 	if first.local.IsValid() {
@@ -222,7 +222,7 @@ func (sk *socket) begin(first *arrival, count int) *session {
 		if sk.loop.refusals.Allow() {
 			s.ID = f.NewID()
 			s.Accepted()
-			s.Closed(sk.loop.clock(), r, nil)
+			s.Closed(sk.loop.clock(), r, netip.AddrPort{})
 		}
 		return nil
 	}

@@ -14,18 +14,14 @@ import (
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // Client is who has come to a front end, from the first packet to the end: with a
 // connection, an association, or a UDP session. One goroutine at a time may use it.
 type Client struct {
-	*conn.Record // who it is; the trace has it from the first event on
+	*conn.Record // who it is, and its steps
 	Front        *FrontEnd
 	VIP          *config.VIP // that To is; nil until it is admitted
-
-	begun bool        // the trace has it
-	seen  portal.Seen // by the endpoint that is being tried, or was the last
 }
 
 // Why a client is not admitted.
@@ -104,8 +100,7 @@ func (c *Client) Origin(s *search.Search, to *balance.Endpoint) netip.AddrPort {
 	if c.Via == nil || c.Payer() == c.From.Addr() {
 		o = c.Front.Origin(c.From.Addr(), c.reached(), to.Endpoint)
 	}
-	c.seen = o.Seen
-	s.AsClient, s.Policy = o.Seen.Client(), c.Front.Policy(o)
+	s.Seen, s.Policy = o.Seen, c.Front.Policy(o)
 	return o.Bind
 }
 
@@ -122,35 +117,17 @@ func (c *Client) Payer() netip.Addr {
 // NewSearch returns the client's search for an endpoint.
 func (c *Client) NewSearch() search.Search {
 	f := c.Front
-	s := search.Search{Schedule: f.Schedule, Policy: f.Policy(portal.Origin{}), Affinity: f.Affinity, Client: c.From.Addr(), VIP: c.VIP.Addr, Reporter: c}
+	s := search.Search{Schedule: f.Schedule, Policy: f.Policy(portal.Origin{}), Affinity: f.Affinity, Client: c.From.Addr(), VIP: c.VIP.Addr, Record: c.Record}
 	if f.Protocol == config.UDP {
 		s.Schedule = nil
 	}
 	return s
 }
 
-// Report puts a step of the client's into the trace, and counts it.
-func (c *Client) Report(e trace.Event) {
-	f := c.Front
-	if e.Kind == trace.Attempt {
-		e.Seen = c.seen
-	}
-	if !c.begun {
-		c.begun = true
-		c.Port = f.View().conn
-		f.Trace.Begin(c.Record)
-	}
-	f.Trace.Step(c.Record, &e)
-	f.count(c.Record, &e)
-}
-
-// Accepted reports that the client has come.
-func (c *Client) Accepted() { c.Report(trace.Event{Kind: trace.Accepted, Time: c.Began}) }
-
-// Established reports that the client has an endpoint that answers.
-func (c *Client) Established(now time.Time, e *balance.Endpoint) {
-	e.Times().Connect.Observe(latency.Seconds, now, now.Sub(c.Began).Seconds())
-	c.Report(trace.Event{Kind: trace.Established, Time: now, Endpoint: e.Addr, Pod: e.Pod})
+// Answered reports that the first byte has come for the client, from the endpoint that it has.
+func (c *Client) Answered(now time.Time, from *balance.Endpoint) {
+	took := c.Record.Answered(now)
+	from.Times().FirstByte.Observe(latency.Seconds, now, took.Seconds())
 }
 
 // Parted notes that the connection with an endpoint is over; broken, that this was the endpoint's fault.
@@ -162,21 +139,6 @@ func (c *Client) Parted(now time.Time, e *balance.Endpoint, broken bool) {
 	e.Report(balance.Report{Kind: kind, Now: now}, balance.Policy{})
 }
 
-// Adopted reports that a predecessor has brought the client to an endpoint.
-func (c *Client) Adopted(now time.Time, e *balance.Endpoint) {
-	c.Record.Adopted()
-	c.Report(trace.Event{Kind: trace.Established, Time: now, Endpoint: e.Addr, Pod: e.Pod})
-}
-
-// Closed reports how the client ended, and with which endpoint, or nil.
-func (c *Client) Closed(now time.Time, r outcome.Result, to *balance.Endpoint) {
-	e := trace.Event{Kind: trace.Closed, Time: now, Took: now.Sub(c.Began), End: r}
-	if to != nil {
-		e.Endpoint, e.Pod = to.Addr, to.Pod
-	}
-	c.Report(e)
-}
-
 // RefusedUnlogged reports whether enough refused clients have been told of in this
 // second. If so, it has counted this one, and nothing of it is to be told.
 func (c *Client) RefusedUnlogged(o outcome.Outcome) bool {
@@ -185,9 +147,8 @@ func (c *Client) RefusedUnlogged(o outcome.Outcome) bool {
 		return false
 	}
 	f.Counters.Unlogged.Add(1)
-	c.Port = f.View().conn
-	for _, e := range []trace.Event{{Kind: trace.Accepted}, {Kind: trace.Closed, End: outcome.Result{Outcome: o}, Flags: c.Flags(0, o)}} {
-		f.count(c.Record, &e)
-	}
+	ending := &conn.Ending{Result: outcome.Result{Outcome: o}, Flags: c.Flags(0, o)}
+	f.Observe(c.Record, conn.Step{Kind: conn.Accepted})
+	f.Observe(c.Record, conn.Step{Kind: conn.Closed, Flags: ending.Flags, Ending: ending})
 	return true
 }

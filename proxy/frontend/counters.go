@@ -9,11 +9,9 @@ import (
 	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/latency"
 	"github.com/usherproxy/usher/proxy/outcome"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// Counters count what happened since the start. They are kept where the trace
-// is: each event is counted once.
+// Counters count what happened since the start.
 type Counters struct {
 	connections, sessions clients
 	associations          atomic.Int64 // SCTP's connections that were accepted
@@ -42,53 +40,62 @@ type tally struct {
 	toEndpoint, toClient                   atomic.Int64
 }
 
-// count counts a step of a client's, of which life is what is known, e included.
-func (f *FrontEnd) count(life *conn.Record, e *trace.Event) {
-	f.tally.count(e)
+// Observe implements conn.Observer: it counts the steps of the front end's clients.
+func (f *FrontEnd) Observe(r *conn.Record, s conn.Step) {
 	all := &f.Counters.connections
-	switch {
-	case f.Protocol == config.UDP:
+	if f.Protocol == config.UDP {
 		all = &f.Counters.sessions
-	case f.Protocol == config.SCTP && e.Kind == trace.Accepted:
-		f.Counters.associations.Add(1)
 	}
-	all.count(e)
-	if e.Kind == trace.Attempt {
-		f.Counters.choices[e.Choice].Add(1)
+	story, example := f.story.Load(), uint64(0)
+	if story == nil && s.Kind != conn.Accepted {
+		f.story.CompareAndSwap(nil, new(Story))
+		story = f.story.Load()
 	}
-	if e.Kind == trace.Established || e.Kind == trace.Closed {
-		f.writeStory().count(life, e)
+	if s.Flags != 0 {
+		example = r.ID
 	}
-	switch {
-	case e.Kind == trace.Queued:
-		f.Counters.queueWaits.Observe(latency.Queued, e.Time, e.Took.Seconds(), 0)
-	case e.Kind == trace.Attempt && e.Err == "":
-		f.Counters.seen[e.Seen].Add(1)
-	case e.Kind == trace.Closed:
-		all.ends[e.End.Outcome].Add(1)
-	}
-}
-
-func (t *tally) count(e *trace.Event) {
-	switch e.Kind {
-	case trace.Accepted:
-		t.accepted.Add(1)
-	case trace.Attempt:
-		t.attempts[e.Result].Add(1)
-		if e.Attempt > 1 {
-			t.retries.Add(1)
+	established := s.Kind == conn.Established || s.Kind == conn.Attempted && s.Result == conn.Connected
+	for _, t := range [...]*tally{&f.tally, &all.tally} {
+		switch {
+		case s.Kind == conn.Accepted:
+			t.accepted.Add(1)
+		case s.Kind == conn.Attempted:
+			t.attempts[s.Result].Add(1)
+			if s.Attempt > 1 {
+				t.retries.Add(1)
+			}
+		case s.Kind == conn.Closed:
+			if s.Flags&conn.Broken != 0 {
+				t.failed.Add(1)
+			}
+			t.toEndpoint.Add(s.Ending.ToEndpoint)
+			t.toClient.Add(s.Ending.ToClient)
 		}
-	case trace.Established:
-		t.established.Add(1)
-	case trace.Closed:
-		if e.Flags&conn.Broken != 0 {
-			t.failed.Add(1)
+		if established {
+			t.established.Add(1)
 		}
-		if e.End.ToEndpoint != 0 {
-			t.toEndpoint.Add(e.End.ToEndpoint)
+	}
+	switch s.Kind {
+	case conn.Accepted:
+		if f.Protocol == config.SCTP {
+			f.Counters.associations.Add(1)
 		}
-		if e.End.ToClient != 0 {
-			t.toClient.Add(e.End.ToClient)
+	case conn.Attempted:
+		f.Counters.choices[s.Reason].Add(1)
+		if established {
+			f.Counters.seen[s.Seen].Add(1)
+			story.Connect.Observe(latency.Seconds, s.Time, s.Took.Seconds(), example)
+		}
+	case conn.Queued:
+		f.Counters.queueWaits.Observe(latency.Queued, s.Time, s.Took.Seconds(), 0)
+	case conn.FirstByte:
+		story.FirstByte.Observe(latency.Seconds, s.Time, s.Took.Seconds(), example)
+	case conn.Closed:
+		all.ends[s.Ending.Outcome].Add(1)
+		story.ends[s.Ending.Outcome].Add(1)
+		if s.Ending.Served {
+			story.Lasted.Observe(latency.Lasting, s.Time, s.Took.Seconds(), example)
+			story.Bytes.Observe(latency.Bytes, s.Time, float64(s.Ending.ToEndpoint+s.Ending.ToClient), example)
 		}
 	}
 }
@@ -233,6 +240,22 @@ func (n *Node) Stats() Stats {
 	}
 	return s
 }
+
+// Story is what is known about the clients of a service port in addition to its Totals. Service ports that had
+// no client yet, which are most of ten thousand, have none.
+type Story struct {
+	Connect   latency.Histogram // latency.Seconds, until established
+	FirstByte latency.Histogram // latency.Seconds, until the endpoint's first byte for the client
+	Lasted    latency.Histogram // latency.Lasting, of those that have ended
+	Bytes     latency.Histogram // latency.Bytes, both directions, of those that have ended
+	ends      [outcome.Outcomes]atomic.Int64
+}
+
+// Story returns f's, or nil.
+func (f *FrontEnd) Story() *Story { return f.story.Load() }
+
+// Ends returns how many have ended how; only ends that there were.
+func (s *Story) Ends() map[outcome.Outcome]int64 { return endsNow(&s.ends) }
 
 // endsNow returns the counts of the ends that there were.
 func endsNow(counts *[outcome.Outcomes]atomic.Int64) map[outcome.Outcome]int64 {

@@ -219,7 +219,7 @@ func (f *FrontEnd) View() *View { return f.view.Load() }
 // replaced is told.
 func (f *FrontEnd) Swap(v *View) (old *View) {
 	v.Replaced = make(chan struct{})
-	v.conn = &conn.Port{ID: v.Port.ID, Protocol: f.Protocol, Unlogged: v.Port.AccessLog == config.Off, Slow: f.Slow}
+	v.Clients = &conn.Port{ID: v.Port.ID, Protocol: f.Protocol, Unlogged: v.Port.AccessLog == config.Off, Slow: f.Slow, Observers: []conn.Observer{f.Trace, f}}
 	if old = f.view.Swap(v); old != nil {
 		close(old.Replaced)
 	}

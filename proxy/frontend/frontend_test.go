@@ -175,12 +175,13 @@ func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T
 	} {
 		via := netip.MustParseAddrPort("10.0.0.1:1")
 		c := &Client{Record: &conn.Record{From: netip.AddrPortFrom(netip.MustParseAddr(from), 1), Via: &via, To: netip.MustParseAddrPort("192.0.2.10:80")}, Front: f}
-		bind := c.Origin(new(search.Search), f.View().All[0])
-		NewWithT(t).Expect(c.seen).To(Equal(want), from)
+		var s search.Search
+		bind := c.Origin(&s, f.View().All[0])
+		NewWithT(t).Expect(s.Seen).To(Equal(want), from)
 		NewWithT(t).Expect(bind.IsValid()).To(Equal(want == portal.SeenClient), from)
 		via = netip.MustParseAddrPort("10.0.1.1:1") // which only the Service names
-		NewWithT(t).Expect(c.Origin(new(search.Search), f.View().All[0]).IsValid()).To(BeFalse())
-		NewWithT(t).Expect(c.seen).To(Equal(portal.SeenHeader), from)
+		NewWithT(t).Expect(c.Origin(&s, f.View().All[0]).IsValid()).To(BeFalse())
+		NewWithT(t).Expect(s.Seen).To(Equal(portal.SeenHeader), from)
 	}
 }
 
@@ -343,11 +344,11 @@ func TestRefusedClientsHaveABoundedPartOfTheTrace(t *testing.T) {
 	told := 0
 	began := time.Now()
 	for range 10 * RefusalsPerSecond {
-		c := &Client{Record: &conn.Record{ID: f.NewID(), From: netip.MustParseAddrPort("203.0.113.1:1")}, Front: f}
+		c := &Client{Record: &conn.Record{ID: f.NewID(), Port: f.View().Clients, From: netip.MustParseAddrPort("203.0.113.1:1")}, Front: f}
 		if !c.RefusedUnlogged(outcome.Limit) {
 			told++
 			c.Accepted()
-			c.Closed(c.Began, outcome.Result{Outcome: outcome.Limit, Err: errors.ErrUnsupported}, nil)
+			c.Closed(c.Began, outcome.Result{Outcome: outcome.Limit, Err: errors.ErrUnsupported}, netip.AddrPort{})
 		}
 	}
 	mayTell := RefusalsPerSecond + int(RefusalsPerSecond*time.Since(began).Seconds()) + 1
@@ -368,9 +369,9 @@ func TestEndsAreCountedByTheirWords(t *testing.T) {
 		"queue-timeout", "not-through-portal", "source-refused", "header-refused", "limit", "drained", "aged", "idle", "endpoint-drained", "endpoint-left", "withdrawn", "internal"} {
 		g.Expect(outcome.Words()[i]).To(Equal(word))
 		for range i + 1 {
-			c := &Client{Record: &conn.Record{ID: f.NewID(), From: netip.MustParseAddrPort("203.0.113.1:1"), Began: time.Now()}, Front: f}
+			c := &Client{Record: &conn.Record{ID: f.NewID(), Port: f.View().Clients, From: netip.MustParseAddrPort("203.0.113.1:1"), Began: time.Now()}, Front: f}
 			c.Accepted()
-			c.Closed(time.Now(), outcome.Result{Outcome: outcome.Named(word)}, nil)
+			c.Closed(time.Now(), outcome.Result{Outcome: outcome.Named(word)}, netip.AddrPort{})
 		}
 		for _, ends := range []map[outcome.Outcome]int64{f.Stats().Ends, f.Story().Ends()} {
 			g.Expect(ends).To(HaveLen(i + 1))

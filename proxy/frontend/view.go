@@ -22,7 +22,7 @@ type View struct {
 	Limits   *forward.Limits
 	Replaced chan struct{} // closed when another view takes this one's place
 
-	conn *conn.Port
+	Clients *conn.Port // for the records of clients
 }
 
 // Endpoints returns the endpoints for clients that came to vip.

@@ -24,8 +24,10 @@ type Example struct {
 // Observe notes v at now. Unless it is 0, example is the number of a connection that is to be the
 // example of its bucket.
 func (h *Histogram) Observe(b Bounds, now time.Time, v float64, example uint64) {
-	i := b.bucket(v)
-	h.observe(i, now, v, h.remember)
+	if now.UnixNano()-h.began.Load() >= int64(period) {
+		h.turn(now, h.remember) // before that of the Recent, which would not remember
+	}
+	i := h.Recent.Observe(b, now, v)
 	for {
 		sum := h.sum.Load()
 		if h.sum.CompareAndSwap(sum, math.Float64bits(math.Float64frombits(sum)+v)) {

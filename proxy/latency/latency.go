@@ -30,15 +30,6 @@ var (
 	Bytes   = Bounds{100, 300, 1e3, 3e3, 1e4, 3e4, 1e5, 3e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12}
 )
 
-// bucket returns the place of the bucket that v belongs to.
-func (b Bounds) bucket(v float64) int {
-	i := 0
-	for i < len(b) && v > b[i] {
-		i++
-	}
-	return i
-}
-
 // period is how long a generation of a Recent is filled.
 const period = 5 * time.Minute
 
@@ -57,28 +48,26 @@ type Recent struct {
 	mu sync.Mutex // to change that
 }
 
-// Observe notes v at now.
-func (r *Recent) Observe(b Bounds, now time.Time, v float64) {
-	r.observe(b.bucket(v), now, v, nil)
-}
-
-func (r *Recent) observe(bucket int, now time.Time, v float64, forget func(bucket int, n uint32)) {
-	r.turn(now, forget)
+// Observe notes v at now, and returns the bucket that v belongs to.
+func (r *Recent) Observe(b Bounds, now time.Time, v float64) (bucket int) {
+	for bucket < len(b) && v > b[bucket] {
+		bucket++
+	}
+	if now.UnixNano()-r.began.Load() >= int64(period) {
+		r.turn(now, nil)
+	}
 	g := &r.seen[r.now.Load()]
 	g.counts[bucket].Add(1)
 	for bits := math.Float64bits(v); ; { // of what is not negative, they are in the same order
 		most := g.most.Load()
 		if bits <= most || g.most.CompareAndSwap(most, bits) {
-			return
+			return bucket
 		}
 	}
 }
 
-// turn begins another generation if it is time. Unless it is nil, forget is told what goes.
+// turn begins another generation if it is still time. Unless it is nil, forget is told what goes.
 func (r *Recent) turn(now time.Time, forget func(bucket int, n uint32)) {
-	if now.UnixNano()-r.began.Load() < int64(period) {
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	since := now.UnixNano() - r.began.Load()

@@ -9,6 +9,7 @@ import (
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
 )
 
 func TestAffinityHoldsForTwoConnectionsThatWereInLine(t *testing.T) {
@@ -19,7 +20,7 @@ func TestAffinityHoldsForTwoConnectionsThatWereInLine(t *testing.T) {
 	table := affinity.NewTable(&affinity.Limits{PerTable: 10, Total: 10}, time.Hour)
 	now := time.Now()
 	search := func(client int) *Search {
-		return &Search{Schedule: DefaultSchedule, Affinity: table, Client: endpointAddr(client).Addr(), Reporter: nobody{}}
+		return &Search{Schedule: DefaultSchedule, Affinity: table, Client: endpointAddr(client).Addr(), Record: &conn.Record{Port: &conn.Port{}}}
 	}
 	next := func(s *Search) Step { return s.Next(pool.Cluster, now) }
 	first, second := next(search(101)).Endpoint, next(search(102)).Endpoint

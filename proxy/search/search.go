@@ -5,9 +5,11 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/affinity"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
+	"github.com/usherproxy/usher/proxy/latency"
 	"github.com/usherproxy/usher/proxy/outcome"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // DefaultSchedule is the one that kube-proxy's userspace mode had.
@@ -17,22 +19,18 @@ var DefaultSchedule = []time.Duration{250 * time.Millisecond, 500 * time.Millise
 // endpoints all refuse at once costs little.
 const maxAttempts = 32
 
-// Reporter is told each attempt that has ended, and each wait that begins. It fills
-// in what all events of the client have in common.
-type Reporter interface{ Report(trace.Event) }
-
 // Search is one client's search for an endpoint. The exported fields are set before
-// the first Next, Policy and AsClient perhaps again for each attempt. One goroutine at a time may call its methods.
+// the first Next, Policy and Seen perhaps again for each attempt. One goroutine at a time may call its methods.
 type Search struct {
 	Schedule []time.Duration // none: each endpoint is tried once
 	Policy   balance.Policy
 	Affinity *affinity.Table
 	Client   netip.Addr
-	VIP      netip.Addr // that the client came to, for schedulers that ask
-	Reporter Reporter
-	AsClient bool // attempts are made from the client's own address
+	VIP      netip.Addr   // that the client came to, for schedulers that ask
+	Record   *conn.Record // has the attempts, and when the client came
+	Seen     portal.Seen  // by the endpoint of an attempt
 
-	waited  bool              // what was last done was to wait; beside AsClient, so that a Search is of 384 bytes
+	waited  bool              // what was last done was to wait; beside Seen, so that a Search is of 384 bytes
 	tried   []netip.AddrPort  // since all were tried
 	room    [2]netip.AddrPort // for tried; most searches need no more
 	count   int               // attempts so far
@@ -88,7 +86,7 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 			if s.waited = set.Len() > 0 && !set.HasUntried(s.tried, 1); !s.waited {
 				return s.begin(set, now, s.Schedule[s.slot])
 			}
-			s.Reporter.Report(trace.Event{Kind: trace.Waiting, Time: now, Attempt: s.count, Took: left})
+			s.Record.Delayed(conn.Waiting, now, left)
 			return Step{Do: Wait, For: left}
 		}
 		if !set.HasUntried(s.tried, 1) {
@@ -138,9 +136,10 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	return Step{Do: Dial, Endpoint: choice.Endpoint, For: limit}
 }
 
-// Answered says that the endpoint has answered: the search is over.
+// Answered says that the endpoint has answered: the search is over, and the connection is established.
 func (s *Search) Answered(now time.Time) {
 	s.report(now, nil)
+	s.now.Endpoint.Times().Connect.Observe(latency.Seconds, now, now.Sub(s.Record.Began).Seconds())
 	s.now.Endpoint.Report(balance.Report{Kind: balance.Connected, Now: now}, s.Policy)
 }
 
@@ -157,7 +156,7 @@ func (s *Search) Failed(now time.Time, err error) {
 		return
 	}
 	failure := balance.Report{Kind: balance.ConnectFailed, Began: s.started, Now: now, Err: err}
-	if s.AsClient && err == ErrNoAnswer {
+	if s.Seen.Client() && err == ErrNoAnswer {
 		failure.Client = s.Client
 	}
 	if s.now.Endpoint.Report(failure, s.Policy).Blamed {
@@ -171,12 +170,12 @@ func (s *Search) Left(now time.Time, why error) { s.report(now, Plain(why)) }
 
 // report reports how the attempt ended.
 func (s *Search) report(now time.Time, err error) {
-	e := trace.Event{Kind: trace.Attempt, Time: now, Attempt: s.count, Endpoint: s.now.Endpoint.Addr, Pod: s.now.Endpoint.Pod,
-		Reason: s.now.Reason.String(), Choice: uint8(s.now.Reason), PassedOver: s.now.PassedOver, Queued: s.inLine, Took: now.Sub(s.started), Result: ResultOf(err)}
+	a := conn.Attempt{Endpoint: s.now.Endpoint.Addr, Pod: s.now.Endpoint.Pod, Reason: s.now.Reason, PassedOver: s.now.PassedOver,
+		Took: now.Sub(s.started), Seen: s.Seen, Queued: s.inLine}
 	if err != nil {
-		e.Err = err.Error()
+		a.Result, a.Err = ResultOf(err), err.Error()
 	}
-	s.Reporter.Report(e)
+	s.Record.Attempted(now, a)
 }
 
 // choose takes the endpoint that the client had, if there is affinity and the
@@ -250,7 +249,7 @@ func (s *Search) inLeft(now time.Time) {
 	if !s.end.IsZero() {
 		s.end = s.end.Add(waited)
 	}
-	s.Reporter.Report(trace.Event{Kind: trace.Queued, Time: now, Attempt: s.count, Took: waited})
+	s.Record.Delayed(conn.Queued, now, waited)
 }
 
 // Abandon is for a client that is gone, or given up, while no attempt is under way.

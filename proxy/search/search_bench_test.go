@@ -5,12 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/conn"
 )
-
-type nobody struct{}
-
-func (nobody) Report(trace.Event) {}
 
 // What a search costs whose first attempt succeeds at once, beside the dialing: choosing
 // the endpoint, and telling how it went.
@@ -19,7 +15,7 @@ func BenchmarkSearch(b *testing.B) {
 	set, client := c.listed.Load().set, netip.MustParseAddr("192.0.2.1")
 	b.ReportAllocs()
 	for b.Loop() {
-		s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Client: client, Reporter: nobody{}}
+		s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Client: client, Record: &conn.Record{Port: &conn.Port{}, Began: time.Now()}}
 		now := time.Now()
 		if s.Next(set, now).Do != Dial {
 			b.Fatal("there is no endpoint")

@@ -1,6 +1,7 @@
 package search
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -17,7 +18,7 @@ import (
 	"github.com/usherproxy/usher/affinity"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/proxy/balance"
-	"github.com/usherproxy/usher/proxy/trace"
+	"github.com/usherproxy/usher/proxy/conn"
 )
 
 // behaviour is what an endpoint does to a dial at some time after the start.
@@ -91,18 +92,22 @@ func newClient(endpoints ...behaviour) *client {
 	return c
 }
 
-// Report implements Reporter.
-func (c *client) Report(e trace.Event) {
+// record returns a record whose observer the client is.
+func (c *client) record() *conn.Record {
+	return &conn.Record{Port: &conn.Port{Observers: []conn.Observer{c}}, Began: time.Now()}
+}
+
+// Observe implements conn.Observer.
+func (c *client) Observe(r *conn.Record, s conn.Step) {
 	ms := time.Since(c.start).Milliseconds()
 	switch {
-	case e.Kind == trace.Waiting:
+	case s.Kind == conn.Waiting:
 		c.log = append(c.log, fmt.Sprintf("wait@%d", ms))
-	case e.Kind == trace.Queued:
+	case s.Kind == conn.Queued:
 		c.log = append(c.log, fmt.Sprintf("queued@%d", ms))
-	case e.Err == "":
-		c.log = append(c.log, fmt.Sprintf("%d@%d:ok", number(e.Endpoint), ms))
 	default:
-		c.log = append(c.log, fmt.Sprintf("%d@%d:%s", number(e.Endpoint), ms, e.Err))
+		a := r.Attempt(s.Attempt)
+		c.log = append(c.log, fmt.Sprintf("%d@%d:%s", number(a.Endpoint), ms, cmp.Or(a.Err, "ok")))
 	}
 }
 
@@ -135,7 +140,7 @@ func (c *client) find() string {
 }
 
 func (c *client) search() (*balance.Endpoint, error) {
-	s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Client: netip.MustParseAddr("192.0.2.1"), Reporter: c}
+	s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Client: netip.MustParseAddr("192.0.2.1"), Record: c.record()}
 	for {
 		l := c.listed.Load()
 		step := s.Next(l.set, time.Now())
@@ -296,7 +301,7 @@ func TestAnAttemptThatIsLeftIsNobodysFault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		c := newClient(refuses, refuses)
-		s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Reporter: c}
+		s := Search{Schedule: c.schedule, Policy: c.quarantine, Affinity: c.table, Record: c.record()}
 		set := c.listed.Load().set
 		first := s.Next(set, c.start).Endpoint
 		s.Left(c.start, context.Canceled)

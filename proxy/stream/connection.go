@@ -26,7 +26,7 @@ type connection struct {
 	frontend.Client
 	server   *Server
 	client   client            // nil once established
-	endpoint *balance.Endpoint // once established
+	endpoint *balance.Endpoint // once established; the connection releases it
 }
 
 // client is what the clients of all protocols have in common.
@@ -42,7 +42,7 @@ type client interface {
 // accepted makes c the connection of a new client. It reports whether there is room for
 // it: if not, it has been reset.
 func (a *acceptor) accepted(c *connection, client client, from netip.AddrPort) bool {
-	c.Record = &conn.Record{ID: a.front.NewID(), From: from, Began: time.Now()}
+	c.Record = &conn.Record{ID: a.front.NewID(), Port: a.front.View().Clients, From: from, Began: time.Now()}
 	c.Front, c.server, c.client = a.front, a.server, client
 	if err := a.server.register.add(c); err != nil {
 		c.turnAway(err)
@@ -65,7 +65,7 @@ func (c *connection) turnAway(why error) {
 	c.To = plainAddr(c.client.LocalAddr())
 	c.Accepted()
 	c.reset()
-	c.Closed(time.Now(), outcome.Result{Outcome: outcome.Limit, Err: why}, nil)
+	c.Closed(time.Now(), outcome.Result{Outcome: outcome.Limit, Err: why}, netip.AddrPort{})
 }
 
 // headerTimeout is how long a load balancer may take to say who the client is. It does so
@@ -163,7 +163,7 @@ func (c *connection) serve(a *acceptor, introduce func() outcome.Result, dial di
 		c.refuse(r)
 		return
 	}
-	c.establish(time.Now(), endpoint)
+	c.endpoint = endpoint
 	c.forward(forward)
 }
 
@@ -270,12 +270,6 @@ func wait(ctx context.Context, d time.Duration, changed <-chan struct{}) {
 	}
 }
 
-// establish notes that the client has an endpoint, which is the connection's to release.
-func (c *connection) establish(now time.Time, endpoint *balance.Endpoint) {
-	c.endpoint = endpoint
-	c.Established(now, endpoint)
-}
-
 // flowing notes what moves the connection's bytes from now on.
 func (c *connection) flowing(flow forward.Flow) {
 	c.client = nil // flow has it
@@ -316,7 +310,7 @@ func (c *connection) Ended(r outcome.Result) {
 	c.endpoint.Moved(r.ToEndpoint, r.ToClient)
 	now := time.Now()
 	c.Parted(now, c.endpoint, r.Outcome.Fault() == outcome.FaultEndpoint)
-	c.Closed(now, r, c.endpoint)
+	c.Closed(now, r, c.endpoint.Addr)
 	c.server.register.remove(c)
 }
 
@@ -329,7 +323,7 @@ func (c *connection) refuse(r outcome.Result) {
 		})
 	}
 	c.reset()
-	c.Closed(time.Now(), r, nil)
+	c.Closed(time.Now(), r, netip.AddrPort{})
 	c.server.register.remove(c)
 }
 

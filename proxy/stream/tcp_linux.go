@@ -324,7 +324,7 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 	switch {
 	case err == nil:
 		w.search.Answered(now)
-		c.establish(now, w.endpoint)
+		c.endpoint = w.endpoint
 		w.loop.Forward(&c.pair, &w.Client, d, c.limits(), c)
 		c.flowing(&c.pair)
 	case c.server.ctx.Err() != nil:

@@ -16,21 +16,17 @@ type Kind uint8
 // The kinds of event: first the steps, in the order in which a connection meets
 // them.
 const (
-	// Accepted: a client has connected.
-	Accepted Kind = iota + 1
-	// Attempt: one try to connect to one endpoint has ended.
-	Attempt
-	// Waiting: every endpoint was tried and refused at once; the rest of the
-	// attempt's slot is waited.
-	Waiting
-	// Queued: no endpoint had room, and the client waited in line for one; it does not any more.
-	Queued
-	// Established: client and endpoint are connected, bytes flow.
-	Established
-	// Closed: it is over.
-	Closed
+	Accepted    = Kind(conn.Accepted)
+	Attempt     = Kind(conn.Attempted)
+	Waiting     = Kind(conn.Waiting)
+	Queued      = Kind(conn.Queued)
+	Established = Kind(conn.Established) // client and endpoint are connected, bytes flow
+	Closed      = Kind(conn.Closed)
+)
 
-	ServiceAdded
+// Changes.
+const (
+	ServiceAdded = Closed + 1 + iota
 	// ServiceChanged: something about a service port, but not its endpoints.
 	ServiceChanged
 	ServiceRemoved
@@ -100,7 +96,7 @@ func SubjectOf(r *conn.Record) Subject {
 	return Subject{Conn: r.ID, Port: r.Port.ID, Protocol: r.Port.Protocol, Client: r.From, Via: r.Via, VIP: r.To}
 }
 
-// Event is one step of a connection, or one change. Fields that do not belong to
+// Event is one step of a connection, or one change, as people see it. Fields that do not belong to
 // its kind are zero.
 type Event struct {
 	Seq    uint64 // 1 for the first event of the process
@@ -116,7 +112,6 @@ type Event struct {
 	Endpoint   netip.AddrPort
 	Pod        string
 	Reason     string        // why this endpoint
-	Choice     uint8         // the balance.Reason of an Attempt that is reported; one that is read has only the words
 	PassedOver int           // endpoints passed over because they are in quarantine
 	Seen       portal.Seen   // by the endpoint of an Attempt
 	Queued     time.Duration // before the Attempt, since no endpoint had room

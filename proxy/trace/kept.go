@@ -44,7 +44,7 @@ func (k *kept) add(r record, how *conn.Ending) {
 	if k.max <= 0 {
 		return
 	}
-	of := share{port: r.life.Port.ID, flags: how.Flags}
+	of := share{port: r.of.Port.ID, flags: how.Flags}
 	if how.Flags&conn.Broken != 0 {
 		of.fault = how.Outcome.Fault()
 	}
@@ -94,10 +94,10 @@ func (k *kept) each(f func(r record) bool) {
 // find returns the end of the connection with that number, if it is kept.
 func (k *kept) find(id uint64) (found record) {
 	k.each(func(r record) bool {
-		if r.life.ID == id {
+		if r.of.ID == id {
 			found = r
 		}
-		return found.life == nil
+		return found.of == nil
 	})
 	return found
 }

@@ -26,26 +26,30 @@ type gone struct {
 	at      time.Time
 }
 
-var endpoint = netip.MustParseAddrPort("10.1.0.7:80")
-
 // goes lets a connection come and go, all its steps.
 func goes(log *trace.Log, id uint64, c gone) {
 	at := c.at
 	if at.IsZero() {
 		at = time.Now()
 	}
-	life := &conn.Record{ID: id, Began: at.Add(-time.Second), Port: &conn.Port{Slow: 200 * time.Millisecond, ID: config.PortID{Namespace: "default", Service: c.service}}}
-	log.Begin(life)
+	r := &conn.Record{ID: id, Began: at.Add(-time.Second), Port: slowPort(log)}
+	r.Port.ID = config.PortID{Namespace: "default", Service: c.service}
+	r.Accepted()
 	for range c.refused {
-		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began, Endpoint: endpoint, Result: conn.Refused, Err: "connection refused"})
+		r.Attempted(r.Began, conn.Attempt{Endpoint: endpoint, Result: conn.Refused, Err: "connection refused"})
 	}
-	e := trace.Event{Kind: trace.Closed, Time: at, Took: time.Second, End: outcome.Result{Outcome: c.end}}
+	var to netip.AddrPort
 	if c.end.Fault() == outcome.FaultNone {
-		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began, Endpoint: endpoint})
-		life.Answered(life.Began.Add(c.wait))
-		e.Endpoint = endpoint
+		to = endpoint
+		r.Attempted(r.Began, conn.Attempt{Endpoint: to})
+		r.Answered(r.Began.Add(c.wait))
 	}
-	log.Step(life, &e)
+	r.Closed(at, outcome.Result{Outcome: c.end}, to)
+}
+
+// slowPort returns a service port where clients are slow that wait for more than 200 ms.
+func slowPort(log *trace.Log) *conn.Port {
+	return &conn.Port{Slow: 200 * time.Millisecond, Observers: []conn.Observer{log}}
 }
 
 // ids returns the numbers of the connections that have ended and are known, the newest first.
@@ -63,19 +67,17 @@ var _ = Describe("what is kept besides the steps", func() {
 
 	It("does not take for slow who waits before asking", func() {
 		began := time.Now().Add(-time.Minute)
-		life := &conn.Record{ID: 1, Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond}}
 		log := trace.NewLog(50)
-		log.Keep(10)
-		log.Begin(life)
-		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: began.Add(30 * time.Millisecond), Took: 20 * time.Millisecond, Endpoint: endpoint})
+		life := &conn.Record{ID: 1, Began: began, Port: slowPort(log)}
+		life.Attempted(began.Add(30*time.Millisecond), conn.Attempt{Took: 20 * time.Millisecond, Endpoint: endpoint})
 		life.Asked(began.Add(10 * time.Second))
 		Expect(life.FirstByte()).To(BeZero())
 		Expect(life.Flags(10*time.Second, outcome.Open)).To(BeZero())
 		life.Answered(began.Add(10*time.Second + 50*time.Millisecond))
 		Expect(life.FirstByte()).To(Equal(80 * time.Millisecond))
 
-		spoken := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond}}
-		log.Step(spoken, &trace.Event{Kind: trace.Attempt, Time: began, Endpoint: endpoint})
+		spoken := &conn.Record{Began: began, Port: slowPort(log)}
+		spoken.Attempted(began, conn.Attempt{Endpoint: endpoint})
 		spoken.Answered(began.Add(time.Second))
 		spoken.Asked(began.Add(2 * time.Second))
 		Expect(spoken.FirstByte()).To(Equal(time.Second), "the endpoint spoke first")
@@ -84,13 +86,12 @@ var _ = Describe("what is kept besides the steps", func() {
 	It("does not take for slow a UDP session that nobody answers, nor one of which a predecessor knows how long it took", func() {
 		began := time.Now().Add(-time.Minute)
 		log := trace.NewLog(50)
-		log.Keep(10)
-		silent := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP}}
+		silent := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP, Observers: []conn.Observer{log}}}
 		Expect(silent.Flags(time.Minute, outcome.Idle)).To(BeZero())
 		silent.Answered(began.Add(time.Second))
 		Expect(silent.Flags(time.Minute, outcome.Idle)).To(Equal(conn.Slow))
-		adopted := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP}}
-		adopted.Adopted()
+		adopted := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP, Observers: []conn.Observer{log}}}
+		adopted.Adopted(began)
 		Expect(adopted.Flags(time.Minute, outcome.Idle)).To(BeZero())
 		Expect(adopted.FirstByte()).To(BeZero())
 	})

@@ -9,36 +9,28 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
-// live adds the four events of a connection whose first attempt succeeds.
-func live(log *trace.Log, id uint64) {
-	now := time.Now()
-	life := begun(log, &conn.Record{ID: id, Port: lifeService, From: lifeClient, To: lifeVIP, Began: now})
-	log.Step(life, &trace.Event{Kind: trace.Accepted, Time: now})
-	log.Step(life, &trace.Event{Kind: trace.Attempt, Time: now, Attempt: 1, Endpoint: lifeEndpoint, Pod: "default/web-1", Reason: "round robin", Took: time.Millisecond})
-	log.Step(life, &trace.Event{Kind: trace.Established, Time: now, Endpoint: lifeEndpoint, Pod: "default/web-1"})
-	log.Step(life, &trace.Event{Kind: trace.Closed, Time: now, End: outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 70, ToClient: 200}, Endpoint: lifeEndpoint, Pod: "default/web-1"})
-}
-
 var (
-	lifeService  = &conn.Port{ID: config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}, Protocol: config.TCP}
-	lifeClient   = netip.MustParseAddrPort("192.0.2.2:48200")
-	lifeVIP      = netip.MustParseAddrPort("10.96.0.10:80")
-	lifeEndpoint = netip.MustParseAddrPort("10.1.0.7:80")
+	client   = netip.MustParseAddrPort("192.0.2.2:48200")
+	endpoint = netip.MustParseAddrPort("10.1.0.7:80")
 )
 
 // BenchmarkConnection is what a connection costs that leaves four events.
 func BenchmarkConnection(b *testing.B) {
-	log := trace.NewLog(8192)
+	of := port(trace.NewLog(8192))
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		for i := uint64(0); pb.Next(); i++ {
-			live(log, i)
+			now := time.Now()
+			c := &conn.Record{ID: i, Port: of, From: client, Began: now}
+			c.Accepted()
+			c.Attempted(now, conn.Attempt{Endpoint: endpoint, Pod: "default/web-1", Reason: balance.ByTurn, Took: time.Millisecond})
+			c.Closed(now, outcome.Result{Outcome: outcome.ClientClosed, ToEndpoint: 70, ToClient: 200}, endpoint)
 		}
 	})
 }
@@ -54,11 +46,12 @@ var _ = Describe("the life of a connection", func() {
 
 	// begin begins the life of a connection with so many attempts that failed.
 	begin := func(id uint64, failed int) *conn.Record {
-		life := begun(log, &conn.Record{ID: id, Port: lifeService, From: lifeClient, Began: time.Now()})
+		c := record(log, id)
+		c.Accepted()
 		for i := range failed {
-			log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(time.Duration(i+1) * time.Second), Took: time.Second, Attempt: i + 1, Err: "connection refused"})
+			c.Attempted(c.Began.Add(time.Duration(i+1)*time.Second), conn.Attempt{Took: time.Second, Result: conn.Refused, Err: "connection refused"})
 		}
-		return life
+		return c
 	}
 	any := func(*conn.Record) bool { return true }
 
@@ -66,10 +59,10 @@ var _ = Describe("the life of a connection", func() {
 		life := begin(1, 2)
 		_, ok := life.Established()
 		Expect(ok).To(BeFalse())
-		log.Step(life, &trace.Event{Kind: trace.Attempt, Time: life.Began.Add(3 * time.Second), Took: time.Second, Attempt: 3, Endpoint: lifeEndpoint})
+		life.Attempted(life.Began.Add(3*time.Second), conn.Attempt{Took: time.Second, Endpoint: endpoint})
 		chosen, ok := life.Established()
 		Expect(ok).To(BeTrue())
-		Expect(chosen.Endpoint).To(Equal(lifeEndpoint))
+		Expect(chosen.Endpoint).To(Equal(endpoint))
 		var began []time.Duration
 		for _, t := range life.Attempts() {
 			began = append(began, t.Began)
@@ -85,7 +78,7 @@ var _ = Describe("the life of a connection", func() {
 		}
 		Expect(log.Open(any)).To(HaveLen(40))
 		for _, id := range []uint64{16, 0, 32, 7} { // first, middle and last of a part
-			log.Step(lives[id], &trace.Event{Kind: trace.Closed, End: outcome.Result{Outcome: outcome.ClientClosed}})
+			lives[id].Closed(time.Now(), outcome.Result{Outcome: outcome.ClientClosed}, netip.AddrPort{})
 		}
 		Expect(log.Open(any)).To(HaveLen(36))
 		open, ended := log.Find(16)
@@ -102,7 +95,7 @@ var _ = Describe("the life of a connection", func() {
 		log := trace.NewLog(10)
 		const lasting = 20_000
 		for id := range uint64(lasting) {
-			log.Begin(&conn.Record{ID: 2*id + 1, Port: lifeService})
+			record(log, 2*id+1).Accepted()
 		}
 		found, others := map[uint64]int{}, uint64(0)
 		done := make(chan struct{})
@@ -110,8 +103,9 @@ var _ = Describe("the life of a connection", func() {
 			defer close(done)
 			log.Open(func(l *conn.Record) bool {
 				others += 2
-				other := begun(log, &conn.Record{ID: others, Port: lifeService}) // it would wait forever for what calls this
-				log.Step(other, &trace.Event{Kind: trace.Closed})
+				other := record(log, others)
+				other.Accepted() // it would wait forever for what calls this
+				other.Closed(time.Now(), outcome.Result{}, netip.AddrPort{})
 				found[l.ID]++
 				return true
 			})
@@ -128,7 +122,9 @@ var _ = Describe("the life of a connection", func() {
 				case <-over:
 					return
 				default:
-					log.Step(begun(log, &conn.Record{ID: id, Port: lifeService}), &trace.Event{Kind: trace.Closed})
+					c := record(log, id)
+					c.Accepted()
+					c.Closed(time.Now(), outcome.Result{}, netip.AddrPort{})
 				}
 			}
 		})
@@ -149,7 +145,7 @@ var _ = Describe("the life of a connection", func() {
 
 	It("does not hold what moved its bytes, when it was over at once", func() {
 		life := begin(1, 0)
-		log.Step(life, &trace.Event{Kind: trace.Closed})
+		life.Closed(time.Now(), outcome.Result{}, netip.AddrPort{})
 		log.Moves(life, mover{})
 		toEndpoint, toClient := log.Bytes(life)
 		Expect([]int64{toEndpoint, toClient}).To(Equal([]int64{0, 0}))
@@ -159,7 +155,7 @@ var _ = Describe("the life of a connection", func() {
 		reader, before := log.ReaderOfEnds()
 		Expect(before).To(BeZero())
 		for id := range uint64(30) {
-			log.Step(begin(id, 0), &trace.Event{Kind: trace.Closed})
+			record(log, id).Closed(time.Now(), outcome.Result{}, netip.AddrPort{})
 		}
 		buf := make([]trace.Event, 1)
 		_, missed := reader.Poll(buf)

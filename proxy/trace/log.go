@@ -2,7 +2,6 @@ package trace
 
 import (
 	"cmp"
-	"math"
 	"math/bits"
 	"slices"
 	"sync"
@@ -22,6 +21,7 @@ type Log struct {
 	seq   atomic.Uint64                 // of the newest event; taken while the lock of where that goes is held
 	more  atomic.Pointer[chan struct{}] // closed when an event is added; nil if nobody waits
 	parts []part                        // a power of two
+	shift int                           // see spread
 	began time.Time
 	kept  kept
 
@@ -50,7 +50,7 @@ func NewLog(steps int) *Log {
 	if steps >= worthParts {
 		parts = mostParts
 	}
-	l := &Log{parts: make([]part, parts), changes: newRing[*Event](keptChanges), began: time.Now()}
+	l := &Log{parts: make([]part, parts), shift: 64 - bits.TrailingZeros(uint(parts)), changes: newRing[*Event](keptChanges), began: time.Now()}
 	for i := range l.parts {
 		l.parts[i].steps = newRing[record]((max(steps, 1) + parts - 1) / parts)
 	}
@@ -64,46 +64,43 @@ func (l *Log) Keep(connections int) {
 	l.kept = kept{max: connections, shares: map[share]*shared{}}
 }
 
-// part returns the part to which the connection with that number belongs. Numbers that
-// follow each other are spread evenly, and so are those of any regular choice of them
-// (see Knuth, The Art of Computer Programming, 6.4: Fibonacci hashing).
-func (l *Log) part(id uint64) *part {
-	return &l.parts[id*0x9E3779B97F4A7C15>>(64-bits.TrailingZeros(uint(len(l.parts))))]
-}
+// spread makes consecutive numbers of connections, and any regular choice of them, fall evenly on the parts: a
+// connection belongs to the part at spread*ID >> shift (see Knuth, The Art of Computer Programming, 6.4:
+// Fibonacci hashing).
+const spread = 0x9E3779B97F4A7C15
 
-// Begin makes life, of a connection that was accepted, count as open until its step Closed.
-func (l *Log) Begin(life *conn.Record) { l.part(life.ID).add(life) }
-
-// Step appends a step of a connection, and fills in Flags of a Closed one. The endpoint of an Established one is that of the last
-// attempt; that of a Closed one had an attempt, if it has any.
-func (l *Log) Step(life *conn.Record, e *Event) {
-	r := record{life: life, time: e.Time.UnixNano(), kind: e.Kind, attempt: uint16(e.Attempt)}
-	var how *conn.Ending
-	switch e.Kind {
-	case Attempt:
-		life.Attempted(e.Time, conn.Attempt{Endpoint: e.Endpoint, Pod: e.Pod, Reason: e.Reason, PassedOver: e.PassedOver,
-			Took: e.Took, Result: e.Result, Seen: e.Seen, Queued: e.Queued, Err: e.Err})
-		r.tried = uint8(min(life.Tries(), math.MaxUint8))
-	case Waiting, Queued:
-		r.took = e.Took
-	case Closed:
-		how = life.Closed(e.Took, e.End, e.Endpoint)
-		e.Flags = how.Flags
+// Observe implements conn.Observer: it appends the step.
+func (l *Log) Observe(c *conn.Record, s conn.Step) {
+	if s.Kind == conn.FirstByte {
+		return // the record has it
 	}
-	p := l.part(life.ID)
+	p := &l.parts[c.ID*spread>>l.shift]
 	p.mu.Lock()
-	if how != nil {
-		life.Trace.Moving = nil // what moved its bytes need not be kept for as long as the step
-		p.remove(life)
+	switch s.Kind {
+	case conn.Accepted:
+		p.add(c)
+	case conn.Closed:
+		c.Trace.Moving = nil // what moved its bytes need not be kept for as long as the step
+		p.remove(c)
 		p.ended++
 	}
-	r.seq, r.ended = l.seq.Add(1), uint32(p.ended)
-	p.steps.add(r)
-	p.mu.Unlock()
-	if how != nil && how.Flags != 0 {
-		l.kept.add(r, how)
+	r := record{of: c, time: s.Time.UnixNano(), kind: Kind(s.Kind), attempt: uint8(s.Attempt), ended: uint32(p.ended)}
+	if s.Kind == conn.Waiting || s.Kind == conn.Queued {
+		r.took = s.Took
 	}
-	l.tell()
+	r.seq = l.seq.Add(1)
+	if s.Kind == conn.Attempted && s.Result == conn.Connected {
+		p.steps.add(r, record{of: c, time: r.time, kind: Established, ended: r.ended, seq: l.seq.Add(1)})
+	} else {
+		p.steps.add(r)
+	}
+	p.mu.Unlock()
+	if s.Kind == conn.Closed && s.Flags != 0 {
+		l.kept.add(r, s.Ending)
+	}
+	if l.more.Load() != nil {
+		l.tell()
+	}
 }
 
 // Change appends a change, which is the Log's from now on. What it is about may be nil.
@@ -131,21 +128,21 @@ func (l *Log) tell() {
 
 // Moves says that m moves the connection's bytes from now on. It may be called after
 // the end, which is reported when m is done.
-func (l *Log) Moves(life *conn.Record, m conn.Mover) {
-	p := l.part(life.ID)
+func (l *Log) Moves(c *conn.Record, m conn.Mover) {
+	p := &l.parts[c.ID*spread>>l.shift]
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if life.Ending() == nil {
-		life.Trace.Moving = m
+	if c.Ending() == nil {
+		c.Trace.Moving = m
 	}
 }
 
 // Bytes returns how many bytes were moved so far, as far as that can be told of
 // one that is open.
-func (l *Log) Bytes(life *conn.Record) (toEndpoint, toClient int64) {
-	p := l.part(life.ID)
+func (l *Log) Bytes(c *conn.Record) (toEndpoint, toClient int64) {
+	p := &l.parts[c.ID*spread>>l.shift]
 	p.mu.Lock()
-	m, how := life.Trace.Moving, life.Ending()
+	m, how := c.Trace.Moving, c.Ending()
 	p.mu.Unlock()
 	switch {
 	case how != nil: // meanwhile
@@ -179,17 +176,17 @@ func (l *Log) Open(match func(*conn.Record) bool) (list []*conn.Record) {
 	for i := range l.parts {
 		list = l.parts[i].open(list)
 	}
-	return slices.DeleteFunc(list, func(life *conn.Record) bool { return !match(life) })
+	return slices.DeleteFunc(list, func(c *conn.Record) bool { return !match(c) })
 }
 
 // Find returns the connection with that number: the Record of one that is open, or
 // else the event of its end, if that is kept.
-func (l *Log) Find(conn uint64) (open *conn.Record, ended *Event) {
-	open, closed := l.part(conn).find(conn)
-	if open == nil && closed.life == nil {
-		closed = l.kept.find(conn)
+func (l *Log) Find(id uint64) (open *conn.Record, ended *Event) {
+	open, closed := l.parts[id*spread>>l.shift].find(id)
+	if open == nil && closed.of == nil {
+		closed = l.kept.find(id)
 	}
-	if closed.life == nil {
+	if closed.of == nil {
 		return open, nil
 	}
 	e := closed.event()

@@ -19,30 +19,28 @@ type part struct {
 	ended uint64       // connections
 }
 
-// add makes life one of those that are open.
-func (p *part) add(life *conn.Record) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if life.Trace.After = p.first; life.Trace.After != nil {
-		life.Trace.After.Trace.Before = life
+// add makes c one of those that are open. mu is held.
+func (p *part) add(c *conn.Record) {
+	if c.Trace.After = p.first; c.Trace.After != nil {
+		c.Trace.After.Trace.Before = c
 	}
-	p.first = life
+	p.first = c
 }
 
 // remove is its opposite. mu is held.
-func (p *part) remove(life *conn.Record) {
+func (p *part) remove(c *conn.Record) {
 	switch {
-	case life.Trace.Before != nil:
-		life.Trace.Before.Trace.After = life.Trace.After
-	case p.first == life:
-		p.first = life.Trace.After
+	case c.Trace.Before != nil:
+		c.Trace.Before.Trace.After = c.Trace.After
+	case p.first == c:
+		p.first = c.Trace.After
 	default:
 		return // it was removed already
 	}
-	if life.Trace.After != nil {
-		life.Trace.After.Trace.Before = life.Trace.Before
+	if c.Trace.After != nil {
+		c.Trace.After.Trace.Before = c.Trace.Before
 	}
-	life.Trace.Before, life.Trace.After = nil, nil
+	c.Trace.Before, c.Trace.After = nil, nil
 }
 
 // openAtOnce is at how many connections that are open a part looks before who begins or ends one
@@ -52,7 +50,9 @@ const openAtOnce = 2048
 // open appends those that have not ended. Those that begin or end meanwhile may be among them.
 func (p *part) open(list []*conn.Record) []*conn.Record {
 	here := &conn.Record{ID: math.MaxUint64} // keeps the place between two looks
+	p.mu.Lock()
 	p.add(here)
+	p.mu.Unlock()
 	for more := true; more; {
 		list = slices.Grow(list, openAtOnce)
 		p.mu.Lock()
@@ -75,15 +75,15 @@ func (p *part) open(list []*conn.Record) []*conn.Record {
 // find returns the connection with that number that is open, or else the step with which
 // it ended, if that is kept.
 func (p *part) find(id uint64) (open *conn.Record, closed record) {
-	for _, life := range p.open(nil) {
-		if life.ID == id {
-			open = life
+	for _, c := range p.open(nil) {
+		if c.ID == id {
+			open = c
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for place := p.steps.added; place >= p.steps.oldest(); place-- {
-		if r := p.steps.at(place); r.kind == Closed && r.life.ID == id {
+		if r := p.steps.at(place); r.kind == Closed && r.of.ID == id {
 			return nil, *r
 		}
 	}
@@ -110,35 +110,34 @@ func (p *part) endedBefore(place uint64) uint32 {
 // connection.
 type record struct {
 	seq     uint64
-	life    *conn.Record
+	of      *conn.Record
 	time    int64         // nanoseconds since 1970
 	took    time.Duration // of Waiting and Queued
 	ended   uint32        // connections of this part, this one included: the lower half
-	attempt uint16
 	kind    Kind
-	tried   uint8 // which attempt of life's it is, from 1 on; a search makes some tens
+	attempt uint8 // how many there were so far; a search makes some tens
 }
 
 func (r record) number() uint64 { return r.seq }
 
 // event tells the step in full.
 func (r *record) event() Event {
-	about := SubjectOf(r.life)
+	about := SubjectOf(r.of)
 	e := Event{Seq: r.seq, Time: time.Unix(0, r.time), Kind: r.kind, Subject: &about, Attempt: int(r.attempt)}
 	switch r.kind {
 	case Attempt:
-		a := r.life.Attempt(int(r.tried))
-		e.Endpoint, e.Pod, e.Reason, e.PassedOver = a.Endpoint, a.Pod, a.Reason, a.PassedOver
+		a := r.of.Attempt(int(r.attempt))
+		e.Endpoint, e.Pod, e.Reason, e.PassedOver = a.Endpoint, a.Pod, a.Reason.String(), a.PassedOver
 		e.Result, e.Seen, e.Queued, e.Took, e.Err = a.Result, a.Seen, a.Queued, a.Took, a.Err
 	case Waiting, Queued:
 		e.Took = r.took
 	case Established:
-		last, _ := r.life.Last()
+		last, _ := r.of.Established()
 		e.Endpoint, e.Pod = last.Endpoint, last.Pod
 	case Closed:
-		how := r.life.Ending()
-		e.Record, e.End, e.Err, e.Took, e.Flags = r.life, how.Result, how.Cause(), how.Took, how.Flags
-		at, _ := r.life.EndedAt()
+		how := r.of.Ending()
+		e.Record, e.End, e.Err, e.Took, e.Flags = r.of, how.Result, how.Cause(), how.Took, how.Flags
+		at, _ := r.of.EndedAt()
 		e.Endpoint, e.Pod = at.Endpoint, at.Pod
 	}
 	return e

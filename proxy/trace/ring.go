@@ -16,14 +16,15 @@ func newRing[E interface{ number() uint64 }](max int) ring[E] {
 	return ring[E]{max: max, events: make([]E, 0, max)}
 }
 
-// add appends e.
-func (r *ring[E]) add(e E) {
-	r.added++
-	if len(r.events) < r.max {
-		r.events = append(r.events, e)
-		return
+// add appends events.
+func (r *ring[E]) add(events ...E) {
+	for _, e := range events {
+		if r.added++; len(r.events) < r.max {
+			r.events = append(r.events, e)
+		} else {
+			r.events[(r.added-1)%uint64(r.max)] = e
+		}
 	}
-	r.events[(r.added-1)%uint64(r.max)] = e
 }
 
 // at returns the event at a place that is kept.

@@ -29,15 +29,19 @@ func seqs(events []trace.Event) (list []uint64) {
 	return list
 }
 
-// begun begins the life of a connection.
-func begun(log *trace.Log, life *conn.Record) *conn.Record {
-	log.Begin(life)
-	return life
+// port returns a service port whose clients' steps go to log.
+func port(log *trace.Log) *conn.Port {
+	return &conn.Port{ID: config.PortID{Namespace: "default", Service: "web", Port: "http", Family: config.IPv4}, Protocol: config.TCP, Observers: []conn.Observer{log}}
+}
+
+// record returns the record of a connection whose steps go to log.
+func record(log *trace.Log, id uint64) *conn.Record {
+	return &conn.Record{ID: id, Port: port(log), From: client, Began: time.Now()}
 }
 
 // step adds a step of a connection.
 func step(log *trace.Log, id uint64) {
-	log.Step(begun(log, &conn.Record{ID: id, Port: lifeService, Began: time.Now()}), &trace.Event{Kind: trace.Waiting})
+	record(log, id).Delayed(conn.Waiting, time.Now(), time.Second)
 }
 
 var _ = Describe("a Log", func() {
@@ -116,8 +120,7 @@ var _ = Describe("a Log", func() {
 		for w := range 4 {
 			wg.Go(func() {
 				for i := range 1000 {
-					life := begun(log, &conn.Record{ID: uint64(i*4 + w), Port: lifeService, Began: time.Now()})
-					log.Step(life, &trace.Event{Attempt: i})
+					record(log, uint64(i*4+w)).Delayed(conn.Waiting, time.Now(), time.Duration(i))
 				}
 			})
 		}
@@ -127,7 +130,7 @@ var _ = Describe("a Log", func() {
 			n, missed, _ := r.Next(context.Background(), buf)
 			Expect(missed).To(BeZero())
 			for _, e := range buf[:n] {
-				Expect(e.Attempt).To(Equal(next[e.Conn%4]), "each writer's events are in order")
+				Expect(e.Took).To(BeEquivalentTo(next[e.Conn%4]), "each writer's events are in order")
 				next[e.Conn%4]++
 				seq++
 				Expect(e.Seq).To(Equal(seq))

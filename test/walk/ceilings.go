@@ -29,8 +29,8 @@ var ceilings = []struct {
 	event, name string
 	highest     figures
 }{
-	{"tcp", "TCP connection", figures{48, 14, 188, 331, 198, none}},
-	{"udp", "datagram and answer", figures{37, 12, 142, 210, 136, none}},
+	{"tcp", "TCP connection", figures{48, 15, 168, 261, 174, none}},
+	{"udp", "datagram and answer", figures{34, 13, 123, 165, 116, none}},
 	{"change", "endpoint added, data plane", figures{26, 8, 61, 77, 48, none}},
 	{"api-endpoint", "endpoint added, API server", figures{52, 12, 169, none, none, 0}},
 	{"api-service", "Service added, API server", figures{84, 17, 324, none, none, 17}},
