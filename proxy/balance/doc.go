@@ -8,9 +8,9 @@
 //
 // Which one is next is up to a scheduler: a file, and a line in a list (scheduler.go). It is asked for
 // endpoints one after the other until one can be used, and has prepared what it needs for
-// that when the Set was made: a table (maglev.go), the shares that weights make (shares.go), or books
-// of who has how many connections, which Take and Release keep (books.go). None looks at all
-// endpoints for a connection while most of them can be used.
+// that when the Set was made: a table (maglev.go) or the shares that weights make (shares.go). Only
+// those that compare loads look at more than one endpoint while most can be used, and at
+// 1,024 at most (least.go).
 //
 // An endpoint that failed is in quarantine and is passed over, by every scheduler, as long as there
 // is another one: until the caller has probed it and it answered, or,

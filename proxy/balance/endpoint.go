@@ -30,7 +30,6 @@ type State struct {
 	ends   atomic.Uint32          // of the last connections: a one, and for each a one if it was broken, the newest last
 	health atomic.Pointer[health] // nil, as with most of a hundred thousand, if nothing bad is known
 	rare   atomic.Pointer[rare]
-	place  int32 // in the Pool's books, which guard it
 }
 
 // rare is what is known of few endpoints, or of those that had clients; nil of all others.
@@ -110,21 +109,14 @@ func (s *State) FailedLately(now time.Time) int64 {
 
 // Take counts a connection, from when the attempt begins: those who choose next reckon
 // with it. Release is to be called when the attempt has failed or the connection has ended.
-func (e *Endpoint) Take() { e.count(1) }
+func (e *Endpoint) Take() { e.Active.Add(1) }
 
 // Release ends what Take began. The first in line may have the room. An attempt that has
 // failed is told of before.
 func (e *Endpoint) Release() {
-	e.count(-1)
+	e.Active.Add(-1)
 	if l := &e.pool.line; l.bound.Load() > 0 {
 		l.freed()
-	}
-}
-
-func (e *Endpoint) count(connections int64) {
-	e.Active.Add(connections)
-	if e.pool.books.kept.Load() {
-		e.pool.books.changed(e.State)
 	}
 }
 

@@ -1,34 +1,76 @@
 package balance
 
-// least is a scheduler that takes the endpoint with the least load. Of those with the same it
-// is the one that was chosen longest ago.
+import "slices"
+
+// least is a scheduler that takes the endpoint with the least load. Of endpoints with the same load it
+// takes the first one, beginning with the turn.
 type least struct {
-	why Reason
-	// load returns what counts: connections, those whose attempt is under way among them, and
-	// weight are at most 2^32 and config.MaxWeight.
-	load func(connections, weight uint64) uint64
+	why       Reason
+	reckons   uint64 // how many connections are added to those that an endpoint has
+	idleFirst bool   // an endpoint without connections comes before all that have some
 }
 
-// perConnection is the load of one connection at an endpoint with the weight 1.
-const perConnection = 1 << 20
+var (
+	leastConnections = &least{why: ByLeast} // IPVS' lc and wlc, except that a closed connection does not count
+	shortestDelay    = &least{why: ByDelay, reckons: 1}
+	neverQueue       = &least{why: ByNoQueue, reckons: 1, idleFirst: true}
+)
 
-// leastConnections are IPVS' lc and wlc, but that a connection which is over does not count.
-var leastConnections = &least{ByLeast, func(connections, weight uint64) uint64 {
-	return connections * perConnection / weight
-}}
+// maxScanned is how many endpoints one choice compares, beginning with the turn: of more than
+// that the choice is not exact.
+const maxScanned = 1024
 
-// shortestDelay is IPVS' sed: it reckons with the new connection too.
-var shortestDelay = &least{ByDelay, func(connections, weight uint64) uint64 {
-	return (connections + 1) * perConnection / weight
-}}
-
-// neverQueue is IPVS' nq: as sed, but who has none comes before all who have some.
-var neverQueue = &least{ByNoQueue, func(connections, weight uint64) uint64 {
-	load := shortestDelay.load(connections, weight)
-	if connections > 0 {
-		load |= 1 << 60
+func (how *least) new(_ *Pool, s *Set) order {
+	o := &leastOrder{least: how}
+	if sharesOf(s).ends != nil {
+		for _, e := range s.endpoints {
+			o.weights = append(o.weights, uint16(weight(e.Endpoint)))
+		}
 	}
-	return load
-}}
+	return o
+}
 
-func (how *least) new(p *Pool, s *Set) order { return p.books.open(how, p.All, s) }
+// leastOrder is the order of one Set.
+type leastOrder struct {
+	*least
+	weights []uint16 // nil if all are the same
+}
+
+// look compares the endpoints that can be used. If there is none, all are looked at in the order of the Set.
+func (o *leastOrder) look(s *Set, l look, i uint32) *Endpoint {
+	if i > 0 {
+		return nil
+	}
+	var best *Endpoint
+	var bestLoad, bestWeight uint64
+	bestBusy := false
+	n := len(s.endpoints)
+	at := int(l.turn % uint32(max(n, 1)))
+	for range min(n, maxScanned) {
+		e, index := s.endpoints[at], uint32(at)
+		if at++; at == n {
+			at = 0
+		}
+		load, weight := uint64(max(e.Active.Load(), 0)), uint64(1)
+		if o.weights != nil {
+			weight = uint64(o.weights[index])
+		}
+		busy := o.idleFirst && load > 0
+		load += o.reckons
+		if best != nil && (busy && !bestBusy || busy == bestBusy && load*bestWeight >= bestLoad*weight) {
+			continue
+		}
+		// A new endpoint has the least load of all: of an even share it takes its part.
+		if e.Full() || s.starting != nil && s.starting.leaves(e, &l, index, 1/float64(n)) ||
+			len(l.Tried) > 0 && slices.Contains(l.Tried, e.Addr) || e.available(l.Now, false) == Down {
+			continue
+		}
+		if load == 0 {
+			return e // no other one has less
+		}
+		best, bestLoad, bestWeight, bestBusy = e, load, weight, busy
+	}
+	return best
+}
+
+func (o *leastOrder) reason() Reason { return o.why }

@@ -1,7 +1,7 @@
 package balance
 
 // powerOfTwo draws two endpoints, by weight, and takes the one with fewer connections for its
-// weight: next to the least loaded, without books that all loops share (M. Mitzenmacher, "The
+// weight: next to the least loaded, without a look at all (M. Mitzenmacher, "The
 // Power of Two Choices in Randomized Load Balancing", 2001).
 type powerOfTwo struct{ shares }
 

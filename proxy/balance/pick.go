@@ -59,7 +59,7 @@ type Choice struct {
 	Endpoint *Endpoint
 	Reason   Reason
 	// PassedOver is how many endpoints would have been next but are in
-	// quarantine. A scheduler that has taken them out of its books does not meet them.
+	// quarantine. A scheduler that compares loads does not count them.
 	PassedOver int
 }
 

@@ -39,7 +39,7 @@ func BenchmarkPick(b *testing.B) {
 // What a connection costs with each scheduler: the choice, and that it counts until it ends.
 func BenchmarkSchedulers(b *testing.B) {
 	for _, name := range config.SchedulerNames() {
-		for _, n := range []int{3, 1000} {
+		for _, n := range []int{3, 64, 1000} {
 			b.Run(fmt.Sprintf("%s, %d endpoints", name, n), func(b *testing.B) {
 				var pool balance.Pool
 				var scheduler config.Scheduler

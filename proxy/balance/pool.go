@@ -31,8 +31,7 @@ type Pool struct {
 	// last Update. Of UDP there are none.
 	Leaving []Leaving
 
-	books books
-	line  line
+	line line
 }
 
 // Update makes the pool hold the endpoints of port from now on, keeping what is known of
@@ -74,9 +73,7 @@ func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint)
 	p.Cluster = p.newSet(p.Cluster, port.Cluster, listed)
 	p.Internal = p.newSet(p.Internal, port.Internal, listed)
 	p.External = p.newSet(p.External, port.External, listed)
-	p.books.renew(p.All, gone, func() {
-		p.schedule(schedulers[cmp.Or(port.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
-	})
+	p.schedule(schedulers[cmp.Or(port.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
 	sets := []*Set{p.Cluster, p.Internal, p.External}
 	for _, s := range sets {
 		s.starting = newStarting(s, &port, now)

@@ -244,7 +244,7 @@ var _ = Describe("lc", func() {
 		Expect([]int{c.connect(0), c.connect(0)}).To(Equal([]int{3, 3}))
 	})
 
-	It("goes round those that have as many, the one that was chosen longest ago first", func() {
+	It("takes turns among endpoints with the same number of connections", func() {
 		c := newCrowd("lc", endpoints(1, 2, 3)...)
 		var turns []int
 		for range 6 {
@@ -271,7 +271,7 @@ var _ = Describe("lc", func() {
 		Expect([]int{c.connect(0), c.connect(0)}).To(Equal([]int{4, 4}))
 	})
 
-	It("keeps books for each policy's endpoints", func() {
+	It("counts all connections of an endpoint for each policy", func() {
 		p := port(endpoints(1, 2, 3))
 		p.Scheduler, p.External = config.LeastConnections, endpoints(2, 3)
 		c := &crowd{Pool: new(balance.Pool)}
@@ -282,6 +282,33 @@ var _ = Describe("lc", func() {
 		c.connect(0, 1, 3) // two at 2
 		choice, _ := c.External.Pick(balance.Ask{Now: start})
 		Expect(number(choice.Endpoint)).To(Equal(3))
+	})
+
+	It("compares 1,024 endpoints, beginning with the turn, and looks at all if none of these can be used", func() {
+		list := make([]config.Endpoint, 1500)
+		for i := range list {
+			list[i].Addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)
+		}
+		c := newCrowd("lc", list...)
+		idle := c.All[1200]
+		for _, e := range c.All {
+			if e != idle {
+				e.Take()
+			}
+		}
+		chosen := func() int {
+			choice, _ := c.choose(0)
+			return slices.Index(c.All, choice.Endpoint)
+		}
+		for turn := range 200 {
+			Expect(chosen()).To(Equal(map[bool]int{true: turn, false: 1200}[turn+1024 <= 1200]), "turn %d", turn)
+		}
+		for _, e := range append(c.All[:100:100], c.All[200:]...) {
+			fail(e, start, start, quarantine)
+		}
+		for range 1300 { // the window is in turn everywhere
+			Expect(chosen()).To(BeNumerically("~", 150, 50))
+		}
 	})
 
 	It("is as good as a search of all, whatever happens", func() {

@@ -30,7 +30,7 @@ func newStarting(s *Set, port *config.ServicePort, now time.Time) *starting {
 	if port.SlowStart <= 0 {
 		return nil
 	}
-	_, ordered := s.order.(*tournament)
+	_, ordered := s.order.(*leastOrder)
 	st := &starting{length: port.SlowStart, oldest: now, ordered: ordered}
 	for _, e := range s.endpoints {
 		came := e.came()
