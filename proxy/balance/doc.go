@@ -17,8 +17,9 @@
 // where nobody probes, for some time, after which one connection finds out while the
 // others still pass it over (health.go). Every choice comes with its reason.
 //
-// An endpoint may be bounded (queue.go): one that has as many connections as it may is passed over, and if none has
-// room, clients wait in line.
+// A [Filter] makes choices skip further endpoints; a Set has none unless its service port asks for it. There are two:
+// slow start (slowstart.go), and the bound of an endpoint (filter.go): one that has as many connections as
+// it may is skipped, and if none has free slots, clients wait in a queue (queue.go).
 //
 // The package dials nothing and has no goroutine, and no clock but the line's: the caller
 // passes the time in and reports how each attempt and each probe ended, by Endpoint.Report.

@@ -45,24 +45,23 @@ func (o *leastOrder) look(s *Set, l look, i uint32) *Endpoint {
 	var bestLoad, bestWeight uint64
 	bestBusy := false
 	n := len(s.endpoints)
-	at := int(l.turn % uint32(max(n, 1)))
-	for range min(n, maxScanned) {
-		e, index := s.endpoints[at], uint32(at)
-		if at++; at == n {
-			at = 0
+	first := int(l.turn % uint32(max(n, 1)))
+	for i := range min(n, maxScanned) {
+		at := first + i
+		if at >= n {
+			at -= n
 		}
+		e := s.endpoints[at]
 		load, weight := uint64(max(e.Active.Load(), 0)), uint64(1)
 		if o.weights != nil {
-			weight = uint64(o.weights[index])
+			weight = uint64(o.weights[at])
 		}
 		busy := o.idleFirst && load > 0
 		load += o.reckons
 		if best != nil && (busy && !bestBusy || busy == bestBusy && load*bestWeight >= bestLoad*weight) {
 			continue
 		}
-		// A new endpoint has the least load of all: of an even share it takes its part.
-		if e.Full() || s.starting != nil && s.starting.leaves(e, &l, index, 1/float64(n)) ||
-			len(l.Tried) > 0 && slices.Contains(l.Tried, e.Addr) || e.available(l.Now, false) == Down {
+		if slices.Contains(l.Tried, e.Addr) || s.filter != nil && s.skippedBy(e, &l, 0) != nil || e.available(l.Now, false) == Down {
 			continue
 		}
 		if load == 0 {

@@ -74,7 +74,7 @@ type Set struct {
 	endpoints []*Endpoint
 	order     order
 	cursor    atomic.Uint32 // the next turn
-	starting  *starting     // nil if no endpoint was new when the Set was made
+	filter    []Filter      // nil for most
 }
 
 // Len returns the number of endpoints.
@@ -141,7 +141,7 @@ type look struct {
 	turn  uint32 // one more with each choice, and with each endpoint that was passed over
 	claim bool   // the choice counts
 
-	nobodyLeaves bool // its turn to others: all that are left are new
+	noneLeft bool // all that are left are skipped by Filters for which clients do not wait, so these do not count
 }
 
 // maxLooks is how often a scheduler is asked before all endpoints are looked at, one after
@@ -172,8 +172,8 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 			return s.reasoned(f.Choice, l.Tried), looks + i, true
 		}
 	}
-	if f.left {
-		l.nobodyLeaves = true
+	if f.filtered {
+		l.noneLeft = true
 		return s.pick(l)
 	}
 	if f.wellFull || f.resort == nil {
@@ -197,7 +197,7 @@ type finding struct {
 	skipped  uint32    // before that
 	full     bool      // there are some that have no room
 	wellFull bool      // and are not in quarantine
-	left     bool      // somebody has left a turn to others, see starting
+	filtered bool      // there are some that would do if no other is left
 }
 
 // take looks at an endpoint, before which so many were skipped, and reports whether it is the
@@ -206,19 +206,22 @@ func (f *finding) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 	if slices.Contains(l.Tried, e.Addr) {
 		return false
 	}
-	if st := s.starting; st != nil && !st.ordered && st.leaves(e, l, skipped, 1) {
-		f.left = true
-		return false
+	if s.filter != nil {
+		switch by := s.skippedBy(e, l, skipped); {
+		case by == nil:
+		case by.Waits():
+			f.full, f.wellFull = true, f.wellFull || e.available(l.Now, false) != Down
+			return false
+		default:
+			f.filtered = true
+			return false
+		}
 	}
-	full := e.Full()
-	switch is := e.available(l.Now, l.claim && !full); {
-	case full:
-		f.full, f.wellFull = true, f.wellFull || is != Down
-		return false
-	case is == HalfOpen:
+	switch e.available(l.Now, l.claim) {
+	case HalfOpen:
 		f.Reason = Probe
 		fallthrough
-	case is == Up:
+	case Up:
 		f.Endpoint = e
 		return true
 	}
@@ -230,6 +233,17 @@ func (f *finding) take(s *Set, e *Endpoint, l *look, skipped uint32) bool {
 	}
 	f.last = e
 	return false
+}
+
+// skippedBy returns the Filter that makes a choice skip e, or nil. skipped is how many endpoints were
+// skipped before.
+func (s *Set) skippedBy(e *Endpoint, l *look, skipped uint32) Filter {
+	for _, f := range s.filter {
+		if (f.Waits() || !l.noneLeft) && f.Skip(e, l.Now, l.turn+skipped) {
+			return f
+		}
+	}
+	return nil
 }
 
 // reasoned fills in why c was chosen.

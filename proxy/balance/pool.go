@@ -76,7 +76,12 @@ func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint)
 	p.schedule(schedulers[cmp.Or(port.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
 	sets := []*Set{p.Cluster, p.Internal, p.External}
 	for _, s := range sets {
-		s.starting = newStarting(s, &port, now)
+		if slow := newSlowStart(s, &port, now); slow != nil {
+			s.filter = append(s.filter, slow)
+		}
+		if port.EndpointLimit > 0 {
+			s.filter = append(s.filter, limit{})
+		}
 	}
 	p.line.renew(&port, now, p.All, was, sets)
 	return gone

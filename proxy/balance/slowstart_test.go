@@ -126,6 +126,26 @@ var _ = Describe("slow start", func() {
 		},
 		Entry("rr", "rr"), Entry("random", "random"), Entry("p2c", "p2c"), Entry("lc", "lc"))
 
+	DescribeTable("uses a new endpoint when the others are full",
+		func(scheduler string) {
+			begin(scheduler, endpoints(1))
+			p := port(endpoints(1, 2))
+			p.Scheduler, p.SlowStart, p.EndpointLimit = by, length, 5
+			pool.Update(p, now)
+			counts := map[int]int{}
+			for range 10 {
+				c, ok := pool.Cluster.Pick(balance.Ask{Now: now, Client: client(1)})
+				Expect(ok).To(BeTrue())
+				c.Endpoint.Take()
+				counts[number(c.Endpoint)]++
+			}
+			Expect(counts).To(Equal(map[int]int{1: 5, 2: 5}))
+			c, ok := pool.Cluster.Pick(balance.Ask{Now: now, Client: client(1)})
+			Expect(ok).To(BeFalse())
+			Expect(c.Full()).To(BeTrue())
+		},
+		Entry("rr", "rr"), Entry("random", "random"), Entry("p2c", "p2c"), Entry("lc", "lc"), Entry("nq", "nq"))
+
 	It("moves nobody's hash", func() {
 		begin("sh", endpoints(1, 2, 3))
 		update(endpoints(1, 2, 3, 4))
