@@ -20,11 +20,11 @@ import (
 )
 
 // Client sends requests to an API server. It stands in for client-go's generated clientset, which
-// links all API groups of Kubernetes: 11 MB, for objects of three.
+// links all API groups of Kubernetes: 12 MB, of which usher uses three groups.
 type Client struct {
 	core, discovery, networking rest.Interface
 
-	// Metadata reads objects of which nothing else is of use.
+	// Metadata reads only the metadata of objects.
 	Metadata metadata.Interface
 }
 
