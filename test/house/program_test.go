@@ -18,7 +18,7 @@ var notLinked = map[string]string{
 
 // linkedCeiling is how many packages outside Go's standard library cmd/usher may link. Lower it when
 // fewer are linked.
-const linkedCeiling = 415
+const linkedCeiling = 416
 
 var _ = It("cmd/usher links no more packages than it needs", func() {
 	list := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", "./cmd/usher")
