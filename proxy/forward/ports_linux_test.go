@@ -77,20 +77,25 @@ func TestNothingIsConnectedToItself(t *testing.T) {
 	for _, loopback := range []string{"127.0.0.1:0", "[::1]:0"} {
 		t.Run(loopback, func(t *testing.T) {
 			g := NewWithT(t)
-			l, err := net.Listen("tcp", loopback)
-			g.Expect(err).NotTo(HaveOccurred())
-			nobody := l.Addr().(*net.TCPAddr).AddrPort()
-			g.Expect(l.Close()).To(Succeed())
-			itsPort := int(nobody.Port())
-			s, err := connectTCP(0, netip.AddrPort{}, nobody, 0, itsPort<<16|itsPort, false)
-			if err == nil { // it has begun, from another port
-				_, err := unix.GetsockoptInt(int(s), unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE)
-				s.Close()
-				g.Expect(err).To(HaveOccurred(), "which a kernel from 6.3 on knows")
-			} else {
-				g.Expect(err).To(Equal(unix.ECONNREFUSED))
-			}
-			l, err = net.Listen("tcp", nobody.String())
+			var nobody netip.AddrPort
+			// A process of this machine may take the port meanwhile, so that the connection begins from another one.
+			g.Eventually(func() error {
+				l, err := net.Listen("tcp", loopback)
+				g.Expect(err).NotTo(HaveOccurred())
+				nobody = l.Addr().(*net.TCPAddr).AddrPort()
+				g.Expect(l.Close()).To(Succeed())
+				itsPort := int(nobody.Port())
+				s, err := connectTCP(0, netip.AddrPort{}, nobody, 0, itsPort<<16|itsPort, false)
+				if err != nil {
+					return err
+				}
+				defer s.Close()
+				if _, unknown := unix.GetsockoptInt(int(s), unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE); unknown != nil {
+					return unix.ECONNREFUSED // before Linux 6.3 the port may not be chosen
+				}
+				return nil
+			}).Should(MatchError(unix.ECONNREFUSED))
+			l, err := net.Listen("tcp", nobody.String())
 			g.Expect(err).NotTo(HaveOccurred(), "nothing of it stays")
 			g.Expect(l.Close()).To(Succeed())
 			for name, connect := range map[string]func() error{
