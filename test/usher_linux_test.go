@@ -249,8 +249,18 @@ func readNameWithin(c net.Conn, patience time.Duration) (netip.AddrPort, error) 
 	}
 }
 
-// state returns what usher might change in ns: rules, routes, addresses.
-func state(ns *lab.Namespace) string {
+// state returns what usher might change in ns: rules, routes, addresses. It waits for the end of the connection by which
+// usher tries at the start whether a firewall lets it in: that has an interface of its own.
+func state(ns *lab.Namespace) (text string) {
+	GinkgoHelper()
+	Eventually(func() string {
+		text = stateNow(ns)
+		return text
+	}).WithTimeout(10 * time.Second).ShouldNot(ContainSubstring("usher-try"))
+	return text
+}
+
+func stateNow(ns *lab.Namespace) string {
 	GinkgoHelper()
 	var b bytes.Buffer
 	commands := [][]string{
