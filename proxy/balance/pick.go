@@ -28,6 +28,7 @@ const (
 	Probe       // it failed before; this connection finds out whether it still does
 	OnlyOne     // there is no other that was not tried
 	LastResort  // better than no endpoint
+	Inherited   // the previous process chose it
 
 	// noRoomLeft is the Reason of a Choice without an endpoint, since those that there are have
 	// no room. Another field would make a Choice too large for registers.
@@ -41,7 +42,7 @@ var reasons = [...]string{
 	ByTurn: "round robin", ByWeight: "weighted round robin", ByChance: "random", ByTwo: "less loaded of two", ByLeast: "fewest connections",
 	ByDelay: "shortest expected delay", ByNoQueue: "never queue", ByClient: "hash of the client's address", ByMaglev: "maglev hash of the client's address",
 	ByVIP: "hash of the VIP", Affinity: "affinity", FirstInLine: "first in line", Probe: "probe after quarantine", OnlyOne: "only one left",
-	LastResort: "all that are left are in quarantine", noRoomLeft: "none has room",
+	LastResort: "all that are left are in quarantine", Inherited: "chosen by the previous process", noRoomLeft: "none has room",
 }
 
 // String returns the words for r.

@@ -116,7 +116,7 @@ type Ending struct {
 	outcome.Result
 	Took  time.Duration // since it was accepted
 	Flags Flags
-	// Served is set if it had an endpoint. An adopted session has one without an attempt.
+	// Served is set if it had an endpoint.
 	Served bool
 	to     uint8 // the attempt at whose endpoint it was, from 1 on; 0 if at none
 }
@@ -149,9 +149,11 @@ func (r *Record) Delayed(kind Kind, now time.Time, d time.Duration) {
 	r.report(Step{Kind: kind, Time: now, Took: d, Attempt: r.Tries()})
 }
 
-// Adopted reports that the connection is inherited, with its endpoint, from the previous process: its time to
-// first byte is unknown.
-func (r *Record) Adopted(now time.Time) {
+// Adopted reports that the connection is inherited from the previous process, which had connected it to endpoint: its
+// time to first byte, and what attempts that process made, are unknown.
+func (r *Record) Adopted(now time.Time, endpoint netip.AddrPort, pod string) {
+	r.first = answered{choice: unique.Make(choice{endpoint, pod, balance.Inherited})}
+	r.established.Store(1)
 	r.firstByte.Store(adopted)
 	r.report(Step{Kind: Established, Time: now})
 }

@@ -245,7 +245,7 @@ func (sk *socket) adoptOne(b *bequest, endpoint *balance.Endpoint) {
 	s.watched, s.fd, s.endpoint = watched, fd, endpoint
 	s.endpoint.Take()
 	sk.enter(s)
-	s.Adopted(now)
+	s.Adopted(now, endpoint.Addr, endpoint.Pod)
 }
 
 // retire leaves the listener to a successor. It does not wait: see

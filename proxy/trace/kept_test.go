@@ -91,7 +91,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		silent.Answered(began.Add(time.Second))
 		Expect(silent.Flags(time.Minute, outcome.Idle)).To(Equal(conn.Slow))
 		adopted := &conn.Record{Began: began, Port: &conn.Port{Slow: 200 * time.Millisecond, Protocol: config.UDP, Observers: []conn.Observer{log}}}
-		adopted.Adopted(began)
+		adopted.Adopted(began, endpoint, "")
 		Expect(adopted.Flags(time.Minute, outcome.Idle)).To(BeZero())
 		Expect(adopted.FirstByte()).To(BeZero())
 	})
