@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,8 +13,21 @@ import (
 // descriptors, or files that it may have open (recvmsg(2)). What was too much is lost.
 var ErrTruncated = errors.New("it said more than was to be expected")
 
-// Send sends data, and copies of descriptors with it: the sender's stay open.
+// underWayTime bounds how long Send waits while too many descriptors are under way.
+const underWayTime = 5 * time.Second
+
+// Send sends data, and copies of descriptors with it: the sender's stay open. The kernel bounds how many descriptors a user
+// without CAP_SYS_RESOURCE has under way, in messages that no process has received yet, to RLIMIT_NOFILE (ETOOMANYREFS,
+// unix(7)). Other processes of the user count, too: Send waits for them for up to 5 s.
 func Send(c *net.UnixConn, data []byte, fds ...int) error {
+	for deadline := time.Now().Add(underWayTime); ; time.Sleep(10 * time.Millisecond) {
+		if err := send(c, data, fds); !errors.Is(err, unix.ETOOMANYREFS) || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+func send(c *net.UnixConn, data []byte, fds []int) error {
 	var rights []byte
 	if len(fds) > 0 {
 		rights = unix.UnixRights(fds...)

@@ -4,7 +4,10 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
+	"slices"
 	"testing"
+	"time"
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
@@ -64,6 +67,44 @@ var _ = Describe("open files that are passed", func() {
 			Expect(flags & unix.FD_CLOEXEC).NotTo(BeZero())
 			Expect(read(fds[i])).To(Equal(word))
 		}
+	})
+
+	It("wait while too many of the user's are under way", func() {
+		if os.Geteuid() != 0 {
+			Skip("only root can be a user of whom nothing is under way")
+		}
+		var limit unix.Rlimit
+		Expect(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)).To(Succeed())
+		low := unix.Rlimit{Cur: 300, Max: limit.Max}
+		Expect(unix.Setrlimit(unix.RLIMIT_NOFILE, &low)).To(Succeed())
+		DeferCleanup(func() { Expect(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)).To(Succeed()) })
+		fd, sent, full := pipe("one"), make(chan error, 1), make(chan struct{})
+		go func() {
+			runtime.LockOSThread() // and the thread, which is another user's from here on, ends with the goroutine
+			const user = 61234
+			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, user, user, user); errno != 0 {
+				sent <- errno
+				return
+			}
+			for range 4 { // of 100, after which there are more than the bound
+				if err := fdpass.Send(here, []byte("full"), slices.Repeat([]int{fd}, 100)...); err != nil {
+					sent <- err
+					return
+				}
+			}
+			close(full)
+			sent <- fdpass.Send(here, []byte("late"), fd)
+		}()
+		Eventually(full).Should(BeClosed())
+		Consistently(sent).WithTimeout(100 * time.Millisecond).ShouldNot(Receive())
+		for range 4 {
+			_, fds, err := fdpass.Receive(there, make([]byte, 10), 100)
+			Expect(err).NotTo(HaveOccurred())
+			for _, fd := range fds {
+				Expect(unix.Close(fd)).To(Succeed())
+			}
+		}
+		Eventually(sent).Should(Receive(Succeed()))
 	})
 
 	It("may be none", func() {
