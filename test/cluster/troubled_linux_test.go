@@ -153,7 +153,7 @@ var _ = Describe("an API server that is in trouble", func() {
 		for i, n := range all {
 			By("afterwards: " + troubles[i].name)
 			right(n)
-			Eventually(func() (answer, error) { return health(n, "/healthz") }).WithTimeout(soon).Should(
+			Eventually(func() (answer, error) { return health(n, "/healthz") }).WithTimeout(recovery).Should(
 				And(code(200), HaveField("Body", MatchRegexp(`"connected": *true`))))
 			Expect(n.load.stop()).To(BeEmpty(), "connections meanwhile: %s", troubles[i].name)
 			Expect(n.gateway.Requests()).To(BeNumerically("<", 40), "once the API server is well: %s", troubles[i].name)
