@@ -60,15 +60,24 @@ var _ = Describe("make image", Ordered, func() {
 		images  = map[string]v1.Image{}
 		roots   = map[string]string{} // the images' files
 	)
+	// A clone, since a program says whether files differ from their commit, and tests may write some meanwhile.
+	clone := ""
 	make := func(archive string) (digest string) {
 		GinkgoHelper()
-		out := run("make", "--silent", "-C", "../../..", "image", "VERSION="+version, "IMAGE="+archive)
+		out := run("make", "--silent", "-C", clone, "image", "VERSION="+version, "IMAGE="+archive)
 		_, digest, _ = strings.Cut(strings.TrimSpace(out), "ghcr.io/usherproxy/usher:"+version+"@")
 		Expect(digest).To(MatchRegexp("^sha256:[0-9a-f]{64}$"), out)
 		return digest
 	}
 	BeforeAll(func() {
 		dir := GinkgoT().TempDir()
+		clone = filepath.Join(dir, "clone")
+		run("git", "clone", "--quiet", "../../..", clone)
+		packages, err := filepath.Abs("../../../.cache/debian")
+		Expect(err).NotTo(HaveOccurred())
+		Expect(os.MkdirAll(packages, 0o755)).To(Succeed())
+		Expect(os.Mkdir(filepath.Join(clone, ".cache"), 0o755)).To(Succeed())
+		Expect(os.Symlink(packages, filepath.Join(clone, ".cache/debian"))).To(Succeed())
 		archive = filepath.Join(dir, "image.tar")
 		digest := make(archive)
 		unpacked := filepath.Join(dir, "layout")
