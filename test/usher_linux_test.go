@@ -101,7 +101,9 @@ func usherForNobody() string {
 func asNobody(program string, args ...string) *exec.Cmd {
 	GinkgoHelper()
 	missing("setpriv")
-	return exec.Command("setpriv", append([]string{"--reuid=65534", "--regid=65534", "--clear-groups", program}, args...)...)
+	cmd := exec.Command("setpriv", append([]string{"--reuid=65534", "--regid=65534", "--clear-groups", program}, args...)...)
+	cmd.Dir = "/" // it may not enter this one, if that is below root's home
+	return cmd
 }
 
 // stop ends usher with SIGTERM and waits for it.
