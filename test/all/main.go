@@ -35,8 +35,9 @@ func main() {
 	arm64 := suite{name: "arm64", commands: []string{"test/arm64.sh"}}
 	cross := suite{name: "cross", commands: []string{"go run ./test/cross darwin/arm64 windows/amd64"}, nice: true}
 	if !run(os.Stdout,
-		// In the first two lanes specs mostly wait for time to pass; the third one mostly compiles.
-		stage{{packages, program}, {prepare, cluster, dashboard, deploy, monitoring, arm64}, {lint, cross, release}},
+		// In the first two lanes specs mostly wait for time to pass, those of program that run alone most of all; the third one
+		// mostly compiles.
+		stage{{program, packages}, {prepare, cluster, dashboard, deploy, monitoring, arm64}, {lint, cross, release}},
 		stage{{scale, walk, ground}}, // they measure, or have bounds of time
 	) {
 		os.Exit(1)
