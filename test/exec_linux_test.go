@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -334,17 +333,7 @@ func serveText(ns *lab.Namespace, address, text string) {
 // startUDPEcho sends datagrams back from an address of ns.
 func startUDPEcho(ns *lab.Namespace, at netip.AddrPort) netip.AddrPort {
 	GinkgoHelper()
-	conn := ns.ListenUDP(at.String())
-	go func() {
-		buf := make([]byte, 1500)
-		for {
-			n, from, err := conn.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			_, _ = conn.WriteTo(buf[:n], from.(*net.UDPAddr))
-		}
-	}()
+	lab.Echo(ns.ListenUDP(at.String()))
 	return at
 }
 

@@ -84,6 +84,15 @@ func (s *scenes) connect(network, service string) net.Conn {
 	return c
 }
 
+// greeted connects to a Service whose endpoint sends five bytes at once.
+func (s *scenes) greeted(service string) net.Conn {
+	GinkgoHelper()
+	c := s.connect("tcp", service)
+	_, err := io.ReadFull(c, make([]byte, 5))
+	Expect(err).NotTo(HaveOccurred())
+	return c
+}
+
 // refused connects to a Service, whose listener resets the connection: perhaps before connect has returned.
 func (s *scenes) refused(service string) {
 	GinkgoHelper()
@@ -209,19 +218,10 @@ var _ = Describe("recorded scenes", func() {
 		echo := lab.Backend(func(c net.Conn) { _, _ = io.Copy(c, c) })
 		greeting := answering()
 		dead := netip.MustParseAddrPort("127.0.0.9:9")
-		udp, err := net.ListenPacket("udp", "127.0.0.1:0")
+		udp, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(func() { udp.Close() })
-		go func() {
-			buf := make([]byte, 100)
-			for {
-				n, from, err := udp.ReadFrom(buf)
-				if err != nil {
-					return
-				}
-				_, _ = udp.WriteTo(buf[:n], from)
-			}
-		}()
+		lab.Echo(udp)
 		echoUDP := udp.LocalAddr().(*net.UDPAddr).AddrPort()
 		s.name(echo, "ECHO")
 		s.name(greeting, "GREETING")
@@ -251,17 +251,13 @@ var _ = Describe("recorded scenes", func() {
 		s.ends(1)
 		s.record("clean close")
 
-		c = s.connect("tcp", "half")
-		_, err = io.ReadFull(c, make([]byte, 5))
-		Expect(err).NotTo(HaveOccurred())
+		c = s.greeted("half")
 		Expect(c.(*net.TCPConn).SetLinger(0)).To(Succeed())
 		Expect(c.Close()).To(Succeed())
 		s.ends(2)
 		s.record("retry, quarantine, reset by the client")
 
-		c = s.connect("tcp", "half")
-		_, err = io.ReadFull(c, make([]byte, 5))
-		Expect(err).NotTo(HaveOccurred())
+		c = s.greeted("half")
 		Expect(c.Close()).To(Succeed())
 		s.ends(3)
 		s.record("endpoint in quarantine")

@@ -172,19 +172,10 @@ func listen(addr netip.Addr) (netip.AddrPort, <-chan *net.TCPConn) {
 // echo sends back all datagrams that come to an address elsewhere.
 func echo(addr netip.Addr) netip.AddrPort {
 	GinkgoHelper()
-	c, err := net.ListenPacket("udp", netip.AddrPortFrom(addr, 0).String())
+	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func() { c.Close() })
-	go func() {
-		buf := make([]byte, maxDatagram)
-		for {
-			n, from, err := c.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			_, _ = c.WriteTo(buf[:n], from)
-		}
-	}()
+	lab.Echo(c)
 	return c.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 

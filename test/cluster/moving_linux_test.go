@@ -174,17 +174,7 @@ func (m *move) ushersRules() (rules []string) {
 // echo sends datagrams back.
 func (m *move) echo(addr netip.AddrPort) {
 	GinkgoHelper()
-	server := m.Pods.ListenUDP(addr.String())
-	go func() {
-		buf := make([]byte, 16)
-		for {
-			n, from, err := server.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
-			}
-			_, _ = server.WriteToUDPAddrPort(buf[:n], from)
-		}
-	}()
+	lab.Echo(m.Pods.ListenUDP(addr.String()))
 }
 
 // connections opens long connections of all kinds of clients.

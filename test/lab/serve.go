@@ -26,6 +26,20 @@ func Serve(l net.Listener, handle func(net.Conn)) {
 	}()
 }
 
+// Echo sends each datagram that c receives back, until c is closed.
+func Echo(c *net.UDPConn) {
+	go func() {
+		buf := make([]byte, 64<<10)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteToUDPAddrPort(buf[:n], from)
+		}
+	}()
+}
+
 // Backend is a server on a port of this machine's loopback, until the test ends.
 func Backend(handle func(net.Conn)) netip.AddrPort {
 	ginkgo.GinkgoHelper()

@@ -86,17 +86,7 @@ func newScene() *scene {
 	for i := range s.backends {
 		s.listen(i)
 	}
-	udp := s.Pods.ListenUDP(netip.AddrPortFrom(lab.Pod(1), 5353).String())
-	go func() {
-		buf := make([]byte, 100)
-		for {
-			n, from, err := udp.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
-			}
-			_, _ = udp.WriteToUDPAddrPort(buf[:n], from)
-		}
-	}()
+	lab.Echo(s.Pods.ListenUDP(netip.AddrPortFrom(lab.Pod(1), 5353).String()))
 	return s
 }
 
