@@ -93,27 +93,26 @@ func (f *askFlags) complete(cmd *cobra.Command) (err error) {
 	return err
 }
 
-// client returns a client of that usher.
+// client returns a client of that usher. While usher does not answer, standard error says so.
 func (f *askFlags) client() (*client.Client, error) {
 	c, err := client.New(f.address)
 	if err != nil {
 		return nil, usagef("--admin-address: %w", err)
 	}
+	var once sync.Once
+	c.Slow = func(reason string) {
+		once.Do(func() { fmt.Fprintf(os.Stderr, "usher: waiting up to %s: %s\n", c.Timeout, reason) })
+	}
 	return c, nil
 }
 
-// ask calls do with a client of that usher, and adds to its error what to do about it. While usher does not answer, standard
-// error says so.
+// ask calls do with a client of that usher, and adds to its error what to do about it.
 func (f *askFlags) ask(do func(c *client.Client) error) error {
 	c, err := f.client()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	var once sync.Once
-	c.Slow = func(reason string) {
-		once.Do(func() { fmt.Fprintf(os.Stderr, "usher: waiting up to %s: %s\n", c.Timeout, reason) })
-	}
 	return f.hint(do(c))
 }
 

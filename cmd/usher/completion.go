@@ -89,6 +89,7 @@ func (f *askFlags) known(cmd *cobra.Command, list func(context.Context, *client.
 		return nil
 	}
 	defer c.Close()
+	c.Slow = nil // between the words of a command line there is no place for it
 	return list(cmd.Context(), c)
 }
 

@@ -35,8 +35,8 @@ const slowAfter = time.Second
 
 // Client asks one usher. It is safe for concurrent use.
 type Client struct {
-	// Slow, unless it is nil, is called when a request has waited for a second, with a sentence that says what it waits for. It may be called
-	// from any goroutine, and is set before anything is asked.
+	// Slow, unless it is nil, is called when a request has waited for a second, with a sentence that says what it
+	// waits for. It may be called from any goroutine, and is set before the first request.
 	Slow func(reason string)
 	// Timeout is how long an answer may take; the stream of events has no such bound. It is set
 	// before anything is asked.
