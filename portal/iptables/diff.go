@@ -25,7 +25,7 @@ type change struct {
 func diff(installed map[string]*contents, wanted map[string]*table, keep map[string][]string, toFront bool) change {
 	var all strings.Builder
 	var repairs []string
-	for _, name := range []string{tableNAT, tableMangle, tableFilter} {
+	for _, name := range tableNames {
 		have, want := installed[name], wanted[name]
 		if have == nil {
 			have = &contents{}

@@ -108,6 +108,9 @@ const (
 	chainCIDRs = chainPrefix + "SERVICE-CIDRS"
 )
 
+// tableNames are the tables that may have chains of usher.
+var tableNames = []string{tableNAT, tableMangle, tableFilter}
+
 // maxFlat is how many rules a chain holds before it is split. At some 20 ns to
 // 50 ns a comparison this bounds what a chain costs to about a microsecond.
 const maxFlat = 32

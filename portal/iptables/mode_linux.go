@@ -158,14 +158,12 @@ func overlooked(ctx context.Context, opts portal.Options) error {
 	}
 	var errs []error
 	for _, family := range portal.Families {
-		var inUse bool
 		if !legacy {
-			var err error
-			inUse, err = kernel.LegacyNAT(family)
+			inUse, err := kernel.LegacyNAT(family)
 			errs = append(errs, err)
-		}
-		if inUse {
-			errs = append(errs, fmt.Errorf("the %s table %s of the legacy iptables is in use, and no %s is installed to look into it", family, tableNAT, variant{suffix: "legacy"}.command(family.Is6(), "")))
+			if inUse {
+				errs = append(errs, fmt.Errorf("the %s table %s of the legacy iptables is in use, and no %s is installed to look into it", family, tableNAT, variant{suffix: "legacy"}.command(family.Is6(), "")))
+			}
 		}
 		if chain := nftChainOfIPTables(family); !nft && chain != "" {
 			errs = append(errs, fmt.Errorf("there is the %s chain %s, and no %s is installed to remove it", family, chain, variant{suffix: "nft"}.command(family.Is6(), "")))
@@ -208,7 +206,7 @@ func saveTables(ctx context.Context, v variant, family portal.Family) (string, e
 		return text, err
 	}
 	var tables strings.Builder
-	for _, name := range []string{tableNAT, tableMangle, tableFilter} {
+	for _, name := range tableNames {
 		text, err := run(ctx, "", save, "-t", name)
 		if err != nil {
 			return "", err
