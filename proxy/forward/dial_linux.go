@@ -124,7 +124,7 @@ func (d *Dialed) finish(err error) {
 
 // localPorts bounds how long a Loop looks for a port to connect from. When most of those are in use
 // towards an endpoint, as they are for a minute after connections to it have been closed, connect(2)
-// looks at one after the other: some milliseconds, in which everybody else on the loop waits. Once that
+// looks at one after the other: some milliseconds, in which all others on the loop wait. Once that
 // was seen, it may look at a few only, which are others each time.
 type localPorts struct {
 	first, last uint16    // that there are; see Options

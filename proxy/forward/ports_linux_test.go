@@ -77,15 +77,15 @@ func TestNothingIsConnectedToItself(t *testing.T) {
 	for _, loopback := range []string{"127.0.0.1:0", "[::1]:0"} {
 		t.Run(loopback, func(t *testing.T) {
 			g := NewWithT(t)
-			var nobody netip.AddrPort
+			var unused netip.AddrPort
 			// A process of this machine may take the port meanwhile, so that the connection begins from another one.
 			g.Eventually(func() error {
 				l, err := net.Listen("tcp", loopback)
 				g.Expect(err).NotTo(HaveOccurred())
-				nobody = l.Addr().(*net.TCPAddr).AddrPort()
+				unused = l.Addr().(*net.TCPAddr).AddrPort()
 				g.Expect(l.Close()).To(Succeed())
-				itsPort := int(nobody.Port())
-				s, err := connectTCP(0, netip.AddrPort{}, nobody, 0, itsPort<<16|itsPort, false)
+				itsPort := int(unused.Port())
+				s, err := connectTCP(0, netip.AddrPort{}, unused, 0, itsPort<<16|itsPort, false)
 				if err != nil {
 					return err
 				}
@@ -95,12 +95,12 @@ func TestNothingIsConnectedToItself(t *testing.T) {
 				}
 				return nil
 			}).Should(MatchError(unix.ECONNREFUSED))
-			l, err := net.Listen("tcp", nobody.String())
+			l, err := net.Listen("tcp", unused.String())
 			g.Expect(err).NotTo(HaveOccurred(), "nothing of it stays")
 			g.Expect(l.Close()).To(Succeed())
 			for name, connect := range map[string]func() error{
-				"TCP": func() error { _, err := connectTCP(0, nobody, nobody, 0, 0, false); return err },
-				"UDP": func() error { _, err := ConnectUDP(0, nobody, nobody); return err },
+				"TCP": func() error { _, err := connectTCP(0, unused, unused, 0, 0, false); return err },
+				"UDP": func() error { _, err := ConnectUDP(0, unused, unused); return err },
 			} {
 				if err := connect(); err != unix.EADDRNOTAVAIL { // an address of one's own choice is not for everybody
 					g.Expect(err).To(Equal(unix.ECONNREFUSED), name)

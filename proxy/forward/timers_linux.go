@@ -112,7 +112,7 @@ type limited struct {
 	loop   *Loop
 	pairs  []limitedPair
 	alarm  alarm
-	period time.Duration // between two looks; 0 if nobody looks
+	period time.Duration // between two looks; 0 without any
 
 	looking bool // just now
 	next    int  // of pairs, then
