@@ -27,17 +27,16 @@ func main() {
 	deploy := suite{name: "test/deploy", dir: "test/deploy", timeout: "20m", patterns: []string{"./..."}}
 	ground := suite{name: "test/ground", dir: "test/ground", timeout: "30m", patterns: []string{"."}, beside: 2}
 	monitoring := suite{name: "test/monitoring", dir: ".", timeout: "20m", patterns: []string{"./test/monitoring"}}
-	release := suite{name: "deploy/release", dir: "deploy/release", timeout: "30m", patterns: []string{"./..."}, nice: true}
+	release := suite{name: "deploy/release", dir: "deploy/release", timeout: "30m", patterns: []string{"./..."}}
 	scale := suite{name: "test/scale", dir: ".", timeout: "20m", patterns: []string{"./test/scale"}}
 	walk := suite{name: "test/walk", dir: ".", timeout: "20m", patterns: []string{"./test/walk"}}
 	prepare := suite{name: "prepare", commands: []string{"test/prepare.sh"}}
-	lint := suite{name: "lint", commands: []string{"make lint"}, nice: true}
+	lint := suite{name: "lint", commands: []string{"make lint"}}
 	arm64 := suite{name: "arm64", commands: []string{"test/arm64.sh"}}
-	cross := suite{name: "cross", commands: []string{"go run ./test/cross darwin/arm64 windows/amd64"}, nice: true}
+	cross := suite{name: "cross", commands: []string{"go run ./test/cross darwin/arm64 windows/amd64"}}
 	if !run(os.Stdout,
-		// In the first two lanes specs mostly wait for time to pass, those of program that run alone most of all; the third one
-		// mostly compiles.
-		stage{{program, packages}, {prepare, cluster, dashboard, deploy, monitoring, arm64}, {lint, cross, release}},
+		// Two lanes for two processors: with a third one, specs fail because they wait for a processor.
+		stage{{program, packages}, {prepare, cluster, dashboard, deploy, monitoring, arm64, lint, cross, release}},
 		stage{{scale, walk, ground}}, // they measure, or have bounds of time
 	) {
 		os.Exit(1)

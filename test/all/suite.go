@@ -35,7 +35,6 @@ type suite struct {
 	race     bool
 	timeout  string
 	beside   int  // how many of its specs run beside each other, if it is one package of specs
-	nice     bool // its processes leave the CPUs to those of other suites
 
 	commands []string // instead of all that: words by blanks
 }
@@ -105,7 +104,7 @@ func (r *result) run() {
 func (r *result) exec() {
 	for _, command := range r.commands {
 		words := strings.Fields(command)
-		cmd := r.command(words[0], words[1:]...)
+		cmd := exec.Command(words[0], words[1:]...)
 		out, err := cmd.CombinedOutput()
 		r.cpu += cpuTime(cmd)
 		if err != nil {
@@ -116,14 +115,6 @@ func (r *result) exec() {
 		}
 		r.passed++
 	}
-}
-
-// command returns a command of the suite.
-func (r *result) command(name string, args ...string) *exec.Cmd {
-	if r.nice {
-		name, args = "nice", append([]string{name}, args...)
-	}
-	return exec.Command(name, args...)
 }
 
 // cpuTime returns the CPU time of a command that has ended and of all descendants that were waited for.
@@ -164,7 +155,7 @@ func (r *result) test() error {
 	if r.race {
 		args = append(args, "-race")
 	}
-	cmd := r.command("go", append(args, packages...)...)
+	cmd := exec.Command("go", append(args, packages...)...)
 	cmd.Dir = r.dir
 	cmd.Env = env
 	if r.race {
