@@ -49,16 +49,14 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		if p.plan() {
 			p.noteProblems() // now, since the portal may take long
 		}
-		unused := p.unused
-		p.unused = nil
-		freed := len(unused) > 0
+		freed := len(p.unused) > 0
+		if !p.Portal.Traits().Redirects { // Apply may take away their addresses, and the kernel sends no reset from those
+			p.closeUnused()
+		}
 		if len(p.differ) > 0 || freed || round == 0 && !check {
 			freed = p.apply(freed) || freed
 		}
-		for _, l := range unused {
-			l.Close(frontend.Withdrawn)
-			p.keepNoMore(l)
-		}
+		p.closeUnused() // after the rules that led to them
 		if p.keeping.removed && p.awaitRemoved() || freed { // which may have been in the way
 			p.markFailed()
 		}
@@ -67,6 +65,15 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		}
 	}
 	p.noteProblems()
+}
+
+// closeUnused closes the listeners that are left over.
+func (p *Proxy) closeUnused() {
+	for _, l := range p.unused {
+		l.Close(frontend.Withdrawn)
+		p.keepNoMore(l)
+	}
+	p.unused = nil
 }
 
 // plan plans the front ends that are dirty, and those that lose a VIP to them. It reports whether

@@ -74,14 +74,17 @@ func (l *tcpListener) HandOver() []handover.Socket {
 	return []handover.Socket{s}
 }
 
-// Close stops accepting, and returns when nobody does any more. Connections that
-// wait to be accepted are reset by the kernel, unless a successor has the socket.
-func (l *tcpListener) Close(frontend.Closing) {
+// Close stops accepting, and returns when no loop accepts any more. The kernel resets the connections
+// that wait to be accepted, unless a successor has the socket.
+func (l *tcpListener) Close(why frontend.Closing) {
 	var closed sync.WaitGroup
 	for _, e := range l.entrances {
 		e.loop.Go(&closed, e.close)
 	}
 	closed.Wait()
+	if why == frontend.Withdrawn {
+		_ = unix.Shutdown(l.fd, unix.SHUT_RD) // a keeper closes its copy only later
+	}
 	unix.Close(l.fd)
 	l.front.Budget.Listeners.Add(-1)
 }
