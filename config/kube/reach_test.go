@@ -195,7 +195,7 @@ var _ = Describe("Reach", func() {
 		Entry("500", ServerError, "the API server answered 500", nil, refuses(500, every)),
 		Entry("404", UnexpectedAnswer, "the API server answered 404", nil, refuses(404, every)),
 		Entry("a proxy that answers 200 with HTML", UnexpectedAnswer, noList("text/html"), nil, answers("text/html", "<html><body>log in</body></html>", every)),
-		Entry("a proxy that answers 200 with JSON", UnexpectedAnswer, "watch services: the server at 127.0.0.1:", nil, answers("application/json", `{"ok":true}`, every)),
+		Entry("a proxy that answers 200 with JSON", UnexpectedAnswer, "services: the server at 127.0.0.1:", nil, answers("application/json", `{"ok":true}`, every)),
 		Entry("the same, if it refuses to begin a watch with a list", UnexpectedAnswer, "list services: the server at 127.0.0.1:", nil,
 			answers("application/json", `{"ok":true}`, func(r *http.Request) bool { return !isWatch(r) })),
 		Entry("a list in JSON of something else", UnexpectedAnswer, noList("application/json"), nil, answers("application/json", ` {"apiVersion": "v1", "kind": "Status"}`, every)),
