@@ -166,9 +166,9 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 		young.ready()
 		old.terminate()
 		l.more(500)
-		served()
 		Expect(append(l.stop(), six.stop()...)).To(BeEmpty())
 		AddReportEntry("connections", fmt.Sprint(l.count()+six.count()))
+		served() // not beside the load, which may be more than a busy machine can do
 		young.terminate()
 	})
 
