@@ -32,6 +32,9 @@ func newGet() *cobra.Command {
 YAML or names (-o). With -w it goes on with what is new or changes its state: a line
 for each, within a second. Changes nothing.
 
+On a terminal, names are shortened and columns left out until a table fits; -o wide is
+made for 160 columns at least. In a pipe a table has everything.
+
 With --cluster, and as 'kubectl usher get', it asks the ushers of all nodes. Services
 and endpoints are then those of all nodes: counts are summed, latencies are the
 longest, STATE is the worst and NODE says where it is so, if not everywhere.
@@ -312,7 +315,7 @@ func printItems[T any](cmd *cobra.Command, f *getFlags, k kind[T], items []fleet
 		}
 		return nil
 	}
-	return show.Table(out, fleet.Columns(withoutNamespace(f, k.columns), k.together(f)), items, f.output == "wide")
+	return show.Table(out, fleet.Columns(withoutNamespace(f, k.columns), k.together(f)), items, f.output == "wide", tableWidth(out, f.output == "wide"))
 }
 
 // withoutNamespace leaves out the column that would say the same in each line.

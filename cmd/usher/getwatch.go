@@ -63,7 +63,7 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 			}
 			columns = show.Shown(all, items, f.output == "wide")
 		}
-		lines := show.Lines(columns, items)
+		lines := show.Fit(columns, items, tableWidth(cmd.OutOrStdout(), f.output == "wide"))
 		left := func(item T) bool {
 			switch {
 			case k.past == nil:

@@ -83,11 +83,11 @@ func printPortals(out io.Writer, p api.Portals) error {
 	if !known {
 		columns = slices.DeleteFunc(slices.Clone(columns), func(c show.Column[api.PortalRule]) bool { return c.Title == "STATE" })
 	}
-	if err := show.Table(out, columns, show.WithInstalled(p.Rules), false); err != nil || len(p.Parts) == 0 {
+	if err := show.Table(out, columns, show.WithInstalled(p.Rules), false, tableWidth(out, false)); err != nil || len(p.Parts) == 0 {
 		return err
 	}
 	fmt.Fprintln(out)
-	return show.Table(out, show.PortalParts, p.Parts, false)
+	return show.Table(out, show.PortalParts, p.Parts, false, tableWidth(out, false))
 }
 
 // printPortalsJSON prints what GET /api/v1/portals answers, of which only the

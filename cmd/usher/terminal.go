@@ -12,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/usherproxy/usher/cmd/usher/cli"
+	"github.com/usherproxy/usher/cmd/usher/show"
 )
 
 // logFlags say how logs are written. They go to standard error.
@@ -79,4 +80,18 @@ func terminalWidth(out io.Writer) int {
 		}
 	}
 	return 100
+}
+
+// wideColumns is for how wide a terminal wide tables are made, at least.
+const wideColumns = 160
+
+// tableWidth returns how wide a table on out may be. A program that reads it gets all of it.
+func tableWidth(out io.Writer, wide bool) int {
+	switch {
+	case !isTerminal(out):
+		return show.Unlimited
+	case wide:
+		return max(wideColumns, terminalWidth(out))
+	}
+	return terminalWidth(out)
 }

@@ -57,7 +57,7 @@ func Columns[T any](columns []show.Column[T], together bool) []show.Column[Told[
 		if c.Title == "NODE" { // of an endpoint's Pod
 			c.Title = "POD'S NODE"
 		}
-		all = append(all, show.Column[Told[T]]{Title: c.Title, Cell: cell, Right: c.Right, Wide: c.Wide, Some: c.Some, Rank: c.Rank, Least: c.Least})
+		all = append(all, show.Column[Told[T]]{Title: c.Title, Cell: cell, Right: c.Right, Wide: c.Wide, Some: c.Some, Rank: c.Rank, Least: c.Least, Text: c.Text})
 		if together && c.Title == "STATE" {
 			all = append(all, node)
 		}

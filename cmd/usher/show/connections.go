@@ -12,34 +12,34 @@ import (
 // Connections are the columns for connections.
 var Connections = []Column[api.Connection]{
 	{Title: "ID", Right: true, Cell: func(c api.Connection) string { return fmt.Sprint(c.ID) }},
-	{Title: "NAMESPACE", Cell: func(c api.Connection) string { return namespaceOf(c.Service) }},
-	{Title: "SERVICE", Cell: func(c api.Connection) string { return nameOf(c.Service, c.Port) }},
-	{Title: "CLIENT", Cell: func(c api.Connection) string { return Clean(c.Client) }},
+	{Title: "NAMESPACE", Rank: 1, Least: 12, Cell: func(c api.Connection) string { return namespaceOf(c.Service) }},
+	{Title: "SERVICE", Least: 16, Cell: func(c api.Connection) string { return nameOf(c.Service, c.Port) }},
+	{Title: "CLIENT", Rank: 1, Cell: func(c api.Connection) string { return Clean(c.Client) }},
 	{Title: "ENDPOINT", Cell: func(c api.Connection) string { return dash(c.Endpoint) }},
-	{Title: "POD", Cell: func(c api.Connection) string { return dash(PodName(c.Pod)) }},
+	{Title: "POD", Rank: 3, Least: 12, Cell: func(c api.Connection) string { return dash(PodName(c.Pod)) }},
 	{Title: "STATE", Cell: ConnectionState},
-	{Title: "ATTEMPTS", Right: true, Cell: func(c api.Connection) string { return number(int64(len(c.Attempts))) }},
-	{Title: "LASTED", Right: true, Cell: func(c api.Connection) string { return Milliseconds(c.DurationMs) }},
-	{Title: "TO ENDPOINT", Right: true, Cell: func(c api.Connection) string { return ConnectionBytes(c, c.BytesToEndpoint) }},
-	{Title: "TO CLIENT", Right: true, Cell: func(c api.Connection) string { return ConnectionBytes(c, c.BytesToClient) }},
-	{Title: "PROTOCOL", Wide: true, Cell: func(c api.Connection) string { return Clean(c.Protocol) }},
-	{Title: "VIA", Wide: true, Cell: func(c api.Connection) string { return dash(c.Via) }},
-	{Title: "VIP", Wide: true, Cell: func(c api.Connection) string { return Clean(c.VIP) }},
-	{Title: "CONNECT TIME", Right: true, Wide: true, Cell: func(c api.Connection) string {
+	{Title: "ATTEMPTS", Right: true, Rank: 2, Cell: func(c api.Connection) string { return number(int64(len(c.Attempts))) }},
+	{Title: "LASTED", Right: true, Rank: 2, Cell: func(c api.Connection) string { return Milliseconds(c.DurationMs) }},
+	{Title: "TO ENDPOINT", Right: true, Rank: 3, Cell: func(c api.Connection) string { return ConnectionBytes(c, c.BytesToEndpoint) }},
+	{Title: "TO CLIENT", Right: true, Rank: 3, Cell: func(c api.Connection) string { return ConnectionBytes(c, c.BytesToClient) }},
+	{Title: "PROTOCOL", Wide: true, Rank: 7, Cell: func(c api.Connection) string { return Clean(c.Protocol) }},
+	{Title: "VIA", Wide: true, Some: true, Rank: 8, Cell: func(c api.Connection) string { return dash(c.Via) }},
+	{Title: "VIP", Wide: true, Rank: 6, Cell: func(c api.Connection) string { return Clean(c.VIP) }},
+	{Title: "CONNECT TIME", Right: true, Wide: true, Rank: 5, Cell: func(c api.Connection) string {
 		if c.ConnectMs == 0 {
 			return "-"
 		}
 		return Milliseconds(c.ConnectMs)
 	}},
-	{Title: "FIRST BYTE", Right: true, Wide: true, Cell: func(c api.Connection) string {
+	{Title: "FIRST BYTE", Right: true, Wide: true, Rank: 5, Cell: func(c api.Connection) string {
 		if c.FirstByteMs == 0 {
 			return "-"
 		}
 		return Milliseconds(c.FirstByteMs)
 	}},
-	{Title: "OUTCOME", Wide: true, Cell: func(c api.Connection) string { return Clean(strings.Join(c.Outcomes, ",")) }},
-	{Title: "ACCEPTED", Wide: true, Cell: func(c api.Connection) string { return c.Accepted.Local().Format("15:04:05.000") }},
-	{Title: "ERROR", Wide: true, Cell: func(c api.Connection) string { return dash(c.Error) }},
+	{Title: "OUTCOME", Wide: true, Some: true, Rank: 4, Cell: func(c api.Connection) string { return Clean(strings.Join(c.Outcomes, ",")) }},
+	{Title: "ACCEPTED", Wide: true, Rank: 4, Cell: func(c api.Connection) string { return c.Accepted.Local().Format("15:04:05.000") }},
+	{Title: "ERROR", Wide: true, Some: true, Rank: 3, Text: true, Least: 24, Cell: func(c api.Connection) string { return dash(c.Error) }},
 }
 
 // Reaches tells how far back a list of connections reaches.

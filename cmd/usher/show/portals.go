@@ -10,7 +10,7 @@ import (
 // Portals are the columns for the portal's rules.
 var Portals = []Column[api.PortalRule]{
 	{Title: "STATE", Cell: func(r api.PortalRule) string { return Clean(r.State) }},
-	{Title: "PORTAL", Cell: func(r api.PortalRule) string { return Clean(r.Mode) }},
+	{Title: "PORTAL", Rank: 2, Cell: func(r api.PortalRule) string { return Clean(r.Mode) }},
 	{Title: "VIP", Cell: func(r api.PortalRule) string {
 		if r.Protocol == "" {
 			return Clean(r.VIP)
@@ -18,10 +18,10 @@ var Portals = []Column[api.PortalRule]{
 		return Clean(r.VIP + "/" + r.Protocol)
 	}},
 	{Title: "ACTION", Cell: func(r api.PortalRule) string { return Clean(r.Action) }},
-	{Title: "LOCAL PORT", Cell: func(r api.PortalRule) string { return localPort(r.LocalPort) }},
-	{Title: "SOURCES", Cell: func(r api.PortalRule) string { return sources(r.Sources) }},
-	{Title: "SERVICE PORT", Cell: func(r api.PortalRule) string { return dash(r.Service) }},
-	{Title: "IN WORDS", Wide: true, Cell: func(r api.PortalRule) string { return dash(r.Text) }},
+	{Title: "LOCAL PORT", Rank: 1, Cell: func(r api.PortalRule) string { return localPort(r.LocalPort) }},
+	{Title: "SOURCES", Rank: 2, Cell: func(r api.PortalRule) string { return sources(r.Sources) }},
+	{Title: "SERVICE PORT", Rank: 1, Least: 16, Cell: func(r api.PortalRule) string { return dash(r.Service) }},
+	{Title: "IN WORDS", Wide: true, Rank: 2, Text: true, Least: 40, Cell: func(r api.PortalRule) string { return dash(r.Text) }},
 }
 
 // PortalParts are the columns for what there is for all Services together.
@@ -29,7 +29,7 @@ var PortalParts = []Column[api.PortalPart]{
 	{Title: "STATE", Cell: func(p api.PortalPart) string { return Clean(p.State) }},
 	{Title: "FAMILY", Cell: func(p api.PortalPart) string { return Clean(p.Family) }},
 	{Title: "FOR ALL SERVICES", Cell: func(p api.PortalPart) string { return Clean(p.Name) }},
-	{Title: "WHAT", Cell: func(p api.PortalPart) string { return dash(p.Text) }},
+	{Title: "WHAT", Text: true, Least: 24, Cell: func(p api.PortalPart) string { return dash(p.Text) }},
 }
 
 // WithInstalled puts behind each rule of which the kernel has another one a row

@@ -11,40 +11,40 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// Services are the columns for Services.
+// Services are the columns for Services. A problem is sought first, and counts before settings.
 var Services = []Column[api.Service]{
-	{Title: "NAMESPACE", Cell: func(s api.Service) string { return Clean(s.Namespace) }},
-	{Title: "NAME", Cell: func(s api.Service) string { return Clean(s.Name) }},
+	{Title: "NAMESPACE", Least: 12, Cell: func(s api.Service) string { return Clean(s.Namespace) }},
+	{Title: "NAME", Least: 16, Cell: func(s api.Service) string { return Clean(s.Name) }},
 	{Title: "STATE", Cell: func(s api.Service) string { return Clean(string(s.State)) }},
-	{Title: "VIP", Cell: func(s api.Service) string { return Few(vips(s)) }},
-	{Title: "PORTS", Cell: func(s api.Service) string { return Few(portNumbers(s)) }},
-	{Title: "REACHED AT", Some: true, Cell: func(s api.Service) string { return dash(Few(onLoopback(s))) }},
-	{Title: "ENDPOINTS", Cell: func(s api.Service) string { return ReadyOf(s.Endpoints) }},
-	{Title: "ACTIVE", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Active) }},
-	{Title: "CONNECTIONS", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Accepted) }},
-	{Title: "RETRIES", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Retries) }},
-	{Title: "FAILED", Right: true, Cell: func(s api.Service) string { return number(s.Totals.Failed) }},
-	{Title: "CONNECT", Right: true, Wide: true, Cell: func(s api.Service) string { return Connect(s.Latency) }},
-	{Title: "FIRST BYTE", Right: true, Wide: true, Cell: func(s api.Service) string { return FirstByte(s.Latency) }},
-	{Title: "TO ENDPOINTS", Right: true, Wide: true, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToEndpoint)) }},
-	{Title: "TO CLIENTS", Right: true, Wide: true, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToClient)) }},
-	{Title: "AFFINITY", Wide: true, Cell: func(s api.Service) string { return orDash(s.AffinitySeconds) }},
-	{Title: "SCHEDULER", Wide: true, Cell: func(s api.Service) string { return scheduler(s) }},
-	{Title: "PROBES", Wide: true, Cell: func(s api.Service) string { return dash(Few(probes(s))) }},
-	{Title: "PER ENDPOINT", Wide: true, Cell: func(s api.Service) string { return dash(Few(endpointLimits(s))) }},
-	{Title: "QUEUED", Right: true, Wide: true, Cell: func(s api.Service) string { return number(s.Totals.Queued) }},
-	{Title: "SLOW START", Wide: true, Cell: func(s api.Service) string {
+	{Title: "PROBLEM", Wide: true, Some: true, Text: true, Least: 40, Cell: func(s api.Service) string { return dash(problems(s)) }},
+	{Title: "VIP", Rank: 2, Cell: func(s api.Service) string { return Few(vips(s)) }},
+	{Title: "PORTS", Rank: 3, Cell: func(s api.Service) string { return Few(portNumbers(s)) }},
+	{Title: "REACHED AT", Some: true, Rank: 1, Cell: func(s api.Service) string { return dash(Few(onLoopback(s))) }},
+	{Title: "ENDPOINTS", Rank: 1, Cell: func(s api.Service) string { return ReadyOf(s.Endpoints) }},
+	{Title: "ACTIVE", Right: true, Rank: 3, Cell: func(s api.Service) string { return number(s.Totals.Active) }},
+	{Title: "CONNECTIONS", Right: true, Rank: 4, Cell: func(s api.Service) string { return number(s.Totals.Accepted) }},
+	{Title: "RETRIES", Right: true, Rank: 2, Cell: func(s api.Service) string { return number(s.Totals.Retries) }},
+	{Title: "FAILED", Right: true, Rank: 1, Cell: func(s api.Service) string { return number(s.Totals.Failed) }},
+	{Title: "CONNECT", Right: true, Wide: true, Some: true, Rank: 5, Cell: func(s api.Service) string { return Connect(s.Latency) }},
+	{Title: "FIRST BYTE", Right: true, Wide: true, Some: true, Rank: 5, Cell: func(s api.Service) string { return FirstByte(s.Latency) }},
+	{Title: "TO ENDPOINTS", Right: true, Wide: true, Rank: 6, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToEndpoint)) }},
+	{Title: "TO CLIENTS", Right: true, Wide: true, Rank: 6, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToClient)) }},
+	{Title: "QUEUED", Right: true, Wide: true, Some: true, Rank: 5, Cell: func(s api.Service) string { return number(s.Totals.Queued) }},
+	{Title: "AFFINITY", Wide: true, Some: true, Rank: 7, Cell: func(s api.Service) string { return orDash(s.AffinitySeconds) }},
+	{Title: "SCHEDULER", Wide: true, Rank: 8, Cell: func(s api.Service) string { return scheduler(s) }},
+	{Title: "PROBES", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(probes(s))) }},
+	{Title: "PER ENDPOINT", Wide: true, Some: true, Rank: 7, Cell: func(s api.Service) string { return dash(Few(endpointLimits(s))) }},
+	{Title: "SLOW START", Wide: true, Some: true, Rank: 8, Cell: func(s api.Service) string {
 		return longest(s, func(p api.PortSummary) float64 { return p.SlowStartSeconds })
 	}},
-	{Title: "DRAIN", Wide: true, Cell: func(s api.Service) string {
+	{Title: "DRAIN", Wide: true, Some: true, Rank: 8, Cell: func(s api.Service) string {
 		return longest(s, func(p api.PortSummary) float64 { return p.DrainSeconds })
 	}},
-	{Title: "ACCESS LOG", Wide: true, Cell: func(s api.Service) string { return accessLog(s) }},
-	{Title: "LISTENS ON", Wide: true, Cell: func(s api.Service) string { return dash(Few(listeners(s))) }},
-	{Title: "PROXY PROTOCOL", Wide: true, Cell: func(s api.Service) string { return dash(Few(proxyProtocols(s))) }},
-	{Title: "ENDPOINTS SEE", Wide: true, Cell: func(s api.Service) string { return dash(Few(seen(s))) }},
-	{Title: "TOPOLOGY", Wide: true, Cell: func(s api.Service) string { return dash(Few(topologies(s))) }},
-	{Title: "PROBLEM", Wide: true, Cell: func(s api.Service) string { return dash(problems(s)) }},
+	{Title: "ACCESS LOG", Wide: true, Some: true, Rank: 9, Cell: func(s api.Service) string { return accessLog(s) }},
+	{Title: "LISTENS ON", Wide: true, Rank: 9, Cell: func(s api.Service) string { return dash(Few(listeners(s))) }},
+	{Title: "PROXY PROTOCOL", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(proxyProtocols(s))) }},
+	{Title: "ENDPOINTS SEE", Wide: true, Some: true, Rank: 9, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(seen(s))) }},
+	{Title: "TOPOLOGY", Wide: true, Some: true, Rank: 7, Text: true, Least: 16, Cell: func(s api.Service) string { return dash(Few(topologies(s))) }},
 }
 
 // ReadyOf returns how many endpoints take their turn, of how many.
