@@ -34,7 +34,7 @@ type suite struct {
 	except   []string // ends of paths of packages
 	race     bool
 	timeout  string
-	beside   int  // how many of its specs run beside each other, if it is one package of specs
+	beside   int // how many of its specs run beside each other, if it is one package of specs
 
 	commands []string // instead of all that: words by blanks
 }
