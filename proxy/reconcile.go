@@ -56,7 +56,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 		if len(p.differ) > 0 || freed || round == 0 && !check {
 			freed = p.apply(freed) || freed
 		}
-		p.closeUnused() // after the rules that led to them
+		p.closeUnused()                                     // after the rules that led to them
 		if p.keeping.removed && p.awaitRemoved() || freed { // which may have been in the way
 			p.markFailed()
 		}
