@@ -34,6 +34,15 @@ func startResetting(ns *lab.Namespace, addr netip.Addr, resets *atomic.Bool) net
 	return at
 }
 
+// startHanging starts an endpoint of which only the kernel accepts connections, as of a program that was stopped.
+func startHanging(ns *lab.Namespace, addr netip.Addr) netip.AddrPort {
+	GinkgoHelper()
+	at := netip.AddrPortFrom(addr, 8080)
+	ln := ns.Listen(at.String())
+	DeferCleanup(func() { ln.Close() })
+	return at
+}
+
 // request is ask, of a client that says something first.
 func request(d *lab.Dialer, vip string) (netip.AddrPort, error) {
 	c, err := d.Dial("", vip, 10*time.Second)
@@ -160,6 +169,17 @@ var _ = Describe("what went wrong an hour ago", func() {
 		Expect(strings.Count(third, "endpoint-reset")).To(BeNumerically(">", 30))
 
 		Expect(diagnosis()).To(MatchRegexp(`10\.244\.0\.12:8080 fails some of what it gets|\d+ connections failed: endpoint-reset by 10\.244\.0\.12:8080 known by: the last at `), "or in one")
+	})
+
+	It("is told in three commands: one of three Pods hangs", func() {
+		web.endpoints = []netip.AddrPort{startBackend(l.Pods, lab.Pod(1), 8080).addr, startHanging(l.Pods, lab.Pod(2)), startBackend(l.Pods, lab.Pod(3), 8080).addr}
+		start()
+		Expect(command("get", "services")).To(MatchRegexp(`web +ok `))
+		Expect(load(crowd, 200)).To(BeNumerically(">=", 5), "those that came to it")
+
+		Expect(command("get", "services", "-o", "wide")).To(MatchRegexp(`web +degraded +.* 2/3 `))
+		Expect(command("get", "endpoints", "web")).To(And(MatchRegexp(`10\.244\.0\.12:8080 +- +unresponsive `), MatchRegexp(`10\.244\.0\.11:8080 +- +ready `), MatchRegexp(`10\.244\.0\.13:8080 +- +ready `)))
+		Expect(diagnosis()).To(MatchRegexp(`10\.244\.0\.12:8080 accepts connections, and answers none known by: in the last minutes it has had \d+ clients and sent no byte`))
 	})
 
 	It("says that there is no such Service, and what is wrong with what it is asked", func() {

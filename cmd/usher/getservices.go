@@ -26,8 +26,8 @@ func newGetServices() *cobra.Command {
 		Use:     "services [NAME…]",
 		Aliases: []string{"service", "svc"},
 		Short:   "Services: state, endpoints, connections",
-		Long: `Lists Services. STATE is ok; degraded (some endpoint is suspicious, in quarantine,
-terminating or not ready); down (every endpoint is in quarantine); no-endpoints;
+		Long: `Lists Services. STATE is ok; degraded (some endpoint is suspicious, unresponsive,
+in quarantine, terminating or not ready); down (every endpoint is in quarantine); no-endpoints;
 no-local-endpoints (internalTrafficPolicy is Local, and no endpoint is here: clients
 of the cluster IP are dropped); external-elsewhere (the same of externalTrafficPolicy
 and clients from outside, who have to come by another node); problem (some port
@@ -102,6 +102,8 @@ quarantined (it failed, or its probes did, and is passed over while there is
 another one; QUARANTINE says when it is probed next, or for how much longer that
 is, and why);
 suspicious (it takes its turn, but reset most of the connections that ended last);
+unresponsive (it takes its turn, but none of five or more clients had a byte from it in
+the last 5 to 10 minutes, while others of its port answered: a program that hangs);
 terminating (used only if none is ready); or not-ready. NOT USED says why an
 endpoint has no new connections, or none of some clients. CONNECT and FIRST BYTE are as
 those of 'usher get services', of the clients that had this endpoint in the end. An

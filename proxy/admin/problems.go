@@ -214,7 +214,7 @@ func (g group) trouble(now time.Time) (state api.ServiceState, message string) {
 func badEndpoints(v *proxy.PortView, now time.Time) string {
 	var bad []string
 	for _, e := range v.Endpoints {
-		switch state := stateOf(e, now); state {
+		switch state := stateOf(v, e, now); state {
 		case api.EndpointReady, api.EndpointTerminating:
 		default:
 			bad = append(bad, badEndpoint(e, state, now))
@@ -239,6 +239,9 @@ func badEndpoint(e *balance.Endpoint, state api.EndpointState, now time.Time) st
 	text += " " + string(state)
 	if q := quarantine(e, now); q != nil {
 		text += ", " + q.Cause
+	} else if state == api.EndpointUnresponsive {
+		clients, _ := seenLately(e, now)
+		text += fmt.Sprintf(", no byte for any of %d clients lately", clients)
 	}
 	return text
 }

@@ -43,7 +43,7 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy) {
 	for _, g := range all {
 		for i := range g {
 			for _, e := range g[i].Endpoints {
-				countState(&counts, stateOf(e, now))
+				countState(&counts, stateOf(&g[i], e, now))
 			}
 		}
 		name := g.name()
@@ -62,6 +62,7 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy) {
 	rest.tell(out, "", others)
 	endpointsByState.tell(out, float64(counts.Ready), string(api.EndpointReady))
 	endpointsByState.tell(out, float64(counts.Suspicious), string(api.EndpointSuspicious))
+	endpointsByState.tell(out, float64(counts.Unresponsive), string(api.EndpointUnresponsive))
 	endpointsByState.tell(out, float64(counts.Quarantined), string(api.EndpointQuarantined))
 	endpointsByState.tell(out, float64(counts.Terminating), string(api.EndpointTerminating))
 	endpointsByState.tell(out, float64(counts.NotReady), string(api.EndpointNotReady))

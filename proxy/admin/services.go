@@ -169,7 +169,7 @@ func (g group) summary(now time.Time) api.Service {
 			if !seen[e.Addr] {
 				seen[e.Addr] = true
 				s.Endpoints.Total++
-				countState(&s.Endpoints, stateOf(e, now))
+				countState(&s.Endpoints, stateOf(v, e, now))
 			}
 		}
 		if state := portState(v, now); state.Badness() > s.State.Badness() {
@@ -185,6 +185,8 @@ func countState(c *api.EndpointCounts, state api.EndpointState) {
 		c.Ready++
 	case api.EndpointSuspicious:
 		c.Suspicious++
+	case api.EndpointUnresponsive:
+		c.Unresponsive++
 	case api.EndpointQuarantined:
 		c.Quarantined++
 	case api.EndpointTerminating:
@@ -198,11 +200,11 @@ func countState(c *api.EndpointCounts, state api.EndpointState) {
 func portState(v *proxy.PortView, now time.Time) api.ServiceState {
 	quarantined := 0
 	for _, e := range v.Cluster.Endpoints() {
-		if stateOf(e, now) == api.EndpointQuarantined {
+		if stateOf(v, e, now) == api.EndpointQuarantined {
 			quarantined++
 		}
 	}
-	allReady := !slices.ContainsFunc(v.Endpoints, func(e *balance.Endpoint) bool { return stateOf(e, now) != api.EndpointReady })
+	allReady := !slices.ContainsFunc(v.Endpoints, func(e *balance.Endpoint) bool { return stateOf(v, e, now) != api.EndpointReady })
 	switch {
 	case v.Problem != nil:
 		return api.ServiceProblem
@@ -220,7 +222,7 @@ func portState(v *proxy.PortView, now time.Time) api.ServiceState {
 	return api.ServiceOK
 }
 
-func stateOf(e *balance.Endpoint, now time.Time) api.EndpointState {
+func stateOf(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.EndpointState {
 	if e.Health(now).State == balance.Down {
 		return api.EndpointQuarantined
 	}
@@ -229,10 +231,27 @@ func stateOf(e *balance.Endpoint, now time.Time) api.EndpointState {
 		return api.EndpointTerminating
 	case e.Ready && e.Suspicious():
 		return api.EndpointSuspicious
+	case e.Ready && unresponsive(v, e, now):
+		return api.EndpointUnresponsive
 	case e.Ready:
 		return api.EndpointReady
 	}
 	return api.EndpointNotReady
+}
+
+// fewestUnresponsive is how many clients have to wait in vain: a browser opens a connection sometimes and asks
+// nothing.
+const fewestUnresponsive = 5
+
+// unresponsive reports whether clients connected to e lately, and none had a byte from it, while another endpoint of
+// the port has sent some: the kernel accepts connections also for a program that hangs. Where no endpoint sends
+// any, the protocol may have no answers.
+func unresponsive(v *proxy.PortView, e *balance.Endpoint, now time.Time) bool {
+	clients, firstBytes := seenLately(e, now)
+	return clients >= fewestUnresponsive && firstBytes == 0 && slices.ContainsFunc(v.Endpoints, func(other *balance.Endpoint) bool {
+		_, firstBytes := seenLately(other, now)
+		return firstBytes > 0
+	})
 }
 
 func portSummary(v *proxy.PortView) api.PortSummary {
@@ -344,7 +363,7 @@ func policies(port config.ServicePort, o *proxy.Options) api.Policies {
 
 func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint {
 	out := api.Endpoint{
-		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: stateOf(e, now), Weight: e.Weight.Int(),
+		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: stateOf(v, e, now), Weight: e.Weight.Int(),
 		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: []string{},
 		Quarantine: quarantine(e, now),
 		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedLately: e.FailedLately(now), Unanswered: e.Unanswered(),

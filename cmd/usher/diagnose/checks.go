@@ -310,7 +310,7 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 const slowMs = 200
 
 // fewest is how many clients there have to be for what most of them waited to mean something,
-// fewestUnanswered for that none has got a byte: a browser connects sometimes and asks nothing.
+// fewestUnanswered for what an endpoint left unanswered: a browser connects sometimes and asks nothing.
 const fewest, fewestUnanswered = 20, 5
 
 func slow(_ context.Context, s *subject) (all []Finding) {
@@ -324,7 +324,7 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 			if e.Latency == nil || p.port.Latency == nil {
 				continue
 			}
-			if e.Latency.Clients >= fewestUnanswered && e.Latency.FirstByteP99Ms == 0 && p.port.Latency.FirstByteP99Ms > 0 {
+			if e.State == api.EndpointUnresponsive {
 				all = append(all, Finding{"", Warning, p.object, endpointName(e) + " accepts connections, and answers none",
 					fmt.Sprintf("in the last minutes it has had %s and sent no byte, and others of this port have", show.Plural(int(e.Latency.Clients), "client")),
 					"look at what runs there, which the kernel connects to also if it hangs; usher get connections " + p.name + " --state=all --endpoint=" + e.Address})

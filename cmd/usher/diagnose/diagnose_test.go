@@ -178,19 +178,18 @@ var _ = Describe("what is slow", func() {
 		Expect(all[1].Known).To(ContainSubstring("one in a hundred waited about 250"))
 	})
 
-	It("is an endpoint that answers nobody, while others do", func() {
-		port := func(first float64, clients uint64) *subject {
+	It("is an endpoint that is unresponsive", func() {
+		of := func(state api.EndpointState) *subject {
 			return &subject{services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: []api.ServicePort{{
-				PortSummary: api.PortSummary{VIP: "10.96.0.10:80"}, Latency: &api.Latency{Clients: clients, FirstByteP99Ms: first},
-				Endpoints: []api.Endpoint{{Address: "10.0.0.1:80", BytesToClient: 100, Latency: &api.Latency{Clients: clients, ConnectP50Ms: 1, ConnectP99Ms: 1}}},
+				PortSummary: api.PortSummary{VIP: "10.96.0.10:80"}, Latency: &api.Latency{Clients: 5, FirstByteP99Ms: 10},
+				Endpoints: []api.Endpoint{{Address: "10.0.0.1:80", State: state, BytesToClient: 100, Latency: &api.Latency{Clients: 5, ConnectP50Ms: 1, ConnectP99Ms: 1}}},
 			}}}}}
 		}
-		all := slow(GinkgoT().Context(), port(10, 5))
+		all := slow(GinkgoT().Context(), of(api.EndpointUnresponsive))
 		Expect(all).To(HaveLen(1))
 		Expect(all[0].Wrong).To(Equal("10.0.0.1:80 accepts connections, and answers none"))
 		Expect(all[0].Known).To(ContainSubstring("had 5 clients and sent no byte"))
-		Expect(slow(GinkgoT().Context(), port(0, 5))).To(BeEmpty(), "perhaps nobody asks, as a load balancer that only connects")
-		Expect(slow(GinkgoT().Context(), port(10, 4))).To(BeEmpty())
+		Expect(slow(GinkgoT().Context(), of(api.EndpointReady))).To(BeEmpty())
 	})
 })
 

@@ -43,7 +43,7 @@ func reach(ctx context.Context, s *subject) (all []Finding) {
 		}
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
-			bad := e.State == api.EndpointQuarantined || e.State == api.EndpointSuspicious
+			bad := e.State == api.EndpointQuarantined || e.State == api.EndpointSuspicious || e.State == api.EndpointUnresponsive
 			if tried[e.Address] || len(tried) >= most || !bad && (s.Service == "" || !e.Ready) {
 				continue
 			}

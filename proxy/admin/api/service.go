@@ -19,7 +19,7 @@ type ServiceState string
 const (
 	ServiceOK               ServiceState = "ok"                 // it is served, and every endpoint is ready
 	ServiceElsewhere        ServiceState = "external-elsewhere" // clients from outside are dropped here, and have to come by another node: see Dropped
-	ServiceDegraded         ServiceState = "degraded"           // some endpoint is suspicious, in quarantine, terminating or not ready
+	ServiceDegraded         ServiceState = "degraded"           // some endpoint is suspicious, unresponsive, in quarantine, terminating or not ready
 	ServiceDown             ServiceState = "down"               // every endpoint that could be used is in quarantine
 	ServiceNoLocalEndpoints ServiceState = "no-local-endpoints" // clients of a cluster IP are dropped: see Dropped
 	ServiceNoEndpoints      ServiceState = "no-endpoints"       // there is no endpoint to use for some port
@@ -150,12 +150,13 @@ type Topology struct {
 
 // EndpointCounts says how many endpoints there are, each address and port once.
 type EndpointCounts struct {
-	Total       int `json:"total"`
-	Ready       int `json:"ready"`
-	Suspicious  int `json:"suspicious"`
-	Quarantined int `json:"quarantined"`
-	Terminating int `json:"terminating"`
-	NotReady    int `json:"notReady"`
+	Total        int `json:"total"`
+	Ready        int `json:"ready"`
+	Suspicious   int `json:"suspicious"`
+	Unresponsive int `json:"unresponsive"`
+	Quarantined  int `json:"quarantined"`
+	Terminating  int `json:"terminating"`
+	NotReady     int `json:"notReady"`
 }
 
 // Totals are counts. All but Active and Queued only grow, so two answers give a rate.
@@ -269,15 +270,17 @@ type EndpointState string
 
 // The states of an endpoint. Of several that apply, quarantined is told first.
 const (
-	EndpointReady       EndpointState = "ready"       // it takes its turn
-	EndpointSuspicious  EndpointState = "suspicious"  // it takes its turn, but broke most of the connections that ended last
-	EndpointQuarantined EndpointState = "quarantined" // it failed, and is passed over while there is another one
-	EndpointTerminating EndpointState = "terminating" // its Pod is ending; used only if none is ready
-	EndpointNotReady    EndpointState = "not-ready"   // it is not used
+	EndpointReady      EndpointState = "ready"      // it takes its turn
+	EndpointSuspicious EndpointState = "suspicious" // it takes its turn, but broke most of the connections that ended last
+	// it takes its turn, but none of five or more clients had a byte from it in the last 5 to 10 minutes, while others of its port answered
+	EndpointUnresponsive EndpointState = "unresponsive"
+	EndpointQuarantined  EndpointState = "quarantined" // it failed, and is passed over while there is another one
+	EndpointTerminating  EndpointState = "terminating" // its Pod is ending; used only if none is ready
+	EndpointNotReady     EndpointState = "not-ready"   // it is not used
 )
 
 // EndpointStates are all there are, the best first.
-var EndpointStates = []EndpointState{EndpointReady, EndpointSuspicious, EndpointTerminating, EndpointNotReady, EndpointQuarantined}
+var EndpointStates = []EndpointState{EndpointReady, EndpointSuspicious, EndpointTerminating, EndpointNotReady, EndpointUnresponsive, EndpointQuarantined}
 
 // Badness is as that of a ServiceState.
 func (s EndpointState) Badness() int { return place(EndpointStates, s) }

@@ -9,7 +9,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// What a cell has to show to be bad without being in quarantine or suspicious: so many attempts, of
+// What a cell has to show to be bad without being in quarantine, suspicious or unresponsive: so many attempts, of
 // which at least one in oneIn failed.
 const (
 	enoughTried = 10
@@ -22,7 +22,7 @@ const maxFindings = 10
 // a quarantine, which is made of one that failed and of probes.
 func resultOf(state api.EndpointState, tried, failed int64) api.ClusterResult {
 	switch {
-	case state == api.EndpointQuarantined || state == api.EndpointSuspicious:
+	case state == api.EndpointQuarantined || state == api.EndpointSuspicious || state == api.EndpointUnresponsive:
 		return api.ResultBad
 	case oneIn*failed < tried:
 		return api.ResultGood
