@@ -50,7 +50,7 @@ func (p *Proxy) reconcile(ctx context.Context, check bool) {
 			p.noteProblems() // now, since the portal may take long
 		}
 		freed := len(p.unused) > 0
-		if !p.Portal.Traits().Redirects { // Apply may take away their addresses, and the kernel sends no reset from those
+		if freed && !p.Portal.Traits().Redirects { // Apply may take away their addresses, and the kernel sends no reset from those
 			p.closeUnused()
 		}
 		if len(p.differ) > 0 || freed || round == 0 && !check {
