@@ -12,7 +12,7 @@
 //	datagram   UDP: sessions
 //	search     how both find an endpoint that answers
 //	balance    whose turn it is, and who is in quarantine
-//	probe      asks those whether they answer again
+//	health     probes endpoints
 //	forward    moves the bytes
 //	outcome    the words for how a connection ends
 //	budget     who may have descriptors

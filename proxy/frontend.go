@@ -25,7 +25,6 @@ type frontEnd struct {
 	proxy *Proxy
 
 	pool      balance.Pool
-	watches   map[*balance.State]*watch // of the endpoints that are probed all the time
 	listeners []frontend.Listener
 	draining  *time.Timer // until the next endpoint's connections end; nil if none is leaving
 	dirty     bool        // among Proxy.dirty
@@ -119,7 +118,9 @@ func (f *frontEnd) swapView(port config.ServicePort) (planned bool) {
 	old := f.Swap(v)
 	same := sameButEndpoints(old.Port, port)
 	f.tellEndpoints(old, v, same)
-	f.watch(v)
+	if old.Port.Probe.Check.Kind != 0 || port.Probe.Check.Kind != 0 {
+		f.proxy.prober.Update(f.FrontEnd, old, v)
+	}
 	f.drain()
 	left := make(map[netip.AddrPort]bool, len(gone))
 	for _, endpoint := range gone {
@@ -290,7 +291,9 @@ func (f *frontEnd) closeListeners(why frontend.Closing) {
 // WithDefaults returns port with what it does not say itself.
 func (o *Options) WithDefaults(port config.ServicePort) config.ServicePort {
 	port.Scheduler = cmp.Or(port.Scheduler, o.Scheduler)
-	port.Probe = o.ProbeOf(port)
+	if port.Probe = port.Probe.Or(o.Probe); !port.Probe.Wanted(port.Protocol) || o.Dial != nil { // not through a tunnel: see FrontEnd.Policy
+		port.Probe = config.Probe{}
+	}
 	if port.Protocol != config.UDP {
 		port.DrainTimeout = cmp.Or(port.DrainTimeout, o.EndpointDrainTimeout)
 		port.EndpointLimit = max(0, cmp.Or(port.EndpointLimit, o.EndpointLimit))

@@ -17,7 +17,7 @@ import (
 	"github.com/usherproxy/usher/proxy/datagram"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
-	"github.com/usherproxy/usher/proxy/probe"
+	"github.com/usherproxy/usher/proxy/health"
 	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/stream"
 )
@@ -29,9 +29,8 @@ type Proxy struct {
 	streams    *stream.Server
 	datagrams  *datagram.Server
 	affinities *affinity.Limits
-	remembered chan struct{}                 // has a value when there is something new in affinities
-	prober     *probe.Prober[netip.AddrPort] // of endpoints that failed
-	watcher    *probe.Prober[check]          // of those whose Services ask for it
+	remembered chan struct{} // has a value when there is something new in affinities
+	prober     *health.Prober
 	counters   counters
 	sync       syncState
 	reading    sync.Mutex // held while PortalStatus reads the kernel
@@ -95,7 +94,7 @@ func New(o Options) *Proxy {
 		healthChecks: map[types.NamespacedName]uint16{},
 	}
 	p.ctx, p.end = context.WithCancel(context.Background())
-	p.prober, p.watcher = p.newProber(), p.newWatcher()
+	p.prober = health.New(node, p.DirectDial)
 	return p
 }
 
@@ -364,7 +363,6 @@ func (p *Proxy) Withdraw(ctx context.Context) (did bool, err error) {
 func (p *Proxy) Stop() {
 	p.closeListeners()
 	p.prober.Stop()
-	p.watcher.Stop()
 	p.datagrams.Retired()
 	defer p.lock()()
 	p.datagrams.Stop()

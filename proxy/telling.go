@@ -144,7 +144,7 @@ func (f *frontEnd) HealthChanged(e *balance.Endpoint, h balance.Health, now time
 		event.Reason = trace.ByProbes
 	case h.Probed:
 		event.Reason = trace.ByProbe
-		f.proxy.prober.Add(e.Addr, probed{f, e.State}, event.Took)
+		f.proxy.prober.Recheck(f.FrontEnd, e, event.Took)
 	}
 	if event.Kind == trace.EndpointQuarantined {
 		f.Counters.Quarantines.Add(1)

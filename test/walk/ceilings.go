@@ -31,7 +31,7 @@ var ceilings = []struct {
 }{
 	{"tcp", "TCP connection", figures{46, 15, 163, 256, 169, none}},
 	{"udp", "datagram and answer", figures{34, 13, 121, 163, 115, none}},
-	{"change", "endpoint added, data plane", figures{25, 8, 60, 76, 47, none}},
+	{"change", "endpoint added, data plane", figures{24, 8, 59, 75, 46, none}},
 	{"api-endpoint", "endpoint added, API server", figures{51, 12, 168, none, none, 0}},
 	{"api-service", "Service added, API server", figures{83, 17, 323, none, none, 17}},
 	{"file-endpoint", "endpoint added, file", figures{64, 13, 260, none, none, 0}},

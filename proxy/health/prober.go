@@ -1,0 +1,252 @@
+package health
+
+import (
+	"cmp"
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/trace"
+)
+
+// The least time between the beginnings of two probes of a kind: 100 rechecks and 500 checks a second.
+const (
+	recheckGap = 10 * time.Millisecond
+	checkGap   = 2 * time.Millisecond
+)
+
+// Prober makes the probes of a node's endpoints. Its methods may be called from any goroutine.
+type Prober struct {
+	node   *frontend.Node
+	dial   func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)
+	atOnce int // probes of each kind; a namespace may have a quarter
+	ctx    context.Context
+	stop   context.CancelFunc
+	probes sync.WaitGroup // those under way
+
+	mu               sync.Mutex
+	jobs             map[probe]*job
+	rechecks, checks queue
+	overload         rate.Sometimes // is logged
+}
+
+// New returns a Prober without probes to make. It connects with dial.
+func New(node *frontend.Node, dial func(ctx context.Context, to *config.Endpoint) (forward.Conn, error)) *Prober {
+	p := &Prober{
+		node: node, dial: dial, atOnce: int(node.Budget.Probes()), jobs: map[probe]*job{},
+		rechecks: queue{gap: recheckGap, owners: map[string]*owner{}},
+		checks:   queue{gap: checkGap, owners: map[string]*owner{}},
+		overload: rate.Sometimes{Interval: time.Minute},
+	}
+	p.ctx, p.stop = context.WithCancel(context.Background())
+	return p
+}
+
+// job is a probe and the endpoints to which its results are reported.
+type job struct {
+	probe
+	targets map[target]bool // a job without any is dropped when it is due
+	wait    time.Duration   // since the last probe, or since it was added
+	due     time.Time
+	timer   *time.Timer // until then; nil from then until the probe has ended
+}
+
+// queue holds the probes of one kind that are due. Namespaces take turns.
+type queue struct {
+	gap      time.Duration
+	pausing  bool // the last probe began less than gap ago
+	underWay int
+	owners   map[string]*owner // by namespace: those with probes that are due or under way
+	turns    []*owner          // those that may begin a probe
+}
+
+// owner is a namespace's part of a queue.
+type owner struct {
+	namespace string
+	due       []*job // the next one first
+	underWay  int
+	inTurns   bool
+}
+
+// Recheck probes an endpoint that failed after wait, and again for as long as it is in quarantine.
+func (p *Prober) Recheck(f *frontend.FrontEnd, e *balance.Endpoint, wait time.Duration) {
+	p.add(recheckOf(f, e), target{f, e.State}, wait)
+}
+
+// Update makes the checks of f's endpoints those that its view, after, asks for, in place of those of before.
+// Of an endpoint that is no longer checked, or in another way, what its checks have shown is forgotten.
+func (p *Prober) Update(f *frontend.FrontEnd, before, after *frontend.View) {
+	was, is := checksOf(before), checksOf(after)
+	for state, c := range was {
+		if is[state] != c {
+			p.remove(c, target{f, state})
+		}
+	}
+	for _, e := range after.All {
+		if c, checked := was[e.State]; checked && is[e.State] != c {
+			e.Report(balance.Report{Kind: balance.CheckOff, Now: time.Now()}, balance.Policy{})
+		}
+	}
+	for state, c := range is {
+		if was[state] != c {
+			p.add(c, target{f, state}, rand.N(c.Interval)) // not all at once, nor from all nodes
+		}
+	}
+}
+
+// Stop ends the probes that are under way, and returns when they have ended. No other begins.
+func (p *Prober) Stop() {
+	p.mu.Lock()
+	p.stop()
+	p.mu.Unlock()
+	p.probes.Wait()
+}
+
+// add has c made for t after wait, or sooner if others want it sooner.
+func (p *Prober) add(c probe, t target, wait time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	j := p.jobs[c]
+	if j == nil {
+		j = &job{probe: c, targets: map[target]bool{}}
+		p.jobs[c] = j
+		p.schedule(j, wait)
+	} else if j.timer != nil && wait < time.Until(j.due) {
+		j.timer.Stop()
+		p.schedule(j, wait)
+	}
+	j.targets[t] = true
+}
+
+// remove has c no longer made for t. No result is reported to t from then on.
+func (p *Prober) remove(c probe, t target) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if j := p.jobs[c]; j != nil {
+		delete(j.targets, t)
+	}
+}
+
+// schedule makes j due after wait. It is called with mu.
+func (p *Prober) schedule(j *job, wait time.Duration) {
+	j.wait, j.due = wait, time.Now().Add(wait)
+	var timer *time.Timer
+	timer = time.AfterFunc(wait, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if j.timer == timer { // else it has been scheduled again just now
+			j.timer = nil
+			p.enqueue(j)
+		}
+	})
+	j.timer = timer
+}
+
+// queue returns where j waits when it is due.
+func (p *Prober) queue(j *job) *queue {
+	if j.isRecheck() {
+		return &p.rechecks
+	}
+	return &p.checks
+}
+
+// enqueue queues j, which is due. It is called with mu.
+func (p *Prober) enqueue(j *job) {
+	q := p.queue(j)
+	o := q.owners[j.namespace]
+	if o == nil {
+		o = &owner{namespace: j.namespace}
+		q.owners[j.namespace] = o
+	}
+	at := len(o.due)
+	if j.isRecheck() {
+		at, _ = slices.BinarySearchFunc(o.due, j.wait+1, func(other *job, wait time.Duration) int { return cmp.Compare(other.wait, wait) })
+	}
+	o.due = slices.Insert(o.due, at, j)
+	p.turn(q, o)
+	p.begin(q)
+}
+
+// turn gives a namespace a turn if it has a probe that may begin, and forgets it if it has none at all. It is
+// called with mu.
+func (p *Prober) turn(q *queue, o *owner) {
+	switch {
+	case o.inTurns:
+	case len(o.due) > 0 && o.underWay < max(1, p.atOnce/4):
+		o.inTurns = true
+		q.turns = append(q.turns, o)
+	case len(o.due) == 0 && o.underWay == 0:
+		delete(q.owners, o.namespace)
+	}
+}
+
+// begin begins the probes that the bounds of q allow now. It is called with mu.
+func (p *Prober) begin(q *queue) {
+	for len(q.turns) > 0 && !q.pausing && q.underWay < p.atOnce && p.ctx.Err() == nil {
+		o := q.turns[0]
+		q.turns = q.turns[1:]
+		o.inTurns = false
+		j := o.due[0]
+		o.due = o.due[1:]
+		if j.dropTargets(); len(j.targets) == 0 {
+			delete(p.jobs, j.probe)
+			p.turn(q, o)
+			continue
+		}
+		if late := time.Since(j.due); !j.isRecheck() && late > j.Interval {
+			p.node.Counters.LateProbes.Add(1)
+			p.overload.Do(func() {
+				p.node.Log.Warnf("Services ask for more probes of endpoints than are made, %d a second and %d at once: the one of %s begins %s late",
+					time.Second/checkGap, p.atOnce, j.at, trace.Short(late))
+			})
+		}
+		q.pausing = true
+		time.AfterFunc(q.gap, func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			q.pausing = false
+			p.begin(q)
+		})
+		q.underWay++
+		o.underWay++
+		p.turn(q, o)
+		p.probes.Go(func() { p.run(j, q, o) })
+	}
+}
+
+// run makes one probe, of a namespace's part o of q, and reports its result.
+func (p *Prober) run(j *job, q *queue, o *owner) {
+	err := p.ask(j.probe)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ctx.Err() != nil {
+		return // Stop has ended it
+	}
+	q.underWay--
+	o.underWay--
+	p.turn(q, o)
+	p.node.Counters.Probes[resultOf(err)].Add(1)
+	var soonest time.Duration
+	for t := range j.targets {
+		next := j.report(t, err)
+		if next == 0 {
+			delete(j.targets, t)
+		} else if soonest == 0 || next < soonest {
+			soonest = next
+		}
+	}
+	if len(j.targets) > 0 {
+		p.schedule(j, soonest)
+	} else {
+		delete(p.jobs, j.probe)
+	}
+	p.begin(q)
+}
