@@ -27,8 +27,7 @@
 //
 // Around them, load.go reads the files that changed, [Check] says all that is wrong with some
 // files, and a [Source] watches files and hands over what changes. Which files there are is
-// found out each time by looking at all of them, when all has been quiet; one file of
-// which something is heard is read before that, if it can be believed (loader.hasten).
+// determined each time by listing all of them, once no file has changed for 25 ms.
 //
 // A mistake costs as little as it can. An object with a mistake keeps its last
 // good version; a document that cannot be read at all keeps everything that its

@@ -132,15 +132,11 @@ func readFile(path string, maxSize int) ([]byte, error) {
 		return nil, cause(err)
 	}
 	defer f.Close()
-	return readAll(f, maxSize)
-}
-
-func readAll(f *os.File, maxSize int) ([]byte, error) {
 	var b bytes.Buffer
 	if info, err := f.Stat(); err == nil { // or it grows step by step
 		b.Grow(int(min(info.Size(), int64(maxSize))) + bytes.MinRead)
 	}
-	_, err := b.ReadFrom(io.LimitReader(f, int64(maxSize)+1))
+	_, err = b.ReadFrom(io.LimitReader(f, int64(maxSize)+1))
 	data := b.Bytes()
 	switch {
 	case err != nil:

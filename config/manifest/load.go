@@ -6,7 +6,6 @@ import (
 	"hash/maphash"
 	"io"
 	"io/fs"
-	"os"
 	"slices"
 	"time"
 
@@ -111,20 +110,15 @@ type look struct {
 	err error
 }
 
-// look reads one file. It changes nothing.
+// look reads one file, and decodes it unless it contains what it did. It changes nothing.
 func (l *loader) look(e entry) look {
 	data, err := readFile(e.path, l.maxSize)
 	if err != nil {
 		return look{err: err}
 	}
-	return l.decode(e, data)
-}
-
-// decode reads the contents of one file, unless they are what they were.
-func (l *loader) decode(e entry, data []byte) look {
 	out := look{sum: maphash.Bytes(seed, data)}
 	f := l.files[e.abs]
-	if f == nil || f.path != e.path { // its objects tell the other path
+	if f == nil || f.path != e.path { // its objects name the other path
 		f = &file{}
 	}
 	if out.same = f.sum == out.sum; !out.same {
@@ -169,77 +163,6 @@ func (l *loader) believe(e entry, look look, now time.Time, out *loaded) {
 		l.read = map[string]bool{}
 	}
 	l.read[e.path] = true
-}
-
-// hasten reads one file of which something has just been heard, and makes the model of
-// that anew if the file can be believed before it has been quiet for some time: if nobody
-// has it open for writing, and it takes nothing away, nor a cluster IP that is not named, since
-// a file that comes with it may name that. anew says that what was there has been taken away
-// before: then the file that is there now may be written in several steps, too. busy reports that
-// somebody has it open; then it is worth to look again soon. A load comes afterwards in any case,
-// and tells what there is to tell.
-func (l *loader) hasten(path string, anew bool, now time.Time) (changed []config.Service, busy bool) {
-	e := entry{path: path, abs: absolute(path)}
-	if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() {
-		return nil, false
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, false
-	}
-	defer file.Close()
-	sure, busy := unwritten(file)
-	if !sure {
-		return nil, busy
-	}
-	if e.info, err = file.Stat(); err != nil {
-		return nil, false
-	}
-	f := l.files[e.abs]
-	replaced := f != nil && f.info != nil && !os.SameFile(f.info, e.info) && !anew
-	if f != nil && f.info != nil && !replaced && e.info.Size() < f.info.Size() {
-		return nil, false
-	}
-	data, err := readAll(file, l.maxSize)
-	file.Close() // who comes to write waits for that
-	if err != nil {
-		return nil, false
-	}
-	look := l.decode(e, data)
-	if look.same || len(look.errors) > 0 || silent(look.reading) || f != nil && f.loses(look.reading, replaced) {
-		return nil, false
-	}
-	if slices.ContainsFunc(look.objects, func(o *object) bool { return l.resolver.allocates(o) || l.resolver.lessens(o) }) {
-		return nil, false
-	}
-	l.believe(e, look, now, &loaded{})
-	return l.resolver.resolve(), false
-}
-
-// loses reports whether something that f said is missing in r: a document or an
-// object, or where the file has not been replaced by another, since it may be written in
-// several steps, a port or an endpoint.
-func (f *file) loses(r reading, replaced bool) bool {
-	now := make(map[key]*object, len(r.objects))
-	for _, o := range slices.Backward(r.objects) { // of several definitions the first counts
-		now[o.key] = o
-	}
-	return len(r.documents) < len(f.documents) || slices.ContainsFunc(f.objects, func(o *object) bool {
-		is := now[o.key]
-		return is == nil || !replaced && is.size() < o.size()
-	})
-}
-
-// size returns how many ports, endpoints and networks an object has.
-func (o *object) size() (n int) {
-	n = len(o.cidrs)
-	if o.service != nil {
-		n += len(o.service.Spec.Ports)
-	}
-	for _, s := range o.slices {
-		n += len(s.Ports) + len(s.Endpoints)
-	}
-	return n
 }
 
 // forget forgets a file and what it said.

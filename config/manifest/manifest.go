@@ -166,9 +166,7 @@ func New(opts Options) (*Source, error) {
 }
 
 // Run reads the files and calls apply with all Services; then it watches them,
-// and calls apply with what changed until ctx ends: at once, if nobody has the file open for
-// writing, where that can be told, and it takes nothing away and needs no cluster IP
-// allocated; else a tenth of a second after it did. It returns an error at once if a path
+// and calls apply with what changed until ctx ends, once nothing has changed for patience.settle. It returns an error at once if a path
 // does not exist or cannot be read. Later such a thing is logged: what a file that cannot be read said last
 // stays, and of one that is gone for longer than it takes to put another in its
 // place (0.2 s) the Services go. Run may be called once.
@@ -186,21 +184,17 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	defer w.close()
 	w.follow(list(s.loader.paths)) // first, so that nothing is missed
 
-	there := list(s.loader.paths)
-	doubts, pending := s.reload(there, apply, true), w.follow(there)
-	hasten := func(path string, anew bool) (busy bool) {
-		changed, busy := s.loader.hasten(path, anew, time.Now())
-		s.hand(apply, changed)
-		return busy
-	}
-	for w.wait(ctx, there, doubts, pending, hasten) {
+	var there listing
+	var doubts, pending bool
+	for first := true; first || w.wait(ctx, there, doubts, pending); {
 		there = list(s.loader.paths)
 		added := w.follow(there)
-		if added && !pending { // what changed before a folder was watched has gone unnoticed, and may go on
+		if added && !pending && !first { // what changed before a folder was watched has gone unnoticed, and may go on
 			pending = true
 			continue
 		}
-		doubts, pending = s.reload(there, apply, false), added
+		doubts, pending = s.reload(there, apply, first), added
+		first = false
 	}
 	return nil
 }
@@ -210,23 +204,17 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 func (s *Source) reload(there listing, apply func([]config.Service), first bool) (doubts bool) {
 	l := s.loader.load(there, time.Now())
 	s.tell(l)
-	if first {
-		s.handCIDRs()
-		s.log.WithFields(logrus.Fields{"services": s.loader.resolver.served(), "files": len(s.loader.files)}).Info("manifests read")
-		apply(l.changed)
-	} else {
-		s.hand(apply, l.changed)
-	}
-	return l.doubts
-}
-
-// hand applies what has changed, if anything has.
-func (s *Source) hand(apply func([]config.Service), changed []config.Service) {
 	s.handCIDRs()
-	if len(changed) > 0 {
-		s.log.WithFields(logrus.Fields{"services": s.loader.resolver.served(), "changed": len(changed)}).Info("manifests changed")
-		apply(changed)
+	switch log := s.log.WithField("services", s.loader.resolver.served()); {
+	case first:
+		log.WithField("files", len(s.loader.files)).Info("manifests read")
+	case len(l.changed) > 0:
+		log.WithField("changed", len(l.changed)).Info("manifests changed")
+	default:
+		return l.doubts
 	}
+	apply(l.changed)
+	return l.doubts
 }
 
 // handCIDRs hands over the networks of the ServiceCIDRs, if they have changed.

@@ -352,27 +352,6 @@ func (s *service) keep() *corev1.Service {
 	return withClusterIPs(svc, ips)
 }
 
-// allocates reports whether o is a Service that would be given a cluster IP or node port it does
-// not name.
-func (r *resolver) allocates(o *object) bool {
-	if o.service == nil {
-		return false
-	}
-	s := service{object: o}
-	if known := r.services[o.name]; known != nil {
-		s.had = known.had
-	}
-	svc := s.keep()
-	return lacksClusterIPs(svc) || lacksNodePorts(&svc.Spec)
-}
-
-// lessens reports whether o has fewer ports or endpoints than the definition of it in another
-// file, and would count instead of that.
-func (r *resolver) lessens(o *object) bool {
-	counted := first(r.defined[o.key])
-	return counted != nil && o.place.File < counted.place.File && o.size() < counted.size()
-}
-
 // lacksClusterIPs reports whether svc is to get cluster IPs.
 func lacksClusterIPs(svc *corev1.Service) bool {
 	return hasClusterIPs(svc) && len(svc.Spec.ClusterIPs) < len(svc.Spec.IPFamilies)

@@ -15,9 +15,9 @@ import (
 
 // patience is how long something has to last until it is believed.
 type patience struct {
-	// A file is often written in several steps. After the last event it has to be
-	// quiet for settle until it is read; but under constant change it is read
-	// every settleMax. See loader.hasten for what is not waited for.
+	// A file is often written in several steps, and a change is often one of several
+	// files. After the last event all has to be quiet for settle until what changed is
+	// read; but under constant change it is read every settleMax.
 	settle, settleMax time.Duration
 
 	// A file has to be gone for confirm, or to say nothing at all: editors and copying
@@ -25,7 +25,7 @@ type patience struct {
 	confirm time.Duration
 }
 
-var usual = patience{settle: 50 * time.Millisecond, settleMax: 300 * time.Millisecond, confirm: 200 * time.Millisecond}
+var usual = patience{settle: 25 * time.Millisecond, settleMax: 300 * time.Millisecond, confirm: 200 * time.Millisecond}
 
 // How often files are looked at without an event: always where events are not
 // to be had; now and then in any case, since some file systems (NFS, shared
@@ -46,9 +46,8 @@ type watcher struct {
 	events *fsnotify.Watcher // nil: only polling
 	dirs   map[string]fs.FileInfo
 
-	given   map[string][]string // by what they lead to: the paths
-	folders map[string]bool     // whose manifests are read
-	names   map[string]bool     // of which any change matters
+	folders map[string]bool // whose manifests are read
+	names   map[string]bool // of which any change matters
 }
 
 func newWatcher(paths []string, p patience, notify func() (*fsnotify.Watcher, error), log logrus.FieldLogger) *watcher {
@@ -82,7 +81,7 @@ func (w *watcher) follow(l listing) (added bool) {
 	if w.events == nil {
 		return false
 	}
-	w.given, w.folders, w.names = map[string][]string{}, map[string]bool{}, map[string]bool{}
+	w.folders, w.names = map[string]bool{}, map[string]bool{}
 	want := map[string]bool{}
 	follow := func(path string) string {
 		names := trail(path)
@@ -94,7 +93,6 @@ func (w *watcher) follow(l listing) (added bool) {
 	}
 	for _, p := range w.paths {
 		end := follow(absolute(p))
-		w.given[end] = append(w.given[end], p)
 		if info, err := os.Stat(end); err == nil && info.IsDir() {
 			w.folders[end], want[end] = true, true
 		}
@@ -154,10 +152,8 @@ func (w *watcher) forget(dir string) {
 
 // wait returns true when something may have changed since l was listed and has
 // settled, or when there are doubts and it is time to confirm them; and false when
-// ctx has ended. pending says that something has changed already. While nothing is pending and
-// there are no doubts, the first file that changes is given to hasten, and again as long
-// as that says that the file is busy.
-func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool, hasten func(path string, anew bool) (busy bool)) bool {
+// ctx has ended. pending says that something has changed already.
+func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool) bool {
 	var events <-chan fsnotify.Event
 	var errs <-chan error
 	interval := pollAlone
@@ -171,7 +167,7 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool, has
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 
-	var confirmed, settled, again <-chan time.Time
+	var confirmed, settled <-chan time.Time
 	if doubts {
 		confirmed = time.After(w.patience.confirm)
 	}
@@ -186,16 +182,6 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool, has
 	if pending {
 		changed()
 	}
-	var busy string // the name of the file that was busy
-	var anew bool   // see loader.hasten
-	var pause time.Duration
-	look := func() {
-		if path, ok := w.path(busy); !ok || !hasten(path, anew) {
-			busy, again = "", nil
-			return
-		}
-		again, pause = time.After(pause), 2*pause
-	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -206,29 +192,17 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool, has
 			}
 		case <-settled:
 			return true
-		case <-again:
-			look()
 		case e := <-events:
 			away := e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename)
 			watched := w.dirs[e.Name] != nil
 			if away {
 				w.forget(e.Name) // a folder that is made again may look the same
 			}
-			if !w.matters(e.Name) && !(away && watched) {
-				break
-			}
-			first := settled == nil && !doubts
-			changed()
-			switch {
-			case first:
-				busy, anew, pause = e.Name, away, time.Millisecond
-				look()
-			case e.Name != busy:
-				busy, again = "", nil
+			if w.matters(e.Name) || away && watched {
+				changed()
 			}
 		case err := <-errs: // mostly that there were more events than it could hold
 			w.log.WithError(err).Debug("watching manifests")
-			busy, again = "", nil
 			changed()
 		case <-tick.C:
 			if now := list(w.paths); settled == nil && !l.same(now) {
@@ -236,20 +210,6 @@ func (w *watcher) wait(ctx context.Context, l listing, doubts, pending bool, has
 			}
 		}
 	}
-}
-
-// path returns the path by which the file of that name is read, if nothing but a folder
-// that was given stands between them: no link, and no other path.
-func (w *watcher) path(name string) (string, bool) {
-	dir, base := filepath.Split(name)
-	file, folder := w.given[name], w.given[filepath.Clean(dir)]
-	switch {
-	case len(file) == 1 && len(folder) == 0:
-		return file[0], absolute(file[0]) == name
-	case len(file) == 0 && len(folder) == 1:
-		return filepath.Join(folder[0], base), isManifest(base)
-	}
-	return "", false
 }
 
 // matters reports whether a change of the file of that name can change what is
