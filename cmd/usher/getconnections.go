@@ -37,7 +37,7 @@ than --slow of 'usher run'), failed (it ended without an endpoint, or was broken
 or ok. Who asks for --outcome, --slower-than or --retried gets open and ended ones, who
 asks for --end or --last those that have ended.
 
-STATE is connecting, established, or how it ended; docs/life-of-a-connection.md
+STATE is connecting, established, or how it ended; docs/reference.md
 has the list.`,
 		Example: `  usher get connections -A
   usher get connections web --client 10.244.1.0/24

@@ -79,7 +79,7 @@ var known = map[string]bool{
 
 // removed are annotations that had an effect once, and the reason and replacement.
 var removed = map[string]string{
-	AnnotationPrefix + "quarantine-suspicious": "removed, without effect: usher.io/probe checks endpoints actively, such as http:/healthz (docs/probes.md)",
+	AnnotationPrefix + "quarantine-suspicious": "removed, without effect: usher.io/probe checks endpoints actively, such as http:/healthz (docs/services.md)",
 }
 
 // originRemoved is the origin of problems with removed annotations.

@@ -115,6 +115,6 @@ func TestARemovedAnnotationIsAWarningThatNamesItsReplacement(t *testing.T) {
 	served, problems := Service(svc, nil, config.Node{}, Options{})
 	g.Expect(served.Ports).To(HaveLen(1))
 	g.Expect(problems).To(ConsistOf(MatchError(`Service default/web: metadata.annotations[usher.io/quarantine-suspicious]: Invalid value: "true": ` +
-		`removed, without effect: usher.io/probe checks endpoints actively, such as http:/healthz (docs/probes.md)`)))
+		`removed, without effect: usher.io/probe checks endpoints actively, such as http:/healthz (docs/services.md)`)))
 	g.Expect(problems[0].Removed()).To(BeTrue())
 }

@@ -56,7 +56,7 @@ var _ = Describe("the ends of connections", func() {
 	})
 
 	It("are documented", func() {
-		page, err := os.ReadFile("../../docs/life-of-a-connection.md")
+		page, err := os.ReadFile("../../docs/reference.md")
 		Expect(err).NotTo(HaveOccurred())
 		_, table, _ := strings.Cut(string(page), "| end | meaning |\n|---|---|\n")
 		table, _, _ = strings.Cut(table, "\n\n")

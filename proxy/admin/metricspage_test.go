@@ -47,7 +47,7 @@ Names that begin with ` + "`kubeproxy_`" + ` mean the same as kube-proxy's, so t
 kube-proxy can watch usher; so do ` + "`rest_client_*`" + `, about requests to the API server. usher carries
 out a change in both IP families at once: what has the label ` + "`ip_family`" + ` and no number of its own is told
 for each of them. The values of ` + "`end`" + ` are in
-[the life of a connection](life-of-a-connection.md). ` + "`result`" + ` is connected, refused, no-answer or
+[Codes and states](reference.md#how-connections-end). ` + "`result`" + ` is connected, refused, no-answer or
 failed.
 
 How many series there are does not depend on how many Services there are, but for

@@ -45,7 +45,7 @@ const (
 	FaultUsher    Fault = "usher"
 )
 
-// words are what the API, metrics, logs and docs say of each Outcome; docs/life-of-a-connection.md
+// words are what the API, metrics, logs and docs say of each Outcome; docs/reference.md
 // has the same table. Users' alerts and scripts contain the first column.
 var words = [Outcomes]struct {
 	word    string

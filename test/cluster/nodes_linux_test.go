@@ -28,7 +28,7 @@ import (
 )
 
 // How many there are of what. With the defaults it is a test that takes seconds;
-// docs/scale.md says what was measured with more.
+// docs/sizing.md says what was measured with more.
 var (
 	manyNodes    = flag.Int("many-nodes", 3, "nodes of the spec \"many nodes\"; with more than 3 the API server is started again, too")
 	manyServices = flag.Int("many-services", 20, "Services of the spec \"many nodes\", of ten endpoints each")

@@ -284,7 +284,7 @@ func source(ctx context.Context, s *subject) (all []Finding) {
 		named[address] = true
 		all = append(all, Finding{"", Warning, "Service " + services[flow], "endpoint " + flow.Endpoint.String() + " does not see its client's address",
 			fmt.Sprintf("conntrack: what %s sends to it comes from %s", flow.Client, address),
-			"a rule of another program on this node translates it, perhaps the CNI's that masquerades what leaves the node: docs/client-address.md"})
+			"a rule of another program on this node translates it, perhaps the CNI's that masquerades what leaves the node: docs/services.md"})
 	}
 	return all
 }

@@ -38,7 +38,7 @@ type Explanation struct {
 	// NotTried are the endpoints that would not be tried at all, with why.
 	NotTried []Candidate `json:"notTried"`
 	// ScheduleMs is how long each slot is; within one, endpoints that refuse at
-	// once are passed on from. See docs/life-of-a-connection.md.
+	// once are passed on from. See docs/services.md.
 	ScheduleMs []float64 `json:"scheduleMs"`
 	// Text says it all in sentences, one in each item.
 	Text []string `json:"text"`

@@ -86,7 +86,7 @@ type PortSummary struct {
 	// Listener is where usher listens for it; left out while there is no
 	// endpoint.
 	Listener string `json:"listener,omitempty"`
-	// Scheduler chooses the endpoint for a new connection: rr, lc, … (docs/schedulers.md).
+	// Scheduler chooses the endpoint for a new connection: rr, lc, … (docs/services.md).
 	Scheduler string `json:"scheduler"`
 	// Probe is how all endpoints are probed, whether they have failed or not; left out if they are not.
 	Probe *Probe `json:"probe,omitempty"`
@@ -192,7 +192,7 @@ func (t Totals) Plus(o Totals) Totals {
 	}
 }
 
-// Probe is how endpoints are probed all the time (docs/probes.md).
+// Probe is how endpoints are probed all the time (docs/services.md).
 type Probe struct {
 	// Check is what is done: tcp, http:/healthz, … as in the annotation usher.io/probe.
 	Check           string  `json:"check"`

@@ -1,5 +1,5 @@
 // Command schedulers measures how the schedulers spread connections, for
-// docs/schedulers.md: it prints that page's tables, and writes its picture.
+// docs/services.md: it prints that page's tables, and writes its picture.
 //
 //	go run ./test/bench/schedulers -usher bin/usher -picture docs/schedulers.svg
 //	go run ./test/bench/schedulers -usher bin/usher -rates 9
