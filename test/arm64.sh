@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs tests of the data plane, and the demo, for arm64, in an emulator for single programs
-# (qemu-user). What that lacks is in docs/kernels.md; test/vm boots an arm64 kernel besides.
+# (qemu-user). What that lacks is in docs/requirements.md; test/vm boots an arm64 kernel besides.
 set -eu
 cd "$(dirname "$0")/.."
 emulator=$(command -v qemu-aarch64-static || command -v qemu-aarch64) || {

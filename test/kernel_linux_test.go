@@ -16,7 +16,7 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// What docs/kernels.md says of kernels that lack something.
+// What docs/requirements.md says of kernels that lack something.
 var _ = Describe("A kernel that lacks", func() {
 	var l *lab.Lab
 	var dir string
@@ -63,7 +63,7 @@ var _ = Describe("A kernel that lacks", func() {
 	DescribeTable("what usher needs: it says so and does not start,", func(lacks lab.Refusal, says string) {
 		session := start([]lab.Refusal{lacks})
 		Eventually(session).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
-		Expect(string(session.Err.Contents())).To(MatchRegexp(`this kernel \(Linux [^)]+\) lacks something .*docs/kernels.md.*: ` + says))
+		Expect(string(session.Err.Contents())).To(MatchRegexp(`this kernel \(Linux [^)]+\) lacks something .*docs/requirements.md.*: ` + says))
 	},
 		Entry("IP_FREEBIND", option(unix.SOL_IP, unix.IP_FREEBIND), `a TCP listener: setting IP_FREEBIND: protocol not available`),
 		Entry("IP_PKTINFO", option(unix.SOL_IP, unix.IP_PKTINFO), `a UDP socket: asking for the local addresses of datagrams: protocol not available`),

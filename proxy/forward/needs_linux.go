@@ -12,7 +12,7 @@ import (
 )
 
 // CheckKernel tries out, with sockets of its own, what Services of a family cannot be served without:
-// docs/kernels.md has the list. The error names what is refused, by an old kernel, one that is none
+// docs/requirements.md has the list. The error names what is refused, by an old kernel, one that is none
 // (gVisor), or a filter of system calls (seccomp(2)). A family that is not there at all is no error,
 // nor is what there is no room for at the moment.
 func CheckKernel(any netip.Addr) error {

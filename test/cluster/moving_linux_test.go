@@ -241,7 +241,7 @@ nftables: {masqueradeAll: true}
 			Expect(err).NotTo(HaveOccurred())
 			DeferCleanup(m.flow.Close)
 
-			m.step("## Node by node")
+			m.step("## Migrate node by node")
 			var u *usher
 			m.under("to usher", func() {
 				m.step("kubectl label node NODE kube-proxy=no")
@@ -258,7 +258,7 @@ nftables: {masqueradeAll: true}
 			Expect(m.kubeProxysRules()).NotTo(ContainSubstring(m.svc.Spec.ClusterIP))
 			expectAlive(early)
 
-			m.step("## Going back")
+			m.step("## Roll back")
 			late := m.connections()
 			m.under("and back", func() {
 				m.step("removeRules=true")

@@ -372,7 +372,7 @@ var _ = Describe("Read", func() {
 			named = append(named, field)
 		}
 		Expect(named).To(ConsistOf("iptables.masqueradeAll", "ipvs.excludeCIDRs", "ipvs.strictARP", "ipvs.tcpFinTimeout", "ipvs.tcpTimeout", "ipvs.udpTimeout"))
-		page, err := os.ReadFile("../../../../docs/from-ipvs.md")
+		page, err := os.ReadFile("../../../../docs/kubernetes.md")
 		Expect(err).NotTo(HaveOccurred())
 		for _, field := range append(named, "ipvs.scheduler", "ipvs.syncPeriod", "ipvs.minSyncPeriod") {
 			Expect(string(page)).To(ContainSubstring("`" + field + "`"))
