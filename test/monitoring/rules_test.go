@@ -123,12 +123,12 @@ var _ = Describe("alerts.yaml", func() {
 	})
 
 	It("tells where each alert is explained", func() {
-		page, err := os.ReadFile("../../docs/observing.md")
+		page, err := os.ReadFile("../../docs/runbook.md")
 		Expect(err).NotTo(HaveOccurred())
 		for _, g := range alerts().Groups {
 			for _, r := range g.Rules {
-				Expect(r.Annotations).To(HaveKeyWithValue("runbook_url", "https://github.com/usherproxy/usher/blob/main/docs/observing.md#"+strings.ToLower(r.Alert)))
-				Expect(string(page)).To(MatchRegexp(`(?m)^#### ` + r.Alert + `$`))
+				Expect(r.Annotations).To(HaveKeyWithValue("runbook_url", "https://github.com/usherproxy/usher/blob/main/docs/runbook.md#"+strings.ToLower(r.Alert)))
+				Expect(string(page)).To(MatchRegexp(`(?m)^## ` + r.Alert + `$`))
 			}
 		}
 	})
