@@ -15,7 +15,7 @@ const pageHead = `# The calls of a connection, and of a change
 
 ` + "`make walk`" + ` writes this page: what each function calls, in order, when one connection is made and closed, one
 datagram is answered, and one endpoint is added. The portal is ` + "`none`" + `, the client sends 5 bytes and gets 5 back.
-[The life of a connection](life-of-a-connection.md) says why; this says where.
+[Internals](internals.md) says why; this page says where.
 
 A call that calls nothing else is left out, unless it is the first in its file.
 How an event loop waits for its sockets is left out, too: it calls the functions at the margin. ` + "`Proxy.Apply`" + ` is called by
