@@ -75,9 +75,9 @@ func inColumns(out []byte) string {
 	return b.String()
 }
 
-var _ = Describe("the tour and the course", func() {
+var _ = Describe("the quick start and the course", func() {
 	lessons, _ := filepath.Glob(filepath.Join(root(), "docs/course/[1-9]-*.md"))
-	tour := filepath.Join(root(), "docs/tour.md")
+	quickStart := filepath.Join(root(), "docs/quickstart.md")
 
 	It("have six lessons, each with a scenario", func() {
 		Expect(lessons).To(HaveLen(6))
@@ -86,7 +86,7 @@ var _ = Describe("the tour and the course", func() {
 		}
 	})
 
-	for _, lesson := range append(lessons, tour) {
+	for _, lesson := range append(lessons, quickStart) {
 		text, err := os.ReadFile(lesson)
 		name := strings.TrimSuffix(filepath.Base(lesson), ".md")
 		play := func(as func(string, ...string) *exec.Cmd, fence string) {
@@ -122,7 +122,7 @@ var _ = Describe("the tour and the course", func() {
 			}
 			d.stop()
 		}
-		if lesson != tour {
+		if lesson != quickStart {
 			It("have what is typed and seen in "+name+", without root", func() { play(asNobody, "```console") })
 		}
 		if strings.Contains(string(text), "```console root") {
