@@ -117,7 +117,7 @@ Begin with 'usher demo', which needs nothing.`,
 	root.Flags().Bool(clusterFlag, false, "with get, trace, explain, diagnose and top: ask the ushers of kubectl's cluster")
 	root.SetFlagErrorFunc(flagError)
 	cli.SetUsage(root)
-	root.AddCommand(newRun(), newExec(), newExecInside(), newDemo(), newDashboard(), newGet(), newTop(), newTrace(), newExplain(), newDiagnose(), newCheck(), newPlan(), newEnv(), newPortals(), newProxyEnv(), newCleanup(), newManual(), newVersion())
+	root.AddCommand(newRun(), newExec(), newExecInside(), newDemo(), newDashboard(), newGet(), newTop(), newTrace(), newExplain(), newDiagnose(), newCheck(), newPlan(), newEnv(), newPortals(), newProxyEnv(), newReady(), newCleanup(), newManual(), newVersion())
 	completeFlags(root)
 	return root
 }

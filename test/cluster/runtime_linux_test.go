@@ -290,15 +290,31 @@ func (p *containerPod) output() string {
 	return string(text)
 }
 
-// probe asks what a probe of the Pod asks.
-func (p *containerPod) probe(what *corev1.Probe) func() (answer, error) {
-	return getting(p.on.cluster.node, fmt.Sprintf("http://127.0.0.1:%d%s", what.HTTPGet.Port.IntVal, what.HTTPGet.Path))
+// probe makes a probe of the Pod as the kubelet does, and returns why it failed.
+func (p *containerPod) probe(what *corev1.Probe) func() error {
+	if what.Exec != nil {
+		return func() error {
+			answer, err := p.on.client.ExecSync(context.Background(), &cri.ExecSyncRequest{ContainerId: p.id, Cmd: what.Exec.Command, Timeout: int64(what.TimeoutSeconds)})
+			if err == nil && answer.ExitCode != 0 {
+				err = fmt.Errorf("exit code %d: %s%s", answer.ExitCode, answer.Stdout, answer.Stderr)
+			}
+			return err
+		}
+	}
+	get := getting(p.on.cluster.node, fmt.Sprintf("http://127.0.0.1:%d%s", what.HTTPGet.Port.IntVal, what.HTTPGet.Path))
+	return func() error {
+		answer, err := get()
+		if err == nil && answer.Code != 200 {
+			err = fmt.Errorf("HTTP status %d", answer.Code)
+		}
+		return err
+	}
 }
 
 // ready waits until the Pod is, by its readiness probe.
 func (p *containerPod) ready() *containerPod {
 	GinkgoHelper()
-	Eventually(p.probe(p.spec.Containers[0].ReadinessProbe)).WithTimeout(30*time.Second).Should(code(200), p.output)
+	Eventually(p.probe(p.spec.Containers[0].ReadinessProbe)).WithTimeout(30*time.Second).Should(Succeed(), p.output)
 	return p
 }
 

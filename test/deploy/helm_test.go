@@ -142,7 +142,7 @@ var _ = Describe("the chart", func() {
 		c := chart(map[string]any{"healthzAddress": address}).container()
 		Expect(c.Args).To(ContainElement("--healthz-address=" + address))
 		Expect(c.LivenessProbe.HTTPGet.Port).To(Equal(intstr.FromInt32(port)))
-		Expect(c.ReadinessProbe.HTTPGet.Port).To(Equal(intstr.FromInt32(port)))
+		Expect(c.ReadinessProbe.Exec.Command).To(Equal([]string{"usher", "ready", "--healthz-address=" + address}))
 	},
 		Entry("on another port", "0.0.0.0:10356", int32(10356)),
 		Entry("IPv6", "[::]:10356", int32(10356)),

@@ -132,10 +132,11 @@ var _ = Describe("an installation", func() {
 
 		It("is asked whether it is alive and healthy", func() {
 			c := get().container()
-			for path, probe := range map[string]*corev1.Probe{"/livez": c.LivenessProbe, "/healthz": c.ReadinessProbe} {
-				Expect(probe).NotTo(BeNil())
-				Expect(probe.HTTPGet).To(Equal(&corev1.HTTPGetAction{Path: path, Port: intstr.FromInt32(10256)}))
-			}
+			Expect(c.LivenessProbe).NotTo(BeNil())
+			Expect(c.LivenessProbe.HTTPGet).To(Equal(&corev1.HTTPGetAction{Path: "/livez", Port: intstr.FromInt32(10256)}))
+			Expect(c.ReadinessProbe).NotTo(BeNil())
+			Expect(c.ReadinessProbe.Exec).NotTo(BeNil(), "by HTTP the old Pod's usher would answer during an update")
+			Expect(c.ReadinessProbe.Exec.Command[:2]).To(Equal([]string{"usher", "ready"}))
 			Expect(c.StartupProbe).To(BeNil())
 		})
 
