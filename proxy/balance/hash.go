@@ -7,13 +7,13 @@ import (
 
 // newSourceHash gives a client, whatever its port, the same endpoint each time for as long as
 // the endpoints and their weights are the same.
-func newSourceHash(_ *Pool, s *Set) order {
+func newSourceHash(s *Set) order {
 	return &hashed{sharesOf(s), ByClient}
 }
 
 // newDestinationHash gives all clients of a VIP the same endpoint, and those of other VIPs
 // perhaps another one. A node port is one VIP, at whichever address of the node.
-func newDestinationHash(_ *Pool, s *Set) order {
+func newDestinationHash(s *Set) order {
 	return &hashed{sharesOf(s), ByVIP}
 }
 

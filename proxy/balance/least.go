@@ -20,7 +20,7 @@ var (
 // that the choice is not exact.
 const maxScanned = 1024
 
-func (how *least) new(_ *Pool, s *Set) order {
+func (how *least) new(s *Set) order {
 	o := &leastOrder{least: how}
 	if sharesOf(s).ends != nil {
 		for _, e := range s.endpoints {

@@ -19,7 +19,7 @@ type maglev struct {
 // table.
 const maxMaglev = 1 << 15
 
-func newMaglev(_ *Pool, s *Set) order {
+func newMaglev(s *Set) order {
 	n := min(len(s.endpoints), maxMaglev)
 	m := &maglev{}
 	if n == 0 {

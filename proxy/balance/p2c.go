@@ -5,7 +5,7 @@ package balance
 // Power of Two Choices in Randomized Load Balancing", 2001).
 type powerOfTwo struct{ shares }
 
-func newPowerOfTwo(_ *Pool, s *Set) order { return &powerOfTwo{sharesOf(s)} }
+func newPowerOfTwo(s *Set) order { return &powerOfTwo{sharesOf(s)} }
 
 func (p *powerOfTwo) look(s *Set, l look, i uint32) *Endpoint {
 	// The first look of each two is at the less loaded one, the second at the other.

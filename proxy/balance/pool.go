@@ -73,7 +73,7 @@ func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint)
 	p.Cluster = p.newSet(p.Cluster, port.Cluster, listed)
 	p.Internal = p.newSet(p.Internal, port.Internal, listed)
 	p.External = p.newSet(p.External, port.External, listed)
-	p.schedule(schedulers[cmp.Or(port.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
+	schedule(schedulers[cmp.Or(port.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
 	sets := []*Set{p.Cluster, p.Internal, p.External}
 	for _, s := range sets {
 		if slow := newSlowStart(s, &port, now); slow != nil {

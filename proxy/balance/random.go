@@ -4,7 +4,7 @@ package balance
 // it can be told beforehand.
 type random struct{ shares }
 
-func newRandom(_ *Pool, s *Set) order { return &random{sharesOf(s)} }
+func newRandom(s *Set) order { return &random{sharesOf(s)} }
 
 func (r *random) look(s *Set, l look, i uint32) *Endpoint {
 	return s.endpoints[r.draw(mix(uint64(l.turn+i)))]

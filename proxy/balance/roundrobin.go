@@ -2,7 +2,7 @@ package balance
 
 // newRoundRobin gives one connection to each endpoint, one after the other; with weights, to
 // each as many as its weight, well mixed.
-func newRoundRobin(_ *Pool, s *Set) order {
+func newRoundRobin(s *Set) order {
 	if shares := sharesOf(s); shares.ends != nil {
 		return &weightedRoundRobin{shares, strideFor(shares.total())}
 	}

@@ -8,7 +8,7 @@ import (
 
 // A scheduler makes the order of a Set, whenever that is made anew. Each scheduler is a
 // file, and a line in schedulers.
-type scheduler func(*Pool, *Set) order
+type scheduler func(*Set) order
 
 // order is the order in which a Set's endpoints are looked at. It may be used from any
 // goroutine.
@@ -37,13 +37,13 @@ var schedulers = map[config.Scheduler]scheduler{
 
 // schedule gives sets the orders that a scheduler makes: one for all that have the same
 // endpoints.
-func (p *Pool) schedule(by scheduler, sets ...*Set) {
+func schedule(by scheduler, sets ...*Set) {
 	for i, s := range sets {
 		same := func(o *Set) bool { return slices.Equal(o.endpoints, s.endpoints) }
 		if j := slices.IndexFunc(sets[:i], same); j >= 0 {
 			s.order = sets[j].order
 		} else {
-			s.order = by(p, s)
+			s.order = by(s)
 		}
 	}
 }
