@@ -114,7 +114,6 @@ type Event struct {
 	Reason     string        // why this endpoint
 	PassedOver int           // endpoints passed over because they are in quarantine
 	Seen       portal.Seen   // by the endpoint of an Attempt
-	Queued     time.Duration // before the Attempt, since no endpoint had room
 	Took       time.Duration // for the attempt; for Waiting, how long is waited; for Queued, how long it was in line; for Closed, since Accepted; for EndpointQuarantined, how long it lasts or when the next probe is due, as for EndpointProbed
 	Err        string        // "" if it succeeded
 

@@ -128,7 +128,7 @@ func (r *record) event() Event {
 	case Attempt:
 		a := r.of.Attempt(int(r.attempt))
 		e.Endpoint, e.Pod, e.Reason, e.PassedOver = a.Endpoint, a.Pod, a.Reason.String(), a.PassedOver
-		e.Result, e.Seen, e.Queued, e.Took, e.Err = a.Result, a.Seen, a.Queued, a.Took, a.Err
+		e.Result, e.Seen, e.Took, e.Err = a.Result, a.Seen, a.Took, a.Err
 	case Waiting, Queued:
 		e.Took = r.took
 	case Established:
