@@ -93,6 +93,7 @@ const RefusalsPerSecond = 10
 func (n *Node) Init() {
 	n.refusals = rate.NewLimiter(RefusalsPerSecond, RefusalsPerSecond)
 	n.LimitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
+	n.Locality.now.Store(new(localities))
 	n.Locality.isPod, n.Locality.apart = n.IsPod, n.Portal != nil && n.Portal.Traits().Apart
 	n.Locality.Refresh()
 }

@@ -13,9 +13,9 @@ import (
 // Locality tells whether a client is a Pod or a process of this node. Traffic
 // policies for clients from outside do not apply to those.
 type Locality struct {
-	now   atomic.Pointer[localities]
-	isPod func(netip.Addr) bool // Settings.IsPod
-	apart bool                  // portal.Traits.Apart
+	now   atomic.Pointer[localities] // not nil from Node.Init on
+	isPod func(netip.Addr) bool      // Settings.IsPod
+	apart bool                       // portal.Traits.Apart
 }
 
 // localities is a value that is replaced, never changed.
@@ -31,7 +31,7 @@ func (l *Locality) Refresh() {
 	if err != nil {
 		return
 	}
-	next := &localities{addrs: make(map[netip.Addr]bool, len(addrs)), pods: l.pods()}
+	next := &localities{addrs: make(map[netip.Addr]bool, len(addrs)), pods: l.now.Load().pods}
 	for _, a := range addrs {
 		if p, err := netip.ParsePrefix(a.String()); err == nil {
 			next.addrs[p.Addr()] = true
@@ -42,33 +42,17 @@ func (l *Locality) Refresh() {
 
 // SetPods replaces the networks of this node's Pods.
 func (l *Locality) SetPods(pods []netip.Prefix) {
-	next := &localities{pods: pods}
-	if old := l.now.Load(); old != nil {
-		next.addrs = old.addrs
-	}
-	l.now.Store(next)
-}
-
-func (l *Locality) pods() []netip.Prefix {
-	if now := l.now.Load(); now != nil {
-		return now.pods
-	}
-	return nil
+	l.now.Store(&localities{addrs: l.now.Load().addrs, pods: pods})
 }
 
 // IsNode reports whether a is an address of this node.
 func (l *Locality) IsNode(a netip.Addr) bool {
-	now := l.now.Load()
-	return a.IsLoopback() || now != nil && now.addrs[a]
+	return a.IsLoopback() || l.now.Load().addrs[a]
 }
 
 // Addresses returns the addresses of this node.
 func (l *Locality) Addresses() iter.Seq[netip.Addr] {
-	now := l.now.Load()
-	if now == nil {
-		now = &localities{}
-	}
-	return maps.Keys(now.addrs)
+	return maps.Keys(l.now.Load().addrs)
 }
 
 // OfThisNode reports whether a client that has connected from from to to is a
@@ -83,7 +67,7 @@ func (l *Locality) Admits(vip *config.VIP, from, to netip.Addr) bool {
 	if vip.Allows(from) {
 		return true
 	}
-	if now := l.now.Load(); now != nil && (from == to || l.apart && now.addrs[from]) {
+	if now := l.now.Load(); from == to || l.apart && now.addrs[from] {
 		for a := range now.addrs {
 			if vip.Allows(a) {
 				return true
@@ -98,7 +82,7 @@ func (l *Locality) local(a netip.Addr) bool {
 	if l.IsNode(a) {
 		return true
 	}
-	for _, p := range l.pods() {
+	for _, p := range l.now.Load().pods {
 		if p.Contains(a) {
 			return true
 		}
