@@ -144,20 +144,19 @@ func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 	for _, vip := range port.VIPs {
 		t := frontend.Target(f.Protocol, vip)
 		if inUse := f.inUseOnNode(vip); inUse != nil {
-			f.release(func(o portal.Target) bool { return o == t })
+			f.release(t)
 			if !slices.ContainsFunc(port.Endpoints, func(e config.Endpoint) bool { return e.Addr == vip.AddrPort() }) { // else the endpoint itself answers
 				problem = &Problem{Reason: ReasonNode, Err: inUse}
 			}
 			continue
 		}
-		owner := f.proxy.owners[t]
-		if owner != nil && owner != f && !vip.External() && owner.yield(t) {
+		if owner := f.proxy.owners[t]; owner != nil && owner != f {
+			if theirs, is := owner.View().VIPOf(t); vip.External() || is && !theirs.External() {
+				problem = &Problem{Reason: ReasonConflict, Err: fmt.Errorf("%s %s is served for %s already", vip.Kind, t, owner.ID())}
+				continue
+			}
+			owner.release(t)
 			f.proxy.mark(owner)
-			owner = nil
-		}
-		if owner != nil && owner != f {
-			problem = &Problem{Reason: ReasonConflict, Err: fmt.Errorf("%s %s is served for %s already", vip.Kind, t, owner.ID())}
-			continue
 		}
 		f.proxy.owners[t] = f
 		if !slices.Contains(f.owned, t) {
@@ -170,40 +169,33 @@ func (f *frontEnd) claim() (own []portal.Target, problem *Problem) {
 	return own, problem
 }
 
-// yield makes the front end no longer the owner of t, unless that is its cluster IP.
-// The rule stays for the next owner to replace.
-func (f *frontEnd) yield(t portal.Target) bool {
-	if vip, is := f.View().VIPOf(t); is && !vip.External() {
-		return false
-	}
-	f.owned = slices.DeleteFunc(f.owned, func(o portal.Target) bool { return o == t })
-	return true
-}
-
 // releaseOthers gives up the VIPs that are not port's.
 func (f *frontEnd) releaseOthers(port config.ServicePort) {
 	keep := map[portal.Target]bool{}
 	for _, vip := range port.VIPs {
 		keep[frontend.Target(f.Protocol, vip)] = true
 	}
-	f.release(func(t portal.Target) bool { return !keep[t] })
+	for _, t := range slices.Clone(f.owned) {
+		if !keep[t] {
+			f.release(t)
+		}
+	}
 }
 
-// release gives up those of the front end's targets that gone matches.
-func (f *frontEnd) release(gone func(portal.Target) bool) {
+// release gives up t, if the front end serves it.
+func (f *frontEnd) release(t portal.Target) {
+	i := slices.Index(f.owned, t)
+	if i < 0 {
+		return
+	}
+	f.owned = slices.Delete(f.owned, i, i+1)
 	p := f.proxy
-	f.owned = slices.DeleteFunc(f.owned, func(t portal.Target) bool {
-		if !gone(t) {
-			return false
-		}
-		delete(p.owners, t)
-		f.Targets.Delete(t)
-		if _, has := p.rules[t]; has {
-			delete(p.rules, t)
-			p.differ[t] = true
-		}
-		return true
-	})
+	delete(p.owners, t)
+	f.Targets.Delete(t)
+	if _, has := p.rules[t]; has {
+		delete(p.rules, t)
+		p.differ[t] = true
+	}
 }
 
 // bind opens the listeners that are missing for targets, sets their rules, and leaves it to
