@@ -36,11 +36,6 @@ type probe struct {
 // recheck has time for a packet that is lost: TCP sends it again after a second (RFC 6298, 2.1).
 var recheck = config.Probe{Check: config.Check{Kind: config.CheckTCP}, Timeout: 2 * time.Second}
 
-// recheckOf returns the recheck of an endpoint.
-func recheckOf(f *frontend.FrontEnd, e *balance.Endpoint) probe {
-	return probe{f.ID().Namespace, e.Addr, recheck}
-}
-
 // checksOf returns the checks of those endpoints that clients may use, as the view's port asks for; nil if it
 // asks for none.
 func checksOf(v *frontend.View) map[*balance.State]probe {

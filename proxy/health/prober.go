@@ -78,7 +78,7 @@ type owner struct {
 
 // Recheck probes an endpoint that failed after wait, and again for as long as it is in quarantine.
 func (p *Prober) Recheck(f *frontend.FrontEnd, e *balance.Endpoint, wait time.Duration) {
-	p.add(recheckOf(f, e), target{f, e.State}, wait)
+	p.add(probe{f.ID().Namespace, e.Addr, recheck}, target{f, e.State}, wait)
 }
 
 // Update makes the checks of f's endpoints those that its view, after, asks for, in place of those of before.
