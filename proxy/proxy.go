@@ -122,24 +122,16 @@ func (p *Proxy) SetPodNetworks(pods []netip.Prefix) {
 	defer p.lock()()
 	p.node.Locality.SetPods(pods)
 	p.Portal.SetLocalSources(pods)
-	if p.started && !p.stopped {
-		p.due = true
-		p.reconcile(p.ctx, false)
-	}
+	p.settingChanged()
 }
 
 // SetServiceCIDRs sets the networks of cluster IPs, of which the portal rejects what no Service
 // has, if it can.
 func (p *Proxy) SetServiceCIDRs(cidrs []netip.Prefix) {
 	defer p.lock()()
-	r, can := p.Portal.(portal.ServiceCIDRRejecter)
-	if !can {
-		return
-	}
-	r.SetServiceCIDRs(cidrs)
-	if p.started && !p.stopped {
-		p.due = true
-		p.reconcile(p.ctx, false)
+	if r, can := p.Portal.(portal.ServiceCIDRRejecter); can {
+		r.SetServiceCIDRs(cidrs)
+		p.settingChanged()
 	}
 }
 
@@ -148,9 +140,6 @@ func (p *Proxy) SetServiceCIDRs(cidrs []netip.Prefix) {
 func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 	defer p.lock()()
 	p.Portal.SetNodePortAddresses(within)
-	if !p.started || p.stopped {
-		return
-	}
 	// Where listeners have to be may depend on it, and what fails is tried again
 	// by checks.
 	for t, f := range p.owners {
@@ -158,8 +147,15 @@ func (p *Proxy) SetNodePortAddresses(within []netip.Prefix) {
 			p.mark(f)
 		}
 	}
-	p.due = true
-	p.reconcile(p.ctx, false)
+	p.settingChanged()
+}
+
+// settingChanged has the portal act upon a setting that it was given. It is called with both locks of a change.
+func (p *Proxy) settingChanged() {
+	if p.started && !p.stopped {
+		p.due = true
+		p.reconcile(p.ctx, false)
+	}
 }
 
 // Apply makes the proxy serve the given Services as they are now, and leaves
