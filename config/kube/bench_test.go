@@ -45,8 +45,7 @@ func BenchmarkCompute(b *testing.B) {
 				b.Fatal(err)
 			}
 		}
-		s.markNode()
-		s.markAll()
+		s.store.MarkAll()
 		b.StartTimer()
 		if n := len(s.compute(b.Context())); n != len(services) {
 			b.Fatal(n)

@@ -89,24 +89,17 @@ type Source struct {
 	slices   cache.SharedIndexInformer
 	nodes    cache.SharedIndexInformer // nil without a NodeName
 
+	store *translate.Store
+
 	mu    sync.Mutex
-	dirty map[types.NamespacedName]bool
-	all   bool           // everything is dirty
-	lookN bool           // the Node may have changed
-	moved bool           // labels of nodes may have
 	cidrs []netip.Prefix // the service CIDRs
-	wake  chan struct{}  // holds something if dirty was added to
 
 	// Of the goroutine that computes.
-	node       *config.Node // nil before it was looked at
-	told       map[types.NamespacedName]config.Service
-	claimed    map[types.NamespacedName][]netip.Addr // what is in clusterIPs
-	clusterIPs translate.ClusterIPs
-	sweeping   bool // a sweep is due
-	labels     nodeLabels
-	triggers   triggers
-	problems   map[types.NamespacedName]map[string]int // the most that was told of each gist
-	words      config.Words                            // about them
+	node     *config.Node // nil before it was looked at
+	labels   nodeLabels
+	triggers triggers
+	problems map[types.NamespacedName]map[string]int // the most that was told of each gist
+	words    config.Words                            // about them
 }
 
 // byService is the index of EndpointSlices by the Service they belong to.
@@ -122,18 +115,17 @@ func New(options Options) (*Source, error) {
 	}
 	s := &Source{
 		options:  options,
-		dirty:    map[types.NamespacedName]bool{},
-		wake:     make(chan struct{}, 1),
-		told:     map[types.NamespacedName]config.Service{},
-		claimed:  map[types.NamespacedName][]netip.Addr{},
 		problems: map[types.NamespacedName]map[string]int{},
 		words:    config.Words{LeftOut: leftOut(options.Log, "Messages")},
 
-		clusterIPs: translate.ClusterIPs{},
-
 		triggers: triggers{latest: map[types.NamespacedName]time.Time{}},
 	}
-	s.labels = nodeLabels{client: options.Metadata, log: options.Log, moved: s.markMoved, asks: map[types.NamespacedName][]string{}}
+	s.store = translate.NewStore(translate.StoreOptions{
+		Options: translate.Options{ServiceProxyName: options.ServiceProxyName, ForbiddenEndpoints: options.ForbiddenEndpoints, NoClientAddress: options.NoClientAddress,
+			LoadBalancers: options.LoadBalancers, NoAccessLog: options.NoAccessLog, Nodes: s.labels.of},
+		Discovery: options.Discovery, Names: s.names, Service: s.Service, Slices: s.slicesOf,
+	})
+	s.labels = nodeLabels{client: options.Metadata, log: options.Log, moved: s.store.MarkLabels}
 	of, err := selectorsFor(options.ServiceProxyName, options.Discovery)
 	if err != nil {
 		return nil, err
@@ -148,19 +140,12 @@ func New(options Options) (*Source, error) {
 			}
 			return []string{name.String()}, nil
 		}}),
-		s.watch(s.services, func(object any) {
-			svc := object.(*corev1.Service)
-			s.mark(types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name})
-		}),
-		s.watch(s.slices, func(object any) {
-			if name, ok := translate.ServiceOf(object.(*discoveryv1.EndpointSlice)); ok {
-				s.mark(name)
-			}
-		}),
+		s.watch(s.services, s.watchService),
+		s.watch(s.slices, s.watchSlice),
 	)
 	if options.NodeName != "" {
 		s.nodes = s.informer(options.Client.core, "nodes", &corev1.Node{}, "", fields.OneTermEqualSelector(metav1.ObjectNameField, options.NodeName).String())
-		err = errors.Join(err, s.watch(s.nodes, func(any) { s.markNode() }))
+		err = errors.Join(err, s.watch(s.nodes, func(any) { s.store.Wake() }))
 	}
 	return s, err
 }
@@ -220,38 +205,15 @@ func (s *Source) watch(informer cache.SharedIndexInformer, mark func(object any)
 	return err
 }
 
-func (s *Source) mark(name types.NamespacedName) {
-	s.mu.Lock()
-	s.dirty[name] = true
-	s.mu.Unlock()
-	s.wakeUp()
+// watchService and watchSlice are called with each object that came, changed or went.
+func (s *Source) watchService(object any) {
+	svc := object.(*corev1.Service)
+	s.store.Mark(types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name})
 }
 
-func (s *Source) markAll() {
-	s.mu.Lock()
-	s.all = true
-	s.mu.Unlock()
-	s.wakeUp()
-}
-
-func (s *Source) markNode() {
-	s.mu.Lock()
-	s.lookN = true
-	s.mu.Unlock()
-	s.wakeUp()
-}
-
-func (s *Source) markMoved() {
-	s.mu.Lock()
-	s.moved = true
-	s.mu.Unlock()
-	s.wakeUp()
-}
-
-func (s *Source) wakeUp() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
+func (s *Source) watchSlice(object any) {
+	if name, ok := translate.ServiceOf(object.(*discoveryv1.EndpointSlice)); ok {
+		s.store.Mark(name)
 	}
 }
 
@@ -275,8 +237,7 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 	}
 	defer s.labels.all.Wait()
 	defer s.labels.end()
-	s.markNode()
-	s.markAll()
+	s.store.MarkAll()
 	var last time.Time
 	for first := true; ; first = false {
 		if !first && !s.settle(ctx, last) {
@@ -289,7 +250,7 @@ func (s *Source) Run(ctx context.Context, apply func([]config.Service)) error {
 				return nil
 			case <-w.settled:
 			}
-			s.markMoved()
+			s.store.MarkLabels()
 			changed = append(changed, s.compute(ctx)...)
 		}
 		if first || len(changed) > 0 {
@@ -314,7 +275,7 @@ func (s *Source) settle(ctx context.Context, last time.Time) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-s.wake:
+	case <-s.store.Woken():
 	}
 	latest := time.NewTimer(s.options.MaxDelay)
 	defer latest.Stop()
@@ -331,15 +292,14 @@ func (s *Source) settle(ctx context.Context, last time.Time) bool {
 			return true
 		case <-quiet.C:
 			return true
-		case <-s.wake:
+		case <-s.store.Woken():
 			quiet.Reset(s.options.Quiet)
 		}
 	}
 }
 
-// lookAtNode reads this node's object, and reports whether Services have to be
-// computed anew because of it.
-func (s *Source) lookAtNode() (matters bool) {
+// lookAtNode reads this node's object, and marks all Services if it matters to them.
+func (s *Source) lookAtNode() {
 	now := config.Node{Name: s.options.NodeName, Leaving: s.nodes != nil}
 	before := s.node
 	if s.nodes != nil {
@@ -351,20 +311,23 @@ func (s *Source) lookAtNode() (matters bool) {
 			now.ServiceCIDRs = s.cidrs
 			s.mu.Unlock()
 		case before != nil:
-			return false // deleted: what was known stays, as with kube-proxy
+			return // deleted: what was known stays, as with kube-proxy
 		default:
 			s.options.Log.WithField("node", s.options.NodeName).Warn("There is no Node object of this name (--node-name): /healthz is 503 until there is one")
 		}
 	}
 	now.Labels = s.options.NodeLabels
 	if before != nil && reflect.DeepEqual(*before, now) {
-		return false
+		return
 	}
 	s.node = &now
+	s.store.SetNode(now)
 	if s.options.OnNode != nil {
 		s.options.OnNode(now)
 	}
-	return before == nil || before.Name != now.Name || before.Zone != now.Zone
+	if before == nil || before.Zone != now.Zone {
+		s.store.MarkAll()
+	}
 }
 
 // Service returns a Service's object, or nil if there is none.
@@ -374,4 +337,13 @@ func (s *Source) Service(name types.NamespacedName) *corev1.Service {
 		return nil
 	}
 	return object.(*corev1.Service)
+}
+
+// names returns the names of all Services.
+func (s *Source) names() (all []types.NamespacedName) {
+	for _, object := range s.services.GetStore().List() {
+		svc := object.(*corev1.Service)
+		all = append(all, types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name})
+	}
+	return all
 }

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
@@ -29,7 +28,6 @@ type nodeLabels struct {
 	log    logrus.FieldLogger
 	moved  func() // called by other goroutines: those who ask have to be computed anew
 
-	asks  map[types.NamespacedName][]string
 	watch *labelWatch // nil while nobody asks
 	all   sync.WaitGroup
 }
@@ -53,23 +51,10 @@ const (
 	labelsPause = 10 * time.Second
 )
 
-// ask notes which labels a Service asks for.
-func (n *nodeLabels) ask(service types.NamespacedName, keys []string) {
-	if n.asks[service] = keys; len(keys) == 0 {
-		delete(n.asks, service)
-	}
-}
-
 // follow watches what is asked for.
-func (n *nodeLabels) follow(ctx context.Context) {
+func (n *nodeLabels) follow(ctx context.Context, asked map[string]bool) {
 	if n.client == nil {
 		return
-	}
-	asked := map[string]bool{}
-	for _, keys := range n.asks {
-		for _, key := range keys {
-			asked[key] = true
-		}
 	}
 	w := n.watch
 	switch {
@@ -150,13 +135,9 @@ func onlyLabels(object any, keys map[string]bool) any {
 	return &metav1.PartialObjectMetadata{TypeMeta: node.TypeMeta, ObjectMeta: kept}
 }
 
-// holds reports whether a Service asks for what is not known yet.
-func (n *nodeLabels) holds(service types.NamespacedName) bool {
-	keys := n.asks[service]
-	if len(keys) == 0 || n.watch == nil {
-		return false
-	}
-	return !n.watch.has(keys) || n.watch.waits()
+// ready reports whether these labels are known, as far as that can be waited for.
+func (n *nodeLabels) ready(keys []string) bool {
+	return n.watch == nil || n.watch.has(keys) && !n.watch.waits()
 }
 
 // waits reports whether the nodes are still being listed.

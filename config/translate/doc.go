@@ -17,9 +17,10 @@
 // Of a Service that nobody proxies too, discovery.go says how it is found by its
 // name.
 //
-// Everything here is a pure function: no clock, no kernel, no client-go, no
-// state, and the same input in any order gives the same output. Both sources
-// use it, so that a manifest means what it would mean in a cluster.
+// All of that are pure functions: no clock, no kernel, no client-go, no
+// state, and the same input in any order gives the same output. A [Store] is what
+// remembers: it computes the Services that a source marks, and returns those that
+// changed. Both sources use it, so that a manifest means what it would mean in a cluster.
 //
 // One bad part never takes another with it: an endpoint with a forbidden
 // address, or a port with an impossible number, is reported and the rest is
