@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
 )
 
 // loader reads files and remembers what they said.
@@ -80,7 +81,7 @@ func (l *loader) load(there listing, now time.Time) (out loaded) {
 		}
 	}
 	looks := make([]look, len(differ))
-	inParallel(len(differ), func(i int) { looks[i] = l.look(differ[i]) })
+	translate.Parallel(len(differ), func(i int) { looks[i] = l.look(differ[i]) })
 	for i, e := range differ {
 		l.believe(e, looks[i], now, &out)
 	}

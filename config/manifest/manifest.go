@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -205,7 +204,7 @@ func (s *Source) reload(there listing, apply func([]config.Service), first bool)
 	l := s.loader.load(there, time.Now())
 	s.tell(l)
 	s.handCIDRs()
-	switch log := s.log.WithField("services", s.loader.resolver.served()); {
+	switch log := s.log.WithField("services", s.loader.resolver.store.Served()); {
 	case first:
 		log.WithField("files", len(s.loader.files)).Info("manifests read")
 	case len(l.changed) > 0:
@@ -291,12 +290,10 @@ func (s *Source) report(all []Diagnostic, rejected int) {
 	}
 }
 
-func equal(a, b config.Service) bool { return reflect.DeepEqual(a, b) }
-
 // Result is what Check found.
 type Result struct {
 	Files    int              // how many were read
-	Services []config.Service // what would be served, sorted by name
+	Services []config.Service // what would be served, in the order of translate.Store.Compute
 
 	// Unproxied is how many valid Services there are besides: headless ones, those of type
 	// ExternalName, and those of another proxy.

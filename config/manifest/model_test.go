@@ -11,6 +11,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/translate"
 )
 
 // history is what a resolver remembers for ever: who had which addresses.
@@ -31,11 +32,11 @@ func (r *resolver) history() history {
 // afresh returns a resolver that knows nothing but what was, and makes the model of
 // all files from nothing.
 func (w *world) afresh(h history) *resolver {
-	r := newResolver(w.resolver.nets, w.resolver.node, w.resolver.opts, w.resolver.discovery)
+	r := newResolver(w.resolver.nets, w.resolver.node, translate.Options{AllowLoopbackEndpoints: true}, w.discovery)
 	r.nodePorts, r.balancerNets = w.resolver.nodePorts, w.resolver.balancerNets
 	for n, had := range h.had {
-		r.services[n] = &service{had: had, claims: slices.Clone(h.claims[n]), model: config.Service{Name: n}}
-		r.stale[n] = true
+		r.services[n] = &service{had: had, claims: slices.Clone(h.claims[n])}
+		r.store.Mark(n)
 	}
 	r.owners = h.owners
 	for _, f := range w.files {
@@ -48,9 +49,9 @@ func (w *world) afresh(h history) *resolver {
 // model is all that a resolver serves and tells.
 func (r *resolver) model() (map[name]config.Service, string) {
 	served := map[name]config.Service{}
-	for n, s := range r.services {
-		if !s.model.Gone() {
-			served[n] = s.model
+	for n := range r.services {
+		if model := r.store.Model(n); !model.Gone() {
+			served[n] = model
 		}
 	}
 	errs, warnings := r.diagnostics()
@@ -98,7 +99,8 @@ var _ = Describe("the model that is made of changes", func() {
 		for round := range rounds {
 			if round%100 == 0 {
 				w, texts = newWorld(cidrs...), map[string][]string{}
-				w.resolver.discovery = discovery
+				w.discovery = discovery
+				w.resolver = newResolver(w.resolver.nets, config.Node{}, translate.Options{AllowLoopbackEndpoints: true}, discovery)
 			}
 			var files []string
 			for _, file := range []string{"a.yaml", "b.yaml", "c.yaml"} {

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config/strict"
+	"github.com/usherproxy/usher/config/translate"
 )
 
 // key identifies an object, as an API server would.
@@ -155,7 +155,7 @@ func (r *reader) share(n int, read func(r *reader, i int)) {
 		return
 	}
 	readers := make([]reader, min(runtime.GOMAXPROCS(0), n/worthAReader))
-	inParallel(len(readers), func(k int) {
+	translate.Parallel(len(readers), func(k int) {
 		readers[k].nets, readers[k].budget = r.nets, r.budget
 		for i := k * n / len(readers); i < (k+1)*n/len(readers); i++ {
 			read(&readers[k], i)
@@ -164,20 +164,6 @@ func (r *reader) share(n int, read func(r *reader, i int)) {
 	for k := range readers {
 		r.add(&readers[k].reading)
 	}
-}
-
-// inParallel does n things, on as many processors as there are.
-func inParallel(n int, do func(i int)) {
-	var next atomic.Int64
-	var all sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), n) {
-		all.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-				do(i)
-			}
-		})
-	}
-	all.Wait()
 }
 
 // worthAReader is how many pieces a reader of their own is worth.

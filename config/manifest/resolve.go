@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/translate"
@@ -19,16 +20,14 @@ import (
 // remembers which Service had which addresses, so that they stay the same while it
 // lives.
 type resolver struct {
-	nets      networks
-	node      config.Node
-	opts      translate.Options // with the cluster IPs of all Services
-	discovery bool              // see Options
+	nets  networks
+	node  config.Node
+	store *translate.Store // of the Services with the addresses that they were given
 
 	defined map[key][]*object // all definitions of each object: the first counts
 	twice   map[key]bool      // the objects with several
 
 	services map[name]*service            // each that is defined, or has slices; those of no Service are with the zero name
-	stale    map[name]bool                // those with other objects than at the last resolution
 	nodes    map[string]map[string]string // labels of Nodes
 	cidrs    map[string][]string          // networks of ServiceCIDRs
 	refused  map[name]bool                // those that could not have what they claim
@@ -42,16 +41,26 @@ type resolver struct {
 }
 
 func newResolver(nets networks, node config.Node, opts translate.Options, discovery bool) *resolver {
-	opts.ClusterIPs = translate.ClusterIPs{}
-	nodes := map[string]map[string]string{}
-	opts.Nodes = func(name string) map[string]string { return nodes[name] }
-	return &resolver{
-		nodes: nodes, cidrs: map[string][]string{}, nodePorts: DefaultNodePorts,
-		nets: nets, node: node, opts: opts, discovery: discovery,
+	r := &resolver{
+		nodes: map[string]map[string]string{}, cidrs: map[string][]string{}, nodePorts: DefaultNodePorts,
+		nets: nets, node: node,
 		defined: map[key][]*object{}, twice: map[key]bool{}, services: map[name]*service{},
-		stale: map[name]bool{}, refused: map[name]bool{}, troubled: map[name]bool{}, owners: claims{},
+		refused: map[name]bool{}, troubled: map[name]bool{}, owners: claims{},
 		balancers: map[netip.Addr]name{}, balanced: map[name][]netip.Addr{},
 	}
+	opts.Nodes = func(name string) map[string]string { return r.nodes[name] }
+	r.store = translate.NewStore(translate.StoreOptions{Options: opts, Discovery: discovery,
+		Names: func() []name { return slices.Collect(maps.Keys(r.services)) },
+		Service: func(n name) *corev1.Service {
+			if s := r.services[n]; s != nil {
+				return s.had.service
+			}
+			return nil
+		},
+		Slices: func(n name) []*discoveryv1.EndpointSlice { return slicesIn(r.services[n].current()) },
+	})
+	r.store.SetNode(node)
+	return r
 }
 
 // service is what is known of a Service, and what was made of that.
@@ -62,12 +71,6 @@ type service struct {
 	had    addressed
 	claims []claim // what it owns
 	reason error   // why it could not have what it claims
-
-	made       *corev1.Service // of which what follows was made; nil if that has to be made anew
-	clusterIPs []netip.Addr    // in resolver.opts
-	endpoints  []netip.Addr
-	model      config.Service
-	problems   []translate.Problem
 
 	errors, warnings []finding
 }
@@ -159,10 +162,10 @@ func (r *resolver) counts(o *object, does bool) {
 	n := o.of()
 	s := r.services[n]
 	if s == nil {
-		s = &service{model: config.Service{Name: n}}
+		s = &service{}
 		r.services[n] = s
 	}
-	r.stale[n], s.made = true, nil
+	r.store.Mark(n)
 	switch {
 	case o.service != nil && does:
 		s.object = o
@@ -175,17 +178,14 @@ func (r *resolver) counts(o *object, does bool) {
 	}
 }
 
-// countsNode does that for a Node. Anew are made the Services that have topology keys, and all of
-// them if this node has moved.
+// countsNode does that for a Node.
 func (r *resolver) countsNode(o *object, does bool) {
 	delete(r.nodes, o.name.Name)
 	if does {
 		r.nodes[o.name.Name] = o.labels
 	}
-	for n, s := range r.services {
-		if s.object != nil && (o.name.Name == r.node.Name || s.object.service.Annotations[translate.AnnotationTopologyKeys] != "") {
-			r.stale[n], s.made = true, nil
-		}
+	if r.store.MarkLabels(); o.name.Name == r.node.Name {
+		r.store.MarkAll()
 	}
 }
 
@@ -201,43 +201,35 @@ func (o *object) of() name {
 }
 
 // resolve makes the model of what has changed. It returns the Services that are
-// not as they were, sorted by name, and those that are gone, with nothing but that.
+// not as they were, and those that are gone with nothing but their names, in the order of translate.Store.Compute.
 func (r *resolver) resolve() (changed []config.Service) {
-	look := r.stale
-	r.stale = map[name]bool{}
-	maps.Copy(look, r.refused) // what those want may be free now
-	r.address(look)
-	r.move(look)
-	names := slices.Collect(maps.Keys(look))
-	differs := make([]bool, len(names))
-	inParallel(len(names), func(i int) { differs[i] = r.translate(r.services[names[i]]) })
-	for i, n := range names {
-		s := r.services[n]
-		if differs[i] {
-			changed = append(changed, s.model)
-		}
-		r.diagnose(n, s)
+	look := r.store.Take()
+	marked := maps.Clone(look)
+	had := map[name]*corev1.Service{}
+	for n := range r.refused { // what those want may be free now
+		look[n], had[n] = true, r.services[n].had.service
 	}
-	slices.SortFunc(changed, func(a, b config.Service) int {
-		return cmp.Or(cmp.Compare(a.Name.Namespace, b.Name.Namespace), cmp.Compare(a.Name.Name, b.Name.Name))
-	})
+	r.address(look)
+	maps.DeleteFunc(look, func(n name, _ bool) bool { return !marked[n] && r.services[n].had.service == had[n] })
+	r.store.Prepare(look)
+	for _, result := range r.store.Compute(look, nil) {
+		if result.Changed {
+			changed = append(changed, result.Model)
+		}
+	}
+	for n := range had {
+		look[n] = true
+	}
+	for n := range look {
+		r.diagnose(n, r.services[n])
+	}
 	return changed
 }
 
 // unproxied returns how many valid Services have nothing that usher serves.
 func (r *resolver) unproxied() (n int) {
-	for _, s := range r.services {
-		if s.had.service != nil && len(s.model.Ports) == 0 {
-			n++
-		}
-	}
-	return n
-}
-
-// served returns how many Services there is a model of.
-func (r *resolver) served() (n int) {
-	for _, s := range r.services {
-		if !s.model.Gone() {
+	for name, s := range r.services {
+		if s.had.service != nil && len(r.store.Model(name).Ports) == 0 {
 			n++
 		}
 	}

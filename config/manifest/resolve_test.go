@@ -21,10 +21,11 @@ func at(ip string) string { return "clusterIP: " + ip }
 
 // world is a set of files and what is made of them.
 type world struct {
-	resolver *resolver
-	files    map[string]file
-	changed  []config.Service
-	errors   []Diagnostic // of all files
+	resolver  *resolver
+	discovery bool
+	files     map[string]file
+	changed   []config.Service
+	errors    []Diagnostic // of all files
 }
 
 func newWorld(cidrs ...string) *world {
@@ -60,10 +61,7 @@ func (w *world) write(files ...string) {
 
 // served is what is served for a Service.
 func (w *world) served(n string) config.Service {
-	if s := w.resolver.services[name{Namespace: "default", Name: n}]; s != nil {
-		return s.model
-	}
-	return config.Service{}
+	return w.resolver.store.Model(name{Namespace: "default", Name: n})
 }
 
 // has is the first cluster IP of a Service; "" if it is not served.

@@ -3,68 +3,12 @@ package manifest
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/translate"
 )
-
-// move takes the cluster IPs of these Services for those they had, and adds to the
-// names all that have an endpoint at one that came or went: no endpoint may have one.
-func (r *resolver) move(names map[name]bool) {
-	moved := map[netip.Addr]bool{}
-	for n := range names {
-		s := r.services[n]
-		var now []netip.Addr
-		if s.had.service != nil {
-			now = translate.ClusterIPsOf(s.had.service, r.opts.ServiceProxyName)
-		}
-		if slices.Equal(s.clusterIPs, now) {
-			continue
-		}
-		for _, a := range slices.Concat(s.clusterIPs, now) {
-			moved[a] = true
-		}
-		r.opts.ClusterIPs.Remove(s.clusterIPs)
-		r.opts.ClusterIPs.Add(now)
-		s.clusterIPs = now
-	}
-	if len(moved) == 0 {
-		return
-	}
-	for n, s := range r.services {
-		if s.made != nil && slices.ContainsFunc(s.endpoints, func(a netip.Addr) bool { return moved[a] }) {
-			s.made, names[n] = nil, true
-		}
-	}
-}
-
-// translate makes the model of a Service anew if it has to be. It reports whether
-// that is another than before. Several Services may be translated at once.
-func (r *resolver) translate(s *service) (changed bool) {
-	svc, before := s.had.service, s.model
-	if svc != nil && s.made == svc {
-		return false
-	}
-	s.made, s.model, s.problems = svc, config.Service{Name: before.Name}, nil
-	if svc != nil {
-		mine := slicesIn(s.current())
-		s.endpoints = addressesOf(mine)
-		s.model, s.problems = translate.Service(svc, mine, r.node, r.opts)
-		if r.discovery {
-			var more []translate.Problem
-			s.model.Discovery, more = translate.Discovery(svc, mine, r.opts)
-			s.problems = append(s.problems, more...)
-		}
-	}
-	if s.model.Gone() {
-		s.model = config.Service{Name: before.Name}
-	}
-	return !equal(before, s.model)
-}
 
 // slicesIn returns the slices of objects.
 func slicesIn(objects []*object) (all []*discoveryv1.EndpointSlice) {
@@ -72,19 +16,6 @@ func slicesIn(objects []*object) (all []*discoveryv1.EndpointSlice) {
 		all = append(all, o.slices...)
 	}
 	return all
-}
-
-// addressesOf returns the addresses of all endpoints.
-func addressesOf(all []*discoveryv1.EndpointSlice) (out []netip.Addr) {
-	for _, slice := range all {
-		for i := range slice.Endpoints {
-			if all := slice.Endpoints[i].Addresses; len(all) > 0 { // consumers use no other
-				a, _ := translate.ParseAddr(all[0])
-				out = append(out, a)
-			}
-		}
-	}
-	return slices.Clip(out)
 }
 
 // current returns the slices to use. What comes from an Endpoints
@@ -111,16 +42,17 @@ func (r *resolver) diagnose(n name, s *service) {
 		return
 	}
 	s.errors, s.warnings = nil, nil
+	model := r.store.Model(n)
 	if s.reason != nil {
 		s.errors = append(s.errors, finding{s.object, s.reason})
 	}
 	if svc := s.had.service; svc != nil {
-		for _, who := range translate.WeightsOfNobody(svc, s.model) {
+		for _, who := range translate.WeightsOfNobody(svc, model) {
 			s.warnings = append(s.warnings, finding{s.object, fmt.Errorf("metadata.annotations[%s]: %s is no endpoint of the Service", translate.AnnotationWeight, who)})
 		}
 	}
 	used := s.current()
-	for _, p := range s.problems {
+	for _, p := range r.store.Problems(n) {
 		if p.Removed() {
 			s.warnings = append(s.warnings, s.finding(p, used))
 			continue
@@ -142,11 +74,11 @@ func (r *resolver) diagnose(n name, s *service) {
 			}
 		}
 	}
-	for _, m := range translate.Misnamed(s.model, slicesIn(used)) {
+	for _, m := range translate.Misnamed(model, slicesIn(used)) {
 		o := used[slices.IndexFunc(used, func(o *object) bool { return slices.Contains(o.slices, m.Slice) })]
 		s.warnings = append(s.warnings, finding{o, m.Err})
 	}
-	if svc := s.had.service; svc != nil && len(s.slices) == 0 && len(svc.Spec.Selector) > 0 && s.model.Ports != nil {
+	if svc := s.had.service; svc != nil && len(s.slices) == 0 && len(svc.Spec.Selector) > 0 && model.Ports != nil {
 		s.warnings = append(s.warnings, finding{s.object, fmt.Errorf("spec.selector: no EndpointSlice or Endpoints belongs to this Service, and from files no controller makes them of Pods; add an EndpointSlice with the label %s: %s", discoveryv1.LabelServiceName, svc.Name)})
 	}
 	if len(s.errors)+len(s.warnings) > 0 {
