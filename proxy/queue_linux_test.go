@@ -90,7 +90,7 @@ func inLine(portable bool) {
 		DeferCleanup(func() { c.Close() })
 		return c
 	}
-	inLine := func() int { return p.Status()[0].Cluster.InLine() }
+	inLine := func() int { return p.Status()[0].Cluster.Queued() }
 	// comes connects, and returns when the client is in line, as so many.
 	comes := func(n int) net.Conn {
 		GinkgoHelper()

@@ -236,7 +236,7 @@ func sentences(x *proxy.Explanation, client netip.Addr, order []api.Candidate, n
 		if x.Affinity != nil && x.Set.Find(x.Affinity.Endpoint) != nil {
 			whom = x.Affinity.Endpoint.String() + ", which it had,"
 		}
-		say("It would wait in line until %s has less than %d connections, for %s at the most, and then be reset. Clients in line: %d.", whom, limit, trace.Short(x.Port.QueueTimeout), x.Set.InLine())
+		say("It would wait in line until %s has less than %d connections, for %s at the most, and then be reset. Clients in line: %d.", whom, limit, trace.Short(x.Port.QueueTimeout), x.Set.Queued())
 	}
 	for i, c := range order {
 		if i == 0 {

@@ -21,6 +21,6 @@
 // slow start (slowstart.go), and the bound of an endpoint (filter.go): one that has as many connections as
 // it may is skipped, and if none has free slots, clients wait in a queue (queue.go).
 //
-// The package dials nothing and has no goroutine, and no clock but the line's: the caller
+// The package dials nothing and has no goroutine and no clock: the caller
 // passes the time in and reports how each attempt and each probe ended, by Endpoint.Report.
 package balance

@@ -40,6 +40,7 @@ type rare struct {
 	failures atomic.Pointer[latency.Recent] // when; how long it took does not matter
 
 	unanswered atomic.Int64 // see Unanswered
+	queue      atomic.Pointer[queue]
 }
 
 // rarely returns s.rare, which is there from then on.
@@ -111,12 +112,25 @@ func (s *State) FailedLately(now time.Time) int64 {
 // with it. Release is to be called when the attempt has failed or the connection has ended.
 func (e *Endpoint) Take() { e.Active.Add(1) }
 
-// Release ends what Take began. The first in line may have the room. An attempt that has
-// failed is told of before.
+// tryTake is Take, unless the endpoint is Full.
+func (e *Endpoint) tryTake() bool {
+	for {
+		bound, active := e.pool.bound.Load(), e.Active.Load()
+		if bound > 0 && active >= bound {
+			return false
+		}
+		if e.Active.CompareAndSwap(active, active+1) {
+			return true
+		}
+	}
+}
+
+// Release ends what Take, or Set.Take, began. Clients that wait for a free slot may take it. An attempt that has
+// failed is reported before.
 func (e *Endpoint) Release() {
 	e.Active.Add(-1)
-	if l := &e.pool.line; l.bound.Load() > 0 {
-		l.freed()
+	if e.pool.waiting.Load() > 0 {
+		e.pool.wake(e)
 	}
 }
 

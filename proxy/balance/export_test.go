@@ -1,12 +1,16 @@
 package balance
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
-// CouldGoOn reports whether there is an endpoint with room for a client in line.
-func (p *Place) CouldGoOn(now time.Time) bool {
-	l := &p.set.pool.line
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	c, ok := p.peek(now)
+// CouldGoOn reports whether there is an endpoint with a free slot for a client that waits.
+func (s *Set) CouldGoOn(a Ask, had netip.AddrPort, now time.Time) bool {
+	a.Now = now
+	if c, kept := s.Again(had, a); kept {
+		return !c.Full()
+	}
+	c, _, ok := s.Peek(0, a)
 	return ok || !c.Full()
 }

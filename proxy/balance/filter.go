@@ -19,3 +19,9 @@ type limit struct{}
 func (limit) Skip(e *Endpoint, _ time.Time, _ uint32) bool { return e.Full() }
 
 func (limit) Waits() bool { return true }
+
+// Full reports whether the endpoint has as many connections as it may.
+func (e *Endpoint) Full() bool {
+	bound := e.pool.bound.Load()
+	return bound > 0 && e.Active.Load() >= bound
+}

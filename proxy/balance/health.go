@@ -133,7 +133,7 @@ type passive struct {
 }
 
 // Report records an observation. It is the only way to change an endpoint's health, and notifies the
-// Pool's Watcher. It takes no lock, except that of the queue if endpoints are bounded and the health changed.
+// Pool's Watcher. It takes no lock, except those of queues if clients wait and the health changed.
 //
 // Only a failed attempt that began outside of a quarantine begins the next, longer one: neither a hundred
 // connections that meet a dead endpoint at the same moment nor one that is sent to it because there is
@@ -158,8 +158,8 @@ func (e *Endpoint) Report(r Report, p Policy) Change {
 		return Change{}
 	}
 	next, c, changed := e.change(&r, &p)
-	if changed {
-		e.pool.line.look(r.Now)
+	if changed && e.pool.waiting.Load() > 0 {
+		e.pool.wake(e)
 	}
 	if c.News && e.pool.Watcher != nil {
 		h := next.health(r.Now)
@@ -328,20 +328,6 @@ func (s *State) available(now time.Time, claims bool) Availability {
 		}
 	}
 	return is
-}
-
-// changes returns when the endpoint's availability for choices changes by itself, after now; the zero Time if
-// it does not.
-func (s *State) changes(now time.Time) time.Time {
-	h := s.health.Load()
-	switch {
-	case h == nil, h.active.down, !h.passive.down, h.passive.rechecked:
-	case now.Before(h.passive.until):
-		return h.passive.until
-	case now.Before(h.passive.claimed):
-		return h.passive.claimed
-	}
-	return time.Time{}
 }
 
 // Health returns the endpoint's health at now.

@@ -146,7 +146,6 @@ func (s *subject) look(now time.Time) string {
 	for _, after := range []float64{0, 0.3, 0.6, 1, 2, 4, 7, 8, 20} {
 		out += map[Availability]string{Up: "U", HalfOpen: "H", Down: "D"}[s.available(now.Add(time.Duration(after*float64(time.Second))), false)]
 	}
-	out += "; changes " + since(s.changes(now), now)
 	return out
 }
 

@@ -71,11 +71,12 @@ func (c Choice) Full() bool { return c.Reason == noRoomLeft }
 // changes; it may be used from any goroutine.
 type Set struct {
 	pool      *Pool
-	newer     *Set // that has taken its place, for those in line; guarded by their lock
 	endpoints []*Endpoint
 	order     order
 	cursor    atomic.Uint32 // the next turn
 	filter    []Filter      // nil for most
+	group     int           // in Pool.queues: one for all Sets that have the same endpoints
+	timeout   time.Duration // see QueueTimeout
 }
 
 // Len returns the number of endpoints.
@@ -106,6 +107,36 @@ func (s *Set) Pick(a Ask) (Choice, bool) {
 		s.cursor.Add(skipped)
 	}
 	return choice, ok
+}
+
+// Take is Again or, if that does not choose, Pick, and takes a slot of the endpoint; Release gives it back. If the Choice
+// is Full, no endpoint has a free slot, or others wait for the next one, and w waits, if it is not nil and QueueLimit allows that.
+func (s *Set) Take(a Ask, had netip.AddrPort, w *Waiter) (Choice, bool) {
+	for {
+		c, kept := s.Again(had, a)
+		var q *queue
+		if s.pool.waiting.Load() > 0 {
+			q = s.queue(a, had, kept)
+		}
+		switch {
+		case q != nil && q.clients.Load() > 0 && !(w != nil && w.in == q && w.Front()):
+			c = Choice{Reason: noRoomLeft}
+		case !kept:
+			c, _ = s.Pick(a)
+		}
+		switch {
+		case c.Full():
+			if w == nil || !w.join(s.queue(a, had, kept)) {
+				return c, false
+			}
+			// A slot may have been released before others could see that w waits.
+		case c.Endpoint == nil || c.Endpoint.tryTake():
+			if w != nil {
+				w.Leave()
+			}
+			return c, c.Endpoint != nil
+		}
+	}
 }
 
 // Peek is Pick, for the turn-th caller from now on (0 for the next one), without

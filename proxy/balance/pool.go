@@ -3,6 +3,7 @@ package balance
 import (
 	"cmp"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/usherproxy/usher/config"
@@ -31,7 +32,10 @@ type Pool struct {
 	// last Update. Of UDP there are none.
 	Leaving []Leaving
 
-	line line
+	bound   atomic.Int64             // of the connections to each endpoint; 0 is any number
+	waiting atomic.Int64             // clients
+	queues  atomic.Pointer[[3]group] // of the Sets; nil before the first client waits
+	turns   atomic.Uint32            // see wake
 }
 
 // Update makes the pool hold the endpoints of port from now on, keeping what is known of
@@ -39,8 +43,7 @@ type Pool struct {
 // replaced by another Pod at the same address is among them.
 func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint) {
 	first, old, left := p.Cluster == nil, byAddr(p.All), p.left()
-	was := []*Set{p.Cluster, p.Internal, p.External}
-	p.line.bound.Store(int64(port.EndpointLimit))
+	p.bound.Store(int64(port.EndpointLimit))
 	listed := make(map[netip.AddrPort]*Endpoint, len(port.Endpoints))
 	p.All = make([]*Endpoint, len(port.Endpoints))
 	endpoints := make([]Endpoint, len(port.Endpoints))
@@ -74,8 +77,8 @@ func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint)
 	p.Internal = p.newSet(p.Internal, port.Internal, listed)
 	p.External = p.newSet(p.External, port.External, listed)
 	schedule(schedulers[cmp.Or(port.Scheduler, config.RoundRobin)], p.Cluster, p.Internal, p.External)
-	sets := []*Set{p.Cluster, p.Internal, p.External}
-	for _, s := range sets {
+	for _, s := range []*Set{p.Cluster, p.Internal, p.External} {
+		s.timeout = port.QueueTimeout
 		if slow := newSlowStart(s, &port, now); slow != nil {
 			s.filter = append(s.filter, slow)
 		}
@@ -83,7 +86,6 @@ func (p *Pool) Update(port config.ServicePort, now time.Time) (gone []*Endpoint)
 			s.filter = append(s.filter, limit{})
 		}
 	}
-	p.line.renew(&port, now, p.All, was, sets)
 	return gone
 }
 

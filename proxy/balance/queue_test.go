@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,13 +18,12 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 )
 
-// bounded is a Pool with endpoints 10.0.0.n:80, each of which may have so many connections.
+// bounded is a Pool with endpoints 10.0.0.n:80, each of which may have so many connections, and its clients.
 type bounded struct {
 	balance.Pool
-	port config.ServicePort
-
-	mu    sync.Mutex
-	names []string // of clients, as they are called
+	port    config.ServicePort
+	waiting []*waiter
+	looks   int // of clients that were woken
 }
 
 func newBounded(limit int, ns ...int) *bounded {
@@ -31,13 +31,6 @@ func newBounded(limit int, ns ...int) *bounded {
 	b.port.QueueTimeout = time.Minute
 	b.update(limit, ns...)
 	return b
-}
-
-// called returns the names of those who were called.
-func (b *bounded) called() []string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.names
 }
 
 func (b *bounded) update(limit int, ns ...int) {
@@ -48,49 +41,80 @@ func (b *bounded) update(limit int, ns ...int) {
 
 // waiter is a client.
 type waiter struct {
-	*balance.Place
+	balance.Waiter
 	name string
+	set  func() *balance.Set // its endpoints
+	ask  balance.Ask
+	had  netip.AddrPort
 	got  *balance.Endpoint
 	why  balance.Reason
 }
 
+func (b *bounded) cluster() *balance.Set  { return b.Cluster }
+func (b *bounded) internal() *balance.Set { return b.Internal }
+func (b *bounded) external() *balance.Set { return b.External }
+
 // comes lets a client come, who may go to the endpoints of set.
-func (b *bounded) comes(name string, set *balance.Set, had int, tried ...int) *waiter {
-	w := &waiter{name: name, Place: new(balance.Place)}
-	b.takes(w, set, had, tried...)
+func (b *bounded) comes(name string, set func() *balance.Set, had int, tried ...int) *waiter {
+	w := &waiter{name: name, set: set}
+	if had > 0 {
+		w.had = addr(had)
+	}
+	for _, n := range tried {
+		w.ask.Tried = append(w.ask.Tried, addr(n))
+	}
+	if w.looks(); w.Waits() {
+		b.waiting = append(b.waiting, w)
+	}
 	return w
 }
 
-// takes lets a client come again.
-func (b *bounded) takes(w *waiter, set *balance.Set, had int, tried ...int) {
-	a := balance.Ask{Now: time.Now()}
-	var before netip.AddrPort
-	if had > 0 {
-		before = addr(had)
-	}
-	for _, n := range tried {
-		a.Tried = append(a.Tried, addr(n))
-	}
-	c, ok := set.Take(a, before, w.Place)
-	switch {
-	case ok:
+// looks lets the client take what it can have.
+func (w *waiter) looks() {
+	w.ask.Now = time.Now()
+	c, ok := w.set().Take(w.ask, w.had, &w.Waiter)
+	if ok {
 		w.got, w.why = c.Endpoint, c.Reason
-	case c.Full():
-		w.Called(func() {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			b.names = append(b.names, w.name)
-		})
 	}
 }
 
-// collects lets a client that was called have what it was given.
-func (b *bounded) collects(w *waiter, set *balance.Set) string {
-	if waits, given := w.InLine(); waits || !given {
-		return fmt.Sprintf("waits: %t, given: %t", waits, given)
+// serve lets those clients look who are woken, and those at the front if all are, until none is woken any more. It
+// returns those who do not wait any more, in that order, as "name:endpoint", or "name:none".
+func (b *bounded) serve(fronts bool) string {
+	var served []string
+	for again := true; again; {
+		again = false
+		all := fronts
+		fronts = false
+		for _, w := range slices.Clone(b.waiting) {
+			select {
+			case <-w.Woken():
+				b.looks++
+				again = true
+			default:
+				if !all || !w.Front() {
+					continue
+				}
+			}
+			if w.looks(); w.Waits() {
+				continue
+			}
+			again, fronts = true, fronts || w.why == balance.Probe // which others skip now, and may have to make do with any
+			b.waiting = slices.DeleteFunc(b.waiting, func(o *waiter) bool { return o == w })
+			at := "none"
+			if w.got != nil {
+				at = fmt.Sprint(w.got.Addr.Addr().As4()[3])
+			}
+			served = append(served, w.name+":"+at)
+		}
 	}
-	b.takes(w, set, 0)
-	return fmt.Sprintf("%d, %s", w.got.Addr.Addr().As4()[3], w.why)
+	return strings.Join(served, " ")
+}
+
+// leaves lets a client leave that waits.
+func (b *bounded) leaves(w *waiter) {
+	w.Leave()
+	b.waiting = slices.DeleteFunc(b.waiting, func(o *waiter) bool { return o == w })
 }
 
 // inBubble runs f with a clock of its own.
@@ -98,162 +122,232 @@ func inBubble(t *testing.T, f func(*GomegaWithT)) {
 	synctest.Test(t, func(t *testing.T) { f(NewWithT(t)) })
 }
 
-func TestLineIsServedInOrder(t *testing.T) {
+func TestQueueIsServedInOrder(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1, 2)
-		first, second := b.comes("first", b.Cluster, 0), b.comes("second", b.Cluster, 0)
-		g.Expect(first.got).NotTo(BeIdenticalTo(second.got))
-		var line []*waiter
+		one, two := b.comes("one", b.cluster, 0), b.comes("two", b.cluster, 0)
+		g.Expect([]netip.AddrPort{one.got.Addr, two.got.Addr}).To(Equal([]netip.AddrPort{addr(1), addr(2)}))
+		var queue []*waiter
 		for i := range 4 {
-			line = append(line, b.comes(fmt.Sprint(i), b.Cluster, 0))
+			queue = append(queue, b.comes(fmt.Sprint(i), b.cluster, 0))
 		}
-		g.Expect(b.Cluster.InLine()).To(Equal(4))
-		second.got.Release()
-		g.Expect(b.called()).To(Equal([]string{"0"}))
-		g.Expect(b.collects(line[0], b.Cluster)).To(Equal(fmt.Sprintf("%d, first in line", second.got.Addr.Addr().As4()[3])))
-		g.Expect(line[1].Leave()).To(BeTrue())
-		first.got.Release()
-		g.Expect(b.called()).To(Equal([]string{"0", "2"}))
-
-		late := b.comes("late", b.Cluster, 0)
-		b.collects(line[2], b.Cluster)
-		line[2].got.Release()
-		g.Expect(b.called()).To(Equal([]string{"0", "2", "3"}))
-		g.Expect(line[3].Leave()).To(BeFalse(), "it has been given an endpoint")
-		line[3].Abandon()
-		g.Expect(b.called()).To(Equal([]string{"0", "2", "3", "late"}))
-		g.Expect(b.collects(late, b.Cluster)).To(HaveSuffix("first in line"))
-		g.Expect(b.Cluster.InLine()).To(BeZero())
+		g.Expect(b.Cluster.Queued()).To(Equal(4))
+		g.Expect(b.serve(true)).To(BeEmpty())
+		two.got.Release()
+		late := b.comes("late", b.cluster, 0)
+		g.Expect(late.got).To(BeNil(), "the slot is for those who wait")
+		g.Expect(b.serve(false)).To(Equal("0:2"))
+		b.leaves(queue[1])
+		one.got.Release()
+		g.Expect(b.serve(false)).To(Equal("2:1"))
+		queue[0].got.Release()
+		queue[2].got.Release()
+		g.Expect(b.serve(false)).To(Equal("3:1 late:2"), "the one behind takes what is left")
+		g.Expect(b.Cluster.Queued()).To(BeZero())
 	})
 }
 
-func TestWhoComesAgainKeepsTheTurn(t *testing.T) {
+// However many wait, and in whatever order their goroutines run, one slot wakes one client, and then the one behind it.
+func TestASlotWakesFewClients(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1)
-		has := b.comes("has", b.Cluster, 0)
-		early, late := b.comes("early", b.Cluster, 0), b.comes("late", b.Cluster, 0)
-		g.Expect(early.Leave()).To(BeTrue())
-		b.takes(early, b.Cluster, 0)
-		has.got.Release()
-		g.Expect(b.called()).To(Equal([]string{"early"}))
-		g.Expect(late.Leave()).To(BeTrue())
+		has, want := b.comes("has", b.cluster, 0), ""
+		for i := range balance.QueueLimit {
+			b.comes(fmt.Sprint(i), b.cluster, 0)
+		}
+		g.Expect(b.comes("one more", b.cluster, 0).Waits()).To(BeFalse())
+		b.serve(true)
+		b.looks = 0
+		queue := slices.Clone(b.waiting)
+		for i := range balance.QueueLimit {
+			rand.Shuffle(len(b.waiting), func(i, j int) { b.waiting[i], b.waiting[j] = b.waiting[j], b.waiting[i] })
+			has.got.Release()
+			want = fmt.Sprintf("%d:1", i)
+			g.Expect(b.serve(false)).To(Equal(want))
+			has = queue[i]
+		}
+		g.Expect(b.looks).To(BeNumerically("<", 2*balance.QueueLimit))
 	})
 }
 
-func TestNobodyOvertakes(t *testing.T) {
+// Clients whose attempt failed were before those that wait, and may be first only for endpoints that they have not tried.
+func TestClientsWhoTryAgainAreBeforeOthers(t *testing.T) {
+	inBubble(t, func(g *GomegaWithT) {
+		b := newBounded(1, 1, 2)
+		one, two := b.comes("one", b.cluster, 0), b.comes("two", b.cluster, 0)
+		b.comes("early", b.cluster, 0)
+		failed := b.comes("failed", b.cluster, 0, 1)
+		b.comes("late", b.cluster, 0)
+		b.serve(true)
+		one.got.Release()
+		g.Expect(b.serve(false)).To(Equal("early:1"), "it has tried that one")
+		two.got.Release()
+		g.Expect(b.serve(false)).To(Equal("failed:2"))
+		failed.got.Release()
+		g.Expect(b.serve(false)).To(Equal("late:2"))
+	})
+}
+
+func TestNobodyWaitsForWhoMayNotUseASlot(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1, 2)
 		b.Update(config.ServicePort{EndpointLimit: 1, QueueTimeout: time.Minute,
 			Endpoints: b.port.Endpoints, Cluster: b.port.Endpoints, Internal: b.port.Endpoints[:1], External: b.port.Endpoints[1:]}, time.Now())
-		one, two := b.comes("one", b.Internal, 0), b.comes("two", b.External, 0)
-		ofOne, ofTwo := b.comes("of 1", b.Internal, 0), b.comes("of 2", b.External, 0)
+		one, two := b.comes("one", b.internal, 0), b.comes("two", b.external, 0)
+		b.comes("of 1", b.internal, 0)
+		ofTwo := b.comes("of 2", b.external, 0)
 		two.got.Release()
-		g.Expect(b.called()).To(Equal([]string{"of 2"}), "who waits before it cannot use that one")
-		b.collects(ofTwo, b.External)
+		g.Expect(b.serve(false)).To(Equal("of 2:2"))
 		ofTwo.got.Release()
-		g.Expect(b.comes("any", b.Cluster, 0).got.Addr).To(Equal(addr(2)), "nobody in line can use it")
+		g.Expect(b.comes("any", b.cluster, 0).got.Addr).To(Equal(addr(2)), "no client that waits can use it")
 		one.got.Release()
-		g.Expect(b.collects(ofOne, b.Internal)).To(Equal("1, first in line"))
+		g.Expect(b.serve(false)).To(Equal("of 1:1"))
 	})
 }
 
 func TestAClientWaitsForTheEndpointThatItHad(t *testing.T) {
 	inBubble(t, func(g *GomegaWithT) {
 		b := newBounded(1, 1, 2)
-		one := b.comes("one", b.Cluster, 1)
+		one := b.comes("one", b.cluster, 1)
 		g.Expect(one.why).To(Equal(balance.Affinity))
-		had := b.comes("had", b.Cluster, 1)
-		g.Expect(b.Cluster.InLine()).To(Equal(1))
-		other := b.comes("other", b.Cluster, 0)
+		b.comes("had", b.cluster, 1)
+		g.Expect(b.Cluster.Queued()).To(Equal(1))
+		other := b.comes("other", b.cluster, 0)
 		g.Expect(other.got.Addr).To(Equal(addr(2)))
+		b.serve(true)
 		other.got.Release()
-		g.Expect(b.called()).To(BeEmpty(), "that is another one")
+		g.Expect(b.serve(false)).To(BeEmpty(), "that is another one")
 		fail(one.got, time.Now(), time.Now(), quarantine)
-		g.Expect(b.collects(had, b.Cluster)).To(Equal("2, first in line"))
+		g.Expect(b.serve(false)).To(Equal("had:2"))
+	})
+}
+
+// Both have some of the slots: those who wait for an endpoint that they had, and those who take any.
+func TestNoQueueStarves(t *testing.T) {
+	inBubble(t, func(g *GomegaWithT) {
+		b := newBounded(1, 1)
+		has := b.comes("has", b.cluster, 0)
+		served := map[string]int{}
+		for range 100 {
+			if b.Cluster.Queued() < 4 {
+				b.comes("had", b.cluster, 1)
+				b.comes("any", b.cluster, 0)
+			}
+			b.serve(true)
+			queue := slices.Clone(b.waiting)
+			has.got.Release()
+			// The one that was woken first runs first.
+			slices.SortStableFunc(b.waiting, func(x, y *waiter) int { return len(y.Woken()) - len(x.Woken()) })
+			got := b.serve(false)
+			g.Expect(got).To(HaveSuffix(":1"))
+			name, _, _ := strings.Cut(got, ":")
+			served[name]++
+			for _, w := range queue {
+				if !w.Waits() {
+					has = w
+				}
+			}
+			slices.Reverse(b.waiting)
+		}
+		g.Expect(served["had"]).To(BeNumerically(">", 20), "%v", served)
+		g.Expect(served["any"]).To(BeNumerically(">", 20), "%v", served)
 	})
 }
 
 func TestNobodyIsForgotten(t *testing.T) {
-	for name, change := range map[string]func(b *bounded, has *waiter){
-		"when an endpoint comes":               func(b *bounded, _ *waiter) { b.update(1, 1, 2) },
-		"when the endpoint is another":         func(b *bounded, _ *waiter) { b.update(1, 2) },
-		"when the bound is raised":             func(b *bounded, _ *waiter) { b.update(2, 1) },
-		"when the bound is taken away":         func(b *bounded, _ *waiter) { b.update(0, 1) },
-		"when a connection ends":               func(_ *bounded, has *waiter) { has.got.Release() },
-		"when there is no endpoint any more":   func(b *bounded, _ *waiter) { b.update(1) },
-		"when a connection ends after a break": func(b *bounded, has *waiter) { b.update(1, 1); has.got.Release() },
+	for name, change := range map[string]func(b *bounded, has *waiter) (fronts bool){
+		"when an endpoint comes":               func(b *bounded, _ *waiter) bool { b.update(1, 1, 2); return true },
+		"when the endpoint is another":         func(b *bounded, _ *waiter) bool { b.update(1, 2); return true },
+		"when the bound is raised":             func(b *bounded, _ *waiter) bool { b.update(3, 1); return true },
+		"when the bound is taken away":         func(b *bounded, _ *waiter) bool { b.update(0, 1); return true },
+		"when a connection ends":               func(_ *bounded, has *waiter) bool { has.got.Release(); return false },
+		"when there is no endpoint any more":   func(b *bounded, _ *waiter) bool { b.update(1); return true },
+		"when a connection ends after a break": func(b *bounded, has *waiter) bool { b.update(1, 1); has.got.Release(); return false },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(g *GomegaWithT) {
 				b := newBounded(1, 1)
-				has, w := b.comes("has", b.Cluster, 0), b.comes("waits", b.Cluster, 0)
-				g.Expect(b.called()).To(BeEmpty())
-				change(b, has)
-				g.Expect(b.called()).To(Equal([]string{"waits"}))
-				_, given := w.InLine()
-				g.Expect(given).To(Equal(len(b.port.Endpoints) > 0))
+				has, w := b.comes("has", b.cluster, 0), b.comes("waits", b.cluster, 0)
+				g.Expect(b.serve(true)).To(BeEmpty())
+				fronts := change(b, has)
+				g.Expect(b.serve(fronts)).To(HavePrefix("waits:"))
+				g.Expect(w.got != nil).To(Equal(len(b.port.Endpoints) > 0))
 			})
 		})
 	}
 }
 
+// A list that gives the kinds of clients other endpoints gives them other queues.
+func TestClientsMoveToTheQueueOfTheirEndpoints(t *testing.T) {
+	inBubble(t, func(g *GomegaWithT) {
+		b := newBounded(1, 1, 2)
+		b.comes("one", b.cluster, 0)
+		two := b.comes("two", b.cluster, 0)
+		for i := range 3 {
+			b.comes(fmt.Sprint(i), b.external, 0)
+		}
+		b.serve(true)
+		port := b.port
+		port.External = port.External[1:]
+		b.Update(port, time.Now())
+		b.serve(true)
+		b.comes("any", b.cluster, 0)
+		two.got.Release()
+		b.leaves(b.waiting[3])
+		g.Expect(b.serve(false)).To(Equal("0:2"))
+		g.Expect(b.Cluster.Queued()).To(Equal(2))
+		b.update(0, 1, 2)
+		g.Expect(b.serve(true)).To(MatchRegexp("1:. 2:."))
+		g.Expect(b.Cluster.Queued()).To(BeZero())
+	})
+}
+
 func TestEndpointsInQuarantine(t *testing.T) {
-	// 1 is full, 2 has failed and has room.
-	begin := func(probed bool) (*bounded, *waiter) {
+	// 1 is full, 2 has failed and has a free slot.
+	begin := func(probed bool) *bounded {
 		b := newBounded(1, 1, 2)
 		q := quarantine
 		q.Probed = probed
 		fail(b.All[1], time.Now(), time.Now(), q)
-		b.comes("has", b.Cluster, 0)
-		return b, b.comes("waits", b.Cluster, 0)
+		b.comes("has", b.cluster, 0)
+		b.comes("waits", b.cluster, 0)
+		return b
 	}
 	inBubble(t, func(g *GomegaWithT) {
-		b, w := begin(false)
+		b := begin(false)
 		time.Sleep(quarantine.First - 1)
-		synctest.Wait()
-		g.Expect(b.called()).To(BeEmpty())
+		g.Expect(b.serve(true)).To(BeEmpty())
 		time.Sleep(time.Nanosecond)
-		synctest.Wait()
-		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "its quarantine is over by itself")
+		g.Expect(b.serve(true)).To(Equal("waits:2"), "its quarantine is over by itself")
 	})
+	for why, change := range map[string]func(b *bounded){
+		"a probe was answered":                              func(b *bounded) { recheck(b.All[1], balance.RecheckPassed, time.Now(), nil, quarantine) },
+		"all are in quarantine: it is as good as the other": func(b *bounded) { fail(b.All[0], time.Now(), time.Now(), quarantine) },
+		"a client was connected to it":                      func(b *bounded) { connected(b.All[1], start) },
+		"the other has failed probes":                       func(b *bounded) { check(b.All[0], time.Now(), errRefused, time.Second, 1, 1) },
+		"the other has not answered one client's own address": func(b *bounded) {
+			b.All[0].Report(balance.Report{Kind: balance.ConnectFailed, Now: time.Now(), Err: errRefused, Client: netip.MustParseAddr("192.0.2.1")}, quarantine)
+		},
+	} {
+		inBubble(t, func(g *GomegaWithT) {
+			b := begin(true)
+			time.Sleep(time.Hour)
+			g.Expect(b.serve(true)).To(BeEmpty())
+			change(b)
+			g.Expect(b.serve(false)).To(Equal("waits:2"), why)
+		})
+	}
 	inBubble(t, func(g *GomegaWithT) {
-		b, w := begin(true)
-		time.Sleep(time.Hour)
-		g.Expect(b.called()).To(BeEmpty())
-		recheck(b.All[1], balance.RecheckPassed, time.Now(), nil, quarantine)
-		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "a probe was answered")
-	})
-	inBubble(t, func(g *GomegaWithT) {
-		b, w := begin(true)
-		fail(b.All[0], time.Now(), time.Now(), quarantine)
-		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "all are in quarantine: it is as good as the other")
-	})
-	inBubble(t, func(g *GomegaWithT) {
-		b, w := begin(true)
-		connected(b.All[1], start)
-		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "a client was connected to it")
-	})
-	inBubble(t, func(g *GomegaWithT) {
-		b, w := begin(true)
-		check(b.All[0], time.Now(), errRefused, time.Second, 1, 1)
-		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"), "the other has failed probes")
-	})
-	inBubble(t, func(g *GomegaWithT) {
-		b, _ := begin(true)
+		b := begin(true)
 		check(b.All[1], time.Now(), errRefused, time.Second, 1, 1)
 		connected(b.All[1], start)
-		g.Expect(b.called()).To(BeEmpty())
+		g.Expect(b.serve(true)).To(BeEmpty())
 		b.All[1].Report(balance.Report{Kind: balance.CheckOff, Now: time.Now()}, balance.Policy{})
-		g.Expect(b.called()).To(Equal([]string{"waits"}), "it is not probed any more")
-	})
-	inBubble(t, func(g *GomegaWithT) {
-		b, w := begin(true)
-		b.All[0].Report(balance.Report{Kind: balance.ConnectFailed, Now: time.Now(), Err: errRefused, Client: netip.MustParseAddr("192.0.2.1")}, quarantine)
-		g.Expect(b.collects(w, b.Cluster)).To(Equal("2, first in line"))
+		g.Expect(b.serve(false)).To(Equal("waits:2"), "it is not probed any more")
 	})
 }
 
-func TestSchedulersPassOverEndpointsWithoutRoom(t *testing.T) {
+func TestSchedulersPassOverEndpointsThatAreFull(t *testing.T) {
 	for _, name := range config.SchedulerNames() {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(g *GomegaWithT) {
@@ -265,7 +359,7 @@ func TestSchedulersPassOverEndpointsWithoutRoom(t *testing.T) {
 				has := map[netip.AddrPort]int{}
 				var last *waiter
 				for range 12 {
-					last = b.comes("has", b.Cluster, 0)
+					last = b.comes("has", b.cluster, 0)
 					g.Expect(last.got).NotTo(BeNil())
 					has[last.got.Addr]++
 				}
@@ -273,30 +367,42 @@ func TestSchedulersPassOverEndpointsWithoutRoom(t *testing.T) {
 				c, ok := b.Cluster.Pick(balance.Ask{Now: time.Now()})
 				g.Expect(ok).To(BeFalse())
 				g.Expect(c.Full()).To(BeTrue())
-				b.comes("waits", b.Cluster, 0)
+				b.comes("waits", b.cluster, 0)
 				last.got.Release()
-				g.Expect(b.called()).To(Equal([]string{"waits"}))
+				g.Expect(b.serve(false)).To(HavePrefix("waits:"))
 			})
 		})
 	}
 }
 
-// Whatever happens in whatever order, no endpoint has more than it may, nobody waits who could
-// go on, and nobody goes before another who could have gone there.
-func TestLineHoldsWhateverHappens(t *testing.T) {
+// Whatever happens in whatever order, no endpoint has more than it may, no client waits that could
+// go on, and those who may use the same endpoints go on in the order in which they came.
+func TestQueueHoldsWhateverHappens(t *testing.T) {
 	for seed := range uint64(100) {
 		inBubble(t, func(g *GomegaWithT) {
 			r := rand.New(rand.NewPCG(seed, 18))
 			b := newBounded(2, 1, 2, 3)
 			b.port.Scheduler = config.Scheduler(1 + r.IntN(len(config.SchedulerNames())))
-			var waiting, having []*waiter
+			var all, having []*waiter
 			ns, limit := []int{1, 2, 3}, 2
 			over := map[*balance.State]int64{} // those that have more since before the bound was lowered
+			fronts := false
 			update := func() {
 				for _, e := range b.All {
 					over[e.State] = e.Active.Load()
 				}
 				b.update(limit, ns...)
+				fronts = true
+			}
+			serve := func() {
+				before := slices.Clone(b.waiting)
+				b.serve(fronts)
+				fronts = false
+				for _, w := range before {
+					if !w.Waits() && w.got != nil {
+						having = append(having, w)
+					}
+				}
 			}
 			for step := range 300 {
 				switch what := r.IntN(20); {
@@ -309,11 +415,9 @@ func TestLineHoldsWhateverHappens(t *testing.T) {
 					if r.IntN(5) == 0 {
 						tried = append(tried, 1+r.IntN(5))
 					}
-					w := b.comes(fmt.Sprint(step), b.Cluster, had, tried...)
-					if w.got != nil {
-						having = append(having, w)
-					} else if in, _ := w.InLine(); in {
-						waiting = append(waiting, w)
+					w := b.comes(fmt.Sprint(step), b.cluster, had, tried...)
+					if all = append(all, w); w.got != nil {
+						having, fronts = append(having, w), w.why == balance.Probe
 					}
 				case what < 14 && len(having) > 0:
 					i := r.IntN(len(having))
@@ -337,29 +441,17 @@ func TestLineHoldsWhateverHappens(t *testing.T) {
 				case what < 16:
 					limit = r.IntN(4)
 					update()
-				case what < 17 && len(waiting) > 0:
-					waiting[r.IntN(len(waiting))].Abandon()
+				case what < 17 && len(b.waiting) > 0:
+					b.leaves(b.waiting[r.IntN(len(b.waiting))])
 				case what < 18 && len(b.All) > 0:
 					e := b.All[r.IntN(len(b.All))]
 					recheck(e, balance.RecheckPassed, time.Now(), nil, quarantine)
 				default:
 					time.Sleep(time.Duration(r.IntN(1500)) * time.Millisecond)
-					synctest.Wait()
+					fronts = true
 				}
-				var still []*waiter
-				for _, w := range waiting {
-					in, given := w.InLine()
-					switch {
-					case in:
-						still = append(still, w)
-					case given:
-						b.takes(w, b.Cluster, 0)
-						g.Expect(w.got).NotTo(BeNil())
-						having = append(having, w)
-					}
-				}
-				waiting = still
-				g.Expect(b.Cluster.InLine()).To(Equal(len(waiting)), "seed %d, step %d", seed, step)
+				serve()
+				g.Expect(b.Cluster.Queued()).To(Equal(len(b.waiting)), "seed %d, step %d", seed, step)
 				for _, e := range b.All {
 					now := e.Active.Load()
 					over[e.State] = min(over[e.State], now)
@@ -367,38 +459,40 @@ func TestLineHoldsWhateverHappens(t *testing.T) {
 						g.Expect(now).To(BeNumerically("<=", max(int64(limit), over[e.State])), "seed %d, step %d", seed, step)
 					}
 				}
-				for _, w := range waiting {
-					g.Expect(w.CouldGoOn(time.Now())).To(BeFalse(), "seed %d, step %d: %s waits and need not", seed, step, w.name)
+				waits := false
+				for _, w := range all {
+					plain := !w.had.IsValid() && len(w.ask.Tried) == 0
+					if w.Waits() && (plain || w.Front()) {
+						g.Expect(w.set().CouldGoOn(w.ask, w.had, time.Now())).To(BeFalse(), "seed %d, step %d: %s waits and need not", seed, step, w.name)
+					}
+					waits = waits || plain && w.Waits()
+				}
+				if !waits {
+					all = nil
 				}
 			}
-			for len(having) > 0 || len(waiting) > 0 {
+			for len(having) > 0 || len(b.waiting) > 0 {
 				for _, w := range having {
 					w.got.Release()
 				}
-				having = nil
-				for _, w := range waiting {
-					if in, given := w.InLine(); given {
-						b.takes(w, b.Cluster, 0)
-						having = append(having, w)
-					} else {
-						g.Expect(in && len(ns) > 0 && limit > 0).To(BeTrue(), "seed %d", seed)
-					}
-				}
-				waiting = slices.DeleteFunc(waiting, func(w *waiter) bool { return w.got != nil })
-				g.Expect(len(having)+len(waiting) == 0 || len(having) > 0).To(BeTrue(), "seed %d: nobody goes on, and %d wait", seed, len(waiting))
+				having, fronts = nil, true
+				before := len(b.waiting)
+				serve()
+				g.Expect(len(b.waiting) < before || before == 0).To(BeTrue(), "seed %d: no client goes on, and %d wait", seed, before)
 			}
 		})
 	}
 }
 
 // Goroutines on all processors come, wait, leave and end, while the bound changes.
-func TestLineUnderConcurrency(t *testing.T) {
+func TestQueueUnderConcurrency(t *testing.T) {
 	g := NewWithT(t)
 	b := newBounded(3, 1, 2, 3)
 	var most atomic.Int64
+	var set atomic.Pointer[balance.Set]
+	set.Store(b.Cluster)
 	var clients, changes sync.WaitGroup
 	stop := make(chan struct{})
-	set := b.Cluster // leads to those that take its place
 	changes.Go(func() {
 		for i := 0; ; i++ {
 			select {
@@ -406,28 +500,36 @@ func TestLineUnderConcurrency(t *testing.T) {
 				return
 			default:
 				b.update(1+i%3, 1, 2, 3)
+				set.Store(b.Cluster)
 			}
 		}
 	})
 	for i := range 16 {
 		clients.Go(func() {
 			for n := range 500 {
-				p := new(balance.Place)
+				w := new(balance.Waiter)
 				for {
-					c, ok := set.Take(balance.Ask{Now: time.Now()}, netip.AddrPort{}, p)
+					var had netip.AddrPort
+					if n%3 == 0 {
+						had = addr(1 + n%2)
+					}
+					c, ok := set.Load().Take(balance.Ask{Now: time.Now()}, had, w)
 					if ok {
 						for m := most.Load(); c.Endpoint.Active.Load() > m && !most.CompareAndSwap(m, c.Endpoint.Active.Load()); m = most.Load() {
 						}
 						c.Endpoint.Release()
 						break
 					}
-					called := make(chan struct{})
-					p.Called(func() { close(called) })
 					if (i+n)%7 == 0 {
-						p.Abandon()
+						w.Leave()
 						break
 					}
-					<-called
+					select {
+					case <-w.Woken():
+					case <-time.After(time.Minute):
+						t.Error("a client was forgotten")
+						return
+					}
 				}
 			}
 		})
@@ -436,7 +538,7 @@ func TestLineUnderConcurrency(t *testing.T) {
 	close(stop)
 	changes.Wait()
 	g.Expect(most.Load()).To(BeNumerically("<=", 3))
-	g.Expect(b.Cluster.InLine()).To(BeZero())
+	g.Expect(b.Cluster.Queued()).To(BeZero())
 	for _, e := range b.All {
 		g.Expect(e.Active.Load()).To(BeZero())
 	}

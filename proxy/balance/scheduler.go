@@ -35,15 +35,15 @@ var schedulers = map[config.Scheduler]scheduler{
 	config.Maglev:             newMaglev,
 }
 
-// schedule gives sets the orders that a scheduler makes: one for all that have the same
+// schedule gives sets the orders that a scheduler makes, and their groups: one for all that have the same
 // endpoints.
 func schedule(by scheduler, sets ...*Set) {
 	for i, s := range sets {
 		same := func(o *Set) bool { return slices.Equal(o.endpoints, s.endpoints) }
 		if j := slices.IndexFunc(sets[:i], same); j >= 0 {
-			s.order = sets[j].order
+			s.order, s.group = sets[j].order, j
 		} else {
-			s.order = by(s)
+			s.order, s.group = by(s), i
 		}
 	}
 }

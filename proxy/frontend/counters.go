@@ -114,7 +114,7 @@ type Totals struct {
 func (f *FrontEnd) Totals() (t Totals) {
 	t.add(&f.tally, f.Open.Load()+f.Sessions.Load())
 	if s := f.View().Cluster; s != nil {
-		t.Queued = int64(s.InLine())
+		t.Queued = int64(s.Queued())
 	}
 	return t
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/usherproxy/usher/proxy/conn"
 )
 
-func TestAffinityHoldsForTwoConnectionsThatWereInLine(t *testing.T) {
+func TestAffinityHoldsForTwoConnectionsThatWereQueued(t *testing.T) {
 	g := NewWithT(t)
 	var pool balance.Pool
 	list := []config.Endpoint{{Addr: endpointAddr(1), Ready: true}, {Addr: endpointAddr(2), Ready: true}}
@@ -26,14 +26,14 @@ func TestAffinityHoldsForTwoConnectionsThatWereInLine(t *testing.T) {
 	first, second := next(search(101)).Endpoint, next(search(102)).Endpoint
 
 	one, other, stranger := search(200), search(200), search(103)
-	g.Expect(next(one).Do).To(Equal(Queue))
-	g.Expect(next(other).Do).To(Equal(Queue))
-	g.Expect(next(stranger).Do).To(Equal(Queue))
+	g.Expect(next(one).Do).To(Equal(Wait))
+	g.Expect(next(other).Do).To(Equal(Wait))
+	g.Expect(next(stranger).Do).To(Equal(Wait))
 	first.Release()
 	g.Expect(next(one).Endpoint).To(BeIdenticalTo(first))
 	one.Answered(now)
 	second.Release()
-	g.Expect(next(other).Do).To(Equal(Queue), "it waits for the one that the client has")
+	g.Expect(next(other).Do).To(Equal(Wait), "it waits for the one that the client has")
 	g.Expect(next(stranger).Endpoint).To(BeIdenticalTo(second))
 	had, ok := table.Get(one.Client, now)
 	g.Expect(ok).To(BeTrue())

@@ -6,8 +6,8 @@
 // it asks [Search.Next] what to do, does it, and tells how it ended:
 //
 //	Dial     connect to that endpoint; then Answered, Failed or Left
-//	Wait     for so long, or until the endpoints are replaced by others; then Next
-//	Queue    no endpoint has room: until called, or for so long; then Next
+//	Wait     for so long, or until the endpoints are replaced by others, or the Step's channel has a
+//	         value: all were tried, or no endpoint has a free slot; then Next
 //	GiveUp   there is none, and why
 //
 // Loops drive it for TCP and UDP, goroutines for SCTP and where there are no loops

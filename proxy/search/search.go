@@ -35,14 +35,14 @@ type Search struct {
 	room    [2]netip.AddrPort // for tried; most searches need no more
 	count   int               // attempts so far
 	now     balance.Choice    // of the attempt that is under way
-	place   *balance.Place    // in line; nil if endpoints may have any number of connections
+	waiter  *balance.Waiter   // nil while no endpoint was full
 	started time.Time         // that attempt
 	slot    int               // in Schedule; its length when the last one is over
 	end     time.Time         // of the slot
 	over    outcome.Result    // unless it is Open, no further attempt is worth it
 	limit   time.Duration     // of the attempt for which an endpoint is waited for
-	queued  time.Time         // since when; zero while it is not in line
-	inLine  time.Duration     // for how long before that
+	queued  time.Time         // since when it waits for a free slot; zero while it does not
+	inQueue time.Duration     // for how long it did before that
 }
 
 // Action is what a driver has to do.
@@ -52,7 +52,6 @@ type Action uint8
 const (
 	Dial Action = iota
 	Wait
-	Queue
 	GiveUp
 )
 
@@ -60,18 +59,21 @@ const (
 type Step struct {
 	Do       Action
 	Endpoint *balance.Endpoint // to Dial, and to Release when that has failed or what it led to has ended
-	For      time.Duration     // how long to Wait or to Queue, or how long it may take to Dial: 0 is no bound
+	For      time.Duration     // how long to Wait, or how long it may take to Dial: 0 is no bound
+	Woken    <-chan struct{}   // ends the Wait, too; nil if a free slot is not what is waited for
+	Behind   bool              // other endpoints do not end the Wait, since other clients wait in front
 	Result   outcome.Result    // of the client, to GiveUp
 }
 
 // Next returns what to do at now, with the endpoints of set. It is called first,
-// when an attempt has failed or was left, and when there was a wait, in line or otherwise; the set may be
+// when an attempt has failed or was left, and when there was a wait; the set may be
 // another one each time.
 func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	if !s.queued.IsZero() {
-		if step, done := s.leaveLine(set, now); done {
-			return step
+		if set.HasUntried(s.tried, 1) {
+			return s.begin(set, now, s.limit)
 		}
+		s.Abandon(now)
 	}
 	switch {
 	case s.over.Outcome != outcome.Open:
@@ -117,15 +119,15 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 	if s.count == maxAttempts {
 		return Step{Do: GiveUp, Result: allFailed}
 	}
-	if s.place == nil && set.Bound() > 0 {
-		s.place = new(balance.Place)
-	}
 	choice, ok := s.choose(set, now)
-	switch {
-	case choice.Full():
-		s.queued, s.limit = now, limit
-		return Step{Do: Queue, For: max(0, s.place.Timeout-s.inLine)}
-	case !ok:
+	if choice.Full() {
+		return s.queue(set, now, limit)
+	}
+	if !s.queued.IsZero() {
+		s.Abandon(now)
+		choice.Reason = balance.FirstInLine
+	}
+	if !ok {
 		return Step{Do: GiveUp, Result: noEndpoint}
 	}
 	if s.count++; s.count == 1 {
@@ -171,7 +173,7 @@ func (s *Search) Left(now time.Time, why error) { s.report(now, Plain(why)) }
 // report reports how the attempt ended.
 func (s *Search) report(now time.Time, err error) {
 	a := conn.Attempt{Endpoint: s.now.Endpoint.Addr, Pod: s.now.Endpoint.Pod, Reason: s.now.Reason, PassedOver: s.now.PassedOver,
-		Took: now.Sub(s.started), Seen: s.Seen, Queued: s.inLine}
+		Took: now.Sub(s.started), Seen: s.Seen, Queued: s.inQueue}
 	if err != nil {
 		a.Result, a.Err = ResultOf(err), err.Error()
 	}
@@ -179,15 +181,15 @@ func (s *Search) report(now time.Time, err error) {
 }
 
 // choose takes the endpoint that the client had, if there is affinity and the
-// endpoint is as good as any, and otherwise the next in turn. If that has no room, the client is in
-// line.
+// endpoint is as good as any, and otherwise the next in turn. If none has a free slot, the client
+// waits for one.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
 	ask := s.ask(now)
 	before, _ := s.Affinity.Get(s.Client, now)
 	for {
-		choice, ok := set.Take(ask, before, s.place)
-		if s.place == nil && choice.Full() { // there is a bound since a moment ago
-			s.place = new(balance.Place)
+		choice, ok := set.Take(ask, before, s.waiter)
+		if s.waiter == nil && choice.Full() {
+			s.waiter = new(balance.Waiter)
 			continue
 		}
 		if !ok {
@@ -197,12 +199,6 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 		if before == addr {
 			s.Affinity.Set(s.Client, addr, now)
 			return choice, true
-		}
-		// It was given this one while it was in line, and another connection of the client's has
-		// an endpoint since.
-		if _, fits := set.Again(before, ask); fits {
-			choice.Endpoint.Release()
-			continue
 		}
 		if before.IsValid() {
 			s.Affinity.Forget(s.Client, before)
@@ -221,43 +217,45 @@ func (s *Search) ask(now time.Time) balance.Ask {
 	return balance.Ask{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
 }
 
-// WhenCalled sets what is called, once, when the client is to go on that is in line: by
-// any goroutine, perhaps at once. It must return at once, and ask for Next later.
-func (s *Search) WhenCalled(f func()) { s.place.Called(f) }
+// lookAgain is after what time the client at the front of a queue looks again, though it was not woken: the time of
+// a quarantine may be over.
+const lookAgain = time.Second
 
-// leaveLine is Next for a client that is in line: it was called, or has waited for long
-// enough. The time of its slot begins anew where it was.
-func (s *Search) leaveLine(set *balance.Set, now time.Time) (step Step, done bool) {
-	timeout := s.place.Leave()
-	_, given := s.place.InLine()
-	s.inLeft(now)
-	switch {
-	case timeout && s.place.Timeout == 0:
-		s.over = queueFull
-	case timeout:
-		s.over = queueTimeout
-	case given:
-		return s.begin(set, now, s.limit), true
+// queue waits for a free slot, or gives up. The time of the schedule's slot stands still meanwhile.
+func (s *Search) queue(set *balance.Set, now time.Time, limit time.Duration) Step {
+	if !s.Queued() {
+		s.queued, s.limit = now, limit
 	}
-	return Step{}, false
+	left := set.QueueTimeout() - s.inQueue - now.Sub(s.queued)
+	switch {
+	case !s.waiter.Waits():
+		s.over = queueFull
+	case left <= 0:
+		s.over = queueTimeout
+	case s.waiter.Front():
+		return Step{Do: Wait, For: min(left, lookAgain), Woken: s.waiter.Woken()}
+	default:
+		return Step{Do: Wait, For: left, Woken: s.waiter.Woken(), Behind: true}
+	}
+	s.Abandon(now)
+	return Step{Do: GiveUp, Result: s.over}
 }
 
-// inLeft notes that the client is in line no more.
-func (s *Search) inLeft(now time.Time) {
+// Queued reports whether the client waits for a free slot.
+func (s *Search) Queued() bool { return !s.queued.IsZero() }
+
+// Abandon ends a wait for a free slot, if there is one: the client has an endpoint, is gone, or is given up.
+func (s *Search) Abandon(now time.Time) {
+	if !s.Queued() {
+		return
+	}
+	s.waiter.Leave()
 	waited := now.Sub(s.queued)
-	s.queued, s.inLine = time.Time{}, s.inLine+waited
+	s.queued, s.inQueue = time.Time{}, s.inQueue+waited
 	if !s.end.IsZero() {
 		s.end = s.end.Add(waited)
 	}
 	s.Record.Delayed(conn.Queued, now, waited)
-}
-
-// Abandon is for a client that is gone, or given up, while no attempt is under way.
-func (s *Search) Abandon(now time.Time) {
-	if !s.queued.IsZero() {
-		s.place.Abandon()
-		s.inLeft(now)
-	}
 }
 
 // Preview returns the endpoints of set in the order in which the search of a client of vip, who

@@ -68,7 +68,7 @@ type client struct {
 	scheduler  config.Scheduler
 	pool       balance.Pool
 	bound      int           // of connections to each endpoint
-	patience   time.Duration // of clients that wait in line
+	patience   time.Duration // of clients that wait in the queue
 	listed     atomic.Pointer[listed]
 	behaviour  map[int]behaviour
 	start      time.Time
@@ -148,17 +148,14 @@ func (c *client) search() (*balance.Endpoint, error) {
 		case GiveUp:
 			return nil, step.Result.Err
 		case Wait:
-			select {
-			case <-time.After(step.For):
-			case <-l.replaced:
+			replaced := l.replaced
+			if step.Behind {
+				replaced = nil
 			}
-			continue
-		case Queue:
-			called := make(chan struct{})
-			s.WhenCalled(func() { close(called) })
 			select {
 			case <-time.After(step.For):
-			case <-called:
+			case <-step.Woken:
+			case <-replaced:
 			}
 			continue
 		}
@@ -432,7 +429,7 @@ func TestAffinityOfAttempts(t *testing.T) {
 	})
 }
 
-func TestOnlySoManyWaitInLine(t *testing.T) {
+func TestOnlySoManyWaitInTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewWithT(t)
 		client := newClient(answers)
@@ -441,18 +438,18 @@ func TestOnlySoManyWaitInLine(t *testing.T) {
 		_, err := client.search()
 		g.Expect(err).NotTo(HaveOccurred())
 		set := client.listed.Load().set
-		for range balance.LineLimit {
-			choice, _ := set.Take(balance.Ask{Now: time.Now()}, netip.AddrPort{}, new(balance.Place))
+		for range balance.QueueLimit {
+			choice, _ := set.Take(balance.Ask{Now: time.Now()}, netip.AddrPort{}, new(balance.Waiter))
 			g.Expect(choice.Full()).To(BeTrue())
 		}
 		client.log = nil
 		g.Expect(client.find()).To(Equal("queued@0 no endpoint had room, and 1024 clients waited already"))
-		g.Expect(set.InLine()).To(Equal(balance.LineLimit))
+		g.Expect(set.Queued()).To(Equal(balance.QueueLimit))
 	})
 }
 
-// A client in line goes on when there is room, and its slot lasts as if it had not waited.
-func TestInLine(t *testing.T) {
+// A client in the queue goes on when there is a free slot, and its slot lasts as if it had not waited.
+func TestQueue(t *testing.T) {
 	const timeout = 3 * time.Second
 	for _, c := range []struct {
 		name   string
@@ -479,7 +476,7 @@ func TestInLine(t *testing.T) {
 				client.log = nil
 				time.AfterFunc(time.Second, func() { c.change(client, has) })
 				g.Expect(client.find()).To(Equal(c.want))
-				g.Expect(client.listed.Load().set.InLine()).To(BeZero())
+				g.Expect(client.listed.Load().set.Queued()).To(BeZero())
 			})
 		})
 	}

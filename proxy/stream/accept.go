@@ -46,7 +46,7 @@ func (a *acceptor) acceptLoop(next func() error) {
 			return
 		case err != nil:
 			pause = a.acceptFailed(err, pause)
-			wait(a.server.ctx, pause, nil)
+			wait(a.server.ctx, search.Step{For: pause}, nil)
 		default:
 			pause = 0
 		}

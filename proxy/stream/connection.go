@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"github.com/usherproxy/usher/config"
@@ -199,16 +200,15 @@ func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, outcome.Re
 		case search.GiveUp:
 			return nil, nil, step.Result
 		case search.Wait:
-			err := c.unlessReset(ctx, func(ctx context.Context) error {
-				wait(ctx, step.For, v.Replaced)
+			why, gone := errClientReset, forward.WaitReset
+			if s.Queued() {
+				why, gone = errClientLeft, c.waitLeft
+			}
+			err := c.whileThere(ctx, why, gone, func(ctx context.Context) error {
+				wait(ctx, step, v.Replaced)
 				return ctx.Err()
 			})
 			if err != nil {
-				return nil, nil, left(err)
-			}
-			continue
-		case search.Queue:
-			if err := c.queue(ctx, &s, step.For); err != nil {
 				s.Abandon(time.Now())
 				return nil, nil, left(err)
 			}
@@ -236,7 +236,7 @@ func (c *connection) find(dial dialer) (forwarder, *balance.Endpoint, outcome.Re
 
 // Why a client is not served any more for which an endpoint was sought.
 var (
-	errClientLeft  = errors.New("the client left while it waited in line for an endpoint")
+	errClientLeft  = errors.New("the client left while it waited in the queue for an endpoint")
 	errClientReset = errors.New("the client reset the connection before it had an endpoint")
 )
 
@@ -259,15 +259,59 @@ func (c *connection) attempt(ctx context.Context, s *search.Search, step search.
 	return dial(ctx, c.Origin(s, step.Endpoint), step.Endpoint.Endpoint)
 }
 
-// wait returns after d, or sooner if changed is closed or ctx ends.
-func wait(ctx context.Context, d time.Duration, changed <-chan struct{}) {
-	timer := time.NewTimer(d)
+// wait returns when a step that says Wait is over, or ctx ends. replaced is closed when there are other endpoints.
+func wait(ctx context.Context, step search.Step, replaced <-chan struct{}) {
+	timer := time.NewTimer(step.For)
 	defer timer.Stop()
+	if step.Behind {
+		replaced = nil
+	}
 	select {
 	case <-timer.C:
-	case <-changed:
+	case <-step.Woken:
+	case <-replaced:
 	case <-ctx.Done():
 	}
+}
+
+// waitLeft returns true when the client has left, and false when its read deadline is over.
+func (c *connection) waitLeft(raw syscall.RawConn) bool {
+	tcp, is := c.client.(*keptClient)
+	return forward.WaitLeft(raw, is && len(tcp.kept) > 0)
+}
+
+// whileThere calls f with a context that also ends when gone, which is called with the client's socket,
+// returns true: if f fails then, whileThere returns why. The client is not read meanwhile. For clients
+// without a socket, and on systems that do not report it, the context is ctx.
+func (c *connection) whileThere(ctx context.Context, why error, gone func(syscall.RawConn) bool, f func(context.Context) error) error {
+	client, ok := c.client.(interface {
+		SyscallConn() (syscall.RawConn, error)
+		SetReadDeadline(time.Time) error
+	})
+	if !ok {
+		return f(ctx)
+	}
+	raw, err := client.SyscallConn()
+	if err != nil {
+		return f(ctx)
+	}
+	there, left := context.WithCancelCause(ctx)
+	defer left(nil)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if gone(raw) {
+			left(why)
+		}
+	}()
+	err = f(there)
+	_ = client.SetReadDeadline(time.Unix(1, 0)) // fails only if the client is gone
+	<-done
+	_ = client.SetReadDeadline(time.Time{})
+	if err != nil && context.Cause(there) == why {
+		return why
+	}
+	return err
 }
 
 // flowing notes what moves the connection's bytes from now on.

@@ -10,8 +10,6 @@
 //	               that no loop has accepted
 //	sctp.go        the same, for associations
 //
-// A client in line for an endpoint that has room waits as line.go and line_linux.go have it.
-//
 // What a connection needs it is given by its front end: the view, affinity, the trace.
 // All that are open are in a register, which is asked when usher ends.
 package stream

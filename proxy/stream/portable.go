@@ -31,7 +31,7 @@ func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 		}
 		go c.serve(a, introduce, func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forwarder, error) {
 			var endpoint forward.Conn
-			err := c.unlessReset(ctx, func(ctx context.Context) (err error) {
+			err := c.whileThere(ctx, errClientReset, forward.WaitReset, func(ctx context.Context) (err error) {
 				endpoint, err = a.server.dial(ctx, from, to)
 				return err
 			})

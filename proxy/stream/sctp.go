@@ -60,7 +60,7 @@ func (c sctpClient) dialer(connection *connection, mark uint32) dialer {
 	return func(ctx context.Context, _ netip.AddrPort, to *config.Endpoint) (forwarder, error) {
 		streams := c.Streams()
 		var endpoint *sctp.Conn
-		err := connection.unlessReset(ctx, func(ctx context.Context) (err error) {
+		err := connection.whileThere(ctx, errClientReset, forward.WaitReset, func(ctx context.Context) (err error) {
 			endpoint, err = sctp.Dial(ctx, mark, to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
 			return err
 		})

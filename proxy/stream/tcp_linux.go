@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -198,8 +199,8 @@ type waiting struct {
 	search     search.Search
 	endpoint   *balance.Endpoint // that is being tried; nil before the first
 	dial       *forward.Dialed   // the last attempt that did not end at once
-	line       *inLine           // nil while it is not in line
-	over       bool              // the client has been reset
+	wait       context.Context   // ends when a wait under way is not worth it any more, and why; nil if none is under way
+	leave      func(error)       // ends it
 }
 
 func (w *waiting) originalDst() (netip.AddrPort, error) {
@@ -235,30 +236,29 @@ func (w *waiting) enter(r outcome.Result) {
 // next does what the search asks for.
 func (w *waiting) next() {
 	c := w.connection
-	for c.server.ctx.Err() == nil && !w.over {
+	for c.server.ctx.Err() == nil {
 		v := c.Front.View()
 		step := w.search.Next(c.Endpoints(v), time.Now())
 		switch step.Do {
 		case search.GiveUp:
-			w.refuse(step.Result)
+			w.connection.refuse(step.Result)
 			return
 		case search.Wait:
-			if !w.watch() {
-				return
+			if w.watch() {
+				ctx, leave := context.WithCancelCause(c.server.ctx)
+				w.wait, w.leave = ctx, leave
+				go func() {
+					wait(ctx, step, v.Replaced)
+					_ = w.loop.Do(w.waited) // it runs as long as there are connections
+				}()
+				w.changed() // what has come since it is watched is not reported again
 			}
-			go func() {
-				wait(c.server.ctx, step.For, v.Replaced)
-				_ = w.loop.Do(w.next) // it runs as long as there are connections
-			}()
-			return
-		case search.Queue:
-			w.queue(step.For)
 			return
 		}
 		if w.endpoint == nil {
 			if w.loop.ReadAhead(&w.Client); w.Reset() {
 				step.Endpoint.Release()
-				w.refuse(left(errClientReset))
+				w.connection.refuse(left(errClientReset))
 				return
 			}
 		}
@@ -276,9 +276,19 @@ func (w *waiting) next() {
 		w.search.Failed(time.Now(), err)
 		w.endpoint.Release()
 	}
-	if !w.over {
-		w.drained()
+	w.drained()
+}
+
+// waited is called when a wait is over.
+func (w *waiting) waited() {
+	over := context.Cause(w.wait)
+	w.leave(nil)
+	if w.wait = nil; over == nil {
+		w.next()
+		return
 	}
+	w.search.Abandon(time.Now())
+	w.connection.refuse(left(over))
 }
 
 // watch begins to watch for a reset of the client's: when an attempt does not end at once, or the
@@ -286,38 +296,36 @@ func (w *waiting) next() {
 func (w *waiting) watch() bool {
 	if err := w.loop.WatchClient(&w.Client, w.changed); err != nil {
 		w.stop(outcome.Result{Outcome: outcome.Limit, Err: unix.ENOMEM})
+		return false
 	}
-	return !w.over
+	return true
 }
 
 // changed is called when the client has sent something, ended its side or reset the connection.
 func (w *waiting) changed() {
-	switch {
-	case w.line != nil && (w.Reset() || w.line.left()):
-		w.stop(left(errClientLeft))
-	case w.Reset():
+	switch waits := w.wait != nil; {
+	case waits && w.search.Queued():
+		// If something was read of the client, only a reset means that it left: that may be a whole request.
+		if w.Reset() || len(w.First()) == 0 && w.Left() {
+			w.leave(errClientLeft)
+		}
+	case !w.Reset():
+	case waits:
+		w.leave(errClientReset)
+	default:
 		w.stop(left(errClientReset))
 	}
 }
 
-// stop ends the search and whatever is under way, and resets the client.
+// stop ends the search and the attempt that may be under way, and resets the client.
 func (w *waiting) stop(r outcome.Result) {
 	now := time.Now()
-	if w.line != nil {
-		w.line.leave()
-	}
 	w.search.Abandon(now)
 	if w.dial != nil && w.dial.Pending() {
 		w.search.Left(now, r.Err)
 		w.dial.Cancel()
 		w.endpoint.Release()
 	}
-	w.refuse(r)
-}
-
-// refuse resets the client.
-func (w *waiting) refuse(r outcome.Result) {
-	w.over = true
 	w.connection.refuse(r)
 }
 
@@ -344,7 +352,7 @@ func (w *waiting) dialed(d *forward.Dialed, err error) {
 // drained resets a client that is still waiting when connections are given up.
 func (w *waiting) drained() {
 	w.search.Abandon(time.Now())
-	w.refuse(left(w.connection.server.ctx.Err()))
+	w.connection.refuse(left(w.connection.server.ctx.Err()))
 }
 
 // dialFrom makes a socket that is to connect send with a mark, unless it is 0, and from an
