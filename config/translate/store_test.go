@@ -1,0 +1,40 @@
+package translate
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// BenchmarkStoreEndpoint computes a Service of 10,000 endpoints of which one changes.
+func BenchmarkStoreEndpoint(b *testing.B) {
+	web := types.NamespacedName{Namespace: "default", Name: "web"}
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}, Ports: []corev1.ServicePort{{Port: 80}}}}
+	var all []*discoveryv1.EndpointSlice
+	for i := range 100 {
+		slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("web-%d", i), Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: new(int32(8080))}}}
+		for n := range 100 {
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.1.%d.%d", i, n)}, NodeName: new("node"),
+				TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: fmt.Sprintf("web-%d-%d", i, n)}})
+		}
+		all = append(all, slice)
+	}
+	s := NewStore(StoreOptions{Service: func(types.NamespacedName) *corev1.Service { return svc },
+		Slices: func(types.NamespacedName) []*discoveryv1.EndpointSlice { return all }})
+	for i := range b.N {
+		all[50] = all[50].DeepCopy()
+		all[50].Endpoints[50].Conditions.Ready = new(i%2 == 1)
+		s.Mark(web)
+		names := s.Take()
+		s.Prepare(names)
+		if r := s.Compute(names, nil); len(r) != 1 || !r[0].Changed {
+			b.Fatal(r)
+		}
+	}
+}
