@@ -19,7 +19,7 @@ func (s *Source) compute(ctx context.Context) (changed []config.Service) {
 	s.store.Prepare(names)
 	s.labels.follow(ctx, s.store.Labels())
 	for _, r := range s.store.Compute(names, s.labels.ready) {
-		s.tellProblems(r.Model.Name, r.Problems, misnamed(r.Model, r.Slices)...)
+		s.tellProblems(&r)
 		if !r.Changed {
 			continue
 		}
@@ -33,14 +33,6 @@ func (s *Source) compute(ctx context.Context) (changed []config.Service) {
 	return changed
 }
 
-// misnamed reports the slices whose ports do not match the Service's.
-func misnamed(svc config.Service, slices []*discoveryv1.EndpointSlice) (list []config.Report) {
-	for _, m := range translate.Misnamed(svc, slices) {
-		list = append(list, config.Report{Object: "EndpointSlice " + m.Slice.Namespace + "/" + m.Slice.Name, Service: svc.Name, Reason: "PortNameDiffers", Message: m.Err.Error(), Served: true})
-	}
-	return list
-}
-
 func (s *Source) slicesOf(name types.NamespacedName) []*discoveryv1.EndpointSlice {
 	// The index exists, so there is no error.
 	objects, _ := s.slices.GetIndexer().ByIndex(byService, name.String())
@@ -51,12 +43,14 @@ func (s *Source) slicesOf(name types.NamespacedName) []*discoveryv1.EndpointSlic
 	return list
 }
 
-// tellProblems tells OnProblems and the log what is wrong that was not before, or of
-// which there is now twice as much as was ever told, while it lasted.
-func (s *Source) tellProblems(name types.NamespacedName, problems []translate.Problem, more ...config.Report) {
+// tellProblems logs, and passes to OnProblems, what is wrong with a Service that was not before, or of which there is
+// now twice as much as was ever logged, while it lasted.
+func (s *Source) tellProblems(r *translate.Result) {
+	name := r.Model.Name
 	all := map[string]int{}
 	var fresh []translate.Problem
-	for _, p := range problems {
+	var reports []config.Report
+	for _, p := range r.Problems {
 		gist := p.Gist()
 		told, known := s.problems[name][gist]
 		if !known || p.Count >= 2*max(told, 1) {
@@ -64,8 +58,12 @@ func (s *Source) tellProblems(name types.NamespacedName, problems []translate.Pr
 			told = p.Count
 		}
 		all[gist] = told
+		reports = append(reports, config.Report{Object: p.Kind + " " + p.Name.String(), Service: name, Reason: "PartNotServed", Message: p.Cause().Error()})
 	}
-	s.options.Reports.Set(name.String(), time.Now(), append(reports(name, problems), more...))
+	for _, m := range translate.Misnamed(r.Model, r.Slices) {
+		reports = append(reports, config.Report{Object: "EndpointSlice " + m.Slice.Namespace + "/" + m.Slice.Name, Service: name, Reason: "PortNameDiffers", Message: m.Err.Error(), Served: true})
+	}
+	s.options.Reports.Set(name.String(), time.Now(), reports)
 	if s.problems[name] = all; len(all) == 0 {
 		delete(s.problems, name)
 	}
@@ -76,11 +74,4 @@ func (s *Source) tellProblems(name types.NamespacedName, problems []translate.Pr
 	if len(fresh) > 0 && s.options.OnProblems != nil {
 		s.options.OnProblems(name, fresh)
 	}
-}
-
-func reports(service types.NamespacedName, problems []translate.Problem) (list []config.Report) {
-	for _, p := range problems {
-		list = append(list, config.Report{Object: p.Kind + " " + p.Name.String(), Service: service, Reason: "PartNotServed", Message: p.Cause().Error()})
-	}
-	return list
 }

@@ -275,7 +275,7 @@ func (s *Source) settle(ctx context.Context, last time.Time) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-s.store.Woken():
+	case <-s.store.Woken:
 	}
 	latest := time.NewTimer(s.options.MaxDelay)
 	defer latest.Stop()
@@ -292,7 +292,7 @@ func (s *Source) settle(ctx context.Context, last time.Time) bool {
 			return true
 		case <-quiet.C:
 			return true
-		case <-s.store.Woken():
+		case <-s.store.Woken:
 			quiet.Reset(s.options.Quiet)
 		}
 	}
@@ -321,7 +321,7 @@ func (s *Source) lookAtNode() {
 		return
 	}
 	s.node = &now
-	s.store.SetNode(now)
+	s.store.Node = now
 	if s.options.OnNode != nil {
 		s.options.OnNode(now)
 	}

@@ -59,7 +59,7 @@ func newResolver(nets networks, node config.Node, opts translate.Options, discov
 		},
 		Slices: func(n name) []*discoveryv1.EndpointSlice { return slicesIn(r.services[n].current()) },
 	})
-	r.store.SetNode(node)
+	r.store.Node = node
 	return r
 }
 

@@ -36,8 +36,10 @@ type StoreOptions struct {
 // they have objects from, and share this. A source marks what may have changed, from any
 // goroutine; one goroutine, which calls all other methods, takes those names, prepares and computes them.
 type Store struct {
+	Node  config.Node   // that usher runs on. What another one changes has to be marked
+	Woken chan struct{} // receives after something was noted
+
 	options StoreOptions
-	node    config.Node
 	known   map[types.NamespacedName]*entry
 	asks    map[types.NamespacedName][]string // labels of nodes that Services ask for
 
@@ -45,7 +47,6 @@ type Store struct {
 	dirty  map[types.NamespacedName]bool
 	all    bool
 	labels bool
-	wake   chan struct{}
 }
 
 // entry is what is known of a Service.
@@ -68,7 +69,7 @@ type Result struct {
 // NewStore returns an empty Store.
 func NewStore(options StoreOptions) *Store {
 	options.ClusterIPs = ClusterIPs{}
-	return &Store{options: options, known: map[types.NamespacedName]*entry{}, asks: map[types.NamespacedName][]string{}, dirty: map[types.NamespacedName]bool{}, wake: make(chan struct{}, 1)}
+	return &Store{options: options, known: map[types.NamespacedName]*entry{}, asks: map[types.NamespacedName][]string{}, dirty: map[types.NamespacedName]bool{}, Woken: make(chan struct{}, 1)}
 }
 
 // Mark notes that objects of a Service have changed.
@@ -88,16 +89,10 @@ func (s *Store) note(what func()) {
 	what()
 	s.mu.Unlock()
 	select {
-	case s.wake <- struct{}{}:
+	case s.Woken <- struct{}{}:
 	default:
 	}
 }
-
-// Woken receives after something was noted.
-func (s *Store) Woken() <-chan struct{} { return s.wake }
-
-// SetNode sets the node that usher runs on. What that changes has to be marked.
-func (s *Store) SetNode(node config.Node) { s.node = node }
 
 // Take returns what was marked since the last call.
 func (s *Store) Take() (names map[types.NamespacedName]bool) {
@@ -194,16 +189,15 @@ func (s *Store) Compute(names map[types.NamespacedName]bool, ready func(labels [
 		}
 	}
 	slices.SortFunc(results, func(a, b Result) int {
-		return cmp.Or(a.made().Compare(b.made()), cmp.Compare(a.Model.Name.Namespace, b.Model.Name.Namespace), cmp.Compare(a.Model.Name.Name, b.Model.Name.Name))
+		var made [2]time.Time
+		for i, r := range []Result{a, b} {
+			if r.Service != nil {
+				made[i] = r.Service.CreationTimestamp.Time
+			}
+		}
+		return cmp.Or(made[0].Compare(made[1]), cmp.Compare(a.Model.Name.Namespace, b.Model.Name.Namespace), cmp.Compare(a.Model.Name.Name, b.Model.Name.Name))
 	})
 	return results
-}
-
-func (r Result) made() time.Time {
-	if r.Service == nil {
-		return time.Time{}
-	}
-	return r.Service.CreationTimestamp.Time
 }
 
 func (s *Store) compute(r *Result) {
@@ -215,7 +209,7 @@ func (s *Store) compute(r *Result) {
 		return
 	}
 	r.Slices = s.options.Slices(name)
-	r.Model, r.Problems = Service(r.Service, r.Slices, s.node, s.options.Options)
+	r.Model, r.Problems = Service(r.Service, r.Slices, s.Node, s.options.Options)
 	if s.options.Discovery {
 		var more []Problem
 		r.Model.Discovery, more = Discovery(r.Service, r.Slices, s.options.Options)
