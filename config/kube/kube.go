@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -91,8 +92,9 @@ type Source struct {
 
 	store *translate.Store
 
-	mu    sync.Mutex
-	cidrs []netip.Prefix // the service CIDRs
+	mu      sync.Mutex
+	cidrs   []netip.Prefix // the service CIDRs
+	lookNow atomic.Bool    // the Node may have changed
 
 	// Of the goroutine that computes.
 	node     *config.Node // nil before it was looked at
@@ -125,6 +127,7 @@ func New(options Options) (*Source, error) {
 			LoadBalancers: options.LoadBalancers, NoAccessLog: options.NoAccessLog, Nodes: s.labels.of},
 		Discovery: options.Discovery, Names: s.names, Service: s.Service, Slices: s.slicesOf,
 	})
+	s.lookNow.Store(true)
 	s.labels = nodeLabels{client: options.Metadata, log: options.Log, moved: s.store.MarkLabels}
 	of, err := selectorsFor(options.ServiceProxyName, options.Discovery)
 	if err != nil {
@@ -145,7 +148,7 @@ func New(options Options) (*Source, error) {
 	)
 	if options.NodeName != "" {
 		s.nodes = s.informer(options.Client.core, "nodes", &corev1.Node{}, "", fields.OneTermEqualSelector(metav1.ObjectNameField, options.NodeName).String())
-		err = errors.Join(err, s.watch(s.nodes, func(any) { s.store.Wake() }))
+		err = errors.Join(err, s.watch(s.nodes, func(any) { s.markNode() }))
 	}
 	return s, err
 }
@@ -215,6 +218,12 @@ func (s *Source) watchSlice(object any) {
 	if name, ok := translate.ServiceOf(object.(*discoveryv1.EndpointSlice)); ok {
 		s.store.Mark(name)
 	}
+}
+
+// markNode notes that what is known of this node may have changed.
+func (s *Source) markNode() {
+	s.lookNow.Store(true)
+	s.store.Wake()
 }
 
 // Run implements config.Source. It ends only when ctx does: an API server that

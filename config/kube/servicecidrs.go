@@ -59,7 +59,7 @@ func (s *Source) setCIDRs(cidrs []netip.Prefix) {
 	s.mu.Lock()
 	s.cidrs = cidrs
 	s.mu.Unlock()
-	s.store.Wake()
+	s.markNode()
 }
 
 // cidrsOf returns the networks of ServiceCIDRs.

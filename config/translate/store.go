@@ -117,8 +117,9 @@ func (s *Store) Take() (names map[types.NamespacedName]bool) {
 }
 
 // Prepare takes up the cluster IPs of these Services, and which labels of nodes they ask for. It adds to
-// names each Service with an endpoint at a cluster IP that came or went: no endpoint may have one.
-func (s *Store) Prepare(names map[types.NamespacedName]bool) {
+// names each Service with an endpoint at a cluster IP that came or went: no endpoint may have one. It returns
+// the labels that all Services ask for.
+func (s *Store) Prepare(names map[types.NamespacedName]bool) (labels map[string]bool) {
 	moved := map[netip.Addr]bool{}
 	for name := range names {
 		svc, k := s.options.Service(name), s.known[name]
@@ -149,26 +150,20 @@ func (s *Store) Prepare(names map[types.NamespacedName]bool) {
 		s.options.ClusterIPs.Add(now)
 		k.clusterIPs = now
 	}
-	if len(moved) == 0 {
-		return
-	}
-	list := slices.Collect(maps.Keys(moved))
-	for name, k := range s.known {
-		if !names[name] && (k.uses(moved, list) || k.apart && contain(s.options.Slices(name), moved)) {
-			names[name] = true
+	if list := slices.Collect(maps.Keys(moved)); len(list) > 0 {
+		for name, k := range s.known {
+			if !names[name] && (k.uses(moved, list) || k.apart && contain(s.options.Slices(name), moved)) {
+				names[name] = true
+			}
 		}
 	}
-}
-
-// Labels returns the labels of nodes that Services ask for.
-func (s *Store) Labels() map[string]bool {
-	all := map[string]bool{}
+	labels = map[string]bool{}
 	for _, keys := range s.asks {
 		for _, key := range keys {
-			all[key] = true
+			labels[key] = true
 		}
 	}
-	return all
+	return labels
 }
 
 // Compute makes the model of these Services from their objects, which were prepared. It returns the
