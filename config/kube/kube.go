@@ -223,7 +223,7 @@ func (s *Source) watchSlice(object any) {
 // markNode notes that what is known of this node may have changed.
 func (s *Source) markNode() {
 	s.lookNow.Store(true)
-	s.store.Wake()
+	s.store.Mark()
 }
 
 // Run implements config.Source. It ends only when ctx does: an API server that

@@ -72,26 +72,33 @@ func NewStore(options StoreOptions) *Store {
 	return &Store{options: options, known: map[types.NamespacedName]*entry{}, asks: map[types.NamespacedName][]string{}, dirty: map[types.NamespacedName]bool{}, Woken: make(chan struct{}, 1)}
 }
 
-// Mark notes that objects of a Service have changed.
-func (s *Store) Mark(name types.NamespacedName) { s.note(func() { s.dirty[name] = true }) }
-
-// MarkAll notes that all Services have to be computed again.
-func (s *Store) MarkAll() { s.note(func() { s.all = true }) }
-
-// MarkLabels notes that labels of nodes have changed.
-func (s *Store) MarkLabels() { s.note(func() { s.labels = true }) }
-
-// Wake makes Woken receive.
-func (s *Store) Wake() { s.note(func() {}) }
-
-func (s *Store) note(what func()) {
+// Mark notes that objects of these Services have changed, and makes Woken receive, also if there are none.
+func (s *Store) Mark(names ...types.NamespacedName) {
 	s.mu.Lock()
-	what()
+	for _, name := range names {
+		s.dirty[name] = true
+	}
 	s.mu.Unlock()
 	select {
 	case s.Woken <- struct{}{}:
 	default:
 	}
+}
+
+// MarkAll notes that all Services have to be computed again.
+func (s *Store) MarkAll() {
+	s.mu.Lock()
+	s.all = true
+	s.mu.Unlock()
+	s.Mark()
+}
+
+// MarkLabels notes that labels of nodes have changed.
+func (s *Store) MarkLabels() {
+	s.mu.Lock()
+	s.labels = true
+	s.mu.Unlock()
+	s.Mark()
 }
 
 // Take returns what was marked since the last call.
