@@ -32,8 +32,8 @@ var ceilings = []struct {
 	{"tcp", "TCP connection", figures{45, 15, 162, 255, 166, none}},
 	{"udp", "datagram and answer", figures{33, 13, 120, 162, 112, none}},
 	{"change", "endpoint added, data plane", figures{23, 8, 57, 73, 44, none}},
-	{"api-endpoint", "endpoint added, API server", figures{50, 12, 168, none, none, 0}},
-	{"api-service", "Service added, API server", figures{82, 17, 323, none, none, 17}},
+	{"api-endpoint", "endpoint added, API server", figures{49, 12, 164, none, none, 0}},
+	{"api-service", "Service added, API server", figures{81, 17, 322, none, none, 17}},
 	{"file-endpoint", "endpoint added, file", figures{62, 13, 254, none, none, 0}},
 	{"file-service", "Service added, file", figures{94, 18, 410, none, none, 17}},
 }
