@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -30,6 +31,8 @@ var _ = Describe("A terminal that is closed", func() {
 			{[]string{"demo", "--admin-address=", "--portal=iptables"}, "Ctrl-C ends the demo"},
 		} {
 			cmd := exec.Command(usherBinary, c.args...)
+			races := filepath.Join(GinkgoT().TempDir(), "race")
+			cmd.Env = append(os.Environ(), "GORACE=log_path="+races) // what is written to the terminal is lost
 			cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 			var terminal *os.File
 			l.Node.Do(func() error {
@@ -59,7 +62,14 @@ var _ = Describe("A terminal that is closed", func() {
 			Eventually(ready).WithTimeout(30*time.Second).Should(BeClosed(), "%v", c.args)
 			Expect(state(l.Node)).NotTo(Equal(before), "%v", c.args)
 			Expect(terminal.Close()).To(Succeed())
-			Eventually(ended).WithTimeout(30*time.Second).Should(Receive(Succeed()), "%v", c.args)
+			var how error
+			Eventually(ended).WithTimeout(30*time.Second).Should(Receive(&how), "%v", c.args)
+			found, _ := filepath.Glob(races + ".*")
+			for _, file := range found {
+				text, _ := os.ReadFile(file)
+				AddReportEntry("data race", string(text))
+			}
+			Expect(how).NotTo(HaveOccurred(), "%v", c.args)
 			Expect(state(l.Node)).To(Equal(before), "%v", c.args)
 		}
 	})
