@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"syscall"
 	"time"
@@ -18,6 +19,10 @@ import (
 
 var _ = Describe("A terminal that is closed", func() {
 	It("stops usher demo and usher run, which leave nothing behind", func() {
+		// A program that nohup has started ignores SIGHUP, and so would usher: of a signal that is caught, exec(3) restores the default.
+		hangups := make(chan os.Signal, 1)
+		signal.Notify(hangups, syscall.SIGHUP)
+		defer signal.Stop(hangups)
 		l, dir := lab.New(), manifestsDir()
 		web := service{name: "web", clusterIP: "10.96.0.10", port: 80, endpoints: []netip.AddrPort{netip.AddrPortFrom(lab.Pod(1), 8080)}}
 		web.write(dir)
