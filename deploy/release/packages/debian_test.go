@@ -121,7 +121,7 @@ var _ = Describe("the .deb", func() {
 		score := regexp.MustCompile(`Overall exposure level for usher.service: ([0-9.]+)`).FindStringSubmatch(out)
 		Expect(score).NotTo(BeNil(), out)
 		Expect(strconv.ParseFloat(score[1], 64)).To(BeNumerically("<=", 2.5), out)
-		Expect(read(sources[0], "docs", "install.md")).To(ContainSubstring("exposure level of " + score[1]))
+		Expect(read(sources[0], "docs", "running.md")).To(ContainSubstring("rates it " + score[1] + " of 10"))
 	})
 
 	It("has manual pages without mistakes", func() {
