@@ -10,16 +10,12 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/outcome"
-	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -47,23 +43,13 @@ func specifyLeaving(portable bool) {
 		p.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "leaving", Name: "web"}, Ports: []config.ServicePort{port}}})
 	}
 	BeforeEach(func() {
-		log := logrus.New()
-		log.SetOutput(GinkgoWriter)
-		pt, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
-		o := proxy.Defaults()
-		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
+		o := defaults()
 		o.FirstTurn = func() uint32 { return 0 }
 		if portable {
 			o.Dial = func(ctx context.Context, to *config.Endpoint) (forward.Conn, error) { return o.DirectDial(ctx, to) }
 		}
 		p = proxy.New(o)
-		DeferCleanup(func() {
-			p.Stop()
-			over, cancel := context.WithCancel(context.Background())
-			cancel()
-			p.Drain(over)
-		})
+		DeferCleanup(func() { stop(p) })
 		backend := func() config.Endpoint {
 			return config.Endpoint{Addr: lab.Backend(func(c net.Conn) { _, _ = io.Copy(c, c) }), Ready: true, Serving: true}
 		}

@@ -14,12 +14,10 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	"github.com/onsi/gomega/gleak"
-	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
@@ -41,12 +39,7 @@ var _ = Describe("a Proxy", func() {
 
 	BeforeEach(func() {
 		goroutines := gleak.Goroutines()
-		log := logrus.New()
-		log.SetOutput(GinkgoWriter)
-		pt, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
-		o := proxy.Defaults()
-		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
+		o := defaults()
 		o.SCTP = stream.SCTPOff
 		o.Schedule = []time.Duration{50 * time.Millisecond, time.Minute}
 		o.MaxConnectionsPerPort = 3

@@ -2,7 +2,6 @@ package proxy_test
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,16 +13,12 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/outcome"
-	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -39,7 +34,6 @@ func inLine(portable bool) {
 	var p *proxy.Proxy
 	var port config.ServicePort
 	var to string
-	var log *trace.Log
 	apply := func(endpoints ...netip.AddrPort) {
 		port.Endpoints = nil
 		for _, e := range endpoints {
@@ -52,23 +46,13 @@ func inLine(portable bool) {
 	// serve serves endpoints that may have one connection each.
 	serve := func(endpoints ...netip.AddrPort) {
 		GinkgoHelper()
-		quiet := logrus.New()
-		quiet.SetOutput(GinkgoWriter)
-		pt, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
-		log = trace.NewLog(1000)
-		o := proxy.Defaults()
-		o.Portal, o.Log, o.Trace, o.EndpointLimit = pt, quiet, log, 1
+		o := defaults()
+		o.EndpointLimit = 1
 		if portable {
 			o.Dial = o.DirectDial
 		}
 		p = proxy.New(o)
-		DeferCleanup(func() {
-			p.Stop()
-			over, cancel := context.WithCancel(context.Background())
-			cancel()
-			p.Drain(over)
-		})
+		DeferCleanup(func() { stop(p) })
 		port = config.ServicePort{
 			ID: config.PortID{Namespace: "in-line", Service: "web", Family: config.IPv4}, Protocol: config.TCP,
 			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
@@ -201,10 +185,7 @@ func inLine(portable bool) {
 		first.Close() // it counts until then: the endpoint is the same
 		Expect(greeted(connect())).To(Equal("a\n"))
 		c = comes(1)
-		p.Stop()
-		over, cancel := context.WithCancel(context.Background())
-		cancel()
-		p.Drain(over)
+		stop(p)
 		reset(c)
 		Expect(ends(outcome.Drained)()).To(BeNumerically(">=", 1))
 	})

@@ -1,7 +1,6 @@
 package proxy_test
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -10,15 +9,11 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/outcome"
-	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -40,22 +35,13 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 			// serve serves one endpoint, and gives it up after no less than an hour.
 			serve := func(endpoint netip.AddrPort) {
 				GinkgoHelper()
-				quiet := logrus.New()
-				quiet.SetOutput(GinkgoWriter)
-				pt, err := none.Mode.New(context.Background(), portal.Options{})
-				Expect(err).NotTo(HaveOccurred())
-				o := proxy.Defaults()
-				o.Portal, o.Log, o.Trace, o.Schedule = pt, quiet, trace.NewLog(1000), []time.Duration{time.Hour, time.Hour}
+				o := defaults()
+				o.Schedule = []time.Duration{time.Hour, time.Hour}
 				if portable {
 					o.Dial = o.DirectDial
 				}
 				p = proxy.New(o)
-				DeferCleanup(func() {
-					p.Stop()
-					over, cancel := context.WithCancel(context.Background())
-					cancel()
-					p.Drain(over)
-				})
+				DeferCleanup(func() { stop(p) })
 				apply(endpoint)
 				to = p.Status()[0].Listeners[0].String()
 			}

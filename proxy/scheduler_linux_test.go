@@ -1,7 +1,6 @@
 package proxy_test
 
 import (
-	"context"
 	"io"
 	"net"
 	"net/netip"
@@ -9,14 +8,10 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
-	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
-	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
 )
 
@@ -24,21 +19,11 @@ var _ = Describe("a Proxy that chooses by how many connections endpoints have", 
 	var p *proxy.Proxy
 	serve := func(protocol config.Protocol, schedule time.Duration, endpoints ...netip.AddrPort) string {
 		GinkgoHelper()
-		log := logrus.New()
-		log.SetOutput(GinkgoWriter)
-		pt, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
-		o := proxy.Defaults()
-		o.Portal, o.Log, o.Trace = pt, log, trace.NewLog(1000)
+		o := defaults()
 		o.Schedule, o.Quarantine.First, o.UDPIdleTimeout = []time.Duration{schedule}, 0, 200*time.Millisecond
 		o.Scheduler = config.LeastConnections
 		p = proxy.New(o)
-		DeferCleanup(func() {
-			p.Stop()
-			over, cancel := context.WithCancel(context.Background())
-			cancel()
-			p.Drain(over)
-		})
+		DeferCleanup(func() { stop(p) })
 		port := config.ServicePort{
 			ID: config.PortID{Namespace: "of-schedulers", Service: "web", Family: config.IPv4}, Protocol: protocol,
 			VIPs: []config.VIP{{Kind: config.ClusterIP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}},
@@ -71,10 +56,7 @@ var _ = Describe("a Proxy that chooses by how many connections endpoints have", 
 			connect(to)
 		}
 		Eventually(active).WithTimeout(10 * time.Second).Should(Equal([]int64{10, 10}))
-		p.Stop()
-		over, cancel := context.WithCancel(context.Background())
-		cancel()
-		p.Drain(over)
+		stop(p)
 		Eventually(active).WithTimeout(10 * time.Second).Should(Equal([]int64{0, 0}))
 	})
 

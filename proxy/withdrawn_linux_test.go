@@ -9,14 +9,11 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
-	"github.com/sirupsen/logrus"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/portal/none"
 	"github.com/usherproxy/usher/proxy"
-	"github.com/usherproxy/usher/proxy/trace"
 )
 
 // hookedPortal calls applies before each change of rules.
@@ -32,20 +29,11 @@ func (p *hookedPortal) Apply(ctx context.Context, set []portal.Rule, gone []port
 
 var _ = Describe("a listener that is withdrawn", func() {
 	It("refuses clients before its address goes, even if another process has a copy of the socket", func() {
-		inner, err := none.Mode.New(context.Background(), portal.Options{})
-		Expect(err).NotTo(HaveOccurred())
-		pt := &hookedPortal{inner, func() {}}
-		quiet := logrus.New()
-		quiet.SetOutput(GinkgoWriter)
-		o := proxy.Defaults()
-		o.Portal, o.Log, o.Trace = pt, quiet, trace.NewLog(1000)
+		o := defaults()
+		pt := &hookedPortal{o.Portal, func() {}}
+		o.Portal = pt
 		p := proxy.New(o)
-		DeferCleanup(func() {
-			p.Stop()
-			over, cancel := context.WithCancel(context.Background())
-			cancel()
-			p.Drain(over)
-		})
+		DeferCleanup(func() { stop(p) })
 		backend, err := net.Listen("tcp", "127.0.0.1:0")
 		Expect(err).NotTo(HaveOccurred())
 		defer backend.Close()
