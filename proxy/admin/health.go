@@ -75,8 +75,8 @@ type healthAnswer struct {
 	PIDNamespace string           `json:"pidNamespace,omitempty"` // see PIDNamespace
 }
 
-// PIDNamespace returns the PID namespace of this process, "pid:[4026531836]", by which the answer of /healthz tells the
-// ushers of two containers on the node's network apart; "" where there is no /proc.
+// PIDNamespace returns the PID namespace of this process, "pid:[4026531836]", by which answers of /healthz
+// from two containers on the node's network differ; "" where there is no /proc.
 func PIDNamespace() string {
 	name, _ := os.Readlink("/proc/self/ns/pid")
 	return name

@@ -52,26 +52,11 @@ func (g group) ends() (all map[string]int64) {
 	return all
 }
 
-// seenLately returns how many clients an endpoint was connected to lately, and how many of them had a byte from it.
-func seenLately(e *balance.Endpoint, now time.Time) (clients, firstBytes uint64) {
-	t := e.TimesSeen()
-	if t == nil {
-		return 0, 0
+// latelyOf returns how long clients of an endpoint waited.
+func latelyOf(e *balance.Endpoint, now time.Time) (l lately) {
+	if t := e.TimesSeen(); t != nil {
+		l.connect.Add(&t.Connect, now)
+		l.firstByte.Add(&t.FirstByte, now)
 	}
-	var l lately
-	l.connect.Add(&t.Connect, now)
-	l.firstByte.Add(&t.FirstByte, now)
-	return l.connect.Number(), l.firstByte.Number()
-}
-
-// endpointLatency returns how long clients of an endpoint waited lately, or nil.
-func endpointLatency(e *balance.Endpoint, now time.Time) *api.Latency {
-	t := e.TimesSeen()
-	if t == nil {
-		return nil
-	}
-	var l lately
-	l.connect.Add(&t.Connect, now)
-	l.firstByte.Add(&t.FirstByte, now)
-	return l.told()
+	return l
 }

@@ -240,8 +240,8 @@ func badEndpoint(e *balance.Endpoint, state api.EndpointState, now time.Time) st
 	if q := quarantine(e, now); q != nil {
 		text += ", " + q.Cause
 	} else if state == api.EndpointUnresponsive {
-		clients, _ := seenLately(e, now)
-		text += fmt.Sprintf(", no byte for any of %d clients lately", clients)
+		l := latelyOf(e, now)
+		text += fmt.Sprintf(", no byte for any of %d clients lately", l.connect.Number())
 	}
 	return text
 }

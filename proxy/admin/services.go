@@ -247,10 +247,10 @@ const fewestUnresponsive = 5
 // the port has sent some: the kernel accepts connections also for a program that hangs. Where no endpoint sends
 // any, the protocol may have no answers.
 func unresponsive(v *proxy.PortView, e *balance.Endpoint, now time.Time) bool {
-	clients, firstBytes := seenLately(e, now)
-	return clients >= fewestUnresponsive && firstBytes == 0 && slices.ContainsFunc(v.Endpoints, func(other *balance.Endpoint) bool {
-		_, firstBytes := seenLately(other, now)
-		return firstBytes > 0
+	l := latelyOf(e, now)
+	return l.connect.Number() >= fewestUnresponsive && l.firstByte.Number() == 0 && slices.ContainsFunc(v.Endpoints, func(other *balance.Endpoint) bool {
+		l := latelyOf(other, now)
+		return l.firstByte.Number() > 0
 	})
 }
 
@@ -362,12 +362,13 @@ func policies(port config.ServicePort, o *proxy.Options) api.Policies {
 }
 
 func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint {
+	l := latelyOf(e, now)
 	out := api.Endpoint{
 		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: stateOf(v, e, now), Weight: e.Weight.Int(),
 		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: []string{},
 		Quarantine: quarantine(e, now),
 		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedLately: e.FailedLately(now), Unanswered: e.Unanswered(),
-		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(), Latency: endpointLatency(e, now),
+		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(), Latency: l.told(),
 	}
 	var without []string // whose connections do not go to it
 	for _, use := range []struct {
