@@ -43,8 +43,7 @@ func reach(ctx context.Context, s *subject) (all []Finding) {
 		}
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
-			bad := e.State == api.EndpointQuarantined || e.State == api.EndpointSuspicious || e.State == api.EndpointUnresponsive
-			if tried[e.Address] || len(tried) >= most || !bad && (s.Service == "" || !e.Ready) {
+			if tried[e.Address] || len(tried) >= most || !e.State.Failing() && (s.Service == "" || !e.Ready) {
 				continue
 			}
 			tried[e.Address] = true

@@ -282,6 +282,11 @@ const (
 // EndpointStates are all there are, the best first.
 var EndpointStates = []EndpointState{EndpointReady, EndpointSuspicious, EndpointTerminating, EndpointNotReady, EndpointUnresponsive, EndpointQuarantined}
 
+// Failing reports whether connections to the endpoint are known to fail.
+func (s EndpointState) Failing() bool {
+	return s == EndpointSuspicious || s == EndpointUnresponsive || s == EndpointQuarantined
+}
+
 // Badness is as that of a ServiceState.
 func (s EndpointState) Badness() int { return place(EndpointStates, s) }
 

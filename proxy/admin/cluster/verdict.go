@@ -22,7 +22,7 @@ const maxFindings = 10
 // a quarantine, which is made of one that failed and of probes.
 func resultOf(state api.EndpointState, tried, failed int64) api.ClusterResult {
 	switch {
-	case state == api.EndpointQuarantined || state == api.EndpointSuspicious || state == api.EndpointUnresponsive:
+	case state.Failing():
 		return api.ResultBad
 	case oneIn*failed < tried:
 		return api.ResultGood
