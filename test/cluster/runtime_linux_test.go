@@ -294,7 +294,7 @@ func (p *containerPod) output() string {
 func (p *containerPod) probe(what *corev1.Probe) func() error {
 	if what.Exec != nil {
 		return func() error {
-			answer, err := p.on.client.ExecSync(context.Background(), &cri.ExecSyncRequest{ContainerId: p.id, Cmd: what.Exec.Command, Timeout: int64(what.TimeoutSeconds)})
+			answer, err := p.execSync(what.Exec.Command, int64(what.TimeoutSeconds))
 			if err == nil && answer.ExitCode != 0 {
 				err = fmt.Errorf("exit code %d: %s%s", answer.ExitCode, answer.Stdout, answer.Stderr)
 			}
@@ -343,10 +343,15 @@ func (p *containerPod) terminate() {
 	Expect(p.on.client.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.sandbox})).Error().NotTo(HaveOccurred())
 }
 
+// execSync runs a command in the container, which has so many seconds.
+func (p *containerPod) execSync(command []string, seconds int64) (*cri.ExecSyncResponse, error) {
+	return p.on.client.ExecSync(context.Background(), &cri.ExecSyncRequest{ContainerId: p.id, Cmd: command, Timeout: seconds})
+}
+
 // exec runs a command in the container and returns what it printed.
 func (p *containerPod) exec(args ...string) string {
 	GinkgoHelper()
-	answer, err := p.on.client.ExecSync(context.Background(), &cri.ExecSyncRequest{ContainerId: p.id, Cmd: args, Timeout: 20})
+	answer, err := p.execSync(args, 20)
 	Expect(err).NotTo(HaveOccurred())
 	Expect(answer.ExitCode).To(BeZero(), "%s%s", answer.Stdout, answer.Stderr)
 	return string(answer.Stdout)
