@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fetches Debian's kernels for virtual machines into .cache, where the specs of test/vm find
-# them: the one for this Debian, unless it is there or in /boot; Linux 5.10; and one for arm64
-# with the programs that a machine needs. Nothing is installed: no machine shall boot another
+# them: the one for this Debian, unless it is there or in /boot; User Mode Linux; Linux 5.10; and
+# one for arm64 with the programs that a machine needs. Nothing is installed: no machine shall boot another
 # kernel for having run tests. Needs no root. What cannot be had is said, and those specs say
 # so too.
 set -eu
@@ -14,10 +14,10 @@ for program in apt-cache apt-get dpkg-deb depmod; do
 	fi
 done
 
-# present tells whether there is a kernel for $2 below $1.
+# present reports whether one of the files is there.
 present() {
-	for kernel in "$1"/boot/vmlinuz-*-cloud-"$2"; do
-		if [ -r "$kernel" ]; then return 0; fi
+	for file; do
+		if [ -r "$file" ]; then return 0; fi
 	done
 	return 1
 }
@@ -59,31 +59,62 @@ unpack() {
 		apt-get install -qq -y --download-only --no-install-recommends "$@"
 		mv apt/archives/*.deb .
 	fi
+	open
+	depmod -b . "${name#linux-image-}"
+}
+
+# open unpacks the packages in this folder.
+open() {
 	for deb in ./*.deb; do
 		dpkg-deb -x "$deb" .
 	done
 	rm -rf ./*.deb apt
-	depmod -b . "${name#linux-image-}"
 }
 
-# fetch gets a kernel for the processor $2, and further packages, into .cache/$1. $3 is the
+# processor gets a kernel for the processor $2, and further packages, into .cache/$1. $3 is the
 # release of Debian, or "" for what this machine's apt knows.
-fetch() {
-	if present ".cache/$1" "$2"; then return; fi
+processor() {
+	if present ".cache/$1"/boot/vmlinuz-*-cloud-"$2"; then return; fi
 	folder=$1 arch=$2 release=$3
 	shift 3
-	echo "Fetching from Debian, not installing: a kernel for $arch${release:+, of $release}"
+	fetch "$folder" "a kernel for $arch${release:+, of $release}" emulated "$@"
+}
+
+emulated() {
+	if [ -n "$release" ]; then
+		use "$release" "$arch" "$PWD/apt"
+	elif [ -z "$(package "$arch")" ]; then
+		update
+	fi
+	unpack "$arch" "$@"
+}
+
+# process gets the kernel that is a process of this machine into .cache/$1: User Mode Linux.
+process() {
+	if ! present ".cache/$1/usr/bin/linux.uml"; then fetch "$1" "User Mode Linux" user_mode; fi
+}
+
+user_mode() {
+	[ -n "$(apt-cache show user-mode-linux 2>/dev/null)" ] || update
+	apt-get download -qq user-mode-linux
+	open
+}
+
+# update gets the lists of packages of this machine's apt, if the user may.
+update() { if [ "$(id -u)" = 0 ]; then apt-get update -qq; fi; }
+
+# fetch calls the function $3 with further arguments in a folder that becomes .cache/$1. $2 says what
+# it gets.
+fetch() {
+	folder=$1
+	echo "Fetching from Debian, not installing: $2"
 	rm -rf ".cache/$folder" ".cache/$folder.new"
 	mkdir -p ".cache/$folder.new"
+	shift 2
 	( # by itself, since in a condition set -e means nothing
 		cd ".cache/$folder.new"
-		if [ -n "$release" ]; then
-			use "$release" "$arch" "$PWD/apt"
-		elif [ -z "$(package "$arch")" ] && [ "$(id -u)" = 0 ]; then
-			apt-get update -qq
-		fi
-		unpack "$arch" "$@"
-	) >".cache/$folder.log" 2>&1 & # as root, apt tells that it downloads unsandboxed
+		"$@"
+	) >".cache/$folder.log" 2>&1 & # as root, apt warns that it downloads unsandboxed
 	if wait $!; then
 		mv ".cache/$folder.new" ".cache/$folder"
 	else
@@ -92,9 +123,10 @@ fetch() {
 	fi
 }
 
-present "" amd64 || fetch kernel amd64 ""
-fetch kernel-5.10 amd64 bullseye
-fetch kernel-arm64 arm64 bookworm iptables iproute2 kmod
+present /boot/vmlinuz-*-cloud-amd64 || processor kernel amd64 ""
+[ "$(uname -m)" != x86_64 ] || process kernel-uml
+processor kernel-5.10 amd64 bullseye
+processor kernel-arm64 arm64 bookworm iptables iproute2 kmod
 # What the package does when it is installed (update-alternatives(1)).
 for name in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6tables-restore; do
 	[ ! -d .cache/kernel-arm64 ] || ln -sf xtables-nft-multi ".cache/kernel-arm64/usr/sbin/$name"

@@ -67,10 +67,10 @@ var troubles = []trouble{
 	corruption,
 }
 
-// badNetworks are the checks. The kernel translates, and tells of errors, for each portal
-// in another way.
-var badNetworks = slices.Concat(troubled("nftables", troubles...), troubled("address", loss5, duplication, corruption),
-	badLinks("nftables"), badLinks("address"), badLinks("iptables")[:1])
+// badNetworks are the checks of the portals iptables and address. The kernel translates, and
+// reports errors, for each portal in another way.
+var badNetworks = slices.Concat(troubled("iptables", troubles...), troubled("address", loss5, duplication, corruption),
+	badLinks("iptables"), badLinks("address"))
 
 func troubled(portal string, troubles ...trouble) (all []Check) {
 	for _, t := range troubles {

@@ -47,31 +47,41 @@ type Platform struct {
 	// folder is where test/kernel.sh leaves the kernel, below .cache; for another processor
 	// than this machine's with the programs that a machine needs.
 	folder string
-	// emulator is QEMU's program for the CPU, with the options that it needs.
+	// kernels are the kernels there, and modules their folders of modules, as patterns of
+	// [filepath.Match]. What stands for the first * names the version.
+	kernels, modules string
+	// emulator is QEMU's program for the CPU, with the options that it needs; nil if the
+	// kernel is a program of this machine's itself.
 	emulator []string
 	// cpu is the model to emulate: one that is emulated quickly.
 	cpu string
-	// console is what the kernel calls it.
-	console string
 	// options are further ones of the kernel.
 	options string
+	// load are modules that others expect to be part of the kernel.
+	load []string
 }
 
-// PC, OldPC and ARM are all platforms.
+const (
+	cloudKernels = "/boot/vmlinuz-*-cloud-"
+	cloudModules = "/lib/modules/*-cloud-"
+)
+
+// PC, OldPC, ARM and UML are all platforms.
 var (
 	// "max" has page tables of five levels, and SMAP. The kernel takes several TSCs for
 	// unsynchronized, which those of an emulator are not, and would use a much slower clock.
-	PC    = &Platform{"amd64", "kernel", []string{"qemu-system-x86_64"}, "Nehalem", "ttyS0", "tsc=reliable"}
-	OldPC = &Platform{"amd64", "kernel-5.10", PC.emulator, PC.cpu, PC.console, PC.options}
+	PC    = &Platform{"amd64", "kernel", cloudKernels + "amd64", cloudModules + "amd64", []string{"qemu-system-x86_64"}, "Nehalem", "console=ttyS0 tsc=reliable", nil}
+	OldPC = &Platform{"amd64", "kernel-5.10", PC.kernels, PC.modules, PC.emulator, PC.cpu, PC.options, nil}
 	// "max" signs pointers.
-	ARM = &Platform{"arm64", "kernel-arm64", []string{"qemu-system-aarch64", "-machine", "virt"}, "cortex-a72", "ttyAMA0", ""}
+	ARM = &Platform{"arm64", "kernel-arm64", cloudKernels + "arm64", cloudModules + "arm64", []string{"qemu-system-aarch64", "-machine", "virt"}, "cortex-a72", "console=ttyAMA0", nil}
+	// UML is User Mode Linux: a kernel that is a process, whose programs run on this machine's
+	// processor, so that it takes a sixth of an emulator's time. Debian's has one
+	// CPU, and of nf_tables nothing for IP: iptables is the legacy one there.
+	UML = &Platform{"amd64", "kernel-uml", "/usr/bin/linux.uml", "/usr/lib/uml/modules/*", nil, "", "con0=null,fd:1 con=null root=/dev/ram0", []string{"ipv6", "hmac"}}
 )
 
 // foreign reports whether it is another processor than this machine's.
 func (p *Platform) foreign() bool { return p.Arch != runtime.GOARCH }
-
-// kernels are Debian's for virtual machines: the small ones.
-func (p *Platform) kernels() string { return "/boot/vmlinuz-*-cloud-" + p.Arch }
 
 // kernelVariable tells a machine's first process, through its environment, which
 // of the Kernels it is in.
@@ -99,13 +109,16 @@ const verdictMark = "VERDICT "
 
 // Missing says what this machine lacks to boot another one, or "".
 func (p *Platform) Missing() string {
-	for _, program := range []string{p.emulator[0], "modprobe", "ip", "iptables", "ldd"} {
+	if p.emulator == nil && p.foreign() {
+		return "this kernel is a program for " + p.Arch
+	}
+	for _, program := range append([]string{"modprobe", "ip", "iptables", "ldd"}, p.emulator[:min(1, len(p.emulator))]...) {
 		if findProgram("", program) == "" {
 			return program + " is not installed"
 		}
 	}
 	if kernel, _ := p.newestKernel(); kernel == "" {
-		return "no " + p.kernels() + " is there that this user may read, with its modules, nor below .cache/" + p.folder + " (test/kernel.sh fetches it)"
+		return "no " + p.kernels + " is there that this user may read, with its modules, nor below .cache/" + p.folder + " (test/kernel.sh fetches it)"
 	}
 	return ""
 }
@@ -120,11 +133,13 @@ func (p *Platform) newestKernel() (image, modules string) {
 		roots = append(roots, "/") // it may be installed
 	}
 	for _, root := range roots {
-		images, _ := filepath.Glob(filepath.Join(root, p.kernels())) // the pattern is a good one
-		for _, candidate := range images {
-			dir := filepath.Join(root, "lib/modules", strings.TrimPrefix(filepath.Base(candidate), "vmlinuz-"))
+		folders, _ := filepath.Glob(filepath.Join(root, p.modules)) // the pattern is a good one
+		for _, dir := range folders {
+			before, after, _ := strings.Cut(filepath.Base(p.modules), "*")
+			version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(dir), before), after)
+			candidate := filepath.Join(root, strings.Replace(p.kernels, "*", version, 1))
 			usable := unix.Access(candidate, unix.R_OK) == nil && unix.Access(dir+"/modules.dep", unix.R_OK) == nil
-			if usable && slices.Compare(numbers(filepath.Base(candidate)), numbers(filepath.Base(image))) > 0 {
+			if usable && slices.Compare(numbers(dir), numbers(modules)) > 0 {
 				image, modules = candidate, dir
 			}
 		}
@@ -168,7 +183,7 @@ const kvm = "kvm"
 // chooseAccelerator tries whether the processor's help is to be had. On some
 // machines /dev/kvm is there, and what is booted with it stands still.
 func (i *Image) chooseAccelerator() string {
-	if !i.platform.foreign() && unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) == nil {
+	if i.platform.emulator != nil && !i.platform.foreign() && unix.Access("/dev/kvm", unix.R_OK|unix.W_OK) == nil {
 		if console := i.run(kvm, "", trialTimeout); strings.Contains(console, upMark) {
 			return kvm
 		}
@@ -187,26 +202,55 @@ func (i *Image) Boot(kernel string) (map[string]Verdict, string) {
 func (i *Image) run(accelerator, kernel string, timeout time.Duration) string {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	emulator := i.platform.emulator[0]
-	cpu := i.platform.cpu
-	if accelerator == kvm {
-		cpu = "max" // the machine's own
-	}
-	cmd := exec.CommandContext(ctx, emulator, append(slices.Clone(i.platform.emulator[1:]), "-cpu", cpu, "-accel", accelerator, "-smp", "2", "-m", "1G",
-		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
-		"-kernel", i.kernel, "-initrd", i.initramfs,
-		"-append", "console="+i.platform.console+" "+kernelOptions+" "+i.platform.options+" "+kernelVariable+"="+strings.ReplaceAll(kernel, " ", "_")+" "+connectionsVariable+"="+os.Getenv(connectionsVariable))...)
+	command := i.command(accelerator, kernelOptions+" "+i.platform.options+" "+kernelVariable+"="+strings.ReplaceAll(kernel, " ", "_")+" "+connectionsVariable+"="+os.Getenv(connectionsVariable))
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	var console bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &console, &console
 	// However the tests end, the machine does not outlive them: see PR_SET_PDEATHSIG in
 	// prctl(2), which counts the thread that started it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if i.platform.emulator == nil {
+		cmd.Env = append(os.Environ(), "TMPDIR="+i.memoryFolder())
+		// Its processes are ones of this machine, and end with the first one of their namespace.
+		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWPID
+		if os.Geteuid() != 0 {
+			cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		}
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := cmd.Run(); err != nil {
-		fmt.Fprintf(&console, "\n%s: %v\n", emulator, cmp.Or(context.Cause(ctx), err))
+		fmt.Fprintf(&console, "\n%s: %v\n", command[0], cmp.Or(context.Cause(ctx), err))
 	}
 	return console.String()
+}
+
+// command returns the program that boots the kernel with options, and its arguments.
+func (i *Image) command(accelerator, options string) []string {
+	if i.platform.emulator == nil {
+		return append([]string{i.kernel, "mem=" + memory, "initrd=" + i.initramfs, "uml_dir=" + filepath.Dir(i.initramfs)}, strings.Fields(options)...)
+	}
+	cpu := i.platform.cpu
+	if accelerator == kvm {
+		cpu = "max" // the machine's own
+	}
+	return append(slices.Clone(i.platform.emulator), "-cpu", cpu, "-accel", accelerator, "-smp", "2", "-m", memory,
+		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio",
+		"-kernel", i.kernel, "-initrd", i.initramfs, "-append", options)
+}
+
+// memory is a machine's, 1 GiB.
+const memory = "1G"
+
+// memoryFolder returns where UML has the file that is its memory, which programs run in: in
+// memory where that has room and may hold programs, which the /dev/shm of a container may not.
+func (i *Image) memoryFolder() string {
+	const shm = "/dev/shm"
+	var s unix.Statfs_t
+	if err := unix.Statfs(shm, &s); err == nil && s.Flags&unix.ST_NOEXEC == 0 && s.Bavail*uint64(s.Bsize) > 1<<30 {
+		return shm
+	}
+	return filepath.Dir(i.initramfs)
 }
 
 // verdicts finds the verdicts on a console. A line that is not one after all

@@ -1,6 +1,7 @@
-// Package vm tests usher in a kernel other than this machine's: Debian's for
-// virtual machines, booted by QEMU. Any user can, on any processor and in a
-// container: where there is no KVM that works, QEMU emulates a processor.
+// Package vm tests usher in kernels other than this machine's: Debian's for
+// virtual machines, booted by QEMU, and Debian's User Mode Linux, which is a process.
+// Any user can boot them, on any processor (the latter on amd64) and in a container: where there
+// is no KVM that works, QEMU emulates a processor.
 //
 // [Kernels] are the kernels, each in a certain state, and what is checked in each.
 // A machine has nothing but an [Image] and a console: no disk, no network, no file
@@ -16,6 +17,7 @@
 // down are as good in an emulator as anywhere. What usher carries there is counted where
 // it arrives at the node, so that the network is to blame for nothing that usher did.
 //
-// An emulated processor is some ten times slower than this one, and all machines
-// run at once, so bounds on time in the checks are generous.
+// An emulated processor is some ten times slower than this one, so bounds on time in the
+// checks are generous. What does not need nf_tables, an old kernel or another processor is
+// checked in User Mode Linux, where it takes a sixth of the time.
 package vm

@@ -20,14 +20,12 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// everydayChecks are what everybody does with usher, in each portal: they tell of a kernel or
-// a processor whether it will do.
+// everydayChecks are what every node does, with each portal: they show whether a kernel or a
+// processor will do.
 var everydayChecks = func() (all []Check) {
 	for _, portal := range []string{"iptables", "nftables", "address"} {
-		for _, ip := range []family{ipv4, ipv6} {
-			all = append(all, Check{fmt.Sprintf("TCP and UDP over %s through the %s portal: served, tried again, carried whole, and taken over", ip.name, portal),
-				func() { everyday(ip, portal) }})
-		}
+		all = append(all, Check{fmt.Sprintf("TCP and UDP over IPv4 and IPv6 through the %s portal: served, tried again, carried whole, and taken over", portal),
+			func() { everyday(portal) }})
 	}
 	return all
 }()
@@ -103,41 +101,70 @@ func (f family) client() netip.Addr {
 	return netip.MustParseAddr("fd00:245::2")
 }
 
-func everyday(ip family, portal string) {
-	n := newNode(ip)
-	bulk := bytes.Repeat([]byte("0123456789abcde"), 2<<20/15) // so much is spliced
-	tcp := service{name: "web", vip: netip.AddrPortFrom(ip.vip, 80), protocol: "TCP",
-		endpoints: []netip.AddrPort{netip.AddrPortFrom(ip.pod(2), 8080), startTCPEcho(n.Pods, ip.pod(1))}}
-	udp := dns(netip.AddrPortFrom(ip.pod(2), 5300), startEcho(n.Pods, ip.pod(1)))
-	udp.vip = netip.AddrPortFrom(ip.vip.Next(), 53)
-	n.put(tcp)
-	n.put(udp)
-	client := newClient(n)
+func everyday(portal string) {
+	node := newNode(ipv4)
+	client := newClient(node)
+	var checks []*familyCheck
+	for _, ip := range families {
+		checks = append(checks, newFamilyCheck(node.of(ip)))
+	}
 	flags := []string{"--portal=" + portal, "--cluster-cidr=10.244.0.0/15,fd00:244::/31"}
-	n.start(flags...)
-	first := n.usher
+	node.start(flags...)
+	first := node.usher
 	Expect(string(first.Err.Contents())).NotTo(ContainSubstring("level=error"))
 
-	for _, from := range []*lab.Namespace{n.Pods, n.Node, n.Outside} {
-		converse(from, "", tcp.vip).end(bulk)
-		for _, size := range []int{1, 1473, 65507} {
-			sent := bytes.Repeat([]byte{byte(size)}, size)
-			got, err := exchange(dialUDP(from, udp), sent)
-			Expect(err).NotTo(HaveOccurred(), "%s, %d bytes", from.Name, size)
-			Expect(bytes.Equal(got, sent)).To(BeTrue(), "%s, %d bytes", from.Name, size)
+	var open []conversation
+	for _, c := range checks {
+		c.served()
+		if portal != "address" {
+			Expect(converse(client, "", c.tcp.vip).sees).To(Equal(c.ip.client().String()), "the client's own address")
+		}
+		open = append(open, converse(node.Pods, "", c.tcp.vip))
+	}
+	for _, c := range checks {
+		for _, s := range []service{c.tcp, c.udp} {
+			Expect(string(first.Out.Contents())).To(MatchRegexp(`attempt 1 → ` + regexp.QuoteMeta(s.endpoints[0].String()) + ` .*connection refused`))
 		}
 	}
-	for _, s := range []service{tcp, udp} {
-		Expect(string(first.Out.Contents())).To(MatchRegexp(`attempt 1 → ` + regexp.QuoteMeta(s.endpoints[0].String()) + ` .*connection refused`))
-	}
-	if portal != "address" {
-		Expect(converse(client, "", tcp.vip).sees).To(Equal(ip.client().String()), "the client's own address")
-	}
-
-	open := converse(n.Pods, "", tcp.vip)
-	n.start(append(flags, "--take-over")...)
+	node.start(append(flags, "--take-over")...)
 	Eventually(first.Err).WithTimeout(eventually).Should(gbytes.Say("has taken over"))
-	converse(n.Outside, "", tcp.vip).end([]byte("to the successor"))
-	open.end(bulk)
+	for i, c := range checks {
+		converse(node.Outside, "", c.tcp.vip).end([]byte("to the successor"))
+		open[i].end(bulk)
+	}
 	Eventually(first).WithTimeout(eventually).Should(gexec.Exit(0))
+}
+
+// bulk is so much that it is spliced.
+var bulk = bytes.Repeat([]byte("0123456789abcde"), 2<<20/15)
+
+// familyCheck is a Service of TCP and one of UDP, of a family. The first endpoint of each refuses.
+type familyCheck struct {
+	*node
+	tcp, udp service
+}
+
+func newFamilyCheck(n *node) *familyCheck {
+	GinkgoHelper()
+	tcp := service{name: "web" + n.ip.option, vip: netip.AddrPortFrom(n.ip.vip, 80), protocol: "TCP",
+		endpoints: []netip.AddrPort{netip.AddrPortFrom(n.ip.pod(2), 8080), startTCPEcho(n.Pods, n.ip.pod(1))}}
+	udp := dns(netip.AddrPortFrom(n.ip.pod(2), 5300), startEcho(n.Pods, n.ip.pod(1)))
+	udp.name, udp.vip = udp.name+n.ip.option, netip.AddrPortFrom(n.ip.vip.Next(), 53)
+	n.put(tcp)
+	n.put(udp)
+	return &familyCheck{n, tcp, udp}
+}
+
+// served expects that both Services are, to Pods, to the node and from outside.
+func (c *familyCheck) served() {
+	GinkgoHelper()
+	for _, from := range []*lab.Namespace{c.Pods, c.Node, c.Outside} {
+		converse(from, "", c.tcp.vip).end(bulk)
+		for _, size := range []int{1, 1473, 65507} {
+			sent := bytes.Repeat([]byte{byte(size)}, size)
+			got, err := exchange(dialUDP(from, c.udp), sent)
+			Expect(err).NotTo(HaveOccurred(), "%s, %s, %d bytes", c.ip.name, from.Name, size)
+			Expect(bytes.Equal(got, sent)).To(BeTrue(), "%s, %s, %d bytes", c.ip.name, from.Name, size)
+		}
+	}
 }

@@ -14,7 +14,8 @@ import (
 // programs are those of this machine that the kernel, the checks and usher call.
 var programs = []string{"modprobe", "ip",
 	"iptables", "iptables-save", "iptables-restore", "iptables-nft", "iptables-nft-save", "iptables-nft-restore",
-	"ip6tables", "ip6tables-save", "ip6tables-restore", "ip6tables-nft", "ip6tables-nft-save", "ip6tables-nft-restore"}
+	"ip6tables", "ip6tables-save", "ip6tables-restore", "ip6tables-nft", "ip6tables-nft-save", "ip6tables-nft-restore",
+	"iptables-legacy", "iptables-legacy-save", "iptables-legacy-restore", "ip6tables-legacy", "ip6tables-legacy-save", "ip6tables-legacy-restore"}
 
 // plugins are what iptables loads by itself.
 const plugins = "/usr/lib/*/xtables/*.so"

@@ -23,14 +23,16 @@ type Check struct {
 
 // Kernels are all kernels.
 var Kernels = []Kernel{
-	{Name: "a kernel with SCTP and iptables", On: PC, Modules: []string{"sctp"}, Checks: append(redirectChecks("iptables"),
+	{Name: "a kernel with SCTP and iptables", On: UML, Modules: []string{"sctp"}, Checks: append(redirectChecks("iptables", true),
+		sctpCheck(ipv4, "iptables", "the listener takes another port of --proxy-port-range where its own is taken", portRange),
 		sctpCheck(ipv4, "iptables", "500 associations at once need fewer than 100 threads", manyAssociations))},
-	{Name: "a kernel with SCTP and nftables", On: PC, Modules: []string{"sctp"}, Checks: redirectChecks("nftables")},
+	{Name: "a kernel with SCTP and nftables", On: PC, Modules: []string{"sctp", "sch_netem"}, Checks: slices.Concat(redirectChecks("nftables", false),
+		troubled("nftables", loss5, corruption), badLinks("nftables"))},
 	// The first checks' last one loads it. The address portal has IPv6 here, and IPv4 in the next one.
-	{Name: "a kernel that has not loaded its SCTP", On: PC, Checks: slices.Concat(notLoaded, sctpChecks(ipv6, "address", false), addressChecks)},
+	{Name: "a kernel that has not loaded its SCTP", On: UML, Checks: slices.Concat(notLoaded, sctpChecks(ipv6, "address", false), addressChecks)},
 	// This one does not load the veth by itself either.
-	{Name: "a kernel with SCTP and without netfilter", On: PC, Modules: []string{"veth", "sctp"}, Bare: true, Checks: slices.Concat(withoutNetfilter, sctpChecks(ipv4, "address", false))},
+	{Name: "a kernel with SCTP and without netfilter", On: UML, Modules: []string{"veth", "sctp"}, Bare: true, Checks: slices.Concat(withoutNetfilter, sctpChecks(ipv4, "address", false))},
 	{Name: "Linux 5.10", On: OldPC, Checks: everydayChecks},
 	{Name: "a kernel for arm64", On: ARM, Checks: everydayChecks},
-	{Name: "a kernel with bad networks", On: PC, Modules: []string{"sch_netem"}, Checks: badNetworks},
+	{Name: "a kernel with bad networks", On: UML, Modules: []string{"sch_netem"}, Checks: badNetworks},
 }

@@ -25,13 +25,12 @@ import (
 	"github.com/usherproxy/usher/test/lab"
 )
 
-// redirectChecks are what is checked of a portal that redirects.
-func redirectChecks(portal string) []Check {
+// redirectChecks are what is checked of a portal that redirects; for all see sctpChecks.
+func redirectChecks(portal string, all bool) []Check {
 	const past = "who connects to the listener past the portal is aborted"
-	return slices.Concat(sctpChecks(ipv4, portal, portal == "nftables"), sctpChecks(ipv6, portal, false), []Check{
+	return slices.Concat(sctpChecks(ipv4, portal, all), sctpChecks(ipv6, portal, false), []Check{
 		sctpCheck(ipv4, portal, past, directConnection),
 		sctpCheck(ipv6, portal, past, directConnection),
-		sctpCheck(ipv4, portal, "the listener takes another port of --proxy-port-range where its own is taken", portRange),
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,7 +88,7 @@ func prepare() error {
 			return fmt.Errorf("mounting %s: %w", m[1], err)
 		}
 	}
-	for _, module := range thisKernel.Modules {
+	for _, module := range slices.Concat(thisKernel.On.load, thisKernel.Modules) {
 		if err := loadModule(module); err != nil {
 			return err
 		}
