@@ -200,7 +200,8 @@ func restartSpecs(portal string) {
 		Expect(other.Err).To(gbytes.Say(fmt.Sprintf("another usher manages the portals .*process %d", u.Command.Process.Pid)))
 		clean := launch(l.Node, exec.Command(usherBinary, "cleanup"), "")
 		Eventually(clean).WithTimeout(10 * time.Second).Should(gexec.Exit(1))
-		startUsher(l.Node, dir, "--portal=none")
+		beside := startUsher(l.Node, dir, "--portal=none", "--take-over")
+		Expect(string(beside.Err.Contents())).To(ContainSubstring("--take-over has no effect with --portal=none"))
 	})
 }
 

@@ -72,6 +72,9 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		lock.Release()
 		lock = nil
 	}
+	if err == nil && mode == none && d.config.TakeOver {
+		d.log.Warn("--take-over has no effect with --portal=" + none + ": an instance that runs keeps its listeners until it is stopped")
+	}
 	if err == nil && mode == modes.Auto && d.config.TakeOver && d.config.Demo == nil && !p.Traits().Installs {
 		const needs = "this process can install no portal, which mostly needs CAP_NET_ADMIN in the user namespace that owns the network namespace, as root has it; what was tried is logged above"
 		switch {
