@@ -133,7 +133,7 @@ func (lp *loop) await(f func()) {
 func (s *session) bequeath() (handover.Socket, bool) {
 	text, err := json.Marshal(&bequest{
 		Socket: s.socket.listener.name(), Peer: s.key.peer.Raw(), Local: s.key.local, Control: s.control,
-		To: s.To, Endpoint: s.endpoint.Addr, Hops: s.hops, Asked: s.asked, Began: s.Began, Silent: s.socket.loop.clock().Sub(s.last),
+		To: s.To, Endpoint: s.Endpoint.Addr, Hops: s.hops, Asked: s.asked, Began: s.Began, Silent: s.socket.loop.clock().Sub(s.last),
 	})
 	if err != nil { // no value of these types makes one
 		return handover.Socket{}, false
@@ -225,9 +225,9 @@ func (sk *socket) adoptOne(b *bequest, endpoint *balance.Endpoint) {
 		control: b.Control, hops: b.Hops, fd: -1, asked: b.Asked,
 	}
 	now := sk.loop.clock()
-	s.Client = frontend.Client{Record: &conn.Record{Port: sk.view.Clients, From: s.key.peer.AddrPort(), To: b.To, Began: b.Began}, Front: sk.front}
+	s.Conn = frontend.Conn{Record: &conn.Record{Port: sk.view.Clients, From: s.key.peer.AddrPort(), To: b.To, Began: b.Began}, Front: sk.front}
 	s.last = now.Add(-max(b.Silent, 0))
-	if s.Admit(sk.view, &sk.listener.Place).Outcome != outcome.Open || sk.closed || sk.sessions[s.key] != nil {
+	if _, r := s.Admit(sk.view, &sk.listener.Place); r.Outcome != outcome.Open || sk.closed || sk.sessions[s.key] != nil {
 		return
 	}
 	if endpoint == nil || !stays(endpoint) {
@@ -242,8 +242,8 @@ func (sk *socket) adoptOne(b *bequest, endpoint *balance.Endpoint) {
 		unix.Close(fd)
 		return
 	}
-	s.watched, s.fd, s.endpoint = watched, fd, endpoint
-	s.endpoint.Take()
+	s.watched, s.fd, s.Endpoint = watched, fd, endpoint
+	s.Endpoint.Take()
 	sk.enter(s)
 	s.Adopted(now, endpoint.Addr, endpoint.Pod)
 }

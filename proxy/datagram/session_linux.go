@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/budget"
@@ -22,14 +21,13 @@ import (
 // session is one client's session, from its first datagram until it is idle
 // or its endpoint is not to be used any more. It belongs to its loop.
 type session struct {
-	frontend.Client
+	frontend.Conn
 	socket  *socket
 	key     sessionKey
 	control []byte    // makes replies come from where the client sent to
 	header  []byte    // in front of each datagram to the endpoint
 	last    time.Time // a datagram, either way
 
-	endpoint             *balance.Endpoint
 	fd                   int // connected to the endpoint; -1 if none is
 	watched              forward.Registration
 	crowd                crowd
@@ -51,7 +49,7 @@ type session struct {
 
 // unanswered is what a session needs until an endpoint has answered.
 type unanswered struct {
-	search.Search
+	frontend.Connecting
 	kept
 	inSocket *list.Element // of socket.unanswered
 }
@@ -73,7 +71,7 @@ func (s *session) admit() (outcome.Result, frontend.Drop) {
 		}
 		s.To = original
 	}
-	if r := s.Admit(sk.view, &sk.listener.Place); r.Outcome != outcome.Open {
+	if _, r := s.Admit(sk.view, &sk.listener.Place); r.Outcome != outcome.Open {
 		return r, frontend.DropNotAdmitted
 	}
 	if s.hops == 0 {
@@ -94,57 +92,63 @@ func (s *session) tell(v *frontend.View) {
 // for ever.
 var errHops = errors.New("its hop limit is used up: perhaps it goes round between nodes")
 
-// connect opens a socket to the endpoint that is next. If there is none, the
-// session is over and it returns false.
-func (s *session) connect() bool {
-	sk := s.socket
-	for now := sk.loop.clock(); ; {
-		step := s.search.Next(s.Endpoints(sk.view), now)
-		if step.Do == search.GiveUp {
-			s.stopSearching()
-			s.end(step.Result)
-			return false
-		}
-		fd, err := s.dial(step.Endpoint)
-		if err != nil && search.OutOfResources(err) && evictOldest(&sk.loop.sessions, s) {
-			fd, err = s.dial(step.Endpoint)
-		}
-		if err == nil {
-			if s.watched, err = sk.loop.poller.Add(fd, forward.Readable, s); err == nil {
-				s.fd, s.endpoint = fd, step.Endpoint
-				return true
-			}
-			unix.Close(fd)
-			s.givePort()
-			err = unix.ENOMEM // see epoll_ctl(2)
-		}
-		step.Endpoint.Release()
-		if unreachable(err) || search.OutOfResources(err) || errors.Is(err, frontend.ErrLeadsBack) {
-			s.search.Failed(now, err)
-		} else {
-			s.search.Left(now, err)
-		}
+// Dial implements frontend.Runner: it opens a socket that is connected to the Endpoint, and sends it what was kept of
+// the client. The Endpoint has answered when a datagram comes from it.
+func (s *session) Dial(_ *frontend.View, from netip.AddrPort, _ bool, _ time.Duration) {
+	s.closeSocket() // to the endpoint that was tried before
+	lp := s.socket.loop
+	err := s.open(from)
+	if err != nil && search.OutOfResources(err) && evictOldest(&lp.sessions, s) {
+		err = s.open(from)
+	}
+	if err == nil && s.search.count > 0 {
+		err = s.sendAgain()
+	}
+	switch {
+	case err == nil:
+	case unreachable(err) || search.OutOfResources(err):
+		s.search.Done(lp.clock(), err)
+	default:
+		s.search.Leave(lp.clock(), err)
 	}
 }
 
-// dial opens a socket that is connected to an endpoint.
-func (s *session) dial(to *balance.Endpoint) (int, error) {
-	if err := s.Front.LeadsBack(config.UDP, to.Addr); err != nil {
-		return -1, err
-	}
-	from := s.Origin(&s.search.Search, to)
+// open opens a socket that is connected to the Endpoint, from an address if that is valid.
+func (s *session) open(from netip.AddrPort) error {
 	if s.ported = !from.IsValid(); s.ported {
 		s.takePort()
 	}
-	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), from, to.Addr)
-	if err != nil {
-		s.givePort()
+	to := s.Endpoint.Addr
+	fd, err := forward.ConnectUDP(s.Front.Portal.Mark(), from, to)
+	if err == nil {
+		if s.hops > 0 {
+			_ = forward.SetHops(fd, to.Addr(), int(s.hops)) // or what comes back here has the whole limit again
+		}
+		if s.watched, err = s.socket.loop.poller.Add(fd, forward.Readable, s); err == nil {
+			s.fd = fd
+			return nil
+		}
+		unix.Close(fd)
+		err = unix.ENOMEM // see epoll_ctl(2)
 	}
-	if err == nil && s.hops > 0 {
-		_ = forward.SetHops(fd, to.Addr.Addr(), int(s.hops)) // or what comes back here has the whole limit again
-	}
-	return fd, err
+	s.givePort()
+	return err
 }
+
+// Wait implements frontend.Runner. It is not called: for UDP there is neither a schedule nor a limit of connections to an
+// endpoint.
+func (s *session) Wait(*frontend.View, search.Step) {
+	s.Refuse(outcome.Result{Outcome: outcome.Internal, Err: errors.ErrUnsupported})
+}
+
+// Connected implements frontend.Runner: from now on the session stays with its endpoint.
+func (s *session) Connected() {
+	s.Answered(s.socket.loop.clock())
+	s.stopSearching()
+}
+
+// Refuse implements frontend.Runner.
+func (s *session) Refuse(r outcome.Result) { s.end(r) }
 
 // takePort makes room for one more session that has a port of this node's: if there is none, the
 // one that has been idle longest goes, of this socket if the service port has its share, and
@@ -175,18 +179,18 @@ func (s *session) givePort() {
 	}
 }
 
-// disconnect closes the socket to the endpoint.
-func (s *session) disconnect() {
-	if s.fd >= 0 {
-		s.givePort()
-		if handedOver := s.handover != 0; s.lent != nil {
-			s.takeBack(handedOver)
-		} else {
-			s.socket.loop.close(s.fd, s.watched, handedOver)
-		}
-		s.endpoint.Release()
-		s.fd = -1
+// closeSocket closes the socket to the endpoint, if there is one.
+func (s *session) closeSocket() {
+	if s.fd < 0 {
+		return
 	}
+	s.givePort()
+	if handedOver := s.handover != 0; s.lent != nil {
+		s.takeBack(handedOver)
+	} else {
+		s.socket.loop.close(s.fd, s.watched, handedOver)
+	}
+	s.fd = -1
 }
 
 // close closes a watched socket. One that a successor may have is removed first: closing alone would
@@ -293,7 +297,7 @@ func (s *session) Ready(forward.Readiness) {
 		return
 	}
 	if s.search != nil {
-		s.answered()
+		s.search.Done(sk.loop.clock(), nil)
 	}
 	s.touch()
 	if s.asked {
@@ -351,15 +355,6 @@ func (s *session) touch() {
 	s.siblings.MoveToBack(s.inClient)
 }
 
-// answered notes the first reply: from now on the session stays with its
-// endpoint.
-func (s *session) answered() {
-	now := s.socket.loop.clock()
-	s.search.Answered(now)
-	s.Answered(now, s.endpoint)
-	s.stopSearching()
-}
-
 // stopSearching forgets what is needed until an endpoint has answered.
 func (s *session) stopSearching() {
 	s.search.drop(s.socket.loop)
@@ -372,8 +367,8 @@ func (s *session) stopSearching() {
 func (s *session) broken(err error) {
 	now := s.socket.loop.clock()
 	err = search.Plain(err)
-	s.endpoint.Report(balance.Report{Kind: balance.ConnectFailed, Began: now, Now: now, Err: err}, s.Front.Policy(portal.Origin{}))
-	s.Front.Affinity.Forget(s.From.Addr(), s.endpoint.Addr)
+	s.Endpoint.Report(balance.Report{Kind: balance.ConnectFailed, Began: now, Now: now, Err: err}, s.Front.Policy(portal.Origin{}))
+	s.Front.Affinity.Forget(s.From.Addr(), s.Endpoint.Addr)
 	s.end(outcome.Result{Outcome: outcome.EndpointReset, Err: err})
 }
 
@@ -383,9 +378,9 @@ func (s *session) failed(err error) {
 		s.broken(err)
 		return
 	}
-	refused := s.endpoint.State
-	s.search.Failed(s.socket.loop.clock(), err)
-	s.moveOn()
+	refused := s.Endpoint.State
+	s.search.Done(s.socket.loop.clock(), err)
+	s.movedOn()
 	s.socket.abandon(refused)
 }
 
@@ -397,23 +392,14 @@ var (
 
 // leave gives up an endpoint that has not answered, for a reason that is not its fault.
 func (s *session) leave(why error) {
-	s.search.Left(s.socket.loop.clock(), why)
-	s.moveOn()
+	s.search.Leave(s.socket.loop.clock(), why)
+	s.movedOn()
 }
 
-// moveOn goes on to the next endpoint, and sends it what was kept.
-func (s *session) moveOn() {
-	for {
-		s.disconnect()
-		if !s.connect() {
-			s.Front.Counters.Drop(frontend.DropNoEndpoint, 1)
-			return
-		}
-		err := s.sendAgain()
-		if err == nil {
-			return
-		}
-		s.search.Failed(s.socket.loop.clock(), err)
+// movedOn counts what was kept for an endpoint if there was no other.
+func (s *session) movedOn() {
+	if s.fd < 0 {
+		s.Front.Counters.Drop(frontend.DropNoEndpoint, 1)
 	}
 }
 
@@ -472,7 +458,7 @@ func (s *session) compare() {
 	}
 	s.VIP = vip
 	s.tell(v)
-	if s.socket.stay[s.endpoint.State] {
+	if s.socket.stay[s.Endpoint.State] {
 		return
 	}
 	if s.search != nil && s.Endpoints(v).Len() > 0 {
@@ -511,19 +497,21 @@ func (s *session) end(r outcome.Result) {
 	if s.search != nil {
 		// Silence may be the way of the protocol: it neither begins nor ends a
 		// quarantine.
-		s.search.Left(now, search.ErrNoAnswer)
+		s.search.End(now, search.ErrNoAnswer)
 		s.stopSearching()
+	} else {
+		s.Endpoint.Release()
 	}
 	if s.lent != nil {
 		s.toClient += s.lent.bytes.Load()
 	}
 	r.ToEndpoint, r.ToClient = s.toEndpoint, s.toClient
 	var at netip.AddrPort
-	if s.endpoint != nil {
-		at = s.endpoint.Addr
-		s.endpoint.Moved(s.toEndpoint, s.toClient)
+	if s.Endpoint != nil {
+		at = s.Endpoint.Addr
+		s.Endpoint.Moved(s.toEndpoint, s.toClient)
 	}
-	s.disconnect()
+	s.closeSocket()
 	s.socket.forget(s)
 	if s.asked {
 		s.socket.replied()

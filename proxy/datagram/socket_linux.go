@@ -2,6 +2,7 @@ package datagram
 
 import (
 	"container/list"
+	"context"
 	"net/netip"
 	"time"
 
@@ -204,7 +205,7 @@ func (sk *socket) pass(at, count int) (newcomer bool) {
 func (sk *socket) begin(first *arrival, count int) *session {
 	f := sk.front
 	s := &session{
-		Client: frontend.Client{Record: &conn.Record{Port: sk.view.Clients, From: first.peer.AddrPort(), To: sk.listener.At, Began: sk.loop.clock()}, Front: f},
+		Conn:   frontend.Conn{Record: &conn.Record{Port: sk.view.Clients, From: first.peer.AddrPort(), To: sk.listener.At, Began: sk.loop.clock()}, Front: f},
 		socket: sk, key: first.sessionKey, hops: int16(first.hops - 1), fd: -1,
 	}
 	if first.local.IsValid() {
@@ -228,8 +229,8 @@ func (sk *socket) begin(first *arrival, count int) *session {
 	}
 	s.last = s.Began
 	sk.enter(s)
-	s.search = &unanswered{Search: s.NewSearch(), inSocket: sk.unanswered.PushBack(s)}
-	if !s.connect() {
+	s.search = &unanswered{Connecting: s.Connect(context.Background(), s), inSocket: sk.unanswered.PushBack(s)}
+	if s.search.Next(s.Began); s.fd < 0 {
 		f.Counters.Drop(frontend.DropNoEndpoint, count)
 		return nil
 	}
@@ -326,12 +327,12 @@ func (sk *socket) abandon(refused *balance.State) {
 		if now.Sub(s.last) > keptTime {
 			break
 		}
-		if s.endpoint.State == refused {
+		if s.Endpoint.State == refused {
 			waiting = append(waiting, s)
 		}
 	}
 	sk.inTurns(waiting, func(s *session) {
-		if s.search != nil && s.endpoint.State == refused { // it has not gone on meanwhile
+		if s.search != nil && s.Endpoint.State == refused { // it has not gone on meanwhile
 			s.leave(errRefusedOther)
 		}
 	})

@@ -116,18 +116,9 @@ var errMayLoop = errors.New("refused: its port is a node port: it may lead to an
 // this node may be there. (Most endpoints that are VIPs are refused by package
 // translate.) Nor does anything where the kernel leads nothing to usher, where the
 // listeners are in another network namespace than the endpoints, or where something
-// else than this node's kernel connects to those.
-func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) error {
-	mayLoop, err := n.leadsBack(protocol, to)
-	if mayLoop && protocol == config.SCTP {
-		return errMayLoop
-	}
-	return err
-}
-
-// leadsBack also reports whether a connection may come back by way of another node: its port
-// is a node port, or it goes to a VIP.
-func (n *Node) leadsBack(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
+// else than this node's kernel connects to those. It also reports whether a connection may come
+// back by way of another node: its port is a node port, or it goes to a VIP. See HopsLeft.
+func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
 	if !n.Portal.Traits().Leads() || n.Socket != nil || n.Tunneled {
 		return false, nil
 	}
@@ -144,7 +135,10 @@ func (n *Node) leadsBack(protocol config.Protocol, to netip.AddrPort) (mayLoop b
 	if nodePort && n.Locality.IsNode(to.Addr()) {
 		return false, ErrLeadsBack
 	}
-	return vip || nodePort, nil
+	if mayLoop = vip || nodePort; mayLoop && protocol == config.SCTP {
+		return false, errMayLoop
+	}
+	return mayLoop, nil
 }
 
 // A connection that may come back by way of another node has at most maxHops as its hop limit. One
@@ -155,20 +149,14 @@ const (
 	minHops = 8
 )
 
-// Hops returns the hop limit for a TCP connection to an endpoint; 0 is the kernel's own. Where the
-// connection may come back by way of another node, it is one less than the client's packets came with,
-// which came returns, as a router does: nodes whose endpoints are node ports of each other would
-// otherwise make connections without end. An error means that there is to be no connection.
-func (n *Node) Hops(to netip.AddrPort, came func() int) (int, error) {
-	mayLoop, err := n.leadsBack(config.TCP, to)
-	if err != nil || !mayLoop {
-		return 0, err
+// HopsLeft returns the hop limit for a TCP connection that may come back by way of another node: one less
+// than that with which the client's packets came, as a router does. Nodes whose endpoints are node ports of
+// each other would otherwise make connections without end. An error means that there is to be no connection.
+func HopsLeft(came int) (int, error) {
+	if hops := min(came, maxHops) - 1; hops >= minHops {
+		return hops, nil
 	}
-	hops := min(came(), maxHops) - 1
-	if hops < minHops {
-		return 0, hopsUsedUp{}
-	}
-	return hops, nil
+	return 0, hopsUsedUp{}
 }
 
 // hopsUsedUp is why usher does not connect a client to any endpoint.

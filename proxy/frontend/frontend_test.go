@@ -19,7 +19,6 @@ import (
 	"github.com/usherproxy/usher/proxy/budget"
 	"github.com/usherproxy/usher/proxy/conn"
 	"github.com/usherproxy/usher/proxy/outcome"
-	"github.com/usherproxy/usher/proxy/search"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -90,8 +89,8 @@ func TestWhoIsAdmitted(t *testing.T) {
 			g := NewWithT(t)
 			p := &Place{Redirected: c.redirected}
 			p.SetTargets([]portal.Target{Target(config.TCP, vip4)})
-			client := &Client{Record: &conn.Record{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}, Front: f}
-			r := client.Admit(f.View(), p)
+			client := &Conn{Record: &conn.Record{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}, Front: f}
+			_, r := client.Admit(f.View(), p)
 			g.Expect(r.Outcome).To(Equal(c.end))
 			if c.end != outcome.Open {
 				g.Expect(r.Err).To(HaveOccurred())
@@ -138,9 +137,9 @@ func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s to %s, header %q", c.from, c.to, c.header), func(t *testing.T) {
 			g := NewWithT(t)
-			client := &Client{Record: &conn.Record{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}, Front: f}
-			r := client.Admit(f.View(), &Place{Redirected: true})
-			g.Expect(client.HeaderDue()).To(Equal(c.due))
+			client := &Conn{Record: &conn.Record{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)}, Front: f}
+			due, r := client.Admit(f.View(), &Place{Redirected: true})
+			g.Expect(due).To(Equal(c.due))
 			if c.due {
 				g.Expect(r.Err).NotTo(HaveOccurred())
 				header, _ := netip.ParseAddrPort(c.header)
@@ -174,14 +173,14 @@ func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T
 		"203.0.113.9": portal.SeenClient,
 	} {
 		via := netip.MustParseAddrPort("10.0.0.1:1")
-		c := &Client{Record: &conn.Record{From: netip.AddrPortFrom(netip.MustParseAddr(from), 1), Via: &via, To: netip.MustParseAddrPort("192.0.2.10:80")}, Front: f}
-		var s search.Search
-		bind := c.Origin(&s, f.View().All[0])
-		NewWithT(t).Expect(s.Seen).To(Equal(want), from)
-		NewWithT(t).Expect(bind.IsValid()).To(Equal(want == portal.SeenClient), from)
+		c := &Conn{Record: &conn.Record{From: netip.AddrPortFrom(netip.MustParseAddr(from), 1), Via: &via, To: netip.MustParseAddrPort("192.0.2.10:80")}, Front: f}
+		source := c.Source(f.View().All[0])
+		NewWithT(t).Expect(source.Seen).To(Equal(want), from)
+		NewWithT(t).Expect(source.Bind.IsValid()).To(Equal(want == portal.SeenClient), from)
 		via = netip.MustParseAddrPort("10.0.1.1:1") // which only the Service names
-		NewWithT(t).Expect(c.Origin(&s, f.View().All[0]).IsValid()).To(BeFalse())
-		NewWithT(t).Expect(s.Seen).To(Equal(portal.SeenHeader), from)
+		source = c.Source(f.View().All[0])
+		NewWithT(t).Expect(source.Bind.IsValid()).To(BeFalse())
+		NewWithT(t).Expect(source.Seen).To(Equal(portal.SeenHeader), from)
 	}
 }
 
@@ -220,10 +219,11 @@ func TestWhatWouldLeadBack(t *testing.T) {
 			}
 			var back []string
 			for _, to := range []string{landing, nodePortHere, elsewhere, vip, "192.0.2.10:81"} {
-				if n.LeadsBack(config.TCP, netip.MustParseAddrPort(to)) != nil {
+				if _, err := n.LeadsBack(config.TCP, netip.MustParseAddrPort(to)); err != nil {
 					back = append(back, to)
 				}
-				NewWithT(t).Expect(n.LeadsBack(config.UDP, netip.MustParseAddrPort(to)) != nil).To(Equal(to == landing && c.back != nil), "there is no such port of UDP: %s", to)
+				_, err := n.LeadsBack(config.UDP, netip.MustParseAddrPort(to))
+				NewWithT(t).Expect(err != nil).To(Equal(to == landing && c.back != nil), "there is no such port of UDP: %s", to)
 			}
 			NewWithT(t).Expect(back).To(Equal(c.back))
 		})
@@ -239,14 +239,15 @@ func TestHowFarWhatMayLoopGoes(t *testing.T) {
 	}
 	elsewhere, here := netip.MustParseAddrPort("203.0.113.1:30080"), netip.MustParseAddrPort("127.0.0.1:30080")
 	for came, want := range map[int]int{255: 63, 64: 63, 63: 62, 9: 8, 8: 0, 1: 0, 0: 0} {
-		hops, err := n.Hops(elsewhere, func() int { return came })
+		hops, err := HopsLeft(came)
 		g.Expect(hops).To(Equal(want), "of %d", came)
 		g.Expect(err != nil).To(Equal(want == 0), "of %d", came)
 	}
-	g.Expect(n.Hops(here, nil)).Error().To(MatchError(ErrLeadsBack))
-	g.Expect(n.Hops(netip.MustParseAddrPort("203.0.113.1:80"), nil)).To(BeZero(), "nobody asks what it came with")
-	g.Expect(n.LeadsBack(config.SCTP, elsewhere)).To(MatchError(errMayLoop))
-	g.Expect(n.LeadsBack(config.UDP, elsewhere)).To(Succeed())
+	g.Expect(n.LeadsBack(config.TCP, elsewhere)).To(BeTrue())
+	g.Expect(n.LeadsBack(config.TCP, here)).Error().To(MatchError(ErrLeadsBack))
+	g.Expect(n.LeadsBack(config.TCP, netip.MustParseAddrPort("203.0.113.1:80"))).To(BeFalse(), "it does not matter what it came with")
+	g.Expect(n.LeadsBack(config.SCTP, elsewhere)).Error().To(MatchError(errMayLoop))
+	g.Expect(n.LeadsBack(config.UDP, elsewhere)).Error().NotTo(HaveOccurred())
 }
 
 // placed is a portal that can keep clients' addresses, but not for a far endpoint.
@@ -344,7 +345,7 @@ func TestRefusedClientsHaveABoundedPartOfTheTrace(t *testing.T) {
 	told := 0
 	began := time.Now()
 	for range 10 * RefusalsPerSecond {
-		c := &Client{Record: &conn.Record{ID: f.NewID(), Port: f.View().Clients, From: netip.MustParseAddrPort("203.0.113.1:1")}, Front: f}
+		c := &Conn{Record: &conn.Record{ID: f.NewID(), Port: f.View().Clients, From: netip.MustParseAddrPort("203.0.113.1:1")}, Front: f}
 		if !c.RefusedUnlogged(outcome.Limit) {
 			told++
 			c.Accepted()
@@ -369,7 +370,7 @@ func TestEndsAreCountedByTheirWords(t *testing.T) {
 		"queue-timeout", "not-through-portal", "source-refused", "header-refused", "limit", "drained", "aged", "idle", "endpoint-drained", "endpoint-left", "withdrawn", "internal"} {
 		g.Expect(outcome.Words()[i]).To(Equal(word))
 		for range i + 1 {
-			c := &Client{Record: &conn.Record{ID: f.NewID(), Port: f.View().Clients, From: netip.MustParseAddrPort("203.0.113.1:1"), Began: time.Now()}, Front: f}
+			c := &Conn{Record: &conn.Record{ID: f.NewID(), Port: f.View().Clients, From: netip.MustParseAddrPort("203.0.113.1:1"), Began: time.Now()}, Front: f}
 			c.Accepted()
 			c.Closed(time.Now(), outcome.Result{Outcome: outcome.Named(word)}, netip.AddrPort{})
 		}

@@ -10,8 +10,7 @@
 //	         value: all were tried, or no endpoint has a free slot; then Next
 //	GiveUp   there is none, and why
 //
-// Loops drive it for TCP and UDP, goroutines for SCTP and where there are no loops
-// (packages stream and datagram). [Preview] tells the order without a search.
+// Type Connecting of package frontend drives it, for all protocols. [Preview] tells the order without a search.
 //
 // Time is divided into the slots of the schedule, and an attempt may take as long as
 // its slot. One that fails sooner leaves the rest of the slot to the next endpoint.

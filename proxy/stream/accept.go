@@ -27,14 +27,6 @@ type acceptor struct {
 // EndpointsChanged: connections go on whatever happens to their endpoints.
 func (a *acceptor) EndpointsChanged() {}
 
-// local returns the address that a client has connected to.
-func (a *acceptor) local(c client) netip.AddrPort {
-	if !a.At.IsValid() || a.At.Addr().IsUnspecified() {
-		return plainAddr(c.LocalAddr())
-	}
-	return a.At
-}
-
 // acceptLoop lets next accept and serve one client after the other, until that returns
 // net.ErrClosed. next must not wait for anything that a client or an endpoint does.
 func (a *acceptor) acceptLoop(next func() error) {

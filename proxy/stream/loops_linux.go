@@ -69,7 +69,7 @@ func (ls *loops) retire(endpoints map[*balance.State]bool, by time.Time) {
 	for _, l := range ls.list {
 		_ = l.Do(func() {
 			l.EachPair(func(p *forward.PairHere, owner forward.Owner) {
-				if c, is := owner.(*tcpConnection); is && endpoints[c.endpoint.State] {
+				if c, is := owner.(*Conn); is && endpoints[c.Endpoint.State] {
 					p.Retire(by)
 				}
 			})

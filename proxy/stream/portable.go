@@ -13,6 +13,7 @@ import (
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal/kernel"
 	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/proxyproto"
 	"github.com/usherproxy/usher/proxy/search"
@@ -23,24 +24,28 @@ import (
 // takes over client and returns at once.
 func (a *acceptor) servePortable(conn forward.Conn, from netip.AddrPort) {
 	client := &keptClient{Conn: conn}
-	if c := new(connection); a.accepted(c, client, from) {
-		introduce := func() outcome.Result {
-			n, r := c.introduced(client.await(a.server.ctx, headerTimeout, proxyproto.Complete))
-			client.kept = client.kept[n:]
-			return r
-		}
-		go c.serve(a, introduce, func(ctx context.Context, from netip.AddrPort, to *config.Endpoint) (forwarder, error) {
-			var endpoint forward.Conn
-			err := c.whileThere(ctx, errClientReset, forward.WaitReset, func(ctx context.Context) (err error) {
-				endpoint, err = a.server.dial(ctx, from, to)
-				return err
-			})
-			if err != nil {
-				return nil, err
-			}
-			return client.offerTo(endpoint, c.Header(c.Front.View()))
-		})
+	c := a.accepted(client, from)
+	if c == nil {
+		return
 	}
+	g := &goroutine{Conn: c}
+	g.introduce = func() outcome.Result {
+		n, r := c.introduced(client.await(a.server.ctx, headerTimeout, proxyproto.Complete))
+		client.kept = client.kept[n:]
+		return r
+	}
+	g.dial = func(ctx context.Context, v *frontend.View, from netip.AddrPort, to *config.Endpoint) (forwarder, error) {
+		var endpoint forward.Conn
+		err := g.whileThere(ctx, errClientReset, forward.WaitReset, func(ctx context.Context) (err error) {
+			endpoint, err = a.server.dial(ctx, from, to)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		return client.offerTo(endpoint, c.Header(v))
+	}
+	go c.start(a, g)
 }
 
 // DialTCP connects to an endpoint by the kernel, with keepalive and, unless it is 0, a

@@ -12,7 +12,7 @@ import (
 // register counts the connections that are open.
 type register struct {
 	budget  *budget.Budget
-	moving  sync.Map                      // those that goroutines serve, by *connection: forward.Flow
+	moving  sync.Map                      // forward.Flow of those that goroutines serve, by *Conn
 	clients [16]clients                   // who shares one shares a lock
 	drained atomic.Pointer[chan struct{}] // closed when there is none any more; nil if nobody waits
 }
@@ -30,7 +30,7 @@ func (r *register) with(client netip.Addr) *clients {
 }
 
 // add takes room for conn, or says why there is none.
-func (r *register) add(conn *connection) error {
+func (r *register) add(conn *Conn) error {
 	toPort, client := conn.Front.Open.Add(1), conn.Payer()
 	err := r.budget.TakeConnection(toPort, r.count(client, 1))
 	if err != nil {
@@ -43,12 +43,12 @@ func (r *register) add(conn *connection) error {
 
 // reassign makes conn count as one of its Payer's now that its client is known: it counted as
 // one of balancer's. The error is add's, and conn stays in the register.
-func (r *register) reassign(conn *connection, balancer netip.Addr) error {
+func (r *register) reassign(conn *Conn, balancer netip.Addr) error {
 	r.count(balancer, -1)
 	return r.budget.RoomForClient(r.count(conn.Payer(), 1))
 }
 
-func (r *register) remove(conn *connection) {
+func (r *register) remove(conn *Conn) {
 	conn.Front.Open.Add(-1)
 	r.count(conn.Payer(), -1)
 	r.budget.Connections.Add(-1)
@@ -70,20 +70,10 @@ func (r *register) count(client netip.Addr, more int64) int64 {
 	return n
 }
 
-// moves notes what moves the bytes of a connection that no loop serves; nil if nothing does
-// any more.
-func (r *register) moves(conn *connection, flow forward.Flow) {
-	if flow == nil {
-		r.moving.Delete(conn)
-		return
-	}
-	r.moving.Store(conn, flow)
-}
-
-// each calls f for what has been noted by moves.
-func (r *register) each(f func(*connection, forward.Flow)) {
+// each calls f for those that goroutines serve and that have an endpoint.
+func (r *register) each(f func(*Conn, forward.Flow)) {
 	r.moving.Range(func(conn, flow any) bool {
-		f(conn.(*connection), flow.(forward.Flow))
+		f(conn.(*Conn), flow.(forward.Flow))
 		return true
 	})
 }

@@ -54,14 +54,15 @@ type sctpClient struct{ *sctp.Conn }
 
 func (c sctpClient) originalDst() (netip.AddrPort, error) { return kernel.OriginalDst(c.Conn) }
 
-// dialer connects to endpoints for the client, unless its connection is reset. An endpoint is asked for as many streams
-// as the client asked for, and is allowed as many as can be carried back.
-func (c sctpClient) dialer(connection *connection, mark uint32) dialer {
-	return func(ctx context.Context, _ netip.AddrPort, to *config.Endpoint) (forwarder, error) {
+// serve serves the association. An endpoint is asked for as many streams as the client asked for, and is allowed
+// as many as can be carried back.
+func (c sctpClient) serve(a *acceptor, connection *Conn) {
+	g := &goroutine{Conn: connection} // no header is due of SCTP
+	g.dial = func(ctx context.Context, _ *frontend.View, _ netip.AddrPort, to *config.Endpoint) (forwarder, error) {
 		streams := c.Streams()
 		var endpoint *sctp.Conn
-		err := connection.whileThere(ctx, errClientReset, forward.WaitReset, func(ctx context.Context) (err error) {
-			endpoint, err = sctp.Dial(ctx, mark, to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
+		err := g.whileThere(ctx, errClientReset, forward.WaitReset, func(ctx context.Context) (err error) {
+			endpoint, err = sctp.Dial(ctx, a.front.Portal.Mark(), to.Addr, sctp.Streams{In: streams.Out, Out: streams.In})
 			return err
 		})
 		if err != nil {
@@ -71,6 +72,7 @@ func (c sctpClient) dialer(connection *connection, mark uint32) dialer {
 			return forward.CopyMessages(c.Conn, endpoint, *limits, owner)
 		}, nil
 	}
+	connection.start(a, g)
 }
 
 // ListenSCTP opens the listener that b asks for and starts to accept.
@@ -107,8 +109,8 @@ func (s *Server) ListenSCTP(f *frontend.FrontEnd, b portal.Bind) (frontend.Liste
 			return err
 		}
 		client := sctpClient{conn}
-		if c := new(connection); l.accepted(c, client, plainAddr(conn.RemoteAddr())) {
-			go c.serve(&l.acceptor, nil, client.dialer(c, f.Portal.Mark())) // no header is due of SCTP
+		if c := l.accepted(client, plainAddr(conn.RemoteAddr())); c != nil {
+			go client.serve(&l.acceptor, c)
 		}
 		return nil
 	})

@@ -78,7 +78,7 @@ func (s *Server) Drain(ctx context.Context) (broken int) {
 	}
 	broken = int(s.node.Budget.Connections.Load())
 	s.giveUp()
-	s.register.each(func(_ *connection, flow forward.Flow) { flow.Break() })
+	s.register.each(func(_ *Conn, flow forward.Flow) { flow.Break() })
 	s.loops.giveUp()
 	<-drained
 	s.stopping.Lock()
@@ -93,8 +93,8 @@ func (s *Server) Retire(endpoints map[*balance.State]bool, by time.Time) {
 	if len(endpoints) == 0 {
 		return
 	}
-	s.register.each(func(c *connection, flow forward.Flow) {
-		if endpoints[c.endpoint.State] {
+	s.register.each(func(c *Conn, flow forward.Flow) {
+		if endpoints[c.Endpoint.State] {
 			flow.Retire(by)
 		}
 	})

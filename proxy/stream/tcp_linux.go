@@ -13,7 +13,6 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/portal/kernel"
-	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/outcome"
@@ -164,13 +163,13 @@ func (e *entrance) accepted(socket forward.Socket, from netip.AddrPort) {
 		l.acceptedPortable(socket, from)
 		return
 	}
-	w := &waiting{Client: forward.Client{Socket: socket}, connection: new(tcpConnection), loop: l.server.loops.idlest(e.loop)}
-	if !l.acceptor.accepted(&w.connection.connection, w, from) {
+	w := &waiting{Client: forward.Client{Socket: socket}, loop: l.server.loops.idlest(e.loop)}
+	if w.Conn = l.acceptor.accepted(w, from); w.Conn == nil {
 		return
 	}
-	if w.loop == e.loop || w.loop.Do(func() { w.serve(&l.acceptor) }) != nil {
+	if w.loop == e.loop || w.loop.Do(func() { w.start(&l.acceptor, w) }) != nil {
 		w.loop = e.loop
-		w.serve(&l.acceptor)
+		w.start(&l.acceptor, w)
 	}
 }
 
@@ -184,99 +183,85 @@ func (l *tcpListener) acceptedPortable(client forward.Socket, from netip.AddrPor
 	l.servePortable(conn, from)
 }
 
-// tcpConnection is a connection on a loop, with room for the pair that it becomes.
-type tcpConnection struct {
-	connection
-	pair forward.Pair
-}
+// pair is what a loop moves.
+type pair = forward.Pair
 
-// waiting is a client on a loop that has no endpoint yet. It belongs to the loop, and is
-// forgotten once the connection is established.
+// waiting is a client on a loop that has no endpoint yet, and waits for what the search asks for. It belongs to the
+// loop, and is forgotten once the connection is established.
 type waiting struct {
+	*Conn
 	forward.Client
-	connection *tcpConnection
-	loop       *forward.Loop
-	search     search.Search
-	endpoint   *balance.Endpoint // that is being tried; nil before the first
-	dial       *forward.Dialed   // the last attempt that did not end at once
-	wait       context.Context   // ends when a wait under way is not worth it any more, and why; nil if none is under way
-	leave      func(error)       // ends it
+	loop   *forward.Loop
+	search frontend.Connecting
+	dial   *forward.Dialed // the last attempt; nil before the first
+	wait   context.Context // ends when a wait under way is not worth it any more, and why; nil if none is under way
+	leave  func(error)     // ends it
 }
 
 func (w *waiting) originalDst() (netip.AddrPort, error) {
-	return kernel.OriginalDstFD(int(w.Socket), w.connection.From.Addr().Is6())
+	return kernel.OriginalDstFD(int(w.Socket), w.From.Addr().Is6())
 }
 
-// serve is connection.serve on a loop, which waits for nothing.
-func (w *waiting) serve(a *acceptor) {
-	c := w.connection
-	r := c.admit(a)
-	if r.Outcome == outcome.Open && c.HeaderDue() {
-		w.loop.Await(&w.Client, headerTimeout, proxyproto.Complete, w.introduced)
+// awaitHeader implements runner.
+func (w *waiting) awaitHeader() {
+	w.loop.Await(&w.Client, headerTimeout, proxyproto.Complete, func(failed error) {
+		n, r := w.introduced(w.First(), failed)
+		w.Skip(n)
+		w.enter(r, w)
+	})
+}
+
+// seek implements runner.
+func (w *waiting) seek() {
+	if w.loop.ReadAhead(&w.Client); w.Reset() {
+		w.Refuse(left(errClientReset))
 		return
 	}
-	w.enter(r)
+	w.search = w.Connect(w.server.ctx, w)
+	w.search.Next(time.Now())
 }
 
-// introduced is called when the header has come that was due, or will not.
-func (w *waiting) introduced(failed error) {
-	n, r := w.connection.introduced(w.First(), failed)
-	w.Skip(n)
-	w.enter(r)
+// Wait implements frontend.Runner.
+func (w *waiting) Wait(v *frontend.View, step search.Step) {
+	if !w.watch() {
+		return
+	}
+	ctx, leave := context.WithCancelCause(w.server.ctx)
+	w.wait, w.leave = ctx, leave
+	go func() {
+		wait(ctx, step, v.Replaced)
+		_ = w.loop.Do(w.waited) // it runs as long as there are connections
+	}()
+	w.changed() // what has come since it is watched is not reported again
 }
 
-// enter lets the client go on who was admitted if r is Open.
-func (w *waiting) enter(r outcome.Result) {
-	if c := w.connection; c.entered(r) {
-		w.search = c.NewSearch()
-		w.next()
+// Dial implements frontend.Runner.
+func (w *waiting) Dial(v *frontend.View, from netip.AddrPort, mayLoop bool, limit time.Duration) {
+	w.Preface = w.Header(v)
+	hops := 0
+	if mayLoop {
+		var err error
+		if hops, err = frontend.HopsLeft(w.Hops()); err != nil {
+			w.search.Done(time.Now(), err)
+			return
+		}
+	}
+	if d := w.loop.Connect(from, w.Endpoint.Addr, hops, w.Opening(), limit, w.dialed); d.Pending() {
+		w.dial = d
+		w.watch()
 	}
 }
 
-// next does what the search asks for.
-func (w *waiting) next() {
-	c := w.connection
-	for c.server.ctx.Err() == nil {
-		v := c.Front.View()
-		step := w.search.Next(c.Endpoints(v), time.Now())
-		switch step.Do {
-		case search.GiveUp:
-			w.connection.refuse(step.Result)
-			return
-		case search.Wait:
-			if w.watch() {
-				ctx, leave := context.WithCancelCause(c.server.ctx)
-				w.wait, w.leave = ctx, leave
-				go func() {
-					wait(ctx, step, v.Replaced)
-					_ = w.loop.Do(w.waited) // it runs as long as there are connections
-				}()
-				w.changed() // what has come since it is watched is not reported again
-			}
-			return
-		}
-		if w.endpoint == nil {
-			if w.loop.ReadAhead(&w.Client); w.Reset() {
-				step.Endpoint.Release()
-				w.connection.refuse(left(errClientReset))
-				return
-			}
-		}
-		w.Preface = c.Header(v)
-		w.endpoint = step.Endpoint
-		hops, err := c.Front.Hops(w.endpoint.Addr, w.Hops)
-		if err == nil {
-			d := w.loop.Connect(c.Origin(&w.search, w.endpoint), w.endpoint.Addr, hops, w.Opening(), step.For, w.dialed)
-			if d.Pending() {
-				w.dial = d
-				w.watch()
-			}
-			return
-		}
-		w.search.Failed(time.Now(), err)
-		w.endpoint.Release()
-	}
-	w.drained()
+// dialed is called when an attempt has ended.
+func (w *waiting) dialed(d *forward.Dialed, err error) {
+	w.dial = d
+	w.search.Done(time.Now(), err)
+}
+
+// Connected implements frontend.Runner.
+func (w *waiting) Connected() {
+	w.loop.Forward(&w.pair, &w.Client, w.dial, w.limits(), w.Conn)
+	w.flowing(&w.pair)
 }
 
 // waited is called when a wait is over.
@@ -284,11 +269,10 @@ func (w *waiting) waited() {
 	over := context.Cause(w.wait)
 	w.leave(nil)
 	if w.wait = nil; over == nil {
-		w.next()
+		w.search.Next(time.Now())
 		return
 	}
-	w.search.Abandon(time.Now())
-	w.connection.refuse(left(over))
+	w.search.Stop(time.Now(), left(over))
 }
 
 // watch begins to watch for a reset of the client's: when an attempt does not end at once, or the
@@ -319,40 +303,10 @@ func (w *waiting) changed() {
 
 // stop ends the search and the attempt that may be under way, and resets the client.
 func (w *waiting) stop(r outcome.Result) {
-	now := time.Now()
-	w.search.Abandon(now)
 	if w.dial != nil && w.dial.Pending() {
-		w.search.Left(now, r.Err)
 		w.dial.Cancel()
-		w.endpoint.Release()
 	}
-	w.connection.refuse(r)
-}
-
-// dialed is called when an attempt has ended.
-func (w *waiting) dialed(d *forward.Dialed, err error) {
-	c, now := w.connection, time.Now()
-	switch {
-	case err == nil:
-		w.search.Answered(now)
-		c.endpoint = w.endpoint
-		w.loop.Forward(&c.pair, &w.Client, d, c.limits(), c)
-		c.flowing(&c.pair)
-	case c.server.ctx.Err() != nil:
-		w.search.Left(now, err) // whatever became of it
-		w.endpoint.Release()
-		w.drained()
-	default:
-		w.search.Failed(now, err)
-		w.endpoint.Release()
-		w.next()
-	}
-}
-
-// drained resets a client that is still waiting when connections are given up.
-func (w *waiting) drained() {
-	w.search.Abandon(time.Now())
-	w.connection.refuse(left(w.connection.server.ctx.Err()))
+	w.search.Stop(time.Now(), r)
 }
 
 // dialFrom makes a socket that is to connect send with a mark, unless it is 0, and from an

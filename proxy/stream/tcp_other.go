@@ -45,3 +45,6 @@ func listenTCP(addr netip.AddrPort) (*net.TCPListener, error) {
 
 // dialFrom is never called: no portal looks at marks, or leads answers here.
 func dialFrom(uintptr, uint32, netip.AddrPort) error { return nil }
+
+// pair is what a loop moves, and so for Linux only.
+type pair struct{}

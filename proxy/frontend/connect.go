@@ -1,0 +1,117 @@
+package frontend
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/outcome"
+	"github.com/usherproxy/usher/proxy/search"
+)
+
+// Connecting is a connection for which an endpoint is sought. It drives the search: Next does what the search
+// asks for, by a Runner. Its methods are called by the goroutine that may use the Conn.
+type Connecting struct {
+	*Conn
+	search search.Search
+	run    Runner
+	ctx    context.Context // ends when connections are given up
+	trying bool            // an attempt is under way
+}
+
+// Runner is how one connection waits for what the search asks for: in an event loop, or in a goroutine.
+type Runner interface {
+	// Dial begins to connect to the Endpoint, from an address if that is valid, and calls Connecting.Done,
+	// Leave or Stop, once, perhaps before it returns. After limit, the error is context.DeadlineExceeded; 0 is
+	// no limit. mayLoop is that of Node.LeadsBack.
+	Dial(v *View, from netip.AddrPort, mayLoop bool, limit time.Duration)
+	// Wait calls Connecting.Next when a step that says Wait is over, or Stop if the client leaves before. v is
+	// the View that the step follows from.
+	Wait(v *View, step search.Step)
+	// Connected is called when the Endpoint has answered. The Connecting is not used after that.
+	Connected()
+	// Refuse ends the connection, which gets no endpoint. The Connecting is not used after that.
+	Refuse(outcome.Result)
+}
+
+// Connect returns what seeks an endpoint for the client, which is admitted, once Next is called.
+func (c *Conn) Connect(ctx context.Context, run Runner) Connecting {
+	f := c.Front
+	s := search.Search{Schedule: f.Schedule, Affinity: f.Affinity, Client: c.From.Addr(), VIP: c.VIP.Addr, Record: c.Record}
+	if f.Protocol == config.UDP {
+		s.Schedule = nil
+	}
+	return Connecting{Conn: c, search: s, run: run, ctx: ctx}
+}
+
+// Next takes the next step of the search.
+func (c *Connecting) Next(now time.Time) {
+	if err := c.ctx.Err(); err != nil {
+		c.Stop(now, outcome.Result{Outcome: outcome.Drained, Err: err})
+		return
+	}
+	v := c.Front.View()
+	step := c.search.Next(c.Endpoints(v), now)
+	switch step.Do {
+	case search.GiveUp:
+		c.run.Refuse(step.Result)
+		return
+	case search.Wait:
+		c.run.Wait(v, step)
+		return
+	}
+	c.Endpoint, c.trying = step.Endpoint, true
+	mayLoop, err := c.Front.LeadsBack(c.Front.Protocol, c.Endpoint.Addr)
+	if err != nil {
+		c.search.Seen, c.search.Policy = 0, c.Front.Policy(portal.Origin{})
+		c.Done(now, err)
+		return
+	}
+	source := c.Source(c.Endpoint)
+	c.search.Seen, c.search.Policy = source.Seen, c.Front.Policy(source)
+	c.run.Dial(v, source.Bind, mayLoop, step.For)
+}
+
+// Done ends an attempt, which has succeeded if err is nil. Otherwise the next step follows.
+func (c *Connecting) Done(now time.Time, err error) {
+	switch {
+	case err == nil:
+		c.search.Answered(now)
+		c.run.Connected()
+		return
+	case c.ctx.Err() != nil: // whatever became of it
+		c.Leave(now, err)
+		return
+	}
+	c.search.Failed(now, err)
+	c.Endpoint.Release()
+	c.trying = false
+	c.Next(now)
+}
+
+// Leave gives up an attempt for a reason that is not the endpoint's fault. The next step follows.
+func (c *Connecting) Leave(now time.Time, why error) {
+	c.End(now, why)
+	c.Next(now)
+}
+
+// Stop ends the search, and refuses the client.
+func (c *Connecting) Stop(now time.Time, r outcome.Result) {
+	c.End(now, r.Err)
+	c.run.Refuse(r)
+}
+
+// End ends the attempt, or the wait, that may be under way.
+func (c *Connecting) End(now time.Time, why error) {
+	c.search.Abandon(now)
+	if c.trying {
+		c.search.Left(now, why)
+		c.Endpoint.Release()
+		c.trying = false
+	}
+}
+
+// Queued reports whether the client waits in the queue for an endpoint that has a free slot.
+func (c *Connecting) Queued() bool { return c.search.Queued() }

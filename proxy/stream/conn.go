@@ -1,0 +1,237 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/outcome"
+	"github.com/usherproxy/usher/proxy/proxyproto"
+	"github.com/usherproxy/usher/proxy/search"
+)
+
+// Conn is one client's connection (for SCTP, association), from accept to close.
+type Conn struct {
+	frontend.Conn
+	server *Server
+	client client        // nil once established
+	pair   pair          // what a loop moves, once established
+	begun  chan struct{} // of one that goroutines serve, once established: closed when the register has it
+}
+
+// client is what the clients of all protocols have in common.
+type client interface {
+	LocalAddr() net.Addr
+	// originalDst tells where the client wanted to go; see kernel.OriginalDst.
+	originalDst() (netip.AddrPort, error)
+	// SetLinger(0) makes Close send a reset or an abort.
+	SetLinger(sec int) error
+	Close() error
+}
+
+// accepted returns the connection of a new client, or nil if there is no room for it: then it has
+// been reset.
+func (a *acceptor) accepted(client client, from netip.AddrPort) *Conn {
+	c := &Conn{server: a.server, client: client}
+	c.Record = &conn.Record{ID: a.front.NewID(), Port: a.front.View().Clients, From: from, Began: time.Now()}
+	c.Front = a.front
+	if err := a.server.register.add(c); err != nil {
+		c.turnAway(err)
+		return nil
+	}
+	return c
+}
+
+// turnAway resets a client for which there is no room, for the reason given.
+func (c *Conn) turnAway(why error) {
+	f := c.Front
+	f.LimitErrors.Do(func() {
+		f.Log.WithFields(map[string]any{"service": f.ID().String(), "open": f.Budget.Connections.Load(), "limit": f.Budget.ConnectionLimit()}).
+			WithError(why).Error("Too many connections: clients are turned away (logged at most every 10 s)")
+	})
+	if c.RefusedUnlogged(outcome.Limit) {
+		c.reset()
+		return
+	}
+	c.To = plainAddr(c.client.LocalAddr())
+	c.Accepted()
+	c.reset()
+	c.Closed(time.Now(), outcome.Result{Outcome: outcome.Limit, Err: why}, netip.AddrPort{})
+}
+
+// headerTimeout is how long a load balancer may take to say who the client is. It does so
+// with its first packet, and that may be lost twice (tcp(7): after 1 s and 2 s).
+const headerTimeout = 5 * time.Second
+
+// introduced takes note of who the client is, by the header with which first begins, and
+// returns how long that is and, as Admit does, whether the client may. failed is what kept more
+// from coming.
+func (c *Conn) introduced(first []byte, failed error) (n int, r outcome.Result) {
+	var client netip.AddrPort
+	if failed == nil {
+		client, n, failed = proxyproto.Read(first)
+	}
+	if errors.Is(failed, proxyproto.ErrPanic) {
+		c.server.panics.Do(func() {
+			c.Front.Log.WithFields(map[string]any{"service": c.Front.ID().String(), "from": c.From.String()}).
+				WithError(failed).Error("The parser of PROXY protocol headers failed; the connection is refused (logged at most every 10 s)")
+		})
+	}
+	switch {
+	case c.server.ctx.Err() != nil:
+		return 0, outcome.Result{Outcome: outcome.Drained, Err: c.server.ctx.Err()}
+	case search.OutOfResources(failed):
+		return 0, outcome.Result{Outcome: outcome.Limit, Err: failed}
+	case errors.Is(failed, context.DeadlineExceeded):
+		failed = fmt.Errorf("its PROXY protocol header did not come within %s", headerTimeout)
+	case errors.Is(failed, io.ErrUnexpectedEOF) && len(first) == 0:
+		failed = proxyproto.ErrMissing
+	case errors.Is(failed, io.ErrUnexpectedEOF):
+		failed = proxyproto.ErrCut
+	}
+	if failed != nil {
+		return 0, outcome.Result{Outcome: outcome.HeaderRefused, Err: failed}
+	}
+	balancer := c.From
+	r = c.Introduce(client)
+	if full := c.server.register.reassign(c, balancer.Addr()); r.Outcome == outcome.Open && full != nil {
+		r = outcome.Result{Outcome: outcome.Limit, Err: full}
+	}
+	return n, r
+}
+
+// A runner is how a connection waits while it has no endpoint: in a loop, or in a goroutine.
+type runner interface {
+	frontend.Runner
+	// awaitHeader reads the PROXY protocol header that is due, and calls enter.
+	awaitHeader()
+	// seek seeks an endpoint.
+	seek()
+}
+
+// start takes the connection from accepted to established, or resets the client.
+func (c *Conn) start(a *acceptor, run runner) {
+	var err error
+	if c.To = a.At; a.Redirected {
+		c.To, err = c.client.originalDst()
+	}
+	if err != nil || !c.To.IsValid() || c.To.Addr().IsUnspecified() {
+		c.To = plainAddr(c.client.LocalAddr())
+	}
+	r := outcome.Result{Outcome: outcome.NotAdmitted, Err: err}
+	if err == nil {
+		var due bool
+		if due, r = c.Admit(c.Front.View(), &a.Place); due {
+			run.awaitHeader() // Introduce knows whether the client may
+			return
+		}
+	}
+	c.enter(r, run)
+}
+
+// enter seeks an endpoint for the client if r is Open, and resets it otherwise.
+func (c *Conn) enter(r outcome.Result, run runner) {
+	refused := r.Outcome != outcome.Open
+	if refused && c.RefusedUnlogged(r.Outcome) {
+		c.reset()
+		c.server.register.remove(c)
+		return
+	}
+	c.Accepted()
+	if refused {
+		c.Refuse(r)
+		return
+	}
+	run.seek()
+}
+
+// Why a client is not served any more for which an endpoint was sought.
+var (
+	errClientLeft  = errors.New("the client left while it waited in the queue for an endpoint")
+	errClientReset = errors.New("the client reset the connection before it had an endpoint")
+)
+
+// left returns the Result of a client that is not served any more since it is gone, or else since
+// usher stops.
+func left(why error) outcome.Result {
+	if why == errClientLeft || why == errClientReset {
+		return outcome.Result{Outcome: outcome.ClientReset, Err: why}
+	}
+	return outcome.Result{Outcome: outcome.Drained, Err: why}
+}
+
+// flowing notes what moves the connection's bytes from now on.
+func (c *Conn) flowing(flow forward.Flow) {
+	c.client = nil // flow has it
+	c.Front.Trace.Moves(c.Record, flow)
+	// Who goes through all that are open may have passed by already.
+	if by, drained := c.Endpoint.Drained(); drained {
+		flow.Retire(by)
+	}
+	if c.server.ctx.Err() != nil {
+		flow.Break()
+	}
+}
+
+// A connection may lack an ageJitter-th part of its maximum age: those that were
+// opened at the same time shall not all come back at the same time.
+const ageJitter = 10
+
+// limits returns how long the connection may last.
+func (c *Conn) limits() *forward.Limits {
+	shared := c.Front.View().Limits
+	if shared.Age == 0 {
+		return shared
+	}
+	own := *shared
+	own.Age -= rand.N(1 + own.Age/ageJitter)
+	return &own
+}
+
+// Ended implements forward.Owner, as frontend.Conn does with Answered, and the Record with Asked.
+func (c *Conn) Ended(r outcome.Result) {
+	if c.begun != nil {
+		<-c.begun
+		c.server.register.moving.Delete(c)
+	}
+	now, e, kind := time.Now(), c.Endpoint, balance.Closed
+	switch {
+	case r.Outcome == outcome.Unanswered:
+		e.CountUnanswered()
+	case r.Outcome.Fault() == outcome.FaultEndpoint:
+		kind = balance.Broken
+	}
+	e.Release()
+	e.Moved(r.ToEndpoint, r.ToClient)
+	e.Report(balance.Report{Kind: kind, Now: now}, balance.Policy{})
+	c.Closed(now, r, e.Addr)
+	c.server.register.remove(c)
+}
+
+// Refuse implements frontend.Runner: it resets the client, so that it sees an error and not an empty answer.
+func (c *Conn) Refuse(r outcome.Result) {
+	if r.Outcome == outcome.Limit {
+		c.Front.LimitErrors.Do(func() {
+			c.Front.Log.WithField("service", c.Front.ID().String()).WithError(r.Err).
+				Error("This node has run out of something that connections need (logged at most every 10 s)")
+		})
+	}
+	c.reset()
+	c.Closed(time.Now(), r, netip.AddrPort{})
+	c.server.register.remove(c)
+}
+
+// reset closes the client's connection with a TCP reset or an SCTP abort.
+func (c *Conn) reset() {
+	_ = c.client.SetLinger(0) // fails only if the connection is gone already
+	c.client.Close()
+}

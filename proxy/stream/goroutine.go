@@ -1,0 +1,140 @@
+package stream
+
+import (
+	"context"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/forward"
+	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/outcome"
+	"github.com/usherproxy/usher/proxy/search"
+)
+
+// goroutine is a client without an endpoint that a goroutine serves, which waits for what the search asks for:
+// SCTP, and TCP where there are no loops or something else than the kernel connects to the endpoints.
+type goroutine struct {
+	*Conn
+	search    frontend.Connecting
+	introduce func() outcome.Result // reads the header that is due; nil if none ever is
+	dial      dialer
+
+	forward forwarder // of an attempt that has succeeded
+	waited  bool      // the next step is due
+}
+
+// A dialer connects to an endpoint, from an address that need not be the node's, or, if
+// it is not valid, one that the kernel picks. It returns when ctx ends.
+type dialer func(_ context.Context, v *frontend.View, from netip.AddrPort, to *config.Endpoint) (forwarder, error)
+
+// A forwarder begins to forward between the client and the endpoint that it is connected
+// to. It returns at once, and calls back from a goroutine of its own.
+type forwarder func(*forward.Limits, forward.Owner) forward.Flow
+
+// awaitHeader implements runner.
+func (g *goroutine) awaitHeader() { g.enter(g.introduce(), g) }
+
+// seek implements runner.
+func (g *goroutine) seek() {
+	g.search = g.Connect(g.server.ctx, g)
+	for g.waited = true; g.waited; {
+		g.waited = false
+		g.search.Next(time.Now())
+	}
+}
+
+// Wait implements frontend.Runner.
+func (g *goroutine) Wait(v *frontend.View, step search.Step) {
+	why, gone := errClientReset, forward.WaitReset
+	if g.search.Queued() {
+		why, gone = errClientLeft, g.waitLeft
+	}
+	err := g.whileThere(g.server.ctx, why, gone, func(ctx context.Context) error {
+		wait(ctx, step, v.Replaced)
+		return ctx.Err()
+	})
+	if err != nil {
+		g.search.Stop(time.Now(), left(err))
+		return
+	}
+	g.waited = true
+}
+
+// Dial implements frontend.Runner.
+func (g *goroutine) Dial(v *frontend.View, from netip.AddrPort, _ bool, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(g.server.ctx, limit)
+	var err error
+	g.forward, err = g.dial(ctx, v, from, g.Endpoint.Endpoint)
+	cancel()
+	if err == errClientReset {
+		g.search.Stop(time.Now(), left(err))
+		return
+	}
+	g.search.Done(time.Now(), err)
+}
+
+// Connected implements frontend.Runner.
+func (g *goroutine) Connected() {
+	g.begun = make(chan struct{})
+	flow := g.forward(g.limits(), g.Conn)
+	g.server.register.moving.Store(g.Conn, flow)
+	g.flowing(flow)
+	close(g.begun)
+}
+
+// wait returns when a step that says Wait is over, or ctx ends. replaced is closed when there are other endpoints.
+func wait(ctx context.Context, step search.Step, replaced <-chan struct{}) {
+	timer := time.NewTimer(step.For)
+	defer timer.Stop()
+	if step.Behind {
+		replaced = nil
+	}
+	select {
+	case <-timer.C:
+	case <-step.Woken:
+	case <-replaced:
+	case <-ctx.Done():
+	}
+}
+
+// waitLeft returns true when the client has left, and false when its read deadline is over.
+func (g *goroutine) waitLeft(raw syscall.RawConn) bool {
+	tcp, is := g.client.(*keptClient)
+	return forward.WaitLeft(raw, is && len(tcp.kept) > 0)
+}
+
+// whileThere calls f with a context that also ends when gone, which is called with the client's socket,
+// returns true: if f fails then, whileThere returns why. The client is not read meanwhile. For clients
+// without a socket, and on systems that do not report it, the context is ctx.
+func (g *goroutine) whileThere(ctx context.Context, why error, gone func(syscall.RawConn) bool, f func(context.Context) error) error {
+	client, ok := g.client.(interface {
+		SyscallConn() (syscall.RawConn, error)
+		SetReadDeadline(time.Time) error
+	})
+	if !ok {
+		return f(ctx)
+	}
+	raw, err := client.SyscallConn()
+	if err != nil {
+		return f(ctx)
+	}
+	there, left := context.WithCancelCause(ctx)
+	defer left(nil)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if gone(raw) {
+			left(why)
+		}
+	}()
+	err = f(there)
+	_ = client.SetReadDeadline(time.Unix(1, 0)) // fails only if the client is gone
+	<-done
+	_ = client.SetReadDeadline(time.Time{})
+	if err != nil && context.Cause(there) == why {
+		return why
+	}
+	return err
+}
