@@ -1,8 +1,6 @@
 package forward
 
 import (
-	"encoding/binary"
-	"net/netip"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -33,34 +31,6 @@ type Batch struct {
 type mmsghdr struct {
 	unix.Msghdr
 	received uint32
-}
-
-// Peer is a socket address as the kernel has it: a struct sockaddr_in or
-// sockaddr_in6. It is comparable.
-type Peer struct {
-	raw    [unix.SizeofSockaddrInet6]byte
-	length uint32
-}
-
-// NewPeer returns the Peer of which Raw returned raw, or none of any address.
-func NewPeer(raw []byte) (p Peer) {
-	p.length = uint32(copy(p.raw[:], raw))
-	return p
-}
-
-// Raw returns all that makes p the same as another one.
-func (p *Peer) Raw() []byte { return p.raw[:p.length] }
-
-// AddrPort returns p as netip has it; an IPv6 link-local address without zone.
-func (p *Peer) AddrPort() netip.AddrPort {
-	port := binary.BigEndian.Uint16(p.raw[2:])
-	switch binary.NativeEndian.Uint16(p.raw[:]) {
-	case unix.AF_INET:
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(p.raw[4:8])), port)
-	case unix.AF_INET6:
-		return netip.AddrPortFrom(netip.AddrFrom16([16]byte(p.raw[8:24])).Unmap(), port)
-	}
-	return netip.AddrPort{}
 }
 
 // NewBatch returns room for size datagrams.

@@ -236,11 +236,11 @@ func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 			n = p.writeRest(w, to)
 		case w.pipe != nil || w.full == spliceAfter:
 			n = p.splice(w, from, to)
-		default:
+		case from.readable && to.writable:
 			n = p.copy(w, from, to)
 		}
 		if n == 0 {
-			if from.hungUp {
+			if from.hungUp && !to.writable && !w.ended && p.done != nil {
 				p.heldUp(w, from, to)
 			}
 			return false
@@ -251,12 +251,9 @@ func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 	return true
 }
 
-// copy moves what one read brings, and returns how much that was: 0 if there is
+// copy moves what one read from a socket that may be readable brings, and returns how much that was: 0 if there is
 // nothing to do before the kernel tells of a change.
 func (p *pair) copy(w *way, from, to *edge) int {
-	if !from.readable || !to.writable {
-		return 0
-	}
 	buf, flags, look := p.loop.buffer, 0, 0
 	if kept.Load() >= maxKept {
 		look = unix.MSG_PEEK
@@ -338,12 +335,10 @@ func (w *way) keep(b []byte, flags int) {
 	kept.Add(int64(len(b)))
 }
 
-// written lets go of what was kept.
+// written lets go of w.rest.
 func (w *way) written() {
-	if w.rest != nil {
-		kept.Add(-int64(w.rest.size))
-		w.rest = nil
-	}
+	kept.Add(-int64(w.rest.size))
+	w.rest = nil
 }
 
 // write writes as much of b as there is room for, and returns how much that is.
@@ -408,8 +403,6 @@ func (p *pair) awaitRoom(e *edge) {
 // until it is read, but from here on the pair may not be silent for ever.
 func (p *pair) heldUp(w *way, from, to *edge) {
 	switch {
-	case p.done == nil || w.ended || to.writable:
-		return
 	case from.lost:
 		p.reset(p.ending.outcome, p.ending.err())
 		return
@@ -515,12 +508,16 @@ func (p *pair) finish() {
 		l.CloseFD(e.watch)
 	}
 	for _, w := range [...]*way{&p.toEndpoint, &p.toClient} {
-		l.pipes.put(w.pipe)
-		w.pipe = nil
-		w.written()
+		if w.pipe != nil {
+			l.pipes.put(w.pipe)
+			w.pipe = nil
+		}
+		if w.rest != nil {
+			w.written()
+		}
 	}
 	l.limited.remove(p)
-	if l.pairs.Add(-1) == 0 {
+	if l.pairs.Add(-1) == 0 && len(l.pipes.kept) > 0 {
 		l.pipes.close()
 	}
 	done := p.done

@@ -147,11 +147,8 @@ func (ps *pipes) get() *pipe {
 	return p
 }
 
-// put takes a pipe back, or nil.
+// put takes a pipe back.
 func (ps *pipes) put(p *pipe) {
-	if p == nil {
-		return
-	}
 	if p.held > 0 || len(ps.kept) >= keptPipes {
 		ps.discard(p)
 		return
