@@ -123,7 +123,7 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 			client = netip.Addr{}
 		}
 		for _, c := range x.Order {
-			x.Seen = append(x.Seen, front.Origin(client, vip.Addr, c.Endpoint.Endpoint).Seen)
+			x.Seen = append(x.Seen, front.Origin(v, client, vip.Addr, c.Endpoint.Endpoint).Seen)
 		}
 	case v.Cluster.Len() == 0:
 		x.Cause, x.Verdict = NoEndpoint, WouldReject

@@ -82,7 +82,7 @@ func (f *frontEnd) inspect() PortView {
 	v := f.View()
 	out := PortView{
 		Port: v.Port, Problem: f.proxy.problems[f.ID()],
-		Seen:      f.Origin(netip.Addr{}, v.Port.VIPs[0].Addr, &config.Endpoint{Addr: v.Port.VIPs[0].AddrPort()}).Seen,
+		Seen:      f.Origin(v, netip.Addr{}, v.Port.VIPs[0].Addr, &config.Endpoint{Addr: v.Port.VIPs[0].AddrPort()}).Seen,
 		Endpoints: v.All, Cluster: v.Cluster, Internal: v.Internal, External: v.External,
 		Affinity: f.Affinity, Totals: f.Totals(), Story: f.Story(),
 	}

@@ -36,7 +36,13 @@ var (
 // a load balancer, which has to say first, by a header of the PROXY protocol, who the client is, and
 // Introduce knows whether that may.
 func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
-	vip, ok := p.vip(v, c.To)
+	var vip *config.VIP
+	var ok bool
+	if p.Redirected {
+		vip, ok = v.vipFor(c.To)
+	} else { // the listener is the VIP's own
+		vip, ok = v.VIPOf((*p.targets.Load())[0])
+	}
 	if !ok {
 		return false, NotAdmitted // or the VIP has just been removed
 	}
@@ -68,13 +74,15 @@ func (c *Conn) Allowed(vip *config.VIP) bool {
 	if c.Via != nil && vip.Balancers != nil {
 		return vip.Balancers.Allows(c.From.Addr())
 	}
-	return c.Front.Locality.Admits(vip, c.From.Addr(), c.reached())
+	return len(vip.Sources) == 0 || c.Front.Locality.Admits(vip, c.From.Addr(), c.reached())
 }
 
 // Endpoints returns those of v that the client may have, once it is admitted.
 func (c *Conn) Endpoints(v *View) *balance.Set {
-	local := c.VIP.External() && c.Front.Locality.OfThisNode(c.From.Addr(), c.reached())
-	return v.Endpoints(c.VIP, local)
+	if !c.VIP.External() {
+		return v.Internal
+	}
+	return v.Endpoints(c.VIP, c.Front.Locality.OfThisNode(c.From.Addr(), c.reached()))
 }
 
 // reached returns the address that the client itself has connected to, if that is known.
@@ -90,13 +98,13 @@ func (c *Conn) Header(v *View) []byte {
 	return proxyproto.Header(v.Port.ProxyProtocol, c.Front.Protocol, c.From, c.To)
 }
 
-// Source returns the address to connect to an endpoint from, once the client is admitted, so
+// Source returns the address to connect to an endpoint of v from, once the client is admitted, so
 // that the endpoint sees the client's own where that can be.
-func (c *Conn) Source(to *balance.Endpoint) portal.Origin {
+func (c *Conn) Source(v *View, to *balance.Endpoint) portal.Origin {
 	if c.Via != nil && c.Payer() != c.From.Addr() {
 		return portal.Origin{Seen: portal.SeenHeader}
 	}
-	return c.Front.Origin(c.From.Addr(), c.reached(), to.Endpoint)
+	return c.Front.Origin(v, c.From.Addr(), c.reached(), to.Endpoint)
 }
 
 // Payer returns the address whose share of the node's resources the client uses: its own, unless a

@@ -39,7 +39,7 @@ type Runner interface {
 // Connect returns what seeks an endpoint for the client, which is admitted, once Next is called.
 func (c *Conn) Connect(ctx context.Context, run Runner) Connecting {
 	f := c.Front
-	s := search.Search{Schedule: f.Schedule, Affinity: f.Affinity, Client: c.From.Addr(), VIP: c.VIP.Addr, Record: c.Record}
+	s := search.Search{Schedule: f.Schedule, Client: c.From.Addr(), VIP: c.VIP.Addr, Record: c.Record}
 	if f.Protocol == config.UDP {
 		s.Schedule = nil
 	}
@@ -53,6 +53,9 @@ func (c *Connecting) Next(now time.Time) {
 		return
 	}
 	v := c.Front.View()
+	if c.search.Affinity = nil; v.Port.AffinityTimeout > 0 {
+		c.search.Affinity = c.Front.Affinity
+	}
 	step := c.search.Next(c.Endpoints(v), now)
 	switch step.Do {
 	case search.GiveUp:
@@ -69,7 +72,7 @@ func (c *Connecting) Next(now time.Time) {
 		c.Done(now, err)
 		return
 	}
-	source := c.Source(c.Endpoint)
+	source := c.Source(v, c.Endpoint)
 	c.search.Seen, c.search.Policy = source.Seen, c.Front.Policy(source)
 	c.run.Dial(v, source.Bind, mayLoop, step.For)
 }

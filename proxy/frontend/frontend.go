@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/budget"
 	"github.com/usherproxy/usher/proxy/conn"
+	"github.com/usherproxy/usher/proxy/forward"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -81,6 +83,7 @@ type Node struct {
 	// LimitErrors bounds how often the log is told that there is no room for clients.
 	LimitErrors rate.Sometimes
 
+	leads    bool // portal.Traits.Leads of Portal
 	lastID   atomic.Uint64
 	refusals *rate.Limiter
 }
@@ -94,7 +97,10 @@ func (n *Node) Init() {
 	n.refusals = rate.NewLimiter(RefusalsPerSecond, RefusalsPerSecond)
 	n.LimitErrors = rate.Sometimes{First: 1, Interval: 10 * time.Second}
 	n.Locality.now.Store(new(localities))
-	n.Locality.isPod, n.Locality.apart = n.IsPod, n.Portal != nil && n.Portal.Traits().Apart
+	n.Locality.isPod = n.IsPod
+	if n.Portal != nil {
+		n.leads, n.Locality.apart = n.Portal.Traits().Leads(), n.Portal.Traits().Apart
+	}
 	n.Locality.Refresh()
 }
 
@@ -119,7 +125,7 @@ var errMayLoop = errors.New("refused: its port is a node port: it may lead to an
 // else than this node's kernel connects to those. It also reports whether a connection may come
 // back by way of another node: its port is a node port, or it goes to a VIP. See HopsLeft.
 func (n *Node) LeadsBack(protocol config.Protocol, to netip.AddrPort) (mayLoop bool, err error) {
-	if !n.Portal.Traits().Leads() || n.Socket != nil || n.Tunneled {
+	if !n.leads || n.Socket != nil || n.Tunneled {
 		return false, nil
 	}
 	if kernel.IsLanding(to.Addr()) {
@@ -219,12 +225,12 @@ func (f *FrontEnd) Swap(v *View) (old *View) {
 // has been renamed.
 func (f *FrontEnd) ID() config.PortID { return f.View().Port.ID }
 
-// Origin tells from where a connection to an endpoint is, for a client that came from from
+// Origin tells from where a connection to an endpoint of v is, for a client that came from from
 // to to. The zero from is as for Portal.Origin.
-func (f *FrontEnd) Origin(from, to netip.Addr, endpoint *config.Endpoint) portal.Origin {
+func (f *FrontEnd) Origin(v *View, from, to netip.Addr, endpoint *config.Endpoint) portal.Origin {
 	var why portal.Seen
 	switch {
-	case f.NodeAddress || f.View().Port.NodeAddress:
+	case f.NodeAddress || v.Port.NodeAddress:
 		why = portal.SeenConfigured
 	case f.Tunneled:
 		why = portal.SeenTunnel
@@ -257,6 +263,100 @@ func (f *FrontEnd) Origin(from, to netip.Addr, endpoint *config.Endpoint) portal
 // NetworkPolicy may let some of those in, and the nodes not.
 func (f *FrontEnd) Policy(o portal.Origin) balance.Policy {
 	p := f.Node.Quarantine
-	p.Probed = p.Probed && f.Protocol == config.TCP && !f.Tunneled && (o.Here || !o.Seen.Client())
+	p.Probed = p.Probed && f.Protocol == config.TCP && !f.Tunneled && (o.Here || o.Seen != portal.SeenClient)
 	return p
+}
+
+// View is a front end's configuration at one moment: a value that is replaced,
+// never changed.
+type View struct {
+	Port config.ServicePort
+	All  []*balance.Endpoint // usable or not
+	// Those for clients, by who asks: see config.ServicePort.
+	Cluster, Internal, External *balance.Set
+
+	Limits   *forward.Limits
+	Replaced chan struct{} // closed when another view takes this one's place
+
+	Clients *conn.Port // for the records of clients
+}
+
+// Endpoints returns the endpoints for clients that came to vip.
+func (v *View) Endpoints(vip *config.VIP, nodeLocal bool) *balance.Set {
+	switch {
+	case !vip.External():
+		return v.Internal
+	case nodeLocal:
+		return v.Cluster
+	}
+	return v.External
+}
+
+// VIPAt returns the VIP with that very address and port.
+func (v *View) VIPAt(at netip.AddrPort) (*config.VIP, bool) {
+	for i := range v.Port.VIPs { // one to some tens
+		if vip := &v.Port.VIPs[i]; vip.Port == at.Port() && vip.Addr == at.Addr() {
+			return vip, true
+		}
+	}
+	return nil, false
+}
+
+// VIPOf returns the VIP that is a portal's target.
+func (v *View) VIPOf(t portal.Target) (*config.VIP, bool) {
+	return v.VIPAt(netip.AddrPortFrom(t.Addr, t.Port))
+}
+
+// vipFor returns the VIP that a client which connected to original meant: that one, or a
+// node port.
+func (v *View) vipFor(original netip.AddrPort) (*config.VIP, bool) {
+	if vip, ok := v.VIPAt(original); ok {
+		return vip, true
+	}
+	return v.VIPAt(netip.AddrPortFrom(portal.FamilyOf(original.Addr()).Any(), original.Port()))
+}
+
+// Redirect returns the rule that leads from t to a listener.
+func (v *View) Redirect(t portal.Target, port uint16) portal.Rule {
+	vip, _ := v.VIPOf(t)
+	r := portal.Rule{Target: t, Action: portal.Redirect, LocalPort: port}
+	if len(vip.Sources) > 0 {
+		// Where the VIP is an address of this node, its processes come from there:
+		// the listener knows whether they may; see Locality.Admits.
+		itself := netip.PrefixFrom(vip.Addr, vip.Addr.BitLen())
+		sources := append(slices.Clip(vip.Sources), itself)
+		if vip.Balancers != nil { // who comes through them the listener is told
+			sources = append(sources, vip.Balancers.Networks...)
+		}
+		r.Sources = portal.SourcesOf(sources)
+	}
+	if vip.External() && v.External.Len() == 0 {
+		r.Action = v.Action(vip) // for clients of this node it leads to the listener all the same
+	}
+	return r
+}
+
+// ServesLike reports whether each kind of client that has endpoints by v has some by other, too. For
+// service ports that differ in endpoints only, Action and Redirect are the same then.
+func (v *View) ServesLike(other *View) bool {
+	return (v.Cluster.Len() == 0) == (other.Cluster.Len() == 0) && (v.Internal.Len() == 0) == (other.Internal.Len() == 0) &&
+		(v.External.Len() == 0) == (other.External.Len() == 0)
+}
+
+// Action says what becomes of what is sent to vip.
+func (v *View) Action(vip *config.VIP) portal.Action {
+	return ActionFor(vip.External(), v.Internal.Len(), v.External.Len(), v.Cluster.Len())
+}
+
+// ActionFor says what becomes of what is sent to a VIP with so many endpoints for each kind of
+// client. Dropped is where the policy is Local and endpoints are on other nodes only; of VIPs
+// that are external, what clients of this node send is led to those all the same.
+func ActionFor(external bool, internals, externals, all int) portal.Action {
+	switch {
+	case all == 0 && (external || internals == 0):
+		return portal.Reject
+	case external && externals == 0, !external && internals == 0:
+		return portal.Drop
+	}
+	return portal.Redirect
 }

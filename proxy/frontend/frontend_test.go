@@ -174,11 +174,11 @@ func TestAnAddressThatALoadBalancerNamesIsNotAlwaysOneToConnectFrom(t *testing.T
 	} {
 		via := netip.MustParseAddrPort("10.0.0.1:1")
 		c := &Conn{Record: &conn.Record{From: netip.AddrPortFrom(netip.MustParseAddr(from), 1), Via: &via, To: netip.MustParseAddrPort("192.0.2.10:80")}, Front: f}
-		source := c.Source(f.View().All[0])
+		source := c.Source(f.View(), f.View().All[0])
 		NewWithT(t).Expect(source.Seen).To(Equal(want), from)
 		NewWithT(t).Expect(source.Bind.IsValid()).To(Equal(want == portal.SeenClient), from)
 		via = netip.MustParseAddrPort("10.0.1.1:1") // which only the Service names
-		source = c.Source(f.View().All[0])
+		source = c.Source(f.View(), f.View().All[0])
 		NewWithT(t).Expect(source.Bind.IsValid()).To(BeFalse())
 		NewWithT(t).Expect(source.Seen).To(Equal(portal.SeenHeader), from)
 	}
@@ -293,13 +293,13 @@ func TestWhomAnEndpointSees(t *testing.T) {
 			if e.Node = "here"; c.change != nil {
 				c.change(f, &e)
 			}
-			o := f.Origin(netip.MustParseAddr(c.from), netip.MustParseAddr(vip), &e)
+			o := f.Origin(f.View(), netip.MustParseAddr(c.from), netip.MustParseAddr(vip), &e)
 			g.Expect(o.Seen).To(Equal(c.want))
 			g.Expect(o.Bind.IsValid()).To(Equal(c.want.Client()))
 			if !c.whatever {
 				c.want = 0
 			}
-			g.Expect(f.Origin(netip.Addr{}, netip.MustParseAddr(vip), &e).Seen).To(Equal(c.want), "whoever the client is")
+			g.Expect(f.Origin(f.View(), netip.Addr{}, netip.MustParseAddr(vip), &e).Seen).To(Equal(c.want), "whoever the client is")
 		})
 	}
 }

@@ -70,15 +70,6 @@ func (p *Place) Serves(b portal.Bind) bool {
 	return samePort && p.At.Addr() == b.Addr.Addr() && p.Redirected == b.Redirected && p.Namespace == b.Namespace
 }
 
-// vip returns the VIP that a client meant which sent to original, or which came without
-// a redirect.
-func (p *Place) vip(v *View, original netip.AddrPort) (*config.VIP, bool) {
-	if p.Redirected {
-		return v.vipFor(original)
-	}
-	return v.VIPOf((*p.targets.Load())[0])
-}
-
 // Listen opens what b asks for: by listen, which is given b's address, or, if its
 // port is taken and b does not insist on it, the same address with another port.
 func Listen[T any](n *Node, b portal.Bind, listen func(netip.AddrPort) (T, error)) (T, error) {

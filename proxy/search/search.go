@@ -20,11 +20,11 @@ var DefaultSchedule = []time.Duration{250 * time.Millisecond, 500 * time.Millise
 const maxAttempts = 32
 
 // Search is one client's search for an endpoint. The exported fields are set before
-// the first Next, Policy and Seen perhaps again for each attempt. One goroutine at a time may call its methods.
+// the first Next, Policy, Affinity and Seen perhaps again for each attempt. One goroutine at a time may call its methods.
 type Search struct {
 	Schedule []time.Duration // none: each endpoint is tried once
 	Policy   balance.Policy
-	Affinity *affinity.Table
+	Affinity *affinity.Table // nil for none
 	Client   netip.Addr
 	VIP      netip.Addr   // that the client came to, for schedulers that ask
 	Record   *conn.Record // has the attempts, and when the client came
@@ -161,7 +161,7 @@ func (s *Search) Failed(now time.Time, err error) {
 	if s.Seen.Client() && err == ErrNoAnswer {
 		failure.Client = s.Client
 	}
-	if s.now.Endpoint.Report(failure, s.Policy).Blamed {
+	if s.now.Endpoint.Report(failure, s.Policy).Blamed && s.Affinity != nil {
 		s.Affinity.Forget(s.Client, s.now.Endpoint.Addr)
 	}
 }
@@ -184,16 +184,19 @@ func (s *Search) report(now time.Time, err error) {
 // endpoint is as good as any, and otherwise the next in turn. If none has a free slot, the client
 // waits for one.
 func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) {
-	ask := s.ask(now)
-	before, _ := s.Affinity.Get(s.Client, now)
+	ask := balance.Ask{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
+	var before netip.AddrPort
+	if s.Affinity != nil {
+		before, _ = s.Affinity.Get(s.Client, now)
+	}
 	for {
 		choice, ok := set.Take(ask, before, s.waiter)
 		if s.waiter == nil && choice.Full() {
 			s.waiter = new(balance.Waiter)
 			continue
 		}
-		if !ok {
-			return choice, false
+		if !ok || s.Affinity == nil {
+			return choice, ok
 		}
 		addr := choice.Endpoint.Addr
 		if before == addr {
@@ -211,10 +214,6 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 		choice.Endpoint.Release()
 		before = had
 	}
-}
-
-func (s *Search) ask(now time.Time) balance.Ask {
-	return balance.Ask{Now: now, Client: s.Client, VIP: s.VIP, Tried: s.tried}
 }
 
 // lookAgain is after what time the client at the front of a queue looks again, though it was not woken: the time of

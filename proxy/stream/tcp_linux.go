@@ -237,7 +237,9 @@ func (w *waiting) Wait(v *frontend.View, step search.Step) {
 
 // Dial implements frontend.Runner.
 func (w *waiting) Dial(v *frontend.View, from netip.AddrPort, mayLoop bool, limit time.Duration) {
-	w.Preface = w.Header(v)
+	if w.Preface = nil; v.Port.ProxyProtocol != 0 {
+		w.Preface = w.Header(v)
+	}
 	hops := 0
 	if mayLoop {
 		var err error
