@@ -321,7 +321,11 @@ func (h *health) keepsAffinity(now time.Time) bool {
 // HalfOpen, the caller has claimed it: others see Down until the caller has reported how its
 // attempt ended, or claimTime has passed.
 func (s *State) available(now time.Time, claims bool) Availability {
-	is := s.health.Load().offered(now)
+	h := s.health.Load()
+	if h == nil {
+		return Up
+	}
+	is := h.offered(now)
 	if is == HalfOpen && claims {
 		if _, _, claimed := s.change(&Report{Kind: claim, Now: now}, nil); !claimed { // another was faster
 			return s.health.Load().offered(now)

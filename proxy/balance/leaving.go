@@ -78,14 +78,3 @@ func (s *State) back() *State {
 // EndConnections makes those that are still established to an endpoint that is gone end by
 // a time: see Drained.
 func (s *State) EndConnections(by time.Time) { s.rarely().drained.Store(by.UnixNano()) }
-
-// Drained returns by when a connection that is established now has to end; false if it
-// may go on.
-func (s *State) Drained() (by time.Time, ok bool) {
-	r := s.rare.Load()
-	if r == nil {
-		return time.Time{}, false
-	}
-	ns := r.drained.Load()
-	return time.Unix(0, ns), ns != 0
-}

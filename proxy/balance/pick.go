@@ -72,7 +72,7 @@ func (c Choice) Full() bool { return c.Reason == noRoomLeft }
 type Set struct {
 	pool      *Pool
 	endpoints []*Endpoint
-	order     order
+	order     order         // nil for that of endpoints
 	cursor    atomic.Uint32 // the next turn
 	filter    []Filter      // nil for most
 	group     int           // in Pool.queues: one for all Sets that have the same endpoints
@@ -113,7 +113,11 @@ func (s *Set) Pick(a Ask) (Choice, bool) {
 // is Full, no endpoint has a free slot, or others wait for the next one, and w waits, if it is not nil and QueueLimit allows that.
 func (s *Set) Take(a Ask, had netip.AddrPort, w *Waiter) (Choice, bool) {
 	for {
-		c, kept := s.Again(had, a)
+		var c Choice
+		var kept bool
+		if had.IsValid() {
+			c, kept = s.Again(had, a)
+		}
 		var q *queue
 		if s.pool.waiting.Load() > 0 {
 			q = s.queue(a, had, kept)
@@ -125,7 +129,7 @@ func (s *Set) Take(a Ask, had netip.AddrPort, w *Waiter) (Choice, bool) {
 			c, _ = s.Pick(a)
 		}
 		switch {
-		case c.Full():
+		case c.Reason == noRoomLeft:
 			if w == nil || !w.join(s.queue(a, had, kept)) {
 				return c, false
 			}
@@ -151,7 +155,7 @@ func (s *Set) Peek(turn uint32, a Ask) (c Choice, next uint32, ok bool) {
 // no room, and is worth waiting for. Again returns false if it is gone, has failed lately, or was tried: any other
 // one will do.
 func (s *Set) Again(had netip.AddrPort, a Ask) (Choice, bool) {
-	if !had.IsValid() || slices.Contains(a.Tried, had) {
+	if slices.Contains(a.Tried, had) {
 		return Choice{}, false
 	}
 	e := s.Find(had)
@@ -188,7 +192,7 @@ func (s *Set) pick(l look) (Choice, uint32, bool) {
 	}
 	var f finding
 	looks := uint32(0)
-	for ; looks < maxLooks; looks++ {
+	for ; s.order != nil && looks < maxLooks; looks++ {
 		e := s.order.look(s, l, looks)
 		if e == nil {
 			break
@@ -284,6 +288,8 @@ func (s *Set) reasoned(c Choice, tried []netip.AddrPort) Choice {
 	case c.Reason == Probe:
 	case !s.HasUntried(tried, 2):
 		c.Reason = OnlyOne
+	case s.order == nil:
+		c.Reason = ByTurn
 	default:
 		c.Reason = s.order.reason()
 	}

@@ -6,15 +6,8 @@ func newRoundRobin(s *Set) order {
 	if shares := sharesOf(s); shares.ends != nil {
 		return &weightedRoundRobin{shares, strideFor(shares.total())}
 	}
-	return roundRobin{}
+	return nil
 }
-
-// roundRobin is the order of the Set.
-type roundRobin struct{}
-
-func (roundRobin) look(*Set, look, uint32) *Endpoint { return nil }
-
-func (roundRobin) reason() Reason { return ByTurn }
 
 // weightedRoundRobin goes through all shares in strides of about the golden section of
 // them, which spreads those of each endpoint evenly: in as many turns as there are shares,

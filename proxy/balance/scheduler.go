@@ -6,7 +6,7 @@ import (
 	"github.com/usherproxy/usher/config"
 )
 
-// A scheduler makes the order of a Set, whenever that is made anew. Each scheduler is a
+// A scheduler makes the order of a Set, whenever that is made anew; nil is that of the list. Each scheduler is a
 // file, and a line in schedulers.
 type scheduler func(*Set) order
 

@@ -85,7 +85,7 @@ func (s *Search) Next(set *balance.Set, now time.Time) Step {
 	}
 	for s.slot < len(s.Schedule) {
 		if left := s.end.Sub(now); left > 0 {
-			if s.waited = set.Len() > 0 && !set.HasUntried(s.tried, 1); !s.waited {
+			if s.waited = len(s.tried) > 0 && set.Len() > 0 && !set.HasUntried(s.tried, 1); !s.waited {
 				return s.begin(set, now, s.Schedule[s.slot])
 			}
 			s.Record.Delayed(conn.Waiting, now, left)
@@ -120,7 +120,7 @@ func (s *Search) begin(set *balance.Set, now time.Time, limit time.Duration) Ste
 		return Step{Do: GiveUp, Result: allFailed}
 	}
 	choice, ok := s.choose(set, now)
-	if choice.Full() {
+	if !ok && choice.Full() {
 		return s.queue(set, now, limit)
 	}
 	if !s.queued.IsZero() {
@@ -191,7 +191,7 @@ func (s *Search) choose(set *balance.Set, now time.Time) (balance.Choice, bool) 
 	}
 	for {
 		choice, ok := set.Take(ask, before, s.waiter)
-		if s.waiter == nil && choice.Full() {
+		if !ok && s.waiter == nil && choice.Full() {
 			s.waiter = new(balance.Waiter)
 			continue
 		}
