@@ -110,11 +110,11 @@ func (b *Budget) Used() (used, of int64) {
 
 // ConnectionLimit returns how many connections may be open at once.
 func (b *Budget) ConnectionLimit() int64 {
-	sessions := b.Sessions.Load()
+	sessions, usable := b.Sessions.Load(), b.usable()
 	if b.UDP.Load() > 0 {
-		sessions = max(sessions, min(b.limits.MaxUDPSessions, b.usable()/8))
+		sessions = max(sessions, min(b.limits.MaxUDPSessions, usable/8))
 	}
-	limit := max(1, (b.usable()-b.fixed()-sessions)/2)
+	limit := max(1, (usable-b.fixed()-sessions)/2)
 	if b.limits.MaxConnections > 0 {
 		limit = min(limit, b.limits.MaxConnections)
 	}

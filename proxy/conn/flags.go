@@ -72,7 +72,7 @@ func (r *Record) Flags(lasted time.Duration, o outcome.Outcome) (f Flags) {
 	if all := r.attempts.Load(); all != nil && len(*all) > 1 {
 		f |= Retried
 	}
-	if slow := r.Port.Slow; slow > 0 && r.Waited(lasted) > slow {
+	if slow := r.Port.Slow; slow > 0 && lasted > slow && r.Waited(lasted) > slow {
 		f |= Slow
 	}
 	if o != outcome.Open && r.Failed(o) {

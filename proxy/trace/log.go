@@ -33,6 +33,40 @@ type Log struct {
 	changes  ring[*Event]
 }
 
+// part is what a Log knows of some of the connections: those that have not ended, and the
+// last steps. A Log is divided, so that who reports a step waits for few others, and
+// whoever looks through those that are open holds up few.
+type part struct {
+	mu    sync.Mutex
+	first *conn.Record // of those that have not ended
+	steps ring[record] // their numbers become larger
+	ended uint64       // connections
+}
+
+// add makes c one of those that are open. mu is held.
+func (p *part) add(c *conn.Record) {
+	if c.Trace.After = p.first; c.Trace.After != nil {
+		c.Trace.After.Trace.Before = c
+	}
+	p.first = c
+}
+
+// remove is its opposite. mu is held.
+func (p *part) remove(c *conn.Record) {
+	switch {
+	case c.Trace.Before != nil:
+		c.Trace.Before.Trace.After = c.Trace.After
+	case p.first == c:
+		p.first = c.Trace.After
+	default:
+		return // it was removed already
+	}
+	if c.Trace.After != nil {
+		c.Trace.After.Trace.Before = c.Trace.Before
+	}
+	c.Trace.Before, c.Trace.After = nil, nil
+}
+
 const (
 	// mostParts is how many parts a Log has: more than processors report steps at the
 	// same moment.
