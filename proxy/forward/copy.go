@@ -264,32 +264,67 @@ func (fl *copying) run(move func()) {
 	fl.owner.Ended(result(end.outcome, end.err, toEndpoint, toClient))
 }
 
+// A reader reads from a Conn. Most pairs are idle most of the time, so it has a buffer only while something is there.
+type reader interface {
+	// next waits for something, and returns it, or why there is nothing more, or both.
+	next() ([]byte, error)
+	// release ends the use of what next has returned.
+	release()
+}
+
 // copySize is that of Go's own io.Copy.
 const copySize = 32 << 10
 
 var copyBuffers = sync.Pool{New: func() any { return new([copySize]byte) }}
 
+// plainReader waits with a small buffer, since nothing says when something comes. While that is filled, the next
+// read is into a large one.
+type plainReader struct {
+	from  io.Reader
+	small [1 << 10]byte
+	large *[copySize]byte
+	full  bool // the last read has filled its buffer
+}
+
+func (r *plainReader) next() ([]byte, error) {
+	buf := r.small[:]
+	if r.full {
+		r.large = copyBuffers.Get().(*[copySize]byte)
+		buf = r.large[:]
+	}
+	n, err := r.from.Read(buf)
+	r.full = n == len(buf)
+	return buf[:n], err
+}
+
+func (r *plainReader) release() {
+	if r.large != nil {
+		copyBuffers.Put(r.large)
+		r.large = nil
+	}
+}
+
 func (fl *copying) copy(d *direction, from, to Conn) {
-	buf := copyBuffers.Get().(*[copySize]byte)
-	defer copyBuffers.Put(buf)
 	reader := readerOf(from)
 	for {
-		n, err := reader.Read(buf[:])
-		if n > 0 {
+		b, err := reader.next()
+		var failed error
+		if len(b) > 0 {
 			fl.comes(d)
-			err := fl.write(d, func() error {
-				w, err := to.Write(buf[:n])
+			failed = fl.write(d, func() error {
+				w, err := to.Write(b)
 				d.bytes.Add(int64(w))
 				return err
 			})
-			if err != nil {
-				// to may have sent some before it went away (an answer that did not wait for
-				// the whole question), so the opposite direction goes on until that is delivered.
-				fl.ended(d.toReset, err)
-				return
-			}
 		}
-		if err != nil {
+		reader.release()
+		switch {
+		case failed != nil:
+			// to may have sent some before it went away (an answer that did not wait for
+			// the whole question), so the opposite direction goes on until that is delivered.
+			fl.ended(d.toReset, failed)
+			return
+		case err != nil:
 			fl.readEnded(d, err)
 			return
 		}

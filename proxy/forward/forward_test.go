@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -649,3 +650,55 @@ func specifySlow(movers []mover) {
 		})
 	})
 }
+
+var _ = Describe("an idle pair of two goroutines", func() {
+	const pairs = 200
+
+	// taken returns how much memory f takes for good, in bytes.
+	taken := func(f func()) int64 {
+		used := func() int64 {
+			runtime.GC()
+			runtime.GC() // the first leaves what is in pools
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return int64(m.HeapAlloc + m.StackInuse)
+		}
+		before := used()
+		f()
+		return used() - before
+	}
+
+	DescribeTable("has no buffer for what may come", func(wrap func(forward.Conn) forward.Conn, most int) {
+		type ends struct{ near, far *net.TCPConn }
+		var clients, endpoints []ends
+		for range pairs {
+			for _, list := range []*[]ends{&clients, &endpoints} {
+				near, far := tcpPair()
+				*list = append(*list, ends{near, far})
+			}
+		}
+		ended := make(chan outcome.Result, pairs)
+		DeferCleanup(func() {
+			for i := range pairs {
+				clients[i].far.Close()
+				endpoints[i].far.Close()
+			}
+			for range pairs {
+				Eventually(ended).Should(Receive())
+			}
+		})
+		Expect(taken(func() {
+			for i := range pairs {
+				client, endpoint := clients[i], endpoints[i]
+				forward.Copy(wrap(client.near), wrap(endpoint.near), forward.Limits{}, forward.Done(func(r outcome.Result) { ended <- r }))
+				for _, way := range [][2]net.Conn{{client.far, endpoint.far}, {endpoint.far, client.far}} {
+					Expect(way[0].Write(make([]byte, 100))).To(Equal(100))
+					Expect(io.ReadFull(way[1], make([]byte, 100))).To(Equal(100))
+				}
+			}
+		}) / pairs).To(BeNumerically("<", most))
+	},
+		Entry("of sockets", func(c forward.Conn) forward.Conn { return c }, 8<<10),
+		Entry("of what is none", func(c forward.Conn) forward.Conn { return struct{ forward.Conn }{c} }, 12<<10),
+	)
+})

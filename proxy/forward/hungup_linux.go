@@ -41,35 +41,58 @@ func socketInline(raw syscall.RawConn) {
 // readerOf returns what reads from c. At an urgent byte the kernel also returns EAGAIN if a signal is
 // pending, and the runtime sends itself signals. net.TCPConn.Read would then wait for bytes that
 // have come already.
-func readerOf(c Conn) io.Reader {
+func readerOf(c Conn) reader {
 	if tcp, is := c.(*net.TCPConn); is {
 		if raw := rawOf(tcp); raw != nil {
-			return socketReader{raw}
+			r := &socketReader{raw: raw}
+			r.ready = r.read
+			return r
 		}
 	}
-	return c
+	return &plainReader{from: c}
 }
 
-// socketReader reads from a TCP socket.
-type socketReader struct{ raw syscall.RawConn }
+// socketReader reads from a TCP socket. It has no buffer while it waits.
+type socketReader struct {
+	raw    syscall.RawConn
+	ready  func(fd uintptr) (done bool) // read
+	buffer *[copySize]byte              // nil while nothing has come
+	n      int
+	err    error
+}
 
-// Read implements io.Reader. Errors are the kernel's.
-func (r socketReader) Read(b []byte) (n int, err error) {
-	ended := r.raw.Read(func(fd uintptr) (done bool) {
-		for {
-			n, err = Socket(fd).read(b, 0)
-			if err != unix.EAGAIN || Socket(fd).unread() == 0 {
-				return err != unix.EAGAIN
-			}
-		}
-	})
-	switch {
-	case ended != nil:
-		return 0, ended
-	case n == 0 && err == nil:
-		return 0, io.EOF
+// next implements reader. Errors are the kernel's.
+func (r *socketReader) next() ([]byte, error) {
+	r.n, r.err = 0, nil
+	if err := r.raw.Read(r.ready); err != nil {
+		return nil, err
 	}
-	return n, err
+	if r.n == 0 && r.err == nil {
+		return nil, io.EOF
+	}
+	return r.buffer[:r.n], r.err
+}
+
+// read reads what has come, and reports whether that is something.
+func (r *socketReader) read(fd uintptr) (done bool) {
+	r.buffer = copyBuffers.Get().(*[copySize]byte)
+	for {
+		r.n, r.err = Socket(fd).read(r.buffer[:], 0)
+		switch {
+		case r.err != unix.EAGAIN:
+			return true
+		case Socket(fd).unread() == 0:
+			r.release()
+			return false
+		}
+	}
+}
+
+func (r *socketReader) release() {
+	if r.buffer != nil {
+		copyBuffers.Put(r.buffer)
+		r.buffer = nil
+	}
 }
 
 // socketUnsent returns how much was written that the peer has not taken yet.

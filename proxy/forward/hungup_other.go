@@ -2,10 +2,7 @@
 
 package forward
 
-import (
-	"io"
-	"syscall"
-)
+import "syscall"
 
 // socketHungUp is hungUp for a socket: these systems have no common way to tell.
 func socketHungUp(syscall.RawConn) (ended bool, err error) { return false, nil }
@@ -26,7 +23,7 @@ type Pollers struct{}
 func socketInline(syscall.RawConn) {}
 
 // readerOf returns what reads from c.
-func readerOf(c Conn) io.Reader { return c }
+func readerOf(c Conn) reader { return &plainReader{from: c} }
 
 func socketUnsent(syscall.RawConn) int { return 0 }
 func socketUnread(syscall.RawConn) int { return 0 }

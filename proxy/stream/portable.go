@@ -153,8 +153,12 @@ func (k *keptClient) offerTo(endpoint forward.Conn, header []byte) (forwarder, e
 
 // forwardTo returns what forwards to endpoint, to which so many bytes were sent already.
 func (k *keptClient) forwardTo(endpoint forward.Conn, sent int64) forwarder {
+	var client forward.Conn = k
+	if k.failed == nil {
+		client = k.Conn
+	}
 	return func(limits *forward.Limits, owner forward.Owner) forward.Flow {
-		return forward.CopyRest(k, endpoint, sent, *limits, owner)
+		return forward.CopyRest(client, endpoint, sent, *limits, owner)
 	}
 }
 
