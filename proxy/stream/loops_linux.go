@@ -2,6 +2,7 @@ package stream
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/usherproxy/usher/portal/kernel"
@@ -9,8 +10,8 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// loops carry TCP connections: one for each processor, from the first TCP listener
-// on, with its poller. A connection stays on its loop.
+// loops carry TCP connections: one for each poller, from the first TCP listener
+// on. A connection stays on its loop.
 type loops struct {
 	list []*forward.Loop // set once, by who opens listeners
 	next int             // of list: the first to watch the next listener
@@ -92,16 +93,13 @@ func (ls *loops) stop(s *Server) {
 // the next: to hand it over takes a wake-up.
 const muchMore = 16
 
-// idlest returns the loop with the fewest pairs, or the one given, unless that has
-// clearly more.
-func (ls *loops) idlest(here *forward.Loop) *forward.Loop {
-	best, fewest := here, here.Pairs()*3/4-muchMore
-	for _, l := range ls.list {
-		if n := l.Pairs(); n < fewest {
-			best, fewest = l, n
-		}
+// lessLoaded returns the loop given, or a random other one if that has clearly fewer pairs: two
+// counts are read for a connection, however many loops there are.
+func (ls *loops) lessLoaded(here *forward.Loop) *forward.Loop {
+	if other := ls.list[rand.N(len(ls.list))]; other.Pairs() < here.Pairs()*3/4-muchMore {
+		return other
 	}
-	return best
+	return here
 }
 
 func (s *Server) keepalive() forward.Keepalive {

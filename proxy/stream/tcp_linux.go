@@ -156,14 +156,14 @@ func (e *entrance) failed(err error) {
 	}
 }
 
-// accepted serves a client, on the loop that has the least to do.
+// accepted serves a client, on the less loaded of two loops.
 func (e *entrance) accepted(socket forward.Socket, from netip.AddrPort) {
 	l := e.listener
 	if l.server.Dial != nil {
 		l.acceptedPortable(socket, from)
 		return
 	}
-	w := &waiting{Client: forward.Client{Socket: socket}, loop: l.server.loops.idlest(e.loop)}
+	w := &waiting{Client: forward.Client{Socket: socket}, loop: l.server.loops.lessLoaded(e.loop)}
 	if w.Conn = l.acceptor.accepted(w, from); w.Conn == nil {
 		return
 	}
