@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Pollers are one [Poller] for each processor, shared by all that has something to
+// Pollers are one [Poller] for each processor, but at most maxPollers, shared by all that has something to
 // watch: each waits for its events without Go's scheduler knowing, and would hold up
 // another one that takes turns with it on the processor. The zero Pollers is ready for use.
 type Pollers struct {
@@ -14,13 +14,17 @@ type Pollers struct {
 	users int
 }
 
+// maxPollers bounds the threads on machines with many processors: each Poller keeps one while it
+// waits for events. docs/sizing.md has what was counted.
+const maxPollers = 64
+
 // Take returns the pollers, which run until everybody who has taken them has released
 // them. They take two descriptors each.
 func (ps *Pollers) Take() ([]*Poller, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if ps.users == 0 {
-		for range runtime.GOMAXPROCS(0) {
+		for range min(maxPollers, runtime.GOMAXPROCS(0)) {
 			p, err := NewPoller()
 			if err != nil {
 				ps.close()

@@ -20,7 +20,7 @@ import (
 // each round. How many rounds one event takes is chance: two packets may come at once,
 // or not. So these calls are left out, but not what they call.
 var polling = map[string][]string{
-	"proxy/forward/poll_linux.go":    {"Poller.poll", "Poller.take", "Poller.wait", "Poller.hold", "Poller.rest", "Poller.takeTurns", "Poller.Crowded", "Poller.runTasks", "Poller.signal"},
+	"proxy/forward/poll_linux.go":    {"Poller.poll", "Poller.take", "Poller.wait", "Poller.block", "Poller.rest", "Poller.takeTurns", "Poller.Crowded", "Poller.runTasks", "Poller.signal"},
 	"proxy/datagram/server_linux.go": {"loop.endRound", "loop.flush"},
 }
 
