@@ -2,7 +2,8 @@
 
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
-LDFLAGS := -s -w -X main.version=$(VERSION)$(if $(REVISION), -X main.commit=$(REVISION))
+CLI     := github.com/usherproxy/usher/cmd/internal/cli
+LDFLAGS := -s -w -X $(CLI).Version=$(VERSION)$(if $(REVISION), -X $(CLI).commit=$(REVISION))
 
 # Where a person sits in front of it, the demo stays; elsewhere it makes the
 # requests itself and ends.
@@ -21,19 +22,20 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## build bin/usher, a static binary
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/usher ./cmd/usher
+build: ## build bin/usher, for nodes, and bin/kubectl-usher, for people: static binaries
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/usher ./cmd/kubectl-usher
 
+PROGRAMS ?= usher kubectl-usher
 PLATFORMS ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
 
 # With -buildvcs=true a program that does not say of which commit it is, is not made.
 .PHONY: programs
 programs:
-	@for platform in $(PLATFORMS); do \
-		echo "building usher for $$platform"; \
+	@for platform in $(PLATFORMS); do for program in $(PROGRAMS); do \
+		echo "building $$program for $$platform"; \
 		CGO_ENABLED=0 GOOS=$${platform%/*} GOARCH=$${platform#*/} $(GO) build -buildvcs=true -trimpath -ldflags '$(LDFLAGS)' \
-			-o bin/release/$${platform%/*}-$${platform#*/}/usher ./cmd/usher || exit 1; \
-	done
+			-o bin/release/$${platform%/*}-$${platform#*/}/$$program ./cmd/$$program || exit 1; \
+	done; done
 
 .PHONY: release
 release: ## make dist/, what a release of VERSION=v1.2.3 consists of: archives, .deb, .rpm, SBOMs, checksums, notes
@@ -46,7 +48,7 @@ IMAGE ?= dist/usher-$(VERSION)-image.tar
 
 .PHONY: image
 image: ## make dist/usher-VERSION-image.tar, an OCI archive for linux/amd64 and linux/arm64; without a daemon or root
-	@$(MAKE) --no-print-directory programs PLATFORMS='linux/amd64 linux/arm64'
+	@$(MAKE) --no-print-directory programs PROGRAMS=usher PLATFORMS='linux/amd64 linux/arm64'
 	@cd deploy/release && $(GO) run ./image -cache ../../.cache/debian -binaries ../../bin/release -out '$(abspath $(IMAGE))' -version '$(VERSION)' \
 		-revision "$$(git rev-parse HEAD)" -created "$$(git log -1 --format=%cI)"
 
@@ -69,15 +71,15 @@ test: ## run all tests, and end with a table; installs what they need (apt, as r
 	@test/privileges.sh
 	@$(GO) run ./test/all
 
-# What imports most is linked, tests too: the program, and two suites.
+# What imports most is linked, tests too: the programs, and three suites.
 .PHONY: cross
 cross: ## check that everything, tests too, compiles for macOS and Windows, and that programs and tests can be linked
 	@set -e; for system in darwin/arm64 windows/amd64; do \
 		export CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/}; \
 		echo "$$system"; \
 		$(GO) vet ./...; \
-		$(GO) build -o /dev/null ./cmd/usher; \
-		for package in ./cmd/usher ./proxy; do $(GO) test -c -o /dev/null $$package; done; \
+		for package in ./cmd/usher ./cmd/kubectl-usher; do $(GO) build -o /dev/null $$package; done; \
+		for package in ./cmd/usher ./cmd/kubectl-usher ./proxy; do $(GO) test -c -o /dev/null $$package; done; \
 	done
 
 # A run that was broken off goes on where it was: its results are kept here.

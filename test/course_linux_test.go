@@ -96,7 +96,8 @@ var _ = Describe("the quick start and the course", func() {
 			for _, folder := range []string{"docs/course", "examples"} {
 				Expect(os.CopyFS(filepath.Join(home, folder), os.DirFS(filepath.Join(root(), folder)))).To(Succeed())
 			}
-			if strings.Contains(string(text), "$ usher exec") {
+			if strings.Contains(string(text), "$ kubectl-usher exec") {
+				Expect(os.Symlink(kubectlUsherForNobody(), filepath.Join(home, "kubectl-usher"))).To(Succeed())
 				missing("getent")
 				lab.UserNamespaces()
 			}

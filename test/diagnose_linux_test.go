@@ -53,7 +53,7 @@ var _ = Describe("usher diagnose", func() {
 
 	It("finds nothing where nothing is wrong, and says what it looked at", func() {
 		web := write("web", 10, startBackend(l.Pods, lab.Pod(1), 8080).addr)
-		startUsher(l.Node, dir, "--dns=127.0.0.1:5353")
+		startConnect(l.Node, dir, "--portal=auto", "--dns=127.0.0.1:5353")
 		_, err := ask(l.Pods.NewDialer(3), web.vip())
 		Expect(err).NotTo(HaveOccurred())
 		for _, args := range [][]string{nil, {"web", "--client", lab.Pod(3).String()}, {"--dns", "127.0.0.1:5353"}} {

@@ -38,7 +38,7 @@ spec: {type: ExternalName, externalName: www.example.test}
 // resolver is the node's address as Pods see it.
 const resolver = "10.244.0.1"
 
-var _ = Describe("usher run --dns", func() {
+var _ = Describe("kubectl usher connect --dns", func() {
 	var (
 		l        *lab.Lab
 		dir      string
@@ -57,7 +57,7 @@ var _ = Describe("usher run --dns", func() {
 	})
 	start := func(args ...string) *usher {
 		GinkgoHelper()
-		return startUsher(l.Node, dir, append([]string{"--portal=address", "--dns-upstream=" + upstream.String()}, args...)...)
+		return startConnect(l.Node, dir, append([]string{"--portal=address", "--dns-upstream=" + upstream.String()}, args...)...)
 	}
 	// dig returns what dig prints for the arguments, from a Pod.
 	dig := func(args ...string) string {
@@ -131,14 +131,14 @@ var _ = Describe("usher run --dns", func() {
 
 	It("ends at once and says why, if the address is another's", func() {
 		l.Node.ListenUDP(resolver + ":53")
-		u := launchUsher(l.Node, dir, "--portal=address", "--dns="+resolver)
+		u := launchConnect(l.Node, dir, "--portal=address", "--dns="+resolver)
 		Eventually(u).WithTimeout(10 * time.Second).Should(gexec.Exit(1))
 		Expect(u.Err).To(gbytes.Say(`--dns: listen udp 10.244.0.1:53: bind: address already in use: another resolver has it, perhaps`))
 		Expect(state(l.Node)).NotTo(ContainSubstring(clusterIP))
 	})
 
 	DescribeTable("does not begin with a flag that is wrong", func(flag, message string) {
-		u := launchUsher(l.Node, dir, "--portal=none", "--dns=127.0.0.1", flag)
+		u := launchConnect(l.Node, dir, "--portal=none", "--dns=127.0.0.1", flag)
 		Eventually(u).WithTimeout(10 * time.Second).Should(gexec.Exit(2))
 		Expect(string(u.Err.Contents())).To(ContainSubstring(message))
 	},
@@ -149,7 +149,7 @@ var _ = Describe("usher run --dns", func() {
 	)
 
 	It("asks nobody for names of others, rather than itself", func() {
-		u := startUsher(l.Node, dir, "--portal=none", "--dns="+resolver, "--dns-upstream="+resolver)
+		u := startConnect(l.Node, dir, "--portal=none", "--dns="+resolver, "--dns-upstream="+resolver)
 		Expect(string(u.Err.Contents())).To(ContainSubstring("named as its own upstream"))
 		Expect(dig("www.example.test")).To(ContainSubstring("status: SERVFAIL"))
 		Expect(short("web.default.svc.cluster.local")).To(ConsistOf(clusterIP))

@@ -12,7 +12,7 @@ import (
 	"github.com/onsi/gomega/gexec"
 )
 
-var _ = Describe("usher env", func() {
+var _ = Describe("kubectl usher env", func() {
 	var dir string
 	BeforeEach(func() {
 		dir = manifestsDir()
@@ -24,7 +24,7 @@ var _ = Describe("usher env", func() {
 	})
 	env := func(args ...string) string {
 		GinkgoHelper()
-		cmd := exec.Command(usherBinary, append([]string{"env", "--manifests", dir}, args...)...)
+		cmd := exec.Command(kubectlUsher(), append([]string{"env", "--manifests", dir}, args...)...)
 		cmd.Stderr = GinkgoWriter
 		out, err := cmd.Output()
 		Expect(err).NotTo(HaveOccurred())
@@ -32,7 +32,7 @@ var _ = Describe("usher env", func() {
 	}
 
 	It("sets, in a shell, what a Pod has", func() {
-		out, err := exec.Command("sh", "-euc", fmt.Sprintf(`eval "$(%s env --manifests %s)"; echo $MY_WEB_SERVICE_HOST $MY_WEB_PORT_80_TCP $KUBERNETES_SERVICE_PORT_HTTPS; env | grep -c _SERVICE_HOST=10.96`, usherBinary, dir)).CombinedOutput()
+		out, err := exec.Command("sh", "-euc", fmt.Sprintf(`eval "$(%s env --manifests %s)"; echo $MY_WEB_SERVICE_HOST $MY_WEB_PORT_80_TCP $KUBERNETES_SERVICE_PORT_HTTPS; env | grep -c _SERVICE_HOST=10.96`, kubectlUsher(), dir)).CombinedOutput()
 		Expect(err).NotTo(HaveOccurred(), string(out))
 		Expect(string(out)).To(Equal("10.96.0.10 tcp://10.96.0.10:80 443\n2\n"))
 	})
@@ -44,7 +44,7 @@ var _ = Describe("usher env", func() {
 	})
 
 	DescribeTable("says what cannot be", func(code int, message string, args ...string) {
-		session, err := gexec.Start(exec.Command(usherBinary, append([]string{"env", "--manifests", dir}, args...)...), GinkgoWriter, GinkgoWriter)
+		session, err := gexec.Start(exec.Command(kubectlUsher(), append([]string{"env", "--manifests", dir}, args...)...), GinkgoWriter, GinkgoWriter)
 		Expect(err).NotTo(HaveOccurred())
 		Eventually(session).WithTimeout(10 * time.Second).Should(gexec.Exit(code))
 		Expect(string(session.Err.Contents())).To(ContainSubstring(message))

@@ -29,7 +29,7 @@ import (
 // nobody is an ordinary user, without any capability.
 const nobody = 65534
 
-var _ = Describe("usher exec, as an ordinary user", func() {
+var _ = Describe("kubectl usher exec, as an ordinary user", func() {
 	var (
 		l         *lab.Lab
 		node      *lab.Namespace // with a /dev/net/tun as udev makes it
@@ -48,10 +48,10 @@ var _ = Describe("usher exec, as an ordinary user", func() {
 		manifests = filepath.Join(home, "manifests")
 		Expect(os.Mkdir(manifests, 0o777)).To(Succeed())
 		Expect(os.Chmod(manifests, 0o777)).To(Succeed())
-		program = filepath.Join(home, "usher")
-		Expect(os.Link(usherBinary, program)).To(Or(Succeed(), MatchError(syscall.EXDEV)))
+		program = filepath.Join(home, "kubectl-usher")
+		Expect(os.Link(kubectlUsher(), program)).To(Or(Succeed(), MatchError(syscall.EXDEV)))
 		if _, err := os.Stat(program); err != nil {
-			Expect(exec.Command("cp", usherBinary, program).Run()).To(Succeed())
+			Expect(exec.Command("cp", kubectlUsher(), program).Run()).To(Succeed())
 		}
 		web := service{name: "web", clusterIP: "10.96.0.10", port: 80}
 		for n := range 3 {
@@ -62,7 +62,7 @@ var _ = Describe("usher exec, as an ordinary user", func() {
 		web.write(manifests)
 	})
 
-	// command returns usher exec in the node's network, as nobody.
+	// command returns kubectl usher exec in the node's network, as nobody.
 	command := func(args ...string) *exec.Cmd {
 		cmd := exec.Command(program, append([]string{"exec", "--manifests", manifests}, args...)...)
 		cmd.Dir = home
@@ -262,7 +262,7 @@ print(s.recvfrom(100))'`)).To(Equal("(b'hello', ('10.96.0.14', 5007))\n"))
 	)
 
 	It("is ready soon with a thousand Services", func() {
-		plain, err := releasedUsher()
+		plain, err := releasedKubectlUsher()
 		Expect(err).NotTo(HaveOccurred())
 		Expect(os.Remove(program)).To(Succeed())
 		Expect(exec.Command("cp", plain, program).Run()).To(Succeed())

@@ -62,7 +62,7 @@ var _ = Describe("a user without any privilege", func() {
 		missing("curl")
 		l = lab.New()
 		l.Node.Output("sysctl", "-q", "net.ipv4.ip_unprivileged_port_start=1024")
-		usher = usherForNobody()
+		usher = kubectlUsherForNobody()
 		dir, err := os.MkdirTemp("", "usher-manifests-")
 		Expect(err).NotTo(HaveOccurred())
 		DeferCleanup(os.RemoveAll, dir)
@@ -75,7 +75,7 @@ var _ = Describe("a user without any privilege", func() {
 		secure := service{name: "secure", clusterIP: "10.96.0.11", port: 443, endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:8443")}}
 		secure.write(dir)
 		serveHTTP(l.Node, "127.0.0.1:3000", "another server")
-		u := launch(l.Node, asNobody(usher, "run", "--manifests", dir, "--portal=none", "--socks=:1080", "--trace", "--log-format=text"), dir)
+		u := launch(l.Node, asNobody(usher, "connect", "--manifests", dir, "--socks=:1080", "--trace", "--log-format=text"), dir)
 		Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
 	})
 
@@ -96,7 +96,7 @@ var _ = Describe("a user without any privilege", func() {
 		Expect(curl("", "-x socks5h://127.0.0.1:1080 http://nobody.default.svc/")).To(ContainSubstring("curl: (97)"), "host unreachable")
 	})
 
-	DescribeTable("uses programs that know the environment of usher proxy-env", func(program, present, command string) {
+	DescribeTable("uses programs that know the environment of kubectl usher proxy-env", func(program, present, command string) {
 		if shell("command -v "+program+" >/dev/null && "+present+" && echo yes") != "yes\n" {
 			Skip(program + " is not installed, or an old one")
 		}

@@ -36,21 +36,40 @@ var _ = SynchronizedBeforeSuite(func() []byte {
 		}
 		return err
 	})).To(Succeed())
-	var flags []string
-	if lab.Asked() {
-		flags = []string{"-race"}
-	}
-	path, err := gexec.Build("github.com/usherproxy/usher/cmd/usher", flags...)
+	path, err := gexec.Build("github.com/usherproxy/usher/cmd/usher", raceFlags()...)
 	Expect(err).NotTo(HaveOccurred())
 	return []byte(path)
 }, func(path []byte) { usherBinary = string(path) })
 
 var _ = SynchronizedAfterSuite(func() {}, gexec.CleanupBuildArtifacts)
 
-// releasedUsher builds usher once, as it is released: static and without the race detector, which
-// takes ten times the CPU time.
+func raceFlags() []string {
+	if lab.Asked() {
+		return []string{"-race"}
+	}
+	return nil
+}
+
+var builtKubectlUsher = sync.OnceValues(func() (string, error) {
+	return gexec.Build("github.com/usherproxy/usher/cmd/kubectl-usher", raceFlags()...)
+})
+
+// kubectlUsher returns the path of kubectl-usher, which is built as usherBinary is when a spec first needs it.
+func kubectlUsher() string {
+	GinkgoHelper()
+	path, err := builtKubectlUsher()
+	Expect(err).NotTo(HaveOccurred())
+	return path
+}
+
+// releasedUsher and releasedKubectlUsher build the programs once, as they are released: static and without the race
+// detector, which takes ten times the CPU time.
 var releasedUsher = sync.OnceValues(func() (string, error) {
 	return gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/usher", []string{"CGO_ENABLED=0"}, "-trimpath", "-ldflags=-s -w")
+})
+
+var releasedKubectlUsher = sync.OnceValues(func() (string, error) {
+	return gexec.BuildWithEnvironment("github.com/usherproxy/usher/cmd/kubectl-usher", []string{"CGO_ENABLED=0"}, "-trimpath", "-ldflags=-s -w")
 })
 
 // here is the folder of this suite, which go test starts it in.

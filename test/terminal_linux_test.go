@@ -41,11 +41,15 @@ type terminal struct {
 	raw strings.Builder // all that was written
 }
 
-// startTerminal runs usher in ns, in a terminal of this size. env is added to the
+// startTerminal runs usher, or kubectl-usher for top, in ns, in a terminal of this size. env is added to the
 // environment.
 func startTerminal(ns *lab.Namespace, width, height int, env []string, args ...string) *terminal {
 	GinkgoHelper()
-	t := &terminal{cmd: exec.Command(usherBinary, args...), vt: vt10x.New(vt10x.WithSize(width, height)), done: make(chan struct{})}
+	program := usherBinary
+	if args[0] == "top" {
+		program, args = kubectlUsher(), append(args, "--local")
+	}
+	t := &terminal{cmd: exec.Command(program, args...), vt: vt10x.New(vt10x.WithSize(width, height)), done: make(chan struct{})}
 	t.cmd.Env = append(append(os.Environ(), "TERM=xterm-256color", "COLORTERM="), env...)
 	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	var tty *os.File
@@ -333,7 +337,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 		})
 	})
 
-	Describe("usher top", func() {
+	Describe("kubectl usher top", func() {
 		It("shows Services, sorts them, opens a connection's waterfall, and leaves the terminal as it was", func() {
 			t := startTerminal(l.Node, 110, 24, nil, "top", "--interval=200ms")
 			t.shows(`> default/empty +no-endpoints`)
@@ -387,9 +391,9 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 		})
 
 		It("needs a terminal", func() {
-			_, err, code := askUsher(l.Node, "top")
-			Expect(code).To(Equal(1))
-			Expect(err).To(ContainSubstring("top needs a terminal; 'usher get services' prints much of the same"))
+			s := launch(l.Node, exec.Command(kubectlUsher(), "top", "--local"), "")
+			Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
+			Expect(string(s.Err.Contents())).To(ContainSubstring("top needs a terminal; 'kubectl usher get services' prints much of the same"))
 		})
 
 		It("says so on the ordinary screen if no usher runs", func() {

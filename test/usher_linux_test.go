@@ -41,6 +41,20 @@ func startUsher(ns *lab.Namespace, manifests string, args ...string) *usher {
 	return u
 }
 
+// launchConnect starts 'kubectl usher connect' in ns on the manifests folder, without the proxy for SOCKS unless args
+// ask for it, and startConnect waits until it serves.
+func launchConnect(ns *lab.Namespace, manifests string, args ...string) *usher {
+	GinkgoHelper()
+	return launch(ns, exec.Command(kubectlUsher(), append([]string{"connect", "--manifests", manifests, "--socks=", "--log-format=text"}, args...)...), manifests)
+}
+
+func startConnect(ns *lab.Namespace, manifests string, args ...string) *usher {
+	GinkgoHelper()
+	u := launchConnect(ns, manifests, args...)
+	Eventually(u.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
+	return u
+}
+
 // apart is the portal address with VIPs in a network namespace of usher's own, for which
 // launchUsher makes the node forward packets.
 const apart = "address --address-namespace=always"
@@ -84,17 +98,28 @@ func launch(ns *lab.Namespace, cmd *exec.Cmd, manifests string) *usher {
 	return u
 }
 
-// usherForNobody returns a copy of the program that every user may execute.
+// usherForNobody returns a copy of the program that every user may execute, and kubectlUsherForNobody of
+// the other one.
 func usherForNobody() string {
+	GinkgoHelper()
+	return forNobody(usherBinary, "usher")
+}
+
+func kubectlUsherForNobody() string {
+	GinkgoHelper()
+	return forNobody(kubectlUsher(), "kubectl-usher")
+}
+
+func forNobody(program, name string) string {
 	GinkgoHelper()
 	dir, err := os.MkdirTemp("", "usher-for-nobody-")
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(os.RemoveAll, dir)
 	Expect(os.Chmod(dir, 0o755)).To(Succeed())
-	binary, err := os.ReadFile(usherBinary)
+	binary, err := os.ReadFile(program)
 	Expect(err).NotTo(HaveOccurred())
-	Expect(os.WriteFile(filepath.Join(dir, "usher"), binary, 0o755)).To(Succeed())
-	return filepath.Join(dir, "usher")
+	Expect(os.WriteFile(filepath.Join(dir, name), binary, 0o755)).To(Succeed())
+	return filepath.Join(dir, name)
 }
 
 // asNobody returns a command that runs as a user without any privilege.

@@ -7,7 +7,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/usherproxy/usher/cmd/usher/show"
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/serve"
+	"github.com/usherproxy/usher/cmd/internal/show"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/manifest"
 )
@@ -22,7 +24,7 @@ document, object, field, and what is allowed. The exit code is 1 if anything is
 wrong, or a folder holds no manifest. Warnings alone leave it at 0. - is standard input.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("check: at least one file or folder is needed")
+				return cli.Usagef("check: at least one file or folder is needed")
 			}
 			return nil
 		},
@@ -40,24 +42,24 @@ wrong, or a folder holds no manifest. Warnings alone leave it at 0. - is standar
 
 // manifestFlags are how manifests are read by commands that serve nothing.
 type manifestFlags struct {
-	allocation    allocationFlags
+	allocation    serve.Allocation
 	loadBalancers []string
 	node          config.Node
 }
 
 func (f *manifestFlags) register(flags *pflag.FlagSet) {
-	f.allocation.register(flags)
-	flags.StringSliceVar(&f.loadBalancers, "load-balancer-cidr", nil, loadBalancersUsage)
+	f.allocation.Register(flags)
+	flags.StringSliceVar(&f.loadBalancers, "load-balancer-cidr", nil, serve.LoadBalancersUsage)
 }
 
 // check reads manifests once; the path - is stdin.
 func (f *manifestFlags) check(stdin io.Reader, paths []string) (*manifest.Result, error) {
 	o := manifest.Options{Paths: paths, Input: stdin, Node: f.node}
-	if err := f.allocation.parse(&o); err != nil {
+	if err := f.allocation.Parse(&o); err != nil {
 		return nil, err
 	}
 	var err error
-	if o.LoadBalancers, err = parseLoadBalancers(f.loadBalancers); err != nil {
+	if o.LoadBalancers, err = serve.ParseLoadBalancers(f.loadBalancers); err != nil {
 		return nil, err
 	}
 	return manifest.Check(o)
@@ -83,7 +85,7 @@ func printReport(cmd *cobra.Command, r *manifest.Result) error {
 	fmt.Fprintf(cmd.OutOrStdout(), "%s, %s with %s%s, %s, %s\n", show.Plural(r.Files, "file"), show.Plural(len(r.Services), "Service"),
 		show.Plural(ports, "port"), unproxied, show.Plural(len(r.Errors), "error"), show.Plural(len(r.Warnings), "warning"))
 	if len(r.Errors) > 0 {
-		return errSaid
+		return cli.ErrSaid
 	}
 	if len(r.Services) == 0 {
 		fmt.Fprintln(cmd.OutOrStdout(), "Nothing to serve was found.")

@@ -5,27 +5,28 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/portal/modes"
 )
 
 func newCleanup() *cobra.Command {
-	var logs logFlags
+	var logs cli.LogFlags
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove everything that usher ever installed on this node",
 		Long: `Removes every rule, chain, route and interface that usher installed on this node, in every
 portal mode, whichever process did it and however that ended. What others
 installed is not touched; what cannot be read is an error. Stop usher before.`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cleanup(cmd, logs) },
 	}
-	logs.register(cmd.Flags(), "auto")
+	logs.Register(cmd.Flags(), "auto")
 	return cmd
 }
 
-func cleanup(cmd *cobra.Command, logs logFlags) error {
-	log, err := logs.logger(cmd.ErrOrStderr())
+func cleanup(cmd *cobra.Command, logs cli.LogFlags) error {
+	log, err := logs.Logger(cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,8 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 
-	"github.com/usherproxy/usher/cmd/usher/cli"
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/view"
 )
 
 var _ = Describe("the command line", func() {
@@ -19,7 +20,7 @@ var _ = Describe("the command line", func() {
 		root := newRoot()
 		root.SetOut(&stdout)
 		root.SetErr(&stderr)
-		code = execute(context.Background(), root, args)
+		code = cli.Execute(context.Background(), root, args)
 		return code, stdout.String(), stderr.String()
 	}
 
@@ -43,59 +44,23 @@ var _ = Describe("the command line", func() {
 		Entry("two ports", "explain: web:http names another port than --port=dns", "explain", "web:http", "--port=dns"),
 		Entry("one of several values", `--outcome: "fialed" is none of`, "trace", "--outcome=ok,fialed"),
 		Entry("an address", `--admin-address: "99999" is not HOST:PORT with a port from 0 to 65535`, "run", "--manifests=/tmp", "--admin-address=99999"),
-		Entry("the address of a page for others", `--address: "0.0.0.0" is not a loopback address`, "dashboard", "--usher=a=127.0.0.1:1", "--address=0.0.0.0:0"),
-		Entry("an usher without a node", `--usher: "127.0.0.1:1" is not NODE=HOST:PORT`, "dashboard", "--usher=127.0.0.1:1"),
-		Entry("an usher without a port", `--usher a: "192.0.2.1" is not host:port`, "dashboard", "--usher=a=192.0.2.1"),
-		Entry("a node that is none", `--usher: "../a" is not a node's name`, "dashboard", "--usher=../a=127.0.0.1:1"),
-		Entry("a node twice", "--usher: the node a is named twice", "dashboard", "--usher=a=127.0.0.1:1", "--usher=a=127.0.0.1:2"),
-		Entry("ushers that are named, of a cluster", "--context is for the ushers of a cluster", "dashboard", "--usher=a=127.0.0.1:1", "--context=x"),
+		Entry("a command of the other program", "exec is a command of kubectl-usher: run 'kubectl-usher exec -n shop -- curl http://web/'", "exec", "-n", "shop", "--", "curl", "http://web/"),
+		Entry("one that asks this machine", "top is a command of kubectl-usher: run 'kubectl-usher top web --local'", "top", "web"),
+		Entry("one that asks a node", "top is a command of kubectl-usher: run 'kubectl-usher top --node=a'", "top", "--node=a"),
+		Entry("a flag of the other program", "--socks is a flag of kubectl-usher: run 'kubectl-usher connect'", "run", "--socks=:1080"),
+		Entry("a cluster", "--cluster is a flag of kubectl-usher: run 'kubectl-usher get services'", "get", "services", "--cluster"),
 		Entry("a file that could not be read again", "--keeper starts usher again", "run", "--manifests=-", "--keeper"),
 	)
 
 	DescribeTable("takes the names of -o name for arguments of get",
 		func(typed, is string) {
-			Expect(kindAndName(newRoot(), strings.Fields(typed))).To(Equal(strings.Fields(is)))
+			Expect(view.KindAndName(newRoot(), strings.Fields(typed))).To(Equal(strings.Fields(is)))
 		},
 		Entry("one", "get service/web -o wide", "get service web -o wide"),
 		Entry("several, by any name of the kind", "get svc/web services/shop/cart echo", "get svc web shop/cart echo"),
 		Entry("an endpoint", "get endpoint/[fd00::1]:80", "get endpoint [fd00::1]:80"),
 		Entry("connections", "get connection/42 connection/43", "get connection 42 43"),
 		Entry("of a namespace that is called like a kind", "get services service/web", "get services service/web"),
-		Entry("of a cluster", "--cluster get service/web", "--cluster get service web"),
-	)
-
-	It("is that of kubectl's plugin: of a cluster, with its own name in all that is said", func() {
-		root := newRoot()
-		asPlugin(root)
-		var out bytes.Buffer
-		root.SetOut(&out)
-		root.SetErr(&out)
-		Expect(execute(context.Background(), root, []string{"explain", "--help"})).To(BeZero())
-		Expect(out.String()).To(And(ContainSubstring("\n  kubectl usher explain SERVICE[:PORT] [flags]\n"), ContainSubstring("\n  kubectl usher explain web\n"), ContainSubstring("(default true)")))
-		Expect(out.String()).NotTo(MatchRegexp(`(?m)^  usher `))
-		out.Reset()
-		Expect(execute(context.Background(), root, []string{"run"})).To(Equal(2), "which is for a node")
-		Expect(out.String()).To(HaveSuffix("See 'kubectl usher --help'.\n"))
-		for _, name := range []string{"exec", "get", "trace", "explain", "diagnose", "top", execInside} {
-			found, _, err := root.Find([]string{name})
-			Expect(err).NotTo(HaveOccurred())
-			Expect(found.Name()).To(Equal(name))
-		}
-	})
-
-	DescribeTable("says of a cluster's flags what is wrong",
-		func(code int, text string, args ...string) {
-			GinkgoT().Setenv("KUBECONFIG", filepath.Join(GinkgoT().TempDir(), "none"))
-			got, _, err := says(args...)
-			Expect(err).To(ContainSubstring(text))
-			Expect(got).To(Equal(code))
-		},
-		Entry("a node of none", 2, "--node is for --cluster", "get", "services", "--node=a"),
-		Entry("a context of none", 2, "--context is for --cluster", "trace", "--context=a"),
-		Entry("no cluster", 1, "no cluster is named by the kubeconfig", "--cluster", "get", "services"),
-		Entry("no port", 2, "--admin-address: \"1\" is not host:port", "get", "services", "--cluster", "--admin-address=1"),
-		Entry("all nodes, of a command for one", 2, "top asks one usher: name its node by --node", "top", "--cluster"),
-		Entry("what only the node can tell", 2, "--bundle, --log and --dns are of the node itself", "diagnose", "--cluster", "--bundle=a", "-n=a"),
 	)
 
 	It("says of manifests that serve nothing that they do", func() {
@@ -139,7 +104,7 @@ var _ = Describe("the command line", func() {
 	It("has a version", func() {
 		code, out, _ := says("--version")
 		Expect(code).To(BeZero())
-		Expect(out).To(HavePrefix("usher " + version))
+		Expect(out).To(HavePrefix("usher " + cli.Version))
 	})
 
 	It("has help in groups, in 80 columns", func() {

@@ -14,7 +14,9 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/usherproxy/usher/cmd/usher/cli"
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/serve"
+	"github.com/usherproxy/usher/cmd/internal/view"
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/cmd/usher/demo"
 	"github.com/usherproxy/usher/config/manifest"
@@ -23,7 +25,7 @@ import (
 )
 
 func newDemo() *cobra.Command {
-	d := demoCommand{configFlags: newConfigFlags()}
+	d := demoCommand{Flags: serve.New()}
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "See usher at work: needs no cluster, no root and no configuration",
@@ -38,8 +40,8 @@ As root the Services have their cluster IPs on this node; without root they are
 on loopback addresses. Everything is removed at the end.
 
 From another terminal, 'usher demo break' and 'usher demo mend' change what the
-servers do, and 'usher top', 'usher trace', 'usher explain' and 'usher get' show
-what comes of it.`,
+servers do, and 'usher trace', 'usher explain', 'usher get' and 'kubectl-usher top --local'
+show what comes of it.`,
 		Example: `  usher demo                            # and then, in another terminal:
   usher demo break web-2 blackhole
   usher demo endpoints
@@ -51,7 +53,7 @@ what comes of it.`,
   usher demo --once                     # ask, tell, end`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usagef("demo has no command %q%s", args[0], cli.DidYouMean(args[0], names(cmd)))
+				return cli.Usagef("demo has no command %q%s", args[0], cli.DidYouMean(args[0], cli.Names(cmd)))
 			}
 			return nil
 		},
@@ -60,17 +62,17 @@ what comes of it.`,
 	flags := cmd.Flags()
 	flags.BoolVar(&d.once, "once", false, "make the requests too, print the outcome and end; the exit code is 0 only if every request came out as it should")
 	flags.DurationVar(&d.askEvery, "ask-every", 0, "how often each Service is asked by a client in this process; 0 means never")
-	flags.StringVar(&d.AdminAddress, "admin-address", defaultAdminAddress, "`host:port` for the API and the pages; if the default is taken, another port is used; empty means none")
+	flags.StringVar(&d.AdminAddress, "admin-address", cli.DefaultAdminAddress, "`host:port` for the API and the pages; if the default is taken, another port is used; empty means none")
 	cli.Group(flags, "Demo")
-	d.registerProxy(flags)
-	setDefault(flags, "quarantine-max", "5s") // who has mended an endpoint wants to see it
-	d.logs.register(flags, "text")
+	d.RegisterProxy(flags)
+	cli.SetDefault(flags, "quarantine-max", "5s") // who has mended an endpoint wants to see it
+	d.Logs.Register(flags, "text")
 	cmd.AddCommand(newDemoBreak(), newDemoMend(), newDemoEndpoints(), newDemoAsk(), newDemoPlay())
 	return cmd
 }
 
 type demoCommand struct {
-	configFlags
+	serve.Flags
 	once     bool
 	askEvery time.Duration
 }
@@ -107,13 +109,13 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 		}
 	}
 	if !d.once {
-		d.OnTrace = printTrace(out)
+		d.OnTrace = serve.PrintTrace(out)
 	}
-	usher, err := d.newDaemon(cmd)
+	usher, err := d.NewDaemon(cmd)
 	if err != nil {
 		return err
 	}
-	if err := serve(cmd, usher, os.Interrupt); err != nil || !d.once {
+	if err := serve.Run(cmd, usher, os.Interrupt); err != nil || !d.once {
 		return err
 	}
 	select {
@@ -128,9 +130,9 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 // this one.
 func (d *demoCommand) complete(cmd *cobra.Command) error {
 	if d.askEvery < 0 {
-		return usagef("--ask-every: %s is less than 0", d.askEvery)
+		return cli.Usagef("--ask-every: %s is less than 0", d.askEvery)
 	}
-	if err := d.configFlags.complete(cmd); err != nil {
+	if err := d.Complete(cmd); err != nil {
 		return err
 	}
 	if cmd.Flags().Changed("admin-address") {
@@ -153,13 +155,13 @@ func printHowToGoOn(out io.Writer, api string, manifests bool) {
 		return
 	}
 	flag := ""
-	if api != defaultAdminAddress {
+	if api != cli.DefaultAdminAddress {
 		flag = " --admin-address=" + api
 	}
 	fmt.Fprintf(out, "Open http://%s/ in a browser, or type in another terminal\n\n", api)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, line := range [][2]string{
-		{"usher top", "what is going on, full screen"},
+		{"kubectl-usher top --local", "what is going on, full screen"},
 		{"usher get services -A", "how the Services fare"},
 		{"usher explain refusing", "which endpoint would be tried, and why"},
 		{"usher demo break web-2 blackhole", "break an endpoint; --help tells in which ways"},
@@ -176,7 +178,7 @@ func printHowToGoOn(out io.Writer, api string, manifests bool) {
 }
 
 func newDemoBreak() *cobra.Command {
-	var asks askFlags
+	var asks view.Asks
 	cmd := &cobra.Command{
 		Use:   "break ENDPOINT HOW",
 		Short: "Break a server of the demo that runs",
@@ -189,18 +191,18 @@ trying.`,
 		Example: `  usher demo break web-2 refuse
   usher demo break web-2 flaky=20%
   usher demo break 127.0.0.1:38281 blackhole`,
-		Args: takes(2, 2, "ENDPOINT and HOW"),
+		Args: cli.Takes(2, 2, "ENDPOINT and HOW"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			switch len(args) {
 			case 0:
-				return asks.completeDemoEndpoints(cmd), cobra.ShellCompDirectiveNoFileComp
+				return asks.CompleteDemoEndpoints(cmd), cobra.ShellCompDirectiveNoFileComp
 			case 1:
 				return demo.Faults(corev1.ProtocolTCP), cobra.ShellCompDirectiveNoFileComp
 			}
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return asks.ask(func(c *client.Client) error {
+			return asks.Ask(func(c *client.Client) error {
 				e, err := c.Break(cmd.Context(), api.DemoBreak{Endpoint: args[0], How: args[1]})
 				if err == nil {
 					printNow(cmd.OutOrStdout(), e)
@@ -209,7 +211,7 @@ trying.`,
 			})
 		},
 	}
-	asks.register(cmd.Flags())
+	asks.Register(cmd.Flags())
 	return cmd
 }
 
@@ -218,7 +220,7 @@ func printNow(out io.Writer, e api.DemoEndpoint) {
 }
 
 func newDemoMend() *cobra.Command {
-	var asks askFlags
+	var asks view.Asks
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "mend ENDPOINT | --all",
@@ -230,17 +232,17 @@ that is in quarantine, every five seconds at least.`,
   usher demo mend --all`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 || (len(args) == 1) == all {
-				return usagef("mend takes one ENDPOINT, or --all")
+				return cli.Usagef("mend takes one ENDPOINT, or --all")
 			}
 			return nil
 		},
-		ValidArgsFunction: completeOne(asks.completeDemoEndpoints),
+		ValidArgsFunction: view.CompleteOne(asks.CompleteDemoEndpoints),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			what := api.DemoMend{All: all}
 			if !all {
 				what.Endpoint = args[0]
 			}
-			return asks.ask(func(c *client.Client) error {
+			return asks.Ask(func(c *client.Client) error {
 				list, err := c.Mend(cmd.Context(), what)
 				for _, e := range list.Items {
 					printNow(cmd.OutOrStdout(), e)
@@ -250,30 +252,30 @@ that is in quarantine, every five seconds at least.`,
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "mend all of them")
-	asks.register(cmd.Flags())
+	asks.Register(cmd.Flags())
 	return cmd
 }
 
 func newDemoEndpoints() *cobra.Command {
-	var asks askFlags
+	var asks view.Asks
 	cmd := &cobra.Command{
 		Use:   "endpoints",
 		Short: "List the servers of the demo that runs, and what each does",
-		Args:  noArgs,
+		Args:  cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return asks.ask(func(c *client.Client) error {
+			return asks.Ask(func(c *client.Client) error {
 				list, err := c.DemoEndpoints(cmd.Context())
 				demo.PrintEndpoints(cmd.OutOrStdout(), "", list.Items)
 				return err
 			})
 		},
 	}
-	asks.register(cmd.Flags())
+	asks.Register(cmd.Flags())
 	return cmd
 }
 
 func newDemoAsk() *cobra.Command {
-	var asks askFlags
+	var asks view.Asks
 	var q demo.Questions
 	cmd := &cobra.Command{
 		Use:   "ask SERVICE | ENDPOINT",
@@ -285,20 +287,20 @@ The exit code is 0 if all were answered.`,
 		Example: `  usher demo ask web --count=3
   usher demo ask blackhole-2 --timeout=3s    # what it is like without usher
   usher demo ask web --half-close`,
-		Args:              takes(1, 1, "a SERVICE or an ENDPOINT"),
-		ValidArgsFunction: completeOne(asks.completeDemoEndpoints),
+		Args:              cli.Takes(1, 1, "a SERVICE or an ENDPOINT"),
+		ValidArgsFunction: view.CompleteOne(asks.CompleteDemoEndpoints),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q.Of = args[0]
 			switch {
 			case q.Count < 1 || q.Count > 1000:
-				return usagef("--count: %d is not from 1 to 1000", q.Count)
+				return cli.Usagef("--count: %d is not from 1 to 1000", q.Count)
 			case q.Patience <= 0 || q.Patience > demo.RequestPatience:
-				return usagef("--timeout: %s is not above 0s, up to %s", q.Patience, demo.RequestPatience)
+				return cli.Usagef("--timeout: %s is not above 0s, up to %s", q.Patience, demo.RequestPatience)
 			}
-			return asks.ask(func(c *client.Client) error {
+			return asks.Ask(func(c *client.Client) error {
 				unanswered, err := demo.Ask(cmd.Context(), c, cmd.OutOrStdout(), q)
 				if err == nil && unanswered > 0 {
-					return errSaid
+					return cli.ErrSaid
 				}
 				return err
 			})
@@ -308,12 +310,12 @@ The exit code is 0 if all were answered.`,
 	flags.IntVar(&q.Count, "count", 1, "how many requests are made, one after the other")
 	flags.BoolVar(&q.HalfClose, "half-close", false, "end the client's own direction when the request is sent, and wait for the answer (TCP only)")
 	flags.DurationVar(&q.Patience, "timeout", demo.RequestPatience, "how long the client waits for each answer")
-	asks.register(flags)
+	asks.Register(flags)
 	return cmd
 }
 
 func newDemoPlay() *cobra.Command {
-	var asks askFlags
+	var asks view.Asks
 	cmd := &cobra.Command{
 		Use:   "play FILE",
 		Short: "Play a timetable of load and faults with the demo that runs",
@@ -334,21 +336,21 @@ mended. docs/course/README.md explains the file:
     expect: web failed >= 3
     by: 6s`,
 		Example: `  usher demo play docs/course/2-retry.yaml`,
-		Args:    takes(1, 1, "a FILE"),
+		Args:    cli.Takes(1, 1, "a FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			scenario, err := demo.ReadScenario(args[0])
 			if err != nil {
 				return err
 			}
-			return asks.ask(func(c *client.Client) error {
+			return asks.Ask(func(c *client.Client) error {
 				unmet, err := scenario.Play(cmd.Context(), c, cmd.OutOrStdout())
 				if err == nil && unmet > 0 {
-					return errSaid
+					return cli.ErrSaid
 				}
 				return err
 			})
 		},
 	}
-	asks.register(cmd.Flags())
+	asks.Register(cmd.Flags())
 	return cmd
 }

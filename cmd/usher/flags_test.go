@@ -14,10 +14,11 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/serve"
 	"github.com/usherproxy/usher/cmd/usher/daemon"
 	"github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
 	"github.com/usherproxy/usher/portal"
-	"github.com/usherproxy/usher/proxy/portforward"
 	"github.com/usherproxy/usher/proxy/stream"
 )
 
@@ -64,21 +65,19 @@ var _ = Describe("usher run", func() {
 		defaults := daemon.Defaults()
 		Expect(c.Proxy.Schedule).To(Equal(defaults.Proxy.Schedule))
 		Expect(c.Portal).To(Equal(defaults.Portal))
-		Expect([]any{c.Mode, c.Via, c.MaxDelay, c.DrainTimeout, c.TraceEvents, c.AccessLog.Format}).
-			To(Equal([]any{defaults.Mode, defaults.Via, defaults.MaxDelay, defaults.DrainTimeout, defaults.TraceEvents, defaults.AccessLog.Format}))
+		Expect([]any{c.Mode, c.MaxDelay, c.DrainTimeout, c.TraceEvents, c.AccessLog.Format}).
+			To(Equal([]any{defaults.Mode, defaults.MaxDelay, defaults.DrainTimeout, defaults.TraceEvents, defaults.AccessLog.Format}))
 	})
 
 	It("has all that must be parsed in its Config", func() {
 		c := configOf("--manifests=/tmp", "--service-cidr=10.1.0.0/16,fd00::/112", "--cluster-cidr=10.2.0.0/16", "--load-balancer-cidr=10.3.0.0/16", "--nodeport-addresses=192.0.2.0/24",
-			"--proxy-port-range=40000-40010", "--iptables-target=redirect", "--dns=192.0.2.53", "--dns-upstream=192.0.2.1,192.0.2.2:5353", "--sctp=off")
+			"--proxy-port-range=40000-40010", "--iptables-target=redirect", "--sctp=off")
 		Expect(c.ServiceCIDRs).To(HaveExactElements(netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00::/112")))
 		Expect(c.PodNetworks).To(HaveExactElements(netip.MustParsePrefix("10.2.0.0/16")))
 		Expect(c.LoadBalancers).To(HaveExactElements(netip.MustParsePrefix("10.3.0.0/16")))
 		Expect(c.NodePorts).To(Equal(daemon.NodePorts{Networks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}))
 		Expect(c.Portal.ProxyPorts).To(Equal(portal.PortRange{First: 40000, Last: 40010}))
 		Expect(c.Portal.IPTablesTarget).To(Equal("redirect"))
-		Expect(c.DNSAddress).To(Equal(netip.MustParseAddrPort("192.0.2.53:53")))
-		Expect(c.DNS.Upstreams).To(HaveExactElements(netip.MustParseAddrPort("192.0.2.1:53"), netip.MustParseAddrPort("192.0.2.2:5353")))
 		Expect(c.Proxy.SCTP).To(Equal(stream.SCTPOff))
 	})
 
@@ -86,7 +85,7 @@ var _ = Describe("usher run", func() {
 		func(arg, says string) {
 			_, _, _, err := runWith("--manifests=/tmp", arg)
 			Expect(err).To(MatchError(says))
-			Expect(err).To(BeAssignableToTypeOf(&usageError{}))
+			Expect(err).To(BeAssignableToTypeOf(&cli.UsageError{}))
 		},
 		Entry(nil, "--dial-timeouts=1s,0s", "--dial-timeouts: 0s is not a positive duration"),
 		Entry(nil, "--max-udp-sessions=0", "--max-udp-sessions: 0 is less than 1"),
@@ -96,24 +95,8 @@ var _ = Describe("usher run", func() {
 		Entry(nil, "--proxy-port-range=9-5", `--proxy-port-range: "9-5" is not FIRST-LAST with ports from 1 to 65535`),
 		Entry(nil, "--nodeport-addresses=primary,here", `--nodeport-addresses: "here" is neither a CIDR such as 192.0.2.0/24 nor one of the words primary, localhost and all`),
 		Entry(nil, "--load-balancer-cidr=elb", `--load-balancer-cidr: "elb" is not a CIDR such as 10.0.0.0/16`),
-		Entry(nil, "--via=auto", "--via=auto leads through an API server, and --manifests says that there is none"),
 		Entry(nil, "--context=staging", "--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source"),
 	)
-
-	Describe("with --via=portforward, or auto", func() {
-		It("has another schedule, no node and no /healthz", func() {
-			c := configOf("--via=portforward")
-			Expect(c.Proxy.Schedule).To(Equal(portforward.Schedule))
-			Expect(c.NodeName).To(BeEmpty())
-			Expect(c.HealthzAddress).To(BeEmpty())
-		})
-		It("has those that are given", func() {
-			c := configOf("--via=auto", "--dial-timeouts=1s", "--node-name=worker-1", "--healthz-address=127.0.0.1:1")
-			Expect(c.Proxy.Schedule).To(HaveExactElements(time.Second))
-			Expect(c.NodeName).To(Equal("worker-1"))
-			Expect(c.HealthzAddress).To(Equal("127.0.0.1:1"))
-		})
-	})
 })
 
 var _ = Describe("what 'usher run' is told in several places", func() {
@@ -147,9 +130,7 @@ var _ = Describe("what 'usher run' is told in several places", func() {
 		Expect(configOf().Conntrack).To(Equal(daemon.DefaultConntrack))
 		Expect(configOf("--config=" + kubeadm).Conntrack).To(Equal(daemon.DefaultConntrack))
 		Expect(configOf("--conntrack-max-per-core=0").Conntrack.MaxPerCore).To(BeZero())
-		for _, flag := range []string{"--manifests=/tmp", "--via=portforward"} {
-			Expect(configOf("--config="+kubeadm, flag).Conntrack).To(BeZero(), flag)
-		}
+		Expect(configOf("--config="+kubeadm, "--manifests=/tmp").Conntrack).To(BeZero())
 	})
 
 	It("is --manifests, though the file says how to reach an API server", func() {
@@ -178,7 +159,7 @@ var _ = Describe("what 'usher run' is told in several places", func() {
 		Expect(r.Portal.PodInterfaces).To(Equal(portal.Interfaces("cali+")))
 		Expect(r.Cluster.Server).To(Equal("https://192.0.2.1"))
 		Expect(r.Log.(*logrus.Logger).Level).To(Equal(logrus.DebugLevel))
-		Expect(allFlags(cmd)).To(And(HaveKey("hostname-override"), Not(HaveKey("oom-score-adj"))))
+		Expect(serve.AllFlags(cmd)).To(And(HaveKey("hostname-override"), Not(HaveKey("oom-score-adj"))))
 		Expect(cmd.UsageString()).NotTo(ContainSubstring("hostname-override"))
 	})
 
@@ -191,7 +172,7 @@ var _ = Describe("what 'usher run' is told in several places", func() {
 		func(usage bool, says string, args ...string) {
 			_, _, _, err := runWith(args...)
 			Expect(err).To(MatchError(HavePrefix(says)))
-			_, isUsage := err.(*usageError)
+			_, isUsage := err.(*cli.UsageError)
 			Expect(isUsage).To(Equal(usage))
 		},
 		Entry("in kube-proxy's flags", true, "kube-proxy's flags: mode: ", "--proxy-mode=red"),
@@ -199,41 +180,16 @@ var _ = Describe("what 'usher run' is told in several places", func() {
 	)
 })
 
-var _ = Describe("the namespace and the cluster of 'usher exec'", func() {
-	kubeconfig := func(namespace string) string {
-		return file("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, namespace: " + namespace + "}}]\n" +
-			"clusters: [{name: c, cluster: {server: \"http://127.0.0.1:1\"}}]\n")
-	}
-	namespaceOf := func(args ...string) string {
-		GinkgoHelper()
-		var e execCommand
-		cmd := newExecOf(&e)
-		Expect(cmd.ParseFlags(args)).To(Succeed())
-		Expect(e.complete(cmd)).To(Succeed())
-		return e.namespace
-	}
-
-	It("are a flag's rather than the environment's, and that rather than the user's file's", func() {
-		home := GinkgoT().TempDir()
-		GinkgoT().Setenv("HOME", home)
-		GinkgoT().Setenv("KUBECONFIG", kubeconfig("from-environment"))
-		Expect(namespaceOf()).To(Equal("from-environment"))
-		Expect(namespaceOf("--kubeconfig", kubeconfig("from-flag"))).To(Equal("from-flag"))
-		Expect(namespaceOf("--kubeconfig", kubeconfig("from-flag"), "-n", "named")).To(Equal("named"))
-		Expect(namespaceOf("--manifests=/tmp")).To(Equal("default"))
-	})
-})
-
 var _ = Describe("the mark", func() {
 	It("is shown as rules show it, and may be given as a decimal number", func() {
 		r, cmd, _, err := runWith("--manifests=/tmp")
 		Expect(err).NotTo(HaveOccurred())
 		Expect(cmd.Flags().FlagUsages()).To(MatchRegexp(`--mark bits .*\(default 0x1000\)`))
-		Expect(allFlags(cmd)).To(HaveKeyWithValue("mark", "0x1000"))
+		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("mark", "0x1000"))
 		for _, sixteen := range []string{"0x10", "16"} {
 			Expect(cmd.ParseFlags([]string{"--mark=" + sixteen})).To(Succeed())
 			Expect(r.Portal.Mark).To(BeEquivalentTo(16))
-			Expect(allFlags(cmd)).To(HaveKeyWithValue("mark", "0x10"))
+			Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("mark", "0x10"))
 		}
 		for _, wrong := range []string{"", "-1", "0x100000000", "red"} {
 			Expect(cmd.ParseFlags([]string{"--mark=" + wrong})).To(MatchError(ContainSubstring("such as 0x1000")))
@@ -245,7 +201,7 @@ var _ = Describe("whom endpoints see", func() {
 	It("is the client where that can be, or the node", func() {
 		r, cmd, _, err := runWith("--manifests=/tmp")
 		Expect(err).NotTo(HaveOccurred())
-		Expect(allFlags(cmd)).To(HaveKeyWithValue("client-address", "auto"))
+		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-address", "auto"))
 		Expect(r.Portal.NodeAddress).To(BeFalse())
 		Expect(cmd.ParseFlags([]string{"--client-address=node"})).To(Succeed())
 		Expect(r.Portal.NodeAddress).To(BeTrue())
@@ -259,7 +215,7 @@ var _ = Describe("whom endpoints see", func() {
 	It("is told on a bridge by aliases in networks that may be chosen", func() {
 		r, cmd, _, err := runWith("--manifests=/tmp")
 		Expect(err).NotTo(HaveOccurred())
-		Expect(allFlags(cmd)).To(HaveKeyWithValue("client-aliases", "198.18.0.0/15,fd75:7368:6572:8000::/49"))
+		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-aliases", "198.18.0.0/15,fd75:7368:6572:8000::/49"))
 		for given, want := range map[string][]netip.Prefix{
 			"100.64.0.0/10":           {netip.MustParsePrefix("100.64.0.0/10")},
 			"fd99::/32,100.64.0.0/10": {netip.MustParsePrefix("fd99::/32"), netip.MustParsePrefix("100.64.0.0/10")},
@@ -267,12 +223,12 @@ var _ = Describe("whom endpoints see", func() {
 		} {
 			Expect(cmd.ParseFlags([]string{"--client-aliases=" + given})).To(Succeed())
 			Expect(r.Portal.Aliases).To(Equal(want), given)
-			Expect(allFlags(cmd)).To(HaveKeyWithValue("client-aliases", given))
+			Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-aliases", given))
 		}
 		for _, wrong := range []string{"198.18.0.0", "198.18.0.1/15", "198.18.0.0/16,198.19.0.0/16", "fd99::/32,", "red"} {
 			Expect(cmd.ParseFlags([]string{"--client-aliases=" + wrong})).To(MatchError(ContainSubstring("it must be at most one network of each IP family, such as 198.18.0.0/15,")), wrong)
 		}
-		Expect(allFlags(cmd)).To(HaveKeyWithValue("client-aliases", Not(ContainSubstring("red"))), "what is wrong changes nothing")
+		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-aliases", Not(ContainSubstring("red"))), "what is wrong changes nothing")
 	})
 })
 

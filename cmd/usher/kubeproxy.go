@@ -11,6 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
 
+	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/cmd/usher/daemon/kubeproxy"
 )
 
@@ -59,14 +60,14 @@ func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, given map[string]
 	s, warnings, err := kubeproxy.Read(r.config, given)
 	switch {
 	case err != nil && r.config == "":
-		return nil, &usageError{err}
+		return nil, cli.Usage(err)
 	case err != nil:
 		return nil, fmt.Errorf("--config: %w", err)
 	}
 	r.Cluster.AcceptContentTypes, r.Cluster.ContentType = s.AcceptContentTypes, s.ContentType
 	r.Cluster.QPS, r.Cluster.Burst = s.QPS, s.Burst
 	r.Resync = s.Resync
-	r.nodeIP = s.NodeIP
+	r.NodeIP = s.NodeIP
 	if s.Conntrack != nil {
 		r.Conntrack = *s.Conntrack
 	}

@@ -11,8 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/usherproxy/usher/cmd/usher/cli"
-	"github.com/usherproxy/usher/cmd/usher/show"
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/serve"
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/cmd/internal/view"
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/portal/modes"
@@ -42,7 +44,7 @@ read of a file.`,
   usher plan web.yaml --node-name worker-1 --node-labels topology.kubernetes.io/zone=a`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("plan: at least one file or folder is needed")
+				return cli.Usagef("plan: at least one file or folder is needed")
 			}
 			return nil
 		},
@@ -54,13 +56,13 @@ read of a file.`,
 	flags.StringToStringVar(&p.manifests.node.Labels, "node-labels", nil, "`labels` of the node, such as topology.kubernetes.io/zone=a")
 	cli.Choice(flags, &p.portal, "portal", "", "how VIPs would reach usher: "+strings.Join(modes.Names()[1:], ", ")+"; empty means as with the usher that runs here, or what is first where none does", modes.Names()[1:]...)
 	cli.Choice(flags, &p.output, "output", "o", "`format`: json or yaml; lines without it", "json", "yaml")
-	p.asks.register(flags)
+	p.asks.Register(flags)
 	return cmd
 }
 
 type planCommand struct {
 	manifests manifestFlags
-	asks      askFlags
+	asks      view.Asks
 	portal    string
 	output    string
 }
@@ -68,7 +70,7 @@ type planCommand struct {
 func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 	if node := &p.manifests.node; node.Name == "" {
 		var err error
-		if node.Name, err = hostname(); err != nil {
+		if node.Name, err = serve.Hostname(); err != nil {
 			return err
 		}
 	}
@@ -82,13 +84,13 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 		}
 		return fmt.Errorf("there is no plan: nothing could be read of %s", show.Few(result.Unread))
 	}
-	c, err := p.asks.client()
+	c, err := p.asks.Client()
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	now, status, err := running(cmd.Context(), c)
-	plan := show.Plan{Node: p.manifests.node.Name, ComparedWith: p.asks.address, Ports: []show.PlannedPort{}, Errors: []string{}, Warnings: []string{}}
+	plan := show.Plan{Node: p.manifests.node.Name, ComparedWith: p.asks.Address, Ports: []show.PlannedPort{}, Errors: []string{}, Warnings: []string{}}
 	switch {
 	case isNobody(err):
 		plan.ComparedWith, status = "", api.Status{PortalMode: modes.All[0].Name, Defaults: admin.Defaults()}
@@ -103,11 +105,11 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 	}
 	p.compare(&plan, now, status.Defaults, result)
 	if p.output != "" {
-		if err := printObject(cmd.OutOrStdout(), p.output, plan); err != nil {
+		if err := cli.PrintObject(cmd.OutOrStdout(), p.output, plan); err != nil {
 			return err
 		}
 	} else {
-		printLines(cmd.OutOrStdout(), plan.Lines())
+		cli.PrintLines(cmd.OutOrStdout(), plan.Lines())
 		for _, w := range plan.Warnings {
 			fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
 		}
@@ -116,7 +118,7 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 		}
 	}
 	if len(plan.Errors) > 0 {
-		return errSaid
+		return cli.ErrSaid
 	}
 	return nil
 }

@@ -7,17 +7,18 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/usherproxy/usher/cmd/usher/cli"
-	"github.com/usherproxy/usher/cmd/usher/show"
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/cmd/internal/view"
 	"github.com/usherproxy/usher/portal/modes"
 	"github.com/usherproxy/usher/proxy/admin"
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
 func newPortals() *cobra.Command {
-	var asks askFlags
+	var asks view.Asks
 	output := "table"
-	var logs logFlags
+	var logs cli.LogFlags
 	cmd := &cobra.Command{
 		Use:   "portals",
 		Short: "List the portals that are installed on this node, beside what is wanted",
@@ -32,17 +33,17 @@ is installed is listed without the column.
 A second table tells of what is there for all Services together: chains, routing
 rules and a route, so that endpoints see their clients' own addresses, and routes
 of last resort on a node without a default route.`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			print := printPortals
 			if output == "json" {
 				print = printPortalsJSON
 			}
-			log, err := logs.logger(cmd.ErrOrStderr())
+			log, err := logs.Logger(cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
-			c, err := asks.client()
+			c, err := asks.Client()
 			if err != nil {
 				return err
 			}
@@ -62,8 +63,8 @@ of last resort on a node without a default route.`,
 		},
 	}
 	cli.Choice(cmd.Flags(), &output, "output", "o", "table or json", "table", "json")
-	asks.register(cmd.Flags())
-	logs.register(cmd.Flags(), "auto")
+	asks.Register(cmd.Flags())
+	logs.Register(cmd.Flags(), "auto")
 	return cmd
 }
 
@@ -83,11 +84,11 @@ func printPortals(out io.Writer, p api.Portals) error {
 	if !known {
 		columns = slices.DeleteFunc(slices.Clone(columns), func(c show.Column[api.PortalRule]) bool { return c.Title == "STATE" })
 	}
-	if err := show.Table(out, columns, show.WithInstalled(p.Rules), false, tableWidth(out, false)); err != nil || len(p.Parts) == 0 {
+	if err := show.Table(out, columns, show.WithInstalled(p.Rules), false, cli.TableWidth(out, false)); err != nil || len(p.Parts) == 0 {
 		return err
 	}
 	fmt.Fprintln(out)
-	return show.Table(out, show.PortalParts, p.Parts, false, tableWidth(out, false))
+	return show.Table(out, show.PortalParts, p.Parts, false, cli.TableWidth(out, false))
 }
 
 // printPortalsJSON prints what GET /api/v1/portals answers, of which only the
@@ -96,5 +97,5 @@ func printPortalsJSON(out io.Writer, p api.Portals) error {
 	if p.Rules == nil {
 		p.Rules = []api.PortalRule{}
 	}
-	return printObject(out, "json", p)
+	return cli.PrintObject(out, "json", p)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/usherproxy/usher/cmd/internal/cli"
 	"github.com/usherproxy/usher/proxy/admin"
 )
 
@@ -24,7 +25,7 @@ namespace of this command, as in the same container. While a DaemonSet is update
 the health port of the node is that of the old Pod's usher until the new one has taken
 over: a probe by HTTP would find the new Pod ready too early.`,
 		Example: `  kubectl -n kube-system exec ds/usher -- usher ready`,
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE:    func(*cobra.Command, []string) error { return ready(address) },
 	}
 	cmd.Flags().StringVar(&address, "healthz-address", address, "where usher serves /healthz: `host:port`, of which the host may be empty")
@@ -38,7 +39,7 @@ const readyTimeout = 4 * time.Second
 func ready(address string) error {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return usagef("--healthz-address: %v", err)
+		return cli.Usagef("--healthz-address: %v", err)
 	}
 	if ip, err := netip.ParseAddr(host); host == "" || err == nil && ip.IsUnspecified() {
 		host = "127.0.0.1"

@@ -14,7 +14,6 @@ import (
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/conn"
-	"github.com/usherproxy/usher/proxy/dns"
 	"github.com/usherproxy/usher/proxy/frontend"
 	"github.com/usherproxy/usher/proxy/latency"
 )
@@ -120,17 +119,17 @@ var programmingBuckets = slices.Concat(
 // proxyCollector reads a proxy's numbers when somebody asks for them.
 type proxyCollector struct {
 	proxy     *proxy.Proxy
-	health    *Health        // nil for none
-	api       *API           // nil for none
-	accessLog *accesslog.Log // nil for none
-	names     *dns.Server    // nil for none
+	health    *Health                    // nil for none
+	api       *API                       // nil for none
+	accessLog *accesslog.Log             // nil for none
+	queries   func() map[[2]string]int64 // what is answered for names, by type and code; nil for none
 	services  serviceSeries
 }
 
-// Watch adds the metrics of the API, of the access log and of what answers for names; all but the
-// first may be nil.
-func (m *Metrics) Watch(a *API, l *accesslog.Log, names *dns.Server) {
-	m.proxy.api, m.proxy.accessLog, m.proxy.names = a, l, names
+// Watch adds the metrics of the API, of the access log and of queries that are answered for names,
+// by type and code; all but the first may be nil.
+func (m *Metrics) Watch(a *API, l *accesslog.Log, queries func() map[[2]string]int64) {
+	m.proxy.api, m.proxy.accessLog, m.proxy.queries = a, l, queries
 }
 
 // Describe implements prometheus.Collector. It describes nothing, since which
@@ -222,9 +221,9 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 		tell(accessLines, c.accessLog.Written())
 		tell(accessLost, c.accessLog.Lost())
 	}
-	if c.names != nil {
-		for _, q := range c.names.Queries() {
-			tell(dnsQueries, q.Count, q.Type, q.Code)
+	if c.queries != nil {
+		for of, n := range c.queries() {
+			tell(dnsQueries, n, of[0], of[1])
 		}
 	}
 	if c.health != nil {

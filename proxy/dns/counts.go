@@ -33,30 +33,24 @@ func (c *counts) count(reply *dns.Msg) {
 	c[t][code].Add(1)
 }
 
-// QueryCount is how many queries of a type were answered with a code.
-type QueryCount struct {
-	Type, Code string // as "AAAA" and "NXDOMAIN"; "other" for all that are not told apart
-	Count      int64
-}
-
-// Queries returns how many queries were answered, by type and code; those that
-// there were.
-func (s *Server) Queries() []QueryCount {
-	var out []QueryCount
+// Queries returns how many queries were answered, by type and code, such as "AAAA" and
+// "NXDOMAIN"; those that there were. "other" is all that are not told apart.
+func (s *Server) Queries() map[[2]string]int64 {
+	out := map[[2]string]int64{}
 	for t := range s.counts {
 		for c := range s.counts[t] {
 			n := s.counts[t][c].Load()
 			if n == 0 {
 				continue
 			}
-			q := QueryCount{Type: "other", Code: "other", Count: n}
+			of := [2]string{"other", "other"}
 			if t < len(countedTypes) {
-				q.Type = dns.TypeToString[countedTypes[t]]
+				of[0] = dns.TypeToString[countedTypes[t]]
 			}
 			if c < len(countedCodes) {
-				q.Code = dns.RcodeToString[countedCodes[c]]
+				of[1] = dns.RcodeToString[countedCodes[c]]
 			}
-			out = append(out, q)
+			out[of] = n
 		}
 	}
 	return out

@@ -15,6 +15,9 @@ func (f forbidden) Error() string {
 // Futile tells package proxy not to try the Service's other Pods.
 func (forbidden) Futile() bool { return true }
 
+// Forbidden says to those who do not link this package what IsForbidden says.
+func (forbidden) Forbidden() bool { return true }
+
 // IsForbidden reports whether err is for want of rights to port-forward.
 func IsForbidden(err error) bool {
 	var f forbidden

@@ -74,7 +74,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		onHere     *usher
 		laptop     *lab.Dialer // a client on the Node "elsewhere"
 		kubeconfig string
-		names      string // a folder with the program under its plugin's names
+		names      string // a folder with kubectl's plugin, under both of its names
 	)
 	BeforeEach(func() {
 		c = newCluster()
@@ -102,8 +102,8 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		c.laptop(leastRole(plane.Server()), "--node-name="+elsewhere, "--via=direct", "--trace=false")
 		kubeconfig = c.person("operator", listPods, portForward)
 		names = GinkgoT().TempDir()
-		for _, name := range []string{"kubectl-usher", "kubectl_complete-usher", "usher"} {
-			Expect(os.Symlink(usherRace, filepath.Join(names, name))).To(Succeed())
+		for _, name := range []string{"kubectl-usher", "kubectl_complete-usher"} {
+			Expect(os.Symlink(kubectlUsherRace(), filepath.Join(names, name))).To(Succeed())
 		}
 	})
 	// start starts a program where the API server is reached, as the person whom the kubeconfig is of.
@@ -136,7 +136,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		}
 	}
 
-	It("tell together what each knows, in one table and by node; as kubectl's plugin and by --cluster", func() {
+	It("tell together what each knows, in one table and by node; as kubectl's plugin and by its own name", func() {
 		clients(3, 2)
 		out, _ := says(0, "get", "services")
 		Expect(strings.Fields(strings.Split(out, "\n")[0])).NotTo(ContainElement("NODE"), "all is well on all")
@@ -159,7 +159,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 
 		kubectl, err := control.Kubectl(GinkgoWriter)
 		Expect(err).NotTo(HaveOccurred())
-		for _, command := range [][]string{{kubectl, "usher"}, {filepath.Join(names, "usher"), "--cluster"}} {
+		for _, command := range [][]string{{kubectl, "usher"}, {filepath.Join(names, "kubectl-usher")}} {
 			s := start(kubeconfig, command[0], append(command[1:], "trace", "web", "--follow=false")...)
 			Eventually(s).WithTimeout(30 * time.Second).Should(gexec.Exit(0))
 			lines := strings.Split(strings.TrimSpace(string(s.Out.Contents())), "\n")
@@ -296,7 +296,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		kubeconfig = operator
 		_, errors = says(1, "get", "services", "--node", "other")
 		Expect(errors).To(MatchRegexp(`^usher: node other has no usher: no Pod there with the label app.kubernetes.io/name=usher in namespace kube-system of https://.*; there is one on elsewhere, here\n$`))
-		_, errors = says(2, "get", "services", "--cluster=false", "--node", "other")
-		Expect(errors).To(ContainSubstring("--node is for --cluster"))
+		_, errors = says(2, "get", "services", "--local", "--node", "other")
+		Expect(errors).To(ContainSubstring("--node is for a cluster, and --local asks one usher"))
 	})
 })

@@ -42,7 +42,7 @@ var _ = Describe("the names of Services", func() {
 			s.Spec.Type, s.Spec.ExternalName = corev1.ServiceTypeExternalName, "www.example.com"
 		})
 		pod := c.startPod("db", 1, elsewhere, func(p *corev1.Pod) { p.Spec.Hostname, p.Spec.Subdomain = "db-0", "db" })
-		c.usher("--dns=" + resolver)
+		c.connect("--via=direct", "--dns="+resolver)
 
 		Expect(short("web" + suffix)()).To(ConsistOf(web.Spec.ClusterIP))
 		Expect(short("foreign" + suffix)()).To(ConsistOf(foreign.Spec.ClusterIP))
@@ -62,10 +62,10 @@ var _ = Describe("the names of Services", func() {
 		Expect(short("web" + suffix)()).To(ConsistOf(web.Spec.ClusterIP))
 	})
 
-	It("are in the environment that usher env prints", func() {
+	It("are in the environment that kubectl usher env prints", func() {
 		c := newCluster()
 		svc := c.service("web")
-		cmd := exec.Command(usherRace, "env", "-n", c.namespace, "--kubeconfig", leastRole(plane.Server()), "-o", "dotenv")
+		cmd := exec.Command(kubectlUsherRace(), "env", "-n", c.namespace, "--kubeconfig", leastRole(plane.Server()), "-o", "dotenv")
 		session := startIn(c.Node, cmd)
 		Eventually(session).WithTimeout(soon).Should(gexec.Exit(0))
 		Expect(string(session.Out.Contents())).To(And(

@@ -47,11 +47,11 @@ func (c *cluster) developer(verbs ...string) string {
 	return plane.Kubeconfig(control.Identity{User: name}, plane.Server())
 }
 
-// laptop starts usher where the API server is, and no Pod: cluster IPs are
+// laptop starts kubectl usher connect where the API server is, and no Pod: cluster IPs are
 // addresses there.
 func (c *cluster) laptop(kubeconfig string, args ...string) *usher {
 	GinkgoHelper()
-	cmd := exec.Command(usherRace, append([]string{"run", "--kubeconfig=" + kubeconfig, "--portal=address", "--trace", "--log-format=text"}, args...)...)
+	cmd := exec.Command(kubectlUsherRace(), append([]string{"connect", "--kubeconfig=" + kubeconfig, "--portal=address", "--socks=", "--trace", "--log-format=text"}, args...)...)
 	u := &usher{cluster: c, Session: startIn(controlSpace, cmd)}
 	DeferCleanup(func() {
 		u.Interrupt() // what it installed goes
@@ -78,7 +78,7 @@ func (s *server) kill() int {
 // What the trace says of connections, line by line.
 func (u *usher) told() string { return string(u.Out.Contents()) }
 
-var _ = Describe("--via=portforward", func() {
+var _ = Describe("kubectl usher connect --via=portforward", func() {
 	var (
 		c      *cluster
 		k      *kubelet
@@ -118,7 +118,7 @@ var _ = Describe("--via=portforward", func() {
 		Expect(string(u.Err.Contents())).NotTo(MatchRegexp("(?i)forbidden"))
 	})
 
-	It("lets the command of an ordinary user reach Services as a Pod would: by name, on their ports (usher exec)", func() {
+	It("lets the command of an ordinary user reach Services as a Pod would: by name, on their ports (kubectl usher exec)", func() {
 		lab.UserNamespaces()
 		for _, program := range []string{"bash", "setpriv"} {
 			Expect(exec.LookPath(program)).Error().NotTo(HaveOccurred())
@@ -126,8 +126,8 @@ var _ = Describe("--via=portforward", func() {
 		// What the user needs is where the user may read it.
 		dir := GinkgoT().TempDir()
 		Expect(os.Chmod(dir, 0o755)).To(Succeed())
-		program, kubeconfig := filepath.Join(dir, "usher"), filepath.Join(dir, "kubeconfig")
-		Expect(exec.Command("install", "-m", "755", usherRace, program).Run()).To(Succeed())
+		program, kubeconfig := filepath.Join(dir, "kubectl-usher"), filepath.Join(dir, "kubeconfig")
+		Expect(exec.Command("install", "-m", "755", kubectlUsherRace(), program).Run()).To(Succeed())
 		Expect(exec.Command("install", "-m", "644", c.developer("get", "create"), kubeconfig).Run()).To(Succeed())
 		script := fmt.Sprintf(`for i in 1 2 3; do exec 3<>/dev/tcp/web/%d; read -r name <&3; echo "$name"; exec 3>&-; done; echo "$WEB_SERVICE_HOST"`, svc.Spec.Ports[0].Port)
 		s := startIn(controlSpace.WithTun(0o666), exec.Command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
@@ -254,7 +254,7 @@ var _ = Describe("--via=portforward", func() {
 			Expect(k.forwarded.Load()).To(BeEquivalentTo(3))
 		})
 		It("goes directly where they do, and needs no rights for that", func() {
-			c.usher("--via=auto", "--kubeconfig="+c.developer(), "--node-name=")
+			c.connect("--via=auto", "--kubeconfig="+c.developer(), "--node-name=")
 			for range 3 {
 				Expect(ask(c.pod, vip(svc))).Error().NotTo(HaveOccurred())
 			}

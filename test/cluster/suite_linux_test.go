@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -44,10 +45,19 @@ var (
 	usherRace, usherReleased string
 )
 
+// builtFolders have the programs that were built.
+var builtFolders []string
+
+var _ = AfterSuite(func() {
+	for _, dir := range builtFolders {
+		Expect(os.RemoveAll(dir)).To(Succeed())
+	}
+})
+
 var _ = BeforeSuite(func() {
 	binaries, err := control.Build(GinkgoWriter)
 	Expect(err).NotTo(HaveOccurred())
-	usherRace, usherReleased = buildUsher("-race"), buildUsher("-trimpath")
+	usherRace, usherReleased = buildUsher("usher", "-race"), buildUsher("usher", "-trimpath")
 
 	controlSpace = lab.New().Outside
 	controlSpace.Output("ip", "address", "add", controlAddress.String()+"/32", "dev", "lo")
@@ -60,19 +70,21 @@ var _ = BeforeSuite(func() {
 	prepareCluster()
 })
 
-// buildUsher builds usher in its own module, as `make build` does, and returns
-// the path of the program. If the environment has USHER_PROGRAM, it is that
-// which is tested.
-func buildUsher(flags ...string) string {
+// kubectlUsherRace builds kubectl-usher with the race detector when a spec first needs it.
+var kubectlUsherRace = sync.OnceValue(func() string { return buildUsher("kubectl-usher", "-race") })
+
+// buildUsher builds a program of usher's in its own module, as `make build` does, and returns
+// its path. If the environment has USHER_PROGRAM, it is that usher which is tested.
+func buildUsher(name string, flags ...string) string {
 	GinkgoHelper()
-	if program := os.Getenv("USHER_PROGRAM"); program != "" {
+	if program := os.Getenv("USHER_PROGRAM"); program != "" && name == "usher" {
 		return program
 	}
 	dir, err := os.MkdirTemp("", "usher-built-")
 	Expect(err).NotTo(HaveOccurred())
-	DeferCleanup(os.RemoveAll, dir)
-	path := filepath.Join(dir, "usher")
-	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-o", path, "./cmd/usher")...)
+	builtFolders = append(builtFolders, dir)
+	path := filepath.Join(dir, name)
+	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-o", path, "./cmd/"+name)...)
 	cmd.Dir = control.Root()
 	if slices.Contains(flags, "-race") {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")

@@ -47,10 +47,21 @@ func (c *cluster) releasedUsher(args ...string) *usher {
 	return c.launch(usherReleased, args...).serving()
 }
 
+// connect starts 'kubectl usher connect' on the node, as usher does it otherwise, and waits until it serves.
+func (c *cluster) connect(args ...string) *usher {
+	GinkgoHelper()
+	return c.launchCommand(kubectlUsherRace(), "connect", append([]string{"--trace", "--socks="}, args...)...).serving()
+}
+
 // launch starts usher on the node. Flags in args win over the defaults.
 func (c *cluster) launch(program string, args ...string) *usher {
 	GinkgoHelper()
-	cmd := exec.Command(program, append([]string{"run", "--node-name=" + here, "--portal=iptables", "--log-format=text",
+	return c.launchCommand(program, "run", args...)
+}
+
+func (c *cluster) launchCommand(program, command string, args ...string) *usher {
+	GinkgoHelper()
+	cmd := exec.Command(program, append([]string{command, "--node-name=" + here, "--portal=iptables", "--log-format=text",
 		"--kubeconfig=" + leastRole(plane.Server())}, args...)...)
 	u := &usher{cluster: c, Session: startIn(c.Node, cmd)}
 	DeferCleanup(func() {

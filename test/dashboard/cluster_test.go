@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -91,14 +92,14 @@ func (u *usher) clients(service string, number int) {
 	}
 }
 
-// dashboardOf starts 'usher dashboard' for ushers, by the names of their nodes, and returns its address.
+// dashboardOf starts 'kubectl usher dashboard' for ushers, by the names of their nodes, and returns its address.
 func dashboardOf(ushers map[string]string) string {
 	GinkgoHelper()
 	args := []string{"dashboard", "--address", "127.0.0.1:0"}
 	for node, url := range ushers {
 		args = append(args, "--usher", node+"="+strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/"))
 	}
-	session, err := gexec.Start(exec.Command(usherBinary, args...), GinkgoWriter, GinkgoWriter)
+	session, err := gexec.Start(exec.Command(filepath.Join(filepath.Dir(usherBinary), "kubectl-usher"), args...), GinkgoWriter, GinkgoWriter)
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(func() {
 		Expect(session.Interrupt().Wait(20 * time.Second).ExitCode()).To(BeZero())

@@ -34,7 +34,7 @@ var _ = BeforeSuite(func() {
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(os.RemoveAll, dir)
 	usherBinary = filepath.Join(dir, "usher")
-	build := exec.Command("go", "build", "-C", "../..", "-race", "-o", usherBinary, "./cmd/usher")
+	build := exec.Command("go", "build", "-C", "../..", "-race", "-o", dir+"/", "./cmd/usher", "./cmd/kubectl-usher")
 	build.Env = append(os.Environ(), "CGO_ENABLED=1")
 	out, err := build.CombinedOutput()
 	Expect(err).NotTo(HaveOccurred(), string(out))

@@ -59,6 +59,7 @@ var _ = SynchronizedBeforeSuite(func() []byte {
 	Expect(err).NotTo(HaveOccurred())
 	for _, b := range []struct{ module, program, path string }{
 		{"..", "./cmd/usher", filepath.Join(dir, "usher")},
+		{"..", "./cmd/kubectl-usher", filepath.Join(dir, "kubectl-usher")},
 		{"ground", "./checks", filepath.Join(dir, "checks")},
 		{"ground", "gvisor.dev/gvisor/runsc", "../../.cache/runsc"},
 	} {
@@ -101,7 +102,7 @@ var _ = Describe("usher in", func() {
 		if lack := vm.OldPC.Missing(); lack != "" {
 			Skip(lack)
 		}
-		image, err := vm.OldPC.NewImage(programs, filepath.Join(programs, "checks"), filepath.Join(programs, "usher"))
+		image, err := vm.OldPC.NewImage(programs, filepath.Join(programs, "checks"), filepath.Join(programs, "usher"), filepath.Join(programs, "kubectl-usher"))
 		Expect(err).NotTo(HaveOccurred())
 		_, console := image.Boot(oldKernel.name)
 		oldKernel.expect(results(console), console)
@@ -118,7 +119,7 @@ func (g ground) run() ([]result, string) {
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(os.RemoveAll, dir)
 	Expect(os.Chmod(dir, 0o755)).To(Succeed())
-	for _, name := range []string{"usher", "checks"} {
+	for _, name := range []string{"usher", "kubectl-usher", "checks"} {
 		binary, err := os.ReadFile(filepath.Join(programs, name))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(os.WriteFile(filepath.Join(dir, name), binary, 0o755)).To(Succeed())

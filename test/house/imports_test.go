@@ -107,11 +107,11 @@ var never = []struct {
 	},
 	{
 		of:      []string{"cmd/usher/daemon/...", "cmd/usher/demo/..."},
-		imports: []string{"github.com/spf13/cobra", "github.com/spf13/pflag", "os/signal", "cmd/usher/show/...", "cmd/usher/top/..."},
+		imports: []string{"github.com/spf13/cobra", "github.com/spf13/pflag", "os/signal", "cmd/internal/..."},
 		why:     "it is given values, and can be had without a command line; flags, signals and tables are the commands'",
 	},
 	{
-		of: []string{"..."}, imports: []string{"cmd/usher/daemon/..."}, but: []string{"cmd/usher", "cmd/usher/daemon/...", "test/walk/events"},
+		of: []string{"..."}, imports: []string{"cmd/usher/daemon/..."}, but: []string{"cmd/usher", "cmd/kubectl-usher", "cmd/internal/serve", "cmd/usher/daemon/...", "test/walk/events"},
 		why: "only commands start a daemon",
 	},
 	{
@@ -246,8 +246,8 @@ var _ = Describe("the house", func() {
 			Expect(importOf{file, imported}.broken()).To(HavePrefix(says))
 			Expect(importOf{file, imported}.broken() == "").To(Equal(says == ""))
 		},
-		Entry("that goes up", "proxy/proxy.go", "cmd/usher/show",
-			"proxy/proxy.go imports cmd/usher/show, but ... may not import cmd/...: cmd is flags"),
+		Entry("that goes up", "proxy/proxy.go", "cmd/internal/show",
+			"proxy/proxy.go imports cmd/internal/show, but ... may not import cmd/...: cmd is flags"),
 		Entry("that goes up from the ground", "config/config.go", "proxy/trace",
 			"config/config.go imports proxy/trace, but config may not import ...: it is the model"),
 		Entry("that goes up from a folder of the ground's", "config/kube/source.go", "proxy/trace",

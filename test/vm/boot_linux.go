@@ -163,10 +163,10 @@ type Image struct {
 	accelerator       func() string
 }
 
-// NewImage makes an image of init, the test binary of this package, and usher,
-// both static and for the platform. Its file goes to dir. What [Platform.Missing] asks for
+// NewImage makes an image of init, the test binary of this package, and usher with what is to be beside it,
+// all static and for the platform. Its file goes to dir. What [Platform.Missing] asks for
 // must be there.
-func (p *Platform) NewImage(dir, init, usher string) (*Image, error) {
+func (p *Platform) NewImage(dir, init, usher string, beside ...string) (*Image, error) {
 	kernel, modules := p.newestKernel()
 	i := &Image{platform: p, kernel: kernel, initramfs: filepath.Join(dir, "initramfs-"+p.folder)}
 	i.accelerator = sync.OnceValue(i.chooseAccelerator)
@@ -174,7 +174,7 @@ func (p *Platform) NewImage(dir, init, usher string) (*Image, error) {
 	if p.foreign() {
 		programs = p.fetched()
 	}
-	return i, writeImage(i.initramfs, init, usher, modules, programs)
+	return i, writeImage(i.initramfs, init, usher, modules, programs, beside...)
 }
 
 // kvm is the accelerator that needs /dev/kvm.

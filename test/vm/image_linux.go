@@ -29,9 +29,9 @@ var libraries = []string{"/lib/*.so*", "/lib/*-linux-gnu/*.so*", "/usr/lib/*-lin
 var moduleFiles = []string{"modules.*", "kernel/net", "kernel/lib", "kernel/crypto", "kernel/arch/*/crypto", "kernel/drivers/net/*.ko*"}
 
 // writeImage writes an initramfs, an archive as the kernel's
-// Documentation/driver-api/early-userspace/buffer-format.rst has it: init, usher,
-// and copies of what they need of root, which is "" for this machine. Nothing is shared with it.
-func writeImage(path, init, usher, modules, root string) (err error) {
+// Documentation/driver-api/early-userspace/buffer-format.rst has it: init, usher and
+// the programs beside it, and copies of what they need of root, which is "" for this machine. Nothing is shared with it.
+func writeImage(path, init, usher, modules, root string, beside ...string) (err error) {
 	f, err := os.Create(path)
 	if err != nil {
 		return err
@@ -40,6 +40,9 @@ func writeImage(path, init, usher, modules, root string) (err error) {
 	a := &archive{w: bufio.NewWriterSize(f, 1<<20), has: map[string]bool{}, root: root}
 	a.copy("/init", init)
 	a.copy(usherPath, usher)
+	for _, program := range beside {
+		a.copy(filepath.Join(filepath.Dir(usherPath), filepath.Base(program)), program)
+	}
 	for _, name := range programs {
 		a.program(name)
 	}

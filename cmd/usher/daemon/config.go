@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"k8s.io/client-go/rest"
 
 	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/config/kube"
@@ -22,10 +23,8 @@ import (
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/modes"
-	"github.com/usherproxy/usher/portal/netns"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/accesslog"
-	"github.com/usherproxy/usher/proxy/dns"
 	"github.com/usherproxy/usher/proxy/stream"
 	"github.com/usherproxy/usher/proxy/trace"
 )
@@ -54,9 +53,9 @@ type Config struct {
 	ServiceNodePorts  manifest.Ports
 	LoadBalancerCIDRs []netip.Prefix
 	Cluster           kube.Connection
-	// Via says how endpoints are reached; "" is ViaDirect. The other ways lead through
-	// Cluster's API server.
-	Via Via
+	// Tunnel is the way to endpoints from where their addresses do not lead, such as through Cluster's API server; nil
+	// is none.
+	Tunnel *Tunnel
 	// ServiceProxyName is usher's name among the proxies of the cluster: see
 	// translate.Proxied. "" is none.
 	ServiceProxyName string
@@ -97,7 +96,7 @@ type Config struct {
 	// VIPs are its addresses then and names are answered inside; Mode, Portal and TakeOver
 	// mean nothing, nor does the cluster hear of what cannot be served. nil means this
 	// process's namespace.
-	Netns *netns.Namespace
+	Netns Netns
 	// Demo is not nil for a demo.
 	Demo *Demo
 
@@ -129,12 +128,9 @@ type Config struct {
 	HardFail                     bool
 	// Settings are what /configz tells.
 	Settings map[string]string
-	// SOCKSAddress is HOST:PORT of a proxy for SOCKS5 and HTTP; "" is none.
-	SOCKSAddress string
-	// DNSAddress is where the names of Services are answered, over UDP and TCP; if it is
-	// not valid, nowhere. Of DNS the daemon sets Self and Log.
-	DNSAddress netip.AddrPort
-	DNS        dns.Options
+	// SOCKS is a proxy for programs that look for one, and Names answers for the names of Services; nil is none.
+	SOCKS Server
+	Names Names
 
 	// OnReady, if not nil, is called once, when the Services that there are first are
 	// served. None changes before it returns.
@@ -161,22 +157,40 @@ type Demo struct {
 	Handler func(http.Handler) http.Handler
 }
 
-// Via is a way to endpoints.
-type Via string
+// Tunnel is a way to endpoints.
+type Tunnel struct {
+	// Name is what the API calls it.
+	Name string
+	// Open sets in o how endpoints are dialed through the API server of rest. o.DirectDial is the way that leads
+	// past it. close ends the connections.
+	Open func(rest *rest.Config, o *proxy.Options, log logrus.FieldLogger) (close func(), err error)
+}
 
-// The ways: as a node of the cluster has them, through the API server, and this one
-// where the direct way does not lead to a Pod.
-const (
-	ViaDirect      Via = "direct"
-	ViaPortForward Via = "portforward"
-	ViaAuto        Via = "auto"
-)
+// Netns is the network namespace of a command, as portal/netns makes one.
+type Netns interface {
+	// Portal returns a portal for which VIPs are addresses inside.
+	Portal() portal.Portal
+	// Socket is socket(2) inside.
+	Socket(domain, kind, protocol int) (fd int, err error)
+}
 
-// Vias are all of them.
-var Vias = []string{string(ViaDirect), string(ViaPortForward), string(ViaAuto)}
+// Server is a server beside the proxy.
+type Server interface {
+	// Start listens, and serves clients until ctx ends. With takeOver an address that is in use, by the usher from
+	// which this one takes over, is tried until it is free.
+	Start(ctx context.Context, p *proxy.Proxy, takeOver bool, log logrus.FieldLogger) error
+	// Close ends the connections that are open, and returns when all have ended.
+	Close()
+}
 
-// Remote reports whether usher may be elsewhere than on a node of the cluster.
-func (v Via) Remote() bool { return v != ViaDirect && v != "" }
+// Names is a Server that answers for the names of Services.
+type Names interface {
+	Server
+	// Apply notes Services that are served now, as a source reports them.
+	Apply([]config.Service)
+	// Queries returns how many queries were answered, by type and code.
+	Queries() map[[2]string]int64
+}
 
 // SCTPModes are the values of Config.Proxy.SCTP.
 var SCTPModes = []string{string(stream.SCTPAuto), string(stream.SCTPOn), string(stream.SCTPOff)}
@@ -192,7 +206,6 @@ var DefaultAliases = []netip.Prefix{netip.MustParsePrefix("198.18.0.0/15"), neti
 // Defaults returns what 'usher run' does without flags, but for its HTTP servers.
 func Defaults() Config {
 	return Config{
-		Via:              ViaDirect,
 		MaxDelay:         kube.DefaultMaxDelay,
 		Mode:             modes.Auto,
 		Portal:           portal.Options{Mark: 0x1000, Aliases: slices.Clone(DefaultAliases), IPTablesTarget: portal.IPTablesTargets[0], AddressNamespace: portal.AddressNamespaces[0]},
@@ -208,12 +221,6 @@ func Defaults() Config {
 
 // Check returns an error that names the setting that makes no sense.
 func (c *Config) Check() error {
-	if c.Via != "" && !slices.Contains(Vias, string(c.Via)) {
-		return notOneOf("via", string(c.Via), Vias)
-	}
-	if c.Via.Remote() && len(c.Manifests) > 0 {
-		return fmt.Errorf("--via=%s leads through an API server, and --manifests says that there is none", c.Via)
-	}
 	if len(c.Proxy.Schedule) == 0 {
 		return fmt.Errorf("--dial-timeouts: at least one is needed")
 	}
@@ -240,14 +247,8 @@ func (c *Config) Check() error {
 	if err := cmp.Or(checkAddress("admin-address", c.AdminAddress), checkAddress("healthz-address", c.HealthzAddress)); err != nil {
 		return err
 	}
-	if err := CheckSOCKSAddress(c.SOCKSAddress); err != nil {
-		return err
-	}
 	if !slices.Contains(accesslog.Formats, string(c.AccessLog.Format)) {
 		return notOneOf("access-log-format", string(c.AccessLog.Format), accesslog.Formats)
-	}
-	if _, err := dns.ParseDomain(c.DNS.Domain); err != nil {
-		return fmt.Errorf("--dns-domain: %w", err)
 	}
 	return nil
 }
@@ -313,14 +314,6 @@ func checkAddress(setting, address string) error {
 	_, port, err := net.SplitHostPort(address)
 	if _, badPort := strconv.ParseUint(port, 10, 16); address != "" && (err != nil || badPort != nil) {
 		return fmt.Errorf("--%s: %q is not HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:10249", setting, address)
-	}
-	return nil
-}
-
-// CheckSOCKSAddress returns an error if the address is not one for SOCKSAddress.
-func CheckSOCKSAddress(address string) error {
-	if _, _, err := net.SplitHostPort(address); err != nil && address != "" {
-		return fmt.Errorf("--socks: %q is not HOST:PORT such as 127.0.0.1:1080", address)
 	}
 	return nil
 }

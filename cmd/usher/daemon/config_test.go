@@ -39,8 +39,6 @@ var _ = Describe("a Config", func() {
 			_, err := New(c)
 			Expect(err).To(MatchError(HavePrefix(says)))
 		},
-		refused(`--via: "car" is none of direct, portforward, auto`, func(c *Config) { c.Via = "car" }),
-		refused("--via=auto leads through an API server, and --manifests says that there is none", func(c *Config) { c.Via, c.Manifests = ViaAuto, []string{"x"} }),
 		refused("--dial-timeouts: -1s is not a positive duration", func(c *Config) { c.Proxy.Schedule = []time.Duration{time.Second, -time.Second} }),
 		refused("--portal-check-interval: 0s is less than 100ms", func(c *Config) { c.Proxy.CheckInterval = 0 }),
 		refused("--keepalive: 1ms is less than 1s", func(c *Config) { c.Proxy.Keepalive = time.Millisecond }),
@@ -58,9 +56,7 @@ var _ = Describe("a Config", func() {
 		refused(`--iptables-target: "tproxy" is not one of dnat, redirect`, func(c *Config) { c.Portal.IPTablesTarget = "tproxy" }),
 		refused(`--address-namespace: "here" is none of auto, always, never`, func(c *Config) { c.Portal.AddressNamespace = "here" }),
 		refused(`--portal: "red" is not one of auto, iptables, nftables, address, none`, func(c *Config) { c.Mode = "red" }),
-		refused(`--socks: "1080" is not HOST:PORT such as 127.0.0.1:1080`, func(c *Config) { c.SOCKSAddress = "1080" }),
 		refused(`--access-log-format: "red" is none of json, text`, func(c *Config) { c.AccessLog.Format = "red" }),
-		refused("--dns-domain: \"a..b\" is not a domain such as cluster.local", func(c *Config) { c.DNS.Domain = "a..b" }),
 	)
 })
 

@@ -22,8 +22,6 @@ import (
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/accesslog"
 	"github.com/usherproxy/usher/proxy/admin"
-	"github.com/usherproxy/usher/proxy/dns"
-	"github.com/usherproxy/usher/proxy/portforward"
 	"github.com/usherproxy/usher/proxy/trace"
 )
 
@@ -35,8 +33,6 @@ type Daemon struct {
 	reach   atomic.Pointer[kube.Reach] // nil if Services come from files
 	reports config.Reports             // what is wrong with objects
 	events  *kube.Events               // nil if the cluster is not told what cannot be served
-	tunnel  *portforward.Dialer        // nil with ViaDirect
-	names   *dns.Server                // nil if nobody answers for names
 
 	lock       atomic.Pointer[handover.Lock] // nil without one
 	handedOver chan struct{}                 // closed when another usher has taken over
@@ -70,19 +66,7 @@ func New(c Config) (*Daemon, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
-	d := &Daemon{config: c, log: c.Log, handedOver: make(chan struct{}), told: make(chan struct{}), nodePorts: c.NodePorts.networks(nil)}
-	if c.DNSAddress.IsValid() {
-		o := c.DNS
-		o.Log = c.Log
-		if c.Netns == nil {
-			o.Self = c.DNSAddress
-		}
-		var err error
-		if d.names, err = dns.New(o); err != nil {
-			return nil, fmt.Errorf("--dns-domain: %w", err)
-		}
-	}
-	return d, nil
+	return &Daemon{config: c, log: c.Log, handedOver: make(chan struct{}), told: make(chan struct{}), nodePorts: c.NodePorts.networks(nil)}, nil
 }
 
 // Run serves what the source has until a signal comes, ctx ends, or the source fails.
@@ -101,8 +85,8 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
-	defer d.closeTunnel()
-	source, err := d.newSource(ctx, signals) // first: without one there is nothing to look for a portal for
+	source, closeTunnel, err := d.newSource(ctx, signals) // first: without one there is nothing to look for a portal for
+	defer closeTunnel()
 	switch {
 	case errors.Is(err, errStopped):
 		return nil
@@ -132,18 +116,16 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 		return err
 	}
 	defer d.servers.close()
-	closeSOCKS, err := d.startSOCKS(ctx)
-	if err != nil {
-		return err
+	for _, s := range d.beside() {
+		if err := s.Start(ctx, d.proxy, d.config.TakeOver, d.log); err != nil {
+			return err
+		}
+		defer s.Close() // after draining
 	}
-	defer closeSOCKS() // after draining
 
 	traceCtx, endTrace := context.WithCancel(context.Background())
 	defer endTrace() // after draining, so that all ends are told
 	d.startWorkers(ctx, traceCtx)
-	if err := d.startNames(ctx); err != nil {
-		return err
-	}
 	failed := make(chan error, 2)
 	d.workers.Go(func() { failed <- source.Run(ctx, d.apply(ctx, failed)) })
 	remove, err := d.await(ctx, failed, signals)
@@ -157,6 +139,17 @@ func (d *Daemon) Run(ctx context.Context, signals <-chan os.Signal) error {
 		}
 	}
 	return err
+}
+
+// beside returns the servers that there are beside the proxy and its HTTP servers.
+func (d *Daemon) beside() (list []Server) {
+	if d.config.SOCKS != nil {
+		list = append(list, d.config.SOCKS)
+	}
+	if d.config.Names != nil {
+		list = append(list, d.config.Names)
+	}
+	return list
 }
 
 // await returns when the daemon is to stop: whether the portal's rules are to be removed
@@ -333,8 +326,8 @@ func (d *Daemon) tellSeen() {
 // by its name before it is served.
 func (d *Daemon) applied(services []config.Service) {
 	d.healthChecks.Apply(services)
-	if d.names != nil {
-		d.names.Apply(services)
+	if d.config.Names != nil {
+		d.config.Names.Apply(services)
 	}
 }
 

@@ -251,7 +251,7 @@ var _ = Describe("a daemon with a portal", func() {
 
 	It("frees the lock if a part cannot be had, and has changed nothing", func() {
 		c := withPortal()
-		c.SOCKSAddress = taken()
+		c.SOCKS = socksAt(taken())
 		r := begin(c)
 		Eventually(r.ended).WithTimeout(patience).Should(Receive(MatchError(HavePrefix("--socks: "))))
 		Expect(installed()).To(BeEmpty())
@@ -334,11 +334,13 @@ var _ = Describe("a daemon with a portal", func() {
 		It("has the sockets, the rules and at last the addresses of the first, whose connections go on", func() {
 			c := withPortal()
 			c.AdminAddress, c.HardFail = free(), true
-			c.DNSAddress = netip.MustParseAddrPort(free())
+			names := free()
+			c.Names = namesAt(names)
 			first, firstNow := serve(c)
 			open := connect(vip)
 			before := installed()
 
+			c.Names = namesAt(names)
 			second, secondNow := serve(takeOver(c))
 			Eventually(first.said).WithTimeout(patience).Should(gbytes.Say("Another usher has taken over; connections that are open may end"))
 			Expect(installed()).To(Equal(before))

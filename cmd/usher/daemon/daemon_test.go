@@ -22,8 +22,10 @@ import (
 	"github.com/onsi/gomega/gleak"
 	"github.com/sirupsen/logrus"
 
+	"github.com/usherproxy/usher/cmd/kubectl-usher/laptop"
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/proxy/accesslog"
+	"github.com/usherproxy/usher/proxy/dns"
 	"github.com/usherproxy/usher/proxy/outcome"
 	"github.com/usherproxy/usher/proxy/trace"
 	"github.com/usherproxy/usher/test/lab"
@@ -92,6 +94,21 @@ func taken() string {
 	Expect(err).NotTo(HaveOccurred())
 	DeferCleanup(packets.Close)
 	return l.Addr().String()
+}
+
+// socksAt and namesAt are the servers of 'kubectl usher connect'.
+func socksAt(address string) Server {
+	GinkgoHelper()
+	s, err := laptop.NewSOCKS(address)
+	Expect(err).NotTo(HaveOccurred())
+	return s
+}
+
+func namesAt(address string) Names {
+	GinkgoHelper()
+	n, err := laptop.NewNames(netip.MustParseAddrPort(address), dns.Options{}, nil)
+	Expect(err).NotTo(HaveOccurred())
+	return n
 }
 
 // withoutPortal is a Config that serves manifests on loopback, and /healthz.
@@ -349,12 +366,13 @@ var _ = Describe("a daemon", func() {
 		It("leaves no goroutine, and no address taken", func() {
 			before := gleak.Goroutines()
 			c := withoutPortal()
-			c.AdminAddress, c.SOCKSAddress, c.DNSAddress = free(), free(), netip.MustParseAddrPort(free())
+			addresses := []string{c.HealthzAddress, free(), free(), free()}
+			c.AdminAddress, c.SOCKS, c.Names = addresses[1], socksAt(addresses[2]), namesAt(addresses[3])
 			r, now := serve(c)
 			connect(listener(now)).Close()
 			r.signals <- syscall.SIGTERM
 			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
-			for _, address := range []string{c.HealthzAddress, c.AdminAddress, c.SOCKSAddress, c.DNSAddress.String()} {
+			for _, address := range addresses {
 				l, err := net.Listen("tcp", address)
 				Expect(err).NotTo(HaveOccurred())
 				l.Close()
@@ -383,8 +401,8 @@ var _ = Describe("a daemon", func() {
 			},
 			Entry("the access log", "--access-log: open /no/such/folder/log", func(c *Config) { c.AccessLog.Path = "/no/such/folder/log" }),
 			Entry("the admin server", "--admin-address: listen tcp", func(c *Config) { c.AdminAddress = taken() }),
-			Entry("SOCKS", "--socks: listen tcp", func(c *Config) { c.SOCKSAddress = taken() }),
-			Entry("names", "--dns: listen udp", func(c *Config) { c.DNSAddress = netip.MustParseAddrPort(taken()) }),
+			Entry("SOCKS", "--socks: listen tcp", func(c *Config) { c.SOCKS = socksAt(taken()) }),
+			Entry("names", "--dns: listen udp", func(c *Config) { c.Names = namesAt(taken()) }),
 		)
 	})
 })

@@ -35,12 +35,16 @@ func (d *Daemon) startServers(ctx context.Context) error {
 		return nil
 	}
 	o := admin.APIOptions{Version: c.Version, Demo: c.Demo != nil, Reports: d.reports.All, Health: d.health, AccessLog: d.accessLog, Conntrack: d.conntrack, HealthChecks: d.healthChecks}
-	if c.Via.Remote() {
-		o.Via = string(c.Via)
+	if c.Tunnel != nil {
+		o.Via = c.Tunnel.Name
 	}
 	api := admin.NewAPI(d.proxy, o)
 	d.metrics = admin.NewMetrics(d.proxy, d.health, c.Version)
-	d.metrics.Watch(api, d.accessLog, d.names)
+	var queries func() map[[2]string]int64
+	if c.Names != nil {
+		queries = c.Names.Queries
+	}
+	d.metrics.Watch(api, d.accessLog, queries)
 	d.proxy.OnSync = d.metrics.Synced
 	if d.reach.Load() != nil {
 		clientmetrics.Register(clientmetrics.RegisterOpts{RequestLatency: d.metrics, RequestResult: d.metrics})

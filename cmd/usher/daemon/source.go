@@ -15,27 +15,41 @@ import (
 	"github.com/usherproxy/usher/config/manifest"
 	"github.com/usherproxy/usher/config/translate"
 	"github.com/usherproxy/usher/proxy/admin"
-	"github.com/usherproxy/usher/proxy/portforward"
 )
 
-// newSource returns where Services come from. It may call back from when it runs.
-func (d *Daemon) newSource(ctx context.Context, signals <-chan os.Signal) (config.Source, error) {
-	c := &d.config
+// newSource returns where Services come from, and what closes the way to their endpoints. It may call back from when it
+// runs.
+func (d *Daemon) newSource(ctx context.Context, signals <-chan os.Signal) (source config.Source, closeTunnel func(), err error) {
+	c, closeTunnel := &d.config, func() {}
 	if len(c.Manifests) > 0 {
-		return unlessStopped(ctx, signals, func() (config.Source, error) {
-			return c.files(d.names != nil, &d.reports, func(cidrs []netip.Prefix) { d.proxy.SetServiceCIDRs(cidrs) })
+		source, err = unlessStopped(ctx, signals, func() (config.Source, error) {
+			return c.files(c.Names != nil, &d.reports, func(cidrs []netip.Prefix) { d.proxy.SetServiceCIDRs(cidrs) })
 		})
+		return source, closeTunnel, err
 	}
 	client, reach, err := c.connect()
 	if err != nil {
-		return nil, err
+		return nil, closeTunnel, err
 	}
 	d.reach.Store(reach)
-	if err := d.openTunnel(); err != nil {
-		return nil, err
+	if c.Tunnel != nil {
+		rest, err := c.Cluster.RESTConfig()
+		if err != nil {
+			return nil, closeTunnel, err
+		}
+		if closeTunnel, err = c.Tunnel.Open(rest, &c.Proxy, d.log); err != nil {
+			return nil, func() {}, err
+		}
 	}
+	source, err = d.apiSource(ctx, client)
+	return source, closeTunnel, err
+}
+
+// apiSource returns the source that watches an API server.
+func (d *Daemon) apiSource(ctx context.Context, client *kube.Client) (config.Source, error) {
+	c := &d.config
 	o := kube.Options{Client: client, Metadata: client.Metadata, Log: d.log, NodeName: c.NodeName, NodeLabels: c.NodeLabels, ServiceProxyName: c.ServiceProxyName,
-		Discovery: d.names != nil, ForbiddenEndpoints: c.ForbiddenEndpoints, NoClientAddress: c.NoClientAddress, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", MaxDelay: c.MaxDelay, Resync: c.Resync}
+		Discovery: c.Names != nil, ForbiddenEndpoints: c.ForbiddenEndpoints, NoClientAddress: c.NoClientAddress, LoadBalancers: c.LoadBalancers, NoAccessLog: c.AccessLog.Path == "", MaxDelay: c.MaxDelay, Resync: c.Resync}
 	if c.Netns != nil {
 		return kube.New(o) // for one command: it is no node, and the cluster hears nothing of it
 	}
@@ -115,33 +129,6 @@ func (c *Config) KubeNamespace() (string, error) {
 		return "", noSource(err)
 	}
 	return namespace, nil
-}
-
-// openTunnel makes the proxy reach endpoints through the API server, if it is to.
-func (d *Daemon) openTunnel() error {
-	if !d.config.Via.Remote() {
-		return nil
-	}
-	rest, err := d.config.Cluster.RESTConfig()
-	if err != nil {
-		return err
-	}
-	if d.tunnel, err = portforward.New(rest, d.log); err != nil {
-		return err
-	}
-	o := &d.config.Proxy
-	o.Dial, o.TCPOnly = d.tunnel.Dial, portforward.ErrTCPOnly
-	if d.config.Via == ViaAuto {
-		o.Dial, o.TCPOnly = (&portforward.Auto{Direct: o.DirectDial, Else: d.tunnel.Dial}).Dial, nil
-	}
-	return nil
-}
-
-// closeTunnel ends the connections that lead through the API server.
-func (d *Daemon) closeTunnel() {
-	if d.tunnel != nil {
-		d.tunnel.Close()
-	}
 }
 
 // APIServer reports whether the API server sends what there is; known is false if Services come

@@ -52,8 +52,8 @@ var checks = []check{
 	{"reset, by the endpoint", reset},
 	{"no endpoint: refused", refused},
 	{"node port", nodePort},
-	{"name of a Service (--dns)", dns},
-	{"proxy (--socks)", socks},
+	{"name of a Service (connect --dns)", dns},
+	{"proxy (connect --socks)", socks},
 	{"endpoint added and removed", changes},
 	{"Service added and removed", comesAndGoes},
 	{"/metrics", func(*ground) error { return fetch("http://127.0.0.1:10249/metrics", "usher_connections") }},
@@ -181,7 +181,7 @@ func (g *ground) serves() error {
 }
 
 // flags are those of the usher that most checks use.
-var flags = []string{"--dns=127.0.0.1:10053", "--socks=127.0.0.1:10080", "--healthz-address=127.0.0.1:10256", "--service-node-port-range=30080-30080"}
+var flags = []string{"--healthz-address=127.0.0.1:10256", "--service-node-port-range=30080-30080"}
 
 // start leaves the choice of the portal to usher.
 func start(g *ground) error {
@@ -365,7 +365,36 @@ func nodePort(g *ground) error {
 	return err
 }
 
+// connected does what check says while 'kubectl usher connect' runs beside usher.
+func (g *ground) connected(check func() error, flags ...string) error {
+	p, err := launchProgram(kubectlUsher(), append([]string{"connect", "--manifests", g.manifests, "--admin-address=", "--log-format=text"}, flags...)...)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM)
+		_, _ = p.end()
+	}()
+	if err := eventually(check); err != nil {
+		return cmp.Or(errorOf(p.reason()), err)
+	}
+	return nil
+}
+
+// errorOf returns an error with a text, or nil for none.
+func errorOf(text string) error {
+	if text == "" {
+		return nil
+	}
+	return errors.New(text)
+}
+
 func dns(g *ground) error {
+	return g.connected(func() error { return askName() }, "--socks=", "--dns=127.0.0.1:10053")
+}
+
+// askName asks for the name of a Service, which has the same address whether that can be reached or not.
+func askName() error {
 	r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "udp", "127.0.0.1:10053")
 	}}
@@ -373,14 +402,16 @@ func dns(g *ground) error {
 	defer cancel()
 	s := services["tcp"]
 	all, err := r.LookupNetIP(ctx, "ip", "tcp.default.svc.cluster.local.")
-	if err == nil && !slices.ContainsFunc(all, func(a netip.Addr) bool { return g.portal == "none" || a.Unmap() == vip(s.v6, s.n) }) {
+	if err == nil && !slices.ContainsFunc(all, func(a netip.Addr) bool { return a.Unmap() == vip(s.v6, s.n) }) {
 		err = fmt.Errorf("the name has the addresses %v", all)
 	}
 	return err
 }
 
 func socks(g *ground) error {
-	return fetchBy(&http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "socks5", Host: "127.0.0.1:10080"})}, fmt.Sprintf("http://web.default:%d/", port), "one")
+	return g.connected(func() error {
+		return fetchBy(&http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "socks5", Host: "127.0.0.1:10080"})}, fmt.Sprintf("http://web.default:%d/", port), "one")
+	}, "--socks=127.0.0.1:10080")
 }
 
 func fetch(url, contains string) error { return fetchBy(&http.Transport{}, url, contains) }
@@ -466,10 +497,12 @@ func getConnections(g *ground) error {
 }
 
 // prints runs usher, which prints what is expected.
-func prints(expected string, args ...string) error {
-	out, err := command(args...)
+func prints(expected string, args ...string) error { return printsOf(*usher, expected, args...) }
+
+func printsOf(program, expected string, args ...string) error {
+	out, err := commandOf(program, args...)
 	if err == nil && !strings.Contains(out, expected) {
-		err = fmt.Errorf("usher %s does not print %q", args[0], expected)
+		err = fmt.Errorf("%s %s does not print %q", filepath.Base(program), args[0], expected)
 	}
 	return err
 }
@@ -622,11 +655,11 @@ func childOf(pid int) (int, error) {
 	return 0, errors.New("the keeper has no child")
 }
 
-// executes asks a Service by its name in `usher exec`.
+// executes asks a Service by its name in `kubectl usher exec`.
 func executes(g *ground) error {
 	self := os.Args[0]
 	if exe, err := os.Executable(); err == nil {
 		self = exe
 	}
-	return prints("one", "exec", "--manifests", g.manifests, "--", self, "-client", fmt.Sprintf("tcp.default:%d", port))
+	return printsOf(kubectlUsher(), "one", "exec", "--manifests", g.manifests, "--", self, "-client", fmt.Sprintf("tcp.default:%d", port))
 }

@@ -127,8 +127,13 @@ func (o *output) String() string {
 }
 
 // launch starts usher.
-func launch(args ...string) (*process, error) {
-	p := &process{cmd: exec.Command(*usher, args...), ended: make(chan struct{})}
+func launch(args ...string) (*process, error) { return launchProgram(*usher, args...) }
+
+// kubectlUsher is beside usher.
+func kubectlUsher() string { return filepath.Join(filepath.Dir(*usher), "kubectl-usher") }
+
+func launchProgram(program string, args ...string) (*process, error) {
+	p := &process{cmd: exec.Command(program, args...), ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.log
 	p.cmd.Stdin = strings.NewReader("") // there may be no /dev/null
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -162,8 +167,10 @@ func (p *process) end() (int, error) {
 func (p *process) kill() { _ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) }
 
 // command runs usher until it ends, and returns what it prints. Another exit code than 0 is an error.
-func command(args ...string) (string, error) {
-	p, err := launch(args...)
+func command(args ...string) (string, error) { return commandOf(*usher, args...) }
+
+func commandOf(program string, args ...string) (string, error) {
+	p, err := launchProgram(program, args...)
 	if err != nil {
 		return "", err
 	}

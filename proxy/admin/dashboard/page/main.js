@@ -29,7 +29,7 @@ const routes = [
   [/^#\/connections$/, Connections],
 ];
 
-// Behind usher dashboard the page is one of several nodes'.
+// Behind kubectl usher dashboard the page is one of several nodes'.
 const node = decodeURIComponent(location.pathname.match(/\/nodes\/([^/]+)\/$/)?.[1] ?? '');
 if (node) document.querySelector('nav').prepend(h('a', { href: '../../' }, 'Cluster'), h('span', { class: 'of-node', title: node }, node));
 
@@ -151,7 +151,7 @@ const key = name => h('kbd', null, name);
 const command = text => h('code', null, text);
 document.getElementById('foot').append(
   h('span', null, 'Keys: ', key('/'), ' finds, ', key('p'), ' pauses, ', key('↑'), ' ', key('↓'), ' go through a table.'),
-  h('span', null, 'The same in a terminal: ', command('usher get services'), ', ', command('usher trace'), ', ', command('usher top'), '.'),
+  h('span', null, 'The same in a terminal: ', command('usher get services'), ', ', command('usher trace'), ', ', command('kubectl usher top'), '.'),
   h('span', null, 'As data: ', h('a', { href: 'api/v1/openapi.json' }, 'the API'), '.'));
 
 router.go();

@@ -1,0 +1,101 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/charmbracelet/x/ansi"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// HelpWidth is how wide the text of --help is.
+const HelpWidth = 80
+
+// groupKey is the annotation of a flag that says in which group --help has it.
+const groupKey = "group"
+
+// Group puts the flags that were registered since the last call into a group of --help.
+func Group(flags *pflag.FlagSet, name string) {
+	flags.SortFlags = false // as they are registered, group by group
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Annotations[groupKey] == nil {
+			_ = flags.SetAnnotation(f.Name, groupKey, []string{name}) // it is there
+		}
+	})
+}
+
+// setUsage makes --help tell flags in their groups, in lines of HelpWidth. It is done without
+// one of cobra's templates: with text/template, which calls methods by their names, the linker
+// keeps all methods of every library, a third of the program.
+func setUsage(root *cobra.Command) {
+	usual := root.UsageFunc()
+	root.SetUsageFunc(func(cmd *cobra.Command) error {
+		out := cmd.OutOrStderr()
+		var text bytes.Buffer
+		cmd.SetOut(&text)
+		defer cmd.SetOut(out)
+		err := usual(cmd)
+		flags := cmd.LocalFlags()
+		_, _ = strings.NewReplacer("Flags:\n"+strings.TrimRight(flags.FlagUsages(), " \n"), flagUsages(flags)).WriteString(out, text.String())
+		return err
+	})
+}
+
+func flagUsages(flags *pflag.FlagSet) string {
+	groups := groupsOf(flags)
+	if len(groups) == 1 {
+		return "Flags:\n" + strings.TrimRight(flags.FlagUsagesWrapped(HelpWidth), "\n")
+	}
+	var b strings.Builder
+	for _, g := range groups {
+		b.WriteString(cmp.Or(g.name, "Others") + ":\n")
+		for _, f := range g.flags {
+			b.WriteString(block(f))
+		}
+		b.WriteString("\n")
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// group is a group of flags; the one that was not given a name has none.
+type group struct {
+	name  string
+	flags []*pflag.Flag
+}
+
+// groupsOf returns the groups in the order of their first flags.
+func groupsOf(flags *pflag.FlagSet) (groups []group) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		name := strings.Join(f.Annotations[groupKey], "")
+		i := slices.IndexFunc(groups, func(g group) bool { return g.name == name })
+		if i < 0 {
+			i, groups = len(groups), append(groups, group{name: name})
+		}
+		groups[i].flags = append(groups[i].flags, f)
+	})
+	return groups
+}
+
+// block tells one flag in a line, and below it what it is for: there are long names, and much
+// to say.
+func block(f *pflag.Flag) string {
+	head, text := told(f)
+	if text == "" { // it is hidden
+		return ""
+	}
+	const indent = "\n        "
+	text = ansi.Wordwrap(text, HelpWidth-len(indent), "")
+	return "  " + head + indent + strings.ReplaceAll(text, "\n", indent) + "\n"
+}
+
+// told tells one flag as pflag does: its names and what kind of value it has, and what it is
+// for; both are empty if it is hidden.
+func told(f *pflag.Flag) (head, text string) {
+	one := pflag.NewFlagSet("", pflag.ContinueOnError)
+	one.AddFlag(f)
+	head, text, _ = strings.Cut(strings.TrimLeft(one.FlagUsages(), " "), "   ")
+	return head, strings.TrimSpace(text)
+}

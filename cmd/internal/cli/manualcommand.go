@@ -1,0 +1,31 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// newManual is for those who make packages: see deploy/release.
+func newManual() *cobra.Command {
+	return &cobra.Command{
+		Use:    "manual FOLDER",
+		Short:  "Write the manual pages into a folder, one for each command",
+		Hidden: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return Usagef("manual takes the folder for the pages, and got %q", args)
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			date, _, _ := strings.Cut(setting("vcs.time"), "T")
+			return EachCommand(cmd.Root(), func(c *cobra.Command) error {
+				name, text := ManualPage(c, "usher "+Version, date)
+				return os.WriteFile(filepath.Join(args[0], name+".1"), []byte(text), 0o644)
+			})
+		},
+	}
+}

@@ -1,0 +1,113 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/colorprofile"
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+	"sigs.k8s.io/yaml"
+
+	"github.com/usherproxy/usher/cmd/internal/show"
+)
+
+// LogFlags say how logs are written. They go to standard error.
+type LogFlags struct {
+	Level  string
+	Format string
+}
+
+// Register registers the flags; format is the default of --log-format.
+func (f *LogFlags) Register(flags *pflag.FlagSet, format string) {
+	f.Level, f.Format = "info", format
+	flags.Var(&Choices{Value: &f.Level, Allowed: []string{"debug", "info", "warning", "error"}, Also: isLogLevel}, "log-level", "least serious `level` that is logged: debug, info, warning or error")
+	Choice(flags, &f.Format, "log-format", "", "text, json, or auto: text on a terminal and json elsewhere", "auto", "text", "json")
+}
+
+// Logger returns a logger that writes to out.
+func (f *LogFlags) Logger(out io.Writer) (*logrus.Logger, error) {
+	level, err := logrus.ParseLevel(f.Level)
+	if err != nil {
+		return nil, Usagef("--log-level: %q is not one of debug, info, warning, error", f.Level)
+	}
+	log := logrus.New()
+	log.SetOutput(out)
+	log.SetLevel(level)
+	text := &logrus.TextFormatter{FullTimestamp: true, TimestampFormat: "15:04:05.000"}
+	switch {
+	case f.Format == "json", f.Format == "auto" && !IsTerminal(out):
+		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: time.RFC3339Nano})
+	case f.Format == "text", f.Format == "auto":
+		log.SetFormatter(text)
+	default:
+		return nil, Usagef("--log-format: %q is not one of auto, text, json", f.Format)
+	}
+	return log, nil
+}
+
+// isLogLevel reports whether the logger knows a level: INFO, warn and trace are some, too.
+func isLogLevel(level string) bool {
+	_, err := logrus.ParseLevel(level)
+	return err == nil
+}
+
+// IsTerminal reports whether out is a terminal.
+func IsTerminal(out io.Writer) bool {
+	f, ok := out.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// Coloured returns a writer to out that takes colours out unless out is a terminal
+// that has them, and NO_COLOR is not set (see no-color.org).
+func Coloured(out io.Writer) io.Writer { return colorprofile.NewWriter(out, os.Environ()) }
+
+// PrintLines prints lines that may have colours.
+func PrintLines(out io.Writer, lines []string) {
+	out = Coloured(out)
+	for _, line := range lines {
+		fmt.Fprintln(out, line)
+	}
+}
+
+// TerminalWidth returns how many columns out has; 100 if it is no terminal.
+func TerminalWidth(out io.Writer) int {
+	if file, ok := out.(*os.File); ok {
+		if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 {
+			return width
+		}
+	}
+	return 100
+}
+
+// wideColumns is for how wide a terminal wide tables are made, at least.
+const wideColumns = 160
+
+// TableWidth returns how wide a table on out may be. A program that reads it gets all of it.
+func TableWidth(out io.Writer, wide bool) int {
+	switch {
+	case !IsTerminal(out):
+		return show.Unlimited
+	case wide:
+		return max(wideColumns, TerminalWidth(out))
+	}
+	return TerminalWidth(out)
+}
+
+// PrintObject prints v as JSON or YAML.
+func PrintObject(out io.Writer, format string, v any) error {
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err == nil && format == "yaml" {
+		text, err = yaml.JSONToYAML(text)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s\n", strings.TrimRight(string(text), "\n"))
+	return err
+}

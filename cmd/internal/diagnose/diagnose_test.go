@@ -1,0 +1,347 @@
+package diagnose
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+	"github.com/usherproxy/usher/proxy/dns"
+	"github.com/usherproxy/usher/proxy/outcome"
+)
+
+func TestDiagnose(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "cmd/internal/diagnose")
+}
+
+// answering returns a client of a server that answers as handler does.
+func answering(handler http.HandlerFunc) *client.Client {
+	GinkgoHelper()
+	server := httptest.NewServer(handler)
+	DeferCleanup(server.Close)
+	c, err := client.New(server.Listener.Addr().String())
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(c.Close)
+	return c
+}
+
+var _ = Describe("a bundle", func() {
+	DescribeTable("leaves secrets out", func(text, secret string) {
+		out := string(withoutSecrets([]byte("before " + text + " behind\nnext")))
+		Expect(out).NotTo(ContainSubstring(secret))
+		Expect(out).To(And(HavePrefix("before "), ContainSubstring(leftOut), HaveSuffix("next")))
+	},
+		Entry(nil, `Authorization: Bearer s3cr3t-x`, "s3cr3t"),
+		Entry(nil, `{"authorization":"Basic czNjcjN0"}`, "czNjcjN0"),
+		Entry(nil, `{"token":"s3cr3t"}`, "s3cr3t"),
+		Entry(nil, `{\"bearerToken\":\"s3cr3t\"}`, "s3cr3t"),
+		Entry(nil, `--some-password=s3cr3t`, "s3cr3t"),
+		Entry(nil, `DB_PASSWORD: 's3 cr3t'`, "cr3t"),
+		Entry(nil, `--password "s3\"cr3t"`, "cr3t"),
+		Entry(nil, `client-secret=s3cr3t,`, "s3cr3t"),
+		Entry(nil, `https://user:s3cr3t@api.example/`, "s3cr3t"),
+		Entry(nil, `eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2ln`, "eyJzdWIi"),
+		Entry(nil, `token=abc,s3cr3t;ghi`, "s3cr3t"),
+		Entry(nil, `password=a's3cr3t`, "s3cr3t"),
+		Entry(nil, `password='a''s3cr3t'`, "s3cr3t"),
+		Entry(nil, `password="a"s3cr3t`, "s3cr3t"),
+		Entry(nil, `PASSWORD = hunter s3cr3t`, "s3cr3t"),
+		Entry(nil, "password: |\n  s3cr3t\n\n  s3cr3t", "s3cr3t"),
+		Entry(nil, "password:\n  s3cr3t", "s3cr3t"),
+		Entry(nil, "{\n  \"tokens\": [\n    \"s3cr3t\"\n  ]\n}", "s3cr3t"),
+		Entry(nil, `https://s3cr3t@api.example/`, "s3cr3t"),
+		Entry(nil, `https://user:a@s3cr3t@api.example/`, "s3cr3t"),
+		Entry(nil, `client-key-data: LS0tcr3t`, "LS0t"),
+		Entry(nil, `Authorization: s3cr3t`, "s3cr3t"),
+		Entry(nil, `Authorization: Digest username="x", response="s3cr3t"`, "s3cr3t"),
+		Entry(nil, `{"headers":{"Authorization":["s3cr3t"]}}`, "s3cr3t"),
+		Entry(nil, `"password":"s3cr3t`, "s3cr3t"),
+		Entry(nil, `{\"password\":\"s3\\\"cr3t\"}`, "cr3t"),
+		Entry(nil, `"{\"password\":\"s3\\\"cr3t\"}"`, "cr3t"),
+		Entry(nil, `"{\"password\":\"s3cr3t"`, "cr3t"),
+		Entry(nil, `GET /?a=b&token=s3cr3t HTTP/1.1`, "s3cr3t"),
+		Entry(nil, `{"password": 12345678}`, "12345678"),
+		Entry(nil, "-----BEGIN RSA PRIVATE KEY-----\nMIIs3cr3t\n-----END RSA PRIVATE KEY-----", "s3cr3t"),
+	)
+
+	DescribeTable("keeps what is beside a secret", func(text, kept string) {
+		Expect(string(withoutSecrets([]byte(text)))).To(Equal(kept))
+	},
+		Entry(nil, `{"token":"s3cr3t","a":1}`, `{"token":(left out),"a":1}`),
+		Entry(nil, `{"token":"s3cr3t\\","a":1}`, `{"token":(left out),"a":1}`),
+		Entry(nil, `{"tokens":null,"a":1}`, `{"tokens":(left out),"a":1}`),
+		Entry(nil, `{"msg":"password=a b","a":1}`, `{"msg":"password=(left out)","a":1}`),
+		Entry(nil, `{\"token\":\"s3\\\"cr3t\",\"a\":1}`, `{\"token\":(left out),\"a\":1}`),
+		Entry(nil, `token=abc&password=def&a=1 b`, `token=(left out)&password=(left out)&a=1 b`),
+		Entry(nil, `usher run --token abc --portal none`, `usher run --token (left out) --portal none`),
+		Entry(nil, "password: |\n  a\n\n  b\n\nuser: c", "password: (left out)\n\nuser: c"),
+		Entry(nil, "- token: a\n  user: c", "- token: (left out)\n  user: c"),
+		Entry(nil, "http://me@10.0.0.1:80/", "http://(left out)@10.0.0.1:80/"),
+	)
+
+	It("leaves alone what is none", func() {
+		for _, text := range []string{
+			`usher_service_connections_total{namespace="default"} 7`, "10.96.0.10:80 default/web:http", `"kubeconfig": "/etc/kubeconfig"`, "http://10.0.0.1:80/", "http://10.0.0.1:80/?to=a@b",
+			"default/token-issuer 10.96.0.3:80", `{"service":"default/token-issuer:http","vip":"10.96.0.3:80"}`, "Service default/token-issuer: spec.ports[0].port: 70000 is not in 1-65535", readme,
+		} {
+			Expect(string(withoutSecrets([]byte(text)))).To(Equal(text))
+		}
+	})
+
+	It("has what an usher answers that is not healthy, and the status", func() {
+		c := answering(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			if r.URL.Path == "/healthz" {
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}
+			fmt.Fprintln(w, `{"lastUpdated":"2026-01-01T00:00:00Z"}`)
+		})
+		texts := map[string]string{}
+		for _, p := range (&Bundle{Client: c}).parts(GinkgoT().Context()) {
+			if p.name == "healthz.json" || p.name == "configz.json" {
+				texts[p.name] = string(p.text(GinkgoT().Context()))
+			}
+		}
+		Expect(texts).To(Equal(map[string]string{
+			"healthz.json": `{"lastUpdated":"2026-01-01T00:00:00Z"}` + "\nHTTP status 503 Service Unavailable\n",
+			"configz.json": `{"lastUpdated":"2026-01-01T00:00:00Z"}` + "\n",
+		}))
+	})
+
+	It("has no secrets where a long log was cut", func() {
+		path := filepath.Join(GinkgoT().TempDir(), "usher.log")
+		Expect(os.WriteFile(path, []byte("token="+strings.Repeat("s3cr3t", maxLog/6)+"\nlast line\n"), 0o600)).To(Succeed())
+		Expect(tail(path)).To(BeEquivalentTo("last line\n"))
+	})
+})
+
+var _ = Describe("a result", func() {
+	finding := func(s Severity, object string) Found {
+		return Found{Finding: Finding{Severity: s, Object: object, Wrong: strings.Repeat("much is wrong ", 20), Known: strings.Repeat("x", 100), Remedy: "usher trace"}}
+	}
+
+	It("has one heading for what is about the same, and no line that is too wide", func() {
+		r := Result{Findings: []Found{finding(Failing, "Service default/a"), finding(Failing, "Service default/a"), finding(Warning, "usher")}}
+		lines := r.Lines(80)
+		heads := 0
+		for _, l := range lines {
+			Expect(ansi.StringWidth(l)).To(BeNumerically("<=", 80), l)
+			if l != "" && !strings.HasPrefix(l, " ") {
+				heads++
+			}
+		}
+		Expect(heads).To(Equal(2))
+		Expect(r.Wrong()).To(BeTrue())
+	})
+
+	It("says what was looked at if there is nothing, or only a note", func() {
+		r := Result{Looked: []string{"limits"}, Services: 3}
+		Expect(r.Lines(80)).To(Equal([]string{"Nothing found. Looked at, of 3 Services:", "  - limits"}))
+		r.Findings = []Found{finding(Note, "node")}
+		Expect(r.Wrong()).To(BeFalse())
+		Expect(r.Lines(80)).To(ContainElement("Nothing else found. Looked at, of 3 Services:"))
+	})
+})
+
+var _ = Describe("what is slow", func() {
+	It("is an endpoint whose clients wait, or a Service of which some do", func() {
+		latency := func(connect, first float64) *api.Latency {
+			return &api.Latency{Clients: 20, ConnectP50Ms: 1, ConnectP99Ms: connect, FirstByteP50Ms: first, FirstByteP99Ms: first}
+		}
+		s := &subject{services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: []api.ServicePort{
+			{PortSummary: api.PortSummary{VIP: "10.96.0.10:80"}, Latency: latency(1, 10), Endpoints: []api.Endpoint{{Address: "10.0.0.1:80", Latency: latency(1, 300)}, {Address: "10.0.0.2:80", Latency: latency(1, 1)}, {}}},
+			{PortSummary: api.PortSummary{VIP: "10.96.0.10:81"}, Latency: latency(250, 10)},
+			{PortSummary: api.PortSummary{VIP: "10.96.0.10:82"}, Latency: latency(1, 10)},
+			{PortSummary: api.PortSummary{VIP: "10.96.0.10:83"}, Latency: &api.Latency{Clients: 19, ConnectP99Ms: 250}},
+		}}}}
+		all := slow(GinkgoT().Context(), s)
+		Expect(all).To(HaveLen(2))
+		Expect(all[0].Wrong).To(Equal("10.0.0.1:80 is slow"))
+		Expect(all[1].Wrong).To(Equal("some clients of 10.96.0.10:81 wait long until they are connected"))
+		Expect(all[1].Known).To(ContainSubstring("one in a hundred waited about 250"))
+	})
+
+	It("is an endpoint that is unresponsive", func() {
+		of := func(state api.EndpointState) *subject {
+			return &subject{services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: []api.ServicePort{{
+				PortSummary: api.PortSummary{VIP: "10.96.0.10:80"}, Latency: &api.Latency{Clients: 5, FirstByteP99Ms: 10},
+				Endpoints: []api.Endpoint{{Address: "10.0.0.1:80", State: state, BytesToClient: 100, Latency: &api.Latency{Clients: 5, ConnectP50Ms: 1, ConnectP99Ms: 1}}},
+			}}}}}
+		}
+		all := slow(GinkgoT().Context(), of(api.EndpointUnresponsive))
+		Expect(all).To(HaveLen(1))
+		Expect(all[0].Wrong).To(Equal("10.0.0.1:80 accepts connections, and answers none"))
+		Expect(all[0].Known).To(ContainSubstring("had 5 clients and sent no byte"))
+		Expect(slow(GinkgoT().Context(), of(api.EndpointReady))).To(BeEmpty())
+	})
+})
+
+var _ = Describe("an endpoint that was in quarantine again and again", func() {
+	DescribeTable("comes and goes", func(times int, since time.Duration, want ...Severity) {
+		now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local)
+		s := &subject{status: api.Status{Now: now}, client: answering(func(w http.ResponseWriter, r *http.Request) {
+			Expect(r.URL.RawQuery).To(Equal("follow=false&history=true&kind=endpoint-quarantined"))
+			for n := times; n > 0; n-- {
+				text, _ := json.Marshal(api.Event{Kind: api.KindEndpointQuarantined, Service: "default/web", Endpoint: "10.0.0.1:80", Time: now.Add(-since - time.Duration(n-1)*time.Minute)})
+				fmt.Fprintf(w, "event: change\ndata: %s\n\n", text)
+			}
+		}), services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: []api.ServicePort{{Endpoints: []api.Endpoint{{Address: "10.0.0.1:80"}, {Address: "10.0.0.2:80"}}}}}}}
+		var got []Severity
+		for _, f := range quarantine(GinkgoT().Context(), s) {
+			got = append(got, f.Severity)
+			Expect(f.Wrong).To(Equal("10.0.0.1:80 comes and goes"))
+			Expect(f.Known).To(HavePrefix(fmt.Sprintf("3 times since %s, the last at %s, ", now.Add(-since-2*time.Minute).Format(time.DateTime), now.Add(-since).Format(time.DateTime))))
+		}
+		Expect(got).To(ConsistOf(want))
+	},
+		Entry("lately", 3, time.Minute, Warning),
+		Entry("long ago", 3, time.Hour, Note),
+		Entry("twice, which may be a rollout", 2, time.Minute),
+	)
+})
+
+var _ = Describe("an endpoint that has failed", func() {
+	const address = "10.0.0.1:80"
+	found := func(e api.Endpoint) (now, before []Finding) {
+		GinkgoHelper()
+		e.Address = address
+		s := &subject{client: answering(func(w http.ResponseWriter, _ *http.Request) {
+			item := api.Connection{Service: "default/web", Endpoint: address, Accepted: time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local), End: outcome.EndpointReset.String(), Outcomes: []string{"failed"}}
+			_ = json.NewEncoder(w).Encode(api.ConnectionList{Items: []api.Connection{item, item}})
+		}), services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: []api.ServicePort{{Endpoints: []api.Endpoint{e}}}}}}
+		return breaks(GinkgoT().Context(), s), past(GinkgoT().Context(), s)
+	}
+
+	It("is a note with the times if that was long ago, however much it was", func() {
+		now, before := found(api.Endpoint{Connected: 100, Failed: 50, Latency: &api.Latency{Clients: 90}})
+		Expect(now).To(BeEmpty())
+		Expect(before).To(HaveLen(1))
+		Expect(before[0]).To(And(HaveField("Severity", Note), HaveField("Wrong", "2 connections failed: endpoint-reset by "+address), HaveField("Known", ContainSubstring("2026-01-02 03:04:05"))))
+	})
+
+	DescribeTable("is a warning if it fails now, however well it was before", func(e api.Endpoint) {
+		now, before := found(e)
+		Expect(before).To(BeEmpty(), "it is told once")
+		Expect(now).To(HaveLen(1))
+		Expect(now[0]).To(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix(address)), HaveField("Known", ContainSubstring("in the last minutes"))))
+	},
+		Entry(nil, api.Endpoint{Connected: 1e6, Failed: 2, FailedLately: 2, Latency: &api.Latency{Clients: 98}}),
+		Entry("without any that was connected", api.Endpoint{Connected: 1e6, Failed: 2, FailedLately: 2}),
+		Entry("and gets too few connections to tell a share", api.Endpoint{State: api.EndpointSuspicious, Connected: 9, Failed: 9}),
+	)
+
+	It("is none if that is rare", func() {
+		for _, e := range []api.Endpoint{{FailedLately: 1}, {FailedLately: 2, Latency: &api.Latency{Clients: 99}}} {
+			now, before := found(e)
+			Expect(now).To(BeEmpty())
+			Expect(before).To(HaveLen(1))
+		}
+	})
+})
+
+var _ = DescribeTable("an endpoint that leaves connections unanswered", func(e, other api.Endpoint, told bool) {
+	e.Address, other.Address = "10.1.0.8:80", "10.1.0.9:80"
+	s := &subject{services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: []api.ServicePort{{Endpoints: []api.Endpoint{e, other}}}}}}
+	findings := breaks(GinkgoT().Context(), s)
+	if !told {
+		Expect(findings).To(BeEmpty())
+		return
+	}
+	Expect(findings).To(HaveLen(1))
+	Expect(findings[0]).To(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix("10.1.0.8:80 leaves far more")), HaveField("Known", ContainSubstring("50 of 100"))))
+},
+	Entry("is told if others answer", api.Endpoint{Connected: 100, Unanswered: 50}, api.Endpoint{Connected: 100, Unanswered: 9}, true),
+	Entry("is not if others leave as many: the protocol may have no answers", api.Endpoint{Connected: 100, Unanswered: 100}, api.Endpoint{Connected: 100, Unanswered: 95}, false),
+	Entry("is not if others had too few connections to compare with", api.Endpoint{Connected: 100, Unanswered: 50}, api.Endpoint{Connected: 19}, false),
+	Entry("is not if they are few", api.Endpoint{Connected: 4, Unanswered: 4}, api.Endpoint{Connected: 100}, false),
+	Entry("is not if they are a small share", api.Endpoint{Connected: 1000, Unanswered: 99}, api.Endpoint{Connected: 1000}, false),
+)
+
+var _ = Describe("the kernel's connection tracking", func() {
+	It("is told when its last tenth is begun, and where it is known", func() {
+		Expect(conntrackRoom(0, 0)).To(BeEmpty())
+		Expect(conntrackRoom(899, 1000)).To(BeEmpty())
+		Expect(conntrackRoom(900, 1000)).To(ConsistOf(And(HaveField("Severity", Failing), HaveField("Known", "900 of 1000 entries"))))
+	})
+
+	It("is compared with what was configured, which may be the least", func() {
+		is := map[string]float64{"nf_conntrack_max": 300, "nf_conntrack_tcp_timeout_close_wait": 60, "nf_conntrack_tcp_timeout_established": 86400}
+		find := func(wanted map[string]int) []Finding {
+			return conntrackSettings(wanted, func(name string) float64 { return is[name] })
+		}
+		Expect(find(nil)).To(BeEmpty())
+		Expect(find(map[string]int{"nf_conntrack_max": 200, "nf_conntrack_tcp_timeout_established": 86400, "nf_conntrack_not_there": 1})).To(BeEmpty())
+		Expect(find(map[string]int{"nf_conntrack_max": 400, "nf_conntrack_tcp_timeout_close_wait": 3600})).To(ConsistOf(And(HaveField("Severity", Warning),
+			HaveField("Known", "nf_conntrack_max is 300, and should be 400; nf_conntrack_tcp_timeout_close_wait is 60, and should be 3600"))))
+	})
+})
+
+var _ = Describe("a DNS server", func() {
+	find := func(server, vip string) []Finding {
+		s := &subject{Options: Options{DNS: server, Domain: "cluster.local"}, services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"},
+			Details: []api.ServicePort{{PortSummary: api.PortSummary{VIP: vip}, VIPs: []api.VIP{{Address: vip}}}}}}}
+		return names(GinkgoT().Context(), s)
+	}
+
+	DescribeTable("tells the addresses of Services", func(ip, other string) {
+		server, err := dns.New(dns.Options{ResolvConf: "/none"})
+		Expect(err).NotTo(HaveOccurred())
+		server.Apply([]config.Service{{Name: types.NamespacedName{Namespace: "default", Name: "web"}, Discovery: &config.Discovery{ClusterIPs: []netip.Addr{netip.MustParseAddr(ip)}}}})
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+		Expect(err).NotTo(HaveOccurred())
+		at := pc.LocalAddr().String()
+		ctx, cancel := context.WithCancel(context.Background())
+		serving := make(chan error)
+		go func() { serving <- server.Serve(ctx, pc, l) }()
+
+		Expect(find(at, net.JoinHostPort(ip, "80"))).To(BeEmpty())
+		Expect(find(at, net.JoinHostPort(other, "80"))).To(ConsistOf(And(HaveField("Severity", Warning), HaveField("Known", "it says "+ip+", usher serves "+other))))
+		cancel()
+		Expect(<-serving).To(Succeed())
+		Expect(find(at, net.JoinHostPort(ip, "80"))).To(ConsistOf(And(HaveField("Severity", Failing), HaveField("Wrong", at+" has no answer for web.default.svc.cluster.local."))))
+	},
+		Entry(nil, "10.96.0.10", "10.96.0.11"),
+		Entry(nil, "fd00:96::10", "fd00:96::11"),
+	)
+})
+
+var _ = Describe("what was found on several nodes", func() {
+	It("is told once, with the nodes, the worst and most spread first", func() {
+		finding := func(s Severity, wrong, known string) Found {
+			return Found{Finding: Finding{Check: "quarantine", Severity: s, Object: "Service default/web", Wrong: wrong, Known: known, Remedy: "usher trace"}}
+		}
+		pod, node := finding(Warning, "10.0.0.1:80 is in quarantine", "2 failures"), finding(Warning, "10.0.0.2:80 is in quarantine", "1 failure")
+		again := finding(Warning, "10.0.0.1:80 is in quarantine", "9 failures")
+		sum := Together([]OnNode{
+			{Node: "a", Result: Result{Findings: []Found{finding(Note, "a note", "")}, Services: 3, All: 9, Looked: []string{"limits"}}},
+			{Node: "b", Result: Result{Findings: []Found{node, pod}, Services: 4, All: 9, Looked: []string{"limits"}}},
+			{Node: "c", Result: Result{Findings: []Found{again}, Services: 2, All: 9, Looked: []string{"limits"}}},
+		})
+		Expect(sum.Findings).To(HaveLen(3))
+		Expect(sum.Findings[0]).To(Equal(Found{Finding: pod.Finding, Nodes: []string{"b", "c"}}))
+		Expect(sum.Findings[1].Nodes).To(Equal([]string{"b"}))
+		Expect(sum.Services).To(Equal(4))
+		Expect(sum.Wrong()).To(BeTrue())
+		Expect(sum.Lines(80)).To(ContainElements("    on:       2 nodes: b, c", "    on:       node b"))
+		Expect(Together(nil).Findings).NotTo(BeNil(), "a list in JSON")
+	})
+})

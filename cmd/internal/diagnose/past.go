@@ -1,0 +1,95 @@
+package diagnose
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+	"github.com/usherproxy/usher/proxy/outcome"
+)
+
+const (
+	// mostPast is how many connections are looked at, the last ones.
+	mostPast = 1000
+	// mostEvents is how many kinds of event are told of a Service.
+	mostEvents = 5
+)
+
+// event is what went wrong with some connections in the same way.
+type event struct{ service, what, find string }
+
+// past tells what went wrong with connections that are over, and is not told of endpoints that do
+// badly now.
+func past(ctx context.Context, s *subject) (all []Finding) {
+	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed,retried,slow", Max: mostPast})
+	if err != nil {
+		return nil
+	}
+	told := map[[2]string]bool{}
+	s.ports(func(p place) {
+		for i := range p.port.Endpoints {
+			e := &p.port.Endpoints[i]
+			if failing(e) || e.Quarantine != nil {
+				told[[2]string{p.name, e.Address}] = true
+			}
+		}
+	})
+	times := map[event]int{}
+	first, last := map[event]time.Time{}, map[event]time.Time{}
+	for i := range list.Items { // the newest first
+		c := &list.Items[i]
+		for address, e := range events(c) {
+			if told[[2]string{c.Service, address}] {
+				continue
+			}
+			if times[e]++; times[e] == 1 {
+				last[e] = c.Accepted
+			}
+			first[e] = c.Accepted
+		}
+	}
+	of := map[string]int{}
+	for _, e := range slices.SortedFunc(maps.Keys(times), func(a, b event) int {
+		return cmp.Or(cmp.Compare(times[b], times[a]), cmp.Compare(a.what, b.what))
+	}) {
+		if of[e.service]++; of[e.service] > mostEvents {
+			continue
+		}
+		when := "the last at " + last[e].Local().Format(time.DateTime)
+		if times[e] > 1 {
+			when += ", the first of these at " + first[e].Local().Format(time.DateTime)
+		}
+		all = append(all, Finding{"", Note, "Service " + e.service, show.Plural(times[e], "connection") + " " + e.what, when,
+			"usher get connections " + e.service + " " + e.find + ", and of one of them: usher get connection ID"})
+	}
+	return all
+}
+
+// events returns what went wrong with a connection, by the endpoint that it is about.
+func events(c *api.Connection) map[string]event {
+	all := map[string]event{}
+	if slices.Contains(c.Outcomes, "failed") {
+		if outcome.Named(c.End).Fault() == outcome.FaultEndpoint {
+			what := "failed: " + c.End
+			if c.Endpoint != "" {
+				what += " by " + cmp.Or(c.Pod, c.Endpoint)
+			}
+			all[c.Endpoint] = event{c.Service, what, "--outcome=failed"}
+		}
+		return all
+	}
+	for _, a := range c.Attempts {
+		if a.Error != "" {
+			all[a.Endpoint] = event{c.Service, "had to be retried: " + a.Result + " from " + cmp.Or(a.Pod, a.Endpoint), "--retried"}
+		}
+	}
+	if len(all) == 0 {
+		all[c.Endpoint] = event{c.Service, "waited long for the first byte of " + cmp.Or(c.Pod, c.Endpoint), "--outcome=slow"}
+	}
+	return all
+}

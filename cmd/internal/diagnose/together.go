@@ -1,0 +1,52 @@
+package diagnose
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/usherproxy/usher/cmd/internal/show"
+)
+
+// OnNode is what was found of the usher of a node.
+type OnNode struct {
+	Node string
+	Result
+}
+
+// Together puts together what was found on nodes: what is the same is told once, with the nodes, and how it
+// is known on the first of them.
+func Together(all []OnNode) (sum Result) {
+	sum.Findings = []Found{}
+	for _, on := range all {
+		for _, f := range on.Findings {
+			i := slices.IndexFunc(sum.Findings, func(s Found) bool {
+				return s.Check == f.Check && s.Severity == f.Severity && s.Object == f.Object && s.Wrong == f.Wrong && s.Remedy == f.Remedy
+			})
+			if i < 0 {
+				i = len(sum.Findings)
+				sum.Findings = append(sum.Findings, f)
+			}
+			sum.Findings[i].Nodes = append(sum.Findings[i].Nodes, on.Node)
+		}
+		sum.Looked = on.Looked
+		sum.Services, sum.All = max(sum.Services, on.Services), max(sum.All, on.All)
+	}
+	sum.sort()
+	return sum
+}
+
+// sort puts the worst first, and of those what is so on most nodes.
+func (r *Result) sort() {
+	rank := func(f Found) int { return slices.Index(severities, f.Severity) }
+	slices.SortStableFunc(r.Findings, func(a, b Found) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Object, b.Object), cmp.Compare(len(b.Nodes), len(a.Nodes)))
+	})
+}
+
+// on tells the nodes of a finding.
+func (f Found) on() string {
+	if len(f.Nodes) == 1 {
+		return "node " + show.Clean(f.Nodes[0])
+	}
+	return show.Plural(len(f.Nodes), "node") + ": " + show.Few(f.Nodes)
+}

@@ -1,0 +1,198 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"sync"
+	"time"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+)
+
+// Message is what the stream of events of an usher tells or, with Err, why it has ended or there is none. With
+// Err and no node it says why no ushers are found.
+type Message struct {
+	From Usher
+	client.Message
+	Err error
+}
+
+// ahead is how many messages of each stream are held before they are wanted.
+const ahead = 64
+
+// History returns what ushers still know of the past, in the order of time. A stream that breaks ends with a
+// Message that says so, and the others go on. q.Once has to be set.
+func History(ctx context.Context, ushers []Usher, q client.EventQuery) iter.Seq[Message] {
+	return func(yield func(Message) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		// Those that are silent are not waited for while streams of others are open.
+		answers := Ask(ctx, ushers, func(ctx context.Context, u Usher) (api.Status, error) { return u.Status(ctx) })
+		ushers = nil
+		for _, a := range answers {
+			if a.Err == nil {
+				ushers = append(ushers, a.From)
+			} else if !yield(Message{From: a.From, Err: a.Err}) {
+				return
+			}
+		}
+		streams := make([]<-chan Message, len(ushers))
+		heads := make([]*Message, len(ushers))
+		room := make(chan struct{}, AtOnce)
+		for i, u := range ushers {
+			c := make(chan Message, ahead)
+			streams[i] = c
+			go read(ctx, u, q, room, c)
+		}
+		for {
+			first := -1
+			for i := range streams {
+				if heads[i] == nil && streams[i] != nil {
+					if m, more := <-streams[i]; more {
+						heads[i] = &m
+					} else {
+						streams[i] = nil
+					}
+				}
+				if heads[i] != nil && (first < 0 || heads[i].when().Before(heads[first].when())) {
+					first = i
+				}
+			}
+			if first < 0 || ctx.Err() != nil || !yield(*heads[first]) {
+				return
+			}
+			heads[first] = nil
+		}
+	}
+}
+
+// when returns the time of an event; what is none comes before all others.
+func (m *Message) when() (t time.Time) {
+	if m.Event != nil {
+		t = m.Event.Time
+	}
+	return t
+}
+
+// read sends what the stream of an usher tells to c, and closes that when it has ended. Until the usher has
+// answered, for AnswerTime at the most, it takes room.
+func read(ctx context.Context, u Usher, q client.EventQuery, room chan struct{}, c chan<- Message) {
+	defer close(c)
+	select {
+	case room <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	outer := ctx
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	late := time.AfterFunc(AnswerTime, cancel)
+	answered := sync.OnceFunc(func() { <-room })
+	defer answered()
+	for m, err := range u.Events(ctx, q) {
+		late.Stop()
+		answered()
+		if err != nil && ctx.Err() != nil && outer.Err() == nil {
+			err = fmt.Errorf("no answer within %s", AnswerTime)
+		}
+		select {
+		case c <- Message{u, m, err}:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// againTime is how long a stream that has ended is left alone, and newTime how often nodes that are new are looked
+// for while none has.
+const (
+	againTime = 5 * time.Second
+	newTime   = time.Minute
+)
+
+// Follow returns what happens, as ushers tell it, until ctx ends. after has for nodes the ID of the event behind
+// which to begin. An usher whose stream ends, of which a Message tells once, is looked for and asked again, and so
+// are those of nodes that are new.
+func Follow(ctx context.Context, f Finder, ushers []Usher, q client.EventQuery, after map[string]string) iter.Seq[Message] {
+	return func(yield func(Message) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		all := make(chan Message)
+		ended := make(chan string)
+		room := make(chan struct{}, AtOnce)
+		runs, silent := map[string]bool{}, map[string]string{}
+		begin := func(u Usher) {
+			runs[u.Node] = true
+			q := q
+			q.After = after[u.Node]
+			q.History = q.History || q.After != "" // of a successor, for which that is no ID
+			c := make(chan Message)
+			go read(ctx, u, q, room, c)
+			go func() {
+				for m := range c {
+					select {
+					case all <- m:
+					case <-ctx.Done():
+					}
+				}
+				select {
+				case ended <- u.Node:
+				case <-ctx.Done():
+				}
+			}()
+		}
+		for _, u := range ushers {
+			begin(u)
+		}
+		found, wanted := time.Now(), len(ushers)
+		again := time.NewTicker(againTime)
+		defer again.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case m := <-all:
+				if m.Err != nil {
+					text := m.Err.Error()
+					if silent[m.From.Node] == text {
+						continue
+					}
+					silent[m.From.Node] = text
+				} else {
+					delete(silent, m.From.Node)
+				}
+				if m.Event != nil {
+					after[m.From.Node] = m.Event.ID
+				}
+				if !yield(m) {
+					return
+				}
+			case node := <-ended:
+				delete(runs, node)
+			case <-again.C:
+				if len(runs) >= wanted && time.Since(found) < newTime {
+					continue
+				}
+				now, err := f.Find(ctx)
+				if err != nil {
+					if text := err.Error(); silent[""] != text && ctx.Err() == nil {
+						silent[""] = text
+						if !yield(Message{Err: err}) {
+							return
+						}
+					}
+					continue
+				}
+				delete(silent, "")
+				found, wanted = time.Now(), len(now)
+				for _, u := range now {
+					if !runs[u.Node] {
+						begin(u)
+					}
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,129 @@
+package fleet
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// Told is an item that the usher of a node has told, or what those of several nodes have told of the same.
+type Told[T any] struct {
+	Node string // "" of several
+	Item T
+	// Nodes is how it is on each node, the worst first; empty unless it was put together.
+	Nodes []OnNode
+}
+
+// OnNode is how a Service or an endpoint is to the usher of one node.
+type OnNode struct {
+	Node        string          `json:"node"`
+	State       string          `json:"state"`
+	Active      int64           `json:"active"`
+	Connections int64           `json:"connections"` // that an endpoint had, or that clients made to a Service
+	Failed      int64           `json:"failed"`
+	Quarantine  *api.Quarantine `json:"quarantine,omitempty"`
+}
+
+// Worst returns the nodes on which it is as bad as its state says, if it is not so on all.
+func (t Told[T]) Worst() (nodes []string) {
+	for _, n := range t.Nodes {
+		if n.State == t.Nodes[0].State {
+			nodes = append(nodes, n.Node)
+		}
+	}
+	if len(nodes) == len(t.Nodes) {
+		return nil
+	}
+	return nodes
+}
+
+// Services puts together what is told of each Service: the worst state and what goes with it; counts are
+// summed, latencies the longest. They are in the order in which they came first.
+func Services(list []Told[api.Service]) []Told[api.Service] {
+	return merge(list,
+		func(s api.Service) string { return s.Namespace + "/" + s.Name },
+		func(s api.Service) int { return s.State.Badness() },
+		func(s api.Service) OnNode {
+			return OnNode{State: string(s.State), Active: s.Totals.Active, Connections: s.Totals.Accepted, Failed: s.Totals.Failed}
+		},
+		func(sum *api.Service, s api.Service) {
+			sum.Totals = sum.Totals.Plus(s.Totals)
+			sum.Latency = longest(sum.Latency, s.Latency)
+			ends := map[string]int64{}
+			for _, from := range []map[string]int64{sum.Ends, s.Ends} {
+				for end, n := range from {
+					ends[end] += n
+				}
+			}
+			if len(ends) > 0 {
+				sum.Ends = ends
+			}
+		})
+}
+
+// Endpoints puts together what is told of each endpoint of a service port, as Services does.
+func Endpoints(list []Told[show.PortEndpoint]) []Told[show.PortEndpoint] {
+	return merge(list,
+		func(e show.PortEndpoint) string {
+			return e.Namespace + "/" + e.Service + ":" + e.Port + "/" + e.Protocol + "/" + e.Address
+		},
+		func(e show.PortEndpoint) int { return e.State.Badness() },
+		func(e show.PortEndpoint) OnNode {
+			return OnNode{State: string(e.State), Active: e.Active, Connections: e.Connected, Failed: e.Failed, Quarantine: e.Quarantine}
+		},
+		func(sum *show.PortEndpoint, e show.PortEndpoint) {
+			sum.Active += e.Active
+			sum.Limit += e.Limit
+			sum.Connected += e.Connected
+			sum.Failed += e.Failed
+			sum.BytesToEndpoint += e.BytesToEndpoint
+			sum.BytesToClient += e.BytesToClient
+			sum.Latency = longest(sum.Latency, e.Latency)
+		})
+}
+
+// merge puts items of the same key together: add adds one to the worst of them, by rank.
+func merge[T any](list []Told[T], key func(T) string, rank func(T) int, on func(T) OnNode, add func(sum *T, item T)) (merged []Told[T]) {
+	same := map[string][]Told[T]{}
+	var keys []string
+	for _, t := range list {
+		k := key(t.Item)
+		if same[k] == nil {
+			keys = append(keys, k)
+		}
+		same[k] = append(same[k], t)
+	}
+	for _, k := range keys {
+		all := same[k]
+		slices.SortStableFunc(all, func(a, b Told[T]) int { return -cmp.Compare(rank(a.Item), rank(b.Item)) })
+		sum := Told[T]{Item: all[0].Item}
+		for i, t := range all {
+			if i > 0 {
+				add(&sum.Item, t.Item)
+			}
+			how := on(t.Item)
+			how.Node = t.Node
+			sum.Nodes = append(sum.Nodes, how)
+		}
+		merged = append(merged, sum)
+	}
+	return merged
+}
+
+// longest returns how long clients waited on the node where they waited longest: a percentile of all cannot be
+// made of the nodes' own.
+func longest(a, b *api.Latency) *api.Latency {
+	switch {
+	case a == nil:
+		return b
+	case b == nil:
+		return a
+	}
+	return &api.Latency{
+		Clients:      a.Clients + b.Clients,
+		ConnectP50Ms: max(a.ConnectP50Ms, b.ConnectP50Ms), ConnectP99Ms: max(a.ConnectP99Ms, b.ConnectP99Ms),
+		FirstByteP50Ms: max(a.FirstByteP50Ms, b.FirstByteP50Ms), FirstByteP99Ms: max(a.FirstByteP99Ms, b.FirstByteP99Ms),
+	}
+}

@@ -1,0 +1,97 @@
+package fleet
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+// MarshalJSON implements json.Marshaler: the item's own fields, and before them node, that of the usher which
+// tells it, or nodes. An endpoint has a node of its own, its Pod's: the other one is usherNode.
+func (t Told[T]) MarshalJSON() ([]byte, error) {
+	item, err := json.Marshal(t.Item)
+	if err != nil || t.Node == "" && t.Nodes == nil {
+		return item, err
+	}
+	name, value := "node", any(t.Node)
+	if _, own := any(t.Item).(show.PortEndpoint); own {
+		name = "usherNode"
+	}
+	if t.Nodes != nil {
+		name, value = "nodes", t.Nodes
+	}
+	head, err := json.Marshal(map[string]any{name: value})
+	if err != nil {
+		return nil, err
+	}
+	return append(append(bytes.TrimSuffix(head, []byte("}")), ','), bytes.TrimPrefix(item, []byte("{"))...), nil
+}
+
+// Columns returns the columns of a table of what nodes have told, for those of their items: NODE, where there is
+// any, and of what was put together on how many nodes its state is so, and beside it on which.
+func Columns[T any](columns []show.Column[T], together bool) []show.Column[Told[T]] {
+	node := show.Column[Told[T]]{Title: "NODE", Some: true, Cell: func(t Told[T]) string {
+		if t.Node != "" {
+			return show.Clean(t.Node)
+		}
+		return cmp.Or(show.Few(t.Worst()), "-")
+	}}
+	var all []show.Column[Told[T]]
+	if !together {
+		all = append(all, node)
+	}
+	for _, c := range columns {
+		cell := func(t Told[T]) string { return c.Cell(t.Item) }
+		if c.Title == "STATE" {
+			cell = func(t Told[T]) string {
+				if worst := len(t.Worst()); worst > 0 {
+					return fmt.Sprintf("%s on %d of %d", c.Cell(t.Item), worst, len(t.Nodes))
+				}
+				return c.Cell(t.Item)
+			}
+		}
+		if c.Title == "NODE" { // of an endpoint's Pod
+			c.Title = "POD'S NODE"
+		}
+		all = append(all, show.Column[Told[T]]{Title: c.Title, Cell: cell, Right: c.Right, Wide: c.Wide, Some: c.Some, Rank: c.Rank, Least: c.Least, Text: c.Text})
+		if together && c.Title == "STATE" {
+			all = append(all, node)
+		}
+	}
+	return all
+}
+
+// CompareServices says which of two comes first, if they are sorted by sort, one of api.ServiceKeys or their names.
+func CompareServices(sort string, a, b api.Service) int {
+	names := cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	if of := api.ServiceKeys[sort]; of != nil {
+		return cmp.Or(cmp.Compare(of(b.Totals), of(a.Totals)), names)
+	}
+	return names
+}
+
+// CompareConnections does the same for connections, the newest first if sort is empty.
+func CompareConnections(sort string, a, b api.Connection) int {
+	waited := func(ms float64, c api.Connection) float64 { // what has not come is waited for
+		if ms == 0 && c.Protocol != "UDP" {
+			return c.DurationMs
+		}
+		return ms
+	}
+	newest := b.Accepted.Compare(a.Accepted)
+	switch sort {
+	case api.SortDuration:
+		return cmp.Or(cmp.Compare(b.DurationMs, a.DurationMs), newest)
+	case api.SortConnect:
+		return cmp.Or(cmp.Compare(waited(b.ConnectMs, b), waited(a.ConnectMs, a)), newest)
+	case api.SortFirstByte:
+		return cmp.Or(cmp.Compare(waited(cmp.Or(b.FirstByteMs, b.ConnectMs), b), waited(cmp.Or(a.FirstByteMs, a.ConnectMs), a)), newest)
+	case api.SortBytes:
+		return cmp.Or(cmp.Compare(b.BytesToEndpoint+b.BytesToClient, a.BytesToEndpoint+a.BytesToClient), newest)
+	}
+	return newest
+}

@@ -1,0 +1,79 @@
+package serve
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy"
+)
+
+// maxTableRows bounds the table that run prints; nobody reads ten thousand
+// lines.
+const maxTableRows = 100
+
+// PrintTable tells a person what is served where.
+func PrintTable(out io.Writer, ports []proxy.PortView) {
+	if len(ports) == 0 {
+		fmt.Fprintln(out, "No Services to serve yet.")
+		return
+	}
+	var whole bytes.Buffer // a tabwriter writes cell by cell
+	w := tabwriter.NewWriter(&whole, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "SERVICE\tPORT\tVIP\tLISTENS ON\tENDPOINTS")
+	for i, p := range ports {
+		if i == maxTableRows {
+			fmt.Fprintf(w, "… and %d more\n", len(ports)-i)
+			break
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", p.Port.ID.ServiceName(), portName(p.Port), vips(p.Port), listeners(p), endpoints(p.Port))
+	}
+	w.Flush()
+	_, _ = whole.WriteTo(out) // nobody is left to be told
+}
+
+// portName returns "http 80/TCP".
+func portName(p config.ServicePort) string {
+	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.ID.Port, p.VIPs[0].Port, p.Protocol))
+}
+
+func vips(p config.ServicePort) string {
+	var list []string
+	for _, v := range p.VIPs {
+		if v.Kind == config.NodePort {
+			list = append(list, fmt.Sprintf("node port %d", v.Port))
+		} else {
+			list = append(list, v.AddrPort().String())
+		}
+	}
+	return show.Few(list)
+}
+
+func listeners(p proxy.PortView) string {
+	if p.Problem != nil {
+		return "not served: " + p.Problem.Err.Error()
+	}
+	if len(p.Listeners) == 0 {
+		return "- (refused: no endpoints)"
+	}
+	var list []string
+	for _, l := range p.Listeners {
+		list = append(list, l.String())
+	}
+	return show.Few(list)
+}
+
+func endpoints(p config.ServicePort) string {
+	if len(p.Cluster) == 0 {
+		return "none"
+	}
+	var list []string
+	for _, e := range p.Cluster {
+		list = append(list, e.Addr.String())
+	}
+	return show.Few(list)
+}

@@ -1,0 +1,405 @@
+package show_test
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+func TestShow(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "show")
+}
+
+var web = api.Service{
+	Namespace: "default", Name: "web", State: api.ServiceDegraded,
+	Ports: []api.PortSummary{
+		{Name: "http", Family: "IPv4", Protocol: "TCP", VIP: "10.96.0.10:80", Listener: "0.0.0.0:36841"},
+		{Name: "http", Family: "IPv6", Protocol: "TCP", VIP: "[fd00::10]:80", Listener: "[::]:36841"},
+	},
+	Endpoints: api.EndpointCounts{Total: 3, Ready: 2, Quarantined: 1},
+	Totals:    api.Totals{Active: 2, Accepted: 1210, Retries: 4, Failed: 1, BytesToEndpoint: 730, BytesToClient: 1310000},
+}
+
+// A connection whose first endpoint did not answer and whose second one refused.
+var retried = api.Connection{
+	ID: 7, Service: "default/web", Port: "http", Family: "IPv4", Protocol: "TCP", Client: "192.0.2.2:48200", VIP: "10.96.0.10:80",
+	State: api.Ended, Accepted: time.Date(2026, 11, 21, 13, 5, 0, 123e6, time.Local), Endpoint: "10.1.0.8:80", Pod: "default/web-2",
+	ConnectMs: 500, DurationMs: 1500, BytesToEndpoint: 73, BytesToClient: 131, End: "endpoint-closed",
+	Attempts: []api.Attempt{
+		{Number: 1, Endpoint: "10.1.0.7:80", Pod: "default/web-1", Reason: "round robin", TookMs: 250, Result: "no-answer", Error: "no answer"},
+		{Number: 2, Endpoint: "10.1.0.9:80", Reason: "round robin", PassedOver: 1, StartMs: 250, TookMs: 0.2, Result: "refused", Error: "connection refused"},
+		{Number: 3, Endpoint: "10.1.0.8:80", Pod: "default/web-2", Reason: "only one left", StartMs: 250.2, TookMs: 249.8, Result: "connected"},
+	},
+}
+
+// sees returns s as the API has it.
+func sees(s portal.Seen) api.Sees { return api.Sees{Seen: s.String(), SeenText: s.Text()} }
+
+// lines returns a table's lines.
+func lines[T any](columns []show.Column[T], wide bool, rows ...T) []string {
+	GinkgoHelper()
+	var out bytes.Buffer
+	Expect(show.Table(&out, columns, rows, wide, show.Unlimited)).To(Succeed())
+	return strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+}
+
+var _ = DescribeTable("what is left of a quarantine",
+	func(probed bool, seconds float64, says string) {
+		Expect(show.QuarantineCell(&api.Quarantine{Probed: probed, SecondsLeft: seconds, Cause: "x"})).To(Equal(says))
+	},
+	Entry("until a probe", true, 7.2, "probe in 7s: x"),
+	Entry("until a probe that is due", true, 0.2, "probe now: x"),
+	Entry("without probes", false, 7.2, "another 7s: x"),
+	Entry("that is over", false, 0.0, "ends now: x"),
+)
+
+var _ = Describe("a table", func() {
+	It("tells Services", func() {
+		Expect(lines(show.Services, false, web)).To(Equal([]string{
+			"NAMESPACE  NAME  STATE     VIP                   PORTS   ENDPOINTS  ACTIVE  CONNECTIONS  RETRIES  FAILED",
+			"default    web   degraded  10.96.0.10, fd00::10  80/TCP  2/3             2         1210        4       1",
+		}))
+	})
+
+	It("tells more of Services when it is wide", func() {
+		problem := web
+		problem.AffinitySeconds, problem.Totals.Queued = 10800, 4
+		problem.Latency = &api.Latency{ConnectP50Ms: 0.31, ConnectP99Ms: 251, FirstByteP50Ms: 1, FirstByteP99Ms: 2500}
+		problem.Ports = []api.PortSummary{{Protocol: "SCTP", VIP: "10.96.0.10:99", EndpointLimit: 10, QueueSeconds: 30, SlowStartSeconds: 90, DrainSeconds: 30, AccessLog: true, ProxyProtocol: &api.ProxyProtocol{ToEndpoints: "v2", From: []string{"10.0.0.0/8"}}, Problem: &api.Problem{Reason: "SCTPOff", Message: "off"}}}
+		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("1  0.31/251 ms  1.00 ms/2.5 s         730 B      1.3 MB       4  3h        -          10, queue 30s  1m30s       30s    yes         -           v2 to endpoints, from 10.0.0.0/8"))
+		Expect(lines(show.Services, true, problem)[1]).To(HavePrefix("default    web   degraded  SCTPOff: off  10.96.0.10  99/SCTP "))
+		By("fitting a terminal of 160 columns, the problem and the counts first")
+		problem.Ports[0].Problem.Message = strings.Repeat("a long reason ", 20)
+		for _, line := range show.Fit(show.Shown(show.Services, []api.Service{problem}, true), []api.Service{problem}, 160) {
+			Expect(ansi.StringWidth(line)).To(BeNumerically("<=", 160))
+			Expect(line).To(Or(MatchRegexp(`STATE +PROBLEM +VIP .* FAILED +CONNECT`), MatchRegexp(`degraded +SCTPOff: a long reason .*… +10\.96\.0\.10 .* 0\.31/251 ms`)))
+		}
+		problem.Ports[0].Problem.Message = "off"
+		problem.Ports[0].Topology = &api.Topology{Keys: []string{"a"}, Key: "a", Value: "7"}
+		Expect(lines(show.Services, true, problem)[1]).To(HaveSuffix("  a=7"))
+		problem.Ports[0].Probe = &api.Probe{Check: "http:/healthz", IntervalSeconds: 10}
+		Expect(lines(show.Services, true, problem)[1]).To(ContainSubstring("  http:/healthz every 10s  "))
+	})
+
+	It("tells whom the endpoints of Services see when it is wide, and why it is the node", func() {
+		mixed := web
+		mixed.Ports = slices.Clone(web.Ports)
+		mixed.Ports[0].Sees = sees(portal.SeenClient)
+		mixed.Ports[1].Sees = sees(portal.SeenSCTP)
+		Expect(lines(show.Services, true, mixed)[1]).To(HaveSuffix(" client, this node's address, because the kernel's SCTP takes no address that the node does not have"))
+		mixed.Ports[1].Sees = mixed.Ports[0].Sees
+		Expect(lines(show.Services, true, mixed)[1]).To(HaveSuffix(" client"))
+	})
+
+	It("tells endpoints, and for how long one is in quarantine", func() {
+		detail := api.ServiceDetail{Service: web, Details: []api.ServicePort{{
+			PortSummary: web.Ports[0],
+			Endpoints: []api.Endpoint{
+				{Address: "10.1.0.7:80", Pod: "default/web-1", State: api.EndpointQuarantined, Failed: 5,
+					Quarantine: &api.Quarantine{SecondsLeft: 7.2, Cause: "connection refused"}},
+				{Address: "10.1.0.8:80", State: api.EndpointReady, Share: 0.4, Active: 2, Limit: 10, Connected: 9, Latency: &api.Latency{ConnectP50Ms: 0.31, ConnectP99Ms: 251}},
+				{Address: "10.1.0.9:80", State: api.EndpointQuarantined, Failed: 1,
+					Quarantine: &api.Quarantine{SecondsLeft: 3.6, Probed: true, Cause: "no answer"}},
+			},
+		}}}
+		Expect(lines(show.Endpoints, false, show.PortEndpoints(detail)...)).To(Equal([]string{
+			"NAMESPACE  SERVICE  PORT  ENDPOINT     POD    STATE                    ACTIVE  CONNECTED  FAILED      CONNECT  FIRST BYTE  QUARANTINE",
+			"default    web      http  10.1.0.7:80  web-1  quarantined                   0          0       5            -           -  another 7s: connection refused",
+			"default    web      http  10.1.0.8:80  -      ready, 40% of its share    2/10          9       0  0.31/251 ms           -  -",
+			"default    web      http  10.1.0.9:80  -      quarantined                   0          0       1            -           -  probe in 4s: no answer",
+		}))
+	})
+
+	It("says how far back connections are known, and where those reach farther with which something was amiss", func() {
+		now := time.Now()
+		Expect(show.Reaches(api.Reaches{All: now.Add(-12 * time.Second), Amiss: now.Add(-58 * time.Minute)}, now)).
+			To(Equal("All that ended since 12s ago; those that failed, were retried or slow since 58m0s ago."))
+		Expect(show.Reaches(api.Reaches{All: now.Add(-time.Minute), Amiss: now.Add(-time.Minute)}, now)).To(Equal("All that ended since 1m0s ago."))
+	})
+
+	It("tells connections", func() {
+		Expect(lines(show.Connections, false, retried)).To(Equal([]string{
+			"ID  NAMESPACE  SERVICE   CLIENT           ENDPOINT     POD    STATE            ATTEMPTS  LASTED  TO ENDPOINT  TO CLIENT",
+			" 7  default    web:http  192.0.2.2:48200  10.1.0.8:80  web-2  endpoint-closed         3   1.5 s         73 B      131 B",
+		}))
+	})
+
+	It("does not tell bytes of a UDP session before they are known", func() {
+		session := retried
+		session.Protocol, session.End, session.BytesToClient = "UDP", "", 0
+		Expect(lines(show.Connections, false, session)[1]).NotTo(ContainSubstring(" 0 B"))
+		Expect(strings.Join(show.Waterfall(session, 80), "\n")).NotTo(ContainSubstring("to the client"))
+		session.End = "idle"
+		Expect(lines(show.Connections, false, session)[1]).To(ContainSubstring(" 0 B"))
+		Expect(strings.Join(show.Waterfall(session, 80), "\n")).To(ContainSubstring("0 B to the client"))
+	})
+
+	It("tells who is remembered", func() {
+		Expect(lines(show.Affinity, false, api.AffinityEntry{Service: "default/web", Client: "192.0.2.2", Endpoint: "10.1.0.8:80", SecondsLeft: 10712})).To(Equal([]string{
+			"NAMESPACE  SERVICE  CLIENT     ENDPOINT     POD   LEFT",
+			"default    web      192.0.2.2  10.1.0.8:80  -    2h59m",
+		}))
+	})
+
+	It("tells rules, and under one what the kernel has instead", func() {
+		rule := api.PortalRule{Mode: "nftables", Service: "default/web:http", Protocol: "TCP", VIP: "10.96.0.10:80", State: "differs",
+			PortalEffect: api.PortalEffect{Action: "redirect", LocalPort: 36841},
+			Installed:    &api.PortalEffect{Action: "reject", Sources: []string{"10.0.0.0/8"}}}
+		Expect(lines(show.Portals, false, show.WithInstalled([]api.PortalRule{rule})...)).To(Equal([]string{
+			"STATE    PORTAL    VIP                ACTION    LOCAL PORT  SOURCES     SERVICE PORT",
+			"differs  nftables  10.96.0.10:80/TCP  redirect  36841       all         default/web:http",
+			"                   (installed)        reject    -           10.0.0.0/8  -",
+		}))
+		Expect(show.ServiceOfRule(rule)).To(Equal("default/web"))
+		Expect(show.ServiceOfRule(api.PortalRule{Service: "default/web/IPv6"})).To(Equal("default/web"))
+	})
+
+	It("lines up what is wider than a byte, or has colours", func() {
+		columns := []show.Column[string]{{Title: "A", Cell: func(s string) string { return s }}, {Title: "B", Cell: func(string) string { return "x" }}}
+		Expect(lines(columns, false, "äöü", show.Good.Text("ok"))).To(Equal([]string{
+			"A    B", "äöü  x", show.Good.Text("ok") + "   x",
+		}))
+	})
+
+	It("leaves out columns, and shortens names, where a terminal is narrow", func() {
+		columns := []show.Column[string]{
+			{Title: "NAME", Least: 7, Cell: func(s string) string { return s }},
+			{Title: "BYTES", Right: true, Rank: 2, Cell: func(string) string { return "12345678" }},
+			{Title: "FAILED", Right: true, Rank: 1, Cell: func(string) string { return "9" }},
+		}
+		rows := []string{"checkout-frontend-v2", "web"}
+		Expect(show.Fit(columns, rows, 30)).To(Equal([]string{
+			"NAME             BYTES  FAILED", "checko…nd-v2  12345678       9", "web           12345678       9"}))
+		Expect(show.Fit(columns, rows, 20)).To(Equal([]string{"NAME          FAILED", "checko…nd-v2       9", "web                9"}))
+		Expect(show.Fit(columns, rows, 7)).To(Equal([]string{"NAME", "che…-v2", "web"}))
+	})
+})
+
+var _ = DescribeTable("the widths of columns",
+	func(width int, needs []show.Need, widths ...int) { Expect(show.Widths(needs, width)).To(Equal(widths)) },
+	Entry("there is room", 80, []show.Need{{Most: 10}, {Most: 5}}, 10, 5),
+	Entry("the greatest rank goes first", 12, []show.Need{{Most: 5}, {Most: 5, Rank: 2}, {Most: 5, Rank: 1}}, 5, -1, 5),
+	Entry("of equal ranks, the last", 12, []show.Need{{Most: 5}, {Most: 5}, {Most: 5}}, 5, 5, -1),
+	Entry("a name gives way before a column goes", 15, []show.Need{{Most: 70, Least: 8}, {Most: 5}}, 8, 5),
+	Entry("and takes what is left over", 40, []show.Need{{Most: 70, Least: 8}, {Most: 5}}, 33, 5),
+	Entry("names share evenly", 30, []show.Need{{Most: 70, Least: 8}, {Most: 9, Least: 8}, {Most: 70, Least: 8}}, 9, 9, 8),
+	Entry("a small column is there, though a wide one is not", 12, []show.Need{{Most: 5}, {Most: 9, Rank: 1}, {Most: 5, Rank: 2}}, 5, -1, 5),
+	Entry("one column stays, whatever it takes", 3, []show.Need{{Most: 70, Least: 8}, {Most: 5, Rank: 1}}, 8, -1),
+	Entry("a column may be empty", 3, []show.Need{{Most: 0}, {Most: 1}}, 0, 1),
+)
+
+var _ = DescribeTable("a name in few cells",
+	func(name string, width int, is string) { Expect(show.Middle(name, width)).To(Equal(is)) },
+	Entry(nil, "web", 3, "web"),
+	Entry(nil, "checkout-frontend-v2", 11, "check…nd-v2"),
+	Entry(nil, "checkout-frontend-v2", 12, "checko…nd-v2"),
+	Entry(nil, "日本語の名前", 8, "日…名前"),
+	Entry(nil, "web", 1, "…"),
+)
+
+var _ = Describe("a waterfall", func() {
+	plain := func(width int) (out []string) {
+		for _, line := range show.Waterfall(retried, width) {
+			out = append(out, strings.TrimRight(ansi.Strip(line), " "))
+		}
+		return out
+	}
+
+	It("tells when the first byte came", func() {
+		c := retried
+		c.FirstByteMs = 620
+		Expect(ansi.Strip(show.Waterfall(c, 67)[1])).To(Equal("accepted 13:05:00.123, established after 500 ms, first byte after 620 ms, ended after 1.5 s: endpoint-closed"))
+	})
+
+	It("has a bar for each attempt, as long as it took", func() {
+		Expect(plain(67)).To(Equal([]string{
+			"#7 default/web:http  TCP  192.0.2.2:48200 → 10.96.0.10:80",
+			"accepted 13:05:00.123, established after 500 ms, ended after 1.5 s: endpoint-closed",
+			"73 B to the endpoint, 131 B to the client",
+			"",
+			" 1 10.1.0.7:80 default/web-1 (round robin)",
+			"   ████████████████████                     no answer after 250 ms",
+			" 2 10.1.0.9:80 (round robin, 1 passed over in quarantine)",
+			"                       █                    connection refused after 0.20 ms",
+			" 3 10.1.0.8:80 default/web-2 (only one left)",
+			"                       ████████████████████ connected in 250 ms",
+			"   0─────────────────────────────────500 ms",
+		}))
+	})
+
+	It("says whom the endpoints see, and why, once as long as it is the same", func() {
+		c := retried
+		c.Attempts = slices.Clone(c.Attempts)
+		for i, s := range []portal.Seen{portal.SeenClient, portal.SeenClient, portal.SeenElsewhere} {
+			c.Attempts[i].Sees = sees(s)
+		}
+		told := strings.Join(show.Waterfall(c, 67), "\n")
+		Expect(strings.Count(told, "it sees ")).To(Equal(2))
+		Expect(ansi.Strip(told)).To(MatchRegexp(`(?s)\(round robin\)\n[^\n]*\n   it sees its client's own address, because the answer comes back through this node\n 2 .*\(only one left\)\n[^\n]*\n   it sees this node's address, because neither `))
+	})
+
+	It("is there on a narrow terminal too", func() {
+		Expect(plain(20)).To(ContainElement("   █████      no answer after 250 ms"))
+	})
+
+	It("says so while no attempt has ended", func() {
+		c := api.Connection{ID: 9, State: api.Connecting, DurationMs: 120}
+		Expect(ansi.Strip(strings.Join(show.Waterfall(c, 80), "\n"))).To(And(
+			ContainSubstring("looking for an endpoint for 120 ms"), ContainSubstring("No attempt has ended.")))
+	})
+})
+
+var _ = Describe("an explanation", func() {
+	It("lists who would be tried, and who would not, each with why", func() {
+		e := api.Explanation{Service: "default/web", Port: "http", Family: "IPv6", Protocol: "TCP", Client: "fd00::7", VIP: "[fd00::10]:80", VIPKind: "ClusterIP",
+			Verdict: api.WouldTry, Policy: "internalTrafficPolicy Cluster: endpoints on all nodes",
+			Order: []api.Candidate{
+				{Endpoint: "[fd00::1]:80", Pod: "default/web-1", Reason: "affinity", Text: "the client had it before", Sees: sees(portal.SeenClient)},
+				{Endpoint: "[fd00::2]:80", Reason: "only one left", Text: "there is no other left"}},
+			NotTried:   []api.Candidate{{Endpoint: "[fd00::3]:80", Reason: "not-ready", Text: "it is not ready"}},
+			ScheduleMs: []float64{250, 1000},
+			Text:       []string{"Its affinity is kept.", "First [fd00::1]:80: the client had it before."},
+		}
+		Expect(ansi.Strip(strings.Join(show.Explanation(e), "\n"))).To(Equal(strings.Join([]string{
+			"default/web:http/IPv6  TCP  client fd00::7 → [fd00::10]:80 (ClusterIP)",
+			"internalTrafficPolicy Cluster: endpoints on all nodes",
+			"Its affinity is kept.",
+			"",
+			"Would be tried, each as long as those before it fail:",
+			"  1  [fd00::1]:80  default/web-1  affinity       the client had it before",
+			"     it sees its client's own address, because the answer comes back through this node",
+			"  2  [fd00::2]:80                 only one left  there is no other left",
+			"",
+			"Time for an attempt: 250 ms, then 1.0 s.",
+			"",
+			"Would not be tried:",
+			"  -  [fd00::3]:80    not-ready  it is not ready",
+		}, "\n")))
+	})
+})
+
+var _ = Describe("an event", func() {
+	event := func(kind, err, end string) string {
+		return show.Event(api.Event{Time: time.Date(2026, 11, 21, 13, 5, 0, 0, time.Local), Kind: kind, Text: "#7 text", Error: err, End: end})
+	}
+
+	DescribeTable("has a colour by what it means", func(kind, err, end string, style show.Style) {
+		Expect(event(kind, err, end)).To(Equal(show.Quiet.Text("13:05:00.000") + " " + style.Text("#7 text")))
+	},
+		Entry(nil, api.KindAccepted, "", "", show.Plain),
+		Entry(nil, api.KindAttempt, "", "", show.Good),
+		Entry(nil, api.KindAttempt, "no answer", "", show.Care),
+		Entry(nil, api.KindClosed, "", "client-closed", show.Quiet),
+		Entry(nil, api.KindClosed, "", "attempts-failed", show.Bad),
+		Entry(nil, api.KindEndpointProbed, "no answer", "", show.Care),
+		Entry(nil, api.KindEndpointRecovered, "", "", show.Note),
+	)
+
+	It("cannot tell a terminal what to do", func() {
+		Expect(show.Clean("a\x1b[2Jb\u202ec\n")).To(Equal("a\ufffd[2Jb\ufffdc\ufffd"))
+	})
+
+	It("says how many are missing", func() {
+		Expect(ansi.Strip(show.Missed(1))).To(Equal("… 1 step missed"))
+		Expect(ansi.Strip(show.Missed(12))).To(Equal("… 12 steps missed"))
+	})
+})
+
+var _ = DescribeTable("an amount is written as people read it", func(got, want string) { Expect(got).To(Equal(want)) },
+	Entry(nil, show.Bytes(0), "0 B"),
+	Entry(nil, show.Bytes(999), "999 B"),
+	Entry(nil, show.Bytes(1234), "1.2 kB"),
+	Entry(nil, show.Bytes(20e6), "20 MB"),
+	Entry(nil, show.Bytes(999.9e3), "1.0 MB"),
+	Entry(nil, show.Seconds(7.2), "7s"),
+	Entry(nil, show.Seconds(187), "3m7s"),
+	Entry(nil, show.Seconds(10800), "3h"),
+	Entry(nil, show.Rate(0.31), "0.3"),
+	Entry(nil, show.Rate(12.4), "12"),
+)
+
+var _ = Describe("a plan", func() {
+	port := func(change func(*api.ServicePort)) *api.ServicePort {
+		p := &api.ServicePort{PortSummary: api.PortSummary{Name: "http", Family: "IPv4", Protocol: "TCP", Scheduler: "rr"}, Policies: api.Policies{Internal: "Cluster", External: "Cluster"},
+			VIPs:      []api.VIP{{Kind: "ClusterIP", Address: "10.96.0.10:80"}, {Kind: "NodePort", Address: "0.0.0.0:30080"}},
+			Endpoints: []api.Endpoint{{Address: "10.1.0.7:80", Node: "n1", Weight: 1, Ready: true, UsedFor: []string{"internal", "external", "node"}}}}
+		change(p)
+		return p
+	}
+	asIs := port(func(*api.ServicePort) {})
+	redirects := portal.Traits{Redirects: true}
+	told := func(now, planned *api.ServicePort, traits portal.Traits) []string {
+		p := show.Plan{Node: "n1", Portal: "iptables", ComparedWith: "127.0.0.1:10249"}
+		p.Compare("default/web", now, planned, traits)
+		lines := p.Lines()
+		for i := range lines {
+			lines[i] = strings.TrimSpace(ansi.Strip(lines[i]))
+			Expect(len(lines[i])).To(BeNumerically("<=", 80))
+		}
+		return lines[1:]
+	}
+	It("tells what is new, and what goes", func() {
+		Expect(told(nil, asIs, redirects)).To(Equal([]string{"", "+ default/web:http  TCP",
+			"+  ClusterIP 10.96.0.10:80  led to usher",
+			"+  NodePort 30080           led to usher",
+			"+  10.1.0.7:80              for all clients, on n1",
+			"+  scheduler                rr", "",
+			"1 service port: 1 more, 0 less, 0 changed, 0 as they are."}))
+		Expect(told(asIs, nil, redirects)).To(ContainElements("- default/web:http  TCP", "-  NodePort 30080           led to usher"))
+	})
+	It("counts what stays", func() {
+		Expect(told(asIs, asIs, redirects)).To(Equal([]string{"1 service port: 0 more, 0 less, 0 changed, 1 as they are."}))
+	})
+	It("tells what becomes of clients when a policy leaves this node without an endpoint", func() {
+		local := port(func(p *api.ServicePort) {
+			p.Policies.External = "Local"
+			p.Endpoints[0].UsedFor = []string{"internal", "node"}
+		})
+		Expect(told(asIs, local, redirects)).To(Equal([]string{"", "~ default/web:http  TCP",
+			"~  NodePort 30080         dropped, but from this node: no endpoint here",
+			"was: led to usher",
+			"~  10.1.0.7:80            for internal, node, on n1",
+			"was: for all clients, on n1",
+			"+  externalTrafficPolicy  Local", "",
+			"1 service port: 0 more, 0 less, 1 changed, 0 as they are."}))
+	})
+	It("tells which topology key decides", func() {
+		near := port(func(p *api.ServicePort) { p.Topology = &api.Topology{Keys: []string{"zone"}, Key: "zone", Value: "a"} })
+		Expect(told(asIs, near, redirects)).To(ContainElement("+  topology  zone=a"))
+	})
+	It("tells other settings, and other weights", func() {
+		other := port(func(p *api.ServicePort) {
+			p.Scheduler, p.Endpoints[0].Weight = "wlc", 3
+			p.Probe = &api.Probe{Check: "tcp", IntervalSeconds: 5, Rise: 2, Fall: 3}
+			p.Policies.AffinitySeconds, p.Policies.ConnectionIdleSeconds, p.Policies.MaxAgeSeconds = 10800, 90, 0.5
+			p.SlowStartSeconds, p.DrainSeconds = 30, 300
+		})
+		Expect(told(asIs, other, redirects)).To(ContainElements(
+			"~  10.1.0.7:80         for all clients, on n1, weight 3",
+			"~  scheduler           wlc", "was: rr",
+			"+  probes              tcp every 5s, out after 3, back after 2",
+			"+  sessionAffinity     ClientIP for 3h0m0s",
+			"+  idle connection     ends after 1m30s",
+			"+  connection's age    at the most 500ms",
+			"+  new endpoint        has its share after 30s",
+			"+  endpoint that left  its connections end after 5m0s"))
+	})
+	It("speaks the portal's words", func() {
+		none := port(func(p *api.ServicePort) { p.Endpoints = nil })
+		Expect(told(nil, none, redirects)).To(ContainElement("+  NodePort 30080           rejected: no endpoint"))
+		Expect(told(nil, none, portal.Traits{Local: true})).To(ContainElement("+  NodePort 30080           nobody listens: no endpoint"))
+		Expect(told(nil, asIs, portal.Traits{Local: true})).To(ContainElement("+  NodePort 30080           usher listens there"))
+		Expect(told(nil, asIs, portal.Traits{})).To(ContainElement("+  NodePort 30080           usher listens elsewhere, on loopback"))
+	})
+})

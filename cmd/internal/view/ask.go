@@ -1,0 +1,340 @@
+package view
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/fleet"
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/portal/modes"
+	"github.com/usherproxy/usher/proxy/admin/client"
+)
+
+// Viewers are the commands that ask usher instances what they do: get, trace, explain and diagnose.
+type Viewers struct {
+	// Fleet returns what finds the usher instances of a cluster, of which all are asked by default. If it is nil,
+	// only that of this node can be asked.
+	Fleet func(fleet.Options) (fleet.Finder, error)
+}
+
+// Commands returns them.
+func (v Viewers) Commands() []*cobra.Command {
+	return []*cobra.Command{v.newGet(), v.newTrace(), v.newExplain(), v.newDiagnose()}
+}
+
+// Asks returns the flags that say which usher instances one more command asks.
+func (v Viewers) Asks() Asks { return Asks{newFleet: v.Fleet} }
+
+// long returns the description of a command, with what there is to say of a cluster where that can be asked.
+func (v Viewers) long(text, ofCluster string) string {
+	if v.Fleet == nil {
+		return text
+	}
+	return text + "\n\n" + ofCluster
+}
+
+// Asks are the flags that say which usher is asked, or which of a cluster. The zero value is of a command that asks one.
+type Asks struct {
+	Address string
+
+	newFleet  func(fleet.Options) (fleet.Finder, error) // nil where only one can be asked
+	local     bool
+	one       bool // is asked only, of a cluster that of a node
+	options   fleet.Options
+	namespace *NamespaceFlag // whose default is that of kubectl's context, with a cluster
+	fleet     fleet.Finder   // while it is asked
+}
+
+// One says that only one usher is asked at a time, of a cluster that of a node.
+func (f Asks) One() Asks {
+	f.one = true
+	return f
+}
+
+// cluster reports whether the usher instances of a cluster are asked.
+func (f *Asks) cluster() bool { return f.newFleet != nil && !f.local }
+
+// Register registers --admin-address.
+func (f *Asks) Register(flags *pflag.FlagSet) {
+	flags.StringVar(&f.Address, "admin-address", cli.DefaultAdminAddress, "`host:port` at which the usher that is asked serves its API")
+}
+
+// ClusterFlags are those that say how a cluster is asked.
+var ClusterFlags = []string{"node", "usher-namespace", "context", "kubeconfig", "server"}
+
+// RegisterCluster is Register for commands that can ask the ushers of a cluster, too, and completes names by asking.
+// namespace is the command's own. It is called when all other flags are registered.
+func (f *Asks) RegisterCluster(cmd *cobra.Command, namespace *NamespaceFlag) {
+	flags := cmd.Flags()
+	f.namespace = namespace
+	f.Register(flags)
+	cli.Group(flags, "What is asked for, and how it is told")
+	for name, list := range map[string]func(context.Context, *client.Client) []string{"namespace": namespaces, "endpoint": pods} {
+		if flags.Lookup(name) != nil {
+			_ = cmd.RegisterFlagCompletionFunc(name, f.completeByAsking(list)) // it has none yet
+		}
+	}
+	if f.newFleet == nil {
+		return
+	}
+	flags.Lookup("admin-address").Usage = "`host:port` at which each usher of the cluster serves its API on its own node; with --local, at which the usher that is asked does"
+	flags.BoolVar(&f.local, "local", false, "ask the one usher at --admin-address, such as that of 'usher demo', and not those of a cluster")
+	cli.Group(flags, "The ushers of a cluster")
+	RegisterFleet(flags, &f.options)
+	_ = cmd.RegisterFlagCompletionFunc("node", f.completeNodes)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return f.complete(cmd) }
+}
+
+// RegisterFleet registers ClusterFlags.
+func RegisterFleet(flags *pflag.FlagSet, o *fleet.Options) {
+	o.Cluster.AsUser = true
+	flags.StringVar(&o.Node, "node", "", "ask only the usher of this `node` of the cluster")
+	flags.StringVar(&o.Namespace, "usher-namespace", metav1.NamespaceSystem, "the `namespace` of the ushers' Pods")
+	flags.StringVar(&o.Cluster.Context, "context", "", "`context` of the kubeconfig; empty means its current one")
+	flags.StringVar(&o.Cluster.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; empty means that of kubectl")
+	flags.StringVarP(&o.Cluster.Server, "server", "s", "", "`URL` of the API server, instead of the kubeconfig's")
+	cli.Group(flags, "The ushers of a cluster")
+}
+
+// complete checks the flags, and gives the namespace its default.
+func (f *Asks) complete(cmd *cobra.Command) (err error) {
+	if f.local {
+		for _, name := range ClusterFlags {
+			if cmd.Flag(name).Changed {
+				return cli.Usagef("--%s is for a cluster, and --local asks one usher", name)
+			}
+		}
+		return nil
+	}
+	if _, err := client.New(f.Address); err != nil {
+		return cli.Usagef("--admin-address: %w", err)
+	}
+	if f.one && f.options.Node == "" {
+		return cli.Usagef("%s asks one usher: name its node by --node, or say --local for the one of this machine", cmd.Name())
+	}
+	if !cmd.Flag("namespace").Changed {
+		f.namespace.Namespace, err = f.options.Cluster.Namespace()
+	}
+	return err
+}
+
+// Client returns a client of that usher. While usher does not answer, standard error says so.
+func (f *Asks) Client() (*client.Client, error) {
+	c, err := client.New(f.Address)
+	if err != nil {
+		return nil, cli.Usagef("--admin-address: %w", err)
+	}
+	var once sync.Once
+	c.Slow = func(reason string) {
+		once.Do(func() { fmt.Fprintf(os.Stderr, "usher: waiting up to %s: %s\n", c.Timeout, reason) })
+	}
+	return c, nil
+}
+
+// Ask calls do with a client of that usher, and adds to its error what to do about it.
+func (f *Asks) Ask(do func(c *client.Client) error) error {
+	c, err := f.Client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return f.hint(do(c))
+}
+
+// AskAll calls do with all ushers that are asked, in the order of their nodes; if it is not a cluster's, it is one, on
+// no node. It adds to do's error what to do about it.
+func (f *Asks) AskAll(cmd *cobra.Command, do func(ushers []fleet.Usher) error) error {
+	if !f.cluster() {
+		return f.Ask(func(c *client.Client) error { return do([]fleet.Usher{{Client: c}}) })
+	}
+	ushers, end, err := f.find(cmd.Context(), f.options.Node)
+	if err != nil {
+		return err
+	}
+	defer end()
+	return do(ushers)
+}
+
+// AskOne is AskAll for commands that ask one usher only.
+func (f *Asks) AskOne(cmd *cobra.Command, do func(c *client.Client) error) error {
+	return f.AskAll(cmd, func(ushers []fleet.Usher) error {
+		err := do(ushers[0].Client)
+		_, err = fleet.Answered([]fleet.Answer[struct{}]{{From: ushers[0], Err: err}})
+		return err
+	})
+}
+
+// find returns the ushers of the cluster, or that of a node. end ends the connections to them.
+func (f *Asks) find(ctx context.Context, node string) (ushers []fleet.Usher, end func(), err error) {
+	o := f.options
+	o.Address, o.Node = f.Address, node
+	if f.fleet, err = f.newFleet(o); err != nil {
+		return nil, nil, err
+	}
+	if ushers, err = f.fleet.Find(ctx); err != nil {
+		f.fleet.Close()
+		return nil, nil, err
+	}
+	return ushers, f.fleet.Close, nil
+}
+
+// hint adds to an error what to do about it.
+func (f *Asks) hint(err error) error {
+	var unreachable *client.UnreachableError
+	var other *client.NotUsherError
+	switch {
+	case errors.As(err, &unreachable):
+		err = fmt.Errorf(`%w
+If no usher runs here, 'usher demo' starts one to try things with, and 'usher run'
+one that serves. If it serves its API elsewhere, say so with --admin-address`, err)
+		if here, _ := netip.ParseAddrPort(unreachable.Address); !here.Addr().IsLoopback() || !errors.Is(err, syscall.ECONNREFUSED) {
+			return err
+		}
+		if handover.Claimed() {
+			return fmt.Errorf("%w.\nOne does run here: it manages the portals", err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		if installed, _ := modes.List(ctx, nil); len(installed) > 0 { // without the right to look, none
+			err = fmt.Errorf("%w.\nAn usher was here: %s of its portal, which lead nowhere while none runs.\nThe next 'usher run' takes them over; 'usher cleanup' removes them", err, show.Plural(len(installed), "rule"))
+		}
+		return err
+	case errors.As(err, &other):
+		return fmt.Errorf(`%w
+It may be kube-proxy, which has the same port, or an older usher. If another usher
+is meant, say where it serves its API with --admin-address`, err)
+	}
+	return err
+}
+
+// NamespaceFlag says which namespace a name without one is of.
+type NamespaceFlag struct {
+	Namespace string
+	flag      *pflag.Flag
+}
+
+// Register registers --namespace.
+func (f *NamespaceFlag) Register(flags *pflag.FlagSet) {
+	flags.StringVarP(&f.Namespace, "namespace", "n", corev1.NamespaceDefault, "the `namespace` of names without one")
+	f.flag = flags.Lookup("namespace")
+}
+
+// ServiceName returns "namespace/name" for a name that may have no namespace.
+func (f *NamespaceFlag) ServiceName(name string) string {
+	if name == "" || strings.Contains(name, "/") {
+		return name
+	}
+	return f.Namespace + "/" + name
+}
+
+// oneKnows is MustKnow for several ushers, of which one has to know the Service.
+func oneKnows(ctx context.Context, ushers []fleet.Usher, service, hint string) error {
+	return one(ctx, ushers, func(ctx context.Context, c *client.Client) error { return MustKnow(ctx, c, service, hint) })
+}
+
+// oneKnowsNamespace is mustKnowNamespace for several ushers, of which one has to know it.
+func oneKnowsNamespace(ctx context.Context, ushers []fleet.Usher, namespace string) error {
+	return one(ctx, ushers, func(ctx context.Context, c *client.Client) error { return mustKnowNamespace(ctx, c, namespace) })
+}
+
+// one returns nil if knows is content with one of several ushers, and else what it said of the first.
+func one(ctx context.Context, ushers []fleet.Usher, knows func(context.Context, *client.Client) error) error {
+	answers := fleet.Ask(ctx, ushers, func(ctx context.Context, u fleet.Usher) (unknown *unknownError, err error) {
+		if err = knows(ctx, u.Client); errors.As(err, &unknown) {
+			return unknown, nil
+		}
+		return nil, err
+	})
+	good, err := fleet.Answered(answers)
+	if len(good) == 0 {
+		return err
+	}
+	for _, a := range good {
+		if a.Value == nil {
+			return nil
+		}
+	}
+	return good[0].Value
+}
+
+// unknownError says that there is no such Service, or none in that namespace.
+type unknownError struct{ text string }
+
+func (e *unknownError) Error() string { return e.text }
+
+// MustKnow returns an unknownError if usher serves no Service of that name, "namespace/name", and
+// knows of no connection to one. The namespace * is any. hint is for when there is nothing like it.
+func MustKnow(ctx context.Context, c *client.Client, service, hint string) error {
+	namespace, name, _ := strings.Cut(service, "/")
+	if namespace != "" && name != "" {
+		found, err := c.Services(ctx, client.ServiceQuery{Namespace: strings.Trim(namespace, "*"), Name: name, Max: 1})
+		if err != nil || len(found.Items) > 0 {
+			return err
+		}
+	}
+	if namespace != "*" {
+		if _, err := c.Connections(ctx, client.ConnectionQuery{Service: service, State: "all", Max: 1}); !client.IsNotFound(err) {
+			return err
+		}
+	}
+	all, err := c.Services(ctx, client.ServiceQuery{}) // for what may be meant
+	if err != nil {
+		return err
+	}
+	var like, elsewhere []string
+	for _, s := range all.Items {
+		switch {
+		case s.Name == name:
+			elsewhere = append(elsewhere, serviceOf(s))
+		case s.Namespace == namespace || namespace == "*":
+			like = append(like, s.Name)
+		}
+	}
+	text := fmt.Sprintf("there is no Service %s that usher serves", service)
+	plain, _, _ := strings.Cut(name, ":")
+	switch meant := cli.DidYouMean(plain, like); {
+	case meant != "":
+		text += meant
+	case len(elsewhere) > 0:
+		text += "; there is " + show.Few(elsewhere)
+	case namespace == "*":
+		text = fmt.Sprintf("there is no Service %s that usher serves, in any namespace", name)
+	default:
+		text += hint
+	}
+	return &unknownError{text}
+}
+
+// mustKnowNamespace returns an unknownError if usher serves no Service in a namespace.
+func mustKnowNamespace(ctx context.Context, c *client.Client, namespace string) error {
+	all, err := c.Services(ctx, client.ServiceQuery{})
+	if err != nil {
+		return err
+	}
+	var others []string
+	for _, s := range all.Items {
+		if s.Namespace == namespace {
+			return nil
+		}
+		others = append(others, s.Namespace)
+	}
+	slices.Sort(others)
+	return &unknownError{fmt.Sprintf("there is no Service in namespace %s that usher serves%s", namespace,
+		cmp.Or(cli.DidYouMean(namespace, slices.Compact(others)), "; -A lists those of all namespaces"))}
+}

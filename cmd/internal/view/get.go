@@ -1,0 +1,411 @@
+package view
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/fleet"
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+)
+
+func (v Viewers) newGet() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "get KIND [NAME…]",
+		Short: "List what usher serves and knows",
+		Long: v.long(`Asks the usher that runs on this node and prints a table, as kubectl does, or JSON,
+YAML or names (-o). With -w it goes on with what is new or changes its state: a line
+for each, within a second. Changes nothing.
+
+On a terminal, names are shortened and columns left out until a table fits; -o wide is
+made for 160 columns at least. In a pipe a table has everything.`,
+			`It asks the ushers of all nodes, unless --local or --node says otherwise. Services
+and endpoints are then those of all nodes: counts are summed, latencies are the
+longest, STATE is the worst and NODE says where it is so, if not everywhere.
+--per-node tells each node's for itself, as all other kinds are told. --state and
+--filter choose on each node. A node that does not answer is named.`),
+		Example: `  usher get services
+  usher get all -A
+  usher get endpoints web -n shop -w
+  usher get connections --state=all --retried
+  usher get portals -A -o wide`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				kinds := cli.Names(cmd)
+				return cli.Usagef("there is no kind %q; there are %s%s", args[0], strings.Join(kinds, ", "), cli.DidYouMean(args[0], kinds))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(v.newGetServices(), v.newGetEndpoints(), v.newGetConnections(), v.newGetAffinity(), v.newGetPortals(), v.newGetAll())
+	return cmd
+}
+
+// KindAndName makes two arguments of the KIND/NAME behind get, which is how -o name tells of
+// an object, and names of others of the same kind behind it.
+func KindAndName(root *cobra.Command, args []string) []string {
+	if len(args) < 2 || args[0] != "get" {
+		return args
+	}
+	kind, name, ok := strings.Cut(args[1], "/")
+	cmd, rest, err := root.Find([]string{"get", kind})
+	if !ok || err != nil || len(rest) > 0 || cmd.Name() == "get" {
+		return args
+	}
+	list := []string{"get", kind, name}
+	for _, arg := range args[2:] {
+		if other, name, ok := strings.Cut(arg, "/"); ok && isKind(cmd, other) {
+			arg = name
+		}
+		list = append(list, arg)
+	}
+	return list
+}
+
+func isKind(cmd *cobra.Command, word string) bool { return cmd.Name() == word || cmd.HasAlias(word) }
+
+// getFlags are what all kinds have.
+type getFlags struct {
+	asks Asks
+	NamespaceFlag
+	all    bool
+	watch  bool
+	apart  bool // what each node tells of Services and endpoints
+	output string
+
+	outdated sync.Map // by node, why its Services are not those that there are: see noteOutdated
+}
+
+func (f *getFlags) register(cmd *cobra.Command) {
+	f.registerWith(cmd, "wide", "json", "yaml")
+}
+
+// registerAll is register for kinds that have names, and can be watched.
+func (f *getFlags) registerAll(cmd *cobra.Command) {
+	cmd.Flags().BoolVarP(&f.watch, "watch", "w", false, "go on with what is new, or changes its state, until Ctrl-C")
+	f.registerWith(cmd, "wide", "name", "json", "yaml")
+}
+
+func (f *getFlags) registerWith(cmd *cobra.Command, outputs ...string) {
+	flags := cmd.Flags()
+	f.NamespaceFlag.Register(flags)
+	flags.BoolVarP(&f.all, "all-namespaces", "A", false, "of all namespaces")
+	cli.Choice(flags, &f.output, "output", "o", "`format`: "+strings.Join(outputs, ", ")+"; a table without it", outputs...)
+	f.asks.RegisterCluster(cmd, &f.NamespaceFlag)
+}
+
+// registerApart registers --per-node, for kinds that are put together of all nodes of a cluster.
+func (f *getFlags) registerApart(flags *pflag.FlagSet) {
+	if f.asks.cluster() {
+		flags.BoolVar(&f.apart, "per-node", false, "what each node tells, instead of all together")
+	}
+}
+
+// wanted reports whether a Service, "namespace/name", is of those that the command
+// line asks for: of the namespace, and among names, if there are any.
+func (f *getFlags) wanted(service string, names []string) bool {
+	namespace, name, _ := strings.Cut(service, "/")
+	if len(names) > 0 {
+		return slices.ContainsFunc(names, func(n string) bool { return f.ServiceName(n) == service || f.all && n == name })
+	}
+	return f.all || namespace == f.Namespace
+}
+
+// nameOf returns what is typed for a Service, "namespace/name".
+func (f *getFlags) nameOf(service string) string {
+	if namespace, name, _ := strings.Cut(service, "/"); namespace == f.Namespace && !f.all {
+		return name
+	}
+	return service
+}
+
+// only returns the Service that the command line asks for, if it is one; usher
+// can look for that by itself.
+func (f *getFlags) only(names []string) string {
+	if len(names) == 1 && !f.all {
+		return f.ServiceName(names[0])
+	}
+	return ""
+}
+
+// completeServices completes the names of Services, for the shell.
+func (f *getFlags) completeServices(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return f.asks.CompleteServices(cmd, f.Namespace, args), cobra.ShellCompDirectiveNoFileComp
+}
+
+// kind is one kind of things that can be listed.
+type kind[T any] struct {
+	plural  string
+	columns []show.Column[T]
+	list    func(ctx context.Context, u fleet.Usher, names []string) ([]T, error)
+	service func(T) string // whose it is, "namespace/name"
+	// order is that in which several ushers' are told; merge, if not nil, puts those of several nodes together.
+	order func(a, b T) int
+	merge func([]fleet.Told[T]) []fleet.Told[T]
+	// name is what -o name prints; news is what -w tells the change of; key tells one from
+	// all others. Kinds without them have neither of these flags.
+	name, news, key func(T) string
+	// past, if not nil, says what -w leaves out at first, and of nodes that answer later: what had
+	// ended before a time, if that is not zero.
+	past func(item T, before time.Time) bool
+	// address, if not nil, is what can be typed instead of its Service's name.
+	address func(T) string
+}
+
+// wanted reports whether an item is of those that the command line asks for.
+func (k kind[T]) wanted(f *getFlags, item T, names []string) bool {
+	return f.wanted(k.service(item), names) || k.address != nil && slices.Contains(names, k.address(item))
+}
+
+// get is what one kind does: ask, choose, print.
+func get[T any](f *getFlags, k kind[T]) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, names []string) error {
+		return f.asks.AskAll(cmd, func(ushers []fleet.Usher) error {
+			if f.watch {
+				return watch(cmd, f, k, ushers, names)
+			}
+			defer f.printOutdated(cmd.ErrOrStderr())
+			items, err := k.known(cmd.Context(), f, ushers, names)
+			if err != nil && !fleet.IsSilent(err) {
+				return err
+			}
+			return cmp.Or(printItems(cmd, f, k, items), err)
+		})
+	}
+}
+
+// noteOutdated notes why u does not have the Services that there are, if it says so.
+func (f *getFlags) noteOutdated(ctx context.Context, u fleet.Usher) {
+	if f.watch {
+		return
+	}
+	status, _ := u.Client.Status(ctx) // the list has the error
+	for _, p := range status.Problems {
+		if p.Reason == "APIServerFailed" || p.Reason == "NotServing" {
+			text := p.Message
+			if !f.asks.cluster() { // of many nodes those with the same text are put together
+				text = "since " + p.Since.Format(time.DateTime) + " " + text
+			}
+			f.outdated.Store(u.Node, text)
+		}
+	}
+}
+
+// printOutdated prints what was noted since the last time: each text once, with the nodes that say so.
+func (f *getFlags) printOutdated(out io.Writer) {
+	nodes := map[string][]string{}
+	f.outdated.Range(func(node, text any) bool {
+		nodes[text.(string)] = append(nodes[text.(string)], node.(string))
+		return true
+	})
+	f.outdated.Clear()
+	for _, text := range slices.Sorted(maps.Keys(nodes)) {
+		on := ""
+		if f.asks.cluster() {
+			on = " on " + show.Few(slices.Sorted(slices.Values(nodes[text])))
+		}
+		fmt.Fprintf(out, "usher%s: %s\n", on, show.Clean(text))
+	}
+}
+
+// together reports whether what several nodes tell is put together.
+func (k kind[T]) together(f *getFlags) bool { return f.asks.cluster() && k.merge != nil && !f.apart }
+
+// items returns what the command line asks for. If the error is a fleet.SilentError, that is of the other nodes.
+func (k kind[T]) items(ctx context.Context, f *getFlags, ushers []fleet.Usher, names []string) (items []fleet.Told[T], err error) {
+	answers, err := fleet.Answered(fleet.Ask(ctx, ushers, func(ctx context.Context, u fleet.Usher) ([]T, error) {
+		items, err := k.list(ctx, u, names)
+		if err != nil && (len(names) == 0 || !client.IsNotFound(err)) { // a Service that is not known: see known
+			return nil, err
+		}
+		return slices.DeleteFunc(items, func(item T) bool { return !k.wanted(f, item, names) }), nil
+	}))
+	for _, a := range answers {
+		for _, item := range a.Value {
+			items = append(items, fleet.Told[T]{Node: a.From.Node, Item: item})
+		}
+	}
+	if !f.asks.cluster() {
+		return items, err
+	}
+	if k.together(f) {
+		items = k.merge(items)
+	}
+	slices.SortStableFunc(items, func(a, b fleet.Told[T]) int { return k.order(a.Item, b.Item) })
+	return items, err
+}
+
+// known is items, but what the command line names and usher does not know is an error, as in
+// kubectl; and so is a namespace in which there is no Service, since nobody else would tell that it
+// was mistyped. To wait for the first one with -w is none.
+func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, names []string) ([]fleet.Told[T], error) {
+	items, err := k.items(ctx, f, ushers, names)
+	if err != nil && !fleet.IsSilent(err) {
+		return nil, err
+	}
+	if len(items)+len(names) == 0 && f.flag.Changed && !f.all && !f.watch {
+		if err := oneKnowsNamespace(ctx, ushers, f.Namespace); err != nil && !fleet.IsSilent(err) {
+			return nil, err
+		}
+	}
+	for _, n := range names {
+		if slices.ContainsFunc(items, func(t fleet.Told[T]) bool { return k.wanted(f, t.Item, []string{n}) }) {
+			continue
+		}
+		if k.address != nil && isAddress(n) {
+			return nil, fmt.Errorf("there is no endpoint %s of a Service that usher serves", n)
+		}
+		service, hint := f.ServiceName(n), "; -A searches all namespaces"
+		if f.all {
+			hint = ""
+		}
+		if f.all && n != service {
+			service = "*/" + n
+		}
+		if err := oneKnows(ctx, ushers, service, hint); err != nil && !fleet.IsSilent(err) {
+			return nil, err
+		}
+	}
+	return items, err
+}
+
+func isAddress(name string) bool {
+	_, err := netip.ParseAddrPort(name)
+	return err == nil
+}
+
+// printItems prints items in the format that was asked for.
+func printItems[T any](cmd *cobra.Command, f *getFlags, k kind[T], items []fleet.Told[T]) error {
+	out := cmd.OutOrStdout()
+	switch {
+	case f.output == "json" || f.output == "yaml":
+		if items == nil {
+			items = []fleet.Told[T]{}
+		}
+		return cli.PrintObject(out, f.output, map[string]any{"total": len(items), "items": items})
+	case len(items) == 0 && f.all:
+		fmt.Fprintf(cmd.ErrOrStderr(), "No %s.\n", k.plural)
+		return nil
+	case len(items) == 0:
+		fmt.Fprintf(cmd.ErrOrStderr(), "No %s in namespace %s; -A lists those of all namespaces.\n", k.plural, f.Namespace)
+		return nil
+	case f.output == "name":
+		for _, item := range items {
+			fmt.Fprintln(out, show.Clean(k.name(item.Item)))
+		}
+		return nil
+	}
+	return show.Table(out, fleet.Columns(withoutNamespace(f, k.columns), k.together(f)), items, f.output == "wide", cli.TableWidth(out, f.output == "wide"))
+}
+
+// withoutNamespace leaves out the column that would say the same in each line.
+func withoutNamespace[T any](f *getFlags, columns []show.Column[T]) []show.Column[T] {
+	if f.all {
+		return columns
+	}
+	return slices.DeleteFunc(slices.Clone(columns), func(c show.Column[T]) bool { return c.Title == "NAMESPACE" })
+}
+
+func (v Viewers) newGetAll() *cobra.Command {
+	f := getFlags{asks: v.Asks()}
+	cmd := &cobra.Command{
+		Use:   "all [SERVICE…]",
+		Short: "Services, their endpoints, and the connections that are open",
+		Long:  "Lists Services, their endpoints, and the connections that are open, one table behind the other.",
+		Example: `  usher get all
+  usher get all web -n shop -o wide`,
+		ValidArgsFunction: f.completeServices,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			var services client.ServiceQuery
+			for i, list := range []func(*cobra.Command, []string) error{
+				get(&f, f.serviceKind(&services)), get(&f, f.endpointKind(&services)), get(&f, f.connectionKind(&client.ConnectionQuery{}, &reach{})),
+			} {
+				if i > 0 && f.output != "name" {
+					fmt.Fprintln(cmd.OutOrStdout())
+				}
+				if err := list(cmd, names); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	f.registerApart(cmd.Flags())
+	f.registerWith(cmd, "wide", "name")
+	return cmd
+}
+
+func (v Viewers) newGetAffinity() *cobra.Command {
+	f := getFlags{asks: v.Asks()}
+	var q client.AffinityQuery
+	cmd := &cobra.Command{
+		Use:     "affinity [SERVICE…]",
+		Aliases: []string{"affinities"},
+		Short:   "session affinity: which client has which endpoint, and for how long",
+		Long: `Lists the clients that get the same endpoint again, of Services with
+sessionAffinity: ClientIP. LEFT is how long that lasts if the client makes no new
+connection.`,
+		Example: `  usher get affinity sticky
+  usher get affinity -A --client 10.244.1.7`,
+		ValidArgsFunction: f.completeServices,
+	}
+	cmd.RunE = get(&f, kind[api.AffinityEntry]{
+		plural: "clients with affinity", columns: show.Affinity, service: func(a api.AffinityEntry) string { return a.Service },
+		order: func(a, b api.AffinityEntry) int { return cmp.Compare(a.Service, b.Service) },
+		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.AffinityEntry, error) {
+			q := q
+			q.Service = f.only(names)
+			list, err := u.Affinity(ctx, q)
+			return list.Items, err
+		},
+	})
+	cmd.Flags().StringVar(&q.Client, "client", "", "only this `client`: an address or a network")
+	cmd.Flags().StringVar(&q.Endpoint, "endpoint", "", "only those with this `endpoint`: an address, an address and port, or a Pod")
+	f.register(cmd)
+	return cmd
+}
+
+func (v Viewers) newGetPortals() *cobra.Command {
+	f := getFlags{asks: v.Asks()}
+	cmd := &cobra.Command{
+		Use:     "portals [SERVICE…]",
+		Aliases: []string{"portal"},
+		Short:   "the portal's rules: wanted against installed",
+		Long: `Lists the portal's rules of Services. STATE says whether the kernel has a rule as
+it should be: ok, missing, or differs (the next line says what is installed). With
+-A also what belongs to no Service, such as rules that nobody wants (extra).
+
+'usher portals' lists what is installed also where no usher runs.`,
+		Example: `  usher get portals web -o wide
+  usher get portals -A`,
+		ValidArgsFunction: f.completeServices,
+	}
+	cmd.RunE = get(&f, kind[api.PortalRule]{
+		plural: "rules", columns: show.Portals, service: show.ServiceOfRule,
+		order: func(api.PortalRule, api.PortalRule) int { return 0 }, // what is installed stands behind what is wanted
+		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.PortalRule, error) {
+			portals, err := u.Portals(ctx)
+			rules := slices.DeleteFunc(portals.Rules, func(r api.PortalRule) bool { return !f.wanted(show.ServiceOfRule(r), names) })
+			if f.output == "" || f.output == "wide" {
+				rules = show.WithInstalled(rules)
+			}
+			return rules, err
+		},
+	})
+	f.register(cmd)
+	return cmd
+}

@@ -1,0 +1,111 @@
+package view
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/fleet"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+)
+
+func TestView(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "view")
+}
+
+var _ = DescribeTable("get says why there may be other Services than usher has", func(reason string, said OmegaMatcher, args ...string) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch r.URL.Path {
+		case api.Prefix + "/status":
+			_ = json.NewEncoder(w).Encode(api.Status{Problems: []api.StatusProblem{{Object: "usher", Reason: reason, Message: "list services: 403", Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}}})
+		case api.Prefix + "/services":
+			_ = json.NewEncoder(w).Encode(api.ServiceList{})
+		default:
+			w.WriteHeader(http.StatusNotFound)
+			_ = json.NewEncoder(w).Encode(api.Error{Code: http.StatusNotFound, Message: "no such Service"})
+		}
+	}))
+	DeferCleanup(server.Close)
+	root, errs := &cobra.Command{Use: "usher"}, gbytes.NewBuffer()
+	cli.SetUp(root)
+	root.AddCommand(Viewers{}.Commands()...)
+	root.SetErr(errs)
+	root.SetOut(GinkgoWriter)
+	cli.Execute(context.Background(), root, append(args, "--admin-address="+server.Listener.Addr().String()))
+	Expect(string(errs.Contents())).To(said)
+},
+	Entry("Services", "NotServing", Equal("No Services.\nusher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "services", "-A"),
+	Entry("a Service that it does not have", "NotServing", ContainSubstring("usher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "services", "web"),
+	Entry("endpoints", "APIServerFailed", Equal("No endpoints.\nusher: since 2026-01-02 03:04:05 list services: 403\n"), "get", "endpoints", "-A"),
+	Entry("another problem", "ClockSkew", Equal("No Services.\n"), "get", "services", "-A"),
+)
+
+var _ = Describe("get -w of a cluster", func() {
+	It("tells what others have while a node is silent from the first, and the node's own when it answers", func(ctx context.Context) {
+		var answers atomic.Bool
+		usher := func(node, service string, answers func() bool) fleet.Usher {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if !answers() {
+					panic(http.ErrAbortHandler)
+				}
+				w.Header().Set("Content-Type", "application/json")
+				_ = json.NewEncoder(w).Encode(api.ServiceList{Items: []api.Service{{Namespace: "shop", Name: service, State: api.ServiceOK}}})
+			}))
+			DeferCleanup(server.Close)
+			c, err := client.New(server.Listener.Addr().String())
+			Expect(err).NotTo(HaveOccurred())
+			DeferCleanup(c.Close)
+			return fleet.Usher{Node: node, Pod: "kube-system/usher", Client: c}
+		}
+		ushers := []fleet.Usher{usher("a", "web", func() bool { return true }), usher("b", "cart", answers.Load)}
+
+		out, errs := gbytes.NewBuffer(), gbytes.NewBuffer()
+		cmd := &cobra.Command{}
+		cmd.SetOut(out)
+		cmd.SetErr(errs)
+		ctx, cancel := context.WithCancel(ctx)
+		cmd.SetContext(ctx)
+		f := &getFlags{all: true, watch: true, output: "name"}
+		f.asks.newFleet = func(fleet.Options) (fleet.Finder, error) { return nil, errors.New("no cluster") }
+		ended := make(chan error)
+		go func() {
+			defer GinkgoRecover()
+			defer close(ended)
+			ended <- watch(cmd, f, f.serviceKind(&client.ServiceQuery{}), ushers, nil)
+		}()
+		Eventually(errs).Should(gbytes.Say("node b: .*; asking again\n"))
+		Eventually(out).Should(gbytes.Say("^service/shop/web\n"))
+		answers.Store(true)
+		Eventually(out, "5s").Should(gbytes.Say("^service/shop/cart\n"), "and web is not news")
+		cancel()
+		Eventually(ended).Should(Receive(BeNil()))
+	})
+
+	It("leaves out what had ended before, of a node that answers later, too", func() {
+		q := client.ConnectionQuery{}
+		past := (&getFlags{}).connectionKind(&q, &reach{}).past
+		began := time.Now()
+		ended := api.Connection{End: "endpoint-closed", Accepted: began.Add(-2 * time.Second), DurationMs: 1000}
+		late := api.Connection{End: "endpoint-closed", Accepted: began.Add(-2 * time.Second), DurationMs: 3000}
+		Expect(past(ended, began)).To(BeTrue())
+		Expect(past(late, began)).To(BeFalse(), "it was open then")
+		Expect(past(late, time.Time{})).To(BeTrue())
+		Expect(past(api.Connection{}, time.Time{})).To(BeFalse(), "it is open")
+		q.State = "all"
+		Expect(past(ended, began)).To(BeFalse(), "that was asked for")
+	})
+})

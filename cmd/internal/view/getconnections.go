@@ -1,0 +1,179 @@
+package view
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/fleet"
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+	"github.com/usherproxy/usher/proxy/conn"
+	"github.com/usherproxy/usher/proxy/outcome"
+)
+
+func (v Viewers) newGetConnections() *cobra.Command {
+	f := getFlags{asks: v.Asks()}
+	var q client.ConnectionQuery
+	cmd := &cobra.Command{
+		Use:     "connections [SERVICE… | ID…]",
+		Aliases: []string{"connection", "conn"},
+		Short:   "connections: client, endpoint, attempts, bytes",
+		Long: `Lists connections, SCTP associations and UDP sessions, the newest first: those that
+are open, or with --state those that have ended and are still known. How far back that
+reaches is told below the table: those that failed, were retried or slow are kept apart from the
+others, and for longer. With the ID of one it tells all attempts that were made for it.
+
+--outcome is retried (more than one attempt), slow (the endpoint's first byte came after more
+than --slow of 'usher run'), failed (it ended without an endpoint, or was broken by it),
+or ok. Who asks for --outcome, --slower-than or --retried gets open and ended ones, who
+asks for --end or --last those that have ended.
+
+STATE is connecting, established, or how it ended; docs/reference.md
+has the list.`,
+		Example: `  usher get connections -A
+  usher get connections web --client 10.244.1.0/24
+  usher get connections web --outcome failed,retried --last 1h
+  usher get connections web --slower-than 250ms --sort first-byte
+  usher get connection 42`,
+		ValidArgsFunction: f.completeServices,
+	}
+	var reaches reach
+	list := get(&f, f.connectionKind(&q, &reaches))
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if ids := connectionIDs(args); len(ids) > 0 {
+			return f.asks.AskAll(cmd, func(ushers []fleet.Usher) error {
+				for _, id := range ids {
+					if err := f.printConnection(cmd, ushers, id); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		err := list(cmd, args)
+		if (err == nil || fleet.IsSilent(err)) && reaches.back != nil && (f.output == "" || f.output == "wide") {
+			fmt.Fprintln(cmd.ErrOrStderr(), show.Reaches(*reaches.back, time.Now()))
+		}
+		return err
+	}
+	flags := cmd.Flags()
+	cli.Choice(flags, &q.State, "state", "", "`which`: open (without it), ended, all", api.Values("/connections", "state")...)
+	cli.SomeOf(flags, &q.Outcome, "outcome", "only those with this `outcome`: "+strings.Join(conn.FlagWords(), ", ")+"; several with commas", conn.FlagWords()...)
+	flags.DurationVar(&q.Slower, "slower-than", 0, "only those whose clients waited for longer until the endpoint's first byte came or, while none has, until they were established")
+	flags.DurationVar(&q.Last, "last", 0, "only those that ended in this time before now")
+	cli.Choice(flags, &q.Sort, "sort", "", "by what, the largest first: duration, connect, first-byte, bytes; or newest, as without it", api.Values("/connections", "sort")...)
+	flags.StringVar(&q.Client, "client", "", "only those of this `client`: an address, an address and port, or a network")
+	flags.StringVar(&q.Endpoint, "endpoint", "", "only those with this `endpoint`: an address, an address and port, or a Pod")
+	cli.Choice(flags, &q.Protocol, "protocol", "", "only those of this `protocol`: TCP, UDP, SCTP", api.Values("/connections", "protocol")...)
+	cli.Choice(flags, &q.End, "end", "", "only those that ended with this `code`", outcome.Words()...)
+	flags.BoolVar(&q.Retried, "retried", false, "only those with more than one attempt")
+	f.registerAll(cmd)
+	return cmd
+}
+
+// connectionIDs returns the numbers of connections that args are, if all are.
+func connectionIDs(args []string) (ids []uint64) {
+	for _, arg := range args {
+		id, err := strconv.ParseUint(strings.TrimPrefix(arg, "#"), 10, 64)
+		if err != nil {
+			return nil
+		}
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// reach is how far back a list of connections reaches on all nodes.
+type reach struct {
+	mu   sync.Mutex
+	back *api.Reaches // nil if nobody has said
+}
+
+func (r *reach) note(back *api.Reaches) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case back == nil:
+	case r.back == nil:
+		r.back = back
+	default:
+		r.back = &api.Reaches{All: latest(r.back.All, back.All), Amiss: latest(r.back.Amiss, back.Amiss)}
+	}
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// connectionKind is the connections that q and the command line ask for. It notes how far
+// back they reach.
+func (f *getFlags) connectionKind(q *client.ConnectionQuery, reaches *reach) kind[api.Connection] {
+	return kind[api.Connection]{
+		plural: "connections", columns: show.Connections, service: func(c api.Connection) string { return c.Service },
+		order: func(a, b api.Connection) int { return fleet.CompareConnections(q.Sort, a, b) },
+		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.Connection, error) {
+			q := *q
+			if q.Service = f.only(names); f.watch && q.State == "" {
+				q.State = "all" // so that ends are told
+			}
+			list, err := u.Connections(ctx, q)
+			reaches.note(list.Reaches)
+			return list.Items, err
+		},
+		past: func(c api.Connection, before time.Time) bool {
+			return c.End != "" && q.State == "" && (before.IsZero() || c.Accepted.Add(time.Duration(c.DurationMs*float64(time.Millisecond))).Before(before))
+		},
+		name: func(c api.Connection) string { return fmt.Sprintf("connection/%d", c.ID) },
+		key:  func(c api.Connection) string { return fmt.Sprint(c.ID, c.Accepted.UnixNano()) }, // another usher counts from 1
+		news: func(c api.Connection) string { return fmt.Sprint(show.ConnectionState(c), len(c.Attempts)) },
+	}
+}
+
+// printConnection tells one connection with its attempts. Each node counts its own: several may have one of that
+// number.
+func (f *getFlags) printConnection(cmd *cobra.Command, ushers []fleet.Usher, id uint64) error {
+	var unknown error
+	answers, err := fleet.Answered(fleet.Ask(cmd.Context(), ushers, func(ctx context.Context, u fleet.Usher) (*api.Connection, error) {
+		connection, err := u.Connection(ctx, id)
+		if f.asks.cluster() && client.IsNotFound(err) {
+			return nil, nil
+		}
+		return &connection, err
+	}))
+	if err != nil && !fleet.IsSilent(err) {
+		return err
+	}
+	if f.asks.cluster() {
+		unknown = fmt.Errorf("no node knows a connection %d", id)
+	}
+	out := cmd.OutOrStdout()
+	for _, a := range answers {
+		if a.Value == nil {
+			continue
+		}
+		unknown = nil
+		if f.output == "json" || f.output == "yaml" {
+			if err := cli.PrintObject(out, f.output, fleet.Told[api.Connection]{Node: a.From.Node, Item: *a.Value}); err != nil {
+				return err
+			}
+			continue
+		}
+		if a.From.Node != "" {
+			cli.PrintLines(out, []string{show.Title.Text("On node " + show.Clean(a.From.Node))})
+		}
+		cli.PrintLines(out, show.Waterfall(*a.Value, cli.TerminalWidth(out)))
+	}
+	return errors.Join(unknown, err)
+}

@@ -1,0 +1,221 @@
+package view
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/fleet"
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+)
+
+func (v Viewers) newGetServices() *cobra.Command {
+	f := getFlags{asks: v.Asks()}
+	var q client.ServiceQuery
+	cmd := &cobra.Command{
+		Use:     "services [NAME…]",
+		Aliases: []string{"service", "svc"},
+		Short:   "Services: state, endpoints, connections",
+		Long: `Lists Services. STATE is ok; degraded (some endpoint is suspicious, unresponsive,
+in quarantine, terminating or not ready); down (every endpoint is in quarantine); no-endpoints;
+no-local-endpoints (internalTrafficPolicy is Local, and no endpoint is here: clients
+of the cluster IP are dropped); external-elsewhere (the same of externalTrafficPolicy
+and clients from outside, who have to come by another node); problem (some port
+is not served); or rejected (none is, since the manifest or a part of it is wrong).
+-o wide says why, and 'usher diagnose NAME' what to do. ENDPOINTS is how many take
+their turn, of how many. Counts are since usher has started. CONNECT and FIRST BYTE
+are how long clients waited in the last 5 to 10 minutes until they were established,
+and until the endpoint's first byte came: half of them no longer than that, and all
+but one in a hundred.`,
+		Example: `  usher get services -A
+  usher get services web -o yaml
+  usher get services -A --filter 10.96.0 --sort retries`,
+		ValidArgsFunction: f.completeServices,
+	}
+	cmd.RunE = get(&f, f.serviceKind(&q))
+	flags := cmd.Flags()
+	flags.StringVar(&q.Text, "filter", "", "only those with this `text` in the name, a port's name, a VIP, or an endpoint's address or Pod")
+	cli.Choice(flags, &q.State, "state", "", "only those in this `state`", api.Values("/services", "state")...)
+	cli.Choice(flags, &q.Protocol, "protocol", "", "only those with a port of this `protocol`: TCP, UDP, SCTP", api.Values("/services", "protocol")...)
+	cli.Choice(flags, &q.Sort, "sort", "", "by what, the largest first: active, connections, failed, retries, bytes; by name without it", api.Values("/services", "sort")...)
+	f.registerApart(flags)
+	f.registerAll(cmd)
+	return cmd
+}
+
+// serviceKind is the Services that q and the command line ask for.
+func (f *getFlags) serviceKind(q *client.ServiceQuery) kind[api.Service] {
+	return kind[api.Service]{
+		plural: "Services", columns: show.Services, service: serviceOf,
+		list: func(ctx context.Context, u fleet.Usher, names []string) ([]api.Service, error) {
+			f.noteOutdated(ctx, u)
+			return f.services(ctx, u.Client, *q, names)
+		},
+		merge: fleet.Services,
+		order: func(a, b api.Service) int { return fleet.CompareServices(q.Sort, a, b) },
+		name:  func(s api.Service) string { return "service/" + f.nameOf(serviceOf(s)) },
+		key:   serviceOf,
+		news:  func(s api.Service) string { return fmt.Sprint(s.State, s.Endpoints, portsOf(s)) },
+	}
+}
+
+func serviceOf(s api.Service) string { return s.Namespace + "/" + s.Name }
+
+func portsOf(s api.Service) (ports []string) {
+	for _, p := range s.Ports {
+		ports = append(ports, p.VIP+"/"+p.Protocol)
+	}
+	return ports
+}
+
+// services returns the Services that the command line asks for, and perhaps others.
+func (f *getFlags) services(ctx context.Context, c *client.Client, q client.ServiceQuery, names []string) ([]api.Service, error) {
+	switch namespace, name, _ := strings.Cut(f.only(names), "/"); {
+	case name != "":
+		q.Namespace, q.Name = namespace, name
+	case !f.all && len(names) == 0: // names may have a namespace of their own
+		q.Namespace = f.Namespace
+	}
+	list, err := c.Services(ctx, q)
+	return list.Items, err
+}
+
+func (v Viewers) newGetEndpoints() *cobra.Command {
+	f := getFlags{asks: v.Asks()}
+	var q client.ServiceQuery
+	cmd := &cobra.Command{
+		Use:     "endpoints [SERVICE… | ADDRESS…]",
+		Aliases: []string{"endpoint", "ep"},
+		Short:   "endpoints: state, quarantine, connections, failures",
+		Long: `Lists the endpoints of Services, each port's for itself. STATE is ready;
+quarantined (it failed, or its probes did, and is passed over while there is
+another one; QUARANTINE says when it is probed next, or for how much longer that
+is, and why);
+suspicious (it takes its turn, but reset most of the connections that ended last);
+unresponsive (it takes its turn, but none of five or more clients had a byte from it in
+the last 5 to 10 minutes, while others of its port answered: a program that hangs);
+terminating (used only if none is ready); or not-ready. NOT USED says why an
+endpoint has no new connections, or none of some clients. CONNECT and FIRST BYTE are as
+those of 'usher get services', of the clients that had this endpoint in the end. An
+ADDRESS, with its port, is one of any Service.`,
+		Example: `  usher get endpoints web
+  usher get endpoints -A -o wide
+  usher get endpoints -A --state down`,
+		ValidArgsFunction: f.completeServices,
+	}
+	cmd.RunE = get(&f, f.endpointKind(&q))
+	cmd.Flags().StringVar(&q.Text, "filter", "", "only those of Services with this `text` in the name, a port's name, a VIP, or an endpoint's address or Pod")
+	cli.Choice(cmd.Flags(), &q.State, "state", "", "only those of Services in this `state`, one of those of 'usher get services'", api.Values("/services", "state")...)
+	f.registerApart(cmd.Flags())
+	f.registerAll(cmd)
+	return cmd
+}
+
+// endpointKind is the endpoints of the Services that q and the command line ask for.
+func (f *getFlags) endpointKind(q *client.ServiceQuery) kind[show.PortEndpoint] {
+	service := func(e show.PortEndpoint) string { return e.Namespace + "/" + e.Service }
+	var known sync.Map // by the usher's node, a map[string]knownEndpoints, of which only that one's list knows
+	return kind[show.PortEndpoint]{
+		plural: "endpoints", columns: show.Endpoints, service: service,
+		list: func(ctx context.Context, u fleet.Usher, names []string) ([]show.PortEndpoint, error) {
+			f.noteOutdated(ctx, u)
+			of, _ := known.LoadOrStore(u.Node, map[string]knownEndpoints{})
+			return f.endpoints(ctx, u.Client, *q, names, of.(map[string]knownEndpoints))
+		},
+		merge:   fleet.Endpoints,
+		order:   func(a, b show.PortEndpoint) int { return cmp.Compare(service(a), service(b)) }, // within one, as usher has them
+		address: func(e show.PortEndpoint) string { return e.Address },
+		name:    func(e show.PortEndpoint) string { return "endpoint/" + e.Address },
+		key:     func(e show.PortEndpoint) string { return fmt.Sprint(service(e), e.Port, e.Protocol, e.Address) },
+		news: func(e show.PortEndpoint) string {
+			if e.Quarantine != nil {
+				return string(e.State) + e.Quarantine.Cause
+			}
+			return string(e.State)
+		},
+	}
+}
+
+// knownEndpoints are those of a Service at the time when it was asked for.
+type knownEndpoints struct {
+	of    api.Service
+	asked time.Time
+	items []show.PortEndpoint
+}
+
+// staleInterval times the number of Services is for how long one that looks as before is not
+// asked for: -w asks for 100 of these in a second at the most.
+const staleInterval = watchInterval / 100
+
+// endpoints returns those of the Services that the command line asks for. In known it keeps
+// what it has learned, for -w.
+func (f *getFlags) endpoints(ctx context.Context, c *client.Client, q client.ServiceQuery, names []string, known map[string]knownEndpoints) (items []show.PortEndpoint, err error) {
+	services, err := f.servicesWith(ctx, c, q, names)
+	if err != nil {
+		return nil, err
+	}
+	stale := time.Duration(len(services)) * staleInterval
+	for _, s := range services {
+		if k, is := known[serviceOf(s)]; is && time.Since(k.asked) < stale && reflect.DeepEqual(k.of, s) {
+			items = append(items, k.items...)
+			continue
+		}
+		detail, err := c.Service(ctx, s.Namespace, s.Name)
+		if client.IsNotFound(err) {
+			continue // it has gone meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		k := knownEndpoints{of: s, asked: time.Now(), items: show.PortEndpoints(detail)}
+		known[serviceOf(s)] = k
+		items = append(items, k.items...)
+	}
+	return items, nil
+}
+
+// servicesWith returns the Services that names are of, and those that have endpoints whose
+// addresses are among them.
+func (f *getFlags) servicesWith(ctx context.Context, c *client.Client, q client.ServiceQuery, names []string) (all []api.Service, err error) {
+	add := func(more []api.Service, wanted func(api.Service) bool) {
+		for _, s := range more {
+			same := func(o api.Service) bool { return serviceOf(o) == serviceOf(s) }
+			if wanted(s) && (len(names) == 0 || !slices.ContainsFunc(all, same)) {
+				all = append(all, s)
+			}
+		}
+	}
+	var addresses, others []string
+	for _, n := range names {
+		if isAddress(n) {
+			addresses = append(addresses, n)
+		} else {
+			others = append(others, n)
+		}
+	}
+	if len(addresses) == 0 || len(others) > 0 {
+		list, err := f.services(ctx, c, q, others)
+		if err != nil {
+			return nil, err
+		}
+		add(list, func(s api.Service) bool { return f.wanted(serviceOf(s), others) })
+	}
+	for _, q.Text = range addresses {
+		list, err := c.Services(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		add(list.Items, func(api.Service) bool { return true })
+	}
+	return all, nil
+}

@@ -1,0 +1,201 @@
+package view
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/fleet"
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+	"github.com/usherproxy/usher/proxy/outcome"
+)
+
+func (v Viewers) newTrace() *cobra.Command {
+	t := traceCommand{asks: v.Asks()}
+	cmd := &cobra.Command{
+		Use:   "trace [SERVICE]",
+		Short: "Follow what happens to connections, step by step",
+		Long: v.long(`Prints a line for each step of each connection as it happens: accepted, every
+attempt with the endpoint, why that one, how long it took and how it failed,
+established, closed. Changes of the configuration are told between them. Ctrl-C
+ends it.
+
+--since and --history begin with what usher still has in memory (--trace-events of
+'usher run'). Steps that were lost because this command, or its terminal, was too
+slow are counted: "12 steps missed".
+
+On a terminal lines have colours, unless NO_COLOR is set.`,
+			`It follows the ushers of all nodes, unless --local or --node says otherwise, and
+each line names its node. What is known already is told in the order of time, and
+what happens then as it is heard of. A node whose usher does not answer is named on
+standard error, and asked again.`),
+		Example: `  usher trace
+  usher trace web --outcome retry,failed
+  usher trace shop/cart --client 10.244.1.0/24 --since 10m
+  usher trace --history --follow=false -o json | jq .endpoint`,
+		Args:              cli.Takes(0, 1, "one SERVICE, or none for all"),
+		ValidArgsFunction: CompleteOne(func(cmd *cobra.Command) []string { return t.asks.CompleteServices(cmd, t.Namespace, nil) }),
+		RunE:              t.run,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&t.query.Client, "client", "", "only this `client`: an address, an address and port, or a network")
+	flags.StringVar(&t.query.Endpoint, "endpoint", "", "only this `endpoint`: an address, an address and port, or a Pod")
+	cli.Choice(flags, &t.query.Protocol, "protocol", "", "only this `protocol`: TCP, UDP, SCTP", api.Values("/events", "protocol")...)
+	cli.SomeOf(flags, &t.query.Outcome, "outcome", "only steps with this `outcome`: ok, retry, failed, or the code of an end; several with commas",
+		append([]string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}, outcome.Words()...)...)
+	cli.SomeOf(flags, &t.end, "end", "only ends with this `code`; several with commas", outcome.Words()...)
+	flags.DurationVar(&t.query.Slower, "slower-than", 0, "only ends of connections whose clients waited for longer until the endpoint's first byte came or, while none has, until they were established")
+	flags.Uint64Var(&t.query.Connection, "connection", 0, "only the connection with this `number`")
+	flags.DurationVar(&t.since, "since", 0, "begin with what happened in this time before now, as far as it is still known")
+	flags.DurationVar(&t.since, "last", 0, "the same as --since")
+	flags.BoolVar(&t.query.History, "history", false, "begin with all that is still known")
+	flags.BoolVarP(&t.follow, "follow", "f", true, "go on with what happens from now on; --follow=false implies --history")
+	cli.Choice(flags, &t.output, "output", "o", "`format`: json, an object in each line; lines for people without it", "json")
+	t.NamespaceFlag.Register(flags)
+	t.asks.RegisterCluster(cmd, &t.NamespaceFlag)
+	return cmd
+}
+
+type traceCommand struct {
+	asks Asks
+	NamespaceFlag
+	query  client.EventQuery
+	end    string
+	since  time.Duration
+	follow bool
+	output string
+
+	oldest time.Time // what was before is not told
+	ends   []string
+	out    io.Writer
+	width  int // of the nodes' names
+}
+
+// traceRate is how many events a second are asked for at the most. It is more than
+// a terminal shows; what is beyond is counted as missed.
+const traceRate = 10000
+
+func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
+	if t.since < 0 {
+		return cli.Usagef("--since: %s is less than 0", t.since)
+	}
+	if len(args) == 1 {
+		t.query.Service = t.ServiceName(args[0])
+	}
+	t.query.Outcome = cmp.Or(t.query.Outcome, t.end) // if there are both, see print
+	t.query.Once, t.query.Rate = !t.follow, traceRate
+	t.query.History = t.query.History || t.since > 0 || !t.follow
+	if t.since > 0 {
+		t.oldest = time.Now().Add(-t.since)
+	}
+	t.ends = strings.FieldsFunc(t.end, func(r rune) bool { return r == ',' })
+	t.out = cli.Coloured(cmd.OutOrStdout())
+	return t.asks.AskAll(cmd, func(ushers []fleet.Usher) error {
+		if t.query.Service != "" {
+			if err := oneKnows(cmd.Context(), ushers, t.query.Service, ""); err != nil && !fleet.IsSilent(err) {
+				return err
+			}
+		}
+		if t.asks.cluster() {
+			return t.printCluster(cmd, ushers)
+		}
+		for m, err := range ushers[0].Events(cmd.Context(), t.query) {
+			if err == nil {
+				err = t.tell(fleet.Message{From: ushers[0], Message: m})
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// printCluster prints what the streams of all ushers tell: first what is known, in the order of time, and then
+// what happens as it is told.
+func (t *traceCommand) printCluster(cmd *cobra.Command, ushers []fleet.Usher) error {
+	ctx, q := cmd.Context(), t.query
+	q.Rate = max(traceRate/len(ushers), minTraceRate)
+	for _, u := range ushers {
+		t.width = max(t.width, min(ansi.StringWidth(u.Node), maxNodeWidth))
+	}
+	after := map[string]string{}
+	silent := map[string]error{}
+	if q.History {
+		past := q
+		past.Once = true
+		for m := range fleet.History(ctx, ushers, past) {
+			switch {
+			case m.Err != nil:
+				silent[m.From.Node] = m.Err
+				continue
+			case m.Event != nil:
+				after[m.From.Node] = m.Event.ID
+			}
+			if err := t.tell(m); err != nil {
+				return err
+			}
+		}
+		var answers []fleet.Answer[struct{}]
+		for _, u := range ushers {
+			answers = append(answers, fleet.Answer[struct{}]{From: u, Err: silent[u.Node]})
+		}
+		if _, err := fleet.Answered(answers); !t.follow || err != nil && !fleet.IsSilent(err) {
+			return err
+		}
+	}
+	for m := range fleet.Follow(ctx, t.asks.fleet, ushers, q, after) {
+		err := m.Err
+		if m.From.Node != "" && err != nil {
+			_, err = fleet.Answered([]fleet.Answer[struct{}]{{From: m.From, Err: err}})
+		}
+		var forbidden *fleet.ForbiddenError
+		switch {
+		case errors.As(err, &forbidden):
+			return err
+		case err != nil:
+			fmt.Fprintf(cmd.ErrOrStderr(), "usher: %v; asking again\n", err)
+		default:
+			if err := t.tell(m); err != nil {
+				return err
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// How many events a second each usher of a large cluster is asked for at the least, and how wide a column of nodes
+// is at the most.
+const (
+	minTraceRate = 100
+	maxNodeWidth = 30
+)
+
+// tell prints one message, unless it is of no interest.
+func (t *traceCommand) tell(m fleet.Message) (err error) {
+	switch {
+	case m.Event != nil && (m.Event.Time.Before(t.oldest) || len(t.ends) > 0 && !slices.Contains(t.ends, m.Event.End)):
+	case t.output == "json" && m.Event != nil:
+		return json.NewEncoder(t.out).Encode(fleet.Told[api.Event]{Node: m.From.Node, Item: *m.Event})
+	case t.output == "json" && m.Missed > 0:
+		return json.NewEncoder(t.out).Encode(fleet.Told[api.Missed]{Node: m.From.Node, Item: api.Missed{Missed: m.Missed}})
+	case m.Event != nil:
+		_, err = fmt.Fprintln(t.out, show.EventOn(m.From.Node, t.width, *m.Event))
+	case m.Missed > 0 && m.From.Node != "":
+		_, err = fmt.Fprintln(t.out, show.Missed(m.Missed)+" on "+show.Clean(m.From.Node))
+	case m.Missed > 0:
+		_, err = fmt.Fprintln(t.out, show.Missed(m.Missed))
+	}
+	return err
+}

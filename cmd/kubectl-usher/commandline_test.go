@@ -1,0 +1,147 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/serve"
+	"github.com/usherproxy/usher/cmd/internal/view"
+	"github.com/usherproxy/usher/proxy/portforward"
+)
+
+func TestCommands(t *testing.T) {
+	RegisterFailHandler(Fail)
+	RunSpecs(t, "commands")
+}
+
+// says runs a command line, and returns what it prints.
+func says(args ...string) (code int, out, err string) {
+	var stdout, stderr bytes.Buffer
+	root := newRoot()
+	root.SetOut(&stdout)
+	root.SetErr(&stderr)
+	code = cli.Execute(context.Background(), root, view.KindAndName(root, args))
+	return code, stdout.String(), stderr.String()
+}
+
+// file writes a file and returns its path.
+func file(text string) string {
+	GinkgoHelper()
+	path := filepath.Join(GinkgoT().TempDir(), "file")
+	Expect(os.WriteFile(path, []byte(text), 0o600)).To(Succeed())
+	return path
+}
+
+var _ = Describe("the command line", func() {
+	It("has kubectl's name in all that is said", func() {
+		code, out, _ := says("explain", "--help")
+		Expect(code).To(BeZero())
+		Expect(out).To(And(ContainSubstring("\n  kubectl usher explain SERVICE[:PORT] [flags]\n"), ContainSubstring("\n  kubectl usher explain web\n")))
+		for _, cmd := range newRoot().Commands() {
+			_, out, _ := says(cmd.Name(), "--help")
+			Expect(out).NotTo(MatchRegexp(`(?m)^  usher `), cmd.Name())
+		}
+		code, _, err := says("run")
+		Expect(code).To(Equal(2), "which is for a node")
+		Expect(err).To(HaveSuffix("See 'kubectl usher --help'.\n"))
+	})
+
+	DescribeTable("says what is wrong",
+		func(code int, text string, args ...string) {
+			GinkgoT().Setenv("KUBECONFIG", filepath.Join(GinkgoT().TempDir(), "none"))
+			got, _, err := says(args...)
+			Expect(err).To(ContainSubstring(text))
+			Expect(got).To(Equal(code))
+		},
+		Entry("the address of a page for others", 2, `--address: "0.0.0.0" is not a loopback address`, "dashboard", "--usher=a=127.0.0.1:1", "--address=0.0.0.0:0"),
+		Entry("an usher without a node", 2, `--usher: "127.0.0.1:1" is not NODE=HOST:PORT`, "dashboard", "--usher=127.0.0.1:1"),
+		Entry("an usher without a port", 2, `--usher a: "192.0.2.1" is not host:port`, "dashboard", "--usher=a=192.0.2.1"),
+		Entry("a node that is none", 2, `--usher: "../a" is not a node's name`, "dashboard", "--usher=../a=127.0.0.1:1"),
+		Entry("a node twice", 2, "--usher: the node a is named twice", "dashboard", "--usher=a=127.0.0.1:1", "--usher=a=127.0.0.1:2"),
+		Entry("ushers that are named, of a cluster", 2, "--context is for the ushers of a cluster", "dashboard", "--usher=a=127.0.0.1:1", "--context=x"),
+		Entry("a node of none", 2, "--node is for a cluster, and --local asks one usher", "get", "services", "--local", "--node=a"),
+		Entry("a context of none", 2, "--context is for a cluster", "trace", "--local", "--context=a"),
+		Entry("no cluster", 1, "no cluster is named by the kubeconfig", "get", "services"),
+		Entry("no port", 2, "--admin-address: \"1\" is not host:port", "get", "services", "--admin-address=1"),
+		Entry("all nodes, of a command for one", 2, "top asks one usher: name its node by --node, or say --local", "top"),
+		Entry("what only the node can tell", 2, "--bundle, --log and --dns are of the node itself", "diagnose", "--bundle=a", "-n=a"),
+		Entry("a way that there is not", 2, `--via: "car" is none of direct, portforward, auto`, "connect", "--via=car"),
+		Entry("a way to no cluster", 2, "--via=auto leads through an API server, and --manifests says that there is none", "connect", "--manifests=/tmp", "--via=auto"),
+		Entry("two sources", 2, "there is one source", "connect", "--manifests=/tmp", "--context=staging"),
+		Entry("a proxy without a port", 2, `--socks: "1080" is not HOST:PORT such as 127.0.0.1:1080`, "connect", "--manifests=/tmp", "--socks=1080"),
+		Entry("a proxy's environment without a port", 2, `--socks: "1080" is not HOST:PORT such as 127.0.0.1:1080`, "proxy-env", "--socks=1080"),
+		Entry("a domain that is none", 2, "--dns-domain: \"a..b\" is not a domain such as cluster.local", "connect", "--manifests=/tmp", "--dns-domain=a..b"),
+		Entry("the same, of exec", 2, "--dns-domain: \"a..b\" is not a domain such as cluster.local", "exec", "--manifests=/tmp", "--dns-domain=a..b"),
+		Entry("a resolver that is none", 2, `--dns: "localhost" is not an address`, "connect", "--manifests=/tmp", "--dns=localhost"),
+	)
+})
+
+var _ = Describe("kubectl usher connect", func() {
+	with := func(args ...string) *connectCommand {
+		GinkgoHelper()
+		c := &connectCommand{Flags: serve.New()}
+		cmd := newConnectOf(c)
+		Expect(cmd.ParseFlags(args)).To(Succeed())
+		Expect(c.complete(cmd)).To(Succeed())
+		return c
+	}
+
+	It("leads through the API server, with a proxy; it is no node, and has no portal", func() {
+		c := with()
+		Expect(c.Tunnel.Name).To(Equal("portforward"))
+		Expect(c.Proxy.Schedule).To(Equal(portforward.Schedule))
+		Expect([]string{c.NodeName, c.HealthzAddress, c.Mode}).To(Equal([]string{"", "", "none"}))
+		Expect(c.SOCKS).NotTo(BeNil())
+		Expect(c.Names).To(BeNil())
+	})
+	It("has what is given", func() {
+		c := with("--via=auto", "--dial-timeouts=1s", "--node-name=worker-1", "--healthz-address=127.0.0.1:1", "--portal=auto", "--socks=",
+			"--dns=192.0.2.53", "--dns-upstream=192.0.2.1,192.0.2.2:5353")
+		Expect(c.Tunnel.Name).To(Equal("auto"))
+		Expect(c.Proxy.Schedule).To(HaveExactElements(time.Second))
+		Expect([]string{c.NodeName, c.HealthzAddress, c.Mode}).To(Equal([]string{"worker-1", "127.0.0.1:1", "auto"}))
+		Expect(c.SOCKS).To(BeNil())
+		Expect(c.Names).NotTo(BeNil())
+		Expect(c.names.options.Upstreams).To(HaveExactElements(netip.MustParseAddrPort("192.0.2.1:53"), netip.MustParseAddrPort("192.0.2.2:5353")))
+	})
+	It("reaches the endpoints of manifests directly", func() {
+		c := with("--manifests=/tmp")
+		Expect(c.Tunnel).To(BeNil())
+		Expect(c.Proxy.Schedule).To(Equal(serve.New().Proxy.Schedule))
+		Expect(c.NodeName).NotTo(BeEmpty())
+	})
+})
+
+var _ = Describe("the namespace and the cluster of 'kubectl usher exec'", func() {
+	kubeconfig := func(namespace string) string {
+		return file("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, namespace: " + namespace + "}}]\n" +
+			"clusters: [{name: c, cluster: {server: \"http://127.0.0.1:1\"}}]\n")
+	}
+	namespaceOf := func(args ...string) string {
+		GinkgoHelper()
+		var e execCommand
+		cmd := newExecOf(&e)
+		Expect(cmd.ParseFlags(args)).To(Succeed())
+		Expect(e.complete(cmd)).To(Succeed())
+		return e.namespace
+	}
+
+	It("are a flag's rather than the environment's, and that rather than the user's file's", func() {
+		home := GinkgoT().TempDir()
+		GinkgoT().Setenv("HOME", home)
+		GinkgoT().Setenv("KUBECONFIG", kubeconfig("from-environment"))
+		Expect(namespaceOf()).To(Equal("from-environment"))
+		Expect(namespaceOf("--kubeconfig", kubeconfig("from-flag"))).To(Equal("from-flag"))
+		Expect(namespaceOf("--kubeconfig", kubeconfig("from-flag"), "-n", "named")).To(Equal("named"))
+		Expect(namespaceOf("--manifests=/tmp")).To(Equal("default"))
+	})
+})

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/serve"
+	"github.com/usherproxy/usher/cmd/internal/view"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/environ"
+)
+
+func newEnv() *cobra.Command {
+	source := serve.New()
+	source.Logs = cli.LogFlags{Level: "warning", Format: "text"}
+	var namespace view.NamespaceFlag
+	var all bool
+	output := string(environ.Shell)
+	cmd := &cobra.Command{
+		Use:   "env [SERVICE…]",
+		Short: "Print the environment variables by which Pods find Services",
+		Long: `Prints the environment variables that a kubelet gives to a Pod, so that a program
+on this machine finds Services as it does there: WEB_SERVICE_HOST,
+WEB_SERVICE_PORT, WEB_PORT_80_TCP_ADDR and so on.
+
+Without arguments they are those of a Pod in --namespace: of all Services there,
+and of the API server's, kubernetes in default. With arguments, of these Services
+only; with -A, of all namespaces: of Services of the same name, that of --namespace
+counts, or else the first.
+
+Services come from an API server (--kubeconfig, --context) or from files
+(--manifests). They have to be served for their addresses to lead anywhere: see
+'kubectl usher connect'.`,
+		Example: `  eval "$(kubectl usher env --manifests examples/)"
+  kubectl usher env --context kind-dev -n shop -o dotenv > .env
+  kubectl usher env web shop/cart --manifests all.yaml -o json`,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			if all && len(names) > 0 {
+				return cli.Usagef("-A asks for all Services, and %s for some", strings.Join(names, ", "))
+			}
+			if err := source.OneSource(); err != nil {
+				return err
+			}
+			if err := source.Complete(cmd); err != nil {
+				return err
+			}
+			services, err := source.Services(cmd.Context())
+			if err != nil {
+				return err
+			}
+			vars, err := variables(services, &namespace, names, all)
+			if err != nil {
+				return err
+			}
+			left, err := environ.Write(cmd.OutOrStdout(), environ.Format(output), vars)
+			if len(left) > 0 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "left out, since a shell has no variables of such names: %s\n", strings.Join(left, ", "))
+			}
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	cli.Choice(flags, &output, "output", "o", "`format`: "+strings.Join(environ.Formats, ", "), environ.Formats...)
+	flags.BoolVarP(&all, "all-namespaces", "A", false, "of all namespaces")
+	namespace.Register(flags)
+	source.RegisterSource(flags)
+	return cmd
+}
+
+// variables returns the variables that the command line asks for.
+func variables(services []config.Service, namespace *view.NamespaceFlag, names []string, all bool) ([]environ.Variable, error) {
+	switch {
+	case all:
+		return environ.OfAll(services, namespace.Namespace), nil
+	case len(names) == 0:
+		return environ.OfPod(services, namespace.Namespace), nil
+	}
+	var out []environ.Variable
+	for _, name := range names {
+		ns, n, _ := strings.Cut(namespace.ServiceName(name), "/")
+		i := slices.IndexFunc(services, func(s config.Service) bool { return s.Name == types.NamespacedName{Namespace: ns, Name: n} })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no Service %s/%s", ns, n)
+		}
+		vars := environ.Of(services[i])
+		if len(vars) == 0 {
+			return nil, fmt.Errorf("there are no variables for Service %s/%s: only one with a cluster IP has some", ns, n)
+		}
+		out = append(out, vars...)
+	}
+	return out, nil
+}

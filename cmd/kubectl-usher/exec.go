@@ -1,0 +1,278 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/serve"
+	"github.com/usherproxy/usher/cmd/usher/daemon"
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/config/environ"
+	"github.com/usherproxy/usher/portal/netns"
+	"github.com/usherproxy/usher/proxy/dns"
+	"github.com/usherproxy/usher/proxy/localhost"
+	"github.com/usherproxy/usher/proxy/uplink"
+)
+
+func newExec() *cobra.Command { return newExecOf(&execCommand{}) }
+
+func newExecOf(e *execCommand) *cobra.Command {
+	e.Flags = serve.New()
+	cmd := &cobra.Command{
+		Use:   "exec [flags] [-- COMMAND [ARGUMENT]...]",
+		Short: "Run a command that reaches Services as a Pod would, without root",
+		Long: `Runs a command in a network namespace of its own (Linux). Inside, every Service
+answers at its cluster IP and port (TCP and UDP), names of Services resolve
+(web, web.default, web.default.svc.cluster.local), and the environment has the
+variables that a Pod would have. All else goes on working: other networks, and
+servers on this machine's localhost. Nothing on the machine itself is changed,
+and nothing stays when the command has ended: what it left running is killed.
+
+Without a command it is $SHELL, or /bin/sh. USHER_EXEC in the environment is the namespace
+whose Services have short names, which a prompt can show:
+PS1='${USHER_EXEC:+(usher $USHER_EXEC) }'$PS1.
+
+Services come from files and folders (--manifests), or from an API server, by the
+kubeconfig that kubectl would use. Services that come or change later are there
+at once.
+
+The command has the terminal, standard input and output, working directory and
+signals; usher's exit code is the command's, 128 and the signal's number if one
+ended it, 127 if there is no such command and 126 if it cannot be run.
+
+Root is not needed, but a kernel that lets ordinary users make user namespaces.
+Where it does not, there is 'kubectl usher connect'.`,
+		Example: `  kubectl usher exec --manifests examples/web.yaml -- curl http://web.default/
+  kubectl usher exec                       # a shell "inside" kubectl's cluster
+  kubectl usher exec --context staging -n shop -- npm run dev`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				args = []string{cmp.Or(os.Getenv("SHELL"), "/bin/sh")}
+			}
+			return e.run(cmd, args)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SetInterspersed(false) // what comes behind the command is the command's
+	e.RegisterSource(flags)
+	flags.StringVarP(&e.namespace, "namespace", "n", "", "namespace whose Services have short names, and variables; empty means that of the kubeconfig's context, or default")
+	e.names.registerDomain(flags)
+	e.RegisterTrace(flags, "error")
+	flags.StringVar(&e.AdminAddress, "admin-address", "", "`host:port` for the dashboard and the API that 'usher get', 'top' and 'trace' ask; empty means none")
+	e.via.register(flags, viaAuto)
+	e.Logs.Register(flags, "text")
+	cli.SetDefault(flags, "log-level", "error") // the terminal is the command's
+	return cmd
+}
+
+// newExecInside is what exec starts to hold the namespace.
+func newExecInside() *cobra.Command {
+	return &cobra.Command{
+		Use:    execInside,
+		Hidden: true,
+		Args:   cli.NoArgs,
+		RunE:   func(*cobra.Command, []string) error { return netns.Inside() },
+	}
+}
+
+// execMarker is the variable that tells a command that exec runs it, and in which namespace.
+const execMarker = "USHER_EXEC"
+
+const execInside = "exec-inside"
+
+type execCommand struct {
+	serve.Flags
+	via       viaFlag
+	names     nameFlags
+	namespace string
+}
+
+// run runs the command, and returns its exit code as an exitError unless that is 0.
+func (e *execCommand) run(cmd *cobra.Command, args []string) error {
+	if err := e.complete(cmd); err != nil {
+		return err
+	}
+	path, err := exec.LookPath(args[0])
+	if err != nil && !errors.Is(err, exec.ErrDot) {
+		return notRun(cmd, args[0], err)
+	}
+	signals := make(chan os.Signal, 8)
+	notify(signals)
+
+	resolver, err := dns.New(e.names.options)
+	if err != nil {
+		return err
+	}
+	in, err := newInside(resolver.PodResolvConf(e.namespace, netns.Address), cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	defer in.leave()
+	ctx, cancel := context.WithCancel(cmd.Context())
+	defer cancel()
+	e.Netns = in.namespace
+	if e.Names, err = e.names.inside(netip.AddrPortFrom(netns.Address, dnsPort), in.namespace); err != nil {
+		return err
+	}
+	ready := make(chan []config.Service, 1)
+	e.OnReady = func(now daemon.Ready) { ready <- now.Services }
+	if e.Trace {
+		e.OnTrace = serve.PrintTrace(cmd.ErrOrStderr())
+	}
+	d, err := e.NewDaemon(cmd)
+	if err != nil {
+		return err
+	}
+	serve.IgnorePipes()
+	in.serve(ctx)
+	served := make(chan error, 1)
+	go func() { served <- d.Run(ctx, nil) }()
+	first, err := e.await(cmd, d, ready, served, signals)
+	if err != nil {
+		return err
+	}
+	env := append(environ.Over(os.Environ(), environ.OfPod(first, e.namespace)), execMarker+"="+e.namespace)
+	code, err := in.namespace.Run(netns.Command{Path: path, Args: args, Env: env}, signals)
+	cancel()
+	err = errors.Join(err, <-served)
+	switch {
+	case err != nil && code == 0:
+		return notRun(cmd, args[0], err)
+	case code != 0:
+		return &cli.ExitError{Code: code}
+	}
+	return nil
+}
+
+// complete checks the flags, and fills in what follows from others.
+func (e *execCommand) complete(cmd *cobra.Command) (err error) {
+	if err := e.OneSource(); err != nil {
+		return err
+	}
+	if err := e.via.complete(&e.Flags, cmd.Flags()); err != nil {
+		return err
+	}
+	e.HardFail = true
+	e.DrainTimeout = 0 // who has connections has ended
+	e.Cluster.AsUser = true
+	if err := e.Complete(cmd); err != nil {
+		return err
+	}
+	if _, err := dns.ParseDomain(e.names.options.Domain); err != nil {
+		return cli.Usagef("--dns-domain: %w", err)
+	}
+	e.names.options.Log = e.Log
+	if e.namespace != "" {
+		return nil
+	}
+	e.namespace, err = e.KubeNamespace()
+	return err
+}
+
+// await returns the Services that there are first, when they are served, or an error if
+// it does not come to that.
+func (e *execCommand) await(cmd *cobra.Command, d *daemon.Daemon, ready <-chan []config.Service, served <-chan error, signals <-chan os.Signal) ([]config.Service, error) {
+	var waiting <-chan time.Time // never, for files: they are read as fast as this machine can
+	if !e.FromFiles() {
+		waiting = time.After(3 * time.Second)
+	}
+	for {
+		select {
+		case services := <-ready:
+			return services, nil
+		case err := <-served:
+			return nil, err
+		case sig := <-signals:
+			return nil, &cli.ExitError{Code: 128 + int(sig.(syscall.Signal))}
+		case <-waiting:
+			why := "it has not answered"
+			if api, known := d.APIServer(); known && api.Err != nil {
+				why = api.Err.Error()
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "usher: still waiting for the API server to tell its Services: %s\n", why)
+		}
+	}
+}
+
+// notify lets signals that end or tell something come to the channel, but those
+// that whoever started usher wants ignored.
+func notify(signals chan<- os.Signal) {
+	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP} {
+		if !signal.Ignored(s) {
+			signal.Notify(signals, s)
+		}
+	}
+}
+
+// notRun says why a command was not run, and returns the exit code that shells
+// have for that.
+func notRun(cmd *cobra.Command, name string, err error) error {
+	fmt.Fprintf(cmd.ErrOrStderr(), "usher: %s: %v\n", name, err)
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		return &cli.ExitError{Code: 127}
+	}
+	return &cli.ExitError{Code: 126}
+}
+
+// dnsPort is where a resolv.conf(5) says that nameservers are.
+const dnsPort = 53
+
+// inside is the network namespace of a command, with what makes it like this
+// machine: its localhost, and the way to other networks.
+type inside struct {
+	namespace *netns.Namespace
+	loopback  *localhost.Mirror
+	uplink    *uplink.Uplink // nil if there is no way to other networks
+}
+
+// newInside makes a network namespace in which /etc/resolv.conf is resolvConf.
+// What it lacks is told to warn.
+func newInside(resolvConf string, warn io.Writer) (in *inside, err error) {
+	in = &inside{}
+	in.namespace, err = netns.Start(netns.Options{Self: []string{execInside}, ResolvConf: resolvConf})
+	if err != nil {
+		return nil, err
+	}
+	in.loopback = localhost.New(in.namespace.Socket)
+	if err := in.lookOut(); err != nil {
+		fmt.Fprintf(warn, "usher: warning: Other networks cannot be reached from inside, but Services and localhost are: %v\n", err)
+	}
+	return in, nil
+}
+
+// lookOut makes other networks reachable.
+func (in *inside) lookOut() error {
+	tun, err := in.namespace.Tun()
+	if err != nil {
+		return err
+	}
+	in.uplink, err = uplink.Start(tun, netns.MTU)
+	return err
+}
+
+// serve serves localhost until ctx ends.
+func (in *inside) serve(ctx context.Context) {
+	in.loopback.Refresh()
+	go in.loopback.Run(ctx)
+}
+
+// leave ends the namespace with all that is in it.
+func (in *inside) leave() {
+	in.namespace.Close()
+	if in.uplink != nil {
+		in.uplink.Close()
+	}
+}

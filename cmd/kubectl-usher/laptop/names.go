@@ -1,0 +1,128 @@
+package laptop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/dns"
+)
+
+// Names answers for the names of Services, over UDP and TCP. It implements daemon.Names.
+type Names struct {
+	at     netip.AddrPort
+	netns  Netns // nil for this process's
+	server *dns.Server
+
+	end     context.CancelFunc
+	serving sync.WaitGroup
+}
+
+// Netns is a network namespace in which names are answered.
+type Netns interface {
+	ListenPacket(at netip.AddrPort) (net.PacketConn, error)
+	Listen(at netip.AddrPort) (net.Listener, error)
+}
+
+// NewNames returns a server for at. Of o it sets Self. With netns it listens there, where queries of this process's
+// namespace do not come from.
+func NewNames(at netip.AddrPort, o dns.Options, netns Netns) (*Names, error) {
+	if netns == nil {
+		o.Self = at
+	}
+	server, err := dns.New(o)
+	if err != nil {
+		return nil, fmt.Errorf("--dns-domain: %w", err)
+	}
+	return &Names{at: at, netns: netns, server: server}, nil
+}
+
+// Start implements daemon.Server.
+func (n *Names) Start(ctx context.Context, _ *proxy.Proxy, takeOver bool, log logrus.FieldLogger) error {
+	var packets net.PacketConn
+	var listener net.Listener
+	listen := func() (err error) {
+		packets, listener, err = n.listen()
+		return err
+	}
+	err := listen()
+	switch {
+	case err == nil, takeOver && errors.Is(err, syscall.EADDRINUSE):
+	case n.netns != nil:
+		return err
+	default:
+		return explainListen(n.at, err)
+	}
+	ctx, n.end = context.WithCancel(ctx)
+	n.serving.Go(func() {
+		if !retryListen(ctx, err, listen) {
+			return
+		}
+		log.WithFields(logrus.Fields{"address": n.at.String(), "domain": n.server.Domain()}).Info("Answering for the names of Services")
+		if err := n.server.Serve(ctx, packets, listener); err != nil {
+			log.WithError(err).Error("The names of Services are not answered any more")
+		}
+	})
+	return nil
+}
+
+// Close implements daemon.Server.
+func (n *Names) Close() {
+	n.end()
+	n.serving.Wait()
+}
+
+// Apply implements daemon.Names.
+func (n *Names) Apply(services []config.Service) { n.server.Apply(services) }
+
+// Queries implements daemon.Names.
+func (n *Names) Queries() map[[2]string]int64 { return n.server.Queries() }
+
+// retryListen calls listen every 100 ms until it succeeds, and reports whether that was before ctx
+// ended. failed is the error of the call before: where it is nil, there is nothing to retry.
+func retryListen(ctx context.Context, failed error, listen func() error) bool {
+	for ; failed != nil; failed = listen() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return true
+}
+
+// listen opens both sockets, UDP and TCP.
+func (n *Names) listen() (packets net.PacketConn, listener net.Listener, err error) {
+	listenPacket := func() (net.PacketConn, error) { return net.ListenPacket("udp", n.at.String()) }
+	listen := func() (net.Listener, error) { return net.Listen("tcp", n.at.String()) }
+	if n.netns != nil {
+		listenPacket = func() (net.PacketConn, error) { return n.netns.ListenPacket(n.at) }
+		listen = func() (net.Listener, error) { return n.netns.Listen(n.at) }
+	}
+	if packets, err = listenPacket(); err == nil {
+		if listener, err = listen(); err != nil {
+			packets.Close()
+		}
+	}
+	return packets, listener, err
+}
+
+// explainListen adds to an error which setting it is about, and what to do.
+func explainListen(at netip.AddrPort, err error) error {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("--dns: %w: another resolver has it, perhaps; take another address, such as 127.0.0.153, or another port", err)
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("--dns: %w: port %d needs root or CAP_NET_BIND_SERVICE; one from 1024 on does not", err, at.Port())
+	}
+	return fmt.Errorf("--dns: %w", err)
+}

@@ -1,0 +1,78 @@
+package laptop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/socks"
+)
+
+// SOCKS is a proxy for SOCKS5 and HTTP, that leads to Services by name. It implements daemon.Server.
+type SOCKS struct {
+	address string
+
+	end     context.CancelFunc
+	server  atomic.Pointer[socks.Server] // nil until it listens
+	serving sync.WaitGroup
+}
+
+// NewSOCKS returns a proxy for address, HOST:PORT.
+func NewSOCKS(address string) (*SOCKS, error) {
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return nil, fmt.Errorf("--socks: %q is not HOST:PORT such as 127.0.0.1:1080", address)
+	}
+	return &SOCKS{address: address}, nil
+}
+
+// Start implements daemon.Server.
+func (s *SOCKS) Start(ctx context.Context, p *proxy.Proxy, takeOver bool, log logrus.FieldLogger) error {
+	var server *socks.Server
+	listen := func() (err error) {
+		server, err = socks.Listen(s.address, p, log)
+		return err
+	}
+	failed := listen()
+	if failed != nil && !(takeOver && errors.Is(failed, syscall.EADDRINUSE)) {
+		return fmt.Errorf("--socks: %w", failed)
+	}
+	ctx, s.end = context.WithCancel(ctx)
+	s.server.Store(server)
+	s.serving.Go(func() {
+		if !retryListen(ctx, failed, listen) {
+			return
+		}
+		s.server.Store(server)
+		logSOCKS(server, log)
+		server.Serve(ctx)
+	})
+	return nil
+}
+
+// Close implements daemon.Server.
+func (s *SOCKS) Close() {
+	s.end()
+	if server := s.server.Load(); server != nil {
+		server.Close()
+	}
+	s.serving.Wait()
+}
+
+// logSOCKS logs where the proxy is, and a warning if other machines reach it.
+func logSOCKS(server *socks.Server, log logrus.FieldLogger) {
+	log.WithField("address", server.Addr().String()).Info("Proxy for SOCKS and HTTP: Services can be reached by name, such as curl -x " + server.Addr().String() + " http://web.default/")
+	if at := server.Addr().Addr(); !at.IsLoopback() {
+		who := at.String()
+		if at.IsUnspecified() {
+			who = "any address of this machine"
+		}
+		log.Warnf("The proxy for SOCKS and HTTP asks nobody who they are, and whoever reaches %s can use it to connect to what this machine reaches", who)
+	}
+}

@@ -1,0 +1,70 @@
+// Command kubectl-usher is what people run: it shows what the usher instances of a cluster do, and makes Services
+// reachable from their own machine. kubectl finds it as its plugin 'kubectl usher'.
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/fleet"
+	"github.com/usherproxy/usher/cmd/internal/serve"
+	"github.com/usherproxy/usher/cmd/internal/view"
+	"github.com/usherproxy/usher/cmd/kubectl-usher/pods"
+)
+
+// completer is the name under which kubectl asks its plugin what to complete
+// (kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins).
+const completer = "kubectl_complete-usher"
+
+func main() {
+	serve.LogKlog(nil) // until a command has a log
+	root, args := newRoot(), os.Args[1:]
+	if strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") == completer {
+		args = append([]string{cobra.ShellCompRequestCmd}, args...)
+	}
+	os.Exit(cli.Execute(context.Background(), root, view.KindAndName(root, args)))
+}
+
+// viewers asks the usher instances of a cluster.
+var viewers = view.Viewers{Fleet: func(o fleet.Options) (fleet.Finder, error) { return pods.New(o) }}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:         "kubectl-usher",
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl usher"},
+		Short:       "See what the ushers of a cluster do, and reach its Services from this machine",
+		Long: `Asks the ushers of all nodes of kubectl's cluster, through its API server: what they
+serve, what happens to connections, and what is wrong. 'kubectl usher exec' runs a
+command that reaches the cluster's Services as a Pod would, and 'kubectl usher
+connect' makes them reachable for all programs of this machine.
+
+With --local, get, trace, explain, diagnose and top ask the one usher of this machine,
+such as that of 'usher demo'.`,
+	}
+	cli.SetUp(root)
+	asked := viewers.Commands()
+	for _, cmd := range asked {
+		nameInExamples(cmd)
+	}
+	root.AddCommand(asked...)
+	root.AddCommand(newTop(), newDashboard(), newExec(), newExecInside(), newConnect(), newProxyEnv(), newEnv())
+	cli.CompleteChoices(root)
+	return root
+}
+
+// ownName finds where examples call usher.
+var ownName = regexp.MustCompile(`(?m)^  usher `)
+
+// nameInExamples gives a command of both programs, and its subcommands, examples that call this one.
+func nameInExamples(cmd *cobra.Command) {
+	cmd.Example = ownName.ReplaceAllString(cmd.Example, "  kubectl usher ")
+	for _, sub := range cmd.Commands() {
+		nameInExamples(sub)
+	}
+}

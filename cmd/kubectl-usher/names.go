@@ -1,0 +1,55 @@
+package main
+
+import (
+	"net/netip"
+
+	"github.com/spf13/pflag"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/kubectl-usher/laptop"
+	"github.com/usherproxy/usher/proxy/dns"
+)
+
+// nameFlags say how the names of Services are answered.
+type nameFlags struct {
+	options   dns.Options
+	address   string
+	upstreams []string
+}
+
+func (f *nameFlags) registerDomain(flags *pflag.FlagSet) {
+	flags.StringVar(&f.options.Domain, "dns-domain", dns.DefaultDomain, "the cluster's `domain`, in which the names of Services are")
+}
+
+func (f *nameFlags) register(flags *pflag.FlagSet) {
+	flags.StringVar(&f.address, "dns", "", "`address` at which the names of Services are answered (UDP and TCP; port 53, or address:port); empty means nowhere")
+	f.registerDomain(flags)
+	flags.StringSliceVar(&f.upstreams, "dns-upstream", nil, "`addresses` of the resolvers that are asked for all other names; empty means those in "+dns.DefaultResolvConf)
+}
+
+// server returns what answers at --dns, or nil if nothing is to.
+func (f *nameFlags) server() (*laptop.Names, error) {
+	if _, err := dns.ParseDomain(f.options.Domain); err != nil {
+		return nil, cli.Usagef("--dns-domain: %w", err)
+	}
+	if f.address == "" {
+		return nil, nil
+	}
+	at, err := dns.ParseServer(f.address)
+	if err != nil {
+		return nil, cli.Usagef("--dns: %w", err)
+	}
+	for _, u := range f.upstreams {
+		server, err := dns.ParseServer(u)
+		if err != nil {
+			return nil, cli.Usagef("--dns-upstream: %w", err)
+		}
+		f.options.Upstreams = append(f.options.Upstreams, server)
+	}
+	return laptop.NewNames(at, f.options, nil)
+}
+
+// inside returns what answers at an address of a command's network namespace.
+func (f *nameFlags) inside(at netip.AddrPort, namespace laptop.Netns) (*laptop.Names, error) {
+	return laptop.NewNames(at, f.options, namespace)
+}

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/kubectl-usher/laptop"
+)
+
+// defaultSOCKSAddress is where SOCKS servers are by custom (RFC 1928).
+const defaultSOCKSAddress = "127.0.0.1:1080"
+
+func newProxyEnv() *cobra.Command {
+	var address string
+	cmd := &cobra.Command{
+		Use:   "proxy-env",
+		Short: "Print the environment that makes programs use 'kubectl usher connect'",
+		Long: `Prints commands for a shell that make programs which look for a proxy in their
+environment (curl, wget, Git, Python, Go programs, Node.js) connect through the proxy
+of 'kubectl usher connect', by HTTP, so that they reach Services by name. It asks nothing
+and changes nothing.`,
+		Example: `  kubectl usher connect --context staging &
+  eval "$(kubectl usher proxy-env)"
+  curl http://web.default/`,
+		Args: cli.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if _, err := laptop.NewSOCKS(address); err != nil {
+				return cli.Usage(err)
+			}
+			for _, line := range proxyEnv(address) {
+				fmt.Fprintln(cmd.OutOrStdout(), "export "+line)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&address, "socks", defaultSOCKSAddress, "`host:port` of the proxy")
+	return cmd
+}
+
+// proxyEnv returns the variables, as NAME=value. Programs differ in which they look
+// at, and in upper or lower case; all of them know HTTP's proxies, and few socks5h.
+func proxyEnv(address string) (list []string) {
+	if strings.HasPrefix(address, ":") {
+		address = "127.0.0.1" + address
+	}
+	for _, name := range []string{"ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY"} {
+		list = append(list, name+"=http://"+address, strings.ToLower(name)+"=http://"+address)
+	}
+	// Some releases of Python's httpx cannot read ::1 there; usher connects to that, too.
+	return append(list, "NO_PROXY=localhost,127.0.0.1", "no_proxy=localhost,127.0.0.1", "NODE_USE_ENV_PROXY=1")
+}

@@ -1,0 +1,74 @@
+package top
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+type connection = api.Connection
+
+// connectionSorts are the orders of connections.
+var connectionSorts = []struct {
+	name    string
+	compare func(a, b connection) int
+}{
+	{"the newest first", newest},
+	{"the most attempts first", func(a, b connection) int { return cmp.Or(cmp.Compare(len(b.Attempts), len(a.Attempts)), newest(a, b)) }},
+	{"the longest first", func(a, b connection) int { return cmp.Or(cmp.Compare(b.DurationMs, a.DurationMs), newest(a, b)) }},
+	{"the most bytes first", func(a, b connection) int { return cmp.Or(cmp.Compare(bytesOf(b), bytesOf(a)), newest(a, b)) }},
+}
+
+func newest(a, b connection) int { return cmp.Compare(b.ID, a.ID) }
+
+func bytesOf(c connection) int64 { return c.BytesToEndpoint + c.BytesToClient }
+
+var connectionColumns = []show.Column[connection]{
+	{Title: "#", Right: true, Cell: func(c connection) string { return fmt.Sprint(c.ID) }},
+	{Title: "STATE", Cell: func(c connection) string { return show.ConnectionStyle(c).Text(show.ConnectionState(c)) }},
+	{Title: "TRIES", Right: true, Rank: 1, Cell: func(c connection) string {
+		return styledIf(len(c.Attempts) > 1, show.Care, fmt.Sprint(len(c.Attempts)))
+	}},
+	{Title: "LASTED", Right: true, Rank: 2, Cell: func(c connection) string { return show.Milliseconds(c.DurationMs) }},
+	{Title: "SERVICE", Rank: 1, Least: 16, Cell: func(c connection) string { return show.Clean(c.Service) }},
+	{Title: "CLIENT", Rank: 2, Cell: func(c connection) string { return show.Clean(c.Client) }},
+	{Title: "ENDPOINT", Rank: 3, Cell: func(c connection) string { return cmp.Or(show.Clean(c.Endpoint), "-") }},
+	{Title: "POD", Rank: 4, Least: 12, Cell: func(c connection) string { return cmp.Or(show.Clean(show.PodName(c.Pod)), "-") }},
+	{Title: "TO ENDPOINT", Right: true, Rank: 5, Cell: func(c connection) string { return show.ConnectionBytes(c, c.BytesToEndpoint) }},
+	{Title: "TO CLIENT", Right: true, Rank: 5, Cell: func(c connection) string { return show.ConnectionBytes(c, c.BytesToClient) }},
+}
+
+func connectionKeys(list []connection) (keys []string) {
+	for _, c := range list {
+		keys = append(keys, strconv.FormatUint(c.ID, 10))
+	}
+	return keys
+}
+
+// visibleConnections are those that the filter lets through.
+func (m Model) visibleConnections() (out []connection) {
+	if m.filter == "" {
+		return m.connections
+	}
+	for _, c := range m.connections {
+		if strings.Contains(strings.ToLower(c.Service+" "+c.Client+" "+c.Endpoint+" "+c.Pod+" "+show.ConnectionState(c)), strings.ToLower(m.filter)) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// connectionLines are the table of connections, titles first.
+func (m Model) connectionLines(width int) []string {
+	rows := m.visibleConnections()
+	columns := connectionColumns
+	if m.service != "" {
+		columns = slices.DeleteFunc(slices.Clone(columns), func(c show.Column[connection]) bool { return c.Title == "SERVICE" }) // it is the same for all
+	}
+	return show.Fit(columns, rows, width)
+}

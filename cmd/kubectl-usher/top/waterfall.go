@@ -1,0 +1,18 @@
+package top
+
+import (
+	"strings"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/usherproxy/usher/cmd/internal/show"
+)
+
+// waterfallLines tell the connection that is looked at. Nothing is cut: one can scroll.
+func (m Model) waterfallLines() []string {
+	lines := show.Waterfall(m.shown, m.width)
+	if m.gone {
+		lines = append([]string{show.Care.Text("usher does not know this connection any more; this is what it last told."), ""}, lines...)
+	}
+	return strings.Split(ansi.Wrap(strings.Join(lines, "\n"), m.width, ""), "\n")
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+
+	"github.com/usherproxy/usher/cmd/internal/cli"
+	"github.com/usherproxy/usher/cmd/internal/serve"
+	"github.com/usherproxy/usher/cmd/usher/daemon"
+	"github.com/usherproxy/usher/proxy"
+	"github.com/usherproxy/usher/proxy/portforward"
+)
+
+// The ways to endpoints: as a node of the cluster has them, through the API server, and this one
+// where the direct way does not lead to a Pod.
+const (
+	viaDirect      = "direct"
+	viaPortForward = "portforward"
+	viaAuto        = "auto"
+)
+
+// vias are all of them.
+var vias = []string{viaDirect, viaPortForward, viaAuto}
+
+// viaFlag is the value of --via.
+type viaFlag string
+
+func (v *viaFlag) register(flags *pflag.FlagSet, byDefault string) {
+	*v = viaFlag(byDefault)
+	cli.Choice(flags, (*string)(v), "via", "", "how endpoints are reached: "+strings.Join(vias, ", ")+"; portforward goes through the API server, from where Pods cannot be reached (TCP only); auto tries direct first. With both, --dial-timeouts is 2s,2s,4s if not given. With --manifests it is direct", vias...)
+}
+
+// remote reports whether endpoints may be reached through the API server.
+func (v viaFlag) remote() bool { return v != viaDirect }
+
+// complete sets in f what follows from it. It is called before f.Complete.
+func (v *viaFlag) complete(f *serve.Flags, flags *pflag.FlagSet) error {
+	if f.FromFiles() {
+		if v.remote() && flags.Changed("via") {
+			return cli.Usagef("--via=%s leads through an API server, and --manifests says that there is none", *v)
+		}
+		*v = viaDirect
+	}
+	if !v.remote() {
+		return nil
+	}
+	f.Tunnel = &daemon.Tunnel{Name: string(*v), Open: v.open}
+	if !flags.Changed("dial-timeouts") {
+		f.Proxy.Schedule = portforward.Schedule
+	}
+	return nil
+}
+
+func (v *viaFlag) open(rest *rest.Config, o *proxy.Options, log logrus.FieldLogger) (func(), error) {
+	dialer, err := portforward.New(rest, log)
+	if err != nil {
+		return nil, err
+	}
+	o.Dial, o.TCPOnly = dialer.Dial, portforward.ErrTCPOnly
+	if *v == viaAuto {
+		o.Dial, o.TCPOnly = (&portforward.Auto{Direct: o.DirectDial, Else: dialer.Dial}).Dial, nil
+	}
+	return dialer.Close, nil
+}
