@@ -19,19 +19,20 @@ type entry struct {
 	mode       fs.FileMode
 }
 
-// archive writes the archive for a program: a .zip for Windows, a .tar.gz elsewhere. All is in
+// archive writes the archive for the programs of a platform: a .zip for Windows, a .tar.gz elsewhere. All is in
 // one folder. It returns the archive's name.
 func (r *release) archive(p program, licences string) (name string, err error) {
 	source := func(name string) string { return filepath.Join(r.source, filepath.FromSlash(name)) }
 	entries := []entry{
 		{name: "usher", from: p.file, mode: 0o755},
+		{name: "kubectl-usher", from: p.kubectl(), mode: 0o755},
 		{name: "LICENSE", from: source("LICENSE"), mode: 0o644},
 		{name: "THIRD_PARTY_LICENSES", from: licences, mode: 0o644},
 		{name: "README.md", from: source("README.md"), mode: 0o644},
 		{name: "CHANGELOG.md", from: source("CHANGELOG.md"), mode: 0o644},
 	}
 	if p.os == "windows" {
-		entries[0].name = "usher.exe"
+		entries[0].name, entries[1].name = "usher.exe", "kubectl-usher.exe"
 	}
 	if p.os == "linux" {
 		entries = append(entries, entry{name: "systemd/usher.service", from: source("deploy/systemd/usher.service"), mode: 0o644},

@@ -128,11 +128,10 @@ var _ = Describe("the .deb", func() {
 		pages, err := filepath.Glob(filepath.Join(unpacked(runtime.GOARCH), "man", "*.1"))
 		Expect(err).NotTo(HaveOccurred())
 		out := within(install + `
-			for page in /usr/share/man/man1/usher*.1.gz; do
+			for page in /usr/share/man/man1/*usher*.1.gz; do
 				man --warnings -E UTF-8 -l -Tutf8 -Z $page 2>&1 >/dev/null
 				echo ${page##*/}
 			done
-			man -w kubectl-usher >/dev/null 2>&1 || true
 			man usher-run | grep -c -e --take-over`)
 		var want []string
 		for _, page := range pages {

@@ -27,23 +27,33 @@ const (
 
 // document writes the manual pages and the completions.
 func (r *release) document() error {
-	said, err := r.here("version")
-	if err != nil {
-		return err
-	}
-	if words := strings.Fields(string(said)); len(words) < 2 || words[1] != r.version {
-		return fmt.Errorf("-version: it is %s, but usher version says %q", r.version, strings.TrimSpace(string(said)))
-	}
 	for _, folder := range []string{manual, completions} {
 		if err := os.Mkdir(filepath.Join(r.staged, folder), 0o755); err != nil {
 			return err
 		}
 	}
-	if _, err := r.here("manual", filepath.Join(r.staged, manual)); err != nil {
+	for _, name := range []string{"usher", "kubectl-usher"} {
+		if err := r.documentOf(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// documentOf writes those of one program.
+func (r *release) documentOf(name string) error {
+	said, err := r.here(name, "version")
+	if err != nil {
 		return err
 	}
-	for shell, file := range map[string]string{"bash": "usher.bash", "zsh": "_usher", "fish": "usher.fish", "powershell": "usher.ps1"} {
-		text, err := r.here("completion", shell)
+	if words := strings.Fields(string(said)); len(words) < 2 || words[1] != r.version {
+		return fmt.Errorf("-version: it is %s, but %s version says %q", r.version, name, strings.TrimSpace(string(said)))
+	}
+	if _, err := r.here(name, "manual", filepath.Join(r.staged, manual)); err != nil {
+		return err
+	}
+	for shell, file := range map[string]string{"bash": name + ".bash", "zsh": "_" + name, "fish": name + ".fish", "powershell": name + ".ps1"} {
+		text, err := r.here(name, "completion", shell)
 		if err != nil {
 			return err
 		}
@@ -144,7 +154,7 @@ func section(text, word string) (string, bool) {
 // licenceFile matches the files of a module that have to go with what is made of it.
 var licenceFile = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents|copyright)([.-].*)?$`)
 
-// licences writes the licences of all modules that are linked into a program, and of Go's own
+// licences writes the licences of all modules that are linked into the programs of a platform, and of Go's own
 // library, into a file, and returns its path. A text that several have is there once.
 func (r *release) licences(p program) (string, error) {
 	folders, err := r.folders()

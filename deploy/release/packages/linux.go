@@ -30,10 +30,11 @@ Comment:
  /usr/share/doc/usher/THIRD_PARTY_LICENSES.gz.
 `
 
-// overrides are for lintian(1): usher has no library to load.
-const overrides = "usher: statically-linked-binary [usr/bin/usher]\n"
+// overrides are for lintian(1): the programs have no library to load, and kubectl gives its plugin the other name.
+const overrides = "usher: statically-linked-binary [usr/bin/usher]\nusher: statically-linked-binary [usr/bin/kubectl-usher]\n" +
+	"usher: no-manual-page [usr/bin/kubectl_complete-usher]\n"
 
-// packages writes the .deb and the .rpm of a program, and returns their names.
+// packages writes the .deb and the .rpm of the programs of a platform, and returns their names.
 func (r *release) packages(p program, licences string) (names []string, err error) {
 	for _, format := range []string{"deb", "rpm"} {
 		info, err := r.description(p, format, licences)
@@ -86,8 +87,8 @@ func (r *release) description(p program, format, licences string) (*nfpm.Info, e
 		Description: `service proxy for Kubernetes in userspace
 usher brings connections to the cluster IPs of Kubernetes Services to their
 endpoints: it accepts each connection, tries endpoints until one answers, and
-moves the bytes. On a node it takes the place of kube-proxy; on a laptop it
-makes Services reachable as a Pod would reach them.`,
+moves the bytes. On a node it takes the place of kube-proxy. kubectl-usher, on a
+laptop, asks the ushers of a cluster, and makes its Services reachable.`,
 		DisableGlobbing: true,
 		MTime:           r.time,
 		Overridables: nfpm.Overridables{
@@ -137,7 +138,8 @@ func (r *release) contents(p program, format, licences string) (list files.Conte
 	source := func(name string) string { return filepath.Join(r.source, filepath.FromSlash(name)) }
 
 	add(files.TypeFile, p.file, "/usr/bin/usher", 0o755)
-	add(files.TypeSymlink, "usher", "/usr/bin/kubectl-usher", 0o777)
+	add(files.TypeFile, p.kubectl(), "/usr/bin/kubectl-usher", 0o755)
+	add(files.TypeSymlink, "kubectl-usher", "/usr/bin/kubectl_complete-usher", 0o777)
 
 	unit, err := os.ReadFile(source("deploy/systemd/usher.service"))
 	if err != nil {
@@ -163,16 +165,18 @@ func (r *release) contents(p program, format, licences string) (list files.Conte
 	for _, page := range pages {
 		compress(filepath.Join(r.staged, manual, page.Name()), "/usr/share/man/man1/"+page.Name())
 	}
-	zsh := "/usr/share/zsh/site-functions/_usher"
+	zsh := "/usr/share/zsh/site-functions/"
 	if format == "deb" {
-		zsh = "/usr/share/zsh/vendor-completions/_usher"
+		zsh = "/usr/share/zsh/vendor-completions/"
 	}
-	for file, to := range map[string]string{
-		"usher.bash": "/usr/share/bash-completion/completions/usher",
-		"_usher":     zsh,
-		"usher.fish": "/usr/share/fish/vendor_completions.d/usher.fish",
-	} {
-		add(files.TypeFile, filepath.Join(r.staged, completions, file), to, 0o644)
+	for _, name := range []string{"usher", "kubectl-usher"} {
+		for file, to := range map[string]string{
+			name + ".bash": "/usr/share/bash-completion/completions/" + name,
+			"_" + name:     zsh + "_" + name,
+			name + ".fish": "/usr/share/fish/vendor_completions.d/" + name + ".fish",
+		} {
+			add(files.TypeFile, filepath.Join(r.staged, completions, file), to, 0o644)
+		}
 	}
 
 	const doc = "/usr/share/doc/usher/"

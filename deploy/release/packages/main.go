@@ -24,7 +24,7 @@ func main() {
 	var r release
 	flag.StringVar(&r.version, "version", "", "`version` of the release, such as v1.2.3 or v1.2.3-rc.1")
 	flag.StringVar(&r.source, "source", "", "`folder` with usher's sources")
-	flag.StringVar(&r.binaries, "binaries", "", "`folder` with the program for each platform: linux-amd64/usher and so on")
+	flag.StringVar(&r.binaries, "binaries", "", "`folder` with the programs for each platform: linux-amd64/usher, linux-amd64/kubectl-usher and so on")
 	flag.StringVar(&r.out, "out", "", "`folder` to write to; what is in it stays")
 	check := flag.Bool("check", false, "make nothing: say whether -source is fit for a release of -version")
 	flag.Parse()
@@ -57,11 +57,14 @@ type release struct {
 	sources  map[string]string // see folders
 }
 
-// program is usher for one platform.
+// program is usher for one platform, with kubectl-usher beside it.
 type program struct {
 	file, os, arch string
-	modules        []*debug.Module // that are linked into it
+	modules        []*debug.Module // that are linked into both
 }
+
+// kubectl is the file of kubectl-usher.
+func (p program) kubectl() string { return filepath.Join(filepath.Dir(p.file), "kubectl-usher") }
 
 // name is the beginning of the names of a platform's files.
 func (r *release) name(p program) string {
@@ -127,29 +130,11 @@ func (r *release) findPrograms() error {
 		return err
 	}
 	for _, file := range files { // by name
-		info, err := buildinfo.ReadFile(file)
-		if err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-		noted := map[string]string{}
-		for _, s := range info.Settings {
-			noted[s.Key] = s.Value
-		}
-		p := program{file: file, os: noted["GOOS"], arch: noted["GOARCH"], modules: info.Deps}
-		commit := noted["vcs.revision"]
-		switch {
-		case p.os+"-"+p.arch != filepath.Base(filepath.Dir(file)):
-			return fmt.Errorf("%s: it is for %s/%s", file, p.os, p.arch)
-		case commit == "":
-			return fmt.Errorf("%s: it does not say of which commit it is: build it from a clone, with -buildvcs=true", file)
-		case noted["vcs.modified"] != "false":
-			return fmt.Errorf("%s: it was built with changes that are not committed: see git status", file)
-		case r.commit != "" && commit != r.commit:
-			return fmt.Errorf("%s: it is of commit %s, and others are of %s", file, commit, r.commit)
-		}
-		r.commit = commit
-		if r.time, err = time.Parse(time.RFC3339, noted["vcs.time"]); err != nil {
-			return fmt.Errorf("%s: vcs.time: %w", file, err)
+		p := program{file: file}
+		for _, file := range []string{p.file, p.kubectl()} {
+			if err := r.read(&p, file); err != nil {
+				return fmt.Errorf("%s: %w", file, err)
+			}
 		}
 		r.programs = append(r.programs, p)
 	}
@@ -159,19 +144,54 @@ func (r *release) findPrograms() error {
 	return nil
 }
 
-// here returns the output of the program for this platform.
-func (r *release) here(args ...string) ([]byte, error) {
+// read notes in p what Go has noted in one of its files.
+func (r *release) read(p *program, file string) error {
+	info, err := buildinfo.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	noted := map[string]string{}
+	for _, s := range info.Settings {
+		noted[s.Key] = s.Value
+	}
+	p.os, p.arch = noted["GOOS"], noted["GOARCH"]
+	commit := noted["vcs.revision"]
+	switch {
+	case p.os+"-"+p.arch != filepath.Base(filepath.Dir(file)):
+		return fmt.Errorf("it is for %s/%s", p.os, p.arch)
+	case commit == "":
+		return errors.New("it does not say of which commit it is: build it from a clone, with -buildvcs=true")
+	case noted["vcs.modified"] != "false":
+		return errors.New("it was built with changes that are not committed: see git status")
+	case r.commit != "" && commit != r.commit:
+		return fmt.Errorf("it is of commit %s, and others are of %s", commit, r.commit)
+	}
+	for _, m := range info.Deps {
+		if !slices.ContainsFunc(p.modules, func(o *debug.Module) bool { return o.Path == m.Path }) {
+			p.modules = append(p.modules, m)
+		}
+	}
+	r.commit = commit
+	if r.time, err = time.Parse(time.RFC3339, noted["vcs.time"]); err != nil {
+		return fmt.Errorf("vcs.time: %w", err)
+	}
+	return nil
+}
+
+// here returns the output of a program for this platform, by its name.
+func (r *release) here(name string, args ...string) ([]byte, error) {
 	i := slices.IndexFunc(r.programs, func(p program) bool { return p.os == runtime.GOOS && p.arch == runtime.GOARCH })
 	if i < 0 {
 		return nil, fmt.Errorf("-binaries: the program for this platform is needed, too: %s-%s/usher", runtime.GOOS, runtime.GOARCH)
 	}
-	out, err := exec.Command(r.programs[i].file, args...).Output()
+	file := filepath.Join(filepath.Dir(r.programs[i].file), name)
+	out, err := exec.Command(file, args...).Output()
 	var failed *exec.ExitError
 	if errors.As(err, &failed) {
 		err = fmt.Errorf("%w: %s", err, failed.Stderr)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", r.programs[i].file, strings.Join(args, " "), err)
+		return nil, fmt.Errorf("%s %s: %w", file, strings.Join(args, " "), err)
 	}
 	return out, nil
 }
@@ -186,11 +206,14 @@ func (r *release) platform(p program) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	bill, err := r.bill(p)
-	if err != nil {
-		return nil, err
+	made := []string{archive}
+	for file, name := range map[string]string{p.file: r.name(p), p.kubectl(): "kubectl-" + r.name(p)} {
+		bill, err := r.bill(file, name+".spdx.json")
+		if err != nil {
+			return nil, err
+		}
+		made = append(made, bill)
 	}
-	made := []string{archive, bill}
 	if p.os == "linux" {
 		packages, err := r.packages(p, licences)
 		if err != nil {
@@ -202,8 +225,8 @@ func (r *release) platform(p program) ([]string, error) {
 }
 
 // bill writes the bill of materials of a program.
-func (r *release) bill(p program) (string, error) {
-	doc, err := sbom.Program(p.file, r.version, r.time)
+func (r *release) bill(file, name string) (string, error) {
+	doc, err := sbom.Program(file, r.version, r.time)
 	if err != nil {
 		return "", err
 	}
@@ -211,6 +234,5 @@ func (r *release) bill(p program) (string, error) {
 	if err := sbom.Write(&text, doc); err != nil {
 		return "", err
 	}
-	name := r.name(p) + ".spdx.json"
 	return name, os.WriteFile(filepath.Join(r.out, name), text.Bytes(), 0o644)
 }

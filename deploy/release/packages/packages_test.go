@@ -129,10 +129,10 @@ func filesIn(dir string) (names []string) {
 var _ = Describe("a release", func() {
 	It("has a file of each kind for each platform, the notes, and their checksums", func() {
 		Expect(filesIn(made)).To(ConsistOf("checksums.txt", "notes.md",
-			"usher_v9.8.7_linux_amd64.tar.gz", "usher_v9.8.7_linux_amd64.spdx.json", "usher_9.8.7-1_amd64.deb", "usher-9.8.7-1.x86_64.rpm",
-			"usher_v9.8.7_linux_arm64.tar.gz", "usher_v9.8.7_linux_arm64.spdx.json", "usher_9.8.7-1_arm64.deb", "usher-9.8.7-1.aarch64.rpm"))
+			"usher_v9.8.7_linux_amd64.tar.gz", "usher_v9.8.7_linux_amd64.spdx.json", "kubectl-usher_v9.8.7_linux_amd64.spdx.json", "usher_9.8.7-1_amd64.deb", "usher-9.8.7-1.x86_64.rpm",
+			"usher_v9.8.7_linux_arm64.tar.gz", "usher_v9.8.7_linux_arm64.spdx.json", "kubectl-usher_v9.8.7_linux_arm64.spdx.json", "usher_9.8.7-1_arm64.deb", "usher-9.8.7-1.aarch64.rpm"))
 		Expect(read(made, "notes.md")).To(Equal("### Added\n\n- What is new.\n"))
-		Expect(strings.Count(run(made, "sha256sum", "--strict", "-c", "checksums.txt"), ": OK\n")).To(Equal(8))
+		Expect(strings.Count(run(made, "sha256sum", "--strict", "-c", "checksums.txt"), ": OK\n")).To(Equal(10))
 	})
 
 	It("has krew's manifest if it is of all platforms, and all of it but the notes is published", func() {
@@ -163,11 +163,13 @@ var _ = Describe("a release", func() {
 	})
 
 	It("has programs that tell version and commit, and are for their platforms", func() {
-		Expect(strings.Fields(run(".", filepath.Join(unpacked(runtime.GOARCH), "usher"), "version"))[:3]).To(HaveExactElements("usher", version, commit[:12]))
+		for _, program := range []string{"usher", "kubectl-usher"} {
+			Expect(strings.Fields(run(".", filepath.Join(unpacked(runtime.GOARCH), program), "version"))[:3]).To(HaveExactElements("usher", version, commit[:12]))
+		}
 		for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
 			deb := GinkgoT().TempDir()
 			run(".", "dpkg-deb", "-x", filepath.Join(made, "usher_9.8.7-1_"+arch+".deb"), deb)
-			for _, program := range []string{filepath.Join(unpacked(arch), "usher"), filepath.Join(deb, "usr/bin/usher")} {
+			for _, program := range []string{filepath.Join(unpacked(arch), "usher"), filepath.Join(unpacked(arch), "kubectl-usher"), filepath.Join(deb, "usr/bin/usher"), filepath.Join(deb, "usr/bin/kubectl-usher")} {
 				f, err := elf.Open(program)
 				Expect(err).NotTo(HaveOccurred())
 				defer f.Close()
@@ -182,9 +184,9 @@ var _ = Describe("a release", func() {
 
 	It("has archives with what belongs to a program", func() {
 		dir := unpacked("amd64")
-		Expect(filesIn(dir)).To(ContainElements("usher", "LICENSE", "README.md", "CHANGELOG.md", "THIRD_PARTY_LICENSES",
-			"systemd/usher.service", "systemd/usher.env", "man/usher.1", "man/usher-run.1", "man/usher-get-services.1",
-			"completions/usher.bash", "completions/_usher", "completions/usher.fish", "completions/usher.ps1"))
+		Expect(filesIn(dir)).To(ContainElements("usher", "kubectl-usher", "LICENSE", "README.md", "CHANGELOG.md", "THIRD_PARTY_LICENSES",
+			"systemd/usher.service", "systemd/usher.env", "man/usher.1", "man/usher-run.1", "man/usher-get-services.1", "man/kubectl-usher.1", "man/kubectl-usher-exec.1",
+			"completions/usher.bash", "completions/_usher", "completions/usher.fish", "completions/usher.ps1", "completions/kubectl-usher.bash", "completions/_kubectl-usher"))
 		stat, err := os.Stat(filepath.Join(dir, "usher"))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(stat.Mode().String()).To(Equal("-rwxr-xr-x"))
@@ -200,9 +202,10 @@ var _ = Describe("a release", func() {
 	})
 
 	It("names each module that is linked, in its bill of materials and among the licences", func() {
-		for _, arch := range []string{"amd64", "arm64"} {
+		for _, of := range [][2]string{{"usher", "amd64"}, {"usher", "arm64"}, {"kubectl-usher", "amd64"}, {"kubectl-usher", "arm64"}} {
+			program, arch := of[0], of[1]
 			dir := unpacked(arch)
-			f, err := os.Open(filepath.Join(made, "usher_"+version+"_linux_"+arch+".spdx.json"))
+			f, err := os.Open(filepath.Join(made, program+"_"+version+"_linux_"+arch+".spdx.json"))
 			Expect(err).NotTo(HaveOccurred())
 			defer f.Close()
 			doc, err := spdxjson.Read(f)
@@ -211,9 +214,9 @@ var _ = Describe("a release", func() {
 			for _, p := range doc.Packages {
 				listed[p.PackageName+" "+p.PackageVersion] = true
 			}
-			Expect(doc.Packages[0].PackageChecksums).To(ContainElement(HaveField("Value", fmt.Sprintf("%x", sha256.Sum256([]byte(read(dir, "usher")))))))
+			Expect(doc.Packages[0].PackageChecksums).To(ContainElement(HaveField("Value", fmt.Sprintf("%x", sha256.Sum256([]byte(read(dir, program)))))))
 			licences, modules := read(dir, "THIRD_PARTY_LICENSES"), 0
-			lines := bufio.NewScanner(strings.NewReader(run(".", "go", "version", "-m", filepath.Join(dir, "usher"))))
+			lines := bufio.NewScanner(strings.NewReader(run(".", "go", "version", "-m", filepath.Join(dir, program))))
 			for lines.Scan() {
 				words := strings.Fields(lines.Text())
 				if words[0] != "dep" && words[0] != "=>" {
@@ -260,7 +263,7 @@ var _ = Describe("a release", func() {
 	// staged returns a release that has got as far as the files for a platform, with these.
 	staged := func(version string, names ...string) release {
 		r := release{version: version, source: sources[0], out: GinkgoT().TempDir(), staged: GinkgoT().TempDir(), time: time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)}
-		for _, name := range append(names, "licences", "program", manual+"/usher.1") {
+		for _, name := range append(names, "licences", "program", "kubectl-usher", manual+"/usher.1") {
 			_, err := r.stage(name, []byte(name))
 			Expect(err).NotTo(HaveOccurred())
 		}
@@ -268,7 +271,8 @@ var _ = Describe("a release", func() {
 	}
 
 	It("has packages that sort before the release they precede, under names that GitHub leaves alone", func() {
-		r := staged(version+"-rc.1", completions+"/usher.bash", completions+"/_usher", completions+"/usher.fish")
+		r := staged(version+"-rc.1", completions+"/usher.bash", completions+"/_usher", completions+"/usher.fish",
+			completions+"/kubectl-usher.bash", completions+"/_kubectl-usher", completions+"/kubectl-usher.fish")
 		names, err := r.packages(program{file: filepath.Join(r.staged, "program"), os: "linux", arch: "amd64"}, filepath.Join(r.staged, "licences"))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(names).To(HaveExactElements("usher_9.8.7.rc.1-1_amd64.deb", "usher-9.8.7.rc.1-1.x86_64.rpm"))
@@ -290,7 +294,7 @@ var _ = Describe("a release", func() {
 			Expect(f.Mode().IsRegular()).To(BeTrue())
 			names = append(names, strings.TrimPrefix(f.Name, "usher_v9.8.7_windows_arm64/"))
 		}
-		Expect(names).To(HaveExactElements("usher.exe", "LICENSE", "THIRD_PARTY_LICENSES", "README.md", "CHANGELOG.md", "completions/usher.ps1", "man/usher.1"))
+		Expect(names).To(HaveExactElements("usher.exe", "kubectl-usher.exe", "LICENSE", "THIRD_PARTY_LICENSES", "README.md", "CHANGELOG.md", "completions/usher.ps1", "man/usher.1"))
 		content, err := fs.ReadFile(z, path.Join("usher_v9.8.7_windows_arm64", "usher.exe"))
 		Expect(err).NotTo(HaveOccurred())
 		Expect(string(content)).To(Equal("program"))
