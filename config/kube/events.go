@@ -2,30 +2,53 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/record"
 
 	"github.com/usherproxy/usher/config"
 )
 
 // Events writes Events, so that people who look at a Service with kubectl see
-// why it is not served on a node. client-go counts repetitions instead of
-// writing each, and bounds how many it holds and writes.
+// why it is not served on a node. It counts repetitions instead of writing each,
+// and bounds how many it holds and writes. client-go's recorder does the same, but
+// links 45 packages for its patches.
 //
-// They are written to the core API: for events.k8s.io, client-go takes Events of
-// one reason for the same, and of two faults of a Service only the first is told.
+// They are written to the core API: in events.k8s.io, Events of one reason are the
+// same, and of two faults of a Service only the first would be there.
 type Events struct {
-	recorder record.EventRecorder
+	core     rest.Interface
 	source   *Source
 	nodeName string
+	log      logrus.FieldLogger
 	words    config.Words
+
+	queue   chan *corev1.Event
+	again   time.Duration                        // after which a write that got no answer is repeated
+	written *lru.Cache[string, *corev1.Event]    // by what they say; of run
+	limits  *lru.Cache[types.UID, *rate.Limiter] // by the object that they are about; of run
 }
+
+// Bounds of Events, which are those of client-go's recorder.
+const (
+	maxEventsQueued = 1000
+	maxEventsKept   = 4096
+	maxEventTries   = 12
+	eventsAtOnce    = 25              // about one object
+	eventsEvery     = 5 * time.Minute // one more about it
+	eventRetry      = 10 * time.Second
+)
 
 // leftOut returns what logs how many messages about a namespace were left out.
 func leftOut(log logrus.FieldLogger, what string) func(string, int) {
@@ -37,56 +60,131 @@ func leftOut(log logrus.FieldLogger, what string) func(string, int) {
 // NewEvents returns Events that are written by client until ctx ends. source
 // knows the objects that they are about.
 func NewEvents(ctx context.Context, client *Client, source *Source, nodeName string) *Events {
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
-	broadcaster.StartRecordingToSink(eventSink{client.core})
-	context.AfterFunc(ctx, broadcaster.Shutdown)
+	e := newEvents(client, source, nodeName)
+	go e.run(ctx)
+	return e
+}
+
+func newEvents(client *Client, source *Source, nodeName string) *Events {
+	written, _ := lru.New[string, *corev1.Event](maxEventsKept) // fails for no size above 0, as the next
+	limits, _ := lru.New[types.UID, *rate.Limiter](maxEventsKept)
 	return &Events{
-		recorder: broadcaster.NewRecorder(scheme, corev1.EventSource{Component: "usher", Host: nodeName}),
+		core:     client.core,
 		source:   source,
 		nodeName: nodeName,
+		log:      source.options.Log,
 		words:    config.Words{LeftOut: leftOut(source.options.Log, "Events")},
+		queue:    make(chan *corev1.Event, maxEventsQueued),
+		again:    eventRetry,
+		written:  written,
+		limits:   limits,
 	}
 }
 
-// eventSink writes Events by a REST client of core/v1. It implements record.EventSink.
-type eventSink struct{ core rest.Interface }
-
-// Create implements record.EventSink.
-func (s eventSink) Create(event *corev1.Event) (*corev1.Event, error) {
-	return s.send(s.core.Post().Body(event), event)
+// run writes what is queued until ctx ends.
+func (e *Events) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case event := <-e.queue:
+			e.record(ctx, event)
+		}
+	}
 }
 
-// Update implements record.EventSink.
-func (s eventSink) Update(event *corev1.Event) (*corev1.Event, error) {
-	return s.send(s.core.Put().Name(event.Name).Body(event), event)
+// record writes an event, unless there are too many about its object. If the API server does not answer, it is
+// repeated, and all others wait; if it refuses the event, that is all.
+func (e *Events) record(ctx context.Context, event *corev1.Event) {
+	about := event.InvolvedObject
+	limit, known := e.limits.Get(about.UID)
+	if !known {
+		limit = rate.NewLimiter(rate.Every(eventsEvery), eventsAtOnce)
+		e.limits.Add(about.UID, limit)
+	}
+	if !limit.Allow() {
+		return
+	}
+	says := strings.Join([]string{string(about.UID), event.Type, event.Reason, event.Message}, "\x00")
+	for range maxEventTries {
+		stored, err := e.write(ctx, event, says)
+		var refused *apierrors.StatusError
+		switch {
+		case err == nil:
+			e.written.Add(says, stored)
+			return
+		case errors.As(err, &refused), ctx.Err() != nil:
+			e.log.WithError(err).Debug("An Event could not be written")
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(e.again):
+		}
+	}
 }
 
-// Patch implements record.EventSink.
-func (s eventSink) Patch(event *corev1.Event, data []byte) (*corev1.Event, error) {
-	return s.send(s.core.Patch(types.StrategicMergePatchType).Name(event.Name).Body(data), event)
-}
-
-func (s eventSink) send(request *rest.Request, event *corev1.Event) (*corev1.Event, error) {
-	stored := &corev1.Event{}
-	return stored, request.Namespace(event.Namespace).Resource("events").Do(context.Background()).Into(stored)
+// write creates an event or, if there is one that says the same, counts it there.
+func (e *Events) write(ctx context.Context, event *corev1.Event, says string) (*corev1.Event, error) {
+	send := func(request *rest.Request) (*corev1.Event, error) {
+		stored := &corev1.Event{}
+		return stored, request.Namespace(event.Namespace).Resource("events").Do(ctx).Into(stored)
+	}
+	if before, there := e.written.Get(says); there {
+		patch, err := json.Marshal(map[string]any{"count": before.Count + 1, "lastTimestamp": event.LastTimestamp})
+		if err != nil {
+			return nil, err
+		}
+		stored, err := send(e.core.Patch(types.MergePatchType).Name(before.Name).Body(patch))
+		if !apierrors.IsNotFound(err) {
+			return stored, err
+		}
+	}
+	return send(e.core.Post().Body(event))
 }
 
 // Warn writes a warning about a Service; about this Node if the Service is not
 // known. reason is one word in CamelCase.
 func (e *Events) Warn(service types.NamespacedName, reason, message string) {
-	e.write(service, corev1.EventTypeWarning, reason, message)
+	e.tell(service, corev1.EventTypeWarning, reason, message)
 }
 
 // Tell writes that something about a Service is well again.
 func (e *Events) Tell(service types.NamespacedName, reason, message string) {
-	e.write(service, corev1.EventTypeNormal, reason, message)
+	e.tell(service, corev1.EventTypeNormal, reason, message)
 }
 
-func (e *Events) write(service types.NamespacedName, kind, reason, message string) {
-	if e.words.Allow(service.Namespace, time.Now()) {
-		e.recorder.Event(e.about(service), kind, reason, e.onNode(message))
+func (e *Events) tell(service types.NamespacedName, kind, reason, message string) {
+	now := metav1.Now()
+	if !e.words.Allow(service.Namespace, now.Time) {
+		return
+	}
+	about := e.about(service)
+	event := &corev1.Event{
+		ObjectMeta:          metav1.ObjectMeta{Namespace: about.Namespace, Name: fmt.Sprintf("%s.%x", about.Name, now.UnixNano())},
+		InvolvedObject:      about,
+		Type:                kind,
+		Reason:              reason,
+		Message:             e.onNode(message),
+		FirstTimestamp:      now,
+		LastTimestamp:       now,
+		Count:               1,
+		Source:              corev1.EventSource{Component: component, Host: e.nodeName},
+		ReportingController: component,
+		ReportingInstance:   e.nodeName,
+	}
+	if event.Namespace == "" { // of a Node
+		event.Namespace = metav1.NamespaceDefault
+	}
+	select {
+	case e.queue <- event:
+	default: // the API server has not answered for long
 	}
 }
+
+// component is what Events say that they come from.
+const component = "usher"
 
 // maxNote is how long a message may be, in bytes: what the API allows for Events of
 // events.k8s.io/v1 (API reference, field note). Nobody would read more.
@@ -101,9 +199,9 @@ func (e *Events) onNode(message string) string {
 	return config.Cut(message, maxNote-len("… (1000000 bytes more)"))
 }
 
-func (e *Events) about(service types.NamespacedName) runtime.Object {
+func (e *Events) about(service types.NamespacedName) corev1.ObjectReference {
 	if svc := e.source.Service(service); svc != nil {
-		return svc
+		return corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID, ResourceVersion: svc.ResourceVersion}
 	}
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.nodeName, UID: types.UID(e.nodeName)}
+	return corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.nodeName, UID: types.UID(e.nodeName)}
 }
