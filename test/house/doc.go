@@ -3,6 +3,6 @@
 // link (program_test.go), that a link in a document leads somewhere, and that documents
 // are found (links_test.go).
 //
-// It reads files and builds nothing, so it sees the code of every operating system
+// But for the size of usher it reads files and builds nothing, so it sees the code of every operating system
 // and of the modules below test, and takes a moment.
 package house
