@@ -80,20 +80,50 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 				Expect(p.Stats().All.Attempts).To(BeEquivalentTo(1))
 			})
 
-			It("has not failed when the endpoint ends the connection without an answer", func() {
-				serve(lab.Backend(func(c net.Conn) { _, _ = io.ReadFull(c, make([]byte, 100)) }))
-				c, err := net.Dial("tcp", to)
-				Expect(err).NotTo(HaveOccurred())
-				defer c.Close()
-				Expect(c.Write(make([]byte, 100))).To(Equal(100))
-				Expect(c.SetReadDeadline(time.Now().Add(soon))).To(Succeed())
-				Expect(io.ReadAll(c)).To(BeEmpty())
-				c.Close()
-				Eventually(func() int64 { return p.Stats().Ends[outcome.Unanswered] }).WithTimeout(soon).Should(BeEquivalentTo(1))
+			It("got no response, which is no failure, when the endpoint ends first and answers others", func() {
+				serve(lab.Backend(func(c net.Conn) {
+					if request := make([]byte, 100); readFull(c, request) && request[0] > 0 {
+						fmt.Fprint(c, "answer")
+					}
+				}))
+				ask := func(request ...byte) string {
+					GinkgoHelper()
+					c, err := net.Dial("tcp", to)
+					Expect(err).NotTo(HaveOccurred())
+					defer c.Close()
+					Expect(c.Write(append(request, make([]byte, 99)...))).To(Equal(100))
+					Expect(c.SetReadDeadline(time.Now().Add(soon))).To(Succeed())
+					answer, err := io.ReadAll(c)
+					Expect(err).NotTo(HaveOccurred())
+					return string(answer)
+				}
+				ends := func(o outcome.Outcome) func() int64 { return func() int64 { return p.Stats().Ends[o] } }
+				Expect(ask(0)).To(BeEmpty())
+				Eventually(ends(outcome.EndpointClosed)).WithTimeout(soon).Should(BeEquivalentTo(1), "for all that is known, the protocol has no answers")
+				Expect(ask(1)).To(Equal("answer"))
+				Expect(ask(0)).To(BeEmpty())
+				Eventually(ends(outcome.NoResponse)).WithTimeout(soon).Should(BeEquivalentTo(1))
 				Expect(p.Stats().All.Failed).To(BeZero())
 				endpoint := p.Status()[0].Endpoints[0]
-				Eventually(endpoint.Unanswered).WithTimeout(soon).Should(BeEquivalentTo(1))
+				ever, lately := endpoint.NoResponse(time.Now())
+				Expect([]int64{ever, lately}).To(Equal([]int64{1, 1}))
 				Expect(endpoint.Failed.Load()).To(BeZero())
+			})
+
+			It("got no response when the endpoint hangs and it resets, and others at the same port upload without one", func() {
+				serve(lab.Backend(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }))
+				for range 3 {
+					c := comes()
+					c.Close()
+					Eventually(func() int64 { return p.Stats().Open }).WithTimeout(soon).Should(BeZero())
+				}
+				Expect(p.Stats().Ends).To(Equal(map[outcome.Outcome]int64{outcome.ClientClosed: 3}))
+				c := comes()
+				Eventually(func() int64 { return p.Stats().Established }).WithTimeout(soon).Should(BeEquivalentTo(4))
+				Expect(c.SetLinger(0)).To(Succeed())
+				c.Close()
+				Eventually(func() int64 { return p.Stats().Ends[outcome.NoResponse] }).WithTimeout(soon).Should(BeEquivalentTo(1))
+				Expect(p.Stats().All.Failed).To(BeZero())
 			})
 
 			It("gets its answer when it has only ended its own side", func() {
@@ -111,3 +141,8 @@ var _ = Describe("a client of a Proxy that has no endpoint yet", func() {
 		})
 	}
 })
+
+func readFull(c net.Conn, b []byte) bool {
+	_, err := io.ReadFull(c, b)
+	return err == nil
+}

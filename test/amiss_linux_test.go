@@ -196,7 +196,7 @@ var _ = Describe("what went wrong an hour ago", func() {
 			{[]string{"get", "services", "--state", "bad"}, `--state: "bad" is none of ok,`},
 			{[]string{"get", "endpoints", "--state", "bad"}, `--state: "bad" is none of ok,`},
 			{[]string{"get", "services", "--sort", "size"}, `--sort: "size" is none of name,`},
-			{[]string{"get", "connections", "--outcome", "bad"}, `--outcome: "bad" is none of ok, retried, slow, failed`},
+			{[]string{"get", "connections", "--outcome", "bad"}, `--outcome: "bad" is none of ok, retried, slow, failed, no-response`},
 			{[]string{"get", "connections", "--end", "reset"}, `--end: "reset" is none of client-closed,`},
 			{[]string{"trace", "--end", "reset"}, `--end: "reset" is none of client-closed,`},
 		} {

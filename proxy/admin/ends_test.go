@@ -30,7 +30,7 @@ var goldenEnds = []api.End{
 	{Code: "endpoint-closed", Fault: "none", Meaning: "both directions ended, the endpoint's first"},
 	{Code: "client-reset", Fault: "client", Meaning: "the client broke the connection off"},
 	{Code: "endpoint-reset", Fault: "endpoint", Meaning: "the endpoint broke the connection off; for UDP, it had answered and now refuses"},
-	{Code: "unanswered", Fault: "none", Meaning: "the endpoint ended first, without a byte for a client that had sent some; no failure, since some protocols have no answers"},
+	{Code: "no-response", Fault: "none", Meaning: "the client had sent some and left without a byte from the endpoint: it reset the connection, or ended its side and the endpoint kept its own open for `--half-closed-timeout`; or the endpoint, which responds to others of the port, ended first; no failure"},
 	{Code: "half-closed", Fault: "policy", Meaning: "one direction had ended, or one side had and the other did not take what came before that, and nothing moved for `--half-closed-timeout`"},
 	{Code: "no-endpoint", Fault: "endpoint", Meaning: "there was no endpoint to try"},
 	{Code: "attempts-failed", Fault: "endpoint", Meaning: "every attempt failed"},
@@ -109,8 +109,8 @@ var _ = Describe("the ends of connections", func() {
 			Expect(list.Items).To(HaveLen(2))
 			never, was := list.Items[0], list.Items[1]
 			Expect([]any{was.End, was.BytesToEndpoint, was.BytesToClient, never.End}).To(Equal([]any{e.Code, int64(3), int64(4), e.Code}))
-			Expect(was.Outcomes).To(Equal(outcomes(e.Fault == "endpoint")), e.Code)
-			Expect(never.Outcomes).To(Equal(outcomes(!slices.Contains([]string{"idle", "endpoint-left", "withdrawn", "drained"}, e.Code))), e.Code)
+			Expect(was.Outcomes).To(Equal(outcomes(e.Fault == "endpoint", e.Code)), e.Code)
+			Expect(never.Outcomes).To(Equal(outcomes(!slices.Contains([]string{"idle", "endpoint-left", "withdrawn", "drained"}, e.Code), e.Code)), e.Code)
 
 			events := n.subscribe("follow=false&history=true&kind=closed&outcome="+e.Code, "").events
 			Expect(events).To(HaveLen(2))
@@ -124,9 +124,15 @@ var _ = Describe("the ends of connections", func() {
 })
 
 // outcomes are those of a connection in the API.
-func outcomes(failed bool) []string {
+func outcomes(failed bool, end string) (all []string) {
 	if failed {
-		return []string{"failed"}
+		all = append(all, "failed")
 	}
-	return []string{"ok"}
+	if end == "no-response" {
+		all = append(all, end)
+	}
+	if all == nil {
+		all = []string{"ok"}
+	}
+	return all
 }

@@ -54,9 +54,14 @@ func (g group) ends() (all map[string]int64) {
 
 // latelyOf returns how long clients of an endpoint waited.
 func latelyOf(e *balance.Endpoint, now time.Time) (l lately) {
+	l.add(e, now)
+	return l
+}
+
+// add adds how long clients of an endpoint waited.
+func (l *lately) add(e *balance.Endpoint, now time.Time) {
 	if t := e.TimesSeen(); t != nil {
 		l.connect.Add(&t.Connect, now)
 		l.firstByte.Add(&t.FirstByte, now)
 	}
-	return l
 }

@@ -241,7 +241,12 @@ func badEndpoint(e *balance.Endpoint, state api.EndpointState, now time.Time) st
 		text += ", " + q.Cause
 	} else if state == api.EndpointUnresponsive {
 		l := latelyOf(e, now)
-		text += fmt.Sprintf(", no byte for any of %d clients lately", l.connect.Number())
+		_, none := e.NoResponse(now)
+		of := fmt.Sprint(none)
+		if l.firstByte.Number() == 0 {
+			of = "any"
+		}
+		text += fmt.Sprintf(", no response for %s of %d clients lately", of, l.connect.Number())
 	}
 	return text
 }

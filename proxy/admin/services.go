@@ -239,19 +239,39 @@ func stateOf(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint
 	return api.EndpointNotReady
 }
 
-// fewestUnresponsive is how many clients have to wait in vain: a browser opens a connection sometimes and asks
-// nothing.
-const fewestUnresponsive = 5
+// When an endpoint is unresponsive: so many clients have waited in vain lately, since a browser opens a connection
+// sometimes and asks nothing. If it answers others, they are at least such a part of its clients, and so many times
+// the part of the other endpoints', which had enough clients to compare with.
+const (
+	fewestUnresponsive   = 5
+	unresponsivePart     = 0.1
+	unresponsiveTimes    = 5
+	fewestClientsCompare = 20
+)
 
-// unresponsive reports whether clients connected to e lately, and none had a byte from it, while another endpoint of
-// the port has sent some: the kernel accepts connections also for a program that hangs. Where no endpoint sends
-// any, the protocol may have no answers.
+// unresponsive reports whether clients connected to e lately, and none had a byte from it, or far more than of the
+// other endpoints left without one, while another endpoint of the port has sent some: the kernel accepts connections
+// also for a program that hangs. Where no endpoint sends any, the protocol may have no answers.
 func unresponsive(v *proxy.PortView, e *balance.Endpoint, now time.Time) bool {
 	l := latelyOf(e, now)
-	return l.connect.Number() >= fewestUnresponsive && l.firstByte.Number() == 0 && slices.ContainsFunc(v.Endpoints, func(other *balance.Endpoint) bool {
-		l := latelyOf(other, now)
-		return l.firstByte.Number() > 0
-	})
+	_, none := e.NoResponse(now)
+	clients := float64(l.connect.Number())
+	silent := clients >= fewestUnresponsive && l.firstByte.Number() == 0
+	if !silent && (none < fewestUnresponsive || float64(none) < unresponsivePart*clients) {
+		return false
+	}
+	var others lately
+	othersNone := int64(0)
+	for _, o := range v.Endpoints {
+		if o != e {
+			others.add(o, now)
+			_, n := o.NoResponse(now)
+			othersNone += n
+		}
+	}
+	othersClients := float64(others.connect.Number())
+	return others.firstByte.Number() > 0 && (silent ||
+		othersClients >= fewestClientsCompare && float64(none)*othersClients >= unresponsiveTimes*float64(othersNone)*clients)
 }
 
 func portSummary(v *proxy.PortView) api.PortSummary {
@@ -363,11 +383,12 @@ func policies(port config.ServicePort, o *proxy.Options) api.Policies {
 
 func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint {
 	l := latelyOf(e, now)
+	none, noneLately := e.NoResponse(now)
 	out := api.Endpoint{
 		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: stateOf(v, e, now), Weight: e.Weight.Int(),
 		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: []string{},
 		Quarantine: quarantine(e, now),
-		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedLately: e.FailedLately(now), Unanswered: e.Unanswered(),
+		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedLately: e.FailedLately(now), NoResponse: none, NoResponseLately: noneLately,
 		BytesToEndpoint: e.ToEndpoint.Load(), BytesToClient: e.ToClient.Load(), Latency: l.told(),
 	}
 	var without []string // whose connections do not go to it

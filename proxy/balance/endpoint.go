@@ -40,7 +40,7 @@ type rare struct {
 	times    atomic.Pointer[Times]
 	failures atomic.Pointer[latency.Recent] // when; how long it took does not matter
 
-	unanswered atomic.Int64 // see Unanswered
+	noResponse atomic.Pointer[latency.Histogram] // as failures
 	queue      atomic.Pointer[queue]
 }
 
@@ -86,16 +86,28 @@ func (s *State) countFailure(now time.Time) {
 	r.failures.Load().Observe(latency.Seconds, now, 0)
 }
 
-// CountUnanswered adds one to Unanswered.
-func (s *State) CountUnanswered() { s.rarely().unanswered.Add(1) }
-
-// Unanswered returns how many connections the endpoint ended first, without a byte for a client that had
-// sent some. They are no failures: some protocols have no answers.
-func (s *State) Unanswered() int64 {
-	if r := s.rare.Load(); r != nil {
-		return r.unanswered.Load()
+// CountNoResponse counts a connection that ended as outcome.NoResponse at now.
+func (s *State) CountNoResponse(now time.Time) {
+	r := s.rarely()
+	if r.noResponse.Load() == nil {
+		r.noResponse.CompareAndSwap(nil, new(latency.Histogram))
 	}
-	return 0
+	r.noResponse.Load().Observe(latency.Seconds, now, 0, 0)
+}
+
+// NoResponse returns how many connections of the endpoint ended as outcome.NoResponse, and how many of them in the
+// last 5 to 10 minutes before now. They are no failures.
+func (s *State) NoResponse(now time.Time) (ever, lately int64) {
+	r := s.rare.Load()
+	if r == nil || r.noResponse.Load() == nil {
+		return 0, 0
+	}
+	var all latency.All
+	var l latency.Lately
+	all.Add(r.noResponse.Load())
+	l.Add(&r.noResponse.Load().Recent, now)
+	number, _ := all.Buckets(nil)
+	return int64(number), int64(l.Number())
 }
 
 // FailedLately returns how much of State.Failed was in the last 5 to 10 minutes before now.

@@ -15,13 +15,14 @@ const (
 	Retried Flags = 1 << iota // more than one attempt was made
 	Slow                      // the client waited for too long, see Port.Slow
 	Broken                    // it failed: see Record.Failed
+	Unheard                   // the client got no response: see outcome.NoResponse
 	flags   = iota
 )
 
 // FlagsOK is the word for a connection with which nothing was amiss.
 const FlagsOK = "ok"
 
-var flagWords = [flags]string{"retried", "slow", "failed"}
+var flagWords = [flags]string{"retried", "slow", "failed", outcome.NoResponse.String()}
 
 // FlagWords returns the words for all flags, and the one for none.
 func FlagWords() []string { return append([]string{FlagsOK}, flagWords[:]...) }
@@ -77,6 +78,9 @@ func (r *Record) Flags(lasted time.Duration, o outcome.Outcome) (f Flags) {
 	}
 	if o != outcome.Open && r.Failed(o) {
 		f |= Broken
+	}
+	if o == outcome.NoResponse {
+		f |= Unheard
 	}
 	return f
 }

@@ -60,11 +60,12 @@ type copying struct {
 	moved                atomic.Bool  // since the last look at the limits
 	telling              sync.Mutex   // held while the owner is told who has begun
 
-	mu     sync.Mutex
-	ending ending
-	half   bool        // one direction has ended, or waits for room before its end
-	watch  watch       // from newCopying on
-	timer  *time.Timer // for the next look; nil if there are no limits
+	mu      sync.Mutex
+	ending  ending
+	untaken int         // see result
+	half    bool        // one direction has ended, or waits for room before its end
+	watch   watch       // from newCopying on
+	timer   *time.Timer // for the next look; nil if there are no limits
 }
 
 // side is what a pair needs of a connection, whatever it carries.
@@ -258,10 +259,10 @@ func (fl *copying) run(move func()) {
 		fl.timer.Stop()
 		fl.timer = nil
 	}
-	end := fl.ending
+	end, untaken := fl.ending, fl.untaken
 	fl.mu.Unlock()
 	toEndpoint, toClient := fl.Bytes()
-	fl.owner.Ended(result(end.outcome, end.err, toEndpoint, toClient))
+	fl.owner.Ended(result(end.outcome, end.err, toEndpoint, toClient, untaken))
 }
 
 // A reader reads from a Conn. Most pairs are idle most of the time, so it has a buffer only while something is there.
@@ -391,8 +392,16 @@ func (fl *copying) opposite(d *direction) *direction {
 func (fl *copying) ended(end outcome.Outcome, err error) {
 	fl.mu.Lock()
 	defer fl.mu.Unlock()
-	fl.ending.cause(end, err)
+	fl.cause(end, err)
 	fl.becomeHalf()
+}
+
+// cause notes why the pair ends. mu is held.
+func (fl *copying) cause(end outcome.Outcome, err error) {
+	if raw := rawOf(fl.toEndpoint.from); fl.ending.outcome == outcome.ClientClosed && end != outcome.EndpointClosed && raw != nil {
+		fl.untaken = socketUnsent(raw)
+	}
+	fl.ending.cause(end, err)
 }
 
 // becomeHalf makes the pair's silence be limited from now on. mu is held.
@@ -404,7 +413,7 @@ func (fl *copying) becomeHalf() {
 // reset ends both directions at once and makes both sides see a reset.
 func (fl *copying) reset(end outcome.Outcome, err error) {
 	fl.mu.Lock()
-	fl.ending.cause(end, err)
+	fl.cause(end, err)
 	fl.mu.Unlock()
 	for _, c := range []side{fl.toEndpoint.from, fl.toEndpoint.to} {
 		_ = c.SetLinger(0)

@@ -49,7 +49,7 @@ type ending struct {
 // cause notes why the pair ends.
 func (e *ending) cause(o outcome.Outcome, err error) {
 	if yields(e.outcome, o) {
-		e.outcome, e.err = o, plain(err)
+		e.outcome, e.err = leftBehind(e.outcome, o), plain(err)
 	}
 }
 
@@ -58,6 +58,15 @@ func (e *ending) cause(o outcome.Outcome, err error) {
 func yields(o, to outcome.Outcome) bool {
 	fin := func(o outcome.Outcome) bool { return o == outcome.ClientClosed || o == outcome.EndpointClosed }
 	return o == outcome.Open || fin(o) && !fin(to)
+}
+
+// leftBehind returns o, how a pair ends that ended with before until then, or NoResponse if the client had ended
+// its side and the endpoint did not follow: see result.
+func leftBehind(before, o outcome.Outcome) outcome.Outcome {
+	if before == outcome.ClientClosed && o == outcome.HalfClosed {
+		return outcome.NoResponse
+	}
+	return o
 }
 
 // answered reports whether an endpoint that was reset with err has only answered the client's FIN
@@ -69,10 +78,19 @@ func answered(o outcome.Outcome, err error, toEndpoint, toClient int64, unsent i
 	return o == outcome.ClientClosed && errors.Is(err, syscall.ECONNRESET) && unsent <= fin && (toClient > 0 || toEndpoint == 0)
 }
 
-// result returns the result of a pair that ended with o and has moved so many bytes.
-func result(o outcome.Outcome, err error, toEndpoint, toClient int64) outcome.Result {
-	if o == outcome.EndpointClosed && toEndpoint > 0 && toClient == 0 {
-		o = outcome.Unanswered
+// result returns the result of a pair that ended with o and has moved so many bytes. Of those to a client that had ended
+// its side before it reset the connection, or before the pair ended for its limits, untaken were not acknowledged: if
+// that is all, it had left, and its kernel refused them.
+//
+// NoResponse is what the peers have shown: the client had sent some and reset the connection, or ended its side
+// while the endpoint kept its own open. A client that is lost (ETIMEDOUT) may not have waited for anything, and where
+// the endpoint ends its side, too, the protocol may have no answers.
+func result(o outcome.Outcome, err error, toEndpoint, toClient int64, untaken int) outcome.Result {
+	switch none := toEndpoint > 0 && toClient <= int64(untaken); {
+	case o == outcome.NoResponse && !none:
+		o = outcome.HalfClosed
+	case o == outcome.ClientReset && none && !errors.Is(err, syscall.ETIMEDOUT):
+		o = outcome.NoResponse
 	}
 	return outcome.Result{Outcome: o, Err: err, ToEndpoint: toEndpoint, ToClient: toClient}
 }

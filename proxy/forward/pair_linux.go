@@ -499,7 +499,10 @@ func (p *pair) reset(end outcome.Outcome, err error) {
 
 // finish closes both sockets and tells the owner.
 func (p *pair) finish() {
-	l := p.loop
+	l, untaken := p.loop, 0
+	if o := p.ending.outcome; (o == outcome.ClientReset || o == outcome.NoResponse) && p.toEndpoint.ended {
+		untaken = p.client.fd.unsent()
+	}
 	for _, e := range [...]*edge{&p.client, &p.endpoint} {
 		if e.watch.slot == unwatched {
 			e.fd.Close()
@@ -523,7 +526,7 @@ func (p *pair) finish() {
 	done := p.done
 	p.done = nil
 	toEndpoint, toClient := p.Bytes()
-	done.Ended(result(p.ending.outcome, p.ending.err(), toEndpoint, toClient))
+	done.Ended(result(p.ending.outcome, p.ending.err(), toEndpoint, toClient, untaken))
 }
 
 // EachPair calls f for each pair of the loop, and its owner, in turns: pairs that are
@@ -558,7 +561,7 @@ type errno struct {
 func (e *errno) cause(o outcome.Outcome, err error) {
 	if yields(e.outcome, o) {
 		number, _ := err.(unix.Errno)
-		e.outcome, e.number = o, uint16(number)
+		e.outcome, e.number = leftBehind(e.outcome, o), uint16(number)
 	}
 }
 

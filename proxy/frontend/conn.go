@@ -123,6 +123,17 @@ func (c *Conn) Answered(now time.Time) {
 	c.Endpoint.Times().FirstByte.Observe(latency.Seconds, now, took.Seconds())
 }
 
+// Judged returns r, with which the connection has ended, as NoResponse if the endpoint ended first, or the client was
+// lost, without a byte for a client that had sent some, and clients of this port did get answers. Otherwise the
+// protocol may have none: uploads, syslog and statsd end like that.
+func (c *Conn) Judged(r outcome.Result) outcome.Result {
+	ended := r.Outcome == outcome.EndpointClosed || r.Outcome == outcome.ClientReset
+	if ended && r.ToEndpoint > 0 && r.ToClient == 0 && c.Front.answers() {
+		r.Outcome = outcome.NoResponse
+	}
+	return r
+}
+
 // RefusedUnlogged reports whether enough refused clients have been told of in this
 // second. If so, it has counted this one, and nothing of it is to be told.
 func (c *Conn) RefusedUnlogged(o outcome.Outcome) bool {

@@ -254,6 +254,16 @@ type Story struct {
 // Story returns f's, or nil.
 func (f *FrontEnd) Story() *Story { return f.story.Load() }
 
+// answers reports whether any client of f ever had a byte from an endpoint.
+func (f *FrontEnd) answers() bool {
+	var all latency.All
+	if s := f.Story(); s != nil {
+		all.Add(&s.FirstByte)
+	}
+	number, _ := all.Buckets(nil)
+	return number > 0
+}
+
 // Ends returns how many have ended how; only ends that there were.
 func (s *Story) Ends() map[outcome.Outcome]int64 { return endsNow(&s.ends) }
 

@@ -366,7 +366,7 @@ func TestRefusedClientsHaveABoundedPartOfTheTrace(t *testing.T) {
 func TestEndsAreCountedByTheirWords(t *testing.T) {
 	g := NewWithT(t)
 	f := front(&Node{})
-	for i, word := range []string{"client-closed", "endpoint-closed", "client-reset", "endpoint-reset", "unanswered", "half-closed", "no-endpoint", "attempts-failed",
+	for i, word := range []string{"client-closed", "endpoint-closed", "client-reset", "endpoint-reset", "no-response", "half-closed", "no-endpoint", "attempts-failed",
 		"queue-timeout", "not-through-portal", "source-refused", "header-refused", "limit", "drained", "aged", "idle", "endpoint-drained", "endpoint-left", "withdrawn", "internal"} {
 		g.Expect(outcome.Words()[i]).To(Equal(word))
 		for range i + 1 {

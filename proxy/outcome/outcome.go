@@ -12,7 +12,7 @@ const (
 	EndpointClosed
 	ClientReset
 	EndpointReset
-	Unanswered
+	NoResponse
 	HalfClosed
 	NoEndpoint
 	AttemptsFailed
@@ -57,7 +57,7 @@ var words = [Outcomes]struct {
 	EndpointClosed:  {"endpoint-closed", FaultNone, "both directions ended, the endpoint's first"},
 	ClientReset:     {"client-reset", FaultClient, "the client broke the connection off"},
 	EndpointReset:   {"endpoint-reset", FaultEndpoint, "the endpoint broke the connection off; for UDP, it had answered and now refuses"},
-	Unanswered:      {"unanswered", FaultNone, "the endpoint ended first, without a byte for a client that had sent some; no failure, since some protocols have no answers"},
+	NoResponse:      {"no-response", FaultNone, "the client had sent some and left without a byte from the endpoint: it reset the connection, or ended its side and the endpoint kept its own open for `--half-closed-timeout`; or the endpoint, which responds to others of the port, ended first; no failure"},
 	HalfClosed:      {"half-closed", FaultPolicy, "one direction had ended, or one side had and the other did not take what came before that, and nothing moved for `--half-closed-timeout`"},
 	NoEndpoint:      {"no-endpoint", FaultEndpoint, "there was no endpoint to try"},
 	AttemptsFailed:  {"attempts-failed", FaultEndpoint, "every attempt failed"},

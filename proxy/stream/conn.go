@@ -207,9 +207,9 @@ func (c *Conn) Ended(r outcome.Result) {
 		c.server.register.moving.Delete(c)
 	}
 	now, e, kind := time.Now(), c.Endpoint, balance.Closed
-	switch {
-	case r.Outcome == outcome.Unanswered:
-		e.CountUnanswered()
+	switch r = c.Judged(r); {
+	case r.Outcome == outcome.NoResponse:
+		e.CountNoResponse(now)
 	case r.Outcome.Fault() == outcome.FaultEndpoint:
 		kind = balance.Broken
 	}

@@ -52,9 +52,9 @@ var checks = []check{
 	{"served", "service ports that are not served: conflicts, listeners, rules", served, false},
 	{"endpoints", "Services without endpoints, or without one on this node", endpoints, false},
 	{"quarantine", "endpoints in quarantine, and that were there again and again", quarantine, false},
-	{"breaks", "endpoints that break connections, refuse them or leave them unanswered", breaks, false},
+	{"breaks", "endpoints that break connections or refuse them", breaks, false},
 	{"past", "connections that failed, were retried or slow, as far back as they are kept", past, false},
-	{"slow", "how long clients waited lately, by Service and endpoint", slow, false},
+	{"slow", "how long clients waited lately, and whether for nothing, by Service and endpoint", slow, false},
 	{"reach", "whether endpoints that do badly can be reached from here", reach, true},
 	{"portal", "portal rules and routes, wanted against installed", portalRules, false},
 	{"foreign", "rules of others for the same addresses", foreignRules, true},
@@ -254,24 +254,6 @@ func failing(e *api.Endpoint) bool {
 	return e.State == api.EndpointSuspicious || e.FailedLately >= failedTimes && 100*e.FailedLately >= failedPercent*(connectedLately(e)+e.FailedLately)
 }
 
-// moreUnanswered is how many times the share of the other endpoints' connections that of an endpoint
-// has to be to be told, and at least one in ten.
-const moreUnanswered = 5
-
-// leavesUnanswered reports whether e left far more of its connections unanswered than the others of all, and
-// returns what those did together. Where all leave many unanswered, the protocol may have no answers.
-func leavesUnanswered(e *api.Endpoint, all []api.Endpoint) (others api.Endpoint, is bool) {
-	for i := range all {
-		if o := &all[i]; o != e {
-			others.Connected += o.Connected
-			others.Unanswered += o.Unanswered
-		}
-	}
-	is = others.Connected >= fewest && e.Unanswered >= fewestUnanswered && 10*e.Unanswered >= e.Connected &&
-		float64(e.Unanswered)*float64(others.Connected) >= moreUnanswered*float64(others.Unanswered)*float64(e.Connected)
-	return others, is
-}
-
 func connectedLately(e *api.Endpoint) int64 {
 	if e.Latency == nil {
 		return 0
@@ -286,11 +268,6 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 			if e.Quarantine != nil {
 				continue
 			}
-			if others, is := leavesUnanswered(e, p.port.Endpoints); is {
-				all = append(all, Finding{"", Warning, p.object, endpointName(e) + " leaves far more connections unanswered than others of its port",
-					fmt.Sprintf("since usher has started, it ended %d of %d connections without a byte for a client that had sent some, and the others of this port %d of %d", e.Unanswered, e.Connected, others.Unanswered, others.Connected),
-					"usher get connections " + p.name + " --state=ended --end=unanswered --endpoint " + e.Address + "; then the Pod's log"})
-			}
 			if !failing(e) {
 				continue
 			}
@@ -298,8 +275,8 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 			if e.State == api.EndpointSuspicious {
 				wrong = endpointName(e) + " is suspicious: it takes connections, and breaks most of them"
 			}
-			all = append(all, Finding{"", Warning, p.object, wrong, fmt.Sprintf("in the last minutes, %d times it was connected, and %d attempts and connections failed; since usher has started %d and %d, and of all endpoints' connections %d were reset, %d ended without an answer",
-				connectedLately(e), e.FailedLately, e.Connected, e.Failed, p.port.Ends[outcome.EndpointReset.String()], p.port.Ends[outcome.Unanswered.String()]),
+			all = append(all, Finding{"", Warning, p.object, wrong, fmt.Sprintf("in the last minutes, %d times it was connected, and %d attempts and connections failed; since usher has started %d and %d, and of all endpoints' connections %d were reset, %d ended without a response",
+				connectedLately(e), e.FailedLately, e.Connected, e.Failed, p.port.Ends[outcome.EndpointReset.String()], p.port.Ends[outcome.NoResponse.String()]),
 				"usher get connections " + p.name + " --state=ended --endpoint " + e.Address + "; then the Pod's log"})
 		}
 	})
@@ -309,9 +286,8 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 // slowMs is how long a client has to wait to be told: what usher calls slow unless --slow says otherwise.
 const slowMs = 200
 
-// fewest is how many clients there have to be for what most of them waited to mean something,
-// fewestUnanswered for what an endpoint left unanswered: a browser connects sometimes and asks nothing.
-const fewest, fewestUnanswered = 20, 5
+// fewest is how many clients there have to be for what most of them waited to mean something.
+const fewest = 20
 
 func slow(_ context.Context, s *subject) (all []Finding) {
 	remedy := func(p place) string {
@@ -321,13 +297,11 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 		before := len(all)
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
-			if e.Latency == nil || p.port.Latency == nil {
+			if e.State == api.EndpointUnresponsive {
+				all = append(all, hangs(p, e))
 				continue
 			}
-			if e.State == api.EndpointUnresponsive {
-				all = append(all, Finding{"", Warning, p.object, endpointName(e) + " accepts connections, and answers none",
-					fmt.Sprintf("in the last minutes it has had %s and sent no byte, and others of this port have", show.Plural(int(e.Latency.Clients), "client")),
-					"look at what runs there, which the kernel connects to also if it hangs; usher get connections " + p.name + " --state=all --endpoint=" + e.Address})
+			if e.Latency == nil || p.port.Latency == nil {
 				continue
 			}
 			if e.Latency.Clients < fewest || e.Latency.FirstByteP50Ms < slowMs {
@@ -342,6 +316,18 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 		}
 	})
 	return all
+}
+
+// hangs says of an endpoint that is unresponsive whom it does not answer.
+func hangs(p place, e *api.Endpoint) Finding {
+	wrong := endpointName(e) + " accepts connections, and answers none"
+	known := fmt.Sprintf("in the last minutes it has had %s and sent no byte, and others of this port have", show.Plural(int(connectedLately(e)), "client"))
+	if e.Latency == nil || e.Latency.FirstByteP99Ms > 0 {
+		wrong = endpointName(e) + " leaves far more clients without a response than others of its port"
+		known = fmt.Sprintf("in the last minutes %s left without a byte, and %d connected", show.Plural(int(e.NoResponseLately), "client"), connectedLately(e))
+	}
+	return Finding{"", Warning, p.object, wrong, known,
+		"look at what runs there, which the kernel connects to also if it hangs; usher get connections " + p.name + " --state=all --endpoint=" + e.Address}
 }
 
 func portalRules(ctx context.Context, s *subject) (all []Finding) {

@@ -190,6 +190,12 @@ var _ = Describe("what is slow", func() {
 		Expect(all[0].Wrong).To(Equal("10.0.0.1:80 accepts connections, and answers none"))
 		Expect(all[0].Known).To(ContainSubstring("had 5 clients and sent no byte"))
 		Expect(slow(GinkgoT().Context(), of(api.EndpointReady))).To(BeEmpty())
+
+		some := of(api.EndpointUnresponsive)
+		e := &some.services[0].Details[0].Endpoints[0]
+		e.Latency.Clients, e.Latency.FirstByteP99Ms, e.NoResponseLately = 100, 10, 50
+		Expect(slow(GinkgoT().Context(), some)).To(ConsistOf(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix("10.0.0.1:80 leaves far more clients without a response")),
+			HaveField("Known", ContainSubstring("50 clients left without a byte, and 100 connected")))))
 	})
 })
 
@@ -255,24 +261,6 @@ var _ = Describe("an endpoint that has failed", func() {
 		}
 	})
 })
-
-var _ = DescribeTable("an endpoint that leaves connections unanswered", func(e, other api.Endpoint, told bool) {
-	e.Address, other.Address = "10.1.0.8:80", "10.1.0.9:80"
-	s := &subject{services: []api.ServiceDetail{{Service: api.Service{Namespace: "default", Name: "web"}, Details: []api.ServicePort{{Endpoints: []api.Endpoint{e, other}}}}}}
-	findings := breaks(GinkgoT().Context(), s)
-	if !told {
-		Expect(findings).To(BeEmpty())
-		return
-	}
-	Expect(findings).To(HaveLen(1))
-	Expect(findings[0]).To(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix("10.1.0.8:80 leaves far more")), HaveField("Known", ContainSubstring("50 of 100"))))
-},
-	Entry("is told if others answer", api.Endpoint{Connected: 100, Unanswered: 50}, api.Endpoint{Connected: 100, Unanswered: 9}, true),
-	Entry("is not if others leave as many: the protocol may have no answers", api.Endpoint{Connected: 100, Unanswered: 100}, api.Endpoint{Connected: 100, Unanswered: 95}, false),
-	Entry("is not if others had too few connections to compare with", api.Endpoint{Connected: 100, Unanswered: 50}, api.Endpoint{Connected: 19}, false),
-	Entry("is not if they are few", api.Endpoint{Connected: 4, Unanswered: 4}, api.Endpoint{Connected: 100}, false),
-	Entry("is not if they are a small share", api.Endpoint{Connected: 1000, Unanswered: 99}, api.Endpoint{Connected: 1000}, false),
-)
 
 var _ = Describe("the kernel's connection tracking", func() {
 	It("is told when its last tenth is begun, and where it is known", func() {

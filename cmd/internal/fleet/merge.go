@@ -78,6 +78,9 @@ func Endpoints(list []Told[show.PortEndpoint]) []Told[show.PortEndpoint] {
 			sum.Limit += e.Limit
 			sum.Connected += e.Connected
 			sum.Failed += e.Failed
+			sum.FailedLately += e.FailedLately
+			sum.NoResponse += e.NoResponse
+			sum.NoResponseLately += e.NoResponseLately
 			sum.BytesToEndpoint += e.BytesToEndpoint
 			sum.BytesToClient += e.BytesToClient
 			sum.Latency = longest(sum.Latency, e.Latency)

@@ -73,10 +73,10 @@ func ConnectionStyle(c api.Connection) Style {
 	return Bad
 }
 
-// NormalEnd reports whether an end is nobody's fault.
+// NormalEnd reports whether an end is as it should be.
 func NormalEnd(code string) bool {
 	o := outcome.Named(code)
-	return o != outcome.Open && o.Fault() == outcome.FaultNone
+	return o != outcome.Open && o != outcome.NoResponse && o.Fault() == outcome.FaultNone
 }
 
 // namespaceOf and nameOf take "namespace/name" apart; the name is told with the

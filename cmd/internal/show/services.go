@@ -9,6 +9,7 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/outcome"
 )
 
 // Services are the columns for Services. A problem is sought first, and counts before settings.
@@ -25,6 +26,7 @@ var Services = []Column[api.Service]{
 	{Title: "CONNECTIONS", Right: true, Rank: 4, Cell: func(s api.Service) string { return number(s.Totals.Accepted) }},
 	{Title: "RETRIES", Right: true, Rank: 2, Cell: func(s api.Service) string { return number(s.Totals.Retries) }},
 	{Title: "FAILED", Right: true, Rank: 1, Cell: func(s api.Service) string { return number(s.Totals.Failed) }},
+	{Title: "NO RESPONSE", Right: true, Some: true, Rank: 2, Cell: func(s api.Service) string { return number(s.Ends[outcome.NoResponse.String()]) }},
 	{Title: "CONNECT", Right: true, Wide: true, Some: true, Rank: 5, Cell: func(s api.Service) string { return Connect(s.Latency) }},
 	{Title: "FIRST BYTE", Right: true, Wide: true, Some: true, Rank: 5, Cell: func(s api.Service) string { return FirstByte(s.Latency) }},
 	{Title: "TO ENDPOINTS", Right: true, Wide: true, Rank: 6, Cell: func(s api.Service) string { return Bytes(float64(s.Totals.BytesToEndpoint)) }},

@@ -29,7 +29,7 @@ func (v Viewers) newGetConnections() *cobra.Command {
 		Short:   "connections: client, endpoint, attempts, bytes",
 		Long: `Lists connections, SCTP associations and UDP sessions, the newest first: those that
 are open, or with --state those that have ended and are still known. How far back that
-reaches is told below the table: those that failed, were retried or slow are kept apart from the
+reaches is told below the table: those that failed, were retried or slow, or got no response, are kept apart from the
 others, and for longer. With the ID of one it tells all attempts that were made for it.
 
 --outcome is retried (more than one attempt), slow (the endpoint's first byte came after more

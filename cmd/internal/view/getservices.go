@@ -103,7 +103,8 @@ another one; QUARANTINE says when it is probed next, or for how much longer that
 is, and why);
 suspicious (it takes its turn, but reset most of the connections that ended last);
 unresponsive (it takes its turn, but none of five or more clients had a byte from it in
-the last 5 to 10 minutes, while others of its port answered: a program that hangs);
+the last 5 to 10 minutes, or far more left without one than left others of its port,
+which answered: a program that hangs); NO RESPONSE is how many left without a byte;
 terminating (used only if none is ready); or not-ready. NOT USED says why an
 endpoint has no new connections, or none of some clients. CONNECT and FIRST BYTE are as
 those of 'usher get services', of the clients that had this endpoint in the end. An

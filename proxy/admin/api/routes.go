@@ -96,7 +96,7 @@ var Routes = []Route{
 		query("state", "open is the default; ended are those that are still known, which is the default with end and last, and all with retried, outcome and slowerThan", "open", "ended", "all"),
 		serviceParam, clientParam, endpointParam, protocolParam,
 		query("end", "how it ended, see /ends"),
-		query("outcome", "how it went, separated by commas: ok, retried, slow, failed"),
+		query("outcome", "how it went, separated by commas: ok, retried, slow, failed, no-response"),
 		slowerParam,
 		query("last", "a time, such as 10m: only those that ended in this time before now"),
 		query("sort", "by what; all but newest begin with the largest", SortNewest, SortDuration, SortConnect, SortFirstByte, SortBytes),

@@ -323,17 +323,18 @@ type Endpoint struct {
 	// Active is how many connections it has now, attempts under way among them, Limit how many
 	// it may have, left out if any number, Connected how many it ever had,
 	// Failed how many attempts failed, and how many connections it broke; FailedLately is how many
-	// of those there were in the last 5 to 10 minutes, the time of Latency, left out if none. Unanswered is
-	// how many connections it ended without a byte for a client that had sent some, which is no failure; left
-	// out if none.
-	Active          int64 `json:"active"`
-	Limit           int   `json:"limit,omitempty"`
-	Connected       int64 `json:"connected"`
-	Failed          int64 `json:"failed"`
-	FailedLately    int64 `json:"failedLately,omitempty"`
-	Unanswered      int64 `json:"unanswered,omitempty"`
-	BytesToEndpoint int64 `json:"bytesToEndpoint"`
-	BytesToClient   int64 `json:"bytesToClient"`
+	// of those there were in the last 5 to 10 minutes, the time of Latency, left out if none. NoResponse is
+	// how many of its connections ended as no-response, which is no failure, NoResponseLately how many of them
+	// in that time; left out if none.
+	Active           int64 `json:"active"`
+	Limit            int   `json:"limit,omitempty"`
+	Connected        int64 `json:"connected"`
+	Failed           int64 `json:"failed"`
+	FailedLately     int64 `json:"failedLately,omitempty"`
+	NoResponse       int64 `json:"noResponse,omitempty"`
+	NoResponseLately int64 `json:"noResponseLately,omitempty"`
+	BytesToEndpoint  int64 `json:"bytesToEndpoint"`
+	BytesToClient    int64 `json:"bytesToClient"`
 	// Latency is left out if it had no connection lately.
 	Latency *Latency `json:"latency,omitempty"`
 }

@@ -89,7 +89,7 @@ export function retried(c) { return c.attempts.some(a => a.result !== 'connected
 // broken says whether a client did not get what it came for.
 export function broken(c, ends) {
   const fault = ends.get(c.end)?.fault;
-  return fault !== undefined && fault !== 'none';
+  return fault !== undefined && (fault !== 'none' || c.end === 'no-response');
 }
 
 // lasted is how long a connection has lasted, in milliseconds.

@@ -33,6 +33,7 @@ function endpoint(e) {
     h('div', { class: 'figures' },
       e.weight > 1 && count(e.weight, 'weight'),
       count(e.active, e.limit ? `of ${number(e.limit)} open` : 'open'), count(e.connected, 'connections'), count(e.failed, 'failed attempts', e.failed > 0 && 'bad'),
+      e.noResponse > 0 && count(e.noResponse, 'without a response', 'warn'),
       e.latency && h('span', { title: waits(e.latency) }, h('b', null, duration(e.latency.firstByteP99Ms || e.latency.connectP99Ms)), ' p99')),
     demo.buttons(e.address));
 }

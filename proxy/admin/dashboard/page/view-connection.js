@@ -58,7 +58,7 @@ export class OneConnection {
   #notThere() {
     if (!this.#failure) return 'Reading …';
     return this.#failure.status === 404
-      ? 'usher does not know this connection any more: it keeps the latest ones, and of those that failed, were retried or slow more.'
+      ? 'usher does not know this connection any more: it keeps the latest ones, and of those that failed, were retried or slow, or got no response, more.'
       : this.#failure.message;
   }
 }

@@ -113,7 +113,7 @@ export class OneService {
     if (this.latest.rows.length > 0) this.latest.draw();
   }
 
-  #numbers({ totals, latency: l }) {
+  #numbers({ totals, ends, latency: l }) {
     const history = services.get(this.key)?.history ?? [];
     const curve = history.length > 1 && sparkline(history, ['accepted', 'retries']);
     return h('dl', { class: 'numbers' },
@@ -121,6 +121,7 @@ export class OneService {
       figure('connections', number(totals.accepted), { more: curve }),
       figure('retries', number(totals.retries), { tone: totals.retries > 0 && 'warn' }),
       figure('failed', number(totals.failed), { tone: totals.failed > 0 && 'bad' }),
+      ends?.['no-response'] > 0 && figure('without a response', number(ends['no-response']), { tone: 'warn' }),
       l && figure('to connect, p99', duration(l.connectP99Ms)),
       l?.firstByteP99Ms > 0 && figure('to first byte, p99', duration(l.firstByteP99Ms)),
       figure('to endpoints', bytes(totals.bytesToEndpoint)),

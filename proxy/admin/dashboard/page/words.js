@@ -70,7 +70,7 @@ export const serviceStates = {
 export const endpointStates = {
   'ready': { mark: '✓', word: 'ready', means: 'it takes its turn', tone: 'good' },
   'suspicious': { mark: '?', word: 'suspicious', means: 'it takes its turn, but reset most of the connections that ended last', tone: 'bad' },
-  'unresponsive': { mark: '?', word: 'unresponsive', means: 'it takes its turn, but sent no byte to any of its clients of the last minutes, while others of its port did', tone: 'bad' },
+  'unresponsive': { mark: '?', word: 'unresponsive', means: 'it takes its turn, but none of its clients of the last minutes got a byte, or far more left without one than left others of its port', tone: 'bad' },
   'quarantined': { mark: '✗', word: 'quarantined', means: 'it failed, and is passed over while there is another one', tone: 'bad' },
   'terminating': { mark: '~', word: 'terminating', means: 'its Pod is ending; used only if none is ready', tone: 'warn' },
   'not-ready': { mark: '–', word: 'not ready', means: 'it is not used', tone: 'quiet' },
