@@ -19,6 +19,7 @@ type API struct {
 	proxy  *proxy.Proxy
 	opts   APIOptions
 	finder problemFinder
+	starts starts
 
 	instance    string
 	started     time.Time

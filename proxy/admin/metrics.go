@@ -212,7 +212,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 			tell(nftablesFailures, s.PortalFailures, family.String())
 		}
 	}
-	c.services.collect(out, c.proxy)
+	c.services.collect(out, c.proxy, c.api)
 	if c.api != nil {
 		tell(subscribersNow, c.api.subscribers.now.Load())
 		tell(subscribersRefused, c.api.subscribers.refused.Load())

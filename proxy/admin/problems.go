@@ -33,6 +33,7 @@ type problemFinder struct {
 	found []api.StatusProblem
 	total int
 	says  string
+	clear time.Time            // when the last of them ended; zero if there were none
 	since map[string]time.Time // of those that have no time of their own
 }
 
@@ -58,10 +59,30 @@ func (a *API) problems(stats *proxy.Stats, now time.Time) (list []api.StatusProb
 			f.since[key] = p.Since
 		}
 	}
+	if len(all) == 0 && f.total > 0 {
+		f.clear = now
+	}
 	f.total, f.says = len(all), inOneSentence(all)
 	f.next = now.Add(max(problemsRest, problemsCost*time.Since(began)))
 	f.found = append([]api.StatusProblem{}, all[:min(len(all), maxProblems)]...) // in JSON, none is not null
 	return f.found, f.total, f.says
+}
+
+// since returns since when usher as a whole is as problems has found it.
+func (a *API) since() time.Time {
+	f := &a.finder
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	first := f.clear
+	if first.IsZero() {
+		first = a.started
+	}
+	for i, p := range f.found {
+		if i == 0 || p.Since.Before(first) {
+			first = p.Since
+		}
+	}
+	return first
 }
 
 // inOneSentence says what needs attention.
@@ -158,7 +179,11 @@ func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 		}
 		add(r.Object, r.Reason, r.Message, r.Remedy, r.Since, at)
 	}
-	for _, g := range groups(a.proxy.Status()) {
+	all := groups(a.proxy.Status())
+	a.starts.forget(all)
+	for _, g := range all {
+		g.look(now)
+		since := a.summary(g, nil, now).Since
 		name := g.name()
 		object := "Service " + name.String()
 		for i := range g {
@@ -168,7 +193,7 @@ func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 		}
 		state, message := g.trouble(now)
 		if message != "" {
-			add(object, string(state), message, "usher diagnose "+name.String(), time.Time{}, state.Badness())
+			add(object, string(state), message, "usher diagnose "+name.String(), since, state.Badness())
 		}
 		for _, r := range reports[name] {
 			r.Remedy = cmp.Or(r.Remedy, "usher diagnose "+name.String())

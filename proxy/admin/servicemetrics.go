@@ -27,14 +27,15 @@ type serviceSeries struct {
 }
 
 // collect tells them, and how many endpoints there are.
-func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy) {
+func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a *API) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	var rest serviceNumbers
 	var counts api.EndpointCounts
 	still := map[types.NamespacedName]bool{}
-	all := groups(p.Status())
+	views := p.Status()
+	all := groups(views)
 	for _, g := range all {
 		if name := g.name(); s.has[name] {
 			still[name] = true
@@ -54,12 +55,19 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy) {
 			var own serviceNumbers
 			own.add(g)
 			own.tell(out, name.Namespace, name.Name)
+			if a != nil {
+				is := a.summary(g, nil, now)
+				serviceSince.tell(out, seconds(is.Since), name.Namespace, name.Name, string(is.State))
+			}
 		} else {
 			rest.add(g)
 		}
 	}
 	s.has = still
 	rest.tell(out, "", others)
+	for state, since := range earliest(views, now) {
+		endpointsSince.tell(out, seconds(since), string(state))
+	}
 	endpointsByState.tell(out, float64(counts.Ready), string(api.EndpointReady))
 	endpointsByState.tell(out, float64(counts.Suspicious), string(api.EndpointSuspicious))
 	endpointsByState.tell(out, float64(counts.Unresponsive), string(api.EndpointUnresponsive))

@@ -59,9 +59,7 @@ func (a *API) services(r *http.Request) (any, error) {
 		return nil, err
 	}
 	for _, g := range all {
-		s := g.summary(now)
-		s.Problems = reported(reports[g.name()])
-		out.Items = append(out.Items, s)
+		out.Items = append(out.Items, a.summary(g, reports[g.name()], now))
 	}
 	return out, nil
 }
@@ -95,8 +93,7 @@ func (a *API) service(r *http.Request) (any, error) {
 		g = rejected[0]
 	}
 	now := time.Now()
-	out := api.ServiceDetail{Service: g.summary(now), Details: []api.ServicePort{}}
-	out.Problems = reported(reports[name])
+	out := api.ServiceDetail{Service: a.summary(g, reports[name], now), Details: []api.ServicePort{}}
 	for i := range views {
 		out.Details = append(out.Details, detail(&views[i], &a.proxy.Options, now))
 	}
@@ -382,10 +379,10 @@ func policies(port config.ServicePort, o *proxy.Options) api.Policies {
 }
 
 func endpoint(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint {
-	l := latelyOf(e, now)
+	l, state := latelyOf(e, now), stateOf(v, e, now)
 	none, noneLately := e.NoResponse(now)
 	out := api.Endpoint{
-		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: stateOf(v, e, now), Weight: e.Weight.Int(),
+		Address: e.Addr.String(), Pod: e.Pod, Node: e.Node, Zone: e.Zone, State: state, Since: endpointSince(e, state, now), Weight: e.Weight.Int(),
 		Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating, UsedFor: []string{},
 		Quarantine: quarantine(e, now),
 		Active:     e.Active.Load(), Limit: v.Port.EndpointLimit, Connected: e.Connected.Load(), Failed: e.Failed.Load(), FailedLately: e.FailedLately(now), NoResponse: none, NoResponseLately: noneLately,

@@ -28,6 +28,7 @@ type State struct {
 	// Bytes of connections that have ended.
 	ToEndpoint, ToClient atomic.Int64
 
+	shown  atomic.Uint64          // see Since: Unix time in ms, and a state in the lowest four bits; 0 at first
 	ends   atomic.Uint32          // of the last connections: a one, and for each a one if it was broken, the newest last
 	health atomic.Pointer[health] // nil, as with most of a hundred thousand, if nothing bad is known
 	rare   atomic.Pointer[rare]
@@ -84,6 +85,20 @@ func (s *State) countFailure(now time.Time) {
 		r.failures.CompareAndSwap(nil, new(latency.Recent))
 	}
 	r.failures.Load().Observe(latency.Seconds, now, 0)
+}
+
+// Since returns since when the endpoint is in a state, a number below 16. What the states are is up to those who ask:
+// if the last question was about another one, this one began at began.
+func (s *State) Since(state uint8, began time.Time) time.Time {
+	for {
+		was := s.shown.Load()
+		if was != 0 && uint8(was&15) == state {
+			return time.UnixMilli(int64(was >> 4))
+		}
+		if s.shown.CompareAndSwap(was, uint64(began.UnixMilli())<<4|uint64(state)) {
+			return time.UnixMilli(began.UnixMilli())
+		}
+	}
 }
 
 // CountNoResponse counts a connection that ended as outcome.NoResponse at now.

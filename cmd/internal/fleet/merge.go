@@ -50,6 +50,9 @@ func Services(list []Told[api.Service]) []Told[api.Service] {
 		},
 		func(sum *api.Service, s api.Service) {
 			sum.Totals = sum.Totals.Plus(s.Totals)
+			if s.State == sum.State && s.Since.Before(sum.Since) {
+				sum.Since = s.Since
+			}
 			sum.Latency = longest(sum.Latency, s.Latency)
 			ends := map[string]int64{}
 			for _, from := range []map[string]int64{sum.Ends, s.Ends} {
@@ -75,6 +78,9 @@ func Endpoints(list []Told[show.PortEndpoint]) []Told[show.PortEndpoint] {
 		},
 		func(sum *show.PortEndpoint, e show.PortEndpoint) {
 			sum.Active += e.Active
+			if e.State == sum.State && e.Since.Before(sum.Since) {
+				sum.Since = e.Since
+			}
 			sum.Limit += e.Limit
 			sum.Connected += e.Connected
 			sum.Failed += e.Failed

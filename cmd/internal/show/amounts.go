@@ -71,3 +71,15 @@ func Plural(n int, thing string) string {
 	}
 	return fmt.Sprintf("%d %ss", n, thing)
 }
+
+// Since returns the time of day here, and the date instead of its seconds if that is a day or more before now; "-" for
+// no time.
+func Since(t, now time.Time) string {
+	switch {
+	case t.IsZero():
+		return "-"
+	case now.Sub(t) < 24*time.Hour:
+		return t.Local().Format(time.TimeOnly)
+	}
+	return t.Local().Format("2006-01-02 15:04")
+}

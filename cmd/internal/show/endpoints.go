@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
@@ -35,6 +36,7 @@ var Endpoints = []Column[PortEndpoint]{
 	{Title: "ENDPOINT", Cell: func(e PortEndpoint) string { return Clean(e.Address) }},
 	{Title: "POD", Rank: 1, Least: 12, Cell: func(e PortEndpoint) string { return dash(PodName(e.Pod)) }},
 	{Title: "STATE", Cell: func(e PortEndpoint) string { return state(e.Endpoint) }},
+	{Title: "SINCE", Some: true, Rank: 2, Cell: func(e PortEndpoint) string { return Since(e.Since, time.Now()) }},
 	{Title: "ACTIVE", Right: true, Rank: 2, Cell: func(e PortEndpoint) string { return activeOf(e) }},
 	{Title: "CONNECTED", Right: true, Rank: 3, Cell: func(e PortEndpoint) string { return number(e.Connected) }},
 	{Title: "FAILED", Right: true, Rank: 1, Cell: func(e PortEndpoint) string { return number(e.Failed) }},

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/admin/api"
@@ -17,6 +18,7 @@ var Services = []Column[api.Service]{
 	{Title: "NAMESPACE", Least: 12, Cell: func(s api.Service) string { return Clean(s.Namespace) }},
 	{Title: "NAME", Least: 16, Cell: func(s api.Service) string { return Clean(s.Name) }},
 	{Title: "STATE", Cell: func(s api.Service) string { return Clean(string(s.State)) }},
+	{Title: "SINCE", Some: true, Rank: 3, Cell: func(s api.Service) string { return Since(s.Since, time.Now()) }},
 	{Title: "PROBLEM", Wide: true, Some: true, Text: true, Least: 40, Cell: func(s api.Service) string { return dash(problems(s)) }},
 	{Title: "VIP", Rank: 2, Cell: func(s api.Service) string { return Few(vips(s)) }},
 	{Title: "PORTS", Rank: 3, Cell: func(s api.Service) string { return Few(portNumbers(s)) }},

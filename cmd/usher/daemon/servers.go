@@ -59,8 +59,10 @@ func (d *Daemon) startServers(ctx context.Context) error {
 	)
 	if err != nil {
 		d.servers.close()
+		return err
 	}
-	return err
+	d.workers.Go(func() { api.Run(ctx) })
+	return nil
 }
 
 // startServer starts one. An address that is taken, perhaps by an usher that is about

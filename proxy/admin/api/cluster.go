@@ -32,10 +32,11 @@ type ClusterNode struct {
 	Error      string `json:"error,omitempty"`
 	Version    string `json:"version,omitempty"`
 	PortalMode string `json:"portalMode,omitempty"`
-	// Problems is how many it knows of, Attention says it in a sentence: see Status.
-	Problems  int     `json:"problems,omitempty"`
-	Attention string  `json:"attention,omitempty"`
-	Totals    *Totals `json:"totals,omitempty"`
+	// Problems is how many it knows of, Attention says it in a sentence, Since since when: see Status.
+	Problems  int       `json:"problems,omitempty"`
+	Attention string    `json:"attention,omitempty"`
+	Since     time.Time `json:"since,omitzero"`
+	Totals    *Totals   `json:"totals,omitempty"`
 }
 
 // ClusterServiceList are Services over all nodes: at most 50, the worst first. Without q, these

@@ -43,9 +43,11 @@ func place[S comparable](all []S, s S) int {
 
 // Service is one Service in short.
 type Service struct {
-	Namespace string         `json:"namespace"`
-	Name      string         `json:"name"`
-	State     ServiceState   `json:"state"`
+	Namespace string       `json:"namespace"`
+	Name      string       `json:"name"`
+	State     ServiceState `json:"state"`
+	// Since is when it came into that state, as far as usher knows: it looks every 5 s, and not before it started.
+	Since     time.Time      `json:"since"`
 	Ports     []PortSummary  `json:"ports"`
 	Endpoints EndpointCounts `json:"endpoints"`
 	// AffinitySeconds is the time of the ports' session affinity; left out if
@@ -297,6 +299,8 @@ type Endpoint struct {
 	Node    string        `json:"node,omitempty"`
 	Zone    string        `json:"zone,omitempty"`
 	State   EndpointState `json:"state"`
+	// Since is as that of a Service; of quarantined it is exact.
+	Since time.Time `json:"since"`
 	// Weight is how many connections it is to have compared with others; 0: no new ones.
 	Weight int `json:"weight"`
 	// Share is which part of its share of new connections it has while it is new (slow start);

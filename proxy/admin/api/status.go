@@ -27,6 +27,8 @@ type Status struct {
 	ProblemsUntold int             `json:"problemsUntold,omitempty"`
 	// Attention says it in a sentence: "no problems", "3 Services need attention: …".
 	Attention string `json:"attention"`
+	// Since is when the first of Problems began or, if there are none, when the last one ended or usher started.
+	Since time.Time `json:"since"`
 
 	Connections Limited `json:"connections"`
 	UDPSessions Limited `json:"udpSessions"`

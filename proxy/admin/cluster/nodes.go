@@ -55,6 +55,7 @@ func (v *View) Nodes(ctx context.Context) (list api.ClusterNodeList, err error) 
 		} else {
 			out.Version, out.PortalMode = s.answer.Version, s.answer.PortalMode
 			out.Problems, out.Attention = len(s.answer.Problems)+s.answer.ProblemsUntold, s.answer.Attention
+			out.Since = s.answer.Since
 			out.Totals = &s.answer.Totals
 		}
 		list.Items = append(list.Items, out)

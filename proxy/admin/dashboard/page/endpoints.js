@@ -6,7 +6,7 @@ import { byPod } from './details.js';
 import { h } from './dom.js';
 import { live } from './live.js';
 import { stateMark } from './marks.js';
-import { duration, endpointStates, number, shortPod, stateOf } from './words.js';
+import { duration, endpointStates, number, shortPod, since, stateOf } from './words.js';
 
 export function endpointList(endpoints) {
   if (endpoints.length === 0) {
@@ -24,7 +24,7 @@ function endpoint(e) {
       h('b', null, shortPod(e.pod, e.address)),
       h('small', { class: 'mono' }, e.address, e.node && ` on ${e.node}`)),
     h('div', { class: 'how' },
-      stateMark(state),
+      stateMark(state), e.since && h('small', { class: 'quiet' }, since(e.since)),
       e.quarantine ? countdown(e.quarantine)
         : e.state !== 'ready' ? h('small', null, state.means)
           : e.weight === 0 ? h('small', null, 'has the weight 0: no new connections')

@@ -4,7 +4,7 @@ import { h } from './dom.js';
 import { waits } from './endpoints.js';
 import { name, stateMark } from './marks.js';
 import { sparkline } from './sparkline.js';
-import { duration, number, serviceStates, short, stateOf } from './words.js';
+import { duration, number, serviceStates, short, since, stateOf } from './words.js';
 
 export const serviceColumns = [
   { name: 'service', title: 'Service', sort: 'name', cell: s => [name(`${s.namespace}/`, 'namespace'), name(s.name)] },
@@ -18,7 +18,11 @@ export const serviceColumns = [
   { name: 'wait', title: 'Wait, p99', cell: wait },
 ];
 
-function state(s) { return stateMark(stateOf(serviceStates, s.state), (s.ports.find(p => p.problem)?.problem ?? s.problems?.[0])?.message); }
+function state(s) {
+  const is = stateOf(serviceStates, s.state);
+  const why = (s.ports.find(p => p.problem)?.problem ?? s.problems?.[0])?.message ?? is.means;
+  return stateMark(is, s.since ? `${why}, ${since(s.since)}` : why);
+}
 
 function address({ ports }) {
   const [first, ...others] = ports;

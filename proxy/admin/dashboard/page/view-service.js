@@ -14,7 +14,7 @@ import { rulesOf } from './rules.js';
 import { services } from './services.js';
 import { sparkline } from './sparkline.js';
 import { tableOfConnections } from './table-of-connections.js';
-import { bytes, clock, duration, number, plural, portName, seconds, serviceStates, shortPod, stateOf } from './words.js';
+import { bytes, clock, duration, number, plural, portName, seconds, serviceStates, shortPod, since, stateOf } from './words.js';
 
 const endpointsDrawn = 12, changesShown = 8, clientsShown = 50;
 
@@ -92,7 +92,7 @@ export class OneService {
     return [
       crumbs,
       h('h1', null, detail.name, ' ', stateMark(stateOf(serviceStates, detail.state))),
-      h('p', { class: 'lead' }, howItFares(detail)),
+      h('p', { class: 'lead' }, howItFares(detail), detail.since && h('span', { class: 'quiet' }, ` (${since(detail.since)})`)),
       detail.latency && h('p', { class: 'quiet' }, waits(detail.latency)),
       this.#numbers(detail),
       h('div', { own: this.picture, class: 'card picture-card', role: 'group', 'aria-label': 'The path of connections to this Service' }),

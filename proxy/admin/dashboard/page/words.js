@@ -54,6 +54,13 @@ export function clock(time) {
   return `${t.toLocaleTimeString('en-GB')}.${String(t.getMilliseconds()).padStart(3, '0')}`;
 }
 
+// since says since when something is so: the time of day here, with the date if that is a day ago or more.
+export function since(time) {
+  const t = new Date(time);
+  const day = Date.now() - t > 24 * 3600e3 ? `${t.toLocaleDateString()} ` : '';
+  return `since ${day}${t.toLocaleTimeString('en-GB')}`;
+}
+
 // The states of a Service: a mark that does not need colour, a word, what it
 // means, and how bad it is.
 export const serviceStates = {

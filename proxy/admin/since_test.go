@@ -1,0 +1,61 @@
+package admin_test
+
+import (
+	"net/http"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("a state", func() {
+	It("has a start, which stays when it is asked for again, and another one when the state changes", func() {
+		n := newNode()
+		look := func() (detail api.ServiceDetail, status api.Status) {
+			GinkgoHelper()
+			Expect(n.get("/services/default/flaky", &detail)).To(Equal(http.StatusOK))
+			Expect(n.get("/status", &status)).To(Equal(http.StatusOK))
+			return detail, status
+		}
+		start := time.Now().Truncate(time.Millisecond)
+		answers := answering()
+		n.proxy.Apply([]config.Service{service("flaky", "10.96.0.2", lab.Refusing(), answers)})
+		well, _ := look()
+		Expect(well.State).To(Equal(api.ServiceOK))
+		Expect(well.Since).To(BeTemporally(">=", start))
+
+		time.Sleep(10 * time.Millisecond) // so that the failure is later than the look
+		n.client("flaky")
+		failed := time.Now()
+		bad, _ := look()
+		Expect(bad.State).To(Equal(api.ServiceDegraded))
+		is := bad.Details[0].Endpoints[0]
+		Expect(is.State).To(Equal(api.EndpointQuarantined))
+		Expect(is.Since).To(And(BeTemporally(">", well.Since), BeTemporally("<=", failed)))
+		Expect(bad.Since).To(Equal(is.Since), "the Service is degraded since its endpoint is")
+		Expect(bad.Details[0].Endpoints[1].Since).To(Equal(well.Details[0].Endpoints[1].Since), "which is ready as before")
+		Eventually(func() api.Status { _, status := look(); return status }).WithTimeout(10 * time.Second).
+			Should(And(HaveField("Since", is.Since), HaveField("Problems", ConsistOf(HaveField("Since", is.Since)))))
+		for _, f := range n.gather() {
+			switch f.GetName() {
+			case "usher_service_state_timestamp_seconds", "usher_endpoints_state_timestamp_seconds":
+				Expect(f.Metric).To(HaveLen(1))
+				Expect(f.Metric[0].GetGauge().GetValue()).To(BeNumerically("~", float64(is.Since.UnixMilli())/1000, 0.001), f.GetName())
+			}
+		}
+
+		again, _ := look()
+		Expect([]time.Time{again.Since, again.Details[0].Endpoints[0].Since}).To(Equal([]time.Time{is.Since, is.Since}))
+
+		other := service("flaky", "10.96.0.2", answers)
+		n.proxy.Apply([]config.Service{other})
+		better, _ := look()
+		Expect(better.State).To(Equal(api.ServiceOK))
+		Expect(better.Since).To(BeTemporally(">", is.Since))
+		Eventually(func() time.Time { _, status := look(); return status.Since }).WithTimeout(10*time.Second).Should(BeTemporally(">", is.Since), "usher has no problem since then")
+	})
+})
