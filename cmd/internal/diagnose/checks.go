@@ -53,6 +53,7 @@ var checks = []check{
 	{"endpoints", "Services without endpoints, or without one on this node", endpoints, false},
 	{"quarantine", "endpoints in quarantine, and that were there again and again", quarantine, false},
 	{"breaks", "endpoints that break connections or refuse them", breaks, false},
+	{"denied", "clients that were not let in lately", denied, false},
 	{"past", "connections that failed, were retried or slow, as far back as they are kept", past, false},
 	{"slow", "how long clients waited lately, and whether for nothing, by Service and endpoint", slow, false},
 	{"reach", "whether endpoints that do badly can be reached from here", reach, true},
@@ -128,12 +129,7 @@ func served(_ context.Context, s *subject) (all []Finding) {
 
 func endpoints(_ context.Context, s *subject) (all []Finding) {
 	s.ports(func(p place) {
-		usable, total := 0, len(p.port.Endpoints)
-		for _, e := range p.port.Endpoints {
-			if e.Ready || e.Serving {
-				usable++
-			}
-		}
+		usable, total := usable(p.port), len(p.port.Endpoints)
 		vip := p.port.VIP + "/" + p.port.Protocol
 		switch {
 		case p.port.Problem != nil:
@@ -150,6 +146,16 @@ func endpoints(_ context.Context, s *subject) (all []Finding) {
 		}
 	})
 	return all
+}
+
+// usable returns how many endpoints of a port can be used.
+func usable(port *api.ServicePort) (n int) {
+	for _, e := range port.Endpoints {
+		if e.Ready || e.Serving {
+			n++
+		}
+	}
+	return n
 }
 
 // noEndpoints returns the remedy for a port without endpoints. Where a slice has them, and

@@ -24,14 +24,17 @@ const (
 type event struct{ service, what, find string }
 
 // past tells what went wrong with connections that are over, and is not told of endpoints that do
-// badly now.
+// badly now, or of a port that has none.
 func past(ctx context.Context, s *subject) (all []Finding) {
 	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed,retried,slow", Max: mostPast})
 	if err != nil {
 		return nil
 	}
-	told := map[[2]string]bool{}
+	told, empty := map[[2]string]bool{}, map[string]bool{}
 	s.ports(func(p place) {
+		if usable(p.port) == 0 {
+			empty[p.name] = true
+		}
 		for i := range p.port.Endpoints {
 			e := &p.port.Endpoints[i]
 			if failing(e) || e.Quarantine != nil {
@@ -44,7 +47,7 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 	for i := range list.Items { // the newest first
 		c := &list.Items[i]
 		for address, e := range events(c) {
-			if told[[2]string{c.Service, address}] {
+			if told[[2]string{c.Service, address}] || c.End == outcome.NoEndpoint.String() && empty[c.Service] {
 				continue
 			}
 			if times[e]++; times[e] == 1 {

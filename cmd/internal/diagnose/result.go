@@ -16,7 +16,7 @@ import (
 
 // Result is what was found.
 type Result struct {
-	// Findings are the worst first.
+	// Findings are what is wrong now, what hurts most clients first, and then what is over.
 	Findings []Found `json:"findings"`
 	// Looked is at what was looked, Services at how many of All that there are; those that do worst.
 	Looked   []string `json:"looked"`
@@ -29,7 +29,11 @@ type Result struct {
 // Found is a finding with the nodes on which it is so, if it is of a cluster.
 type Found struct {
 	Finding
-	Nodes []string `json:"nodes,omitempty"`
+	// Over is set of what was wrong and is so no longer. Clients is how many it has hurt in the last minutes, as far as
+	// that is known.
+	Over    bool     `json:"over,omitempty"`
+	Clients int64    `json:"clients,omitempty"`
+	Nodes   []string `json:"nodes,omitempty"`
 }
 
 // Run looks at everything.
@@ -41,6 +45,7 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.atMost(checkTime))
 	defer cancel()
 	found := make([][]Found, len(checks))
+	refused := refusedLately(ctx, s)
 	var looking sync.WaitGroup
 	r := Result{Findings: []Found{}, Services: len(s.services), All: len(s.services), details: s.services}
 	if o.Service == "" {
@@ -54,7 +59,7 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 		looking.Go(func() {
 			for _, f := range c.find(ctx, s) {
 				f.Check = c.name
-				found[i] = append(found[i], Found{Finding: f})
+				found[i] = append(found[i], Found{Finding: f, Over: isOver(c.name, f), Clients: s.hurt(f, refused)})
 			}
 		})
 	}
@@ -72,7 +77,10 @@ func (r Result) Wrong() bool {
 // Lines are what people read, in lines of width at the most.
 func (r Result) Lines(width int) (lines []string) {
 	last := ""
-	for _, f := range r.Findings {
+	for i, f := range r.Findings {
+		if f.Over && i > 0 && !r.Findings[i-1].Over {
+			lines, last = append(lines, "", "Over by now:"), ""
+		}
 		if head := strings.ToUpper(string(f.Severity)) + "  " + f.Object; head != last {
 			if last != "" {
 				lines = append(lines, "")

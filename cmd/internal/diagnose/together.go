@@ -20,11 +20,14 @@ func Together(all []OnNode) (sum Result) {
 	for _, on := range all {
 		for _, f := range on.Findings {
 			i := slices.IndexFunc(sum.Findings, func(s Found) bool {
-				return s.Check == f.Check && s.Severity == f.Severity && s.Object == f.Object && s.Wrong == f.Wrong && s.Remedy == f.Remedy
+				return s.Check == f.Check && s.Severity == f.Severity && s.Object == f.Object && s.Over == f.Over && s.Wrong == f.Wrong && s.Remedy == f.Remedy
 			})
 			if i < 0 {
 				i = len(sum.Findings)
 				sum.Findings = append(sum.Findings, f)
+			}
+			if len(sum.Findings[i].Nodes) > 0 && f.Clients < everyone {
+				sum.Findings[i].Clients += f.Clients
 			}
 			sum.Findings[i].Nodes = append(sum.Findings[i].Nodes, on.Node)
 		}
@@ -35,11 +38,22 @@ func Together(all []OnNode) (sum Result) {
 	return sum
 }
 
-// sort puts the worst first, and of those what is so on most nodes.
+// sort puts what is over last and notes before that. What hurts most clients comes first, then what is worst, and of
+// that what is so on most nodes.
 func (r *Result) sort() {
 	rank := func(f Found) int { return slices.Index(severities, f.Severity) }
+	late := func(f Found) int {
+		switch {
+		case f.Over:
+			return 2
+		case f.Severity == Note:
+			return 1
+		}
+		return 0
+	}
 	slices.SortStableFunc(r.Findings, func(a, b Found) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Object, b.Object), cmp.Compare(len(b.Nodes), len(a.Nodes)))
+		return cmp.Or(cmp.Compare(late(a), late(b)), cmp.Compare(b.Clients, a.Clients), cmp.Compare(rank(a), rank(b)),
+			cmp.Compare(a.Object, b.Object), cmp.Compare(len(b.Nodes), len(a.Nodes)))
 	})
 }
 

@@ -1,0 +1,98 @@
+package diagnose
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/usherproxy/usher/cmd/internal/show"
+	"github.com/usherproxy/usher/proxy/admin/api"
+	"github.com/usherproxy/usher/proxy/admin/client"
+	"github.com/usherproxy/usher/proxy/outcome"
+)
+
+// everyone stands for the clients of a finding that hurts all that come.
+const everyone = 1 << 62
+
+// isOver reports whether what a check has found is so no longer.
+func isOver(check string, f Finding) bool {
+	return check == "past" || check == "quarantine" && f.Severity == Note
+}
+
+// hurt returns how many clients a finding has hurt lately, as far as that is known; refused is how many clients of
+// each Service had no endpoint.
+func (s *subject) hurt(f Finding, refused map[string]int64) (clients int64) {
+	name, is := strings.CutPrefix(f.Object, "Service ")
+	if !is {
+		if f.Severity == Failing {
+			return everyone
+		}
+		return 0
+	}
+	ofEndpoint := false
+	s.ports(func(p place) {
+		for i := range p.port.Endpoints {
+			e := &p.port.Endpoints[i]
+			if p.name != name || !strings.HasPrefix(f.Wrong, endpointName(e)+" ") {
+				continue
+			}
+			ofEndpoint = true
+			clients += e.FailedLately + e.NoResponseLately
+			if e.State == api.EndpointUnresponsive && e.Latency != nil && e.Latency.FirstByteP99Ms == 0 {
+				clients += max(0, connectedLately(e)-e.NoResponseLately) // those that still wait
+			}
+		}
+	})
+	if !ofEndpoint && f.Severity != Note {
+		clients = refused[name]
+	}
+	return clients
+}
+
+// refusedLately returns how many clients of each Service that failed lately had no endpoint.
+func refusedLately(ctx context.Context, s *subject) map[string]int64 {
+	refused := map[string]int64{}
+	for _, c := range s.failedLately(ctx) {
+		if c.Endpoint == "" {
+			refused[c.Service]++
+		}
+	}
+	return refused
+}
+
+// failedLately returns connections that failed lately, the newest first; those that are kept.
+func (s *subject) failedLately(ctx context.Context) []api.Connection {
+	list, err := s.client.Connections(ctx, client.ConnectionQuery{State: "ended", Service: s.Service, Outcome: "failed", Last: lately, Max: mostPast})
+	if err != nil {
+		return nil
+	}
+	return list.Items
+}
+
+// denied are clients that were not let in lately.
+func denied(ctx context.Context, s *subject) (all []Finding) {
+	clients := map[string][]string{}
+	times, last := map[string]int{}, map[string]time.Time{}
+	for _, c := range s.failedLately(ctx) {
+		if c.End != outcome.SourceRefused.String() {
+			continue
+		}
+		if times[c.Service]++; times[c.Service] == 1 {
+			last[c.Service] = c.Accepted
+		}
+		at, err := netip.ParseAddrPort(c.Client)
+		if address := at.Addr().String(); err == nil && !slices.Contains(clients[c.Service], address) {
+			clients[c.Service] = append(clients[c.Service], address)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(times)) {
+		all = append(all, Finding{"", Warning, "Service " + name, fmt.Sprintf("%s from %s denied: not in loadBalancerSourceRanges", show.Plural(times[name], "connection"), show.Few(clients[name])),
+			"the last at " + last[name].Local().Format(time.DateTime),
+			"if they are meant to come, add them to the ranges; usher explain " + name + " --client " + clients[name][0]})
+	}
+	return all
+}

@@ -1,0 +1,74 @@
+package diagnose
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+
+	"github.com/usherproxy/usher/proxy/admin/api"
+)
+
+var _ = Describe("the order of findings", func() {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local)
+	connection := func(service, client, end string) api.Connection {
+		return api.Connection{Service: service, Client: client, End: end, Outcomes: []string{"failed"}, Accepted: at}
+	}
+
+	It("is by how many clients each hurts now, and what is over comes last", func() {
+		failed := []api.Connection{
+			connection("default/closed", "[2001:db8::7]:1", "source-refused"), connection("default/closed", "192.0.2.7:1", "source-refused"),
+			connection("default/closed", "192.0.2.7:2", "source-refused"), connection("default/gone", "192.0.2.8:1", "no-endpoint"),
+		}
+		web := api.ServiceDetail{Service: api.Service{Namespace: "default", Name: "web", State: api.ServiceDegraded}, Details: []api.ServicePort{{PortSummary: api.PortSummary{VIP: "10.96.0.10:80"}, Endpoints: []api.Endpoint{
+			{Address: "10.0.0.1:80", State: api.EndpointUnresponsive, Ready: true, NoResponseLately: 2, Latency: &api.Latency{Clients: 30}},
+			{Address: "10.0.0.10:80", State: api.EndpointReady, Ready: true, FailedLately: 4, Latency: &api.Latency{Clients: 100, FirstByteP99Ms: 1}},
+			{Address: "10.0.0.2:80", State: api.EndpointReady, Ready: true, Latency: &api.Latency{Clients: 100, FirstByteP99Ms: 1}},
+		}}}}
+		gone := api.ServiceDetail{Service: api.Service{Namespace: "default", Name: "gone"}, Details: []api.ServicePort{{PortSummary: api.PortSummary{VIP: "10.96.0.11:80", Protocol: "TCP"}}}}
+		broke := api.Connection{Service: "default/web", Endpoint: "10.0.0.2:80", End: "endpoint-reset", Outcomes: []string{"failed"}, Accepted: at}
+		c := answering(func(w http.ResponseWriter, r *http.Request) {
+			var answer any = map[string]any{}
+			switch q := r.URL.Query(); r.URL.Path {
+			case "/api/v1/services":
+				answer = api.ServiceList{Items: []api.Service{web.Service, gone.Service}}
+			case "/api/v1/services/default/web":
+				answer = web
+			case "/api/v1/services/default/gone":
+				answer = gone
+			case "/api/v1/connections":
+				Expect(q.Get("state")).To(Equal("ended"))
+				list := failed
+				if q.Get("last") == "" {
+					list = append([]api.Connection{broke}, failed...)
+				}
+				answer = api.ConnectionList{Items: list}
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_ = json.NewEncoder(w).Encode(answer)
+		})
+		r, err := Run(GinkgoT().Context(), c, Options{Remote: true})
+		Expect(err).NotTo(HaveOccurred())
+		type told struct {
+			Check   string
+			Clients int64
+			Over    bool
+		}
+		var all []told
+		for _, f := range r.Findings {
+			if f.Object != "usher" {
+				all = append(all, told{f.Check, f.Clients, f.Over})
+			}
+		}
+		Expect(all).To(Equal([]told{{"slow", 30, false}, {"breaks", 4, false}, {"denied", 3, false}, {"endpoints", 1, false}, {"past", 0, true}}))
+		Expect(r.Findings[2].Wrong).To(Equal("3 connections from 2001:db8::7, 192.0.2.7 denied: not in loadBalancerSourceRanges"))
+		Expect(r.Lines(80)).To(ContainElement("Over by now:"))
+	})
+
+	It("has what hurts all clients first", func() {
+		Expect((&subject{}).hurt(Finding{Severity: Failing, Object: "usher"}, nil)).To(BeEquivalentTo(everyone))
+		Expect((&subject{}).hurt(Finding{Severity: Warning, Object: "usher"}, nil)).To(BeZero())
+	})
+})
