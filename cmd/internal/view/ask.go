@@ -141,8 +141,8 @@ func (f *Asks) Client() (*client.Client, error) {
 		return nil, cli.Usagef("--admin-address: %w", err)
 	}
 	var once sync.Once
-	c.Slow = func(reason string) {
-		once.Do(func() { fmt.Fprintf(os.Stderr, "usher: waiting up to %s: %s\n", c.Timeout, reason) })
+	c.Slow = func(reason string, most time.Duration) {
+		once.Do(func() { fmt.Fprintf(os.Stderr, "usher: waiting up to %s: %s\n", most, reason) })
 	}
 	return c, nil
 }
@@ -199,6 +199,10 @@ func (f *Asks) hint(err error) error {
 	var unreachable *client.UnreachableError
 	var other *client.NotUsherError
 	switch {
+	case errors.As(err, &unreachable) && unreachable.Silent:
+		return fmt.Errorf(`%w
+A process there has accepted the connection: it hangs, is stopped, or the machine is
+too busy. Its log, and 'ps -o stat,wchan,args', say which`, err)
 	case errors.As(err, &unreachable):
 		err = fmt.Errorf(`%w
 If no usher runs here, 'usher demo' starts one to try things with, and 'usher run'

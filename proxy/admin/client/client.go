@@ -36,8 +36,9 @@ const slowAfter = time.Second
 // Client asks one usher. It is safe for concurrent use.
 type Client struct {
 	// Slow, unless it is nil, is called when a request has waited for a second, with a sentence that says what it
-	// waits for. It may be called from any goroutine, and is set before the first request.
-	Slow func(reason string)
+	// waits for, and how long it waits at most, since it began. It may be called from any goroutine, and is set before
+	// the first request.
+	Slow func(reason string, most time.Duration)
 	// Timeout is how long an answer may take; the stream of events has no such bound. It is set
 	// before anything is asked.
 	Timeout time.Duration
@@ -176,25 +177,34 @@ func (c *Client) sendAny(ctx context.Context, method, path string, query url.Val
 	for name, values := range header {
 		req.Header[name] = values
 	}
+	var connected atomic.Bool
+	req = req.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }}))
+	began := time.Now()
 	if c.Slow != nil {
-		var connected atomic.Bool
-		req = req.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }}))
+		most := c.Timeout
+		if deadline, is := ctx.Deadline(); is {
+			most = deadline.Sub(began).Round(100 * time.Millisecond)
+		}
 		defer time.AfterFunc(slowAfter, func() {
 			if connected.Load() {
-				c.Slow("usher at " + c.address + " accepted the connection and has not answered")
+				c.Slow("usher at "+c.address+" accepted the connection and has not answered", most)
 			} else {
-				c.Slow("the connection to " + c.address + " is not yet open")
+				c.Slow("the connection to "+c.address+" is not yet open", most)
 			}
 		}).Stop()
 	}
-	began := time.Now()
 	res, err := c.http.Do(req)
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) {
 			err = u.Err // without method and URL, which the user did not type
 		}
-		return nil, c.failed(ctx, began, err)
+		err = c.failed(ctx, began, err)
+		var unreachable *UnreachableError
+		if errors.As(err, &unreachable) {
+			unreachable.Silent = connected.Load() && ctx.Err() != nil
+		}
+		return nil, err
 	}
 	return res, nil
 }

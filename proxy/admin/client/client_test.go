@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -74,16 +75,31 @@ var _ = Describe("a request that waits", func() {
 			answer(w, http.StatusOK, api.Status{})
 		})
 		reasons := make(chan string, 2)
-		c.Slow = func(reason string) { reasons <- reason }
+		c.Slow = func(reason string, most time.Duration) { reasons <- fmt.Sprint(reason, ", ", most) }
 		began := time.Now()
 		go func() {
 			defer GinkgoRecover()
-			Expect(<-reasons).To(Equal("usher at " + c.Address() + " accepted the connection and has not answered"))
+			Expect(<-reasons).To(Equal("usher at " + c.Address() + " accepted the connection and has not answered, 30s"))
 			Expect(time.Since(began)).To(BeNumerically("~", time.Second, 500*time.Millisecond))
 			close(release)
 		}()
 		_, err := c.Status(context.Background())
 		Expect(err).NotTo(HaveOccurred())
+	})
+
+	It("says how long it waits if that is less, and then that the connection was accepted", func() {
+		release := make(chan struct{})
+		c := serve(func(http.ResponseWriter, *http.Request) { <-release })
+		defer close(release)
+		reasons := make(chan string, 2)
+		c.Slow = func(reason string, most time.Duration) { reasons <- fmt.Sprint(reason, ", ", most) }
+		ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
+		defer cancel()
+		_, err := c.Status(ctx)
+		var unreachable *client.UnreachableError
+		Expect(errors.As(err, &unreachable)).To(BeTrue())
+		Expect(unreachable.Silent).To(BeTrue())
+		Expect(<-reasons).To(HaveSuffix("has not answered, 1.5s"))
 	})
 
 	It("says after a second that there is no connection", func() {
@@ -93,7 +109,7 @@ var _ = Describe("a request that waits", func() {
 			return nil, net.ErrClosed
 		})
 		Expect(err).NotTo(HaveOccurred())
-		c.Slow = func(reason string) {
+		c.Slow = func(reason string, _ time.Duration) {
 			defer GinkgoRecover()
 			Expect(reason).To(Equal("the connection to 127.0.0.1:1 is not yet open"))
 			close(dialing)

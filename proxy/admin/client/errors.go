@@ -13,6 +13,7 @@ import (
 type UnreachableError struct {
 	Address string
 	Err     error
+	Silent  bool // a process has accepted the connection, and did not answer in time
 }
 
 // Error implements error.
