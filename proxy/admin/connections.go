@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/conn"
@@ -212,6 +213,9 @@ func (a *API) tell(s seen, now time.Time) api.Connection {
 		ID: about.Conn, Service: about.Port.ServiceName().String(), Port: about.Port.Port, Family: about.Port.Family.String(), Protocol: string(about.Protocol),
 		Client: about.Client.String(), VIP: about.VIP.String(), Accepted: l.Began,
 		State: api.Connecting, DurationMs: milliseconds(s.lasted(now)), Attempts: []api.Attempt{},
+	}
+	if about.Protocol == config.UDP { // a session begins when its first datagram goes to an endpoint
+		c.State = api.Sending
 	}
 	if about.Via != nil {
 		c.Via = about.Via.String()

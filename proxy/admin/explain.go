@@ -296,7 +296,7 @@ func inQuarantine(e *balance.Endpoint, now time.Time) string {
 	if left < time.Millisecond {
 		next = "now"
 	}
-	why := fmt.Sprintf("(failures in a row: %d, the last: %v)", h.Failures, h.Err)
+	why := fmt.Sprintf("(%s; the last: %v)", quarantine(e, now).Count(), h.Err)
 	if h.By == balance.CheckFailed {
 		return fmt.Sprintf("in quarantine until its probes succeed, the next %s (%v)", next, h.Err)
 	}

@@ -18,7 +18,7 @@ import (
 const busyAfter = 64
 
 // replies are those of a busy session. But for what is atomic, they belong to their loop; session's
-// key and control, and its socket's fd, do not change.
+// key and control, and its socket's fd, do not change, and its toClient is atomic.
 type replies struct {
 	session *session
 	loop    *loop
@@ -28,8 +28,7 @@ type replies struct {
 	opened  bool
 	closed  bool
 
-	bytes atomic.Int64
-	last  atomic.Int64 // when the last came, in nanoseconds since 1970
+	last atomic.Int64 // when the last came, in nanoseconds since 1970
 }
 
 // lend gives the session's replies to another loop, if there is one.
@@ -79,7 +78,7 @@ func (r *replies) Ready(forward.Readiness) {
 		return
 	}
 	if n > 0 {
-		r.bytes.Add(bytes)
+		r.session.toClient.Add(bytes)
 		r.last.Store(r.loop.clock().UnixNano())
 	}
 }

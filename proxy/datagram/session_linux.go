@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,10 +32,10 @@ type session struct {
 	fd                   int // connected to the endpoint; -1 if none is
 	watched              forward.Registration
 	crowd                crowd
-	search               *unanswered // nil once an endpoint has answered
-	lent                 *replies    // nil while the session reads them itself
-	replies              int         // that it has read, up to busyAfter
-	toEndpoint, toClient int64       // bytes
+	search               *unanswered  // nil once an endpoint has answered
+	lent                 *replies     // nil while the session reads them itself
+	replies              int          // that it has read, up to busyAfter
+	toEndpoint, toClient atomic.Int64 // bytes
 
 	hops     int16  // that its datagrams may go on; -1 if that is not known
 	handover uint32 // in which it was last handed over: see Server.Sessions
@@ -225,7 +226,7 @@ func (s *session) send(at, count int) int {
 	for done < count {
 		n, err := b.Send(s.fd, at+done, count-done)
 		for i := range n {
-			s.toEndpoint += int64(len(b.Data(at+done+i)) - len(s.header))
+			s.toEndpoint.Add(int64(len(b.Data(at+done+i)) - len(s.header)))
 		}
 		done += n
 		passed += n
@@ -304,7 +305,7 @@ func (s *session) Ready(forward.Readiness) {
 		s.asked = false
 		sk.replied()
 	}
-	s.toClient += bytes
+	s.toClient.Add(bytes)
 	if s.replies += n; s.replies >= busyAfter && s.replies-n < busyAfter {
 		s.lend()
 	}
@@ -413,7 +414,7 @@ func (s *session) sendAgain() error {
 		}
 		switch err := unix.Send(s.fd, sent, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); {
 		case err == nil:
-			s.toEndpoint += int64(len(data))
+			s.toEndpoint.Add(int64(len(data)))
 			c.DatagramsToEndpoint.Add(1)
 		case unreachable(err):
 			return err
@@ -490,6 +491,9 @@ func (s *session) linger() {
 	time.AfterFunc(lingerTime, func() { _ = sk.loop.poller.Do(end) })
 }
 
+// Bytes implements conn.Mover.
+func (s *session) Bytes() (toEndpoint, toClient int64) { return s.toEndpoint.Load(), s.toClient.Load() }
+
 // end ends the session, as r says, in which the bytes are yet to be counted. Its client's next
 // datagram begins another.
 func (s *session) end(r outcome.Result) {
@@ -502,14 +506,11 @@ func (s *session) end(r outcome.Result) {
 	} else {
 		s.Endpoint.Release()
 	}
-	if s.lent != nil {
-		s.toClient += s.lent.bytes.Load()
-	}
-	r.ToEndpoint, r.ToClient = s.toEndpoint, s.toClient
+	r.ToEndpoint, r.ToClient = s.Bytes()
 	var at netip.AddrPort
 	if s.Endpoint != nil {
 		at = s.Endpoint.Addr
-		s.Endpoint.Moved(s.toEndpoint, s.toClient)
+		s.Endpoint.Moved(r.ToEndpoint, r.ToClient)
 	}
 	s.closeSocket()
 	s.socket.forget(s)

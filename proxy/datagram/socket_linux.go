@@ -241,6 +241,7 @@ func (sk *socket) begin(first *arrival, count int) *session {
 func (sk *socket) enter(s *session) {
 	s.ID = sk.front.NewID()
 	s.Accepted()
+	sk.front.Trace.Moves(s.Record, s)
 	sk.makeRoom(s.From.Addr())
 	sk.sessions[s.key] = s
 	sk.peak = max(sk.peak, len(sk.sessions))

@@ -216,7 +216,7 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 					severity = Failing
 				}
 				all = append(all, Finding{"", severity, p.object, endpointName(e) + " is in quarantine: " + e.Quarantine.Cause,
-					show.Plural(e.Quarantine.Failures, "failure") + " in a row" + again, remedyFor(e.Quarantine.Cause, p.name)})
+					e.Quarantine.Count() + again, remedyFor(e.Quarantine.Cause, p.name)})
 			case n >= flaps:
 				severity := Warning
 				if s.status.Now.Sub(last[key]) > lately {

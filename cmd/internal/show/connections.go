@@ -20,8 +20,8 @@ var Connections = []Column[api.Connection]{
 	{Title: "STATE", Cell: ConnectionState},
 	{Title: "ATTEMPTS", Right: true, Rank: 2, Cell: func(c api.Connection) string { return number(int64(len(c.Attempts))) }},
 	{Title: "LASTED", Right: true, Rank: 2, Cell: func(c api.Connection) string { return Milliseconds(c.DurationMs) }},
-	{Title: "TO ENDPOINT", Right: true, Rank: 3, Cell: func(c api.Connection) string { return ConnectionBytes(c, c.BytesToEndpoint) }},
-	{Title: "TO CLIENT", Right: true, Rank: 3, Cell: func(c api.Connection) string { return ConnectionBytes(c, c.BytesToClient) }},
+	{Title: "TO ENDPOINT", Right: true, Rank: 3, Cell: func(c api.Connection) string { return Bytes(float64(c.BytesToEndpoint)) }},
+	{Title: "TO CLIENT", Right: true, Rank: 3, Cell: func(c api.Connection) string { return Bytes(float64(c.BytesToClient)) }},
 	{Title: "PROTOCOL", Wide: true, Rank: 7, Cell: func(c api.Connection) string { return Clean(c.Protocol) }},
 	{Title: "VIA", Wide: true, Some: true, Rank: 8, Cell: func(c api.Connection) string { return dash(c.Via) }},
 	{Title: "VIP", Wide: true, Rank: 6, Cell: func(c api.Connection) string { return Clean(c.VIP) }},
@@ -65,7 +65,7 @@ func ConnectionStyle(c api.Connection) Style {
 	switch {
 	case c.State == api.Connecting:
 		return Care
-	case c.State == api.Established:
+	case c.State == api.Established, c.State == api.Sending:
 		return Good
 	case NormalEnd(c.End):
 		return Plain
@@ -93,13 +93,3 @@ func nameOf(service, port string) string {
 	}
 	return Clean(name)
 }
-
-// ConnectionBytes tells bytes that a connection has moved. Those of a UDP session are known when it has ended.
-func ConnectionBytes(c api.Connection, n int64) string {
-	if !bytesKnown(c) {
-		return "-"
-	}
-	return Bytes(float64(n))
-}
-
-func bytesKnown(c api.Connection) bool { return c.Protocol != "UDP" || c.End != "" }

@@ -40,7 +40,7 @@ var Endpoints = []Column[PortEndpoint]{
 	{Title: "ACTIVE", Right: true, Rank: 2, Cell: func(e PortEndpoint) string { return activeOf(e) }},
 	{Title: "CONNECTED", Right: true, Rank: 3, Cell: func(e PortEndpoint) string { return number(e.Connected) }},
 	{Title: "FAILED", Right: true, Rank: 1, Cell: func(e PortEndpoint) string { return number(e.Failed) }},
-	{Title: "NO RESPONSE", Right: true, Some: true, Rank: 2, Cell: func(e PortEndpoint) string { return number(e.NoResponse) }},
+	{Title: "NO RESPONSE", Right: true, Some: true, Rank: 1, Cell: func(e PortEndpoint) string { return number(e.NoResponse) }},
 	{Title: "CONNECT", Right: true, Rank: 4, Cell: func(e PortEndpoint) string { return Connect(e.Latency) }},
 	{Title: "FIRST BYTE", Right: true, Rank: 4, Cell: func(e PortEndpoint) string { return FirstByte(e.Latency) }},
 	{Title: "QUARANTINE", Rank: 1, Text: true, Least: 20, Cell: func(e PortEndpoint) string { return QuarantineCell(e.Quarantine) }},

@@ -119,11 +119,12 @@ func proxyProtocols(s api.Service) (list []string) {
 	return list
 }
 
-// seen tells whom the endpoints see, and why it is the node: the ports may differ in that.
+// seen tells whom the endpoints see, and why it is the node: the ports may differ in that. Where they may see the
+// client, it depends on where client and endpoint are.
 func seen(s api.Service) []string {
 	return ofPorts(s, func(p api.PortSummary) string {
 		if p.Seen == portal.SeenClient.String() {
-			return p.Seen // wherever that is so, and not because it is
+			return "client or node"
 		}
 		return p.SeenText
 	})

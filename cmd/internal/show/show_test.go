@@ -97,9 +97,9 @@ var _ = Describe("a table", func() {
 		mixed.Ports = slices.Clone(web.Ports)
 		mixed.Ports[0].Sees = sees(portal.SeenClient)
 		mixed.Ports[1].Sees = sees(portal.SeenSCTP)
-		Expect(lines(show.Services, true, mixed)[1]).To(HaveSuffix(" client, this node's address, because the kernel's SCTP takes no address that the node does not have"))
+		Expect(lines(show.Services, true, mixed)[1]).To(HaveSuffix(" client or node, this node's address, because the kernel's SCTP takes no address that the node does not have"))
 		mixed.Ports[1].Sees = mixed.Ports[0].Sees
-		Expect(lines(show.Services, true, mixed)[1]).To(HaveSuffix(" client"))
+		Expect(lines(show.Services, true, mixed)[1]).To(HaveSuffix(" client or node"))
 	})
 
 	It("tells endpoints, and for how long one is in quarantine", func() {
@@ -135,14 +135,10 @@ var _ = Describe("a table", func() {
 		}))
 	})
 
-	It("does not tell bytes of a UDP session before they are known", func() {
-		session := retried
-		session.Protocol, session.End, session.BytesToClient = "UDP", "", 0
-		Expect(lines(show.Connections, false, session)[1]).NotTo(ContainSubstring(" 0 B"))
-		Expect(strings.Join(show.Waterfall(session, 80), "\n")).NotTo(ContainSubstring("to the client"))
-		session.End = "idle"
-		Expect(lines(show.Connections, false, session)[1]).To(ContainSubstring(" 0 B"))
-		Expect(strings.Join(show.Waterfall(session, 80), "\n")).To(ContainSubstring("0 B to the client"))
+	It("does not say of a UDP session that only sends that an endpoint is looked for", func() {
+		session := api.Connection{ID: 9, Protocol: "UDP", State: api.Sending, DurationMs: 120, BytesToEndpoint: 500}
+		Expect(lines(show.Connections, false, session)[1]).To(And(ContainSubstring(" sending "), ContainSubstring(" 500 B ")))
+		Expect(strings.Join(show.Waterfall(session, 80), "\n")).To(And(ContainSubstring("open for 120 ms, and the endpoint has sent nothing"), ContainSubstring("500 B to the endpoint"), Not(ContainSubstring("looking"))))
 	})
 
 	It("tells who is remembered", func() {

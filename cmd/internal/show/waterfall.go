@@ -15,11 +15,14 @@ func Waterfall(c api.Connection, width int) []string {
 		Title.Text(fmt.Sprintf("#%d %s", c.ID, Clean(servicePort(c.Service, c.Port, c.Family)))) + fmt.Sprintf("  %s  %s%s → %s", Clean(c.Protocol), Clean(c.Client), inFront(" via ", Clean(c.Via)), Clean(c.VIP)),
 		fmt.Sprintf("accepted %s, %s", c.Accepted.Local().Format("15:04:05.000"), ConnectionStyle(c).Text(fate(c))),
 	}
-	if c.Endpoint != "" && bytesKnown(c) {
-		lines = append(lines, fmt.Sprintf("%s to the endpoint, %s to the client", ConnectionBytes(c, c.BytesToEndpoint), ConnectionBytes(c, c.BytesToClient)))
+	if c.Endpoint != "" || c.State == api.Sending {
+		lines = append(lines, fmt.Sprintf("%s to the endpoint, %s to the client", Bytes(float64(c.BytesToEndpoint)), Bytes(float64(c.BytesToClient))))
 	}
 	lines = append(lines, "")
 	if len(c.Attempts) == 0 {
+		if c.State == api.Sending {
+			return append(lines, "No endpoint has answered.")
+		}
 		return append(lines, "No attempt has ended.")
 	}
 	room := max(10, min(width, 100)-len("   no answer after 0.00 ms "))
@@ -91,6 +94,8 @@ func fate(c api.Connection) string {
 	switch c.State {
 	case api.Ended:
 		parts = append(parts, "ended after "+Milliseconds(c.DurationMs)+": "+Clean(c.End)+inFront(", ", Clean(c.Error)))
+	case api.Sending:
+		parts = append(parts, "open for "+Milliseconds(c.DurationMs)+", and the endpoint has sent nothing")
 	case api.Connecting:
 		parts = append(parts, "looking for an endpoint for "+Milliseconds(c.DurationMs))
 	default:

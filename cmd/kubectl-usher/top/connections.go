@@ -39,8 +39,8 @@ var connectionColumns = []show.Column[connection]{
 	{Title: "CLIENT", Rank: 2, Cell: func(c connection) string { return show.Clean(c.Client) }},
 	{Title: "ENDPOINT", Rank: 3, Cell: func(c connection) string { return cmp.Or(show.Clean(c.Endpoint), "-") }},
 	{Title: "POD", Rank: 4, Least: 12, Cell: func(c connection) string { return cmp.Or(show.Clean(show.PodName(c.Pod)), "-") }},
-	{Title: "TO ENDPOINT", Right: true, Rank: 5, Cell: func(c connection) string { return show.ConnectionBytes(c, c.BytesToEndpoint) }},
-	{Title: "TO CLIENT", Right: true, Rank: 5, Cell: func(c connection) string { return show.ConnectionBytes(c, c.BytesToClient) }},
+	{Title: "TO ENDPOINT", Right: true, Rank: 5, Cell: func(c connection) string { return show.Bytes(float64(c.BytesToEndpoint)) }},
+	{Title: "TO CLIENT", Right: true, Rank: 5, Cell: func(c connection) string { return show.Bytes(float64(c.BytesToClient)) }},
 }
 
 func connectionKeys(list []connection) (keys []string) {

@@ -25,6 +25,7 @@ type ConnectionState string
 // The states of a connection.
 const (
 	Connecting  ConnectionState = "connecting"  // an endpoint is being looked for
+	Sending     ConnectionState = "sending"     // of UDP: datagrams go to an endpoint, which has sent none, and need not
 	Established ConnectionState = "established" // bytes flow
 	Ended       ConnectionState = "ended"
 )
@@ -57,8 +58,7 @@ type Connection struct {
 	FirstByteMs float64 `json:"firstByteMs,omitempty"`
 	// DurationMs is the time since accepted, until now or until it ended.
 	DurationMs float64 `json:"durationMs"`
-	// BytesToEndpoint and BytesToClient are those that were moved so far; for
-	// UDP they are known when the session has ended.
+	// BytesToEndpoint and BytesToClient are those that were moved so far.
 	BytesToEndpoint int64 `json:"bytesToEndpoint"`
 	BytesToClient   int64 `json:"bytesToClient"`
 

@@ -1,7 +1,9 @@
 package api
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -352,8 +354,20 @@ type Quarantine struct {
 	// Probed says that usher probes the endpoint, and that the quarantine lasts until
 	// a probe is answered, or as many as the Service asks for. Otherwise a client's attempt shows what it is like.
 	Probed bool `json:"probed,omitempty"`
-	// Failures is how many in a row have led to it, those of probes among them.
+	// Failures is how many attempts and probes failed, with no client connected in between; of probes for which the
+	// Service asks, with the endpoint not healthy in between.
 	Failures int `json:"failures"`
 	// Cause is the last failure: "connection refused", "no answer", "3 probes failed: HTTP status 503", …
 	Cause string `json:"cause"`
+}
+
+// Count says for people what Failures counts. They need not be in a row: a probe may have been answered in between.
+func (q *Quarantine) Count() string {
+	switch {
+	case q.Failures == 1:
+		return "1 failure"
+	case strings.Contains(q.Cause, " probes failed: "):
+		return fmt.Sprintf("%d failed probes, and not healthy in between", q.Failures)
+	}
+	return fmt.Sprintf("%d failures, with no client connected in between", q.Failures)
 }

@@ -40,7 +40,7 @@ export const connections = {
     if (e.kind === 'accepted') {
       const { service, port, family, protocol, client, via, vip } = e;
       known.set(e.connection, {
-        id: e.connection, service, port, family, protocol, client, via, vip, state: 'connecting',
+        id: e.connection, service, port, family, protocol, client, via, vip, state: protocol === 'UDP' ? 'sending' : 'connecting',
         accepted: e.time, attempts: [], bytesToEndpoint: 0, bytesToClient: 0,
       });
       trim();

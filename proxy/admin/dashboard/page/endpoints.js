@@ -32,7 +32,7 @@ function endpoint(e) {
           : e.usedFor.length === 0 && h('small', null, e.notUsed)),
     h('div', { class: 'figures' },
       e.weight > 1 && count(e.weight, 'weight'),
-      count(e.active, e.limit ? `of ${number(e.limit)} open` : 'open'), count(e.connected, 'connections'), count(e.failed, 'failed attempts', e.failed > 0 && 'bad'),
+      count(e.active, e.limit ? `of ${number(e.limit)} open` : 'open'), count(e.connected, 'connections'), h('span', { class: e.failed > 0 && 'bad', title: 'attempts that failed, and connections that it reset' }, h('b', null, number(e.failed)), ' failures'),
       e.noResponse > 0 && count(e.noResponse, 'without a response', 'warn'),
       e.latency && h('span', { title: waits(e.latency) }, h('b', null, duration(e.latency.firstByteP99Ms || e.latency.connectP99Ms)), ' p99')),
     demo.buttons(e.address));
@@ -50,5 +50,5 @@ function countdown({ until, cause, failures }) {
   return h('small', { class: 'countdown' },
     h('b', null, left > 0 ? `${Math.ceil(left)} s` : 'now'),
     left > 0 ? ' until it is tried again: ' : ' it is tried again: ',
-    cause, failures > 1 && `, ${failures} times in a row`);
+    cause, failures > 1 && `; ${failures} failures, and no client was connected in between`);
 }

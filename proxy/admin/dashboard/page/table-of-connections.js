@@ -31,7 +31,7 @@ const columns = [
 ];
 
 function endInShort(c) {
-  if (c.state !== 'ended') return h('span', { class: 'good' }, c.state === 'connecting' ? 'connecting' : 'open');
+  if (c.state !== 'ended') return h('span', { class: 'good' }, c.state === 'established' ? 'open' : c.state);
   const tone = broken(c, ends) ? 'bad' : 'quiet';
   return h('span', { class: tone, title: ends.get(c.end)?.meaning }, c.end?.replaceAll('-', ' '));
 }

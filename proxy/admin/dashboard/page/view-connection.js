@@ -63,13 +63,14 @@ export class OneConnection {
   }
 }
 
-function noAttempt(c) { return c.state === 'connecting' ? 'The first one is under way.' : 'No endpoint was tried.'; }
+function noAttempt(c) { return c.state === 'sending' ? 'No endpoint has answered.' : c.state === 'connecting' ? 'The first one is under way.' : 'No endpoint was tried.'; }
 
 // story tells a connection as one would tell it to somebody.
 function story(c) {
   const failures = c.attempts.filter(a => a.result !== 'connected').length;
   const failed = failures === 0 ? '' : failures === 1 ? 'One attempt failed; ' : `${failures} attempts failed; `;
   const end = ends.get(c.end)?.meaning ?? c.end;
+  if (c.state === 'sending') return 'Datagrams go to an endpoint, which has sent none.';
   if (c.state === 'connecting') return capital(`${failed}an endpoint is being looked for.`);
   if (!c.endpoint) return capital(`${failed}no endpoint was found: ${end}.`);
   const noticed = failures > 0 ? ', so the client noticed nothing but the delay' : '';
@@ -90,10 +91,8 @@ function facts(c) {
     c.connectMs && ['Endpoint found after', duration(c.connectMs)],
     c.firstByteMs && ['First byte after', duration(c.firstByteMs)],
     ['Lasted', duration(lasted(c, live.now()))],
-    ...(c.protocol === 'UDP' && c.state !== 'ended' ? [] : [ // of a session it is known at its end
-      ['To the endpoint', bytes(c.bytesToEndpoint)],
-      ['To the client', bytes(c.bytesToClient)],
-    ]),
+    ['To the endpoint', bytes(c.bytesToEndpoint)],
+    ['To the client', bytes(c.bytesToClient)],
     ['End', c.state === 'ended' ? c.end : 'open'],
     c.error && ['Error', c.error],
   ].filter(Boolean);

@@ -38,7 +38,7 @@ function ticks(end) {
 // attemptsInShort is one line: which endpoints were tried, with what outcome.
 export function attemptsInShort({ attempts, state }) {
   if (attempts.length === 0) {
-    return h('span', { class: 'quiet' }, state === 'connecting' ? 'an endpoint is being looked for' : 'no endpoint was tried');
+    return h('span', { class: 'quiet' }, state === 'sending' ? 'no endpoint has answered' : state === 'connecting' ? 'an endpoint is being looked for' : 'no endpoint was tried');
   }
   return h('span', { class: 'chips' }, attempts.map((a, i) => {
     const { mark, word, tone } = stateOf(results, a.result);
