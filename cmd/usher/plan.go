@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -94,7 +95,7 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 	switch {
 	case isNobody(err):
 		plan.ComparedWith, status = "", api.Status{PortalMode: modes.All[0].Name, Defaults: admin.Defaults()}
-		if runtime.GOOS != "linux" {
+		if runtime.GOOS != "linux" || os.Geteuid() != 0 { // nothing can be installed in the kernel
 			status.PortalMode = modes.All[len(modes.All)-1].Name
 		}
 	case err != nil:

@@ -31,6 +31,7 @@ type APIOptions struct {
 	Version string
 	Demo    bool
 	Via     string // see api.Status
+	Source  string // see api.Status
 	// Conntrack is that of api.Status.
 	Conntrack map[string]int
 	// HealthChecks are asked for that of api.Status. Nil: there are none.

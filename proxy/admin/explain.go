@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/proxy"
 	"github.com/usherproxy/usher/proxy/admin/api"
 	"github.com/usherproxy/usher/proxy/balance"
@@ -33,7 +34,7 @@ func (a *API) explain(r *http.Request) (any, error) {
 		VIP: x.VIP.AddrPort().String(), VIPKind: string(x.VIP.Kind), Verdict: api.Verdict(x.Verdict), Policy: policy(&x),
 		Order: order(&x, now), NotTried: notTried(&x, now), ScheduleMs: []float64{},
 	}
-	out.Text = sentences(&x, q.Client, out.Order, now)
+	out.Text = sentences(&x, a.proxy.Portal.Traits(), q.Client, out.Order, now)
 	if q.Client.IsValid() {
 		out.Client = q.Client.String()
 	}
@@ -187,7 +188,7 @@ func policyWords(x *proxy.Explanation) (words string, all bool) {
 }
 
 // sentences says what would become of the client.
-func sentences(x *proxy.Explanation, client netip.Addr, order []api.Candidate, now time.Time) (text []string) {
+func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, order []api.Candidate, now time.Time) (text []string) {
 	say := func(format string, args ...any) { text = append(text, fmt.Sprintf(format, args...)) }
 	drops := x.Verdict == proxy.WouldDrop
 	switch x.Cause {
@@ -203,7 +204,11 @@ func sentences(x *proxy.Explanation, client netip.Addr, order []api.Candidate, n
 		if t := x.Port.Topology; t != nil && t.Key == "" && len(x.Endpoints) > 0 {
 			say("No endpoint that could be used is on a node that shares a topology key with this one.")
 		}
-		say("There is no endpoint that could be used: nobody listens, and the portal rejects.")
+		if traits.Redirects {
+			say("There is no endpoint that could be used: nobody listens, and the portal rejects.")
+		} else {
+			say("There is no endpoint that could be used: nobody listens, and the kernel refuses clients.")
+		}
 	case proxy.NoEndpointHere:
 		if drops {
 			say("There are endpoints, but none on this node, and the policy is Local: the portal drops packets, since another node may have one.")

@@ -14,7 +14,7 @@ func (a *API) status(*http.Request) (any, error) {
 	s, sync := a.proxy.Stats(), a.proxy.SyncStatus()
 	out := api.Status{
 		Instance: a.instance, Version: a.opts.Version, Started: a.started, Now: time.Now(),
-		PortalMode: a.proxy.Portal.Mode(), Via: a.opts.Via, Demo: a.opts.Demo,
+		PortalMode: a.proxy.Portal.Mode(), Via: a.opts.Via, Source: a.opts.Source, Demo: a.opts.Demo,
 		Services: s.Services, ServicePorts: s.Ports,
 		Connections:     api.Limited{Now: s.Open, Limit: s.Limit},
 		UDPSessions:     api.Limited{Now: s.Sessions.Open, Limit: s.Sessions.Limit},

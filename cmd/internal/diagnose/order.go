@@ -96,3 +96,18 @@ func denied(ctx context.Context, s *subject) (all []Finding) {
 	}
 	return all
 }
+
+// withoutCluster returns a remedy for Services that come from files, where there is no kubectl to ask.
+func withoutCluster(f Finding) string {
+	name := strings.TrimPrefix(f.Object, "Service ")
+	switch {
+	case !strings.Contains(f.Remedy, "kubectl"):
+		return strings.ReplaceAll(f.Remedy, "the Pod's log", "the log of the process at that address")
+	case strings.Contains(f.Remedy, "get endpointslices"):
+		_, short, _ := strings.Cut(name, "/")
+		return "do the manifests have an EndpointSlice with the label kubernetes.io/service-name: " + short + "? usher check FILES"
+	case strings.Contains(f.Remedy, "describe pod"):
+		return "the conditions of its EndpointSlice in the manifests say so"
+	}
+	return "a firewall, or a machine that is down or has no route to it? ip route get ADDRESS; nft list ruleset"
+}

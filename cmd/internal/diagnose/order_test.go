@@ -67,6 +67,14 @@ var _ = Describe("the order of findings", func() {
 		Expect(r.Lines(80)).To(ContainElement("Over by now:"))
 	})
 
+	It("has no remedy that needs a cluster if Services come from files", func() {
+		for _, remedy := range []string{noEndpoints(place{name: "default/web"}), remedyFor("no answer", "default/web"), "kubectl describe pod: the readiness probe says why", "usher get endpoints; then the Pod's log"} {
+			Expect(withoutCluster(Finding{Object: "Service default/web", Remedy: remedy})).NotTo(Or(ContainSubstring("kubectl"), ContainSubstring("Pod"), ContainSubstring("selector")), remedy)
+		}
+		Expect(withoutCluster(Finding{Object: "Service default/web", Remedy: noEndpoints(place{name: "default/web"})})).To(HavePrefix("do the manifests have an EndpointSlice with the label kubernetes.io/service-name: web?"))
+		Expect(withoutCluster(Finding{Remedy: "usher portals"})).To(Equal("usher portals"))
+	})
+
 	It("has what hurts all clients first", func() {
 		Expect((&subject{}).hurt(Finding{Severity: Failing, Object: "usher"}, nil)).To(BeEquivalentTo(everyone))
 		Expect((&subject{}).hurt(Finding{Severity: Warning, Object: "usher"}, nil)).To(BeZero())

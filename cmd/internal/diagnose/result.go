@@ -58,7 +58,9 @@ func Run(ctx context.Context, c *client.Client, o Options) (Result, error) {
 		r.Looked = append(r.Looked, c.looks)
 		looking.Go(func() {
 			for _, f := range c.find(ctx, s) {
-				f.Check = c.name
+				if f.Check = c.name; s.status.Source == api.SourceFiles {
+					f.Remedy = withoutCluster(f)
+				}
 				found[i] = append(found[i], Found{Finding: f, Over: isOver(c.name, f), Clients: s.hurt(f, refused)})
 			}
 		})

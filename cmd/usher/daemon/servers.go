@@ -13,6 +13,7 @@ import (
 	clientmetrics "k8s.io/client-go/tools/metrics"
 
 	"github.com/usherproxy/usher/proxy/admin"
+	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
 // servers are the HTTP servers.
@@ -35,6 +36,9 @@ func (d *Daemon) startServers(ctx context.Context) error {
 		return nil
 	}
 	o := admin.APIOptions{Version: c.Version, Demo: c.Demo != nil, Reports: d.reports.All, Health: d.health, AccessLog: d.accessLog, Conntrack: d.conntrack, HealthChecks: d.healthChecks}
+	if o.Source = api.SourceCluster; len(c.Manifests) > 0 {
+		o.Source = api.SourceFiles
+	}
 	if c.Tunnel != nil {
 		o.Via = c.Tunnel.Name
 	}

@@ -2,6 +2,12 @@ package api
 
 import "time"
 
+// The values of Status.Source.
+const (
+	SourceFiles   = "files"
+	SourceCluster = "cluster"
+)
+
 // Status is the proxy as a whole.
 type Status struct {
 	// Instance tells this process from the one before it: counts and numbers of
@@ -16,6 +22,8 @@ type Status struct {
 	// Via is how endpoints are reached, if not directly: portforward, or auto, which is directly where
 	// that works. Left out otherwise.
 	Via string `json:"via,omitempty"`
+	// Source is where Services come from: files or cluster.
+	Source string `json:"source,omitempty"`
 	// Demo says that the Services are those of usher demo.
 	Demo bool `json:"demo,omitempty"`
 

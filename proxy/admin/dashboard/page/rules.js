@@ -40,7 +40,7 @@ function ruleInWords(rule, portals) {
   return h('div', { class: 'rule' },
     h('span', null, rule.text || effect(rule)),
     state && stateMark(state),
-    h('code', null, `${rule.mode}: ${rule.protocol ?? ''} ${rule.vip} ${effect(rule)}`),
+    rule.mode !== 'none' && h('code', null, `${rule.mode}: ${rule.protocol ?? ''} ${rule.vip} ${effect(rule)}`),
     found?.installed && h('code', { class: 'bad' }, `in the kernel: ${effect(found.installed)}`));
 }
 
