@@ -194,8 +194,13 @@ type waiting struct {
 	loop   *forward.Loop
 	search frontend.Connecting
 	dial   *forward.Dialed // the last attempt; nil before the first
-	wait   context.Context // ends when a wait under way is not worth it any more, and why; nil if none is under way
-	leave  func(error)     // ends it
+	wait   *leavable       // the wait that is under way; nil if none is
+}
+
+// leavable is a wait that ends when it is not worth it any more, and why.
+type leavable struct {
+	context.Context
+	leave func(error) // ends it
 }
 
 func (w *waiting) originalDst() (netip.AddrPort, error) {
@@ -227,7 +232,7 @@ func (w *waiting) Wait(v *frontend.View, step search.Step) {
 		return
 	}
 	ctx, leave := context.WithCancelCause(w.server.ctx)
-	w.wait, w.leave = ctx, leave
+	w.wait = &leavable{ctx, leave}
 	go func() {
 		wait(ctx, step, v.Replaced)
 		_ = w.loop.Do(w.waited) // it runs as long as there are connections
@@ -269,7 +274,7 @@ func (w *waiting) Connected() {
 // waited is called when a wait is over.
 func (w *waiting) waited() {
 	over := context.Cause(w.wait)
-	w.leave(nil)
+	w.wait.leave(nil)
 	if w.wait = nil; over == nil {
 		w.search.Next(time.Now())
 		return
@@ -293,11 +298,11 @@ func (w *waiting) changed() {
 	case waits && w.search.Queued():
 		// If something was read of the client, only a reset means that it left: that may be a whole request.
 		if w.Reset() || len(w.First()) == 0 && w.Left() {
-			w.leave(errClientLeft)
+			w.wait.leave(errClientLeft)
 		}
 	case !w.Reset():
 	case waits:
-		w.leave(errClientReset)
+		w.wait.leave(errClientReset)
 	default:
 		w.stop(left(errClientReset))
 	}
