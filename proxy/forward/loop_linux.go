@@ -49,10 +49,6 @@ func NewLoop(poller *Poller, o Options) *Loop {
 	return l
 }
 
-// Pairs returns how many pairs the loop forwards. It may be called from any
-// goroutine.
-func (l *Loop) Pairs() int { return int(l.pairs.Load()) }
-
 // Close ends the loop, whose pairs must have ended, and returns when it has ended. Its poller goes
 // on. The loop itself must not call it.
 func (l *Loop) Close() {

@@ -120,6 +120,10 @@ func (p *pair) watchClient(client *Client) (err error) {
 	return nil
 }
 
+// Pairs returns how many pairs the loop forwards. It may be called from any
+// goroutine.
+func (l *Loop) Pairs() int { return int(l.pairs.Load()) }
+
 // clientEdge and endpointEdge are a pair as the handler of its client's or of its
 // endpoint's socket.
 type (

@@ -48,7 +48,7 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	}
 	c.VIP = vip
 	switch {
-	case c.Via == nil && vip.Expects(c.From.Addr()):
+	case c.Via == nil && vip.Balancers != nil && vip.Expects(c.From.Addr()):
 		headerDue = true
 	case !c.Allowed(vip):
 		r = SourceRefused
@@ -79,7 +79,7 @@ func (c *Conn) Allowed(vip *config.VIP) bool {
 
 // Endpoints returns those of v that the client may have, once it is admitted.
 func (c *Conn) Endpoints(v *View) *balance.Set {
-	if !c.VIP.External() {
+	if c.VIP.Kind == config.ClusterIP {
 		return v.Internal
 	}
 	return v.Endpoints(c.VIP, c.Front.Locality.OfThisNode(c.From.Addr(), c.reached()))

@@ -2,7 +2,6 @@ package stream
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/usherproxy/usher/portal/kernel"
@@ -87,19 +86,6 @@ func (ls *loops) stop(s *Server) {
 		s.pollers.Release()
 		ls.list = nil
 	}
-}
-
-// muchMore is how many more connections than another a loop has before that one gets
-// the next: to hand it over takes a wake-up.
-const muchMore = 16
-
-// lessLoaded returns the loop given, or a random other one if that has clearly fewer pairs: two
-// counts are read for a connection, however many loops there are.
-func (ls *loops) lessLoaded(here *forward.Loop) *forward.Loop {
-	if other := ls.list[rand.N(len(ls.list))]; other.Pairs() < here.Pairs()*3/4-muchMore {
-		return other
-	}
-	return here
 }
 
 func (s *Server) keepalive() forward.Keepalive {

@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
@@ -171,6 +172,19 @@ func (e *entrance) accepted(socket forward.Socket, from netip.AddrPort) {
 		w.loop = e.loop
 		w.start(&l.acceptor, w)
 	}
+}
+
+// muchMore is how many more connections than another a loop has before that one gets
+// the next: to hand it over takes a wake-up.
+const muchMore = 16
+
+// lessLoaded returns the loop given, or a random other one if that has clearly fewer pairs: two
+// counts are read for a connection, however many loops there are.
+func (ls *loops) lessLoaded(here *forward.Loop) *forward.Loop {
+	if other := ls.list[rand.N(len(ls.list))]; other.Pairs() < here.Pairs()*3/4-muchMore {
+		return other
+	}
+	return here
 }
 
 // acceptedPortable serves a client by goroutines.
