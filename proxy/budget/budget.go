@@ -76,12 +76,9 @@ const (
 	mostReserved = 256 + 2*mostProbes + handover.SocketsAtOnce
 )
 
-// reserved returns how many those are. Where few are allowed, a quarter has to do.
-func (b *Budget) reserved() int64 { return min(mostReserved, b.Descriptors/4) }
-
 // usable returns how many descriptors there are for listeners, connections and
-// sessions.
-func (b *Budget) usable() int64 { return b.Descriptors - b.reserved() }
+// sessions. Where few are allowed, a quarter has to do for all else.
+func (b *Budget) usable() int64 { return b.Descriptors - min(mostReserved, b.Descriptors/4) }
 
 // maxListeners returns how many descriptors listeners may take: a quarter stays
 // for connections, without which listeners are of no use.
@@ -127,11 +124,13 @@ func (b *Budget) SessionLimit() int64 {
 }
 
 // SessionLimitPerPort returns how many of those one service port may have.
-func (b *Budget) SessionLimitPerPort() int64 {
+func (b *Budget) SessionLimitPerPort() int64 { return b.perPort(b.SessionLimit()) }
+
+func (b *Budget) perPort(limit int64) int64 {
 	if b.limits.MaxUDPSessionsPerPort > 0 {
 		return b.limits.MaxUDPSessionsPerPort
 	}
-	return max(1, b.SessionLimit()/2)
+	return max(1, limit/2)
 }
 
 // Which part of the room is for those who have little. Where the room is less than so
@@ -202,7 +201,8 @@ const (
 // how many the service port has, this one included; ofClient how many the client
 // has, this one included.
 func (b *Budget) TakeSession(toPort, ofClient int64) Room {
-	open, limit, perPort := b.Sessions.Add(1), b.SessionLimit(), b.SessionLimitPerPort()
+	open, limit := b.Sessions.Add(1), b.SessionLimit()
+	perPort := b.perPort(limit)
 	full := open > limit || b.fixed()+open+2*b.Connections.Load() > b.usable()
 	var whose Room
 	switch {
@@ -244,7 +244,7 @@ func (b *Budget) TakePort(toPort int64) Room {
 // Probes returns how many probes of one kind may be under way at once, those of endpoints that
 // failed and those that Services ask for: each takes a descriptor, of those that are reserved.
 func (b *Budget) Probes() int64 {
-	return max(1, b.reserved()*mostProbes/mostReserved)
+	return max(1, (b.Descriptors-b.usable())*mostProbes/mostReserved)
 }
 
 // Pipes returns how many pipes each of so many loops may have: all together have a
