@@ -28,7 +28,7 @@ func Inside() error {
 		unix.CloseOnExec(3 + i)
 		var err error
 		if conns[i], err = unixConn(os.NewFile(uintptr(3+i), "outside")); err != nil {
-			return errors.New("this is for 'usher exec' to call")
+			return errors.New("this is for 'kubectl usher exec' to call")
 		}
 	}
 	unix.CloseOnExec(5)

@@ -212,7 +212,7 @@ var _ = Describe("a namespace", func() {
 	It("is not for people to begin with", func() {
 		out, err := exec.Command("/proc/self/exe", roleInside).CombinedOutput()
 		Expect(err).To(HaveOccurred())
-		Expect(string(out)).To(ContainSubstring("this is for 'usher exec' to call"))
+		Expect(string(out)).To(ContainSubstring("this is for 'kubectl usher exec' to call"))
 	})
 })
 

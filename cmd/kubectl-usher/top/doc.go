@@ -1,4 +1,4 @@
-// Package top is usher top: what goes on, full screen and live.
+// Package top is kubectl usher top: what goes on, full screen and live.
 //
 //	top.go          the program: asks, shows, ends
 //	model.go        what is known and chosen; Update takes what happens

@@ -9,7 +9,7 @@
 //	the portal             portal.go      with the lock that goes with it
 //	the proxy              daemon.go
 //	HTTP                   servers.go     health, metrics, API
-//	SOCKS and names        names.go
+//	SOCKS and names        config.go      the servers that Config brings
 //
 // and stops it the other way round. If a part cannot be had, what was started before
 // it is stopped, and the error says which it is. Nothing is changed in the kernel

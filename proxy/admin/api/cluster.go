@@ -5,7 +5,7 @@ import "time"
 // ClusterPrefix is what the path of every route of ClusterRoutes begins with.
 const ClusterPrefix = Prefix + "/cluster"
 
-// ClusterRoutes are what usher dashboard answers, which asks the ushers of several nodes. An
+// ClusterRoutes are what kubectl usher dashboard answers, which asks the ushers of several nodes. An
 // answer is some seconds old while all of them are quick, and up to two minutes where
 // asking takes long: Asked says when that was.
 var ClusterRoutes = []Route{

@@ -1,7 +1,7 @@
 // Package api is the admin API in Go: what usher answers under /api/v1, as plain
 // structs that become JSON. The server, the terminal commands and the tests
 // share it. openapi.json says the same for programs in other languages; it is
-// made from this package (make generate). cluster.go has what usher dashboard
+// made from this package (make generate). cluster.go has what kubectl usher dashboard
 // answers, which asks several ushers, and cluster.json describes that.
 //
 // What holds everywhere:
