@@ -29,9 +29,9 @@ var ceilings = []struct {
 	event, name string
 	highest     figures
 }{
-	{"tcp", "TCP connection", figures{45, 15, 162, 255, 166, none}},
-	{"udp", "datagram and answer", figures{33, 13, 120, 162, 112, none}},
-	{"change", "endpoint added, data plane", figures{23, 8, 57, 73, 44, none}},
+	{"tcp", "TCP connection", figures{23, 10, 131, 196, 119, none}},
+	{"udp", "datagram and answer", figures{24, 10, 103, 134, 89, none}},
+	{"change", "endpoint added, data plane", figures{21, 8, 57, 73, 42, none}},
 	{"api-endpoint", "endpoint added, API server", figures{49, 12, 164, none, none, 0}},
 	{"api-service", "Service added, API server", figures{81, 17, 322, none, none, 17}},
 	{"file-endpoint", "endpoint added, file", figures{62, 13, 254, none, none, 0}},
