@@ -1,8 +1,11 @@
 package forward_test
 
 import (
+	"encoding/json"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"sync"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -25,7 +28,98 @@ func systemMovers() []mover {
 		GinkgoHelper()
 		DeferCleanup(forward.KeepNothing())
 		return loopPair(newLoop(0), limits, owner)
+	}}, {"loops that hand it over all the time", func(limits forward.Limits, owner forward.Owner) (*net.TCPConn, *net.TCPConn, forward.Flow) {
+		GinkgoHelper()
+		a, b := newLoop(16), newLoop(16)
+		client, endpoint, flow := loopPair(a, limits, owner)
+		w := &wanderer{pair: flow.(*forward.Pair), over: make(chan struct{})}
+		var wandering sync.WaitGroup
+		wandering.Go(func() { w.wander(a, b) })
+		DeferCleanup(func() {
+			close(w.over)
+			wandering.Wait()
+		})
+		return client, endpoint, w
 	}}}
+}
+
+// wanderer is a Flow that is handed over from loop to loop, as to another process.
+type wanderer struct {
+	over chan struct{}
+
+	mu     sync.Mutex
+	pair   *forward.Pair
+	broken bool
+	retire time.Time
+}
+
+func (w *wanderer) wander(from, to *forward.Loop) {
+	defer GinkgoRecover()
+	for {
+		select {
+		case <-w.over:
+			return
+		case <-time.After(time.Duration(rand.IntN(2000)) * time.Microsecond):
+		}
+		var f *forward.Frozen
+		on(from, func() bool {
+			from.PairsFrom(0, func(p *forward.PairHere, _ forward.Owner) bool {
+				f = p.Freeze()
+				return false
+			})
+			return true
+		})
+		if f == nil {
+			continue
+		}
+		text, err := json.Marshal(f.PairState)
+		Expect(err).NotTo(HaveOccurred())
+		var state forward.PairState
+		Expect(json.Unmarshal(text, &state)).To(Succeed())
+		Expect(state.Known()).To(BeTrue())
+		state.ToEndpoint.Rest, state.ToClient.Rest = f.ToEndpoint.Rest, f.ToClient.Rest
+		f.PairState = state
+		next := new(forward.Pair)
+		on(to, func() bool {
+			to.Continue(next, f, &f.Limits)
+			w.set(next, !f.Limits.Retire.IsZero())
+			return true
+		})
+		from, to = to, from
+	}
+}
+
+// set makes p the pair that w is by now; retired says that it knows when it is to end.
+func (w *wanderer) set(p *forward.Pair, retired bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pair = p
+	if w.broken {
+		p.Break()
+	}
+	if !retired && !w.retire.IsZero() {
+		p.Retire(w.retire)
+	}
+}
+
+func (w *wanderer) Bytes() (toEndpoint, toClient int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.pair.Bytes()
+}
+
+func (w *wanderer) Break() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.broken = true
+	w.pair.Break()
+}
+
+func (w *wanderer) Retire(by time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.retire = by
+	w.pair.Retire(by)
 }
 
 var keepalive = forward.Keepalive{Idle: time.Minute, Interval: time.Minute, Probes: 3}

@@ -30,6 +30,7 @@ type pair struct {
 	queued bool  // the loop will go on with it
 	half   bool  // one direction has ended, or is held up before its end
 	probed bool  // the endpoint's socket has keepalive
+	shared bool  // another process may have copies of the sockets: see Continue
 	place  int32 // in loop.limited, from 1 on; 0 if it is not there
 }
 
@@ -498,6 +499,10 @@ func (p *pair) reset(end outcome.Outcome, err error) {
 	p.ending.cause(end, err)
 	_ = p.client.fd.SetLinger(0)
 	_ = p.endpoint.fd.SetLinger(0)
+	if p.shared {
+		p.client.fd.disconnect()
+		p.endpoint.fd.disconnect()
+	}
 	p.finish()
 }
 
@@ -509,6 +514,12 @@ func (p *pair) finish() {
 	}
 	for _, e := range [...]*edge{&p.client, &p.endpoint} {
 		if e.watch.slot == unwatched {
+			e.fd.Close()
+			continue
+		}
+		if p.shared {
+			e.fd.closeWrite()
+			l.Remove(e.watch)
 			e.fd.Close()
 			continue
 		}

@@ -338,6 +338,12 @@ func (s Socket) closeWrite() {
 	_, _, _ = unix.RawSyscall(unix.SYS_SHUTDOWN, uintptr(s), unix.SHUT_WR, 0)
 }
 
+// disconnect resets the connection, whoever has copies of the socket (connect(2), AF_UNSPEC).
+func (s Socket) disconnect() {
+	var raw [unix.SizeofSockaddrInet4]byte
+	_, _, _ = unix.RawSyscall(unix.SYS_CONNECT, uintptr(s), uintptr(unsafe.Pointer(&raw)), uintptr(len(raw)))
+}
+
 // Close closes the socket.
 func (s Socket) Close() error { closeFD(int(s)); return nil }
 
