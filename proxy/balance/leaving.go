@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/usherproxy/usher/config"
 )
 
 // Leaving is an endpoint that terminates, or is gone with connections open.
@@ -78,3 +80,28 @@ func (s *State) back() *State {
 // EndConnections makes those that are still established to an endpoint that is gone end by
 // a time: see Drained.
 func (s *State) EndConnections(by time.Time) { s.rarely().drained.Store(by.UnixNano()) }
+
+// Inherit returns the endpoint to which a previous process has connections: one of p.All, one that is leaving, or, if
+// there is none with that address and Pod, one that is gone. If it was leaving there, since says since when it is; otherwise since
+// is zero. The caller takes it (see Endpoint.Take) before the next Update.
+func (p *Pool) Inherit(c *config.Endpoint, since time.Time, now time.Time) *Endpoint {
+	if since.IsZero() || since.After(now) {
+		since = now
+	}
+	for i := range p.Leaving {
+		if l := &p.Leaving[i]; l.Addr == c.Addr && l.Pod == c.Pod {
+			if since.Before(l.Since) {
+				l.Since = since
+			}
+			return l.Endpoint
+		}
+	}
+	for _, e := range p.All {
+		if e.Addr == c.Addr && e.Pod == c.Pod {
+			return e
+		}
+	}
+	e := &Endpoint{Endpoint: c, State: new(State), pool: p}
+	p.Leaving = append(p.Leaving, Leaving{Endpoint: e, Since: since, Gone: true})
+	return e
+}

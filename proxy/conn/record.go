@@ -4,6 +4,9 @@
 package conn
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
 	"math"
 	"net/netip"
 	"slices"
@@ -262,4 +265,88 @@ func (r *Record) EndedAt() (Attempt, bool) {
 		return r.Attempt(int(e.to)), true
 	}
 	return Attempt{}, false
+}
+
+// Snapshot is a Record of an established connection as another process can continue it, as JSON. Values whose numbers
+// may differ from one version to the next are in words.
+type Snapshot struct {
+	ID       uint64
+	From, To netip.AddrPort
+	Via      *netip.AddrPort `json:",omitempty"`
+	Began    time.Time
+	Attempts []AttemptSnapshot
+
+	Established, FirstByte int64 // as a Record has them
+}
+
+// AttemptSnapshot is an Attempt in a Snapshot.
+type AttemptSnapshot struct {
+	Endpoint             netip.AddrPort
+	Pod                  string `json:",omitempty"`
+	Reason, Result, Seen string
+	PassedOver           int `json:",omitempty"`
+	Began, Took          time.Duration
+	Queued               time.Duration `json:",omitempty"`
+	Err                  string        `json:",omitempty"`
+}
+
+// Snapshot returns the Snapshot of r, of which no step is reported meanwhile.
+func (r *Record) Snapshot() Snapshot {
+	s := Snapshot{ID: r.ID, From: r.From, To: r.To, Via: r.Via, Began: r.Began, Established: r.established.Load(), FirstByte: r.firstByte.Load()}
+	for _, a := range r.Attempts() {
+		s.Attempts = append(s.Attempts, AttemptSnapshot{
+			Endpoint: a.Endpoint, Pod: a.Pod, Reason: a.Reason.String(), Result: a.Result.String(), Seen: a.Seen.String(), PassedOver: a.PassedOver,
+			Began: a.Began, Took: a.Took, Queued: a.Queued, Err: a.Err,
+		})
+	}
+	return s
+}
+
+// Record returns the record that s is a Snapshot of, for a client of port. The error says what this version does not know.
+func (s *Snapshot) Record(port *Port) (*Record, error) {
+	r := &Record{ID: s.ID, Port: port, From: s.From, To: s.To, Via: s.Via, Began: s.Began}
+	all := make([]Attempt, len(s.Attempts))
+	for i, a := range s.Attempts {
+		reason, err1 := named(a.Reason, balance.Reason(balance.Reasons))
+		result, err2 := named(a.Result, Result(Results))
+		seen, err3 := named(a.Seen, portal.Seen(portal.Seens))
+		if err := cmp.Or(err1, err2, err3); err != nil {
+			return nil, err
+		}
+		all[i] = Attempt{
+			Endpoint: a.Endpoint, Pod: a.Pod, Reason: reason, Result: result, Seen: seen, PassedOver: a.PassedOver,
+			Began: a.Began, Took: a.Took, Queued: a.Queued, Err: a.Err,
+		}
+	}
+	last := len(all) - 1
+	if last < 0 || all[last].Result != Connected || s.Established <= 0 {
+		return nil, errors.New("it is not established")
+	}
+	if a := all[last]; last == 0 && a.Queued == 0 && a.PassedOver <= math.MaxUint16 {
+		r.first = answered{unique.Make(choice{a.Endpoint, a.Pod, a.Reason}), a.Began, a.Took, uint16(a.PassedOver), a.Seen}
+	} else {
+		r.attempts.Store(&all)
+	}
+	r.established.Store(s.Established)
+	r.firstByte.Store(s.FirstByte)
+	return r, nil
+}
+
+// Continued reports that the connection, whose record is from a Snapshot, is inherited from the previous process.
+func (r *Record) Continued(now time.Time) {
+	r.Accepted()
+	r.report(Step{Kind: Established, Time: now})
+}
+
+// named returns the value below end whose String is word.
+func named[T interface {
+	~uint8
+	String() string
+}](word string, end T) (T, error) {
+	for v := range end {
+		if v.String() == word {
+			return v, nil
+		}
+	}
+	return 0, fmt.Errorf("this version does not know %q", word)
 }
