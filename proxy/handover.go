@@ -3,12 +3,17 @@ package proxy
 import (
 	"errors"
 	"iter"
+	"net/netip"
 	"os"
 	"strings"
+	"time"
 
+	"github.com/usherproxy/usher/config"
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/stream"
 )
 
 // Inherit makes listeners use the sockets of a predecessor, and clients keep the endpoints that
@@ -24,6 +29,7 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) {
 			}
 		}
 	}
+	p.predecessor = p.streams.Inherit(sockets)
 	p.datagrams.Inherit(sockets)
 	p.takeAffinities(sockets)
 	if !p.settle(sockets[namespaceName]) {
@@ -40,12 +46,16 @@ func (p *Proxy) Inherit(sockets map[string]*os.File) {
 }
 
 // InheritRest does for clients what Inherit does, with what a predecessor has got since
-// then, and forgets what nothing has come of.
+// then, and forgets what nothing has come of. Open connections follow from then on, if the predecessor hands them over.
 func (p *Proxy) InheritRest(sockets map[string]*os.File) {
 	defer p.lock()()
 	p.datagrams.InheritRest(sockets)
 	p.takeAffinities(sockets)
 	p.had = nil
+	if p.predecessor != nil {
+		p.streams.Receive(p.predecessor, &heir{proxy: p})
+		p.predecessor = nil
+	}
 }
 
 func (p *Proxy) takeAffinities(sockets map[string]*os.File) {
@@ -85,10 +95,18 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 		p.changes.Unlock()
 		return nil, nil, nil, nil, errors.New("the proxy does not serve")
 	}
+	var offer *stream.Offer
 	sockets = func(yield func(handover.Socket) bool) {
-		if p.sockets(yield) {
-			p.clients(false, yield)
+		if !p.sockets(yield) {
+			return
 		}
+		o, theirs, err := p.streams.Offer()
+		if offer = o; err != nil {
+			p.Log.WithError(err).Warn("Open connections cannot be handed over")
+		} else if !yield(theirs) {
+			return
+		}
+		p.clients(false, yield)
 	}
 	more = func(yield func(handover.Socket) bool) { p.clients(true, yield) }
 	release = func() {
@@ -96,13 +114,78 @@ func (p *Proxy) HandOver() (sockets, more iter.Seq[handover.Socket], resume, rel
 		p.stopped, p.handedOver = true, true
 		p.mu.Unlock()
 		p.changes.Unlock()
+		if offer != nil {
+			p.streams.HandOver(offer, p.leaving)
+		}
 	}
 	resume = func() {
+		if offer != nil {
+			offer.Withdraw()
+		}
 		p.datagrams.Resume()
 		p.changes.Unlock()
 		p.Check(p.ctx) // the successor may have changed something
 	}
 	return sockets, more, resume, release, nil
+}
+
+// leaving returns since when endpoints are leaving.
+func (p *Proxy) leaving() map[*balance.State]time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := map[*balance.State]time.Time{}
+	for _, fronts := range p.services {
+		for _, f := range fronts {
+			for _, l := range f.pool.Leaving {
+				all[l.State] = l.Since
+			}
+		}
+	}
+	return all
+}
+
+// heir implements stream.Heir.
+type heir struct {
+	proxy  *Proxy
+	drains map[*frontEnd]bool
+}
+
+func (h *heir) Begin() error {
+	p := h.proxy
+	p.changes.Lock()
+	p.mu.Lock()
+	h.drains = map[*frontEnd]bool{}
+	if p.stopped {
+		h.End()
+		return errors.New("the proxy is stopped")
+	}
+	return nil
+}
+
+func (h *heir) End() {
+	for f := range h.drains {
+		f.drain()
+	}
+	h.proxy.mu.Unlock()
+	h.proxy.changes.Unlock()
+}
+
+// Find implements stream.Heir: the front end may have been renamed.
+func (h *heir) Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint) {
+	p := h.proxy
+	f := p.services[port.ServiceName()][port]
+	if f == nil {
+		f = p.owners[portal.Target{Protocol: portal.TCP, Addr: vip.Addr(), Port: vip.Port()}]
+	}
+	if f == nil || f.Protocol != config.TCP || f.ID().ServiceName() != port.ServiceName() {
+		return nil, nil
+	}
+	before := len(f.pool.Leaving)
+	endpoint := f.pool.Inherit(e, left, time.Now())
+	if !left.IsZero() || len(f.pool.Leaving) > before {
+		h.drains[f] = true
+	}
+	return f.FrontEnd, endpoint
 }
 
 // HandOverNamespace yields a copy of the descriptor of the portal's network namespace, if

@@ -61,7 +61,8 @@ type Proxy struct {
 	problems   map[config.PortID]*Problem
 	leftOut    int // service ports that the limit on open files did not hold when that was last reported
 	// had is which endpoints clients had of service ports that are not there yet: see Inherit.
-	had map[config.PortID][]affinity.Entry
+	had         map[config.PortID][]affinity.Entry
+	predecessor *stream.Inherited // until InheritRest; nil without one that hands connections over
 	// refused are the targets for which the portal could not put in a rule.
 	refused map[portal.Target]error
 

@@ -83,9 +83,10 @@ type Node struct {
 	// LimitErrors bounds how often the log is told that there is no room for clients.
 	LimitErrors rate.Sometimes
 
-	leads    bool // portal.Traits.Leads of Portal
-	lastID   atomic.Uint64
-	refusals *rate.Limiter
+	leads        bool // portal.Traits.Leads of Portal
+	lastID       atomic.Uint64
+	inheritedIDs atomic.Uint64 // the last number that is a predecessor's to give
+	refusals     *rate.Limiter
 }
 
 // RefusalsPerSecond bounds how much of the trace and of the access log clients can
@@ -107,8 +108,29 @@ func (n *Node) Init() {
 // NewID returns the number of a new client, 1 for the first.
 func (n *Node) NewID() uint64 { return n.lastID.Add(1) }
 
-// LastID returns how many clients there have been.
-func (n *Node) LastID() uint64 { return n.lastID.Load() }
+// LastID returns how many clients have come to this process.
+func (n *Node) LastID() uint64 {
+	return max(n.lastID.Load(), n.inheritedIDs.Load()) - n.inheritedIDs.Load()
+}
+
+// idsOfPredecessor is how many more clients a predecessor may number that is handing over: as many as come to the
+// busiest node within seconds.
+const idsOfPredecessor = 100_000
+
+// InheritIDs leaves the numbers up to last, and some after that, to the clients of a predecessor. It is called before the
+// first client comes.
+func (n *Node) InheritIDs(last uint64) {
+	n.inheritedIDs.Store(last + idsOfPredecessor)
+	n.lastID.Store(n.inheritedIDs.Load())
+}
+
+// InheritedID returns the number of a client that a predecessor has given the number id: the same, unless it may be another's here.
+func (n *Node) InheritedID(id uint64) uint64 {
+	if id > n.inheritedIDs.Load() {
+		return n.NewID()
+	}
+	return id
+}
 
 // ErrLeadsBack is why usher does not connect to some endpoints.
 var ErrLeadsBack = errors.New("refused: it is a VIP or a node port of this node, or usher's own address, and would lead back here")

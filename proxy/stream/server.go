@@ -39,6 +39,7 @@ type Server struct {
 	loops    loops
 	stopping sync.Mutex     // the loops, or who relies on that they run
 	panics   rate.Sometimes // limits log lines about panics of a parser
+	handing  sync.WaitGroup // what hands over to a successor, or takes over from a predecessor
 
 	// ctx ends when connections are to be given up; see Drain.
 	ctx    context.Context
@@ -81,6 +82,7 @@ func (s *Server) Drain(ctx context.Context) (broken int) {
 	s.register.each(func(_ *Conn, flow forward.Flow) { flow.Break() })
 	s.loops.giveUp()
 	<-drained
+	s.handing.Wait()
 	s.stopping.Lock()
 	defer s.stopping.Unlock()
 	s.loops.stop(s)
@@ -109,3 +111,13 @@ const (
 	keepaliveProbes   = 3
 	keepaliveInterval = 30 * time.Second
 )
+
+// Heir finds what connections of a predecessor belong to here.
+type Heir interface {
+	// Begin returns when connections can be taken at once; an error means never. End follows.
+	Begin() error
+	End()
+	// Find returns, between Begin and End, the front end for a connection of a service port to vip, and its endpoint there, which is
+	// leaving since a time unless that is zero. It returns nil if there is no such front end.
+	Find(port config.PortID, vip netip.AddrPort, e *config.Endpoint, left time.Time) (*frontend.FrontEnd, *balance.Endpoint)
+}

@@ -4,10 +4,15 @@ package stream
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
+	"os"
+	"time"
 
 	"github.com/usherproxy/usher/portal"
+	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy/balance"
 	"github.com/usherproxy/usher/proxy/frontend"
 )
 
@@ -48,3 +53,26 @@ func dialFrom(uintptr, uint32, netip.AddrPort) error { return nil }
 
 // pair is what a loop moves, and so for Linux only.
 type pair struct{}
+
+// Offer is nothing: there is no successor.
+type Offer struct{}
+
+// Offer needs Linux.
+func (s *Server) Offer() (*Offer, handover.Socket, error) {
+	return nil, handover.Socket{}, errors.ErrUnsupported
+}
+
+// Withdraw is never called.
+func (o *Offer) Withdraw() {}
+
+// HandOver is never called.
+func (s *Server) HandOver(*Offer, func() map[*balance.State]time.Time) {}
+
+// Inherited is nothing: there is no predecessor.
+type Inherited struct{}
+
+// Inherit finds none.
+func (s *Server) Inherit(map[string]*os.File) *Inherited { return nil }
+
+// Receive is never called.
+func (s *Server) Receive(*Inherited, Heir) {}

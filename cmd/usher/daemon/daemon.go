@@ -163,7 +163,7 @@ func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan 
 		}
 	case <-ctx.Done():
 	case <-d.handedOver:
-		d.log.WithField("connections", d.proxy.Connections()).Info("Another usher has taken over; connections that are open may end")
+		d.log.WithField("connections", d.proxy.Connections()).Info("Another usher has taken over; open connections follow")
 		d.servers.close()
 	case sig := <-signals:
 		d.log.WithFields(logrus.Fields{"signal": sig.String(), "connections": d.proxy.Connections(), "drain-timeout": d.config.DrainTimeout.String()}).

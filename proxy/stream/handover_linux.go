@@ -1,0 +1,502 @@
+package stream
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal/fdpass"
+	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy/balance"
+	"github.com/usherproxy/usher/proxy/conn"
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// Open TCP connections follow the listeners to a successor, over a socket pair of which the successor gets
+// one end with the listeners. Packets, again and again once the successor has taken over:
+//
+//	predecessor              successor
+//	offer               →                  when there are connections to hand over
+//	                    ←    go            when the successor is free to take them at once
+//	descriptors         →                  of a file with a transfer for each connection, one a line, and what their pairs
+//	                                       hold behind that; and of the sockets, two for each
+//	                    ←    a digit for each: 1 if the successor takes it, 0 if not; and a full stop
+//
+// The predecessor takes the pairs off their loops after "go", and puts those back that are not taken: all of them
+// if the answer does not come. The answer decides: once it is sent, the successor moves the pair's bytes, and before
+// that it reads nothing. A predecessor that waits no longer shuts the socket down first, so that no answer can be sent
+// afterwards that it does not see. Connections that goroutines serve, and those whose Service has clients in the
+// queue for an endpoint, stay, the latter until the queue is empty; clients without an endpoint follow when they have one.
+//
+// A successor of a version that does not know the socket closes it, and all connections stay.
+
+const (
+	wordOffer = "offer"
+	wordGo    = "go"
+
+	// offerPrefix is the beginning of the name of the successor's end. The number behind it is the last that the predecessor
+	// has given to a client so far.
+	offerPrefix = "open connections, version 1, after number "
+
+	// pairsAtOnce is how many pairs are held up together. Their descriptors are as many as a handover may have open.
+	pairsAtOnce = handover.SocketsAtOnce/2 - 1
+	// bytesAtOnce is from how many bytes on that pairs hold no further one is added to them.
+	bytesAtOnce = 1 << 20
+	// answerTime is how long the other side may take, which needs milliseconds, while pairs are held up.
+	answerTime = 5 * time.Second
+	// offerEvery is how often the predecessor looks for connections that have got an endpoint.
+	offerEvery = 20 * time.Millisecond
+)
+
+// transfer is a connection in a handover, as JSON. A successor takes no connection of which it does not know
+// every field.
+type transfer struct {
+	Port     config.PortID
+	Record   conn.Snapshot
+	Endpoint netip.AddrPort
+	Pod      string    `json:",omitempty"`
+	Node     string    `json:",omitempty"`
+	Left     time.Time `json:",omitzero"` // since when the endpoint is leaving
+	Pair     forward.PairState
+
+	// What the pair holds is in the file, behind all lines, at At: so many bytes for the endpoint, and then so many for the client.
+	At, ForEndpoint, ForClient int `json:",omitempty"`
+}
+
+// Offer is what a predecessor has to hand over open connections with.
+type Offer struct{ conn *net.UnixConn }
+
+// Offer returns a new Offer, and the successor's end of it.
+func (s *Server) Offer() (*Offer, handover.Socket, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, handover.Socket{}, os.NewSyscallError("socketpair", err)
+	}
+	theirs := handover.Socket{Name: fmt.Sprintf("%s%d", offerPrefix, s.node.NewID())}
+	theirs.File = os.NewFile(uintptr(fds[1]), theirs.Name)
+	ours, err := unixConn(os.NewFile(uintptr(fds[0]), "offer"))
+	if err != nil {
+		theirs.File.Close()
+		return nil, handover.Socket{}, err
+	}
+	return &Offer{ours}, theirs, nil
+}
+
+// unixConn returns a connection by f, which it closes.
+func unixConn(f *os.File) (*net.UnixConn, error) {
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	u, is := c.(*net.UnixConn)
+	if !is {
+		c.Close()
+		return nil, errors.New("it is no Unix socket")
+	}
+	return u, nil
+}
+
+// Withdraw ends the offer: all connections stay.
+func (o *Offer) Withdraw() { o.conn.Close() }
+
+// Inherited is a successor's end of an Offer.
+type Inherited struct{ conn *net.UnixConn }
+
+// Inherit takes a predecessor's Offer out of what that has handed over. It returns nil if there is none. It is called
+// before the first client comes.
+func (s *Server) Inherit(sockets map[string]*os.File) (from *Inherited) {
+	for name, file := range sockets {
+		number, is := strings.CutPrefix(name, offerPrefix)
+		if !is {
+			continue
+		}
+		delete(sockets, name)
+		var last uint64
+		if _, err := fmt.Sscan(number, &last); err != nil || from != nil {
+			file.Close()
+		} else if c, err := unixConn(file); err == nil {
+			s.node.InheritIDs(last)
+			from = &Inherited{c}
+		}
+	}
+	return from
+}
+
+// handing is a predecessor that hands over its connections.
+type handing struct {
+	*Server
+	to      *net.UnixConn
+	stays   map[*Conn]bool // those that the successor has refused
+	taken   int
+	longest time.Duration // that a pair was held up
+	leaving func() map[*balance.State]time.Time
+	left    map[*balance.State]time.Time
+}
+
+// HandOver hands open connections over to a successor that has taken over, also those that get an endpoint later,
+// until the successor takes no more or the connections are given up: see Drain. leaving returns since when endpoints
+// are leaving. HandOver returns at once.
+func (s *Server) HandOver(o *Offer, leaving func() map[*balance.State]time.Time) {
+	s.handing.Go(func() { s.handOver(o, leaving) })
+}
+
+func (s *Server) handOver(o *Offer, leaving func() map[*balance.State]time.Time) {
+	defer o.conn.Close()
+	h := &handing{Server: s, to: o.conn, stays: map[*Conn]bool{}, leaving: leaving}
+	began, logged := time.Now(), false
+	for {
+		before := h.taken
+		for _, l := range h.running() {
+			if err := h.pass(l); err != nil {
+				if s.ctx.Err() != nil {
+					return
+				}
+				s.node.Log.WithError(err).WithField("connections", s.node.Budget.Connections.Load()).Warn("Open connections stay with this process: the successor takes no more")
+				return
+			}
+		}
+		if !logged && h.taken > 0 {
+			logged = true
+			s.node.Log.WithFields(logrus.Fields{
+				"connections": h.taken, "staying": s.node.Budget.Connections.Load(),
+				"took": time.Since(began).Round(10 * time.Microsecond).String(), "longestPause": h.longest.Round(10 * time.Microsecond).String(),
+			}).Info("Open connections handed over")
+		}
+		if h.taken > before {
+			continue
+		}
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-time.After(offerEvery):
+		}
+	}
+}
+
+// await makes the loop call f, and returns when it has.
+func await(l *forward.Loop, f func()) {
+	var done sync.WaitGroup
+	l.Go(&done, f)
+	done.Wait()
+}
+
+// running returns the loops, or none once they have ended.
+func (h *handing) running() []*forward.Loop {
+	h.stopping.Lock()
+	defer h.stopping.Unlock()
+	return h.loops.list
+}
+
+// held is a connection whose pair is held up.
+type held struct {
+	*Conn
+	frozen *forward.Frozen
+}
+
+// pass hands over what a loop has.
+func (h *handing) pass(l *forward.Loop) error {
+	for from := 0; ; {
+		more := false
+		await(l, func() {
+			from, more = l.PairsFrom(from, func(_ *forward.PairHere, owner forward.Owner) bool { return !h.passable(owner) })
+		})
+		if !more {
+			return nil
+		}
+		h.left = h.leaving()
+		if err := h.ask(); err != nil {
+			return err
+		}
+		var batch []held
+		var began time.Time
+		await(l, func() {
+			size := 0
+			began = time.Now()
+			from, _ = l.PairsFrom(from, func(p *forward.PairHere, owner forward.Owner) bool {
+				if !h.passable(owner) {
+					return true
+				}
+				if len(batch) == pairsAtOnce || size >= bytesAtOnce {
+					return false
+				}
+				if f := p.Freeze(); f != nil {
+					batch = append(batch, held{owner.(*Conn), f})
+					size += len(f.ToEndpoint.Rest) + len(f.ToClient.Rest)
+				}
+				return true
+			})
+		})
+		answer, err := h.send(batch)
+		h.longest = max(h.longest, time.Since(began))
+		var stay []held
+		for i, c := range batch {
+			if i < len(answer) && answer[i] == '1' {
+				h.taken++
+				c.frozen.Close()
+				c.Endpoint.Release()
+				h.register.remove(c.Conn)
+			} else {
+				h.stays[c.Conn] = true
+				stay = append(stay, c)
+			}
+		}
+		if len(stay) > 0 {
+			await(l, func() {
+				for _, c := range stay {
+					l.Continue(&c.pair, c.frozen, c.limitsOf(c.frozen))
+					c.flowing(&c.pair)
+				}
+			})
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// passable reports whether a pair may be handed over now. Only its loop may call it.
+func (h *handing) passable(owner forward.Owner) bool {
+	c, is := owner.(*Conn)
+	return is && !h.stays[c] && c.Front.View().Cluster.Queued() == 0
+}
+
+// ask returns when the successor is free to take connections.
+func (h *handing) ask() error {
+	if err := h.to.SetDeadline(time.Time{}); err != nil {
+		return err
+	}
+	defer closeAfter(h.ctx.Done(), h.to)()
+	if err := fdpass.Send(h.to, []byte(wordOffer)); err != nil {
+		return err
+	}
+	text, _, err := receive(h.to)
+	if err == nil && text != wordGo {
+		err = fmt.Errorf("it said %q", text)
+	}
+	return err
+}
+
+// send returns what the successor answers; "" with an error if that will never come.
+func (h *handing) send(batch []held) (answer string, err error) {
+	_ = h.to.SetDeadline(time.Now().Add(answerTime)) // fails only if it is closed
+	file, err := handover.Memory(wordOffer)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	fd, err := fdpass.Descriptor(file)
+	if err != nil {
+		return "", err
+	}
+	fds, lines, rests := []int{fd}, new(bytes.Buffer), new(bytes.Buffer)
+	to := json.NewEncoder(lines)
+	for _, c := range batch {
+		if err := to.Encode(h.transfer(c, rests.Len())); err != nil {
+			return "", err
+		}
+		rests.Write(c.frozen.ToEndpoint.Rest)
+		rests.Write(c.frozen.ToClient.Rest)
+		fds = append(fds, int(c.frozen.Client), int(c.frozen.Endpoint))
+	}
+	if _, err := io.Copy(file, io.MultiReader(lines, rests)); err != nil {
+		return "", err
+	}
+	if err = fdpass.Send(h.to, []byte(wordOffer), fds...); err == nil {
+		answer, _, err = receive(h.to)
+	}
+	if err == nil {
+		return answer, nil
+	}
+	// From here on the successor cannot answer; it may have done so just before.
+	_ = h.to.CloseRead()
+	_ = h.to.SetReadDeadline(time.Time{})
+	for range 2 { // an error of the socket is reported before what has come
+		if answer, _, late := receive(h.to); late == nil {
+			return answer, err
+		}
+	}
+	return "", err
+}
+
+func (h *handing) transfer(c held, at int) *transfer {
+	e := c.Endpoint
+	return &transfer{
+		Port: c.Front.ID(), Record: c.Snapshot(), Pair: c.frozen.PairState,
+		Endpoint: e.Addr, Pod: e.Pod, Node: e.Node, Left: h.left[e.State],
+		At: at, ForEndpoint: len(c.frozen.ToEndpoint.Rest), ForClient: len(c.frozen.ToClient.Rest),
+	}
+}
+
+// limitsOf returns the limits of a pair that is continued: those of the service port, if they are the same.
+func (c *Conn) limitsOf(f *forward.Frozen) *forward.Limits {
+	if shared := c.Front.View().Limits; *shared == f.Limits {
+		return shared
+	}
+	own := f.Limits
+	return &own
+}
+
+// receive returns what the other side says, and the descriptors that come with it, which the caller closes.
+func receive(from *net.UnixConn) (text string, fds []int, err error) {
+	buf := make([]byte, 4*pairsAtOnce)
+	n, fds, err := fdpass.Receive(from, buf, 1+2*pairsAtOnce)
+	if err != nil {
+		closeAll(fds)
+		return "", nil, err
+	}
+	return string(buf[:n]), fds, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+// closeAfter closes c when done is closed before stop is called.
+func closeAfter(done <-chan struct{}, c io.Closer) (stop func()) {
+	over := make(chan struct{})
+	go func() {
+		select {
+		case <-done:
+			c.Close()
+		case <-over:
+		}
+	}()
+	return func() { close(over) }
+}
+
+// Receive takes over the connections that a predecessor hands over, until there are no more. It returns at once.
+func (s *Server) Receive(from *Inherited, heir Heir) {
+	s.handing.Go(func() {
+		defer from.conn.Close()
+		defer closeAfter(s.ctx.Done(), from.conn)()
+		for s.receiveBatch(from.conn, heir) == nil {
+		}
+	})
+}
+
+func (s *Server) receiveBatch(from *net.UnixConn, heir Heir) error {
+	_ = from.SetDeadline(time.Time{}) // fails only if it is closed
+	if _, fds, err := receive(from); err != nil {
+		return err
+	} else if closeAll(fds); len(fds) > 0 {
+		return errors.New("descriptors came with an offer")
+	}
+	if err := heir.Begin(); err != nil {
+		return err
+	}
+	defer heir.End()
+	_ = from.SetDeadline(time.Now().Add(answerTime))
+	if err := fdpass.Send(from, []byte(wordGo)); err != nil {
+		return err
+	}
+	_, fds, err := receive(from)
+	if err != nil {
+		return err
+	}
+	arrived, answer, err := s.arrive(fds, heir)
+	if err == nil {
+		err = fdpass.Send(from, answer)
+	}
+	if err != nil {
+		for _, c := range arrived {
+			c.frozen.Close()
+			c.Endpoint.Release()
+			s.register.remove(c.Conn)
+		}
+		return err
+	}
+	for i, c := range arrived {
+		l := s.loops.list[i%len(s.loops.list)]
+		_ = l.Do(func() { // it runs as long as there are connections
+			c.Continued(time.Now())
+			l.Continue(&c.pair, c.frozen, c.limitsOf(c.frozen))
+			c.flowing(&c.pair)
+		})
+	}
+	return nil
+}
+
+// arrive returns the connections that are taken, and the answer that says which those are. It closes the descriptors of all others.
+func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, err error) {
+	if len(fds) == 0 || len(fds)%2 == 0 {
+		closeAll(fds)
+		return nil, nil, fmt.Errorf("%d descriptors came", len(fds))
+	}
+	file := os.NewFile(uintptr(fds[0]), wordOffer)
+	defer file.Close()
+	rests, err := io.ReadAll(io.NewSectionReader(file, 0, 1<<30))
+	if err == nil {
+		err = s.loops.start(s) // unless they run
+	}
+	if err != nil {
+		closeAll(fds[1:])
+		return nil, nil, err
+	}
+	sockets := slices.Collect(slices.Chunk(fds[1:], 2))
+	lines := make([][]byte, len(sockets))
+	for i := range lines {
+		lines[i], rests, _ = bytes.Cut(rests, []byte("\n"))
+	}
+	for i, line := range lines {
+		c, err := s.arriveOne(line, rests, heir)
+		if err != nil {
+			s.node.Log.WithError(err).Debug("A connection stays with the previous usher process")
+			closeAll(sockets[i])
+			answer = append(answer, '0')
+			continue
+		}
+		c.frozen.Client, c.frozen.Endpoint = forward.Socket(sockets[i][0]), forward.Socket(sockets[i][1])
+		arrived, answer = append(arrived, *c), append(answer, '1')
+	}
+	return arrived, append(answer, '.'), nil // a packet without a byte would look like the end
+}
+
+// arriveOne returns the connection that a transfer describes, whose pair holds a part of rests. It is registered here, and
+// its endpoint taken.
+func (s *Server) arriveOne(line, rests []byte, heir Heir) (*held, error) {
+	var t transfer
+	from := json.NewDecoder(bytes.NewReader(line))
+	from.DisallowUnknownFields()
+	if err := from.Decode(&t); err != nil {
+		return nil, err
+	}
+	if !t.Pair.Known() {
+		return nil, fmt.Errorf("this version does not know the end %q", t.Pair.Ending)
+	}
+	if t.At < 0 || t.ForEndpoint < 0 || t.ForClient < 0 || t.At+t.ForEndpoint+t.ForClient > len(rests) {
+		return nil, errors.New("what it holds is missing")
+	}
+	t.Pair.ToEndpoint.Rest, t.Pair.ToClient.Rest = rests[t.At:][:t.ForEndpoint], rests[t.At+t.ForEndpoint:][:t.ForClient]
+	front, endpoint := heir.Find(t.Port, t.Record.To, &config.Endpoint{Addr: t.Endpoint, Pod: t.Pod, Node: t.Node}, t.Left)
+	if front == nil {
+		return nil, fmt.Errorf("%s is not served here", t.Port)
+	}
+	c := &Conn{server: s}
+	var err error
+	if c.Record, err = t.Record.Record(front.View().Clients); err != nil {
+		return nil, err
+	}
+	c.Front, c.Endpoint = front, endpoint
+	if err := s.register.add(c); err != nil {
+		return nil, err
+	}
+	c.ID = s.node.InheritedID(c.ID)
+	endpoint.Take()
+	return &held{c, &forward.Frozen{PairState: t.Pair, Owner: c}}, nil
+}
