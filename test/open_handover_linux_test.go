@@ -1,0 +1,179 @@
+package test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/onsi/gomega/gbytes"
+	"github.com/onsi/gomega/gexec"
+
+	"github.com/usherproxy/usher/test/lab"
+)
+
+var _ = Describe("open connections, when another usher takes over,", Serial, func() {
+	for _, portal := range []string{"iptables", "nftables", "address", apart} {
+		Describe("with the "+portal+" portal", func() { openHandoverSpecs(portal) })
+	}
+})
+
+// openHandoverSpecs let connections talk while processes take over from each other: 100 and 3 times, or as the environment
+// variables USHER_TALKS and USHER_TAKEOVERS say.
+func openHandoverSpecs(portal string) {
+	number := func(variable string, otherwise int) int {
+		GinkgoHelper()
+		text := os.Getenv(variable)
+		if text == "" {
+			return otherwise
+		}
+		n, err := strconv.Atoi(text)
+		Expect(err).NotTo(HaveOccurred(), variable)
+		return n
+	}
+	var (
+		l        *lab.Lab
+		pod      *lab.Dialer
+		dir      string
+		services []service
+		talks    *lab.Talks
+		random   *rand.Rand
+	)
+	BeforeEach(func() {
+		if portal == "iptables" {
+			missing("iptables")
+		}
+		l = lab.New()
+		pod = l.Pods.NewDialer(30)
+		dir = manifestsDir()
+		seed := uint64(GinkgoRandomSeed())
+		GinkgoWriter.Printf("seed %d (-ginkgo.seed)\n", seed)
+		talks, random = lab.NewTalks(seed), rand.New(rand.NewPCG(seed, 0))
+		services = []service{{name: "talks", clusterIP: clusterIP, port: 80}, {name: "talks6", clusterIP: "fd00:10:96::10", port: 80}, {name: "web", clusterIP: "10.96.0.20", port: 80}}
+		for n := 1; n <= 2; n++ {
+			for i, at := range []string{lab.Pod(n).String(), lab.Pod6(n).String()} {
+				listener := l.Pods.Listen(net.JoinHostPort(at, "8081"))
+				lab.Serve(listener, func(c net.Conn) { talks.Endpoint(c.(*net.TCPConn)) })
+				services[i].endpoints = append(services[i].endpoints, listener.Addr().(*net.TCPAddr).AddrPort())
+			}
+			services[2].endpoints = append(services[2].endpoints, startBackend(l.Pods, lab.Pod(n), 8080).addr)
+		}
+		for _, s := range services {
+			s.write(dir)
+		}
+	})
+	come := func(n int) {
+		GinkgoHelper()
+		for i := range n {
+			c, err := pod.Dial("", services[i%2].vip(), 10*time.Second)
+			Expect(err).NotTo(HaveOccurred())
+			talks.Client(lab.MixOfTalks(i), c)
+		}
+	}
+	// numbers returns those of the open connections of the Services that talk, by the addresses of the clients.
+	numbers := func() (map[string]int, error) {
+		var out []byte
+		var err error
+		l.Node.Do(func() error {
+			out, err = exec.Command(usherBinary, "get", "connections", "-o", "json").Output()
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s", err, out)
+		}
+		var list struct {
+			Items []struct {
+				ID              int
+				Service, Client string
+			}
+		}
+		if err := json.Unmarshal(out, &list); err != nil {
+			return nil, err
+		}
+		all := map[string]int{}
+		for _, c := range list.Items {
+			if c.Service != "default/web" {
+				all[c.Client] = c.ID
+			}
+		}
+		return all, nil
+	}
+	start := func(args ...string) *usher {
+		GinkgoHelper()
+		return startUsher(l.Node, dir, append([]string{"--portal=" + portal, "--drain-timeout=5m"}, args...)...)
+	}
+
+	It("go on byte for byte, with their numbers, several times in a row, and no new one fails", func() {
+		n := number("USHER_TALKS", 100)
+		current := start()
+		come(n)
+		traffic := startLoad(pod, services[2].vip(), 100)
+		var before map[string]int
+		Eventually(func() (_ int, err error) { before, err = numbers(); return len(before), err }).WithTimeout(20 * time.Second).Should(Equal(n))
+		for range number("USHER_TAKEOVERS", 3) {
+			time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
+			previous := current
+			current = launchUsher(l.Node, dir, "--portal="+portal, "--drain-timeout=5m", "--take-over")
+			Eventually(previous.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("has taken over"))
+			taken := time.Now()
+			Eventually(previous.Err).WithTimeout(2 * time.Second).WithPolling(10 * time.Millisecond).Should(gbytes.Say("Open connections handed over(?s:.*)Stopped"))
+			AddReportEntry("the previous process had stopped after", time.Since(taken))
+			Eventually(previous).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+			Eventually(numbers).WithTimeout(10 * time.Second).Should(Equal(before))
+			Expect(talks.Err()).NotTo(HaveOccurred())
+		}
+		moved := talks.Moved()
+		Eventually(talks.Moved).WithTimeout(10 * time.Second).Should(BeNumerically(">", moved+100_000))
+		traffic.end()
+		AddReportEntry("new connections", traffic.made.Load())
+		AddReportEntry("bytes compared", talks.Moved())
+		if err := traffic.firstFailure.Load(); err != nil {
+			Expect(*err).NotTo(HaveOccurred())
+		}
+		Expect(talks.End()).To(Succeed())
+	})
+
+	if portal != "address" {
+		return
+	}
+	It("go on or end, and none with a byte less, when the new process is killed while it takes over", func() {
+		n := number("USHER_TALKS", 100)
+		for round := range number("USHER_TAKEOVERS", 3) {
+			talks = lab.NewTalks(random.Uint64())
+			current := start()
+			come(n)
+			Eventually(numbers).WithTimeout(20 * time.Second).Should(HaveLen(n))
+			next := launchUsher(l.Node, dir, "--portal="+portal, "--drain-timeout=5m", "--take-over")
+			if round > 0 { // the first time it is killed before it has the lock, or after it has all
+				Eventually(current.Err).WithTimeout(30 * time.Second).WithPolling(time.Millisecond).Should(gbytes.Say("has taken over"))
+			}
+			time.Sleep(time.Duration(random.IntN(400)) * time.Millisecond)
+			next.Kill().Wait(10 * time.Second)
+			time.Sleep(200 * time.Millisecond) // until all who have lost their connections know
+			lost := talks.Lost()
+			AddReportEntry("lost with the process that was killed", lost)
+			Expect(talks.Wrong()).NotTo(HaveOccurred())
+			if !strings.Contains(string(current.Err.Contents()), "has taken over") {
+				Expect(lost).To(BeZero(), "nothing was handed over")
+				Expect(connectAndTalk(pod, services[2].vip())).To(Succeed(), "the old one goes on")
+			}
+			third := start("--take-over")
+			Expect(connectAndTalk(pod, services[2].vip())).To(Succeed(), "no lock is stuck")
+			moved := talks.Moved()
+			if lost < n {
+				Eventually(talks.Moved).WithTimeout(10 * time.Second).Should(BeNumerically(">", moved+10_000))
+			}
+			Expect(talks.Lost()).To(Equal(lost), "no other has ended")
+			Expect(talks.Wrong()).NotTo(HaveOccurred())
+			current.Kill().Wait(10 * time.Second)
+			third.stop()
+		}
+	})
+}
