@@ -90,7 +90,7 @@ var _ = Describe("usher diagnose", func() {
 			Expect(len([]rune(strings.TrimRight(line, "\n")))).To(BeNumerically("<=", 80), line)
 		}
 		text := unbroken(s)
-		Expect(text).To(MatchRegexp(`FAILING Service default/empty no endpoint at all for 10\.96\.0\.11:80/TCP: clients are refused known by: usher knows 0 endpoints to do: .*service-name=empty`))
+		Expect(text).To(MatchRegexp(`FAILING Service default/empty no endpoint at all for 10\.96\.0\.11:80/TCP: clients are refused known by: usher knows 0 endpoints to do: .*service-name: empty`))
 		Expect(text).To(MatchRegexp(`Service default/misnamed .*ports: "other": none is named "main", so that port of Service default/misnamed has no endpoints.* to do: give the port of the EndpointSlice the name`))
 		Expect(text).To(MatchRegexp(`FAILING Service default/wrong .*wrong\.yaml, document 1: spec\.clusterIP.* known by: ManifestRejected: it is not served`))
 		Expect(text).To(ContainSubstring(refusing.String() + " is in quarantine: connection refused"))
