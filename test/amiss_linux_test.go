@@ -157,8 +157,8 @@ var _ = Describe("what went wrong an hour ago", func() {
 		Expect(command("get", "services", "-o", "wide")).To(MatchRegexp(`web +ok .* 0 +[1-9]\d+ +\d[\d.]*/\d[\d.]* ms `), "none was retried, and some failed")
 
 		second := command("get", "endpoints", "web")
-		Expect(second).To(MatchRegexp(`10\.244\.0\.12:8080 +- +ready +\d+ +\d+ +[1-9]\d+ `))
-		Expect(regexp.MustCompile(`ready +\d+ +\d+ +0 `).FindAllString(second, -1)).To(HaveLen(2), "of the others none failed")
+		Expect(second).To(MatchRegexp(`10\.244\.0\.12:8080 +- +ready +[0-9:]+ +\d+ +\d+ +[1-9]\d+ `))
+		Expect(regexp.MustCompile(`ready +[0-9:]+ +\d+ +\d+ +0 `).FindAllString(second, -1)).To(HaveLen(2), "of the others none failed")
 
 		third := command("get", "connections", "web", "--outcome", "failed", "--last", "1h", "-o", "wide")
 		for line := range strings.Lines(third) {

@@ -403,6 +403,9 @@ var _ = Describe("a keeper", func() {
 	})
 
 	It("waits for what is open at ushers of before an upgrade, and carries out a second one after the first", func() {
+		// A connection stays where it is while clients of its Service wait in the queue.
+		web.metadata = `, annotations: {usher.io/max-connections-per-endpoint: "1", usher.io/queue-timeout: 5m}`
+		web.write(dir)
 		k := startKept(l.Node, dir, "--portal=nftables")
 		first := k.child()
 		c, err := l.Pods.NewDialer(1).Dial("", web.vip(), 5*time.Second)
@@ -410,6 +413,10 @@ var _ = Describe("a keeper", func() {
 		defer c.Close()
 		_, err = readName(c)
 		Expect(err).NotTo(HaveOccurred())
+		queued, err := l.Pods.NewDialer(1).Dial("", web.vip(), 5*time.Second)
+		Expect(err).NotTo(HaveOccurred())
+		defer queued.Close()
+		Eventually(func() string { return l.Node.Output("curl", "-s", "http://127.0.0.1:10249/api/v1/status") }).Should(ContainSubstring(`"queued":1,`))
 
 		keeper := k.Command.Process.Pid
 		Expect(syscall.Kill(keeper, syscall.SIGHUP)).To(Succeed())
@@ -423,6 +430,7 @@ var _ = Describe("a keeper", func() {
 		Expect(syscall.Kill(keeper, syscall.SIGTERM)).To(Succeed())
 		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("waits for what served before"))
 		Expect(pingPong(c)).To(Succeed())
+		Expect(queued.Close()).To(Succeed())
 		Expect(c.Close()).To(Succeed())
 		Eventually(k).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 	})

@@ -296,7 +296,7 @@ var _ = Describe("a manifest that is rejected", func() {
 		get := func() string { return l.Node.Output(usherBinary, "get", "services", "-A", "-o", "wide") }
 		attention := func() string { return l.Node.Output("curl", "-s", "http://127.0.0.1:10249/api/v1/status") }
 		Expect(get()).To(MatchRegexp(`default +wrong +rejected .*ManifestRejected: .*wrong.yaml, document 1: spec.clusterIP`))
-		Expect(attention()).To(ContainSubstring(`"attention":"1 Service needs attention: default/wrong"`))
+		Eventually(attention).Should(ContainSubstring(`"attention":"1 Service needs attention: default/wrong"`))
 
 		By("the last good version of another being served")
 		web.port = 0

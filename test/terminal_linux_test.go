@@ -181,10 +181,10 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			Eventually(func() string { // until the connections have ended
 				out, _, code := askUsher(l.Node, "get", "services")
 				Expect(code).To(BeZero())
-				Expect(out).To(MatchRegexp(`(?m)^NAME +STATE +VIP +PORTS +ENDPOINTS`))
+				Expect(out).To(MatchRegexp(`(?m)^NAME +STATE +SINCE +VIP +PORTS +ENDPOINTS`))
 				Expect(out).To(MatchRegexp(`(?m)^empty +no-endpoints `))
 				return out
-			}).WithTimeout(20 * time.Second).Should(MatchRegexp(`(?m)^web +degraded +10\.96\.0\.10 +80/TCP +1/2 +0 +4 +1 +0$`))
+			}).WithTimeout(20 * time.Second).Should(MatchRegexp(`(?m)^web +degraded +[0-9:]+ +10\.96\.0\.10 +80/TCP +1/2 +0 +4 +1 +0$`))
 			out, _, _ := askUsher(l.Node, "get", "svc", "-A", "web")
 			Expect(out).To(MatchRegexp(`(?m)^default +web `))
 			Expect(out).NotTo(ContainSubstring("empty"))
@@ -459,9 +459,9 @@ var _ = Describe("usher demo", func() {
 			curl(web)
 			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
 			return out
-		}).WithTimeout(20 * time.Second).Should(MatchRegexp(`web-3 +suspicious +0 +\d+ +(?:[4-9]|\d\d)`))
+		}).WithTimeout(20 * time.Second).Should(MatchRegexp(`web-3 +suspicious +[0-9:]+ +0 +\d+ +(?:[4-9]|\d\d)`))
 		out, _, _ := askUsher(l.Node, "get", "services", "web")
-		Expect(out).To(MatchRegexp(`web +degraded +10.* 0/3 .* (?:[4-9]|\d\d+)\n`), "they have failed")
+		Expect(out).To(MatchRegexp(`web +degraded +[0-9:]+ +10.* 0/3 .* (?:[4-9]|\d\d+)\n`), "they have failed")
 
 		By("answering slowly")
 		change("now answers after 2s", "break", "web-3", "slow")
