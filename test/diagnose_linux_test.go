@@ -95,7 +95,7 @@ var _ = Describe("usher diagnose", func() {
 		Expect(text).To(MatchRegexp(`FAILING Service default/wrong .*wrong\.yaml, document 1: spec\.clusterIP.* known by: ManifestRejected: it is not served`))
 		Expect(text).To(ContainSubstring(refusing.String() + " is in quarantine: connection refused"))
 		Expect(text).To(ContainSubstring(silent.String() + " is silent, but its host answers: something drops what is sent to that port"))
-		Expect(text).To(ContainSubstring("NetworkPolicy"))
+		Expect(text).To(ContainSubstring("a firewall, or a machine that is down or has no route to it? ip route get ADDRESS; nft list ruleset"))
 
 		By("of one Service alone, and whether a client is let in")
 		Expect(unbroken(diagnose(1, "mixed"))).NotTo(ContainSubstring("default/empty"))

@@ -416,7 +416,7 @@ var _ = Describe("a keeper", func() {
 		queued, err := l.Pods.NewDialer(1).Dial("", web.vip(), 5*time.Second)
 		Expect(err).NotTo(HaveOccurred())
 		defer queued.Close()
-		Eventually(func() string { return l.Node.Output("curl", "-s", "http://127.0.0.1:10249/api/v1/status") }).Should(ContainSubstring(`"queued":1,`))
+		Eventually(func() string { return l.Node.Output("curl", "-s", "http://127.0.0.1:10249/api/v1/status") }).Should(ContainSubstring(`"accepted":2,"established":1,`))
 
 		keeper := k.Command.Process.Pid
 		Expect(syscall.Kill(keeper, syscall.SIGHUP)).To(Succeed())
