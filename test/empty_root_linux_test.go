@@ -102,7 +102,7 @@ var _ = Describe("In a root file system with nothing but the program,", Ordered,
 			{"run --portal=nftables --manifests=/", "/proc/thread-self/net/unix: no such file or directory; --portal=none needs no lock", 1},
 			{"run --kubeconfig=/none", "kubeconfig /none: stat /none: no such file or directory", 1},
 			{"run --portal=none --keeper --manifests=/", "/proc/self/exe: no such file", 1},
-			{"exec --manifests=/ -- /usher version", "/proc/self/exe: no such file", 1},
+			{"exec --manifests=/ -- /usher version", "exec is a command of kubectl-usher", 2},
 		} {
 			code, out := in(0, "", strings.Fields(c.args)...)
 			Expect(code).To(Equal(c.code), "%s: %s", c.args, out)

@@ -282,7 +282,7 @@ func specify(m mover) {
 
 	// The protocol may have no answers wherever both sides have ended, whichever did first.
 	DescribeTable("says whether the client got no response", func(how func(p *pair), is outcome.Outcome) {
-		p := begin(m, forward.Limits{HalfClosed: 100 * time.Millisecond})
+		p := begin(m, forward.Limits{HalfClosed: 500 * time.Millisecond})
 		how(p)
 		Expect(p.result().Outcome).To(Equal(is))
 	},
