@@ -497,21 +497,30 @@ func (p *pair) reset(end outcome.Outcome, err error) {
 		return
 	}
 	p.ending.cause(end, err)
+	untaken := p.untaken() // a socket that is disconnected does not know
 	_ = p.client.fd.SetLinger(0)
 	_ = p.endpoint.fd.SetLinger(0)
 	if p.shared {
 		p.client.fd.disconnect()
 		p.endpoint.fd.disconnect()
 	}
-	p.finish()
+	p.close(untaken)
 }
 
-// finish closes both sockets and tells the owner.
-func (p *pair) finish() {
-	l, untaken := p.loop, 0
+// untaken returns how many bytes the client has not acknowledged, where that makes a difference: see result.
+func (p *pair) untaken() int {
 	if o := p.ending.outcome; (o == outcome.ClientReset || o == outcome.NoResponse) && p.toEndpoint.ended {
-		untaken = p.client.fd.unsent()
+		return p.client.fd.unsent()
 	}
+	return 0
+}
+
+// finish ends the pair whose directions have ended.
+func (p *pair) finish() { p.close(p.untaken()) }
+
+// close closes both sockets, and reports the end to the owner.
+func (p *pair) close(untaken int) {
+	l := p.loop
 	for _, e := range [...]*edge{&p.client, &p.endpoint} {
 		if e.watch.slot == unwatched {
 			e.fd.Close()

@@ -30,6 +30,7 @@ const (
 type Talks struct {
 	seed   uint64
 	stop   chan struct{}
+	ending sync.Once
 	sides  sync.WaitGroup
 	moved  atomic.Int64
 	failed atomic.Pointer[error]
@@ -121,7 +122,7 @@ func (t *Talks) Lost() (n int) {
 
 // End ends all connections, waits until they are closed, and returns what has failed first, or nil.
 func (t *Talks) End() error {
-	close(t.stop)
+	t.ending.Do(func() { close(t.stop) })
 	t.sides.Wait()
 	for _, k := range t.talks {
 		for side := range 2 {
