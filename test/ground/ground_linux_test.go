@@ -87,6 +87,7 @@ var grounds = []ground{
 		memory.Limit(64 << 20)
 		args := checksIn(dir)
 		args[2] = memory.Wrap(args[2])
+		Expect(os.Symlink(filepath.Join(dir, "kubectl-usher"), filepath.Join(filepath.Dir(args[2]), "kubectl-usher"))).To(Succeed())
 		return in(dual, args...)
 	}},
 }
