@@ -85,3 +85,25 @@ func Descriptor(f *os.File) (fd int, err error) {
 	err = raw.Control(func(d uintptr) { fd = int(d) })
 	return fd, err
 }
+
+// Close closes descriptors that were received.
+func Close(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+// Conn returns a connection by f, a Unix socket. It closes f: the connection has a copy.
+func Conn(f *os.File) (*net.UnixConn, error) {
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	u, is := c.(*net.UnixConn)
+	if !is {
+		c.Close()
+		return nil, errors.New("it is no Unix socket")
+	}
+	return u, nil
+}

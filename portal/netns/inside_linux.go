@@ -12,6 +12,7 @@ import (
 
 	"github.com/usherproxy/usher/portal"
 	"github.com/usherproxy/usher/portal/address"
+	"github.com/usherproxy/usher/portal/fdpass"
 )
 
 // helper is what holds the namespace, inside it.
@@ -27,7 +28,7 @@ func Inside() error {
 	for i := range conns { // see Namespace.Start
 		unix.CloseOnExec(3 + i)
 		var err error
-		if conns[i], err = unixConn(os.NewFile(uintptr(3+i), "outside")); err != nil {
+		if conns[i], err = fdpass.Conn(os.NewFile(uintptr(3+i), "outside")); err != nil {
 			return errors.New("this is for 'kubectl usher exec' to call")
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/usherproxy/usher/portal/fdpass"
 	"github.com/usherproxy/usher/portal/kernel"
 )
 
@@ -137,20 +138,10 @@ func pair(kind int) (*net.UnixConn, *os.File, error) {
 		return nil, nil, fmt.Errorf("socketpair: %w", err)
 	}
 	theirs := os.NewFile(uintptr(fds[1]), "inside")
-	ours, err := unixConn(os.NewFile(uintptr(fds[0]), "outside"))
+	ours, err := fdpass.Conn(os.NewFile(uintptr(fds[0]), "outside"))
 	if err != nil {
 		theirs.Close()
 		return nil, nil, err
 	}
 	return ours, theirs, nil
-}
-
-// unixConn makes f, which it closes, a connection.
-func unixConn(f *os.File) (*net.UnixConn, error) {
-	defer f.Close()
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, err
-	}
-	return c.(*net.UnixConn), nil
 }

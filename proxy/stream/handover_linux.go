@@ -2,6 +2,7 @@ package stream
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -87,27 +88,12 @@ func (s *Server) Offer() (*Offer, handover.Socket, error) {
 	}
 	theirs := handover.Socket{Name: fmt.Sprintf("%s%d", offerPrefix, s.node.NewID())}
 	theirs.File = os.NewFile(uintptr(fds[1]), theirs.Name)
-	ours, err := unixConn(os.NewFile(uintptr(fds[0]), "offer"))
+	ours, err := fdpass.Conn(os.NewFile(uintptr(fds[0]), "offer"))
 	if err != nil {
 		theirs.File.Close()
 		return nil, handover.Socket{}, err
 	}
 	return &Offer{ours}, theirs, nil
-}
-
-// unixConn returns a connection by f, which it closes.
-func unixConn(f *os.File) (*net.UnixConn, error) {
-	defer f.Close()
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, err
-	}
-	u, is := c.(*net.UnixConn)
-	if !is {
-		c.Close()
-		return nil, errors.New("it is no Unix socket")
-	}
-	return u, nil
 }
 
 // Withdraw ends the offer: all connections stay.
@@ -128,7 +114,7 @@ func (s *Server) Inherit(sockets map[string]*os.File) (from *Inherited) {
 		var last uint64
 		if _, err := fmt.Sscan(number, &last); err != nil || from != nil {
 			file.Close()
-		} else if c, err := unixConn(file); err == nil {
+		} else if c, err := fdpass.Conn(file); err == nil {
 			s.node.InheritIDs(last)
 			from = &Inherited{c}
 		}
@@ -279,7 +265,7 @@ func (h *handing) ask() error {
 	if err := h.to.SetDeadline(time.Time{}); err != nil {
 		return err
 	}
-	defer closeAfter(h.ctx.Done(), h.to)()
+	defer context.AfterFunc(h.ctx, func() { h.to.Close() })()
 	if err := fdpass.Send(h.to, []byte(wordOffer)); err != nil {
 		return err
 	}
@@ -355,36 +341,17 @@ func receive(from *net.UnixConn) (text string, fds []int, err error) {
 	buf := make([]byte, 4*pairsAtOnce)
 	n, fds, err := fdpass.Receive(from, buf, 1+2*pairsAtOnce)
 	if err != nil {
-		closeAll(fds)
+		fdpass.Close(fds)
 		return "", nil, err
 	}
 	return string(buf[:n]), fds, nil
-}
-
-func closeAll(fds []int) {
-	for _, fd := range fds {
-		unix.Close(fd)
-	}
-}
-
-// closeAfter closes c when done is closed before stop is called.
-func closeAfter(done <-chan struct{}, c io.Closer) (stop func()) {
-	over := make(chan struct{})
-	go func() {
-		select {
-		case <-done:
-			c.Close()
-		case <-over:
-		}
-	}()
-	return func() { close(over) }
 }
 
 // Receive takes over the connections that a predecessor hands over, until there are no more. It returns at once.
 func (s *Server) Receive(from *Inherited, heir Heir) {
 	s.handing.Go(func() {
 		defer from.conn.Close()
-		defer closeAfter(s.ctx.Done(), from.conn)()
+		defer context.AfterFunc(s.ctx, func() { from.conn.Close() })()
 		for s.receiveBatch(from.conn, heir) == nil {
 		}
 	})
@@ -394,7 +361,7 @@ func (s *Server) receiveBatch(from *net.UnixConn, heir Heir) error {
 	_ = from.SetDeadline(time.Time{}) // fails only if it is closed
 	if _, fds, err := receive(from); err != nil {
 		return err
-	} else if closeAll(fds); len(fds) > 0 {
+	} else if fdpass.Close(fds); len(fds) > 0 {
 		return errors.New("descriptors came with an offer")
 	}
 	if err := heir.Begin(); err != nil {
@@ -435,7 +402,7 @@ func (s *Server) receiveBatch(from *net.UnixConn, heir Heir) error {
 // arrive returns the connections that are taken, and the answer that says which those are. It closes the descriptors of all others.
 func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, err error) {
 	if len(fds) == 0 || len(fds)%2 == 0 {
-		closeAll(fds)
+		fdpass.Close(fds)
 		return nil, nil, fmt.Errorf("%d descriptors came", len(fds))
 	}
 	file := os.NewFile(uintptr(fds[0]), wordOffer)
@@ -445,7 +412,7 @@ func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, er
 		err = s.loops.start(s) // unless they run
 	}
 	if err != nil {
-		closeAll(fds[1:])
+		fdpass.Close(fds[1:])
 		return nil, nil, err
 	}
 	sockets := slices.Collect(slices.Chunk(fds[1:], 2))
@@ -457,7 +424,7 @@ func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, er
 		c, err := s.arriveOne(line, rests, heir)
 		if err != nil {
 			s.node.Log.WithError(err).Debug("A connection stays with the previous usher process")
-			closeAll(sockets[i])
+			fdpass.Close(sockets[i])
 			answer = append(answer, '0')
 			continue
 		}

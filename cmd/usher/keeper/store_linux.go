@@ -51,13 +51,7 @@ func (m *message) value(name string) string {
 
 func (m *message) says(name string) bool { return m.value(name) == "1" }
 
-func (m *message) close() { closeAll(m.FDs) }
-
-func closeAll(fds []int) {
-	for _, fd := range fds {
-		unix.Close(fd)
-	}
-}
+func (m *message) close() { fdpass.Close(m.FDs) }
 
 // listen makes the socket. Anybody in the network namespace can write to it: the kernel
 // says with each message who did.
@@ -190,7 +184,7 @@ func (k *keeper) put(name string, fds []int) bool {
 func (k *keeper) remove(name string) {
 	fds := k.Kept[name]
 	k.count, k.length = k.count-len(fds), k.length-len(fds)*(len(name)+1)
-	closeAll(fds)
+	fdpass.Close(fds)
 	delete(k.Kept, name)
 }
 
