@@ -183,7 +183,10 @@ func (a *API) serviceProblems(now time.Time) (list []api.StatusProblem) {
 	a.starts.forget(all)
 	for _, g := range all {
 		g.look(now)
-		since := a.summary(g, nil, now).Since
+		var since time.Time
+		if is := g.state(now); is != api.ServiceRejected { // the source's reports know of those
+			since = a.starts.service(g, is, now)
+		}
 		name := g.name()
 		object := "Service " + name.String()
 		for i := range g {

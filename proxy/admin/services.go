@@ -152,9 +152,9 @@ func (g group) totals() (all api.Totals) {
 
 func (g group) summary(now time.Time) api.Service {
 	id := g[0].Port.ID
-	s := api.Service{Namespace: id.Namespace, Name: id.Service, Totals: g.totals(), State: api.ServiceOK, Ends: g.ends(), Latency: g.latency(now)}
-	if len(g[0].Port.VIPs) == 0 {
-		s.State, s.Ports = api.ServiceRejected, []api.PortSummary{}
+	s := api.Service{Namespace: id.Namespace, Name: id.Service, Totals: g.totals(), State: g.state(now), Ends: g.ends(), Latency: g.latency(now)}
+	if s.State == api.ServiceRejected {
+		s.Ports = []api.PortSummary{}
 		return s
 	}
 	seen := map[netip.AddrPort]bool{}
@@ -169,11 +169,22 @@ func (g group) summary(now time.Time) api.Service {
 				countState(&s.Endpoints, stateOf(v, e, now))
 			}
 		}
-		if state := portState(v, now); state.Badness() > s.State.Badness() {
-			s.State = state
-		}
 	}
 	return s
+}
+
+// state is that of the port that fares worst.
+func (g group) state(now time.Time) api.ServiceState {
+	if len(g[0].Port.VIPs) == 0 {
+		return api.ServiceRejected
+	}
+	worst := api.ServiceOK
+	for i := range g {
+		if state := portState(&g[i], now); state.Badness() > worst.Badness() {
+			worst = state
+		}
+	}
+	return worst
 }
 
 func countState(c *api.EndpointCounts, state api.EndpointState) {
