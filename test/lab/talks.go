@@ -126,7 +126,7 @@ func (t *Talks) End() error {
 	t.sides.Wait()
 	for _, k := range t.talks {
 		for side := range 2 {
-			if sent, received := k.sent[side].Load(), k.received[1-side].Load(); sent != received && t.Err() == nil {
+			if sent, received := k.sent[side].Load(), k.received[1-side].Load(); sent != received && !k.lost.Load() {
 				t.fail(k, side, fmt.Errorf("it has sent %d bytes, and the other side has received %d", sent, received))
 			}
 		}
