@@ -47,12 +47,12 @@ var targets = []target{
 	{figure: "stream16", quantity: Gbits, to: "haproxy", least: true, bound: 2, text: "bulk, 16 connections"},
 	{figure: "stream1", quantity: Gbits, to: "dnat", least: true, bound: 0.75, text: "bulk, one connection"},
 	{figure: "stream16", quantity: Gbits, to: "dnat", least: true, bound: 0.7, text: "bulk, 16 connections"},
-	{figure: "mixed", quantity: P99, to: "haproxy", bound: 0.8, text: "p99 of a request, 64 connections beside 16 with bulk"},
-	{figure: "mixed", quantity: Gbits, to: "haproxy", least: true, bound: 1.5, text: "bulk, 16 connections beside 64 with requests"},
-	{figure: "udp1", quantity: Rate, to: "nginx", least: true, bound: 1.10, text: "datagrams a second, one under way"},
-	{figure: "udp1", quantity: P99, to: "nginx", bound: 0.8, text: "p99 of a datagram, one under way"},
-	{figure: "udp4", quantity: Rate, to: "nginx", least: true, bound: 1.35, text: "datagrams a second, four under way"},
-	{figure: "udp4", quantity: P99, to: "nginx", bound: 0.8, text: "p99 of a datagram, four under way"},
+	{figure: "mixed", quantity: P99, to: "haproxy", bound: 0.8, text: "p99 of a request, 64 connections during bulk on 16"},
+	{figure: "mixed", quantity: Gbits, to: "haproxy", least: true, bound: 1.5, text: "bulk, 16 connections during requests on 64"},
+	{figure: "udp1", quantity: Rate, to: "nginx", least: true, bound: 1.10, text: "datagrams a second, one in flight"},
+	{figure: "udp1", quantity: P99, to: "nginx", bound: 0.8, text: "p99 of a datagram, one in flight"},
+	{figure: "udp4", quantity: Rate, to: "nginx", least: true, bound: 1.35, text: "datagrams a second, four in flight"},
+	{figure: "udp4", quantity: P99, to: "nginx", bound: 0.8, text: "p99 of a datagram, four in flight"},
 	{figure: "idle", quantity: Resident, bound: 600, text: "resident bytes for an idle connection"},
 	{figure: "idle", quantity: Descriptors, bound: 2, text: "descriptors for an idle connection"},
 	{figure: "idle", quantity: System, to: "haproxy", bound: 1, text: "system memory for an idle connection"},
@@ -128,7 +128,7 @@ func (r Results) targetTable() string {
 			ushers = append(ushers, p)
 		}
 	}
-	t := table{head: []string{"what", "target"}}
+	t := table{head: []string{"measure", "target"}}
 	for _, u := range ushers {
 		t.head = append(t.head, title(u))
 	}
