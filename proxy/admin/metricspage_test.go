@@ -38,25 +38,22 @@ func MetricsDocumentation() string {
 // metricsIntroduction is what docs/metrics.md begins with.
 const metricsIntroduction = `# Metrics
 
-usher serves metrics for Prometheus at ` + "`/metrics`" + ` of ` + "`--admin-address`" + `. This page is made
-from the code (` + "`make generate`" + `). Besides these there are those of Go and of the process
+usher serves metrics for Prometheus at ` + "`/metrics`" + ` of ` + "`--admin-address`, " + `also those of Go and of the process
 (` + "`go_*`, `process_*`" + `). [deploy/monitoring](../deploy/monitoring) has a dashboard for Grafana
-and alert rules that use them.
+and alert rules. ` + "`make generate`" + ` writes this page from the code.
 
-Names that begin with ` + "`kubeproxy_`" + ` mean the same as kube-proxy's, so that what watches
-kube-proxy can watch usher; so do ` + "`rest_client_*`" + `, about requests to the API server. usher carries
-out a change in both IP families at once: what has the label ` + "`ip_family`" + ` and no number of its own is told
-for each of them. The values of ` + "`end`" + ` are in
-[Codes and states](reference.md#how-connections-end). ` + "`result`" + ` is connected, refused, no-answer or
-failed.
+Metrics that begin with ` + "`kubeproxy_`" + ` have the same meaning as kube-proxy's, so dashboards and alerts for
+kube-proxy also work for usher. The same applies to ` + "`rest_client_*`, " + `about requests to the API server. usher applies
+a change in both IP families at once: some metrics with the label ` + "`ip_family`" + ` have the same value for both.
+[Codes and states](reference.md#how-connections-end) has the values of ` + "`end`" + `. ` + "`result`" + ` is connected, refused, no-answer or
+failed; for probes also bad-status.
 
-How many series there are does not depend on how many Services there are, but for
-` + "`usher_service_*`" + `: a Service has them from its first connection on, and at most 1,000 Services do.
-Those beyond that are counted together, with ` + "`service=\"(others)\"`" + ` and no namespace. Their
-histograms have an exemplar, in the format OpenMetrics, for each bucket in which there was a connection that
-failed, was retried or slow: ` + "`connection`" + ` is its number, for ` + "`usher get connection`" + `. There are no
-series for endpoints or clients: ` + "`/api/v1/services`" + ` and the access log tell about those.
+The number of series does not depend on the number of Services, except for
+` + "`usher_service_*`" + `: at most 1,000 Services have these, each from its first connection on.
+usher counts all others together, with ` + "`service=\"(others)\"`" + ` and no namespace. In the format OpenMetrics,
+a histogram bucket has an exemplar if a connection in it failed, was retried or was slow: ` + "`connection`" + ` is the
+ID for ` + "`usher get connection`" + `. Endpoints and clients have no series: see ` + "`/api/v1/services`" + ` and the access log.
 
-| name | type | labels | what it tells |
+| name | type | labels | description |
 |---|---|---|---|
 `

@@ -13,12 +13,12 @@ import (
 
 const pageHead = `# The calls of a connection, and of a change
 
-` + "`make walk`" + ` writes this page: what each function calls, in order, when one connection is made and closed, one
-datagram is answered, and one endpoint is added. The portal is ` + "`none`" + `, the client sends 5 bytes and gets 5 back.
-[Internals](internals.md) says why; this page says where.
+` + "`make walk`" + ` writes this page. It lists the calls of each function, in order, for one connection, one
+datagram with its answer, and one added endpoint. The portal is ` + "`none`" + `, the client sends 5 bytes and gets 5 back.
+[Internals](internals.md) has the reasons.
 
-A call that calls nothing else is left out, unless it is the first in its file.
-How an event loop waits for its sockets is left out, too: it calls the functions at the margin. ` + "`Proxy.Apply`" + ` is called by
+Calls that call no other function are omitted, unless they are the first in their file.
+The wait of an event loop is omitted too; the loop calls the functions at the margin. ` + "`Proxy.Apply`" + ` is called by
 the source of Services.
 `
 
