@@ -54,7 +54,7 @@ type Cause uint8
 const (
 	NoCause        Cause = iota
 	HasProblem           // Explanation.Problem
-	SourceRefused        // the client is not in loadBalancerSourceRanges
+	SourceDenied         // the client is not in loadBalancerSourceRanges
 	NoEndpoint           // there is none that could be used
 	NoEndpointHere       // there is none on this node, and the policy is Local
 )
@@ -103,7 +103,7 @@ func (p *Proxy) Explain(q Question, now time.Time) (Explanation, error) {
 	case problem != nil:
 		x.Cause, x.Verdict = HasProblem, WouldFail
 	case q.Client.IsValid() && !vip.Expects(q.Client) && !p.node.Locality.Admits(&vip, q.Client, vip.Addr):
-		x.Cause, x.Verdict = SourceRefused, WouldRefuse
+		x.Cause, x.Verdict = SourceDenied, WouldRefuse
 		if filters {
 			x.Verdict = WouldDrop
 		}

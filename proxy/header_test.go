@@ -259,7 +259,7 @@ func headerSpecs(tunneled bool) {
 				}
 				Expect(c.Read(make([]byte, 1))).Error().To(reset)
 				e := last()
-				Expect(e.End.Outcome).To(Equal(outcome.HeaderRefused))
+				Expect(e.End.Outcome).To(Equal(outcome.ProxyHeaderInvalid))
 				Expect(e.Err).To(ContainSubstring(says))
 				Expect(e.Record.Tries()).To(BeZero())
 				Expect(got).NotTo(Receive())
@@ -338,7 +338,7 @@ func headerSpecs(tunneled bool) {
 				_, err := asks(fmt.Sprint("198.51.100.", i))
 				Expect(err).To(reset)
 			}
-			Eventually(func() int64 { return p.Stats().Ends[outcome.SourceRefused] }).Should(BeEquivalentTo(8))
+			Eventually(func() int64 { return p.Stats().Ends[outcome.SourceDenied] }).Should(BeEquivalentTo(8))
 			had := map[string]string{}
 			for i := range 14 {
 				client := fmt.Sprint("203.0.113.", i%7)
@@ -418,7 +418,7 @@ func headerSpecs(tunneled bool) {
 			close(jobs)
 			clients.Wait()
 			Eventually(p.Connections).WithTimeout(20 * time.Second).Should(BeZero())
-			Expect(p.Stats().Ends).To(Equal(map[outcome.Outcome]int64{outcome.HeaderRefused: int64(n)}))
+			Expect(p.Stats().Ends).To(Equal(map[outcome.Outcome]int64{outcome.ProxyHeaderInvalid: int64(n)}))
 			Expect(got).To(BeEmpty())
 			c := connect(at)
 			Expect(c.Write(v2)).Error().NotTo(HaveOccurred())

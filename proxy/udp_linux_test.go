@@ -126,7 +126,7 @@ func TestASessionThatWaitsForAnEndpointThatLeftEndsBecauseOfThat(t *testing.T) {
 	}
 	p.Apply([]config.Service{echoService()})
 	p.Stop() // closes the listener, as the last endpoint's leave does behind a redirect
-	g.Expect(p.Stats().Sessions.Ends).To(Equal(map[outcome.Outcome]int64{outcome.EndpointLeft: 1}))
+	g.Expect(p.Stats().Sessions.Ends).To(Equal(map[outcome.Outcome]int64{outcome.EndpointRemoved: 1}))
 }
 
 // ownEcho returns the goroutines of the test's own servers.

@@ -264,7 +264,7 @@ var _ = Describe("a listener behind a redirect", func() {
 
 		for _, client := range []*lab.Namespace{l.Outside, l.Pods, l.Node} {
 			Expect(ask(client.NewDialer(1), fmt.Sprintf("%s:%d", lab.NodeOut4, port))).Error().To(reset)
-			Eventually(u.Out).Should(gbytes.Say("closed after .*: not-through-portal"))
+			Eventually(u.Out).Should(gbytes.Say("closed after .*: bypassed-portal"))
 		}
 		Expect(backend.connections()).To(BeZero())
 		Expect(ask(l.Outside.NewDialer(1), web.vip())).To(Equal(backend.addr), "through the portal it is served")

@@ -93,7 +93,7 @@ func redirectedUDPSpecs(portal string) {
 			Eventually(func() float64 { return metric(node, `usher_udp_datagrams_dropped_total{reason="not-admitted"}`) }).WithTimeout(10*time.Second).Should(BeEquivalentTo(refused), c.to)
 			direct.Close()
 		}
-		Eventually(u.Out).Should(gbytes.Say("closed after .*: not-through-portal"))
+		Eventually(u.Out).Should(gbytes.Say("closed after .*: bypassed-portal"))
 		Expect(metric(node, "usher_udp_sessions_open")).To(BeZero())
 		Expect(first.got.Load()).To(BeZero(), "datagrams that the endpoint saw")
 		reaches(pod, first)
@@ -203,12 +203,12 @@ func redirectedUDPSpecs(portal string) {
 		before := asked.answered.Load()
 		Eventually(asked.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+50))
 		Expect(asked.latest()).To(Equal(first.addr.String()))
-		Expect(u.Out).NotTo(gbytes.Say("closed after .*: endpoint-left"))
+		Expect(u.Out).NotTo(gbytes.Say("closed after .*: endpoint-removed"))
 
 		By("ending it where that one serves no more")
 		conditions(map[*countedEcho]string{first: gone, second: ready})
 		Eventually(asked.latest).WithTimeout(20 * time.Second).Should(Equal(second.addr.String()))
-		Eventually(u.Out).Should(gbytes.Say("closed after .*: endpoint-left"))
+		Eventually(u.Out).Should(gbytes.Say("closed after .*: endpoint-removed"))
 
 		By("staying with one that is terminating where none is ready")
 		conditions(map[*countedEcho]string{first: gone, second: terminating})
@@ -216,7 +216,7 @@ func redirectedUDPSpecs(portal string) {
 		Eventually(asked.answered.Load).WithTimeout(10 * time.Second).Should(BeNumerically(">", before+50))
 		Expect(asked.latest()).To(Equal(second.addr.String()))
 		conditions(map[*countedEcho]string{first: gone, second: gone})
-		Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("closed after .*: endpoint-left"))
+		Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say("closed after .*: endpoint-removed"))
 		Eventually(asked.unanswered.Load).WithTimeout(20 * time.Second).Should(BeNumerically(">", 5))
 	})
 }

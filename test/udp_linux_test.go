@@ -257,7 +257,7 @@ func udpSpecs(portal string) {
 		dns.endpoints = []netip.AddrPort{second}
 		dns.write(u.manifests)
 		Eventually(asked.latest).WithTimeout(10 * time.Second).Should(Equal(second.String()))
-		Eventually(u.Out).Should(gbytes.Say("closed after .*: endpoint-left"))
+		Eventually(u.Out).Should(gbytes.Say("closed after .*: endpoint-removed"))
 		Consistently(asked.latest).WithTimeout(300 * time.Millisecond).Should(Equal(second.String()))
 		stop()
 		Expect(asked.unanswered.Load()).To(BeNumerically("<=", 2))
@@ -386,7 +386,7 @@ func udpSpecs(portal string) {
 		Expect(err).NotTo(HaveOccurred())
 		Expect(exchange(c, []byte(who), 300*time.Millisecond)).Error().To(MatchError(os.ErrDeadlineExceeded))
 		if strings.HasPrefix(portal, "address") { // others leave it to the kernel
-			Eventually(u.Out).Should(gbytes.Say("closed after .*: source-refused"))
+			Eventually(u.Out).Should(gbytes.Say("closed after .*: source-denied"))
 		}
 	})
 

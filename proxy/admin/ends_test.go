@@ -35,16 +35,16 @@ var goldenEnds = []api.End{
 	{Code: "no-endpoint", Fault: "endpoint", Meaning: "there was no endpoint to try"},
 	{Code: "attempts-failed", Fault: "endpoint", Meaning: "every attempt failed"},
 	{Code: "queue-timeout", Fault: "endpoint", Meaning: "no endpoint had room for another connection in `--queue-timeout`, or in what the Service says"},
-	{Code: "not-through-portal", Fault: "client", Meaning: "it came straight to usher's port"},
-	{Code: "source-refused", Fault: "policy", Meaning: "the client is not in `loadBalancerSourceRanges`"},
-	{Code: "header-refused", Fault: "client", Meaning: "it came from a load balancer and did not begin with a header of the PROXY protocol, or with a wrong one, or did not send all of it in time; the error tells"},
+	{Code: "bypassed-portal", Fault: "client", Meaning: "it came straight to usher's port"},
+	{Code: "source-denied", Fault: "policy", Meaning: "the client is not in `loadBalancerSourceRanges`"},
+	{Code: "proxy-header-invalid", Fault: "client", Meaning: "it came from a load balancer and did not begin with a header of the PROXY protocol, or with a wrong one, or did not send all of it in time; the error tells"},
 	{Code: "limit", Fault: "node", Meaning: "too many connections, or the node has run out of descriptors, memory or ports; a UDP session: another client needed the room, and this one had been idle longest, or the first datagram's hop limit was used up"},
 	{Code: "drained", Fault: "node", Meaning: "usher was stopped, and `--drain-timeout` was over; a UDP session ends as soon as usher is stopped"},
-	{Code: "aged", Fault: "policy", Meaning: "it had reached `--max-connection-age`"},
+	{Code: "max-age", Fault: "policy", Meaning: "it had reached `--max-connection-age`"},
 	{Code: "idle", Fault: "none", Meaning: "nothing moved for `--connection-idle-timeout`; UDP: no datagram either way for `--udp-idle-timeout`, or for 1 min before the first answer"},
 	{Code: "endpoint-drained", Fault: "policy", Meaning: "the endpoint had left, or was terminating, for `--endpoint-drain-timeout`"},
-	{Code: "endpoint-left", Fault: "policy", Meaning: "UDP: the endpoint left, or serves no more"},
-	{Code: "withdrawn", Fault: "policy", Meaning: "UDP: the Service, or the VIP that the client used, was taken away"},
+	{Code: "endpoint-removed", Fault: "policy", Meaning: "UDP: the endpoint left, or serves no more"},
+	{Code: "vip-removed", Fault: "policy", Meaning: "UDP: the Service, or the VIP that the client used, was taken away"},
 	{Code: "internal", Fault: "usher", Meaning: "a fault of usher's; the error tells"},
 }
 
@@ -110,7 +110,7 @@ var _ = Describe("the ends of connections", func() {
 			never, was := list.Items[0], list.Items[1]
 			Expect([]any{was.End, was.BytesToEndpoint, was.BytesToClient, never.End}).To(Equal([]any{e.Code, int64(3), int64(4), e.Code}))
 			Expect(was.Outcomes).To(Equal(outcomes(e.Fault == "endpoint", e.Code)), e.Code)
-			Expect(never.Outcomes).To(Equal(outcomes(!slices.Contains([]string{"idle", "endpoint-left", "withdrawn", "drained"}, e.Code), e.Code)), e.Code)
+			Expect(never.Outcomes).To(Equal(outcomes(!slices.Contains([]string{"idle", "endpoint-removed", "vip-removed", "drained"}, e.Code), e.Code)), e.Code)
 
 			events := n.subscribe("follow=false&history=true&kind=closed&outcome="+e.Code, "").events
 			Expect(events).To(HaveLen(2))

@@ -194,7 +194,7 @@ func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, or
 	switch x.Cause {
 	case proxy.HasProblem:
 		say("The service port is not served as it should be: %v.", x.Problem.Err)
-	case proxy.SourceRefused:
+	case proxy.SourceDenied:
 		if drops {
 			say("The client %s is not in loadBalancerSourceRanges: the portal drops its packets.", client)
 		} else {

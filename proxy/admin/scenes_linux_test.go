@@ -305,7 +305,7 @@ var _ = Describe("recorded scenes", func() {
 		removed.Ports = nil
 		s.proxy.Apply([]config.Service{removed})
 		s.ends(1)
-		s.record("adopted UDP session withdrawn")
+		s.record("adopted UDP session whose VIP is removed")
 		s.summarize("after the handover")
 
 		if *update {

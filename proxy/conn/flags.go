@@ -45,7 +45,7 @@ func (f Flags) Words() (words []string) {
 // protocols have no answers.
 func (r *Record) Failed(o outcome.Outcome) bool {
 	switch o {
-	case outcome.Idle, outcome.EndpointLeft, outcome.Withdrawn, outcome.Drained:
+	case outcome.Idle, outcome.EndpointRemoved, outcome.VIPRemoved, outcome.Drained:
 		return false
 	}
 	return r.established.Load() == 0 || o.Fault() == outcome.FaultEndpoint

@@ -94,7 +94,7 @@ func (l *listener) Close(why frontend.Closing) {
 	delete(l.server.listeners, l)
 	l.front.Budget.Listeners.Add(-1)
 	l.socket.loop.listeners--
-	end := outcome.Withdrawn
+	end := outcome.VIPRemoved
 	switch why {
 	case frontend.HandedOver:
 		l.retire()

@@ -451,10 +451,10 @@ func (s *session) compare() {
 	vip, ok := v.VIPAt(s.VIP.AddrPort())
 	switch {
 	case !ok:
-		s.end(outcome.Result{Outcome: outcome.Withdrawn})
+		s.end(outcome.Result{Outcome: outcome.VIPRemoved})
 		return
 	case !s.Allowed(vip):
-		s.end(frontend.SourceRefused)
+		s.end(frontend.SourceDenied)
 		return
 	}
 	s.VIP = vip
@@ -470,7 +470,7 @@ func (s *session) compare() {
 		s.linger()
 		return
 	}
-	s.end(outcome.Result{Outcome: outcome.EndpointLeft})
+	s.end(outcome.Result{Outcome: outcome.EndpointRemoved})
 }
 
 // lingerTime is how long an endpoint that left may take to answer what it had
@@ -485,7 +485,7 @@ func (s *session) linger() {
 	s.leaving = true
 	end := func() {
 		if s.fd >= 0 {
-			s.end(outcome.Result{Outcome: outcome.EndpointLeft})
+			s.end(outcome.Result{Outcome: outcome.EndpointRemoved})
 		}
 	}
 	time.AfterFunc(lingerTime, func() { _ = sk.loop.poller.Do(end) })

@@ -101,7 +101,7 @@ func (sk *socket) close(end outcome.Outcome, done func()) {
 		}
 		s := sk.order.Front().Value.(*session)
 		if s.leaving {
-			s.end(outcome.Result{Outcome: outcome.EndpointLeft}) // that came before
+			s.end(outcome.Result{Outcome: outcome.EndpointRemoved}) // that came before
 			continue
 		}
 		s.end(outcome.Result{Outcome: end})

@@ -30,7 +30,7 @@ func TestManySessionsEndInTurns(t *testing.T) {
 			sk.idle = 0
 			sk.expire()
 		},
-		"of a Service that is removed": func(_ *frontend.FrontEnd, sk *socket) { sk.close(outcome.Withdrawn, func() {}) },
+		"of a Service that is removed": func(_ *frontend.FrontEnd, sk *socket) { sk.close(outcome.VIPRemoved, func() {}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := NewWithT(t)

@@ -187,7 +187,7 @@ func (w *watch) verdict(l Limits, now time.Time, moved, half bool, q queue) outc
 	case !l.Retire.IsZero() && (!now.Before(l.Retire) || silence >= lull && q.unsent() == 0 && q.unread() == 0):
 		return outcome.EndpointDrained
 	case l.Age > 0 && (age >= l.Age || age >= l.Age-l.Age/8 && !moved):
-		return outcome.Aged
+		return outcome.MaxAge
 	case l.HalfClosed > 0 && half && silence >= l.HalfClosed:
 		end = outcome.HalfClosed
 	case l.Idle > 0 && silence >= l.Idle:

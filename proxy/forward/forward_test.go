@@ -465,7 +465,7 @@ func specify(m mover) {
 					break
 				}
 			}
-			Expect(p.result().Outcome).To(Equal(outcome.Aged))
+			Expect(p.result().Outcome).To(Equal(outcome.MaxAge))
 			return time.Since(began)
 		}).WithTimeout(30 * time.Second).Should(BeNumerically(">=", 780*time.Millisecond))
 	})
@@ -675,7 +675,7 @@ func specifySlow(movers []mover) {
 		each(forward.Limits{Age: 800 * time.Millisecond}, 1, func(p *pair, _ int) {
 			p.Expect(p.client.Read(make([]byte, 1))).Error().To(MatchError(syscall.ECONNRESET))
 			p.Expect(time.Since(p.began)).To(BeNumerically(">=", 690*time.Millisecond))
-			p.Expect(p.result().Outcome).To(Equal(outcome.Aged))
+			p.Expect(p.result().Outcome).To(Equal(outcome.MaxAge))
 		})
 	})
 

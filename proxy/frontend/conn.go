@@ -26,8 +26,8 @@ type Conn struct {
 
 // Why a client is not admitted.
 var (
-	NotAdmitted   = outcome.Result{Outcome: outcome.NotAdmitted, Err: errors.New("it did not come through a portal of this Service")}
-	SourceRefused = outcome.Result{Outcome: outcome.SourceRefused, Err: errors.New("the client is not in loadBalancerSourceRanges")}
+	NotAdmitted  = outcome.Result{Outcome: outcome.BypassedPortal, Err: errors.New("it did not come through a portal of this Service")}
+	SourceDenied = outcome.Result{Outcome: outcome.SourceDenied, Err: errors.New("the client is not in loadBalancerSourceRanges")}
 )
 
 // Admit finds out, once To is known, which VIP the client meant that has come to a
@@ -51,7 +51,7 @@ func (c *Conn) Admit(v *View, p *Place) (headerDue bool, r outcome.Result) {
 	case c.Via == nil && vip.Balancers != nil && vip.Expects(c.From.Addr()):
 		headerDue = true
 	case !c.Allowed(vip):
-		r = SourceRefused
+		r = SourceDenied
 	}
 	return headerDue, r
 }
@@ -64,7 +64,7 @@ func (c *Conn) Introduce(client netip.AddrPort) outcome.Result {
 		c.From, c.Via = client, &balancer
 	}
 	if !c.Allowed(c.VIP) {
-		return SourceRefused
+		return SourceDenied
 	}
 	return outcome.Result{}
 }

@@ -76,12 +76,12 @@ func TestWhoIsAdmitted(t *testing.T) {
 	}{
 		{true, "203.0.113.1:1", "10.96.0.10:80", outcome.Open, vip4, 2},
 		{true, "[2001:db8::1]:1", "[fd96::10]:80", outcome.Open, vip6, 2},
-		{true, "203.0.113.1:1", "10.96.0.10:81", outcome.NotAdmitted, vip4, 0},
+		{true, "203.0.113.1:1", "10.96.0.10:81", outcome.BypassedPortal, vip4, 0},
 		{true, "203.0.113.1:1", "203.0.113.7:30080", outcome.Open, nodePort, 1},
 		{true, "127.0.0.1:1", "127.0.0.1:30080", outcome.Open, nodePort, 2},
-		{true, "[2001:db8::1]:1", "[2001:db8::7]:30080", outcome.NotAdmitted, nodePort, 0},
+		{true, "[2001:db8::1]:1", "[2001:db8::7]:30080", outcome.BypassedPortal, nodePort, 0},
 		{true, "198.51.100.7:1", "192.0.2.10:80", outcome.Open, limited, 1},
-		{true, "203.0.113.1:1", "192.0.2.10:80", outcome.SourceRefused, limited, 0},
+		{true, "203.0.113.1:1", "192.0.2.10:80", outcome.SourceDenied, limited, 0},
 		// Without a redirect it is the listener that tells which VIP is meant.
 		{false, "198.51.100.7:1", "192.0.2.10:80", outcome.Open, vip4, 2},
 	} {
@@ -122,16 +122,16 @@ func TestWhoIsAdmittedThroughALoadBalancer(t *testing.T) {
 	}{
 		{"10.0.0.1:1", lb, "198.51.100.7:1", true, outcome.Open, 1},
 		{"10.0.0.1:1", np, "198.51.100.7:1", true, outcome.Open, 1},
-		{"10.0.0.1:1", lb, "203.0.113.1:1", true, outcome.SourceRefused, 0},
-		{"10.0.0.1:1", np, "203.0.113.1:1", true, outcome.SourceRefused, 0},
+		{"10.0.0.1:1", lb, "203.0.113.1:1", true, outcome.SourceDenied, 0},
+		{"10.0.0.1:1", np, "203.0.113.1:1", true, outcome.SourceDenied, 0},
 		{"10.0.0.1:1", np, "10.244.0.9:1", true, outcome.Open, 2}, // a Pod of this node
-		{"10.0.0.1:1", lb, lb, true, outcome.SourceRefused, 0},
+		{"10.0.0.1:1", lb, lb, true, outcome.SourceDenied, 0},
 		// The balancer itself: where ranges do not hold for clients that come straight, nor for it.
 		{"10.0.0.1:1", np, "", true, outcome.Open, 1},
-		{"10.0.0.1:1", lb, "", true, outcome.SourceRefused, 0},
+		{"10.0.0.1:1", lb, "", true, outcome.SourceDenied, 0},
 		// Who is none, and VIPs that have none.
 		{"203.0.113.1:1", np, "", false, outcome.Open, 1},
-		{"203.0.113.1:1", lb, "", false, outcome.SourceRefused, 0},
+		{"203.0.113.1:1", lb, "", false, outcome.SourceDenied, 0},
 		{"198.51.100.7:1", lb, "", false, outcome.Open, 1},
 		{"10.0.0.1:1", "10.96.0.10:80", "", false, outcome.Open, 2},
 	} {
@@ -367,7 +367,7 @@ func TestEndsAreCountedByTheirWords(t *testing.T) {
 	g := NewWithT(t)
 	f := front(&Node{})
 	for i, word := range []string{"client-closed", "endpoint-closed", "client-reset", "endpoint-reset", "no-response", "half-closed", "no-endpoint", "attempts-failed",
-		"queue-timeout", "not-through-portal", "source-refused", "header-refused", "limit", "drained", "aged", "idle", "endpoint-drained", "endpoint-left", "withdrawn", "internal"} {
+		"queue-timeout", "bypassed-portal", "source-denied", "proxy-header-invalid", "limit", "drained", "max-age", "idle", "endpoint-drained", "endpoint-removed", "vip-removed", "internal"} {
 		g.Expect(outcome.Words()[i]).To(Equal(word))
 		for range i + 1 {
 			c := &Conn{Record: &conn.Record{ID: f.NewID(), Port: f.View().Clients, From: netip.MustParseAddrPort("203.0.113.1:1"), Began: time.Now()}, Front: f}

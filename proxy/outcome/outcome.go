@@ -17,16 +17,16 @@ const (
 	NoEndpoint
 	AttemptsFailed
 	QueueTimeout
-	NotAdmitted
-	SourceRefused
-	HeaderRefused
+	BypassedPortal
+	SourceDenied
+	ProxyHeaderInvalid
 	Limit
 	Drained
-	Aged
+	MaxAge
 	Idle
 	EndpointDrained
-	EndpointLeft
-	Withdrawn
+	EndpointRemoved
+	VIPRemoved
 	Internal
 
 	Outcomes = iota // how many there are, Open included: for arrays
@@ -52,27 +52,27 @@ var words = [Outcomes]struct {
 	fault   Fault
 	meaning string
 }{
-	Open:            {"", FaultNone, ""},
-	ClientClosed:    {"client-closed", FaultNone, "both directions ended, the client's first"},
-	EndpointClosed:  {"endpoint-closed", FaultNone, "both directions ended, the endpoint's first"},
-	ClientReset:     {"client-reset", FaultClient, "the client broke the connection off"},
-	EndpointReset:   {"endpoint-reset", FaultEndpoint, "the endpoint broke the connection off; for UDP, it had answered and now refuses"},
-	NoResponse:      {"no-response", FaultNone, "the client had sent some and left without a byte from the endpoint: it reset the connection, or ended its side and the endpoint kept its own open for `--half-closed-timeout`; or the endpoint, which responds to others of the port, ended first; no failure"},
-	HalfClosed:      {"half-closed", FaultPolicy, "one direction had ended, or one side had and the other did not take what came before that, and nothing moved for `--half-closed-timeout`"},
-	NoEndpoint:      {"no-endpoint", FaultEndpoint, "there was no endpoint to try"},
-	AttemptsFailed:  {"attempts-failed", FaultEndpoint, "every attempt failed"},
-	QueueTimeout:    {"queue-timeout", FaultEndpoint, "no endpoint had room for another connection in `--queue-timeout`, or in what the Service says"},
-	NotAdmitted:     {"not-through-portal", FaultClient, "it came straight to usher's port"},
-	SourceRefused:   {"source-refused", FaultPolicy, "the client is not in `loadBalancerSourceRanges`"},
-	HeaderRefused:   {"header-refused", FaultClient, "it came from a load balancer and did not begin with a header of the PROXY protocol, or with a wrong one, or did not send all of it in time; the error tells"},
-	Limit:           {"limit", FaultNode, "too many connections, or the node has run out of descriptors, memory or ports; a UDP session: another client needed the room, and this one had been idle longest, or the first datagram's hop limit was used up"},
-	Drained:         {"drained", FaultNode, "usher was stopped, and `--drain-timeout` was over; a UDP session ends as soon as usher is stopped"},
-	Aged:            {"aged", FaultPolicy, "it had reached `--max-connection-age`"},
-	Idle:            {"idle", FaultNone, "nothing moved for `--connection-idle-timeout`; UDP: no datagram either way for `--udp-idle-timeout`, or for 1 min before the first answer"},
-	EndpointDrained: {"endpoint-drained", FaultPolicy, "the endpoint had left, or was terminating, for `--endpoint-drain-timeout`"},
-	EndpointLeft:    {"endpoint-left", FaultPolicy, "UDP: the endpoint left, or serves no more"},
-	Withdrawn:       {"withdrawn", FaultPolicy, "UDP: the Service, or the VIP that the client used, was taken away"},
-	Internal:        {"internal", FaultUsher, "a fault of usher's; the error tells"},
+	Open:               {"", FaultNone, ""},
+	ClientClosed:       {"client-closed", FaultNone, "both directions ended, the client's first"},
+	EndpointClosed:     {"endpoint-closed", FaultNone, "both directions ended, the endpoint's first"},
+	ClientReset:        {"client-reset", FaultClient, "the client broke the connection off"},
+	EndpointReset:      {"endpoint-reset", FaultEndpoint, "the endpoint broke the connection off; for UDP, it had answered and now refuses"},
+	NoResponse:         {"no-response", FaultNone, "the client had sent some and left without a byte from the endpoint: it reset the connection, or ended its side and the endpoint kept its own open for `--half-closed-timeout`; or the endpoint, which responds to others of the port, ended first; no failure"},
+	HalfClosed:         {"half-closed", FaultPolicy, "one direction had ended, or one side had and the other did not take what came before that, and nothing moved for `--half-closed-timeout`"},
+	NoEndpoint:         {"no-endpoint", FaultEndpoint, "there was no endpoint to try"},
+	AttemptsFailed:     {"attempts-failed", FaultEndpoint, "every attempt failed"},
+	QueueTimeout:       {"queue-timeout", FaultEndpoint, "no endpoint had room for another connection in `--queue-timeout`, or in what the Service says"},
+	BypassedPortal:     {"bypassed-portal", FaultClient, "it came straight to usher's port"},
+	SourceDenied:       {"source-denied", FaultPolicy, "the client is not in `loadBalancerSourceRanges`"},
+	ProxyHeaderInvalid: {"proxy-header-invalid", FaultClient, "it came from a load balancer and did not begin with a header of the PROXY protocol, or with a wrong one, or did not send all of it in time; the error tells"},
+	Limit:              {"limit", FaultNode, "too many connections, or the node has run out of descriptors, memory or ports; a UDP session: another client needed the room, and this one had been idle longest, or the first datagram's hop limit was used up"},
+	Drained:            {"drained", FaultNode, "usher was stopped, and `--drain-timeout` was over; a UDP session ends as soon as usher is stopped"},
+	MaxAge:             {"max-age", FaultPolicy, "it had reached `--max-connection-age`"},
+	Idle:               {"idle", FaultNone, "nothing moved for `--connection-idle-timeout`; UDP: no datagram either way for `--udp-idle-timeout`, or for 1 min before the first answer"},
+	EndpointDrained:    {"endpoint-drained", FaultPolicy, "the endpoint had left, or was terminating, for `--endpoint-drain-timeout`"},
+	EndpointRemoved:    {"endpoint-removed", FaultPolicy, "UDP: the endpoint left, or serves no more"},
+	VIPRemoved:         {"vip-removed", FaultPolicy, "UDP: the Service, or the VIP that the client used, was taken away"},
+	Internal:           {"internal", FaultUsher, "a fault of usher's; the error tells"},
 }
 
 // String returns the word for o; "" for Open.

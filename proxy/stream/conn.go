@@ -102,7 +102,7 @@ func (c *Conn) introduced(first []byte, failed error) (n int, r outcome.Result) 
 		failed = proxyproto.ErrCut
 	}
 	if failed != nil {
-		return 0, outcome.Result{Outcome: outcome.HeaderRefused, Err: failed}
+		return 0, outcome.Result{Outcome: outcome.ProxyHeaderInvalid, Err: failed}
 	}
 	balancer := c.From
 	r = c.Introduce(client)
@@ -130,7 +130,7 @@ func (c *Conn) start(a *acceptor, run runner) {
 	if err != nil || !c.To.IsValid() || c.To.Addr().IsUnspecified() {
 		c.To = plainAddr(c.client.LocalAddr())
 	}
-	r := outcome.Result{Outcome: outcome.NotAdmitted, Err: err}
+	r := outcome.Result{Outcome: outcome.BypassedPortal, Err: err}
 	if err == nil {
 		var due bool
 		if due, r = c.Admit(c.Front.View(), &a.Place); due {

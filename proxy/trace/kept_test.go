@@ -124,7 +124,7 @@ var _ = Describe("what is kept besides the steps", func() {
 		log.Keep(100)
 		for id := range uint64(10) {
 			goes(log, 1+id, gone{service: "quiet", end: outcome.AttemptsFailed})
-			goes(log, 11+id, gone{service: "loud", end: outcome.SourceRefused})
+			goes(log, 11+id, gone{service: "loud", end: outcome.SourceDenied})
 			goes(log, 21+id, gone{service: "loud", end: good, refused: 1})
 		}
 		for id := range uint64(10000) {

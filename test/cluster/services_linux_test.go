@@ -263,7 +263,7 @@ var _ = Describe("which Services are served:", func() {
 			Expect(err).NotTo(HaveOccurred())
 			DeferCleanup(conn.Close)
 		}
-		for _, end := range []string{"idle", "aged"} {
+		for _, end := range []string{"idle", "max-age"} {
 			Eventually(func() string { return string(u.Out.Contents()) }).WithTimeout(soon).Should(ContainSubstring(end))
 		}
 	})

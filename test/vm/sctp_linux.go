@@ -531,7 +531,7 @@ func directConnection(n *node, start func(...string)) {
 		}
 		// It is "refused" if the abort comes before connect(2) has looked.
 		Expect(err).To(Or(MatchError(syscall.ECONNRESET), MatchError(syscall.ECONNREFUSED)))
-		n.said("not-through-portal")
+		n.said("bypassed-portal")
 		_, err = dial(client, anyAddr, netip.AddrPortFrom(n.ip.toPods, direct.Port()), 1)
 		Expect(err).To(MatchError(syscall.ECONNREFUSED), "no other address of the node is listened on")
 	}

@@ -99,6 +99,6 @@ func udpEndpointLeaves(flags ...string) {
 	Expect(exchange(c, []byte(who))).To(BeEquivalentTo(first.String()))
 	s.endpoints = []netip.AddrPort{second}
 	n.put(s)
-	n.said("closed after .*: endpoint-left")
+	n.said("closed after .*: endpoint-removed")
 	Expect(exchange(c, []byte(who))).To(BeEquivalentTo(second.String()), "the same client")
 }

@@ -78,7 +78,7 @@ func denied(ctx context.Context, s *subject) (all []Finding) {
 	clients := map[string][]string{}
 	times, last := map[string]int{}, map[string]time.Time{}
 	for _, c := range s.failedLately(ctx) {
-		if c.End != outcome.SourceRefused.String() {
+		if c.End != outcome.SourceDenied.String() {
 			continue
 		}
 		if times[c.Service]++; times[c.Service] == 1 {

@@ -19,8 +19,8 @@ var _ = Describe("the order of findings", func() {
 
 	It("is by how many clients each hurts now, and what is over comes last", func() {
 		failed := []api.Connection{
-			connection("default/closed", "[2001:db8::7]:1", "source-refused"), connection("default/closed", "192.0.2.7:1", "source-refused"),
-			connection("default/closed", "192.0.2.7:2", "source-refused"), connection("default/gone", "192.0.2.8:1", "no-endpoint"),
+			connection("default/closed", "[2001:db8::7]:1", "source-denied"), connection("default/closed", "192.0.2.7:1", "source-denied"),
+			connection("default/closed", "192.0.2.7:2", "source-denied"), connection("default/gone", "192.0.2.8:1", "no-endpoint"),
 		}
 		web := api.ServiceDetail{Service: api.Service{Namespace: "default", Name: "web", State: api.ServiceDegraded}, Details: []api.ServicePort{{PortSummary: api.PortSummary{VIP: "10.96.0.10:80"}, Endpoints: []api.Endpoint{
 			{Address: "10.0.0.1:80", State: api.EndpointUnresponsive, Ready: true, NoResponseLately: 2, Latency: &api.Latency{Clients: 30}},
