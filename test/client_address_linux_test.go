@@ -242,7 +242,7 @@ func clientAddressSpecs(portal string, six bool) {
 			if c.seen != "client" {
 				isClient = l.isNode()
 			}
-			Expect(l.explained(c.endpoint, c.client)).To(HaveField("Seen", c.seen), "%s → %s", c.client.addr, c.endpoint.addr)
+			Expect(l.explained(c.endpoint, c.client)).To(HaveField("Source", c.seen), "%s → %s", c.client.addr, c.endpoint.addr)
 			Expect(l.seenBy(c.endpoint, c.client)).To(isClient, "%s → %s", c.client.addr, c.endpoint.addr)
 		}
 		out, errs, _ := askUsher(l.Node, "explain", "tcp3")

@@ -76,7 +76,7 @@ var _ = Describe("an access log", func() {
 		var out strings.Builder
 		l := run(accesslog.Options{Path: "-", Out: &out, Format: accesslog.JSON}, func(*accesslog.Log) { retried(t, "connection refused") })
 		Expect(out.String()).To(MatchJSON(`{"time":"2026-01-02T03:04:05.600Z","connection":7,"service":"default/web","port":"http","protocol":"TCP",
-			"client":"192.0.2.2:48200","vip":"10.96.0.10:80","endpoint":"10.1.0.8:80","pod":"default/web-2","seen":"client",
+			"client":"192.0.2.2:48200","vip":"10.96.0.10:80","endpoint":"10.1.0.8:80","pod":"default/web-2","source":"client",
 			"attempts":[{"endpoint":"10.1.0.7:80","pod":"default/web-1","ms":0.500,"error":"connection refused"},{"endpoint":"10.1.0.8:80","pod":"default/web-2","ms":1.000}],
 			"connectMs":2.000,"firstByteMs":3.500,"durationMs":1000.000,"bytesToEndpoint":73,"bytesToClient":131,"end":"client-closed"}`))
 		Expect(strings.Count(out.String(), "\n")).To(Equal(1))

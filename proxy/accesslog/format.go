@@ -59,7 +59,7 @@ func jsonLine(b []byte, e *trace.Event) []byte {
 	if established {
 		b = appendAddr(b, "endpoint", chosen.Endpoint)
 		b = appendField(b, "pod", chosen.Pod)
-		b = appendField(b, "seen", chosen.Seen.String())
+		b = appendField(b, "source", chosen.Seen.String())
 	}
 	b = append(b, `,"attempts":[`...)
 	for i, t := range e.Record.Attempts() {

@@ -270,7 +270,7 @@ var _ = Describe("the API of a proxy", func() {
 			Expect(s.kinds()).To(Equal([]string{"service-added", "accepted", "attempt", "endpoint-quarantined", "attempt", "established"}))
 			Expect(s.events[0].Count).To(Equal(2))
 			Expect(s.events[2].Result).To(Equal("refused"))
-			Expect(s.events[2].Seen).To(Equal("node-itself"))
+			Expect(s.events[2].Source).To(Equal("node-itself"))
 			Expect(n.subscribe("follow=false&outcome=retry", "").kinds()).To(Equal([]string{"attempt", "attempt"}))
 			Expect(n.subscribe("follow=false&kind=changes&service=default/web", "").kinds()).To(Equal([]string{"service-added", "endpoint-quarantined"}))
 			Expect(n.subscribe("follow=false&endpoint="+good.String(), "").kinds()).To(Equal([]string{"attempt", "established"}))
@@ -331,18 +331,18 @@ var _ = Describe("the API of a proxy", func() {
 		n.client("web")
 		var services api.ServiceList
 		n.get("/services", &services)
-		Expect(services.Items[0].Ports[0].Sees).To(Equal(api.Sees{Seen: "node-portal", SeenText: "this node's address, because only the portals iptables and nftables can lead the answers back"}))
+		Expect(services.Items[0].Ports[0].Sees).To(Equal(api.Sees{Source: "node-portal", SourceText: "this node's address, because only the portals iptables and nftables can lead the answers back"}))
 		var connections api.ConnectionList
 		n.get("/connections", &connections)
-		Expect(connections.Items[0].Attempts[0].Sees).To(Equal(api.Sees{Seen: "node-itself", SeenText: "this node's address, because the client is a process of this node"}))
+		Expect(connections.Items[0].Attempts[0].Sees).To(Equal(api.Sees{Source: "node-itself", SourceText: "this node's address, because the client is a process of this node"}))
 		var x api.Explanation
 		n.get("/explain?service=web", &x)
-		Expect(x.Order[0].Seen).To(Equal("node-portal"), "whoever it is")
+		Expect(x.Order[0].Source).To(Equal("node-portal"), "whoever it is")
 		n.get("/explain?service=web&client=127.0.0.1", &x)
-		Expect(x.Order[0].Seen).To(Equal("node-itself"))
+		Expect(x.Order[0].Source).To(Equal("node-itself"))
 		Expect(x.Text).To(ContainElement(HaveSuffix(". It sees this node's address, because the client is a process of this node.")))
 		for _, family := range n.gather() {
-			if family.GetName() == "usher_endpoint_sees_total" {
+			if family.GetName() == "usher_endpoint_source_address_total" {
 				Expect(family.Metric).To(HaveLen(portal.Seens - 1))
 				for _, m := range family.Metric {
 					Expect(m.Counter.GetValue() == 1).To(Equal(m.Label[0].GetValue() == "node-itself"), m.String())

@@ -204,7 +204,7 @@ func (a *API) connection(r *http.Request) (any, error) {
 }
 
 // sees returns s as the API has it.
-func sees(s portal.Seen) api.Sees { return api.Sees{Seen: s.String(), SeenText: s.Text()} }
+func sees(s portal.Seen) api.Sees { return api.Sees{Source: s.String(), SourceText: s.Text()} }
 
 // tell returns the connection as it is at now.
 func (a *API) tell(s seen, now time.Time) api.Connection {

@@ -103,7 +103,7 @@ func order(x *proxy.Explanation, now time.Time) []api.Candidate {
 		}
 		one := candidate(c.Endpoint, c.Reason.String(), why, now)
 		if one.Sees = sees(x.Seen[i]); x.Seen[i] == 0 {
-			one.SeenText = "its client's own address if that is a Pod of this node or the endpoint is on this node, and otherwise this node's"
+			one.SourceText = "its client's own address if that is a Pod of this node or the endpoint is on this node, and otherwise this node's"
 		}
 		out = append(out, one)
 	}
@@ -245,9 +245,9 @@ func sentences(x *proxy.Explanation, traits portal.Traits, client netip.Addr, or
 	}
 	for i, c := range order {
 		if i == 0 {
-			say("First %s: %s. It sees %s.", c.Endpoint, c.Text, c.SeenText)
+			say("First %s: %s. It sees %s.", c.Endpoint, c.Text, c.SourceText)
 		} else {
-			say("If that fails, %s: %s. It sees %s.", c.Endpoint, c.Text, c.SeenText)
+			say("If that fails, %s: %s. It sees %s.", c.Endpoint, c.Text, c.SourceText)
 		}
 	}
 	return text

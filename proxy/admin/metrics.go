@@ -149,19 +149,19 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 	tell(connectionsOpen, s.Open)
 	tell(connectionsLimit, s.Limit)
 	tell(connectionsFailed, s.All.Failed)
-	tell(connectionsUnlogged, s.Unlogged)
+	tell(logsSuppressed, s.Unlogged)
 	tell(associations, s.Associations.Accepted)
 	tell(associationsOpen, s.Associations.Open)
 	for result, n := range s.Attempts {
 		tell(attempts, n, conn.Result(result).String())
 	}
 	for reason, n := range s.Choices {
-		tell(choices, n, reason.String())
+		tell(selections, n, reason.String())
 	}
 	number, below := s.QueueWaits.Buckets(latency.Queued)
 	out <- prometheus.MustNewConstHistogram(queueWait, number, s.QueueWaits.Sum, below)
 	for seen, n := range s.Seen[1:] {
-		tell(endpointSees, n, portal.Seen(seen+1).String())
+		tell(sourceAddresses, n, portal.Seen(seen+1).String())
 	}
 	tell(retries, s.All.Retries)
 	tell(quarantines, s.Quarantines)

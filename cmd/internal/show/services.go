@@ -123,10 +123,10 @@ func proxyProtocols(s api.Service) (list []string) {
 // client, it depends on where client and endpoint are.
 func seen(s api.Service) []string {
 	return ofPorts(s, func(p api.PortSummary) string {
-		if p.Seen == portal.SeenClient.String() {
+		if p.Source == portal.SeenClient.String() {
 			return "client or node"
 		}
-		return p.SeenText
+		return p.SourceText
 	})
 }
 

@@ -44,7 +44,7 @@ var retried = api.Connection{
 }
 
 // sees returns s as the API has it.
-func sees(s portal.Seen) api.Sees { return api.Sees{Seen: s.String(), SeenText: s.Text()} }
+func sees(s portal.Seen) api.Sees { return api.Sees{Source: s.String(), SourceText: s.Text()} }
 
 // lines returns a table's lines.
 func lines[T any](columns []show.Column[T], wide bool, rows ...T) []string {

@@ -42,11 +42,11 @@ func Waterfall(c api.Connection, width int) []string {
 
 // sees tells whom an endpoint sees, and why, if that is something else than before.
 func sees(indent string, s api.Sees, before *string) []string {
-	if s.SeenText == "" || s.SeenText == *before {
+	if s.SourceText == "" || s.SourceText == *before {
 		return nil
 	}
-	*before = s.SeenText
-	return []string{indent + Quiet.Text("it sees "+Clean(s.SeenText))}
+	*before = s.SourceText
+	return []string{indent + Quiet.Text("it sees "+Clean(s.SourceText))}
 }
 
 // bar draws from start to start+took of a span that is room cells wide, and at

@@ -78,12 +78,12 @@ type Connection struct {
 
 // Sees is whom an endpoint sees as its client.
 type Sees struct {
-	// Seen is client if that is the client's own address, otherwise node- and a word for why
+	// Source is client if that is the client's own address, otherwise node- and a word for why
 	// it is an address of this node; left out if that is not decided, as for an attempt
 	// that was not made.
-	Seen string `json:"seen,omitempty"`
-	// SeenText says whom and why, in words that can follow "the endpoint sees".
-	SeenText string `json:"seenText,omitempty"`
+	Source string `json:"source,omitempty"`
+	// SourceText says whom and why, in words that can follow "the endpoint sees".
+	SourceText string `json:"sourceText,omitempty"`
 }
 
 // Attempt is one try to connect to one endpoint, a bar of the waterfall.

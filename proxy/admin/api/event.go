@@ -79,13 +79,13 @@ type Event struct {
 	Via string `json:"via,omitempty"`
 	VIP string `json:"vip,omitempty"`
 
-	// Attempt, Reason, PassedOver, Seen and Result are as in Attempt.
+	// Attempt, Reason, PassedOver, Source and Result are as in Attempt.
 	Attempt    int    `json:"attempt,omitempty"`
 	Endpoint   string `json:"endpoint,omitempty"`
 	Pod        string `json:"pod,omitempty"`
 	Reason     string `json:"reason,omitempty"`
 	PassedOver int    `json:"passedOver,omitempty"`
-	Seen       string `json:"seen,omitempty"`
+	Source     string `json:"source,omitempty"`
 	Result     string `json:"result,omitempty"`
 	// TookMs is for the attempt; for waiting, how long is waited; for closed, the
 	// time since accepted; for endpoint-quarantined, how long it lasts; where the reason is

@@ -55,7 +55,7 @@ type Candidate struct {
 	Reason string `json:"reason"`
 	// Text says why, in a sentence.
 	Text string `json:"text"`
-	// Seen is left out if it depends on the client, and none was asked about; SeenText says
+	// Source is left out if it depends on the client, and none was asked about; SourceText says
 	// on what.
 	Sees
 	// Quarantine is left out if it is in none.

@@ -108,7 +108,7 @@ type PortSummary struct {
 	// ProxyProtocol is left out if neither endpoints are told of their clients nor load
 	// balancers tell.
 	ProxyProtocol *ProxyProtocol `json:"proxyProtocol,omitempty"`
-	// Seen is client if endpoints see their clients' own addresses wherever the answers
+	// Source is client if endpoints see their clients' own addresses wherever the answers
 	// come back through this node; if not, all see this node's, and it says why.
 	Sees
 	// Topology is left out if it does not matter where endpoints are.

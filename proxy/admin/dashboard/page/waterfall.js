@@ -25,7 +25,7 @@ export function waterfall(connection) {
           h('b', null, `${mark} ${word} after ${duration(a.tookMs)}`),
           h('small', null, [a.error && a.error !== word && a.error, `chosen by: ${a.reason}`,
             a.passedOver && `${a.passedOver} in quarantine passed over`,
-            waited > end / 100 && `${duration(waited)} waited before`, a.seenText && `it sees ${a.seenText}`].filter(Boolean).join(' · '))));
+            waited > end / 100 && `${duration(waited)} waited before`, a.sourceText && `it sees ${a.sourceText}`].filter(Boolean).join(' · '))));
     }));
 }
 
