@@ -459,7 +459,7 @@ var _ = Describe("usher demo", func() {
 			curl(web)
 			out, _, _ := askUsher(l.Node, "get", "endpoints", "web")
 			return out
-		}).WithTimeout(20 * time.Second).Should(MatchRegexp(`web-3 +suspicious +[0-9:]+ +0 +\d+ +(?:[4-9]|\d\d)`))
+		}).WithTimeout(20 * time.Second).Should(MatchRegexp(`web-3 +outlier +[0-9:]+ +0 +\d+ +(?:[4-9]|\d\d)`))
 		out, _, _ := askUsher(l.Node, "get", "services", "web")
 		Expect(out).To(MatchRegexp(`web +degraded +[0-9:]+ +10.* 0/3 .* (?:[4-9]|\d\d+)\n`), "they have failed")
 

@@ -69,7 +69,7 @@ func (s *serviceSeries) collect(out chan<- prometheus.Metric, p *proxy.Proxy, a 
 		endpointsSince.tell(out, seconds(since), string(state))
 	}
 	endpointsByState.tell(out, float64(counts.Ready), string(api.EndpointReady))
-	endpointsByState.tell(out, float64(counts.Suspicious), string(api.EndpointSuspicious))
+	endpointsByState.tell(out, float64(counts.Outlier), string(api.EndpointOutlier))
 	endpointsByState.tell(out, float64(counts.Unresponsive), string(api.EndpointUnresponsive))
 	endpointsByState.tell(out, float64(counts.Quarantined), string(api.EndpointQuarantined))
 	endpointsByState.tell(out, float64(counts.Terminating), string(api.EndpointTerminating))

@@ -191,8 +191,8 @@ func countState(c *api.EndpointCounts, state api.EndpointState) {
 	switch state {
 	case api.EndpointReady:
 		c.Ready++
-	case api.EndpointSuspicious:
-		c.Suspicious++
+	case api.EndpointOutlier:
+		c.Outlier++
 	case api.EndpointUnresponsive:
 		c.Unresponsive++
 	case api.EndpointQuarantined:
@@ -225,7 +225,7 @@ func portState(v *proxy.PortView, now time.Time) api.ServiceState {
 	case !allReady:
 		return api.ServiceDegraded
 	case len(dropped(v)) > 0:
-		return api.ServiceElsewhere
+		return api.ServiceNoLocalEndpointsExternal
 	}
 	return api.ServiceOK
 }
@@ -238,7 +238,7 @@ func stateOf(v *proxy.PortView, e *balance.Endpoint, now time.Time) api.Endpoint
 	case e.Terminating && !e.Ready: // with publishNotReadyAddresses it is both, and has its full share
 		return api.EndpointTerminating
 	case e.Ready && e.Suspicious():
-		return api.EndpointSuspicious
+		return api.EndpointOutlier
 	case e.Ready && unresponsive(v, e, now):
 		return api.EndpointUnresponsive
 	case e.Ready:

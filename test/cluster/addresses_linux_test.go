@@ -294,7 +294,7 @@ func addressSpecs(portal string) {
 			Eventually(failure(c.outside, external)).WithTimeout(soon).Should(dropped, external)
 			reaches(c.node, "", external, distant)
 		}
-		Expect(get(c.node, adminURL+"/api/v1/services?name=web")).To(HaveField("Body", MatchRegexp(`"state":"external-elsewhere"(.*)"dropped":\[{"clients":"external","text":"externalTrafficPolicy is Local`)))
+		Expect(get(c.node, adminURL+"/api/v1/services?name=web")).To(HaveField("Body", MatchRegexp(`"state":"no-local-endpoints-external"(.*)"dropped":\[{"clients":"external","text":"externalTrafficPolicy is Local`)))
 	})
 
 	It("sessionAffinity ClientIP: the same client gets the same endpoint", func() {

@@ -257,7 +257,7 @@ const failedTimes, failedPercent = 2, 2
 
 // failing reports whether an endpoint fails so much that it is to be told. What it failed before is past.
 func failing(e *api.Endpoint) bool {
-	return e.State == api.EndpointSuspicious || e.FailedLately >= failedTimes && 100*e.FailedLately >= failedPercent*(connectedLately(e)+e.FailedLately)
+	return e.State == api.EndpointOutlier || e.FailedLately >= failedTimes && 100*e.FailedLately >= failedPercent*(connectedLately(e)+e.FailedLately)
 }
 
 func connectedLately(e *api.Endpoint) int64 {
@@ -278,8 +278,8 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 				continue
 			}
 			wrong := endpointName(e) + " fails some of what it gets"
-			if e.State == api.EndpointSuspicious {
-				wrong = endpointName(e) + " is suspicious: it takes connections, and breaks most of them"
+			if e.State == api.EndpointOutlier {
+				wrong = endpointName(e) + " is an outlier: it takes connections, and breaks most of them"
 			}
 			all = append(all, Finding{"", Warning, p.object, wrong, fmt.Sprintf("in the last minutes, %d times it was connected, and %d attempts and connections failed; since usher has started %d and %d, and of all endpoints' connections %d were reset, %d ended without a response",
 				connectedLately(e), e.FailedLately, e.Connected, e.Failed, p.port.Ends[outcome.EndpointReset.String()], p.port.Ends[outcome.NoResponse.String()]),

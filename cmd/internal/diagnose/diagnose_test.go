@@ -250,7 +250,7 @@ var _ = Describe("an endpoint that has failed", func() {
 	},
 		Entry(nil, api.Endpoint{Connected: 1e6, Failed: 2, FailedLately: 2, Latency: &api.Latency{Clients: 98}}),
 		Entry("without any that was connected", api.Endpoint{Connected: 1e6, Failed: 2, FailedLately: 2}),
-		Entry("and gets too few connections to tell a share", api.Endpoint{State: api.EndpointSuspicious, Connected: 9, Failed: 9}),
+		Entry("and gets too few connections to tell a share", api.Endpoint{State: api.EndpointOutlier, Connected: 9, Failed: 9}),
 	)
 
 	It("is none if that is rare", func() {

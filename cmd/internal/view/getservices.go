@@ -26,10 +26,10 @@ func (v Viewers) newGetServices() *cobra.Command {
 		Use:     "services [NAME…]",
 		Aliases: []string{"service", "svc"},
 		Short:   "Services: state, endpoints, connections",
-		Long: `Lists Services. STATE is ok; degraded (some endpoint is suspicious, unresponsive,
+		Long: `Lists Services. STATE is ok; degraded (some endpoint is an outlier, unresponsive,
 in quarantine, terminating or not ready); down (every endpoint is in quarantine); no-endpoints;
 no-local-endpoints (internalTrafficPolicy is Local, and no endpoint is here: clients
-of the cluster IP are dropped); external-elsewhere (the same of externalTrafficPolicy
+of the cluster IP are dropped); no-local-endpoints-external (the same of externalTrafficPolicy
 and clients from outside, who have to come by another node); problem (some port
 is not served); or rejected (none is, since the manifest or a part of it is wrong).
 -o wide says why, and 'usher diagnose NAME' what to do. ENDPOINTS is how many take
@@ -101,7 +101,7 @@ func (v Viewers) newGetEndpoints() *cobra.Command {
 quarantined (it failed, or its probes did, and is passed over while there is
 another one; QUARANTINE says when it is probed next, or for how much longer that
 is, and why);
-suspicious (it takes its turn, but reset most of the connections that ended last);
+outlier (it takes its turn, but reset most of the connections that ended last);
 unresponsive (it takes its turn, but none of five or more clients had a byte from it in
 the last 5 to 10 minutes, or far more left without one than left others of its port,
 which answered: a program that hangs); NO RESPONSE is how many left without a byte;

@@ -29,7 +29,7 @@ func busy(n int) *usher {
 	if n >= 15 {
 		u.status.Attention = fmt.Sprintf("%d Services need attention: department-of-payments-and-invoices-of-the-whole-company-europe/checkout", n/15)
 	}
-	states := []api.ServiceState{api.ServiceOK, api.ServiceDegraded, api.ServiceNoLocalEndpoints, api.ServiceElsewhere}
+	states := []api.ServiceState{api.ServiceOK, api.ServiceDegraded, api.ServiceNoLocalEndpoints, api.ServiceNoLocalEndpointsExternal}
 	for i := range n {
 		u.services = append(u.services, api.Service{
 			Namespace: "department-of-payments-and-invoices-of-the-whole-company-europe",

@@ -56,7 +56,7 @@ func stateStyle(s api.ServiceState) show.Style {
 		return show.Good
 	case api.ServiceDegraded:
 		return show.Care
-	case api.ServiceNoEndpoints, api.ServiceElsewhere:
+	case api.ServiceNoEndpoints, api.ServiceNoLocalEndpointsExternal:
 		return show.Quiet
 	}
 	return show.Bad

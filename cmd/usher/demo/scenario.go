@@ -300,7 +300,7 @@ func (e expectation) checkState() error {
 		all = append(all, string(s))
 	}
 	if e.server != "" {
-		all = []string{string(api.EndpointReady), string(api.EndpointSuspicious), string(api.EndpointUnresponsive), string(api.EndpointQuarantined)}
+		all = []string{string(api.EndpointReady), string(api.EndpointOutlier), string(api.EndpointUnresponsive), string(api.EndpointQuarantined)}
 	}
 	switch {
 	case e.op != "=":

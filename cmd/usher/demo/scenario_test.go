@@ -63,7 +63,7 @@ steps:
 		Entry("with a server's count that there is not", `"retries" is none of state, connected, failed, open`, "{at: 0s, expect: web-1 retries = 3}"),
 		Entry("with an operator that there is not", `"<" is none of =, >=, <=`, "{at: 0s, expect: web open < 3}"),
 		Entry("with a number that is none", `"x" is not a number`, "{at: 0s, expect: web open = x}"),
-		Entry("with a state that there is not", `"fine" is none of ready, suspicious, unresponsive, quarantined`, "{at: 0s, expect: web-1 state = fine}"),
+		Entry("with a state that there is not", `"fine" is none of ready, outlier, unresponsive, quarantined`, "{at: 0s, expect: web-1 state = fine}"),
 		Entry("with a state that is more than another", `">=" is not allowed for a state`, "{at: 0s, expect: web state >= ok}"),
 	)
 })

@@ -55,7 +55,7 @@ type ClusterService struct {
 	// State is the worst that a node tells, States is how many nodes tell which.
 	State  ServiceState         `json:"state"`
 	States map[ServiceState]int `json:"states"`
-	// NodeCount is how many know the Service, FailingOn on how many of those an endpoint is suspicious, unresponsive or
+	// NodeCount is how many know the Service, FailingOn on how many of those an endpoint is an outlier, unresponsive or
 	// in quarantine.
 	NodeCount int `json:"nodeCount"`
 	FailingOn int `json:"failingOn"`
@@ -150,7 +150,7 @@ type ClusterResult string
 // The results.
 const (
 	ResultGood    ClusterResult = "good"    // it answers
-	ResultBad     ClusterResult = "bad"     // it is in quarantine, suspicious or unresponsive, or one attempt in ten fails
+	ResultBad     ClusterResult = "bad"     // it is in quarantine, an outlier or unresponsive, or one attempt in ten fails
 	ResultUnknown ClusterResult = "unknown" // there were not enough connections to tell
 )
 

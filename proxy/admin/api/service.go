@@ -19,18 +19,18 @@ type ServiceState string
 
 // The states of a Service, the best first.
 const (
-	ServiceOK               ServiceState = "ok"                 // it is served, and every endpoint is ready
-	ServiceElsewhere        ServiceState = "external-elsewhere" // clients from outside are dropped here, and have to come by another node: see Dropped
-	ServiceDegraded         ServiceState = "degraded"           // some endpoint is suspicious, unresponsive, in quarantine, terminating or not ready
-	ServiceDown             ServiceState = "down"               // every endpoint that could be used is in quarantine
-	ServiceNoLocalEndpoints ServiceState = "no-local-endpoints" // clients of a cluster IP are dropped: see Dropped
-	ServiceNoEndpoints      ServiceState = "no-endpoints"       // there is no endpoint to use for some port
-	ServiceProblem          ServiceState = "problem"            // some port is not served as it should be: see Problem
-	ServiceRejected         ServiceState = "rejected"           // it is not served at all: see Service.Problems
+	ServiceOK                       ServiceState = "ok"                          // it is served, and every endpoint is ready
+	ServiceNoLocalEndpointsExternal ServiceState = "no-local-endpoints-external" // clients from outside are dropped here, and have to come by another node: see Dropped
+	ServiceDegraded                 ServiceState = "degraded"                    // some endpoint is an outlier, unresponsive, in quarantine, terminating or not ready
+	ServiceDown                     ServiceState = "down"                        // every endpoint that could be used is in quarantine
+	ServiceNoLocalEndpoints         ServiceState = "no-local-endpoints"          // clients of a cluster IP are dropped: see Dropped
+	ServiceNoEndpoints              ServiceState = "no-endpoints"                // there is no endpoint to use for some port
+	ServiceProblem                  ServiceState = "problem"                     // some port is not served as it should be: see Problem
+	ServiceRejected                 ServiceState = "rejected"                    // it is not served at all: see Service.Problems
 )
 
 // ServiceStates are all there are, the best first.
-var ServiceStates = []ServiceState{ServiceOK, ServiceElsewhere, ServiceDegraded, ServiceDown, ServiceNoLocalEndpoints, ServiceNoEndpoints, ServiceProblem, ServiceRejected}
+var ServiceStates = []ServiceState{ServiceOK, ServiceNoLocalEndpointsExternal, ServiceDegraded, ServiceDown, ServiceNoLocalEndpoints, ServiceNoEndpoints, ServiceProblem, ServiceRejected}
 
 // Badness is the place of a state among those there are, the best first. One of a later version
 // is worse than all.
@@ -156,7 +156,7 @@ type Topology struct {
 type EndpointCounts struct {
 	Total        int `json:"total"`
 	Ready        int `json:"ready"`
-	Suspicious   int `json:"suspicious"`
+	Outlier      int `json:"outlier"`
 	Unresponsive int `json:"unresponsive"`
 	Quarantined  int `json:"quarantined"`
 	Terminating  int `json:"terminating"`
@@ -274,8 +274,8 @@ type EndpointState string
 
 // The states of an endpoint. Of several that apply, quarantined is told first.
 const (
-	EndpointReady      EndpointState = "ready"      // it takes its turn
-	EndpointSuspicious EndpointState = "suspicious" // it takes its turn, but broke most of the connections that ended last
+	EndpointReady   EndpointState = "ready"   // it takes its turn
+	EndpointOutlier EndpointState = "outlier" // it takes its turn, but broke most of the connections that ended last
 	// it takes its turn, but none of five or more clients had a byte from it in the last 5 to 10 minutes, while others of its port answered
 	EndpointUnresponsive EndpointState = "unresponsive"
 	EndpointQuarantined  EndpointState = "quarantined" // it failed, and is passed over while there is another one
@@ -284,11 +284,11 @@ const (
 )
 
 // EndpointStates are all there are, the best first.
-var EndpointStates = []EndpointState{EndpointReady, EndpointSuspicious, EndpointTerminating, EndpointNotReady, EndpointUnresponsive, EndpointQuarantined}
+var EndpointStates = []EndpointState{EndpointReady, EndpointOutlier, EndpointTerminating, EndpointNotReady, EndpointUnresponsive, EndpointQuarantined}
 
 // Failing reports whether connections to the endpoint are known to fail.
 func (s EndpointState) Failing() bool {
-	return s == EndpointSuspicious || s == EndpointUnresponsive || s == EndpointQuarantined
+	return s == EndpointOutlier || s == EndpointUnresponsive || s == EndpointQuarantined
 }
 
 // Badness is as that of a ServiceState.

@@ -61,7 +61,7 @@ func addService(to *api.ClusterService, s api.Service) {
 	}
 	to.States[s.State]++
 	to.NodeCount++
-	if s.Endpoints.Quarantined+s.Endpoints.Suspicious+s.Endpoints.Unresponsive > 0 {
+	if s.Endpoints.Quarantined+s.Endpoints.Outlier+s.Endpoints.Unresponsive > 0 {
 		to.FailingOn++
 	}
 	to.EndpointCount = max(to.EndpointCount, s.Endpoints.Total)

@@ -9,7 +9,7 @@ import (
 	"github.com/usherproxy/usher/proxy/admin/api"
 )
 
-// What a cell has to show to be bad without being in quarantine, suspicious or unresponsive: so many attempts, of
+// What a cell has to show to be bad without being in quarantine, an outlier or unresponsive: so many attempts, of
 // which at least one in oneIn failed.
 const (
 	enoughTried = 10

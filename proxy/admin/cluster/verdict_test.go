@@ -117,7 +117,7 @@ func TestResults(t *testing.T) {
 		{api.EndpointReady, 11, 1, api.ResultGood}, // a Pod that began anew, perhaps
 		{api.EndpointQuarantined, 1, 1, api.ResultBad},
 		{api.EndpointQuarantined, 0, 0, api.ResultBad}, // probes
-		{api.EndpointSuspicious, 100, 4, api.ResultBad},
+		{api.EndpointOutlier, 100, 4, api.ResultBad},
 		{api.EndpointNotReady, 0, 0, api.ResultUnknown},
 		{api.EndpointTerminating, 40, 0, api.ResultGood},
 	} {

@@ -175,21 +175,21 @@ function isOf(port, service) { return port === service || port.startsWith(`${ser
 
 // howItFares says a Service's state in a sentence.
 function howItFares({ state, endpoints: e }) {
-  const others = [[e.suspicious, 'suspicious'], [e.unresponsive, 'unresponsive'], [e.quarantined, 'in quarantine'], [e.terminating, 'terminating'], [e.notReady, 'not ready']];
+  const others = [[e.outlier, e.outlier === 1 ? 'outlier' : 'outliers'], [e.unresponsive, 'unresponsive'], [e.quarantined, 'in quarantine'], [e.terminating, 'terminating'], [e.notReady, 'not ready']];
   const rest = others.filter(([n]) => n > 0).map(([n, what]) => `${n} ${what}`).join(', ');
   const [are, those] = e.ready === 1 ? ['is', 'that one'] : ['are', 'those'];
   switch (state) {
     case 'ok':
       return e.total === 1 ? 'Its one endpoint is ready.' : e.total === 2 ? 'Both endpoints are ready.' : `All ${e.total} endpoints are ready.`;
     case 'degraded':
-      return `${e.ready} of ${plural(e.total, 'endpoint')} ${are} ready (${rest}); new connections go to ${those}${e.suspicious + e.unresponsive > 0 ? ', and to those that are suspicious or unresponsive, too' : ''}.`;
+      return `${e.ready} of ${plural(e.total, 'endpoint')} ${are} ready (${rest}); new connections go to ${those}${e.outlier + e.unresponsive > 0 ? ', and to those that are outliers or unresponsive, too' : ''}.`;
     case 'down':
       return `No endpoint is well (${rest}). They are tried all the same: one may be back.`;
     case 'no-endpoints':
       return 'There is no endpoint to connect to: clients are refused at once.';
     case 'no-local-endpoints':
       return 'No endpoint is on this node, and internalTrafficPolicy is Local: what clients send to the cluster IP is dropped.';
-    case 'external-elsewhere':
+    case 'no-local-endpoints-external':
       return 'No endpoint is on this node, and externalTrafficPolicy is Local: clients from outside are dropped here, and have to come by another node. All others are served.';
     case 'problem':
       return 'A port of this Service is not served as it should be; see below.';

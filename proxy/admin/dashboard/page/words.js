@@ -69,14 +69,14 @@ export const serviceStates = {
   'down': { mark: '✗', word: 'down', means: 'every endpoint that could be used is in quarantine', tone: 'bad' },
   'no-local-endpoints': { mark: '∅', word: 'no local endpoints', means: 'clients of its cluster IP are dropped: internalTrafficPolicy is Local, and no endpoint is on this node', tone: 'bad' },
   'no-endpoints': { mark: '∅', word: 'no endpoints', means: 'there is no endpoint to use for some port', tone: 'warn' },
-  'degraded': { mark: '~', word: 'degraded', means: 'some endpoint is suspicious, unresponsive, in quarantine, terminating or not ready', tone: 'warn' },
-  'external-elsewhere': { mark: '→', word: 'external elsewhere', means: 'clients from outside have to come by another node: externalTrafficPolicy is Local, and no endpoint is on this one', tone: 'quiet' },
+  'degraded': { mark: '~', word: 'degraded', means: 'some endpoint is an outlier, unresponsive, in quarantine, terminating or not ready', tone: 'warn' },
+  'no-local-endpoints-external': { mark: '→', word: 'no local (external)', means: 'clients from outside have to come by another node: externalTrafficPolicy is Local, and no endpoint is on this one', tone: 'quiet' },
   'ok': { mark: '✓', word: 'ok', means: 'every endpoint is ready', tone: 'good' },
 };
 
 export const endpointStates = {
   'ready': { mark: '✓', word: 'ready', means: 'it takes its turn', tone: 'good' },
-  'suspicious': { mark: '?', word: 'suspicious', means: 'it takes its turn, but reset most of the connections that ended last', tone: 'bad' },
+  'outlier': { mark: '?', word: 'outlier', means: 'it takes its turn, but reset most of the connections that ended last', tone: 'bad' },
   'unresponsive': { mark: '?', word: 'unresponsive', means: 'it takes its turn, but none of its clients of the last minutes got a byte, or far more left without one than left others of its port', tone: 'bad' },
   'quarantined': { mark: '✗', word: 'quarantined', means: 'it failed, and is passed over while there is another one', tone: 'bad' },
   'terminating': { mark: '~', word: 'terminating', means: 'its Pod is ending; used only if none is ready', tone: 'warn' },
