@@ -90,9 +90,9 @@ var _ = Describe("usher diagnose", func() {
 			Expect(len([]rune(strings.TrimRight(line, "\n")))).To(BeNumerically("<=", 80), line)
 		}
 		text := unbroken(s)
-		Expect(text).To(MatchRegexp(`FAILING Service default/empty no endpoint at all for 10\.96\.0\.11:80/TCP: clients are refused known by: usher knows 0 endpoints to do: .*service-name: empty`))
-		Expect(text).To(MatchRegexp(`Service default/misnamed .*ports: "other": none is named "main", so that port of Service default/misnamed has no endpoints.* to do: give the port of the EndpointSlice the name`))
-		Expect(text).To(MatchRegexp(`FAILING Service default/wrong .*wrong\.yaml, document 1: spec\.clusterIP.* known by: ManifestRejected: it is not served`))
+		Expect(text).To(MatchRegexp(`FAILING Service default/empty no endpoint at all for 10\.96\.0\.11:80/TCP: clients are refused evidence: usher knows 0 endpoints next step: .*service-name: empty`))
+		Expect(text).To(MatchRegexp(`Service default/misnamed .*ports: "other": none is named "main", so that port of Service default/misnamed has no endpoints.* next step: give the port of the EndpointSlice the name`))
+		Expect(text).To(MatchRegexp(`FAILING Service default/wrong .*wrong\.yaml, document 1: spec\.clusterIP.* evidence: ManifestRejected: it is not served`))
 		Expect(text).To(ContainSubstring(refusing.String() + " is in quarantine: connection refused"))
 		Expect(text).To(ContainSubstring(silent.String() + " is silent, but its host answers: something drops what is sent to that port"))
 		Expect(text).To(ContainSubstring("a firewall, or a machine that is down or has no route to it? ip route get ADDRESS; nft list ruleset"))
@@ -125,7 +125,7 @@ var _ = Describe("usher diagnose", func() {
 			l.Pods.Output("iptables", append([]string{"-D"}, refused...)...)
 			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again`))
 		}
-		Expect(unbroken(diagnose(1))).To(MatchRegexp(`WARNING Service default/web 10\.244\.0\.12:8080 comes and goes known by: 3 times since .*, the last at .*, it went into quarantine, and recovered`))
+		Expect(unbroken(diagnose(1))).To(MatchRegexp(`WARNING Service default/web 10\.244\.0\.12:8080 comes and goes evidence: 3 times since .*, the last at .*, it went into quarantine, and recovered`))
 	})
 
 	DescribeTable("tries whether a host firewall drops in INPUT, and usher lets in what it can", func(mode string) {
@@ -168,13 +168,13 @@ var _ = Describe("usher diagnose", func() {
 			withoutTun := func() string {
 				return strings.Join(strings.Fields(l.Node.Output("unshare", "-m", "sh", "-c", "mount -t tmpfs none /dev/net; "+usherBinary+" diagnose || true")), " ")
 			}
-			Expect(withoutTun()).To(ContainSubstring("WARNING node a host firewall may drop what the portal redirects: clients of all Services hang then known by: " +
+			Expect(withoutTun()).To(ContainSubstring("WARNING node a host firewall may drop what the portal redirects: clients of all Services hang then evidence: " +
 				"may be dropped by chain INPUT of table ip filter, chain INPUT of table ip6 filter; no connection was tried: making a TUN device: no such file"))
 			l.Node.Output("iptables", "-A", "INPUT", "-d", "192.0.0.117", "-j", "ACCEPT")
 			l.Node.Output("ip6tables", "-A", "INPUT", "-d", "fd75:7368:6572::1", "-j", "ACCEPT")
 			text = unbroken(diagnose(1))
 			Expect(text).To(And(ContainSubstring("a host firewall drops health checks"), Not(ContainSubstring("hang"))))
-			Expect(withoutTun()).To(ContainSubstring("NOTE node whether a host firewall drops what the portal redirects is not proven known by: no chain for INPUT that drops is known; no connection"))
+			Expect(withoutTun()).To(ContainSubstring("NOTE node whether a host firewall drops what the portal redirects is not proven evidence: no chain for INPUT that drops is known; no connection"))
 			both("-A", "INPUT", "-p", "tcp", "--dport", "32000:32010", "-j", "ACCEPT")
 		}
 		diagnose(0)

@@ -134,7 +134,7 @@ func restartSpecs(portal string) {
 				parts++ // what lets in what is redirected
 			}
 			Expect(answer.Parts).To(And(HaveLen(parts), HaveEach(HaveField("State", "ok"))))
-			Expect(string(portals().Out.Contents())).To(MatchRegexp(`(?m)^STATE +FAMILY +FOR ALL SERVICES +WHAT\n(?:.*\n)*ok +IPv4 +routing rule 115 +115: from all fwmark 0x1001/0x1001 lookup 117117$`))
+			Expect(string(portals().Out.Contents())).To(MatchRegexp(`(?m)^STATE +FAMILY +OBJECT +DETAIL\n(?:.*\n)*ok +IPv4 +routing rule 115 +115: from all fwmark 0x1001/0x1001 lookup 117117$`))
 		}
 
 		By("asking nobody")

@@ -329,7 +329,7 @@ var _ = Describe("what was found on several nodes", func() {
 		Expect(sum.Findings[1].Nodes).To(Equal([]string{"b"}))
 		Expect(sum.Services).To(Equal(4))
 		Expect(sum.Wrong()).To(BeTrue())
-		Expect(sum.Lines(80)).To(ContainElements("    on:       2 nodes: b, c", "    on:       node b"))
+		Expect(sum.Lines(80)).To(ContainElements("    on:        2 nodes: b, c", "    on:        node b"))
 		Expect(Together(nil).Findings).NotTo(BeNil(), "a list in JSON")
 	})
 })

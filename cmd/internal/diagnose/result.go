@@ -92,11 +92,11 @@ func (r Result) Lines(width int) (lines []string) {
 		}
 		lines = append(lines, wrapped("  ", f.Wrong, width)...)
 		if f.Nodes != nil {
-			lines = append(lines, wrapped("    on:       ", f.on(), width)...)
+			lines = append(lines, wrapped("    on:        ", f.on(), width)...)
 		}
-		lines = append(lines, wrapped("    known by: ", f.Known, width)...)
+		lines = append(lines, wrapped("    evidence:  ", f.Known, width)...)
 		if f.Remedy != "" {
-			lines = append(lines, wrapped("    to do:    ", f.Remedy, width)...)
+			lines = append(lines, wrapped("    next step: ", f.Remedy, width)...)
 		}
 	}
 	nothing := "Nothing found"

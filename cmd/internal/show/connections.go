@@ -19,7 +19,7 @@ var Connections = []Column[api.Connection]{
 	{Title: "POD", Rank: 3, Least: 12, Cell: func(c api.Connection) string { return dash(PodName(c.Pod)) }},
 	{Title: "STATE", Cell: ConnectionState},
 	{Title: "ATTEMPTS", Right: true, Rank: 2, Cell: func(c api.Connection) string { return number(int64(len(c.Attempts))) }},
-	{Title: "LASTED", Right: true, Rank: 2, Cell: func(c api.Connection) string { return Milliseconds(c.DurationMs) }},
+	{Title: "DURATION", Right: true, Rank: 2, Cell: func(c api.Connection) string { return Milliseconds(c.DurationMs) }},
 	{Title: "TO ENDPOINT", Right: true, Rank: 3, Cell: func(c api.Connection) string { return Bytes(float64(c.BytesToEndpoint)) }},
 	{Title: "TO CLIENT", Right: true, Rank: 3, Cell: func(c api.Connection) string { return Bytes(float64(c.BytesToClient)) }},
 	{Title: "PROTOCOL", Wide: true, Rank: 7, Cell: func(c api.Connection) string { return Clean(c.Protocol) }},

@@ -263,7 +263,7 @@ func (p *Plan) Lines() (lines []string) {
 	if len(p.Ports) > 0 {
 		lines = append(lines, "")
 	}
-	return append(lines, fmt.Sprintf("%s: %d more, %d less, %d changed, %d as they are.", Plural(len(p.Ports)+p.Same, "service port"), count[Added], count[Removed], count[Changed], p.Same))
+	return append(lines, fmt.Sprintf("%s: %d added, %d removed, %d changed, %d unchanged.", Plural(len(p.Ports)+p.Same, "service port"), count[Added], count[Removed], count[Changed], p.Same))
 }
 
 // maxPlanned is how many lines a service port has at the most.

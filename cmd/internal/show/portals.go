@@ -21,15 +21,15 @@ var Portals = []Column[api.PortalRule]{
 	{Title: "LOCAL PORT", Rank: 1, Cell: func(r api.PortalRule) string { return localPort(r.LocalPort) }},
 	{Title: "SOURCES", Rank: 2, Cell: func(r api.PortalRule) string { return sources(r.Sources) }},
 	{Title: "SERVICE PORT", Rank: 1, Least: 16, Cell: func(r api.PortalRule) string { return dash(r.Service) }},
-	{Title: "IN WORDS", Wide: true, Rank: 2, Text: true, Least: 40, Cell: func(r api.PortalRule) string { return dash(r.Text) }},
+	{Title: "DESCRIPTION", Wide: true, Rank: 2, Text: true, Least: 40, Cell: func(r api.PortalRule) string { return dash(r.Text) }},
 }
 
 // PortalParts are the columns for what there is for all Services together.
 var PortalParts = []Column[api.PortalPart]{
 	{Title: "STATE", Cell: func(p api.PortalPart) string { return Clean(p.State) }},
 	{Title: "FAMILY", Cell: func(p api.PortalPart) string { return Clean(p.Family) }},
-	{Title: "FOR ALL SERVICES", Cell: func(p api.PortalPart) string { return Clean(p.Name) }},
-	{Title: "WHAT", Text: true, Least: 24, Cell: func(p api.PortalPart) string { return dash(p.Text) }},
+	{Title: "OBJECT", Cell: func(p api.PortalPart) string { return Clean(p.Name) }},
+	{Title: "DETAIL", Text: true, Least: 24, Cell: func(p api.PortalPart) string { return dash(p.Text) }},
 }
 
 // WithInstalled puts behind each rule of which the kernel has another one a row

@@ -22,7 +22,7 @@ var Services = []Column[api.Service]{
 	{Title: "PROBLEM", Wide: true, Some: true, Text: true, Least: 40, Cell: func(s api.Service) string { return dash(problems(s)) }},
 	{Title: "VIP", Rank: 2, Cell: func(s api.Service) string { return Few(vips(s)) }},
 	{Title: "PORTS", Rank: 3, Cell: func(s api.Service) string { return Few(portNumbers(s)) }},
-	{Title: "REACHED AT", Some: true, Rank: 1, Cell: func(s api.Service) string { return dash(Few(onLoopback(s))) }},
+	{Title: "ADDRESS", Some: true, Rank: 1, Cell: func(s api.Service) string { return dash(Few(onLoopback(s))) }},
 	{Title: "ENDPOINTS", Rank: 1, Cell: func(s api.Service) string { return ReadyOf(s.Endpoints) }},
 	{Title: "ACTIVE", Right: true, Rank: 3, Cell: func(s api.Service) string { return number(s.Totals.Active) }},
 	{Title: "CONNECTIONS", Right: true, Rank: 4, Cell: func(s api.Service) string { return number(s.Totals.Accepted) }},

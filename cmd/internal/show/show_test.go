@@ -130,8 +130,8 @@ var _ = Describe("a table", func() {
 
 	It("tells connections", func() {
 		Expect(lines(show.Connections, false, retried)).To(Equal([]string{
-			"ID  NAMESPACE  SERVICE   CLIENT           ENDPOINT     POD    STATE            ATTEMPTS  LASTED  TO ENDPOINT  TO CLIENT",
-			" 7  default    web:http  192.0.2.2:48200  10.1.0.8:80  web-2  endpoint-closed         3   1.5 s         73 B      131 B",
+			"ID  NAMESPACE  SERVICE   CLIENT           ENDPOINT     POD    STATE            ATTEMPTS  DURATION  TO ENDPOINT  TO CLIENT",
+			" 7  default    web:http  192.0.2.2:48200  10.1.0.8:80  web-2  endpoint-closed         3     1.5 s         73 B      131 B",
 		}))
 	})
 
@@ -351,11 +351,11 @@ var _ = Describe("a plan", func() {
 			"+  NodePort 30080           led to usher",
 			"+  10.1.0.7:80              for all clients, on n1",
 			"+  scheduler                rr", "",
-			"1 service port: 1 more, 0 less, 0 changed, 0 as they are."}))
+			"1 service port: 1 added, 0 removed, 0 changed, 0 unchanged."}))
 		Expect(told(asIs, nil, redirects)).To(ContainElements("- default/web:http  TCP", "-  NodePort 30080           led to usher"))
 	})
 	It("counts what stays", func() {
-		Expect(told(asIs, asIs, redirects)).To(Equal([]string{"1 service port: 0 more, 0 less, 0 changed, 1 as they are."}))
+		Expect(told(asIs, asIs, redirects)).To(Equal([]string{"1 service port: 0 added, 0 removed, 0 changed, 1 unchanged."}))
 	})
 	It("tells what becomes of clients when a policy leaves this node without an endpoint", func() {
 		local := port(func(p *api.ServicePort) {
@@ -368,7 +368,7 @@ var _ = Describe("a plan", func() {
 			"~  10.1.0.7:80            for internal, node, on n1",
 			"was: for all clients, on n1",
 			"+  externalTrafficPolicy  Local", "",
-			"1 service port: 0 more, 0 less, 1 changed, 0 as they are."}))
+			"1 service port: 0 added, 0 removed, 1 changed, 0 unchanged."}))
 	})
 	It("tells which topology key decides", func() {
 		near := port(func(p *api.ServicePort) { p.Topology = &api.Topology{Keys: []string{"zone"}, Key: "zone", Value: "a"} })

@@ -34,7 +34,7 @@ var connectionColumns = []show.Column[connection]{
 	{Title: "TRIES", Right: true, Rank: 1, Cell: func(c connection) string {
 		return styledIf(len(c.Attempts) > 1, show.Care, fmt.Sprint(len(c.Attempts)))
 	}},
-	{Title: "LASTED", Right: true, Rank: 2, Cell: func(c connection) string { return show.Milliseconds(c.DurationMs) }},
+	{Title: "DURATION", Right: true, Rank: 2, Cell: func(c connection) string { return show.Milliseconds(c.DurationMs) }},
 	{Title: "SERVICE", Rank: 1, Least: 16, Cell: func(c connection) string { return show.Clean(c.Service) }},
 	{Title: "CLIENT", Rank: 2, Cell: func(c connection) string { return show.Clean(c.Client) }},
 	{Title: "ENDPOINT", Rank: 3, Cell: func(c connection) string { return cmp.Or(show.Clean(c.Endpoint), "-") }},

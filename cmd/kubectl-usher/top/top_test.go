@@ -147,9 +147,9 @@ var _ = Describe("the screens", func() {
 		Expect(u.asked[len(u.asked)-1]).To(Equal("connections all default/web"))
 		Expect(p.sees()[2:6]).To(Equal([]string{
 			"Connections of default/web, the newest first",
-			"  #  STATE          TRIES  LASTED  CLIENT           ENDPOINT     POD  TO ENDPOINT",
-			"> 9  established        1   1.5 s  192.0.2.2:48201  10.1.0.8:80  -            0 B",
-			"  7  client-closed      2  252 ms  192.0.2.2:48200  10.1.0.8:80  -            0 B",
+			"  #  STATE          TRIES  DURATION  CLIENT           ENDPOINT     POD  TO ENDPOINT",
+			"> 9  established        1     1.5 s  192.0.2.2:48201  10.1.0.8:80  -            0 B",
+			"  7  client-closed      2    252 ms  192.0.2.2:48200  10.1.0.8:80  -            0 B",
 		}))
 		p.press("j", "enter")
 		Expect(p.sees()[2:8]).To(Equal([]string{
@@ -190,7 +190,7 @@ var _ = Describe("the screens", func() {
 		p.press("backspace", "enter")
 		Expect(p.sees()[2]).To(Equal("Services, with “w”, by name"))
 		p.press("c", "/", "4", "8", "2", "0", "1")
-		Expect(p.sees()[4:6]).To(Equal([]string{"> 9  established      1   1.5 s  default/web  192.0.2.2:48201  10.1.0.8:80  -          0 B", ""}))
+		Expect(p.sees()[4:6]).To(Equal([]string{"> 9  established      1     1.5 s  default/web  192.0.2.2:48201  10.1.0.8:80  -", ""}))
 		p.press("x")
 		Expect(p.sees()[5]).To(Equal("  None matches the filter; esc drops it."))
 		p.press("esc")

@@ -524,7 +524,7 @@ func diagnose(*ground) error {
 	if err == nil && !strings.Contains(out, "Looked at") {
 		err = errors.New("usher diagnose does not say what it looked at")
 	}
-	if finding, _, ok := strings.Cut(out, "\n    known by:"); err != nil && ok {
+	if finding, _, ok := strings.Cut(out, "\n    evidence:"); err != nil && ok {
 		err = errors.New(strings.Join(strings.Fields(strings.Replace(finding, "\n", ": ", 1)), " "))
 	}
 	return err

@@ -26,7 +26,7 @@ const columns = [
   { name: 'of', title: 'Service', cell: c => name(c.service) },
   { name: 'client', title: 'Client', cell: c => h('span', { class: 'mono' }, c.client) },
   { name: 'attempts', title: 'Attempts', cell: attemptsInShort },
-  { name: 'lasted', title: 'Lasted', cell: c => duration(lasted(c, live.now())) },
+  { name: 'lasted', title: 'Duration', cell: c => duration(lasted(c, live.now())) },
   { name: 'end', title: 'End', cell: endInShort },
 ];
 

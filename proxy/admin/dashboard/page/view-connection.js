@@ -90,7 +90,7 @@ function facts(c) {
     ['Accepted', clock(c.accepted)],
     c.connectMs && ['Endpoint found after', duration(c.connectMs)],
     c.firstByteMs && ['First byte after', duration(c.firstByteMs)],
-    ['Lasted', duration(lasted(c, live.now()))],
+    ['Duration', duration(lasted(c, live.now()))],
     ['To the endpoint', bytes(c.bytesToEndpoint)],
     ['To the client', bytes(c.bytesToClient)],
     ['End', c.state === 'ended' ? c.end : 'open'],
