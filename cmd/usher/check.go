@@ -18,7 +18,7 @@ func newCheck() *cobra.Command {
 	var manifests manifestFlags
 	cmd := &cobra.Command{
 		Use:   "check FILE… | -",
-		Short: "Say what is wrong with manifests",
+		Short: "Validate manifests",
 		Long: `Reads manifests as 'usher run' does and says what is wrong with them: file,
 document, object, field, and what is allowed. The exit code is 1 if anything is
 wrong, or a folder holds no manifest. Warnings alone leave it at 0. - is standard input.`,

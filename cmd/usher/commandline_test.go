@@ -39,7 +39,7 @@ var _ = Describe("the command line", func() {
 		Entry("a number", `usher: --trace-events: "x" is not a whole number`, "run", "--trace-events=x"),
 		Entry("a large number", `usher: --trace-events: "99999999999999999999" is out of range`, "run", "--trace-events=99999999999999999999"),
 		Entry("a duration", `usher: --dial-timeouts: "abc" is not a duration such as 250ms`, "run", "--dial-timeouts=1s,abc"),
-		Entry("a duration without a unit", `usher: --slow: "5" is not a duration such as 250ms`, "run", "--slow=5"),
+		Entry("a duration without a unit", `usher: --slow-threshold: "5" is not a duration such as 250ms`, "run", "--slow-threshold=5"),
 		Entry("a long duration", `usher: --dial-timeouts: "9999999h" is too long: at most 2562047h`, "run", "--dial-timeouts=9999999h"),
 		Entry("two ports", "explain: web:http names another port than --port=dns", "explain", "web:http", "--port=dns"),
 		Entry("one of several values", `--outcome: "fialed" is none of`, "trace", "--outcome=ok,fialed"),
@@ -116,7 +116,7 @@ var _ = Describe("the command line", func() {
 			}
 		}
 		_, out, _ := says("run", "--help")
-		Expect(strings.Count(out, "\nOthers:\n")).To(Equal(1))
-		Expect(strings.Split(out[strings.Index(out, "\nOthers:\n"):], "\n")).To(HaveLen(5), "only --help")
+		Expect(strings.Count(out, "\nGlobal flags:\n")).To(Equal(1))
+		Expect(strings.Split(out[strings.Index(out, "\nGlobal flags:\n"):], "\n")).To(HaveLen(5), "only --help")
 	})
 })

@@ -28,7 +28,7 @@ func newPlan() *cobra.Command {
 	p := planCommand{}
 	cmd := &cobra.Command{
 		Use:   "plan FILE… | -",
-		Short: "Tell what would change on this node if manifests were served",
+		Short: "Show what would change on this node if manifests were served",
 		Long: `Reads manifests as 'usher run' does, compares them with what the usher that runs
 here serves, and tells what would change if they were served instead: what becomes
 of what clients send to each VIP, which endpoints each kind of client would get

@@ -51,7 +51,7 @@ func flagUsages(flags *pflag.FlagSet) string {
 	}
 	var b strings.Builder
 	for _, g := range groups {
-		b.WriteString(cmp.Or(g.name, "Others") + ":\n")
+		b.WriteString(cmp.Or(g.name, "Global flags") + ":\n")
 		for _, f := range g.flags {
 			b.WriteString(block(f))
 		}

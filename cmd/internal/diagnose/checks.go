@@ -289,7 +289,7 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 	return all
 }
 
-// slowMs is how long a client has to wait to be told: what usher calls slow unless --slow says otherwise.
+// slowMs is how long a client has to wait to be told: what usher calls slow unless --slow-threshold says otherwise.
 const slowMs = 200
 
 // fewest is how many clients there have to be for what most of them waited to mean something.

@@ -123,7 +123,7 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.MaxAge, "max-connection-age", o.MaxAge, "how long a connection lasts at the most, less up to a tenth, so that not all end at once; 0 means forever; a Service may set its own by the annotation usher.io/max-connection-age")
 	flags.DurationVar(&o.EndpointDrainTimeout, "endpoint-drain-timeout", o.EndpointDrainTimeout, "how long a connection lasts after its endpoint left the Service or began to terminate; it ends in a silent moment, or after another eighth of that time; 0 means as long as client and endpoint like; a Service may set its own by the annotation usher.io/drain-timeout")
 	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "how long a connection is silent before the peers are probed (TCP keepalive, on both sides)")
-	cli.Group(flags, "How long connections last")
+	cli.Group(flags, "Timeouts")
 	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "connections that may be open at once; 0 means as many as open files allow, which is a little under half their limit")
 	flags.Int64Var(&o.MaxConnectionsPerPort, "max-connections-per-port", 0, "connections that one service port may have open at once; 0 means half of all when there is little room left")
 	flags.Int64Var(&o.MaxClientShare, "max-client-share", o.MaxClientShare, "percent of the connections, and of the UDP sessions, that one client address may have open when there is little room left (the last eighth); 100 means as many as there are")
@@ -134,9 +134,9 @@ func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "clients that are remembered for all service ports with ClientIP affinity")
 	flags.IntVar(&f.TraceEvents, "trace-events", f.TraceEvents, "steps of connections that are kept in memory")
 	flags.IntVar(&f.TraceConnections, "trace-connections", f.TraceConnections, "connections that are kept besides when they have ended, of those that failed, were retried or slow, or got no response; 0 is none")
-	flags.DurationVar(&f.Slow, "slow", f.Slow, "how long the client of a slow connection waits for the endpoint's first byte, or more; 0 means that none is slow")
+	flags.DurationVar(&f.Slow, "slow-threshold", f.Slow, "how long the client of a slow connection waits for the endpoint's first byte, or more; 0 means that none is slow")
 	flags.DurationVar(&f.DrainTimeout, "drain-timeout", f.DrainTimeout, "how long connections may take to end when usher is stopped")
-	cli.Group(flags, "Limits and what is kept")
+	cli.Group(flags, "Limits and retention")
 }
 
 const EndpointGroup = "Endpoints: which one gets a connection, and how"

@@ -84,7 +84,7 @@ func (f *Asks) RegisterCluster(cmd *cobra.Command, namespace *NamespaceFlag) {
 	flags := cmd.Flags()
 	f.namespace = namespace
 	f.Register(flags)
-	cli.Group(flags, "What is asked for, and how it is told")
+	cli.Group(flags, "Filters and output")
 	for name, list := range map[string]func(context.Context, *client.Client) []string{"namespace": namespaces, "endpoint": pods} {
 		if flags.Lookup(name) != nil {
 			_ = cmd.RegisterFlagCompletionFunc(name, f.completeByAsking(list)) // it has none yet

@@ -22,7 +22,7 @@ func (v Viewers) newExplain() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "explain SERVICE[:PORT]",
-		Short: "Tell which endpoint a client would get, and why",
+		Short: "Show which endpoint a client would get, and why",
 		Long: v.long(`Asks the usher that runs here what it would do if a client connected to SERVICE
 now: which endpoints would be tried, in which order, why each, and which would not
 be tried. It changes nothing: no endpoint's turn is used up, no affinity touched.

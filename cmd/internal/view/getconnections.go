@@ -33,7 +33,7 @@ reaches is told below the table: those that failed, were retried or slow, or got
 others, and for longer. With the ID of one it tells all attempts that were made for it.
 
 --outcome is retried (more than one attempt), slow (the endpoint's first byte came after more
-than --slow of 'usher run'), failed (it ended without an endpoint, or was broken by it),
+than --slow-threshold of 'usher run'), failed (it ended without an endpoint, or was broken by it),
 or ok. Who asks for --outcome, --slower-than or --retried gets open and ended ones, who
 asks for --end or --last those that have ended.
 

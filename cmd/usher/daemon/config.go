@@ -291,7 +291,7 @@ func (c *Config) checkNumbers() error {
 		between("max-affinity", o.AffinityTotal, 1, maxCount),
 		between("trace-events", c.TraceEvents, 1, maxKept),
 		between("trace-connections", c.TraceConnections, 0, maxKept),
-		atLeast("slow", c.Slow, 0),
+		atLeast("slow-threshold", c.Slow, 0),
 	)
 }
 

@@ -67,7 +67,7 @@ type Connection struct {
 	End   string `json:"end,omitempty"`
 	Error string `json:"error,omitempty"`
 
-	// Outcomes are ok or, of retried (more than one attempt), slow (--slow) and failed (it ended
+	// Outcomes are ok or, of retried (more than one attempt), slow (--slow-threshold) and failed (it ended
 	// without an endpoint, or was broken by it), those that it is so far.
 	Outcomes []string `json:"outcomes"`
 
