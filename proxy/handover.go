@@ -52,10 +52,8 @@ func (p *Proxy) InheritRest(sockets map[string]*os.File) {
 	p.datagrams.InheritRest(sockets)
 	p.takeAffinities(sockets)
 	p.had = nil
-	if p.predecessor != nil {
-		p.streams.Receive(p.predecessor, &heir{proxy: p})
-		p.predecessor = nil
-	}
+	p.streams.Receive(p.predecessor, &heir{proxy: p})
+	p.predecessor = nil
 }
 
 func (p *Proxy) takeAffinities(sockets map[string]*os.File) {

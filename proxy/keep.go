@@ -7,8 +7,10 @@ import (
 	"time"
 
 	"github.com/usherproxy/usher/config"
+	"github.com/usherproxy/usher/portal/fdstore"
 	"github.com/usherproxy/usher/portal/handover"
 	"github.com/usherproxy/usher/proxy/frontend"
+	"github.com/usherproxy/usher/proxy/stream"
 )
 
 // keeping is what Options.Store has of this proxy's. It is guarded by Proxy.mu, and
@@ -79,6 +81,9 @@ func (p *Proxy) Recall(handedOver map[string]*os.File) map[string]*os.File {
 		if !whole {
 			p.Store.Remove(name)
 		}
+	}
+	for _, file := range p.Store.Take(fdstore.ConnectionsName) {
+		sockets[stream.SavingName] = file
 	}
 	for _, file := range p.Store.Take(keptNamespace) {
 		if handedOver == nil && sockets[namespaceName] == nil {

@@ -31,6 +31,7 @@ type Stats struct {
 
 	Services, Ports int
 	Listeners       int64
+	Saved           int64 // open TCP connections that survive a crash of this process: its keeper has copies of their sockets
 	AffinityClients int64
 	Problems        map[Reason]int
 
@@ -58,6 +59,7 @@ func (p *Proxy) Stats() Stats {
 	s := Stats{
 		Stats:            p.node.Stats(),
 		Listeners:        p.node.Budget.Listeners.Load(),
+		Saved:            p.streams.Saved(),
 		AffinityClients:  p.affinities.Used(),
 		Problems:         map[Reason]int{},
 		ServiceChanges:   c.serviceChanges.Load(),

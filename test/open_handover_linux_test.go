@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -123,7 +124,7 @@ func openHandoverSpecs(portal string) {
 			current = launchUsher(l.Node, dir, "--portal="+portal, "--drain-timeout=5m", "--take-over")
 			Eventually(previous.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("has taken over"))
 			taken := time.Now()
-			Eventually(previous.Err).WithTimeout(2 * time.Second).WithPolling(10 * time.Millisecond).Should(gbytes.Say("Open connections handed over(?s:.*)Stopped"))
+			Eventually(previous.Err).WithTimeout(10 * time.Second).WithPolling(10 * time.Millisecond).Should(gbytes.Say("Open connections handed over(?s:.*)Stopped"))
 			AddReportEntry("the previous process had stopped after", time.Since(taken))
 			Eventually(previous).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 			Eventually(numbers).WithTimeout(10 * time.Second).Should(Equal(before))
@@ -138,6 +139,49 @@ func openHandoverSpecs(portal string) {
 			Expect(*err).NotTo(HaveOccurred())
 		}
 		Expect(talks.End()).To(Succeed())
+	})
+
+	It("go on byte for byte after kill -9 under a keeper, with their numbers, but for few that are reset", func() {
+		n := number("USHER_TALKS", 100)
+		k := startKept(l.Node, dir, "--portal="+portal, "--drain-timeout=5m")
+		come(n)
+		traffic := call(pod, 100, services[2].vip())
+		node := l.Node.NewDialer(1)
+		saved := func() float64 { return metric(node, "usher_connections_saved") }
+		lost := 0
+		for round := range number("USHER_CRASHES", 3) {
+			if round%3 == 1 { // those that another process has handed over are saved, too
+				Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
+				Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("its usher takes over"))
+				Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Open connections handed over"))
+				k.child()
+			}
+			Eventually(saved).WithTimeout(20 * time.Second).Should(BeNumerically(">=", n-lost))
+			before, err := numbers()
+			Expect(err).NotTo(HaveOccurred())
+			time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
+			moved := talks.Moved()
+			k.crash()
+			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Open connections continue after the crash"))
+			Eventually(talks.Moved).WithTimeout(20 * time.Second).Should(BeNumerically(">", moved+100_000))
+			Expect(talks.Wrong()).NotTo(HaveOccurred())
+			lost = talks.Lost()
+			after, err := numbers()
+			Expect(err).NotTo(HaveOccurred())
+			Expect(len(after)).To(BeNumerically(">=", n-lost))
+			for client, number := range after {
+				Expect(number).To(Equal(before[client]))
+			}
+		}
+		AddReportEntry("reset", lost)
+		AddReportEntry("bytes compared", talks.Moved())
+		Expect(lost).To(BeNumerically("<=", n/10), "%v", talks.Err())
+		traffic.end()
+		_ = talks.End() // those that are lost have failed
+		Expect(talks.Wrong()).NotTo(HaveOccurred())
+		Expect(talks.Lost()).To(Equal(lost), "no other has ended, or lacks a byte")
+		k.Terminate()
+		Eventually(k).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
 	})
 
 	if portal != "address" {

@@ -51,6 +51,22 @@ func send(c *net.UnixConn, data []byte, fds []int) error {
 	return err
 }
 
+// SendNow is Send that does not wait: the error is EAGAIN if the receiver has not read what was sent before.
+func SendNow(c *net.UnixConn, data []byte, fds ...int) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		failed = unix.Sendmsg(int(fd), data, unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+	})
+	if err == nil {
+		err = os.NewSyscallError("sendmsg", failed)
+	}
+	return err
+}
+
 // Receive receives into buf what one Send sent, with up to maxFDs descriptors. They
 // are closed on exec, and the caller closes them; there may be some with ErrTruncated
 // too.

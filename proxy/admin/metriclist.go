@@ -37,6 +37,7 @@ var (
 	connectionsServed   = counter("usher_connections_established_total", "Connections for which an endpoint was found.")
 	connectionsClosed   = counter("usher_connections_closed_total", "Connections that have ended, by how: see docs/reference.md.", "end")
 	connectionsOpen     = gauge("usher_connections_open", "Connections that are open.")
+	connectionsSaved    = gauge("usher_connections_saved", "Open TCP connections that survive a crash of usher: its keeper (--keeper) has copies of their sockets.")
 	connectionsLimit    = gauge("usher_connections_limit", "Connections that may be open at once.")
 	connectionsFailed   = counter("usher_connections_failed_total", "Connections and UDP sessions that ended without an endpoint, or were broken by it.")
 	logsSuppressed      = counter("usher_connection_logs_suppressed_total", "Connections that were refused at once and are neither in the trace nor in the access log, which tell ten such a second.")

@@ -147,6 +147,7 @@ func (c *proxyCollector) Collect(out chan<- prometheus.Metric) {
 		tell(connectionsClosed, n, end.String())
 	}
 	tell(connectionsOpen, s.Open)
+	tell(connectionsSaved, s.Saved)
 	tell(connectionsLimit, s.Limit)
 	tell(connectionsFailed, s.All.Failed)
 	tell(logsSuppressed, s.Unlogged)

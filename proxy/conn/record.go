@@ -279,6 +279,9 @@ type Snapshot struct {
 	Established, FirstByte int64 // as a Record has them
 }
 
+// ForgetFirstByte makes the time to the first byte unknown.
+func (s *Snapshot) ForgetFirstByte() { s.FirstByte = adopted }
+
 // AttemptSnapshot is an Attempt in a Snapshot.
 type AttemptSnapshot struct {
 	Endpoint             netip.AddrPort

@@ -21,6 +21,10 @@ type Frozen struct {
 	Owner Owner
 	// Client and Endpoint are the pair's sockets. They belong to the caller.
 	Client, Endpoint Socket
+	// Saved and Over are as in PairHere.Save, for a pair that a process has saved that crashed. Otherwise they are nil, and
+	// a pair that continues in the same process stays saved.
+	Saved *Saved
+	Over  func()
 }
 
 // PairState is what a loop needs to continue a pair, besides its sockets. Another process may read it as JSON, but for Rest.
@@ -75,6 +79,10 @@ func (h *PairHere) Freeze() *Frozen {
 	l := p.loop
 	if p.done == nil {
 		return nil
+	}
+	if p.saved != nil { // while the pair may be on its way to another process, it must not be continued by a third one
+		p.noteMoving(&p.toEndpoint)
+		p.noteMoving(&p.toClient)
 	}
 	toEndpoint, ok := p.empty(&p.toEndpoint, &p.endpoint)
 	toClient, okToo := p.empty(&p.toClient, &p.client)
@@ -171,7 +179,9 @@ func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 	p.limits, p.done = limits, f.Owner
 	p.client, p.endpoint = f.ClientEdge.edge(f.Client), f.EndpointEdge.edge(f.Endpoint)
 	p.ending = errno{outcome.Named(f.Ending), f.Errno}
-	p.shared = true
+	if p.shared = true; f.Saved != nil {
+		p.saved = &saved{f.Saved, f.Over}
+	}
 	p.half, p.probed, p.moved = f.Half, f.Probed, f.Watch.Moved
 	p.toEndpoint.continued(&f.ToEndpoint)
 	p.toClient.continued(&f.ToClient)
@@ -189,6 +199,8 @@ func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 			l.limited.pairs[p.place-1].watch = watch{began: w.Began, silent: w.Silent, unsent: w.Unsent}
 		}
 	}
+	p.noteHeld(&p.toEndpoint)
+	p.noteHeld(&p.toClient)
 	p.move(shortTurn)
 }
 

@@ -26,12 +26,13 @@ type pair struct {
 	toEndpoint, toClient way
 
 	ending errno
-	moved  bool  // since the last look at the limits
-	queued bool  // the loop will go on with it
-	half   bool  // one direction has ended, or is held up before its end
-	probed bool  // the endpoint's socket has keepalive
-	shared bool  // another process may have copies of the sockets: see Continue
-	place  int32 // in loop.limited, from 1 on; 0 if it is not there
+	moved  bool   // since the last look at the limits
+	queued bool   // the loop will go on with it
+	half   bool   // one direction has ended, or is held up before its end
+	probed bool   // the endpoint's socket has keepalive
+	shared bool   // another process may have copies of the sockets: see Continue and Save
+	place  int32  // in loop.limited, from 1 on; 0 if it is not there
+	saved  *saved // nil unless another process can continue the pair when this one crashes
 }
 
 // edge is one of a pair's two sockets.
@@ -235,6 +236,9 @@ func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 		if w.ended || p.done == nil {
 			return false
 		}
+		if p.saved != nil {
+			p.noteMoving(w)
+		}
 		var n int
 		switch {
 		case w.rest != nil:
@@ -243,6 +247,9 @@ func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 			n = p.splice(w, from, to)
 		case from.readable && to.writable:
 			n = p.copy(w, from, to)
+		}
+		if p.saved != nil {
+			p.noteHeld(w)
 		}
 		if n == 0 {
 			if from.hungUp && !to.writable && !w.ended && p.done != nil {
@@ -521,6 +528,7 @@ func (p *pair) finish() { p.close(p.untaken()) }
 // close closes both sockets, and reports the end to the owner.
 func (p *pair) close(untaken int) {
 	l := p.loop
+	p.forget()
 	for _, e := range [...]*edge{&p.client, &p.endpoint} {
 		if e.watch.slot == unwatched {
 			e.fd.Close()

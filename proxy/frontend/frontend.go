@@ -113,6 +113,9 @@ func (n *Node) LastID() uint64 {
 	return max(n.lastID.Load(), n.inheritedIDs.Load()) - n.inheritedIDs.Load()
 }
 
+// LastNumber returns the last number that was given to a client.
+func (n *Node) LastNumber() uint64 { return n.lastID.Load() }
+
 // idsOfPredecessor is how many more clients a predecessor may number that is handing over: as many as come to the
 // busiest node within seconds.
 const idsOfPredecessor = 100_000
@@ -120,7 +123,7 @@ const idsOfPredecessor = 100_000
 // InheritIDs leaves the numbers up to last, and some after that, to the clients of a predecessor. It is called before the
 // first client comes.
 func (n *Node) InheritIDs(last uint64) {
-	n.inheritedIDs.Store(last + idsOfPredecessor)
+	n.inheritedIDs.Store(max(n.inheritedIDs.Load(), last+idsOfPredecessor))
 	n.lastID.Store(n.inheritedIDs.Load())
 }
 

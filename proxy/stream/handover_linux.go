@@ -102,9 +102,11 @@ func (o *Offer) Withdraw() { o.conn.Close() }
 // Inherited is a successor's end of an Offer.
 type Inherited struct{ conn *net.UnixConn }
 
-// Inherit takes a predecessor's Offer out of what that has handed over. It returns nil if there is none. It is called
-// before the first client comes.
+// Inherit takes a predecessor's Offer out of what that has handed over, and the socket to the keeper. It returns nil if there is
+// no Offer. It is called before the first client comes.
 func (s *Server) Inherit(sockets map[string]*os.File) (from *Inherited) {
+	s.saving = s.inheritSaving(sockets[SavingName])
+	delete(sockets, SavingName)
 	for name, file := range sockets {
 		number, is := strings.CutPrefix(name, offerPrefix)
 		if !is {
@@ -181,10 +183,10 @@ func await(l *forward.Loop, f func()) {
 }
 
 // running returns the loops, or none once they have ended.
-func (h *handing) running() []*forward.Loop {
-	h.stopping.Lock()
-	defer h.stopping.Unlock()
-	return h.loops.list
+func (s *Server) running() []*forward.Loop {
+	s.stopping.Lock()
+	defer s.stopping.Unlock()
+	return s.loops.list
 }
 
 // held is a connection whose pair is held up.
@@ -232,6 +234,7 @@ func (h *handing) pass(l *forward.Loop) error {
 		for i, c := range batch {
 			if i < len(answer) && answer[i] == '1' {
 				h.taken++
+				c.pair.Forget()
 				c.frozen.Close()
 				c.Endpoint.Release()
 				h.register.remove(c.Conn)
@@ -347,8 +350,15 @@ func receive(from *net.UnixConn) (text string, fds []int, err error) {
 	return string(buf[:n]), fds, nil
 }
 
-// Receive takes over the connections that a predecessor hands over, until there are no more. It returns at once.
+// Receive takes over the connections that a predecessor hands over, until there are no more, unless from is nil; and those that a
+// keeper has of a process that crashed, if there is a keeper, which from now on has copies of all. It returns at once.
 func (s *Server) Receive(from *Inherited, heir Heir) {
+	if s.saving != nil {
+		s.saving.start(heir)
+	}
+	if from == nil {
+		return
+	}
 	s.handing.Go(func() {
 		defer from.conn.Close()
 		defer context.AfterFunc(s.ctx, func() { from.conn.Close() })()
@@ -389,14 +399,19 @@ func (s *Server) receiveBatch(from *net.UnixConn, heir Heir) error {
 		return err
 	}
 	for i, c := range arrived {
-		l := s.loops.list[i%len(s.loops.list)]
-		_ = l.Do(func() { // it runs as long as there are connections
-			c.Continued(time.Now())
-			l.Continue(&c.pair, c.frozen, c.limitsOf(c.frozen))
-			c.flowing(&c.pair)
-		})
+		s.proceed(&c, i)
 	}
 	return nil
+}
+
+// proceed makes a loop continue c, which this process has got from another one.
+func (s *Server) proceed(c *held, n int) {
+	l := s.loops.list[n%len(s.loops.list)]
+	_ = l.Do(func() { // it runs as long as there are connections
+		c.Continued(time.Now())
+		l.Continue(&c.pair, c.frozen, c.limitsOf(c.frozen))
+		c.flowing(&c.pair)
+	})
 }
 
 // arrive returns the connections that are taken, and the answer that says which those are. It closes the descriptors of all others.
@@ -421,7 +436,7 @@ func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, er
 		lines[i], rests, _ = bytes.Cut(rests, []byte("\n"))
 	}
 	for i, line := range lines {
-		c, err := s.arriveOne(line, rests, heir)
+		c, err := s.arriveOne(line, rests, heir, func(*transfer) error { return nil })
 		if err != nil {
 			s.node.Log.WithError(err).Debug("A connection stays with the previous usher process")
 			fdpass.Close(sockets[i])
@@ -434,9 +449,9 @@ func (s *Server) arrive(fds []int, heir Heir) (arrived []held, answer []byte, er
 	return arrived, append(answer, '.'), nil // a packet without a byte would look like the end
 }
 
-// arriveOne returns the connection that a transfer describes, whose pair holds a part of rests. It is registered here, and
-// its endpoint taken.
-func (s *Server) arriveOne(line, rests []byte, heir Heir) (*held, error) {
+// arriveOne returns the connection that a transfer describes, whose pair holds a part of rests, unless complete returns an error.
+// It is registered here, and its endpoint taken.
+func (s *Server) arriveOne(line, rests []byte, heir Heir, complete func(*transfer) error) (*held, error) {
 	var t transfer
 	from := json.NewDecoder(bytes.NewReader(line))
 	from.DisallowUnknownFields()
@@ -448,6 +463,9 @@ func (s *Server) arriveOne(line, rests []byte, heir Heir) (*held, error) {
 	}
 	if t.At < 0 || t.ForEndpoint < 0 || t.ForClient < 0 || t.At+t.ForEndpoint+t.ForClient > len(rests) {
 		return nil, errors.New("what it holds is missing")
+	}
+	if err := complete(&t); err != nil {
+		return nil, err
 	}
 	t.Pair.ToEndpoint.Rest, t.Pair.ToClient.Rest = rests[t.At:][:t.ForEndpoint], rests[t.At+t.ForEndpoint:][:t.ForClient]
 	front, endpoint := heir.Find(t.Port, t.Record.To, &config.Endpoint{Addr: t.Endpoint, Pod: t.Pod, Node: t.Node}, t.Left)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -40,6 +41,8 @@ type Server struct {
 	stopping sync.Mutex     // the loops, or who relies on that they run
 	panics   rate.Sometimes // limits log lines about panics of a parser
 	handing  sync.WaitGroup // what hands over to a successor, or takes over from a predecessor
+	saving   *saving        // nil without a keeper
+	saved    atomic.Int64   // connections
 
 	// ctx ends when connections are to be given up; see Drain.
 	ctx    context.Context
@@ -67,6 +70,9 @@ func (s *Server) Serve(front *frontend.FrontEnd, client forward.Conn, from, vip 
 	a.SetTargets([]portal.Target{{Protocol: portal.TCP, Addr: vip.Addr(), Port: vip.Port()}})
 	a.servePortable(client, from)
 }
+
+// Saved returns how many open connections survive a crash of this process.
+func (s *Server) Saved() int64 { return s.saved.Load() }
 
 // Drain waits until the connections that are open have ended, and breaks those
 // that are still there when ctx ends. It returns how many it had to break. The

@@ -76,3 +76,9 @@ func (s *Server) Inherit(map[string]*os.File) *Inherited { return nil }
 
 // Receive is never called.
 func (s *Server) Receive(*Inherited, Heir) {}
+
+// SavingName is no socket's name: there is no keeper.
+const SavingName = ""
+
+// saving is for Linux only.
+type saving struct{}

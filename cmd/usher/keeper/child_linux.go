@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/usherproxy/usher/portal/fdstore"
 )
 
@@ -24,6 +26,14 @@ type child struct {
 	Stopping bool
 	// Held is what it has said while it was not known whether it goes on.
 	Held []*message
+	// Channel is the keeper's end of the socket by which it saves connections, 0 if there is none, and Areas are what
+	// it has saved.
+	Channel int
+	Areas   []*area
+
+	heard chan struct{} // what it has sent, unless it has ended
+	ended bool          // it has closed its end
+	over  chan struct{} // closed when nobody reads the Channel any more
 }
 
 // stops reports whether it has said, since another one was started, that it ends as it was
@@ -47,6 +57,8 @@ func (k *keeper) start() {
 	c, err := k.spawn(k.Arguments, names, fds)
 	if err == nil {
 		k.Current = c
+		k.bequeath(k.Orphans, c)
+		k.Orphans = nil
 		return
 	}
 	k.log.WithError(err).Error("usher cannot be started")
@@ -60,17 +72,27 @@ func (k *keeper) spawn(arguments, names []string, fds []int) (*child, error) {
 	for _, fd := range fds {
 		files = append(files, uintptr(fd))
 	}
+	ours, theirs, err := channel()
+	if err != nil {
+		k.log.WithError(err).Warn("Open connections will not survive a crash of usher")
+	} else {
+		names, files = append(names, fdstore.ConnectionsName), append(files, uintptr(theirs))
+		defer unix.Close(theirs)
+	}
 	// In a group of its own, Ctrl-C comes to it once: from the keeper.
 	pid, err := syscall.ForkExec(k.running(), arguments, &syscall.ProcAttr{
 		Env: k.environment(names), Files: files, Sys: &syscall.SysProcAttr{Setpgid: true},
 	})
 	if err != nil {
+		unix.Close(ours)
 		return nil, err
 	}
 	if k.Score != "" {
 		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte(k.Score), 0) // it may have ended
 	}
-	return &child{PID: pid}, nil
+	c := &child{PID: pid, Channel: ours}
+	k.listenTo(c)
+	return c, nil
 }
 
 // environment is usher's: that of the keeper, with what is kept.

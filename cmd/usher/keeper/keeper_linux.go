@@ -37,6 +37,9 @@ type keeper struct {
 	code    int           // to end with, when told and usher has ended
 	again   bool          // to replace the program once more
 	taken   chan struct{} // another usher has taken over while none ran here
+	sent    chan *child   // it has sent something about connections
+	// connections is how many are saved.
+	connections int
 	// count is how many descriptors are kept, and length how long their names are together.
 	count, length int
 	overfull      bool // the log was told that not all can be kept
@@ -54,9 +57,11 @@ type state struct {
 	// Kept are descriptors by name, oldest first in each.
 	Kept map[string][]int
 	// Current is the usher whose word counts, nil while there is none. Next takes over from
-	// it, after which it becomes one of Former, which only end.
+	// it, after which it becomes one of Draining, which only end.
 	Current, Next *child
-	Former        []int
+	Draining      []*child
+	// Orphans is what a process has saved that crashed, until the next one is there.
+	Orphans []*area
 	// Served says that an usher has been ready.
 	Served bool
 	// Failures is how many in a row ended soon, and Restarts how many were started again,
@@ -103,6 +108,11 @@ func (k *keeper) run(begin func()) (code int) {
 	signal.Notify(children, unix.SIGCHLD)
 	readable, read := make(chan struct{}), make(chan struct{})
 	go poll(k.Socket, readable, read)
+	k.sent = make(chan *child)
+	for _, c := range k.children() { // of the program that this one has replaced
+		k.adoptConnections(c)
+	}
+	defer func() { k.abandon(k.Orphans) }()
 	beat := k.manager.beat()
 	begin()
 	debug.FreeOSMemory()
@@ -115,6 +125,9 @@ func (k *keeper) run(begin func()) (code int) {
 		case <-readable:
 			k.receive()
 			read <- struct{}{}
+		case c := <-k.sent:
+			k.hearAll(c)
+			c.heard <- struct{}{}
 		case <-children:
 			if code, over := k.reap(); over {
 				return code
@@ -158,8 +171,8 @@ func poll(fd int, readable chan<- struct{}, read <-chan struct{}) {
 func (k *keeper) forward(sig os.Signal) (over bool) {
 	s := sig.(syscall.Signal)
 	if k.told {
-		for _, pid := range k.Former {
-			_ = unix.Kill(pid, s) // it is not reaped
+		for _, c := range k.Draining {
+			_ = unix.Kill(c.PID, s) // it is not reaped
 		}
 	}
 	if s == unix.SIGTERM || s == unix.SIGINT {
@@ -172,7 +185,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 			_ = unix.Kill(c.PID, s) // fails if it has ended already
 		}
 	}
-	if k.told && k.Current == nil && len(k.Former) == 0 {
+	if k.told && k.Current == nil && len(k.Draining) == 0 {
 		k.log.WithField("signal", sig.String()).Info("The keeper ends; no usher runs, and rules stay for the next one (usher cleanup removes them)")
 		return true
 	}
@@ -187,6 +200,8 @@ func (k *keeper) leave() (over bool) {
 	k.pause.end()
 	k.pause = nil
 	k.drop()
+	k.abandon(k.Orphans)
+	k.Orphans = nil
 	return os.Getenv("KUBERNETES_SERVICE_HOST") == ""
 }
 
@@ -203,10 +218,16 @@ func (k *keeper) reap() (code int, over bool) {
 			return 0, false
 		}
 		k.receive() // what it said last
-		switch former := slices.Index(k.Former, pid); {
+		for _, c := range k.children() {
+			if c.PID == pid {
+				k.hangUp(c)
+			}
+		}
+		switch former := slices.IndexFunc(k.Draining, func(c *child) bool { return c.PID == pid }); {
 		case former >= 0:
-			k.Former = slices.Delete(k.Former, former, former+1)
-			code, over = k.code, k.told && k.Current == nil && k.Next == nil && len(k.Former) == 0
+			k.inherit(k.Draining[former], k.Current)
+			k.Draining = slices.Delete(k.Draining, former, former+1)
+			code, over = k.code, k.told && k.Current == nil && k.Next == nil && len(k.Draining) == 0
 		case k.Next != nil && pid == k.Next.PID:
 			code, over = k.nextEnded(status)
 		case k.Current == nil || pid != k.Current.PID:
@@ -225,6 +246,7 @@ func (k *keeper) reap() (code int, over bool) {
 func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	c, why := k.Current, describe(status)
 	k.Current = nil
+	k.Orphans = append(k.Orphans, c.Areas...)
 	code = status.ExitStatus()
 	if status.Signaled() {
 		code = 128 + int(status.Signal())
@@ -243,6 +265,10 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	if k.Failures++; c.Ready && time.Since(c.Since) >= shortLife {
 		k.Failures = 0
 	}
+	if k.Failures > 1 { // a connection may be the cause
+		k.abandon(k.Orphans)
+		k.Orphans = nil
+	}
 	k.Restarts++
 	k.Last = why
 	wait := k.patience()
@@ -254,10 +280,10 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 // end ends with that code, when all that have handed over have ended, too: where the keeper
 // is process 1, their connections would break with it.
 func (k *keeper) end(code int) (_ int, over bool) {
-	if k.told, k.code = true, code; len(k.Former) == 0 {
+	if k.told, k.code = true, code; len(k.Draining) == 0 {
 		return code, true
 	}
-	k.log.WithField("ushers", len(k.Former)).Info("The keeper waits for what served before, whose connections may end")
+	k.log.WithField("ushers", len(k.Draining)).Info("The keeper waits for what served before, whose connections may end")
 	return 0, false
 }
 

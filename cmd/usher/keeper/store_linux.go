@@ -165,10 +165,7 @@ func (k *keeper) obey(c *child, m *message) {
 // usher.
 func (k *keeper) put(name string, fds []int) bool {
 	length := len(fds) * (len(name) + 1)
-	var limit unix.Rlimit
-	full := k.length+length > maxNames ||
-		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && uint64(k.count+len(fds)+spareFDs) > limit.Cur
-	if full {
+	if k.full(len(fds), length) {
 		if !k.overfull {
 			k.overfull = true
 			k.log.WithField("kept", k.count).Error("There is no room for more sockets: should usher end unexpectedly, clients of the others are refused until it is back")
@@ -178,6 +175,13 @@ func (k *keeper) put(name string, fds []int) bool {
 	k.count, k.length = k.count+len(fds), k.length+length
 	k.Kept[name] = append(k.Kept[name], fds...)
 	return true
+}
+
+// full reports whether there is no room for so many more descriptors, or for names that are so long together.
+func (k *keeper) full(fds, names int) bool {
+	var limit unix.Rlimit
+	return k.length+names > maxNames ||
+		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && uint64(k.count+2*k.connections+fds+spareFDs) > limit.Cur
 }
 
 // remove closes what is kept under a name.

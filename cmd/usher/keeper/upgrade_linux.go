@@ -102,7 +102,7 @@ func (k *keeper) become(program string) error {
 		rest = rest[n:]
 	}
 	_, fds := k.all()
-	fds = append(fds, k.Socket, file)
+	fds = append(append(fds, k.descriptors()...), k.Socket, file)
 	for _, fd := range fds {
 		keepAcrossExec(fd, true)
 	}
@@ -182,7 +182,7 @@ func Resume(log logrus.FieldLogger) (code int) {
 		k.put(name, fds)
 	}
 	_, fds := k.all()
-	for _, fd := range append(fds, k.Socket) {
+	for _, fd := range append(append(fds, k.descriptors()...), k.Socket) {
 		keepAcrossExec(fd, false)
 	}
 	k.manager = newManager(log)
@@ -212,6 +212,7 @@ func (k *keeper) replace() {
 // nextEnded is called when the next usher has ended.
 func (k *keeper) nextEnded(status unix.WaitStatus) (code int, over bool) {
 	if k.told || !k.Current.stops() {
+		k.inherit(k.Next, k.Current)
 		k.upgradeFailed(describe(status))
 		return 0, false
 	}
@@ -228,6 +229,7 @@ func (k *keeper) currentGone(status unix.WaitStatus) {
 		k.Last = describe(status)
 		k.log.WithField("why", k.Last).Error("usher ended unexpectedly while the new one began; that one goes on with its sockets")
 	}
+	k.inherit(k.Current, k.Next)
 	k.promote()
 }
 
@@ -242,7 +244,7 @@ func (k *keeper) dismiss() {
 // promote is called when the next usher has taken over.
 func (k *keeper) promote() {
 	former, next := k.Current, k.Next
-	k.Former = append(k.Former, former.PID)
+	k.Draining = append(k.Draining, former)
 	for _, m := range former.Held {
 		m.close()
 	}

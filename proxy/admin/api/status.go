@@ -39,7 +39,9 @@ type Status struct {
 	Since time.Time `json:"since"`
 
 	Connections Limited `json:"connections"`
-	UDPSessions Limited `json:"udpSessions"`
+	// SavedConnections are the open TCP connections that would survive a crash of usher: its keeper has copies of their sockets.
+	SavedConnections int64   `json:"savedConnections"`
+	UDPSessions      Limited `json:"udpSessions"`
 	// AffinityClients is how many clients are remembered.
 	AffinityClients int64 `json:"affinityClients"`
 	// Subscribers is how many read /api/v1/events now.

@@ -1,0 +1,301 @@
+package keeper
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/fdpass"
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// The keeper has copies of the sockets of open connections, for the process that comes after one that crashed. The
+// protocol is that of package proxy/stream; the keeper does not look at what describes a connection.
+
+// area is what a process has saved: memory that it shares with the keeper, and connections by their slots in it.
+type area struct {
+	ID     uint64
+	Memory int // descriptor
+	Saved  map[int]*saved
+	// Announced says that the process which comes after the one that crashed knows the area, and Rest are the slots that it has not got yet.
+	Announced bool
+	Rest      []int
+}
+
+// saved is a connection.
+type saved struct {
+	Text string // with the slot in front
+	FDs  [2]int
+}
+
+const (
+	// maxText is how long a packet is at most, and savedAtOnce how many connections it has.
+	maxText     = 64 << 10
+	savedAtOnce = 16
+)
+
+// channel returns the two ends of a socket for the connections of a child.
+func channel() (ours, theirs int, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	return fds[0], fds[1], os.NewSyscallError("socketpair", err)
+}
+
+// listenTo makes the loop call hearAll when the child has sent something.
+func (k *keeper) listenTo(c *child) {
+	c.heard, c.over = make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(c.over)
+		for !c.ended {
+			fds := []unix.PollFd{{Fd: int32(c.Channel), Events: unix.POLLIN}}
+			if n, err := unix.Poll(fds, -1); err == nil && n > 0 {
+				k.sent <- c
+				<-c.heard
+			}
+		}
+	}()
+}
+
+// hangUp acts on what a child that has ended has sent, and closes the socket.
+func (k *keeper) hangUp(c *child) {
+	if c.Channel == 0 {
+		return
+	}
+	_ = unix.Shutdown(c.Channel, unix.SHUT_RD) // what was sent can be read; no copy of its end keeps it open
+	for over := false; !over; {
+		select {
+		case from := <-k.sent:
+			k.hearAll(from)
+			from.heard <- struct{}{}
+		case <-c.over:
+			over = true
+		}
+	}
+	unix.Close(c.Channel)
+	c.Channel = 0
+}
+
+// hearAll acts on all that a child has sent on its socket.
+func (k *keeper) hearAll(c *child) {
+	text, oob := make([]byte, maxText), make([]byte, unix.CmsgSpace(2*savedAtOnce*4))
+	for {
+		n, oobn, flags, _, err := unix.Recvmsg(c.Channel, text, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			c.ended = c.ended || err != unix.EAGAIN
+			return
+		}
+		if n == 0 {
+			c.ended = true
+			return
+		}
+		var fds []int
+		messages, _ := unix.ParseSocketControlMessage(oob[:oobn]) // the kernel makes no errors in them
+		for i := range messages {
+			if some, err := unix.ParseUnixRights(&messages[i]); err == nil {
+				fds = append(fds, some...)
+			}
+		}
+		if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || !k.act(c, string(text[:n]), fds) {
+			fdpass.Close(fds)
+		}
+	}
+}
+
+// act does what a packet asks for, and reports whether it keeps the descriptors.
+func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
+	head, lines, _ := strings.Cut(text, "\n")
+	words := strings.Fields(head)
+	if len(words) == 0 {
+		return false
+	}
+	if words[0] == "next" {
+		k.answer(c)
+		return false
+	}
+	if len(words) < 2 {
+		return false
+	}
+	id, err := strconv.ParseUint(words[1], 10, 64)
+	if err != nil {
+		return false
+	}
+	at := slices.IndexFunc(c.Areas, func(a *area) bool { return a.ID == id })
+	switch {
+	case words[0] == "area" && at < 0 && len(fds) == 1:
+		c.Areas = append(c.Areas, &area{ID: id, Memory: fds[0], Saved: map[int]*saved{}})
+		return true
+	case words[0] == "save" && at >= 0:
+		return k.save(c.Areas[at], lines, fds)
+	case words[0] == "drop" && at >= 0:
+		for _, word := range words[2:] {
+			if slot, err := strconv.Atoi(word); err == nil {
+				k.discard(c.Areas[at], slot)
+			}
+		}
+	}
+	return false
+}
+
+// save keeps connections, whose lines are as many as there are pairs of descriptors.
+func (k *keeper) save(a *area, lines string, fds []int) bool {
+	all := slices.Collect(strings.Lines(lines))
+	if 2*len(all) != len(fds) || k.full(len(fds), 0) {
+		return false
+	}
+	for i, line := range all {
+		number, _, _ := strings.Cut(line, " ")
+		slot, err := strconv.Atoi(number)
+		if err != nil {
+			fdpass.Close(fds[2*i:][:2])
+			continue
+		}
+		k.discard(a, slot) // there is none
+		a.Saved[slot] = &saved{line, [2]int(fds[2*i:])}
+		k.connections++
+	}
+	return true
+}
+
+// discard closes the copies that the keeper has of a connection. It does not end by that.
+func (k *keeper) discard(a *area, slot int) {
+	if s := a.Saved[slot]; s != nil {
+		fdpass.Close(s.FDs[:])
+		delete(a.Saved, slot)
+		k.connections--
+	}
+}
+
+// answer answers a child that asks what there is of a process that crashed.
+func (k *keeper) answer(c *child) {
+	text, fds := "end", []int(nil)
+	for _, a := range slices.Backward(c.Areas) { // the latest first: it knows the last number of a client
+		if !a.Announced && a.Rest != nil {
+			a.Announced = true
+			text, fds = fmt.Sprintf("area %d", a.ID), []int{a.Memory}
+			break
+		}
+		var lines strings.Builder
+		for len(a.Rest) > 0 && len(fds) < 2*savedAtOnce {
+			s := a.Saved[a.Rest[0]]
+			if s != nil && lines.Len()+len(s.Text) > maxText-100 {
+				break
+			}
+			if a.Rest = a.Rest[1:]; s != nil {
+				lines.WriteString(s.Text)
+				fds = append(fds, s.FDs[:]...)
+			}
+		}
+		if lines.Len() > 0 {
+			text = fmt.Sprintf("save %d\n%s", a.ID, lines.String())
+			break
+		}
+	}
+	k.say(c, text, fds...)
+}
+
+// say sends a packet. A child that does not read has been sent one for each that it has asked for.
+func (k *keeper) say(c *child, text string, fds ...int) {
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	if err := unix.Sendmsg(c.Channel, []byte(text), rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil && err != unix.EPIPE {
+		k.log.WithError(err).Warn("Open connections of the process that crashed are lost")
+	}
+}
+
+// bequeath gives what a child that crashed has saved to the one that comes after it.
+func (k *keeper) bequeath(areas []*area, to *child) {
+	for _, a := range areas {
+		if len(a.Saved) == 0 {
+			unix.Close(a.Memory)
+			continue
+		}
+		a.Announced, a.Rest = false, slices.Sorted(maps.Keys(a.Saved))
+		to.Areas = append(to.Areas, a)
+	}
+}
+
+// abandon ends connections of a process that crashed and has no successor. They are reset: those who read must not take
+// what they have for all.
+func (k *keeper) abandon(areas []*area) {
+	for _, a := range areas {
+		for slot, s := range a.Saved {
+			for _, fd := range s.FDs {
+				if a.isOver(slot) {
+					break
+				}
+				_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // fails only if it is over
+			}
+			k.discard(a, slot)
+		}
+		unix.Close(a.Memory)
+	}
+}
+
+// isOver reports whether a connection was over by the time that the process crashed.
+func (a *area) isOver(slot int) bool {
+	notes := make([]byte, 4)
+	_, err := unix.Pread(a.Memory, notes, int64(slot)*forward.SavedSize)
+	return err == nil && binary.NativeEndian.Uint32(notes)&forward.SavedOver != 0
+}
+
+// inherit lets to have what a child that has ended has saved; nil is the one that is started next, if any is.
+func (k *keeper) inherit(from, to *child) {
+	areas := from.Areas
+	from.Areas = nil
+	if to == nil {
+		k.Orphans = append(k.Orphans, areas...)
+	} else {
+		k.bequeath(areas, to)
+		if to.Channel > 0 {
+			k.say(to, "more")
+		}
+	}
+}
+
+// children returns the processes that the keeper has started and that have not ended.
+func (k *keeper) children() (all []*child) {
+	for _, c := range append(slices.Clone(k.Draining), k.Current, k.Next) {
+		if c != nil {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// adoptConnections goes on with what a child of the program that this one has replaced has saved.
+func (k *keeper) adoptConnections(c *child) {
+	for _, a := range c.Areas {
+		k.connections += len(a.Saved)
+	}
+	if c.Channel > 0 {
+		k.listenTo(c)
+	}
+}
+
+// descriptors returns all descriptors that are for connections.
+func (k *keeper) descriptors() (fds []int) {
+	areas := slices.Clone(k.Orphans)
+	for _, c := range k.children() {
+		areas = append(areas, c.Areas...)
+		if c.Channel > 0 {
+			fds = append(fds, c.Channel)
+		}
+	}
+	for _, a := range areas {
+		fds = append(fds, a.Memory)
+		for _, s := range a.Saved {
+			fds = append(fds, s.FDs[:]...)
+		}
+	}
+	return fds
+}

@@ -1,0 +1,206 @@
+package keeper
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	. "github.com/onsi/ginkgo/v2"
+	. "github.com/onsi/gomega"
+	"github.com/sirupsen/logrus/hooks/test"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// newKeeper returns a keeper with a child that has a socket for connections, and the child's end.
+func newKeeper() (k *keeper, c *child, theirs int) {
+	logger, _ := test.NewNullLogger()
+	k = &keeper{log: logger, sent: make(chan *child), state: state{Kept: map[string][]int{}}}
+	ours, theirs, err := channel()
+	if err != nil {
+		panic(err)
+	}
+	c = &child{PID: 1 << 30, Channel: ours}
+	k.Current = c
+	return k, c, theirs
+}
+
+var _ = Describe("the connections that a keeper has copies of", func() {
+	var (
+		k      *keeper
+		c      *child
+		theirs int
+		memory int
+	)
+	BeforeEach(func() {
+		k, c, theirs = newKeeper()
+		DeferCleanup(func() { unix.Close(c.Channel) })
+		var err error
+		memory, err = unix.MemfdCreate("area", unix.MFD_CLOEXEC)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(unix.Ftruncate(memory, 10*forward.SavedSize)).To(Succeed())
+		DeferCleanup(unix.Close, memory)
+	})
+	// connection returns a socket of a TCP connection, and the peer's.
+	connection := func() (fd, peer int) {
+		l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		Expect(err).NotTo(HaveOccurred())
+		defer unix.Close(l)
+		Expect(unix.Bind(l, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}})).To(Succeed())
+		Expect(unix.Listen(l, 1)).To(Succeed())
+		at, err := unix.Getsockname(l)
+		Expect(err).NotTo(HaveOccurred())
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(unix.Connect(fd, at)).To(Succeed())
+		peer, _, err = unix.Accept(l)
+		Expect(err).NotTo(HaveOccurred())
+		DeferCleanup(unix.Close, peer)
+		return fd, peer
+	}
+	say := func(text string, fds ...int) {
+		var rights []byte
+		if len(fds) > 0 {
+			rights = unix.UnixRights(fds...)
+		}
+		Expect(unix.Sendmsg(theirs, []byte(text), rights, nil, 0)).To(Succeed())
+		k.hearAll(c)
+	}
+	hear := func(of int) (string, int) {
+		say("next")
+		text, oob := make([]byte, maxText), make([]byte, 1024)
+		n, oobn, _, _, err := unix.Recvmsg(of, text, oob, unix.MSG_DONTWAIT)
+		Expect(err).NotTo(HaveOccurred())
+		count := 0
+		messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+		Expect(err).NotTo(HaveOccurred())
+		for i := range messages {
+			fds, err := unix.ParseUnixRights(&messages[i])
+			Expect(err).NotTo(HaveOccurred())
+			for _, fd := range fds {
+				unix.Close(fd)
+			}
+			count += len(fds)
+		}
+		return string(text[:n]), count
+	}
+	saves := func(slots ...int) (peers []int) {
+		var lines strings.Builder
+		var fds []int
+		for _, slot := range slots {
+			fmt.Fprintf(&lines, "%d {connection %d}\n", slot, slot)
+			for range 2 {
+				fd, peer := connection()
+				defer unix.Close(fd)
+				fds, peers = append(fds, fd), append(peers, peer)
+			}
+		}
+		say("save 7\n"+lines.String(), fds...)
+		return peers
+	}
+	// ended returns what the peer of a connection reads: "open", "end" or "reset".
+	ended := func(peer int) string {
+		_, _, err := unix.Recvfrom(peer, make([]byte, 1), unix.MSG_DONTWAIT)
+		switch err {
+		case unix.EAGAIN:
+			return "open"
+		case unix.ECONNRESET:
+			return "reset"
+		}
+		return "end"
+	}
+
+	It("go to the process after the one that crashed, but for those that are over", func() {
+		say("area 7", memory)
+		peers := saves(1, 2, 3)
+		say("drop 7 2")
+		Expect(k.connections).To(Equal(2))
+		Expect(ended(peers[2])).To(Equal("end"), "the keeper's was the last copy")
+		Expect(ended(peers[0])).To(Equal("open"))
+		Expect(hear(theirs)).To(Equal("end"), "its own are not for it")
+
+		next := &child{PID: 1 << 30}
+		k.inherit(c, nil)
+		k.bequeath(k.Orphans, next)
+		next.Channel, c.Channel = c.Channel, 0
+		c = next
+		text, fds := hear(theirs)
+		Expect([]any{text, fds}).To(Equal([]any{"area 7", 1}))
+		text, fds = hear(theirs)
+		Expect([]any{text, fds}).To(Equal([]any{"save 7\n1 {connection 1}\n3 {connection 3}\n", 4}))
+		Expect(hear(theirs)).To(Equal("end"))
+		say("drop 7 1 3")
+		Expect(k.connections).To(BeZero())
+		Expect(ended(peers[0])).To(Equal("end"))
+	})
+
+	It("are reset if nobody continues them, and end if they were over", func() {
+		say("area 7", memory)
+		peers := saves(1, 2)
+		_, err := unix.Pwrite(memory, []byte{forward.SavedOver, 0, 0, 0}, 2*forward.SavedSize)
+		Expect(err).NotTo(HaveOccurred())
+		k.abandon(c.Areas)
+		for _, peer := range peers[:2] {
+			Eventually(ended).WithArguments(peer).Should(Equal("reset"))
+		}
+		for _, peer := range peers[2:] {
+			Eventually(ended).WithArguments(peer).Should(Equal("end"))
+		}
+		Expect(k.connections).To(BeZero())
+	})
+
+	It("are what was sent before a process ended", func() {
+		k.listenTo(c)
+		Expect(unix.Sendmsg(theirs, []byte("area 7"), unix.UnixRights(memory), nil, 0)).To(Succeed())
+		Expect(unix.Close(theirs)).To(Succeed())
+		k.hangUp(c)
+		Expect(c.Areas).To(HaveLen(1))
+		Expect(c.Channel).To(BeZero())
+	})
+})
+
+// FuzzConnections: whatever a process sends, the keeper does not fail, and has no descriptor open that it does not count.
+func FuzzConnections(f *testing.F) {
+	f.Add("area 7\x00save 7\n1 {}\n\x00drop 7 1\x00next")
+	f.Add("save 7\n1 {}\n\x00area 7\x00area 7\x00save 7\n1 {}\n2 {}\n\x00save 7\n1 {}\n\x00save 7\nx {}\n\x00drop 7\x00drop x y\x00next\x00next 1")
+	f.Fuzz(func(t *testing.T, text string) {
+		k, c, theirs := newKeeper()
+		defer unix.Close(theirs)
+		defer unix.Close(c.Channel)
+		var all []int
+		for i, packet := range strings.Split(text, "\x00") {
+			var fds []int
+			for range i % 4 {
+				fd, err := unix.MemfdCreate("connection", unix.MFD_CLOEXEC)
+				if err == unix.EMFILE {
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				fds = append(fds, fd)
+			}
+			all = append(all, fds...)
+			if !k.act(c, packet, fds) {
+				for _, fd := range fds {
+					unix.Close(fd)
+				}
+			}
+			if i%5 == 4 {
+				areas := c.Areas
+				c.Areas = nil
+				k.bequeath(areas, c)
+			}
+		}
+		k.abandon(c.Areas)
+		if k.connections != 0 {
+			t.Errorf("%d connections are left", k.connections)
+		}
+		for _, fd := range all {
+			if unix.Close(fd) == nil {
+				t.Fatalf("%q: one stays open", text)
+			}
+		}
+	})
+}

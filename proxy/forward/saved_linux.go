@@ -1,0 +1,139 @@
+package forward
+
+import (
+	"sync/atomic"
+	"unsafe"
+)
+
+// A pair survives the end of this process if another one has copies of its sockets, and knows that no byte was in this process
+// when it ended. So a pair that is saved notes in memory that both share, before it reads, that bytes are about to be in this
+// process, and when it has written all of them that there are none. A process that is killed never comes to the second note, and its pair
+// is reset: it must not continue with bytes missing or doubled. What is in the sockets themselves is the kernel's, and stays.
+
+// SavedSize is the size of a pair's part of the shared memory, in bytes.
+const SavedSize = 32
+
+// Saved is a pair's part of the shared memory. Its loop writes it, and after that has ended a successor of this process.
+type Saved struct {
+	notes                atomic.Uint32
+	toEndpoint, toClient atomic.Int64 // bytes
+	_                    [8]byte
+}
+
+// Notes in a Saved, the first 4 bytes of it.
+const (
+	heldForEndpoint = 1 << iota // bytes for the endpoint may be in this process
+	heldForClient
+	SavedOver     // the pair has ended, or is another process's
+	clientBegun   // the client's first byte has come
+	endpointBegun // the endpoint's first byte has come
+)
+
+// SavedAt returns the nth part of memory, which is a multiple of SavedSize long and outlives it.
+func SavedAt(memory []byte, n int) *Saved {
+	return (*Saved)(unsafe.Pointer(&memory[n*SavedSize : (n+1)*SavedSize][0]))
+}
+
+// Save makes the pair note its state in s from now on. over is called once, by the loop, when the pair needs s no
+// longer. The pair then ends its connections whatever copies there are of its sockets.
+func (h *PairHere) Save(s *Saved, over func()) {
+	p := (*pair)(h)
+	p.saved, p.shared = &saved{s, over}, true
+	s.notes.Store(0)
+	p.noteHeld(&p.toEndpoint)
+	p.noteHeld(&p.toClient)
+}
+
+// Sockets returns the pair's sockets, which stay the pair's.
+func (h *PairHere) Sockets() (client, endpoint Socket) { return h.client.fd, h.endpoint.fd }
+
+// State returns the pair's state as a process can continue it that finds no byte of it in this one.
+func (h *PairHere) State() PairState {
+	p := (*pair)(h)
+	s := PairState{
+		ClientEdge: EdgeState{Delays: p.client.delays}, EndpointEdge: EdgeState{Delays: p.endpoint.delays},
+		ToEndpoint: WayState{Preface: p.toEndpoint.preface}, Limits: *p.limits, Probed: p.probed,
+	}
+	if p.place > 0 {
+		s.Watch.Began = p.loop.limited.pairs[p.place-1].watch.began
+	}
+	s.Ending, s.Errno, s.Half = p.ending.outcome.String(), p.ending.number, p.half
+	return s
+}
+
+// IsSaved reports whether the pair notes its state, or has ended.
+func (h *PairHere) IsSaved() bool { return h.saved != nil || h.done == nil }
+
+// saved is what a pair has that notes its state. Few words for each pair are enough where none does.
+type saved struct {
+	*Saved
+	over func()
+}
+
+// forget notes that the pair is not to be continued.
+func (p *pair) forget() {
+	if s := p.saved; s != nil {
+		p.saved = nil
+		s.notes.Store(SavedOver)
+		s.over()
+	}
+}
+
+// noteMoving notes that bytes are about to be read in one direction.
+func (p *pair) noteMoving(w *way) {
+	note := uint32(heldForEndpoint)
+	if w == &p.toClient {
+		note = heldForClient
+	}
+	if notes := p.saved.notes.Load(); notes&note == 0 {
+		p.saved.notes.Store(notes | note)
+	}
+}
+
+// noteHeld notes what has become of them.
+func (p *pair) noteHeld(w *way) {
+	if p.saved == nil {
+		return // the pair has ended
+	}
+	notes, note, begun, count := p.saved.notes.Load(), uint32(heldForEndpoint), uint32(clientBegun), &p.saved.toEndpoint
+	if w == &p.toClient {
+		note, begun, count = heldForClient, endpointBegun, &p.saved.toClient
+	}
+	count.Store(w.bytes.Load())
+	if notes &^= note; w.rest != nil || w.pipe != nil || p.client.lost || p.endpoint.lost { // or what looks like the end is none
+		notes |= note
+	}
+	if w.begun {
+		notes |= begun
+	}
+	p.saved.notes.Store(notes)
+}
+
+// Restored completes t, which was a saved pair's State, by what the pair has noted since then. It reports false if bytes
+// may be lost, so that the pair must be reset; over says that there is no pair any more.
+func (s *Saved) Restored(t *PairState) (whole, over bool) {
+	notes := s.notes.Load()
+	t.ToEndpoint.Bytes, t.ToClient.Bytes = s.toEndpoint.Load(), s.toClient.Load()
+	t.ToEndpoint.Begun, t.ToClient.Begun = notes&clientBegun != 0, notes&endpointBegun != 0
+	return notes&(heldForEndpoint|heldForClient) == 0, notes&SavedOver != 0
+}
+
+// Forget makes the pair note its state no longer.
+func (h *PairHere) Forget() { (*pair)(h).forget() }
+
+// Forget makes the pair, which another process continues, note its state no longer.
+func (p *Pair) Forget() { p.forget() }
+
+// SavedHeader returns a number in the part of memory that SavedAt returns for 0. No pair may use that part.
+func SavedHeader(memory []byte) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&memory[0])) }
+
+// Reset resets connections, whatever copies there are of the sockets, and closes these.
+func Reset(sockets ...Socket) {
+	for _, s := range sockets {
+		_ = s.SetLinger(0) // fails only if the connection is gone
+		s.disconnect()
+		s.Close()
+	}
+}
+
+var _ [SavedSize]byte = [unsafe.Sizeof(Saved{})]byte{}

@@ -1,0 +1,103 @@
+package forward
+
+import (
+	"io"
+	"testing"
+	"time"
+	"unsafe"
+
+	. "github.com/onsi/gomega"
+	"golang.org/x/sys/unix"
+)
+
+func TestASavedPairNotesWhetherBytesAreInThisProcess(t *testing.T) {
+	g := NewWithT(t)
+	p, client, endpoint := loopedPair(t)
+	memory := make([]byte, 3*SavedSize)
+	SavedHeader(memory).Store(1 << 63)
+	s := SavedAt(memory, 2)
+	over := make(chan bool, 1)
+	var sockets [2]int
+	p.onLoop(t, func() {
+		h := (*PairHere)(p)
+		g.Expect(h.IsSaved()).To(BeFalse())
+		h.Save(s, func() { over <- true })
+		g.Expect(h.IsSaved()).To(BeTrue())
+		c, e := h.Sockets()
+		for i, fd := range []Socket{c, e} {
+			sockets[i], _ = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) // as another process has them
+		}
+	})
+	state := func() (r PairState, is [2]bool) {
+		r.ToEndpoint.Preface = 9 // what was saved is kept
+		is[0], is[1] = s.Restored(&r)
+		return r, is
+	}
+	whole, parts, ended := [2]bool{true, false}, [2]bool{false, false}, [2]bool{true, true}
+	_, is := state()
+	g.Expect(is).To(Equal(whole))
+
+	g.Expect(client.Write([]byte("question"))).To(Equal(8))
+	g.Expect(io.ReadFull(endpoint, make([]byte, 8))).To(Equal(8))
+	g.Eventually(func() int64 { r, _ := state(); return r.ToEndpoint.Bytes }).Should(BeEquivalentTo(8))
+	r, is := state()
+	g.Expect(is).To(Equal(whole))
+	g.Expect(r.ToEndpoint).To(Equal(WayState{Bytes: 8, Begun: true, Preface: 9}))
+	g.Expect(r.ToClient).To(Equal(WayState{}))
+
+	// The endpoint reads nothing until some of what the client sends is in this process.
+	sent := 8
+	g.Eventually(func() [2]bool {
+		_ = client.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
+		n, _ := client.Write(make([]byte, 1<<20))
+		sent += n
+		_, is := state()
+		return is
+	}).WithTimeout(20 * time.Second).Should(Equal(parts))
+	go func() { _, _ = io.Copy(io.Discard, endpoint) }()
+	g.Eventually(func() int64 { r, _ := state(); return r.ToEndpoint.Bytes }).WithTimeout(20 * time.Second).Should(BeEquivalentTo(sent))
+	g.Eventually(func() [2]bool { _, is := state(); return is }).Should(Equal(whole))
+
+	g.Expect(client.CloseWrite()).To(Succeed())
+	g.Expect(endpoint.Close()).To(Succeed())
+	g.Eventually(over).WithTimeout(5 * time.Second).Should(Receive())
+	_, is = state()
+	g.Expect(is).To(Equal(ended))
+	g.Eventually(func() error { _, err := client.Read(make([]byte, 1)); return err }).Should(HaveOccurred(), "although there is a copy of its socket")
+	g.Expect(SavedHeader(memory).Load()).To(Equal(uint64(1 << 63)))
+	for _, fd := range sockets {
+		unix.Close(fd)
+	}
+}
+
+func TestAPairIsNotContinuedWhoseFailureWasReadFromItsSocket(t *testing.T) {
+	g := NewWithT(t)
+	p, _, _ := loopedPair(t)
+	s := SavedAt(make([]byte, SavedSize), 0)
+	p.onLoop(t, func() {
+		(*PairHere)(p).Save(s, func() {})
+		p.endpoint.lost = true
+		p.noteHeld(&p.toClient)
+		p.endpoint.lost = false
+	})
+	whole, over := s.Restored(&PairState{})
+	g.Expect([]bool{whole, over}).To(Equal([]bool{false, false}), "what looks like the endpoint's end would be taken for one")
+}
+
+func TestAPairThatIsHandedOverIsNotContinuedByAThirdProcess(t *testing.T) {
+	g := NewWithT(t)
+	p, client, endpoint := loopedPair(t)
+	s := SavedAt(make([]byte, SavedSize), 0)
+	var frozen *Frozen
+	p.onLoop(t, func() {
+		(*PairHere)(p).Save(s, func() {})
+		frozen = (*PairHere)(p).Freeze()
+	})
+	whole, _ := s.Restored(&PairState{})
+	g.Expect(whole).To(BeFalse(), "while it is under way")
+	p.onLoop(t, func() { p.loop.Continue((*Pair)(unsafe.Pointer(p)), frozen, &frozen.Limits) })
+	whole, over := s.Restored(&PairState{})
+	g.Expect([]bool{whole, over}).To(Equal([]bool{true, false}), "it stays")
+	g.Expect(client.Write([]byte("question"))).To(Equal(8))
+	g.Expect(io.ReadFull(endpoint, make([]byte, 8))).To(Equal(8))
+}

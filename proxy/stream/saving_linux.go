@@ -1,0 +1,457 @@
+package stream
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/usherproxy/usher/portal/fdpass"
+	"github.com/usherproxy/usher/portal/handover"
+	"github.com/usherproxy/usher/proxy/forward"
+)
+
+// Under a keeper, open TCP connections survive a crash of this process: the keeper has copies of both sockets of each pair that is
+// older than savedAge, and a transfer that describes it; and both processes share memory in which the pair notes whether bytes of it are
+// in this process: see package forward. The next process gets all that from the keeper, continues the pairs of which no byte was lost, and
+// resets the others. Packets on a socket pair that the keeper makes for each process:
+//
+//	usher                                keeper
+//	area A               →                    with the descriptor of a shared memory
+//	save A, and lines    →                    each the number of a slot in area A, and a transfer; with the sockets, two for each
+//	drop A SLOT…         →                    those are over: the keeper closes its copies
+//	next                 →                    what is there of a process that crashed?
+//	                     ←    area A          with its memory; packets "save A" follow
+//	                     ←    save A, …       as above, one for each "next"
+//	                     ←    end             that is all
+//	                     ←    more            now there is something: another process has crashed
+//
+// The slots of an area that was inherited stay in use. The first part of an area is no slot, but holds the last number of a client.
+const (
+	wordArea = "area"
+	wordSave = "save"
+	wordDrop = "drop"
+	wordNext = "next"
+	wordEnd  = "end"
+	wordMore = "more"
+
+	// SavingName is the name of the socket to the keeper in Server.Inherit.
+	SavingName = "keeper of open connections"
+
+	// savedAge is how old a connection is when the keeper gets copies of it: a short one costs nothing.
+	savedAge = time.Second
+	// saveEvery is how often connections are saved and dropped.
+	saveEvery = 200 * time.Millisecond
+	// savedAtOnce is how many connections are in a packet. Their loop serves no others while it is made.
+	savedAtOnce = 16
+	// savedBytes is how long a packet is at most.
+	savedBytes = 64 << 10
+	// maxSaved is how many connections are saved at most, unless the limit of open files is lower: the keeper has two for each,
+	// and spareFiles others.
+	maxSaved   = 1 << 16
+	spareFiles = 2048
+	// keeperTime is how long the keeper may take to answer when this process begins.
+	keeperTime = 5 * time.Second
+)
+
+// saving is the socket to the keeper, with what is saved.
+type saving struct {
+	*Server
+	to   *net.UnixConn
+	heir Heir
+	own  *area // of this process
+	full bool  // the log says so
+	more bool  // the keeper has something of a process that crashed
+	// restored and reset count the connections of a process that crashed, until all are there.
+	restored, reset int
+
+	mu    sync.Mutex
+	areas map[uint64]*area
+}
+
+// area is memory that is shared with the keeper. Its lists are guarded by saving.mu.
+type area struct {
+	id     uint64
+	memory []byte
+	free   []int // slots
+	over   []int // slots that the keeper has not dropped yet
+}
+
+// inheritSaving begins to speak with the keeper. It returns nil if there is none.
+func (s *Server) inheritSaving(file *os.File) *saving {
+	if file == nil {
+		return nil
+	}
+	to, err := fdpass.Conn(file)
+	if err != nil {
+		s.node.Log.WithError(err).Warn("Open connections do not survive a crash: cannot use the keeper's socket")
+		return nil
+	}
+	v := &saving{Server: s, to: to, areas: map[uint64]*area{}}
+	_ = to.SetDeadline(time.Now().Add(keeperTime)) // fails only if it is closed
+	if err = fdpass.Send(to, []byte(wordNext)); err == nil {
+		err = v.receive()
+	}
+	if err != nil {
+		s.node.Log.WithError(err).Warn("Open connections do not survive a crash: the keeper does not answer")
+		to.Close()
+		return nil
+	}
+	for _, latest := range v.areas {
+		v.more = true
+		s.node.InheritIDs(latest.lastID().Load())
+	}
+	return v
+}
+
+// start saves connections from now on, and continues those of a process that crashed.
+func (v *saving) start(heir Heir) {
+	v.heir = heir
+	_ = v.to.SetDeadline(time.Time{}) // fails only if it is closed
+	v.handing.Go(func() {
+		defer v.to.Close()
+		defer context.AfterFunc(v.ctx, func() { v.to.Close() })()
+		if v.more {
+			_ = fdpass.Send(v.to, []byte(wordNext)) // an error returns with the next receive
+		}
+		for v.receive() == nil {
+		}
+	})
+	v.handing.Go(v.save)
+}
+
+// receive reads a packet and acts on it.
+func (v *saving) receive() error {
+	buf := make([]byte, savedBytes)
+	n, fds, err := fdpass.Receive(v.to, buf, 2*savedAtOnce)
+	if err == nil && n == 0 {
+		err = errors.New("it has closed the socket")
+	}
+	if err != nil {
+		fdpass.Close(fds)
+		return err
+	}
+	head, lines, _ := strings.Cut(string(buf[:n]), "\n")
+	word, rest, _ := strings.Cut(head, " ")
+	var id uint64
+	_, _ = fmt.Sscan(rest, &id) // 0 is none
+	v.mu.Lock()
+	from := v.areas[id]
+	v.mu.Unlock()
+	switch {
+	case word == wordArea && len(fds) == 1:
+		if err := v.inherit(id, fds[0]); err != nil {
+			return err
+		}
+		if v.heir == nil {
+			return nil // start asks for more
+		}
+	case word == wordSave && from != nil && len(fds)%2 == 0:
+		v.restore(from, lines, fds)
+	case word == wordEnd:
+		v.logRestored()
+		return nil
+	case word == wordMore:
+	default:
+		fdpass.Close(fds)
+		return fmt.Errorf("it said %q", head)
+	}
+	return fdpass.Send(v.to, []byte(wordNext))
+}
+
+// inherit maps the area of a process that crashed. Its slots are free once the connections in them have ended.
+func (v *saving) inherit(id uint64, fd int) error {
+	defer unix.Close(fd)
+	var stat unix.Stat_t
+	err := unix.Fstat(fd, &stat)
+	if err == nil {
+		err = v.add(&area{id: id}, fd, int(stat.Size))
+	}
+	return err
+}
+
+func (v *saving) add(a *area, fd, size int) (err error) {
+	if a.memory, err = unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.areas[a.id] = a
+	return nil
+}
+
+// open makes an area of this process.
+func (v *saving) open() error {
+	n := maxSaved
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && limit.Cur < 2*maxSaved+spareFiles {
+		n = max(1, (int(limit.Cur)-spareFiles)/2)
+	}
+	file, err := handover.Memory(SavingName)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	fd, err := fdpass.Descriptor(file)
+	size := (1 + n) * forward.SavedSize
+	if err == nil {
+		err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, int64(size)))
+	}
+	a := &area{id: 1 + rand.Uint64N(1<<63)}
+	for i := range n {
+		a.free = append(a.free, n-i)
+	}
+	if err == nil {
+		err = v.add(a, fd, size)
+	}
+	if v.own = a; err == nil {
+		err = fdpass.Send(v.to, fmt.Appendf(nil, "%s %d", wordArea, a.id), fd)
+	}
+	return err
+}
+
+// lastID returns where an area has the last number that was given to a client.
+func (a *area) lastID() *atomic.Uint64 { return forward.SavedHeader(a.memory) }
+
+// take returns a free slot, or false if there is none.
+func (v *saving) take() (number int, ok bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	last := len(v.own.free) - 1
+	if last < 0 {
+		return 0, false
+	}
+	number, v.own.free = v.own.free[last], v.own.free[:last]
+	return number, true
+}
+
+// over returns what is called when the connection in a slot is over.
+func (v *saving) over(a *area, number int) func() {
+	v.saved.Add(1)
+	return func() {
+		v.saved.Add(-1)
+		v.mu.Lock()
+		a.over = append(a.over, number)
+		v.mu.Unlock()
+	}
+}
+
+// save saves connections until the server gives up, or the keeper does not listen.
+func (v *saving) save() {
+	err := v.open()
+	for err == nil {
+		select {
+		case <-v.ctx.Done():
+			return
+		case <-time.After(saveEvery):
+		}
+		v.own.lastID().Store(v.node.LastNumber())
+		err = v.drop()
+		for _, l := range v.running() {
+			if err == nil {
+				err = v.saveOf(l)
+			}
+		}
+	}
+	if v.ctx.Err() == nil {
+		v.node.Log.WithError(err).Warn("Open connections do not survive a crash: the keeper takes no more")
+	}
+}
+
+// drop makes the keeper close what it has of connections that are over.
+func (v *saving) drop() error {
+	v.mu.Lock()
+	over := map[*area][]int{}
+	for _, a := range v.areas {
+		over[a], a.over = a.over, nil
+	}
+	v.mu.Unlock()
+	for a, numbers := range over {
+		for len(numbers) > 0 {
+			text := fmt.Appendf(nil, "%s %d", wordDrop, a.id)
+			n := 0
+			for n < len(numbers) && len(text) < savedBytes/2 {
+				text = fmt.Append(append(text, ' '), numbers[n])
+				n++
+			}
+			if err := fdpass.Send(v.to, text); err != nil {
+				return err
+			}
+			v.mu.Lock()
+			a.free = append(a.free, numbers[:n]...)
+			v.mu.Unlock()
+			numbers = numbers[n:]
+		}
+	}
+	return nil
+}
+
+// saveOf saves the connections of a loop that are old enough.
+func (v *saving) saveOf(l *forward.Loop) (err error) {
+	for from, more := 0, true; more && err == nil; {
+		full := false
+		await(l, func() {
+			b := v.newBatch()
+			from, more = l.PairsFrom(from, func(p *forward.PairHere, owner forward.Owner) bool {
+				c, is := owner.(*Conn)
+				if !is || p.IsSaved() || time.Since(c.Began) < savedAge {
+					return true
+				}
+				if len(b.pairs) == savedAtOnce {
+					return false
+				}
+				number, free := v.take()
+				if full = !free; free {
+					b.add(number, c, p)
+				}
+				return free
+			})
+			if more = more && !full; len(b.pairs) > 0 {
+				err = b.send()
+			}
+		})
+		if errors.Is(err, unix.EAGAIN) { // the keeper is busy
+			err = nil
+			time.Sleep(saveEvery / 20)
+		}
+		if full && !v.full {
+			v.full = true
+			v.node.Log.WithField("saved", v.saved.Load()).Warn("Some open connections would not survive a crash: there are more than the keeper may have open files for")
+		}
+	}
+	return err
+}
+
+// batch is a packet of connections, which are saved when it is sent.
+type batch struct {
+	*saving
+	text  bytes.Buffer
+	lines *json.Encoder // to text
+	fds   []int
+	pairs []*forward.PairHere
+}
+
+func (v *saving) newBatch() *batch {
+	b := &batch{saving: v}
+	fmt.Fprintf(&b.text, "%s %d\n", wordSave, v.own.id)
+	b.lines = json.NewEncoder(&b.text)
+	return b
+}
+
+// add adds a connection. From now on the pair notes its state.
+func (b *batch) add(number int, c *Conn, p *forward.PairHere) {
+	p.Save(forward.SavedAt(b.own.memory, number), b.over(b.own, number))
+	b.pairs = append(b.pairs, p)
+	client, endpoint := p.Sockets()
+	b.fds = append(b.fds, int(client), int(endpoint))
+	e := c.Endpoint
+	fmt.Fprint(&b.text, number, " ")
+	_ = b.lines.Encode(&transfer{ // all of it can be encoded
+		Port: c.Front.ID(), Record: c.Snapshot(), Pair: p.State(), Endpoint: e.Addr, Pod: e.Pod, Node: e.Node,
+	})
+}
+
+// send sends the batch at once or not at all.
+func (b *batch) send() error {
+	err := errors.New("too long")
+	if b.text.Len() <= savedBytes {
+		err = fdpass.SendNow(b.to, b.text.Bytes(), b.fds...)
+	}
+	if err != nil {
+		for _, p := range b.pairs {
+			p.Forget()
+		}
+	}
+	return err
+}
+
+// restore continues the connections that lines describe, in slots of a, by copies of their sockets.
+func (v *saving) restore(a *area, lines string, fds []int) {
+	if err := v.heir.Begin(); err != nil { // this process ends: they are reset
+		for _, fd := range fds {
+			forward.Reset(forward.Socket(fd))
+		}
+		return
+	}
+	defer v.heir.End()
+	var dropped []int
+	for line := range strings.Lines(lines) {
+		if len(fds) < 2 {
+			break
+		}
+		client, endpoint := forward.Socket(fds[0]), forward.Socket(fds[1])
+		fds = fds[2:]
+		number, text, _ := strings.Cut(line, " ")
+		n, err := strconv.Atoi(number)
+		if err != nil || n < 1 || (n+1)*forward.SavedSize > len(a.memory) {
+			forward.Reset(client, endpoint)
+			continue
+		}
+		if !v.restoreOne(a, n, []byte(text), client, endpoint) {
+			dropped = append(dropped, n)
+		}
+	}
+	fdpass.Close(fds)
+	v.mu.Lock()
+	a.over = append(a.over, dropped...)
+	v.mu.Unlock()
+}
+
+// restoreOne continues a connection, and reports false if that cannot be done: then it is reset, unless it is over.
+func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint forward.Socket) bool {
+	saved := forward.SavedAt(a.memory, number)
+	c, err := v.arriveOne(text, nil, v.heir, func(t *transfer) error {
+		whole, over := saved.Restored(&t.Pair)
+		switch {
+		case over:
+			return errOver
+		case !whole:
+			return errors.New("some of its bytes were in the process that crashed")
+		}
+		if (t.Pair.ToEndpoint.Begun || t.Pair.ToClient.Begun) && t.Record.FirstByte <= 0 {
+			t.Pair.ToEndpoint.Begun, t.Pair.ToClient.Begun = true, true
+			t.Record.ForgetFirstByte()
+		}
+		return nil
+	})
+	if err == errOver {
+		client.Close()
+		endpoint.Close()
+		return false
+	}
+	if err == nil {
+		err = v.loops.start(v.Server) // unless they run
+	}
+	if err != nil {
+		v.reset++
+		v.node.Log.WithError(err).Debug("A connection of the process that crashed is reset")
+		forward.Reset(client, endpoint)
+		return false
+	}
+	v.restored++
+	c.frozen.Client, c.frozen.Endpoint = client, endpoint
+	c.frozen.Saved, c.frozen.Over = saved, v.over(a, number)
+	v.proceed(c, v.restored)
+	return true
+}
+
+var errOver = errors.New("it is over")
+
+func (v *saving) logRestored() {
+	if v.restored+v.reset > 0 {
+		v.node.Log.WithFields(logrus.Fields{"connections": v.restored, "reset": v.reset}).Warn("Open connections continue after the crash")
+	}
+	v.restored, v.reset = 0, 0
+}
