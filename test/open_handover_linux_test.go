@@ -144,7 +144,14 @@ func openHandoverSpecs(portal string) {
 	It("go on byte for byte after kill -9 under a keeper, with their numbers, but for few that are reset", func() {
 		n := number("USHER_TALKS", 100)
 		k := startKept(l.Node, dir, "--portal="+portal, "--drain-timeout=5m")
+		const streams = 4
 		come(n)
+		for range streams {
+			c, err := pod.Dial("", services[0].vip(), 10*time.Second)
+			Expect(err).NotTo(HaveOccurred())
+			talks.Client(lab.Bulk, c)
+		}
+		n += streams
 		traffic := call(pod, 100, services[2].vip())
 		node := l.Node.NewDialer(1)
 		saved := func() float64 { return metric(node, "usher_connections_saved") }

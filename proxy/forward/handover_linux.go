@@ -25,6 +25,8 @@ type Frozen struct {
 	// a pair that continues in the same process stays saved.
 	Saved *Saved
 	Over  func()
+	// ToEndpointPipe and ToClientPipe hold bytes of such a pair, unless they are nil.
+	ToEndpointPipe, ToClientPipe *Pipe
 }
 
 // PairState is what a loop needs to continue a pair, besides its sockets. Another process may read it as JSON, but for Rest.
@@ -180,11 +182,12 @@ func (l *Loop) Continue(in *Pair, f *Frozen, limits *Limits) {
 	p.client, p.endpoint = f.ClientEdge.edge(f.Client), f.EndpointEdge.edge(f.Endpoint)
 	p.ending = errno{outcome.Named(f.Ending), f.Errno}
 	if p.shared = true; f.Saved != nil {
-		p.saved = &saved{f.Saved, f.Over}
+		p.saved = &saved{Saved: f.Saved, over: f.Over}
 	}
 	p.half, p.probed, p.moved = f.Half, f.Probed, f.Watch.Moved
 	p.toEndpoint.continued(&f.ToEndpoint)
 	p.toClient.continued(&f.ToClient)
+	p.toEndpoint.pipe, p.toClient.pipe = l.pipes.adopt(f.ToEndpointPipe), l.pipes.adopt(f.ToClientPipe)
 	l.pairs.Add(1)
 	if !p.watch(&p.client, (*clientEdge)(p)) || !p.watch(&p.endpoint, (*endpointEdge)(p)) {
 		p.reset(outcome.Limit, unix.ENOMEM)

@@ -236,9 +236,6 @@ func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 		if w.ended || p.done == nil {
 			return false
 		}
-		if p.saved != nil {
-			p.noteMoving(w)
-		}
 		var n int
 		switch {
 		case w.rest != nil:
@@ -266,6 +263,9 @@ func (p *pair) carry(w *way, from, to *edge, limit int) (more bool) {
 // copy moves what one read from a socket that may be readable brings, and returns how much that was: 0 if there is
 // nothing to do before the kernel tells of a change.
 func (p *pair) copy(w *way, from, to *edge) int {
+	if p.saved != nil {
+		p.noteMoving(w)
+	}
 	buf, flags, look := p.loop.buffer, 0, 0
 	if kept.Load() >= maxKept {
 		look = unix.MSG_PEEK

@@ -13,11 +13,15 @@ import (
 // SavedSize is the size of a pair's part of the shared memory, in bytes.
 const SavedSize = 32
 
+//
+// What is in a pipe is the kernel's, too, if the other process has copies of the pipe: see Loop.SavePipes.
+
 // Saved is a pair's part of the shared memory. Its loop writes it, and after that has ended a successor of this process.
 type Saved struct {
 	notes                atomic.Uint32
-	toEndpoint, toClient atomic.Int64 // bytes
-	_                    [8]byte
+	toEndpoint, toClient atomic.Int64  // bytes
+	pipes                atomic.Uint32 // the number of that to the endpoint, and in the upper half of that to the client; 0 is none
+	_                    [4]byte
 }
 
 // Notes in a Saved, the first 4 bytes of it.
@@ -34,14 +38,29 @@ func SavedAt(memory []byte, n int) *Saved {
 	return (*Saved)(unsafe.Pointer(&memory[n*SavedSize : (n+1)*SavedSize][0]))
 }
 
-// Save makes the pair note its state in s from now on. over is called once, by the loop, when the pair needs s no
-// longer. The pair then ends its connections whatever copies there are of its sockets.
+// Save makes the pair note its state in s from now on, in place of what it was saved in before. over is called once, by the loop, when
+// the pair needs s no longer. The pair then ends its connections whatever copies there are of its sockets. Keep or Unsave follows.
 func (h *PairHere) Save(s *Saved, over func()) {
 	p := (*pair)(h)
-	p.saved, p.shared = &saved{s, over}, true
+	p.saved, p.shared = &saved{Saved: s, over: over, own: true, before: p.saved}, true
 	s.notes.Store(0)
 	p.noteHeld(&p.toEndpoint)
 	p.noteHeld(&p.toClient)
+}
+
+// Keep says that the other process knows what Save says.
+func (h *PairHere) Keep() {
+	if before := h.saved.before; before != nil {
+		h.saved.before = nil
+		before.end()
+	}
+}
+
+// Unsave undoes Save.
+func (h *PairHere) Unsave() {
+	new := h.saved
+	h.saved = new.before
+	new.end()
 }
 
 // Sockets returns the pair's sockets, which stay the pair's.
@@ -61,21 +80,27 @@ func (h *PairHere) State() PairState {
 	return s
 }
 
-// IsSaved reports whether the pair notes its state, or has ended.
-func (h *PairHere) IsSaved() bool { return h.saved != nil || h.done == nil }
+// IsSaved reports whether the pair notes its state in what this process has given to Save, or has ended.
+func (h *PairHere) IsSaved() bool { return h.saved != nil && h.saved.own || h.done == nil }
 
 // saved is what a pair has that notes its state. Few words for each pair are enough where none does.
 type saved struct {
 	*Saved
-	over func()
+	over   func()
+	own    bool   // it is this process's, and not one that crashed
+	before *saved // until the other process knows this one
+}
+
+func (s *saved) end() {
+	s.notes.Store(SavedOver)
+	s.over()
 }
 
 // forget notes that the pair is not to be continued.
 func (p *pair) forget() {
 	if s := p.saved; s != nil {
 		p.saved = nil
-		s.notes.Store(SavedOver)
-		s.over()
+		s.end()
 	}
 }
 
@@ -95,12 +120,19 @@ func (p *pair) noteHeld(w *way) {
 	if p.saved == nil {
 		return // the pair has ended
 	}
-	notes, note, begun, count := p.saved.notes.Load(), uint32(heldForEndpoint), uint32(clientBegun), &p.saved.toEndpoint
+	notes, note, begun, count, shift := p.saved.notes.Load(), uint32(heldForEndpoint), uint32(clientBegun), &p.saved.toEndpoint, 0
 	if w == &p.toClient {
-		note, begun, count = heldForClient, endpointBegun, &p.saved.toClient
+		note, begun, count, shift = heldForClient, endpointBegun, &p.saved.toClient, 16
 	}
 	count.Store(w.bytes.Load())
-	if notes &^= note; w.rest != nil || w.pipe != nil || p.client.lost || p.endpoint.lost { // or what looks like the end is none
+	pipe := uint32(0)
+	if w.pipe != nil && p.saved.own {
+		pipe = uint32(w.pipe.number)
+	}
+	if pipes := p.saved.pipes.Load(); pipes>>shift&0xffff != pipe {
+		p.saved.pipes.Store(pipes&^(0xffff<<shift) | pipe<<shift)
+	}
+	if notes &^= note; w.rest != nil || w.pipe != nil && pipe == 0 || p.client.lost || p.endpoint.lost { // or what looks like the end is none
 		notes |= note
 	}
 	if w.begun {
@@ -110,16 +142,25 @@ func (p *pair) noteHeld(w *way) {
 }
 
 // Restored completes t, which was a saved pair's State, by what the pair has noted since then. It reports false if bytes
-// may be lost, so that the pair must be reset; over says that there is no pair any more.
-func (s *Saved) Restored(t *PairState) (whole, over bool) {
+// may be lost, so that the pair must be reset; over says that there is no pair any more. Bytes are in the pipes with these numbers.
+func (s *Saved) Restored(t *PairState) (whole, over bool, toEndpoint, toClient int) {
 	notes := s.notes.Load()
 	t.ToEndpoint.Bytes, t.ToClient.Bytes = s.toEndpoint.Load(), s.toClient.Load()
 	t.ToEndpoint.Begun, t.ToClient.Begun = notes&clientBegun != 0, notes&endpointBegun != 0
-	return notes&(heldForEndpoint|heldForClient) == 0, notes&SavedOver != 0
+	pipes := s.pipes.Load()
+	return notes&(heldForEndpoint|heldForClient) == 0, notes&SavedOver != 0, int(pipes & 0xffff), int(pipes >> 16)
 }
 
-// Forget makes the pair note its state no longer.
-func (h *PairHere) Forget() { (*pair)(h).forget() }
+// SavePipes makes the loop's pipes known to the other process: save is called for each that is not, and returns its number there, or 0 if
+// it stays unknown. over is called when a pipe is closed that has a number. Only the loop may call it.
+func (l *Loop) SavePipes(save func(read, write int) (number uint16), over func(number uint16)) {
+	l.pipes.over = over
+	for _, p := range l.pipes.all {
+		if p.number == 0 {
+			p.number = save(p.read, p.write)
+		}
+	}
+}
 
 // Forget makes the pair, which another process continues, note its state no longer.
 func (p *Pair) Forget() { p.forget() }

@@ -1,6 +1,10 @@
 package forward
 
-import "golang.org/x/sys/unix"
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
 
 const (
 	// spliceAfter is after how many full buffers in a row a pipe takes over.
@@ -19,8 +23,9 @@ const (
 type pipe struct {
 	read, write int
 	size        int
-	held        int // bytes in it
-	moved       int // since a pair got it
+	held        int    // bytes in it
+	moved       int    // since a pair got it
+	number      uint16 // see Loop.SavePipes
 }
 
 // splice moves what the pipe can take from one socket to the other, and returns
@@ -34,6 +39,9 @@ func (p *pair) splice(w *way, from, to *edge) int {
 		if w.pipe = p.loop.pipes.get(); w.pipe == nil {
 			return p.copy(w, from, to)
 		}
+	}
+	if p.saved != nil && (w.pipe.number == 0 || !p.saved.own) {
+		p.noteMoving(w)
 	}
 	if from.readable && w.pipe.held < w.pipe.size {
 		p.fill(w, from, to)
@@ -120,9 +128,10 @@ func splice(from, to, size int) (int, error) {
 
 // pipes are the pipes of a Loop.
 type pipes struct {
-	max    int
-	opened int
-	kept   []*pipe
+	max  int
+	all  []*pipe // that are open
+	kept []*pipe
+	over func(number uint16) // see Loop.SavePipes
 }
 
 // get returns an empty pipe, or nil if there is none to be had.
@@ -132,19 +141,45 @@ func (ps *pipes) get() *pipe {
 		ps.kept = ps.kept[:n-1]
 		return p
 	}
-	if ps.opened >= ps.max {
+	if len(ps.all) >= ps.max {
 		return nil
 	}
 	var fds [2]int
 	if unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
 		return nil
 	}
-	ps.opened++
 	p := &pipe{read: fds[0], write: fds[1], size: 16 * unix.Getpagesize()} // the default, see pipe(7)
 	if size, err := unix.FcntlInt(uintptr(p.read), unix.F_SETPIPE_SZ, pipeSize); err == nil {
 		p.size = size
 	}
+	ps.all = append(ps.all, p)
 	return p
+}
+
+// adopt returns a pipe of a process that crashed, with what is in it; nil if that is nothing.
+func (ps *pipes) adopt(p *Pipe) *pipe {
+	if p == nil {
+		return nil
+	}
+	a := &pipe{read: p.Read, write: p.Write, size: p.Held, held: p.Held}
+	if size, err := unix.FcntlInt(uintptr(p.Read), unix.F_GETPIPE_SZ, 0); err == nil {
+		a.size = size
+	}
+	ps.all = append(ps.all, a)
+	return a
+}
+
+// Pipe is a pipe of a process that crashed, with what is in it.
+type Pipe struct{ Read, Write, Held int }
+
+// NewPipe returns the pipe with these descriptors, which belong to it, or nil if it is empty: then they are closed.
+func NewPipe(read, write int) *Pipe {
+	if held, err := unix.IoctlGetInt(read, unix.TIOCINQ); err == nil && held > 0 {
+		return &Pipe{read, write, held}
+	}
+	unix.Close(read)
+	unix.Close(write)
+	return nil
 }
 
 // put takes a pipe back.
@@ -160,7 +195,10 @@ func (ps *pipes) put(p *pipe) {
 func (ps *pipes) discard(p *pipe) {
 	unix.Close(p.read)
 	unix.Close(p.write)
-	ps.opened--
+	ps.all = slices.DeleteFunc(ps.all, func(a *pipe) bool { return a == p })
+	if p.number != 0 {
+		ps.over(p.number)
+	}
 }
 
 // close closes the pipes that are kept.

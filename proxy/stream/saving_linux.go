@@ -31,21 +31,26 @@ import (
 //	usher                                keeper
 //	area A               →                    with the descriptor of a shared memory
 //	save A, and lines    →                    each the number of a slot in area A, and a transfer; with the sockets, two for each
+//	pipe A P             →                    with both ends of a pipe, that may hold bytes of pairs in area A
 //	drop A SLOT…         →                    those are over: the keeper closes its copies
+//	unpipe A P           →                    so is that pipe
 //	next                 →                    what is there of a process that crashed?
 //	                     ←    area A          with its memory; packets "save A" follow
-//	                     ←    save A, …       as above, one for each "next"
+//	                     ←    pipe A P, save A, … as above, one for each "next"
 //	                     ←    end             that is all
 //	                     ←    more            now there is something: another process has crashed
 //
-// The slots of an area that was inherited stay in use. The first part of an area is no slot, but holds the last number of a client.
+// Pairs that were inherited note their state where the process that crashed did, until this one has saved them itself. The first part
+// of an area is no slot, but holds the last number of a client.
 const (
-	wordArea = "area"
-	wordSave = "save"
-	wordDrop = "drop"
-	wordNext = "next"
-	wordEnd  = "end"
-	wordMore = "more"
+	wordArea   = "area"
+	wordSave   = "save"
+	wordPipe   = "pipe"
+	wordDrop   = "drop"
+	wordUnpipe = "unpipe"
+	wordNext   = "next"
+	wordEnd    = "end"
+	wordMore   = "more"
 
 	// SavingName is the name of the socket to the keeper in Server.Inherit.
 	SavingName = "keeper of open connections"
@@ -79,14 +84,19 @@ type saving struct {
 
 	mu    sync.Mutex
 	areas map[uint64]*area
+	pipes []uint16 // numbers of own pipes that are closed, and that the keeper has not dropped yet
+
+	lastPipe  uint16          // number given
+	openPipes map[uint16]bool // by number
 }
 
 // area is memory that is shared with the keeper. Its lists are guarded by saving.mu.
 type area struct {
 	id     uint64
 	memory []byte
-	free   []int // slots
-	over   []int // slots that the keeper has not dropped yet
+	free   []int          // slots
+	over   []int          // slots that the keeper has not dropped yet
+	pipes  map[int][2]int // of a process that crashed, until they belong to a pair
 }
 
 // inheritSaving begins to speak with the keeper. It returns nil if there is none.
@@ -99,7 +109,7 @@ func (s *Server) inheritSaving(file *os.File) *saving {
 		s.node.Log.WithError(err).Warn("Open connections do not survive a crash: cannot use the keeper's socket")
 		return nil
 	}
-	v := &saving{Server: s, to: to, areas: map[uint64]*area{}}
+	v := &saving{Server: s, to: to, areas: map[uint64]*area{}, openPipes: map[uint16]bool{}}
 	_ = to.SetDeadline(time.Now().Add(keeperTime)) // fails only if it is closed
 	if err = fdpass.Send(to, []byte(wordNext)); err == nil {
 		err = v.receive()
@@ -146,7 +156,8 @@ func (v *saving) receive() error {
 	head, lines, _ := strings.Cut(string(buf[:n]), "\n")
 	word, rest, _ := strings.Cut(head, " ")
 	var id uint64
-	_, _ = fmt.Sscan(rest, &id) // 0 is none
+	var pipe int
+	_, _ = fmt.Sscan(rest, &id, &pipe) // 0 is none
 	v.mu.Lock()
 	from := v.areas[id]
 	v.mu.Unlock()
@@ -160,8 +171,10 @@ func (v *saving) receive() error {
 		}
 	case word == wordSave && from != nil && len(fds)%2 == 0:
 		v.restore(from, lines, fds)
+	case word == wordPipe && from != nil && len(fds) == 2:
+		from.pipes[pipe] = [2]int(fds)
 	case word == wordEnd:
-		v.logRestored()
+		v.restoredAll()
 		return nil
 	case word == wordMore:
 	default:
@@ -177,7 +190,7 @@ func (v *saving) inherit(id uint64, fd int) error {
 	var stat unix.Stat_t
 	err := unix.Fstat(fd, &stat)
 	if err == nil {
-		err = v.add(&area{id: id}, fd, int(stat.Size))
+		err = v.add(&area{id: id, pipes: map[int][2]int{}}, fd, int(stat.Size))
 	}
 	return err
 }
@@ -277,7 +290,17 @@ func (v *saving) drop() error {
 	for _, a := range v.areas {
 		over[a], a.over = a.over, nil
 	}
+	pipes := v.pipes
+	v.pipes = nil
 	v.mu.Unlock()
+	for _, number := range pipes {
+		if err := fdpass.Send(v.to, fmt.Appendf(nil, "%s %d %d", wordUnpipe, v.own.id, number)); err != nil {
+			return err
+		}
+		v.mu.Lock()
+		delete(v.openPipes, number)
+		v.mu.Unlock()
+	}
 	for a, numbers := range over {
 		for len(numbers) > 0 {
 			text := fmt.Appendf(nil, "%s %d", wordDrop, a.id)
@@ -303,6 +326,7 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 	for from, more := 0, true; more && err == nil; {
 		full := false
 		await(l, func() {
+			l.SavePipes(v.savePipe, v.dropPipe)
 			b := v.newBatch()
 			from, more = l.PairsFrom(from, func(p *forward.PairHere, owner forward.Owner) bool {
 				c, is := owner.(*Conn)
@@ -332,6 +356,26 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 		}
 	}
 	return err
+}
+
+// savePipe gives the keeper copies of a pipe, and returns its number; 0 if the keeper is busy.
+func (v *saving) savePipe(read, write int) (number uint16) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for number = v.lastPipe + 1; number == 0 || v.openPipes[number]; number++ {
+	}
+	if fdpass.SendNow(v.to, fmt.Appendf(nil, "%s %d %d", wordPipe, v.own.id, number), read, write) != nil {
+		return 0
+	}
+	v.lastPipe, v.openPipes[number] = number, true
+	return number
+}
+
+// dropPipe is called when a pipe is closed.
+func (v *saving) dropPipe(number uint16) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.pipes = append(v.pipes, number)
 }
 
 // batch is a packet of connections, which are saved when it is sent.
@@ -369,9 +413,11 @@ func (b *batch) send() error {
 	if b.text.Len() <= savedBytes {
 		err = fdpass.SendNow(b.to, b.text.Bytes(), b.fds...)
 	}
-	if err != nil {
-		for _, p := range b.pairs {
-			p.Forget()
+	for _, p := range b.pairs {
+		if err != nil {
+			p.Unsave()
+		} else {
+			p.Keep()
 		}
 	}
 	return err
@@ -412,12 +458,14 @@ func (v *saving) restore(a *area, lines string, fds []int) {
 // restoreOne continues a connection, and reports false if that cannot be done: then it is reset, unless it is over.
 func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint forward.Socket) bool {
 	saved := forward.SavedAt(a.memory, number)
+	var toEndpoint, toClient int
 	c, err := v.arriveOne(text, nil, v.heir, func(t *transfer) error {
-		whole, over := saved.Restored(&t.Pair)
+		var whole, over bool
+		whole, over, toEndpoint, toClient = saved.Restored(&t.Pair)
 		switch {
 		case over:
 			return errOver
-		case !whole:
+		case !whole || !a.has(toEndpoint) || !a.has(toClient):
 			return errors.New("some of its bytes were in the process that crashed")
 		}
 		if (t.Pair.ToEndpoint.Begun || t.Pair.ToClient.Begun) && t.Record.FirstByte <= 0 {
@@ -443,13 +491,40 @@ func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint f
 	v.restored++
 	c.frozen.Client, c.frozen.Endpoint = client, endpoint
 	c.frozen.Saved, c.frozen.Over = saved, v.over(a, number)
+	c.frozen.ToEndpointPipe, c.frozen.ToClientPipe = a.pipe(toEndpoint), a.pipe(toClient)
 	v.proceed(c, v.restored)
 	return true
 }
 
 var errOver = errors.New("it is over")
 
-func (v *saving) logRestored() {
+// has reports whether the pipe with that number has come, if it is not 0.
+func (a *area) has(number int) bool {
+	_, has := a.pipes[number]
+	return has || number == 0
+}
+
+// pipe returns the pipe with that number, if it is not 0 and holds something.
+func (a *area) pipe(number int) *forward.Pipe {
+	ends, has := a.pipes[number]
+	if !has {
+		return nil
+	}
+	delete(a.pipes, number)
+	return forward.NewPipe(ends[0], ends[1])
+}
+
+// restoredAll is called when all has come that the keeper has of a process that crashed.
+func (v *saving) restoredAll() {
+	v.mu.Lock()
+	for _, a := range v.areas {
+		for number, ends := range a.pipes {
+			fdpass.Close(ends[:])
+			delete(a.pipes, number)
+		}
+	}
+	v.mu.Unlock()
+
 	if v.restored+v.reset > 0 {
 		v.node.Log.WithFields(logrus.Fields{"connections": v.restored, "reset": v.reset}).Warn("Open connections continue after the crash")
 	}

@@ -23,9 +23,11 @@ type area struct {
 	ID     uint64
 	Memory int // descriptor
 	Saved  map[int]*saved
-	// Announced says that the process which comes after the one that crashed knows the area, and Rest are the slots that it has not got yet.
-	Announced bool
-	Rest      []int
+	Pipes  map[int][2]int // that may hold bytes of those connections
+	// Inherited says that the process that has saved this has crashed, and Announced that the next one knows of it. RestPipes and
+	// Rest are the pipes and slots that it has not got yet.
+	Inherited, Announced bool
+	RestPipes, Rest      []int
 }
 
 // saved is a connection.
@@ -130,18 +132,52 @@ func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	at := slices.IndexFunc(c.Areas, func(a *area) bool { return a.ID == id })
 	switch {
 	case words[0] == "area" && at < 0 && len(fds) == 1:
-		c.Areas = append(c.Areas, &area{ID: id, Memory: fds[0], Saved: map[int]*saved{}})
+		c.Areas = append(c.Areas, &area{ID: id, Memory: fds[0], Saved: map[int]*saved{}, Pipes: map[int][2]int{}})
 		return true
 	case words[0] == "save" && at >= 0:
 		return k.save(c.Areas[at], lines, fds)
+	case words[0] == "pipe" && at >= 0 && len(words) == 3 && len(fds) == 2 && !k.full(2, 0):
+		number, err := strconv.Atoi(words[2])
+		if err == nil {
+			k.unpipe(c.Areas[at], number) // there is none
+			c.Areas[at].Pipes[number] = [2]int(fds)
+			k.connections++ // it takes as many descriptors
+		}
+		return err == nil
+	case words[0] == "unpipe" && at >= 0 && len(words) == 3:
+		if number, err := strconv.Atoi(words[2]); err == nil {
+			k.unpipe(c.Areas[at], number)
+		}
 	case words[0] == "drop" && at >= 0:
+		a := c.Areas[at]
 		for _, word := range words[2:] {
 			if slot, err := strconv.Atoi(word); err == nil {
-				k.discard(c.Areas[at], slot)
+				k.discard(a, slot)
 			}
+		}
+		if a.Inherited && len(a.Saved) == 0 {
+			k.close(a)
+			c.Areas = slices.Delete(c.Areas, at, at+1)
 		}
 	}
 	return false
+}
+
+// unpipe closes the copies that the keeper has of a pipe.
+func (k *keeper) unpipe(a *area, number int) {
+	if ends, has := a.Pipes[number]; has {
+		fdpass.Close(ends[:])
+		delete(a.Pipes, number)
+		k.connections--
+	}
+}
+
+// close closes an area without connections.
+func (k *keeper) close(a *area) {
+	for number := range a.Pipes {
+		k.unpipe(a, number)
+	}
+	unix.Close(a.Memory)
 }
 
 // save keeps connections, whose lines are as many as there are pairs of descriptors.
@@ -177,9 +213,16 @@ func (k *keeper) discard(a *area, slot int) {
 func (k *keeper) answer(c *child) {
 	text, fds := "end", []int(nil)
 	for _, a := range slices.Backward(c.Areas) { // the latest first: it knows the last number of a client
-		if !a.Announced && a.Rest != nil {
+		if a.Inherited && !a.Announced {
 			a.Announced = true
 			text, fds = fmt.Sprintf("area %d", a.ID), []int{a.Memory}
+			break
+		}
+		if len(a.RestPipes) > 0 {
+			number := a.RestPipes[0]
+			a.RestPipes = a.RestPipes[1:]
+			ends := a.Pipes[number]
+			text, fds = fmt.Sprintf("pipe %d %d", a.ID, number), ends[:]
 			break
 		}
 		var lines strings.Builder
@@ -216,10 +259,11 @@ func (k *keeper) say(c *child, text string, fds ...int) {
 func (k *keeper) bequeath(areas []*area, to *child) {
 	for _, a := range areas {
 		if len(a.Saved) == 0 {
-			unix.Close(a.Memory)
+			k.close(a)
 			continue
 		}
-		a.Announced, a.Rest = false, slices.Sorted(maps.Keys(a.Saved))
+		a.Inherited, a.Announced = true, false
+		a.Rest, a.RestPipes = slices.Sorted(maps.Keys(a.Saved)), slices.Sorted(maps.Keys(a.Pipes))
 		to.Areas = append(to.Areas, a)
 	}
 }
@@ -237,7 +281,7 @@ func (k *keeper) abandon(areas []*area) {
 			}
 			k.discard(a, slot)
 		}
-		unix.Close(a.Memory)
+		k.close(a)
 	}
 }
 
@@ -275,7 +319,7 @@ func (k *keeper) children() (all []*child) {
 // adoptConnections goes on with what a child of the program that this one has replaced has saved.
 func (k *keeper) adoptConnections(c *child) {
 	for _, a := range c.Areas {
-		k.connections += len(a.Saved)
+		k.connections += len(a.Saved) + len(a.Pipes)
 	}
 	if c.Channel > 0 {
 		k.listenTo(c)
@@ -295,6 +339,9 @@ func (k *keeper) descriptors() (fds []int) {
 		fds = append(fds, a.Memory)
 		for _, s := range a.Saved {
 			fds = append(fds, s.FDs[:]...)
+		}
+		for _, ends := range a.Pipes {
+			fds = append(fds, ends[:]...)
 		}
 	}
 	return fds

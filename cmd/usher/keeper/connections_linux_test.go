@@ -114,8 +114,16 @@ var _ = Describe("the connections that a keeper has copies of", func() {
 	It("go to the process after the one that crashed, but for those that are over", func() {
 		say("area 7", memory)
 		peers := saves(1, 2, 3)
+		for number := range 2 {
+			var pipe [2]int
+			Expect(unix.Pipe2(pipe[:], unix.O_CLOEXEC)).To(Succeed())
+			say(fmt.Sprintf("pipe 7 %d", 5+number), pipe[:]...)
+			unix.Close(pipe[0])
+			unix.Close(pipe[1])
+		}
+		say("unpipe 7 5")
 		say("drop 7 2")
-		Expect(k.connections).To(Equal(2))
+		Expect(k.connections).To(Equal(2 + 1))
 		Expect(ended(peers[2])).To(Equal("end"), "the keeper's was the last copy")
 		Expect(ended(peers[0])).To(Equal("open"))
 		Expect(hear(theirs)).To(Equal("end"), "its own are not for it")
@@ -128,10 +136,13 @@ var _ = Describe("the connections that a keeper has copies of", func() {
 		text, fds := hear(theirs)
 		Expect([]any{text, fds}).To(Equal([]any{"area 7", 1}))
 		text, fds = hear(theirs)
+		Expect([]any{text, fds}).To(Equal([]any{"pipe 7 6", 2}))
+		text, fds = hear(theirs)
 		Expect([]any{text, fds}).To(Equal([]any{"save 7\n1 {connection 1}\n3 {connection 3}\n", 4}))
 		Expect(hear(theirs)).To(Equal("end"))
 		say("drop 7 1 3")
 		Expect(k.connections).To(BeZero())
+		Expect(c.Areas).To(BeEmpty())
 		Expect(ended(peers[0])).To(Equal("end"))
 	})
 
@@ -163,6 +174,7 @@ var _ = Describe("the connections that a keeper has copies of", func() {
 // FuzzConnections: whatever a process sends, the keeper does not fail, and has no descriptor open that it does not count.
 func FuzzConnections(f *testing.F) {
 	f.Add("area 7\x00save 7\n1 {}\n\x00drop 7 1\x00next")
+	f.Add("area 7\x00save 7\n1 {}\n\x00pipe 7 1\x00pipe 7 1\x00unpipe 7 1\x00next\x00drop 7 1")
 	f.Add("save 7\n1 {}\n\x00area 7\x00area 7\x00save 7\n1 {}\n2 {}\n\x00save 7\n1 {}\n\x00save 7\nx {}\n\x00drop 7\x00drop x y\x00next\x00next 1")
 	f.Fuzz(func(t *testing.T, text string) {
 		k, c, theirs := newKeeper()

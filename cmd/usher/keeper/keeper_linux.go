@@ -38,7 +38,7 @@ type keeper struct {
 	again   bool          // to replace the program once more
 	taken   chan struct{} // another usher has taken over while none ran here
 	sent    chan *child   // it has sent something about connections
-	// connections is how many are saved.
+	// connections is how many are saved, with pipes. Each has two descriptors.
 	connections int
 	// count is how many descriptors are kept, and length how long their names are together.
 	count, length int
