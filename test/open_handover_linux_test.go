@@ -159,18 +159,18 @@ func openHandoverSpecs(portal string) {
 		for round := range number("USHER_CRASHES", 3) {
 			if round%3 == 1 { // those that another process has handed over are saved, too
 				Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
-				Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("its usher takes over"))
-				Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Open connections handed over"))
+				Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("its usher takes over"))
+				Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Open connections handed over"))
 				k.child()
 			}
-			Eventually(saved).WithTimeout(20 * time.Second).Should(BeNumerically(">=", n-lost))
+			Eventually(saved).WithTimeout(time.Minute).Should(BeNumerically(">=", n-lost))
 			before, err := numbers()
 			Expect(err).NotTo(HaveOccurred())
 			time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
 			moved := talks.Moved()
 			k.crash()
-			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Open connections continue after the crash"))
-			Eventually(talks.Moved).WithTimeout(20 * time.Second).Should(BeNumerically(">", moved+100_000))
+			Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Open connections continue after the crash"))
+			Eventually(talks.Moved).WithTimeout(time.Minute).Should(BeNumerically(">", moved+100_000))
 			Expect(talks.Wrong()).NotTo(HaveOccurred())
 			lost = talks.Lost()
 			after, err := numbers()
@@ -188,7 +188,7 @@ func openHandoverSpecs(portal string) {
 		Expect(talks.Wrong()).NotTo(HaveOccurred())
 		Expect(talks.Lost()).To(Equal(lost), "no other has ended, or lacks a byte")
 		k.Terminate()
-		Eventually(k).WithTimeout(20 * time.Second).Should(gexec.Exit(0))
+		Eventually(k).WithTimeout(time.Minute).Should(gexec.Exit(0))
 	})
 
 	if portal != "address" {
