@@ -63,7 +63,7 @@ var _ = Describe("A kernel that lacks", func() {
 	DescribeTable("what usher needs: it says so and does not start,", func(lacks lab.Refusal, says string) {
 		session := start([]lab.Refusal{lacks})
 		Eventually(session).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
-		Expect(string(session.Err.Contents())).To(MatchRegexp(`this kernel \(Linux [^)]+\) lacks something .*docs/requirements.md.*: ` + says))
+		Expect(string(session.Err.Contents())).To(MatchRegexp(`this kernel \(Linux [^)]+\) lacks a required feature: .*` + says + `.*; see docs/requirements.md`))
 	},
 		Entry("IP_FREEBIND", option(unix.SOL_IP, unix.IP_FREEBIND), `a TCP listener: setting IP_FREEBIND: protocol not available`),
 		Entry("IP_PKTINFO", option(unix.SOL_IP, unix.IP_PKTINFO), `a UDP socket: asking for the local addresses of datagrams: protocol not available`),
@@ -74,7 +74,7 @@ var _ = Describe("A kernel that lacks", func() {
 	It("IPV6_FREEBIND: it says so, and serves IPv4", func() {
 		session := start([]lab.Refusal{option(unix.SOL_IPV6, unix.IPV6_FREEBIND)})
 		Eventually(session.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
-		Expect(string(session.Err.Contents())).To(MatchRegexp(`level=warning msg="IPv6 Services cannot be served: this kernel .*IPV6_FREEBIND: protocol not available`))
+		Expect(string(session.Err.Contents())).To(MatchRegexp(`level=warning msg="Cannot serve IPv6 Services: this kernel .*IPV6_FREEBIND: protocol not available`))
 		answers()
 	})
 

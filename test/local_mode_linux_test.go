@@ -18,7 +18,7 @@ var _ = Describe("A Service with externalTrafficPolicy Local and no endpoint on 
 	for _, portal := range []string{"iptables", "nftables", "address", apart} {
 		It(portal+": answers Pods behind a bridge, once there is one, and nobody else", func() {
 			l, u := startLocalMode(portal, "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0")
-			Expect(string(u.Err.Contents())).To(MatchRegexp("There is no such interface.*cni0"))
+			Expect(string(u.Err.Contents())).To(MatchRegexp("No matching Pod interface exists.*cni0"))
 			l.expectOthersOut()
 			l.Node.Output("sh", "-c", `ip link add cni0 type bridge; ip link set cni0 up
 				ip addr add 10.245.0.1/24 dev cni0; ip addr add fd00:245::1/64 dev cni0 nodad`)

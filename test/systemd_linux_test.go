@@ -282,7 +282,7 @@ var _ = Describe("under systemd, as its unit says,", func() {
 		Eventually(s.ended).WithTimeout(40 * time.Second).Should(Receive(Equal(syscall.WaitStatus(0))))
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		Expect(s.said).To(ContainElement(ContainSubstring("STATUS=Serving 2 Services by the portal nftables")))
+		Expect(s.said).To(ContainElement(ContainSubstring("STATUS=Serving 2 Services through portal nftables")))
 		Expect(s.said).To(ContainElement("STOPPING=1"))
 	})
 })

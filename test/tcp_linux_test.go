@@ -580,7 +580,7 @@ func tcpSpecs(portal string) {
 
 		Expect(stays.SetReadDeadline(time.Now().Add(20 * time.Second))).To(Succeed())
 		Expect(stays.Read(make([]byte, 1))).Error().To(reset)
-		Eventually(u.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("had not ended were reset"))
+		Eventually(u.Err).WithTimeout(5 * time.Second).Should(gbytes.Say("reset the connections that were still open"))
 	})
 }
 

@@ -43,7 +43,7 @@ var _ = Describe("the command line", func() {
 		Entry("a long duration", `usher: --dial-timeouts: "9999999h" is too long: at most 2562047h`, "run", "--dial-timeouts=9999999h"),
 		Entry("two ports", "explain: web:http names another port than --port=dns", "explain", "web:http", "--port=dns"),
 		Entry("one of several values", `--outcome: "fialed" is none of`, "trace", "--outcome=ok,fialed"),
-		Entry("an address", `--admin-address: "99999" is not HOST:PORT with a port from 0 to 65535`, "run", "--manifests=/tmp", "--admin-address=99999"),
+		Entry("an address", `--admin-address: invalid value "99999": must be HOST:PORT with a port from 0 to 65535`, "run", "--manifests=/tmp", "--admin-address=99999"),
 		Entry("a command of the other program", "exec is a command of kubectl-usher: run 'kubectl-usher exec -n shop -- curl http://web/'", "exec", "-n", "shop", "--", "curl", "http://web/"),
 		Entry("one that asks this machine", "top is a command of kubectl-usher: run 'kubectl-usher top web --local'", "top", "web"),
 		Entry("one that asks a node", "top is a command of kubectl-usher: run 'kubectl-usher top --node=a'", "top", "--node=a"),

@@ -87,8 +87,8 @@ var _ = Describe("usher run", func() {
 			Expect(err).To(MatchError(says))
 			Expect(err).To(BeAssignableToTypeOf(&cli.UsageError{}))
 		},
-		Entry(nil, "--dial-timeouts=1s,0s", "--dial-timeouts: 0s is not a positive duration"),
-		Entry(nil, "--max-udp-sessions=0", "--max-udp-sessions: 0 is less than 1"),
+		Entry(nil, "--dial-timeouts=1s,0s", `--dial-timeouts: invalid value "0s": must be greater than 0`),
+		Entry(nil, "--max-udp-sessions=0", `--max-udp-sessions: invalid value "0": must be at least 1`),
 		Entry(nil, "--service-cidr=10.0.0.1/8", "--service-cidr: 10.0.0.1/8 has bits beyond its prefix; 10.0.0.0/8 is meant, perhaps"),
 		Entry(nil, "--service-cidr=10.0.0.0/8,11.0.0.0/8", "--service-cidr: 10.0.0.0/8 and 11.0.0.0/8 are of the same IP family; there is one for each"),
 		Entry(nil, "--service-cidr=", "--service-cidr: at least one is needed"),

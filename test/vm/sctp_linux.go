@@ -506,7 +506,7 @@ func draining(n *node, start func(...string)) {
 	Expect(ends.shutdown()).To(Succeed())
 	Expect(ends.receive()).Error().To(ended)
 	Expect(stays.receive()).Error().To(MatchError(syscall.ECONNRESET))
-	Eventually(n.usher.Err).WithTimeout(patience).Should(gbytes.Say("had not ended were reset"))
+	Eventually(n.usher.Err).WithTimeout(patience).Should(gbytes.Say("reset the connections that were still open"))
 }
 
 // listensAt returns where usher listens for the only Service, given the address

@@ -222,11 +222,11 @@ func Defaults() Config {
 // Check returns an error that names the setting that makes no sense.
 func (c *Config) Check() error {
 	if len(c.Proxy.Schedule) == 0 {
-		return fmt.Errorf("--dial-timeouts: at least one is needed")
+		return fmt.Errorf("--dial-timeouts: at least one duration is required")
 	}
 	for _, d := range c.Proxy.Schedule {
 		if d <= 0 {
-			return fmt.Errorf("--dial-timeouts: %s is not a positive duration", d)
+			return fmt.Errorf("--dial-timeouts: invalid value \"%s\": must be greater than 0", d)
 		}
 	}
 	if err := c.checkNumbers(); err != nil {
@@ -236,10 +236,10 @@ func (c *Config) Check() error {
 		return notOneOf("sctp", string(c.Proxy.SCTP), SCTPModes)
 	}
 	if len(modes.Named(c.Mode)) == 0 {
-		return fmt.Errorf("--portal: %q is not one of %s", c.Mode, strings.Join(modes.Names(), ", "))
+		return fmt.Errorf("--portal: invalid value %q: must be one of %s", c.Mode, strings.Join(modes.Names(), ", "))
 	}
 	if !slices.Contains(portal.IPTablesTargets, c.Portal.IPTablesTarget) {
-		return fmt.Errorf("--iptables-target: %q is not one of %s", c.Portal.IPTablesTarget, strings.Join(portal.IPTablesTargets, ", "))
+		return fmt.Errorf("--iptables-target: invalid value %q: must be one of %s", c.Portal.IPTablesTarget, strings.Join(portal.IPTablesTargets, ", "))
 	}
 	if !slices.Contains(portal.AddressNamespaces, c.Portal.AddressNamespace) {
 		return notOneOf("address-namespace", c.Portal.AddressNamespace, portal.AddressNamespaces)
@@ -263,7 +263,7 @@ const (
 func (c *Config) checkNumbers() error {
 	o := &c.Proxy
 	if share := o.MaxClientShare; share < 1 || share > 100 {
-		return fmt.Errorf("--max-client-share: %d is not 1 to 100 percent", share)
+		return fmt.Errorf("--max-client-share: invalid value \"%d\": must be from 1 to 100 (percent)", share)
 	}
 	return cmp.Or(
 		atLeast("portal-check-interval", o.CheckInterval, 100*time.Millisecond),
@@ -297,14 +297,14 @@ func (c *Config) checkNumbers() error {
 
 func atLeast[T cmp.Ordered](setting string, value, least T) error {
 	if value < least {
-		return fmt.Errorf("--%s: %v is less than %v", setting, value, least)
+		return fmt.Errorf("--%s: invalid value \"%v\": must be at least %v", setting, value, least)
 	}
 	return nil
 }
 
 func between[T cmp.Ordered](setting string, value, least, most T) error {
 	if value > most {
-		return fmt.Errorf("--%s: %v is more than %v", setting, value, most)
+		return fmt.Errorf("--%s: invalid value \"%v\": must be at most %v", setting, value, most)
 	}
 	return atLeast(setting, value, least)
 }
@@ -313,11 +313,11 @@ func between[T cmp.Ordered](setting string, value, least, most T) error {
 func checkAddress(setting, address string) error {
 	_, port, err := net.SplitHostPort(address)
 	if _, badPort := strconv.ParseUint(port, 10, 16); address != "" && (err != nil || badPort != nil) {
-		return fmt.Errorf("--%s: %q is not HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:10249", setting, address)
+		return fmt.Errorf("--%s: invalid value %q: must be HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:10249", setting, address)
 	}
 	return nil
 }
 
 func notOneOf(setting, value string, all []string) error {
-	return fmt.Errorf("--%s: %q is none of %s", setting, value, strings.Join(all, ", "))
+	return fmt.Errorf("--%s: invalid value %q: must be one of %s", setting, value, strings.Join(all, ", "))
 }

@@ -25,9 +25,9 @@ var _ = Describe("a Config", func() {
 
 	It("needs a logger, and needs to begin with Defaults", func() {
 		_, err := New(Defaults())
-		Expect(err).To(MatchError("a daemon needs a logger"))
+		Expect(err).To(MatchError("daemon: Config.Log is required"))
 		_, err = New(Config{Log: logrus.New()})
-		Expect(err).To(MatchError("--dial-timeouts: at least one is needed"))
+		Expect(err).To(MatchError("--dial-timeouts: at least one duration is required"))
 	})
 
 	refused := func(says string, change func(c *Config)) TableEntry { return Entry("as in "+says, says, change) }
@@ -39,24 +39,24 @@ var _ = Describe("a Config", func() {
 			_, err := New(c)
 			Expect(err).To(MatchError(HavePrefix(says)))
 		},
-		refused("--dial-timeouts: -1s is not a positive duration", func(c *Config) { c.Proxy.Schedule = []time.Duration{time.Second, -time.Second} }),
-		refused("--portal-check-interval: 0s is less than 100ms", func(c *Config) { c.Proxy.CheckInterval = 0 }),
-		refused("--keepalive: 1ms is less than 1s", func(c *Config) { c.Proxy.Keepalive = time.Millisecond }),
-		refused("--probe-interval: 999ms is less than 1s", func(c *Config) { c.Proxy.Probe.Interval = 999 * time.Millisecond }),
-		refused("--probe-fall: 101 is more than 100", func(c *Config) { c.Proxy.Probe.Fall = 101 }),
-		refused("--drain-timeout: -1ns is less than 0s", func(c *Config) { c.DrainTimeout = -1 }),
-		refused("--max-connections: -1 is less than 0", func(c *Config) { c.Proxy.MaxConnections = -1 }),
-		refused("--trace-events: 0 is less than 1", func(c *Config) { c.TraceEvents = 0 }),
-		refused("--trace-events: 999999999999 is more than 10000000", func(c *Config) { c.TraceEvents = 999999999999 }),
-		refused("--trace-connections: 10000001 is more than 10000000", func(c *Config) { c.TraceConnections = 10000001 }),
-		refused("--max-affinity-per-port: 100000001 is more than 100000000", func(c *Config) { c.Proxy.AffinityPerPort = 100000001 }),
-		refused("--max-connections-per-endpoint: 1000001 is more than 1000000", func(c *Config) { c.Proxy.EndpointLimit = 1000001 }),
-		refused("--max-client-share: 101 is not 1 to 100 percent", func(c *Config) { c.Proxy.MaxClientShare = 101 }),
-		refused(`--sctp: "" is none of auto, on, off`, func(c *Config) { c.Proxy.SCTP = "" }),
-		refused(`--iptables-target: "tproxy" is not one of dnat, redirect`, func(c *Config) { c.Portal.IPTablesTarget = "tproxy" }),
-		refused(`--address-namespace: "here" is none of auto, always, never`, func(c *Config) { c.Portal.AddressNamespace = "here" }),
-		refused(`--portal: "red" is not one of auto, iptables, nftables, address, none`, func(c *Config) { c.Mode = "red" }),
-		refused(`--access-log-format: "red" is none of json, text`, func(c *Config) { c.AccessLog.Format = "red" }),
+		refused(`--dial-timeouts: invalid value "-1s": must be greater than 0`, func(c *Config) { c.Proxy.Schedule = []time.Duration{time.Second, -time.Second} }),
+		refused(`--portal-check-interval: invalid value "0s": must be at least 100ms`, func(c *Config) { c.Proxy.CheckInterval = 0 }),
+		refused(`--keepalive: invalid value "1ms": must be at least 1s`, func(c *Config) { c.Proxy.Keepalive = time.Millisecond }),
+		refused(`--probe-interval: invalid value "999ms": must be at least 1s`, func(c *Config) { c.Proxy.Probe.Interval = 999 * time.Millisecond }),
+		refused(`--probe-fall: invalid value "101": must be at most 100`, func(c *Config) { c.Proxy.Probe.Fall = 101 }),
+		refused(`--drain-timeout: invalid value "-1ns": must be at least 0s`, func(c *Config) { c.DrainTimeout = -1 }),
+		refused(`--max-connections: invalid value "-1": must be at least 0`, func(c *Config) { c.Proxy.MaxConnections = -1 }),
+		refused(`--trace-events: invalid value "0": must be at least 1`, func(c *Config) { c.TraceEvents = 0 }),
+		refused(`--trace-events: invalid value "999999999999": must be at most 10000000`, func(c *Config) { c.TraceEvents = 999999999999 }),
+		refused(`--trace-connections: invalid value "10000001": must be at most 10000000`, func(c *Config) { c.TraceConnections = 10000001 }),
+		refused(`--max-affinity-per-port: invalid value "100000001": must be at most 100000000`, func(c *Config) { c.Proxy.AffinityPerPort = 100000001 }),
+		refused(`--max-connections-per-endpoint: invalid value "1000001": must be at most 1000000`, func(c *Config) { c.Proxy.EndpointLimit = 1000001 }),
+		refused(`--max-client-share: invalid value "101": must be from 1 to 100 (percent)`, func(c *Config) { c.Proxy.MaxClientShare = 101 }),
+		refused(`--sctp: invalid value "": must be one of auto, on, off`, func(c *Config) { c.Proxy.SCTP = "" }),
+		refused(`--iptables-target: invalid value "tproxy": must be one of dnat, redirect`, func(c *Config) { c.Portal.IPTablesTarget = "tproxy" }),
+		refused(`--address-namespace: invalid value "here": must be one of auto, always, never`, func(c *Config) { c.Portal.AddressNamespace = "here" }),
+		refused(`--portal: invalid value "red": must be one of auto, iptables, nftables, address, none`, func(c *Config) { c.Mode = "red" }),
+		refused(`--access-log-format: invalid value "red": must be one of json, text`, func(c *Config) { c.AccessLog.Format = "red" }),
 	)
 })
 

@@ -62,7 +62,7 @@ func (d *Daemon) setConntrack(pt portal.Portal) {
 	}
 	d.conntrack = c.byName(processors())
 	if err := SetConntrack(c, d.log); err != nil {
-		d.log.WithError(err).Warn("Run 'usher run --init-only' with the same flags, as root and where /proc/sys can be written")
+		d.log.WithError(err).Warn("Cannot change connection tracking settings; run 'usher run --init-only' with the same flags, as root and with a writable /proc/sys")
 	}
 }
 
@@ -126,7 +126,7 @@ func nodeProcessors(path string) (n int) {
 
 func (c Conntrack) write(dir string, processors int, log logrus.FieldLogger) error {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		log.Info("The kernel has no connection tracking; its settings are not made")
+		log.Info("Kernel connection tracking is not loaded; skipping its settings")
 		return nil
 	}
 	var failed []string
@@ -144,10 +144,10 @@ func (c Conntrack) write(dir string, processors int, log logrus.FieldLogger) err
 			failed = append(failed, fmt.Sprintf("%s=%d (%v)", s.name, s.value, err))
 			continue
 		}
-		log.WithFields(logrus.Fields{"setting": s.name, "from": now, "to": s.value}).Info("Changed a setting of the kernel's connection tracking")
+		log.WithFields(logrus.Fields{"setting": s.name, "from": now, "to": s.value}).Info("Changed a connection tracking setting")
 	}
 	if len(failed) > 0 {
-		return fmt.Errorf("settings of the kernel's connection tracking could not be made: %s", strings.Join(failed, ", "))
+		return fmt.Errorf("set connection tracking settings: %s", strings.Join(failed, ", "))
 	}
 	return nil
 }

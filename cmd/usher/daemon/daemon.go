@@ -61,7 +61,7 @@ type Daemon struct {
 // the setting that makes no sense.
 func New(c Config) (*Daemon, error) {
 	if c.Log == nil {
-		return nil, errors.New("a daemon needs a logger")
+		return nil, errors.New("daemon: Config.Log is required")
 	}
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -159,15 +159,15 @@ func (d *Daemon) await(ctx context.Context, failed <-chan error, signals <-chan 
 	select {
 	case err = <-failed:
 		if err != nil {
-			err = fmt.Errorf("cannot go on: %w", err)
+			err = fmt.Errorf("cannot continue: %w", err)
 		}
 	case <-ctx.Done():
 	case <-d.handedOver:
-		d.log.WithField("connections", d.proxy.Connections()).Info("Another usher has taken over; open connections follow")
+		d.log.WithField("connections", d.proxy.Connections()).Info("Another usher instance has taken over; open connections move to it")
 		d.servers.close()
 	case sig := <-signals:
-		d.log.WithFields(logrus.Fields{"signal": sig.String(), "connections": d.proxy.Connections(), "drain-timeout": d.config.DrainTimeout.String()}).
-			Info("Stopping: no new connections; those that are open may end")
+		d.log.WithFields(logrus.Fields{"signal": sig.String(), "connections": d.proxy.Connections(), "drainTimeout": d.config.DrainTimeout.String()}).
+			Info("Stopping: accepting no new connections, waiting for open ones to finish")
 		d.config.Manager.Tell(stopping)
 		remove = remove || sig == os.Interrupt || d.config.RemoveRules
 	}
@@ -212,11 +212,11 @@ func (d *Daemon) isPod() func(netip.Addr) bool {
 	log := d.log.WithField("interfaces", string(interfaces))
 	behind, err := kernel.Behind(interfaces)
 	if err != nil {
-		log.WithError(err).Warn("This node's Pods cannot be told by their interfaces: no client counts as one")
+		log.WithError(err).Warn("Cannot match this node's Pods by interface; no client counts as a local Pod")
 		return nil
 	}
 	if !interfaces.Exist() {
-		log.Warn("There is no such interface: as long as there is none, no client counts as a Pod of this node")
+		log.Warn("No matching Pod interface exists; no client counts as a local Pod until one appears")
 	}
 	return behind
 }
@@ -306,7 +306,7 @@ func (d *Daemon) apply(ctx context.Context, failed chan<- error) func([]config.S
 func (d *Daemon) tellSeen() {
 	var told [len(portal.Families)]string
 	for i, family := range portal.Families {
-		told[i] = "endpoints see their clients' own addresses where the answers come back through this node"
+		told[i] = "endpoints see client addresses where replies return through this node"
 		switch seen := d.proxy.Portal.Origin(netip.Addr{}, family.Any(), portal.Unknown).Seen; seen {
 		case 0, portal.SeenUnready: // which it is with the first rule
 		default:
@@ -357,7 +357,7 @@ func (d *Daemon) tellProblem(id config.PortID, p *proxy.Problem) {
 
 func (d *Daemon) tellHealthCheckProblem(service types.NamespacedName, err error) {
 	if err == nil {
-		d.events.Tell(service, "Served", "The health check node port is served again")
+		d.events.Tell(service, "Served", "Health check node port is served again")
 		return
 	}
 	d.events.Warn(service, "HealthCheckFailed", err.Error())
@@ -405,12 +405,12 @@ func (d *Daemon) stop(pt portal.Portal, remove bool, signals <-chan os.Signal) {
 	if remove {
 		// Not before: connections in flight need what the portal installed.
 		if err := pt.Remove(context.Background()); err != nil {
-			d.log.WithError(err).Error("The portal's rules could not all be removed; 'usher cleanup' tries again")
-			log = d.log.WithField("rules", "some stay")
+			d.log.WithError(err).Error("Failed to remove all portal rules; run 'usher cleanup' to retry")
+			log = d.log.WithField("rules", "partly removed")
 		}
 	}
 	if broken > 0 {
-		log.WithField("connections", broken).Warn("Stopped; connections that had not ended were reset")
+		log.WithField("connections", broken).Warn("Stopped; reset the connections that were still open")
 		return
 	}
 	log.Info("Stopped")
@@ -424,7 +424,7 @@ const handshake = time.Second
 func (d *Daemon) withdraw() {
 	did, err := d.proxy.Withdraw(context.Background())
 	if err != nil {
-		d.log.WithError(err).Error("The portal's rules could not all be removed before listeners close")
+		d.log.WithError(err).Error("Failed to remove all portal rules before closing the listeners")
 	}
 	if did {
 		time.Sleep(handshake)
@@ -435,11 +435,11 @@ func (d *Daemon) withdraw() {
 func (d *Daemon) leaves(remove bool) string {
 	switch {
 	case d.isHandedOver():
-		return "belong to the usher that took over"
+		return "owned by the instance that took over"
 	case !d.proxy.Portal.Traits().Installs:
-		return "none were installed"
+		return "none installed"
 	case remove:
 		return "removed"
 	}
-	return "stay for a successor; 'usher cleanup' removes them"
+	return "kept for the next instance; 'usher cleanup' removes them"
 }

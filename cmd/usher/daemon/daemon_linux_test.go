@@ -266,7 +266,7 @@ var _ = Describe("a daemon with a portal", func() {
 		var err error
 		Eventually(r.ended).WithTimeout(patience).Should(Receive(&err))
 		Expect(err).To(MatchError(handover.ErrLocked))
-		Expect(err).To(MatchError(HaveSuffix("; stop it, take over from it with 'usher run --take-over', or use --portal=none")))
+		Expect(err).To(MatchError(HaveSuffix("; stop it, replace it with 'usher run --take-over', or set --portal=none")))
 		connect(vip)
 	})
 
@@ -342,7 +342,7 @@ var _ = Describe("a daemon with a portal", func() {
 
 			c.Names = namesAt(names)
 			second, secondNow := serve(takeOver(c))
-			Eventually(first.said).WithTimeout(patience).Should(gbytes.Say("Another usher has taken over; open connections follow"))
+			Eventually(first.said).WithTimeout(patience).Should(gbytes.Say("Another usher instance has taken over; open connections move to it"))
 			Expect(installed()).To(Equal(before))
 			Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()), "no connection is left to it")
 			Expect(say(open)).To(Succeed())
@@ -352,7 +352,7 @@ var _ = Describe("a daemon with a portal", func() {
 			Eventually(func() string { return string(second.said.Contents()) }).WithTimeout(patience).Should(And(
 				ContainSubstring("Answering for the names of Services"),
 				ContainSubstring("The server of --healthz-address is there now"),
-				ContainSubstring("The server of --admin-address is there now")))
+				ContainSubstring("Listening on --admin-address")))
 
 			Expect(say(open)).To(Succeed())
 			Expect(installed()).To(Equal(before))
@@ -372,7 +372,7 @@ var _ = Describe("a daemon with a portal", func() {
 			first.signals <- os.Interrupt
 			open.Close()
 			Eventually(first.ended).WithTimeout(patience).Should(Receive(BeNil()))
-			Expect(first.said).To(gbytes.Say("Stopped.*belong to the usher that took over"))
+			Expect(first.said).To(gbytes.Say("Stopped.*owned by the instance that took over"))
 			Expect(installed()).NotTo(BeEmpty())
 			second.signals <- os.Interrupt
 			Eventually(second.ended).WithTimeout(patience).Should(Receive(BeNil()))

@@ -254,9 +254,9 @@ var _ = Describe("a daemon", func() {
 		c.AdminAddress = l.Addr().String()
 		r, now := serve(c)
 		Expect(now.AdminAddress).To(BeEmpty())
-		Expect(r.said).To(gbytes.Say("Going on without the server of --admin-address for now"))
+		Expect(r.said).To(gbytes.Say("Cannot listen on --admin-address; retrying"))
 		l.Close()
-		Eventually(r.said).WithTimeout(patience).Should(gbytes.Say("The server of --admin-address is there now"))
+		Eventually(r.said).WithTimeout(patience).Should(gbytes.Say("Listening on --admin-address"))
 		Expect(healthz(c.AdminAddress)).To(Equal(http.StatusOK))
 	})
 
@@ -285,8 +285,8 @@ var _ = Describe("a daemon", func() {
 		Eventually(answer).WithArguments(c.AdminAddress + "/api/v1/status").WithTimeout(patience).Should(And(ContainSubstring("NotServing"), ContainSubstring("services: the API server answered 401 Unauthorized"), ContainSubstring("renew the token")))
 		Expect(answer(c.AdminAddress + "/metrics")).To(ContainSubstring(`usher_api_server_failing{reason="unauthorized"} 1`))
 		Eventually(asked.Load).WithTimeout(patience).Should(BeNumerically(">", 12), "it tries again")
-		Eventually(r.said.Contents).WithTimeout(patience).Should(ContainSubstring("The API server sends no Services and changes; no Service is served yet"))
-		Expect(strings.Count(string(r.said.Contents()), "API server sends")).To(Equal(1))
+		Eventually(r.said.Contents).WithTimeout(patience).Should(ContainSubstring("API server unreachable; serving no Services yet"))
+		Expect(strings.Count(string(r.said.Contents()), "API server unreachable")).To(Equal(1))
 	})
 
 	Describe("that is stopped", func() {
@@ -331,7 +331,7 @@ var _ = Describe("a daemon", func() {
 			r.signals <- syscall.SIGTERM
 			r.signals <- syscall.SIGTERM
 			Eventually(r.ended).WithTimeout(patience).Should(Receive(BeNil()))
-			Expect(r.said).To(gbytes.Say("connections that had not ended were reset"))
+			Expect(r.said).To(gbytes.Say("reset the connections that were still open"))
 			Expect(say(open)).NotTo(Succeed())
 		})
 

@@ -17,9 +17,9 @@ func (d *Daemon) checkKernel() error {
 		switch {
 		case err == nil:
 		case family.Is6():
-			d.log.WithError(err).Warnf("IPv6 Services cannot be served: %s lacks something (docs/requirements.md)", kernelName())
+			d.log.WithError(err).Warnf("Cannot serve IPv6 Services: %s lacks a required feature; see docs/requirements.md", kernelName())
 		default:
-			return fmt.Errorf("%s lacks something without which usher cannot serve (docs/requirements.md): %w", kernelName(), err)
+			return fmt.Errorf("%s lacks a required feature: %w; see docs/requirements.md", kernelName(), err)
 		}
 	}
 	return nil

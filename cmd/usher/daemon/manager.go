@@ -29,7 +29,7 @@ func (d *Daemon) meetManager() {
 	m := d.config.Manager
 	d.config.Proxy.Store = m
 	if m != nil && m.Restarts > 0 {
-		d.log.WithField("restarts", m.Restarts).WithField("last", m.Why).Warn("The usher that was here ended unexpectedly; going on with its sockets")
+		d.log.WithField("restarts", m.Restarts).WithField("reason", m.Why).Warn("The previous usher process crashed; reusing its sockets")
 	}
 }
 
@@ -48,7 +48,7 @@ func (d *Daemon) restarts() *admin.Restarts {
 func (d *Daemon) tellReady(ctx context.Context, services int) {
 	m := d.config.Manager
 	m.Forget() // what nobody has asked for by now
-	m.Tell(fmt.Sprintf("READY=1\nSTATUS=Serving %d Services by the portal %s", services, d.proxy.Portal.Mode()))
+	m.Tell(fmt.Sprintf("READY=1\nSTATUS=Serving %d Services through portal %s", services, d.proxy.Portal.Mode()))
 	d.workers.Go(func() { m.Watch(ctx, d.health.Alive) })
 	if m != nil {
 		d.workers.Go(func() { d.keepAffinities(ctx) })

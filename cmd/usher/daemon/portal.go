@@ -27,7 +27,7 @@ func Lock(log logrus.FieldLogger, left *os.File) (*handover.Lock, error) {
 		return nil, err
 	}
 	for _, who := range lock.Strangers() {
-		log.WithField("who", who).Warn("Somebody who may not change this network namespace claims to be the usher that manages its portals; going on regardless")
+		log.WithField("process", who).Warn("Ignoring process that claims to manage the portals but lacks CAP_NET_ADMIN in this network namespace")
 	}
 	return lock, nil
 }
@@ -56,9 +56,9 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		switch {
 		case err == nil, d.config.TakeOver && locked:
 		case locked:
-			return nil, fmt.Errorf("%w; stop it, take over from it with 'usher run --take-over', or use --portal=%s", err, none)
+			return nil, fmt.Errorf("%w; stop it, replace it with 'usher run --take-over', or set --portal=%s", err, none)
 		case errors.Is(err, fs.ErrNotExist) && mode == modes.Auto:
-			d.log.WithError(err).Warn("Without /proc only one portal works here")
+			d.log.WithError(err).Warn("Without /proc only portal none is available; using it")
 			return d.openMode(ctx, none)
 		default:
 			return nil, fmt.Errorf("%w; --portal=%s needs no lock", err, none)
@@ -73,17 +73,17 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 		lock = nil
 	}
 	if err == nil && mode == none && d.config.TakeOver {
-		d.log.Warn("--take-over has no effect with --portal=" + none + ": an instance that runs keeps its listeners until it is stopped")
+		d.log.Warn("--take-over has no effect with --portal=" + none + ": a running instance keeps its listeners until it stops")
 	}
 	if err == nil && mode == modes.Auto && d.config.TakeOver && d.config.Demo == nil && !p.Traits().Installs {
-		const needs = "this process can install no portal, which mostly needs CAP_NET_ADMIN in the user namespace that owns the network namespace, as root has it; what was tried is logged above"
+		const needs = "this process cannot install a portal: that usually requires CAP_NET_ADMIN in the user namespace that owns the network namespace, as root has; the log above lists each attempt"
 		switch {
 		case other:
-			return nil, errors.New("--take-over: an usher runs here, but " + needs)
+			return nil, errors.New("--take-over: an usher instance is running here, but " + needs)
 		case inPod(): // of a DaemonSet: it must not count as ready
-			return nil, fmt.Errorf("%s. If Services are to be reached without VIPs, say --portal=%s", needs, none)
+			return nil, fmt.Errorf("%s; to serve Services without VIPs, set --portal=%s", needs, none)
 		}
-		d.log.Warn("No VIP is served: " + needs)
+		d.log.Warn("Serving no VIPs: " + needs)
 	}
 	d.setLock(lock)
 	return p, err
@@ -94,7 +94,7 @@ func (d *Daemon) openMode(ctx context.Context, mode string) (p portal.Portal, er
 func (d *Daemon) openPortalBeside(ctx context.Context) (portal.Portal, error) {
 	p, err := d.openMode(ctx, d.config.Mode)
 	if errors.Is(err, handover.ErrLocked) && d.config.Mode == modes.Auto {
-		d.log.WithError(err).Warn("Not touching the portals")
+		d.log.WithError(err).Warn("Leaving the portals unchanged")
 		return d.openMode(ctx, modes.With(func(t portal.Traits) bool { return !t.Installs }))
 	}
 	return p, err
@@ -113,9 +113,9 @@ func (d *Daemon) warnOfFirewall(ctx context.Context, services []config.Service) 
 	chains, rulesErr := kernel.InputDrops()
 	if log := d.log.WithField("chains", strings.Join(chains, ", ")); dropped != "" || len(chains) > 0 {
 		log.WithField("tried", cmp.Or(dropped, fmt.Sprint(err))).
-			Warn("A host firewall may drop what the portal redirects: accept 192.0.0.117, fd75:7368:6572::1 and the health check node ports in INPUT")
+			Warn("A host firewall may drop redirected packets: accept 192.0.0.117, fd75:7368:6572::1 and the health check node ports in INPUT")
 	} else if rulesErr != nil {
-		d.log.WithError(rulesErr).Debug("looking for a host firewall")
+		d.log.WithError(rulesErr).Debug("Cannot check for a host firewall")
 	}
 }
 
@@ -140,7 +140,7 @@ func (d *Daemon) tryInput(ctx context.Context, services []config.Service) (dropp
 		}
 	}
 	if len(tried) == 0 {
-		return "", errors.New("there is no Service with endpoints")
+		return "", errors.New("no Service has endpoints")
 	}
 	return dropped, nil
 }

@@ -91,13 +91,13 @@ func (d *Daemon) startServer(ctx context.Context, setting, address string, handl
 	case d.config.HardFail && !d.config.TakeOver:
 		return fmt.Errorf("--%s: %w", setting, err)
 	}
-	d.log.WithError(err).Warnf("Going on without the server of --%s for now", setting)
+	d.log.WithError(err).Warnf("Cannot listen on --%s; retrying", setting)
 	d.workers.Go(func() {
 		every(ctx, 500*time.Millisecond, func() (goOn bool) {
 			if d.servers.serve(setting, listen) != nil {
 				return true
 			}
-			d.log.Infof("The server of --%s is there now", setting)
+			d.log.Infof("Listening on --%s", setting)
 			return false
 		})
 	})

@@ -115,7 +115,7 @@ func (c *Config) connect() (*kube.Client, *kube.Reach, error) {
 
 // noSource adds to err, for which there is no source, how one is named.
 func noSource(err error) error {
-	return fmt.Errorf("%w; --manifests takes Services from files, --kubeconfig from a cluster", err)
+	return fmt.Errorf("%w; set --manifests to read Services from files, or --kubeconfig to read them from a cluster", err)
 }
 
 // KubeNamespace returns the Kubernetes namespace that is meant where none is named: the
@@ -169,14 +169,14 @@ func (d *Daemon) warnWhileAway(ctx context.Context, reach *kube.Reach) {
 		}
 		logged = now.Reason
 		if now.Err == nil {
-			d.log.Info("The API server sends Services and changes again")
+			d.log.Info("API server is reachable again")
 			return true
 		}
-		served := "the last known state is served"
+		served := "serving last known state"
 		if d.proxy.SyncStatus().LastQueued.IsZero() {
-			served = "no Service is served yet"
+			served = "serving no Services yet"
 		}
-		d.log.WithError(now.Err).WithField("reason", now.Reason).Warnf("The API server sends no Services and changes; %s", served)
+		d.log.WithError(now.Err).WithField("reason", now.Reason).Warnf("API server unreachable; %s", served)
 		return true
 	})
 }
@@ -213,7 +213,7 @@ func (c Config) Services(ctx context.Context) ([]config.Service, error) {
 		cancel()
 	})
 	if err == nil && !complete {
-		err = fmt.Errorf("the API server did not tell its Services within %s", readTimeout)
+		err = fmt.Errorf("list Services: no response from the API server within %s; check --server or --kubeconfig", readTimeout)
 		if why := reach.Status().Err; why != nil {
 			err = fmt.Errorf("%w: %w", err, why)
 		}
