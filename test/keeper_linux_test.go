@@ -59,7 +59,7 @@ func (k *kept) child() int {
 func (k *kept) crash() {
 	GinkgoHelper()
 	Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed())
-	Eventually(k.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("usher ended unexpectedly"))
+	Eventually(k.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("usher exited unexpectedly"))
 	Eventually(k.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
 }
 
@@ -288,7 +288,7 @@ var _ = Describe("a keeper", func() {
 		k := startKept(l.Node, dir, "--portal=nftables", "--healthz-address="+health)
 		Expect(livez()).To(And(ContainSubstring("200 OK"), Not(ContainSubstring("restarts"))))
 		pauses := func() (all []string) {
-			for _, found := range regexp.MustCompile(`usher ended unexpectedly.*pause=(\S+) .*why="signal: killed"`).FindAllStringSubmatch(string(k.Err.Contents()), -1) {
+			for _, found := range regexp.MustCompile(`usher exited unexpectedly.*pause=(\S+) .*reason="signal: killed"`).FindAllStringSubmatch(string(k.Err.Contents()), -1) {
 				all = append(all, found[1])
 			}
 			return all
@@ -301,7 +301,7 @@ var _ = Describe("a keeper", func() {
 		Expect(pauses()[0]).To(Equal("0s"))
 		count := len(pauses())
 		Expect(pauses()[count-5:]).To(Equal([]string{"100ms", "200ms", "400ms", "800ms", "1.6s"}))
-		Eventually(livez).WithTimeout(10 * time.Second).Should(And(HavePrefix("HTTP/1.1 500"), ContainSubstring(fmt.Sprintf("usher ended unexpectedly %d times, the last time by signal: killed; it is started again at 20", count))))
+		Eventually(livez).WithTimeout(10 * time.Second).Should(And(HavePrefix("HTTP/1.1 500"), ContainSubstring(fmt.Sprintf("usher exited unexpectedly %d times, last reason: signal: killed; restarting it at 20", count))))
 		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
 		Eventually(livez).WithTimeout(10 * time.Second).Should(And(ContainSubstring("200 OK"), ContainSubstring(fmt.Sprintf(`"restarts":{"count":%d,"last":"signal: killed"}`, count))))
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
@@ -310,7 +310,7 @@ var _ = Describe("a keeper", func() {
 
 	It("hands over while it pauses", func() {
 		k := startKept(l.Node, dir, "--portal=nftables")
-		ends := func() int { return strings.Count(string(k.Err.Contents()), "ended unexpectedly") }
+		ends := func() int { return strings.Count(string(k.Err.Contents()), "exited unexpectedly") }
 		for !strings.Contains(string(k.Err.Contents()), "pause=3.2s") {
 			count := ends()
 			Expect(syscall.Kill(k.child(), syscall.SIGKILL)).To(Succeed())
@@ -381,7 +381,7 @@ var _ = Describe("a keeper", func() {
 		for range 3 {
 			install(old, copied)
 			Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
-			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("its usher takes over"))
+			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("the new usher instance is taking over"))
 			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("has taken over"))
 			runs, err := os.Stat(fmt.Sprintf("/proc/%d/exe", k.Command.Process.Pid))
 			Expect(err).NotTo(HaveOccurred())
@@ -393,7 +393,7 @@ var _ = Describe("a keeper", func() {
 		By("not becoming what is no program")
 		writeFile(copied, "not a program")
 		Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
-		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("go on as they are"))
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("keeping the current keeper and usher"))
 		traffic.end()
 		if err := traffic.firstFailure.Load(); err != nil {
 			Expect(*err).NotTo(HaveOccurred())
@@ -420,15 +420,15 @@ var _ = Describe("a keeper", func() {
 
 		keeper := k.Command.Process.Pid
 		Expect(syscall.Kill(keeper, syscall.SIGHUP)).To(Succeed())
-		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("its usher takes over"))
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("the new usher instance is taking over"))
 		Expect(syscall.Kill(keeper, syscall.SIGHUP)).To(Succeed())
-		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("once more"))
-		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("its usher takes over"))
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Replacing the program again"))
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("the new usher instance is taking over"))
 		Eventually(func() []int { return lab.Children(keeper) }).WithTimeout(20 * time.Second).Should(And(HaveLen(2), ContainElement(first)))
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 
 		Expect(syscall.Kill(keeper, syscall.SIGTERM)).To(Succeed())
-		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("waits for what served before"))
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Keeper waiting for previous usher instances"))
 		Expect(pingPong(c)).To(Succeed())
 		Expect(queued.Close()).To(Succeed())
 		Expect(c.Close()).To(Succeed())
@@ -469,7 +469,7 @@ var _ = Describe("a keeper", func() {
 		k := startKept(l.Node, dir, "--portal=none")
 		for range 2 {
 			Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
-			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("its usher takes over"))
+			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("the new usher instance is taking over"))
 			Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Serving"))
 			k.child()
 		}
@@ -482,7 +482,7 @@ var _ = Describe("a keeper", func() {
 		k := startKept(l.Node, dir, "--portal=nftables")
 		first := k.child()
 		Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
-		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Another usher has taken over"))
+		Eventually(k.Err).WithTimeout(20 * time.Second).Should(gbytes.Say("Another usher instance has taken over"))
 		Expect(k.child()).NotTo(Equal(first))
 		Expect(ask(l.Pods.NewDialer(1), web.vip())).To(Equal(web.endpoints[0]))
 		k.stop()

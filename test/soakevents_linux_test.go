@@ -137,7 +137,7 @@ func (s *soak) killUsher() string {
 	s.during(away, bothFamilies, func() {
 		s.during(usherKilled, bothFamilies, func() {
 			Expect(syscall.Kill(pid, syscall.SIGKILL)).To(Succeed())
-			Eventually(s.kept.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("usher ended unexpectedly"))
+			Eventually(s.kept.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("usher exited unexpectedly"))
 		})
 		Eventually(s.kept.Err).WithTimeout(30 * time.Second).Should(gbytes.Say("Serving"))
 	})

@@ -134,7 +134,7 @@ var _ = Describe("the image", Ordered, ContinueOnFailure, func() {
 			By("killing usher")
 			Expect(syscall.Kill(usher, syscall.SIGKILL)).To(Succeed())
 			l := startLoad(c.pod, vips[0], 100)
-			Eventually(p.output).WithTimeout(soon).Should(ContainSubstring("usher ended unexpectedly"))
+			Eventually(p.output).WithTimeout(soon).Should(ContainSubstring("usher exited unexpectedly"))
 			p.ready()
 			l.more(100)
 			Expect(l.stop()).To(BeEmpty())

@@ -58,7 +58,7 @@ var _ = Describe("usher with a keeper, whose usher is killed again and again,", 
 			for round := range 3 {
 				l.more(150) // more than a second, after which the last clients are written down
 				Expect(syscall.Kill(u.child(), syscall.SIGKILL)).To(Succeed())
-				Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("usher ended unexpectedly"))
+				Eventually(u.Err).WithTimeout(soon).Should(gbytes.Say("usher exited unexpectedly"))
 				u.serving()
 				come()
 				changed := c.service(fmt.Sprint("new", round), noSelector)

@@ -61,7 +61,7 @@ func (k *keeper) start() {
 		k.Orphans = nil
 		return
 	}
-	k.log.WithError(err).Error("usher cannot be started")
+	k.log.WithError(err).Error("Failed to start usher")
 	k.Failures = max(k.Failures, 1) + 1
 	k.begin(k.patience())
 }

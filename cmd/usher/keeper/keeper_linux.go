@@ -91,7 +91,7 @@ func Run(o Options) (code int, err error) {
 		return 0, err
 	}
 	if err := k.listen(); err != nil {
-		return 0, fmt.Errorf("a keeper needs a socket: %w", err)
+		return 0, fmt.Errorf("create the keeper's socket: %w", err)
 	}
 	k.adopt()
 	k.protect()
@@ -186,7 +186,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 		}
 	}
 	if k.told && k.Current == nil && len(k.Draining) == 0 {
-		k.log.WithField("signal", sig.String()).Info("The keeper ends; no usher runs, and rules stay for the next one (usher cleanup removes them)")
+		k.log.WithField("signal", sig.String()).Info("Keeper exiting; no usher is running and its rules are kept for the next start ('usher cleanup' removes them)")
 		return true
 	}
 	return false
@@ -196,7 +196,7 @@ func (k *keeper) forward(sig os.Signal) (over bool) {
 // is nothing to wait for: in a Pod the kubelet would start this one again, which would take
 // over in its turn.
 func (k *keeper) leave() (over bool) {
-	k.log.Info("Another usher has taken over from the keeper")
+	k.log.Info("Another usher instance has taken over from the keeper")
 	k.pause.end()
 	k.pause = nil
 	k.drop()
@@ -251,15 +251,15 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	if status.Signaled() {
 		code = 128 + int(status.Signal())
 	}
-	log := k.log.WithField("why", why)
+	log := k.log.WithField("reason", why)
 	switch {
 	case k.told, c.Stopping, code == 0:
 		return k.end(code)
 	case code == ExitLocked:
-		log.Error("Another usher manages the portals: the keeper ends")
+		log.Error("Another usher instance manages the portals; keeper exiting")
 		return code, true
 	case !k.Served: // it would be so the next time
-		log.Error("usher has not begun to serve: the keeper ends")
+		log.Error("usher exited before serving; keeper exiting")
 		return code, true
 	}
 	if k.Failures++; c.Ready && time.Since(c.Since) >= shortLife {
@@ -272,7 +272,7 @@ func (k *keeper) ended(status unix.WaitStatus) (code int, over bool) {
 	k.Restarts++
 	k.Last = why
 	wait := k.patience()
-	log.WithFields(logrus.Fields{"restarts": k.Restarts, "pause": wait.String()}).Error("usher ended unexpectedly; starting it again")
+	log.WithFields(logrus.Fields{"restarts": k.Restarts, "pause": wait.String()}).Error("usher exited unexpectedly; restarting it")
 	k.begin(wait)
 	return 0, false
 }
@@ -283,7 +283,7 @@ func (k *keeper) end(code int) (_ int, over bool) {
 	if k.told, k.code = true, code; len(k.Draining) == 0 {
 		return code, true
 	}
-	k.log.WithField("ushers", len(k.Draining)).Info("The keeper waits for what served before, whose connections may end")
+	k.log.WithField("instances", len(k.Draining)).Info("Keeper waiting for previous usher instances to finish their connections")
 	return 0, false
 }
 

@@ -114,7 +114,7 @@ var _ = Describe("a keeper", func() {
 			Expect(isOpen(lock)).To(BeFalse())
 			Expect(isOpen(socket)).To(BeTrue())
 			Expect(k.Next).To(BeNil())
-			Expect(log.LastEntry().Message).To(ContainSubstring("ended unexpectedly"))
+			Expect(log.LastEntry().Message).To(ContainSubstring("exited unexpectedly"))
 		})
 	})
 
@@ -152,7 +152,7 @@ var _ = Describe("a keeper", func() {
 
 	It("becomes no program that cannot go on with its arguments", func() {
 		k.Program = program("exit 0")
-		Expect(k.try()).To(MatchError(ContainSubstring("it knows no keeper")))
+		Expect(k.try()).To(MatchError(ContainSubstring("it does not support --keeper")))
 		k.Program = program(`echo "usher: unknown flag: --keeper"; exit 2`)
 		Expect(k.try()).To(MatchError(ContainSubstring("unknown flag")))
 		k.Program = program(`[ "$*" = "run --keeper --help" ] && echo "  --keeper   be small"`)

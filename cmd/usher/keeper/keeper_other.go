@@ -18,7 +18,7 @@ type Options struct {
 
 // Run returns an error.
 func Run(Options) (code int, err error) {
-	return 0, fmt.Errorf("--keeper needs Linux, and this is %s: start usher again by other means", runtime.GOOS)
+	return 0, fmt.Errorf("--keeper: not supported on %s, only on Linux; restart usher by other means", runtime.GOOS)
 }
 
 // Replaced reports that there was no keeper.

@@ -29,7 +29,7 @@ func (k *keeper) begin(wait time.Duration) {
 	if file := k.copyOf("lock"); file != nil {
 		lock, err := handover.Hold(file)
 		if err != nil {
-			k.log.WithError(err).Warn("Others are not told that the keeper has the portals")
+			k.log.WithError(err).Warn("Cannot answer other instances that ask who manages the portals")
 		} else {
 			k.pause.lock = lock
 			lock.Serve(k)
@@ -37,7 +37,7 @@ func (k *keeper) begin(wait time.Duration) {
 	}
 	if l := k.healthListener(); l != nil {
 		k.pause.health = l
-		go answerHealth(l, fmt.Sprintf("usher ended unexpectedly %d times, the last time by %s; it is started again at %s\n",
+		go answerHealth(l, fmt.Sprintf("usher exited unexpectedly %d times, last reason: %s; restarting it at %s\n",
 			k.Restarts, k.Last, time.Now().Add(wait).Format(time.RFC3339)))
 	}
 }

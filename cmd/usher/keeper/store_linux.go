@@ -168,7 +168,7 @@ func (k *keeper) put(name string, fds []int) bool {
 	if k.full(len(fds), length) {
 		if !k.overfull {
 			k.overfull = true
-			k.log.WithField("kept", k.count).Error("There is no room for more sockets: should usher end unexpectedly, clients of the others are refused until it is back")
+			k.log.WithField("kept", k.count).Error("Cannot keep more sockets; after a crash, connections to the remaining ones are refused until usher is back")
 		}
 		return false
 	}
@@ -235,7 +235,7 @@ type manager struct {
 func newManager(log logrus.FieldLogger) *manager {
 	conn, err := fdstore.Connect()
 	if err != nil {
-		log.WithError(err).Warn("The service manager cannot be told how usher is")
+		log.WithError(err).Warn("Cannot connect to the service manager")
 	}
 	if conn == nil {
 		return nil
@@ -252,7 +252,7 @@ func (m *manager) tell(what *message) {
 	}
 	_ = m.conn.SetWriteDeadline(time.Now().Add(managerTime)) // fails only once it is closed
 	if err := fdpass.Send(m.conn, []byte(what.Text), what.FDs...); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
-		m.log.WithError(err).Warn("The service manager was not told something")
+		m.log.WithError(err).Warn("Failed to notify the service manager")
 	}
 }
 

@@ -40,7 +40,7 @@ func (k *keeper) upgrade() {
 		return
 	}
 	if k.Next != nil {
-		k.log.Info("The program is replaced once more when the usher that has been started serves")
+		k.log.Info("Replacing the program again once the new usher instance serves")
 		k.again = true
 		return
 	}
@@ -48,7 +48,7 @@ func (k *keeper) upgrade() {
 	if err == nil {
 		err = k.become(k.Program)
 	}
-	k.log.WithField("program", k.Program).WithError(err).Error("The keeper and usher go on as they are: the program cannot be run")
+	k.log.WithField("program", k.Program).WithError(err).Error("Cannot run the program; keeping the current keeper and usher")
 }
 
 // try reports whether the program is one that can go on with these arguments: an usher
@@ -64,7 +64,7 @@ func (k *keeper) try() error {
 		cmd.WaitDelay = time.Second // for its children, which may have its output
 		out, err := cmd.CombinedOutput()
 		if err == nil && !bytes.Contains(out, []byte("--keeper")) {
-			err = errors.New("it knows no keeper")
+			err = errors.New("it does not support --keeper")
 		}
 		if err != nil {
 			err = fmt.Errorf("%s --help: %w: %.200s", k.Program, err, out)
@@ -146,7 +146,7 @@ func Replaced() (level, format string, is bool) {
 func resumed() (s state, err error) {
 	file, err := strconv.Atoi(os.Getenv(stateVariable))
 	if err != nil {
-		return s, errors.New("there was no keeper before")
+		return s, errors.New("no state from a previous keeper")
 	}
 	text, err := io.ReadAll(io.NewSectionReader(pread(file), 0, 1<<30))
 	if err != nil {
@@ -170,7 +170,7 @@ func (fd pread) ReadAt(b []byte, at int64) (int, error) {
 func Resume(log logrus.FieldLogger) (code int) {
 	s, err := resumed()
 	if err != nil {
-		log.WithError(err).Error("The keeper cannot go on")
+		log.WithError(err).Error("Keeper cannot resume")
 		return 1
 	}
 	file, _ := strconv.Atoi(os.Getenv(stateVariable)) // resumed has read it
@@ -202,10 +202,10 @@ func (k *keeper) replace() {
 	}
 	c, err := k.spawn(arguments, names, fds)
 	if err != nil {
-		k.log.WithError(err).Error("The new usher cannot be started; the one that runs goes on")
+		k.log.WithError(err).Error("Failed to start the new usher instance; the current one keeps running")
 		return
 	}
-	k.log.WithFields(logrus.Fields{"program": k.Program, "pid": c.PID}).Info("The keeper runs the program that is here now; its usher takes over")
+	k.log.WithFields(logrus.Fields{"program": k.Program, "pid": c.PID}).Info("Keeper replaced its program; the new usher instance is taking over")
 	k.Next = c
 }
 
@@ -227,7 +227,7 @@ func (k *keeper) currentGone(status unix.WaitStatus) {
 		k.remove("lock") // or the next one waited for the answer of who has it
 		k.Restarts++
 		k.Last = describe(status)
-		k.log.WithField("why", k.Last).Error("usher ended unexpectedly while the new one began; that one goes on with its sockets")
+		k.log.WithField("reason", k.Last).Error("usher exited unexpectedly while the new instance was starting; the new one continues with its sockets")
 	}
 	k.inherit(k.Current, k.Next)
 	k.promote()
@@ -254,7 +254,7 @@ func (k *keeper) promote() {
 
 // upgradeFailed is called when the next usher has ended instead of taking over.
 func (k *keeper) upgradeFailed(why string) {
-	k.log.WithField("why", why).Error("The new usher has not taken over; the one that runs goes on")
+	k.log.WithField("reason", why).Error("The new usher instance failed to take over; the current one keeps running")
 	for _, m := range k.Next.Held {
 		m.close()
 	}
