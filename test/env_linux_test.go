@@ -54,6 +54,6 @@ var _ = Describe("kubectl usher env", func() {
 		Entry("no cluster IP", 1, "there are no variables for Service default/db: only one with a cluster IP has some", "db"),
 		Entry("a format", 2, `--output: "yaml" is none of shell, dotenv, json`, "-o", "yaml"),
 		Entry("all and some", 2, "-A asks for all Services, and cart for some", "-A", "cart"),
-		Entry("two sources", 2, "there is one source", "--context", "kind"),
+		Entry("two sources", 2, "Services come either from files or from an API server", "--context", "kind"),
 	)
 })

@@ -76,7 +76,7 @@ var _ = Describe("the command line", func() {
 		Entry("what only the node can tell", 2, "--bundle, --log and --dns are of the node itself", "diagnose", "--bundle=a", "-n=a"),
 		Entry("a way that there is not", 2, `--via: "car" is none of direct, portforward, auto`, "connect", "--via=car"),
 		Entry("a way to no cluster", 2, "--via=auto leads through an API server, and --manifests says that there is none", "connect", "--manifests=/tmp", "--via=auto"),
-		Entry("two sources", 2, "there is one source", "connect", "--manifests=/tmp", "--context=staging"),
+		Entry("two sources", 2, "Services come either from files or from an API server", "connect", "--manifests=/tmp", "--context=staging"),
 		Entry("a proxy without a port", 2, `--socks: "1080" is not HOST:PORT such as 127.0.0.1:1080`, "connect", "--manifests=/tmp", "--socks=1080"),
 		Entry("a proxy's environment without a port", 2, `--socks: "1080" is not HOST:PORT such as 127.0.0.1:1080`, "proxy-env", "--socks=1080"),
 		Entry("a domain that is none", 2, "--dns-domain: \"a..b\" is not a domain such as cluster.local", "connect", "--manifests=/tmp", "--dns-domain=a..b"),

@@ -89,13 +89,13 @@ var _ = Describe("usher run", func() {
 		},
 		Entry(nil, "--dial-timeouts=1s,0s", `--dial-timeouts: invalid value "0s": must be greater than 0`),
 		Entry(nil, "--max-udp-sessions=0", `--max-udp-sessions: invalid value "0": must be at least 1`),
-		Entry(nil, "--service-cidr=10.0.0.1/8", "--service-cidr: 10.0.0.1/8 has bits beyond its prefix; 10.0.0.0/8 is meant, perhaps"),
-		Entry(nil, "--service-cidr=10.0.0.0/8,11.0.0.0/8", "--service-cidr: 10.0.0.0/8 and 11.0.0.0/8 are of the same IP family; there is one for each"),
-		Entry(nil, "--service-cidr=", "--service-cidr: at least one is needed"),
-		Entry(nil, "--proxy-port-range=9-5", `--proxy-port-range: "9-5" is not FIRST-LAST with ports from 1 to 65535`),
-		Entry(nil, "--nodeport-addresses=primary,here", `--nodeport-addresses: "here" is neither a CIDR such as 192.0.2.0/24 nor one of the words primary, localhost and all`),
-		Entry(nil, "--load-balancer-cidr=elb", `--load-balancer-cidr: "elb" is not a CIDR such as 10.0.0.0/16`),
-		Entry(nil, "--context=staging", "--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source"),
+		Entry(nil, "--service-cidr=10.0.0.1/8", `--service-cidr: invalid value "10.0.0.1/8": host bits are set; did you mean 10.0.0.0/8?`),
+		Entry(nil, "--service-cidr=10.0.0.0/8,11.0.0.0/8", `--service-cidr: "10.0.0.0/8" and "11.0.0.0/8" are of the same IP family: at most one network per IP family`),
+		Entry(nil, "--service-cidr=", "--service-cidr: at least one network is required"),
+		Entry(nil, "--proxy-port-range=9-5", `--proxy-port-range: invalid value "9-5": must be FIRST-LAST with ports from 1 to 65535`),
+		Entry(nil, "--nodeport-addresses=primary,here", `--nodeport-addresses: invalid value "here": must be a CIDR such as 192.0.2.0/24, or one of primary, localhost, all`),
+		Entry(nil, "--load-balancer-cidr=elb", `--load-balancer-cidr: invalid value "elb": must be a CIDR such as 10.0.0.0/16`),
+		Entry(nil, "--context=staging", "--manifests cannot be combined with --kubeconfig, --context or --server: Services come either from files or from an API server"),
 	)
 })
 
@@ -208,7 +208,7 @@ var _ = Describe("whom endpoints see", func() {
 		Expect(cmd.ParseFlags([]string{"--client-address=auto"})).To(Succeed())
 		Expect(r.Portal.NodeAddress).To(BeFalse())
 		for _, wrong := range []string{"", "client", "Node"} {
-			Expect(cmd.ParseFlags([]string{"--client-address=" + wrong})).To(MatchError(ContainSubstring("it must be auto or node")))
+			Expect(cmd.ParseFlags([]string{"--client-address=" + wrong})).To(MatchError(ContainSubstring("must be auto or node")))
 		}
 	})
 
@@ -226,7 +226,7 @@ var _ = Describe("whom endpoints see", func() {
 			Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-aliases", given))
 		}
 		for _, wrong := range []string{"198.18.0.0", "198.18.0.1/15", "198.18.0.0/16,198.19.0.0/16", "fd99::/32,", "red"} {
-			Expect(cmd.ParseFlags([]string{"--client-aliases=" + wrong})).To(MatchError(ContainSubstring("it must be at most one network of each IP family, such as 198.18.0.0/15,")), wrong)
+			Expect(cmd.ParseFlags([]string{"--client-aliases=" + wrong})).To(MatchError(ContainSubstring("must be at most one network per IP family, such as 198.18.0.0/15,")), wrong)
 		}
 		Expect(serve.AllFlags(cmd)).To(HaveKeyWithValue("client-aliases", Not(ContainSubstring("red"))), "what is wrong changes nothing")
 	})

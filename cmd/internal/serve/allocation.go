@@ -21,9 +21,9 @@ type Allocation struct {
 
 // Register registers the flags.
 func (f *Allocation) Register(flags *pflag.FlagSet) {
-	flags.StringSliceVar(&f.serviceCIDRs, "service-cidr", []string{manifest.DefaultServiceCIDR.String()}, "where Services without a cluster IP get one, for each IP family at most one network")
-	flags.StringVar(&f.nodePorts, "service-node-port-range", manifest.DefaultNodePorts.String(), "`first-last` ports for Services of manifests that want a node port and name none")
-	flags.StringSliceVar(&f.balancerCIDRs, "load-balancer-ip-cidr", nil, "where Services of manifests of type LoadBalancer without an IP of a load balancer get one, for each IP family at most one `network`; empty means that they get none")
+	flags.StringSliceVar(&f.serviceCIDRs, "service-cidr", []string{manifest.DefaultServiceCIDR.String()}, "`networks` for the cluster IPs of Services without one, at most one per IP family")
+	flags.StringVar(&f.nodePorts, "service-node-port-range", manifest.DefaultNodePorts.String(), "Ports `first-last` for node ports that manifests do not specify")
+	flags.StringSliceVar(&f.balancerCIDRs, "load-balancer-ip-cidr", nil, "`networks` for the load balancer IPs of LoadBalancer Services in manifests without one, at most one per IP family. Empty = none are allocated")
 }
 
 // Parse fills in what the flags say, if they were registered.
@@ -35,7 +35,7 @@ func (f *Allocation) Parse(o *manifest.Options) (err error) {
 		return err
 	}
 	if len(o.ServiceCIDRs) == 0 {
-		return cli.Usagef("--service-cidr: at least one is needed")
+		return cli.Usagef("--service-cidr: at least one network is required")
 	}
 	if o.LoadBalancerCIDRs, err = parseNetworks("--load-balancer-ip-cidr", f.balancerCIDRs); err != nil {
 		return err
@@ -46,21 +46,21 @@ func (f *Allocation) Parse(o *manifest.Options) (err error) {
 
 // parseNetworks parses the value of a flag that names at most one network of each IP family.
 func parseNetworks(flag string, list []string) ([]netip.Prefix, error) {
-	out, err := ParseCIDRs(list, flag+": %q is not a CIDR such as 10.96.0.0/12")
+	out, err := ParseCIDRs(list, flag+": invalid value %q: must be a CIDR such as 10.96.0.0/12")
 	if err != nil {
 		return nil, err
 	}
 	for i, p := range out {
 		if p != p.Masked() {
-			return nil, cli.Usagef("%s: %s has bits beyond its prefix; %s is meant, perhaps", flag, p, p.Masked())
+			return nil, cli.Usagef("%s: invalid value \"%s\": host bits are set; did you mean %s?", flag, p, p.Masked())
 		}
 		for _, other := range out[:i] {
 			if other.Addr().Is4() == p.Addr().Is4() {
-				return nil, cli.Usagef("%s: %s and %s are of the same IP family; there is one for each", flag, other, p)
+				return nil, cli.Usagef("%s: \"%s\" and \"%s\" are of the same IP family: at most one network per IP family", flag, other, p)
 			}
 		}
 		if p.Addr().BitLen()-p.Bits() < 2 {
-			return nil, cli.Usagef("%s: %s is too small; there must be room for 4 addresses or more", flag, p)
+			return nil, cli.Usagef("%s: invalid value \"%s\": must hold at least 4 addresses", flag, p)
 		}
 	}
 	return out, nil
@@ -72,7 +72,7 @@ func parsePorts(flag, s string) (first, last uint16, err error) {
 	a, errA := strconv.ParseUint(from, 10, 16)
 	b, errB := strconv.ParseUint(to, 10, 16)
 	if errA != nil || errB != nil || a < 1 || a > b {
-		return 0, 0, cli.Usagef("%s: %q is not FIRST-LAST with ports from 1 to 65535", flag, s)
+		return 0, 0, cli.Usagef("%s: invalid value %q: must be FIRST-LAST with ports from 1 to 65535", flag, s)
 	}
 	return uint16(a), uint16(b), nil
 }

@@ -11,7 +11,7 @@ import (
 func Hostname() (string, error) {
 	name, err := os.Hostname()
 	if err != nil {
-		return "", fmt.Errorf("--node-name is not given, and this machine's name cannot be found out: %w", err)
+		return "", fmt.Errorf("get hostname: %w; set --node-name", err)
 	}
 	return strings.ToLower(strings.TrimSpace(name)), nil
 }

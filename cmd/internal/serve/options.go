@@ -53,25 +53,25 @@ func New() Flags {
 
 // RegisterSource registers where Services come from: files, or an API server.
 func (f *Flags) RegisterSource(flags *pflag.FlagSet) {
-	flags.StringArrayVar(&f.Manifests, "manifests", nil, "`path` of a file or folder with manifests (YAML or JSON): Service, EndpointSlice, Endpoints, Node, ServiceCIDR, List; - is standard input, read once; may be repeated")
+	flags.StringArrayVar(&f.Manifests, "manifests", nil, "`path` of a manifest file or folder (YAML or JSON): Service, EndpointSlice, Endpoints, Node, ServiceCIDR, List. - = standard input, read once. May be repeated")
 	f.allocation.Register(flags)
-	flags.StringVar(&f.Cluster.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server")
-	flags.StringVar(&f.Cluster.Context, "context", "", "context of the kubeconfig; empty means its current one")
-	flags.StringVar(&f.Cluster.Server, "server", "", "`URL` of the API server, instead of the kubeconfig's or the Pod's")
+	flags.StringVar(&f.Cluster.Kubeconfig, "kubeconfig", "", "Kubeconfig `file` for the API server")
+	flags.StringVar(&f.Cluster.Context, "context", "", "Context of the kubeconfig. Empty = the current context")
+	flags.StringVar(&f.Cluster.Server, "server", "", "`URL` of the API server; overrides the kubeconfig and the Pod's environment")
 }
 
 // RegisterNode registers which node this is, and what of the Services is served on it.
 func (f *Flags) RegisterNode(flags *pflag.FlagSet) {
-	flags.StringVar(&f.NodeName, "node-name", "", "name of this node's Node object; empty means this machine's name")
-	flags.StringToStringVar(&f.NodeLabels, "node-labels", nil, "`labels` of this node, such as topology.kubernetes.io/zone=a, whatever its Node object says; topology keys and hints ask for them")
-	flags.StringVar(&f.ServiceProxyName, "service-proxy-name", "", "serve only Services whose label service.kubernetes.io/service-proxy-name has this value; empty means those without the label")
-	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses on which node ports are served, or the words primary (the addresses in the Node object; without one, those from which the node reaches other networks), localhost and all, in any mix; empty means all addresses, loopback included")
-	flags.BoolVar(&f.Proxy.ClaimNodeAddresses, "claim-node-addresses", false, "let a Service whose external or load balancer IP is an address of this node have the port of another Service's node port or of a process that listens there, with the portals iptables and nftables")
-	flags.StringSliceVar(&f.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, besides those that the Node object names: policies for clients from outside do not apply to Pods")
+	flags.StringVar(&f.NodeName, "node-name", "", "Name of this node's Node object. Empty = the hostname")
+	flags.StringToStringVar(&f.NodeLabels, "node-labels", nil, "`labels` of this node for topology keys and hints, such as topology.kubernetes.io/zone=a; overrides the Node object")
+	flags.StringVar(&f.ServiceProxyName, "service-proxy-name", "", "Serve only Services whose label service.kubernetes.io/service-proxy-name has this value. Empty = Services without the label")
+	flags.StringSliceVar(&f.nodePortAddresses, "nodeport-addresses", nil, "`networks` of the node addresses that serve node ports, or primary (addresses in the Node object; without one, the node's default source addresses), localhost, all; can be combined. Empty = all addresses, including loopback")
+	flags.BoolVar(&f.Proxy.ClaimNodeAddresses, "claim-node-addresses", false, "Let an external or load balancer IP that is an address of this node take over a port that a node port or a local process uses there (portals iptables and nftables)")
+	flags.StringSliceVar(&f.clusterCIDRs, "cluster-cidr", nil, "`networks` of the cluster's Pods, in addition to those in the Node object; policies for external clients do not apply to Pods")
 	flags.StringSliceVar(&f.loadBalancers, "load-balancer-cidr", nil, LoadBalancersUsage)
-	flags.StringSliceVar(&f.forbidden, "forbidden-endpoint-cidrs", []string{metadata}, "`networks` in which no endpoint may be, since usher's connections start on the node, where no policy for Pods filters them; the word metadata stands for metadata services of clouds; empty means none; the default is for Services of an API server only")
-	flags.BoolVar(&f.clientAddress, "client-address-annotation", true, "let Services have the annotation usher.io/client-address; without it, only --client-address says whom endpoints see")
-	flags.DurationVar(&f.MaxDelay, "max-sync-delay", f.MaxDelay, "how long changes may be gathered, while Services change all the time, before they are carried out")
+	flags.StringSliceVar(&f.forbidden, "forbidden-endpoint-cidrs", []string{metadata}, "`networks` that endpoints must not be in: usher connects from the node, where Pod network policies do not apply. metadata = cloud metadata services. Empty = none. The default applies only to Services from an API server")
+	flags.BoolVar(&f.clientAddress, "client-address-annotation", true, "Honor the annotation usher.io/client-address; if false, --client-address applies to all Services")
+	flags.DurationVar(&f.MaxDelay, "max-sync-delay", f.MaxDelay, "Maximum time to batch changes before applying them while Services keep changing")
 }
 
 // metadata is the word for metadataServices in --forbidden-endpoint-cidrs.
@@ -83,59 +83,59 @@ var metadataServices = []string{"168.63.129.16/32", "100.100.100.200/32", "192.0
 
 // RegisterTakeOver registers whether an usher that serves already is replaced.
 func (f *Flags) RegisterTakeOver(flags *pflag.FlagSet) {
-	flags.BoolVar(&f.TakeOver, "take-over", false, "if an usher serves this node already, take over from it without a gap; that one ends when its connections have")
+	flags.BoolVar(&f.TakeOver, "take-over", false, "Replace the usher instance on this node without dropping connections; the old instance exits when its connections have closed")
 }
 
 // RegisterTrace registers whether steps are printed.
 func (f *Flags) RegisterTrace(flags *pflag.FlagSet, to string) {
-	flags.BoolVar(&f.Trace, "trace", false, "print each step of each connection to standard "+to)
+	flags.BoolVar(&f.Trace, "trace", false, "Print each step of each connection to standard "+to)
 }
 
 // RegisterProxy registers how connections are served, wherever Services come from.
 func (f *Flags) RegisterProxy(flags *pflag.FlagSet) {
 	o := &f.Proxy
-	cli.Choice(flags, &f.Mode, "portal", "", "how VIPs reach usher: "+strings.Join(modes.Names(), ", ")+"; auto takes the first that works here", modes.Names()...)
-	cli.Choice(flags, &f.Portal.AddressNamespace, "address-namespace", "", "whether the portal address has VIPs in a network namespace of usher's own, so that they clash with no process of the node: "+strings.Join(portal.AddressNamespaces, ", ")+"; auto does where it works, which takes CAP_SYS_ADMIN and a node that forwards packets", portal.AddressNamespaces...)
-	cli.Choice(flags, &f.Portal.IPTablesTarget, "iptables-target", "", "how rules of the portal iptables lead to usher: "+strings.Join(portal.IPTablesTargets, ", ")+"; dnat leads to an address of usher's own, redirect is the classic rule, which neither serves SCTP nor Pods behind interfaces without an IPv4 address", portal.IPTablesTargets...)
-	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "`first-last` local ports for listeners that are not on a VIP; empty means any free port")
-	flags.Var((*markFlag)(&f.Portal.Mark), "mark", "the bits of the mark (SO_MARK) of usher's own packets to endpoints and to the API server, by which the portals iptables and nftables leave them alone; 0 means no mark")
-	flags.Var((*clientAddressFlag)(&f.Portal.NodeAddress), "client-address", "whom endpoints see: auto, the client's own address where the answers come back through this node and the portal (iptables, nftables) can lead them to usher, and otherwise the node's; node, always the node's; a Service may say node by the annotation usher.io/client-address")
-	flags.Var((*aliasesFlag)(&f.Portal.Aliases), "client-aliases", "`networks`, at most one of each IP family, that nothing on this node talks to, for endpoints that see a client on their own bridge; they never leave the node")
-	cli.Choice(flags, (*string)(&o.SCTP), "sctp", "", "whether SCTP Services are served: "+strings.Join(daemon.SCTPModes, ", ")+"; auto does where the kernel's SCTP is in use already, on loads it (which ends what userspace SCTP stacks on this node do), off never touches it", daemon.SCTPModes...)
-	flags.DurationVar(&o.CheckInterval, "portal-check-interval", o.CheckInterval, "how often it is looked whether the portal's rules need repair, where the kernel does not tell of changes, and what could not be served is tried again")
+	cli.Choice(flags, &f.Mode, "portal", "", "How VIP traffic reaches usher: "+strings.Join(modes.Names(), ", ")+". auto selects the first mode that works on this node", modes.Names()...)
+	cli.Choice(flags, &f.Portal.AddressNamespace, "address-namespace", "", "Whether the address portal isolates VIPs in a dedicated network namespace, to avoid conflicts with processes on the node: "+strings.Join(portal.AddressNamespaces, ", ")+". auto does so if usher has CAP_SYS_ADMIN and the node forwards packets", portal.AddressNamespaces...)
+	cli.Choice(flags, &f.Portal.IPTablesTarget, "iptables-target", "", "Target of the iptables portal's rules: "+strings.Join(portal.IPTablesTargets, ", ")+". dnat forwards to a dedicated address; redirect supports neither SCTP nor Pods behind interfaces without an IPv4 address", portal.IPTablesTargets...)
+	flags.StringVar(&f.proxyPorts, "proxy-port-range", "", "Local ports `first-last` for listeners that are not on a VIP. Empty = any free port")
+	flags.Var((*markFlag)(&f.Portal.Mark), "mark", "Packet mark (SO_MARK) of usher's connections to endpoints and the API server, which the iptables and nftables portals do not redirect. 0 = no mark")
+	flags.Var((*clientAddressFlag)(&f.Portal.NodeAddress), "client-address", "Source address that endpoints see. auto: the client's, if replies return through this node and the portal supports it (iptables, nftables), else the node's. node: always the node's. Per Service: usher.io/client-address")
+	flags.Var((*aliasesFlag)(&f.Portal.Aliases), "client-aliases", "Unused `networks`, at most one per IP family, for clients on the same bridge as their endpoint; packets with these addresses never leave the node")
+	cli.Choice(flags, (*string)(&o.SCTP), "sctp", "", "Whether to serve SCTP Services: "+strings.Join(daemon.SCTPModes, ", ")+". auto: if the kernel's SCTP is already in use. on: load it, which stops userspace SCTP stacks on this node. off: never use it", daemon.SCTPModes...)
+	flags.DurationVar(&o.CheckInterval, "portal-check-interval", o.CheckInterval, "Interval for verifying rules that the kernel sends no change events for, and for retrying service ports that failed")
 	cli.Group(flags, "Portal: how clients reach usher")
-	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "how long each attempt to connect to an endpoint may take")
-	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "how long an endpoint that failed is passed over before it is probed; doubles while it keeps failing; 0 switches quarantine off")
-	flags.DurationVar(&o.Quarantine.Max, "quarantine-max", o.Quarantine.Max, "longest time between two probes, and longest quarantine of an endpoint that is not probed")
-	flags.BoolVar(&o.Quarantine.Probed, "probes", o.Quarantine.Probed, "connect to a TCP endpoint in quarantine from time to time, and pass it over until that succeeds; without it, and for UDP and SCTP, a client's attempt finds out")
-	flags.TextVar(&o.Scheduler, "scheduler", o.Scheduler, "`name` of the scheduler, which chooses the endpoint for a new connection: "+strings.Join(config.SchedulerNames(), ", ")+"; a Service may name another one by the annotation "+translate.AnnotationScheduler)
-	flags.TextVar(&o.Probe.Check, "probe", o.Probe.Check, "`how` all endpoints are probed, whether they have failed or not: "+config.CheckForms+"; a Service may say otherwise by the annotation "+translate.AnnotationProbe)
-	flags.DurationVar(&o.Probe.Interval, "probe-interval", o.Probe.Interval, "how long it is from the end of such a probe to the next one of that endpoint; "+translate.AnnotationProbeInterval+" for one Service")
-	flags.DurationVar(&o.Probe.Timeout, "probe-timeout", o.Probe.Timeout, "how long such a probe may take; "+translate.AnnotationProbeTimeout+" for one Service")
-	flags.IntVar(&o.Probe.Rise, "probe-rise", o.Probe.Rise, "how many of them in a row must succeed to end the quarantine that they have begun; "+translate.AnnotationProbeRise+" for one Service")
-	flags.IntVar(&o.Probe.Fall, "probe-fall", o.Probe.Fall, "how many of them in a row must fail for an endpoint to be in quarantine; "+translate.AnnotationProbeFall+" for one Service")
-	flags.IntVar(&o.EndpointLimit, "max-connections-per-endpoint", o.EndpointLimit, "TCP connections, or SCTP associations, that each endpoint of a service port may have open at once; clients that come when all have as many wait in line; 0 means any number; a Service may set its own by the annotation "+translate.AnnotationEndpointLimit)
-	flags.DurationVar(&o.QueueTimeout, "queue-timeout", o.QueueTimeout, "how long such a client waits before it is reset; a Service may set its own by the annotation "+translate.AnnotationQueueTimeout)
-	flags.DurationVar(&o.SlowStart, "slow-start", o.SlowStart, "how long an endpoint that is new, or ready again, has less than its share of new connections, which grows from a tenth; not with schedulers that hash; 0 is not at all; a Service may set its own by the annotation usher.io/slow-start")
+	flags.DurationSliceVar(&o.Schedule, "dial-timeouts", o.Schedule, "Timeout of each attempt to connect to an endpoint, one value per attempt")
+	flags.DurationVar(&o.Quarantine.First, "quarantine", o.Quarantine.First, "Time to skip a failed endpoint before its first probe; doubles with every failed probe. 0 = no quarantine")
+	flags.DurationVar(&o.Quarantine.Max, "quarantine-max", o.Quarantine.Max, "Maximum time between probes of a quarantined endpoint, and maximum quarantine of an endpoint that is not probed")
+	flags.BoolVar(&o.Quarantine.Probed, "probes", o.Quarantine.Probed, "Probe quarantined TCP endpoints and skip them until a probe succeeds. If false, and for UDP and SCTP, the next client connection is the test")
+	flags.TextVar(&o.Scheduler, "scheduler", o.Scheduler, "`name` of the scheduler that selects the endpoint of a new connection: "+strings.Join(config.SchedulerNames(), ", ")+". Per Service: "+translate.AnnotationScheduler)
+	flags.TextVar(&o.Probe.Check, "probe", o.Probe.Check, "`check` that probes all endpoints, including healthy ones: "+config.CheckForms+". Per Service: "+translate.AnnotationProbe)
+	flags.DurationVar(&o.Probe.Interval, "probe-interval", o.Probe.Interval, "Time from the end of a --probe check to the next one of the same endpoint. Per Service: "+translate.AnnotationProbeInterval)
+	flags.DurationVar(&o.Probe.Timeout, "probe-timeout", o.Probe.Timeout, "Timeout of a --probe check. Per Service: "+translate.AnnotationProbeTimeout)
+	flags.IntVar(&o.Probe.Rise, "probe-rise", o.Probe.Rise, "Consecutive successful checks that end a quarantine started by --probe. Per Service: "+translate.AnnotationProbeRise)
+	flags.IntVar(&o.Probe.Fall, "probe-fall", o.Probe.Fall, "Consecutive failed checks that put an endpoint in quarantine. Per Service: "+translate.AnnotationProbeFall)
+	flags.IntVar(&o.EndpointLimit, "max-connections-per-endpoint", o.EndpointLimit, "Maximum number of open TCP connections or SCTP associations per endpoint of a service port; when all endpoints are full, clients are queued. 0 = no limit. Per Service: "+translate.AnnotationEndpointLimit)
+	flags.DurationVar(&o.QueueTimeout, "queue-timeout", o.QueueTimeout, "Maximum time that a queued client waits before usher resets it. Per Service: "+translate.AnnotationQueueTimeout)
+	flags.DurationVar(&o.SlowStart, "slow-start", o.SlowStart, "Time for a new or newly ready endpoint to ramp from 10% to its full share of new connections. 0 = no ramp. Ignored by sh, dh and maglev. Per Service: usher.io/slow-start")
 	cli.Group(flags, EndpointGroup)
-	flags.DurationVar(&o.HalfClosed, "half-closed-timeout", o.HalfClosed, "how long a connection lasts that one side has closed and in which nothing moves; 0 means forever")
-	flags.DurationVar(&o.IdleTimeout, "connection-idle-timeout", o.IdleTimeout, "how long a connection lasts in which nothing moves; 0 means forever; a Service may set its own by the annotation usher.io/connection-idle-timeout")
-	flags.DurationVar(&o.MaxAge, "max-connection-age", o.MaxAge, "how long a connection lasts at the most, less up to a tenth, so that not all end at once; 0 means forever; a Service may set its own by the annotation usher.io/max-connection-age")
-	flags.DurationVar(&o.EndpointDrainTimeout, "endpoint-drain-timeout", o.EndpointDrainTimeout, "how long a connection lasts after its endpoint left the Service or began to terminate; it ends in a silent moment, or after another eighth of that time; 0 means as long as client and endpoint like; a Service may set its own by the annotation usher.io/drain-timeout")
-	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "how long a connection is silent before the peers are probed (TCP keepalive, on both sides)")
+	flags.DurationVar(&o.HalfClosed, "half-closed-timeout", o.HalfClosed, "Idle timeout of a half-closed connection. 0 = none")
+	flags.DurationVar(&o.IdleTimeout, "connection-idle-timeout", o.IdleTimeout, "Idle timeout of a connection. 0 = none. Per Service: usher.io/connection-idle-timeout")
+	flags.DurationVar(&o.MaxAge, "max-connection-age", o.MaxAge, "Maximum age of a connection, shortened at random by up to 10% to spread the closes. 0 = no limit. Per Service: usher.io/max-connection-age")
+	flags.DurationVar(&o.EndpointDrainTimeout, "endpoint-drain-timeout", o.EndpointDrainTimeout, "Time that a connection stays open after its endpoint is removed or starts terminating; usher then closes it when it is idle, at the latest after another 1/8 of this time. 0 = no limit. Per Service: usher.io/drain-timeout")
+	flags.DurationVar(&o.Keepalive, "keepalive", o.Keepalive, "Idle time before the first TCP keepalive probe, to client and endpoint")
 	cli.Group(flags, "Timeouts")
-	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "connections that may be open at once; 0 means as many as open files allow, which is a little under half their limit")
-	flags.Int64Var(&o.MaxConnectionsPerPort, "max-connections-per-port", 0, "connections that one service port may have open at once; 0 means half of all when there is little room left")
-	flags.Int64Var(&o.MaxClientShare, "max-client-share", o.MaxClientShare, "percent of the connections, and of the UDP sessions, that one client address may have open when there is little room left (the last eighth); 100 means as many as there are")
-	flags.DurationVar(&o.UDPIdleTimeout, "udp-idle-timeout", o.UDPIdleTimeout, "how long a UDP session lasts without a datagram once an endpoint has answered; before, it is 1m at most; a Service may set its own, for both, by the annotation usher.io/udp-idle-timeout")
-	flags.Int64Var(&o.MaxUDPSessions, "max-udp-sessions", o.MaxUDPSessions, "UDP sessions that may be open at once, a quarter of the open files limit at the most; beyond it the one that has been idle longest ends")
-	flags.Int64Var(&o.MaxUDPSessionsPerPort, "max-udp-sessions-per-port", 0, "UDP sessions that one service port may have open at once; 0 means half of all")
-	flags.Int64Var(&o.AffinityPerPort, "max-affinity-per-port", o.AffinityPerPort, "clients that are remembered for one service port with ClientIP affinity")
-	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "clients that are remembered for all service ports with ClientIP affinity")
-	flags.IntVar(&f.TraceEvents, "trace-events", f.TraceEvents, "steps of connections that are kept in memory")
-	flags.IntVar(&f.TraceConnections, "trace-connections", f.TraceConnections, "connections that are kept besides when they have ended, of those that failed, were retried or slow, or got no response; 0 is none")
-	flags.DurationVar(&f.Slow, "slow-threshold", f.Slow, "how long the client of a slow connection waits for the endpoint's first byte, or more; 0 means that none is slow")
-	flags.DurationVar(&f.DrainTimeout, "drain-timeout", f.DrainTimeout, "how long connections may take to end when usher is stopped")
+	flags.Int64Var(&o.MaxConnections, "max-connections", 0, "Maximum number of open connections. 0 = derived from the open-files limit (slightly under half)")
+	flags.Int64Var(&o.MaxConnectionsPerPort, "max-connections-per-port", 0, "Maximum number of open connections per service port. 0 = half of the maximum, once few slots are free")
+	flags.Int64Var(&o.MaxClientShare, "max-client-share", o.MaxClientShare, "Percentage of connections, and of UDP sessions, that one client address may hold once 7/8 of the maximum are in use. 100 = no limit per client")
+	flags.DurationVar(&o.UDPIdleTimeout, "udp-idle-timeout", o.UDPIdleTimeout, "Idle timeout of a UDP session once its endpoint has responded; before that, 1m at most. Per Service, for both: usher.io/udp-idle-timeout")
+	flags.Int64Var(&o.MaxUDPSessions, "max-udp-sessions", o.MaxUDPSessions, "Maximum number of UDP sessions, at most a quarter of the open-files limit; above it, usher ends the session that has been idle longest")
+	flags.Int64Var(&o.MaxUDPSessionsPerPort, "max-udp-sessions-per-port", 0, "Maximum number of UDP sessions per service port. 0 = half of the maximum")
+	flags.Int64Var(&o.AffinityPerPort, "max-affinity-per-port", o.AffinityPerPort, "Maximum number of clients remembered per service port with ClientIP affinity")
+	flags.Int64Var(&o.AffinityTotal, "max-affinity", o.AffinityTotal, "Maximum number of clients remembered for all service ports with ClientIP affinity")
+	flags.IntVar(&f.TraceEvents, "trace-events", f.TraceEvents, "Number of connection steps kept in memory")
+	flags.IntVar(&f.TraceConnections, "trace-connections", f.TraceConnections, "Number of closed connections kept in addition because they failed, were retried, were slow or got no response. 0 = none")
+	flags.DurationVar(&f.Slow, "slow-threshold", f.Slow, "Connections that wait longer than this for the endpoint's first byte count as slow. 0 = none")
+	flags.DurationVar(&f.DrainTimeout, "drain-timeout", f.DrainTimeout, "Time for open connections to finish on shutdown; usher then resets them")
 	cli.Group(flags, "Limits and retention")
 }
 
@@ -143,12 +143,12 @@ const EndpointGroup = "Endpoints: which one gets a connection, and how"
 
 // RegisterServers registers what else is served, and where.
 func (f *Flags) RegisterServers(flags *pflag.FlagSet) {
-	flags.StringVar(&f.AdminAddress, "admin-address", cli.DefaultAdminAddress, "`host:port` for the dashboard, /api, /metrics, /proxyMode, /configz; empty means none")
-	flags.StringVar(&f.HealthzAddress, "healthz-address", "0.0.0.0:10256", "`host:port` for /healthz and /livez; empty means none, which is the default with --manifests")
-	flags.BoolVar(&f.HardFail, "bind-address-hard-fail", false, "end if one of these addresses cannot be had, instead of going on without it")
-	flags.StringVar(&f.AccessLog.Path, "access-log", "", "`file` to which a line is appended for each connection that has ended; - is standard output, empty means none")
-	flags.BoolVar(&f.AccessLogDefault, "access-log-default", f.AccessLogDefault, "whether the access log has the connections of Services that do not say by the annotation usher.io/access-log")
-	cli.Choice(flags, (*string)(&f.AccessLog.Format), "access-log-format", "", "how these lines are written: "+strings.Join(accesslog.Formats, " or "), accesslog.Formats...)
+	flags.StringVar(&f.AdminAddress, "admin-address", cli.DefaultAdminAddress, "Listen address `host:port` for the dashboard, /api, /metrics, /proxyMode and /configz. Empty = none")
+	flags.StringVar(&f.HealthzAddress, "healthz-address", "0.0.0.0:10256", "Listen address `host:port` for /healthz and /livez. Empty = none, the default with --manifests")
+	flags.BoolVar(&f.HardFail, "bind-address-hard-fail", false, "Exit if usher cannot listen on one of these addresses, instead of retrying in the background")
+	flags.StringVar(&f.AccessLog.Path, "access-log", "", "`file` to append a line to for each closed connection. - = standard output, empty = none")
+	flags.BoolVar(&f.AccessLogDefault, "access-log-default", f.AccessLogDefault, "Log connections of Services without the annotation usher.io/access-log")
+	cli.Choice(flags, (*string)(&f.AccessLog.Format), "access-log-format", "", "Format of the access log: "+strings.Join(accesslog.Formats, " or "), accesslog.Formats...)
 	cli.Group(flags, "Addresses that usher serves, and the access log")
 }
 
@@ -158,7 +158,7 @@ func (f *Flags) FromFiles() bool { return len(f.Manifests) > 0 }
 // OneSource returns an error if the flags name two sources.
 func (f *Flags) OneSource() error {
 	if f.FromFiles() && (f.Cluster.Kubeconfig != "" || f.Cluster.Context != "" || f.Cluster.Server != "") {
-		return cli.Usagef("--manifests says that Services come from files; --kubeconfig, --context and --server, from an API server; there is one source")
+		return cli.Usagef("--manifests cannot be combined with --kubeconfig, --context or --server: Services come either from files or from an API server")
 	}
 	return nil
 }
@@ -170,7 +170,7 @@ func (f *Flags) Complete(cmd *cobra.Command) (err error) {
 		return err
 	}
 	f.ServiceCIDRs, f.ServiceNodePorts, f.LoadBalancerCIDRs = given.ServiceCIDRs, given.NodePorts, given.LoadBalancerCIDRs
-	if f.PodNetworks, err = ParseCIDRs(f.clusterCIDRs, "--cluster-cidr: %q is not a CIDR such as 10.244.0.0/16"); err != nil {
+	if f.PodNetworks, err = ParseCIDRs(f.clusterCIDRs, "--cluster-cidr: invalid value %q: must be a CIDR such as 10.244.0.0/16"); err != nil {
 		return err
 	}
 	if f.LoadBalancers, err = ParseLoadBalancers(f.loadBalancers); err != nil {
@@ -207,7 +207,7 @@ func (f *Flags) parseForbidden(flags *pflag.FlagSet) (err error) {
 	if i := slices.Index(networks, metadata); i >= 0 {
 		networks = slices.Concat(networks[:i], metadataServices, networks[i+1:])
 	}
-	f.ForbiddenEndpoints, err = ParseCIDRs(networks, "--forbidden-endpoint-cidrs: %q is neither a CIDR such as 192.0.2.0/24 nor the word metadata")
+	f.ForbiddenEndpoints, err = ParseCIDRs(networks, "--forbidden-endpoint-cidrs: invalid value %q: must be a CIDR such as 192.0.2.0/24, or metadata")
 	return err
 }
 
@@ -280,7 +280,7 @@ func (m *markFlag) String() string { return fmt.Sprintf("%#x", uint32(*m)) }
 func (m *markFlag) Set(s string) error {
 	v, err := strconv.ParseUint(s, 0, 32)
 	if err != nil {
-		return errors.New("it must be a number of 32 bits, such as 0x1000 or 4096")
+		return errors.New("must be a 32-bit number such as 0x1000 or 4096")
 	}
 	*m = markFlag(v)
 	return nil
@@ -300,7 +300,7 @@ func (c *clientAddressFlag) String() string {
 
 func (c *clientAddressFlag) Set(s string) error {
 	if !slices.Contains(daemon.ClientAddresses, s) {
-		return errors.New("it must be " + strings.Join(daemon.ClientAddresses, " or "))
+		return errors.New("must be " + strings.Join(daemon.ClientAddresses, " or "))
 	}
 	*c = s == daemon.ClientAddresses[1]
 	return nil
@@ -327,7 +327,7 @@ func (a *aliasesFlag) Set(s string) error {
 		}
 		p, err := netip.ParsePrefix(word)
 		if err != nil || p != p.Masked() || slices.ContainsFunc(networks, func(o netip.Prefix) bool { return o.Addr().Is4() == p.Addr().Is4() }) {
-			return errors.New("it must be at most one network of each IP family, such as 198.18.0.0/15,fd75:7368:6572:8000::/49")
+			return errors.New("must be at most one network per IP family, such as 198.18.0.0/15,fd75:7368:6572:8000::/49")
 		}
 		networks = append(networks, p)
 	}
@@ -361,15 +361,15 @@ func parseNodePortAddresses(list []string, NodeIP netip.Addr) (n daemon.NodePort
 			networks = append(networks, s)
 		}
 	}
-	n.Networks, err = ParseCIDRs(networks, `--nodeport-addresses: %q is neither a CIDR such as 192.0.2.0/24 nor one of the words primary, localhost and all`)
+	n.Networks, err = ParseCIDRs(networks, `--nodeport-addresses: invalid value %q: must be a CIDR such as 192.0.2.0/24, or one of primary, localhost, all`)
 	return n, err
 }
 
-const LoadBalancersUsage = "`networks` from which AWS's load balancers connect: of those a PROXY protocol header is believed where a Service's annotation " + translate.AnnotationAWSProxyProtocol + " says that they send one; and endpoints see the clients behind load balancers by their own addresses only behind these"
+const LoadBalancersUsage = "`networks` from which load balancers connect. usher trusts their PROXY protocol headers for Services with the annotation " + translate.AnnotationAWSProxyProtocol + ", and passes client addresses from behind a load balancer on to endpoints only for these networks"
 
 // ParseLoadBalancers parses the value of --load-balancer-cidr.
 func ParseLoadBalancers(list []string) ([]netip.Prefix, error) {
-	return ParseCIDRs(list, "--load-balancer-cidr: %q is not a CIDR such as 10.0.0.0/16")
+	return ParseCIDRs(list, "--load-balancer-cidr: invalid value %q: must be a CIDR such as 10.0.0.0/16")
 }
 
 // ParseCIDRs parses networks. wrong is the format of the error for what is none.

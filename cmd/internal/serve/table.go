@@ -19,7 +19,7 @@ const maxTableRows = 100
 // PrintTable tells a person what is served where.
 func PrintTable(out io.Writer, ports []proxy.PortView) {
 	if len(ports) == 0 {
-		fmt.Fprintln(out, "No Services to serve yet.")
+		fmt.Fprintln(out, "No Services yet.")
 		return
 	}
 	var whole bytes.Buffer // a tabwriter writes cell by cell
