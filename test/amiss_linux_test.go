@@ -193,12 +193,12 @@ var _ = Describe("what went wrong an hour ago", func() {
 			{[]string{"get", "connections", "web", "wbe"}, "there is no Service default/wbe that usher serves"},
 			{[]string{"get", "affinity", "wbe"}, "there is no Service default/wbe that usher serves"},
 			{[]string{"get", "portals", "wbe"}, "there is no Service default/wbe that usher serves"},
-			{[]string{"get", "services", "--state", "bad"}, `--state: "bad" is none of ok,`},
-			{[]string{"get", "endpoints", "--state", "bad"}, `--state: "bad" is none of ok,`},
-			{[]string{"get", "services", "--sort", "size"}, `--sort: "size" is none of name,`},
-			{[]string{"get", "connections", "--outcome", "bad"}, `--outcome: "bad" is none of ok, retried, slow, failed, no-response`},
-			{[]string{"get", "connections", "--end", "reset"}, `--end: "reset" is none of client-closed,`},
-			{[]string{"trace", "--end", "reset"}, `--end: "reset" is none of client-closed,`},
+			{[]string{"get", "services", "--state", "bad"}, `--state: invalid value "bad": must be one of ok,`},
+			{[]string{"get", "endpoints", "--state", "bad"}, `--state: invalid value "bad": must be one of ok,`},
+			{[]string{"get", "services", "--sort", "size"}, `--sort: invalid value "size": must be one of name,`},
+			{[]string{"get", "connections", "--outcome", "bad"}, `--outcome: invalid value "bad": must be one of ok, retried, slow, failed, no-response`},
+			{[]string{"get", "connections", "--end", "reset"}, `--end: invalid value "reset": must be one of client-closed,`},
+			{[]string{"trace", "--end", "reset"}, `--end: invalid value "reset": must be one of client-closed,`},
 		} {
 			_, err, code := askUsher(l.Node, wrong.args...)
 			Expect(code).NotTo(BeZero(), "%v", wrong.args)

@@ -74,7 +74,7 @@ var _ = Describe("the command line", func() {
 		Entry("no port", 2, "--admin-address: \"1\" is not host:port", "get", "services", "--admin-address=1"),
 		Entry("all nodes, of a command for one", 2, "top asks one usher: name its node by --node, or say --local", "top"),
 		Entry("what only the node can tell", 2, "--bundle, --log and --dns are of the node itself", "diagnose", "--bundle=a", "-n=a"),
-		Entry("a way that there is not", 2, `--via: "car" is none of direct, portforward, auto`, "connect", "--via=car"),
+		Entry("a way that there is not", 2, `--via: invalid value "car": must be one of direct, portforward, auto`, "connect", "--via=car"),
 		Entry("a way to no cluster", 2, "--via=auto leads through an API server, and --manifests says that there is none", "connect", "--manifests=/tmp", "--via=auto"),
 		Entry("two sources", 2, "Services come either from files or from an API server", "connect", "--manifests=/tmp", "--context=staging"),
 		Entry("a proxy without a port", 2, `--socks: "1080" is not HOST:PORT such as 127.0.0.1:1080`, "connect", "--manifests=/tmp", "--socks=1080"),

@@ -30,19 +30,19 @@ var _ = Describe("the command line", func() {
 			Expect(code).To(Equal(2))
 			Expect(err).To(ContainSubstring(text))
 		},
-		Entry("a command", `there is no command "gte"; did you mean get?`, "gte"),
+		Entry("a command", `unknown command "gte"; did you mean get?`, "gte"),
 		Entry("a kind", "did you mean services?", "get", "srvices"),
 		Entry("a flag", "unknown flag: --portl; did you mean --portal?", "run", "--portl=x"),
-		Entry("a value", `--portal: "iptabels" is none of auto, iptables, nftables, address, none; did you mean iptables?`, "run", "--portal=iptabels"),
+		Entry("a value", `--portal: invalid value "iptabels": must be one of auto, iptables, nftables, address, none; did you mean iptables?`, "run", "--portal=iptabels"),
 		Entry("a command of the demo", `demo has no command "brake"; did you mean break?`, "demo", "brake", "web-1", "refuse"),
-		Entry("true or false", `usher: --once: "3" is neither true nor false`, "demo", "--once=3"),
-		Entry("a number", `usher: --trace-events: "x" is not a whole number`, "run", "--trace-events=x"),
-		Entry("a large number", `usher: --trace-events: "99999999999999999999" is out of range`, "run", "--trace-events=99999999999999999999"),
-		Entry("a duration", `usher: --dial-timeouts: "abc" is not a duration such as 250ms`, "run", "--dial-timeouts=1s,abc"),
-		Entry("a duration without a unit", `usher: --slow-threshold: "5" is not a duration such as 250ms`, "run", "--slow-threshold=5"),
-		Entry("a long duration", `usher: --dial-timeouts: "9999999h" is too long: at most 2562047h`, "run", "--dial-timeouts=9999999h"),
+		Entry("true or false", `usher: --once: invalid value "3": must be true or false`, "demo", "--once=3"),
+		Entry("a number", `usher: --trace-events: invalid value "x": must be a whole number`, "run", "--trace-events=x"),
+		Entry("a large number", `usher: --trace-events: invalid value "99999999999999999999": out of range`, "run", "--trace-events=99999999999999999999"),
+		Entry("a duration", `usher: --dial-timeouts: invalid value "abc": must be a duration such as 250ms`, "run", "--dial-timeouts=1s,abc"),
+		Entry("a duration without a unit", `usher: --slow-threshold: invalid value "5": must be a duration such as 250ms`, "run", "--slow-threshold=5"),
+		Entry("a long duration", `usher: --dial-timeouts: invalid value "9999999h": must be at most 2562047h`, "run", "--dial-timeouts=9999999h"),
 		Entry("two ports", "explain: web:http names another port than --port=dns", "explain", "web:http", "--port=dns"),
-		Entry("one of several values", `--outcome: "fialed" is none of`, "trace", "--outcome=ok,fialed"),
+		Entry("one of several values", `--outcome: invalid value "fialed": must be one of`, "trace", "--outcome=ok,fialed"),
 		Entry("an address", `--admin-address: invalid value "99999": must be HOST:PORT with a port from 0 to 65535`, "run", "--manifests=/tmp", "--admin-address=99999"),
 		Entry("a command of the other program", "exec is a command of kubectl-usher: run 'kubectl-usher exec -n shop -- curl http://web/'", "exec", "-n", "shop", "--", "curl", "http://web/"),
 		Entry("one that asks this machine", "top is a command of kubectl-usher: run 'kubectl-usher top web --local'", "top", "web"),
@@ -91,7 +91,7 @@ var _ = Describe("the command line", func() {
 			Expect(err).NotTo(HaveOccurred(), level)
 		}
 		_, _, _, err := runWith("--log-level=loud")
-		Expect(err).To(MatchError(ContainSubstring(`"loud" is none of debug, info, warning, error`)))
+		Expect(err).To(MatchError(ContainSubstring(`invalid value "loud": must be one of debug, info, warning, error`)))
 	})
 
 	It("completes values, also the last of several", func() {

@@ -78,7 +78,7 @@ type ChoiceError struct {
 
 // Error says what is allowed, and what may be meant.
 func (e *ChoiceError) Error() string {
-	return fmt.Sprintf("%q is none of %s%s", e.value, strings.Join(e.allowed, ", "), DidYouMean(e.value, e.allowed))
+	return fmt.Sprintf("invalid value %q: must be one of %s%s", e.value, strings.Join(e.allowed, ", "), DidYouMean(e.value, e.allowed))
 }
 
 // WrongValue says in words what is wrong with a number, a duration, or what is neither true nor
@@ -87,17 +87,17 @@ func WrongValue(err *pflag.InvalidValueError) string {
 	var number *strconv.NumError
 	switch kind := err.GetFlag().Value.Type(); {
 	case kind == "bool":
-		return fmt.Sprintf("%q is neither true nor false", err.GetValue())
+		return fmt.Sprintf("invalid value %q: must be true or false", err.GetValue())
 	case errors.As(err, &number) && errors.Is(number, strconv.ErrRange):
-		return fmt.Sprintf("%q is out of range", err.GetValue())
+		return fmt.Sprintf("invalid value %q: out of range", err.GetValue())
 	case errors.As(err, &number):
-		return fmt.Sprintf("%q is not a whole number", err.GetValue())
+		return fmt.Sprintf("invalid value %q: must be a whole number", err.GetValue())
 	case kind == "duration" || kind == "durationSlice":
 		for word := range strings.SplitSeq(err.GetValue(), ",") {
 			if _, err := time.ParseDuration(word); err != nil && durations.MatchString(word) {
-				return fmt.Sprintf("%q is too long: at most 2562047h (292 years)", word)
+				return fmt.Sprintf("invalid value %q: must be at most 2562047h (292 years)", word)
 			} else if err != nil {
-				return fmt.Sprintf("%q is not a duration such as 250ms, 10s or 1h30m", word)
+				return fmt.Sprintf("invalid value %q: must be a duration such as 250ms, 10s or 1h30m", word)
 			}
 		}
 	}

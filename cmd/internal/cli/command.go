@@ -58,7 +58,7 @@ func Usagef(format string, args ...any) error { return Usage(fmt.Errorf(format, 
 // NoArgs is for commands that take flags only.
 func NoArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return Usagef("%s takes no arguments, and got %q", cmd.Name(), args[0])
+		return Usagef("%s takes no arguments, got %q", cmd.Name(), args[0])
 	}
 	return nil
 }
@@ -67,7 +67,7 @@ func NoArgs(cmd *cobra.Command, args []string) error {
 func Takes(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
-			return Usagef("%s takes %s, and got %s", cmd.Name(), what, show.Plural(len(args), "argument"))
+			return Usagef("%s takes %s, got %s", cmd.Name(), what, show.Plural(len(args), "argument"))
 		}
 		return nil
 	}
@@ -79,7 +79,7 @@ func SetUp(root *cobra.Command) {
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return Usagef("there is no command %q%s", args[0], DidYouMean(args[0], Names(cmd)))
+			return Usagef("unknown command %q%s", args[0], DidYouMean(args[0], Names(cmd)))
 		}
 		return nil
 	}
@@ -90,7 +90,7 @@ func SetUp(root *cobra.Command) {
 		}
 		return cmd.Help()
 	}
-	root.Flags().BoolVar(&version, "version", false, "print the version")
+	root.Flags().BoolVar(&version, "version", false, "Print the version")
 	root.SetFlagErrorFunc(FlagError)
 	setUsage(root)
 	root.AddCommand(newManual(), newVersion())

@@ -12,11 +12,11 @@ import (
 func newManual() *cobra.Command {
 	return &cobra.Command{
 		Use:    "manual FOLDER",
-		Short:  "Write the manual pages into a folder, one for each command",
+		Short:  "Write manual pages to a folder, one per command",
 		Hidden: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return Usagef("manual takes the folder for the pages, and got %q", args)
+				return Usagef("manual takes one FOLDER, got %q", args)
 			}
 			return nil
 		},

@@ -26,15 +26,15 @@ type LogFlags struct {
 // Register registers the flags; format is the default of --log-format.
 func (f *LogFlags) Register(flags *pflag.FlagSet, format string) {
 	f.Level, f.Format = "info", format
-	flags.Var(&Choices{Value: &f.Level, Allowed: []string{"debug", "info", "warning", "error"}, Also: isLogLevel}, "log-level", "least serious `level` that is logged: debug, info, warning or error")
-	Choice(flags, &f.Format, "log-format", "", "text, json, or auto: text on a terminal and json elsewhere", "auto", "text", "json")
+	flags.Var(&Choices{Value: &f.Level, Allowed: []string{"debug", "info", "warning", "error"}, Also: isLogLevel}, "log-level", "Minimum `level` to log: debug, info, warning or error")
+	Choice(flags, &f.Format, "log-format", "", "Log format: text, json, or auto (text on a terminal, else json)", "auto", "text", "json")
 }
 
 // Logger returns a logger that writes to out.
 func (f *LogFlags) Logger(out io.Writer) (*logrus.Logger, error) {
 	level, err := logrus.ParseLevel(f.Level)
 	if err != nil {
-		return nil, Usagef("--log-level: %q is not one of debug, info, warning, error", f.Level)
+		return nil, Usagef("--log-level: invalid value %q: must be one of debug, info, warning, error", f.Level)
 	}
 	log := logrus.New()
 	log.SetOutput(out)
@@ -46,7 +46,7 @@ func (f *LogFlags) Logger(out io.Writer) (*logrus.Logger, error) {
 	case f.Format == "text", f.Format == "auto":
 		log.SetFormatter(text)
 	default:
-		return nil, Usagef("--log-format: %q is not one of auto, text, json", f.Format)
+		return nil, Usagef("--log-format: invalid value %q: must be one of auto, text, json", f.Format)
 	}
 	return log, nil
 }
