@@ -58,7 +58,7 @@ var _ = Describe("usher diagnose", func() {
 		Expect(err).NotTo(HaveOccurred())
 		for _, args := range [][]string{nil, {"web", "--client", lab.Pod(3).String()}, {"--dns", "127.0.0.1:5353"}} {
 			s := diagnose(0, args...)
-			Expect(unbroken(s)).To(MatchRegexp("Nothing (else )?found. Looked at, of 1 Service: .*routes from this node to VIPs"))
+			Expect(unbroken(s)).To(MatchRegexp("Nothing (else )?found. Checked, of 1 Service: .*routes from this node to VIPs"))
 		}
 		Expect(unbroken(diagnose(1, "--dns", "127.0.0.1:5354"))).To(ContainSubstring("FAILING Service default/web 127.0.0.1:5354 has no answer for web.default.svc.cluster.local."))
 		Expect(string(diagnose(1, "webb").Err.Contents())).To(ContainSubstring("there is no Service default/webb"))
@@ -90,23 +90,23 @@ var _ = Describe("usher diagnose", func() {
 			Expect(len([]rune(strings.TrimRight(line, "\n")))).To(BeNumerically("<=", 80), line)
 		}
 		text := unbroken(s)
-		Expect(text).To(MatchRegexp(`FAILING Service default/empty no endpoint at all for 10\.96\.0\.11:80/TCP: clients are refused evidence: usher knows 0 endpoints next step: .*service-name: empty`))
-		Expect(text).To(MatchRegexp(`Service default/misnamed .*ports: "other": none is named "main", so that port of Service default/misnamed has no endpoints.* next step: give the port of the EndpointSlice the name`))
+		Expect(text).To(MatchRegexp(`FAILING Service default/empty no endpoints for 10\.96\.0\.11:80/TCP: clients are refused evidence: usher has 0 endpoints next step: .*service-name: empty`))
+		Expect(text).To(MatchRegexp(`Service default/misnamed .*ports: "other": none is named "main", so that port of Service default/misnamed has no endpoints.* next step: give the EndpointSlice's port the same name`))
 		Expect(text).To(MatchRegexp(`FAILING Service default/wrong .*wrong\.yaml, document 1: spec\.clusterIP.* evidence: ManifestRejected: it is not served`))
 		Expect(text).To(ContainSubstring(refusing.String() + " is in quarantine: connection refused"))
-		Expect(text).To(ContainSubstring(silent.String() + " is silent, but its host answers: something drops what is sent to that port"))
-		Expect(text).To(ContainSubstring("a firewall, or a machine that is down or has no route to it? ip route get ADDRESS; nft list ruleset"))
+		Expect(text).To(ContainSubstring(silent.String() + " is unresponsive, but its host answers: packets to that port are dropped"))
+		Expect(text).To(ContainSubstring("is there a firewall, is the machine down, or is there no route to it? ip route get ADDRESS; nft list ruleset"))
 
 		By("of one Service alone, and whether a client is let in")
 		Expect(unbroken(diagnose(1, "mixed"))).NotTo(ContainSubstring("default/empty"))
 		Expect(unbroken(diagnose(1, "mixed", "-o", "json"))).To(ContainSubstring(`"check": "reach"`))
 
-		Expect(unbroken(diagnose(1, "closed", "--client", "198.51.100.9"))).To(MatchRegexp(`198\.51\.100\.9 would not be served at 203\.0\.113\.\d+:80 \(LoadBalancerIP\): .* usher explain says: drop`))
-		Expect(unbroken(diagnose(0, "closed", "--client", "192.0.2.9"))).To(ContainSubstring("found. Looked at"))
+		Expect(unbroken(diagnose(1, "closed", "--client", "198.51.100.9"))).To(MatchRegexp(`198\.51\.100\.9 would not be served at 203\.0\.113\.\d+:80 \(LoadBalancerIP\): .* usher explain reports: drop`))
+		Expect(unbroken(diagnose(0, "closed", "--client", "192.0.2.9"))).To(ContainSubstring("found. Checked"))
 
 		By("rules of somebody else, and no usher that answers")
 		l.Node.Output("iptables", "-t", "nat", "-I", "OUTPUT", "-d", "10.96.0.10/32", "-j", "ACCEPT")
-		Expect(unbroken(diagnose(1, "mixed"))).To(ContainSubstring("somebody else has a rule for 10.96.0.10, which may come first"))
+		Expect(unbroken(diagnose(1, "mixed"))).To(ContainSubstring("another program has a rule for 10.96.0.10 that may take precedence"))
 		u.stop()
 		Expect(string(diagnose(1).Err.Contents())).To(ContainSubstring("usher run"))
 	})
@@ -125,7 +125,7 @@ var _ = Describe("usher diagnose", func() {
 			l.Pods.Output("iptables", append([]string{"-D"}, refused...)...)
 			Eventually(u.Out).WithTimeout(20 * time.Second).Should(gbytes.Say(`10\.244\.0\.12:8080 answers again`))
 		}
-		Expect(unbroken(diagnose(1))).To(MatchRegexp(`WARNING Service default/web 10\.244\.0\.12:8080 comes and goes evidence: 3 times since .*, the last at .*, it went into quarantine, and recovered`))
+		Expect(unbroken(diagnose(1))).To(MatchRegexp(`WARNING Service default/web 10\.244\.0\.12:8080 is unstable evidence: 3 times since .*, last at .*, it went into quarantine and recovered`))
 	})
 
 	DescribeTable("tries whether a host firewall drops in INPUT, and usher lets in what it can", func(mode string) {
@@ -163,18 +163,18 @@ var _ = Describe("usher diagnose", func() {
 			Eventually(u.Err).WithTimeout(10 * time.Second).Should(gbytes.Say(`A host firewall may drop .*chains="chain INPUT of table ip filter, chain INPUT of table ip6 filter" .*tried="a connection to .* was not answered within 600ms"`))
 			text := unbroken(diagnose(1))
 			for _, at := range []string{"80 of 10.96.0.10", "80 of fd00:10:96::10", "32004 of 0.0.0.0", "32004 of ::"} {
-				Expect(text).To(ContainSubstring("a connection to port " + at + " by an interface of its own was not answered within 600ms; may be dropped by chain INPUT of table ip filter"))
+				Expect(text).To(ContainSubstring("a connection to port " + at + " through a test interface was not answered within 600ms; may be dropped by chain INPUT of table ip filter"))
 			}
 			withoutTun := func() string {
 				return strings.Join(strings.Fields(l.Node.Output("unshare", "-m", "sh", "-c", "mount -t tmpfs none /dev/net; "+usherBinary+" diagnose || true")), " ")
 			}
-			Expect(withoutTun()).To(ContainSubstring("WARNING node a host firewall may drop what the portal redirects: clients of all Services hang then evidence: " +
-				"may be dropped by chain INPUT of table ip filter, chain INPUT of table ip6 filter; no connection was tried: making a TUN device: no such file"))
+			Expect(withoutTun()).To(ContainSubstring("WARNING node a host firewall may drop redirected packets: clients of all Services would hang evidence: " +
+				"may be dropped by chain INPUT of table ip filter, chain INPUT of table ip6 filter; no test connection: making a TUN device: no such file"))
 			l.Node.Output("iptables", "-A", "INPUT", "-d", "192.0.0.117", "-j", "ACCEPT")
 			l.Node.Output("ip6tables", "-A", "INPUT", "-d", "fd75:7368:6572::1", "-j", "ACCEPT")
 			text = unbroken(diagnose(1))
-			Expect(text).To(And(ContainSubstring("a host firewall drops health checks"), Not(ContainSubstring("hang"))))
-			Expect(withoutTun()).To(ContainSubstring("NOTE node whether a host firewall drops what the portal redirects is not proven evidence: no chain for INPUT that drops is known; no connection"))
+			Expect(text).To(And(ContainSubstring("a host firewall drops load balancer health checks"), Not(ContainSubstring("hang"))))
+			Expect(withoutTun()).To(ContainSubstring("NOTE node cannot prove whether a host firewall drops redirected packets evidence: found no INPUT chain that drops packets; no test connection"))
 			both("-A", "INPUT", "-p", "tcp", "--dport", "32000:32010", "-j", "ACCEPT")
 		}
 		diagnose(0)
@@ -221,7 +221,7 @@ var _ = Describe("usher diagnose", func() {
 		Expect(files).To(HaveKeyWithValue("usher-bundle/configz.json", ContainSubstring(dir)))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/node/addresses.txt", ContainSubstring("table local")))
 		Expect(files["usher-bundle/node/iptables.txt"] + files["usher-bundle/node/nftables.txt"]).To(ContainSubstring("10.96.0.10"))
-		Expect(string(diagnose(1, "--bundle", path).Err.Contents())).To(ContainSubstring("is there already"))
+		Expect(string(diagnose(1, "--bundle", path).Err.Contents())).To(ContainSubstring("already exists"))
 	})
 
 	It("collects what can be had where there are no tools, and no file can be written, as in the Pod", func() {
@@ -229,14 +229,14 @@ var _ = Describe("usher diagnose", func() {
 		startUsher(l.Node, dir)
 		GinkgoT().Setenv("PATH", "/nowhere")
 		s := diagnose(0, "--bundle", "-")
-		Expect(string(s.Err.Contents())).To(And(ContainSubstring("Nothing else found"), ContainSubstring("whether others have rules for the same addresses is not known"), ContainSubstring("Wrote the bundle")))
+		Expect(string(s.Err.Contents())).To(And(ContainSubstring("Nothing else found"), ContainSubstring("cannot check for rules of other programs for the same addresses"), ContainSubstring("Wrote the bundle")))
 		files := unpack(bytes.NewReader(s.Out.Contents()))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/diagnose.txt", And(ContainSubstring("Nothing else found"), Not(ContainSubstring("\x1b")))))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/api/services.json", ContainSubstring("10.96.0.10:80")))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/node/system.txt", ContainSubstring("Linux version")))
-		Expect(files).To(HaveKeyWithValue("usher-bundle/node/addresses.txt", And(MatchRegexp("# ip rule\nnot known: .*not found"), ContainSubstring("|-- 127.0.0.1"))))
-		Expect(files).To(HaveKeyWithValue("usher-bundle/node/iptables.txt", ContainSubstring("not known: ")))
-		Expect(files).To(HaveKeyWithValue("usher-bundle/log.txt", ContainSubstring("kubectl logs has it")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/node/addresses.txt", And(MatchRegexp("# ip rule\nunavailable: .*not found"), ContainSubstring("|-- 127.0.0.1"))))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/node/iptables.txt", ContainSubstring("unavailable: ")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/log.txt", ContainSubstring("use 'kubectl logs'")))
 	})
 
 	It("collects a bundle where no usher answers", func() {
@@ -249,7 +249,7 @@ var _ = Describe("usher diagnose", func() {
 		files := unpack(f)
 		Expect(files).To(HaveKeyWithValue("usher-bundle/README", ContainSubstring("token, password or key")))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/diagnose.txt", ContainSubstring("connection refused")))
-		Expect(files).To(HaveKeyWithValue("usher-bundle/api/status.json", ContainSubstring("not known: ")))
+		Expect(files).To(HaveKeyWithValue("usher-bundle/api/status.json", ContainSubstring("unavailable: ")))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/node/system.txt", ContainSubstring("Linux version")))
 		Expect(files).To(HaveKeyWithValue("usher-bundle/node/addresses.txt", ContainSubstring("table local")))
 	})

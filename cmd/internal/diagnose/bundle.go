@@ -36,21 +36,21 @@ const (
 	askingTime = 3 * bundleTime
 )
 
-const readme = `What usher collected on this node, for those who look for what is wrong.
+const readme = `Diagnostic data that usher collected on this node.
 
-  diagnose.txt    what 'usher diagnose' found
-  version.txt     the program
+  diagnose.txt    findings of 'usher diagnose'
+  version.txt     version and platform
   configz.json    flags in force
-  api/            what usher's API answers: status, Services with endpoints, connections
-                  that are open or kept, events and changes that the trace has, portal rules
-                  wanted and installed
+  api/            responses of usher's API: status, Services with endpoints, connections
+                  (open and kept), steps and changes of the trace, portal rules (wanted and
+                  installed)
   metrics.txt     /metrics
-  node/           system, addresses, routes, routing rules, settings of the kernel, usher's own
-                  rules of iptables and nftables
-  log.txt         the end of usher's log, if it is known
+  node/           system, addresses, routes, routing rules, kernel settings, usher's iptables
+                  and nftables rules
+  log.txt         the end of usher's log, if available
 
-It holds names and addresses of Services, Pods and clients. Manifests and kubeconfigs are
-not in it; what looks like a token, password or key is replaced by "` + leftOut + `".
+It contains names and addresses of Services, Pods and clients. Manifests and kubeconfigs
+are not included; text that looks like a token, password or key is replaced by "` + leftOut + `".
 `
 
 // part is a file of a bundle.
@@ -72,7 +72,7 @@ type Bundle struct {
 func (b *Bundle) Create(ctx context.Context, path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%s is there already: name another file, or remove it", path)
+		return fmt.Errorf("--bundle: %s already exists; name another file, or remove it", path)
 	}
 	if errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("%w; - is standard output", err)
@@ -97,7 +97,7 @@ func (b *Bundle) Write(ctx context.Context, out io.Writer) error {
 	for _, p := range b.parts(asking) {
 		text := p.text(ctx)
 		if most := min(maxFile, room); len(text) > most {
-			text = append(text[:most:most], "\n… the rest was left out, for its size\n"...)
+			text = append(text[:most:most], "\n… the rest was omitted because of its size\n"...)
 		}
 		room = max(0, room-len(text))
 		head := &tar.Header{Name: "usher-bundle/" + p.name, Mode: 0o600, Size: int64(len(text)), ModTime: time.Now()}
@@ -153,7 +153,7 @@ func (b *Bundle) parts(asking context.Context) (all []part) {
 	}
 	text("README", readme)
 	if b.Failed != nil {
-		text("diagnose.txt", "usher diagnose found nothing out: "+b.Failed.Error()+"\n")
+		text("diagnose.txt", "usher diagnose failed: "+b.Failed.Error()+"\n")
 	} else {
 		text("diagnose.txt", ansi.Strip(strings.Join(b.Found.Lines(100), "\n"))+"\n")
 	}
@@ -183,7 +183,7 @@ func (b *Bundle) parts(asking context.Context) (all []part) {
 		}
 		text, err := output(ctx, "journalctl", "--no-pager", "-n", "2000", "-t", "usher", "-u", "usher")
 		if err != nil {
-			err = fmt.Errorf("%w; if usher runs in a Pod, kubectl logs has it", err)
+			err = fmt.Errorf("%w; if usher runs in a Pod, use 'kubectl logs'", err)
 		}
 		return text, err
 	})
@@ -201,7 +201,7 @@ func ownRules(ctx context.Context) ([]byte, error) {
 				own = append(own, line...)
 			}
 		}
-		fmt.Fprintf(&b, "# %s, of usher's\n%s", program, orWhy(own, err))
+		fmt.Fprintf(&b, "# %s, rules of usher\n%s", program, orWhy(own, err))
 	}
 	return b.Bytes(), nil
 }
@@ -209,7 +209,7 @@ func ownRules(ctx context.Context) ([]byte, error) {
 // orWhy adds to a text why it is not all there.
 func orWhy(text []byte, err error) []byte {
 	if err != nil {
-		text = fmt.Appendf(text, "not known: %v\n", err)
+		text = fmt.Appendf(text, "unavailable: %v\n", err)
 	}
 	return text
 }

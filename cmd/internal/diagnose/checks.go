@@ -47,25 +47,25 @@ type check struct {
 
 // checks are all there are.
 var checks = []check{
-	{"usher", "what usher itself knows: limits, portal, API server, clock, access log", usherItself, false},
-	{"objects", "manifests and objects that are rejected, wrong annotations, names of ports", objects, false},
+	{"usher", "problems that usher reports: limits, portal, API server, clock, access log", usherItself, false},
+	{"objects", "rejected manifests and objects, invalid annotations, port names", objects, false},
 	{"served", "service ports that are not served: conflicts, listeners, rules", served, false},
-	{"endpoints", "Services without endpoints, or without one on this node", endpoints, false},
-	{"quarantine", "endpoints in quarantine, and that were there again and again", quarantine, false},
-	{"breaks", "endpoints that break connections or refuse them", breaks, false},
-	{"denied", "clients that were not let in lately", denied, false},
-	{"past", "connections that failed, were retried or slow, as far back as they are kept", past, false},
-	{"slow", "how long clients waited lately, and whether for nothing, by Service and endpoint", slow, false},
-	{"reach", "whether endpoints that do badly can be reached from here", reach, true},
-	{"portal", "portal rules and routes, wanted against installed", portalRules, false},
-	{"foreign", "rules of others for the same addresses", foreignRules, true},
-	{"firewall", "whether a host firewall drops what the portal redirects, and health checks", firewall, true},
+	{"endpoints", "Services without endpoints, or without endpoints on this node", endpoints, false},
+	{"quarantine", "endpoints that are in quarantine now or repeatedly were", quarantine, false},
+	{"breaks", "endpoints that reset or refuse connections", breaks, false},
+	{"denied", "clients denied in the last minutes", denied, false},
+	{"past", "connections that failed, were retried or were slow, as far back as usher keeps them", past, false},
+	{"slow", "client wait times and missing responses in the last minutes, by Service and endpoint", slow, false},
+	{"reach", "whether failing endpoints can be reached from this node", reach, true},
+	{"portal", "portal rules and routes: wanted compared with installed", portalRules, false},
+	{"foreign", "rules of other programs for the same addresses", foreignRules, true},
+	{"firewall", "whether a host firewall drops redirected packets or health checks", firewall, true},
 	{"route", "routes from this node to VIPs", routes, true},
-	{"client", "whether --client would be let in", clientLetIn, false},
-	{"source", "whether endpoints see their clients' own addresses, where usher sends with those", source, true},
-	{"conntrack", "room in the kernel's connection tracking, and whether its settings are those that were configured", conntrack, true},
+	{"client", "whether --client would be admitted", clientLetIn, false},
+	{"source", "whether endpoints see client addresses, where usher preserves them", source, true},
+	{"conntrack", "free capacity and settings of the kernel's connection tracking", conntrack, true},
 	{"clock", "whether the node's clock is synchronized", clock, true},
-	{"dns", "whether --dns answers for Services", names, true},
+	{"dns", "whether --dns resolves Services", names, true},
 }
 
 func usherItself(_ context.Context, s *subject) (all []Finding) {
@@ -77,7 +77,7 @@ func usherItself(_ context.Context, s *subject) (all []Finding) {
 		if p.Reason == "PortalFailed" || p.Reason == "NotServing" {
 			severity = Failing
 		}
-		all = append(all, Finding{"", severity, p.Object, p.Message, "usher says so, " + p.Reason + ", since " + p.Since.Format(time.DateTime), p.Remedy})
+		all = append(all, Finding{"", severity, p.Object, p.Message, "reported by usher as " + p.Reason + ", since " + p.Since.Format(time.DateTime), p.Remedy})
 	}
 	return all
 }
@@ -89,14 +89,14 @@ func objects(_ context.Context, s *subject) (all []Finding) {
 		d := &s.services[i]
 		name := d.Namespace + "/" + d.Name
 		for _, p := range d.Problems {
-			severity, effect := Warning, "a part of it is not served, or the version before it still is"
+			severity, effect := Warning, "a part of it is not served, or usher still serves the previous version"
 			if d.State == api.ServiceRejected {
 				severity, effect = Failing, "it is not served"
 			}
 			of[p.Message] = true
-			remedy := "correct it; usher takes it over at once"
+			remedy := "correct it; usher applies the change at once"
 			if strings.Contains(p.Message, "none is named") {
-				remedy = "give the port of the EndpointSlice the name of the Service's port, or leave both without one"
+				remedy = "give the EndpointSlice's port the same name as the Service's port, or leave both unnamed"
 			}
 			all = append(all, Finding{"", severity, "Service " + name, p.Message, p.Reason + ": " + effect, remedy})
 		}
@@ -111,17 +111,17 @@ func objects(_ context.Context, s *subject) (all []Finding) {
 
 func served(_ context.Context, s *subject) (all []Finding) {
 	remedies := map[string]string{
-		"AddressConflict":   "give one of the two another address or port",
-		"NodeAddressInUse":  "use another port, or an external IP that is no address of the node; --claim-node-addresses lets Services have such ports",
-		"ListenFailed":      "ss -lntup shows which process has the port; or use another --portal",
-		"PortalFailed":      "usher portals; the log says what the kernel answered",
+		"AddressConflict":   "change the address or port of one of the two",
+		"NodeAddressInUse":  "use another port, or an external IP that is not an address of the node; or set --claim-node-addresses to let Services use such ports",
+		"ListenFailed":      "find the process that uses the port with ss -lntup, or use another --portal",
+		"PortalFailed":      "run usher portals; usher's log has the kernel's error",
 		"ProtocolNotServed": "leave the port to another proxy (service.kubernetes.io/service-proxy-name)",
-		"SCTPOff":           "load the kernel's module sctp, and run usher with --sctp=on",
+		"SCTPOff":           "load the kernel module sctp, and run usher with --sctp=on",
 	}
 	s.ports(func(p place) {
 		if problem := p.port.Problem; problem != nil {
 			all = append(all, Finding{"", Failing, p.object, "port " + p.port.VIP + "/" + p.port.Protocol + " is not served: " + problem.Message,
-				problem.Reason + ": usher tries again all the time", remedies[problem.Reason]})
+				problem.Reason + ": usher keeps retrying", remedies[problem.Reason]})
 		}
 	})
 	return all
@@ -134,15 +134,15 @@ func endpoints(_ context.Context, s *subject) (all []Finding) {
 		switch {
 		case p.port.Problem != nil:
 		case total == 0:
-			all = append(all, Finding{"", Failing, p.object, "no endpoint at all for " + vip + ": clients are refused", "usher knows 0 endpoints",
+			all = append(all, Finding{"", Failing, p.object, "no endpoints for " + vip + ": clients are refused", "usher has 0 endpoints",
 				noEndpoints(p)})
 		case usable == 0:
-			all = append(all, Finding{"", Failing, p.object, "no endpoint for " + vip + " can be used: clients are refused", fmt.Sprintf("0 of %d are ready, or serving", total),
-				"kubectl describe pod: the readiness probe says why"})
+			all = append(all, Finding{"", Failing, p.object, "no usable endpoint for " + vip + ": clients are refused", fmt.Sprintf("0 of %d are ready or serving", total),
+				"see why the readiness probe fails: kubectl describe pod"})
 		}
 		for _, d := range p.port.Dropped {
-			all = append(all, Finding{"", dropSeverity(d.Clients), p.object, d.Clients + " clients of " + vip + " are dropped: " + d.Text, fmt.Sprintf("%d of %d endpoints are for them", 0, total),
-				"let a Pod run on this node, come by a node that has one, or set the policy to Cluster"})
+			all = append(all, Finding{"", dropSeverity(d.Clients), p.object, d.Clients + " clients of " + vip + " are dropped: " + d.Text, fmt.Sprintf("%d of %d endpoints are usable for them", 0, total),
+				"run a Pod on this node, connect through a node that has one, or set the traffic policy to Cluster"})
 		}
 	})
 	return all
@@ -162,7 +162,7 @@ func usable(port *api.ServicePort) (n int) {
 // its ports are to blame, a problem of the Service says so: see translate.Misnamed.
 func noEndpoints(p place) string {
 	if slices.ContainsFunc(p.problems, func(p api.Problem) bool { return strings.Contains(p.Message, "has no endpoints") }) {
-		return "correct the ports of its EndpointSlice, which has endpoints"
+		return "correct the ports of its EndpointSlice; the slice has endpoints"
 	}
 	namespace, name, _ := strings.Cut(p.name, "/")
 	return fmt.Sprintf("does the selector match Pods? kubectl -n %s get endpointslices -l kubernetes.io/service-name=%s", namespace, name)
@@ -207,7 +207,7 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 			delete(times, key) // of several ports and families once
 			again := ""
 			if n >= flaps {
-				again = fmt.Sprintf("; %d times since %s, the last at %s", n, first[key].Local().Format(time.DateTime), last[key].Local().Format(time.DateTime))
+				again = fmt.Sprintf("; %d times since %s, last at %s", n, first[key].Local().Format(time.DateTime), last[key].Local().Format(time.DateTime))
 			}
 			switch {
 			case e.Quarantine != nil:
@@ -222,8 +222,8 @@ func quarantine(ctx context.Context, s *subject) (all []Finding) {
 				if s.status.Now.Sub(last[key]) > lately {
 					severity = Note
 				}
-				all = append(all, Finding{"", severity, p.object, endpointName(e) + " comes and goes", strings.TrimPrefix(again, "; ") + ", it went into quarantine, and recovered",
-					"usher trace " + p.name + " --outcome=failed,retry --history tells when and why"})
+				all = append(all, Finding{"", severity, p.object, endpointName(e) + " is unstable", strings.TrimPrefix(again, "; ") + ", it went into quarantine and recovered",
+					"usher trace " + p.name + " --outcome=failed,retry --history shows when and why"})
 			}
 		}
 	})
@@ -245,9 +245,9 @@ func remedyFor(cause, service string) string {
 	case strings.Contains(cause, "refused"):
 		return "does the process in the Pod listen on that port, and on the Pod's address?"
 	case strings.Contains(cause, "no answer"), strings.Contains(cause, "timed out"):
-		return "a firewall or NetworkPolicy, or a node that is gone? kubectl get pod -o wide, kubectl get networkpolicy"
+		return "is there a firewall or NetworkPolicy, or is the node down? kubectl get pod -o wide, kubectl get networkpolicy"
 	case strings.Contains(cause, "probe"):
-		return "what the annotation usher.io/probe asks for is not answered; see the Pod's log"
+		return "the check of the annotation usher.io/probe fails; see the Pod's log"
 	}
 	return "usher trace " + service + " --outcome=failed,retry --history"
 }
@@ -277,11 +277,11 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 			if !failing(e) {
 				continue
 			}
-			wrong := endpointName(e) + " fails some of what it gets"
+			wrong := endpointName(e) + " fails some of its connections"
 			if e.State == api.EndpointOutlier {
 				wrong = endpointName(e) + " is an outlier: it takes connections, and breaks most of them"
 			}
-			all = append(all, Finding{"", Warning, p.object, wrong, fmt.Sprintf("in the last minutes, %d times it was connected, and %d attempts and connections failed; since usher has started %d and %d, and of all endpoints' connections %d were reset, %d ended without a response",
+			all = append(all, Finding{"", Warning, p.object, wrong, fmt.Sprintf("in the last minutes: connected %d times, %d failed attempts and connections; since usher started: %d and %d; over all endpoints, %d connections were reset, %d ended without a response",
 				connectedLately(e), e.FailedLately, e.Connected, e.Failed, p.port.Ends[outcome.EndpointReset.String()], p.port.Ends[outcome.NoResponse.String()]),
 				"usher get connections " + p.name + " --state=ended --endpoint " + e.Address + "; then the Pod's log"})
 		}
@@ -313,11 +313,11 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 			if e.Latency.Clients < fewest || e.Latency.FirstByteP50Ms < slowMs {
 				continue
 			}
-			all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow", fmt.Sprintf("in the last minutes, half of its clients waited about %s or longer for its first byte; those of all endpoints %s",
+			all = append(all, Finding{"", Warning, p.object, endpointName(e) + " is slow", fmt.Sprintf("in the last minutes, p50 time to first byte was about %s; over all endpoints %s",
 				show.Milliseconds(e.Latency.FirstByteP50Ms), show.Milliseconds(p.port.Latency.FirstByteP50Ms)), remedy(p)})
 		}
 		if l := p.port.Latency; l != nil && len(all) == before && l.Clients >= fewest && l.ConnectP99Ms >= slowMs {
-			all = append(all, Finding{"", Warning, p.object, "some clients of " + p.port.VIP + " wait long until they are connected", fmt.Sprintf("in the last minutes, one in a hundred waited about %s or longer, half of them %s at the most",
+			all = append(all, Finding{"", Warning, p.object, "some clients of " + p.port.VIP + " wait long for a connection", fmt.Sprintf("in the last minutes, p99 connect time was about %s, p50 at most %s",
 				show.Milliseconds(l.ConnectP99Ms), show.Milliseconds(l.ConnectP50Ms)), remedy(p)})
 		}
 	})
@@ -326,20 +326,20 @@ func slow(_ context.Context, s *subject) (all []Finding) {
 
 // hangs says of an endpoint that is unresponsive whom it does not answer.
 func hangs(p place, e *api.Endpoint) Finding {
-	wrong := endpointName(e) + " accepts connections, and answers none"
-	known := fmt.Sprintf("in the last minutes it has had %s and sent no byte, and others of this port have", show.Plural(int(connectedLately(e)), "client"))
+	wrong := endpointName(e) + " accepts connections but never responds"
+	known := fmt.Sprintf("in the last minutes it had %s and sent no byte, while other endpoints of this port did", show.Plural(int(connectedLately(e)), "client"))
 	if e.Latency == nil || e.Latency.FirstByteP99Ms > 0 {
-		wrong = endpointName(e) + " leaves far more clients without a response than others of its port"
-		known = fmt.Sprintf("in the last minutes %s left without a byte, and %d connected", show.Plural(int(e.NoResponseLately), "client"), connectedLately(e))
+		wrong = endpointName(e) + " leaves far more clients without a response than other endpoints of its port"
+		known = fmt.Sprintf("in the last minutes, %s left without a byte, of %d that connected", show.Plural(int(e.NoResponseLately), "client"), connectedLately(e))
 	}
 	return Finding{"", Warning, p.object, wrong, known,
-		"look at what runs there, which the kernel connects to also if it hangs; usher get connections " + p.name + " --state=all --endpoint=" + e.Address}
+		"check the process: the kernel accepts connections even if it hangs; usher get connections " + p.name + " --state=all --endpoint=" + e.Address}
 }
 
 func portalRules(ctx context.Context, s *subject) (all []Finding) {
 	portals, err := s.client.Portals(ctx)
 	if err != nil {
-		return []Finding{{"", Note, "usher", "the portal's rules could not be compared", err.Error(), "usher portals"}}
+		return []Finding{{"", Note, "usher", "cannot compare the portal's rules", err.Error(), "usher portals"}}
 	}
 	bad := map[string]int{}
 	for _, r := range portals.Rules {
@@ -352,14 +352,14 @@ func portalRules(ctx context.Context, s *subject) (all []Finding) {
 				object = "Service " + s.Service
 			}
 			if bad[object+"\x00"+r.State]++; bad[object+"\x00"+r.State] <= 3 {
-				all = append(all, Finding{"", Failing, object, fmt.Sprintf("the portal rule for %s (%s) %s", r.VIP, r.Service, r.State), "compared with what the kernel has",
-					"usher puts it back by itself; if it stays so, the log says why, or somebody takes it out again: nft monitor, auditctl"})
+				all = append(all, Finding{"", Failing, object, fmt.Sprintf("the portal rule for %s (%s) %s", r.VIP, r.Service, r.State), "compared with the kernel's rules",
+					"usher restores it by itself; if it does not, see the log for the cause, or find the process that removes it: nft monitor, auditctl"})
 			}
 		}
 	}
 	for _, p := range portals.Parts {
 		if p.State == "missing" || p.State == "differs" {
-			all = append(all, Finding{"", Warning, "usher", fmt.Sprintf("%s %s %s", p.Family, p.Name, p.State), "compared with what the kernel has", "usher puts it back by itself; see the log"})
+			all = append(all, Finding{"", Warning, "usher", fmt.Sprintf("%s %s %s", p.Family, p.Name, p.State), "compared with the kernel's rules", "usher restores it by itself; see the log"})
 		}
 	}
 	return all
@@ -380,7 +380,7 @@ func clientLetIn(ctx context.Context, s *subject) (all []Finding) {
 				continue // of the other IP family; or without endpoints, which is another check's
 			}
 			all = append(all, Finding{"", Failing, p.object, fmt.Sprintf("%s would not be served at %s (%s): %s", s.Client, v.Address, v.Kind, strings.Join(e.Text, " ")),
-				"usher explain says: " + string(e.Verdict), "loadBalancerSourceRanges, traffic policies; usher explain " + p.name + " --client " + s.Client + " --vip " + v.Address})
+				"usher explain reports: " + string(e.Verdict), "check loadBalancerSourceRanges and traffic policies; usher explain " + p.name + " --client " + s.Client + " --vip " + v.Address})
 		}
 	})
 	return all

@@ -11,7 +11,7 @@ func clock(context.Context, *subject) []Finding {
 	if synchronized() {
 		return nil
 	}
-	return []Finding{{"", Note, "node", "nobody keeps the node's clock right", "adjtimex says TIME_ERROR", "timedatectl; certificates, and times in logs, go by the clock"}}
+	return []Finding{{"", Note, "node", "node clock is not synchronized", "adjtimex returned TIME_ERROR", "see timedatectl; certificates and log times depend on the clock"}}
 }
 
 func synchronized() bool {

@@ -174,8 +174,8 @@ var _ = Describe("what is slow", func() {
 		all := slow(GinkgoT().Context(), s)
 		Expect(all).To(HaveLen(2))
 		Expect(all[0].Wrong).To(Equal("10.0.0.1:80 is slow"))
-		Expect(all[1].Wrong).To(Equal("some clients of 10.96.0.10:81 wait long until they are connected"))
-		Expect(all[1].Known).To(ContainSubstring("one in a hundred waited about 250"))
+		Expect(all[1].Wrong).To(Equal("some clients of 10.96.0.10:81 wait long for a connection"))
+		Expect(all[1].Known).To(ContainSubstring("p99 connect time was about 250"))
 	})
 
 	It("is an endpoint that is unresponsive", func() {
@@ -187,7 +187,7 @@ var _ = Describe("what is slow", func() {
 		}
 		all := slow(GinkgoT().Context(), of(api.EndpointUnresponsive))
 		Expect(all).To(HaveLen(1))
-		Expect(all[0].Wrong).To(Equal("10.0.0.1:80 accepts connections, and answers none"))
+		Expect(all[0].Wrong).To(Equal("10.0.0.1:80 accepts connections but never responds"))
 		Expect(all[0].Known).To(ContainSubstring("had 5 clients and sent no byte"))
 		Expect(slow(GinkgoT().Context(), of(api.EndpointReady))).To(BeEmpty())
 
@@ -212,8 +212,8 @@ var _ = Describe("an endpoint that was in quarantine again and again", func() {
 		var got []Severity
 		for _, f := range quarantine(GinkgoT().Context(), s) {
 			got = append(got, f.Severity)
-			Expect(f.Wrong).To(Equal("10.0.0.1:80 comes and goes"))
-			Expect(f.Known).To(HavePrefix(fmt.Sprintf("3 times since %s, the last at %s, ", now.Add(-since-2*time.Minute).Format(time.DateTime), now.Add(-since).Format(time.DateTime))))
+			Expect(f.Wrong).To(Equal("10.0.0.1:80 is unstable"))
+			Expect(f.Known).To(HavePrefix(fmt.Sprintf("3 times since %s, last at %s, ", now.Add(-since-2*time.Minute).Format(time.DateTime), now.Add(-since).Format(time.DateTime))))
 		}
 		Expect(got).To(ConsistOf(want))
 	},
@@ -277,7 +277,7 @@ var _ = Describe("the kernel's connection tracking", func() {
 		Expect(find(nil)).To(BeEmpty())
 		Expect(find(map[string]int{"nf_conntrack_max": 200, "nf_conntrack_tcp_timeout_established": 86400, "nf_conntrack_not_there": 1})).To(BeEmpty())
 		Expect(find(map[string]int{"nf_conntrack_max": 400, "nf_conntrack_tcp_timeout_close_wait": 3600})).To(ConsistOf(And(HaveField("Severity", Warning),
-			HaveField("Known", "nf_conntrack_max is 300, and should be 400; nf_conntrack_tcp_timeout_close_wait is 60, and should be 3600"))))
+			HaveField("Known", "nf_conntrack_max is 300, should be 400; nf_conntrack_tcp_timeout_close_wait is 60, should be 3600"))))
 	})
 })
 
@@ -302,7 +302,7 @@ var _ = Describe("a DNS server", func() {
 		go func() { serving <- server.Serve(ctx, pc, l) }()
 
 		Expect(find(at, net.JoinHostPort(ip, "80"))).To(BeEmpty())
-		Expect(find(at, net.JoinHostPort(other, "80"))).To(ConsistOf(And(HaveField("Severity", Warning), HaveField("Known", "it says "+ip+", usher serves "+other))))
+		Expect(find(at, net.JoinHostPort(other, "80"))).To(ConsistOf(And(HaveField("Severity", Warning), HaveField("Known", "it returns "+ip+", usher serves "+other))))
 		cancel()
 		Expect(<-serving).To(Succeed())
 		Expect(find(at, net.JoinHostPort(ip, "80"))).To(ConsistOf(And(HaveField("Severity", Failing), HaveField("Wrong", at+" has no answer for web.default.svc.cluster.local."))))

@@ -73,16 +73,16 @@ func reachOne(ctx context.Context, p place, e *api.Endpoint) (f Finding, is bool
 	case err == nil, e.Quarantine != nil && strings.Contains(e.Quarantine.Cause, "refused"): // which is told
 		return f, false
 	case errors.Is(err, syscall.ECONNREFUSED):
-		f.Wrong, f.Known, f.Remedy = endpointName(e)+" refuses connections", fmt.Sprintf("tried from here: refused after %s", took), remedyFor("refused", p.name)
+		f.Wrong, f.Known, f.Remedy = endpointName(e)+" refuses connections", fmt.Sprintf("test from this node: refused after %s", took), remedyFor("refused", p.name)
 	case isTimeout(err):
-		f.Wrong, f.Known = endpointName(e)+" is silent: nobody answers at that address", fmt.Sprintf("tried from here: no answer within %s, nor at another port", reachTime)
-		f.Remedy = "is the Pod there, its node up, and a route to it? kubectl get pod -o wide; ip route get " + at.Addr().String()
+		f.Wrong, f.Known = endpointName(e)+" is unresponsive: nothing answers at that address", fmt.Sprintf("test from this node: no answer within %s, nor at another port", reachTime)
+		f.Remedy = "does the Pod exist, is its node up, and is there a route to it? kubectl get pod -o wide; ip route get " + at.Addr().String()
 		if errors.Is(dial(ctx, netip.AddrPortFrom(at.Addr(), otherPort(at.Port()))), syscall.ECONNREFUSED) {
-			f.Wrong, f.Known = endpointName(e)+" is silent, but its host answers: something drops what is sent to that port", fmt.Sprintf("tried from here: no answer within %s, while another port refused at once", reachTime)
-			f.Remedy = "a NetworkPolicy or firewall? kubectl get networkpolicy -A; nft list ruleset on the Pod's node; or the backlog of the process is full: ss -ltn in the Pod"
+			f.Wrong, f.Known = endpointName(e)+" is unresponsive, but its host answers: packets to that port are dropped", fmt.Sprintf("test from this node: no answer within %s, while another port refused at once", reachTime)
+			f.Remedy = "is there a NetworkPolicy or firewall? kubectl get networkpolicy -A; nft list ruleset on the Pod's node. Is the process's listen backlog full? ss -ltn in the Pod"
 		}
 	default:
-		f.Wrong, f.Known, f.Remedy = endpointName(e)+" cannot be reached from here", fmt.Sprintf("tried from here: %v", err), "ip route get "+at.Addr().String()
+		f.Wrong, f.Known, f.Remedy = endpointName(e)+" cannot be reached from this node", fmt.Sprintf("test from this node: %v", err), "ip route get "+at.Addr().String()
 	}
 	return f, true
 }
@@ -116,8 +116,8 @@ func routes(_ context.Context, s *subject) (all []Finding) {
 	}
 	s.vips(func(p place, vip netip.AddrPort) {
 		if _, err := kernel.SourceTo(vip); err != nil && len(all) < most {
-			all = append(all, Finding{"", Failing, p.object, "this node's own processes cannot send to " + vip.Addr().String(), fmt.Sprintf("asked the kernel for a route: %v", err),
-				"ip route get " + vip.Addr().String() + ": a route of type unreachable or prohibit, or none; a default route will do, or --portal=address"})
+			all = append(all, Finding{"", Failing, p.object, "processes on this node cannot send to " + vip.Addr().String(), fmt.Sprintf("route lookup in the kernel: %v", err),
+				"ip route get " + vip.Addr().String() + " shows an unreachable or prohibit route, or none; add a default route, or use --portal=address"})
 		}
 	})
 	return all
@@ -132,7 +132,7 @@ func foreignRules(ctx context.Context, s *subject) (all []Finding) {
 	for _, program := range []string{"iptables-save", "ip6tables-save"} {
 		text, err := output(ctx, program, "-t", "nat")
 		if err != nil {
-			all = append(all, Finding{"", Note, "node", "whether others have rules for the same addresses is not known", err.Error(), "look where there is " + program + ", as root"})
+			all = append(all, Finding{"", Note, "node", "cannot check for rules of other programs for the same addresses", err.Error(), "run usher diagnose as root where " + program + " is installed"})
 		}
 		rules = append(rules, text)
 	}
@@ -145,8 +145,8 @@ func foreignRules(ctx context.Context, s *subject) (all []Finding) {
 					continue
 				}
 				found++
-				all = append(all, Finding{"", Warning, p.object, "somebody else has a rule for " + addr.String() + ", which may come first", "iptables-save: " + strings.TrimSpace(line),
-					"is kube-proxy still running here? Stop it, and take its rules out: kube-proxy --cleanup"})
+				all = append(all, Finding{"", Warning, p.object, "another program has a rule for " + addr.String() + " that may take precedence", "iptables-save: " + strings.TrimSpace(line),
+					"is kube-proxy still running here? Stop it, and remove its rules: kube-proxy --cleanup"})
 				return
 			}
 		}
@@ -162,13 +162,13 @@ func firewall(ctx context.Context, s *subject) (all []Finding) {
 		return nil
 	}
 	chains, rulesErr := kernel.InputDrops()
-	where := "no chain for INPUT that drops is known"
+	where := "found no INPUT chain that drops packets"
 	if len(chains) > 0 {
 		where = "may be dropped by " + strings.Join(chains, ", ")
 	}
-	services := Finding{"", Warning, "node", "a host firewall may drop what the portal redirects: clients of all Services hang then", where, "accept 192.0.0.117 and fd75:7368:6572::1 in the firewall, and the health check node ports"}
+	services := Finding{"", Warning, "node", "a host firewall may drop redirected packets: clients of all Services would hang", where, "accept 192.0.0.117, fd75:7368:6572::1 and the health check node ports in the firewall"}
 	checks := services
-	checks.Wrong, checks.Remedy = "a host firewall drops health checks of load balancers: they take this node for unhealthy", "accept the health check node ports in the firewall"
+	checks.Wrong, checks.Remedy = "a host firewall drops load balancer health checks: load balancers consider this node unhealthy", "accept the health check node ports in the firewall"
 	tried, err := false, error(nil)
 	try := func(f Finding, to []netip.AddrPort) {
 		for _, at := range to {
@@ -177,7 +177,7 @@ func firewall(ctx context.Context, s *subject) (all []Finding) {
 				refusal, err = kernel.TryInput(ctx, at)
 			}
 			if tried = tried || err == nil; err == nil && refusal != "" {
-				f.Known = fmt.Sprintf("a connection to port %d of %s by an interface of its own %s; %s", at.Port(), at.Addr(), refusal, where)
+				f.Known = fmt.Sprintf("a connection to port %d of %s through a test interface %s; %s", at.Port(), at.Addr(), refusal, where)
 				all = append(all, f)
 				return // one of them will do, and each takes its time
 			}
@@ -193,11 +193,11 @@ func firewall(ctx context.Context, s *subject) (all []Finding) {
 	case err == nil && tried || err == nil && len(chains) == 0:
 		return all
 	case err == nil:
-		err = errors.New("no Service has a VIP to try")
+		err = errors.New("no Service has a VIP to test")
 	}
-	services.Known = where + "; no connection was tried: " + err.Error()
+	services.Known = where + "; no test connection: " + err.Error()
 	if len(chains) == 0 {
-		services.Severity, services.Wrong, services.Remedy = Note, "whether a host firewall drops what the portal redirects is not proven", "usher diagnose on the node, as root"
+		services.Severity, services.Wrong, services.Remedy = Note, "cannot prove whether a host firewall drops redirected packets", "run usher diagnose on the node, as root"
 		if rulesErr != nil {
 			services.Known = errors.Join(err, rulesErr).Error()
 		}
@@ -273,7 +273,7 @@ func source(ctx context.Context, s *subject) (all []Finding) {
 	}
 	shown, err := kernel.ShownSources(wanted)
 	if err != nil {
-		return []Finding{{"", Note, "node", "whether endpoints see their clients' own addresses is not known", err.Error(), "usher diagnose on the node, as root"}}
+		return []Finding{{"", Note, "node", "cannot check whether endpoints see client addresses", err.Error(), "run usher diagnose on the node, as root"}}
 	}
 	named := map[netip.Addr]bool{} // a rule concerns many clients: one for each address that is shown in their place
 	for flow, address := range shown {
@@ -282,8 +282,8 @@ func source(ctx context.Context, s *subject) (all []Finding) {
 		}
 		named[address] = true
 		all = append(all, Finding{"", Warning, "Service " + services[flow], "endpoint " + flow.Endpoint.String() + " does not see its client's address",
-			fmt.Sprintf("conntrack: what %s sends to it comes from %s", flow.Client, address),
-			"a rule of another program on this node translates it, perhaps the CNI's that masquerades what leaves the node: docs/services.md"})
+			fmt.Sprintf("conntrack: packets from %s reach it from %s", flow.Client, address),
+			"another program's rule on this node translates it, possibly the CNI's masquerading of outbound packets; see docs/services.md"})
 	}
 	return all
 }
@@ -306,14 +306,14 @@ func conntrackSettings(wanted map[string]int, number func(name string) float64) 
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		now, want := number(name), float64(wanted[name])
 		if now != 0 && now != want && !(api.RaisedOnly(name) && now > want) {
-			differ = append(differ, fmt.Sprintf("%s is %.0f, and should be %.0f", name, now, want))
+			differ = append(differ, fmt.Sprintf("%s is %.0f, should be %.0f", name, now, want))
 		}
 	}
 	if len(differ) == 0 {
 		return nil
 	}
-	return []Finding{{"", Warning, "node", "the kernel's connection tracking is not set as usher's configuration, or kube-proxy's default, has it", strings.Join(differ, "; "),
-		"usher run --init-only with the flags of this usher, as root and where /proc/sys can be written, such as a privileged init container"}}
+	return []Finding{{"", Warning, "node", "connection tracking settings differ from usher's configuration or kube-proxy's defaults", strings.Join(differ, "; "),
+		"run usher run --init-only with this instance's flags, as root and with a writable /proc/sys, such as in a privileged init container"}}
 }
 
 // conntrackRoom judges so many entries, of so many at the most; 0 if that is not known.
@@ -321,8 +321,8 @@ func conntrackRoom(now, most float64) []Finding {
 	if most == 0 || now < nearFull*most {
 		return nil
 	}
-	return []Finding{{"", Failing, "node", "the kernel's connection tracking is nearly full: it drops packets of new connections then", fmt.Sprintf("%.0f of %.0f entries", now, most),
-		"usher run --conntrack-min, --conntrack-max-per-core; or sysctl -w net.netfilter.nf_conntrack_max=…"}}
+	return []Finding{{"", Failing, "node", "the connection tracking table is nearly full: when it is full, the kernel drops packets of new connections", fmt.Sprintf("%.0f of %.0f entries", now, most),
+		"raise --conntrack-min or --conntrack-max-per-core of usher run; or sysctl -w net.netfilter.nf_conntrack_max=…"}}
 }
 
 // names asks a DNS server for the Services.
@@ -344,10 +344,10 @@ func names(ctx context.Context, s *subject) (all []Finding) {
 		got, err := resolver.LookupHost(ctx, full)
 		switch {
 		case err != nil:
-			all = append(all, Finding{"", Failing, p.object, s.DNS + " has no answer for " + full, err.Error(), "does the DNS server run, and is " + s.Domain + " its domain? --dns-domain says another"})
+			all = append(all, Finding{"", Failing, p.object, s.DNS + " has no answer for " + full, err.Error(), "is the DNS server running, and is " + s.Domain + " its domain? If not, set --dns-domain"})
 		case !slices.Contains(got, vip.Addr().String()):
-			all = append(all, Finding{"", Warning, p.object, s.DNS + " tells another address of " + full, fmt.Sprintf("it says %s, usher serves %s", strings.Join(got, ", "), vip.Addr()),
-				"do both take their Services from the same place?"})
+			all = append(all, Finding{"", Warning, p.object, s.DNS + " returns another address for " + full, fmt.Sprintf("it returns %s, usher serves %s", strings.Join(got, ", "), vip.Addr()),
+				"do both read Services from the same API server or files?"})
 		}
 	})
 	return all

@@ -91,8 +91,8 @@ func denied(ctx context.Context, s *subject) (all []Finding) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(times)) {
 		all = append(all, Finding{"", Warning, "Service " + name, fmt.Sprintf("%s from %s denied: not in loadBalancerSourceRanges", show.Plural(times[name], "connection"), show.Few(clients[name])),
-			"the last at " + last[name].Local().Format(time.DateTime),
-			"if they are meant to come, add them to the ranges; usher explain " + name + " --client " + clients[name][0]})
+			"last at " + last[name].Local().Format(time.DateTime),
+			"if they should be admitted, add them to the ranges; usher explain " + name + " --client " + clients[name][0]})
 	}
 	return all
 }
@@ -107,7 +107,7 @@ func withoutCluster(f Finding) string {
 		_, short, _ := strings.Cut(name, "/")
 		return "do the manifests have an EndpointSlice with the label kubernetes.io/service-name: " + short + "? usher check FILES"
 	case strings.Contains(f.Remedy, "describe pod"):
-		return "the conditions of its EndpointSlice in the manifests say so"
+		return "see the conditions of its EndpointSlice in the manifests"
 	}
-	return "a firewall, or a machine that is down or has no route to it? ip route get ADDRESS; nft list ruleset"
+	return "is there a firewall, is the machine down, or is there no route to it? ip route get ADDRESS; nft list ruleset"
 }

@@ -64,11 +64,11 @@ var _ = Describe("the order of findings", func() {
 		}
 		Expect(all).To(Equal([]told{{"slow", 30, false}, {"breaks", 4, false}, {"denied", 3, false}, {"endpoints", 1, false}, {"past", 0, true}}))
 		Expect(r.Findings[2].Wrong).To(Equal("3 connections from 2001:db8::7, 192.0.2.7 denied: not in loadBalancerSourceRanges"))
-		Expect(r.Lines(80)).To(ContainElement("Over by now:"))
+		Expect(r.Lines(80)).To(ContainElement("Resolved:"))
 	})
 
 	It("has no remedy that needs a cluster if Services come from files", func() {
-		for _, remedy := range []string{noEndpoints(place{name: "default/web"}), remedyFor("no answer", "default/web"), "kubectl describe pod: the readiness probe says why", "usher get endpoints; then the Pod's log"} {
+		for _, remedy := range []string{noEndpoints(place{name: "default/web"}), remedyFor("no answer", "default/web"), "see why the readiness probe fails: kubectl describe pod", "usher get endpoints; then the Pod's log"} {
 			Expect(withoutCluster(Finding{Object: "Service default/web", Remedy: remedy})).NotTo(Or(ContainSubstring("kubectl"), ContainSubstring("Pod"), ContainSubstring("selector")), remedy)
 		}
 		Expect(withoutCluster(Finding{Object: "Service default/web", Remedy: noEndpoints(place{name: "default/web"})})).To(HavePrefix("do the manifests have an EndpointSlice with the label kubernetes.io/service-name: web?"))

@@ -63,12 +63,12 @@ func past(ctx context.Context, s *subject) (all []Finding) {
 		if of[e.service]++; of[e.service] > mostEvents {
 			continue
 		}
-		when := "the last at " + last[e].Local().Format(time.DateTime)
+		when := "last at " + last[e].Local().Format(time.DateTime)
 		if times[e] > 1 {
-			when += ", the first of these at " + first[e].Local().Format(time.DateTime)
+			when += ", first at " + first[e].Local().Format(time.DateTime)
 		}
 		all = append(all, Finding{"", Note, "Service " + e.service, show.Plural(times[e], "connection") + " " + e.what, when,
-			"usher get connections " + e.service + " " + e.find + ", and of one of them: usher get connection ID"})
+			"usher get connections " + e.service + " " + e.find + "; for one of them: usher get connection ID"})
 	}
 	return all
 }
@@ -88,7 +88,7 @@ func events(c *api.Connection) map[string]event {
 	}
 	for _, a := range c.Attempts {
 		if a.Error != "" {
-			all[a.Endpoint] = event{c.Service, "had to be retried: " + a.Result + " from " + cmp.Or(a.Pod, a.Endpoint), "--retried"}
+			all[a.Endpoint] = event{c.Service, "were retried: " + a.Result + " from " + cmp.Or(a.Pod, a.Endpoint), "--retried"}
 		}
 	}
 	if len(all) == 0 {

@@ -81,7 +81,7 @@ func (r Result) Lines(width int) (lines []string) {
 	last := ""
 	for i, f := range r.Findings {
 		if f.Over && i > 0 && !r.Findings[i-1].Over {
-			lines, last = append(lines, "", "Over by now:"), ""
+			lines, last = append(lines, "", "Resolved:"), ""
 		}
 		if head := strings.ToUpper(string(f.Severity)) + "  " + f.Object; head != last {
 			if last != "" {
@@ -106,7 +106,7 @@ func (r Result) Lines(width int) (lines []string) {
 	case last != "":
 		nothing, lines = "Nothing else found", append(lines, "")
 	}
-	lines = append(lines, fmt.Sprintf("%s. Looked at, of %s:", nothing, show.Plural(r.Services, "Service")))
+	lines = append(lines, fmt.Sprintf("%s. Checked, of %s:", nothing, show.Plural(r.Services, "Service")))
 	for _, what := range r.Looked {
 		lines = append(lines, wrapped("  - ", what, width)...)
 	}
@@ -116,7 +116,7 @@ func (r Result) Lines(width int) (lines []string) {
 // rest says what was not looked at closely.
 func (r Result) rest(width int) (lines []string) {
 	if r.Services < r.All {
-		text := fmt.Sprintf("Looked at closely: the %d Services of %d that do worst. usher get services -A -o wide lists all.", r.Services, r.All)
+		text := fmt.Sprintf("Checked closely: the %d worst of %d Services. usher get services -A -o wide lists all.", r.Services, r.All)
 		lines = append([]string{""}, wrapped("", text, width)...)
 	}
 	return lines

@@ -521,8 +521,8 @@ func demo(*ground) error {
 // diagnose expects that nothing is found but notes, of a Service that no check has kept busy: an emulated machine is slow then.
 func diagnose(*ground) error {
 	out, err := command("diagnose", "port")
-	if err == nil && !strings.Contains(out, "Looked at") {
-		err = errors.New("usher diagnose does not say what it looked at")
+	if err == nil && !strings.Contains(out, "Checked") {
+		err = errors.New("usher diagnose does not say what it checked")
 	}
 	if finding, _, ok := strings.Cut(out, "\n    evidence:"); err != nil && ok {
 		err = errors.New(strings.Join(strings.Fields(strings.Replace(finding, "\n", ": ", 1)), " "))
