@@ -62,7 +62,7 @@ var _ = Describe("usher diagnose", func() {
 		}
 		Expect(unbroken(diagnose(1, "--dns", "127.0.0.1:5354"))).To(ContainSubstring("FAILING Service default/web 127.0.0.1:5354 has no answer for web.default.svc.cluster.local."))
 		Expect(string(diagnose(1, "webb").Err.Contents())).To(ContainSubstring("there is no Service default/webb"))
-		Expect(string(diagnose(2, "--client", "nobody").Err.Contents())).To(ContainSubstring(`--client: "nobody" is not an address`))
+		Expect(string(diagnose(2, "--client", "nobody").Err.Contents())).To(ContainSubstring(`--client: invalid value "nobody": must be an IP address`))
 	})
 
 	It("says of each thing that is wrong how it is known, and what to do", func() {
@@ -242,7 +242,7 @@ var _ = Describe("usher diagnose", func() {
 	It("collects a bundle where no usher answers", func() {
 		path := filepath.Join(GinkgoT().TempDir(), "usher.tgz")
 		s := diagnose(1, "--bundle", path)
-		Expect(string(s.Err.Contents())).To(And(ContainSubstring("Wrote "+path), ContainSubstring("If no usher runs here")))
+		Expect(string(s.Err.Contents())).To(And(ContainSubstring("Wrote "+path), ContainSubstring("Start it with 'usher run'")))
 		f, err := os.Open(path)
 		Expect(err).NotTo(HaveOccurred())
 		defer f.Close()

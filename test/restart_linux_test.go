@@ -144,14 +144,14 @@ func restartSpecs(portal string) {
 		Expect(alone.Out.Contents()).To(ContainSubstring(list[2].clusterIP))
 
 		_, said, _ := askUsher(l.Node, "get", "services", "--admin-address=127.0.0.1:1")
-		Expect(said).To(HaveSuffix("One does run here: it manages the portals\n"))
+		Expect(said).To(HaveSuffix("An usher process is running here: it manages the portals\n"))
 
 		u.Kill().Wait(10 * time.Second)
 		if portal != apart {
 			Expect(portals("-o", "json").Out.Contents()).To(ContainSubstring(`"mode": "` + mode + `"`))
 			_, said, code := askUsher(l.Node, "diagnose")
 			Expect(code).To(Equal(1))
-			Expect(said).To(MatchRegexp("An usher was here: [1-9][0-9]* rules of its portal, which lead nowhere while none runs.\nThe next 'usher run' takes them over; 'usher cleanup' removes them"))
+			Expect(said).To(MatchRegexp("A previous usher process left [1-9][0-9]* rules of its portal; until usher runs, clients of the VIPs are not served.\nThe next 'usher run' takes the rules over; 'usher cleanup' removes them"))
 		}
 		cleanup()
 		Expect(portals("-o", "json").Out.Contents()).To(MatchJSON(`{"repairs": 0, "rules": []}`))

@@ -41,7 +41,7 @@ var _ = Describe("the command line", func() {
 		Entry("a duration", `usher: --dial-timeouts: invalid value "abc": must be a duration such as 250ms`, "run", "--dial-timeouts=1s,abc"),
 		Entry("a duration without a unit", `usher: --slow-threshold: invalid value "5": must be a duration such as 250ms`, "run", "--slow-threshold=5"),
 		Entry("a long duration", `usher: --dial-timeouts: invalid value "9999999h": must be at most 2562047h`, "run", "--dial-timeouts=9999999h"),
-		Entry("two ports", "explain: web:http names another port than --port=dns", "explain", "web:http", "--port=dns"),
+		Entry("two ports", "explain: web:http and --port=dns name different ports", "explain", "web:http", "--port=dns"),
 		Entry("one of several values", `--outcome: invalid value "fialed": must be one of`, "trace", "--outcome=ok,fialed"),
 		Entry("an address", `--admin-address: invalid value "99999": must be HOST:PORT with a port from 0 to 65535`, "run", "--manifests=/tmp", "--admin-address=99999"),
 		Entry("a command of the other program", "exec is a command of kubectl-usher: run 'kubectl-usher exec -n shop -- curl http://web/'", "exec", "-n", "shop", "--", "curl", "http://web/"),

@@ -72,7 +72,7 @@ func (f *Asks) cluster() bool { return f.newFleet != nil && !f.local }
 
 // Register registers --admin-address.
 func (f *Asks) Register(flags *pflag.FlagSet) {
-	flags.StringVar(&f.Address, "admin-address", cli.DefaultAdminAddress, "`host:port` at which the usher that is asked serves its API")
+	flags.StringVar(&f.Address, "admin-address", cli.DefaultAdminAddress, "API address `host:port` of the usher instance to query")
 }
 
 // ClusterFlags are those that say how a cluster is asked.
@@ -93,8 +93,8 @@ func (f *Asks) RegisterCluster(cmd *cobra.Command, namespace *NamespaceFlag) {
 	if f.newFleet == nil {
 		return
 	}
-	flags.Lookup("admin-address").Usage = "`host:port` at which each usher of the cluster serves its API on its own node; with --local, at which the usher that is asked does"
-	flags.BoolVar(&f.local, "local", false, "ask the one usher at --admin-address, such as that of 'usher demo', and not those of a cluster")
+	flags.Lookup("admin-address").Usage = "API address `host:port` of each usher instance on its node; with --local, of the local instance"
+	flags.BoolVar(&f.local, "local", false, "Query only the usher instance at --admin-address, such as that of 'usher demo', instead of a cluster")
 	cli.Group(flags, "The ushers of a cluster")
 	RegisterFleet(flags, &f.options)
 	_ = cmd.RegisterFlagCompletionFunc("node", f.completeNodes)
@@ -104,11 +104,11 @@ func (f *Asks) RegisterCluster(cmd *cobra.Command, namespace *NamespaceFlag) {
 // RegisterFleet registers ClusterFlags.
 func RegisterFleet(flags *pflag.FlagSet, o *fleet.Options) {
 	o.Cluster.AsUser = true
-	flags.StringVar(&o.Node, "node", "", "ask only the usher of this `node` of the cluster")
-	flags.StringVar(&o.Namespace, "usher-namespace", metav1.NamespaceSystem, "the `namespace` of the ushers' Pods")
-	flags.StringVar(&o.Cluster.Context, "context", "", "`context` of the kubeconfig; empty means its current one")
-	flags.StringVar(&o.Cluster.Kubeconfig, "kubeconfig", "", "`file` that says how to reach the API server; empty means that of kubectl")
-	flags.StringVarP(&o.Cluster.Server, "server", "s", "", "`URL` of the API server, instead of the kubeconfig's")
+	flags.StringVar(&o.Node, "node", "", "Query only the usher instance on this `node` of the cluster")
+	flags.StringVar(&o.Namespace, "usher-namespace", metav1.NamespaceSystem, "`namespace` of usher's Pods")
+	flags.StringVar(&o.Cluster.Context, "context", "", "`context` of the kubeconfig. Empty = the current context")
+	flags.StringVar(&o.Cluster.Kubeconfig, "kubeconfig", "", "Kubeconfig `file` for the API server. Empty = kubectl's kubeconfig")
+	flags.StringVarP(&o.Cluster.Server, "server", "s", "", "`URL` of the API server; overrides the kubeconfig")
 	cli.Group(flags, "The ushers of a cluster")
 }
 
@@ -117,7 +117,7 @@ func (f *Asks) complete(cmd *cobra.Command) (err error) {
 	if f.local {
 		for _, name := range ClusterFlags {
 			if cmd.Flag(name).Changed {
-				return cli.Usagef("--%s is for a cluster, and --local asks one usher", name)
+				return cli.Usagef("--%s cannot be combined with --local: it selects from a cluster, and --local queries a single usher instance", name)
 			}
 		}
 		return nil
@@ -126,7 +126,7 @@ func (f *Asks) complete(cmd *cobra.Command) (err error) {
 		return cli.Usagef("--admin-address: %w", err)
 	}
 	if f.one && f.options.Node == "" {
-		return cli.Usagef("%s asks one usher: name its node by --node, or say --local for the one of this machine", cmd.Name())
+		return cli.Usagef("%s queries a single usher instance: set --node, or --local for the instance on this machine", cmd.Name())
 	}
 	if !cmd.Flag("namespace").Changed {
 		f.namespace.Namespace, err = f.options.Cluster.Namespace()
@@ -201,28 +201,28 @@ func (f *Asks) hint(err error) error {
 	switch {
 	case errors.As(err, &unreachable) && unreachable.Silent:
 		return fmt.Errorf(`%w
-A process there has accepted the connection: it hangs, is stopped, or the machine is
-too busy. Its log, and 'ps -o stat,wchan,args', say which`, err)
+A process accepted the connection but does not respond: it hangs, is stopped, or the
+machine is overloaded. Check its log and 'ps -o stat,wchan,args'`, err)
 	case errors.As(err, &unreachable):
 		err = fmt.Errorf(`%w
-If no usher runs here, 'usher demo' starts one to try things with, and 'usher run'
-one that serves. If it serves its API elsewhere, say so with --admin-address`, err)
+Start it with 'usher run', or try it with 'usher demo'. If usher serves its API at
+another address, set --admin-address`, err)
 		if here, _ := netip.ParseAddrPort(unreachable.Address); !here.Addr().IsLoopback() || !errors.Is(err, syscall.ECONNREFUSED) {
 			return err
 		}
 		if handover.Claimed() {
-			return fmt.Errorf("%w.\nOne does run here: it manages the portals", err)
+			return fmt.Errorf("%w.\nAn usher process is running here: it manages the portals", err)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
 		if installed, _ := modes.List(ctx, nil); len(installed) > 0 { // without the right to look, none
-			err = fmt.Errorf("%w.\nAn usher was here: %s of its portal, which lead nowhere while none runs.\nThe next 'usher run' takes them over; 'usher cleanup' removes them", err, show.Plural(len(installed), "rule"))
+			err = fmt.Errorf("%w.\nA previous usher process left %s of its portal; until usher runs, clients of the VIPs are not served.\nThe next 'usher run' takes the rules over; 'usher cleanup' removes them", err, show.Plural(len(installed), "rule"))
 		}
 		return err
 	case errors.As(err, &other):
 		return fmt.Errorf(`%w
-It may be kube-proxy, which has the same port, or an older usher. If another usher
-is meant, say where it serves its API with --admin-address`, err)
+It may be kube-proxy, which uses the same port, or an older usher. To query another
+usher instance, set --admin-address`, err)
 	}
 	return err
 }
@@ -235,7 +235,7 @@ type NamespaceFlag struct {
 
 // Register registers --namespace.
 func (f *NamespaceFlag) Register(flags *pflag.FlagSet) {
-	flags.StringVarP(&f.Namespace, "namespace", "n", corev1.NamespaceDefault, "the `namespace` of names without one")
+	flags.StringVarP(&f.Namespace, "namespace", "n", corev1.NamespaceDefault, "`namespace` of names without one")
 	f.flag = flags.Lookup("namespace")
 }
 
@@ -340,5 +340,5 @@ func mustKnowNamespace(ctx context.Context, c *client.Client, namespace string) 
 	}
 	slices.Sort(others)
 	return &unknownError{fmt.Sprintf("there is no Service in namespace %s that usher serves%s", namespace,
-		cmp.Or(cli.DidYouMean(namespace, slices.Compact(others)), "; -A lists those of all namespaces"))}
+		cmp.Or(cli.DidYouMean(namespace, slices.Compact(others)), "; use -A to list all namespaces"))}
 }

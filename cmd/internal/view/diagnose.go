@@ -24,24 +24,25 @@ func (v Viewers) newDiagnose() *cobra.Command {
 	var output, bundle, log string
 	cmd := &cobra.Command{
 		Use:   "diagnose [SERVICE]",
-		Short: "Find what is wrong, and say what to do",
-		Long: v.long(`Asks the usher that runs here, looks at this node for what is usually wrong, and
-says of each thing that it finds how it is known, and what to do: Services without
-endpoints, endpoints that refuse, are silent, break connections or come and go,
-rules and routes that are missing, somebody else's rules, rejected manifests,
-limits that are near, a client that is not let in. It changes nothing. Without
-SERVICE it looks at all, closely at those that do worst. It takes some seconds.
+		Short: "Find problems and suggest next steps",
+		Long: v.long(`Queries the usher instance on this node, checks the node for common problems, and
+reports each finding with its evidence and a next step. It finds Services without
+endpoints; endpoints that refuse or reset connections, do not respond or are
+unstable; missing rules and routes; rules of other programs; rejected manifests;
+limits that are nearly reached; and a client that is denied. It changes nothing.
+Without SERVICE it checks all Services, the worst ones closely. It takes a few
+seconds.
 
-The exit code is 0 if nothing is found but notes, 1 if something is, and 2 if the
-command line was not understood.
+Exit codes: 0 = no findings except notes, 1 = findings, 2 = invalid command line.
 
---bundle writes a file with what a maintainer would ask for, also if no usher
-answers. What looks like a token, password or key is left out of it. In a Pod, where
-no file can be written, --bundle - writes it to standard output, and the rest to
-standard error.`,
-			`It asks the ushers of all nodes, unless --local or --node says otherwise, and says on
-which nodes what is wrong: a Pod is wrong on all, a node on its own. What it takes the
-node itself to see, such as routes and rules of others, is not looked at then.`),
+--bundle writes a file with diagnostic data for a maintainer, even if usher does not
+respond. Text that looks like a token, password or key is omitted. In a Pod, where
+files cannot be written, --bundle - writes the bundle to standard output and all
+other output to standard error.`,
+			`It queries the usher instances on all nodes, unless --local or --node is set, and
+reports the nodes of each finding: a failing Pod fails on all nodes, a failing node
+only on itself. Checks that must run on the node, such as routes and rules of other
+programs, are skipped.`),
 		Example: `  usher diagnose
   usher diagnose shop/cart --client 198.51.100.9
   usher diagnose web --dns 10.96.0.10:53
@@ -53,16 +54,16 @@ node itself to see, such as routes and rules of others, is not looked at then.`)
 			o.Remote = asks.cluster()
 			switch _, err := netip.ParseAddr(o.Client); {
 			case o.Remote && (bundle != "" || log != "" || o.DNS != ""):
-				return cli.Usagef("--bundle, --log and --dns are of the node itself: run usher diagnose there, as by kubectl exec")
+				return cli.Usagef("--bundle, --log and --dns work only on the node itself: run usher diagnose there, for example with kubectl exec")
 			case o.Client != "" && err != nil:
-				return cli.Usagef("--client: %q is not an address", o.Client)
+				return cli.Usagef("--client: invalid value %q: must be an IP address", o.Client)
 			case log != "" && bundle == "":
-				return cli.Usagef("--log is for --bundle")
+				return cli.Usagef("--log requires --bundle")
 			case bundle == "-" && cli.IsTerminal(cmd.OutOrStdout()):
-				return cli.Usagef("--bundle -: standard output is a terminal; send it to a file: > usher.tgz")
+				return cli.Usagef("--bundle -: standard output is a terminal; redirect it to a file: > usher.tgz")
 			}
 			if _, _, err := net.SplitHostPort(o.DNS); o.DNS != "" && err != nil {
-				return cli.Usagef("--dns: %q is not host:port, such as 10.96.0.10:53", o.DNS)
+				return cli.Usagef("--dns: invalid value %q: must be HOST:PORT, such as 10.96.0.10:53", o.DNS)
 			}
 			if len(args) > 0 {
 				o.Service = namespace.ServiceName(args[0])
@@ -92,7 +93,7 @@ node itself to see, such as routes and rules of others, is not looked at then.`)
 					if err != nil {
 						return errors.Join(failed, fmt.Errorf("--bundle: %w", err))
 					}
-					fmt.Fprintf(cmd.ErrOrStderr(), "Wrote %s. It holds names and addresses of Services, Pods and clients: look at it before you pass it on.\n", name)
+					fmt.Fprintf(cmd.ErrOrStderr(), "Wrote %s. It contains names and addresses of Services, Pods and clients: review it before you share it.\n", name)
 				}
 				if failed != nil {
 					return failed
@@ -102,12 +103,12 @@ node itself to see, such as routes and rules of others, is not looked at then.`)
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.Client, "client", "", "also say whether the client with this `address` would be let in")
-	flags.StringVar(&o.DNS, "dns", "", "also ask the DNS server at `host:port` for the Services' names")
-	flags.StringVar(&o.Domain, "dns-domain", "cluster.local", "the cluster's `domain`, for --dns")
-	flags.StringVar(&bundle, "bundle", "", "write a `file` (.tgz, readable by you only) for a maintainer; - is standard output")
-	flags.StringVar(&log, "log", "", "the `file` with usher's log, whose end goes into the bundle; what journald has without it")
-	cli.Choice(flags, &output, "output", "o", "`format`: json or yaml; text without it", "json", "yaml")
+	flags.StringVar(&o.Client, "client", "", "Also check whether the client with this `address` would be admitted")
+	flags.StringVar(&o.DNS, "dns", "", "Also query the DNS server at `host:port` for the Services' names")
+	flags.StringVar(&o.Domain, "dns-domain", "cluster.local", "Cluster `domain` for --dns")
+	flags.StringVar(&bundle, "bundle", "", "Write a `file` with diagnostic data (.tgz, readable only by you) for a maintainer. - = standard output")
+	flags.StringVar(&log, "log", "", "Log `file` of usher whose end goes into the bundle. Empty = the journal")
+	cli.Choice(flags, &output, "output", "o", "Output `format`: json or yaml. Empty = text", "json", "yaml")
 	namespace.Register(flags)
 	asks.RegisterCluster(cmd, &namespace)
 	return cmd

@@ -23,15 +23,16 @@ func (v Viewers) newExplain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain SERVICE[:PORT]",
 		Short: "Show which endpoint a client would get, and why",
-		Long: v.long(`Asks the usher that runs here what it would do if a client connected to SERVICE
-now: which endpoints would be tried, in which order, why each, and which would not
-be tried. It changes nothing: no endpoint's turn is used up, no affinity touched.
-What really happens may differ, since other clients take turns too.
+		Long: v.long(`Shows what usher would do if a client connected to SERVICE now: the endpoints it
+would try, in which order and why, and the endpoints it would not try. It changes
+nothing: it neither advances the rotation nor touches session affinity. Actual
+connections may get other endpoints, because other clients connect in between.
 
-PORT is the service port's name or number, as --port is. Without --client it is a client that usher does not know. For a client outside the
-node, say with --vip which of the Service's addresses it connects to.`,
-			`It asks the ushers of all nodes, unless --local or --node says otherwise, since each
-decides for itself; those that say the same are told together.`),
+PORT is the service port's name or number, like --port. Without --client, the client
+is assumed to have no session affinity. For a client outside the node, set --vip to
+the address that it connects to.`,
+			`It queries the usher instances on all nodes, unless --local or --node is set, because
+each instance decides on its own. Identical answers are merged.`),
 		Example: `  usher explain web
   usher explain shop/cart --client 10.244.1.7
   usher explain dns:dns-tcp
@@ -41,7 +42,7 @@ decides for itself; those that say the same are told together.`),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			service, port, named := strings.Cut(args[0], ":")
 			if named && cmp.Or(q.Port, port) != port {
-				return cli.Usagef("explain: %s names another port than --port=%s", args[0], q.Port)
+				return cli.Usagef("explain: %s and --port=%s name different ports", args[0], q.Port)
 			}
 			q.Service, q.Port = namespace.ServiceName(service), cmp.Or(q.Port, port)
 			return asks.AskAll(cmd, func(ushers []fleet.Usher) error {
@@ -59,10 +60,10 @@ decides for itself; those that say the same are told together.`),
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&q.Client, "client", "", "the client's `address`")
-	flags.StringVar(&q.Port, "port", "", "the service port's `name` or number; needed if there are several")
-	flags.StringVar(&q.VIP, "vip", "", "the `address` (or address:port) that the client connects to; the cluster IP without it")
-	cli.Choice(flags, &output, "output", "o", "`format`: json or yaml; sentences without it", "json", "yaml")
+	flags.StringVar(&q.Client, "client", "", "Client `address`")
+	flags.StringVar(&q.Port, "port", "", "Service port `name` or number; required if the Service has several")
+	flags.StringVar(&q.VIP, "vip", "", "`address` or address:port that the client connects to. Empty = the cluster IP")
+	cli.Choice(flags, &output, "output", "o", "Output `format`: json or yaml. Empty = text", "json", "yaml")
 	namespace.Register(flags)
 	asks.RegisterCluster(cmd, &namespace)
 	return cmd

@@ -25,18 +25,18 @@ import (
 func (v Viewers) newGet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get KIND [NAME…]",
-		Short: "List what usher serves and knows",
-		Long: v.long(`Asks the usher that runs on this node and prints a table, as kubectl does, or JSON,
-YAML or names (-o). With -w it goes on with what is new or changes its state: a line
-for each, within a second. Changes nothing.
+		Short: "List Services, endpoints, connections, affinity and portal rules",
+		Long: v.long(`Queries the usher instance on this node and prints a table, as kubectl does, or JSON,
+YAML or names (-o). With -w it keeps running and prints a line for each new object and
+each state change, within a second. It changes nothing.
 
-On a terminal, names are shortened and columns left out until a table fits; -o wide is
-made for 160 columns at least. In a pipe a table has everything.`,
-			`It asks the ushers of all nodes, unless --local or --node says otherwise. Services
-and endpoints are then those of all nodes: counts are summed, latencies are the
-longest, STATE is the worst and NODE says where it is so, if not everywhere.
---per-node tells each node's for itself, as all other kinds are told. --state and
---filter choose on each node. A node that does not answer is named.`),
+On a terminal, names are shortened and columns omitted until a table fits; -o wide
+needs at least 160 columns. In a pipe, tables are complete.`,
+			`It queries the usher instances on all nodes, unless --local or --node is set.
+Services and endpoints of all nodes are then merged: counts are summed, latencies
+are the maximum, STATE is the worst, and NODE lists the nodes in that state, unless
+it is all of them. --per-node lists each node separately, as for all other kinds.
+--state and --filter apply on each node. Nodes that do not respond are reported.`),
 		Example: `  usher get services
   usher get all -A
   usher get endpoints web -n shop -w
@@ -45,7 +45,7 @@ longest, STATE is the worst and NODE says where it is so, if not everywhere.
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				kinds := cli.Names(cmd)
-				return cli.Usagef("there is no kind %q; there are %s%s", args[0], strings.Join(kinds, ", "), cli.DidYouMean(args[0], kinds))
+				return cli.Usagef("unknown kind %q: must be one of %s%s", args[0], strings.Join(kinds, ", "), cli.DidYouMean(args[0], kinds))
 			}
 			return nil
 		},
@@ -96,22 +96,22 @@ func (f *getFlags) register(cmd *cobra.Command) {
 
 // registerAll is register for kinds that have names, and can be watched.
 func (f *getFlags) registerAll(cmd *cobra.Command) {
-	cmd.Flags().BoolVarP(&f.watch, "watch", "w", false, "go on with what is new, or changes its state, until Ctrl-C")
+	cmd.Flags().BoolVarP(&f.watch, "watch", "w", false, "After listing, print new and changed objects until Ctrl-C")
 	f.registerWith(cmd, "wide", "name", "json", "yaml")
 }
 
 func (f *getFlags) registerWith(cmd *cobra.Command, outputs ...string) {
 	flags := cmd.Flags()
 	f.NamespaceFlag.Register(flags)
-	flags.BoolVarP(&f.all, "all-namespaces", "A", false, "of all namespaces")
-	cli.Choice(flags, &f.output, "output", "o", "`format`: "+strings.Join(outputs, ", ")+"; a table without it", outputs...)
+	flags.BoolVarP(&f.all, "all-namespaces", "A", false, "List objects in all namespaces")
+	cli.Choice(flags, &f.output, "output", "o", "Output `format`: "+strings.Join(outputs, ", ")+". Empty = table", outputs...)
 	f.asks.RegisterCluster(cmd, &f.NamespaceFlag)
 }
 
 // registerApart registers --per-node, for kinds that are put together of all nodes of a cluster.
 func (f *getFlags) registerApart(flags *pflag.FlagSet) {
 	if f.asks.cluster() {
-		flags.BoolVar(&f.apart, "per-node", false, "what each node tells, instead of all together")
+		flags.BoolVar(&f.apart, "per-node", false, "List the state of each node separately instead of merging it")
 	}
 }
 
@@ -269,7 +269,7 @@ func (k kind[T]) known(ctx context.Context, f *getFlags, ushers []fleet.Usher, n
 		if k.address != nil && isAddress(n) {
 			return nil, fmt.Errorf("there is no endpoint %s of a Service that usher serves", n)
 		}
-		service, hint := f.ServiceName(n), "; -A searches all namespaces"
+		service, hint := f.ServiceName(n), "; use -A to search all namespaces"
 		if f.all {
 			hint = ""
 		}
@@ -301,7 +301,7 @@ func printItems[T any](cmd *cobra.Command, f *getFlags, k kind[T], items []fleet
 		fmt.Fprintf(cmd.ErrOrStderr(), "No %s.\n", k.plural)
 		return nil
 	case len(items) == 0:
-		fmt.Fprintf(cmd.ErrOrStderr(), "No %s in namespace %s; -A lists those of all namespaces.\n", k.plural, f.Namespace)
+		fmt.Fprintf(cmd.ErrOrStderr(), "No %s in namespace %s; use -A to list all namespaces.\n", k.plural, f.Namespace)
 		return nil
 	case f.output == "name":
 		for _, item := range items {
@@ -324,8 +324,8 @@ func (v Viewers) newGetAll() *cobra.Command {
 	f := getFlags{asks: v.Asks()}
 	cmd := &cobra.Command{
 		Use:   "all [SERVICE…]",
-		Short: "Services, their endpoints, and the connections that are open",
-		Long:  "Lists Services, their endpoints, and the connections that are open, one table behind the other.",
+		Short: "Services, their endpoints and open connections",
+		Long:  "Lists Services, their endpoints and open connections in separate tables.",
 		Example: `  usher get all
   usher get all web -n shop -o wide`,
 		ValidArgsFunction: f.completeServices,
@@ -355,10 +355,9 @@ func (v Viewers) newGetAffinity() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "affinity [SERVICE…]",
 		Aliases: []string{"affinities"},
-		Short:   "session affinity: which client has which endpoint, and for how long",
-		Long: `Lists the clients that get the same endpoint again, of Services with
-sessionAffinity: ClientIP. LEFT is how long that lasts if the client makes no new
-connection.`,
+		Short:   "session affinity: client, endpoint, remaining time",
+		Long: `Lists the clients of Services with sessionAffinity: ClientIP, and the endpoint of
+each client. LEFT is the remaining time if the client opens no new connection.`,
 		Example: `  usher get affinity sticky
   usher get affinity -A --client 10.244.1.7`,
 		ValidArgsFunction: f.completeServices,
@@ -373,8 +372,8 @@ connection.`,
 			return list.Items, err
 		},
 	})
-	cmd.Flags().StringVar(&q.Client, "client", "", "only this `client`: an address or a network")
-	cmd.Flags().StringVar(&q.Endpoint, "endpoint", "", "only those with this `endpoint`: an address, an address and port, or a Pod")
+	cmd.Flags().StringVar(&q.Client, "client", "", "Only this `client`: an address or a network")
+	cmd.Flags().StringVar(&q.Endpoint, "endpoint", "", "Only this `endpoint`: an address, an address and port, or a Pod")
 	f.register(cmd)
 	return cmd
 }
@@ -384,12 +383,12 @@ func (v Viewers) newGetPortals() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "portals [SERVICE…]",
 		Aliases: []string{"portal"},
-		Short:   "the portal's rules: wanted against installed",
-		Long: `Lists the portal's rules of Services. STATE says whether the kernel has a rule as
-it should be: ok, missing, or differs (the next line says what is installed). With
--A also what belongs to no Service, such as rules that nobody wants (extra).
+		Short:   "the portal's rules: wanted compared with installed",
+		Long: `Lists the portal's rules of Services. STATE compares each rule with the kernel: ok,
+missing, or differs (the next line shows the installed rule). -A also lists rules
+that belong to no Service, such as leftovers (extra).
 
-'usher portals' lists what is installed also where no usher runs.`,
+'usher portals' lists installed rules even if usher is not running.`,
 		Example: `  usher get portals web -o wide
   usher get portals -A`,
 		ValidArgsFunction: f.completeServices,

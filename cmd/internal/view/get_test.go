@@ -87,7 +87,7 @@ var _ = Describe("get -w of a cluster", func() {
 			defer close(ended)
 			ended <- watch(cmd, f, f.serviceKind(&client.ServiceQuery{}), ushers, nil)
 		}()
-		Eventually(errs).Should(gbytes.Say("node b: .*; asking again\n"))
+		Eventually(errs).Should(gbytes.Say("node b: .*; retrying\n"))
 		Eventually(out).Should(gbytes.Say("^service/shop/web\n"))
 		answers.Store(true)
 		Eventually(out, "5s").Should(gbytes.Say("^service/shop/cart\n"), "and web is not news")

@@ -27,18 +27,17 @@ func (v Viewers) newGetConnections() *cobra.Command {
 		Use:     "connections [SERVICE… | ID…]",
 		Aliases: []string{"connection", "conn"},
 		Short:   "connections: client, endpoint, attempts, bytes",
-		Long: `Lists connections, SCTP associations and UDP sessions, the newest first: those that
-are open, or with --state those that have ended and are still known. How far back that
-reaches is told below the table: those that failed, were retried or slow, or got no response, are kept apart from the
-others, and for longer. With the ID of one it tells all attempts that were made for it.
+		Long: `Lists open connections, SCTP associations and UDP sessions, newest first. --state
+selects ended ones that usher still keeps; the line below the table shows how far
+back they reach. Connections that failed, were retried, were slow or got no response
+are kept separately and longer. With an ID it shows all attempts of that connection.
 
---outcome is retried (more than one attempt), slow (the endpoint's first byte came after more
-than --slow-threshold of 'usher run'), failed (it ended without an endpoint, or was broken by it),
-or ok. Who asks for --outcome, --slower-than or --retried gets open and ended ones, who
-asks for --end or --last those that have ended.
+--outcome is retried (more than one attempt), slow (the endpoint's first byte took
+longer than --slow-threshold of 'usher run'), failed (it ended without an endpoint, or the
+endpoint reset it), or ok. --outcome, --slower-than and --retried select open and
+ended connections; --end and --last select ended ones.
 
-STATE is connecting, established, or how it ended; docs/reference.md
-has the list.`,
+STATE is connecting, established, or the end code; see docs/reference.md.`,
 		Example: `  usher get connections -A
   usher get connections web --client 10.244.1.0/24
   usher get connections web --outcome failed,retried --last 1h
@@ -66,16 +65,16 @@ has the list.`,
 		return err
 	}
 	flags := cmd.Flags()
-	cli.Choice(flags, &q.State, "state", "", "`which`: open (without it), ended, all", api.Values("/connections", "state")...)
-	cli.SomeOf(flags, &q.Outcome, "outcome", "only those with this `outcome`: "+strings.Join(conn.FlagWords(), ", ")+"; several with commas", conn.FlagWords()...)
-	flags.DurationVar(&q.Slower, "slower-than", 0, "only those whose clients waited for longer until the endpoint's first byte came or, while none has, until they were established")
-	flags.DurationVar(&q.Last, "last", 0, "only those that ended in this time before now")
-	cli.Choice(flags, &q.Sort, "sort", "", "by what, the largest first: duration, connect, first-byte, bytes; or newest, as without it", api.Values("/connections", "sort")...)
-	flags.StringVar(&q.Client, "client", "", "only those of this `client`: an address, an address and port, or a network")
-	flags.StringVar(&q.Endpoint, "endpoint", "", "only those with this `endpoint`: an address, an address and port, or a Pod")
-	cli.Choice(flags, &q.Protocol, "protocol", "", "only those of this `protocol`: TCP, UDP, SCTP", api.Values("/connections", "protocol")...)
-	cli.Choice(flags, &q.End, "end", "", "only those that ended with this `code`", outcome.Words()...)
-	flags.BoolVar(&q.Retried, "retried", false, "only those with more than one attempt")
+	cli.Choice(flags, &q.State, "state", "", "Connections to list, by `state`: open (default), ended or all", api.Values("/connections", "state")...)
+	cli.SomeOf(flags, &q.Outcome, "outcome", "Only connections with this `outcome`: "+strings.Join(conn.FlagWords(), ", ")+"; separate several with commas", conn.FlagWords()...)
+	flags.DurationVar(&q.Slower, "slower-than", 0, "Only connections that waited longer than this for the endpoint's first byte or, without one yet, to be established")
+	flags.DurationVar(&q.Last, "last", 0, "Only connections that ended within this time before now")
+	cli.Choice(flags, &q.Sort, "sort", "", "Sort by newest (default), or largest first by duration, connect, first-byte or bytes", api.Values("/connections", "sort")...)
+	flags.StringVar(&q.Client, "client", "", "Only this `client`: an address, an address and port, or a network")
+	flags.StringVar(&q.Endpoint, "endpoint", "", "Only this `endpoint`: an address, an address and port, or a Pod")
+	cli.Choice(flags, &q.Protocol, "protocol", "", "Only this `protocol`: TCP, UDP, SCTP", api.Values("/connections", "protocol")...)
+	cli.Choice(flags, &q.End, "end", "", "Only connections that ended with this `code`", outcome.Words()...)
+	flags.BoolVar(&q.Retried, "retried", false, "Only connections with more than one attempt")
 	f.registerAll(cmd)
 	return cmd
 }
@@ -156,7 +155,7 @@ func (f *getFlags) printConnection(cmd *cobra.Command, ushers []fleet.Usher, id 
 		return err
 	}
 	if f.asks.cluster() {
-		unknown = fmt.Errorf("no node knows a connection %d", id)
+		unknown = fmt.Errorf("no node has connection %d", id)
 	}
 	out := cmd.OutOrStdout()
 	for _, a := range answers {

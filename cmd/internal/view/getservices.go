@@ -26,17 +26,24 @@ func (v Viewers) newGetServices() *cobra.Command {
 		Use:     "services [NAME…]",
 		Aliases: []string{"service", "svc"},
 		Short:   "Services: state, endpoints, connections",
-		Long: `Lists Services. STATE is ok; degraded (some endpoint is an outlier, unresponsive,
-in quarantine, terminating or not ready); down (every endpoint is in quarantine); no-endpoints;
-no-local-endpoints (internalTrafficPolicy is Local, and no endpoint is here: clients
-of the cluster IP are dropped); no-local-endpoints-external (the same of externalTrafficPolicy
-and clients from outside, who have to come by another node); problem (some port
-is not served); or rejected (none is, since the manifest or a part of it is wrong).
--o wide says why, and 'usher diagnose NAME' what to do. ENDPOINTS is how many take
-their turn, of how many. Counts are since usher has started. CONNECT and FIRST BYTE
-are how long clients waited in the last 5 to 10 minutes until they were established,
-and until the endpoint's first byte came: half of them no longer than that, and all
-but one in a hundred.`,
+		Long: `Lists Services. STATE is one of:
+
+  ok
+  degraded                     some endpoint is an outlier, unresponsive, in quarantine,
+                               terminating or not ready
+  down                         every endpoint is in quarantine
+  no-endpoints                 the Service has no endpoints
+  no-local-endpoints           internalTrafficPolicy is Local and no endpoint is on this
+                               node: connections to the cluster IP are dropped
+  no-local-endpoints-external  externalTrafficPolicy is Local and no endpoint is on this
+                               node: external clients must use another node
+  problem                      some port is not served
+  rejected                     no port is served, because the manifest is invalid
+
+-o wide shows the reason, and 'usher diagnose NAME' suggests next steps. ENDPOINTS is
+the number in rotation and the total. Counts start when usher starts. CONNECT and
+FIRST BYTE are the p50 and p99 of the last 5 to 10 minutes: the time until clients
+were connected, and until the endpoint's first byte.`,
 		Example: `  usher get services -A
   usher get services web -o yaml
   usher get services -A --filter 10.96.0 --sort retries`,
@@ -44,10 +51,10 @@ but one in a hundred.`,
 	}
 	cmd.RunE = get(&f, f.serviceKind(&q))
 	flags := cmd.Flags()
-	flags.StringVar(&q.Text, "filter", "", "only those with this `text` in the name, a port's name, a VIP, or an endpoint's address or Pod")
-	cli.Choice(flags, &q.State, "state", "", "only those in this `state`", api.Values("/services", "state")...)
-	cli.Choice(flags, &q.Protocol, "protocol", "", "only those with a port of this `protocol`: TCP, UDP, SCTP", api.Values("/services", "protocol")...)
-	cli.Choice(flags, &q.Sort, "sort", "", "by what, the largest first: active, connections, failed, retries, bytes; by name without it", api.Values("/services", "sort")...)
+	flags.StringVar(&q.Text, "filter", "", "Only Services with this `text` in their name, a port name, a VIP, or an endpoint's address or Pod")
+	cli.Choice(flags, &q.State, "state", "", "Only Services in this `state`", api.Values("/services", "state")...)
+	cli.Choice(flags, &q.Protocol, "protocol", "", "Only Services with a port of this `protocol`: TCP, UDP, SCTP", api.Values("/services", "protocol")...)
+	cli.Choice(flags, &q.Sort, "sort", "", "Sort largest first by active, connections, failed, retries or bytes. Empty = by name", api.Values("/services", "sort")...)
 	f.registerApart(flags)
 	f.registerAll(cmd)
 	return cmd
@@ -97,26 +104,30 @@ func (v Viewers) newGetEndpoints() *cobra.Command {
 		Use:     "endpoints [SERVICE… | ADDRESS…]",
 		Aliases: []string{"endpoint", "ep"},
 		Short:   "endpoints: state, quarantine, connections, failures",
-		Long: `Lists the endpoints of Services, each port's for itself. STATE is ready;
-quarantined (it failed, or its probes did, and is passed over while there is
-another one; QUARANTINE says when it is probed next, or for how much longer that
-is, and why);
-outlier (it takes its turn, but reset most of the connections that ended last);
-unresponsive (it takes its turn, but none of five or more clients had a byte from it in
-the last 5 to 10 minutes, or far more left without one than left others of its port,
-which answered: a program that hangs); NO RESPONSE is how many left without a byte;
-terminating (used only if none is ready); or not-ready. NOT USED says why an
-endpoint has no new connections, or none of some clients. CONNECT and FIRST BYTE are as
-those of 'usher get services', of the clients that had this endpoint in the end. An
-ADDRESS, with its port, is one of any Service.`,
+		Long: `Lists the endpoints of Services, separately for each port. STATE is one of:
+
+  ready
+  quarantined   it or its probes failed; skipped while another endpoint is usable.
+                QUARANTINE shows the next probe or the remaining time, and the cause
+  outlier       in rotation, but it reset most of its recent connections
+  unresponsive  in rotation, but in the last 5 to 10 minutes none of 5 or more
+                clients got a byte, or far more clients left without one than left
+                other endpoints of its port: the process probably hangs
+  terminating   used only if no endpoint is ready
+  not-ready
+
+NO RESPONSE is the number of clients that left without a byte. NOT USED is the reason
+why an endpoint gets no new connections, or none from some clients. CONNECT and FIRST
+BYTE are as in 'usher get services', for the clients that this endpoint served. An
+ADDRESS with its port selects endpoints of any Service.`,
 		Example: `  usher get endpoints web
   usher get endpoints -A -o wide
   usher get endpoints -A --state down`,
 		ValidArgsFunction: f.completeServices,
 	}
 	cmd.RunE = get(&f, f.endpointKind(&q))
-	cmd.Flags().StringVar(&q.Text, "filter", "", "only those of Services with this `text` in the name, a port's name, a VIP, or an endpoint's address or Pod")
-	cli.Choice(cmd.Flags(), &q.State, "state", "", "only those of Services in this `state`, one of those of 'usher get services'", api.Values("/services", "state")...)
+	cmd.Flags().StringVar(&q.Text, "filter", "", "Only endpoints of Services with this `text` in their name, a port name, a VIP, or an endpoint's address or Pod")
+	cli.Choice(cmd.Flags(), &q.State, "state", "", "Only endpoints of Services in this `state`; see 'usher get services --help'", api.Values("/services", "state")...)
 	f.registerApart(cmd.Flags())
 	f.registerAll(cmd)
 	return cmd

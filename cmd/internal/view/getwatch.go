@@ -40,7 +40,7 @@ func watch[T any](cmd *cobra.Command, f *getFlags, k kind[T], ushers []fleet.Ush
 			text = err.Error()
 		}
 		if text != "" && (told == "" || f.asks.cluster() && text != told) {
-			fmt.Fprintf(cmd.ErrOrStderr(), "usher: %s; asking again\n", text)
+			fmt.Fprintf(cmd.ErrOrStderr(), "usher: %s; retrying\n", text)
 		}
 		told = text
 		if f.asks.cluster() && time.Since(found) > findInterval {

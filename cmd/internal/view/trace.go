@@ -27,19 +27,18 @@ func (v Viewers) newTrace() *cobra.Command {
 		Use:   "trace [SERVICE]",
 		Short: "Follow what happens to connections, step by step",
 		Long: v.long(`Prints a line for each step of each connection as it happens: accepted, every
-attempt with the endpoint, why that one, how long it took and how it failed,
-established, closed. Changes of the configuration are told between them. Ctrl-C
-ends it.
+attempt with its endpoint, the reason for choosing it, its duration and failure,
+established, closed. Configuration changes are printed in between. Stop it with
+Ctrl-C.
 
---since and --history begin with what usher still has in memory (--trace-events of
-'usher run'). Steps that were lost because this command, or its terminal, was too
-slow are counted: "12 steps missed".
+--since and --history start with the steps that usher keeps in memory (--trace-events
+of 'usher run'). If this command or its terminal is too slow, usher skips steps and
+reports their number: "12 steps missed".
 
-On a terminal lines have colours, unless NO_COLOR is set.`,
-			`It follows the ushers of all nodes, unless --local or --node says otherwise, and
-each line names its node. What is known already is told in the order of time, and
-what happens then as it is heard of. A node whose usher does not answer is named on
-standard error, and asked again.`),
+On a terminal, lines are colored unless NO_COLOR is set.`,
+			`It follows the usher instances on all nodes, unless --local or --node is set, and
+each line names its node. Past steps are sorted by time; new steps are printed as
+they arrive. Nodes that do not respond are reported on standard error and retried.`),
 		Example: `  usher trace
   usher trace web --outcome retry,failed
   usher trace shop/cart --client 10.244.1.0/24 --since 10m
@@ -49,19 +48,19 @@ standard error, and asked again.`),
 		RunE:              t.run,
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&t.query.Client, "client", "", "only this `client`: an address, an address and port, or a network")
-	flags.StringVar(&t.query.Endpoint, "endpoint", "", "only this `endpoint`: an address, an address and port, or a Pod")
-	cli.Choice(flags, &t.query.Protocol, "protocol", "", "only this `protocol`: TCP, UDP, SCTP", api.Values("/events", "protocol")...)
-	cli.SomeOf(flags, &t.query.Outcome, "outcome", "only steps with this `outcome`: ok, retry, failed, or the code of an end; several with commas",
+	flags.StringVar(&t.query.Client, "client", "", "Only this `client`: an address, an address and port, or a network")
+	flags.StringVar(&t.query.Endpoint, "endpoint", "", "Only this `endpoint`: an address, an address and port, or a Pod")
+	cli.Choice(flags, &t.query.Protocol, "protocol", "", "Only this `protocol`: TCP, UDP, SCTP", api.Values("/events", "protocol")...)
+	cli.SomeOf(flags, &t.query.Outcome, "outcome", "Only steps with this `outcome`: ok, retry, failed or an end code; separate several with commas",
 		append([]string{api.OutcomeOK, api.OutcomeRetry, api.OutcomeFailed}, outcome.Words()...)...)
-	cli.SomeOf(flags, &t.end, "end", "only ends with this `code`; several with commas", outcome.Words()...)
-	flags.DurationVar(&t.query.Slower, "slower-than", 0, "only ends of connections whose clients waited for longer until the endpoint's first byte came or, while none has, until they were established")
-	flags.Uint64Var(&t.query.Connection, "connection", 0, "only the connection with this `number`")
-	flags.DurationVar(&t.since, "since", 0, "begin with what happened in this time before now, as far as it is still known")
-	flags.DurationVar(&t.since, "last", 0, "the same as --since")
-	flags.BoolVar(&t.query.History, "history", false, "begin with all that is still known")
-	flags.BoolVarP(&t.follow, "follow", "f", true, "go on with what happens from now on; --follow=false implies --history")
-	cli.Choice(flags, &t.output, "output", "o", "`format`: json, an object in each line; lines for people without it", "json")
+	cli.SomeOf(flags, &t.end, "end", "Only connections that end with this `code`; separate several with commas", outcome.Words()...)
+	flags.DurationVar(&t.query.Slower, "slower-than", 0, "Only the ends of connections that waited longer than this for the endpoint's first byte or, without one, to be established")
+	flags.Uint64Var(&t.query.Connection, "connection", 0, "Only the connection with this `number`")
+	flags.DurationVar(&t.since, "since", 0, "Start with the steps within this time before now, as far as usher still keeps them")
+	flags.DurationVar(&t.since, "last", 0, "Same as --since")
+	flags.BoolVar(&t.query.History, "history", false, "Start with all steps that usher still keeps")
+	flags.BoolVarP(&t.follow, "follow", "f", true, "Keep printing new steps; --follow=false implies --history")
+	cli.Choice(flags, &t.output, "output", "o", "Output `format`: json, one object per line. Empty = text", "json")
 	t.NamespaceFlag.Register(flags)
 	t.asks.RegisterCluster(cmd, &t.NamespaceFlag)
 	return cmd
@@ -88,7 +87,7 @@ const traceRate = 10000
 
 func (t *traceCommand) run(cmd *cobra.Command, args []string) error {
 	if t.since < 0 {
-		return cli.Usagef("--since: %s is less than 0", t.since)
+		return cli.Usagef("--since: invalid value \"%s\": must be at least 0s", t.since)
 	}
 	if len(args) == 1 {
 		t.query.Service = t.ServiceName(args[0])
@@ -165,7 +164,7 @@ func (t *traceCommand) printCluster(cmd *cobra.Command, ushers []fleet.Usher) er
 		case errors.As(err, &forbidden):
 			return err
 		case err != nil:
-			fmt.Fprintf(cmd.ErrOrStderr(), "usher: %v; asking again\n", err)
+			fmt.Fprintf(cmd.ErrOrStderr(), "usher: %v; retrying\n", err)
 		default:
 			if err := t.tell(m); err != nil {
 				return err
