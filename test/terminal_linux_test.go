@@ -393,7 +393,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 		It("needs a terminal", func() {
 			s := launch(l.Node, exec.Command(kubectlUsher(), "top", "--local"), "")
 			Eventually(s).WithTimeout(20 * time.Second).Should(gexec.Exit(1))
-			Expect(string(s.Err.Contents())).To(ContainSubstring("top needs a terminal; 'kubectl usher get services' prints much of the same"))
+			Expect(string(s.Err.Contents())).To(ContainSubstring("top requires a terminal; 'kubectl usher get services' prints similar data once"))
 		})
 
 		It("says so on the ordinary screen if no usher runs", func() {

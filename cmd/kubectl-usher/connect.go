@@ -14,19 +14,19 @@ func newConnect() *cobra.Command { return newConnectOf(&connectCommand{Flags: se
 func newConnectOf(c *connectCommand) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "connect",
-		Short: "Make a cluster's Services reachable for the programs of this machine",
-		Long: `Serves the Services of an API server, by the kubeconfig that kubectl would use, or of
-files and folders (--manifests), on this machine, until Ctrl-C. Programs reach them
+		Short: "Make a cluster's Services reachable from programs on this machine",
+		Long: `Serves Services on this machine until Ctrl-C. Services come from an API server (from
+kubectl's kubeconfig) or from files and folders (--manifests). Programs reach them
 
-- by name, through a proxy for SOCKS5 and HTTP (--socks): 'kubectl usher proxy-env'
-  prints the environment that makes programs use it;
-- at the addresses of the table that it prints once it serves;
+- by name, through a SOCKS5 and HTTP proxy (--socks): 'kubectl usher proxy-env' prints
+  the environment variables that make programs use it;
+- at the addresses in the table that it prints at startup;
 - at their cluster IPs, as root, with --portal=auto.
 
---dns answers for the names of Services, for resolvers of this machine. Endpoints are
-reached through the API server, with your own rights: see --via.
+--dns runs a DNS server for Service names, for resolvers on this machine. Endpoints are
+reached through the API server, with your permissions: see --via.
 
-'kubectl usher exec' does without all of that for one command (Linux).`,
+For a single command on Linux, 'kubectl usher exec' needs none of this.`,
 		Example: `  kubectl usher connect --context staging
   curl -x 127.0.0.1:1080 http://web.default/
   sudo kubectl usher connect --kubeconfig ~/.kube/config --portal=auto
@@ -37,13 +37,13 @@ reached through the API server, with your own rights: see --via.
 	flags := cmd.Flags()
 	c.RegisterSource(flags)
 	cli.Group(flags, "Source of Services")
-	flags.StringVar(&c.socks, "socks", defaultSOCKSAddress, "`host:port` for a proxy, SOCKS5 and HTTP, that leads to Services by name, and to everything else directly; without a host 127.0.0.1; empty means none")
+	flags.StringVar(&c.socks, "socks", defaultSOCKSAddress, "Listen address `host:port` of a SOCKS5 and HTTP proxy that resolves Service names and connects to all other destinations directly. Without a host: 127.0.0.1. Empty = none")
 	c.names.register(flags)
 	cli.Group(flags, "Names of Services")
 	c.via.register(flags, viaPortForward)
 	cli.Group(flags, serve.EndpointGroup)
 	c.RegisterNode(flags)
-	flags.Lookup("node-name").Usage = "name of this node's Node object; empty means that this machine is no node or, with --via=direct, this machine's name"
+	flags.Lookup("node-name").Usage = "Name of this node's Node object. Empty = this machine is not a node or, with --via=direct, the hostname"
 	cli.Group(flags, "This node and what it serves")
 	c.RegisterTakeOver(flags)
 	c.RegisterTrace(flags, "output")

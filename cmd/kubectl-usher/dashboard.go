@@ -41,19 +41,19 @@ func newDashboard() *cobra.Command {
 	var d dashboardCommand
 	cmd := &cobra.Command{
 		Use:   "dashboard",
-		Short: "Serve a page with all nodes of a cluster: is it the Pod, or is it the node?",
-		Long: `Serves a page, on this machine's loopback only, that shows what the ushers of all
-nodes tell: Services with the worst first, and for each Service its endpoints
-beside the nodes that connect to them. An endpoint that fails from every node is
-a red row, a node from which endpoints fail that others reach a red column. The
-page of each single usher is a click away, at the same address.
+		Short: "Serve a dashboard of all nodes of a cluster",
+		Long: `Serves a page on this machine's loopback address that shows the state of usher on all
+nodes: Services, worst first, and for each Service a matrix of its endpoints and the
+nodes that connect to them. An endpoint that fails from every node is a red row; a node
+that cannot reach endpoints that other nodes reach is a red column. The page links to
+the dashboard of each usher instance, at the same address.
 
-The ushers are found, and asked, through the API server that kubectl would use, by
-port-forward and with your own rights: to list pods, and to get and create
-pods/portforward, in the namespace of usher's DaemonSet. Who may not, or has no
-cluster, names them by --usher.
+usher instances are found and queried through the API server that kubectl would use,
+by port-forward and with your permissions: to list pods, and to get and create
+pods/portforward, in the namespace of usher's DaemonSet. Without these permissions, or
+without a cluster, set --usher.
 
-They are asked only while somebody looks at the page, and at most 16 at once.`,
+The instances are queried only while the page is open, at most 16 at once.`,
 		Example: `  kubectl usher dashboard
   kubectl usher dashboard --context staging
   kubectl usher dashboard --usher node-a=192.0.2.1:10249 --usher node-b=192.0.2.2:10249`,
@@ -61,9 +61,9 @@ They are asked only while somebody looks at the page, and at most 16 at once.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return d.run(cmd) },
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&d.address, "address", defaultDashboardAddress, "loopback `host:port` for the page; if the default is taken, another port is used")
-	flags.StringVar(&d.options.Address, "admin-address", cli.DefaultAdminAddress, "`host:port` at which each usher of the cluster serves its API on its own node")
-	flags.StringArrayVar(&d.ushers, "usher", nil, "an usher, as `NODE=HOST:PORT` of its --admin-address; may be given several times. No other is asked then")
+	flags.StringVar(&d.address, "address", defaultDashboardAddress, "Loopback address `host:port` of the page. If the default port is in use, a free port is selected")
+	flags.StringVar(&d.options.Address, "admin-address", cli.DefaultAdminAddress, "API address `host:port` of each usher instance on its node")
+	flags.StringArrayVar(&d.ushers, "usher", nil, "Query only this usher instance, given as `NODE=HOST:PORT` of its --admin-address. May be repeated")
 	cli.Group(flags, "The page")
 	view.RegisterFleet(flags, &d.options)
 	return cmd
@@ -93,7 +93,7 @@ func (d *dashboardCommand) run(cmd *cobra.Command) error {
 	defer view.Close()
 	server := admin.ServeOn(l, admin.Guard(l.Addr().String(), view.Handler()), admin.MaxAdminClients)
 	defer server.Close()
-	fmt.Fprintf(cmd.OutOrStdout(), "Open http://%s/ in a browser: %s. Ctrl-C ends it.\n", l.Addr(), show.Plural(len(nodes), "node"))
+	fmt.Fprintf(cmd.OutOrStdout(), "Open http://%s/ in a browser: %s. Stop it with Ctrl-C.\n", l.Addr(), show.Plural(len(nodes), "node"))
 	<-ctx.Done()
 	return nil
 }
@@ -112,20 +112,20 @@ func (d *dashboardCommand) allowed(ctx context.Context, n cluster.Node) error {
 func (d *dashboardCommand) listen(cmd *cobra.Command) (net.Listener, error) {
 	host, port, err := net.SplitHostPort(d.address)
 	if err != nil {
-		return nil, cli.Usagef("--address: %q is not HOST:PORT, such as %s", d.address, defaultDashboardAddress)
+		return nil, cli.Usagef("--address: invalid value %q: must be HOST:PORT, such as %s", d.address, defaultDashboardAddress)
 	}
 	if host == "localhost" {
 		host = "127.0.0.1"
 	}
 	if ip, err := netip.ParseAddr(host); err != nil || !ip.Unmap().IsLoopback() {
-		return nil, cli.Usagef("--address: %q is not a loopback address, such as 127.0.0.1: whoever reaches the page sees all nodes with your rights", host)
+		return nil, cli.Usagef("--address: invalid value %q: must be a loopback address, such as 127.0.0.1, because the page shows all nodes with your permissions", host)
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(host, port))
 	if err != nil && !cmd.Flags().Changed("address") {
 		l, err = net.Listen("tcp", net.JoinHostPort(host, "0"))
 	}
 	if err != nil {
-		return nil, fmt.Errorf("serving the page: %w", err)
+		return nil, fmt.Errorf("serve the page: %w", err)
 	}
 	return l, nil
 }
@@ -135,7 +135,7 @@ func (d *dashboardCommand) finder(cmd *cobra.Command) (find cluster.Finder, end 
 	if len(d.ushers) > 0 {
 		for _, name := range append([]string{"admin-address"}, view.ClusterFlags...) {
 			if cmd.Flag(name).Changed {
-				return nil, nil, cli.Usagef("--%s is for the ushers of a cluster, and --usher names them", name)
+				return nil, nil, cli.Usagef("--%s cannot be combined with --usher: --usher already names the usher instances", name)
 			}
 		}
 		nodes, err := named(d.ushers)
@@ -166,17 +166,17 @@ func named(ushers []string) (nodes []cluster.Node, err error) {
 	for _, u := range ushers {
 		name, address, is := strings.Cut(u, "=")
 		if !is {
-			return nil, cli.Usagef("--usher: %q is not NODE=HOST:PORT, such as node-a=192.0.2.1:10249", u)
+			return nil, cli.Usagef("--usher: invalid value %q: must be NODE=HOST:PORT, such as node-a=192.0.2.1:10249", u)
 		}
 		if !nodeName.MatchString(name) {
-			return nil, cli.Usagef("--usher: %q is not a node's name: letters, digits, '-', '.' and '_', with a letter or digit at both ends", name)
+			return nil, cli.Usagef("--usher: invalid node name %q: must consist of letters, digits, '-', '.' and '_', and start and end with a letter or digit", name)
 		}
 		c, err := client.New(address)
 		if err != nil {
 			return nil, cli.Usagef("--usher %s: %w", name, err)
 		}
 		if slices.ContainsFunc(nodes, func(n cluster.Node) bool { return n.Name == name }) {
-			return nil, cli.Usagef("--usher: the node %s is named twice", name)
+			return nil, cli.Usagef("--usher: node %s is given twice", name)
 		}
 		nodes = append(nodes, cluster.Node{Name: name, Client: c})
 	}

@@ -23,25 +23,25 @@ func newEnv() *cobra.Command {
 	output := string(environ.Shell)
 	cmd := &cobra.Command{
 		Use:   "env [SERVICE…]",
-		Short: "Print the environment variables by which Pods find Services",
-		Long: `Prints the environment variables that a kubelet gives to a Pod, so that a program
-on this machine finds Services as it does there: WEB_SERVICE_HOST,
-WEB_SERVICE_PORT, WEB_PORT_80_TCP_ADDR and so on.
+		Short: "Print the environment variables that Pods get for Services",
+		Long: `Prints the environment variables that kubelet sets in Pods, so that a program on this
+machine finds Services like in a Pod: WEB_SERVICE_HOST, WEB_SERVICE_PORT,
+WEB_PORT_80_TCP_ADDR and so on.
 
-Without arguments they are those of a Pod in --namespace: of all Services there,
-and of the API server's, kubernetes in default. With arguments, of these Services
-only; with -A, of all namespaces: of Services of the same name, that of --namespace
-counts, or else the first.
+By default, it prints the variables of a Pod in --namespace: for all Services there,
+and for the API server (kubernetes in default). With arguments, it prints those of the
+given Services only; with -A, those of all namespaces. If Services in several
+namespaces have the same name, the one in --namespace wins, else the first.
 
 Services come from an API server (--kubeconfig, --context) or from files
-(--manifests). They have to be served for their addresses to lead anywhere: see
+(--manifests). The addresses work only while the Services are served: see
 'kubectl usher connect'.`,
 		Example: `  eval "$(kubectl usher env --manifests examples/)"
   kubectl usher env --context kind-dev -n shop -o dotenv > .env
   kubectl usher env web shop/cart --manifests all.yaml -o json`,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			if all && len(names) > 0 {
-				return cli.Usagef("-A asks for all Services, and %s for some", strings.Join(names, ", "))
+				return cli.Usagef("-A selects all Services and cannot be combined with names: %s", strings.Join(names, ", "))
 			}
 			if err := source.OneSource(); err != nil {
 				return err
@@ -59,14 +59,14 @@ Services come from an API server (--kubeconfig, --context) or from files
 			}
 			left, err := environ.Write(cmd.OutOrStdout(), environ.Format(output), vars)
 			if len(left) > 0 {
-				fmt.Fprintf(cmd.ErrOrStderr(), "left out, since a shell has no variables of such names: %s\n", strings.Join(left, ", "))
+				fmt.Fprintf(cmd.ErrOrStderr(), "omitted, because these are not valid shell variable names: %s\n", strings.Join(left, ", "))
 			}
 			return err
 		},
 	}
 	flags := cmd.Flags()
-	cli.Choice(flags, &output, "output", "o", "`format`: "+strings.Join(environ.Formats, ", "), environ.Formats...)
-	flags.BoolVarP(&all, "all-namespaces", "A", false, "of all namespaces")
+	cli.Choice(flags, &output, "output", "o", "Output `format`: "+strings.Join(environ.Formats, ", "), environ.Formats...)
+	flags.BoolVarP(&all, "all-namespaces", "A", false, "Select Services in all namespaces")
 	namespace.Register(flags)
 	source.RegisterSource(flags)
 	return cmd
@@ -89,7 +89,7 @@ func variables(services []config.Service, namespace *view.NamespaceFlag, names [
 		}
 		vars := environ.Of(services[i])
 		if len(vars) == 0 {
-			return nil, fmt.Errorf("there are no variables for Service %s/%s: only one with a cluster IP has some", ns, n)
+			return nil, fmt.Errorf("Service %s/%s has no variables: only Services with a cluster IP do", ns, n)
 		}
 		out = append(out, vars...)
 	}

@@ -33,28 +33,27 @@ func newExecOf(e *execCommand) *cobra.Command {
 	e.Flags = serve.New()
 	cmd := &cobra.Command{
 		Use:   "exec [flags] [-- COMMAND [ARGUMENT]...]",
-		Short: "Run a command that reaches Services as a Pod would, without root",
-		Long: `Runs a command in a network namespace of its own (Linux). Inside, every Service
-answers at its cluster IP and port (TCP and UDP), names of Services resolve
-(web, web.default, web.default.svc.cluster.local), and the environment has the
-variables that a Pod would have. All else goes on working: other networks, and
-servers on this machine's localhost. Nothing on the machine itself is changed,
-and nothing stays when the command has ended: what it left running is killed.
+		Short: "Run a command that reaches Services like a Pod, without root",
+		Long: `Runs a command in a dedicated network namespace (Linux). Inside, every Service is
+reachable at its cluster IP and port (TCP and UDP), Service names resolve (web,
+web.default, web.default.svc.cluster.local), and the environment has the variables
+that a Pod would have. Other networks and servers on this machine's localhost stay
+reachable. The machine itself is not changed: when the command exits, usher kills
+its remaining processes and removes the namespace.
 
-Without a command it is $SHELL, or /bin/sh. USHER_EXEC in the environment is the namespace
-whose Services have short names, which a prompt can show:
+The default command is $SHELL, or /bin/sh. USHER_EXEC in the environment is the
+namespace for short Service names. A prompt can show it:
 PS1='${USHER_EXEC:+(usher $USHER_EXEC) }'$PS1.
 
-Services come from files and folders (--manifests), or from an API server, by the
-kubeconfig that kubectl would use. Services that come or change later are there
-at once.
+Services come from files and folders (--manifests), or from an API server (from
+kubectl's kubeconfig). New and changed Services are available at once.
 
-The command has the terminal, standard input and output, working directory and
-signals; usher's exit code is the command's, 128 and the signal's number if one
-ended it, 127 if there is no such command and 126 if it cannot be run.
+The command inherits the terminal, standard input and output, working directory and
+signals. usher's exit code is the command's exit code, or 128 plus the signal number
+if a signal ended it, 127 if the command does not exist, and 126 if it cannot run.
 
-Root is not needed, but a kernel that lets ordinary users make user namespaces.
-Where it does not, there is 'kubectl usher connect'.`,
+It does not need root, but a kernel that lets non-root users create user namespaces.
+Otherwise, use 'kubectl usher connect'.`,
 		Example: `  kubectl usher exec --manifests examples/web.yaml -- curl http://web.default/
   kubectl usher exec                       # a shell "inside" kubectl's cluster
   kubectl usher exec --context staging -n shop -- npm run dev`,
@@ -68,10 +67,10 @@ Where it does not, there is 'kubectl usher connect'.`,
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what comes behind the command is the command's
 	e.RegisterSource(flags)
-	flags.StringVarP(&e.namespace, "namespace", "n", "", "namespace whose Services have short names, and variables; empty means that of the kubeconfig's context, or default")
+	flags.StringVarP(&e.namespace, "namespace", "n", "", "Namespace for short Service names and environment variables. Empty = the namespace of the kubeconfig's context, or default")
 	e.names.registerDomain(flags)
 	e.RegisterTrace(flags, "error")
-	flags.StringVar(&e.AdminAddress, "admin-address", "", "`host:port` for the dashboard and the API that 'usher get', 'top' and 'trace' ask; empty means none")
+	flags.StringVar(&e.AdminAddress, "admin-address", "", "Listen address `host:port` of the dashboard and the API that 'usher get', 'top' and 'trace' query. Empty = none")
 	e.via.register(flags, viaAuto)
 	e.Logs.Register(flags, "text")
 	cli.SetDefault(flags, "log-level", "error") // the terminal is the command's
@@ -198,11 +197,11 @@ func (e *execCommand) await(cmd *cobra.Command, d *daemon.Daemon, ready <-chan [
 		case sig := <-signals:
 			return nil, &cli.ExitError{Code: 128 + int(sig.(syscall.Signal))}
 		case <-waiting:
-			why := "it has not answered"
+			why := "no response yet"
 			if api, known := d.APIServer(); known && api.Err != nil {
 				why = api.Err.Error()
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "usher: still waiting for the API server to tell its Services: %s\n", why)
+			fmt.Fprintf(cmd.ErrOrStderr(), "usher: still waiting for the API server to list Services: %s\n", why)
 		}
 	}
 }
@@ -248,7 +247,7 @@ func newInside(resolvConf string, warn io.Writer) (in *inside, err error) {
 	}
 	in.loopback = localhost.New(in.namespace.Socket)
 	if err := in.lookOut(); err != nil {
-		fmt.Fprintf(warn, "usher: warning: Other networks cannot be reached from inside, but Services and localhost are: %v\n", err)
+		fmt.Fprintf(warn, "usher: warning: the command can reach Services and localhost, but no other networks: %v\n", err)
 	}
 	return in, nil
 }

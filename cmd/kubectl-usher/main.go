@@ -38,14 +38,14 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:         "kubectl-usher",
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl usher"},
-		Short:       "See what the ushers of a cluster do, and reach its Services from this machine",
-		Long: `Asks the ushers of all nodes of kubectl's cluster, through its API server: what they
-serve, what happens to connections, and what is wrong. 'kubectl usher exec' runs a
-command that reaches the cluster's Services as a Pod would, and 'kubectl usher
-connect' makes them reachable for all programs of this machine.
+		Short:       "Inspect usher on all nodes of a cluster, and reach its Services from this machine",
+		Long: `Queries usher on all nodes of kubectl's cluster through the API server: the Services
+it serves, what happens to connections, and problems. 'kubectl usher exec' runs a
+command that reaches the cluster's Services like a Pod, and 'kubectl usher connect'
+makes them reachable for all programs on this machine.
 
-With --local, get, trace, explain, diagnose and top ask the one usher of this machine,
-such as that of 'usher demo'.`,
+With --local, get, trace, explain, diagnose and top query the usher instance on this
+machine, such as that of 'usher demo'.`,
 	}
 	cli.SetUp(root)
 	asked := viewers.Commands()

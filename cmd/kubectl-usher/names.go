@@ -18,13 +18,13 @@ type nameFlags struct {
 }
 
 func (f *nameFlags) registerDomain(flags *pflag.FlagSet) {
-	flags.StringVar(&f.options.Domain, "dns-domain", dns.DefaultDomain, "the cluster's `domain`, in which the names of Services are")
+	flags.StringVar(&f.options.Domain, "dns-domain", dns.DefaultDomain, "Cluster `domain` of Service names")
 }
 
 func (f *nameFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&f.address, "dns", "", "`address` at which the names of Services are answered (UDP and TCP; port 53, or address:port); empty means nowhere")
+	flags.StringVar(&f.address, "dns", "", "Listen `address` of a DNS server for Service names (UDP and TCP; port 53, or address:port). Empty = none")
 	f.registerDomain(flags)
-	flags.StringSliceVar(&f.upstreams, "dns-upstream", nil, "`addresses` of the resolvers that are asked for all other names; empty means those in "+dns.DefaultResolvConf)
+	flags.StringSliceVar(&f.upstreams, "dns-upstream", nil, "`addresses` of the resolvers for all other names. Empty = those in "+dns.DefaultResolvConf)
 }
 
 // server returns what answers at --dns, or nil if nothing is to.

@@ -17,11 +17,11 @@ func newProxyEnv() *cobra.Command {
 	var address string
 	cmd := &cobra.Command{
 		Use:   "proxy-env",
-		Short: "Print the environment that makes programs use 'kubectl usher connect'",
-		Long: `Prints commands for a shell that make programs which look for a proxy in their
-environment (curl, wget, Git, Python, Go programs, Node.js) connect through the proxy
-of 'kubectl usher connect', by HTTP, so that they reach Services by name. It asks nothing
-and changes nothing.`,
+		Short: "Print environment variables that make programs use 'kubectl usher connect'",
+		Long: `Prints shell commands that set proxy environment variables. Programs that read them
+(curl, wget, Git, Python, Go programs, Node.js) then connect through the HTTP proxy of
+'kubectl usher connect' and reach Services by name. It queries nothing and changes
+nothing.`,
 		Example: `  kubectl usher connect --context staging &
   eval "$(kubectl usher proxy-env)"
   curl http://web.default/`,
@@ -36,7 +36,7 @@ and changes nothing.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&address, "socks", defaultSOCKSAddress, "`host:port` of the proxy")
+	cmd.Flags().StringVar(&address, "socks", defaultSOCKSAddress, "Address `host:port` of the proxy")
 	return cmd
 }
 

@@ -20,16 +20,16 @@ func newTop() *cobra.Command {
 	var namespace view.NamespaceFlag
 	cmd := &cobra.Command{
 		Use:   "top [SERVICE]",
-		Short: "Watch what goes on, full screen",
-		Long: `Shows the Services of the usher of a node (--node), or of this machine (--local), live: how they fare, how many
-connections begin, are retried and fail in a second. P99 is how long clients waited
-lately for the endpoint's first byte, all but one in a hundred. Enter shows a Service's
-connections, also those that have ended and are still in the trace, and enter on one
-of these all attempts that were made for it. With SERVICE it begins with that one's
-connections. ? lists the keys, q quits.
+		Short: "Watch Services and connections, full screen",
+		Long: `Shows a live view of the Services on a node (--node) or on this machine (--local):
+their state, and the connections per second that start, are retried and fail. P99 is
+the p99 time to the endpoint's first byte in the last 5 to 10 minutes. Enter opens the
+connections of a Service, including ended ones that are still in the trace; enter on a
+connection shows all its attempts. With SERVICE, it starts with the connections of
+that Service. ? lists the keys, q quits.
 
-It needs a terminal, of any size and with or without colours (NO_COLOR). If usher
-does not answer for a while, what was last known stays.`,
+It requires a terminal, of any size, with or without colors (NO_COLOR). While usher
+does not respond, the last state stays on screen.`,
 		Example: `  kubectl usher top --node worker-1
   kubectl usher top web --node worker-1 -n shop --interval 250ms
   kubectl usher top --local                # what 'usher demo' does`,
@@ -37,10 +37,10 @@ does not answer for a while, what was last known stays.`,
 		ValidArgsFunction: view.CompleteOne(func(cmd *cobra.Command) []string { return asks.CompleteServices(cmd, namespace.Namespace, nil) }),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.Interval < minTopInterval {
-				return cli.Usagef("--interval: %s is less than %s", o.Interval, minTopInterval)
+				return cli.Usagef("--interval: invalid value \"%s\": must be at least %s", o.Interval, minTopInterval)
 			}
 			if !term.IsTerminal(int(os.Stdin.Fd())) || !term.IsTerminal(int(os.Stdout.Fd())) {
-				return errors.New("top needs a terminal; 'kubectl usher get services' prints much of the same, once")
+				return errors.New("top requires a terminal; 'kubectl usher get services' prints similar data once")
 			}
 			if cmd.Flags().Changed("namespace") {
 				o.Namespace = namespace.Namespace
@@ -59,8 +59,8 @@ does not answer for a while, what was last known stays.`,
 			})
 		},
 	}
-	cmd.Flags().DurationVar(&o.Interval, "interval", time.Second, "how often usher is asked")
-	cmd.Flags().StringVarP(&namespace.Namespace, "namespace", "n", "default", "only the Services of this `namespace` (all, if it is not given); also that of SERVICE")
+	cmd.Flags().DurationVar(&o.Interval, "interval", time.Second, "Refresh interval")
+	cmd.Flags().StringVarP(&namespace.Namespace, "namespace", "n", "default", "Show only the Services of this `namespace`, also for SERVICE. Not set = all namespaces")
 	asks.RegisterCluster(cmd, &namespace)
 	return cmd
 }

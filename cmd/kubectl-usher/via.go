@@ -30,7 +30,7 @@ type viaFlag string
 
 func (v *viaFlag) register(flags *pflag.FlagSet, byDefault string) {
 	*v = viaFlag(byDefault)
-	cli.Choice(flags, (*string)(v), "via", "", "how endpoints are reached: "+strings.Join(vias, ", ")+"; portforward goes through the API server, from where Pods cannot be reached (TCP only); auto tries direct first. With both, --dial-timeouts is 2s,2s,4s if not given. With --manifests it is direct", vias...)
+	cli.Choice(flags, (*string)(v), "via", "", "How to reach endpoints: "+strings.Join(vias, ", ")+". portforward goes through the API server (TCP only), for machines that cannot reach Pods. auto tries direct first. Both change the default of --dial-timeouts to 2s,2s,4s. With --manifests: direct", vias...)
 }
 
 // remote reports whether endpoints may be reached through the API server.
@@ -40,7 +40,7 @@ func (v viaFlag) remote() bool { return v != viaDirect }
 func (v *viaFlag) complete(f *serve.Flags, flags *pflag.FlagSet) error {
 	if f.FromFiles() {
 		if v.remote() && flags.Changed("via") {
-			return cli.Usagef("--via=%s leads through an API server, and --manifests says that there is none", *v)
+			return cli.Usagef("--via=%s requires an API server and cannot be combined with --manifests", *v)
 		}
 		*v = viaDirect
 	}

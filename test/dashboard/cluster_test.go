@@ -105,7 +105,7 @@ func dashboardOf(ushers map[string]string) string {
 		Expect(session.Interrupt().Wait(20 * time.Second).ExitCode()).To(BeZero())
 		Expect(string(session.Err.Contents())).To(BeEmpty())
 	})
-	Eventually(session.Out).WithTimeout(60 * time.Second).Should(gbytes.Say(`Ctrl-C ends it`))
+	Eventually(session.Out).WithTimeout(60 * time.Second).Should(gbytes.Say(`Stop it with Ctrl-C`))
 	url, _, _ := strings.Cut(strings.TrimPrefix(string(session.Out.Contents()), "Open "), " ")
 	return url
 }
