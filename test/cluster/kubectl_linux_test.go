@@ -262,9 +262,9 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		Eventually(following.Err).WithTimeout(soon).Should(gbytes.Say("node here: .*; retrying"))
 		out, errors := says(1, "get", "services")
 		Expect(out).To(ContainSubstring("web"))
-		Expect(errors).To(MatchRegexp("^usher: node here: no usher answers: .+\n$"))
+		Expect(errors).To(MatchRegexp("^usher: node here: cannot connect to usher: .+\n$"))
 		_, errors = says(1, "get", "services", "--node", here)
-		Expect(errors).To(MatchRegexp("^usher: node here: no usher answers: .+\n$"))
+		Expect(errors).To(MatchRegexp("^usher: node here: cannot connect to usher: .+\n$"))
 
 		c.usher()
 		before := strings.Count(string(following.Out.Contents()), " here ")
@@ -284,7 +284,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		operator := kubeconfig
 		kubeconfig = c.person("nobody")
 		_, errors := says(1, "get", "services")
-		Expect(errors).To(And(HavePrefix("usher: listing Pods in namespace kube-system is forbidden"),
+		Expect(errors).To(And(HavePrefix("usher: list Pods in namespace kube-system is forbidden"),
 			ContainSubstring("kubectl -n kube-system create role usher-list --verb=list --resource=pods")))
 		kubeconfig = c.person("lister", listPods)
 		for _, args := range [][]string{{"get", "services"}, {"dashboard", "--address=127.0.0.1:0"}, {"trace"}, {"trace", "--follow=false"}, {"get", "connection", "1"}} {
@@ -295,7 +295,7 @@ var _ = Describe("the ushers of a cluster, asked from outside", func() {
 		}
 		kubeconfig = operator
 		_, errors = says(1, "get", "services", "--node", "other")
-		Expect(errors).To(MatchRegexp(`^usher: node other has no usher: no Pod there with the label app.kubernetes.io/name=usher in namespace kube-system of https://.*; there is one on elsewhere, here\n$`))
+		Expect(errors).To(MatchRegexp(`^usher: usher is not running on node other: no Pod there with the label app.kubernetes.io/name=usher in namespace kube-system of https://.*; nodes with one: elsewhere, here\n$`))
 		_, errors = says(2, "get", "services", "--local", "--node", "other")
 		Expect(errors).To(ContainSubstring("--node cannot be combined with --local"))
 	})

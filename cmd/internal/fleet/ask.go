@@ -107,7 +107,7 @@ func Answered[T any](answers []Answer[T]) (good []Answer[T], err error) {
 func why(err error) string {
 	var unreachable *client.UnreachableError
 	if errors.As(err, &unreachable) {
-		return "no usher answers: " + client.Cause(err)
+		return "cannot connect to usher: " + client.Cause(err)
 	}
 	return err.Error()
 }

@@ -42,8 +42,8 @@ type ForbiddenError struct {
 // Error implements error. It says how the rights are given.
 func (e *ForbiddenError) Error() string {
 	return fmt.Sprintf(`%[1]s in namespace %[2]s is forbidden: %[3]v
-To ask the ushers of nodes takes the rights to list pods, and to get and create
-pods/portforward, in namespace %[2]s. An administrator gives them so:
+Querying usher on the nodes requires permission to list pods, and to get and create
+pods/portforward, in namespace %[2]s. An administrator can grant it with:
   kubectl -n %[2]s create role usher-list --verb=list --resource=pods
   kubectl -n %[2]s create role usher-ask --verb=get,create --resource=pods/portforward
   kubectl -n %[2]s create rolebinding usher-list --role=usher-list --user=NAME

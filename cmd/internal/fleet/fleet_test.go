@@ -160,14 +160,14 @@ var _ = Describe("Ask", func() {
 		good, err := answered(nil, refused, errors.New("too old"), refused, nil)
 		Expect(good).To(HaveLen(2))
 		Expect(IsSilent(err)).To(BeTrue())
-		Expect(err).To(MatchError("nodes n1, n3: no usher answers: connection refused\nnode n2: too old"))
+		Expect(err).To(MatchError("nodes n1, n3: cannot connect to usher: connection refused\nnode n2: too old"))
 	})
 
 	It("fails if none answers", func() {
 		good, err := answered(refused, refused)
 		Expect(good).To(BeEmpty())
 		Expect(IsSilent(err)).To(BeFalse())
-		Expect(err).To(MatchError("nodes n0, n1: no usher answers: connection refused"))
+		Expect(err).To(MatchError("nodes n0, n1: cannot connect to usher: connection refused"))
 	})
 
 	It("leaves the error of the only one without a node as it is", func() {

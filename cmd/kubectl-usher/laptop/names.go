@@ -67,9 +67,9 @@ func (n *Names) Start(ctx context.Context, _ *proxy.Proxy, takeOver bool, log lo
 		if !retryListen(ctx, err, listen) {
 			return
 		}
-		log.WithFields(logrus.Fields{"address": n.at.String(), "domain": n.server.Domain()}).Info("Answering for the names of Services")
+		log.WithFields(logrus.Fields{"address": n.at.String(), "domain": n.server.Domain()}).Info("Serving DNS for Service names")
 		if err := n.server.Serve(ctx, packets, listener); err != nil {
-			log.WithError(err).Error("The names of Services are not answered any more")
+			log.WithError(err).Error("DNS server for Service names failed")
 		}
 	})
 	return nil
@@ -120,9 +120,9 @@ func (n *Names) listen() (packets net.PacketConn, listener net.Listener, err err
 func explainListen(at netip.AddrPort, err error) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("--dns: %w: another resolver has it, perhaps; take another address, such as 127.0.0.153, or another port", err)
+		return fmt.Errorf("--dns: %w: another resolver may use it; set another address, such as 127.0.0.153, or another port", err)
 	case errors.Is(err, syscall.EACCES):
-		return fmt.Errorf("--dns: %w: port %d needs root or CAP_NET_BIND_SERVICE; one from 1024 on does not", err, at.Port())
+		return fmt.Errorf("--dns: %w: port %d requires root or CAP_NET_BIND_SERVICE; use a port from 1024 on", err, at.Port())
 	}
 	return fmt.Errorf("--dns: %w", err)
 }

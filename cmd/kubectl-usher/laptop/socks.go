@@ -27,7 +27,7 @@ type SOCKS struct {
 // NewSOCKS returns a proxy for address, HOST:PORT.
 func NewSOCKS(address string) (*SOCKS, error) {
 	if _, _, err := net.SplitHostPort(address); err != nil {
-		return nil, fmt.Errorf("--socks: %q is not HOST:PORT such as 127.0.0.1:1080", address)
+		return nil, fmt.Errorf("--socks: invalid value %q: must be HOST:PORT, such as 127.0.0.1:1080", address)
 	}
 	return &SOCKS{address: address}, nil
 }
@@ -67,12 +67,12 @@ func (s *SOCKS) Close() {
 
 // logSOCKS logs where the proxy is, and a warning if other machines reach it.
 func logSOCKS(server *socks.Server, log logrus.FieldLogger) {
-	log.WithField("address", server.Addr().String()).Info("Proxy for SOCKS and HTTP: Services can be reached by name, such as curl -x " + server.Addr().String() + " http://web.default/")
+	log.WithField("address", server.Addr().String()).Info("Serving SOCKS5 and HTTP proxy; reach Services by name, such as curl -x " + server.Addr().String() + " http://web.default/")
 	if at := server.Addr().Addr(); !at.IsLoopback() {
 		who := at.String()
 		if at.IsUnspecified() {
-			who = "any address of this machine"
+			who = "an address of this machine"
 		}
-		log.Warnf("The proxy for SOCKS and HTTP asks nobody who they are, and whoever reaches %s can use it to connect to what this machine reaches", who)
+		log.Warnf("The SOCKS5 and HTTP proxy has no authentication: every client that reaches %s can connect to everything that this machine reaches", who)
 	}
 }

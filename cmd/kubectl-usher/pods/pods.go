@@ -59,11 +59,11 @@ type found struct {
 func New(o fleet.Options) (*Fleet, error) {
 	_, port, err := net.SplitHostPort(o.Address)
 	if err != nil {
-		return nil, fmt.Errorf("%q is not host:port, such as 127.0.0.1:10249", o.Address)
+		return nil, fmt.Errorf("invalid value %q: must be HOST:PORT, such as 127.0.0.1:10249", o.Address)
 	}
 	number, err := net.LookupPort("tcp", port)
 	if err != nil || number == 0 {
-		return nil, fmt.Errorf("%q: %q is not a port from 1 to 65535", o.Address, port)
+		return nil, fmt.Errorf("invalid value %q: port %q must be from 1 to 65535", o.Address, port)
 	}
 	rest, err := o.Cluster.RESTConfig()
 	if err != nil {
@@ -102,10 +102,10 @@ func (f *Fleet) Find(ctx context.Context) ([]fleet.Usher, error) {
 	for next := ""; ; {
 		pods, err := f.api.Pods(ctx, f.options.Namespace, metav1.ListOptions{LabelSelector: Selector, Limit: pageSize, Continue: next})
 		if apierrors.IsForbidden(err) {
-			return nil, &fleet.ForbiddenError{What: "listing Pods", Namespace: f.options.Namespace, Err: err}
+			return nil, &fleet.ForbiddenError{What: "list Pods", Namespace: f.options.Namespace, Err: err}
 		}
 		if err != nil {
-			return nil, fmt.Errorf("looking for ushers in namespace %s of %s: %w", f.options.Namespace, f.server, err)
+			return nil, fmt.Errorf("find usher Pods in namespace %s of %s: %w", f.options.Namespace, f.server, err)
 		}
 		for i := range pods.Items {
 			p := &pods.Items[i]
@@ -139,11 +139,11 @@ func (f *Fleet) none(nodes []string) error {
 	where := fmt.Sprintf("with the label %s in namespace %s of %s", Selector, f.options.Namespace, f.server)
 	switch n := len(nodes); {
 	case n == 0:
-		return fmt.Errorf("there is no usher in the cluster: no Pod on any node %s", where)
+		return fmt.Errorf("usher is not running in the cluster: no Pod %s", where)
 	case n > few:
-		return fmt.Errorf("node %s has no usher: no Pod there %s; there are %d on other nodes", f.options.Node, where, n)
+		return fmt.Errorf("usher is not running on node %s: no Pod there %s; %d other nodes have one", f.options.Node, where, n)
 	}
-	return fmt.Errorf("node %s has no usher: no Pod there %s; there is one on %s", f.options.Node, where, strings.Join(nodes, ", "))
+	return fmt.Errorf("usher is not running on node %s: no Pod there %s; nodes with one: %s", f.options.Node, where, strings.Join(nodes, ", "))
 }
 
 // few is how many nodes are named one by one.
@@ -159,7 +159,7 @@ func (f *Fleet) ushers(nodes []string, pods map[string]*corev1.Pod) ([]fleet.Ush
 		p := pods[node]
 		at := found{node: node, pod: p.Namespace + "/" + p.Name, uid: string(p.UID)}
 		if p.Status.Phase != corev1.PodRunning {
-			at.trouble = fmt.Sprintf("its Pod %s does not run: %s", at.pod, cmp.Or(p.Status.Reason, string(p.Status.Phase)))
+			at.trouble = fmt.Sprintf("Pod %s is not running: %s", at.pod, cmp.Or(p.Status.Reason, string(p.Status.Phase)))
 		}
 		c := f.known[at]
 		if c == nil {

@@ -350,7 +350,7 @@ var _ = Describe("a daemon with a portal", func() {
 			connect(vip)
 			Expect(secondNow.Proxy.Stats().Open).To(BeEquivalentTo(2))
 			Eventually(func() string { return string(second.said.Contents()) }).WithTimeout(patience).Should(And(
-				ContainSubstring("Answering for the names of Services"),
+				ContainSubstring("Serving DNS for Service names"),
 				ContainSubstring("The server of --healthz-address is there now"),
 				ContainSubstring("Listening on --admin-address")))
 
