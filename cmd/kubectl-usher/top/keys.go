@@ -9,13 +9,13 @@ import (
 
 // helpText says what the keys do.
 var helpText = []string{
-	"↑ ↓  k j        choose a line      PgUp PgDn  Home End   further",
+	"↑ ↓  k j        select a line      PgUp PgDn  Home End   further",
 	"enter           the connections of the Service; the attempts of the connection",
 	"esc             back",
 	"c               connections of all Services",
-	"s  S            sort by the next column, by the one before",
-	"/               filter; enter keeps it, esc drops it",
-	"p  space        pause, go on",
+	"s  S            sort by the next, the previous column",
+	"/               filter; enter keeps it, esc clears it",
+	"p  space        pause, resume",
 	"q  Ctrl-C       quit",
 }
 

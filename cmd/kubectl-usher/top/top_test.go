@@ -136,7 +136,7 @@ var _ = Describe("the screens", func() {
 			"  default/web    degraded        1/2     1      0        0       0    -      0 B        2       0",
 			"",
 			"",
-			"↑↓ choose  enter connections  c all connections  s sort  / filter  p pause  ? help  q quit",
+			"↑↓ select  enter connections  c all connections  s sort  / filter  p pause  ? help  q quit",
 		}))
 	})
 
@@ -192,7 +192,7 @@ var _ = Describe("the screens", func() {
 		p.press("c", "/", "4", "8", "2", "0", "1")
 		Expect(p.sees()[4:6]).To(Equal([]string{"> 9  established      1     1.5 s  default/web  192.0.2.2:48201  10.1.0.8:80  -", ""}))
 		p.press("x")
-		Expect(p.sees()[5]).To(Equal("  None matches the filter; esc drops it."))
+		Expect(p.sees()[5]).To(Equal("  Nothing matches the filter; esc clears it."))
 		p.press("esc")
 		Expect(p.sees()[5]).To(HavePrefix("  7 "))
 	})
@@ -230,7 +230,7 @@ var _ = Describe("the screens", func() {
 		p.press("c", "enter")
 		u.connections = nil
 		p.asks()
-		Expect(p.sees()[3]).To(Equal("usher does not know this connection any more; this is what it last told."))
+		Expect(p.sees()[3]).To(Equal("usher no longer keeps this connection; showing its last known state."))
 		Expect(strings.Join(p.sees(), "\n")).To(ContainSubstring("10.1.0.8:80"))
 	})
 

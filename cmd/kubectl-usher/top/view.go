@@ -61,7 +61,7 @@ func (m Model) head() []string {
 	case m.err != nil:
 		first += "  " + show.Alarm.Text(m.lost())
 	case m.paused:
-		first += "  " + show.Care.Text("paused, p goes on")
+		first += "  " + show.Care.Text("paused, p resumes")
 	}
 	problems := "no problems"
 	if n := len(s.Problems) + s.ProblemsUntold; n > 0 {
@@ -143,7 +143,7 @@ func (m Model) body() []string {
 		from := min(m.waterfallOffset, len(lines))
 		return lines[from:]
 	case m.screen == connections:
-		return m.table(m.connectionList, m.connectionLines(m.width-len(mark)), "No connection is known: none is open, and the trace has none.")
+		return m.table(m.connectionList, m.connectionLines(m.width-len(mark)), "No connections: none is open, and the trace has none.")
 	}
 	return m.table(m.serviceList, m.serviceLines(m.width-len(mark)), "There are no Services.")
 }
@@ -162,7 +162,7 @@ func (m Model) table(l list, lines []string, empty string) []string {
 		case m.seen.IsZero():
 			empty = "Asking…"
 		case m.filter != "":
-			empty = "None matches the filter; esc drops it."
+			empty = "Nothing matches the filter; esc clears it."
 		}
 		return append(out, "", blank+empty)
 	}
@@ -181,14 +181,14 @@ func (m Model) table(l list, lines []string, empty string) []string {
 
 // foot says which keys there are, as many as there is room for.
 func (m Model) foot() string {
-	all, few := "↑↓ choose  enter open  esc back  c all connections  s sort  / filter  p pause  ? help  q quit", "↑↓ enter esc  s sort  / filter  ? help  q quit"
+	all, few := "↑↓ select  enter open  esc back  c all connections  s sort  / filter  p pause  ? help  q quit", "↑↓ enter esc  s sort  / filter  ? help  q quit"
 	switch {
 	case m.help:
 		all, few = "any key goes back", ""
 	case m.typing:
-		all, few = "type the filter; enter keeps it, esc drops it", "enter keeps it, esc drops it"
+		all, few = "type the filter; enter keeps it, esc clears it", "enter keeps it, esc clears it"
 	case m.screen == services:
-		all = "↑↓ choose  enter connections  c all connections  s sort  / filter  p pause  ? help  q quit"
+		all = "↑↓ select  enter connections  c all connections  s sort  / filter  p pause  ? help  q quit"
 	case m.screen == waterfall:
 		all, few = "↑↓ scroll  esc back  p pause  ? help  q quit", "esc back  ? help  q quit"
 	}

@@ -12,7 +12,7 @@ import (
 func (m Model) waterfallLines() []string {
 	lines := show.Waterfall(m.shown, m.width)
 	if m.gone {
-		lines = append([]string{show.Care.Text("usher does not know this connection any more; this is what it last told."), ""}, lines...)
+		lines = append([]string{show.Care.Text("usher no longer keeps this connection; showing its last known state."), ""}, lines...)
 	}
 	return strings.Split(ansi.Wrap(strings.Join(lines, "\n"), m.width, ""), "\n")
 }
