@@ -139,7 +139,7 @@ func restartSpecs(portal string) {
 
 		By("asking nobody")
 		alone := portals("--admin-address=127.0.0.1:1")
-		Expect(alone.Err).To(gbytes.Say("What is wanted is not known, since no usher answers at .*: connection refused"))
+		Expect(alone.Err).To(gbytes.Say("Cannot determine which rules are wanted: no usher answers at .*: connection refused"))
 		Expect(alone.Out.Contents()).NotTo(ContainSubstring("STATE"))
 		Expect(alone.Out.Contents()).To(ContainSubstring(list[2].clusterIP))
 

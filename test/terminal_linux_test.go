@@ -506,7 +506,7 @@ var _ = Describe("usher demo", func() {
 		Expect(err).To(ContainSubstring(`flaky: "200%" is not a share from 0.1% to 100%, such as 10%`))
 		_, err, code = askUsher(l.Node, "demo", "mend")
 		Expect(code).To(Equal(2))
-		Expect(err).To(ContainSubstring("mend takes one ENDPOINT, or --all"))
+		Expect(err).To(ContainSubstring("mend takes one ENDPOINT or --all"))
 
 		By("playing what comes true, and what does not")
 		scenario := filepath.Join(manifestsDir(), "scenario.yaml")

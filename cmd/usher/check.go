@@ -19,12 +19,12 @@ func newCheck() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check FILE… | -",
 		Short: "Validate manifests",
-		Long: `Reads manifests as 'usher run' does and says what is wrong with them: file,
-document, object, field, and what is allowed. The exit code is 1 if anything is
-wrong, or a folder holds no manifest. Warnings alone leave it at 0. - is standard input.`,
+		Long: `Reads manifests like 'usher run' and reports problems with file, document, object, field
+and allowed values. The exit code is 1 if there are errors or a folder contains no
+manifest, and 0 if there are only warnings. - = standard input.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return cli.Usagef("check: at least one file or folder is needed")
+				return cli.Usagef("check: at least one file or folder is required")
 			}
 			return nil
 		},
@@ -80,7 +80,7 @@ func printReport(cmd *cobra.Command, r *manifest.Result) error {
 	}
 	unproxied := ""
 	if r.Unproxied > 0 {
-		unproxied = fmt.Sprintf(", %d not proxied (headless, ExternalName, or another proxy's)", r.Unproxied)
+		unproxied = fmt.Sprintf(", %d not proxied (headless, ExternalName, or assigned to another proxy)", r.Unproxied)
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "%s, %s with %s%s, %s, %s\n", show.Plural(r.Files, "file"), show.Plural(len(r.Services), "Service"),
 		show.Plural(ports, "port"), unproxied, show.Plural(len(r.Errors), "error"), show.Plural(len(r.Warnings), "warning"))
@@ -88,7 +88,7 @@ func printReport(cmd *cobra.Command, r *manifest.Result) error {
 		return cli.ErrSaid
 	}
 	if len(r.Services) == 0 {
-		fmt.Fprintln(cmd.OutOrStdout(), "Nothing to serve was found.")
+		fmt.Fprintln(cmd.OutOrStdout(), "Found nothing to serve.")
 	}
 	return nil
 }

@@ -14,10 +14,10 @@ func newCleanup() *cobra.Command {
 	var logs cli.LogFlags
 	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove everything that usher ever installed on this node",
-		Long: `Removes every rule, chain, route and interface that usher installed on this node, in every
-portal mode, whichever process did it and however that ended. What others
-installed is not touched; what cannot be read is an error. Stop usher before.`,
+		Short: "Remove everything that usher installed on this node",
+		Long: `Removes every rule, chain, route and interface that any usher process installed on this
+node, in every portal mode. Rules of other programs are not changed; unreadable rules
+are an error. Stop usher first.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cleanup(cmd, logs) },
 	}
@@ -32,12 +32,12 @@ func cleanup(cmd *cobra.Command, logs cli.LogFlags) error {
 	}
 	lock, err := daemon.Lock(log, nil)
 	if err != nil {
-		return fmt.Errorf("%w; stop it first, or it puts its rules back", err)
+		return fmt.Errorf("%w; stop it first, or it restores its rules", err)
 	}
 	defer lock.Release()
 	removed, err := modes.Cleanup(cmd.Context(), log)
 	if err == nil && len(removed) == 0 {
-		fmt.Fprintln(cmd.OutOrStdout(), "There was nothing to remove.")
+		fmt.Fprintln(cmd.OutOrStdout(), "Nothing to remove.")
 	}
 	for _, what := range removed {
 		fmt.Fprintln(cmd.OutOrStdout(), "removed", what)

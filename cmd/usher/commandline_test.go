@@ -34,7 +34,7 @@ var _ = Describe("the command line", func() {
 		Entry("a kind", "did you mean services?", "get", "srvices"),
 		Entry("a flag", "unknown flag: --portl; did you mean --portal?", "run", "--portl=x"),
 		Entry("a value", `--portal: invalid value "iptabels": must be one of auto, iptables, nftables, address, none; did you mean iptables?`, "run", "--portal=iptabels"),
-		Entry("a command of the demo", `demo has no command "brake"; did you mean break?`, "demo", "brake", "web-1", "refuse"),
+		Entry("a command of the demo", `demo: unknown command "brake"; did you mean break?`, "demo", "brake", "web-1", "refuse"),
 		Entry("true or false", `usher: --once: invalid value "3": must be true or false`, "demo", "--once=3"),
 		Entry("a number", `usher: --trace-events: invalid value "x": must be a whole number`, "run", "--trace-events=x"),
 		Entry("a large number", `usher: --trace-events: invalid value "99999999999999999999": out of range`, "run", "--trace-events=99999999999999999999"),
@@ -49,7 +49,7 @@ var _ = Describe("the command line", func() {
 		Entry("one that asks a node", "top is a command of kubectl-usher: run 'kubectl-usher top --node=a'", "top", "--node=a"),
 		Entry("a flag of the other program", "--socks is a flag of kubectl-usher: run 'kubectl-usher connect'", "run", "--socks=:1080"),
 		Entry("a cluster", "--cluster is a flag of kubectl-usher: run 'kubectl-usher get services'", "get", "services", "--cluster"),
-		Entry("a file that could not be read again", "--keeper starts usher again", "run", "--manifests=-", "--keeper"),
+		Entry("a file that could not be read again", "--keeper cannot be combined with --manifests=-", "run", "--manifests=-", "--keeper"),
 	)
 
 	DescribeTable("takes the names of -o name for arguments of get",
@@ -69,12 +69,12 @@ var _ = Describe("the command line", func() {
 		for _, path := range []string{file, filepath.Dir(file)} {
 			code, out, _ := says("check", path)
 			Expect(code).To(BeZero())
-			Expect(out).To(HaveSuffix("0 warnings\nNothing to serve was found.\n"))
+			Expect(out).To(HaveSuffix("0 warnings\nFound nothing to serve.\n"))
 		}
 		headless := "apiVersion: v1\nkind: Service\nmetadata: {name: db}\nspec: {clusterIP: None, ports: [{port: 5432}]}\n"
 		Expect(os.WriteFile(file, []byte(headless), 0o600)).To(Succeed())
 		_, out, _ := says("check", file)
-		Expect(out).To(HavePrefix("1 file, 0 Services with 0 ports, 1 not proxied (headless, ExternalName, or another proxy's), 0 errors, 0 warnings\n"))
+		Expect(out).To(HavePrefix("1 file, 0 Services with 0 ports, 1 not proxied (headless, ExternalName, or assigned to another proxy), 0 errors, 0 warnings\n"))
 	})
 
 	It("refuses a folder without manifests", func() {

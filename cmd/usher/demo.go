@@ -29,19 +29,19 @@ func newDemo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "See usher at work: needs no cluster, no root and no configuration",
-		Long: `Starts some small servers in this process, writes manifests that make them the
-endpoints of Services (one that is healthy, one with an endpoint that refuses
-connections, one with an endpoint that never answers, one with session affinity,
-one for UDP, one without endpoints), serves these through the best portal that is
-to be had here, and tells line by line what happens to each connection. It also
-serves usher's API, which the other commands ask, and its pages.
+		Long: `Starts small servers in this process, writes manifests that make them the endpoints of
+Services, serves the Services through the best portal available on this machine, and
+prints a line for each step of each connection. The Services are: a healthy one, one
+with an endpoint that refuses connections, one with an endpoint that never answers, one
+with session affinity, one for UDP, and one without endpoints. It also serves usher's
+API, which the other commands query, and its pages.
 
-As root the Services have their cluster IPs on this node; without root they are
-on loopback addresses. Everything is removed at the end.
+As root, the Services have their cluster IPs on this node; without root, they are on
+loopback addresses. Everything is removed on exit.
 
-From another terminal, 'usher demo break' and 'usher demo mend' change what the
-servers do, and 'usher trace', 'usher explain', 'usher get' and 'kubectl-usher top --local'
-show what comes of it.`,
+From another terminal, 'usher demo break' and 'usher demo mend' change the behavior of
+the servers, and 'usher trace', 'usher explain', 'usher get' and 'kubectl-usher top
+--local' show the effects.`,
 		Example: `  usher demo                            # and then, in another terminal:
   usher demo break web-2 blackhole
   usher demo endpoints
@@ -49,20 +49,20 @@ show what comes of it.`,
   usher demo ask web --count=3          # as a client, or with curl
   usher demo play docs/course/2-retry.yaml
 
-  usher demo --ask-every=1s             # its own clients ask every Service
-  usher demo --once                     # ask, tell, end`,
+  usher demo --ask-every=1s             # with built-in clients for every Service
+  usher demo --once                     # send requests, print the outcome, exit`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return cli.Usagef("demo has no command %q%s", args[0], cli.DidYouMean(args[0], cli.Names(cmd)))
+				return cli.Usagef("demo: unknown command %q%s", args[0], cli.DidYouMean(args[0], cli.Names(cmd)))
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return d.run(cmd) },
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&d.once, "once", false, "make the requests too, print the outcome and end; the exit code is 0 only if every request came out as it should")
-	flags.DurationVar(&d.askEvery, "ask-every", 0, "how often each Service is asked by a client in this process; 0 means never")
-	flags.StringVar(&d.AdminAddress, "admin-address", cli.DefaultAdminAddress, "`host:port` for the API and the pages; if the default is taken, another port is used; empty means none")
+	flags.BoolVar(&d.once, "once", false, "Make the requests, print the outcome and exit; the exit code is 0 only if every request had the expected outcome")
+	flags.DurationVar(&d.askEvery, "ask-every", 0, "Interval at which a client in this process sends a request to each Service. 0 = never")
+	flags.StringVar(&d.AdminAddress, "admin-address", cli.DefaultAdminAddress, "Listen address `host:port` of the API and the pages. If the default port is in use, a free port is selected. Empty = none")
 	cli.Group(flags, "Demo")
 	d.RegisterProxy(flags)
 	cli.SetDefault(flags, "quarantine-max", "5s") // who has mended an endpoint wants to see it
@@ -122,7 +122,7 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 	case err := <-result:
 		return err
 	default:
-		return errors.New("stopped before all requests were made")
+		return errors.New("stopped before all requests were sent")
 	}
 }
 
@@ -130,7 +130,7 @@ func (d *demoCommand) run(cmd *cobra.Command) error {
 // this one.
 func (d *demoCommand) complete(cmd *cobra.Command) error {
 	if d.askEvery < 0 {
-		return cli.Usagef("--ask-every: %s is less than 0", d.askEvery)
+		return cli.Usagef("--ask-every: invalid value \"%s\": must be at least 0s", d.askEvery)
 	}
 	if err := d.Complete(cmd); err != nil {
 		return err
@@ -151,7 +151,7 @@ func (d *demoCommand) complete(cmd *cobra.Command) error {
 // for nowhere; manifests is whether there are some to edit.
 func printHowToGoOn(out io.Writer, api string, manifests bool) {
 	if api == "" {
-		fmt.Fprintf(out, "Ask a Service from another terminal, and watch here what happens to each\nconnection. Ctrl-C ends the demo and removes all that it installed.\n\n")
+		fmt.Fprintf(out, "Send requests to a Service from another terminal, and watch here what happens to\neach connection. Ctrl-C ends the demo and removes everything it installed.\n\n")
 		return
 	}
 	flag := ""
@@ -161,11 +161,11 @@ func printHowToGoOn(out io.Writer, api string, manifests bool) {
 	fmt.Fprintf(out, "Open http://%s/ in a browser, or type in another terminal\n\n", api)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, line := range [][2]string{
-		{"kubectl-usher top --local", "what is going on, full screen"},
-		{"usher get services -A", "how the Services fare"},
-		{"usher explain refusing", "which endpoint would be tried, and why"},
-		{"usher demo break web-2 blackhole", "break an endpoint; --help tells in which ways"},
-		{"usher demo mend --all", "mend them all"},
+		{"kubectl-usher top --local", "live view, full screen"},
+		{"usher get services -A", "state of the Services"},
+		{"usher explain refusing", "which endpoint usher would try, and why"},
+		{"usher demo break web-2 blackhole", "break an endpoint; --help lists the ways"},
+		{"usher demo mend --all", "mend all endpoints"},
 	} {
 		fmt.Fprintf(w, "  %s%s\t%s\n", line[0], flag, line[1])
 	}
@@ -174,20 +174,20 @@ func printHowToGoOn(out io.Writer, api string, manifests bool) {
 	if manifests {
 		edit = " Edit a manifest and see what\nchanges."
 	}
-	fmt.Fprintf(out, "\nand watch here what happens to each connection.%s Ctrl-C ends the demo and removes all that it installed.\n\n", edit)
+	fmt.Fprintf(out, "\nand watch here what happens to each connection.%s Ctrl-C ends the demo and removes everything it installed.\n\n", edit)
 }
 
 func newDemoBreak() *cobra.Command {
 	var asks view.Asks
 	cmd := &cobra.Command{
 		Use:   "break ENDPOINT HOW",
-		Short: "Break a server of the demo that runs",
-		Long: `Breaks one of the servers of the 'usher demo' that runs. ENDPOINT is the Pod's
-name or the address, as 'usher demo endpoints' lists them. HOW is
+		Short: "Break a server of the running demo",
+		Long: `Breaks a server of the running 'usher demo'. ENDPOINT is a Pod name or an address, as
+listed by 'usher demo endpoints'. HOW is one of:
 
 ` + demo.FaultHelp() + `
-A server keeps its address, so usher finds out as it would in a cluster: by
-trying.`,
+The server keeps its address, so usher detects the fault as in a cluster: by trying to
+connect.`,
 		Example: `  usher demo break web-2 refuse
   usher demo break web-2 flaky=20%
   usher demo break 127.0.0.1:38281 blackhole`,
@@ -224,15 +224,15 @@ func newDemoMend() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "mend ENDPOINT | --all",
-		Short: "Mend a server of the demo that runs",
-		Long: `Mends one of the servers of the 'usher demo' that runs, or all, also those that
-were broken from the beginning. usher notices by itself: it probes an endpoint
-that is in quarantine, every five seconds at least.`,
+		Short: "Mend a server of the running demo",
+		Long: `Mends one server of the running 'usher demo', or all of them, including those that were
+broken from the start. usher detects it: it probes a quarantined endpoint at least every
+5 seconds.`,
 		Example: `  usher demo mend web-2
   usher demo mend --all`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 || (len(args) == 1) == all {
-				return cli.Usagef("mend takes one ENDPOINT, or --all")
+				return cli.Usagef("mend takes one ENDPOINT or --all")
 			}
 			return nil
 		},
@@ -251,7 +251,7 @@ that is in quarantine, every five seconds at least.`,
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "mend all of them")
+	cmd.Flags().BoolVar(&all, "all", false, "Mend all servers")
 	asks.Register(cmd.Flags())
 	return cmd
 }
@@ -260,7 +260,7 @@ func newDemoEndpoints() *cobra.Command {
 	var asks view.Asks
 	cmd := &cobra.Command{
 		Use:   "endpoints",
-		Short: "List the servers of the demo that runs, and what each does",
+		Short: "List the servers of the running demo and their behavior",
 		Args:  cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return asks.Ask(func(c *client.Client) error {
@@ -279,13 +279,13 @@ func newDemoAsk() *cobra.Command {
 	var q demo.Questions
 	cmd := &cobra.Command{
 		Use:   "ask SERVICE | ENDPOINT",
-		Short: "Be a client of the demo that runs",
-		Long: `Asks a Service of the 'usher demo' that runs, as curl or nc would: through usher,
-at the cluster IP, or, without root, where usher listens for it. One of its servers
-is asked directly, without usher. Each request has a connection of its own.
-The exit code is 0 if all were answered.`,
+		Short: "Send requests to the running demo",
+		Long: `Sends requests to a Service of the running 'usher demo', like curl or nc: through usher,
+at the cluster IP or, without root, at usher's listening address. With an ENDPOINT, it
+sends them directly to that server, bypassing usher. Each request uses a new connection.
+The exit code is 0 if all requests were answered.`,
 		Example: `  usher demo ask web --count=3
-  usher demo ask blackhole-2 --timeout=3s    # what it is like without usher
+  usher demo ask blackhole-2 --timeout=3s    # without usher, for comparison
   usher demo ask web --half-close`,
 		Args:              cli.Takes(1, 1, "a SERVICE or an ENDPOINT"),
 		ValidArgsFunction: view.CompleteOne(asks.CompleteDemoEndpoints),
@@ -293,9 +293,9 @@ The exit code is 0 if all were answered.`,
 			q.Of = args[0]
 			switch {
 			case q.Count < 1 || q.Count > 1000:
-				return cli.Usagef("--count: %d is not from 1 to 1000", q.Count)
+				return cli.Usagef("--count: invalid value \"%d\": must be from 1 to 1000", q.Count)
 			case q.Patience <= 0 || q.Patience > demo.RequestPatience:
-				return cli.Usagef("--timeout: %s is not above 0s, up to %s", q.Patience, demo.RequestPatience)
+				return cli.Usagef("--timeout: invalid value \"%s\": must be above 0s and at most %s", q.Patience, demo.RequestPatience)
 			}
 			return asks.Ask(func(c *client.Client) error {
 				unanswered, err := demo.Ask(cmd.Context(), c, cmd.OutOrStdout(), q)
@@ -307,9 +307,9 @@ The exit code is 0 if all were answered.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.IntVar(&q.Count, "count", 1, "how many requests are made, one after the other")
-	flags.BoolVar(&q.HalfClose, "half-close", false, "end the client's own direction when the request is sent, and wait for the answer (TCP only)")
-	flags.DurationVar(&q.Patience, "timeout", demo.RequestPatience, "how long the client waits for each answer")
+	flags.IntVar(&q.Count, "count", 1, "Number of requests, sent one after the other")
+	flags.BoolVar(&q.HalfClose, "half-close", false, "Close the client's sending direction after the request, and wait for the answer (TCP only)")
+	flags.DurationVar(&q.Patience, "timeout", demo.RequestPatience, "Timeout for each answer")
 	asks.Register(flags)
 	return cmd
 }
@@ -318,12 +318,12 @@ func newDemoPlay() *cobra.Command {
 	var asks view.Asks
 	cmd := &cobra.Command{
 		Use:   "play FILE",
-		Short: "Play a timetable of load and faults with the demo that runs",
-		Long: `Plays a scenario with the 'usher demo' that runs: asks its Services, breaks and
-mends its servers at the times that the file says, tells what is going on, and
-checks what should be seen. The exit code is 0 if all was as expected. The load
-comes from this process and ends with it; what is broken stays so until it is
-mended. docs/course/README.md explains the file:
+		Short: "Play a scenario of load and faults with the running demo",
+		Long: `Plays a scenario with the running 'usher demo': it sends requests to the Services,
+breaks and mends servers at the times in the file, prints its steps, and checks the
+expected results. The exit code is 0 if all expectations were met. The load comes from
+this process and ends with it; broken servers stay broken until they are mended.
+docs/course/README.md explains the file:
 
   title: One of three crashes
   steps:

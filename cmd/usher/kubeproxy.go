@@ -29,15 +29,15 @@ func (f *kubeProxyFlags) register(flags *pflag.FlagSet, server *string) {
 		if one.Name == "v" {
 			short = "v"
 		}
-		flags.StringP(one.Name, short, "", "a flag of kube-proxy's")
+		flags.StringP(one.Name, short, "", "kube-proxy flag")
 		if one.Bool {
 			flags.Lookup(one.Name).NoOptDefVal = "true"
 		}
 		hide(one.Name)
 	}
-	flags.StringVar(server, "master", "", "kube-proxy's name of --server")
-	flags.BoolVar(&f.cleanup, "cleanup", false, "kube-proxy's name of 'usher cleanup'")
-	flags.BoolVar(&f.initOnly, "init-only", false, "make the settings of the kernel's connection tracking, kube-proxy's defaults where its configuration does not say, and end")
+	flags.StringVar(server, "master", "", "kube-proxy's name for --server")
+	flags.BoolVar(&f.cleanup, "cleanup", false, "kube-proxy's name for 'usher cleanup'")
+	flags.BoolVar(&f.initOnly, "init-only", false, "Apply the connection tracking settings of kube-proxy's configuration, or its defaults, and exit")
 	for _, name := range []string{"master", "cleanup", "init-only"} {
 		hide(name)
 	}
@@ -77,7 +77,7 @@ func (r *runCommand) readKubeProxyConfig(flags *pflag.FlagSet, given map[string]
 			continue
 		}
 		if err := flags.Set(flag, value); err != nil {
-			return nil, fmt.Errorf("kube-proxy's configuration, for --%s: %w", flag, err)
+			return nil, fmt.Errorf("kube-proxy's configuration: --%s: %w", flag, err)
 		}
 	}
 	return warnings, nil
@@ -105,7 +105,7 @@ func watchConfig(ctx context.Context, path string, before []byte, every time.Dur
 		}
 		told = now
 		if fields := kubeproxy.Changed(before, now); len(fields) > 0 {
-			log.WithField("config", path).Warn(fmt.Sprintf("The configuration has changed (%s); usher goes on with what it read when it started: restart it", strings.Join(fields, ", ")))
+			log.WithField("config", path).Warn(fmt.Sprintf("Configuration file has changed (%s); usher keeps the configuration that it read at startup until it is restarted", strings.Join(fields, ", ")))
 		}
 	}
 }

@@ -31,14 +31,13 @@ func main() {
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "usher",
-		Short: "A service proxy for Kubernetes in userspace",
-		Long: `usher brings connections to the cluster IPs of Kubernetes Services to their
-endpoints, in userspace: it accepts each connection, tries endpoints until one
-answers, and moves the bytes. A dead endpoint costs a retry and not a failed
-connection.
+		Short: "A userspace service proxy for Kubernetes",
+		Long: `usher forwards connections to the cluster IPs of Kubernetes Services to their endpoints,
+in userspace: it accepts each connection, tries endpoints until one answers, and
+forwards data in both directions. A failed endpoint costs a retry, not a connection.
 
-Begin with 'usher demo', which needs nothing. To look at a cluster, and to reach its
-Services from a laptop, there is another program, 'kubectl usher'.`,
+Start with 'usher demo', which has no prerequisites. To inspect a cluster, and to reach
+its Services from a laptop, use 'kubectl usher'.`,
 	}
 	cli.SetUp(root)
 	root.SetFlagErrorFunc(flagError)

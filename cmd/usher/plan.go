@@ -29,23 +29,23 @@ func newPlan() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan FILE… | -",
 		Short: "Show what would change on this node if manifests were served",
-		Long: `Reads manifests as 'usher run' does, compares them with what the usher that runs
-here serves, and tells what would change if they were served instead: what becomes
-of what clients send to each VIP, which endpoints each kind of client would get
-(internal: of cluster IPs; external: from outside; node: on this node), and what is
-wrong. If no usher answers, all of it is new. Nothing is changed, and no right is
-needed. - is standard input.
+		Long: `Reads manifests like 'usher run', compares them with the state of the usher instance on
+this node, and shows what would change if it served them instead: the handling of
+traffic to each VIP, the endpoints for each kind of client (internal: of cluster IPs;
+external: from outside the cluster; node: on this node), and errors. If usher is not
+running, everything is new. It changes nothing and needs no privileges. - = standard
+input.
 
-+ is new, - goes, ~ changes. What stays is only counted. The exit code is 1 if
-anything is wrong with the manifests. Of what cannot be read, or has a mistake,
-usher keeps what it had, and so does the plan; there is none if nothing can be
-read of a file.`,
++ marks additions, - removals, ~ changes; unchanged service ports are only counted. The
+exit code is 1 if the manifests have errors. For objects that are unreadable or invalid,
+usher keeps the previous state, and so does the plan. If nothing in a file can be read,
+there is no plan.`,
 		Example: `  usher plan examples/
   kubectl get services,endpointslices,nodes -A -o yaml | usher plan -
   usher plan web.yaml --node-name worker-1 --node-labels topology.kubernetes.io/zone=a`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return cli.Usagef("plan: at least one file or folder is needed")
+				return cli.Usagef("plan: at least one file or folder is required")
 			}
 			return nil
 		},
@@ -53,10 +53,10 @@ read of a file.`,
 	}
 	flags := cmd.Flags()
 	p.manifests.register(flags)
-	flags.StringVar(&p.manifests.node.Name, "node-name", "", "name of the node; empty means this machine's name")
+	flags.StringVar(&p.manifests.node.Name, "node-name", "", "Name of the node. Empty = the hostname")
 	flags.StringToStringVar(&p.manifests.node.Labels, "node-labels", nil, "`labels` of the node, such as topology.kubernetes.io/zone=a")
-	cli.Choice(flags, &p.portal, "portal", "", "how VIPs would reach usher: "+strings.Join(modes.Names()[1:], ", ")+"; empty means as with the usher that runs here, or what is first where none does", modes.Names()[1:]...)
-	cli.Choice(flags, &p.output, "output", "o", "`format`: json or yaml; lines without it", "json", "yaml")
+	cli.Choice(flags, &p.portal, "portal", "", "Portal to assume: "+strings.Join(modes.Names()[1:], ", ")+". Empty = the portal of the usher instance on this node, or the first that fits", modes.Names()[1:]...)
+	cli.Choice(flags, &p.output, "output", "o", "Output `format`: json or yaml. Empty = text", "json", "yaml")
 	p.asks.Register(flags)
 	return cmd
 }
@@ -83,7 +83,7 @@ func (p *planCommand) run(cmd *cobra.Command, paths []string) error {
 		for _, e := range result.Errors {
 			fmt.Fprintln(cmd.ErrOrStderr(), "error:", e)
 		}
-		return fmt.Errorf("there is no plan: nothing could be read of %s", show.Few(result.Unread))
+		return fmt.Errorf("cannot plan: failed to read %s", show.Few(result.Unread))
 	}
 	c, err := p.asks.Client()
 	if err != nil {
@@ -141,7 +141,7 @@ func (p *planCommand) compare(plan *show.Plan, now map[portKey]api.ServicePort, 
 			for _, v := range port.VIPs {
 				at := fmt.Sprintf("%s/%s", v.AddrPort(), port.Protocol)
 				if owner, twice := owners[at]; twice {
-					plan.Errors = append(plan.Errors, fmt.Sprintf("Service %s: %s %s is one of %s too: one of them would not be served there", s.Name, v.Kind, at, owner))
+					plan.Errors = append(plan.Errors, fmt.Sprintf("Service %s: %s %s is also claimed by %s: one of them would not be served there", s.Name, v.Kind, at, owner))
 				}
 				owners[at] = port.ID
 			}
@@ -169,7 +169,7 @@ func keep(plan *show.Plan, now map[portKey]api.ServicePort, all map[portKey]*api
 	if len(now) == 0 || !result.Unreadable && len(result.Spoiled) == 0 {
 		return
 	}
-	plan.Warnings = append(plan.Warnings, "this is the plan of what could be read and has no mistakes; of the rest, usher keeps what it serves now")
+	plan.Warnings = append(plan.Warnings, "the plan covers only objects that could be read and are valid; for the rest, usher keeps its current state")
 	defined := map[string]bool{}
 	for key := range all {
 		defined[key.service] = true

@@ -21,18 +21,16 @@ func newPortals() *cobra.Command {
 	var logs cli.LogFlags
 	cmd := &cobra.Command{
 		Use:   "portals",
-		Short: "List the portals that are installed on this node, beside what is wanted",
-		Long: `Lists the rules and routes that usher, this or another process, has installed on
-this node, in whichever portal mode, as the kernel has them. Changes nothing.
+		Short: "List installed portal rules on this node, compared with the wanted ones",
+		Long: `Lists the rules and routes that any usher process has installed on this node, in any
+portal mode, as reported by the kernel. It changes nothing.
 
-The usher that runs here is asked what it wants. The column STATE tells of each
-rule whether it is as it should be: ok, missing from the kernel, differs (what is
-installed is another one), or extra (nobody wants it). If no usher answers, what
-is installed is listed without the column.
+The column STATE compares each rule with the rules that the usher instance on this node
+wants: ok, missing (from the kernel), differs (another rule is installed), or extra (not
+wanted). If usher is not running, the column is omitted.
 
-A second table tells of what is there for all Services together: chains, routing
-rules and a route, so that endpoints see their clients' own addresses, and routes
-of last resort on a node without a default route.`,
+A second table lists what all Services share: chains, routing rules and a route that
+preserve client addresses, and fallback routes on a node without a default route.`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			print := printPortals
@@ -50,10 +48,10 @@ of last resort on a node without a default route.`,
 			defer c.Close()
 			portals, err := c.Portals(cmd.Context())
 			if err != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "What is wanted is not known, since %v\n", err)
+				fmt.Fprintf(cmd.ErrOrStderr(), "Cannot determine which rules are wanted: %v\n", err)
 				installed, err := modes.List(cmd.Context(), log)
 				if err != nil {
-					return fmt.Errorf("reading what is installed: %w", err)
+					return fmt.Errorf("list installed rules: %w", err)
 				}
 				for _, i := range installed {
 					portals.Rules = append(portals.Rules, admin.NewPortalRule(i.Mode, i.Rule))
@@ -62,7 +60,7 @@ of last resort on a node without a default route.`,
 			return print(cmd.OutOrStdout(), portals)
 		},
 	}
-	cli.Choice(cmd.Flags(), &output, "output", "o", "table or json", "table", "json")
+	cli.Choice(cmd.Flags(), &output, "output", "o", "Output format: table or json", "table", "json")
 	asks.Register(cmd.Flags())
 	logs.Register(cmd.Flags(), "auto")
 	return cmd
@@ -73,9 +71,9 @@ of last resort on a node without a default route.`,
 func printPortals(out io.Writer, p api.Portals) error {
 	known := p.Mode != ""
 	if len(p.Rules) == 0 {
-		text := "No portals are installed."
+		text := "No portal rules are installed."
 		if known {
-			text = "No portals are installed, and none are wanted."
+			text = "No portal rules are installed, and none are wanted."
 		}
 		_, err := fmt.Fprintln(out, text)
 		return err

@@ -19,16 +19,16 @@ func newReady() *cobra.Command {
 	address := ":10256"
 	cmd := &cobra.Command{
 		Use:   "ready",
-		Short: "Check that the usher of this container serves, as a readiness probe",
-		Long: `Asks /healthz, and exits with 0 if the usher that answers serves and runs in the PID
-namespace of this command, as in the same container. While a DaemonSet is updated,
-the health port of the node is that of the old Pod's usher until the new one has taken
-over: a probe by HTTP would find the new Pod ready too early.`,
+		Short: "Check that usher in this container is serving (readiness probe)",
+		Long: `Queries /healthz, and exits with 0 if the responding usher instance is serving and runs
+in the PID namespace of this command, that is, in the same container. During a DaemonSet
+update, the old Pod holds the node's health port until the new Pod has taken over: an
+HTTP probe would report the new Pod as ready too early.`,
 		Example: `  kubectl -n kube-system exec ds/usher -- usher ready`,
 		Args:    cli.NoArgs,
 		RunE:    func(*cobra.Command, []string) error { return ready(address) },
 	}
-	cmd.Flags().StringVar(&address, "healthz-address", address, "where usher serves /healthz: `host:port`, of which the host may be empty")
+	cmd.Flags().StringVar(&address, "healthz-address", address, "Address `host:port` of usher's /healthz; the host may be empty")
 	return cmd
 }
 
@@ -55,13 +55,13 @@ func ready(address string) error {
 	defer res.Body.Close()
 	var answer struct{ PIDNamespace string }
 	if err := json.NewDecoder(res.Body).Decode(&answer); err != nil {
-		return fmt.Errorf("what answers at %s is not usher: %w", address, err)
+		return fmt.Errorf("the server at %s is not usher: %w", address, err)
 	}
 	switch own := admin.PIDNamespace(); {
 	case answer.PIDNamespace != own:
-		return errors.New("the usher that serves on this node runs in another container; this one has not taken over yet")
+		return errors.New("the usher instance that serves on this node runs in another container; this one has not taken over yet")
 	case res.StatusCode != http.StatusOK:
-		return fmt.Errorf("usher does not serve: /healthz answered %s", res.Status)
+		return fmt.Errorf("usher is not serving: /healthz returned %s", res.Status)
 	}
 	return nil
 }

@@ -23,27 +23,26 @@ func newRunOf(r *runCommand) *cobra.Command {
 	r.Flags = serve.New()
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Serve the Services of a cluster, or of manifests",
-		Long: `Serves Services: opens a listener for each service port, installs portals that
-bring cluster IP traffic to it, and proxies.
+		Short: "Serve the Services of a cluster or of manifests",
+		Long: `Serves Services: opens a listener for each service port, installs a portal that
+redirects VIP traffic to it, and forwards connections to endpoints.
 
-Services come from an API server (--kubeconfig; in a Pod, without flags, with the
-Pod's credentials), or from files and folders (--manifests). Changes are live at
-once.
+Services come from an API server (--kubeconfig; in a Pod, without flags, with the Pod's
+credentials), or from files and folders (--manifests). Changes apply at once.
 
-Prints a table of what is served where, once it serves. Logs go to standard
+Once usher is serving, it prints a table of the served addresses. Logs go to standard
 error.
 
-SIGTERM stops accepting, lets connections end for --drain-timeout, and leaves
-the portal's rules to a successor, which takes them over. Ctrl-C (SIGINT) does
-the same and then removes the rules; with --remove-rules they go first, for another service
-proxy that is there. A second signal ends usher at once. 'usher
-cleanup' removes what is left. SIGHUP, which a closed terminal sends, is like Ctrl-C if
-usher runs in a terminal, and like SIGTERM otherwise. With --keeper, SIGHUP replaces the
-program by the one that is at its path by then.
+SIGTERM stops accepting connections, waits up to --drain-timeout for open ones to
+finish, and keeps the portal's rules for the next instance. Ctrl-C (SIGINT) does the
+same and then removes the rules; with --remove-rules, the rules are removed first, for
+another service proxy on this node. A second signal stops usher at once. 'usher cleanup'
+removes leftovers. SIGHUP, which is sent when a terminal closes, acts like Ctrl-C if
+usher runs in a terminal, else like SIGTERM. With --keeper, SIGHUP restarts usher from
+the program file now at its path.
 
-The exit code is 75 if another usher manages the portals, and this one does not take
-over.`,
+The exit code is 75 if another usher instance manages the portals and --take-over is
+not set.`,
 		Example: `  usher run --kubeconfig /etc/kubernetes/usher.conf --node-name worker-1
   usher run --manifests examples/web.yaml
   kubectl get services,endpointslices -A -o yaml | usher run --manifests -
@@ -55,11 +54,11 @@ over.`,
 	r.RegisterSource(flags)
 	cli.Group(flags, "Source of Services")
 	r.RegisterNode(flags)
-	flags.StringVar(&r.config, "config", "", "`file` with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1); a flag wins over it")
+	flags.StringVar(&r.config, "config", "", "KubeProxyConfiguration `file` (kubeproxy.config.k8s.io/v1alpha1); flags override it")
 	cli.Group(flags, "This node and what it serves")
 	r.RegisterTakeOver(flags)
-	flags.BoolVar(&r.keeper, "keeper", false, "be a small process that holds copies of the listening sockets, and starts usher again when it ends unexpectedly: clients wait meanwhile, and none is refused (Linux)")
-	flags.BoolVar(&r.RemoveRules, "remove-rules", false, "when usher is stopped, remove the portal's rules, those that redirect first and a second before listeners close: nobody is refused if another service proxy serves this node by then")
+	flags.BoolVar(&r.keeper, "keeper", false, "Run a supervisor that holds copies of the listening sockets and restarts usher after a crash; new connections wait instead of being refused (Linux)")
+	flags.BoolVar(&r.RemoveRules, "remove-rules", false, "Remove the portal's rules on shutdown: redirects first, listeners close 1s later. Use when another service proxy already serves this node")
 	r.RegisterTrace(flags, "output")
 	cli.Group(flags, "Restarts and tracing")
 	r.RegisterProxy(flags)
@@ -138,7 +137,7 @@ func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error)
 		return nil, err
 	}
 	if r.keeper && slices.Contains(r.Manifests, manifest.Stdin) {
-		return nil, cli.Usagef("--keeper starts usher again, which could not read --manifests=- once more; name a file")
+		return nil, cli.Usagef("--keeper cannot be combined with --manifests=-: a restarted usher cannot read standard input again; use a file")
 	}
 	if r.FromFiles() && !flags.Changed("healthz-address") {
 		r.HealthzAddress = ""
@@ -161,7 +160,7 @@ func (r *runCommand) complete(cmd *cobra.Command) (warnings []string, err error)
 	}
 	for _, name := range []string{"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"} {
 		if os.Getenv(name) != "" {
-			warnings = append(warnings, name+": ignored, usher no longer sends spans; collect the JSON of --access-log (docs/observing.md)")
+			warnings = append(warnings, name+": ignored, usher does not send spans; collect the JSON of --access-log instead (see docs/observing.md)")
 		}
 	}
 	return warnings, nil

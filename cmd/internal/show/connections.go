@@ -46,9 +46,9 @@ var Connections = []Column[api.Connection]{
 func Reaches(r api.Reaches, now time.Time) string {
 	ago := func(t time.Time) string { return Seconds(now.Sub(t).Seconds()) + " ago" }
 	if r.Amiss.Before(r.All) {
-		return fmt.Sprintf("All that ended since %s; those that failed, were retried or slow since %s.", ago(r.All), ago(r.Amiss))
+		return fmt.Sprintf("Ended connections since %s; failed, retried and slow ones since %s.", ago(r.All), ago(r.Amiss))
 	}
-	return fmt.Sprintf("All that ended since %s.", ago(r.All))
+	return fmt.Sprintf("Ended connections since %s.", ago(r.All))
 }
 
 // ConnectionState returns how far a connection has come, or how it ended.

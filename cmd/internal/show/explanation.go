@@ -10,7 +10,7 @@ import (
 
 // Explanation tells what would become of a connection.
 func Explanation(e api.Explanation) []string {
-	client := "a client that is not known"
+	client := "an unknown client"
 	if e.Client != "" {
 		client = "client " + Clean(e.Client)
 	}
@@ -28,9 +28,9 @@ func Explanation(e api.Explanation) []string {
 		}
 	}
 	if len(e.Order) > 0 {
-		lines = append(lines, "", "Would be tried, each as long as those before it fail:")
+		lines = append(lines, "", "Would be tried, in this order until one connects:")
 		lines = append(lines, candidates(e.Order, true)...)
-		lines = append(lines, "", "Time for an attempt: "+schedule(e.ScheduleMs)+".")
+		lines = append(lines, "", "Attempt timeouts: "+schedule(e.ScheduleMs)+".")
 	}
 	if len(e.NotTried) > 0 {
 		lines = append(lines, "", "Would not be tried:")

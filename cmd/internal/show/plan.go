@@ -148,17 +148,17 @@ func becomes(p *api.ServicePort, v api.VIP, traits portal.Traits) string {
 	}
 	switch {
 	case action == portal.Reject && !traits.Redirects:
-		return "nobody listens: no endpoint"
+		return "not listening: no endpoint"
 	case action == portal.Reject:
 		return "rejected: no endpoint"
 	case action == portal.Drop && external:
-		return "dropped, but from this node: no endpoint here"
+		return "dropped, except from this node: no endpoint here"
 	case action == portal.Drop && !traits.Redirects:
-		return "nobody listens: no endpoint on this node"
+		return "not listening: no endpoint on this node"
 	case action == portal.Drop:
 		return "dropped: no endpoint on this node"
 	case traits.Redirects:
-		return "led to usher" + from
+		return "redirected to usher" + from
 	case traits.Local:
 		return "usher listens there" + from
 	}
@@ -172,7 +172,7 @@ func endpointItems(p *api.ServicePort) map[string]string {
 	out := map[string]string{}
 	for _, e := range p.Endpoints {
 		used := slices.Sorted(slices.Values(e.UsedFor))
-		text := "for nobody"
+		text := "for no clients"
 		switch {
 		case len(used) == 3:
 			text = "for all clients"
@@ -213,9 +213,9 @@ func settings(p *api.ServicePort) map[string]string {
 		{"sessionAffinity", "ClientIP for ", p.Policies.AffinitySeconds},
 		{"UDP session", "ends when idle for ", p.Policies.UDPIdleSeconds},
 		{"idle connection", "ends after ", p.Policies.ConnectionIdleSeconds},
-		{"connection's age", "at the most ", p.Policies.MaxAgeSeconds},
-		{"new endpoint", "has its share after ", p.SlowStartSeconds},
-		{"endpoint that left", "its connections end after ", p.DrainSeconds},
+		{"connection age", "at most ", p.Policies.MaxAgeSeconds},
+		{"new endpoint", "reaches its full share after ", p.SlowStartSeconds},
+		{"removed endpoint", "its connections end after ", p.DrainSeconds},
 	} {
 		if limit.seconds > 0 {
 			out[limit.name] = limit.before + time.Duration(limit.seconds*float64(time.Second)).String()
@@ -238,9 +238,9 @@ func settings(p *api.ServicePort) map[string]string {
 
 // Lines tells a plan.
 func (p *Plan) Lines() (lines []string) {
-	with := "compared with nothing: no usher answers here"
+	with := "nothing to compare with: usher is not running here"
 	if p.ComparedWith != "" {
-		with = "compared with the usher at " + p.ComparedWith
+		with = "compared with usher at " + p.ComparedWith
 	}
 	lines = append(lines, fmt.Sprintf("Node %s, portal %s, %s.", Clean(cmp.Or(p.Node, "unknown")), p.Portal, with))
 	count := map[Change]int{}

@@ -124,8 +124,8 @@ var _ = Describe("a table", func() {
 	It("says how far back connections are known, and where those reach farther with which something was amiss", func() {
 		now := time.Now()
 		Expect(show.Reaches(api.Reaches{All: now.Add(-12 * time.Second), Amiss: now.Add(-58 * time.Minute)}, now)).
-			To(Equal("All that ended since 12s ago; those that failed, were retried or slow since 58m0s ago."))
-		Expect(show.Reaches(api.Reaches{All: now.Add(-time.Minute), Amiss: now.Add(-time.Minute)}, now)).To(Equal("All that ended since 1m0s ago."))
+			To(Equal("Ended connections since 12s ago; failed, retried and slow ones since 58m0s ago."))
+		Expect(show.Reaches(api.Reaches{All: now.Add(-time.Minute), Amiss: now.Add(-time.Minute)}, now)).To(Equal("Ended connections since 1m0s ago."))
 	})
 
 	It("tells connections", func() {
@@ -138,7 +138,7 @@ var _ = Describe("a table", func() {
 	It("does not say of a UDP session that only sends that an endpoint is looked for", func() {
 		session := api.Connection{ID: 9, Protocol: "UDP", State: api.Sending, DurationMs: 120, BytesToEndpoint: 500}
 		Expect(lines(show.Connections, false, session)[1]).To(And(ContainSubstring(" sending "), ContainSubstring(" 500 B ")))
-		Expect(strings.Join(show.Waterfall(session, 80), "\n")).To(And(ContainSubstring("open for 120 ms, and the endpoint has sent nothing"), ContainSubstring("500 B to the endpoint"), Not(ContainSubstring("looking"))))
+		Expect(strings.Join(show.Waterfall(session, 80), "\n")).To(And(ContainSubstring("open for 120 ms, no byte from the endpoint yet"), ContainSubstring("500 B to the endpoint"), Not(ContainSubstring("looking"))))
 	})
 
 	It("tells who is remembered", func() {
@@ -226,7 +226,7 @@ var _ = Describe("a waterfall", func() {
 			"",
 			" 1 10.1.0.7:80 default/web-1 (round robin)",
 			"   ████████████████████                     no answer after 250 ms",
-			" 2 10.1.0.9:80 (round robin, 1 passed over in quarantine)",
+			" 2 10.1.0.9:80 (round robin, 1 skipped in quarantine)",
 			"                       █                    connection refused after 0.20 ms",
 			" 3 10.1.0.8:80 default/web-2 (only one left)",
 			"                       ████████████████████ connected in 250 ms",
@@ -272,12 +272,12 @@ var _ = Describe("an explanation", func() {
 			"internalTrafficPolicy Cluster: endpoints on all nodes",
 			"Its affinity is kept.",
 			"",
-			"Would be tried, each as long as those before it fail:",
+			"Would be tried, in this order until one connects:",
 			"  1  [fd00::1]:80  default/web-1  affinity       the client had it before",
 			"     it sees its client's own address, because the answer comes back through this node",
 			"  2  [fd00::2]:80                 only one left  there is no other left",
 			"",
-			"Time for an attempt: 250 ms, then 1.0 s.",
+			"Attempt timeouts: 250 ms, then 1.0 s.",
 			"",
 			"Would not be tried:",
 			"  -  [fd00::3]:80    not-ready  it is not ready",
@@ -347,12 +347,12 @@ var _ = Describe("a plan", func() {
 	}
 	It("tells what is new, and what goes", func() {
 		Expect(told(nil, asIs, redirects)).To(Equal([]string{"", "+ default/web:http  TCP",
-			"+  ClusterIP 10.96.0.10:80  led to usher",
-			"+  NodePort 30080           led to usher",
+			"+  ClusterIP 10.96.0.10:80  redirected to usher",
+			"+  NodePort 30080           redirected to usher",
 			"+  10.1.0.7:80              for all clients, on n1",
 			"+  scheduler                rr", "",
 			"1 service port: 1 added, 0 removed, 0 changed, 0 unchanged."}))
-		Expect(told(asIs, nil, redirects)).To(ContainElements("- default/web:http  TCP", "-  NodePort 30080           led to usher"))
+		Expect(told(asIs, nil, redirects)).To(ContainElements("- default/web:http  TCP", "-  NodePort 30080           redirected to usher"))
 	})
 	It("counts what stays", func() {
 		Expect(told(asIs, asIs, redirects)).To(Equal([]string{"1 service port: 0 added, 0 removed, 0 changed, 1 unchanged."}))
@@ -363,8 +363,8 @@ var _ = Describe("a plan", func() {
 			p.Endpoints[0].UsedFor = []string{"internal", "node"}
 		})
 		Expect(told(asIs, local, redirects)).To(Equal([]string{"", "~ default/web:http  TCP",
-			"~  NodePort 30080         dropped, but from this node: no endpoint here",
-			"was: led to usher",
+			"~  NodePort 30080         dropped, except from this node: no endpoint here",
+			"was: redirected to usher",
 			"~  10.1.0.7:80            for internal, node, on n1",
 			"was: for all clients, on n1",
 			"+  externalTrafficPolicy  Local", "",
@@ -387,14 +387,14 @@ var _ = Describe("a plan", func() {
 			"+  probes              tcp every 5s, out after 3, back after 2",
 			"+  sessionAffinity     ClientIP for 3h0m0s",
 			"+  idle connection     ends after 1m30s",
-			"+  connection's age    at the most 500ms",
-			"+  new endpoint        has its share after 30s",
-			"+  endpoint that left  its connections end after 5m0s"))
+			"+  connection age    at most 500ms",
+			"+  new endpoint      reaches its full share after 30s",
+			"+  removed endpoint  its connections end after 5m0s"))
 	})
 	It("speaks the portal's words", func() {
 		none := port(func(p *api.ServicePort) { p.Endpoints = nil })
 		Expect(told(nil, none, redirects)).To(ContainElement("+  NodePort 30080           rejected: no endpoint"))
-		Expect(told(nil, none, portal.Traits{Local: true})).To(ContainElement("+  NodePort 30080           nobody listens: no endpoint"))
+		Expect(told(nil, none, portal.Traits{Local: true})).To(ContainElement("+  NodePort 30080           not listening: no endpoint"))
 		Expect(told(nil, asIs, portal.Traits{Local: true})).To(ContainElement("+  NodePort 30080           usher listens there"))
 		Expect(told(nil, asIs, portal.Traits{})).To(ContainElement("+  NodePort 30080           usher listens elsewhere, on loopback"))
 	})

@@ -95,7 +95,7 @@ func fate(c api.Connection) string {
 	case api.Ended:
 		parts = append(parts, "ended after "+Milliseconds(c.DurationMs)+": "+Clean(c.End)+inFront(", ", Clean(c.Error)))
 	case api.Sending:
-		parts = append(parts, "open for "+Milliseconds(c.DurationMs)+", and the endpoint has sent nothing")
+		parts = append(parts, "open for "+Milliseconds(c.DurationMs)+", no byte from the endpoint yet")
 	case api.Connecting:
 		parts = append(parts, "looking for an endpoint for "+Milliseconds(c.DurationMs))
 	default:
@@ -106,7 +106,7 @@ func fate(c api.Connection) string {
 
 func reason(why string, passedOver int) string {
 	if passedOver > 0 {
-		return fmt.Sprintf("%s, %d passed over in quarantine", Clean(why), passedOver)
+		return fmt.Sprintf("%s, %d skipped in quarantine", Clean(why), passedOver)
 	}
 	return Clean(why)
 }
