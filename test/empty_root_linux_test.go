@@ -68,7 +68,7 @@ var _ = Describe("In a root file system with nothing but the program,", Ordered,
 	DescribeTable("demo --once works", func(user uint32) {
 		code, out := in(user, "", "demo", "--once")
 		Expect(code).To(BeZero(), out)
-		Expect(out).To(And(ContainSubstring("requests came out as they should"), ContainSubstring("The manifests are in memory only"),
+		Expect(out).To(And(ContainSubstring("requests had the expected outcome"), ContainSubstring("The manifests are in memory only"),
 			MatchRegexp("Without /proc only portal none is available; using it.*/proc/thread-self/net/unix")))
 		onlyUsher()
 	}, Entry("as root", uint32(0)), Entry("as nobody", uint32(65534)))
@@ -81,7 +81,7 @@ var _ = Describe("In a root file system with nothing but the program,", Ordered,
 		for _, portal := range []string{"nftables", "address", "auto"} {
 			code, out := in(0, "", "demo", "--once", "--portal="+portal)
 			Expect(code).To(BeZero(), out)
-			Expect(out).To(ContainSubstring("requests came out as they should"))
+			Expect(out).To(ContainSubstring("requests had the expected outcome"))
 		}
 		code, out := in(0, "", "demo", "--once", "--portal=iptables")
 		Expect(code).To(Equal(1))

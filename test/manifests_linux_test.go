@@ -346,8 +346,8 @@ var _ = Describe("usher demo --once", func() {
 		Expect(s.Out).To(gbytes.Say(`attempt 2 → .*: connected in`))
 		Expect(s.Out).To(gbytes.Say(`sticky-. \(affinity\): connected in`))
 		Expect(s.Out).To(gbytes.Say(`echo-1 .*: answered in`))
-		Expect(s.Out).To(gbytes.Say(`request refused after .*, as it should be`))
-		Expect(s.Out).To(gbytes.Say(`All 12 requests came out as they should`))
+		Expect(s.Out).To(gbytes.Say(`request refused after .*, as expected`))
+		Expect(s.Out).To(gbytes.Say(`All 12 requests had the expected outcome`))
 		Expect(state(l.Node)).To(Equal(before))
 	})
 
@@ -358,7 +358,7 @@ var _ = Describe("usher demo --once", func() {
 			before := state(l.Node)
 			u := launch(l.Node, exec.Command(usherBinary, "demo", "--once", "--portal="+mode), "")
 			Eventually(u).WithTimeout(2 * time.Minute).Should(gexec.Exit(0))
-			Expect(u.Out).To(gbytes.Say("All 12 requests came out as they should"))
+			Expect(u.Out).To(gbytes.Say("All 12 requests had the expected outcome"))
 			Expect(state(l.Node)).To(Equal(before))
 		})
 	}
@@ -371,6 +371,6 @@ var _ = Describe("usher demo --once", func() {
 		u := launch(nil, demo, "")
 		Eventually(u).WithTimeout(2 * time.Minute).Should(gexec.Exit(0))
 		Expect(u.Out).To(gbytes.Say(`accepted .* → 127\.\d+\.\d+\.\d+:`))
-		Expect(u.Out).To(gbytes.Say(`All 11 requests came out as they should`))
+		Expect(u.Out).To(gbytes.Say(`All 11 requests had the expected outcome`))
 	})
 })

@@ -382,11 +382,11 @@ var _ = Describe("a plan", func() {
 			p.SlowStartSeconds, p.DrainSeconds = 30, 300
 		})
 		Expect(told(asIs, other, redirects)).To(ContainElements(
-			"~  10.1.0.7:80         for all clients, on n1, weight 3",
-			"~  scheduler           wlc", "was: rr",
-			"+  probes              tcp every 5s, out after 3, back after 2",
-			"+  sessionAffinity     ClientIP for 3h0m0s",
-			"+  idle connection     ends after 1m30s",
+			"~  10.1.0.7:80       for all clients, on n1, weight 3",
+			"~  scheduler         wlc", "was: rr",
+			"+  probes            tcp every 5s, out after 3, back after 2",
+			"+  sessionAffinity   ClientIP for 3h0m0s",
+			"+  idle connection   ends after 1m30s",
 			"+  connection age    at most 500ms",
 			"+  new endpoint      reaches its full share after 30s",
 			"+  removed endpoint  its connections end after 5m0s"))

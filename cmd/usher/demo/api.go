@@ -32,11 +32,11 @@ func ownPagesOnly(next http.HandlerFunc) http.HandlerFunc {
 	origins := http.NewCrossOriginProtection()
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get(api.DemoHeader) == "" {
-			admin.WriteError(w, http.StatusForbidden, "the header "+api.DemoHeader+": 1 is needed")
+			admin.WriteError(w, http.StatusForbidden, "the header "+api.DemoHeader+": 1 is required")
 			return
 		}
 		if err := origins.Check(r); err != nil {
-			admin.WriteError(w, http.StatusForbidden, "only the demo's own pages may do that: "+err.Error())
+			admin.WriteError(w, http.StatusForbidden, "only pages served by the demo may do this: "+err.Error())
 			return
 		}
 		next(w, r)
@@ -65,7 +65,7 @@ func (list backends) answerBreak(w http.ResponseWriter, r *http.Request) {
 	case b == nil:
 		return
 	case what.How == "":
-		admin.WriteError(w, http.StatusBadRequest, "how: nothing is given; "+strings.Join(Faults(b.service.protocol), ", ")+" are allowed")
+		admin.WriteError(w, http.StatusBadRequest, "how: value is required: must be one of "+strings.Join(Faults(b.service.protocol), ", "))
 		return
 	}
 	if err := b.setFault(what.How); err != nil {
@@ -106,7 +106,7 @@ func (list backends) named(w http.ResponseWriter, name string) *backend {
 		for _, other := range list {
 			names = append(names, other.name)
 		}
-		admin.WriteError(w, http.StatusNotFound, fmt.Sprintf("endpoint: %q is none of the demo's: %s", name, strings.Join(names, ", ")))
+		admin.WriteError(w, http.StatusNotFound, fmt.Sprintf("endpoint: unknown endpoint %q: must be one of %s", name, strings.Join(names, ", ")))
 	}
 	return b
 }
@@ -118,10 +118,10 @@ func readJSON(w http.ResponseWriter, r *http.Request, what any) bool {
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(what)
 	if err == nil && decoder.Decode(&struct{}{}) != io.EOF {
-		err = fmt.Errorf("something follows the object")
+		err = fmt.Errorf("unexpected data after the object")
 	}
 	if err != nil {
-		admin.WriteError(w, http.StatusBadRequest, "the body is not what is wanted: "+err.Error())
+		admin.WriteError(w, http.StatusBadRequest, "invalid body: "+err.Error())
 	}
 	return err == nil
 }

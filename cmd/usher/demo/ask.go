@@ -34,7 +34,7 @@ func Ask(ctx context.Context, c *client.Client, out io.Writer, q Questions) (una
 	case err != nil:
 		return 0, err
 	case q.HalfClose && t.protocol == corev1.ProtocolUDP:
-		return 0, fmt.Errorf("%s is asked by UDP, which has no directions to end", q.Of)
+		return 0, fmt.Errorf("%s uses UDP, which has no half-close", q.Of)
 	}
 	for range q.Count {
 		started := time.Now()
@@ -68,7 +68,7 @@ func why(err error) string {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return "the connection was closed"
 	case errors.Is(err, context.DeadlineExceeded), os.IsTimeout(err):
-		return "the client has waited long enough"
+		return "the client's timeout was reached"
 	}
 	return err.Error()
 }
@@ -122,5 +122,5 @@ func serviceAt(ctx context.Context, c *client.Client, name string) (string, erro
 	case port.Listener != "":
 		return port.Listener, nil
 	}
-	return "", fmt.Errorf("nothing leads to %s: it has no endpoint, and there is no portal (as root there would be one)", name)
+	return "", fmt.Errorf("%s is not reachable: it has no endpoint, and without root there is no portal", name)
 }

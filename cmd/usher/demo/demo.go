@@ -30,7 +30,7 @@ const folders = "usher-demo-"
 func Start() (*Demo, error) {
 	servers, err := startBackends()
 	if err != nil {
-		return nil, fmt.Errorf("starting the demo's servers: %w", err)
+		return nil, fmt.Errorf("start the demo's servers: %w", err)
 	}
 	d := &Demo{backends: servers}
 	removeOrphans()
@@ -48,7 +48,7 @@ func Start() (*Demo, error) {
 	})
 	if err != nil {
 		d.Close()
-		return nil, fmt.Errorf("writing the demo's manifests: %w", err)
+		return nil, fmt.Errorf("write the demo's manifests: %w", err)
 	}
 	return d, nil
 }
@@ -62,16 +62,16 @@ func (d *Demo) Close() {
 
 // Print tells a person what there is, and how to ask the Services that p serves.
 func (d *Demo) Print(out io.Writer, p *proxy.Proxy) {
-	fmt.Fprintf(out, "\nThe Services, and how to ask them:\n\n")
+	fmt.Fprintf(out, "\nThe Services, and how to send requests to them:\n\n")
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, t := range targetsOf(p) {
 		fmt.Fprintf(w, "  default/%s\t%s\t%s\n", t.name, t.about, t.command())
 	}
 	w.Flush()
-	fmt.Fprintf(out, "\nTheir endpoints, servers in this process:\n\n")
+	fmt.Fprintf(out, "\nTheir endpoints (servers in this process):\n\n")
 	PrintEndpoints(out, "  ", d.tell().Items)
 	if d.Dir == "" {
-		fmt.Fprintf(out, "\nThe manifests are in memory only, where they cannot be edited: %v.\n", d.noDir)
+		fmt.Fprintf(out, "\nThe manifests are in memory only and cannot be edited: %v.\n", d.noDir)
 	} else {
 		fmt.Fprintf(out, "\nThe manifests are in %s.\n", d.Dir)
 	}

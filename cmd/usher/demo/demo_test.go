@@ -243,15 +243,15 @@ var _ = Describe("the demo", func() {
 			Expect(text).To(ContainSubstring(says))
 			Expect(got).To(Equal(status))
 		},
-		Entry("without a header of its own", http.StatusForbidden, api.DemoHeader+": 1 is needed", api.DemoMendPath, `{"all": true}`),
-		Entry("for a server that is not there", http.StatusNotFound, "is none of the demo's: web-1, web-2", api.DemoBreakPath, `{"endpoint": "web-9", "how": "slow"}`, api.DemoHeader),
-		Entry("by a fault that UDP cannot have", http.StatusBadRequest, "is none of refuse, blackhole, slow, delay=300ms, flaky=10%, which is what can be done to echo-1, a UDP server", api.DemoBreakPath, `{"endpoint": "echo-1", "how": "reset"}`, api.DemoHeader),
-		Entry("by a fault without its value", http.StatusBadRequest, `\"flaky\" is none of refuse, blackhole, slow, delay=300ms, flaky=10%, reset, reset=10%, slow-accept, half-open, half-close, which`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "flaky"}`, api.DemoHeader),
-		Entry("by a share above all", http.StatusBadRequest, `flaky: \"200%\" is not a share from 0.1% to 100%`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "flaky=200%"}`, api.DemoHeader),
-		Entry("by a share that is none", http.StatusBadRequest, `reset: \"NaN%\" is not a share from 0.1% to 100%`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "reset=NaN%"}`, api.DemoHeader),
-		Entry("by a time that is none", http.StatusBadRequest, `delay: \"x\" is not a time from 1ms to 1m, such as 300ms`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "delay=x"}`, api.DemoHeader),
-		Entry("by a time that is too long", http.StatusBadRequest, `delay: \"2h\" is not a time from 1ms to 1m`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "delay=2h"}`, api.DemoHeader),
-		Entry("by no fault", http.StatusBadRequest, "nothing is given", api.DemoBreakPath, `{"endpoint": "echo-1"}`, api.DemoHeader),
-		Entry("by what is no such object", http.StatusBadRequest, "the body is not what is wanted", api.DemoMendPath, `{"every": true}`, api.DemoHeader),
+		Entry("without a header of its own", http.StatusForbidden, api.DemoHeader+": 1 is required", api.DemoMendPath, `{"all": true}`),
+		Entry("for a server that is not there", http.StatusNotFound, "must be one of web-1, web-2", api.DemoBreakPath, `{"endpoint": "web-9", "how": "slow"}`, api.DemoHeader),
+		Entry("by a fault that UDP cannot have", http.StatusBadRequest, "must be one of refuse, blackhole, slow, delay=300ms, flaky=10% for echo-1, a UDP server", api.DemoBreakPath, `{"endpoint": "echo-1", "how": "reset"}`, api.DemoHeader),
+		Entry("by a fault without its value", http.StatusBadRequest, `invalid value \"flaky\": must be one of refuse, blackhole, slow, delay=300ms, flaky=10%, reset, reset=10%, slow-accept, half-open, half-close for`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "flaky"}`, api.DemoHeader),
+		Entry("by a share above all", http.StatusBadRequest, `flaky: invalid value \"200%\": must be a share from 0.1% to 100%`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "flaky=200%"}`, api.DemoHeader),
+		Entry("by a share that is none", http.StatusBadRequest, `reset: invalid value \"NaN%\": must be a share from 0.1% to 100%`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "reset=NaN%"}`, api.DemoHeader),
+		Entry("by a time that is none", http.StatusBadRequest, `delay: invalid value \"x\": must be a time from 1ms to 1m, such as 300ms`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "delay=x"}`, api.DemoHeader),
+		Entry("by a time that is too long", http.StatusBadRequest, `delay: invalid value \"2h\": must be a time from 1ms to 1m`, api.DemoBreakPath, `{"endpoint": "web-1", "how": "delay=2h"}`, api.DemoHeader),
+		Entry("by no fault", http.StatusBadRequest, "value is required", api.DemoBreakPath, `{"endpoint": "echo-1"}`, api.DemoHeader),
+		Entry("by what is no such object", http.StatusBadRequest, "invalid body", api.DemoMendPath, `{"every": true}`, api.DemoHeader),
 	)
 })

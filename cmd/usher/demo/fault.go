@@ -33,16 +33,16 @@ type fault struct {
 // faults are those that there are, TCP's own behind the others. One that has a value
 // has it behind "=" in its example.
 var faults = []struct{ example, protocols, about string }{
-	{api.DemoRefuse, "TCP UDP", "connections are refused, as by a Pod whose process has ended"},
-	{api.DemoBlackhole, "TCP UDP", "nothing comes back, as from a node that has lost its power"},
+	{api.DemoRefuse, "TCP UDP", "connections are refused, as after a process has exited"},
+	{api.DemoBlackhole, "TCP UDP", "nothing is answered, as after a node has lost power"},
 	{api.DemoSlow, "TCP UDP", "answers come after 2 s"},
-	{api.DemoDelay + "=300ms", "TCP UDP", "answers come so late: 1ms to 1m"},
-	{api.DemoFlaky + "=10%", "TCP UDP", "connections are refused for that share of each second, as by a\nprocess that starts again and again; of datagrams, that share\n(0.1% to 100%) has no answer"},
+	{api.DemoDelay + "=300ms", "TCP UDP", "answers come after this time (1ms to 1m)"},
+	{api.DemoFlaky + "=10%", "TCP UDP", "connections are refused for this share of each second, as by a\nprocess that keeps restarting; for UDP, this share of datagrams\n(0.1% to 100%) gets no answer"},
 	{api.DemoReset, "TCP", "connections are accepted and reset"},
-	{api.DemoReset + "=10%", "TCP", "that share of connections is reset after the request, as by a\nprocess that crashes"},
-	{api.DemoSlowAccept, "TCP", "two connections a second are accepted; others wait in the\nbacklog, which has room for one (on Linux), and no more get an\nanswer"},
-	{api.DemoHalfOpen, "TCP", "connections are accepted, and then nothing comes, neither an\nanswer nor an end: one side is gone and the other does not know\n(1,000 at a time: beyond that the oldest ends)"},
-	{api.DemoHalfClose, "TCP", "the server ends its direction (FIN) without an answer, and goes\non reading: the client still can send"},
+	{api.DemoReset + "=10%", "TCP", "this share of connections is reset after the request, as by a\nprocess that crashes"},
+	{api.DemoSlowAccept, "TCP", "two connections per second are accepted; others wait in the\nbacklog, which holds one (on Linux); further ones get no answer"},
+	{api.DemoHalfOpen, "TCP", "connections are accepted, but get neither an answer nor a close:\none side is down and the other does not know (1,000 at a time;\nabove that, the oldest ends)"},
+	{api.DemoHalfClose, "TCP", "the server closes its direction (FIN) without an answer, and keeps\nreading: the client can still send"},
 }
 
 // Faults are the faults that servers of a protocol can be given, as examples.
@@ -61,7 +61,7 @@ func FaultHelp() string {
 	for _, f := range faults {
 		about := strings.ReplaceAll(f.about, "\n", "\n"+strings.Repeat(" ", 15))
 		if f.example == api.DemoReset { // the first of them
-			b.WriteString("\nand of TCP servers only\n\n")
+			b.WriteString("\nand, for TCP servers only,\n\n")
 		}
 		fmt.Fprintf(&b, "  %-11s  %s\n", f.example, about)
 	}
@@ -81,7 +81,7 @@ func parseFault(text string, protocol corev1.Protocol, who string) (fault, error
 	case text == "":
 		return fault{}, nil
 	case i < 0:
-		return fault{}, fmt.Errorf("how: %q is none of %s, which is what can be done to %s, a %s server",
+		return fault{}, fmt.Errorf("how: invalid value %q: must be one of %s for %s, a %s server",
 			text, strings.Join(can, ", "), who, protocol)
 	}
 	f := fault{text: text, kind: kind}
@@ -91,12 +91,12 @@ func parseFault(text string, protocol corev1.Protocol, who string) (fault, error
 	case kind == api.DemoDelay:
 		var err error
 		if f.delay, err = time.ParseDuration(value); err != nil || f.delay < minDelay || f.delay > maxDelay {
-			return fault{}, fmt.Errorf("how: %s: %q is not a time from 1ms to 1m, such as 300ms", kind, value)
+			return fault{}, fmt.Errorf("how: %s: invalid value %q: must be a time from 1ms to 1m, such as 300ms", kind, value)
 		}
 	case valued:
 		share, err := strconv.ParseFloat(strings.TrimSuffix(value, "%"), 64)
 		if err != nil || !strings.HasSuffix(value, "%") || !(share >= 0.1 && share <= 100) {
-			return fault{}, fmt.Errorf("how: %s: %q is not a share from 0.1%% to 100%%, such as 10%%", kind, value)
+			return fault{}, fmt.Errorf("how: %s: invalid value %q: must be a share from 0.1%% to 100%%, such as 10%%", kind, value)
 		}
 		f.perMille = uint64(share*10 + 0.5)
 	}
@@ -116,11 +116,11 @@ func (f fault) String() string {
 	case api.DemoFlaky:
 		return "fails its clients " + share + " of the time"
 	case api.DemoSlowAccept:
-		return "accepts two connections a second"
+		return "accepts two connections per second"
 	case api.DemoHalfOpen:
-		return "accepts, and then neither answers nor closes"
+		return "accepts, but neither answers nor closes"
 	case api.DemoHalfClose:
-		return "ends its direction without an answer, and goes on reading"
+		return "closes its direction without an answer, and keeps reading"
 	case api.DemoReset:
 		if f.perMille > 0 {
 			return "resets " + share + " of its connections, after the request"

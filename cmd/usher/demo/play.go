@@ -75,7 +75,7 @@ func (s *Scenario) Play(ctx context.Context, c *client.Client, out io.Writer) (u
 	}
 	for name, cs := range p.clients {
 		if n := cs.late.Load(); n > 0 {
-			p.tell(fmt.Sprintf("%d requests to %s were not made, since %d were waiting for their answers.", n, name, maxAsking))
+			p.tell(fmt.Sprintf("Skipped %d requests to %s, because %d requests were waiting for answers.", n, name, maxAsking))
 		}
 	}
 	fmt.Fprintf(out, "\n%d of %d expectations met.\n", expected-unmet, expected)

@@ -41,7 +41,7 @@ func newPort() (*port, error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("taking %s: %w", addr, err)
+		return nil, fmt.Errorf("reserve %s: %w", addr, err)
 	}
 	return &port{addr: addr, fd: fd}, nil
 }
@@ -106,7 +106,7 @@ func (p *port) swallow() error {
 			return err
 		}
 	}
-	return fmt.Errorf("this kernel goes on accepting on %s though its backlog is full", p.addr)
+	return fmt.Errorf("this kernel keeps accepting on %s although the backlog is full", p.addr)
 }
 
 func (p *port) close() {

@@ -43,7 +43,7 @@ func targetsOf(p *proxy.Proxy) (list []target) {
 		t := target{service: s}
 		switch status, ok := served[s.name]; {
 		case !ok:
-			t.unserved = "it is not there any more"
+			t.unserved = "it no longer exists"
 		case status.Problem != nil:
 			t.unserved = status.Problem.Err.Error()
 		case p.Portal.Traits().Leads():
@@ -51,7 +51,7 @@ func targetsOf(p *proxy.Proxy) (list []target) {
 		case len(status.Listeners) > 0:
 			t.at = status.Listeners[0]
 		default:
-			t.unserved = "without a portal nothing leads to it"
+			t.unserved = "not reachable without a portal"
 		}
 		list = append(list, t)
 	}
@@ -156,7 +156,7 @@ func AskAll(ctx context.Context, out io.Writer, p *proxy.Proxy) error {
 	for _, t := range targetsOf(p) {
 		fmt.Fprintf(out, "default/%s: %s\n", t.name, t.about)
 		if t.unserved != "" {
-			fmt.Fprintf(out, "  not asked: %s\n\n", t.unserved)
+			fmt.Fprintf(out, "  skipped: %s\n\n", t.unserved)
 			continue
 		}
 		for range t.requests {
@@ -168,9 +168,9 @@ func AskAll(ctx context.Context, out io.Writer, p *proxy.Proxy) error {
 		fmt.Fprintln(out)
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d of %d requests came out otherwise than they should", failed, asked)
+		return fmt.Errorf("%d of %d requests had an unexpected outcome", failed, asked)
 	}
-	fmt.Fprintf(out, "All %d requests came out as they should, though some of the endpoints are broken.\n", asked)
+	fmt.Fprintf(out, "All %d requests had the expected outcome, although some endpoints are broken.\n", asked)
 	return nil
 }
 
@@ -182,10 +182,10 @@ func askAndTell(ctx context.Context, out io.Writer, events *trace.Reader, t targ
 	took := trace.Short(time.Since(started))
 	if len(t.backends) == 0 { // nobody accepts, so no step is traced
 		if !errors.Is(err, syscall.ECONNREFUSED) {
-			fmt.Fprintf(out, "  request WRONG after %s: %q, %v; it should be refused\n", took, answer, err)
+			fmt.Fprintf(out, "  request WRONG after %s: %q, %v; expected: refused\n", took, answer, err)
 			return false
 		}
-		fmt.Fprintf(out, "  request refused after %s, as it should be\n", took)
+		fmt.Fprintf(out, "  request refused after %s, as expected\n", took)
 		return true
 	}
 	printSteps(ctx, out, events, t, err == nil)

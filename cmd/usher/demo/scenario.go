@@ -78,13 +78,13 @@ func ReadScenario(file string) (*Scenario, error) {
 
 func parseScenario(text []byte) (*Scenario, []error) {
 	if len(text) > maxScenario {
-		return nil, []error{fmt.Errorf("it has %d bytes; %d are allowed", len(text), maxScenario)}
+		return nil, []error{fmt.Errorf("file has %d bytes: at most %d are allowed", len(text), maxScenario)}
 	}
 	var budget atomic.Int64
 	budget.Store(maxScenario)
 	documents := strict.Split(text)
 	if len(documents) != 1 {
-		return nil, []error{fmt.Errorf("it has %d YAML documents; a scenario is one", len(documents))}
+		return nil, []error{fmt.Errorf("file has %d YAML documents: a scenario is a single document", len(documents))}
 	}
 	values, syntax := strict.ToJSON(documents[0], &budget)
 	var errs []error
@@ -92,7 +92,7 @@ func parseScenario(text []byte) (*Scenario, []error) {
 		errs = append(errs, &err)
 	}
 	if len(errs) > 0 || len(values) != 1 {
-		return nil, append(errs, errors.New("it is no scenario"))
+		return nil, append(errs, errors.New("not a scenario"))
 	}
 	var in scenarioFile
 	if errs, _ := strict.Decode(bytes.TrimSpace(values[0]), &in); len(errs) > 0 {
@@ -100,10 +100,10 @@ func parseScenario(text []byte) (*Scenario, []error) {
 	}
 	s := &Scenario{title: in.Title}
 	if in.Title == "" || unprintable(in.Title) {
-		errs = append(errs, fmt.Errorf("title: %q is no line of text", in.Title))
+		errs = append(errs, fmt.Errorf("title: invalid value %q: must be one line of text", in.Title))
 	}
 	if len(in.Steps) == 0 {
-		errs = append(errs, errors.New("steps: there are none"))
+		errs = append(errs, errors.New("steps: at least one step is required"))
 	}
 	var before time.Duration // when the step before is over
 	rates := map[string]int{}
@@ -130,7 +130,7 @@ func parseStep(text stepText, before time.Duration, rates map[string]int) (st st
 	st.at, err = moment(text.At, before)
 	check("at", err)
 	if unprintable(strings.ReplaceAll(text.Say, "\n", " ")) {
-		check("say", errors.New("it has control characters; only ends of lines are allowed"))
+		check("say", errors.New("control characters are not allowed, except line ends"))
 	}
 	done := 0
 	if text.Load != "" {
@@ -158,13 +158,13 @@ func parseStep(text stepText, before time.Duration, rates map[string]int) (st st
 	}
 	switch {
 	case text.By != "" && text.Expect == "":
-		check("by", errors.New("only what is expected has it"))
+		check("by", errors.New("allowed only with expect"))
 	case text.By != "":
 		st.by, err = moment(text.By, st.at)
 		check("by", err)
 	}
 	if done > 1 || done == 0 && text.Say == "" {
-		check("say", errors.New("a step says something, or does one thing of load, break, mend and expect, or both"))
+		check("say", errors.New("a step needs say, or one of load, break, mend and expect, or both"))
 	}
 	return st, errs
 }
@@ -174,9 +174,9 @@ func moment(text string, before time.Duration) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	switch {
 	case err != nil || d < 0 || d > maxPlay:
-		return before, fmt.Errorf("%q is not a time from 0s to 1h, such as 5s", text)
+		return before, fmt.Errorf("invalid value %q: must be a time from 0s to 1h, such as 5s", text)
 	case d < before:
-		return before, fmt.Errorf("%s is before %s, when what stands above is over", d, before)
+		return before, fmt.Errorf("%s is before %s, the end of the previous step", d, before)
 	}
 	return d, nil
 }
@@ -189,14 +189,14 @@ func parseLoad(text string, rates map[string]int) (load, error) {
 	name, rate, _ := strings.Cut(text, " ")
 	s, server, err := named(name)
 	if err == nil && server {
-		err = fmt.Errorf("%q is a server; a Service is asked, such as %s", name, s.name)
+		err = fmt.Errorf("%q is a server: must be a Service, such as %s", name, s.name)
 	}
 	if err != nil {
 		return load{}, err
 	}
 	n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(rate), "/s"))
 	if err != nil || !strings.HasSuffix(rate, "/s") || n < 0 {
-		return load{}, fmt.Errorf("%q is not a rate, such as 50/s, behind %s", rate, name)
+		return load{}, fmt.Errorf("invalid rate %q for %s: must be a rate such as 50/s", rate, name)
 	}
 	rates[s.name] = n
 	sum := 0
@@ -204,7 +204,7 @@ func parseLoad(text string, rates map[string]int) (load, error) {
 		sum += r
 	}
 	if sum > maxRate {
-		return load{}, fmt.Errorf("%d requests a second, of all Services together, are more than %d", sum, maxRate)
+		return load{}, fmt.Errorf("%d requests per second over all Services: must be at most %d", sum, maxRate)
 	}
 	return load{s.name, n}, nil
 }
@@ -213,7 +213,7 @@ func parseBreak(text string) (api.DemoBreak, error) {
 	name, how, _ := strings.Cut(text, " ")
 	s, err := serverNamed(name)
 	if err == nil && how == "" {
-		err = fmt.Errorf("how is not said; %s are allowed", strings.Join(Faults(s.protocol), ", "))
+		err = fmt.Errorf("how is required: must be one of %s", strings.Join(Faults(s.protocol), ", "))
 	}
 	if err == nil {
 		_, err = parseFault(how, s.protocol, name)
@@ -225,7 +225,7 @@ func parseBreak(text string) (api.DemoBreak, error) {
 func serverNamed(name string) (service, error) {
 	s, server, err := named(name)
 	if err == nil && !server {
-		err = fmt.Errorf("%q is a Service; one of its servers is meant, such as %s", name, s.server(0))
+		err = fmt.Errorf("%q is a Service: must be one of its servers, such as %s", name, s.server(0))
 	}
 	return s, err
 }
@@ -266,7 +266,7 @@ const (
 func parseExpectation(text string) (e expectation, err error) {
 	words := strings.Fields(text)
 	if len(words) != 4 {
-		return e, fmt.Errorf("%q is not like %q or %q", text, "web failed >= 3", "web-2 state = quarantined")
+		return e, fmt.Errorf("invalid value %q: must have the form %q or %q", text, "web failed >= 3", "web-2 state = quarantined")
 	}
 	s, server, err := named(words[0])
 	if err != nil {
@@ -278,17 +278,17 @@ func parseExpectation(text string) (e expectation, err error) {
 		e.server, all = strings.TrimPrefix(words[0], corev1.NamespaceDefault+"/"), ofServers
 	}
 	if !strings.Contains(", "+all+",", ", "+e.what+",") {
-		return e, fmt.Errorf("%q is none of %s", e.what, all)
+		return e, fmt.Errorf("invalid value %q: must be one of %s", e.what, all)
 	}
 	if e.what == "state" {
 		e.state = words[3]
 		return e, e.checkState()
 	}
 	if e.op != "=" && e.op != ">=" && e.op != "<=" {
-		return e, fmt.Errorf("%q is none of =, >=, <=", e.op)
+		return e, fmt.Errorf("invalid operator %q: must be one of =, >=, <=", e.op)
 	}
 	if e.count, err = strconv.ParseInt(words[3], 10, 64); err != nil {
-		return e, fmt.Errorf("%q is not a number", words[3])
+		return e, fmt.Errorf("invalid value %q: must be a number", words[3])
 	}
 	return e, nil
 }
@@ -304,9 +304,9 @@ func (e expectation) checkState() error {
 	}
 	switch {
 	case e.op != "=":
-		return fmt.Errorf("%q is not allowed for a state, only =", e.op)
+		return fmt.Errorf("operator %q is not allowed for a state: must be =", e.op)
 	case !slices.Contains(all, e.state):
-		return fmt.Errorf("%q is none of %s", e.state, strings.Join(all, ", "))
+		return fmt.Errorf("invalid value %q: must be one of %s", e.state, strings.Join(all, ", "))
 	}
 	return nil
 }

@@ -62,7 +62,7 @@ func named(name string) (s service, server bool, err error) {
 			}
 		}
 	}
-	return service{}, false, fmt.Errorf("%q is none of the demo's Services, %s, nor of their servers, such as %s",
+	return service{}, false, fmt.Errorf("unknown name %q: must be a Service (%s) or one of their servers, such as %s",
 		name, strings.Join(all, ", "), services[0].server(0))
 }
 

@@ -511,9 +511,9 @@ func printsOf(program, expected string, args ...string) error {
 // prints goes to standard error.
 func demo(*ground) error {
 	out, err := command("demo", "--once")
-	if err != nil || !strings.Contains(out, "requests came out as they should") {
+	if err != nil || !strings.Contains(out, "requests had the expected outcome") {
 		fmt.Fprintln(os.Stderr, out, err)
-		return errors.New("not all requests came out as they should")
+		return errors.New("not all requests had the expected outcome")
 	}
 	return nil
 }
