@@ -175,7 +175,7 @@ var _ = Describe("what 'usher run' is told in several places", func() {
 			_, isUsage := err.(*cli.UsageError)
 			Expect(isUsage).To(Equal(usage))
 		},
-		Entry("in kube-proxy's flags", true, "kube-proxy's flags: mode: ", "--proxy-mode=red"),
+		Entry("in kube-proxy's flags", true, "kube-proxy flags: mode: ", "--proxy-mode=red"),
 		Entry("in a file", false, "--config: open /no/such/file", "--config=/no/such/file"),
 	)
 })

@@ -46,11 +46,11 @@ func parse(text []byte) (doc map[string]any, errs []error) {
 	case len(errs) > 0:
 		return nil, errs
 	case len(values) == 0:
-		return nil, []error{fmt.Errorf("is empty; a %s of %s is expected", Kind, APIVersion)}
+		return nil, []error{fmt.Errorf("is empty: must contain a %s of %s", Kind, APIVersion)}
 	case len(values) > 1:
-		return nil, []error{fmt.Errorf("holds %d documents; one %s of %s is expected", len(values), Kind, APIVersion)}
+		return nil, []error{fmt.Errorf("contains %d documents: must contain one %s of %s", len(values), Kind, APIVersion)}
 	case values[0][0] != '{':
-		return nil, []error{fmt.Errorf("is not a %s, which is an object with fields", Kind)}
+		return nil, []error{fmt.Errorf("is not a %s: must be an object", Kind)}
 	}
 	if errs, _ = strict.Decode(values[0], &doc); len(errs) > 0 {
 		return nil, errs
@@ -82,7 +82,7 @@ func checkKind(doc map[string]any) (errs []error) {
 		}
 	}
 	if len(errs) > 0 && doc["kind"] == "ConfigMap" {
-		errs = append(errs, errors.New("this is a whole ConfigMap; what is expected is the file in its data, which kubeadm calls config.conf"))
+		errs = append(errs, errors.New("is a ConfigMap: must be the file in its data, config.conf with kubeadm"))
 	}
 	return errs
 }

@@ -47,29 +47,29 @@ var used = map[string]bool{
 // unused says why usher does not use a field, or any field below it.
 var unused = map[string]string{
 	"featureGates":                "usher has no feature gates",
-	"logging.flushFrequency":      "usher writes each line of its log at once",
+	"logging.flushFrequency":      "usher writes each log line at once",
 	"logging.vmodule":             "usher has one log level for everything",
 	"logging.options":             "usher writes its log to standard error, without a buffer",
 	"enableProfiling":             "usher serves no /debug/pprof",
 	"showHiddenMetricsForVersion": "usher hides no metrics",
-	"iptables.masqueradeBit":      "usher masquerades nothing, and has a mark of its own (--mark)",
+	"iptables.masqueradeBit":      "usher does not masquerade, and uses its own mark (--mark)",
 	"iptables.masqueradeAll":      "endpoints see the node's address with --client-address=node",
-	"nftables.masqueradeBit":      "usher masquerades nothing, and has a mark of its own (--mark)",
+	"nftables.masqueradeBit":      "usher does not masquerade, and uses its own mark (--mark)",
 	"nftables.masqueradeAll":      "endpoints see the node's address with --client-address=node",
-	"ipvs.tcpTimeout":             "usher does not use IPVS; --connection-idle-timeout ends silent connections",
-	"ipvs.tcpFinTimeout":          "usher does not use IPVS; --half-closed-timeout ends connections that one side has closed",
-	"ipvs.udpTimeout":             "usher does not use IPVS; --udp-idle-timeout ends silent sessions",
-	"ipvs.excludeCIDRs":           "usher does not use IPVS, and leaves the rules of others alone",
-	"ipvs.strictARP":              "usher does not use IPVS, and has VIPs on no interface that answers ARP for them",
-	"winkernel":                   "usher does not run on Windows as a proxy of the kernel",
+	"ipvs.tcpTimeout":             "usher does not use IPVS; use --connection-idle-timeout for idle connections",
+	"ipvs.tcpFinTimeout":          "usher does not use IPVS; use --half-closed-timeout for half-closed connections",
+	"ipvs.udpTimeout":             "usher does not use IPVS; use --udp-idle-timeout for idle sessions",
+	"ipvs.excludeCIDRs":           "usher does not use IPVS, and does not change rules of other programs",
+	"ipvs.strictARP":              "usher does not use IPVS, and does not assign VIPs to interfaces that answer ARP",
+	"winkernel":                   "usher does not support the Windows kernel proxy",
 	"windowsRunAsService":         "usher is not a Windows service",
-	"oomScoreAdj":                 "usher does not change its own score; what starts it does (the kubelet by the priority class, systemd by OOMScoreAdjust)",
+	"oomScoreAdj":                 "usher does not change its OOM score; set it where usher is started (kubelet: priority class, systemd: OOMScoreAdjust)",
 }
 
 // former are fields that KubeProxyConfiguration had when kube-proxy had a
 // userspace mode. Files from then are not wrong.
 var former = map[string]string{
-	"udpIdleTimeout": "the field is gone since Kubernetes 1.26",
+	"udpIdleTimeout": "the field was removed in Kubernetes 1.26",
 }
 
 // conditional are fields that usher uses or not, depending on other fields. They
@@ -93,9 +93,9 @@ func whyNotScheduler(c *v1alpha1.KubeProxyConfiguration) string {
 	name, known := ipvsSchedulers[c.IPVS.Scheduler]
 	switch {
 	case c.Mode != modeIPVS:
-		return fmt.Sprintf("mode is %q, and not %s; --scheduler is for all modes", c.Mode, modeIPVS)
+		return fmt.Sprintf("mode is %q, not %s; --scheduler applies to all modes", c.Mode, modeIPVS)
 	case known && name == "":
-		return "usher has no such scheduler, and --scheduler counts"
+		return "usher has no such scheduler; --scheduler applies"
 	}
 	return ""
 }
@@ -105,14 +105,14 @@ func whyNotBindAddress(c *v1alpha1.KubeProxyConfiguration) string {
 	if err != nil || addr.IsUnspecified() || primaryNodePorts(c) {
 		return ""
 	}
-	return "nothing listens there, in kube-proxy neither; it is the node's address, which only nodePortAddresses [primary] asks for"
+	return "neither usher nor kube-proxy listens there; it is the node address, used only with nodePortAddresses [primary]"
 }
 
 func whyNotClusterCIDR(c *v1alpha1.KubeProxyConfiguration) string {
 	if usesClusterCIDR(c) {
 		return ""
 	}
-	return fmt.Sprintf("detectLocalMode is %s, and not %s", c.DetectLocalMode, localClusterCIDR)
+	return fmt.Sprintf("detectLocalMode is %s, not %s", c.DetectLocalMode, localClusterCIDR)
 }
 
 func whyNotLocal(mode v1alpha1.LocalMode) func(*v1alpha1.KubeProxyConfiguration) string {
@@ -120,7 +120,7 @@ func whyNotLocal(mode v1alpha1.LocalMode) func(*v1alpha1.KubeProxyConfiguration)
 		if c.DetectLocalMode == mode {
 			return ""
 		}
-		return fmt.Sprintf("detectLocalMode is %q, and not %s", c.DetectLocalMode, mode)
+		return fmt.Sprintf("detectLocalMode is %q, not %s", c.DetectLocalMode, mode)
 	}
 }
 
@@ -128,7 +128,7 @@ func whyNotLocalhostNodePorts(c *v1alpha1.KubeProxyConfiguration) string {
 	if on := c.IPTables.LocalhostNodePorts; on == nil || *on {
 		return ""
 	}
-	return "usher serves node ports on loopback too; nodePortAddresses can leave it out"
+	return "usher also serves node ports on loopback; use nodePortAddresses to exclude it"
 }
 
 func whyNotPeriod(section string) func(*v1alpha1.KubeProxyConfiguration) string {
@@ -137,7 +137,7 @@ func whyNotPeriod(section string) func(*v1alpha1.KubeProxyConfiguration) string 
 		if path.String() == section {
 			return ""
 		}
-		return fmt.Sprintf("mode is %q, for which the periods in the section %s count", c.Mode, path)
+		return fmt.Sprintf("mode is %q, which uses the periods in section %s", c.Mode, path)
 	}
 }
 
@@ -162,7 +162,7 @@ func ignored(c *v1alpha1.KubeProxyConfiguration, doc map[string]any) iter.Seq2[s
 }
 
 // unknown is said of a field that there is not.
-const unknown = "there is no such field"
+const unknown = "unknown field"
 
 // whyNot returns why the field at path is not used, or "" if it is.
 func whyNot(c *v1alpha1.KubeProxyConfiguration, path string) string {

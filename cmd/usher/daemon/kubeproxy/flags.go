@@ -114,7 +114,7 @@ func put(doc map[string]any, values map[string]string) (from map[string]string, 
 		case !given:
 			continue
 		case f.field == "":
-			nothing = append(nothing, "--"+f.Name+" (usher has no use for it)")
+			nothing = append(nothing, "--"+f.Name+" (not used by usher)")
 			continue
 		}
 		keys := strings.Split(f.field, ".")
@@ -148,5 +148,5 @@ func sumFlags(nothing []string) []string {
 		return nil
 	}
 	slices.Sort(nothing)
-	return []string{"Flags of kube-proxy's that have no effect: " + strings.Join(slices.Compact(nothing), ", ")}
+	return []string{"kube-proxy flags without effect: " + strings.Join(slices.Compact(nothing), ", ")}
 }

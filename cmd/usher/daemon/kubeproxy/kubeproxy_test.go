@@ -149,14 +149,14 @@ var _ = Describe("Read", func() {
 		Expect(warnings).To(HaveExactElements(want))
 	},
 		Entry("a field without a meaning", "oomScoreAdj: -999",
-			"oomScoreAdj: -999 has no effect: usher does not change its own score; what starts it does (the kubelet by the priority class, systemd by OOMScoreAdjust)"),
+			"oomScoreAdj: -999 has no effect: usher does not change its OOM score; set it where usher is started (kubelet: priority class, systemd: OOMScoreAdjust)"),
 		Entry("each of them", "enableProfiling: true\niptables: {masqueradeBit: 3}",
 			"enableProfiling: true has no effect: usher serves no /debug/pprof",
-			"iptables.masqueradeBit: 3 has no effect: usher masquerades nothing, and has a mark of its own (--mark)"),
+			"iptables.masqueradeBit: 3 has no effect: usher does not masquerade, and uses its own mark (--mark)"),
 		Entry("unknown fields, as kube-proxy does", "clusterCIRD: 10.0.0.0/8\nMode: iptables\niptables: {new: 0}",
-			`Mode: "iptables" has no effect: there is no such field`,
-			`clusterCIRD: "10.0.0.0/8" has no effect: there is no such field`,
-			"iptables.new: 0 has no effect: there is no such field"),
+			`Mode: "iptables" has no effect: unknown field`,
+			`clusterCIRD: "10.0.0.0/8" has no effect: unknown field`,
+			"iptables.new: 0 has no effect: unknown field"),
 		Entry("feature gates", "featureGates: {One: true, Two: false, Three.Dotted: true}",
 			"featureGates.One: true has no effect: usher has no feature gates",
 			"featureGates.Three.Dotted: true has no effect: usher has no feature gates",
@@ -164,24 +164,24 @@ var _ = Describe("Read", func() {
 		Entry("a list", "logging: {vmodule: [{filePattern: a, verbosity: 2}]}",
 			`logging.vmodule: [{"filePattern":"a","verbosity":2}] has no effect: usher has one log level for everything`),
 		Entry("bindAddress without nodePortAddresses primary", "bindAddress: 192.0.2.1",
-			`bindAddress: "192.0.2.1" has no effect: nothing listens there, in kube-proxy neither; it is the node's address, which only nodePortAddresses [primary] asks for`),
+			`bindAddress: "192.0.2.1" has no effect: neither usher nor kube-proxy listens there; it is the node address, used only with nodePortAddresses [primary]`),
 		Entry("the periods of another mode", "mode: nftables\niptables: {syncPeriod: 30s, minSyncPeriod: 0s}\nnftables: {syncPeriod: 20s}",
-			`iptables.syncPeriod: "30s" has no effect: mode is "nftables", for which the periods in the section nftables count`),
-		Entry("the periods of IPVS without its mode", "ipvs: {syncPeriod: 30s}", `ipvs.syncPeriod: "30s" has no effect: mode is "", for which the periods in the section iptables count`),
-		Entry("the scheduler of IPVS without its mode", "mode: iptables\nipvs: {scheduler: lc}", `ipvs.scheduler: "lc" has no effect: mode is "iptables", and not ipvs; --scheduler is for all modes`),
-		Entry("a scheduler of IPVS that there is not", "mode: ipvs\nipvs: {scheduler: lblc}", `ipvs.scheduler: "lblc" has no effect: usher has no such scheduler, and --scheduler counts`),
+			`iptables.syncPeriod: "30s" has no effect: mode is "nftables", which uses the periods in section nftables`),
+		Entry("the periods of IPVS without its mode", "ipvs: {syncPeriod: 30s}", `ipvs.syncPeriod: "30s" has no effect: mode is "", which uses the periods in section iptables`),
+		Entry("the scheduler of IPVS without its mode", "mode: iptables\nipvs: {scheduler: lc}", `ipvs.scheduler: "lc" has no effect: mode is "iptables", not ipvs; --scheduler applies to all modes`),
+		Entry("a scheduler of IPVS that there is not", "mode: ipvs\nipvs: {scheduler: lblc}", `ipvs.scheduler: "lblc" has no effect: usher has no such scheduler; --scheduler applies`),
 		Entry("what is IPVS' own", "mode: ipvs\nipvs: {strictARP: true, tcpTimeout: 900s, excludeCIDRs: [10.0.0.0/8]}",
-			`ipvs.excludeCIDRs: ["10.0.0.0/8"] has no effect: usher does not use IPVS, and leaves the rules of others alone`,
-			"ipvs.strictARP: true has no effect: usher does not use IPVS, and has VIPs on no interface that answers ARP for them",
-			`ipvs.tcpTimeout: "900s" has no effect: usher does not use IPVS; --connection-idle-timeout ends silent connections`),
+			`ipvs.excludeCIDRs: ["10.0.0.0/8"] has no effect: usher does not use IPVS, and does not change rules of other programs`,
+			"ipvs.strictARP: true has no effect: usher does not use IPVS, and does not assign VIPs to interfaces that answer ARP",
+			`ipvs.tcpTimeout: "900s" has no effect: usher does not use IPVS; use --connection-idle-timeout for idle connections`),
 		Entry("localhostNodePorts: false", "iptables: {localhostNodePorts: false}",
-			"iptables.localhostNodePorts: false has no effect: usher serves node ports on loopback too; nodePortAddresses can leave it out"),
+			"iptables.localhostNodePorts: false has no effect: usher also serves node ports on loopback; use nodePortAddresses to exclude it"),
 		Entry("what goes with another detectLocalMode", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br0, interfaceNamePrefix: 'no name'}\nclusterCIDR: 10.244.0.0/16",
-			`clusterCIDR: "10.244.0.0/16" has no effect: detectLocalMode is BridgeInterface, and not ClusterCIDR`,
-			`detectLocal.interfaceNamePrefix: "no name" has no effect: detectLocalMode is "BridgeInterface", and not InterfaceNamePrefix`),
+			`clusterCIDR: "10.244.0.0/16" has no effect: detectLocalMode is BridgeInterface, not ClusterCIDR`,
+			`detectLocal.interfaceNamePrefix: "no name" has no effect: detectLocalMode is "BridgeInterface", not InterfaceNamePrefix`),
 		Entry("an interface without a detectLocalMode", "detectLocal: {bridgeInterface: br0}",
-			`detectLocal.bridgeInterface: "br0" has no effect: detectLocalMode is "", and not BridgeInterface`),
-		Entry("a field that is gone", "udpIdleTimeout: 250ms", `udpIdleTimeout: "250ms" has no effect: the field is gone since Kubernetes 1.26`),
+			`detectLocal.bridgeInterface: "br0" has no effect: detectLocalMode is "", not BridgeInterface`),
+		Entry("a field that is gone", "udpIdleTimeout: 250ms", `udpIdleTimeout: "250ms" has no effect: the field was removed in Kubernetes 1.26`),
 	)
 
 	It("does not use a clusterCIDR that kube-proxy would not use", func() {
@@ -205,7 +205,7 @@ var _ = Describe("Read", func() {
 			Expect(line).To(ContainSubstring(want[i]))
 		}
 	},
-		Entry("an empty file", "#raw\n", "is empty; a KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1 is expected"),
+		Entry("an empty file", "#raw\n", "is empty: must contain a KubeProxyConfiguration of kubeproxy.config.k8s.io/v1alpha1"),
 		Entry("a file of comments", "#raw\n# nothing\n---\n", "is empty"),
 		Entry("text", "#raw\nhello", "is not a KubeProxyConfiguration, which is an object with fields"),
 		Entry("bad syntax", "mode: [", "line 3"),
@@ -214,7 +214,7 @@ var _ = Describe("Read", func() {
 			`kind: Unsupported value: "Pod": supported values: "KubeProxyConfiguration"`),
 		Entry("another version", "#raw\napiVersion: kubeproxy.config.k8s.io/v1\nkind: KubeProxyConfiguration", `supported values: "kubeproxy.config.k8s.io/v1alpha1"`),
 		Entry("no kind", "#raw\nmode: iptables", "apiVersion: Required value: must be kubeproxy.config.k8s.io/v1alpha1", "kind: Required value: must be KubeProxyConfiguration"),
-		Entry("a whole ConfigMap", "#raw\napiVersion: v1\nkind: ConfigMap\ndata: {}", "apiVersion: ", "kind: ", "what is expected is the file in its data, which kubeadm calls config.conf"),
+		Entry("a whole ConfigMap", "#raw\napiVersion: v1\nkind: ConfigMap\ndata: {}", "apiVersion: ", "kind: ", "must be the file in its data, config.conf with kubeadm"),
 
 		Entry("duplicate fields", "mode: iptables\nclientConnection:\n  qps: 1\n  qps: 2\nmode: nftables",
 			`line 6: duplicate field "clientConnection.qps", it is in line 5 already`, `line 7: duplicate field "mode", it is in line 3 already`),
@@ -251,13 +251,13 @@ var _ = Describe("Read", func() {
 		Entry("metricsBindAddress: no address", "metricsBindAddress: ':10249'", "metricsBindAddress: Invalid value"),
 		Entry("metricsBindAddress: port 65536", "metricsBindAddress: 127.0.0.1:65536", "metricsBindAddress: Invalid value"),
 		Entry("bindAddress", "bindAddress: node-1", `bindAddress: Invalid value: "node-1": must be an IP address`),
-		Entry("nodePortAddresses", "nodePortAddresses: [192.0.2.1]", `nodePortAddresses[0]: Invalid value: "192.0.2.1": must be a CIDR such as 192.168.0.0/16, or one of the words primary, localhost and all`),
+		Entry("nodePortAddresses", "nodePortAddresses: [192.0.2.1]", `nodePortAddresses[0]: Invalid value: "192.0.2.1": must be a CIDR such as 192.168.0.0/16, or one of primary, localhost, all`),
 		Entry("nodePortAddresses twice", "nodePortAddresses: [all, primary, all]", `nodePortAddresses[2]: Duplicate value: "all"`),
 		Entry("clusterCIDR", "clusterCIDR: 10.244.0.0", `clusterCIDR: Invalid value: "10.244.0.0": must be a CIDR such as 10.244.0.0/16`),
 		Entry("clusterCIDR twice in a family", "clusterCIDR: 10.1.0.0/16,10.2.0.0/16", `clusterCIDR: Invalid value: "10.1.0.0/16,10.2.0.0/16"`),
 		Entry("clusterCIDR even where it is not used", "detectLocalMode: NodeCIDR\nclusterCIDR: x", "clusterCIDR: Invalid value"),
 		Entry("detectLocalMode", "detectLocalMode: Magic", `detectLocalMode: Unsupported value: "Magic": supported values: "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"`),
-		Entry("no bridge", "detectLocalMode: BridgeInterface", `detectLocal.bridgeInterface: Invalid value: "": with detectLocalMode BridgeInterface it must be 1 to 15 letters, digits and . _ -`),
+		Entry("no bridge", "detectLocalMode: BridgeInterface", `detectLocal.bridgeInterface: Invalid value: "": must be 1 to 15 characters (letters, digits and . _ -) with detectLocalMode BridgeInterface`),
 		Entry("no prefix", "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {bridgeInterface: br0}", `detectLocal.interfaceNamePrefix: Invalid value: ""`),
 		Entry("a bridge with a wildcard", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br+}", `detectLocal.bridgeInterface: Invalid value: "br+"`),
 		Entry("a prefix that is a name already", "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali12345678901}", "must be 1 to 14 letters"),
@@ -304,7 +304,7 @@ var _ = Describe("Read", func() {
 	It("names flags without effect in one warning", func() {
 		_, warnings, err := Read("", map[string]string{"oom-score-adj": "-999", "feature-gates": "One=true,Two=true", "write-config-to": "x", "ipvs-scheduler": "rr"})
 		Expect(err).NotTo(HaveOccurred())
-		Expect(warnings).To(ConsistOf(And(HavePrefix("Flags of kube-proxy's that have no effect: "),
+		Expect(warnings).To(ConsistOf(And(HavePrefix("kube-proxy flags without effect: "),
 			ContainSubstring("--oom-score-adj ("), ContainSubstring("--feature-gates (usher has no feature gates)"), ContainSubstring("--write-config-to ("), ContainSubstring("--ipvs-scheduler (mode is "))))
 	})
 
@@ -318,7 +318,7 @@ var _ = Describe("Read", func() {
 	It("has a field of the file for each flag that means something", func() {
 		for _, f := range Flags {
 			_, warnings, err := Read("", map[string]string{f.Name: "x=y"})
-			Expect(fmt.Sprint(warnings, err)).NotTo(ContainSubstring("no such field"), f.Name)
+			Expect(fmt.Sprint(warnings, err)).NotTo(ContainSubstring("unknown field"), f.Name)
 		}
 	})
 
@@ -327,7 +327,7 @@ var _ = Describe("Read", func() {
 		Expect(Changed([]byte(before), []byte("# a comment\n"+before))).To(BeEmpty())
 		Expect(Changed([]byte(before), []byte(header+"iptables: {syncPeriod: 31s}\nnodePortAddresses: [primary]"))).
 			To(Equal([]string{"iptables.syncPeriod", "mode", "nodePortAddresses"}))
-		Expect(Changed([]byte(before), []byte("{"))).To(Equal([]string{"everything: it cannot be read any more"}))
+		Expect(Changed([]byte(before), []byte("{"))).To(Equal([]string{"everything: cannot read the file"}))
 	})
 
 	It("says which file cannot be read", func() {
@@ -397,7 +397,7 @@ var _ = Describe("Read", func() {
 				if reflect.DeepEqual(*s, Settings{Flags: flags{}}) {
 					Expect(warnings).NotTo(BeEmpty())
 				}
-				Expect(warnings).NotTo(ContainElement(ContainSubstring("there is no such field")))
+				Expect(warnings).NotTo(ContainElement(ContainSubstring("unknown field")))
 			})
 		}
 	})

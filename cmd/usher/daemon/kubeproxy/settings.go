@@ -75,7 +75,7 @@ func Read(path string, flags map[string]string) (*Settings, []string, error) {
 		}
 		doc, errs = parse(text)
 	} else {
-		path = "kube-proxy's flags"
+		path = "kube-proxy flags"
 	}
 	var s *Settings
 	var warnings, nothing []string
@@ -112,7 +112,7 @@ func Changed(before, after []byte) (fields []string) {
 	was, _ := parse(before)
 	now, errs := parse(after)
 	if len(errs) > 0 {
-		return []string{"everything: it cannot be read any more"}
+		return []string{"everything: cannot read the file"}
 	}
 	values := map[string][2][]any{} // of each field, one or none before and after
 	for i, doc := range []map[string]any{was, now} {
@@ -348,7 +348,7 @@ func (v *validator) nodePorts(path *field.Path, values []string) string {
 	for i, value := range values {
 		switch {
 		case !slices.Contains([]string{primary, "localhost", "all"}, value):
-			p, ok := v.cidr(path.Index(i), value, "must be a CIDR such as 192.168.0.0/16, or one of the words primary, localhost and all")
+			p, ok := v.cidr(path.Index(i), value, "must be a CIDR such as 192.168.0.0/16, or one of primary, localhost, all")
 			if !ok {
 				continue
 			}
@@ -362,7 +362,7 @@ func (v *validator) nodePorts(path *field.Path, values []string) string {
 }
 
 func (v *validator) clusterCIDRs(path *field.Path, value string) string {
-	const allowed = "must be a CIDR such as 10.244.0.0/16, or one for each IP family with a comma between"
+	const allowed = "must be a CIDR such as 10.244.0.0/16, or one per IP family, separated by a comma"
 	if value == "" {
 		return ""
 	}
@@ -405,7 +405,7 @@ const longestInterface = 15
 func (v *validator) interfaceName(path *field.Path, mode v1alpha1.LocalMode, value string, longest int) string {
 	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 	if value == "" || len(value) > longest || strings.Trim(value, letters) != "" {
-		v.invalid(path, value, fmt.Sprintf("with detectLocalMode %s it must be 1 to %d letters, digits and . _ -", mode, longest))
+		v.invalid(path, value, fmt.Sprintf("must be 1 to %[2]d characters (letters, digits and . _ -) with detectLocalMode %[1]s", mode, longest))
 		return ""
 	}
 	return value
