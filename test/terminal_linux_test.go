@@ -269,7 +269,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 				Expect(err).To(ContainSubstring("there is no Service shop/web that usher serves; there is default/web"))
 			}
 			_, err, _ = askUsher(l.Node, "get", "services", "mail")
-			Expect(err).To(HaveSuffix("there is no Service default/mail that usher serves; -A searches all namespaces\n"))
+			Expect(err).To(HaveSuffix("there is no Service default/mail that usher serves; use -A to search all namespaces\n"))
 			_, err, _ = askUsher(l.Node, "trace", "mail") // which has no -A
 			Expect(err).To(HaveSuffix("there is no Service default/mail that usher serves\n"))
 			_, err, code = askUsher(l.Node, "get", "pods")
@@ -288,7 +288,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			}
 			_, err, code = askUsher(l.Node, "get", "services", "-n", "shop")
 			Expect(code).To(Equal(1))
-			Expect(err).To(HaveSuffix("there is no Service in namespace shop that usher serves; -A lists those of all namespaces\n"))
+			Expect(err).To(HaveSuffix("there is no Service in namespace shop that usher serves; use -A to list all namespaces\n"))
 		})
 	})
 
@@ -382,7 +382,7 @@ var _ = Describe("the commands that ask an usher that runs", Ordered, func() {
 			t.shows(`Services, with “emp▏”`)
 			Eventually(t.screen).Should(Not(MatchRegexp(`(?m)^>? +default/web`)), "the header names it all the same")
 			t.press("x")
-			t.shows(`None matches the filter`)
+			t.shows(`Nothing matches the filter`)
 			t.press("\x1b")
 			t.shows(`(?m)^>? +default/web`)
 			t.press("\x03")

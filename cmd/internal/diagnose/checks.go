@@ -353,13 +353,13 @@ func portalRules(ctx context.Context, s *subject) (all []Finding) {
 			}
 			if bad[object+"\x00"+r.State]++; bad[object+"\x00"+r.State] <= 3 {
 				all = append(all, Finding{"", Failing, object, fmt.Sprintf("the portal rule for %s (%s) %s", r.VIP, r.Service, r.State), "compared with the kernel's rules",
-					"usher restores it by itself; if it does not, see the log for the cause, or find the process that removes it: nft monitor, auditctl"})
+					"usher restores it automatically; if it does not, see the log for the cause, or find the process that removes it: nft monitor, auditctl"})
 			}
 		}
 	}
 	for _, p := range portals.Parts {
 		if p.State == "missing" || p.State == "differs" {
-			all = append(all, Finding{"", Warning, "usher", fmt.Sprintf("%s %s %s", p.Family, p.Name, p.State), "compared with the kernel's rules", "usher restores it by itself; see the log"})
+			all = append(all, Finding{"", Warning, "usher", fmt.Sprintf("%s %s %s", p.Family, p.Name, p.State), "compared with the kernel's rules", "usher restores it automatically; see the log"})
 		}
 	}
 	return all

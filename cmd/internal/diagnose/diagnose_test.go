@@ -153,10 +153,10 @@ var _ = Describe("a result", func() {
 
 	It("says what was looked at if there is nothing, or only a note", func() {
 		r := Result{Looked: []string{"limits"}, Services: 3}
-		Expect(r.Lines(80)).To(Equal([]string{"Nothing found. Looked at, of 3 Services:", "  - limits"}))
+		Expect(r.Lines(80)).To(Equal([]string{"Nothing found. Checked, of 3 Services:", "  - limits"}))
 		r.Findings = []Found{finding(Note, "node")}
 		Expect(r.Wrong()).To(BeFalse())
-		Expect(r.Lines(80)).To(ContainElement("Nothing else found. Looked at, of 3 Services:"))
+		Expect(r.Lines(80)).To(ContainElement("Nothing else found. Checked, of 3 Services:"))
 	})
 })
 
@@ -195,7 +195,7 @@ var _ = Describe("what is slow", func() {
 		e := &some.services[0].Details[0].Endpoints[0]
 		e.Latency.Clients, e.Latency.FirstByteP99Ms, e.NoResponseLately = 100, 10, 50
 		Expect(slow(GinkgoT().Context(), some)).To(ConsistOf(And(HaveField("Severity", Warning), HaveField("Wrong", HavePrefix("10.0.0.1:80 leaves far more clients without a response")),
-			HaveField("Known", ContainSubstring("50 clients left without a byte, and 100 connected")))))
+			HaveField("Known", ContainSubstring("50 clients left without a byte, of 100 that connected")))))
 	})
 })
 

@@ -351,7 +351,7 @@ var _ = Describe("a daemon with a portal", func() {
 			Expect(secondNow.Proxy.Stats().Open).To(BeEquivalentTo(2))
 			Eventually(func() string { return string(second.said.Contents()) }).WithTimeout(patience).Should(And(
 				ContainSubstring("Serving DNS for Service names"),
-				ContainSubstring("The server of --healthz-address is there now"),
+				ContainSubstring("Listening on --healthz-address"),
 				ContainSubstring("Listening on --admin-address")))
 
 			Expect(say(open)).To(Succeed())
@@ -395,7 +395,7 @@ var _ = Describe("a daemon with a portal", func() {
 			c := takeOver(withPortal())
 			c.Manifests = []string{"/no/such/file"}
 			r := begin(c)
-			Eventually(r.ended).WithTimeout(patience).Should(Receive(MatchError(HavePrefix("cannot go on: manifest"))))
+			Eventually(r.ended).WithTimeout(patience).Should(Receive(MatchError(HavePrefix("cannot continue: manifest"))))
 			connect(vip)
 		})
 	})

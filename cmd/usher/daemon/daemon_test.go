@@ -243,7 +243,7 @@ var _ = Describe("a daemon", func() {
 		c := withoutPortal()
 		c.Manifests = []string{"/no/such/file"}
 		r := begin(c)
-		Eventually(r.ended).WithTimeout(patience).Should(Receive(MatchError("cannot go on: manifest /no/such/file: no such file or directory")))
+		Eventually(r.ended).WithTimeout(patience).Should(Receive(MatchError("cannot continue: manifest /no/such/file: no such file or directory")))
 		Expect(healthz(c.HealthzAddress)).To(BeZero())
 	})
 

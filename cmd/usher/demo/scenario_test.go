@@ -48,7 +48,7 @@ steps:
 		Entry("with one too late", `steps[0].at: invalid value "61m": must be a time`, "{at: 61m, say: x}"),
 		Entry("out of order", "steps[1].at: 1s is before 3s", "{at: 2s, expect: web open = 0, by: 3s}, {at: 1s, say: x}"),
 		Entry("with what has no time to come", "steps[0].by: allowed only with expect", "{at: 2s, say: x, by: 3s}"),
-		Entry("with nothing to do", "steps[0].say: a step says something", "{at: 0s}"),
+		Entry("with nothing to do", "steps[0].say: a step needs say", "{at: 0s}"),
 		Entry("with two things at once", "or one of load", "{at: 0s, mend: all, load: web 1/s}"),
 		Entry("with what a terminal would obey", "steps[0].say: control characters are not allowed", `{at: 0s, say: "\e[2J"}`),
 		Entry("with a rate that is none", `steps[0].load: invalid rate "50" for web: must be a rate such as 50/s`, "{at: 0s, load: web 50}"),

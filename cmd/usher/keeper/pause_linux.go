@@ -29,7 +29,7 @@ func (k *keeper) begin(wait time.Duration) {
 	if file := k.copyOf("lock"); file != nil {
 		lock, err := handover.Hold(file)
 		if err != nil {
-			k.log.WithError(err).Warn("Cannot answer other instances that ask who manages the portals")
+			k.log.WithError(err).Warn("Cannot report to other instances that the keeper holds the portals")
 		} else {
 			k.pause.lock = lock
 			lock.Serve(k)

@@ -279,7 +279,7 @@ COMMIT
 		config, err := images[runtime.GOARCH].ConfigFile()
 		Expect(err).NotTo(HaveOccurred())
 		out := run("unshare", "-n", "sh", "-c", "ip link set lo up && exec chroot --userspec="+config.Config.User+" "+roots[runtime.GOARCH]+" /usr/local/bin/usher demo --once")
-		Expect(out).To(ContainSubstring("requests came out as they should"))
+		Expect(out).To(ContainSubstring("requests had the expected outcome"))
 	})
 
 	// The Dockerfile repeats what label.image says. Debian's files are those of debian.lock in both.

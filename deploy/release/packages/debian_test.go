@@ -296,7 +296,7 @@ var _ = Describe("the archive", func() {
 			`+prepare+`
 			exec chroot "$1" /usher demo --once`, dir, root)
 		Expect(out).To(ContainSubstring(ready))
-		Expect(out).To(ContainSubstring("requests came out as they should"))
+		Expect(out).To(ContainSubstring("requests had the expected outcome"))
 		Expect(filesIn(root)).To(HaveExactElements("usher"))
 	},
 		Entry("at all", "", `The portal is "none"`),
