@@ -258,7 +258,7 @@ var _ = Describe("the chart", func() {
 			}
 		}
 		Expect(json.Unmarshal([]byte(chartFile("values.schema.json")), &schema)).To(Succeed())
-		list := regexp.MustCompile(`How VIP traffic reaches usher: ([a-z, ]+)\.`).FindStringSubmatch(usherHelp())
+		list := regexp.MustCompile(`How VIP traffic reaches usher: ([a-z, ]+)\.`).FindStringSubmatch(strings.Join(strings.Fields(usherHelp()), " "))
 		Expect(list).NotTo(BeNil())
 		Expect(append(schema.Properties.Portal.Enum, "none")).To(ConsistOf(strings.Split(list[1], ", ")))
 	})

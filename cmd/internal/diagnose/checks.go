@@ -279,7 +279,7 @@ func breaks(_ context.Context, s *subject) (all []Finding) {
 			}
 			wrong := endpointName(e) + " fails some of its connections"
 			if e.State == api.EndpointOutlier {
-				wrong = endpointName(e) + " is an outlier: it takes connections, and breaks most of them"
+				wrong = endpointName(e) + " is an outlier: it accepts connections, but resets most of them"
 			}
 			all = append(all, Finding{"", Warning, p.object, wrong, fmt.Sprintf("in the last minutes: connected %d times, %d failed attempts and connections; since usher started: %d and %d; over all endpoints, %d connections were reset, %d ended without a response",
 				connectedLately(e), e.FailedLately, e.Connected, e.Failed, p.port.Ends[outcome.EndpointReset.String()], p.port.Ends[outcome.NoResponse.String()]),
