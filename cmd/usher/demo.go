@@ -49,7 +49,7 @@ the servers, and 'usher trace', 'usher explain', 'usher get' and 'kubectl-usher 
   usher demo ask web --count=3          # as a client, or with curl
   usher demo play docs/course/2-retry.yaml
 
-  usher demo --ask-every=1s             # with built-in clients for every Service
+  usher demo --ask-every=1s             # built-in clients ask every Service
   usher demo --once                     # send requests, print the outcome, exit`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
