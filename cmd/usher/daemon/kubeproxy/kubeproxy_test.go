@@ -260,7 +260,7 @@ var _ = Describe("Read", func() {
 		Entry("no bridge", "detectLocalMode: BridgeInterface", `detectLocal.bridgeInterface: Invalid value: "": must be 1 to 15 characters (letters, digits and . _ -) with detectLocalMode BridgeInterface`),
 		Entry("no prefix", "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {bridgeInterface: br0}", `detectLocal.interfaceNamePrefix: Invalid value: ""`),
 		Entry("a bridge with a wildcard", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br+}", `detectLocal.bridgeInterface: Invalid value: "br+"`),
-		Entry("a prefix that is a name already", "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali12345678901}", "must be 1 to 14 letters"),
+		Entry("a prefix that is a name already", "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali12345678901}", "must be 1 to 14 characters"),
 		Entry("portRange backwards", "portRange: 20-10", `portRange: Invalid value: "20-10": must be FIRST-LAST or FIRST+COUNT`),
 		Entry("portRange beyond", "portRange: 65000+1000", "portRange: Invalid value"),
 		Entry("portRange from 0", "portRange: 0-10", "portRange: Invalid value"),
