@@ -159,7 +159,7 @@ func openHandoverSpecs(portal string) {
 		for round := range number("USHER_CRASHES", 3) {
 			if round%3 == 1 { // those that another process has handed over are saved, too
 				Expect(syscall.Kill(k.Command.Process.Pid, syscall.SIGHUP)).To(Succeed())
-				Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("its usher takes over"))
+				Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("the new usher instance is taking over"))
 				Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Open connections handed over"))
 				k.child()
 			}
@@ -169,7 +169,7 @@ func openHandoverSpecs(portal string) {
 			time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
 			moved := talks.Moved()
 			k.crash()
-			Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Open connections continue after the crash"))
+			Eventually(k.Err).WithTimeout(time.Minute).Should(gbytes.Say("Open connections restored after a crash"))
 			Eventually(talks.Moved).WithTimeout(time.Minute).Should(BeNumerically(">", moved+100_000))
 			Expect(talks.Wrong()).NotTo(HaveOccurred())
 			lost = talks.Lost()

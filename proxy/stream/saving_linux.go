@@ -106,7 +106,7 @@ func (s *Server) inheritSaving(file *os.File) *saving {
 	}
 	to, err := fdpass.Conn(file)
 	if err != nil {
-		s.node.Log.WithError(err).Warn("Open connections do not survive a crash: cannot use the keeper's socket")
+		s.node.Log.WithError(err).Warn("Cannot use the keeper's socket; open connections will be lost if usher crashes")
 		return nil
 	}
 	v := &saving{Server: s, to: to, areas: map[uint64]*area{}, openPipes: map[uint16]bool{}}
@@ -115,7 +115,7 @@ func (s *Server) inheritSaving(file *os.File) *saving {
 		err = v.receive()
 	}
 	if err != nil {
-		s.node.Log.WithError(err).Warn("Open connections do not survive a crash: the keeper does not answer")
+		s.node.Log.WithError(err).Warn("No response from the keeper; open connections will be lost if usher crashes")
 		to.Close()
 		return nil
 	}
@@ -147,7 +147,7 @@ func (v *saving) receive() error {
 	buf := make([]byte, savedBytes)
 	n, fds, err := fdpass.Receive(v.to, buf, 2*savedAtOnce)
 	if err == nil && n == 0 {
-		err = errors.New("it has closed the socket")
+		err = errors.New("the keeper closed the socket")
 	}
 	if err != nil {
 		fdpass.Close(fds)
@@ -179,7 +179,7 @@ func (v *saving) receive() error {
 	case word == wordMore:
 	default:
 		fdpass.Close(fds)
-		return fmt.Errorf("it said %q", head)
+		return fmt.Errorf("unexpected message from the keeper: %q", head)
 	}
 	return fdpass.Send(v.to, []byte(wordNext))
 }
@@ -279,7 +279,7 @@ func (v *saving) save() {
 		}
 	}
 	if v.ctx.Err() == nil {
-		v.node.Log.WithError(err).Warn("Open connections do not survive a crash: the keeper takes no more")
+		v.node.Log.WithError(err).Warn("Keeper unreachable; open connections will be lost if usher crashes")
 	}
 }
 
@@ -352,7 +352,7 @@ func (v *saving) saveOf(l *forward.Loop) (err error) {
 		}
 		if full && !v.full {
 			v.full = true
-			v.node.Log.WithField("saved", v.saved.Load()).Warn("Some open connections would not survive a crash: there are more than the keeper may have open files for")
+			v.node.Log.WithField("saved", v.saved.Load()).Warn("Limit of saved connections reached; further ones will be lost if usher crashes")
 		}
 	}
 	return err
@@ -409,7 +409,7 @@ func (b *batch) add(number int, c *Conn, p *forward.PairHere) {
 
 // send sends the batch at once or not at all.
 func (b *batch) send() error {
-	err := errors.New("too long")
+	err := errors.New("message too long")
 	if b.text.Len() <= savedBytes {
 		err = fdpass.SendNow(b.to, b.text.Bytes(), b.fds...)
 	}
@@ -466,7 +466,7 @@ func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint f
 		case over:
 			return errOver
 		case !whole || !a.has(toEndpoint) || !a.has(toClient):
-			return errors.New("some of its bytes were in the process that crashed")
+			return errors.New("some of its bytes were in the crashed process")
 		}
 		if (t.Pair.ToEndpoint.Begun || t.Pair.ToClient.Begun) && t.Record.FirstByte <= 0 {
 			t.Pair.ToEndpoint.Begun, t.Pair.ToClient.Begun = true, true
@@ -484,7 +484,7 @@ func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint f
 	}
 	if err != nil {
 		v.reset++
-		v.node.Log.WithError(err).Debug("A connection of the process that crashed is reset")
+		v.node.Log.WithError(err).Debug("Cannot restore a connection; resetting it")
 		forward.Reset(client, endpoint)
 		return false
 	}
@@ -496,7 +496,7 @@ func (v *saving) restoreOne(a *area, number int, text []byte, client, endpoint f
 	return true
 }
 
-var errOver = errors.New("it is over")
+var errOver = errors.New("the connection has ended")
 
 // has reports whether the pipe with that number has come, if it is not 0.
 func (a *area) has(number int) bool {
@@ -526,7 +526,7 @@ func (v *saving) restoredAll() {
 	v.mu.Unlock()
 
 	if v.restored+v.reset > 0 {
-		v.node.Log.WithFields(logrus.Fields{"connections": v.restored, "reset": v.reset}).Warn("Open connections continue after the crash")
+		v.node.Log.WithFields(logrus.Fields{"connections": v.restored, "reset": v.reset}).Warn("Open connections restored after a crash")
 	}
 	v.restored, v.reset = 0, 0
 }

@@ -74,7 +74,7 @@ func (k *keeper) spawn(arguments, names []string, fds []int) (*child, error) {
 	}
 	ours, theirs, err := channel()
 	if err != nil {
-		k.log.WithError(err).Warn("Open connections will not survive a crash of usher")
+		k.log.WithError(err).Warn("Cannot create a socket; open connections will be lost if usher crashes")
 	} else {
 		names, files = append(names, fdstore.ConnectionsName), append(files, uintptr(theirs))
 		defer unix.Close(theirs)

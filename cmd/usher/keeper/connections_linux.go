@@ -251,7 +251,7 @@ func (k *keeper) say(c *child, text string, fds ...int) {
 		rights = unix.UnixRights(fds...)
 	}
 	if err := unix.Sendmsg(c.Channel, []byte(text), rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil && err != unix.EPIPE {
-		k.log.WithError(err).Warn("Open connections of the process that crashed are lost")
+		k.log.WithError(err).Warn("Cannot pass open connections to the new usher process; they will be reset")
 	}
 }
 
