@@ -51,7 +51,7 @@ func send(c *net.UnixConn, data []byte, fds []int) error {
 	return err
 }
 
-// SendNow is Send that does not wait: the error is EAGAIN if the receiver has not read what was sent before.
+// SendNow is Send without waiting: it returns EAGAIN while the receiver's queue is full.
 func SendNow(c *net.UnixConn, data []byte, fds ...int) error {
 	raw, err := c.SyscallConn()
 	if err != nil {

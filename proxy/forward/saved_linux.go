@@ -5,18 +5,18 @@ import (
 	"unsafe"
 )
 
-// A pair survives the end of this process if another one has copies of its sockets, and knows that no byte was in this process
-// when it ended. So a pair that is saved notes in memory that both share, before it reads, that bytes are about to be in this
-// process, and when it has written all of them that there are none. A process that is killed never comes to the second note, and its pair
-// is reset: it must not continue with bytes missing or doubled. What is in the sockets themselves is the kernel's, and stays.
+// A pair survives a crash of this process if another process has copies of its sockets and knows that this process held no byte of it.
+// So a saved pair sets a flag in memory that both processes share before it reads, and clears the flag when all bytes are written.
+// A killed process never clears the flag; its pair is reset, because bytes could be missing or doubled. Bytes in the sockets belong
+// to the kernel and survive.
 
 // SavedSize is the size of a pair's part of the shared memory, in bytes.
 const SavedSize = 32
 
 //
-// What is in a pipe is the kernel's, too, if the other process has copies of the pipe: see Loop.SavePipes.
+// Bytes in a pipe survive, too, if the other process has copies of the pipe: see Loop.SavePipes.
 
-// Saved is a pair's part of the shared memory. Its loop writes it, and after that has ended a successor of this process.
+// Saved is a pair's part of the shared memory. Only the pair's loop writes it; after a crash the next process does.
 type Saved struct {
 	notes                atomic.Uint32
 	toEndpoint, toClient atomic.Int64  // bytes
@@ -38,8 +38,9 @@ func SavedAt(memory []byte, n int) *Saved {
 	return (*Saved)(unsafe.Pointer(&memory[n*SavedSize : (n+1)*SavedSize][0]))
 }
 
-// Save makes the pair note its state in s from now on, in place of what it was saved in before. over is called once, by the loop, when
-// the pair needs s no longer. The pair then ends its connections whatever copies there are of its sockets. Keep or Unsave follows.
+// Save makes the pair note its state in s from now on, instead of in the Saved that it had. The loop calls over once, when
+// the pair no longer needs s. From now on the pair shuts its connections down before it closes them, as copies of the sockets may be open.
+// Keep or Unsave must follow.
 func (h *PairHere) Save(s *Saved, over func()) {
 	p := (*pair)(h)
 	p.saved, p.shared = &saved{Saved: s, over: over, own: true, before: p.saved}, true
@@ -48,7 +49,7 @@ func (h *PairHere) Save(s *Saved, over func()) {
 	p.noteHeld(&p.toClient)
 }
 
-// Keep says that the other process knows what Save says.
+// Keep completes Save once the other process has the copies.
 func (h *PairHere) Keep() {
 	if before := h.saved.before; before != nil {
 		h.saved.before = nil
@@ -80,14 +81,14 @@ func (h *PairHere) State() PairState {
 	return s
 }
 
-// IsSaved reports whether the pair notes its state in what this process has given to Save, or has ended.
+// IsSaved reports whether this process has saved the pair, or the pair has ended.
 func (h *PairHere) IsSaved() bool { return h.saved != nil && h.saved.own || h.done == nil }
 
-// saved is what a pair has that notes its state. Few words for each pair are enough where none does.
+// saved is the part of a pair that only saved pairs have.
 type saved struct {
 	*Saved
 	over   func()
-	own    bool   // it is this process's, and not one that crashed
+	own    bool   // this process has saved it, not one that crashed
 	before *saved // until the other process knows this one
 }
 
@@ -115,7 +116,7 @@ func (p *pair) noteMoving(w *way) {
 	}
 }
 
-// noteHeld notes what has become of them.
+// noteHeld notes whether bytes of one direction are in this process.
 func (p *pair) noteHeld(w *way) {
 	if p.saved == nil {
 		return // the pair has ended
@@ -132,7 +133,7 @@ func (p *pair) noteHeld(w *way) {
 	if pipes := p.saved.pipes.Load(); pipes>>shift&0xffff != pipe {
 		p.saved.pipes.Store(pipes&^(0xffff<<shift) | pipe<<shift)
 	}
-	if notes &^= note; w.rest != nil || w.pipe != nil && pipe == 0 || p.client.lost || p.endpoint.lost { // or what looks like the end is none
+	if notes &^= note; w.rest != nil || w.pipe != nil && pipe == 0 || p.client.lost || p.endpoint.lost { // a lost socket would report its failure as an end
 		notes |= note
 	}
 	if w.begun {
@@ -141,8 +142,8 @@ func (p *pair) noteHeld(w *way) {
 	p.saved.notes.Store(notes)
 }
 
-// Restored completes t, which was a saved pair's State, by what the pair has noted since then. It reports false if bytes
-// may be lost, so that the pair must be reset; over says that there is no pair any more. Bytes are in the pipes with these numbers.
+// Restored completes t, the State of a saved pair, with the pair's latest notes. It returns whole = false if bytes may be lost, so that the
+// pair must be reset, and over = true if the pair had ended. The numbers are those of the pipes that may hold bytes; 0 is none.
 func (s *Saved) Restored(t *PairState) (whole, over bool, toEndpoint, toClient int) {
 	notes := s.notes.Load()
 	t.ToEndpoint.Bytes, t.ToClient.Bytes = s.toEndpoint.Load(), s.toClient.Load()
@@ -151,8 +152,8 @@ func (s *Saved) Restored(t *PairState) (whole, over bool, toEndpoint, toClient i
 	return notes&(heldForEndpoint|heldForClient) == 0, notes&SavedOver != 0, int(pipes & 0xffff), int(pipes >> 16)
 }
 
-// SavePipes makes the loop's pipes known to the other process: save is called for each that is not, and returns its number there, or 0 if
-// it stays unknown. over is called when a pipe is closed that has a number. Only the loop may call it.
+// SavePipes calls save for each pipe that the other process does not know. save returns the pipe's number there, or 0 if
+// it could not be sent. The loop calls over when it closes a pipe that has a number. Only the loop may call SavePipes.
 func (l *Loop) SavePipes(save func(read, write int) (number uint16), over func(number uint16)) {
 	l.pipes.over = over
 	for _, p := range l.pipes.all {
@@ -162,13 +163,13 @@ func (l *Loop) SavePipes(save func(read, write int) (number uint16), over func(n
 	}
 }
 
-// Forget makes the pair, which another process continues, note its state no longer.
+// Forget makes the pair stop noting its state: another process continues it.
 func (p *Pair) Forget() { p.forget() }
 
 // SavedHeader returns a number in the part of memory that SavedAt returns for 0. No pair may use that part.
 func SavedHeader(memory []byte) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&memory[0])) }
 
-// Reset resets connections, whatever copies there are of the sockets, and closes these.
+// Reset resets connections, even if other processes have copies of the sockets, and closes the sockets.
 func Reset(sockets ...Socket) {
 	for _, s := range sockets {
 		_ = s.SetLinger(0) // fails only if the connection is gone

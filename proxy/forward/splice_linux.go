@@ -156,7 +156,7 @@ func (ps *pipes) get() *pipe {
 	return p
 }
 
-// adopt returns a pipe of a process that crashed, with what is in it; nil if that is nothing.
+// adopt returns the pipe of a process that crashed; nil for nil.
 func (ps *pipes) adopt(p *Pipe) *pipe {
 	if p == nil {
 		return nil
@@ -169,7 +169,7 @@ func (ps *pipes) adopt(p *Pipe) *pipe {
 	return a
 }
 
-// Pipe is a pipe of a process that crashed, with what is in it.
+// Pipe is a pipe of a process that crashed. It holds Held bytes.
 type Pipe struct{ Read, Write, Held int }
 
 // NewPipe returns the pipe with these descriptors, which belong to it, or nil if it is empty: then they are closed.

@@ -102,7 +102,7 @@ func (o *Offer) Withdraw() { o.conn.Close() }
 // Inherited is a successor's end of an Offer.
 type Inherited struct{ conn *net.UnixConn }
 
-// Inherit takes a predecessor's Offer out of what that has handed over, and the socket to the keeper. It returns nil if there is
+// Inherit takes a predecessor's Offer and the socket to the keeper out of sockets. It returns nil if there is
 // no Offer. It is called before the first client comes.
 func (s *Server) Inherit(sockets map[string]*os.File) (from *Inherited) {
 	s.saving = s.inheritSaving(sockets[SavingName])

@@ -34,7 +34,7 @@ import (
 //	pipe A P             →                    with both ends of a pipe, that may hold bytes of pairs in area A
 //	drop A SLOT…         →                    those are over: the keeper closes its copies
 //	unpipe A P           →                    so is that pipe
-//	next                 →                    what is there of a process that crashed?
+//	next                 →                    asks for the connections of a process that crashed
 //	                     ←    area A          with its memory; packets "save A" follow
 //	                     ←    pipe A P, save A, … as above, one for each "next"
 //	                     ←    end             that is all
@@ -71,7 +71,7 @@ const (
 	keeperTime = 5 * time.Second
 )
 
-// saving is the socket to the keeper, with what is saved.
+// saving keeps copies of open connections with the keeper.
 type saving struct {
 	*Server
 	to   *net.UnixConn
@@ -250,7 +250,7 @@ func (v *saving) take() (number int, ok bool) {
 	return number, true
 }
 
-// over returns what is called when the connection in a slot is over.
+// over returns the function to call when the connection in a slot has ended.
 func (v *saving) over(a *area, number int) func() {
 	v.saved.Add(1)
 	return func() {
@@ -283,7 +283,7 @@ func (v *saving) save() {
 	}
 }
 
-// drop makes the keeper close what it has of connections that are over.
+// drop makes the keeper close its copies of connections that have ended.
 func (v *saving) drop() error {
 	v.mu.Lock()
 	over := map[*area][]int{}

@@ -26,14 +26,14 @@ type child struct {
 	Stopping bool
 	// Held is what it has said while it was not known whether it goes on.
 	Held []*message
-	// Channel is the keeper's end of the socket by which it saves connections, 0 if there is none, and Areas are what
-	// it has saved.
+	// Channel is the keeper's end of the socket by which the child saves connections, 0 if there is none. Areas are
+	// those of the child, and those that it has inherited.
 	Channel int
 	Areas   []*area
 
-	heard chan struct{} // what it has sent, unless it has ended
-	ended bool          // it has closed its end
-	over  chan struct{} // closed when nobody reads the Channel any more
+	heard chan struct{} // receives when the loop has read all packets
+	ended bool          // the child has closed its end
+	over  chan struct{} // closed when no goroutine uses the Channel
 }
 
 // stops reports whether it has said, since another one was started, that it ends as it was

@@ -15,17 +15,17 @@ import (
 	"github.com/usherproxy/usher/proxy/forward"
 )
 
-// The keeper has copies of the sockets of open connections, for the process that comes after one that crashed. The
-// protocol is that of package proxy/stream; the keeper does not look at what describes a connection.
+// The keeper has copies of the sockets of open connections and passes them to the process that it starts after a crash. The
+// protocol is that of package proxy/stream. The keeper does not interpret the descriptions of connections.
 
-// area is what a process has saved: memory that it shares with the keeper, and connections by their slots in it.
+// area has the connections that a process has saved, by their slots in a memory that the process shares with the keeper.
 type area struct {
 	ID     uint64
 	Memory int // descriptor
 	Saved  map[int]*saved
 	Pipes  map[int][2]int // that may hold bytes of those connections
-	// Inherited says that the process that has saved this has crashed, and Announced that the next one knows of it. RestPipes and
-	// Rest are the pipes and slots that it has not got yet.
+	// Inherited is set once the process has crashed, and Announced once the next process knows the area. RestPipes and
+	// Rest are the pipes and slots that the next process does not have yet.
 	Inherited, Announced bool
 	RestPipes, Rest      []int
 }
@@ -63,12 +63,12 @@ func (k *keeper) listenTo(c *child) {
 	}()
 }
 
-// hangUp acts on what a child that has ended has sent, and closes the socket.
+// hangUp handles the last packets of a child that has ended, and closes the socket.
 func (k *keeper) hangUp(c *child) {
 	if c.Channel == 0 {
 		return
 	}
-	_ = unix.Shutdown(c.Channel, unix.SHUT_RD) // what was sent can be read; no copy of its end keeps it open
+	_ = unix.Shutdown(c.Channel, unix.SHUT_RD) // packets in the queue can still be read
 	for over := false; !over; {
 		select {
 		case from := <-k.sent:
@@ -111,7 +111,7 @@ func (k *keeper) hearAll(c *child) {
 	}
 }
 
-// act does what a packet asks for, and reports whether it keeps the descriptors.
+// act handles a packet, and reports whether it keeps the descriptors.
 func (k *keeper) act(c *child, text string, fds []int) (kept bool) {
 	head, lines, _ := strings.Cut(text, "\n")
 	words := strings.Fields(head)
@@ -209,7 +209,7 @@ func (k *keeper) discard(a *area, slot int) {
 	}
 }
 
-// answer answers a child that asks what there is of a process that crashed.
+// answer sends a child the next part of the areas of a process that crashed.
 func (k *keeper) answer(c *child) {
 	text, fds := "end", []int(nil)
 	for _, a := range slices.Backward(c.Areas) { // the latest first: it knows the last number of a client
@@ -244,7 +244,7 @@ func (k *keeper) answer(c *child) {
 	k.say(c, text, fds...)
 }
 
-// say sends a packet. A child that does not read has been sent one for each that it has asked for.
+// say sends a packet without waiting: a child has asked for each one that it is sent.
 func (k *keeper) say(c *child, text string, fds ...int) {
 	var rights []byte
 	if len(fds) > 0 {
@@ -255,7 +255,7 @@ func (k *keeper) say(c *child, text string, fds ...int) {
 	}
 }
 
-// bequeath gives what a child that crashed has saved to the one that comes after it.
+// bequeath gives the areas of a child that crashed to another child.
 func (k *keeper) bequeath(areas []*area, to *child) {
 	for _, a := range areas {
 		if len(a.Saved) == 0 {
@@ -268,8 +268,8 @@ func (k *keeper) bequeath(areas []*area, to *child) {
 	}
 }
 
-// abandon ends connections of a process that crashed and has no successor. They are reset: those who read must not take
-// what they have for all.
+// abandon resets the connections of a process that crashed and has no successor. An ordinary close would look like
+// the end of the data.
 func (k *keeper) abandon(areas []*area) {
 	for _, a := range areas {
 		for slot, s := range a.Saved {
@@ -292,7 +292,7 @@ func (a *area) isOver(slot int) bool {
 	return err == nil && binary.NativeEndian.Uint32(notes)&forward.SavedOver != 0
 }
 
-// inherit lets to have what a child that has ended has saved; nil is the one that is started next, if any is.
+// inherit passes the areas of a child that has ended to another child, or, if that is nil, to the next one that starts.
 func (k *keeper) inherit(from, to *child) {
 	areas := from.Areas
 	from.Areas = nil
@@ -316,7 +316,7 @@ func (k *keeper) children() (all []*child) {
 	return all
 }
 
-// adoptConnections goes on with what a child of the program that this one has replaced has saved.
+// adoptConnections continues to keep the connections of a child that the previous program of this process has started.
 func (k *keeper) adoptConnections(c *child) {
 	for _, a := range c.Areas {
 		k.connections += len(a.Saved) + len(a.Pipes)

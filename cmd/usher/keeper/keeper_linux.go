@@ -60,7 +60,7 @@ type state struct {
 	// it, after which it becomes one of Draining, which only end.
 	Current, Next *child
 	Draining      []*child
-	// Orphans is what a process has saved that crashed, until the next one is there.
+	// Orphans are the areas of a process that crashed, until the next one starts.
 	Orphans []*area
 	// Served says that an usher has been ready.
 	Served bool

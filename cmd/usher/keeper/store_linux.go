@@ -177,7 +177,7 @@ func (k *keeper) put(name string, fds []int) bool {
 	return true
 }
 
-// full reports whether there is no room for so many more descriptors, or for names that are so long together.
+// full reports whether the keeper cannot take this number of further descriptors, or names of this length.
 func (k *keeper) full(fds, names int) bool {
 	var limit unix.Rlimit
 	return k.length+names > maxNames ||
